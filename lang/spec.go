@@ -1,0 +1,146 @@
+package lang
+
+// Spec is a checked specification: every name resolved, every value in the base unit of its dimension
+// (tokens, bytes, bytes per second, FLOP per second, seconds). It holds plain values only, so that a Plan can
+// carry its parts and be read back without the file that they came from.
+type Spec struct {
+	File     string // as given on the command line
+	Name     string // name of the schedule block, for reports
+	Model    Model
+	Cluster  Cluster
+	Train    Train
+	Schedule Schedule
+
+	source *source // positions and text, for diagnostics raised by later phases
+}
+
+// Families of models.
+const (
+	FamilyGPT   = "gpt"   // LayerNorm, GELU, biases
+	FamilyLlama = "llama" // RMSNorm, SwiGLU, no biases
+)
+
+// Positions says how a model tells tokens apart by place.
+const (
+	PositionsLearned = "learned" // a trained table of Train.Sequence rows, added to the embedding
+	PositionsRope    = "rope"    // rotary embedding of Q and K
+	PositionsNone    = "none"
+)
+
+// Model is the network. All sizes are global, before any division over ranks.
+type Model struct {
+	Name      string  `json:"name"`
+	Family    string  `json:"family"`
+	Layers    int     `json:"layers"`
+	Hidden    int     `json:"hidden"`
+	Heads     int     `json:"heads"`
+	KVHeads   int     `json:"kv_heads"`   // = Heads unless grouped-query attention
+	HeadDim   int     `json:"head_dim"`   // = Hidden/Heads unless given
+	FFN       int     `json:"ffn"`        // width of the MLP; gpt: 4*Hidden, llama: 8/3*Hidden rounded up to 256, unless given
+	Vocab     int     `json:"vocab"`      // as given; codegen pads it to SP
+	DType     string  `json:"dtype"`      // f32 | bf16: storage of weights and activations
+	Tied      bool    `json:"tied"`       // output projection shares the embedding
+	Positions string  `json:"positions"`  // learned | rope | none
+	RopeTheta float64 `json:"rope_theta"` // base of the rotary frequencies
+	NormEps   float64 `json:"norm_eps"`
+	InitStd   float64 `json:"init_std"` // of weight matrices and embeddings; output projections of a layer are divided by sqrt(2*Layers)
+}
+
+// CurvePoint is one measured efficiency: the share of the peak reached at a problem size.
+type CurvePoint struct {
+	Size  float64 `json:"size"` // tokens (rows) of the operation
+	Share float64 `json:"share"`
+}
+
+// Cluster is data about machines. Its fields equal those of ir.Machine, to which it converts directly.
+type Cluster struct {
+	Name                 string       `json:"name"`
+	Nodes                int          `json:"nodes"`
+	GPUsPerNode          int          `json:"gpus_per_node"`
+	DeviceMemory         int64        `json:"device_memory"`       // bytes a GPU offers to the arena
+	HostMemory           int64        `json:"host_memory"`         // bytes a node offers to all its ranks' host arenas
+	PeakBF16             float64      `json:"peak_bf16"`           // FLOP/s, dense
+	PeakF32              float64      `json:"peak_f32"`            // FLOP/s
+	MemoryBandwidth      float64      `json:"memory_bandwidth"`    // bytes/s of device memory
+	D2HBandwidth         float64      `json:"d2h_bandwidth"`       // bytes/s per GPU
+	H2DBandwidth         float64      `json:"h2d_bandwidth"`       // bytes/s per GPU
+	NodeCopyBandwidth    float64      `json:"node_copy_bandwidth"` // bytes/s that all GPUs of a node share, each way; 0: no shared limit
+	NVLinkBandwidth      float64      `json:"nvlink_bandwidth"`    // bytes/s per GPU inside a node, each way
+	NetworkBandwidth     float64      `json:"network_bandwidth"`   // bytes/s per node, each way
+	NVLinkLatency        float64      `json:"nvlink_latency"`      // seconds
+	NetworkLatency       float64      `json:"network_latency"`     // seconds
+	KernelLatency        float64      `json:"kernel_latency"`      // seconds from one kernel of a stream to the next
+	MatmulEfficiency     []CurvePoint `json:"matmul_efficiency"`   // share of peak by rows; one point means constant
+	AttentionEfficiency  []CurvePoint `json:"attention_efficiency"`
+	AttentionGradEff     []CurvePoint `json:"attention_grad_efficiency"`
+	CopyEfficiency       float64      `json:"copy_efficiency"`       // share of MemoryBandwidth that memory-bound kernels reach
+	CollectiveEfficiency float64      `json:"collective_efficiency"` // share of link bandwidth that collectives reach
+}
+
+// GPUs is the number of devices, and so the number of ranks a job may have.
+func (c Cluster) GPUs() int { return c.Nodes * c.GPUsPerNode }
+
+// Optimizer is AdamW (Loshchilov and Hutter, 2019), the only one so far.
+type Optimizer struct {
+	Kind        string  `json:"kind"` // adamw
+	LR          float64 `json:"lr"`
+	Beta1       float64 `json:"beta1"`
+	Beta2       float64 `json:"beta2"`
+	Eps         float64 `json:"eps"`
+	WeightDecay float64 `json:"weight_decay"` // not applied to biases, norms
+}
+
+// Data is where tokens come from.
+type Data struct {
+	Kind  string   `json:"kind"`  // text: bytes of files, one token a byte | random: seeded noise, for benchmarks
+	Files []string `json:"files"` // as written, resolved against the spec's folder, globs not yet expanded
+}
+
+// Train is one training run.
+type Train struct {
+	Sequence  int64     `json:"sequence"` // tokens of one sample
+	Batch     int       `json:"batch"`    // sequences a step, over all replicas
+	Steps     int       `json:"steps"`
+	Seed      int64     `json:"seed"`
+	Optimizer Optimizer `json:"optimizer"`
+	Warmup    int       `json:"warmup"`    // steps of linear warm-up
+	LRDecay   string    `json:"lr_decay"`  // constant | cosine
+	MinLR     float64   `json:"min_lr"`    // where cosine ends
+	GradClip  float64   `json:"grad_clip"` // global L2 norm; 0: off
+	Data      Data      `json:"data"`
+	Holdout   float64   `json:"holdout"`    // share of the data kept for validation, from its end
+	EvalEvery int       `json:"eval_every"` // steps between validations; 0: only at the end
+	EvalBatch int       `json:"eval_batch"` // sequences a validation
+}
+
+// Offload is the policy for Type-1 activations.
+type Offload struct {
+	Policy string    `json:"policy"`          // auto none full adaptive carry memory ratio list
+	Alpha  []float64 `json:"alpha,omitempty"` // ratio: one value; list: one per subsequence
+}
+
+// Subsequences is the requested split of a sequence.
+type Subsequences struct {
+	Auto    bool    `json:"auto,omitempty"`
+	Count   int     `json:"count,omitempty"`
+	Lengths []int64 `json:"lengths,omitempty"` // given explicitly; Count is their number
+}
+
+// Schedule is what the user pinned. Integers are 0 and strings "auto" where the choice is left to the passes.
+type Schedule struct {
+	SP            int          `json:"sp"`
+	PP            int          `json:"pp"`
+	DP            int          `json:"dp"`
+	SPMode        string       `json:"sp_mode"`    // megatron | ulysses | ring
+	Microbatch    int          `json:"microbatch"` // sequences that one task carries side by side; default 1
+	Subsequences  Subsequences `json:"subsequences"`
+	Partition     string       `json:"partition"` // flops | length | time
+	Align         int          `json:"align"`     // 0: auto
+	Keep          []string     `json:"keep"`      // k, v
+	Order         string       `json:"order"`     // sequence | layer
+	Recompute     string       `json:"recompute"` // none full selective keep_attention auto
+	Strategy      string       `json:"strategy"`  // sppo terapipe ...
+	VirtualStages int          `json:"virtual_stages"`
+	Offload       Offload      `json:"offload"`
+	Mux           string       `json:"mux"` // off left right on auto
+}
