@@ -46,11 +46,9 @@ type Model struct {
 	InitStd   float64 `json:"init_std"` // of weight matrices and embeddings; output projections of a layer are divided by sqrt(2*Layers)
 }
 
-// CurvePoint is one measured efficiency: the share of the peak reached at a problem size.
-type CurvePoint struct {
-	Size  float64 `json:"size"` // tokens (rows) of the operation
-	Share float64 `json:"share"`
-}
+// CurvePoint is one measured efficiency: {size, share}, the share of the peak that an operation of that many
+// rows reaches. An alias, so that Cluster converts to ir.Machine.
+type CurvePoint = [2]float64
 
 // Cluster is data about machines. Its fields equal those of ir.Machine, to which it converts directly.
 type Cluster struct {
