@@ -1,0 +1,95 @@
+package ir
+
+import "math"
+
+// Attr is a scalar attribute: a literal, or a constant of the rank.
+type Attr struct {
+	Bits  uint64 // literal: the int64, or the float64's bits
+	Const int32  // 0: literal; else 1 + index into Program.Consts
+}
+
+// Int is a literal integer, boolean, tensor, group or event index.
+func Int(v int64) Attr { return Attr{Bits: uint64(v)} }
+
+// Float is a literal number.
+func Float(v float64) Attr { return Attr{Bits: math.Float64bits(v)} }
+
+// Bool is a literal truth value.
+func Bool(v bool) Attr {
+	if v {
+		return Int(1)
+	}
+	return Int(0)
+}
+
+// ConstRef refers to entry i of Program.Consts.
+func ConstRef(i int) Attr { return Attr{Const: int32(i) + 1} }
+
+// Int resolves an attribute of an integer kind for a rank with the given constants.
+func (a Attr) Int(consts []int64) int64 {
+	if a.Const != 0 {
+		return consts[a.Const-1]
+	}
+	return int64(a.Bits)
+}
+
+// Float resolves an attribute of the float kind.
+func (a Attr) Float(consts []int64) float64 {
+	if a.Const != 0 {
+		return float64(consts[a.Const-1])
+	}
+	return math.Float64frombits(a.Bits)
+}
+
+// Instr is one instruction. Args and Attrs stand in the order of the opcode's row.
+type Instr struct {
+	Args   []View
+	Attrs  []Attr
+	Prov   Provenance
+	Op     Op
+	Stream Stream
+}
+
+// Info is the opcode's row.
+func (in *Instr) Info() *OpInfo { return &Ops[in.Op] }
+
+// Arg is the operand with that name in the opcode's row.
+func (in *Instr) Arg(name string) View { return in.Args[in.Info().operand(name)] }
+
+// Attr is the attribute with that name in the opcode's row.
+func (in *Instr) Attr(name string) Attr { return in.Attrs[in.Info().attr(name)] }
+
+// Access says whether operand i is read and whether it is written.
+func (in *Instr) Access(i int) (reads, writes bool) {
+	if !in.Args[i].Present() {
+		return false, false
+	}
+	switch in.Info().Operands[i].Dir {
+	case Read:
+		return true, false
+	case Write:
+		return false, true
+	case WriteOrAdd:
+		accumulate := in.Attr("accumulate")
+		return accumulate.Const != 0 || accumulate.Bits != 0, true
+	}
+	return true, true
+}
+
+func (o *OpInfo) operand(name string) int {
+	for i := range o.Operands {
+		if o.Operands[i].Name == name {
+			return i
+		}
+	}
+	panic("internal: opcode " + o.Name + " has no operand " + name)
+}
+
+func (o *OpInfo) attr(name string) int {
+	for i := range o.Attrs {
+		if o.Attrs[i].Name == name {
+			return i
+		}
+	}
+	panic("internal: opcode " + o.Name + " has no attribute " + name)
+}

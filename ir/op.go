@@ -1,0 +1,607 @@
+package ir
+
+// Op numbers an opcode: its place in Ops. Numbers are append-only.
+type Op uint8
+
+// Opcodes. One constant and one row of Ops each; the row says everything else.
+const (
+	LoadTokens Op = iota
+	InitNormal
+	Fill
+	Embed
+	EmbedGrad
+	PositionEmbed
+	PositionEmbedGrad
+	LayerNorm
+	LayerNormGrad
+	RMSNorm
+	RMSNormGrad
+	Matmul
+	BiasGrad
+	Rope
+	Attention
+	AttentionGrad
+	Gelu
+	GeluGrad
+	SwiGLU
+	SwiGLUGrad
+	Add
+	Cast
+	CrossEntropyStats
+	CrossEntropy
+	CrossEntropyGrad
+	SumSq
+	GradNorm
+	AdamW
+	CopyD2H
+	CopyH2D
+	CopyD2D
+	Send
+	Recv
+	AllGather
+	ReduceScatter
+	AllReduce
+	Record
+	Wait
+	NumOps
+)
+
+// Class says how the interpreter treats an opcode.
+type Class uint8
+
+// Classes.
+const (
+	ClassKernel Class = iota // computes on device memory
+	ClassData                // brings tokens of the data set to the device
+	ClassMove                // copies between or inside arenas
+	ClassComm                // meets other ranks
+	ClassSync                // records or waits for an event
+)
+
+func (c Class) String() string { return [...]string{"kernel", "data", "move", "comm", "sync"}[c] }
+
+// Dir is how an operand is accessed.
+type Dir uint8
+
+// Directions.
+const (
+	Read       Dir = iota
+	Write          // every byte is written, none read
+	ReadWrite      // updated in place
+	WriteOrAdd     // written, or added to where the attribute "accumulate" is set
+)
+
+func (d Dir) String() string { return [...]string{"in", "out", "inout", "acc"}[d] }
+
+// Operand is one operand of an opcode.
+//
+// Dims is the shape rule: comma-separated dimensions, each a product of names and integers. A name that is an
+// attribute of the opcode stands for its value; every other name is bound by its first use and must agree
+// everywhere else in the instruction. An empty Dims accepts any shape.
+//
+// Types: "f32", "bf16", "i32"; "T" is f32 or bf16, the same for every T operand of the instruction; "F" is f32 or
+// bf16, free; "any" is anything.
+type Operand struct {
+	Name     string
+	Dir      Dir
+	Types    string
+	Dims     string
+	Arena    Arena
+	Optional bool
+	Doc      string
+}
+
+// AttrKind is the meaning of an attribute's number.
+type AttrKind uint8
+
+// Kinds of attributes.
+const (
+	KindInt    AttrKind = iota
+	KindFloat           // IEEE 754 double
+	KindBool            // 0 or 1
+	KindTensor          // index into Program.Tensors
+	KindGroup           // index into Program.Groups
+	KindRank            // a rank of the job
+	KindEvent           // an event of the section
+)
+
+func (k AttrKind) String() string {
+	return [...]string{"int", "float", "bool", "tensor", "group", "rank", "event"}[k]
+}
+
+// AttrInfo is one attribute of an opcode.
+type AttrInfo struct {
+	Name string
+	Kind AttrKind
+	Doc  string
+}
+
+// WorkKind selects the efficiency that applies to an amount of work.
+type WorkKind uint8
+
+// Kinds of work.
+const (
+	WorkNone WorkKind = iota
+	WorkMatmul
+	WorkAttention
+	WorkAttentionGrad
+	WorkMemory // bound by device memory bandwidth
+	WorkD2H
+	WorkH2D
+	WorkP2P
+	WorkAllGather
+	WorkReduceScatter
+	WorkAllReduce
+)
+
+// Rule names a shape rule that Dims cannot express; oprules.go holds them.
+type Rule uint8
+
+// Rules.
+const (
+	RuleNone Rule = iota
+	RuleMatmul
+	RuleAttention
+	RuleAdamW
+	RuleGather
+)
+
+// Work is what an instruction costs, before any machine is known.
+type Work struct {
+	Kind  WorkKind
+	Flops Flops
+	Bytes Bytes // device memory traffic, or bytes on the link for moves and messages
+	Rows  int64 // size to look efficiency up by
+}
+
+// OpInfo is the row of an opcode: the only place that describes it.
+type OpInfo struct {
+	Name     string
+	Doc      string // first sentence: what it computes
+	Class    Class
+	Streams  []Stream // legal streams
+	Operands []Operand
+	Attrs    []AttrInfo
+	InPlace  bool     // a written operand may be the very view that is read
+	Rule     Rule     // what Dims and Types cannot say
+	Work     WorkKind // how its work is counted
+	Source   string   // where the formula comes from
+}
+
+var (
+	onCompute = []Stream{Compute, Mux}
+	onColl    = []Stream{Coll, Mux}
+)
+
+// Attributes that several rows share.
+var (
+	attrBatch      = AttrInfo{"batch", KindInt, "sequences side by side: the row of token t of sequence b is t*batch+b"}
+	attrHeads      = AttrInfo{"heads", KindInt, "query heads on this rank"}
+	attrKVHeads    = AttrInfo{"kv_heads", KindInt, "key and value heads on this rank; heads is a multiple of it"}
+	attrHeadDim    = AttrInfo{"head_dim", KindInt, "width of a head"}
+	attrPrefix     = AttrInfo{"prefix", KindInt, "tokens before the first query token"}
+	attrEps        = AttrInfo{"eps", KindFloat, "added to the variance or mean square"}
+	attrAccumulate = AttrInfo{"accumulate", KindBool, "add to the accumulated operands instead of writing them"}
+	attrFirst      = AttrInfo{"first", KindInt, "first vocabulary entry on this rank"}
+	attrValid      = AttrInfo{"valid", KindInt, "vocabulary entries on this rank that are not padding"}
+	attrGroup      = AttrInfo{"group", KindGroup, "the ranks that take part"}
+	attrEvent      = AttrInfo{"event", KindEvent, "event of this section"}
+)
+
+// Ops is THE opcode table. Encoder, decoder, printer, parser, verifier, simulator and OPCODES.md walk it.
+var Ops = [NumOps]OpInfo{
+	LoadTokens: {
+		Name: "load_tokens", Class: ClassData, Streams: onCompute,
+		Doc: "Tokens position .. position+n-1 of the sequences first .. first+batch-1 of this step's batch (or of the validation set, in the eval section). Labels are tokens one position on.",
+		Operands: []Operand{
+			{Name: "tokens", Dir: Write, Types: "i32", Dims: "n*batch", Doc: "row t*batch+b is token t of sequence b"},
+		},
+		Attrs: []AttrInfo{
+			{"first", KindInt, "index of the first sequence within the replica's share of the batch"},
+			{"replica", KindInt, "sequences of the global batch before this replica's share"},
+			{"position", KindInt, "first token; a sequence offers sequence+1 of them"},
+			attrBatch,
+		},
+		Work: WorkMemory,
+	},
+	InitNormal: {
+		Name: "init_normal", Class: ClassKernel, Streams: onCompute,
+		Doc: "Initial values of a tensor's rectangle, normal with mean 0, each a function of (seed, tensor, global element) only, so that any split gives the same model.",
+		Operands: []Operand{
+			{Name: "w", Dir: Write, Types: "F", Dims: "r,c", Doc: "the rectangle; elements outside the tensor become 0"},
+		},
+		Attrs: []AttrInfo{
+			{"tensor", KindTensor, "whose values"},
+			{"row", KindInt, "first row of the rectangle"},
+			{"col", KindInt, "first column of the rectangle"},
+			{"std", KindFloat, "standard deviation"},
+		},
+		Work: WorkMemory,
+	},
+	Fill: {
+		Name: "fill", Class: ClassKernel, Streams: onCompute,
+		Doc:      "Sets every element to a value.",
+		Operands: []Operand{{Name: "y", Dir: Write, Types: "any"}},
+		Attrs:    []AttrInfo{{"value", KindFloat, "the value"}},
+		Work:     WorkMemory,
+	},
+	Embed: {
+		Name: "embed", Class: ClassKernel, Streams: onCompute,
+		Doc: "Rows of the embedding table by token; tokens that are not on this rank give zeros, so that a sum over ranks completes the rows.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T", Dims: "r,h"},
+			{Name: "tokens", Types: "i32", Dims: "r"},
+			{Name: "table", Types: "T", Dims: "v,h"},
+		},
+		Attrs: []AttrInfo{attrFirst},
+		Work:  WorkMemory,
+	},
+	EmbedGrad: {
+		Name: "embed_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Adds each row of dy to the table row of its token, in row order.",
+		Operands: []Operand{
+			{Name: "dtable", Dir: WriteOrAdd, Types: "f32", Dims: "v,h"},
+			{Name: "tokens", Types: "i32", Dims: "r"},
+			{Name: "dy", Types: "T", Dims: "r,h"},
+		},
+		Attrs: []AttrInfo{attrFirst, attrAccumulate},
+		Work:  WorkMemory,
+	},
+	PositionEmbed: {
+		Name: "position_embed", Class: ClassKernel, Streams: onCompute,
+		Doc: "y = x plus the position's row, one row of the table for the batch rows of a token.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T", Dims: "n*batch,h"},
+			{Name: "x", Types: "T", Dims: "n*batch,h"},
+			{Name: "table", Types: "T", Dims: "n,h", Doc: "the rows of these tokens"},
+		},
+		Attrs: []AttrInfo{attrBatch}, InPlace: true,
+		Work: WorkMemory,
+	},
+	PositionEmbedGrad: {
+		Name: "position_embed_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Gradient of position_embed for the table: the sum of dy over the batch rows of a token.",
+		Operands: []Operand{
+			{Name: "dtable", Dir: WriteOrAdd, Types: "f32", Dims: "n,h"},
+			{Name: "dy", Types: "T", Dims: "n*batch,h"},
+		},
+		Attrs: []AttrInfo{attrBatch, attrAccumulate},
+		Work:  WorkMemory,
+	},
+	LayerNorm: {
+		Name: "layernorm", Class: ClassKernel, Streams: onCompute,
+		Doc: "y = (x - mean) / sqrt(variance + eps) * gamma + beta by rows.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
+			{Name: "stats", Dir: Write, Types: "f32", Dims: "r,2", Doc: "mean and 1/sqrt(variance + eps)"},
+			{Name: "x", Types: "T", Dims: "r,c"},
+			{Name: "gamma", Types: "T", Dims: "c"},
+			{Name: "beta", Types: "T", Dims: "c"},
+		},
+		Attrs: []AttrInfo{attrEps},
+		Work:  WorkMemory, Source: "Ba, Kiros, Hinton 2016",
+	},
+	LayerNormGrad: {
+		Name: "layernorm_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Gradients of layernorm; residual, the gradient that reaches x by another way, is added to dx.",
+		Operands: []Operand{
+			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c"},
+			{Name: "dgamma", Dir: WriteOrAdd, Types: "f32", Dims: "c"},
+			{Name: "dbeta", Dir: WriteOrAdd, Types: "f32", Dims: "c"},
+			{Name: "dy", Types: "T", Dims: "r,c"},
+			{Name: "x", Types: "T", Dims: "r,c"},
+			{Name: "stats", Types: "f32", Dims: "r,2"},
+			{Name: "gamma", Types: "T", Dims: "c"},
+			{Name: "residual", Types: "T", Dims: "r,c", Optional: true},
+		},
+		Attrs: []AttrInfo{attrAccumulate},
+		Work:  WorkMemory,
+	},
+	RMSNorm: {
+		Name: "rmsnorm", Class: ClassKernel, Streams: onCompute,
+		Doc: "y = x / sqrt(mean square + eps) * gamma by rows.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
+			{Name: "stats", Dir: Write, Types: "f32", Dims: "r,1", Doc: "1/sqrt(mean square + eps)"},
+			{Name: "x", Types: "T", Dims: "r,c"},
+			{Name: "gamma", Types: "T", Dims: "c"},
+		},
+		Attrs: []AttrInfo{attrEps},
+		Work:  WorkMemory, Source: "Zhang, Sennrich 2019",
+	},
+	RMSNormGrad: {
+		Name: "rmsnorm_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Gradients of rmsnorm; residual, the gradient that reaches x by another way, is added to dx.",
+		Operands: []Operand{
+			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c"},
+			{Name: "dgamma", Dir: WriteOrAdd, Types: "f32", Dims: "c"},
+			{Name: "dy", Types: "T", Dims: "r,c"},
+			{Name: "x", Types: "T", Dims: "r,c"},
+			{Name: "stats", Types: "f32", Dims: "r,1"},
+			{Name: "gamma", Types: "T", Dims: "c"},
+			{Name: "residual", Types: "T", Dims: "r,c", Optional: true},
+		},
+		Attrs: []AttrInfo{attrAccumulate},
+		Work:  WorkMemory,
+	},
+	Matmul: {
+		Name: "matmul", Class: ClassKernel, Streams: onCompute,
+		Doc: "c = op(a) op(b) + bias, or c += op(a) op(b); op transposes where trans_a, trans_b are set. Sums in f32.",
+		Operands: []Operand{
+			{Name: "c", Dir: WriteOrAdd, Types: "F", Dims: "m,n"},
+			{Name: "a", Types: "T", Doc: "[m,k], or [k,m] transposed"},
+			{Name: "b", Types: "T", Doc: "[k,n], or [n,k] transposed"},
+			{Name: "bias", Types: "T", Dims: "n", Optional: true},
+		},
+		Attrs: []AttrInfo{
+			{"trans_a", KindBool, "a is stored transposed"},
+			{"trans_b", KindBool, "b is stored transposed"},
+			attrAccumulate,
+		},
+		Rule: RuleMatmul, Work: WorkMatmul,
+	},
+	BiasGrad: {
+		Name: "bias_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Sums of the columns of dy, in f32.",
+		Operands: []Operand{
+			{Name: "db", Dir: WriteOrAdd, Types: "f32", Dims: "c"},
+			{Name: "dy", Types: "T", Dims: "r,c"},
+		},
+		Attrs: []AttrInfo{attrAccumulate},
+		Work:  WorkMemory,
+	},
+	Rope: {
+		Name: "rope", Class: ClassKernel, Streams: onCompute,
+		Doc: "Rotary position embedding: turns the pairs (i, i+head_dim/2) of every head by position * theta^(-2i/head_dim), or back where inverse is set. Its own gradient is its inverse.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "F", Dims: "n*batch,heads*head_dim"},
+			{Name: "x", Types: "F", Dims: "n*batch,heads*head_dim"},
+		},
+		Attrs: []AttrInfo{
+			attrHeads, attrHeadDim, attrBatch,
+			{"position", KindInt, "position of the first token"},
+			{"theta", KindFloat, "base of the frequencies"},
+			{"inverse", KindBool, "turn back"},
+		},
+		InPlace: true, Work: WorkMemory, Source: "Su et al. 2021, in the half-split layout of GPT-NeoX and Llama",
+	},
+	Attention: {
+		Name: "attention", Class: ClassKernel, Streams: onCompute,
+		Doc: "Causal attention of query tokens prefix .. prefix+n-1 over keys 0 .. prefix+n-1, scores scaled by 1/sqrt(head_dim). Query head i uses key head i / (heads/kv_heads). Never stores scores of a whole row of tokens.",
+		Operands: []Operand{
+			{Name: "o", Dir: Write, Types: "T", Dims: "n*batch,heads*head_dim"},
+			{Name: "lse", Dir: Write, Types: "f32", Dims: "n*batch,heads", Doc: "natural logarithm of the sum of exponentials of the scaled scores"},
+			{Name: "q", Types: "T", Dims: "n*batch,heads*head_dim"},
+			{Name: "k", Types: "T", Dims: "keys*batch,kv_heads*head_dim", Doc: "keys = prefix+n tokens"},
+			{Name: "v", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
+		},
+		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix},
+		Rule:  RuleAttention, Work: WorkAttention, Source: "Dao et al. 2022; paper section 2",
+	},
+	AttentionGrad: {
+		Name: "attention_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Gradients of attention. dk and dv cover all keys, so that later subsequences add to the rows of earlier ones.",
+		Operands: []Operand{
+			{Name: "dq", Dir: Write, Types: "T", Dims: "n*batch,heads*head_dim"},
+			{Name: "dk", Dir: WriteOrAdd, Types: "f32", Dims: "keys*batch,kv_heads*head_dim"},
+			{Name: "dv", Dir: WriteOrAdd, Types: "f32", Dims: "keys*batch,kv_heads*head_dim"},
+			{Name: "do", Types: "T", Dims: "n*batch,heads*head_dim"},
+			{Name: "q", Types: "T", Dims: "n*batch,heads*head_dim"},
+			{Name: "k", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
+			{Name: "v", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
+			{Name: "o", Types: "T", Dims: "n*batch,heads*head_dim"},
+			{Name: "lse", Types: "f32", Dims: "n*batch,heads"},
+		},
+		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix, attrAccumulate},
+		Rule:  RuleAttention, Work: WorkAttentionGrad,
+	},
+	Gelu: {
+		Name: "gelu", Class: ClassKernel, Streams: onCompute,
+		Doc: "y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))).",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
+			{Name: "x", Types: "T", Dims: "r,c"},
+		},
+		InPlace: true, Work: WorkMemory, Source: "Hendrycks, Gimpel 2016, the approximation that GPT-2 uses",
+	},
+	GeluGrad: {
+		Name: "gelu_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Gradient of gelu.",
+		Operands: []Operand{
+			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c"},
+			{Name: "dy", Types: "T", Dims: "r,c"},
+			{Name: "x", Types: "T", Dims: "r,c"},
+		},
+		InPlace: true, Work: WorkMemory,
+	},
+	SwiGLU: {
+		Name: "swiglu", Class: ClassKernel, Streams: onCompute,
+		Doc: "y = gate * sigmoid(gate) * up.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
+			{Name: "gate", Types: "T", Dims: "r,c"},
+			{Name: "up", Types: "T", Dims: "r,c"},
+		},
+		InPlace: true, Work: WorkMemory, Source: "Shazeer 2020",
+	},
+	SwiGLUGrad: {
+		Name: "swiglu_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Gradients of swiglu.",
+		Operands: []Operand{
+			{Name: "dgate", Dir: Write, Types: "T", Dims: "r,c"},
+			{Name: "dup", Dir: Write, Types: "T", Dims: "r,c"},
+			{Name: "dy", Types: "T", Dims: "r,c"},
+			{Name: "gate", Types: "T", Dims: "r,c"},
+			{Name: "up", Types: "T", Dims: "r,c"},
+		},
+		InPlace: true, Work: WorkMemory,
+	},
+	Add: {
+		Name: "add", Class: ClassKernel, Streams: onCompute,
+		Doc: "y = a + b, plus bias by rows where given.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "F", Dims: "r,c"},
+			{Name: "a", Types: "F", Dims: "r,c"},
+			{Name: "b", Types: "F", Dims: "r,c"},
+			{Name: "bias", Types: "F", Dims: "c", Optional: true},
+		},
+		InPlace: true, Work: WorkMemory,
+	},
+	Cast: {
+		Name: "cast", Class: ClassKernel, Streams: onCompute,
+		Doc: "Converts between f32 and bf16, to nearest even.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "F", Dims: "r,c"},
+			{Name: "x", Types: "F", Dims: "r,c"},
+		},
+		Work: WorkMemory,
+	},
+	CrossEntropyStats: {
+		Name: "cross_entropy_stats", Class: ClassKernel, Streams: onCompute,
+		Doc: "For each row of this rank's part of the logits: their maximum, the sum of exponentials below it, and the logit of the label (0 where the label is not on this rank).",
+		Operands: []Operand{
+			{Name: "stats", Dir: Write, Types: "f32", Dims: "r,3"},
+			{Name: "logits", Types: "F", Dims: "r,v"},
+			{Name: "labels", Types: "i32", Dims: "r"},
+		},
+		Attrs: []AttrInfo{attrFirst, attrValid},
+		Work:  WorkMemory,
+	},
+	CrossEntropy: {
+		Name: "cross_entropy", Class: ClassKernel, Streams: onCompute,
+		Doc: "Joins the statistics of all parts of the vocabulary and adds scale times the sum over rows of -log softmax(logits)[label] to the loss.",
+		Operands: []Operand{
+			{Name: "loss", Dir: ReadWrite, Types: "f32", Dims: "1"},
+			{Name: "stats", Types: "f32", Dims: "p,r,3", Doc: "one plane for each part, in rank order"},
+		},
+		Attrs: []AttrInfo{{"scale", KindFloat, "1 / tokens of the batch"}},
+		Work:  WorkMemory,
+	},
+	CrossEntropyGrad: {
+		Name: "cross_entropy_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "dlogits = (softmax(logits) - onehot(label)) * scale for this rank's part; padding gets 0.",
+		Operands: []Operand{
+			{Name: "dlogits", Dir: Write, Types: "F", Dims: "r,v"},
+			{Name: "logits", Types: "F", Dims: "r,v"},
+			{Name: "stats", Types: "f32", Dims: "p,r,3"},
+			{Name: "labels", Types: "i32", Dims: "r"},
+		},
+		Attrs:   []AttrInfo{{"scale", KindFloat, "1 / tokens of the batch"}, attrFirst, attrValid},
+		InPlace: true, Work: WorkMemory,
+	},
+	SumSq: {
+		Name: "sumsq", Class: ClassKernel, Streams: onCompute,
+		Doc: "y = weight * sum of squares of x, summed in a fixed order in f64.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "f32", Dims: "1"},
+			{Name: "x", Types: "F"},
+		},
+		Attrs: []AttrInfo{{"weight", KindFloat, "0 on ranks whose copy another rank counts"}},
+		Work:  WorkMemory,
+	},
+	GradNorm: {
+		Name: "grad_norm", Class: ClassKernel, Streams: onCompute,
+		Doc: "Global L2 norm from sums of squares, added in index order in f64, and the factor min(1, max_norm/norm) (1 where max_norm is 0).",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "f32", Dims: "2", Doc: "norm, factor"},
+			{Name: "sums", Types: "f32", Dims: "k"},
+		},
+		Attrs: []AttrInfo{{"max_norm", KindFloat, "0: no clipping"}},
+		Work:  WorkMemory,
+	},
+	AdamW: {
+		Name: "adamw", Class: ClassKernel, Streams: onCompute,
+		Doc: "Adam with decoupled weight decay: g = factor*grad; m = beta1*m + (1-beta1)*g; v = beta2*v + (1-beta2)*g^2; w -= lr*(m*c1 / (sqrt(v*c2) + eps) + weight_decay*w), each product rounded.",
+		Operands: []Operand{
+			{Name: "w", Dir: ReadWrite, Types: "f32", Doc: "master weight"},
+			{Name: "m", Dir: ReadWrite, Types: "f32"},
+			{Name: "v", Dir: ReadWrite, Types: "f32"},
+			{Name: "copy", Dir: Write, Types: "bf16", Optional: true, Doc: "the weight rounded, for the next step's kernels"},
+			{Name: "grad", Types: "f32"},
+			{Name: "step", Types: "f32", Dims: "3", Doc: "lr, c1 = 1/(1-beta1^t), c2 = 1/(1-beta2^t)"},
+			{Name: "norm", Types: "f32", Dims: "2", Doc: "of grad_norm"},
+		},
+		Attrs: []AttrInfo{
+			{"beta1", KindFloat, ""}, {"beta2", KindFloat, ""}, {"eps", KindFloat, ""}, {"weight_decay", KindFloat, ""},
+		},
+		Rule: RuleAdamW, Work: WorkMemory, Source: "Loshchilov, Hutter 2019",
+	},
+	CopyD2H: {
+		Name: "d2h", Class: ClassMove, Streams: []Stream{D2H},
+		Doc: "Copies device bytes to the host: offload.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "any", Dims: "k", Arena: Host},
+			{Name: "x", Types: "any", Dims: "k"},
+		},
+		Work: WorkD2H,
+	},
+	CopyH2D: {
+		Name: "h2d", Class: ClassMove, Streams: []Stream{H2D},
+		Doc: "Copies host bytes to the device: reload.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "any", Dims: "k"},
+			{Name: "x", Types: "any", Dims: "k", Arena: Host},
+		},
+		Work: WorkH2D,
+	},
+	CopyD2D: {
+		Name: "d2d", Class: ClassMove, Streams: onCompute,
+		Doc: "Copies device bytes.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "any", Dims: "k"},
+			{Name: "x", Types: "any", Dims: "k"},
+		},
+		Work: WorkMemory,
+	},
+	Send: {
+		Name: "send", Class: ClassComm, Streams: []Stream{SendNext, SendPrev, Mux},
+		Doc:      "Sends to a peer; done when the peer has received. Messages between two ranks on one stream keep their order.",
+		Operands: []Operand{{Name: "x", Types: "any"}},
+		Attrs:    []AttrInfo{{"peer", KindRank, "receiver"}},
+		Work:     WorkP2P,
+	},
+	Recv: {
+		Name: "recv", Class: ClassComm, Streams: []Stream{RecvPrev, RecvNext, Mux},
+		Doc:      "Receives from a peer.",
+		Operands: []Operand{{Name: "y", Dir: Write, Types: "any"}},
+		Attrs:    []AttrInfo{{"peer", KindRank, "sender"}},
+		Work:     WorkP2P,
+	},
+	AllGather: {
+		Name: "all_gather", Class: ClassComm, Streams: onColl,
+		Doc: "y = the x of every member, one after another in group order.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "any"},
+			{Name: "x", Types: "any"},
+		},
+		Attrs: []AttrInfo{attrGroup},
+		Rule:  RuleGather, Work: WorkAllGather,
+	},
+	ReduceScatter: {
+		Name: "reduce_scatter", Class: ClassComm, Streams: onColl,
+		Doc: "y = the member's share of the sum of every member's x, added in f32 in group order.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T"},
+			{Name: "x", Types: "T"},
+		},
+		Attrs: []AttrInfo{attrGroup},
+		Rule:  RuleGather, Work: WorkReduceScatter,
+	},
+	AllReduce: {
+		Name: "all_reduce", Class: ClassComm, Streams: onColl,
+		Doc: "x = the sum of every member's x, added in f32 in group order.",
+		Operands: []Operand{
+			{Name: "x", Dir: ReadWrite, Types: "F"},
+		},
+		Attrs: []AttrInfo{attrGroup},
+		Work:  WorkAllReduce,
+	},
+	Record: {
+		Name: "record", Class: ClassSync, Doc: "Marks the point in its stream that wait waits for. Once a section for each event.",
+		Attrs: []AttrInfo{attrEvent},
+	},
+	Wait: {
+		Name: "wait", Class: ClassSync, Doc: "Holds its stream until the event is reached.",
+		Attrs: []AttrInfo{attrEvent},
+	},
+}

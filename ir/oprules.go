@@ -1,0 +1,151 @@
+package ir
+
+import "fmt"
+
+// Work functions and the shape rules that dimensions alone cannot express.
+
+// Work is what the instruction costs, before any machine is known. Attributes that it uses are literal.
+func (in *Instr) Work() Work {
+	switch kind := in.Info().Work; kind {
+	case WorkNone:
+		return Work{}
+	case WorkMemory:
+		return memoryWork(in)
+	case WorkMatmul:
+		return matmulWork(in)
+	case WorkAttention:
+		return attentionWork(in, 1, kind)
+	case WorkAttentionGrad:
+		return attentionWork(in, 2.5, kind)
+	default:
+		return linkWork(in, kind)
+	}
+}
+
+// CheckRule applies the rule of the opcode that Dims and Types cannot say.
+func (in *Instr) CheckRule() error {
+	switch in.Info().Rule {
+	case RuleMatmul:
+		return checkMatmul(in)
+	case RuleAttention:
+		return checkAttention(in)
+	case RuleAdamW:
+		return checkAdamW(in)
+	case RuleGather:
+		return checkGather(in)
+	}
+	return nil
+}
+
+// memoryWork counts the bytes of every operand once, twice for what is read and written.
+func memoryWork(in *Instr) Work {
+	var bytes Bytes
+	for i := range in.Args {
+		reads, writes := in.Access(i)
+		if reads {
+			bytes += in.Args[i].Bytes()
+		}
+		if writes {
+			bytes += in.Args[i].Bytes()
+		}
+	}
+	return Work{Kind: WorkMemory, Bytes: bytes}
+}
+
+// linkWork counts the bytes that cross the link: the largest operand, which for collectives is the whole.
+func linkWork(in *Instr, kind WorkKind) Work {
+	var bytes Bytes
+	for i := range in.Args {
+		bytes = max(bytes, in.Args[i].Bytes())
+	}
+	return Work{Kind: kind, Bytes: bytes}
+}
+
+func matmulWork(in *Instr) Work {
+	w := memoryWork(in)
+	c, k := in.Args[0], matmulDepth(in)
+	w.Kind = WorkMatmul
+	w.Flops = 2 * Flops(c.Elements()) * Flops(k)
+	w.Rows = min(c.Rows(), c.Cols(), k)
+	return w
+}
+
+func matmulDepth(in *Instr) int64 {
+	a := in.Arg("a")
+	if in.Attr("trans_a").Bits != 0 {
+		return a.Rows()
+	}
+	return a.Cols()
+}
+
+func checkMatmul(in *Instr) error {
+	c, a, b := in.Args[0], in.Args[1], in.Args[2]
+	am, ak := a.Rows(), a.Cols()
+	if in.Attr("trans_a").Bits != 0 {
+		am, ak = ak, am
+	}
+	bk, bn := b.Rows(), b.Cols()
+	if in.Attr("trans_b").Bits != 0 {
+		bk, bn = bn, bk
+	}
+	if am != c.Rows() || bn != c.Cols() || ak != bk {
+		return fmt.Errorf("matmul of [%d,%d] by [%d,%d] does not give [%d,%d]", am, ak, bk, bn, c.Rows(), c.Cols())
+	}
+	if in.Args[3].Present() && in.Attr("accumulate").Bits != 0 {
+		return fmt.Errorf("bias and accumulate exclude each other")
+	}
+	return nil
+}
+
+// attentionWork is 4*head_dim FLOPs for each visible pair of query and key and head (QK and PV), times a factor
+// for the backward pass, which multiplies five such matrices instead of two.
+func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
+	batch := int64(in.Attr("batch").Bits)
+	prefix := float64(int64(in.Attr("prefix").Bits))
+	n := float64(in.Arg("q").Rows() / max(batch, 1))
+	pairs := n*prefix + n*(n+1)/2
+	w := memoryWork(in)
+	w.Kind = kind
+	w.Flops = Flops(factor * 4 * pairs * float64(batch) * float64(in.Arg("q").Cols()))
+	w.Rows = int64(n)
+	return w
+}
+
+func checkAttention(in *Instr) error {
+	batch := int64(in.Attr("batch").Bits)
+	prefix := int64(in.Attr("prefix").Bits)
+	heads, kvHeads := in.Attr("heads").Bits, in.Attr("kv_heads").Bits
+	if kvHeads == 0 || heads%kvHeads != 0 {
+		return fmt.Errorf("%d heads are no multiple of %d kv_heads", heads, kvHeads)
+	}
+	if q, k := in.Arg("q").Rows(), in.Arg("k").Rows(); k != q+prefix*batch {
+		return fmt.Errorf("k has %d rows, not prefix*batch + %d = %d", k, q, q+prefix*batch)
+	}
+	return nil
+}
+
+func checkAdamW(in *Instr) error {
+	n := in.Args[0].Elements()
+	for i, o := range in.Info().Operands[:5] {
+		if in.Args[i].Present() && in.Args[i].Elements() != n {
+			return fmt.Errorf("%s has %d elements, w has %d", o.Name, in.Args[i].Elements(), n)
+		}
+	}
+	return nil
+}
+
+// checkGather holds what is true without knowing the group: the whole is a multiple of the share. The verifier
+// compares with the group's size.
+func checkGather(in *Instr) error {
+	whole, share := in.Args[0], in.Args[1]
+	if in.Op == ReduceScatter {
+		whole, share = share, whole
+	}
+	if whole.DType != share.DType {
+		return fmt.Errorf("element types %s and %s differ", whole.DType, share.DType)
+	}
+	if share.Elements() == 0 || whole.Elements()%share.Elements() != 0 {
+		return fmt.Errorf("%d elements are no multiple of %d", whole.Elements(), share.Elements())
+	}
+	return nil
+}

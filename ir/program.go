@@ -1,0 +1,281 @@
+// Package ir is the contract between compiler and VM: the opcode table, the program made of it, its binary and text
+// forms, and the verifier.
+//
+// Read op.go first: everything else walks its table. The package knows nothing of specs, plans or devices.
+package ir
+
+// DType is the type of the elements of a view.
+type DType uint8
+
+// Element types. BF16 is the upper half of an F32, rounded to nearest even.
+const (
+	F32 DType = iota
+	BF16
+	I32
+	U8
+	NumDTypes
+)
+
+var dtypes = [NumDTypes]struct {
+	name  string
+	bytes Bytes
+}{{"f32", 4}, {"bf16", 2}, {"i32", 4}, {"u8", 1}}
+
+func (d DType) String() string { return dtypes[d].name }
+
+// Bytes is the size of one element.
+func (d DType) Bytes() Bytes { return dtypes[d].bytes }
+
+// Arena is one of the two allocations of a rank.
+type Arena uint8
+
+// Arenas: device memory, and host memory pinned for copies.
+const (
+	Device Arena = iota
+	Host
+	NumArenas
+)
+
+func (a Arena) String() string { return [...]string{"device", "host"}[a] }
+
+// Stream is an in-order queue of a rank. Streams run concurrently; only events order them.
+type Stream uint8
+
+// Streams of every rank. Send and receive have one for each direction and neighbour, so that a message waiting for
+// its peer holds up nothing else.
+const (
+	Compute  Stream = iota
+	D2H             // offload
+	H2D             // reload
+	Coll            // collectives
+	SendNext        // activations to the next stage
+	RecvPrev        // activations from the previous stage
+	SendPrev        // gradients to the previous stage
+	RecvNext        // gradients from the next stage
+	Mux             // borrowed work
+	NumStreams
+)
+
+var streamNames = [NumStreams]string{"compute", "d2h", "h2d", "coll", "send_next", "recv_prev", "send_prev", "recv_next", "mux"}
+
+func (s Stream) String() string { return streamNames[s] }
+
+// Buffer is a named range of an arena. Two buffers may share bytes when their lives do not meet.
+type Buffer struct {
+	Name   string
+	Arena  Arena
+	Offset Bytes
+	Size   Bytes
+}
+
+// MaxDims is the largest number of dimensions of a view.
+const MaxDims = 4
+
+// NoBuffer marks an absent optional operand.
+const NoBuffer = ^uint32(0)
+
+// View is a contiguous row-major piece of a buffer. Unused dimensions are 0.
+type View struct {
+	Offset Bytes // from the start of the buffer
+	Shape  [MaxDims]int32
+	Buffer uint32 // index into Code.Buffers, or NoBuffer
+	DType  DType
+}
+
+// Absent is the view of an optional operand that is not given.
+func Absent() View { return View{Buffer: NoBuffer} }
+
+// Present tells a given operand from an absent optional one.
+func (v View) Present() bool { return v.Buffer != NoBuffer }
+
+// Dims are the dimensions in use.
+func (v View) Dims() []int32 {
+	n := 0
+	for n < MaxDims && v.Shape[n] != 0 {
+		n++
+	}
+	return v.Shape[:n]
+}
+
+// Elements is the product of the dimensions; 0 for an absent view.
+func (v View) Elements() int64 {
+	if !v.Present() || v.Shape[0] == 0 {
+		return 0
+	}
+	n := int64(1)
+	for _, d := range v.Dims() {
+		n *= int64(d)
+	}
+	return n
+}
+
+// Bytes is the extent of the view.
+func (v View) Bytes() Bytes { return Bytes(v.Elements()) * v.DType.Bytes() }
+
+// Rows and Cols see the view as a matrix: the last dimension against all others.
+func (v View) Rows() int64 {
+	c := v.Cols()
+	if c == 0 {
+		return 0
+	}
+	return v.Elements() / c
+}
+
+// Cols is the last dimension.
+func (v View) Cols() int64 {
+	d := v.Dims()
+	if len(d) == 0 {
+		return 0
+	}
+	return int64(d[len(d)-1])
+}
+
+// Phase says which part of training an instruction belongs to.
+type Phase uint8
+
+// Phases, in the order of a run.
+const (
+	PhaseInit Phase = iota
+	PhaseForward
+	PhaseBackward
+	PhaseOptimizer
+	PhaseEval
+	NumPhases
+)
+
+var phaseNames = [NumPhases]string{"init", "forward", "backward", "optimizer", "eval"}
+
+func (p Phase) String() string { return phaseNames[p] }
+
+// None is the value of a provenance field that does not apply.
+const None = -1
+
+// Provenance says where an instruction comes from.
+type Provenance struct {
+	Microbatch  int32  // index within the replica, or None
+	Subsequence int32  // or None
+	Layer       int32  // global index, or None
+	Stage       int16  // virtual stage
+	Line        uint16 // index into Program.Lines: the spec line
+	Pass        uint8  // index into Program.Passes: the pass that decided it
+	Phase       Phase
+}
+
+// Section is a straight-line part of a program. The VM joins all streams at its end.
+type Section uint8
+
+// Sections: once at the start, once a step, once a validation sequence.
+const (
+	SectionInit Section = iota
+	SectionStep
+	SectionEval
+	NumSections
+)
+
+var sectionNames = [NumSections]string{"init", "step", "eval"}
+
+func (s Section) String() string { return sectionNames[s] }
+
+// Code is what ranks with the same role share: instructions, buffers, places.
+type Code struct {
+	Name     string
+	Buffers  []Buffer
+	Arenas   [NumArenas]Bytes // highest placed byte of each arena: the exact peak
+	Sections [NumSections][]Instr
+	Events   [NumSections]int32 // number of events each section uses
+	States   []State            // what a checkpoint holds
+	Results  []Result           // what the VM reads after a section
+}
+
+// Role is what a persistent buffer holds of its tensor.
+type Role uint8
+
+// Roles. The weight is what the forward pass reads; the master is its f32 truth where the weight is bf16 (with f32
+// weights there is no master).
+const (
+	RoleWeight Role = iota
+	RoleMaster
+	RoleMoment1
+	RoleMoment2
+	RoleGrad
+	NumRoles
+)
+
+var roleNames = [NumRoles]string{"weight", "master", "moment1", "moment2", "grad"}
+
+func (r Role) String() string { return roleNames[r] }
+
+// Tensor is a parameter of the model, as a whole.
+type Tensor struct {
+	Name  string   `json:"name"`
+	Shape [2]int64 `json:"shape"` // vectors are {n, 1}; without padding
+}
+
+// State maps the rectangle of a tensor that a rank holds. Row i, column j of the view is element
+// (Row0+i, Col0+j) of the tensor; elements beyond the tensor's shape are padding.
+type State struct {
+	Tensor int32
+	Role   Role
+	View   View
+	Row0   Attr
+	Col0   Attr
+}
+
+// Result names a view that the VM reads or fills.
+type Result struct {
+	Name string
+	View View
+}
+
+// Names of results. ResultStep is filled by the VM before each step: {learning rate, 1/(1-beta1^t), 1/(1-beta2^t)}.
+const (
+	ResultLoss     = "loss"      // f32 [1]: mean over the tokens of the batch
+	ResultEvalLoss = "eval_loss" // f32 [1]: mean over the tokens of the sequences of one eval section
+	ResultGradNorm = "grad_norm" // f32 [2]: global norm before clipping, factor applied
+	ResultStep     = "step"      // f32 [3]
+)
+
+// Rank is one device's copy of a code: what differs among ranks is in its constants and groups.
+type Rank struct {
+	Code       int32
+	Consts     []int64   // values of Program.Consts
+	Groups     [][]int32 // members of Program.Groups in group order; empty where this rank has none
+	DP, PP, SP int32     // coordinates, for reports
+}
+
+// Run is what the VM must know of the training run.
+type Run struct {
+	Sequence      int64    `json:"sequence"`
+	Batch         int      `json:"batch"`          // sequences a step, all replicas
+	EvalSequences int      `json:"eval_sequences"` // sequences that one eval section covers, all replicas
+	EvalBatch     int      `json:"eval_batch"`     // sequences a validation asks for: eval sections run until covered
+	EvalEvery     int      `json:"eval_every"`
+	Steps         int      `json:"steps"`
+	Seed          int64    `json:"seed"`
+	Vocab         int      `json:"vocab"`
+	LR            float64  `json:"lr"`
+	MinLR         float64  `json:"min_lr"`
+	Warmup        int      `json:"warmup"`
+	LRDecay       string   `json:"lr_decay"` // constant | cosine
+	Beta1         float64  `json:"beta1"`
+	Beta2         float64  `json:"beta2"`
+	DataKind      string   `json:"data_kind"` // text | random
+	DataFiles     []string `json:"data_files"`
+	Holdout       float64  `json:"holdout"`
+}
+
+// Program is one training job for a number of ranks. It needs no spec and no plan to run.
+type Program struct {
+	Name       string
+	Run        Run
+	Machine    Machine
+	FlopsModel float64  // model FLOPs of a step, all ranks, attention counted causal: what MFU is taken of
+	Bubble     float64  // predicted idle over busy time of the step, for the final report
+	Lines      []string // spec lines that instructions point to: "file:line: text"
+	Passes     []string
+	Consts     []string // names of per-rank constants
+	Groups     []string // names of communication groups
+	Tensors    []Tensor
+	Codes      []Code
+	Ranks      []Rank
+}
