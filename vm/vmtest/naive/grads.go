@@ -1,0 +1,127 @@
+package naive
+
+import "math"
+
+// LayerNormGrad differentiates LayerNorm. With xhat the normalised row and g = dy*gamma,
+// dx = rstd * (g - mean(g) - xhat*mean(g*xhat)).
+func LayerNormGrad(x, gamma, dy []float64, eps float64) (dx, dgamma, dbeta []float64) {
+	width := len(gamma)
+	dx, dgamma = make([]float64, len(x)), make([]float64, width)
+	for start := 0; start < len(x); start += width {
+		row := x[start:][:width]
+		mean, rstd := Moments(row, eps)
+		meanG, meanGX := 0.0, 0.0
+		for i := range row {
+			xhat, g := (row[i]-mean)*rstd, dy[start+i]*gamma[i]
+			meanG += g / float64(width)
+			meanGX += g * xhat / float64(width)
+			dgamma[i] += dy[start+i] * xhat
+		}
+		for i := range row {
+			xhat, g := (row[i]-mean)*rstd, dy[start+i]*gamma[i]
+			dx[start+i] = rstd * (g - meanG - xhat*meanGX)
+		}
+	}
+	return dx, dgamma, columnSums(dy, width)
+}
+
+// RMSNormGrad differentiates RMSNorm: LayerNorm's formula without the means that come from centring.
+func RMSNormGrad(x, gamma, dy []float64, eps float64) (dx, dgamma []float64) {
+	width := len(gamma)
+	dx, dgamma = make([]float64, len(x)), make([]float64, width)
+	for start := 0; start < len(x); start += width {
+		row := x[start:][:width]
+		r := ReciprocalRMS(row, eps)
+		meanGX := 0.0
+		for i := range row {
+			meanGX += dy[start+i] * gamma[i] * row[i] * r / float64(width)
+			dgamma[i] += dy[start+i] * row[i] * r
+		}
+		for i := range row {
+			dx[start+i] = r * (dy[start+i]*gamma[i] - row[i]*r*meanGX)
+		}
+	}
+	return dx, dgamma
+}
+
+// RopeGrad turns back: the inverse of a rotation is its transpose.
+func RopeGrad(dy []float64, batch, heads, headDim, prefix int, theta float64) []float64 {
+	return rotate(dy, batch, heads, headDim, prefix, theta, -1)
+}
+
+// AttentionGrad differentiates Attention. With p a query's weights, dp = dout*v^T and ds = p * (dp - sum(p*dp)).
+func AttentionGrad(q, k, v, dout []float64, s AttentionShape) (dq, dk, dv []float64) {
+	weights, _ := attentionWeights(q, k, s)
+	dq, dk, dv = make([]float64, len(q)), make([]float64, len(k)), make([]float64, len(v))
+	s.each(func(t, b, h, row int) {
+		query := s.query(t, b, h)
+		dp, mean := make([]float64, len(weights[row])), 0.0
+		for u, p := range weights[row] {
+			key := s.key(u, b, h)
+			for d := range s.HeadDim {
+				dp[u] += dout[query+d] * v[key+d]
+				dv[key+d] += p * dout[query+d]
+			}
+			mean += p * dp[u]
+		}
+		for u, p := range weights[row] {
+			key := s.key(u, b, h)
+			ds := p * (dp[u] - mean) / math.Sqrt(float64(s.HeadDim))
+			for d := range s.HeadDim {
+				dq[query+d] += ds * k[key+d]
+				dk[key+d] += ds * q[query+d]
+			}
+		}
+	})
+	return dq, dk, dv
+}
+
+// GELUGrad differentiates GELU.
+func GELUGrad(x, dy []float64) []float64 {
+	dx := make([]float64, len(x))
+	for i, value := range x {
+		tanh := geluTanh(value)
+		slope := math.Sqrt(2/math.Pi) * (1 + 3*geluCubic*value*value)
+		dx[i] = dy[i] * (0.5*(1+tanh) + 0.5*value*(1-tanh*tanh)*slope)
+	}
+	return dx
+}
+
+// SwiGLUGrad differentiates SwiGLU.
+func SwiGLUGrad(gate, up, dy []float64) (dgate, dup []float64) {
+	dgate, dup = make([]float64, len(gate)), make([]float64, len(up))
+	for i, g := range gate {
+		sig := sigmoid(g)
+		dgate[i] = dy[i] * up[i] * (sig + g*sig*(1-sig))
+		dup[i] = dy[i] * g * sig
+	}
+	return dgate, dup
+}
+
+// EmbedGrad differentiates Embed by its table, which holds the tokens first .. first+rows-1.
+func EmbedGrad(tokens []int32, dy []float64, hidden, first, rows int) []float64 {
+	dtable := make([]float64, rows*hidden)
+	for row, token := range tokens {
+		if at := int(token) - first; at >= 0 && at < rows {
+			addTo(dtable[at*hidden:][:hidden], dy[row*hidden:][:hidden])
+		}
+	}
+	return dtable
+}
+
+// CrossEntropyGrad differentiates scale * (sum of the rows' losses) by logits over a part of the vocabulary, laid out as
+// for CrossEntropyStats: softmax minus one at the label, and 0 for padding. logSumExp is that of the whole rows.
+func CrossEntropyGrad(logits []float64, labels []int32, logSumExp []float64, width, valid, first int, scale float64) []float64 {
+	dlogits := make([]float64, len(logits))
+	for i, value := range logits {
+		row, column := i/width, i%width
+		if column >= valid {
+			continue
+		}
+		dlogits[i] = scale * math.Exp(value-logSumExp[row])
+		if int(labels[row])-first == column {
+			dlogits[i] -= scale
+		}
+	}
+	return dlogits
+}

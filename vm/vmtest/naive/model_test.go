@@ -1,0 +1,260 @@
+package naive
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const seed = 20240607 // of every random value in these tests
+
+// tiny is a model whose sizes all differ, so that a confusion of two of them does not pass.
+func tiny(family, positions string, kvHeads int, tied bool) Config {
+	return Config{Family: family, Layers: 2, Hidden: 6, Heads: 4, KVHeads: kvHeads, HeadDim: 2, FFN: 7, Vocab: 9,
+		Tied: tied, Positions: positions, RopeTheta: 100, NormEps: 1e-5, Sequence: 4}
+}
+
+// tinyConfigs is every family with every kind of positions and of head groups, tied and untied in turn.
+func tinyConfigs() []Config {
+	var list []Config
+	for _, family := range []string{gpt, llama} {
+		for _, positions := range []string{learned, rope, none} {
+			for _, kvHeads := range []int{4, 2, 1} {
+				list = append(list, tiny(family, positions, kvHeads, len(list)%2 == 1))
+			}
+		}
+	}
+	return list
+}
+
+func (cfg Config) title() string {
+	return fmt.Sprintf("%s/%s/kv%d/tied=%t", cfg.Family, cfg.Positions, cfg.KVHeads, cfg.Tied)
+}
+
+func newRand(t *testing.T) *rand.Rand {
+	t.Logf("seed %d", seed)
+	return rand.New(rand.NewPCG(seed, 1))
+}
+
+func normals(r *rand.Rand, n int, mean, std float64) []float64 {
+	x := make([]float64, n)
+	for i := range x {
+		x[i] = mean + std*r.NormFloat64()
+	}
+	return x
+}
+
+// randomWeights are large enough that every part of the model is far from linear.
+func randomWeights(r *rand.Rand, cfg Config) Tensors {
+	w := Tensors{}
+	for _, p := range parameters(cfg) {
+		n := 1
+		for _, d := range p.shape {
+			n *= d
+		}
+		mean := 0.0
+		if strings.HasSuffix(p.name, "gamma") {
+			mean = 1
+		}
+		w[p.name] = normals(r, n, mean, 0.5)
+	}
+	return w
+}
+
+func randomTokens(r *rand.Rand, cfg Config, batch int) [][]int32 {
+	tokens := make([][]int32, batch)
+	for b := range tokens {
+		for range cfg.Sequence + 1 {
+			tokens[b] = append(tokens[b], int32(r.IntN(cfg.Vocab)))
+		}
+	}
+	return tokens
+}
+
+// wantClose fails unless got and want differ by less than tolerance of want's own length.
+func wantClose(t *testing.T, what string, got, want []float64, tolerance float64) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s: %d values, want %d", what, len(got), len(want))
+	}
+	difference, size := 0.0, 0.0
+	for i := range want {
+		difference += (got[i] - want[i]) * (got[i] - want[i])
+		size += want[i] * want[i]
+	}
+	if !(math.Sqrt(difference) <= tolerance*math.Sqrt(size)) {
+		t.Errorf("%s: relative error %.2g\n got %.10g\nwant %.10g", what, math.Sqrt(difference/size), got, want)
+	}
+}
+
+func TestGradientsOfEveryTensor(t *testing.T) {
+	r := newRand(t)
+	for _, cfg := range tinyConfigs() {
+		t.Run(cfg.title(), func(t *testing.T) {
+			w, tokens := randomWeights(r, cfg), randomTokens(r, cfg, 2)
+			loss, grads := LossAndGrads(cfg, w, tokens)
+			if loss != Loss(cfg, w, tokens) {
+				t.Errorf("LossAndGrads gives loss %g, Loss gives %g", loss, Loss(cfg, w, tokens))
+			}
+			if len(grads) != len(w) {
+				t.Errorf("%d gradients of %d tensors", len(grads), len(w))
+			}
+			for _, name := range Names(cfg) {
+				numeric := NumericGrad(func(x []float64) float64 {
+					moved := maps.Clone(w)
+					moved[name] = x
+					return Loss(cfg, moved, tokens)
+				}, w[name])
+				if strings.HasSuffix(name, "bk") && cfg.Positions != rope {
+					wantZero(t, name, grads[name])
+					continue
+				}
+				wantClose(t, name, grads[name], numeric, 1e-6)
+			}
+		})
+	}
+}
+
+// wantZero checks a key bias: without rotation it adds the same to all scores of a query, which softmax does not see.
+func wantZero(t *testing.T, name string, grad []float64) {
+	t.Helper()
+	for _, g := range grad {
+		if math.Abs(g) > 1e-14 {
+			t.Errorf("%s: gradient %g where theory says zero", name, g)
+		}
+	}
+}
+
+func TestNamesAndShapes(t *testing.T) {
+	cfg := tiny(llama, rope, 2, false)
+	cfg.Layers = 1
+	want := []string{"embed", "layer.0.ln1.gamma", "layer.0.wq", "layer.0.wk", "layer.0.wv", "layer.0.wo",
+		"layer.0.ln2.gamma", "layer.0.w_gate", "layer.0.w_up", "layer.0.w_down", "ln_f.gamma", "head"}
+	if got := Names(cfg); !slices.Equal(got, want) {
+		t.Errorf("llama: got %v, want %v", got, want)
+	}
+	cfg = tiny(gpt, learned, 2, true)
+	cfg.Layers = 1
+	want = []string{"embed", "pos", "layer.0.ln1.gamma", "layer.0.ln1.beta", "layer.0.wq", "layer.0.bq", "layer.0.wk",
+		"layer.0.bk", "layer.0.wv", "layer.0.bv", "layer.0.wo", "layer.0.bo", "layer.0.ln2.gamma", "layer.0.ln2.beta",
+		"layer.0.w1", "layer.0.b1", "layer.0.w2", "layer.0.b2", "ln_f.gamma", "ln_f.beta"}
+	if got := Names(cfg); !slices.Equal(got, want) {
+		t.Errorf("gpt: got %v, want %v", got, want)
+	}
+	for name, want := range map[string][]int{"embed": {9, 6}, "pos": {4, 6}, "layer.0.wq": {6, 8}, "layer.0.wk": {6, 4},
+		"layer.0.wo": {8, 6}, "layer.0.w1": {6, 7}, "layer.0.w2": {7, 6}, "layer.0.b1": {7}} {
+		if got := Shapes(cfg)[name]; !slices.Equal(got, want) {
+			t.Errorf("%s: shape %v, want %v", name, got, want)
+		}
+	}
+}
+
+func TestUniformLogitsGiveLogVocab(t *testing.T) {
+	r := newRand(t)
+	for _, cfg := range tinyConfigs() {
+		if cfg.Tied {
+			continue
+		}
+		w := randomWeights(r, cfg)
+		clear(w["head"])
+		if got, want := Loss(cfg, w, randomTokens(r, cfg, 3)), math.Log(float64(cfg.Vocab)); math.Abs(got-want) > 1e-14 {
+			t.Errorf("%s: loss %.17g, want %.17g", cfg.title(), got, want)
+		}
+	}
+}
+
+// TestByHand has one layer of width 2 whose matrices are zero, so the embedding goes straight to the last norm:
+// (3, 4) over its root mean square 5/sqrt(2) is (0.6, 0.8)*sqrt(2), and the head is the identity.
+func TestByHand(t *testing.T) {
+	cfg := Config{Family: llama, Layers: 1, Hidden: 2, Heads: 1, KVHeads: 1, HeadDim: 2, FFN: 3, Vocab: 2,
+		Positions: none, Sequence: 1}
+	w := Tensors{}
+	for name, shape := range Shapes(cfg) {
+		w[name] = make([]float64, shape[0]*append(shape, 1)[1])
+	}
+	w["embed"], w["head"], w["ln_f.gamma"] = []float64{3, 4, 0, 0}, []float64{1, 0, 0, 1}, []float64{1, 1}
+	want := math.Log(1 + math.Exp(-0.2*math.Sqrt2)) // label 1 has the larger logit by 0.2*sqrt(2)
+	if got := Loss(cfg, w, [][]int32{{0, 1}}); math.Abs(got-want) > 1e-15 {
+		t.Errorf("loss %.17g, want %.17g", got, want)
+	}
+}
+
+// TestBatchIsTheMeanOfItsSequences guards the interleaving of rows.
+func TestBatchIsTheMeanOfItsSequences(t *testing.T) {
+	r := newRand(t)
+	for _, cfg := range tinyConfigs() {
+		w, tokens := randomWeights(r, cfg), randomTokens(r, cfg, 3)
+		loss, grads := LossAndGrads(cfg, w, tokens)
+		mean, meanGrads := 0.0, Tensors{}
+		for _, sequence := range tokens {
+			l, g := LossAndGrads(cfg, w, [][]int32{sequence})
+			mean += l / 3
+			for name := range g {
+				if meanGrads[name] == nil {
+					meanGrads[name] = make([]float64, len(g[name]))
+				}
+				for i := range g[name] {
+					meanGrads[name][i] += g[name][i] / 3
+				}
+			}
+		}
+		wantClose(t, cfg.title()+" loss", []float64{loss}, []float64{mean}, 1e-14)
+		for name := range grads {
+			if !strings.HasSuffix(name, "bk") {
+				wantClose(t, cfg.title()+" "+name, grads[name], meanGrads[name], 1e-12)
+			}
+		}
+	}
+}
+
+// TestCausal changes the last input only: what the last layer's MLP sees of earlier rows must stay the same to the bit.
+func TestCausal(t *testing.T) {
+	r := newRand(t)
+	for _, cfg := range tinyConfigs() {
+		w, tokens := randomWeights(r, cfg), randomTokens(r, cfg, 1)
+		last := cfg.Sequence - 1
+		other := [][]int32{slices.Clone(tokens[0])}
+		other[0][last] = (other[0][last] + 1) % int32(cfg.Vocab)
+		a, b := lastMid(cfg, w, tokens), lastMid(cfg, w, other)
+		border := last * cfg.Hidden
+		if !slices.Equal(a[:border], b[:border]) {
+			t.Errorf("%s: an earlier row felt a later token", cfg.title())
+		}
+		if slices.Equal(a[border:], b[border:]) {
+			t.Errorf("%s: the last row did not feel its own token", cfg.title())
+		}
+	}
+}
+
+// lastMid is the last layer's residual stream between attention and MLP.
+func lastMid(cfg Config, w Tensors, tokens [][]int32) []float64 {
+	m := newModel(cfg, w, tokens)
+	m.forward()
+	return m.tapes[cfg.Layers-1].mid
+}
+
+func TestMistakesPanic(t *testing.T) {
+	r := newRand(t)
+	good := tiny(gpt, learned, 2, true)
+	w, tokens := randomWeights(r, good), randomTokens(r, good, 1)
+	for what, try := range map[string]func(){
+		"family":   func() { c := good; c.Family = "bert"; Loss(c, w, tokens) },
+		"kv heads": func() { c := good; c.KVHeads = 3; Loss(c, w, tokens) },
+		"tensor":   func() { c := good; c.Tied = false; Loss(c, w, tokens) },
+		"length":   func() { Loss(good, w, [][]int32{{1, 2}}) },
+		"token":    func() { Loss(good, w, [][]int32{{1, 2, 3, 4, 9}}) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			defer func() {
+				if text, _ := recover().(string); !strings.HasPrefix(text, "internal: naive: ") {
+					t.Errorf("no panic, or a strange one: %q", text)
+				}
+			}()
+			try()
+		})
+	}
+}

@@ -1,0 +1,266 @@
+package naive
+
+import "math"
+
+// LayerNorm (Ba et al., 2016) brings every row to mean 0 and variance 1, then scales and shifts by column. A row is as
+// wide as gamma; the variance divides by the width, not by one less.
+func LayerNorm(x, gamma, beta []float64, eps float64) []float64 {
+	y := make([]float64, len(x))
+	for start := 0; start < len(x); start += len(gamma) {
+		row := x[start:][:len(gamma)]
+		mean, rstd := Moments(row, eps)
+		for i := range row {
+			y[start+i] = (row[i]-mean)*rstd*gamma[i] + beta[i]
+		}
+	}
+	return y
+}
+
+// Moments gives a row's mean and the reciprocal of its standard deviation.
+func Moments(row []float64, eps float64) (mean, rstd float64) {
+	n := float64(len(row))
+	for _, value := range row {
+		mean += value / n
+	}
+	variance := 0.0
+	for _, value := range row {
+		variance += (value - mean) * (value - mean) / n
+	}
+	return mean, 1 / math.Sqrt(variance+eps)
+}
+
+// RMSNorm (Zhang and Sennrich, 2019) divides every row by its root mean square, then scales by column.
+func RMSNorm(x, gamma []float64, eps float64) []float64 {
+	y := make([]float64, len(x))
+	for start := 0; start < len(x); start += len(gamma) {
+		row := x[start:][:len(gamma)]
+		r := ReciprocalRMS(row, eps)
+		for i := range row {
+			y[start+i] = row[i] * r * gamma[i]
+		}
+	}
+	return y
+}
+
+// ReciprocalRMS is one over a row's root mean square.
+func ReciprocalRMS(row []float64, eps float64) float64 {
+	sum := 0.0
+	for _, value := range row {
+		sum += value * value
+	}
+	return 1 / math.Sqrt(sum/float64(len(row))+eps)
+}
+
+// MatMul is A*B + bias, with A as [m, k] and B as [k, n] after the transposes asked for: with transA the slice a is
+// stored as [k, m], with transB the slice b as [n, k]. A nil bias is none; another has n values, added to every row.
+func MatMul(a, b, bias []float64, m, n, k int, transA, transB bool) []float64 {
+	demand(len(a) == m*k && len(b) == k*n, "matmul of %d by %d values as m=%d n=%d k=%d", len(a), len(b), m, n, k)
+	rowA, columnA, rowB, columnB := k, 1, n, 1 // distances between neighbours
+	if transA {
+		rowA, columnA = 1, m
+	}
+	if transB {
+		rowB, columnB = 1, k
+	}
+	c := make([]float64, m*n)
+	for i := range m {
+		for j := range n {
+			sum := 0.0
+			for p := range k {
+				sum += a[i*rowA+p*columnA] * b[p*rowB+j*columnB]
+			}
+			if bias != nil {
+				sum += bias[j]
+			}
+			c[i*n+j] = sum
+		}
+	}
+	return c
+}
+
+// Rope (Su et al., 2021) turns the pair (i, i+D/2) of every head of D values by position * theta^(-2i/D), the pairing
+// of GPT-NeoX and Llama's published weights. Row r is at position prefix + r/batch.
+func Rope(x []float64, batch, heads, headDim, prefix int, theta float64) []float64 {
+	return rotate(x, batch, heads, headDim, prefix, theta, 1)
+}
+
+func rotate(x []float64, batch, heads, headDim, prefix int, theta, sign float64) []float64 {
+	y := make([]float64, len(x))
+	half := headDim / 2
+	for start := 0; start < len(x); start += headDim { // one head of one row
+		position := float64(prefix + start/(heads*headDim)/batch)
+		for i := range half {
+			sin, cos := math.Sincos(sign * position * math.Pow(theta, -2*float64(i)/float64(headDim)))
+			first, second := x[start+i], x[start+i+half]
+			y[start+i] = first*cos - second*sin
+			y[start+i+half] = first*sin + second*cos
+		}
+	}
+	return y
+}
+
+// AttentionShape is the shape of causal attention of Queries tokens after a prefix of Prefix tokens. Queries are
+// [Queries*Batch, Heads*HeadDim]; keys and values, the prefix's first, are [(Prefix+Queries)*Batch, KVHeads*HeadDim].
+// Heads share keys and values in groups of consecutive heads (Ainslie et al., 2023).
+type AttentionShape struct{ Queries, Prefix, Batch, Heads, KVHeads, HeadDim int }
+
+// query is where head h of query t of sequence b starts; key likewise, for the key head that h reads.
+func (s AttentionShape) query(t, b, h int) int { return ((t*s.Batch+b)*s.Heads + h) * s.HeadDim }
+func (s AttentionShape) key(t, b, h int) int {
+	return ((t*s.Batch+b)*s.KVHeads + h/(s.Heads/s.KVHeads)) * s.HeadDim
+}
+
+// Attention is softmax(q*k^T / sqrt(HeadDim)) * v over the keys that are not in a query's future (Vaswani et al.,
+// 2017). Its second result is the logarithm of every softmax's denominator, [Queries*Batch, Heads].
+func Attention(q, k, v []float64, s AttentionShape) (out, logSumExp []float64) {
+	weights, logSumExp := attentionWeights(q, k, s)
+	out = make([]float64, len(q))
+	s.each(func(t, b, h, row int) {
+		for u, p := range weights[row] {
+			for d := range s.HeadDim {
+				out[s.query(t, b, h)+d] += p * v[s.key(u, b, h)+d]
+			}
+		}
+	})
+	return out, logSumExp
+}
+
+// each visits every query of every head, numbered as the rows of logSumExp are.
+func (s AttentionShape) each(visit func(t, b, h, row int)) {
+	for t := range s.Queries {
+		for b := range s.Batch {
+			for h := range s.Heads {
+				visit(t, b, h, (t*s.Batch+b)*s.Heads+h)
+			}
+		}
+	}
+}
+
+// attentionWeights is every query's softmax over the keys up to its own place.
+func attentionWeights(q, k []float64, s AttentionShape) (weights [][]float64, logSumExp []float64) {
+	rows := s.Queries * s.Batch * s.Heads
+	weights, logSumExp = make([][]float64, rows), make([]float64, rows)
+	s.each(func(t, b, h, row int) {
+		scores := make([]float64, s.Prefix+t+1)
+		for u := range scores {
+			for d := range s.HeadDim {
+				scores[u] += q[s.query(t, b, h)+d] * k[s.key(u, b, h)+d] / math.Sqrt(float64(s.HeadDim))
+			}
+		}
+		logSumExp[row] = logOfSumOfExp(scores)
+		for u := range scores {
+			scores[u] = math.Exp(scores[u] - logSumExp[row])
+		}
+		weights[row] = scores
+	})
+	return weights, logSumExp
+}
+
+// logOfSumOfExp subtracts the largest value first, so that no exponential overflows.
+func logOfSumOfExp(x []float64) float64 {
+	largest := math.Inf(-1)
+	for _, value := range x {
+		largest = math.Max(largest, value)
+	}
+	sum := 0.0
+	for _, value := range x {
+		sum += math.Exp(value - largest)
+	}
+	return largest + math.Log(sum)
+}
+
+// GELU is the tanh approximation (Hendrycks and Gimpel, 2016), as in GPT-2.
+func GELU(x []float64) []float64 {
+	y := make([]float64, len(x))
+	for i, value := range x {
+		y[i] = 0.5 * value * (1 + geluTanh(value))
+	}
+	return y
+}
+
+const geluCubic = 0.044715
+
+func geluTanh(x float64) float64 { return math.Tanh(math.Sqrt(2/math.Pi) * (x + geluCubic*x*x*x)) }
+
+// SwiGLU (Shazeer, 2020) is gate * sigmoid(gate) * up.
+func SwiGLU(gate, up []float64) []float64 {
+	y := make([]float64, len(gate))
+	for i := range gate {
+		y[i] = gate[i] * sigmoid(gate[i]) * up[i]
+	}
+	return y
+}
+
+func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
+
+// Embed looks tokens up in the rows of a table that holds the vocabulary from token first on. A token that the table
+// does not hold gives zeros, so that the sum over the parts of a divided vocabulary is the whole lookup.
+func Embed(table []float64, tokens []int32, hidden, first int) []float64 {
+	y := make([]float64, len(tokens)*hidden)
+	for row, token := range tokens {
+		if at := int(token) - first; at >= 0 && at < len(table)/hidden {
+			copy(y[row*hidden:], table[at*hidden:][:hidden])
+		}
+	}
+	return y
+}
+
+// CrossEntropy is every row's -log softmax(logits)[label] and the logarithm of its softmax's denominator. A row is the
+// whole vocabulary wide.
+func CrossEntropy(logits []float64, labels []int32, vocab int) (losses, logSumExp []float64) {
+	return CrossEntropyJoin(CrossEntropyStats(logits, labels, vocab, vocab, 0), len(labels))
+}
+
+// CrossEntropyStats is what logits over a part of the vocabulary add to the loss of each row, as [rows, 3]: the largest
+// logit, the sum of exp(logit - largest), and the label's logit, or 0 where the label lies in another part. A row is
+// width wide; its first valid columns are the tokens from first on, the rest is padding.
+func CrossEntropyStats(logits []float64, labels []int32, width, valid, first int) []float64 {
+	var stats []float64
+	for row, label := range labels {
+		values := logits[row*width:][:valid]
+		largest, sum, target := math.Inf(-1), 0.0, 0.0
+		for _, value := range values {
+			largest = math.Max(largest, value)
+		}
+		for _, value := range values {
+			sum += math.Exp(value - largest)
+		}
+		if at := int(label) - first; at >= 0 && at < valid {
+			target = values[at]
+		}
+		stats = append(stats, largest, sum, target)
+	}
+	return stats
+}
+
+// CrossEntropyJoin turns the stats of all parts of the vocabulary, [parts, rows, 3], into the loss of every row.
+func CrossEntropyJoin(stats []float64, rows int) (losses, logSumExp []float64) {
+	losses, logSumExp = make([]float64, rows), make([]float64, rows)
+	for row := range rows {
+		var logs []float64
+		label := 0.0
+		for at := 3 * row; at < len(stats); at += 3 * rows {
+			logs = append(logs, stats[at]+math.Log(stats[at+1]))
+			label += stats[at+2]
+		}
+		logSumExp[row] = logOfSumOfExp(logs)
+		losses[row] = logSumExp[row] - label
+	}
+	return losses, logSumExp
+}
+
+// NumericGrad differentiates f at x by central differences over five points, whose error falls with the fourth power
+// of the step: in float64 about ten digits of a smooth f of ordinary size. It leaves x alone.
+func NumericGrad(f func(x []float64) float64, x []float64) []float64 {
+	grad := make([]float64, len(x))
+	for i := range x {
+		step := 2e-4 * math.Max(1, math.Abs(x[i]))
+		at := func(steps float64) float64 {
+			moved := append([]float64(nil), x...)
+			moved[i] += steps * step
+			return f(moved)
+		}
+		grad[i] = (8*(at(1)-at(-1)) - (at(2) - at(-2))) / (12 * step)
+	}
+	return grad
+}
