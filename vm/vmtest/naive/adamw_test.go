@@ -21,7 +21,7 @@ func TestAdamWByHand(t *testing.T) {
 
 	// The second step has gradients (-0.1, 0), below the clip, and half the rate.
 	grads["layer.0.w1"][0], grads["layer.0.b1"][0] = -0.1, 0
-	if norm := s.Update(opt, 0.05, w, grads, 0.5); math.Abs(norm-0.1) > 1e-16 {
+	if norm := s.Update(opt, 0.05, w, grads, 0.5); !(math.Abs(norm-0.1) <= 1e-16) {
 		t.Errorf("norm %g, want 0.1", norm)
 	}
 	m, v := 0.9*0.03-0.1*0.1, 0.99*0.0009+0.01*0.01
@@ -76,7 +76,7 @@ func TestLearningRate(t *testing.T) {
 		{99, 4, 12, "constant", 1},
 		{1, 0, 12, "constant", 1},
 	} {
-		if got := LearningRate(c.step, c.warmup, c.steps, c.decay, 1, 0.1); math.Abs(got-c.want) > 1e-15 {
+		if got := LearningRate(c.step, c.warmup, c.steps, c.decay, 1, 0.1); !(math.Abs(got-c.want) <= 1e-15) {
 			t.Errorf("%+v: got %g", c, got)
 		}
 	}

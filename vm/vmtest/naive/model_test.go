@@ -123,7 +123,7 @@ func TestGradientsOfEveryTensor(t *testing.T) {
 func wantZero(t *testing.T, name string, grad []float64) {
 	t.Helper()
 	for _, g := range grad {
-		if math.Abs(g) > 1e-14 {
+		if !(math.Abs(g) <= 1e-14) {
 			t.Errorf("%s: gradient %g where theory says zero", name, g)
 		}
 	}
@@ -161,7 +161,7 @@ func TestUniformLogitsGiveLogVocab(t *testing.T) {
 		}
 		w := randomWeights(r, cfg)
 		clear(w["head"])
-		if got, want := Loss(cfg, w, randomTokens(r, cfg, 3)), math.Log(float64(cfg.Vocab)); math.Abs(got-want) > 1e-14 {
+		if got, want := Loss(cfg, w, randomTokens(r, cfg, 3)), math.Log(float64(cfg.Vocab)); !(math.Abs(got-want) <= 1e-14) {
 			t.Errorf("%s: loss %.17g, want %.17g", cfg.title(), got, want)
 		}
 	}
@@ -178,7 +178,7 @@ func TestByHand(t *testing.T) {
 	}
 	w["embed"], w["head"], w["ln_f.gamma"] = []float64{3, 4, 0, 0}, []float64{1, 0, 0, 1}, []float64{1, 1}
 	want := math.Log(1 + math.Exp(-0.2*math.Sqrt2)) // label 1 has the larger logit by 0.2*sqrt(2)
-	if got := Loss(cfg, w, [][]int32{{0, 1}}); math.Abs(got-want) > 1e-15 {
+	if got := Loss(cfg, w, [][]int32{{0, 1}}); !(math.Abs(got-want) <= 1e-15) {
 		t.Errorf("loss %.17g, want %.17g", got, want)
 	}
 }

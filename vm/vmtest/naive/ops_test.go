@@ -34,6 +34,10 @@ func TestKnownValues(t *testing.T) {
 	wantClose(t, "attention", out, []float64{4, 0, 0, 0, 1, 3, 0, 0}, 1e-15)
 	wantClose(t, "logsumexp", lse, []float64{0, math.Log(4)}, 1e-15)
 
+	// A token alone attends to itself only, so every head shows whose values it reads: neighbours share.
+	out, _ = Attention([]float64{1, 2, 3, 4}, []float64{5, 6}, []float64{7, 8}, AttentionShape{1, 0, 1, 4, 2, 1})
+	wantClose(t, "head groups", out, []float64{7, 7, 8, 8}, 1e-15)
+
 	// Softmax of log(1), log(2), log(5) is 1/8, 2/8, 5/8.
 	logits, labels := []float64{0, math.Log(2), math.Log(5)}, []int32{1}
 	losses, sums := CrossEntropy(logits, labels, 3)
