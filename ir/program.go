@@ -60,6 +60,9 @@ var streamNames = [NumStreams]string{"compute", "d2h", "h2d", "coll", "send_next
 
 func (s Stream) String() string { return streamNames[s] }
 
+// Alignment is what the offset of every placed buffer is a multiple of: a cache line pair, and what GPU copies like.
+const Alignment Bytes = 256
+
 // Buffer is a named range of an arena. Two buffers may share bytes when their lives do not meet.
 type Buffer struct {
 	Name   string

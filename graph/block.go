@@ -1,0 +1,126 @@
+package graph
+
+import "sppo/ir"
+
+// Size is what the shapes of a task depend on.
+type Size struct {
+	Sequence int64 // S
+	Prefix   int64 // tokens before the subsequence
+	Tokens   int64 // n
+	Batch    int64 // b, sequences of the microbatch
+	SP       int64 // t
+	Chunk    int64 // first row of the head's chunk
+	Rows     int64 // rows of the head's chunk
+}
+
+// chunkBytes bounds the logits of one chunk of the head's loop.
+const chunkBytes = 64 << 20
+
+// ChunkRows is how many rows the head's loop takes at a time: at most chunkBytes of f32 logits, in multiples of
+// 64, evenly over the subsequence. It does not depend on how layers are split over stages.
+func (g *Model) ChunkRows(s Size) int64 {
+	rows := s.Tokens * s.Batch
+	most := max(chunkBytes/(4*g.vocabLocal())/64*64, 64)
+	chunks := ceilDiv(rows, most)
+	return min(ceilDiv(ceilDiv(rows, chunks), 64)*64, rows)
+}
+
+// rowCount is the extent of the first dimension of the value's storage.
+func (v *Value) rowCount(s Size) int64 {
+	switch v.Rows {
+	case Local:
+		return s.Tokens * s.Batch / s.SP
+	case Full:
+		return s.Tokens * s.Batch
+	case LocalTokens:
+		return s.Tokens / s.SP
+	case Whole:
+		return s.Sequence * s.Batch
+	case WholeTokens:
+		return s.Sequence / s.SP
+	case ChunkRows:
+		return s.Rows
+	}
+	return v.Count
+}
+
+// Bytes is the size of the value's storage.
+func (v *Value) Bytes(s Size) ir.Bytes {
+	n := v.rowCount(s) * max(v.Cols, 1) * max(v.Planes, 1)
+	return ir.Bytes(n) * v.DType.Bytes()
+}
+
+// View is what an operand covers of its value's storage; the caller adds the buffer and where it starts.
+func (b *Block) View(a Arg, s Size) ir.View {
+	v := &b.Values[a.Value]
+	first, rows := int64(0), v.rowCount(s)
+	switch a.Span {
+	case Tail, Seen:
+		unit := s.Batch // rows of the storage per token
+		div := int64(1)
+		if v.Rows == WholeTokens {
+			unit, div = 1, s.SP
+		}
+		first, rows = s.Prefix*unit/div, s.Tokens*unit/div
+		if a.Span == Seen {
+			first, rows = 0, first+rows
+		}
+	case Chunk:
+		first, rows = s.Chunk, s.Rows
+	}
+	out := ir.View{DType: v.DType, Offset: ir.Bytes(first*max(v.Cols, 1)) * v.DType.Bytes()}
+	dims := out.Shape[:0]
+	if v.Planes > 0 && a.Span != Flat {
+		dims = append(dims, int32(v.Planes))
+	}
+	dims = append(dims, int32(rows))
+	if v.Cols > 0 {
+		dims = append(dims, int32(v.Cols))
+	}
+	_ = dims
+	return out
+}
+
+// Instr makes the instruction of a node. view places an operand, attr resolves what Size does not know; both are
+// called for every operand and attribute in the order of the opcode's row.
+func (b *Block) Instr(n *Node, s Size, view func(Arg, ir.View) ir.View, attr func(Attr) ir.Attr) ir.Instr {
+	in := ir.Instr{Op: n.Op, Args: make([]ir.View, len(n.Args)), Attrs: make([]ir.Attr, len(n.Attrs))}
+	for i, a := range n.Args {
+		if a.Value == Missing {
+			in.Args[i] = ir.Absent()
+			continue
+		}
+		in.Args[i] = view(a, b.View(a, s))
+	}
+	for i, a := range n.Attrs {
+		switch a.Source {
+		case Literal:
+			in.Attrs[i] = a.Value
+		case FromBatch:
+			in.Attrs[i] = ir.Int(s.Batch)
+		case FromPrefix:
+			in.Attrs[i] = ir.Int(s.Prefix + int64(a.Value.Bits))
+		default:
+			in.Attrs[i] = attr(a)
+		}
+	}
+	return in
+}
+
+// Work is the cost of a node at a size, before anything is placed.
+func (b *Block) Work(n *Node, s Size) ir.Work {
+	in := b.Instr(n, s, func(_ Arg, v ir.View) ir.View { return v }, func(Attr) ir.Attr { return ir.Int(1) })
+	return in.Work()
+}
+
+// UnitBytes is the storage of a unit: its values one after another, each aligned.
+func (b *Block) UnitBytes(u *Unit, s Size) ir.Bytes {
+	var n ir.Bytes
+	for _, v := range u.Values {
+		n += Align(b.Values[v].Bytes(s))
+	}
+	return n
+}
+
+// Align rounds a size up to what every buffer starts at a multiple of.
+func Align(n ir.Bytes) ir.Bytes { return (n + ir.Alignment - 1) / ir.Alignment * ir.Alignment }

@@ -1,0 +1,121 @@
+package graph
+
+import (
+	"fmt"
+
+	"sppo/ir"
+)
+
+// builder appends values and nodes to a block.
+type builder struct {
+	Block
+	act     ir.DType // storage of activations and weights
+	sp      int
+	nodes   *[]Node     // where node appends: Forward or Backward
+	chunked bool        // nodes belong to the head's loop
+	grads   map[int]Arg // gradient of a forward value, while differentiating
+	remat   map[int]int // forward value -> its copy made again in the backward pass
+}
+
+func newBuilder(name string, act ir.DType, sp int) *builder {
+	b := &builder{act: act, sp: sp, grads: map[int]Arg{}, remat: map[int]int{}}
+	b.Block = Block{Name: name, Input: Missing, Output: Missing, DOutput: Missing, DInput: Missing, Loss: Missing}
+	b.nodes = &b.Forward
+	return b
+}
+
+func (b *builder) value(v Value) int {
+	if b.hasValue(v.Name) {
+		panic("internal: block " + b.Name + " has two values " + v.Name)
+	}
+	b.Values = append(b.Values, v)
+	return len(b.Values) - 1
+}
+
+// activation adds a value of the activation type.
+func (b *builder) activation(name string, rows Rows, cols int64) int {
+	return b.value(Value{Name: name, Rows: rows, Cols: cols, DType: b.act})
+}
+
+// param adds a parameter with its weight and gradient values and returns the weight.
+func (b *builder) param(p Param) int {
+	i := len(b.Params)
+	b.Params = append(b.Params, p)
+	rows, count, cols := Fixed, p.Local[0], p.Local[1]
+	if p.Shard == ByTokens {
+		rows, count = WholeTokens, 0
+	}
+	if p.Shape[1] == 1 {
+		cols = 0
+	}
+	w := b.value(Value{Name: p.Name, Kind: Weight, Rows: rows, Count: count, Cols: cols, DType: b.act, Param: i})
+	b.value(Value{Name: "d" + p.Name, Kind: WeightGrad, Rows: rows, Count: count, Cols: cols, DType: ir.F32, Param: i})
+	return w
+}
+
+// weightGrad is the gradient value of a weight value.
+func (b *builder) weightGrad(w int) int { return w + 1 }
+
+// node appends an operation; args in the order of the opcode's row, absent ones at the end may be left out.
+func (b *builder) node(op ir.Op, attrs []Attr, args ...Arg) {
+	for len(args) < len(ir.Ops[op].Operands) {
+		args = append(args, Arg{Value: Missing})
+	}
+	*b.nodes = append(*b.nodes, Node{Op: op, Args: args, Attrs: orderAttrs(op, attrs), Chunked: b.chunked})
+}
+
+func orderAttrs(op ir.Op, attrs []Attr) []Attr {
+	row := ir.Ops[op].Attrs
+	ordered := make([]Attr, len(row))
+	for i, info := range row {
+		ordered[i] = Attr{Name: info.Name}
+	}
+	for _, a := range attrs {
+		ordered[attrIndex(op, a.Name)] = a
+	}
+	return ordered
+}
+
+func attrIndex(op ir.Op, name string) int {
+	for i, info := range ir.Ops[op].Attrs {
+		if info.Name == name {
+			return i
+		}
+	}
+	panic(fmt.Sprintf("internal: %s has no attribute %s", ir.Ops[op].Name, name))
+}
+
+func all(v int) Arg   { return Arg{Value: v} }
+func tail(v int) Arg  { return Arg{Value: v, Span: Tail} }
+func seen(v int) Arg  { return Arg{Value: v, Span: Seen} }
+func flat(v int) Arg  { return Arg{Value: v, Span: Flat} }
+func chunk(v int) Arg { return Arg{Value: v, Span: Chunk} }
+
+func integer(name string, v int64) Attr   { return Attr{Name: name, Value: ir.Int(v)} }
+func float(name string, v float64) Attr   { return Attr{Name: name, Value: ir.Float(v)} }
+func truth(name string) Attr              { return Attr{Name: name, Value: ir.Int(1)} }
+func from(name string, s AttrSource) Attr { return Attr{Name: name, Source: s} }
+func constant(name, c string) Attr        { return Attr{Name: name, Source: FromConst, Const: c} }
+func group(index int) Attr                { return Attr{Name: "group", Value: ir.Int(int64(index))} }
+
+// all_gather and reduce_scatter vanish where the group has one member.
+
+func (b *builder) allGather(x int, name string) int {
+	if b.sp == 1 {
+		return x
+	}
+	v := b.Values[x]
+	y := b.value(Value{Name: name, Rows: Full, Cols: v.Cols, DType: v.DType})
+	b.node(ir.AllGather, []Attr{group(GroupSP)}, all(y), all(x))
+	return y
+}
+
+func (b *builder) reduceScatter(x int, name string) int {
+	if b.sp == 1 {
+		return x
+	}
+	v := b.Values[x]
+	y := b.value(Value{Name: name, Rows: Local, Cols: v.Cols, DType: v.DType})
+	b.node(ir.ReduceScatter, []Attr{group(GroupSP)}, all(y), all(x))
+	return y
+}

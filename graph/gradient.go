@@ -1,0 +1,305 @@
+package graph
+
+import (
+	"fmt"
+	"slices"
+
+	"sppo/ir"
+)
+
+// gradient appends to the backward pass what carries the gradients of a node's results to its inputs. Rules are
+// called from the last forward node to the first, so every reader of a value has contributed by the time that its
+// producer is reached.
+type gradient func(b *builder, n Node)
+
+var gradients = [ir.NumOps]gradient{
+	ir.Embed:         embedGradient,
+	ir.PositionEmbed: positionGradient,
+	ir.LayerNorm:     layerNormGradient,
+	ir.RMSNorm:       rmsNormGradient,
+	ir.Matmul:        matmulGradient,
+	ir.Rope:          ropeGradient,
+	ir.Attention:     attentionGradient,
+	ir.Gelu:          geluGradient,
+	ir.SwiGLU:        swigluGradient,
+	ir.Add:           addGradient,
+	ir.AllGather:     gatherGradient,
+	ir.ReduceScatter: scatterGradient,
+	ir.LoadTokens:    func(*builder, Node) {},
+}
+
+// differentiate derives the backward pass from the forward pass and the gradient of the output.
+func (b *builder) differentiate() {
+	b.nodes = &b.Backward
+	for i := len(b.Forward) - 1; i >= 0; i-- {
+		n := b.Forward[i]
+		rule := gradients[n.Op]
+		if rule == nil {
+			panic("internal: no gradient rule for " + ir.Ops[n.Op].Name)
+		}
+		rule(b, n)
+	}
+	if b.Input != Missing {
+		b.DInput = b.grads[b.Input].Value
+	}
+	b.findUnits()
+}
+
+// remade are the opcodes whose results are made again in the backward pass rather than saved: they only move data
+// that is kept in another form.
+func remade(op ir.Op) bool { return op == ir.AllGather || op == ir.LoadTokens }
+
+// need gives a forward value to the backward pass: itself, where it is saved, or a copy made again.
+func (b *builder) need(v int) Arg {
+	i, n := b.producer(v)
+	if i < 0 || !remade(n.Op) {
+		return all(v)
+	}
+	if c, ok := b.remat[v]; ok {
+		return all(c)
+	}
+	again := Node{Op: n.Op, Attrs: n.Attrs, Chunked: b.chunked}
+	for k, a := range n.Args {
+		switch {
+		case a.Value == v:
+			old := b.Values[v]
+			old.Name += ".again"
+			c := b.value(old)
+			b.remat[v] = c
+			a.Value = c
+		case a.Value != Missing && ir.Ops[n.Op].Operands[k].Dir == ir.Read:
+			a.Value = b.need(a.Value).Value
+		}
+		again.Args = append(again.Args, a)
+	}
+	*b.nodes = append(*b.nodes, again)
+	return all(b.remat[v])
+}
+
+// producer is the forward node that writes a value.
+func (b *builder) producer(v int) (int, Node) {
+	for i, n := range b.Forward {
+		for k, a := range n.Args {
+			if a.Value == v && ir.Ops[n.Op].Operands[k].Dir != ir.Read {
+				return i, n
+			}
+		}
+	}
+	return -1, Node{}
+}
+
+// grad is the gradient of a forward value; every value of a forward pass reaches its output.
+func (b *builder) grad(a Arg) Arg {
+	g, ok := b.grads[a.Value]
+	if !ok {
+		panic(fmt.Sprintf("internal: block %s: no gradient reaches %s", b.Name, b.Values[a.Value].Name))
+	}
+	if a.Span != All {
+		g.Span = a.Span
+	}
+	return g
+}
+
+// newGrad makes the gradient value of a forward value, in the activation type.
+func (b *builder) newGrad(v int) int {
+	old := b.Values[v]
+	name := "d." + old.Name
+	for b.hasValue(name) {
+		name += "'"
+	}
+	g := Value{Name: name, Rows: old.Rows, Count: old.Count, Cols: old.Cols, DType: b.act}
+	return b.value(g)
+}
+
+func (b *builder) hasValue(name string) bool {
+	return slices.ContainsFunc(b.Values, func(v Value) bool { return v.Name == name })
+}
+
+// contribute says that g is (part of) the gradient of v. Rules that can add in place do so before.
+func (b *builder) contribute(v int, g Arg) {
+	old, ok := b.grads[v]
+	if !ok {
+		b.grads[v] = g
+		return
+	}
+	sum := b.newGrad(v)
+	b.node(ir.Add, nil, all(sum), old, g)
+	b.grads[v] = all(sum)
+}
+
+// takeGrad removes a contribution made so far, for a rule that adds to it itself; Missing where there is none.
+func (b *builder) takeGrad(v int) Arg {
+	g, ok := b.grads[v]
+	if !ok {
+		return Arg{Value: Missing}
+	}
+	delete(b.grads, v)
+	return g
+}
+
+func embedGradient(b *builder, n Node) {
+	dy := b.grad(n.Args[0])
+	attrs := []Attr{n.Attrs[0], from("accumulate", NotFirst)}
+	b.node(ir.EmbedGrad, attrs, all(b.weightGrad(n.Args[2].Value)), b.need(n.Args[1].Value), dy)
+}
+
+func positionGradient(b *builder, n Node) {
+	dy := b.grad(n.Args[0])
+	table := Arg{Value: b.weightGrad(n.Args[2].Value), Span: n.Args[2].Span}
+	b.node(ir.PositionEmbedGrad, []Attr{from("batch", FromBatch), from("accumulate", NotFirst)}, table, dy)
+	b.contribute(n.Args[1].Value, dy)
+}
+
+func layerNormGradient(b *builder, n Node) {
+	x, gamma, beta := n.Args[2].Value, n.Args[3].Value, n.Args[4].Value
+	dy, residual := b.grad(n.Args[0]), b.takeGrad(x)
+	dx := b.newGrad(x)
+	b.node(ir.LayerNormGrad, []Attr{from("accumulate", NotFirst)},
+		all(dx), all(b.weightGrad(gamma)), all(b.weightGrad(beta)), dy, b.need(x), all(n.Args[1].Value), all(gamma), residual)
+	b.contribute(x, all(dx))
+}
+
+func rmsNormGradient(b *builder, n Node) {
+	x, gamma := n.Args[2].Value, n.Args[3].Value
+	dy, residual := b.grad(n.Args[0]), b.takeGrad(x)
+	dx := b.newGrad(x)
+	b.node(ir.RMSNormGrad, []Attr{from("accumulate", NotFirst)},
+		all(dx), all(b.weightGrad(gamma)), dy, b.need(x), all(n.Args[1].Value), all(gamma), residual)
+	b.contribute(x, all(dx))
+}
+
+// matmulGradient is for y = x w + bias with weights stored as they multiply.
+func matmulGradient(b *builder, n Node) {
+	x, w, bias := n.Args[1].Value, n.Args[2].Value, n.Args[3].Value
+	dy := b.inActivationType(b.grad(n.Args[0]))
+	if dx, ok := b.grads[x]; ok && b.writtenByMatmul(dx.Value) {
+		b.node(ir.Matmul, []Attr{truth("trans_b"), truth("accumulate")}, dx, dy, all(w))
+	} else {
+		dx := b.newGrad(x)
+		b.node(ir.Matmul, []Attr{truth("trans_b")}, all(dx), dy, all(w))
+		b.contribute(x, all(dx))
+	}
+	b.node(ir.Matmul, []Attr{truth("trans_a"), from("accumulate", NotFirst)}, all(b.weightGrad(w)), b.need(x), dy)
+	if bias != Missing {
+		b.node(ir.BiasGrad, []Attr{from("accumulate", NotFirst)}, all(b.weightGrad(bias)), dy)
+	}
+}
+
+// writtenByMatmul tells a gradient that belongs to its value alone from one that other values share.
+func (b *builder) writtenByMatmul(g int) bool {
+	return slices.ContainsFunc(b.Backward, func(n Node) bool { return n.Op == ir.Matmul && n.Args[0].Value == g })
+}
+
+// inActivationType casts the f32 gradient of a cache for the kernels that want one type for all operands.
+func (b *builder) inActivationType(g Arg) Arg {
+	v := b.Values[g.Value]
+	if v.DType == b.act {
+		return g
+	}
+	y := b.value(Value{Name: v.Name + "." + b.act.String(), Rows: Full, Cols: v.Cols, DType: b.act})
+	b.node(ir.Cast, nil, all(y), g)
+	return all(y)
+}
+
+func ropeGradient(b *builder, n Node) {
+	dy := b.grad(n.Args[0])
+	attrs := append([]Attr(nil), n.Attrs...)
+	attrs[attrIndex(ir.Rope, "inverse")] = truth("inverse")
+	dx := b.newGrad(n.Args[1].Value)
+	b.node(ir.Rope, attrs, all(dx), dy)
+	b.contribute(n.Args[1].Value, all(dx))
+}
+
+func attentionGradient(b *builder, n Node) {
+	o, lse, q, k, v := n.Args[0], n.Args[1], n.Args[2], n.Args[3], n.Args[4]
+	dq := b.newGrad(q.Value)
+	var dcache [2]int
+	for i, c := range []int{k.Value, v.Value} {
+		old := b.Values[c]
+		dcache[i] = b.value(Value{Name: "d." + old.Name, Kind: CacheGrad, Rows: Whole, Cols: old.Cols, DType: ir.F32})
+		b.grads[c] = all(dcache[i])
+	}
+	attrs := append(append([]Attr(nil), n.Attrs...), from("accumulate", NotFirst))
+	b.node(ir.AttentionGrad, attrs, all(dq), seen(dcache[0]), seen(dcache[1]),
+		b.grad(o), b.need(q.Value), k, v, b.need(o.Value), b.need(lse.Value))
+	b.contribute(q.Value, all(dq))
+}
+
+func geluGradient(b *builder, n Node) {
+	dx := b.newGrad(n.Args[1].Value)
+	b.node(ir.GeluGrad, nil, all(dx), b.grad(n.Args[0]), b.need(n.Args[1].Value))
+	b.contribute(n.Args[1].Value, all(dx))
+}
+
+func swigluGradient(b *builder, n Node) {
+	gate, up := n.Args[1].Value, n.Args[2].Value
+	dgate, dup := b.newGrad(gate), b.newGrad(up)
+	b.node(ir.SwiGLUGrad, nil, all(dgate), all(dup), b.grad(n.Args[0]), b.need(gate), b.need(up))
+	b.contribute(gate, all(dgate))
+	b.contribute(up, all(dup))
+}
+
+func addGradient(b *builder, n Node) {
+	dy := b.grad(n.Args[0])
+	b.contribute(n.Args[1].Value, dy)
+	b.contribute(n.Args[2].Value, dy)
+	if bias := n.Args[3].Value; bias != Missing {
+		b.node(ir.BiasGrad, []Attr{from("accumulate", NotFirst)}, all(b.weightGrad(bias)), dy)
+	}
+}
+
+func gatherGradient(b *builder, n Node) {
+	dy := b.grad(n.Args[0])
+	dx := b.newGrad(n.Args[1].Value)
+	b.node(ir.ReduceScatter, n.Attrs, all(dx), dy)
+	b.contribute(n.Args[1].Value, all(dx))
+}
+
+func scatterGradient(b *builder, n Node) {
+	dy := b.grad(n.Args[0])
+	dx := b.newGrad(n.Args[1].Value)
+	b.node(ir.AllGather, n.Attrs, all(dx), dy)
+	b.contribute(n.Args[1].Value, all(dx))
+}
+
+// findUnits groups what forward writes and backward reads by the node that writes it.
+func (b *builder) findUnits() {
+	producers := map[int]int{} // producer -> index into Units
+	for r, n := range b.Backward {
+		for k, a := range n.Args {
+			if a.Value == Missing || ir.Ops[n.Op].Operands[k].Dir != ir.Read || !b.savable(a.Value) {
+				continue
+			}
+			p, _ := b.producer(a.Value)
+			if p < 0 && a.Value != b.Input {
+				continue // made in the backward pass
+			}
+			u, ok := producers[p]
+			if !ok {
+				u = len(b.Units)
+				producers[p] = u
+				b.Units = append(b.Units, Unit{Producer: p, Reader: r})
+			}
+			b.Units[u].addValue(a.Value)
+		}
+	}
+	b.orderUnits()
+}
+
+func (b *builder) savable(v int) bool { k := b.Values[v].Kind; return k == Activation || k == Input }
+
+func (u *Unit) addValue(v int) {
+	if !slices.Contains(u.Values, v) {
+		u.Values = append(u.Values, v)
+	}
+}
+
+// orderUnits sorts units by producer and their values by number, and names each after its first value.
+func (b *builder) orderUnits() {
+	slices.SortFunc(b.Units, func(x, y Unit) int { return x.Producer - y.Producer })
+	for i := range b.Units {
+		u := &b.Units[i]
+		slices.Sort(u.Values)
+		u.Name = b.Values[u.Values[0]].Name
+	}
+}

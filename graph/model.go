@@ -1,0 +1,389 @@
+package graph
+
+import (
+	"math"
+
+	"sppo/ir"
+	"sppo/lang"
+)
+
+// Groups of ranks that communicate, and their places in Program.Groups.
+const (
+	GroupSP   = iota // the ranks of a stage
+	GroupDP          // the same rank of every replica
+	GroupPP          // the same rank of every stage
+	GroupTied        // first and last stage, which both hold a tied embedding
+	GroupKV          // ranks of a stage that hold the same key and value heads
+)
+
+// GroupNames in the order of the constants.
+var GroupNames = []string{"sp", "dp", "pp", "tied", "kv"}
+
+// Constants of a rank that depend only on its place k in the SP group.
+const (
+	ConstHeads      = "heads_first"  // first column of the rank's query heads
+	ConstKV         = "kv_first"     // first column of its key and value heads
+	ConstKVOwner    = "kv_owner"     // 1 on the first rank that holds these heads
+	ConstFFN        = "ffn_first"    // first column of its part of the MLP
+	ConstVocab      = "vocab_first"  // first entry of its part of the vocabulary
+	ConstVocabValid = "vocab_valid"  // entries of it that are not padding
+	ConstOwner      = "sp_owner"     // 1 on the first rank of the group
+	ConstReplica    = "replica"      // sequences of the batch before this replica's share
+	ConstEvalFirst  = "eval_replica" // the same in a validation
+)
+
+// Model is the dataflow of a model split over SP ranks.
+type Model struct {
+	lang.Model
+	SP        int
+	Embedding *Block
+	Layer     *Block // every layer has the same
+	Head      *Block
+}
+
+// New builds the dataflow of a checked model. Heads divide by sp; vocabulary and FFN are padded to it.
+func New(m lang.Model, sp int, sequence int64) *Model {
+	g := &Model{Model: m, SP: sp}
+	g.Embedding, g.Layer, g.Head = g.embedding(sequence), g.layer(), g.head()
+	return g
+}
+
+// DType is the storage type of weights and activations.
+func (g *Model) DType() ir.DType {
+	if g.Model.DType == "bf16" {
+		return ir.BF16
+	}
+	return ir.F32
+}
+
+// Sizes on one rank.
+func (g *Model) headsLocal() int64   { return int64(g.Heads / g.SP) }
+func (g *Model) kvHeadsLocal() int64 { return int64(max(1, g.KVHeads/g.SP)) }
+func (g *Model) ffnLocal() int64     { return ceilDiv(int64(g.FFN), int64(g.SP)) }
+func (g *Model) vocabLocal() int64   { return ceilDiv(int64(g.Vocab), int64(g.SP)) }
+
+func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
+
+// SPConst is the value of one of the constants above for rank k of the SP group.
+func (g *Model) SPConst(name string, k int) int64 {
+	switch name {
+	case ConstHeads:
+		return int64(k) * g.headsLocal() * int64(g.HeadDim)
+	case ConstKV:
+		return int64(k*g.KVHeads/g.SP) * int64(g.HeadDim)
+	case ConstKVOwner:
+		return truthValue(k%g.KVCopies() == 0)
+	case ConstFFN:
+		return int64(k) * g.ffnLocal()
+	case ConstVocab:
+		return int64(k) * g.vocabLocal()
+	case ConstVocabValid:
+		return min(max(int64(g.Vocab)-int64(k)*g.vocabLocal(), 0), g.vocabLocal())
+	case ConstOwner:
+		return truthValue(k == 0)
+	}
+	panic("internal: no constant " + name)
+}
+
+func truthValue(v bool) int64 {
+	if v {
+		return 1
+	}
+	return 0
+}
+
+// KVCopies is the number of ranks of a stage that hold the same key and value heads.
+func (g *Model) KVCopies() int { return max(1, g.SP/g.KVHeads) }
+
+// Parameter shapes, global and local.
+
+func (g *Model) columns(name string, in, out, local int64, start string) Param {
+	return Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{in, local}, Shard: ByCols, Start: start, Std: g.InitStd, Decay: true}
+}
+
+// rows is a matrix that writes to the residual stream: its initial values shrink with depth, as in GPT-2.
+func (g *Model) rows(name string, in, local, out int64, start string) Param {
+	std := g.InitStd / math.Sqrt(2*float64(g.Layers))
+	return Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{local, out}, Shard: ByRows, Start: start, Std: std, Decay: true}
+}
+
+func (g *Model) slicedBias(name string, whole, local int64, start string) Param {
+	return Param{Name: name, Shape: [2]int64{whole, 1}, Local: [2]int64{local, 1}, Shard: ByRows, Start: start}
+}
+
+// replicated is a vector whose gradient each rank computes from its own rows.
+func (g *Model) replicated(name string, size int64, fill float64) Param {
+	p := Param{Name: name, Shape: [2]int64{size, 1}, Local: [2]int64{size, 1}, Fill: fill}
+	if g.SP > 1 {
+		p.Reduce, p.Once = GroupNames[GroupSP], ConstOwner
+	}
+	return p
+}
+
+func (g *Model) kvParam(p Param) Param {
+	if g.KVCopies() > 1 {
+		p.Reduce, p.Once = GroupNames[GroupKV], ConstKVOwner
+	}
+	return p
+}
+
+func (g *Model) vocabTable(name string) Param {
+	v, h := int64(g.Vocab), int64(g.Hidden)
+	return Param{Name: name, Shape: [2]int64{v, h}, Local: [2]int64{g.vocabLocal(), h}, Shard: ByRows, Start: ConstVocab, Std: g.InitStd, Decay: true}
+}
+
+// Names of values that other packages ask for.
+const (
+	ValueTokens = "tokens"
+	ValueLabels = "labels"
+)
+
+func (g *Model) embedding(sequence int64) *Block {
+	b := newBuilder("embedding", g.DType(), g.SP)
+	h := int64(g.Hidden)
+	table := b.param(g.vocabTable("embed"))
+	tokens := b.value(Value{Name: ValueTokens, Rows: Full, DType: ir.I32})
+	b.node(ir.LoadTokens, loadAttrs(0), all(tokens))
+	part := b.activation("embed.out", Full, h)
+	b.node(ir.Embed, []Attr{constant("first", ConstVocab)}, all(part), all(tokens), all(table))
+	x := b.reduceScatter(part, "embed.sum")
+	if g.Positions == lang.PositionsLearned {
+		rows := sequence / int64(g.SP)
+		pos := b.param(Param{Name: "pos", Shape: [2]int64{sequence, h}, Local: [2]int64{rows, h}, Shard: ByTokens, Std: g.InitStd, Decay: true})
+		y := b.activation("pos.out", Local, h)
+		b.node(ir.PositionEmbed, []Attr{from("batch", FromBatch)}, all(y), all(x), tail(pos))
+		x = y
+	}
+	b.Output = x
+	b.DOutput = b.newGrad(x)
+	b.Values[b.DOutput].Kind = Input
+	b.grads[x] = all(b.DOutput)
+	b.differentiate()
+	return &b.Block
+}
+
+func loadAttrs(shift int64) []Attr {
+	return []Attr{
+		from("first", FromFirst), constant("replica", ConstReplica),
+		{Name: "position", Source: FromPrefix, Value: ir.Int(shift)}, from("batch", FromBatch),
+	}
+}
+
+func (g *Model) layer() *Block {
+	b := newBuilder("layer", g.DType(), g.SP)
+	h := int64(g.Hidden)
+	x := b.value(Value{Name: "ln1.in", Kind: Input, Rows: Local, Cols: h, DType: b.act})
+	b.Input = x
+	y := g.attention(b, x)
+	y = g.mlp(b, y)
+	b.Output = y
+	b.DOutput = b.value(Value{Name: "d.out", Kind: Input, Rows: Local, Cols: h, DType: b.act})
+	b.grads[y] = all(b.DOutput)
+	b.differentiate()
+	return &b.Block
+}
+
+// norm appends the family's norm and returns its result.
+func (g *Model) norm(b *builder, name string, x int) int {
+	h := int64(g.Hidden)
+	y := b.activation(name+".out", Local, h)
+	gamma := b.param(g.replicated(name+".gamma", h, 1))
+	attrs := []Attr{float("eps", g.NormEps)}
+	if g.Family == lang.FamilyLlama {
+		stats := b.value(Value{Name: name + ".stats", Rows: Local, Cols: 1, DType: ir.F32})
+		b.node(ir.RMSNorm, attrs, all(y), all(stats), all(x), all(gamma))
+		return y
+	}
+	stats := b.value(Value{Name: name + ".stats", Rows: Local, Cols: 2, DType: ir.F32})
+	beta := b.param(g.replicated(name+".beta", h, 0))
+	b.node(ir.LayerNorm, attrs, all(y), all(stats), all(x), all(gamma), all(beta))
+	return y
+}
+
+// bias adds a parameter for GPT and nothing for Llama.
+func (g *Model) bias(b *builder, p Param) Arg {
+	if g.Family == lang.FamilyLlama {
+		return Arg{Value: Missing}
+	}
+	return all(b.param(p))
+}
+
+// linear appends y = x w + bias.
+func (b *builder) linear(name string, rows Rows, x int, w Param, bias Arg) int {
+	weight := b.param(w)
+	y := b.activation(name, rows, w.Local[1])
+	b.node(ir.Matmul, nil, all(y), all(x), all(weight), bias)
+	return y
+}
+
+func (g *Model) attention(b *builder, x int) int {
+	h, d := int64(g.Hidden), int64(g.HeadDim)
+	heads, kv := g.headsLocal(), g.kvHeadsLocal()
+	q, kvAll := int64(g.Heads)*d, int64(g.KVHeads)*d
+	gathered := b.allGather(g.norm(b, "ln1", x), "ln1.gathered")
+
+	bq := g.bias(b, g.slicedBias("bq", q, heads*d, ConstHeads))
+	query := g.rotate(b, "q", heads, g.projection(b, "q", gathered, g.columns("wq", h, q, heads*d, ConstHeads), bq))
+	bk := g.bias(b, g.kvParam(g.slicedBias("bk", kvAll, kv*d, ConstKV)))
+	g.cached(b, "k", gathered, g.kvParam(g.columns("wk", h, kvAll, kv*d, ConstKV)), bk, g.Positions == lang.PositionsRope)
+	bv := g.bias(b, g.kvParam(g.slicedBias("bv", kvAll, kv*d, ConstKV)))
+	g.cached(b, "v", gathered, g.kvParam(g.columns("wv", h, kvAll, kv*d, ConstKV)), bv, false)
+
+	o := b.activation("attn.out", Full, heads*d)
+	lse := b.value(Value{Name: "attn.lse", Rows: Full, Cols: heads, DType: ir.F32})
+	b.node(ir.Attention, []Attr{
+		integer("heads", heads), integer("kv_heads", kv), integer("head_dim", d),
+		from("batch", FromBatch), from("prefix", FromPrefix),
+	}, all(o), all(lse), all(query), seen(b.find("k")), seen(b.find("v")))
+	part := b.linear("attn.proj", Full, o, g.rows("wo", q, heads*d, h, ConstHeads), Arg{Value: Missing})
+	sum := b.reduceScatter(part, "attn.sum")
+	y := b.activation("ln2.in", Local, h)
+	b.node(ir.Add, nil, all(y), all(x), all(sum), g.bias(b, g.replicated("bo", h, 0)))
+	return y
+}
+
+// projection appends the matmul of Q, under a name that leaves room for its rotated form.
+func (g *Model) projection(b *builder, name string, x int, w Param, bias Arg) int {
+	if g.Positions == lang.PositionsRope {
+		name += ".flat"
+	}
+	return b.linear(name, Full, x, w, bias)
+}
+
+func (g *Model) ropeAttrs(heads int64) []Attr {
+	return []Attr{
+		integer("heads", heads), integer("head_dim", int64(g.HeadDim)), from("batch", FromBatch),
+		from("position", FromPrefix), float("theta", g.RopeTheta),
+	}
+}
+
+func (g *Model) rotate(b *builder, name string, heads int64, x int) int {
+	if g.Positions != lang.PositionsRope {
+		return x
+	}
+	y := b.activation(name, Full, heads*int64(g.HeadDim))
+	b.node(ir.Rope, g.ropeAttrs(heads), all(y), all(x))
+	return y
+}
+
+// cached computes K or V of the subsequence into its rows of the cache.
+func (g *Model) cached(b *builder, name string, x int, w Param, bias Arg, rotated bool) {
+	cache := b.value(Value{Name: name, Kind: Cache, Rows: Whole, Cols: w.Local[1], DType: b.act})
+	if rotated {
+		flat := b.linear(name+".flat", Full, x, w, bias)
+		b.node(ir.Rope, g.ropeAttrs(g.kvHeadsLocal()), tail(cache), all(flat))
+		return
+	}
+	b.node(ir.Matmul, nil, tail(cache), all(x), all(b.param(w)), bias)
+}
+
+func (b *builder) find(name string) int {
+	for i := range b.Values {
+		if b.Values[i].Name == name {
+			return i
+		}
+	}
+	panic("internal: block " + b.Name + " has no value " + name)
+}
+
+func (g *Model) mlp(b *builder, x int) int {
+	h, f, fl := int64(g.Hidden), int64(g.FFN), g.ffnLocal()
+	gathered := b.allGather(g.norm(b, "ln2", x), "ln2.gathered")
+	down, act := "w2", 0
+	if g.Family == lang.FamilyLlama {
+		down = "w_down"
+		gate := b.linear("gate", Full, gathered, g.columns("w_gate", h, f, fl, ConstFFN), Arg{Value: Missing})
+		up := b.linear("up", Full, gathered, g.columns("w_up", h, f, fl, ConstFFN), Arg{Value: Missing})
+		act = b.activation("swiglu.out", Full, fl)
+		b.node(ir.SwiGLU, nil, all(act), all(gate), all(up))
+	} else {
+		b1 := g.bias(b, g.slicedBias("b1", f, fl, ConstFFN))
+		fc1 := b.linear("fc1.out", Full, gathered, g.columns("w1", h, f, fl, ConstFFN), b1)
+		act = b.activation("gelu.out", Full, fl)
+		b.node(ir.Gelu, nil, all(act), all(fc1))
+	}
+	part := b.linear("fc2.out", Full, act, g.rows(down, f, fl, h, ConstFFN), Arg{Value: Missing})
+	sum := b.reduceScatter(part, "mlp.sum")
+	y := b.activation("out", Local, h)
+	b.node(ir.Add, nil, all(y), all(x), all(sum), g.bias(b, g.replicated("b2", h, 0)))
+	return y
+}
+
+// head is the final norm, the output projection and the loss. Training runs the whole of it in the backward pass,
+// by chunks of rows, so that neither the logits of a subsequence nor anything but x outlives a chunk; the forward
+// half serves validation.
+func (g *Model) head() *Block {
+	b := newBuilder("head", g.DType(), g.SP)
+	b.Input = b.value(Value{Name: "ln_f.in", Kind: Input, Rows: Local, Cols: int64(g.Hidden), DType: b.act})
+	b.Loss = b.value(Value{Name: "loss", Kind: Loss, Rows: Fixed, Count: 1, DType: ir.F32})
+	name := "head"
+	if g.Tied {
+		name = "embed"
+	}
+	table := g.vocabTable(name)
+	table.Tied = g.Tied
+
+	out := g.norm(b, "ln_f", b.Input)
+	norm := b.Forward[len(b.Forward)-1]
+	xg := b.allGather(out, "ln_f.gathered")
+	labels := b.value(Value{Name: ValueLabels, Rows: Full, DType: ir.I32})
+	b.node(ir.LoadTokens, loadAttrs(1), all(labels))
+	w := b.param(table)
+	l := g.chunkLoss(b, xg, w, labels)
+
+	// The backward pass begins with the same nodes and goes on in the same loop.
+	b.Backward = append(b.Backward, b.Forward...)
+	b.nodes, b.chunked = &b.Backward, true
+	dxg := g.chunkGradient(b, l, xg, w, labels)
+	b.chunked = false
+	b.grads[xg] = all(dxg)
+	if xg != out {
+		gatherGradient(b, Node{Op: ir.AllGather, Attrs: []Attr{group(GroupSP)}, Args: []Arg{all(xg), all(out)}})
+	}
+	gradients[norm.Op](b, norm)
+	b.DInput = b.grads[b.Input].Value
+	b.findUnits()
+	return &b.Block
+}
+
+// losses are the values that the two halves of the head's loop share.
+type losses struct{ logits, stats int }
+
+func (g *Model) chunkLoss(b *builder, xg, w, labels int) losses {
+	b.chunked = true
+	defer func() { b.chunked = false }()
+	v := g.vocabLocal()
+	l := losses{
+		logits: b.value(Value{Name: "logits", Rows: ChunkRows, Cols: v, DType: ir.F32}),
+		stats:  b.value(Value{Name: "ce.stats", Planes: 1, Rows: ChunkRows, Cols: 3, DType: ir.F32}),
+	}
+	b.node(ir.Matmul, []Attr{truth("trans_b")}, all(l.logits), chunk(xg), all(w))
+	part := l.stats
+	if g.SP > 1 {
+		part = b.value(Value{Name: "ce.part", Rows: ChunkRows, Cols: 3, DType: ir.F32})
+	}
+	b.Values[l.stats].Planes = int64(g.SP)
+	b.node(ir.CrossEntropyStats, g.vocabAttrs(), flat(part), all(l.logits), chunk(labels))
+	if g.SP > 1 {
+		b.node(ir.AllGather, []Attr{group(GroupSP)}, all(l.stats), all(part))
+	}
+	b.node(ir.CrossEntropy, []Attr{from("scale", FromLossScale)}, all(b.Loss), all(l.stats))
+	return l
+}
+
+func (g *Model) vocabAttrs() []Attr {
+	return []Attr{constant("first", ConstVocab), constant("valid", ConstVocabValid)}
+}
+
+func (g *Model) chunkGradient(b *builder, l losses, xg, w, labels int) int {
+	dlogits := l.logits // in place, where the type allows
+	if b.act != ir.F32 {
+		dlogits = b.value(Value{Name: "d.logits", Rows: ChunkRows, Cols: g.vocabLocal(), DType: b.act})
+	}
+	attrs := append(g.vocabAttrs(), from("scale", FromLossScale))
+	b.node(ir.CrossEntropyGrad, attrs, all(dlogits), all(l.logits), all(l.stats), chunk(labels))
+	dxg := b.newGrad(xg)
+	b.node(ir.Matmul, nil, chunk(dxg), all(dlogits), all(w))
+	b.node(ir.Matmul, []Attr{truth("trans_a"), from("accumulate", NotFirst)}, all(b.weightGrad(w)), all(dlogits), chunk(xg))
+	return dxg
+}
