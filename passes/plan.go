@@ -1,0 +1,147 @@
+package passes
+
+import (
+	"sppo/ir"
+	"sppo/lang"
+)
+
+// Plan holds every decision about a job. It is a plain value: passes refine it, JSON carries it, and a plan that
+// was edited as JSON compiles as edited. The requested spec travels in it, so that a plan needs no spec.
+type Plan struct {
+	Name     string        `json:"name"`
+	Spec     string        `json:"spec"` // the file it was made from
+	Model    lang.Model    `json:"model"`
+	Cluster  lang.Cluster  `json:"cluster"`
+	Train    lang.Train    `json:"train"`
+	Schedule lang.Schedule `json:"schedule"` // as requested
+
+	Parallel       Parallel     `json:"parallel"`
+	Subsequences   Subsequences `json:"subsequences"`
+	LayersPerStage []int        `json:"layers_per_stage"` // by virtual stage
+	Tasks          [][]Task     `json:"tasks"`            // [stage]: what a pipeline rank does, in order
+	Units          []Unit       `json:"units"`            // of one layer; the same for every layer and subsequence
+	Offload        Offload      `json:"offload"`
+	Mux            Mux          `json:"mux"`
+	Memory         Memory       `json:"memory"`
+	Time           Time         `json:"time"`
+	Throughput     Throughput   `json:"throughput"`
+	Decisions      []Decision   `json:"decisions"`
+
+	Lines map[string]string `json:"lines"` // key ("schedule.sp") -> "file:line: text" of the spec, for provenance
+}
+
+// Parallel is how ranks are laid out: rank = (d*PP + i)*SP + k.
+type Parallel struct {
+	DP            int `json:"dp"`
+	PP            int `json:"pp"`
+	SP            int `json:"sp"`
+	VirtualStages int `json:"virtual_stages"`
+	Microbatch    int `json:"microbatch"`   // sequences that one task carries
+	Microbatches  int `json:"microbatches"` // of one replica in a step
+}
+
+// Ranks is the number of devices in use.
+func (p Parallel) Ranks() int { return p.DP * p.PP * p.SP }
+
+// Subsequences is the split of a sequence.
+type Subsequences struct {
+	N         int     `json:"n"`
+	Lengths   []int64 `json:"lengths"`
+	Align     int64   `json:"align"`
+	Imbalance float64 `json:"imbalance"` // largest forward FLOPs of a subsequence over the mean, minus 1
+}
+
+// TaskKind says what a task computes.
+type TaskKind string
+
+// Kinds of tasks.
+const (
+	Forward  TaskKind = "F"
+	Backward TaskKind = "B"
+)
+
+// Task is the forward or backward of one subsequence of one microbatch on one stage. It is written "F0.3" in JSON:
+// kind, microbatch, subsequence.
+type Task struct {
+	Kind        TaskKind
+	Microbatch  int
+	Subsequence int
+}
+
+// UnitType is the paper's class of an activation by its lifespan.
+type UnitType int
+
+// Types: needed by every later subsequence; written once in forward and read once in backward; transient.
+const (
+	Type0 UnitType = iota
+	Type1
+	Type2
+)
+
+// Unit is a group of tensors of a layer with one lifespan. Bytes grow with the subsequence.
+type Unit struct {
+	Name          string   `json:"name"`
+	Type          UnitType `json:"type"`
+	Values        []string `json:"values"`
+	BytesPerToken float64  `json:"bytes_per_token"` // on one rank, of one layer
+	Written       string   `json:"written"`         // opcode that makes it
+	LastForward   string   `json:"last_forward"`    // last reader in forward
+	FirstBackward string   `json:"first_backward"`  // first reader in backward; empty for Type-2
+}
+
+// Offload is the fate of Type-1 units. Fate[stage][i] has one letter for every Type-1 unit of the stage's layers
+// (layer by layer, units in order of production): 'o' offload, 'k' keep on the device.
+type Offload struct {
+	Policy string      `json:"policy"`
+	Alpha  [][]float64 `json:"alpha"` // [stage][i]: share of Type-1 bytes that goes to the host, as placed
+	Fate   [][]string  `json:"fate"`  // [stage][i]
+}
+
+// Mux is the split of tasks next to bubbles over other stages' ranks.
+type Mux struct {
+	Stages []MuxStage `json:"stages"`
+}
+
+// MuxStage is what one stage lends and borrows. Counts of tasks, ranges of stages.
+type MuxStage struct {
+	Left       int   `json:"left"`
+	Steady     int   `json:"steady"`
+	Right      int   `json:"right"`
+	LeftRange  []int `json:"left_range"`
+	RightRange []int `json:"right_range"`
+	Applied    bool  `json:"applied"`
+}
+
+// Memory is exact once codegen has placed the plan; Placed says whether it has.
+type Memory struct {
+	Placed              bool       `json:"placed"`
+	DevicePeakBytes     []ir.Bytes `json:"device_peak_bytes"` // [stage]
+	HostPeakBytes       []ir.Bytes `json:"host_peak_bytes"`   // [stage], of one rank
+	DeviceCapacityBytes ir.Bytes   `json:"device_capacity_bytes"`
+	HostCapacityBytes   ir.Bytes   `json:"host_capacity_bytes"` // of one rank
+	Fits                bool       `json:"fits"`
+}
+
+// Time is predicted from the cost model.
+type Time struct {
+	StepS            ir.Seconds   `json:"step_s"`
+	BusyS            []ir.Seconds `json:"busy_s"`       // [stage]
+	BubbleRatio      float64      `json:"bubble_ratio"` // idle over busy, of the whole pipeline
+	IdleShare        float64      `json:"idle_share"`   // idle over makespan
+	ExposedTransferS ir.Seconds   `json:"exposed_transfer_s"`
+}
+
+// Throughput is predicted too.
+type Throughput struct {
+	TGS        float64 `json:"tgs"`         // tokens per GPU per second
+	MFU        float64 `json:"mfu"`         // model FLOPs, attention counted causal, over the cluster's peak
+	ModelFlops float64 `json:"model_flops"` // of a step
+}
+
+// Decision is one choice and its reason.
+type Decision struct {
+	Pass  string `json:"pass"`
+	What  string `json:"what"`
+	Value string `json:"value"`
+	Why   string `json:"why"`
+}
