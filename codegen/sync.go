@@ -1,0 +1,266 @@
+package codegen
+
+import (
+	"math/bits"
+	"slices"
+
+	"sppo/ir"
+)
+
+// This phase orders accesses to the same bytes from different streams by events, and orders nothing else.
+//
+// Streams and conflicts make a partial order of the instructions. A wait is needed exactly where that order has an
+// edge between two streams that no other path implies, and an event exactly where such an edge starts: this set is
+// the transitive reduction, so it is unique, and taking out any one wait leaves a race.
+
+// synchronise inserts records and waits into a section that has none, so that instructions of different streams that
+// touch the same bytes, one of them writing, run in the order of the slice. It returns the new section and the number
+// of its events. The records and waits carry the provenance of what they follow and precede, with the given pass.
+func synchronise(instrs []ir.Instr, buffers []ir.Buffer, pass uint8) ([]ir.Instr, int32) {
+	return insertEvents(instrs, neededWaits(instrs, buffers), pass)
+}
+
+// A tick names an instruction: 1 + its index, so that 0 is "none" and a later instruction has a larger tick.
+type tick int32
+
+// A clock holds, for each stream, the last instruction known to be done; those before it on its stream are done too.
+type clock [ir.NumStreams]tick
+
+func (c *clock) join(other *clock) {
+	for s := range c {
+		c[s] = max(c[s], other[s])
+	}
+}
+
+// beyond is the latest instruction of c that known does not cover, or 0.
+func (c *clock) beyond(known *clock) tick {
+	latest := tick(0)
+	for s := range c {
+		if c[s] > known[s] {
+			latest = max(latest, c[s])
+		}
+	}
+	return latest
+}
+
+// An edge is a wait: the consumer may start when the producer is done.
+type edge struct{ producer, consumer tick }
+
+// neededWaits finds the waits, in the order of their consumers.
+//
+// Waits of one instruction are chosen latest producer first: an instruction can have waited only for earlier ones, so
+// whatever another wait of the same instruction implies has been joined before its own turn comes.
+func neededWaits(instrs []ir.Instr, buffers []ir.Buffer) []edge {
+	var edges []edge
+	var last clock                       // last instruction of each stream
+	done := make([]clock, len(instrs)+1) // by tick: what is done when the instruction is done
+	history := newHistory(instrs, buffers)
+	for i := range instrs {
+		t, stream := tick(i+1), instrs[i].Stream
+		needs := history.access(&instrs[i], t)
+		known := done[last[stream]]
+		known[stream] = t
+		for producer := needs.beyond(&known); producer != 0; producer = needs.beyond(&known) {
+			edges = append(edges, edge{producer, t})
+			known.join(&done[producer])
+		}
+		done[t], last[stream] = known, t
+	}
+	return edges
+}
+
+// insertEvents puts a record after every producer and the waits before their consumers. Events are numbered in the
+// order of their records.
+func insertEvents(instrs []ir.Instr, edges []edge, pass uint8) ([]ir.Instr, int32) {
+	event := make([]int32, len(instrs)+1) // by tick: 1 + the event, or 0
+	for _, e := range edges {
+		event[e.producer] = 1
+	}
+	count := int32(0)
+	for t := range event {
+		if event[t] != 0 {
+			count++
+			event[t] = count
+		}
+	}
+	attrs := make([]ir.Attr, count+1) // one allocation; the instructions of an event share its entry
+	for i := range attrs {
+		attrs[i] = ir.Int(int64(i - 1))
+	}
+	mark := func(op ir.Op, event int32, at *ir.Instr) ir.Instr {
+		in := ir.Instr{Op: op, Stream: at.Stream, Prov: at.Prov, Attrs: attrs[event : event+1 : event+1]}
+		in.Prov.Pass = pass
+		return in
+	}
+	out := make([]ir.Instr, 0, len(instrs)+len(edges)+int(count))
+	for i := range instrs {
+		in, t := &instrs[i], tick(i+1)
+		for ; len(edges) > 0 && edges[0].consumer == t; edges = edges[1:] {
+			out = append(out, mark(ir.Wait, event[edges[0].producer], in))
+		}
+		out = append(out, *in)
+		if event[t] != 0 {
+			out = append(out, mark(ir.Record, event[t], in))
+		}
+	}
+	return out, count
+}
+
+// history remembers for every byte who wrote it last and who has touched it since. Bytes with the same past form a
+// segment. All ends of views are known beforehand, so a segment is named by the index of the stop where it starts, and
+// no tree is needed.
+type history struct {
+	buffers  []ir.Buffer
+	stops    []ir.Bytes // every address where a view starts or ends, ascending
+	starts   bitset     // the stops where a segment starts
+	segments []segment  // by stop
+}
+
+type segment struct {
+	writer  tick
+	stream  ir.Stream // of the writer
+	touched clock     // the writer, and the last instruction of each stream that has read since
+}
+
+func newHistory(instrs []ir.Instr, buffers []ir.Buffer) *history {
+	h := &history{buffers: buffers}
+	for i := range instrs {
+		if instrs[i].Info().Class == ir.ClassSync {
+			panic("internal: sync: the section is synchronised already")
+		}
+		for _, v := range instrs[i].Args {
+			if lo, hi := h.addresses(v); lo < hi {
+				h.stops = append(h.stops, lo, hi)
+			}
+		}
+	}
+	slices.Sort(h.stops)
+	h.stops = slices.Compact(h.stops)
+	h.segments = make([]segment, len(h.stops))
+	h.starts = newBitset(len(h.stops))
+	if len(h.stops) > 0 {
+		h.starts.set(0)
+	}
+	return h
+}
+
+// addresses places a view on one line that holds all arenas.
+func (h *history) addresses(v ir.View) (lo, hi ir.Bytes) {
+	if !v.Present() {
+		return 0, 0
+	}
+	const arenaSpan = ir.Bytes(1) << 56
+	b := &h.buffers[v.Buffer]
+	lo = ir.Bytes(b.Arena)*arenaSpan + b.Offset + v.Offset
+	return lo, lo + v.Bytes()
+}
+
+// access notes the accesses of an instruction and returns what it must come after. That may include the instruction
+// itself and others of its stream.
+func (h *history) access(in *ir.Instr, t tick) clock {
+	var needs clock
+	for i, v := range in.Args {
+		lo, hi := h.addresses(v)
+		if lo >= hi {
+			continue
+		}
+		first, end := h.cut(lo), h.cut(hi)
+		if _, writes := in.Access(i); writes {
+			h.write(first, end, in.Stream, t, &needs)
+		} else {
+			h.read(first, end, in.Stream, t, &needs)
+		}
+	}
+	return needs
+}
+
+func (h *history) read(first, end int, stream ir.Stream, t tick, needs *clock) {
+	for k := first; k < end; k = h.starts.next(k + 1) {
+		seg := &h.segments[k]
+		needs[seg.stream] = max(needs[seg.stream], seg.writer)
+		seg.touched[stream] = t
+	}
+}
+
+// write makes one segment of the range. Whoever is ordered after it is ordered after all that it replaces.
+func (h *history) write(first, end int, stream ir.Stream, t tick, needs *clock) {
+	for k := first; k < end; k = h.starts.next(k + 1) {
+		needs.join(&h.segments[k].touched)
+		if k > first {
+			h.starts.clear(k)
+		}
+	}
+	seg := segment{writer: t, stream: stream}
+	seg.touched[stream] = t
+	h.segments[first] = seg
+}
+
+// cut makes a segment start at an address that is a stop, and returns the stop.
+func (h *history) cut(address ir.Bytes) int {
+	k, _ := slices.BinarySearch(h.stops, address)
+	if from := h.starts.previous(k); from != k {
+		h.segments[k] = h.segments[from]
+		h.starts.set(k)
+	}
+	return k
+}
+
+// bitset is a set of small integers that finds neighbours fast: level 0 has a bit for every member, each level above
+// a bit for every word in use of the level below.
+type bitset [][]uint64
+
+func newBitset(size int) bitset {
+	var b bitset
+	for more := true; more; more = size > 1 {
+		size = (size + 63) / 64
+		b = append(b, make([]uint64, size+1)) // the spare word ends a search beyond the last member
+	}
+	return b
+}
+
+func (b bitset) set(i int) {
+	for _, words := range b {
+		words[i/64] |= 1 << (i % 64)
+		i /= 64
+	}
+}
+
+func (b bitset) clear(i int) {
+	for _, words := range b {
+		words[i/64] &^= 1 << (i % 64)
+		if words[i/64] != 0 {
+			return
+		}
+		i /= 64
+	}
+}
+
+// next is the smallest member that is at least i, or a number beyond all members.
+func (b bitset) next(i int) int {
+	for level, words := range b {
+		if word := words[i/64] >> (i % 64); word != 0 {
+			i += bits.TrailingZeros64(word)
+			for level--; level >= 0; level-- {
+				i = i*64 + bits.TrailingZeros64(b[level][i])
+			}
+			return i
+		}
+		i = i/64 + 1
+	}
+	return len(b[0]) * 64
+}
+
+// previous is the largest member that is at most i; there is one.
+func (b bitset) previous(i int) int {
+	for level, words := range b {
+		if word := words[i/64] << (63 - i%64); word != 0 {
+			i -= bits.LeadingZeros64(word)
+			for level--; level >= 0; level-- {
+				i = i*64 + 63 - bits.LeadingZeros64(b[level][i])
+			}
+			return i
+		}
+		i = i/64 - 1
+	}
+	panic("internal: sync: no segment before an address")
+}
