@@ -1,0 +1,221 @@
+package vm
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"sppo/ir"
+)
+
+// OpenData opens the data set of a run. Relative files start from dir.
+func OpenData(run *ir.Run, dir string) (Tokens, error) {
+	switch run.DataKind {
+	case "random":
+		return &randomData{run: *run}, nil
+	case "text":
+		files, err := expand(run.DataFiles, dir)
+		if err != nil {
+			return nil, err
+		}
+		text, err := concatenate(files)
+		if err != nil {
+			return nil, err
+		}
+		return newTextData(run, text)
+	}
+	return nil, fmt.Errorf("data set of kind %q: text and random exist", run.DataKind)
+}
+
+// randomData is noise: token t of a sequence is a function of seed, round, sequence and t.
+type randomData struct{ run ir.Run }
+
+// Tokens implements the interface of that name.
+func (d *randomData) Tokens(section ir.Section, round, sequence, position int64, out []int32, stride int) error {
+	if err := checkWindow(&d.run, position, out, stride); err != nil {
+		return err
+	}
+	name := "random tokens"
+	if section == ir.SectionEval {
+		name = "random validation tokens"
+	}
+	r := NewRandom(d.run.Seed, name, round, sequence)
+	for i := 0; i < len(out); i += stride {
+		out[i] = int32(r.Below(uint64(position), int64(d.run.Vocab)))
+		position++
+	}
+	return nil
+}
+
+// textData is bytes, one token each. The end of the text is held out for validation.
+type textData struct {
+	run         ir.Run
+	train, held []byte
+	windows     int64 // of the validation
+}
+
+func newTextData(run *ir.Run, text []byte) (*textData, error) {
+	if len(text) == 0 {
+		return nil, errors.New("the data is empty")
+	}
+	if highest := slices.Max(text); int(highest) >= run.Vocab {
+		return nil, fmt.Errorf("the data holds byte %d, which a vocabulary of %d does not: 256 covers every text", highest, run.Vocab)
+	}
+	held := int(float64(len(text)) * run.Holdout)
+	d := &textData{run: *run, train: text[:len(text)-held], held: text[len(text)-held:]}
+	if run.EvalBatch > 0 && run.EvalSequences > 0 {
+		d.windows = int64((run.EvalBatch + run.EvalSequences - 1) / run.EvalSequences * run.EvalSequences)
+	}
+	window := run.Sequence + 1
+	if int64(len(d.train)) < window {
+		return nil, fmt.Errorf("%d bytes of data to train on (%d held out) are fewer than the %d of one sequence and its last label",
+			len(d.train), held, window)
+	}
+	if d.windows > 0 && int64(held) < window {
+		return nil, fmt.Errorf("%d of %d bytes are held out for validation, fewer than the %d of one sequence and its last label: hold out a share of at least %.3g",
+			held, len(text), window, float64(window)/float64(len(text))+0.0005)
+	}
+	return d, nil
+}
+
+// Tokens implements the interface of that name.
+func (d *textData) Tokens(section ir.Section, round, sequence, position int64, out []int32, stride int) error {
+	if err := checkWindow(&d.run, position, out, stride); err != nil {
+		return err
+	}
+	var text []byte
+	if section == ir.SectionEval {
+		start, err := d.validationOffset(round*int64(d.run.EvalSequences) + sequence)
+		if err != nil {
+			return err
+		}
+		text = d.held[start:]
+	} else {
+		text = d.train[d.offset(round, sequence):]
+	}
+	for i := 0; i < len(out); i += stride {
+		out[i] = int32(text[position])
+		position++
+	}
+	return nil
+}
+
+// offset is where a sample starts, anywhere that leaves room for a whole one.
+func (d *textData) offset(step, sequence int64) int64 {
+	return NewRandom(d.run.Seed, "text offset", step).Below(uint64(sequence), int64(len(d.train))-d.run.Sequence)
+}
+
+// validationOffset spreads the validation's windows evenly over the held-out text.
+func (d *textData) validationOffset(window int64) (int64, error) {
+	if window < 0 || window >= d.windows {
+		return 0, fmt.Errorf("sequence %d of a validation that has %d", window, d.windows)
+	}
+	if d.windows == 1 {
+		return 0, nil
+	}
+	room := int64(len(d.held)) - d.run.Sequence - 1
+	return window * room / (d.windows - 1), nil
+}
+
+func checkWindow(run *ir.Run, position int64, out []int32, stride int) error {
+	n := int64((len(out) + stride - 1) / stride)
+	if position < 0 || position+n > run.Sequence+1 {
+		return fmt.Errorf("tokens %d to %d of a sequence that offers %d", position, position+n-1, run.Sequence+1)
+	}
+	return nil
+}
+
+// concatenate reads files in their order, a newline between each.
+func concatenate(files []string) ([]byte, error) {
+	var text []byte
+	for i, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("reading the data: %w", err)
+		}
+		if i > 0 {
+			text = append(text, '\n')
+		}
+		text = append(text, b...)
+	}
+	return text, nil
+}
+
+// expand finds the files that patterns name, sorted, each once. In a pattern ** stands for any number of folders; the
+// rest is path.Match's.
+func expand(patterns []string, dir string) ([]string, error) {
+	if len(patterns) == 0 {
+		return nil, errors.New("text data without files")
+	}
+	var files []string
+	for _, pattern := range patterns {
+		full := filepath.ToSlash(pattern)
+		if !filepath.IsAbs(pattern) {
+			full = path.Join(filepath.ToSlash(cmp.Or(dir, ".")), full)
+		}
+		found, err := glob(full)
+		if err != nil {
+			return nil, fmt.Errorf("data %q: %w", pattern, err)
+		}
+		files = append(files, found...)
+	}
+	slices.Sort(files)
+	return slices.Compact(files), nil
+}
+
+const special = `*?[\`
+
+// glob walks the folder above the first special character. A pattern without one must name a file.
+func glob(pattern string) ([]string, error) {
+	at := strings.IndexAny(pattern, special)
+	if at < 0 {
+		info, err := os.Stat(pattern)
+		if err == nil && info.IsDir() {
+			err = fmt.Errorf("%s is a folder: add /** for the files in it", pattern)
+		}
+		return []string{pattern}, err
+	}
+	root := cmp.Or(pattern[:strings.LastIndexByte(pattern[:at], '/')+1], ".")
+	parts := strings.Split(pattern, "/")
+	if _, err := path.Match(strings.ReplaceAll(pattern, "**", "*"), ""); err != nil {
+		return nil, err
+	}
+	var files []string
+	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
+		name = filepath.ToSlash(name)
+		if err == nil && entry.Type().IsRegular() && matches(parts, strings.Split(name, "/")) {
+			files = append(files, name)
+		}
+		return err
+	})
+	if err == nil && len(files) == 0 {
+		err = fmt.Errorf("no file matches %s", pattern)
+	}
+	return files, err
+}
+
+func matches(pattern, name []string) bool {
+	for i, part := range pattern {
+		if part == "**" {
+			for skip := i; skip <= len(name); skip++ {
+				if matches(pattern[i+1:], name[skip:]) {
+					return true
+				}
+			}
+			return false
+		}
+		if i >= len(name) {
+			return false
+		}
+		if ok, _ := path.Match(part, name[i]); !ok {
+			return false
+		}
+	}
+	return len(pattern) == len(name)
+}

@@ -1,0 +1,260 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"sppo/ir"
+)
+
+// Options of a job.
+type Options struct {
+	Dir       string    // that relative data files start from; empty: the working folder
+	Transport Transport // nil: all ranks are in this process
+	Tokens    Tokens    // nil: the data set that the program names
+}
+
+// Job is a program loaded on its devices. Its methods are for one goroutine at a time. After an error of Init, Step
+// or Eval that is not the context's, the job is dead and says so again.
+type Job struct {
+	program   *ir.Program
+	ranks     []*rank
+	transport Transport
+	step      int64 // steps done
+	dead      error
+}
+
+// StepResult is what a step reports.
+type StepResult struct {
+	Step            int
+	Loss            float64
+	GradNorm        float64 // before clipping
+	LR              float64
+	Seconds         float64
+	TokensPerSecond float64
+}
+
+// rank is a goroutine that makes all calls of one device.
+type rank struct {
+	index  int
+	code   *ir.Code
+	device Device
+	work   chan func()
+}
+
+// Open makes the device of every rank and loads the program on all.
+func Open(p *ir.Program, newDevice func(rank int) (Device, error), opts Options) (*Job, error) {
+	if err := checkProgram(p); err != nil {
+		return nil, err
+	}
+	env := Env{Transport: opts.Transport, Tokens: opts.Tokens}
+	if env.Transport == nil {
+		env.Transport = NewLocal()
+	}
+	if env.Tokens == nil && usesData(p) {
+		tokens, err := OpenData(&p.Run, opts.Dir)
+		if err != nil {
+			return nil, err
+		}
+		env.Tokens = tokens
+	}
+	j := &Job{program: p, transport: env.Transport}
+	for i := range p.Ranks {
+		r := &rank{index: i, code: &p.Codes[p.Ranks[i].Code], work: make(chan func())}
+		go r.serve()
+		j.ranks = append(j.ranks, r)
+	}
+	err := j.each(func(r *rank) (err error) {
+		if r.device, err = newDevice(r.index); err != nil {
+			return err
+		}
+		return r.device.Load(p, r.index, &env)
+	})
+	if err != nil {
+		return nil, errors.Join(err, j.Close())
+	}
+	return j, nil
+}
+
+// usesData tells whether any code loads tokens: a program that trains nothing needs no data set.
+func usesData(p *ir.Program) bool {
+	for c := range p.Codes {
+		for _, section := range p.Codes[c].Sections {
+			for pc := range section {
+				if section[pc].Op == ir.LoadTokens {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+func (r *rank) serve() {
+	for f := range r.work {
+		f()
+	}
+}
+
+// each runs f on the goroutine of every rank and returns the error that came first in cause: that of a rank which
+// failed by itself, not because another did.
+func (j *Job) each(f func(r *rank) error) error {
+	errs := make([]error, len(j.ranks))
+	var done sync.WaitGroup
+	done.Add(len(j.ranks))
+	for i, r := range j.ranks {
+		r.work <- func() {
+			defer done.Done()
+			if errs[i] = f(r); errs[i] != nil {
+				j.transport.Abort(errs[i])
+			}
+		}
+	}
+	done.Wait()
+	var first error
+	for i, err := range errs {
+		if err != nil && (first == nil || errors.Is(first, ErrAborted) && !errors.Is(err, ErrAborted)) {
+			first = fmt.Errorf("rank %d: %w", i, err)
+		}
+	}
+	return first
+}
+
+// one runs f on the goroutine of a rank.
+func (r *rank) one(f func(d Device) error) error {
+	done := make(chan error)
+	r.work <- func() { done <- f(r.device) }
+	return <-done
+}
+
+// section runs a section on all ranks at once. A step that has begun ends, whatever becomes of the context: half a
+// step would leave the model between two states.
+func (j *Job) section(ctx context.Context, section ir.Section, round int64, before func(r *rank) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if j.dead != nil {
+		return fmt.Errorf("the job has failed: %w", j.dead)
+	}
+	j.dead = j.each(func(r *rank) error {
+		if before != nil {
+			if err := before(r); err != nil {
+				return err
+			}
+		}
+		return run(r.device, r.code, section, round)
+	})
+	return j.dead
+}
+
+// Init gives the model its initial values and sets the step counter back to 0.
+func (j *Job) Init(ctx context.Context) error {
+	j.step = 0
+	return j.section(ctx, ir.SectionInit, 0, nil)
+}
+
+// Steps is the number of steps done.
+func (j *Job) Steps() int { return int(j.step) }
+
+// Step does one step.
+func (j *Job) Step(ctx context.Context) (StepResult, error) {
+	t := j.step + 1
+	parameters := stepParameters(&j.program.Run, t)
+	began := time.Now()
+	err := j.section(ctx, ir.SectionStep, t, func(r *rank) error {
+		if v, ok := r.result(ir.ResultStep); ok {
+			return r.device.Write(v, BytesOf(parameters[:]))
+		}
+		return nil
+	})
+	if err != nil {
+		return StepResult{}, err
+	}
+	j.step = t
+	seconds := time.Since(began).Seconds()
+	tokens := float64(j.program.Run.Sequence) * float64(j.program.Run.Batch)
+	result := StepResult{Step: int(t), LR: learningRate(&j.program.Run, t), Seconds: seconds, TokensPerSecond: tokens / seconds}
+	if result.Loss, err = j.scalar(ir.ResultLoss); err != nil {
+		return StepResult{}, err
+	}
+	result.GradNorm, err = j.scalar(ir.ResultGradNorm)
+	return result, err
+}
+
+// Eval is the mean loss over the validation's sequences: as many eval sections as cover EvalBatch.
+func (j *Job) Eval(ctx context.Context) (float64, error) {
+	r := &j.program.Run
+	if r.EvalBatch <= 0 || r.EvalSequences <= 0 {
+		return 0, errors.New("the program has no validation")
+	}
+	rounds := (r.EvalBatch + r.EvalSequences - 1) / r.EvalSequences
+	sum := 0.0
+	for round := range rounds {
+		if err := j.section(ctx, ir.SectionEval, int64(round), nil); err != nil {
+			return 0, err
+		}
+		loss, err := j.scalar(ir.ResultEvalLoss)
+		if err != nil {
+			return 0, err
+		}
+		sum += loss
+	}
+	return sum / float64(rounds), nil
+}
+
+// result finds a result's view in the rank's code.
+func (r *rank) result(name string) (ir.View, bool) {
+	for i := range r.code.Results {
+		if r.code.Results[i].Name == name {
+			return r.code.Results[i].View, true
+		}
+	}
+	return ir.View{}, false
+}
+
+// scalar reads the first number of a result from the first rank that has it; 0 where none does.
+func (j *Job) scalar(name string) (float64, error) {
+	for _, r := range j.ranks {
+		v, ok := r.result(name)
+		if !ok {
+			continue
+		}
+		out := make([]float32, v.Elements())
+		err := r.one(func(d Device) error { return d.Read(v, BytesOf(out)) })
+		if err != nil {
+			return 0, fmt.Errorf("reading the result %s of rank %d: %w", name, r.index, err)
+		}
+		return float64(out[0]), nil
+	}
+	return 0, nil
+}
+
+// Peaks is the highest byte of each arena that a rank has touched so far.
+func (j *Job) Peaks(rank int) (peaks [ir.NumArenas]ir.Bytes) {
+	r := j.ranks[rank]
+	r.one(func(d Device) error {
+		for a := range peaks {
+			peaks[a] = d.Peak(ir.Arena(a))
+		}
+		return nil
+	})
+	return peaks
+}
+
+// Close frees the devices and ends the ranks' goroutines.
+func (j *Job) Close() error {
+	err := j.each(func(r *rank) error {
+		if r.device == nil {
+			return nil
+		}
+		return r.device.Close()
+	})
+	for _, r := range j.ranks {
+		close(r.work)
+	}
+	j.ranks = nil
+	return err
+}

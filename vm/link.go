@@ -1,0 +1,58 @@
+package vm
+
+import (
+	"errors"
+
+	"sppo/ir"
+)
+
+// Transport joins the ranks of a job. It has NCCL's semantics: an operation holds up its stream until its peers
+// arrive. Links and teams are looked up when a program is loaded; their operations allocate nothing.
+//
+// A link carries the messages of one direction between two ranks on one channel, in order. A team is the same
+// collective meeting place for the same members on the same stream; its operations match in order.
+type Transport interface {
+	Link(from, to int, channel Channel) Link
+	Team(rank int, members []int32, stream ir.Stream) (Team, error)
+	// Abort makes every operation under way and to come, on every rank, fail with an error that is ErrAborted and
+	// tells the reason. Only the first reason counts.
+	Abort(reason error)
+}
+
+// ErrAborted is wrapped by errors of operations that failed because another rank did.
+var ErrAborted = errors.New("aborted")
+
+// Link moves messages from one rank to another. Send returns when the peer has received.
+type Link interface {
+	Send(x []byte) error
+	Recv(y []byte) error
+}
+
+// Team is one member's side of collectives. Sums are taken in f32 in the order of the members and rounded once, so
+// they do not depend on who arrives first.
+type Team interface {
+	AllGather(y, x []byte) error
+	ReduceScatter(y, x []byte, t ir.DType) error
+	AllReduce(x []byte, t ir.DType) error
+}
+
+// Channel tells apart the messages that two ranks have under way in one direction.
+type Channel uint8
+
+// Channels: activations forward, gradients backward, borrowed work.
+const (
+	ChannelNext Channel = iota
+	ChannelPrev
+	ChannelMux
+)
+
+// ChannelOf is the channel that a stream's messages use: what is sent on send_next is received on recv_prev.
+func ChannelOf(s ir.Stream) Channel {
+	switch s {
+	case ir.SendNext, ir.RecvPrev:
+		return ChannelNext
+	case ir.SendPrev, ir.RecvNext:
+		return ChannelPrev
+	}
+	return ChannelMux
+}

@@ -1,0 +1,65 @@
+package vm
+
+import (
+	"math"
+	"math/bits"
+)
+
+// Random is a counter-based generator: value i of a stream is a pure function of the stream's key and i, so that any
+// rank draws any part of it without drawing the rest. It is SplitMix64 (Steele, Lea, Flood 2014) opened to random
+// access: the finaliser over key + (i+1)*golden.
+type Random struct{ key uint64 }
+
+const golden = 0x9e3779b97f4a7c15
+
+// NewRandom is the stream of a seed, a name and numbers. Streams that differ in any of them are unrelated.
+func NewRandom(seed int64, name string, numbers ...int64) Random {
+	key := mix(uint64(seed) + golden)
+	for _, c := range []byte(name) {
+		key = mix(key ^ uint64(c))
+	}
+	for _, n := range numbers {
+		key = mix(key + golden ^ uint64(n))
+	}
+	return Random{key}
+}
+
+func mix(z uint64) uint64 {
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// Uint64 is value i.
+func (r Random) Uint64(i uint64) uint64 { return mix(r.key + (i+1)*golden) }
+
+// Below is value i as an integer of 0 .. n-1. Its bias, n/2^64, is beyond any experiment.
+func (r Random) Below(i uint64, n int64) int64 {
+	hi, _ := bits.Mul64(r.Uint64(i), uint64(n))
+	return int64(hi)
+}
+
+// uniform is value i as a number in (0, 1], which has a logarithm.
+func (r Random) uniform(i uint64) float64 { return float64(r.Uint64(i)>>11+1) * 0x1p-53 }
+
+// Normals fills out with elements first, first+1, ... of the stream of normal numbers with mean 0 and deviation 1.
+// Elements 2j and 2j+1 are the two of Box and Muller 1958 for the uniform values 2j and 2j+1, computed in f64.
+func (r Random) Normals(first uint64, out []float32, std float64) {
+	for n := 0; n < len(out); {
+		pair := (first + uint64(n)) &^ 1
+		radius := math.Sqrt(-2*math.Log(r.uniform(pair))) * std
+		sin, cos := math.Sincos(2 * math.Pi * r.uniform(pair+1))
+		if first+uint64(n) == pair {
+			out[n] = float32(radius * cos)
+			n++
+		}
+		if n < len(out) {
+			out[n] = float32(radius * sin)
+			n++
+		}
+	}
+}
+
+// InitialValues is the stream whose normal number row*columns+column is the initial value of that element of a
+// tensor. Every device must draw from it, or a model would depend on where it starts.
+func InitialValues(seed int64, tensor string) Random { return NewRandom(seed, "init "+tensor) }

@@ -1,0 +1,151 @@
+package vm
+
+import (
+	"fmt"
+	"slices"
+
+	"sppo/ir"
+)
+
+// Tensor gathers a whole tensor from the rectangles that ranks hold, row by row, and its shape. With f32 weights,
+// which are their own master, RoleMaster gives the weight.
+func (j *Job) Tensor(name string, role ir.Role) ([]float32, [2]int64, error) {
+	tensor, err := j.tensor(name)
+	if err != nil {
+		return nil, [2]int64{}, err
+	}
+	shape := j.program.Tensors[tensor].Shape
+	if role == ir.RoleMaster && !j.holds(tensor, role) {
+		role = ir.RoleWeight
+	}
+	out := make([]float32, shape[0]*shape[1])
+	covered := make([]bool, len(out))
+	missing := len(out)
+	err = j.rectangles(tensor, role, func(r *rank, rect rectangle) error {
+		if missing == 0 {
+			return nil
+		}
+		values, err := rect.read(r)
+		if err != nil {
+			return err
+		}
+		rect.each(shape, func(at, i int64) {
+			out[at] = values[i]
+			if !covered[at] {
+				covered[at] = true
+				missing--
+			}
+		})
+		return nil
+	})
+	if err == nil && missing > 0 {
+		err = fmt.Errorf("no rank holds %d of the %d elements of %s of %s", missing, len(out), role, name)
+	}
+	return out, shape, err
+}
+
+// SetTensor gives a whole tensor its values on every rank that holds a part; padding becomes 0. RoleMaster sets the
+// weight too, whose truth it is.
+func (j *Job) SetTensor(name string, role ir.Role, values []float32) error {
+	tensor, err := j.tensor(name)
+	if err != nil {
+		return err
+	}
+	shape := j.program.Tensors[tensor].Shape
+	if int64(len(values)) != shape[0]*shape[1] {
+		return fmt.Errorf("%d values for %s of shape %v", len(values), name, shape)
+	}
+	roles := []ir.Role{role}
+	if role == ir.RoleMaster {
+		roles = []ir.Role{ir.RoleWeight, ir.RoleMaster}
+	}
+	for _, role := range roles {
+		err := j.rectangles(tensor, role, func(r *rank, rect rectangle) error {
+			part := make([]float32, rect.rows*rect.cols)
+			rect.each(shape, func(at, i int64) { part[i] = values[at] })
+			return rect.write(r, part)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (j *Job) tensor(name string) (int, error) {
+	i := slices.IndexFunc(j.program.Tensors, func(t ir.Tensor) bool { return t.Name == name })
+	if i < 0 {
+		return 0, fmt.Errorf("the model has no tensor %q", name)
+	}
+	return i, nil
+}
+
+// holds tells whether any rank holds a role of a tensor.
+func (j *Job) holds(tensor int, role ir.Role) bool {
+	for _, r := range j.ranks {
+		for _, s := range r.code.States {
+			if int(s.Tensor) == tensor && s.Role == role {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// rectangle is the part of a tensor that a view holds.
+type rectangle struct {
+	view       ir.View
+	row0, col0 int64
+	rows, cols int64
+}
+
+// rectangles visits all that ranks hold of a role of a tensor, the first replica's first.
+func (j *Job) rectangles(tensor int, role ir.Role, visit func(*rank, rectangle) error) error {
+	ranks := slices.Clone(j.ranks)
+	slices.SortStableFunc(ranks, func(a, b *rank) int {
+		return int(j.program.Ranks[a.index].DP - j.program.Ranks[b.index].DP)
+	})
+	for _, r := range ranks {
+		consts := j.program.Ranks[r.index].Consts
+		for _, s := range r.code.States {
+			if int(s.Tensor) != tensor || s.Role != role {
+				continue
+			}
+			rect := rectangle{view: s.View, row0: s.Row0.Int(consts), col0: s.Col0.Int(consts), rows: s.View.Rows(), cols: s.View.Cols()}
+			if len(s.View.Dims()) == 1 { // a vector is a column
+				rect.rows, rect.cols = rect.cols, 1
+			}
+			if err := visit(r, rect); err != nil {
+				return fmt.Errorf("%s of %s on rank %d: %w", role, j.program.Tensors[tensor].Name, r.index, err)
+			}
+		}
+	}
+	return nil
+}
+
+// each visits the elements of the rectangle that lie in the tensor: their index there and in the view.
+func (rect *rectangle) each(shape [2]int64, visit func(at, i int64)) {
+	for row := range rect.rows {
+		for col := range rect.cols {
+			if r, c := rect.row0+row, rect.col0+col; r < shape[0] && c < shape[1] {
+				visit(r*shape[1]+c, row*rect.cols+col)
+			}
+		}
+	}
+}
+
+func (rect *rectangle) read(r *rank) ([]float32, error) {
+	bytes := make([]byte, rect.view.Bytes())
+	if err := r.one(func(d Device) error { return d.Read(rect.view, bytes) }); err != nil {
+		return nil, err
+	}
+	values := make([]float32, rect.view.Elements())
+	widen(values, bytes, rect.view.DType)
+	return values, nil
+}
+
+func (rect *rectangle) write(r *rank, values []float32) error {
+	bytes := make([]byte, rect.view.Bytes())
+	narrow(bytes, values, rect.view.DType)
+	return r.one(func(d Device) error { return d.Write(rect.view, bytes) })
+}

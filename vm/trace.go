@@ -1,0 +1,67 @@
+package vm
+
+import (
+	"slices"
+	"time"
+
+	"sppo/ir"
+)
+
+// Span is one executed instruction. Times are since the section began: real ones, or the simulator's.
+type Span struct {
+	PC         int32
+	Begin, End time.Duration
+}
+
+// Spans is where a device reports the instructions of the current section, in the order in which each stream executed
+// them. A stream appends only to its own list, so that recording orders no stream against another.
+type Spans struct {
+	Start   time.Time // of the section; devices with their own clock ignore it
+	Streams [ir.NumStreams][]Span
+}
+
+// Timeline is what a rank did in one section.
+type Timeline struct {
+	Section ir.Section
+	Round   int64
+	Streams [ir.NumStreams][]Span
+}
+
+// Trace wraps any device and keeps the timelines of its sections. The times come from the device; the wrapper adds
+// what every device has in common: which section they belong to.
+type Trace struct {
+	Device
+	Timelines []Timeline
+	spans     Spans
+	current   Timeline
+}
+
+// NewTrace wraps a device that is not loaded yet.
+func NewTrace(d Device) *Trace { return &Trace{Device: d} }
+
+// Load hands the device the place to report to.
+func (t *Trace) Load(p *ir.Program, rank int, env *Env) error {
+	traced := *env
+	traced.Spans = &t.spans
+	return t.Device.Load(p, rank, &traced)
+}
+
+// Begin starts a timeline.
+func (t *Trace) Begin(section ir.Section, round int64) error {
+	t.current = Timeline{Section: section, Round: round}
+	for s := range t.spans.Streams {
+		t.spans.Streams[s] = t.spans.Streams[s][:0]
+	}
+	t.spans.Start = time.Now()
+	return t.Device.Begin(section, round)
+}
+
+// Join ends the timeline, which is kept even if the section failed: it shows how far each stream came.
+func (t *Trace) Join() error {
+	err := t.Device.Join()
+	for s, spans := range t.spans.Streams {
+		t.current.Streams[s] = slices.Clone(spans)
+	}
+	t.Timelines = append(t.Timelines, t.current)
+	return err
+}

@@ -1,0 +1,127 @@
+// Package vm runs programs: it issues every instruction of every rank to a Device, joins the ranks by a Transport,
+// and gives the training run around them (data, learning rate, results, checkpoints).
+//
+// The map:
+//
+//	vm.go         the interpreter loop: the same one for every device
+//	device.go     Device, what it owns and how the cpu, the simulator and CUDA each fit it
+//	link.go       Transport, how ranks meet; local.go is the one inside a process
+//	job.go        Job: open, init, step, eval, close
+//	schedule.go   the learning rate of a step
+//	tensor.go     whole tensors from the rectangles that ranks hold, and back
+//	checkpoint.go save and restore
+//	data.go       data sets: which token stands where; random.go is the generator behind them and initial values
+//	trace.go      what ran when, on any device
+//	elements.go   bytes seen as numbers
+//
+// The package knows no spec, no plan and no kernel: the program says what happens, the device how.
+package vm
+
+import (
+	"fmt"
+
+	"sppo/ir"
+)
+
+// run issues one section of a rank's code and waits for its end. It decides nothing but the method to call: which
+// stream an instruction goes to, what it works on and what it waits for were fixed when the device loaded the program.
+func run(d Device, code *ir.Code, section ir.Section, round int64) error {
+	if err := d.Begin(section, round); err != nil {
+		return err
+	}
+	instrs := code.Sections[section]
+	for pc := range instrs {
+		op := instrs[pc].Op
+		switch ir.Ops[op].Class {
+		case ir.ClassKernel, ir.ClassData:
+			d.Launch(pc)
+		case ir.ClassMove:
+			d.Copy(pc)
+		case ir.ClassComm:
+			d.Comm(pc)
+		case ir.ClassSync:
+			if op == ir.Record {
+				d.Record(pc)
+			} else {
+				d.Wait(pc)
+			}
+		}
+	}
+	return d.Join()
+}
+
+// checkProgram refuses what would hang or index out of range in any device, whoever wrote the program. The verifier
+// proves far more; this is what the VM itself relies on.
+func checkProgram(p *ir.Program) error {
+	if len(p.Ranks) == 0 {
+		return fmt.Errorf("program %q has no ranks", p.Name)
+	}
+	for r := range p.Ranks {
+		rank := &p.Ranks[r]
+		if int(rank.Code) < 0 || int(rank.Code) >= len(p.Codes) {
+			return fmt.Errorf("rank %d: no code %d", r, rank.Code)
+		}
+		if len(rank.Consts) != len(p.Consts) || len(rank.Groups) != len(p.Groups) {
+			return fmt.Errorf("rank %d: %d constants and %d groups, the program names %d and %d",
+				r, len(rank.Consts), len(rank.Groups), len(p.Consts), len(p.Groups))
+		}
+	}
+	for c := range p.Codes {
+		for s := range ir.NumSections {
+			if err := checkSection(p, &p.Codes[c], s); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// checkSection holds instructions to the form of their rows, and every wait to a record before it.
+func checkSection(p *ir.Program, code *ir.Code, section ir.Section) error {
+	recorded := make([]bool, code.Events[section])
+	for pc := range code.Sections[section] {
+		in := &code.Sections[section][pc]
+		wrong := func(format string, args ...any) error {
+			return fmt.Errorf("code %q, %s: %s", code.Name, At(p, section, pc, in), fmt.Sprintf(format, args...))
+		}
+		if in.Op >= ir.NumOps || in.Stream >= ir.NumStreams {
+			return wrong("opcode %d on stream %d does not exist", in.Op, in.Stream)
+		}
+		if info := in.Info(); len(in.Args) != len(info.Operands) || len(in.Attrs) != len(info.Attrs) {
+			return wrong("%d operands and %d attributes, its row has %d and %d",
+				len(in.Args), len(in.Attrs), len(info.Operands), len(info.Attrs))
+		}
+		for _, a := range in.Attrs {
+			if int(a.Const) > len(p.Consts) {
+				return wrong("constant %d does not exist", a.Const-1)
+			}
+		}
+		if in.Info().Class != ir.ClassSync {
+			continue
+		}
+		event := in.Attr("event").Int(nil)
+		switch {
+		case event < 0 || event >= int64(len(recorded)):
+			return wrong("event %d of %d", event, len(recorded))
+		case in.Op == ir.Record && recorded[event]:
+			return wrong("event %d is recorded twice", event)
+		case in.Op == ir.Wait && !recorded[event]:
+			return wrong("event %d is not recorded before", event)
+		}
+		recorded[event] = true
+	}
+	return nil
+}
+
+// At names an instruction for an error: section, pc, mnemonic and spec line.
+func At(p *ir.Program, section ir.Section, pc int, in *ir.Instr) string {
+	name := fmt.Sprintf("opcode %d", in.Op)
+	if in.Op < ir.NumOps {
+		name = in.Info().Name
+	}
+	at := fmt.Sprintf("section %s, pc %d (%s)", section, pc, name)
+	if line := int(in.Prov.Line); line < len(p.Lines) && p.Lines[line] != "" {
+		at += ", from " + p.Lines[line]
+	}
+	return at
+}
