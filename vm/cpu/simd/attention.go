@@ -1,0 +1,164 @@
+package simd
+
+import (
+	"math"
+	"unsafe"
+)
+
+// Attention is causal self-attention of Tokens query tokens that come after Prefix tokens whose keys and values are
+// given too: query token t sees key tokens 0 to Prefix+t. Sequences of a batch are interleaved: row t*Batch+b of a
+// matrix is token t of sequence b. Query head h uses key head h/(Heads/KVHeads).
+//
+// The maths runs on transposed score tiles, keys by queries: the running maximum and sum of a query are then lanes
+// of vectors, and probabilities lie as the micro-kernel reads a transposed left operand.
+type Attention struct {
+	Tokens, Prefix, Batch, Heads, KVHeads, HeadDim int
+}
+
+const (
+	// keyBlock is the number of keys in a score tile, tileStrips the number of query strips, each nr wide.
+	keyBlock   = 112
+	tileStrips = 2
+	// queryChunk is the number of queries whose operands are held at once.
+	queryChunk = 256
+)
+
+// Forward computes o, laid out like q, and lse, the natural logarithm of the sum of the exponentials of the scaled
+// scores, one float32 for each row of q and head.
+func (a Attention) Forward(p *Pool, o Mat, lse []float32, q, k, v Mat) {
+	chunks := ceilDiv(a.Tokens, queryChunk)
+	p.Run(a.Batch*a.Heads*chunks, func(part int) {
+		s := takeScratch()
+		defer s.release()
+		// Late chunks see the most keys: they go first.
+		chunk, head := chunks-1-part/(a.Batch*a.Heads), part%(a.Batch*a.Heads)
+		f := attentionPart{Attention: a, s: s, seq: head / a.Heads, head: head % a.Heads, q0: chunk * queryChunk}
+		f.nq = min(queryChunk, a.Tokens-f.q0)
+		f.forward(o, lse, q, k, v)
+	})
+}
+
+// attentionPart is the work on some queries of one head of one sequence.
+type attentionPart struct {
+	Attention
+	s         *scratch
+	seq, head int
+	q0, nq    int // the queries
+	// Operands in float32: queries in transposed strips, keys and values in rows of dp elements.
+	qT, keys, values []float32
+	dp               int
+}
+
+func (f *attentionPart) scale() float32 { return float32(1 / math.Sqrt(float64(f.HeadDim))) }
+
+// tokens is the view of one head of one sequence whose rows are tokens.
+func (f *attentionPart) tokens(m Mat, head, first int) Mat {
+	m = m.at(first*f.Batch+f.seq, head*f.HeadDim)
+	m.Ld *= f.Batch
+	return m
+}
+
+func (f *attentionPart) kvHead() int { return f.head / (f.Heads / f.KVHeads) }
+
+// strips packs queries, or their gradients, as strips of nr: element (d, query) of a strip at d*nr + query. Lanes
+// beyond the last query are zero. rows, if it is not nil, gets the same in rows of dp elements.
+func (f *attentionPart) strips(dst []float32, m Mat, rows []float32) {
+	d, nr := f.HeadDim, active.nr
+	m = f.tokens(m, f.head, f.q0)
+	if rows == nil && m.BF16 != nil {
+		rows = f.s.floats(7, f.nq*f.dp)
+	}
+	src, ld := m.F32, m.Ld
+	if rows != nil {
+		m.load(rows, f.dp, f.nq, d)
+		src, ld = rows, f.dp
+	}
+	for i := 0; i < f.nq; i += nr {
+		n := min(nr, f.nq-i)
+		strip := dst[i*d:][:d*nr]
+		if n < nr {
+			clear(strip)
+		}
+		active.packT(strip, src[i*ld:], ld, n, d)
+	}
+}
+
+// product runs the micro-kernel over all strips of columns: c[rows][cols] (+)= a*b, with b and c in rows of bLd, cLd.
+func (f *attentionPart) product(rows, cols, k int, a []float32, aRow, aK int, b []float32, bLd int, c []float32, cLd int, accumulate bool) {
+	t := &f.s.tile
+	t.a, t.aRow, t.aK = unsafe.Pointer(&a[0]), 4*aRow, 4*aK
+	t.bK, t.cRow, t.k, t.rows, t.bias, t.accumulate = 4*bLd, 4*cLd, k, rows, nil, 0
+	if accumulate {
+		t.accumulate = 1
+	}
+	for j := 0; j < cols; j += active.nr {
+		t.b, t.c, t.cols = unsafe.Pointer(&b[j]), unsafe.Pointer(&c[j]), min(active.nr, cols-j)
+		active.gemm(t)
+	}
+}
+
+// scores computes the tile keys x queries of a*bT, for the strips of one group: a in rows of dp, bT packed by strips.
+func (f *attentionPart) scores(tile []float32, rows int, a, bT []float32, strips int) {
+	d, nr := f.HeadDim, active.nr
+	for i := range strips {
+		f.product(rows, nr, d, a, f.dp, 1, bT[i*d*nr:], nr, tile[i*nr:], tileStrips*nr, false)
+	}
+}
+
+// hide sets to minus infinity what a query must not see: key r of the tile is hidden from the first r+offset queries.
+func hide(tile []float32, ld, rows, offset int) {
+	for r := max(0, 1-offset); r < rows; r++ {
+		row := tile[r*ld : r*ld+min(ld, r+offset)]
+		for i := range row {
+			row[i] = float32(math.Inf(-1))
+		}
+	}
+}
+
+func (f *attentionPart) forward(o Mat, lse []float32, q, k, v Mat) {
+	d, nr, width := f.HeadDim, active.nr, tileStrips*active.nr
+	f.dp = roundUp(d, nr)
+	padded := roundUp(f.nq, width)
+	f.qT = f.s.floats(0, padded*d)
+	f.strips(f.qT, q, nil)
+	f.keys, f.values = f.s.floats(1, keyBlock*f.dp), f.s.floats(2, keyBlock*f.dp)
+	out, tile := f.s.floats(3, f.nq*f.dp), f.s.floats(4, keyBlock*width)
+	state := f.s.floats(5, 3*padded)
+	rowMax, sum, alpha := state[:padded], state[padded:2*padded], state[2*padded:]
+	Fill(rowMax, float32(math.Inf(-1)))
+	clear(sum)
+
+	seen := f.Prefix + f.q0 + f.nq
+	for k0 := 0; k0 < seen; k0 += keyBlock {
+		nk := min(keyBlock, seen-k0)
+		f.tokens(k, f.kvHead(), k0).load(f.keys, f.dp, nk, d)
+		f.tokens(v, f.kvHead(), k0).load(f.values, f.dp, nk, d)
+		for i := 0; i < f.nq; i += width {
+			n := min(width, f.nq-i)
+			first := f.Prefix + f.q0 + i // the last key that the group's first query sees
+			rows := min(nk, first+n-k0)
+			if rows <= 0 {
+				continue
+			}
+			strips := ceilDiv(n, nr)
+			f.scores(tile, rows, f.keys, f.qT[i*d:], strips)
+			hide(tile, width, rows, k0-first)
+			for j := i; j < i+strips*nr; j += nr {
+				active.softmaxStrip(tile[j-i:], width, rows, rowMax[j:j+nr], sum[j:j+nr], alpha[j:j+nr], f.scale())
+			}
+			for j := i; k0 > 0 && j < i+n; j++ {
+				if alpha[j] != 1 {
+					row := out[j*f.dp : j*f.dp+d]
+					active.scale(row, row, alpha[j])
+				}
+			}
+			f.product(n, d, rows, tile, 1, width, f.values, f.dp, out[i*f.dp:], f.dp, k0 > 0)
+		}
+	}
+	for j := range f.nq {
+		row := out[j*f.dp : j*f.dp+d]
+		active.scale(row, row, 1/sum[j])
+		lse[((f.q0+j)*f.Batch+f.seq)*f.Heads+f.head] = rowMax[j] + float32(math.Log(float64(sum[j])))
+	}
+	f.tokens(o, f.head, f.q0).store(out, f.dp, f.nq, d)
+}

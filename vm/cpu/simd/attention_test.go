@@ -1,0 +1,183 @@
+package simd
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+// naiveAttention is attention in float64, with its gradients, from its definition.
+type naiveAttention struct {
+	Attention
+	q, k, v, dout  []float64
+	o, lse         []float64
+	dq, dk, dv     []float64
+	probs, dscores []float64
+}
+
+func (a *naiveAttention) qAt(t, b, h int) int { return ((t*a.Batch+b)*a.Heads + h) * a.HeadDim }
+
+func (a *naiveAttention) kAt(t, b, h int) int {
+	return ((t*a.Batch+b)*a.KVHeads + h/(a.Heads/a.KVHeads)) * a.HeadDim
+}
+
+func (a *naiveAttention) run() {
+	a.o, a.dq = make([]float64, len(a.q)), make([]float64, len(a.q))
+	a.dk, a.dv = make([]float64, len(a.k)), make([]float64, len(a.k))
+	a.lse = make([]float64, a.Tokens*a.Batch*a.Heads)
+	a.probs, a.dscores = make([]float64, a.Prefix+a.Tokens), make([]float64, a.Prefix+a.Tokens)
+	for t := range a.Tokens {
+		for b := range a.Batch {
+			for h := range a.Heads {
+				a.row(t, b, h)
+			}
+		}
+	}
+}
+
+func (a *naiveAttention) row(t, b, h int) {
+	seen, qi := a.Prefix+t+1, a.qAt(t, b, h)
+	scale := 1 / math.Sqrt(float64(a.HeadDim))
+	inner := func(x []float64, xi int, y []float64, yi int) (s float64) {
+		for i := range a.HeadDim {
+			s += x[xi+i] * y[yi+i]
+		}
+		return s
+	}
+	sum := 0.0
+	for j := range seen {
+		a.probs[j] = math.Exp(inner(a.q, qi, a.k, a.kAt(j, b, h)) * scale)
+		sum += a.probs[j]
+	}
+	a.lse[(t*a.Batch+b)*a.Heads+h] = math.Log(sum)
+	mean := 0.0
+	for j := range seen {
+		a.probs[j] /= sum
+		for i := range a.HeadDim {
+			a.o[qi+i] += a.probs[j] * a.v[a.kAt(j, b, h)+i]
+		}
+		a.dscores[j] = inner(a.dout, qi, a.v, a.kAt(j, b, h))
+		mean += a.probs[j] * a.dscores[j]
+	}
+	for j := range seen {
+		d, ki := a.probs[j]*(a.dscores[j]-mean)*scale, a.kAt(j, b, h)
+		for i := range a.HeadDim {
+			a.dq[qi+i] += d * a.k[ki+i]
+			a.dk[ki+i] += d * a.q[qi+i]
+			a.dv[ki+i] += a.probs[j] * a.dout[qi+i]
+		}
+	}
+}
+
+func doubles(x []float32) []float64 {
+	y := make([]float64, len(x))
+	for i, v := range x {
+		y[i] = float64(v)
+	}
+	return y
+}
+
+// checkNorm compares relative to the size of the whole.
+func checkNorm(t *testing.T, what string, got []float32, want []float64, tolerance float64) {
+	t.Helper()
+	var diff, norm float64
+	for i := range want {
+		diff += (float64(got[i]) - want[i]) * (float64(got[i]) - want[i])
+		norm += want[i] * want[i]
+	}
+	if !(math.Sqrt(diff) <= tolerance*(math.Sqrt(norm)+1e-3)) {
+		t.Fatalf("%s is off by %.3g of its norm, more than %.3g", what, math.Sqrt(diff/norm), tolerance)
+	}
+}
+
+// values returns a matrix as float32.
+func values(m Mat) []float32 {
+	if m.BF16 == nil {
+		return m.F32
+	}
+	x := make([]float32, len(m.BF16))
+	Widen(x, m.BF16)
+	return x
+}
+
+func checkAttention(t *testing.T, p *Pool, a Attention, bf16, accumulate bool, r *rand.Rand) {
+	t.Helper()
+	t.Logf("%+v bf16=%v accumulate=%v", a, bf16, accumulate)
+	mat := func(tokens, heads int) Mat {
+		x := randomFloats(r, tokens*a.Batch*heads*a.HeadDim)
+		if bf16 {
+			return BF16(roundedBF16(x), heads*a.HeadDim)
+		}
+		return F32(x, heads*a.HeadDim)
+	}
+	keys := a.Prefix + a.Tokens
+	q, o, dout, dq := mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads)
+	k, v := mat(keys, a.KVHeads), mat(keys, a.KVHeads)
+	dk, dv := F32(randomFloats(r, len(values(k))), k.Ld), F32(randomFloats(r, len(values(k))), k.Ld)
+	lse := make([]float32, a.Tokens*a.Batch*a.Heads)
+	n := naiveAttention{Attention: a, q: doubles(values(q)), k: doubles(values(k)), v: doubles(values(v)), dout: doubles(values(dout))}
+	n.run()
+	if accumulate {
+		for i := range n.dk {
+			n.dk[i] += float64(dk.F32[i])
+			n.dv[i] += float64(dv.F32[i])
+		}
+	}
+	tolerance, gradTolerance := 2e-6, 4e-6
+	if bf16 {
+		tolerance, gradTolerance = 4e-3, 2e-2 // o is rounded before the backward sees it
+	}
+	a.Forward(p, o, lse, q, k, v)
+	checkNorm(t, "o", values(o), n.o, tolerance)
+	checkNorm(t, "lse", lse, n.lse, 2e-6)
+	a.Backward(p, dq, dk, dv, accumulate, dout, q, k, v, o, lse)
+	checkNorm(t, "dq", values(dq), n.dq, gradTolerance)
+	checkNorm(t, "dk", dk.F32, n.dk, gradTolerance)
+	checkNorm(t, "dv", dv.F32, n.dv, gradTolerance)
+}
+
+func TestAttention(t *testing.T) {
+	p := NewPool(3)
+	defer p.Close()
+	eachISA(t, func(t *testing.T) {
+		r := testRand(t)
+		for range 25 {
+			kv := 1 + r.IntN(3)
+			a := Attention{Tokens: 1 + r.IntN(90), Prefix: r.IntN(150), Batch: 1 + r.IntN(3), KVHeads: kv, Heads: kv * (1 + r.IntN(3)), HeadDim: 1 + r.IntN(70)}
+			checkAttention(t, p, a, r.IntN(4) == 0, r.IntN(2) == 0, r)
+		}
+		checkAttention(t, p, Attention{Tokens: 300, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 16}, false, false, r)
+		checkAttention(t, p, Attention{Tokens: 1, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 1}, false, false, r)
+	})
+}
+
+func TestAttentionIsTheSameForAnyThreads(t *testing.T) {
+	eachISA(t, func(t *testing.T) {
+		r := testRand(t)
+		a := Attention{Tokens: 290, Prefix: 130, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 24}
+		ld := a.Heads * a.HeadDim
+		q, dout := F32(randomFloats(r, a.Tokens*ld), ld), F32(randomFloats(r, a.Tokens*ld), ld)
+		k, v := F32(randomFloats(r, 420*a.HeadDim), a.HeadDim), F32(randomFloats(r, 420*a.HeadDim), a.HeadDim)
+		var first [4][]float32
+		for _, threads := range []int{1, 2, 5} {
+			p := NewPool(threads)
+			o, dq := F32(make([]float32, a.Tokens*ld), ld), F32(make([]float32, a.Tokens*ld), ld)
+			dk, dv := F32(make([]float32, 420*a.HeadDim), a.HeadDim), F32(make([]float32, 420*a.HeadDim), a.HeadDim)
+			lse := make([]float32, a.Tokens*a.Heads)
+			a.Forward(p, o, lse, q, k, v)
+			a.Backward(p, dq, dk, dv, false, dout, q, k, v, o, lse)
+			p.Close()
+			for i, x := range [][]float32{o.F32, dq.F32, dk.F32, dv.F32} {
+				if threads == 1 {
+					first[i] = x
+					continue
+				}
+				for j := range x {
+					if x[j] != first[i][j] {
+						t.Fatalf("%d threads: result %d differs at %d: %g, with one thread %g", threads, i, j, x[j], first[i][j])
+					}
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,193 @@
+package simd
+
+import (
+	"sync"
+	"unsafe"
+)
+
+// Blocks of the matrix product. A block of op(a), mc by kc, stays in the second-level cache while slivers of op(b),
+// kc by nr, pass through the first. They are a part of the result's definition: each element of c is the sum, block
+// of k by block of k, of sums in the order of k, whatever its neighbours, so the split over threads cannot show.
+const (
+	kcMax = 320
+	mcMax = 560
+	ncMax = 2048
+)
+
+// tile is the argument of a micro-kernel: rows by cols elements of c += or = a*b (+ bias), with b in slivers of nr
+// columns and a at any strides. Strides are in bytes. The assembly knows the offsets.
+type tile struct {
+	a          unsafe.Pointer
+	aRow, aK   int
+	b          unsafe.Pointer
+	bK         int
+	c          unsafe.Pointer
+	cRow       int
+	k          int
+	rows, cols int
+	bias       unsafe.Pointer
+	accumulate int // zero overwrites c
+}
+
+// gemmJob is one product, kept for reuse.
+type gemmJob struct {
+	transA, transB bool
+	m, n, k        int
+	a, b, c        Mat
+	accumulate     bool
+	bias           []float32
+	rowParts       int
+	colParts       int
+	run            func(part int) // the bound method part, made once
+}
+
+var gemmJobs = sync.Pool{New: func() any {
+	g := new(gemmJob)
+	g.run = g.part
+	return g
+}}
+
+// Gemm computes c = [c +] op(a)*op(b) [+ bias] on row-major float32 matrices; op transposes where asked. op(a) is m by
+// k, op(b) k by n; bias, nil or of n elements, is added to every row.
+func Gemm(p *Pool, transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int,
+	accumulate bool, bias []float32, c []float32, ldc int) {
+	GemmMat(p, transA, transB, m, n, k, F32(a, lda), F32(b, ldb), accumulate, bias, F32(c, ldc))
+}
+
+// GemmMat is Gemm with each operand stored as float32 or bfloat16. Sums run in float32; a bfloat16 c is rounded once,
+// at the end.
+func GemmMat(p *Pool, transA, transB bool, m, n, k int, a, b Mat, accumulate bool, bias []float32, c Mat) {
+	if m <= 0 || n <= 0 {
+		return
+	}
+	if openBLAS.gemm(p, transA, transB, m, n, k, a, b, accumulate, bias, c) {
+		return
+	}
+	g := gemmJobs.Get().(*gemmJob)
+	g.transA, g.transB, g.m, g.n, g.k = transA, transB, m, n, k
+	g.a, g.b, g.c, g.accumulate, g.bias = a, b, c, accumulate, bias
+	g.split(p.Threads())
+	p.Run(g.rowParts*g.colParts, g.run)
+	g.a, g.b, g.c, g.bias = Mat{}, Mat{}, Mat{}, nil
+	gemmJobs.Put(g)
+}
+
+// split chooses the grid of parts: as many as threads where there is work enough, cut where the least is packed twice.
+func (g *gemmJob) split(threads int) {
+	const flopsPerPart = 1 << 18
+	parts := max(1, min(threads, int(2*float64(g.m)*float64(g.n)*float64(g.k)/flopsPerPart)))
+	g.rowParts, g.colParts = 1, 1
+	best := -1.0
+	for rows := 1; rows <= parts; rows++ {
+		cols := parts / rows
+		if rows > 1 && g.m < rows*active.mr || cols > 1 && g.n < cols*active.nr {
+			continue
+		}
+		// What one part computes, with its waste at the edges, and what it packs.
+		h, w := ceilDiv(g.m, rows), roundUp(ceilDiv(g.n, cols), active.nr)
+		cost := float64(h)*float64(w) + 12*float64(h) + 12*float64(w)
+		if best < 0 || cost < best {
+			best, g.rowParts, g.colParts = cost, rows, cols
+		}
+	}
+}
+
+func ceilDiv(a, b int) int { return (a + b - 1) / b }
+
+func roundUp(a, b int) int { return ceilDiv(a, b) * b }
+
+// even returns the length of equal pieces of n, none longer than most, each a multiple of unit.
+func even(n, most, unit int) int { return max(unit, roundUp(ceilDiv(n, ceilDiv(n, most)), unit)) }
+
+// part computes one rectangle of c.
+func (g *gemmJob) part(part int) {
+	i0, i1 := cut(g.m, g.rowParts, part/g.colParts, 1)
+	j0, j1 := cut(g.n, g.colParts, part%g.colParts, active.nr)
+	if i0 == i1 || j0 == j1 {
+		return
+	}
+	s := takeScratch()
+	defer s.release()
+	mc, nc := even(i1-i0, mcMax, active.mr), even(j1-j0, ncMax, active.nr)
+	for j := j0; j < j1; j += nc {
+		for i := i0; i < i1; i += mc {
+			g.block(s, i, min(mc, i1-i), j, min(nc, j1-j))
+		}
+	}
+}
+
+// cut returns the bounds of one of several nearly equal ranges of 0..n, at multiples of unit.
+func cut(n, parts, part, unit int) (lo, hi int) {
+	units := ceilDiv(n, unit)
+	return min(n, units*part/parts*unit), min(n, units*(part+1)/parts*unit)
+}
+
+// block computes a rectangle of c that is small enough for its part of op(a) to stay in cache.
+func (g *gemmJob) block(s *scratch, i, m, j, n int) {
+	c, cLd, accumulate := g.c.F32, g.c.Ld, g.accumulate
+	if g.c.BF16 != nil {
+		c, cLd = s.floats(2, m*n), n
+		if accumulate {
+			g.c.at(i, j).load(c, n, m, n)
+		}
+	} else {
+		c = c[i*cLd+j:]
+	}
+	kc := even(max(g.k, 1), kcMax, 8)
+	t := &s.tile
+	for k := 0; k == 0 || k < g.k; k += kc {
+		kn := min(kc, g.k-k)
+		g.packA(s, i, m, k, kn)
+		t.k, t.rows, t.cRow, t.accumulate = kn, m, 4*cLd, 0
+		if accumulate || k > 0 {
+			t.accumulate = 1
+		}
+		for jj := 0; jj < n; jj += active.nr {
+			t.cols = min(active.nr, n-jj)
+			t.c, t.bias = unsafe.Pointer(&c[jj]), nil
+			if g.bias != nil && k == 0 {
+				t.bias = unsafe.Pointer(&g.bias[j+jj])
+			}
+			g.packB(s, j+jj, t.cols, k, kn)
+			active.gemm(t)
+		}
+	}
+	if g.c.BF16 != nil {
+		g.c.at(i, j).store(c, n, m, n)
+	}
+}
+
+// packA gathers m rows of op(a), kn long, into scratch, without transposing: the micro-kernel reads a at any strides.
+func (g *gemmJob) packA(s *scratch, i, m, k, kn int) {
+	t := &s.tile
+	buf := s.floats(0, m*kn+16)
+	if g.transA {
+		if kn > 0 {
+			g.a.at(k, i).load(buf, m, kn, m)
+		}
+		t.a, t.aRow, t.aK = unsafe.Pointer(&buf[0]), 4, 4*m
+		return
+	}
+	if kn > 0 {
+		g.a.at(i, k).load(buf, kn, m, kn)
+	}
+	t.a, t.aRow, t.aK = unsafe.Pointer(&buf[0]), 4*kn, 4
+}
+
+// packB gathers one sliver of op(b). Columns past the last keep whatever is there: the micro-kernel drops them.
+func (g *gemmJob) packB(s *scratch, j, n, k, kn int) {
+	t, nr := &s.tile, active.nr
+	buf := s.floats(1, nr*kcMax)
+	t.b, t.bK = unsafe.Pointer(&buf[0]), 4*nr
+	switch {
+	case kn == 0:
+	case !g.transB:
+		g.b.at(k, j).load(buf, nr, kn, n)
+	case g.b.BF16 != nil:
+		wide := s.floats(3, nr*kcMax)
+		g.b.at(j, k).load(wide, kn, n, kn)
+		active.packT(buf, wide, kn, n, kn)
+	default:
+		active.packT(buf, g.b.at(j, k).F32, g.b.Ld, n, kn)
+	}
+}

@@ -1,0 +1,66 @@
+package simd
+
+import "fmt"
+
+// kernelSet is what one instruction set offers: each entry is one row of work without threads, without checks. The
+// portable set is complete; the others fill every entry too, and a test compares each with the portable one.
+type kernelSet struct {
+	name   string
+	mr, nr int // a micro-kernel's tallest panel of rows, its columns
+
+	gemm     func(t *tile)
+	copy2D   func(dst []float32, dstLd int, src []float32, srcLd, rows, cols int)
+	widen2D  func(dst []float32, dstLd int, src []uint16, srcLd, rows, cols int)
+	narrow2D func(dst []uint16, dstLd int, src []float32, srcLd, rows, cols int)
+	packT    func(dst, src []float32, srcLd, rows, cols int) // dst[c*nr+r] = src[r*srcLd+c], rows <= nr
+
+	add   func(dst, a, b []float32)
+	mul   func(dst, a, b []float32)
+	axpy  func(dst, x []float32, alpha float32)
+	scale func(dst, x []float32, alpha float32)
+
+	gelu           func(dst, x []float32)
+	geluBackward   func(dx, x, dy []float32)
+	swiglu         func(dst, gate, up []float32)
+	swigluBackward func(dgate, dup, gate, up, dy []float32)
+
+	max      func(x []float32) float32
+	expSum   func(dst, x []float32, max float32) float32
+	sumExp   func(x []float32, max float32) float32
+	expScale func(dst, x []float32, max, c float32)
+
+	sum        func(x []float32) float32
+	dot        func(a, b []float32) float32
+	sumSquares func(x []float32, mean float32) float32
+
+	norm         func(dst, x, gamma, beta []float32, mean, rstd float32)
+	normSums     func(dy, x, gamma []float32, mean, rstd float32) (sumG, sumGX float32)
+	normBackward func(dx, dgamma, dbeta, dy, x, gamma []float32, mean, rstd, meanG, meanGX float32)
+	columnSums   func(dst, x []float32, ld, rows int)
+
+	adamw func(w, m, v, g []float32, c *adamwConstants)
+
+	softmaxStrip func(s []float32, ld, rows int, max, sum, alpha []float32, scale float32)
+	softmaxGrads func(s, ds []float32, ld, rows int, lse, delta []float32, scale float32)
+}
+
+// active is the set in use: the last of kernelSets, which stand in rising order of preference. Only tests and
+// SelectISA change it.
+var active = kernelSets[len(kernelSets)-1]
+
+// kernelSets are the sets that this machine can run.
+var kernelSets = append([]*kernelSet{&portable}, detect()...)
+
+// ISA returns the name of the instruction set in use: portable, avx2 or avx512.
+func ISA() string { return active.name }
+
+// SelectISA uses another instruction set from now on. It must not be called while anything of this package runs.
+func SelectISA(name string) error {
+	for _, k := range kernelSets {
+		if k.name == name {
+			active = k
+			return nil
+		}
+	}
+	return fmt.Errorf("instruction set %q is not available here", name)
+}

@@ -1,0 +1,100 @@
+package simd
+
+import "math"
+
+// The serial primitives. Every operand is at least as long as the destination; the destination may be one of the
+// sources.
+
+// Add computes dst = a + b.
+func Add(dst, a, b []float32) { n := len(dst); active.add(dst, a[:n], b[:n]) }
+
+// Mul computes dst = a * b, element by element.
+func Mul(dst, a, b []float32) { n := len(dst); active.mul(dst, a[:n], b[:n]) }
+
+// Axpy computes dst += alpha * x.
+func Axpy(dst, x []float32, alpha float32) { active.axpy(dst, x[:len(dst)], alpha) }
+
+// Scale computes dst = alpha * x.
+func Scale(dst, x []float32, alpha float32) { active.scale(dst, x[:len(dst)], alpha) }
+
+// Fill sets every element.
+func Fill(dst []float32, v float32) {
+	if v == 0 && !math.Signbit(float64(v)) {
+		clear(dst)
+		return
+	}
+	head := dst[:min(len(dst), 1024)]
+	for i := range head {
+		head[i] = v
+	}
+	for done := len(head); done < len(dst); {
+		done += copy(dst[done:], head)
+	}
+}
+
+// Gelu computes the tanh form of gelu, as GPT-2 has it.
+func Gelu(dst, x []float32) { active.gelu(dst, x[:len(dst)]) }
+
+// GeluBackward computes dx = dy * gelu'(x).
+func GeluBackward(dx, x, dy []float32) { n := len(dx); active.geluBackward(dx, x[:n], dy[:n]) }
+
+// SwiGLU computes dst = silu(gate) * up.
+func SwiGLU(dst, gate, up []float32) { n := len(dst); active.swiglu(dst, gate[:n], up[:n]) }
+
+// SwiGLUBackward computes the gradients of gate and up.
+func SwiGLUBackward(dgate, dup, gate, up, dy []float32) {
+	n := len(dgate)
+	active.swigluBackward(dgate, dup[:n], gate[:n], up[:n], dy[:n])
+}
+
+// Max returns the greatest element, minus infinity if there is none.
+func Max(x []float32) float32 { return active.max(x) }
+
+// ExpSum computes dst = exp(x - max) and returns the sum.
+func ExpSum(dst, x []float32, max float32) float32 { return active.expSum(dst, x[:len(dst)], max) }
+
+// SumExp returns the sum of exp(x - max).
+func SumExp(x []float32, max float32) float32 { return active.sumExp(x, max) }
+
+// Sum adds the elements up.
+func Sum(x []float32) float32 { return active.sum(x) }
+
+// Dot returns the sum of the products.
+func Dot(a, b []float32) float32 { return active.dot(a, b[:len(a)]) }
+
+// AdamWStep is what one optimizer step does to every weight. The update is
+//
+//	g = gradScale*grad;  m = beta1*m + (1-beta1)*g;  v = beta2*v + (1-beta2)*g*g
+//	w = w*(1 - lr*weightDecay) - lr * m/(1-beta1^step) / (sqrt(v/(1-beta2^step)) + eps)
+type AdamWStep struct {
+	LearningRate, Beta1, Beta2, Eps, WeightDecay float64
+	GradScale                                    float64 // the clipping factor; 1 where nothing is clipped
+	Step                                         int     // from 1
+}
+
+// adamwConstants are the numbers that the kernels use, each rounded once. Their order is known to the assembly.
+type adamwConstants struct {
+	gradScale, beta1, oneMinusBeta1, beta2, oneMinusBeta2 float32
+	correction2, keep, step, eps                          float32
+}
+
+func (s AdamWStep) constants() *adamwConstants {
+	t := float64(s.Step)
+	return &adamwConstants{
+		gradScale: float32(s.GradScale),
+		beta1:     float32(s.Beta1), oneMinusBeta1: float32(1 - s.Beta1),
+		beta2: float32(s.Beta2), oneMinusBeta2: float32(1 - s.Beta2),
+		correction2: float32(1 / (1 - math.Pow(s.Beta2, t))),
+		keep:        float32(1 - s.LearningRate*s.WeightDecay),
+		step:        float32(s.LearningRate / (1 - math.Pow(s.Beta1, t))),
+		eps:         float32(s.Eps),
+	}
+}
+
+// AdamW updates weights and moments. The result is the same on every instruction set.
+func AdamW(p *Pool, w, m, v, g []float32, s AdamWStep) {
+	c := s.constants()
+	p.Split(len(w), elementGrain, func(lo, hi int) {
+		active.adamw(w[lo:hi], m[lo:hi], v[lo:hi], g[lo:hi], c)
+	})
+}
