@@ -1,0 +1,255 @@
+package lang
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// checker holds the rules that no single key can know. It sees a spec whose every value is of the right type and range.
+type checker struct {
+	*Spec
+	report func(*Diagnostic)
+}
+
+func check(s *Spec, report func(*Diagnostic)) {
+	c := &checker{s, report}
+	c.model()
+	c.cluster()
+	c.train()
+	c.sizes()
+	c.subsequences()
+	c.align()
+	c.lists()
+}
+
+func (c *checker) fail(key string, code Code, hint, format string, args ...any) {
+	c.report(c.Diagnose(key, code, format, args...).WithHint("%s", hint))
+}
+
+// culprit is the first of the keys that the user wrote: the one to point at.
+func (c *checker) culprit(keys ...string) string {
+	for _, k := range keys {
+		if c.Written(k) {
+			return k
+		}
+	}
+	return keys[0]
+}
+
+func (c *checker) model() {
+	m := c.Model
+	if !c.Written("model.head_dim") && m.Hidden%m.Heads != 0 {
+		c.fail("model.heads", Indivisible,
+			fmt.Sprintf("heads = %s divides %d; or give head_dim", nearDivisors(m.Hidden, m.Heads), m.Hidden),
+			"%d heads do not divide hidden = %d", m.Heads, m.Hidden)
+	}
+	if m.Heads%m.KVHeads != 0 {
+		c.fail("model.kv_heads", Indivisible, fmt.Sprintf("kv_heads = %s divides %d", nearDivisors(m.Heads, m.KVHeads), m.Heads),
+			"%d key and value heads do not divide heads = %d", m.KVHeads, m.Heads)
+	}
+	if m.Positions == PositionsRope && m.HeadDim%2 != 0 {
+		c.fail(c.culprit("model.head_dim", "model.heads", "model.hidden"), Indivisible,
+			fmt.Sprintf("head_dim = %d or %d", m.HeadDim-1, m.HeadDim+1),
+			"rotary positions want an even head_dim, and it is %d", m.HeadDim)
+	}
+	if c.Train.Data.Kind == "text" && m.Vocab < 256 {
+		c.fail("model.vocab", SmallVocab, "vocab = 256", "text is read as bytes, and vocab = %d leaves some out", m.Vocab)
+	}
+}
+
+func (c *checker) cluster() {
+	for _, curve := range []struct {
+		key    string
+		points []CurvePoint
+	}{
+		{"cluster.matmul_efficiency", c.Cluster.MatmulEfficiency},
+		{"cluster.attention_efficiency", c.Cluster.AttentionEfficiency},
+		{"cluster.attention_grad_efficiency", c.Cluster.AttentionGradEff},
+	} {
+		for i, p := range curve.points {
+			at := fmt.Sprintf("%s[%d]", curve.key, i)
+			if p[1] > 1 {
+				c.fail(at, OutOfRange, "write [rows, share], as in [1K, 0.5]", "a share is at most 1, and this is %g", p[1])
+			}
+			if i > 0 && p[0] <= curve.points[i-1][0] {
+				c.fail(at, OutOfRange, "", "rows must grow from point to point: %g after %g", p[0], curve.points[i-1][0])
+			}
+		}
+	}
+}
+
+func (c *checker) train() {
+	t := c.Train
+	if t.MinLR > t.Optimizer.LR && t.LRDecay == "cosine" {
+		c.fail("train.min_lr", Conflict, fmt.Sprintf("at most %g", t.Optimizer.LR), "min_lr = %g is above lr = %g", t.MinLR, t.Optimizer.LR)
+	}
+	if t.Warmup > t.Steps {
+		c.fail("train.warmup", Conflict, fmt.Sprintf("at most %d", t.Steps), "warmup = %d is longer than the run of %d steps", t.Warmup, t.Steps)
+	}
+	per := int64(c.Schedule.Microbatch)
+	words := fmt.Sprintf("microbatch = %d", per)
+	if c.Schedule.DP > 0 {
+		per *= int64(c.Schedule.DP)
+		words = fmt.Sprintf("dp * microbatch = %d", per)
+	}
+	if int64(t.Batch)%per != 0 {
+		c.fail(c.culprit("train.batch", "schedule.dp", "schedule.microbatch"), Indivisible,
+			"batch = "+nearMultiples(int64(t.Batch), per), "batch = %d is not a multiple of %s", t.Batch, words)
+	}
+}
+
+// sizes checks sp, pp, dp against model and machines. A size left to the passes counts as 1.
+func (c *checker) sizes() {
+	s, m := c.Schedule, c.Model
+	sp, pp, dp := max(1, s.SP), max(1, s.PP), max(1, s.DP)
+	if m.Heads%sp != 0 {
+		c.fail("schedule.sp", Indivisible, fmt.Sprintf("sp = %s divides %d", nearDivisors(m.Heads, sp), m.Heads),
+			"%d heads do not divide by sp = %d", m.Heads, sp)
+	} else if m.KVHeads%sp != 0 && sp%m.KVHeads != 0 {
+		c.fail("schedule.sp", Indivisible, fmt.Sprintf("kv_heads must divide sp or be divided by it: sp = %s", nearDivisors(m.KVHeads, sp)),
+			"%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp)
+	}
+	if stages := int64(pp) * int64(s.VirtualStages); stages > int64(m.Layers) {
+		words := fmt.Sprintf("pp = %d", pp)
+		if s.VirtualStages > 1 {
+			words = fmt.Sprintf("pp * virtual_stages = %d", stages)
+		}
+		c.fail(c.culprit("schedule.pp", "schedule.virtual_stages"), TooFewLayers,
+			fmt.Sprintf("%s at most, one stage a layer", strings.Replace(words, fmt.Sprint(stages), fmt.Sprint(m.Layers), 1)),
+			"%s wants as many layers, and the model has %d", words, m.Layers)
+	}
+	gpus := int64(c.Cluster.Nodes) * int64(c.Cluster.GPUsPerNode)
+	if ranks := int64(sp) * int64(pp) * int64(dp); ranks > gpus {
+		var parts []string
+		for _, p := range []struct {
+			name string
+			n    int
+		}{{"sp", s.SP}, {"pp", s.PP}, {"dp", s.DP}} {
+			if p.n > 0 {
+				parts = append(parts, fmt.Sprintf("%s = %d", p.name, p.n))
+			}
+		}
+		c.fail(c.culprit("schedule.dp", "schedule.pp", "schedule.sp"), TooManyRanks,
+			fmt.Sprintf("the product of sp, pp and dp is at most %d", gpus),
+			"more ranks than the cluster has: %s make %d, and %s has %d", strings.Join(parts, ", "), ranks, clusterWords(c.Cluster), gpus)
+	}
+	if s.SP > 1 && c.Train.Sequence%int64(sp) != 0 {
+		c.fail(c.culprit("train.sequence", "schedule.sp"), Indivisible, "sequence = "+nearMultiples(c.Train.Sequence, int64(sp)),
+			"sequence = %d does not divide by sp = %d", c.Train.Sequence, sp)
+	}
+}
+
+func clusterWords(c Cluster) string {
+	if c.Name == "" {
+		return "it"
+	}
+	return "`" + c.Name + "`"
+}
+
+func (c *checker) subsequences() {
+	sub, seq, sp := c.Schedule.Subsequences, c.Train.Sequence, int64(max(1, c.Schedule.SP))
+	if sub.Auto {
+		return
+	}
+	if len(sub.Lengths) == 0 {
+		if int64(sub.Count)*sp > seq {
+			c.fail("schedule.subsequences", BadAlign, fmt.Sprintf("at most %d", seq/sp),
+				"%d subsequences of %d tokens leave less than one token for each rank", sub.Count, seq)
+		}
+		return
+	}
+	var sum int64
+	for i, n := range sub.Lengths {
+		sum += n
+		if n%sp != 0 {
+			c.fail(fmt.Sprintf("schedule.subsequences[%d]", i), Indivisible, nearMultiples(n, sp),
+				"a subsequence of %d tokens does not divide by sp = %d", n, sp)
+		}
+	}
+	if sum != seq {
+		last := sub.Lengths[len(sub.Lengths)-1] + seq - sum
+		hint := fmt.Sprintf("they are %d too many", sum-seq)
+		if sum < seq {
+			hint = fmt.Sprintf("%d are missing", seq-sum)
+		}
+		if last > 0 && last%sp == 0 {
+			hint += fmt.Sprintf(": the last would be %d", last)
+		}
+		c.fail("schedule.subsequences", LengthsSum, hint, "the lengths sum to %d, and sequence = %d", sum, seq)
+	}
+}
+
+func (c *checker) align() {
+	align, sub := int64(c.Schedule.Align), c.Schedule.Subsequences
+	if align == 0 {
+		return
+	}
+	if sp := int64(max(1, c.Schedule.SP)); align%sp != 0 {
+		c.fail("schedule.align", BadAlign, "align = "+nearMultiples(align, sp), "align = %d is not a multiple of sp = %d", align, sp)
+	}
+	if len(sub.Lengths) == 0 {
+		n := int64(max(1, sub.Count))
+		if align*n > c.Train.Sequence {
+			c.fail("schedule.align", BadAlign, fmt.Sprintf("at most %d", c.Train.Sequence/n),
+				"align = %d is larger than a subsequence: %d tokens in %d parts are %d each", align, c.Train.Sequence, n, c.Train.Sequence/n)
+		}
+		return
+	}
+	for i, n := range sub.Lengths[:len(sub.Lengths)-1] {
+		if n%align != 0 {
+			c.fail(fmt.Sprintf("schedule.subsequences[%d]", i), BadAlign, nearMultiples(n, align),
+				"a subsequence of %d tokens ends off the grid of align = %d", n, align)
+		}
+	}
+}
+
+func (c *checker) lists() {
+	s := c.Schedule
+	if n := s.Subsequences.Count; s.Offload.Policy == "list" && n > 0 && len(s.Offload.Alpha) != n {
+		c.fail("schedule.offload", LengthOfList, fmt.Sprintf("write %d shares", n),
+			"offload lists %d shares for %d subsequences", len(s.Offload.Alpha), n)
+	}
+	if len(s.Keep) == 2 && s.Keep[0] == s.Keep[1] {
+		c.fail("schedule.keep", Duplicate, "", "keep names `%s` twice", s.Keep[0])
+	}
+	if s.Order == "layer" && s.PP > 1 {
+		c.fail("schedule.order", Conflict, "pp = 1, or order = sequence", "order = layer works within one stage, and pp = %d", s.PP)
+	}
+}
+
+// nearDivisors names the divisors of n on both sides of x.
+func nearDivisors(n, x int) string {
+	below, above := 1, n
+	for d := 1; d <= int(math.Sqrt(float64(n)))+1; d++ {
+		if n%d != 0 {
+			continue
+		}
+		for _, e := range []int{d, n / d} {
+			if e < x {
+				below = max(below, e)
+			}
+			if e > x {
+				above = min(above, e)
+			}
+		}
+	}
+	return twoOf(int64(min(below, n)), int64(above))
+}
+
+// nearMultiples names the multiples of step on both sides of x.
+func nearMultiples(x, step int64) string {
+	below := x / step * step
+	return twoOf(below, below+step)
+}
+
+func twoOf(a, b int64) string {
+	out := []string{}
+	for _, n := range []int64{a, b} {
+		if word := fmt.Sprint(n); n > 0 && !slices.Contains(out, word) {
+			out = append(out, word)
+		}
+	}
+	return strings.Join(out, " or ")
+}

@@ -1,0 +1,177 @@
+package lang
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// Pos is a place in a source text. Lines and columns count from 1, columns in characters; the zero Pos is nowhere.
+type Pos struct {
+	File   string `json:"file"`
+	Line   int    `json:"line"`
+	Column int    `json:"column"`
+	Offset int    `json:"offset"` // bytes from the start of the text
+}
+
+func (p Pos) String() string {
+	if p.Line == 0 {
+		return p.File
+	}
+	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column)
+}
+
+// Diagnostic is one mistake of the user: where, what, and what would be right.
+type Diagnostic struct {
+	Code    Code
+	Pos     Pos
+	Message string
+	Hint    string // empty when there is nothing to add
+	Source  string // the line that Pos points into
+	Width   int    // characters to underline, at least 1
+}
+
+// newDiagnostic points at a span; hint may be empty.
+func newDiagnostic(code Code, at span, hint, format string, args ...any) *Diagnostic {
+	d := &Diagnostic{Code: code, Message: fmt.Sprintf(format, args...), Hint: hint, Pos: at.pos(), Source: at.line(), Width: 1}
+	if at.src != nil {
+		first, _, _ := strings.Cut(at.words(), "\n")
+		d.Width = max(1, utf8.RuneCountInString(strings.TrimRight(first, "\r")))
+	}
+	return d
+}
+
+// WithHint adds what would be right instead.
+func (d *Diagnostic) WithHint(format string, args ...any) *Diagnostic {
+	d.Hint = fmt.Sprintf(format, args...)
+	return d
+}
+
+// Error shows the diagnostic as compilers do: place and message, the source line, a caret, a hint.
+func (d *Diagnostic) Error() string {
+	var b strings.Builder
+	if d.Pos != (Pos{}) {
+		fmt.Fprintf(&b, "%s: ", d.Pos)
+	}
+	fmt.Fprintf(&b, "error: %s [%s]", d.Message, d.Code)
+	if d.Source != "" {
+		fmt.Fprintf(&b, "\n    %s\n    %s%s", clean(d.Source), d.indent(), strings.Repeat("^", d.Width))
+	}
+	if d.Hint != "" {
+		fmt.Fprintf(&b, "\n    hint: %s", d.Hint)
+	}
+	return b.String()
+}
+
+// indent is as wide as the source before the caret; tabs stay tabs, so that it is so in any terminal.
+func (d *Diagnostic) indent() string {
+	var b strings.Builder
+	column := 1
+	for _, r := range d.Source {
+		if column >= d.Pos.Column {
+			break
+		}
+		if r != '\t' {
+			r = ' '
+		}
+		b.WriteRune(r)
+		column++
+	}
+	return b.String()
+}
+
+// clean keeps control characters of a hostile file away from the terminal.
+func clean(line string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' && r != '\t' || r == 0x7f || r == utf8.RuneError {
+			return '?'
+		}
+		return r
+	}, line)
+}
+
+// Diagnostics is what is wrong with a spec: sorted by place, without repetitions.
+type Diagnostics []*Diagnostic
+
+func (ds Diagnostics) Error() string {
+	lines := make([]string, len(ds))
+	for i, d := range ds {
+		lines[i] = d.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Unwrap lets errors.As find a Diagnostic.
+func (ds Diagnostics) Unwrap() []error {
+	errs := make([]error, len(ds))
+	for i, d := range ds {
+		errs[i] = d
+	}
+	return errs
+}
+
+// Err is nil when there is no diagnostic, else ds sorted and without repetitions.
+func (ds Diagnostics) Err() error {
+	if len(ds) == 0 {
+		return nil
+	}
+	sorted := slices.Clone(ds)
+	slices.SortStableFunc(sorted, func(a, b *Diagnostic) int {
+		return cmp.Or(cmp.Compare(a.Pos.File, b.Pos.File), cmp.Compare(a.Pos.Offset, b.Pos.Offset))
+	})
+	sorted = slices.CompactFunc(sorted, func(a, b *Diagnostic) bool {
+		return a.Pos == b.Pos && a.Code == b.Code && a.Message == b.Message
+	})
+	return sorted
+}
+
+// source is what a Spec remembers of its text: where each key that was written has its value, and each block its head.
+type source struct {
+	values map[string]span // "schedule.sp"; elements as "train.data[0]"
+	blocks map[string]span // "schedule"
+}
+
+func (s *source) find(key string) (at span, written bool) {
+	if s == nil {
+		return span{}, false
+	}
+	if at, ok := s.values[key]; ok {
+		return at, true
+	}
+	for part := key; part != ""; { // the nearest thing around it that was written
+		i := strings.LastIndexAny(part, ".[")
+		if i < 0 {
+			return s.blocks[part], false
+		}
+		part = part[:i]
+		if at, ok := s.values[part]; ok {
+			return at, false
+		}
+	}
+	return span{}, false
+}
+
+// At is where the value of a key such as "schedule.sp" was written; for a key that was left out it is the place of
+// what would hold it: its call, or its block. Elements of lists are "schedule.subsequences[3]".
+func (s *Spec) At(key string) Pos {
+	at, _ := s.source.find(key)
+	return at.pos()
+}
+
+// Written says whether the user gave the key a value, in a file or by --set.
+func (s *Spec) Written(key string) bool {
+	_, written := s.source.find(key)
+	return written
+}
+
+// Diagnose makes a diagnostic at the value of a key, for phases that find fault with it later. A Spec
+// that was not read from text gets one without a place.
+func (s *Spec) Diagnose(key string, code Code, format string, args ...any) *Diagnostic {
+	at, _ := s.source.find(key)
+	if at.src == nil {
+		return newDiagnostic(code, at, "", "%s: %s", key, fmt.Sprintf(format, args...))
+	}
+	return newDiagnostic(code, at, "", format, args...)
+}

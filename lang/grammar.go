@@ -1,0 +1,146 @@
+// Package lang reads specifications (.sppo): it parses, resolves and checks them, formats them, and explains them.
+//
+// The way of a file: grammar.go turns text into a tree and survives syntax errors; load.go follows imports, binds names
+// and picks the blocks that count; eval.go computes values with their dimensions; keys.go is the one table of keys that
+// checks, documents, completes and fills the Spec; check.go holds what no single key can know. Every mistake is a
+// Diagnostic (diag.go, codes.go). format.go is the one style; explain.go answers questions from the table of keys.
+//
+// The package does not know what a schedule does, which of its values are implemented, or whether a plan fits: it
+// knows what may be written. It imports nothing else of this module.
+package lang
+
+import (
+	"github.com/alecthomas/participle/v2"
+	"github.com/alecthomas/participle/v2/lexer"
+)
+
+// A name may contain `-` and `.` directly between name characters (gpt-7b, a100-80g, gpt-1.3b), so subtraction wants a
+// blank on at least one side of its sign. A name may start with a digit only in the form digits, letter, digits, letter (1f1b).
+// A unit stands directly behind its number (80GiB, 32GB/s): a blank between them would make `5 s = 3` two readings.
+var tokens = lexer.MustSimple([]lexer.SimpleRule{
+	{Name: "Comment", Pattern: `#[^\n]*`},
+	{Name: "NL", Pattern: `\n`},
+	{Name: "Space", Pattern: `[ \t\r\x{FEFF}]+`},
+	{Name: "String", Pattern: `"(\\[^\n]|[^"\\\n])*"`},
+	{Name: "OpenString", Pattern: `"[^\n]*`}, // never in the grammar: a string without its end
+	{Name: "Name", Pattern: `([A-Za-z_]|[0-9]+[a-df-z][0-9]+[a-z])[A-Za-z0-9_]*([-.][A-Za-z0-9_]+)*`},
+	{Name: "Number", Pattern: `[0-9][0-9_]*(\.[0-9]+)?([eE][+-]?[0-9]+)?([A-Za-zµ][A-Za-z0-9]*(/s\b)?)?`},
+	{Name: "Punct", Pattern: `[{}()\[\],=+\-*/]`},
+	{Name: "Stray", Pattern: `(?s:.)`}, // never in the grammar: a character that begins nothing
+})
+
+var (
+	tokComment    = tokens.Symbols()["Comment"]
+	tokNL         = tokens.Symbols()["NL"]
+	tokSpace      = tokens.Symbols()["Space"]
+	tokOpenString = tokens.Symbols()["OpenString"]
+	tokName       = tokens.Symbols()["Name"]
+	tokPunct      = tokens.Symbols()["Punct"]
+	tokNumber     = tokens.Symbols()["Number"]
+	tokStray      = tokens.Symbols()["Stray"]
+)
+
+// A line ends a value except inside ( ) and [ ], where the parser is not shown line ends at all (parse.go).
+type (
+	fileNode struct {
+		Items []*itemNode `parser:"NL* (@@ NL*)*"`
+	}
+
+	itemNode struct {
+		Import *importNode `parser:"  @@"`
+		Let    *letNode    `parser:"| @@"`
+		Block  *blockNode  `parser:"| @@"`
+	}
+
+	importNode struct {
+		Tokens []lexer.Token
+		Path   string `parser:"'import' @String"`
+	}
+
+	letNode struct {
+		Tokens []lexer.Token
+		Name   string    `parser:"'let' @Name '='"`
+		Value  *exprNode `parser:"@@"`
+	}
+
+	blockNode struct {
+		Tokens []lexer.Token
+		Kind   string     `parser:"@Name"`
+		Name   string     `parser:"@Name?"`
+		Params *argsNode  `parser:"@@?"`
+		Value  *exprNode  `parser:"( '=' @@"`
+		Body   *blockBody `parser:"| @@ )"`
+	}
+
+	blockBody struct {
+		Entries []*entryNode `parser:"'{' NL* (@@ NL*)* '}'"`
+	}
+
+	entryNode struct {
+		Tokens []lexer.Token
+		Let    bool      `parser:"@'let'?"`
+		Key    string    `parser:"@Name '='"`
+		Value  *exprNode `parser:"@@"`
+	}
+
+	exprNode struct {
+		Tokens []lexer.Token
+		First  *termNode  `parser:"@@"`
+		Rest   []*sumNode `parser:"@@*"`
+	}
+
+	sumNode struct {
+		Op    string    `parser:"@('+' | '-')"`
+		Value *termNode `parser:"@@"`
+	}
+
+	termNode struct {
+		Tokens []lexer.Token
+		First  *factorNode  `parser:"@@"`
+		Rest   []*scaleNode `parser:"@@*"`
+	}
+
+	scaleNode struct {
+		Op    string      `parser:"@('*' | '/')"`
+		Value *factorNode `parser:"@@"`
+	}
+
+	factorNode struct {
+		Tokens   []lexer.Token
+		Negative bool      `parser:"@'-'?"`
+		Number   string    `parser:"( @Number"`
+		Text     string    `parser:"| @String"`
+		Call     *callNode `parser:"| @@"`
+		List     *listNode `parser:"| @@"`
+		Group    *exprNode `parser:"| '(' @@ ')' )"`
+	}
+
+	// callNode is a bare name when Args is nil.
+	callNode struct {
+		Tokens []lexer.Token
+		Name   string    `parser:"@Name"`
+		Args   *argsNode `parser:"@@?"`
+	}
+
+	argsNode struct {
+		Args []*argNode `parser:"'(' (@@ (',' @@)* ','?)? ')'"`
+	}
+
+	// argNode is an argument of a call, or a parameter of a block, where Value alone is a parameter without default.
+	argNode struct {
+		Tokens []lexer.Token
+		Name   string    `parser:"(@Name '=')?"`
+		Value  *exprNode `parser:"@@"`
+	}
+
+	listNode struct {
+		Items []*exprNode `parser:"'[' (@@ (',' @@)* ','?)? ']'"`
+	}
+)
+
+// Two tokens of lookahead tell `name =` from a value, which is all that the grammar needs.
+var (
+	fileParser  = participle.MustBuild[fileNode](participle.Lexer(tokens), participle.UseLookahead(2))
+	entryParser = participle.MustBuild[entryNode](participle.Lexer(tokens), participle.UseLookahead(2))
+	exprParser  = participle.MustBuild[exprNode](participle.Lexer(tokens), participle.UseLookahead(2))
+)

@@ -1,0 +1,493 @@
+package lang
+
+import (
+	"path"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Names of blocks; the fifth is the optimizer's call, whose arguments are keys too.
+const (
+	blockModel     = "model"
+	blockCluster   = "cluster"
+	blockTrain     = "train"
+	blockOptimizer = "train.optimizer"
+	blockSchedule  = "schedule"
+)
+
+// Block describes one kind of block.
+type Block struct {
+	Name     string
+	Doc      string
+	Required bool
+}
+
+// Blocks are the kinds of blocks, in the order in which a spec usually has them.
+var Blocks = []Block{
+	{blockModel, "The network: `model NAME { ... }`. Sizes are global, before any division over ranks.", true},
+	{blockCluster, "The machines: `cluster NAME { ... }`, or `cluster NAME = OTHER(nodes = 4)` for one with parameters. A shipped one comes by `import \"clusters/a100-80g.sppo\"`.", true},
+	{blockTrain, "One training run: `train { ... }`.", true},
+	{blockSchedule, "What is pinned of the schedule: `schedule NAME { ... }`. All of it may be left out: what is `auto` is chosen by the passes.", false},
+	{blockOptimizer, "Arguments of the call that `optimizer` takes: `optimizer = adamw(lr = 3e-4)`. They are named like keys in `explain` and `--set`: `train.optimizer.lr`.", false},
+}
+
+// number is the range of the numbers that a key takes.
+type number struct {
+	dim      dim
+	whole    bool
+	min, max float64
+	above    bool // min itself is excluded
+	below    bool // max itself is excluded
+}
+
+// list bounds a list and says what its items are.
+type list struct {
+	item     valueType
+	min, max int
+}
+
+// valueType is what a key takes: any of the forms that are set.
+type valueType struct {
+	names  []string
+	number *number
+	list   *list
+	calls  []callType
+}
+
+// callType is a call such as adamw(...); its named arguments are the keys of a block of that name.
+type callType struct {
+	name  string
+	block string
+	texts bool // takes strings by position, at least one
+	doc   string
+}
+
+// Key is one row of the table of keys: it checks a value, documents it, completes it and puts it into the Spec.
+type Key struct {
+	Block   string
+	Name    string
+	Default string // as it would be written; "" when the key must be given
+	Derived string // how the default comes from other keys, in words; then derive computes it
+	Doc     string
+	Example string
+
+	takes  valueType
+	set    func(*Spec, value)
+	derive func(*Spec)
+}
+
+// Path is how messages, explain and --set call the key.
+func (k *Key) Path() string { return k.Block + "." + k.Name }
+
+// Required says whether a spec must give the key.
+func (k *Key) Required() bool { return k.Default == "" && k.Derived == "" }
+
+const (
+	maxRanks  = 1 << 20
+	maxCount  = 1 << 31
+	maxTokens = 1 << 40
+	maxBytes  = 1 << 60
+	maxRate   = 1e21
+)
+
+func names(ns ...string) valueType { return valueType{names: ns} }
+
+func whole(least, most float64) valueType {
+	return valueType{number: &number{dim: dimCount, whole: true, min: least, max: most}}
+}
+
+func positive(d dim) valueType {
+	return valueType{number: &number{dim: d, above: true, max: maxRate}}
+}
+
+func notNegative(d dim) valueType {
+	return valueType{number: &number{dim: d, max: maxRate}}
+}
+
+func bytes(least float64) valueType {
+	return valueType{number: &number{dim: dimBytes, whole: true, min: least, max: maxBytes}}
+}
+
+// share is a part of a whole, above nothing.
+func share() valueType {
+	return valueType{number: &number{above: true, max: 1}}
+}
+
+func (t valueType) orNames(ns ...string) valueType {
+	t.names = append(slices.Clone(t.names), ns...)
+	return t
+}
+
+func (t valueType) orList(item valueType, least, most int) valueType {
+	t.list = &list{item, least, most}
+	return t
+}
+
+func autoOr(t valueType) valueType { return t.orNames("auto") }
+
+// curve is an efficiency: one share, or pairs of size and share.
+func curve() valueType {
+	pair := valueType{}.orList(valueType{number: &number{above: true, max: maxTokens}}, 2, 2)
+	return share().orList(pair, 1, 1000)
+}
+
+func setCurve(v value) []CurvePoint {
+	if v.kind == isNumber {
+		return []CurvePoint{{1, v.num}}
+	}
+	var points []CurvePoint
+	for _, pair := range v.list {
+		points = append(points, CurvePoint{pair.list[0].num, pair.list[1].num})
+	}
+	return points
+}
+
+func setName(v value) string { return v.name }
+
+// Keys is the table of all keys. Within a block it has the order in which a reader wants them.
+var Keys = slices.Concat(modelKeys, clusterKeys, trainKeys, optimizerKeys, scheduleKeys)
+
+var modelKeys = []*Key{
+	{Block: blockModel, Name: "family", takes: names(FamilyGPT, FamilyLlama), Example: "gpt",
+		Doc: "The layer that the network repeats. `gpt`: LayerNorm, GELU, biases. `llama`: RMSNorm, SwiGLU, no biases.",
+		set: func(s *Spec, v value) { s.Model.Family = v.name }},
+	{Block: blockModel, Name: "layers", takes: whole(1, maxRanks), Example: "32",
+		Doc: "Number of transformer layers. Pipeline stages divide them among themselves, so there are at least as many as stages.",
+		set: func(s *Spec, v value) { s.Model.Layers = v.Int() }},
+	{Block: blockModel, Name: "hidden", takes: whole(1, 1<<24), Example: "4096",
+		Doc: "Width of the residual stream. Heads divide it unless `head_dim` is given.",
+		set: func(s *Spec, v value) { s.Model.Hidden = v.Int() }},
+	{Block: blockModel, Name: "heads", takes: whole(1, maxRanks), Example: "32",
+		Doc: "Number of query heads. They are divided over the SP ranks.",
+		set: func(s *Spec, v value) { s.Model.Heads = v.Int() }},
+	{Block: blockModel, Name: "kv_heads", takes: whole(1, maxRanks), Derived: "heads", Example: "8",
+		Doc:    "Number of key and value heads; fewer than `heads` is grouped-query attention. It divides `heads`.",
+		set:    func(s *Spec, v value) { s.Model.KVHeads = v.Int() },
+		derive: func(s *Spec) { s.Model.KVHeads = s.Model.Heads }},
+	{Block: blockModel, Name: "head_dim", takes: whole(1, 1<<16), Derived: "hidden / heads", Example: "128",
+		Doc:    "Width of one head. Rotary positions want it even.",
+		set:    func(s *Spec, v value) { s.Model.HeadDim = v.Int() },
+		derive: func(s *Spec) { s.Model.HeadDim = s.Model.Hidden / max(1, s.Model.Heads) }},
+	{Block: blockModel, Name: "ffn", takes: whole(1, 1<<26), Derived: "gpt: 4 * hidden; llama: 8/3 * hidden, rounded up to a multiple of 256", Example: "11008",
+		Doc:    "Width inside the MLP.",
+		set:    func(s *Spec, v value) { s.Model.FFN = v.Int() },
+		derive: deriveFFN},
+	{Block: blockModel, Name: "vocab", takes: whole(2, maxCount), Example: "50304",
+		Doc: "Number of tokens of the vocabulary. Text as bytes needs 256. It is padded to SP by the compiler, so any number will do.",
+		set: func(s *Spec, v value) { s.Model.Vocab = v.Int() }},
+	{Block: blockModel, Name: "dtype", takes: names("f32", "bf16"), Example: "bf16",
+		Doc: "How weights and activations are stored. Sums, optimizer state and weight gradients are f32 in both.",
+		set: func(s *Spec, v value) { s.Model.DType = v.name }},
+	{Block: blockModel, Name: "tied", takes: names("false", "true"), Default: "false", Example: "true",
+		Doc: "Whether the output projection is the embedding's table.",
+		set: func(s *Spec, v value) { s.Model.Tied = v.name == "true" }},
+	{Block: blockModel, Name: "positions", takes: names(PositionsLearned, PositionsRope, PositionsNone), Derived: "gpt: learned; llama: rope", Example: "rope",
+		Doc: "How the model tells tokens apart by place: a trained table of `train.sequence` rows, rotary embedding of Q and K, or not at all.",
+		set: func(s *Spec, v value) { s.Model.Positions = v.name },
+		derive: func(s *Spec) {
+			s.Model.Positions = PositionsLearned
+			if s.Model.Family == FamilyLlama {
+				s.Model.Positions = PositionsRope
+			}
+		}},
+	{Block: blockModel, Name: "rope_theta", takes: positive(dimCount), Default: "10000", Example: "500000",
+		Doc: "Base of the rotary frequencies, where `positions = rope`. Longer sequences want larger ones.",
+		set: func(s *Spec, v value) { s.Model.RopeTheta = v.num }},
+	{Block: blockModel, Name: "norm_eps", takes: positive(dimCount), Default: "1e-5", Example: "1e-6",
+		Doc: "What is added to a variance before its root is taken.",
+		set: func(s *Spec, v value) { s.Model.NormEps = v.num }},
+	{Block: blockModel, Name: "init_std", takes: positive(dimCount), Default: "0.02", Example: "0.02",
+		Doc: "Standard deviation of initial weights. Output projections of a layer get it divided by sqrt(2 * layers).",
+		set: func(s *Spec, v value) { s.Model.InitStd = v.num }},
+}
+
+func deriveFFN(s *Spec) {
+	s.Model.FFN = 4 * s.Model.Hidden
+	if s.Model.Family == FamilyLlama {
+		const step = 256
+		s.Model.FFN = ((8*s.Model.Hidden+2)/3 + step - 1) / step * step
+	}
+}
+
+var clusterKeys = []*Key{
+	{Block: blockCluster, Name: "nodes", takes: whole(1, maxRanks), Example: "4",
+		Doc: "Number of machines.",
+		set: func(s *Spec, v value) { s.Cluster.Nodes = v.Int() }},
+	{Block: blockCluster, Name: "gpus_per_node", takes: whole(1, maxRanks), Example: "8",
+		Doc: "Devices of one machine; on the cpu device, ranks.",
+		set: func(s *Spec, v value) { s.Cluster.GPUsPerNode = v.Int() }},
+	{Block: blockCluster, Name: "device_memory", takes: bytes(1), Example: "76GiB",
+		Doc: "Bytes that one device offers to its arena: what it has, less what driver and libraries keep.",
+		set: func(s *Spec, v value) { s.Cluster.DeviceMemory = int64(v.num) }},
+	{Block: blockCluster, Name: "host_memory", takes: bytes(0), Example: "1900GB",
+		Doc: "Bytes of memory that one node offers to the host arenas of all its ranks.",
+		set: func(s *Spec, v value) { s.Cluster.HostMemory = int64(v.num) }},
+	{Block: blockCluster, Name: "peak_bf16", takes: positive(dimCompute), Example: "312TFLOPS",
+		Doc: "Peak rate of dense bf16 matrix products of one device. Sparse figures of data sheets are twice that.",
+		set: func(s *Spec, v value) { s.Cluster.PeakBF16 = v.num }},
+	{Block: blockCluster, Name: "peak_f32", takes: positive(dimCompute), Example: "19.5TFLOPS",
+		Doc: "Peak rate of f32 arithmetic of one device, without reduced-precision tensor cores.",
+		set: func(s *Spec, v value) { s.Cluster.PeakF32 = v.num }},
+	{Block: blockCluster, Name: "memory_bandwidth", takes: positive(dimRate), Example: "2039GB/s",
+		Doc: "Rate of device memory.",
+		set: func(s *Spec, v value) { s.Cluster.MemoryBandwidth = v.num }},
+	{Block: blockCluster, Name: "d2h_bandwidth", takes: positive(dimRate), Example: "32GB/s",
+		Doc: "Rate of copies from one device to its host. It sets how much can be offloaded behind computation.",
+		set: func(s *Spec, v value) { s.Cluster.D2HBandwidth = v.num }},
+	{Block: blockCluster, Name: "h2d_bandwidth", takes: positive(dimRate), Example: "32GB/s",
+		Doc: "Rate of copies from the host to one device. Both directions run at once.",
+		set: func(s *Spec, v value) { s.Cluster.H2DBandwidth = v.num }},
+	{Block: blockCluster, Name: "node_copy_bandwidth", takes: notNegative(dimRate), Default: "0", Example: "256GB/s",
+		Doc: "Rate of host copies of all devices of a node together, each way; 0 when they do not hold each other up.",
+		set: func(s *Spec, v value) { s.Cluster.NodeCopyBandwidth = v.num }},
+	{Block: blockCluster, Name: "nvlink_bandwidth", takes: positive(dimRate), Example: "300GB/s",
+		Doc: "Rate of one device to the others of its node, each way.",
+		set: func(s *Spec, v value) { s.Cluster.NVLinkBandwidth = v.num }},
+	{Block: blockCluster, Name: "network_bandwidth", takes: positive(dimRate), Example: "200GB/s",
+		Doc: "Rate of one node to the others, each way, shared by its devices.",
+		set: func(s *Spec, v value) { s.Cluster.NetworkBandwidth = v.num }},
+	{Block: blockCluster, Name: "nvlink_latency", takes: notNegative(dimDuration), Example: "5us",
+		Doc: "Time from one device to another of its node for a message of no length.",
+		set: func(s *Spec, v value) { s.Cluster.NVLinkLatency = v.num }},
+	{Block: blockCluster, Name: "network_latency", takes: notNegative(dimDuration), Example: "10us",
+		Doc: "Time from one node to another for a message of no length.",
+		set: func(s *Spec, v value) { s.Cluster.NetworkLatency = v.num }},
+	{Block: blockCluster, Name: "kernel_latency", takes: notNegative(dimDuration), Example: "5us",
+		Doc: "Time from the end of one kernel to the start of the next on a stream.",
+		set: func(s *Spec, v value) { s.Cluster.KernelLatency = v.num }},
+	{Block: blockCluster, Name: "matmul_efficiency", takes: curve(), Example: "[[128, 0.3], [1K, 0.5], [8K, 0.62]]",
+		Doc: "Share of the peak that matrix products reach: one number, or pairs of rows and share with growing rows.",
+		set: func(s *Spec, v value) { s.Cluster.MatmulEfficiency = setCurve(v) }},
+	{Block: blockCluster, Name: "attention_efficiency", takes: curve(), Example: "0.58",
+		Doc: "Share of the peak that attention reaches forward: one number, or pairs of query rows and share with growing rows.",
+		set: func(s *Spec, v value) { s.Cluster.AttentionEfficiency = setCurve(v) }},
+	{Block: blockCluster, Name: "attention_grad_efficiency", takes: curve(), Example: "0.48",
+		Doc: "Share of the peak that attention reaches backward: one number, or pairs of query rows and share with growing rows.",
+		set: func(s *Spec, v value) { s.Cluster.AttentionGradEff = setCurve(v) }},
+	{Block: blockCluster, Name: "copy_efficiency", takes: share(), Example: "0.85",
+		Doc: "Share of `memory_bandwidth` that kernels bound by memory reach.",
+		set: func(s *Spec, v value) { s.Cluster.CopyEfficiency = v.num }},
+	{Block: blockCluster, Name: "collective_efficiency", takes: share(), Example: "0.8",
+		Doc: "Share of a link's rate that collectives reach.",
+		set: func(s *Spec, v value) { s.Cluster.CollectiveEfficiency = v.num }},
+}
+
+var trainKeys = []*Key{
+	{Block: blockTrain, Name: "sequence", takes: whole(1, maxTokens), Example: "1M",
+		Doc: "Tokens of one training sample. K is 1024 tokens, M is 1024K.",
+		set: func(s *Spec, v value) { s.Train.Sequence = int64(v.num) }},
+	{Block: blockTrain, Name: "batch", takes: whole(1, maxCount), Default: "1", Example: "8",
+		Doc: "Sequences of one step, over all replicas.",
+		set: func(s *Spec, v value) { s.Train.Batch = v.Int() }},
+	{Block: blockTrain, Name: "steps", takes: whole(1, maxTokens), Default: "100", Example: "1000",
+		Doc: "Optimizer steps of the run.",
+		set: func(s *Spec, v value) { s.Train.Steps = v.Int() }},
+	{Block: blockTrain, Name: "seed", takes: whole(0, 1<<53), Default: "1", Example: "42",
+		Doc: "Decides initial weights and which data a step sees, for any number of ranks alike.",
+		set: func(s *Spec, v value) { s.Train.Seed = int64(v.num) }},
+	{Block: blockTrain, Name: "optimizer", Default: "adamw()", Example: "adamw(lr = 3e-4, betas = [0.9, 0.95])",
+		takes: valueType{calls: []callType{{name: "adamw", block: blockOptimizer, doc: "AdamW (Loshchilov and Hutter, 2019)"}}},
+		Doc:   "How gradients change weights. AdamW is the only one so far.",
+		set:   func(s *Spec, v value) { s.Train.Optimizer.Kind = v.name }},
+	{Block: blockTrain, Name: "warmup", takes: whole(0, maxTokens), Default: "0", Example: "100",
+		Doc: "Steps in which the learning rate grows linearly from nothing.",
+		set: func(s *Spec, v value) { s.Train.Warmup = v.Int() }},
+	{Block: blockTrain, Name: "lr_decay", takes: names("constant", "cosine"), Default: "cosine", Example: "constant",
+		Doc: "The learning rate after the warm-up: it stays, or falls along a half cosine to `min_lr` at the last step.",
+		set: func(s *Spec, v value) { s.Train.LRDecay = v.name }},
+	{Block: blockTrain, Name: "min_lr", takes: notNegative(dimCount), Derived: "optimizer.lr / 10", Example: "3e-5",
+		Doc:    "The learning rate at which `cosine` ends.",
+		set:    func(s *Spec, v value) { s.Train.MinLR = v.num },
+		derive: func(s *Spec) { s.Train.MinLR = s.Train.Optimizer.LR / 10 }},
+	{Block: blockTrain, Name: "grad_clip", takes: notNegative(dimCount), Default: "1.0", Example: "0.5",
+		Doc: "Global L2 norm to which gradients are scaled down; 0 switches it off.",
+		set: func(s *Spec, v value) { s.Train.GradClip = v.num }},
+	{Block: blockTrain, Name: "data", Example: `text("corpus/*.txt")`,
+		takes: valueType{calls: []callType{
+			{name: "text", texts: true, doc: "the bytes of files, one token a byte; patterns with `*` are allowed, and paths start at the folder of the file that holds them"},
+			{name: "random", doc: "noise from the seed, for benchmarks"},
+		}},
+		Doc: "Where tokens come from.",
+		set: setData},
+	{Block: blockTrain, Name: "holdout", takes: valueType{number: &number{max: 1, below: true}}, Default: "0.05", Example: "0.1",
+		Doc: "Share of the data, from its end, that is kept for validation.",
+		set: func(s *Spec, v value) { s.Train.Holdout = v.num }},
+	{Block: blockTrain, Name: "eval_every", takes: whole(0, maxTokens), Default: "0", Example: "100",
+		Doc: "Steps from one validation to the next; 0 validates at the end only.",
+		set: func(s *Spec, v value) { s.Train.EvalEvery = v.Int() }},
+	{Block: blockTrain, Name: "eval_batch", takes: whole(1, maxCount), Default: "8", Example: "16",
+		Doc: "Sequences of one validation.",
+		set: func(s *Spec, v value) { s.Train.EvalBatch = v.Int() }},
+}
+
+// setData resolves paths against the folder of the text that each was written in.
+func setData(s *Spec, v value) {
+	s.Train.Data = Data{Kind: v.name}
+	for _, file := range v.list {
+		name := file.text
+		if dir := file.at.src.dir; dir != "" && !path.IsAbs(name) {
+			name = path.Join(dir, name)
+		}
+		s.Train.Data.Files = append(s.Train.Data.Files, name)
+	}
+}
+
+func beta() valueType { return valueType{number: &number{above: true, max: 1, below: true}} }
+
+var optimizerKeys = []*Key{
+	{Block: blockOptimizer, Name: "lr", takes: positive(dimCount), Default: "3e-4", Example: "1e-3",
+		Doc: "Learning rate at its highest, after the warm-up.",
+		set: func(s *Spec, v value) { s.Train.Optimizer.LR = v.num }},
+	{Block: blockOptimizer, Name: "betas", takes: valueType{}.orList(beta(), 2, 2), Default: "[0.9, 0.95]", Example: "[0.9, 0.999]",
+		Doc: "Decay of the running means of the gradient and of its square.",
+		set: func(s *Spec, v value) {
+			s.Train.Optimizer.Beta1, s.Train.Optimizer.Beta2 = v.list[0].num, v.list[1].num
+		}},
+	{Block: blockOptimizer, Name: "eps", takes: positive(dimCount), Default: "1e-8", Example: "1e-6",
+		Doc: "What is added to the root of the second mean.",
+		set: func(s *Spec, v value) { s.Train.Optimizer.Eps = v.num }},
+	{Block: blockOptimizer, Name: "weight_decay", takes: notNegative(dimCount), Default: "0.1", Example: "0.01",
+		Doc: "Decoupled weight decay, times the learning rate. Biases and norms are left out of it.",
+		set: func(s *Spec, v value) { s.Train.Optimizer.WeightDecay = v.num }},
+}
+
+var scheduleKeys = []*Key{
+	{Block: blockSchedule, Name: "sp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "8",
+		Doc: "Ranks that share the layers of a stage and divide heads, features and rows of the sequence. It divides `model.heads`; inside a node it is cheapest.",
+		set: func(s *Spec, v value) { s.Schedule.SP = v.Int() }},
+	{Block: blockSchedule, Name: "pp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "4",
+		Doc: "Pipeline stages. Each holds contiguous layers.",
+		set: func(s *Spec, v value) { s.Schedule.PP = v.Int() }},
+	{Block: blockSchedule, Name: "dp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
+		Doc: "Replicas of the whole pipeline, over different sequences of the batch.",
+		set: func(s *Spec, v value) { s.Schedule.DP = v.Int() }},
+	{Block: blockSchedule, Name: "sp_mode", takes: names("megatron", "ulysses", "ring"), Default: "megatron", Example: "ulysses",
+		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, all-to-all around attention. `ring`: K and V go round.",
+		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
+	{Block: blockSchedule, Name: "microbatch", takes: whole(1, maxCount), Default: "1", Example: "2",
+		Doc: "Sequences that one task carries side by side.",
+		set: func(s *Spec, v value) { s.Schedule.Microbatch = v.Int() }},
+	{Block: blockSchedule, Name: "subsequences", takes: autoOr(whole(1, maxRanks)).orList(whole(1, maxTokens), 1, maxRanks), Default: "auto", Example: "160",
+		Doc: "Slices into which a sequence is cut for the pipeline: their number, or a list of their lengths that sums to `train.sequence`.",
+		set: setSubsequences},
+	{Block: blockSchedule, Name: "partition", takes: names("flops", "time", "length"), Default: "flops", Example: "length",
+		Doc: "What the subsequences have alike: floating-point operations (later ones are shorter, since attention looks back), predicted time, or length. An explicit list of lengths goes before it.",
+		set: func(s *Spec, v value) { s.Schedule.Partition = v.name }},
+	{Block: blockSchedule, Name: "align", takes: autoOr(whole(1, maxTokens)), Default: "auto", Example: "128",
+		Doc: "Borders of subsequences are multiples of it. It is a multiple of `sp` and at most the average length; `auto` is 128, or less for short subsequences.",
+		set: func(s *Spec, v value) { s.Schedule.Align = v.Int() }},
+	{Block: blockSchedule, Name: "keep", takes: valueType{}.orList(names("k", "v"), 0, 2), Default: "[k, v]", Example: "[]",
+		Doc: "Which of K and V stay on the device through the forward; what is left out streams from the host.",
+		set: func(s *Spec, v value) {
+			s.Schedule.Keep = []string{}
+			for _, item := range v.list {
+				s.Schedule.Keep = append(s.Schedule.Keep, item.name)
+			}
+		}},
+	{Block: blockSchedule, Name: "order", takes: names("sequence", "layer"), Default: "sequence", Example: "layer",
+		Doc: "Order inside a stage: all layers of a subsequence first, or all subsequences of a layer first, which one stage alone can do.",
+		set: func(s *Spec, v value) { s.Schedule.Order = v.name }},
+	{Block: blockSchedule, Name: "recompute", takes: names("none", "full", "selective", "keep_attention", "auto"), Default: "none", Example: "selective",
+		Doc: "Which activations are computed again in the backward instead of being saved: none, all of a layer, outputs of norms and activation functions, or all but attention.",
+		set: func(s *Spec, v value) { s.Schedule.Recompute = v.name }},
+	{Block: blockSchedule, Name: "strategy", takes: names("sppo", "terapipe", "seq1f1b", "1f1b", "gpipe", "zb-h1"), Default: "sppo", Example: "1f1b",
+		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward; the others are the systems that it is compared with.",
+		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
+	{Block: blockSchedule, Name: "virtual_stages", takes: whole(1, maxRanks), Default: "1", Example: "2",
+		Doc: "Groups of layers that one rank holds round-robin; the bubble shrinks by as much.",
+		set: func(s *Spec, v value) { s.Schedule.VirtualStages = v.Int() }},
+	{Block: blockSchedule, Name: "offload", Default: "auto", Example: "full",
+		takes: valueType{number: &number{max: 1}}.orNames("auto", "none", "full", "adaptive", "carry", "memory").
+			orList(valueType{number: &number{max: 1}}, 1, maxRanks),
+		Doc: "How much of the activations goes to the host between forward and backward: nothing, all, a share, a share for each subsequence in a list, or a policy. " +
+			"`adaptive`: what can be copied behind the next task. `carry`: copies may lag, and drain by the turn. `memory`: the lowest peak without waiting for a copy. `auto`: the fastest that fits.",
+		set: setOffload},
+	{Block: blockSchedule, Name: "mux", takes: names("auto", "off", "left", "right", "on"), Default: "auto", Example: "off",
+		Doc: "Whether idle stages take a part of the tasks next to the bubble: not, at the start, at the end, or both.",
+		set: func(s *Spec, v value) { s.Schedule.Mux = v.name }},
+}
+
+func setSubsequences(s *Spec, v value) {
+	switch {
+	case v.Auto():
+		s.Schedule.Subsequences = Subsequences{Auto: true}
+	case v.kind == isNumber:
+		s.Schedule.Subsequences = Subsequences{Count: v.Int()}
+	default:
+		sub := Subsequences{Count: len(v.list)}
+		for _, item := range v.list {
+			sub.Lengths = append(sub.Lengths, int64(item.num))
+		}
+		s.Schedule.Subsequences = sub
+	}
+}
+
+func setOffload(s *Spec, v value) {
+	switch v.kind {
+	case isName:
+		s.Schedule.Offload = Offload{Policy: v.name}
+	case isNumber:
+		s.Schedule.Offload = Offload{Policy: "ratio", Alpha: []float64{v.num}}
+	default:
+		s.Schedule.Offload = Offload{Policy: "list"}
+		for _, item := range v.list {
+			s.Schedule.Offload.Alpha = append(s.Schedule.Offload.Alpha, item.num)
+		}
+	}
+}
+
+// KeysOf are the keys of one block, in the order of the table.
+func KeysOf(block string) []*Key {
+	var keys []*Key
+	for _, k := range Keys {
+		if k.Block == block {
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
+// FindKey returns the key of a path such as "schedule.sp", or nil.
+func FindKey(path string) *Key {
+	for _, k := range Keys {
+		if k.Path() == path {
+			return k
+		}
+	}
+	return nil
+}
+
+func findBlock(name string) *Block {
+	for i := range Blocks {
+		if Blocks[i].Name == name {
+			return &Blocks[i]
+		}
+	}
+	return nil
+}
+
+// inText says whether blocks of this name are written as blocks, not as a call.
+func (b *Block) inText() bool { return !strings.Contains(b.Name, ".") }
+
+// allNames are the bare names that a type takes at any depth, and the calls that may be written without arguments.
+func (t valueType) allNames() []string {
+	out := slices.Clone(t.names)
+	for _, c := range t.calls {
+		out = append(out, c.name)
+	}
+	if t.list != nil {
+		out = append(out, t.list.item.allNames()...)
+	}
+	return out
+}
+
+// plainNames are the bare names that mean something to any key.
+var plainNames = sync.OnceValue(func() []string {
+	var out []string
+	for _, k := range Keys {
+		out = append(out, k.takes.allNames()...)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+})

@@ -1,0 +1,673 @@
+package lang
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/alecthomas/participle/v2/lexer"
+)
+
+// Options of Load and Parse. The zero value reads the disk, knows no shipped files and overrides nothing.
+type Options struct {
+	Set      []string                          // overrides as written behind --set: "schedule.sp=4"; later ones win
+	Shipped  fs.FS                             // files that an import finds when the disk has none of that name
+	ReadFile func(name string) ([]byte, error) // nil: os.ReadFile
+}
+
+// Load reads and checks a specification. A mistake of the user comes back as Diagnostics, a file that cannot be
+// read as the error of reading it.
+func Load(file string, opts Options) (*Spec, error) {
+	text, err := opts.readFile(file)
+	if err != nil {
+		return nil, err
+	}
+	return Parse(file, text, opts)
+}
+
+// Parse is Load for a text at hand; file is its name in diagnostics and the place that its imports start from.
+func Parse(file string, text []byte, opts Options) (*Spec, error) {
+	l := &loader{
+		opts:   opts,
+		spec:   &Spec{File: file, source: &source{values: map[string]span{}, blocks: map[string]span{}}},
+		global: &scope{names: map[string]*binding{}},
+		loaded: map[string]bool{},
+	}
+	l.loadText(&sourceText{name: file, text: string(text), dir: path.Dir(file)}, file, false, 0)
+	l.readFlags()
+	l.nameBlocks()
+	for i := range Blocks {
+		if b := &Blocks[i]; b.inText() {
+			l.fillBlock(b)
+		}
+	}
+	if len(l.diags) == 0 {
+		l.derive()
+		check(l.spec, l.report)
+	}
+	if err := l.diags.Err(); err != nil {
+		return nil, err
+	}
+	return l.spec, nil
+}
+
+func (o Options) readFile(name string) ([]byte, error) {
+	if o.ReadFile != nil {
+		return o.ReadFile(name)
+	}
+	return os.ReadFile(name)
+}
+
+type loader struct {
+	opts   Options
+	spec   *Spec
+	diags  Diagnostics
+	broken bool // something could not be read, so that what seems missing may be there
+
+	global *scope
+	loaded map[string]bool // by path: true once done, false while its imports are followed
+	blocks []*blockRef     // in the order of reading: imports before the file that wants them
+	flags  []*flagRef
+}
+
+// blockRef is a block with the text that it stands in.
+type blockRef struct {
+	node  *blockNode
+	src   *sourceText
+	depth int // 0 for the file itself, else an import's distance
+}
+
+func (b *blockRef) head() span { return tokenSpan(b.src, b.node.Tokens[0]) }
+
+// flagRef is one --set; the last of several for one key counts.
+type flagRef struct {
+	path string
+	src  *sourceText
+	node *entryNode
+}
+
+func (l *loader) report(d *Diagnostic) { l.diags = append(l.diags, d) }
+
+func (l *loader) fail(code Code, at span, hint, format string, args ...any) {
+	l.report(newDiagnostic(code, at, hint, format, args...))
+}
+
+// loadText parses one text, follows its imports, then binds its names.
+func (l *loader) loadText(src *sourceText, key string, shipped bool, depth int) {
+	l.loaded[key] = false
+	before := len(l.diags)
+	file := parseFile(src, l.report)
+	l.broken = l.broken || len(l.diags) > before
+	for _, item := range file.Items {
+		switch {
+		case item.Import != nil:
+			l.follow(src, item.Import, shipped, depth)
+		case item.Let != nil:
+			l.bind(src, l.global, item.Let.Tokens[1], item.Let.Value)
+		case item.Block != nil:
+			l.blocks = append(l.blocks, &blockRef{item.Block, src, depth})
+		}
+	}
+	l.loaded[key] = true
+}
+
+// maxImports bounds chains of imports; each file is read once, so this is only against very long ones.
+const maxImports = 32
+
+func (l *loader) follow(src *sourceText, n *importNode, shipped bool, depth int) {
+	at := tokenSpan(src, n.Tokens[1])
+	name, err := strconv.Unquote(n.Path)
+	if err != nil || name == "" {
+		l.broken = true
+		l.fail(BadImport, at, "", "an import wants a path in quotes")
+		return
+	}
+	if depth >= maxImports {
+		l.broken = true
+		l.fail(BadImport, at, "", "imports are nested more than %d deep", maxImports)
+		return
+	}
+	text, fullName, fromShipped, err := l.readImport(src, name, shipped)
+	if err != nil {
+		l.broken = true
+		l.fail(BadImport, at, l.importHint(name), "cannot import %q: %v", name, plainError(err))
+		return
+	}
+	if done, seen := l.loaded[fullName]; seen {
+		if !done {
+			l.broken = true
+			l.fail(BadImport, at, "", "%q imports itself, directly or by way of others", name)
+		}
+		return
+	}
+	dir := path.Dir(strings.TrimPrefix(fullName, shippedPrefix))
+	l.loadText(&sourceText{name: fullName, text: string(text), dir: dir}, fullName, fromShipped, depth+1)
+}
+
+// shippedPrefix marks the names of shipped files in diagnostics: they are on no disk.
+const shippedPrefix = "shipped:"
+
+// readImport looks beside the importing file first, then among the shipped files.
+func (l *loader) readImport(src *sourceText, name string, shipped bool) (text []byte, fullName string, fromShipped bool, err error) {
+	if !shipped {
+		fullName = name
+		if !path.IsAbs(name) {
+			fullName = path.Join(src.dir, name)
+		}
+		text, err = l.opts.readFile(fullName)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return text, fullName, false, err
+		}
+	}
+	if l.opts.Shipped == nil {
+		return nil, "", false, orErr(err, fs.ErrNotExist)
+	}
+	inShipped := path.Clean(name)
+	if shipped {
+		inShipped = path.Join(src.dir, name)
+	}
+	text, err = fs.ReadFile(l.opts.Shipped, inShipped)
+	if shipped && err != nil {
+		inShipped = path.Clean(name)
+		text, err = fs.ReadFile(l.opts.Shipped, inShipped)
+	}
+	return text, shippedPrefix + inShipped, true, err
+}
+
+func orErr(err, otherwise error) error {
+	if err == nil {
+		return otherwise
+	}
+	return err
+}
+
+func plainError(err error) string {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrInvalid) {
+		return "there is no such file"
+	}
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return p.Err.Error()
+	}
+	return err.Error()
+}
+
+// importHint names the shipped file that is nearest to the one wanted, or all.
+func (l *loader) importHint(name string) string {
+	if l.opts.Shipped == nil {
+		return ""
+	}
+	files, _ := fs.Glob(l.opts.Shipped, "clusters/*.sppo")
+	if near := nearest(name, files); near != "" {
+		return fmt.Sprintf("did you mean %q?", near)
+	}
+	if len(files) == 0 {
+		return ""
+	}
+	return "shipped are " + strings.Join(files, ", ")
+}
+
+// bind gives a name its value; name is the token that introduces it.
+func (l *loader) bind(src *sourceText, sc *scope, name lexer.Token, n *exprNode) {
+	at := tokenSpan(src, name)
+	if old := sc.names[name.Value]; old != nil {
+		l.fail(Duplicate, at, "", "`%s` is already defined at %s", name.Value, old.at.pos())
+		return
+	}
+	e := &evaluator{src: src, scope: sc, report: l.report}
+	v, ok := e.expr(n)
+	if !ok {
+		l.broken = true
+		v = value{}
+	}
+	sc.names[name.Value] = &binding{value: v, at: at, bad: !ok}
+}
+
+// readFlags parses the overrides and checks that they name keys.
+func (l *loader) readFlags() {
+	for _, flag := range l.opts.Set {
+		src := &sourceText{name: "--set", text: flag}
+		n := parseFlag(src, l.report)
+		if n == nil {
+			continue
+		}
+		at := tokenSpan(src, n.Tokens[0])
+		if n.Let || FindKey(n.Key) == nil {
+			l.fail(UnknownKey, at, pathHint(n.Key), "there is no key `%s`", n.Key)
+			continue
+		}
+		l.flags = append(l.flags, &flagRef{n.Key, src, n})
+	}
+}
+
+// pathHint finds the key that a wrong path may have meant: the same name in a block, or a path like it.
+func pathHint(wrong string) string {
+	var paths, same []string
+	for _, k := range Keys {
+		paths = append(paths, k.Path())
+		if k.Name == wrong[strings.LastIndexByte(wrong, '.')+1:] {
+			same = append(same, k.Path())
+		}
+	}
+	if len(same) > 0 {
+		return "did you mean " + orList(same) + "?"
+	}
+	if near := nearest(wrong, paths); near != "" {
+		return "did you mean `" + near + "`?"
+	}
+	if !strings.Contains(wrong, ".") {
+		return "write block.key=value, as in schedule.sp=4"
+	}
+	return ""
+}
+
+func (l *loader) flag(path string) *flagRef {
+	for _, f := range slices.Backward(l.flags) {
+		if f.path == path {
+			return f
+		}
+	}
+	return nil
+}
+
+// nameBlocks checks what can be said of every block, used or not: its kind, its name, the names of its keys.
+func (l *loader) nameBlocks() {
+	seen := map[string]span{}
+	for _, b := range l.blocks {
+		kind := findBlock(b.node.Kind)
+		if kind == nil || !kind.inText() {
+			l.fail(UnknownBlock, b.head(), blockHint(b.node.Kind), "unknown block `%s`", b.node.Kind)
+			l.broken = true
+			continue
+		}
+		id := b.node.Kind + " " + b.node.Name
+		if old, ok := seen[id]; ok && b.node.Name != "" {
+			l.fail(Duplicate, b.head(), "", "`%s` is already defined at %s", id, old.pos())
+		}
+		seen[id] = b.head()
+		if b.node.Body == nil {
+			continue
+		}
+		for _, entry := range b.node.Body.Entries {
+			if !entry.Let && FindKey(b.node.Kind+"."+entry.Key) == nil {
+				l.fail(UnknownKey, tokenSpan(b.src, entry.Tokens[0]), keyHint(b.node.Kind, entry.Key),
+					"`%s` has no key `%s`", b.node.Kind, entry.Key)
+			}
+		}
+	}
+}
+
+func blockHint(wrong string) string {
+	var kinds []string
+	for _, b := range Blocks {
+		if b.inText() {
+			kinds = append(kinds, b.Name)
+		}
+	}
+	if near := nearest(wrong, append(kinds, "import", "let")); near != "" {
+		return "did you mean `" + near + "`?"
+	}
+	return "blocks are " + strings.Join(quoted(kinds), ", ")
+}
+
+// keyHint looks in the block first, then for the same name in another.
+func keyHint(block, wrong string) string {
+	var inBlock []string
+	for _, k := range KeysOf(block) {
+		inBlock = append(inBlock, k.Name)
+	}
+	if near := nearest(wrong, inBlock); near != "" {
+		return "did you mean `" + near + "`?"
+	}
+	for _, k := range Keys {
+		if k.Name == wrong {
+			return "`" + wrong + "` belongs in `" + k.Block + "`"
+		}
+	}
+	return "its keys are " + strings.Join(quoted(inBlock), ", ")
+}
+
+// choose finds the block of a kind that the spec means: the file's own go before imported ones, and one with parameters
+// counts only when there is no other.
+func (l *loader) choose(kind *Block) *blockRef {
+	var own, imported []*blockRef
+	for _, b := range l.blocks {
+		switch {
+		case b.node.Kind != kind.Name:
+		case b.depth == 0:
+			own = append(own, b)
+		default:
+			imported = append(imported, b)
+		}
+	}
+	for _, level := range [][]*blockRef{own, imported} {
+		plain := slices.DeleteFunc(slices.Clone(level), func(b *blockRef) bool { return b.node.Params != nil })
+		if len(plain) == 0 {
+			plain = level
+		}
+		if len(plain) > 1 {
+			l.fail(AmbiguousBlock, plain[1].head(), "keep one, or put the other into a file of its own",
+				"two `%s` blocks could be meant: the other is at %s", kind.Name, plain[0].head().pos())
+		}
+		if len(plain) > 0 {
+			return plain[0]
+		}
+	}
+	return nil
+}
+
+// fillBlock evaluates the block that is meant and puts its values into the spec.
+func (l *loader) fillBlock(kind *Block) {
+	ref := l.choose(kind)
+	if ref == nil {
+		if kind.Required && !l.broken {
+			l.fail(MissingBlock, l.wholeFile(), "add "+kind.Doc, "there is no `%s` block", kind.Name)
+		}
+		l.fillKeys(kind.Name, span{}, nil)
+		return
+	}
+	l.spec.source.blocks[kind.Name] = ref.head()
+	l.setBlockName(kind.Name, ref.node.Name)
+	values, ok := l.valuesOf(ref, nil, nil, nil)
+	if !ok {
+		l.broken = true
+	}
+	l.fillKeys(kind.Name, ref.head(), values)
+}
+
+// wholeFile is where to point when something is nowhere: the first line.
+func (l *loader) wholeFile() span {
+	at := lexer.Position{Line: 1, Column: 1}
+	return span{src: &sourceText{name: l.spec.File}, start: at, end: at}
+}
+
+func (l *loader) setBlockName(kind, name string) {
+	switch kind {
+	case blockModel:
+		l.spec.Model.Name = name
+	case blockCluster:
+		l.spec.Cluster.Name = name
+	case blockSchedule:
+		l.spec.Name = name
+	}
+}
+
+// valuesOf evaluates the entries of a block. For `cluster a = b(nodes = 4)` these are b's, with its parameters bound
+// to the arguments of from; seen guards against a block that is made from itself.
+func (l *loader) valuesOf(ref *blockRef, args *argsNode, from *blockRef, seen []*blockRef) (map[string]namedValue, bool) {
+	sc, ok := l.parameters(ref, args, from)
+	if ref.node.Value != nil {
+		base, baseArgs := l.base(ref)
+		if base == nil {
+			return nil, false
+		}
+		if slices.Contains(seen, base) || base == ref {
+			l.fail(AmbiguousBlock, ref.head(), "", "`%s` is made from itself", ref.node.Name)
+			return nil, false
+		}
+		values, baseOK := l.valuesOf(base, baseArgs, ref, append(seen, ref))
+		return values, ok && baseOK
+	}
+	values := map[string]namedValue{}
+	for _, entry := range ref.node.Body.Entries {
+		if entry.Let {
+			l.bind(ref.src, sc, entry.Tokens[1], entry.Value)
+			continue
+		}
+		at := tokenSpan(ref.src, entry.Tokens[0])
+		if old, dup := values[entry.Key]; dup {
+			l.fail(Duplicate, at, "", "`%s` is already set at %s", entry.Key, old.nameAt.pos())
+			continue
+		}
+		k := FindKey(ref.node.Kind + "." + entry.Key)
+		if k == nil { // reported by nameBlocks
+			continue
+		}
+		e := &evaluator{src: ref.src, scope: sc, enum: k.takes.allNames(), report: l.report}
+		v, good := e.expr(entry.Value)
+		ok = ok && good
+		values[entry.Key] = namedValue{entry.Key, at, v}
+		if !good {
+			values[entry.Key] = namedValue{entry.Key, at, value{kind: isBad}}
+		}
+	}
+	return values, ok
+}
+
+// base finds the block that `= name(...)` speaks of.
+func (l *loader) base(ref *blockRef) (*blockRef, *argsNode) {
+	at := nodeSpan(ref.src, ref.node.Value.Tokens)
+	call := ref.node.Value.asCall()
+	if call == nil {
+		l.fail(WrongType, at, "", "`%s %s =` wants the name of another %s, with its parameters", ref.node.Kind, ref.node.Name, ref.node.Kind)
+		return nil, nil
+	}
+	var others []string
+	for _, b := range l.blocks {
+		if b.node.Kind != ref.node.Kind {
+			continue
+		}
+		if b.node.Name == call.Name {
+			return b, call.Args
+		}
+		others = append(others, b.node.Name)
+	}
+	hint := ""
+	if near := nearest(call.Name, others); near != "" {
+		hint = "did you mean `" + near + "`?"
+	} else if ref.node.Kind == blockCluster {
+		hint = fmt.Sprintf("a shipped one comes by import \"clusters/%s.sppo\"", call.Name)
+	}
+	if !l.broken {
+		l.fail(UnknownName, at, hint, "there is no %s `%s`", ref.node.Kind, call.Name)
+	}
+	return nil, nil
+}
+
+// parameters binds those of a block: an override of the key of that name first, then arguments, then defaults.
+func (l *loader) parameters(ref *blockRef, args *argsNode, from *blockRef) (*scope, bool) {
+	sc := &scope{names: map[string]*binding{}, outer: l.global}
+	var params, given []*argNode
+	if ref.node.Params != nil {
+		params = ref.node.Params.Args
+	}
+	if args != nil {
+		given = args.Args
+	}
+	ok := true
+	arguments := map[string]*binding{}
+	for i, arg := range given {
+		name, at := arg.Name, nodeSpan(from.src, arg.Tokens)
+		if name == "" && i < len(params) {
+			name, _ = params[i].parameter()
+		}
+		e := &evaluator{src: from.src, scope: l.global, report: l.report}
+		v, good := e.expr(arg.Value)
+		ok = ok && good
+		if arguments[name] != nil {
+			l.fail(Duplicate, at, "", "parameter `%s` is given twice", name)
+			ok = false
+		}
+		if !slices.ContainsFunc(params, func(p *argNode) bool { n, _ := p.parameter(); return n == name }) {
+			l.fail(BadArgument, at, parameterHint(params, name), "`%s` has no such parameter", ref.node.Name)
+			ok = false
+		}
+		arguments[name] = &binding{value: v, given: true, at: at, bad: !good}
+	}
+	for _, p := range params {
+		name, fallback := p.parameter()
+		ok = l.parameter(ref, sc, p, name, fallback, arguments[name], from) && ok
+	}
+	return sc, ok
+}
+
+func (l *loader) parameter(ref *blockRef, sc *scope, p *argNode, name string, fallback *exprNode, arg *binding, from *blockRef) bool {
+	at := nodeSpan(ref.src, p.Tokens)
+	flag := l.flag(ref.node.Kind + "." + name)
+	switch {
+	case name == "":
+		l.fail(BadArgument, at, "write `name` or `name = default`", "a parameter is a name")
+		return false
+	case sc.names[name] != nil:
+		l.fail(Duplicate, at, "", "parameter `%s` is given twice", name)
+		return false
+	case flag != nil:
+		e := &evaluator{src: flag.src, scope: l.global, report: l.report}
+		v, ok := e.expr(flag.node.Value)
+		sc.names[name] = &binding{value: v, given: true, at: at, bad: !ok}
+	case arg != nil:
+		sc.names[name] = arg
+	case fallback != nil:
+		e := &evaluator{src: ref.src, scope: l.global, report: l.report}
+		v, ok := e.expr(fallback)
+		sc.names[name] = &binding{value: v, at: at, bad: !ok}
+	default:
+		where := ref.head()
+		if from != nil {
+			where = nodeSpan(from.src, from.node.Value.Tokens)
+		}
+		l.fail(BadArgument, where, fmt.Sprintf("write %s(%s = ...)", ref.node.Name, name), "parameter `%s` of `%s` is not given", name, ref.node.Name)
+		return false
+	}
+	return true
+}
+
+func parameterHint(params []*argNode, wrong string) string {
+	var names []string
+	for _, p := range params {
+		name, _ := p.parameter()
+		names = append(names, name)
+	}
+	if near := nearest(wrong, names); near != "" {
+		return "did you mean `" + near + "`?"
+	}
+	if len(names) == 0 {
+		return "it has none"
+	}
+	return "it has " + strings.Join(quoted(names), ", ")
+}
+
+// parameter reads an argument node as a parameter: its name, and its default where it has one.
+func (n *argNode) parameter() (name string, fallback *exprNode) {
+	if n.Name != "" {
+		return n.Name, n.Value
+	}
+	if call := n.Value.asCall(); call != nil && call.Args == nil {
+		return call.Name, nil
+	}
+	return "", nil
+}
+
+// asCall is the name or call that an expression consists of, or nil.
+func (n *exprNode) asCall() *callNode {
+	f := n.First.First
+	if len(n.Rest) > 0 || len(n.First.Rest) > 0 || f.Negative {
+		return nil
+	}
+	return f.Call
+}
+
+// fillKeys gives every key of a block its value: from a flag, from the text, or its default.
+func (l *loader) fillKeys(block string, head span, values map[string]namedValue) {
+	var missing []string
+	for _, k := range KeysOf(block) {
+		v, written := l.written(k, values)
+		switch {
+		case written && v.kind == isBad:
+		case written:
+			l.fillKey(k, v)
+		case k.Default != "":
+			k.set(l.spec, k.defaultValue())
+			if len(k.takes.calls) > 0 {
+				l.fillArguments(k, k.defaultValue())
+			}
+		case k.Required():
+			missing = append(missing, k.Name)
+		}
+	}
+	if len(missing) > 0 && !l.broken && head.src != nil {
+		l.fail(MissingKey, head, fmt.Sprintf("add %s = %s", missing[0], FindKey(block+"."+missing[0]).Example),
+			"`%s` lacks %s", block, strings.Join(quoted(missing), ", "))
+	}
+}
+
+// written is the value that the user gave a key, a flag first.
+func (l *loader) written(k *Key, values map[string]namedValue) (value, bool) {
+	if f := l.flag(k.Path()); f != nil {
+		e := &evaluator{src: f.src, scope: l.global, enum: k.takes.allNames(), report: l.report}
+		v, ok := e.expr(f.node.Value)
+		if !ok {
+			v = value{kind: isBad}
+		}
+		return v, true
+	}
+	nv, ok := values[k.Name]
+	return nv.value, ok
+}
+
+func (l *loader) fillKey(k *Key, v value) {
+	fitted, ok := k.takes.fit(k.Name, v, l.report)
+	if !ok {
+		return
+	}
+	l.spec.source.values[k.Path()] = fitted.at
+	for i, item := range fitted.list {
+		l.spec.source.values[fmt.Sprintf("%s[%d]", k.Path(), i)] = item.at
+	}
+	k.set(l.spec, fitted)
+	if fitted.kind == isCall {
+		l.fillArguments(k, fitted)
+	}
+}
+
+// fillArguments treats the named arguments of a call as keys.
+func (l *loader) fillArguments(k *Key, v value) {
+	block := k.takes.call(v.name).block
+	if block == "" {
+		return
+	}
+	values := map[string]namedValue{}
+	for _, arg := range v.named {
+		if _, dup := values[arg.name]; dup {
+			l.fail(Duplicate, arg.nameAt, "", "`%s` is given twice", arg.name)
+			continue
+		}
+		if FindKey(block+"."+arg.name) == nil {
+			l.fail(UnknownKey, arg.nameAt, keyHint(block, arg.name), "`%s` has no argument `%s`", v.name, arg.name)
+			continue
+		}
+		values[arg.name] = arg
+	}
+	l.fillKeys(block, v.at, values)
+}
+
+// defaultValue evaluates the default as written in the table.
+func (k *Key) defaultValue() value {
+	src := &sourceText{name: k.Path(), text: k.Default}
+	fail := func(d *Diagnostic) { panic("internal: default of " + k.Path() + ": " + d.Error()) }
+	n, bad := parseTokens(exprParser, lex(src))
+	if bad >= 0 {
+		panic("internal: default of " + k.Path() + " does not parse")
+	}
+	e := &evaluator{src: src, enum: k.takes.allNames(), report: fail}
+	v, _ := e.expr(n)
+	v, _ = k.takes.fit(k.Name, v, fail)
+	return v
+}
+
+// derive computes the keys that were left out and follow from others.
+func (l *loader) derive() {
+	for _, k := range Keys {
+		if k.derive != nil && !l.spec.Written(k.Path()) {
+			k.derive(l.spec)
+		}
+	}
+	if l.spec.Name == "" {
+		l.spec.Name = strings.TrimSuffix(path.Base(l.spec.File), ".sppo")
+	}
+}

@@ -1,0 +1,51 @@
+package lang
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+)
+
+// nearest is the candidate that is most like the word, or "" when none is like it.
+func nearest(word string, candidates []string) string {
+	best, bestAt := "", 1+max(1, len(word)/3)
+	for _, c := range candidates {
+		if d := distance(word, c); d < bestAt && c != word {
+			best, bestAt = c, d
+		}
+	}
+	return best
+}
+
+// distance is how many characters must be put in, left out, changed or swapped with their neighbour to make a into b.
+func distance(a, b string) int {
+	if len(a) > 64 || len(b) > 64 {
+		return 64
+	}
+	before, last := make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range last {
+		last[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		row := make([]int, len(b)+1)
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			row[j] = min(row[j-1]+1, last[j]+1, last[j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				row[j] = min(row[j], before[j-2]+1)
+			}
+		}
+		before, last = last, row
+	}
+	return last[len(b)]
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+func sortBy[T any, K cmp.Ordered](s []T, key func(T) K) {
+	slices.SortStableFunc(s, func(a, b T) int { return cmp.Compare(key(a), key(b)) })
+}

@@ -1,0 +1,417 @@
+package lang
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/alecthomas/participle/v2"
+	"github.com/alecthomas/participle/v2/lexer"
+)
+
+// Limits keep hostile input from using up time or stack; no spec comes near them.
+const (
+	maxTextBytes    = 256 << 10
+	maxNesting      = 64
+	maxSyntaxErrors = 12
+)
+
+// sourceText is one piece of text that positions point into: a file, or one --set flag.
+type sourceText struct {
+	name string // shown in diagnostics
+	text string
+	dir  string // that relative paths written in it start from
+}
+
+// span is a stretch of source text. The zero span is nowhere.
+type span struct {
+	src        *sourceText
+	start, end lexer.Position
+}
+
+func tokenSpan(src *sourceText, t lexer.Token) span {
+	end := t.Pos
+	end.Advance(t.Value)
+	return span{src, t.Pos, end}
+}
+
+// nodeSpan covers the tokens of a node.
+func nodeSpan(src *sourceText, tokens []lexer.Token) span {
+	if len(tokens) == 0 {
+		return span{src: src}
+	}
+	return span{src, tokens[0].Pos, tokenSpan(src, tokens[len(tokens)-1]).end}
+}
+
+func (s span) pos() Pos {
+	if s.src == nil {
+		return Pos{}
+	}
+	return Pos{File: s.src.name, Line: s.start.Line, Column: s.start.Column, Offset: s.start.Offset}
+}
+
+// words is the text of the span, for messages.
+func (s span) words() string {
+	if s.src == nil {
+		return ""
+	}
+	return s.src.text[s.start.Offset:s.end.Offset]
+}
+
+// line is the source line on which the span starts.
+func (s span) line() string {
+	if s.src == nil {
+		return ""
+	}
+	text := s.src.text
+	from := strings.LastIndexByte(text[:s.start.Offset], '\n') + 1
+	line, _, _ := strings.Cut(text[from:], "\n")
+	return strings.TrimRight(line, "\r")
+}
+
+// lex cuts text into tokens, blanks left out. It cannot fail: what begins nothing becomes a Stray token.
+func lex(src *sourceText) []lexer.Token {
+	lx, err := tokens.LexString(src.name, src.text)
+	if err != nil {
+		panic("internal: lexer: " + err.Error())
+	}
+	var out []lexer.Token
+	for {
+		t, err := lx.Next()
+		if err != nil {
+			panic("internal: lexer: " + err.Error())
+		}
+		if t.Type != tokSpace {
+			out = append(out, t)
+		}
+		if t.EOF() {
+			return out
+		}
+	}
+}
+
+// tokenList feeds tokens that are already cut to participle.
+type tokenList []lexer.Token
+
+func (l *tokenList) Next() (lexer.Token, error) {
+	t := (*l)[0]
+	if !t.EOF() {
+		*l = (*l)[1:]
+	}
+	return t, nil
+}
+
+// visible leaves out what the grammar does not see: comments, and line ends inside ( ) and [ ].
+func visible(tokens []lexer.Token) []lexer.Token {
+	out := make([]lexer.Token, 0, len(tokens))
+	depth := 0
+	for _, t := range tokens {
+		switch t.Value {
+		case "(", "[":
+			depth++
+		case ")", "]":
+			depth = max(depth-1, 0)
+		}
+		if t.Type == tokComment || t.Type == tokNL && depth > 0 {
+			continue
+		}
+		out = append(out, t)
+	}
+	return out
+}
+
+// parseTokens returns the index in tokens of the offending one, or -1.
+func parseTokens[N any](p *participle.Parser[N], tokens []lexer.Token) (*N, int) {
+	list := tokenList(visible(tokens))
+	peeking, err := lexer.Upgrade(&list)
+	if err != nil {
+		panic("internal: token list: " + err.Error())
+	}
+	node, err := p.ParseFromLexer(peeking)
+	if err == nil {
+		return node, -1
+	}
+	var at participle.Error
+	if !errors.As(err, &at) {
+		panic("internal: parser: " + err.Error())
+	}
+	for i, t := range tokens {
+		if t.Pos.Offset >= at.Position().Offset && t.Type != tokComment {
+			return node, i
+		}
+	}
+	return node, len(tokens) - 1
+}
+
+// parseFile parses a whole file. After a syntax error it drops the guilty statement and tries again, so that
+// one run reports several mistakes; the tree is then what is left.
+func parseFile(src *sourceText, report func(*Diagnostic)) *fileNode {
+	if len(src.text) > maxTextBytes {
+		at := span{src: src, start: lexer.Position{Line: 1, Column: 1}, end: lexer.Position{Line: 1, Column: 1}}
+		report(newDiagnostic(Syntax, at, "", "the file is larger than %d KiB", maxTextBytes>>10))
+		return &fileNode{}
+	}
+	toks := lex(src)
+	if deep := tooDeep(toks); deep >= 0 {
+		report(newDiagnostic(Syntax, tokenSpan(src, toks[deep]), "", "more than %d nested brackets", maxNesting))
+		return &fileNode{}
+	}
+	for range maxSyntaxErrors {
+		node, bad := parseTokens(fileParser, toks)
+		if bad < 0 {
+			return node
+		}
+		report(syntaxDiagnostic(src, toks, bad))
+		toks = repair(toks, bad)
+	}
+	return &fileNode{}
+}
+
+// parseFlag parses `block.key=value` as written behind --set.
+func parseFlag(src *sourceText, report func(*Diagnostic)) *entryNode {
+	toks := lex(src)
+	deep := tooDeep(toks)
+	if deep >= 0 || len(src.text) > maxTextBytes {
+		report(newDiagnostic(Syntax, tokenSpan(src, toks[max(deep, 0)]), "", "more than %d nested brackets", maxNesting))
+		return nil
+	}
+	node, bad := parseTokens(entryParser, toks)
+	if bad >= 0 {
+		report(syntaxDiagnostic(src, toks, bad))
+		return nil
+	}
+	return node
+}
+
+func tooDeep(toks []lexer.Token) int {
+	depth := 0
+	for i, t := range toks {
+		switch t.Value {
+		case "(", "[":
+			depth++
+		case ")", "]":
+			depth--
+		}
+		if depth > maxNesting {
+			return i
+		}
+	}
+	return -1
+}
+
+// openAt returns the indexes of the brackets still open before token i, outermost first. A block's brace closes
+// whatever was left open in it.
+func openAt(toks []lexer.Token, i int) []int {
+	var open []int
+	for j, t := range toks[:i] {
+		switch t.Value {
+		case "(", "[", "{":
+			open = append(open, j)
+		case ")", "]":
+			if n := len(open); n > 0 && toks[open[n-1]].Value != "{" {
+				open = open[:n-1]
+			}
+		case "}":
+			for n := len(open); n > 0; n = len(open) {
+				last := toks[open[n-1]].Value
+				open = open[:n-1]
+				if last == "{" {
+					break
+				}
+			}
+		}
+	}
+	return open
+}
+
+func lineStart(toks []lexer.Token, i int) int {
+	for i > 0 && toks[i-1].Type != tokNL {
+		i--
+	}
+	return i
+}
+
+func lineEnd(toks []lexer.Token, i int) int {
+	for toks[i].Type != tokNL && !toks[i].EOF() {
+		i++
+	}
+	return i
+}
+
+// repair returns tokens without the statement that holds the offending token i, or with a block closed before it, so
+// that parsing gets further every time.
+func repair(toks []lexer.Token, i int) []lexer.Token {
+	open := openAt(toks, i)
+	inBlock := len(open) > 0 && toks[open[0]].Value == "{"
+	brackets := open
+	if inBlock {
+		brackets = open[1:]
+	}
+	from, to := lineStart(toks, i), lineEnd(toks, i)
+	if len(brackets) > 0 { // the statement began where its first bracket was opened, and ends before the next line
+		if start := lineStart(toks, brackets[0]); start < from {
+			from, to = start, max(from, start+1)
+		}
+	}
+	brace := lexer.Token{Type: tokPunct, Value: "}", Pos: toks[i].Pos}
+	switch {
+	case !inBlock && toks[i].Value == "}":
+		return splice(toks, i, i+1)
+	case inBlock && toks[i].EOF():
+		if len(brackets) == 0 && !isOperator(previous(toks, i, 1).Value) {
+			from = i
+		}
+		return splice(toks, max(from, open[0]+1), i, brace)
+	case inBlock && from > open[0] && isHeader(toks[from:to]):
+		return splice(toks, from, from, brace)
+	}
+	return dropStatement(toks, from, to)
+}
+
+// dropStatement removes tokens from..to, keeping a closing brace that belongs to a block opened before, and
+// taking along a block that it opens.
+func dropStatement(toks []lexer.Token, from, to int) []lexer.Token {
+	depth, keep := 0, -1
+	for j := from; j < to; j++ {
+		switch toks[j].Value {
+		case "{":
+			depth++
+		case "}":
+			depth--
+			if depth < 0 {
+				keep, depth = j, 0
+			}
+		}
+	}
+	for ; depth > 0 && !toks[to].EOF(); to++ {
+		switch toks[to].Value {
+		case "{":
+			depth++
+		case "}":
+			depth--
+		}
+	}
+	if from == to && !toks[to].EOF() { // the offending token is a line end with nothing before it
+		to++
+	}
+	if keep >= 0 && to-from > 1 {
+		return splice(toks, from, to, toks[keep])
+	}
+	return splice(toks, from, to)
+}
+
+// isHeader says whether a line reads like the first line of a block.
+func isHeader(line []lexer.Token) bool {
+	if len(line) < 2 || line[0].Type != tokName || line[1].Value == "=" {
+		return false
+	}
+	for _, t := range line {
+		if t.Value == "{" {
+			return true
+		}
+	}
+	return false
+}
+
+func splice(toks []lexer.Token, from, to int, put ...lexer.Token) []lexer.Token {
+	out := make([]lexer.Token, 0, len(toks)+len(put)+from-to)
+	out = append(out, toks[:from]...)
+	out = append(out, put...)
+	return append(out, toks[to:]...)
+}
+
+// syntaxDiagnostic says what is wrong at token i, in terms of what stands before it.
+func syntaxDiagnostic(src *sourceText, toks []lexer.Token, i int) *Diagnostic {
+	t := toks[i]
+	at := tokenSpan(src, t)
+	open := openAt(toks, i)
+	var inner string
+	if len(open) > 0 {
+		inner = toks[open[len(open)-1]].Value
+	}
+	switch {
+	case t.Type == tokOpenString:
+		return newDiagnostic(Syntax, at, `close it with a double quote on the same line`, "string is not closed")
+	case t.Type == tokStray:
+		return strayDiagnostic(at, t)
+	case t.EOF() && inner != "":
+		opening := open[len(open)-1]
+		return newDiagnostic(Syntax, tokenSpan(src, toks[opening]), fmt.Sprintf("add a `%s`", closing[inner]),
+			"`%s` is never closed", inner)
+	}
+	prev, before := previous(toks, i, 1), previous(toks, i, 2)
+	_, isUnit := units[prev.Value]
+	if isUnit && before.Type == tokNumber && prev.Pos.Line == before.Pos.Line {
+		return newDiagnostic(Syntax, tokenSpan(src, prev), fmt.Sprintf("write %s%s", before.Value, prev.Value),
+			"the unit `%s` stands apart from its number", prev.Value)
+	}
+	found := describe(t)
+	atTop := len(open) == 0
+	switch {
+	case t.Value == "}" && atTop:
+		return newDiagnostic(Syntax, at, "", "`}` closes nothing")
+	case prev.Value == "let":
+		return newDiagnostic(Syntax, at, "write `let name = value`", "expected a name after `let`, found %s", found)
+	case prev.Value == "import":
+		return newDiagnostic(Syntax, at, `write import "clusters/a100-80g.sppo"`, "expected a path in quotes after `import`, found %s", found)
+	case isOperator(prev.Value):
+		return newDiagnostic(Syntax, at, "", "expected a value after `%s`, found %s", prev.Value, found)
+	case inner == "(" || inner == "[":
+		return newDiagnostic(Syntax, at, fmt.Sprintf("the `%s` of line %d may lack its `%s`", inner, toks[open[len(open)-1]].Pos.Line, closing[inner]),
+			"expected `,` or `%s`, found %s", closing[inner], found)
+	case isHeader(toks[lineStart(toks, i):lineEnd(toks, i)]) && !atTop:
+		return newDiagnostic(Syntax, at, fmt.Sprintf("the block opened on line %d may lack its `}`", toks[open[0]].Pos.Line),
+			"expected `=` after `%s`, found %s", prev.Value, found)
+	case prev.Type == tokName && !atTop:
+		return newDiagnostic(Syntax, at, "", "expected `=` after `%s`, found %s", prev.Value, found)
+	case atTop && prev.Type == tokName:
+		return newDiagnostic(Syntax, at, "a block is `kind name { key = value }`", "expected `{` or `=` after `%s`, found %s", prev.Value, found)
+	case atTop:
+		return newDiagnostic(Syntax, at, "a file holds `import`, `let` and blocks", "unexpected %s", found)
+	}
+	return newDiagnostic(Syntax, at, "a block holds `key = value`", "unexpected %s", found)
+}
+
+var closing = map[string]string{"(": ")", "[": "]", "{": "}"}
+
+func strayDiagnostic(at span, t lexer.Token) *Diagnostic {
+	hint := ""
+	switch t.Value {
+	case "'":
+		hint = "strings stand in double quotes"
+	case ".":
+		hint = "a number starts with a digit: 0.5"
+	case ";":
+		hint = "keys are separated by blanks or line ends"
+	case ":":
+		hint = "write `key = value`"
+	}
+	return newDiagnostic(Syntax, at, hint, "unexpected character %q", t.Value)
+}
+
+// previous is the n-th token before i, comments not counted; the zero token when there is none.
+func previous(toks []lexer.Token, i, n int) lexer.Token {
+	for i--; i >= 0; i-- {
+		if toks[i].Type == tokComment {
+			continue
+		}
+		if n--; n == 0 {
+			return toks[i]
+		}
+	}
+	return lexer.Token{}
+}
+
+func isOperator(s string) bool {
+	return s == "=" || s == "+" || s == "-" || s == "*" || s == "/"
+}
+
+func describe(t lexer.Token) string {
+	switch {
+	case t.EOF():
+		return "the end of the file"
+	case t.Type == tokNL:
+		return "the end of the line"
+	}
+	return "`" + t.Value + "`"
+}
