@@ -152,6 +152,7 @@ type Work struct {
 	Flops Flops
 	Bytes Bytes // device memory traffic, or bytes on the link for moves and messages
 	Rows  int64 // size to look efficiency up by
+	DType DType // of what is multiplied, which selects the peak
 }
 
 // OpInfo is the row of an opcode: the only place that describes it.

@@ -67,6 +67,7 @@ func matmulWork(in *Instr) Work {
 	w.Kind = WorkMatmul
 	w.Flops = 2 * Flops(c.Elements()) * Flops(k)
 	w.Rows = min(c.Rows(), c.Cols(), k)
+	w.DType = in.Args[1].DType
 	return w
 }
 
@@ -108,6 +109,7 @@ func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
 	w.Kind = kind
 	w.Flops = Flops(factor * 4 * pairs * float64(batch) * float64(in.Arg("q").Cols()))
 	w.Rows = int64(n)
+	w.DType = in.Arg("q").DType
 	return w
 }
 
