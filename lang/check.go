@@ -107,7 +107,7 @@ func (c *checker) sizes() {
 	if m.Heads%sp != 0 {
 		c.fail("schedule.sp", Indivisible, fmt.Sprintf("sp = %s divides %d", nearDivisors(m.Heads, sp), m.Heads),
 			"%d heads do not divide by sp = %d", m.Heads, sp)
-	} else if m.KVHeads%sp != 0 && sp%m.KVHeads != 0 {
+	} else if m.Heads%m.KVHeads == 0 && m.KVHeads%sp != 0 && sp%m.KVHeads != 0 {
 		c.fail("schedule.sp", Indivisible, fmt.Sprintf("kv_heads must divide sp or be divided by it: sp = %s", nearDivisors(m.KVHeads, sp)),
 			"%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp)
 	}
@@ -135,7 +135,7 @@ func (c *checker) sizes() {
 			fmt.Sprintf("the product of sp, pp and dp is at most %d", gpus),
 			"more ranks than the cluster has: %s make %d, and %s has %d", strings.Join(parts, ", "), ranks, clusterWords(c.Cluster), gpus)
 	}
-	if s.SP > 1 && c.Train.Sequence%int64(sp) != 0 {
+	if m.Heads%sp == 0 && c.Train.Sequence%int64(sp) != 0 { // one fault of sp is enough
 		c.fail(c.culprit("train.sequence", "schedule.sp"), Indivisible, "sequence = "+nearMultiples(c.Train.Sequence, int64(sp)),
 			"sequence = %d does not divide by sp = %d", c.Train.Sequence, sp)
 	}

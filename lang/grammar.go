@@ -17,7 +17,7 @@ import (
 // A name may contain `-` and `.` directly between name characters (gpt-7b, a100-80g, gpt-1.3b), so subtraction wants a
 // blank on at least one side of its sign. A name may start with a digit only in the form digits, letter, digits, letter (1f1b).
 // A unit stands directly behind its number (80GiB, 32GB/s): a blank between them would make `5 s = 3` two readings.
-var tokens = lexer.MustSimple([]lexer.SimpleRule{
+var tokenRules = []lexer.SimpleRule{
 	{Name: "Comment", Pattern: `#[^\n]*`},
 	{Name: "NL", Pattern: `\n`},
 	{Name: "Space", Pattern: `[ \t\r\x{FEFF}]+`},
@@ -27,12 +27,15 @@ var tokens = lexer.MustSimple([]lexer.SimpleRule{
 	{Name: "Number", Pattern: `[0-9][0-9_]*(\.[0-9]+)?([eE][+-]?[0-9]+)?([A-Za-zµ][A-Za-z0-9]*(/s\b)?)?`},
 	{Name: "Punct", Pattern: `[{}()\[\],=+\-*/]`},
 	{Name: "Stray", Pattern: `(?s:.)`}, // never in the grammar: a character that begins nothing
-})
+}
+
+var tokens = lexer.MustSimple(tokenRules)
 
 var (
 	tokComment    = tokens.Symbols()["Comment"]
 	tokNL         = tokens.Symbols()["NL"]
 	tokSpace      = tokens.Symbols()["Space"]
+	tokString     = tokens.Symbols()["String"]
 	tokOpenString = tokens.Symbols()["OpenString"]
 	tokName       = tokens.Symbols()["Name"]
 	tokPunct      = tokens.Symbols()["Punct"]
@@ -129,7 +132,7 @@ type (
 	// argNode is an argument of a call, or a parameter of a block, where Value alone is a parameter without default.
 	argNode struct {
 		Tokens []lexer.Token
-		Name   string    `parser:"(@Name '=')?"`
+		Name   string    `parser:"((?= Name '=') @Name '=')?"`
 		Value  *exprNode `parser:"@@"`
 	}
 
@@ -138,9 +141,9 @@ type (
 	}
 )
 
-// Two tokens of lookahead tell `name =` from a value, which is all that the grammar needs.
+// No lookahead, except where a rule asks for it: an error is then where the first wrong token is, not where its rule began.
 var (
-	fileParser  = participle.MustBuild[fileNode](participle.Lexer(tokens), participle.UseLookahead(2))
-	entryParser = participle.MustBuild[entryNode](participle.Lexer(tokens), participle.UseLookahead(2))
-	exprParser  = participle.MustBuild[exprNode](participle.Lexer(tokens), participle.UseLookahead(2))
+	fileParser  = participle.MustBuild[fileNode](participle.Lexer(tokens), participle.UseLookahead(0))
+	entryParser = participle.MustBuild[entryNode](participle.Lexer(tokens), participle.UseLookahead(0))
+	exprParser  = participle.MustBuild[exprNode](participle.Lexer(tokens), participle.UseLookahead(0))
 )

@@ -143,8 +143,6 @@ func setCurve(v value) []CurvePoint {
 	return points
 }
 
-func setName(v value) string { return v.name }
-
 // Keys is the table of all keys. Within a block it has the order in which a reader wants them.
 var Keys = slices.Concat(modelKeys, clusterKeys, trainKeys, optimizerKeys, scheduleKeys)
 

@@ -38,9 +38,11 @@ func Parse(file string, text []byte, opts Options) (*Spec, error) {
 		global: &scope{names: map[string]*binding{}},
 		loaded: map[string]bool{},
 	}
-	l.loadText(&sourceText{name: file, text: string(text), dir: path.Dir(file)}, file, false, 0)
+	l.main = &sourceText{name: file, text: string(text), dir: path.Dir(file)}
+	l.loadText(l.main, file, false, 0)
 	l.readFlags()
 	l.nameBlocks()
+	l.needBlocks()
 	for i := range Blocks {
 		if b := &Blocks[i]; b.inText() {
 			l.fillBlock(b)
@@ -69,6 +71,7 @@ type loader struct {
 	diags  Diagnostics
 	broken bool // something could not be read, so that what seems missing may be there
 
+	main   *sourceText
 	global *scope
 	loaded map[string]bool // by path: true once done, false while its imports are followed
 	blocks []*blockRef     // in the order of reading: imports before the file that wants them
@@ -332,6 +335,22 @@ func keyHint(block, wrong string) string {
 	return "its keys are " + strings.Join(quoted(inBlock), ", ")
 }
 
+// needBlocks points at the start of the file when blocks are missing, since nothing else is there to point at.
+func (l *loader) needBlocks() {
+	var missing []string
+	for _, kind := range Blocks {
+		if kind.Required && !slices.ContainsFunc(l.blocks, func(b *blockRef) bool { return b.node.Kind == kind.Name }) {
+			missing = append(missing, kind.Name)
+		}
+	}
+	if len(missing) == 0 || l.broken {
+		return
+	}
+	start := lexer.Position{Line: 1, Column: 1}
+	l.fail(MissingBlock, span{l.main, start, start}, "write "+missing[0]+" { ... }, or import it",
+		"the spec lacks %s", strings.Join(quoted(missing), ", "))
+}
+
 // choose finds the block of a kind that the spec means: the file's own go before imported ones, and one with parameters
 // counts only when there is no other.
 func (l *loader) choose(kind *Block) *blockRef {
@@ -365,9 +384,6 @@ func (l *loader) choose(kind *Block) *blockRef {
 func (l *loader) fillBlock(kind *Block) {
 	ref := l.choose(kind)
 	if ref == nil {
-		if kind.Required && !l.broken {
-			l.fail(MissingBlock, l.wholeFile(), "add "+kind.Doc, "there is no `%s` block", kind.Name)
-		}
 		l.fillKeys(kind.Name, span{}, nil)
 		return
 	}
@@ -378,12 +394,6 @@ func (l *loader) fillBlock(kind *Block) {
 		l.broken = true
 	}
 	l.fillKeys(kind.Name, ref.head(), values)
-}
-
-// wholeFile is where to point when something is nowhere: the first line.
-func (l *loader) wholeFile() span {
-	at := lexer.Position{Line: 1, Column: 1}
-	return span{src: &sourceText{name: l.spec.File}, start: at, end: at}
 }
 
 func (l *loader) setBlockName(kind, name string) {
@@ -532,6 +542,7 @@ func (l *loader) parameter(ref *blockRef, sc *scope, p *argNode, name string, fa
 			where = nodeSpan(from.src, from.node.Value.Tokens)
 		}
 		l.fail(BadArgument, where, fmt.Sprintf("write %s(%s = ...)", ref.node.Name, name), "parameter `%s` of `%s` is not given", name, ref.node.Name)
+		sc.names[name] = &binding{at: at, bad: true}
 		return false
 	}
 	return true

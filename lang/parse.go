@@ -13,7 +13,7 @@ import (
 const (
 	maxTextBytes    = 256 << 10
 	maxNesting      = 64
-	maxSyntaxErrors = 12
+	maxSyntaxErrors = 20
 )
 
 // sourceText is one piece of text that positions point into: a file, or one --set flag.
@@ -342,7 +342,11 @@ func syntaxDiagnostic(src *sourceText, toks []lexer.Token, i int) *Diagnostic {
 	prev, before := previous(toks, i, 1), previous(toks, i, 2)
 	_, isUnit := units[prev.Value]
 	if isUnit && before.Type == tokNumber && prev.Pos.Line == before.Pos.Line {
-		return newDiagnostic(Syntax, tokenSpan(src, prev), fmt.Sprintf("write %s%s", before.Value, prev.Value),
+		whole := before.Value + prev.Value
+		if t.Value == "/" && toks[min(i+1, len(toks)-1)].Value == "s" {
+			whole += "/s"
+		}
+		return newDiagnostic(Syntax, tokenSpan(src, prev), "write "+whole,
 			"the unit `%s` stands apart from its number", prev.Value)
 	}
 	found := describe(t)

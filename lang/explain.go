@@ -1,0 +1,210 @@
+package lang
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Explain describes a key ("schedule.offload", or "offload" where that is unique), a block ("model"), a diagnostic's code
+// ("lengths-sum"), or with "" what can be asked. An unknown word is an error that names the nearest.
+func Explain(word string) (string, error) {
+	if word == "" {
+		return explainAll(), nil
+	}
+	if b := findBlock(word); b != nil {
+		return explainBlock(b), nil
+	}
+	if k := FindKey(word); k != nil {
+		return explainKey(k), nil
+	}
+	var matches []string
+	for _, k := range Keys {
+		if k.Name == word {
+			matches = append(matches, explainKey(k))
+		}
+	}
+	if len(matches) > 0 {
+		return strings.Join(matches, "\n"), nil
+	}
+	for _, c := range Codes {
+		if string(c.Code) == word {
+			return explainCode(c), nil
+		}
+	}
+	if block := blockOfCall(word); block != nil {
+		return explainBlock(block), nil
+	}
+	if near := nearestTopic(word); near != "" {
+		return "", fmt.Errorf("nothing is known about %q; did you mean %q?", word, near)
+	}
+	return "", fmt.Errorf("nothing is known about %q", word)
+}
+
+// nearestTopic takes keys by their names first, so that a typing error in a bare name finds its key.
+func nearestTopic(word string) string {
+	var paths []string
+	byName := map[string]string{}
+	for _, k := range Keys {
+		byName[k.Name] = k.Path()
+		paths = append(paths, k.Path())
+	}
+	for _, b := range Blocks {
+		paths = append(paths, b.Name)
+	}
+	for _, c := range Codes {
+		paths = append(paths, string(c.Code))
+	}
+	if near := nearest(word, sortedKeys(byName)); near != "" {
+		return byName[near]
+	}
+	return nearest(word, paths)
+}
+
+func blockOfCall(name string) *Block {
+	for _, k := range Keys {
+		if c := k.takes.call(name); c != nil && c.block != "" {
+			return findBlock(c.block)
+		}
+	}
+	return nil
+}
+
+func explainAll() string {
+	var b strings.Builder
+	b.WriteString("A spec holds blocks of keys:\n")
+	for _, block := range Blocks {
+		fmt.Fprintf(&b, "\n%s\n", block.Name)
+		b.WriteString(wrap(keyNames(block.Name), "    "))
+	}
+	b.WriteString("\nAsk for a block (model), a key (schedule.offload) or the code of a diagnostic (lengths-sum).\n")
+	return b.String()
+}
+
+func keyNames(block string) string {
+	var out []string
+	for _, k := range KeysOf(block) {
+		out = append(out, k.Name)
+	}
+	return strings.Join(out, ", ")
+}
+
+func explainBlock(block *Block) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n%s\n", block.Name, wrap(block.Doc, "    "))
+	widest := 0
+	for _, k := range KeysOf(block.Name) {
+		widest = max(widest, len(k.Name))
+	}
+	for _, k := range KeysOf(block.Name) {
+		fmt.Fprintf(&b, "    %-*s  %s\n", widest, k.Name, k.defaultWords())
+	}
+	return b.String()
+}
+
+// defaultWords is what a key is when it is left out.
+func (k *Key) defaultWords() string {
+	switch {
+	case k.Derived != "":
+		return "default: " + k.Derived
+	case k.Default != "":
+		return "default: " + k.Default
+	}
+	return "must be given"
+}
+
+func explainKey(k *Key) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n", k.Path())
+	b.WriteString(wrap(k.Doc, "    "))
+	b.WriteString("\n")
+	b.WriteString(wrap("takes:   "+k.takes.withRange(), "    "))
+	for _, c := range k.takes.calls {
+		b.WriteString(wrap(fmt.Sprintf("         %s(...): %s", c.name, c.doc), "    "))
+	}
+	if d := k.defaultWords(); k.Required() {
+		fmt.Fprintf(&b, "    %s\n", d)
+	} else {
+		b.WriteString(wrap("default: "+strings.TrimPrefix(d, "default: "), "    "))
+	}
+	fmt.Fprintf(&b, "    example: %s = %s\n", k.Name, k.Example)
+	return b.String()
+}
+
+// withRange is the type with the bounds that say something.
+func (t valueType) withRange() string {
+	words := t.String()
+	n := t.number
+	if n == nil || n.dim == dimCount && n.max == 1 {
+		return words
+	}
+	if n.max >= maxRanks {
+		least := showNumber(n.min, n.dim)
+		if n.above {
+			return words + ", above " + least
+		}
+		return words + ", at least " + least
+	}
+	return words + ", " + n.rangeWords()
+}
+
+func explainCode(c CodeInfo) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "error [%s]\n%s\n    for example:\n\n", c.Code, wrap(c.Doc, "    "))
+	for _, l := range strings.Split(strings.TrimRight(c.Example, "\n"), "\n") {
+		b.WriteString(strings.TrimRight("        "+l, " ") + "\n")
+	}
+	return b.String()
+}
+
+var backquotes = regexp.MustCompile("`([^`]*)`")
+
+// wrap breaks text into lines for a terminal; code quotes, which are for the pages, go where they hold one word.
+func wrap(text, indent string) string {
+	const width = 88
+	text = backquotes.ReplaceAllString(text, "$1")
+	lead := text[:len(text)-len(strings.TrimLeft(text, " "))]
+	var b strings.Builder
+	line := indent + lead
+	empty := true
+	for _, word := range strings.Fields(text) {
+		if !empty && len(line)+1+len(word) > width {
+			b.WriteString(line + "\n")
+			line, empty = indent+lead, true
+		}
+		if !empty {
+			line += " "
+		}
+		line, empty = line+word, false
+	}
+	return b.String() + line + "\n"
+}
+
+// Complete lists what may stand where the user is: in block "" kinds of blocks and reserved words; in a block the names of
+// its keys; for a key ("schedule.offload") the names and calls that it takes. All begin with prefix.
+func Complete(block, prefix string) []string {
+	var all []string
+	switch k := FindKey(block); {
+	case block == "":
+		all = []string{"import", "let"}
+		for i := range Blocks {
+			if b := &Blocks[i]; b.inText() {
+				all = append(all, b.Name)
+			}
+		}
+	case k != nil:
+		all = append(all, k.takes.names...)
+		for _, c := range k.takes.calls {
+			all = append(all, c.name+"(")
+		}
+		if k.takes.list != nil {
+			all = append(all, k.takes.list.item.names...)
+		}
+	default:
+		for _, key := range KeysOf(block) {
+			all = append(all, key.Name)
+		}
+	}
+	return slices.DeleteFunc(all, func(s string) bool { return !strings.HasPrefix(s, prefix) })
+}

@@ -1,0 +1,174 @@
+package lang
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// keysPage is KEYS.md: the reference of all keys, from the table.
+func keysPage() string {
+	var b strings.Builder
+	b.WriteString("# Keys\n\nWritten from the table in keys.go; `sppoc explain` shows the same. `KEY = VALUE` stands in the block of its section;\n" +
+		"`--set section.key=value` overrides it.\n")
+	b.WriteString("\n| dimension | units |\n| --- | --- |\n")
+	for _, d := range dimensions {
+		fmt.Fprintf(&b, "| %s | %s |\n", d.name, strings.Join(quoted(unitsOf(d.dim)), " "))
+	}
+	for i := range Blocks {
+		block := &Blocks[i]
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n", block.Name, block.Doc)
+		b.WriteString("| key | takes | default | |\n| --- | --- | --- | --- |\n")
+		for _, k := range KeysOf(block.Name) {
+			fmt.Fprintf(&b, "| `%s` | %s | %s | %s Example: `%s` |\n", k.Name, k.takes.withRange(), defaultCell(k), keyDoc(k), k.Example)
+		}
+	}
+	return b.String()
+}
+
+func defaultCell(k *Key) string {
+	switch {
+	case k.Derived != "":
+		return k.Derived
+	case k.Default != "":
+		return "`" + k.Default + "`"
+	}
+	return "must be given"
+}
+
+func keyDoc(k *Key) string {
+	doc := k.Doc
+	for _, c := range k.takes.calls {
+		doc += fmt.Sprintf(" `%s(...)`: %s.", c.name, c.doc)
+	}
+	return doc
+}
+
+// errorsPage is ERRORS.md: what each code means, with a text that fails and the diagnostic.
+func errorsPage() string {
+	var b strings.Builder
+	b.WriteString("# Errors\n\nWritten from the table in codes.go, whose examples are run by a test. They import this `base.sppo`; blocks of a file itself\n" +
+		"go before imported ones.\n\n```\n" + exampleBase + "```\n")
+	for _, c := range Codes {
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n```\n%s```\n", c.Code, c.Doc, c.Example)
+		if err := runExample(c); err != nil {
+			fmt.Fprintf(&b, "\n```\n%s\n```\n", err)
+		} else {
+			b.WriteString("\nRaised when the plan is made, at the value.\n")
+		}
+	}
+	return b.String()
+}
+
+// grammarPage is GRAMMAR.md: the grammar as the parser has it, and what its tokens are.
+func grammarPage() string {
+	var b strings.Builder
+	b.WriteString("# Grammar\n\nWritten from grammar.go. Literals stand in quotes, tokens in angle brackets; `(?= ...)` looks ahead without reading.\n\n```\n")
+	b.WriteString(strings.ReplaceAll(fileParser.String(), "Node", "") + "\n```\n\n")
+	b.WriteString("Comments and blanks may stand anywhere. Line ends (`<nl>`) end a value, except inside `( )` and `[ ]`, where they are\n" +
+		"blanks too. `-` and `.` directly between the characters of a name belong to it, so subtraction wants a blank. A name\n" +
+		"may start with a digit in the form of `1f1b`. A unit stands directly behind its number.\n\n| token | pattern |\n| --- | --- |\n")
+	for _, r := range tokenRules {
+		if r.Name != "OpenString" && r.Name != "Stray" {
+			fmt.Fprintf(&b, "| %s | `%s` |\n", strings.ToLower(r.Name), strings.ReplaceAll(r.Pattern, "|", `\|`))
+		}
+	}
+	return b.String()
+}
+
+var update = flag.Bool("update", false, "rewrite golden files and reference pages")
+
+// golden compares with a file, or rewrites it under -update.
+func golden(t *testing.T, file, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatalf("%v; run the test with -update", err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s is stale (-file +now); run the test with -update\n%s", file, diff)
+	}
+}
+
+func TestPages(t *testing.T) {
+	golden(t, "KEYS.md", keysPage())
+	golden(t, "ERRORS.md", errorsPage())
+	golden(t, "GRAMMAR.md", grammarPage())
+}
+
+// runExample reads the example of a code beside the base that it imports.
+func runExample(c CodeInfo) error {
+	files := map[string]string{"example.sppo": c.Example, "base.sppo": exampleBase}
+	_, err := Load("example.sppo", Options{ReadFile: readFrom(files), Shipped: shipped})
+	return err
+}
+
+func readFrom(files map[string]string) func(string) ([]byte, error) {
+	return func(name string) ([]byte, error) {
+		if text, ok := files[name]; ok {
+			return []byte(text), nil
+		}
+		return nil, fs.ErrNotExist
+	}
+}
+
+func TestCodes(t *testing.T) {
+	seen := map[Code]bool{}
+	for _, c := range Codes {
+		if seen[c.Code] {
+			t.Errorf("%s stands twice in the table", c.Code)
+		}
+		seen[c.Code] = true
+		err := runExample(c)
+		var d Diagnostics
+		switch {
+		case c.Later && err != nil:
+			t.Errorf("the example of %s should pass here:\n%v", c.Code, err)
+		case !c.Later && !errors.As(err, &d):
+			t.Errorf("the example of %s fails with %v", c.Code, err)
+		case !c.Later && (len(d) != 1 || d[0].Code != c.Code):
+			t.Errorf("the example of %s should fail with it, once:\n%v", c.Code, err)
+		case !c.Later && d[0].Hint == "" && c.Code != Duplicate && c.Code != WrongType && c.Code != Syntax:
+			t.Errorf("%s has no hint", c.Code)
+		}
+		formatted, err := Format([]byte(c.Example))
+		if err == nil && string(formatted) != c.Example {
+			t.Errorf("the example of %s is not in the one style:\n%s", c.Code, formatted)
+		}
+	}
+	for _, name := range codesDeclared(t) {
+		if !seen[Code(name)] {
+			t.Errorf("code %s is not in the table", name)
+		}
+	}
+}
+
+// codesDeclared reads the constants of type Code from the source, so that none can be left out of the table.
+func codesDeclared(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile("codes.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, m := range regexp.MustCompile(`(?m)^\t\w+ +Code = "([^"]+)"$`).FindAllSubmatch(text, -1) {
+		out = append(out, string(m[1]))
+	}
+	if len(out) < 20 {
+		t.Fatalf("found %d codes only", len(out))
+	}
+	return out
+}
