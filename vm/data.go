@@ -43,7 +43,8 @@ func (d *randomData) Tokens(section ir.Section, round, sequence, position int64,
 	}
 	name := "random tokens"
 	if section == ir.SectionEval {
-		name = "random validation tokens"
+		// Counted through, so that the set is the same whatever one section covers.
+		name, round, sequence = "random validation tokens", 0, round*int64(d.run.EvalSequences)+sequence
 	}
 	r := NewRandom(d.run.Seed, name, round, sequence)
 	for i := 0; i < len(out); i += stride {
