@@ -211,7 +211,7 @@ func (e *evaluator) number(n *factorNode) (value, bool) {
 			return value{}, false
 		}
 	}
-	return value{kind: isNumber, num: x * u.scale, dim: u.dim, at: at}, true
+	return value{kind: isNumber, num: u.of(x), dim: u.dim, at: at}, true
 }
 
 func unitHint(name string) string {

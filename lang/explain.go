@@ -13,11 +13,14 @@ func Explain(word string) (string, error) {
 	if word == "" {
 		return explainAll(), nil
 	}
-	if b := findBlock(word); b != nil {
-		return explainBlock(b), nil
-	}
-	if k := FindKey(word); k != nil {
-		return explainKey(k), nil
+	block, key := findBlock(word), FindKey(word)
+	switch {
+	case key != nil && block != nil: // a call and its arguments
+		return explainKey(key) + "\n" + explainBlock(block), nil
+	case key != nil:
+		return explainKey(key), nil
+	case block != nil:
+		return explainBlock(block), nil
 	}
 	var matches []string
 	for _, k := range Keys {
@@ -33,7 +36,7 @@ func Explain(word string) (string, error) {
 			return explainCode(c), nil
 		}
 	}
-	if block := blockOfCall(word); block != nil {
+	if block = blockOfCall(word); block != nil {
 		return explainBlock(block), nil
 	}
 	if near := nearestTopic(word); near != "" {
@@ -119,16 +122,19 @@ func explainKey(k *Key) string {
 	fmt.Fprintf(&b, "%s\n", k.Path())
 	b.WriteString(wrap(k.Doc, "    "))
 	b.WriteString("\n")
-	b.WriteString(wrap("takes:   "+k.takes.withRange(), "    "))
+	b.WriteString(labelled("takes:", k.takes.withRange()))
 	for _, c := range k.takes.calls {
-		b.WriteString(wrap(fmt.Sprintf("         %s(...): %s", c.name, c.doc), "    "))
+		b.WriteString(labelled("", fmt.Sprintf("%s(...): %s", c.name, c.doc)))
 	}
-	if d := k.defaultWords(); k.Required() {
-		fmt.Fprintf(&b, "    %s\n", d)
-	} else {
-		b.WriteString(wrap("default: "+strings.TrimPrefix(d, "default: "), "    "))
+	switch {
+	case k.Derived != "":
+		b.WriteString(labelled("default:", k.Derived))
+	case k.Default != "":
+		b.WriteString(labelled("default:", k.Default))
+	default:
+		b.WriteString("    must be given\n")
 	}
-	fmt.Fprintf(&b, "    example: %s = %s\n", k.Name, k.Example)
+	b.WriteString(labelled("example:", k.Name+" = "+k.Example))
 	return b.String()
 }
 
@@ -158,20 +164,25 @@ func explainCode(c CodeInfo) string {
 	return b.String()
 }
 
+// labelled is a paragraph that hangs behind its label.
+func labelled(label, text string) string {
+	indent := fmt.Sprintf("%13s", "")
+	return "    " + fmt.Sprintf("%-9s", label) + strings.TrimPrefix(wrap(text, indent), indent)
+}
+
 var backquotes = regexp.MustCompile("`([^`]*)`")
 
 // wrap breaks text into lines for a terminal; code quotes, which are for the pages, go where they hold one word.
 func wrap(text, indent string) string {
 	const width = 88
 	text = backquotes.ReplaceAllString(text, "$1")
-	lead := text[:len(text)-len(strings.TrimLeft(text, " "))]
 	var b strings.Builder
-	line := indent + lead
+	line := indent
 	empty := true
 	for _, word := range strings.Fields(text) {
 		if !empty && len(line)+1+len(word) > width {
 			b.WriteString(line + "\n")
-			line, empty = indent+lead, true
+			line, empty = indent, true
 		}
 		if !empty {
 			line += " "
@@ -182,9 +193,13 @@ func wrap(text, indent string) string {
 }
 
 // Complete lists what may stand where the user is: in block "" kinds of blocks and reserved words; in a block the names of
-// its keys; for a key ("schedule.offload") the names and calls that it takes. All begin with prefix.
+// its keys; for a key ("schedule.offload") the names and calls that it takes; in a call ("adamw") its arguments. All
+// begin with prefix.
 func Complete(block, prefix string) []string {
 	var all []string
+	if b := blockOfCall(block); b != nil {
+		block = b.Name + "."
+	}
 	switch k := FindKey(block); {
 	case block == "":
 		all = []string{"import", "let"}
@@ -202,7 +217,7 @@ func Complete(block, prefix string) []string {
 			all = append(all, k.takes.list.item.names...)
 		}
 	default:
-		for _, key := range KeysOf(block) {
+		for _, key := range KeysOf(strings.TrimSuffix(block, ".")) {
 			all = append(all, key.Name)
 		}
 	}

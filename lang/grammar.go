@@ -126,7 +126,7 @@ type (
 	}
 
 	argsNode struct {
-		Args []*argNode `parser:"'(' (@@ (',' @@)* ','?)? ')'"`
+		Args []*argNode `parser:"'(' (@@ ((?! ',' ')') ',' @@)* ','?)? ')'"`
 	}
 
 	// argNode is an argument of a call, or a parameter of a block, where Value alone is a parameter without default.
@@ -137,7 +137,7 @@ type (
 	}
 
 	listNode struct {
-		Items []*exprNode `parser:"'[' (@@ (',' @@)* ','?)? ']'"`
+		Items []*exprNode `parser:"'[' (@@ ((?! ',' ']') ',' @@)* ','?)? ']'"`
 	}
 )
 

@@ -1,22 +1,61 @@
 package lang
 
 import (
+	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
+	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 var shipped = os.DirFS("../examples")
 
-func TestExamplesLoad(t *testing.T) {
+// base reads files of testdata, and base.sppo as the examples of codes have it.
+func base(name string) ([]byte, error) {
+	if filepath.Base(name) == "base.sppo" {
+		return []byte(exampleBase), nil
+	}
+	return os.ReadFile(name)
+}
+
+func load(t *testing.T, text string, set ...string) *Spec {
+	t.Helper()
+	s, err := Parse("test.sppo", []byte(text), Options{ReadFile: base, Shipped: shipped, Set: set})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func loadError(t *testing.T, text string, set ...string) Diagnostics {
+	t.Helper()
+	_, err := Parse("test.sppo", []byte(text), Options{ReadFile: base, Shipped: shipped, Set: set})
+	var ds Diagnostics
+	if !errors.As(err, &ds) {
+		t.Fatalf("no diagnostics: %v", err)
+	}
+	return ds
+}
+
+func glob(t testing.TB, patterns ...string) []string {
+	t.Helper()
 	var files []string
-	for _, pattern := range []string{"../examples/*.sppo", "../examples/paper/gpt-*-*.sppo"} {
+	for _, pattern := range patterns {
 		found, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
+		if err != nil || len(found) == 0 {
+			t.Fatalf("%s: nothing found: %v", pattern, err)
 		}
 		files = append(files, found...)
 	}
+	return files
+}
+
+func TestExamplesLoad(t *testing.T) {
+	files := glob(t, "../examples/*.sppo", "../examples/paper/gpt-*-*.sppo")
 	if len(files) < 18 {
 		t.Fatalf("found %d examples only", len(files))
 	}
@@ -24,5 +63,223 @@ func TestExamplesLoad(t *testing.T) {
 		if _, err := Load(file, Options{Shipped: shipped}); err != nil {
 			t.Errorf("%s:\n%v", file, err)
 		}
+	}
+}
+
+func TestExamplesAreFormatted(t *testing.T) {
+	for _, file := range glob(t, "../examples/*.sppo", "../examples/*/*.sppo") {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := FormatFile(file, text)
+		if err != nil {
+			t.Error(err)
+		} else if diff := cmp.Diff(string(text), string(got)); diff != "" {
+			t.Errorf("%s is not in the one style (-is +should be):\n%s", file, diff)
+		}
+	}
+}
+
+// TestShippedClusters loads each by itself, and demands that it gives every key but those with a default.
+func TestShippedClusters(t *testing.T) {
+	for name, gpus := range map[string]int{"local": 4, "a100-80g": 8, "h100": 8, "h200": 8, "b200": 8} {
+		s := load(t, "import \"base.sppo\"\nimport \"clusters/"+name+".sppo\"\ncluster c = "+name+"\n")
+		if s.Cluster.Name != "c" || s.Cluster.GPUs() != gpus {
+			t.Errorf("%s: %+v", name, s.Cluster)
+		}
+		for _, k := range KeysOf(blockCluster) {
+			if k.Required() && !s.Written(k.Path()) {
+				t.Errorf("%s lacks %s", name, k.Name)
+			}
+		}
+	}
+}
+
+func TestPaperTestbed(t *testing.T) {
+	s, err := Load("../examples/paper/gpt-7b-1m.sppo", Options{Shipped: shipped})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := s.Cluster
+	if c.GPUs() != 32 || c.PeakBF16 != 312e12 || c.D2HBandwidth != 32e9 || c.H2DBandwidth != 32e9 {
+		t.Errorf("%+v", c)
+	}
+	near := func(what string, got, want float64) {
+		if got < want*0.999 || got > want*1.001 {
+			t.Errorf("%s is %g, not %g", what, got, want)
+		}
+	}
+	near("bus rate in a node", c.NVLinkBandwidth*c.CollectiveEfficiency, 230e9)
+	near("bus rate across nodes", c.NetworkBandwidth*c.CollectiveEfficiency, 80e9)
+	if s.Train.Sequence != 1024*1024 || s.Schedule.Subsequences.Count != 160 || s.Model.FFN != 4*4096 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestAccepted(t *testing.T) {
+	for _, file := range glob(t, "testdata/accepted/*.sppo") {
+		s, err := Load(file, Options{ReadFile: base})
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		got, err := json.MarshalIndent(s, "", "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden(t, strings.TrimSuffix(file, ".sppo")+".want", string(got)+"\n")
+	}
+}
+
+func TestOverrides(t *testing.T) {
+	text := "import \"base.sppo\"\n\nlet n = 8\n\ncluster c = four(ranks = 4)\n\nschedule s {\n  sp = 2\n}\n"
+	s := load(t, text, "schedule.sp=1", "schedule.sp = 4", "train.optimizer.lr=0.5", "cluster.d2h_bandwidth=1GB/s",
+		"schedule.offload=[1, 0]", "schedule.subsequences=n/4", `train.data=text("here.txt")`)
+	if s.Schedule.SP != 4 || s.Train.Optimizer.LR != 0.5 || s.Cluster.D2HBandwidth != 1e9 || s.Schedule.Subsequences.Count != 2 {
+		t.Errorf("%+v", s)
+	}
+	if s.Train.MinLR != 0.05 {
+		t.Errorf("min_lr is %g: it does not follow the overridden lr", s.Train.MinLR)
+	}
+	if got := s.Train.Data.Files; !reflect.DeepEqual(got, []string{"here.txt"}) {
+		t.Errorf("files are %q", got)
+	}
+	if at := s.At("schedule.sp"); at != (Pos{"--set", 1, 15, 14}) {
+		t.Errorf("schedule.sp is at %+v", at)
+	}
+}
+
+// TestOverrideOfParameter checks that what a block computes from a parameter follows the override of the key of that name.
+func TestOverrideOfParameter(t *testing.T) {
+	text := "import \"base.sppo\"\ncluster t(nodes = 1) {\n" + strings.SplitN(exampleBase, "ranks = 4) {\n", 2)[1]
+	text = strings.Replace(text, "  nodes         = 1\n  gpus_per_node = ranks", "  nodes = nodes\n  gpus_per_node = 2 * nodes", 1)
+	text = text[:strings.Index(text, "train {")]
+	s := load(t, text, "cluster.nodes=3")
+	if s.Cluster.Nodes != 3 || s.Cluster.GPUsPerNode != 6 {
+		t.Errorf("%+v", s.Cluster)
+	}
+}
+
+func TestOverrideErrors(t *testing.T) {
+	text := "import \"base.sppo\"\n"
+	for _, c := range []struct{ flag, code, words string }{
+		{"schedule.sp=3", "indivisible", "sp = 2 or 4"},
+		{"schedule.sp=", "syntax", "expected a value"},
+		{"schedule.sp", "syntax", "expected"},
+		{"", "syntax", ""},
+		{"sp=4", "unknown-key", "`schedule.sp`"},
+		{"schedule.spp=4", "unknown-key", "`schedule.sp`"},
+		{"train.sequence=4GiB", "wrong-dimension", "a plain number"},
+		{"train.optimizer.lr=-1", "out-of-range", "above 0"},
+		{"schedule.mux=offf", "unknown-name", "`off`"},
+		{"let schedule.sp=4", "unknown-key", ""},
+	} {
+		ds := loadError(t, text, c.flag)
+		d := ds[0]
+		if len(ds) != 1 || string(d.Code) != c.code || !strings.Contains(d.Message+d.Hint, c.words) || d.Pos.File != "--set" || d.Source != c.flag {
+			t.Errorf("--set %q:\n%v", c.flag, ds)
+		}
+	}
+}
+
+func TestPositions(t *testing.T) {
+	s := load(t, "import \"base.sppo\"\n\ncluster c = four(ranks = 2)\n\ntrain {\n  sequence = 1K\n  data = text(\"a\", \"b\")\n}\n\n"+
+		"schedule s {\n  subsequences = [512, 512]\n}\n")
+	for key, want := range map[string]string{
+		"cluster.gpus_per_node":    "test.sppo:3:26", // the argument that the parameter stands for
+		"train.data[1]":            "test.sppo:7:20",
+		"train.optimizer.lr":       "test.sppo:5:1",
+		"schedule.subsequences[1]": "test.sppo:11:24",
+		"schedule.sp":              "test.sppo:10:1",
+		"model.heads":              "base.sppo:5:12",
+		"nothing":                  "",
+	} {
+		if got := s.At(key); got.String() != want {
+			t.Errorf("%s is at %s, not %s", key, got, want)
+		}
+	}
+	if at := s.At("model.heads"); at.Offset != strings.Index(exampleBase, "= 8\n")+2 {
+		t.Errorf("model.heads is at offset %d", at.Offset)
+	}
+	if !s.Written("train.data") || s.Written("schedule.sp") || s.Written("train.optimizer.lr") {
+		t.Error("Written is wrong")
+	}
+	d := s.Diagnose("schedule.subsequences[1]", NotYet, "%d is not possible yet", 512).WithHint("leave it out")
+	want := "test.sppo:11:24: error: 512 is not possible yet [not-yet]\n      subsequences = [512, 512]\n                           ^^^\n    hint: leave it out"
+	if d.Error() != want {
+		t.Errorf("got\n%s\nwant\n%s", d, want)
+	}
+	bare := (&Spec{}).Diagnose("schedule.sp", NotYet, "no")
+	if bare.Error() != "error: schedule.sp: no [not-yet]" {
+		t.Errorf("without a source: %s", bare)
+	}
+}
+
+// TestImportOrder checks that files on the disk go before shipped ones.
+func TestImportOrder(t *testing.T) {
+	files := map[string]string{
+		"dir/a.sppo":              "import \"sub/b.sppo\"\nimport \"base.sppo\"\nimport \"clusters/local.sppo\"\ncluster c = local\n",
+		"dir/sub/b.sppo":          "import \"../base.sppo\"\n",
+		"dir/base.sppo":           exampleBase,
+		"dir/clusters/local.sppo": strings.Replace(exampleBase[strings.Index(exampleBase, "cluster"):strings.Index(exampleBase, "train {")], "four", "local", 1),
+	}
+	s, err := Load("dir/a.sppo", Options{Shipped: shipped, ReadFile: readFrom(files)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if at := s.At("cluster.nodes"); at.File != "dir/clusters/local.sppo" {
+		t.Errorf("cluster.nodes is at %s", at)
+	}
+	delete(files, "dir/clusters/local.sppo")
+	if s, err = Load("dir/a.sppo", Options{Shipped: shipped, ReadFile: readFrom(files)}); err != nil {
+		t.Fatal(err)
+	}
+	if at := s.At("cluster.nodes"); at.File != "shipped:clusters/local.sppo" {
+		t.Errorf("cluster.nodes is at %s", at)
+	}
+}
+
+func TestTableOfKeys(t *testing.T) {
+	seen := map[string]bool{}
+	for _, k := range Keys {
+		if seen[k.Path()] {
+			t.Errorf("%s stands twice in the table", k.Path())
+		}
+		seen[k.Path()] = true
+		if findBlock(k.Block) == nil || k.Doc == "" || k.Example == "" || k.set == nil || (k.Derived == "") != (k.derive == nil) {
+			t.Errorf("%s is incomplete", k.Path())
+		}
+		set := []string{k.Path() + "=" + k.Example}
+		_, err := Parse("test.sppo", []byte("import \"base.sppo\"\n"), Options{ReadFile: base, Set: set})
+		var ds Diagnostics
+		errors.As(err, &ds)
+		for _, d := range ds { // an example need not go with the rest of the spec, but it must be a value of its key
+			switch d.Code {
+			case Indivisible, TooManyRanks, TooFewLayers, BadAlign, Conflict:
+			default:
+				t.Errorf("the example of %s: %v", k.Path(), d)
+			}
+		}
+		if k.Default != "" {
+			k.defaultValue() // panics when it is wrong
+		}
+	}
+}
+
+// TestClusterKeysMatchFields keeps the keys of a cluster one to one with the fields, by their JSON names.
+func TestClusterKeysMatchFields(t *testing.T) {
+	var fields, keys []string
+	typ := reflect.TypeFor[Cluster]()
+	for i := range typ.NumField() {
+		if name := typ.Field(i).Tag.Get("json"); name != "name" {
+			fields = append(fields, name)
+		}
+	}
+	for _, k := range KeysOf(blockCluster) {
+		keys = append(keys, k.Name)
+	}
+	if diff := cmp.Diff(fields, keys); diff != "" {
+		t.Errorf("-fields +keys\n%s", diff)
 	}
 }

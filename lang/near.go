@@ -6,7 +6,9 @@ import (
 	"slices"
 )
 
-// nearest is the candidate that is most like the word, or "" when none is like it.
+// Nearest is the candidate that is most like the word, or "" when none is like it.
+func Nearest(word string, candidates []string) string { return nearest(word, candidates) }
+
 func nearest(word string, candidates []string) string {
 	best, bestAt := "", 1+max(1, len(word)/3)
 	for _, c := range candidates {

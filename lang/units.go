@@ -65,6 +65,14 @@ type unit struct {
 	dim   dim
 }
 
+// of converts to base units. Below 1 it divides, since 5 / 1e6 is the number nearest to 5us and 5 * 1e-6 is not.
+func (u unit) of(x float64) float64 {
+	if u.scale < 1 {
+		return x / math.Round(1/u.scale)
+	}
+	return x * u.scale
+}
+
 // units are all that may stand behind a number. K and M count tokens, and so are powers of 1024.
 var units = map[string]unit{
 	"K": {1 << 10, dimCount}, "M": {1 << 20, dimCount},
@@ -115,6 +123,15 @@ func exponentFollows(rest string) bool {
 	return rest != "" && rest[0] >= '0' && rest[0] <= '9'
 }
 
+// decimal is x without the last digits, in which conversion between units shows.
+func decimal(x float64) string {
+	rounded, err := strconv.ParseFloat(strconv.FormatFloat(x, 'g', 12, 64), 64)
+	if err != nil {
+		panic("internal: " + err.Error())
+	}
+	return strconv.FormatFloat(rounded, 'f', -1, 64)
+}
+
 // showNumber writes a number of a dimension as a user would: 80GiB, 1M, 0.5.
 func showNumber(x float64, d dim) string {
 	best, text := "", strconv.FormatFloat(x, 'g', -1, 64)
@@ -123,7 +140,7 @@ func showNumber(x float64, d dim) string {
 	}
 	for _, name := range unitsOf(d) {
 		scaled := x / units[name].scale
-		short := strconv.FormatFloat(scaled, 'f', -1, 64)
+		short := decimal(scaled)
 		whole := len(short) <= 4 && scaled >= 1
 		if whole && (best == "" || len(short)+len(name) <= len(best)) && (d != dimCount || x >= 8<<10) {
 			best = short + name

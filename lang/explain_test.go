@@ -1,0 +1,77 @@
+package lang
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestExplain(t *testing.T) {
+	var b strings.Builder
+	for _, word := range []string{"", "model", "schedule.offload", "optimizer", "train.optimizer", "adamw", "train.data", "train.optimizer.betas", "cluster.matmul_efficiency", "indivisible"} {
+		text, err := Explain(word)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.WriteString("==== " + word + "\n" + text)
+	}
+	golden(t, "testdata/explain.want", b.String())
+	for _, k := range Keys {
+		if text, err := Explain(k.Path()); err != nil || !strings.HasPrefix(text, k.Path()+"\n") {
+			t.Errorf("%s: %v\n%s", k.Path(), err, text)
+		}
+	}
+	for word, near := range map[string]string{"ofload": "schedule.offload", "schedule.ofload": "schedule.offload", "modl": "model", "length-sum": "lengths-sum"} {
+		if _, err := Explain(word); err == nil || !strings.Contains(err.Error(), near) {
+			t.Errorf("%s: %v", word, err)
+		}
+	}
+	if _, err := Explain("quite unknown"); err == nil {
+		t.Error("an unknown word is explained")
+	}
+}
+
+func TestComplete(t *testing.T) {
+	for _, c := range []struct {
+		block, prefix string
+		want          []string
+	}{
+		{"", "", []string{"import", "let", "model", "cluster", "train", "schedule"}},
+		{"", "m", []string{"model"}},
+		{"model", "he", []string{"heads", "head_dim"}},
+		{"adamw", "", []string{"lr", "betas", "eps", "weight_decay"}},
+		{"schedule.mux", "", []string{"auto", "off", "left", "right", "on"}},
+		{"schedule.keep", "", []string{"k", "v"}},
+		{"train.data", "", []string{"text(", "random("}},
+		{"nothing", "", nil},
+	} {
+		if got := Complete(c.block, c.prefix); !slices.Equal(got, c.want) {
+			t.Errorf("%q %q: %q", c.block, c.prefix, got)
+		}
+	}
+}
+
+func TestNearest(t *testing.T) {
+	words := []string{"offload", "order", "mux", "off"}
+	for word, want := range map[string]string{"ofload": "offload", "offlaod": "offload", "oder": "order", "mx": "mux", "zebra": "", "": ""} {
+		if got := nearest(word, words); got != want {
+			t.Errorf("%q is nearest to %q, not %q", word, got, want)
+		}
+	}
+}
+
+func TestShowNumber(t *testing.T) {
+	for _, c := range []struct {
+		x    float64
+		d    dim
+		want string
+	}{
+		{8, dimCount, "8"}, {1 << 20, dimCount, "1M"}, {1000, dimCount, "1000"}, {0.5, dimCount, "0.5"}, {-3, dimCount, "-3"},
+		{80 << 30, dimBytes, "80GiB"}, {2e12, dimBytes, "2TB"}, {32e9, dimRate, "32GB/s"}, {312e12, dimCompute, "312TFLOPS"},
+		{5e-6, dimDuration, "5us"}, {0, dimRate, "0"},
+	} {
+		if got := showNumber(c.x, c.d); got != c.want {
+			t.Errorf("%g in %s is shown as %s, not %s", c.x, c.d, got, c.want)
+		}
+	}
+}
