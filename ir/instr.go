@@ -76,6 +76,15 @@ func (in *Instr) Access(i int) (reads, writes bool) {
 	return true, true
 }
 
+// Written is how many operands are written, in part or in whole; they stand before those that are only read.
+func (o *OpInfo) Written() int {
+	n := 0
+	for n < len(o.Operands) && o.Operands[n].Dir != Read {
+		n++
+	}
+	return n
+}
+
 func (o *OpInfo) operand(name string) int {
 	for i := range o.Operands {
 		if o.Operands[i].Name == name {

@@ -1,0 +1,225 @@
+package ir
+
+import (
+	"errors"
+	"fmt"
+	"unicode/utf8"
+)
+
+// Check says whether the program is well formed: every index points at something, every row of the opcode table gets
+// the operands and attributes that it names, every name can be written down. Both file forms hold exactly the well
+// formed programs, so what reads one may index without asking. Whether a program is right is Verify's question.
+func (p *Program) Check() error {
+	errs := p.malformed(1)
+	if len(errs) == 0 {
+		return nil
+	}
+	return errs[0]
+}
+
+// malformed is up to limit reasons why the program is not well formed.
+func (p *Program) malformed(limit int) []error {
+	c := checker{p: p, limit: limit}
+	c.header()
+	for i := range p.Codes {
+		c.code(&p.Codes[i])
+	}
+	c.ranks()
+	return c.errs
+}
+
+type checker struct {
+	p     *Program
+	errs  []error
+	limit int
+	where func() string // names the part under check in messages
+}
+
+// that reports a problem unless ok; the format is only used where there is one.
+func (c *checker) that(ok bool, format string, args ...any) bool {
+	if ok {
+		return true
+	}
+	if len(c.errs) < c.limit {
+		err := fmt.Errorf(format, args...)
+		if c.where != nil {
+			err = fmt.Errorf("%s: %w", c.where(), err)
+		}
+		c.errs = append(c.errs, err)
+	}
+	return false
+}
+
+func (c *checker) full() bool { return len(c.errs) >= c.limit }
+
+func (c *checker) header() {
+	p := c.p
+	c.names("constant", len(p.Consts), func(i int) string { return p.Consts[i] })
+	c.names("group", len(p.Groups), func(i int) string { return p.Groups[i] })
+	c.names("pass", len(p.Passes), func(i int) string { return p.Passes[i] })
+	c.names("tensor", len(p.Tensors), func(i int) string { return p.Tensors[i].Name })
+	c.names("code", len(p.Codes), func(i int) string { return p.Codes[i].Name })
+	if _, err := marshalHeader(p); err != nil {
+		c.that(false, "header: %w", err)
+	}
+}
+
+// names demands what a reference by name needs: that names differ and can be written.
+func (c *checker) names(what string, n int, name func(int) string) {
+	seen := make(map[string]bool, n)
+	for i := range n {
+		s := name(i)
+		c.that(s != "", "%s %d has no name", what, i)
+		c.that(utf8.ValidString(s), "name of %s %d is not UTF-8", what, i)
+		c.that(!seen[s], "two %ss are named %q", what, s)
+		seen[s] = true
+	}
+}
+
+func (c *checker) code(code *Code) {
+	c.where = func() string { return "code " + code.Name }
+	c.names("buffer", len(code.Buffers), func(i int) string { return code.Buffers[i].Name })
+	for a, peak := range code.Arenas {
+		c.that(peak >= 0, "%s arena of %d bytes", Arena(a), int64(peak))
+	}
+	for i := range code.Buffers {
+		b := &code.Buffers[i]
+		c.that(b.Arena < NumArenas, "buffer %s is in arena %d of %d", b.Name, b.Arena, NumArenas)
+		c.that(b.Offset >= 0 && b.Size >= 0 && b.Offset+b.Size >= 0, "buffer %s has %d bytes at %d", b.Name, int64(b.Size), int64(b.Offset))
+	}
+	for i := range code.States {
+		s := &code.States[i]
+		c.that(s.Tensor >= 0 && int(s.Tensor) < len(c.p.Tensors), "state %d is of tensor %d of %d", i, s.Tensor, len(c.p.Tensors))
+		c.that(s.Role < NumRoles, "state %d has role %d of %d", i, s.Role, NumRoles)
+		c.that(s.View.Present(), "state %d has no view", i)
+		c.that(c.attr(&s.Row0, KindInt, 0) && c.attr(&s.Col0, KindInt, 0), "state %d refers to a constant that does not exist", i)
+		c.view(code, "state", &s.View)
+	}
+	for i := range code.Results {
+		r := &code.Results[i]
+		c.that(utf8.ValidString(r.Name) && r.Name != "", "name %q of a result", r.Name)
+		c.that(r.View.Present(), "result %s has no view", r.Name)
+		c.view(code, r.Name, &r.View)
+	}
+	for s := range code.Sections {
+		c.section(code, Section(s))
+	}
+}
+
+func (c *checker) section(code *Code, s Section) {
+	events := code.Events[s]
+	c.where = func() string { return fmt.Sprintf("code %s, %s", code.Name, s) }
+	c.that(events >= 0, "%d events", events)
+	at := 0
+	c.where = func() string { return fmt.Sprintf("code %s, %s %d", code.Name, s, at) }
+	for i := range code.Sections[s] {
+		if c.full() {
+			return
+		}
+		at = i
+		c.instr(code, &code.Sections[s][i], events)
+	}
+}
+
+func (c *checker) instr(code *Code, in *Instr, events int32) {
+	if !c.that(in.Op < NumOps, "opcode %d of %d", in.Op, NumOps) {
+		return
+	}
+	row := in.Info()
+	c.that(in.Stream < NumStreams, "%s on stream %d of %d", row.Name, in.Stream, NumStreams)
+	c.that(in.Prov.Phase < NumPhases, "phase %d of %d", in.Prov.Phase, NumPhases)
+	c.that(inTable(int(in.Prov.Line), len(c.p.Lines)), "spec line %d of %d", in.Prov.Line, len(c.p.Lines))
+	c.that(inTable(int(in.Prov.Pass), len(c.p.Passes)), "pass %d of %d", in.Prov.Pass, len(c.p.Passes))
+	if !c.that(len(in.Args) == len(row.Operands) && len(in.Attrs) == len(row.Attrs),
+		"%s has %d operands and %d attributes, not %d and %d", row.Name, len(in.Args), len(in.Attrs), len(row.Operands), len(row.Attrs)) {
+		return
+	}
+	for i := range in.Args {
+		v, o := &in.Args[i], &row.Operands[i]
+		if v.Present() {
+			c.view(code, o.Name, v)
+			continue
+		}
+		c.that(o.Optional, "%s lacks operand %s", row.Name, o.Name)
+		c.that(*v == Absent(), "absent operand %s of %s has a shape", o.Name, row.Name)
+	}
+	for i := range in.Attrs {
+		a, info := &in.Attrs[i], &row.Attrs[i]
+		c.that(c.attr(a, info.Kind, events), "%s: attribute %s: no such %s (%s)", row.Name, info.Name, info.Kind, describeAttr(a))
+	}
+}
+
+// inTable says whether i indexes a table of n entries. Programs written by hand may leave out the tables of provenance.
+func inTable(i, n int) bool { return i < n || i == 0 && n == 0 }
+
+func describeAttr(a *Attr) string {
+	if a.Const != 0 {
+		return fmt.Sprintf("constant %d", a.Const-1)
+	}
+	return fmt.Sprint(int64(a.Bits))
+}
+
+// attr says whether an attribute refers to something that exists. What selects code rather than a number must be
+// literal, so that one look at a code settles it for all ranks.
+func (c *checker) attr(a *Attr, kind AttrKind, events int32) bool {
+	if a.Const != 0 {
+		literalKind := kind == KindBool || kind == KindTensor || kind == KindGroup || kind == KindEvent
+		return !literalKind && a.Const > 0 && int(a.Const) <= len(c.p.Consts) && a.Bits == 0
+	}
+	switch kind {
+	case KindTensor:
+		return a.Bits < uint64(len(c.p.Tensors))
+	case KindGroup:
+		return a.Bits < uint64(len(c.p.Groups))
+	case KindEvent:
+		return a.Bits < uint64(max(events, 0))
+	}
+	return true
+}
+
+func (c *checker) view(code *Code, name string, v *View) {
+	c.that(int(v.Buffer) < len(code.Buffers), "%s is in buffer %d of %d", name, v.Buffer, len(code.Buffers))
+	c.that(v.DType < NumDTypes, "%s has element type %d of %d", name, v.DType, NumDTypes)
+	c.that(v.Offset >= 0, "%s starts at byte %d of its buffer", name, int64(v.Offset))
+	c.that(wellShaped(v.Shape), "%s has shape %v", name, v.Shape)
+}
+
+// wellShaped says whether positive dimensions come first and zeros fill the rest.
+func wellShaped(shape [MaxDims]int32) bool {
+	used := true
+	for i, d := range shape {
+		switch {
+		case d < 0, d > 0 && !used, d == 0 && i == 0:
+			return false
+		case d == 0:
+			used = false
+		}
+	}
+	return true
+}
+
+func (c *checker) ranks() {
+	p := c.p
+	at := 0
+	c.where = func() string { return fmt.Sprintf("rank %d", at) }
+	for i := range p.Ranks {
+		r := &p.Ranks[i]
+		at = i
+		c.that(r.Code >= 0 && int(r.Code) < len(p.Codes), "code %d of %d", r.Code, len(p.Codes))
+		c.that(len(r.Consts) == len(p.Consts), "%d values for %d constants", len(r.Consts), len(p.Consts))
+		c.that(len(r.Groups) == len(p.Groups), "%d lists for %d groups", len(r.Groups), len(p.Groups))
+		for g, members := range r.Groups {
+			for _, m := range members {
+				if !c.that(m >= 0 && int(m) < len(p.Ranks), "member %d of group %d is none of the %d ranks", m, g, len(p.Ranks)) {
+					break
+				}
+			}
+		}
+		if c.full() {
+			return
+		}
+	}
+}
+
+// errNotText is why a header cannot be kept: JSON would replace the bytes silently.
+var errNotText = errors.New("holds text that is not UTF-8")

@@ -1,0 +1,107 @@
+// Package irtest helps tests: golden files, and programs made at random or to size. It knows the ir package only, and
+// nothing but tests imports it.
+package irtest
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "rewrite golden files instead of comparing with them")
+
+// Update says whether golden files are to be rewritten.
+func Update() bool { return *update }
+
+var goldens struct {
+	sync.Mutex
+	asked map[string]bool
+}
+
+// Golden compares got with the file at path, or rewrites the file under -update.
+func Golden(t testing.TB, path string, got []byte) {
+	t.Helper()
+	goldens.Lock()
+	if goldens.asked == nil {
+		goldens.asked = map[string]bool{}
+	}
+	goldens.asked[filepath.Clean(path)] = true
+	goldens.Unlock()
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatalf("%v (-update writes it)", err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s differs (-update rewrites it): %s", path, firstDifference(got, want))
+	}
+}
+
+func firstDifference(got, want []byte) string {
+	g, w := strings.Split(string(got), "\n"), strings.Split(string(want), "\n")
+	for i := 0; i < len(g) && i < len(w); i++ {
+		if g[i] != w[i] {
+			return fmt.Sprintf("line %d\n got: %s\nwant: %s", i+1, g[i], w[i])
+		}
+	}
+	return fmt.Sprintf("%d lines, not %d", len(g), len(w))
+}
+
+// Main runs the tests of a package and then fails where a golden file under testdata was asked for by no test: a file
+// that nothing compares with is a test that was lost. A package calls it from TestMain.
+func Main(m *testing.M) {
+	code := m.Run()
+	if code == 0 && wholeRun() {
+		code = reportOrphans("testdata")
+	}
+	os.Exit(code)
+}
+
+// wholeRun says that no flag left tests out.
+func wholeRun() bool {
+	for _, name := range []string{"test.run", "test.skip", "test.list", "test.fuzz"} {
+		if f := flag.Lookup(name); f != nil && f.Value.String() != "" {
+			return false
+		}
+	}
+	return !testing.Short()
+}
+
+func reportOrphans(dir string) int {
+	code := 0
+	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		switch {
+		case os.IsNotExist(err):
+			return nil
+		case err != nil:
+			return err
+		case e.IsDir() || !strings.HasSuffix(path, ".want"):
+			return nil
+		}
+		goldens.Lock()
+		defer goldens.Unlock()
+		if !goldens.asked[filepath.Clean(path)] {
+			fmt.Fprintf(os.Stderr, "golden file %s: no test compares with it\n", path)
+			code = 1
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}

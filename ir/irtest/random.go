@@ -1,0 +1,346 @@
+package irtest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"sppo/ir"
+)
+
+// Random is a valid program of about n instructions: a few stages, some ranks to each, every opcode of the table, all
+// streams, buffers that share bytes, and no more waits than its order needs. Equal seeds give equal programs.
+//
+// It orders accesses by buffers as a whole, where the verifier looks at bytes; that is all the two have in common.
+func Random(seed uint64, n int) *ir.Program {
+	r := rand.New(rand.NewPCG(seed, 0))
+	g := &generator{r: r, p: frame(r), pp: 1 + r.IntN(3), sp: 1 + r.IntN(3), dp: 1 + r.IntN(2)}
+	for i := range g.pp {
+		g.stages = append(g.stages, &stage{g: g, code: ir.Code{Name: fmt.Sprintf("stage%d", i)}, index: i})
+	}
+	for s := range ir.NumSections {
+		for _, st := range g.stages {
+			st.begin(s)
+		}
+		share := n / 2
+		if s == ir.SectionInit {
+			share = n / 8
+		}
+		for g.size() < share*(int(s)+1) {
+			g.act()
+		}
+		for _, st := range g.stages {
+			st.end()
+		}
+	}
+	for _, st := range g.stages {
+		g.p.Codes = append(g.p.Codes, st.finish())
+	}
+	g.ranks()
+	return g.p
+}
+
+// Names of the tables of a random program.
+const (
+	constNext = iota
+	constPrev
+	constFirst
+	constRow
+)
+
+const (
+	groupSP = iota
+	groupDP
+	groupEnds // first and last stage, as for a tied embedding
+)
+
+func frame(r *rand.Rand) *ir.Program {
+	p := &ir.Program{
+		Name: "random \"#\" program", FlopsModel: 1.5e12, Bubble: r.Float64(),
+		Run: ir.Run{
+			Sequence: 1 << 20, Batch: 1 << 10, EvalSequences: 1 << 10, Steps: r.IntN(100), LR: 3e-4, LRDecay: "cosine",
+			DataKind: "text", DataFiles: []string{"a b.txt", "# no comment"}, Seed: r.Int64(),
+		},
+		Machine: ir.Machine{
+			Name: "local", Nodes: 2, GPUsPerNode: 8, DeviceMemory: 1 << 40, HostMemory: 1 << 43, PeakF32: 1e12,
+			MatmulEfficiency: []ir.CurvePoint{{1, 0.25}, {1024, r.Float64()}},
+		},
+		Passes: []string{"schedule", "offload", "place", "two words"},
+		Consts: []string{"next", "prev", "first", "row"},
+		Groups: []string{"sp", "dp", "ends"},
+		Tensors: []ir.Tensor{
+			{Name: "wte", Shape: [2]int64{1 << 20, 1 << 20}}, {Name: "l0.ln1.gamma", Shape: [2]int64{1 << 20, 1}},
+			{Name: "odd name, with: signs", Shape: [2]int64{1 << 20, 1 << 20}},
+		},
+	}
+	for i := range 5 {
+		p.Lines = append(p.Lines, fmt.Sprintf("random.sppo:%d: x = %q # %d", i+1, "é", i))
+	}
+	return p
+}
+
+type generator struct {
+	r          *rand.Rand
+	p          *ir.Program
+	pp, sp, dp int
+	stages     []*stage
+}
+
+func (g *generator) size() int {
+	n := 0
+	for _, st := range g.stages {
+		for s := range st.code.Sections {
+			n += len(st.code.Sections[s])
+		}
+	}
+	return n
+}
+
+// act adds one operation, or both halves of a message. Every code is the projection of this one order, so that no job
+// made of them can deadlock.
+func (g *generator) act() {
+	i := g.r.IntN(g.pp)
+	switch k := g.r.IntN(10); {
+	case k == 0 && i+1 < g.pp:
+		g.message(g.stages[i], g.stages[i+1], ir.SendNext, ir.RecvPrev)
+	case k == 1 && i+1 < g.pp:
+		g.message(g.stages[i+1], g.stages[i], ir.SendPrev, ir.RecvNext)
+	case k == 2 && i+1 < g.pp:
+		g.message(g.stages[i], g.stages[i+1], ir.Mux, ir.Mux)
+	case k == 3:
+		g.collective(g.stages[i])
+	case k == 4 && g.pp > 1:
+		g.allReduce()
+	default:
+		g.stages[i].local(ir.Op(g.r.IntN(int(ir.CopyD2D) + 1)))
+	}
+}
+
+func (g *generator) message(from, to *stage, out, in ir.Stream) {
+	dtype, shape := g.dtype(), g.shape()
+	peer, back := ir.ConstRef(constNext), ir.ConstRef(constPrev)
+	if from.index > to.index {
+		peer, back = back, peer
+	}
+	from.emit(ir.Send, out, []ir.View{from.readable(ir.Device, dtype, shape)}, []ir.Attr{peer})
+	to.emit(ir.Recv, in, []ir.View{to.writable(ir.Device, dtype, shape)}, []ir.Attr{back})
+}
+
+func (g *generator) collective(st *stage) {
+	group, size := groupSP, g.sp
+	if g.r.IntN(2) == 0 {
+		group, size = groupDP, g.dp
+	}
+	share := [ir.MaxDims]int32{int32(1 + g.r.IntN(4)), int32(1 + g.r.IntN(4))}
+	whole := share
+	whole[0] *= int32(size)
+	dtype := g.dtype()
+	attrs := []ir.Attr{ir.Int(int64(group))}
+	stream := []ir.Stream{ir.Coll, ir.Mux}[g.r.IntN(2)]
+	if g.r.IntN(2) == 0 {
+		x := st.readable(ir.Device, dtype, share)
+		st.emit(ir.AllGather, stream, []ir.View{st.writable(ir.Device, dtype, whole), x}, attrs)
+		return
+	}
+	x := st.readable(ir.Device, dtype, whole)
+	st.emit(ir.ReduceScatter, stream, []ir.View{st.writable(ir.Device, dtype, share), x}, attrs)
+}
+
+// allReduce sums over the first and the last stage.
+func (g *generator) allReduce() {
+	dtype, shape := g.dtype(), g.shape()
+	for _, st := range []*stage{g.stages[0], g.stages[g.pp-1]} {
+		st.emit(ir.AllReduce, ir.Coll, []ir.View{st.readable(ir.Device, dtype, shape)}, []ir.Attr{ir.Int(groupEnds)})
+	}
+}
+
+func (g *generator) dtype() ir.DType { return ir.DType(g.r.IntN(2)) }
+
+func (g *generator) shape() (s [ir.MaxDims]int32) {
+	for i := range 1 + g.r.IntN(ir.MaxDims) {
+		s[i] = int32(1 + g.r.IntN(4))
+	}
+	return s
+}
+
+func (g *generator) ranks() {
+	at := func(d, i, k int) int32 { return int32((d*g.pp+i)*g.sp + k) }
+	for d := range g.dp {
+		for i := range g.pp {
+			for k := range g.sp {
+				r := ir.Rank{Code: int32(i), DP: int32(d), PP: int32(i), SP: int32(k), Groups: make([][]int32, 3)}
+				r.Consts = []int64{ir.None, ir.None, int64(k) * 7, g.r.Int64N(1 << 16)}
+				if i+1 < g.pp {
+					r.Consts[constNext] = int64(at(d, i+1, k))
+				}
+				if i > 0 {
+					r.Consts[constPrev] = int64(at(d, i-1, k))
+				}
+				for j := range g.sp {
+					r.Groups[groupSP] = append(r.Groups[groupSP], at(d, i, j))
+				}
+				for j := range g.dp {
+					r.Groups[groupDP] = append(r.Groups[groupDP], at(j, i, k))
+				}
+				if g.pp > 1 && (i == 0 || i == g.pp-1) {
+					r.Groups[groupEnds] = []int32{at(d, 0, k), at(d, g.pp-1, k)}
+				}
+				g.p.Ranks = append(g.p.Ranks, r)
+			}
+		}
+	}
+}
+
+// local adds an operation that meets no other rank, made from its row.
+func (st *stage) local(op ir.Op) {
+	row, r := &ir.Ops[op], st.g.r
+	in := instance{st: st, row: row, named: map[string]int32{}, dtype: st.g.dtype(), any: ir.DType(r.IntN(int(ir.NumDTypes)))}
+	attrs := in.attrs()
+	args := make([]ir.View, len(row.Operands))
+	// What is read comes first, so that nothing is written where the same instruction reads.
+	for i := range slices.Backward(row.Operands) {
+		o := &row.Operands[i]
+		dtype, shape := in.view(o, i)
+		write := o.Dir == ir.Write || o.Dir == ir.WriteOrAdd && !in.accumulate
+		switch {
+		case o.Optional && (r.IntN(2) == 0 || in.accumulate):
+			args[i] = ir.Absent()
+		case !write:
+			args[i] = st.readable(o.Arena, dtype, shape)
+		default:
+			args[i] = in.output(args, i, o, dtype, shape)
+		}
+	}
+	stream := row.Streams[r.IntN(len(row.Streams))]
+	if stream == ir.Mux && r.IntN(4) > 0 {
+		stream = row.Streams[0]
+	}
+	st.emit(op, stream, args, attrs)
+}
+
+// instance holds the choices for one instruction.
+type instance struct {
+	st         *stage
+	row        *ir.OpInfo
+	named      map[string]int32 // values of dimensions and attributes
+	dtype      ir.DType // of operands whose type is T
+	any        ir.DType // of operands of any type
+	accumulate bool
+	transA     bool
+	transB     bool
+}
+
+func (in *instance) attrs() []ir.Attr {
+	var attrs []ir.Attr
+	for i := range in.row.Attrs {
+		attrs = append(attrs, in.attr(&in.row.Attrs[i]))
+	}
+	return attrs
+}
+
+func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
+	r := in.st.g.r
+	switch a.Kind {
+	case ir.KindFloat:
+		return ir.Float([]float64{0, 1, -0.5, 1e-5, 1e10, r.NormFloat64()}[r.IntN(6)])
+	case ir.KindBool:
+		set := r.IntN(2) == 0
+		switch a.Name {
+		case "accumulate":
+			in.accumulate = set
+		case "trans_a":
+			in.transA = set
+		case "trans_b":
+			in.transB = set
+		}
+		return ir.Bool(set)
+	case ir.KindTensor:
+		return ir.Int(r.Int64N(int64(len(in.st.g.p.Tensors))))
+	}
+	switch a.Name {
+	case "first", "row":
+		if r.IntN(2) == 0 {
+			return ir.ConstRef(map[string]int{"first": constFirst, "row": constRow}[a.Name])
+		}
+	case "valid":
+		return ir.Int(1)
+	}
+	v := int32(1 + r.IntN(3))
+	if a.Name == "heads" {
+		v *= in.name("kv_heads")
+	}
+	if known, ok := in.named[a.Name]; ok {
+		v = known
+	}
+	in.named[a.Name] = v
+	return ir.Int(int64(v))
+}
+
+// name gives a dimension its value when it is first asked for.
+func (in *instance) name(s string) int32 {
+	if _, ok := in.named[s]; !ok {
+		in.named[s] = int32(1 + in.st.g.r.IntN(4))
+		if s == "keys" {
+			in.named[s] = in.named["prefix"] + in.name("n")
+		}
+	}
+	return in.named[s]
+}
+
+func (in *instance) view(o *ir.Operand, i int) (dtype ir.DType, shape [ir.MaxDims]int32) {
+	switch o.Types {
+	case "f32":
+		dtype = ir.F32
+	case "bf16":
+		dtype = ir.BF16
+	case "i32":
+		dtype = ir.I32
+	case "F":
+		dtype = in.st.g.dtype()
+	case "any":
+		dtype = in.any
+	default:
+		dtype = in.dtype
+	}
+	switch {
+	case in.row.Rule == ir.RuleMatmul && o.Name == "a":
+		return dtype, matrix(in.name("m"), in.name("k"), in.transA)
+	case in.row.Rule == ir.RuleMatmul && o.Name == "b":
+		return dtype, matrix(in.name("k"), in.name("n"), in.transB)
+	case o.Dims == "":
+		return dtype, [ir.MaxDims]int32{in.name("r"), in.name("c")}
+	}
+	for i, dim := range strings.Split(o.Dims, ",") {
+		shape[i] = 1
+		for factor := range strings.SplitSeq(dim, "*") {
+			var v int32
+			if _, err := fmt.Sscan(factor, &v); err != nil {
+				v = in.name(factor)
+			}
+			shape[i] *= v
+		}
+	}
+	return dtype, shape
+}
+
+func matrix(rows, cols int32, transposed bool) [ir.MaxDims]int32 {
+	if transposed {
+		rows, cols = cols, rows
+	}
+	return [ir.MaxDims]int32{rows, cols}
+}
+
+// output is where operand i goes: now and then over the very view that is read, where the row allows that.
+func (in *instance) output(args []ir.View, i int, o *ir.Operand, dtype ir.DType, shape [ir.MaxDims]int32) ir.View {
+	if in.row.InPlace && in.st.g.r.IntN(3) == 0 {
+		for j := in.row.Written(); j < len(args); j++ {
+			v := args[j]
+			free := !slices.Contains(args[:in.row.Written()], v) && !slices.Contains(args[j+1:], v) && !slices.Contains(args[in.row.Written():j], v)
+			if free && v.Present() && v.DType == dtype && v.Shape == shape && in.st.aloneAt(v, args, j) {
+				return v
+			}
+		}
+	}
+	return in.st.writable(o.Arena, dtype, shape)
+}

@@ -1,0 +1,284 @@
+package irtest
+
+import (
+	"fmt"
+
+	"sppo/ir"
+)
+
+// stage grows the code of one stage and keeps its accesses ordered.
+type stage struct {
+	g       *generator
+	index   int
+	code    ir.Code
+	section ir.Section
+	buffers []buffer
+	live    []int // buffers that hold something
+	inUse   []int // buffers of the instruction that is being made
+	step    int   // buffer that the VM fills before each step
+
+	known [ir.NumStreams]clock // what each stream comes after
+	count clock                // instructions on each stream so far
+}
+
+type clock [ir.NumStreams]int
+
+// buffer is a buffer and who used its place last. Buffers that take a place over take its history along.
+type buffer struct {
+	ir.Buffer
+	persistent bool
+	place      *place
+}
+
+type place struct {
+	size   ir.Bytes
+	write  access
+	reads  clock
+	events int
+}
+
+type access struct {
+	stream ir.Stream
+	number int // 0: none
+}
+
+// begin starts a section: all streams are joined, and what lasts is what the init section wrote.
+func (st *stage) begin(s ir.Section) {
+	st.section = s
+	st.known, st.count = [ir.NumStreams]clock{}, clock{}
+	st.live = nil
+	for i := range st.buffers {
+		b := &st.buffers[i]
+		b.place.write, b.place.reads = access{}, clock{}
+		if b.persistent {
+			st.live = append(st.live, i)
+		}
+	}
+	switch s {
+	case ir.SectionInit:
+		st.lasting()
+	case ir.SectionStep:
+		st.live = append(st.live, st.step)
+	}
+}
+
+// lasting makes the buffers that live from the init section on.
+func (st *stage) lasting() {
+	for i, t := range st.g.p.Tensors[:2] {
+		shape := [ir.MaxDims]int32{4, 4}
+		if t.Shape[1] == 1 {
+			shape = [ir.MaxDims]int32{16, 1}
+		}
+		v := st.write(ir.Device, ir.F32, shape, true)
+		st.emit(ir.InitNormal, ir.Compute, []ir.View{v}, []ir.Attr{ir.Int(int64(i)), ir.ConstRef(constRow), ir.Int(0), ir.Float(0.02)})
+		st.code.States = append(st.code.States, ir.State{Tensor: int32(i), Role: ir.RoleWeight, View: v, Row0: ir.ConstRef(constRow), Col0: ir.Int(0)})
+	}
+	loss := st.write(ir.Device, ir.F32, [ir.MaxDims]int32{1}, true)
+	st.emit(ir.Fill, ir.Compute, []ir.View{loss}, []ir.Attr{ir.Float(0)})
+	step := st.write(ir.Device, ir.F32, [ir.MaxDims]int32{3}, true)
+	st.step = int(step.Buffer)
+	st.buffers[st.step].persistent = false
+	st.live = st.live[:len(st.live)-1]
+	st.inUse = nil
+	st.code.Results = []ir.Result{{Name: ir.ResultLoss, View: loss}, {Name: ir.ResultStep, View: step}}
+}
+
+// end closes a section.
+func (st *stage) end() {}
+
+func (st *stage) finish() ir.Code {
+	c := st.code
+	for i := range st.buffers {
+		b := st.buffers[i].Buffer
+		c.Buffers = append(c.Buffers, b)
+		c.Arenas[b.Arena] = max(c.Arenas[b.Arena], b.Offset+b.Size)
+	}
+	return c
+}
+
+// readable is a view of something that was written.
+func (st *stage) readable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int32) ir.View {
+	v := ir.View{DType: dtype, Shape: shape}
+	r := st.g.r
+	for range 4 {
+		if len(st.live) == 0 {
+			break
+		}
+		i := st.live[r.IntN(len(st.live))]
+		b := &st.buffers[i]
+		if b.Arena == arena && b.Size >= v.Bytes() && !st.used(i) {
+			v.Buffer = uint32(i)
+			v.Offset = st.offset(b.Size-v.Bytes(), dtype)
+			st.inUse = append(st.inUse, i)
+			return v
+		}
+	}
+	return st.fresh(arena, dtype, shape)
+}
+
+// fresh makes a buffer that holds something.
+func (st *stage) fresh(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int32) ir.View {
+	keep := st.inUse
+	v := st.write(arena, dtype, shape, false)
+	made := int(v.Buffer)
+	flat := v
+	flat.Shape = [ir.MaxDims]int32{int32(v.Elements())}
+	if arena == ir.Host {
+		x := st.readable(ir.Device, dtype, flat.Shape)
+		st.emit(ir.CopyD2H, ir.D2H, []ir.View{flat, x}, nil)
+	} else {
+		st.emit(ir.Fill, ir.Compute, []ir.View{v}, []ir.Attr{ir.Float(1)})
+	}
+	st.inUse = append(keep, made)
+	return v
+}
+
+// writable is a view that may be written: a part of something, or a new buffer as a whole.
+func (st *stage) writable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int32) ir.View {
+	if st.g.r.IntN(2) == 0 {
+		return st.readable(arena, dtype, shape)
+	}
+	return st.write(arena, dtype, shape, false)
+}
+
+// write makes a new buffer of the view's size, often where another one was that nobody will read again.
+func (st *stage) write(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int32, persistent bool) ir.View {
+	v := ir.View{DType: dtype, Shape: shape, Buffer: uint32(len(st.buffers))}
+	size := v.Bytes()
+	b := buffer{Buffer: ir.Buffer{Arena: arena, Size: size}, persistent: persistent}
+	b.Name = fmt.Sprintf("b%d", len(st.buffers))
+	if st.g.r.IntN(20) == 0 {
+		b.Name = fmt.Sprintf("odd \"name\" # %d", len(st.buffers))
+	}
+	if old := st.victim(arena, size); old >= 0 && !persistent {
+		b.place, b.Offset = st.buffers[old].place, st.buffers[old].Offset
+	} else {
+		b.place = &place{size: size}
+		for i := range st.buffers {
+			if o := &st.buffers[i]; o.Arena == arena {
+				b.Offset = max(b.Offset, o.Offset+o.place.size)
+			}
+		}
+		b.Offset = (b.Offset + 15) / 16 * 16
+	}
+	st.live = append(st.live, len(st.buffers))
+	st.inUse = append(st.inUse, len(st.buffers))
+	st.buffers = append(st.buffers, b)
+	return v
+}
+
+// victim takes the place of a buffer from it.
+func (st *stage) victim(arena ir.Arena, size ir.Bytes) int {
+	for range 3 {
+		if len(st.buffers) == 0 {
+			return -1
+		}
+		i := st.g.r.IntN(len(st.buffers))
+		b := &st.buffers[i]
+		if b.persistent || i == st.step || b.Arena != arena || b.place.size < size || st.placeUsed(b.place) {
+			continue
+		}
+		for k := 0; k < len(st.live); k++ {
+			if st.buffers[st.live[k]].place == b.place {
+				st.live = append(st.live[:k], st.live[k+1:]...)
+				k--
+			}
+		}
+		return i
+	}
+	return -1
+}
+
+func (st *stage) used(i int) bool { return st.placeUsed(st.buffers[i].place) }
+
+func (st *stage) placeUsed(p *place) bool {
+	for _, u := range st.inUse {
+		if st.buffers[u].place == p {
+			return true
+		}
+	}
+	return false
+}
+
+func (st *stage) offset(slack ir.Bytes, dtype ir.DType) ir.Bytes {
+	return ir.Bytes(st.g.r.Int64N(int64(slack/dtype.Bytes())+1)) * dtype.Bytes()
+}
+
+// aloneAt says that no operand but j lies in the buffer of v.
+func (st *stage) aloneAt(v ir.View, args []ir.View, j int) bool {
+	for i := range args {
+		if i != j && args[i].Present() && args[i].Elements() > 0 && args[i].Buffer == v.Buffer {
+			return false
+		}
+	}
+	return true
+}
+
+// emit adds an instruction and, before it, the waits that its accesses need.
+func (st *stage) emit(op ir.Op, s ir.Stream, args []ir.View, attrs []ir.Attr) {
+	in := ir.Instr{Op: op, Stream: s, Args: args, Attrs: attrs, Prov: st.provenance()}
+	for i := range args {
+		if !args[i].Present() {
+			continue
+		}
+		pl := st.buffers[args[i].Buffer].place
+		_, writes := in.Access(i)
+		st.after(s, pl.write.stream, pl.write.number)
+		if writes {
+			for t, n := range pl.reads {
+				st.after(s, ir.Stream(t), n)
+			}
+		}
+	}
+	st.push(in)
+	for i := range args {
+		if !args[i].Present() {
+			continue
+		}
+		pl := st.buffers[args[i].Buffer].place
+		if reads, _ := in.Access(i); reads {
+			pl.reads[s] = st.count[s]
+		}
+	}
+	for i := range args {
+		if !args[i].Present() {
+			continue
+		}
+		pl := st.buffers[args[i].Buffer].place
+		if _, writes := in.Access(i); writes {
+			pl.write, pl.reads = access{s, st.count[s]}, clock{}
+		}
+	}
+	st.inUse = nil
+}
+
+func (st *stage) push(in ir.Instr) {
+	st.code.Sections[st.section] = append(st.code.Sections[st.section], in)
+	st.count[in.Stream]++
+	st.known[in.Stream][in.Stream] = st.count[in.Stream]
+}
+
+// after has stream s wait for instruction number n of stream t, unless it does already.
+func (st *stage) after(s, t ir.Stream, n int) {
+	if s == t || st.known[s][t] >= n {
+		return
+	}
+	e := st.code.Events[st.section]
+	st.code.Events[st.section]++
+	attrs := []ir.Attr{ir.Int(int64(e))}
+	st.push(ir.Instr{Op: ir.Record, Stream: t, Attrs: attrs, Prov: st.provenance()})
+	at := st.known[t]
+	st.push(ir.Instr{Op: ir.Wait, Stream: s, Attrs: attrs, Prov: st.provenance()})
+	for i := range at {
+		st.known[s][i] = max(st.known[s][i], at[i])
+	}
+}
+
+func (st *stage) provenance() ir.Provenance {
+	r := st.g.r
+	maybe := func(n int) int32 { return int32(r.IntN(n+1)) - 1 }
+	return ir.Provenance{
+		Microbatch: maybe(2), Subsequence: maybe(1000), Layer: maybe(80), Stage: int16(maybe(16)),
+		Line: uint16(r.IntN(len(st.g.p.Lines))), Pass: uint8(r.IntN(len(st.g.p.Passes))), Phase: ir.Phase(r.IntN(int(ir.NumPhases))),
+	}
+}

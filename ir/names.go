@@ -1,0 +1,122 @@
+package ir
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Looking up opcodes by name, and what to say where a name is not found.
+
+var opByName = sync.OnceValue(func() map[string]Op {
+	m := make(map[string]Op, NumOps)
+	for op := range NumOps {
+		m[Ops[op].Name] = op
+	}
+	return m
+})
+
+// OpByName finds an opcode by its mnemonic.
+func OpByName(name string) (Op, bool) {
+	op, ok := opByName()[name]
+	return op, ok
+}
+
+func opNames() []string {
+	names := make([]string, NumOps)
+	for i := range names {
+		names[i] = Ops[i].Name
+	}
+	return names
+}
+
+// findAttr is the place of the attribute of a kind, or -1.
+func (o *OpInfo) findAttr(kind AttrKind) int {
+	return slices.IndexFunc(o.Attrs, func(a AttrInfo) bool { return a.Kind == kind })
+}
+
+// Usage is how an instruction of this opcode is written, in one line.
+func (o *OpInfo) Usage() string {
+	var b strings.Builder
+	b.WriteString(o.Name)
+	for i := range o.Operands {
+		switch {
+		case i == 0:
+			b.WriteString(" ")
+		case i == o.Written():
+			b.WriteString(" = ")
+		default:
+			b.WriteString(", ")
+		}
+		b.WriteString(o.Operands[i].usage())
+	}
+	for _, a := range o.Attrs {
+		switch a.Kind {
+		case KindBool:
+			fmt.Fprintf(&b, " [%s]", a.Name)
+		case KindGroup:
+			b.WriteString(" @group")
+		case KindEvent:
+			b.WriteString(" e0")
+		default:
+			fmt.Fprintf(&b, " %s=%s", a.Name, a.Kind)
+		}
+	}
+	return b.String()
+}
+
+func (o *Operand) usage() string {
+	s := o.Name + ":" + o.typeText()
+	if o.Dims != "" {
+		s += "[" + o.Dims + "]"
+	}
+	if o.Optional {
+		s = "(" + s + ")"
+	}
+	return s
+}
+
+// suggest is the entry of a table nearest to a name, if any is near.
+func suggest(name string, table map[string]int) string {
+	return nearest(name, slices.Sorted(maps.Keys(table)))
+}
+
+// nearest is a hint at the word that a name was probably meant to be, or empty.
+func nearest(name string, words []string) string {
+	best, bestDistance := "", 1+max(len(name)/3, 1)
+	for _, w := range words {
+		if len(w)-len(name) >= bestDistance || len(name)-len(w) >= bestDistance {
+			continue
+		}
+		if d := editDistance(name, w); d < bestDistance {
+			best, bestDistance = w, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return "did you mean " + best + "?"
+}
+
+// editDistance counts insertions, deletions and replacements of bytes.
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}

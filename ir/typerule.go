@@ -1,0 +1,23 @@
+package ir
+
+// Types of operands, as rows write them.
+
+// allows says whether the operand may have elements of type d, all by itself.
+func (o *Operand) allows(d DType) bool {
+	switch o.Types {
+	case "any":
+		return true
+	case "T", "F":
+		return d == F32 || d == BF16
+	}
+	return d.String() == o.Types
+}
+
+// typeText is the rule for readers.
+func (o *Operand) typeText() string {
+	switch o.Types {
+	case "T", "F":
+		return "f32|bf16"
+	}
+	return o.Types
+}
