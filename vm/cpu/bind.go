@@ -1,0 +1,171 @@
+package cpu
+
+import (
+	"errors"
+	"fmt"
+
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/cpu/simd"
+)
+
+// bound is an instruction ready to execute: everything that the program says about it has been looked up.
+type bound struct {
+	kernel func()       // computes
+	action func() error // moves or meets; may fail
+	record bool         // neither of the two: record or wait
+	stream ir.Stream
+	event  int32
+	top    [ir.NumArenas]ir.Bytes // the highest byte that it touches
+}
+
+// bind prepares a section.
+func (d *Device) bind(section ir.Section) error {
+	code := d.code.Sections[section]
+	d.bound[section] = make([]bound, len(code))
+	consts := d.program.Ranks[d.rank].Consts
+	for pc := range code {
+		in := &code[pc]
+		b := &binder{device: d, in: in, consts: consts, stream: d.streams[in.Stream]}
+		d.bound[section][pc] = b.bind()
+		if b.err != nil {
+			return fmt.Errorf("%s: %w", vm.At(d.program, section, pc, in), b.err)
+		}
+	}
+	return nil
+}
+
+// binder resolves the operands of one instruction. Its first error sticks, so that kernels need not look.
+type binder struct {
+	device *Device
+	in     *ir.Instr
+	consts []int64
+	stream *stream
+	used   int // scratch floats
+	err    error
+}
+
+func (b *binder) bind() bound {
+	out := bound{stream: b.in.Stream}
+	for i, v := range b.in.Args {
+		if !v.Present() {
+			if !b.in.Info().Operands[i].Optional {
+				b.fail(b.in.Info().Operands[i].Name, errors.New("is missing"))
+			}
+			continue
+		}
+		if _, err := b.device.bytes(v); err != nil {
+			b.fail(b.in.Info().Operands[i].Name, err)
+			return out
+		}
+		buffer := &b.device.code.Buffers[v.Buffer]
+		out.top[buffer.Arena] = max(out.top[buffer.Arena], buffer.Offset+v.Offset+v.Bytes())
+	}
+	switch b.in.Info().Class {
+	case ir.ClassSync:
+		out.record, out.event = b.in.Op == ir.Record, int32(b.int("event"))
+	case ir.ClassKernel:
+		out.kernel = kernels[b.in.Op](b)
+	default:
+		out.action = actions[b.in.Op](b)
+	}
+	b.stream.scratchNeed = max(b.stream.scratchNeed, b.used)
+	return out
+}
+
+func (b *binder) fail(name string, err error) {
+	if b.err == nil {
+		b.err = fmt.Errorf("%s %w", name, err)
+	}
+}
+
+func (b *binder) has(name string) bool { return b.in.Arg(name).Present() }
+
+// same tells whether two operands are the very same view.
+func (b *binder) same(a, c string) bool { return b.in.Arg(a) == b.in.Arg(c) }
+
+func (b *binder) int(name string) int       { return int(b.in.Attr(name).Int(b.consts)) }
+func (b *binder) bool(name string) bool     { return b.int(name) != 0 }
+func (b *binder) float(name string) float64 { return b.in.Attr(name).Float(b.consts) }
+
+// shape sees an operand as a matrix.
+func (b *binder) shape(name string) (rows, cols int) {
+	v := b.in.Arg(name)
+	return int(v.Rows()), int(v.Cols())
+}
+
+// bytes is an operand as it is stored; nil where it is absent.
+func (b *binder) bytes(name string) []byte {
+	v := b.in.Arg(name)
+	if !v.Present() {
+		return nil
+	}
+	bytes, err := b.device.bytes(v)
+	if err != nil {
+		b.fail(name, err)
+	}
+	if len(bytes) > 0 && (int(b.device.code.Buffers[v.Buffer].Offset)+int(v.Offset))%int(v.DType.Bytes()) != 0 {
+		b.fail(name, fmt.Errorf("is not aligned to its elements of %s", v.DType))
+		return nil
+	}
+	return bytes
+}
+
+func (b *binder) typed(name string, want ir.DType) []byte {
+	if v := b.in.Arg(name); v.Present() && v.DType != want {
+		b.fail(name, fmt.Errorf("is %s, not %s", v.DType, want))
+		return nil
+	}
+	return b.bytes(name)
+}
+
+// floats is an operand of type f32, ints one of type i32.
+func (b *binder) floats(name string) []float32 { return vm.Float32s(b.typed(name, ir.F32)) }
+func (b *binder) ints(name string) []int32     { return vm.Int32s(b.typed(name, ir.I32)) }
+
+// mat is an operand of type f32 or bf16 as a matrix.
+func (b *binder) mat(name string) simd.Mat {
+	_, cols := b.shape(name)
+	if b.in.Arg(name).DType == ir.BF16 {
+		return simd.BF16(vm.Uint16s(b.bytes(name)), cols)
+	}
+	return simd.F32(b.floats(name), cols)
+}
+
+// scratch reserves floats that live while the kernel runs.
+func (b *binder) scratch(n int) scratch {
+	b.used += n
+	return scratch{b.stream, b.used - n, n}
+}
+
+// scratch is a part of its stream's scratch memory, which exists once all is bound.
+type scratch struct {
+	stream *stream
+	at, n  int
+}
+
+func (s scratch) floats() []float32 { return s.stream.scratch[s.at : s.at+s.n] }
+
+// vector is an operand of type f32 or bf16 whose f32 values kernels want in one piece.
+type vector struct {
+	mat  simd.Mat
+	wide scratch
+}
+
+// vector binds one. Absent, its values are nil.
+func (b *binder) vector(name string) vector {
+	v := vector{mat: b.mat(name)}
+	if v.mat.BF16 != nil {
+		v.wide = b.scratch(len(v.mat.BF16))
+	}
+	return v
+}
+
+func (v vector) values() []float32 {
+	if v.mat.BF16 == nil {
+		return v.mat.F32
+	}
+	out := v.wide.floats()
+	simd.Widen(out, v.mat.BF16)
+	return out
+}

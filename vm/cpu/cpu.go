@@ -1,0 +1,242 @@
+// Package cpu is the device that computes real numbers in plain Go: the reference for every other device, and what
+// runs where there is no GPU.
+//
+// The map:
+//
+//	cpu.go        Device: arenas, load, begin, join
+//	stream.go     streams and events: goroutines, their queues, how they sleep and wake
+//	bind.go       from an instruction to a closure over slices
+//	kernels.go    the table of kernels by opcode; one file for each family beside it
+//	arena_*.go    memory
+//	race_*.go     what differs under the race detector
+//
+// The arithmetic below the opcodes is in package simd. A kernel's values are f32; bf16 is how they are stored, rounded
+// to nearest even on the way out. Results are bit-identical for any number of threads.
+//
+// The package does not know why an instruction is there, nor how ranks are joined: that is the Transport's.
+package cpu
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/cpu/simd"
+)
+
+// Device is one rank on this computer's processors. Streams are goroutines, so a missing event is a real race.
+type Device struct {
+	pool    *simd.Pool
+	program *ir.Program
+	code    *ir.Code
+	rank    int
+	env     *vm.Env
+	arenas  [ir.NumArenas][]byte
+	free    []func()
+
+	bound   [ir.NumSections][]bound
+	streams [ir.NumStreams]*stream
+	events  []event
+	tables  map[ropeKey]*ropeTable
+
+	// The section that is being issued. Written by Begin, while all streams are idle.
+	section    ir.Section
+	round      int64
+	generation uint64 // an event is recorded when it holds this
+
+	joined sync.WaitGroup
+	failed atomic.Bool
+	once   sync.Once
+	err    error
+}
+
+// New makes a device whose kernels share the workers of a pool with all others that have it; nil means one thread.
+func New(pool *simd.Pool) *Device {
+	if raceEnabled {
+		pool = nil // its hand-overs would order streams that nothing else orders, and hide their races
+	}
+	return &Device{pool: pool}
+}
+
+// Load implements vm.Device.
+func (d *Device) Load(p *ir.Program, rank int, env *vm.Env) error {
+	d.program, d.rank, d.env = p, rank, env
+	d.code = &p.Codes[p.Ranks[rank].Code]
+	for a := range d.arenas {
+		memory, free, err := newArena(int(d.code.Arenas[a]))
+		if err != nil {
+			return fmt.Errorf("allocating the %s arena of %s: %w", ir.Arena(a), d.code.Arenas[a], err)
+		}
+		d.arenas[a] = memory
+		d.free = append(d.free, free)
+	}
+	d.tables = map[ropeKey]*ropeTable{}
+	d.makeStreams()
+	for s := range ir.NumSections {
+		if err := d.bind(s); err != nil {
+			return err
+		}
+	}
+	d.fillTables()
+	for _, s := range d.streams {
+		if s == nil {
+			continue
+		}
+		memory, free, err := newArena(4 * s.scratchNeed)
+		if err != nil {
+			return fmt.Errorf("allocating scratch: %w", err)
+		}
+		d.free = append(d.free, free)
+		s.scratch = vm.Float32s(memory)
+		s.serving = true
+		go s.serve()
+	}
+	return nil
+}
+
+// makeStreams makes those that the code uses, each with a queue for its longest section.
+func (d *Device) makeStreams() {
+	events := int32(0)
+	for s := range ir.NumSections {
+		var counts [ir.NumStreams]int
+		for pc := range d.code.Sections[s] {
+			counts[d.code.Sections[s][pc].Stream]++
+		}
+		for i, n := range counts {
+			if n == 0 {
+				continue
+			}
+			if d.streams[i] == nil {
+				d.streams[i] = newStream(d, ir.Stream(i))
+			}
+			if n+1 > len(d.streams[i].queue) { // one for the end of the section
+				d.streams[i].queue = make([]int32, n+1)
+			}
+		}
+		events = max(events, d.code.Events[s])
+	}
+	d.events = make([]event, events)
+}
+
+// Begin implements vm.Device.
+func (d *Device) Begin(section ir.Section, round int64) error {
+	d.section, d.round = section, round
+	d.generation++
+	for _, s := range d.streams {
+		if s != nil {
+			s.base, s.next = s.issued, s.issued
+		}
+	}
+	return d.err
+}
+
+// Launch implements vm.Device.
+func (d *Device) Launch(pc int) { d.issue(pc) }
+
+// Copy implements vm.Device.
+func (d *Device) Copy(pc int) { d.issue(pc) }
+
+// Comm implements vm.Device.
+func (d *Device) Comm(pc int) { d.issue(pc) }
+
+// Record implements vm.Device.
+func (d *Device) Record(pc int) { d.issue(pc) }
+
+// Wait implements vm.Device.
+func (d *Device) Wait(pc int) { d.issue(pc) }
+
+func (d *Device) issue(pc int) { d.streams[d.bound[d.section][pc].stream].push(int32(pc)) }
+
+// Join implements vm.Device.
+func (d *Device) Join() error {
+	for _, s := range d.streams {
+		if s != nil && s.next != s.base {
+			d.joined.Add(1)
+			s.push(endOfSection)
+			s.publish()
+		}
+	}
+	d.joined.Wait()
+	return d.err
+}
+
+// fail keeps the first error, tells the other ranks and wakes every stream, so that none waits for what never comes.
+func (d *Device) fail(err error) {
+	d.once.Do(func() {
+		d.err = err
+		d.failed.Store(true)
+		d.env.Transport.Abort(fmt.Errorf("rank %d: %w", d.rank, err))
+		for _, s := range d.streams {
+			if s != nil {
+				s.rouse()
+			}
+		}
+	})
+}
+
+// Read implements vm.Device.
+func (d *Device) Read(v ir.View, out []byte) error {
+	b, err := d.bytes(v)
+	if err == nil && len(b) != len(out) {
+		err = fmt.Errorf("reading %d bytes of a view of %d", len(out), len(b))
+	}
+	copy(out, b)
+	return err
+}
+
+// Write implements vm.Device.
+func (d *Device) Write(v ir.View, in []byte) error {
+	b, err := d.bytes(v)
+	if err == nil && len(b) != len(in) {
+		err = fmt.Errorf("writing %d bytes to a view of %d", len(in), len(b))
+	}
+	copy(b, in)
+	return err
+}
+
+// Peak implements vm.Device.
+func (d *Device) Peak(a ir.Arena) ir.Bytes {
+	peak := ir.Bytes(0)
+	for _, s := range d.streams {
+		if s != nil {
+			peak = max(peak, s.peaks[a])
+		}
+	}
+	return peak
+}
+
+// Close implements vm.Device.
+func (d *Device) Close() error {
+	for _, s := range d.streams {
+		if s != nil && s.serving {
+			s.base, s.next = s.issued, s.issued
+			s.push(endOfStream)
+			s.publish()
+		}
+	}
+	d.streams = [ir.NumStreams]*stream{}
+	for _, free := range d.free {
+		free()
+	}
+	d.free, d.arenas, d.bound = nil, [ir.NumArenas][]byte{}, [ir.NumSections][]bound{}
+	return nil
+}
+
+var errOutOfBounds = errors.New("lies outside its buffer or arena")
+
+// bytes finds the bytes of a view.
+func (d *Device) bytes(v ir.View) ([]byte, error) {
+	if int(v.Buffer) >= len(d.code.Buffers) {
+		return nil, fmt.Errorf("buffer %d of %d", v.Buffer, len(d.code.Buffers))
+	}
+	buffer := &d.code.Buffers[v.Buffer]
+	n := v.Bytes()
+	start := buffer.Offset + v.Offset
+	if v.Offset < 0 || n < 0 || v.Offset+n > buffer.Size || buffer.Offset < 0 || int(start+n) > len(d.arenas[buffer.Arena]) {
+		return nil, errOutOfBounds
+	}
+	return d.arenas[buffer.Arena][start : start+n : start+n], nil
+}

@@ -1,0 +1,57 @@
+package cpu
+
+import (
+	"strings"
+	"testing"
+
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/cpu/simd"
+	"sppo/vm/vmtest"
+)
+
+func TestEveryOpcodeHasItsKernel(t *testing.T) {
+	for op := range ir.NumOps {
+		class := ir.Ops[op].Class
+		if want := class == ir.ClassKernel; want != (kernels[op] != nil) {
+			t.Errorf("%s, of class %s: kernel there: %v", ir.Ops[op].Name, class, kernels[op] != nil)
+		}
+		if want := class != ir.ClassKernel && class != ir.ClassSync; want != (actions[op] != nil) {
+			t.Errorf("%s, of class %s: action there: %v", ir.Ops[op].Name, class, actions[op] != nil)
+		}
+	}
+}
+
+// TestConformance also holds results to be the same to the last bit for any number of threads.
+func TestConformance(t *testing.T) {
+	var want map[string]uint64
+	for _, threads := range []int{1, 2, 3, 5} {
+		pool := simd.NewPool(threads)
+		defer pool.Close()
+		t.Run("", func(t *testing.T) {
+			got := vmtest.Conformance(t, func() vm.Device { return New(pool) })
+			got = stripParent(got)
+			if want == nil {
+				want = got
+			}
+			for name, digest := range got {
+				if want[name] != digest {
+					t.Errorf("%s differs between 1 and %d threads", name, threads)
+				}
+			}
+			if len(got) != len(want) {
+				t.Errorf("%d results with %d threads, %d with 1", len(got), threads, len(want))
+			}
+		})
+	}
+}
+
+// stripParent drops the part of a name that says which run of the suite it is from.
+func stripParent(digests map[string]uint64) map[string]uint64 {
+	out := map[string]uint64{}
+	for name, digest := range digests {
+		parts := strings.SplitN(name, "/", 3)
+		out[parts[len(parts)-1]] = digest
+	}
+	return out
+}

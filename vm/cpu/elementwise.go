@@ -1,0 +1,145 @@
+package cpu
+
+import (
+	"math"
+
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/cpu/simd"
+)
+
+// each binds a kernel that works element by element on operands of one shape.
+func (b *binder) each(outs, ins []string, f func(out, in [][]float32)) func() {
+	rows, cols := b.shape(outs[0])
+	mats := func(names []string) (list []simd.Mat) {
+		for _, name := range names {
+			list = append(list, b.mat(name))
+		}
+		return list
+	}
+	out, in, pool := mats(outs), mats(ins), b.device.pool
+	return func() { simd.Map(pool, rows, cols, out, in, f) }
+}
+
+func gelu(b *binder) func() {
+	return b.each([]string{"y"}, []string{"x"}, func(out, in [][]float32) { simd.Gelu(out[0], in[0]) })
+}
+
+func geluGrad(b *binder) func() {
+	return b.each([]string{"dx"}, []string{"dy", "x"}, func(out, in [][]float32) { simd.GeluBackward(out[0], in[1], in[0]) })
+}
+
+func swiGLU(b *binder) func() {
+	return b.each([]string{"y"}, []string{"gate", "up"}, func(out, in [][]float32) { simd.SwiGLU(out[0], in[0], in[1]) })
+}
+
+func swiGLUGrad(b *binder) func() {
+	return b.each([]string{"dgate", "dup"}, []string{"dy", "gate", "up"}, func(out, in [][]float32) {
+		simd.SwiGLUBackward(out[0], out[1], in[1], in[2], in[0])
+	})
+}
+
+func cast(b *binder) func() { return b.each([]string{"y"}, []string{"x"}, copyRow) }
+
+func add(b *binder) func() {
+	if !b.has("bias") {
+		return b.each([]string{"y"}, []string{"a", "b"}, addRow)
+	}
+	bias := b.vector("bias")
+	values := []float32(nil)
+	rows := b.each([]string{"y"}, []string{"a", "b"}, func(out, in [][]float32) {
+		simd.Add(out[0], in[0], in[1])
+		simd.Add(out[0], out[0], values)
+	})
+	return func() {
+		values = bias.values()
+		rows()
+	}
+}
+
+func fill(b *binder) func() {
+	value := b.float("value")
+	v := b.in.Arg("y")
+	switch v.DType {
+	case ir.F32:
+		y, value := b.floats("y"), float32(value)
+		return func() { simd.Fill(y, value) }
+	case ir.BF16:
+		y, value := vm.Uint16s(b.bytes("y")), vm.BF16(float32(value))
+		return func() { repeat(y, value) }
+	case ir.I32:
+		y, value := b.ints("y"), int32(value)
+		return func() { repeat(y, value) }
+	}
+	y := b.bytes("y")
+	return func() { repeat(y, byte(value)) }
+}
+
+func repeat[T any](y []T, value T) {
+	for i := range y {
+		y[i] = value
+	}
+}
+
+func initNormal(b *binder) func() {
+	tensor := &b.device.program.Tensors[b.int("tensor")]
+	random := vm.InitialValues(b.device.program.Run.Seed, tensor.Name)
+	rows, cols := b.shape("w")
+	row0, col0, std := b.int("row"), b.int("col"), b.float("std")
+	w, pool := b.mat("w"), b.device.pool
+	inside := int(min(int64(cols), tensor.Shape[1]-int64(col0)))
+	rowOf := func(row int, out []float32) {
+		clear(out)
+		if int64(row0+row) < tensor.Shape[0] && inside > 0 {
+			random.Normals(uint64(int64(row0+row)*tensor.Shape[1]+int64(col0)), out[:inside], std)
+		}
+	}
+	wide := b.scratch(0)
+	if w.BF16 != nil {
+		wide = b.scratch(rows * cols)
+	}
+	return func() {
+		pool.Split(rows, max(1, 1024/cols), func(lo, hi int) {
+			for r := lo; r < hi; r++ {
+				if w.BF16 == nil {
+					rowOf(r, w.F32[r*cols:(r+1)*cols])
+					continue
+				}
+				out := wide.floats()[r*cols : (r+1)*cols]
+				rowOf(r, out)
+				simd.Narrow(w.BF16[r*cols:], out)
+			}
+		})
+	}
+}
+
+// sumSq adds in f64, over blocks in f32 where the values are f32.
+func sumSq(b *binder) func() {
+	y, x, weight, pool := b.floats("y"), b.mat("x"), b.float("weight"), b.device.pool
+	return func() {
+		sum := 0.0
+		if x.BF16 == nil {
+			sum = simd.SumSquares(pool, x.F32)
+		}
+		for _, h := range x.BF16 {
+			v := float64(simd.FromBF16(h))
+			sum += float64(v * v)
+		}
+		y[0] = float32(weight * sum)
+	}
+}
+
+func gradNorm(b *binder) func() {
+	y, sums, limit := b.floats("y"), b.floats("sums"), b.float("max_norm")
+	return func() {
+		sum := 0.0
+		for _, s := range sums {
+			sum += float64(s)
+		}
+		norm, factor := math.Sqrt(sum), 1.0
+		if limit > 0 && norm > limit {
+			factor = limit / norm
+		}
+		y[0], y[1] = float32(norm), float32(factor)
+	}
+}

@@ -1,0 +1,48 @@
+package cpu
+
+import "sppo/ir"
+
+// kernels binds the opcodes that compute, actions those that move bytes, meet other ranks or read the data set.
+// Together they hold every opcode but record and wait, which are the stream's own.
+var (
+	kernels = [ir.NumOps]func(*binder) func(){
+		ir.InitNormal:        initNormal,
+		ir.Fill:              fill,
+		ir.Embed:             embed,
+		ir.EmbedGrad:         embedGrad,
+		ir.PositionEmbed:     positionEmbed,
+		ir.PositionEmbedGrad: positionEmbedGrad,
+		ir.LayerNorm:         layerNorm,
+		ir.LayerNormGrad:     layerNormGrad,
+		ir.RMSNorm:           rmsNorm,
+		ir.RMSNormGrad:       rmsNormGrad,
+		ir.Matmul:            matmul,
+		ir.BiasGrad:          biasGrad,
+		ir.Rope:              rope,
+		ir.Attention:         attention,
+		ir.AttentionGrad:     attentionGrad,
+		ir.Gelu:              gelu,
+		ir.GeluGrad:          geluGrad,
+		ir.SwiGLU:            swiGLU,
+		ir.SwiGLUGrad:        swiGLUGrad,
+		ir.Add:               add,
+		ir.Cast:              cast,
+		ir.CrossEntropyStats: crossEntropyStats,
+		ir.CrossEntropy:      crossEntropy,
+		ir.CrossEntropyGrad:  crossEntropyGrad,
+		ir.SumSq:             sumSq,
+		ir.GradNorm:          gradNorm,
+		ir.AdamW:             adamW,
+	}
+	actions = [ir.NumOps]func(*binder) func() error{
+		ir.LoadTokens:    loadTokens,
+		ir.CopyD2H:       copyBytes,
+		ir.CopyH2D:       copyBytes,
+		ir.CopyD2D:       copyBytes,
+		ir.Send:          send,
+		ir.Recv:          recv,
+		ir.AllGather:     allGather,
+		ir.ReduceScatter: reduceScatter,
+		ir.AllReduce:     allReduce,
+	}
+)

@@ -1,0 +1,104 @@
+package cpu
+
+import (
+	"math"
+
+	"sppo/vm"
+	"sppo/vm/cpu/simd"
+)
+
+func crossEntropyStats(b *binder) func() {
+	stats, logits, labels := b.floats("stats"), b.mat("logits"), b.ints("labels")
+	rows, _ := b.shape("logits")
+	first, valid, pool := b.int("first"), b.int("valid"), b.device.pool
+	both := b.scratch(2 * rows)
+	return func() {
+		largest, sum := both.floats()[:rows], both.floats()[rows:]
+		simd.RowMax(pool, largest, logits, rows, valid)
+		simd.RowSumExp(pool, sum, logits, largest, rows, valid)
+		for i, label := range labels {
+			own := float32(0)
+			if at := int(label) - first; at >= 0 && at < valid {
+				own = element(logits, i, at)
+			}
+			stats[3*i], stats[3*i+1], stats[3*i+2] = largest[i], sum[i], own
+		}
+	}
+}
+
+func element(m simd.Mat, row, col int) float32 {
+	if m.BF16 != nil {
+		return simd.FromBF16(m.BF16[row*m.Ld+col])
+	}
+	return m.F32[row*m.Ld+col]
+}
+
+// join combines the statistics of a row over the parts of the vocabulary, in rank order.
+func join(stats []float32, rows, row int) (largest, sum, label float64) {
+	largest = math.Inf(-1)
+	for at := 3 * row; at < len(stats); at += 3 * rows {
+		largest = max(largest, float64(stats[at]))
+	}
+	for at := 3 * row; at < len(stats); at += 3 * rows {
+		sum += float64(float64(stats[at+1]) * math.Exp(float64(stats[at])-largest))
+		label += float64(stats[at+2])
+	}
+	return largest, sum, label
+}
+
+func crossEntropy(b *binder) func() {
+	loss, stats, scale := b.floats("loss"), b.floats("stats"), b.float("scale")
+	rows := int(b.in.Arg("stats").Shape[1])
+	return func() {
+		total := 0.0
+		for i := range rows {
+			largest, sum, label := join(stats, rows, i)
+			total += largest + math.Log(sum) - label
+		}
+		loss[0] += float32(scale * total)
+	}
+}
+
+func crossEntropyGrad(b *binder) func() {
+	dlogits, logits := b.mat("dlogits"), b.mat("logits")
+	stats, labels := b.floats("stats"), b.ints("labels")
+	rows, cols := b.shape("logits")
+	first, valid, pool := b.int("first"), b.int("valid"), b.device.pool
+	scale, same := float32(b.float("scale")), b.same("dlogits", "logits")
+	columns := b.scratch(3 * rows)
+	// The gradient is made in place. Only a type that would round the logits first needs a detour.
+	work, detour := dlogits, dlogits.BF16 != nil && logits.BF16 == nil
+	wide := b.scratch(0)
+	if detour {
+		wide = b.scratch(rows * cols)
+	}
+	return func() {
+		all := columns.floats()
+		largest, sum, target := all[:rows], all[rows:2*rows], vm.Int32s(vm.BytesOf(all[2*rows:]))
+		for i, label := range labels {
+			l, s, _ := join(stats, rows, i)
+			largest[i], sum[i], target[i] = float32(l), float32(s), label-int32(first)
+		}
+		if detour {
+			work = simd.F32(wide.floats(), cols)
+		}
+		if !same {
+			simd.Map(pool, rows, cols, []simd.Mat{work}, []simd.Mat{logits}, copyRow)
+		}
+		simd.SoftmaxGradient(pool, work, largest, sum, target, scale, rows, valid)
+		clearPadding(work, rows, valid, cols)
+		if detour {
+			simd.Map(pool, rows, cols, []simd.Mat{dlogits}, []simd.Mat{work}, copyRow)
+		}
+	}
+}
+
+func clearPadding(m simd.Mat, rows, valid, cols int) {
+	for i := range rows {
+		if m.BF16 != nil {
+			clear(m.BF16[i*cols+valid : (i+1)*cols])
+		} else {
+			clear(m.F32[i*cols+valid : (i+1)*cols])
+		}
+	}
+}

@@ -1,0 +1,212 @@
+package cpu
+
+import (
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"sppo/ir"
+	"sppo/vm"
+)
+
+// stream is a goroutine that executes what is issued to it, in order. The queue holds a whole section, so issuing never
+// waits, and counters never wrap: the entry of instruction number n is n-base.
+type stream struct {
+	device  *Device
+	index   ir.Stream
+	queue   []int32
+	serving bool
+
+	base, next uint64 // of the issuing goroutine: the section's first number, and the next to fill
+	issued     uint64 // what the issuing goroutine has published
+	_          [64]byte
+	published  atomic.Uint64
+	sleeping   atomic.Bool
+	wake       chan struct{}
+	_          [64]byte
+
+	done        uint64 // of the stream's goroutine, as all below
+	pc          int32
+	scratch     []float32
+	scratchNeed int // grows while binding
+	peaks       [ir.NumArenas]ir.Bytes
+}
+
+// What stands in a queue besides instructions.
+const (
+	endOfSection int32 = -1
+	endOfStream  int32 = -2
+)
+
+// event is recorded when its generation is the device's. A stream that sleeps for it has its bit set.
+type event struct {
+	generation atomic.Uint64
+	waiters    atomic.Uint32
+}
+
+// Before it sleeps, a stream looks this often for what it waits for; then it lets others run this often. Waking
+// somebody costs several microseconds, most waits are shorter.
+const (
+	looks  = 100
+	yields = 20
+)
+
+func newStream(d *Device, index ir.Stream) *stream {
+	return &stream{device: d, index: index, wake: make(chan struct{}, 1)}
+}
+
+// push fills the next place of the queue.
+func (s *stream) push(pc int32) {
+	s.queue[s.next-s.base] = pc
+	s.next++
+	if s.next-s.issued >= publishEvery {
+		s.publish()
+	}
+}
+
+// publish hands over what was pushed.
+func (s *stream) publish() {
+	s.issued = s.next
+	s.published.Store(s.next)
+	if s.sleeping.Load() {
+		s.rouse()
+	}
+}
+
+// rouse wakes the stream if it sleeps. A wake too many does no harm: whoever sleeps looks again.
+func (s *stream) rouse() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// serve is the stream's life.
+func (s *stream) serve() {
+	for {
+		to := s.await()
+		for s.done < to {
+			if s.execute(to) {
+				return
+			}
+		}
+	}
+}
+
+// await returns the number up to which instructions are there, once there are any.
+func (s *stream) await() uint64 {
+	for tries := 0; ; tries++ {
+		if to := s.published.Load(); to != s.done {
+			return to
+		}
+		switch {
+		case tries < looks:
+		case tries < looks+yields:
+			runtime.Gosched()
+		default:
+			s.sleeping.Store(true)
+			if s.published.Load() == s.done {
+				<-s.wake
+			}
+			s.sleeping.Store(false)
+		}
+	}
+}
+
+// execute works up to a number and says whether the stream has ended. A panic of a kernel fails the device, and the
+// stream goes on with the next entry, which it will skip.
+func (s *stream) execute(to uint64) (ended bool) {
+	defer func() {
+		if r := recover(); r != nil {
+			s.fail(fmt.Errorf("internal: %v\n%s", r, stack()))
+			s.done++
+		}
+	}()
+	d := s.device
+	for ; s.done < to; s.done++ {
+		s.pc = s.queue[s.done-s.base]
+		switch {
+		case s.pc == endOfSection:
+			s.done++
+			d.joined.Done()
+			return false
+		case s.pc == endOfStream:
+			return true
+		case d.failed.Load():
+		case d.env.Spans != nil:
+			s.timed(d.env.Spans)
+		default:
+			s.step(&d.bound[d.section][s.pc])
+		}
+	}
+	return false
+}
+
+func stack() string {
+	buffer := make([]byte, 4096)
+	return string(buffer[:runtime.Stack(buffer, false)])
+}
+
+// timed executes one instruction and reports when.
+func (s *stream) timed(spans *vm.Spans) {
+	d, begin := s.device, time.Since(spans.Start)
+	s.step(&d.bound[d.section][s.pc])
+	spans.Streams[s.index] = append(spans.Streams[s.index], vm.Span{PC: s.pc, Begin: begin, End: time.Since(spans.Start)})
+}
+
+// step executes one instruction.
+func (s *stream) step(b *bound) {
+	switch {
+	case b.kernel != nil:
+		b.kernel()
+	case b.action != nil:
+		if err := b.action(); err != nil {
+			s.fail(err)
+			return
+		}
+	case b.record:
+		s.recordEvent(&s.device.events[b.event])
+	default:
+		s.waitEvent(&s.device.events[b.event])
+	}
+	s.peaks[ir.Device] = max(s.peaks[ir.Device], b.top[ir.Device])
+	s.peaks[ir.Host] = max(s.peaks[ir.Host], b.top[ir.Host])
+}
+
+func (s *stream) fail(err error) {
+	d := s.device
+	pc := int(s.pc)
+	d.fail(fmt.Errorf("%s: %w", vm.At(d.program, d.section, pc, &d.code.Sections[d.section][pc]), err))
+}
+
+func (s *stream) recordEvent(e *event) {
+	e.generation.Store(s.device.generation)
+	if e.waiters.Load() == 0 {
+		return
+	}
+	waiters := e.waiters.Swap(0)
+	for i, other := range s.device.streams {
+		if waiters>>i&1 != 0 {
+			other.rouse()
+		}
+	}
+}
+
+func (s *stream) waitEvent(e *event) {
+	d := s.device
+	for tries := 0; e.generation.Load() != d.generation && !d.failed.Load(); tries++ {
+		switch {
+		case tries < looks:
+		case tries < looks+yields:
+			runtime.Gosched()
+		case raceEnabled:
+			time.Sleep(20 * time.Microsecond)
+		default:
+			e.waiters.Or(1 << s.index)
+			if e.generation.Load() != d.generation && !d.failed.Load() {
+				<-s.wake
+			}
+		}
+	}
+}

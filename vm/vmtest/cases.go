@@ -1,0 +1,648 @@
+package vmtest
+
+import (
+	"fmt"
+	"math"
+
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/vmtest/naive"
+)
+
+// cases are the checks of every opcode, by round for f32 and bf16. Gradients are compared with the numerical
+// derivative of the naive forward, which shares nothing with the formula that the kernel uses.
+var cases = [ir.NumOps]func(*suite){
+	ir.LoadTokens:        caseLoadTokens,
+	ir.InitNormal:        caseInitNormal,
+	ir.Fill:              caseFill,
+	ir.Embed:             caseEmbed,
+	ir.EmbedGrad:         caseEmbedGrad,
+	ir.PositionEmbed:     casePositionEmbed,
+	ir.PositionEmbedGrad: casePositionEmbedGrad,
+	ir.LayerNorm:         caseLayerNorm,
+	ir.LayerNormGrad:     caseLayerNormGrad,
+	ir.RMSNorm:           caseRMSNorm,
+	ir.RMSNormGrad:       caseRMSNormGrad,
+	ir.Matmul:            caseMatmul,
+	ir.BiasGrad:          caseBiasGrad,
+	ir.Rope:              caseRope,
+	ir.Attention:         caseAttention,
+	ir.AttentionGrad:     caseAttentionGrad,
+	ir.Gelu:              caseGelu,
+	ir.GeluGrad:          caseGeluGrad,
+	ir.SwiGLU:            caseSwiGLU,
+	ir.SwiGLUGrad:        caseSwiGLUGrad,
+	ir.Add:               caseAdd,
+	ir.Cast:              caseCast,
+	ir.CrossEntropyStats: caseCrossEntropyStats,
+	ir.CrossEntropy:      caseCrossEntropy,
+	ir.CrossEntropyGrad:  caseCrossEntropyGrad,
+	ir.SumSq:             caseSumSq,
+	ir.GradNorm:          caseGradNorm,
+	ir.AdamW:             caseAdamW,
+	ir.CopyD2H:           caseCopy(ir.CopyD2H),
+	ir.CopyH2D:           caseCopy(ir.CopyH2D),
+	ir.CopyD2D:           caseCopy(ir.CopyD2D),
+}
+
+type (
+	args  = map[string]*value
+	attrs = map[string]float64
+)
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// onOff runs a case with accumulation and without.
+func (s *suite) onOff(f func(s *suite, accumulate bool)) {
+	s.sub("write", func(s *suite) { f(s, false) })
+	s.sub("accumulate", func(s *suite) { f(s, true) })
+}
+
+// plus adds what stood in an accumulated operand before.
+func plus(accumulate bool, before *value, x []float64) []float64 {
+	out := append([]float64(nil), x...)
+	for i := range out {
+		if accumulate {
+			out[i] += before.data[i]
+		}
+	}
+	return out
+}
+
+// derivative differentiates sum(dy * forward(x)) by x.
+func derivative(x, dy []float64, forward func(x []float64) []float64) []float64 {
+	return naive.NumericGrad(func(x []float64) float64 {
+		total := 0.0
+		for i, y := range forward(x) {
+			total += y * dy[i]
+		}
+		return total
+	}, x)
+}
+
+func caseLoadTokens(s *suite) {
+	for _, batch := range []int{1, 3} {
+		s.sub(fmt.Sprint("batch ", batch), func(s *suite) {
+			const n, position, first, replica = 5, 7, 2, 4
+			out := s.run(call{op: ir.LoadTokens, args: args{"tokens": nothing(ir.I32, []int{n * batch})},
+				attrs: attrs{"first": first, "replica": replica, "position": position, "batch": float64(batch)}})
+			for i, got := range out["tokens"] {
+				want := tokenAt(ir.SectionStep, 1, int64(replica+first+i%batch), int64(position+i/batch))
+				if int32(got) != want {
+					s.Fatalf("token %d is %v, want %d", i, got, want)
+				}
+			}
+		})
+	}
+}
+
+// caseInitNormal compares rectangles, one of them reaching over the tensor's edge, with the whole, and the whole's
+// moments with those of a normal distribution.
+func caseInitNormal(s *suite) {
+	const rows, cols = 23, 17
+	random := vm.InitialValues(seed, "w")
+	whole := make([]float32, rows*cols)
+	random.Normals(0, whole, 0.5)
+	for _, r := range [][4]int{{0, 0, rows, cols}, {5, 3, 7, 9}, {20, 0, 6, 20}, {24, 0, 2, 3}} {
+		s.sub(fmt.Sprint(r), func(s *suite) {
+			out := s.run(call{op: ir.InitNormal, args: args{"w": s.out(r[2], r[3])},
+				attrs: attrs{"tensor": 0, "row": float64(r[0]), "col": float64(r[1]), "std": 0.5}})
+			for i, got := range out["w"] {
+				row, col, want := r[0]+i/r[3], r[1]+i%r[3], 0.0
+				if row < rows && col < cols {
+					want = stored(float64(whole[row*cols+col]), s.dtype)
+				}
+				if got != want {
+					s.Fatalf("element (%d, %d) is %v, want %v", row, col, got, want)
+				}
+			}
+		})
+	}
+}
+
+func caseFill(s *suite) {
+	for _, t := range []ir.DType{s.dtype, ir.I32, ir.U8} {
+		for _, n := range []int{1, 5, 20001} {
+			s.sub(fmt.Sprint(t, n), func(s *suite) {
+				v := nothing(ir.I32, []int{n})
+				v.dtype = t
+				for i, got := range s.run(call{op: ir.Fill, args: args{"y": v}, attrs: attrs{"value": 3}})["y"] {
+					if got != 3 {
+						s.Fatalf("element %d is %v", i, got)
+					}
+				}
+			})
+		}
+	}
+}
+
+func caseEmbed(s *suite) {
+	const rows, vocab, hidden, first = 13, 11, 7, 5
+	table, tokens := s.normal(vocab, hidden), s.integers(20, rows)
+	out := s.run(call{op: ir.Embed, args: args{"y": s.out(rows, hidden), "tokens": tokens, "table": table}, attrs: attrs{"first": first}})
+	s.equal("y", out["y"], naive.Embed(table.data, tokens.ints(), hidden, first), s.dtype)
+}
+
+func caseEmbedGrad(s *suite) {
+	s.onOff(func(s *suite, accumulate bool) {
+		const rows, vocab, hidden, first = 33, 11, 130, 5
+		tokens, dy, dtable := s.integers(20, rows), s.normal(rows, hidden), s.sum(accumulate, vocab, hidden)
+		out := s.run(call{op: ir.EmbedGrad, args: args{"dtable": dtable, "tokens": tokens, "dy": dy},
+			attrs: attrs{"first": first, "accumulate": truth(accumulate)}})
+		want := plus(accumulate, dtable, naive.EmbedGrad(tokens.ints(), dy.data, hidden, first, vocab))
+		s.equal("dtable", out["dtable"], want, ir.F32)
+	})
+}
+
+func positionEmbed(x, table []float64, batch, hidden int) []float64 {
+	y := append([]float64(nil), x...)
+	for i := range y {
+		y[i] += table[i/hidden/batch*hidden+i%hidden]
+	}
+	return y
+}
+
+func casePositionEmbed(s *suite) {
+	const n, hidden = 5, 9
+	for _, batch := range []int{1, 3} {
+		x, table := s.normal(n*batch, hidden), s.normal(n, hidden)
+		want := positionEmbed(x.data, table.data, batch, hidden)
+		c := call{op: ir.PositionEmbed, args: args{"y": s.out(n*batch, hidden), "x": x, "table": table}, attrs: attrs{"batch": float64(batch)}}
+		s.inPlace(c, "y", "x", want)
+	}
+}
+
+// inPlace runs a case with its result in a place of its own and in the place of an operand.
+func (s *suite) inPlace(c call, y, x string, want []float64) {
+	s.sub("apart", func(s *suite) { s.equal(y, s.run(c)[y], want, s.dtype) })
+	s.sub("in place", func(s *suite) {
+		inner := args{}
+		for name, v := range c.args {
+			if name != y {
+				inner[name] = v
+			}
+		}
+		c.args, c.alias = inner, map[string]string{y: x}
+		s.equal(y, s.run(c)[x], want, s.dtype)
+	})
+}
+
+func casePositionEmbedGrad(s *suite) {
+	s.onOff(func(s *suite, accumulate bool) {
+		const n, batch, hidden = 5, 3, 9
+		dy, dtable := s.normal(n*batch, hidden), s.sum(accumulate, n, hidden)
+		out := s.run(call{op: ir.PositionEmbedGrad, args: args{"dtable": dtable, "dy": dy},
+			attrs: attrs{"batch": batch, "accumulate": truth(accumulate)}})
+		zero := make([]float64, n*batch*hidden)
+		want := derivative(make([]float64, n*hidden), dy.data, func(table []float64) []float64 {
+			return positionEmbed(zero, table, batch, hidden)
+		})
+		s.equal("dtable", out["dtable"], plus(accumulate, dtable, want), ir.F32)
+	})
+}
+
+func caseLayerNorm(s *suite) {
+	const rows, cols, eps = 5, 37, 1e-5
+	x, gamma, beta := s.normal(rows, cols), s.normal(cols), s.normal(cols)
+	out := s.run(call{op: ir.LayerNorm, attrs: attrs{"eps": eps}, args: args{
+		"y": s.out(rows, cols), "stats": s.outF32(rows, 2), "x": x, "gamma": gamma, "beta": beta}})
+	s.equal("y", out["y"], naive.LayerNorm(x.data, gamma.data, beta.data, eps), s.dtype)
+	var stats []float64
+	for r := range rows {
+		mean, rstd := naive.Moments(x.data[r*cols:][:cols], eps)
+		stats = append(stats, mean, rstd)
+	}
+	s.equal("stats", out["stats"], stats, ir.F32)
+}
+
+func caseLayerNormGrad(s *suite) {
+	for _, residual := range []bool{false, true} {
+		s.sub(fmt.Sprint("residual ", residual), func(s *suite) {
+			s.onOff(func(s *suite, accumulate bool) { s.layerNormGrad(residual, accumulate) })
+		})
+	}
+}
+
+func (s *suite) layerNormGrad(residual, accumulate bool) {
+	const rows, cols, eps = 3, 19, 1e-5
+	x, gamma, dy := s.normal(rows, cols), s.normal(cols), s.normal(rows, cols)
+	stats := s.outF32(rows, 2)
+	for r := range rows {
+		stats.data[2*r], stats.data[2*r+1] = naive.Moments(x.data[r*cols:][:cols], eps)
+	}
+	dgamma, dbeta, beta := s.sum(accumulate, cols), s.sum(accumulate, cols), make([]float64, cols)
+	a := args{"dx": s.out(rows, cols), "dgamma": dgamma, "dbeta": dbeta, "dy": dy, "x": x, "stats": stats, "gamma": gamma}
+	dx := derivative(x.data, dy.data, func(x []float64) []float64 { return naive.LayerNorm(x, gamma.data, beta, eps) })
+	if residual {
+		a["residual"] = s.normal(rows, cols)
+		dx = plus(true, a["residual"], dx)
+	}
+	out := s.run(call{op: ir.LayerNormGrad, args: a, attrs: attrs{"accumulate": truth(accumulate)}})
+	s.equal("dx", out["dx"], dx, s.dtype)
+	s.equal("dgamma", out["dgamma"], plus(accumulate, dgamma, derivative(gamma.data, dy.data, func(gamma []float64) []float64 {
+		return naive.LayerNorm(x.data, gamma, beta, eps)
+	})), ir.F32)
+	s.equal("dbeta", out["dbeta"], plus(accumulate, dbeta, derivative(beta, dy.data, func(beta []float64) []float64 {
+		return naive.LayerNorm(x.data, gamma.data, beta, eps)
+	})), ir.F32)
+}
+
+func caseRMSNorm(s *suite) {
+	const rows, cols, eps = 5, 37, 1e-5
+	x, gamma := s.normal(rows, cols), s.normal(cols)
+	out := s.run(call{op: ir.RMSNorm, attrs: attrs{"eps": eps}, args: args{
+		"y": s.out(rows, cols), "stats": s.outF32(rows, 1), "x": x, "gamma": gamma}})
+	s.equal("y", out["y"], naive.RMSNorm(x.data, gamma.data, eps), s.dtype)
+	s.equal("stats", out["stats"], reciprocals(x.data, cols, eps), ir.F32)
+}
+
+func reciprocals(x []float64, cols int, eps float64) (out []float64) {
+	for at := 0; at < len(x); at += cols {
+		out = append(out, naive.ReciprocalRMS(x[at:at+cols], eps))
+	}
+	return out
+}
+
+func caseRMSNormGrad(s *suite) {
+	for _, residual := range []bool{false, true} {
+		s.sub(fmt.Sprint("residual ", residual), func(s *suite) {
+			s.onOff(func(s *suite, accumulate bool) { s.rmsNormGrad(residual, accumulate) })
+		})
+	}
+}
+
+func (s *suite) rmsNormGrad(residual, accumulate bool) {
+	const rows, cols, eps = 3, 19, 1e-5
+	x, gamma, dy, dgamma := s.normal(rows, cols), s.normal(cols), s.normal(rows, cols), s.sum(accumulate, cols)
+	stats := s.outF32(rows, 1)
+	stats.data = reciprocals(x.data, cols, eps)
+	a := args{"dx": s.out(rows, cols), "dgamma": dgamma, "dy": dy, "x": x, "stats": stats, "gamma": gamma}
+	dx := derivative(x.data, dy.data, func(x []float64) []float64 { return naive.RMSNorm(x, gamma.data, eps) })
+	if residual {
+		a["residual"] = s.normal(rows, cols)
+		dx = plus(true, a["residual"], dx)
+	}
+	out := s.run(call{op: ir.RMSNormGrad, args: a, attrs: attrs{"accumulate": truth(accumulate)}})
+	s.equal("dx", out["dx"], dx, s.dtype)
+	s.equal("dgamma", out["dgamma"], plus(accumulate, dgamma, derivative(gamma.data, dy.data, func(gamma []float64) []float64 {
+		return naive.RMSNorm(x.data, gamma, eps)
+	})), ir.F32)
+}
+
+func caseMatmul(s *suite) {
+	for _, size := range [][3]int{{1, 1, 1}, {7, 5, 3}, {33, 65, 129}, {130, 40, 400}} {
+		for variant := range 16 {
+			transA, transB, third, wide := variant&1 != 0, variant&2 != 0, variant&4 != 0, variant&8 != 0
+			s.sub(fmt.Sprint(size, " transposed ", transA, transB, " more ", third, " f32 ", wide), func(s *suite) {
+				s.matmul(size[0], size[1], size[2], transA, transB, third, wide)
+			})
+		}
+	}
+}
+
+// matmul checks a product with a bias, or one that accumulates, its result in the round's type or in f32.
+func (s *suite) matmul(m, n, k int, transA, transB, third, wide bool) {
+	a, b := s.normal(m, k), s.normal(k, n)
+	if transA {
+		a = s.normal(k, m)
+	}
+	if transB {
+		b = s.normal(n, k)
+	}
+	c := s.out(m, n)
+	if wide {
+		c = s.sum(third, m, n)
+	}
+	operands := args{"c": c, "a": a, "b": b}
+	var bias []float64
+	if third && !wide {
+		operands["bias"] = s.normal(n)
+		bias = operands["bias"].data
+	}
+	want := plus(third && wide, c, naive.MatMul(a.data, b.data, bias, m, n, k, transA, transB))
+	out := s.run(call{op: ir.Matmul, args: operands, attrs: attrs{
+		"trans_a": truth(transA), "trans_b": truth(transB), "accumulate": truth(third && wide)}})
+	s.equal("c", out["c"], want, c.dtype)
+}
+
+func caseBiasGrad(s *suite) {
+	s.onOff(func(s *suite, accumulate bool) {
+		const rows, cols = 150, 131
+		dy, db := s.normal(rows, cols), s.sum(accumulate, cols)
+		sums := make([]float64, cols)
+		for i, v := range dy.data {
+			sums[i%cols] += v
+		}
+		out := s.run(call{op: ir.BiasGrad, args: args{"db": db, "dy": dy}, attrs: attrs{"accumulate": truth(accumulate)}})
+		s.equal("db", out["db"], plus(accumulate, db, sums), ir.F32)
+	})
+}
+
+func caseRope(s *suite) {
+	const n, heads, headDim, position, theta = 5, 3, 10, 11, 10000
+	for _, batch := range []int{1, 2} {
+		for _, inverse := range []bool{false, true} {
+			s.sub(fmt.Sprint("batch ", batch, " inverse ", inverse), func(s *suite) {
+				x := s.normal(n*batch, heads*headDim)
+				want := naive.Rope(x.data, batch, heads, headDim, position, theta)
+				if inverse {
+					want = derivative(make([]float64, len(x.data)), x.data, func(x []float64) []float64 {
+						return naive.Rope(x, batch, heads, headDim, position, theta)
+					})
+				}
+				s.inPlace(call{op: ir.Rope, args: args{"y": s.out(n*batch, heads*headDim), "x": x}, attrs: attrs{
+					"heads": heads, "head_dim": headDim, "batch": float64(batch),
+					"position": position, "theta": theta, "inverse": truth(inverse)}}, "y", "x", want)
+			})
+		}
+	}
+}
+
+// attentionShapes hold a lone token, a prefix, several sequences, grouped heads, and more tokens than a tile.
+var attentionShapes = []naive.AttentionShape{
+	{Queries: 1, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 2},
+	{Queries: 4, Prefix: 3, Batch: 1, Heads: 2, KVHeads: 2, HeadDim: 5},
+	{Queries: 3, Prefix: 2, Batch: 2, Heads: 4, KVHeads: 2, HeadDim: 3},
+	{Queries: 3, Prefix: 0, Batch: 3, Heads: 3, KVHeads: 1, HeadDim: 4},
+	{Queries: 130, Prefix: 141, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 16},
+}
+
+func attentionAttrs(a naive.AttentionShape) attrs {
+	return attrs{"heads": float64(a.Heads), "kv_heads": float64(a.KVHeads), "head_dim": float64(a.HeadDim),
+		"batch": float64(a.Batch), "prefix": float64(a.Prefix)}
+}
+
+func (s *suite) attentionOperands(a naive.AttentionShape) (q, k, v *value) {
+	keys := (a.Queries + a.Prefix) * a.Batch
+	return s.normal(a.Queries*a.Batch, a.Heads*a.HeadDim), s.normal(keys, a.KVHeads*a.HeadDim), s.normal(keys, a.KVHeads*a.HeadDim)
+}
+
+func caseAttention(s *suite) {
+	for _, a := range attentionShapes {
+		s.sub(fmt.Sprintf("%+v", a), func(s *suite) {
+			q, k, v := s.attentionOperands(a)
+			out := s.run(call{op: ir.Attention, attrs: attentionAttrs(a), args: args{
+				"o": s.out(q.shape...), "lse": s.outF32(a.Queries*a.Batch, a.Heads), "q": q, "k": k, "v": v}})
+			o, lse := naive.Attention(q.data, k.data, v.data, a)
+			s.equal("o", out["o"], o, s.dtype)
+			s.equal("lse", out["lse"], lse, ir.F32)
+		})
+	}
+}
+
+func caseAttentionGrad(s *suite) {
+	for _, a := range attentionShapes {
+		s.sub(fmt.Sprintf("%+v", a), func(s *suite) {
+			s.onOff(func(s *suite, accumulate bool) { s.attentionGrad(a, accumulate) })
+		})
+	}
+}
+
+func (s *suite) attentionGrad(a naive.AttentionShape, accumulate bool) {
+	q, k, v := s.attentionOperands(a)
+	do := s.normal(q.shape...)
+	o, lse := s.out(q.shape...), s.outF32(a.Queries*a.Batch, a.Heads)
+	o.data, lse.data = naive.Attention(q.data, k.data, v.data, a)
+	for i := range o.data {
+		o.data[i] = stored(o.data[i], s.dtype)
+	}
+	dk, dv := s.sum(accumulate, k.shape...), s.sum(accumulate, v.shape...)
+	at := attentionAttrs(a)
+	at["accumulate"] = truth(accumulate)
+	out := s.run(call{op: ir.AttentionGrad, attrs: at, args: args{"dq": s.out(q.shape...), "dk": dk, "dv": dv,
+		"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}})
+	wantQ, wantK, wantV := naive.AttentionGrad(q.data, k.data, v.data, do.data, a)
+	if a.Queries < 10 { // larger, the numerical derivative takes too long, and the formula has proved itself
+		forward := func(q, k, v []float64) []float64 { o, _ := naive.Attention(q, k, v, a); return o }
+		wantQ = derivative(q.data, do.data, func(q []float64) []float64 { return forward(q, k.data, v.data) })
+		wantK = derivative(k.data, do.data, func(k []float64) []float64 { return forward(q.data, k, v.data) })
+		wantV = derivative(v.data, do.data, func(v []float64) []float64 { return forward(q.data, k.data, v) })
+	}
+	s.closeGrad("dq", out["dq"], wantQ, s.dtype)
+	s.closeGrad("dk", out["dk"], plus(accumulate, dk, wantK), s.dtype)
+	s.closeGrad("dv", out["dv"], plus(accumulate, dv, wantV), s.dtype)
+}
+
+// closeGrad allows for the o that the backward reads, which bf16 has rounded: dP - dO.O loses digits.
+func (s *suite) closeGrad(what string, got, want []float64, t ir.DType) {
+	s.Helper()
+	if t == ir.BF16 {
+		largest := 1.0
+		for _, w := range want {
+			largest = math.Max(largest, math.Abs(w))
+		}
+		for i := range got {
+			if !(math.Abs(got[i]-want[i]) <= largest/60) {
+				s.Fatalf("%s[%d] = %g, want %g (seed %d)", what, i, got[i], want[i], seed)
+			}
+		}
+		return
+	}
+	s.equal(what, got, want, t)
+}
+
+func caseGelu(s *suite) {
+	x := s.normal(9, 41)
+	s.inPlace(call{op: ir.Gelu, args: args{"y": s.out(9, 41), "x": x}}, "y", "x", naive.GELU(x.data))
+}
+
+func caseGeluGrad(s *suite) {
+	x, dy := s.normal(3, 41), s.normal(3, 41)
+	c := call{op: ir.GeluGrad, args: args{"dx": s.out(3, 41), "dy": dy, "x": x}}
+	want := derivative(x.data, dy.data, naive.GELU)
+	s.inPlace(c, "dx", "dy", want)
+	s.inPlace(c, "dx", "x", want)
+}
+
+func caseSwiGLU(s *suite) {
+	gate, up := s.normal(9, 41), s.normal(9, 41)
+	c := call{op: ir.SwiGLU, args: args{"y": s.out(9, 41), "gate": gate, "up": up}}
+	want := naive.SwiGLU(gate.data, up.data)
+	s.inPlace(c, "y", "gate", want)
+	s.inPlace(c, "y", "up", want)
+}
+
+func caseSwiGLUGrad(s *suite) {
+	gate, up, dy := s.normal(3, 41), s.normal(3, 41), s.normal(3, 41)
+	dgate := derivative(gate.data, dy.data, func(gate []float64) []float64 { return naive.SwiGLU(gate, up.data) })
+	dup := derivative(up.data, dy.data, func(up []float64) []float64 { return naive.SwiGLU(gate.data, up) })
+	s.sub("apart", func(s *suite) {
+		out := s.run(call{op: ir.SwiGLUGrad, args: args{"dgate": s.out(3, 41), "dup": s.out(3, 41), "dy": dy, "gate": gate, "up": up}})
+		s.equal("dgate", out["dgate"], dgate, s.dtype)
+		s.equal("dup", out["dup"], dup, s.dtype)
+	})
+	for _, places := range [][2]string{{"gate", "up"}, {"dy", "up"}, {"up", "dy"}, {"up", "gate"}} {
+		s.sub(fmt.Sprint("in place of ", places), func(s *suite) {
+			out := s.run(call{op: ir.SwiGLUGrad, args: args{"dy": dy, "gate": gate, "up": up},
+				alias: map[string]string{"dgate": places[0], "dup": places[1]}})
+			s.equal("dgate", out[places[0]], dgate, s.dtype)
+			s.equal("dup", out[places[1]], dup, s.dtype)
+		})
+	}
+}
+
+func caseAdd(s *suite) {
+	const rows, cols = 9, 41
+	a, b, bias := s.normal(rows, cols), s.f32(rows, cols), s.normal(cols)
+	want := plus(true, b, a.data)
+	c := call{op: ir.Add, args: args{"y": s.out(rows, cols), "a": a, "b": b}}
+	s.inPlace(c, "y", "a", want)
+	c.args["bias"] = bias
+	biased := append([]float64(nil), want...)
+	for i := range biased {
+		biased[i] += bias.data[i%cols]
+	}
+	s.inPlace(c, "y", "a", biased)
+}
+
+func caseCast(s *suite) {
+	for _, to := range []ir.DType{ir.F32, ir.BF16} {
+		x := s.normal(9, 41)
+		out := s.run(call{op: ir.Cast, args: args{"y": nothing(to, []int{9, 41}), "x": x}})
+		for i, got := range out["y"] {
+			if want := stored(x.data[i], to); got != want {
+				s.Fatalf("%s to %s: %v becomes %v, want %v", s.dtype, to, x.data[i], got, want)
+			}
+		}
+	}
+}
+
+// The vocabulary of the loss's cases is in two parts, the second with padding.
+const (
+	lossRows, lossWidth, lossValid, lossFirst = 9, 40, 33, 40
+	lossVocab                                 = lossFirst + lossValid
+)
+
+func caseCrossEntropyStats(s *suite) {
+	logits, labels := s.normal(lossRows, lossWidth), s.integers(lossVocab, lossRows)
+	out := s.run(call{op: ir.CrossEntropyStats, attrs: attrs{"first": lossFirst, "valid": lossValid},
+		args: args{"stats": s.outF32(lossRows, 3), "logits": logits, "labels": labels}})
+	s.equal("stats", out["stats"], naive.CrossEntropyStats(logits.data, labels.ints(), lossWidth, lossValid, lossFirst), ir.F32)
+}
+
+// lossParts are the logits of two parts and the statistics of both.
+func (s *suite) lossParts() (first, second, labels, stats *value) {
+	first, second = s.normal(lossRows, lossFirst), s.normal(lossRows, lossWidth)
+	labels, stats = s.integers(lossVocab, lossRows), s.outF32(2, lossRows, 3)
+	stats.data = append(naive.CrossEntropyStats(first.data, labels.ints(), lossFirst, lossFirst, 0),
+		naive.CrossEntropyStats(second.data, labels.ints(), lossWidth, lossValid, lossFirst)...)
+	return first, second, labels, stats
+}
+
+// whole puts the logits of both parts side by side, without padding.
+func whole(first, second []float64) (logits []float64) {
+	for r := range lossRows {
+		logits = append(logits, first[r*lossFirst:][:lossFirst]...)
+		logits = append(logits, second[r*lossWidth:][:lossValid]...)
+	}
+	return logits
+}
+
+func caseCrossEntropy(s *suite) {
+	first, second, labels, stats := s.lossParts()
+	loss := s.f32(1)
+	losses, _ := naive.CrossEntropy(whole(first.data, second.data), labels.ints(), lossVocab)
+	want := loss.data[0]
+	for _, l := range losses {
+		want += 0.125 * l
+	}
+	out := s.run(call{op: ir.CrossEntropy, args: args{"loss": loss, "stats": stats}, attrs: attrs{"scale": 0.125}})
+	s.equal("loss", out["loss"], []float64{want}, ir.F32)
+}
+
+func caseCrossEntropyGrad(s *suite) {
+	first, second, labels, stats := s.lossParts()
+	want := naive.NumericGrad(func(second []float64) float64 {
+		total := 0.0
+		losses, _ := naive.CrossEntropy(whole(first.data, second), labels.ints(), lossVocab)
+		for _, l := range losses {
+			total += 0.125 * l
+		}
+		return total
+	}, second.data)
+	c := call{op: ir.CrossEntropyGrad, attrs: attrs{"scale": 0.125, "first": lossFirst, "valid": lossValid},
+		args: args{"dlogits": s.out(lossRows, lossWidth), "logits": second, "stats": stats, "labels": labels}}
+	s.inPlace(c, "dlogits", "logits", want)
+	s.sub("other type", func(s *suite) {
+		other := ir.F32
+		if s.dtype == ir.F32 {
+			other = ir.BF16
+		}
+		c.args["dlogits"] = nothing(other, []int{lossRows, lossWidth})
+		s.equal("dlogits", s.run(c)["dlogits"], want, other)
+	})
+}
+
+func caseSumSq(s *suite) {
+	x, total := s.normal(10007), 0.0
+	for _, v := range x.data {
+		total += v * v
+	}
+	for _, weight := range []float64{0, 1} {
+		out := s.run(call{op: ir.SumSq, args: args{"y": s.outF32(1), "x": x}, attrs: attrs{"weight": weight}})
+		s.equal("y", out["y"], []float64{weight * total}, ir.F32)
+	}
+}
+
+func caseGradNorm(s *suite) {
+	sums := s.f32(7)
+	total := 0.0
+	for i := range sums.data {
+		sums.data[i] = math.Abs(sums.data[i])
+		total += sums.data[i]
+	}
+	norm := math.Sqrt(total)
+	for _, limit := range []float64{0, norm / 2, norm * 2} {
+		factor := 1.0
+		if limit > 0 {
+			factor = math.Min(1, limit/norm)
+		}
+		out := s.run(call{op: ir.GradNorm, args: args{"y": s.outF32(2), "sums": sums}, attrs: attrs{"max_norm": limit}})
+		s.equal("y", out["y"], []float64{norm, factor}, ir.F32)
+	}
+}
+
+func caseAdamW(s *suite) {
+	const n, step, lr, factor = 1003, 3, 0.02, 0.5
+	opt := naive.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8}
+	w, m, v, grad := s.f32(n), s.f32(n), s.f32(n), s.f32(n)
+	var wantW, wantM, wantV []float64
+	for i := range n {
+		v.data[i] = math.Abs(v.data[i])
+		a, b, c := opt.Scalar(lr, 0.1, step, w.data[i], grad.data[i]*factor, m.data[i], v.data[i])
+		wantW, wantM, wantV = append(wantW, a), append(wantM, b), append(wantV, c)
+	}
+	parameters, norm := s.f32(3), s.f32(2)
+	parameters.data = []float64{lr, 1 / (1 - math.Pow(opt.Beta1, step)), 1 / (1 - math.Pow(opt.Beta2, step))}
+	norm.data[1] = factor
+	operands := args{"w": w, "m": m, "v": v, "grad": grad, "step": parameters, "norm": norm}
+	if s.dtype == ir.BF16 {
+		operands["copy"] = s.out(n)
+	}
+	out := s.run(call{op: ir.AdamW, args: operands, attrs: attrs{"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}})
+	s.equal("w", out["w"], wantW, ir.F32)
+	s.equal("m", out["m"], wantM, ir.F32)
+	s.equal("v", out["v"], wantV, ir.F32)
+	for i, got := range out["copy"] {
+		if want := stored(out["w"][i], ir.BF16); got != want {
+			s.Fatalf("copy[%d] = %v of weight %v, want %v", i, got, out["w"][i], want)
+		}
+	}
+}
+
+func caseCopy(op ir.Op) func(*suite) {
+	return func(s *suite) {
+		x := s.normal(1237)
+		out := s.run(call{op: op, args: args{"y": s.out(1237), "x": x}})
+		for i, got := range out["y"] {
+			if got != x.data[i] {
+				s.Fatalf("element %d is %v, want %v", i, got, x.data[i])
+			}
+		}
+	}
+}

@@ -1,0 +1,42 @@
+package vmtest
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"sppo/ir"
+	"sppo/vm"
+)
+
+// Conformance runs every case on a device and returns a digest of each one's results by its name, so that two
+// configurations of a device can be compared to the last bit.
+func Conformance(t *testing.T, newDevice func() vm.Device) map[string]uint64 {
+	digests := map[string]uint64{}
+	for op := range ir.NumOps {
+		class := ir.Ops[op].Class
+		if class == ir.ClassComm || class == ir.ClassSync {
+			continue
+		}
+		t.Run(ir.Ops[op].Name, func(t *testing.T) {
+			if cases[op] == nil {
+				t.Fatal("the suite has no case for this opcode")
+			}
+			for _, dtype := range []ir.DType{ir.F32, ir.BF16} {
+				t.Run(dtype.String(), func(t *testing.T) {
+					rng := rand.New(rand.NewPCG(seed, uint64(op)))
+					cases[op](&suite{T: t, newDevice: newDevice, rng: rng, dtype: dtype, digests: digests})
+				})
+			}
+		})
+	}
+	return digests
+}
+
+// sub runs a variant of a case under its own name.
+func (s *suite) sub(name string, f func(s *suite)) {
+	s.Run(name, func(t *testing.T) {
+		inner := *s
+		inner.T = t
+		f(&inner)
+	})
+}

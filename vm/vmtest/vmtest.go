@@ -1,0 +1,353 @@
+// Package vmtest holds a device to the opcode table: every opcode that computes, moves or loads, on random values in
+// both element types, against the naive float64 formulas beside it. It is for tests only.
+//
+//	vmtest.go      how one instruction is put into a program, run on a device and read back
+//	cases.go       the cases of every opcode
+//	conformance.go the suite
+package vmtest
+
+import (
+	"hash/fnv"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"sppo/ir"
+	"sppo/vm"
+)
+
+// value is an operand: what goes in and what comes out.
+type value struct {
+	dtype ir.DType
+	shape []int
+	data  []float64
+}
+
+func (v *value) elements() int {
+	n := 1
+	for _, d := range v.shape {
+		n *= d
+	}
+	return n
+}
+
+// call is one instruction. Operands that are not given are absent; an alias stands in the very place of another.
+type call struct {
+	op    ir.Op
+	args  map[string]*value
+	attrs map[string]float64
+	alias map[string]string
+}
+
+// suite runs the cases of one device.
+type suite struct {
+	*testing.T
+	newDevice func() vm.Device
+	rng       *rand.Rand
+	dtype     ir.DType // of this round
+	digests   map[string]uint64
+}
+
+// guard separates buffers: whatever a kernel writes there is a finding.
+const guard = 64
+
+// normal is a random operand of the round's type, whose values are those that its storage can hold.
+func (s *suite) normal(shape ...int) *value { return s.typed(s.dtype, shape...) }
+
+// f32 is one that is f32 in any round.
+func (s *suite) f32(shape ...int) *value { return s.typed(ir.F32, shape...) }
+
+func (s *suite) typed(t ir.DType, shape ...int) *value {
+	v := &value{dtype: t, shape: shape}
+	v.data = make([]float64, v.elements())
+	for i := range v.data {
+		v.data[i] = stored(s.rng.NormFloat64(), t)
+	}
+	return v
+}
+
+// out is an operand of the round's type that a kernel must write over; outF32 is f32 in any round.
+func (s *suite) out(shape ...int) *value    { return nothing(s.dtype, shape) }
+func (s *suite) outF32(shape ...int) *value { return nothing(ir.F32, shape) }
+
+func nothing(t ir.DType, shape []int) *value {
+	v := &value{dtype: t, shape: shape}
+	v.data = make([]float64, v.elements())
+	for i := range v.data {
+		v.data[i] = math.NaN()
+		if t == ir.I32 {
+			v.data[i] = -1
+		}
+	}
+	return v
+}
+
+// sum is an accumulated f32 operand: with something in it to add to, or nothing.
+func (s *suite) sum(accumulate bool, shape ...int) *value {
+	if accumulate {
+		return s.f32(shape...)
+	}
+	return s.outF32(shape...)
+}
+
+// integers are random ones of 0 .. below-1.
+func (s *suite) integers(below int, shape ...int) *value {
+	v := &value{dtype: ir.I32, shape: shape}
+	v.data = make([]float64, v.elements())
+	for i := range v.data {
+		v.data[i] = float64(s.rng.IntN(below))
+	}
+	return v
+}
+
+func (v *value) ints() []int32 {
+	out := make([]int32, len(v.data))
+	for i, x := range v.data {
+		out[i] = int32(x)
+	}
+	return out
+}
+
+// stored is a number after it has been in memory.
+func stored(x float64, t ir.DType) float64 {
+	switch t {
+	case ir.F32:
+		return float64(float32(x))
+	case ir.BF16:
+		return float64(vm.FromBF16(vm.BF16(float32(x))))
+	}
+	return math.Trunc(x)
+}
+
+func (v *value) encode() []byte {
+	out := make([]byte, len(v.data)*int(v.dtype.Bytes()))
+	for i, x := range v.data {
+		switch v.dtype {
+		case ir.F32:
+			vm.Float32s(out)[i] = float32(x)
+		case ir.BF16:
+			vm.Uint16s(out)[i] = vm.BF16(float32(x))
+		case ir.I32:
+			vm.Int32s(out)[i] = int32(x)
+		default:
+			out[i] = byte(x)
+		}
+	}
+	return out
+}
+
+func (v *value) decode(b []byte) []float64 {
+	out := make([]float64, len(v.data))
+	for i := range out {
+		switch v.dtype {
+		case ir.F32:
+			out[i] = float64(vm.Float32s(b)[i])
+		case ir.BF16:
+			out[i] = float64(vm.FromBF16(vm.Uint16s(b)[i]))
+		case ir.I32:
+			out[i] = float64(vm.Int32s(b)[i])
+		default:
+			out[i] = float64(b[i])
+		}
+	}
+	return out
+}
+
+// program puts the call alone into a step, on the first stream that it may be on.
+func (s *suite) program(c call) *ir.Program {
+	info := &ir.Ops[c.op]
+	code := ir.Code{Name: "case"}
+	instr := ir.Instr{Op: c.op, Stream: info.Streams[0]}
+	places := map[string]ir.View{}
+	for _, o := range info.Operands {
+		arg := c.args[o.Name]
+		if arg == nil {
+			places[o.Name] = ir.Absent()
+			continue
+		}
+		view := ir.View{Buffer: uint32(len(code.Buffers)), DType: arg.dtype}
+		for i, d := range arg.shape {
+			view.Shape[i] = int32(d)
+		}
+		start := (code.Arenas[o.Arena] + guard + 63) &^ 63
+		code.Buffers = append(code.Buffers, ir.Buffer{Name: o.Name, Arena: o.Arena, Offset: start, Size: view.Bytes()})
+		code.Arenas[o.Arena] = start + view.Bytes()
+		places[o.Name] = view
+	}
+	for _, o := range info.Operands {
+		name := o.Name
+		if other := c.alias[name]; other != "" {
+			name = other
+		}
+		instr.Args = append(instr.Args, places[name])
+	}
+	for _, a := range info.Attrs {
+		if a.Kind == ir.KindFloat {
+			instr.Attrs = append(instr.Attrs, ir.Float(c.attrs[a.Name]))
+		} else {
+			instr.Attrs = append(instr.Attrs, ir.Int(int64(c.attrs[a.Name])))
+		}
+	}
+	code.Sections[ir.SectionStep] = []ir.Instr{instr}
+	for a := range code.Arenas { // a guard behind the last buffer
+		code.Arenas[a] += guard
+		code.Buffers = append(code.Buffers, ir.Buffer{Name: "all", Arena: ir.Arena(a), Size: code.Arenas[a]})
+	}
+	return &ir.Program{
+		Name: "case", Codes: []ir.Code{code}, Ranks: []ir.Rank{{}}, Lines: []string{""},
+		Run:     ir.Run{Seed: seed, Sequence: 64, Vocab: 100},
+		Tensors: []ir.Tensor{{Name: "w", Shape: [2]int64{23, 17}}},
+	}
+}
+
+const seed = 7
+
+// tokens is a data set whose every token says where it stands.
+type tokens struct{}
+
+// Tokens implements vm.Tokens.
+func (tokens) Tokens(section ir.Section, round, sequence, position int64, out []int32, stride int) error {
+	for i := 0; i < len(out); i += stride {
+		out[i] = tokenAt(section, round, sequence, position)
+		position++
+	}
+	return nil
+}
+
+func tokenAt(section ir.Section, round, sequence, position int64) int32 {
+	return int32(((int64(section)*100+round)*100+sequence)*1000 + position)
+}
+
+// run executes a call and returns all its operands as they are afterwards.
+func (s *suite) run(c call) map[string][]float64 {
+	s.Helper()
+	p := s.program(c)
+	in := &p.Codes[0].Sections[ir.SectionStep][0]
+	if err := in.CheckRule(); err != nil {
+		s.Fatalf("the case itself is wrong: %v", err)
+	}
+	d := s.newDevice()
+	defer d.Close()
+	s.must(d.Load(p, 0, &vm.Env{Transport: vm.NewLocal(), Tokens: tokens{}}))
+	s.setUp(d, p, c)
+	s.must(d.Begin(ir.SectionStep, 1))
+	switch in.Info().Class {
+	case ir.ClassMove:
+		d.Copy(0)
+	default:
+		d.Launch(0)
+	}
+	s.must(d.Join())
+	return s.collect(d, p, c)
+}
+
+func (s *suite) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// setUp fills the arenas with noise and the operands with what the call says.
+func (s *suite) setUp(d vm.Device, p *ir.Program, c call) {
+	code := &p.Codes[0]
+	for i := range code.Buffers {
+		b := &code.Buffers[i]
+		if b.Name != "all" {
+			continue
+		}
+		s.must(d.Write(wholeBuffer(code, uint32(i)), noise(int(b.Size))))
+	}
+	for i, o := range ir.Ops[c.op].Operands {
+		if arg := c.args[o.Name]; arg != nil {
+			s.must(d.Write(code.Sections[ir.SectionStep][0].Args[i], arg.encode()))
+		}
+	}
+}
+
+func wholeBuffer(code *ir.Code, buffer uint32) ir.View {
+	return ir.View{Buffer: buffer, DType: ir.U8, Shape: [ir.MaxDims]int32{int32(code.Buffers[buffer].Size)}}
+}
+
+// noise are bytes that are NaN as f32 and bf16: what reads them, or fails to write over them, shows.
+func noise(n int) []byte {
+	out := make([]byte, n)
+	for i := range out {
+		out[i] = 0xff
+	}
+	return out
+}
+
+// collect reads the operands and looks whether a byte outside of them has changed, and how far the device says that it
+// went.
+func (s *suite) collect(d vm.Device, p *ir.Program, c call) map[string][]float64 {
+	s.Helper()
+	code := &p.Codes[0]
+	in := &code.Sections[ir.SectionStep][0]
+	out := map[string][]float64{}
+	digest := fnv.New64a()
+	for i, o := range in.Info().Operands {
+		if arg := c.args[o.Name]; arg != nil {
+			b := make([]byte, in.Args[i].Bytes())
+			s.must(d.Read(in.Args[i], b))
+			out[o.Name] = arg.decode(b)
+			digest.Write(b)
+		}
+	}
+	s.digests[s.Name()] = digest.Sum64()
+	for i := range code.Buffers {
+		if code.Buffers[i].Name == "all" {
+			s.checkGuards(d, code, uint32(i))
+		}
+	}
+	for a := range ir.NumArenas {
+		want := ir.Bytes(0)
+		for i := range code.Buffers {
+			if b := &code.Buffers[i]; b.Arena == a && b.Name != "all" {
+				want = b.Offset + b.Size
+			}
+		}
+		if got := d.Peak(a); got != want {
+			s.Errorf("peak of the %s arena is %d, the highest operand ends at %d", a, got, want)
+		}
+	}
+	return out
+}
+
+func (s *suite) checkGuards(d vm.Device, code *ir.Code, all uint32) {
+	s.Helper()
+	bytes := make([]byte, code.Buffers[all].Size)
+	s.must(d.Read(wholeBuffer(code, all), bytes))
+	for i := range code.Buffers {
+		if b := &code.Buffers[i]; b.Arena == code.Buffers[all].Arena && b.Name != "all" {
+			copy(bytes[b.Offset:b.Offset+b.Size], noise(int(b.Size)))
+		}
+	}
+	for at, b := range bytes {
+		if b != 0xff {
+			s.Fatalf("byte %d of the %s arena, outside every operand, was written", at, code.Buffers[all].Arena)
+		}
+	}
+}
+
+// equal compares with naive values. The tolerance is that of f32 sums relative to the largest value, and half a unit in
+// the last place of the type that the result is stored in, twice where the value passed through storage before.
+func (s *suite) equal(what string, got, want []float64, t ir.DType) {
+	s.Helper()
+	if len(got) != len(want) {
+		s.Fatalf("%s has %d elements, want %d", what, len(got), len(want))
+	}
+	largest := 1.0
+	for _, w := range want {
+		largest = math.Max(largest, math.Abs(w))
+	}
+	for i := range got {
+		tolerance := 1e-5 * largest
+		if t == ir.BF16 {
+			tolerance += math.Abs(want[i]) / 200
+		}
+		if !(math.Abs(got[i]-want[i]) <= tolerance) {
+			s.Fatalf("%s[%d] = %.9g, want %.9g within %.2g (seed %d)", what, i, got[i], want[i], tolerance, seed)
+		}
+	}
+}
