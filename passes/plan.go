@@ -1,6 +1,16 @@
+// Package passes decides how a job runs. A Plan starts as what the spec asks for (New); the passes of one list, in
+// pass.go, refine it one after another (Run) until every decision is in it, each with its reason, and a cost model has
+// predicted what they lead to. Plans are plain values: they can be printed, edited, read back and verified.
+//
+// Read pass.go for the list, plan.go for what is decided, then one file for each pass. The package knows nothing of
+// instructions, addresses or devices: codegen turns a plan into those, and fills in the memory that it exactly takes.
 package passes
 
 import (
+	"fmt"
+	"strings"
+
+	"sppo/graph"
 	"sppo/ir"
 	"sppo/lang"
 )
@@ -78,8 +88,9 @@ const (
 	Type2
 )
 
-// Unit is a group of tensors of a layer with one lifespan. Bytes grow with the subsequence.
+// Unit is a group of tensors of a block with one lifespan. Bytes grow with the subsequence.
 type Unit struct {
+	Block         string   `json:"block"` // layer; or head, for what it saves, which stays on the device
 	Name          string   `json:"name"`
 	Type          UnitType `json:"type"`
 	Values        []string `json:"values"`
@@ -88,6 +99,12 @@ type Unit struct {
 	LastForward   string   `json:"last_forward"`    // last reader in forward
 	FirstBackward string   `json:"first_backward"`  // first reader in backward; empty for Type-2
 }
+
+// Letters of Offload.Fate.
+const (
+	FateOffload = 'o'
+	FateKeep    = 'k'
+)
 
 // Offload is the fate of Type-1 units. Fate[stage][i] has one letter for every Type-1 unit of the stage's layers
 // (layer by layer, units in order of production): 'o' offload, 'k' keep on the device.
@@ -107,8 +124,8 @@ type MuxStage struct {
 	Left       int   `json:"left"`
 	Steady     int   `json:"steady"`
 	Right      int   `json:"right"`
-	LeftRange  []int `json:"left_range"`
-	RightRange []int `json:"right_range"`
+	LeftRange  []int `json:"left_range"`  // every stage of it
+	RightRange []int `json:"right_range"` // every stage of it
 	Applied    bool  `json:"applied"`
 }
 
@@ -125,10 +142,11 @@ type Memory struct {
 // Time is predicted from the cost model.
 type Time struct {
 	StepS            ir.Seconds   `json:"step_s"`
-	BusyS            []ir.Seconds `json:"busy_s"`       // [stage]
-	BubbleRatio      float64      `json:"bubble_ratio"` // idle over busy, of the whole pipeline
-	IdleShare        float64      `json:"idle_share"`   // idle over makespan
-	ExposedTransferS ir.Seconds   `json:"exposed_transfer_s"`
+	BusyS            []ir.Seconds `json:"busy_s"`             // [stage]
+	OptimizerS       ir.Seconds   `json:"optimizer_s"`        // from the end of the pipeline to the end of the step
+	BubbleRatio      float64      `json:"bubble_ratio"`       // idle over busy, of the whole pipeline, without the optimizer
+	IdleShare        float64      `json:"idle_share"`         // idle over makespan of the pipeline
+	ExposedTransferS ir.Seconds   `json:"exposed_transfer_s"` // in which the stage that waits longest waits for copies
 }
 
 // Throughput is predicted too.
@@ -144,4 +162,49 @@ type Decision struct {
 	What  string `json:"what"`
 	Value string `json:"value"`
 	Why   string `json:"why"`
+}
+
+// New puts a request into a plan: all that is left to decide is still empty.
+func New(sp *lang.Spec) *Plan {
+	p := &Plan{
+		Name: sp.Name, Spec: sp.File,
+		Model: sp.Model, Cluster: sp.Cluster, Train: sp.Train, Schedule: sp.Schedule,
+		Lines: map[string]string{},
+	}
+	if p.Name == "" {
+		p.Name = p.Model.Name
+	}
+	for _, k := range lang.Keys {
+		d := sp.Diagnose(k.Path(), lang.Infeasible, "")
+		if d.Pos.Line > 0 {
+			p.Lines[k.Path()] = fmt.Sprintf("%s:%d: %s", d.Pos.File, d.Pos.Line, strings.TrimSpace(d.Source))
+		}
+	}
+	return p
+}
+
+// decide notes a decision and its reason.
+func (p *Plan) decide(pass, what, value, why string) {
+	p.Decisions = append(p.Decisions, Decision{pass, what, value, why})
+}
+
+// firstLayers are the numbers of the first layer of every stage, and of all layers behind them.
+func (p *Plan) firstLayers() []int {
+	first := make([]int, 1, len(p.LayersPerStage)+1)
+	for i, n := range p.LayersPerStage {
+		first = append(first, first[i]+n)
+	}
+	return first
+}
+
+// Size is the shape of a task of subsequence i.
+func (p *Plan) Size(i int) graph.Size {
+	z := graph.Size{
+		Sequence: p.Train.Sequence, Tokens: p.Subsequences.Lengths[i],
+		Batch: int64(p.Parallel.Microbatch), SP: int64(p.Parallel.SP),
+	}
+	for _, n := range p.Subsequences.Lengths[:i] {
+		z.Prefix += n
+	}
+	return z
 }

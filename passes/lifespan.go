@@ -1,0 +1,148 @@
+package passes
+
+import (
+	"fmt"
+	"slices"
+
+	"sppo/graph"
+	"sppo/ir"
+)
+
+// lifespan lists what a layer leaves in memory, and for how long.
+//
+// Input: Parallel. Output: Units. Paper: section 4.1, its three types of activations; found from readers and writers
+// in the dataflow, so a change of the model changes the list.
+func lifespan(c *Context, p *Plan) error {
+	p.Units = unitsOf(c.Model(p))
+	bytes := map[UnitType]float64{}
+	for _, u := range p.Units {
+		if u.Block == layerBlock {
+			bytes[u.Type] += u.BytesPerToken
+		}
+	}
+	p.decide("lifespan", "bytes_per_token", fmt.Sprintf("%.6g of type 0, %.6g of type 1", bytes[Type0], bytes[Type1]),
+		"on one rank, of one layer: K and V are read by later subsequences, type 1 by the backward pass alone")
+	return nil
+}
+
+// Names of blocks in the plan.
+const (
+	layerBlock = "layer"
+	headBlock  = "head"
+)
+
+func unitsOf(g *graph.Model) []Unit {
+	units := layerUnits(g)
+	for i := range g.Head.Units {
+		if u := &g.Head.Units[i]; u.Producer < 0 {
+			units = append(units, newUnit(g, g.Head, Type1, u.Values, nil))
+		}
+	}
+	return units
+}
+
+// layerUnits are the caches, then what is saved for the backward pass in the order of graph.Block.Units, then what
+// the forward alone uses.
+func layerUnits(g *graph.Model) []Unit {
+	b := g.Layer
+	var units []Unit
+	saved := map[int]bool{}
+	for v := range b.Values {
+		if b.Values[v].Kind == graph.Cache {
+			units = append(units, newUnit(g, b, Type0, []int{v}, writer(b, v)))
+			saved[v] = true
+		}
+	}
+	for i := range b.Units {
+		u := &b.Units[i]
+		var by *graph.Node
+		if u.Producer >= 0 {
+			by = &b.Forward[u.Producer]
+		}
+		units = append(units, newUnit(g, b, Type1, u.Values, by))
+		for _, v := range u.Values {
+			saved[v] = true
+		}
+	}
+	for i := range b.Forward {
+		n := &b.Forward[i]
+		for _, v := range written(n) {
+			if !saved[v] && v != b.Output && b.Values[v].Kind == graph.Activation {
+				units = append(units, newUnit(g, b, Type2, []int{v}, n))
+			}
+		}
+	}
+	return units
+}
+
+func newUnit(g *graph.Model, b *graph.Block, t UnitType, values []int, by *graph.Node) Unit {
+	u := Unit{Block: b.Name, Name: b.Values[values[0]].Name, Type: t, Written: "input"}
+	for _, v := range values {
+		u.Values = append(u.Values, b.Values[v].Name)
+		u.BytesPerToken += bytesPerToken(g, &b.Values[v])
+	}
+	if by != nil {
+		u.Written = ir.Ops[by.Op].Name
+	}
+	for i := range b.Forward {
+		if reads(&b.Forward[i], values) {
+			u.LastForward = ir.Ops[b.Forward[i].Op].Name
+		}
+	}
+	for i := range b.Backward {
+		if t != Type2 && reads(&b.Backward[i], values) {
+			u.FirstBackward = ir.Ops[b.Backward[i].Op].Name
+			break
+		}
+	}
+	return u
+}
+
+// bytesPerToken takes a subsequence that every divisor divides, so that the quotient is exact.
+func bytesPerToken(g *graph.Model, v *graph.Value) float64 {
+	tokens := int64(g.SP) * int64(ir.Alignment)
+	z := graph.Size{Sequence: tokens, Tokens: tokens, Batch: 1, SP: int64(g.SP)}
+	return float64(v.Bytes(z)) / float64(tokens)
+}
+
+func writer(b *graph.Block, v int) *graph.Node {
+	for i := range b.Forward {
+		if slices.Contains(written(&b.Forward[i]), v) {
+			return &b.Forward[i]
+		}
+	}
+	return nil
+}
+
+func written(n *graph.Node) []int {
+	var out []int
+	for k, a := range n.Args {
+		if a.Value != graph.Missing && ir.Ops[n.Op].Operands[k].Dir != ir.Read {
+			out = append(out, a.Value)
+		}
+	}
+	return out
+}
+
+func reads(n *graph.Node, values []int) bool {
+	for k, a := range n.Args {
+		if a.Value != graph.Missing && ir.Ops[n.Op].Operands[k].Dir == ir.Read && slices.Contains(values, a.Value) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkLifespan: the list is what the dataflow says; it is there to be read, not to be edited.
+func checkLifespan(c *Context, p *Plan) error {
+	want := unitsOf(c.Model(p))
+	if len(p.Units) != len(want) {
+		return fmt.Errorf("units: there are %d, and the model has %d", len(p.Units), len(want))
+	}
+	for i := range want {
+		if p.Units[i].Name != want[i].Name || p.Units[i].Type != want[i].Type {
+			return fmt.Errorf("units: %s of type %d stands where the model has %s of type %d", p.Units[i].Name, p.Units[i].Type, want[i].Name, want[i].Type)
+		}
+	}
+	return nil
+}

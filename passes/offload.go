@@ -1,0 +1,154 @@
+package passes
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"sppo/graph"
+	"sppo/ir"
+)
+
+// offload decides the fate of every type-1 unit.
+//
+// Input: Tasks, Units, Lengths. Output: Offload. Invariant: the bytes that go differ from alpha times all by at most
+// half of the smallest unit that stays. Paper: section 4.1.
+func offload(c *Context, p *Plan) error {
+	policy, alpha, why := p.wantedAlpha()
+	p.Offload = Offload{Policy: policy}
+	for s := range p.LayersPerStage {
+		alphas, fates := make([]float64, p.Subsequences.N), make([]string, p.Subsequences.N)
+		for i := range fates {
+			fates[i], alphas[i] = chooseUnits(p.unitBytes(c, i), p.LayersPerStage[s], alpha(i))
+		}
+		p.Offload.Alpha, p.Offload.Fate = append(p.Offload.Alpha, alphas), append(p.Offload.Fate, fates)
+	}
+	p.decide("offload", "policy", policy, why)
+	return nil
+}
+
+// wantedAlpha is the share of each subsequence that the request asks for.
+func (p *Plan) wantedAlpha() (policy string, alpha func(i int) float64, why string) {
+	constant := func(v float64) func(int) float64 { return func(int) float64 { return v } }
+	switch req := p.Schedule.Offload; req.Policy {
+	case "none":
+		return "none", constant(0), "given: everything stays on the device"
+	case "full":
+		return "full", constant(1), "given: everything goes, of the last subsequence too"
+	case "ratio":
+		return "ratio", constant(req.Alpha[0]), fmt.Sprintf("given: %g of the bytes of every subsequence, in whole units", req.Alpha[0])
+	case "list":
+		return "list", func(i int) float64 { return req.Alpha[i] }, "given: a share for each subsequence, in whole units"
+	}
+	return "full", constant(1), "auto is full: the longest sequences fit"
+}
+
+// unitBytes are the sizes of a layer's type-1 units for subsequence i, in the order of fate letters.
+func (p *Plan) unitBytes(c *Context, i int) []ir.Bytes {
+	b, z := c.Model(p).Layer, p.Size(i)
+	sizes := make([]ir.Bytes, len(b.Units))
+	for u := range b.Units {
+		sizes[u] = b.UnitBytes(&b.Units[u], z)
+	}
+	return sizes
+}
+
+// chooseUnits writes the fate of the units of a stage's layers so that the bytes that go are as near share as whole
+// units allow. First layers go first: their backward comes last, so their way back is the least hurried. Within a
+// layer large units go first, and what is left of the target is filled with smaller ones.
+func chooseUnits(sizes []ir.Bytes, layers int, share float64) (fate string, placed float64) {
+	order := bySize(sizes)
+	var layerBytes ir.Bytes
+	for _, n := range sizes {
+		layerBytes += n
+	}
+	total := layerBytes * ir.Bytes(layers)
+	letters := []byte(strings.Repeat(string(FateKeep), layers*len(sizes)))
+	left := share * float64(total)
+	smallest := -1 // of those that stay
+	for l := range layers {
+		for _, u := range order {
+			at := l*len(sizes) + u
+			if float64(sizes[u]) <= left {
+				letters[at], left = FateOffload, left-float64(sizes[u])
+			} else if smallest < 0 || sizes[u] < sizes[smallest%len(sizes)] {
+				smallest = at
+			}
+		}
+	}
+	if smallest >= 0 && float64(sizes[smallest%len(sizes)]) < 2*left {
+		letters[smallest] = FateOffload
+	}
+	return string(letters), placedShare(string(letters), sizes)
+}
+
+// bySize lists units from the largest to the smallest; equal ones keep their order.
+func bySize(sizes []ir.Bytes) []int {
+	order := make([]int, len(sizes))
+	for u := range order {
+		order[u] = u
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return int(sizes[b] - sizes[a]) })
+	return order
+}
+
+// placedShare is the alpha that a fate amounts to.
+func placedShare(fate string, sizes []ir.Bytes) float64 {
+	var gone, total ir.Bytes
+	for at := range len(fate) {
+		n := sizes[at%len(sizes)]
+		total += n
+		if fate[at] == FateOffload {
+			gone += n
+		}
+	}
+	if total == 0 {
+		return 0
+	}
+	return float64(gone) / float64(total)
+}
+
+// keepAll is the plan without offload.
+func keepAll(c *Context, p *Plan) {
+	p.Offload = Offload{Policy: "none"}
+	for s := range p.LayersPerStage {
+		fate := strings.Repeat(string(FateKeep), p.LayersPerStage[s]*len(c.Model(p).Layer.Units))
+		p.Offload.Alpha = append(p.Offload.Alpha, make([]float64, p.Subsequences.N))
+		p.Offload.Fate = append(p.Offload.Fate, slices.Repeat([]string{fate}, p.Subsequences.N))
+	}
+}
+
+// checkOffload: a letter for every unit of every layer of the stage, alpha what the letters amount to.
+func checkOffload(c *Context, p *Plan) error {
+	o, stages := p.Offload, len(p.LayersPerStage)
+	if len(o.Fate) != stages || len(o.Alpha) != stages {
+		return fmt.Errorf("offload is given for %d stages (alpha for %d) of %d", len(o.Fate), len(o.Alpha), stages)
+	}
+	for s := range o.Fate {
+		if len(o.Fate[s]) != p.Subsequences.N || len(o.Alpha[s]) != p.Subsequences.N {
+			return fmt.Errorf("offload of stage %d is given for %d subsequences (alpha for %d) of %d", s, len(o.Fate[s]), len(o.Alpha[s]), p.Subsequences.N)
+		}
+		for i := range o.Fate[s] {
+			if err := p.checkFate(c.Model(p).Layer, s, i); err != nil {
+				return fmt.Errorf("offload of stage %d, subsequence %d: %w", s, i, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (p *Plan) checkFate(layer *graph.Block, s, i int) error {
+	fate, alpha := p.Offload.Fate[s][i], p.Offload.Alpha[s][i]
+	if want := p.LayersPerStage[s] * len(layer.Units); len(fate) != want {
+		return fmt.Errorf("fate has %d letters for %d units of %d layers, which want %d", len(fate), len(layer.Units), p.LayersPerStage[s], want)
+	}
+	for at := range len(fate) {
+		if fate[at] != FateOffload && fate[at] != FateKeep {
+			return fmt.Errorf("fate has the letter %q at %d: there are %c, offload, and %c, keep", fate[at], at, FateOffload, FateKeep)
+		}
+	}
+	if !(alpha >= 0 && alpha <= 1) {
+		return fmt.Errorf("alpha is %g, and a share lies between 0 and 1", alpha)
+	}
+	return nil
+}

@@ -1,0 +1,275 @@
+package passes
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"sppo/graph"
+	"sppo/lang"
+)
+
+// Pass is one step from a requested spec to a program. Its Run refines the plan; Check states what the plan must
+// satisfy once the pass has run, whoever made it.
+type Pass struct {
+	Name  string
+	Doc   string
+	Run   func(*Context, *Plan) error // nil for the passes of codegen, which refine the program
+	Check func(*Context, *Plan) error
+	Off   func(*Context, *Plan) // what the plan says where the pass is switched off; nil: the pass is required
+	After []Order
+}
+
+// Order says that a pass comes later than another, and why.
+type Order struct{ Name, Reason string }
+
+// Required says that nothing can be built without the pass.
+func (p *Pass) Required() bool { return p.Off == nil }
+
+// Passes are all passes in the order of a default run.
+var Passes = [...]Pass{
+	{
+		Name: "solve", Run: solve, Check: checkSolved,
+		Doc: "Chooses what the spec leaves `auto`: SP, PP, DP, the number of subsequences, the grid of their borders, and how many layers each stage holds.",
+	},
+	{
+		Name: "partition", Run: partition, Check: checkPartition,
+		Doc: "Cuts the sequence into subsequences: of equal floating-point operations (`flops`, so that later ones, which look back further, are shorter), of equal length, or as given.",
+		After: []Order{
+			{"solve", "the number of subsequences and their grid are sizes"},
+		},
+	},
+	{
+		Name: "schedule", Run: schedule, Check: checkSchedule,
+		Doc: "Orders the tasks of every stage: for each microbatch all subsequences forward, then all backward from the last to the first.",
+		After: []Order{
+			{"partition", "tasks are forwards and backwards of subsequences"},
+		},
+	},
+	{
+		Name: "lifespan", Run: lifespan, Check: checkLifespan,
+		Doc: "Finds in the model's dataflow what one layer leaves in memory and for how long: read by later subsequences (type 0), by the backward pass (type 1), or by the same forward alone (type 2).",
+		After: []Order{
+			{"solve", "SP divides the rows and columns of values"},
+		},
+	},
+	{
+		Name: "offload", Run: offload, Check: checkOffload, Off: keepAll,
+		Doc: "Decides for every stage and subsequence how much of the type-1 activations goes to the host between forward and backward, and which units of which layers that is.",
+		After: []Order{
+			{"partition", "bytes and the time to copy them grow with the length of a subsequence"},
+			{"schedule", "a copy runs behind the next task of the stage"},
+			{"lifespan", "only whole units of type 1 are offloaded"},
+		},
+	},
+	{
+		Name: "mux", Run: mux, Check: checkMux, Off: muxOff,
+		Doc: "Says which tasks of a stage lie next to a bubble, and whether stages that idle there take a part of them.",
+		After: []Order{
+			{"schedule", "the bubbles are known once tasks are ordered"},
+			{"offload", "what is offloaded leaves room for borrowed work"},
+		},
+	},
+	{
+		Name: "lower",
+		Doc:  "Turns the tasks of every stage into instructions: the model's nodes, messages between stages, copies to and from the host.",
+		After: []Order{
+			{"mux", "every decision of the plan is in the instructions"},
+		},
+	},
+	{
+		Name: "place",
+		Doc:  "Gives every buffer its offset in the device or host arena; buffers whose lives do not meet share bytes.",
+		After: []Order{
+			{"lower", "lives are known from first and last use"},
+		},
+	},
+	{
+		Name: "sync",
+		Doc:  "Orders conflicting accesses of different streams with the fewest events.",
+		After: []Order{
+			{"place", "buffers that share bytes conflict too"},
+		},
+	},
+}
+
+// Names are the names of all passes in default order: what instructions point to as the pass that decided them.
+func Names() []string {
+	names := make([]string, len(Passes))
+	for i := range Passes {
+		names[i] = Passes[i].Name
+	}
+	return names
+}
+
+// Find is the pass of that name, or nil.
+func Find(name string) *Pass {
+	for i := range Passes {
+		if Passes[i].Name == name {
+			return &Passes[i]
+		}
+	}
+	return nil
+}
+
+// Context is what passes may look at besides the plan.
+type Context struct {
+	spec  *lang.Spec // nil for a plan that came as JSON
+	model *graph.Model
+	split int // SP that model was built for
+}
+
+// Model is the dataflow of the plan's model on one rank.
+func (c *Context) Model(p *Plan) *graph.Model {
+	if c.model == nil || c.split != p.Parallel.SP {
+		c.model, c.split = graph.New(p.Model, p.Parallel.SP, p.Train.Sequence), p.Parallel.SP
+	}
+	return c.model
+}
+
+// Options choose what of the passes runs and what of the plan is shown on the way.
+type Options struct {
+	Passes     []string  // instead of the default order; empty: all
+	Disable    []string  // passes to leave out
+	PrintAfter []string  // print the plan after these; "all" is every pass
+	StopAfter  string    // run no pass after this one
+	Print      io.Writer // where PrintAfter goes
+}
+
+// Run refines a plan made by New pass by pass, checking it after each, and predicts what it will cost. A mistake of
+// the user is a lang.Diagnostic; sp may be nil for a plan whose spec is not at hand.
+func Run(sp *lang.Spec, p *Plan, o Options) error {
+	order, err := o.order()
+	if err != nil {
+		return err
+	}
+	c := &Context{spec: sp}
+	var ran []*Pass
+	for _, pass := range order {
+		if pass.Run == nil {
+			break
+		}
+		if slices.Contains(o.Disable, pass.Name) {
+			pass.Off(c, p)
+			p.decide(pass.Name, "pass", "off", "switched off by the command line")
+		} else if err := pass.Run(c, p); err != nil {
+			return err
+		}
+		ran = append(ran, pass)
+		if err := check(c, p, ran); err != nil {
+			return fmt.Errorf("after pass %s: %w", pass.Name, err)
+		}
+		if err := o.print(pass, p); err != nil {
+			return err
+		}
+		if pass.Name == o.StopAfter {
+			break
+		}
+	}
+	if complete(ran) {
+		predict(c, p)
+	}
+	return nil
+}
+
+// order is what will run: known names, no required pass missing before the last, every constraint kept.
+func (o Options) order() ([]*Pass, error) {
+	for _, name := range slices.Concat(o.Passes, o.Disable, o.PrintAfter, []string{o.StopAfter}) {
+		if name != "" && name != "all" && Find(name) == nil {
+			return nil, fmt.Errorf("no pass is named %q: there are %s", name, strings.Join(Names(), ", "))
+		}
+	}
+	for _, name := range o.Disable {
+		if p := Find(name); p == nil || p.Required() {
+			return nil, fmt.Errorf("pass %s cannot be switched off: nothing can be built without it", name)
+		}
+	}
+	names := o.Passes
+	if len(names) == 0 {
+		names = Names()
+	}
+	var order []*Pass
+	for i, name := range names {
+		p := Find(name)
+		if p == nil || slices.Contains(names[:i], name) {
+			return nil, fmt.Errorf("pass %q is listed twice or unknown", name)
+		}
+		for _, before := range p.After {
+			if !slices.Contains(names[:i], before.Name) {
+				return nil, fmt.Errorf("pass %s needs %s before it: %s", name, before.Name, before.Reason)
+			}
+		}
+		order = append(order, p)
+	}
+	return order, nil
+}
+
+func (o Options) print(pass *Pass, p *Plan) error {
+	if o.Print == nil || !slices.Contains(o.PrintAfter, pass.Name) && !slices.Contains(o.PrintAfter, "all") {
+		return nil
+	}
+	if _, err := fmt.Fprintf(o.Print, "# plan after %s\n", pass.Name); err != nil {
+		return err
+	}
+	return p.WriteJSON(o.Print)
+}
+
+// complete says whether every pass of the plan has run.
+func complete(ran []*Pass) bool {
+	for i := range Passes {
+		if Passes[i].Run != nil && !slices.Contains(ran, &Passes[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// check applies the invariants of all passes that have run, in order: a later pass may break an earlier one's.
+func check(c *Context, p *Plan, ran []*Pass) error {
+	for _, pass := range ran {
+		if err := pass.Check(c, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Verify says whether a complete plan, such as one that was edited, can be compiled.
+func Verify(p *Plan) error {
+	c := &Context{}
+	for i := range Passes {
+		if Passes[i].Check == nil {
+			continue
+		}
+		if err := Passes[i].Check(c, p); err != nil {
+			return fmt.Errorf("plan %s: %w", p.Name, err)
+		}
+	}
+	return nil
+}
+
+// Explain is the reference entry of a pass, or "" where there is none of that name.
+func Explain(name string) string {
+	p := Find(name)
+	if p == nil {
+		return ""
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "pass %s\n\n%s\n", p.Name, p.Doc)
+	if len(p.After) > 0 {
+		b.WriteString("\nRuns after\n")
+		for _, o := range p.After {
+			fmt.Fprintf(&b, "  %s: %s\n", o.Name, o.Reason)
+		}
+	}
+	switch {
+	case p.Run == nil:
+		b.WriteString("\nPart of code generation: it refines the program, not the plan.\n")
+	case p.Required():
+		b.WriteString("\nRequired.\n")
+	default:
+		b.WriteString("\nCan be switched off with --disable=" + p.Name + ".\n")
+	}
+	return b.String()
+}

@@ -1,0 +1,211 @@
+package passes
+
+import (
+	"math"
+
+	"sppo/graph"
+	"sppo/ir"
+	"sppo/ir/cost"
+)
+
+// predict fills in what the plan leads to: time, throughput, capacities. The exact memory is codegen's to say.
+func predict(c *Context, p *Plan) {
+	model := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
+	m := ir.Machine(p.Cluster)
+	p.Memory = Memory{DeviceCapacityBytes: ir.Bytes(m.DeviceMemory), HostCapacityBytes: m.HostMemoryPerRank()}
+	p.simulate(taskCosts(c, p, model))
+	p.Time.OptimizerS = optimizerTime(c, p, model)
+	p.Time.StepS += p.Time.OptimizerS
+	p.throughput(model.Peak(c.Model(p).DType()))
+}
+
+// Predict is predict for a plan that was edited.
+func Predict(p *Plan) { predict(&Context{}, p) }
+
+// costs are the durations of everything that a step is made of. Indices: i a subsequence, s a stage, k a layer of it.
+type costs struct {
+	forward, backward      []ir.Seconds     // [i], of one layer
+	embed, embedGrad, head []ir.Seconds     // [i]; all of the head runs in the backward
+	message                []ir.Seconds     // [i], to a neighbour
+	d2h, h2d               [][][]ir.Seconds // [s][i][k]
+}
+
+// pricer takes nodes of a block to time.
+type pricer struct {
+	cost cost.Model
+	link cost.Link // among the SP ranks of a stage
+}
+
+func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
+	g, n := c.Model(p), p.Subsequences.N
+	pr := pricer{m, p.widestLink(m, p.stageRanks)}
+	between := p.widestLink(m, p.neighbours)
+	stages := len(p.LayersPerStage)
+	t := &costs{d2h: make([][][]ir.Seconds, stages), h2d: make([][][]ir.Seconds, stages)}
+	for i := range n {
+		z := p.Size(i)
+		t.forward = append(t.forward, pr.time(g, g.Layer, g.Layer.Forward, z))
+		t.backward = append(t.backward, pr.time(g, g.Layer, g.Layer.Backward, z))
+		t.embed = append(t.embed, pr.time(g, g.Embedding, g.Embedding.Forward, z))
+		t.embedGrad = append(t.embedGrad, pr.time(g, g.Embedding, g.Embedding.Backward, z))
+		t.head = append(t.head, pr.time(g, g.Head, g.Head.Backward, z))
+		x := g.Layer.Values[g.Layer.Input].Bytes(z)
+		t.message = append(t.message, m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: x}, between))
+		sizes := p.unitBytes(c, i)
+		for s := range stages {
+			out, back := copyTimes(m, p.Offload.Fate[s][i], sizes)
+			t.d2h[s], t.h2d[s] = append(t.d2h[s], out), append(t.h2d[s], back)
+		}
+	}
+	return t
+}
+
+// copyTimes are the durations of the copies of each layer of a stage, one instruction a unit.
+func copyTimes(m cost.Model, fate string, sizes []ir.Bytes) (out, back []ir.Seconds) {
+	layers := len(fate) / max(1, len(sizes))
+	out, back = make([]ir.Seconds, layers), make([]ir.Seconds, layers)
+	for at := range len(fate) {
+		if fate[at] != FateOffload {
+			continue
+		}
+		k, n := at/len(sizes), sizes[at%len(sizes)]
+		out[k] += m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{})
+		back[k] += m.Time(ir.Work{Kind: ir.WorkH2D, Bytes: n}, cost.Link{})
+	}
+	return out, back
+}
+
+// rank is a rank of the first replica.
+func (p *Plan) rank(stage, k int) int32 { return int32(stage*p.Parallel.SP + k) }
+
+func (p *Plan) stageRanks(s, _ int) []int32 {
+	ranks := make([]int32, p.Parallel.SP)
+	for k := range ranks {
+		ranks[k] = p.rank(s, k)
+	}
+	return ranks
+}
+
+func (p *Plan) neighbours(s, k int) []int32 {
+	return []int32{p.rank(s, k), p.rank((s+1)%p.Parallel.PP, k)}
+}
+
+// widestLink is the worst link among groups of the first replica.
+func (p *Plan) widestLink(m cost.Model, group func(s, k int) []int32) cost.Link {
+	var worst cost.Link
+	for s := range p.Parallel.PP {
+		for k := range p.Parallel.SP {
+			if l := m.LinkOf(group(s, k)); l.Nodes >= worst.Nodes {
+				worst = l
+			}
+		}
+	}
+	return worst
+}
+
+// time is how long nodes take that run as the program will: each stream in order, collectives beside computation, an
+// instruction as soon as what it reads is there. Chunked nodes run once for every chunk of rows.
+func (pr pricer) time(g *graph.Model, b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {
+	var t ir.Seconds
+	for first := 0; first < len(nodes); {
+		end := first
+		for end < len(nodes) && nodes[end].Chunked == nodes[first].Chunked {
+			end++
+		}
+		if !nodes[first].Chunked {
+			t += pr.makespan(b, nodes[first:end], z)
+		} else {
+			t += pr.chunks(g, b, nodes[first:end], z)
+		}
+		first = end
+	}
+	return t
+}
+
+func (pr pricer) chunks(g *graph.Model, b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {
+	rows, step := z.Tokens*z.Batch, g.ChunkRows(z)
+	z.Rows = step
+	t := pr.makespan(b, nodes, z) * ir.Seconds(rows/step)
+	if z.Rows = rows % step; z.Rows > 0 {
+		t += pr.makespan(b, nodes, z)
+	}
+	return t
+}
+
+func (pr pricer) makespan(b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {
+	ready := make([]ir.Seconds, len(b.Values))
+	var free [2]ir.Seconds // computation, collectives
+	for i := range nodes {
+		n := &nodes[i]
+		stream := 0
+		if ir.Ops[n.Op].Class == ir.ClassComm {
+			stream = 1
+		}
+		start := free[stream]
+		for _, a := range n.Args {
+			if a.Value != graph.Missing {
+				start = max(start, ready[a.Value])
+			}
+		}
+		end := start + pr.cost.Time(b.Work(n, z), pr.link)
+		free[stream] = end
+		for _, v := range written(n) {
+			ready[v] = end
+		}
+	}
+	return max(free[0], free[1])
+}
+
+// optimizerTime is from the last gradient to the last new weight on the slowest stage: completing gradients over
+// replicas, their norm, AdamW. The reductions of vectors inside a stage are left out: they are small.
+func optimizerTime(c *Context, p *Plan, m cost.Model) ir.Seconds {
+	g := c.Model(p)
+	var slowest ir.Seconds
+	for s, layers := range p.LayersPerStage {
+		t := p.updateTime(g, g.Layer, m) * ir.Seconds(layers)
+		if s == 0 {
+			t += p.updateTime(g, g.Embedding, m)
+		}
+		if s == p.Parallel.PP-1 && !g.Tied {
+			t += p.updateTime(g, g.Head, m)
+		}
+		slowest = max(slowest, t)
+	}
+	return slowest
+}
+
+func (p *Plan) updateTime(g *graph.Model, b *graph.Block, m cost.Model) ir.Seconds {
+	replicas := make([]int32, p.Parallel.DP)
+	for d := range replicas {
+		replicas[d] = int32(d * p.Parallel.PP * p.Parallel.SP)
+	}
+	link := m.LinkOf(replicas)
+	var t ir.Seconds
+	for _, param := range b.Params {
+		n := param.Local[0] * param.Local[1]
+		grad := ir.View{Shape: [ir.MaxDims]int32{int32(param.Local[0]), int32(param.Local[1])}, DType: ir.F32}
+		half := ir.Absent()
+		if g.DType() == ir.BF16 {
+			half = grad
+			half.DType = ir.BF16
+		}
+		adamw := ir.Instr{Op: ir.AdamW, Args: []ir.View{grad, grad, grad, half, grad, {}, {}}, Attrs: make([]ir.Attr, len(ir.Ops[ir.AdamW].Attrs))}
+		sumsq := ir.Instr{Op: ir.SumSq, Args: []ir.View{{}, grad}, Attrs: make([]ir.Attr, len(ir.Ops[ir.SumSq].Attrs))}
+		t += m.Time(adamw.Work(), link) + m.Time(sumsq.Work(), link)
+		t += m.Time(ir.Work{Kind: ir.WorkAllReduce, Bytes: ir.Bytes(n) * ir.F32.Bytes()}, link)
+	}
+	return t
+}
+
+// throughput counts model FLOPs: three times the forward, attention causal, recomputation and padding left out.
+func (p *Plan) throughput(peak float64) {
+	tokens := float64(p.Train.Sequence) * float64(p.Train.Batch)
+	head := 2 * float64(p.Model.Hidden) * float64(p.Model.Vocab) * tokens
+	layers := flopsOfLayer(p.Model).of(p.Train.Sequence) * float64(p.Model.Layers) * float64(p.Train.Batch)
+	p.Throughput = Throughput{ModelFlops: 3 * (layers + head)}
+	gpuSeconds := float64(p.Time.StepS) * float64(p.Parallel.Ranks())
+	if gpuSeconds > 0 && !math.IsInf(gpuSeconds, 0) {
+		p.Throughput.TGS = tokens / gpuSeconds
+		p.Throughput.MFU = p.Throughput.ModelFlops / (gpuSeconds * peak)
+	}
+}

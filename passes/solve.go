@@ -1,0 +1,316 @@
+package passes
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"sppo/lang"
+)
+
+// Until predictions choose among sizes, `auto` is a plain value that this file states.
+const (
+	tokensPerTaskWanted = 8 << 10 // length of a subsequence that keeps a GPU busy and its bubbles small
+	alignWanted         = 128     // rows of a tile
+	stepsPerSubsequence = 4       // grid steps that the shortest subsequence has at least, so that rounding stays small
+)
+
+// solve fills in what the spec leaves to it.
+//
+// Input: the request. Output: Parallel, LayersPerStage, Subsequences.N and Align.
+func solve(c *Context, p *Plan) error {
+	if err := c.diagnose(missingPolicies(p)); err != nil {
+		return err
+	}
+	solveParallel(p)
+	solveSubsequences(p)
+	if err := c.diagnose(sizeProblems(p)); err != nil {
+		return err
+	}
+	p.LayersPerStage = evenLayers(p.Model.Layers, p.Parallel.PP)
+	p.decide("solve", "layers_per_stage", list(p.LayersPerStage), "even; where it does not divide the first stages hold one more, since the last computes the loss")
+	return nil
+}
+
+func solveParallel(p *Plan) {
+	s, gpus := p.Schedule, p.Cluster.GPUs()
+	par := Parallel{SP: s.SP, PP: s.PP, DP: s.DP, VirtualStages: max(1, s.VirtualStages), Microbatch: max(1, s.Microbatch)}
+	if par.SP == 0 {
+		par.SP = 1
+	}
+	p.decide("solve", "sp", fmt.Sprint(par.SP), given(s.SP != 0, "auto is 1"))
+	if par.DP == 0 {
+		par.DP = 1
+	}
+	p.decide("solve", "dp", fmt.Sprint(par.DP), given(s.DP != 0, "auto is 1: GPUs that are left serve the pipeline of one sequence"))
+	if par.PP == 0 {
+		par.PP = max(1, min(gpus/(par.SP*par.DP), p.Model.Layers/par.VirtualStages))
+	}
+	p.decide("solve", "pp", fmt.Sprint(par.PP), given(s.PP != 0, "auto is a stage for every GPU that sp and dp leave, as long as each has a layer"))
+	par.Microbatches = p.Train.Batch / (par.DP * par.Microbatch)
+	p.Parallel = par
+}
+
+func solveSubsequences(p *Plan) {
+	req, seq, sp := p.Schedule.Subsequences, p.Train.Sequence, int64(p.Parallel.SP)
+	out := &p.Subsequences
+	why := "given"
+	switch {
+	case !req.Auto && len(req.Lengths) > 0:
+		out.N = len(req.Lengths)
+	case !req.Auto && req.Count > 0:
+		out.N = req.Count
+	case p.Schedule.Offload.Policy == "list":
+		out.N, why = len(p.Schedule.Offload.Alpha), "one for each share that offload lists"
+	default:
+		grid := max(int64(p.Schedule.Align), sp)
+		n := max((seq+tokensPerTaskWanted-1)/tokensPerTaskWanted, int64(p.Parallel.PP))
+		out.N = int(max(1, min(n, seq/grid)))
+		why = "auto is one for every 8K tokens, at least one for every stage"
+	}
+	p.decide("solve", "subsequences", fmt.Sprint(out.N), why)
+	if out.Align = int64(p.Schedule.Align); out.Align > 0 {
+		p.decide("solve", "align", fmt.Sprint(out.Align), "given")
+		return
+	}
+	out.Align = autoAlign(p)
+	p.decide("solve", "align", fmt.Sprint(out.Align), fmt.Sprintf("auto is %d, or less so that the shortest subsequence has %d steps of it; a multiple of sp", alignWanted, stepsPerSubsequence))
+}
+
+// autoAlign halves the grid until every subsequence has enough steps of it, or until it is SP.
+func autoAlign(p *Plan) int64 {
+	sp := int64(p.Parallel.SP)
+	align := sp
+	for align*2 <= alignWanted {
+		align *= 2
+	}
+	suits := func(align int64) bool { return false }
+	if lengths := p.Schedule.Subsequences.Lengths; len(lengths) > 0 {
+		suits = func(align int64) bool { return onGrid(lengths, align) }
+	} else {
+		shortest := shortestLength(p)
+		suits = func(align int64) bool { return shortest >= stepsPerSubsequence*align }
+	}
+	for align > sp && !suits(align) {
+		align /= 2
+	}
+	return align
+}
+
+// onGrid says whether all lengths but the last are multiples of align.
+func onGrid(lengths []int64, align int64) bool {
+	for _, n := range lengths[:len(lengths)-1] {
+		if n%align != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// shortestLength is that of the last subsequence, before any rounding.
+func shortestLength(p *Plan) int64 {
+	seq, n := p.Train.Sequence, int64(p.Subsequences.N)
+	if p.Schedule.Partition == "length" || n >= seq {
+		return seq / n
+	}
+	return seq - newCut(p.Model, seq, int(n), 1).nearest(int(n)-1)
+}
+
+func evenLayers(layers, stages int) []int {
+	per := make([]int, stages)
+	for i := range per {
+		per[i] = layers / stages
+		if i < layers%stages {
+			per[i]++
+		}
+	}
+	return per
+}
+
+func given(is bool, auto string) string {
+	if is {
+		return "given"
+	}
+	return auto
+}
+
+func list[T any](items []T) string {
+	return strings.Trim(fmt.Sprint(items), "[]")
+}
+
+// problem is a fault of a request or of an edited plan.
+type problem struct {
+	key     string // of the spec
+	code    lang.Code
+	hint    string
+	message string
+}
+
+func fault(key string, code lang.Code, hint, format string, args ...any) problem {
+	return problem{key, code, hint, fmt.Sprintf(format, args...)}
+}
+
+// diagnose points at the keys of the spec that problems are about.
+func (c *Context) diagnose(problems []problem) error {
+	sp := c.spec
+	if sp == nil {
+		sp = &lang.Spec{}
+	}
+	var ds lang.Diagnostics
+	for _, f := range problems {
+		ds = append(ds, sp.Diagnose(f.key, f.code, "%s", f.message).WithHint("%s", f.hint))
+	}
+	return ds.Err()
+}
+
+// plain is the same for a plan without a spec.
+func plain(problems []problem) error {
+	for _, f := range problems {
+		if f.hint != "" {
+			return fmt.Errorf("%s: %s (%s)", f.key, f.message, f.hint)
+		}
+		return fmt.Errorf("%s: %s", f.key, f.message)
+	}
+	return nil
+}
+
+// missingPolicies are choices of the language that no pass makes yet.
+func missingPolicies(p *Plan) []problem {
+	s := p.Schedule
+	var found []problem
+	refuse := func(missing bool, key, what, instead string) {
+		if missing {
+			found = append(found, fault(key, lang.NotYet, "for now "+instead, "%s is not implemented yet", what))
+		}
+	}
+	off := s.Offload.Policy
+	refuse(off == "adaptive" || off == "carry" || off == "memory", "schedule.offload", "offload = "+off, "none, full, a share, or a list of shares")
+	refuse(s.Mux != "" && s.Mux != "off" && s.Mux != "auto", "schedule.mux", "mux = "+s.Mux, "off")
+	refuse(s.VirtualStages > 1, "schedule.virtual_stages", fmt.Sprintf("virtual_stages = %d", s.VirtualStages), "1")
+	refuse(s.Recompute != "" && s.Recompute != "none" && s.Recompute != "auto", "schedule.recompute", "recompute = "+s.Recompute, "none")
+	refuse(s.SPMode != "" && s.SPMode != "megatron", "schedule.sp_mode", "sp_mode = "+s.SPMode, "megatron")
+	refuse(s.Keep != nil && len(s.Keep) < 2, "schedule.keep", "streaming of K and V", "keep = [k, v]")
+	refuse(s.Order == "layer", "schedule.order", "order = layer", "sequence")
+	refuse(s.Partition == "time", "schedule.partition", "partition = time", "flops or length")
+	refuse(s.Strategy != "" && s.Strategy != "sppo", "schedule.strategy", "strategy = "+s.Strategy, "sppo")
+	return found
+}
+
+// sizeProblems are what is wrong with sizes, chosen or edited, that everything later relies on.
+func sizeProblems(p *Plan) []problem {
+	var found []problem
+	add := func(wrong bool, f problem) {
+		if wrong {
+			found = append(found, f)
+		}
+	}
+	par, m, seq := p.Parallel, p.Model, p.Train.Sequence
+	if par.SP < 1 || par.PP < 1 || par.DP < 1 || par.VirtualStages < 1 || par.Microbatch < 1 {
+		return append(found, fault("schedule.sp", lang.OutOfRange, "", "sizes are at least 1: sp %d, pp %d, dp %d, virtual_stages %d, microbatch %d",
+			par.SP, par.PP, par.DP, par.VirtualStages, par.Microbatch))
+	}
+	gpus := p.Cluster.GPUs()
+	add(par.Ranks() > gpus, fault("schedule.pp", lang.TooManyRanks, fmt.Sprintf("the product of sp, pp and dp is at most %d", gpus),
+		"sp %d x pp %d x dp %d make %d ranks, and the cluster has %d GPUs", par.SP, par.PP, par.DP, par.Ranks(), gpus))
+	stages := par.PP * par.VirtualStages
+	add(stages > m.Layers, fault("schedule.pp", lang.TooFewLayers, fmt.Sprintf("at most %d stages", m.Layers),
+		"%d stages want as many layers, and the model has %d", stages, m.Layers))
+	add(m.Heads%par.SP != 0, fault("schedule.sp", lang.Indivisible, "sp = "+nearDivisors(m.Heads, par.SP),
+		"%d heads do not divide by sp = %d", m.Heads, par.SP))
+	add(m.Heads%par.SP == 0 && m.KVHeads%par.SP != 0 && par.SP%m.KVHeads != 0, fault("schedule.sp", lang.Indivisible,
+		"kv_heads must divide sp or be divided by it", "%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, par.SP))
+	each := int64(par.DP * par.Microbatch)
+	add(int64(p.Train.Batch)%each != 0 || p.Train.Batch < 1, fault("train.batch", lang.Indivisible, "batch = "+nearMultiples(int64(p.Train.Batch), each),
+		"batch = %d is not a multiple of dp * microbatch = %d", p.Train.Batch, each))
+	add(seq%int64(par.SP) != 0, fault("train.sequence", lang.Indivisible, "sequence = "+nearMultiples(seq, int64(par.SP)),
+		"sequence = %d does not divide by sp = %d", seq, par.SP))
+	return append(found, gridProblems(p)...)
+}
+
+func gridProblems(p *Plan) []problem {
+	seq, n, align, sp := p.Train.Sequence, int64(p.Subsequences.N), p.Subsequences.Align, int64(p.Parallel.SP)
+	switch {
+	case n < 1:
+		return []problem{fault("schedule.subsequences", lang.OutOfRange, "", "a sequence has at least one subsequence, not %d", n)}
+	case align < 1 || align%sp != 0:
+		return []problem{fault("schedule.align", lang.BadAlign, "align = "+nearMultiples(align, sp), "align = %d is not a multiple of sp = %d", align, sp)}
+	case p.Subsequences.Lengths != nil:
+		return nil // checked as they are
+	case len(p.Schedule.Subsequences.Lengths) > 0:
+		return lengthProblems(p)
+	case n > seq/align:
+		return []problem{fault("schedule.subsequences", lang.BadAlign, fmt.Sprintf("at most %d subsequences, or align at most %d", seq/align, seq/n/sp*sp),
+			"a sequence of %d tokens is too short for %d subsequences of at least align = %d tokens", seq, n, align)}
+	}
+	return nil
+}
+
+func lengthProblems(p *Plan) []problem {
+	lengths, align, sp := p.Schedule.Subsequences.Lengths, p.Subsequences.Align, int64(p.Parallel.SP)
+	var sum int64
+	for i, n := range lengths {
+		sum += n
+		key := fmt.Sprintf("schedule.subsequences[%d]", i)
+		if n < 1 || n%sp != 0 {
+			return []problem{fault(key, lang.Indivisible, nearMultiples(n, sp), "a subsequence of %d tokens does not divide by sp = %d", n, sp)}
+		}
+		if n%align != 0 && i < len(lengths)-1 {
+			return []problem{fault(key, lang.BadAlign, nearMultiples(n, align), "a subsequence of %d tokens is not a multiple of align = %d", n, align)}
+		}
+	}
+	if sum != p.Train.Sequence {
+		return []problem{fault("schedule.subsequences", lang.LengthsSum, "", "the lengths sum to %d, and sequence = %d", sum, p.Train.Sequence)}
+	}
+	return nil
+}
+
+// nearDivisors names the divisors of n on both sides of x.
+func nearDivisors(n, x int) string {
+	below, above := min(x, n), x
+	for below > 1 && n%below != 0 {
+		below--
+	}
+	for above < n && n%above != 0 {
+		above++
+	}
+	if above > n || above == below {
+		return fmt.Sprint(below)
+	}
+	return fmt.Sprintf("%d or %d", below, above)
+}
+
+// nearMultiples names the multiples of step on both sides of x.
+func nearMultiples(x, step int64) string {
+	below := x / step * step
+	if below <= 0 {
+		return fmt.Sprint(below + step)
+	}
+	return fmt.Sprintf("%d or %d", below, below+step)
+}
+
+// checkSolved: sizes fit the cluster and the model, and stages hold all layers.
+func checkSolved(_ *Context, p *Plan) error {
+	if err := plain(sizeProblems(p)); err != nil {
+		return err
+	}
+	if got, want := len(p.LayersPerStage), p.Parallel.PP*p.Parallel.VirtualStages; got != want {
+		return fmt.Errorf("layers_per_stage has %d entries for %d stages", got, want)
+	}
+	sum := 0
+	for i, n := range p.LayersPerStage {
+		if n < 1 {
+			return fmt.Errorf("layers_per_stage: stage %d has %d layers", i, n)
+		}
+		sum += n
+	}
+	if sum != p.Model.Layers {
+		return fmt.Errorf("layers_per_stage sums to %d, and the model has %d layers", sum, p.Model.Layers)
+	}
+	if want := p.Train.Batch / (p.Parallel.DP * p.Parallel.Microbatch); p.Parallel.Microbatches != want {
+		return fmt.Errorf("microbatches is %d: batch / (dp * microbatch) is %d", p.Parallel.Microbatches, want)
+	}
+	if p.Parallel.VirtualStages != 1 {
+		return errors.New("virtual_stages above 1 is not implemented yet")
+	}
+	return nil
+}
