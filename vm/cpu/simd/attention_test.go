@@ -141,7 +141,7 @@ func TestAttention(t *testing.T) {
 	defer p.Close()
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)
-		for range 25 {
+		for range rounds(25) {
 			kv := 1 + r.IntN(3)
 			a := Attention{Tokens: 1 + r.IntN(90), Prefix: r.IntN(150), Batch: 1 + r.IntN(3), KVHeads: kv, Heads: kv * (1 + r.IntN(3)), HeadDim: 1 + r.IntN(70)}
 			checkAttention(t, p, a, r.IntN(4) == 0, r.IntN(2) == 0, r)

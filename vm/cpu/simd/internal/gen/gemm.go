@@ -1,0 +1,257 @@
+package main
+
+import "fmt"
+
+// Offsets in simd's tile struct.
+const (
+	tileA          = 0
+	tileARow       = 8
+	tileAK         = 16
+	tileB          = 24
+	tileBK         = 32
+	tileC          = 40
+	tileCRow       = 48
+	tileK          = 56
+	tileRows       = 64
+	tileCols       = 72
+	tileBias       = 80
+	tileAccumulate = 88
+)
+
+// gemm is the micro-kernel over one sliver of b, two vectors wide, and any number of rows: it cuts them into panels of
+// nearly equal height, none above mr, and keeps a whole panel of c in registers over all of k.
+//
+//	DI tile, SI a, R8 its row stride and R9 three of them, R10..R13 addresses of rows 0, 4, 8, 12 of the panel
+//	BX b, DX its stride, CX k, R15 a's stride along k, AX c
+var gemm = kernel{name: "gemm", params: params("t *tile"), field: true, frame: 32, body: func(f *fn) {
+	f.p("MOVQ t+0(FP), DI")
+	f.p("MOVQ %d(DI), SI", tileA)
+	f.p("MOVQ %d(DI), R8", tileARow)
+	f.p("LEAQ (R8)(R8*2), R9")
+	f.columnMask()
+	f.heights()
+	for h := f.mr; h >= 1; h-- {
+		f.panel(h)
+	}
+	f.label("done")
+}}
+
+// columnMask sets K1 and K2, or keeps the number of columns for later: AVX2 has no register to spare during the sum.
+func (f *fn) columnMask() {
+	if !f.avx512 {
+		return
+	}
+	f.p("MOVQ %d(DI), CX", tileCols)
+	f.p("MOVQ $-1, R15")
+	f.p("SHLXQ CX, R15, R15")
+	f.p("NOTQ R15")
+	f.p("KMOVW R15, K1")
+	f.p("SHRQ $16, R15")
+	f.p("KMOVW R15, K2")
+}
+
+// heights cuts the rows into panels: it keeps on the frame how many are left, how many of them have one row more than
+// the rest, and the height of the rest. Then it goes from panel to panel.
+func (f *fn) heights() {
+	f.p("MOVQ %d(DI), AX", tileC)
+	f.p("MOVQ AX, c-32(SP)")
+	f.p("MOVQ %d(DI), AX", tileRows)
+	f.p("TESTQ AX, AX")
+	f.p("JLE done")
+	f.p("ADDQ $%d, AX", f.mr-1)
+	f.p("XORQ DX, DX")
+	f.p("MOVQ $%d, CX", f.mr)
+	f.p("DIVQ CX")
+	f.p("MOVQ AX, CX") // panels
+	f.p("MOVQ AX, panels-8(SP)")
+	f.p("MOVQ %d(DI), AX", tileRows)
+	f.p("XORQ DX, DX")
+	f.p("DIVQ CX")
+	f.p("MOVQ DX, tall-16(SP)") // this many panels have one row more
+	f.p("MOVQ AX, height-24(SP)")
+	f.label("next")
+	f.p("SUBQ $1, panels-8(SP)")
+	f.p("JLT done")
+	f.p("MOVQ height-24(SP), AX")
+	f.p("SUBQ $1, tall-16(SP)")
+	f.p("JLT short")
+	f.p("ADDQ $1, AX")
+	f.label("short")
+	for h := f.mr; h >= 2; h-- {
+		f.p("CMPQ AX, $%d", h)
+		f.p("JEQ panel%d", h)
+	}
+	f.p("JMP panel1")
+}
+
+// aOperand is the address of row i of the panel.
+func aOperand(i int) string {
+	base := []string{"R10", "R11", "R12", "R13"}[i/4]
+	return []string{"(" + base + ")", "(" + base + ")(R8*1)", "(" + base + ")(R8*2)", "(" + base + ")(R9*1)"}[i%4]
+}
+
+// panel is the product for h rows.
+func (f *fn) panel(h int) {
+	acc := func(i, j int) string { return f.v(4 + 2*i + j) }
+	b0, b1 := f.v(0), f.v(1)
+	bases := []string{"R10", "R11", "R12", "R13"}[:(h+3)/4]
+	f.label(fmt.Sprintf("panel%d", h))
+	f.p("MOVQ %d(DI), BX", tileB)
+	f.p("MOVQ %d(DI), DX", tileBK)
+	f.p("MOVQ %d(DI), CX", tileK)
+	f.p("MOVQ %d(DI), R15", tileCRow)
+	f.p("MOVQ c-32(SP), AX")
+	f.p("MOVQ SI, R10")
+	for i := range bases[1:] {
+		f.p("LEAQ (%s)(R8*4), %s", bases[i], bases[i+1])
+	}
+	for i := range h {
+		f.p("PREFETCHT0 (AX)")
+		f.p("PREFETCHT0 %d(AX)", 8*f.lanes-1)
+		f.p("ADDQ R15, AX")
+		for j := range 2 {
+			f.p("VXORPS %s, %s, %s", acc(i, j), acc(i, j), acc(i, j))
+		}
+	}
+	f.p("MOVQ %d(DI), R15", tileAK)
+	loop, end := fmt.Sprintf("sum%d", h), fmt.Sprintf("end%d", h)
+	step := func() {
+		f.p("VMOVUPS (BX), %s", b0)
+		f.p("VMOVUPS %d(BX), %s", 4*f.lanes, b1)
+		for i := range h {
+			a := f.v(2 + i%2)
+			f.p("VBROADCASTSS %s, %s", aOperand(i), a)
+			f.p("VFMADD231PS %s, %s, %s", b0, a, acc(i, 0))
+			f.p("VFMADD231PS %s, %s, %s", b1, a, acc(i, 1))
+		}
+		f.p("ADDQ DX, BX")
+		for _, r := range bases {
+			f.p("ADDQ R15, %s", r)
+		}
+	}
+	odd := fmt.Sprintf("odd%d", h)
+	f.p("SUBQ $2, CX")
+	f.p("JLT %s", odd)
+	f.p("PCALIGN $32")
+	f.label(loop)
+	step()
+	step()
+	f.p("SUBQ $2, CX")
+	f.p("JGE %s", loop)
+	f.label(odd)
+	f.p("ADDQ $2, CX")
+	f.p("JLE %s", end)
+	step()
+	f.label(end)
+	f.p("MOVQ c-32(SP), AX")
+	f.p("MOVQ %d(DI), R15", tileCRow)
+	f.bias(h, acc)
+	f.writeBack(h, acc)
+	f.p("MOVQ AX, c-32(SP)")
+	f.p("IMUL3Q $%d, R8, CX", h)
+	f.p("ADDQ CX, SI")
+	f.p("JMP next")
+}
+
+// loadColumns and storeColumns move both vectors of a row, masked in the last sliver.
+func (f *fn) loadColumns(mem string, r [2]string, masked bool) {
+	second := fmt.Sprintf("%d%s", 4*f.lanes, mem)
+	switch {
+	case !masked:
+		f.p("VMOVUPS %s, %s", mem, r[0])
+		f.p("VMOVUPS %s, %s", second, r[1])
+	case f.avx512:
+		f.p("VMOVUPS.Z %s, K1, %s", mem, r[0])
+		f.p("VMOVUPS.Z %s, K2, %s", second, r[1])
+	default:
+		f.p("VMASKMOVPS %s, %s, %s", mem, f.v(2), r[0])
+		f.p("VMASKMOVPS %s, %s, %s", second, f.v(3), r[1])
+	}
+}
+
+func (f *fn) storeColumns(mem string, r [2]string, masked bool) {
+	second := fmt.Sprintf("%d%s", 4*f.lanes, mem)
+	switch {
+	case !masked:
+		f.p("VMOVUPS %s, %s", r[0], mem)
+		f.p("VMOVUPS %s, %s", r[1], second)
+	case f.avx512:
+		f.p("VMOVUPS %s, K1, %s", r[0], mem)
+		f.p("VMOVUPS %s, K2, %s", r[1], second)
+	default:
+		f.p("VMASKMOVPS %s, %s, %s", r[0], f.v(2), mem)
+		f.p("VMASKMOVPS %s, %s, %s", r[1], f.v(3), second)
+	}
+}
+
+// loadMasks makes AVX2's masks from the number of columns, in the registers of the broadcasts.
+func (f *fn) loadMasks() {
+	if f.avx512 {
+		return
+	}
+	f.p("MOVQ %d(DI), CX", tileCols)
+	f.p("LEAQ tail<>(SB), BX")
+	for j := range 2 {
+		// The first vector has min(8, cols) lanes, the second max(0, cols-8).
+		f.p("MOVQ CX, DX")
+		if j == 1 {
+			f.p("SUBQ $8, DX")
+			f.p("MOVQ $0, R10")
+			f.p("CMOVQLT R10, DX")
+		}
+		f.p("MOVQ $8, R10")
+		f.p("CMPQ DX, R10")
+		f.p("CMOVQGT R10, DX")
+		f.p("NEGQ DX")
+		f.p("VMOVUPS 32(BX)(DX*4), %s", f.v(2+j))
+	}
+}
+
+// bias adds the bias to every row, if there is one.
+func (f *fn) bias(h int, acc func(i, j int) string) {
+	none := fmt.Sprintf("nobias%d", h)
+	f.p("MOVQ %d(DI), CX", tileBias)
+	f.p("TESTQ CX, CX")
+	f.p("JEQ %s", none)
+	f.p("MOVQ CX, R11")
+	f.loadMasks()
+	f.loadColumns("(R11)", [2]string{f.v(0), f.v(1)}, true)
+	for i := range h {
+		for j := range 2 {
+			f.add(acc(i, j), acc(i, j), f.v(j))
+		}
+	}
+	f.label(none)
+}
+
+// writeBack adds the panel to c or overwrites c, and leaves AX at the row after it.
+func (f *fn) writeBack(h int, acc func(i, j int) string) {
+	next, masked, over := fmt.Sprintf("written%d", h), fmt.Sprintf("masked%d", h), fmt.Sprintf("over%d", h)
+	f.p("CMPQ %d(DI), $%d", tileCols, 2*f.lanes)
+	f.p("JNE %s", masked)
+	f.rows(h, acc, over, next, false)
+	f.label(masked)
+	f.loadMasks()
+	f.rows(h, acc, over+"m", next, true)
+	f.label(next)
+}
+
+func (f *fn) rows(h int, acc func(i, j int) string, over, next string, masked bool) {
+	f.p("CMPQ %d(DI), $0", tileAccumulate)
+	f.p("JEQ %s", over)
+	for i := range h {
+		f.loadColumns("(AX)", [2]string{f.v(0), f.v(1)}, masked)
+		for j := range 2 {
+			f.add(acc(i, j), acc(i, j), f.v(j))
+		}
+		f.storeColumns("(AX)", [2]string{acc(i, 0), acc(i, 1)}, masked)
+		f.p("ADDQ R15, AX")
+	}
+	f.p("JMP %s", next)
+	f.label(over)
+	for i := range h {
+		f.storeColumns("(AX)", [2]string{acc(i, 0), acc(i, 1)}, masked)
+		f.p("ADDQ R15, AX")
+	}
+	f.p("JMP %s", next)
+}
