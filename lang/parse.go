@@ -55,7 +55,7 @@ func (s span) words() string {
 	if s.src == nil {
 		return ""
 	}
-	return s.src.text[s.start.Offset:s.end.Offset]
+	return s.src.text[s.start.Offset:min(s.end.Offset, len(s.src.text))] // a repair's brace is in no text
 }
 
 // line is the source line on which the span starts.
@@ -258,7 +258,7 @@ func repair(toks []lexer.Token, i int) []lexer.Token {
 	case !inBlock && toks[i].Value == "}":
 		return splice(toks, i, i+1)
 	case inBlock && toks[i].EOF():
-		if len(brackets) == 0 && !isOperator(previous(toks, i, 1).Value) {
+		if len(brackets) == 0 && !unfinished(toks, i) {
 			from = i
 		}
 		return splice(toks, max(from, open[0]+1), i, brace)
@@ -266,6 +266,12 @@ func repair(toks []lexer.Token, i int) []lexer.Token {
 		return splice(toks, from, from, brace)
 	}
 	return dropStatement(toks, from, to)
+}
+
+// unfinished says whether the text before i breaks off within `key = value`.
+func unfinished(toks []lexer.Token, i int) bool {
+	prev, before := previous(toks, i, 1), previous(toks, i, 2)
+	return isOperator(prev.Value) || prev.Type == tokName && !isOperator(before.Value)
 }
 
 // dropStatement removes tokens from..to, keeping a closing brace that belongs to a block opened before, and
