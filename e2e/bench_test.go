@@ -1,0 +1,233 @@
+package e2e
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/cpu/simd"
+)
+
+// gpt is a model for the benchmark of training.
+type gpt struct {
+	name                                          string
+	layers, hidden, heads, sequence, batch, vocab int
+	tied                                          bool
+	goal                                          float64 // share of the matmul peak
+}
+
+var gpts = []gpt{
+	{name: "4x128", layers: 4, hidden: 128, heads: 4, sequence: 256, batch: 4, vocab: 256, goal: 0.25},
+	{name: "6x384", layers: 6, hidden: 384, heads: 6, sequence: 256, batch: 4, vocab: 256, goal: 0.45},
+	{name: "12x768", layers: 12, hidden: 768, heads: 12, sequence: 64, batch: 4, vocab: 50257, tied: true, goal: 0.40},
+}
+
+func (g gpt) spec() string {
+	return fmt.Sprintf(`import "clusters/local.sppo"
+
+model gpt {
+  family = gpt
+  layers = %d
+  hidden = %d
+  heads = %d
+  vocab = %d
+  tied = %t
+  dtype = f32
+}
+
+cluster one = local(ranks = 1)
+
+train {
+  sequence = %d
+  batch = %d
+  steps = 1000000
+  data = random()
+}
+
+schedule whole {
+  sp = 1
+  pp = 1
+  dp = 1
+  microbatch = %d
+  subsequences = 1
+  offload = none
+  mux = off
+}
+`, g.layers, g.hidden, g.heads, g.vocab, g.tied, g.sequence, g.batch, g.batch)
+}
+
+// flops of one step: 6 for each token and each weight that multiplies (2 forward, 4 backward; the head's matrix counts,
+// the look-up in the embedding does not), and for attention 6*T*h for each token and layer (2*T*h forward, when a token
+// sees half of the others on average, and twice that backward; what the backward computes again does not count).
+func (g gpt) flops() float64 {
+	h, tokens := float64(g.hidden), float64(g.sequence*g.batch)
+	weights := float64(g.layers)*12*h*h + float64(g.vocab)*h
+	return tokens * (6*weights + 6*float64(g.layers)*float64(g.sequence)*h)
+}
+
+// BenchmarkTrain measures steps (forward, backward, AdamW) of three GPTs in f32 on one rank with a thread for each
+// processor: tokens/s, and which share it is of the best rate of a large matrix product in the same process. With -v it
+// also shows which opcodes take the time.
+func BenchmarkTrain(b *testing.B) {
+	for _, g := range gpts {
+		b.Run(g.name, func(b *testing.B) {
+			_, p, err := compile(g.spec())
+			if err != nil {
+				b.Fatal(err)
+			}
+			var traces []*vm.Trace
+			job := open(b, p, runtime.GOMAXPROCS(0), &traces)
+			if err := job.Init(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+			work := newOpTable(p)
+			step := func() {
+				if _, err := job.Step(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			step() // touches all memory
+			work.add(traces)
+			*work = *newOpTable(p)
+			peak := matmulPeak()
+			for b.Loop() {
+				step()
+				work.add(traces)
+			}
+			peak = max(peak, matmulPeak())
+			seconds := b.Elapsed().Seconds() / float64(b.N)
+			rate := g.flops() / seconds
+			b.ReportMetric(float64(g.sequence*g.batch)/seconds, "tokens/s")
+			b.ReportMetric(peak/1e9, "peak-GFLOP/s")
+			b.ReportMetric(100*rate/peak, "%peak")
+			b.ReportMetric(100*g.goal, "%goal")
+			b.ReportMetric(0, "ns/op")
+			b.Logf("%s, %.0f million model FLOPs by the program, %.0f by the benchmark\n%s", simd.ISA(), p.FlopsModel/1e6, g.flops()/1e6, work)
+		})
+	}
+}
+
+// matmulPeak is the best rate of a product of two 1024 by 1024 matrices, in FLOP/s.
+func matmulPeak() float64 {
+	const n = 1024
+	pool := simd.NewPool(runtime.GOMAXPROCS(0))
+	defer pool.Close()
+	a, b, c := simd.Alloc(n*n), simd.Alloc(n*n), simd.Alloc(n*n)
+	random := rand.New(rand.NewPCG(1, 1))
+	for i := range a {
+		a[i], b[i] = random.Float32(), random.Float32()
+	}
+	best := 0.0
+	for end := time.Now().Add(500 * time.Millisecond); time.Now().Before(end); {
+		began := time.Now()
+		simd.Gemm(pool, false, false, n, n, n, a, n, b, n, false, nil, c, n)
+		best = max(best, 2*n*n*n/time.Since(began).Seconds())
+	}
+	return best
+}
+
+// opTable is the time that the first rank's instructions took, by opcode; matrix products by what is transposed.
+type opTable struct {
+	program *ir.Program
+	spent   map[string]time.Duration
+	flops   map[string]ir.Flops
+	total   time.Duration
+}
+
+func newOpTable(p *ir.Program) *opTable {
+	return &opTable{program: p, spent: map[string]time.Duration{}, flops: map[string]ir.Flops{}}
+}
+
+func opTitle(in *ir.Instr) string {
+	if in.Op != ir.Matmul {
+		return in.Info().Name
+	}
+	title := fmt.Sprintf("matmul %v %v", in.Arg("c").Dims(), in.Arg("a").Dims())
+	if in.Attr("trans_a").Bits != 0 {
+		title += " a'"
+	}
+	if in.Attr("trans_b").Bits != 0 {
+		title += " b'"
+	}
+	return title
+}
+
+func (o *opTable) add(traces []*vm.Trace) {
+	code := &o.program.Codes[0]
+	for _, timeline := range traces[0].Timelines {
+		for _, spans := range timeline.Streams {
+			for _, s := range spans {
+				in := &code.Sections[timeline.Section][s.PC]
+				o.spent[opTitle(in)] += s.End - s.Begin
+				o.flops[opTitle(in)] += in.Work().Flops
+				o.total += s.End - s.Begin
+			}
+		}
+	}
+	traces[0].Timelines = traces[0].Timelines[:0]
+}
+
+func (o *opTable) String() string {
+	var titles []string
+	for title := range o.spent {
+		titles = append(titles, title)
+	}
+	slices.SortFunc(titles, func(a, b string) int { return cmp.Compare(o.spent[b], o.spent[a]) })
+	var s strings.Builder
+	for _, title := range titles {
+		share := float64(o.spent[title]) / float64(o.total)
+		if share < 0.002 {
+			break
+		}
+		fmt.Fprintf(&s, "%6.1f%% %8.1f GFLOP/s  %s\n", 100*share, float64(o.flops[title])/o.spent[title].Seconds()/1e9, title)
+	}
+	return s.String()
+}
+
+// BenchmarkCompile shows that the time of compiling grows as the number of instructions: each doubles the subsequences,
+// and so the instructions, and reports the nanoseconds that each phase takes for one.
+func BenchmarkCompile(b *testing.B) {
+	for n := 32; n <= 512; n *= 2 {
+		b.Run(fmt.Sprintf("subsequences=%d", n), func(b *testing.B) {
+			c := Case{Family: "gpt", Positions: "learned", DType: "bf16", KVHeads: 4, Batch: 1, PP: 4, SP: 2, DP: 1, N: n,
+				Microbatch: 1, Partition: "flops", Offload: "full", Steps: 20, Layers: 8, Sequence: 16 * n}
+			var build, verify time.Duration
+			instructions := 0
+			for b.Loop() {
+				began := time.Now()
+				_, p, err := compile(c.Spec())
+				if err != nil {
+					b.Fatal(err)
+				}
+				build += time.Since(began)
+				began = time.Now()
+				if err := ir.Verify(p); err != nil {
+					b.Fatal(err)
+				}
+				verify += time.Since(began)
+				instructions += countInstructions(p)
+			}
+			b.ReportMetric(float64(instructions)/float64(b.N), "instructions")
+			b.ReportMetric(float64(build.Nanoseconds())/float64(instructions), "build-ns/instr")
+			b.ReportMetric(float64(verify.Nanoseconds())/float64(instructions), "verify-ns/instr")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+func countInstructions(p *ir.Program) int {
+	n := 0
+	for i := range p.Codes {
+		for _, section := range p.Codes[i].Sections {
+			n += len(section)
+		}
+	}
+	return n
+}

@@ -1,0 +1,146 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Case is one point of the space: a tiny model, and how it is scheduled. Fields that name a choice hold what the spec
+// says after "=".
+type Case struct {
+	Family, Positions, DType string
+	Tied                     bool
+	KVHeads, Batch           int
+
+	PP, SP, DP, N, Microbatch int
+	Partition                 string // flops | length | list
+	Offload                   string // none | full | 0.5 | list
+
+	Steps, Layers, Sequence int
+}
+
+// Sizes of the tiny model. Vocabulary and ffn divide by no number of ranks, so both are padded; heads divide by all.
+const (
+	hidden    = 32
+	heads     = 4
+	ffn       = 70
+	vocab     = 37
+	evalBatch = 4
+	normEps   = 1e-5
+	ropeTheta = 100.0
+	gradClip  = 1.0
+	warmup    = 3
+	steps     = 20
+	ranks     = 32
+)
+
+// The optimizer of every case. The rate is high enough that 20 steps change the weights, and eps so large that a
+// gradient which is nothing but rounding moves nothing.
+const (
+	lr, minLR         = 2e-3, 5e-4
+	beta1, beta2, eps = 0.9, 0.95, 1e-6
+	weightDecay       = 0.1
+)
+
+// plain is the model of a case on one rank, in one piece, with nothing offloaded: what every schedule is held against.
+func (c Case) plain() Case {
+	c.PP, c.SP, c.DP, c.N, c.Microbatch = 1, 1, 1, 1, 1
+	c.Partition, c.Offload = "flops", "none"
+	return c
+}
+
+// unpiped is the case on one stage with nothing offloaded: equal to the last bit by E1 and E2.
+func (c Case) unpiped() Case {
+	c.PP, c.Offload = 1, "none"
+	return c
+}
+
+// lengths of the list partition: uneven, rising and falling, multiples of every SP.
+var lengths = map[int][]int{1: {48}, 3: {12, 20, 16}, 8: {8, 4, 4, 12, 4, 4, 8, 4}}
+
+// shares of the list policy: some subsequences stay, some leave, some leave in part, also the last.
+var shares = map[int][]float64{1: {0.7}, 3: {0.3, 1, 0.6}, 8: {1, 0, 0.5, 0.25, 1, 0, 1, 0.4}}
+
+func listOf[N int | float64](values []N) string {
+	return strings.ReplaceAll(fmt.Sprint(values), " ", ", ")
+}
+
+func (c Case) subsequences() string {
+	if c.Partition == "list" {
+		return listOf(lengths[c.N])
+	}
+	return fmt.Sprint(c.N)
+}
+
+func (c Case) partition() string {
+	if c.Partition == "list" { // the list goes before it
+		return "flops"
+	}
+	return c.Partition
+}
+
+func (c Case) offload() string {
+	if c.Offload == "list" {
+		return listOf(shares[c.N])
+	}
+	return c.Offload
+}
+
+// Spec is the case as a file.
+func (c Case) Spec() string {
+	return fmt.Sprintf(`import "clusters/local.sppo"
+
+model tiny {
+  family = %s
+  layers = %d
+  hidden = %d
+  heads = %d
+  kv_heads = %d
+  ffn = %d
+  vocab = %d
+  dtype = %s
+  tied = %t
+  positions = %s
+  rope_theta = %g
+  norm_eps = %g
+  init_std = 0.15  # far from linear, so that every part counts
+}
+
+cluster all = local(ranks = %d)
+
+train {
+  sequence = %d
+  batch = %d
+  steps = %d
+  seed = 7
+  optimizer = adamw(lr = %g, betas = [%g, %g], eps = %g, weight_decay = %g)
+  warmup = %d
+  min_lr = %g
+  grad_clip = %g
+  data = random()
+  eval_batch = %d
+}
+
+schedule tiny {
+  pp = %d
+  sp = %d
+  dp = %d
+  microbatch = %d
+  subsequences = %s
+  partition = %s
+  offload = %s
+  mux = off
+}
+`, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, vocab, c.DType, c.Tied, c.Positions, ropeTheta, normEps,
+		ranks, c.Sequence, c.Batch, c.Steps, lr, beta1, beta2, eps, weightDecay, warmup, minLR, gradClip, evalBatch,
+		c.PP, c.SP, c.DP, c.Microbatch, c.subsequences(), c.partition(), c.offload())
+}
+
+func (c Case) String() string {
+	tied := "untied"
+	if c.Tied {
+		tied = "tied"
+	}
+	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d-pp%d-sp%d-n%d-%s-%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
+		c.Batch, c.Microbatch, c.DP, c.PP, c.SP, c.N, c.Partition, c.Offload)
+}

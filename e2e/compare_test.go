@@ -1,0 +1,157 @@
+package e2e
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"sppo/ir"
+	"sppo/passes"
+	"sppo/vm"
+)
+
+// checkSame demands that two runs agree to the last bit in losses, norms, gradients and final weights.
+func checkSame(t *testing.T, what string, got, want *Result) {
+	t.Helper()
+	for i := range want.Losses {
+		if !sameBits(got.Losses[i], want.Losses[i]) || !sameBits(got.Norms[i], want.Norms[i]) {
+			t.Errorf("%s: step %d has loss %v and gradient norm %v, not %v and %v",
+				what, i+1, got.Losses[i], got.Norms[i], want.Losses[i], want.Norms[i])
+			break
+		}
+	}
+	if !sameBits(got.EvalLoss, want.EvalLoss) {
+		t.Errorf("%s: the validation's loss is %v, not %v", what, got.EvalLoss, want.EvalLoss)
+	}
+	for _, part := range []struct {
+		name      string
+		got, want map[string][]float32
+	}{{"gradient", got.Grads, want.Grads}, {"weight", got.Weights, want.Weights}, {"rounded weight", got.Rounded, want.Rounded}} {
+		if different := differing(part.got, part.want, want.Names); len(different) > 0 {
+			t.Errorf("%s: the %s differs in %s", what, part.name, strings.Join(different, ", "))
+		}
+	}
+}
+
+func sameBits(a, b float64) bool { return math.Float64bits(a) == math.Float64bits(b) }
+
+func differing(got, want map[string][]float32, names []string) []string {
+	var list []string
+	for _, name := range names {
+		same := slices.EqualFunc(got[name], want[name], func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) })
+		if !same {
+			list = append(list, name)
+		}
+	}
+	return list
+}
+
+// tolerance is what rounding may change.
+type tolerance struct {
+	loss   float64 // of every step, relative
+	global float64 // of the gradient of step 1, against its whole norm
+	tensor float64 // of each tensor's part, against its own norm
+}
+
+// tolerances by storage type, as the design states them.
+var tolerances = map[string]tolerance{
+	"f32":  {loss: 1e-5, global: 1e-5, tensor: 1e-4},
+	"bf16": {loss: 2e-2, global: 3e-2, tensor: 0.2},
+}
+
+// zeroGradient tells tensors whose gradient is zero in theory: without rotation, a key bias adds the same to all scores
+// of a query, and softmax does not see it.
+func zeroGradient(c Case, tensor string) bool {
+	return strings.HasSuffix(tensor, ".bk") && c.Positions != "rope"
+}
+
+// checkClose demands that two runs of a case's model agree within rounding.
+func checkClose(t *testing.T, c Case, what string, got, want *Result) {
+	t.Helper()
+	tol := tolerances[c.DType]
+	for i := range want.Losses {
+		checkRelative(t, fmt.Sprintf("%s: loss of step %d", what, i+1), got.Losses[i], want.Losses[i], tol.loss)
+	}
+	checkRelative(t, what+": loss of the validation", got.EvalLoss, want.EvalLoss, tol.loss)
+	checkGradients(t, c, what, got.Grads, want.Grads, want.Names, tol)
+}
+
+func checkRelative(t *testing.T, what string, got, want, tolerance float64) {
+	t.Helper()
+	if !(math.Abs(got-want) <= tolerance*math.Abs(want)) { // also true for not-a-number
+		t.Errorf("%s is %.9g, not %.9g: relative error %.2g", what, got, want, math.Abs(got-want)/math.Abs(want))
+	}
+}
+
+// checkGradients compares each tensor with its own norm, and all together with the norm of all.
+func checkGradients[F float32 | float64](t *testing.T, c Case, what string, got map[string][]float32, want map[string][]F, names []string, tol tolerance) {
+	t.Helper()
+	difference, size := 0.0, 0.0
+	for _, name := range names {
+		d, s := distance(got[name], want[name])
+		difference, size = difference+d*d, size+s*s
+		if !zeroGradient(c, name) && !(d <= tol.tensor*s) {
+			t.Errorf("%s: gradient of %s is off by %.2g of its norm %.2g", what, name, d/s, s)
+		}
+	}
+	if !(math.Sqrt(difference) <= tol.global*math.Sqrt(size)) {
+		t.Errorf("%s: the gradient is off by %.2g of its norm %.2g", what, math.Sqrt(difference/size), math.Sqrt(size))
+	}
+}
+
+// distance is the norm of the difference of two tensors, and that of the second.
+func distance[F float32 | float64](got []float32, want []F) (difference, size float64) {
+	if len(got) != len(want) {
+		return math.NaN(), 0
+	}
+	for i := range want {
+		d, w := float64(got[i])-float64(want[i]), float64(want[i])
+		difference, size = difference+d*d, size+w*w
+	}
+	return math.Sqrt(difference), math.Sqrt(size)
+}
+
+// checkPeaks is the first half of E5: the highest byte that a rank touched is the program's declared peak, which is the
+// plan's. A buffer owns whole lines, and its values may end before its last one does.
+func checkPeaks(t testing.TB, c Case, plan *passes.Plan, p *ir.Program, job *vm.Job) {
+	t.Helper()
+	planned := [ir.NumArenas][]ir.Bytes{ir.Device: plan.Memory.DevicePeakBytes, ir.Host: plan.Memory.HostPeakBytes}
+	for r := range p.Ranks {
+		code := p.Ranks[r].Code
+		touched := job.Peaks(r)
+		for arena := range ir.NumArenas {
+			declared := p.Codes[code].Arenas[arena]
+			if touched[arena] > declared || declared-touched[arena] >= ir.Alignment {
+				t.Errorf("%v: rank %d touched %d bytes of the %s arena, the program declares %d", c, r, touched[arena], arena, declared)
+			}
+			if want := planned[arena][p.Ranks[r].PP]; declared != want {
+				t.Errorf("%v: rank %d declares %d bytes of the %s arena, the plan says %d", c, r, declared, arena, want)
+			}
+		}
+	}
+}
+
+// checkOrder is the second half of E5: every stream executed the instructions that the program gives it, in the
+// program's order, each once a section. It drops the timelines that it has seen.
+func checkOrder(t testing.TB, c Case, p *ir.Program, traces []*vm.Trace) {
+	t.Helper()
+	for r, trace := range traces {
+		code := &p.Codes[p.Ranks[r].Code]
+		for _, timeline := range trace.Timelines {
+			var want [ir.NumStreams][]int32
+			for pc := range code.Sections[timeline.Section] {
+				s := code.Sections[timeline.Section][pc].Stream
+				want[s] = append(want[s], int32(pc))
+			}
+			for s, spans := range timeline.Streams {
+				if !slices.EqualFunc(spans, want[s], func(span vm.Span, pc int32) bool { return span.PC == pc }) {
+					t.Errorf("%v: rank %d, %s %d: stream %s did not execute the program's %d instructions in their order",
+						c, r, timeline.Section, timeline.Round, ir.Stream(s), len(want[s]))
+				}
+			}
+		}
+		trace.Timelines = trace.Timelines[:0]
+	}
+}

@@ -1,0 +1,230 @@
+package e2e
+
+import (
+	"fmt"
+	"iter"
+	"slices"
+	"testing"
+)
+
+// setting is one dimension of the space: how many values it has, and how a case takes one.
+type setting struct {
+	name string
+	size int
+	set  func(c *Case, value int)
+}
+
+func choice[V any](name string, set func(*Case, V), values ...V) setting {
+	return setting{name, len(values), func(c *Case, i int) { set(c, values[i]) }}
+}
+
+// space is every setting. In each the first value is the plainest.
+var space = []setting{
+	choice("family", func(c *Case, v string) { c.Family = v }, "gpt", "llama"),
+	choice("kv_heads", func(c *Case, v int) { c.KVHeads = v }, 4, 2, 1),
+	choice("dtype", func(c *Case, v string) { c.DType = v }, "f32", "bf16"),
+	choice("pp", func(c *Case, v int) { c.PP = v }, 1, 2, 4),
+	choice("sp", func(c *Case, v int) { c.SP = v }, 1, 2, 4),
+	choice("dp", func(c *Case, v int) { c.DP = v }, 1, 2),
+	choice("subsequences", func(c *Case, v int) { c.N = v }, 1, 3, 8),
+	choice("offload", func(c *Case, v string) { c.Offload = v }, "none", "full", "0.5", "list"),
+	choice("batch", func(c *Case, v int) { c.Batch = v }, 1, 4),
+	choice("tied", func(c *Case, v bool) { c.Tied = v }, false, true),
+	choice("positions", func(c *Case, v string) { c.Positions = v }, "learned", "rope", "none"),
+	choice("partition", func(c *Case, v string) { c.Partition = v }, "flops", "length", "list"),
+	choice("microbatch", func(c *Case, v int) { c.Microbatch = v }, 1, 2),
+}
+
+// row gives every setting the index of its value; -1 where it is open.
+type row []int
+
+func (r row) toCase() Case {
+	c := Case{Steps: steps, Layers: 4, Sequence: 48}
+	for i, s := range space {
+		s.set(&c, r[i])
+	}
+	return c
+}
+
+// Settings that cannot be combined freely.
+var (
+	batchSetting      = settingIndex("batch")
+	dpSetting         = settingIndex("dp")
+	microbatchSetting = settingIndex("microbatch")
+)
+
+func settingIndex(name string) int {
+	i := slices.IndexFunc(space, func(s setting) bool { return s.name == name })
+	if i < 0 {
+		panic("internal: no setting " + name)
+	}
+	return i
+}
+
+// allowed says whether a row, which may have open places, can become a spec: a batch of one cannot be divided.
+func (r row) allowed() bool {
+	return r[batchSetting] != 0 || r[dpSetting] <= 0 && r[microbatchSetting] <= 0
+}
+
+// tuple is a combination of values of few settings: 1 + value by setting, 0 where any will do.
+type tuple [16]uint8
+
+// tuples are the parts of a row of that many settings.
+func (r row) tuples(strength int) iter.Seq[tuple] {
+	return func(yield func(tuple) bool) { r.extend(tuple{}, 0, strength, yield) }
+}
+
+func (r row) extend(t tuple, from, left int, yield func(tuple) bool) bool {
+	if left == 0 {
+		return yield(t)
+	}
+	for i := from; i < len(r); i++ {
+		if r[i] < 0 {
+			continue
+		}
+		next := t
+		next[i] = uint8(r[i] + 1)
+		if !r.extend(next, i+1, left-1, yield) {
+			return false
+		}
+	}
+	return true
+}
+
+// coverage is the tuples of a space that some spec can have, and which of them rows have so far.
+type coverage struct {
+	strength int
+	order    []tuple // all of them, in order of settings and values
+	open     map[tuple]bool
+}
+
+func newCoverage(strength int) *coverage {
+	v := &coverage{strength: strength, open: map[tuple]bool{}}
+	v.fill(openRow(), 0, strength)
+	return v
+}
+
+// fill adds what a row becomes when that many more settings take a value.
+func (v *coverage) fill(r row, from, left int) {
+	if left == 0 {
+		if r.allowed() {
+			for t := range r.tuples(v.strength) {
+				v.order, v.open[t] = append(v.order, t), true
+			}
+		}
+		return
+	}
+	for i := from; i < len(space); i++ {
+		for value := range space[i].size {
+			r[i] = value
+			v.fill(r, i+1, left-1)
+		}
+		r[i] = -1
+	}
+}
+
+func openRow() row {
+	r := make(row, len(space))
+	for i := range r {
+		r[i] = -1
+	}
+	return r
+}
+
+func (v *coverage) covered() int { return len(v.order) - len(v.open) }
+
+func (v *coverage) add(r row) {
+	for t := range r.tuples(v.strength) {
+		delete(v.open, t)
+	}
+}
+
+// next is a row that has the first tuple still open, and then, setting by setting, the value that closes most others.
+func (v *coverage) next() row {
+	r := openRow()
+	for _, t := range v.order {
+		if v.open[t] {
+			for i := range r {
+				r[i] = int(t[i]) - 1
+			}
+			break
+		}
+	}
+	for i := range r {
+		if r[i] < 0 {
+			r[i] = v.best(r, i)
+		}
+	}
+	return r
+}
+
+func (v *coverage) best(r row, i int) int {
+	best, most := -1, -1
+	for value := range space[i].size {
+		r[i] = value
+		if !r.allowed() {
+			continue
+		}
+		gain := 0
+		for t := range r.tuples(v.strength) {
+			if v.open[t] {
+				gain++
+			}
+		}
+		if gain > most {
+			best, most = value, gain
+		}
+	}
+	r[i] = -1
+	return best
+}
+
+// cover is rows that have every pair of values, and then, up to a limit, as many triples as greed finds.
+func cover(limit int) (rows []row, pairs, triples *coverage) {
+	pairs, triples = newCoverage(2), newCoverage(3)
+	for len(pairs.open) > 0 || len(rows) < limit && len(triples.open) > 0 {
+		from := pairs
+		if len(pairs.open) == 0 {
+			from = triples
+		}
+		r := from.next()
+		rows = append(rows, r)
+		pairs.add(r)
+		triples.add(r)
+	}
+	return rows, pairs, triples
+}
+
+// TestCover holds the set to its promise by counting again, plainly: every two values of two settings that a spec can
+// have together are together in a case, and there are at most 60 cases.
+func TestCover(t *testing.T) {
+	rows, pairs, triples := cover(coverLimit)
+	t.Logf("%d cases cover %d of %d pairs and %d of %d triples", len(rows), pairs.covered(), len(pairs.order), triples.covered(), len(triples.order))
+	if len(rows) > 60 {
+		t.Errorf("%d cases, at most 60 are wanted", len(rows))
+	}
+	seen := map[string]bool{}
+	for _, r := range rows {
+		if !r.allowed() {
+			t.Errorf("%v cannot be a spec", r.toCase())
+		}
+		for i := range r {
+			for j := range i {
+				seen[fmt.Sprint(i, r[i], j, r[j])] = true
+			}
+		}
+	}
+	for i := range space {
+		for j := range i {
+			for a := range space[i].size {
+				for b := range space[j].size {
+					r := openRow()
+					r[i], r[j] = a, b
+					if r.allowed() && !seen[fmt.Sprint(i, a, j, b)] {
+						t.Errorf("no case has value %d of %s with value %d of %s", a, space[i].name, b, space[j].name)
+					}
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,15 @@
+// Package e2e holds what must be equal, end to end: a spec's text goes through every phase, its program runs on the
+// cpu device, and what comes out is compared with another schedule of the same model, or with the published maths. The
+// guarantees carry the numbers of the design: E1 to E6.
+//
+//	case_test.go      Case, one point of the space of models and schedules, and its text as a spec
+//	run_test.go       from a case to a result; every program is verified and taken through both of its forms on the way
+//	compare_test.go   what equal means: to the last bit, or within rounding
+//	cover_test.go     the set of cases that covers all pairs of settings
+//	equal_test.go     E1, E2, E3, E5 over that set, and over a large sample with SPPO_LONG=1
+//	naive_test.go     E4: the plain program against an independent implementation in float64
+//	resume_test.go    E6: checkpoints
+//	bench_test.go     training throughput, and compile time by number of instructions
+//
+// There is nothing here but tests. They know every package by what it exports, and nothing of how any does its work.
+package e2e

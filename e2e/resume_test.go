@@ -1,0 +1,76 @@
+package e2e
+
+import (
+	"path/filepath"
+	"testing"
+
+	"sppo/ir"
+	"sppo/vm"
+)
+
+// TestResume is E6: a run that stops at a checkpoint and goes on in a fresh job is equal, to the last bit, to one that
+// never stopped; also when it goes on under another schedule that E1 and E2 declare equal.
+func TestResume(t *testing.T) {
+	for _, c := range []Case{
+		{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, N: 3, Offload: "0.5"},
+		{Family: "llama", KVHeads: 1, Positions: "rope", DType: "bf16", Tied: true, PP: 4, SP: 4, DP: 1, N: 8, Offload: "full"},
+	} {
+		c.Partition, c.Batch, c.Microbatch, c.Steps, c.Layers, c.Sequence = "flops", 4, 2, 8, 4, 48
+		t.Run(c.String(), func(t *testing.T) {
+			t.Parallel()
+			_, p := mustCompile(t, c)
+			whole := train(t, p, open(t, p, 1, nil), func() {})
+
+			path := filepath.Join(t.TempDir(), "checkpoint")
+			save(t, p, path, 3)
+			checkResumed(t, "the same program", p, path, whole)
+			_, other := mustCompile(t, c.unpiped())
+			checkResumed(t, "one stage without offload", other, path, whole)
+		})
+	}
+}
+
+// save runs some steps, saves, and runs one more that nothing may remember.
+func save(t *testing.T, p *ir.Program, path string, steps int) {
+	t.Helper()
+	job := open(t, p, 1, nil)
+	if err := job.Init(t.Context()); err != nil {
+		t.Fatalf("init: %v", err)
+	}
+	doSteps(t, job, steps)
+	if err := job.Save(path); err != nil {
+		t.Fatalf("saving: %v", err)
+	}
+	doSteps(t, job, 1)
+}
+
+func doSteps(t *testing.T, job *vm.Job, n int) (last vm.StepResult) {
+	t.Helper()
+	for range n {
+		var err error
+		if last, err = job.Step(t.Context()); err != nil {
+			t.Fatalf("step: %v", err)
+		}
+	}
+	return last
+}
+
+func checkResumed(t *testing.T, what string, p *ir.Program, path string, whole *Result) {
+	t.Helper()
+	job := open(t, p, 2, nil)
+	if err := job.Init(t.Context()); err != nil {
+		t.Fatalf("init: %v", err)
+	}
+	if err := job.Restore(path); err != nil {
+		t.Fatalf("%s: restoring: %v", what, err)
+	}
+	for job.Steps() < p.Run.Steps {
+		step := doSteps(t, job, 1)
+		if want := whole.Losses[step.Step-1]; !sameBits(step.Loss, want) {
+			t.Errorf("%s: step %d has loss %v, not %v", what, step.Step, step.Loss, want)
+		}
+	}
+	if d := differing(tensors(t, p, job, ir.RoleMaster), whole.Weights, whole.Names); len(d) > 0 {
+		t.Errorf("%s: final weights differ in %v", what, d)
+	}
+}

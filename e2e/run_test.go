@@ -1,0 +1,209 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"sync"
+	"testing"
+
+	"sppo/codegen"
+	"sppo/examples"
+	"sppo/ir"
+	"sppo/lang"
+	"sppo/passes"
+	"sppo/vm"
+	"sppo/vm/cpu"
+	"sppo/vm/cpu/simd"
+)
+
+// compile takes a spec's text to a verified program.
+func compile(text string, set ...string) (*passes.Plan, *ir.Program, error) {
+	spec, err := lang.Parse("case.sppo", []byte(text), lang.Options{Shipped: examples.Shipped, Set: set})
+	if err != nil {
+		return nil, nil, fmt.Errorf("loading: %w", err)
+	}
+	plan := passes.New(spec)
+	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
+		return nil, nil, fmt.Errorf("planning: %w", err)
+	}
+	program, err := codegen.Build(plan)
+	if err != nil {
+		return nil, nil, fmt.Errorf("building: %w", err)
+	}
+	return plan, program, nil
+}
+
+// mustCompile also holds the program to what is promised of every one: it verifies, and both of its forms give it back.
+func mustCompile(t testing.TB, c Case) (*passes.Plan, *ir.Program) {
+	t.Helper()
+	plan, program, err := compile(c.Spec())
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", c, err, c.Spec())
+	}
+	if err := ir.Verify(program); err != nil {
+		t.Fatalf("%v: the verifier refuses it: %v", c, err)
+	}
+	checkForms(t, c, program)
+	return plan, program
+}
+
+// checkForms takes a program through its binary and its text form. What comes back is compared by its binary form.
+func checkForms(t testing.TB, c Case, p *ir.Program) {
+	t.Helper()
+	binary := encode(t, p)
+	decoded, err := ir.Decode(binary)
+	if err != nil {
+		t.Fatalf("%v: decoding: %v", c, err)
+	}
+	if !bytes.Equal(encode(t, decoded), binary) {
+		t.Fatalf("%v: the binary form changes the program", c)
+	}
+	var text bytes.Buffer
+	if err := ir.Print(&text, p); err != nil {
+		t.Fatalf("%v: printing: %v", c, err)
+	}
+	parsed, err := ir.ParseText("case.sppir", text.Bytes())
+	if err != nil {
+		t.Fatalf("%v: parsing what was printed: %v", c, err)
+	}
+	if !bytes.Equal(encode(t, parsed), binary) {
+		t.Fatalf("%v: the text form changes the program", c)
+	}
+}
+
+func encode(t testing.TB, p *ir.Program) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := ir.Encode(&b, p); err != nil {
+		t.Fatalf("encoding: %v", err)
+	}
+	return b.Bytes()
+}
+
+// open loads a program on cpu devices, each traced if asked for, with a pool of that many threads.
+func open(t testing.TB, p *ir.Program, threads int, traces *[]*vm.Trace) *vm.Job {
+	t.Helper()
+	var pool *simd.Pool
+	if threads > 1 {
+		pool = simd.NewPool(threads)
+		t.Cleanup(pool.Close)
+	}
+	var mu sync.Mutex
+	if traces != nil {
+		*traces = make([]*vm.Trace, len(p.Ranks))
+	}
+	job, err := vm.Open(p, func(rank int) (vm.Device, error) {
+		d := cpu.New(pool)
+		if traces == nil {
+			return d, nil
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		(*traces)[rank] = vm.NewTrace(d)
+		return (*traces)[rank], nil
+	}, vm.Options{})
+	if err != nil {
+		t.Fatalf("opening: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := job.Close(); err != nil {
+			t.Errorf("closing: %v", err)
+		}
+	})
+	return job
+}
+
+// Result is all that a run leaves to compare.
+type Result struct {
+	Names    []string             // of the tensors, in the program's order
+	Losses   []float64            // of every step
+	Norms    []float64            // of the gradient, before clipping
+	EvalLoss float64              // after the last step
+	Grads    map[string][]float32 // of step 1
+	Weights  map[string][]float32 // f32 truth, after the last step
+	Rounded  map[string][]float32 // as the forward pass reads them
+}
+
+// tensors reads one role of every tensor.
+func tensors(t testing.TB, p *ir.Program, job *vm.Job, role ir.Role) map[string][]float32 {
+	t.Helper()
+	all := map[string][]float32{}
+	for _, tensor := range p.Tensors {
+		values, _, err := job.Tensor(tensor.Name, role)
+		if err != nil {
+			t.Fatalf("reading a tensor: %v", err)
+		}
+		all[tensor.Name] = values
+	}
+	return all
+}
+
+// train runs all steps of a program and a validation, and calls after behind each.
+func train(t testing.TB, p *ir.Program, job *vm.Job, after func()) *Result {
+	t.Helper()
+	if err := job.Init(t.Context()); err != nil {
+		t.Fatalf("init: %v", err)
+	}
+	r := &Result{}
+	for _, tensor := range p.Tensors {
+		r.Names = append(r.Names, tensor.Name)
+	}
+	for range p.Run.Steps {
+		step, err := job.Step(t.Context())
+		if err != nil {
+			t.Fatalf("step: %v", err)
+		}
+		r.Losses, r.Norms = append(r.Losses, step.Loss), append(r.Norms, step.GradNorm)
+		if step.Step == 1 {
+			r.Grads = tensors(t, p, job, ir.RoleGrad)
+		}
+		after()
+	}
+	loss, err := job.Eval(t.Context())
+	if err != nil {
+		t.Fatalf("validation: %v", err)
+	}
+	r.EvalLoss = loss
+	after()
+	r.Weights, r.Rounded = tensors(t, p, job, ir.RoleMaster), tensors(t, p, job, ir.RoleWeight)
+	return r
+}
+
+// results are runs by case: many schedules share a plain program, and each is run once.
+var results sync.Map // Case -> *outcome
+
+type outcome struct {
+	once   sync.Once
+	result *Result // nil where the run failed
+}
+
+// run is the result of a case. It checks E5 on the way: what the devices touched of their arenas, and in which order
+// they worked.
+func run(t testing.TB, c Case) *Result {
+	t.Helper()
+	stored, _ := results.LoadOrStore(c, new(outcome))
+	o := stored.(*outcome)
+	o.once.Do(func() {
+		plan, p := mustCompile(t, c)
+		var traces []*vm.Trace
+		job := open(t, p, threadsOf(c), &traces)
+		o.result = train(t, p, job, func() { checkOrder(t, c, p, traces) })
+		checkPeaks(t, c, plan, p, job)
+	})
+	if o.result == nil {
+		t.Fatalf("%v failed before", c)
+	}
+	return o.result
+}
+
+// forget drops results, but those of plain programs, which many cases share.
+func forget(cases ...Case) {
+	for _, c := range cases {
+		if c != c.plain() {
+			results.Delete(c)
+		}
+	}
+}
+
+// threadsOf varies the workers of the kernels, which must never show in a result.
+func threadsOf(c Case) int { return 1 + (c.PP+c.SP+c.N)%2 }
