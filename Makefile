@@ -1,0 +1,56 @@
+# What a developer types. Everything is Go: no C compiler is needed, except by the race detector.
+
+GO          ?= go
+FUZZTIME    ?= 10m
+STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+.PHONY: all build run test race long bench lint fuzz cover docs clean
+
+all: build test
+
+build: ## both commands, into bin/
+	@mkdir -p bin
+	CGO_ENABLED=0 $(GO) build -o bin/ ./cmd/sppoc ./cmd/sppovm
+
+run: build ## compile the example and train it
+	@mkdir -p out
+	bin/sppoc build examples/gpt-docs.sppo -o out/gpt-docs.sppb
+	bin/sppovm run out/gpt-docs.sppb
+
+test: ## all tests
+	$(GO) test ./...
+
+race: ## the concurrent packages under the race detector; needs gcc
+	$(GO) test -race -timeout 20m ./vm/... ./codegen/...
+
+long: ## the tests that take minutes: every combination of settings
+	SPPO_LONG=1 $(GO) test -timeout 120m ./...
+
+bench: ## speed, as ratios within one run
+	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
+
+lint: ## formatting, vet, staticcheck
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not formatted:" $$unformatted; exit 1; fi
+	$(GO) vet ./...
+	@if command -v staticcheck >/dev/null; then staticcheck ./...; \
+	elif [ -x "$$($(GO) env GOPATH)/bin/staticcheck" ]; then "$$($(GO) env GOPATH)/bin/staticcheck" ./...; \
+	else $(GO) run $(STATICCHECK) ./...; fi
+
+fuzz: ## every fuzz target for FUZZTIME
+	@for p in $$($(GO) list ./...); do \
+	  for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do \
+	    echo "$$p $$f for $(FUZZTIME)"; \
+	    $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p || exit 1; \
+	  done; \
+	done
+
+cover: ## coverage of all packages by all tests
+	@mkdir -p out
+	$(GO) test -coverpkg ./... -coverprofile out/cover.out ./...
+	$(GO) tool cover -func out/cover.out | tail -1
+
+docs: ## rewrite the reference pages and golden files
+	$(GO) test ./... -update
+
+clean:
+	rm -rf bin out

@@ -1,0 +1,180 @@
+// Package cli is what the two commands share: a table of subcommands with their flags and examples, the exit codes,
+// and the opening of whatever file is named.
+//
+//	cli.go     the table's type, dispatch, help
+//	exit.go    exit codes and what becomes of an error
+//	source.go  a file on the command line: spec, plan or program
+//	memory.go  where memory lacks
+//	words.go   text for a terminal
+//	write.go   results that appear whole or not at all
+//
+// It knows no subcommand: those stand in cmd/sppoc and cmd/sppovm.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"sppo/lang"
+)
+
+// Env is what a command may touch of the outside.
+type Env struct {
+	Context context.Context // ends when the user asks to stop
+	Stdout  io.Writer       // results
+	Stderr  io.Writer       // progress and errors
+}
+
+// Action does a command's work, once its flags are read.
+type Action func(env *Env, args []string) error
+
+// Command is one subcommand.
+type Command struct {
+	Name     string
+	Args     string // of the usage line: "FILE [-o OUT]"
+	Doc      string // one line
+	Details  string // paragraphs, may be empty
+	Examples []string
+	MinArgs  int
+	MaxArgs  int // -1: any number
+	Setup    func(flags *pflag.FlagSet) Action
+}
+
+// App is one of the two programs.
+type App struct {
+	Name     string
+	Doc      string
+	Commands []Command
+	Aliases  map[string][]string // a first argument that stands for others: "--version" for "version"
+}
+
+// Main runs the command that the arguments name and returns the exit code. A panic is a bug of ours: it becomes a
+// message that says so.
+func (a *App) Main(env *Env, args []string) (code int) {
+	defer func() {
+		if p := recover(); p != nil {
+			fmt.Fprintf(env.Stderr, "%s: internal error: %v\n", a.Name, p)
+			fmt.Fprintf(env.Stderr, "This is a bug. Please report it with the command line, the input and what follows:\n\n%s", debug.Stack())
+			code = Failed
+		}
+	}()
+	return a.Report(env, a.dispatch(env, args))
+}
+
+func (a *App) dispatch(env *Env, args []string) error {
+	if len(args) > 0 {
+		if long, ok := a.Aliases[args[0]]; ok {
+			args = append(slices.Clone(long), args[1:]...)
+		}
+	}
+	if len(args) == 0 {
+		return Usagef("what to do?\n\n%s", a.overview())
+	}
+	switch args[0] {
+	case "help", "-h", "--help":
+		return a.help(env, args[1:])
+	}
+	c, err := a.find(args[0])
+	if err != nil {
+		return err
+	}
+	return a.run(env, c, args[1:])
+}
+
+func (a *App) run(env *Env, c *Command, args []string) error {
+	flags, action := a.setup(c)
+	if err := flags.Parse(args); errors.Is(err, pflag.ErrHelp) {
+		return a.help(env, []string{c.Name})
+	} else if err != nil {
+		return Usagef("%s: %v\nusage: %s", c.Name, err, a.usage(c))
+	}
+	rest := flags.Args()
+	if len(rest) < c.MinArgs || c.MaxArgs >= 0 && len(rest) > c.MaxArgs {
+		return Usagef("%s: %s\nusage: %s", c.Name, countWords(len(rest), c.MinArgs), a.usage(c))
+	}
+	return action(env, rest)
+}
+
+func countWords(got, least int) string {
+	if got < least {
+		return "a file is missing"
+	}
+	return "too many arguments"
+}
+
+func (a *App) setup(c *Command) (*pflag.FlagSet, Action) {
+	flags := pflag.NewFlagSet(c.Name, pflag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.SortFlags = false
+	flags.Usage = func() {}
+	return flags, c.Setup(flags)
+}
+
+func (a *App) find(name string) (*Command, error) {
+	var names []string
+	for i := range a.Commands {
+		if a.Commands[i].Name == name {
+			return &a.Commands[i], nil
+		}
+		names = append(names, a.Commands[i].Name)
+	}
+	if near := lang.Nearest(name, names); near != "" {
+		return nil, Usagef("there is no command %q; did you mean %q?", name, near)
+	}
+	return nil, Usagef("there is no command %q; %s help lists them", name, a.Name)
+}
+
+func (a *App) usage(c *Command) string {
+	return strings.TrimSpace(a.Name + " " + c.Name + " " + c.Args)
+}
+
+// help describes one command, or all.
+func (a *App) help(env *Env, args []string) error {
+	if len(args) == 0 {
+		_, err := io.WriteString(env.Stdout, a.overview())
+		return err
+	}
+	c, err := a.find(args[0])
+	if err != nil {
+		return err
+	}
+	flags, _ := a.setup(c)
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n\n  %s\n", c.Doc, a.usage(c))
+	if c.Details != "" {
+		fmt.Fprintf(&b, "\n%s\n", strings.TrimSpace(c.Details))
+	}
+	if flags.HasFlags() {
+		fmt.Fprintf(&b, "\nFlags:\n%s", flags.FlagUsagesWrapped(100))
+	}
+	if len(c.Examples) > 0 {
+		b.WriteString("\nExamples:\n")
+		for _, e := range c.Examples {
+			fmt.Fprintf(&b, "  %s\n", e)
+		}
+	}
+	_, err = io.WriteString(env.Stdout, b.String())
+	return err
+}
+
+func (a *App) overview() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n\n", a.Doc)
+	widest := 0
+	for i := range a.Commands {
+		widest = max(widest, len(a.Commands[i].Name))
+	}
+	for i := range a.Commands {
+		fmt.Fprintf(&b, "  %s %-*s  %s\n", a.Name, widest, a.Commands[i].Name, a.Commands[i].Doc)
+	}
+	fmt.Fprintf(&b, "\n%s help COMMAND shows flags and examples.\n", a.Name)
+	fmt.Fprintf(&b, "Exit: %d done, %d failed, %d the input is wrong, %d does not fit.\n", Done, Failed, BadInput, NoFit)
+	return b.String()
+}

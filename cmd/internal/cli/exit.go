@@ -1,0 +1,92 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"sppo/lang"
+)
+
+// Exit codes.
+const (
+	Done     = 0
+	Failed   = 1
+	BadInput = 2
+	NoFit    = 3
+)
+
+// exit is an error that knows its exit code. Without an error in it nothing is left to say.
+type exit struct {
+	code int
+	err  error
+}
+
+func (e *exit) Error() string {
+	if e.err == nil {
+		return ""
+	}
+	return e.err.Error()
+}
+
+func (e *exit) Unwrap() error { return e.err }
+
+// Wrong marks an error as the input's fault.
+func Wrong(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &exit{BadInput, err}
+}
+
+// Usagef is a mistake on the command line.
+func Usagef(format string, args ...any) error { return Wrong(fmt.Errorf(format, args...)) }
+
+// DoesNotFit marks an error as a lack of memory.
+func DoesNotFit(err error) error { return &exit{NoFit, err} }
+
+// Silent is a failure that the output has explained already.
+func Silent(code int) error { return &exit{code: code} }
+
+// ExitCode is the code that belongs to an error. Diagnostics are about what the user wrote.
+func ExitCode(err error) int {
+	var e *exit
+	var d *lang.Diagnostic
+	switch {
+	case err == nil:
+		return Done
+	case errors.As(err, &e):
+		return e.code
+	case errors.As(err, &d) && d.Code == lang.DoesNotFit:
+		return NoFit
+	case errors.As(err, &d):
+		return BadInput
+	}
+	return Failed
+}
+
+// Report prints an error as its kind wants it: diagnostics as they are, all others in one line behind the command's name.
+func (a *App) Report(env *Env, err error) int {
+	code := ExitCode(err)
+	var d *lang.Diagnostic
+	switch {
+	case err == nil || err.Error() == "":
+	case errors.As(err, &d):
+		fmt.Fprintln(env.Stderr, err)
+	default:
+		fmt.Fprintf(env.Stderr, "%s: %v\n", a.Name, plain(err))
+	}
+	return code
+}
+
+// plain says a failed system call as a person would.
+func plain(err error) error {
+	var p *fs.PathError
+	if !errors.As(err, &p) || err.Error() != p.Error() {
+		return err
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s: there is no such file", p.Path)
+	}
+	return fmt.Errorf("%s: %w", p.Path, p.Err)
+}

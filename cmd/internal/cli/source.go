@@ -1,0 +1,107 @@
+package cli
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"sppo/codegen"
+	"sppo/examples"
+	"sppo/ir"
+	"sppo/lang"
+	"sppo/passes"
+)
+
+// SetFlag is the flag that overrides keys of a spec.
+func SetFlag(flags *pflag.FlagSet, name string) *[]string {
+	return flags.StringArray(name, nil, "override a key of the spec, as in schedule.sp=4; may be given again")
+}
+
+// LoadSpec reads and checks a specification; shipped clusters are found from anywhere.
+func LoadSpec(file string, set []string) (*lang.Spec, error) {
+	spec, err := lang.Load(file, lang.Options{Set: set, Shipped: examples.Shipped})
+	return spec, Wrong(err)
+}
+
+// Job is what a file on the command line stands for, as far as it is known: a program has no plan, a plan no spec.
+type Job struct {
+	Spec    *lang.Spec
+	Plan    *passes.Plan
+	Program *ir.Program
+}
+
+// IsProgram says whether a file is a program by its name: whatever is neither a spec nor a plan.
+func IsProgram(file string) bool {
+	ext := strings.ToLower(filepath.Ext(file))
+	return ext != ".sppo" && ext != ".json"
+}
+
+// OpenPlan makes a plan of a spec, or reads one. A plan that was read is taken as it is.
+func OpenPlan(file string, set []string, o passes.Options) (*Job, error) {
+	if filepath.Ext(file) == ".json" {
+		return readPlan(file, set, o)
+	}
+	spec, err := LoadSpec(file, set)
+	if err != nil {
+		return nil, err
+	}
+	plan := passes.New(spec)
+	if err := passes.Run(spec, plan, o); err != nil {
+		return nil, Wrong(err)
+	}
+	return &Job{Spec: spec, Plan: plan}, nil
+}
+
+func readPlan(file string, set []string, o passes.Options) (*Job, error) {
+	switch {
+	case len(set) > 0:
+		return nil, Usagef("%s is a plan: --set goes with a spec", file)
+	case len(o.Passes)+len(o.Disable)+len(o.PrintAfter) > 0 || o.StopAfter != "":
+		return nil, Usagef("%s is a plan: its passes have run", file)
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, Wrong(err)
+	}
+	plan, err := passes.ReadJSON(bytes.NewReader(data))
+	if err != nil {
+		return nil, Usagef("%s: %w", file, err)
+	}
+	if err := passes.Verify(plan); err != nil {
+		return nil, Usagef("%s: %w", file, err)
+	}
+	return &Job{Plan: plan}, nil
+}
+
+// OpenProgram reads a program, or compiles a spec or a plan to one.
+func OpenProgram(file string, set []string) (*Job, error) {
+	if IsProgram(file) {
+		if len(set) > 0 {
+			return nil, Usagef("%s is a program: --set goes with a spec", file)
+		}
+		program, err := ir.ReadFile(file)
+		return &Job{Program: program}, Wrong(err)
+	}
+	job, err := OpenPlan(file, set, passes.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return job, job.Compile()
+}
+
+// Compile makes the program of a plan and proves it. What the verifier finds in our own code is a bug of ours.
+func (j *Job) Compile() error {
+	program, err := codegen.Build(j.Plan)
+	if err != nil {
+		return Wrong(err)
+	}
+	if err := ir.Verify(program); err != nil {
+		panic(fmt.Sprintf("internal: the compiled program does not verify: %v", err))
+	}
+	j.Program = program
+	return nil
+}

@@ -1,0 +1,45 @@
+package cli
+
+import (
+	"runtime/debug"
+	"strings"
+)
+
+// Wrap breaks text into lines for a terminal.
+func Wrap(text, indent string) string {
+	const width = 100
+	var b strings.Builder
+	line := indent
+	for _, word := range strings.Fields(text) {
+		if len(line) > len(indent) {
+			if len(line)+1+len(word) > width {
+				b.WriteString(line + "\n")
+				line = indent
+			} else {
+				line += " "
+			}
+		}
+		line += word
+	}
+	if len(line) > len(indent) {
+		b.WriteString(line + "\n")
+	}
+	return b.String()
+}
+
+// Version is what a command says of itself: its name, the commit that it was built from, the compiler.
+func Version(name string) string {
+	commit, changed, compiler := "unknown commit", "", ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		compiler = info.GoVersion
+		for _, s := range info.Settings {
+			switch {
+			case s.Key == "vcs.revision" && len(s.Value) >= 12:
+				commit = s.Value[:12]
+			case s.Key == "vcs.modified" && s.Value == "true":
+				changed = " with changes"
+			}
+		}
+	}
+	return strings.TrimSpace(name + " " + commit + changed + " " + compiler)
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"sppo/cmd/internal/cli"
+	"sppo/codegen"
+	"sppo/ir"
+	"sppo/passes"
+)
+
+func diff(flags *pflag.FlagSet) cli.Action {
+	programs := flags.Bool("programs", false, "compile specs and plans and compare the programs")
+	context := flags.IntP("unified", "U", 3, "lines around a difference of programs")
+	setA := cli.SetFlag(flags, "set-a")
+	setB := cli.SetFlag(flags, "set-b")
+	return func(env *cli.Env, args []string) error {
+		sets := [2][]string{*setA, *setB}
+		if *programs || cli.IsProgram(args[0]) || cli.IsProgram(args[1]) {
+			return diffPrograms(env.Stdout, args, sets, *context)
+		}
+		return diffPlans(env.Stdout, args, sets)
+	}
+}
+
+func diffPrograms(w io.Writer, files []string, sets [2][]string, context int) error {
+	var texts [2][]string
+	for i, file := range files {
+		job, err := cli.OpenProgram(file, sets[i])
+		if err != nil {
+			return err
+		}
+		var b bytes.Buffer
+		if err := ir.Print(&b, job.Program); err != nil {
+			return cli.Wrong(err)
+		}
+		texts[i] = strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
+	}
+	_, err := io.WriteString(w, unified(files[0], files[1], texts[0], texts[1], max(0, context)))
+	return err
+}
+
+// diffPlans prints one line for each value of the plans that differs: where it is, what it was, what it is.
+func diffPlans(w io.Writer, files []string, sets [2][]string) error {
+	var flat [2]map[string]string
+	for i, file := range files {
+		job, err := cli.OpenPlan(file, sets[i], passes.Options{})
+		if err != nil {
+			return err
+		}
+		if err := codegen.Measure(job.Plan); err != nil {
+			return cli.Wrong(err)
+		}
+		if flat[i], err = flatten(job.Plan); err != nil {
+			return err
+		}
+	}
+	keys := map[string]bool{}
+	for _, f := range flat {
+		for k := range f {
+			keys[k] = true
+		}
+	}
+	var b strings.Builder
+	for _, k := range slices.Sorted(maps.Keys(keys)) {
+		old, was := flat[0][k]
+		now, is := flat[1][k]
+		switch {
+		case !was:
+			fmt.Fprintf(&b, "%s: + %s\n", k, now)
+		case !is:
+			fmt.Fprintf(&b, "%s: - %s\n", k, old)
+		case old != now:
+			fmt.Fprintf(&b, "%s: %s -> %s\n", k, old, now)
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// flatten turns a plan into paths and values. Decisions go by what they decide, not by their place; where things
+// stand in the spec is left out.
+func flatten(p *passes.Plan) (map[string]string, error) {
+	var text bytes.Buffer
+	if err := p.WriteJSON(&text); err != nil {
+		return nil, err
+	}
+	d := json.NewDecoder(&text)
+	d.UseNumber()
+	var all map[string]any
+	if err := d.Decode(&all); err != nil {
+		return nil, err
+	}
+	delete(all, "decisions")
+	delete(all, "lines")
+	delete(all, "spec")
+	out := map[string]string{}
+	flattenInto(out, "", all)
+	for _, d := range p.Decisions {
+		out["decisions."+d.Pass+"."+d.What] = fmt.Sprintf("%s (%s)", d.Value, d.Why)
+	}
+	return out, nil
+}
+
+func flattenInto(out map[string]string, path string, v any) {
+	switch v := v.(type) {
+	case map[string]any:
+		for k, x := range v {
+			flattenInto(out, strings.TrimPrefix(path+"."+k, "."), x)
+		}
+	case []any:
+		if scalars(v) {
+			out[path] = fmt.Sprint(v)
+			return
+		}
+		for i, x := range v {
+			flattenInto(out, path+"["+strconv.Itoa(i)+"]", x)
+		}
+	default:
+		out[path] = fmt.Sprint(v)
+	}
+}
+
+func scalars(list []any) bool {
+	return !slices.ContainsFunc(list, func(x any) bool {
+		switch x.(type) {
+		case map[string]any, []any:
+			return true
+		}
+		return false
+	})
+}

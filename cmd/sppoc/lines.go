@@ -1,0 +1,186 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+)
+
+// edit is a run of lines that are in both texts, or in one of them.
+type edit struct {
+	kind   byte // ' ', '-', '+'
+	lines  []string
+	a0, b0 int // where it begins in each
+}
+
+// unified is the difference of two texts as patch shows it, empty where there is none.
+func unified(nameA, nameB string, a, b []string, context int) string {
+	edits := compare(a, b)
+	var out strings.Builder
+	for i := 0; i < len(edits); {
+		if edits[i].kind == ' ' {
+			i++
+			continue
+		}
+		j := i // the hunk is edits[i:j], which equal runs of up to twice the context join
+		for j < len(edits) && (edits[j].kind != ' ' || j+1 < len(edits) && len(edits[j].lines) <= 2*context) {
+			j++
+		}
+		if out.Len() == 0 {
+			fmt.Fprintf(&out, "--- %s\n+++ %s\n", nameA, nameB)
+		}
+		out.WriteString(hunk(edits, i, j, context))
+		i = j
+	}
+	return out.String()
+}
+
+// hunk shows edits[i:j] with the context around them.
+func hunk(edits []edit, i, j, context int) string {
+	var body strings.Builder
+	a0, b0, na, nb := edits[i].a0, edits[i].b0, 0, 0
+	put := func(kind byte, lines []string) {
+		for _, l := range lines {
+			fmt.Fprintf(&body, "%c%s\n", kind, l)
+		}
+		if kind != '+' {
+			na += len(lines)
+		}
+		if kind != '-' {
+			nb += len(lines)
+		}
+	}
+	if i > 0 {
+		before := edits[i-1].lines
+		before = before[max(0, len(before)-context):]
+		a0, b0 = a0-len(before), b0-len(before)
+		put(' ', before)
+	}
+	for _, e := range edits[i:j] {
+		put(e.kind, e.lines)
+	}
+	if j < len(edits) {
+		put(' ', edits[j].lines[:min(context, len(edits[j].lines))])
+	}
+	return fmt.Sprintf("@@ -%s +%s @@\n%s", place(a0, na), place(b0, nb), body.String())
+}
+
+// place counts lines from 1; an empty range stands behind the line that it names.
+func place(first, n int) string {
+	if n == 0 {
+		return fmt.Sprintf("%d,0", first)
+	}
+	return fmt.Sprintf("%d,%d", first+1, n)
+}
+
+// compare splits two texts into runs that are equal and runs that are not.
+func compare(a, b []string) []edit {
+	c := comparison{a: a, b: b}
+	c.part(0, len(a), 0, len(b))
+	return c.edits
+}
+
+type comparison struct {
+	a, b  []string
+	edits []edit
+}
+
+func (c *comparison) put(kind byte, lines []string, a0, b0 int) {
+	if len(lines) == 0 {
+		return
+	}
+	if n := len(c.edits); n > 0 && c.edits[n-1].kind == kind {
+		c.edits[n-1].lines = append(c.edits[n-1].lines[:len(c.edits[n-1].lines):len(c.edits[n-1].lines)], lines...)
+		return
+	}
+	c.edits = append(c.edits, edit{kind, lines, a0, b0})
+}
+
+// part compares a[a0:a1] with b[b0:b1]: equal ends first, then around lines that are once in each (Bram Cohen's patience
+// difference), which suits listings: they repeat little and move less. Between such lines all is replaced.
+func (c *comparison) part(a0, a1, b0, b1 int) {
+	head := 0
+	for a0+head < a1 && b0+head < b1 && c.a[a0+head] == c.b[b0+head] {
+		head++
+	}
+	c.put(' ', c.a[a0:a0+head], a0, b0)
+	a0, b0 = a0+head, b0+head
+	tail := 0
+	for a0 < a1-tail && b0 < b1-tail && c.a[a1-tail-1] == c.b[b1-tail-1] {
+		tail++
+	}
+	a1, b1 = a1-tail, b1-tail
+	if anchors := c.anchors(a0, a1, b0, b1); len(anchors) > 0 {
+		for _, at := range anchors {
+			c.part(a0, at[0], b0, at[1])
+			c.put(' ', c.a[at[0]:at[0]+1], at[0], at[1])
+			a0, b0 = at[0]+1, at[1]+1
+		}
+		c.part(a0, a1, b0, b1)
+	} else {
+		c.put('-', c.a[a0:a1], a0, b0)
+		c.put('+', c.b[b0:b1], a1, b0)
+	}
+	c.put(' ', c.a[a1:a1+tail], a1, b1)
+}
+
+// anchors are the lines that are once in both parts, as many as keep their order: places in a and b, rising in both.
+func (c *comparison) anchors(a0, a1, b0, b1 int) [][2]int {
+	type count struct{ inA, inB, atB int }
+	seen := map[string]*count{}
+	for i := a0; i < a1; i++ {
+		n := seen[c.a[i]]
+		if n == nil {
+			n = &count{}
+			seen[c.a[i]] = n
+		}
+		n.inA++
+	}
+	for j := b0; j < b1; j++ {
+		if n := seen[c.b[j]]; n != nil {
+			n.inB++
+			n.atB = j
+		}
+	}
+	var pairs [][2]int
+	for i := a0; i < a1; i++ {
+		if n := seen[c.a[i]]; n.inA == 1 && n.inB == 1 {
+			pairs = append(pairs, [2]int{i, n.atB})
+		}
+	}
+	return rising(pairs)
+}
+
+// rising is the longest sequence of pairs, which rise in the first, that rise in the second too.
+func rising(pairs [][2]int) [][2]int {
+	ends := []int{} // ends[k]: the pair with the smallest second that ends a sequence of k+1
+	before := make([]int, len(pairs))
+	for i, p := range pairs {
+		low, high := 0, len(ends)
+		for low < high {
+			if mid := (low + high) / 2; pairs[ends[mid]][1] < p[1] {
+				low = mid + 1
+			} else {
+				high = mid
+			}
+		}
+		before[i] = -1
+		if low > 0 {
+			before[i] = ends[low-1]
+		}
+		if low == len(ends) {
+			ends = append(ends, i)
+		} else {
+			ends[low] = i
+		}
+	}
+	if len(ends) == 0 {
+		return nil
+	}
+	out := make([][2]int, len(ends))
+	at := ends[len(ends)-1]
+	for k := len(out) - 1; k >= 0; k-- {
+		out[k] = pairs[at]
+		at = before[at]
+	}
+	return out
+}

@@ -1,0 +1,129 @@
+// Command sppoc compiles specifications: it checks and formats them, plans, and builds programs for sppovm.
+//
+//	main.go     the table of subcommands
+//	spec.go     check, fmt, explain
+//	plan.go     plan, and report.go its report
+//	fit.go      what would make a plan fit that does not
+//	program.go  build, asm, verify, dump
+//	diff.go     diff, and lines.go the comparison of texts
+//
+// It holds no knowledge of the compilation itself: lang, passes, codegen and ir do the work.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+
+	"github.com/spf13/pflag"
+
+	"sppo/cmd/internal/cli"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	env := &cli.Env{Context: ctx, Stdout: os.Stdout, Stderr: os.Stderr}
+	code := app.Main(env, os.Args[1:])
+	stop()
+	os.Exit(code)
+}
+
+var app = cli.App{
+	Name: "sppoc",
+	Doc:  "sppoc compiles a specification of a training job (.sppo) to a program for sppovm (.sppb).",
+	Commands: []cli.Command{
+		{
+			Name: "check", Args: "FILE... [--set KEY=VALUE]", MinArgs: 1, MaxArgs: -1, Setup: check,
+			Doc:      "read a spec and say what is wrong with it",
+			Details:  "Prints nothing when all is well.",
+			Examples: []string{"sppoc check examples/tiny.sppo", "sppoc check examples/tiny.sppo --set schedule.sp=4"},
+		},
+		{
+			Name: "fmt", Args: "[-w | -l] FILE...", MinArgs: 1, MaxArgs: -1, Setup: format,
+			Doc:      "write a spec in the one style",
+			Examples: []string{"sppoc fmt mine.sppo", "sppoc fmt -w examples/*.sppo", "sppoc fmt -l examples/*.sppo"},
+		},
+		{
+			Name: "explain", Args: "[KEY | OPCODE | PASS | CODE]", MaxArgs: 1, Setup: explain,
+			Doc:      "look up a key of the language, an opcode, a pass or a diagnostic's code",
+			Examples: []string{"sppoc explain", "sppoc explain schedule.offload", "sppoc explain attention", "sppoc explain partition"},
+		},
+		{
+			Name: "plan", Args: "FILE [--json] [--set KEY=VALUE]", MinArgs: 1, MaxArgs: 1, Setup: plan,
+			Doc: "decide how a job runs: sizes, memory, predicted time, and why",
+			Details: "FILE is a spec, or a plan that --json wrote before. When the job does not fit, the plan is printed all the same,\n" +
+				"then what would make it fit, and the exit code is 3.",
+			Examples: []string{
+				"sppoc plan examples/tiny.sppo",
+				"sppoc plan examples/paper/gpt-7b-1m.sppo --json",
+				"sppoc plan examples/tiny.sppo --set schedule.subsequences=8 --set train.sequence=256",
+				"sppoc plan examples/tiny.sppo --stop-after partition --print-after partition",
+			},
+		},
+		{
+			Name: "build", Args: "FILE [-o PROGRAM] [--force]", MinArgs: 1, MaxArgs: 1, Setup: build,
+			Doc: "compile a spec or a plan to a verified program",
+			Details: "The name of the output says its form: .sppir is text, every other is binary. Without -o it is FILE with .sppb\n" +
+				"in the current folder. A job that does not fit the cluster's memory is refused with exit code 3 unless --force is given.",
+			Examples: []string{"sppoc build examples/tiny.sppo -o tiny.sppb", "sppoc build plan.json -o tiny.sppir"},
+		},
+		{
+			Name: "dump", Args: "FILE [--rank R] [--section NAME] [--after PASS] [--format text|json]", MinArgs: 1, MaxArgs: 1, Setup: dump,
+			Doc: "show a program, or what a pass made of it",
+			Details: "FILE is a program, a spec or a plan; the last two are compiled first. With --rank it is the code of one rank with its\n" +
+				"own constants filled in, each instruction with its number and addresses.",
+			Examples: []string{
+				"sppoc dump examples/tiny.sppo --rank 0 --section step",
+				"sppoc dump tiny.sppb",
+				"sppoc dump examples/tiny.sppo --after partition",
+				"sppoc dump tiny.sppb --rank 0 --format json",
+			},
+		},
+		{
+			Name: "asm", Args: "PROGRAM.sppir -o PROGRAM.sppb", MinArgs: 1, MaxArgs: 1, Setup: asm,
+			Doc:      "turn the text form of a program into the binary one, or back",
+			Details:  "The program is verified; --force writes it all the same.",
+			Examples: []string{"sppoc asm tiny.sppir -o tiny.sppb", "sppoc asm tiny.sppb -o tiny.sppir"},
+		},
+		{
+			Name: "verify", Args: "PROGRAM", MinArgs: 1, MaxArgs: 1, Setup: verify,
+			Doc:      "prove a program free of races, bad accesses and unmatched messages",
+			Examples: []string{"sppoc verify tiny.sppb"},
+		},
+		{
+			Name: "diff", Args: "A B", MinArgs: 2, MaxArgs: 2, Setup: diff,
+			Doc: "show what changed between two plans or two programs",
+			Details: "Specs and plans (.sppo, .json) are compared as plans, unless --programs is given; programs as text.\n" +
+				"Without a difference nothing is printed. The exit code is 0 either way.",
+			Examples: []string{
+				"sppoc diff examples/tiny.sppo examples/tiny.sppo --set-b schedule.offload=none",
+				"sppoc diff old.sppb new.sppb",
+			},
+		},
+		later("compare", "A.sppo B.sppo...", "put several specs in one table"),
+		later("view", "FILE -o OUT.html", "draw the timeline of a program"),
+		later("trace", "FILE -o OUT.json", "write the timeline of a program for Perfetto"),
+		{Name: "passes", Setup: listPasses, Doc: "list the passes in the order in which they run"},
+		{Name: "version", Setup: version, Doc: "say which version this is"},
+	},
+	Aliases: map[string][]string{"--list-passes": {"passes"}, "--version": {"version"}},
+}
+
+// later is a command whose name is settled before its work exists.
+func later(name, args, doc string) cli.Command {
+	return cli.Command{
+		Name: name, Args: args, Doc: doc + " (not yet)", MaxArgs: -1,
+		Setup: func(flags *pflag.FlagSet) cli.Action {
+			flags.ParseErrorsAllowlist.UnknownFlags = true
+			return func(*cli.Env, []string) error { return cli.Usagef("%s is not there yet", name) }
+		},
+	}
+}
+
+func version(*pflag.FlagSet) cli.Action {
+	return func(env *cli.Env, _ []string) error {
+		_, err := fmt.Fprintln(env.Stdout, cli.Version("sppoc"))
+		return err
+	}
+}

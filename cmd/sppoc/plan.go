@@ -1,0 +1,67 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/pflag"
+
+	"sppo/cmd/internal/cli"
+	"sppo/codegen"
+	"sppo/passes"
+)
+
+// passFlags choose what of the passes runs.
+func passFlags(flags *pflag.FlagSet) *passes.Options {
+	o := &passes.Options{}
+	flags.StringSliceVar(&o.PrintAfter, "print-after", nil, "print the plan as JSON after these passes, or after all; it comes before the result")
+	flags.StringVar(&o.StopAfter, "stop-after", "", "run no pass after this one")
+	flags.StringSliceVar(&o.Passes, "passes", nil, "run these passes, in this order, instead of all")
+	flags.StringSliceVar(&o.Disable, "disable", nil, "leave these passes out")
+	return o
+}
+
+func plan(flags *pflag.FlagSet) cli.Action {
+	asJSON := flags.Bool("json", false, "print the plan as JSON, which build reads")
+	set := cli.SetFlag(flags, "set")
+	options := passFlags(flags)
+	return func(env *cli.Env, args []string) error {
+		options.Print = env.Stdout
+		job, err := cli.OpenPlan(args[0], *set, *options)
+		if err != nil {
+			return err
+		}
+		whole := passes.Verify(job.Plan) == nil
+		if whole {
+			if err := codegen.Measure(job.Plan); err != nil {
+				return cli.Wrong(err)
+			}
+		}
+		var out bytes.Buffer
+		if *asJSON {
+			err = job.Plan.WriteJSON(&out)
+		} else {
+			report(&out, job.Plan)
+		}
+		if _, werr := out.WriteTo(env.Stdout); err != nil || werr != nil {
+			return errors.Join(err, werr)
+		}
+		if !whole || job.Plan.Memory.Fits {
+			return nil
+		}
+		return cli.DoesNotFit(adviseFit(job, *set))
+	}
+}
+
+func listPasses(*pflag.FlagSet) cli.Action {
+	return func(env *cli.Env, _ []string) error {
+		for i := range passes.Passes {
+			p := &passes.Passes[i]
+			fmt.Fprintf(env.Stdout, "%s\n", p.Name)
+			io.WriteString(env.Stdout, cli.Wrap(p.Doc, "    "))
+		}
+		return nil
+	}
+}

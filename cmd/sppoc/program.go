@@ -1,0 +1,181 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"sppo/cmd/internal/cli"
+	"sppo/ir"
+	"sppo/passes"
+)
+
+func build(flags *pflag.FlagSet) cli.Action {
+	out := flags.StringP("output", "o", "", "the program to write")
+	force := flags.Bool("force", false, "write a program that does not fit, too")
+	set := cli.SetFlag(flags, "set")
+	return func(env *cli.Env, args []string) error {
+		file := args[0]
+		if cli.IsProgram(file) {
+			return cli.Usagef("%s is a program already; asm changes its form", file)
+		}
+		job, err := cli.OpenPlan(file, *set, passes.Options{})
+		if err != nil {
+			return err
+		}
+		if err := job.Compile(); err != nil {
+			return err
+		}
+		if !job.Plan.Memory.Fits {
+			err := adviseFit(job, *set)
+			if !*force {
+				return cli.DoesNotFit(fmt.Errorf("%w\n  --force builds it all the same", err))
+			}
+			fmt.Fprintf(env.Stderr, "%s: %v\n", app.Name, err)
+		}
+		path := *out
+		if path == "" {
+			path = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)) + ".sppb"
+		}
+		return ir.WriteFile(path, job.Program)
+	}
+}
+
+func asm(flags *pflag.FlagSet) cli.Action {
+	out := flags.StringP("output", "o", "", "the program to write; its name says the form")
+	force := flags.Bool("force", false, "write a program that does not verify, too")
+	return func(env *cli.Env, args []string) error {
+		if *out == "" {
+			return cli.Usagef("asm: -o says where the program goes")
+		}
+		program, err := ir.ReadFile(args[0])
+		if err != nil {
+			return cli.Wrong(err)
+		}
+		if err := ir.Verify(program); err != nil && !*force {
+			return cli.Usagef("%s: %w", args[0], err)
+		}
+		return ir.WriteFile(*out, program)
+	}
+}
+
+func verify(*pflag.FlagSet) cli.Action {
+	return func(env *cli.Env, args []string) error {
+		program, err := ir.ReadFile(args[0])
+		if err != nil {
+			return cli.Wrong(err)
+		}
+		if err := ir.Verify(program); err != nil {
+			return cli.Usagef("%s: %w", args[0], err)
+		}
+		instructions := 0
+		for c := range program.Codes {
+			for _, section := range program.Codes[c].Sections {
+				instructions += len(section)
+			}
+		}
+		_, err = fmt.Fprintf(env.Stdout, "%s: %d ranks, %d codes, %d instructions: verified\n",
+			args[0], len(program.Ranks), len(program.Codes), instructions)
+		return err
+	}
+}
+
+// dumpFlags are what dump is asked for.
+type dumpFlags struct {
+	rank    int
+	section string
+	after   string
+	format  string
+}
+
+func dump(flags *pflag.FlagSet) cli.Action {
+	var f dumpFlags
+	flags.IntVar(&f.rank, "rank", -1, "show what this rank runs, instead of all codes")
+	flags.StringVar(&f.section, "section", "", "show only this section: "+strings.Join(sectionNames(), ", "))
+	flags.StringVar(&f.after, "after", "", "show the plan after this pass")
+	flags.StringVar(&f.format, "format", "text", "text or json")
+	set := cli.SetFlag(flags, "set")
+	return func(env *cli.Env, args []string) error {
+		if f.format != "text" && f.format != "json" {
+			return cli.Usagef("--format %s: there are text and json", f.format)
+		}
+		if pass := passes.Find(f.after); pass != nil && pass.Run != nil {
+			return dumpPlan(env.Stdout, args[0], *set, f)
+		}
+		job, err := cli.OpenProgram(args[0], *set)
+		if err != nil {
+			return err
+		}
+		return dumpProgram(env.Stdout, job.Program, f)
+	}
+}
+
+// dumpPlan shows the plan as a pass left it.
+func dumpPlan(w io.Writer, file string, set []string, f dumpFlags) error {
+	if cli.IsProgram(file) {
+		return cli.Usagef("%s is a program: only a spec can be shown after a pass", file)
+	}
+	job, err := cli.OpenPlan(file, set, passes.Options{StopAfter: f.after})
+	if err != nil {
+		return err
+	}
+	if f.format == "json" {
+		return job.Plan.WriteJSON(w)
+	}
+	report(w, job.Plan)
+	return nil
+}
+
+func dumpProgram(w io.Writer, p *ir.Program, f dumpFlags) error {
+	if f.rank >= len(p.Ranks) || f.rank < -1 {
+		return cli.Usagef("--rank %d: the program has ranks 0 to %d", f.rank, len(p.Ranks)-1)
+	}
+	if f.section != "" {
+		var err error
+		if p, err = onlySection(p, f.section); err != nil {
+			return err
+		}
+	}
+	if f.format == "json" {
+		return dumpJSON(w, p, f.rank)
+	}
+	printer := ir.Printer{Annotate: true}
+	if f.rank >= 0 {
+		return printer.PrintRank(w, p, f.rank)
+	}
+	return printer.Print(w, p)
+}
+
+// onlySection is the program with all other sections empty.
+func onlySection(p *ir.Program, name string) (*ir.Program, error) {
+	keep := ir.NumSections
+	for s := range ir.NumSections {
+		if s.String() == name {
+			keep = s
+		}
+	}
+	if keep == ir.NumSections {
+		return nil, cli.Usagef("--section %s: there are %s", name, strings.Join(sectionNames(), ", "))
+	}
+	q := *p
+	q.Codes = append([]ir.Code(nil), p.Codes...)
+	for c := range q.Codes {
+		for s := range ir.NumSections {
+			if s != keep {
+				q.Codes[c].Sections[s], q.Codes[c].Events[s] = nil, 0
+			}
+		}
+	}
+	return &q, nil
+}
+
+func sectionNames() []string {
+	var names []string
+	for s := range ir.NumSections {
+		names = append(names, s.String())
+	}
+	return names
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"sppo/cmd/internal/cli"
+	"sppo/ir"
+	"sppo/lang"
+	"sppo/passes"
+)
+
+func check(flags *pflag.FlagSet) cli.Action {
+	set := cli.SetFlag(flags, "set")
+	return func(env *cli.Env, files []string) error {
+		return each(env, files, func(file string) error {
+			_, err := cli.LoadSpec(file, *set)
+			return err
+		})
+	}
+}
+
+// each goes on behind a failure, so that one run shows what is wrong with all files; the last one's error is left to
+// be reported as every error is.
+func each(env *cli.Env, files []string, do func(file string) error) error {
+	var last error
+	for _, file := range files {
+		err := do(file)
+		if err == nil {
+			continue
+		}
+		if last != nil {
+			app.Report(env, last)
+		}
+		last = err
+	}
+	return last
+}
+
+func format(flags *pflag.FlagSet) cli.Action {
+	write := flags.BoolP("write", "w", false, "change the files instead of printing them")
+	list := flags.BoolP("list", "l", false, "print the names of files that are in another style; exit 1 if there are any")
+	return func(env *cli.Env, files []string) error {
+		other := false
+		err := each(env, files, func(file string) error {
+			before, err := os.ReadFile(file)
+			if err != nil {
+				return cli.Wrong(err)
+			}
+			after, err := lang.FormatFile(file, before)
+			if err != nil {
+				return err
+			}
+			changed := !bytes.Equal(before, after)
+			if *list && changed {
+				other = true
+				fmt.Fprintln(env.Stdout, file)
+			}
+			if *write && changed {
+				return cli.WriteFile(file, func(w io.Writer) error { _, err := w.Write(after); return err })
+			}
+			if !*write && !*list {
+				_, err = env.Stdout.Write(after)
+			}
+			return err
+		})
+		if err == nil && other && !*write {
+			return cli.Silent(cli.Failed)
+		}
+		return err
+	}
+}
+
+// explain asks every package that has a reference. A word may mean several things: partition is a key and a pass.
+func explain(*pflag.FlagSet) cli.Action {
+	return func(env *cli.Env, args []string) error {
+		word := ""
+		if len(args) > 0 {
+			word = args[0]
+		}
+		text, err := explanation(word)
+		if err != nil {
+			return cli.Wrong(err)
+		}
+		_, err = io.WriteString(env.Stdout, text)
+		return err
+	}
+}
+
+func explanation(word string) (string, error) {
+	spec, err := lang.Explain(word)
+	if word == "" {
+		return spec + "\npasses\n" + cli.Wrap(strings.Join(passes.Names(), ", "), "    ") +
+			"\nopcodes\n" + cli.Wrap(strings.Join(opcodeNames(), ", "), "    "), err
+	}
+	var found []string
+	for _, text := range []string{spec, passes.Explain(word), ir.Explain(word)} {
+		if text != "" {
+			found = append(found, strings.TrimRight(text, "\n")+"\n")
+		}
+	}
+	if len(found) > 0 {
+		return strings.Join(found, "\n"), nil
+	}
+	var words []string
+	for _, k := range lang.Keys {
+		words = append(words, k.Name, k.Path())
+	}
+	for _, c := range lang.Codes {
+		words = append(words, string(c.Code))
+	}
+	for _, b := range lang.Blocks {
+		words = append(words, b.Name)
+	}
+	words = slices.Concat(words, passes.Names(), opcodeNames())
+	if near := lang.Nearest(word, words); near != "" {
+		return "", fmt.Errorf("nothing is known about %q; did you mean %q?", word, near)
+	}
+	return "", fmt.Errorf("nothing is known about %q; sppoc explain lists what is", word)
+}
+
+func opcodeNames() []string {
+	var names []string
+	for i := range ir.Ops {
+		names = append(names, ir.Ops[i].Name)
+	}
+	return names
+}

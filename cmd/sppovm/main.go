@@ -1,0 +1,68 @@
+// Command sppovm runs programs that sppoc built; a spec it compiles itself.
+//
+//	main.go      the table of subcommands
+//	run.go       run: load, device, steps, report
+//	progress.go  what a user sees of a run, and the lines of --json
+//	bubble.go    idle over busy time, measured
+//	devices.go   what there is to run on
+//
+// It knows no model and no schedule: the program says what happens.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"sppo/cmd/internal/cli"
+)
+
+func main() {
+	// The first signal asks the run to stop behind its step; then signals do again what they do by default.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	code := app.Main(&cli.Env{Context: ctx, Stdout: os.Stdout, Stderr: os.Stderr}, os.Args[1:])
+	stop()
+	os.Exit(code)
+}
+
+var app = cli.App{
+	Name: "sppovm",
+	Doc:  "sppovm runs training jobs that sppoc compiled.",
+	Commands: []cli.Command{
+		{
+			Name: "run", Args: "FILE [--steps K] [--json] [--save CHECKPOINT]", MinArgs: 1, MaxArgs: 1, Setup: run,
+			Doc: "train",
+			Details: "FILE is a program (.sppb or .sppir), a spec, or a plan; the last two are compiled first. Progress goes to standard\n" +
+				"error. With --json standard output gets one object a line: for each step {\"step\",\"loss\",\"tokens_per_s\",\"step_s\",\n" +
+				"\"grad_norm\"}, for each validation {\"step\",\"eval_loss\"}, at the end {\"done\":true,\"steps\",\"final_loss\",\n" +
+				"\"device_peak_bytes\",\"host_peak_bytes\",\"bubble_ratio\"}. Peaks are those of the rank with the highest; bubble_ratio is\n" +
+				"idle over busy time of the compute streams as measured, where a rank that waits for a processor core counts as busy.\n\n" +
+				"Ctrl-C stops behind the step that runs, with a checkpoint if --save is given; a second one aborts.",
+			Examples: []string{
+				"sppovm run examples/tiny.sppo",
+				"sppovm run out/gpt-docs.sppb --steps 50 --json",
+				"sppovm run examples/tiny.sppo --steps 5 --save tiny.ckpt",
+				"sppovm run examples/tiny.sppo --resume tiny.ckpt",
+			},
+		},
+		{Name: "devices", Setup: devices, Doc: "say what there is to run on"},
+		{
+			Name: "probe", Args: "[-o CLUSTER.sppo]", MaxArgs: -1, Doc: "measure this machine and write a cluster file (not yet)",
+			Setup: func(*pflag.FlagSet) cli.Action {
+				return func(*cli.Env, []string) error { return cli.Usagef("probe is not there yet") }
+			},
+		},
+		{Name: "version", Doc: "say which version this is", Setup: func(*pflag.FlagSet) cli.Action {
+			return func(env *cli.Env, _ []string) error {
+				_, err := fmt.Fprintln(env.Stdout, cli.Version("sppovm"))
+				return err
+			}
+		}},
+	},
+	Aliases: map[string][]string{"--version": {"version"}},
+}

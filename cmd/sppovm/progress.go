@@ -1,0 +1,176 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"time"
+
+	"sppo/ir"
+	"sppo/vm"
+)
+
+// progress shows a run: to a person on text, to a program on json.
+type progress struct {
+	text    io.Writer
+	json    io.Writer // nil: nobody reads it
+	rewrite bool      // text is a terminal: the line of the step is written over
+	steps   int       // the last one
+
+	began   time.Time // of the first step
+	first   int       // steps that were done before
+	shown   time.Time
+	pending bool // the terminal's line has no end yet
+	eval    *float64
+}
+
+// printEvery is how often a step gets a line where lines stay.
+const printEvery = time.Second
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// header says what is about to run.
+func (s *progress) header(p *ir.Program, device string) {
+	dp, pp, sp := int32(0), int32(0), int32(0)
+	var memory [ir.NumArenas]ir.Bytes
+	for _, r := range p.Ranks {
+		dp, pp, sp = max(dp, r.DP+1), max(pp, r.PP+1), max(sp, r.SP+1)
+		for a := range memory {
+			memory[a] = max(memory[a], p.Codes[r.Code].Arenas[a])
+		}
+	}
+	parameters := int64(0)
+	for _, t := range p.Tensors {
+		parameters += t.Shape[0] * t.Shape[1]
+	}
+	fmt.Fprintf(s.text, "%s: %s parameters, %d sequences of %d tokens a step in %d subsequences\n",
+		p.Name, short(float64(parameters)), p.Run.Batch, p.Run.Sequence, subsequences(p))
+	fmt.Fprintf(s.text, "%d ranks = %d replicas x %d stages x %d ranks a stage; at most %s device and %s host memory a rank\n",
+		len(p.Ranks), dp, pp, sp, memory[ir.Device], memory[ir.Host])
+	fmt.Fprintf(s.text, "device %s\n", device)
+}
+
+// subsequences counts them by what instructions say of themselves.
+func subsequences(p *ir.Program) int32 {
+	highest := int32(0)
+	for c := range p.Codes {
+		for i := range p.Codes[c].Sections[ir.SectionStep] {
+			highest = max(highest, p.Codes[c].Sections[ir.SectionStep][i].Prov.Subsequence)
+		}
+	}
+	return highest + 1
+}
+
+// short writes a number with a decimal prefix.
+func short(v float64) string {
+	for _, p := range []struct {
+		unit string
+		at   float64
+	}{{" B", 1e9}, {" M", 1e6}, {" K", 1e3}} {
+		if v >= p.at {
+			return fmt.Sprintf("%.3g%s", v/p.at, p.unit)
+		}
+	}
+	return fmt.Sprintf("%.3g", v)
+}
+
+func (s *progress) begin(step int) {
+	s.began, s.first = time.Now(), step
+}
+
+func (s *progress) step(r vm.StepResult) {
+	s.line(stepLine{r.Step, number(r.Loss), number(r.TokensPerSecond), number(r.Seconds), number(r.GradNorm)})
+	last := r.Step >= s.steps
+	if !s.rewrite && !last && time.Since(s.shown) < printEvery {
+		return
+	}
+	s.shown = time.Now()
+	took := time.Since(s.began) / time.Duration(r.Step-s.first)
+	left := took * time.Duration(s.steps-r.Step)
+	text := fmt.Sprintf("step %d/%d  loss %.4f  %s tokens/s  %s left", r.Step, s.steps, r.Loss, short(r.TokensPerSecond), left.Round(time.Second))
+	if !s.rewrite {
+		fmt.Fprintln(s.text, text)
+		return
+	}
+	fmt.Fprintf(s.text, "\r%s\x1b[K", text)
+	s.pending = true
+}
+
+// say writes a line that stays.
+func (s *progress) say(format string, args ...any) {
+	if s.pending {
+		fmt.Fprintln(s.text)
+		s.pending = false
+	}
+	fmt.Fprintf(s.text, format+"\n", args...)
+}
+
+func (s *progress) validation(step int, loss float64) {
+	s.eval = &loss
+	s.say("step %d  validation loss %.4f", step, loss)
+	s.line(validationLine{step, number(loss)})
+}
+
+func (s *progress) done(steps int, loss float64, device, host ir.Bytes, bubble float64) {
+	summary := fmt.Sprintf("done: %d steps in %s, last loss %.4f", steps-s.first, time.Since(s.began).Round(100*time.Millisecond), loss)
+	if s.eval != nil {
+		summary += fmt.Sprintf(", validation loss %.4f", *s.eval)
+	}
+	s.say("%s; peak %s device and %s host memory a rank, bubble %.0f%%", summary, device, host, 100*bubble)
+	s.line(doneLine{true, steps, number(loss), device, host, number(bubble)})
+}
+
+// line writes an object.
+func (s *progress) line(object any) {
+	if s.json == nil {
+		return
+	}
+	text, err := json.Marshal(object)
+	if err != nil {
+		panic("internal: " + err.Error())
+	}
+	fmt.Fprintf(s.json, "%s\n", text)
+}
+
+// The objects of --json. Their keys are a contract.
+type (
+	stepLine struct {
+		Step            int    `json:"step"`
+		Loss            number `json:"loss"`
+		TokensPerSecond number `json:"tokens_per_s"`
+		Seconds         number `json:"step_s"`
+		GradNorm        number `json:"grad_norm"`
+	}
+	validationLine struct {
+		Step int    `json:"step"`
+		Loss number `json:"eval_loss"`
+	}
+	doneLine struct {
+		Done        bool     `json:"done"`
+		Steps       int      `json:"steps"`
+		FinalLoss   number   `json:"final_loss"`
+		DevicePeak  ir.Bytes `json:"device_peak_bytes"`
+		HostPeak    ir.Bytes `json:"host_peak_bytes"`
+		BubbleRatio number   `json:"bubble_ratio"`
+	}
+)
+
+// number is null where JSON has no word for a value.
+type number float64
+
+// MarshalJSON implements json.Marshaler.
+func (v number) MarshalJSON() ([]byte, error) {
+	if f := float64(v); math.IsNaN(f) || math.IsInf(f, 0) {
+		return []byte("null"), nil
+	}
+	return json.Marshal(float64(v))
+}

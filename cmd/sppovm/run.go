@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+
+	"github.com/spf13/pflag"
+
+	"sppo/cmd/internal/cli"
+	"sppo/ir"
+	"sppo/lang"
+	"sppo/vm"
+	"sppo/vm/cpu"
+	"sppo/vm/cpu/simd"
+)
+
+// runFlags are what run is asked for.
+type runFlags struct {
+	device  string
+	steps   int
+	json    bool
+	quiet   bool
+	seed    int64
+	save    string
+	resume  string
+	dir     string
+	blas    string
+	threads int
+	force   bool
+	seeded  bool // --seed was given
+}
+
+func run(flags *pflag.FlagSet) cli.Action {
+	var f runFlags
+	flags.StringVar(&f.device, "device", "cpu", "cpu; sim and cuda are not there yet")
+	flags.IntVar(&f.steps, "steps", -1, "stop behind this step instead of the program's last; the learning rate still follows the program's schedule")
+	flags.BoolVar(&f.json, "json", false, "write one JSON object a line to standard output")
+	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
+	flags.Int64Var(&f.seed, "seed", 0, "start from this seed instead of the program's")
+	set := cli.SetFlag(flags, "set")
+	flags.StringVar(&f.save, "save", "", "write a checkpoint to this file at the end")
+	flags.StringVar(&f.resume, "resume", "", "go on from this checkpoint")
+	flags.StringVar(&f.dir, "dir", "", "the folder that relative data files start from, instead of the current one")
+	flags.StringVar(&f.blas, "blas", "go", "who multiplies matrices: go, or openblas where it is installed")
+	flags.IntVar(&f.threads, "threads", 0, "threads that share the kernels' work; 0 is one a processor core")
+	flags.BoolVar(&f.force, "force", false, "run a spec that does not fit its cluster, too")
+	return func(env *cli.Env, args []string) error {
+		f.seeded = flags.Changed("seed")
+		if err := f.check(); err != nil {
+			return err
+		}
+		job, err := cli.OpenProgram(args[0], *set)
+		if err != nil {
+			return err
+		}
+		if err := f.accept(args[0], job); err != nil {
+			return err
+		}
+		return f.run(env, job)
+	}
+}
+
+func (f *runFlags) check() error {
+	switch f.device {
+	case "cpu":
+	case "sim", "cuda":
+		return cli.Usagef("the %s device is not there yet; there is cpu", f.device)
+	default:
+		return cli.Usagef("there is no device %q; there is cpu", f.device)
+	}
+	switch f.blas {
+	case "go":
+		return nil
+	case "openblas":
+		return cli.Wrong(simd.UseOpenBLAS(true))
+	}
+	return cli.Usagef("--blas %s: there are go and openblas", f.blas)
+}
+
+// accept refuses programs that would not end well, and applies the flags that change one.
+func (f *runFlags) accept(file string, job *cli.Job) error {
+	switch {
+	case job.Plan == nil:
+		if err := ir.Verify(job.Program); err != nil {
+			return cli.Usagef("%s: %w", file, err)
+		}
+	case !job.Plan.Memory.Fits && !f.force:
+		return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan says what would, --force runs it all the same", file, cli.Lack(&job.Plan.Memory)))
+	}
+	if f.seeded {
+		job.Program.Run.Seed = f.seed
+	}
+	if f.steps < 0 {
+		f.steps = job.Program.Run.Steps
+	}
+	return nil
+}
+
+func (f *runFlags) run(env *cli.Env, job *cli.Job) error {
+	tokens, err := openData(job, f.dir)
+	if err != nil {
+		return err
+	}
+	pool := simd.NewPool(f.threads)
+	defer pool.Close()
+	meter := newBubbleMeter(job.Program)
+	open := func(rank int) (vm.Device, error) { return meter.wrap(rank, cpu.New(pool)), nil }
+	j, err := vm.Open(job.Program, open, vm.Options{Dir: f.dir, Tokens: tokens})
+	if err != nil {
+		return err
+	}
+	r := &training{f: f, program: job.Program, job: j, meter: meter, show: f.progress(env, job.Program, pool)}
+	err = r.all(env.Context)
+	return errors.Join(err, j.Close())
+}
+
+func (f *runFlags) progress(env *cli.Env, p *ir.Program, pool *simd.Pool) *progress {
+	show := &progress{text: env.Stderr, steps: f.steps}
+	if f.quiet {
+		show.text = io.Discard
+	}
+	show.rewrite = isTerminal(show.text)
+	if f.json {
+		show.json = env.Stdout
+	}
+	show.header(p, fmt.Sprintf("cpu, %d threads, %s%s", pool.Threads(), simd.ISA(), map[bool]string{true: ", OpenBLAS"}[f.blas == "openblas"]))
+	return show
+}
+
+// openData finds the data before anything is allocated; what is wrong with it is the input's fault, and where there is a
+// spec, its line's.
+func openData(job *cli.Job, dir string) (vm.Tokens, error) {
+	if job.Program.Run.DataKind == "" {
+		return nil, nil
+	}
+	tokens, err := vm.OpenData(&job.Program.Run, dir)
+	if err != nil && job.Spec != nil {
+		return nil, job.Spec.Diagnose("train.data", lang.BadData, "%v", err)
+	}
+	return tokens, cli.Wrong(err)
+}
+
+// training is a run under way.
+type training struct {
+	f       *runFlags
+	program *ir.Program
+	job     *vm.Job
+	meter   *bubbleMeter
+	show    *progress
+	loss    float64 // of the last step
+}
+
+// all trains from the start, or a checkpoint, to the last step or until the user stops it.
+func (r *training) all(ctx context.Context) error {
+	if err := r.start(ctx); err != nil {
+		return r.stopped(err)
+	}
+	if r.job.Steps() == 0 && r.program.Run.EvalEvery > 0 {
+		if err := r.validate(ctx); err != nil {
+			return r.stopped(err)
+		}
+	}
+	r.show.begin(r.job.Steps())
+	for r.job.Steps() < r.f.steps {
+		if err := r.step(ctx); err != nil {
+			return r.stopped(err)
+		}
+	}
+	return r.end()
+}
+
+func (r *training) start(ctx context.Context) error {
+	if err := r.job.Init(ctx); err != nil || r.f.resume == "" {
+		return err
+	}
+	return cli.Wrong(r.job.Restore(r.f.resume))
+}
+
+func (r *training) step(ctx context.Context) error {
+	result, err := r.job.Step(ctx)
+	if err != nil {
+		return err
+	}
+	r.meter.add()
+	r.loss = result.Loss
+	r.show.step(result)
+	if math.IsNaN(result.Loss) || math.IsInf(result.Loss, 0) {
+		return fmt.Errorf("step %d: the loss is %g: a smaller learning rate or gradient clipping may help", result.Step, result.Loss)
+	}
+	every := r.program.Run.EvalEvery
+	if last := result.Step >= r.f.steps; last || every > 0 && result.Step%every == 0 {
+		return r.validate(ctx)
+	}
+	return nil
+}
+
+func (r *training) validate(ctx context.Context) error {
+	if r.program.Run.EvalBatch <= 0 || r.program.Run.EvalSequences <= 0 {
+		return nil
+	}
+	loss, err := r.job.Eval(ctx)
+	if err == nil {
+		r.meter.forget()
+		r.show.validation(r.job.Steps(), loss)
+	}
+	return err
+}
+
+// stopped ends a run before its time: as a success when the user wished so.
+func (r *training) stopped(err error) error {
+	if !errors.Is(err, context.Canceled) {
+		return err
+	}
+	r.show.say("stopped behind step %d", r.job.Steps())
+	return r.end()
+}
+
+func (r *training) end() error {
+	if r.f.save != "" {
+		if err := r.job.Save(r.f.save); err != nil {
+			return err
+		}
+		r.show.say("saved %s", r.f.save)
+	}
+	var device, host ir.Bytes
+	for rank := range r.program.Ranks {
+		peaks := r.job.Peaks(rank)
+		device, host = max(device, peaks[ir.Device]), max(host, peaks[ir.Host])
+	}
+	r.show.done(r.job.Steps(), r.loss, device, host, r.meter.ratio())
+	return nil
+}

@@ -1,0 +1,294 @@
+// Package sppo_test keeps the house: which package may import which, how long a function may be, and that no file
+// speaks of the machine that it was written on. The tables below are the rules; ARCHITECTURE.md says why.
+package sppo_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// floors says which of our packages each may import; a package that is not here may not exist. "*" is every one but
+// those on its own floor. Test files may also import the test helpers, and what helpers need.
+var floors = []struct {
+	folder  string
+	floor   int
+	imports string
+}{
+	{"lang", 0, ""},
+	{"ir", 0, ""},
+	{"vm/cpu/simd", 0, "vm/cpu/simd/internal"},
+	{"vm/cpu/simd/internal", 0, ""},
+	{"ir/cost", 1, "ir"},
+	{"graph", 1, "lang ir"},
+	{"passes", 2, "lang ir ir/cost graph"},
+	{"vm", 2, "ir"},
+	{"codegen", 3, "lang passes graph ir"},
+	{"vm/cpu", 3, "vm ir vm/cpu/simd"},
+	{"cuda", 3, "vm ir"},
+	{"examples", 0, ""},
+	{"cmd/internal/cli", 4, "*"},
+	{"cmd/sppoc", 5, "*"},
+	{"cmd/sppovm", 5, "*"},
+}
+
+// helpers are for tests of every floor.
+var helpers = []string{"ir/irtest", "vm/vmtest"}
+
+// libraries says where each package from outside may be imported; "test" is any test file.
+var libraries = map[string]string{
+	"github.com/alecthomas/participle/v2": "lang",
+	"github.com/spf13/pflag":              "cmd",
+	"github.com/google/go-cmp":            "test",
+	"github.com/ebitengine/purego":        "vm/cpu/simd cuda",
+	"golang.org/x/sys":                    "vm vm/cpu vm/cpu/simd cuda cmd",
+}
+
+const (
+	module       = "sppo/"
+	longestLines = 70
+)
+
+// source is one parsed Go file.
+type source struct {
+	path   string // from the root, with slashes
+	folder string
+	test   bool
+	text   string
+	set    *token.FileSet
+	file   *ast.File
+}
+
+// sources parses every Go file of the repository.
+func sources(t *testing.T) []source {
+	t.Helper()
+	var out []source
+	for _, name := range files(t) {
+		if path.Ext(name) != ".go" {
+			continue
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set := token.NewFileSet()
+		f, err := parser.ParseFile(set, name, text, parser.SkipObjectResolution|parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, source{name, path.Dir(name), strings.HasSuffix(name, "_test.go"), string(text), set, f})
+	}
+	return out
+}
+
+// files are all that is not built: hidden folders and outputs are left out.
+func files(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+		name = filepath.ToSlash(name)
+		hidden := strings.HasPrefix(path.Base(name), ".") && name != "." && name != ".ci"
+		if d != nil && d.IsDir() && (hidden || name == "bin" || name == "out") {
+			return fs.SkipDir
+		}
+		if err == nil && !d.IsDir() && !hidden {
+			out = append(out, name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestImports(t *testing.T) {
+	for _, s := range sources(t) {
+		for _, spec := range s.file.Imports {
+			name := strings.Trim(spec.Path.Value, `"`)
+			if why := forbidden(s, name); why != "" {
+				t.Errorf("%s: imports %s: %s", s.set.Position(spec.Pos()), name, why)
+			}
+		}
+	}
+}
+
+// forbidden says why a file may not import a package, or nothing.
+func forbidden(s source, name string) string {
+	if ours, ok := strings.CutPrefix(name, module); ok {
+		return forbiddenOurs(s, ours)
+	}
+	for library, where := range libraries {
+		if name != library && !strings.HasPrefix(name, library+"/") {
+			continue
+		}
+		if s.test && (where == "test" || s.folder == ".") {
+			return ""
+		}
+		for _, folder := range strings.Fields(where) {
+			if within(s.folder, folder) {
+				return ""
+			}
+		}
+		return "only " + where + " may"
+	}
+	if first, _, _ := strings.Cut(name, "/"); strings.Contains(first, ".") {
+		return "it is none of the libraries that we use"
+	}
+	return ""
+}
+
+func forbiddenOurs(s source, ours string) string {
+	isHelper := func(folder string) bool {
+		return slices.ContainsFunc(helpers, func(h string) bool { return within(folder, h) })
+	}
+	switch {
+	case s.test || isHelper(s.folder):
+		if strings.HasPrefix(ours, "cmd/") && !strings.HasPrefix(s.folder, "cmd") {
+			return "nobody imports a command"
+		}
+		return "" // tests compare floors with each other
+	case isHelper(ours):
+		return "it is for tests only"
+	}
+	for _, f := range floors {
+		if f.folder != s.folder && !(strings.HasPrefix(s.folder, "cuda/") && f.folder == "cuda") && !(f.folder == "vm/cpu/simd/internal" && within(s.folder, f.folder)) {
+			continue
+		}
+		if f.imports == "*" {
+			if g := floorOf(ours); g >= f.floor && !within(ours, f.folder) {
+				return "it is not on a lower floor"
+			}
+			return ""
+		}
+		for _, allowed := range strings.Fields(f.imports) {
+			if ours == allowed {
+				return ""
+			}
+		}
+		return f.folder + " may import of ours: " + f.imports
+	}
+	return "the folder " + s.folder + " has no row in the table of floors"
+}
+
+func floorOf(folder string) int {
+	for _, f := range floors {
+		if f.folder == folder {
+			return f.floor
+		}
+	}
+	return 0
+}
+
+func within(folder, root string) bool { return folder == root || strings.HasPrefix(folder, root+"/") }
+
+// A table must not name what is not there: it would permit what nobody meant.
+func TestFloorsExist(t *testing.T) {
+	for _, f := range floors {
+		if _, err := os.Stat(f.folder); err != nil && f.folder != "cuda" {
+			t.Errorf("the table of floors names %s: %v", f.folder, err)
+		}
+		for _, i := range strings.Fields(f.imports) {
+			if i != "*" && floorOf(i) > f.floor {
+				t.Errorf("%s on floor %d may import %s on floor %d", f.folder, f.floor, i, floorOf(i))
+			}
+		}
+	}
+}
+
+// A function is at most a screen long; tables of tests and composite literals may be longer.
+func TestFunctionLength(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.test || strings.Contains(s.path, "vmtest/") || generator(s) {
+			continue
+		}
+		for _, d := range s.file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok || f.Body == nil {
+				continue
+			}
+			if n := codeLines(s.set, f.Body); n > longestLines {
+				t.Errorf("%s: %s has %d lines, at most %d fit a screen", s.set.Position(f.Pos()), f.Name.Name, n, longestLines)
+			}
+		}
+	}
+}
+
+// generator says whether a file is a program that writes other files.
+func generator(s source) bool { return strings.Contains(s.text, "//go:build ignore") }
+
+// codeLines counts a body's lines without those inside composite literals, which are tables.
+func codeLines(set *token.FileSet, body *ast.BlockStmt) int {
+	line := func(p token.Pos) int { return set.Position(p).Line }
+	n := line(body.Rbrace) - line(body.Lbrace)
+	ast.Inspect(body, func(node ast.Node) bool {
+		if lit, ok := node.(*ast.CompositeLit); ok {
+			n -= line(lit.Rbrace) - line(lit.Lbrace)
+			return false
+		}
+		return true
+	})
+	return n
+}
+
+// No golden file without the test that compares it: a folder of testdata is named by a test of the package around it.
+func TestNoOrphanGoldens(t *testing.T) {
+	tests := map[string]string{} // by folder: the text of its tests
+	for _, s := range sources(t) {
+		if s.test {
+			tests[s.folder] += s.text
+		}
+	}
+	for _, name := range files(t) {
+		folder, rest, ok := strings.Cut(name, "/testdata/")
+		if !ok {
+			continue
+		}
+		if strings.HasPrefix(rest, "fuzz/") {
+			target, _, _ := strings.Cut(strings.TrimPrefix(rest, "fuzz/"), "/")
+			if !strings.Contains(tests[folder], "func "+target+"(") {
+				t.Errorf("%s: no fuzz target %s in %s", name, target, folder)
+			}
+			continue
+		}
+		topic, _, _ := strings.Cut(rest, "/")
+		stem := strings.TrimSuffix(path.Base(name), path.Ext(name))
+		if !strings.Contains(tests[folder], topic) && !strings.Contains(tests[folder], `"`+stem+`"`) {
+			t.Errorf("%s: no test of %s names %s", name, folder, topic)
+		}
+	}
+}
+
+// machineWords are paths of a machine and hosts of registries: a repository that names them works in one place only.
+var machineWords = regexp.MustCompile(`/home/|/Users/|/work/|/tmp/[a-z]|/root/|proxy\.golang\.org|sum\.golang\.org|goproxy\.|registry\.npmjs|pypi\.org`)
+
+// unfinishedWords are what must not be left behind. They are put together here so that this file passes itself.
+var unfinishedWords = regexp.MustCompile(`\b(TO` + `DO|FIX` + `ME|XX` + `X|HA` + `CK)\b`)
+
+func TestWords(t *testing.T) {
+	for _, name := range files(t) {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if path.Ext(name) == ".test" || slices.Contains(text, 0) || strings.Contains(name, "testdata/fuzz/") {
+			continue
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			if m := machineWords.FindString(line); m != "" && name != "house_test.go" {
+				t.Errorf("%s:%d: names %q, which is not everywhere", name, i+1, m)
+			}
+			if m := unfinishedWords.FindString(line); m != "" {
+				t.Errorf("%s:%d: %s: finish it or leave it out", name, i+1, m)
+			}
+		}
+	}
+}
