@@ -224,8 +224,8 @@ type instance struct {
 	st         *stage
 	row        *ir.OpInfo
 	named      map[string]int32 // values of dimensions and attributes
-	dtype      ir.DType // of operands whose type is T
-	any        ir.DType // of operands of any type
+	dtype      ir.DType         // of operands whose type is T
+	any        ir.DType         // of operands of any type
 	accumulate bool
 	transA     bool
 	transB     bool

@@ -31,10 +31,9 @@ type buffer struct {
 }
 
 type place struct {
-	size   ir.Bytes
-	write  access
-	reads  clock
-	events int
+	size  ir.Bytes
+	write access
+	reads clock
 }
 
 type access struct {

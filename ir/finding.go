@@ -1,0 +1,133 @@
+package ir
+
+import (
+	"fmt"
+	"strings"
+)
+
+// FindingKind says which promise of a program is broken.
+type FindingKind string
+
+// Kinds of findings.
+const (
+	FindMalformed     FindingKind = "malformed"     // an index points at nothing, an operand is missing
+	FindShape         FindingKind = "shape"         // shapes, element types or attributes that the row rules out
+	FindBounds        FindingKind = "bounds"        // a view, buffer or arena is too small or misaligned
+	FindPlace         FindingKind = "place"         // an operand in the wrong arena, an instruction on the wrong stream
+	FindOverlap       FindingKind = "overlap"       // an instruction writes over its own operands
+	FindEvent         FindingKind = "event"         // an event recorded twice, or waited for in vain
+	FindRace          FindingKind = "race"          // two conflicting accesses that no event orders
+	FindUninitialised FindingKind = "uninitialised" // a read of bytes that do not hold this buffer
+	FindMessage       FindingKind = "message"       // sends and receives that do not match
+	FindCollective    FindingKind = "collective"    // members of a group that do not agree
+	FindDeadlock      FindingKind = "deadlock"      // ranks that wait for each other
+	FindCapacity      FindingKind = "capacity"      // more memory than the machine has
+)
+
+// Site is a place in a program.
+type Site struct {
+	Rank    int // None: every rank that runs the code
+	Code    string
+	Section Section
+	Index   int    // of the instruction in its section; None: the code or rank as a whole
+	Text    string // the instruction
+	Line    string // the spec line that it comes from
+}
+
+func (s *Site) String() string {
+	var parts []string
+	if s.Rank != None {
+		parts = append(parts, fmt.Sprintf("rank %d", s.Rank))
+	}
+	if s.Code != "" {
+		parts = append(parts, "code "+s.Code)
+	}
+	if s.Index != None {
+		parts = append(parts, fmt.Sprintf("%s %d", s.Section, s.Index))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// detail is the instruction and its origin, on lines of their own.
+func (s *Site) detail() string {
+	if s.Text == "" {
+		return ""
+	}
+	d := fmt.Sprintf("\n    %s %d: %s", s.Section, s.Index, s.Text)
+	if s.Line != "" {
+		d += "\n        from " + s.Line
+	}
+	return d
+}
+
+// Finding is one reason why a program must not run.
+type Finding struct {
+	Kind  FindingKind
+	At    Site
+	Other *Site // the other instruction of the pair, where there is one
+	Msg   string
+}
+
+func (f *Finding) String() string {
+	s := fmt.Sprintf("%s: ", f.Kind)
+	if at := f.At.String(); at != "" {
+		s += at + ": "
+	}
+	s += f.Msg + f.At.detail()
+	if f.Other != nil {
+		s += f.Other.detail()
+	}
+	return s
+}
+
+// VerifyError is all that was found, up to a limit.
+type VerifyError struct {
+	Findings []Finding
+	More     int // findings beyond the limit
+}
+
+func (e *VerifyError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "the program does not verify, %d findings", len(e.Findings)+e.More)
+	for i := range e.Findings {
+		b.WriteString("\n" + e.Findings[i].String())
+	}
+	if e.More > 0 {
+		fmt.Fprintf(&b, "\nand %d more", e.More)
+	}
+	return b.String()
+}
+
+// Has says whether a finding is of that kind.
+func (e *VerifyError) Has(kind FindingKind) bool {
+	for i := range e.Findings {
+		if e.Findings[i].Kind == kind {
+			return true
+		}
+	}
+	return false
+}
+
+// findings gathers up to a limit.
+type findings struct {
+	list  []Finding
+	more  int
+	limit int
+}
+
+func (f *findings) add(x Finding) {
+	if len(f.list) < f.limit {
+		f.list = append(f.list, x)
+		return
+	}
+	f.more++
+}
+
+func (f *findings) append(other *findings) {
+	for _, x := range other.list {
+		f.add(x)
+	}
+	f.more += other.more
+}
+
+func (f *findings) empty() bool { return len(f.list) == 0 }

@@ -1,0 +1,197 @@
+package ir
+
+import "slices"
+
+// shadow knows for every byte of an arena who wrote it last in a section and who has read it since, by segments that
+// have all that in common. It is a sorted list cut into blocks, so that a segment is inserted without moving all
+// others.
+type shadow struct {
+	blocks [][]segment
+	size   Bytes
+}
+
+// segment is a run of bytes up to the next segment.
+type segment struct {
+	start Bytes
+	state
+}
+
+// state is what is known about a byte.
+type state struct {
+	buffer uint32             // whose life the bytes are in; NoBuffer: not known
+	writer access             // last write of this section
+	reads  [NumStreams]uint32 // number on each stream of the last read since
+}
+
+// access is an instruction by its stream and its number there, from 1.
+type access struct {
+	stream Stream
+	number uint32 // 0: none
+}
+
+// byVM is the stream of what the VM does before a section; everything comes after it.
+const byVM = NumStreams
+
+// blockSegments is the most segments of a block: enough to keep the list of blocks short, few enough to move.
+const blockSegments = 64
+
+func newShadow(size Bytes) *shadow {
+	first := make([]segment, 1, blockSegments)
+	first[0].buffer = NoBuffer
+	return &shadow{blocks: [][]segment{first}, size: size}
+}
+
+// cursor is a place in the list.
+type cursor struct{ block, at int }
+
+// find is the segment that holds the byte.
+func (s *shadow) find(addr Bytes) cursor {
+	lo, hi := 0, len(s.blocks)
+	for hi-lo > 1 {
+		if mid := (lo + hi) / 2; s.blocks[mid][0].start <= addr {
+			lo = mid
+		} else {
+			hi = mid
+		}
+	}
+	b := s.blocks[lo]
+	i, j := 0, len(b)
+	for j-i > 1 {
+		if mid := (i + j) / 2; b[mid].start <= addr {
+			i = mid
+		} else {
+			j = mid
+		}
+	}
+	return cursor{lo, i}
+}
+
+func (s *shadow) at(c cursor) *segment { return &s.blocks[c.block][c.at] }
+
+// next moves on; false at the end.
+func (s *shadow) next(c *cursor) bool {
+	c.at++
+	if c.at == len(s.blocks[c.block]) {
+		c.block, c.at = c.block+1, 0
+	}
+	return c.block < len(s.blocks)
+}
+
+// cut makes a segment start at addr, and finds it.
+func (s *shadow) cut(addr Bytes) cursor {
+	c := s.find(addr)
+	seg := *s.at(c)
+	if seg.start == addr {
+		return c
+	}
+	seg.start = addr
+	b := s.blocks[c.block]
+	if len(b) == blockSegments {
+		half := make([]segment, blockSegments/2, blockSegments)
+		copy(half, b[blockSegments/2:])
+		s.blocks[c.block] = b[:blockSegments/2]
+		s.blocks = slices.Insert(s.blocks, c.block+1, half)
+		if c.at >= blockSegments/2 {
+			c = cursor{c.block + 1, c.at - blockSegments/2}
+		}
+		b = s.blocks[c.block]
+	}
+	c.at++
+	s.blocks[c.block] = slices.Insert(b, c.at, seg)
+	return c
+}
+
+// visit calls f for the segments of a range, cut to it, and joins those that f has made alike.
+func (s *shadow) visit(lo, hi Bytes, f func(lo, hi Bytes, st *state)) {
+	if lo >= hi {
+		return
+	}
+	if hi < s.size {
+		s.cut(hi)
+	}
+	c := s.cut(lo)
+	for {
+		seg := s.at(c)
+		after := c
+		end := s.size
+		more := s.next(&after)
+		if more {
+			end = s.at(after).start
+		}
+		f(seg.start, min(end, hi), &seg.state)
+		if c.at > 0 && seg.start > lo && s.blocks[c.block][c.at-1].state == seg.state {
+			s.blocks[c.block] = slices.Delete(s.blocks[c.block], c.at, c.at+1)
+			if after.block == c.block {
+				after.at--
+			}
+		}
+		if !more || end >= hi {
+			return
+		}
+		c = after
+	}
+}
+
+// replace gives a whole range one state.
+func (s *shadow) replace(lo, hi Bytes, st state) {
+	if lo >= hi {
+		return
+	}
+	if hi < s.size {
+		s.cut(hi)
+	}
+	c := s.cut(lo)
+	s.at(c).state = st
+	c.at++
+	for c.block < len(s.blocks) {
+		b := s.blocks[c.block]
+		end := c.at
+		for end < len(b) && b[end].start < hi {
+			end++
+		}
+		whole := end == len(b)
+		switch {
+		case c.at == 0 && whole:
+			s.blocks = slices.Delete(s.blocks, c.block, c.block+1)
+			continue
+		default:
+			s.blocks[c.block] = slices.Delete(b, c.at, end)
+		}
+		if !whole {
+			return
+		}
+		c = cursor{c.block + 1, 0}
+	}
+}
+
+// owned is a range of bytes that a section has written, and the life that it leaves them in.
+type owned struct {
+	lo, hi Bytes
+	buffer uint32
+	writer access
+}
+
+// written lists what a section leaves behind.
+func (s *shadow) written() []owned {
+	var list []owned
+	for i, b := range s.blocks {
+		for j := range b {
+			hi := s.size
+			switch {
+			case j+1 < len(b):
+				hi = b[j+1].start
+			case i+1 < len(s.blocks):
+				hi = s.blocks[i+1][0].start
+			}
+			if b[j].writer.number == 0 {
+				continue
+			}
+			if n := len(list); n > 0 && list[n-1].hi == b[j].start && list[n-1].buffer == b[j].buffer {
+				list[n-1].hi = hi
+				continue
+			}
+			list = append(list, owned{b[j].start, hi, b[j].buffer, b[j].writer})
+		}
+	}
+	return list
+}

@@ -1,0 +1,290 @@
+package ir
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+)
+
+// The verifier proves, before a device is touched and whoever wrote the program, that
+//
+//   - every operand has the place, shape and type that its row demands, inside its buffer, inside its arena;
+//   - every conflicting pair of accesses of a rank is ordered by the rank's own streams and events (verifyorder.go);
+//   - every byte read was written before, through the same buffer: buffers that share bytes never live at once;
+//   - sends and receives match, collectives agree, and the job cannot deadlock (verifyranks.go);
+//   - the arenas fit the machine.
+//
+// What depends on the code alone is checked once for all ranks that run it.
+
+// Verify checks a program. The error is a *VerifyError.
+func Verify(p *Program) error { return VerifyOptions{}.Verify(p) }
+
+// VerifyOptions relax the check.
+type VerifyOptions struct {
+	AllowOverCapacity bool // accept arenas that are larger than the machine's memory
+}
+
+// findingLimit is how many findings are worth reading at once.
+const findingLimit = 20
+
+// Verify checks a program. The error is a *VerifyError.
+func (o VerifyOptions) Verify(p *Program) error {
+	all := findings{limit: findingLimit}
+	for _, err := range p.malformed(findingLimit) {
+		all.add(Finding{Kind: FindMalformed, At: Site{Rank: None, Index: None}, Msg: err.Error()})
+	}
+	if all.empty() {
+		verifyCodes(p, &all)
+		verifyRanks(p, &all)
+		if !o.AllowOverCapacity {
+			verifyCapacity(p, &all)
+		}
+	}
+	if all.empty() {
+		return nil
+	}
+	return &VerifyError{Findings: all.list, More: all.more}
+}
+
+// verifyCodes checks the codes side by side; their findings come in the order of the codes.
+func verifyCodes(p *Program, all *findings) {
+	each := make([]findings, len(p.Codes))
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
+	for i := range p.Codes {
+		slots <- struct{}{}
+		wg.Go(func() {
+			v := codeVerifier{p: p, code: &p.Codes[i], findings: findings{limit: findingLimit}}
+			v.verify()
+			each[i] = v.findings
+			<-slots
+		})
+	}
+	wg.Wait()
+	for i := range each {
+		all.append(&each[i])
+	}
+}
+
+// verifyCapacity compares arenas with the machine. A machine that does not say how much it has is not asked.
+func verifyCapacity(p *Program, all *findings) {
+	limits := [NumArenas]Bytes{Device: Bytes(p.Machine.DeviceMemory), Host: p.Machine.HostMemoryPerRank()}
+	for i := range p.Codes {
+		c := &p.Codes[i]
+		for a, peak := range c.Arenas {
+			if limit := limits[a]; limit > 0 && peak > limit {
+				all.add(Finding{
+					Kind: FindCapacity, At: Site{Rank: None, Code: c.Name, Index: None},
+					Msg: fmt.Sprintf("the %s arena takes %s (%d bytes), where %s has %s", Arena(a), peak, int64(peak), p.Machine.Name, limit),
+				})
+			}
+		}
+	}
+}
+
+// codeVerifier checks what all ranks of a code share.
+type codeVerifier struct {
+	p    *Program
+	code *Code
+	findings
+}
+
+func (v *codeVerifier) verify() {
+	v.buffers()
+	v.statesAndResults()
+	for s := range v.code.Sections {
+		for i := range v.code.Sections[s] {
+			v.instr(Section(s), i)
+		}
+	}
+	// Order and lives are looked at by byte, which needs views that are where they should be.
+	if v.findings.empty() {
+		v.order()
+	}
+}
+
+// siteOf names an instruction of a code.
+func siteOf(p *Program, c *Code, s Section, i int) Site {
+	in := &c.Sections[s][i]
+	site := Site{Rank: None, Code: c.Name, Section: s, Index: i, Text: p.Text(c, in)}
+	if len(p.Lines) > 0 {
+		site.Line = p.Lines[in.Prov.Line]
+	}
+	return site
+}
+
+// report adds a finding about instruction i; other is the other one of the pair, or None.
+func (v *codeVerifier) report(kind FindingKind, s Section, i, other int, format string, args ...any) {
+	if len(v.list) >= v.limit {
+		v.more++
+		return
+	}
+	f := Finding{Kind: kind, At: siteOf(v.p, v.code, s, i), Msg: fmt.Sprintf(format, args...)}
+	if other != None {
+		o := siteOf(v.p, v.code, s, other)
+		f.Other = &o
+	}
+	v.add(f)
+}
+
+// reportCode adds a finding about the code as a whole.
+func (v *codeVerifier) reportCode(kind FindingKind, format string, args ...any) {
+	v.add(Finding{Kind: kind, At: Site{Rank: None, Code: v.code.Name, Index: None}, Msg: fmt.Sprintf(format, args...)})
+}
+
+// buffers demands that buffers lie in their arenas, and that an arena claims no more than they take.
+func (v *codeVerifier) buffers() {
+	var highest [NumArenas]Bytes
+	for i := range v.code.Buffers {
+		b := &v.code.Buffers[i]
+		end := b.Offset + b.Size
+		if end > v.code.Arenas[b.Arena] {
+			v.reportCode(FindBounds, "buffer %s ends at byte %d of a %s arena of %d", b.Name, int64(end), b.Arena, int64(v.code.Arenas[b.Arena]))
+		}
+		highest[b.Arena] = max(highest[b.Arena], end)
+	}
+	for a, peak := range v.code.Arenas {
+		if peak > highest[a] {
+			v.reportCode(FindBounds, "the %s arena has %d bytes, but its highest buffer ends at %d", Arena(a), int64(peak), int64(highest[a]))
+		}
+	}
+}
+
+// resultRule is what the VM expects of a result.
+type resultRule struct {
+	name     string
+	section  Section // that it belongs to
+	filled   bool    // the VM writes it before the section; else it reads it after
+	elements int64
+}
+
+var resultRules = []resultRule{
+	{ResultLoss, SectionStep, false, 1},
+	{ResultEvalLoss, SectionEval, false, 1},
+	{ResultGradNorm, SectionStep, false, 2},
+	{ResultStep, SectionStep, true, 3},
+}
+
+func resultRuleOf(name string) *resultRule {
+	i := slices.IndexFunc(resultRules, func(r resultRule) bool { return r.name == name })
+	if i < 0 {
+		return nil
+	}
+	return &resultRules[i]
+}
+
+func (v *codeVerifier) statesAndResults() {
+	for i := range v.code.States {
+		s := &v.code.States[i]
+		name := fmt.Sprintf("state %s of %s", roleNames[s.Role], v.p.Tensors[s.Tensor].Name)
+		if err := v.inBounds(&s.View); err != nil {
+			v.reportCode(FindBounds, "%s: %v", name, err)
+		}
+		if n := len(s.View.Dims()); n > 2 {
+			v.reportCode(FindShape, "%s has %d dimensions, not 1 or 2", name, n)
+		}
+	}
+	seen := map[string]bool{}
+	for i := range v.code.Results {
+		r := &v.code.Results[i]
+		rule := resultRuleOf(r.Name)
+		err := v.inBounds(&r.View)
+		switch {
+		case rule == nil:
+			v.reportCode(FindShape, "no result is called %s", r.Name)
+		case seen[r.Name]:
+			v.reportCode(FindShape, "a second result %s", r.Name)
+		case err != nil:
+			v.reportCode(FindBounds, "result %s: %v", r.Name, err)
+		case r.View.DType != F32 || r.View.Elements() != rule.elements:
+			v.reportCode(FindShape, "result %s is %s[%d], not f32[%d]", r.Name, r.View.DType, r.View.Elements(), rule.elements)
+		}
+		seen[r.Name] = true
+	}
+}
+
+// instr checks an instruction by itself.
+func (v *codeVerifier) instr(s Section, i int) {
+	in := &v.code.Sections[s][i]
+	row := in.Info()
+	if len(row.Streams) > 0 && !slices.Contains(row.Streams, in.Stream) {
+		v.report(FindPlace, s, i, None, "%s does not run on stream %s", row.Name, in.Stream)
+	}
+	for j := range in.Attrs {
+		if row.Attrs[j].Kind == KindBool && in.Attrs[j].Bits > 1 {
+			v.report(FindShape, s, i, None, "attribute %s is %d, not 0 or 1", row.Attrs[j].Name, in.Attrs[j].Bits)
+			return
+		}
+	}
+	for j := range in.Args {
+		view := &in.Args[j]
+		if !view.Present() {
+			continue
+		}
+		if err := v.inBounds(view); err != nil {
+			v.report(FindBounds, s, i, None, "%s: %v", row.Operands[j].Name, err)
+			return
+		}
+		if a := v.code.Buffers[view.Buffer].Arena; a != row.Operands[j].Arena {
+			v.report(FindPlace, s, i, None, "%s is in the %s arena, not the %s arena", row.Operands[j].Name, a, row.Operands[j].Arena)
+			return
+		}
+	}
+	if err := in.CheckShapes(); err != nil {
+		v.report(FindShape, s, i, None, "%v", err)
+		return
+	}
+	v.selfOverlap(s, i)
+}
+
+// inBounds demands that a view lies in its buffer, aligned to its elements.
+func (v *codeVerifier) inBounds(view *View) error {
+	b := &v.code.Buffers[view.Buffer]
+	n := int64(view.DType.Bytes())
+	for _, d := range view.Dims() {
+		// A view of more bytes than any buffer has must not come round.
+		if n *= int64(d); n > int64(b.Size) {
+			return fmt.Errorf("%v of %s does not fit into %d bytes of %s", view.Dims(), view.DType, int64(b.Size), b.Name)
+		}
+	}
+	if view.Offset > b.Size-Bytes(n) {
+		return fmt.Errorf("bytes %d to %d of the %d of %s", int64(view.Offset), int64(view.Offset)+n, int64(b.Size), b.Name)
+	}
+	if (b.Offset+view.Offset)%view.DType.Bytes() != 0 {
+		return fmt.Errorf("%s at address %d", view.DType, int64(b.Offset+view.Offset))
+	}
+	return nil
+}
+
+// extent is the range of arena bytes of a view.
+func (c *Code) extent(v *View) (lo, hi Bytes) {
+	lo = c.Buffers[v.Buffer].Offset + v.Offset
+	return lo, lo + v.Bytes()
+}
+
+// selfOverlap demands that what an instruction writes is apart from its other operands, except where the row allows
+// that a view is read and written.
+func (v *codeVerifier) selfOverlap(s Section, i int) {
+	in := &v.code.Sections[s][i]
+	row := in.Info()
+	for j := range row.Written() {
+		a := &in.Args[j]
+		if !a.Present() {
+			continue
+		}
+		lo, hi := v.code.extent(a)
+		for k := j + 1; k < len(in.Args); k++ {
+			b := &in.Args[k]
+			if !b.Present() || row.Operands[k].Arena != row.Operands[j].Arena {
+				continue
+			}
+			lo2, hi2 := v.code.extent(b)
+			inPlace := row.InPlace && row.Operands[j].Dir == Write && row.Operands[k].Dir == Read && *a == *b
+			if lo < hi2 && lo2 < hi && !inPlace {
+				v.report(FindOverlap, s, i, None, "%s is written over %s", row.Operands[j].Name, row.Operands[k].Name)
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package ir
+
+import (
+	"fmt"
+	"strings"
+)
+
+// job runs the communication of a section, rank by rank in issue order, with neither data nor time.
+type job struct {
+	v       *ranksVerifier
+	next    []int  // by rank: place in the traffic of its code
+	blocked []bool // by rank: waits where it is
+	group   [][]*meeting
+	ready   []int
+}
+
+// meeting is a group of ranks and how many of them have arrived at their next collective.
+type meeting struct {
+	members []int32
+	arrived int
+}
+
+// deadlock runs the section and reports who is left.
+func (v *ranksVerifier) deadlock() {
+	n := len(v.p.Ranks)
+	j := job{v: v, next: make([]int, n), blocked: make([]bool, n), group: make([][]*meeting, n)}
+	for r := range n {
+		j.group[r] = make([]*meeting, len(v.p.Groups))
+	}
+	for r := range n {
+		for g, members := range v.p.Ranks[r].Groups {
+			if len(members) > 0 && members[0] == int32(r) {
+				m := &meeting{members: members}
+				for _, x := range members {
+					j.group[x][g] = m
+				}
+			}
+		}
+	}
+	for r := range n {
+		j.ready = append(j.ready, r)
+	}
+	for len(j.ready) > 0 {
+		r := j.ready[len(j.ready)-1]
+		j.ready = j.ready[:len(j.ready)-1]
+		j.run(r)
+	}
+	for r := range n {
+		if j.current(r) != nil {
+			j.report(r)
+			return
+		}
+	}
+}
+
+// current is the instruction that a rank is at, or nil at the end.
+func (j *job) current(r int) *Instr {
+	list := j.v.traffic[j.v.p.Ranks[r].Code].all
+	if j.next[r] == len(list) {
+		return nil
+	}
+	return j.v.instr(r, list[j.next[r]])
+}
+
+// run goes on with a rank until it has to wait for another.
+func (j *job) run(r int) {
+	j.blocked[r] = false
+	for {
+		in := j.current(r)
+		switch {
+		case in == nil:
+			return
+		case in.Op == Send || in.Op == Recv:
+			if !j.message(r, in) {
+				j.blocked[r] = true
+				return
+			}
+		case !j.meet(j.meetingOf(r, in), r):
+			j.blocked[r] = true
+			return
+		}
+		j.next[r]++
+	}
+}
+
+func (j *job) meetingOf(r int, in *Instr) *meeting {
+	return j.group[r][in.Attrs[in.Info().findAttr(KindGroup)].Bits]
+}
+
+func (j *job) peer(r int, in *Instr) int {
+	return int(in.Attrs[0].Int(j.v.p.Ranks[r].Consts))
+}
+
+// release lets a waiting rank go on.
+func (j *job) release(r int) {
+	j.next[r]++
+	j.blocked[r] = false
+	j.ready = append(j.ready, r)
+}
+
+// message says whether the peer is at the other end, and then releases it.
+func (j *job) message(r int, in *Instr) bool {
+	peer := j.peer(r, in)
+	if !j.blocked[peer] || !j.atOtherEnd(r, in, peer) {
+		return false
+	}
+	j.release(peer)
+	return true
+}
+
+// atOtherEnd says whether a rank is at the other half of a message.
+func (j *job) atOtherEnd(r int, in *Instr, peer int) bool {
+	other := j.current(peer)
+	if other == nil || other.Op == in.Op || other.Op != Send && other.Op != Recv {
+		return false
+	}
+	return channelOf(other.Stream) == channelOf(in.Stream) && j.peer(peer, other) == r
+}
+
+// meet says whether r is the last to arrive, and then releases the others.
+func (j *job) meet(m *meeting, r int) bool {
+	m.arrived++
+	if m.arrived < len(m.members) {
+		return false
+	}
+	m.arrived = 0
+	for _, x := range m.members {
+		if int(x) != r {
+			j.release(int(x))
+		}
+	}
+	return true
+}
+
+// waitsFor is a rank that r cannot go on without.
+func (j *job) waitsFor(r int) int {
+	in := j.current(r)
+	if in == nil {
+		return None
+	}
+	if in.Op == Send || in.Op == Recv {
+		return j.peer(r, in)
+	}
+	m := j.meetingOf(r, in)
+	for _, x := range m.members {
+		at := j.current(int(x))
+		if at == nil || at.Op == Send || at.Op == Recv || j.meetingOf(int(x), at) != m {
+			return int(x)
+		}
+	}
+	return None
+}
+
+// report follows who waits for whom from a rank that is left until a rank comes again.
+func (j *job) report(r int) {
+	seen := map[int]bool{}
+	for r != None && !seen[r] {
+		seen[r] = true
+		if next := j.waitsFor(r); next != None {
+			r = next
+		}
+	}
+	circle, at := []string{}, r
+	for {
+		circle = append(circle, fmt.Sprintf("rank %d", at))
+		if at = j.waitsFor(at); at == None || at == r {
+			break
+		}
+	}
+	f := Finding{Kind: FindDeadlock, At: j.site(r)}
+	f.Msg = "waits for ever: " + strings.Join(append(circle, circle[0]), " waits for ")
+	if next := j.waitsFor(r); next != None && j.current(next) != nil {
+		other := j.site(next)
+		f.Other = &other
+	}
+	j.v.add(f)
+}
+
+func (j *job) site(r int) Site {
+	if j.current(r) == nil {
+		return Site{Rank: r, Code: j.v.codeOf(r).Name, Section: j.v.section, Index: None}
+	}
+	return j.v.site(r, j.v.traffic[j.v.p.Ranks[r].Code].all[j.next[r]])
+}

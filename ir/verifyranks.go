@@ -1,0 +1,352 @@
+package ir
+
+import (
+	"fmt"
+	"slices"
+)
+
+// What ranks owe each other. Every section is looked at by itself, as all ranks run the same sections in the same
+// order.
+//
+// The proof against deadlock is stricter than streams need: it lets every rank run its instructions one after another
+// in issue order, each message holding the whole rank until its peers arrive. A job that ends so ends on any device:
+// an instruction that streams let start earlier never starts later, and where the kernels of communication run one at
+// a time they do so in this order.
+
+// channel is a way between two ranks; messages on it keep their order.
+type channel uint8
+
+const (
+	chanNext channel = iota // send_next to recv_prev
+	chanPrev                // send_prev to recv_next
+	chanMux
+)
+
+func channelOf(s Stream) channel {
+	switch s {
+	case SendNext, RecvPrev:
+		return chanNext
+	case SendPrev, RecvNext:
+		return chanPrev
+	}
+	return chanMux
+}
+
+// traffic is the communication of a section of a code, in issue order: indexes of instructions.
+type traffic struct {
+	all    []int32
+	links  map[link][]int32
+	groups [][]int32 // by group
+}
+
+// link is one end of a channel, before the rank and so the peer is known.
+type link struct {
+	peer    Attr
+	channel channel
+	sends   bool
+}
+
+// ranksVerifier checks one section of the job.
+type ranksVerifier struct {
+	p       *Program
+	section Section
+	traffic []traffic // by code
+	*findings
+}
+
+func verifyRanks(p *Program, all *findings) {
+	verifyGroups(p, all)
+	verifyConstants(p, all)
+	if !all.empty() {
+		return
+	}
+	for s := range NumSections {
+		v := ranksVerifier{p: p, section: s, findings: all}
+		for i := range p.Codes {
+			v.traffic = append(v.traffic, trafficOf(p, &p.Codes[i], s))
+		}
+		v.gathers()
+		v.messages()
+		v.collectives()
+		if all.empty() {
+			v.deadlock()
+		}
+	}
+}
+
+func trafficOf(p *Program, c *Code, s Section) traffic {
+	t := traffic{links: map[link][]int32{}, groups: make([][]int32, len(p.Groups))}
+	for i := range c.Sections[s] {
+		in := &c.Sections[s][i]
+		if in.Info().Class != ClassComm {
+			continue
+		}
+		t.all = append(t.all, int32(i))
+		if g := in.Info().findAttr(KindGroup); g >= 0 {
+			id := in.Attrs[g].Bits
+			t.groups[id] = append(t.groups[id], int32(i))
+			continue
+		}
+		l := link{in.Attrs[0], channelOf(in.Stream), in.Op == Send}
+		t.links[l] = append(t.links[l], int32(i))
+	}
+	return t
+}
+
+func rankFinding(kind FindingKind, rank int, format string, args ...any) Finding {
+	return Finding{Kind: kind, At: Site{Rank: rank, Index: None}, Msg: fmt.Sprintf(format, args...)}
+}
+
+// site is an instruction as a rank runs it.
+func (v *ranksVerifier) site(rank int, i int32) Site {
+	s := siteOf(v.p, v.codeOf(rank), v.section, int(i))
+	s.Rank = rank
+	return s
+}
+
+func (v *ranksVerifier) codeOf(rank int) *Code { return &v.p.Codes[v.p.Ranks[rank].Code] }
+
+func (v *ranksVerifier) instr(rank int, i int32) *Instr {
+	return &v.codeOf(rank).Sections[v.section][i]
+}
+
+// verifyGroups demands that the members of a group agree on it.
+func verifyGroups(p *Program, all *findings) {
+	for r := range p.Ranks {
+		for g, members := range p.Ranks[r].Groups {
+			if len(members) == 0 {
+				continue
+			}
+			sorted := slices.Clone(members)
+			slices.Sort(sorted)
+			if len(slices.Compact(sorted)) != len(members) {
+				all.add(rankFinding(FindCollective, r, "group %s has a member twice: %v", p.Groups[g], members))
+				continue
+			}
+			if !slices.Contains(members, int32(r)) {
+				all.add(rankFinding(FindCollective, r, "is no member of its own group %s, %v", p.Groups[g], members))
+				continue
+			}
+			for _, m := range members {
+				if theirs := p.Ranks[m].Groups[g]; !slices.Equal(theirs, members) {
+					all.add(rankFinding(FindCollective, r, "group %s is %v here and %v for rank %d", p.Groups[g], members, theirs, m))
+					break
+				}
+			}
+		}
+	}
+}
+
+// verifyConstants checks what attributes of a rank come to: that peers exist and rectangles start inside their tensor.
+func verifyConstants(p *Program, all *findings) {
+	type use struct {
+		peer Attr
+		s    Section
+		i    int
+	}
+	uses := make([][]use, len(p.Codes))
+	for c := range p.Codes {
+		seen := map[Attr]bool{}
+		for s := range NumSections {
+			for i := range p.Codes[c].Sections[s] {
+				in := &p.Codes[c].Sections[s][i]
+				for j := range in.Attrs {
+					if in.Info().Attrs[j].Kind == KindRank && !seen[in.Attrs[j]] {
+						seen[in.Attrs[j]] = true
+						uses[c] = append(uses[c], use{in.Attrs[j], s, i})
+					}
+				}
+			}
+		}
+	}
+	for r := range p.Ranks {
+		rank := &p.Ranks[r]
+		c := &p.Codes[rank.Code]
+		for _, u := range uses[rank.Code] {
+			if peer := u.peer.Int(rank.Consts); peer < 0 || peer >= int64(len(p.Ranks)) || peer == int64(r) {
+				f := rankFinding(FindMessage, r, "peer %d is not another of the %d ranks", peer, len(p.Ranks))
+				f.At = siteOf(p, c, u.s, u.i)
+				f.At.Rank = r
+				all.add(f)
+			}
+		}
+		for i := range c.States {
+			row, col := c.States[i].Row0.Int(rank.Consts), c.States[i].Col0.Int(rank.Consts)
+			if row < 0 || col < 0 {
+				all.add(rankFinding(FindBounds, r, "state %d starts at row %d, column %d of %s", i, row, col, p.Tensors[c.States[i].Tensor].Name))
+			}
+		}
+	}
+}
+
+// gathers compares the sizes of all_gather and reduce_scatter with the size of the group, and demands that every rank
+// has the groups that its code uses.
+func (v *ranksVerifier) gathers() {
+	type use struct {
+		group int
+		ratio int64 // 0: any
+		i     int32
+	}
+	uses := make([][]use, len(v.p.Codes))
+	for c := range v.traffic {
+		seen := map[[2]int64]bool{}
+		for g, list := range v.traffic[c].groups {
+			for _, i := range list {
+				u := use{g, gatherRatio(&v.p.Codes[c].Sections[v.section][i]), i}
+				if key := [2]int64{int64(g), u.ratio}; !seen[key] {
+					seen[key] = true
+					uses[c] = append(uses[c], u)
+				}
+			}
+		}
+	}
+	for r := range v.p.Ranks {
+		for _, u := range uses[v.p.Ranks[r].Code] {
+			n := len(v.p.Ranks[r].Groups[u.group])
+			switch {
+			case n == 0:
+				v.add(Finding{Kind: FindCollective, At: v.site(r, u.i), Msg: fmt.Sprintf("has no group %s", v.p.Groups[u.group])})
+			case u.ratio != 0 && u.ratio != int64(n):
+				v.add(Finding{Kind: FindCollective, At: v.site(r, u.i), Msg: fmt.Sprintf("the whole is %d times the share, in a group of %d", u.ratio, n)})
+			}
+		}
+	}
+}
+
+// gatherRatio is how many shares make the whole, or 0 where there is no such thing.
+func gatherRatio(in *Instr) int64 {
+	if in.Info().Rule != RuleGather {
+		return 0
+	}
+	a, b := in.Args[0].Elements(), in.Args[1].Elements()
+	return max(a, b) / min(a, b)
+}
+
+// stream is the messages of one channel from one rank to another, as both ends see them.
+type conversation struct{ sends, recvs []int32 }
+
+type channelKey struct {
+	from, to int32
+	channel  channel
+}
+
+// messages matches sends with receives.
+func (v *ranksVerifier) messages() {
+	talks := map[channelKey]*conversation{}
+	for r := range v.p.Ranks {
+		rank := &v.p.Ranks[r]
+		for l, list := range v.traffic[rank.Code].links {
+			peer := int32(l.peer.Int(rank.Consts))
+			key := channelKey{int32(r), peer, l.channel}
+			if !l.sends {
+				key.from, key.to = peer, int32(r)
+			}
+			talk := talks[key]
+			if talk == nil {
+				talk = &conversation{}
+				talks[key] = talk
+			}
+			if l.sends {
+				talk.sends = mergeSorted(talk.sends, list)
+			} else {
+				talk.recvs = mergeSorted(talk.recvs, list)
+			}
+		}
+	}
+	keys := make([]channelKey, 0, len(talks))
+	for k := range talks {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, func(a, b channelKey) int {
+		return slices.Compare([]int32{a.from, a.to, int32(a.channel)}, []int32{b.from, b.to, int32(b.channel)})
+	})
+	for _, k := range keys {
+		v.match(k, talks[k])
+	}
+}
+
+// mergeSorted joins two lists in issue order; nearly always the first is empty.
+func mergeSorted(a, b []int32) []int32 {
+	if len(a) == 0 {
+		return b
+	}
+	all := slices.Concat(a, b)
+	slices.Sort(all)
+	return all
+}
+
+// match walks both ends of a channel.
+func (v *ranksVerifier) match(k channelKey, talk *conversation) {
+	from, to := int(k.from), int(k.to)
+	for n := 0; n < len(talk.sends) || n < len(talk.recvs); n++ {
+		switch {
+		case n >= len(talk.recvs):
+			v.add(Finding{Kind: FindMessage, At: v.site(from, talk.sends[n]), Msg: fmt.Sprintf("rank %d receives %d of the %d messages sent to it", to, n, len(talk.sends))})
+			return
+		case n >= len(talk.sends):
+			v.add(Finding{Kind: FindMessage, At: v.site(to, talk.recvs[n]), Msg: fmt.Sprintf("rank %d sends %d of the %d messages expected from it", from, n, len(talk.recvs))})
+			return
+		}
+		a, b := &v.instr(from, talk.sends[n]).Args[0], &v.instr(to, talk.recvs[n]).Args[0]
+		if a.DType != b.DType || a.Elements() != b.Elements() {
+			other := v.site(to, talk.recvs[n])
+			v.add(Finding{Kind: FindMessage, At: v.site(from, talk.sends[n]), Other: &other, Msg: fmt.Sprintf(
+				"message %d sends %d of %s, but rank %d receives %d of %s", n, a.Elements(), a.DType, to, b.Elements(), b.DType)})
+			return
+		}
+	}
+}
+
+// collectives demands that the members of a group do the same.
+func (v *ranksVerifier) collectives() {
+	for g := range v.p.Groups {
+		for r := range v.p.Ranks {
+			members := v.p.Ranks[r].Groups[g]
+			if len(members) == 0 || members[0] == int32(r) {
+				continue
+			}
+			v.agree(g, int(members[0]), r)
+		}
+	}
+}
+
+// agree compares what two members do in a group.
+func (v *ranksVerifier) agree(g, first, r int) {
+	if v.p.Ranks[first].Code == v.p.Ranks[r].Code {
+		return
+	}
+	a := v.traffic[v.p.Ranks[first].Code].groups[g]
+	b := v.traffic[v.p.Ranks[r].Code].groups[g]
+	for n := range min(len(a), len(b)) {
+		if why := disagree(v.instr(first, a[n]), v.instr(r, b[n])); why != "" {
+			other := v.site(first, a[n])
+			v.add(Finding{Kind: FindCollective, At: v.site(r, b[n]), Other: &other, Msg: fmt.Sprintf(
+				"collective %d of group %s differs from that of rank %d in its %s", n, v.p.Groups[g], first, why)})
+			return
+		}
+	}
+	if len(a) != len(b) {
+		at := Site{Rank: r, Code: v.codeOf(r).Name, Section: v.section, Index: None}
+		v.add(Finding{Kind: FindCollective, At: at, Msg: fmt.Sprintf(
+			"%d collectives of group %s in section %s, but %d on rank %d", len(b), v.p.Groups[g], v.section, len(a), first)})
+	}
+}
+
+// disagree names what two halves of a collective differ in.
+func disagree(a, b *Instr) string {
+	switch {
+	case a.Op != b.Op:
+		return "opcode"
+	case a.Stream != b.Stream:
+		return "stream"
+	}
+	for i := range a.Args {
+		if a.Args[i].DType != b.Args[i].DType {
+			return "element type"
+		}
+		if a.Args[i].Elements() != b.Args[i].Elements() {
+			return "size"
+		}
+	}
+	return ""
+}
