@@ -35,7 +35,7 @@ type Diagnostic struct {
 
 // newDiagnostic points at a span; hint may be empty.
 func newDiagnostic(code Code, at span, hint, format string, args ...any) *Diagnostic {
-	d := &Diagnostic{Code: code, Message: fmt.Sprintf(format, args...), Hint: hint, Pos: at.pos(), Source: at.line(), Width: 1}
+	d := &Diagnostic{Code: code, Message: short(fmt.Sprintf(format, args...)), Hint: hint, Pos: at.pos(), Source: at.line(), Width: 1}
 	if at.src != nil {
 		first, _, _ := strings.Cut(at.words(), "\n")
 		d.Width = max(1, utf8.RuneCountInString(strings.TrimRight(first, "\r")))
@@ -57,7 +57,8 @@ func (d *Diagnostic) Error() string {
 	}
 	fmt.Fprintf(&b, "error: %s [%s]", d.Message, d.Code)
 	if d.Source != "" {
-		fmt.Fprintf(&b, "\n    %s\n    %s%s", clean(d.Source), d.indent(), strings.Repeat("^", d.Width))
+		before, marked, after := d.window()
+		fmt.Fprintf(&b, "\n    %s\n    %s%s", clean(before+marked+after), blank(before), strings.Repeat("^", max(1, utf8.RuneCountInString(marked))))
 	}
 	if d.Hint != "" {
 		fmt.Fprintf(&b, "\n    hint: %s", d.Hint)
@@ -65,21 +66,46 @@ func (d *Diagnostic) Error() string {
 	return b.String()
 }
 
-// indent is as wide as the source before the caret; tabs stay tabs, so that it is so in any terminal.
-func (d *Diagnostic) indent() string {
-	var b strings.Builder
-	column := 1
-	for _, r := range d.Source {
-		if column >= d.Pos.Column {
-			break
-		}
+// window is the source line in three parts, the second of them to be underlined. A line that is too long for a screen
+// is cut to the surroundings of that part.
+func (d *Diagnostic) window() (before, marked, after string) {
+	const most, lead = 160, 40
+	line := []rune(d.Source)
+	at := min(max(d.Pos.Column-1, 0), len(line))
+	end := min(at+d.Width, len(line))
+	if len(line) <= most {
+		return string(line[:at]), string(line[at:end]), string(line[end:])
+	}
+	from := max(0, min(at-lead, len(line)-most))
+	to := min(len(line), from+most)
+	end = min(end, to)
+	before, after = string(line[from:at]), string(line[end:to])
+	if from > 0 {
+		before = "..." + before
+	}
+	if to < len(line) {
+		after += "..."
+	}
+	return before, string(line[at:end]), after
+}
+
+// blank is as wide as the text; tabs stay tabs, so that it is so in any terminal.
+func blank(text string) string {
+	return strings.Map(func(r rune) rune {
 		if r != '\t' {
 			r = ' '
 		}
-		b.WriteRune(r)
-		column++
+		return r
+	}, text)
+}
+
+// short keeps a message to a few lines, whatever it quotes.
+func short(message string) string {
+	const most = 400
+	if runes := []rune(message); len(runes) > most {
+		return string(runes[:most]) + "..."
 	}
-	return b.String()
+	return message
 }
 
 // clean keeps control characters of a hostile file away from the terminal.
@@ -112,7 +138,10 @@ func (ds Diagnostics) Unwrap() []error {
 	return errs
 }
 
-// Err is nil when there is no diagnostic, else ds sorted and without repetitions.
+// maxDiagnostics is more than anyone reads.
+const maxDiagnostics = 50
+
+// Err is nil when there is no diagnostic, else the first of ds, sorted and without repetitions.
 func (ds Diagnostics) Err() error {
 	if len(ds) == 0 {
 		return nil
@@ -124,7 +153,7 @@ func (ds Diagnostics) Err() error {
 	sorted = slices.CompactFunc(sorted, func(a, b *Diagnostic) bool {
 		return a.Pos == b.Pos && a.Code == b.Code && a.Message == b.Message
 	})
-	return sorted
+	return sorted[:min(len(sorted), maxDiagnostics)]
 }
 
 // source is what a Spec remembers of its text: where each key that was written has its value, and each block its head.

@@ -283,3 +283,26 @@ func TestClusterKeysMatchFields(t *testing.T) {
 		t.Errorf("-fields +keys\n%s", diff)
 	}
 }
+
+func TestRendering(t *testing.T) {
+	long := "let a = " + strings.Repeat("1 + ", 100) + "é * b" + strings.Repeat(" + 1", 100)
+	for _, c := range []struct{ text, want string }{
+		{"\tlet a\t= b", "test.sppo:1:10: error: unknown name `b` [unknown-name]\n    \tlet a\t= b\n    \t     \t  ^"},
+		{"let a = \"%d\" \"\x01\"", "expected a block, found `\"\x01\"` [syntax]\n    let a = \"%d\" \"?\"\n                 ^^^"},
+		{long, "...1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + 1 + é * b + 1"},
+	} {
+		ds := loadError(t, c.text)
+		if !strings.Contains(ds.Error(), c.want) {
+			t.Errorf("%q:\n%v", c.text, ds)
+		}
+		for _, l := range strings.Split(ds.Error(), "\n") {
+			if len(l) > 200 {
+				t.Errorf("a line of %d bytes", len(l))
+			}
+		}
+	}
+	many := loadError(t, strings.Repeat("let a = b\n", 1000))
+	if len(many) != maxDiagnostics {
+		t.Errorf("%d diagnostics", len(many))
+	}
+}

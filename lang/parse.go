@@ -355,31 +355,41 @@ func syntaxDiagnostic(src *sourceText, toks []lexer.Token, i int) *Diagnostic {
 		return newDiagnostic(Syntax, tokenSpan(src, prev), "write "+whole,
 			"the unit `%s` stands apart from its number", prev.Value)
 	}
-	found := describe(t)
-	atTop := len(open) == 0
+	return expectation(src, toks, i, open)
+}
+
+// expectation says what could stand at token i instead; open are the brackets around it.
+func expectation(src *sourceText, toks []lexer.Token, i int, open []int) *Diagnostic {
+	at, prev, found := tokenSpan(src, toks[i]), previous(toks, i, 1), describe(toks[i])
+	fail := func(hint, format string, args ...any) *Diagnostic {
+		return newDiagnostic(Syntax, at, hint, "%s, found %s", fmt.Sprintf(format, args...), found)
+	}
+	var inner string
+	var innerLine int
+	if n := len(open); n > 0 {
+		inner, innerLine = toks[open[n-1]].Value, toks[open[n-1]].Pos.Line
+	}
 	switch {
-	case t.Value == "}" && atTop:
+	case toks[i].Value == "}" && inner == "":
 		return newDiagnostic(Syntax, at, "", "`}` closes nothing")
 	case prev.Value == "let":
-		return newDiagnostic(Syntax, at, "write `let name = value`", "expected a name after `let`, found %s", found)
+		return fail("write `let name = value`", "expected a name after `let`")
 	case prev.Value == "import":
-		return newDiagnostic(Syntax, at, `write import "clusters/a100-80g.sppo"`, "expected a path in quotes after `import`, found %s", found)
+		return fail(`write import "clusters/a100-80g.sppo"`, "expected a path in quotes after `import`")
 	case isOperator(prev.Value):
-		return newDiagnostic(Syntax, at, "", "expected a value after `%s`, found %s", prev.Value, found)
+		return fail("", "expected a value after `%s`", prev.Value)
 	case inner == "(" || inner == "[":
-		return newDiagnostic(Syntax, at, fmt.Sprintf("the `%s` of line %d may lack its `%s`", inner, toks[open[len(open)-1]].Pos.Line, closing[inner]),
-			"expected `,` or `%s`, found %s", closing[inner], found)
-	case isHeader(toks[lineStart(toks, i):lineEnd(toks, i)]) && !atTop:
-		return newDiagnostic(Syntax, at, fmt.Sprintf("the block opened on line %d may lack its `}`", toks[open[0]].Pos.Line),
-			"expected `=` after `%s`, found %s", prev.Value, found)
-	case prev.Type == tokName && !atTop:
-		return newDiagnostic(Syntax, at, "", "expected `=` after `%s`, found %s", prev.Value, found)
-	case atTop && prev.Type == tokName:
-		return newDiagnostic(Syntax, at, "a block is `kind name { key = value }`", "expected `{` or `=` after `%s`, found %s", prev.Value, found)
-	case atTop:
-		return newDiagnostic(Syntax, at, "a file holds `import`, `let` and blocks", "unexpected %s", found)
+		return fail(fmt.Sprintf("the `%s` of line %d may lack its `%s`", inner, innerLine, closing[inner]), "expected `,` or `%s`", closing[inner])
+	case inner == "{" && isHeader(toks[lineStart(toks, i):lineEnd(toks, i)]):
+		return fail(fmt.Sprintf("the block opened on line %d may lack its `}`", innerLine), "expected `=` after `%s`", prev.Value)
+	case inner == "{" && prev.Type == tokName:
+		return fail("", "expected `=` after `%s`", prev.Value)
+	case inner == "{":
+		return fail("a block holds `key = value`", "expected a key")
+	case prev.Type == tokName:
+		return fail("a block is `kind name { key = value }`", "expected `{` or `=` after `%s`", prev.Value)
 	}
-	return newDiagnostic(Syntax, at, "a block holds `key = value`", "unexpected %s", found)
+	return fail("a file holds `import`, `let` and blocks", "expected a block")
 }
 
 var closing = map[string]string{"(": ")", "[": "]", "{": "}"}
