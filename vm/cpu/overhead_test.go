@@ -1,0 +1,61 @@
+package cpu
+
+import (
+	"context"
+	"testing"
+
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/cpu/simd"
+)
+
+// overheadProgram fills one element over and over, on one stream, or on two that hand an event to and fro.
+func overheadProgram(n int, events bool) *ir.Program {
+	view := ir.View{DType: ir.F32, Shape: [ir.MaxDims]int32{1}}
+	code := ir.Code{Buffers: []ir.Buffer{{Size: 4}, {Offset: 64, Size: 4}}, Arenas: [ir.NumArenas]ir.Bytes{68, 0}}
+	var list []ir.Instr
+	put := func(op ir.Op, stream ir.Stream, attr ir.Attr, args ...ir.View) {
+		list = append(list, ir.Instr{Op: op, Stream: stream, Attrs: []ir.Attr{attr}, Args: args})
+	}
+	other := view
+	other.Buffer = 1
+	for i := 0; len(list) < n; i++ {
+		put(ir.Fill, ir.Compute, ir.Float(1), view)
+		if events && i%4 == 0 {
+			event := ir.Int(int64(code.Events[ir.SectionStep]))
+			code.Events[ir.SectionStep]++
+			put(ir.Record, ir.Compute, event)
+			put(ir.Wait, ir.Mux, event)
+			put(ir.Fill, ir.Mux, ir.Float(1), other)
+		}
+	}
+	code.Sections[ir.SectionStep] = list
+	return &ir.Program{Codes: []ir.Code{code}, Ranks: []ir.Rank{{}}, Run: ir.Run{Steps: 1, LR: 1}}
+}
+
+// BenchmarkOverhead is the time of an instruction that does nothing, from issue to end.
+func BenchmarkOverhead(b *testing.B) {
+	const n = 10000
+	for _, events := range []bool{false, true} {
+		name := "one stream"
+		if events {
+			name = "events"
+		}
+		b.Run(name, func(b *testing.B) {
+			p := overheadProgram(n, events)
+			job, err := vm.Open(p, func(int) (vm.Device, error) { return New(simd.NewPool(0)), nil }, vm.Options{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer job.Close()
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := job.Step(context.Background()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			instructions := float64(b.N) * float64(len(p.Codes[0].Sections[ir.SectionStep]))
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/instructions, "ns/instruction")
+		})
+	}
+}

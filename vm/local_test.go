@@ -1,0 +1,251 @@
+package vm
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sppo/ir"
+)
+
+// together runs f for every rank at once and returns their errors. It fails the test if they hang.
+func together(t *testing.T, ranks int, f func(rank int) error) []error {
+	t.Helper()
+	errs := make([]error, ranks)
+	var all sync.WaitGroup
+	for r := range ranks {
+		all.Go(func() { errs[r] = f(r) })
+	}
+	done := make(chan struct{})
+	go func() { all.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the ranks hang")
+	}
+	return errs
+}
+
+func expectNone(t *testing.T, errs []error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestMessagesKeepTheirOrderByChannel(t *testing.T) {
+	local := NewLocal()
+	const n = 200
+	// Two channels in the same direction, and the opposite direction, all at once.
+	expectNone(t, together(t, 6, func(i int) error {
+		from, to, channel := i/2%2, 1-i/2%2, Channel(i/4)
+		link := local.Link(from, to, channel)
+		for k := range n {
+			message := []byte{byte(k), byte(i / 2)}
+			if i%2 == 0 {
+				if err := link.Send(message); err != nil {
+					return err
+				}
+				continue
+			}
+			got := make([]byte, 2)
+			if err := link.Recv(got); err != nil {
+				return err
+			}
+			if string(got) != string(message) {
+				return fmt.Errorf("message %d is %v, want %v", k, got, message)
+			}
+		}
+		return nil
+	}))
+}
+
+// TestSendReturnsAfterReceipt holds a send to NCCL's semantics: its buffer may change once it returns.
+func TestSendReturnsAfterReceipt(t *testing.T) {
+	link := NewLocal().Link(0, 1, ChannelNext)
+	x, y := []byte{1}, []byte{0}
+	expectNone(t, together(t, 2, func(rank int) error {
+		for i := range 1000 {
+			if rank == 0 {
+				x[0] = byte(i)
+				if err := link.Send(x); err != nil {
+					return err
+				}
+				continue
+			}
+			if err := link.Recv(y); err != nil {
+				return err
+			}
+			if y[0] != byte(i) {
+				return fmt.Errorf("received %d, want %d", y[0], i)
+			}
+		}
+		return nil
+	}))
+}
+
+func TestMessageSizesMustAgree(t *testing.T) {
+	local := NewLocal()
+	link := local.Link(0, 1, ChannelNext)
+	errs := together(t, 2, func(rank int) error {
+		if rank == 0 {
+			return link.Send(make([]byte, 3))
+		}
+		err := link.Recv(make([]byte, 4))
+		local.Abort(err)
+		return err
+	})
+	if errs[1] == nil || !strings.Contains(errs[1].Error(), "rank 0 sends 3 bytes, rank 1 receives 4") {
+		t.Errorf("receiver: %v", errs[1])
+	}
+	if !errors.Is(errs[0], ErrAborted) {
+		t.Errorf("sender: %v", errs[0])
+	}
+}
+
+// TestCollectives compares with sums taken in the order of the group, to the last bit, for odd sizes and both types.
+func TestCollectives(t *testing.T) {
+	for _, dtype := range []ir.DType{ir.F32, ir.BF16} {
+		for _, members := range [][]int32{{0}, {1, 0}, {2, 0, 1}, {0, 1, 2, 3, 4}} {
+			for _, each := range []int{1, 7, 300} {
+				t.Run(fmt.Sprint(dtype, members, each), func(t *testing.T) { collectives(t, dtype, members, each) })
+			}
+		}
+	}
+}
+
+func collectives(t *testing.T, dtype ir.DType, members []int32, each int) {
+	const seed = 11
+	rng := rand.New(rand.NewPCG(seed, 0))
+	local, size, n := NewLocal(), int(dtype.Bytes()), len(members)
+	inputs, sum := make([][]float32, n), make([]float32, n*each)
+	for m := range inputs {
+		inputs[m] = make([]float32, n*each)
+		for i := range inputs[m] {
+			v := float32(rng.NormFloat64())
+			if dtype == ir.BF16 {
+				v = FromBF16(BF16(v))
+			}
+			inputs[m][i] = v
+			sum[i] += v
+		}
+	}
+	want := make([]byte, n*each*size)
+	narrow(want, sum, dtype)
+	expectNone(t, together(t, n, func(rank int) error {
+		team, err := local.Team(rank, members, ir.Coll)
+		if err != nil {
+			return err
+		}
+		index := 0
+		for members[index] != int32(rank) {
+			index++
+		}
+		x, share, whole := make([]byte, n*each*size), make([]byte, each*size), make([]byte, n*each*size)
+		narrow(x, inputs[index], dtype)
+		for range 3 {
+			if err := team.ReduceScatter(share, x, dtype); err != nil {
+				return err
+			}
+			if string(share) != string(want[index*each*size:][:each*size]) {
+				return fmt.Errorf("rank %d: wrong share of the sum (seed %d)", rank, seed)
+			}
+			if err := team.AllGather(whole, share); err != nil {
+				return err
+			}
+			if string(whole) != string(want) {
+				return fmt.Errorf("rank %d: shares gathered in the wrong order (seed %d)", rank, seed)
+			}
+		}
+		if err := team.AllReduce(x, dtype); err != nil {
+			return err
+		}
+		if string(x) != string(want) {
+			return fmt.Errorf("rank %d: wrong sum (seed %d)", rank, seed)
+		}
+		return nil
+	}))
+}
+
+func TestCollectivesMustAgree(t *testing.T) {
+	local := NewLocal()
+	errs := together(t, 2, func(rank int) error {
+		team, err := local.Team(rank, []int32{0, 1}, ir.Coll)
+		if err != nil {
+			return err
+		}
+		if rank == 0 {
+			return team.AllReduce(make([]byte, 8), ir.F32)
+		}
+		return team.AllReduce(make([]byte, 12), ir.F32)
+	})
+	if errs[0] == nil || !strings.Contains(errs[0].Error(), "rank 0 calls all_reduce of 8 bytes of f32 where rank 1 calls all_reduce of 12") {
+		t.Error(errs)
+	}
+	if _, err := local.Team(3, []int32{0, 1}, ir.Coll); err == nil {
+		t.Error("rank 3 joins a group that it is not in")
+	}
+}
+
+func TestAbortFreesEveryone(t *testing.T) {
+	local := NewLocal()
+	errs := together(t, 4, func(rank int) error {
+		team, err := local.Team(rank, []int32{0, 1, 2, 3}, ir.Coll)
+		if err != nil {
+			return err
+		}
+		switch rank {
+		case 0:
+			return local.Link(0, 3, ChannelNext).Send([]byte{1})
+		case 1:
+			return local.Link(3, 1, ChannelMux).Recv([]byte{1})
+		case 2:
+			return team.AllGather(make([]byte, 4), make([]byte, 1))
+		}
+		time.Sleep(10 * time.Millisecond)
+		local.Abort(errors.New("rank 3: out of luck"))
+		local.Abort(errors.New("too late"))
+		return team.AllGather(make([]byte, 4), make([]byte, 1))
+	})
+	for rank, err := range errs {
+		if !errors.Is(err, ErrAborted) || !strings.Contains(err.Error(), "out of luck") {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+}
+
+func TestTransportAllocatesNothing(t *testing.T) {
+	local := NewLocal()
+	link := local.Link(0, 1, ChannelNext)
+	teams := [2]Team{}
+	for r := range teams {
+		teams[r], _ = local.Team(r, []int32{0, 1}, ir.Coll)
+	}
+	x, y, z := make([]byte, 1024), make([]byte, 1024), make([]byte, 2048)
+	const runs = 200
+	done := make(chan error, 1)
+	go func() {
+		for range runs + 1 { // AllocsPerRun warms up once
+			if err := errors.Join(link.Recv(y), teams[1].AllReduce(y, ir.F32), teams[1].AllGather(make([]byte, 0), nil)); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	allocs := testing.AllocsPerRun(runs, func() {
+		link.Send(x)
+		teams[0].AllReduce(x, ir.F32)
+		teams[0].AllGather(z[:0], nil)
+	})
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if allocs > 1 { // the counter sees the whole process
+		t.Errorf("%v allocations by a message and two collectives", allocs)
+	}
+}
