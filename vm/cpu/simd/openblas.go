@@ -3,6 +3,7 @@ package simd
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"sync"
 	"unsafe"
@@ -12,6 +13,9 @@ import (
 
 // openBLASNames are the names under which the library may be installed.
 var openBLASNames = []string{"libopenblas.so.0", "libopenblas.so", "libopenblas.0.dylib", "libopenblas.dylib"}
+
+// coreType is the variable by which OpenBLAS is told what processor to assume.
+const coreType = "OPENBLAS_CORETYPE"
 
 // blas is the library, once it is open.
 type blas struct {
@@ -38,6 +42,10 @@ func UseOpenBLAS(use bool) error {
 // open finds the library and makes it serial: the parts of a product run on our own workers.
 func (b *blas) open() error {
 	b.once.Do(func() {
+		// A release older than the processor falls back to kernels without AVX, unless it is told.
+		if _, told := os.LookupEnv(coreType); !told && active.name == "avx512" && os.Setenv(coreType, "SKYLAKEX") == nil {
+			defer os.Unsetenv(coreType)
+		}
 		var errs []error
 		for _, name := range openBLASNames {
 			lib, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
@@ -77,20 +85,21 @@ func (b *blas) gemm(p *Pool, transA, transB bool, m, n, k int, a, bm Mat, accumu
 		if i0 == i1 || j0 == j1 {
 			return
 		}
-		pa, pb := a.at(i0, 0), bm.at(0, j0)
-		if transA {
-			pa = a.at(0, i0)
-		}
-		if transB {
-			pb = bm.at(j0, 0)
-		}
-		b.sgemmRowMajor(transA, transB, i1-i0, j1-j0, k, pa, pb, accumulate, c.at(i0, j0))
+		b.sgemmRowMajor(transA, transB, i1-i0, j1-j0, k, rowsOf(a, transA, i0), rowsOf(bm, !transB, j0), accumulate, c.at(i0, j0))
 		for i := i0; bias != nil && i < i1; i++ {
 			row := c.at(i, j0).F32[:j1-j0]
 			Add(row, row, bias[j0:])
 		}
 	})
 	return true
+}
+
+// rowsOf is the matrix from a row on, or from a column on where it is transposed.
+func rowsOf(m Mat, transposed bool, first int) Mat {
+	if transposed {
+		return m.at(0, first)
+	}
+	return m.at(first, 0)
 }
 
 // sgemmArguments are what the library gets pointers to. They live on the heap: a stack may move.
