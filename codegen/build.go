@@ -1,0 +1,233 @@
+// Package codegen turns a plan into a program: lower.go makes instructions of tasks, place.go gives every buffer its
+// bytes, sync.go inserts the events, build.go joins the codes of all stages with the constants of all ranks.
+//
+// Read build.go first, then lower.go. The package knows nothing of devices, and decides nothing that a plan says.
+package codegen
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+
+	"sppo/graph"
+	"sppo/ir"
+	"sppo/passes"
+)
+
+// Build compiles a plan. It also fills plan.Memory with the exact peaks.
+func Build(plan *passes.Plan) (*ir.Program, error) {
+	return build(plan, true)
+}
+
+// Measure fills plan.Memory without inserting events: what a report needs.
+func Measure(plan *passes.Plan) error {
+	_, err := build(plan, false)
+	return err
+}
+
+func build(plan *passes.Plan, events bool) (*ir.Program, error) {
+	if err := passes.Verify(plan); err != nil {
+		return nil, err
+	}
+	l := newLayout(plan)
+	codes := make([]ir.Code, plan.Parallel.PP)
+	var wg sync.WaitGroup
+	limit := make(chan struct{}, runtime.GOMAXPROCS(0))
+	for i := range codes {
+		wg.Add(1)
+		limit <- struct{}{}
+		go func() {
+			defer func() { <-limit; wg.Done() }()
+			s := l.lower(i)
+			s.place()
+			if events {
+				s.synchronise()
+			}
+			codes[i] = s.code
+		}()
+	}
+	wg.Wait()
+	fillMemory(plan, codes)
+	if !events {
+		return nil, nil
+	}
+	return l.program(codes), nil
+}
+
+// fillMemory records the peaks that placing found.
+func fillMemory(plan *passes.Plan, codes []ir.Code) {
+	m := &plan.Memory
+	m.Placed, m.Fits = true, true
+	m.DevicePeakBytes, m.HostPeakBytes = nil, nil
+	for i := range codes {
+		device, host := codes[i].Arenas[ir.Device], codes[i].Arenas[ir.Host]
+		m.DevicePeakBytes = append(m.DevicePeakBytes, device)
+		m.HostPeakBytes = append(m.HostPeakBytes, host)
+		m.Fits = m.Fits && device <= m.DeviceCapacityBytes && host <= m.HostCapacityBytes
+	}
+}
+
+// place gives buffers their offsets: what persists at the bottom of the arena, above it each section's own. Sections
+// run one after another, so they share the bytes above.
+func (s *stage) place() {
+	base := s.placePersistent()
+	extents := [ir.NumArenas]ir.Bytes{ir.Device: base}
+	s.code.Buffers = slices.Grow(s.code.Buffers, len(s.buffers))
+	for _, part := range s.parts {
+		for arena := range ir.NumArenas {
+			floor := ir.Bytes(0)
+			if arena == ir.Device {
+				floor = base
+			}
+			extents[arena] = max(extents[arena], s.placePart(part, arena, floor))
+		}
+	}
+	for _, b := range s.buffers {
+		s.code.Buffers = append(s.code.Buffers, ir.Buffer{Name: b.name, Arena: b.arena, Offset: b.offset, Size: b.size})
+	}
+	s.code.Arenas = extents
+	s.buffers = nil
+}
+
+func (s *stage) placePersistent() ir.Bytes {
+	at := ir.Bytes(0)
+	for i := range s.buffers {
+		if b := &s.buffers[i]; b.persistent {
+			b.offset = at
+			at += b.size
+		}
+	}
+	return at
+}
+
+// part is the range of buffers that a section made.
+type part struct{ first, end int }
+
+func (s *stage) placePart(p part, arena ir.Arena, base ir.Bytes) ir.Bytes {
+	var lives []life
+	var which []int
+	for i := p.first; i < p.end; i++ {
+		if b := &s.buffers[i]; !b.persistent && b.arena == arena {
+			lives = append(lives, life{start: b.start, end: b.end, size: b.size})
+			which = append(which, i)
+		}
+	}
+	if len(lives) == 0 {
+		return base
+	}
+	offsets, extent := placeLives(lives, base)
+	for k, i := range which {
+		s.buffers[i].offset = offsets[k]
+	}
+	return extent
+}
+
+func (s *stage) synchronise() {
+	for section := range ir.NumSections {
+		s.code.Sections[section], s.code.Events[section] = synchronise(s.code.Sections[section], s.code.Buffers, passIndex("sync"))
+	}
+}
+
+// program joins the codes with what differs among ranks.
+func (l *layout) program(codes []ir.Code) *ir.Program {
+	plan, t := l.plan, &l.plan.Train
+	p := &ir.Program{
+		Name: plan.Name, Machine: ir.Machine(plan.Cluster), FlopsModel: plan.Throughput.ModelFlops, Bubble: plan.Time.BubbleRatio,
+		Lines: l.lines.texts, Passes: passes.Names(), Consts: l.consts, Groups: graph.GroupNames, Tensors: l.tensors, Codes: codes,
+		Run: ir.Run{
+			Sequence: t.Sequence, Batch: t.Batch, EvalSequences: l.evalSequences(), EvalBatch: t.EvalBatch, EvalEvery: t.EvalEvery,
+			Steps: t.Steps, Seed: t.Seed, Vocab: plan.Model.Vocab, LR: t.Optimizer.LR, MinLR: t.MinLR, Warmup: t.Warmup,
+			LRDecay: t.LRDecay, Beta1: t.Optimizer.Beta1, Beta2: t.Optimizer.Beta2,
+			DataKind: t.Data.Kind, DataFiles: t.Data.Files, Holdout: t.Holdout,
+		},
+	}
+	for r := range plan.Parallel.Ranks() {
+		p.Ranks = append(p.Ranks, l.rank(r))
+	}
+	return p
+}
+
+// rank fills the constants and groups of one rank: rank = (d*PP + i)*SP + k.
+func (l *layout) rank(r int) ir.Rank {
+	pp, sp := l.plan.Parallel.PP, l.plan.Parallel.SP
+	k, i, d := r%sp, r/sp%pp, r/sp/pp
+	out := ir.Rank{Code: int32(i), DP: int32(d), PP: int32(i), SP: int32(k)}
+	for _, name := range l.consts {
+		out.Consts = append(out.Consts, l.constValue(name, d, i, k))
+	}
+	at := func(d, i, k int) int32 { return int32((d*pp+i)*sp + k) }
+	groups := make([][]int32, len(graph.GroupNames))
+	for j := range sp {
+		groups[graph.GroupSP] = append(groups[graph.GroupSP], at(d, i, j))
+		if j/l.model.KVCopies() == k/l.model.KVCopies() {
+			groups[graph.GroupKV] = append(groups[graph.GroupKV], at(d, i, j))
+		}
+	}
+	for j := range l.plan.Parallel.DP {
+		groups[graph.GroupDP] = append(groups[graph.GroupDP], at(j, i, k))
+	}
+	for j := range pp {
+		groups[graph.GroupPP] = append(groups[graph.GroupPP], at(d, j, k))
+	}
+	if pp > 1 && (i == 0 || i == pp-1) {
+		groups[graph.GroupTied] = []int32{at(d, 0, k), at(d, pp-1, k)}
+	}
+	out.Groups = groups
+	return out
+}
+
+func (l *layout) constValue(name string, d, i, k int) int64 {
+	par := l.plan.Parallel
+	self := (d*par.PP+i)*par.SP + k
+	switch name {
+	case constPrev:
+		return int64(max(self-par.SP, d*par.PP*par.SP+k)) // of the first stage: itself, and nobody asks
+	case constNext:
+		return int64(min(self+par.SP, ((d+1)*par.PP-1)*par.SP+k))
+	case graph.ConstReplica:
+		return int64(d * par.Microbatches * par.Microbatch)
+	case graph.ConstEvalFirst:
+		return int64(d * par.Microbatch)
+	}
+	var sub int
+	if n, err := fmt.Sscanf(name, constPosRow+".%d", &sub); err == nil && n == 1 {
+		return l.starts[sub] + int64(k)*l.plan.Subsequences.Lengths[sub]/int64(par.SP)
+	}
+	return l.model.SPConst(name, k)
+}
+
+func passIndex(name string) uint8 {
+	i := slices.Index(passes.Names(), name)
+	if i < 0 {
+		panic("internal: no pass " + name)
+	}
+	return uint8(i)
+}
+
+// lineTable turns keys of the spec into indexes of Program.Lines.
+type lineTable struct {
+	texts []string
+	index map[string]uint16
+}
+
+func newLineTable(plan *passes.Plan) *lineTable {
+	t := &lineTable{index: map[string]uint16{}}
+	for _, key := range []string{"model", "model.layers", "model.vocab", "schedule.pp", "schedule.sp", "schedule.offload", "train.optimizer"} {
+		text, ok := plan.Lines[key]
+		if !ok {
+			text = plan.Spec + ": " + key
+		}
+		t.index[key] = uint16(len(t.texts))
+		t.texts = append(t.texts, text)
+	}
+	return t
+}
+
+func (t *lineTable) of(key string) uint16 {
+	i, ok := t.index[key]
+	if !ok {
+		panic("internal: no spec line for " + key)
+	}
+	return i
+}

@@ -1,0 +1,176 @@
+package codegen
+
+import (
+	"fmt"
+
+	"sppo/graph"
+	"sppo/ir"
+	"sppo/passes"
+)
+
+// place is where a value of a block lies while a task runs.
+type place struct {
+	buffer uint32
+	offset ir.Bytes
+	known  bool
+}
+
+// env runs the nodes of one block for one task: it finds or makes the buffer of every value.
+type env struct {
+	s         *stage
+	block     *graph.Block
+	params    []*param
+	task      passes.Task
+	layer     int // global, or ir.None
+	size      graph.Size
+	at        []place
+	unitOf    []int // value -> unit of the block that is saved, or -1
+	local     int   // layer within the stage
+	suffix    string
+	lossScale float64
+}
+
+func (s *stage) newEnv(b *graph.Block, params []*param, t passes.Task, layer int, z graph.Size) *env {
+	return &env{s: s, block: b, params: params, task: t, layer: layer, size: z, at: make([]place, len(b.Values))}
+}
+
+func (e *env) put(value int, buffer uint32, offset ir.Bytes) {
+	e.at[value] = place{buffer, offset, true}
+}
+
+// run emits nodes, the chunked ones of the head once for every chunk of rows.
+func (e *env) run(nodes []graph.Node) {
+	for i := 0; i < len(nodes); {
+		if !nodes[i].Chunked {
+			e.node(&nodes[i])
+			i++
+			continue
+		}
+		end := i
+		for end < len(nodes) && nodes[end].Chunked {
+			end++
+		}
+		e.chunks(nodes[i:end])
+		i = end
+	}
+}
+
+func (e *env) chunks(nodes []graph.Node) {
+	rows, step := e.size.Tokens*e.size.Batch, e.s.model.ChunkRows(e.size)
+	for first := int64(0); first < rows; first += step {
+		e.size.Chunk, e.size.Rows = first, min(step, rows-first)
+		e.suffix = fmt.Sprintf(".c%d", first/step)
+		for i := range nodes {
+			e.node(&nodes[i])
+		}
+		for v := range e.block.Values {
+			if e.block.Values[v].Rows == graph.ChunkRows {
+				e.at[v].known = false
+			}
+		}
+	}
+	e.suffix = ""
+}
+
+func (e *env) node(n *graph.Node) {
+	in := e.block.Instr(n, e.size, e.view, func(a graph.Attr) ir.Attr { return e.attr(n, a) })
+	in.Stream = ir.Compute
+	if ir.Ops[n.Op].Class == ir.ClassComm {
+		in.Stream = ir.Coll
+		e.s.decidedBy("lower", "schedule.sp")
+	}
+	e.s.emit(in)
+	if in.Stream == ir.Coll {
+		e.s.decidedBy("lower", e.key())
+	}
+	e.offload(n)
+}
+
+// key is the line of the spec that the block stems from.
+func (e *env) key() string {
+	if e.layer >= 0 {
+		return "model.layers"
+	}
+	return "model.vocab"
+}
+
+func (e *env) view(a graph.Arg, v ir.View) ir.View {
+	p := e.find(a.Value)
+	v.Buffer = p.buffer
+	v.Offset += p.offset
+	return v
+}
+
+// find is the place of a value; what has none yet is allocated.
+func (e *env) find(value int) place {
+	if e.at[value].known {
+		return e.at[value]
+	}
+	v := &e.block.Values[value]
+	switch v.Kind {
+	case graph.Weight:
+		e.put(value, e.params[v.Param].weight, 0)
+	case graph.WeightGrad:
+		e.put(value, e.s.gradBuffer(e.params[v.Param]), 0)
+	case graph.Cache, graph.CacheGrad:
+		e.put(value, e.cache(value), 0)
+	default:
+		if e.unitOf != nil && e.unitOf[value] >= 0 {
+			e.makeUnit(e.unitOf[value])
+			break
+		}
+		name := e.s.label(e.task, e.layer, v.Name+e.suffix)
+		e.put(value, e.s.allocate(name, ir.Device, v.Bytes(e.size)), 0)
+	}
+	return e.at[value]
+}
+
+// cache is the buffer of K, V or one of their gradients, which all tasks of a microbatch share.
+func (e *env) cache(value int) uint32 {
+	key := cacheKey{e.task.Microbatch, e.layer, value}
+	b, ok := e.s.caches[key]
+	if !ok {
+		v := &e.block.Values[value]
+		name := fmt.Sprintf("m%d.l%d.%s", e.task.Microbatch, e.layer, v.Name)
+		if !e.s.training {
+			name = "eval." + name
+		}
+		b = e.s.allocate(name, ir.Device, v.Bytes(e.size))
+		e.s.caches[key] = b
+	}
+	return b
+}
+
+func (e *env) attr(n *graph.Node, a graph.Attr) ir.Attr {
+	s := e.s
+	switch a.Source {
+	case graph.FromFirst:
+		return ir.Int(int64(e.task.Microbatch * s.plan.Parallel.Microbatch))
+	case graph.FromLossScale:
+		return ir.Float(e.lossScale)
+	case graph.FromConst:
+		if a.Const == graph.ConstReplica && !s.training {
+			return s.constRef(graph.ConstEvalFirst)
+		}
+		return s.constRef(a.Const)
+	case graph.NotFirst:
+		return ir.Bool(e.touchAll(n))
+	}
+	panic("internal: attribute without a source")
+}
+
+// touchAll says whether the accumulators of a node have been written before in this step, and notes that they are
+// now.
+func (e *env) touchAll(n *graph.Node) bool {
+	before := false
+	for i, o := range ir.Ops[n.Op].Operands {
+		if o.Dir != ir.WriteOrAdd {
+			continue
+		}
+		v := e.view(n.Args[i], e.block.View(n.Args[i], e.size))
+		key := touch{v.Buffer, v.Offset}
+		before = before || e.s.touched[key]
+		e.s.touched[key] = true
+	}
+	return before
+}

@@ -1,0 +1,362 @@
+package codegen
+
+import (
+	"fmt"
+
+	"sppo/graph"
+	"sppo/ir"
+	"sppo/passes"
+)
+
+// stage lowers the tasks of one pipeline rank to instructions.
+type stage struct {
+	*layout
+	index0  int // number of the stage
+	layers  []int
+	code    ir.Code
+	buffers []buffer
+	parts   []part // the buffers of each section
+	*emitter
+
+	embedding []*param
+	layer     [][]*param // [local layer]
+	head      []*param
+	loss      uint32
+	evalLoss  uint32
+	stepBuf   uint32
+	norm      uint32
+
+	touched   map[touch]bool      // accumulators that this section has written
+	caches    map[cacheKey]uint32 // K, V and their gradients
+	saved     map[unitKey]savedUnit
+	taskStart position // where the previous task began
+	lagging   []uint32 // buffers whose messages may still be under way: held until the end of the next task
+	training  bool
+}
+
+type touch struct {
+	buffer uint32
+	offset ir.Bytes
+}
+
+type cacheKey struct {
+	microbatch, layer int
+	value             int
+}
+
+type unitKey struct{ microbatch, subsequence, layer, unit int }
+
+// savedUnit is where a unit is: on the device, on the host, or, once its copy has been issued, both.
+type savedUnit struct {
+	device, host uint32
+	onHost       bool // was copied out
+	returned     bool // reload has been issued
+}
+
+// lower makes the code of stage i: sections, buffers with their lives, no places and no events yet.
+func (l *layout) lower(i int) *stage {
+	s := &stage{layout: l, index0: i}
+	first := 0
+	for k := range i {
+		first += l.plan.LayersPerStage[k]
+	}
+	for k := range l.plan.LayersPerStage[i] {
+		s.layers = append(s.layers, first+k)
+	}
+	s.code.Name = fmt.Sprintf("stage%d", i)
+	s.lowerInit()
+	s.lowerStep()
+	s.lowerEval()
+	return s
+}
+
+func (s *stage) first() bool { return s.index0 == 0 }
+func (s *stage) last() bool  { return s.index0 == s.plan.Parallel.PP-1 }
+
+// begin starts a section.
+func (s *stage) begin(section ir.Section, phase ir.Phase) {
+	s.emitter = &emitter{section: section, buffers: &s.buffers}
+	s.touched, s.caches, s.saved = map[touch]bool{}, map[cacheKey]uint32{}, map[unitKey]savedUnit{}
+	s.lagging, s.taskStart = nil, 0
+	s.prov = ir.Provenance{Phase: phase, Stage: int16(s.index0), Layer: ir.None, Subsequence: ir.None, Microbatch: ir.None}
+	s.decidedBy("lower", "model")
+}
+
+func (s *stage) end() {
+	s.code.Sections[s.section] = s.instrs
+	first := 0
+	if n := len(s.parts); n > 0 {
+		first = s.parts[n-1].end
+	}
+	s.parts = append(s.parts, part{first, len(s.buffers)})
+}
+
+// decidedBy sets the pass and the spec key that the next instructions come from.
+func (s *stage) decidedBy(pass, key string) {
+	s.prov.Pass, s.prov.Line = passIndex(pass), s.lines.of(key)
+}
+
+func (s *stage) lowerInit() {
+	s.begin(ir.SectionInit, ir.PhaseInit)
+	if s.first() {
+		s.embedding = s.newParams(s.model.Embedding, "")
+	}
+	for _, l := range s.layers {
+		s.prov.Layer = int32(l)
+		s.layer = append(s.layer, s.newParams(s.model.Layer, layerPrefix(l)))
+	}
+	s.prov.Layer = ir.None
+	if s.last() {
+		s.head = s.newParams(s.model.Head, "")
+		s.loss = s.result(ir.ResultLoss, 1)
+		s.evalLoss = s.result(ir.ResultEvalLoss, 1)
+	}
+	s.stepBuf = s.result(ir.ResultStep, 3)
+	s.norm = s.result(ir.ResultGradNorm, 2)
+	s.end()
+}
+
+// result allocates a vector that the VM reads or fills.
+func (s *stage) result(name string, n int64) uint32 {
+	b := s.persist(name, ir.Bytes(n)*ir.F32.Bytes())
+	v := vector(b, ir.F32, n)
+	s.op(ir.Fill, ir.Compute, []ir.View{v}, ir.Float(0))
+	s.code.Results = append(s.code.Results, ir.Result{Name: name, View: v})
+	return b
+}
+
+func (s *stage) newParams(b *graph.Block, prefix string) []*param {
+	var ps []*param
+	for i := range b.Params {
+		ps = append(ps, s.newParam(s.emitter, &b.Params[i], prefix, s.sharedWith(&b.Params[i])))
+	}
+	return ps
+}
+
+// sharedWith finds the embedding that a tied head on the same stage uses.
+func (s *stage) sharedWith(g *graph.Param) *param {
+	for _, p := range s.embedding {
+		if g.Tied && p.Name == g.Name {
+			return p
+		}
+	}
+	return nil
+}
+
+func (s *stage) lowerStep() {
+	s.begin(ir.SectionStep, ir.PhaseForward)
+	s.training = true
+	if s.last() {
+		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.loss, ir.F32, 1)}, ir.Float(0))
+	}
+	tasks := s.plan.Tasks[s.index0]
+	for i := range tasks {
+		start := s.now()
+		s.task(tasks, i)
+		s.taskStart = start
+	}
+	s.optimizer()
+	s.end()
+}
+
+// task emits one forward or backward with its messages and copies.
+func (s *stage) task(tasks []passes.Task, i int) {
+	t := tasks[i]
+	lagging := s.lagging
+	s.lagging = nil
+	s.prov.Microbatch, s.prov.Subsequence = int32(t.Microbatch), int32(t.Subsequence)
+	switch t.Kind {
+	case passes.Forward:
+		var previous *passes.Task // whose offloads must be out layer by layer
+		if i > 0 && tasks[i-1].Kind == passes.Forward {
+			previous = &tasks[i-1]
+		}
+		s.prov.Phase = ir.PhaseForward
+		s.forward(t, previous)
+	case passes.Backward:
+		s.prov.Phase = ir.PhaseBackward
+		if i > 0 && tasks[i-1].Kind == passes.Forward {
+			s.turn(tasks[i-1], t)
+		}
+		var next *passes.Task
+		if i+1 < len(tasks) && tasks[i+1].Kind == passes.Backward {
+			next = &tasks[i+1]
+		}
+		s.backward(t, next)
+	}
+	for _, b := range lagging {
+		s.hold(b)
+	}
+	s.prov.Microbatch, s.prov.Subsequence, s.prov.Layer = ir.None, ir.None, ir.None
+}
+
+// hidden is the size and view of the rows that stages pass on.
+func (s *stage) hidden(z graph.Size) (ir.Bytes, func(uint32) ir.View) {
+	rows, cols, d := z.Tokens*z.Batch/z.SP, int64(s.plan.Model.Hidden), s.model.DType()
+	return ir.Bytes(rows*cols) * d.Bytes(), func(b uint32) ir.View { return matrix(b, d, rows, cols) }
+}
+
+// label names a buffer of a task: "m0.s3.l2.q".
+func (s *stage) label(t passes.Task, layer int, value string) string {
+	prefix := ""
+	if !s.training {
+		prefix = "eval."
+	}
+	if layer < 0 {
+		return fmt.Sprintf("%sm%d.s%d.%s", prefix, t.Microbatch, t.Subsequence, value)
+	}
+	return fmt.Sprintf("%sm%d.s%d.l%d.%s", prefix, t.Microbatch, t.Subsequence, layer, value)
+}
+
+func (s *stage) forward(t passes.Task, previous *passes.Task) {
+	x := s.forwardInput(t)
+	for k, l := range s.layers {
+		x = s.forwardLayer(t, k, l, x)
+		if previous != nil {
+			s.releaseOffloaded(*previous, l)
+		}
+	}
+	if !s.last() {
+		s.message(ir.Send, ir.SendNext, constNext, t, x)
+		s.lagging = append(s.lagging, x)
+		return
+	}
+	if s.training {
+		s.saved[unitKey{t.Microbatch, t.Subsequence, headLayer, 0}] = savedUnit{device: x}
+		return
+	}
+	s.evalHead(t, x)
+}
+
+// headLayer stands for the head where a layer is asked for.
+const headLayer = -1
+
+func (s *stage) forwardInput(t passes.Task) uint32 {
+	z := s.plan.Size(t.Subsequence)
+	if !s.first() {
+		return s.receive(ir.RecvPrev, constPrev, t, "ln1.in", s.layers[0])
+	}
+	s.decidedBy("lower", "model.vocab")
+	e := s.newEnv(s.model.Embedding, s.embedding, t, ir.None, z)
+	e.run(s.model.Embedding.Forward)
+	return e.at[s.model.Embedding.Output].buffer
+}
+
+func (s *stage) forwardLayer(t passes.Task, k, layer int, x uint32) uint32 {
+	b := s.model.Layer
+	s.prov.Layer = int32(layer)
+	s.decidedBy("lower", "model.layers")
+	e := s.newEnv(b, s.layer[k], t, layer, s.plan.Size(t.Subsequence))
+	e.put(b.Input, x, 0)
+	if s.training {
+		e.saveUnits(k)
+	}
+	e.run(b.Forward)
+	s.prov.Layer = ir.None
+	return e.at[b.Output].buffer
+}
+
+// receive issues the message that brings a task's input. Its buffer is reserved from the start of the previous
+// task on, so that the message may arrive while that task runs.
+func (s *stage) receive(stream ir.Stream, peer string, t passes.Task, value string, layer int) uint32 {
+	size, _ := s.hidden(s.plan.Size(t.Subsequence))
+	b := s.allocate(s.label(t, layer, value), ir.Device, size)
+	s.reserve(b, s.taskStart)
+	s.message(ir.Recv, stream, peer, t, b)
+	return b
+}
+
+func (s *stage) message(op ir.Op, stream ir.Stream, peer string, t passes.Task, b uint32) {
+	_, view := s.hidden(s.plan.Size(t.Subsequence))
+	s.decidedBy("schedule", "schedule.pp")
+	s.op(op, stream, []ir.View{view(b)}, s.constRef(peer))
+}
+
+// backward emits the gradients of a task, and after each layer the reload of the same layer for the next backward,
+// into the bytes that this layer has just freed.
+func (s *stage) backward(t passes.Task, next *passes.Task) {
+	var dy uint32
+	if s.last() {
+		dy = s.backwardHead(t)
+	} else {
+		dy = s.receive(ir.RecvNext, constNext, t, "d.out", s.layers[len(s.layers)-1])
+	}
+	for k := len(s.layers) - 1; k >= 0; k-- {
+		dy = s.backwardLayer(t, k, dy)
+		if next != nil {
+			s.reload(*next, s.layers[k])
+		}
+	}
+	if !s.first() {
+		s.message(ir.Send, ir.SendPrev, constPrev, t, dy)
+		s.lagging = append(s.lagging, dy)
+		return
+	}
+	s.decidedBy("lower", "model.vocab")
+	e := s.newEnv(s.model.Embedding, s.embedding, t, ir.None, s.plan.Size(t.Subsequence))
+	e.suffix = ".b"
+	e.put(s.model.Embedding.DOutput, dy, 0)
+	e.run(s.model.Embedding.Backward)
+}
+
+func (s *stage) backwardLayer(t passes.Task, k int, dy uint32) uint32 {
+	b, layer := s.model.Layer, s.layers[k]
+	s.prov.Layer = int32(layer)
+	s.decidedBy("lower", "model.layers")
+	e := s.newEnv(b, s.layer[k], t, layer, s.plan.Size(t.Subsequence))
+	e.put(b.DOutput, dy, 0)
+	e.loadUnits()
+	e.run(b.Backward)
+	s.prov.Layer = ir.None
+	return e.at[b.DInput].buffer
+}
+
+func (s *stage) backwardHead(t passes.Task) uint32 {
+	b := s.model.Head
+	s.decidedBy("lower", "model.vocab")
+	e := s.newEnv(b, s.head, t, ir.None, s.plan.Size(t.Subsequence))
+	e.lossScale = 1 / (float64(s.plan.Train.Sequence) * float64(s.plan.Train.Batch))
+	e.put(b.Input, s.saved[unitKey{t.Microbatch, t.Subsequence, headLayer, 0}].device, 0)
+	e.put(b.Loss, s.loss, 0)
+	e.run(b.Backward)
+	return e.at[b.DInput].buffer
+}
+
+// lowerEval is one validation microbatch: forwards only, nothing saved.
+func (s *stage) lowerEval() {
+	s.begin(ir.SectionEval, ir.PhaseEval)
+	s.training = false
+	if s.last() {
+		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.evalLoss, ir.F32, 1)}, ir.Float(0))
+	}
+	for i := range s.plan.Subsequences.Lengths {
+		start := s.now()
+		t := passes.Task{Kind: passes.Forward, Subsequence: i}
+		s.prov.Microbatch, s.prov.Subsequence = 0, int32(i)
+		lagging := s.lagging
+		s.lagging = nil
+		s.forward(t, nil)
+		for _, b := range lagging {
+			s.hold(b)
+		}
+		s.taskStart = start
+	}
+	s.prov.Microbatch, s.prov.Subsequence = ir.None, ir.None
+	if s.last() {
+		s.averageOverReplicas(s.evalLoss)
+	}
+	s.end()
+}
+
+func (s *stage) evalHead(t passes.Task, x uint32) {
+	b := s.model.Head
+	s.decidedBy("lower", "model.vocab")
+	e := s.newEnv(b, s.head, t, ir.None, s.plan.Size(t.Subsequence))
+	e.lossScale = 1 / (float64(s.plan.Train.Sequence) * float64(s.evalSequences()))
+	e.put(b.Input, x, 0)
+	e.put(b.Loss, s.evalLoss, 0)
+	e.run(b.Forward)
+}
+
+// evalSequences is how many sequences one eval section covers over all replicas.
+func (l *layout) evalSequences() int { return l.plan.Parallel.DP * l.plan.Parallel.Microbatch }

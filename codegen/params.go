@@ -1,0 +1,198 @@
+package codegen
+
+import (
+	"fmt"
+
+	"sppo/graph"
+	"sppo/ir"
+	"sppo/passes"
+)
+
+// layout is what all ranks of a job share: the dataflow, the tensors of the model in one global order, the names of
+// constants and groups. The order of tensors does not depend on the number of stages, and so neither does the
+// gradient norm.
+type layout struct {
+	plan    *passes.Plan
+	model   *graph.Model
+	tensors []ir.Tensor
+	index   map[string]int32 // tensor by name
+	consts  []string
+	starts  []int64 // token at which each subsequence starts
+	lines   *lineTable
+}
+
+func newLayout(plan *passes.Plan) *layout {
+	l := &layout{plan: plan, index: map[string]int32{}, lines: newLineTable(plan)}
+	l.model = graph.New(plan.Model, plan.Parallel.SP, plan.Train.Sequence)
+	l.addTensors(l.model.Embedding, "")
+	for i := range plan.Model.Layers {
+		l.addTensors(l.model.Layer, layerPrefix(i))
+	}
+	l.addTensors(l.model.Head, "")
+	at := int64(0)
+	for _, n := range plan.Subsequences.Lengths {
+		l.starts = append(l.starts, at)
+		at += n
+	}
+	l.consts = l.constNames()
+	return l
+}
+
+func layerPrefix(i int) string { return fmt.Sprintf("layer.%d.", i) }
+
+func (l *layout) addTensors(b *graph.Block, prefix string) {
+	for i := range b.Params {
+		p := &b.Params[i]
+		if p.Tied {
+			continue // the embedding's
+		}
+		name := prefix + p.Name
+		l.index[name] = int32(len(l.tensors))
+		l.tensors = append(l.tensors, ir.Tensor{Name: name, Shape: p.Shape})
+	}
+}
+
+// Constants that this package adds to the graph's.
+const (
+	constPrev   = "prev"    // rank of the previous stage
+	constNext   = "next"    // rank of the next stage
+	constPosRow = "pos_row" // first row of the position table for a subsequence: "pos_row.3"
+)
+
+func (l *layout) constNames() []string {
+	names := []string{constPrev, constNext, graph.ConstReplica, graph.ConstEvalFirst}
+	names = append(names, graph.SPConstNames...)
+	if l.positions() != nil {
+		for i := range l.starts {
+			names = append(names, posRowConst(i))
+		}
+	}
+	return names
+}
+
+func posRowConst(i int) string { return fmt.Sprintf("%s.%d", constPosRow, i) }
+
+// positions is the trained position table, or nil.
+func (l *layout) positions() *graph.Param {
+	for i := range l.model.Embedding.Params {
+		if p := &l.model.Embedding.Params[i]; p.Shard == graph.ByTokens {
+			return p
+		}
+	}
+	return nil
+}
+
+func (l *layout) constRef(name string) ir.Attr {
+	for i, n := range l.consts {
+		if n == name {
+			return ir.ConstRef(i)
+		}
+	}
+	panic("internal: no constant " + name)
+}
+
+// param is a parameter of a stage with its buffers.
+type param struct {
+	*graph.Param
+	tensor                                 int32
+	name                                   string
+	weight, master, moment1, moment2, grad uint32
+	gradReady                              bool   // grad has been allocated in this step
+	owner                                  bool   // counts in the gradient norm (false on a tied copy)
+	shared                                 *param // the embedding whose weight this tied parameter uses on the same stage
+}
+
+// elements is the size of the local part.
+func (p *param) elements() int64 { return p.Local[0] * p.Local[1] }
+
+// view is the local part of one of the parameter's buffers, as the forward pass sees it.
+func (p *param) view(b uint32, d ir.DType) ir.View {
+	if p.Shape[1] == 1 {
+		return vector(b, d, p.Local[0])
+	}
+	return matrix(b, d, p.Local[0], p.Local[1])
+}
+
+// newParam allocates what lives through the whole run.
+func (s *stage) newParam(e *emitter, g *graph.Param, prefix string, shared *param) *param {
+	p := &param{Param: g, name: prefix + g.Name, shared: shared, owner: !g.Tied}
+	p.tensor = s.index[p.name]
+	n, act := ir.Bytes(p.elements()), s.model.DType()
+	if shared != nil {
+		p.weight, p.master = shared.weight, shared.master
+		return p
+	}
+	p.weight = e.persist(p.name, n*act.Bytes())
+	p.master = p.weight
+	if act != ir.F32 {
+		p.master = e.persist(p.name+".master", n*ir.F32.Bytes())
+	}
+	p.moment1 = e.persist(p.name+".m", n*ir.F32.Bytes())
+	p.moment2 = e.persist(p.name+".v", n*ir.F32.Bytes())
+	s.initialise(e, p)
+	s.addStates(p, act)
+	return p
+}
+
+// initialise gives the parameter its first values and clears its moments.
+func (s *stage) initialise(e *emitter, p *param) {
+	views := []ir.View{p.view(p.master, ir.F32)}
+	if p.weight != p.master {
+		views = append(views, p.view(p.weight, s.model.DType()))
+	}
+	for _, v := range views {
+		if p.Std == 0 {
+			e.op(ir.Fill, ir.Compute, []ir.View{v}, ir.Float(p.Fill))
+			continue
+		}
+		for _, r := range s.rectangles(p, v) {
+			e.op(ir.InitNormal, ir.Compute, []ir.View{r.view}, ir.Int(int64(p.tensor)), r.row, r.col, ir.Float(p.Std))
+		}
+	}
+	for _, m := range []uint32{p.moment1, p.moment2} {
+		e.op(ir.Fill, ir.Compute, []ir.View{vector(m, ir.F32, p.elements())}, ir.Float(0))
+	}
+}
+
+// rectangle is a part of a rank's view and where it lies in the tensor.
+type rectangle struct {
+	view     ir.View
+	row, col ir.Attr
+}
+
+// rectangles maps a local view to the tensor: in one piece, or for the position table one for each subsequence.
+func (s *stage) rectangles(p *param, v ir.View) []rectangle {
+	zero := ir.Int(0)
+	switch p.Shard {
+	case graph.ByRows:
+		return []rectangle{{v, s.constRef(p.Start), zero}}
+	case graph.ByCols:
+		return []rectangle{{v, zero, s.constRef(p.Start)}}
+	case graph.ByTokens:
+		var rs []rectangle
+		for i, n := range s.plan.Subsequences.Lengths {
+			part, sp := v, int64(s.plan.Parallel.SP)
+			part.Offset += ir.Bytes(s.starts[i]/sp*p.Local[1]) * v.DType.Bytes()
+			part.Shape[0] = int32(n / sp)
+			rs = append(rs, rectangle{part, s.constRef(posRowConst(i)), zero})
+		}
+		return rs
+	}
+	return []rectangle{{v, zero, zero}}
+}
+
+// addStates lists the parameter's buffers for checkpoints. Vectors are n by 1 there.
+func (s *stage) addStates(p *param, act ir.DType) {
+	s.addState(p, ir.RoleWeight, p.weight, act)
+	if p.master != p.weight {
+		s.addState(p, ir.RoleMaster, p.master, ir.F32)
+	}
+	s.addState(p, ir.RoleMoment1, p.moment1, ir.F32)
+	s.addState(p, ir.RoleMoment2, p.moment2, ir.F32)
+}
+
+func (s *stage) addState(p *param, role ir.Role, b uint32, d ir.DType) {
+	for _, r := range s.rectangles(p, matrix(b, d, p.Local[0], p.Local[1])) {
+		s.code.States = append(s.code.States, ir.State{Tensor: p.tensor, Role: role, View: r.view, Row0: r.row, Col0: r.col})
+	}
+}

@@ -1,0 +1,140 @@
+package codegen
+
+import (
+	"sppo/graph"
+	"sppo/ir"
+	"sppo/passes"
+)
+
+// Activation units between forward and backward: where they are kept, when they leave, when they come back.
+
+// saveUnits prepares a forward env to put the values of units together. The block's input already has its place.
+func (e *env) saveUnits(local int) {
+	e.local = local
+	e.unitOf = make([]int, len(e.block.Values))
+	for v := range e.unitOf {
+		e.unitOf[v] = -1
+	}
+	for u := range e.block.Units {
+		unit := &e.block.Units[u]
+		if unit.Producer < 0 {
+			e.s.saved[e.unitKey(u)] = savedUnit{device: e.at[unit.Values[0]].buffer}
+			e.offloadUnit(u)
+			continue
+		}
+		for _, v := range unit.Values {
+			e.unitOf[v] = u
+		}
+	}
+}
+
+func (e *env) unitKey(u int) unitKey {
+	return unitKey{e.task.Microbatch, e.task.Subsequence, e.layer, u}
+}
+
+// makeUnit allocates the buffer of a unit and places its values in it one after another.
+func (e *env) makeUnit(u int) {
+	unit := &e.block.Units[u]
+	b := e.s.allocate(e.s.label(e.task, e.layer, unit.Name), ir.Device, e.block.UnitBytes(unit, e.size))
+	e.placeUnit(u, b)
+	e.s.saved[e.unitKey(u)] = savedUnit{device: b}
+}
+
+func (e *env) placeUnit(u int, b uint32) {
+	offset := ir.Bytes(0)
+	for _, v := range e.block.Units[u].Values {
+		e.put(v, b, offset)
+		offset += graph.Align(e.block.Values[v].Bytes(e.size))
+	}
+}
+
+// offload copies a unit out as soon as its producer has been emitted: copying only reads, so later readers need
+// not be waited for.
+func (e *env) offload(n *graph.Node) {
+	if e.unitOf == nil {
+		return
+	}
+	for u := range e.block.Units {
+		if p := e.block.Units[u].Producer; p >= 0 && n == &e.block.Forward[p] {
+			e.offloadUnit(u)
+		}
+	}
+}
+
+func (e *env) offloadUnit(u int) {
+	s := e.s
+	fate := s.plan.Offload.Fate[s.index0][e.task.Subsequence]
+	if fate[e.local*len(e.block.Units)+u] != passes.FateOffload {
+		return
+	}
+	saved := s.saved[e.unitKey(u)]
+	size := s.buffers[saved.device].size
+	saved.host = s.allocate(s.buffers[saved.device].name+".host", ir.Host, size)
+	saved.onHost = true
+	s.decidedBy("offload", "schedule.offload")
+	s.op(ir.CopyD2H, ir.D2H, []ir.View{vector(saved.host, ir.U8, int64(size)), vector(saved.device, ir.U8, int64(size))})
+	s.decidedBy("lower", "model.layers")
+	s.saved[e.unitKey(u)] = saved
+}
+
+// releaseOffloaded holds the units of a layer that the previous task offloads until now: the copy has had the time
+// of one task, and what takes the bytes from here on waits for it.
+func (s *stage) releaseOffloaded(t passes.Task, layer int) {
+	for u := range s.model.Layer.Units {
+		if saved, ok := s.saved[unitKey{t.Microbatch, t.Subsequence, layer, u}]; ok && saved.onHost {
+			s.hold(saved.device)
+		}
+	}
+}
+
+// turn lies between the last forward and the first backward: offloads of the former end, reloads for the latter
+// begin, last layer first.
+func (s *stage) turn(last, first passes.Task) {
+	for k := len(s.layers) - 1; k >= 0; k-- {
+		s.releaseOffloaded(last, s.layers[k])
+	}
+	for k := len(s.layers) - 1; k >= 0; k-- {
+		s.reload(first, s.layers[k])
+	}
+}
+
+// reload issues the copies that bring a layer's units back for a backward task, in the order of need.
+func (s *stage) reload(t passes.Task, layer int) {
+	units := s.model.Layer.Units
+	for _, u := range byReader(units) {
+		key := unitKey{t.Microbatch, t.Subsequence, layer, u}
+		saved := s.saved[key]
+		if !saved.onHost || saved.returned {
+			continue
+		}
+		out := s.buffers[saved.host]
+		saved.device = s.allocate(s.label(t, layer, units[u].Name)+".reload", ir.Device, out.size)
+		saved.returned = true
+		prov := s.prov
+		s.prov.Microbatch, s.prov.Subsequence, s.prov.Layer = int32(t.Microbatch), int32(t.Subsequence), int32(layer)
+		s.decidedBy("offload", "schedule.offload")
+		n := int64(out.size)
+		s.op(ir.CopyH2D, ir.H2D, []ir.View{vector(saved.device, ir.U8, n), vector(saved.host, ir.U8, n)})
+		s.prov = prov
+		s.saved[key] = saved
+	}
+}
+
+// byReader orders units by their first reader in the backward pass.
+func byReader(units []graph.Unit) []int {
+	order := make([]int, len(units))
+	for i := range order {
+		order[i] = i
+		for j := i; j > 0 && units[order[j]].Reader < units[order[j-1]].Reader; j-- {
+			order[j], order[j-1] = order[j-1], order[j]
+		}
+	}
+	return order
+}
+
+// loadUnits tells a backward env where the saved values of its layer are.
+func (e *env) loadUnits() {
+	for u := range e.block.Units {
+		e.placeUnit(u, e.s.saved[e.unitKey(u)].device)
+	}
+}
