@@ -265,15 +265,17 @@ func scatterGradient(b *builder, n Node) {
 // findUnits groups what forward writes and backward reads by the node that writes it.
 func (b *builder) findUnits() {
 	producers := map[int]int{} // producer -> index into Units
+	made := map[int]bool{}     // in the backward pass itself
 	for r, n := range b.Backward {
 		for k, a := range n.Args {
-			if a.Value == Missing || ir.Ops[n.Op].Operands[k].Dir != ir.Read || !b.savable(a.Value) {
+			if a.Value != Missing && ir.Ops[n.Op].Operands[k].Dir != ir.Read {
+				made[a.Value] = true
+				continue
+			}
+			if a.Value == Missing || made[a.Value] || a.Value == b.DOutput || !b.savable(a.Value) {
 				continue
 			}
 			p, _ := b.producer(a.Value)
-			if p < 0 && a.Value != b.Input {
-				continue // made in the backward pass
-			}
 			u, ok := producers[p]
 			if !ok {
 				u = len(b.Units)

@@ -32,6 +32,9 @@ const (
 	ConstEvalFirst  = "eval_replica" // the same in a validation
 )
 
+// SPConstNames lists the constants that SPConst knows.
+var SPConstNames = []string{ConstHeads, ConstKV, ConstKVOwner, ConstFFN, ConstVocab, ConstVocabValid, ConstOwner}
+
 // Model is the dataflow of a model split over SP ranks.
 type Model struct {
 	lang.Model
