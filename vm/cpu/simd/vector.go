@@ -65,11 +65,11 @@ func Dot(a, b []float32) float32 { return active.dot(a, b[:len(a)]) }
 // AdamWStep is what one optimizer step does to every weight. The update is
 //
 //	g = gradScale*grad;  m = beta1*m + (1-beta1)*g;  v = beta2*v + (1-beta2)*g*g
-//	w = w*(1 - lr*weightDecay) - lr * m/(1-beta1^step) / (sqrt(v/(1-beta2^step)) + eps)
+//	w = w*(1 - lr*weightDecay) - lr * m*correction1 / (sqrt(v*correction2) + eps)
 type AdamWStep struct {
 	LearningRate, Beta1, Beta2, Eps, WeightDecay float64
 	GradScale                                    float64 // the clipping factor; 1 where nothing is clipped
-	Step                                         int     // from 1
+	Correction1, Correction2                     float64 // 1/(1 - beta^step) of either beta
 }
 
 // adamwConstants are the numbers that the kernels use, each rounded once. Their order is known to the assembly.
@@ -79,14 +79,13 @@ type adamwConstants struct {
 }
 
 func (s AdamWStep) constants() *adamwConstants {
-	t := float64(s.Step)
 	return &adamwConstants{
 		gradScale: float32(s.GradScale),
 		beta1:     float32(s.Beta1), oneMinusBeta1: float32(1 - s.Beta1),
 		beta2: float32(s.Beta2), oneMinusBeta2: float32(1 - s.Beta2),
-		correction2: float32(1 / (1 - math.Pow(s.Beta2, t))),
+		correction2: float32(s.Correction2),
 		keep:        float32(1 - s.LearningRate*s.WeightDecay),
-		step:        float32(s.LearningRate / (1 - math.Pow(s.Beta1, t))),
+		step:        float32(s.LearningRate * s.Correction1),
 		eps:         float32(s.Eps),
 	}
 }

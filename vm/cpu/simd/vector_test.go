@@ -54,7 +54,7 @@ var vectorCases = []vectorCase{
 		for i, v := range x[2] {
 			x[2][i] = max(v, -v)
 		}
-		s := AdamWStep{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1, GradScale: 0.7, Step: 3}
+		s := AdamWStep{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1, GradScale: 0.7, Correction1: 3.7, Correction2: 7.0}
 		k.adamw(x[0], x[1], x[2], x[3], s.constants())
 	}},
 }
