@@ -72,9 +72,32 @@ func (e *env) offloadUnit(u int) {
 	saved.host = s.allocate(s.buffers[saved.device].name+".host", ir.Host, size)
 	saved.onHost = true
 	s.decidedBy("offload", "schedule.offload")
-	s.op(ir.CopyD2H, ir.D2H, []ir.View{vector(saved.host, ir.U8, int64(size)), vector(saved.device, ir.U8, int64(size))})
+	for _, v := range s.unitViews(u, e.task) {
+		s.op(ir.CopyD2H, ir.D2H, []ir.View{in(saved.host, v), in(saved.device, v)})
+	}
 	s.decidedBy("lower", "model.layers")
 	s.saved[e.unitKey(u)] = saved
+}
+
+// unitViews are the bytes of a unit's values within its buffer; what aligns them is not copied.
+func (s *stage) unitViews(u int, t passes.Task) []ir.View {
+	b, z := s.model.Layer, s.plan.Size(t.Subsequence)
+	var views []ir.View
+	offset := ir.Bytes(0)
+	for _, v := range b.Units[u].Values {
+		n := b.Values[v].Bytes(z)
+		view := vector(0, ir.U8, int64(n))
+		view.Offset = offset
+		views = append(views, view)
+		offset += graph.Align(n)
+	}
+	return views
+}
+
+// in is a view moved to a buffer.
+func in(b uint32, v ir.View) ir.View {
+	v.Buffer = b
+	return v
 }
 
 // releaseOffloaded holds the units of a layer that the previous task offloads until now: the copy has had the time
@@ -113,8 +136,9 @@ func (s *stage) reload(t passes.Task, layer int) {
 		prov := s.prov
 		s.prov.Microbatch, s.prov.Subsequence, s.prov.Layer = int32(t.Microbatch), int32(t.Subsequence), int32(layer)
 		s.decidedBy("offload", "schedule.offload")
-		n := int64(out.size)
-		s.op(ir.CopyH2D, ir.H2D, []ir.View{vector(saved.device, ir.U8, n), vector(saved.host, ir.U8, n)})
+		for _, v := range s.unitViews(u, t) {
+			s.op(ir.CopyH2D, ir.H2D, []ir.View{in(saved.device, v), in(saved.host, v)})
+		}
 		s.prov = prov
 		s.saved[key] = saved
 	}
