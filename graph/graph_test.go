@@ -1,0 +1,124 @@
+package graph
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"sppo/ir"
+	"sppo/ir/irtest"
+	"sppo/lang"
+)
+
+func (b *Block) text() string {
+	var w strings.Builder
+	fmt.Fprintf(&w, "block %s\n", b.Name)
+	for _, p := range b.Params {
+		fmt.Fprintf(&w, "  param %-10s whole %v local %v reduce=%q once=%q start=%q\n", p.Name, p.Shape, p.Local, p.Reduce, p.Once, p.Start)
+	}
+	print := func(title string, nodes []Node) {
+		fmt.Fprintf(&w, "  %s\n", title)
+		for _, n := range nodes {
+			fmt.Fprintf(&w, "    %-20s", ir.Ops[n.Op].Name)
+			for i, a := range n.Args {
+				if a.Value == Missing {
+					continue
+				}
+				fmt.Fprintf(&w, " %s=%s%s", ir.Ops[n.Op].Operands[i].Name, b.Values[a.Value].Name, [...]string{"", "[tail]", "[seen]", "[flat]", "[chunk]"}[a.Span])
+			}
+			if n.Chunked {
+				w.WriteString(" (chunk)")
+			}
+			w.WriteByte('\n')
+		}
+	}
+	print("forward", b.Forward)
+	print("backward", b.Backward)
+	for _, u := range b.Units {
+		fmt.Fprintf(&w, "  unit %s:", u.Name)
+		for _, v := range u.Values {
+			fmt.Fprintf(&w, " %s", b.Values[v].Name)
+		}
+		w.WriteByte('\n')
+	}
+	return w.String()
+}
+
+func TestMain(m *testing.M) { irtest.Main(m) }
+
+func small(family, positions string) lang.Model {
+	return lang.Model{
+		Family: family, Layers: 2, Hidden: 32, Heads: 4, KVHeads: 4, HeadDim: 8, FFN: 96, Vocab: 37,
+		DType: "f32", Positions: positions, InitStd: 0.02, NormEps: 1e-5, RopeTheta: 1e4,
+	}
+}
+
+// The derived backward pass is read by people before it is run by machines.
+func TestDataflow(t *testing.T) {
+	grouped := small(lang.FamilyLlama, lang.PositionsRope)
+	grouped.KVHeads, grouped.DType, grouped.Tied = 2, "bf16", true
+	for _, c := range []struct {
+		name  string
+		model lang.Model
+		sp    int
+	}{
+		{"gpt", small(lang.FamilyGPT, lang.PositionsLearned), 1},
+		{"gpt-sp2", small(lang.FamilyGPT, lang.PositionsLearned), 2},
+		{"llama-sp4", grouped, 4},
+	} {
+		g := New(c.model, c.sp, 64)
+		irtest.Golden(t, "testdata/"+c.name+".want", []byte(g.Embedding.text()+g.Layer.text()+g.Head.text()))
+	}
+}
+
+// Every instruction of every block has the shapes and types that its opcode's row demands.
+func TestShapes(t *testing.T) {
+	for _, family := range []string{lang.FamilyGPT, lang.FamilyLlama} {
+		for _, sp := range []int{1, 2, 4} {
+			g := New(small(family, lang.PositionsRope), sp, 64)
+			for _, b := range []*Block{g.Embedding, g.Layer, g.Head} {
+				checkShapes(t, g, b, sp)
+			}
+		}
+	}
+}
+
+func checkShapes(t *testing.T, g *Model, b *Block, sp int) {
+	z := Size{Sequence: 64, Prefix: 16, Tokens: 8, Batch: 2, SP: int64(sp)}
+	z.Rows = g.ChunkRows(z)
+	for _, nodes := range [][]Node{b.Forward, b.Backward} {
+		for i := range nodes {
+			in := b.Instr(&nodes[i], z, func(_ Arg, v ir.View) ir.View { return v }, func(Attr) ir.Attr { return ir.Int(0) })
+			if err := in.CheckRule(); err != nil {
+				t.Errorf("%s of %s, sp %d: %v", ir.Ops[in.Op].Name, b.Name, sp, err)
+			}
+		}
+	}
+}
+
+// 32 bytes a token and hidden element over all ranks: the paper's count for a GPT layer in bf16, the logsumexp and the
+// statistics of the norms apart.
+func TestActivationBytesOfThePaper(t *testing.T) {
+	m := small(lang.FamilyGPT, lang.PositionsNone)
+	m.DType, m.FFN = "bf16", 4*m.Hidden
+	for _, sp := range []int{1, 2, 4} {
+		layer := New(m, sp, 1024).Layer
+		z := Size{Sequence: 1024, Tokens: 1024, Batch: 1, SP: int64(sp)}
+		var bytes ir.Bytes
+		for _, u := range layer.Units {
+			for _, v := range u.Values {
+				if layer.Values[v].DType == ir.BF16 {
+					bytes += layer.Values[v].Bytes(z)
+				}
+			}
+		}
+		for _, v := range layer.Values {
+			if v.Kind == Cache {
+				bytes += v.Bytes(z)
+			}
+		}
+		if want := ir.Bytes(32 * 1024 * m.Hidden); bytes*ir.Bytes(sp) != want {
+			t.Errorf("sp %d: %d bytes over all ranks, want %d", sp, bytes*ir.Bytes(sp), want)
+		}
+	}
+}
