@@ -41,7 +41,7 @@ func TestProduct(t *testing.T) {
 	if minutes == 1 {
 		minutes = 20
 	}
-	rows := product()
+	rows := fullProduct()
 	seed := uint64(time.Now().UnixNano())
 	if s, err := strconv.ParseUint(os.Getenv("SPPO_SEED"), 10, 64); err == nil {
 		seed = s
@@ -59,8 +59,8 @@ func TestProduct(t *testing.T) {
 	t.Logf("%d of %d cases", done, len(rows))
 }
 
-// product is every row that can be a spec.
-func product() []row {
+// fullProduct is every row that can be a spec.
+func fullProduct() []row {
 	rows := []row{{}}
 	for _, s := range space {
 		var longer []row

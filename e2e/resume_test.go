@@ -44,7 +44,7 @@ func save(t *testing.T, p *ir.Program, path string, steps int) {
 	doSteps(t, job, 1)
 }
 
-func doSteps(t *testing.T, job *vm.Job, n int) (last vm.StepResult) {
+func doSteps(t testing.TB, job *vm.Job, n int) (last vm.StepResult) {
 	t.Helper()
 	for range n {
 		var err error
