@@ -1,0 +1,138 @@
+package codegen
+
+import (
+	"bytes"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"sppo/examples"
+	"sppo/ir"
+	"sppo/ir/irtest"
+	"sppo/lang"
+	"sppo/passes"
+)
+
+func TestMain(m *testing.M) { irtest.Main(m) }
+
+// planOf runs the passes over a spec file.
+func planOf(t testing.TB, file string, set ...string) *passes.Plan {
+	t.Helper()
+	spec, err := lang.Load(file, lang.Options{Shipped: examples.Shipped, Set: set})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := passes.New(spec)
+	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	return plan
+}
+
+func buildOf(t testing.TB, plan *passes.Plan) *ir.Program {
+	t.Helper()
+	p, err := Build(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestProgramsReadWell(t *testing.T) {
+	for _, name := range []string{"two-stages", "groups"} {
+		p := buildOf(t, planOf(t, "testdata/"+name+".sppo"))
+		if err := ir.Verify(p); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		var text bytes.Buffer
+		if err := ir.Print(&text, p); err != nil {
+			t.Fatal(err)
+		}
+		irtest.Golden(t, "testdata/"+name+".want", text.Bytes())
+	}
+}
+
+// Nothing that is built depends on the order of maps or goroutines.
+func TestBuildsAreIdentical(t *testing.T) {
+	var first []byte
+	for range 3 {
+		var b bytes.Buffer
+		if err := ir.Encode(&b, buildOf(t, planOf(t, "../examples/tiny.sppo"))); err != nil {
+			t.Fatal(err)
+		}
+		if first == nil {
+			first = b.Bytes()
+		} else if !bytes.Equal(first, b.Bytes()) {
+			t.Fatal("the same plan gave different programs")
+		}
+	}
+}
+
+// Design: the placed extent stays within 5% of the most bytes ever live.
+func TestExtentsAreNearTheBound(t *testing.T) {
+	files, err := filepath.Glob("../examples/*.sppo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = append(files, "../examples/paper/gpt-7b-512k.sppo", "../examples/paper/gpt-13b-512k.sppo")
+	for _, file := range files {
+		for _, offload := range []string{"none", "0.5", "full"} {
+			l := newLayout(planOf(t, file, "schedule.offload="+offload))
+			for i := range l.plan.Parallel.PP {
+				checkExtent(t, file+" "+offload, l.lower(i))
+			}
+		}
+	}
+}
+
+func checkExtent(t *testing.T, name string, s *stage) {
+	persistent := ir.Bytes(0)
+	var lives [ir.NumArenas][]life
+	for _, b := range s.buffers[s.parts[1].first:s.parts[1].end] { // the step
+		lives[b.arena] = append(lives[b.arena], life{b.start, b.end, b.size})
+	}
+	for _, b := range s.buffers {
+		if b.persistent {
+			persistent += b.size
+		}
+	}
+	s.place()
+	for arena, bound := range [...]ir.Bytes{persistent + liveBound(lives[ir.Device]), liveBound(lives[ir.Host])} {
+		if got := s.code.Arenas[arena]; float64(got) > 1.05*float64(bound) {
+			t.Errorf("%s, %s, %s arena: %s placed, %s ever live: %.3f", name, s.code.Name, ir.Arena(arena), got, bound, float64(got)/float64(bound))
+		}
+	}
+}
+
+// BenchmarkBuild compiles, verifies and encodes the paper's specs, small to large; ns/instr that stay level show
+// that compile time grows linearly.
+func BenchmarkBuild(b *testing.B) {
+	for _, name := range []string{"gpt-7b-512k", "gpt-7b-1m", "gpt-13b-1280k", "gpt-65b-1m"} {
+		b.Run(name, func(b *testing.B) {
+			instrs := 0
+			var size bytes.Buffer
+			for b.Loop() {
+				p := buildOf(b, planOf(b, "../examples/paper/"+name+".sppo"))
+				if err := (ir.VerifyOptions{AllowOverCapacity: true}).Verify(p); err != nil {
+					b.Fatal(err)
+				}
+				size.Reset()
+				if err := ir.Encode(&size, p); err != nil {
+					b.Fatal(err)
+				}
+				instrs = 0
+				for c := range p.Codes {
+					for _, section := range p.Codes[c].Sections {
+						instrs += len(section)
+					}
+				}
+			}
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			b.ReportMetric(float64(instrs), "instrs")
+			b.ReportMetric(b.Elapsed().Seconds()*1e9/float64(b.N)/float64(instrs), "ns/instr")
+			b.ReportMetric(float64(size.Len())/1e6, "MB")
+			b.ReportMetric(float64(m.Sys)/(1<<30), "GiB-process")
+		})
+	}
+}
