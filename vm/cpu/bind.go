@@ -27,8 +27,7 @@ func (d *Device) bind(section ir.Section) error {
 	for pc := range code {
 		in := &code[pc]
 		b := &binder{device: d, in: in, consts: consts, stream: d.streams[in.Stream]}
-		d.bound[section][pc] = b.bind()
-		if b.err != nil {
+		if d.bound[section][pc] = b.guarded(); b.err != nil {
 			return fmt.Errorf("%s: %w", vm.At(d.program, section, pc, in), b.err)
 		}
 	}
@@ -43,6 +42,16 @@ type binder struct {
 	stream *stream
 	used   int // scratch floats
 	err    error
+}
+
+// guarded makes an error of what an unverified program may drive a kernel to, such as a division by its batch of 0.
+func (b *binder) guarded() (out bound) {
+	defer func() {
+		if r := recover(); r != nil {
+			b.fail("the instruction", fmt.Errorf("makes no sense: %v", r))
+		}
+	}()
+	return b.bind()
 }
 
 func (b *binder) bind() bound {

@@ -432,11 +432,15 @@ func TestBadProgramsAreRefused(t *testing.T) {
 		"event 6 is not recorded":                                 func(p *ir.Program) { step(p)[5].Attrs[0] = ir.Int(6) },
 		"event 0 is recorded twice":                               func(p *ir.Program) { step(p)[7].Attrs[0] = ir.Int(0) },
 		"1 operands and 1 attributes":                             func(p *ir.Program) { step(p)[2].Op = ir.AllGather },
-		"opcode 200":                                              func(p *ir.Program) { step(p)[2].Op = 200 },
-		"constant 3 does not exist":                               func(p *ir.Program) { step(p)[3].Attrs[0] = ir.ConstRef(3) },
-		"no code 4":                                               func(p *ir.Program) { p.Ranks[0].Code = 4 },
-		"has no ranks":                                            func(p *ir.Program) { p.Ranks = nil },
-		"0 constants and 1 groups, the":                           func(p *ir.Program) { p.Ranks[1].Consts = nil },
+		"the instruction makes no sense": func(p *ir.Program) {
+			in := &step(p)[3]
+			in.Op, in.Args, in.Attrs = ir.Rope, []ir.View{in.Args[0], in.Args[0]}, make([]ir.Attr, 6)
+		},
+		"opcode 200":                    func(p *ir.Program) { step(p)[2].Op = 200 },
+		"constant 3 does not exist":     func(p *ir.Program) { step(p)[3].Attrs[0] = ir.ConstRef(3) },
+		"no code 4":                     func(p *ir.Program) { p.Ranks[0].Code = 4 },
+		"has no ranks":                  func(p *ir.Program) { p.Ranks = nil },
+		"0 constants and 1 groups, the": func(p *ir.Program) { p.Ranks[1].Consts = nil },
 	} {
 		p := bigram(ir.F32)
 		spoil(p)

@@ -33,6 +33,24 @@ func overheadProgram(n int, events bool) *ir.Program {
 	return &ir.Program{Codes: []ir.Code{code}, Ranks: []ir.Rank{{}}, Run: ir.Run{Steps: 1, LR: 1}}
 }
 
+// TestInstructionsAllocateNothing allows for what a section costs as a whole.
+func TestInstructionsAllocateNothing(t *testing.T) {
+	const n = 10000
+	job, err := vm.Open(overheadProgram(n, true), func(int) (vm.Device, error) { return New(nil), nil }, vm.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer job.Close()
+	allocs := testing.AllocsPerRun(10, func() {
+		if _, err := job.Step(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if allocs > n/100 {
+		t.Errorf("%v allocations in a section of %d instructions", allocs, n)
+	}
+}
+
 // BenchmarkOverhead is the time of an instruction that does nothing, from issue to end.
 func BenchmarkOverhead(b *testing.B) {
 	const n = 10000
