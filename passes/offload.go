@@ -12,7 +12,7 @@ import (
 // offload decides the fate of every type-1 unit.
 //
 // Input: Tasks, Units, Lengths. Output: Offload. Invariant: the bytes that go differ from alpha times all by at most
-// half of the smallest unit that stays. Paper: section 4.1.
+// half of a unit. Paper: section 4.1.
 func offload(c *Context, p *Plan) error {
 	policy, alpha, why := p.wantedAlpha()
 	p.Offload = Offload{Policy: policy}

@@ -84,7 +84,7 @@ func autoAlign(p *Plan) int64 {
 	for align*2 <= alignWanted {
 		align *= 2
 	}
-	suits := func(align int64) bool { return false }
+	var suits func(align int64) bool
 	if lengths := p.Schedule.Subsequences.Lengths; len(lengths) > 0 {
 		suits = func(align int64) bool { return onGrid(lengths, align) }
 	} else {
@@ -163,15 +163,16 @@ func (c *Context) diagnose(problems []problem) error {
 	return ds.Err()
 }
 
-// plain is the same for a plan without a spec.
+// plain is the first of them, for a plan without a spec.
 func plain(problems []problem) error {
-	for _, f := range problems {
-		if f.hint != "" {
-			return fmt.Errorf("%s: %s (%s)", f.key, f.message, f.hint)
-		}
-		return fmt.Errorf("%s: %s", f.key, f.message)
+	if len(problems) == 0 {
+		return nil
 	}
-	return nil
+	f := problems[0]
+	if f.hint != "" {
+		return fmt.Errorf("%s: %s (%s)", f.key, f.message, f.hint)
+	}
+	return fmt.Errorf("%s: %s", f.key, f.message)
 }
 
 // missingPolicies are choices of the language that no pass makes yet.
@@ -236,6 +237,9 @@ func gridProblems(p *Plan) []problem {
 		return []problem{fault("schedule.align", lang.BadAlign, "align = "+nearMultiples(align, sp), "align = %d is not a multiple of sp = %d", align, sp)}
 	case p.Subsequences.Lengths != nil:
 		return nil // checked as they are
+	case p.Schedule.Offload.Policy == "list" && len(p.Schedule.Offload.Alpha) != int(n):
+		return []problem{fault("schedule.offload", lang.LengthOfList, fmt.Sprintf("write %d shares", n),
+			"offload lists %d shares for %d subsequences", len(p.Schedule.Offload.Alpha), n)}
 	case len(p.Schedule.Subsequences.Lengths) > 0:
 		return lengthProblems(p)
 	case n > seq/align:

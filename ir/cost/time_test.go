@@ -1,0 +1,124 @@
+package cost
+
+import (
+	"math"
+	"testing"
+
+	"sppo/ir"
+)
+
+// machine has round figures.
+var machine = ir.Machine{
+	Nodes: 2, GPUsPerNode: 4,
+	PeakBF16: 100e12, PeakF32: 10e12, MemoryBandwidth: 1e12, CopyEfficiency: 0.5,
+	D2HBandwidth: 10e9, H2DBandwidth: 20e9,
+	NVLinkBandwidth: 100e9, NetworkBandwidth: 40e9, CollectiveEfficiency: 0.5,
+	NVLinkLatency: 1e-6, NetworkLatency: 10e-6, KernelLatency: 2e-6,
+	MatmulEfficiency:    []ir.CurvePoint{{100, 0.2}, {10000, 0.8}},
+	AttentionEfficiency: []ir.CurvePoint{{1, 0.5}}, AttentionGradEff: []ir.CurvePoint{{1, 0.25}},
+}
+
+func TestTime(t *testing.T) {
+	const ms = 1e-3
+	inNode, across, pair := Link{Ranks: 4, Nodes: 1}, Link{Ranks: 8, Nodes: 2}, Link{Ranks: 2, Nodes: 2}
+	for _, c := range []struct {
+		name string
+		w    ir.Work
+		l    Link
+		want float64 // without the kernel latency
+	}{
+		{"matmul", ir.Work{Kind: ir.WorkMatmul, Flops: 80e9, Rows: 10000, DType: ir.BF16}, Link{}, 1 * ms},
+		{"few rows", ir.Work{Kind: ir.WorkMatmul, Flops: 80e9, Rows: 100, DType: ir.BF16}, Link{}, 4 * ms},
+		{"f32", ir.Work{Kind: ir.WorkMatmul, Flops: 80e9, Rows: 10000, DType: ir.F32}, Link{}, 10 * ms},
+		{"bound by memory", ir.Work{Kind: ir.WorkMatmul, Flops: 80e9, Bytes: 1e9, Rows: 10000, DType: ir.BF16}, Link{}, 2 * ms},
+		{"attention", ir.Work{Kind: ir.WorkAttention, Flops: 50e9, Rows: 7, DType: ir.BF16}, Link{}, 1 * ms},
+		{"attention_grad", ir.Work{Kind: ir.WorkAttentionGrad, Flops: 50e9, Rows: 7, DType: ir.BF16}, Link{}, 2 * ms},
+		{"memory", ir.Work{Kind: ir.WorkMemory, Bytes: 1e9}, Link{}, 2 * ms},
+		{"d2h", ir.Work{Kind: ir.WorkD2H, Bytes: 1e7}, Link{}, 1 * ms},
+		{"h2d", ir.Work{Kind: ir.WorkH2D, Bytes: 1e7}, Link{}, 0.5 * ms},
+		{"message in a node", ir.Work{Kind: ir.WorkP2P, Bytes: 1e8}, Link{Ranks: 2, Nodes: 1}, 1*ms + 1e-6},
+		{"message across, a fourth of the network", ir.Work{Kind: ir.WorkP2P, Bytes: 1e7}, pair, 1*ms + 10e-6},
+		{"all_gather in a node", ir.Work{Kind: ir.WorkAllGather, Bytes: 1e8}, inNode, 1.5*ms + 3e-6},
+		{"reduce_scatter in a node", ir.Work{Kind: ir.WorkReduceScatter, Bytes: 1e8}, inNode, 1.5*ms + 3e-6},
+		{"all_reduce in a node", ir.Work{Kind: ir.WorkAllReduce, Bytes: 1e8}, inNode, 3*ms + 6e-6},
+		{"all_gather across", ir.Work{Kind: ir.WorkAllGather, Bytes: 160e6}, across, 7*ms + 70e-6},
+		{"all_reduce of pairs across", ir.Work{Kind: ir.WorkAllReduce, Bytes: 1e7}, pair, 2*ms + 20e-6},
+	} {
+		got := float64(New(machine, 8).Time(c.w, c.l))
+		if want := c.want + 2e-6; math.Abs(got-want) > 1e-9*want {
+			t.Errorf("%s: %g s, want %g", c.name, got, want)
+		}
+	}
+}
+
+func TestNothingTakesNoTime(t *testing.T) {
+	m := New(machine, 8)
+	for _, w := range []ir.Work{{}, {Kind: ir.WorkAllGather, Bytes: 1e9}, {Kind: ir.WorkAllReduce, Bytes: 1e9}} {
+		if got := m.Time(w, Link{Ranks: 1, Nodes: 1}); got != 0 {
+			t.Errorf("%+v alone takes %s", w, got)
+		}
+	}
+}
+
+func TestNodeSharesItsCopies(t *testing.T) {
+	shared := machine
+	shared.NodeCopyBandwidth = 20e9
+	w := ir.Work{Kind: ir.WorkD2H, Bytes: 1e7}
+	for ranks, want := range map[int]float64{1: 1e-3, 2: 1e-3, 4: 2e-3, 8: 2e-3} {
+		if got := float64(New(shared, ranks).Time(w, Link{})); math.Abs(got-want-2e-6) > 1e-12 {
+			t.Errorf("%d ranks: %g s, want %g", ranks, got, want+2e-6)
+		}
+	}
+}
+
+// TestEveryKindOfWorkHasAPrice walks the opcode table.
+func TestEveryKindOfWorkHasAPrice(t *testing.T) {
+	m := New(machine, 8)
+	for op := range ir.Ops {
+		w := ir.Work{Kind: ir.Ops[op].Work, Flops: 1, Bytes: 1, Rows: 1}
+		if got := m.Time(w, Link{Ranks: 2, Nodes: 1}); got < 0 || got == 0 && w.Kind != ir.WorkNone {
+			t.Errorf("%s: %s", ir.Ops[op].Name, got)
+		}
+	}
+}
+
+func TestMoreNeverCostsLess(t *testing.T) {
+	m := New(machine, 8)
+	for op := range ir.Ops {
+		var before ir.Seconds
+		for n := int64(1); n < 1<<40; n *= 2 {
+			got := m.Time(ir.Work{Kind: ir.Ops[op].Work, Flops: ir.Flops(n), Bytes: ir.Bytes(n), Rows: n}, Link{Ranks: 8, Nodes: 2})
+			if got < before {
+				t.Errorf("%s of %d: %s, less than of half as much", ir.Ops[op].Name, n, got)
+			}
+			before = got
+		}
+	}
+}
+
+func TestEfficiency(t *testing.T) {
+	curve := []ir.CurvePoint{{10, 0.1}, {1000, 0.5}}
+	for _, c := range []struct {
+		size int64
+		want float64
+	}{{0, 0.1}, {1, 0.1}, {10, 0.1}, {100, 0.3}, {1000, 0.5}, {1 << 40, 0.5}} {
+		if got := Efficiency(curve, c.size); math.Abs(got-c.want) > 1e-12 {
+			t.Errorf("at %d: %g, want %g", c.size, got, c.want)
+		}
+	}
+	if Efficiency(nil, 5) != 1 {
+		t.Error("no curve is no loss")
+	}
+}
+
+func TestLinkOf(t *testing.T) {
+	m := New(machine, 8)
+	for _, c := range []struct {
+		ranks []int32
+		want  Link
+	}{{[]int32{0, 1, 2, 3}, Link{4, 1}}, {[]int32{3, 4}, Link{2, 2}}, {[]int32{5}, Link{1, 1}}} {
+		if got := m.LinkOf(c.ranks); got != c.want {
+			t.Errorf("%v: %+v, want %+v", c.ranks, got, c.want)
+		}
+	}
+}

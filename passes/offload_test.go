@@ -1,0 +1,98 @@
+package passes
+
+import (
+	"math"
+	"strings"
+	"testing"
+
+	"sppo/ir"
+)
+
+// TestChooseUnits draws units and shares at random: what goes is as near the target as half of a unit.
+func TestChooseUnits(t *testing.T) {
+	r := random(t)
+	for range 500 {
+		sizes := make([]ir.Bytes, 1+r.IntN(8))
+		var layer, largest ir.Bytes
+		for u := range sizes {
+			sizes[u] = ir.Bytes(1+r.IntN(64)) * ir.Alignment
+			largest, layer = max(largest, sizes[u]), layer+sizes[u]
+		}
+		layers, share := 1+r.IntN(6), r.Float64()
+		fate, placed := chooseUnits(sizes, layers, share)
+		if len(fate) != layers*len(sizes) {
+			t.Fatalf("%d letters for %d layers of %d units", len(fate), layers, len(sizes))
+		}
+		var gone ir.Bytes
+		for at := range len(fate) {
+			if fate[at] == FateOffload {
+				gone += sizes[at%len(sizes)]
+			}
+		}
+		total := float64(layer) * float64(layers)
+		if placed != float64(gone)/total {
+			t.Fatalf("alpha %g is reported for %d of %g bytes", placed, gone, total)
+		}
+		bound := float64(largest) / 2
+		if off := math.Abs(float64(gone) - share*total); off > bound {
+			t.Fatalf("sizes %v, %d layers, share %g: %d bytes go, %g off the target, more than %g", sizes, layers, share, gone, off, bound)
+		}
+	}
+}
+
+func TestChooseUnitsAtTheEnds(t *testing.T) {
+	sizes := []ir.Bytes{512, 256, 1024}
+	for share, want := range map[float64]string{0: strings.Repeat("k", 6), 1: strings.Repeat("o", 6), 0.5: "oookkk"} {
+		if got, alpha := chooseUnits(sizes, 2, share); got != want || alpha != share {
+			t.Errorf("share %g: %s, %g; want %s", share, got, alpha, want)
+		}
+	}
+}
+
+func TestOffloadPolicies(t *testing.T) {
+	for _, c := range []struct {
+		set  string
+		want []float64 // of each subsequence
+	}{
+		{"none", []float64{0, 0, 0, 0}},
+		{"full", []float64{1, 1, 1, 1}},
+		{"auto", []float64{1, 1, 1, 1}},
+		{"0.5", []float64{0.5, 0.5, 0.5, 0.5}},
+		{"[1, 0.7, 0.2, 0]", []float64{1, 0.7, 0.2, 0}},
+	} {
+		p := planOf(t, "tiny.sppo", "schedule.offload="+c.set)
+		for s := range p.Offload.Alpha {
+			for i, a := range p.Offload.Alpha[s] {
+				if math.Abs(a-c.want[i]) > 0.05 || (c.want[i] == 0 || c.want[i] == 1) && a != c.want[i] {
+					t.Errorf("offload = %s, stage %d, subsequence %d: %g, want %g", c.set, s, i, a, c.want[i])
+				}
+			}
+		}
+	}
+}
+
+func TestOffloadListSetsTheNumberOfSubsequences(t *testing.T) {
+	p := planOf(t, "tiny.sppo", "schedule.subsequences=auto", "schedule.offload=[1, 0.5, 0]")
+	if p.Subsequences.N != 3 {
+		t.Errorf("three shares make %d subsequences", p.Subsequences.N)
+	}
+}
+
+func TestBrokenFates(t *testing.T) {
+	for _, c := range []struct {
+		want string
+		edit func(o *Offload)
+	}{
+		{"3 subsequences", func(o *Offload) { o.Fate[0] = o.Fate[0][:3] }},
+		{"letters", func(o *Offload) { o.Fate[1][2] += "o" }},
+		{`letter 'x'`, func(o *Offload) { o.Fate[1][2] = "x" + o.Fate[1][2][1:] }},
+		{"between 0 and 1", func(o *Offload) { o.Alpha[0][0] = 1.5 }},
+		{"for 1 stages", func(o *Offload) { o.Fate = o.Fate[:1] }},
+	} {
+		p := planOf(t, "tiny.sppo")
+		c.edit(&p.Offload)
+		if err := Verify(p); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want it to say %q", err, c.want)
+		}
+	}
+}

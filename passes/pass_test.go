@@ -1,0 +1,184 @@
+package passes
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"sppo/lang"
+)
+
+// TestPassesDocument keeps PASSES.md what the list says.
+func TestPassesDocument(t *testing.T) {
+	var b bytes.Buffer
+	b.WriteString("# Passes\n\nThe list in `pass.go`, in the order of a default run; written by its test.\n")
+	for _, name := range Names() {
+		fmt.Fprintf(&b, "\n## %s\n", name)
+		_, body, _ := strings.Cut(Explain(name), "\n")
+		b.WriteString(strings.ReplaceAll(strings.ReplaceAll(body, "\nRuns after\n", "\nRuns after\n\n"), "\n  ", "\n- "))
+	}
+	golden(t, "PASSES.md", b.Bytes())
+}
+
+func TestDefaultOrderKeepsItsConstraints(t *testing.T) {
+	names := Names()
+	for i := range Passes {
+		for _, o := range Passes[i].After {
+			if at := slices.Index(names, o.Name); at < 0 || at >= i {
+				t.Errorf("%s stands before %s, which it needs: %s", names[i], o.Name, o.Reason)
+			}
+		}
+	}
+}
+
+func TestExplainKnowsEveryPass(t *testing.T) {
+	for _, name := range Names() {
+		if !strings.Contains(Explain(name), name) {
+			t.Errorf("no entry for %s", name)
+		}
+	}
+	if Explain("nothing") != "" {
+		t.Error("an entry for a pass that is none")
+	}
+}
+
+func TestOptionsThatCannotBe(t *testing.T) {
+	for _, c := range []struct {
+		want string
+		o    Options
+	}{
+		{`no pass is named "solv"`, Options{StopAfter: "solv"}},
+		{"cannot be switched off", Options{Disable: []string{"partition"}}},
+		{"cannot be switched off", Options{Disable: []string{"all"}}},
+		{"partition needs solve before it", Options{Passes: []string{"partition", "solve"}}},
+		{"listed twice", Options{Passes: []string{"solve", "solve"}}},
+	} {
+		sp := load(t, "tiny.sppo")
+		if err := Run(sp, New(sp), c.o); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v, want %q", c.o, err, c.want)
+		}
+	}
+}
+
+func TestStopAfter(t *testing.T) {
+	sp := load(t, "tiny.sppo")
+	p := New(sp)
+	var b bytes.Buffer
+	if err := Run(sp, p, Options{StopAfter: "partition", PrintAfter: []string{"solve"}, Print: &b}); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Subsequences.Lengths) == 0 || len(p.Tasks) > 0 || p.Time.StepS > 0 {
+		t.Errorf("stopped after partition with %d lengths, %d stages of tasks, step %s", len(p.Subsequences.Lengths), len(p.Tasks), p.Time.StepS)
+	}
+	if !strings.HasPrefix(b.String(), "# plan after solve\n{") || !strings.Contains(b.String(), `"lengths": null`) {
+		t.Errorf("printed after solve:\n%s", b.String())
+	}
+	if err := Report(&b, p); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDisable(t *testing.T) {
+	sp := load(t, "tiny.sppo")
+	p := New(sp)
+	if err := Run(sp, p, Options{Disable: []string{"offload", "mux"}}); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(p.Offload.Fate[0][0], string(FateOffload)) || p.Offload.Policy != "none" {
+		t.Errorf("without the pass, %s: %s", p.Offload.Policy, p.Offload.Fate[0][0])
+	}
+	if err := Verify(p); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRunnerNamesThePass swaps in a pass that breaks the plan.
+func TestRunnerNamesThePass(t *testing.T) {
+	good := Passes[1].Run
+	defer func() { Passes[1].Run = good }()
+	Passes[1].Run = func(c *Context, p *Plan) error {
+		err := good(c, p)
+		p.Subsequences.Lengths[0] += 2
+		return err
+	}
+	sp := load(t, "tiny.sppo")
+	err := Run(sp, New(sp), Options{})
+	if err == nil || !strings.Contains(err.Error(), "after pass partition: lengths sum to 66") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestNotYet: what the language has and the passes do not, at the key.
+func TestNotYet(t *testing.T) {
+	for _, set := range []string{
+		"schedule.offload=adaptive", "schedule.offload=carry", "schedule.offload=memory",
+		"schedule.mux=on", "schedule.mux=left", "schedule.mux=right", "schedule.virtual_stages=2",
+		"schedule.recompute=full", "schedule.sp_mode=ulysses", "schedule.keep=[]", "schedule.keep=[k]",
+		"schedule.partition=time", "schedule.strategy=1f1b",
+	} {
+		key, _, _ := strings.Cut(set, "=")
+		expect(t, load(t, "gpt-docs.sppo", set), lang.NotYet, "not implemented yet", key, set)
+	}
+	expect(t, load(t, "gpt-docs.sppo", "schedule.pp=1", "schedule.order=layer"), lang.NotYet, "not implemented yet", "schedule.order", "layer")
+	sp := load(t, "gpt-docs.sppo", "schedule.mux=auto", "schedule.recompute=auto", "schedule.offload=auto")
+	if err := Run(sp, New(sp), Options{}); err != nil {
+		t.Errorf("what is left to the passes: %v", err)
+	}
+}
+
+// expect runs the passes over a bad request.
+func expect(t *testing.T, sp *lang.Spec, code lang.Code, words, key, name string) {
+	t.Helper()
+	err := Run(sp, New(sp), Options{})
+	ds, ok := err.(lang.Diagnostics)
+	if !ok || len(ds) == 0 || ds[0].Code != code || !strings.Contains(ds[0].Message, words) {
+		t.Errorf("%s: %v, want %s: %s", name, err, code, words)
+		return
+	}
+	if want := sp.At(key); ds[0].Pos != want {
+		t.Errorf("%s: at %s, want %s of %s", name, ds[0].Pos, want, key)
+	}
+}
+
+// TestBadRequests edits checked specs into what the language cannot know, or has let through.
+func TestBadRequests(t *testing.T) {
+	for _, c := range []struct {
+		code       lang.Code
+		words, key string
+		edit       func(*lang.Spec)
+	}{
+		{lang.TooFewLayers, "8 stages want as many layers, and the model has 4", "schedule.pp", func(s *lang.Spec) { s.Schedule.PP, s.Schedule.SP, s.Cluster.GPUsPerNode = 8, 1, 8 }},
+		{lang.TooManyRanks, "make 8 ranks, and the cluster has 4", "schedule.pp", func(s *lang.Spec) { s.Schedule.SP = 4 }},
+		{lang.Indivisible, "4 heads do not divide by sp = 3", "schedule.sp", func(s *lang.Spec) { s.Schedule.SP, s.Schedule.PP, s.Schedule.Align, s.Train.Sequence = 3, 1, 3, 255 }},
+		{lang.Indivisible, "2 key and value heads", "schedule.sp", func(s *lang.Spec) {
+			s.Schedule.SP, s.Schedule.PP, s.Schedule.Align, s.Train.Sequence, s.Model.KVHeads, s.Model.Heads = 3, 1, 3, 258, 2, 6
+		}},
+		{lang.Indivisible, "batch = 8 is not a multiple of dp * microbatch = 3", "train.batch", func(s *lang.Spec) { s.Schedule.Microbatch = 3 }},
+		{lang.Indivisible, "sequence = 255 does not divide by sp = 2", "train.sequence", func(s *lang.Spec) { s.Train.Sequence = 255 }},
+		{lang.BadAlign, "align = 3 is not a multiple of sp = 2", "schedule.align", func(s *lang.Spec) { s.Schedule.Align = 3 }},
+		{lang.BadAlign, "too short for 8 subsequences", "schedule.subsequences", func(s *lang.Spec) { s.Schedule.Align = 64 }},
+		{lang.LengthsSum, "sum to 254", "schedule.subsequences", func(s *lang.Spec) { s.Schedule.Subsequences = lang.Subsequences{Count: 2, Lengths: []int64{128, 126}} }},
+		{lang.Indivisible, "127 tokens does not divide", "schedule.subsequences[0]", func(s *lang.Spec) { s.Schedule.Subsequences = lang.Subsequences{Count: 2, Lengths: []int64{127, 129}} }},
+		{lang.BadAlign, "130 tokens is not a multiple of align = 4", "schedule.subsequences[0]", func(s *lang.Spec) {
+			s.Schedule.Align, s.Schedule.Subsequences = 4, lang.Subsequences{Count: 2, Lengths: []int64{130, 126}}
+		}},
+		{lang.LengthOfList, "lists 2 shares for 8", "schedule.offload", func(s *lang.Spec) { s.Schedule.Offload = lang.Offload{Policy: "list", Alpha: []float64{1, 0}} }},
+	} {
+		sp := load(t, "gpt-docs.sppo")
+		c.edit(sp)
+		expect(t, sp, c.code, c.words, c.key, c.words)
+	}
+}
+
+func TestNearestValues(t *testing.T) {
+	for _, c := range [][2]string{
+		{nearDivisors(12, 5), "4 or 6"}, {nearDivisors(12, 20), "12"}, {nearDivisors(7, 2), "1 or 7"},
+		{nearMultiples(255, 2), "254 or 256"}, {nearMultiples(3, 8), "8"},
+	} {
+		if c[0] != c[1] {
+			t.Errorf("%s, want %s", c[0], c[1])
+		}
+	}
+}

@@ -1,0 +1,272 @@
+package passes
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"sppo/graph"
+	"sppo/ir"
+)
+
+// Report writes a plan for people: what will be done, how long it takes, how full each stage gets, what to change
+// where it does not fit, and why each thing was decided.
+func Report(w io.Writer, p *Plan) error {
+	var b strings.Builder
+	p.reportJob(&b)
+	if len(p.Time.BusyS) > 0 { // else stopped before the end
+		p.reportStages(&b)
+		p.reportTotals(&b)
+	}
+	p.reportFit(&b)
+	p.reportReasons(&b)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// table aligns cells that are ended by tabs.
+func table(b *strings.Builder, rows func(line func(cells ...string))) {
+	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
+	rows(func(cells ...string) {
+		fmt.Fprintf(t, "  %s\n", strings.Join(cells, "\t"))
+	})
+	_ = t.Flush() // a Builder takes everything
+}
+
+func (p *Plan) reportJob(b *strings.Builder) {
+	par := p.Parallel
+	fmt.Fprintf(b, "%s on %s: %s tokens a sequence, %s a step\n\n", p.Model.Name, p.Cluster.Name,
+		tokens(p.Train.Sequence), plural(p.Train.Batch, "sequence"))
+	table(b, func(line func(...string)) {
+		line("ranks", fmt.Sprintf("%d of %d GPUs: dp %d x pp %d x sp %d", par.Ranks(), p.Cluster.GPUs(), par.DP, par.PP, par.SP))
+		line("subsequences", p.subsequencesInWords())
+		if par.Microbatches > 1 || par.Microbatch > 1 {
+			line("microbatches", fmt.Sprintf("%d of %s, one after another", par.Microbatches, plural(par.Microbatch, "sequence")))
+		}
+		if p.Offload.Policy != "" {
+			line("offload", p.offloadInWords())
+		}
+		line("mux", "off")
+	})
+	b.WriteByte('\n')
+}
+
+func (p *Plan) subsequencesInWords() string {
+	sub := p.Subsequences
+	switch {
+	case sub.N == 1:
+		return "1: the whole sequence"
+	case len(sub.Lengths) == 0: // stopped before partition
+		return fmt.Sprint(sub.N)
+	}
+	return fmt.Sprintf("%d of %d ... %d tokens, on a grid of %d; the dearest %.2f%% above the mean",
+		sub.N, sub.Lengths[0], sub.Lengths[sub.N-1], sub.Align, 100*sub.Imbalance)
+}
+
+func (p *Plan) offloadInWords() string {
+	least, most := 1.0, 0.0
+	for _, stage := range p.Offload.Alpha {
+		for _, a := range stage {
+			least, most = min(least, a), max(most, a)
+		}
+	}
+	switch {
+	case most == 0:
+		return p.Offload.Policy + ": activations stay on the device"
+	case least == 1:
+		return p.Offload.Policy + ": all type-1 activations go to the host"
+	case most-least < 0.005:
+		return fmt.Sprintf("%s: %.1f%% of the type-1 bytes go to the host", p.Offload.Policy, 100*most)
+	}
+	return fmt.Sprintf("%s: %.1f%% ... %.1f%% of the type-1 bytes of a subsequence go to the host", p.Offload.Policy, 100*least, 100*most)
+}
+
+// reportStages shows memory once codegen has placed it.
+func (p *Plan) reportStages(b *strings.Builder) {
+	first := p.firstLayers()
+	makespan := p.Time.StepS - p.Time.OptimizerS
+	table(b, func(line func(...string)) {
+		head := []string{"stage", "layers", "busy", "idle"}
+		if p.Memory.Placed {
+			head = append(head, "device memory", "host memory")
+		}
+		line(head...)
+		for s := range p.Tasks {
+			cells := []string{fmt.Sprint(s), layerRange(first[s], first[s+1]-1), p.Time.BusyS[s].String(),
+				fmt.Sprintf("%.1f%%", 100*(1-float64(p.Time.BusyS[s]/max(makespan, 1e-12))))}
+			if p.Memory.Placed {
+				cells = append(cells, ofCapacity(p.Memory.DevicePeakBytes[s], p.Memory.DeviceCapacityBytes),
+					ofCapacity(p.Memory.HostPeakBytes[s], p.Memory.HostCapacityBytes))
+			}
+			line(cells...)
+		}
+	})
+	b.WriteByte('\n')
+}
+
+func layerRange(first, last int) string {
+	if first == last {
+		return fmt.Sprint(first)
+	}
+	return fmt.Sprintf("%d-%d", first, last)
+}
+
+func ofCapacity(n, capacity ir.Bytes) string {
+	if capacity <= 0 {
+		return n.String()
+	}
+	return fmt.Sprintf("%s of %s (%.0f%%)", n, capacity, 100*float64(n)/float64(capacity))
+}
+
+func (p *Plan) reportTotals(b *strings.Builder) {
+	t := p.Time
+	table(b, func(line func(...string)) {
+		line("step", fmt.Sprintf("%s, of it %s for the optimizer", t.StepS, t.OptimizerS))
+		line("bubble", fmt.Sprintf("%.1f%% of the busy time; stages idle %.1f%% of the pipeline's time", 100*t.BubbleRatio, 100*t.IdleShare))
+		line("exposed copies", durationOrNone(t.ExposedTransferS))
+		line("throughput", fmt.Sprintf("%.0f tokens/s a GPU, %.1f%% of the peak in model FLOPs (MFU)", p.Throughput.TGS, 100*p.Throughput.MFU))
+	})
+	b.WriteByte('\n')
+}
+
+func durationOrNone(t ir.Seconds) string {
+	if t == 0 {
+		return "none"
+	}
+	return t.String()
+}
+
+// reportFit says where the plan does not fit, and what would help.
+func (p *Plan) reportFit(b *strings.Builder) {
+	m := p.Memory
+	if !m.Placed {
+		return
+	}
+	if m.Fits {
+		b.WriteString("It fits.\n\n")
+		return
+	}
+	b.WriteString("It does not fit:\n")
+	for s := range m.DevicePeakBytes {
+		if over := m.DevicePeakBytes[s] - m.DeviceCapacityBytes; over > 0 {
+			state, caches := p.residentBytes(s)
+			fmt.Fprintf(b, "  stage %d needs %s more on every device: %s of weights, gradients and optimizer, %s of K, V and their gradients, the rest activations\n",
+				s, over, state, caches)
+		}
+		if over := m.HostPeakBytes[s] - m.HostCapacityBytes; over > 0 {
+			fmt.Fprintf(b, "  stage %d needs %s more host memory for every rank\n", s, over)
+		}
+	}
+	b.WriteString("What would help:\n")
+	for _, advice := range p.advice() {
+		fmt.Fprintf(b, "  %s\n", advice)
+	}
+	b.WriteByte('\n')
+}
+
+// advice looks at what fills the fullest stage.
+func (p *Plan) advice() []string {
+	var out []string
+	device, host := fullest(p.Memory.DevicePeakBytes), fullest(p.Memory.HostPeakBytes)
+	if p.Memory.DevicePeakBytes[device] > p.Memory.DeviceCapacityBytes {
+		state, caches := p.residentBytes(device)
+		if state+caches < p.Memory.DeviceCapacityBytes {
+			out = append(out, p.activationAdvice(device)...)
+		}
+		out = append(out, "more ranks for a sequence: a larger sp or pp, on more nodes or with fewer replicas (dp)", "a shorter sequence")
+	}
+	if p.Memory.HostPeakBytes[host] > p.Memory.HostCapacityBytes {
+		out = append(out, "less offload where the device has room, such as offload = 0.5", "fewer ranks on a node, which share its memory: more nodes")
+	}
+	return out
+}
+
+func (p *Plan) activationAdvice(stage int) []string {
+	var out []string
+	for _, a := range p.Offload.Alpha[stage] {
+		if a < 1 {
+			out = append(out, "more offload: offload = full")
+			break
+		}
+	}
+	sub := p.Subsequences
+	if most := p.Train.Sequence / sub.Align; int64(sub.N)*2 <= most {
+		out = append(out, fmt.Sprintf("shorter subsequences, of which two are on the device at a time: subsequences = %d", 2*sub.N))
+	}
+	if p.Parallel.Microbatch > 1 {
+		out = append(out, "microbatch = 1")
+	}
+	return out
+}
+
+func fullest(peaks []ir.Bytes) int {
+	at := 0
+	for s, n := range peaks {
+		if n > peaks[at] {
+			at = s
+		}
+	}
+	return at
+}
+
+// residentBytes is what no offload moves: the state of the stage's parameters, and the caches with their gradients.
+func (p *Plan) residentBytes(stage int) (state, caches ir.Bytes) {
+	g := graph.New(p.Model, p.Parallel.SP, p.Train.Sequence)
+	layers := ir.Bytes(p.LayersPerStage[stage])
+	state = layers * stateBytes(g, g.Layer)
+	if stage == 0 {
+		state += stateBytes(g, g.Embedding)
+	}
+	if stage == p.Parallel.PP-1 {
+		state += stateBytes(g, g.Head)
+	}
+	z := p.Size(0)
+	for i := range g.Layer.Values {
+		if v := &g.Layer.Values[i]; v.Kind == graph.Cache || v.Kind == graph.CacheGrad {
+			caches += layers * v.Bytes(z)
+		}
+	}
+	return state, caches
+}
+
+// stateBytes are f32 gradient, master weight and two moments, and the weight itself where it is not the master.
+func stateBytes(g *graph.Model, b *graph.Block) ir.Bytes {
+	each := 4 * ir.F32.Bytes()
+	if g.DType() == ir.BF16 {
+		each += ir.BF16.Bytes()
+	}
+	var n ir.Bytes
+	for _, param := range b.Params {
+		n += each * ir.Bytes(param.Local[0]*param.Local[1])
+	}
+	return n
+}
+
+func (p *Plan) reportReasons(b *strings.Builder) {
+	b.WriteString("Why:\n")
+	table(b, func(line func(...string)) {
+		for _, d := range p.Decisions {
+			line(d.Pass, d.What+" = "+d.Value, d.Why)
+		}
+	})
+}
+
+// tokens prints a count of tokens as specs write it.
+func tokens(n int64) string {
+	const k = 1 << 10
+	switch {
+	case n >= k*k && n%(k*k) == 0:
+		return fmt.Sprintf("%dM", n/(k*k))
+	case n >= k && n%k == 0:
+		return fmt.Sprintf("%dK", n/k)
+	}
+	return fmt.Sprint(n)
+}
+
+func plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
