@@ -41,7 +41,7 @@ var floors = []struct {
 }
 
 // helpers are for tests of every floor.
-var helpers = []string{"ir/irtest", "vm/vmtest"}
+var helpers = []string{"ir/irtest", "vm/vmtest", "cmd/internal/clitest"}
 
 // libraries says where each package from outside may be imported; "test" is any test file.
 var libraries = map[string]string{
@@ -152,7 +152,7 @@ func forbiddenOurs(s source, ours string) string {
 	}
 	switch {
 	case s.test || isHelper(s.folder):
-		if strings.HasPrefix(ours, "cmd/") && !strings.HasPrefix(s.folder, "cmd") {
+		if within(ours, "cmd") && !within(s.folder, "cmd") {
 			return "nobody imports a command"
 		}
 		return "" // tests compare floors with each other

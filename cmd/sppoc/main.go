@@ -83,7 +83,7 @@ var app = cli.App{
 		{
 			Name: "asm", Args: "PROGRAM.sppir -o PROGRAM.sppb", MinArgs: 1, MaxArgs: 1, Setup: asm,
 			Doc:      "turn the text form of a program into the binary one, or back",
-			Details:  "The program is verified; --force writes it all the same.",
+			Details:  "The program is verified first.",
 			Examples: []string{"sppoc asm tiny.sppir -o tiny.sppb", "sppoc asm tiny.sppb -o tiny.sppir"},
 		},
 		{

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -22,6 +23,13 @@ func build(flags *pflag.FlagSet) cli.Action {
 		if cli.IsProgram(file) {
 			return cli.Usagef("%s is a program already; asm changes its form", file)
 		}
+		path := *out
+		if path == "" {
+			path = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)) + ".sppb"
+		}
+		if err := cli.CheckOutput(path); err != nil {
+			return err
+		}
 		job, err := cli.OpenPlan(file, *set, passes.Options{})
 		if err != nil {
 			return err
@@ -34,11 +42,7 @@ func build(flags *pflag.FlagSet) cli.Action {
 			if !*force {
 				return cli.DoesNotFit(fmt.Errorf("%w\n  --force builds it all the same", err))
 			}
-			fmt.Fprintf(env.Stderr, "%s: %v\n", app.Name, err)
-		}
-		path := *out
-		if path == "" {
-			path = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)) + ".sppb"
+			fmt.Fprintf(env.Stderr, "%s: %v\n", env.Name, err)
 		}
 		return ir.WriteFile(path, job.Program)
 	}
@@ -46,17 +50,20 @@ func build(flags *pflag.FlagSet) cli.Action {
 
 func asm(flags *pflag.FlagSet) cli.Action {
 	out := flags.StringP("output", "o", "", "the program to write; its name says the form")
-	force := flags.Bool("force", false, "write a program that does not verify, too")
+	force := flags.Bool("force", false, "write a program that needs more memory than its machine has, too")
 	return func(env *cli.Env, args []string) error {
 		if *out == "" {
 			return cli.Usagef("asm: -o says where the program goes")
+		}
+		if err := cli.CheckOutput(*out); err != nil {
+			return err
 		}
 		program, err := ir.ReadFile(args[0])
 		if err != nil {
 			return cli.Wrong(err)
 		}
-		if err := ir.Verify(program); err != nil && !*force {
-			return cli.Usagef("%s: %w", args[0], err)
+		if err := cli.Verify(args[0], program, *force); err != nil {
+			return err
 		}
 		return ir.WriteFile(*out, program)
 	}
@@ -68,8 +75,8 @@ func verify(*pflag.FlagSet) cli.Action {
 		if err != nil {
 			return cli.Wrong(err)
 		}
-		if err := ir.Verify(program); err != nil {
-			return cli.Usagef("%s: %w", args[0], err)
+		if err := cli.Verify(args[0], program, false); err != nil {
+			return err
 		}
 		instructions := 0
 		for c := range program.Codes {
@@ -143,6 +150,9 @@ func dumpProgram(w io.Writer, p *ir.Program, f dumpFlags) error {
 		return dumpJSON(w, p, f.rank)
 	}
 	printer := ir.Printer{Annotate: true}
+	if f.section != "" {
+		w = &withoutLines{w: w, prefix: "  buffer "}
+	}
 	if f.rank >= 0 {
 		return printer.PrintRank(w, p, f.rank)
 	}
@@ -170,6 +180,30 @@ func onlySection(p *ir.Program, name string) (*ir.Program, error) {
 		}
 	}
 	return &q, nil
+}
+
+// withoutLines drops lines that begin with a prefix. Whoever asks for one section wants its instructions, which show
+// addresses already.
+type withoutLines struct {
+	w      io.Writer
+	prefix string
+	begun  []byte // a line without its end
+}
+
+func (f *withoutLines) Write(data []byte) (int, error) {
+	f.begun = append(f.begun, data...)
+	for {
+		end := bytes.IndexByte(f.begun, '\n') + 1
+		if end == 0 {
+			return len(data), nil
+		}
+		if !bytes.HasPrefix(f.begun, []byte(f.prefix)) {
+			if _, err := f.w.Write(f.begun[:end]); err != nil {
+				return 0, err
+			}
+		}
+		f.begun = f.begun[end:]
+	}
 }
 
 func sectionNames() []string {

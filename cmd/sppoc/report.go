@@ -7,6 +7,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"sppo/cmd/internal/cli"
 	"sppo/passes"
 )
 
@@ -28,10 +29,10 @@ func report(w io.Writer, p *passes.Plan) {
 	units(w, p)
 	stages(w, p)
 	if p.Time.StepS > 0 {
-		fmt.Fprintf(w, "\npredicted step %s, bubble %s of busy time (%s of all), exposed transfers %s\n",
+		fmt.Fprintf(w, "\npredicted step %s, bubble %s of busy time (%s of all), exposed transfers %s,\n",
 			p.Time.StepS, percent(p.Time.BubbleRatio), percent(p.Time.IdleShare), p.Time.ExposedTransferS)
-		fmt.Fprintf(w, "          %s tokens a second and device, %s of the peak FLOPS\n",
-			strconv.FormatFloat(p.Throughput.TGS, 'g', 4, 64), percent(p.Throughput.MFU))
+		fmt.Fprintf(w, "          %s tokens a second and device, %s of peak FLOPS\n",
+			cli.Short(p.Throughput.TGS), percent(p.Throughput.MFU))
 	}
 	decisions(w, p)
 }

@@ -36,7 +36,7 @@ func each(env *cli.Env, files []string, do func(file string) error) error {
 			continue
 		}
 		if last != nil {
-			app.Report(env, last)
+			env.Report(last)
 		}
 		last = err
 	}
@@ -100,7 +100,7 @@ func explanation(word string) (string, error) {
 			"\nopcodes\n" + cli.Wrap(strings.Join(opcodeNames(), ", "), "    "), err
 	}
 	var found []string
-	for _, text := range []string{spec, passes.Explain(word), ir.Explain(word)} {
+	for _, text := range []string{spec, passes.Explain(word), irExplain(word)} {
 		if text != "" {
 			found = append(found, strings.TrimRight(text, "\n")+"\n")
 		}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"sppo/cmd/internal/cli"
 	"sppo/ir"
 	"sppo/vm"
 )
@@ -53,7 +54,7 @@ func (s *progress) header(p *ir.Program, device string) {
 		parameters += t.Shape[0] * t.Shape[1]
 	}
 	fmt.Fprintf(s.text, "%s: %s parameters, %d sequences of %d tokens a step in %d subsequences\n",
-		p.Name, short(float64(parameters)), p.Run.Batch, p.Run.Sequence, subsequences(p))
+		p.Name, cli.Short(float64(parameters)), p.Run.Batch, p.Run.Sequence, subsequences(p))
 	fmt.Fprintf(s.text, "%d ranks = %d replicas x %d stages x %d ranks a stage; at most %s device and %s host memory a rank\n",
 		len(p.Ranks), dp, pp, sp, memory[ir.Device], memory[ir.Host])
 	fmt.Fprintf(s.text, "device %s\n", device)
@@ -70,19 +71,6 @@ func subsequences(p *ir.Program) int32 {
 	return highest + 1
 }
 
-// short writes a number with a decimal prefix.
-func short(v float64) string {
-	for _, p := range []struct {
-		unit string
-		at   float64
-	}{{" B", 1e9}, {" M", 1e6}, {" K", 1e3}} {
-		if v >= p.at {
-			return fmt.Sprintf("%.3g%s", v/p.at, p.unit)
-		}
-	}
-	return fmt.Sprintf("%.3g", v)
-}
-
 func (s *progress) begin(step int) {
 	s.began, s.first = time.Now(), step
 }
@@ -96,7 +84,7 @@ func (s *progress) step(r vm.StepResult) {
 	s.shown = time.Now()
 	took := time.Since(s.began) / time.Duration(r.Step-s.first)
 	left := took * time.Duration(s.steps-r.Step)
-	text := fmt.Sprintf("step %d/%d  loss %.4f  %s tokens/s  %s left", r.Step, s.steps, r.Loss, short(r.TokensPerSecond), left.Round(time.Second))
+	text := fmt.Sprintf("step %d/%d  loss %.4f  %s tokens/s  %s left", r.Step, s.steps, r.Loss, cli.Short(r.TokensPerSecond), left.Round(time.Second))
 	if !s.rewrite {
 		fmt.Fprintln(s.text, text)
 		return

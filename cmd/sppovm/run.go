@@ -46,11 +46,16 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.dir, "dir", "", "the folder that relative data files start from, instead of the current one")
 	flags.StringVar(&f.blas, "blas", "go", "who multiplies matrices: go, or openblas where it is installed")
 	flags.IntVar(&f.threads, "threads", 0, "threads that share the kernels' work; 0 is one a processor core")
-	flags.BoolVar(&f.force, "force", false, "run a spec that does not fit its cluster, too")
+	flags.BoolVar(&f.force, "force", false, "run what does not fit its cluster, too")
 	return func(env *cli.Env, args []string) error {
 		f.seeded = flags.Changed("seed")
 		if err := f.check(); err != nil {
 			return err
+		}
+		if f.save != "" {
+			if err := cli.CheckOutput(f.save); err != nil {
+				return err
+			}
 		}
 		job, err := cli.OpenProgram(args[0], *set)
 		if err != nil {
@@ -84,8 +89,8 @@ func (f *runFlags) check() error {
 func (f *runFlags) accept(file string, job *cli.Job) error {
 	switch {
 	case job.Plan == nil:
-		if err := ir.Verify(job.Program); err != nil {
-			return cli.Usagef("%s: %w", file, err)
+		if err := cli.Verify(file, job.Program, f.force); err != nil {
+			return err
 		}
 	case !job.Plan.Memory.Fits && !f.force:
 		return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan says what would, --force runs it all the same", file, cli.Lack(&job.Plan.Memory)))

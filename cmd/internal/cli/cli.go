@@ -30,6 +30,7 @@ type Env struct {
 	Context context.Context // ends when the user asks to stop
 	Stdout  io.Writer       // results
 	Stderr  io.Writer       // progress and errors
+	Name    string          // of the program, before its errors; Main fills it in
 }
 
 // Action does a command's work, once its flags are read.
@@ -58,6 +59,7 @@ type App struct {
 // Main runs the command that the arguments name and returns the exit code. A panic is a bug of ours: it becomes a
 // message that says so.
 func (a *App) Main(env *Env, args []string) (code int) {
+	env.Name = a.Name
 	defer func() {
 		if p := recover(); p != nil {
 			fmt.Fprintf(env.Stderr, "%s: internal error: %v\n", a.Name, p)
@@ -65,7 +67,7 @@ func (a *App) Main(env *Env, args []string) (code int) {
 			code = Failed
 		}
 	}()
-	return a.Report(env, a.dispatch(env, args))
+	return env.Report(a.dispatch(env, args))
 }
 
 func (a *App) dispatch(env *Env, args []string) error {
@@ -75,7 +77,7 @@ func (a *App) dispatch(env *Env, args []string) error {
 		}
 	}
 	if len(args) == 0 {
-		return Usagef("what to do?\n\n%s", a.overview())
+		return Usagef("what to do?\n\n%s", strings.TrimSpace(a.overview()))
 	}
 	switch args[0] {
 	case "help", "-h", "--help":

@@ -66,7 +66,7 @@ func ExitCode(err error) int {
 }
 
 // Report prints an error as its kind wants it: diagnostics as they are, all others in one line behind the command's name.
-func (a *App) Report(env *Env, err error) int {
+func (env *Env) Report(err error) int {
 	code := ExitCode(err)
 	var d *lang.Diagnostic
 	switch {
@@ -74,7 +74,7 @@ func (a *App) Report(env *Env, err error) int {
 	case errors.As(err, &d):
 		fmt.Fprintln(env.Stderr, err)
 	default:
-		fmt.Fprintf(env.Stderr, "%s: %v\n", a.Name, plain(err))
+		fmt.Fprintf(env.Stderr, "%s: %v\n", env.Name, plain(err))
 	}
 	return code
 }

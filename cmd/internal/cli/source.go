@@ -2,9 +2,11 @@ package cli
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -93,15 +95,30 @@ func OpenProgram(file string, set []string) (*Job, error) {
 	return job, job.Compile()
 }
 
-// Compile makes the program of a plan and proves it. What the verifier finds in our own code is a bug of ours.
+// Compile makes the program of a plan and proves it. What the verifier finds in our own code is a bug of ours; whether
+// the program fits is asked of the plan.
 func (j *Job) Compile() error {
 	program, err := codegen.Build(j.Plan)
 	if err != nil {
 		return Wrong(err)
 	}
-	if err := ir.Verify(program); err != nil {
+	if err := (ir.VerifyOptions{AllowOverCapacity: true}).Verify(program); err != nil {
 		panic(fmt.Sprintf("internal: the compiled program does not verify: %v", err))
 	}
 	j.Program = program
 	return nil
+}
+
+// Verify proves a program that came from a file. A lack of memory is what force overlooks, and nothing else.
+func Verify(file string, p *ir.Program, force bool) error {
+	err := ir.VerifyOptions{AllowOverCapacity: force}.Verify(p)
+	if err == nil {
+		return nil
+	}
+	named := fmt.Errorf("%s: %w", file, err)
+	var v *ir.VerifyError
+	if errors.As(err, &v) && !slices.ContainsFunc(v.Findings, func(f ir.Finding) bool { return f.Kind != ir.FindCapacity }) {
+		return DoesNotFit(named)
+	}
+	return Wrong(named)
 }

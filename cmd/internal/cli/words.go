@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"runtime/debug"
 	"strings"
 )
@@ -25,6 +26,19 @@ func Wrap(text, indent string) string {
 		b.WriteString(line + "\n")
 	}
 	return b.String()
+}
+
+// Short writes a number with a decimal prefix.
+func Short(v float64) string {
+	for _, p := range []struct {
+		unit string
+		at   float64
+	}{{" B", 1e9}, {" M", 1e6}, {" K", 1e3}} {
+		if v >= p.at {
+			return fmt.Sprintf("%.3g%s", v/p.at, p.unit)
+		}
+	}
+	return fmt.Sprintf("%.3g", v)
 }
 
 // Version is what a command says of itself: its name, the commit that it was built from, the compiler.
