@@ -35,19 +35,22 @@ type checker struct {
 	where func() string // names the part under check in messages
 }
 
-// that reports a problem unless ok; the format is only used where there is one.
-func (c *checker) that(ok bool, format string, args ...any) bool {
-	if ok {
-		return true
+// that reports a problem unless ok.
+func (c *checker) that(ok bool, format string, args ...any) {
+	if !ok {
+		c.fail(format, args...)
 	}
-	if len(c.errs) < c.limit {
-		err := fmt.Errorf(format, args...)
-		if c.where != nil {
-			err = fmt.Errorf("%s: %w", c.where(), err)
-		}
-		c.errs = append(c.errs, err)
+}
+
+func (c *checker) fail(format string, args ...any) {
+	if len(c.errs) >= c.limit {
+		return
 	}
-	return false
+	err := fmt.Errorf(format, args...)
+	if c.where != nil {
+		err = fmt.Errorf("%s: %w", c.where(), err)
+	}
+	c.errs = append(c.errs, err)
 }
 
 func (c *checker) full() bool { return len(c.errs) >= c.limit }
@@ -121,31 +124,39 @@ func (c *checker) section(code *Code, s Section) {
 	}
 }
 
+// instr is asked a million times: it gathers words only where something is wrong.
 func (c *checker) instr(code *Code, in *Instr, events int32) {
-	if !c.that(in.Op < NumOps, "opcode %d of %d", in.Op, NumOps) {
+	if in.Op >= NumOps {
+		c.fail("opcode %d of %d", in.Op, NumOps)
 		return
 	}
-	row := in.Info()
-	c.that(in.Stream < NumStreams, "%s on stream %d of %d", row.Name, in.Stream, NumStreams)
-	c.that(in.Prov.Phase < NumPhases, "phase %d of %d", in.Prov.Phase, NumPhases)
-	c.that(inTable(int(in.Prov.Line), len(c.p.Lines)), "spec line %d of %d", in.Prov.Line, len(c.p.Lines))
-	c.that(inTable(int(in.Prov.Pass), len(c.p.Passes)), "pass %d of %d", in.Prov.Pass, len(c.p.Passes))
-	if !c.that(len(in.Args) == len(row.Operands) && len(in.Attrs) == len(row.Attrs),
-		"%s has %d operands and %d attributes, not %d and %d", row.Name, len(in.Args), len(in.Attrs), len(row.Operands), len(row.Attrs)) {
+	row, p := in.Info(), &in.Prov
+	if in.Stream >= NumStreams {
+		c.fail("%s on stream %d of %d", row.Name, in.Stream, NumStreams)
+	}
+	if p.Phase >= NumPhases || !inTable(int(p.Line), len(c.p.Lines)) || !inTable(int(p.Pass), len(c.p.Passes)) {
+		c.fail("comes from phase %d of %d, spec line %d of %d, pass %d of %d", p.Phase, NumPhases, p.Line, len(c.p.Lines), p.Pass, len(c.p.Passes))
+	}
+	if len(in.Args) != len(row.Operands) || len(in.Attrs) != len(row.Attrs) {
+		c.fail("%s has %d operands and %d attributes, not %d and %d", row.Name, len(in.Args), len(in.Attrs), len(row.Operands), len(row.Attrs))
 		return
 	}
 	for i := range in.Args {
 		v, o := &in.Args[i], &row.Operands[i]
-		if v.Present() {
+		switch {
+		case v.Present():
 			c.view(code, o.Name, v)
-			continue
+		case !o.Optional:
+			c.fail("%s lacks operand %s", row.Name, o.Name)
+		case *v != Absent():
+			c.fail("absent operand %s of %s has a shape", o.Name, row.Name)
 		}
-		c.that(o.Optional, "%s lacks operand %s", row.Name, o.Name)
-		c.that(*v == Absent(), "absent operand %s of %s has a shape", o.Name, row.Name)
 	}
 	for i := range in.Attrs {
 		a, info := &in.Attrs[i], &row.Attrs[i]
-		c.that(c.attr(a, info.Kind, events), "%s: attribute %s: no such %s (%s)", row.Name, info.Name, info.Kind, describeAttr(a))
+		if !c.attr(a, info.Kind, events) {
+			c.fail("%s: attribute %s: no such %s (%s)", row.Name, info.Name, info.Kind, describeAttr(a))
+		}
 	}
 }
 
@@ -178,14 +189,20 @@ func (c *checker) attr(a *Attr, kind AttrKind, events int32) bool {
 }
 
 func (c *checker) view(code *Code, name string, v *View) {
-	c.that(int(v.Buffer) < len(code.Buffers), "%s is in buffer %d of %d", name, v.Buffer, len(code.Buffers))
-	c.that(v.DType < NumDTypes, "%s has element type %d of %d", name, v.DType, NumDTypes)
-	c.that(v.Offset >= 0, "%s starts at byte %d of its buffer", name, int64(v.Offset))
-	c.that(wellShaped(v.Shape), "%s has shape %v", name, v.Shape)
+	switch {
+	case int(v.Buffer) >= len(code.Buffers):
+		c.fail("%s is in buffer %d of %d", name, v.Buffer, len(code.Buffers))
+	case v.DType >= NumDTypes:
+		c.fail("%s has element type %d of %d", name, v.DType, NumDTypes)
+	case v.Offset < 0:
+		c.fail("%s starts at byte %d of its buffer", name, int64(v.Offset))
+	case !wellShaped(&v.Shape):
+		c.fail("%s has shape %v", name, v.Shape)
+	}
 }
 
 // wellShaped says whether positive dimensions come first and zeros fill the rest.
-func wellShaped(shape [MaxDims]int32) bool {
+func wellShaped(shape *[MaxDims]int32) bool {
 	used := true
 	for i, d := range shape {
 		switch {
@@ -210,7 +227,8 @@ func (c *checker) ranks() {
 		c.that(len(r.Groups) == len(p.Groups), "%d lists for %d groups", len(r.Groups), len(p.Groups))
 		for g, members := range r.Groups {
 			for _, m := range members {
-				if !c.that(m >= 0 && int(m) < len(p.Ranks), "member %d of group %d is none of the %d ranks", m, g, len(p.Ranks)) {
+				if m < 0 || int(m) >= len(p.Ranks) {
+					c.fail("member %d of group %d is none of the %d ranks", m, g, len(p.Ranks))
 					break
 				}
 			}

@@ -39,7 +39,7 @@ func (s *Site) String() string {
 	if s.Rank != None {
 		parts = append(parts, fmt.Sprintf("rank %d", s.Rank))
 	}
-	if s.Code != "" {
+	if s.Code != "" && (s.Rank == None || s.Index != None) {
 		parts = append(parts, "code "+s.Code)
 	}
 	if s.Index != None {
@@ -88,7 +88,8 @@ type VerifyError struct {
 
 func (e *VerifyError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "the program does not verify, %d findings", len(e.Findings)+e.More)
+	n := len(e.Findings) + e.More
+	fmt.Fprintf(&b, "the program does not verify, %d finding%s", n, strings.Repeat("s", min(n-1, 1)))
 	for i := range e.Findings {
 		b.WriteString("\n" + e.Findings[i].String())
 	}
@@ -121,6 +122,18 @@ func (f *findings) add(x Finding) {
 		return
 	}
 	f.more++
+}
+
+// addOnce adds a finding unless another rank has the same: the same of its kind at the same instruction.
+func (f *findings) addOnce(x Finding) {
+	for i := range f.list {
+		y := &f.list[i]
+		sameSite := x.At.Code == y.At.Code && x.At.Section == y.At.Section && x.At.Index == y.At.Index
+		if x.Kind == y.Kind && sameSite && (x.At.Code != "" || x.Msg == y.Msg) {
+			return
+		}
+	}
+	f.add(x)
 }
 
 func (f *findings) append(other *findings) {

@@ -1,6 +1,10 @@
 package ir_test
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"sppo/ir"
@@ -13,5 +17,154 @@ func TestRandomProgramsVerify(t *testing.T) {
 		if err := ir.Verify(p); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
+	}
+}
+
+func small(t testing.TB) string {
+	t.Helper()
+	src, err := os.ReadFile("testdata/small.sppir")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(src)
+}
+
+// verifyText parses and verifies; the error is nil or a *VerifyError.
+func verifyText(t testing.TB, src string) *ir.VerifyError {
+	t.Helper()
+	p, err := ir.ParseText("small.sppir", []byte(src))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, err.(*ir.SyntaxError).Source)
+	}
+	err = ir.Verify(p)
+	var found *ir.VerifyError
+	if err != nil && !errors.As(err, &found) {
+		t.Fatalf("%T is no *VerifyError: %v", err, err)
+	}
+	return found
+}
+
+func TestSmallProgramVerifies(t *testing.T) {
+	if err := verifyText(t, small(t)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Without any one of its waits the program has exactly one race.
+func TestEveryWaitIsNeeded(t *testing.T) {
+	lines := strings.SplitAfter(small(t), "\n")
+	removed := 0
+	for i, line := range lines {
+		if !strings.Contains(line, " wait e") {
+			continue
+		}
+		removed++
+		found := verifyText(t, strings.Join(lines[:i], "")+strings.Join(lines[i+1:], ""))
+		switch {
+		case found == nil:
+			t.Errorf("without line %d the program verifies: %s", i+1, line)
+		case len(found.Findings) != 1 || found.Findings[0].Kind != ir.FindRace || found.Findings[0].Other == nil:
+			t.Errorf("without line %d (%s): %v", i+1, line, found)
+		}
+	}
+	if removed < 10 {
+		t.Errorf("only %d waits", removed)
+	}
+}
+
+// mutations break the small program in one way each. The kind comes before the first dash of the name.
+var mutations = []struct {
+	name  string
+	edits []string // old and new by turns
+}{
+	{"bounds-view", []string{"embed x:f32[4,4] =", "embed x+4:f32[4,4] ="}},
+	{"bounds-misaligned", []string{"part:f32[1] = dw", "part+2:f32[1] = dw"}},
+	{"bounds-buffer", []string{"buffer aside  device 0x244 8", "buffer aside  device 0x244 12"}},
+	{"bounds-arena", []string{"arena device 588", "arena device 592"}},
+	{"bounds-state", []string{"state w moment1 m:f32[4,4]", "state w moment1 m:f32[4,5]"}},
+	{"bounds-result", []string{"result step step:f32[3]", "result step step+4:f32[3]"}},
+	{"bounds-state-row", []string{"moment1 m:f32[4,4] row=$first", "moment1 m:f32[4,4] row=-4"}},
+	{"shape-dimension", []string{"tokens:i32[4], w", "tokens:i32[3], w"}},
+	{"shape-rank", []string{"fill m:f32[4,4] value=0\n", "gelu m:f32[16] = w:f32[16]\n"}},
+	{"shape-type", []string{"gelu y:f32[4,4] = y:f32[4,4]", "gelu y:f32[4,4] = y:bf16[4,4]"}},
+	{"shape-rule", []string{"matmul y:f32[4,4] = x:f32[4,4], w", "matmul y:f32[4,4] = x:f32[8,2], w"}},
+	{"shape-attribute", []string{"position=0 batch=1", "position=0 batch=$next"}},
+	{"shape-attribute-zero", []string{"position=0 batch=1", "position=0 batch=0"}},
+	{"shape-boolean", []string{"dy:f32[4,4] trans_a accumulate", "dy:f32[4,4] trans_a accumulate=2"}},
+	{"shape-result", []string{"result loss loss", "result lost loss"}},
+	{"shape-result-size", []string{"result eval_loss loss:f32[1]", "result eval_loss norm:f32[2]"}},
+	{"shape-copy", []string{"d2h h.x:f32[16] = x:f32[16]", "d2h h.x:f32[16] = x:bf16[16]"}},
+	{"place-arena", []string{"d2h h.x:f32[16] =", "d2h t:f32[16] ="}},
+	{"place-stream", []string{"coll      O all_reduce", "d2h       O all_reduce"}},
+	{"overlap", []string{"matmul y:f32[4,4] = x", "matmul x:f32[4,4] = x"}},
+	{"overlap-in-place", []string{"gelu y:f32[4,4] = y:f32[4,4]", "gelu y:f32[3,4] = y+16:f32[3,4]"}},
+	{"event-twice", []string{"    recv_prev F m0 s0 l1 p1 record e0 !sync:0\n", "    recv_prev F record e0\n    recv_prev F m0 s0 l1 p1 record e0 !sync:0\n"}},
+	{"event-never", []string{"compute   O adamw", "compute O wait e8\n compute O adamw", "events=8", "events=9"}},
+	{"uninitialised-bytes", []string{"fill t:f32[4,4]", "fill t:f32[2,4]"}},
+	{"uninitialised-other-life", []string{"= t:f32[4,4], dy", "= x:f32[4,4], dy"}},
+	{"uninitialised-init", []string{"    compute I fill v:f32[4,4] value=0\n", ""}},
+	{"uninitialised-before-init", []string{"fill norm:f32[2] value=1", "add norm:f32[1,2] = part:f32[1,2], part:f32[1,2]"}},
+	{"uninitialised-from-step", []string{"= w:f32[4,4], w:f32[4,4]\n    compute E gelu", "= dw:f32[4,4], w:f32[4,4]\n    compute E gelu"}},
+	{"uninitialised-eval-overwrites", []string{"buffer eval   device 0x200 64", "buffer eval   device 0x1c0 64"}},
+	{"uninitialised-result", []string{"    compute I fill loss:f32[1] value=0\n", ""}},
+	{"uninitialised-gradient", []string{"grad dw:", "grad x:"}},
+	{"uninitialised-checkpoint", []string{"moment1 m:", "moment1 eval:"}},
+	{"message-missing", []string{
+		"recv_next B m0 s0 l0 p0 recv dy:f32[4,4] peer=$next", "compute B wait e1",
+		"recv_next B m0 s0 l0 p0 record e4", "compute B fill dy:f32[4,4] value=0 ",
+		"compute   B m0 s0 l0 p0 wait e4", "compute   B wait e1",
+	}},
+	{"message-extra", []string{"recv_prev F m0 s0 l1 p1 record e0", "recv_prev F recv y:f32[4,4] peer=$prev\n recv_prev F record e0"}},
+	{"message-size", []string{"send y:f32[4,4] peer=$next", "send y:f32[2,4] peer=$next"}},
+	{"message-type", []string{"send y:f32[4,4] peer=$next", "send y:bf16[16] peer=$next"}},
+	{"message-peer", []string{"$next=2", "$next=0"}},
+	{"collective-member", []string{"sp=1 $next=3 $prev=-1 $first=4 @sp=[0,1]", "sp=1 $next=3 $prev=-1 $first=4 @sp=[1]"}},
+	{"collective-stranger", []string{"$first=0 @sp=[0,1]", "$first=0 @sp=[0,1] @dp=[1]"}},
+	{"collective-twice", []string{"$first=0 @sp=[0,1]", "$first=0 @sp=[0,1] @dp=[0,0]"}},
+	{"collective-no-group", []string{"part:f32[1] @sp", "part:f32[1] @dp"}},
+	{"collective-ratio", []string{"all_gather parts:f32[2] = part:f32[1]", "all_gather parts:f32[3] = part:f32[1]"}},
+	{"collective-opcode", []string{
+		"send y:f32[4,4] peer=$prev\n", "send y:f32[4,4] peer=$prev\n coll O all_reduce loss:f32[1] @dp\n",
+		"value=0\n    compute   B m0 s0 l1 p1 gelu", "value=0\n compute F record e2\n coll O wait e2\n compute B gelu",
+		"events=2", "events=3",
+		"coll      O all_gather", "coll O all_gather eval:f32[4] = norm:f32[2] @dp\n coll O all_gather",
+		"@sp=[0,1]", "@sp=[0,1] @dp=[0,2]", "@sp=[2,3]", "@sp=[2,3] @dp=[0,2]",
+		"@sp=[0,1]\n", "@sp=[0,1] @dp=[1,3]\n", "@sp=[2,3]\n", "@sp=[2,3] @dp=[1,3]\n",
+	}},
+	{"collective-count", []string{
+		"coll      O all_gather", "coll O all_reduce eval:f32[1] @dp\n coll O all_gather",
+		"@sp=[0,1]", "@sp=[0,1] @dp=[0,2]", "@sp=[2,3]", "@sp=[2,3] @dp=[0,2]",
+		"@sp=[0,1]\n", "@sp=[0,1] @dp=[1,3]\n", "@sp=[2,3]\n", "@sp=[2,3] @dp=[1,3]\n",
+		"send_next F m0 s0 l0 p0 send", "compute F fill eval:f32[1] value=0\n compute F record e8\n coll F wait e8\n send_next F send",
+		"events=8", "events=9",
+	}},
+	{"deadlock", []string{
+		"recv_prev F m0 s0 l1 p1 recv y:f32[4,4] peer=$prev", "compute F fill y:f32[4,4] value=1",
+		"recv_prev F m0 s0 l1 p1 record e0", "compute F record e0",
+		"send y:f32[4,4] peer=$prev\n", "send y:f32[4,4] peer=$prev\n send_prev B record e2\n recv_prev B wait e2\n recv_prev B recv y:f32[4,4] peer=$prev\n",
+		"events=2", "events=3",
+	}},
+	{"capacity", []string{"device_memory = 1024", "device_memory = 512"}},
+	{"capacity-host", []string{"host_memory = 1024", "host_memory = 252"}},
+}
+
+func TestVerifierNamesTheBrokenPromise(t *testing.T) {
+	src := small(t)
+	for _, m := range mutations {
+		t.Run(m.name, func(t *testing.T) {
+			broken := src
+			for i := 0; i < len(m.edits); i += 2 {
+				if !strings.Contains(broken, m.edits[i]) {
+					t.Fatalf("no %q to replace", m.edits[i])
+				}
+				broken = strings.Replace(broken, m.edits[i], m.edits[i+1], 1)
+			}
+			found := verifyText(t, broken)
+			kind, _, _ := strings.Cut(m.name, "-")
+			if found == nil || len(found.Findings) != 1 || string(found.Findings[0].Kind) != kind {
+				t.Fatalf("not one finding of kind %s: %v", kind, found)
+			}
+			irtest.Golden(t, filepath.Join("testdata", "verify", m.name+".want"), []byte(found.Error()+"\n"))
+		})
 	}
 }

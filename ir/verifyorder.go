@@ -44,6 +44,7 @@ type orderer struct {
 	number  [NumStreams][]int32 // instructions of each stream by their number less 1
 	shadows [NumArenas]*shadow
 	needs   []need
+	raced   int                // 1 + the last instruction with a race
 	left    [NumArenas][]owned // what the section leaves
 }
 
@@ -151,7 +152,7 @@ func (o *orderer) read(i int, in *Instr, j int) {
 		case st.writer.number == 0:
 			o.claim(need{arena, lo, hi, view.Buffer, i, ""}, st)
 		case !o.comesAfter(in.Stream, st.writer):
-			o.race(i, j, st.writer, lo, hi, "reads", "writes")
+			o.race(i, j, st.writer, lo, hi, "reads", "written")
 		case st.buffer != view.Buffer:
 			o.stranger(i, o.v.code.Buffers[view.Buffer].Name, st, lo, hi)
 		}
@@ -165,27 +166,33 @@ func (o *orderer) write(i int, in *Instr, j int) {
 	arena := in.Info().Operands[j].Arena
 	lo, hi := o.v.code.extent(view)
 	o.shadows[arena].visit(lo, hi, func(lo, hi Bytes, st *state) {
-		if st.writer.number != 0 && !o.comesAfter(in.Stream, st.writer) {
-			o.race(i, j, st.writer, lo, hi, "writes", "writes")
-		}
 		for t, n := range st.reads {
 			if a := (access{Stream(t), n}); n != 0 && !o.comesAfter(in.Stream, a) {
-				o.race(i, j, a, lo, hi, "writes", "reads")
+				o.race(i, j, a, lo, hi, "writes", "read")
 			}
+		}
+		if st.writer.number != 0 && !o.comesAfter(in.Stream, st.writer) {
+			o.race(i, j, st.writer, lo, hi, "writes", "written")
 		}
 	})
 	st := state{buffer: view.Buffer, writer: access{in.Stream, o.clocks[in.Stream][in.Stream]}}
 	o.shadows[arena].replace(lo, hi, st)
 }
 
-// race reports two accesses that nothing orders.
+// race reports two accesses that nothing orders; one an instruction, since what lacks a wait often meets several.
 func (o *orderer) race(i, j int, other access, lo, hi Bytes, mine, theirs string) {
 	in := &o.v.code.Sections[o.section][i]
-	k := o.instrAt(other)
-	o.v.report(FindRace, o.section, i, k, "%s %s (bytes 0x%x to 0x%x), which %s %d on stream %s %s, and no event orders them",
-		mine, in.Info().Operands[j].Name, int64(lo), int64(hi), o.section, k, other.stream, theirs)
 	o.forgive(in.Stream, other)
+	if o.raced == i+1 {
+		return
+	}
+	o.raced = i + 1
+	k := o.instrAt(other)
+	o.v.report(FindRace, o.section, i, k, "%s %s (%s) while %s %d on stream %s may not yet have %s it: no event orders them",
+		mine, o.v.code.Buffers[in.Args[j].Buffer].Name, byteRange(lo, hi), o.section, k, other.stream, theirs)
 }
+
+func byteRange(lo, hi Bytes) string { return fmt.Sprintf("bytes 0x%x to 0x%x", int64(lo), int64(hi)) }
 
 // stranger reports bytes that hold another buffer than the one they are read through.
 func (o *orderer) stranger(i int, name string, st *state, lo, hi Bytes) {

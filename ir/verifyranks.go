@@ -167,13 +167,13 @@ func verifyConstants(p *Program, all *findings) {
 				f := rankFinding(FindMessage, r, "peer %d is not another of the %d ranks", peer, len(p.Ranks))
 				f.At = siteOf(p, c, u.s, u.i)
 				f.At.Rank = r
-				all.add(f)
+				all.addOnce(f)
 			}
 		}
 		for i := range c.States {
 			row, col := c.States[i].Row0.Int(rank.Consts), c.States[i].Col0.Int(rank.Consts)
 			if row < 0 || col < 0 {
-				all.add(rankFinding(FindBounds, r, "state %d starts at row %d, column %d of %s", i, row, col, p.Tensors[c.States[i].Tensor].Name))
+				all.addOnce(rankFinding(FindBounds, r, "state %d starts at row %d, column %d of %s", i, row, col, p.Tensors[c.States[i].Tensor].Name))
 			}
 		}
 	}
@@ -205,9 +205,9 @@ func (v *ranksVerifier) gathers() {
 			n := len(v.p.Ranks[r].Groups[u.group])
 			switch {
 			case n == 0:
-				v.add(Finding{Kind: FindCollective, At: v.site(r, u.i), Msg: fmt.Sprintf("has no group %s", v.p.Groups[u.group])})
+				v.addOnce(Finding{Kind: FindCollective, At: v.site(r, u.i), Msg: fmt.Sprintf("has no group %s", v.p.Groups[u.group])})
 			case u.ratio != 0 && u.ratio != int64(n):
-				v.add(Finding{Kind: FindCollective, At: v.site(r, u.i), Msg: fmt.Sprintf("the whole is %d times the share, in a group of %d", u.ratio, n)})
+				v.addOnce(Finding{Kind: FindCollective, At: v.site(r, u.i), Msg: fmt.Sprintf("the whole is %d times the share, in a group of %d", u.ratio, n)})
 			}
 		}
 	}
@@ -281,16 +281,16 @@ func (v *ranksVerifier) match(k channelKey, talk *conversation) {
 	for n := 0; n < len(talk.sends) || n < len(talk.recvs); n++ {
 		switch {
 		case n >= len(talk.recvs):
-			v.add(Finding{Kind: FindMessage, At: v.site(from, talk.sends[n]), Msg: fmt.Sprintf("rank %d receives %d of the %d messages sent to it", to, n, len(talk.sends))})
+			v.addOnce(Finding{Kind: FindMessage, At: v.site(from, talk.sends[n]), Msg: fmt.Sprintf("rank %d receives %d of the %d messages sent to it", to, n, len(talk.sends))})
 			return
 		case n >= len(talk.sends):
-			v.add(Finding{Kind: FindMessage, At: v.site(to, talk.recvs[n]), Msg: fmt.Sprintf("rank %d sends %d of the %d messages expected from it", from, n, len(talk.recvs))})
+			v.addOnce(Finding{Kind: FindMessage, At: v.site(to, talk.recvs[n]), Msg: fmt.Sprintf("rank %d sends %d of the %d messages expected from it", from, n, len(talk.recvs))})
 			return
 		}
 		a, b := &v.instr(from, talk.sends[n]).Args[0], &v.instr(to, talk.recvs[n]).Args[0]
 		if a.DType != b.DType || a.Elements() != b.Elements() {
 			other := v.site(to, talk.recvs[n])
-			v.add(Finding{Kind: FindMessage, At: v.site(from, talk.sends[n]), Other: &other, Msg: fmt.Sprintf(
+			v.addOnce(Finding{Kind: FindMessage, At: v.site(from, talk.sends[n]), Other: &other, Msg: fmt.Sprintf(
 				"message %d sends %d of %s, but rank %d receives %d of %s", n, a.Elements(), a.DType, to, b.Elements(), b.DType)})
 			return
 		}
@@ -320,14 +320,14 @@ func (v *ranksVerifier) agree(g, first, r int) {
 	for n := range min(len(a), len(b)) {
 		if why := disagree(v.instr(first, a[n]), v.instr(r, b[n])); why != "" {
 			other := v.site(first, a[n])
-			v.add(Finding{Kind: FindCollective, At: v.site(r, b[n]), Other: &other, Msg: fmt.Sprintf(
+			v.addOnce(Finding{Kind: FindCollective, At: v.site(r, b[n]), Other: &other, Msg: fmt.Sprintf(
 				"collective %d of group %s differs from that of rank %d in its %s", n, v.p.Groups[g], first, why)})
 			return
 		}
 	}
 	if len(a) != len(b) {
 		at := Site{Rank: r, Code: v.codeOf(r).Name, Section: v.section, Index: None}
-		v.add(Finding{Kind: FindCollective, At: at, Msg: fmt.Sprintf(
+		v.addOnce(Finding{Kind: FindCollective, At: at, Msg: fmt.Sprintf(
 			"%d collectives of group %s in section %s, but %d on rank %d", len(b), v.p.Groups[g], v.section, len(a), first)})
 	}
 }

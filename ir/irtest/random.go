@@ -30,9 +30,6 @@ func Random(seed uint64, n int) *ir.Program {
 		for g.size() < share*(int(s)+1) {
 			g.act()
 		}
-		for _, st := range g.stages {
-			st.end()
-		}
 	}
 	for _, st := range g.stages {
 		g.p.Codes = append(g.p.Codes, st.finish())

@@ -16,6 +16,8 @@ type stage struct {
 	live    []int // buffers that hold something
 	inUse   []int // buffers of the instruction that is being made
 	step    int   // buffer that the VM fills before each step
+	exact   bool  // provenance is where, not made up; no buffers of the generator's own
+	where   ir.Provenance
 
 	known [ir.NumStreams]clock // what each stream comes after
 	count clock                // instructions on each stream so far
@@ -53,10 +55,11 @@ func (st *stage) begin(s ir.Section) {
 			st.live = append(st.live, i)
 		}
 	}
-	switch s {
-	case ir.SectionInit:
+	switch {
+	case st.exact:
+	case s == ir.SectionInit:
 		st.lasting()
-	case ir.SectionStep:
+	case s == ir.SectionStep:
 		st.live = append(st.live, st.step)
 	}
 }
@@ -81,9 +84,6 @@ func (st *stage) lasting() {
 	st.inUse = nil
 	st.code.Results = []ir.Result{{Name: ir.ResultLoss, View: loss}, {Name: ir.ResultStep, View: step}}
 }
-
-// end closes a section.
-func (st *stage) end() {}
 
 func (st *stage) finish() ir.Code {
 	c := st.code
@@ -274,6 +274,9 @@ func (st *stage) after(s, t ir.Stream, n int) {
 }
 
 func (st *stage) provenance() ir.Provenance {
+	if st.exact {
+		return st.where
+	}
 	r := st.g.r
 	maybe := func(n int) int32 { return int32(r.IntN(n+1)) - 1 }
 	return ir.Provenance{
