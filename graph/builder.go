@@ -11,14 +11,15 @@ type builder struct {
 	Block
 	act     ir.DType // storage of activations and weights
 	sp      int
-	nodes   *[]Node     // where node appends: Forward or Backward
-	chunked bool        // nodes belong to the head's loop
-	grads   map[int]Arg // gradient of a forward value, while differentiating
-	remat   map[int]int // forward value -> its copy made again in the backward pass
+	nodes   *[]Node          // where node appends: Forward or Backward
+	chunked bool             // nodes belong to the head's loop
+	grads   map[int]Arg      // gradient of a forward value, while differentiating
+	remat   map[int]int      // forward value -> its copy made again in the backward pass
+	remade  func(ir.Op) bool // whose results are made again rather than saved
 }
 
-func newBuilder(name string, act ir.DType, sp int) *builder {
-	b := &builder{act: act, sp: sp, grads: map[int]Arg{}, remat: map[int]int{}}
+func (g *Model) newBuilder(name string) *builder {
+	b := &builder{act: g.DType(), sp: g.SP, grads: map[int]Arg{}, remat: map[int]int{}, remade: recomputes[g.Recompute]}
 	b.Block = Block{Name: name, Input: Missing, Output: Missing, DOutput: Missing, DInput: Missing, Loss: Missing}
 	b.nodes = &b.Forward
 	return b

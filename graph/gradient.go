@@ -45,35 +45,35 @@ func (b *builder) differentiate() {
 	b.findUnits()
 }
 
-// remade are the opcodes whose results are made again in the backward pass rather than saved: they only move data
-// that is kept in another form.
-func remade(op ir.Op) bool { return op == ir.AllGather || op == ir.LoadTokens }
-
 // need gives a forward value to the backward pass: itself, where it is saved, or a copy made again.
 func (b *builder) need(v int) Arg {
 	i, n := b.producer(v)
-	if i < 0 || !remade(n.Op) {
+	if i < 0 || b.Values[v].Kind == Cache || !b.remade(n.Op) {
 		return all(v)
 	}
-	if c, ok := b.remat[v]; ok {
-		return all(c)
+	if _, ok := b.remat[v]; !ok {
+		b.makeAgain(n)
 	}
-	again := Node{Op: n.Op, Attrs: n.Attrs, Chunked: b.chunked}
+	return all(b.remat[v])
+}
+
+// makeAgain appends a forward node to the backward pass, on copies of what it writes; what it reads is needed first.
+func (b *builder) makeAgain(n Node) {
+	again := Node{Op: n.Op, Attrs: n.Attrs, Args: slices.Clone(n.Args), Chunked: b.chunked}
 	for k, a := range n.Args {
-		switch {
-		case a.Value == v:
-			old := b.Values[v]
-			old.Name += ".again"
-			c := b.value(old)
-			b.remat[v] = c
-			a.Value = c
-		case a.Value != Missing && ir.Ops[n.Op].Operands[k].Dir == ir.Read:
-			a.Value = b.need(a.Value).Value
+		if a.Value == Missing {
+			continue
 		}
-		again.Args = append(again.Args, a)
+		if ir.Ops[n.Op].Operands[k].Dir == ir.Read {
+			again.Args[k].Value = b.need(a.Value).Value
+			continue
+		}
+		v := b.Values[a.Value]
+		v.Name += ".again"
+		b.remat[a.Value] = b.value(v)
+		again.Args[k].Value = b.remat[a.Value]
 	}
 	*b.nodes = append(*b.nodes, again)
-	return all(b.remat[v])
 }
 
 // producer is the forward node that writes a value.
@@ -155,7 +155,7 @@ func layerNormGradient(b *builder, n Node) {
 	dy, residual := b.grad(n.Args[0]), b.takeGrad(x)
 	dx := b.newGrad(x)
 	b.node(ir.LayerNormGrad, []Attr{from("accumulate", NotFirst)},
-		all(dx), all(b.weightGrad(gamma)), all(b.weightGrad(beta)), dy, b.need(x), all(n.Args[1].Value), all(gamma), residual)
+		all(dx), all(b.weightGrad(gamma)), all(b.weightGrad(beta)), dy, b.need(x), b.need(n.Args[1].Value), all(gamma), residual)
 	b.contribute(x, all(dx))
 }
 
@@ -164,7 +164,7 @@ func rmsNormGradient(b *builder, n Node) {
 	dy, residual := b.grad(n.Args[0]), b.takeGrad(x)
 	dx := b.newGrad(x)
 	b.node(ir.RMSNormGrad, []Attr{from("accumulate", NotFirst)},
-		all(dx), all(b.weightGrad(gamma)), dy, b.need(x), all(n.Args[1].Value), all(gamma), residual)
+		all(dx), all(b.weightGrad(gamma)), dy, b.need(x), b.need(n.Args[1].Value), all(gamma), residual)
 	b.contribute(x, all(dx))
 }
 

@@ -58,15 +58,19 @@ func TestDataflow(t *testing.T) {
 	grouped := small(lang.FamilyLlama, lang.PositionsRope)
 	grouped.KVHeads, grouped.DType, grouped.Tied = 2, "bf16", true
 	for _, c := range []struct {
-		name  string
-		model lang.Model
-		sp    int
+		name      string
+		model     lang.Model
+		sp        int
+		recompute string
 	}{
-		{"gpt", small(lang.FamilyGPT, lang.PositionsLearned), 1},
-		{"gpt-sp2", small(lang.FamilyGPT, lang.PositionsLearned), 2},
-		{"llama-sp4", grouped, 4},
+		{"gpt", small(lang.FamilyGPT, lang.PositionsLearned), 1, RecomputeNone},
+		{"gpt-sp2", small(lang.FamilyGPT, lang.PositionsLearned), 2, RecomputeNone},
+		{"llama-sp4", grouped, 4, RecomputeNone},
+		{"gpt-selective", small(lang.FamilyGPT, lang.PositionsLearned), 1, RecomputeSelective},
+		{"gpt-keep_attention", small(lang.FamilyGPT, lang.PositionsRope), 2, RecomputeKeepAttention},
+		{"llama-full", grouped, 2, RecomputeFull},
 	} {
-		g := New(c.model, c.sp, 64)
+		g := New(c.model, c.sp, 64, c.recompute)
 		irtest.Golden(t, "testdata/"+c.name+".want", []byte(g.Embedding.text()+g.Layer.text()+g.Head.text()))
 	}
 }
@@ -75,7 +79,7 @@ func TestDataflow(t *testing.T) {
 func TestShapes(t *testing.T) {
 	for _, family := range []string{lang.FamilyGPT, lang.FamilyLlama} {
 		for _, sp := range []int{1, 2, 4} {
-			g := New(small(family, lang.PositionsRope), sp, 64)
+			g := New(small(family, lang.PositionsRope), sp, 64, RecomputeNone)
 			for _, b := range []*Block{g.Embedding, g.Layer, g.Head} {
 				checkShapes(t, g, b, sp)
 			}
@@ -102,7 +106,7 @@ func TestActivationBytesOfThePaper(t *testing.T) {
 	m := small(lang.FamilyGPT, lang.PositionsNone)
 	m.DType, m.FFN = "bf16", 4*m.Hidden
 	for _, sp := range []int{1, 2, 4} {
-		layer := New(m, sp, 1024).Layer
+		layer := New(m, sp, 1024, RecomputeNone).Layer
 		z := Size{Sequence: 1024, Tokens: 1024, Batch: 1, SP: int64(sp)}
 		var bytes ir.Bytes
 		for _, u := range layer.Units {

@@ -39,14 +39,19 @@ var SPConstNames = []string{ConstHeads, ConstKV, ConstKVOwner, ConstFFN, ConstVo
 type Model struct {
 	lang.Model
 	SP        int
+	Recompute string // key of recomputes
 	Embedding *Block
 	Layer     *Block // every layer has the same
 	Head      *Block
 }
 
-// New builds the dataflow of a checked model. Heads divide by sp; vocabulary and FFN are padded to it.
-func New(m lang.Model, sp int, sequence int64) *Model {
-	g := &Model{Model: m, SP: sp}
+// New builds the dataflow of a checked model. Heads divide by sp; vocabulary and FFN are padded to it. Recompute is
+// one of the policies of that name, empty for none.
+func New(m lang.Model, sp int, sequence int64, recompute string) *Model {
+	if recompute == "" {
+		recompute = RecomputeNone
+	}
+	g := &Model{Model: m, SP: sp, Recompute: recompute}
 	g.Embedding, g.Layer, g.Head = g.embedding(sequence), g.layer(), g.head()
 	return g
 }
@@ -142,7 +147,7 @@ const (
 )
 
 func (g *Model) embedding(sequence int64) *Block {
-	b := newBuilder("embedding", g.DType(), g.SP)
+	b := g.newBuilder("embedding")
 	h := int64(g.Hidden)
 	table := b.param(g.vocabTable("embed"))
 	tokens := b.value(Value{Name: ValueTokens, Rows: Full, DType: ir.I32})
@@ -173,7 +178,7 @@ func loadAttrs(shift int64) []Attr {
 }
 
 func (g *Model) layer() *Block {
-	b := newBuilder("layer", g.DType(), g.SP)
+	b := g.newBuilder("layer")
 	h := int64(g.Hidden)
 	x := b.value(Value{Name: "ln1.in", Kind: Input, Rows: Local, Cols: h, DType: b.act})
 	b.Input = x
@@ -316,7 +321,7 @@ func (g *Model) mlp(b *builder, x int) int {
 // by chunks of rows, so that neither the logits of a subsequence nor anything but x outlives a chunk; the forward
 // half serves validation.
 func (g *Model) head() *Block {
-	b := newBuilder("head", g.DType(), g.SP)
+	b := g.newBuilder("head")
 	b.Input = b.value(Value{Name: "ln_f.in", Kind: Input, Rows: Local, Cols: int64(g.Hidden), DType: b.act})
 	b.Loss = b.value(Value{Name: "loss", Kind: Loss, Rows: Fixed, Count: 1, DType: ir.F32})
 	name := "head"

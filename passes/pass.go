@@ -123,7 +123,7 @@ type Context struct {
 // Model is the dataflow of the plan's model on one rank.
 func (c *Context) Model(p *Plan) *graph.Model {
 	if c.model == nil || c.split != p.Parallel.SP {
-		c.model, c.split = graph.New(p.Model, p.Parallel.SP, p.Train.Sequence), p.Parallel.SP
+		c.model, c.split = graph.New(p.Model, p.Parallel.SP, p.Train.Sequence, p.Recompute), p.Parallel.SP
 	}
 	return c.model
 }

@@ -30,6 +30,7 @@ type Plan struct {
 	LayersPerStage []int        `json:"layers_per_stage"` // by virtual stage
 	Tasks          [][]Task     `json:"tasks"`            // [stage]: what a pipeline rank does, in order
 	Units          []Unit       `json:"units"`            // of one layer; the same for every layer and subsequence
+	Recompute      string       `json:"recompute"`        // what the backward pass makes again: none, selective, keep_attention, full
 	Offload        Offload      `json:"offload"`
 	Mux            Mux          `json:"mux"`
 	Memory         Memory       `json:"memory"`

@@ -10,8 +10,8 @@ import (
 	"sppo/ir"
 )
 
-// Report writes a plan for people: what will be done, how long it takes, how full each stage gets, what to change
-// where it does not fit, and why each thing was decided.
+// Report writes a plan for people: what will be done, how long it takes, how full each stage gets and where it does
+// not fit, and why each thing was decided.
 func Report(w io.Writer, p *Plan) error {
 	var b strings.Builder
 	p.reportJob(&b)
@@ -38,7 +38,10 @@ func (p *Plan) reportJob(b *strings.Builder) {
 	par := p.Parallel
 	fmt.Fprintf(b, "%s on %s: %s tokens a sequence, %s a step\n\n", p.Model.Name, p.Cluster.Name,
 		tokens(p.Train.Sequence), plural(p.Train.Batch, "sequence"))
+	m := p.Model
 	table(b, func(line func(...string)) {
+		line("model", fmt.Sprintf("%s, %s, hidden %d, %s of %d (%d of keys and values), ffn %d, vocabulary %d, %s",
+			m.Family, plural(m.Layers, "layer"), m.Hidden, plural(m.Heads, "head"), m.HeadDim, m.KVHeads, m.FFN, m.Vocab, m.DType))
 		line("ranks", fmt.Sprintf("%d of %d GPUs: dp %d x pp %d x sp %d", par.Ranks(), p.Cluster.GPUs(), par.DP, par.PP, par.SP))
 		line("subsequences", p.subsequencesInWords())
 		if par.Microbatches > 1 || par.Microbatch > 1 {
@@ -137,7 +140,7 @@ func durationOrNone(t ir.Seconds) string {
 	return t.String()
 }
 
-// reportFit says where the plan does not fit, and what would help.
+// reportFit says where the plan does not fit, and what fills it.
 func (p *Plan) reportFit(b *strings.Builder) {
 	m := p.Memory
 	if !m.Placed {
@@ -158,61 +161,12 @@ func (p *Plan) reportFit(b *strings.Builder) {
 			fmt.Fprintf(b, "  stage %d needs %s more host memory for every rank\n", s, over)
 		}
 	}
-	b.WriteString("What would help:\n")
-	for _, advice := range p.advice() {
-		fmt.Fprintf(b, "  %s\n", advice)
-	}
 	b.WriteByte('\n')
-}
-
-// advice looks at what fills the fullest stage.
-func (p *Plan) advice() []string {
-	var out []string
-	device, host := fullest(p.Memory.DevicePeakBytes), fullest(p.Memory.HostPeakBytes)
-	if p.Memory.DevicePeakBytes[device] > p.Memory.DeviceCapacityBytes {
-		state, caches := p.residentBytes(device)
-		if state+caches < p.Memory.DeviceCapacityBytes {
-			out = append(out, p.activationAdvice(device)...)
-		}
-		out = append(out, "more ranks for a sequence: a larger sp or pp, on more nodes or with fewer replicas (dp)", "a shorter sequence")
-	}
-	if p.Memory.HostPeakBytes[host] > p.Memory.HostCapacityBytes {
-		out = append(out, "less offload where the device has room, such as offload = 0.5", "fewer ranks on a node, which share its memory: more nodes")
-	}
-	return out
-}
-
-func (p *Plan) activationAdvice(stage int) []string {
-	var out []string
-	for _, a := range p.Offload.Alpha[stage] {
-		if a < 1 {
-			out = append(out, "more offload: offload = full")
-			break
-		}
-	}
-	sub := p.Subsequences
-	if most := p.Train.Sequence / sub.Align; int64(sub.N)*2 <= most {
-		out = append(out, fmt.Sprintf("shorter subsequences, of which two are on the device at a time: subsequences = %d", 2*sub.N))
-	}
-	if p.Parallel.Microbatch > 1 {
-		out = append(out, "microbatch = 1")
-	}
-	return out
-}
-
-func fullest(peaks []ir.Bytes) int {
-	at := 0
-	for s, n := range peaks {
-		if n > peaks[at] {
-			at = s
-		}
-	}
-	return at
 }
 
 // residentBytes is what no offload moves: the state of the stage's parameters, and the caches with their gradients.
 func (p *Plan) residentBytes(stage int) (state, caches ir.Bytes) {
-	g := graph.New(p.Model, p.Parallel.SP, p.Train.Sequence)
+	g := graph.New(p.Model, p.Parallel.SP, p.Train.Sequence, p.Recompute)
 	layers := ir.Bytes(p.LayersPerStage[stage])
 	state = layers * stateBytes(g, g.Layer)
 	if stage == 0 {
