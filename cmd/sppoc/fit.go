@@ -19,15 +19,15 @@ func adviseFit(job *cli.Job, set []string) error {
 	if job.Spec == nil {
 		return fmt.Errorf("%s", lines[0])
 	}
-	for _, change := range changes(job.Plan) {
-		other, err := cli.OpenPlan(job.Spec.File, append(set[:len(set):len(set)], change), passes.Options{})
-		if err != nil || codegen.Measure(other.Plan) != nil || !other.Plan.Memory.Fits {
-			continue
-		}
-		device, host := cli.Peaks(&other.Plan.Memory)
-		lines = append(lines, fmt.Sprintf("  --set %s fits: %s of device memory, %s of host memory", change, device, host))
+	for _, group := range changes(job.Plan) {
 		if len(lines) > maxAdvice {
 			break
+		}
+		for _, change := range group {
+			if line := try(job.Spec.File, append(set[:len(set):len(set)], change)); line != "" {
+				lines = append(lines, fmt.Sprintf("  --set %s fits: %s", change, line))
+				break
+			}
 		}
 	}
 	if len(lines) == 1 {
@@ -36,29 +36,52 @@ func adviseFit(job *cli.Job, set []string) error {
 	return fmt.Errorf("%s", strings.Join(lines, "\n"))
 }
 
-// changes are the overrides worth a try.
-func changes(p *passes.Plan) []string {
-	var out []string
-	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+// try says what a changed spec needs if it fits, and nothing if it does not or is no spec.
+func try(file string, set []string) string {
+	job, err := cli.OpenPlan(file, set, passes.Options{})
+	if err != nil || codegen.Measure(job.Plan) != nil || !job.Plan.Memory.Fits {
+		return ""
+	}
+	device, host := cli.Peaks(&job.Plan.Memory)
+	return fmt.Sprintf("%s of device memory, %s of host memory", device, host)
+}
+
+// changes are the overrides worth a try, in groups of the same kind: of each the first that fits is enough.
+func changes(p *passes.Plan) [][]string {
+	var out [][]string
+	add := func(format string, values ...any) {
+		var group []string
+		for _, v := range values {
+			group = append(group, fmt.Sprintf(format, v))
+		}
+		out = append(out, group)
+	}
 	if p.Offload.Policy != "full" {
-		add("schedule.offload=full")
+		add("schedule.offload=%s", "full")
 	}
 	if p.Parallel.Microbatch > 1 {
-		add("schedule.microbatch=1")
+		add("schedule.microbatch=%d", 1)
 	}
 	if len(p.Schedule.Subsequences.Lengths) == 0 {
-		add("schedule.subsequences=%d", 2*p.Subsequences.N)
-		add("schedule.subsequences=%d", 4*p.Subsequences.N)
+		add("schedule.subsequences=%d", 2*p.Subsequences.N, 4*p.Subsequences.N)
 	}
-	add("schedule.offload=0.5")
 	add("schedule.pp=%d", 2*p.Parallel.PP)
 	add("schedule.sp=%d", 2*p.Parallel.SP)
 	if p.Model.DType == "f32" {
-		add("model.dtype=bf16")
+		add("model.dtype=%s", "bf16")
 	}
-	add("schedule.offload=none")
-	for share := int64(2); share <= 8; share *= 2 {
-		add("train.sequence=%d", p.Train.Sequence/share)
+	if p.Offload.Policy != "none" {
+		add("schedule.offload=%s", "0.5", "none") // where the host lacks
 	}
+	s := p.Train.Sequence
+	add("train.sequence=%s", tokens(s/2), tokens(s/4), tokens(s/8))
 	return out
+}
+
+// tokens writes a length as specs do.
+func tokens(n int64) string {
+	if n > 0 && n%1024 == 0 {
+		return fmt.Sprintf("%dK", n/1024)
+	}
+	return fmt.Sprint(n)
 }

@@ -38,11 +38,11 @@ func build(flags *pflag.FlagSet) cli.Action {
 			return err
 		}
 		if !job.Plan.Memory.Fits {
-			err := adviseFit(job, *set)
+			lack := cli.Lack(&job.Plan.Memory)
 			if !*force {
-				return cli.DoesNotFit(fmt.Errorf("%w\n  --force builds it all the same", err))
+				return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan says what would, --force builds it all the same", file, lack))
 			}
-			fmt.Fprintf(env.Stderr, "%s: %v\n", env.Name, err)
+			fmt.Fprintf(env.Stderr, "%s: %s does not fit: %s\n", env.Name, file, lack)
 		}
 		return ir.WriteFile(path, job.Program)
 	}

@@ -99,8 +99,9 @@ func explanation(word string) (string, error) {
 		return spec + "\npasses\n" + cli.Wrap(strings.Join(passes.Names(), ", "), "    ") +
 			"\nopcodes\n" + cli.Wrap(strings.Join(opcodeNames(), ", "), "    "), err
 	}
+	opcode, _ := ir.Explain(word)
 	var found []string
-	for _, text := range []string{spec, passes.Explain(word), irExplain(word)} {
+	for _, text := range []string{spec, passes.Explain(word), opcode} {
 		if text != "" {
 			found = append(found, strings.TrimRight(text, "\n")+"\n")
 		}
