@@ -71,7 +71,9 @@ func (s *skyline) reset() {
 
 // occupy takes bytes over a span of instants.
 func (s *skyline) occupy(over span, b byteRange) {
-	s.occupyNode(1, span{0, int32(s.leaves)}, over, b)
+	if b.lo < b.hi {
+		s.occupyNode(1, span{0, int32(s.leaves)}, over, b)
+	}
 }
 
 func (s *skyline) occupyNode(node int, of, over span, b byteRange) {
