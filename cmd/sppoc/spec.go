@@ -97,11 +97,11 @@ func explanation(word string) (string, error) {
 	spec, err := lang.Explain(word)
 	if word == "" {
 		return spec + "\npasses\n" + cli.Wrap(strings.Join(passes.Names(), ", "), "    ") +
-			"\nopcodes\n" + cli.Wrap(strings.Join(opcodeNames(), ", "), "    "), err
+			"\nopcodes\n" + cli.Wrap(strings.Join(ir.Opcodes(), ", "), "    "), err
 	}
 	opcode, _ := ir.Explain(word)
 	var found []string
-	for _, text := range []string{spec, passes.Explain(word), opcode} {
+	for _, text := range []string{spec, wrapped(passes.Explain(word)), opcode} {
 		if text != "" {
 			found = append(found, strings.TrimRight(text, "\n")+"\n")
 		}
@@ -119,17 +119,21 @@ func explanation(word string) (string, error) {
 	for _, b := range lang.Blocks {
 		words = append(words, b.Name)
 	}
-	words = slices.Concat(words, passes.Names(), opcodeNames())
+	words = slices.Concat(words, passes.Names(), ir.Opcodes())
 	if near := lang.Nearest(word, words); near != "" {
 		return "", fmt.Errorf("nothing is known about %q; did you mean %q?", word, near)
 	}
 	return "", fmt.Errorf("nothing is known about %q; sppoc explain lists what is", word)
 }
 
-func opcodeNames() []string {
-	var names []string
-	for i := range ir.Ops {
-		names = append(names, ir.Ops[i].Name)
+// wrapped breaks the lines that are too long for a terminal.
+func wrapped(text string) string {
+	var b strings.Builder
+	for _, line := range strings.SplitAfter(text, "\n") {
+		if len(line) > 100 {
+			line = cli.Wrap(line, "")
+		}
+		b.WriteString(line)
 	}
-	return names
+	return b.String()
 }

@@ -1,0 +1,219 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sppo/cmd/internal/cli"
+	"sppo/cmd/internal/clitest"
+)
+
+var update = flag.Bool("update", false, "rewrite the transcripts")
+
+// asCommand makes the test binary the command itself, for what needs a process of its own.
+const asCommand = "SPPOVM_TEST_AS_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+func TestTranscripts(t *testing.T) {
+	clitest.Run(t, "testdata/transcripts/*.txt", "testdata/base", &app, *update)
+}
+
+// inBase goes to a fresh folder with the test's files.
+func inBase(t *testing.T) {
+	t.Helper()
+	base := os.DirFS("testdata/base")
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, base); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(dir)
+}
+
+// sppovm runs the command in process.
+func sppovm(t *testing.T, ctx context.Context, args ...string) (stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	if code := app.Main(&cli.Env{Context: ctx, Stdout: &out, Stderr: &errs}, args); code != cli.Done {
+		t.Fatalf("sppovm %v: exit %d\n%s", args, code, errs.String())
+	}
+	return out.String(), errs.String()
+}
+
+// objects reads the lines of --json.
+func objects(t *testing.T, text string) []map[string]any {
+	t.Helper()
+	var out []map[string]any
+	for _, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {
+		var o map[string]any
+		if err := json.Unmarshal([]byte(line), &o); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		out = append(out, o)
+	}
+	return out
+}
+
+func keys(o map[string]any) []string {
+	var names []string
+	for k := range o {
+		names = append(names, k)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// The lines of --json and their keys are a contract.
+func TestJSONLines(t *testing.T) {
+	inBase(t)
+	out, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--json")
+	step := []string{"grad_norm", "loss", "step", "step_s", "tokens_per_s"}
+	validation := []string{"eval_loss", "step"}
+	done := []string{"bubble_ratio", "device_peak_bytes", "done", "final_loss", "host_peak_bytes", "steps"}
+	var got [][]string
+	all := objects(t, out)
+	for _, o := range all {
+		got = append(got, keys(o))
+	}
+	want := [][]string{validation, step, step, validation, step, step, validation, done}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	last, before := all[len(all)-1], all[len(all)-3]
+	if last["steps"] != 4.0 || last["final_loss"] != before["loss"] || before["step"] != 4.0 {
+		t.Errorf("the last lines are %v and %v", before, last)
+	}
+	if first := all[1]["loss"].(float64); first < 5 || first > 6.5 {
+		t.Errorf("the first loss is %v, far from that of 256 equally likely bytes", first)
+	}
+}
+
+// The peaks that a run reports are the ones that the plan of the same spec promises.
+func TestPeaksArePlanned(t *testing.T) {
+	inBase(t)
+	out, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--json", "--steps", "1")
+	all := objects(t, out)
+	job, err := cli.OpenProgram("tiny.sppo", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	device, host := cli.Peaks(&job.Plan.Memory)
+	last := all[len(all)-1]
+	if last["device_peak_bytes"] != float64(device) || last["host_peak_bytes"] != float64(host) {
+		t.Errorf("run touched %v and %v bytes, planned are %d and %d", last["device_peak_bytes"], last["host_peak_bytes"], device, host)
+	}
+}
+
+// losses are those of the steps.
+func losses(t *testing.T, text string) []float64 {
+	t.Helper()
+	var out []float64
+	for _, o := range objects(t, text) {
+		if l, ok := o["loss"]; ok {
+			out = append(out, l.(float64))
+		}
+	}
+	return out
+}
+
+func TestResume(t *testing.T) {
+	inBase(t)
+	whole, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--json")
+	first, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--json", "--steps", "2", "--save", "half.ckpt")
+	second, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--json", "--resume", "half.ckpt")
+	got := append(losses(t, first), losses(t, second)...)
+	if diff := cmp.Diff(losses(t, whole), got); diff != "" {
+		t.Errorf("two halves are not the whole:\n%s", diff)
+	}
+}
+
+func TestSeed(t *testing.T) {
+	inBase(t)
+	run := func(args ...string) []float64 {
+		out, _ := sppovm(t, t.Context(), append([]string{"run", "tiny.sppo", "--json", "--steps", "1"}, args...)...)
+		return losses(t, out)
+	}
+	if diff := cmp.Diff(run("--seed", "7"), run("--set", "train.seed=7")); diff != "" {
+		t.Errorf("--seed is not the spec's seed:\n%s", diff)
+	}
+	if cmp.Equal(run("--seed", "7"), run("--seed", "8")) {
+		t.Error("two seeds give one loss")
+	}
+}
+
+// A user who asks to stop gets a summary and a checkpoint, and the exit code of success.
+func TestStop(t *testing.T) {
+	inBase(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	go func() { // stops the run behind its second step
+		lines := bufio.NewScanner(r)
+		for n := 0; lines.Scan(); n++ {
+			if n == 2 {
+				cancel()
+			}
+		}
+	}()
+	var errs bytes.Buffer
+	code := app.Main(&cli.Env{Context: ctx, Stdout: w, Stderr: &errs}, []string{"run", "tiny.sppo", "--set", "train.steps=100000", "--json", "--save", "stop.ckpt"})
+	w.Close()
+	if code != cli.Done || !strings.Contains(errs.String(), "stopped behind step ") {
+		t.Errorf("exit %d\n%s", code, errs.String())
+	}
+	if _, err := os.Stat("stop.ckpt"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestInterrupt(t *testing.T) {
+	inBase(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(self, "run", filepath.Join(".", "tiny.sppo"), "--set", "train.steps=1000000", "--json", "-q")
+	c.Env = append(os.Environ(), asCommand+"=1")
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(time.Minute, func() { c.Process.Kill() })
+	defer timer.Stop()
+	lines := bufio.NewScanner(out)
+	last := ""
+	for n := 0; lines.Scan(); n++ {
+		if last = lines.Text(); n == 3 {
+			if err := c.Process.Signal(syscall.SIGINT); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := c.Wait(); err != nil {
+		t.Errorf("an interrupted run failed: %v", err)
+	}
+	if !strings.Contains(last, `"done":true`) {
+		t.Errorf("the last line is %q", last)
+	}
+}
