@@ -131,12 +131,12 @@ func newPlacer(lives []life) *placer {
 
 const unplaced ir.Bytes = 1 << 62
 
-// The search ends when the extent is within 1/closeEnough of the bound, or after this many steps of the skyline. A step
+// The search ends when the extent is within 1/boundPerSlack of the bound, or after this many steps of the skyline. A step
 // takes about 30 ns. Steps are counted, not timed, so that the same lives get the same places on every machine.
 const (
-	closeEnough  = 256
-	stepsPerLife = 1000
-	stepsAtMost  = 30_000_000
+	boundPerSlack = 256
+	stepsPerLife  = 1000
+	stepsAtMost   = 30_000_000
 )
 
 // search gives every order an equal share of the work.
@@ -144,6 +144,9 @@ func (p *placer) search() {
 	budget := min(stepsPerLife*len(p.lives), stepsAtMost)
 	orders := p.orders()
 	for k, compare := range orders {
+		if p.closeEnough() {
+			return
+		}
 		order := make([]int32, len(p.lives))
 		for i := range order {
 			order[i] = int32(i)
@@ -153,10 +156,12 @@ func (p *placer) search() {
 	}
 }
 
+func (p *placer) closeEnough() bool { return p.extent <= p.bound+p.bound/boundPerSlack }
+
 // improve tries an order, moves the life that stuck out an eighth of the way to the front, tries again, and so on: a
 // life that finds no room has come too late.
 func (p *placer) improve(order []int32, budget int) {
-	for p.extent > p.bound+p.bound/closeEnough && (p.extent == unplaced || p.sky.steps < budget) {
+	for !p.closeEnough() && (p.extent == unplaced || p.sky.steps < budget) {
 		k := p.attempt(order, budget)
 		to, late := max(0, k-k/8-1), order[k]
 		copy(order[to+1:k+1], order[to:k])
