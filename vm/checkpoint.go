@@ -9,7 +9,6 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
-	"path/filepath"
 
 	"sppo/ir"
 )
@@ -56,7 +55,7 @@ func (j *Job) entries() []checkpointEntry {
 
 // Save writes a checkpoint beside the path and renames it, so that the path always holds a whole one.
 func (j *Job) Save(path string) (err error) {
-	file, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".part-*")
+	file, err := os.Create(path + ".part")
 	if err != nil {
 		return fmt.Errorf("saving a checkpoint: %w", err)
 	}
