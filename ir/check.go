@@ -72,9 +72,14 @@ func (c *checker) names(what string, n int, name func(int) string) {
 	seen := make(map[string]bool, n)
 	for i := range n {
 		s := name(i)
-		c.that(s != "", "%s %d has no name", what, i)
-		c.that(utf8.ValidString(s), "name of %s %d is not UTF-8", what, i)
-		c.that(!seen[s], "two %ss are named %q", what, s)
+		switch {
+		case s == "":
+			c.fail("%s %d has no name", what, i)
+		case !utf8.ValidString(s):
+			c.fail("name of %s %d is not UTF-8", what, i)
+		case seen[s]:
+			c.fail("two %ss are named %q", what, s)
+		}
 		seen[s] = true
 	}
 }
@@ -87,8 +92,12 @@ func (c *checker) code(code *Code) {
 	}
 	for i := range code.Buffers {
 		b := &code.Buffers[i]
-		c.that(b.Arena < NumArenas, "buffer %s is in arena %d of %d", b.Name, b.Arena, NumArenas)
-		c.that(b.Offset >= 0 && b.Size >= 0 && b.Offset+b.Size >= 0, "buffer %s has %d bytes at %d", b.Name, int64(b.Size), int64(b.Offset))
+		if b.Arena >= NumArenas {
+			c.fail("buffer %s is in arena %d of %d", b.Name, b.Arena, NumArenas)
+		}
+		if b.Offset < 0 || b.Size < 0 || b.Offset+b.Size < 0 {
+			c.fail("buffer %s has %d bytes at %d", b.Name, int64(b.Size), int64(b.Offset))
+		}
 	}
 	for i := range code.States {
 		s := &code.States[i]

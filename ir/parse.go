@@ -20,8 +20,35 @@ type SyntaxError struct {
 	Source       string // the line
 }
 
+// Error shows the mistake as compilers do: place and message, the line, a caret, a hint.
 func (e *SyntaxError) Error() string {
-	return fmt.Sprintf("%s:%d:%d: error: %s", e.File, e.Line, e.Column, e.Msg)
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s:%d:%d: error: %s", e.File, e.Line, e.Column, e.Msg)
+	if e.Source != "" {
+		before, after := e.window()
+		fmt.Fprintf(&b, "\n    %s%s\n    %s^", before, after, strings.Repeat(" ", utf8.RuneCountInString(before)))
+	}
+	if e.Hint != "" {
+		fmt.Fprintf(&b, "\n    hint: %s", e.Hint)
+	}
+	return b.String()
+}
+
+// window is the part of the line around the mistake that fits a screen, cut at the mistake.
+func (e *SyntaxError) window() (before, after string) {
+	const most, lead = 140, 60
+	line := []rune(strings.ReplaceAll(strings.ToValidUTF8(e.Source, "?"), "\t", " "))
+	at := min(e.Column-1, len(line))
+	from := max(0, min(at-lead, len(line)-most))
+	to := min(len(line), from+most)
+	before, after = string(line[from:at]), string(line[at:to])
+	if from > 0 {
+		before = "..." + before
+	}
+	if to < len(line) {
+		after += "..."
+	}
+	return before, after
 }
 
 // ParseText reads the text form. An error is a *SyntaxError.

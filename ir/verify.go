@@ -35,8 +35,9 @@ func (o VerifyOptions) Verify(p *Program) error {
 		all.add(Finding{Kind: FindMalformed, At: Site{Rank: None, Index: None}, Msg: err.Error()})
 	}
 	if all.empty() {
-		verifyCodes(p, &all)
-		verifyRanks(p, &all)
+		if verifyCodes(p, &all) {
+			verifyRanks(p, &all)
+		}
 		if !o.AllowOverCapacity {
 			verifyCapacity(p, &all)
 		}
@@ -47,16 +48,23 @@ func (o VerifyOptions) Verify(p *Program) error {
 	return &VerifyError{Findings: all.list, More: all.more}
 }
 
-// verifyCodes checks the codes side by side; their findings come in the order of the codes.
-func verifyCodes(p *Program, all *findings) {
+// verifyCodes checks the codes side by side; their findings come in the order of the codes. It says whether every
+// instruction is sound by itself, which is what later checks build on.
+func verifyCodes(p *Program, all *findings) (sound bool) {
 	each := make([]findings, len(p.Codes))
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
+	unsound := make([]bool, len(p.Codes))
 	for i := range p.Codes {
 		slots <- struct{}{}
 		wg.Go(func() {
 			v := codeVerifier{p: p, code: &p.Codes[i], findings: findings{limit: findingLimit}}
-			v.verify()
+			v.instructions()
+			unsound[i] = !v.findings.empty()
+			// Order and lives are looked at by byte, which needs views that are where they should be.
+			if !unsound[i] {
+				v.order()
+			}
 			each[i] = v.findings
 			<-slots
 		})
@@ -65,6 +73,7 @@ func verifyCodes(p *Program, all *findings) {
 	for i := range each {
 		all.append(&each[i])
 	}
+	return !slices.Contains(unsound, true)
 }
 
 // verifyCapacity compares arenas with the machine. A machine that does not say how much it has is not asked.
@@ -90,17 +99,14 @@ type codeVerifier struct {
 	findings
 }
 
-func (v *codeVerifier) verify() {
+// instructions checks everything that is seen without order.
+func (v *codeVerifier) instructions() {
 	v.buffers()
 	v.statesAndResults()
 	for s := range v.code.Sections {
 		for i := range v.code.Sections[s] {
 			v.instr(Section(s), i)
 		}
-	}
-	// Order and lives are looked at by byte, which needs views that are where they should be.
-	if v.findings.empty() {
-		v.order()
 	}
 }
 
