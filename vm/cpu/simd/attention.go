@@ -93,6 +93,7 @@ func (f *attentionPart) product(rows, cols, k int, a []float32, aRow, aK int, b 
 	}
 	for j := 0; j < cols; j += active.nr {
 		t.b, t.c, t.cols = unsafe.Pointer(&b[j]), unsafe.Pointer(&c[j]), min(active.nr, cols-j)
+		t.noAhead()
 		active.gemm(t)
 	}
 }

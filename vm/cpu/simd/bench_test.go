@@ -118,3 +118,120 @@ func BenchmarkMatmulShapes(b *testing.B) {
 		b.Run(s.name, func(b *testing.B) { compareGemm(b, p, s.transA, s.trans, s.m, s.n, s.k) })
 	}
 }
+
+// BenchmarkVector has the serial primitives and AdamW, on operands beyond the second-level cache.
+func BenchmarkVector(b *testing.B) {
+	const n = 1 << 20
+	p := benchPool(b)
+	x, y, z, u, v := benchFloats(n), benchFloats(n), benchFloats(n), Alloc(n), Alloc(n)
+	h := make([]uint16, n)
+	for _, c := range []struct {
+		name    string
+		streams int // float32 operands that pass through memory
+		f       func(lo, hi int)
+	}{
+		{"add", 3, func(lo, hi int) { Add(u[lo:hi], x[lo:hi], y[lo:hi]) }},
+		{"axpy", 3, func(lo, hi int) { Axpy(u[lo:hi], x[lo:hi], 0.5) }},
+		{"fill", 1, func(lo, hi int) { Fill(u[lo:hi], 0) }},
+		{"gelu", 2, func(lo, hi int) { Gelu(u[lo:hi], x[lo:hi]) }},
+		{"geluBackward", 3, func(lo, hi int) { GeluBackward(u[lo:hi], x[lo:hi], y[lo:hi]) }},
+		{"swiglu", 3, func(lo, hi int) { SwiGLU(u[lo:hi], x[lo:hi], y[lo:hi]) }},
+		{"swigluBackward", 5, func(lo, hi int) { SwiGLUBackward(u[lo:hi], v[lo:hi], x[lo:hi], y[lo:hi], z[lo:hi]) }},
+		{"expSum", 2, func(lo, hi int) { ExpSum(u[lo:hi], x[lo:hi], 1) }},
+		{"sumExp", 1, func(lo, hi int) { SumExp(x[lo:hi], 1) }},
+		{"max", 1, func(lo, hi int) { Max(x[lo:hi]) }},
+		{"narrow", 2, func(lo, hi int) { Narrow(h[lo:hi], x[lo:hi]) }},
+		{"widen", 2, func(lo, hi int) { Widen(u[lo:hi], h[lo:hi]) }},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			for b.Loop() {
+				p.Split(n, elementGrain, c.f)
+			}
+			report(b, 4*n*c.streams, n)
+		})
+	}
+	step := AdamWStep{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1, GradScale: 1, Correction1: 5, Correction2: 10}
+	b.Run("adamw", func(b *testing.B) {
+		for b.Loop() {
+			AdamW(p, x, u, v, y, step)
+		}
+		report(b, 28*n, n)
+	})
+	b.Run("sumSquares", func(b *testing.B) {
+		for b.Loop() {
+			SumSquares(p, x)
+		}
+		report(b, 4*n, n)
+	})
+}
+
+// report gives bytes moved and elements done.
+func report(b *testing.B, bytes, elements int) {
+	each := b.Elapsed().Seconds() / float64(b.N)
+	b.ReportMetric(float64(bytes)/each/1e9, "GB/s")
+	b.ReportMetric(each/float64(elements)*1e9, "ns/element")
+}
+
+// BenchmarkRows has the operations on rows, 1024 of 768, and a vocabulary of GPT-2's size.
+func BenchmarkRows(b *testing.B) {
+	const rows, cols, vocabulary, tokens = 1024, 768, 50257, 64
+	p := benchPool(b)
+	x, y, z := F32(benchFloats(rows*cols), cols), F32(benchFloats(rows*cols), cols), F32(Alloc(rows*cols), cols)
+	gamma, beta, dgamma, dbeta := benchFloats(cols), benchFloats(cols), Alloc(cols), Alloc(cols)
+	mean, rstd := make([]float32, rows), make([]float32, rows)
+	logits, target := F32(benchFloats(tokens*vocabulary), vocabulary), make([]int32, tokens)
+	for _, c := range []struct {
+		name     string
+		elements int
+		streams  int
+		f        func()
+	}{
+		{"layerNorm", rows * cols, 2, func() { LayerNorm(p, z, mean, rstd, x, gamma, beta, rows, cols, 1e-5) }},
+		{"layerNormBackward", rows * cols, 3, func() { LayerNormBackward(p, z, dgamma, dbeta, y, x, mean, rstd, gamma, rows, cols, false) }},
+		{"rmsNorm", rows * cols, 2, func() { RMSNorm(p, z, rstd, x, gamma, rows, cols, 1e-5) }},
+		{"rmsNormBackward", rows * cols, 3, func() { RMSNormBackward(p, z, dgamma, y, x, rstd, gamma, rows, cols, false) }},
+		{"columnSums", rows * cols, 1, func() { ColumnSums(p, dbeta, x, rows, cols, true) }},
+		{"rowMax", tokens * vocabulary, 1, func() { RowMax(p, mean, logits, tokens, vocabulary) }},
+		{"rowSumExp", tokens * vocabulary, 1, func() { RowSumExp(p, rstd, logits, mean, tokens, vocabulary) }},
+		{"softmaxGradient", tokens * vocabulary, 2, func() { SoftmaxGradient(p, logits, mean, rstd, target, 1e-3, tokens, vocabulary) }},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			for b.Loop() {
+				c.f()
+			}
+			report(b, 4*c.elements*c.streams, c.elements)
+		})
+	}
+}
+
+// BenchmarkAttention counts the operations that causality leaves: 4 for each visible pair and element of a head
+// forward, 10 backward.
+func BenchmarkAttention(b *testing.B) {
+	p := benchPool(b)
+	for _, a := range []Attention{
+		{Tokens: 256, Batch: 4, Heads: 4, KVHeads: 4, HeadDim: 32},
+		{Tokens: 256, Batch: 4, Heads: 6, KVHeads: 6, HeadDim: 64},
+		{Tokens: 64, Batch: 4, Heads: 12, KVHeads: 12, HeadDim: 64},
+		{Tokens: 512, Prefix: 3584, Batch: 1, Heads: 4, KVHeads: 1, HeadDim: 128},
+	} {
+		name := fmt.Sprintf("%dx%dx%dx%d", a.Prefix+a.Tokens, a.Batch, a.Heads, a.HeadDim)
+		ld, kvLd, keys := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim, (a.Prefix+a.Tokens)*a.Batch
+		query := func() Mat { return F32(benchFloats(a.Tokens*a.Batch*ld), ld) }
+		key := func() Mat { return F32(benchFloats(keys*kvLd), kvLd) }
+		q, o, dq, dout, k, v, dk, dv := query(), query(), query(), query(), key(), key(), key(), key()
+		lse := make([]float32, a.Tokens*a.Batch*a.Heads)
+		pairs := float64(a.Tokens) * (float64(a.Prefix) + float64(a.Tokens+1)/2) * float64(a.Batch*a.Heads*a.HeadDim)
+		b.Run(name+"/forward", func(b *testing.B) {
+			for b.Loop() {
+				a.Forward(p, o, lse, q, k, v)
+			}
+			b.ReportMetric(4e-9*pairs*float64(b.N)/b.Elapsed().Seconds(), "gflops")
+		})
+		b.Run(name+"/backward", func(b *testing.B) {
+			for b.Loop() {
+				a.Backward(p, dq, dk, dv, false, dout, q, k, v, o, lse)
+			}
+			b.ReportMetric(10e-9*pairs*float64(b.N)/b.Elapsed().Seconds(), "gflops")
+		})
+	}
+}

@@ -9,8 +9,8 @@ import (
 // kc by nr, pass through the first. They are a part of the result's definition: each element of c is the sum, block
 // of k by block of k, of sums in the order of k, whatever its neighbours, so the split over threads cannot show.
 const (
-	kcMax = 320
-	mcMax = 560
+	kcMax = 384
+	mcMax = 420
 	ncMax = 2048
 )
 
@@ -27,6 +27,9 @@ type tile struct {
 	rows, cols int
 	bias       unsafe.Pointer
 	accumulate int // zero overwrites c
+	// Memory to fetch ahead, for later calls: offsets from aheadBase, one for each second step of k, from ahead to
+	// aheadEnd, where as many zeros follow.
+	ahead, aheadBase, aheadEnd unsafe.Pointer
 }
 
 // gemmJob is one product, kept for reuse.
@@ -135,6 +138,7 @@ func (g *gemmJob) block(s *scratch, i, m, j, n int) {
 	}
 	kc := even(max(g.k, 1), kcMax, 8)
 	t := &s.tile
+	s.ahead.plan(g.b, g.transB, kc)
 	for k := 0; k == 0 || k < g.k; k += kc {
 		kn := min(kc, g.k-k)
 		g.packA(s, i, m, k, kn)
@@ -149,45 +153,15 @@ func (g *gemmJob) block(s *scratch, i, m, j, n int) {
 				t.bias = unsafe.Pointer(&g.bias[j+jj])
 			}
 			g.packB(s, j+jj, t.cols, k, kn)
+			if kn > 0 && jj+2*active.nr <= n {
+				s.ahead.point(t, rowsAndColumns(g.b, g.transB, k, j+jj+active.nr))
+			} else {
+				t.noAhead()
+			}
 			active.gemm(t)
 		}
 	}
 	if g.c.BF16 != nil {
 		g.c.at(i, j).store(c, n, m, n)
-	}
-}
-
-// packA gathers m rows of op(a), kn long, into scratch, without transposing: the micro-kernel reads a at any strides.
-func (g *gemmJob) packA(s *scratch, i, m, k, kn int) {
-	t := &s.tile
-	buf := s.floats(0, m*kn+16)
-	if g.transA {
-		if kn > 0 {
-			g.a.at(k, i).load(buf, m, kn, m)
-		}
-		t.a, t.aRow, t.aK = unsafe.Pointer(&buf[0]), 4, 4*m
-		return
-	}
-	if kn > 0 {
-		g.a.at(i, k).load(buf, kn, m, kn)
-	}
-	t.a, t.aRow, t.aK = unsafe.Pointer(&buf[0]), 4*kn, 4
-}
-
-// packB gathers one sliver of op(b). Columns past the last keep whatever is there: the micro-kernel drops them.
-func (g *gemmJob) packB(s *scratch, j, n, k, kn int) {
-	t, nr := &s.tile, active.nr
-	buf := s.floats(1, nr*kcMax)
-	t.b, t.bK = unsafe.Pointer(&buf[0]), 4*nr
-	switch {
-	case kn == 0:
-	case !g.transB:
-		g.b.at(k, j).load(buf, nr, kn, n)
-	case g.b.BF16 != nil:
-		wide := s.floats(3, nr*kcMax)
-		g.b.at(j, k).load(wide, kn, n, kn)
-		active.packT(buf, wide, kn, n, kn)
-	default:
-		active.packT(buf, g.b.at(j, k).F32, g.b.Ld, n, kn)
 	}
 }

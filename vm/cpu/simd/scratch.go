@@ -5,8 +5,9 @@ import "sync"
 // scratch is a set of buffers that one part of a call works in. They grow to what was ever asked for and are used
 // again, so that no call allocates in the long run.
 type scratch struct {
-	buf  [8][]float32
-	tile tile
+	buf   [8][]float32
+	tile  tile
+	ahead lookAhead
 }
 
 var freeScratch struct {

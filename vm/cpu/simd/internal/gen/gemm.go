@@ -16,14 +16,17 @@ const (
 	tileCols       = 72
 	tileBias       = 80
 	tileAccumulate = 88
+	tileAhead      = 96
+	tileAheadBase  = 104
+	tileAheadEnd   = 112
 )
 
 // gemm is the micro-kernel over one sliver of b, two vectors wide, and any number of rows: it cuts them into panels of
 // nearly equal height, none above mr, and keeps a whole panel of c in registers over all of k.
 //
 //	DI tile, SI a, R8 its row stride and R9 three of them, R10..R13 addresses of rows 0, 4, 8, 12 of the panel
-//	BX b, DX its stride, CX k, R15 a's stride along k, AX c
-var gemm = kernel{name: "gemm", params: params("t *tile"), field: true, frame: 32, body: func(f *fn) {
+//	BX b, DX its stride, CX k, R15 a's stride along k; AX the list of what to fetch ahead and R14 its base; later AX c
+var gemm = kernel{name: "gemm", params: params("t *tile"), field: true, frame: 40, body: func(f *fn) {
 	f.p("MOVQ t+0(FP), DI")
 	f.p("MOVQ %d(DI), SI", tileA)
 	f.p("MOVQ %d(DI), R8", tileARow)
@@ -36,7 +39,7 @@ var gemm = kernel{name: "gemm", params: params("t *tile"), field: true, frame: 3
 	f.label("done")
 }}
 
-// columnMask sets K1 and K2, or keeps the number of columns for later: AVX2 has no register to spare during the sum.
+// columnMask sets K1 and K2. AVX2 has no register to spare during the sum: its masks wait until it is done.
 func (f *fn) columnMask() {
 	if !f.avx512 {
 		return
@@ -55,6 +58,8 @@ func (f *fn) columnMask() {
 func (f *fn) heights() {
 	f.p("MOVQ %d(DI), AX", tileC)
 	f.p("MOVQ AX, c-32(SP)")
+	f.p("MOVQ %d(DI), AX", tileAhead)
+	f.p("MOVQ AX, ahead-40(SP)")
 	f.p("MOVQ %d(DI), AX", tileRows)
 	f.p("TESTQ AX, AX")
 	f.p("JLE done")
@@ -90,7 +95,8 @@ func aOperand(i int) string {
 	return []string{"(" + base + ")", "(" + base + ")(R8*1)", "(" + base + ")(R8*2)", "(" + base + ")(R9*1)"}[i%4]
 }
 
-// panel is the product for h rows.
+// panel is the product for h rows, two steps of k at a time. Every second step fetches a line ahead: more would fill the
+// buffers that the loads of a need too.
 func (f *fn) panel(h int) {
 	acc := func(i, j int) string { return f.v(4 + 2*i + j) }
 	b0, b1 := f.v(0), f.v(1)
@@ -114,8 +120,10 @@ func (f *fn) panel(h int) {
 		}
 	}
 	f.p("MOVQ %d(DI), R15", tileAK)
+	f.p("MOVQ %d(DI), R14", tileAheadBase)
+	f.p("MOVQ ahead-40(SP), AX")
 	loop, end := fmt.Sprintf("sum%d", h), fmt.Sprintf("end%d", h)
-	step := func() {
+	step := func(ahead bool) {
 		f.p("VMOVUPS (BX), %s", b0)
 		f.p("VMOVUPS %d(BX), %s", 4*f.lanes, b1)
 		for i := range h {
@@ -123,6 +131,11 @@ func (f *fn) panel(h int) {
 			f.p("VBROADCASTSS %s, %s", aOperand(i), a)
 			f.p("VFMADD231PS %s, %s, %s", b0, a, acc(i, 0))
 			f.p("VFMADD231PS %s, %s, %s", b1, a, acc(i, 1))
+		}
+		if ahead {
+			f.p("MOVQ (AX), DI")
+			f.p("PREFETCHT1 (R14)(DI*1)")
+			f.p("ADDQ $8, AX")
 		}
 		f.p("ADDQ DX, BX")
 		for _, r := range bases {
@@ -134,15 +147,19 @@ func (f *fn) panel(h int) {
 	f.p("JLT %s", odd)
 	f.p("PCALIGN $32")
 	f.label(loop)
-	step()
-	step()
+	step(true)
+	step(false)
 	f.p("SUBQ $2, CX")
 	f.p("JGE %s", loop)
 	f.label(odd)
 	f.p("ADDQ $2, CX")
 	f.p("JLE %s", end)
-	step()
+	step(false)
 	f.label(end)
+	f.p("MOVQ t+0(FP), DI")
+	f.p("CMPQ AX, %d(DI)", tileAheadEnd)
+	f.p("CMOVQGT %d(DI), AX", tileAheadEnd)
+	f.p("MOVQ AX, ahead-40(SP)")
 	f.p("MOVQ c-32(SP), AX")
 	f.p("MOVQ %d(DI), R15", tileCRow)
 	f.bias(h, acc)

@@ -1,0 +1,101 @@
+package simd
+
+import "unsafe"
+
+// packA gathers m rows of op(a), kn long, into scratch, without transposing: the micro-kernel reads a at any strides.
+func (g *gemmJob) packA(s *scratch, i, m, k, kn int) {
+	t := &s.tile
+	buf := s.floats(0, m*kn+1)
+	t.a, t.aRow, t.aK = unsafe.Pointer(&buf[0]), 4*kn, 4
+	if g.transA {
+		t.aRow, t.aK = 4, 4*m
+	}
+	switch {
+	case kn == 0:
+	case g.transA:
+		g.a.at(k, i).load(buf, m, kn, m)
+	default:
+		g.a.at(i, k).load(buf, kn, m, kn)
+	}
+}
+
+// packB gathers one sliver of op(b). Columns past the last keep whatever is there: the micro-kernel drops them.
+func (g *gemmJob) packB(s *scratch, j, n, k, kn int) {
+	t, nr := &s.tile, active.nr
+	buf := s.floats(1, nr*kcMax)
+	t.b, t.bK = unsafe.Pointer(&buf[0]), 4*nr
+	if kn == 0 {
+		return
+	}
+	from := rowsAndColumns(g.b, g.transB, k, j)
+	switch {
+	case !g.transB:
+		from.load(buf, nr, kn, n)
+	case from.BF16 != nil:
+		wide := s.floats(3, nr*kcMax)
+		from.load(wide, kn, n, kn)
+		active.packT(buf, wide, kn, n, kn)
+	default:
+		active.packT(buf, from.F32, from.Ld, n, kn)
+	}
+}
+
+// rowsAndColumns is the matrix from an element of op(m) on.
+func rowsAndColumns(m Mat, transposed bool, row, col int) Mat {
+	if transposed {
+		return m.at(col, row)
+	}
+	return m.at(row, col)
+}
+
+// lookAhead is the list of a sliver's cache lines, as offsets from its first element. While one sliver is in use, the
+// micro-kernel fetches the next: packing it then does not wait for memory.
+type lookAhead struct {
+	lines     []int
+	end       int // where kcMax zeros begin
+	ld, kc    int
+	elemBytes int
+	transB    bool
+	isa       *kernelSet
+}
+
+func (l *lookAhead) plan(b Mat, transB bool, kc int) {
+	now := lookAhead{lines: l.lines, end: l.end, ld: b.Ld, kc: kc, elemBytes: 4, transB: transB, isa: active}
+	if b.BF16 != nil {
+		now.elemBytes = 2
+	}
+	if l.ld == now.ld && l.kc == kc && l.elemBytes == now.elemBytes && l.transB == transB && l.isa == active {
+		return
+	}
+	*l = now
+	rows, bytes := kc, active.nr*l.elemBytes
+	if transB {
+		rows, bytes = active.nr, kc*l.elemBytes
+	}
+	l.lines = l.lines[:0]
+	for i := range rows {
+		for at := 0; at < bytes; at += 64 {
+			l.lines = append(l.lines, i*l.ld*l.elemBytes+at)
+		}
+	}
+	l.end = len(l.lines)
+	l.lines = append(l.lines, make([]int, kcMax)...)
+}
+
+// point makes the micro-kernel fetch the sliver that begins with next.
+func (l *lookAhead) point(t *tile, next Mat) {
+	t.ahead, t.aheadEnd = unsafe.Pointer(&l.lines[0]), unsafe.Pointer(&l.lines[l.end])
+	if next.BF16 != nil {
+		t.aheadBase = unsafe.Pointer(&next.BF16[0])
+	} else {
+		t.aheadBase = unsafe.Pointer(&next.F32[0])
+	}
+}
+
+// nothing is an empty list, long enough for any head.
+var nothing [1024]int
+
+// noAhead makes the micro-kernel fetch nothing new.
+func (t *tile) noAhead() {
+	t.ahead, t.aheadEnd, t.aheadBase = unsafe.Pointer(&nothing), unsafe.Pointer(&nothing), t.b
+}
