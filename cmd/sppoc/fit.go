@@ -12,26 +12,27 @@ import (
 // maxAdvice is how many ways out are shown.
 const maxAdvice = 3
 
-// adviseFit says by how much a job does not fit, and which single change of its spec would make it: changes are
-// tried, from the cheapest to the dearest, and measured like the plan itself.
+// adviseFit says which single change of a spec would make its job fit: changes are tried, from the cheapest to the
+// dearest, and measured like the plan itself.
 func adviseFit(job *cli.Job, set []string) error {
-	lines := []string{"does not fit: " + cli.Lack(&job.Plan.Memory)}
 	if job.Spec == nil {
-		return fmt.Errorf("%s", lines[0])
+		return fmt.Errorf("the plan does not fit: %s", cli.Lack(&job.Plan.Memory))
 	}
+	file := job.Spec.File
+	lines := []string{file + " does not fit; it would with one of"}
 	for _, group := range changes(job.Plan) {
 		if len(lines) > maxAdvice {
 			break
 		}
 		for _, change := range group {
-			if line := try(job.Spec.File, append(set[:len(set):len(set)], change)); line != "" {
-				lines = append(lines, fmt.Sprintf("  --set %s fits: %s", change, line))
+			if line := try(file, append(set[:len(set):len(set)], change)); line != "" {
+				lines = append(lines, fmt.Sprintf("  --set %s: %s", change, line))
 				break
 			}
 		}
 	}
 	if len(lines) == 1 {
-		lines = append(lines, "  no single change of the schedule, nor an eighth of the sequence, makes it fit: it takes more devices")
+		lines[0] = file + " does not fit, nor with any single change of its schedule or an eighth of the sequence: it takes more devices"
 	}
 	return fmt.Errorf("%s", strings.Join(lines, "\n"))
 }

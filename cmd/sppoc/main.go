@@ -2,7 +2,7 @@
 //
 //	main.go     the table of subcommands
 //	spec.go     check, fmt, explain
-//	plan.go     plan, and report.go its report
+//	plan.go     plan, passes
 //	fit.go      what would make a plan fit that does not
 //	program.go  build, asm, verify, dump
 //	diff.go     diff, and lines.go the comparison of texts

@@ -43,7 +43,7 @@ func plan(flags *pflag.FlagSet) cli.Action {
 		if *asJSON {
 			err = job.Plan.WriteJSON(&out)
 		} else {
-			report(&out, job.Plan)
+			err = passes.Report(&out, job.Plan)
 		}
 		if _, werr := out.WriteTo(env.Stdout); err != nil || werr != nil {
 			return errors.Join(err, werr)

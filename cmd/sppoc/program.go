@@ -132,8 +132,7 @@ func dumpPlan(w io.Writer, file string, set []string, f dumpFlags) error {
 	if f.format == "json" {
 		return job.Plan.WriteJSON(w)
 	}
-	report(w, job.Plan)
-	return nil
+	return passes.Report(w, job.Plan)
 }
 
 func dumpProgram(w io.Writer, p *ir.Program, f dumpFlags) error {

@@ -76,6 +76,7 @@ func readPlan(file string, set []string, o passes.Options) (*Job, error) {
 	if err := passes.Verify(plan); err != nil {
 		return nil, Usagef("%s: %w", file, err)
 	}
+	passes.Predict(plan) // of what may have been edited
 	return &Job{Plan: plan}, nil
 }
 
