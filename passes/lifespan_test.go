@@ -4,6 +4,8 @@ import (
 	"math"
 	"slices"
 	"testing"
+
+	"sppo/ir"
 )
 
 func names(p *Plan, t UnitType) []string {
@@ -57,5 +59,27 @@ func TestBytesOfThePaper(t *testing.T) {
 	got := sum * float64(p.Parallel.SP) / float64(p.Model.Hidden)
 	if math.Abs(got-32) > 0.1 {
 		t.Errorf("%.3f bytes for every token and feature, want 32", got)
+	}
+}
+
+// TestRecomputeSavesLess: each policy leaves less between forward and backward than the one before, and takes longer.
+func TestRecomputeSavesLess(t *testing.T) {
+	var bytes float64
+	var busy ir.Seconds
+	for i, policy := range []string{"none", "selective", "keep_attention", "full"} {
+		p := planOf(t, "paper/gpt-7b-512k.sppo", "schedule.recompute="+policy)
+		sum := 0.0
+		for _, u := range p.Units {
+			if u.Type == Type1 {
+				sum += u.BytesPerToken
+			}
+		}
+		if i > 0 && (sum >= bytes || p.Time.BusyS[0] <= busy) {
+			t.Errorf("recompute = %s: %g bytes a token, busy %s; the policy before: %g, %s", policy, sum, p.Time.BusyS[0], bytes, busy)
+		}
+		if err := Verify(p); err != nil {
+			t.Error(err)
+		}
+		bytes, busy = sum, p.Time.BusyS[0]
 	}
 }

@@ -3,9 +3,11 @@ package passes
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -154,6 +156,10 @@ func TestBrokenSizes(t *testing.T) {
 		{"units", func(p *Plan) { p.Units[0].Name = "x" }},
 		{"mux of stage 0 covers", func(p *Plan) { p.Mux.Stages[0].Left++ }},
 		{"not implemented yet", func(p *Plan) { p.Mux.Stages[0].Applied = true }},
+		{"schedule.recompute", func(p *Plan) { p.Recompute = "some" }},
+		{"model.kv_heads", func(p *Plan) { p.Model.KVHeads = 3 }},
+		{"model.heads: it is 0", func(p *Plan) { p.Model.Heads = 0 }},
+		{"model.family", func(p *Plan) { p.Model.Family = "rnn" }},
 		{"sizes are at least 1", func(p *Plan) { p.Parallel.SP = 0 }},
 	} {
 		p := planOf(t, "tiny.sppo")
@@ -161,6 +167,31 @@ func TestBrokenSizes(t *testing.T) {
 		if err := Verify(p); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want it to say %q", err, c.want)
 		}
+	}
+}
+
+// TestEditedNumbers puts strange numbers in the place of every number of a plan: reading, verifying and predicting
+// may refuse them, and never panic.
+func TestEditedNumbers(t *testing.T) {
+	text := string(jsonOf(t, planOf(t, "tiny.sppo")))
+	numbers := regexp.MustCompile(`[ \[]-?[0-9][0-9.e+-]*`).FindAllStringIndex(text, -1)
+	refused := 0
+	for _, at := range numbers {
+		for _, n := range []string{"0", "-1", "3", "9007199254740993", "1e300"} {
+			p, err := ReadJSON(strings.NewReader(text[:at[0]+1] + n + text[at[1]:]))
+			if err == nil {
+				err = Verify(p)
+			}
+			if err != nil {
+				refused++
+				continue
+			}
+			Predict(p)
+			_ = Report(io.Discard, p)
+		}
+	}
+	if refused < len(numbers) {
+		t.Errorf("of %d strange numbers %d were refused: what is edited?", 5*len(numbers), refused)
 	}
 }
 

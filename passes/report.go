@@ -50,6 +50,9 @@ func (p *Plan) reportJob(b *strings.Builder) {
 		if p.Offload.Policy != "" {
 			line("offload", p.offloadInWords())
 		}
+		if p.Recompute != "" && p.Recompute != graph.RecomputeNone {
+			line("recompute", p.Recompute)
+		}
 		line("mux", "off")
 	})
 	b.WriteByte('\n')

@@ -3,8 +3,10 @@ package passes
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
+	"sppo/graph"
 	"sppo/lang"
 )
 
@@ -17,7 +19,7 @@ const (
 
 // solve fills in what the spec leaves to it.
 //
-// Input: the request. Output: Parallel, LayersPerStage, Subsequences.N and Align.
+// Input: the request. Output: Parallel, LayersPerStage, Recompute, Subsequences.N and Align.
 func solve(c *Context, p *Plan) error {
 	if err := c.diagnose(missingPolicies(p)); err != nil {
 		return err
@@ -26,6 +28,13 @@ func solve(c *Context, p *Plan) error {
 	solveSubsequences(p)
 	if err := c.diagnose(sizeProblems(p)); err != nil {
 		return err
+	}
+	p.Recompute = p.Schedule.Recompute
+	if p.Recompute == "" || p.Recompute == "auto" { // activations are offloaded instead
+		p.Recompute = graph.RecomputeNone
+	}
+	if p.Recompute != graph.RecomputeNone {
+		p.decide("solve", "recompute", p.Recompute, "given: that much less is kept between forward and backward, and made again")
 	}
 	p.LayersPerStage = evenLayers(p.Model.Layers, p.Parallel.PP)
 	p.decide("solve", "layers_per_stage", list(p.LayersPerStage), "even; where it does not divide the first stages hold one more, since the last computes the loss")
@@ -188,7 +197,6 @@ func missingPolicies(p *Plan) []problem {
 	refuse(off == "adaptive" || off == "carry" || off == "memory", "schedule.offload", "offload = "+off, "none, full, a share, or a list of shares")
 	refuse(s.Mux != "" && s.Mux != "off" && s.Mux != "auto", "schedule.mux", "mux = "+s.Mux, "off")
 	refuse(s.VirtualStages > 1, "schedule.virtual_stages", fmt.Sprintf("virtual_stages = %d", s.VirtualStages), "1")
-	refuse(s.Recompute != "" && s.Recompute != "none" && s.Recompute != "auto", "schedule.recompute", "recompute = "+s.Recompute, "none")
 	refuse(s.SPMode != "" && s.SPMode != "megatron", "schedule.sp_mode", "sp_mode = "+s.SPMode, "megatron")
 	refuse(s.Keep != nil && len(s.Keep) < 2, "schedule.keep", "streaming of K and V", "keep = [k, v]")
 	refuse(s.Order == "layer", "schedule.order", "order = layer", "sequence")
@@ -199,7 +207,10 @@ func missingPolicies(p *Plan) []problem {
 
 // sizeProblems are what is wrong with sizes, chosen or edited, that everything later relies on.
 func sizeProblems(p *Plan) []problem {
-	var found []problem
+	found := modelProblems(p)
+	if len(found) > 0 {
+		return found
+	}
 	add := func(wrong bool, f problem) {
 		if wrong {
 			found = append(found, f)
@@ -211,7 +222,8 @@ func sizeProblems(p *Plan) []problem {
 			par.SP, par.PP, par.DP, par.VirtualStages, par.Microbatch))
 	}
 	gpus := p.Cluster.GPUs()
-	add(par.Ranks() > gpus, fault("schedule.pp", lang.TooManyRanks, fmt.Sprintf("the product of sp, pp and dp is at most %d", gpus),
+	tooMany := par.SP > gpus || par.PP > gpus || par.DP > gpus || par.Ranks() > gpus // the product alone might overflow
+	add(tooMany, fault("schedule.pp", lang.TooManyRanks, fmt.Sprintf("the product of sp, pp and dp is at most %d", gpus),
 		"sp %d x pp %d x dp %d make %d ranks, and the cluster has %d GPUs", par.SP, par.PP, par.DP, par.Ranks(), gpus))
 	stages := par.PP * par.VirtualStages
 	add(stages > m.Layers, fault("schedule.pp", lang.TooFewLayers, fmt.Sprintf("at most %d stages", m.Layers),
@@ -226,6 +238,43 @@ func sizeProblems(p *Plan) []problem {
 	add(seq%int64(par.SP) != 0, fault("train.sequence", lang.Indivisible, "sequence = "+nearMultiples(seq, int64(par.SP)),
 		"sequence = %d does not divide by sp = %d", seq, par.SP))
 	return append(found, gridProblems(p)...)
+}
+
+// modelProblems are what the language has ruled out, and an edited plan has not.
+func modelProblems(p *Plan) []problem {
+	m := p.Model
+	const most = 1 << 40
+	for _, size := range []struct {
+		key string
+		n   int64
+	}{
+		{"model.layers", int64(m.Layers)}, {"model.hidden", int64(m.Hidden)}, {"model.heads", int64(m.Heads)}, {"model.kv_heads", int64(m.KVHeads)},
+		{"model.head_dim", int64(m.HeadDim)}, {"model.ffn", int64(m.FFN)}, {"model.vocab", int64(m.Vocab)},
+		{"train.sequence", p.Train.Sequence}, {"train.batch", int64(p.Train.Batch)},
+	} {
+		if size.n < 1 || size.n > most {
+			return []problem{fault(size.key, lang.OutOfRange, "", "it is %d", size.n)}
+		}
+	}
+	var found []problem
+	oneOf := func(key, value string, of ...string) {
+		if !slices.Contains(of, value) {
+			found = append(found, fault(key, lang.UnknownName, strings.Join(of, " or "), "there is no %q", value))
+		}
+	}
+	oneOf("model.family", m.Family, lang.FamilyGPT, lang.FamilyLlama)
+	oneOf("model.positions", m.Positions, lang.PositionsLearned, lang.PositionsRope, lang.PositionsNone)
+	oneOf("model.dtype", m.DType, "f32", "bf16")
+	if p.Recompute != "" { // before solve has run
+		oneOf("schedule.recompute", p.Recompute, graph.RecomputeNone, graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull)
+	}
+	if m.Heads%m.KVHeads != 0 {
+		found = append(found, fault("model.kv_heads", lang.Indivisible, "", "%d key and value heads do not divide heads = %d", m.KVHeads, m.Heads))
+	}
+	if m.Positions == lang.PositionsRope && m.HeadDim%2 != 0 {
+		found = append(found, fault("model.head_dim", lang.Indivisible, "", "rotary positions want an even head_dim, and it is %d", m.HeadDim))
+	}
+	return found
 }
 
 func gridProblems(p *Plan) []problem {
