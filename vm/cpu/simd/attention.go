@@ -16,9 +16,9 @@ type Attention struct {
 }
 
 const (
-	// keyBlock is the number of keys in a score tile, tileStrips the number of query strips, each nr wide.
-	keyBlock   = 112
-	tileStrips = 2
+	// keyBlock is the number of keys in a score tile, tileQueries that of queries: strips of nr, of which it is a multiple.
+	keyBlock    = 112
+	tileQueries = 32
 	// queryChunk is the number of queries whose operands are held at once.
 	queryChunk = 256
 )
@@ -102,7 +102,7 @@ func (f *attentionPart) product(rows, cols, k int, a []float32, aRow, aK int, b 
 func (f *attentionPart) scores(tile []float32, rows int, a, bT []float32, strips int) {
 	d, nr := f.HeadDim, active.nr
 	for i := range strips {
-		f.product(rows, nr, d, a, f.dp, 1, bT[i*d*nr:], nr, tile[i*nr:], tileStrips*nr, false)
+		f.product(rows, nr, d, a, f.dp, 1, bT[i*d*nr:], nr, tile[i*nr:], tileQueries, false)
 	}
 }
 
@@ -117,13 +117,13 @@ func hide(tile []float32, ld, rows, offset int) {
 }
 
 func (f *attentionPart) forward(o Mat, lse []float32, q, k, v Mat) {
-	d, nr, width := f.HeadDim, active.nr, tileStrips*active.nr
+	d, nr := f.HeadDim, active.nr
 	f.dp = roundUp(d, nr)
-	padded := roundUp(f.nq, width)
+	padded := roundUp(f.nq, tileQueries)
 	f.qT = f.s.floats(0, padded*d)
 	f.strips(f.qT, q, nil)
 	f.keys, f.values = f.s.floats(1, keyBlock*f.dp), f.s.floats(2, keyBlock*f.dp)
-	out, tile := f.s.floats(3, f.nq*f.dp), f.s.floats(4, keyBlock*width)
+	out, tile := f.s.floats(3, f.nq*f.dp), f.s.floats(4, keyBlock*tileQueries)
 	state := f.s.floats(5, 3*padded)
 	rowMax, sum, alpha := state[:padded], state[padded:2*padded], state[2*padded:]
 	Fill(rowMax, float32(math.Inf(-1)))
@@ -134,8 +134,8 @@ func (f *attentionPart) forward(o Mat, lse []float32, q, k, v Mat) {
 		nk := min(keyBlock, seen-k0)
 		f.tokens(k, f.kvHead(), k0).load(f.keys, f.dp, nk, d)
 		f.tokens(v, f.kvHead(), k0).load(f.values, f.dp, nk, d)
-		for i := 0; i < f.nq; i += width {
-			n := min(width, f.nq-i)
+		for i := 0; i < f.nq; i += tileQueries {
+			n := min(tileQueries, f.nq-i)
 			first := f.Prefix + f.q0 + i // the last key that the group's first query sees
 			rows := min(nk, first+n-k0)
 			if rows <= 0 {
@@ -143,9 +143,9 @@ func (f *attentionPart) forward(o Mat, lse []float32, q, k, v Mat) {
 			}
 			strips := ceilDiv(n, nr)
 			f.scores(tile, rows, f.keys, f.qT[i*d:], strips)
-			hide(tile, width, rows, k0-first)
+			hide(tile, tileQueries, rows, k0-first)
 			for j := i; j < i+strips*nr; j += nr {
-				active.softmaxStrip(tile[j-i:], width, rows, rowMax[j:j+nr], sum[j:j+nr], alpha[j:j+nr], f.scale())
+				active.softmaxStrip(tile[j-i:], tileQueries, rows, rowMax[j:j+nr], sum[j:j+nr], alpha[j:j+nr], f.scale())
 			}
 			for j := i; k0 > 0 && j < i+n; j++ {
 				if alpha[j] != 1 {
@@ -153,7 +153,7 @@ func (f *attentionPart) forward(o Mat, lse []float32, q, k, v Mat) {
 					active.scale(row, row, alpha[j])
 				}
 			}
-			f.product(n, d, rows, tile, 1, width, f.values, f.dp, out[i*f.dp:], f.dp, k0 > 0)
+			f.product(n, d, rows, tile, 1, tileQueries, f.values, f.dp, out[i*f.dp:], f.dp, k0 > 0)
 		}
 	}
 	for j := range f.nq {

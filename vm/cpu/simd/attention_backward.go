@@ -71,8 +71,8 @@ type attentionBackward struct {
 
 // run goes through one query head, a chunk of queries at a time.
 func (b *attentionBackward) run() {
-	d, width := b.HeadDim, tileStrips*active.nr
-	padded := roundUp(min(queryChunk, b.q1-b.q0), width)
+	d := b.HeadDim
+	padded := roundUp(min(queryChunk, b.q1-b.q0), tileQueries)
 	rows := b.s.floats(0, (2*d+3*b.dp+2)*padded)
 	take := func(n int) []float32 { x := rows[:n]; rows = rows[n:]; return x }
 	b.qT, b.doT = take(padded*d), take(padded*d)
@@ -81,8 +81,8 @@ func (b *attentionBackward) run() {
 	rows = b.s.floats(1, 4*keyBlock*b.dp)
 	b.keyRows, b.valueRows = take(keyBlock*b.dp), take(keyBlock*b.dp)
 	b.dkRows, b.dvRows = take(keyBlock*b.dp), take(keyBlock*b.dp)
-	rows = b.s.floats(2, 2*keyBlock*width)
-	b.tile, b.dTile = take(keyBlock*width), take(keyBlock*width)
+	rows = b.s.floats(2, 2*keyBlock*tileQueries)
+	b.tile, b.dTile = take(keyBlock*tileQueries), take(keyBlock*tileQueries)
 	for first := b.q0; first < b.q1; first += queryChunk {
 		b.attentionPart.q0, b.nq = first, min(queryChunk, b.q1-first)
 		b.chunk()
@@ -112,7 +112,7 @@ func (b *attentionBackward) chunk() {
 
 // block is one block of keys against the chunk.
 func (b *attentionBackward) block(k0, nk int) {
-	d, width, kv := b.HeadDim, tileStrips*active.nr, b.kvHead()
+	d, kv := b.HeadDim, b.kvHead()
 	b.tokens(b.k, kv, k0).load(b.keyRows, b.dp, nk, d)
 	b.tokens(b.v, kv, k0).load(b.valueRows, b.dp, nk, d)
 	dk, dv := b.tokens(b.dk, kv, k0), b.tokens(b.dv, kv, k0)
@@ -120,8 +120,8 @@ func (b *attentionBackward) block(k0, nk int) {
 		dk.load(b.dkRows, b.dp, nk, d)
 		dv.load(b.dvRows, b.dp, nk, d)
 	}
-	for i := 0; i < b.nq; i += width {
-		n := min(width, b.nq-i)
+	for i := 0; i < b.nq; i += tileQueries {
+		n := min(tileQueries, b.nq-i)
 		first := b.Prefix + b.attentionPart.q0 + i
 		if rows := min(nk, first+n-k0); rows > 0 {
 			b.group(i, n, rows, k0-first)
@@ -135,19 +135,19 @@ func (b *attentionBackward) block(k0, nk int) {
 
 // group is one tile: n queries from i on, against rows keys.
 func (b *attentionBackward) group(i, n, rows, offset int) {
-	d, nr, width := b.HeadDim, active.nr, tileStrips*active.nr
+	d, nr := b.HeadDim, active.nr
 	strips := ceilDiv(n, nr)
 	b.scores(b.tile, rows, b.keyRows, b.qT[i*d:], strips)
 	b.scores(b.dTile, rows, b.valueRows, b.doT[i*d:], strips)
-	hide(b.tile, width, rows, offset)
+	hide(b.tile, tileQueries, rows, offset)
 	for j := 0; j < strips*nr; j += nr {
-		active.softmaxGrads(b.tile[j:], b.dTile[j:], width, rows, b.lseStrip[i+j:], b.delta[i+j:], b.scale())
+		active.softmaxGrads(b.tile[j:], b.dTile[j:], tileQueries, rows, b.lseStrip[i+j:], b.delta[i+j:], b.scale())
 	}
 	if b.keys {
-		b.product(rows, d, n, b.tile, width, 1, b.doRows[i*b.dp:], b.dp, b.dvRows, b.dp, true)
-		b.product(rows, d, n, b.dTile, width, 1, b.qRows[i*b.dp:], b.dp, b.dkRows, b.dp, true)
+		b.product(rows, d, n, b.tile, tileQueries, 1, b.doRows[i*b.dp:], b.dp, b.dvRows, b.dp, true)
+		b.product(rows, d, n, b.dTile, tileQueries, 1, b.qRows[i*b.dp:], b.dp, b.dkRows, b.dp, true)
 	}
 	if b.queries {
-		b.product(n, d, rows, b.dTile, 1, width, b.keyRows, b.dp, b.dqRows[i*b.dp:], b.dp, true)
+		b.product(n, d, rows, b.dTile, 1, tileQueries, b.keyRows, b.dp, b.dqRows[i*b.dp:], b.dp, true)
 	}
 }
