@@ -121,7 +121,9 @@ func (c *checker) code(code *Code) {
 func (c *checker) section(code *Code, s Section) {
 	events := code.Events[s]
 	c.where = func() string { return fmt.Sprintf("code %s, %s", code.Name, s) }
-	c.that(events >= 0, "%d events", events)
+	// Every event has its record; that bounds what readers set aside for events.
+	n := len(code.Sections[s])
+	c.that(events >= 0 && int(events) <= n, "%d events in %d instructions", events, n)
 	at := 0
 	c.where = func() string { return fmt.Sprintf("code %s, %s %d", code.Name, s, at) }
 	for i := range code.Sections[s] {

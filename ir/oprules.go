@@ -151,3 +151,42 @@ func checkGather(in *Instr) error {
 	}
 	return nil
 }
+
+// limitsValues says whether CheckValues has a say, or the verifier for peers.
+func (in *Instr) limitsValues() bool {
+	switch in.Op {
+	case LoadTokens, InitNormal, CrossEntropyStats, CrossEntropyGrad, Send, Recv:
+		return true
+	}
+	return false
+}
+
+// CheckValues holds attributes that may differ by rank against what they count: tokens of the run, rows of a
+// tensor, entries of the vocabulary. Figures that a run leaves at 0 are unknown and hold nothing.
+func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
+	value := func(name string) int64 { return in.Attr(name).Int(consts) }
+	switch in.Op {
+	case LoadTokens:
+		first, batch := value("first")+value("replica"), value("batch")
+		last := value("position") + in.Args[0].Elements()/batch
+		sequences := int64(run.Batch)
+		if s == SectionEval {
+			sequences = int64(run.EvalSequences)
+		}
+		if value("first") < 0 || first < 0 || sequences > 0 && first+batch > sequences {
+			return fmt.Errorf("sequences %d to %d of %d", first, first+batch, sequences)
+		}
+		if value("position") < 0 || run.Sequence > 0 && last > run.Sequence+1 {
+			return fmt.Errorf("tokens %d to %d of a sequence of %d and one more", value("position"), last, run.Sequence)
+		}
+	case InitNormal:
+		if row, col := value("row"), value("col"); row < 0 || col < 0 {
+			return fmt.Errorf("starts at row %d, column %d of its tensor", row, col)
+		}
+	case CrossEntropyStats, CrossEntropyGrad:
+		if valid, width := value("valid"), in.Arg("logits").Cols(); valid < 0 || valid > width {
+			return fmt.Errorf("%d valid entries in %d columns", valid, width)
+		}
+	}
+	return nil
+}

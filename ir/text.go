@@ -267,9 +267,9 @@ func (t *printer) state(c *Code, s *State) {
 
 func (t *printer) section(c *Code, s Section) {
 	t.printf("\n  section %s events=%d {\n", s, c.Events[s])
-	var notes []string
+	var notes map[int]string
 	if t.Annotate {
-		notes = recordNotes(t.p, c, s)
+		notes = syncNotes(c, s)
 	}
 	for i := range c.Sections[s] {
 		in := &c.Sections[s][i]
@@ -476,7 +476,7 @@ func (t *printer) rank(i int) {
 }
 
 // annotation ends the line of instruction i with what the text form leaves to be looked up.
-func (t *printer) annotation(c *Code, in *Instr, i int, notes []string) {
+func (t *printer) annotation(c *Code, in *Instr, i int, notes map[int]string) {
 	t.printf("  # %d:", i)
 	for j := range in.Args {
 		v := &in.Args[j]
@@ -486,37 +486,44 @@ func (t *printer) annotation(c *Code, in *Instr, i int, notes []string) {
 		b := &c.Buffers[v.Buffer]
 		t.printf(" %s@%c+0x%x", in.Info().Operands[j].Name, b.Arena.String()[0], int64(b.Offset+v.Offset))
 	}
-	if in.Op == Wait {
+	if in.Info().Class == ClassSync && notes[i] != "" {
 		t.byte(' ')
-		t.str(notes[in.Attrs[0].Bits])
+		t.str(notes[i])
 	}
 }
 
-// recordNotes says for each event of a section where it is recorded and after what.
-func recordNotes(p *Program, c *Code, s Section) []string {
-	notes := make([]string, c.Events[s])
-	for i := range notes {
-		notes[i] = "never recorded"
-	}
-	var last [NumStreams]int
-	for i := range last {
-		last[i] = -1
-	}
+// syncNotes says for each record what it marks the end of, and for each wait what it waits for.
+func syncNotes(c *Code, s Section) map[int]string {
+	notes := map[int]string{}
+	marks := make([]string, c.Events[s])
+	var last [NumStreams]int // 1 + the last instruction of each stream that does something
 	for i := range c.Sections[s] {
 		in := &c.Sections[s][i]
-		switch {
-		case in.Op == Record && last[in.Stream] >= 0:
-			k := last[in.Stream]
-			done := &c.Sections[s][k]
-			notes[in.Attrs[0].Bits] = fmt.Sprintf("for %s %d: %s", in.Stream, k, done.Info().Name)
-			if len(done.Args) > 0 {
-				notes[in.Attrs[0].Bits] += " " + c.Buffers[done.Args[0].Buffer].Name
+		switch in.Op {
+		case Record:
+			what := c.describe(s, last[in.Stream]-1)
+			notes[i] = "after " + what
+			marks[in.Attrs[0].Bits] = in.Stream.String() + " " + what
+		case Wait:
+			if mark := marks[in.Attrs[0].Bits]; mark != "" {
+				notes[i] = "for " + mark
 			}
-		case in.Op == Record:
-			notes[in.Attrs[0].Bits] = fmt.Sprintf("for %s from its start", in.Stream)
-		case in.Info().Class != ClassSync:
-			last[in.Stream] = i
+		default:
+			last[in.Stream] = i + 1
 		}
 	}
 	return notes
+}
+
+// describe names an instruction by its number, opcode and first operand.
+func (c *Code) describe(s Section, i int) string {
+	if i < 0 {
+		return "nothing yet"
+	}
+	in := &c.Sections[s][i]
+	what := fmt.Sprintf("%d: %s", i, in.Info().Name)
+	if len(in.Args) > 0 {
+		what += " " + c.Buffers[in.Args[0].Buffer].Name
+	}
+	return what
 }

@@ -128,45 +128,44 @@ func verifyGroups(p *Program, all *findings) {
 				all.add(rankFinding(FindCollective, r, "is no member of its own group %s, %v", p.Groups[g], members))
 				continue
 			}
-			for _, m := range members {
-				if theirs := p.Ranks[m].Groups[g]; !slices.Equal(theirs, members) {
-					all.add(rankFinding(FindCollective, r, "group %s is %v here and %v for rank %d", p.Groups[g], members, theirs, m))
-					break
-				}
+			if m := disagrees(p, g, members); m != None {
+				all.add(rankFinding(FindCollective, r, "group %s is %v here and %v for rank %d", p.Groups[g], members, p.Ranks[m].Groups[g], m))
 			}
 		}
 	}
 }
 
-// verifyConstants checks what attributes of a rank come to: that peers exist and rectangles start inside their tensor.
-func verifyConstants(p *Program, all *findings) {
-	type use struct {
-		peer Attr
-		s    Section
-		i    int
+// disagrees is a member that sees a group otherwise, or None. Where all members name the same first one and each has
+// the list of the first, all have the same list: that is asked for, since comparing all with all takes the cube.
+func disagrees(p *Program, g int, members []int32) int {
+	first := int(members[0])
+	if !slices.Equal(p.Ranks[first].Groups[g], members) {
+		return first
 	}
-	uses := make([][]use, len(p.Codes))
-	for c := range p.Codes {
-		seen := map[Attr]bool{}
-		for s := range NumSections {
-			for i := range p.Codes[c].Sections[s] {
-				in := &p.Codes[c].Sections[s][i]
-				for j := range in.Attrs {
-					if in.Info().Attrs[j].Kind == KindRank && !seen[in.Attrs[j]] {
-						seen[in.Attrs[j]] = true
-						uses[c] = append(uses[c], use{in.Attrs[j], s, i})
-					}
-				}
-			}
+	for _, m := range members {
+		if theirs := p.Ranks[m].Groups[g]; len(theirs) == 0 || theirs[0] != members[0] {
+			return int(m)
 		}
+	}
+	return None
+}
+
+// verifyConstants checks what the attributes of a rank come to.
+func verifyConstants(p *Program, all *findings) {
+	sites := make([][]valueSite, len(p.Codes))
+	for c := range p.Codes {
+		sites[c] = valueSites(&p.Codes[c])
 	}
 	for r := range p.Ranks {
 		rank := &p.Ranks[r]
 		c := &p.Codes[rank.Code]
-		for _, u := range uses[rank.Code] {
-			if peer := u.peer.Int(rank.Consts); peer < 0 || peer >= int64(len(p.Ranks)) || peer == int64(r) {
-				f := rankFinding(FindMessage, r, "peer %d is not another of the %d ranks", peer, len(p.Ranks))
-				f.At = siteOf(p, c, u.s, u.i)
+		for _, u := range sites[rank.Code] {
+			if !u.constant && r > 0 && rank.Code == p.Ranks[r-1].Code {
+				continue
+			}
+			kind, err := checkValues(p, r, u.section, &c.Sections[u.section][u.i])
+			if err != nil {
+				f := Finding{Kind: kind, At: siteOf(p, c, u.section, u.i), Msg: err.Error()}
 				f.At.Rank = r
 				all.addOnce(f)
 			}
@@ -178,6 +177,43 @@ func verifyConstants(p *Program, all *findings) {
 			}
 		}
 	}
+}
+
+// valueSite is an instruction whose attributes have limits beyond shapes.
+type valueSite struct {
+	section  Section
+	i        int
+	constant bool // differs among the ranks of a code
+}
+
+func valueSites(c *Code) []valueSite {
+	var sites []valueSite
+	for s := range NumSections {
+		for i := range c.Sections[s] {
+			in := &c.Sections[s][i]
+			if !in.limitsValues() {
+				continue
+			}
+			site := valueSite{section: s, i: i, constant: in.Op == Send || in.Op == Recv}
+			for j := range in.Attrs {
+				site.constant = site.constant || in.Attrs[j].Const != 0
+			}
+			sites = append(sites, site)
+		}
+	}
+	return sites
+}
+
+// checkValues applies the limits of an instruction for a rank: a peer is another rank, a rectangle starts inside its
+// tensor, tokens exist.
+func checkValues(p *Program, r int, s Section, in *Instr) (FindingKind, error) {
+	consts := p.Ranks[r].Consts
+	if i := in.Info().findAttr(KindRank); i >= 0 {
+		if peer := in.Attrs[i].Int(consts); peer < 0 || peer >= int64(len(p.Ranks)) || peer == int64(r) {
+			return FindMessage, fmt.Errorf("peer %d is not another of the %d ranks", peer, len(p.Ranks))
+		}
+	}
+	return FindBounds, in.CheckValues(&p.Run, s, consts)
 }
 
 // gathers compares the sizes of all_gather and reduce_scatter with the size of the group, and demands that every rank
