@@ -247,7 +247,7 @@ func (ps *parser) rest() string {
 func (ps *parser) json(what string, v any) error {
 	text := ps.rest()
 	if err := json.Unmarshal([]byte(text), v); err != nil {
-		return ps.errorf("%s is %v as JSON, not %q", what, reflect.TypeOf(v).Elem(), text)
+		return ps.errorf("%s must be %v in JSON, not %q", what, reflect.TypeOf(v).Elem(), text)
 	}
 	ps.at += len(text)
 	return ps.endOfLine()
@@ -460,12 +460,13 @@ func (ps *parser) record(what string, into any) error {
 	}
 	seen := make([]bool, len(keys))
 	return ps.block(what, func() error {
+		at := ps.mark()
 		i, err := ps.choice("key of "+what, keys)
 		if err != nil {
 			return err
 		}
 		if seen[i] {
-			return ps.errorAt(0, "", "a second %s", keys[i])
+			return ps.errorAt(at, "", "a second %s", keys[i])
 		}
 		seen[i] = true
 		if err := ps.expect('='); err != nil {

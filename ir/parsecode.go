@@ -257,9 +257,10 @@ func (ps *parser) side(row *OpInfo, views []View, first int) error {
 			break
 		}
 		o := &row.Operands[first+n]
+		at := ps.mark()
 		if ps.absent() {
 			if !o.Optional {
-				return ps.errorAt(ps.at, row.Usage(), "operand %s of %s is not optional", o.Name, row.Name)
+				return ps.errorAt(at, row.Usage(), "operand %s of %s is not optional", o.Name, row.Name)
 			}
 			continue
 		}
