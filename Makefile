@@ -50,7 +50,7 @@ cover: ## coverage of all packages by all tests
 	$(GO) tool cover -func out/cover.out | tail -1
 
 docs: ## rewrite the reference pages and golden files
-	$(GO) test ./... -update
+	$(GO) test $$(grep -rlE 'irtest"|"update"' --include='*_test.go' . | xargs -n 1 dirname | sort -u) -update
 
 clean:
 	rm -rf bin out

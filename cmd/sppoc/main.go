@@ -77,6 +77,7 @@ var app = cli.App{
 				"sppoc dump examples/tiny.sppo --rank 0 --section step",
 				"sppoc dump tiny.sppb",
 				"sppoc dump examples/tiny.sppo --after partition",
+				"sppoc dump examples/tiny.sppo --after place --rank 0",
 				"sppoc dump tiny.sppb --rank 0 --format json",
 			},
 		},

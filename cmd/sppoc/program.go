@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -18,8 +19,10 @@ func build(flags *pflag.FlagSet) cli.Action {
 	out := flags.StringP("output", "o", "", "the program to write")
 	force := flags.Bool("force", false, "write a program that does not fit, too")
 	set := cli.SetFlag(flags, "set")
+	options := passFlags(flags)
 	return func(env *cli.Env, args []string) error {
 		file := args[0]
+		options.Print = env.Stdout
 		if cli.IsProgram(file) {
 			return cli.Usagef("%s is a program already; asm changes its form", file)
 		}
@@ -30,7 +33,7 @@ func build(flags *pflag.FlagSet) cli.Action {
 		if err := cli.CheckOutput(path); err != nil {
 			return err
 		}
-		job, err := cli.OpenPlan(file, *set, passes.Options{})
+		job, err := cli.OpenPlan(file, *set, *options)
 		if err != nil {
 			return err
 		}
@@ -102,21 +105,25 @@ func dump(flags *pflag.FlagSet) cli.Action {
 	var f dumpFlags
 	flags.IntVar(&f.rank, "rank", -1, "show what this rank runs, instead of all codes")
 	flags.StringVar(&f.section, "section", "", "show only this section: "+strings.Join(sectionNames(), ", "))
-	flags.StringVar(&f.after, "after", "", "show the plan after this pass")
+	flags.StringVar(&f.after, "after", "", "show the plan, or the program, as this pass left it")
 	flags.StringVar(&f.format, "format", "text", "text or json")
 	set := cli.SetFlag(flags, "set")
 	return func(env *cli.Env, args []string) error {
 		if f.format != "text" && f.format != "json" {
 			return cli.Usagef("--format %s: there are text and json", f.format)
 		}
-		if pass := passes.Find(f.after); pass != nil && pass.Run != nil {
+		pass := passes.Find(f.after)
+		switch {
+		case pass == nil && f.after != "":
+			return cli.Usagef("--after %s: there are %s", f.after, strings.Join(passes.Names(), ", "))
+		case pass != nil && pass.Run != nil:
 			return dumpPlan(env.Stdout, args[0], *set, f)
 		}
 		job, err := cli.OpenProgram(args[0], *set)
 		if err != nil {
 			return err
 		}
-		return dumpProgram(env.Stdout, job.Program, f)
+		return dumpProgram(env.Stdout, asAfter(job.Program, f.after), f)
 	}
 }
 
@@ -135,6 +142,31 @@ func dumpPlan(w io.Writer, file string, set []string, f dumpFlags) error {
 	return passes.Report(w, job.Plan)
 }
 
+// asAfter takes back what the passes of code generation behind the given one have added: sync the events, place the
+// offsets.
+func asAfter(p *ir.Program, pass string) *ir.Program {
+	if pass != "lower" && pass != "place" {
+		return p
+	}
+	q := *p
+	q.Codes = slices.Clone(p.Codes)
+	for c := range q.Codes {
+		code := &q.Codes[c]
+		for s := range code.Sections {
+			code.Sections[s] = slices.DeleteFunc(slices.Clone(code.Sections[s]), func(in ir.Instr) bool { return in.Info().Class == ir.ClassSync })
+			code.Events[s] = 0
+		}
+		if pass == "lower" {
+			code.Arenas = [ir.NumArenas]ir.Bytes{}
+			code.Buffers = slices.Clone(code.Buffers)
+			for b := range code.Buffers {
+				code.Buffers[b].Offset = 0
+			}
+		}
+	}
+	return &q
+}
+
 func dumpProgram(w io.Writer, p *ir.Program, f dumpFlags) error {
 	if f.rank >= len(p.Ranks) || f.rank < -1 {
 		return cli.Usagef("--rank %d: the program has ranks 0 to %d", f.rank, len(p.Ranks)-1)
@@ -148,9 +180,9 @@ func dumpProgram(w io.Writer, p *ir.Program, f dumpFlags) error {
 	if f.format == "json" {
 		return dumpJSON(w, p, f.rank)
 	}
-	printer := ir.Printer{Annotate: true}
+	printer := ir.Printer{Annotate: f.after != "lower"} // before place there are no addresses
 	if f.section != "" {
-		w = &withoutLines{w: w, prefix: "  buffer "}
+		w = &withoutLines{w: w, prefixes: []string{"  buffer ", "  state "}}
 	}
 	if f.rank >= 0 {
 		return printer.PrintRank(w, p, f.rank)
@@ -170,7 +202,7 @@ func onlySection(p *ir.Program, name string) (*ir.Program, error) {
 		return nil, cli.Usagef("--section %s: there are %s", name, strings.Join(sectionNames(), ", "))
 	}
 	q := *p
-	q.Codes = append([]ir.Code(nil), p.Codes...)
+	q.Codes = slices.Clone(p.Codes)
 	for c := range q.Codes {
 		for s := range ir.NumSections {
 			if s != keep {
@@ -181,12 +213,12 @@ func onlySection(p *ir.Program, name string) (*ir.Program, error) {
 	return &q, nil
 }
 
-// withoutLines drops lines that begin with a prefix. Whoever asks for one section wants its instructions, which show
+// withoutLines drops lines that begin with one of its prefixes. Whoever asks for one section wants its instructions, which show
 // addresses already.
 type withoutLines struct {
-	w      io.Writer
-	prefix string
-	begun  []byte // a line without its end
+	w        io.Writer
+	prefixes []string
+	begun    []byte // a line without its end
 }
 
 func (f *withoutLines) Write(data []byte) (int, error) {
@@ -196,8 +228,9 @@ func (f *withoutLines) Write(data []byte) (int, error) {
 		if end == 0 {
 			return len(data), nil
 		}
-		if !bytes.HasPrefix(f.begun, []byte(f.prefix)) {
-			if _, err := f.w.Write(f.begun[:end]); err != nil {
+		line := f.begun[:end]
+		if !slices.ContainsFunc(f.prefixes, func(p string) bool { return bytes.HasPrefix(line, []byte(p)) }) {
+			if _, err := f.w.Write(line); err != nil {
 				return 0, err
 			}
 		}
