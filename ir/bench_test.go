@@ -55,6 +55,8 @@ func BenchmarkProgram(b *testing.B) {
 		run("encode", func() error { return ir.Encode(io.Discard, p) })
 		run("decode", func() error { _, err := ir.Decode(file.Bytes()); return err })
 		run("verify", func() error { return ir.Verify(p) })
+		src := text(b, p)
+		run("parse", func() error { _, err := ir.ParseText("bench.sppir", src); return err })
 		run("print", func() error { return ir.Print(io.Discard, p) })
 		b.Logf("%d instructions, %.1f bytes each", count, float64(file.Len())/float64(count))
 	}

@@ -3,6 +3,7 @@ package ir_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -119,7 +120,7 @@ var malformations = []struct {
 	spoil func(p *ir.Program)
 	want  string
 }{
-	{"opcode", func(p *ir.Program) { first(p).Op = ir.NumOps }, "code stage0, init 0: opcode 38 of 38"},
+	{"opcode", func(p *ir.Program) { first(p).Op = ir.NumOps }, fmt.Sprintf("code stage0, init 0: opcode %[1]d of %[1]d", ir.NumOps)},
 	{"stream", func(p *ir.Program) { first(p).Stream = ir.NumStreams }, "init_normal on stream 9 of 9"},
 	{"phase", func(p *ir.Program) { first(p).Prov.Phase = ir.NumPhases }, "phase 5 of 5"},
 	{"line", func(p *ir.Program) { first(p).Prov.Line = 99 }, "spec line 99 of 5"},

@@ -89,6 +89,9 @@ type parser struct {
 	tensors map[string]int
 	codes   map[string]int
 	buffers map[string]int // of the code that is being read
+
+	views      []View // what instructions' operands and attributes are cut from
+	attributes []Attr
 }
 
 func (ps *parser) syntaxError(m *parseMistake) *SyntaxError {

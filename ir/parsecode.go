@@ -9,6 +9,16 @@ import (
 
 // The part of the text form inside a code: buffers, states, results and instructions.
 
+var dtypeNames = func() []string {
+	var names []string
+	for d := range NumDTypes {
+		names = append(names, d.String())
+	}
+	return names
+}()
+
+var arenaNames = []string{Device.String(), Host.String()}
+
 var codeWords = []string{"arena", "buffer", "state", "result", "section"}
 
 func (ps *parser) code() error {
@@ -42,7 +52,7 @@ func (ps *parser) code() error {
 }
 
 func (ps *parser) arenaName() (Arena, error) {
-	i, err := ps.choice("arena", []string{Device.String(), Host.String()})
+	i, err := ps.choice("arena", arenaNames)
 	return Arena(i), err
 }
 
@@ -232,7 +242,7 @@ func (ps *parser) operands(in *Instr) error {
 	if len(row.Operands) == 0 {
 		return nil
 	}
-	in.Args = make([]View, len(row.Operands))
+	in.Args = slab(&ps.views, len(row.Operands))
 	for i := range in.Args {
 		in.Args[i] = Absent()
 	}
@@ -247,6 +257,16 @@ func (ps *parser) operands(in *Instr) error {
 		return ps.errorAt(ps.at, row.Usage(), `expected "=" between what %s writes and what it reads`, row.Name)
 	}
 	return ps.side(row, in.Args[written:], written)
+}
+
+// slab takes n values from a store that grows by many at once.
+func slab[T any](store *[]T, n int) []T {
+	if len(*store) < n {
+		*store = make([]T, 1024)
+	}
+	piece := (*store)[:n:n]
+	*store = (*store)[n:]
+	return piece
 }
 
 // side reads the operands from first on, as many as fit into views.
@@ -323,11 +343,7 @@ func (ps *parser) view() (View, error) {
 	if err := ps.expect(':'); err != nil {
 		return v, err
 	}
-	names := make([]string, 0, NumDTypes)
-	for d := range NumDTypes {
-		names = append(names, d.String())
-	}
-	d, err := ps.choice("element type", names)
+	d, err := ps.choice("element type", dtypeNames)
 	if err != nil {
 		return v, err
 	}
@@ -363,7 +379,7 @@ func (ps *parser) attrs(in *Instr, events int32) error {
 	if len(row.Attrs) == 0 {
 		return nil
 	}
-	in.Attrs = make([]Attr, len(row.Attrs))
+	in.Attrs = slab(&ps.attributes, len(row.Attrs))
 	var given [maxAttrs]bool
 	for !ps.atEnd() && ps.peek() != '!' {
 		at := ps.mark()
