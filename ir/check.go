@@ -157,6 +157,9 @@ func (c *checker) instr(code *Code, in *Instr, events int32) {
 		switch {
 		case v.Present():
 			c.view(code, o.Name, v)
+			if !o.allows(v.DType) {
+				c.fail("%s of %s is %s, not %s", o.Name, row.Name, describeType(v.DType), o.typeText())
+			}
 		case !o.Optional:
 			c.fail("%s lacks operand %s", row.Name, o.Name)
 		case *v != Absent():
@@ -173,6 +176,14 @@ func (c *checker) instr(code *Code, in *Instr, events int32) {
 
 // inTable says whether i indexes a table of n entries. Programs written by hand may leave out the tables of provenance.
 func inTable(i, n int) bool { return i < n || i == 0 && n == 0 }
+
+// describeType names an element type that may be none.
+func describeType(d DType) string {
+	if d < NumDTypes {
+		return d.String()
+	}
+	return fmt.Sprintf("element type %d", d)
+}
 
 func describeAttr(a *Attr) string {
 	if a.Const != 0 {

@@ -128,6 +128,7 @@ var malformations = []struct {
 	{"absent", func(p *ir.Program) { first(p).Args[0] = ir.Absent() }, "init_normal lacks operand w"},
 	{"buffer", func(p *ir.Program) { first(p).Args[0].Buffer = 1 << 20 }, "w is in buffer 1048576 of"},
 	{"element type", func(p *ir.Program) { first(p).Args[0].DType = ir.NumDTypes }, "w has element type 4 of 4"},
+	{"type of an operand", func(p *ir.Program) { first(p).Args[0].DType = ir.U8 }, "w of init_normal is u8, not f32|bf16"},
 	{"offset", func(p *ir.Program) { first(p).Args[0].Offset = -4 }, "w starts at byte -4"},
 	{"shape", func(p *ir.Program) { first(p).Args[0].Shape = [ir.MaxDims]int32{4, 0, 4} }, "w has shape [4 0 4 0]"},
 	{"negative shape", func(p *ir.Program) { first(p).Args[0].Shape[0] = -4 }, "w has shape [-4 4 0 0]"},

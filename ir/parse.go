@@ -196,7 +196,7 @@ func (ps *parser) name(what string) (string, error) {
 	at := ps.mark()
 	w := ps.word()
 	if w == "" || w == "-" {
-		return "", ps.errorAt(at, "", "expected %s", what)
+		return "", ps.errorAt(at, "", "expected the name of a %s", what)
 	}
 	return w, nil
 }
@@ -287,7 +287,7 @@ func (ps *parser) keyed(key string, lo, hi int64) (int64, error) {
 // lookup resolves a name that must have been defined.
 func (ps *parser) lookup(what string, table map[string]int) (int, error) {
 	at := ps.mark()
-	name, err := ps.name("the name of a " + what)
+	name, err := ps.name(what)
 	if err != nil {
 		return 0, err
 	}
@@ -320,7 +320,7 @@ func (ps *parser) choice(what string, words []string) (int, error) {
 // define adds a name to a table.
 func (ps *parser) define(what string, table map[string]int) (string, error) {
 	at := ps.mark()
-	name, err := ps.name("the name of a " + what)
+	name, err := ps.name(what)
 	if err != nil {
 		return "", err
 	}

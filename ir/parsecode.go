@@ -123,7 +123,7 @@ func (ps *parser) state(c *Code) error {
 }
 
 func (ps *parser) result(c *Code) error {
-	name, err := ps.name("the name of a result")
+	name, err := ps.name("result")
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ func (o *Operand) allows(d DType) bool {
 	case "T", "F":
 		return d == F32 || d == BF16
 	}
-	return d.String() == o.Types
+	return d < NumDTypes && d.String() == o.Types
 }
 
 // typeText is the rule for readers.
