@@ -179,12 +179,11 @@ func (l *layout) rank(r int) ir.Rank {
 
 func (l *layout) constValue(name string, d, i, k int) int64 {
 	par := l.plan.Parallel
-	self := (d*par.PP+i)*par.SP + k
 	switch name {
-	case constPrev:
-		return int64(max(self-par.SP, d*par.PP*par.SP+k)) // of the first stage: itself, and nobody asks
+	case constPrev: // the stages of a replica are a ring
+		return int64((d*par.PP+(i+par.PP-1)%par.PP)*par.SP + k)
 	case constNext:
-		return int64(min(self+par.SP, ((d+1)*par.PP-1)*par.SP+k))
+		return int64((d*par.PP+(i+1)%par.PP)*par.SP + k)
 	case graph.ConstReplica:
 		return int64(d * par.Microbatches * par.Microbatch)
 	case graph.ConstEvalFirst:

@@ -2,6 +2,7 @@ package codegen
 
 import (
 	"fmt"
+	"slices"
 
 	"sppo/graph"
 	"sppo/ir"
@@ -11,15 +12,16 @@ import (
 // stage lowers the tasks of one pipeline rank to instructions.
 type stage struct {
 	*layout
-	index0  int // number of the stage
-	layers  []int
+	index0  int     // number of the stage
+	layers  [][]int // global numbers, of each virtual stage
+	steps   []step
 	code    ir.Code
 	buffers []buffer
 	parts   []part // the buffers of each section
 	*emitter
 
 	embedding []*param
-	layer     [][]*param // [local layer]
+	layer     map[int][]*param // [global layer]
 	head      []*param
 	loss      uint32
 	evalLoss  uint32
@@ -29,8 +31,10 @@ type stage struct {
 	touched   map[touch]bool      // accumulators that this section has written
 	caches    map[cacheKey]uint32 // K, V and their gradients
 	saved     map[unitKey]savedUnit
-	taskStart position // where the previous task began
-	lagging   []uint32 // buffers whose messages may still be under way: held until the end of the next task
+	taskStart position               // where the previous task began
+	inputs    map[passes.Task]uint32 // what tasks start from, where another task or rank has made it
+	outputs   map[passes.Task]uint32 // results that are yet to be sent
+	lagging   []uint32               // buffers whose messages may still be under way: held until the end of the next task
 	training  bool
 }
 
@@ -55,14 +59,7 @@ type savedUnit struct {
 
 // lower makes the code of stage i: sections, buffers with their lives, no places and no events yet.
 func (l *layout) lower(i int) *stage {
-	s := &stage{layout: l, index0: i}
-	first := 0
-	for k := range i {
-		first += l.plan.LayersPerStage[k]
-	}
-	for k := range l.plan.LayersPerStage[i] {
-		s.layers = append(s.layers, first+k)
-	}
+	s := &stage{layout: l, index0: i, layers: l.plan.StageLayers(i), steps: l.steps[i], layer: map[int][]*param{}}
 	s.code.Name = fmt.Sprintf("stage%d", i)
 	s.lowerInit()
 	s.lowerStep()
@@ -77,6 +74,7 @@ func (s *stage) last() bool  { return s.index0 == s.plan.Parallel.PP-1 }
 func (s *stage) begin(section ir.Section, phase ir.Phase) {
 	s.emitter = &emitter{section: section, buffers: &s.buffers}
 	s.touched, s.caches, s.saved = map[touch]bool{}, map[cacheKey]uint32{}, map[unitKey]savedUnit{}
+	s.inputs, s.outputs = map[passes.Task]uint32{}, map[passes.Task]uint32{}
 	s.lagging, s.taskStart = nil, 0
 	s.prov = ir.Provenance{Phase: phase, Stage: int16(s.index0), Layer: ir.None, Subsequence: ir.None, Microbatch: ir.None}
 	s.decidedBy("lower", "model")
@@ -101,9 +99,9 @@ func (s *stage) lowerInit() {
 	if s.first() {
 		s.embedding = s.newParams(s.model.Embedding, "")
 	}
-	for _, l := range s.layers {
+	for _, l := range slices.Concat(s.layers...) {
 		s.prov.Layer = int32(l)
-		s.layer = append(s.layer, s.newParams(s.model.Layer, layerPrefix(l)))
+		s.layer[l] = s.newParams(s.model.Layer, layerPrefix(l))
 	}
 	s.prov.Layer = ir.None
 	if s.last() {
@@ -149,45 +147,69 @@ func (s *stage) lowerStep() {
 	if s.last() {
 		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.loss, ir.F32, 1)}, ir.Float(0))
 	}
-	tasks := s.plan.Tasks[s.index0]
-	for i := range tasks {
-		start := s.now()
-		s.task(tasks, i)
-		s.taskStart = start
+	for _, st := range s.steps {
+		s.step(s.plan.Tasks[s.index0], st)
 	}
 	s.optimizer()
 	s.end()
 }
 
-// task emits one forward or backward with its messages and copies.
-func (s *stage) task(tasks []passes.Task, i int) {
-	t := tasks[i]
-	lagging := s.lagging
-	s.lagging = nil
+func (s *stage) step(tasks []passes.Task, st step) {
+	t := tasks[st.task]
+	s.at(t)
+	switch st.kind {
+	case receiving:
+		s.receive(t)
+	case sending:
+		s.send(t)
+	case running:
+		start, lagging := s.now(), s.lagging
+		s.lagging = nil
+		if t.Kind == passes.Forward {
+			s.forward(t, around(tasks, st.task))
+		} else {
+			s.backward(t, around(tasks, st.task))
+		}
+		for _, b := range lagging {
+			s.hold(b)
+		}
+		s.taskStart = start
+	}
+	s.prov.Microbatch, s.prov.Subsequence, s.prov.Layer, s.prov.Stage = ir.None, ir.None, ir.None, int16(s.index0)
+}
+
+// at sets the provenance of what a task emits.
+func (s *stage) at(t passes.Task) {
 	s.prov.Microbatch, s.prov.Subsequence = int32(t.Microbatch), int32(t.Subsequence)
-	switch t.Kind {
-	case passes.Forward:
-		var previous *passes.Task // whose offloads must be out layer by layer
-		if i > 0 && tasks[i-1].Kind == passes.Forward {
-			previous = &tasks[i-1]
-		}
+	s.prov.Stage = int16(t.Chunk*s.plan.Parallel.PP + s.index0)
+	switch {
+	case !s.training:
+		s.prov.Phase = ir.PhaseEval
+	case t.Kind == passes.Forward:
 		s.prov.Phase = ir.PhaseForward
-		s.forward(t, previous)
-	case passes.Backward:
+	default:
 		s.prov.Phase = ir.PhaseBackward
-		if i > 0 && tasks[i-1].Kind == passes.Forward {
-			s.turn(tasks[i-1], t)
-		}
-		var next *passes.Task
-		if i+1 < len(tasks) && tasks[i+1].Kind == passes.Backward {
-			next = &tasks[i+1]
-		}
-		s.backward(t, next)
 	}
-	for _, b := range lagging {
-		s.hold(b)
+}
+
+// neighbours are the tasks beside one whose copies go along with it: leaving is the forward before it, whose offloads
+// end while it runs; due is the backward after it, whose units come back meanwhile. A backward that follows its own
+// forward is the turn: nothing runs between its copies out and back.
+type neighbours struct {
+	leaving, due *passes.Task
+	turn         bool
+}
+
+func around(tasks []passes.Task, i int) neighbours {
+	var n neighbours
+	if i > 0 && tasks[i-1].Kind == passes.Forward {
+		n.leaving = &tasks[i-1]
+		n.turn = tasks[i].Undoes(tasks[i-1])
 	}
-	s.prov.Microbatch, s.prov.Subsequence, s.prov.Layer = ir.None, ir.None, ir.None
+	if i+1 < len(tasks) && tasks[i+1].Kind == passes.Backward && !tasks[i+1].Undoes(tasks[i]) {
+		n.due = &tasks[i+1]
+	}
+	return n
 }
 
 // hidden is the size and view of the rows that stages pass on.
@@ -208,17 +230,15 @@ func (s *stage) label(t passes.Task, layer int, value string) string {
 	return fmt.Sprintf("%sm%d.s%d.l%d.%s", prefix, t.Microbatch, t.Subsequence, layer, value)
 }
 
-func (s *stage) forward(t passes.Task, previous *passes.Task) {
+func (s *stage) forward(t passes.Task, beside neighbours) {
 	x := s.forwardInput(t)
-	for k, l := range s.layers {
-		x = s.forwardLayer(t, k, l, x)
-		if previous != nil {
-			s.releaseOffloaded(*previous, l)
-		}
+	for k, l := range s.layers[t.Chunk] {
+		x = s.forwardLayer(t, l, x)
+		s.copiesBeside(beside, k)
 	}
-	if !s.last() {
-		s.message(ir.Send, ir.SendNext, constNext, t, x)
-		s.lagging = append(s.lagging, x)
+	s.copiesAfter(beside, len(s.layers[t.Chunk]))
+	if _, _, ok := s.plan.Target(s.index0, t); ok {
+		s.pass(t, x)
 		return
 	}
 	if s.training {
@@ -231,39 +251,74 @@ func (s *stage) forward(t passes.Task, previous *passes.Task) {
 // headLayer stands for the head where a layer is asked for.
 const headLayer = -1
 
+// pass hands a result on: to a task of the same rank, or to a message.
+func (s *stage) pass(t passes.Task, x uint32) {
+	if to, next, _ := s.plan.Target(s.index0, t); to == s.index0 {
+		s.inputs[next] = x
+		return
+	}
+	s.outputs[t] = x
+}
+
+// input is what a task starts from.
+func (s *stage) input(t passes.Task) uint32 {
+	x := s.inputs[t]
+	delete(s.inputs, t)
+	return x
+}
+
 func (s *stage) forwardInput(t passes.Task) uint32 {
-	z := s.plan.Size(t.Subsequence)
-	if !s.first() {
-		return s.receive(ir.RecvPrev, constPrev, t, "ln1.in", s.layers[0])
+	if _, _, fed := s.plan.Source(s.index0, t); fed {
+		return s.input(t)
 	}
 	s.decidedBy("lower", "model.vocab")
-	e := s.newEnv(s.model.Embedding, s.embedding, t, ir.None, z)
+	e := s.newEnv(s.model.Embedding, s.embedding, t, ir.None, s.plan.Size(t.Subsequence))
 	e.run(s.model.Embedding.Forward)
 	return e.at[s.model.Embedding.Output].buffer
 }
 
-func (s *stage) forwardLayer(t passes.Task, k, layer int, x uint32) uint32 {
+func (s *stage) forwardLayer(t passes.Task, layer int, x uint32) uint32 {
 	b := s.model.Layer
 	s.prov.Layer = int32(layer)
 	s.decidedBy("lower", "model.layers")
-	e := s.newEnv(b, s.layer[k], t, layer, s.plan.Size(t.Subsequence))
+	e := s.newEnv(b, s.layer[layer], t, layer, s.plan.Size(t.Subsequence))
 	e.put(b.Input, x, 0)
 	if s.training {
-		e.saveUnits(k)
+		e.saveUnits(s.local(layer))
 	}
 	e.run(b.Forward)
 	s.prov.Layer = ir.None
 	return e.at[b.Output].buffer
 }
 
-// receive issues the message that brings a task's input. Its buffer is reserved from the start of the previous
-// task on, so that the message may arrive while that task runs.
-func (s *stage) receive(stream ir.Stream, peer string, t passes.Task, value string, layer int) uint32 {
+// local is where a layer stands among all layers of the rank, as fates count them.
+func (s *stage) local(layer int) int { return slices.Index(slices.Concat(s.layers...), layer) }
+
+// receive issues the message that brings a task's input. Its buffer is reserved from the start of the task before it
+// on, so that the message may arrive while that task runs.
+func (s *stage) receive(t passes.Task) {
+	layers, name, stream, peer := s.layers[t.Chunk], "ln1.in", ir.RecvPrev, constPrev
+	layer := layers[0]
+	if t.Kind == passes.Backward {
+		layer, name, stream, peer = layers[len(layers)-1], "d.out", ir.RecvNext, constNext
+	}
 	size, _ := s.hidden(s.plan.Size(t.Subsequence))
-	b := s.allocate(s.label(t, layer, value), ir.Device, size)
+	b := s.allocate(s.label(t, layer, name), ir.Device, size)
 	s.reserve(b, s.taskStart)
 	s.message(ir.Recv, stream, peer, t, b)
-	return b
+	s.inputs[t] = b
+}
+
+// send issues the message that takes a task's result on; its buffer is held until the end of the next task.
+func (s *stage) send(t passes.Task) {
+	stream, peer := ir.SendNext, constNext
+	if t.Kind == passes.Backward {
+		stream, peer = ir.SendPrev, constPrev
+	}
+	b := s.outputs[t]
+	delete(s.outputs, t)
+	s.message(ir.Send, stream, peer, t, b)
+	s.lagging = append(s.lagging, b)
 }
 
 func (s *stage) message(op ir.Op, stream ir.Stream, peer string, t passes.Task, b uint32) {
@@ -272,24 +327,26 @@ func (s *stage) message(op ir.Op, stream ir.Stream, peer string, t passes.Task, 
 	s.op(op, stream, []ir.View{view(b)}, s.constRef(peer))
 }
 
-// backward emits the gradients of a task, and after each layer the reload of the same layer for the next backward,
-// into the bytes that this layer has just freed.
-func (s *stage) backward(t passes.Task, next *passes.Task) {
+// backward emits the gradients of a task.
+func (s *stage) backward(t passes.Task, beside neighbours) {
+	if beside.turn {
+		s.turn(t)
+		beside.leaving = nil
+	}
 	var dy uint32
-	if s.last() {
-		dy = s.backwardHead(t)
+	if _, _, fed := s.plan.Source(s.index0, t); fed {
+		dy = s.input(t)
 	} else {
-		dy = s.receive(ir.RecvNext, constNext, t, "d.out", s.layers[len(s.layers)-1])
+		dy = s.backwardHead(t)
 	}
-	for k := len(s.layers) - 1; k >= 0; k-- {
-		dy = s.backwardLayer(t, k, dy)
-		if next != nil {
-			s.reload(*next, s.layers[k])
-		}
+	layers := s.layers[t.Chunk]
+	for k := range layers {
+		dy = s.backwardLayer(t, layers[len(layers)-1-k], dy)
+		s.copiesBeside(beside, k)
 	}
-	if !s.first() {
-		s.message(ir.Send, ir.SendPrev, constPrev, t, dy)
-		s.lagging = append(s.lagging, dy)
+	s.copiesAfter(beside, len(layers))
+	if _, _, ok := s.plan.Target(s.index0, t); ok {
+		s.pass(t, dy)
 		return
 	}
 	s.decidedBy("lower", "model.vocab")
@@ -299,11 +356,11 @@ func (s *stage) backward(t passes.Task, next *passes.Task) {
 	e.run(s.model.Embedding.Backward)
 }
 
-func (s *stage) backwardLayer(t passes.Task, k int, dy uint32) uint32 {
-	b, layer := s.model.Layer, s.layers[k]
+func (s *stage) backwardLayer(t passes.Task, layer int, dy uint32) uint32 {
+	b := s.model.Layer
 	s.prov.Layer = int32(layer)
 	s.decidedBy("lower", "model.layers")
-	e := s.newEnv(b, s.layer[k], t, layer, s.plan.Size(t.Subsequence))
+	e := s.newEnv(b, s.layer[layer], t, layer, s.plan.Size(t.Subsequence))
 	e.put(b.DOutput, dy, 0)
 	e.loadUnits()
 	e.run(b.Backward)
@@ -329,19 +386,11 @@ func (s *stage) lowerEval() {
 	if s.last() {
 		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.evalLoss, ir.F32, 1)}, ir.Float(0))
 	}
-	for i := range s.plan.Subsequences.Lengths {
-		start := s.now()
-		t := passes.Task{Kind: passes.Forward, Subsequence: i}
-		s.prov.Microbatch, s.prov.Subsequence = 0, int32(i)
-		lagging := s.lagging
-		s.lagging = nil
-		s.forward(t, nil)
-		for _, b := range lagging {
-			s.hold(b)
+	for _, st := range s.steps {
+		if t := s.plan.Tasks[s.index0][st.task]; t.Kind == passes.Forward && t.Microbatch == 0 {
+			s.step([]passes.Task{t}, step{kind: st.kind})
 		}
-		s.taskStart = start
 	}
-	s.prov.Microbatch, s.prov.Subsequence = ir.None, ir.None
 	if s.last() {
 		s.averageOverReplicas(s.evalLoss)
 	}

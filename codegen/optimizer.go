@@ -1,6 +1,8 @@
 package codegen
 
 import (
+	"slices"
+
 	"sppo/graph"
 	"sppo/ir"
 )
@@ -8,8 +10,8 @@ import (
 // params are the parameters of the stage in the global order of tensors, a tied head last.
 func (s *stage) params() []*param {
 	ps := append([]*param(nil), s.embedding...)
-	for _, l := range s.layer {
-		ps = append(ps, l...)
+	for _, l := range slices.Concat(s.layers...) {
+		ps = append(ps, s.layer[l]...)
 	}
 	return append(ps, s.head...)
 }

@@ -19,6 +19,7 @@ type layout struct {
 	consts  []string
 	starts  []int64 // token at which each subsequence starts
 	lines   *lineTable
+	steps   [][]step // of every pipeline rank
 }
 
 func newLayout(plan *passes.Plan) *layout {
@@ -35,6 +36,7 @@ func newLayout(plan *passes.Plan) *layout {
 		at += n
 	}
 	l.consts = l.constNames()
+	l.steps = l.timeline()
 	return l
 }
 

@@ -100,8 +100,34 @@ func in(b uint32, v ir.View) ir.View {
 	return v
 }
 
-// releaseOffloaded holds the units of a layer that the previous task offloads until now: the copy has had the time
-// of one task, and what takes the bytes from here on waits for it.
+// copiesBeside ends and begins the copies of other tasks that go along with the k-th layer of a task: the offloads of
+// the k-th layer of the forward before it have had the time of one task, and what takes their bytes from here on waits
+// for them; the k-th layer that the backward after it needs comes back, into the bytes that this layer has just freed.
+func (s *stage) copiesBeside(n neighbours, k int) {
+	if n.leaving != nil {
+		if layers := s.layers[n.leaving.Chunk]; k < len(layers) {
+			s.releaseOffloaded(*n.leaving, layers[k])
+		}
+	}
+	if n.due != nil {
+		if layers := s.layers[n.due.Chunk]; k < len(layers) {
+			s.reload(*n.due, layers[len(layers)-1-k])
+		}
+	}
+}
+
+// copiesAfter is for neighbours with more layers than the task.
+func (s *stage) copiesAfter(n neighbours, layers int) {
+	for _, t := range []*passes.Task{n.leaving, n.due} {
+		if t == nil {
+			continue
+		}
+		for k := layers; k < len(s.layers[t.Chunk]); k++ {
+			s.copiesBeside(n, k)
+		}
+	}
+}
+
 func (s *stage) releaseOffloaded(t passes.Task, layer int) {
 	for u := range s.model.Layer.Units {
 		if saved, ok := s.saved[unitKey{t.Microbatch, t.Subsequence, layer, u}]; ok && saved.onHost {
@@ -110,14 +136,14 @@ func (s *stage) releaseOffloaded(t passes.Task, layer int) {
 	}
 }
 
-// turn lies between the last forward and the first backward: offloads of the former end, reloads for the latter
-// begin, last layer first.
-func (s *stage) turn(last, first passes.Task) {
-	for k := len(s.layers) - 1; k >= 0; k-- {
-		s.releaseOffloaded(last, s.layers[k])
+// turn lies between a forward and its own backward: the offloads end, and the reloads begin, last layer first.
+func (s *stage) turn(t passes.Task) {
+	layers := s.layers[t.Chunk]
+	for _, l := range layers {
+		s.releaseOffloaded(t, l)
 	}
-	for k := len(s.layers) - 1; k >= 0; k-- {
-		s.reload(first, s.layers[k])
+	for k := range layers {
+		s.reload(t, layers[len(layers)-1-k])
 	}
 }
 

@@ -16,10 +16,10 @@ import (
 func offload(c *Context, p *Plan) error {
 	policy, alpha, why := p.wantedAlpha()
 	p.Offload = Offload{Policy: policy}
-	for s := range p.LayersPerStage {
+	for s := range p.Parallel.PP {
 		alphas, fates := make([]float64, p.Subsequences.N), make([]string, p.Subsequences.N)
 		for i := range fates {
-			fates[i], alphas[i] = chooseUnits(p.unitBytes(c, i), p.LayersPerStage[s], alpha(i))
+			fates[i], alphas[i] = chooseUnits(p.unitBytes(c, i), p.layersOf(s), alpha(i))
 		}
 		p.Offload.Alpha, p.Offload.Fate = append(p.Offload.Alpha, alphas), append(p.Offload.Fate, fates)
 	}
@@ -111,8 +111,8 @@ func placedShare(fate string, sizes []ir.Bytes) float64 {
 // keepAll is the plan without offload.
 func keepAll(c *Context, p *Plan) {
 	p.Offload = Offload{Policy: "none"}
-	for s := range p.LayersPerStage {
-		fate := strings.Repeat(string(FateKeep), p.LayersPerStage[s]*len(c.Model(p).Layer.Units))
+	for s := range p.Parallel.PP {
+		fate := strings.Repeat(string(FateKeep), p.layersOf(s)*len(c.Model(p).Layer.Units))
 		p.Offload.Alpha = append(p.Offload.Alpha, make([]float64, p.Subsequences.N))
 		p.Offload.Fate = append(p.Offload.Fate, slices.Repeat([]string{fate}, p.Subsequences.N))
 	}
@@ -120,7 +120,7 @@ func keepAll(c *Context, p *Plan) {
 
 // checkOffload: a letter for every unit of every layer of the stage, alpha what the letters amount to.
 func checkOffload(c *Context, p *Plan) error {
-	o, stages := p.Offload, len(p.LayersPerStage)
+	o, stages := p.Offload, p.Parallel.PP
 	if len(o.Fate) != stages || len(o.Alpha) != stages {
 		return fmt.Errorf("offload is given for %d stages (alpha for %d) of %d", len(o.Fate), len(o.Alpha), stages)
 	}
@@ -139,8 +139,8 @@ func checkOffload(c *Context, p *Plan) error {
 
 func (p *Plan) checkFate(layer *graph.Block, s, i int) error {
 	fate, alpha := p.Offload.Fate[s][i], p.Offload.Alpha[s][i]
-	if want := p.LayersPerStage[s] * len(layer.Units); len(fate) != want {
-		return fmt.Errorf("fate has %d letters for %d units of %d layers, which want %d", len(fate), len(layer.Units), p.LayersPerStage[s], want)
+	if want := p.layersOf(s) * len(layer.Units); len(fate) != want {
+		return fmt.Errorf("fate has %d letters for %d units of %d layers, which want %d", len(fate), len(layer.Units), p.layersOf(s), want)
 	}
 	for at := range len(fate) {
 		if fate[at] != FateOffload && fate[at] != FateKeep {

@@ -114,7 +114,7 @@ func TestRunnerNamesThePass(t *testing.T) {
 func TestNotYet(t *testing.T) {
 	for _, set := range []string{
 		"schedule.offload=adaptive", "schedule.offload=carry", "schedule.offload=memory",
-		"schedule.mux=on", "schedule.mux=left", "schedule.mux=right", "schedule.virtual_stages=2",
+		"schedule.mux=on", "schedule.mux=left", "schedule.mux=right",
 		"schedule.sp_mode=ulysses", "schedule.keep=[]", "schedule.keep=[k]",
 		"schedule.partition=time", "schedule.strategy=1f1b",
 	} {

@@ -71,12 +71,19 @@ const (
 	Backward TaskKind = "B"
 )
 
-// Task is the forward or backward of one subsequence of one microbatch on one stage. It is written "F0.3" in JSON:
-// kind, microbatch, subsequence.
+// Task is the forward or backward of one subsequence of one microbatch on one virtual stage of a pipeline rank. It is
+// written "F0.3" in JSON: kind, microbatch, subsequence; "F0.3.1" on the second virtual stage of its rank.
 type Task struct {
 	Kind        TaskKind
 	Microbatch  int
 	Subsequence int
+	Chunk       int // virtual stage Chunk*PP + rank; Megatron's model chunk
+}
+
+// Undoes says whether a backward is that of a forward.
+func (t Task) Undoes(f Task) bool {
+	f.Kind = Backward
+	return t == f
 }
 
 // UnitType is the paper's class of an activation by its lifespan.
@@ -196,6 +203,54 @@ func (p *Plan) firstLayers() []int {
 		first = append(first, first[i]+n)
 	}
 	return first
+}
+
+// StageLayers are the numbers of the layers that a pipeline rank holds, for each of its virtual stages.
+func (p *Plan) StageLayers(rank int) [][]int {
+	first := p.firstLayers()
+	chunks := make([][]int, 0, p.Parallel.VirtualStages)
+	for j := rank; j < len(p.LayersPerStage); j += p.Parallel.PP {
+		layers := make([]int, p.LayersPerStage[j])
+		for k := range layers {
+			layers[k] = first[j] + k
+		}
+		chunks = append(chunks, layers)
+	}
+	return chunks
+}
+
+// layersOf is the number of layers of a pipeline rank.
+func (p *Plan) layersOf(rank int) int {
+	n := 0
+	for j := rank; j < len(p.LayersPerStage); j += p.Parallel.PP {
+		n += p.LayersPerStage[j]
+	}
+	return n
+}
+
+// Source is the pipeline rank and the task on it that a task's input comes from; ok is false where it comes from the
+// tokens or the loss.
+func (p *Plan) Source(rank int, t Task) (from int, source Task, ok bool) {
+	return p.neighbour(rank, t, -1)
+}
+
+// Target is the pipeline rank and the task on it that goes on with a task's result, if any.
+func (p *Plan) Target(rank int, t Task) (to int, target Task, ok bool) {
+	return p.neighbour(rank, t, +1)
+}
+
+// neighbour is the same task some virtual stages on in its direction.
+func (p *Plan) neighbour(rank int, t Task, on int) (int, Task, bool) {
+	pp := p.Parallel.PP
+	if t.Kind == Backward {
+		on = -on
+	}
+	j := t.Chunk*pp + rank + on
+	if j < 0 || j >= pp*p.Parallel.VirtualStages {
+		return 0, Task{}, false
+	}
+	t.Chunk = j / pp
+	return j % pp, t, true
 }
 
 // Size is the shape of a task of subsequence i.

@@ -40,7 +40,7 @@ func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 	g, n := c.Model(p), p.Subsequences.N
 	pr := pricer{m, p.widestLink(m, p.stageRanks)}
 	between := p.widestLink(m, p.neighbours)
-	stages := len(p.LayersPerStage)
+	stages := p.Parallel.PP
 	t := &costs{d2h: make([][][]ir.Seconds, stages), h2d: make([][][]ir.Seconds, stages)}
 	for i := range n {
 		z := p.Size(i)
@@ -161,8 +161,8 @@ func (pr pricer) makespan(b *graph.Block, nodes []graph.Node, z graph.Size) ir.S
 func optimizerTime(c *Context, p *Plan, m cost.Model) ir.Seconds {
 	g := c.Model(p)
 	var slowest ir.Seconds
-	for s, layers := range p.LayersPerStage {
-		t := p.updateTime(g, g.Layer, m) * ir.Seconds(layers)
+	for s := range p.Parallel.PP {
+		t := p.updateTime(g, g.Layer, m) * ir.Seconds(p.layersOf(s))
 		if s == 0 {
 			t += p.updateTime(g, g.Embedding, m)
 		}

@@ -9,16 +9,23 @@ import (
 )
 
 // pipelineOf is a plan with no more than what simulate looks at, and its costs: one layer a stage.
-func pipelineOf(stages int, f, b []ir.Seconds) (*Plan, *costs) {
+func pipelineOf(stages int, f, b []ir.Seconds) (*Plan, *costs) { return interleavedOf(stages, 1, f, b) }
+
+// interleavedOf has v virtual stages of one layer a rank.
+func interleavedOf(stages, v int, f, b []ir.Seconds) (*Plan, *costs) {
 	n := len(f)
-	p := &Plan{Parallel: Parallel{PP: stages, SP: 1, DP: 1, Microbatches: 1}, Subsequences: Subsequences{N: n}}
+	p := &Plan{
+		Parallel:       Parallel{PP: stages, SP: 1, DP: 1, VirtualStages: v, Microbatches: 1},
+		Subsequences:   Subsequences{N: n},
+		LayersPerStage: slices.Repeat([]int{1}, stages*v),
+	}
 	if err := schedule(nil, p); err != nil {
 		panic("internal: " + err.Error())
 	}
 	none := make([]ir.Seconds, n)
 	c := &costs{forward: f, backward: b, embed: none, embedGrad: none, head: none, message: none}
 	for range stages {
-		c.d2h, c.h2d = append(c.d2h, copies(n, 0)), append(c.h2d, copies(n, 0))
+		c.d2h, c.h2d = append(c.d2h, noCopies(n, v)), append(c.h2d, noCopies(n, v))
 	}
 	return p, c
 }
@@ -30,6 +37,29 @@ func copies(n int, d ir.Seconds) [][]ir.Seconds {
 		out[i] = []ir.Seconds{d}
 	}
 	return out
+}
+
+func noCopies(n, layers int) [][]ir.Seconds {
+	out := make([][]ir.Seconds, n)
+	for i := range out {
+		out[i] = make([]ir.Seconds, layers)
+	}
+	return out
+}
+
+// TestBubbleOfVirtualStages: T = N(f+b) + (PP-1)(f+b)/v, where N is a multiple of the groups of 2*PP.
+func TestBubbleOfVirtualStages(t *testing.T) {
+	for _, c := range [][3]int{{2, 2, 4}, {2, 4, 8}, {4, 2, 8}, {4, 8, 16}, {8, 4, 32}} {
+		stages, v, n := c[0], c[1], c[2]
+		p, costs := interleavedOf(stages, v, slices.Repeat([]ir.Seconds{1}, n), slices.Repeat([]ir.Seconds{2}, n))
+		if err := checkSchedule(nil, p); err != nil {
+			t.Fatal(err)
+		}
+		p.simulate(costs)
+		if want := ir.Seconds(3 * (v*n + stages - 1)); !near(p.Time.StepS, want) {
+			t.Errorf("%d stages, %d virtual, %d subsequences: %g, want %g", stages, v, n, p.Time.StepS, want)
+		}
+	}
 }
 
 func near(a, b ir.Seconds) bool { return math.Abs(float64(a-b)) <= 1e-9*math.Abs(float64(b)) }
@@ -97,6 +127,7 @@ func TestExposedReload(t *testing.T) {
 	if p.Time.ExposedTransferS != 2 || p.Time.StepS != 8 {
 		t.Errorf("one layer: exposed %g, step %g; want 2, 8", float64(p.Time.ExposedTransferS), float64(p.Time.StepS))
 	}
+	p.LayersPerStage = []int{2}
 	c.h2d[0] = [][]ir.Seconds{{1, 1}, {1, 1}}
 	c.d2h[0] = [][]ir.Seconds{{0, 0}, {0, 0}}
 	p.simulate(c)

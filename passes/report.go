@@ -90,7 +90,6 @@ func (p *Plan) offloadInWords() string {
 
 // reportStages shows memory once codegen has placed it.
 func (p *Plan) reportStages(b *strings.Builder) {
-	first := p.firstLayers()
 	makespan := p.Time.StepS - p.Time.OptimizerS
 	table(b, func(line func(...string)) {
 		head := []string{"stage", "layers", "busy", "idle"}
@@ -99,7 +98,7 @@ func (p *Plan) reportStages(b *strings.Builder) {
 		}
 		line(head...)
 		for s := range p.Tasks {
-			cells := []string{fmt.Sprint(s), layerRange(first[s], first[s+1]-1), p.Time.BusyS[s].String(),
+			cells := []string{fmt.Sprint(s), layerRanges(p.StageLayers(s)), p.Time.BusyS[s].String(),
 				fmt.Sprintf("%.1f%%", 100*(1-float64(p.Time.BusyS[s]/max(makespan, 1e-12))))}
 			if p.Memory.Placed {
 				cells = append(cells, ofCapacity(p.Memory.DevicePeakBytes[s], p.Memory.DeviceCapacityBytes),
@@ -111,11 +110,16 @@ func (p *Plan) reportStages(b *strings.Builder) {
 	b.WriteByte('\n')
 }
 
-func layerRange(first, last int) string {
-	if first == last {
-		return fmt.Sprint(first)
+// layerRanges writes the layers of each virtual stage: "0-3 8-11".
+func layerRanges(chunks [][]int) string {
+	words := make([]string, len(chunks))
+	for i, layers := range chunks {
+		words[i] = fmt.Sprint(layers[0])
+		if n := len(layers); n > 1 {
+			words[i] += fmt.Sprintf("-%d", layers[n-1])
+		}
 	}
-	return fmt.Sprintf("%d-%d", first, last)
+	return strings.Join(words, " ")
 }
 
 func ofCapacity(n, capacity ir.Bytes) string {
@@ -170,7 +174,7 @@ func (p *Plan) reportFit(b *strings.Builder) {
 // residentBytes is what no offload moves: the state of the stage's parameters, and the caches with their gradients.
 func (p *Plan) residentBytes(stage int) (state, caches ir.Bytes) {
 	g := graph.New(p.Model, p.Parallel.SP, p.Train.Sequence, p.Recompute)
-	layers := ir.Bytes(p.LayersPerStage[stage])
+	layers := ir.Bytes(p.layersOf(stage))
 	state = layers * stateBytes(g, g.Layer)
 	if stage == 0 {
 		state += stateBytes(g, g.Embedding)

@@ -6,19 +6,21 @@ import (
 	"strings"
 )
 
-// schedule orders the tasks of every stage.
+// schedule orders the tasks of every pipeline rank.
 //
 // Input: Parallel, Subsequences. Output: Tasks. Paper: section 3; a stage forwards s_0 .. s_{N-1} and then goes
-// backward from s_{N-1} to s_0, since gradients of K and V flow from later to earlier subsequences.
+// backward from s_{N-1} to s_0, since gradients of K and V flow from later to earlier subsequences. With virtual
+// stages a rank takes rounds: a group of 2*PP subsequences through its first virtual stage, the same group through its
+// second, and so on; groups of PP would stall on the latency of messages. Backward is the exact mirror.
 func schedule(_ *Context, p *Plan) error {
-	n := p.Subsequences.N
-	order := make([]Task, 0, 2*n*p.Parallel.Microbatches)
+	var order []Task
 	for m := range p.Parallel.Microbatches {
-		for i := range n {
-			order = append(order, Task{Forward, m, i})
-		}
-		for i := range n {
-			order = append(order, Task{Backward, m, n - 1 - i})
+		forward := p.forwardOrder(m)
+		order = append(order, forward...)
+		for i := len(forward) - 1; i >= 0; i-- {
+			t := forward[i]
+			t.Kind = Backward
+			order = append(order, t)
 		}
 	}
 	p.Tasks = make([][]Task, p.Parallel.PP)
@@ -26,14 +28,52 @@ func schedule(_ *Context, p *Plan) error {
 		p.Tasks[s] = append([]Task(nil), order...)
 	}
 	p.decide("schedule", "order", "one sequence at a time", "all subsequences forward, then all backward in reverse: K and V of one microbatch live at a time")
+	if v := p.Parallel.VirtualStages; v > 1 {
+		p.decide("schedule", "interleave", fmt.Sprintf("%d virtual stages a rank", v),
+			fmt.Sprintf("groups of %d subsequences pass through one virtual stage after another, so that the bubble is a %s of the plain pipeline's", 2*p.Parallel.PP, fraction(v)))
+	}
 	return nil
 }
 
-// MarshalText writes "F0.3": kind, microbatch, subsequence.
+func fraction(v int) string {
+	switch v {
+	case 2:
+		return "half"
+	case 3:
+		return "third"
+	case 4:
+		return "quarter"
+	}
+	return fmt.Sprintf("1/%d", v)
+}
+
+// forwardOrder is what a rank forwards of one microbatch.
+func (p *Plan) forwardOrder(microbatch int) []Task {
+	n, v := p.Subsequences.N, p.Parallel.VirtualStages
+	group := n
+	if v > 1 {
+		group = 2 * p.Parallel.PP
+	}
+	order := make([]Task, 0, n*v)
+	for first := 0; first < n; first += group {
+		for c := range v {
+			for i := first; i < min(first+group, n); i++ {
+				order = append(order, Task{Forward, microbatch, i, c})
+			}
+		}
+	}
+	return order
+}
+
+// MarshalText writes "F0.3": kind, microbatch, subsequence, and the virtual stage where it is not the rank's first.
 func (t Task) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
 func (t Task) String() string {
-	return string(t.Kind) + strconv.Itoa(t.Microbatch) + "." + strconv.Itoa(t.Subsequence)
+	text := fmt.Sprintf("%s%d.%d", t.Kind, t.Microbatch, t.Subsequence)
+	if t.Chunk != 0 {
+		text += "." + strconv.Itoa(t.Chunk)
+	}
+	return text
 }
 
 // UnmarshalText reads what MarshalText writes.
@@ -44,11 +84,15 @@ func (t *Task) UnmarshalText(text []byte) error {
 		if !ok {
 			continue
 		}
-		m, i, _ := strings.Cut(rest, ".")
-		microbatch, err1 := strconv.Atoi(m)
-		subsequence, err2 := strconv.Atoi(i)
-		if err1 == nil && err2 == nil {
-			*t = Task{kind, microbatch, subsequence}
+		var numbers [3]int
+		fields := strings.Split(rest, ".")
+		ok = len(fields) == 2 || len(fields) == 3
+		for i := 0; ok && i < len(fields); i++ {
+			n, err := strconv.Atoi(fields[i])
+			numbers[i], ok = n, err == nil
+		}
+		if ok {
+			*t = Task{kind, numbers[0], numbers[1], numbers[2]}
 			return nil
 		}
 	}
@@ -69,31 +113,32 @@ func checkSchedule(_ *Context, p *Plan) error {
 			return fmt.Errorf("tasks of stages 0 and %d: %w", s, err)
 		}
 	}
-	return p.walk(func(int, Task) {})
+	return p.Walk(func(int, Task) {})
 }
 
 func (p *Plan) checkStage(tasks []Task) error {
-	n, microbatches := p.Subsequences.N, p.Parallel.Microbatches
-	if want := 2 * n * microbatches; len(tasks) != want {
-		return fmt.Errorf("there are %d, and forward and backward of %d subsequences of %d microbatches are %d", len(tasks), n, microbatches, want)
+	n, microbatches, v := p.Subsequences.N, p.Parallel.Microbatches, p.Parallel.VirtualStages
+	if want := 2 * n * microbatches * v; len(tasks) != want {
+		return fmt.Errorf("there are %d, and forward and backward of %d subsequences of %d microbatches on %d virtual stages are %d", len(tasks), n, microbatches, v, want)
 	}
-	forward, backward := make([]int, microbatches), make([]int, microbatches) // how many are done
+	type place struct{ microbatch, chunk int }
+	forward, backward := map[place]int{}, map[place]int{} // how many are done
 	for _, t := range tasks {
-		if t.Microbatch < 0 || t.Microbatch >= microbatches || t.Subsequence < 0 || t.Subsequence >= n {
-			return fmt.Errorf("%s: there is no such microbatch or subsequence", t)
+		if t.Microbatch < 0 || t.Microbatch >= microbatches || t.Subsequence < 0 || t.Subsequence >= n || t.Chunk < 0 || t.Chunk >= v {
+			return fmt.Errorf("%s: there is no such microbatch, subsequence or virtual stage", t)
 		}
-		m := t.Microbatch
+		at := place{t.Microbatch, t.Chunk}
 		if t.Kind == Forward {
-			if t.Subsequence != forward[m] {
-				return fmt.Errorf("%s comes where F%d.%d is due: it reads K and V of all before it", t, m, forward[m])
+			if t.Subsequence != forward[at] {
+				return fmt.Errorf("%s comes where %s is due: it reads K and V of all before it", t, Task{Forward, t.Microbatch, forward[at], t.Chunk})
 			}
-			forward[m]++
+			forward[at]++
 			continue
 		}
-		if forward[m] < n || t.Subsequence != n-1-backward[m] {
+		if forward[at] < n || t.Subsequence != n-1-backward[at] {
 			return fmt.Errorf("%s comes too early or twice: gradients of K and V flow from the last subsequence to the first", t)
 		}
-		backward[m]++
+		backward[at]++
 	}
 	return nil
 }
@@ -118,37 +163,33 @@ func sameMessages(a, b []Task) error {
 	return nil
 }
 
-// walk visits the tasks of all stages in an order in which whatever a task waits for comes before it.
-func (p *Plan) walk(visit func(stage int, t Task)) error {
-	stages := len(p.Tasks)
-	done := make([]int, stages)    // tasks of a stage that have been visited
-	forward := make([]int, stages) // forwards among them; each kind has one order on all stages
-	backward := make([]int, stages)
-	ready := func(s int) bool {
-		if p.Tasks[s][done[s]].Kind == Forward {
-			return s == 0 || forward[s-1] > forward[s]
-		}
-		return s == stages-1 || backward[s+1] > backward[s]
+// Walk visits the tasks of all stages in an order in which whatever a task waits for comes before it.
+func (p *Plan) Walk(visit func(stage int, t Task)) error {
+	stages, v := len(p.Tasks), p.Parallel.VirtualStages
+	next := make([]int, stages) // task that a stage does next
+	done := map[TaskKind][]int{ // tasks of a kind and virtual stage that have been visited: they have one order on
+		Forward:  make([]int, stages*v), // all stages
+		Backward: make([]int, stages*v),
+	}
+	ready := func(s int, t Task) bool {
+		from, source, fed := p.Source(s, t)
+		return !fed || done[t.Kind][source.Chunk*stages+from] > done[t.Kind][t.Chunk*stages+s]
 	}
 	for moved := true; moved; {
 		moved = false
 		for s := range p.Tasks {
-			for done[s] < len(p.Tasks[s]) && ready(s) {
-				t := p.Tasks[s][done[s]]
+			for next[s] < len(p.Tasks[s]) && ready(s, p.Tasks[s][next[s]]) {
+				t := p.Tasks[s][next[s]]
 				visit(s, t)
-				done[s]++
-				if t.Kind == Forward {
-					forward[s]++
-				} else {
-					backward[s]++
-				}
+				next[s]++
+				done[t.Kind][t.Chunk*stages+s]++
 				moved = true
 			}
 		}
 	}
 	for s := range p.Tasks {
-		if done[s] < len(p.Tasks[s]) {
-			return fmt.Errorf("stage %d waits for ever at %s: the orders of the stages do not fit together", s, p.Tasks[s][done[s]])
+		if next[s] < len(p.Tasks[s]) {
+			return fmt.Errorf("stage %d waits for ever at %s: the orders of the stages do not fit together", s, p.Tasks[s][next[s]])
 		}
 	}
 	return nil

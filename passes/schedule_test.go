@@ -23,7 +23,7 @@ func TestScheduleOfABatch(t *testing.T) {
 }
 
 func TestTaskText(t *testing.T) {
-	for _, task := range []Task{{Forward, 0, 3}, {Backward, 12, 345}} {
+	for _, task := range []Task{{Forward, 0, 3, 0}, {Backward, 12, 345, 0}, {Forward, 1, 2, 3}} {
 		text, _ := task.MarshalText()
 		var back Task
 		if err := back.UnmarshalText(text); err != nil || back != task {
@@ -72,7 +72,7 @@ func exchangeMicrobatches(tasks []Task) {
 // stage 1 wants before it goes backward.
 func TestStagesThatWaitForEachOther(t *testing.T) {
 	p := planOf(t, "tiny.sppo", "schedule.subsequences=1")
-	p.Tasks[1] = []Task{{Forward, 0, 0}, {Forward, 1, 0}, {Backward, 0, 0}, {Backward, 1, 0}}
+	p.Tasks[1] = []Task{{Forward, 0, 0, 0}, {Forward, 1, 0, 0}, {Backward, 0, 0, 0}, {Backward, 1, 0, 0}}
 	if err := Verify(p); err == nil || !strings.Contains(err.Error(), "waits for ever") {
 		t.Errorf("%v, want a deadlock", err)
 	}

@@ -7,14 +7,14 @@ import "sppo/ir"
 // takes their bytes, the same layer of the next task but one, waits for them; in the backward a layer of the next task
 // comes back once this task has freed the bytes of the same layer.
 func (p *Plan) simulate(t *costs) {
-	s := &simulation{costs: t, stages: make([]simStage, len(p.Tasks))}
+	s := &simulation{costs: t, plan: p, stages: make([]simStage, len(p.Tasks))}
 	for i := range s.stages {
 		s.stages[i] = simStage{
-			tasks: p.Tasks[i], d2h: t.d2h[i], h2d: t.h2d[i], first: i == 0, last: i == len(p.Tasks)-1,
+			tasks: p.Tasks[i], d2h: t.d2h[i], h2d: t.h2d[i], layers: p.StageLayers(i),
 			left: map[Task][]ir.Seconds{}, back: map[Task][]ir.Seconds{}, arrives: map[Task]ir.Seconds{},
 		}
 	}
-	if err := p.walk(s.task); err != nil {
+	if err := p.Walk(s.task); err != nil {
 		panic("internal: simulating an order that was not verified: " + err.Error())
 	}
 	s.report(p)
@@ -22,14 +22,15 @@ func (p *Plan) simulate(t *costs) {
 
 type simulation struct {
 	*costs
+	plan   *Plan
 	stages []simStage
 }
 
 type simStage struct {
-	tasks       []Task
-	d2h, h2d    [][]ir.Seconds // [i][k]
-	first, last bool
-	done        int // tasks
+	tasks    []Task
+	d2h, h2d [][]ir.Seconds // [i][k]
+	layers   [][]int        // of each virtual stage
+	done     int            // tasks
 
 	now, busy, exposed ir.Seconds
 	d2hFree, h2dFree   ir.Seconds
@@ -44,24 +45,31 @@ func (s *simulation) task(stage int, t Task) {
 	begin := st.now
 	st.now = max(st.now, st.arrives[t])
 	delete(st.arrives, t)
+	_, _, fed := s.plan.Source(stage, t)
+	to, next, feeds := s.plan.Target(stage, t)
 	if t.Kind == Forward {
-		s.forwardTask(st, t)
+		s.forwardTask(st, t, !fed)
 	} else {
-		s.backwardTask(st, t, begin)
+		s.backwardTask(st, t, !fed, !feeds, begin)
 	}
 	st.done++
-	if t.Kind == Forward && !st.last {
-		s.send(st, &s.stages[stage+1], 0, t)
-	}
-	if t.Kind == Backward && !st.first {
-		s.send(st, &s.stages[stage-1], 1, t)
+	if feeds {
+		s.send(st, &s.stages[to], t, next)
 	}
 }
 
-// send brings a task's result to the neighbour that goes on with it; messages of a direction keep their order.
-func (s *simulation) send(from, to *simStage, direction int, t Task) {
+// send brings a task's result to the rank that goes on with it; messages of a direction keep their order.
+func (s *simulation) send(from, to *simStage, t, next Task) {
+	if from == to {
+		to.arrives[next] = from.now
+		return
+	}
+	direction := 0
+	if t.Kind == Backward {
+		direction = 1
+	}
 	from.sendFree[direction] = max(from.sendFree[direction], from.now) + s.message[t.Subsequence]
-	to.arrives[t] = from.sendFree[direction]
+	to.arrives[next] = from.sendFree[direction]
 }
 
 func (st *simStage) run(d ir.Seconds) {
@@ -77,57 +85,103 @@ func (st *simStage) wait(until ir.Seconds) {
 	}
 }
 
-func (s *simulation) forwardTask(st *simStage, t Task) {
+// span is where the layers of a task's virtual stage lie among all layers of its rank.
+func (st *simStage) span(t Task) (first, end int) {
+	for c, layers := range st.layers {
+		end = first + len(layers)
+		if c == t.Chunk {
+			break
+		}
+		first = end
+	}
+	return first, end
+}
+
+// released are the copies of the forward before this task, layer by layer: the bytes that they free are taken here.
+func (st *simStage) released() []ir.Seconds {
+	if st.done > 0 && st.tasks[st.done-1].Kind == Forward {
+		return st.left[st.tasks[st.done-1]]
+	}
+	return nil
+}
+
+// due is the backward after this task, whose units come back while this one runs, unless it only now leaves them.
+func (st *simStage) due() (t Task, first, end int) {
+	if st.done+1 < len(st.tasks) {
+		t = st.tasks[st.done+1]
+	}
+	if t.Kind != Backward || t.Undoes(st.tasks[st.done]) {
+		return t, 0, 0
+	}
+	first, end = st.span(t)
+	return t, first, end
+}
+
+func (s *simulation) forwardTask(st *simStage, t Task, embeds bool) {
 	i := t.Subsequence
-	if st.first {
+	if embeds {
 		st.run(s.embed[i])
 	}
-	var before []ir.Seconds
-	if st.done > 0 && st.tasks[st.done-1].Kind == Forward {
-		before = st.left[st.tasks[st.done-1]]
-	}
-	left := make([]ir.Seconds, len(st.d2h[i]))
-	for k, d := range st.d2h[i] {
+	before := st.released()
+	due, dueFirst, dueEnd := st.due()
+	first, end := st.span(t)
+	left := make([]ir.Seconds, end-first)
+	for k := range left {
 		begin := st.now
 		st.run(s.forward[i])
-		if d > 0 { // copies follow their producers through the layer
+		if d := st.d2h[i][first+k]; d > 0 { // copies follow their producers through the layer
 			st.d2hFree = max(st.d2hFree+d, begin+d, st.now)
 			left[k] = st.d2hFree
 		}
-		if before != nil {
+		if k < len(before) {
 			st.wait(before[k])
 		}
+		if dueEnd-1-k >= dueFirst {
+			st.reload(due, dueEnd-1-k, st.now)
+		}
+	}
+	for k := dueEnd - 1 - len(left); k >= dueFirst; k-- {
+		st.reload(due, k, st.now)
 	}
 	st.left[t] = left
 }
 
-// backwardTask begins its reloads, where it follows a forward, before its gradient arrives.
-func (s *simulation) backwardTask(st *simStage, t Task, begin ir.Seconds) {
+// backwardTask begins its reloads, where it follows its own forward, before its gradient arrives.
+func (s *simulation) backwardTask(st *simStage, t Task, loses, embeds bool, begin ir.Seconds) {
 	i := t.Subsequence
-	if st.done > 0 && st.tasks[st.done-1].Kind == Forward { // the turn
-		for k := len(st.h2d[i]) - 1; k >= 0; k-- {
+	first, end := st.span(t)
+	before := st.released()
+	if st.done > 0 && t.Undoes(st.tasks[st.done-1]) { // the turn
+		before = nil
+		for k := end - 1; k >= first; k-- {
 			st.reload(t, k, begin)
 		}
 	}
-	if st.last {
+	if loses {
 		st.run(s.head[i])
 	}
-	var next Task
-	if st.done+1 < len(st.tasks) {
-		next = st.tasks[st.done+1]
-	}
-	for k := len(st.h2d[i]) - 1; k >= 0; k-- {
+	due, dueFirst, dueEnd := st.due()
+	for k := end - 1; k >= first; k-- {
 		if back := st.back[t]; back != nil {
 			st.wait(back[k])
 		}
 		st.run(s.backward[i])
-		if next.Kind == Backward {
-			st.reload(next, k, st.now)
+		done := end - 1 - k
+		if done < len(before) {
+			st.wait(before[done])
+		}
+		if dueEnd-1-done >= dueFirst {
+			st.reload(due, dueEnd-1-done, st.now)
 		}
 	}
-	delete(st.left, Task{Forward, t.Microbatch, i})
+	for k := dueEnd - 1 - (end - first); k >= dueFirst; k-- {
+		st.reload(due, k, st.now)
+	}
+	f := t
+	f.Kind = Forward
+	delete(st.left, f)
 	delete(st.back, t)
-	if st.first {
+	if embeds {
 		st.run(s.embedGrad[i])
 	}
 }
@@ -141,7 +195,10 @@ func (st *simStage) reload(t Task, k int, from ir.Seconds) {
 	if st.back[t] == nil {
 		st.back[t] = make([]ir.Seconds, len(st.h2d[t.Subsequence]))
 	}
-	gone := st.left[Task{Forward, t.Microbatch, t.Subsequence}][k]
+	f := t
+	f.Kind = Forward
+	first, _ := st.span(t)
+	gone := st.left[f][k-first]
 	st.h2dFree = max(st.h2dFree, from, gone) + d
 	st.back[t][k] = st.h2dFree
 }

@@ -1,7 +1,6 @@
 package passes
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -36,7 +35,7 @@ func solve(c *Context, p *Plan) error {
 	if p.Recompute != graph.RecomputeNone {
 		p.decide("solve", "recompute", p.Recompute, "given: that much less is kept between forward and backward, and made again")
 	}
-	p.LayersPerStage = evenLayers(p.Model.Layers, p.Parallel.PP)
+	p.LayersPerStage = evenLayers(p.Model.Layers, p.Parallel.PP*p.Parallel.VirtualStages)
 	p.decide("solve", "layers_per_stage", list(p.LayersPerStage), "even; where it does not divide the first stages hold one more, since the last computes the loss")
 	return nil
 }
@@ -196,7 +195,6 @@ func missingPolicies(p *Plan) []problem {
 	off := s.Offload.Policy
 	refuse(off == "adaptive" || off == "carry" || off == "memory", "schedule.offload", "offload = "+off, "none, full, a share, or a list of shares")
 	refuse(s.Mux != "" && s.Mux != "off" && s.Mux != "auto", "schedule.mux", "mux = "+s.Mux, "off")
-	refuse(s.VirtualStages > 1, "schedule.virtual_stages", fmt.Sprintf("virtual_stages = %d", s.VirtualStages), "1")
 	refuse(s.SPMode != "" && s.SPMode != "megatron", "schedule.sp_mode", "sp_mode = "+s.SPMode, "megatron")
 	refuse(s.Keep != nil && len(s.Keep) < 2, "schedule.keep", "streaming of K and V", "keep = [k, v]")
 	refuse(s.Order == "layer", "schedule.order", "order = layer", "sequence")
@@ -361,9 +359,6 @@ func checkSolved(_ *Context, p *Plan) error {
 	}
 	if want := p.Train.Batch / (p.Parallel.DP * p.Parallel.Microbatch); p.Parallel.Microbatches != want {
 		return fmt.Errorf("microbatches is %d: batch / (dp * microbatch) is %d", p.Parallel.Microbatches, want)
-	}
-	if p.Parallel.VirtualStages != 1 {
-		return errors.New("virtual_stages above 1 is not implemented yet")
 	}
 	return nil
 }
