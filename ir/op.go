@@ -43,6 +43,7 @@ const (
 	AllReduce
 	Record
 	Wait
+	AllToAll
 	NumOps
 )
 
@@ -132,6 +133,7 @@ const (
 	WorkAllGather
 	WorkReduceScatter
 	WorkAllReduce
+	WorkAllToAll
 )
 
 // Rule names a shape rule that Dims cannot express; oprules.go holds them.
@@ -144,6 +146,7 @@ const (
 	RuleAttention
 	RuleAdamW
 	RuleGather
+	RuleAllToAll
 )
 
 // Work is what an instruction costs, before any machine is known.
@@ -604,5 +607,20 @@ var Ops = [NumOps]OpInfo{
 	Wait: {
 		Name: "wait", Class: ClassSync, Doc: "Holds its stream until the event is reached.",
 		Attrs: []AttrInfo{attrEvent},
+	},
+	AllToAll: {
+		Name: "all_to_all", Class: ClassComm, Streams: onColl,
+		Doc: "Exchanges rows for columns. On member k of a group of t: y [t*r,c] stacks, in group order, column block k/copies of every member's x [r,t/copies*c]. " +
+			"Inverse: y [r,t/copies*c] puts side by side, in group order, row block k of every member's x [t*r,c], where the blocks of copies neighbours with the same columns are added, in f32 in group order.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T", Doc: "[t*r,c], or [r,t/copies*c] inverse"},
+			{Name: "x", Types: "T", Doc: "[r,t/copies*c], or [t*r,c] inverse"},
+		},
+		Attrs: []AttrInfo{
+			attrGroup,
+			{"copies", KindInt, "neighbours in the group that get the same columns; the group is a multiple of it"},
+			{"inverse", KindBool, "from columns back to rows"},
+		},
+		Rule: RuleAllToAll, Work: WorkAllToAll, Source: "Jacobs et al. 2023, DeepSpeed Ulysses",
 	},
 }

@@ -33,6 +33,8 @@ func (in *Instr) CheckRule() error {
 		return checkAdamW(in)
 	case RuleGather:
 		return checkGather(in)
+	case RuleAllToAll:
+		return checkAllToAll(in)
 	}
 	return nil
 }
@@ -150,6 +152,30 @@ func checkGather(in *Instr) error {
 		return fmt.Errorf("%d elements are no multiple of %d", whole.Elements(), share.Elements())
 	}
 	return nil
+}
+
+// checkAllToAll holds what is true without knowing the group; the verifier compares the ratio of rows with its size.
+func checkAllToAll(in *Instr) error {
+	tall, wide := allToAllSides(in)
+	ratio := tall.Rows() / max(wide.Rows(), 1)
+	copies := int64(in.Attr("copies").Bits)
+	switch {
+	case len(tall.Dims()) != 2 || len(wide.Dims()) != 2:
+		return fmt.Errorf("both sides have two dimensions")
+	case tall.Rows()%wide.Rows() != 0:
+		return fmt.Errorf("%d rows are no multiple of %d", tall.Rows(), wide.Rows())
+	case ratio%copies != 0 || wide.Cols() != ratio/copies*tall.Cols():
+		return fmt.Errorf("%d columns are not %d members / %d copies times %d", wide.Cols(), ratio, copies, tall.Cols())
+	}
+	return nil
+}
+
+// allToAllSides are the operand with the rows of all members, and the one with the columns of all.
+func allToAllSides(in *Instr) (tall, wide View) {
+	if in.Attr("inverse").Bits != 0 {
+		return in.Args[1], in.Args[0]
+	}
+	return in.Args[0], in.Args[1]
 }
 
 // limitsValues says whether CheckValues has a say, or the verifier for peers.

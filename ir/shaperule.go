@@ -65,7 +65,7 @@ func newShapeRule(row *OpInfo) shapeRule {
 	r.names = len(names)
 	for i := range row.Attrs {
 		// A rule beyond the dimensions works with the same kind of numbers.
-		if inShape[i] || row.Rule == RuleAttention && row.Attrs[i].Kind == KindInt {
+		if inShape[i] || (row.Rule == RuleAttention || row.Rule == RuleAllToAll) && row.Attrs[i].Kind == KindInt {
 			r.sizes = append(r.sizes, i)
 		}
 	}

@@ -126,6 +126,8 @@ var mutations = []struct {
 	{"collective-twice", []string{"$first=0 @sp=[0,1]", "$first=0 @sp=[0,1] @dp=[0,0]"}},
 	{"collective-no-group", []string{"part:f32[1] @sp", "part:f32[1] @dp"}},
 	{"collective-ratio", []string{"all_gather parts:f32[2] = part:f32[1]", "all_gather parts:f32[3] = part:f32[1]"}},
+	{"collective-exchange-ratio", []string{"coll      O all_gather parts:f32[2] = part:f32[1] @sp", "coll O all_to_all parts:f32[3,1] = dw:f32[1,3] @sp copies=1"}},
+	{"shape-exchange", []string{"coll      O all_gather parts:f32[2] = part:f32[1] @sp", "coll O all_to_all t:f32[1,4] = x:f32[2,4] @sp copies=1 inverse"}},
 	{"collective-opcode", []string{
 		"send y:f32[4,4] peer=$prev\n", "send y:f32[4,4] peer=$prev\n coll O all_reduce loss:f32[1] @dp\n",
 		"value=0\n    compute   B m0 s0 l1 p1 gelu", "value=0\n compute F record e2\n coll O wait e2\n compute B gelu",

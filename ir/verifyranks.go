@@ -216,7 +216,7 @@ func checkValues(p *Program, r int, s Section, in *Instr) (FindingKind, error) {
 	return FindBounds, in.CheckValues(&p.Run, s, consts)
 }
 
-// gathers compares the sizes of all_gather and reduce_scatter with the size of the group, and demands that every rank
+// gathers compares the sizes of all_gather, reduce_scatter and all_to_all with the size of the group, and demands that every rank
 // has the groups that its code uses.
 func (v *ranksVerifier) gathers() {
 	type use struct {
@@ -252,7 +252,12 @@ func (v *ranksVerifier) gathers() {
 
 // gatherRatio is how many shares make the whole, or 0 where there is no such thing.
 func gatherRatio(in *Instr) int64 {
-	if in.Info().Rule != RuleGather {
+	switch in.Info().Rule {
+	case RuleAllToAll:
+		tall, wide := allToAllSides(in)
+		return tall.Rows() / wide.Rows()
+	case RuleGather:
+	default:
 		return 0
 	}
 	a, b := in.Args[0].Elements(), in.Args[1].Elements()
@@ -384,6 +389,9 @@ func disagree(a, b *Instr) string {
 		if a.Args[i].Elements() != b.Args[i].Elements() {
 			return "size"
 		}
+	}
+	if a.Op == AllToAll && (a.Attr("copies") != b.Attr("copies") || a.Attr("inverse") != b.Attr("inverse") || a.Args[0].Rows() != b.Args[0].Rows()) {
+		return "layout"
 	}
 	return ""
 }

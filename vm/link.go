@@ -34,7 +34,19 @@ type Team interface {
 	AllGather(y, x []byte) error
 	ReduceScatter(y, x []byte, t ir.DType) error
 	AllReduce(x []byte, t ir.DType) error
+	AllToAll(y, x []byte, e Exchange) error
 }
+
+// Exchange is the layout of an all_to_all; the opcode's row says what the figures mean.
+type Exchange struct {
+	Rows, Cols int // r and c
+	Copies     int
+	Inverse    bool
+	DType      ir.DType
+}
+
+// wide is the number of columns that all members of a group of n have together.
+func (e Exchange) wide(n int) int { return n / e.Copies * e.Cols }
 
 // Channel tells apart the messages that two ranks have under way in one direction.
 type Channel uint8

@@ -126,6 +126,7 @@ type teamCall struct {
 	op   ir.Op
 	t    ir.DType
 	y, x []byte
+	e    Exchange // of all_to_all
 }
 
 type localMember struct {
@@ -166,6 +167,21 @@ func (m *localMember) AllReduce(x []byte, t ir.DType) error {
 	return m.call(teamCall{op: ir.AllReduce, t: t, y: x, x: x})
 }
 
+func (m *localMember) AllToAll(y, x []byte, e Exchange) error {
+	n, size := len(m.team.members), int(e.DType.Bytes())
+	if e.Copies < 1 || n%e.Copies != 0 {
+		return fmt.Errorf("columns cannot be shared by %d of %d ranks each", e.Copies, n)
+	}
+	from, to := e.Rows*e.wide(n)*size, e.Rows*n*e.Cols*size
+	if e.Inverse {
+		from, to = to, from
+	}
+	if len(x) != from || len(y) != to {
+		return fmt.Errorf("%d bytes to %d where %d ranks exchange %d bytes to %d", len(x), len(y), n, from, to)
+	}
+	return m.call(teamCall{op: ir.AllToAll, t: e.DType, y: y, x: x, e: e})
+}
+
 func (m *localMember) call(c teamCall) error {
 	t := m.team
 	t.calls[m.index] = c
@@ -173,7 +189,7 @@ func (m *localMember) call(c teamCall) error {
 		return err
 	}
 	for i := range t.calls {
-		if other := &t.calls[i]; other.op != c.op || other.t != c.t || len(other.x) != len(c.x) {
+		if other := &t.calls[i]; other.op != c.op || other.t != c.t || len(other.x) != len(c.x) || other.e != c.e {
 			return fmt.Errorf("rank %d calls %s of %d bytes of %s where rank %d calls %s of %d bytes of %s",
 				t.members[m.index], ir.Ops[c.op].Name, len(c.x), c.t,
 				t.members[i], ir.Ops[other.op].Name, len(other.x), other.t)
@@ -185,9 +201,15 @@ func (m *localMember) call(c teamCall) error {
 			copy(c.y[i*len(c.x):], t.calls[i].x)
 		}
 	case ir.ReduceScatter:
-		t.sum(c.y, m.index*len(c.y), c.t)
+		sum(c.y, t.calls, m.index*len(c.y), c.t)
 	case ir.AllReduce:
 		m.allReduce(c)
+	case ir.AllToAll:
+		if c.e.Inverse {
+			m.columnsToRows(c)
+		} else {
+			m.rowsToColumns(c)
+		}
 	}
 	return t.meet()
 }
@@ -197,7 +219,7 @@ func (m *localMember) allReduce(c teamCall) {
 	size, n := int(c.t.Bytes()), len(m.team.members)
 	elements := len(c.x) / size
 	from, to := elements*m.index/n*size, elements*(m.index+1)/n*size
-	m.team.sum(c.x[from:to], from, c.t)
+	sum(c.x[from:to], m.team.calls, from, c.t)
 	for i := range m.team.calls {
 		if i != m.index {
 			copy(m.team.calls[i].x[from:to], c.x[from:to])
@@ -205,17 +227,47 @@ func (m *localMember) allReduce(c teamCall) {
 	}
 }
 
-// sum puts into y the sum over members, in their order and in f32, of x from byte at on. y may be a part of a
-// member's x: every block is read from all members before it is written.
-func (t *localTeam) sum(y []byte, at int, dtype ir.DType) {
+// rowsToColumns takes this member's columns out of every member's rows.
+func (m *localMember) rowsToColumns(c teamCall) {
+	size := int(c.t.Bytes())
+	n, wide := c.e.Cols*size, c.e.wide(len(m.team.members))*size
+	at := m.index / c.e.Copies * n
+	y := c.y
+	for i := range m.team.calls {
+		for row := range c.e.Rows {
+			copy(y[:n], m.team.calls[i].x[row*wide+at:])
+			y = y[n:]
+		}
+	}
+}
+
+// columnsToRows takes this member's rows out of every member's columns, and adds those of members with equal columns.
+func (m *localMember) columnsToRows(c teamCall) {
+	n, team, y := c.e.Cols*int(c.t.Bytes()), m.team, c.y
+	for row := range c.e.Rows {
+		at := (m.index*c.e.Rows + row) * n
+		for first := 0; first < len(team.calls); first += c.e.Copies {
+			if c.e.Copies == 1 {
+				copy(y[:n], team.calls[first].x[at:])
+			} else {
+				sum(y[:n], team.calls[first:first+c.e.Copies], at, c.t)
+			}
+			y = y[n:]
+		}
+	}
+}
+
+// sum puts into y the sum over calls, in their order and in f32, of x from byte at on. y may be a part of a call's x:
+// every block is read from all calls before it is written.
+func sum(y []byte, calls []teamCall, at int, dtype ir.DType) {
 	var sums, addend [256]float32
 	size := int(dtype.Bytes())
 	for len(y) > 0 {
 		block := y[:min(len(y), len(sums)*size)]
 		n := len(block) / size
-		widen(sums[:n], t.calls[0].x[at:at+len(block)], dtype)
-		for m := 1; m < len(t.calls); m++ {
-			widen(addend[:n], t.calls[m].x[at:at+len(block)], dtype)
+		widen(sums[:n], calls[0].x[at:at+len(block)], dtype)
+		for m := 1; m < len(calls); m++ {
+			widen(addend[:n], calls[m].x[at:at+len(block)], dtype)
 			for i, v := range addend[:n] {
 				sums[i] += v
 			}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -166,6 +167,68 @@ func collectives(t *testing.T, dtype ir.DType, members []int32, each int) {
 		}
 		if string(x) != string(want) {
 			return fmt.Errorf("rank %d: wrong sum (seed %d)", rank, seed)
+		}
+		return nil
+	}))
+}
+
+// TestAllToAll follows every element from its place to the other side and back, with and without shared columns.
+func TestAllToAll(t *testing.T) {
+	for _, dtype := range []ir.DType{ir.F32, ir.BF16} {
+		for _, members := range [][]int32{{0}, {1, 0}, {2, 0, 1}, {3, 1, 0, 2}} {
+			for copies := 1; copies <= len(members); copies++ {
+				if len(members)%copies == 0 {
+					t.Run(fmt.Sprint(dtype, members, copies), func(t *testing.T) { allToAll(t, dtype, members, copies) })
+				}
+			}
+		}
+	}
+}
+
+func allToAll(t *testing.T, dtype ir.DType, members []int32, copies int) {
+	const rows, cols = 3, 5
+	local, n, size := NewLocal(), len(members), int(dtype.Bytes())
+	wide := n / copies * cols
+	// Element (row, column) of all rows and columns together; small integers are exact in both types.
+	value := func(row, col int) float32 { return float32((row*wide + col) % 61) }
+	expectNone(t, together(t, n, func(rank int) error {
+		team, err := local.Team(rank, members, ir.Coll)
+		if err != nil {
+			return err
+		}
+		k := slices.Index(members, int32(rank))
+		var byRows, byCols, back []float32
+		for row := range rows {
+			for col := range wide {
+				byRows = append(byRows, value(k*rows+row, col))
+				back = append(back, float32(copies)*value(k*rows+row, col))
+			}
+		}
+		for row := range n * rows {
+			for col := range cols {
+				byCols = append(byCols, value(row, k/copies*cols+col))
+			}
+		}
+		x, y, z := make([]byte, len(byRows)*size), make([]byte, len(byCols)*size), make([]byte, len(byRows)*size)
+		narrow(x, byRows, dtype)
+		e := Exchange{Rows: rows, Cols: cols, Copies: copies, DType: dtype}
+		for _, leg := range []struct {
+			y, x    []byte
+			want    []float32
+			inverse bool
+		}{{y, x, byCols, false}, {z, y, back, true}} {
+			e.Inverse = leg.inverse
+			if err := team.AllToAll(leg.y, leg.x, e); err != nil {
+				return err
+			}
+			want := make([]byte, len(leg.y))
+			narrow(want, leg.want, dtype)
+			if string(leg.y) != string(want) {
+				return fmt.Errorf("rank %d, inverse %t: wrong elements", rank, leg.inverse)
+			}
+		}
+		if err := team.AllToAll(y[size:], x, e); err == nil {
+			return errors.New("wrong sizes are accepted")
 		}
 		return nil
 	}))

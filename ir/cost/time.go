@@ -62,6 +62,8 @@ func (c Model) Time(w ir.Work, l Link) ir.Seconds {
 		return c.ring(w.Bytes, l, 1)
 	case ir.WorkAllReduce:
 		return c.ring(w.Bytes, l, 2)
+	case ir.WorkAllToAll:
+		return c.allToAll(w.Bytes, l)
 	}
 	panic("internal: no price for this kind of work")
 }
@@ -101,6 +103,20 @@ func (c Model) ring(n ir.Bytes, l Link, passes int) ir.Seconds {
 	steps := float64(passes * (l.Ranks - 1))
 	moved := over(n, rate*c.machine.CollectiveEfficiency) * ir.Seconds(steps/float64(l.Ranks))
 	return c.latency(latency*steps) + moved
+}
+
+// allToAll is the time in which each rank sends every other its part of n/t, all messages at once: what stays in the
+// node and what leaves it go side by side, and the ranks of a node share the way out.
+func (c Model) allToAll(n ir.Bytes, l Link) ir.Seconds {
+	if l.Ranks < 2 {
+		return 0
+	}
+	rate, latency := c.wire(l)
+	perNode := (l.Ranks + l.Nodes - 1) / l.Nodes
+	efficiency, parts := c.machine.CollectiveEfficiency, ir.Seconds(l.Ranks)
+	inside := over(n, c.machine.NVLinkBandwidth*efficiency) / parts * ir.Seconds(perNode-1)
+	outside := over(n, rate*efficiency) / parts * ir.Seconds(perNode*(l.Ranks-perNode))
+	return c.latency(latency) + max(inside, outside)
 }
 
 // wire is the rate and latency of the slowest hop of a link. Groups like this one fill the node, and those that leave

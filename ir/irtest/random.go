@@ -135,13 +135,34 @@ func (g *generator) collective(st *stage) {
 	dtype := g.dtype()
 	attrs := []ir.Attr{ir.Int(int64(group))}
 	stream := []ir.Stream{ir.Coll, ir.Mux}[g.r.IntN(2)]
-	if g.r.IntN(2) == 0 {
+	switch g.r.IntN(3) {
+	case 0:
 		x := st.readable(ir.Device, dtype, share)
 		st.emit(ir.AllGather, stream, []ir.View{st.writable(ir.Device, dtype, whole), x}, attrs)
-		return
+	case 1:
+		x := st.readable(ir.Device, dtype, whole)
+		st.emit(ir.ReduceScatter, stream, []ir.View{st.writable(ir.Device, dtype, share), x}, attrs)
+	default:
+		g.allToAll(st, stream, dtype, size, ir.Int(int64(group)))
 	}
-	x := st.readable(ir.Device, dtype, whole)
-	st.emit(ir.ReduceScatter, stream, []ir.View{st.writable(ir.Device, dtype, share), x}, attrs)
+}
+
+// allToAll goes in either direction, with any number of copies that divides the group.
+func (g *generator) allToAll(st *stage, stream ir.Stream, dtype ir.DType, size int, group ir.Attr) {
+	copies := 1 + g.r.IntN(size)
+	for size%copies != 0 {
+		copies--
+	}
+	rows, cols := 1+g.r.IntN(4), 1+g.r.IntN(4)
+	tall := [ir.MaxDims]int32{int32(rows * size), int32(cols)}
+	wide := [ir.MaxDims]int32{int32(rows), int32(cols * size / copies)}
+	inverse := g.r.IntN(2) == 0
+	from, to := wide, tall
+	if inverse {
+		from, to = tall, wide
+	}
+	x := st.readable(ir.Device, dtype, from)
+	st.emit(ir.AllToAll, stream, []ir.View{st.writable(ir.Device, dtype, to), x}, []ir.Attr{group, ir.Int(int64(copies)), ir.Bool(inverse)})
 }
 
 // allReduce sums over the first and the last stage.

@@ -44,5 +44,6 @@ var (
 		ir.AllGather:     allGather,
 		ir.ReduceScatter: reduceScatter,
 		ir.AllReduce:     allReduce,
+		ir.AllToAll:      allToAll,
 	}
 )

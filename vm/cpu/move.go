@@ -80,3 +80,15 @@ func allReduce(b *binder) func() error {
 	team, x, t := b.team(), b.bytes("x"), b.sumType("x")
 	return func() error { return team.AllReduce(x, t) }
 }
+
+func allToAll(b *binder) func() error {
+	team, y, x := b.team(), b.bytes("y"), b.bytes("x")
+	e := vm.Exchange{Copies: b.int("copies"), Inverse: b.bool("inverse"), DType: b.sumType("x")}
+	tall, wide := "y", "x"
+	if e.Inverse {
+		tall, wide = wide, tall
+	}
+	e.Rows, _ = b.shape(wide)
+	_, e.Cols = b.shape(tall)
+	return func() error { return team.AllToAll(y, x, e) }
+}
