@@ -1,7 +1,9 @@
 // Package ir is the contract between compiler and VM: the opcode table, the program made of it, its binary and text
 // forms, and the verifier.
 //
-// Read op.go first: everything else walks its table. The package knows nothing of specs, plans or devices.
+// Read op.go first: everything else walks its table. Then program.go and instr.go, what a program is; check.go, when it
+// is well formed; encode.go and decode.go, the binary form; text.go and parse.go, the text form; verify.go and its
+// parts, when it is right; explain.go, the reference. The package knows nothing of specs, plans or devices.
 package ir
 
 // DType is the type of the elements of a view.

@@ -150,74 +150,8 @@ func disagrees(p *Program, g int, members []int32) int {
 	return None
 }
 
-// verifyConstants checks what the attributes of a rank come to.
-func verifyConstants(p *Program, all *findings) {
-	sites := make([][]valueSite, len(p.Codes))
-	for c := range p.Codes {
-		sites[c] = valueSites(&p.Codes[c])
-	}
-	for r := range p.Ranks {
-		rank := &p.Ranks[r]
-		c := &p.Codes[rank.Code]
-		for _, u := range sites[rank.Code] {
-			if !u.constant && r > 0 && rank.Code == p.Ranks[r-1].Code {
-				continue
-			}
-			kind, err := checkValues(p, r, u.section, &c.Sections[u.section][u.i])
-			if err != nil {
-				f := Finding{Kind: kind, At: siteOf(p, c, u.section, u.i), Msg: err.Error()}
-				f.At.Rank = r
-				all.addOnce(f)
-			}
-		}
-		for i := range c.States {
-			row, col := c.States[i].Row0.Int(rank.Consts), c.States[i].Col0.Int(rank.Consts)
-			if row < 0 || col < 0 {
-				all.addOnce(rankFinding(FindBounds, r, "state %d starts at row %d, column %d of %s", i, row, col, p.Tensors[c.States[i].Tensor].Name))
-			}
-		}
-	}
-}
-
-// valueSite is an instruction whose attributes have limits beyond shapes.
-type valueSite struct {
-	section  Section
-	i        int
-	constant bool // differs among the ranks of a code
-}
-
-func valueSites(c *Code) []valueSite {
-	var sites []valueSite
-	for s := range NumSections {
-		for i := range c.Sections[s] {
-			in := &c.Sections[s][i]
-			if !in.limitsValues() {
-				continue
-			}
-			site := valueSite{section: s, i: i, constant: in.Op == Send || in.Op == Recv}
-			for j := range in.Attrs {
-				site.constant = site.constant || in.Attrs[j].Const != 0
-			}
-			sites = append(sites, site)
-		}
-	}
-	return sites
-}
-
-// checkValues applies the limits of an instruction for a rank: a peer is another rank, a rectangle starts inside its
-// tensor, tokens exist.
-func checkValues(p *Program, r int, s Section, in *Instr) (FindingKind, error) {
-	consts := p.Ranks[r].Consts
-	if i := in.Info().findAttr(KindRank); i >= 0 {
-		if peer := in.Attrs[i].Int(consts); peer < 0 || peer >= int64(len(p.Ranks)) || peer == int64(r) {
-			return FindMessage, fmt.Errorf("peer %d is not another of the %d ranks", peer, len(p.Ranks))
-		}
-	}
-	return FindBounds, in.CheckValues(&p.Run, s, consts)
-}
-
-// gathers compares the sizes of all_gather, reduce_scatter and all_to_all with the size of the group, and demands that every rank
-// has the groups that its code uses.
+// gathers compares the sizes of all_gather, reduce_scatter and all_to_all with the size of the group, and demands that
+// every rank has the groups that its code uses.
 func (v *ranksVerifier) gathers() {
 	type use struct {
 		group int
@@ -264,7 +198,7 @@ func gatherRatio(in *Instr) int64 {
 	return max(a, b) / min(a, b)
 }
 
-// stream is the messages of one channel from one rank to another, as both ends see them.
+// conversation is the messages of one channel from one rank to another, as both ends see them.
 type conversation struct{ sends, recvs []int32 }
 
 type channelKey struct {
@@ -320,23 +254,27 @@ func mergeSorted(a, b []int32) []int32 {
 // match walks both ends of a channel.
 func (v *ranksVerifier) match(k channelKey, talk *conversation) {
 	from, to := int(k.from), int(k.to)
-	for n := 0; n < len(talk.sends) || n < len(talk.recvs); n++ {
+	for n := range max(len(talk.sends), len(talk.recvs)) {
 		switch {
 		case n >= len(talk.recvs):
-			v.addOnce(Finding{Kind: FindMessage, At: v.site(from, talk.sends[n]), Msg: fmt.Sprintf("rank %d receives %d of the %d messages sent to it", to, n, len(talk.sends))})
+			v.mismatch(from, talk.sends[n], nil, "rank %d receives %d of the %d messages sent to it", to, n, len(talk.sends))
 			return
 		case n >= len(talk.sends):
-			v.addOnce(Finding{Kind: FindMessage, At: v.site(to, talk.recvs[n]), Msg: fmt.Sprintf("rank %d sends %d of the %d messages expected from it", from, n, len(talk.recvs))})
+			v.mismatch(to, talk.recvs[n], nil, "rank %d sends %d of the %d messages expected from it", from, n, len(talk.recvs))
 			return
 		}
 		a, b := &v.instr(from, talk.sends[n]).Args[0], &v.instr(to, talk.recvs[n]).Args[0]
 		if a.DType != b.DType || a.Elements() != b.Elements() {
 			other := v.site(to, talk.recvs[n])
-			v.addOnce(Finding{Kind: FindMessage, At: v.site(from, talk.sends[n]), Other: &other, Msg: fmt.Sprintf(
-				"message %d sends %d of %s, but rank %d receives %d of %s", n, a.Elements(), a.DType, to, b.Elements(), b.DType)})
+			v.mismatch(from, talk.sends[n], &other, "message %d sends %d of %s, but rank %d receives %d of %s",
+				n, a.Elements(), a.DType, to, b.Elements(), b.DType)
 			return
 		}
 	}
+}
+
+func (v *ranksVerifier) mismatch(rank int, i int32, other *Site, format string, args ...any) {
+	v.addOnce(Finding{Kind: FindMessage, At: v.site(rank, i), Other: other, Msg: fmt.Sprintf(format, args...)})
 }
 
 // collectives demands that the members of a group do the same.
