@@ -69,4 +69,3 @@ func checkValues(p *Program, r int, s Section, in *Instr) (FindingKind, error) {
 	}
 	return FindBounds, in.CheckValues(&p.Run, s, consts)
 }
-
