@@ -26,7 +26,7 @@ const (
 //
 //	DI tile, SI a, R8 its row stride and R9 three of them, R10..R13 addresses of rows 0, 4, 8, 12 of the panel
 //	BX b, DX its stride, CX k, R15 a's stride along k; AX the list of what to fetch ahead and R14 its base; later AX c
-var gemm = kernel{name: "gemm", params: params("t *tile"), field: true, frame: 40, body: func(f *fn) {
+var gemm = kernel{name: "gemm", params: params("t *tile"), field: true, frame: 64, body: func(f *fn) {
 	f.p("MOVQ t+0(FP), DI")
 	f.p("MOVQ %d(DI), SI", tileA)
 	f.p("MOVQ %d(DI), R8", tileARow)
@@ -58,6 +58,8 @@ func (f *fn) columnMask() {
 func (f *fn) heights() {
 	f.p("MOVQ %d(DI), AX", tileC)
 	f.p("MOVQ AX, c-32(SP)")
+	f.p("MOVQ %d(DI), AX", tileCRow)
+	f.p("MOVQ AX, crow-64(SP)")
 	f.p("MOVQ %d(DI), AX", tileAhead)
 	f.p("MOVQ AX, ahead-40(SP)")
 	f.p("MOVQ %d(DI), AX", tileRows)
@@ -95,8 +97,8 @@ func aOperand(i int) string {
 	return []string{"(" + base + ")", "(" + base + ")(R8*1)", "(" + base + ")(R8*2)", "(" + base + ")(R9*1)"}[i%4]
 }
 
-// panel is the product for h rows, two steps of k at a time. Every second step fetches a line ahead: more would fill the
-// buffers that the loads of a need too.
+// panel is the product for h rows, two steps of k at a time. Every second step fetches a line ahead, the first ones a row of
+// c too: all at once would fill the buffers that the loads of a need as well.
 func (f *fn) panel(h int) {
 	acc := func(i, j int) string { return f.v(4 + 2*i + j) }
 	b0, b1 := f.v(0), f.v(1)
@@ -105,20 +107,18 @@ func (f *fn) panel(h int) {
 	f.p("MOVQ %d(DI), BX", tileB)
 	f.p("MOVQ %d(DI), DX", tileBK)
 	f.p("MOVQ %d(DI), CX", tileK)
-	f.p("MOVQ %d(DI), R15", tileCRow)
 	f.p("MOVQ c-32(SP), AX")
 	f.p("MOVQ SI, R10")
 	for i := range bases[1:] {
 		f.p("LEAQ (%s)(R8*4), %s", bases[i], bases[i+1])
 	}
 	for i := range h {
-		f.p("PREFETCHT0 (AX)")
-		f.p("PREFETCHT0 %d(AX)", 8*f.lanes-1)
-		f.p("ADDQ R15, AX")
 		for j := range 2 {
 			f.p("VXORPS %s, %s, %s", acc(i, j), acc(i, j), acc(i, j))
 		}
 	}
+	f.p("MOVQ AX, fetch-56(SP)")
+	f.p("MOVQ $%d, unfetched-48(SP)", h)
 	f.p("MOVQ %d(DI), R15", tileAK)
 	f.p("MOVQ %d(DI), R14", tileAheadBase)
 	f.p("MOVQ ahead-40(SP), AX")
@@ -142,7 +142,19 @@ func (f *fn) panel(h int) {
 			f.p("ADDQ R15, %s", r)
 		}
 	}
-	odd := fmt.Sprintf("odd%d", h)
+	first, odd := fmt.Sprintf("first%d", h), fmt.Sprintf("odd%d", h)
+	f.label(first)
+	f.p("SUBQ $2, CX")
+	f.p("JLT %s", odd)
+	f.p("MOVQ fetch-56(SP), DI")
+	f.p("PREFETCHT0 (DI)")
+	f.p("PREFETCHT0 %d(DI)", 8*f.lanes-1)
+	f.p("ADDQ crow-64(SP), DI")
+	f.p("MOVQ DI, fetch-56(SP)")
+	step(true)
+	step(false)
+	f.p("SUBQ $1, unfetched-48(SP)")
+	f.p("JGT %s", first)
 	f.p("SUBQ $2, CX")
 	f.p("JLT %s", odd)
 	f.p("PCALIGN $32")
