@@ -47,7 +47,7 @@ type rank struct {
 
 // Open makes the device of every rank and loads the program on all.
 func Open(p *ir.Program, newDevice func(rank int) (Device, error), opts Options) (*Job, error) {
-	if err := checkProgram(p); err != nil {
+	if err := CheckProgram(p); err != nil {
 		return nil, err
 	}
 	env := Env{Transport: opts.Transport, Tokens: opts.Tokens}

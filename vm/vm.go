@@ -50,9 +50,9 @@ func run(d Device, code *ir.Code, section ir.Section, round int64) error {
 	return d.Join()
 }
 
-// checkProgram refuses what would hang or index out of range in any device, whoever wrote the program. The verifier
+// CheckProgram refuses what would hang or index out of range in any device, whoever wrote the program. The verifier
 // proves far more; this is what the VM itself relies on.
-func checkProgram(p *ir.Program) error {
+func CheckProgram(p *ir.Program) error {
 	if len(p.Ranks) == 0 {
 		return fmt.Errorf("program %q has no ranks", p.Name)
 	}

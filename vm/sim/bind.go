@@ -1,0 +1,187 @@
+package sim
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"sppo/ir"
+	"sppo/ir/cost"
+	"sppo/vm"
+)
+
+// kind is what a step does to the clocks.
+type kind uint8
+
+const (
+	kindWork   kind = iota // the rank's own: takes its duration
+	kindRecord             // arg is an event
+	kindWait
+	kindMeet // arg is a port
+)
+
+// step is an instruction as the clocks see it.
+type step struct {
+	duration float64 // of the rank's own work, in seconds
+	work     int32   // of a meeting: index into prices
+	arg      int32
+	kind     kind
+	stream   ir.Stream
+	op       ir.Op
+}
+
+// port is one way in which a code meets other ranks: messages with a peer, or collectives of a group on a stream.
+type port struct {
+	team    bool
+	stream  ir.Stream // of collectives
+	group   int32
+	peer    ir.Attr
+	sends   bool
+	channel vm.Channel
+}
+
+// binding is a section of a code, bound: what all ranks of the code share.
+type binding struct {
+	steps []step
+	ports []port
+	peaks [ir.NumArenas]ir.Bytes // highest byte that an instruction touches
+}
+
+// prices knows what each distinct piece of work takes.
+type prices struct {
+	model cost.Model
+	alone map[ir.Work]float64
+	index map[ir.Work]int32
+	works []ir.Work               // of meetings
+	links map[cost.Link][]float64 // by index of the work; NaN where nobody has asked yet
+}
+
+func newPrices(p *ir.Program) *prices {
+	return &prices{
+		model: cost.New(p.Machine, len(p.Ranks)), alone: map[ir.Work]float64{},
+		index: map[ir.Work]int32{}, links: map[cost.Link][]float64{},
+	}
+}
+
+// own is the duration of work that a rank does by itself.
+func (p *prices) own(w ir.Work) float64 {
+	t, ok := p.alone[w]
+	if !ok {
+		t = float64(p.model.Time(w, cost.Link{}))
+		p.alone[w] = t
+	}
+	return t
+}
+
+// peak is the FLOP rate of the type that is multiplied: the fastest, where there are several.
+func (p *prices) peak() float64 {
+	rate := 0.0
+	for w := range p.alone {
+		if w.Flops > 0 {
+			rate = max(rate, p.model.Peak(w.DType))
+		}
+	}
+	return rate
+}
+
+// number gives work of a meeting its index.
+func (p *prices) number(w ir.Work) int32 {
+	i, ok := p.index[w]
+	if !ok {
+		i = int32(len(p.works))
+		p.index[w] = i
+		p.works = append(p.works, w)
+	}
+	return i
+}
+
+// on is the table of a link for all works that are numbered.
+func (p *prices) on(l cost.Link) []float64 {
+	table := p.links[l]
+	if len(table) == len(p.works) {
+		return table
+	}
+	for len(table) < len(p.works) {
+		table = append(table, math.NaN())
+	}
+	p.links[l] = table
+	return table
+}
+
+// bind turns a section of a code into steps. The program has passed vm.CheckProgram.
+func bind(p *ir.Program, code *ir.Code, section ir.Section, pr *prices) (*binding, error) {
+	instrs := code.Sections[section]
+	b := &binding{steps: make([]step, len(instrs))}
+	ports := map[port]int32{}
+	for pc := range instrs {
+		in := &instrs[pc]
+		s := &b.steps[pc]
+		s.stream, s.op = in.Stream, in.Op
+		switch in.Info().Class {
+		case ir.ClassSync:
+			s.kind, s.arg = kindRecord, int32(in.Attrs[0].Bits)
+			if in.Op == ir.Wait {
+				s.kind = kindWait
+			}
+		case ir.ClassComm:
+			s.kind, s.work = kindMeet, pr.number(in.Work())
+			key := portOf(in)
+			if key.team && int(key.group) >= len(p.Groups) {
+				return nil, fmt.Errorf("code %q, %s: group %d does not exist", code.Name, vm.At(p, section, pc, in), key.group)
+			}
+			i, ok := ports[key]
+			if !ok {
+				i = int32(len(b.ports))
+				ports[key] = i
+				b.ports = append(b.ports, key)
+			}
+			s.arg = i
+		default:
+			s.kind, s.duration = kindWork, pr.own(in.Work())
+		}
+		b.touch(code, in)
+	}
+	return b, nil
+}
+
+func portOf(in *ir.Instr) port {
+	if in.Op == ir.Send || in.Op == ir.Recv {
+		return port{peer: in.Attr("peer"), sends: in.Op == ir.Send, channel: vm.ChannelOf(in.Stream)}
+	}
+	return port{team: true, stream: in.Stream, group: int32(in.Attr("group").Bits)}
+}
+
+func (b *binding) touch(code *ir.Code, in *ir.Instr) {
+	for _, v := range in.Args {
+		if v.Present() && int(v.Buffer) < len(code.Buffers) {
+			buffer := &code.Buffers[v.Buffer]
+			b.peaks[buffer.Arena] = max(b.peaks[buffer.Arena], buffer.Offset+v.Offset+v.Bytes())
+		}
+	}
+}
+
+// resolve is the other end of a message port for a rank.
+func (w *port) resolve(p *ir.Program, rank int) int { return int(w.peer.Int(p.Ranks[rank].Consts)) }
+
+// checkPorts refuses peers and groups that a rank does not have.
+func checkPorts(p *ir.Program, rank int, b *binding) error {
+	for i := range b.ports {
+		port := &b.ports[i]
+		if !port.team {
+			if peer := port.resolve(p, rank); peer < 0 || peer >= len(p.Ranks) {
+				return fmt.Errorf("rank %d: messages go to rank %d of %d", rank, peer, len(p.Ranks))
+			}
+			continue
+		}
+		members := p.Ranks[rank].Groups[port.group]
+		if !slices.Contains(members, int32(rank)) {
+			return fmt.Errorf("rank %d is not in its group %q: %v", rank, p.Groups[port.group], members)
+		}
+		for _, m := range members {
+			if m < 0 || int(m) >= len(p.Ranks) {
+				return fmt.Errorf("rank %d: group %q has rank %d of %d", rank, p.Groups[port.group], m, len(p.Ranks))
+			}
+		}
+	}
+	return nil
+}

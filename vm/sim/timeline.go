@@ -1,0 +1,210 @@
+package sim
+
+import (
+	"cmp"
+	"slices"
+
+	"sppo/ir"
+)
+
+// Span is when an instruction began and ended. A message or collective begins when the last of its ranks is there; a
+// wait begins when its stream has reached it.
+type Span struct{ Begin, End ir.Seconds }
+
+// Timeline is a section in virtual time.
+type Timeline struct {
+	Section      ir.Section
+	Round        int64
+	Makespan     ir.Seconds
+	Instructions int64   // of all ranks
+	Class        []int32 // by rank of the job: index into Ranks
+	Ranks        []Rank  // one for all ranks that do the same at the same times
+
+	program *ir.Program
+	peak    float64 // FLOP/s of a device for what the section multiplies
+}
+
+// Rank is what one rank did.
+type Rank struct {
+	Index int        // of the first rank of which this is true
+	Count int        // of ranks of which it is
+	End   ir.Seconds // of its last stream
+	Busy  [ir.NumStreams]ir.Seconds
+	// Waits is how long the compute stream waited for work under way on each other stream.
+	Waits [ir.NumStreams]ir.Seconds
+	// Idle is the rest of the time to the makespan: the compute stream had nothing to do, and nobody worked for it.
+	Idle  ir.Seconds
+	Spans []Span // by pc; nil unless asked for
+}
+
+func (w *world) timeline() *Timeline {
+	t := &Timeline{Section: w.section, Round: w.round, Class: w.classes, Ranks: make([]Rank, len(w.ranks)), program: w.program, peak: w.prices.peak()}
+	for i, r := range w.ranks {
+		x := &t.Ranks[i]
+		x.Index, x.Spans, x.End = r.index, r.spans, ir.Seconds(r.finish())
+		for s := range r.clocks {
+			x.Busy[s], x.Waits[s] = ir.Seconds(r.clocks[s].busy), ir.Seconds(r.waits[s])
+		}
+		t.Makespan = max(t.Makespan, x.End)
+	}
+	for _, c := range w.classes {
+		t.Ranks[c].Count++
+		t.Instructions += int64(len(w.ranks[c].binding.steps))
+	}
+	for i, r := range w.ranks {
+		t.Ranks[i].Idle = ir.Seconds(r.idle) + t.Makespan - ir.Seconds(r.clocks[ir.Compute].now)
+	}
+	return t
+}
+
+// Rank is what rank r of the job did.
+func (t *Timeline) Rank(r int) *Rank { return &t.Ranks[t.Class[r]] }
+
+// Transfers is how long the compute stream waited for copies between host and device.
+func (r *Rank) Transfers() ir.Seconds { return r.Waits[ir.D2H] + r.Waits[ir.H2D] }
+
+// Messages is how long it waited for messages under way.
+func (r *Rank) Messages() ir.Seconds {
+	return r.Waits[ir.SendNext] + r.Waits[ir.RecvPrev] + r.Waits[ir.SendPrev] + r.Waits[ir.RecvNext] + r.Waits[ir.Mux]
+}
+
+// occupied is the time in which a rank has something to run: collectives are a part of its tasks.
+func (r *Rank) occupied() ir.Seconds { return r.Busy[ir.Compute] + r.Waits[ir.Coll] }
+
+// sum adds a figure of all ranks.
+func (t *Timeline) sum(f func(r *Rank) ir.Seconds) (total ir.Seconds) {
+	for i := range t.Ranks {
+		total += f(&t.Ranks[i]) * ir.Seconds(t.Ranks[i].Count)
+	}
+	return total
+}
+
+// BubbleRatio is the time in which ranks have nothing to run over the time in which they have. Waiting for a
+// collective under way is part of a task, waiting for a copy is an exposed transfer: neither is bubble.
+func (t *Timeline) BubbleRatio() float64 {
+	occupied := t.sum((*Rank).occupied)
+	if occupied == 0 {
+		return 0
+	}
+	return float64(t.sum(func(r *Rank) ir.Seconds { return r.Idle + r.Messages() }) / occupied)
+}
+
+// IdleRatio is all time in which compute streams stand still over the time in which they run.
+func (t *Timeline) IdleRatio() float64 {
+	busy := t.sum(func(r *Rank) ir.Seconds { return r.Busy[ir.Compute] })
+	if busy == 0 {
+		return 0
+	}
+	return float64((t.Makespan*ir.Seconds(len(t.Class)) - busy) / busy)
+}
+
+// Exposed is the longest that any rank waits for copies.
+func (t *Timeline) Exposed() (longest ir.Seconds) {
+	for i := range t.Ranks {
+		longest = max(longest, t.Ranks[i].Transfers())
+	}
+	return longest
+}
+
+// Critical is the stream that is busy for the largest share of the makespan, and the first rank on which it is.
+func (t *Timeline) Critical() (rank int, stream ir.Stream, share float64) {
+	for i := range t.Ranks {
+		for s, busy := range t.Ranks[i].Busy {
+			if part := float64(busy / t.Makespan); part > share {
+				rank, stream, share = t.Ranks[i].Index, ir.Stream(s), part
+			}
+		}
+	}
+	return rank, stream, share
+}
+
+// TGS is tokens per device and second, when the section is a step.
+func (t *Timeline) TGS() float64 {
+	if t.Makespan == 0 {
+		return 0
+	}
+	run := &t.program.Run
+	return float64(run.Sequence) * float64(run.Batch) / t.deviceSeconds()
+}
+
+// MFU is the share of the devices' peak that the model's FLOPs take, when the section is a step.
+func (t *Timeline) MFU() float64 {
+	if t.Makespan == 0 || t.peak == 0 {
+		return 0
+	}
+	return t.program.FlopsModel / (t.deviceSeconds() * t.peak)
+}
+
+func (t *Timeline) deviceSeconds() float64 { return float64(t.Makespan) * float64(len(t.Class)) }
+
+// Level is how many bytes hold something from a time on.
+type Level struct {
+	At    ir.Seconds
+	Bytes ir.Bytes
+}
+
+// Memory is how much of an arena rank r holds over time: each buffer from the begin of the first instruction that
+// touches it to the end of the last one; what other sections or checkpoints know of, all the time. It needs spans.
+func (t *Timeline) Memory(r int, a ir.Arena) []Level {
+	code := &t.program.Codes[t.program.Ranks[r].Code]
+	lives := t.lives(code, t.Rank(r).Spans)
+	var changes []Level
+	for b := range lives {
+		if buffer := &code.Buffers[b]; buffer.Arena == a && lives[b].End >= lives[b].Begin {
+			changes = append(changes, Level{lives[b].Begin, buffer.Size}, Level{lives[b].End, -buffer.Size})
+		}
+	}
+	slices.SortFunc(changes, func(x, y Level) int {
+		return cmp.Or(cmp.Compare(x.At, y.At), cmp.Compare(x.Bytes, y.Bytes)) // what ends gives its place to what begins
+	})
+	curve := []Level{{}}
+	for _, c := range changes {
+		last := &curve[len(curve)-1]
+		if c.At > last.At {
+			curve = append(curve, Level{c.At, last.Bytes})
+			last = &curve[len(curve)-1]
+		}
+		last.Bytes += c.Bytes
+	}
+	return curve
+}
+
+// lives are from when to when the buffers of a code hold something; the end is before the begin where they never do.
+func (t *Timeline) lives(code *ir.Code, spans []Span) []Span {
+	lives := make([]Span, len(code.Buffers))
+	for b := range lives {
+		lives[b] = Span{t.Makespan, -1}
+	}
+	whole := func(v ir.View) {
+		if v.Present() {
+			lives[v.Buffer] = Span{0, t.Makespan}
+		}
+	}
+	for i := range code.States {
+		whole(code.States[i].View)
+	}
+	for i := range code.Results {
+		whole(code.Results[i].View)
+	}
+	for pc := range code.Sections[t.Section] {
+		for _, v := range code.Sections[t.Section][pc].Args {
+			if v.Present() {
+				life := &lives[v.Buffer]
+				life.Begin, life.End = min(life.Begin, spans[pc].Begin), max(life.End, spans[pc].End)
+			}
+		}
+	}
+	for s := range ir.NumSections {
+		if s == t.Section {
+			continue
+		}
+		for pc := range code.Sections[s] {
+			for _, v := range code.Sections[s][pc].Args {
+				if v.Present() && lives[v.Buffer].End >= 0 { // in this section and in another: it lasts
+					whole(v)
+				}
+			}
+		}
+	}
+	return lives
+}
