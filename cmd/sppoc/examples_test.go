@@ -1,0 +1,98 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sppo/cmd/internal/cli"
+	"sppo/codegen"
+	"sppo/passes"
+)
+
+const examplesReport = "../../examples/REPORT.md"
+
+// What the shipped examples plan is written down, so that a change of any pass, formula or placement shows.
+func TestExamplesReport(t *testing.T) {
+	var b bytes.Buffer
+	b.WriteString("# What the examples plan\n\n" +
+		"Written by `go test ./cmd/sppoc -update`; `sppoc plan FILE` gives each with its reasons. Peaks are those of the fullest\n" +
+		"stage, exact to the byte; times are predicted from the cluster file.\n\n" +
+		"| spec | dp x pp x sp | N | lengths | device peak | host peak of a rank | fits | step | bubble | tokens/s a GPU | MFU |\n" +
+		"| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
+	old, err := os.ReadFile(examplesReport)
+	if err != nil && !*update {
+		t.Fatal(err)
+	}
+	rows := strings.SplitAfter(string(old), "\n")
+	for _, file := range exampleSpecs(t) {
+		name := "| " + strings.TrimPrefix(file, "../../examples/") + " |"
+		written := slices.IndexFunc(rows, func(r string) bool { return strings.HasPrefix(r, name) })
+		if written < 0 || quick(file) {
+			b.WriteString(exampleRow(t, file))
+		} else {
+			b.WriteString(rows[written])
+		}
+	}
+	if *update {
+		if err := os.WriteFile(examplesReport, b.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !*update && !bytes.Equal(old, b.Bytes()) {
+		t.Errorf("%s is stale; -update rewrites it\n%s", examplesReport,
+			unified("written", "today", strings.Split(string(old), "\n"), strings.Split(b.String(), "\n"), 0))
+	}
+}
+
+// quick says whether a row is computed in every test run: those of the paper with many subsequences take seconds each.
+func quick(file string) bool {
+	return !strings.Contains(file, "/paper/") || strings.Contains(file, "512k") || *update || os.Getenv("SPPO_LONG") != ""
+}
+
+// exampleSpecs are those with a schedule: what others import is none.
+func exampleSpecs(t *testing.T) []string {
+	t.Helper()
+	var specs []string
+	for _, pattern := range []string{"../../examples/*.sppo", "../../examples/paper/*.sppo"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if bytes.Contains(text, []byte("\nschedule ")) {
+				specs = append(specs, file)
+			}
+		}
+	}
+	if len(specs) < 17 {
+		t.Fatalf("only %d examples: %v", len(specs), specs)
+	}
+	return specs
+}
+
+func exampleRow(t *testing.T, file string) string {
+	t.Helper()
+	job, err := cli.OpenPlan(file, nil, passes.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := job.Plan
+	if err := codegen.Measure(p); err != nil {
+		t.Fatal(err)
+	}
+	device, host := cli.Peaks(&p.Memory)
+	lengths := p.Subsequences.Lengths
+	return fmt.Sprintf("| %s | %d x %d x %d | %d | %d ... %d | %s of %s | %s of %s | %s | %s | %.1f%% | %.4g | %.1f%% |\n",
+		strings.TrimPrefix(file, "../../examples/"), p.Parallel.DP, p.Parallel.PP, p.Parallel.SP, p.Subsequences.N,
+		lengths[0], lengths[len(lengths)-1], device, p.Memory.DeviceCapacityBytes, host, p.Memory.HostCapacityBytes,
+		map[bool]string{true: "yes", false: "no"}[p.Memory.Fits], p.Time.StepS, 100*p.Time.BubbleRatio, p.Throughput.TGS, 100*p.Throughput.MFU)
+}
