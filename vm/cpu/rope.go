@@ -49,7 +49,7 @@ func rope(b *binder) func() {
 			out = out[r*width : (r+1)*width]
 			at := (position + r/batch) * half
 			for h := range heads {
-				turnHead(out[h*headDim:], in[h*headDim:], table.cos[at:at+half], table.sin[at:at+half], sign)
+				simd.Rotate(out[h*headDim:], in[h*headDim:], table.cos[at:at+half], table.sin[at:at+half], sign)
 			}
 			if y.BF16 != nil {
 				simd.Narrow(y.BF16[r*width:], out)
@@ -67,17 +67,6 @@ func wideRowAt(m simd.Mat, row, width int, wide scratch) []float32 {
 	out := wide.floats()[row*width : (row+1)*width]
 	simd.Widen(out, m.BF16[row*width:(row+1)*width])
 	return out
-}
-
-// turnHead turns the pairs (i, i+half) of one head. y may be x.
-func turnHead(y, x, cos, sin []float32, sign float32) {
-	half := len(cos)
-	for i, c := range cos {
-		s := sin[i] * sign
-		a, b := x[i], x[half+i]
-		y[i] = float32(a*c) - float32(b*s)
-		y[half+i] = float32(a*s) + float32(b*c)
-	}
 }
 
 // fillTables computes the angles once it is known how far positions reach.

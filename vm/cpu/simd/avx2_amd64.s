@@ -2716,6 +2716,61 @@ end:
 	VZEROUPPER
 	RET
 
+// func rotateAVX2(y []float32, x []float32, cos []float32, sin []float32, sign float32) 
+TEXT ·rotateAVX2(SB), NOSPLIT, $0-100
+	MOVQ y_base+0(FP), DI
+	MOVQ x_base+24(FP), SI
+	MOVQ cos_base+48(FP), DX
+	MOVQ sin_base+72(FP), BX
+	VBROADCASTSS sign+96(FP), Y0
+	MOVQ cos_len+56(FP), CX
+	LEAQ (DI)(CX*4), R8
+	LEAQ (SI)(CX*4), R9
+	XORQ AX, AX
+	SUBQ $8, CX
+	JLT tail2
+	PCALIGN $32
+loop1:
+	VMOVUPS (SI)(AX*4), Y1
+	VMOVUPS (R9)(AX*4), Y2
+	VMOVUPS (DX)(AX*4), Y3
+	VMOVUPS (BX)(AX*4), Y4
+	VMULPS Y0, Y4, Y4
+	VMULPS Y4, Y2, Y5
+	VMULPS Y4, Y1, Y4
+	VMULPS Y3, Y1, Y1
+	VMULPS Y3, Y2, Y2
+	VSUBPS Y5, Y1, Y1
+	VADDPS Y2, Y4, Y2
+	VMOVUPS Y1, (DI)(AX*4)
+	VMOVUPS Y2, (R8)(AX*4)
+	ADDQ $8, AX
+	SUBQ $8, CX
+	JGE loop1
+tail2:
+	ADDQ $8, CX
+	JLE done3
+	LEAQ tail<>(SB), R15
+	NEGQ CX
+	VMOVUPS 32(R15)(CX*4), Y15
+	NEGQ CX
+	VMASKMOVPS (SI)(AX*4), Y15, Y1
+	VMASKMOVPS (R9)(AX*4), Y15, Y2
+	VMASKMOVPS (DX)(AX*4), Y15, Y3
+	VMASKMOVPS (BX)(AX*4), Y15, Y4
+	VMULPS Y0, Y4, Y4
+	VMULPS Y4, Y2, Y5
+	VMULPS Y4, Y1, Y4
+	VMULPS Y3, Y1, Y1
+	VMULPS Y3, Y2, Y2
+	VSUBPS Y5, Y1, Y1
+	VADDPS Y2, Y4, Y2
+	VMASKMOVPS Y1, Y15, (DI)(AX*4)
+	VMASKMOVPS Y2, Y15, (R8)(AX*4)
+done3:
+	VZEROUPPER
+	RET
+
 // func adamwAVX2(w []float32, m []float32, v []float32, g []float32, c *adamwConstants) 
 TEXT ·adamwAVX2(SB), NOSPLIT, $0-104
 	MOVQ w_base+0(FP), DI

@@ -6557,6 +6557,61 @@ end:
 	VZEROUPPER
 	RET
 
+// func rotateAVX512(y []float32, x []float32, cos []float32, sin []float32, sign float32) 
+TEXT ·rotateAVX512(SB), NOSPLIT, $0-100
+	MOVQ y_base+0(FP), DI
+	MOVQ x_base+24(FP), SI
+	MOVQ cos_base+48(FP), DX
+	MOVQ sin_base+72(FP), BX
+	VBROADCASTSS sign+96(FP), Z0
+	MOVQ cos_len+56(FP), CX
+	LEAQ (DI)(CX*4), R8
+	LEAQ (SI)(CX*4), R9
+	XORQ AX, AX
+	SUBQ $16, CX
+	JLT tail2
+	PCALIGN $32
+loop1:
+	VMOVUPS (SI)(AX*4), Z1
+	VMOVUPS (R9)(AX*4), Z2
+	VMOVUPS (DX)(AX*4), Z3
+	VMOVUPS (BX)(AX*4), Z4
+	VMULPS Z0, Z4, Z4
+	VMULPS Z4, Z2, Z5
+	VMULPS Z4, Z1, Z4
+	VMULPS Z3, Z1, Z1
+	VMULPS Z3, Z2, Z2
+	VSUBPS Z5, Z1, Z1
+	VADDPS Z2, Z4, Z2
+	VMOVUPS Z1, (DI)(AX*4)
+	VMOVUPS Z2, (R8)(AX*4)
+	ADDQ $16, AX
+	SUBQ $16, CX
+	JGE loop1
+tail2:
+	ADDQ $16, CX
+	JLE done3
+	MOVQ $-1, R15
+	SHLXQ CX, R15, R15
+	NOTQ R15
+	KMOVW R15, K1
+	VMOVUPS.Z (SI)(AX*4), K1, Z1
+	VMOVUPS.Z (R9)(AX*4), K1, Z2
+	VMOVUPS.Z (DX)(AX*4), K1, Z3
+	VMOVUPS.Z (BX)(AX*4), K1, Z4
+	VMULPS Z0, Z4, Z4
+	VMULPS Z4, Z2, Z5
+	VMULPS Z4, Z1, Z4
+	VMULPS Z3, Z1, Z1
+	VMULPS Z3, Z2, Z2
+	VSUBPS Z5, Z1, Z1
+	VADDPS Z2, Z4, Z2
+	VMOVUPS Z1, K1, (DI)(AX*4)
+	VMOVUPS Z2, K1, (R8)(AX*4)
+done3:
+	VZEROUPPER
+	RET
+
 // func adamwAVX512(w []float32, m []float32, v []float32, g []float32, c *adamwConstants) 
 TEXT ·adamwAVX512(SB), NOSPLIT, $0-104
 	MOVQ w_base+0(FP), DI

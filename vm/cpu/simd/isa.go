@@ -38,6 +38,8 @@ type kernelSet struct {
 	normBackward func(dx, dgamma, dbeta, dy, x, gamma []float32, mean, rstd, meanG, meanGX float32)
 	columnSums   func(dst, x []float32, ld, rows int)
 
+	rotate func(y, x, cos, sin []float32, sign float32)
+
 	adamw func(w, m, v, g []float32, c *adamwConstants)
 
 	softmaxStrip func(s []float32, ld, rows int, max, sum, alpha []float32, scale float32)

@@ -65,6 +65,9 @@ func normBackwardAVX2(dx []float32, dgamma []float32, dbeta []float32, dy []floa
 func columnSumsAVX2(dst []float32, x []float32, ld int, rows int)
 
 //go:noescape
+func rotateAVX2(y []float32, x []float32, cos []float32, sin []float32, sign float32)
+
+//go:noescape
 func adamwAVX2(w []float32, m []float32, v []float32, g []float32, c *adamwConstants)
 
 //go:noescape
@@ -107,6 +110,7 @@ var avx2 = kernelSet{name: "avx2", mr: 6, nr: 16,
 	normSums:       normSumsAVX2,
 	normBackward:   normBackwardAVX2,
 	columnSums:     columnSumsAVX2,
+	rotate:         rotateAVX2,
 	adamw:          adamwAVX2,
 	softmaxStrip:   softmaxStripAVX2,
 	softmaxGrads:   softmaxGradsAVX2,
@@ -177,6 +181,9 @@ func normBackwardAVX512(dx []float32, dgamma []float32, dbeta []float32, dy []fl
 func columnSumsAVX512(dst []float32, x []float32, ld int, rows int)
 
 //go:noescape
+func rotateAVX512(y []float32, x []float32, cos []float32, sin []float32, sign float32)
+
+//go:noescape
 func adamwAVX512(w []float32, m []float32, v []float32, g []float32, c *adamwConstants)
 
 //go:noescape
@@ -219,6 +226,7 @@ var avx512 = kernelSet{name: "avx512", mr: 14, nr: 32,
 	normSums:       normSumsAVX512,
 	normBackward:   normBackwardAVX512,
 	columnSums:     columnSumsAVX512,
+	rotate:         rotateAVX512,
 	adamw:          adamwAVX512,
 	softmaxStrip:   softmaxStripAVX512,
 	softmaxGrads:   softmaxGradsAVX512,

@@ -35,6 +35,7 @@ var portable = kernelSet{
 	normSums:       normSumsPortable,
 	normBackward:   normBackwardPortable,
 	columnSums:     columnSumsPortable,
+	rotate:         rotatePortable,
 	adamw:          adamwPortable,
 	softmaxStrip:   softmaxStripPortable,
 	softmaxGrads:   softmaxGradsPortable,
@@ -257,6 +258,16 @@ func columnSumsPortable(dst, x []float32, ld, rows int) {
 		for j, v := range x[i*ld : i*ld+len(dst)] {
 			dst[j] += v
 		}
+	}
+}
+
+func rotatePortable(y, x, cos, sin []float32, sign float32) {
+	half := len(cos)
+	for i, c := range cos {
+		s := float32(sin[i] * sign)
+		a, b := x[i], x[half+i]
+		y[i] = float32(a*c) - float32(b*s)
+		y[half+i] = float32(a*s) + float32(b*c)
 	}
 }
 

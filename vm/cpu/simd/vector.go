@@ -47,6 +47,13 @@ func SwiGLUBackward(dgate, dup, gate, up, dy []float32) {
 	active.swigluBackward(dgate, dup[:n], gate[:n], up[:n], dy[:n])
 }
 
+// Rotate turns the pairs (x[i], x[len(cos)+i]) by the angles whose cosines and sines are given, backwards where sign is
+// -1: rotary position embedding of one head. The result is the same on every instruction set.
+func Rotate(y, x, cos, sin []float32, sign float32) {
+	n := len(cos)
+	active.rotate(y[:2*n], x[:2*n], cos, sin[:n], sign)
+}
+
 // Max returns the greatest element, minus infinity if there is none.
 func Max(x []float32) float32 { return active.max(x) }
 

@@ -50,6 +50,10 @@ var vectorCases = []vectorCase{
 	{"normBackward", 3, 3, 1e-6, 10, 1, func(k *kernelSet, x [][]float32) {
 		k.normBackward(x[0], x[1], x[2], x[3], x[4], x[5], 0.2, 1.3, 0.1, -0.2)
 	}},
+	{"rotate", 1, 3, 0, 0, 1, func(k *kernelSet, x [][]float32) {
+		n := len(x[0]) / 2
+		k.rotate(x[0], x[1], x[2][:n], x[3][:n], -1)
+	}},
 	{"adamw", 3, 1, 0, 0, 1, func(k *kernelSet, x [][]float32) {
 		for i, v := range x[2] {
 			x[2][i] = max(v, -v)

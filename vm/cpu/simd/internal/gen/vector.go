@@ -36,6 +36,7 @@ var vectorKernels = []kernel{
 	{name: "normBackward", params: params("dx, dgamma, dbeta, dy, x, gamma []float32; mean, rstd, meanG, meanGX float32"),
 		field: true, body: normBackward},
 	{name: "columnSums", params: params("dst, x []float32; ld, rows int"), field: true, body: columnSums},
+	{name: "rotate", params: params("y, x, cos, sin []float32; sign float32"), field: true, body: rotate},
 	{name: "adamw", params: params("w, m, v, g []float32; c *adamwConstants"), field: true, body: adamw},
 	{name: "softmaxStrip", params: params("s []float32; ld, rows int; rowMax, sum, alpha []float32; scale float32"),
 		field: true, body: softmaxStrip},
@@ -383,6 +384,32 @@ func columnSums(f *fn) {
 	column(1)
 	f.masked = false
 	f.label("end")
+}
+
+// rotate turns the pairs of an element of the first half and the one as far into the second, every product rounded by
+// itself as the definition does.
+func rotate(f *fn) {
+	y, x, cos, sin, sign := f.slice("y"), f.slice("x"), f.slice("cos"), f.slice("sin"), f.scalar("sign")
+	f.length("cos", "CX")
+	y2, x2 := f.integer(), f.integer()
+	f.p("LEAQ (%s)(CX*4), %s", y, y2)
+	f.p("LEAQ (%s)(CX*4), %s", x, x2)
+	f.each(func() {
+		a, b, c, s, t := f.vec(), f.vec(), f.vec(), f.vec(), f.vec()
+		f.load(a, at(x))
+		f.load(b, at(x2))
+		f.load(c, at(cos))
+		f.load(s, at(sin))
+		f.mul(s, s, sign)
+		f.mul(t, b, s)
+		f.mul(s, a, s)
+		f.mul(a, a, c)
+		f.mul(b, b, c)
+		f.sub(a, a, t)
+		f.add(b, s, b)
+		f.store(at(y), a)
+		f.store(at(y2), b)
+	})
 }
 
 // adamw rounds every product by itself, in the order of the definition, so that all sets agree to the last bit.
