@@ -34,6 +34,7 @@ var floors = []struct {
 	{"codegen", 3, "lang passes graph ir"},
 	{"vm/cpu", 3, "vm ir vm/cpu/simd"},
 	{"vm/sim", 3, "vm ir ir/cost"},
+	{"vm/sim", 3, "vm ir ir/cost"},
 	{"cuda", 3, "vm ir"},
 	{"examples", 0, ""},
 	{"cmd/internal/cli", 4, "*"},
