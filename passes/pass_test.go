@@ -115,8 +115,8 @@ func TestNotYet(t *testing.T) {
 	for _, set := range []string{
 		"schedule.offload=adaptive", "schedule.offload=carry", "schedule.offload=memory",
 		"schedule.mux=on", "schedule.mux=left", "schedule.mux=right",
-		"schedule.sp_mode=ulysses", "schedule.keep=[]", "schedule.keep=[k]",
-		"schedule.partition=time", "schedule.strategy=1f1b",
+		"schedule.sp_mode=ring", "schedule.keep=[]", "schedule.keep=[k]",
+		"schedule.partition=time", "schedule.strategy=zb-h1",
 	} {
 		key, _, _ := strings.Cut(set, "=")
 		expect(t, load(t, "gpt-docs.sppo", set), lang.NotYet, "not implemented yet", key, set)
@@ -155,7 +155,7 @@ func TestBadRequests(t *testing.T) {
 		{lang.Indivisible, "2 key and value heads", "schedule.sp", func(s *lang.Spec) {
 			s.Schedule.SP, s.Schedule.PP, s.Schedule.Align, s.Train.Sequence, s.Model.KVHeads, s.Model.Heads = 3, 1, 3, 258, 2, 6
 		}},
-		{lang.Indivisible, "batch = 8 is not a multiple of dp * microbatch = 3", "train.batch", func(s *lang.Spec) { s.Schedule.Microbatch = 3 }},
+		{lang.Indivisible, "batch = 8 is not a multiple of dp * microbatch = 3", "train.batch", func(s *lang.Spec) { s.Train.Batch = 8; s.Schedule.Microbatch = 3 }},
 		{lang.Indivisible, "sequence = 255 does not divide by sp = 2", "train.sequence", func(s *lang.Spec) { s.Train.Sequence = 255 }},
 		{lang.BadAlign, "align = 3 is not a multiple of sp = 2", "schedule.align", func(s *lang.Spec) { s.Schedule.Align = 3 }},
 		{lang.BadAlign, "too short for 8 subsequences", "schedule.subsequences", func(s *lang.Spec) { s.Schedule.Align = 64 }},

@@ -207,10 +207,10 @@ func TestAutoSizes(t *testing.T) {
 	}{
 		{"paper/gpt-7b-512k.sppo", []string{"schedule.sp=auto", "schedule.pp=auto", "schedule.subsequences=auto"}, 32, 64, 128, nil, 1},
 		{"paper/gpt-7b-512k.sppo", []string{"schedule.pp=auto"}, 4, 32, 128, nil, 1},
-		{"gpt-docs.sppo", []string{"schedule.sp=1", "schedule.pp=auto", "schedule.subsequences=auto", "schedule.align=auto"}, 4, 4, 8, []int{1, 1, 1, 1}, 8},
-		{"gpt-docs.sppo", []string{"schedule.sp=1", "schedule.pp=3"}, 3, 8, 2, []int{2, 1, 1}, 8},
-		{"gpt-docs.sppo", []string{"schedule.subsequences=100", "schedule.align=auto"}, 2, 100, 2, nil, 8},
-		{"gpt-docs.sppo", []string{"schedule.dp=2", "schedule.sp=1", "schedule.pp=auto"}, 2, 8, 2, nil, 4},
+		{"gpt-docs.sppo", []string{"train.batch=8", "schedule.sp=1", "schedule.pp=auto", "schedule.subsequences=auto", "schedule.align=auto"}, 4, 4, 8, []int{1, 1, 1, 1}, 8},
+		{"gpt-docs.sppo", []string{"train.batch=8", "schedule.sp=1", "schedule.pp=3"}, 3, 8, 2, []int{2, 1, 1}, 8},
+		{"gpt-docs.sppo", []string{"train.batch=8", "schedule.subsequences=100", "schedule.align=auto"}, 2, 100, 2, nil, 8},
+		{"gpt-docs.sppo", []string{"train.batch=8", "schedule.dp=2", "schedule.sp=1", "schedule.pp=auto"}, 2, 8, 2, nil, 4},
 	} {
 		p := planOf(t, c.file, c.set...)
 		if p.Parallel.PP != c.pp || p.Subsequences.N != c.n || p.Subsequences.Align != c.align || p.Parallel.Microbatches != c.microbatch {

@@ -9,60 +9,11 @@ import (
 // schedule orders the tasks of every pipeline rank.
 //
 // Input: Parallel, Subsequences. Output: Tasks. Paper: section 3; a stage forwards s_0 .. s_{N-1} and then goes
-// backward from s_{N-1} to s_0, since gradients of K and V flow from later to earlier subsequences. With virtual
-// stages a rank takes rounds: a group of 2*PP subsequences through its first virtual stage, the same group through its
-// second, and so on; groups of PP would stall on the latency of messages. Backward is the exact mirror.
+// backward from s_{N-1} to s_0, since gradients of K and V flow from later to earlier subsequences. Other strategies
+// differ in how they weave several sequences.
 func schedule(_ *Context, p *Plan) error {
-	var order []Task
-	for m := range p.Parallel.Microbatches {
-		forward := p.forwardOrder(m)
-		order = append(order, forward...)
-		for i := len(forward) - 1; i >= 0; i-- {
-			t := forward[i]
-			t.Kind = Backward
-			order = append(order, t)
-		}
-	}
-	p.Tasks = make([][]Task, p.Parallel.PP)
-	for s := range p.Tasks {
-		p.Tasks[s] = append([]Task(nil), order...)
-	}
-	p.decide("schedule", "order", "one sequence at a time", "all subsequences forward, then all backward in reverse: K and V of one microbatch live at a time")
-	if v := p.Parallel.VirtualStages; v > 1 {
-		p.decide("schedule", "interleave", fmt.Sprintf("%d virtual stages a rank", v),
-			fmt.Sprintf("groups of %d subsequences pass through one virtual stage after another, so that the bubble is a %s of the plain pipeline's", 2*p.Parallel.PP, fraction(v)))
-	}
+	p.decideOrder()
 	return nil
-}
-
-func fraction(v int) string {
-	switch v {
-	case 2:
-		return "half"
-	case 3:
-		return "third"
-	case 4:
-		return "quarter"
-	}
-	return fmt.Sprintf("1/%d", v)
-}
-
-// forwardOrder is what a rank forwards of one microbatch.
-func (p *Plan) forwardOrder(microbatch int) []Task {
-	n, v := p.Subsequences.N, p.Parallel.VirtualStages
-	group := n
-	if v > 1 {
-		group = 2 * p.Parallel.PP
-	}
-	order := make([]Task, 0, n*v)
-	for first := 0; first < n; first += group {
-		for c := range v {
-			for i := first; i < min(first+group, n); i++ {
-				order = append(order, Task{Forward, microbatch, i, c})
-			}
-		}
-	}
-	return order
 }
 
 // MarshalText writes "F0.3": kind, microbatch, subsequence, and the virtual stage where it is not the rank's first.

@@ -1,8 +1,11 @@
 package passes
 
 import (
+	"slices"
 	"strings"
 	"testing"
+
+	"sppo/ir"
 )
 
 func TestScheduleOfOneSequence(t *testing.T) {
@@ -80,4 +83,63 @@ func TestStagesThatWaitForEachOther(t *testing.T) {
 	if err := Verify(p); err != nil {
 		t.Errorf("two microbatches forward, then backward, on both stages: %v", err)
 	}
+}
+
+// TestStrategies: every strategy's orders fit the dataflow for uneven sizes, and hold the bubble and the activations that
+// their papers state, with f = 1, b = 2 and free messages.
+func TestStrategies(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		pp, n, m int
+		makespan int
+		live     []int // tasks forwarded and not yet gone backward, at most, by rank
+	}{
+		{"sppo", 4, 8, 1, 3 * (8 + 3), []int{8, 8, 8, 8}},
+		{"terapipe", 4, 2, 3, 3 * (6 + 3), []int{6, 6, 6, 6}},
+		{"gpipe", 4, 1, 8, 3 * (8 + 3), []int{8, 8, 8, 8}},
+		{"1f1b", 4, 1, 8, 3 * (8 + 3), []int{4, 3, 2, 1}},
+		{"seq1f1b", 4, 4, 4, 3 * (16 + 3), []int{7, 6, 5, 4}},
+	} {
+		n := c.n
+		p := &Plan{
+			Parallel:       Parallel{PP: c.pp, SP: 1, DP: 1, VirtualStages: 1, Microbatches: c.m},
+			Subsequences:   Subsequences{N: n},
+			LayersPerStage: slices.Repeat([]int{1}, c.pp),
+		}
+		p.Schedule.Strategy = c.name
+		if err := schedule(nil, p); err != nil {
+			t.Fatal(err)
+		}
+		if err := checkSchedule(nil, p); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		none := make([]ir.Seconds, n)
+		costs := &costs{forward: slices.Repeat([]ir.Seconds{1}, n), backward: slices.Repeat([]ir.Seconds{2}, n), embed: none, embedGrad: none, head: none, message: none}
+		for range c.pp {
+			costs.d2h, costs.h2d = append(costs.d2h, noCopies(n, 1)), append(costs.h2d, noCopies(n, 1))
+		}
+		p.simulate(costs)
+		if !near(p.Time.StepS, ir.Seconds(c.makespan)) {
+			t.Errorf("%s: makespan %g, want %d", c.name, p.Time.StepS, c.makespan)
+		}
+		if got := mostLive(p); !slices.Equal(got, c.live) {
+			t.Errorf("%s: at most %v tasks live, want %v", c.name, got, c.live)
+		}
+	}
+}
+
+func mostLive(p *Plan) []int {
+	most := make([]int, len(p.Tasks))
+	for rank, tasks := range p.Tasks {
+		live := 0
+		for _, t := range tasks {
+			if t.Kind == Backward {
+				live--
+				continue
+			}
+			live++
+			most[rank] = max(most[rank], live)
+		}
+	}
+	return most
 }

@@ -57,6 +57,7 @@ func solveParallel(p *Plan) {
 	p.decide("solve", "pp", fmt.Sprint(par.PP), given(s.PP != 0, "auto is a stage for every GPU that sp and dp leave, as long as each has a layer"))
 	par.Microbatches = p.Train.Batch / (par.DP * par.Microbatch)
 	p.Parallel = par
+	solveSPMode(p)
 }
 
 func solveSubsequences(p *Plan) {
@@ -68,6 +69,8 @@ func solveSubsequences(p *Plan) {
 		out.N = len(req.Lengths)
 	case !req.Auto && req.Count > 0:
 		out.N = req.Count
+	case !p.chosenStrategy().slices:
+		out.N, why = 1, "the strategy takes whole sequences"
 	case p.Schedule.Offload.Policy == "list":
 		out.N, why = len(p.Schedule.Offload.Alpha), "one for each share that offload lists"
 	default:
@@ -195,12 +198,11 @@ func missingPolicies(p *Plan) []problem {
 	off := s.Offload.Policy
 	refuse(off == "adaptive" || off == "carry" || off == "memory", "schedule.offload", "offload = "+off, "none, full, a share, or a list of shares")
 	refuse(s.Mux != "" && s.Mux != "off" && s.Mux != "auto", "schedule.mux", "mux = "+s.Mux, "off")
-	refuse(s.SPMode != "" && s.SPMode != "megatron", "schedule.sp_mode", "sp_mode = "+s.SPMode, "megatron")
+	refuse(s.SPMode == "ring", "schedule.sp_mode", "sp_mode = "+s.SPMode, "megatron or ulysses")
 	refuse(s.Keep != nil && len(s.Keep) < 2, "schedule.keep", "streaming of K and V", "keep = [k, v]")
 	refuse(s.Order == "layer", "schedule.order", "order = layer", "sequence")
 	refuse(s.Partition == "time", "schedule.partition", "partition = time", "flops or length")
-	refuse(s.Strategy != "" && s.Strategy != "sppo", "schedule.strategy", "strategy = "+s.Strategy, "sppo")
-	return found
+	return append(found, strategyProblems(p)...)
 }
 
 // sizeProblems are what is wrong with sizes, chosen or edited, that everything later relies on.
@@ -226,10 +228,7 @@ func sizeProblems(p *Plan) []problem {
 	stages := par.PP * par.VirtualStages
 	add(stages > m.Layers, fault("schedule.pp", lang.TooFewLayers, fmt.Sprintf("at most %d stages", m.Layers),
 		"%d stages want as many layers, and the model has %d", stages, m.Layers))
-	add(m.Heads%par.SP != 0, fault("schedule.sp", lang.Indivisible, "sp = "+nearDivisors(m.Heads, par.SP),
-		"%d heads do not divide by sp = %d", m.Heads, par.SP))
-	add(m.Heads%par.SP == 0 && m.KVHeads%par.SP != 0 && par.SP%m.KVHeads != 0, fault("schedule.sp", lang.Indivisible,
-		"kv_heads must divide sp or be divided by it", "%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, par.SP))
+	found = append(found, splitProblems(p)...)
 	each := int64(par.DP * par.Microbatch)
 	add(int64(p.Train.Batch)%each != 0 || p.Train.Batch < 1, fault("train.batch", lang.Indivisible, "batch = "+nearMultiples(int64(p.Train.Batch), each),
 		"batch = %d is not a multiple of dp * microbatch = %d", p.Train.Batch, each))
