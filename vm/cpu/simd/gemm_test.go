@@ -3,6 +3,7 @@ package simd
 import (
 	"math"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 )
@@ -176,4 +177,49 @@ func TestGemmIsTheSameForAnyThreads(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestOpenBLAS(t *testing.T) {
+	if err := UseOpenBLAS(true); err != nil {
+		t.Skip(err)
+	}
+	defer UseOpenBLAS(false)
+	p := NewPool(2)
+	defer p.Close()
+	r := testRand(t)
+	for range rounds(60) {
+		c := randomGemmCase(r)
+		c.aBF16, c.bBF16, c.cBF16 = false, false, false
+		checkGemm(t, p, c, r)
+	}
+	checkGemm(t, p, gemmCase{m: 300, n: 200, k: 20, transA: true}, r)
+}
+
+func TestGemmAllocatesNothing(t *testing.T) {
+	p := NewPool(2)
+	defer p.Close()
+	r := testRand(t)
+	const n = 128
+	a, b, c := randomFloats(r, n*n), randomFloats(r, n*n), make([]float32, n*n)
+	multiply := func() { Gemm(p, false, true, n, n, n, a, n, b, n, true, nil, c, n) }
+	multiply()
+	if allocs := testing.AllocsPerRun(100, multiply); allocs > 1 {
+		t.Errorf("a product allocates %v times", allocs)
+	}
+}
+
+// TestGemmFromManyCallers has ranks share a pool.
+func TestGemmFromManyCallers(t *testing.T) {
+	p := NewPool(3)
+	defer p.Close()
+	var callers sync.WaitGroup
+	for range 5 {
+		r := testRand(t)
+		callers.Go(func() {
+			for range rounds(20) {
+				checkGemm(t, p, gemmCase{m: 1 + r.IntN(150), n: 1 + r.IntN(150), k: 1 + r.IntN(150), transB: true, bias: true}, r)
+			}
+		})
+	}
+	callers.Wait()
 }

@@ -1,6 +1,9 @@
 package simd
 
-import "sync"
+import (
+	"math/bits"
+	"sync"
+)
 
 // scratch is a set of buffers that one part of a call works in. They grow to what was ever asked for and are used
 // again, so that no call allocates in the long run.
@@ -34,10 +37,10 @@ func (s *scratch) release() {
 	f.Unlock()
 }
 
-// floats returns buffer number i with n elements of any content.
+// floats returns buffer number i with n elements of any content. It grows by doubling: what it leaves behind is lost.
 func (s *scratch) floats(i, n int) []float32 {
 	if cap(s.buf[i]) < n {
-		s.buf[i] = Alloc(n + n/4)
+		s.buf[i] = Alloc(1 << bits.Len(uint(max(n, 1024)-1)))
 	}
 	return s.buf[i][:n]
 }
