@@ -1,0 +1,116 @@
+package codegen
+
+import (
+	"cmp"
+	"slices"
+
+	"sppo/passes"
+)
+
+// step is one thing that a rank issues: a task, or the message that brings a task's input or takes its result away.
+type step struct {
+	kind stepKind
+	task int // index into the rank's tasks
+}
+
+type stepKind uint8
+
+const (
+	receiving stepKind = iota // the task's input
+	sending                   // the task's result
+	running
+)
+
+// moment orders the steps of all ranks: by time; messages before the tasks that begin when they end; messages of one
+// moment by number.
+type moment struct {
+	time    int
+	running bool
+	message int
+}
+
+func (a moment) compare(b moment) int {
+	if c := cmp.Compare(a.time, b.time); c != 0 {
+		return c
+	}
+	if a.running != b.running {
+		if a.running {
+			return 1
+		}
+		return -1
+	}
+	return cmp.Compare(a.message, b.message)
+}
+
+// timeline is the order in which every rank issues its tasks and messages. It follows a run of the schedule in which a
+// layer's forward takes one unit of time, its backward two, and messages none: a message stands where its sender's task ends, in
+// the sender's order and in the receiver's. All orders are thus parts of one order of all steps of the job, in which whatever a
+// step waits for comes before it: the job cannot deadlock, even where each rank runs one step at a time.
+func (l *layout) timeline() [][]step {
+	p := l.plan
+	type item struct {
+		at moment
+		step
+	}
+	items := make([][]item, p.Parallel.PP)
+	index := make([]map[passes.Task]int, p.Parallel.PP)
+	for r, tasks := range p.Tasks {
+		index[r] = make(map[passes.Task]int, len(tasks))
+		for i, t := range tasks {
+			index[r][t] = i
+		}
+	}
+	ends := l.taskTimes(func(rank int, t passes.Task, start int) {
+		items[rank] = append(items[rank], item{moment{start, true, 0}, step{running, index[rank][t]}})
+	})
+	messages := 0
+	for r, tasks := range p.Tasks {
+		for i, t := range tasks {
+			to, next, ok := p.Target(r, t)
+			if !ok || to == r {
+				continue
+			}
+			at := moment{time: ends[r][i], message: messages}
+			messages++
+			items[r] = append(items[r], item{at, step{sending, i}})
+			items[to] = append(items[to], item{at, step{receiving, index[to][next]}})
+		}
+	}
+	steps := make([][]step, len(items))
+	for r := range items {
+		slices.SortStableFunc(items[r], func(a, b item) int { return a.at.compare(b.at) })
+		for _, it := range items[r] {
+			steps[r] = append(steps[r], it.step)
+		}
+	}
+	return steps
+}
+
+// taskTimes runs the tasks of all ranks against each other and returns when each ends.
+func (l *layout) taskTimes(visit func(rank int, t passes.Task, start int)) [][]int {
+	p := l.plan
+	ends := make([][]int, p.Parallel.PP)
+	arrives := make([]map[passes.Task]int, p.Parallel.PP)
+	for r := range arrives {
+		arrives[r] = map[passes.Task]int{}
+	}
+	err := p.Walk(func(rank int, t passes.Task) {
+		start := arrives[rank][t]
+		if n := len(ends[rank]); n > 0 {
+			start = max(start, ends[rank][n-1])
+		}
+		visit(rank, t, start)
+		cost := len(p.StageLayers(rank)[t.Chunk])
+		if t.Kind == passes.Backward {
+			cost *= 2
+		}
+		ends[rank] = append(ends[rank], start+cost)
+		if to, next, ok := p.Target(rank, t); ok {
+			arrives[to][next] = start + cost
+		}
+	})
+	if err != nil {
+		panic("internal: lowering tasks that were not verified: " + err.Error())
+	}
+	return ends
+}
