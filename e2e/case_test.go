@@ -30,7 +30,6 @@ const (
 	ropeTheta = 100.0
 	gradClip  = 1.0
 	warmup    = 3
-	steps     = 20
 	ranks     = 32
 )
 

@@ -1,0 +1,10 @@
+//go:build !race
+
+package e2e
+
+const (
+	steps = 20 // of a training run
+
+	// coverLimit is how many cases the covering set has: all pairs take a third of them, the rest go to triples.
+	coverLimit = 60
+)

@@ -1,0 +1,10 @@
+//go:build race
+
+package e2e
+
+// Under the race detector, which is slow, the covering set stops at pairs. Every step has the same instructions, so few
+// will do.
+const (
+	steps      = 4
+	coverLimit = 0
+)
