@@ -1,6 +1,10 @@
 package vm
 
-import "sppo/ir"
+import (
+	"time"
+
+	"sppo/ir"
+)
 
 // Device owns the bytes and the time of one rank. The loop in vm.go tells it what to issue; what was issued runs in
 // the order of its stream, and nothing but events and messages orders one stream against another.
@@ -16,7 +20,8 @@ import "sppo/ir"
 //     call, Record and Wait cuEventRecord and cuStreamWaitEvent, Join the synchronisation of all streams;
 //   - a simulator keeps a clock for each stream: Launch and Copy advance one, Record stores it, Wait takes the later
 //     of two, Join the latest of all. Comm exchanges clocks with the peers and may block there, for communication is
-//     issued in one global order that cannot deadlock. Read gives zeros, and nothing of the model's size exists;
+//     issued in one global order that cannot deadlock. Read gives what is no number, nothing of the model's size
+//     exists, and the device is a Clock;
 //   - the cpu device has a goroutine for each stream, fed by queues.
 type Device interface {
 	// Load allocates the arenas of a rank and binds its code. Arenas start with unspecified contents.
@@ -39,6 +44,12 @@ type Device interface {
 	// Peak is the highest byte of an arena that an executed instruction has touched.
 	Peak(a ir.Arena) ir.Bytes
 	Close() error
+}
+
+// Clock is for devices with a time of their own.
+type Clock interface {
+	// Elapsed is what the last section took; false if it took as long as the caller saw.
+	Elapsed() (time.Duration, bool)
 }
 
 // Env is what a device needs from outside its rank.

@@ -174,7 +174,7 @@ func (j *Job) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, err
 	}
 	j.step = t
-	seconds := time.Since(began).Seconds()
+	seconds := j.elapsed(time.Since(began)).Seconds()
 	tokens := float64(j.program.Run.Sequence) * float64(j.program.Run.Batch)
 	result := StepResult{Step: int(t), LR: learningRate(&j.program.Run, t), Seconds: seconds, TokensPerSecond: tokens / seconds}
 	if result.Loss, err = j.scalar(ir.ResultLoss); err != nil {
@@ -182,6 +182,26 @@ func (j *Job) Step(ctx context.Context) (StepResult, error) {
 	}
 	result.GradNorm, err = j.scalar(ir.ResultGradNorm)
 	return result, err
+}
+
+// elapsed is what a section took: by the devices' clocks, where they have some, else by ours.
+func (j *Job) elapsed(here time.Duration) time.Duration {
+	var longest time.Duration
+	for _, r := range j.ranks {
+		d, ok := elapsed(r.device)
+		if !ok {
+			return here
+		}
+		longest = max(longest, d)
+	}
+	return longest
+}
+
+func elapsed(d Device) (time.Duration, bool) {
+	if c, ok := d.(Clock); ok {
+		return c.Elapsed()
+	}
+	return 0, false
 }
 
 // Eval is the mean loss over the validation's sequences: as many eval sections as cover EvalBatch.

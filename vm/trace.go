@@ -65,3 +65,6 @@ func (t *Trace) Join() error {
 	t.Timelines = append(t.Timelines, t.current)
 	return err
 }
+
+// Elapsed is that of a device with a clock.
+func (t *Trace) Elapsed() (time.Duration, bool) { return elapsed(t.Device) }

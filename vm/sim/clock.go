@@ -21,6 +21,7 @@ type rank struct {
 	index    int // of the rank
 	class    int
 	slow     float64
+	round    int64 // of the section
 	binding  *binding
 	pc       int
 	clocks   [ir.NumStreams]clock

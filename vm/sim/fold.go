@@ -3,8 +3,8 @@ package sim
 import (
 	"encoding/binary"
 	"math"
-	"slices"
 
+	"sppo/ir"
 	"sppo/ir/cost"
 )
 
@@ -27,95 +27,97 @@ func (w *world) fold(f *folding) {
 // folding knows where every way of every rank leads.
 type folding struct {
 	*world
-	ways  [][]way // by rank and port
-	teams map[string]int32
+	ways    [][]way // by rank and port
+	lists   map[string]int32
+	gathers map[gathering]*ends
 }
 
 // way is a port of a rank. Ports of a rank that lead to the same meeting are one way, named by the first of them.
 type way struct {
-	meets   int32   // the peer, or the number of the members' list
-	members []int32 // the peer, or the members
-	same    int32   // first port that leads where this one does
-	theirs  []int32 // of each member: the first port of its own that leads here; -1: none does
-	link    cost.Link
+	meets int32 // the peer, or the number of the members' list
+	same  int32 // first port that leads where this one does
+	*ends
+}
+
+// gathering is the members of a list on a stream.
+type gathering struct {
+	list   int32
+	stream ir.Stream
+}
+
+// ends are the ranks that a way leads to, which all members of a team share.
+type ends struct {
+	ranks []int32
+	ports []int32 // of each rank: the first port of its own that leads here; -1: none does
+	link  cost.Link
+	key   int32 // among all ends: those with the same number lead to the same classes in the same way
 }
 
 func newFolding(w *world) *folding {
-	f := &folding{world: w, ways: make([][]way, len(w.program.Ranks)), teams: map[string]int32{}}
+	f := &folding{world: w, ways: make([][]way, len(w.program.Ranks)), lists: map[string]int32{}, gathers: map[gathering]*ends{}}
 	for r := range f.ways {
 		ports := w.binding(r).ports
 		f.ways[r] = make([]way, len(ports))
 		for i := range ports {
-			x := &f.ways[r][i]
 			if ports[i].team {
-				x.members = w.program.Ranks[r].Groups[ports[i].group]
-				x.meets = f.team(x.members)
+				f.ways[r][i].meets = f.list(w.program.Ranks[r].Groups[ports[i].group])
 			} else {
-				x.meets = int32(ports[i].resolve(w.program, r))
-				x.members = []int32{x.meets}
+				f.ways[r][i].meets = int32(ports[i].resolve(w.program, r))
 			}
 		}
 	}
-	links := map[int32]cost.Link{} // of teams
 	for r := range f.ways {
 		for i := range f.ways[r] {
-			f.look(r, i, links)
+			x := &f.ways[r][i]
+			mine := &f.binding(r).ports[i]
+			x.same = f.find(int32(r), mine, mine.sends, x.meets)
+			x.ends = f.look(int32(r), mine, x.meets)
 		}
 	}
 	return f
 }
 
-// team numbers a list of members.
-func (f *folding) team(members []int32) int32 {
+// list numbers a list of members.
+func (f *folding) list(members []int32) int32 {
 	key := make([]byte, 0, 4*len(members))
 	for _, m := range members {
 		key = binary.LittleEndian.AppendUint32(key, uint32(m))
 	}
-	n, ok := f.teams[string(key)]
+	n, ok := f.lists[string(key)]
 	if !ok {
-		n = int32(len(f.teams))
-		f.teams[string(key)] = n
+		n = int32(len(f.lists))
+		f.lists[string(key)] = n
 	}
 	return n
 }
 
-// look fills in what is the same way, how the others see it, and the link.
-func (f *folding) look(r, i int, links map[int32]cost.Link) {
-	x, mine := &f.ways[r][i], &f.binding(r).ports[i]
-	x.same = f.find(r, mine, mine.sends, x.meets)
-	x.theirs = make([]int32, len(x.members))
-	for k, m := range x.members {
-		if mine.team {
-			x.theirs[k] = f.find(int(m), mine, false, x.meets)
-		} else {
-			x.theirs[k] = f.find(int(m), mine, !mine.sends, int32(r))
+// look finds the other ends of a port of a rank.
+func (f *folding) look(r int32, mine *port, meets int32) *ends {
+	if !mine.team {
+		port := f.find(meets, mine, !mine.sends, r)
+		return &ends{ranks: []int32{meets}, ports: []int32{port}, link: f.prices.model.LinkOf([]int32{r, meets})}
+	}
+	at := gathering{meets, mine.stream}
+	e := f.gathers[at]
+	if e == nil {
+		members := f.program.Ranks[r].Groups[mine.group]
+		e = &ends{ranks: members, ports: make([]int32, len(members)), link: f.prices.model.LinkOf(members)}
+		for k, m := range members {
+			e.ports[k] = f.find(m, mine, false, meets)
 		}
+		f.gathers[at] = e
 	}
-	l, known := links[x.meets]
-	switch {
-	case !mine.team:
-		x.link = f.prices.model.LinkOf([]int32{int32(r), x.meets})
-	case known:
-		x.link = l
-	default:
-		x.link = f.prices.model.LinkOf(x.members)
-		links[x.meets] = x.link
-	}
+	return e
 }
 
 // find is the first port of a rank that meets a team, or a peer in a direction, as a port like this one does; -1: none.
-func (f *folding) find(r int, like *port, sends bool, meets int32) int32 {
-	return int32(slices.IndexFunc(f.binding(r).ports, func(p port) bool {
-		return p.team == like.team && p.sends == sends && p.stream == like.stream && p.channel == like.channel &&
-			f.meets(r, &p) == meets
-	}))
-}
-
-func (f *folding) meets(r int, p *port) int32 {
-	if p.team {
-		return f.team(f.program.Ranks[r].Groups[p.group])
+func (f *folding) find(r int32, like *port, sends bool, meets int32) int32 {
+	for i, p := range f.binding(int(r)).ports {
+		if p.team == like.team && p.sends == sends && p.stream == like.stream && p.channel == like.channel && f.ways[r][i].meets == meets {
+			return int32(i)
+		}
 	}
-	return int32(p.resolve(f.program, r))
+	return -1
 }
 
 // refine splits classes until they stand; it says whether they can be used.
@@ -131,6 +133,7 @@ func (f *folding) refine() bool {
 			return f.sound()
 		}
 		count = next
+		f.numberEnds()
 		for r := range keys {
 			keys[r] = f.key(r)
 		}
@@ -155,25 +158,49 @@ func (f *folding) number(keys []string) int {
 func (f *folding) key(r int) string {
 	k := binary.LittleEndian.AppendUint32(nil, uint32(f.classes[r]))
 	for i := range f.ways[r] {
-		x := &f.ways[r][i]
-		for _, v := range [...]int32{x.same, int32(x.link.Ranks), int32(x.link.Nodes), int32(len(x.members))} {
-			k = binary.LittleEndian.AppendUint32(k, uint32(v))
-		}
-		for j, m := range x.members {
-			k = binary.LittleEndian.AppendUint32(k, uint32(f.classes[m]))
-			k = binary.LittleEndian.AppendUint32(k, uint32(x.theirs[j]))
-		}
+		k = binary.LittleEndian.AppendUint32(k, uint32(f.ways[r][i].same))
+		k = binary.LittleEndian.AppendUint32(k, uint32(f.ways[r][i].key))
 	}
 	return string(k)
+}
+
+// numberEnds gives equal numbers to ends whose links are of one kind and whose ranks are in the same classes and see
+// the meeting in the same way.
+func (f *folding) numberEnds() {
+	seen := map[string]int32{}
+	number := func(e *ends) {
+		k := binary.LittleEndian.AppendUint32(nil, uint32(e.link.Ranks))
+		k = binary.LittleEndian.AppendUint32(k, uint32(e.link.Nodes))
+		for j, m := range e.ranks {
+			k = binary.LittleEndian.AppendUint32(k, uint32(f.classes[m]))
+			k = binary.LittleEndian.AppendUint32(k, uint32(e.ports[j]))
+		}
+		n, ok := seen[string(k)]
+		if !ok {
+			n = int32(len(seen))
+			seen[string(k)] = n
+		}
+		e.key = n
+	}
+	for r := range f.ways {
+		for i, p := range f.binding(r).ports {
+			if x := &f.ways[r][i]; !p.team || int(x.ranks[0]) == r { // once for each team
+				number(x.ends)
+			}
+		}
+	}
 }
 
 // sound refuses classes whose members meet each other in different ways: the one that is simulated would wait for
 // itself.
 func (f *folding) sound() bool {
 	for r := range f.ways {
-		for i := range f.ways[r] {
+		for i, p := range f.binding(r).ports {
 			x := &f.ways[r][i]
-			if f.twisted(r, i, x) {
+			if p.team && int(x.ranks[0]) != r { // its first member looks
+				continue
+			}
+			if f.twisted(r, p.team, x.ends) {
 				return false
 			}
 		}
@@ -181,17 +208,17 @@ func (f *folding) sound() bool {
 	return true
 }
 
-func (f *folding) twisted(r, i int, x *way) bool {
-	if !f.binding(r).ports[i].team {
-		return f.classes[x.members[0]] == f.classes[r] && int(x.members[0]) != r
+func (f *folding) twisted(r int, team bool, x *ends) bool {
+	if !team {
+		return f.classes[x.ranks[0]] == f.classes[r] && int(x.ranks[0]) != r
 	}
 	seen := map[int32]int32{}
-	for k, m := range x.members {
+	for k, m := range x.ranks {
 		c := f.classes[m]
-		if way, ok := seen[c]; ok && way != x.theirs[k] || x.theirs[k] < 0 {
+		if port, ok := seen[c]; ok && port != x.ports[k] || x.ports[k] < 0 {
 			return true
 		}
-		seen[c] = x.theirs[k]
+		seen[c] = x.ports[k]
 	}
 	return false
 }
@@ -207,29 +234,28 @@ func (w *world) connect(f *folding) {
 			x := &f.ways[r.index][i]
 			at := place{int32(r.index), x.same}
 			if ports[i].team || !ports[i].sends { // named by another
-				at = place{int32(w.ranks[w.classes[x.members[0]]].index), x.theirs[0]}
+				at = place{int32(w.ranks[w.classes[x.ranks[0]]].index), x.ports[0]}
 			}
 			if at.port < 0 { // nobody ever comes
 				at = place{int32(-1 - r.index), int32(i)}
 			}
-			m := meetings[at]
-			if m == nil {
-				m = &meeting{need: 2, members: []int32{int32(r.index), x.meets}, link: x.link, price: w.prices.on(x.link)}
-				if ports[i].team {
-					m.members, m.need = x.members, w.classesOf(x.members)
-				}
-				meetings[at] = m
+			if meetings[at] == nil {
+				meetings[at] = w.meeting(r, &ports[i], x)
 			}
-			r.meetings[i] = m
+			r.meetings[i] = meetings[at]
 		}
 	}
 }
 
-// classesOf counts the classes that ranks are in.
-func (w *world) classesOf(ranks []int32) int {
-	seen := map[int32]bool{}
-	for _, r := range ranks {
-		seen[w.classes[r]] = true
+func (w *world) meeting(r *rank, p *port, x *way) *meeting {
+	m := &meeting{need: 2, members: []int32{int32(r.index), x.meets}, link: x.link, price: w.prices.on(x.link)}
+	if p.team {
+		m.members = x.ranks
+		seen := map[int32]bool{}
+		for _, member := range x.ranks {
+			seen[w.classes[member]] = true
+		}
+		m.need = len(seen)
 	}
-	return len(seen)
+	return m
 }

@@ -67,7 +67,6 @@ type world struct {
 	program  *ir.Program
 	options  Options
 	section  ir.Section
-	round    int64
 	prices   *prices
 	bindings []*binding // by code
 	classes  []int32    // by rank of the job
@@ -76,7 +75,7 @@ type world struct {
 
 // newWorld binds a section, finds what ranks stand for others, and sets them to its start.
 func newWorld(p *ir.Program, section ir.Section, pr *prices, o Options) (*world, error) {
-	w := &world{program: p, options: o, section: section, round: o.Round, prices: pr}
+	w := &world{program: p, options: o, section: section, prices: pr}
 	for c := range p.Codes {
 		b, err := bind(p, &p.Codes[c], section, pr)
 		if err != nil {
@@ -93,7 +92,7 @@ func newWorld(p *ir.Program, section ir.Section, pr *prices, o Options) (*world,
 	w.fold(f)
 	for r := range p.Ranks {
 		if c := int(w.classes[r]); c == len(w.ranks) {
-			w.ranks = append(w.ranks, &rank{index: r, class: c, slow: o.slow(r), binding: w.binding(r)})
+			w.ranks = append(w.ranks, &rank{index: r, class: c, slow: o.slow(r), round: o.Round, binding: w.binding(r)})
 		}
 	}
 	w.connect(f)
@@ -124,7 +123,7 @@ func (w *world) work(r *rank, pc int, st *step) {
 // in which ranks are simulated.
 func (w *world) jitter(r *rank, pc int) float64 {
 	key := w.options.Seed
-	for _, x := range [...]uint64{uint64(r.index), uint64(w.section), uint64(w.round), uint64(pc)} {
+	for _, x := range [...]uint64{uint64(r.index), uint64(w.section), uint64(r.round), uint64(pc)} {
 		key = mix(key ^ mix(x))
 	}
 	a, b := unit(mix(key+1)), unit(mix(key+2))

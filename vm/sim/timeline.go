@@ -38,7 +38,7 @@ type Rank struct {
 }
 
 func (w *world) timeline() *Timeline {
-	t := &Timeline{Section: w.section, Round: w.round, Class: w.classes, Ranks: make([]Rank, len(w.ranks)), program: w.program, peak: w.prices.peak()}
+	t := &Timeline{Section: w.section, Round: w.ranks[0].round, Class: w.classes, Ranks: make([]Rank, len(w.ranks)), program: w.program, peak: w.prices.peak()}
 	for i, r := range w.ranks {
 		x := &t.Ranks[i]
 		x.Index, x.Spans, x.End = r.index, r.spans, ir.Seconds(r.finish())

@@ -1,0 +1,231 @@
+package sim
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"sppo/ir"
+	"sppo/vm"
+)
+
+// Job is the ranks of a program as devices for a vm.Job. All of them run in one process, each behind its own
+// interpreter loop; where they meet, they exchange clocks.
+type Job struct {
+	program *ir.Program
+	worlds  [ir.NumSections]*world
+	prices  *prices
+	options Options
+
+	mu      sync.Mutex
+	running int // ranks that neither wait for others nor are done with the section
+	blocked map[*rank]bool
+	last    ir.Section // that has been begun
+	failed  error
+}
+
+// New makes a job. Options that are about one call of Run are not heeded.
+func New(p *ir.Program, o Options) (*Job, error) {
+	if err := check(p, &o); err != nil {
+		return nil, err
+	}
+	o.NoFold, o.Spans = true, false
+	return &Job{program: p, prices: newPrices(p), options: o, running: len(p.Ranks), blocked: map[*rank]bool{}}, nil
+}
+
+// Device is that of a rank.
+func (j *Job) Device(rank int) vm.Device { return &device{job: j, index: rank} }
+
+// Timeline is the section that all ranks have ended last.
+func (j *Job) Timeline() *Timeline {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.worlds[j.last] == nil {
+		return nil
+	}
+	return j.worlds[j.last].timeline()
+}
+
+// world is that of a section, made when the first rank begins it.
+func (j *Job) world(s ir.Section, round int64) (*world, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	w := j.worlds[s]
+	if w == nil {
+		var err error
+		if w, err = newWorld(j.program, s, j.prices, j.options); err != nil {
+			return nil, err
+		}
+		for _, r := range w.ranks {
+			r.wake = make(chan error, 1)
+		}
+		j.worlds[s] = w
+	}
+	j.last = s
+	return w, nil
+}
+
+// meet has a rank arrive and sleep until the others have, too.
+func (j *Job) meet(w *world, r *rank) error {
+	j.mu.Lock()
+	if j.failed != nil {
+		defer j.mu.Unlock()
+		return j.failed
+	}
+	done, err := w.meet(r, func(x *rank) {
+		delete(j.blocked, x)
+		j.running++
+		x.wake <- nil
+	})
+	if err == nil && !done {
+		j.blocked[r] = true
+		err = j.rest(w)
+	}
+	if err != nil {
+		j.fail(err)
+	}
+	j.mu.Unlock()
+	if err != nil || done {
+		return err
+	}
+	return <-r.wake
+}
+
+// rest takes a rank from those that run. When none is left, those that are blocked wait for ever.
+func (j *Job) rest(w *world) error {
+	if j.running--; j.running > 0 {
+		return nil
+	}
+	if len(j.blocked) > 0 {
+		return w.deadlock()
+	}
+	j.running = len(j.program.Ranks) // all are done: the next section begins
+	return nil
+}
+
+// fail wakes everybody for the same reason.
+func (j *Job) fail(err error) {
+	j.failed = fmt.Errorf("%w: %w", vm.ErrAborted, err)
+	for r := range j.blocked {
+		delete(j.blocked, r)
+		select {
+		case r.wake <- j.failed:
+		default: // the rank that found out
+		}
+	}
+}
+
+// device is one rank of a Job.
+type device struct {
+	job   *Job
+	index int
+	env   *vm.Env
+	world *world // of the section under way
+	rank  *rank
+	peaks [ir.NumArenas]ir.Bytes
+	err   error
+}
+
+// Load implements vm.Device.
+func (d *device) Load(p *ir.Program, rank int, env *vm.Env) error {
+	if p != d.job.program || rank != d.index {
+		return fmt.Errorf("the device was made for rank %d of program %q", d.index, d.job.program.Name)
+	}
+	d.env = env
+	return nil
+}
+
+// Begin implements vm.Device.
+func (d *device) Begin(section ir.Section, round int64) error {
+	w, err := d.job.world(section, round)
+	if err != nil {
+		d.err = err
+		return err
+	}
+	d.world, d.rank, d.err = w, w.ranks[d.index], nil
+	d.rank.round = round
+	d.rank.begin(w.program.Codes[w.program.Ranks[d.index].Code].Events[section], d.env.Spans != nil)
+	return nil
+}
+
+// Launch implements vm.Device.
+func (d *device) Launch(pc int) { d.world.work(d.rank, pc, &d.rank.binding.steps[pc]) }
+
+// Copy implements vm.Device.
+func (d *device) Copy(pc int) { d.Launch(pc) }
+
+// Comm implements vm.Device.
+func (d *device) Comm(pc int) {
+	if d.err != nil {
+		return
+	}
+	d.rank.pc = pc
+	d.err = d.job.meet(d.world, d.rank)
+}
+
+// Record implements vm.Device.
+func (d *device) Record(pc int) { d.rank.record(pc, &d.rank.binding.steps[pc]) }
+
+// Wait implements vm.Device.
+func (d *device) Wait(pc int) { d.rank.wait(pc, &d.rank.binding.steps[pc]) }
+
+// Join implements vm.Device.
+func (d *device) Join() error {
+	if d.rank == nil {
+		return d.err
+	}
+	d.rank.pc = len(d.rank.binding.steps)
+	for a := range d.peaks {
+		d.peaks[a] = max(d.peaks[a], d.rank.binding.peaks[a])
+	}
+	d.report()
+	d.job.mu.Lock()
+	defer d.job.mu.Unlock()
+	if d.job.failed != nil {
+		return d.err
+	}
+	if err := d.job.rest(d.world); err != nil {
+		d.job.fail(err)
+		d.err = err
+	}
+	return d.err
+}
+
+// report hands over the spans, each stream's in its order.
+func (d *device) report() {
+	if d.env.Spans == nil {
+		return
+	}
+	for pc, s := range d.rank.spans {
+		list := &d.env.Spans.Streams[d.rank.binding.steps[pc].stream]
+		*list = append(*list, vm.Span{PC: int32(pc), Begin: duration(s.Begin), End: duration(s.End)})
+	}
+}
+
+func duration(s ir.Seconds) time.Duration { return time.Duration(float64(s)*1e9 + 0.5) }
+
+// Elapsed implements vm.Clock.
+func (d *device) Elapsed() (time.Duration, bool) { return duration(ir.Seconds(d.rank.finish())), true }
+
+// Read implements vm.Device: there is no data, and these bytes are no numbers in any type of floating point.
+func (d *device) Read(_ ir.View, out []byte) error {
+	for i := range out {
+		out[i] = 0xff
+	}
+	return nil
+}
+
+// Write implements vm.Device.
+func (d *device) Write(ir.View, []byte) error { return nil }
+
+// Peak implements vm.Device.
+func (d *device) Peak(a ir.Arena) ir.Bytes { return d.peaks[a] }
+
+// Close implements vm.Device.
+func (d *device) Close() error { return nil }
+
+// NoTokens is a source for runs that look at no data.
+type NoTokens struct{}
+
+// Tokens implements vm.Tokens.
+func (NoTokens) Tokens(ir.Section, int64, int64, int64, []int32, int) error { return nil }

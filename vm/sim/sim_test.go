@@ -1,0 +1,443 @@
+package sim_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"sppo/codegen"
+	"sppo/examples"
+	"sppo/ir"
+	"sppo/ir/irtest"
+	"sppo/lang"
+	"sppo/passes"
+	"sppo/vm"
+	"sppo/vm/sim"
+)
+
+func run(t testing.TB, p *ir.Program, o sim.Options) *sim.Timeline {
+	t.Helper()
+	timeline, err := sim.Run(p, ir.SectionStep, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return timeline
+}
+
+// compile builds the program of a spec of the examples.
+func compile(t testing.TB, file string, set ...string) (*passes.Plan, *ir.Program) {
+	t.Helper()
+	spec, err := lang.Load("../../examples/"+file, lang.Options{Set: set, Shipped: examples.Shipped})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := passes.New(spec)
+	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	program, err := codegen.Build(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return plan, program
+}
+
+// TestByHand has every class of instruction, with times that were computed on paper.
+func TestByHand(t *testing.T) {
+	a, b := &script{}, &script{}
+	a.work(ir.Compute, 5)                                                                            // 0 .. 5
+	a.add(ir.LoadTokens, ir.Compute, []ir.View{a.view(ir.Device, ir.I32, 2)}, make([]ir.Attr, 4)...) // 5 .. 9: 8 bytes at 2 a second
+	a.record(ir.Compute, 0)                                                                          // at 9
+	a.wait(ir.D2H, 0)                                                                                // 0 .. 9
+	a.d2h(4)                                                                                         // 9 .. 13
+	a.wait(ir.SendNext, 0)                                                                           // 0 .. 9
+	a.send(ir.SendNext, 3, 1)                                                                        // b is ready at 20: 20 .. 23
+	product := []ir.View{a.view(ir.Device, ir.F32, 4, 4), a.view(ir.Device, ir.F32, 4, 4), a.view(ir.Device, ir.F32, 4, 4), ir.Absent()}
+	a.add(ir.Matmul, ir.Compute, product, make([]ir.Attr, 3)...) // 2*64 FLOPs at 2 a second, 192 bytes at 2: 9 .. 105
+	a.record(ir.D2H, 1)                                          // at 13
+	a.wait(ir.H2D, 1)                                            // 0 .. 13
+	a.h2d(6)                                                     // 13 .. 19
+	a.record(ir.H2D, 2)                                          // at 19
+	a.wait(ir.Compute, 2)                                        // 105: it was there long ago
+	a.gather(4, 2)                                               // 8 bytes, half of them move: b comes at 23, 23 .. 27
+	a.record(ir.Coll, 3)                                         // at 27
+	a.wait(ir.Mux, 3)                                            // 0 .. 27
+	a.work(ir.Mux, 2)                                            // 27 .. 29
+
+	b.work(ir.Compute, 20)    // 0 .. 20
+	b.record(ir.Compute, 0)   // at 20
+	b.wait(ir.RecvPrev, 0)    // 0 .. 20
+	b.recv(ir.RecvPrev, 3, 0) // 20 .. 23
+	b.record(ir.RecvPrev, 1)  // at 23
+	b.wait(ir.Coll, 1)        // 0 .. 23
+	b.gather(4, 2)            // 23 .. 27
+	b.record(ir.Coll, 2)      // at 27
+	b.wait(ir.Compute, 2)     // 20 .. 27
+	b.work(ir.Compute, 1)     // 27 .. 28
+	tl := run(t, program(a, b), sim.Options{Spans: true})
+
+	want := [][]sim.Span{
+		{{0, 5}, {5, 9}, {9, 9}, {0, 9}, {9, 13}, {0, 9}, {20, 23}, {9, 105}, {13, 13}, {0, 13}, {13, 19}, {19, 19}, {105, 105}, {23, 27}, {27, 27}, {0, 27}, {27, 29}},
+		{{0, 20}, {20, 20}, {0, 20}, {20, 23}, {23, 23}, {0, 23}, {23, 27}, {27, 27}, {20, 27}, {27, 28}},
+	}
+	for r := range want {
+		if diff := cmp.Diff(want[r], tl.Rank(r).Spans); diff != "" {
+			t.Errorf("rank %d: %s", r, diff)
+		}
+	}
+	near(t, "the makespan", float64(tl.Makespan), 105)
+	second := tl.Rank(1)
+	near(t, "the wait for the collective", float64(second.Waits[ir.Coll]), 4)
+	near(t, "idle time", float64(second.Idle), 3+77) // the message before the collective; the end
+	near(t, "busy time", float64(second.Busy[ir.Compute]), 21)
+	rank, stream, share := tl.Critical()
+	if rank != 0 || stream != ir.Compute {
+		t.Errorf("critical is %s of rank %d", stream, rank)
+	}
+	near(t, "its share", share, 1)
+}
+
+// A wait for a copy is exposed from when the copy stream works on end, also on copies before.
+func TestExposed(t *testing.T) {
+	s := &script{}
+	s.work(ir.Compute, 2)
+	s.then(ir.Compute, ir.H2D)
+	s.h2d(3) // 2 .. 5
+	s.h2d(4) // 5 .. 9
+	s.work(ir.Compute, 1)
+	s.then(ir.H2D, ir.Compute) // 3 .. 9
+	s.work(ir.Compute, 1)
+	tl := run(t, program(s), sim.Options{})
+	near(t, "exposed", float64(tl.Exposed()), 6)
+	near(t, "idle", float64(tl.Rank(0).Idle), 0)
+	near(t, "makespan", float64(tl.Makespan), 10)
+	near(t, "idle ratio", tl.IdleRatio(), 6.0/4)
+	near(t, "bubble", tl.BubbleRatio(), 0)
+}
+
+// The closed forms of the sequence pipeline, exact also with unequal subsequences.
+func TestClosedForms(t *testing.T) {
+	for stages := 1; stages <= 6; stages++ {
+		for n := 1; n <= 8; n++ {
+			uniform, f, b := make([]int, n), make([]int, n), make([]int, n)
+			sumF, sumB, maxF, maxB := 0, 0, 0, 0
+			for i := range n {
+				uniform[i], f[i], b[i] = 3, 2+(5*i+stages)%7, 3+(3*i)%11
+				sumF, sumB, maxF, maxB = sumF+f[i], sumB+b[i], max(maxF, f[i]), max(maxB, b[i])
+			}
+			name := fmt.Sprintf("%d stages, %d subsequences: ", stages, n)
+			even := run(t, pipeline(stages, uniform, uniform), sim.Options{})
+			near(t, name+"bubble", even.BubbleRatio(), float64(stages-1)/float64(n))
+			near(t, name+"makespan", float64(even.Makespan), float64(6*(n+stages-1)))
+			uneven := run(t, pipeline(stages, f, b), sim.Options{})
+			near(t, name+"makespan of unequal ones", float64(uneven.Makespan), float64(sumF+sumB+(stages-1)*(maxF+maxB)))
+		}
+	}
+}
+
+// Streams run in program order: nothing begins before what stands before it on its stream has ended.
+func TestStreamOrder(t *testing.T) {
+	_, p := compile(t, "tiny.sppo")
+	tl := run(t, p, sim.Options{Spans: true, Jitter: 0.5, Seed: 3})
+	for r := range p.Ranks {
+		var last [ir.NumStreams]ir.Seconds
+		for pc, s := range tl.Rank(r).Spans {
+			in := &p.Codes[p.Ranks[r].Code].Sections[ir.SectionStep][pc]
+			if s.Begin < last[in.Stream] || s.End < s.Begin {
+				t.Fatalf("rank %d, pc %d on %s: %v after %v", r, pc, in.Stream, s, last[in.Stream])
+			}
+			last[in.Stream] = s.End
+		}
+	}
+}
+
+func sameTimelines(t *testing.T, what string, p *ir.Program, a, b *sim.Timeline) {
+	t.Helper()
+	if a.Makespan != b.Makespan || a.Instructions != b.Instructions {
+		t.Fatalf("%s: %d instructions in %s and %d in %s", what, a.Instructions, a.Makespan, b.Instructions, b.Makespan)
+	}
+	for r := range p.Ranks {
+		if diff := cmp.Diff(*a.Rank(r), *b.Rank(r), cmpopts.IgnoreFields(sim.Rank{}, "Index", "Count")); diff != "" {
+			t.Fatalf("%s: rank %d: %s", what, r, diff)
+		}
+	}
+}
+
+// The simulation of one rank for many gives what the simulation of all gives.
+func TestFoldedEqualsUnfolded(t *testing.T) {
+	for _, c := range []struct {
+		classes int
+		set     []string
+		slow    map[int]float64
+	}{
+		{2, nil, nil},
+		{2, []string{"schedule.sp=1", "schedule.dp=2"}, nil},
+		{3, nil, map[int]float64{0: 2, 1: 2, 2: 1.5, 3: 1.5}},
+		{4, nil, map[int]float64{1: 1.25}},
+		{2, []string{"cluster.nodes=2", "cluster.gpus_per_node=2"}, nil},
+	} {
+		name := fmt.Sprint(c.set, c.slow)
+		_, p := compile(t, "tiny.sppo", c.set...)
+		for s := range ir.NumSections {
+			folded, err := sim.Run(p, s, sim.Options{Spans: true, Slow: c.slow})
+			if err != nil {
+				t.Fatal(err)
+			}
+			unfolded, err := sim.Run(p, s, sim.Options{Spans: true, Slow: c.slow, NoFold: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s == ir.SectionStep && len(folded.Ranks) > c.classes {
+				t.Errorf("%s: %d classes, want at most %d", name, len(folded.Ranks), c.classes)
+			}
+			sameTimelines(t, name, p, folded, unfolded)
+		}
+	}
+}
+
+func TestFoldedEqualsUnfoldedAtRandom(t *testing.T) {
+	folds := 0
+	for seed := range uint64(150) {
+		p := irtest.Random(seed, 400)
+		p.Machine = machine
+		p.Machine.GPUsPerNode, p.Machine.NetworkLatency = 1+int(seed%5), 3
+		var slow map[int]float64
+		if seed%3 == 0 {
+			slow = map[int]float64{int(seed) % len(p.Ranks): 2}
+		}
+		folded := run(t, p, sim.Options{Spans: true, Slow: slow})
+		sameTimelines(t, fmt.Sprint("seed ", seed), p, folded, run(t, p, sim.Options{Spans: true, Slow: slow, NoFold: true}))
+		if len(folded.Ranks) < len(p.Ranks) {
+			folds++
+		}
+	}
+	if folds < 30 {
+		t.Errorf("only %d of 150 programs have ranks that stand for others", folds)
+	}
+}
+
+// The device behind the interpreter loop and the fast way are one simulator.
+func TestDeviceEqualsRun(t *testing.T) {
+	_, p := compile(t, "tiny.sppo")
+	for _, o := range []sim.Options{{}, {Jitter: 0.2, Seed: 9}, {Slow: map[int]float64{3: 1.5}}} {
+		job, err := sim.New(p, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		traces := make([]*vm.Trace, len(p.Ranks))
+		open := func(r int) (vm.Device, error) {
+			traces[r] = vm.NewTrace(job.Device(r))
+			return traces[r], nil
+		}
+		j, err := vm.Open(p, open, vm.Options{Tokens: sim.NoTokens{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := j.Init(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for round := int64(1); round <= 2; round++ {
+			result, err := j.Step(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.Spans, o.Round = true, round
+			want := run(t, p, o)
+			if math.Abs(result.Seconds-float64(want.Makespan)) > 1e-9 || !math.IsNaN(result.Loss) || !math.IsNaN(result.GradNorm) {
+				t.Errorf("round %d takes %g s with loss %g, Run says %s", round, result.Seconds, result.Loss, want.Makespan)
+			}
+			if got := job.Timeline(); got.Makespan != want.Makespan || got.Round != round {
+				t.Errorf("the job's timeline has %s in round %d", got.Makespan, got.Round)
+			}
+			for r, trace := range traces {
+				sameSpans(t, trace.Timelines[len(trace.Timelines)-1], want.Rank(r).Spans)
+			}
+		}
+		for r := range p.Ranks {
+			peaks := j.Peaks(r)
+			if want := p.Codes[p.Ranks[r].Code].Arenas; peaks[ir.Device] > want[ir.Device] || peaks[ir.Host] != want[ir.Host] {
+				t.Errorf("rank %d touches %v, placed are %v", r, peaks, want)
+			}
+		}
+		if err := j.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func sameSpans(t *testing.T, got vm.Timeline, want []sim.Span) {
+	t.Helper()
+	n := 0
+	for _, spans := range got.Streams {
+		for _, s := range spans {
+			w := want[s.PC]
+			if math.Abs(s.Begin.Seconds()-float64(w.Begin)) > 1e-9 || math.Abs(s.End.Seconds()-float64(w.End)) > 1e-9 {
+				t.Fatalf("pc %d: %v .. %v, want %v", s.PC, s.Begin, s.End, w)
+			}
+			n++
+		}
+	}
+	if n != len(want) {
+		t.Errorf("%d spans of %d instructions", n, len(want))
+	}
+}
+
+func TestJitter(t *testing.T) {
+	_, p := compile(t, "tiny.sppo")
+	still := run(t, p, sim.Options{}).Makespan
+	makespan := func(seed uint64, round int64) ir.Seconds {
+		return run(t, p, sim.Options{Jitter: 0.1, Seed: seed, Round: round}).Makespan
+	}
+	if makespan(1, 1) != makespan(1, 1) {
+		t.Error("equal seeds give different times")
+	}
+	var all []ir.Seconds
+	for round := range int64(20) {
+		all = append(all, makespan(1, round))
+	}
+	slices.Sort(all)
+	if all[0] == all[19] || makespan(2, 0) == makespan(1, 0) {
+		t.Error("rounds or seeds do not differ")
+	}
+	if median := all[10]; median < still || median > 1.3*still {
+		t.Errorf("the median with jitter is %s, without %s", median, still)
+	}
+}
+
+func TestStraggler(t *testing.T) {
+	p := pipeline(3, []int{2, 2, 2}, []int{2, 2, 2})
+	tl := run(t, p, sim.Options{Slow: map[int]float64{1: 2}})
+	// The slow one runs forward from 2 to 14, then the last from 14 to 18, the slow one to 30, and the first to 32.
+	near(t, "makespan", float64(tl.Makespan), 32)
+}
+
+func TestBadOptions(t *testing.T) {
+	p := pipeline(1, []int{1}, []int{1})
+	for _, o := range []sim.Options{{Jitter: -1}, {Jitter: math.NaN()}, {Slow: map[int]float64{1: 2}}, {Slow: map[int]float64{0: 0}}} {
+		if _, err := sim.Run(p, ir.SectionStep, o); err == nil {
+			t.Errorf("%+v: no error", o)
+		}
+	}
+}
+
+// deadlocks are programs that must end with an error that says what these words say.
+func deadlocks() map[string]struct {
+	p    *ir.Program
+	want []string
+} {
+	circle := []*script{{}, {}, {}}
+	for r, s := range circle {
+		s.recv(ir.RecvPrev, 1, (r+2)%3)
+		s.send(ir.SendNext, 1, (r+1)%3)
+	}
+	alone := []*script{{}, {}}
+	alone[0].work(ir.Compute, 1)
+	alone[0].gather(1, 2)
+	alone[1].work(ir.Compute, 1)
+	sizes := []*script{{}, {}}
+	sizes[0].send(ir.SendNext, 1, 1)
+	sizes[1].recv(ir.RecvPrev, 2, 0)
+	return map[string]struct {
+		p    *ir.Program
+		want []string
+	}{
+		"circle": {program(circle...), []string{"3 ranks wait for ever", "rank 0 at section step, pc 0 (recv) waits for rank 2; rank 2 at section step, pc 0 (recv)"}},
+		"alone":  {program(alone...), []string{"1 ranks wait for ever", "rank 0 at section step, pc 1 (all_gather) waits for rank 1; rank 1 at the end of its step section"}},
+		"sizes":  {program(sizes...), []string{"of 1 bytes meets", "of 2 bytes", "(send)", "(recv)"}},
+	}
+}
+
+func TestDeadlock(t *testing.T) {
+	for name, c := range deadlocks() {
+		_, err := sim.Run(c.p, ir.SectionStep, sim.Options{})
+		job, jobErr := sim.New(c.p, sim.Options{})
+		if jobErr != nil {
+			t.Fatal(jobErr)
+		}
+		j, openErr := vm.Open(c.p, func(r int) (vm.Device, error) { return job.Device(r), nil }, vm.Options{})
+		if openErr != nil {
+			t.Fatal(openErr)
+		}
+		_, stepErr := j.Step(t.Context())
+		for _, err := range []error{err, stepErr} {
+			if err == nil {
+				t.Errorf("%s: no error", name)
+				continue
+			}
+			for _, w := range c.want {
+				if !strings.Contains(err.Error(), w) && !(w == c.want[0] || errors.Is(err, vm.ErrAborted)) {
+					t.Errorf("%s: the error does not say %q: %v", name, w, err)
+				}
+			}
+		}
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Ranks that are folded say who waits as those that are not.
+func TestFoldedDeadlock(t *testing.T) {
+	_, p := compile(t, "tiny.sppo")
+	code := &p.Codes[0].Sections[ir.SectionStep]
+	for pc := len(*code) - 1; ; pc-- {
+		if (*code)[pc].Op == ir.Send {
+			*code = slices.Delete(slices.Clone(*code), pc, pc+1)
+			break
+		}
+	}
+	_, err := sim.Run(p, ir.SectionStep, sim.Options{})
+	var d *sim.DeadlockError
+	if !errors.As(err, &d) {
+		t.Fatalf("no deadlock: %v", err)
+	}
+	if diff := cmp.Diff([]int{0, 1, 2, 3}, d.Ranks); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// What simulation says is what the passes predict, within what tasks know less than instructions.
+func TestAgreesWithPrediction(t *testing.T) {
+	for _, set := range [][]string{nil, {"schedule.subsequences=8"}, {"schedule.offload=full"}, {"schedule.pp=2"}} {
+		set = append(set, "model.layers=8")
+		plan, p := compile(t, "paper/gpt-7b-512k.sppo", set...)
+		tl := run(t, p, sim.Options{})
+		if ratio := float64(tl.Makespan / plan.Time.StepS); ratio < 0.97 || ratio > 1.03 {
+			t.Errorf("%v: simulated %s, predicted %s: %.3f", set, tl.Makespan, plan.Time.StepS, ratio)
+		}
+		if d := tl.BubbleRatio() - plan.Time.BubbleRatio; math.Abs(d) > 0.03 {
+			t.Errorf("%v: bubble %.3f, predicted %.3f", set, tl.BubbleRatio(), plan.Time.BubbleRatio)
+		}
+		near(t, "MFU times makespan", tl.MFU()*float64(tl.Makespan), plan.Throughput.MFU*float64(plan.Time.StepS))
+	}
+}
+
+func TestMemory(t *testing.T) {
+	_, p := compile(t, "tiny.sppo")
+	tl := run(t, p, sim.Options{Spans: true})
+	for r := range p.Ranks {
+		code := &p.Codes[p.Ranks[r].Code]
+		for a := range ir.NumArenas {
+			highest := ir.Bytes(0)
+			for _, l := range tl.Memory(r, a) {
+				highest = max(highest, l.Bytes)
+			}
+			if highest > code.Arenas[a] || highest < code.Arenas[a]/2 {
+				t.Errorf("rank %d holds up to %d bytes of %s memory, placed are %d", r, highest, a, code.Arenas[a])
+			}
+		}
+	}
+	s := &script{}
+	s.work(ir.Compute, 2) // 2 buffers of 2 bytes, 0 .. 2
+	s.work(ir.Compute, 3) // 2 of 3, 2 .. 5
+	want := []sim.Level{{At: 0, Bytes: 4}, {At: 2, Bytes: 6}, {At: 5, Bytes: 0}}
+	if diff := cmp.Diff(want, run(t, program(s), sim.Options{Spans: true}).Memory(0, ir.Device)); diff != "" {
+		t.Error(diff)
+	}
+}
