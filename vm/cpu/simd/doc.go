@@ -12,11 +12,14 @@
 //	*_amd64.s     the same for AVX2+FMA and AVX-512, written by internal/gen (go generate)
 //	mat.go        Mat, an operand stored as float32 or bfloat16
 //	gemm.go       the one matrix product driver, over the micro-kernels of the instruction set
+//	pack.go       how its operands are gathered, converted and fetched ahead
 //	attention.go, attention_backward.go
 //	              causal attention with a prefix; never holds more than tiles of the score matrix
 //	rows.go       operations on the rows of a matrix, in parallel: norms, column sums, cross-entropy
 //	vector.go     the serial primitives over slices
 //	openblas.go   the option to hand plain products to an installed OpenBLAS
+//	scratch.go, alloc_*.go
+//	              buffers that calls work in, on huge pages
 //
 // Results are bit-identical for any number of threads: work is only ever split over independent outputs, and sums
 // run in an order that depends on shapes alone. Between instruction sets the last bits differ. Under the race

@@ -77,15 +77,12 @@ func GemmMat(p *Pool, transA, transB bool, m, n, k int, a, b Mat, accumulate boo
 
 // split chooses the grid of parts: as many as threads where there is work enough, cut where the least is packed twice.
 func (g *gemmJob) split(threads int) {
-	const flopsPerPart = 1 << 18
+	const flopsPerPart = 1 << 20
 	parts := max(1, min(threads, int(2*float64(g.m)*float64(g.n)*float64(g.k)/flopsPerPart)))
 	g.rowParts, g.colParts = 1, 1
 	best := -1.0
-	for rows := 1; rows <= parts; rows++ {
-		cols := parts / rows
-		if rows > 1 && g.m < rows*active.mr || cols > 1 && g.n < cols*active.nr {
-			continue
-		}
+	for rows := 1; rows <= min(parts, max(1, g.m/active.mr)); rows++ {
+		cols := min(parts/rows, max(1, g.n/active.nr))
 		// What one part computes, with its waste at the edges, and what it packs.
 		h, w := ceilDiv(g.m, rows), roundUp(ceilDiv(g.n, cols), active.nr)
 		cost := float64(h)*float64(w) + 12*float64(h) + 12*float64(w)
