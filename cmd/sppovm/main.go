@@ -42,12 +42,16 @@ var app = cli.App{
 				"\"grad_norm\"}, for each validation {\"step\",\"eval_loss\"}, at the end {\"done\":true,\"steps\",\"final_loss\",\n" +
 				"\"device_peak_bytes\",\"host_peak_bytes\",\"bubble_ratio\"}. Peaks are those of the rank with the highest; bubble_ratio is\n" +
 				"idle over busy time of the compute streams as measured, where a rank that waits for a processor core counts as busy.\n\n" +
+				"With --device sim nothing is computed and no data is read: the same instructions run in virtual time on the cluster\n" +
+				"that the program was compiled for. Every line says that it is simulated, and every object has \"simulated\":true.\n\n" +
 				"Ctrl-C stops behind the step that runs, with a checkpoint if --save is given; a second one aborts.",
 			Examples: []string{
 				"sppovm run examples/tiny.sppo",
 				"sppovm run out/gpt-docs.sppb --steps 50 --json",
 				"sppovm run examples/tiny.sppo --steps 5 --save tiny.ckpt",
 				"sppovm run examples/tiny.sppo --resume tiny.ckpt",
+				"sppovm run examples/paper/gpt-7b-512k.sppo --device sim",
+				"sppovm run examples/tiny.sppo --device sim --steps 20 --jitter 0.05 --slow 3=1.2",
 			},
 		},
 		{Name: "devices", Setup: devices, Doc: "say what there is to run on"},

@@ -31,12 +31,13 @@ type runFlags struct {
 	threads int
 	force   bool
 	seeded  bool // --seed was given
+	sim     simFlags
 }
 
 func run(flags *pflag.FlagSet) cli.Action {
 	var f runFlags
-	flags.StringVar(&f.device, "device", "cpu", "cpu; sim and cuda are not there yet")
-	flags.IntVar(&f.steps, "steps", -1, "stop behind this step instead of the program's last; the learning rate still follows the program's schedule")
+	flags.StringVar(&f.device, "device", "cpu", "cpu, or sim: virtual time on the cluster of the program; cuda is not there yet")
+	flags.IntVar(&f.steps, "steps", -1, "stop behind this step instead of the program's last (sim: the first); the learning rate still follows the program's schedule")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object a line to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 	flags.Int64Var(&f.seed, "seed", 0, "start from this seed instead of the program's")
@@ -47,6 +48,8 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.blas, "blas", "go", "who multiplies matrices: go, or openblas where it is installed")
 	flags.IntVar(&f.threads, "threads", 0, "threads that share the kernels' work; 0 is one a processor core")
 	flags.BoolVar(&f.force, "force", false, "run what does not fit its cluster, too")
+	flags.Float64Var(&f.sim.jitter, "jitter", 0, "sim: vary every duration, by this standard deviation of its logarithm")
+	flags.StringArrayVar(&f.sim.slow, "slow", nil, "sim: RANK=FACTOR, a rank whose kernels and copies take longer by a factor; may be given again")
 	return func(env *cli.Env, args []string) error {
 		f.seeded = flags.Changed("seed")
 		if err := f.check(); err != nil {
@@ -64,6 +67,9 @@ func run(flags *pflag.FlagSet) cli.Action {
 		if err := f.accept(args[0], job); err != nil {
 			return err
 		}
+		if f.device == "sim" {
+			return f.simulate(env, job)
+		}
 		return f.run(env, job)
 	}
 }
@@ -71,10 +77,17 @@ func run(flags *pflag.FlagSet) cli.Action {
 func (f *runFlags) check() error {
 	switch f.device {
 	case "cpu":
-	case "sim", "cuda":
-		return cli.Usagef("the %s device is not there yet; there is cpu", f.device)
+		if f.sim.jitter != 0 || len(f.sim.slow) > 0 {
+			return cli.Usagef("--jitter and --slow go with --device sim")
+		}
+	case "sim":
+		if f.save != "" || f.resume != "" {
+			return cli.Usagef("a simulation has no weights: --save and --resume go with --device cpu")
+		}
+	case "cuda":
+		return cli.Usagef("the cuda device is not there yet; there are cpu and sim")
 	default:
-		return cli.Usagef("there is no device %q; there is cpu", f.device)
+		return cli.Usagef("there is no device %q; there are cpu and sim", f.device)
 	}
 	switch f.blas {
 	case "go":
@@ -98,7 +111,11 @@ func (f *runFlags) accept(file string, job *cli.Job) error {
 	if f.seeded {
 		job.Program.Run.Seed = f.seed
 	}
-	if f.steps < 0 {
+	switch {
+	case f.steps >= 0:
+	case f.device == "sim":
+		f.steps = 1
+	default:
 		f.steps = job.Program.Run.Steps
 	}
 	return nil
