@@ -2,6 +2,7 @@
 //
 //	main.go      the table of subcommands
 //	run.go       run: load, device, steps, report
+//	simulate.go  run in virtual time
 //	progress.go  what a user sees of a run, and the lines of --json
 //	bubble.go    idle over busy time, measured
 //	devices.go   what there is to run on

@@ -107,6 +107,34 @@ func TestJSONLines(t *testing.T) {
 	}
 }
 
+// Every object of a simulation says that it is one, and none has a loss.
+func TestSimulatedJSON(t *testing.T) {
+	inBase(t)
+	out, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--device", "sim", "--steps", "2", "--json")
+	all := objects(t, out)
+	step := []string{"simulated", "step", "step_s", "tokens_per_s"}
+	done := []string{
+		"bubble_ratio", "device_peak_bytes", "done", "exposed_transfer_s", "host_peak_bytes", "mfu", "simulated", "step_s_max",
+		"step_s_median", "step_s_min", "steps", "tgs",
+	}
+	var got [][]string
+	for _, o := range all {
+		got = append(got, keys(o))
+		if o["simulated"] != true {
+			t.Errorf("%v does not say that it is simulated", o)
+		}
+	}
+	if diff := cmp.Diff([][]string{step, step, done}, got); diff != "" {
+		t.Error(diff)
+	}
+	real, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "1", "--json")
+	measured := objects(t, real)
+	last, run := all[len(all)-1], measured[len(measured)-1]
+	if last["device_peak_bytes"] != run["device_peak_bytes"] || last["host_peak_bytes"] != run["host_peak_bytes"] {
+		t.Errorf("simulated peaks %v and %v, measured %v and %v", last["device_peak_bytes"], last["host_peak_bytes"], run["device_peak_bytes"], run["host_peak_bytes"])
+	}
+}
+
 // The peaks that a run reports are the ones that the plan of the same spec promises.
 func TestPeaksArePlanned(t *testing.T) {
 	inBase(t)

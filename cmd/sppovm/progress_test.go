@@ -1,0 +1,50 @@
+package main
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"sppo/vm"
+)
+
+// On a terminal the step's line is written over, and ended before a line that stays.
+func TestProgressOnATerminal(t *testing.T) {
+	var out strings.Builder
+	s := progress{text: &out, rewrite: true, steps: 3}
+	s.begin(0)
+	for step := 1; step <= 3; step++ {
+		s.step(vm.StepResult{Step: step, Loss: 5})
+	}
+	s.validation(3, 4)
+	got := out.String()
+	if strings.Count(got, "\r") != 3 || strings.Count(got, "\n") != 2 || !strings.HasSuffix(got, "\x1b[K\nstep 3  validation loss 4.0000\n") {
+		t.Errorf("%q", got)
+	}
+}
+
+// Elsewhere lines stay, at most one a second, and always one for the last step.
+func TestProgressInAFile(t *testing.T) {
+	var out strings.Builder
+	s := progress{text: &out, steps: 1000}
+	s.begin(0)
+	s.shown = time.Now()
+	for step := 1; step <= 1000; step++ {
+		s.step(vm.StepResult{Step: step, Loss: 5})
+	}
+	if got := out.String(); strings.Contains(got, "\r") || strings.Count(got, "\n") > 3 || !strings.Contains(got, "step 1000/1000  loss 5.0000") {
+		t.Errorf("%q", got)
+	}
+}
+
+// JSON has no word for what is no number.
+func TestNumbersThatAreNone(t *testing.T) {
+	var out strings.Builder
+	s := progress{text: &strings.Builder{}, json: &out, steps: 1}
+	s.begin(0)
+	s.step(vm.StepResult{Step: 1, Loss: math.NaN(), GradNorm: math.Inf(1), Seconds: 0.5, TokensPerSecond: 2})
+	if want := `{"step":1,"loss":null,"tokens_per_s":2,"step_s":0.5,"grad_norm":null}` + "\n"; out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
+	}
+}
