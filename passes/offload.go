@@ -7,6 +7,7 @@ import (
 
 	"sppo/graph"
 	"sppo/ir"
+	"sppo/ir/cost"
 )
 
 // offload decides the fate of every type-1 unit.
@@ -14,7 +15,7 @@ import (
 // Input: Tasks, Units, Lengths. Output: Offload. Invariant: the bytes that go differ from alpha times all by at most
 // half of a unit. Paper: section 4.1.
 func offload(c *Context, p *Plan) error {
-	policy, alpha, why := p.wantedAlpha()
+	policy, alpha, why := p.wantedAlpha(c)
 	p.Offload = Offload{Policy: policy}
 	for s := range p.Parallel.PP {
 		alphas, fates := make([]float64, p.Subsequences.N), make([]string, p.Subsequences.N)
@@ -27,8 +28,8 @@ func offload(c *Context, p *Plan) error {
 	return nil
 }
 
-// wantedAlpha is the share of each subsequence that the request asks for.
-func (p *Plan) wantedAlpha() (policy string, alpha func(i int) float64, why string) {
+// wantedAlpha is the share of each stage and subsequence that the request asks for.
+func (p *Plan) wantedAlpha(c *Context) (policy string, alpha func(i int) float64, why string) {
 	constant := func(v float64) func(int) float64 { return func(int) float64 { return v } }
 	switch req := p.Schedule.Offload; req.Policy {
 	case "none":
@@ -39,8 +40,32 @@ func (p *Plan) wantedAlpha() (policy string, alpha func(i int) float64, why stri
 		return "ratio", constant(req.Alpha[0]), fmt.Sprintf("given: %g of the bytes of every subsequence, in whole units", req.Alpha[0])
 	case "list":
 		return "list", func(i int) float64 { return req.Alpha[i] }, "given: a share for each subsequence, in whole units"
+	case "adaptive":
+		return "adaptive", p.adaptiveAlpha(c), "given: of each subsequence what can be copied behind the forward of the next, nothing of the last"
 	}
 	return "full", constant(1), "auto is full: the longest sequences fit"
+}
+
+// adaptiveAlpha is the paper's ratio, section 4.1 with the indices that it needs: alpha_i = min(1, BW * T_{i+1} / A_i),
+// where A_i are the type-1 bytes of s_i on the stage and T_{i+1} is the time of the forward behind which they are copied;
+// alpha_{N-1} = 0, for the backward of the last subsequence follows at once.
+func (p *Plan) adaptiveAlpha(c *Context) func(i int) float64 {
+	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
+	pr := pricer{m, p.widestLink(m, p.stageRanks)}
+	g := c.Model(p)
+	forward, copied := make([]ir.Seconds, p.Subsequences.N), make([]ir.Seconds, p.Subsequences.N) // of one layer
+	for i := range forward {
+		forward[i] = pr.time(g, g.Layer, g.Layer.Forward, p.Size(i))
+		for _, n := range p.unitBytes(c, i) {
+			copied[i] += m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{})
+		}
+	}
+	return func(i int) float64 { // stages hold as many layers for s_i as for s_{i+1}, so that their number cancels
+		if i == len(forward)-1 || copied[i] == 0 {
+			return 0
+		}
+		return min(1, float64(forward[i+1]/copied[i]))
+	}
 }
 
 // unitBytes are the sizes of a layer's type-1 units for subsequence i, in the order of fate letters.

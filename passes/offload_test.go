@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"sppo/ir"
+	"sppo/ir/cost"
 )
 
 // TestChooseUnits draws units and shares at random: what goes is as near the target as half of a unit.
@@ -93,6 +94,32 @@ func TestBrokenFates(t *testing.T) {
 		c.edit(&p.Offload)
 		if err := Verify(p); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want it to say %q", err, c.want)
+		}
+	}
+}
+
+// TestAdaptive: the ratio is the formula, to a unit, here at the bandwidth that the paper's measured transfer times imply.
+// It rises, since bytes fall along the sequence while the time of a task stays; the last subsequence stays.
+func TestAdaptive(t *testing.T) {
+	p := planOf(t, "paper/gpt-7b-1m.sppo", "schedule.offload=adaptive", "cluster.d2h_bandwidth=13.6GB/s", "cluster.h2d_bandwidth=13.6GB/s")
+	n := p.Subsequences.N
+	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
+	costs := taskCosts(&Context{}, p, m)
+	sizes := make([]float64, n)
+	for i := range n {
+		for _, b := range p.unitBytes(&Context{}, i) {
+			sizes[i] += float64(b)
+		}
+	}
+	for s := range p.Tasks {
+		for i, got := range p.Offload.Alpha[s] {
+			want := 0.0
+			if i < n-1 {
+				want = min(1, 13.6e9*float64(costs.forward[i+1])/sizes[i])
+			}
+			if math.Abs(got-want) > 0.02 || i == 0 && got == 1 { // half a unit of eight layers is less
+				t.Errorf("stage %d, subsequence %d: alpha %g, want %g", s, i, got, want)
+			}
 		}
 	}
 }
