@@ -159,6 +159,7 @@ func TestBadRequests(t *testing.T) {
 		{lang.Indivisible, "sequence = 255 does not divide by sp = 2", "train.sequence", func(s *lang.Spec) { s.Train.Sequence = 255 }},
 		{lang.BadAlign, "align = 3 is not a multiple of sp = 2", "schedule.align", func(s *lang.Spec) { s.Schedule.Align = 3 }},
 		{lang.BadAlign, "too short for 8 subsequences", "schedule.subsequences", func(s *lang.Spec) { s.Schedule.Align = 64 }},
+		{lang.Infeasible, "more than 20 million instructions", "schedule.subsequences", func(s *lang.Spec) { s.Schedule.Subsequences = lang.Subsequences{Count: 100_000} }},
 		{lang.LengthsSum, "sum to 254", "schedule.subsequences", func(s *lang.Spec) { s.Schedule.Subsequences = lang.Subsequences{Count: 2, Lengths: []int64{128, 126}} }},
 		{lang.Indivisible, "127 tokens does not divide", "schedule.subsequences[0]", func(s *lang.Spec) { s.Schedule.Subsequences = lang.Subsequences{Count: 2, Lengths: []int64{127, 129}} }},
 		{lang.BadAlign, "130 tokens is not a multiple of align = 4", "schedule.subsequences[0]", func(s *lang.Spec) {

@@ -274,11 +274,21 @@ func modelProblems(p *Plan) []problem {
 	return found
 }
 
+// mostTasks bounds the forwards of layers in a step, each some 150 instructions with its backward: what a compiler holds in
+// the memory of a workstation.
+const mostTasks = 150_000
+
+// taskLayers is how often each subsequence passes a layer in a step.
+func taskLayers(p *Plan) int64 { return int64(max(1, p.Model.Layers*p.Parallel.Microbatches)) }
+
 func gridProblems(p *Plan) []problem {
 	seq, n, align, sp := p.Train.Sequence, int64(p.Subsequences.N), p.Subsequences.Align, int64(p.Parallel.SP)
 	switch {
 	case n < 1:
 		return []problem{fault("schedule.subsequences", lang.OutOfRange, "", "a sequence has at least one subsequence, not %d", n)}
+	case n > mostTasks/taskLayers(p):
+		return []problem{fault("schedule.subsequences", lang.Infeasible, fmt.Sprintf("at most %d subsequences", max(1, mostTasks/taskLayers(p))),
+			"a step of %d subsequences over %d layers and %d microbatches is a program of more than 20 million instructions", n, p.Model.Layers, p.Parallel.Microbatches)}
 	case align < 1 || align%sp != 0:
 		return []problem{fault("schedule.align", lang.BadAlign, "align = "+nearMultiples(align, sp), "align = %d is not a multiple of sp = %d", align, sp)}
 	case p.Subsequences.Lengths != nil:
