@@ -5,6 +5,7 @@
 //	plan.go     plan, passes
 //	fit.go      what would make a plan fit that does not
 //	program.go  build, asm, verify, dump
+//	trace.go    trace
 //	diff.go     diff, and lines.go the comparison of texts
 //
 // It holds no knowledge of the compilation itself: lang, passes, codegen and ir do the work.
@@ -104,7 +105,16 @@ var app = cli.App{
 		},
 		later("compare", "A.sppo B.sppo...", "put several specs in one table"),
 		later("view", "FILE -o OUT.html", "draw the timeline of a program"),
-		later("trace", "FILE -o OUT.json", "write the timeline of a program for Perfetto"),
+		{
+			Name: "trace", Args: "FILE -o OUT.json [--ranks LIST]", MinArgs: 1, MaxArgs: 1, Setup: trace,
+			Doc: "simulate a program and write its timeline for Perfetto",
+			Details: "FILE is a program, a spec or a plan. The trace-event JSON has a process for each rank, a thread for each stream, an\n" +
+				"arrow for each message and the memory that each arena holds; ui.perfetto.dev opens it. Times are virtual.",
+			Examples: []string{
+				"sppoc trace examples/tiny.sppo -o tiny.json",
+				"sppoc trace examples/paper/gpt-7b-512k.sppo -o 7b.json --ranks stages",
+			},
+		},
 		{Name: "passes", Setup: listPasses, Doc: "list the passes in the order in which they run"},
 		{Name: "version", Setup: version, Doc: "say which version this is"},
 	},
