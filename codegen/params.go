@@ -24,7 +24,7 @@ type layout struct {
 
 func newLayout(plan *passes.Plan) *layout {
 	l := &layout{plan: plan, index: map[string]int32{}, lines: newLineTable(plan)}
-	l.model = graph.New(plan.Model, plan.Parallel.SP, plan.Train.Sequence, plan.Recompute)
+	l.model = plan.Graph()
 	l.addTensors(l.model.Embedding, "")
 	for i := range plan.Model.Layers {
 		l.addTensors(l.model.Layer, layerPrefix(i))

@@ -15,7 +15,7 @@ type builder struct {
 	chunked bool             // nodes belong to the head's loop
 	grads   map[int]Arg      // gradient of a forward value, while differentiating
 	remat   map[int]int      // forward value -> its copy made again in the backward pass
-	remade  func(ir.Op) bool // whose results are made again rather than saved
+	remade  func(*Node) bool // whose results are made again rather than saved
 }
 
 func (g *Model) newBuilder(name string) *builder {

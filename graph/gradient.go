@@ -25,6 +25,7 @@ var gradients = [ir.NumOps]gradient{
 	ir.Add:           addGradient,
 	ir.AllGather:     gatherGradient,
 	ir.ReduceScatter: scatterGradient,
+	ir.AllToAll:      exchangeGradient,
 	ir.LoadTokens:    func(*builder, Node) {},
 }
 
@@ -48,7 +49,7 @@ func (b *builder) differentiate() {
 // need gives a forward value to the backward pass: itself, where it is saved, or a copy made again.
 func (b *builder) need(v int) Arg {
 	i, n := b.producer(v)
-	if i < 0 || b.Values[v].Kind == Cache || !b.remade(n.Op) {
+	if i < 0 || b.Values[v].Kind == Cache || !b.remade(&n) {
 		return all(v)
 	}
 	if _, ok := b.remat[v]; !ok {
@@ -259,6 +260,17 @@ func scatterGradient(b *builder, n Node) {
 	dy := b.grad(n.Args[0])
 	dx := b.newGrad(n.Args[1].Value)
 	b.node(ir.AllGather, n.Attrs, all(dx), dy)
+	b.contribute(n.Args[1].Value, all(dx))
+}
+
+// exchangeGradient goes the other way. Gradients of caches are rounded before they travel; those of heads that several
+// ranks hold are added on the way.
+func exchangeGradient(b *builder, n Node) {
+	dy := b.inActivationType(b.grad(n.Args[0]))
+	attrs, inverse := slices.Clone(n.Attrs), attrIndex(ir.AllToAll, "inverse")
+	attrs[inverse].Value = ir.Bool(attrs[inverse].Value.Bits == 0)
+	dx := b.newGrad(n.Args[1].Value)
+	b.node(ir.AllToAll, attrs, all(dx), dy)
 	b.contribute(n.Args[1].Value, all(dx))
 }
 

@@ -62,15 +62,19 @@ func TestDataflow(t *testing.T) {
 		model     lang.Model
 		sp        int
 		recompute string
+		mode      string
 	}{
-		{"gpt", small(lang.FamilyGPT, lang.PositionsLearned), 1, RecomputeNone},
-		{"gpt-sp2", small(lang.FamilyGPT, lang.PositionsLearned), 2, RecomputeNone},
-		{"llama-sp4", grouped, 4, RecomputeNone},
-		{"gpt-selective", small(lang.FamilyGPT, lang.PositionsLearned), 1, RecomputeSelective},
-		{"gpt-keep_attention", small(lang.FamilyGPT, lang.PositionsRope), 2, RecomputeKeepAttention},
-		{"llama-full", grouped, 2, RecomputeFull},
+		{"gpt", small(lang.FamilyGPT, lang.PositionsLearned), 1, RecomputeNone, ModeMegatron},
+		{"gpt-sp2", small(lang.FamilyGPT, lang.PositionsLearned), 2, RecomputeNone, ModeMegatron},
+		{"llama-sp4", grouped, 4, RecomputeNone, ModeMegatron},
+		{"gpt-selective", small(lang.FamilyGPT, lang.PositionsLearned), 1, RecomputeSelective, ModeMegatron},
+		{"gpt-keep_attention", small(lang.FamilyGPT, lang.PositionsRope), 2, RecomputeKeepAttention, ModeMegatron},
+		{"llama-full", grouped, 2, RecomputeFull, ModeMegatron},
+		{"gpt-ulysses2", small(lang.FamilyGPT, lang.PositionsLearned), 2, RecomputeNone, ModeUlysses},
+		{"llama-ulysses4", grouped, 4, RecomputeNone, ModeUlysses},
+		{"llama-ulysses2-full", grouped, 2, RecomputeFull, ModeUlysses},
 	} {
-		g := New(c.model, c.sp, 64, c.recompute)
+		g := New(c.model, Split{c.sp, c.mode}, 64, c.recompute)
 		irtest.Golden(t, "testdata/"+c.name+".want", []byte(g.Embedding.text()+g.Layer.text()+g.Head.text()))
 	}
 }
@@ -79,9 +83,11 @@ func TestDataflow(t *testing.T) {
 func TestShapes(t *testing.T) {
 	for _, family := range []string{lang.FamilyGPT, lang.FamilyLlama} {
 		for _, sp := range []int{1, 2, 4} {
-			g := New(small(family, lang.PositionsRope), sp, 64, RecomputeNone)
-			for _, b := range []*Block{g.Embedding, g.Layer, g.Head} {
-				checkShapes(t, g, b, sp)
+			for _, mode := range []string{ModeMegatron, ModeUlysses} {
+				g := New(small(family, lang.PositionsRope), Split{sp, mode}, 64, RecomputeNone)
+				for _, b := range []*Block{g.Embedding, g.Layer, g.Head} {
+					checkShapes(t, g, b, sp)
+				}
 			}
 		}
 	}
@@ -105,8 +111,8 @@ func checkShapes(t *testing.T, g *Model, b *Block, sp int) {
 func TestActivationBytesOfThePaper(t *testing.T) {
 	m := small(lang.FamilyGPT, lang.PositionsNone)
 	m.DType, m.FFN = "bf16", 4*m.Hidden
-	for _, sp := range []int{1, 2, 4} {
-		layer := New(m, sp, 1024, RecomputeNone).Layer
+	for _, split := range []Split{{1, ModeMegatron}, {2, ModeMegatron}, {4, ModeMegatron}, {1, ModeUlysses}, {2, ModeUlysses}, {4, ModeUlysses}} {
+		sp, layer := split.SP, New(m, split, 1024, RecomputeNone).Layer
 		z := Size{Sequence: 1024, Tokens: 1024, Batch: 1, SP: int64(sp)}
 		var bytes ir.Bytes
 		for _, u := range layer.Units {
@@ -122,7 +128,7 @@ func TestActivationBytesOfThePaper(t *testing.T) {
 			}
 		}
 		if want := ir.Bytes(32 * 1024 * m.Hidden); bytes*ir.Bytes(sp) != want {
-			t.Errorf("sp %d: %d bytes over all ranks, want %d", sp, bytes*ir.Bytes(sp), want)
+			t.Errorf("%+v: %d bytes over all ranks, want %d", split, bytes*ir.Bytes(sp), want)
 		}
 	}
 }

@@ -35,23 +35,35 @@ const (
 // SPConstNames lists the constants that SPConst knows.
 var SPConstNames = []string{ConstHeads, ConstKV, ConstKVOwner, ConstFFN, ConstVocab, ConstVocabValid, ConstOwner}
 
+// Split is how the ranks of a stage share its work.
+type Split struct {
+	SP   int
+	Mode string // one of the modes; empty is ModeMegatron
+}
+
+// Modes. In both, rows are divided between layers, and so are heads in attention: K and V caches hold a rank's heads.
+const (
+	ModeMegatron = "megatron" // weights of a layer divided; rows are gathered before them and scattered behind
+	ModeUlysses  = "ulysses"  // weights of a layer whole on every rank; rows are exchanged for heads around attention
+)
+
 // Model is the dataflow of a model split over SP ranks.
 type Model struct {
 	lang.Model
-	SP        int
+	Split
 	Recompute string // key of recomputes
 	Embedding *Block
 	Layer     *Block // every layer has the same
 	Head      *Block
 }
 
-// New builds the dataflow of a checked model. Heads divide by sp; vocabulary and FFN are padded to it. Recompute is
+// New builds the dataflow of a checked model. Heads divide by SP; vocabulary and FFN are padded to it. Recompute is
 // one of the policies of that name, empty for none.
-func New(m lang.Model, sp int, sequence int64, recompute string) *Model {
+func New(m lang.Model, split Split, sequence int64, recompute string) *Model {
 	if recompute == "" {
 		recompute = RecomputeNone
 	}
-	g := &Model{Model: m, SP: sp, Recompute: recompute}
+	g := &Model{Model: m, Split: split, Recompute: recompute}
 	g.Embedding, g.Layer, g.Head = g.embedding(sequence), g.layer(), g.head()
 	return g
 }
@@ -62,6 +74,17 @@ func (g *Model) DType() ir.DType {
 		return ir.BF16
 	}
 	return ir.F32
+}
+
+// ulysses says whether rows are exchanged for heads; one rank has all of both.
+func (g *Model) ulysses() bool { return g.Mode == ModeUlysses && g.SP > 1 }
+
+// layerRows are the rows that the matmuls of a layer see.
+func (g *Model) layerRows() Rows {
+	if g.ulysses() {
+		return Local
+	}
+	return Full
 }
 
 // Sizes on one rank.
@@ -106,30 +129,43 @@ func (g *Model) KVCopies() int { return max(1, g.SP/g.KVHeads) }
 // Parameter shapes, global and local.
 
 func (g *Model) columns(name string, in, out, local int64, start string) Param {
-	return Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{in, local}, Shard: ByCols, Start: start, Std: g.InitStd, Decay: true}
+	return g.divided(Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{in, local}, Shard: ByCols, Start: start, Std: g.InitStd, Decay: true})
 }
 
 // rows is a matrix that writes to the residual stream: its initial values shrink with depth, as in GPT-2.
 func (g *Model) rows(name string, in, local, out int64, start string) Param {
 	std := g.InitStd / math.Sqrt(2*float64(g.Layers))
-	return Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{local, out}, Shard: ByRows, Start: start, Std: std, Decay: true}
+	return g.divided(Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{local, out}, Shard: ByRows, Start: start, Std: std, Decay: true})
 }
 
 func (g *Model) slicedBias(name string, whole, local int64, start string) Param {
-	return Param{Name: name, Shape: [2]int64{whole, 1}, Local: [2]int64{local, 1}, Shard: ByRows, Start: start}
+	return g.divided(Param{Name: name, Shape: [2]int64{whole, 1}, Local: [2]int64{local, 1}, Shard: ByRows, Start: start})
 }
 
-// replicated is a vector whose gradient each rank computes from its own rows.
-func (g *Model) replicated(name string, size int64, fill float64) Param {
-	p := Param{Name: name, Shape: [2]int64{size, 1}, Local: [2]int64{size, 1}, Fill: fill}
+// divided is a parameter of a layer, which Ulysses leaves whole.
+func (g *Model) divided(p Param) Param {
+	if g.ulysses() {
+		p.Local, p.Shard, p.Start = p.Shape, Replicated, ""
+		return g.reduced(p)
+	}
+	return p
+}
+
+// reduced is a parameter that every rank holds, and whose gradient each computes from its own rows.
+func (g *Model) reduced(p Param) Param {
 	if g.SP > 1 {
 		p.Reduce, p.Once = GroupNames[GroupSP], ConstOwner
 	}
 	return p
 }
 
+// replicated is a vector that every rank holds.
+func (g *Model) replicated(name string, size int64, fill float64) Param {
+	return g.reduced(Param{Name: name, Shape: [2]int64{size, 1}, Local: [2]int64{size, 1}, Fill: fill})
+}
+
 func (g *Model) kvParam(p Param) Param {
-	if g.KVCopies() > 1 {
+	if g.KVCopies() > 1 && !g.ulysses() {
 		p.Reduce, p.Once = GroupNames[GroupKV], ConstKVOwner
 	}
 	return p
@@ -228,34 +264,87 @@ func (g *Model) attention(b *builder, x int) int {
 	h, d := int64(g.Hidden), int64(g.HeadDim)
 	heads, kv := g.headsLocal(), g.kvHeadsLocal()
 	q, kvAll := int64(g.Heads)*d, int64(g.KVHeads)*d
-	gathered := b.allGather(g.norm(b, "ln1", x), "ln1.gathered")
-
-	bq := g.bias(b, g.slicedBias("bq", q, heads*d, ConstHeads))
-	query := g.rotate(b, "q", heads, g.projection(b, "q", gathered, g.columns("wq", h, q, heads*d, ConstHeads), bq))
-	bk := g.bias(b, g.kvParam(g.slicedBias("bk", kvAll, kv*d, ConstKV)))
-	g.cached(b, "k", gathered, g.kvParam(g.columns("wk", h, kvAll, kv*d, ConstKV)), bk, g.Positions == lang.PositionsRope)
-	bv := g.bias(b, g.kvParam(g.slicedBias("bv", kvAll, kv*d, ConstKV)))
-	g.cached(b, "v", gathered, g.kvParam(g.columns("wv", h, kvAll, kv*d, ConstKV)), bv, false)
-
+	rows := g.enter(b, g.norm(b, "ln1", x), "ln1.gathered")
+	rotated := g.Positions == lang.PositionsRope
+	query := b.activation("q", Full, heads*d)
+	keys := b.value(Value{Name: "k", Kind: Cache, Rows: Whole, Cols: kv * d, DType: b.act})
+	values := b.value(Value{Name: "v", Kind: Cache, Rows: Whole, Cols: kv * d, DType: b.act})
+	for _, p := range []projection{
+		{"q", all(query), heads, 1, g.slicedBias("bq", q, heads*d, ConstHeads), g.columns("wq", h, q, heads*d, ConstHeads), rotated},
+		{"k", tail(keys), kv, g.KVCopies(), g.kvParam(g.slicedBias("bk", kvAll, kv*d, ConstKV)), g.kvParam(g.columns("wk", h, kvAll, kv*d, ConstKV)), rotated},
+		{"v", tail(values), kv, g.KVCopies(), g.kvParam(g.slicedBias("bv", kvAll, kv*d, ConstKV)), g.kvParam(g.columns("wv", h, kvAll, kv*d, ConstKV)), false},
+	} {
+		g.project(b, rows, p)
+	}
 	o := b.activation("attn.out", Full, heads*d)
 	lse := b.value(Value{Name: "attn.lse", Rows: Full, Cols: heads, DType: ir.F32})
 	b.node(ir.Attention, []Attr{
 		integer("heads", heads), integer("kv_heads", kv), integer("head_dim", d),
 		from("batch", FromBatch), from("prefix", FromPrefix),
-	}, all(o), all(lse), all(query), seen(b.find("k")), seen(b.find("v")))
-	part := b.linear("attn.proj", Full, o, g.rows("wo", q, heads*d, h, ConstHeads), Arg{Value: Missing})
-	sum := b.reduceScatter(part, "attn.sum")
+	}, all(o), all(lse), all(query), seen(keys), seen(values))
+	if g.ulysses() {
+		local := b.activation("attn.local", Local, q)
+		b.node(ir.AllToAll, exchange(1, true), all(local), all(o))
+		o = local
+	}
+	part := b.linear("attn.proj", g.layerRows(), o, g.rows("wo", q, heads*d, h, ConstHeads), Arg{Value: Missing})
+	sum := g.leave(b, part, "attn.sum")
 	y := b.activation("ln2.in", Local, h)
 	b.node(ir.Add, nil, all(y), all(x), all(sum), g.bias(b, g.replicated("bo", h, 0)))
 	return y
 }
 
-// projection appends the matmul of Q, under a name that leaves room for its rotated form.
-func (g *Model) projection(b *builder, name string, x int, w Param, bias Arg) int {
-	if g.Positions == lang.PositionsRope {
-		name += ".flat"
+// enter brings a rank's rows to the weights of a layer, and leave brings results back to the rank's rows.
+func (g *Model) enter(b *builder, x int, name string) int {
+	if g.ulysses() {
+		return x
 	}
-	return b.linear(name, Full, x, w, bias)
+	return b.allGather(x, name)
+}
+
+func (g *Model) leave(b *builder, x int, name string) int {
+	if g.ulysses() {
+		return x
+	}
+	return b.reduceScatter(x, name)
+}
+
+// projection is what makes Q, K or V of a layer's rows.
+type projection struct {
+	name    string
+	into    Arg   // all rows, this rank's heads
+	heads   int64 // of this rank
+	copies  int   // ranks that hold the same heads
+	bias    Param
+	weight  Param
+	rotated bool
+}
+
+func (g *Model) project(b *builder, x int, p projection) {
+	bias := g.bias(b, p.bias)
+	weight, into := b.param(p.weight), p.into
+	if p.rotated {
+		into = all(b.activation(p.name+".flat", Full, p.heads*int64(g.HeadDim)))
+	}
+	if g.ulysses() {
+		local := b.activation(p.name+".local", Local, p.weight.Local[1])
+		b.node(ir.Matmul, nil, all(local), all(x), all(weight), bias)
+		b.node(ir.AllToAll, exchange(p.copies, false), into, all(local))
+	} else {
+		b.node(ir.Matmul, nil, into, all(x), all(weight), bias)
+	}
+	if p.rotated {
+		b.node(ir.Rope, g.ropeAttrs(p.heads), p.into, into)
+	}
+}
+
+// exchange is all heads of a rank's rows for a rank's heads of all rows, or inverse.
+func exchange(copies int, inverse bool) []Attr {
+	attrs := []Attr{group(GroupSP), integer("copies", int64(copies))}
+	if inverse {
+		attrs = append(attrs, truth("inverse"))
+	}
+	return attrs
 }
 
 func (g *Model) ropeAttrs(heads int64) []Attr {
@@ -265,53 +354,24 @@ func (g *Model) ropeAttrs(heads int64) []Attr {
 	}
 }
 
-func (g *Model) rotate(b *builder, name string, heads int64, x int) int {
-	if g.Positions != lang.PositionsRope {
-		return x
-	}
-	y := b.activation(name, Full, heads*int64(g.HeadDim))
-	b.node(ir.Rope, g.ropeAttrs(heads), all(y), all(x))
-	return y
-}
-
-// cached computes K or V of the subsequence into its rows of the cache.
-func (g *Model) cached(b *builder, name string, x int, w Param, bias Arg, rotated bool) {
-	cache := b.value(Value{Name: name, Kind: Cache, Rows: Whole, Cols: w.Local[1], DType: b.act})
-	if rotated {
-		flat := b.linear(name+".flat", Full, x, w, bias)
-		b.node(ir.Rope, g.ropeAttrs(g.kvHeadsLocal()), tail(cache), all(flat))
-		return
-	}
-	b.node(ir.Matmul, nil, tail(cache), all(x), all(b.param(w)), bias)
-}
-
-func (b *builder) find(name string) int {
-	for i := range b.Values {
-		if b.Values[i].Name == name {
-			return i
-		}
-	}
-	panic("internal: block " + b.Name + " has no value " + name)
-}
-
 func (g *Model) mlp(b *builder, x int) int {
 	h, f, fl := int64(g.Hidden), int64(g.FFN), g.ffnLocal()
-	gathered := b.allGather(g.norm(b, "ln2", x), "ln2.gathered")
+	in, rows := g.enter(b, g.norm(b, "ln2", x), "ln2.gathered"), g.layerRows()
 	down, act := "w2", 0
 	if g.Family == lang.FamilyLlama {
 		down = "w_down"
-		gate := b.linear("gate", Full, gathered, g.columns("w_gate", h, f, fl, ConstFFN), Arg{Value: Missing})
-		up := b.linear("up", Full, gathered, g.columns("w_up", h, f, fl, ConstFFN), Arg{Value: Missing})
-		act = b.activation("swiglu.out", Full, fl)
+		gate := b.linear("gate", rows, in, g.columns("w_gate", h, f, fl, ConstFFN), Arg{Value: Missing})
+		up := b.linear("up", rows, in, g.columns("w_up", h, f, fl, ConstFFN), Arg{Value: Missing})
+		act = b.activation("swiglu.out", rows, b.Values[up].Cols)
 		b.node(ir.SwiGLU, nil, all(act), all(gate), all(up))
 	} else {
 		b1 := g.bias(b, g.slicedBias("b1", f, fl, ConstFFN))
-		fc1 := b.linear("fc1.out", Full, gathered, g.columns("w1", h, f, fl, ConstFFN), b1)
-		act = b.activation("gelu.out", Full, fl)
+		fc1 := b.linear("fc1.out", rows, in, g.columns("w1", h, f, fl, ConstFFN), b1)
+		act = b.activation("gelu.out", rows, b.Values[fc1].Cols)
 		b.node(ir.Gelu, nil, all(act), all(fc1))
 	}
-	part := b.linear("fc2.out", Full, act, g.rows(down, f, fl, h, ConstFFN), Arg{Value: Missing})
-	sum := b.reduceScatter(part, "mlp.sum")
+	part := b.linear("fc2.out", rows, act, g.rows(down, f, fl, h, ConstFFN), Arg{Value: Missing})
+	sum := g.leave(b, part, "mlp.sum")
 	y := b.activation("out", Local, h)
 	b.node(ir.Add, nil, all(y), all(x), all(sum), g.bias(b, g.replicated("b2", h, 0)))
 	return y

@@ -117,13 +117,13 @@ func Find(name string) *Pass {
 type Context struct {
 	spec  *lang.Spec // nil for a plan that came as JSON
 	model *graph.Model
-	split int // SP that model was built for
+	split graph.Split // that model was built for
 }
 
 // Model is the dataflow of the plan's model on one rank.
 func (c *Context) Model(p *Plan) *graph.Model {
-	if c.model == nil || c.split != p.Parallel.SP {
-		c.model, c.split = graph.New(p.Model, p.Parallel.SP, p.Train.Sequence, p.Recompute), p.Parallel.SP
+	if c.model == nil || c.split != p.Split() {
+		c.model, c.split = p.Graph(), p.Split()
 	}
 	return c.model
 }

@@ -43,12 +43,13 @@ type Plan struct {
 
 // Parallel is how ranks are laid out: rank = (d*PP + i)*SP + k.
 type Parallel struct {
-	DP            int `json:"dp"`
-	PP            int `json:"pp"`
-	SP            int `json:"sp"`
-	VirtualStages int `json:"virtual_stages"`
-	Microbatch    int `json:"microbatch"`   // sequences that one task carries
-	Microbatches  int `json:"microbatches"` // of one replica in a step
+	DP            int    `json:"dp"`
+	PP            int    `json:"pp"`
+	SP            int    `json:"sp"`
+	SPMode        string `json:"sp_mode"` // how the ranks of a stage share a layer: megatron or ulysses
+	VirtualStages int    `json:"virtual_stages"`
+	Microbatch    int    `json:"microbatch"`   // sequences that one task carries
+	Microbatches  int    `json:"microbatches"` // of one replica in a step
 }
 
 // Ranks is the number of devices in use.

@@ -192,7 +192,7 @@ func (p *Plan) updateTime(g *graph.Model, b *graph.Block, m cost.Model) ir.Secon
 		adamw := ir.Instr{Op: ir.AdamW, Args: []ir.View{grad, grad, grad, half, grad, {}, {}}, Attrs: make([]ir.Attr, len(ir.Ops[ir.AdamW].Attrs))}
 		sumsq := ir.Instr{Op: ir.SumSq, Args: []ir.View{{}, grad}, Attrs: make([]ir.Attr, len(ir.Ops[ir.SumSq].Attrs))}
 		t += m.Time(adamw.Work(), link) + m.Time(sumsq.Work(), link)
-		t += m.Time(ir.Work{Kind: ir.WorkAllReduce, Bytes: ir.Bytes(n) * ir.F32.Bytes()}, link)
+		t += m.Time(ir.Work{Kind: ir.WorkAllReduce, Bytes: ir.Bytes(n) * ir.F32.Bytes()}, link) + p.sumTime(&param, g, m)
 	}
 	return t
 }

@@ -173,7 +173,7 @@ func (p *Plan) reportFit(b *strings.Builder) {
 
 // residentBytes is what no offload moves: the state of the stage's parameters, and the caches with their gradients.
 func (p *Plan) residentBytes(stage int) (state, caches ir.Bytes) {
-	g := graph.New(p.Model, p.Parallel.SP, p.Train.Sequence, p.Recompute)
+	g := p.Graph()
 	layers := ir.Bytes(p.layersOf(stage))
 	state = layers * stateBytes(g, g.Layer)
 	if stage == 0 {
