@@ -213,3 +213,33 @@ func TestSumSquares(t *testing.T) {
 		}
 	}
 }
+
+// TestAdamWIsTheSameEverywhere holds every set and number of threads to the portable result, bit by bit.
+func TestAdamWIsTheSameEverywhere(t *testing.T) {
+	r := testRand(t)
+	const n = 3*elementGrain + 77
+	start := [][]float32{randomFloats(r, n), randomFloats(r, n), randomFloats(r, n), randomFloats(r, n)}
+	for i, v := range start[2] {
+		start[2][i] = v * v
+	}
+	step := AdamWStep{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1, GradScale: 0.7, Correction1: 3, Correction2: 7}
+	update := func(threads int) []float32 {
+		p := NewPool(threads)
+		defer p.Close()
+		x := make([][]float32, len(start))
+		for i := range x {
+			x[i] = append([]float32(nil), start[i]...)
+		}
+		AdamW(p, x[0], x[1], x[2], x[3], step)
+		return append(append(x[0], x[1]...), x[2]...)
+	}
+	was := active
+	defer func() { active = was }()
+	active = &portable
+	want := update(1)
+	for _, active = range kernelSets {
+		for _, threads := range []int{1, 3} {
+			checkClose(t, active.name+" adamw", update(threads), want, 0, 0)
+		}
+	}
+}

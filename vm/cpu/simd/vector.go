@@ -101,6 +101,10 @@ func (s AdamWStep) constants() *adamwConstants {
 func AdamW(p *Pool, w, m, v, g []float32, s AdamWStep) {
 	c := s.constants()
 	p.Split(len(w), elementGrain, func(lo, hi int) {
-		active.adamw(w[lo:hi], m[lo:hi], v[lo:hi], g[lo:hi], c)
+		// The runtime cannot interrupt a kernel: none may run for long.
+		for ; lo < hi; lo += elementGrain {
+			end := min(lo+elementGrain, hi)
+			active.adamw(w[lo:end], m[lo:end], v[lo:end], g[lo:end], c)
+		}
 	})
 }
