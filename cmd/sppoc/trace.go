@@ -17,9 +17,9 @@ import (
 	"sppo/vm/sim"
 )
 
-// mostSpans is how many instructions a trace has before it is cut down to one rank of each stage: viewers of traces
-// load a few million events at most.
-const mostSpans = 2_000_000
+// mostSpans is how many instructions a trace has before it is cut down to one rank of each stage: beyond,
+// files get too large for viewers to be pleasant.
+const mostSpans = 500_000
 
 func trace(flags *pflag.FlagSet) cli.Action {
 	out := flags.StringP("output", "o", "", "the trace to write")
@@ -103,6 +103,7 @@ type traceWriter struct {
 type messageKey struct {
 	from, to int
 	channel  vm.Channel
+	received bool // counted by the receiver
 }
 
 // writeTrace writes the trace-event format: a process for each rank, a thread for each stream, an arrow for each
@@ -225,15 +226,13 @@ func (x *traceWriter) arrow(r int, in *ir.Instr, span sim.Span) {
 	if !x.shown[peer] {
 		return
 	}
-	from, to, phase, end := r, peer, "s", ""
-	count := messageKey{r, peer, vm.ChannelOf(in.Stream)}
+	key, phase := messageKey{r, peer, vm.ChannelOf(in.Stream), false}, `"s"`
 	if in.Op == ir.Recv {
-		from, to, phase, end = peer, r, "f", `,"bp":"e"`
-		count = messageKey{-1 - peer, r, count.channel}
+		key.from, key.to, key.received, phase = peer, r, true, `"f","bp":"e"`
 	}
-	x.messages[count]++
-	x.event(`{"ph":%q%s,"pid":%d,"tid":%d,"ts":%s,"id":"%d>%d.%d.%d","name":"message","cat":"message"}`,
-		phase, end, r, in.Stream, micros(span.Begin), from, to, count.channel, x.messages[count])
+	x.messages[key]++
+	x.event(`{"ph":%s,"pid":%d,"tid":%d,"ts":%s,"id":"%d>%d.%d.%d","name":"message","cat":"message"}`,
+		phase, r, in.Stream, micros(span.Begin), key.from, key.to, key.channel, x.messages[key])
 }
 
 // micros writes a time as the format wants it.

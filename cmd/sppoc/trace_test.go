@@ -1,0 +1,83 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"testing"
+
+	"sppo/cmd/internal/cli"
+	"sppo/ir"
+)
+
+// The trace is what viewers read: slices of a thread one after another, an end for every arrow, and all that takes time.
+func TestTrace(t *testing.T) {
+	out := t.TempDir() + "/trace.json"
+	env := &cli.Env{Context: t.Context(), Stdout: io.Discard, Stderr: io.Discard}
+	if code := app.Main(env, []string{"trace", "testdata/base/tiny.sppo", "-o", out}); code != cli.Done {
+		t.Fatalf("exit %d", code)
+	}
+	data, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var trace struct {
+		OtherData struct{ Simulated bool }
+		Events    []struct {
+			Phase    string `json:"ph"`
+			Process  int    `json:"pid"`
+			Thread   int    `json:"tid"`
+			Name, ID string
+			TS, Dur  float64
+			Args     struct {
+				Bytes int64
+				Spec  string
+			}
+		} `json:"traceEvents"`
+	}
+	if err := json.Unmarshal(data, &trace); err != nil {
+		t.Fatal(err)
+	}
+	job, err := cli.OpenProgram("testdata/base/tiny.sppo", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	working, slices := 0, 0
+	for _, r := range job.Program.Ranks {
+		for _, in := range job.Program.Codes[r.Code].Sections[ir.SectionStep] {
+			if in.Info().Class != ir.ClassSync {
+				working++
+			}
+		}
+	}
+	ends := map[[2]int]float64{}
+	arrows := map[string]int{}
+	for _, e := range trace.Events {
+		switch e.Phase {
+		case "X":
+			at := [2]int{e.Process, e.Thread}
+			if e.TS < ends[at]-0.002 {
+				t.Fatalf("%s begins at %g before %g on %v", e.Name, e.TS, ends[at], at)
+			}
+			ends[at] = e.TS + e.Dur
+			if e.Name[:4] != "wait" {
+				slices++
+			}
+			if e.Args.Spec == "" {
+				t.Fatalf("%s has no spec line", e.Name)
+			}
+		case "s":
+			arrows[e.ID]++
+		case "f":
+			arrows[e.ID] += 100
+		}
+	}
+	if !trace.OtherData.Simulated || slices != working || len(arrows) == 0 {
+		t.Errorf("simulated %v, %d slices of %d, %d arrows", trace.OtherData.Simulated, slices, working, len(arrows))
+	}
+	for id, n := range arrows {
+		if n != 101 {
+			t.Errorf("arrow %s: %d", id, n)
+		}
+	}
+}
