@@ -13,8 +13,10 @@ type Case struct {
 	KVHeads, Batch           int
 
 	PP, SP, DP, N, Microbatch int
+	SPMode                    string // megatron | ulysses
 	Partition                 string // flops | length | list
 	Offload                   string // none | full | 0.5 | list
+	Recompute                 string // none | selective | keep_attention | full
 
 	Steps, Layers, Sequence int
 }
@@ -44,13 +46,13 @@ const (
 // plain is the model of a case on one rank, in one piece, with nothing offloaded: what every schedule is held against.
 func (c Case) plain() Case {
 	c.PP, c.SP, c.DP, c.N, c.Microbatch = 1, 1, 1, 1, 1
-	c.Partition, c.Offload = "flops", "none"
+	c.SPMode, c.Partition, c.Offload, c.Recompute = "megatron", "flops", "none", "none"
 	return c
 }
 
-// unpiped is the case on one stage with nothing offloaded: equal to the last bit by E1 and E2.
+// unpiped is the case on one stage with nothing offloaded or computed again: equal to the last bit by E1 and E2.
 func (c Case) unpiped() Case {
-	c.PP, c.Offload = 1, "none"
+	c.PP, c.Offload, c.Recompute = 1, "none", "none"
 	return c
 }
 
@@ -83,6 +85,14 @@ func (c Case) offload() string {
 		return listOf(shares[c.N])
 	}
 	return c.Offload
+}
+
+// orElse is a choice, or the plainest where a case leaves it open.
+func orElse(choice, plainest string) string {
+	if choice == "" {
+		return plainest
+	}
+	return choice
 }
 
 // Spec is the case as a file.
@@ -123,16 +133,18 @@ train {
 schedule tiny {
   pp = %d
   sp = %d
+  sp_mode = %s
   dp = %d
   microbatch = %d
   subsequences = %s
   partition = %s
   offload = %s
+  recompute = %s
   mux = off
 }
 `, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, vocab, c.DType, c.Tied, c.Positions, ropeTheta, normEps,
 		ranks, c.Sequence, c.Batch, c.Steps, lr, beta1, beta2, eps, weightDecay, warmup, minLR, gradClip, evalBatch,
-		c.PP, c.SP, c.DP, c.Microbatch, c.subsequences(), c.partition(), c.offload())
+		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, c.Microbatch, c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"))
 }
 
 func (c Case) String() string {
@@ -140,6 +152,6 @@ func (c Case) String() string {
 	if c.Tied {
 		tied = "tied"
 	}
-	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d-pp%d-sp%d-n%d-%s-%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
-		c.Batch, c.Microbatch, c.DP, c.PP, c.SP, c.N, c.Partition, c.Offload)
+	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d-pp%d-sp%d%s-n%d-%s-%s-%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
+		c.Batch, c.Microbatch, c.DP, c.PP, c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload, orElse(c.Recompute, "none"))
 }

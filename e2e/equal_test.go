@@ -71,7 +71,7 @@ func TestProduct(t *testing.T) {
 var (
 	groupSettings = settingIndexes("family", "kv_heads", "dtype", "sp", "dp", "subsequences", "batch")
 	caseSettings  = settingIndexes("pp", "offload")
-	drawnSettings = settingIndexes("tied", "positions", "partition", "microbatch")
+	drawnSettings = settingIndexes("tied", "positions", "partition", "microbatch", "sp_mode", "recompute")
 )
 
 func settingIndexes(names ...string) []int {
