@@ -13,12 +13,15 @@ type Case struct {
 	KVHeads, Batch           int
 
 	PP, SP, DP, N, Microbatch int
+	VirtualStages             int    // 0 stands for 1
+	Strategy                  string // sppo | terapipe | gpipe | 1f1b | seq1f1b
 	SPMode                    string // megatron | ulysses
 	Partition                 string // flops | length | list
-	Offload                   string // none | full | 0.5 | list
+	Offload                   string // none | full | 0.5 | adaptive | list
 	Recompute                 string // none | selective | keep_attention | full
+	// An empty string stands for the first of its choices.
 
-	Steps, Layers, Sequence int
+	Steps, Layers, Sequence, Vocab int
 }
 
 // Sizes of the tiny model. Vocabulary and ffn divide by no number of ranks, so both are padded; heads divide by all.
@@ -26,12 +29,11 @@ const (
 	hidden    = 32
 	heads     = 4
 	ffn       = 70
-	vocab     = 37
+	tinyVocab = 37
 	evalBatch = 4
 	normEps   = 1e-5
 	ropeTheta = 100.0
 	gradClip  = 1.0
-	warmup    = 3
 	ranks     = 32
 )
 
@@ -45,14 +47,14 @@ const (
 
 // plain is the model of a case on one rank, in one piece, with nothing offloaded: what every schedule is held against.
 func (c Case) plain() Case {
-	c.PP, c.SP, c.DP, c.N, c.Microbatch = 1, 1, 1, 1, 1
-	c.SPMode, c.Partition, c.Offload, c.Recompute = "megatron", "flops", "none", "none"
+	c.PP, c.SP, c.DP, c.N, c.Microbatch, c.VirtualStages = 1, 1, 1, 1, 1, 1
+	c.Strategy, c.SPMode, c.Partition, c.Offload, c.Recompute = "sppo", "megatron", "flops", "none", "none"
 	return c
 }
 
 // unpiped is the case on one stage with nothing offloaded or computed again: equal to the last bit by E1 and E2.
 func (c Case) unpiped() Case {
-	c.PP, c.Offload, c.Recompute = 1, "none", "none"
+	c.PP, c.VirtualStages, c.Offload, c.Recompute = 1, 1, "none", "none"
 	return c
 }
 
@@ -95,6 +97,8 @@ func orElse(choice, plainest string) string {
 	return choice
 }
 
+func (c Case) warmup() int { return min(3, c.Steps) }
+
 // Spec is the case as a file.
 func (c Case) Spec() string {
 	return fmt.Sprintf(`import "clusters/local.sppo"
@@ -136,15 +140,18 @@ schedule tiny {
   sp_mode = %s
   dp = %d
   microbatch = %d
+  virtual_stages = %d
+  strategy = %s
   subsequences = %s
   partition = %s
   offload = %s
   recompute = %s
   mux = off
 }
-`, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, vocab, c.DType, c.Tied, c.Positions, ropeTheta, normEps,
-		ranks, c.Sequence, c.Batch, c.Steps, lr, beta1, beta2, eps, weightDecay, warmup, minLR, gradClip, evalBatch,
-		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, c.Microbatch, c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"))
+`, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, c.Vocab, c.DType, c.Tied, c.Positions, ropeTheta, normEps,
+		ranks, c.Sequence, c.Batch, c.Steps, lr, beta1, beta2, eps, weightDecay, c.warmup(), minLR, gradClip, evalBatch,
+		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, c.Microbatch, max(1, c.VirtualStages), orElse(c.Strategy, "sppo"),
+		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"))
 }
 
 func (c Case) String() string {
@@ -152,6 +159,7 @@ func (c Case) String() string {
 	if c.Tied {
 		tied = "tied"
 	}
-	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d-pp%d-sp%d%s-n%d-%s-%s-%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
-		c.Batch, c.Microbatch, c.DP, c.PP, c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload, orElse(c.Recompute, "none"))
+	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
+		c.Batch, c.Microbatch, c.DP, c.PP, max(1, c.VirtualStages), c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload,
+		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"))
 }

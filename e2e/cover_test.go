@@ -28,32 +28,43 @@ var space = []setting{
 	choice("sp_mode", func(c *Case, v string) { c.SPMode = v }, "megatron", "ulysses"),
 	choice("dp", func(c *Case, v int) { c.DP = v }, 1, 2),
 	choice("subsequences", func(c *Case, v int) { c.N = v }, 1, 3, 8),
-	choice("offload", func(c *Case, v string) { c.Offload = v }, "none", "full", "0.5", "list"),
+	choice("offload", func(c *Case, v string) { c.Offload = v }, "none", "full", "0.5", "list", "adaptive"),
 	choice("recompute", func(c *Case, v string) { c.Recompute = v }, "none", "selective", "keep_attention", "full"),
 	choice("batch", func(c *Case, v int) { c.Batch = v }, 1, 4),
 	choice("tied", func(c *Case, v bool) { c.Tied = v }, false, true),
 	choice("positions", func(c *Case, v string) { c.Positions = v }, "learned", "rope", "none"),
 	choice("partition", func(c *Case, v string) { c.Partition = v }, "flops", "length", "list"),
 	choice("microbatch", func(c *Case, v int) { c.Microbatch = v }, 1, 2),
+	choice("strategy", func(c *Case, v string) { c.Strategy = v }, "sppo", "terapipe", "seq1f1b", "gpipe", "1f1b"),
+	choice("virtual_stages", func(c *Case, v int) { c.VirtualStages = v }, 1, 2),
 }
+
+// wholeStrategies is the first of the strategies that do not know subsequences.
+const wholeStrategies = 3
 
 // row gives every setting the index of its value; -1 where it is open.
 type row []int
 
 func (r row) toCase() Case {
-	c := Case{Steps: steps, Layers: 4, Sequence: 48}
+	c := Case{Steps: steps, Layers: 4, Sequence: 48, Vocab: tinyVocab}
 	for i, s := range space {
 		s.set(&c, r[i])
 	}
 	return c
 }
 
-// Settings that cannot be combined freely.
-var (
-	batchSetting      = settingIndex("batch")
-	dpSetting         = settingIndex("dp")
-	microbatchSetting = settingIndex("microbatch")
-)
+// forbidden are pairs of choices that no spec can have together.
+var forbidden = []struct {
+	a, b   string
+	clash  func(a, b int) bool // by the index of the values
+	reason string
+}{
+	{"batch", "dp", func(batch, dp int) bool { return batch == 0 && dp == 1 }, "a batch of one cannot be divided"},
+	{"batch", "microbatch", func(batch, microbatch int) bool { return batch == 0 && microbatch == 1 }, "nor taken two at a time"},
+	{"strategy", "subsequences", func(strategy, n int) bool { return strategy >= wholeStrategies && n > 0 }, "some strategies take whole sequences"},
+	{"strategy", "virtual_stages", func(strategy, v int) bool { return strategy > 0 && v == 1 }, "the others do not know virtual stages"},
+	{"pp", "virtual_stages", func(pp, v int) bool { return pp == 2 && v == 1 }, "four layers do not make eight stages"},
+}
 
 func settingIndex(name string) int {
 	i := slices.IndexFunc(space, func(s setting) bool { return s.name == name })
@@ -63,13 +74,18 @@ func settingIndex(name string) int {
 	return i
 }
 
-// allowed says whether a row, which may have open places, can become a spec: a batch of one cannot be divided.
+// allowed says whether a row, which may have open places, can become a spec.
 func (r row) allowed() bool {
-	return r[batchSetting] != 0 || r[dpSetting] <= 0 && r[microbatchSetting] <= 0
+	for _, f := range forbidden {
+		if a, b := r[settingIndex(f.a)], r[settingIndex(f.b)]; a >= 0 && b >= 0 && f.clash(a, b) {
+			return false
+		}
+	}
+	return true
 }
 
 // tuple is a combination of values of few settings: 1 + value by setting, 0 where any will do.
-type tuple [16]uint8
+type tuple [24]uint8
 
 // tuples are the parts of a row of that many settings.
 func (r row) tuples(strength int) iter.Seq[tuple] {

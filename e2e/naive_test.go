@@ -25,7 +25,7 @@ func TestPlainEqualsNaive(t *testing.T) {
 				for _, tied := range []bool{false, true} {
 					for _, dtype := range []string{"f32", "bf16"} {
 						c := Case{Family: family, Positions: positions, KVHeads: kvHeads, Tied: tied, DType: dtype, Batch: 3,
-							Steps: steps, Layers: 2, Sequence: 20}.plain()
+							Steps: steps, Layers: 2, Sequence: 20, Vocab: tinyVocab}.plain()
 						t.Run(c.String(), func(t *testing.T) {
 							t.Parallel()
 							checkNaive(t, c)
@@ -39,7 +39,7 @@ func TestPlainEqualsNaive(t *testing.T) {
 
 func (c Case) naive() naive.Config {
 	return naive.Config{Family: c.Family, Layers: c.Layers, Hidden: hidden, Heads: heads, KVHeads: c.KVHeads, HeadDim: hidden / heads,
-		FFN: ffn, Vocab: vocab, Tied: c.Tied, Positions: c.Positions, RopeTheta: ropeTheta, NormEps: normEps, Sequence: c.Sequence}
+		FFN: ffn, Vocab: c.Vocab, Tied: c.Tied, Positions: c.Positions, RopeTheta: ropeTheta, NormEps: normEps, Sequence: c.Sequence}
 }
 
 func checkNaive(t *testing.T, c Case) {
@@ -58,7 +58,7 @@ func checkNaive(t *testing.T, c Case) {
 	var state naive.State
 	for step := 1; step <= c.Steps; step++ {
 		loss, grads := naive.LossAndGrads(c.naive(), weights, tokensOf(t, p, step))
-		rate := naive.LearningRate(step, warmup, c.Steps, "cosine", lr, minLR)
+		rate := naive.LearningRate(step, c.warmup(), c.Steps, "cosine", lr, minLR)
 		norm := state.Update(optimizer, rate, weights, grads, gradClip)
 
 		got, err := job.Step(t.Context())

@@ -15,7 +15,7 @@ func TestResume(t *testing.T) {
 		{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, N: 3, Offload: "0.5"},
 		{Family: "llama", KVHeads: 1, Positions: "rope", DType: "bf16", Tied: true, PP: 4, SP: 4, DP: 1, N: 8, Offload: "full"},
 	} {
-		c.Partition, c.Batch, c.Microbatch, c.Steps, c.Layers, c.Sequence = "flops", 4, 2, 8, 4, 48
+		c.Partition, c.Batch, c.Microbatch, c.Steps, c.Layers, c.Sequence, c.Vocab = "flops", 4, 2, 8, 4, 48, tinyVocab
 		t.Run(c.String(), func(t *testing.T) {
 			t.Parallel()
 			_, p := mustCompile(t, c)
