@@ -5,6 +5,7 @@
 //	plan.go     plan, passes
 //	fit.go      what would make a plan fit that does not
 //	program.go  build, asm, verify, dump
+//	compare.go  compare
 //	trace.go    trace
 //	diff.go     diff, and lines.go the comparison of texts
 //
@@ -103,7 +104,17 @@ var app = cli.App{
 				"sppoc diff old.sppb new.sppb",
 			},
 		},
-		later("compare", "A.sppo B.sppo...", "put several specs in one table"),
+		{
+			Name: "compare", Args: "FILE... [--sweep KEY=V1,V2,...] [--format text|csv|json]", MinArgs: 1, MaxArgs: -1, Setup: compareJobs,
+			Doc: "simulate several jobs and put them in one table",
+			Details: "FILEs are specs, plans or programs. Each is compiled and a step of it simulated; what cannot be compiled has its\n" +
+				"reason in its line. What does not fit its cluster is simulated all the same, and says so.",
+			Examples: []string{
+				"sppoc compare examples/tiny.sppo --sweep schedule.subsequences=2,4,8",
+				"sppoc compare examples/tiny.sppo --sweep schedule.strategy=sppo,gpipe --sweep schedule.offload=none,full --format csv",
+				"sppoc compare examples/paper/gpt-7b-*.sppo",
+			},
+		},
 		later("view", "FILE -o OUT.html", "draw the timeline of a program"),
 		{
 			Name: "trace", Args: "FILE -o OUT.json [--ranks LIST]", MinArgs: 1, MaxArgs: 1, Setup: trace,
