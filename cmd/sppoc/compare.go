@@ -173,7 +173,7 @@ var tables = map[string]func(io.Writer, []result) error{
 		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")
 		return e.Encode(struct {
-			Simulated bool         `json:"simulated"`
+			Simulated bool     `json:"simulated"`
 			Rows      []result `json:"rows"`
 		}{true, rows})
 	},
