@@ -12,7 +12,7 @@ import (
 //
 // Input: Subsequences.N and Align. Output: Lengths, Imbalance. Paper: section 4, with the order of lengths corrected:
 // later tokens cost more, so later subsequences are shorter.
-func partition(_ *Context, p *Plan) error {
+func partition(c *Context, p *Plan) error {
 	seq, n, align := p.Train.Sequence, p.Subsequences.N, p.Subsequences.Align
 	given := p.Schedule.Subsequences.Lengths
 	why := ""
@@ -21,12 +21,14 @@ func partition(_ *Context, p *Plan) error {
 		p.Subsequences.Lengths, why = append([]int64(nil), given...), "given"
 	case p.Schedule.Partition == "length":
 		p.Subsequences.Lengths, why = lengthsOf(evenBoundaries(seq, n, align)), "equal lengths, to the nearest step of align"
+	case p.Schedule.Partition == "time":
+		p.Subsequences.Lengths, why = lengthsOf(timeBoundaries(c, p)), "equal predicted time, forward and backward: the longest task is as short as the grid allows"
 	default:
 		p.Subsequences.Lengths = lengthsOf(flopsBoundaries(p.Model, seq, n, align))
 		why = "equal forward operations, to the nearest step of align: causal attention makes later tokens dearer"
 	}
 	p.Subsequences.Imbalance = imbalance(p.Model, p.Subsequences.Lengths)
-	why += fmt.Sprintf("; the dearest is %.2f%% above the mean", 100*p.Subsequences.Imbalance)
+	why += fmt.Sprintf("; in operations the dearest is %.2f%% above the mean", 100*p.Subsequences.Imbalance)
 	p.decide("partition", "lengths", lengthsInWords(p.Subsequences.Lengths), why)
 	return nil
 }

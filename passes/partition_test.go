@@ -108,3 +108,26 @@ func TestImbalance(t *testing.T) {
 		t.Errorf("3, 1, 2 of a mean of 2: %g above it, want 0.5", got)
 	}
 }
+
+// TestPartitionByTime: no borders have a shorter longest task, by brute force where that is possible. On the paper's specs,
+// whose efficiencies do not depend on size, the step is then that of equal operations, to a thousandth.
+func TestPartitionByTime(t *testing.T) {
+	p := planOf(t, "gpt-docs.sppo", "schedule.partition=time", "schedule.subsequences=3", "train.sequence=64", "schedule.align=4")
+	tt := newTaskTime(&Context{}, p)
+	x := []int64{0, p.Subsequences.Lengths[0], p.Subsequences.Lengths[0] + p.Subsequences.Lengths[1], 64}
+	got := tt.longest(x)
+	for a := int64(4); a < 64; a += 4 {
+		for b := a + 4; b < 64; b += 4 {
+			if other := tt.longest([]int64{0, a, b, 64}); other < got*0.999 {
+				t.Fatalf("lengths %v take %g at most, borders %d and %d %g", p.Subsequences.Lengths, float64(got), a, b, float64(other))
+			}
+		}
+	}
+	for _, spec := range []string{"paper/gpt-7b-512k.sppo", "paper/gpt-13b-1280k.sppo", "paper/gpt-65b-1m.sppo"} {
+		byFlops, byTime := planOf(t, spec), planOf(t, spec, "schedule.partition=time")
+		if byTime.Time.StepS > 1.001*byFlops.Time.StepS {
+			t.Errorf("%s: %g s by time, %g s by operations", spec, float64(byTime.Time.StepS), float64(byFlops.Time.StepS))
+		}
+		t.Logf("%s: %g s by time, %g s by operations", spec, float64(byTime.Time.StepS), float64(byFlops.Time.StepS))
+	}
+}

@@ -116,7 +116,7 @@ func TestNotYet(t *testing.T) {
 		"schedule.offload=carry", "schedule.offload=memory",
 		"schedule.mux=on", "schedule.mux=left", "schedule.mux=right",
 		"schedule.sp_mode=ring", "schedule.keep=[]", "schedule.keep=[k]",
-		"schedule.partition=time", "schedule.strategy=zb-h1",
+		"schedule.strategy=zb-h1",
 	} {
 		key, _, _ := strings.Cut(set, "=")
 		expect(t, load(t, "gpt-docs.sppo", set), lang.NotYet, "not implemented yet", key, set)

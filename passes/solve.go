@@ -201,7 +201,6 @@ func missingPolicies(p *Plan) []problem {
 	refuse(s.SPMode == "ring", "schedule.sp_mode", "sp_mode = "+s.SPMode, "megatron or ulysses")
 	refuse(s.Keep != nil && len(s.Keep) < 2, "schedule.keep", "streaming of K and V", "keep = [k, v]")
 	refuse(s.Order == "layer", "schedule.order", "order = layer", "sequence")
-	refuse(s.Partition == "time", "schedule.partition", "partition = time", "flops or length")
 	return append(found, strategyProblems(p)...)
 }
 
