@@ -1,0 +1,39 @@
+package passes
+
+import (
+	"bytes"
+	"testing"
+)
+
+// FuzzReadJSON: a plan file of any contents is refused or verified, never a panic, and what reads is written back the same.
+func FuzzReadJSON(f *testing.F) {
+	for _, set := range []string{"schedule.offload=full", "schedule.offload=0.5", "schedule.virtual_stages=1"} {
+		var b bytes.Buffer
+		if err := planOf(f, "tiny.sppo", set).WriteJSON(&b); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b.Bytes())
+	}
+	f.Add([]byte(`{"name":"x"}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		p, err := ReadJSON(bytes.NewReader(data))
+		if err != nil {
+			return
+		}
+		_ = Verify(p) // an error is fine
+		var first, second bytes.Buffer
+		if err := p.WriteJSON(&first); err != nil {
+			t.Fatal(err)
+		}
+		again, err := ReadJSON(bytes.NewReader(first.Bytes()))
+		if err != nil {
+			t.Fatalf("what was written does not read: %v", err)
+		}
+		if err := again.WriteJSON(&second); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(first.Bytes(), second.Bytes()) {
+			t.Fatal("writing, reading and writing changed the plan")
+		}
+	})
+}
