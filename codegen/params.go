@@ -109,7 +109,7 @@ func (p *param) elements() int64 { return p.Local[0] * p.Local[1] }
 
 // view is the local part of one of the parameter's buffers, as the forward pass sees it.
 func (p *param) view(b uint32, d ir.DType) ir.View {
-	if p.Shape[1] == 1 {
+	if p.Vector {
 		return vector(b, d, p.Local[0])
 	}
 	return matrix(b, d, p.Local[0], p.Local[1])

@@ -46,7 +46,7 @@ func (b *builder) param(p Param) int {
 	if p.Shard == ByTokens {
 		rows, count = WholeTokens, 0
 	}
-	if p.Shape[1] == 1 {
+	if p.Vector {
 		cols = 0
 	}
 	w := b.value(Value{Name: p.Name, Kind: Weight, Rows: rows, Count: count, Cols: cols, DType: b.act, Param: i})

@@ -114,6 +114,7 @@ const (
 type Param struct {
 	Name   string   // within the block: "wq"; the tensor's full name adds "layer.3."
 	Shape  [2]int64 // whole; vectors are {n, 1}
+	Vector bool     // its views have one dimension
 	Local  [2]int64 // on one rank, padded
 	Shard  Shard
 	Start  string  // constant that holds the first row or column; empty where Replicated

@@ -139,7 +139,7 @@ func (g *Model) rows(name string, in, local, out int64, start string) Param {
 }
 
 func (g *Model) slicedBias(name string, whole, local int64, start string) Param {
-	return g.divided(Param{Name: name, Shape: [2]int64{whole, 1}, Local: [2]int64{local, 1}, Shard: ByRows, Start: start})
+	return g.divided(Param{Name: name, Vector: true, Shape: [2]int64{whole, 1}, Local: [2]int64{local, 1}, Shard: ByRows, Start: start})
 }
 
 // divided is a parameter of a layer, which Ulysses leaves whole.
@@ -161,7 +161,7 @@ func (g *Model) reduced(p Param) Param {
 
 // replicated is a vector that every rank holds.
 func (g *Model) replicated(name string, size int64, fill float64) Param {
-	return g.reduced(Param{Name: name, Shape: [2]int64{size, 1}, Local: [2]int64{size, 1}, Fill: fill})
+	return g.reduced(Param{Name: name, Vector: true, Shape: [2]int64{size, 1}, Local: [2]int64{size, 1}, Fill: fill})
 }
 
 func (g *Model) kvParam(p Param) Param {

@@ -1,0 +1,64 @@
+package codegen
+
+import (
+	"bytes"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sppo/ir"
+	"sppo/passes"
+)
+
+// A plan may be edited as JSON. Whatever number is put in the place of any other, the plan is refused, or builds a program
+// that the verifier accepts but for capacity.
+func TestEditedPlans(t *testing.T) {
+	var b bytes.Buffer
+	if err := planOf(t, "testdata/two-stages.sppo").WriteJSON(&b); err != nil {
+		t.Fatal(err)
+	}
+	text := b.String()
+	built, refused := 0, 0
+	for _, at := range regexp.MustCompile(`-?[0-9][0-9.e+-]*`).FindAllStringIndex(text, -1) {
+		if inString(text, at[0]) {
+			continue
+		}
+		for _, value := range []string{"-1", "0", "1", "3", "1000", "4611686018427387904"} {
+			edited := text[:at[0]] + value + text[at[1]:]
+			ok, err := buildEdited(edited)
+			if err != nil {
+				line := strings.Count(text[:at[0]], "\n") + 1
+				t.Errorf("line %d with %s: %v", line, value, err)
+			}
+			if ok {
+				built++
+			} else {
+				refused++
+			}
+		}
+	}
+	if built == 0 || refused == 0 {
+		t.Errorf("%d built, %d refused: the test does not reach both", built, refused)
+	}
+}
+
+func inString(text string, at int) bool { return strings.Count(text[:at], `"`)%2 == 1 }
+
+// buildEdited says whether the plan was accepted; an error is what must not happen.
+func buildEdited(text string) (ok bool, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("panic: %v", r)
+		}
+	}()
+	plan, readErr := passes.ReadJSON(strings.NewReader(text))
+	if readErr != nil {
+		return false, nil
+	}
+	p, buildErr := Build(plan)
+	if buildErr != nil {
+		return false, nil
+	}
+	return true, ir.VerifyOptions{AllowOverCapacity: true}.Verify(p)
+}
