@@ -1,0 +1,367 @@
+// Package cublas binds cuBLASLt: matrix products of row-major operands with f32 sums, an optional bias, and the choice
+// of an algorithm for each shape.
+//
+// It allocates no device memory: the workspace is its caller's. What it knows of a product is Shape.
+package cublas
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"sppo/cuda/library"
+)
+
+// Wanted says where the library may be found.
+var Wanted = library.Wanted{
+	Name:  "NVIDIA's matrix products (libcublasLt)",
+	Files: []string{"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11", "libcublasLt.so"},
+	Wheel: "cublas",
+	Get:   "pip install nvidia-cublas-cu12, or install a CUDA toolkit; without it our own kernels multiply, which is slower",
+}
+
+type function int
+
+// The functions, in the order of the table below.
+const (
+	fnGetVersion function = iota
+	fnCreate
+	fnDestroy
+	fnMatmulDescCreate
+	fnMatmulDescDestroy
+	fnMatmulDescSetAttribute
+	fnLayoutCreate
+	fnLayoutDestroy
+	fnPreferenceCreate
+	fnPreferenceDestroy
+	fnPreferenceSetAttribute
+	fnHeuristic
+	fnMatmul
+	numFunctions
+)
+
+var functions = [numFunctions]library.Function{
+	fnGetVersion:             {Name: "cublasLtGetVersion"},
+	fnCreate:                 {Name: "cublasLtCreate"},
+	fnDestroy:                {Name: "cublasLtDestroy"},
+	fnMatmulDescCreate:       {Name: "cublasLtMatmulDescCreate"},
+	fnMatmulDescDestroy:      {Name: "cublasLtMatmulDescDestroy"},
+	fnMatmulDescSetAttribute: {Name: "cublasLtMatmulDescSetAttribute"},
+	fnLayoutCreate:           {Name: "cublasLtMatrixLayoutCreate"},
+	fnLayoutDestroy:          {Name: "cublasLtMatrixLayoutDestroy"},
+	fnPreferenceCreate:       {Name: "cublasLtMatmulPreferenceCreate"},
+	fnPreferenceDestroy:      {Name: "cublasLtMatmulPreferenceDestroy"},
+	fnPreferenceSetAttribute: {Name: "cublasLtMatmulPreferenceSetAttribute"},
+	fnHeuristic:              {Name: "cublasLtMatmulAlgoGetHeuristic"},
+	fnMatmul:                 {Name: "cublasLtMatmul"},
+}
+
+// DType is how elements are stored, by the numbers of cudaDataType.
+type DType int
+
+// Types.
+const (
+	F32  DType = 0
+	BF16 DType = 14
+)
+
+// Numbers of the library's enumerations.
+const (
+	computeF32        = 68
+	opTranspose       = 1
+	descTransA        = 3
+	descTransB        = 4
+	descEpilogue      = 7
+	descBiasPointer   = 8
+	descBiasType      = 26
+	epilogueBias      = 4
+	preferWorkspace   = 1
+	preferAlignment   = 5 // of a; b, c and d follow
+	algorithmWords    = 8 // of 64 bits: cublasLtMatmulAlgo_t
+	heuristicResults  = 1
+	statusUnsupported = 15
+)
+
+// statuses are the library's codes in words.
+var statuses = map[int]string{
+	1: "not initialised", 3: "allocation failed", 7: "invalid value", 8: "architecture mismatch", 11: "mapping error",
+	13: "execution failed", 14: "internal error", statusUnsupported: "not supported", 16: "licence error",
+}
+
+// API is the open library.
+type API struct {
+	Path  string
+	addrs [numFunctions]uintptr
+}
+
+// Open finds it.
+func Open() (*API, error) {
+	lib, err := library.Open(&Wanted, functions[:])
+	if err != nil {
+		return nil, err
+	}
+	a := &API{Path: lib.Path}
+	copy(a.addrs[:], lib.Addrs)
+	return a, nil
+}
+
+// Version is the library's, such as 12.4.5.
+func (a *API) Version() string {
+	v, _, _ := purego.SyscallN(a.addrs[fnGetVersion])
+	n := int(v)
+	if n >= 100000 { // from 11.4 on, a digit more for the minor
+		return fmt.Sprintf("%d.%d.%d", n/10000, n/100%100, n%100)
+	}
+	return fmt.Sprintf("%d.%d.%d", n/1000, n/100%10, n%100)
+}
+
+// Error is a call that failed.
+type Error struct {
+	Call string
+	Code int
+}
+
+func (e *Error) Error() string {
+	text := statuses[e.Code]
+	if text == "" {
+		text = "unknown error"
+	}
+	return fmt.Sprintf("%s: %s (code %d)", e.Call, text, e.Code)
+}
+
+// call makes a call and turns its code into an error.
+//
+//go:uintptrescapes
+func (a *API) call(f function, args ...uintptr) error {
+	r, _, _ := purego.SyscallN(a.addrs[f], args...)
+	if code := int32(r); code != 0 {
+		return &Error{Call: functions[f].Name, Code: int(code)}
+	}
+	return nil
+}
+
+// Handle is the library's state for the context that is current where it is made.
+type Handle struct {
+	api    *API
+	handle uintptr
+}
+
+// NewHandle makes one.
+func (a *API) NewHandle() (*Handle, error) {
+	h := &Handle{api: a}
+	return h, a.call(fnCreate, uintptr(unsafe.Pointer(&h.handle)))
+}
+
+// Close frees it.
+func (h *Handle) Close() error { return h.api.call(fnDestroy, h.handle) }
+
+// Shape is a product c[m,n] = op(a) op(b) of row-major matrices, plus a bias for each column or plus what c holds.
+type Shape struct {
+	M, N, K        int64
+	TransA, TransB bool // a is stored [k,m], b is stored [n,k]
+	In, Out        DType
+	Accumulate     bool
+	Bias           bool // in the type of the inputs
+}
+
+// Product is a product on certain addresses and a stream, ready to be made again and again without allocating.
+type Product struct {
+	handle  *Handle
+	objects []object
+	scale   [2]float32 // alpha and beta
+	algo    [algorithmWords]uint64
+	args    []uintptr
+}
+
+// Choices remembers algorithms by what they depend on. It may be shared by the products of one card.
+type Choices map[choice][algorithmWords]uint64
+
+type choice struct {
+	shape     Shape
+	alignment [4]uint32 // in bytes, of the library's a, b, c and d
+	workspace int64
+}
+
+// choiceOf is a product's key. Views start anywhere in an arena: an algorithm may count on no more alignment than there is.
+func choiceOf(s Shape, o Operands) choice {
+	c := choice{shape: s, workspace: o.WorkspaceBytes}
+	for i, at := range [...]uintptr{o.B, o.A, o.C, o.C} {
+		c.alignment[i] = 256
+		if low := uint32(at & -at); low != 0 && low < 256 {
+			c.alignment[i] = low
+		}
+	}
+	return c
+}
+
+// object is something that the library made for us.
+type object struct {
+	destroy function
+	at      uintptr
+}
+
+// Operands are the addresses of a product, in device memory.
+type Operands struct {
+	C, A, B, Bias  uintptr
+	Workspace      uintptr
+	WorkspaceBytes int64
+	Stream         uintptr
+}
+
+// heuristic is cublasLtMatmulHeuristicResult_t.
+type heuristic struct {
+	algo      [algorithmWords]uint64
+	workspace uint64
+	state     int32
+	waves     float32
+	reserved  [4]int32
+}
+
+// Prepare sets a product up and asks for an algorithm unless choices has one. The library stores by columns: it sees
+// every matrix of ours transposed, so it is asked for c' = op(b)' op(a)', which needs no copy.
+func (h *Handle) Prepare(s Shape, o Operands, choices Choices) (*Product, error) {
+	p := &Product{handle: h, scale: [2]float32{1, 0}}
+	if s.Accumulate {
+		p.scale[1] = 1
+	}
+	if err := p.prepare(s, o, choices); err != nil {
+		p.Close()
+		return nil, fmt.Errorf("product of [%d,%d] and [%d,%d]: %w", s.M, s.K, s.K, s.N, err)
+	}
+	return p, nil
+}
+
+func (p *Product) prepare(s Shape, o Operands, choices Choices) error {
+	desc, err := p.describe(s, o)
+	if err != nil {
+		return err
+	}
+	// Layouts of the transposed matrices: rows, columns and leading dimension as the library counts them.
+	first, err := p.layout(s.In, s.N, s.K, s.TransB)
+	if err != nil {
+		return err
+	}
+	second, err := p.layout(s.In, s.K, s.M, s.TransA)
+	if err != nil {
+		return err
+	}
+	out, err := p.layout(s.Out, s.N, s.M, false)
+	if err != nil {
+		return err
+	}
+	key := choiceOf(s, o)
+	if algo, ok := choices[key]; ok {
+		p.algo = algo
+	} else {
+		if err := p.choose(desc, first, second, out, key); err != nil {
+			return err
+		}
+		choices[key] = p.algo
+	}
+	p.args = []uintptr{
+		p.handle.handle, desc, uintptr(unsafe.Pointer(&p.scale[0])), o.B, first, o.A, second,
+		uintptr(unsafe.Pointer(&p.scale[1])), o.C, out, o.C, out, uintptr(unsafe.Pointer(&p.algo)),
+		o.Workspace, uintptr(o.WorkspaceBytes), o.Stream,
+	}
+	return nil
+}
+
+// make asks the library for an object, which Close gives back.
+func (p *Product) made(destroy function, at uintptr, err error) (uintptr, error) {
+	if err == nil {
+		p.objects = append(p.objects, object{destroy, at})
+	}
+	return at, err
+}
+
+func (p *Product) describe(s Shape, o Operands) (uintptr, error) {
+	a := p.handle.api
+	var at uintptr
+	err := a.call(fnMatmulDescCreate, uintptr(unsafe.Pointer(&at)), computeF32, uintptr(F32))
+	desc, err := p.made(fnMatmulDescDestroy, at, err)
+	if err != nil {
+		return 0, err
+	}
+	set := func(attribute int, value int32) {
+		if err == nil {
+			err = a.call(fnMatmulDescSetAttribute, desc, uintptr(attribute), uintptr(unsafe.Pointer(&value)), unsafe.Sizeof(value))
+		}
+	}
+	if s.TransB {
+		set(descTransA, opTranspose)
+	}
+	if s.TransA {
+		set(descTransB, opTranspose)
+	}
+	if s.Bias && err == nil {
+		set(descEpilogue, epilogueBias)
+		if s.In != s.Out { // older releases know no other type than the result's
+			set(descBiasType, int32(s.In))
+		}
+		bias := uint64(o.Bias)
+		if err == nil {
+			err = a.call(fnMatmulDescSetAttribute, desc, descBiasPointer, uintptr(unsafe.Pointer(&bias)), unsafe.Sizeof(bias))
+		}
+	}
+	return desc, err
+}
+
+// layout describes a matrix that, once transposed where it is stored so, has these rows and columns.
+func (p *Product) layout(t DType, rows, cols int64, transposed bool) (uintptr, error) {
+	if transposed {
+		rows, cols = cols, rows
+	}
+	var at uintptr
+	err := p.handle.api.call(fnLayoutCreate, uintptr(unsafe.Pointer(&at)), uintptr(t), uintptr(rows), uintptr(cols), uintptr(rows))
+	return p.made(fnLayoutDestroy, at, err)
+}
+
+// choose takes the first algorithm that the library proposes.
+func (p *Product) choose(desc, first, second, out uintptr, c choice) error {
+	a := p.handle.api
+	var preference uintptr
+	if err := a.call(fnPreferenceCreate, uintptr(unsafe.Pointer(&preference))); err != nil {
+		return err
+	}
+	defer a.call(fnPreferenceDestroy, preference) // nothing depends on it any more
+	limit := uint64(c.workspace)
+	if err := a.call(fnPreferenceSetAttribute, preference, preferWorkspace, uintptr(unsafe.Pointer(&limit)), unsafe.Sizeof(limit)); err != nil {
+		return err
+	}
+	for i := range c.alignment {
+		if err := a.call(fnPreferenceSetAttribute, preference, uintptr(preferAlignment+i), uintptr(unsafe.Pointer(&c.alignment[i])), 4); err != nil {
+			return err
+		}
+	}
+	var result heuristic
+	var found int32
+	err := a.call(fnHeuristic, p.handle.handle, desc, first, second, out, out, preference, heuristicResults,
+		uintptr(unsafe.Pointer(&result)), uintptr(unsafe.Pointer(&found)))
+	if err == nil && (found == 0 || result.state != 0) {
+		err = &Error{Call: functions[fnHeuristic].Name, Code: statusUnsupported}
+	}
+	p.algo = result.algo
+	return err
+}
+
+// Make makes the product on its stream.
+func (p *Product) Make() error {
+	r, _, _ := purego.SyscallN(p.handle.api.addrs[fnMatmul], p.args...)
+	if code := int32(r); code != 0 {
+		return &Error{Call: functions[fnMatmul].Name, Code: int(code)}
+	}
+	return nil
+}
+
+// Close frees what was set up.
+func (p *Product) Close() error {
+	var first error
+	for _, o := range p.objects {
+		if err := p.handle.api.call(o.destroy, o.at); err != nil && first == nil {
+			first = err
+		}
+	}
+	p.objects = nil
+	return first
+}

@@ -1,0 +1,247 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Handles. A Ptr is an address of device memory, or of host memory where unified addressing takes both.
+type (
+	Device  int32
+	Context uintptr
+	Stream  uintptr
+	Event   uintptr
+	Module  uintptr
+	Func    uintptr
+	Ptr     uintptr
+)
+
+// Attributes of devices and functions.
+const (
+	AttrMultiprocessors      = 16
+	AttrCapabilityMajor      = 75
+	AttrCapabilityMinor      = 76
+	AttrSharedPerBlockOptin  = 97
+	funcMaxDynamicSharedSize = 8
+)
+
+const (
+	streamNonBlocking    = 1
+	eventDisableTiming   = 2
+	hostRegisterPortable = 1
+)
+
+// Version is that of CUDA which the driver supports, such as 12.4.
+func (a *API) Version() (string, error) {
+	var v int32
+	err := a.call(fnDriverGetVersion, uintptr(unsafe.Pointer(&v)))
+	return fmt.Sprintf("%d.%d", v/1000, v%1000/10), err
+}
+
+// Devices lists the GPUs.
+func (a *API) Devices() ([]Device, error) {
+	var n int32
+	if err := a.call(fnDeviceGetCount, uintptr(unsafe.Pointer(&n))); err != nil {
+		return nil, err
+	}
+	out := make([]Device, n)
+	for i := range out {
+		if err := a.call(fnDeviceGet, uintptr(unsafe.Pointer(&out[i])), uintptr(i)); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// Name is what the vendor calls a GPU.
+func (a *API) Name(d Device) (string, error) {
+	buffer := make([]byte, 256)
+	err := a.call(fnDeviceGetName, uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)-1), uintptr(d))
+	return unix.ByteSliceToString(buffer), err
+}
+
+// PCIBus is where a GPU is plugged in, such as 0000:3b:00.0.
+func (a *API) PCIBus(d Device) (string, error) {
+	buffer := make([]byte, 64)
+	err := a.call(fnDeviceGetPCIBusID, uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)-1), uintptr(d))
+	return unix.ByteSliceToString(buffer), err
+}
+
+// Attribute is a figure of a GPU.
+func (a *API) Attribute(attribute int, d Device) (int, error) {
+	var v int32
+	err := a.call(fnDeviceGetAttribute, uintptr(unsafe.Pointer(&v)), uintptr(attribute), uintptr(d))
+	return int(v), err
+}
+
+// TotalMem is a GPU's memory in bytes.
+func (a *API) TotalMem(d Device) (int64, error) {
+	var n uint64
+	err := a.call(fnDeviceTotalMem, uintptr(unsafe.Pointer(&n)), uintptr(d))
+	return int64(n), err
+}
+
+// Retain returns the primary context of a GPU, which all users of the process share.
+func (a *API) Retain(d Device) (c Context, err error) {
+	err = a.call(fnPrimaryCtxRetain, uintptr(unsafe.Pointer(&c)), uintptr(d))
+	return c, err
+}
+
+// Release gives it back.
+func (a *API) Release(d Device) error { return a.call(fnPrimaryCtxRelease, uintptr(d)) }
+
+// SetCurrent makes a context that of the calling thread; 0 takes away what it has.
+func (a *API) SetCurrent(c Context) error { return a.call(fnCtxSetCurrent, uintptr(c)) }
+
+// EnablePeer lets the current context reach the memory of another; that it could do so already is no error.
+func (a *API) EnablePeer(c Context) error {
+	err := a.call(fnCtxEnablePeerAccess, uintptr(c), 0)
+	if e := (*Error)(nil); errors.As(err, &e) && e.Code == alreadyEnabled {
+		return nil
+	}
+	return err
+}
+
+// MemInfo is free and total memory of the current context's GPU.
+func (a *API) MemInfo() (free, total int64, err error) {
+	var f, t uint64
+	err = a.call(fnMemGetInfo, uintptr(unsafe.Pointer(&f)), uintptr(unsafe.Pointer(&t)))
+	return int64(f), int64(t), err
+}
+
+// Alloc allocates device memory.
+func (a *API) Alloc(bytes int64) (p Ptr, err error) {
+	err = a.call(fnMemAlloc, uintptr(unsafe.Pointer(&p)), uintptr(bytes))
+	return p, err
+}
+
+// Free frees it.
+func (a *API) Free(p Ptr) error { return a.call(fnMemFree, uintptr(p)) }
+
+// Register pins host memory, which must not be Go's, for every context.
+func (a *API) Register(memory []byte) error {
+	return a.call(fnMemHostRegister, uintptr(unsafe.Pointer(&memory[0])), uintptr(len(memory)), hostRegisterPortable)
+}
+
+// Unregister undoes it.
+func (a *API) Unregister(memory []byte) error {
+	return a.call(fnMemHostUnregister, uintptr(unsafe.Pointer(&memory[0])))
+}
+
+// ToDevice and ToHost copy and wait.
+func (a *API) ToDevice(to Ptr, from []byte) error {
+	return a.call(fnMemcpyHtoD, uintptr(to), uintptr(unsafe.Pointer(&from[0])), uintptr(len(from)))
+}
+
+// ToHost is the opposite of ToDevice.
+func (a *API) ToHost(to []byte, from Ptr) error {
+	return a.call(fnMemcpyDtoH, uintptr(unsafe.Pointer(&to[0])), uintptr(from), uintptr(len(to)))
+}
+
+// NewStream makes a stream that does not wait for the default one.
+func (a *API) NewStream() (s Stream, err error) {
+	err = a.call(fnStreamCreate, uintptr(unsafe.Pointer(&s)), streamNonBlocking)
+	return s, err
+}
+
+// DestroyStream destroys one.
+func (a *API) DestroyStream(s Stream) error { return a.call(fnStreamDestroy, uintptr(s)) }
+
+// Synchronize waits until a stream has done all that was issued to it.
+func (a *API) Synchronize(s Stream) error { return a.call(fnStreamSynchronize, uintptr(s)) }
+
+// Done asks whether it has.
+func (a *API) Done(s Stream) (bool, error) {
+	err := a.call(fnStreamQuery, uintptr(s))
+	if e := (*Error)(nil); errors.As(err, &e) && e.Code == NotReady {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// NewEvent makes an event; only one that is timed has a time.
+func (a *API) NewEvent(timed bool) (e Event, err error) {
+	flags := uintptr(eventDisableTiming)
+	if timed {
+		flags = 0
+	}
+	err = a.call(fnEventCreate, uintptr(unsafe.Pointer(&e)), flags)
+	return e, err
+}
+
+// DestroyEvent destroys one.
+func (a *API) DestroyEvent(e Event) error { return a.call(fnEventDestroy, uintptr(e)) }
+
+// ElapsedMillis is the time between two recorded events.
+func (a *API) ElapsedMillis(from, to Event) (ms float32, err error) {
+	err = a.call(fnEventElapsedTime, uintptr(unsafe.Pointer(&ms)), uintptr(from), uintptr(to))
+	return ms, err
+}
+
+// LoadModule loads a cubin or PTX into the current context.
+func (a *API) LoadModule(image []byte) (m Module, err error) {
+	image = append(image, 0) // PTX is a C string
+	err = a.call(fnModuleLoadData, uintptr(unsafe.Pointer(&m)), uintptr(unsafe.Pointer(&image[0])))
+	return m, err
+}
+
+// UnloadModule unloads one.
+func (a *API) UnloadModule(m Module) error { return a.call(fnModuleUnload, uintptr(m)) }
+
+// Function finds a kernel.
+func (a *API) Function(m Module, name string) (f Func, err error) {
+	text := append([]byte(name), 0)
+	if err := a.call(fnModuleGetFunction, uintptr(unsafe.Pointer(&f)), uintptr(m), uintptr(unsafe.Pointer(&text[0]))); err != nil {
+		return 0, fmt.Errorf("kernel %s: %w", name, err)
+	}
+	return f, nil
+}
+
+// AllowShared raises a kernel's limit of dynamic shared memory, which is 48 KiB for those that do not ask.
+func (a *API) AllowShared(f Func, bytes int) error {
+	return a.call(fnFuncSetAttribute, uintptr(f), funcMaxDynamicSharedSize, uintptr(bytes))
+}
+
+// Launch is where and how wide a kernel runs.
+type Launch struct {
+	Func   Func
+	Grid   [3]int
+	Block  [3]int
+	Shared int // bytes of dynamic shared memory
+	Stream Stream
+}
+
+// Launch prepares a launch. Each argument is the bytes of its value, as the kernel declares it.
+func (a *API) Launch(l Launch, arguments ...[]byte) Call {
+	values := make([][]byte, len(arguments))
+	params := make([]uintptr, max(len(arguments), 1))
+	for i, value := range arguments {
+		aligned := make([]uint64, (len(value)+7)/8+1)
+		values[i] = unsafe.Slice((*byte)(unsafe.Pointer(&aligned[0])), len(value))
+		copy(values[i], value)
+		params[i] = uintptr(unsafe.Pointer(&aligned[0]))
+	}
+	return Call{api: a, f: fnLaunchKernel, keep: [2]any{values, params}, args: []uintptr{
+		uintptr(l.Func), uintptr(l.Grid[0]), uintptr(l.Grid[1]), uintptr(l.Grid[2]),
+		uintptr(l.Block[0]), uintptr(l.Block[1]), uintptr(l.Block[2]),
+		uintptr(l.Shared), uintptr(l.Stream), uintptr(unsafe.Pointer(&params[0])), 0,
+	}}
+}
+
+// Copy prepares a copy between any two places, on a stream.
+func (a *API) Copy(to, from Ptr, bytes int64, s Stream) Call {
+	return Call{api: a, f: fnMemcpyAsync, args: []uintptr{uintptr(to), uintptr(from), uintptr(bytes), uintptr(s)}}
+}
+
+// Record prepares the recording of an event on a stream.
+func (a *API) Record(e Event, s Stream) Call {
+	return Call{api: a, f: fnEventRecord, args: []uintptr{uintptr(e), uintptr(s)}}
+}
+
+// Wait prepares a stream's wait for what an event has recorded last.
+func (a *API) Wait(s Stream, e Event) Call {
+	return Call{api: a, f: fnStreamWaitEvent, args: []uintptr{uintptr(s), uintptr(e), 0}}
+}

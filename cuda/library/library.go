@@ -1,0 +1,90 @@
+// Package library finds NVIDIA's shared libraries at run time and looks their functions up, so that building needs no
+// toolkit and a machine without a GPU is told what is missing and how to get it.
+//
+//	library.go  Open: one library, its functions by a table
+//	search.go   where libraries may be, in what order
+//
+// The package knows no library by name: each binding says under what names its own may be installed.
+package library
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/ebitengine/purego"
+)
+
+// Wanted describes a library: under what names it may be there, and what to tell a user who has none.
+type Wanted struct {
+	Name  string   // for messages
+	Files []string // file names, preferred ones first
+	Wheel string   // folder of NVIDIA's Python packages that holds it: nvidia/WHEEL/lib; empty: it is in none
+	Get   string   // how to get it, a sentence
+}
+
+// Function is one entry of a binding's table.
+type Function struct {
+	Name     string
+	Optional bool // newer than the oldest release that will do
+}
+
+// Library is an open library. It is never closed: its threads may outlive any use of it.
+type Library struct {
+	Wanted *Wanted
+	Path   string // as it was opened: a file's path, or a name that the loader found
+	Addrs  []uintptr
+}
+
+// MissingError says that a library was not found, or that none of those found would do.
+type MissingError struct {
+	Wanted *Wanted
+	Tried  []string // a line each
+}
+
+func (e *MissingError) Error() string {
+	text := e.Wanted.Name + " is missing"
+	if len(e.Tried) > 0 {
+		text += " (" + e.Tried[0] + ")"
+	}
+	return text + ": " + e.Wanted.Get
+}
+
+// Open opens the first library that is there and has all functions that are not optional. The address of an optional
+// one that it lacks is 0.
+func Open(w *Wanted, functions []Function) (*Library, error) {
+	missing := &MissingError{Wanted: w}
+	for _, path := range Candidates(w) {
+		handle, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+		if err != nil {
+			missing.Tried = append(missing.Tried, firstLine(err))
+			continue
+		}
+		addrs, err := lookup(handle, functions)
+		if err != nil {
+			missing.Tried = append(missing.Tried, fmt.Sprintf("%s is too old: %v", path, err))
+			continue
+		}
+		return &Library{Wanted: w, Path: path, Addrs: addrs}, nil
+	}
+	return nil, missing
+}
+
+func lookup(handle uintptr, functions []Function) ([]uintptr, error) {
+	addrs := make([]uintptr, len(functions))
+	for i, f := range functions {
+		addr, err := purego.Dlsym(handle, f.Name)
+		if err != nil && !f.Optional {
+			return nil, errors.New("it has no " + f.Name)
+		}
+		if err == nil {
+			addrs[i] = addr
+		}
+	}
+	return addrs, nil
+}
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}

@@ -1,0 +1,88 @@
+package library
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// PathVariable names folders to look in first, separated by colons.
+const PathVariable = "SPPO_CUDA_PATH"
+
+// Order says in words where Candidates looks, for documentation and messages.
+const Order = PathVariable + ", the loader's path, toolkit folders ($CUDA_HOME, $CUDA_PATH, /usr/local/cuda*, /opt/cuda), " +
+	"NVIDIA's Python packages ($VIRTUAL_ENV, $CONDA_PREFIX, the user's and the system's)"
+
+// toolkits and pythons are patterns of folders; variables are expanded, and what is not set is left out.
+var (
+	toolkits = []string{"$CUDA_HOME", "$CUDA_PATH", "/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda"}
+	inside   = []string{"lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"}
+	pythons  = []string{
+		"$VIRTUAL_ENV/lib/python3*/site-packages", "$CONDA_PREFIX/lib/python3*/site-packages",
+		"$HOME/.local/lib/python3*/site-packages",
+		"/usr/local/lib/python3*/*-packages", "/usr/lib/python3*/*-packages", "/opt/*/lib/python3*/site-packages",
+	}
+)
+
+// Candidates lists what to try to open, in order. Files that are in no folder of the search stand there by their bare
+// name, which the loader looks up on its own path.
+func Candidates(w *Wanted) []string {
+	var out []string
+	add := func(folder string) {
+		for _, file := range w.Files {
+			if path := filepath.Join(folder, file); exists(path) && !slices.Contains(out, path) {
+				out = append(out, path)
+			}
+		}
+	}
+	for _, folder := range filepath.SplitList(os.Getenv(PathVariable)) {
+		add(folder)
+		for _, sub := range inside {
+			add(filepath.Join(folder, sub))
+		}
+		if w.Wheel != "" {
+			add(filepath.Join(folder, w.Wheel, "lib"))
+		}
+	}
+	out = append(out, w.Files...)
+	for _, folder := range expand(toolkits) {
+		for _, sub := range inside {
+			add(filepath.Join(folder, sub))
+		}
+	}
+	if w.Wheel != "" {
+		for _, folder := range expand(pythons) {
+			add(filepath.Join(folder, "nvidia", w.Wheel, "lib"))
+			for _, newer := range expand([]string{filepath.Join(folder, "nvidia", "cu1*", "lib")}) {
+				add(newer) // from CUDA 13 on, one folder holds the libraries of all packages
+			}
+		}
+	}
+	return out
+}
+
+// expand finds the folders of patterns, newest version first.
+func expand(patterns []string) []string {
+	var out []string
+	for _, pattern := range patterns {
+		unset := false
+		pattern = os.Expand(pattern, func(name string) string {
+			value := os.Getenv(name)
+			unset = unset || value == ""
+			return value
+		})
+		if unset {
+			continue
+		}
+		matches, _ := filepath.Glob(pattern) // only a bad pattern is an error, and ours are not
+		slices.SortFunc(matches, func(a, b string) int { return strings.Compare(b, a) })
+		out = append(out, matches...)
+	}
+	return out
+}
+
+func exists(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && !info.IsDir()
+}

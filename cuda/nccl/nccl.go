@@ -1,0 +1,286 @@
+// Package nccl binds NVIDIA's collectives: communicators that never block the host, messages and collectives on
+// streams, errors that are polled, and abort.
+//
+// It does not know how ranks learn each other's ID, nor which communicators a program needs.
+package nccl
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"sppo/cuda/library"
+)
+
+// Wanted says where the library may be found.
+var Wanted = library.Wanted{
+	Name:  "NVIDIA's collectives (libnccl)",
+	Files: []string{"libnccl.so.2", "libnccl.so"},
+	Wheel: "nccl",
+	Get:   "pip install nvidia-nccl-cu12, or install the package libnccl2; release 2.18 or later",
+}
+
+type function int
+
+// The functions, in the order of the table below.
+const (
+	fnGetVersion function = iota
+	fnGetErrorString
+	fnGetLastError
+	fnGetUniqueID
+	fnCommInitRankConfig
+	fnCommGetAsyncError
+	fnCommFinalize
+	fnCommDestroy
+	fnCommAbort
+	fnGroupStart
+	fnGroupEnd
+	fnSend
+	fnRecv
+	fnAllGather
+	fnReduceScatter
+	fnAllReduce
+	numFunctions
+)
+
+var functions = [numFunctions]library.Function{
+	fnGetVersion:         {Name: "ncclGetVersion"},
+	fnGetErrorString:     {Name: "ncclGetErrorString"},
+	fnGetLastError:       {Name: "ncclGetLastError"},
+	fnGetUniqueID:        {Name: "ncclGetUniqueId"},
+	fnCommInitRankConfig: {Name: "ncclCommInitRankConfig"},
+	fnCommGetAsyncError:  {Name: "ncclCommGetAsyncError"},
+	fnCommFinalize:       {Name: "ncclCommFinalize"},
+	fnCommDestroy:        {Name: "ncclCommDestroy"},
+	fnCommAbort:          {Name: "ncclCommAbort"},
+	fnGroupStart:         {Name: "ncclGroupStart"},
+	fnGroupEnd:           {Name: "ncclGroupEnd"},
+	fnSend:               {Name: "ncclSend"},
+	fnRecv:               {Name: "ncclRecv"},
+	fnAllGather:          {Name: "ncclAllGather"},
+	fnReduceScatter:      {Name: "ncclReduceScatter"},
+	fnAllReduce:          {Name: "ncclAllReduce"},
+}
+
+// DType is how elements are stored.
+type DType int
+
+// Types.
+const (
+	Int8 DType = 0
+	F32  DType = 7
+	BF16 DType = 9
+)
+
+const (
+	sum        = 0
+	inProgress = 7
+)
+
+// oldest is the release whose configuration we fill in and whose calls we make; newer ones take it as it is.
+const oldest = 21800
+
+// API is the open library.
+type API struct {
+	Path  string
+	addrs [numFunctions]uintptr
+}
+
+// Open finds it, and refuses what is too old.
+func Open() (*API, error) {
+	lib, err := library.Open(&Wanted, functions[:])
+	if err != nil {
+		return nil, err
+	}
+	a := &API{Path: lib.Path}
+	copy(a.addrs[:], lib.Addrs)
+	version, err := a.number()
+	if err == nil && version < oldest {
+		err = fmt.Errorf("%s is release %s: %s", a.Path, release(version), Wanted.Get)
+	}
+	return a, err
+}
+
+func (a *API) number() (int, error) {
+	var v int32
+	err := a.call(fnGetVersion, 0, uintptr(unsafe.Pointer(&v)))
+	return int(v), err
+}
+
+// Version is the library's release, such as 2.21.5.
+func (a *API) Version() (string, error) {
+	v, err := a.number()
+	return release(v), err
+}
+
+func release(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v%10000/100, v%100) }
+
+// Error is a call that failed.
+type Error struct {
+	Call string
+	Code int
+	Text string
+	Last string // what the library last had to say
+}
+
+func (e *Error) Error() string {
+	text := fmt.Sprintf("%s: %s (code %d)", e.Call, e.Text, e.Code)
+	if e.Last != "" {
+		text += ": " + e.Last
+	}
+	return text
+}
+
+// call makes a call and turns its code into an error. A communicator, where there is one, is asked for details.
+//
+//go:uintptrescapes
+func (a *API) call(f function, comm uintptr, args ...uintptr) error {
+	r, _, _ := purego.SyscallN(a.addrs[f], args...)
+	return a.check(f, comm, int32(r))
+}
+
+func (a *API) check(f function, comm uintptr, code int32) error {
+	if code == 0 || code == inProgress {
+		return nil // progress is what Poll tells
+	}
+	text, _, _ := purego.SyscallN(a.addrs[fnGetErrorString], uintptr(code))
+	last, _, _ := purego.SyscallN(a.addrs[fnGetLastError], comm)
+	return &Error{Call: functions[f].Name, Code: int(code), Text: library.String(text), Last: library.String(last)}
+}
+
+// ID is what the members of a communicator agree on. It serves one initialisation.
+type ID [128]byte
+
+// NewID makes one; the process that does must be that of a member.
+func (a *API) NewID() (id ID, err error) {
+	err = a.call(fnGetUniqueID, 0, uintptr(unsafe.Pointer(&id)))
+	return id, err
+}
+
+// config is ncclConfig_t of release 2.18. Newer libraries read as much as its size says, and take the rest to be unset.
+type config struct {
+	size       uint64
+	magic      uint32
+	version    uint32
+	blocking   int32
+	cgaCluster int32
+	minCTAs    int32
+	maxCTAs    int32
+	netName    uintptr
+	splitShare int32
+}
+
+const (
+	configSize  = 44
+	configMagic = 0xcafebeef
+	unset       = math.MinInt32
+)
+
+// Comm is one rank's side of a communicator. Its calls are for the thread whose current context is the rank's GPU; only
+// Abort may come from any, and nothing may come after it.
+type Comm struct {
+	api    *API
+	handle uintptr
+}
+
+// Init begins to join a communicator and returns at once; Settle waits for it.
+func (a *API) Init(ranks int, id ID, rank int) (*Comm, error) {
+	cfg := config{
+		size: configSize, magic: configMagic, version: oldest, blocking: 0,
+		cgaCluster: unset, minCTAs: unset, maxCTAs: unset, splitShare: unset,
+	}
+	c := &Comm{api: a}
+	return c, a.init(&c.handle, ranks, id, rank, &cfg)
+}
+
+// init passes the ID by value. On amd64 what is too large for registers lies on the stack, behind the arguments that
+// fill the six registers; elsewhere it goes by its address.
+func (a *API) init(handle *uintptr, ranks int, id ID, rank int, cfg *config) error {
+	if runtime.GOARCH != "amd64" {
+		return a.call(fnCommInitRankConfig, 0, uintptr(unsafe.Pointer(handle)), uintptr(ranks),
+			uintptr(unsafe.Pointer(&id)), uintptr(rank), uintptr(unsafe.Pointer(cfg)))
+	}
+	var w [16]uintptr
+	for i := range w {
+		w[i] = uintptr(binary.LittleEndian.Uint64(id[8*i:]))
+	}
+	return a.call(fnCommInitRankConfig, 0, uintptr(unsafe.Pointer(handle)), uintptr(ranks), uintptr(rank),
+		uintptr(unsafe.Pointer(cfg)), 0, 0,
+		w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14], w[15])
+}
+
+// Poll says whether all that was asked of a communicator has been accepted, or what went wrong since.
+func (c *Comm) Poll() (settled bool, err error) {
+	var state int32
+	if err := c.api.call(fnCommGetAsyncError, c.handle, c.handle, uintptr(unsafe.Pointer(&state))); err != nil {
+		return false, err
+	}
+	return state != inProgress, c.api.check(fnCommGetAsyncError, c.handle, state)
+}
+
+// Settle polls until a communicator has accepted what it was asked for; stop ends the wait with its error.
+func (c *Comm) Settle(stop func() error) error {
+	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		settled, err := c.Poll()
+		if settled || err != nil {
+			return err
+		}
+		if err := stop(); err != nil {
+			return err
+		}
+		time.Sleep(pause)
+	}
+}
+
+// Abort ends a communicator at once, with whatever it has under way. It is the only way to end one after an error.
+func (c *Comm) Abort() error { return c.api.call(fnCommAbort, 0, c.handle) }
+
+// Destroy ends a communicator that has done all it was asked for.
+func (c *Comm) Destroy(stop func() error) error {
+	if err := c.api.call(fnCommFinalize, c.handle, c.handle); err != nil {
+		return err
+	}
+	if err := c.Settle(stop); err != nil {
+		return err
+	}
+	return c.api.call(fnCommDestroy, 0, c.handle)
+}
+
+// Group makes what f asks for one operation. The thread must not change meanwhile: groups belong to threads.
+func (a *API) Group(f func() error) error {
+	if err := a.call(fnGroupStart, 0); err != nil {
+		return err
+	}
+	return errors.Join(f(), a.call(fnGroupEnd, 0))
+}
+
+// Send and Recv move elements between two members; addresses are of device memory.
+func (c *Comm) Send(x uintptr, count int64, t DType, peer int, stream uintptr) error {
+	return c.api.call(fnSend, c.handle, x, uintptr(count), uintptr(t), uintptr(peer), c.handle, stream)
+}
+
+// Recv is the opposite of Send.
+func (c *Comm) Recv(y uintptr, count int64, t DType, peer int, stream uintptr) error {
+	return c.api.call(fnRecv, c.handle, y, uintptr(count), uintptr(t), uintptr(peer), c.handle, stream)
+}
+
+// AllGather brings count elements of each member to all.
+func (c *Comm) AllGather(y, x uintptr, count int64, t DType, stream uintptr) error {
+	return c.api.call(fnAllGather, c.handle, x, y, uintptr(count), uintptr(t), c.handle, stream)
+}
+
+// ReduceScatter gives each member count elements of the sum.
+func (c *Comm) ReduceScatter(y, x uintptr, count int64, t DType, stream uintptr) error {
+	return c.api.call(fnReduceScatter, c.handle, x, y, uintptr(count), uintptr(t), sum, c.handle, stream)
+}
+
+// AllReduce replaces every member's elements by their sum.
+func (c *Comm) AllReduce(x uintptr, count int64, t DType, stream uintptr) error {
+	return c.api.call(fnAllReduce, c.handle, x, x, uintptr(count), uintptr(t), sum, c.handle, stream)
+}
