@@ -16,6 +16,7 @@ type Case struct {
 	VirtualStages             int    // 0 stands for 1
 	Strategy                  string // sppo | terapipe | gpipe | 1f1b | seq1f1b
 	SPMode                    string // megatron | ulysses
+	Zero                      string // 0 | 1
 	Partition                 string // flops | length | list
 	Offload                   string // none | full | 0.5 | adaptive | list
 	Recompute                 string // none | selective | keep_attention | full
@@ -48,13 +49,14 @@ const (
 // plain is the model of a case on one rank, in one piece, with nothing offloaded: what every schedule is held against.
 func (c Case) plain() Case {
 	c.PP, c.SP, c.DP, c.N, c.Microbatch, c.VirtualStages = 1, 1, 1, 1, 1, 1
-	c.Strategy, c.SPMode, c.Partition, c.Offload, c.Recompute = "sppo", "megatron", "flops", "none", "none"
+	c.Strategy, c.SPMode, c.Zero, c.Partition, c.Offload, c.Recompute = "sppo", "megatron", "0", "flops", "none", "none"
 	return c
 }
 
-// unpiped is the case on one stage with nothing offloaded or computed again: equal to the last bit by E1 and E2.
+// unpiped is the case on one stage with nothing offloaded, computed again or divided among replicas: equal to the last
+// bit by E1 and E2.
 func (c Case) unpiped() Case {
-	c.PP, c.VirtualStages, c.Offload, c.Recompute = 1, 1, "none", "none"
+	c.PP, c.VirtualStages, c.Zero, c.Offload, c.Recompute = 1, 1, "0", "none", "none"
 	return c
 }
 
@@ -139,6 +141,7 @@ schedule tiny {
   sp = %d
   sp_mode = %s
   dp = %d
+  zero = %s
   microbatch = %d
   virtual_stages = %d
   strategy = %s
@@ -150,7 +153,7 @@ schedule tiny {
 }
 `, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, c.Vocab, c.DType, c.Tied, c.Positions, ropeTheta, normEps,
 		ranks, c.Sequence, c.Batch, c.Steps, lr, beta1, beta2, eps, weightDecay, c.warmup(), minLR, gradClip, evalBatch,
-		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, c.Microbatch, max(1, c.VirtualStages), orElse(c.Strategy, "sppo"),
+		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), c.Microbatch, max(1, c.VirtualStages), orElse(c.Strategy, "sppo"),
 		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"))
 }
 
@@ -159,7 +162,7 @@ func (c Case) String() string {
 	if c.Tied {
 		tied = "tied"
 	}
-	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
-		c.Batch, c.Microbatch, c.DP, c.PP, max(1, c.VirtualStages), c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload,
+	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
+		c.Batch, c.Microbatch, c.DP, orElse(c.Zero, "0"), c.PP, max(1, c.VirtualStages), c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload,
 		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"))
 }

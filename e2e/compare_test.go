@@ -10,6 +10,7 @@ import (
 	"sppo/ir"
 	"sppo/passes"
 	"sppo/vm"
+	"sppo/vm/sim"
 )
 
 // checkSame demands that two runs agree to the last bit in losses, norms, gradients and final weights.
@@ -154,4 +155,26 @@ func checkOrder(t testing.TB, c Case, p *ir.Program, traces []*vm.Trace) {
 		}
 		trace.Timelines = trace.Timelines[:0]
 	}
+}
+
+// checkSimulated runs a step and a validation in virtual time, where they must take the same order and the same bytes.
+func checkSimulated(t testing.TB, c Case, p *ir.Program) {
+	t.Helper()
+	ranks, err := sim.New(p, sim.Options{})
+	if err != nil {
+		t.Fatalf("%v: simulating: %v", c, err)
+	}
+	traces := make([]*vm.Trace, len(p.Ranks))
+	job := openOn(t, p, func(rank int) vm.Device {
+		traces[rank] = vm.NewTrace(ranks.Device(rank))
+		return traces[rank]
+	})
+	if err := job.Init(t.Context()); err != nil {
+		t.Fatalf("%v: simulating init: %v", c, err)
+	}
+	doSteps(t, job, 1)
+	if _, err := job.Eval(t.Context()); err != nil {
+		t.Fatalf("%v: simulating a validation: %v", c, err)
+	}
+	checkOrder(t, c, p, traces)
 }

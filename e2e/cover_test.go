@@ -27,6 +27,7 @@ var space = []setting{
 	choice("sp", func(c *Case, v int) { c.SP = v }, 1, 2, 4),
 	choice("sp_mode", func(c *Case, v string) { c.SPMode = v }, "megatron", "ulysses"),
 	choice("dp", func(c *Case, v int) { c.DP = v }, 1, 2),
+	choice("zero", func(c *Case, v string) { c.Zero = v }, "0", "1"),
 	choice("subsequences", func(c *Case, v int) { c.N = v }, 1, 3, 8),
 	choice("offload", func(c *Case, v string) { c.Offload = v }, "none", "full", "0.5", "list", "adaptive"),
 	choice("recompute", func(c *Case, v string) { c.Recompute = v }, "none", "selective", "keep_attention", "full"),

@@ -80,7 +80,8 @@ func encode(t testing.TB, p *ir.Program) []byte {
 	return b.Bytes()
 }
 
-// open loads a program on cpu devices, each traced if asked for, with a pool of that many threads.
+// open loads a program on cpu devices whose kernels share a pool of that many threads. Where traces are asked for, they
+// come one for each rank.
 func open(t testing.TB, p *ir.Program, threads int, traces *[]*vm.Trace) *vm.Job {
 	t.Helper()
 	var pool *simd.Pool
@@ -88,20 +89,20 @@ func open(t testing.TB, p *ir.Program, threads int, traces *[]*vm.Trace) *vm.Job
 		pool = simd.NewPool(threads)
 		t.Cleanup(pool.Close)
 	}
-	var mu sync.Mutex
-	if traces != nil {
-		*traces = make([]*vm.Trace, len(p.Ranks))
+	if traces == nil {
+		return openOn(t, p, func(int) vm.Device { return cpu.New(pool) })
 	}
-	job, err := vm.Open(p, func(rank int) (vm.Device, error) {
-		d := cpu.New(pool)
-		if traces == nil {
-			return d, nil
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		(*traces)[rank] = vm.NewTrace(d)
-		return (*traces)[rank], nil
-	}, vm.Options{})
+	*traces = make([]*vm.Trace, len(p.Ranks))
+	return openOn(t, p, func(rank int) vm.Device {
+		(*traces)[rank] = vm.NewTrace(cpu.New(pool))
+		return (*traces)[rank]
+	})
+}
+
+// openOn loads a program on devices that are made at once by all ranks. The job lives as long as the test.
+func openOn(t testing.TB, p *ir.Program, device func(rank int) vm.Device) *vm.Job {
+	t.Helper()
+	job, err := vm.Open(p, func(rank int) (vm.Device, error) { return device(rank), nil }, vm.Options{})
 	if err != nil {
 		t.Fatalf("opening: %v", err)
 	}
@@ -189,6 +190,7 @@ func run(t testing.TB, c Case) *Result {
 		job := open(t, p, threadsOf(c), &traces)
 		o.result = train(t, p, job, func() { checkOrder(t, c, p, traces) })
 		checkPeaks(t, c, plan, p, job)
+		checkSimulated(t, c, p)
 	})
 	if o.result == nil {
 		t.Fatalf("%v failed before", c)
