@@ -21,7 +21,8 @@ test: ## all tests
 	$(GO) test ./...
 
 race: ## the concurrent packages under the race detector; needs gcc
-	$(GO) test -race -timeout 20m ./vm/... ./codegen/... ./e2e
+	$(GO) test -race -timeout 20m ./vm/... ./codegen/...
+	$(GO) test -race -timeout 20m -run 'Schedules|Resume' ./e2e
 
 long: ## the tests that take minutes: every combination of settings
 	SPPO_LONG=1 $(GO) test -timeout 120m ./...
