@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 
 	"sppo/graph"
@@ -188,6 +189,12 @@ func (l *layout) constValue(name string, d, i, k int) int64 {
 		return int64(d * par.Microbatches * par.Microbatch)
 	case graph.ConstEvalFirst:
 		return int64(d * par.Microbatch)
+	}
+	if place, ok := l.slices[name]; ok {
+		return l.sliceRow(place, d, i, k)
+	}
+	if strings.HasPrefix(name, constFirst) {
+		return l.firstReplica(name, d, i, k)
 	}
 	var sub int
 	if n, err := fmt.Sscanf(name, constPosRow+".%d", &sub); err == nil && n == 1 {

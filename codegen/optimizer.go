@@ -38,26 +38,56 @@ func (s *stage) optimizer() {
 	}
 	s.completeGradients()
 	s.gradNorm()
-	o := s.plan.Train.Optimizer
+	sent := -1 // slice of weights that is under way while the next parameter takes its step
 	for _, p := range s.params() {
 		if p.shared != nil {
 			continue
 		}
-		s.addState(p, ir.RoleGrad, p.grad, ir.F32)
-		weightDecay := 0.0
-		if p.Decay {
-			weightDecay = o.WeightDecay
+		before := sent
+		sent = s.update(p)
+		if before >= 0 {
+			s.hold(uint32(before))
 		}
-		args := []ir.View{p.view(p.master, ir.F32), p.view(p.moment1, ir.F32), p.view(p.moment2, ir.F32), ir.Absent(),
-			p.view(p.grad, ir.F32), vector(s.stepBuf, ir.F32, 3), vector(s.norm, ir.F32, 2)}
-		if p.master != p.weight {
-			args[3] = p.view(p.weight, s.model.DType())
+	}
+	for _, p := range s.params() { // so that gradients can be read after a step
+		if p.shared == nil {
+			s.hold(p.sum.Buffer)
+		} else {
+			s.hold(p.grad)
 		}
-		s.op(ir.AdamW, ir.Compute, args, ir.Float(o.Beta1), ir.Float(o.Beta2), ir.Float(o.Eps), ir.Float(weightDecay))
 	}
-	for _, p := range s.params() {
-		s.hold(p.grad) // so that gradients can be read after a step
+}
+
+// update takes a step with what this rank has the optimizer state of, and brings divided weights to all who use them.
+// It gives the buffer that they are sent from, or -1.
+func (s *stage) update(p *param) int {
+	if p.cut.Slices() > 1 && !p.divided {
+		g := p.view(p.grad, ir.F32)
+		s.gather(p, g, p.sum)
+		p.sum = g
 	}
+	act := s.model.DType()
+	weight := p.stateView(p.master, ir.F32)
+	args := []ir.View{weight, p.stateView(p.moment1, ir.F32), p.stateView(p.moment2, ir.F32), ir.Absent(),
+		p.sum, vector(s.stepBuf, ir.F32, 3), vector(s.norm, ir.F32, 2)}
+	if act != ir.F32 {
+		weight = p.stateView(p.weight, act)
+		if p.divided {
+			weight = s.scratch(p, ".slice", p.stateRows(), act)
+		}
+		args[3] = weight
+	}
+	o, weightDecay := s.plan.Train.Optimizer, 0.0
+	if p.Decay {
+		weightDecay = o.WeightDecay
+	}
+	s.op(ir.AdamW, ir.Compute, args, ir.Float(o.Beta1), ir.Float(o.Beta2), ir.Float(o.Eps), ir.Float(weightDecay))
+	s.addState(p, ir.RoleGrad, s.stateRectangles(p, p.sum.Buffer))
+	if !p.divided {
+		return -1
+	}
+	s.gather(p, p.view(p.weight, act), weight)
+	return int(weight.Buffer)
 }
 
 // averageOverReplicas adds the shares of the loss; each replica has already divided by the tokens of all.
@@ -76,32 +106,27 @@ func (s *stage) allReduce(v ir.View, group int64) {
 func (s *stage) completeGradients() {
 	for _, p := range s.params() {
 		g := p.view(s.gradBuffer(p), ir.F32)
-		switch {
-		case p.shared != nil:
-			to := p.view(p.shared.grad, ir.F32)
-			s.op(ir.Add, ir.Compute, []ir.View{to, to, g})
-		case p.Reduce == graph.GroupNames[graph.GroupSP]:
-			s.allReduce(g, graph.GroupSP)
-		case p.Reduce == graph.GroupNames[graph.GroupKV]:
-			s.allReduce(g, graph.GroupKV)
+		if p.shared == nil {
+			s.sumOverStage(p)
+			continue
 		}
+		to := p.view(p.shared.grad, ir.F32)
+		s.op(ir.Add, ir.Compute, []ir.View{to, to, g})
 	}
 	for _, p := range s.params() {
 		if p.shared != nil {
 			continue
 		}
-		g := p.view(p.grad, ir.F32)
 		if s.plan.Model.Tied && s.plan.Parallel.PP > 1 && s.tensors[p.tensor].Name == "embed" {
-			s.allReduce(g, graph.GroupTied)
+			s.allReduce(p.sum, graph.GroupTied)
 		}
-		if s.plan.Parallel.DP > 1 {
-			s.allReduce(g, graph.GroupDP)
-		}
+		s.sumOverReplicas(p)
 	}
 }
 
 // gradNorm sums squares by tensor and part, in an order that does not depend on stages: every rank fills the slots
-// of its own tensors, the stages add their vectors (a zero changes nothing), the parts are lined up by SP rank.
+// of its own tensors, the stages add their vectors (a zero changes nothing), the parts are lined up by replica and then
+// by SP rank.
 func (s *stage) gradNorm() {
 	n := int64(len(s.tensors))
 	sums := s.allocate("norm.sums", ir.Device, ir.Bytes(n)*ir.F32.Bytes())
@@ -110,24 +135,25 @@ func (s *stage) gradNorm() {
 		if p.shared != nil {
 			continue
 		}
-		weight := ir.Float(1)
-		switch {
-		case !p.owner:
-			weight = ir.Float(0)
-		case p.Once != "":
-			weight = s.constRef(p.Once)
-		}
 		slot := vector(sums, ir.F32, 1)
 		slot.Offset = ir.Bytes(p.tensor) * ir.F32.Bytes()
-		s.op(ir.SumSq, ir.Compute, []ir.View{slot, p.view(p.grad, ir.F32)}, weight)
+		s.op(ir.SumSq, ir.Compute, []ir.View{slot, p.sum}, s.normWeight(p))
 	}
 	if s.plan.Parallel.PP > 1 {
 		s.allReduce(vector(sums, ir.F32, n), graph.GroupPP)
 	}
-	if sp := int64(s.plan.Parallel.SP); sp > 1 {
-		all := s.allocate("norm.parts", ir.Device, ir.Bytes(n*sp)*ir.F32.Bytes())
-		s.op(ir.AllGather, ir.Coll, []ir.View{vector(all, ir.F32, n*sp), vector(sums, ir.F32, n)}, ir.Int(graph.GroupSP))
-		sums, n = all, n*sp
+	for _, by := range []struct {
+		name  string
+		ranks int
+		group int64
+	}{{"norm.replicas", s.plan.Parallel.DP, graph.GroupDP}, {"norm.parts", s.plan.Parallel.SP, graph.GroupSP}} {
+		if by.ranks == 1 {
+			continue
+		}
+		whole := n * int64(by.ranks)
+		all := s.allocate(by.name, ir.Device, ir.Bytes(whole)*ir.F32.Bytes())
+		s.op(ir.AllGather, ir.Coll, []ir.View{vector(all, ir.F32, whole), vector(sums, ir.F32, n)}, ir.Int(by.group))
+		sums, n = all, whole
 	}
 	s.op(ir.GradNorm, ir.Compute, []ir.View{vector(s.norm, ir.F32, 2), vector(sums, ir.F32, n)}, ir.Float(s.plan.Train.GradClip))
 }

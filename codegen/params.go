@@ -19,7 +19,8 @@ type layout struct {
 	consts  []string
 	starts  []int64 // token at which each subsequence starts
 	lines   *lineTable
-	steps   [][]step // of every pipeline rank
+	slices  map[string]slicePlace // constants of slices by name
+	steps   [][]step              // of every pipeline rank
 }
 
 func newLayout(plan *passes.Plan) *layout {
@@ -69,7 +70,7 @@ func (l *layout) constNames() []string {
 			names = append(names, posRowConst(i))
 		}
 	}
-	return names
+	return append(names, l.sliceConsts()...)
 }
 
 func posRowConst(i int) string { return fmt.Sprintf("%s.%d", constPosRow, i) }
@@ -99,9 +100,12 @@ type param struct {
 	tensor                                 int32
 	name                                   string
 	weight, master, moment1, moment2, grad uint32
-	gradReady                              bool   // grad has been allocated in this step
-	owner                                  bool   // counts in the gradient norm (false on a tied copy)
-	shared                                 *param // the embedding whose weight this tied parameter uses on the same stage
+	gradReady                              bool // grad has been allocated in this step
+	cut                                    passes.Slicing
+	divided                                bool    // this rank has the optimizer state of its slice alone
+	sum                                    ir.View // the gradient, complete: of the slice where there is one
+	owner                                  bool    // counts in the gradient norm (false on a tied copy)
+	shared                                 *param  // the embedding whose weight this tied parameter uses on the same stage
 }
 
 // elements is the size of the local part.
@@ -117,7 +121,8 @@ func (p *param) view(b uint32, d ir.DType) ir.View {
 
 // newParam allocates what lives through the whole run.
 func (s *stage) newParam(e *emitter, g *graph.Param, prefix string, shared *param) *param {
-	p := &param{Param: g, name: prefix + g.Name, shared: shared, owner: !g.Tied}
+	p := &param{Param: g, name: prefix + g.Name, shared: shared, owner: !g.Tied, cut: s.plan.Slicing(g)}
+	p.divided = s.plan.Parallel.Zero == 1 && p.cut.Slices() > 1
 	p.tensor = s.index[p.name]
 	n, act := ir.Bytes(p.elements()), s.model.DType()
 	if shared != nil {
@@ -126,7 +131,8 @@ func (s *stage) newParam(e *emitter, g *graph.Param, prefix string, shared *para
 	}
 	p.weight = e.persist(p.name, n*act.Bytes())
 	p.master = p.weight
-	if act != ir.F32 {
+	n = ir.Bytes(p.stateElements())
+	if act != ir.F32 || p.divided {
 		p.master = e.persist(p.name+".master", n*ir.F32.Bytes())
 	}
 	p.moment1 = e.persist(p.name+".m", n*ir.F32.Bytes())
@@ -138,21 +144,23 @@ func (s *stage) newParam(e *emitter, g *graph.Param, prefix string, shared *para
 
 // initialise gives the parameter its first values and clears its moments.
 func (s *stage) initialise(e *emitter, p *param) {
-	views := []ir.View{p.view(p.master, ir.F32)}
+	s.firstValues(e, p, p.stateView(p.master, ir.F32), s.stateRectangles(p, p.master))
 	if p.weight != p.master {
-		views = append(views, p.view(p.weight, s.model.DType()))
-	}
-	for _, v := range views {
-		if p.Std == 0 {
-			e.op(ir.Fill, ir.Compute, []ir.View{v}, ir.Float(p.Fill))
-			continue
-		}
-		for _, r := range s.rectangles(p, v) {
-			e.op(ir.InitNormal, ir.Compute, []ir.View{r.view}, ir.Int(int64(p.tensor)), r.row, r.col, ir.Float(p.Std))
-		}
+		v := p.view(p.weight, s.model.DType())
+		s.firstValues(e, p, v, s.rectangles(p, v))
 	}
 	for _, m := range []uint32{p.moment1, p.moment2} {
-		e.op(ir.Fill, ir.Compute, []ir.View{vector(m, ir.F32, p.elements())}, ir.Float(0))
+		e.op(ir.Fill, ir.Compute, []ir.View{vector(m, ir.F32, p.stateElements())}, ir.Float(0))
+	}
+}
+
+func (s *stage) firstValues(e *emitter, p *param, whole ir.View, parts []rectangle) {
+	if p.Std == 0 {
+		e.op(ir.Fill, ir.Compute, []ir.View{whole}, ir.Float(p.Fill))
+		return
+	}
+	for _, r := range parts {
+		e.op(ir.InitNormal, ir.Compute, []ir.View{r.view}, ir.Int(int64(p.tensor)), r.row, r.col, ir.Float(p.Std))
 	}
 }
 
@@ -162,39 +170,77 @@ type rectangle struct {
 	row, col ir.Attr
 }
 
-// rectangles maps a local view to the tensor: in one piece, or for the position table one for each subsequence.
-func (s *stage) rectangles(p *param, v ir.View) []rectangle {
-	zero := ir.Int(0)
+// piece is a run of a parameter's local rows that is one in the tensor too.
+type piece struct {
+	first, rows int64
+	start       string // constant that holds its first row in the tensor; empty: 0
+}
+
+// pieces of a parameter: one, but for the position table, which has one for each subsequence.
+func (l *layout) pieces(p *graph.Param) []piece {
 	switch p.Shard {
 	case graph.ByRows:
-		return []rectangle{{v, s.constRef(p.Start), zero}}
-	case graph.ByCols:
-		return []rectangle{{v, zero, s.constRef(p.Start)}}
+		return []piece{{0, p.Local[0], p.Start}}
 	case graph.ByTokens:
-		var rs []rectangle
-		for i, n := range s.plan.Subsequences.Lengths {
-			part, sp := v, int64(s.plan.Parallel.SP)
-			part.Offset += ir.Bytes(s.starts[i]/sp*p.Local[1]) * v.DType.Bytes()
-			part.Shape[0] = int32(n / sp)
-			rs = append(rs, rectangle{part, s.constRef(posRowConst(i)), zero})
+		var list []piece
+		sp := int64(l.plan.Parallel.SP)
+		for i, n := range l.plan.Subsequences.Lengths {
+			list = append(list, piece{l.starts[i] / sp, n / sp, posRowConst(i)})
 		}
-		return rs
+		return list
 	}
-	return []rectangle{{v, zero, zero}}
+	return []piece{{0, p.Local[0], ""}}
 }
 
-// addStates lists the parameter's buffers for checkpoints. Vectors are n by 1 there.
+// rectangles maps a local view to the tensor.
+func (s *stage) rectangles(p *param, v ir.View) []rectangle {
+	var list []rectangle
+	for _, part := range s.pieces(p.Param) {
+		list = append(list, rectangle{rowsOf(v, part.first, part.rows, p.Local[1]), s.rowAttr(part.start), s.colAttr(p)})
+	}
+	return list
+}
+
+// rowsOf is a run of rows of a view, which may be a vector, whose rows are elements.
+func rowsOf(v ir.View, first, rows, cols int64) ir.View {
+	v.Offset += ir.Bytes(first*cols) * v.DType.Bytes()
+	v.Shape[0] = int32(rows)
+	return v
+}
+
+func (s *stage) rowAttr(start string) ir.Attr {
+	if start == "" {
+		return ir.Int(0)
+	}
+	return s.constRef(start)
+}
+
+func (s *stage) colAttr(p *param) ir.Attr {
+	if p.Shard == graph.ByCols {
+		return s.constRef(p.Start)
+	}
+	return ir.Int(0)
+}
+
+// addStates lists the parameter's buffers for checkpoints. A divided f32 master is the weight once more.
 func (s *stage) addStates(p *param, act ir.DType) {
-	s.addState(p, ir.RoleWeight, p.weight, act)
+	s.addState(p, ir.RoleWeight, s.rectangles(p, p.whole(p.weight, act)))
 	if p.master != p.weight {
-		s.addState(p, ir.RoleMaster, p.master, ir.F32)
+		role := ir.RoleMaster
+		if act == ir.F32 {
+			role = ir.RoleWeight
+		}
+		s.addState(p, role, s.stateRectangles(p, p.master))
 	}
-	s.addState(p, ir.RoleMoment1, p.moment1, ir.F32)
-	s.addState(p, ir.RoleMoment2, p.moment2, ir.F32)
+	s.addState(p, ir.RoleMoment1, s.stateRectangles(p, p.moment1))
+	s.addState(p, ir.RoleMoment2, s.stateRectangles(p, p.moment2))
 }
 
-func (s *stage) addState(p *param, role ir.Role, b uint32, d ir.DType) {
-	for _, r := range s.rectangles(p, matrix(b, d, p.Local[0], p.Local[1])) {
+// whole is the local part of one of the parameter's buffers as checkpoints see it: vectors are n by 1 there.
+func (p *param) whole(b uint32, d ir.DType) ir.View { return matrix(b, d, p.Local[0], p.Local[1]) }
+
+func (s *stage) addState(p *param, role ir.Role, parts []rectangle) {
+	for _, r := range parts {
 		s.code.States = append(s.code.States, ir.State{Tensor: p.tensor, Role: role, View: r.view, Row0: r.row, Col0: r.col})
 	}
 }

@@ -3,6 +3,7 @@ package lang
 import (
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 )
@@ -363,6 +364,13 @@ var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "sp_mode", takes: names("megatron", "ulysses", "ring"), Default: "megatron", Example: "ulysses",
 		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, all-to-all around attention. `ring`: K and V go round.",
 		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
+	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 1)), Default: "auto", Example: "0",
+		Doc: "Whether ranks that hold the same weights, replicas or, with `ulysses`, the ranks of a stage, divide the optimizer's state of each matrix (ZeRO, stage 1). `auto` is 1 where there are any. It changes no result.",
+		set: func(s *Spec, v value) {
+			if s.Schedule.Zero = "auto"; !v.Auto() {
+				s.Schedule.Zero = strconv.Itoa(v.Int())
+			}
+		}},
 	{Block: blockSchedule, Name: "microbatch", takes: whole(1, maxCount), Default: "1", Example: "2",
 		Doc: "Sequences that one task carries side by side.",
 		set: func(s *Spec, v value) { s.Schedule.Microbatch = v.Int() }},

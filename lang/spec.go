@@ -130,6 +130,7 @@ type Schedule struct {
 	PP            int          `json:"pp"`
 	DP            int          `json:"dp"`
 	SPMode        string       `json:"sp_mode"`    // megatron | ulysses | ring
+	Zero          string       `json:"zero"`       // 0 | 1 | auto
 	Microbatch    int          `json:"microbatch"` // sequences that one task carries side by side; default 1
 	Subsequences  Subsequences `json:"subsequences"`
 	Partition     string       `json:"partition"` // flops | length | time

@@ -47,6 +47,7 @@ type Parallel struct {
 	PP            int    `json:"pp"`
 	SP            int    `json:"sp"`
 	SPMode        string `json:"sp_mode"` // how the ranks of a stage share a layer: megatron or ulysses
+	Zero          int    `json:"zero"`    // 1: ranks that hold the same matrix divide its optimizer state
 	VirtualStages int    `json:"virtual_stages"`
 	Microbatch    int    `json:"microbatch"`   // sequences that one task carries
 	Microbatches  int    `json:"microbatches"` // of one replica in a step

@@ -156,45 +156,23 @@ func (pr pricer) makespan(b *graph.Block, nodes []graph.Node, z graph.Size) ir.S
 	return max(free[0], free[1])
 }
 
-// optimizerTime is from the last gradient to the last new weight on the slowest stage: completing gradients over
-// replicas, their norm, AdamW. The reductions of vectors inside a stage are left out: they are small.
+// optimizerTime is from the last gradient to the last new weight on the slowest stage.
 func optimizerTime(c *Context, p *Plan, m cost.Model) ir.Seconds {
 	g := c.Model(p)
+	u := newUpdater(p, g, m)
+	layer, embedding, head := u.block(g.Layer), u.block(g.Embedding), u.block(g.Head)
 	var slowest ir.Seconds
 	for s := range p.Parallel.PP {
-		t := p.updateTime(g, g.Layer, m) * ir.Seconds(p.layersOf(s))
+		t := layer * ir.Seconds(p.layersOf(s))
 		if s == 0 {
-			t += p.updateTime(g, g.Embedding, m)
+			t += embedding
 		}
 		if s == p.Parallel.PP-1 && !g.Tied {
-			t += p.updateTime(g, g.Head, m)
+			t += head
 		}
 		slowest = max(slowest, t)
 	}
 	return slowest
-}
-
-func (p *Plan) updateTime(g *graph.Model, b *graph.Block, m cost.Model) ir.Seconds {
-	replicas := make([]int32, p.Parallel.DP)
-	for d := range replicas {
-		replicas[d] = int32(d * p.Parallel.PP * p.Parallel.SP)
-	}
-	link := m.LinkOf(replicas)
-	var t ir.Seconds
-	for _, param := range b.Params {
-		n := param.Local[0] * param.Local[1]
-		grad := ir.View{Shape: [ir.MaxDims]int32{int32(param.Local[0]), int32(param.Local[1])}, DType: ir.F32}
-		half := ir.Absent()
-		if g.DType() == ir.BF16 {
-			half = grad
-			half.DType = ir.BF16
-		}
-		adamw := ir.Instr{Op: ir.AdamW, Args: []ir.View{grad, grad, grad, half, grad, {}, {}}, Attrs: make([]ir.Attr, len(ir.Ops[ir.AdamW].Attrs))}
-		sumsq := ir.Instr{Op: ir.SumSq, Args: []ir.View{{}, grad}, Attrs: make([]ir.Attr, len(ir.Ops[ir.SumSq].Attrs))}
-		t += m.Time(adamw.Work(), link) + m.Time(sumsq.Work(), link)
-		t += m.Time(ir.Work{Kind: ir.WorkAllReduce, Bytes: ir.Bytes(n) * ir.F32.Bytes()}, link) + p.sumTime(&param, g, m)
-	}
-	return t
 }
 
 // throughput counts model FLOPs: three times the forward, attention causal, recomputation and padding left out.

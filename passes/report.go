@@ -175,12 +175,12 @@ func (p *Plan) reportFit(b *strings.Builder) {
 func (p *Plan) residentBytes(stage int) (state, caches ir.Bytes) {
 	g := p.Graph()
 	layers := ir.Bytes(p.layersOf(stage))
-	state = layers * stateBytes(g, g.Layer)
+	state = layers * p.stateBytes(g, g.Layer)
 	if stage == 0 {
-		state += stateBytes(g, g.Embedding)
+		state += p.stateBytes(g, g.Embedding)
 	}
 	if stage == p.Parallel.PP-1 {
-		state += stateBytes(g, g.Head)
+		state += p.stateBytes(g, g.Head)
 	}
 	z := p.Size(0)
 	for i := range g.Layer.Values {
@@ -189,19 +189,6 @@ func (p *Plan) residentBytes(stage int) (state, caches ir.Bytes) {
 		}
 	}
 	return state, caches
-}
-
-// stateBytes are f32 gradient, master weight and two moments, and the weight itself where it is not the master.
-func stateBytes(g *graph.Model, b *graph.Block) ir.Bytes {
-	each := 4 * ir.F32.Bytes()
-	if g.DType() == ir.BF16 {
-		each += ir.BF16.Bytes()
-	}
-	var n ir.Bytes
-	for _, param := range b.Params {
-		n += each * ir.Bytes(param.Local[0]*param.Local[1])
-	}
-	return n
 }
 
 func (p *Plan) reportReasons(b *strings.Builder) {

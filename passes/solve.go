@@ -58,6 +58,7 @@ func solveParallel(p *Plan) {
 	par.Microbatches = p.Train.Batch / (par.DP * par.Microbatch)
 	p.Parallel = par
 	solveSPMode(p)
+	solveZero(p)
 }
 
 func solveSubsequences(p *Plan) {
@@ -228,6 +229,7 @@ func sizeProblems(p *Plan) []problem {
 	add(stages > m.Layers, fault("schedule.pp", lang.TooFewLayers, fmt.Sprintf("at most %d stages", m.Layers),
 		"%d stages want as many layers, and the model has %d", stages, m.Layers))
 	found = append(found, splitProblems(p)...)
+	found = append(found, zeroProblems(p)...)
 	each := int64(par.DP * par.Microbatch)
 	add(int64(p.Train.Batch)%each != 0 || p.Train.Batch < 1, fault("train.batch", lang.Indivisible, "batch = "+nearMultiples(int64(p.Train.Batch), each),
 		"batch = %d is not a multiple of dp * microbatch = %d", p.Train.Batch, each))

@@ -2,8 +2,6 @@ package passes
 
 import (
 	"sppo/graph"
-	"sppo/ir"
-	"sppo/ir/cost"
 	"sppo/lang"
 )
 
@@ -46,19 +44,4 @@ func splitProblems(p *Plan) []problem {
 			"%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp))
 	}
 	return found
-}
-
-// sumTime is how long the ranks of a stage take to add up a matrix's gradient, of which each has a part: weights that
-// Ulysses leaves whole, and those of key and value heads that several ranks hold. Those of vectors are left out: they
-// are small.
-func (p *Plan) sumTime(param *graph.Param, g *graph.Model, m cost.Model) ir.Seconds {
-	if param.Reduce == "" || param.Shape[1] == 1 {
-		return 0
-	}
-	ranks := p.stageRanks(0, 0)
-	if param.Reduce == graph.GroupNames[graph.GroupKV] {
-		ranks = ranks[:g.KVCopies()]
-	}
-	bytes := ir.Bytes(param.Local[0]*param.Local[1]) * ir.F32.Bytes()
-	return m.Time(ir.Work{Kind: ir.WorkAllReduce, Bytes: bytes}, m.LinkOf(ranks))
 }

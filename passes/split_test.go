@@ -5,8 +5,6 @@ import (
 	"testing"
 
 	"sppo/graph"
-	"sppo/ir"
-	"sppo/ir/cost"
 	"sppo/lang"
 )
 
@@ -37,14 +35,45 @@ func kept(p *Plan) (bytes float64) {
 	return bytes
 }
 
-func TestSumTime(t *testing.T) {
-	p := planOf(t, "gpt-docs.sppo", "schedule.sp_mode=ulysses")
-	g, m := p.Graph(), cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
-	for i := range g.Layer.Params {
-		param := &g.Layer.Params[i]
-		if got := p.sumTime(param, g, m); (got > 0) != (param.Shape[1] > 1) {
-			t.Errorf("%s: %s", param.Name, got)
+// TestSlicing: matrices are sliced over the ranks that hold the same rows, as far as they divide.
+func TestSlicing(t *testing.T) {
+	for _, c := range []struct {
+		set   []string
+		param string
+		want  Slicing
+	}{
+		{nil, "wq", Slicing{1, 1}},
+		{[]string{"schedule.sp_mode=ulysses"}, "wq", Slicing{2, 1}},
+		{[]string{"schedule.sp_mode=ulysses"}, "bq", Slicing{1, 1}},
+		{[]string{"schedule.pp=1", "schedule.dp=2"}, "wq", Slicing{1, 2}},
+		{[]string{"schedule.pp=1", "schedule.dp=2"}, "ln1.gamma", Slicing{1, 1}},
+		{[]string{"schedule.pp=1", "schedule.dp=2", "schedule.sp_mode=ulysses"}, "wo", Slicing{2, 2}},
+		{[]string{"schedule.pp=1", "schedule.dp=2", "schedule.sp_mode=ulysses", "model.ffn=258"}, "w2", Slicing{2, 1}},
+	} {
+		p := planOf(t, "gpt-docs.sppo", c.set...)
+		g := p.Graph()
+		for i := range g.Layer.Params {
+			if param := &g.Layer.Params[i]; param.Name == c.param {
+				if got := p.Slicing(param); got != c.want {
+					t.Errorf("%v: %s in %+v, want %+v", c.set, c.param, got, c.want)
+				}
+			}
 		}
+	}
+}
+
+func TestZeroSavesStateAndTime(t *testing.T) {
+	set := []string{"schedule.pp=1", "schedule.dp=2"}
+	divided, whole := planOf(t, "gpt-docs.sppo", set...), planOf(t, "gpt-docs.sppo", append(set, "schedule.zero=0")...)
+	if divided.Parallel.Zero != 1 || whole.Parallel.Zero != 0 {
+		t.Fatalf("zero is %d by itself and %d where 0 is asked for", divided.Parallel.Zero, whole.Parallel.Zero)
+	}
+	g := divided.Graph()
+	if d, w := divided.stateBytes(g, g.Layer), whole.stateBytes(g, g.Layer); d >= w {
+		t.Errorf("divided state has %d bytes, whole has %d", d, w)
+	}
+	if divided.Time.OptimizerS >= whole.Time.OptimizerS {
+		t.Errorf("with divided state the optimizer takes %s, with whole %s", divided.Time.OptimizerS, whole.Time.OptimizerS)
 	}
 }
 

@@ -1,0 +1,202 @@
+package codegen
+
+import (
+	"cmp"
+	"fmt"
+	"strings"
+
+	"sppo/graph"
+	"sppo/ir"
+	"sppo/passes"
+)
+
+// Slices of parameters: ranks that hold the same matrix complete its gradient in slices, and with ZeRO keep the
+// optimizer state of theirs alone. What is summed, and in which order, is the same either way.
+
+// slicePlace is what the first row of a rank's slice follows from.
+type slicePlace struct {
+	start string // constant with the first row of the piece; empty: 0
+	rows  int64  // of a slice
+	cut   passes.Slicing
+}
+
+func (c slicePlace) name() string {
+	return fmt.Sprintf("slice.%s.%d.%dx%d", cmp.Or(c.start, "top"), c.rows, c.cut.SP, c.cut.DP)
+}
+
+// constFirst is 1 on the ranks of the first replica; before another constant's name, that constant there and 0 elsewhere.
+const constFirst = "first_replica"
+
+func onFirstReplica(name string) string {
+	if name == "" {
+		return constFirst
+	}
+	return constFirst + "." + name
+}
+
+// sliceConsts are the constants that slices of this plan need.
+func (l *layout) sliceConsts() []string {
+	var names []string
+	if l.plan.Parallel.DP > 1 {
+		names = append(names, constFirst, onFirstReplica(graph.ConstOwner), onFirstReplica(graph.ConstKVOwner))
+	}
+	if l.plan.Parallel.Zero == 0 {
+		return names
+	}
+	l.slices = map[string]slicePlace{}
+	for _, b := range []*graph.Block{l.model.Embedding, l.model.Layer, l.model.Head} {
+		for i := range b.Params {
+			cut := l.plan.Slicing(&b.Params[i])
+			if cut.Slices() == 1 {
+				continue
+			}
+			for _, part := range l.pieces(&b.Params[i]) {
+				place := slicePlace{part.start, part.rows / cut.Slices(), cut}
+				if _, known := l.slices[place.name()]; !known {
+					l.slices[place.name()] = place
+					names = append(names, place.name())
+				}
+			}
+		}
+	}
+	return names
+}
+
+// firstReplica is the value of a constant of onFirstReplica.
+func (l *layout) firstReplica(name string, d, i, k int) int64 {
+	switch {
+	case d > 0:
+		return 0
+	case name == constFirst:
+		return 1
+	}
+	return l.constValue(strings.TrimPrefix(name, constFirst+"."), d, i, k)
+}
+
+// sliceRow is the first row of the slice of rank (d, i, k).
+func (l *layout) sliceRow(c slicePlace, d, i, k int) int64 {
+	row := int64(0)
+	if c.start != "" {
+		row = l.constValue(c.start, d, i, k)
+	}
+	if c.cut.SP == 1 {
+		k = 0
+	}
+	if c.cut.DP == 1 {
+		d = 0
+	}
+	return row + (int64(k)*c.cut.DP+int64(d))*c.rows
+}
+
+// stateRows are the rows that this rank has optimizer state of.
+func (p *param) stateRows() int64 {
+	if p.divided {
+		return p.Local[0] / p.cut.Slices()
+	}
+	return p.Local[0]
+}
+
+func (p *param) stateElements() int64 { return p.stateRows() * p.Local[1] }
+
+// stateView is a buffer of optimizer state.
+func (p *param) stateView(b uint32, d ir.DType) ir.View {
+	if p.divided {
+		return matrix(b, d, p.stateRows(), p.Local[1])
+	}
+	return p.view(b, d)
+}
+
+// stateRectangles maps a buffer of f32 optimizer state to the tensor. The slices of pieces stand one after another.
+func (s *stage) stateRectangles(p *param, b uint32) []rectangle {
+	if !p.divided {
+		return s.rectangles(p, p.whole(b, ir.F32))
+	}
+	var list []rectangle
+	at := int64(0)
+	for _, part := range s.pieces(p.Param) {
+		place := slicePlace{part.start, part.rows / p.cut.Slices(), p.cut}
+		view := rowsOf(p.whole(b, ir.F32), at, place.rows, p.Local[1])
+		list = append(list, rectangle{view, s.constRef(place.name()), s.colAttr(p)})
+		at += place.rows
+	}
+	return list
+}
+
+// sumOverStage adds the parts of a gradient that the ranks of a stage have.
+func (s *stage) sumOverStage(p *param) {
+	p.sum = p.view(p.grad, ir.F32)
+	switch {
+	case p.cut.SP > 1:
+		part := s.scratch(p, ".grad.stage", p.Local[0]/p.cut.SP, ir.F32)
+		s.op(ir.ReduceScatter, ir.Coll, []ir.View{part, p.sum}, ir.Int(graph.GroupSP))
+		p.sum = part
+	case p.Reduce == graph.GroupNames[graph.GroupSP]:
+		s.allReduce(p.sum, graph.GroupSP)
+	case p.Reduce == graph.GroupNames[graph.GroupKV]:
+		s.allReduce(p.sum, graph.GroupKV)
+	}
+}
+
+// sumOverReplicas adds those that the replicas have.
+func (s *stage) sumOverReplicas(p *param) {
+	switch {
+	case p.cut.DP > 1:
+		slice := s.scratch(p, ".grad.slice", p.Local[0]/p.cut.Slices(), ir.F32)
+		s.eachPiece(p, p.sum, slice, func(whole, part ir.View) {
+			s.op(ir.ReduceScatter, ir.Coll, []ir.View{part, whole}, ir.Int(graph.GroupDP))
+		})
+		p.sum = slice
+	case s.plan.Parallel.DP > 1:
+		s.allReduce(p.sum, graph.GroupDP)
+	}
+}
+
+// gather brings the slices of all ranks back together.
+func (s *stage) gather(p *param, whole, slice ir.View) {
+	if p.cut.DP > 1 {
+		all := whole
+		if p.cut.SP > 1 {
+			all = s.scratch(p, ".stage", p.Local[0]/p.cut.SP, whole.DType)
+		}
+		s.eachPiece(p, all, slice, func(whole, part ir.View) {
+			s.op(ir.AllGather, ir.Coll, []ir.View{whole, part}, ir.Int(graph.GroupDP))
+		})
+		slice = all
+	}
+	if p.cut.SP > 1 {
+		s.op(ir.AllGather, ir.Coll, []ir.View{whole, slice}, ir.Int(graph.GroupSP))
+	}
+}
+
+// eachPiece visits the pieces of what replicas share, and this replica's slice of each.
+func (s *stage) eachPiece(p *param, whole, slice ir.View, visit func(whole, part ir.View)) {
+	at := int64(0)
+	for _, part := range s.pieces(p.Param) {
+		rows := part.rows / p.cut.Slices()
+		visit(rowsOf(whole, part.first/p.cut.SP, part.rows/p.cut.SP, p.Local[1]), rowsOf(slice, at, rows, p.Local[1]))
+		at += rows
+	}
+}
+
+// scratch is some rows of a parameter for the end of the step.
+func (s *stage) scratch(p *param, ending string, rows int64, d ir.DType) ir.View {
+	return matrix(s.allocate(p.name+ending, ir.Device, ir.Bytes(rows*p.Local[1])*d.Bytes()), d, rows, p.Local[1])
+}
+
+// normWeight is 1 on one of the ranks that have the same part of a gradient.
+func (s *stage) normWeight(p *param) ir.Attr {
+	if !p.owner {
+		return ir.Float(0)
+	}
+	once := ""
+	if p.cut.SP == 1 {
+		once = p.Once
+	}
+	if s.plan.Parallel.DP > 1 && p.cut.DP == 1 {
+		once = onFirstReplica(once)
+	}
+	if once == "" {
+		return ir.Float(1)
+	}
+	return s.constRef(once)
+}
