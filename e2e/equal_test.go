@@ -43,7 +43,7 @@ var outside = []Case{
 	{Family: "gpt", KVHeads: 4, Positions: "none", DType: "f32", Batch: 1, Layers: 2, Sequence: 160, Vocab: 131101, Tied: true, Steps: 1,
 		PP: 2, SP: 2, DP: 1, N: 1, Microbatch: 1, Partition: "flops", Offload: "none"},
 	{Family: "gpt", KVHeads: 4, Positions: "rope", DType: "f32", Batch: 8, Layers: 5, Sequence: 48, Vocab: tinyVocab, Tied: true,
-		PP: 3, SP: 1, DP: 4, N: 2, Microbatch: 1, Partition: "flops", Offload: "full"},
+		PP: 3, SP: 1, DP: 4, Zero: "1", N: 2, Microbatch: 1, Partition: "flops", Offload: "full"},
 	{Family: "llama", KVHeads: 2, Positions: "learned", DType: "f32", Batch: 8, Layers: 7, Sequence: 48, Vocab: tinyVocab,
 		PP: 5, SP: 2, DP: 1, N: 4, Microbatch: 4, Partition: "flops", Offload: "0.5"},
 }
