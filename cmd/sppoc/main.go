@@ -7,6 +7,7 @@
 //	program.go  build, asm, verify, dump
 //	compare.go  compare
 //	trace.go    trace
+//	view.go     view; the page is in page/
 //	diff.go     diff, and lines.go the comparison of texts
 //
 // It holds no knowledge of the compilation itself: lang, passes, codegen and ir do the work.
@@ -115,7 +116,16 @@ var app = cli.App{
 				"sppoc compare examples/paper/gpt-7b-*.sppo",
 			},
 		},
-		later("view", "FILE -o OUT.html", "draw the timeline of a program"),
+		{
+			Name: "view", Args: "FILE [FILE] -o OUT.html [--ranks LIST]", MinArgs: 1, MaxArgs: 2, Setup: view,
+			Doc: "simulate a program, or two, and draw the timeline as a page",
+			Details: "FILEs are programs, specs or plans. The page is one file that needs no network: the streams of one rank of every\n" +
+				"stage and what its memory holds, on one time axis, with zoom, search and the spec line of every instruction.",
+			Examples: []string{
+				"sppoc view examples/tiny.sppo -o tiny.html",
+				"sppoc view old.sppb new.sppb -o both.html --ranks 0,2",
+			},
+		},
 		{
 			Name: "trace", Args: "FILE -o OUT.json [--ranks LIST]", MinArgs: 1, MaxArgs: 1, Setup: trace,
 			Doc: "simulate a program and write its timeline for Perfetto",
@@ -130,17 +140,6 @@ var app = cli.App{
 		{Name: "version", Setup: version, Doc: "say which version this is"},
 	},
 	Aliases: map[string][]string{"--list-passes": {"passes"}, "--version": {"version"}},
-}
-
-// later is a command whose name is settled before its work exists.
-func later(name, args, doc string) cli.Command {
-	return cli.Command{
-		Name: name, Args: args, Doc: doc + " (not yet)", MaxArgs: -1,
-		Setup: func(flags *pflag.FlagSet) cli.Action {
-			flags.ParseErrorsAllowlist.UnknownFlags = true
-			return func(*cli.Env, []string) error { return cli.Usagef("%s is not there yet", name) }
-		},
-	}
 }
 
 func version(*pflag.FlagSet) cli.Action {

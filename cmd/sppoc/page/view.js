@@ -1,0 +1,364 @@
+"use strict";
+// The timeline of one or two programs. The head says what there is, the data holds all arrays, gzipped: spans and
+// instructions are columns, so that hundreds of thousands of them are a few megabytes and quick to walk.
+(async () => {
+  const $ = id => document.getElementById(id);
+  const head = JSON.parse($("head").textContent);
+  const packed = Uint8Array.from(atob($("data").textContent.trim()), c => c.charCodeAt(0));
+  const unzipped = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const buffer = await new Response(unzipped).arrayBuffer();
+  const types = { f64: Float64Array, i64: BigInt64Array, i32: Int32Array, i16: Int16Array, u8: Uint8Array, u16: Uint16Array };
+  const array = ([at, n, t]) => new types[t](buffer, at, n);
+
+  // kinds of spans, in the order of their numbers in the data.
+  const kinds = [
+    ["forward", "forward"], ["backward", "backward"], ["other", "optimizer and other"], ["d2h", "copy to host"],
+    ["h2d", "copy to device"], ["collective", "collective"], ["message", "message"], ["bubble", "bubble"],
+    ["exposed", "exposed transfer"], ["collwait", "waits for collective"],
+  ];
+  const BUBBLE = 7, EXPOSED = 8, HIDDEN = 255;
+  const phases = ["init", "forward", "backward", "optimizer", "eval"];
+
+  // rows
+  const labelWidth = 150, axisHeight = 24, streamHeight = 15, memoryHeight = 30, titleHeight = 22;
+  const rows = [];
+  let makespan = 0, spanCount = 0, top = 4;
+  const addRow = (row, height) => { row.y = top; row.height = height; rows.push(row); top += height; };
+  for (const p of head.programs) {
+    makespan = Math.max(makespan, p.makespan);
+    for (const c of p.codes) for (const k of ["op", "stream", "kind", "phase", "sub", "layer", "micro", "line", "pass", "result"]) c[k] = array(c[k]);
+    for (const r of p.ranks) {
+      r.program = p; r.code = p.codes[r.code];
+      r.begin = array(r.begin); r.end = array(r.end);
+      const title = (head.programs.length > 1 ? p.name + ": " : "") + `rank ${r.rank}, stage ${r.stage}`;
+      addRow({ title, note: r.count > 1 ? `and ${r.count - 1} more that do the same at the same times` : "" }, titleHeight);
+      const lists = p.streams.map(() => []);
+      for (let pc = 0; pc < r.begin.length; pc++) if (r.code.kind[pc] !== HIDDEN && r.end[pc] > r.begin[pc]) lists[r.code.stream[pc]].push(pc);
+      lists.forEach((list, s) => {
+        if (!list.length) return;
+        spanCount += list.length;
+        addRow({ rank: r, label: p.streams[s], list: Int32Array.from(list) }, streamHeight);
+      });
+      for (const m of r.memory) {
+        const bytes = array(m.bytes), at = array(m.at);
+        let peak = 0;
+        for (const b of bytes) if (Number(b) > peak) peak = Number(b);
+        if (peak > 0) addRow({ rank: r, label: m.arena + " memory", at, bytes, peak, capacity: m.capacity }, memoryHeight);
+      }
+      top += 6;
+    }
+  }
+  const contentHeight = top;
+
+  // view
+  const canvas = $("view"), g = canvas.getContext("2d");
+  let from = 0, to = makespan || 1, scroll = 0, width = 0, height = 0, selected = null, colours = {}, queued = false;
+  const queue = () => { if (!queued) { queued = true; requestAnimationFrame(() => { queued = false; draw(); }); } };
+  const plot = () => width - labelWidth;
+  const x = t => labelWidth + (t - from) / (to - from) * plot();
+  const timeAt = px => from + (px - labelWidth) / plot() * (to - from);
+  function look() {
+    const style = getComputedStyle(document.documentElement);
+    for (const n of ["back", "panel", "text", "soft", "line", "grid", "memory", "mark", ...kinds.map(k => k[0])]) colours[n] = style.getPropertyValue("--" + n).trim();
+    $("legend").innerHTML = "";
+    kinds.forEach(([name, text]) => {
+      const e = document.createElement("span"), i = document.createElement("i");
+      i.style.background = colours[name];
+      if (name === "bubble" || name === "exposed") i.style.backgroundImage = "repeating-linear-gradient(135deg, transparent 0 2px, " + colours.back + " 2px 4px)";
+      e.append(i, text);
+      $("legend").append(e);
+    });
+    hatches = kinds.map(([name], k) => k === BUBBLE || k === EXPOSED ? hatch(colours[name]) : colours[name]);
+    queue();
+  }
+  let hatches = [];
+  function hatch(colour) {
+    const c = document.createElement("canvas"), d = c.getContext("2d");
+    c.width = c.height = 6;
+    d.strokeStyle = colour; d.lineWidth = 2;
+    d.beginPath(); d.moveTo(-1, 7); d.lineTo(7, -1); d.moveTo(-1, 1); d.lineTo(1, -1); d.moveTo(5, 7); d.lineTo(7, 5); d.stroke();
+    return g.createPattern(c, "repeat");
+  }
+  const units = [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]];
+  function duration(t) {
+    const [u, n] = units.find(([u]) => Math.abs(t) >= u) || units[3];
+    return (t / u).toPrecision(4).replace(/\.?0+$/, "") + " " + n;
+  }
+  function bytesText(n) {
+    let u = 0;
+    while (n >= 1024 && u < 4) { n /= 1024; u++; }
+    return n.toPrecision(3) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][u];
+  }
+  // axisText has as many digits as neighbouring marks need to differ.
+  function axisText(t, step) {
+    const [u, n] = units.find(([u]) => Math.max(Math.abs(to), step) >= u) || units[3];
+    return (t / u).toFixed(Math.max(0, Math.min(12, Math.ceil(-Math.log10(step / u) - 1e-9)))) + " " + n;
+  }
+  // firstVisible is the first span of a list that ends behind a time.
+  function firstVisible(row, t = from) {
+    let a = 0, b = row.list.length;
+    while (a < b) { const m = (a + b) >> 1; if (row.rank.end[row.list[m]] < t) a = m + 1; else b = m; }
+    return a;
+  }
+  function draw() {
+    const scale = devicePixelRatio || 1;
+    if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) { canvas.width = Math.round(width * scale); canvas.height = Math.round(height * scale); }
+    g.setTransform(scale, 0, 0, scale, 0, 0);
+    g.fillStyle = colours.back; g.fillRect(0, 0, width, height);
+    g.font = "11px system-ui, sans-serif"; g.textBaseline = "middle";
+    const [grid, step] = ticks();
+    g.fillStyle = colours.grid;
+    for (const t of grid) g.fillRect(Math.round(x(t)), axisHeight, 1, height);
+    g.save(); g.beginPath(); g.rect(0, axisHeight, width, height - axisHeight); g.clip();
+    for (const row of rows) {
+      const y = row.y - scroll + axisHeight;
+      if (y + row.height < axisHeight || y > height) continue;
+      if (row.title) drawTitle(row, y); else if (row.list) drawSpans(row, y); else drawMemory(row, y);
+    }
+    g.restore();
+    g.fillStyle = colours.panel; g.fillRect(0, 0, width, axisHeight);
+    g.fillStyle = colours.soft; g.textAlign = "center";
+    for (const t of grid) g.fillText(axisText(t, step), x(t), axisHeight / 2);
+    g.textAlign = "left";
+  }
+  function ticks() {
+    const rough = (to - from) / Math.max(2, plot() / 110), power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map(f => f * power).find(s => s >= rough * 0.999), out = [];
+    for (let t = Math.ceil(from / step) * step; t <= to; t += step) out.push(t);
+    return [out, step];
+  }
+  function drawTitle(row, y) {
+    g.fillStyle = colours.text; g.font = "600 12px system-ui, sans-serif"; g.fillText(row.title, 8, y + row.height / 2 + 2);
+    const w = g.measureText(row.title).width;
+    g.font = "11px system-ui, sans-serif"; g.fillStyle = colours.soft; g.fillText(row.note, 18 + w, y + row.height / 2 + 2);
+  }
+  function drawSpans(row, y) {
+    g.fillStyle = colours.soft; g.fillText(row.label, 20, y + row.height / 2);
+    g.save(); g.beginPath(); g.rect(labelWidth, y, plot(), row.height); g.clip();
+    const first = firstVisible(row), end = Math.min(row.list.length, firstVisible(row, to) + 1);
+    if (end - first > plot()) drawDense(row, y, first, end); else drawEach(row, y, first, end);
+    g.restore();
+  }
+  function drawEach(row, y, first, last) {
+    const { rank, list } = row, { begin, end, code } = rank;
+    for (let i = first; i < last; i++) {
+      const pc = list[i], b = Math.max(x(begin[pc]), labelWidth - 2), e = Math.min(x(end[pc]), width + 2);
+      g.fillStyle = hatches[code.kind[pc]];
+      g.fillRect(b, y, Math.max(e - b, 0.6), row.height - 2);
+    }
+    drawWords(row, y);
+  }
+  // drawDense draws for each pixel the kind that takes most of it, as high as its stream is busy there.
+  const share = new Float64Array(kinds.length);
+  function drawDense(row, y, first, last) {
+    const { rank, list } = row, { begin, end, code } = rank, h = row.height - 2;
+    let column = labelWidth, runFrom = labelWidth, runKind = -1, runLevel = 0;
+    const flush = at => {
+      if (runKind >= 0 && at > runFrom) { g.fillStyle = hatches[runKind]; g.fillRect(runFrom, y + h * (1 - runLevel / 4), at - runFrom, h * runLevel / 4); }
+      runFrom = at;
+    };
+    const close = () => {
+      let most = -1, largest = 0, busy = 0;
+      for (let k = 0; k < share.length; k++) { busy += share[k]; if (share[k] > largest) { most = k; largest = share[k]; } share[k] = 0; }
+      const level = most < 0 ? 0 : Math.max(1, Math.round(Math.min(1, busy) * 4));
+      if (most !== runKind || level !== runLevel) { flush(column); runKind = most; runLevel = level; }
+      column++;
+    };
+    for (let i = first; i < last; i++) {
+      const pc = list[i], k = code.kind[pc];
+      let b = Math.max(x(begin[pc]), labelWidth);
+      const e = Math.min(x(end[pc]), width);
+      while (column + 1 <= b) close();
+      while (b < e) {
+        const upTo = Math.min(e, column + 1);
+        share[k] += upTo - b;
+        b = upTo;
+        if (b < e) close();
+      }
+    }
+    close();
+    flush(column);
+  }
+  // drawWords separates and names spans that have the room.
+  function drawWords(row, y) {
+    const { rank, list } = row, { begin, end } = rank;
+    g.font = "10px system-ui, sans-serif";
+    let shown = 0;
+    for (let i = firstVisible(row); i < list.length && shown < 400; i++) {
+      const pc = list[i], b = x(begin[pc]);
+      if (b > width) break;
+      const w = x(end[pc]) - b;
+      const hit = selected && selected.rank === rank && selected.pc === pc;
+      if (hit) { g.strokeStyle = colours.mark; g.lineWidth = 2; g.strokeRect(b, y + 1, Math.max(w, 3), row.height - 4); }
+      if (w < 4) continue;
+      shown++;
+      g.fillStyle = colours.back; g.fillRect(b, y, 0.7, row.height - 2);
+      if (w > 34 && rank.code.kind[pc] < BUBBLE) {
+        g.fillStyle = "#fff"; if (rank.code.kind[pc] === 1 || rank.code.kind[pc] === 4 || rank.code.kind[pc] === 6) g.fillStyle = "#111";
+        g.save(); g.beginPath(); g.rect(b, y, w - 2, row.height); g.clip(); g.fillText(name(rank, pc), Math.max(b, labelWidth) + 3, y + row.height / 2 - 1); g.restore();
+      }
+    }
+    g.font = "11px system-ui, sans-serif";
+  }
+  function drawMemory(row, y) {
+    const { at, bytes, peak } = row, h = row.height - 4, base = y + row.height - 2;
+    g.fillStyle = colours.soft; g.fillText(row.label, 20, y + row.height / 2 - 6); g.fillText("max " + bytesText(peak), 28, y + row.height / 2 + 7);
+    g.save(); g.beginPath(); g.rect(labelWidth, y, plot(), row.height); g.clip();
+    g.fillStyle = colours.memory; g.beginPath(); g.moveTo(labelWidth, base);
+    let a = 0, b = at.length;
+    while (a < b) { const m = (a + b) >> 1; if (at[m] < from) a = m + 1; else b = m; }
+    let column = -1, highest = 0, held = 0;
+    for (let i = Math.max(0, a - 1); i < at.length; i++) {
+      const px = Math.max(labelWidth, x(at[i])), c = Math.floor(px), v = Number(bytes[i]);
+      if (c !== column) { g.lineTo(px, base - held / peak * h); highest = 0; }
+      if (c !== column || v > highest) g.lineTo(px, base - v / peak * h); // the highest of a column is drawn
+      column = c; highest = Math.max(highest, v); held = v;
+      if (px > width) break;
+    }
+    g.lineTo(Math.min(width, x(row.rank.program.makespan)), base - held / peak * h); g.lineTo(Math.min(width, x(row.rank.program.makespan)), base); g.closePath(); g.fill();
+    g.restore();
+  }
+
+  // words
+  function name(r, pc) {
+    const c = r.code;
+    return r.program.ops[c.op[pc]] + (c.sub[pc] >= 0 ? " s" + c.sub[pc] : "") + (c.layer[pc] >= 0 ? " l" + c.layer[pc] : "");
+  }
+  function describe(r, pc) {
+    const c = r.code, p = r.program, kind = kinds[c.kind[pc]];
+    const where = [phases[c.phase[pc]]];
+    if (c.micro[pc] >= 0) where.push("microbatch " + c.micro[pc]);
+    if (c.sub[pc] >= 0) where.push("subsequence " + c.sub[pc]);
+    if (c.layer[pc] >= 0) where.push("layer " + c.layer[pc]);
+    const result = c.result[pc] >= 0 ? "\nwrites " + p.results[c.result[pc]] : "";
+    return `${name(r, pc)}   ${duration(r.end[pc] - r.begin[pc])}, from ${duration(r.begin[pc])} to ${duration(r.end[pc])}${kind ? "   (" + kind[1] + ")" : ""}\n` +
+      `rank ${r.rank}, ${p.streams[c.stream[pc]]}, pc ${pc}; ${where.join(", ")}${result}\n` +
+      `${p.passes[c.pass[pc]] || ""}: ${p.lines[c.line[pc]] || ""}`;
+  }
+  function spanAt(px, py) {
+    const row = rows.find(r => r.list && py >= r.y - scroll + axisHeight && py < r.y - scroll + axisHeight + r.height);
+    if (!row || px < labelWidth) return null;
+    const t = timeAt(px), near = 2 / plot() * (to - from);
+    for (let i = firstVisible(row); i < row.list.length; i++) {
+      const pc = row.list[i];
+      if (row.rank.begin[pc] > t + near) break;
+      if (row.rank.end[pc] >= t - near && (row.rank.end[pc] >= t || row.rank.begin[pc] >= t - near)) return { rank: row.rank, pc, row };
+    }
+    return null;
+  }
+  function select(s) {
+    selected = s;
+    $("detail").textContent = s ? describe(s.rank, s.pc) : "";
+    queue();
+  }
+
+  // moving
+  function show(a, b) {
+    const least = makespan * 1e-9, whole = makespan * 1.02;
+    let w = Math.min(Math.max(b - a, least), whole);
+    a = Math.min(Math.max(a, -0.01 * makespan), whole - w);
+    from = a; to = a + w;
+    queue();
+  }
+  const zoom = (factor, t = (from + to) / 2) => show(t - (t - from) * factor, t + (to - t) * factor);
+  const pan = share => show(from + (to - from) * share, to + (to - from) * share);
+  function scrollTo(y) { scroll = Math.max(0, Math.min(y, contentHeight - height + axisHeight + 10)); queue(); }
+  canvas.addEventListener("wheel", e => {
+    e.preventDefault();
+    if (e.ctrlKey || e.metaKey) zoom(Math.exp(e.deltaY * 0.003), timeAt(e.offsetX));
+    else if (e.shiftKey || Math.abs(e.deltaX) > Math.abs(e.deltaY)) pan((e.deltaX || e.deltaY) / plot());
+    else scrollTo(scroll + e.deltaY);
+  }, { passive: false });
+  let drag = null;
+  canvas.addEventListener("pointerdown", e => { drag = { x: e.offsetX, y: e.offsetY, from, to, scroll, moved: false }; canvas.setPointerCapture(e.pointerId); canvas.focus(); });
+  canvas.addEventListener("pointermove", e => {
+    const tip = $("tip");
+    if (drag) {
+      const dx = e.offsetX - drag.x, dy = e.offsetY - drag.y;
+      if (Math.abs(dx) + Math.abs(dy) > 3) drag.moved = true;
+      if (drag.moved) { const d = dx / plot() * (drag.to - drag.from); show(drag.from - d, drag.to - d); scrollTo(drag.scroll - dy); tip.style.display = "none"; }
+      return;
+    }
+    const s = spanAt(e.offsetX, e.offsetY);
+    tip.style.display = s ? "block" : "none";
+    if (s) { tip.textContent = describe(s.rank, s.pc); tip.style.left = Math.min(e.offsetX + 14, Math.max(0, width - tip.offsetWidth - 8)) + "px"; tip.style.top = Math.min(e.offsetY + 16, Math.max(0, height - tip.offsetHeight - 8)) + "px"; }
+  });
+  canvas.addEventListener("pointerup", e => { if (drag && !drag.moved) select(spanAt(e.offsetX, e.offsetY)); drag = null; });
+  canvas.addEventListener("pointerleave", () => { $("tip").style.display = "none"; });
+  canvas.addEventListener("dblclick", e => { const s = spanAt(e.offsetX, e.offsetY); if (s) reveal(s); });
+
+  // finding: every word must be in the instruction's name, buffer, stream, phase or spec line.
+  let hits = [], hit = -1;
+  function find(text) {
+    hits = []; hit = -1;
+    const words = text.toLowerCase().split(/\s+/).filter(w => w);
+    const seen = new Map();
+    if (words.length) for (const row of rows) {
+      if (!row.list) continue;
+      for (const pc of row.list) {
+        const r = row.rank, c = r.code, p = r.program;
+        if (!seen.has(c)) seen.set(c, new Map());
+        const memo = seen.get(c);
+        let found = memo.get(pc);
+        if (found === undefined) {
+          const all = (name(r, pc) + " " + p.streams[c.stream[pc]] + " " + phases[c.phase[pc]] + " pc=" + pc + " " + (c.result[pc] >= 0 ? p.results[c.result[pc]] : "") + " " + (p.lines[c.line[pc]] || "")).toLowerCase();
+          const tokens = all.split(/\s+/);
+          found = words.every(w => /^[sl]\d+$/.test(w) ? tokens.includes(w) : all.includes(w));
+          memo.set(pc, found);
+        }
+        if (found) hits.push({ rank: r, pc, row });
+      }
+    }
+    go(1);
+  }
+  function go(step) {
+    if (!hits.length) { $("hits").textContent = $("search").value ? "nothing" : ""; select(null); return; }
+    hit = (hit + step + hits.length) % hits.length;
+    $("hits").textContent = `${hit + 1} of ${hits.length}`;
+    reveal(hits[hit]);
+  }
+  function reveal(s) {
+    const b = s.rank.begin[s.pc], e = s.rank.end[s.pc], w = Math.max((e - b) * 12, makespan * 1e-6);
+    show((b + e - w) / 2, (b + e + w) / 2);
+    if (s.row.y < scroll || s.row.y + s.row.height > scroll + height - axisHeight) scrollTo(s.row.y - height / 3);
+    select(s);
+  }
+  $("search").addEventListener("input", e => find(e.target.value));
+  $("search").addEventListener("keydown", e => { if (e.key === "Enter") go(e.shiftKey ? -1 : 1); if (e.key === "Escape") canvas.focus(); e.stopPropagation(); });
+  const keys = {
+    w: () => zoom(0.7), s: () => zoom(1 / 0.7), a: () => pan(-0.15), d: () => pan(0.15), "+": () => zoom(0.7), "-": () => zoom(1 / 0.7),
+    0: () => { show(0, makespan * 1.01); scrollTo(0); }, n: () => go(1), p: () => go(-1),
+    ArrowLeft: () => pan(-0.1), ArrowRight: () => pan(0.1), ArrowUp: () => scrollTo(scroll - 60), ArrowDown: () => scrollTo(scroll + 60),
+  };
+  addEventListener("keydown", e => {
+    if (e.key === "/") { e.preventDefault(); $("search").focus(); return; }
+    if (keys[e.key] && !e.ctrlKey && !e.metaKey && document.activeElement !== $("search")) { e.preventDefault(); keys[e.key](); }
+  });
+  $("in").onclick = keys.w; $("out").onclick = keys.s; $("fit").onclick = keys[0];
+  $("theme").onclick = () => { setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); };
+  function setTheme(t) { document.documentElement.dataset.theme = t; look(); }
+
+  // the table of figures
+  const cell = (tag, text) => { const e = document.createElement(tag); e.textContent = text; return e; };
+  const line = (tag, cells) => { const tr = document.createElement("tr"); cells.forEach(c => tr.append(cell(tag, c))); $("summary").append(tr); };
+  const first = head.programs[0];
+  line("th", ["", "step", "tokens/s a GPU", "MFU", "bubble", "exposed transfer", "busiest", "machine"]);
+  for (const p of head.programs) line("td", [p.name, duration(p.makespan) + (p !== first ? ` (${(p.makespan / first.makespan).toFixed(3)} x)` : ""), p.tgs >= 1000 ? Math.round(p.tgs).toString() : p.tgs.toPrecision(4), (100 * p.mfu).toFixed(1) + "%", (100 * p.bubble).toFixed(1) + "%", p.exposed ? duration(p.exposed) : "0 s", p.critical, p.machine]);
+
+  // A link may say what to look at: #find=attention&theme=dark&from=0.1&to=0.2
+  const wish = new URLSearchParams(location.hash.slice(1));
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
+  const resize = () => { const b = canvas.parentElement.getBoundingClientRect(); width = b.width; height = b.height; queue(); };
+  new ResizeObserver(resize).observe(canvas.parentElement);
+  resize();
+  setTheme(wish.get("theme") || (dark.matches ? "dark" : "light"));
+  show(0, makespan * 1.01);
+  if (wish.get("from")) show(Number(wish.get("from")), Number(wish.get("to")));
+  if (wish.get("find")) { $("search").value = wish.get("find"); find(wish.get("find")); }
+  const began = performance.now();
+  draw();
+  g.getImageData(0, 0, 1, 1); // waits until it is drawn
+  document.body.dataset.spans = spanCount;
+  document.body.dataset.drawMs = (performance.now() - began).toFixed(1);
+})();

@@ -1,0 +1,319 @@
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	_ "embed" // the page's parts
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"html"
+	"io"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"sppo/cmd/internal/cli"
+	"sppo/ir"
+	"sppo/vm/sim"
+)
+
+// The page is one file: its parts are put together here, with the data in it. It asks nothing of a network.
+var (
+	//go:embed page/view.html
+	pageHTML string
+	//go:embed page/view.css
+	pageStyle string
+	//go:embed page/view.js
+	pageScript string
+)
+
+func view(flags *pflag.FlagSet) cli.Action {
+	out := flags.StringP("output", "o", "", "the page to write")
+	ranks := flags.String("ranks", "stages", "stages (one rank of each), all, or a list as in 0,8,16")
+	set := cli.SetFlag(flags, "set")
+	return func(env *cli.Env, files []string) error {
+		if *out == "" {
+			return cli.Usagef("view: -o says which file to write")
+		}
+		if err := cli.CheckOutput(*out); err != nil {
+			return err
+		}
+		var p page
+		for _, file := range files {
+			if err := p.add(file, *set, *ranks); err != nil {
+				return err
+			}
+		}
+		if err := cli.WriteFile(*out, p.write); err != nil {
+			return err
+		}
+		fmt.Fprintf(env.Stderr, "%s: simulated; %s shows %d instructions of %d ranks\n", env.Name, *out, p.spans, p.ranks)
+		return nil
+	}
+}
+
+// page is what the script of the page reads: a head in JSON, and columns of numbers that it refers to.
+type page struct {
+	programs []pageProgram
+	columns  bytes.Buffer
+	spans    int
+	ranks    int
+}
+
+// column is where the numbers of a column start, how many there are, and of which type.
+type column [3]any
+
+type pageProgram struct {
+	Name     string     `json:"name"`
+	Machine  string     `json:"machine"`
+	Makespan float64    `json:"makespan"`
+	TGS      float64    `json:"tgs"`
+	MFU      float64    `json:"mfu"`
+	Bubble   float64    `json:"bubble"`
+	Exposed  float64    `json:"exposed"`
+	Critical string     `json:"critical"`
+	Streams  []string   `json:"streams"`
+	Ops      []string   `json:"ops"`
+	Passes   []string   `json:"passes"`
+	Lines    []string   `json:"lines"`
+	Results  []string   `json:"results"` // names of buffers
+	Codes    []pageCode `json:"codes"`
+	Ranks    []pageRank `json:"ranks"`
+}
+
+// pageCode has a column for each property of its instructions.
+type pageCode struct {
+	Op     column `json:"op"`
+	Stream column `json:"stream"`
+	Kind   column `json:"kind"`
+	Phase  column `json:"phase"`
+	Sub    column `json:"sub"`
+	Layer  column `json:"layer"`
+	Micro  column `json:"micro"`
+	Line   column `json:"line"`
+	Pass   column `json:"pass"`
+	Result column `json:"result"`
+}
+
+type pageRank struct {
+	Rank   int          `json:"rank"`
+	Stage  int32        `json:"stage"`
+	Count  int          `json:"count"`
+	Code   int          `json:"code"` // of those that are shown
+	Begin  column       `json:"begin"`
+	End    column       `json:"end"`
+	Memory []pageMemory `json:"memory"`
+}
+
+type pageMemory struct {
+	Arena string `json:"arena"`
+	At    column `json:"at"`
+	Bytes column `json:"bytes"`
+}
+
+// add simulates a job and puts it on the page.
+func (p *page) add(file string, set []string, ranks string) error {
+	job, err := cli.OpenProgram(file, set)
+	if err != nil {
+		return err
+	}
+	t, err := sim.Run(job.Program, ir.SectionStep, sim.Options{Spans: true})
+	if err != nil {
+		return cli.Wrong(err)
+	}
+	chosen, err := chooseRanks(ranks, job.Program, t)
+	if err != nil {
+		return err
+	}
+	rank, stream, share := t.Critical()
+	x := pageProgram{
+		Name: strings.TrimSuffix(filepath.Base(file), ".sppo"), Machine: job.Program.Machine.Name,
+		Makespan: float64(t.Makespan), TGS: t.TGS(), MFU: t.MFU(), Bubble: t.BubbleRatio(), Exposed: float64(t.Exposed()),
+		Critical: fmt.Sprintf("%s of rank %d, %.0f%%", stream, rank, 100*share),
+		Passes:   job.Program.Passes, Lines: job.Program.Lines,
+	}
+	for s := range ir.NumStreams {
+		x.Streams = append(x.Streams, s.String())
+	}
+	for op := range ir.Ops {
+		x.Ops = append(x.Ops, ir.Ops[op].Name)
+	}
+	shown := map[int32]int{} // codes
+	for _, r := range chosen {
+		code := job.Program.Ranks[r].Code
+		if _, ok := shown[code]; !ok {
+			shown[code] = len(x.Codes)
+			x.Codes = append(x.Codes, p.code(&x, &job.Program.Codes[code], t.Rank(r).Spans))
+		}
+		x.Ranks = append(x.Ranks, p.rank(t, r, shown[code], job.Program.Ranks[r].PP, len(chosen) < len(job.Program.Ranks)))
+	}
+	p.programs = append(p.programs, x)
+	return nil
+}
+
+func (p *page) rank(t *sim.Timeline, r, code int, stage int32, alone bool) pageRank {
+	x := pageRank{Rank: r, Stage: stage, Code: code, Count: 1}
+	if alone {
+		x.Count = t.Rank(r).Count
+	}
+	spans := t.Rank(r).Spans
+	begin, end := make([]float64, len(spans)), make([]float64, len(spans))
+	for pc, s := range spans {
+		begin[pc], end[pc] = float64(s.Begin), float64(s.End)
+	}
+	x.Begin, x.End = addColumn(p, "f64", begin), addColumn(p, "f64", end)
+	for a := range ir.NumArenas {
+		var at []float64
+		var held []int64
+		for _, l := range t.Memory(r, a) {
+			at, held = append(at, float64(l.At)), append(held, int64(l.Bytes))
+		}
+		x.Memory = append(x.Memory, pageMemory{a.String(), addColumn(p, "f64", at), addColumn(p, "i64", held)})
+	}
+	p.spans += len(spans)
+	p.ranks++
+	return x
+}
+
+// code adds what instructions are; the spans are of a rank that runs them.
+func (p *page) code(x *pageProgram, code *ir.Code, spans []sim.Span) pageCode {
+	instrs := code.Sections[ir.SectionStep]
+	n := len(instrs)
+	op, stream, phase, pass := make([]uint8, n), make([]uint8, n), make([]uint8, n), make([]uint8, n)
+	sub, layer, micro, line := make([]int16, n), make([]int16, n), make([]int16, n), make([]uint16, n)
+	result := make([]int32, n)
+	first := int32(len(x.Results))
+	for i := range code.Buffers {
+		x.Results = append(x.Results, code.Buffers[i].Name)
+	}
+	for pc := range instrs {
+		in := &instrs[pc]
+		v := &in.Prov
+		op[pc], stream[pc], phase[pc], pass[pc], line[pc] = uint8(in.Op), uint8(in.Stream), uint8(v.Phase), v.Pass, v.Line
+		sub[pc], layer[pc], micro[pc] = int16(v.Subsequence), int16(v.Layer), int16(v.Microbatch)
+		result[pc] = ir.None
+		if in.Info().Written() > 0 && in.Args[0].Present() {
+			result[pc] = first + int32(in.Args[0].Buffer)
+		}
+	}
+	return pageCode{
+		addColumn(p, "u8", op), addColumn(p, "u8", stream), addColumn(p, "u8", spanKinds(code, spans)), addColumn(p, "u8", phase), addColumn(p, "i16", sub),
+		addColumn(p, "i16", layer), addColumn(p, "i16", micro), addColumn(p, "u16", line), addColumn(p, "u8", pass), addColumn(p, "i32", result),
+	}
+}
+
+// addColumn puts numbers where an array of their type may start.
+func addColumn[T any](p *page, kind string, values []T) column {
+	for p.columns.Len()%8 != 0 {
+		p.columns.WriteByte(0)
+	}
+	c := column{p.columns.Len(), len(values), kind}
+	if err := binary.Write(&p.columns, binary.LittleEndian, values); err != nil {
+		panic("internal: " + err.Error())
+	}
+	return c
+}
+
+// Kinds of spans: the colours of the page. The script has the same list.
+const (
+	showForward = iota
+	showBackward
+	showOther
+	showD2H
+	showH2D
+	showCollective
+	showMessage
+	showBubble
+	showExposed
+	showCollectiveWait
+	showNothing = 255
+)
+
+// spanKinds says of each instruction how it is shown. A wait of the compute stream is coloured by what it is for; that
+// another stream waits needs no colour.
+func spanKinds(code *ir.Code, spans []sim.Span) []uint8 {
+	instrs := code.Sections[ir.SectionStep]
+	kinds := make([]uint8, len(instrs))
+	recorded := make([]int, code.Events[ir.SectionStep]) // the instruction that an event stands behind
+	var last [ir.NumStreams]int
+	for pc := range instrs {
+		in := &instrs[pc]
+		switch in.Info().Class {
+		case ir.ClassSync:
+			event := in.Attr("event").Bits
+			kinds[pc] = showNothing
+			if in.Op == ir.Record {
+				recorded[event] = last[in.Stream]
+			} else if in.Stream == ir.Compute {
+				kinds[pc] = waitKind(instrs[recorded[event]].Stream, spans[pc], spans[recorded[event]])
+			}
+			continue
+		case ir.ClassComm:
+			kinds[pc] = showCollective
+			if in.Op == ir.Send || in.Op == ir.Recv {
+				kinds[pc] = showMessage
+			}
+		default:
+			kinds[pc] = workKind(in)
+		}
+		last[in.Stream] = pc
+	}
+	return kinds
+}
+
+// waitKind is bubble when what is waited for had not begun yet for most of the wait: copies queue behind each other,
+// messages and collectives wait for other ranks.
+func waitKind(stream ir.Stream, wait, work sim.Span) uint8 {
+	late := work.Begin-wait.Begin > (wait.End-wait.Begin)/2
+	switch {
+	case stream == ir.D2H || stream == ir.H2D:
+		return showExposed
+	case stream == ir.Coll && !late:
+		return showCollectiveWait
+	}
+	return showBubble
+}
+
+func workKind(in *ir.Instr) uint8 {
+	switch {
+	case in.Op == ir.CopyD2H:
+		return showD2H
+	case in.Op == ir.CopyH2D:
+		return showH2D
+	case in.Prov.Phase == ir.PhaseForward:
+		return showForward
+	case in.Prov.Phase == ir.PhaseBackward:
+		return showBackward
+	}
+	return showOther
+}
+
+// write puts the page together.
+func (p *page) write(w io.Writer) error {
+	var names []string
+	for i := range p.programs {
+		names = append(names, p.programs[i].Name)
+	}
+	head, err := json.Marshal(map[string]any{"programs": p.programs})
+	if err != nil {
+		return err
+	}
+	filled := strings.NewReplacer("{{.Title}}", html.EscapeString(strings.Join(names, " and ")), "{{.Style}}", pageStyle,
+		"{{.Head}}", string(head), "{{.Script}}", pageScript).Replace(pageHTML)
+	before, after, _ := strings.Cut(filled, "{{.Data}}")
+	if _, err := io.WriteString(w, before); err != nil {
+		return err
+	}
+	base := base64.NewEncoder(base64.StdEncoding, w)
+	zip := gzip.NewWriter(base)
+	_, err = zip.Write(p.columns.Bytes())
+	if err := errors.Join(err, zip.Close(), base.Close()); err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, after)
+	return err
+}
