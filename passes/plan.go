@@ -184,13 +184,20 @@ func New(sp *lang.Spec) *Plan {
 	if p.Name == "" {
 		p.Name = p.Model.Name
 	}
+	for _, b := range lang.Blocks {
+		p.noteLine(sp, b.Name)
+	}
 	for _, k := range lang.Keys {
-		d := sp.Diagnose(k.Path(), lang.Infeasible, "")
-		if d.Pos.Line > 0 {
-			p.Lines[k.Path()] = fmt.Sprintf("%s:%d: %s", d.Pos.File, d.Pos.Line, strings.TrimSpace(d.Source))
-		}
+		p.noteLine(sp, k.Path())
 	}
 	return p
+}
+
+// noteLine keeps the line of the spec where a key or a block was written, for provenance.
+func (p *Plan) noteLine(sp *lang.Spec, key string) {
+	if d := sp.Diagnose(key, lang.Infeasible, ""); d.Pos.Line > 0 {
+		p.Lines[key] = fmt.Sprintf("%s:%d: %s", d.Pos.File, d.Pos.Line, strings.TrimSpace(d.Source))
+	}
 }
 
 // decide notes a decision and its reason.
