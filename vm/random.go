@@ -24,6 +24,9 @@ func NewRandom(seed int64, name string, numbers ...int64) Random {
 	return Random{key}
 }
 
+// Key is what tells the stream from others, for a device that draws from it with code of its own.
+func (r Random) Key() uint64 { return r.key }
+
 func mix(z uint64) uint64 {
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb

@@ -1,0 +1,162 @@
+// CUDA on the CPU, as much of it as the kernels of this project use: what the CUDA compiler has built in, written so that
+// g++ accepts the kernels' own sources. A thread of a block is a fiber; a warp's lanes run one after another from one warp
+// operation to the next, warps from one barrier to the next, in an order that a seed permutes. Lanes of a warp that meet at
+// different operations, and threads that miss a barrier, are errors. What it does not see: memory ordering between lanes
+// that no operation separates beyond what a permuted order shows, bank conflicts, registers.
+#pragma once
+#define CUDA_EMULATOR 1
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+struct uint3 {
+    unsigned x, y, z;
+};
+
+namespace emu {
+struct Fiber {
+    uint3 thread;
+    int warp, lane;
+    unsigned operations; // warp operations that it has reached
+    const char *stop;    // where it waits
+};
+struct Slot {
+    unsigned char bytes[64];
+};
+struct Block {
+    uint3 block, blocks, threads;
+    unsigned char *shared;
+    Slot (*slots)[2][32]; // of a warp, for operations of even and odd number
+};
+extern thread_local Fiber *fiber;
+extern thread_local Block block;
+void yield(const char *stop);
+
+// exchange publishes a value of this lane to its warp and returns those of all lanes.
+template <class T> const Slot *exchange(const char *what, const T &value) {
+    static_assert(sizeof(T) <= sizeof(Slot), "a warp operation exchanges at most a slot");
+    Slot *slots = block.slots[fiber->warp][fiber->operations++ & 1];
+    memcpy(slots[fiber->lane].bytes, &value, sizeof(T));
+    yield(what);
+    return slots;
+}
+template <class T> T read(const Slot &slot) {
+    T value;
+    memcpy(&value, slot.bytes, sizeof(T));
+    return value;
+}
+
+typedef void (*Entry)(void **params);
+struct Kernel {
+    Kernel(const char *name, Entry entry);
+    const char *name;
+    Entry entry;
+    Kernel *next;
+};
+template <class... A, size_t... I> void unpack(void (*f)(A...), void **params, std::index_sequence<I...>) {
+    f(*(A *)params[I]...);
+}
+template <auto F> void entry(void **params) {
+    [params]<class... A>(void (*f)(A...)) { unpack(f, params, std::index_sequence_for<A...>{}); }(F);
+}
+template <class... A> constexpr bool eight(void (*)(A...)) { return ((sizeof(A) == 8) && ...); }
+} // namespace emu
+
+#define KERNEL(name, params)                                                                      \
+    extern "C" void name params;                                                                  \
+    static_assert(emu::eight(name), "every argument of a kernel is 8 bytes");                     \
+    static emu::Kernel registered_##name(#name, emu::entry<name>);                                \
+    extern "C" void name params
+#define DEV static inline
+#define METHOD inline
+#define SHARED(type, name, n) alignas(16) static thread_local type name[n]
+#define DYNAMIC_SHARED(name) unsigned char *const name = emu::block.shared
+#define UNROLL
+
+#define threadIdx (emu::fiber->thread)
+#define blockIdx (emu::block.block)
+#define blockDim (emu::block.threads)
+#define gridDim (emu::block.blocks)
+
+template <class To, class From> static inline To same_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From), "the bits of one are those of the other");
+    To to;
+    memcpy(&to, &from, sizeof(To));
+    return to;
+}
+static inline float __uint_as_float(unsigned u) { return same_bits<float>(u); }
+static inline unsigned __float_as_uint(float f) { return same_bits<unsigned>(f); }
+static inline float __int_as_float(int i) { return same_bits<float>(i); }
+
+// Rounded once each, never contracted: the sources are compiled so.
+static inline float __fmul_rn(float a, float b) { return a * b; }
+static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __fsub_rn(float a, float b) { return a - b; }
+static inline float __fdiv_rn(float a, float b) { return a / b; }
+static inline float __fsqrt_rn(float a) { return sqrtf(a); }
+static inline double __dmul_rn(double a, double b) { return a * b; }
+static inline float rsqrtf(float a) { return 1.0f / sqrtf(a); }
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline int max(int a, int b) { return a > b ? a : b; }
+static inline long long min(long long a, long long b) { return a < b ? a : b; }
+static inline long long max(long long a, long long b) { return a > b ? a : b; }
+static inline int __popc(unsigned u) { return __builtin_popcount(u); }
+static inline int __ffs(int i) { return __builtin_ffs(i); }
+
+static inline void __syncthreads() { emu::yield("__syncthreads"); }
+static inline void __syncwarp() { emu::exchange("__syncwarp", 0); }
+template <class T> T __shfl_xor_sync(unsigned, T x, int mask) {
+    return emu::read<T>(emu::exchange("__shfl_xor_sync", x)[(emu::fiber->lane ^ mask) & 31]);
+}
+template <class T> T __shfl_sync(unsigned, T x, int lane) {
+    return emu::read<T>(emu::exchange("__shfl_sync", x)[lane & 31]);
+}
+static inline unsigned __ballot_sync(unsigned, int predicate) {
+    const emu::Slot *all = emu::exchange("__ballot_sync", predicate);
+    unsigned bits = 0;
+    for (int i = 0; i < 32; i++) bits |= (unsigned)(emu::read<int>(all[i]) != 0) << i;
+    return bits;
+}
+
+struct bf16;
+struct Fragments {
+    unsigned a[4], b[2];
+};
+static inline float bf16_half(unsigned pair, int high) { return __uint_as_float(high ? pair & 0xffff0000u : pair << 16); }
+
+// Tensor cores multiply exactly and add in f32 in an order of their own; here it is that of k.
+static inline void mma16816(float *d, const unsigned *a, const unsigned *b) {
+    const Fragments mine = {{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+    const emu::Slot *all = emu::exchange("mma16816", mine);
+    const int g = emu::fiber->lane / 4, t = emu::fiber->lane % 4;
+    for (int i = 0; i < 4; i++) {
+        const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
+        float sum = d[i];
+        for (int k = 0; k < 16; k++) {
+            const Fragments fa = emu::read<Fragments>(all[row % 8 * 4 + k % 8 / 2]);
+            const Fragments fb = emu::read<Fragments>(all[column * 4 + k % 8 / 2]);
+            sum += bf16_half(fa.a[row / 8 + k / 8 * 2], k % 2) * bf16_half(fb.b[k / 8], k % 2);
+        }
+        d[i] = sum;
+    }
+}
+static inline unsigned matrix_pair(const void *low, int low_at, const void *high, int high_at) {
+    return ((const unsigned short *)low)[low_at] | (unsigned)((const unsigned short *)high)[high_at] << 16;
+}
+static inline void ldmatrix(unsigned *r, const bf16 *row) {
+    const emu::Slot *all = emu::exchange("ldmatrix", row);
+    const int g = emu::fiber->lane / 4, t = emu::fiber->lane % 4;
+    for (int i = 0; i < 4; i++) {
+        const void *p = emu::read<const void *>(all[8 * i + g]);
+        r[i] = matrix_pair(p, 2 * t, p, 2 * t + 1);
+    }
+}
+static inline void ldmatrix_trans(unsigned *r, const bf16 *row) {
+    const emu::Slot *all = emu::exchange("ldmatrix_trans", row);
+    const int g = emu::fiber->lane / 4, t = emu::fiber->lane % 4;
+    for (int i = 0; i < 4; i++)
+        r[i] = matrix_pair(emu::read<const void *>(all[8 * i + 2 * t]), g, emu::read<const void *>(all[8 * i + 2 * t + 1]), g);
+}

@@ -1,0 +1,169 @@
+// Attention and its gradient in plain arithmetic, for any element type and any head of up to 256 elements: what is always
+// right. attention_tensor.cu is faster where it can serve.
+//
+// Query i of n stands behind prefix tokens and sees keys 0 .. prefix+i. Row t*batch+b of an operand is token t of sequence
+// b, all heads side by side. A warp has a query (or a key, for dk and dv); keys (or queries) come by tiles of 32, one to a
+// lane while scores are made. Nothing is added atomically: every run gives the same bits.
+#include "common.cuh"
+
+#define MAX_DIM 256
+#define LD (MAX_DIM + 1)
+
+struct Shape {
+    i64 n, heads, kv_heads, dim, batch, prefix;
+};
+
+// at is the index of the first element of a head of a token.
+DEV i64 at(i64 token, i64 sequence, i64 batch, i64 head, i64 heads, i64 dim) {
+    return ((token * batch + sequence) * heads + head) * dim;
+}
+
+// load_tile brings 32 tokens of a head to shared memory as f32, zeros where there are no more. The barriers before and
+// after keep it from other uses of the tile.
+template <class T>
+DEV void load_tile(float *tile, const T *p, i64 token, i64 tokens, i64 sequence, i64 batch, i64 head, i64 heads, i64 dim) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < 32 * (int)dim; i += blockDim.x) {
+        const int r = i / (int)dim, d = i % (int)dim;
+        tile[r * LD + d] = token + r < tokens ? as_float(p[at(token + r, sequence, batch, head, heads, dim) + d]) : 0.0f;
+    }
+    __syncthreads();
+}
+DEV float dot(const float *a, const float *b, int dim) {
+    float sum = 0;
+    for (int d = 0; d < dim; d++) sum += a[d] * b[d];
+    return sum;
+}
+// add_rows adds weighted rows of a tile: a lane has every 32nd column, and the weight of one row.
+DEV void add_rows(float *sum, float weight, const float *tile, int dim) {
+    for (int r = 0; r < 32; r++) {
+        const float w = __shfl_sync(ALL, weight, r);
+        UNROLL for (int j = 0; j < MAX_DIM / 32; j++) {
+            const int d = (threadIdx.x & 31) + 32 * j;
+            if (d < dim) sum[j] += w * tile[r * LD + d];
+        }
+    }
+}
+
+// own_row brings one row for each warp.
+template <class T> DEV void own_row(float *row, const T *p, int dim) {
+    for (int d = threadIdx.x & 31; d < dim; d += 32) row[d] = as_float(p[d]);
+}
+
+template <class T>
+DEV void attention(T *o, float *lse, const T *q, const T *k, const T *v, const Shape &s) {
+    SHARED(float, tile, 32 * LD);
+    SHARED(float, own, 8 * MAX_DIM);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, dim = (int)s.dim;
+    const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 8; // the longest rows first
+    const i64 i = min(first + warp, s.n - 1), h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
+    const i64 end = s.prefix + min(first + 8, s.n);
+    const float scale = 1.0f / sqrtf((float)dim);
+    float *query = own + warp * MAX_DIM;
+    own_row(query, q + at(i, b, s.batch, h, s.heads, dim), dim);
+    float sum[MAX_DIM / 32] = {}, largest = MINUS_INFINITY, total = 0;
+    for (i64 key = 0; key < end; key += 32) {
+        load_tile(tile, k, key, end, b, s.batch, kvh, s.kv_heads, dim);
+        const float score = key + lane <= s.prefix + i ? dot(query, tile + lane * LD, dim) * scale : MINUS_INFINITY;
+        const float m = fmaxf(largest, warp_max(score)), p = expf(score - m), old = expf(largest - m);
+        total = total * old + warp_sum(p);
+        largest = m;
+        UNROLL for (int j = 0; j < MAX_DIM / 32; j++) sum[j] *= old;
+        load_tile(tile, v, key, end, b, s.batch, kvh, s.kv_heads, dim);
+        add_rows(sum, p, tile, dim);
+    }
+    if (first + warp >= s.n) return;
+    T *out = o + at(i, b, s.batch, h, s.heads, dim);
+    UNROLL for (int j = 0; j < MAX_DIM / 32; j++)
+        if (lane + 32 * j < dim) store(out + lane + 32 * j, sum[j] / total);
+    if (lane == 0) lse[(i * s.batch + b) * s.heads + h] = largest + logf(total);
+}
+
+// delta[row, head] = do . o, a warp each.
+template <class T> DEV void attention_delta(float *delta, const T *dout, const T *o, i64 rows, i64 dim) {
+    const i64 row = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
+    float sum = 0;
+    for (i64 d = threadIdx.x & 31; d < dim && row < rows; d += 32) sum += as_float(dout[row * dim + d]) * as_float(o[row * dim + d]);
+    sum = warp_sum(sum);
+    if (row < rows && (threadIdx.x & 31) == 0) delta[row] = sum;
+}
+
+template <class T>
+DEV void attention_dq(T *dq, const T *dout, const T *q, const T *k, const T *v, const float *lse, const float *delta, const Shape &s) {
+    SHARED(float, tile, 32 * LD);
+    SHARED(float, own, 8 * MAX_DIM);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, dim = (int)s.dim;
+    const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 8;
+    const i64 i = min(first + warp, s.n - 1), h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
+    const i64 end = s.prefix + min(first + 8, s.n), row = (i * s.batch + b) * s.heads + h;
+    const float scale = 1.0f / sqrtf((float)dim);
+    float *mine = own + warp * MAX_DIM, sum[MAX_DIM / 32] = {};
+    for (i64 key = 0; key < end; key += 32) {
+        __syncwarp();
+        own_row(mine, dout + row * dim, dim);
+        load_tile(tile, v, key, end, b, s.batch, kvh, s.kv_heads, dim);
+        const float dp = dot(mine, tile + lane * LD, dim);
+        __syncwarp();
+        own_row(mine, q + row * dim, dim);
+        load_tile(tile, k, key, end, b, s.batch, kvh, s.kv_heads, dim);
+        const float p = key + lane <= s.prefix + i ? expf(dot(mine, tile + lane * LD, dim) * scale - lse[row]) : 0.0f;
+        add_rows(sum, p * (dp - delta[row]) * scale, tile, dim);
+    }
+    if (first + warp >= s.n) return;
+    UNROLL for (int j = 0; j < MAX_DIM / 32; j++)
+        if (lane + 32 * j < dim) store(dq + row * dim + lane + 32 * j, sum[j]);
+}
+
+template <class T>
+DEV void attention_dkv(float *dk, float *dv, const T *dout, const T *q, const T *k, const T *v, const float *lse, const float *delta,
+                       const Shape &s, i64 accumulate) {
+    SHARED(float, tile, 32 * LD);
+    SHARED(float, own, 8 * MAX_DIM);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, dim = (int)s.dim;
+    const i64 first = (i64)blockIdx.x * 8, keys = s.prefix + s.n, key = min(first + warp, keys - 1);
+    const i64 kvh = blockIdx.y, b = blockIdx.z, group = s.heads / s.kv_heads, row = at(key, b, s.batch, kvh, s.kv_heads, dim);
+    const float scale = 1.0f / sqrtf((float)dim);
+    const i64 start = max(first - s.prefix, (i64)0) / 32 * 32;
+    float *mine = own + warp * MAX_DIM, sum_k[MAX_DIM / 32] = {}, sum_v[MAX_DIM / 32] = {};
+    for (i64 h = kvh * group; h < (kvh + 1) * group; h++)
+        for (i64 base = start; base < s.n; base += 32) {
+            const i64 i = base + lane, at_i = (min(i, s.n - 1) * s.batch + b) * s.heads + h;
+            __syncwarp();
+            own_row(mine, k + row, dim);
+            load_tile(tile, q, base, s.n, b, s.batch, h, s.heads, dim);
+            const float p = i < s.n && key <= s.prefix + i ? expf(dot(mine, tile + lane * LD, dim) * scale - lse[at_i]) : 0.0f;
+            __syncwarp();
+            own_row(mine, v + row, dim);
+            load_tile(tile, dout, base, s.n, b, s.batch, h, s.heads, dim);
+            const float ds = p * (dot(mine, tile + lane * LD, dim) - delta[at_i]) * scale;
+            add_rows(sum_v, p, tile, dim);
+            load_tile(tile, q, base, s.n, b, s.batch, h, s.heads, dim);
+            add_rows(sum_k, ds, tile, dim);
+        }
+    if (first + warp >= keys) return;
+    UNROLL for (int j = 0; j < MAX_DIM / 32; j++) {
+        const int d = lane + 32 * j;
+        if (d >= dim) continue;
+        dk[row + d] = accumulate ? dk[row + d] + sum_k[j] : sum_k[j];
+        dv[row + d] = accumulate ? dv[row + d] + sum_v[j] : sum_v[j];
+    }
+}
+
+#define ATTENTION(S, T)                                                                                                   \
+    KERNEL(attention_##S, (T * o, float *lse, const T *q, const T *k, const T *v, i64 n, i64 heads, i64 kv_heads, i64 dim,  \
+                           i64 batch, i64 prefix)) {                                                                      \
+        attention(o, lse, q, k, v, Shape{n, heads, kv_heads, dim, batch, prefix});                                        \
+    }                                                                                                                     \
+    KERNEL(attention_delta_##S, (float *delta, const T *dout, const T *o, i64 rows, i64 dim)) {                           \
+        attention_delta(delta, dout, o, rows, dim);                                                                       \
+    }                                                                                                                     \
+    KERNEL(attention_dq_##S, (T * dq, const T *dout, const T *q, const T *k, const T *v, const float *lse, const float *delta, \
+                              i64 n, i64 heads, i64 kv_heads, i64 dim, i64 batch, i64 prefix)) {                          \
+        attention_dq(dq, dout, q, k, v, lse, delta, Shape{n, heads, kv_heads, dim, batch, prefix});                       \
+    }                                                                                                                     \
+    KERNEL(attention_dkv_##S, (float *dk, float *dv, const T *dout, const T *q, const T *k, const T *v, const float *lse,  \
+                               const float *delta, i64 n, i64 heads, i64 kv_heads, i64 dim, i64 batch, i64 prefix,        \
+                               i64 accumulate)) {                                                                         \
+        attention_dkv(dk, dv, dout, q, k, v, lse, delta, Shape{n, heads, kv_heads, dim, batch, prefix}, accumulate);      \
+    }
+FOR_TYPES(ATTENTION)

@@ -1,0 +1,81 @@
+// embed, its gradient, and initial values.
+#include "common.cuh"
+
+#define EMBED(S, T)                                                                                         \
+    KERNEL(embed_##S, (T * y, const int *tokens, const T *table, i64 vocab, i64 cols, i64 first)) {          \
+        const i64 row = blockIdx.x, at = (i64)tokens[row] - first;                                          \
+        const bool here = at >= 0 && at < vocab;                                                            \
+        ROW8(c, cols) {                                                                                     \
+            float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};                                                          \
+            if (here) load_some(table + at * cols + c, v, cols - c);                                        \
+            store_some(y + row * cols + c, v, cols - c);                                                    \
+        }                                                                                                   \
+    }                                                                                                       \
+    KERNEL(embed_grad_##S, (float *dtable, const int *tokens, const T *dy, i64 rows, i64 vocab, i64 cols, i64 first)) { \
+        embed_grad(dtable, tokens, dy, rows, vocab, cols, first);                                           \
+    }
+
+// seen says whether a token is among tokens[0 .. end-1]. All threads of the block get the answer.
+DEV bool seen(const int *tokens, i64 end, int token) {
+    for (i64 i = end; i > 0; i -= blockDim.x) { // backwards: a frequent token was there a moment ago
+        const i64 at = i - 1 - threadIdx.x;
+        if (block_max(at >= 0 && tokens[at] == token ? 1.0f : 0.0f) > 0.0f) return true;
+    }
+    return false;
+}
+
+// The block of a token's first row adds all rows of that token, in row order; the blocks of its other rows do nothing. A
+// thread has eight columns.
+template <class T>
+DEV void embed_grad(float *dtable, const int *tokens, const T *dy, i64 rows, i64 vocab, i64 cols, i64 first) {
+    SHARED(u32, matches, 32);
+    const int token = tokens[blockIdx.x], warps = blockDim.x >> 5;
+    const i64 at = (i64)token - first, c = ((i64)blockIdx.y * blockDim.x + threadIdx.x) * 8;
+    if (at < 0 || at >= vocab || seen(tokens, blockIdx.x, token)) return;
+    float sum[8], d[8];
+    if (c < cols) load_some(dtable + at * cols + c, sum, cols - c);
+    for (i64 base = blockIdx.x; base < rows; base += blockDim.x) {
+        const i64 i = base + threadIdx.x;
+        const u32 bits = __ballot_sync(ALL, i < rows && tokens[i] == token);
+        if ((threadIdx.x & 31) == 0) matches[threadIdx.x >> 5] = bits;
+        __syncthreads();
+        for (int w = 0; w < warps; w++)
+            for (u32 left = matches[w]; left; left &= left - 1) {
+                const i64 row = base + w * 32 + __ffs((int)left) - 1;
+                if (c >= cols) continue;
+                load_some(dy + row * cols + c, d, cols - c);
+                UNROLL for (int j = 0; j < 8; j++) sum[j] += d[j];
+            }
+        __syncthreads();
+    }
+    if (c < cols) store_some(dtable + at * cols + c, sum, cols - c);
+}
+FOR_TYPES(EMBED)
+
+// The generator of initial values: SplitMix64 opened to random access, and Box and Muller in f64. It draws what the VM's
+// own generator draws, to the last bits of the f64 functions.
+DEV u64 draw(u64 key, u64 i) {
+    u64 z = key + (i + 1) * 0x9e3779b97f4a7c15ull;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+    return z ^ z >> 31;
+}
+DEV double uniform(u64 key, u64 i) { return (double)((draw(key, i) >> 11) + 1) * 0x1p-53; }
+
+#define INIT(S, T)                                                                                               \
+    KERNEL(init_normal_##S, (T * w, i64 key, i64 rows, i64 cols, i64 row, i64 col, i64 tensor_rows, i64 tensor_cols, double std)) { \
+        const i64 step = (i64)gridDim.x * blockDim.x, n = rows * cols;                                           \
+        for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {                             \
+            const i64 r = row + i / cols, c = col + i % cols;                                                    \
+            double value = 0;                                                                                    \
+            if (r < tensor_rows && c < tensor_cols) {                                                            \
+                const u64 element = (u64)(r * tensor_cols + c), pair = element & ~1ull;                          \
+                const double radius = sqrt(-2 * log(uniform((u64)key, pair))) * std;                             \
+                double sine, cosine;                                                                             \
+                sincos(2 * 3.14159265358979323846 * uniform((u64)key, pair + 1), &sine, &cosine);                \
+                value = radius * (element == pair ? cosine : sine);                                              \
+            }                                                                                                    \
+            store(w + i, (float)value);                                                                          \
+        }                                                                                                        \
+    }
+FOR_TYPES(INIT)

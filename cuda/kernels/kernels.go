@@ -1,0 +1,200 @@
+// Package kernels holds the CUDA C++ sources of every kernel opcode and says how an instruction launches them. It is the
+// one truth about the launch interface, for the device that runs on a GPU and for the emulator that proves the sources
+// without one.
+//
+//	kernels.go     what a launch is; the sources; Bind
+//	table.go       THE table: by opcode, from an instruction to its launches
+//	common.cuh     what all sources share: element types, vectors, sums over blocks, tensor cores
+//	*.cu           the kernels, one file for each family
+//
+// The sources include nothing but common.cuh, so the run-time compiler needs no headers. The package does not know how
+// they are compiled, where operands lie, nor what a stream is.
+package kernels
+
+import (
+	"embed"
+	"fmt"
+	"math"
+
+	"sppo/ir"
+)
+
+//go:embed *.cu *.cuh
+var files embed.FS
+
+// Header is the name under which every source includes what all share.
+const Header = "common.cuh"
+
+// Sources lists the files to compile, each a module of its own.
+func Sources() []string {
+	entries, err := files.ReadDir(".")
+	if err != nil {
+		panic("internal: kernels: " + err.Error())
+	}
+	var out []string
+	for _, e := range entries {
+		if e.Name() != Header {
+			out = append(out, e.Name())
+		}
+	}
+	return out
+}
+
+// Text is the text of a source or of the header.
+func Text(name string) string {
+	text, err := files.ReadFile(name)
+	if err != nil {
+		panic("internal: kernels: " + err.Error())
+	}
+	return string(text)
+}
+
+// ArgKind says where the 8 bytes of an argument come from. Every argument of every kernel has 8.
+type ArgKind uint8
+
+// Kinds of arguments.
+const (
+	Operand   ArgKind = iota // the address of operand Value of the instruction, or 0 where it is absent
+	Workspace                // the address of byte Value of the workspace
+	Scalar                   // Value itself: the bits of an int64 or of a float64
+)
+
+// Arg is one argument of a launch.
+type Arg struct {
+	Kind  ArgKind
+	Value uint64
+}
+
+// Launch is one kernel of an instruction. Blocks are one-dimensional.
+type Launch struct {
+	Source      string // file that holds the kernel
+	Kernel      string
+	Grid        [3]int64
+	Block       int64 // threads
+	SharedBytes int64 // dynamic shared memory; above 48 KiB the function must be told so before its launch
+	Args        []Arg
+}
+
+// MaxSharedBytes is the most dynamic shared memory that a launch of the table asks for.
+const MaxSharedBytes = 56 << 10
+
+// Plan is what an instruction launches, one after another on its stream. No two instructions that may run at once can
+// have the same workspace, which needs no particular contents. Instructions on empty operands launch nothing.
+type Plan struct {
+	Launches       []Launch
+	WorkspaceBytes int64
+}
+
+// Bind looks an instruction of a rank up in the table. The operands' shapes are those that ir.Verify has approved; what
+// the kernels cannot serve is an error.
+func Bind(p *ir.Program, rank int, in *ir.Instr) (plan Plan, err error) {
+	row := table[in.Op]
+	if row.bind == nil {
+		return Plan{}, fmt.Errorf("%s is no kernel", in.Info().Name)
+	}
+	b := &binder{program: p, consts: p.Ranks[rank].Consts, in: in, source: row.source}
+	for i := range in.Args {
+		if in.Args[i].Present() && in.Args[i].Elements() == 0 {
+			return Plan{}, nil
+		}
+	}
+	row.bind(b)
+	return b.plan, b.err
+}
+
+// binder makes the launches of one instruction.
+type binder struct {
+	program *ir.Program
+	consts  []int64
+	in      *ir.Instr
+	source  string
+	plan    Plan
+	err     error
+}
+
+// threads is the size of a block wherever nothing says otherwise.
+const threads = 256
+
+// launch appends a kernel. Arguments are operands by name, and numbers.
+func (b *binder) launch(kernel string, grid [3]int64, args ...any) *Launch {
+	l := Launch{Source: b.source, Kernel: kernel, Grid: grid, Block: threads}
+	for _, a := range args {
+		l.Args = append(l.Args, b.arg(a))
+	}
+	for i, n := range grid {
+		if limit := int64(math.MaxInt32); i > 0 && n > 65535 || n > limit {
+			b.err = fmt.Errorf("%s would need a grid of %v blocks, more than a GPU takes", kernel, grid)
+		}
+	}
+	b.plan.Launches = append(b.plan.Launches, l)
+	return &b.plan.Launches[len(b.plan.Launches)-1]
+}
+
+// workspace is an address in the workspace as an argument.
+type workspace int64
+
+func (b *binder) arg(a any) Arg {
+	switch v := a.(type) {
+	case string:
+		for i, o := range b.in.Info().Operands {
+			if o.Name == v {
+				return Arg{Operand, uint64(i)}
+			}
+		}
+		panic("internal: kernels: " + b.in.Info().Name + " has no operand " + v)
+	case workspace:
+		return Arg{Workspace, uint64(v)}
+	case int64:
+		return Arg{Scalar, uint64(v)}
+	case float64:
+		return Arg{Scalar, math.Float64bits(v)}
+	}
+	panic(fmt.Sprintf("internal: kernels: an argument of type %T", a))
+}
+
+// reserve is a place of its own in the workspace.
+func (b *binder) reserve(bytes int64) workspace {
+	at := b.plan.WorkspaceBytes
+	b.plan.WorkspaceBytes += (bytes + 255) &^ 255
+	return workspace(at)
+}
+
+func (b *binder) has(name string) bool      { return b.in.Arg(name).Present() }
+func (b *binder) int(name string) int64     { return b.in.Attr(name).Int(b.consts) }
+func (b *binder) float(name string) float64 { return b.in.Attr(name).Float(b.consts) }
+func (b *binder) elements(name string) int64 {
+	return b.in.Arg(name).Elements()
+}
+
+// shape sees an operand as a matrix.
+func (b *binder) shape(name string) (rows, cols int64) {
+	v := b.in.Arg(name)
+	return v.Rows(), v.Cols()
+}
+
+// types are the letters of operands' element types, by which kernels' names tell instances apart.
+func (b *binder) types(names ...string) string {
+	letters := ""
+	for _, name := range names {
+		switch t := b.in.Arg(name).DType; t {
+		case ir.F32:
+			letters += "f"
+		case ir.BF16:
+			letters += "b"
+		default:
+			b.err = fmt.Errorf("%s is %s, not f32 or bf16", name, t)
+		}
+	}
+	return letters
+}
+
+// rows is a grid of a block for each row.
+func rows(n int64) [3]int64 { return [3]int64{n, 1, 1} }
+
+// spread is a grid whose threads have some elements each, and walk on where there are more.
+func spread(elements, each int64) [3]int64 {
+	const enough = 132 * 16 // blocks that fill the largest GPU
+	return rows(min(ceil(elements, threads*each), enough))
+}
+
+func ceil(n, by int64) int64 { return (n + by - 1) / by }

@@ -1,0 +1,84 @@
+// Cross entropy over a vocabulary that may be divided among ranks: statistics by rows, the loss, the gradient.
+#include "common.cuh"
+
+#define CE(S, T)                                                                                                    \
+    KERNEL(cross_entropy_stats_##S, (float *stats, const T *logits, const int *labels, i64 cols, i64 first, i64 valid)) { \
+        const i64 row = blockIdx.x;                                                                                 \
+        row_stats(stats + 3 * row, logits + row * cols, (i64)labels[row] - first, valid);                           \
+    }
+
+// One pass: every thread keeps the maximum of what it has seen and the sum of exponentials below it.
+template <class T> DEV void row_stats(float *stats, const T *logits, i64 label, i64 valid) {
+    float largest = MINUS_INFINITY, sum = 0, v[8];
+    ROW8(c, valid) {
+        load_some(logits + c, v, valid - c);
+        float m = largest;
+        UNROLL for (int j = 0; j < 8; j++)
+            if (c + j < valid) m = fmaxf(m, v[j]);
+        if (m > largest) sum *= expf(largest - m), largest = m;
+        UNROLL for (int j = 0; j < 8; j++)
+            if (c + j < valid) sum += expf(v[j] - largest);
+    }
+    const float all = block_max(largest);
+    const float total = block_sum(largest == all ? sum : sum * expf(largest - all));
+    if (threadIdx.x == 0) {
+        stats[0] = all, stats[1] = total;
+        stats[2] = label >= 0 && label < valid ? as_float(logits[label]) : 0.0f;
+    }
+}
+FOR_TYPES(CE)
+
+// join combines the statistics of a row over the parts of the vocabulary, in rank order.
+struct Joined {
+    double largest, sum, label;
+};
+DEV Joined join(const float *stats, i64 parts, i64 rows, i64 row) {
+    Joined j = {(double)stats[3 * row], 0, 0};
+    for (i64 p = 1; p < parts; p++) j.largest = fmax(j.largest, (double)stats[3 * (p * rows + row)]);
+    for (i64 p = 0; p < parts; p++) {
+        const float *s = stats + 3 * (p * rows + row);
+        j.sum += (double)s[1] * exp((double)s[0] - j.largest);
+        j.label += (double)s[2];
+    }
+    return j;
+}
+
+// One block; its threads' sums are added in a fixed order.
+KERNEL(cross_entropy, (float *loss, const float *stats, i64 parts, i64 rows, double scale)) {
+    double sum = 0;
+    for (i64 row = threadIdx.x; row < rows; row += blockDim.x) {
+        const Joined j = join(stats, parts, rows, row);
+        sum += j.largest + log(j.sum) - j.label;
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *loss += (float)(scale * sum);
+}
+
+template <class D, class T>
+DEV void ce_grad(D *dlogits, const T *logits, const float *stats, const int *labels, i64 parts, i64 rows, i64 cols,
+                 i64 first, i64 valid, double scale) {
+    SHARED(float, both, 2);
+    const i64 row = blockIdx.x, label = (i64)labels[row] - first;
+    if (threadIdx.x == 0) {
+        const Joined j = join(stats, parts, rows, row);
+        both[0] = (float)j.largest, both[1] = (float)(1.0 / j.sum);
+    }
+    __syncthreads();
+    const float largest = both[0], inverse = both[1], factor = (float)scale;
+    ROW8(c, cols) {
+        float v[8];
+        load_some(logits + row * cols + c, v, cols - c);
+        UNROLL for (int j = 0; j < 8; j++)
+            v[j] = c + j < valid ? (expf(v[j] - largest) * inverse - (c + j == label ? 1.0f : 0.0f)) * factor : 0.0f;
+        store_some(dlogits + row * cols + c, v, cols - c);
+    }
+}
+#define CE_GRAD(S, D, T)                                                                                              \
+    KERNEL(cross_entropy_grad_##S, (D * dlogits, const T *logits, const float *stats, const int *labels, i64 parts, i64 rows, \
+                                    i64 cols, i64 first, i64 valid, double scale)) {                                  \
+        ce_grad(dlogits, logits, stats, labels, parts, rows, cols, first, valid, scale);                              \
+    }
+CE_GRAD(ff, float, float)
+CE_GRAD(fb, float, bf16)
+CE_GRAD(bf, bf16, float)
+CE_GRAD(bb, bf16, bf16)

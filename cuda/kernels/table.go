@@ -1,0 +1,235 @@
+package kernels
+
+import (
+	"fmt"
+	"math"
+
+	"sppo/ir"
+	"sppo/vm"
+)
+
+// table says for every kernel opcode where its kernels stand and how an instruction launches them.
+var table = [ir.NumOps]struct {
+	source string
+	bind   func(*binder)
+}{
+	ir.InitNormal:        {"embed.cu", initNormal},
+	ir.Fill:              {"elementwise.cu", fill},
+	ir.Embed:             {"embed.cu", embedRows},
+	ir.EmbedGrad:         {"embed.cu", embedGrad},
+	ir.PositionEmbed:     {"elementwise.cu", positionEmbed},
+	ir.PositionEmbedGrad: {"elementwise.cu", positionEmbedGrad},
+	ir.LayerNorm:         {"norm.cu", layerNorm},
+	ir.LayerNormGrad:     {"norm.cu", layerNormGrad},
+	ir.RMSNorm:           {"norm.cu", rmsNorm},
+	ir.RMSNormGrad:       {"norm.cu", rmsNormGrad},
+	ir.Matmul:            {"matmul.cu", matmul},
+	ir.BiasGrad:          {"columns.cu", biasGrad},
+	ir.Rope:              {"rope.cu", rope},
+	ir.Attention:         {"attention.cu", attention},
+	ir.AttentionGrad:     {"attention.cu", attentionGrad},
+	ir.Gelu:              {"elementwise.cu", each("gelu", "y", "x")},
+	ir.GeluGrad:          {"elementwise.cu", each("gelu_grad", "dx", "dy", "x")},
+	ir.SwiGLU:            {"elementwise.cu", each("swiglu", "y", "gate", "up")},
+	ir.SwiGLUGrad:        {"elementwise.cu", each("swiglu_grad", "dgate", "dup", "dy", "gate", "up")},
+	ir.Add:               {"elementwise.cu", add},
+	ir.Cast:              {"elementwise.cu", cast},
+	ir.CrossEntropyStats: {"loss.cu", crossEntropyStats},
+	ir.CrossEntropy:      {"loss.cu", crossEntropy},
+	ir.CrossEntropyGrad:  {"loss.cu", crossEntropyGrad},
+	ir.SumSq:             {"optimizer.cu", sumSq},
+	ir.GradNorm:          {"optimizer.cu", gradNorm},
+	ir.AdamW:             {"optimizer.cu", adamW},
+}
+
+// each is the launch of a kernel whose operands have one shape and one type.
+func each(kernel string, operands ...string) func(*binder) {
+	return func(b *binder) {
+		n := b.elements(operands[0])
+		args := []any{}
+		for _, o := range operands {
+			args = append(args, o)
+		}
+		b.launch(kernel+"_"+b.types(operands[0]), spread(n, 8), append(args, n)...)
+	}
+}
+
+func add(b *binder) {
+	n, bias := b.elements("y"), int64(0)
+	if b.has("bias") && b.types("bias") == "b" {
+		bias = 1
+	}
+	_, cols := b.shape("y")
+	b.launch("add_"+b.types("y", "a", "b"), spread(n, 8), "y", "a", "b", "bias", bias, n, cols)
+}
+
+func cast(b *binder) {
+	n := b.elements("y")
+	b.launch("cast_"+b.types("y", "x"), spread(n, 8), "y", "x", n)
+}
+
+// fill repeats the element in a word of 8 bytes.
+func fill(b *binder) {
+	v, value := b.in.Arg("y"), b.float("value")
+	element := uint64(uint8(value))
+	switch v.DType {
+	case ir.F32:
+		element = uint64(math.Float32bits(float32(value)))
+	case ir.BF16:
+		element = uint64(vm.BF16(float32(value)))
+	case ir.I32:
+		element = uint64(uint32(int32(value)))
+	}
+	size := int64(v.DType.Bytes())
+	for ; size < 8; size *= 2 {
+		element |= element << (8 * size)
+	}
+	bytes := int64(v.Bytes())
+	b.launch("fill", spread(bytes, 16), "y", bytes, int64(element))
+}
+
+func positionEmbed(b *binder) {
+	n := b.elements("y")
+	_, cols := b.shape("y")
+	b.launch("position_embed_"+b.types("y"), spread(n, 8), "y", "x", "table", n, b.int("batch"), cols)
+}
+
+func positionEmbedGrad(b *binder) {
+	n := b.elements("dtable")
+	_, cols := b.shape("dtable")
+	b.launch("position_embed_grad_"+b.types("dy"), spread(n, 1), "dtable", "dy", n, b.int("batch"), cols, b.int("accumulate"))
+}
+
+func layerNorm(b *binder) {
+	r, c := b.shape("x")
+	b.launch("layernorm_"+b.types("x"), rows(r), "y", "stats", "x", "gamma", "beta", c, b.float("eps"))
+}
+
+func rmsNorm(b *binder) {
+	r, c := b.shape("x")
+	b.launch("rmsnorm_"+b.types("x"), rows(r), "y", "stats", "x", "gamma", c, b.float("eps"))
+}
+
+// The sums over rows come first: dx may lie in the place of what they read.
+func layerNormGrad(b *binder) {
+	r, c := b.shape("x")
+	b.columnSums("layernorm_columns_"+b.types("x"), r, c, []string{"dgamma", "dbeta"}, "dy", "x", "stats")
+	b.launch("layernorm_grad_"+b.types("x"), rows(r), "dx", "dy", "x", "stats", "gamma", "residual", c)
+}
+
+func rmsNormGrad(b *binder) {
+	r, c := b.shape("x")
+	b.columnSums("rmsnorm_columns_"+b.types("x"), r, c, []string{"dgamma"}, "dy", "x", "stats")
+	b.launch("rmsnorm_grad_"+b.types("x"), rows(r), "dx", "dy", "x", "stats", "gamma", "residual", c)
+}
+
+func biasGrad(b *binder) {
+	r, c := b.shape("dy")
+	b.columnSums("bias_grad_"+b.types("dy"), r, c, []string{"db"}, "dy")
+}
+
+// columnSums launches a kernel that sums chunks of rows into the workspace, and for each sum the one that joins them.
+func (b *binder) columnSums(kernel string, r, c int64, sums []string, in ...any) {
+	source := b.source
+	b.source = "columns.cu"
+	chunk := max(64, ceil(r, 64)) // rows of a chunk: at most 64 chunks
+	chunks := ceil(r, chunk)
+	partial := b.reserve(4 * int64(len(sums)) * chunks * c)
+	b.launch(kernel, [3]int64{ceil(c, 256), chunks, 1}, append(append([]any{partial}, in...), r, c, chunk)...)
+	for i, sum := range sums {
+		b.launch("join_columns", rows(ceil(c, threads)), sum, partial+workspace(4*int64(i)*chunks*c), chunks, c, b.int("accumulate"))
+	}
+	b.source = source
+}
+
+// matmul has tiles of 64 by 64 in f32, of 128 by 128 on tensor cores.
+func matmul(b *binder) {
+	m, n := b.shape("c")
+	k, cols := b.shape("a")
+	transA, transB := b.int("trans_a"), b.int("trans_b")
+	if transA == 0 {
+		k = cols
+	}
+	if b.types("a") == "f" {
+		grid := [3]int64{ceil(n, 64), ceil(m, 64), 1}
+		b.launch("matmul_"+b.types("c", "a"), grid, "c", "a", "b", "bias", m, n, k, transA, transB, b.int("accumulate"))
+		return
+	}
+	grid := [3]int64{ceil(n, 128), ceil(m, 128), 1}
+	kernel := "matmul_" + b.types("c", "a") + "_" + "nt"[transA:transA+1] + "nt"[transB:transB+1]
+	b.launch(kernel, grid, "c", "a", "b", "bias", m, n, k, b.int("accumulate"))
+}
+
+func rope(b *binder) {
+	r, _ := b.shape("y")
+	batch, dim := b.int("batch"), b.int("head_dim")
+	if dim > 2*512 {
+		b.err = fmt.Errorf("a head_dim of %d is more than the kernel's 1024", dim)
+	}
+	b.launch("rope_"+b.types("y", "x"), rows(r/batch), "y", "x", b.int("heads"), dim, batch, b.int("position"), b.float("theta"), b.int("inverse"))
+}
+
+func embedRows(b *binder) {
+	r, c := b.shape("y")
+	v, _ := b.shape("table")
+	b.launch("embed_"+b.types("y"), rows(r), "y", "tokens", "table", v, c, b.int("first"))
+}
+
+func embedGrad(b *binder) {
+	r, c := b.shape("dy")
+	v, _ := b.shape("dtable")
+	if b.int("accumulate") == 0 {
+		bytes := int64(b.in.Arg("dtable").Bytes())
+		b.launch("fill", spread(bytes, 16), "dtable", bytes, int64(0)).Source = "elementwise.cu"
+	}
+	b.launch("embed_grad_"+b.types("dy"), [3]int64{r, ceil(c, 8*threads), 1}, "dtable", "tokens", "dy", r, v, c, b.int("first"))
+}
+
+func initNormal(b *binder) {
+	r, c := b.shape("w")
+	tensor := &b.program.Tensors[b.int("tensor")]
+	key := vm.InitialValues(b.program.Run.Seed, tensor.Name).Key()
+	b.launch("init_normal_"+b.types("w"), spread(r*c, 1), "w", int64(key), r, c, b.int("row"), b.int("col"),
+		tensor.Shape[0], tensor.Shape[1], b.float("std"))
+}
+
+func crossEntropyStats(b *binder) {
+	r, c := b.shape("logits")
+	b.launch("cross_entropy_stats_"+b.types("logits"), rows(r), "stats", "logits", "labels", c, b.int("first"), b.int("valid"))
+}
+
+// parts is in how many parts the vocabulary is, from the shape of the statistics.
+func (b *binder) parts() (parts, r int64) {
+	shape := b.in.Arg("stats").Shape
+	return int64(shape[0]), int64(shape[1])
+}
+
+func crossEntropy(b *binder) {
+	parts, r := b.parts()
+	b.launch("cross_entropy", rows(1), "loss", "stats", parts, r, b.float("scale"))
+}
+
+func crossEntropyGrad(b *binder) {
+	parts, r := b.parts()
+	_, c := b.shape("logits")
+	b.launch("cross_entropy_grad_"+b.types("dlogits", "logits"), rows(r), "dlogits", "logits", "stats", "labels",
+		parts, r, c, b.int("first"), b.int("valid"), b.float("scale"))
+}
+
+func sumSq(b *binder) {
+	n := b.elements("x")
+	blocks := min(ceil(n, 8*threads), 1024)
+	partial := b.reserve(8 * blocks)
+	b.launch("sumsq_"+b.types("x"), rows(blocks), partial, "x", n)
+	b.launch("sumsq_join", rows(1), "y", partial, blocks, b.float("weight"))
+}
+
+func gradNorm(b *binder) {
+	b.launch("grad_norm", rows(1), "y", "sums", b.elements("sums"), b.float("max_norm"))
+}
+
+func adamW(b *binder) {
+	n := b.elements("w")
+	b.launch("adamw", spread(n, 8), "w", "m", "v", "copy", "grad", "step", "norm", n,
+		b.float("beta1"), b.float("beta2"), b.float("eps"), b.float("weight_decay"))
+}
