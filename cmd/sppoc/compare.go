@@ -20,12 +20,12 @@ import (
 
 func compareJobs(flags *pflag.FlagSet) cli.Action {
 	sweeps := flags.StringArray("sweep", nil, "KEY=V1,V2,...: one line for each value of a key; given again, for every combination")
-	format := flags.String("format", "text", "text, csv or json")
+	format := flags.String("format", "text", "text, csv, json or svg")
 	set := cli.SetFlag(flags, "set")
 	return func(env *cli.Env, files []string) error {
 		write, ok := tables[*format]
 		if !ok {
-			return cli.Usagef("there is no format %q; there are text, csv and json", *format)
+			return cli.Usagef("there is no format %q; there are text, csv, json and svg", *format)
 		}
 		variants, err := variantsOf(files, *set, *sweeps)
 		if err != nil {
@@ -129,6 +129,11 @@ type result struct {
 	Error        string   `json:"error,omitempty"`
 }
 
+// label is a line's name for people.
+func (r *result) label() string {
+	return strings.Join(append([]string{strings.TrimSuffix(filepath.Base(r.Name), ".sppo")}, r.Set...), " ")
+}
+
 // simulate compiles a variant and runs a step of it. The program is gone before the next one is made.
 func (v *variant) simulate() (result, error) {
 	c := result{Name: v.file, Set: append([]string{}, v.swept...), Simulated: true}
@@ -169,6 +174,7 @@ func plainly(err error) string {
 var tables = map[string]func(io.Writer, []result) error{
 	"text": compareText,
 	"csv":  compareCSV,
+	"svg":  comparisonFigure,
 	"json": func(w io.Writer, rows []result) error {
 		e := json.NewEncoder(w)
 		e.SetIndent("", "  ")
@@ -185,7 +191,7 @@ func compareText(w io.Writer, rows []result) error {
 	first := 0.0
 	for i := range rows {
 		r := &rows[i]
-		name := strings.Join(append([]string{strings.TrimSuffix(filepath.Base(r.Name), ".sppo")}, r.Set...), " ")
+		name := r.label()
 		if r.Error != "" {
 			fmt.Fprintf(t, "%s\t%s\n", name, r.Error)
 			continue

@@ -8,6 +8,7 @@
 //	compare.go  compare
 //	trace.go    trace
 //	view.go     view; the page is in page/
+//	svg.go      figures for print
 //	diff.go     diff, and lines.go the comparison of texts
 //
 // It holds no knowledge of the compilation itself: lang, passes, codegen and ir do the work.
@@ -106,7 +107,7 @@ var app = cli.App{
 			},
 		},
 		{
-			Name: "compare", Args: "FILE... [--sweep KEY=V1,V2,...] [--format text|csv|json]", MinArgs: 1, MaxArgs: -1, Setup: compareJobs,
+			Name: "compare", Args: "FILE... [--sweep KEY=V1,V2,...] [--format text|csv|json|svg]", MinArgs: 1, MaxArgs: -1, Setup: compareJobs,
 			Doc: "simulate several jobs and put them in one table",
 			Details: "FILEs are specs, plans or programs. Each is compiled and a step of it simulated; what cannot be compiled has its\n" +
 				"reason in its line. What does not fit its cluster is simulated all the same, and says so.",
@@ -117,13 +118,15 @@ var app = cli.App{
 			},
 		},
 		{
-			Name: "view", Args: "FILE [FILE] -o OUT.html [--ranks LIST]", MinArgs: 1, MaxArgs: 2, Setup: view,
+			Name: "view", Args: "FILE [FILE] -o OUT.html|OUT.svg [--ranks LIST]", MinArgs: 1, MaxArgs: 2, Setup: view,
 			Doc: "simulate a program, or two, and draw the timeline as a page",
 			Details: "FILEs are programs, specs or plans. The page is one file that needs no network: the streams of one rank of every\n" +
-				"stage and what its memory holds, on one time axis, with zoom, search and the spec line of every instruction.",
+				"stage and what its memory holds, on one time axis, with zoom, search and the spec line of every instruction.\n" +
+				"Where the output is called .svg it is a figure of one program, for print.",
 			Examples: []string{
 				"sppoc view examples/tiny.sppo -o tiny.html",
 				"sppoc view old.sppb new.sppb -o both.html --ranks 0,2",
+				"sppoc view examples/paper/gpt-7b-512k.sppo -o 7b.svg",
 			},
 		},
 		{

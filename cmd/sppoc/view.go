@@ -42,6 +42,9 @@ func view(flags *pflag.FlagSet) cli.Action {
 		if err := cli.CheckOutput(*out); err != nil {
 			return err
 		}
+		if strings.EqualFold(filepath.Ext(*out), ".svg") {
+			return draw(env, files, *set, *ranks, *out)
+		}
 		var p page
 		for _, file := range files {
 			if err := p.add(file, *set, *ranks); err != nil {
@@ -115,26 +118,49 @@ type pageMemory struct {
 	Bytes column `json:"bytes"`
 }
 
-// add simulates a job and puts it on the page.
-func (p *page) add(file string, set []string, ranks string) error {
-	job, err := cli.OpenProgram(file, set)
+// draw writes a figure of one job.
+func draw(env *cli.Env, files, set []string, ranks, out string) error {
+	if len(files) > 1 {
+		return cli.Usagef("view: a figure shows one program; pages compare two")
+	}
+	program, t, chosen, err := simulated(files[0], set, ranks)
 	if err != nil {
 		return err
 	}
+	title := strings.TrimSuffix(filepath.Base(files[0]), ".sppo")
+	err = cli.WriteFile(out, func(w io.Writer) error { return timelineFigure(w, title, program, t, chosen) })
+	if err == nil {
+		fmt.Fprintf(env.Stderr, "%s: simulated; %s shows %d ranks\n", env.Name, out, len(chosen))
+	}
+	return err
+}
+
+// simulated runs a step of a job and chooses the ranks to show.
+func simulated(file string, set []string, ranks string) (*ir.Program, *sim.Timeline, []int, error) {
+	job, err := cli.OpenProgram(file, set)
+	if err != nil {
+		return nil, nil, nil, err
+	}
 	t, err := sim.Run(job.Program, ir.SectionStep, sim.Options{Spans: true})
 	if err != nil {
-		return cli.Wrong(err)
+		return nil, nil, nil, cli.Wrong(err)
 	}
 	chosen, err := chooseRanks(ranks, job.Program, t)
+	return job.Program, t, chosen, err
+}
+
+// add simulates a job and puts it on the page.
+func (p *page) add(file string, set []string, ranks string) error {
+	program, t, chosen, err := simulated(file, set, ranks)
 	if err != nil {
 		return err
 	}
 	rank, stream, share := t.Critical()
 	x := pageProgram{
-		Name: strings.TrimSuffix(filepath.Base(file), ".sppo"), Machine: job.Program.Machine.Name,
+		Name: strings.TrimSuffix(filepath.Base(file), ".sppo"), Machine: program.Machine.Name,
 		Makespan: float64(t.Makespan), TGS: t.TGS(), MFU: t.MFU(), Bubble: t.BubbleRatio(), Exposed: float64(t.Exposed()),
 		Critical: fmt.Sprintf("%s of rank %d, %.0f%%", stream, rank, 100*share),
-		Passes:   job.Program.Passes, Lines: job.Program.Lines,
+		Passes:   program.Passes, Lines: program.Lines,
 	}
 	for s := range ir.NumStreams {
 		x.Streams = append(x.Streams, s.String())
@@ -144,12 +170,12 @@ func (p *page) add(file string, set []string, ranks string) error {
 	}
 	shown := map[int32]int{} // codes
 	for _, r := range chosen {
-		code := job.Program.Ranks[r].Code
+		code := program.Ranks[r].Code
 		if _, ok := shown[code]; !ok {
 			shown[code] = len(x.Codes)
-			x.Codes = append(x.Codes, p.code(&x, &job.Program.Codes[code], t.Rank(r).Spans))
+			x.Codes = append(x.Codes, p.code(&x, &program.Codes[code], t.Rank(r).Spans))
 		}
-		x.Ranks = append(x.Ranks, p.rank(t, r, shown[code], job.Program.Ranks[r].PP, len(chosen) < len(job.Program.Ranks)))
+		x.Ranks = append(x.Ranks, p.rank(t, r, shown[code], program.Ranks[r].PP, len(chosen) < len(program.Ranks)))
 	}
 	p.programs = append(p.programs, x)
 	return nil

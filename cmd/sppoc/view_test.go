@@ -2,12 +2,14 @@ package main
 
 import (
 	"bytes"
+	"encoding/xml"
 	"html"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -72,5 +74,45 @@ func TestViewInBrowser(t *testing.T) {
 				t.Errorf("%s: the page does not say %q:\n%.3000s", c.link, w, text[strings.LastIndex(text, "<header>"):])
 			}
 		}
+	}
+}
+
+// A figure is well-formed, and its bars of every stream are inside of it.
+func TestFigure(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "view.svg")
+	env := &cli.Env{Context: t.Context(), Stdout: io.Discard, Stderr: io.Discard}
+	if code := app.Main(env, []string{"view", "testdata/base/tiny.sppo", "-o", out}); code != cli.Done {
+		t.Fatalf("exit %d", code)
+	}
+	data, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var svg struct {
+		Rects []struct {
+			X     float64 `xml:"x,attr"`
+			Width string  `xml:"width,attr"`
+			Fill  string  `xml:"fill,attr"`
+		} `xml:"rect"`
+		Texts []string `xml:"text"`
+	}
+	if err := xml.Unmarshal(data, &svg); err != nil {
+		t.Fatal(err)
+	}
+	filled := map[string]bool{}
+	for _, r := range svg.Rects {
+		filled[r.Fill] = true
+		width, err := strconv.ParseFloat(r.Width, 64)
+		if err == nil && (r.X < figureLabels || r.X+width > figureLabels+figurePlot) && width > 9 {
+			t.Errorf("a bar from %g, %g wide", r.X, width)
+		}
+	}
+	for kind := range showNames {
+		if want := kind != showExposed; filled[fill(kind)] != want {
+			t.Errorf("%s: drawn %v", showNames[kind][1], !want)
+		}
+	}
+	if !strings.Contains(strings.Join(svg.Texts, " "), "simulated on") {
+		t.Error("the figure does not say that it is simulated")
 	}
 }

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"html"
+	"io"
+	"regexp"
+	"strings"
+
+	"sppo/ir"
+	"sppo/vm/sim"
+)
+
+// Measures of a figure, in pixels.
+const (
+	figureLabels = 110
+	figurePlot   = 1000
+	figureRow    = 12
+	figureTitle  = 22
+)
+
+// showNames are the kinds of spans in the order of their numbers: the names of their colours, and what they mean.
+var showNames = [...][2]string{
+	{"forward", "forward"}, {"backward", "backward"}, {"other", "optimizer and other"}, {"d2h", "copy to host"},
+	{"h2d", "copy to device"}, {"collective", "collective"}, {"message", "message"}, {"bubble", "bubble"},
+	{"exposed", "exposed transfer"}, {"collwait", "waits for collective"},
+}
+
+// colour is one of the page's, in light.
+func colour(name string) string {
+	m := regexp.MustCompile(`--` + name + `: (#[0-9a-f]+);`).FindStringSubmatch(pageStyle)
+	if m == nil {
+		panic("internal: the page has no colour " + name)
+	}
+	return m[1]
+}
+
+// figure is an SVG that grows downwards.
+type figure struct {
+	body strings.Builder
+	y    int
+}
+
+func (f *figure) text(x, y int, anchor, style, text string) {
+	fmt.Fprintf(&f.body, `<text x="%d" y="%d" text-anchor="%s" style="%s">%s</text>`+"\n", x, y, anchor, style, html.EscapeString(text))
+}
+
+func (f *figure) write(w io.Writer) error {
+	b := bufio.NewWriter(w)
+	width := figureLabels + figurePlot + 20
+	fmt.Fprintf(b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="sans-serif" font-size="10" fill="%s">`+"\n",
+		width, f.y+8, width, f.y+8, colour("text"))
+	fmt.Fprintf(b, `<defs><pattern id="hatch" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="2" height="4" fill="%s"/></pattern></defs>`+"\n", colour("bubble"))
+	fmt.Fprintf(b, `<rect width="100%%" height="100%%" fill="%s"/>`+"\n", colour("back"))
+	if _, err := b.WriteString(f.body.String()); err != nil {
+		return err
+	}
+	b.WriteString("</svg>\n") // errors are kept until Flush
+	return b.Flush()
+}
+
+// legend names the kinds that appear.
+func (f *figure) legend(seen [len(showNames)]bool) {
+	x := figureLabels
+	f.y += 18
+	for k, n := range showNames {
+		if !seen[k] {
+			continue
+		}
+		fmt.Fprintf(&f.body, `<rect x="%d" y="%d" width="9" height="9" fill="%s"/>`+"\n", x, f.y-9, fill(k))
+		f.text(x+13, f.y-1, "start", "", n[1])
+		x += 30 + 6*len(n[1])
+	}
+	f.y += 4
+}
+
+func fill(kind int) string {
+	if kind == showBubble {
+		return "url(#hatch)"
+	}
+	return colour(showNames[kind][0])
+}
+
+// axis marks the time under all rows.
+func (f *figure) axis(makespan ir.Seconds) {
+	f.y += 12
+	for i := range 6 {
+		x := figureLabels + i*figurePlot/5
+		fmt.Fprintf(&f.body, `<path d="M%d %dv4" stroke="%s"/>`+"\n", x, f.y-10, colour("soft"))
+		f.text(x, f.y+4, "middle", "", (makespan * ir.Seconds(i) / 5).String())
+	}
+	f.y += 6
+}
+
+// timelineFigure draws one rank of every stage, or those that were chosen, for print.
+func timelineFigure(w io.Writer, title string, p *ir.Program, t *sim.Timeline, ranks []int) error {
+	f := &figure{y: figureTitle}
+	f.text(figureLabels, 14, "start", "font-size:12px;font-weight:600",
+		fmt.Sprintf("%s, simulated on %s: %s a step, MFU %.1f%%, bubble %.1f%%", title, p.Machine.Name, t.Makespan, 100*t.MFU(), 100*t.BubbleRatio()))
+	var seen [len(showNames)]bool
+	for _, r := range ranks {
+		code := &p.Codes[p.Ranks[r].Code]
+		spans := t.Rank(r).Spans
+		kinds := spanKinds(code, spans)
+		f.y += 6
+		f.text(4, f.y+9, "start", "font-weight:600", fmt.Sprintf("rank %d", r))
+		for s := range ir.NumStreams {
+			if f.stream(code, spans, kinds, s, t.Makespan, &seen) {
+				f.text(figureLabels-6, f.y+9, "end", "", s.String())
+				f.y += figureRow
+			}
+		}
+	}
+	f.axis(t.Makespan)
+	f.legend(seen)
+	return f.write(w)
+}
+
+// stream draws a row: in each half pixel the kind that takes most of it, as high as the stream is busy there. It says
+// whether there was anything.
+func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Stream, makespan ir.Seconds, seen *[len(showNames)]bool) bool {
+	cells := make([][len(showNames)]float64, 2*figurePlot)
+	any := false
+	for pc := range spans {
+		k := kinds[pc]
+		if code.Sections[ir.SectionStep][pc].Stream != s || k == showNothing || spans[pc].End <= spans[pc].Begin {
+			continue
+		}
+		any, seen[k] = true, true
+		at, end := cell(spans[pc].Begin, makespan), cell(spans[pc].End, makespan)
+		for at < end {
+			i := min(int(at), len(cells)-1)
+			next := min(end, float64(i+1))
+			if i == len(cells)-1 {
+				next = end
+			}
+			cells[i][k] += next - at
+			at = next
+		}
+	}
+	if !any {
+		return false
+	}
+	from, kind, level := 0, -1, 0
+	for i := 0; i <= len(cells); i++ {
+		k, l := -1, 0
+		if i < len(cells) {
+			k, l = prevailing(&cells[i])
+		}
+		if k == kind && l == level && i < len(cells) {
+			continue
+		}
+		if kind >= 0 {
+			h := float64(figureRow-2) * float64(level) / 4
+			fmt.Fprintf(&f.body, `<rect x="%g" y="%g" width="%g" height="%g" fill="%s"/>`+"\n",
+				figureLabels+float64(from)/2, float64(f.y+figureRow-1)-h, float64(i-from)/2, h, fill(kind))
+		}
+		from, kind, level = i, k, l
+	}
+	return true
+}
+
+func cell(at, makespan ir.Seconds) float64 { return float64(at/makespan) * 2 * figurePlot }
+
+// prevailing is the kind that takes most of a cell, and how busy the cell is in quarters.
+func prevailing(shares *[len(showNames)]float64) (kind, level int) {
+	kind = -1
+	busy, most := 0.0, 0.0
+	for k, share := range shares {
+		busy += share
+		if share > most {
+			kind, most = k, share
+		}
+	}
+	if kind < 0 {
+		return -1, 0
+	}
+	return kind, max(1, int(4*min(busy, 1)+0.5))
+}
+
+// comparisonFigure draws tokens a GPU and second of every line as bars.
+func comparisonFigure(w io.Writer, rows []result) error {
+	f := &figure{y: figureTitle}
+	f.text(10, 14, "start", "font-size:12px;font-weight:600", "tokens a GPU and second, simulated")
+	most, names := 0.0, 0
+	for i := range rows {
+		most, names = max(most, rows[i].TGS), max(names, len(rows[i].label()))
+	}
+	left := 16 + 6*names
+	for i := range rows {
+		r := &rows[i]
+		f.y += 18
+		f.text(left-6, f.y, "end", "", r.label())
+		if r.Error != "" || most == 0 {
+			f.text(left, f.y, "start", "", r.Error)
+			continue
+		}
+		width := int(r.TGS / most * float64(figureLabels+figurePlot-left-180))
+		look := colour("forward")
+		note := fmt.Sprintf("%.4g  MFU %.1f%%", r.TGS, 100*r.MFU)
+		if !r.Fits {
+			look, note = colour("bubble"), note+"  does not fit"
+		}
+		fmt.Fprintf(&f.body, `<rect x="%d" y="%d" width="%d" height="12" fill="%s"/>`+"\n", left, f.y-10, width, look)
+		f.text(left+width+6, f.y, "start", "", note)
+	}
+	f.y += 6
+	return f.write(w)
+}
