@@ -50,6 +50,9 @@ var outside = []Case{
 
 // TestOutsideTheSpace holds hand-picked cases to E1, E2 and E3, and their plain programs to E4.
 func TestOutsideTheSpace(t *testing.T) {
+	if !numbers {
+		t.Skip("too slow under the race detector")
+	}
 	for _, c := range outside {
 		c.Steps = cmp.Or(c.Steps, 3)
 		t.Run(c.String(), func(t *testing.T) {

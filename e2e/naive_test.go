@@ -19,6 +19,9 @@ var yardstick = map[string]tolerance{
 // program gives the losses of every step, the gradient of every tensor and the weights after the last step that an
 // independent implementation in float64 gives from the same initial weights and tokens.
 func TestPlainEqualsNaive(t *testing.T) {
+	if !numbers {
+		t.Skip("too slow under the race detector")
+	}
 	for _, family := range []string{"gpt", "llama"} {
 		for _, positions := range []string{"learned", "rope", "none"} {
 			for _, kvHeads := range []int{4, 2, 1} {
