@@ -1,0 +1,137 @@
+// Package emu runs CUDA kernels' own sources on the CPU, to prove them where there is no GPU. It is for tests only.
+//
+//	cuemu.h        what the CUDA compiler has built in, for g++
+//	scheduler.inc  the scheduler: a fiber for each thread of a block
+//	emu.go         Build and Launch
+//
+// It finds wrong results, lanes that diverge at a warp operation, barriers that threads miss, and, by permuting the order
+// of lanes and warps, barriers that are missing. It does not know time, registers, memory ordering or bank conflicts.
+package emu
+
+import (
+	"crypto/sha256"
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"sppo/cuda/kernels"
+)
+
+//go:embed cuemu.h
+var header string
+
+//go:embed scheduler.inc
+var scheduler string
+
+// ErrNoCompiler says that nothing can be proved here.
+var ErrNoCompiler = errors.New("no g++ on this machine: it compiles the kernels for the CPU")
+
+// Library is the kernels compiled for the CPU.
+type Library struct {
+	Path         string
+	find, launch uintptr
+}
+
+// Build compiles all sources of the kernels, and further ones by name and text, into a shared library, which stays in a
+// folder for the next time.
+func Build(folder string, extra map[string]string) (*Library, error) {
+	compiler, err := exec.LookPath("g++")
+	if err != nil {
+		return nil, ErrNoCompiler
+	}
+	texts := map[string]string{"cuemu.h": header, "scheduler.inc": scheduler, kernels.Header: kernels.Text(kernels.Header)}
+	sources := []string{"scheduler.inc"}
+	for _, name := range kernels.Sources() {
+		texts[name] = kernels.Text(name)
+		sources = append(sources, name)
+	}
+	for name, text := range extra {
+		texts[name] = text
+		sources = append(sources, name)
+	}
+	// -O1 costs a quarter of the time of -O2 to compile; the rest keeps arithmetic as it is written.
+	arguments := append([]string{"-shared", "-fPIC", "-O1", "-std=c++20", "-ffp-contract=off", "-w", "-I", ".", "-include", "cuemu.h",
+		"-o", "new.so", "-x", "c++"}, sources...)
+	return build(folder, compiler, texts, arguments)
+}
+
+func build(folder, compiler string, texts map[string]string, arguments []string) (*Library, error) {
+	sum := sha256.New()
+	fmt.Fprintln(sum, compiler, arguments, texts, runtime.GOARCH) // maps print in order of their keys
+	path := filepath.Join(folder, "emu-"+hex.EncodeToString(sum.Sum(nil)[:8])+".so")
+	if _, err := os.Stat(path); err != nil {
+		work, err := os.MkdirTemp(folder, "emu")
+		if err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(work)
+		for name, text := range texts {
+			if err := os.WriteFile(filepath.Join(work, name), []byte(text), 0o644); err != nil {
+				return nil, err
+			}
+		}
+		command := exec.Command(compiler, arguments...)
+		command.Dir = work
+		if out, err := command.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("compiling the kernels for the CPU: %w\n%s", err, out)
+		}
+		if err := os.Rename(filepath.Join(work, "new.so"), path); err != nil {
+			return nil, err
+		}
+	}
+	return open(path)
+}
+
+func open(path string) (*Library, error) {
+	handle, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	if err != nil {
+		return nil, err
+	}
+	l := &Library{Path: path}
+	if l.find, err = purego.Dlsym(handle, "emu_find"); err == nil {
+		l.launch, err = purego.Dlsym(handle, "emu_launch")
+	}
+	return l, err
+}
+
+// Launch runs a kernel to its end. The arguments are the 8 bytes of each; memory that they point to must not be Go's, or
+// must be pinned. A seed other than 0 permutes the order in which lanes and warps run.
+func (l *Library) Launch(kernel string, grid [3]int64, block, shared int64, args []uint64, seed uint64) error {
+	name := append([]byte(kernel), 0)
+	found, _, _ := purego.SyscallN(l.find, uintptr(unsafe.Pointer(&name[0])))
+	if found == 0 {
+		return fmt.Errorf("no source has a kernel %s", kernel)
+	}
+	var pins runtime.Pinner
+	defer pins.Unpin()
+	pins.Pin(&args[0])
+	params := make([]unsafe.Pointer, len(args))
+	for i := range args {
+		params[i] = unsafe.Pointer(&args[i])
+	}
+	failure, _, _ := purego.SyscallN(l.launch, found, uintptr(grid[0]), uintptr(grid[1]), uintptr(grid[2]), uintptr(block),
+		uintptr(shared), uintptr(unsafe.Pointer(&params[0])), uintptr(seed))
+	runtime.KeepAlive(params)
+	if failure == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: %s", kernel, text(failure))
+}
+
+// text copies a C string.
+func text(at uintptr) string {
+	p := *(*unsafe.Pointer)(unsafe.Pointer(&at))
+	n := 0
+	for *(*byte)(unsafe.Add(p, n)) != 0 {
+		n++
+	}
+	return string(unsafe.Slice((*byte)(p), n))
+}

@@ -1,0 +1,171 @@
+package kernels_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"sppo/cuda/emu"
+	"sppo/cuda/kernels"
+	"sppo/ir"
+	"sppo/vm"
+)
+
+// emulator compiles the kernels once, into the user's cache.
+var emulator = sync.OnceValues(func() (*emu.Library, error) {
+	folder, err := os.UserCacheDir()
+	if err != nil {
+		folder = os.TempDir()
+	}
+	folder = filepath.Join(folder, "sppo-emu")
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return nil, err
+	}
+	return emu.Build(folder, nil)
+})
+
+func needEmulator(t *testing.T) *emu.Library {
+	t.Helper()
+	l, err := emulator()
+	if errors.Is(err, emu.ErrNoCompiler) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// device is a vm.Device whose kernels run in the emulator at once, and whose memory is this process's: it proves the table
+// of launches and the sources together. It has one rank, and its streams are one.
+type device struct {
+	library *emu.Library
+	seed    uint64
+	program *ir.Program
+	code    *ir.Code
+	env     *vm.Env
+	arenas  [ir.NumArenas][]byte
+	scratch []byte
+	section ir.Section
+	round   int64
+	peaks   [ir.NumArenas]ir.Bytes
+	err     error
+}
+
+func (d *device) Load(p *ir.Program, rank int, env *vm.Env) error {
+	d.program, d.code, d.env = p, &p.Codes[p.Ranks[rank].Code], env
+	for a := range d.arenas {
+		m, err := unix.Mmap(-1, 0, int(d.code.Arenas[a])+1, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		if err != nil {
+			return err
+		}
+		d.arenas[a] = m[:d.code.Arenas[a]]
+	}
+	m, err := unix.Mmap(-1, 0, 8<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	d.scratch = m
+	return err
+}
+
+func (d *device) Begin(s ir.Section, round int64) error { d.section, d.round = s, round; return nil }
+func (d *device) Comm(pc int)                           { d.err = errors.New("the emulated device has no peers") }
+func (d *device) Record(pc int)                         {}
+func (d *device) Wait(pc int)                           {}
+func (d *device) Join() error                           { return d.err }
+func (d *device) Peak(a ir.Arena) ir.Bytes              { return d.peaks[a] }
+
+func (d *device) Copy(pc int) {
+	in := d.instr(pc)
+	copy(d.view(in.Args[0]), d.view(in.Args[1]))
+}
+
+func (d *device) Launch(pc int) {
+	in := d.instr(pc)
+	if in.Op == ir.LoadTokens {
+		d.tokens(in)
+	} else if err := d.kernel(in); err != nil && d.err == nil {
+		d.err = err
+	}
+}
+
+func (d *device) tokens(in *ir.Instr) {
+	attr := func(name string) int64 { return in.Attr(name).Int(nil) }
+	out, batch := vm.Int32s(d.view(in.Args[0])), attr("batch")
+	for s := range batch {
+		if err := d.env.Tokens.Tokens(d.section, d.round, attr("replica")+attr("first")+s, attr("position"), out[s:], int(batch)); err != nil {
+			d.err = err
+		}
+	}
+}
+
+func (d *device) kernel(in *ir.Instr) error {
+	plan, err := kernels.Bind(d.program, 0, in)
+	if err != nil {
+		return err
+	}
+	for i := range d.scratch { // a kernel that takes what it did not write shows
+		d.scratch[i] = 0xff
+		if int64(i) > plan.WorkspaceBytes+64 {
+			break
+		}
+	}
+	for _, l := range plan.Launches {
+		args := make([]uint64, len(l.Args))
+		for i, a := range l.Args {
+			switch args[i] = a.Value; a.Kind {
+			case kernels.Operand:
+				args[i] = 0
+				if v := in.Args[a.Value]; v.Present() {
+					args[i] = address(d.view(v))
+				}
+			case kernels.Workspace:
+				args[i] = address(d.scratch) + a.Value
+			}
+		}
+		if err := d.library.Launch(l.Kernel, l.Grid, l.Block, l.SharedBytes, args, d.seed); err != nil {
+			return err
+		}
+	}
+	for i, b := range d.scratch[plan.WorkspaceBytes : plan.WorkspaceBytes+32] {
+		if b != 0xff {
+			return errors.New("a kernel wrote behind its workspace, at byte " + string(rune('0'+i%10)))
+		}
+	}
+	return nil
+}
+
+func address(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
+
+func (d *device) instr(pc int) *ir.Instr {
+	in := &d.code.Sections[d.section][pc]
+	for _, v := range in.Args {
+		if v.Present() {
+			b := &d.code.Buffers[v.Buffer]
+			d.peaks[b.Arena] = max(d.peaks[b.Arena], b.Offset+v.Offset+v.Bytes())
+		}
+	}
+	return in
+}
+
+func (d *device) view(v ir.View) []byte {
+	b := &d.code.Buffers[v.Buffer]
+	return d.arenas[b.Arena][b.Offset+v.Offset:][:v.Bytes()]
+}
+
+func (d *device) Read(v ir.View, out []byte) error { copy(out, d.view(v)); return nil }
+func (d *device) Write(v ir.View, in []byte) error { copy(d.view(v), in); return nil }
+
+func (d *device) Close() error {
+	for _, m := range append(d.arenas[:], d.scratch) {
+		if m != nil {
+			if err := unix.Munmap(m[:cap(m)]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,24 @@
+package kernels_test
+
+import (
+	"testing"
+
+	"sppo/vm"
+	"sppo/vm/vmtest"
+)
+
+// Every kernel opcode keeps the suite that every device keeps: the kernels' own sources, compiled for the CPU. Run again
+// with lanes and warps in another order, every result must be the same to the last bit; where a barrier is missing it is
+// not.
+func TestConformance(t *testing.T) {
+	library := needEmulator(t)
+	digests := vmtest.Conformance(t, func() vm.Device { return &device{library: library} })
+	t.Run("permuted", func(t *testing.T) {
+		permuted := vmtest.Conformance(t, func() vm.Device { return &device{library: library, seed: 12345} })
+		for name, digest := range digests {
+			if other, ok := permuted["TestConformance/permuted"+name[len("TestConformance"):]]; !ok || other != digest {
+				t.Errorf("%s: another order of lanes and warps gives another result", name)
+			}
+		}
+	})
+}
