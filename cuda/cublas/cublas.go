@@ -130,6 +130,9 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s (code %d)", e.Call, text, e.Code)
 }
 
+// Unsupported says that there is no algorithm for what was asked.
+func (e *Error) Unsupported() bool { return e.Code == statusUnsupported }
+
 // call makes a call and turns its code into an error.
 //
 //go:uintptrescapes

@@ -217,14 +217,14 @@ type Launch struct {
 // Launch prepares a launch. Each argument is the bytes of its value, as the kernel declares it.
 func (a *API) Launch(l Launch, arguments ...[]byte) Call {
 	values := make([][]byte, len(arguments))
-	params := make([]uintptr, max(len(arguments), 1))
+	params := make([]uintptr, len(arguments)+1) // ended by a null: real drivers know the number, stand-ins need not
 	for i, value := range arguments {
 		aligned := make([]uint64, (len(value)+7)/8+1)
 		values[i] = unsafe.Slice((*byte)(unsafe.Pointer(&aligned[0])), len(value))
 		copy(values[i], value)
 		params[i] = uintptr(unsafe.Pointer(&aligned[0]))
 	}
-	return Call{api: a, f: fnLaunchKernel, keep: [2]any{values, params}, args: []uintptr{
+	return Call{api: a, f: fnLaunchKernel, values: values, params: params, args: []uintptr{
 		uintptr(l.Func), uintptr(l.Grid[0]), uintptr(l.Grid[1]), uintptr(l.Grid[2]),
 		uintptr(l.Block[0]), uintptr(l.Block[1]), uintptr(l.Block[2]),
 		uintptr(l.Shared), uintptr(l.Stream), uintptr(unsafe.Pointer(&params[0])), 0,
@@ -245,3 +245,17 @@ func (a *API) Record(e Event, s Stream) Call {
 func (a *API) Wait(s Stream, e Event) Call {
 	return Call{api: a, f: fnStreamWaitEvent, args: []uintptr{uintptr(s), uintptr(e), 0}}
 }
+
+// Argument is the memory of a launch's argument.
+func (c *Call) Argument(i int) []byte { return c.values[i] }
+
+// SetCopy changes what a prepared copy copies; SetEvent what a prepared wait waits for.
+func (c *Call) SetCopy(to, from Ptr, bytes int64) {
+	c.args[0], c.args[1], c.args[2] = uintptr(to), uintptr(from), uintptr(bytes)
+}
+
+// SetEvent changes the event of a prepared wait.
+func (c *Call) SetEvent(e Event) { c.args[1] = uintptr(e) }
+
+// SetGrid changes the number of blocks of a prepared launch.
+func (c *Call) SetGrid(blocks int) { c.args[1] = uintptr(blocks) }

@@ -173,7 +173,9 @@ type Call struct {
 	api  *API
 	f    function
 	args []uintptr
-	keep any // the Go memory that arguments point into
+
+	values [][]byte  // of a launch: its arguments, which may be changed between calls
+	params []uintptr // their addresses
 }
 
 // Make makes the call.

@@ -1,0 +1,93 @@
+package cuda
+
+import (
+	"bufio"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"sppo/cuda/driver"
+)
+
+// pinned is host memory that copies reach without the processor. It is outside the garbage collector's sight.
+type pinned struct {
+	api        *driver.API
+	memory     []byte
+	registered [][]byte
+	unmap      func() error
+}
+
+// registerBytes is how much the driver is given to pin at once.
+const registerBytes = 1 << 30
+
+// newPinned maps memory, has it placed on the NUMA node of the GPU at a bus address, and pins it.
+func newPinned(api *driver.API, bytes int64, bus string) (*pinned, error) {
+	p := &pinned{api: api, unmap: func() error { return nil }}
+	if bytes == 0 {
+		return p, nil
+	}
+	memory, unmap, err := mapMemory(bytes, nodeOf(bus))
+	if err != nil {
+		return nil, err
+	}
+	p.memory, p.unmap = memory, unmap
+	for rest := memory; len(rest) > 0; {
+		chunk := rest[:min(len(rest), registerBytes)]
+		if err := api.Register(chunk); err != nil {
+			_ = p.close() // the first error is the one to tell
+			return nil, err
+		}
+		p.registered = append(p.registered, chunk)
+		rest = rest[len(chunk):]
+	}
+	return p, nil
+}
+
+// at is the address of a byte.
+func (p *pinned) at(offset int64) driver.Ptr {
+	return driver.Ptr(uintptr(unsafe.Pointer(unsafe.SliceData(p.memory))) + uintptr(offset))
+}
+
+// close undoes all. Memory that could not be unregistered stays mapped: the GPU may still write to it.
+func (p *pinned) close() error {
+	for ; len(p.registered) > 0; p.registered = p.registered[1:] {
+		if err := p.api.Unregister(p.registered[0]); err != nil {
+			return err
+		}
+	}
+	return p.unmap()
+}
+
+// noNode says that placement does not matter or is not known.
+const noNode = -1
+
+// nodeOf finds the NUMA node that a GPU is attached to.
+func nodeOf(bus string) int {
+	text, err := os.ReadFile(filepath.Join("/sys/bus/pci/devices", strings.ToLower(bus), "numa_node"))
+	if err != nil {
+		return noNode
+	}
+	node, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || node < 0 || node > 62 {
+		return noNode
+	}
+	return node
+}
+
+// hostMemory is what the host could still give, 0 where it does not say.
+func hostMemory() int64 {
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if text, ok := strings.CutPrefix(lines.Text(), "MemAvailable:"); ok {
+			kib, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(text), " kB"), 10, 64)
+			return kib << 10
+		}
+	}
+	return 0
+}

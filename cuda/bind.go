@@ -1,0 +1,216 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+
+	"sppo/cuda/driver"
+	"sppo/cuda/kernels"
+	"sppo/ir"
+	"sppo/vm"
+)
+
+var errOutOfBounds = errors.New("lies outside its buffer or arena")
+
+// place finds the address of a view, in device memory or pinned host memory.
+func (d *Device) place(v ir.View) (driver.Ptr, error) {
+	if int(v.Buffer) >= len(d.code.Buffers) {
+		return 0, fmt.Errorf("buffer %d of %d", v.Buffer, len(d.code.Buffers))
+	}
+	b := &d.code.Buffers[v.Buffer]
+	n, start := v.Bytes(), b.Offset+v.Offset
+	if v.Offset < 0 || n < 0 || v.Offset+n > b.Size || b.Offset < 0 || start+n > d.code.Arenas[b.Arena] {
+		return 0, errOutOfBounds
+	}
+	if n > 0 && start%v.DType.Bytes() != 0 {
+		return 0, fmt.Errorf("is not aligned to its elements of %s", v.DType)
+	}
+	if b.Arena == ir.Host {
+		return d.host.at(int64(start)), nil
+	}
+	return d.device + driver.Ptr(start), nil
+}
+
+// hostBytes are those of a view into the host arena that place has approved.
+func (d *Device) hostBytes(v ir.View) []byte {
+	start := d.code.Buffers[v.Buffer].Offset + v.Offset
+	return d.host.memory[start : start+v.Bytes()]
+}
+
+// bindAll prepares every instruction of every section.
+func (d *Device) bindAll() error {
+	if d.env.Spans != nil {
+		d.spans = &spanEvents{}
+	}
+	plans, err := d.plansOf()
+	if err != nil {
+		return err
+	}
+	staged := int64(d.code.Arenas[ir.Host])
+	for s := range ir.NumSections {
+		code := d.code.Sections[s]
+		d.bound[s] = make([]bound, len(code))
+		for pc := range code {
+			b := &binder{device: d, in: &code[pc], section: s, stream: d.streams[code[pc].Stream], staged: &staged, plan: &plans[s][pc]}
+			if err := b.bind(&d.bound[s][pc]); err != nil {
+				return fmt.Errorf("%s: %w", vm.At(d.program, s, pc, &code[pc]), err)
+			}
+		}
+	}
+	if d.spans != nil {
+		return d.spans.make(d)
+	}
+	return nil
+}
+
+// binder prepares one instruction.
+type binder struct {
+	device  *Device
+	in      *ir.Instr
+	section ir.Section
+	stream  driver.Stream
+	places  []driver.Ptr // of the operands, 0 where absent
+	plan    *kernels.Plan
+	staged  *int64 // where in host memory tokens wait, beyond the arena
+	out     *bound
+}
+
+func (b *binder) bind(out *bound) (err error) {
+	defer func() { // what an unverified program may bring, such as a division by its batch of 0
+		if r := recover(); r != nil {
+			err = fmt.Errorf("the instruction makes no sense: %v", r)
+		}
+	}()
+	b.out, out.stream = out, b.in.Stream
+	if err := b.operands(); err != nil {
+		return err
+	}
+	switch b.in.Info().Class {
+	case ir.ClassKernel:
+		return b.kernel(b.plan)
+	case ir.ClassData:
+		return b.tokens()
+	case ir.ClassMove:
+		return b.move()
+	case ir.ClassComm:
+		return b.device.machine.comm(b)
+	}
+	event := b.int("event")
+	if event < 0 || event >= len(b.device.events) {
+		return fmt.Errorf("event %d of %d", event, len(b.device.events))
+	}
+	if b.in.Op == ir.Record {
+		b.add(b.device.api.Record(b.device.events[event], b.stream))
+	} else {
+		b.add(b.device.api.Wait(b.stream, b.device.events[event]))
+	}
+	return nil
+}
+
+// operands finds their places and the highest byte.
+func (b *binder) operands() error {
+	b.places = make([]driver.Ptr, len(b.in.Args))
+	for i, v := range b.in.Args {
+		o := &b.in.Info().Operands[i]
+		if !v.Present() {
+			if !o.Optional {
+				return fmt.Errorf("%s is missing", o.Name)
+			}
+			continue
+		}
+		p, err := b.device.place(v)
+		if err != nil {
+			return fmt.Errorf("%s %w", o.Name, err)
+		}
+		buffer := &b.device.code.Buffers[v.Buffer]
+		if b.in.Info().Class != ir.ClassMove && buffer.Arena != o.Arena {
+			return fmt.Errorf("%s lies in the %s arena", o.Name, buffer.Arena)
+		}
+		b.places[i] = p
+		b.out.top[buffer.Arena] = max(b.out.top[buffer.Arena], buffer.Offset+v.Offset+v.Bytes())
+	}
+	return nil
+}
+
+// add appends a prepared call.
+func (b *binder) add(c driver.Call) { b.out.actions = append(b.out.actions, &c) }
+
+func (b *binder) consts() []int64     { return b.device.program.Ranks[b.device.rank].Consts }
+func (b *binder) int(name string) int { return int(b.in.Attr(name).Int(b.consts())) }
+
+// operand is the place and the size of the operand at an index of the row.
+func (b *binder) operand(i int) span { return span{b.places[i], int64(b.in.Args[i].Bytes())} }
+
+// span is a piece of memory.
+type span struct {
+	at    driver.Ptr
+	bytes int64
+}
+
+func (b *binder) move() error {
+	y, x := b.operand(0), b.operand(1)
+	if y.bytes != x.bytes {
+		return errors.New("y and x differ in size")
+	}
+	if y.bytes > 0 {
+		b.add(b.device.api.Copy(y.at, x.at, y.bytes, b.stream))
+	}
+	return nil
+}
+
+// tokenLoad brings tokens from the data set to pinned memory, while the instruction is issued, and has the stream copy
+// them on. Each load has a place of its own, so none waits for another; sections end before the next fills it again.
+type tokenLoad struct {
+	d                  *Device
+	out                []int32
+	batch              int
+	sequence, position int64
+	copy               driver.Call
+}
+
+// tokenBytes is what the tokens of all loads need.
+func (d *Device) tokenBytes() int64 {
+	n := int64(0)
+	for s := range ir.NumSections {
+		for i := range d.code.Sections[s] {
+			if in := &d.code.Sections[s][i]; in.Op == ir.LoadTokens && len(in.Args) == 1 {
+				n += stagedBytes(in)
+			}
+		}
+	}
+	return n
+}
+
+// stagedBytes keeps loads on cache lines of their own.
+func stagedBytes(in *ir.Instr) int64 { return (int64(in.Args[0].Bytes()) + 63 + 64) &^ 63 }
+
+func (b *binder) tokens() error {
+	v, d := b.in.Args[0], b.device
+	if v.DType != ir.I32 {
+		return fmt.Errorf("tokens is %s, not %s", v.DType, ir.I32)
+	}
+	start := (*b.staged + 63) &^ 63
+	*b.staged += stagedBytes(b.in)
+	t := &tokenLoad{d: d, batch: b.int("batch"), position: int64(b.int("position")), sequence: int64(b.int("replica") + b.int("first"))}
+	if t.batch < 1 {
+		return fmt.Errorf("a batch of %d", t.batch)
+	}
+	if v.Bytes() == 0 {
+		return nil
+	}
+	t.out = vm.Int32s(d.host.memory[start : start+int64(v.Bytes())])
+	t.copy = d.api.Copy(b.places[0], d.host.at(start), int64(v.Bytes()), b.stream)
+	b.out.actions = append(b.out.actions, t)
+	return nil
+}
+
+// Make implements action.
+func (t *tokenLoad) Make() error {
+	for s := range min(t.batch, len(t.out)) {
+		err := t.d.env.Tokens.Tokens(t.d.section, t.d.round, t.sequence+int64(s), t.position, t.out[s:], t.batch)
+		if err != nil {
+			return err
+		}
+	}
+	return t.copy.Make()
+}

@@ -1,0 +1,291 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"sppo/cuda/driver"
+	"sppo/cuda/nccl"
+	"sppo/ir"
+	"sppo/vm"
+)
+
+// collective is the ranks' way to meet by NCCL. There is a communicator for each group on each stream, and one of two
+// ranks for each direction of each channel of messages: so each has one stream at every member, and what a stream waits
+// for is what the program says. Sums are NCCL's: in the type of the elements, in an order of its own.
+type collective struct {
+	api    *nccl.API
+	ids    once[string, nccl.ID]
+	mu     sync.Mutex
+	open   []*guarded
+	failed error
+}
+
+func newCollective() (*collective, error) {
+	api, err := nccl.Open()
+	return &collective{api: api}, err
+}
+
+// guarded is a communicator that abort may end at any time: calls hold the lock for reading.
+type guarded struct {
+	mu     sync.RWMutex
+	comm   *nccl.Comm
+	index  int // of this rank among the members
+	size   int
+	ended  bool
+	shared *collective
+}
+
+// use makes a call unless the communicator has been aborted, and waits until it has been accepted.
+func (g *guarded) use(f func(c *nccl.Comm) error) error {
+	if err := g.call(f); err != nil {
+		return err
+	}
+	return g.settle()
+}
+
+func (g *guarded) call(f func(c *nccl.Comm) error) error {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	if g.ended {
+		return g.shared.why()
+	}
+	return f(g.comm)
+}
+
+func (g *guarded) settle() error {
+	for pause := 5 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		var settled bool
+		err := g.call(func(c *nccl.Comm) (err error) {
+			settled, err = c.Poll()
+			return err
+		})
+		if err != nil || settled {
+			return err
+		}
+		time.Sleep(pause)
+	}
+}
+
+// why is the reason that communicators were aborted for.
+func (c *collective) why() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.failed != nil {
+		return c.failed
+	}
+	return vm.ErrAborted
+}
+
+// abort ends every communicator of the process, whatever it is doing.
+func (c *collective) abort(reason error) {
+	c.mu.Lock()
+	if c.failed != nil {
+		c.mu.Unlock()
+		return
+	}
+	c.failed = fmt.Errorf("%w: %w", vm.ErrAborted, reason)
+	open := slices.Clone(c.open)
+	c.mu.Unlock()
+	for _, g := range open {
+		g.abort()
+	}
+}
+
+func (g *guarded) abort() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.ended {
+		g.ended = true
+		_ = g.comm.Abort() // there is nothing left to do about an error
+	}
+}
+
+// close ends a communicator in order, or at once if it is not in order.
+func (g *guarded) close() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.ended {
+		return nil
+	}
+	g.ended = true
+	deadline := time.Now().Add(closeTimeout)
+	err := g.comm.Destroy(func() error {
+		if time.Now().After(deadline) {
+			return errors.New("NCCL does not finish")
+		}
+		return nil
+	})
+	if err != nil {
+		return errors.Join(err, g.comm.Abort())
+	}
+	return nil
+}
+
+const closeTimeout = 30 * time.Second
+
+// place names a communicator: all ranks of a program derive the same list of them, and join theirs in its order.
+type place struct {
+	name    string
+	members []int32
+}
+
+// places lists the communicators of a program, and those of a rank are the ones that it is a member of.
+func places(p *ir.Program) []place {
+	var out []place
+	seen := map[string]bool{}
+	add := func(name string, members []int32) {
+		if !seen[name] {
+			seen[name] = true
+			out = append(out, place{name, members})
+		}
+	}
+	for r := range p.Ranks {
+		rank := &p.Ranks[r]
+		for s := range ir.NumSections {
+			code := p.Codes[rank.Code].Sections[s]
+			for i := range code {
+				if in := &code[i]; in.Info().Class == ir.ClassComm {
+					pl := placeOf(in, r, rank)
+					add(pl.name, pl.members)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// placeOf is the communicator of an instruction of a rank.
+func placeOf(in *ir.Instr, rank int, of *ir.Rank) place {
+	switch in.Op {
+	case ir.Send, ir.Recv:
+		from, to := int32(rank), int32(in.Attr("peer").Int(of.Consts))
+		if in.Op == ir.Recv {
+			from, to = to, from
+		}
+		return place{fmt.Sprintf("from %d to %d, channel %d", from, to, vm.ChannelOf(in.Stream)), []int32{from, to}}
+	}
+	members := of.Groups[in.Attr("group").Int(of.Consts)]
+	return place{fmt.Sprintf("ranks %v on stream %s", members, in.Stream), members}
+}
+
+// join opens the communicators of a rank. It returns once all members have joined.
+func (c *collective) join(d *Device) (map[string]*guarded, error) {
+	out := map[string]*guarded{}
+	for _, p := range places(d.program) {
+		index := slices.Index(p.members, int32(d.rank))
+		if index < 0 {
+			continue
+		}
+		id, err := c.ids.get(p.name, c.api.NewID)
+		if err != nil {
+			return nil, err
+		}
+		comm, err := c.api.Init(len(p.members), id, index)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", p.name, err)
+		}
+		g := &guarded{comm: comm, index: index, size: len(p.members), shared: c}
+		if err := c.register(g); err != nil {
+			return nil, err
+		}
+		d.later(g.close)
+		if err := g.settle(); err != nil {
+			return nil, fmt.Errorf("%s: %w", p.name, err)
+		}
+		out[p.name] = g
+	}
+	return out, nil
+}
+
+// register has abort know a communicator; too late for one that has happened.
+func (c *collective) register(g *guarded) error {
+	c.mu.Lock()
+	failed := c.failed
+	c.open = append(c.open, g)
+	c.mu.Unlock()
+	if failed != nil {
+		g.abort()
+	}
+	return failed
+}
+
+// await waits for a stream and looks meanwhile for errors of the rank's communicators.
+func (c *collective) await(d *Device, stream driver.Stream) error {
+	for pause := 20 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+		done, err := d.api.Done(stream)
+		if done || err != nil {
+			return err
+		}
+		for name, g := range d.comms {
+			err := g.call(func(comm *nccl.Comm) error { _, err := comm.Poll(); return err })
+			if err != nil && !errors.Is(err, vm.ErrAborted) {
+				d.keep(fmt.Errorf("%s: %w", name, err)) // which aborts them all, so that the stream comes to its end
+			}
+		}
+		time.Sleep(pause)
+	}
+}
+
+// collecting is a message or a collective by NCCL.
+type collecting struct {
+	g  *guarded
+	op func(c *nccl.Comm) error
+}
+
+// Make implements action.
+func (c *collecting) Make() error { return c.g.use(c.op) }
+
+func (c *collective) bind(b *binder) error {
+	d := b.device
+	p := placeOf(b.in, d.rank, &d.program.Ranks[d.rank])
+	g := d.comms[p.name]
+	if g == nil {
+		return fmt.Errorf("rank %d is none of %s", d.rank, p.name)
+	}
+	out := &collecting{g: g}
+	stream := uintptr(b.stream)
+	switch b.in.Op {
+	case ir.Send:
+		x := b.operand(0)
+		out.op = func(c *nccl.Comm) error { return c.Send(uintptr(x.at), x.bytes, nccl.Int8, 1, stream) }
+	case ir.Recv:
+		y := b.operand(0)
+		out.op = func(c *nccl.Comm) error { return c.Recv(uintptr(y.at), y.bytes, nccl.Int8, 0, stream) }
+	default:
+		call, err := b.collectiveOf(g.size)
+		if err != nil {
+			return err
+		}
+		if err := c.collect(b, out, call); err != nil {
+			return err
+		}
+	}
+	b.out.actions = append(b.out.actions, out)
+	return nil
+}
+
+func (c *collective) collect(b *binder, out *collecting, call teamCall) error {
+	t, size, stream := nccl.F32, int64(call.t.Bytes()), uintptr(b.stream)
+	if call.t == ir.BF16 {
+		t = nccl.BF16
+	}
+	y, x := uintptr(call.y.at), uintptr(call.x.at)
+	switch call.op {
+	case ir.AllGather:
+		out.op = func(c *nccl.Comm) error { return c.AllGather(y, x, call.x.bytes, nccl.Int8, stream) }
+	case ir.ReduceScatter:
+		out.op = func(c *nccl.Comm) error { return c.ReduceScatter(y, x, call.y.bytes/size, t, stream) }
+	case ir.AllReduce:
+		out.op = func(c *nccl.Comm) error { return c.AllReduce(x, call.x.bytes/size, t, stream) }
+	default:
+		return errNoExchange
+	}
+	return nil
+}
+
+// errNoExchange says what NCCL has no call for: all_to_all would be a group of messages around a change of layout.
+var errNoExchange = errors.New("ranks do not exchange rows for columns by NCCL; let them meet by copies in one process")

@@ -1,0 +1,217 @@
+// Package cuda is the device that runs programs on NVIDIA GPUs.
+//
+// The map:
+//
+//	cuda.go       Machine: the libraries, the GPUs, what ranks of one process share
+//	device.go     Device: one rank; arenas, streams, events, issue and join
+//	bind.go       from an instruction to prepared driver calls
+//	launch.go     from a kernel's row in the table to launches; images and where they are kept
+//	arena.go      pinned host memory on the GPU's NUMA node
+//	local.go      how ranks of one process meet: copies between their memories, sums in the order of the ranks
+//	collect.go    how they meet by NCCL
+//	spans.go      when instructions ran
+//	report.go     what was found, what is missing and how to get it
+//
+// Everything about an instruction is fixed when a program is loaded: addresses, streams, events, launch shapes. Issuing
+// one is a driver call or two with arguments that lie ready, and allocates nothing.
+//
+// Kernels are those of package kernels; this package knows none of them. It does not know why an instruction is there.
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"sppo/cuda/cublas"
+	"sppo/cuda/driver"
+	"sppo/ir"
+	"sppo/vm"
+)
+
+// Options of a machine.
+type Options struct {
+	GPUs        []int  // which of the GPUs to use, in this order; nil: all
+	NCCL        bool   // ranks meet by NCCL, each on a GPU of its own, instead of by copies
+	Sync        bool   // wait behind every instruction, so that an error is that of the instruction it names; slow
+	OwnProducts bool   // multiply by our own kernels even where cuBLASLt is installed
+	CacheDir    string // where compiled kernels are kept; empty: the user's cache
+}
+
+// Machine is what the ranks of one process share. It is their vm.Transport, too: abort reaches all of them.
+type Machine struct {
+	options Options
+	api     *driver.API
+	gpus    []*gpu
+	code    codeSource
+	meeting *meetings
+	collect *collective // nil without NCCL
+	blas    *cublas.API // nil: our own kernels multiply
+}
+
+// gpu is one card.
+type gpu struct {
+	index  int
+	device driver.Device
+	name   string
+	bus    string
+	major  int
+	minor  int
+	sms    int
+	total  int64
+}
+
+// Arch is the architecture of a card as compilers call it: 90 for Hopper.
+func (g *gpu) arch() int { return 10*g.major + g.minor }
+
+// Open finds the driver, the GPUs and what else is needed.
+func Open(options Options) (*Machine, error) {
+	api, err := driver.Open()
+	if err != nil {
+		return nil, err
+	}
+	m := &Machine{options: options, api: api, meeting: newMeetings()}
+	all, err := findGPUs(api)
+	if err != nil {
+		return nil, err
+	}
+	if m.gpus, err = choose(all, options.GPUs); err != nil {
+		return nil, err
+	}
+	if options.NCCL {
+		if m.collect, err = newCollective(); err != nil {
+			return nil, err
+		}
+	}
+	if !options.OwnProducts {
+		m.blas, _ = cublas.Open() // without it our own kernels multiply; Report says so
+	}
+	m.code = &compiler{folder: options.CacheDir}
+	return m, nil
+}
+
+func choose(all []*gpu, wanted []int) ([]*gpu, error) {
+	if len(all) == 0 {
+		return nil, errors.New("the driver finds no GPU")
+	}
+	if wanted == nil {
+		return all, nil
+	}
+	var out []*gpu
+	for _, i := range wanted {
+		if i < 0 || i >= len(all) {
+			return nil, fmt.Errorf("there is no GPU %d, the driver finds %d", i, len(all))
+		}
+		out = append(out, all[i])
+	}
+	return out, nil
+}
+
+func findGPUs(api *driver.API) ([]*gpu, error) {
+	devices, err := api.Devices()
+	if err != nil {
+		return nil, err
+	}
+	var out []*gpu
+	for i, d := range devices {
+		g := &gpu{index: i, device: d}
+		var errs [6]error
+		g.name, errs[0] = api.Name(d)
+		g.bus, errs[1] = api.PCIBus(d)
+		g.major, errs[2] = api.Attribute(driver.AttrCapabilityMajor, d)
+		g.minor, errs[3] = api.Attribute(driver.AttrCapabilityMinor, d)
+		g.sms, errs[4] = api.Attribute(driver.AttrMultiprocessors, d)
+		g.total, errs[5] = api.TotalMem(d)
+		if err := errors.Join(errs[:]...); err != nil {
+			return nil, fmt.Errorf("GPU %d: %w", i, err)
+		}
+		out = append(out, g)
+	}
+	return out, nil
+}
+
+// gpuOf says where a rank runs: ranks are dealt to the GPUs in turn.
+func (m *Machine) gpuOf(rank int) *gpu { return m.gpus[rank%len(m.gpus)] }
+
+// Check says before anything is allocated whether a program's memory is there, with the figures of both sides.
+func (m *Machine) Check(p *ir.Program) error {
+	if m.collect != nil && len(p.Ranks) > len(m.gpus) {
+		return fmt.Errorf("%d ranks on %d GPUs: NCCL takes a GPU for each rank", len(p.Ranks), len(m.gpus))
+	}
+	device, host := map[*gpu]ir.Bytes{}, ir.Bytes(0)
+	for r := range p.Ranks {
+		arenas := p.Codes[p.Ranks[r].Code].Arenas
+		device[m.gpuOf(r)] += arenas[ir.Device]
+		host += arenas[ir.Host]
+	}
+	for _, g := range m.gpus {
+		if need := device[g]; int64(need) > g.total {
+			return fmt.Errorf("GPU %d (%s) has %s, the ranks on it need %s (and %s of pinned host memory in all)",
+				g.index, g.name, ir.Bytes(g.total), need, host)
+		}
+	}
+	if there := hostMemory(); there > 0 && int64(host) > there {
+		return fmt.Errorf("the host has %s free, the program pins %s", ir.Bytes(there), host)
+	}
+	return nil
+}
+
+// New makes the device of a rank. All calls must come from one goroutine.
+func (m *Machine) New(rank int) vm.Device { return &Device{machine: m, gpu: m.gpuOf(rank)} }
+
+// Describe names the cards, for people.
+func (m *Machine) Describe() string {
+	text := m.gpus[0].name
+	if len(m.gpus) > 1 {
+		text = fmt.Sprintf("%d GPUs, %s", len(m.gpus), text)
+	}
+	return text
+}
+
+// Abort implements vm.Transport.
+func (m *Machine) Abort(reason error) {
+	m.meeting.abort(reason)
+	if m.collect != nil {
+		m.collect.abort(reason)
+	}
+}
+
+// Link implements vm.Transport: device memory does not travel by it.
+func (m *Machine) Link(int, int, vm.Channel) vm.Link { return noLink{} }
+
+// Team implements vm.Transport.
+func (m *Machine) Team(int, []int32, ir.Stream) (vm.Team, error) { return nil, errNotHost }
+
+var errNotHost = errors.New("ranks on GPUs do not meet in host memory")
+
+type noLink struct{}
+
+func (noLink) Send([]byte) error { return errNotHost }
+func (noLink) Recv([]byte) error { return errNotHost }
+
+// once remembers what the first to ask got, for all who ask later.
+type once[K comparable, V any] struct {
+	mu   sync.Mutex
+	done map[K]*entry[V]
+}
+
+type entry[V any] struct {
+	once  sync.Once
+	value V
+	err   error
+}
+
+func (o *once[K, V]) get(key K, get func() (V, error)) (V, error) {
+	o.mu.Lock()
+	if o.done == nil {
+		o.done = map[K]*entry[V]{}
+	}
+	e := o.done[key]
+	if e == nil {
+		e = &entry[V]{}
+		o.done[key] = e
+	}
+	o.mu.Unlock()
+	e.once.Do(func() { e.value, e.err = get() })
+	return e.value, e.err
+}

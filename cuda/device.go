@@ -1,0 +1,349 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+
+	"sppo/cuda/cublas"
+	"sppo/cuda/driver"
+	"sppo/ir"
+	"sppo/vm"
+)
+
+// Device is one rank on a GPU. The goroutine that loads it is bound to its thread, because contexts are a thread's.
+type Device struct {
+	machine *Machine
+	api     *driver.API
+	gpu     *gpu
+	program *ir.Program
+	code    *ir.Code
+	rank    int
+	env     *vm.Env
+
+	locked       bool
+	context      driver.Context
+	device       driver.Ptr                // the arena
+	host         *pinned                   // the arena, behind it what tokens wait in
+	scratch      [ir.NumStreams]driver.Ptr // workspace of kernels
+	scratchBytes [ir.NumStreams]int64
+	streams      [ir.NumStreams]driver.Stream
+	events       []driver.Event
+	modules      map[string]driver.Module  // by source
+	functions    map[[2]string]driver.Func // by source and name
+	blas         *cublas.Handle            // nil: our own kernels multiply
+	choices      cublas.Choices
+	free         []func() error // in the order of making; Close goes backwards
+	bound        [ir.NumSections][]bound
+	peaks        [ir.NumArenas]ir.Bytes
+	spans        *spanEvents
+	comms        map[string]*guarded // by NCCL
+
+	section ir.Section
+	round   int64
+	err     error
+}
+
+// bound is an instruction ready to be issued.
+type bound struct {
+	actions []action
+	stream  ir.Stream
+	top     [ir.NumArenas]ir.Bytes // the highest byte that it touches
+}
+
+// action is a driver call, or what stands for several.
+type action interface{ Make() error }
+
+// Load implements vm.Device.
+func (d *Device) Load(p *ir.Program, rank int, env *vm.Env) error {
+	d.program, d.rank, d.env = p, rank, env
+	d.api, d.code = d.machine.api, &p.Codes[p.Ranks[rank].Code]
+	d.modules, d.functions, d.choices = map[string]driver.Module{}, map[[2]string]driver.Func{}, cublas.Choices{}
+	err := d.load()
+	if err != nil {
+		d.machine.Abort(fmt.Errorf("rank %d: %w", rank, err))
+	}
+	return err
+}
+
+func (d *Device) load() error {
+	steps := []func() error{d.enter, d.reserve, d.makeStreams, d.meet, d.openBLAS, d.bindAll}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// enter makes the GPU's context that of this goroutine's thread.
+func (d *Device) enter() (err error) {
+	runtime.LockOSThread()
+	d.locked = true
+	if d.context, err = d.api.Retain(d.gpu.device); err != nil {
+		return err
+	}
+	d.later(func() error { return d.api.Release(d.gpu.device) })
+	if err := d.api.SetCurrent(d.context); err != nil {
+		return err
+	}
+	d.later(func() error { return d.api.SetCurrent(0) })
+	return nil
+}
+
+// later has Close undo something.
+func (d *Device) later(undo func() error) { d.free = append(d.free, undo) }
+
+// reserve allocates both arenas. What is lacking is said with the figures of both sides.
+func (d *Device) reserve() error {
+	need := d.code.Arenas
+	free, total, err := d.api.MemInfo()
+	if err != nil {
+		return err
+	}
+	if int64(need[ir.Device]) > free {
+		return fmt.Errorf("GPU %d (%s) has %s free of %s, the device arena needs %s (and the host arena %s)",
+			d.gpu.index, d.gpu.name, ir.Bytes(free), ir.Bytes(total), need[ir.Device], need[ir.Host])
+	}
+	if d.device, err = d.alloc(int64(need[ir.Device])); err != nil {
+		return fmt.Errorf("allocating the device arena of %s: %w", need[ir.Device], err)
+	}
+	d.host, err = newPinned(d.api, int64(need[ir.Host])+d.tokenBytes(), d.gpu.bus)
+	if err != nil {
+		return fmt.Errorf("pinning the host arena of %s: %w", need[ir.Host], err)
+	}
+	d.later(d.host.close)
+	return nil
+}
+
+// alloc allocates device memory until Close; nothing for nothing.
+func (d *Device) alloc(bytes int64) (driver.Ptr, error) {
+	if bytes == 0 {
+		return 0, nil
+	}
+	p, err := d.api.Alloc(bytes)
+	if err == nil {
+		d.later(func() error { return d.api.Free(p) })
+	}
+	return p, err
+}
+
+// makeStreams makes those that the code uses, and its events.
+func (d *Device) makeStreams() error {
+	events := int32(0)
+	for s := range ir.NumSections {
+		events = max(events, d.code.Events[s])
+		for pc := range d.code.Sections[s] {
+			if err := d.makeStream(d.code.Sections[s][pc].Stream); err != nil {
+				return err
+			}
+		}
+	}
+	for range events {
+		e, err := d.newEvent(false)
+		if err != nil {
+			return err
+		}
+		d.events = append(d.events, e)
+	}
+	return nil
+}
+
+func (d *Device) makeStream(s ir.Stream) error {
+	if d.streams[s] != 0 {
+		return nil
+	}
+	stream, err := d.api.NewStream()
+	if err != nil {
+		return err
+	}
+	d.streams[s] = stream
+	d.later(func() error { return d.api.DestroyStream(stream) })
+	return nil
+}
+
+// newEvent makes an event that lives until Close.
+func (d *Device) newEvent(timed bool) (driver.Event, error) {
+	e, err := d.api.NewEvent(timed)
+	if err == nil {
+		d.later(func() error { return d.api.DestroyEvent(e) })
+	}
+	return e, err
+}
+
+// meet opens the communicators, where ranks meet by NCCL.
+func (d *Device) meet() (err error) {
+	if d.machine.collect != nil {
+		d.comms, err = d.machine.collect.join(d)
+	}
+	return err
+}
+
+func (d *Device) openBLAS() (err error) {
+	if d.machine.blas == nil {
+		return nil
+	}
+	if d.blas, err = d.machine.blas.NewHandle(); err == nil {
+		d.later(d.blas.Close)
+	}
+	return err
+}
+
+// Begin implements vm.Device.
+func (d *Device) Begin(section ir.Section, round int64) error {
+	d.section, d.round = section, round
+	if d.err == nil && d.spans != nil {
+		d.keep(d.spans.begin(d))
+	}
+	return d.err
+}
+
+// Launch implements vm.Device.
+func (d *Device) Launch(pc int) { d.issue(pc) }
+
+// Copy implements vm.Device.
+func (d *Device) Copy(pc int) { d.issue(pc) }
+
+// Comm implements vm.Device.
+func (d *Device) Comm(pc int) { d.issue(pc) }
+
+// Record implements vm.Device.
+func (d *Device) Record(pc int) { d.issue(pc) }
+
+// Wait implements vm.Device.
+func (d *Device) Wait(pc int) { d.issue(pc) }
+
+// issue makes an instruction's calls. After an error nothing is issued any more.
+func (d *Device) issue(pc int) {
+	if d.err != nil {
+		return
+	}
+	b := &d.bound[d.section][pc]
+	for _, a := range b.actions {
+		if err := a.Make(); err != nil {
+			d.failAt(pc, err)
+			return
+		}
+	}
+	if d.machine.options.Sync {
+		if err := d.api.Synchronize(d.streams[b.stream]); err != nil {
+			d.failAt(pc, err)
+			return
+		}
+	}
+	d.peaks[ir.Device] = max(d.peaks[ir.Device], b.top[ir.Device])
+	d.peaks[ir.Host] = max(d.peaks[ir.Host], b.top[ir.Host])
+}
+
+func (d *Device) failAt(pc int, err error) {
+	d.keep(fmt.Errorf("%s: %w", vm.At(d.program, d.section, pc, &d.code.Sections[d.section][pc]), err))
+}
+
+// keep remembers the first error and tells the other ranks.
+func (d *Device) keep(err error) {
+	if err == nil || d.err != nil {
+		return
+	}
+	d.err = err
+	reason := fmt.Errorf("rank %d: %w", d.rank, err)
+	d.machine.Abort(reason)
+	d.env.Transport.Abort(reason)
+}
+
+// Join implements vm.Device. Whatever failed, it returns when no stream works on the arenas any more.
+func (d *Device) Join() error {
+	for s, stream := range d.streams {
+		if stream == 0 {
+			continue
+		}
+		if err := d.await(stream); err != nil {
+			d.keep(fmt.Errorf("section %s, stream %s: %w%s", d.section, ir.Stream(s), err, hintSync(d.machine.options.Sync)))
+		}
+	}
+	if d.err == nil && d.spans != nil {
+		d.keep(d.spans.collect(d))
+	}
+	return d.err
+}
+
+// hintSync says how to learn more of an error that came up after its instruction was issued.
+func hintSync(sync bool) string {
+	if sync {
+		return ""
+	}
+	return "; run with " + SyncVariable + "=1 to learn at which instruction"
+}
+
+// SyncVariable is the variable that sets Options.Sync.
+const SyncVariable = "SPPO_CUDA_SYNC"
+
+// await waits for a stream. With NCCL it looks meanwhile whether a peer was lost, which the stream would never tell.
+func (d *Device) await(stream driver.Stream) error {
+	if d.machine.collect != nil {
+		return d.machine.collect.await(d, stream)
+	}
+	return d.api.Synchronize(stream)
+}
+
+// Read implements vm.Device.
+func (d *Device) Read(v ir.View, out []byte) error {
+	p, err := d.place(v)
+	switch {
+	case err != nil:
+		return err
+	case len(out) != int(v.Bytes()):
+		return fmt.Errorf("reading %d bytes of a view of %d", len(out), v.Bytes())
+	case len(out) == 0:
+		return nil
+	case d.code.Buffers[v.Buffer].Arena == ir.Host:
+		copy(out, d.hostBytes(v))
+		return nil
+	}
+	return d.api.ToHost(out, p)
+}
+
+// Write implements vm.Device.
+func (d *Device) Write(v ir.View, in []byte) error {
+	p, err := d.place(v)
+	switch {
+	case err != nil:
+		return err
+	case len(in) != int(v.Bytes()):
+		return fmt.Errorf("writing %d bytes to a view of %d", len(in), v.Bytes())
+	case len(in) == 0:
+		return nil
+	case d.code.Buffers[v.Buffer].Arena == ir.Host:
+		copy(d.hostBytes(v), in)
+		return nil
+	}
+	if err := d.api.ToDevice(p, in); err != nil {
+		return err
+	}
+	// The call returns once the bytes have left in; our streams do not wait for their arrival by themselves.
+	return d.api.Synchronize(0)
+}
+
+// Peak implements vm.Device.
+func (d *Device) Peak(a ir.Arena) ir.Bytes { return d.peaks[a] }
+
+// Close implements vm.Device. It may follow a Load that failed half-way.
+func (d *Device) Close() error {
+	var errs []error
+	for _, stream := range d.streams {
+		if stream != 0 && d.err == nil {
+			errs = append(errs, d.api.Synchronize(stream))
+		}
+	}
+	for i := len(d.free) - 1; i >= 0; i-- {
+		errs = append(errs, d.free[i]())
+	}
+	d.free, d.bound, d.streams = nil, [ir.NumSections][]bound{}, [ir.NumStreams]driver.Stream{}
+	if d.locked {
+		d.locked = false
+		runtime.UnlockOSThread()
+	}
+	if d.err != nil {
+		return nil // after a fault of the GPU every call fails, and the fault has been told
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,417 @@
+// A CUDA driver without a GPU, for tests: device memory is the host's, every stream is a thread with a queue, events
+// order them, and kernels come from a shared library that runs them on the processor. An image that is loaded as a module
+// is the path of such a library, which has emu_find and emu_launch.
+//
+// It is stricter than a driver: contexts must be current, copies must lie inside memory that was allocated or pinned,
+// and what is destroyed must exist. Faults come up as a GPU's do, when a stream is waited for. The functions fake_... at
+// the end steer it: the n-th call fails, memory is short, streams run late.
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { OK, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719 };
+typedef int Result;
+typedef uintptr_t Ptr;
+
+#define DEVICES 8
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static int devices = 1, retained[DEVICES];
+static int64_t memory_total = 1 << 30, memory_used;
+static int64_t calls, fail_at;
+static int fail_code, delay_us, fault;
+static char fault_text[256];
+static __thread uintptr_t current;
+
+// What exists, so that tests see leaks and calls see nonsense.
+enum { DEVICE_MEMORY, HOST_MEMORY, STREAM, EVENT, MODULE, KINDS };
+struct Object {
+    int kind;
+    uintptr_t at;
+    size_t size;
+    struct Object *next;
+};
+static struct Object *objects;
+static int64_t live[KINDS];
+
+static void add(int kind, uintptr_t at, size_t size) {
+    struct Object *o = malloc(sizeof *o);
+    *o = (struct Object){kind, at, size, objects};
+    objects = o;
+    live[kind]++;
+}
+static struct Object *find(int kind, uintptr_t at) {
+    for (struct Object *o = objects; o; o = o->next)
+        if (o->kind == kind && o->at == at) return o;
+    return NULL;
+}
+static int take(int kind, uintptr_t at) {
+    for (struct Object **p = &objects; *p; p = &(*p)->next)
+        if ((*p)->kind == kind && (*p)->at == at) {
+            struct Object *o = *p;
+            *p = o->next;
+            free(o);
+            live[kind]--;
+            return 1;
+        }
+    return 0;
+}
+// inside says whether a range lies in memory that the GPU reaches. Pinned ranges that touch count as one.
+static int inside(uintptr_t at, size_t size) {
+    while (size > 0) {
+        struct Object *o;
+        for (o = objects; o; o = o->next)
+            if ((o->kind == DEVICE_MEMORY || o->kind == HOST_MEMORY) && at >= o->at && at < o->at + o->size) break;
+        if (!o) return 0;
+        size_t here = o->at + o->size - at;
+        if (here >= size) return 1;
+        if (o->kind == DEVICE_MEMORY) return 0;
+        at += here, size -= here;
+    }
+    return 1;
+}
+
+// Streams.
+enum { COPY, RECORD, WAIT, LAUNCH, END };
+struct Event {
+    uint64_t recorded, passed; // how often it was recorded, and how far the streams have come
+    struct timespec time;
+};
+struct Kernel {
+    const void *kernel;
+    const char *(*launch)(const void *, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, void **, uint64_t);
+};
+struct Work {
+    int kind;
+    uintptr_t to, from;
+    size_t size;
+    struct Event *event;
+    uint64_t number;
+    struct Kernel *kernel;
+    uint64_t grid[3], threads, shared;
+    uint64_t arguments[64];
+    struct Work *next;
+};
+struct Stream {
+    pthread_t thread;
+    struct Work *first, *last;
+    uint64_t issued, done;
+};
+
+static void fail(const char *what) {
+    if (!fault) snprintf(fault_text, sizeof fault_text, "%s", what);
+    fault = 1;
+}
+static void launch(struct Work *w) {
+    void *params[64];
+    for (int i = 0; i < 64; i++) params[i] = &w->arguments[i];
+    const char *wrong = w->kernel->launch(w->kernel->kernel, w->grid[0], w->grid[1], w->grid[2], w->threads, w->shared, params, 0);
+    if (wrong) {
+        pthread_mutex_lock(&lock);
+        fail(wrong);
+        pthread_mutex_unlock(&lock);
+    }
+}
+static void *serve(void *p) {
+    struct Stream *s = p;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (!s->first) pthread_cond_wait(&changed, &lock);
+        struct Work *w = s->first;
+        if (delay_us && w->kind != END) {
+            pthread_mutex_unlock(&lock);
+            struct timespec t = {0, 1000L * (rand() % delay_us)};
+            nanosleep(&t, NULL);
+            pthread_mutex_lock(&lock);
+        }
+        if (w->kind == COPY && !fault) {
+            if (!inside(w->to, w->size) || !inside(w->from, w->size)) {
+                fail("a copy outside of memory");
+            } else {
+                pthread_mutex_unlock(&lock);
+                memmove((void *)w->to, (void *)w->from, w->size);
+                pthread_mutex_lock(&lock);
+            }
+        } else if (w->kind == LAUNCH && !fault) {
+            pthread_mutex_unlock(&lock);
+            launch(w);
+            pthread_mutex_lock(&lock);
+        } else if (w->kind == RECORD) {
+            if (w->event->passed < w->number) w->event->passed = w->number;
+            clock_gettime(CLOCK_MONOTONIC, &w->event->time);
+        } else if (w->kind == WAIT) {
+            while (w->event->passed < w->number) pthread_cond_wait(&changed, &lock);
+        }
+        s->first = w->next;
+        s->done++;
+        pthread_cond_broadcast(&changed);
+        int end = w->kind == END;
+        free(w);
+        if (end) break;
+    }
+    pthread_mutex_unlock(&lock);
+    return NULL;
+}
+static void push(struct Stream *s, struct Work work) { // with the lock
+    struct Work *w = malloc(sizeof *w);
+    *w = work;
+    w->next = NULL;
+    if (s->first) s->last->next = w;
+    else s->first = w;
+    s->last = w;
+    s->issued++;
+    pthread_cond_broadcast(&changed);
+}
+
+// enter counts a call and says whether it is the one to fail; it leaves the lock held, and out lets it go.
+static Result out(Result r) {
+    pthread_mutex_unlock(&lock);
+    return r;
+}
+static Result enter(int context) {
+    pthread_mutex_lock(&lock);
+    calls++;
+    if (fail_at && calls == fail_at) return fail_code;
+    if (context && !current) return INVALID_CONTEXT;
+    return OK;
+}
+#define ENTER(context) \
+    do { \
+        Result r_ = enter(context); \
+        if (r_ != OK) return out(r_); \
+    } while (0)
+// What frees does its work even when it is made to fail, as it would after a fault.
+#define LEAVE(done) \
+    do { \
+        Result r_ = enter(1); \
+        int found_ = (done); \
+        return out(r_ != OK ? r_ : found_ ? OK : INVALID_HANDLE); \
+    } while (0)
+
+Result cuInit(unsigned flags) { ENTER(0); return out(flags ? INVALID_VALUE : OK); }
+Result cuDriverGetVersion(int *v) { ENTER(0); *v = 12040; return out(OK); }
+static const char *name_of(int code, int words) {
+    switch (code) {
+    case OUT_OF_MEMORY: return words ? "out of memory" : "CUDA_ERROR_OUT_OF_MEMORY";
+    case INVALID_CONTEXT: return words ? "invalid device context" : "CUDA_ERROR_INVALID_CONTEXT";
+    case INVALID_HANDLE: return words ? "invalid resource handle" : "CUDA_ERROR_INVALID_HANDLE";
+    case NOT_FOUND: return words ? "named symbol not found" : "CUDA_ERROR_NOT_FOUND";
+    case NOT_READY: return words ? "device not ready" : "CUDA_ERROR_NOT_READY";
+    case ILLEGAL_ADDRESS: return words ? "an illegal memory access was encountered" : "CUDA_ERROR_ILLEGAL_ADDRESS";
+    case LAUNCH_FAILED: return words ? "unspecified launch failure" : "CUDA_ERROR_LAUNCH_FAILED";
+    case INVALID_VALUE: return words ? "invalid argument" : "CUDA_ERROR_INVALID_VALUE";
+    }
+    return NULL;
+}
+Result cuGetErrorName(int code, const char **p) { *p = name_of(code, 0); return *p ? OK : INVALID_VALUE; }
+Result cuGetErrorString(int code, const char **p) { *p = name_of(code, 1); return *p ? OK : INVALID_VALUE; }
+Result cuDeviceGetCount(int *n) { ENTER(0); *n = devices; return out(OK); }
+Result cuDeviceGet(int *d, int i) { ENTER(0); *d = i; return out(i < devices ? OK : INVALID_VALUE); }
+Result cuDeviceGetName(char *p, int n, int d) { ENTER(0); snprintf(p, n, "fake GPU %d", d); return out(OK); }
+Result cuDeviceGetPCIBusId(char *p, int n, int d) { ENTER(0); snprintf(p, n, "0000:0%d:00.0", d); return out(OK); }
+Result cuDeviceGetAttribute(int *v, int a, int d) {
+    ENTER(0);
+    *v = a == 75 ? 9 : a == 76 ? 0 : a == 16 ? 4 : a == 97 ? 232448 : 0;
+    return out(d < devices ? OK : INVALID_VALUE);
+}
+Result cuDeviceTotalMem_v2(size_t *n, int d) { ENTER(0); *n = memory_total; return out(d < devices ? OK : INVALID_VALUE); }
+Result cuDevicePrimaryCtxRetain(uintptr_t *c, int d) { ENTER(0); retained[d]++; *c = d + 1; return out(OK); }
+Result cuDevicePrimaryCtxRelease_v2(int d) {
+    Result r = enter(0);
+    int had = retained[d] > 0;
+    if (had) retained[d]--;
+    return out(r != OK ? r : had ? OK : INVALID_CONTEXT);
+}
+Result cuCtxSetCurrent(uintptr_t c) {
+    Result r = enter(0);
+    if (r == OK || !c) current = c;
+    return out(r);
+}
+Result cuCtxEnablePeerAccess(uintptr_t c, unsigned flags) { ENTER(1); return out(c && !flags ? OK : INVALID_VALUE); }
+Result cuMemGetInfo_v2(size_t *f, size_t *t) { ENTER(1); *f = memory_total - memory_used; *t = memory_total; return out(OK); }
+Result cuMemAlloc_v2(Ptr *p, size_t n) {
+    ENTER(1);
+    if (!n) return out(INVALID_VALUE);
+    if (memory_used + (int64_t)n > memory_total) return out(OUT_OF_MEMORY);
+    *p = (Ptr)aligned_alloc(256, (n + 255) & ~(size_t)255);
+    memset((void *)*p, 0xcd, n);
+    memory_used += n;
+    add(DEVICE_MEMORY, *p, n);
+    return out(OK);
+}
+static int free_memory(Ptr p) {
+    struct Object *o = find(DEVICE_MEMORY, p);
+    if (!o) return 0;
+    memory_used -= o->size;
+    take(DEVICE_MEMORY, p);
+    free((void *)p);
+    return 1;
+}
+Result cuMemFree_v2(Ptr p) { LEAVE(free_memory(p)); }
+Result cuMemHostRegister_v2(Ptr p, size_t n, unsigned flags) {
+    ENTER(1);
+    if (!p || !n || flags != 1 || find(HOST_MEMORY, p)) return out(INVALID_VALUE);
+    add(HOST_MEMORY, p, n);
+    return out(OK);
+}
+Result cuMemHostUnregister(Ptr p) { LEAVE(take(HOST_MEMORY, p)); }
+static Result copy_now(Ptr to, Ptr from, size_t n, Ptr device) {
+    ENTER(1);
+    if (fault) return out(ILLEGAL_ADDRESS);
+    if (!inside(device, n)) return out(INVALID_VALUE);
+    memcpy((void *)to, (void *)from, n);
+    return out(OK);
+}
+Result cuMemcpyHtoD_v2(Ptr to, Ptr from, size_t n) { return copy_now(to, from, n, to); }
+Result cuMemcpyDtoH_v2(Ptr to, Ptr from, size_t n) { return copy_now(to, from, n, from); }
+Result cuStreamCreate(uintptr_t *p, unsigned flags) {
+    ENTER(1);
+    if (flags != 1) return out(INVALID_VALUE);
+    struct Stream *s = calloc(1, sizeof *s);
+    pthread_create(&s->thread, NULL, serve, s);
+    *p = (uintptr_t)s;
+    add(STREAM, *p, 0);
+    return out(OK);
+}
+Result cuStreamDestroy_v2(uintptr_t p) {
+    Result r = enter(1);
+    if (!find(STREAM, p)) return out(INVALID_HANDLE);
+    struct Stream *s = (struct Stream *)p;
+    push(s, (struct Work){.kind = END});
+    pthread_mutex_unlock(&lock);
+    pthread_join(s->thread, NULL);
+    pthread_mutex_lock(&lock);
+    take(STREAM, p);
+    free(s);
+    return out(r);
+}
+Result cuStreamSynchronize(uintptr_t p) {
+    ENTER(1);
+    if (p && !find(STREAM, p)) return out(INVALID_HANDLE);
+    struct Stream *s = (struct Stream *)p;
+    for (uint64_t until = s ? s->issued : 0; s && s->done < until;) pthread_cond_wait(&changed, &lock);
+    return out(fault ? ILLEGAL_ADDRESS : OK);
+}
+Result cuStreamQuery(uintptr_t p) {
+    ENTER(1);
+    if (!find(STREAM, p)) return out(INVALID_HANDLE);
+    struct Stream *s = (struct Stream *)p;
+    return out(fault ? ILLEGAL_ADDRESS : s->done < s->issued ? NOT_READY : OK);
+}
+Result cuEventCreate(uintptr_t *p, unsigned flags) {
+    ENTER(1);
+    *p = (uintptr_t)calloc(1, sizeof(struct Event));
+    add(EVENT, *p, flags);
+    return out(OK);
+}
+static int free_event(uintptr_t p) {
+    if (!take(EVENT, p)) return 0;
+    return 1; // its memory stays: streams may still have it in their queues
+}
+Result cuEventDestroy_v2(uintptr_t p) { LEAVE(free_event(p)); }
+static Result enqueue(uintptr_t stream, struct Work w) { // with the lock
+    if (!find(STREAM, stream)) return out(INVALID_HANDLE);
+    if (fault) return out(ILLEGAL_ADDRESS);
+    push((struct Stream *)stream, w);
+    return out(OK);
+}
+Result cuEventRecord(uintptr_t e, uintptr_t s) {
+    ENTER(1);
+    if (!find(EVENT, e)) return out(INVALID_HANDLE);
+    struct Event *event = (struct Event *)e;
+    return enqueue(s, (struct Work){.kind = RECORD, .event = event, .number = ++event->recorded});
+}
+Result cuStreamWaitEvent(uintptr_t s, uintptr_t e, unsigned flags) {
+    ENTER(1);
+    if (!find(EVENT, e) || flags) return out(INVALID_HANDLE);
+    struct Event *event = (struct Event *)e;
+    return enqueue(s, (struct Work){.kind = WAIT, .event = event, .number = event->recorded});
+}
+Result cuEventElapsedTime(float *ms, uintptr_t a, uintptr_t b) {
+    ENTER(1);
+    struct Object *first = find(EVENT, a), *second = find(EVENT, b);
+    if (!first || !second || first->size || second->size) return out(INVALID_HANDLE);
+    struct Event *x = (struct Event *)a, *y = (struct Event *)b;
+    if (!x->recorded || !y->recorded) return out(INVALID_HANDLE);
+    *ms = (y->time.tv_sec - x->time.tv_sec) * 1e3f + (y->time.tv_nsec - x->time.tv_nsec) / 1e6f;
+    return out(OK);
+}
+Result cuMemcpyAsync(Ptr to, Ptr from, size_t n, uintptr_t s) {
+    ENTER(1);
+    return enqueue(s, (struct Work){.kind = COPY, .to = to, .from = from, .size = n});
+}
+struct Module {
+    void *library;
+    struct Kernel kernels[256];
+    int count;
+};
+Result cuModuleLoadData(uintptr_t *p, const char *image) {
+    ENTER(1);
+    void *library = dlopen(image, RTLD_NOW | RTLD_LOCAL);
+    if (!library) return out(INVALID_VALUE);
+    struct Module *m = calloc(1, sizeof *m);
+    m->library = library;
+    *p = (uintptr_t)m;
+    add(MODULE, *p, 0);
+    return out(OK);
+}
+Result cuModuleUnload(uintptr_t p) { LEAVE(take(MODULE, p)); }
+Result cuModuleGetFunction(uintptr_t *f, uintptr_t p, const char *name) {
+    ENTER(1);
+    if (!find(MODULE, p)) return out(INVALID_HANDLE);
+    struct Module *m = (struct Module *)p;
+    const void *(*find_kernel)(const char *) = (const void *(*)(const char *))dlsym(m->library, "emu_find");
+    const void *kernel = find_kernel ? find_kernel(name) : NULL;
+    if (!kernel) return out(NOT_FOUND);
+    struct Kernel *k = malloc(sizeof *k);
+    k->kernel = kernel;
+    *(void **)&k->launch = dlsym(m->library, "emu_launch");
+    *f = (uintptr_t)k;
+    return out(OK);
+}
+Result cuFuncSetAttribute(uintptr_t f, int attribute, int value) {
+    ENTER(1);
+    return out(f && attribute == 8 && value <= 232448 ? OK : INVALID_VALUE);
+}
+Result cuLaunchKernel(uintptr_t f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, uintptr_t s, void **params, void **extra) {
+    ENTER(1);
+    if (!f || extra || by != 1 || bz != 1 || !gx || !gy || !gz || !bx || bx > 1024) return out(INVALID_VALUE);
+    struct Work w = {.kind = LAUNCH, .kernel = (struct Kernel *)f, .grid = {gx, gy, gz}, .threads = bx, .shared = shared};
+    for (int i = 0; params[i]; i++) { // every argument is eight bytes, the list ends with a null
+        if (i == 64) return out(INVALID_VALUE);
+        memcpy(&w.arguments[i], params[i], 8);
+    }
+    return enqueue(s, w);
+}
+
+// How tests steer it. fake_reset forgets counts and faults, not what exists.
+void fake_reset(int gpus, int64_t memory, int delay) {
+    pthread_mutex_lock(&lock);
+    devices = gpus, memory_total = memory, delay_us = delay;
+    calls = fail_at = fault = 0;
+    pthread_mutex_unlock(&lock);
+}
+void fake_fail(int64_t at, int code) {
+    pthread_mutex_lock(&lock);
+    calls = 0, fail_at = at, fail_code = code;
+    pthread_mutex_unlock(&lock);
+}
+int64_t fake_calls(void) {
+    pthread_mutex_lock(&lock);
+    int64_t n = calls;
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+// fake_live is the number of things that exist, contexts among them.
+int64_t fake_live(void) {
+    pthread_mutex_lock(&lock);
+    int64_t n = 0;
+    for (int i = 0; i < KINDS; i++) n += live[i];
+    for (int i = 0; i < DEVICES; i++) n += retained[i];
+    pthread_mutex_unlock(&lock);
+    return n;
+}

@@ -1,0 +1,93 @@
+package cuda
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/ebitengine/purego"
+
+	"sppo/cuda/library"
+)
+
+// fake is the stand-in driver, built once and found by the search path like a real one.
+type fake struct {
+	reset func(gpus int32, memory int64, delayMicros int32)
+	fail  func(at int64, code int32)
+	calls func() int64
+	live  func() int64
+	stubs string // a library of kernels
+}
+
+var (
+	fakeOnce sync.Once
+	fakeLib  *fake
+	fakeWhy  string
+)
+
+// useFake opens the stand-in, or skips the test where there is no compiler to build it with.
+func useFake(t *testing.T) *fake {
+	t.Helper()
+	fakeOnce.Do(func() { fakeLib, fakeWhy = buildFake() })
+	if fakeLib == nil {
+		t.Skip("SKIPPED: the stand-in driver was not built: " + fakeWhy)
+	}
+	fakeLib.reset(1, 1<<30, 0)
+	return fakeLib
+}
+
+var fakeFolder string
+
+func buildFake() (*fake, string) {
+	gcc, err := exec.LookPath("gcc")
+	if err != nil {
+		return nil, err.Error()
+	}
+	if fakeFolder, err = os.MkdirTemp("", "sppo-fake-"); err != nil {
+		return nil, err.Error()
+	}
+	driver, stubs := filepath.Join(fakeFolder, "libcuda.so.1"), filepath.Join(fakeFolder, "stubs.so")
+	for out, source := range map[string]string{driver: "fake/fake.c", stubs: "fake/stubs.c"} {
+		cmd := exec.Command(gcc, "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", "-o", out, source, "-ldl")
+		if text, err := cmd.CombinedOutput(); err != nil {
+			return nil, string(text)
+		}
+	}
+	os.Setenv(library.PathVariable, fakeFolder)
+	handle, err := purego.Dlopen(driver, purego.RTLD_NOW)
+	if err != nil {
+		return nil, err.Error()
+	}
+	f := &fake{stubs: stubs}
+	purego.RegisterLibFunc(&f.reset, handle, "fake_reset")
+	purego.RegisterLibFunc(&f.fail, handle, "fake_fail")
+	purego.RegisterLibFunc(&f.calls, handle, "fake_calls")
+	purego.RegisterLibFunc(&f.live, handle, "fake_live")
+	return f, ""
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if fakeFolder != "" {
+		os.RemoveAll(fakeFolder)
+	}
+	os.Exit(code)
+}
+
+// fixedCode is a source of machine code for the stand-in: the path of a library that it loads.
+type fixedCode string
+
+func (c fixedCode) image(string, int) ([]byte, error) { return []byte(c), nil }
+
+// open opens a machine on the stand-in, whose kernels are the stubs.
+func (f *fake) open(t *testing.T, options Options) *Machine {
+	t.Helper()
+	m, err := Open(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.code = fixedCode(f.stubs)
+	return m
+}

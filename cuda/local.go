@@ -1,0 +1,520 @@
+package cuda
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+
+	"sppo/cuda/driver"
+	"sppo/ir"
+	"sppo/vm"
+)
+
+// meetings is where ranks of one process meet. A rank that issues a message or a collective waits on the host until its
+// peers have issued theirs; what their streams then do is ordered by events alone. So work is submitted only after what
+// it waits for: streams that share one of the GPU's queues cannot hold each other up for ever. Programs issue
+// communication in one order that lets all ranks meet.
+type meetings struct {
+	mu      sync.Mutex
+	links   map[linkKey]*link
+	teams   map[string]*team
+	reason  error
+	aborted chan struct{}
+}
+
+type linkKey struct {
+	from, to int
+	channel  vm.Channel
+}
+
+func newMeetings() *meetings {
+	return &meetings{links: map[linkKey]*link{}, teams: map[string]*team{}, aborted: make(chan struct{})}
+}
+
+func (m *meetings) abort(reason error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.reason != nil {
+		return
+	}
+	m.reason = fmt.Errorf("%w: %w", vm.ErrAborted, reason)
+	close(m.aborted)
+	for _, t := range m.teams {
+		t.mu.Lock()
+		t.failed = m.reason
+		t.round.Broadcast()
+		t.mu.Unlock()
+	}
+}
+
+// failed is why ranks no longer meet, or nil.
+func (m *meetings) failed() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.reason
+}
+
+// link carries the messages of one direction on one channel.
+type link struct {
+	offers chan offer
+	taken  chan driver.Event // holds one, so that a receiver never waits to say that it is done
+}
+
+// offer is what a sender holds out: there once the event has passed.
+type offer struct {
+	span
+	there driver.Event
+}
+
+func (m *meetings) link(from, to int, channel vm.Channel) *link {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	key := linkKey{from, to, channel}
+	if m.links[key] == nil {
+		m.links[key] = &link{offers: make(chan offer), taken: make(chan driver.Event, 1)}
+	}
+	return m.links[key]
+}
+
+// comm binds a message or a collective to the network in use.
+func (m *Machine) comm(b *binder) error {
+	if m.collect != nil {
+		return m.collect.bind(b)
+	}
+	switch b.in.Op {
+	case ir.Send, ir.Recv:
+		return b.message()
+	}
+	return b.collective()
+}
+
+// endpoint is one side of a link: an event that it records, and calls that are changed for each message.
+type endpoint struct {
+	meetings *meetings
+	link     *link
+	mine     driver.Event
+	record   driver.Call
+	wait     driver.Call
+}
+
+func (b *binder) message() error {
+	d, rank, peer := b.device, b.device.rank, b.int("peer")
+	if peer < 0 || peer >= len(d.program.Ranks) || peer == rank {
+		return fmt.Errorf("rank %d has no messages with rank %d", rank, peer)
+	}
+	event, err := d.newEvent(false)
+	if err != nil {
+		return err
+	}
+	e := endpoint{meetings: d.machine.meeting, mine: event, record: d.api.Record(event, b.stream), wait: d.api.Wait(b.stream, event)}
+	if b.in.Op == ir.Send {
+		e.link = d.machine.meeting.link(rank, peer, vm.ChannelOf(b.in.Stream))
+		b.out.actions = append(b.out.actions, &sending{e, b.operand(0)})
+		return nil
+	}
+	e.link = d.machine.meeting.link(peer, rank, vm.ChannelOf(b.in.Stream))
+	b.out.actions = append(b.out.actions, &receiving{e, b.operand(0), d.api.Copy(0, 0, 0, b.stream)})
+	return nil
+}
+
+type sending struct {
+	endpoint
+	x span
+}
+
+// Make implements action: the stream goes on once the receiver's copy is done.
+func (s *sending) Make() error {
+	if err := s.record.Make(); err != nil {
+		return err
+	}
+	select {
+	case s.link.offers <- offer{s.x, s.mine}:
+	case <-s.meetings.aborted:
+		return s.meetings.failed()
+	}
+	select {
+	case done := <-s.link.taken:
+		s.wait.SetEvent(done)
+		return s.wait.Make()
+	case <-s.meetings.aborted:
+		return s.meetings.failed()
+	}
+}
+
+type receiving struct {
+	endpoint
+	y    span
+	copy driver.Call
+}
+
+// Make implements action.
+func (r *receiving) Make() error {
+	select {
+	case o := <-r.link.offers:
+		if o.bytes != r.y.bytes {
+			return fmt.Errorf("the peer sends %d bytes, this rank receives %d", o.bytes, r.y.bytes)
+		}
+		if err := r.take(o); err != nil {
+			return err
+		}
+		r.link.taken <- r.mine
+		return nil
+	case <-r.meetings.aborted:
+		return r.meetings.failed()
+	}
+}
+
+func (r *receiving) take(o offer) error {
+	r.wait.SetEvent(o.there)
+	if err := r.wait.Make(); err != nil {
+		return err
+	}
+	if o.bytes > 0 {
+		r.copy.SetCopy(r.y.at, o.at, o.bytes)
+		if err := r.copy.Make(); err != nil {
+			return err
+		}
+	}
+	return r.record.Make()
+}
+
+// team is where the members of a collective meet: first after everybody has laid down what it brings, then after
+// everybody has issued its share of the work.
+type team struct {
+	members []int32
+	calls   []teamCall
+
+	mu      sync.Mutex
+	round   sync.Cond
+	meeting uint64
+	present int
+	failed  error
+}
+
+// teamCall is what a member brings, and the events of its stream: what it brings is there, and its share is done.
+type teamCall struct {
+	op          ir.Op
+	t           ir.DType
+	y, x        span
+	e           vm.Exchange // of all_to_all
+	there, done driver.Event
+}
+
+func (m *meetings) team(members []int32, stream ir.Stream) *team {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	key := fmt.Sprint(stream, members)
+	if m.teams[key] == nil {
+		t := &team{members: slices.Clone(members), calls: make([]teamCall, len(members)), failed: m.reason}
+		t.round.L = &t.mu
+		m.teams[key] = t
+	}
+	return m.teams[key]
+}
+
+func (t *team) meet() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.present++; t.present == len(t.members) {
+		t.present = 0
+		t.meeting++
+		t.round.Broadcast()
+		return t.failed
+	}
+	for meeting := t.meeting; meeting == t.meeting && t.failed == nil; {
+		t.round.Wait()
+	}
+	return t.failed
+}
+
+// member is one rank's side of one collective instruction.
+type member struct {
+	d     *Device
+	team  *team
+	index int
+	call  teamCall
+	there driver.Call
+	done  driver.Call
+	wait  driver.Call
+	copy  driver.Call
+	sum   driver.Call
+}
+
+// collectiveOf reads a collective's operands: what it writes, what it reads, how.
+func (b *binder) collectiveOf(n int) (teamCall, error) {
+	c := teamCall{op: b.in.Op, y: b.operand(0), x: b.operand(len(b.in.Args) - 1), t: b.in.Args[len(b.in.Args)-1].DType}
+	if c.op != ir.AllGather && c.t != ir.F32 && c.t != ir.BF16 {
+		return c, fmt.Errorf("%s has no sum", c.t)
+	}
+	wrong := false
+	switch c.op {
+	case ir.AllGather:
+		wrong = c.y.bytes != c.x.bytes*int64(n)
+	case ir.ReduceScatter:
+		wrong = c.x.bytes != c.y.bytes*int64(n)
+	case ir.AllToAll:
+		c.e = b.exchange()
+		if c.e.Copies < 1 || n%c.e.Copies != 0 {
+			return c, fmt.Errorf("columns cannot be shared by %d of %d ranks each", c.e.Copies, n)
+		}
+		size := int(c.t.Bytes())
+		from, to := c.e.Rows*n/c.e.Copies*c.e.Cols*size, c.e.Rows*n*c.e.Cols*size
+		if c.e.Inverse {
+			from, to = to, from
+		}
+		wrong = int(c.x.bytes) != from || int(c.y.bytes) != to
+	}
+	if wrong {
+		return c, fmt.Errorf("%d bytes do not give %d among %d ranks", c.x.bytes, c.y.bytes, n)
+	}
+	return c, nil
+}
+
+func (b *binder) exchange() vm.Exchange {
+	e := vm.Exchange{Copies: b.int("copies"), Inverse: b.int("inverse") != 0, DType: b.in.Arg("x").DType}
+	tall, wide := "y", "x"
+	if e.Inverse {
+		tall, wide = wide, tall
+	}
+	e.Rows, e.Cols = int(b.in.Arg(wide).Rows()), int(b.in.Arg(tall).Cols())
+	return e
+}
+
+// group finds the members of the instruction's group and this rank among them.
+func (b *binder) group() (members []int32, index int, err error) {
+	d := b.device
+	group := b.int("group")
+	if group < 0 || group >= len(d.program.Ranks[d.rank].Groups) {
+		return nil, 0, fmt.Errorf("group %d does not exist", group)
+	}
+	members = d.program.Ranks[d.rank].Groups[group]
+	if index = slices.Index(members, int32(d.rank)); index < 0 {
+		return nil, 0, fmt.Errorf("rank %d is not in the group %v", d.rank, members)
+	}
+	return members, index, nil
+}
+
+func (b *binder) collective() error {
+	d := b.device
+	members, index, err := b.group()
+	if err != nil {
+		return err
+	}
+	if len(members) > maxSummands {
+		return fmt.Errorf("%d ranks of one process meet on GPUs, at most %d can: let them meet by NCCL", len(members), maxSummands)
+	}
+	m := &member{d: d, team: d.machine.meeting.team(members, b.in.Stream), index: index}
+	if m.call, err = b.collectiveOf(len(members)); err != nil {
+		return err
+	}
+	for _, e := range []*driver.Event{&m.call.there, &m.call.done} {
+		if *e, err = d.newEvent(false); err != nil {
+			return err
+		}
+	}
+	m.there, m.done = d.api.Record(m.call.there, b.stream), d.api.Record(m.call.done, b.stream)
+	m.wait, m.copy = d.api.Wait(b.stream, m.call.done), d.api.Copy(0, 0, 0, b.stream)
+	if m.call.op != ir.AllGather {
+		if m.sum, err = d.sumCall(m.call.t, b.stream); err != nil {
+			return err
+		}
+	}
+	b.out.actions = append(b.out.actions, m)
+	return nil
+}
+
+// Make implements action.
+func (m *member) Make() error {
+	t := m.team
+	if err := m.there.Make(); err != nil {
+		return err
+	}
+	t.calls[m.index] = m.call
+	if err := t.meet(); err != nil {
+		return err
+	}
+	if err := m.match(); err != nil {
+		return err
+	}
+	if err := m.waitAll(func(c *teamCall) driver.Event { return c.there }); err != nil {
+		return err
+	}
+	if err := m.share(); err != nil {
+		return err
+	}
+	if err := m.done.Make(); err != nil {
+		return err
+	}
+	if err := t.meet(); err != nil {
+		return err
+	}
+	return m.waitAll(func(c *teamCall) driver.Event { return c.done })
+}
+
+// match refuses what cannot belong together.
+func (m *member) match() error {
+	c := &m.call
+	for i := range m.team.calls {
+		if other := &m.team.calls[i]; other.op != c.op || other.t != c.t || other.x.bytes != c.x.bytes || other.e != c.e {
+			return fmt.Errorf("rank %d calls %s of %d bytes of %s where rank %d calls %s of %d bytes of %s",
+				m.team.members[m.index], ir.Ops[c.op].Name, c.x.bytes, c.t,
+				m.team.members[i], ir.Ops[other.op].Name, other.x.bytes, other.t)
+		}
+	}
+	return nil
+}
+
+// waitAll has the stream wait for an event of every other member.
+func (m *member) waitAll(event func(*teamCall) driver.Event) error {
+	for i := range m.team.calls {
+		if i == m.index {
+			continue
+		}
+		m.wait.SetEvent(event(&m.team.calls[i]))
+		if err := m.wait.Make(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// share issues this member's part of the work, on the memory of all.
+func (m *member) share() error {
+	c, calls := &m.call, m.team.calls
+	switch c.op {
+	case ir.AllGather:
+		for i := range calls {
+			if err := m.copyBytes(c.y.at+driver.Ptr(int64(i)*c.x.bytes), calls[i].x.at, c.x.bytes); err != nil {
+				return err
+			}
+		}
+		return nil
+	case ir.ReduceScatter:
+		elements := c.y.bytes / int64(c.t.Bytes())
+		return m.sumRows(sumArgs{y: c.y.at, calls: calls, at: int64(m.index) * c.y.bytes, rows: 1, cols: elements})
+	case ir.AllReduce:
+		return m.allReduce()
+	}
+	if c.e.Inverse {
+		return m.columnsToRows()
+	}
+	return m.rowsToColumns()
+}
+
+func (m *member) copyBytes(to, from driver.Ptr, bytes int64) error {
+	if bytes == 0 || to == from {
+		return nil
+	}
+	m.copy.SetCopy(to, from, bytes)
+	return m.copy.Make()
+}
+
+// allReduce sums one share of the elements and copies it to every member: nobody else touches that share.
+func (m *member) allReduce() error {
+	c, n, size := &m.call, int64(len(m.team.members)), int64(m.call.t.Bytes())
+	elements, index := c.x.bytes/size, int64(m.index)
+	from, to := elements*index/n, elements*(index+1)/n
+	at := driver.Ptr(from * size)
+	if err := m.sumRows(sumArgs{y: c.x.at + at, calls: m.team.calls, at: from * size, rows: 1, cols: to - from}); err != nil {
+		return err
+	}
+	for i := range m.team.calls {
+		if err := m.copyBytes(m.team.calls[i].x.at+at, c.x.at+at, (to-from)*size); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rowsToColumns takes this member's columns out of every member's rows.
+func (m *member) rowsToColumns() error {
+	e, size := &m.call.e, int64(m.call.t.Bytes())
+	rows, cols := int64(e.Rows), int64(e.Cols)
+	wide := int64(len(m.team.members)/e.Copies) * cols
+	for i := range m.team.calls {
+		err := m.sumRows(sumArgs{
+			y: m.call.y.at + driver.Ptr(int64(i)*rows*cols*size), calls: m.team.calls[i : i+1],
+			at: int64(m.index/e.Copies) * cols * size, rows: rows, cols: cols, yStride: cols, xStride: wide,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// columnsToRows takes this member's rows out of every member's columns, and adds those of members with equal columns.
+func (m *member) columnsToRows() error {
+	e, size := &m.call.e, int64(m.call.t.Bytes())
+	rows, cols := int64(e.Rows), int64(e.Cols)
+	wide := int64(len(m.team.members)/e.Copies) * cols
+	for first := 0; first < len(m.team.calls); first += e.Copies {
+		err := m.sumRows(sumArgs{
+			y: m.call.y.at + driver.Ptr(int64(first/e.Copies)*cols*size), calls: m.team.calls[first : first+e.Copies],
+			at: int64(m.index) * rows * cols * size, rows: rows, cols: cols, yStride: wide, xStride: cols,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sumArgs describe y[row,col] = the sum over calls, in their order and in f32, of x[row,col] from byte at on.
+type sumArgs struct {
+	y                driver.Ptr
+	calls            []teamCall
+	at               int64
+	rows, cols       int64
+	yStride, xStride int64 // in elements, from row to row
+}
+
+// maxSummands is how many addresses the kernel of sums takes.
+const maxSummands = 16
+
+// sumThreads is the width of its blocks, sumBlocks the most of them.
+const (
+	sumThreads = 256
+	sumBlocks  = 1024
+)
+
+// sumCall prepares a launch of the kernel of sums, whose arguments sumRows fills in.
+func (d *Device) sumCall(t ir.DType, stream driver.Stream) (driver.Call, error) {
+	name := "sum_ranks_f32"
+	if t == ir.BF16 {
+		name = "sum_ranks_bf16"
+	}
+	f, err := d.kernel(sumSource, name)
+	if err != nil {
+		return driver.Call{}, err
+	}
+	arguments := make([][]byte, maxSummands+6)
+	for i := range arguments {
+		arguments[i] = make([]byte, 8)
+	}
+	l := driver.Launch{Func: f, Grid: [3]int{1, 1, 1}, Block: [3]int{sumThreads, 1, 1}, Stream: stream}
+	return d.api.Launch(l, arguments...), nil
+}
+
+func (m *member) sumRows(a sumArgs) error {
+	if a.rows*a.cols == 0 {
+		return nil
+	}
+	m.sum.SetGrid(int(min((a.rows*a.cols+sumThreads-1)/sumThreads, sumBlocks)))
+	set := func(i int, v int64) { binary.LittleEndian.PutUint64(m.sum.Argument(i), uint64(v)) }
+	set(0, int64(a.y))
+	set(1, int64(len(a.calls)))
+	set(2, a.rows)
+	set(3, a.cols)
+	set(4, a.yStride)
+	set(5, a.xStride)
+	for i := range maxSummands {
+		at := int64(0)
+		if i < len(a.calls) {
+			at = int64(a.calls[i].x.at) + a.at
+		}
+		set(6+i, at)
+	}
+	return m.sum.Make()
+}

@@ -1,0 +1,141 @@
+package cuda
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"sppo/cuda/cublas"
+	"sppo/cuda/driver"
+	"sppo/cuda/kernels"
+	"sppo/cuda/nvrtc"
+	"sppo/ir"
+	"sppo/vm"
+)
+
+// sumSource is where the kernels stand by which ranks meet; no opcode's row names them.
+const sumSource = "meet.cu"
+
+// sourceOf is a source of package kernels as the compiler wants it.
+func sourceOf(name string) nvrtc.Source {
+	return nvrtc.Source{Name: name, Text: kernels.Text(name), Headers: map[string]string{kernels.Header: kernels.Text(kernels.Header)}}
+}
+
+// plansOf asks the table what every kernel of the code launches, and allocates for each stream as much workspace as its
+// neediest instruction has.
+func (d *Device) plansOf() (plans [ir.NumSections][]kernels.Plan, err error) {
+	var need [ir.NumStreams]int64
+	for s := range ir.NumSections {
+		code := d.code.Sections[s]
+		plans[s] = make([]kernels.Plan, len(code))
+		for pc := range code {
+			in := &code[pc]
+			if in.Info().Class != ir.ClassKernel {
+				continue
+			}
+			if plans[s][pc], err = d.plan(in); err != nil {
+				return plans, fmt.Errorf("%s: %w", vm.At(d.program, s, pc, in), err)
+			}
+			need[in.Stream] = max(need[in.Stream], plans[s][pc].WorkspaceBytes)
+			if in.Op == ir.Matmul && d.blas != nil {
+				need[in.Stream] = max(need[in.Stream], productWorkspaceBytes)
+			}
+		}
+	}
+	for s := range need {
+		if d.scratch[s], err = d.alloc(need[s]); err != nil {
+			return plans, fmt.Errorf("allocating a workspace of %s: %w", ir.Bytes(need[s]), err)
+		}
+		d.scratchBytes[s] = need[s]
+	}
+	return plans, nil
+}
+
+func (d *Device) plan(in *ir.Instr) (plan kernels.Plan, err error) {
+	defer func() { // what an unverified program may bring, such as a division by its batch of 0
+		if r := recover(); r != nil {
+			err = fmt.Errorf("the instruction makes no sense: %v", r)
+		}
+	}()
+	return kernels.Bind(d.program, d.rank, in)
+}
+
+// plainShared is what a kernel may have of dynamic shared memory without asking.
+const plainShared = 48 << 10
+
+// kernel prepares the launches of a kernel opcode.
+func (b *binder) kernel(plan *kernels.Plan) error {
+	d := b.device
+	if b.in.Op == ir.Matmul && d.blas != nil && len(plan.Launches) > 0 {
+		if done, err := b.product(); done || err != nil {
+			return err
+		}
+	}
+	for i := range plan.Launches {
+		l := &plan.Launches[i]
+		f, err := d.kernel(l.Source, l.Kernel)
+		if err != nil {
+			return err
+		}
+		if l.SharedBytes > plainShared {
+			if err := d.api.AllowShared(f, int(l.SharedBytes)); err != nil {
+				return fmt.Errorf("%s: %w", l.Kernel, err)
+			}
+		}
+		arguments := make([][]byte, len(l.Args))
+		for i, a := range l.Args {
+			value := a.Value
+			switch a.Kind {
+			case kernels.Operand:
+				value = uint64(b.places[value])
+			case kernels.Workspace:
+				value += uint64(d.scratch[b.in.Stream])
+			}
+			arguments[i] = binary.LittleEndian.AppendUint64(nil, value)
+		}
+		b.add(d.api.Launch(driver.Launch{
+			Func: f, Grid: [3]int{int(l.Grid[0]), int(l.Grid[1]), int(l.Grid[2])}, Block: [3]int{int(l.Block), 1, 1},
+			Shared: int(l.SharedBytes), Stream: b.stream,
+		}, arguments...))
+	}
+	return nil
+}
+
+// productWorkspaceBytes is what cuBLASLt's fastest algorithms ask for on Hopper.
+const productWorkspaceBytes = 32 << 20
+
+// product hands a matmul to cuBLASLt; false where that has no algorithm for it.
+func (b *binder) product() (bool, error) {
+	d := b.device
+	a, c := b.in.Arg("a"), b.in.Arg("c")
+	s := cublas.Shape{
+		M: c.Rows(), N: c.Cols(), K: a.Cols(), TransA: b.int("trans_a") != 0, TransB: b.int("trans_b") != 0,
+		In: blasType(a.DType), Out: blasType(c.DType), Accumulate: b.int("accumulate") != 0, Bias: b.in.Arg("bias").Present(),
+	}
+	if s.TransA {
+		s.K = a.Rows()
+	}
+	if s.K == 0 {
+		return false, nil
+	}
+	p, err := d.blas.Prepare(s, cublas.Operands{
+		C: uintptr(b.places[0]), A: uintptr(b.places[1]), B: uintptr(b.places[2]), Bias: uintptr(b.places[3]),
+		Workspace: uintptr(d.scratch[b.in.Stream]), WorkspaceBytes: d.scratchBytes[b.in.Stream], Stream: uintptr(b.stream),
+	}, d.choices)
+	if e := (*cublas.Error)(nil); errors.As(err, &e) && e.Unsupported() {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	d.later(p.Close)
+	b.out.actions = append(b.out.actions, p)
+	return true, nil
+}
+
+func blasType(t ir.DType) cublas.DType {
+	if t == ir.BF16 {
+		return cublas.BF16
+	}
+	return cublas.F32
+}
