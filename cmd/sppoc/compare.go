@@ -193,7 +193,7 @@ func compareText(w io.Writer, rows []result) error {
 		r := &rows[i]
 		name := r.label()
 		if r.Error != "" {
-			fmt.Fprintf(t, "%s\t%s\n", name, r.Error)
+			fmt.Fprintf(t, "%s\t\t\t\t\t\t\t\t\t\t\t%s\n", name, r.Error)
 			continue
 		}
 		rate := r.TGS * float64(r.Ranks)

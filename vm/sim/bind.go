@@ -126,7 +126,7 @@ func bind(p *ir.Program, code *ir.Code, section ir.Section, pr *prices) (*bindin
 		case ir.ClassComm:
 			s.kind, s.work = kindMeet, pr.number(in.Work())
 			key := portOf(in)
-			if key.team && int(key.group) >= len(p.Groups) {
+			if key.team && (key.group < 0 || int(key.group) >= len(p.Groups)) {
 				return nil, fmt.Errorf("code %q, %s: group %d does not exist", code.Name, vm.At(p, section, pc, in), key.group)
 			}
 			i, ok := ports[key]
