@@ -35,6 +35,7 @@ var floors = []struct {
 	{"vm/cpu", 3, "vm ir vm/cpu/simd"},
 	{"vm/sim", 3, "vm ir ir/cost"},
 	{"vm/sim", 3, "vm ir ir/cost"},
+	{"cuda/kernels", 3, "vm ir"},
 	{"cuda/library", 0, ""},
 	{"cuda/driver", 1, "cuda/library"},
 	{"cuda/nvrtc", 1, "cuda/library"},
@@ -48,7 +49,7 @@ var floors = []struct {
 }
 
 // helpers are for tests of every floor.
-var helpers = []string{"ir/irtest", "vm/vmtest", "cmd/internal/clitest"}
+var helpers = []string{"ir/irtest", "vm/vmtest", "cuda/emu", "cmd/internal/clitest"}
 
 // libraries says where each package from outside may be imported; "test" is any test file.
 var libraries = map[string]string{

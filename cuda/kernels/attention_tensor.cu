@@ -1,0 +1,258 @@
+// Attention and its gradient in bf16 on tensor cores, for heads of 64, 96 and 128. Arguments, masks and layout are those of
+// attention.cu. A block has 4 warps, a warp 16 rows of a product; tiles lie in dynamic shared memory, LD elements a row.
+// Scores stay in registers: the accumulator of one product has the layout of an operand of the next. Scores, probabilities'
+// sums and all results accumulate in f32; probabilities are rounded to bf16 for the product with v.
+#include "common.cuh"
+
+struct Heads {
+    i64 n, heads, kv_heads, batch, prefix;
+};
+
+// load_tile brings ROWS tokens of a head to shared memory, zeros where there are no more.
+template <int ROWS, int D>
+DEV void load_tile(bf16 *tile, const bf16 *p, i64 token, i64 tokens, i64 sequence, i64 batch, i64 head, i64 heads) {
+    for (int i = threadIdx.x; i < ROWS * (D / 8); i += 128) {
+        const int r = i / (D / 8), d = i % (D / 8) * 8;
+        const bf16 *from = p + (((token + r) * batch + sequence) * heads + head) * D + d;
+        Quad q;
+        q.x = q.y = q.z = q.w = 0;
+        if (token + r < tokens) {
+            if (aligned(from)) {
+                q = *(const Quad *)from;
+            } else {
+                q.x = (u32)from[0].bits | (u32)from[1].bits << 16, q.y = (u32)from[2].bits | (u32)from[3].bits << 16;
+                q.z = (u32)from[4].bits | (u32)from[5].bits << 16, q.w = (u32)from[6].bits | (u32)from[7].bits << 16;
+            }
+        }
+        *(Quad *)(tile + r * (D + 8) + d) = q;
+    }
+}
+
+// own_rows loads 64 tokens and leaves each warp the fragments of its 16 rows.
+template <int D>
+DEV void own_rows(u32 (*frags)[4], bf16 *tile, const bf16 *p, i64 token, i64 tokens, i64 sequence, i64 batch, i64 head, i64 heads) {
+    load_tile<64, D>(tile, p, token, tokens, sequence, batch, head, heads);
+    __syncthreads();
+    UNROLL for (int s = 0; s < D / 16; s++) frag_a(frags[s], tile, D + 8, (threadIdx.x >> 5) * 16, 16 * s);
+    __syncthreads();
+}
+
+// as_operand makes 16 columns of two accumulators an operand a.
+DEV void as_operand(u32 *a, const float *left, const float *right) {
+    a[0] = bf16_pair(left[0], left[1]), a[1] = bf16_pair(left[2], left[3]);
+    a[2] = bf16_pair(right[0], right[1]), a[3] = bf16_pair(right[2], right[3]);
+}
+
+// multiply adds a row of fragments times the transpose of a tile: sum[16, COLUMNS] += a[16, D] tile[COLUMNS, D]^T.
+template <int COLUMNS, int D> DEV void multiply(float (*sum)[4], const u32 (*a)[4], const bf16 *tile) {
+    UNROLL for (int s = 0; s < D / 16; s++) UNROLL for (int c = 0; c < COLUMNS / 16; c++) {
+        u32 b[4];
+        frag_b(b, tile, D + 8, 16 * c, 16 * s);
+        mma16816(sum[2 * c], a[s], b);
+        mma16816(sum[2 * c + 1], a[s], b + 2);
+    }
+}
+// gather adds weights times a tile: sum[16, D] += weights[16, ROWS] tile[ROWS, D].
+template <int ROWS, int D> DEV void gather(float (*sum)[4], const float (*weights)[4], const bf16 *tile) {
+    UNROLL for (int s = 0; s < ROWS / 16; s++) {
+        u32 a[4], b[4];
+        as_operand(a, weights[2 * s], weights[2 * s + 1]);
+        UNROLL for (int c = 0; c < D / 16; c++) {
+            frag_b_trans(b, tile, D + 8, 16 * c, 16 * s);
+            mma16816(sum[2 * c], a, b);
+            mma16816(sum[2 * c + 1], a, b + 2);
+        }
+    }
+}
+template <int N> DEV void clear(float (*sum)[4]) {
+    UNROLL for (int i = 0; i < N; i++) UNROLL for (int e = 0; e < 4; e++) sum[i][e] = 0;
+}
+
+DEV void store_pair(bf16 *p, float a, float b) {
+    store(p, a);
+    store(p + 1, b);
+}
+
+// Sums and maxima over the four lanes that share a row.
+DEV float row_sum(float x) {
+    x += __shfl_xor_sync(ALL, x, 1);
+    return x + __shfl_xor_sync(ALL, x, 2);
+}
+DEV float row_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(ALL, x, 1));
+    return fmaxf(x, __shfl_xor_sync(ALL, x, 2));
+}
+
+// Exponentials are of base 2: scores carry the factor log2(e).
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
+
+template <int D>
+DEV void attention(bf16 *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const Heads &s) {
+    DYNAMIC_SHARED(memory);
+    bf16 *const ks = (bf16 *)memory, *const vs = ks + 64 * (D + 8);
+    const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
+    const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64; // the longest rows first
+    const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
+    const i64 end = s.prefix + min(first + 64, s.n), row = first + warp * 16 + g; // of the lane, and row+8
+    const float scale = LOG2E / sqrtf((float)D);
+    u32 query[D / 16][4];
+    own_rows<D>(query, ks, q, first, s.n, b, s.batch, h, s.heads);
+    float sum[D / 8][4], largest[2] = {MINUS_INFINITY, MINUS_INFINITY}, total[2] = {0, 0};
+    clear<D / 8>(sum);
+    for (i64 key = 0; key < end; key += 64) {
+        load_tile<64, D>(ks, k, key, end, b, s.batch, kvh, s.kv_heads);
+        load_tile<64, D>(vs, v, key, end, b, s.batch, kvh, s.kv_heads);
+        __syncthreads();
+        float p[8][4];
+        clear<8>(p);
+        multiply<64, D>(p, query, ks);
+        UNROLL for (int half = 0; half < 2; half++) {
+            float m = largest[half];
+            UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
+                const bool visible = key + 8 * c + 2 * t + e % 2 <= s.prefix + row + 8 * half;
+                p[c][e] = visible ? p[c][e] * scale : MINUS_INFINITY;
+                m = fmaxf(m, p[c][e]);
+            }
+            m = row_max(m);
+            const float old = exp2f(largest[half] - m);
+            float part = 0;
+            UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
+                p[c][e] = exp2f(p[c][e] - m);
+                part += p[c][e];
+            }
+            total[half] = total[half] * old + row_sum(part);
+            largest[half] = m;
+            UNROLL for (int c = 0; c < D / 8; c++) sum[c][2 * half] *= old, sum[c][2 * half + 1] *= old;
+        }
+        gather<64, D>(sum, p, vs);
+        __syncthreads();
+    }
+    UNROLL for (int half = 0; half < 2; half++) {
+        const i64 r = row + 8 * half, at = (r * s.batch + b) * s.heads + h;
+        if (r >= s.n) continue;
+        const float factor = 1.0f / total[half];
+        UNROLL for (int c = 0; c < D / 8; c++)
+            store_pair(o + at * D + 8 * c + 2 * t, sum[c][2 * half] * factor, sum[c][2 * half + 1] * factor);
+        if (t == 0) lse[at] = (largest[half] + log2f(total[half])) * LN2;
+    }
+}
+
+template <int D>
+DEV void attention_dq(bf16 *dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, const float *delta,
+                      const Heads &s) {
+    DYNAMIC_SHARED(memory);
+    bf16 *const ks = (bf16 *)memory, *const vs = ks + 32 * (D + 8);
+    const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
+    const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64;
+    const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
+    const i64 end = s.prefix + min(first + 64, s.n), row = first + warp * 16 + g;
+    const float factor = 1.0f / sqrtf((float)D);
+    u32 query[D / 16][4], grad[D / 16][4];
+    own_rows<D>(query, ks, q, first, s.n, b, s.batch, h, s.heads);
+    own_rows<D>(grad, ks, dout, first, s.n, b, s.batch, h, s.heads);
+    float sum[D / 8][4], log_sum[2], del[2];
+    clear<D / 8>(sum);
+    UNROLL for (int half = 0; half < 2; half++) {
+        const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + b) * s.heads + h;
+        log_sum[half] = lse[at] * LOG2E, del[half] = delta[at];
+    }
+    for (i64 key = 0; key < end; key += 32) {
+        load_tile<32, D>(ks, k, key, end, b, s.batch, kvh, s.kv_heads);
+        load_tile<32, D>(vs, v, key, end, b, s.batch, kvh, s.kv_heads);
+        __syncthreads();
+        float p[4][4], dp[4][4];
+        clear<4>(p), clear<4>(dp);
+        multiply<32, D>(p, query, ks);
+        multiply<32, D>(dp, grad, vs);
+        UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
+            const i64 r = row + 8 * (e / 2);
+            const bool visible = r < s.n && key + 8 * c + 2 * t + e % 2 <= s.prefix + r;
+            p[c][e] = visible ? exp2f(p[c][e] * (factor * LOG2E) - log_sum[e / 2]) * (dp[c][e] - del[e / 2]) : 0.0f;
+        }
+        gather<32, D>(sum, p, ks);
+        __syncthreads();
+    }
+    UNROLL for (int half = 0; half < 2; half++) {
+        const i64 r = row + 8 * half, at = (r * s.batch + b) * s.heads + h;
+        if (r >= s.n) continue;
+        UNROLL for (int c = 0; c < D / 8; c++)
+            store_pair(dq + at * D + 8 * c + 2 * t, sum[c][2 * half] * factor, sum[c][2 * half + 1] * factor);
+    }
+}
+
+// A block has 64 keys and walks over all queries that see them, of all heads of the group. Products are transposed: a warp's
+// rows are its 16 keys, columns are queries.
+template <int D>
+DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse,
+                       const float *delta, const Heads &s, i64 accumulate) {
+    DYNAMIC_SHARED(memory);
+    bf16 *const ks = (bf16 *)memory, *const vs = ks + 64 * (D + 8), *const qs = vs + 64 * (D + 8), *const ds = qs + 32 * (D + 8);
+    float *const stats = (float *)(ds + 32 * (D + 8)); // of the queries: lse of base 2, delta
+    const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
+    const i64 first = (i64)blockIdx.x * 64, keys = s.prefix + s.n, row = first + warp * 16 + g;
+    const i64 kvh = blockIdx.y, b = blockIdx.z, group = s.heads / s.kv_heads;
+    const i64 start = max(first - s.prefix, (i64)0) / 32 * 32;
+    const float factor = 1.0f / sqrtf((float)D);
+    load_tile<64, D>(ks, k, first, keys, b, s.batch, kvh, s.kv_heads);
+    load_tile<64, D>(vs, v, first, keys, b, s.batch, kvh, s.kv_heads);
+    float sum_k[D / 8][4], sum_v[D / 8][4];
+    clear<D / 8>(sum_k), clear<D / 8>(sum_v);
+    for (i64 h = kvh * group; h < (kvh + 1) * group; h++)
+        for (i64 base = start; base < s.n; base += 32) {
+            __syncthreads();
+            load_tile<32, D>(qs, q, base, s.n, b, s.batch, h, s.heads);
+            load_tile<32, D>(ds, dout, base, s.n, b, s.batch, h, s.heads);
+            if (threadIdx.x < 32) {
+                const i64 at = (min(base + threadIdx.x, s.n - 1) * s.batch + b) * s.heads + h;
+                stats[threadIdx.x] = lse[at] * LOG2E, stats[32 + threadIdx.x] = delta[at];
+            }
+            __syncthreads();
+            float p[4][4], dp[4][4];
+            clear<4>(p), clear<4>(dp);
+            UNROLL for (int c = 0; c < D / 16; c++) {
+                u32 key[4], value[4], x[4];
+                frag_a(key, ks, D + 8, warp * 16, 16 * c);
+                frag_a(value, vs, D + 8, warp * 16, 16 * c);
+                UNROLL for (int j = 0; j < 2; j++) {
+                    frag_b(x, qs, D + 8, 16 * j, 16 * c);
+                    mma16816(p[2 * j], key, x), mma16816(p[2 * j + 1], key, x + 2);
+                    frag_b(x, ds, D + 8, 16 * j, 16 * c);
+                    mma16816(dp[2 * j], value, x), mma16816(dp[2 * j + 1], value, x + 2);
+                }
+            }
+            UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
+                const int column = 8 * c + 2 * t + e % 2;
+                const i64 i = base + column;
+                const bool visible = i < s.n && row + 8 * (e / 2) <= s.prefix + i;
+                p[c][e] = visible ? exp2f(p[c][e] * (factor * LOG2E) - stats[column]) : 0.0f;
+                dp[c][e] = p[c][e] * (dp[c][e] - stats[32 + column]);
+            }
+            gather<32, D>(sum_v, p, ds);
+            gather<32, D>(sum_k, dp, qs);
+        }
+    UNROLL for (int c = 0; c < D / 8; c++) UNROLL for (int e = 0; e < 4; e++) {
+        const i64 r = row + 8 * (e / 2), at = ((r * s.batch + b) * s.kv_heads + kvh) * D + 8 * c + 2 * t + e % 2;
+        if (r >= keys) continue;
+        dk[at] = accumulate ? dk[at] + sum_k[c][e] * factor : sum_k[c][e] * factor;
+        dv[at] = accumulate ? dv[at] + sum_v[c][e] : sum_v[c][e];
+    }
+}
+
+#define ATTENTION(D)                                                                                                          \
+    KERNEL(attention_tensor_##D, (bf16 * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 heads, i64 kv_heads, \
+                                  i64 batch, i64 prefix)) {                                                                   \
+        attention<D>(o, lse, q, k, v, Heads{n, heads, kv_heads, batch, prefix});                                              \
+    }                                                                                                                         \
+    KERNEL(attention_tensor_dq_##D, (bf16 * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, \
+                                     const float *delta, i64 n, i64 heads, i64 kv_heads, i64 batch, i64 prefix)) {            \
+        attention_dq<D>(dq, dout, q, k, v, lse, delta, Heads{n, heads, kv_heads, batch, prefix});                             \
+    }                                                                                                                         \
+    KERNEL(attention_tensor_dkv_##D, (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,    \
+                                      const float *lse, const float *delta, i64 n, i64 heads, i64 kv_heads, i64 batch,        \
+                                      i64 prefix, i64 accumulate)) {                                                          \
+        attention_dkv<D>(dk, dv, dout, q, k, v, lse, delta, Heads{n, heads, kv_heads, batch, prefix}, accumulate);            \
+    }
+ATTENTION(64)
+ATTENTION(96)
+ATTENTION(128)
