@@ -28,6 +28,7 @@ type Device struct {
 	scratch      [ir.NumStreams]driver.Ptr // workspace of kernels
 	scratchBytes [ir.NumStreams]int64
 	streams      [ir.NumStreams]driver.Stream
+	joins        [ir.NumStreams]driver.Call
 	events       []driver.Event
 	modules      map[string]driver.Module  // by source
 	functions    map[[2]string]driver.Func // by source and name
@@ -157,7 +158,7 @@ func (d *Device) makeStream(s ir.Stream) error {
 	if err != nil {
 		return err
 	}
-	d.streams[s] = stream
+	d.streams[s], d.joins[s] = stream, d.api.Join(stream)
 	d.later(func() error { return d.api.DestroyStream(stream) })
 	return nil
 }
@@ -256,7 +257,7 @@ func (d *Device) Join() error {
 		if stream == 0 {
 			continue
 		}
-		if err := d.await(stream); err != nil {
+		if err := d.await(ir.Stream(s)); err != nil {
 			d.keep(fmt.Errorf("section %s, stream %s: %w%s", d.section, ir.Stream(s), err, hintSync(d.machine.options.Sync)))
 		}
 	}
@@ -278,11 +279,11 @@ func hintSync(sync bool) string {
 const SyncVariable = "SPPO_CUDA_SYNC"
 
 // await waits for a stream. With NCCL it looks meanwhile whether a peer was lost, which the stream would never tell.
-func (d *Device) await(stream driver.Stream) error {
+func (d *Device) await(stream ir.Stream) error {
 	if d.machine.collect != nil {
-		return d.machine.collect.await(d, stream)
+		return d.machine.collect.await(d, d.streams[stream])
 	}
-	return d.api.Synchronize(stream)
+	return d.joins[stream].Make()
 }
 
 // Read implements vm.Device.

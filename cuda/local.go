@@ -230,15 +230,16 @@ func (t *team) meet() error {
 
 // member is one rank's side of one collective instruction.
 type member struct {
-	d     *Device
-	team  *team
-	index int
-	call  teamCall
-	there driver.Call
-	done  driver.Call
-	wait  driver.Call
-	copy  driver.Call
-	sum   driver.Call
+	d      *Device
+	team   *team
+	index  int
+	call   teamCall
+	theirs []driver.Event // that the shares of all are done
+	there  driver.Call
+	done   driver.Call
+	wait   driver.Call
+	copy   driver.Call
+	sum    driver.Call
 }
 
 // collectiveOf reads a collective's operands: what it writes, what it reads, how.
@@ -304,7 +305,7 @@ func (b *binder) collective() error {
 	if len(members) > maxSummands {
 		return fmt.Errorf("%d ranks of one process meet on GPUs, at most %d can: let them meet by NCCL", len(members), maxSummands)
 	}
-	m := &member{d: d, team: d.machine.meeting.team(members, b.in.Stream), index: index}
+	m := &member{d: d, team: d.machine.meeting.team(members, b.in.Stream), index: index, theirs: make([]driver.Event, len(members))}
 	if m.call, err = b.collectiveOf(len(members)); err != nil {
 		return err
 	}
@@ -337,8 +338,12 @@ func (m *member) Make() error {
 	if err := m.match(); err != nil {
 		return err
 	}
-	if err := m.waitAll(func(c *teamCall) driver.Event { return c.there }); err != nil {
-		return err
+	// What others have laid down is theirs again behind the second meeting: what is needed then is kept.
+	for i := range t.calls {
+		m.theirs[i] = t.calls[i].done
+		if err := m.waitFor(i, t.calls[i].there); err != nil {
+			return err
+		}
 	}
 	if err := m.share(); err != nil {
 		return err
@@ -349,7 +354,12 @@ func (m *member) Make() error {
 	if err := t.meet(); err != nil {
 		return err
 	}
-	return m.waitAll(func(c *teamCall) driver.Event { return c.done })
+	for i, done := range m.theirs {
+		if err := m.waitFor(i, done); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // match refuses what cannot belong together.
@@ -365,18 +375,13 @@ func (m *member) match() error {
 	return nil
 }
 
-// waitAll has the stream wait for an event of every other member.
-func (m *member) waitAll(event func(*teamCall) driver.Event) error {
-	for i := range m.team.calls {
-		if i == m.index {
-			continue
-		}
-		m.wait.SetEvent(event(&m.team.calls[i]))
-		if err := m.wait.Make(); err != nil {
-			return err
-		}
+// waitFor has the stream wait for an event of another member.
+func (m *member) waitFor(i int, e driver.Event) error {
+	if i == m.index {
+		return nil
 	}
-	return nil
+	m.wait.SetEvent(e)
+	return m.wait.Make()
 }
 
 // share issues this member's part of the work, on the memory of all.

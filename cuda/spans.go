@@ -14,6 +14,7 @@ type spanEvents struct {
 	start driver.Event
 	pairs [ir.NumSections][][2]driver.Event
 	begun driver.Call
+	first ir.Stream // that records start
 }
 
 // make makes the events and puts their recordings around the actions.
@@ -21,9 +22,9 @@ func (s *spanEvents) make(d *Device) (err error) {
 	if s.start, err = d.newEvent(true); err != nil {
 		return err
 	}
-	for _, stream := range d.streams {
+	for i, stream := range d.streams {
 		if stream != 0 {
-			s.begun = d.api.Record(s.start, stream)
+			s.first, s.begun = ir.Stream(i), d.api.Record(s.start, stream)
 			break
 		}
 	}
@@ -47,7 +48,10 @@ func (s *spanEvents) begin(d *Device) error {
 	if len(d.bound[d.section]) == 0 {
 		return nil
 	}
-	return s.begun.Make()
+	if err := s.begun.Make(); err != nil {
+		return err
+	}
+	return d.joins[s.first].Make() // else other streams could begin before the time that theirs are counted from
 }
 
 // collect reports the section's instructions, stream by stream in the order of their issue.

@@ -259,3 +259,8 @@ func (c *Call) SetEvent(e Event) { c.args[1] = uintptr(e) }
 
 // SetGrid changes the number of blocks of a prepared launch.
 func (c *Call) SetGrid(blocks int) { c.args[1] = uintptr(blocks) }
+
+// Join prepares the host's wait for a stream.
+func (a *API) Join(s Stream) Call {
+	return Call{api: a, f: fnStreamSynchronize, args: []uintptr{uintptr(s)}}
+}

@@ -1,0 +1,412 @@
+package cuda
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"sppo/cuda/driver"
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/cpu"
+)
+
+// builder writes a code by hand.
+type builder struct{ code ir.Code }
+
+// buffer places a new buffer behind the last of its arena.
+func (b *builder) buffer(arena ir.Arena, t ir.DType, shape ...int32) ir.View {
+	v := ir.View{Buffer: uint32(len(b.code.Buffers)), DType: t}
+	copy(v.Shape[:], shape)
+	start := (b.code.Arenas[arena] + 63) &^ 63
+	b.code.Buffers = append(b.code.Buffers, ir.Buffer{Name: fmt.Sprint("b", v.Buffer), Arena: arena, Offset: start, Size: v.Bytes()})
+	b.code.Arenas[arena] = start + v.Bytes()
+	return v
+}
+
+func (b *builder) put(op ir.Op, stream ir.Stream, args []ir.View, attrs ...ir.Attr) {
+	s := &b.code.Sections[ir.SectionStep]
+	*s = append(*s, ir.Instr{Op: op, Stream: stream, Args: args, Attrs: attrs})
+}
+
+// event makes one stream wait for what another has been given so far.
+func (b *builder) event(from, to ir.Stream) {
+	event := ir.Int(int64(b.code.Events[ir.SectionStep]))
+	b.code.Events[ir.SectionStep]++
+	b.put(ir.Record, from, nil, event)
+	b.put(ir.Wait, to, nil, event)
+}
+
+// meeting is a program of four ranks that loads tokens, takes a detour over the host, sends around the ring on both
+// channels, and calls every collective in both types; no instruction of it is a kernel. Every rank runs the same code.
+const ranks = 4
+
+func meeting() *ir.Program {
+	b := &builder{}
+	view := func(t ir.DType, shape ...int32) ir.View { return b.buffer(ir.Device, t, shape...) }
+	group, next, prev := ir.Int(0), ir.ConstRef(0), ir.ConstRef(1)
+
+	tokens := view(ir.I32, 12)
+	b.put(ir.LoadTokens, ir.Compute, []ir.View{tokens}, ir.Int(1), ir.ConstRef(2), ir.Int(5), ir.Int(3))
+	x, y, away := view(ir.F32, 1000), view(ir.F32, 1000), b.buffer(ir.Host, ir.F32, 1000)
+	b.put(ir.CopyD2H, ir.D2H, []ir.View{away, x})
+	b.event(ir.D2H, ir.H2D)
+	b.put(ir.CopyH2D, ir.H2D, []ir.View{y, away})
+	b.event(ir.H2D, ir.Compute)
+	copied := view(ir.F32, 1000)
+	b.put(ir.CopyD2D, ir.Compute, []ir.View{copied, y})
+	b.event(ir.Compute, ir.Coll)
+	b.event(ir.Compute, ir.SendNext)
+
+	// Even ranks send first, so that all can meet; the code is one, so both orders stand in two codes below.
+	got := view(ir.F32, 1000)
+	b.put(ir.Send, ir.SendNext, []ir.View{copied}, next)
+	b.put(ir.Recv, ir.RecvPrev, []ir.View{got}, prev)
+
+	for _, t := range []ir.DType{ir.F32, ir.BF16} {
+		part, all := view(t, 7, 3), view(t, ranks*7, 3)
+		b.put(ir.AllGather, ir.Coll, []ir.View{all, part}, group)
+		whole, share := view(t, ranks*5, 3), view(t, 5, 3)
+		b.put(ir.ReduceScatter, ir.Coll, []ir.View{share, whole}, group)
+		sum := view(t, 333)
+		b.put(ir.AllReduce, ir.Coll, []ir.View{sum}, group)
+		for _, copies := range []int32{1, 2} {
+			wide, tall := view(t, 3, ranks/copies*5), view(t, 3*ranks, 5)
+			b.put(ir.AllToAll, ir.Coll, []ir.View{tall, wide}, group, ir.Int(int64(copies)), ir.Int(0))
+			back := view(t, 3, ranks/copies*5)
+			b.put(ir.AllToAll, ir.Coll, []ir.View{back, tall}, group, ir.Int(int64(copies)), ir.Int(1))
+		}
+	}
+	return jobOf(b)
+}
+
+// jobOf gives four ranks a code, odd ones with the first message's two sides in the other order.
+func jobOf(b *builder) *ir.Program {
+	odd := b.code
+	section := append([]ir.Instr(nil), odd.Sections[ir.SectionStep]...)
+	for i := range section {
+		if section[i].Op == ir.Send {
+			section[i], section[i+1] = section[i+1], section[i]
+			break
+		}
+	}
+	odd.Sections[ir.SectionStep] = section
+	p := &ir.Program{
+		Name: "meeting", Codes: []ir.Code{b.code, odd}, Lines: []string{"", "spec:3: the line"}, Groups: []string{"all"},
+		Consts: []string{"next", "prev", "replica"}, Run: ir.Run{Sequence: 64, Batch: 8, Vocab: 1000, Steps: 3},
+	}
+	for r := range int64(ranks) {
+		p.Ranks = append(p.Ranks, ir.Rank{Code: int32(r % 2), Groups: [][]int32{{0, 1, 2, 3}},
+			Consts: []int64{(r + 1) % ranks, (r + ranks - 1) % ranks, r}})
+	}
+	return p
+}
+
+// tokens is a data set whose every token says where it stands.
+type tokens struct{}
+
+func (tokens) Tokens(_ ir.Section, round, sequence, position int64, out []int32, stride int) error {
+	for i := 0; i < len(out); i += stride {
+		out[i] = int32((round*100+sequence)*1000 + position)
+		position++
+	}
+	return nil
+}
+
+// filled wraps a device, fills its memory before every step and reads it back behind.
+type filled struct {
+	vm.Device
+	p    *ir.Program
+	rank int
+	code *ir.Code
+	got  *[][]byte
+}
+
+func (f *filled) Load(p *ir.Program, rank int, env *vm.Env) error {
+	f.p, f.rank, f.code = p, rank, &p.Codes[p.Ranks[rank].Code]
+	return f.Device.Load(p, rank, env)
+}
+
+func (f *filled) view(i int) ir.View {
+	return ir.View{Buffer: uint32(i), DType: ir.U8, Shape: [ir.MaxDims]int32{int32(f.code.Buffers[i].Size)}}
+}
+
+func (f *filled) Begin(s ir.Section, round int64) error {
+	rng := rand.New(rand.NewPCG(uint64(f.rank), uint64(round)))
+	for i := range f.code.Buffers {
+		in := make([]byte, f.code.Buffers[i].Size)
+		for j := 0; j+1 < len(in); j += 2 { // numbers of moderate size, seen as f32 or as bf16
+			in[j], in[j+1] = byte(rng.IntN(256)), byte(0x3e+rng.IntN(3))
+		}
+		if err := f.Write(f.view(i), in); err != nil {
+			return err
+		}
+	}
+	return f.Device.Begin(s, round)
+}
+
+func (f *filled) Join() error {
+	if err := f.Device.Join(); err != nil {
+		return err
+	}
+	var all []byte
+	for i := range f.code.Buffers {
+		out := make([]byte, f.code.Buffers[i].Size)
+		if err := f.Read(f.view(i), out); err != nil {
+			return err
+		}
+		all = append(all, out...)
+	}
+	(*f.got)[f.rank] = all
+	return nil
+}
+
+// runSteps runs steps of a program and returns every rank's memory behind each.
+func runSteps(p *ir.Program, steps int, newDevice func(rank int) vm.Device, transport vm.Transport) (out [][][]byte, err error) {
+	got := make([][]byte, len(p.Ranks))
+	open := func(rank int) (vm.Device, error) { return &filled{Device: newDevice(rank), got: &got}, nil }
+	job, err := vm.Open(p, open, vm.Options{Transport: transport, Tokens: tokens{}})
+	if err != nil {
+		return nil, err
+	}
+	for range steps {
+		if _, err := job.Step(context.Background()); err != nil {
+			return out, errors.Join(err, job.Close())
+		}
+		out = append(out, append([][]byte(nil), got...))
+	}
+	return out, job.Close()
+}
+
+// within fails a test that hangs, telling where.
+func within(t *testing.T, limit time.Duration, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(limit):
+		buffer := make([]byte, 1<<20)
+		t.Fatalf("it hangs:\n%s", buffer[:runtime.Stack(buffer, true)])
+	}
+}
+
+func TestMeetingsAreThoseOfTheCPU(t *testing.T) {
+	fake := useFake(t)
+	p := meeting()
+	const steps = 3
+	want, err := runSteps(p, steps, func(int) vm.Device { return cpu.New(nil) }, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, gpus := range []int32{1, 2} {
+		for _, delay := range []int32{0, 300} {
+			t.Run(fmt.Sprintf("%d GPUs, delay %d", gpus, delay), func(t *testing.T) {
+				fake.reset(gpus, 1<<30, delay)
+				within(t, time.Minute, func() {
+					m := fake.open(t, Options{})
+					got, err := runSteps(p, steps, m.New, m)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					for step := range want {
+						for rank := range want[step] {
+							if !bytes.Equal(got[step][rank], want[step][rank]) {
+								t.Errorf("step %d: the memory of rank %d is not the cpu's", step+1, rank)
+							}
+						}
+					}
+				})
+				if n := fake.live(); n != 0 {
+					t.Errorf("%d things were not given back", n)
+				}
+			})
+		}
+	}
+}
+
+// Every single call fails once, in loading, running and closing: each time there is one error that names the call, no
+// rank hangs, and everything is given back.
+func TestEveryCallMayFail(t *testing.T) {
+	fake := useFake(t)
+	p := meeting()
+	run := func() error {
+		m, err := Open(Options{OwnProducts: true})
+		if err != nil {
+			return err
+		}
+		m.code = fixedCode(fake.stubs)
+		_, err = runSteps(p, 1, m.New, m)
+		return err
+	}
+	if err := run(); err != nil {
+		t.Fatal(err)
+	}
+	calls, stride := fake.calls(), int64(1)
+	if testing.Short() || raceEnabled {
+		stride = 7
+	}
+	for at := int64(1); at <= calls; at += stride {
+		within(t, time.Minute, func() {
+			fake.fail(at, 719)
+			err := run()
+			var call *driver.Error
+			switch {
+			case err == nil:
+				t.Errorf("call %d of %d failed and nobody noticed", at, calls)
+			case !errors.As(err, &call) || call.Code != 719 || !strings.HasPrefix(call.Call, "cu"):
+				t.Errorf("call %d of %d failed: %v names no call", at, calls, err)
+			case strings.Count(err.Error(), "719") != 1:
+				t.Errorf("call %d of %d failed, and is told more than once: %v", at, calls, err)
+			}
+			if n := fake.live(); n != 0 {
+				t.Errorf("call %d of %d failed (%v): %d things were not given back", at, calls, err, n)
+			}
+		})
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	t.Logf("%d calls", calls)
+}
+
+func TestOutOfMemory(t *testing.T) {
+	fake := useFake(t)
+	p := meeting()
+	fake.reset(1, 30_000, 0)
+	m := fake.open(t, Options{OwnProducts: true})
+	if err := m.Check(p); err == nil || !strings.Contains(err.Error(), "29.3 KiB") {
+		t.Errorf("Check says %v", err)
+	}
+	within(t, time.Minute, func() {
+		_, err := runSteps(p, 1, m.New, m)
+		if err == nil || !strings.Contains(err.Error(), "free of") || !strings.Contains(err.Error(), "the host arena") {
+			t.Errorf("loading says %v", err)
+		}
+	})
+	if n := fake.live(); n != 0 {
+		t.Errorf("%d things were not given back", n)
+	}
+}
+
+// A fault comes up when a stream is waited for; with Sync, at its instruction.
+func TestFaultNamesItsInstruction(t *testing.T) {
+	fake := useFake(t)
+	for _, sync := range []bool{false, true} {
+		fake.reset(1, 1<<30, 0)
+		b := &builder{}
+		x, y := b.buffer(ir.Device, ir.F32, 10), b.buffer(ir.Device, ir.F32, 10)
+		b.put(ir.CopyD2D, ir.Compute, []ir.View{y, x})
+		b.code.Sections[ir.SectionStep][0].Prov.Line = 1
+		p := &ir.Program{Name: "fault", Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Lines: []string{"", "spec:3: the line"}}
+		m := fake.open(t, Options{OwnProducts: true, Sync: sync})
+		job, err := vm.Open(p, func(rank int) (vm.Device, error) {
+			d := m.New(rank).(*Device)
+			return &sabotaged{d}, nil
+		}, vm.Options{Transport: m})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = job.Step(context.Background())
+		want := "run with " + SyncVariable
+		if sync {
+			want = "section step, pc 0 (d2d), from spec:3: the line: cuStreamSynchronize: an illegal memory access"
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("sync %t: %v, want %q", sync, err, want)
+		}
+		if err := job.Close(); err != nil {
+			t.Errorf("closing: %v", err)
+		}
+		if n := fake.live(); n != 0 {
+			t.Errorf("%d things were not given back", n)
+		}
+	}
+}
+
+// sabotaged has its first copy point nowhere.
+type sabotaged struct{ *Device }
+
+func (s *sabotaged) Begin(section ir.Section, round int64) error {
+	s.bound[section][0].actions[0].(*driver.Call).SetCopy(0x1000, 0x2000, 8)
+	return s.Device.Begin(section, round)
+}
+
+func TestSpans(t *testing.T) {
+	fake := useFake(t)
+	fake.reset(1, 1<<30, 200)
+	m := fake.open(t, Options{OwnProducts: true})
+	p := meeting()
+	traces := make([]*vm.Trace, ranks)
+	_, err := runSteps(p, 1, func(rank int) vm.Device {
+		traces[rank] = vm.NewTrace(m.New(rank))
+		return traces[rank]
+	}, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rank, trace := range traces {
+		n := 0
+		for _, spans := range trace.Timelines[0].Streams {
+			last := time.Duration(0)
+			for _, s := range spans {
+				if s.Begin < last || s.End < s.Begin {
+					t.Errorf("rank %d: instruction %d lasts from %v to %v, the one before ended at %v", rank, s.PC, s.Begin, s.End, last)
+				}
+				last = s.End
+				n++
+			}
+		}
+		if want := len(p.Codes[p.Ranks[rank].Code].Sections[ir.SectionStep]); n != want {
+			t.Errorf("rank %d: %d spans of %d instructions", rank, n, want)
+		}
+	}
+}
+
+// Issuing allocates nothing: everything lies ready since the program was loaded.
+func TestIssueAllocatesNothing(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	fake := useFake(t)
+	b := &builder{}
+	x, y, h := b.buffer(ir.Device, ir.F32, 10), b.buffer(ir.Device, ir.F32, 10), b.buffer(ir.Host, ir.F32, 10)
+	b.put(ir.CopyD2D, ir.Compute, []ir.View{y, x})
+	b.event(ir.Compute, ir.D2H)
+	b.put(ir.CopyD2H, ir.D2H, []ir.View{h, y})
+	p := &ir.Program{Name: "allocs", Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Lines: []string{""}}
+	m := fake.open(t, Options{OwnProducts: true})
+	d := m.New(0).(*Device)
+	if err := d.Load(p, 0, &vm.Env{Transport: m}); err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	n := testing.AllocsPerRun(100, func() {
+		if err := d.Begin(ir.SectionStep, 1); err != nil {
+			t.Fatal(err)
+		}
+		d.Copy(0)
+		d.Record(1)
+		d.Wait(2)
+		d.Copy(3)
+		if err := d.Join(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if n > 0 {
+		t.Errorf("a section allocates %v times", n)
+	}
+	if got := d.Peak(ir.Host); got != 40 {
+		t.Errorf("the peak of the host arena is %d", got)
+	}
+}
