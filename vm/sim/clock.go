@@ -5,15 +5,15 @@ import "sppo/ir"
 // clock is where a stream of a rank stands.
 type clock struct {
 	now   float64 // when all that was issued so far is done
-	end   float64 // of the last instruction that was not a wait
 	cause moment  // why now is not earlier
 	busy  float64
 }
 
-// moment is a time on a stream and what led to it: since when that stream has worked without a pause.
+// moment is a time and what led to it: a stream that worked without a pause since, and what that one had waited for.
 type moment struct {
 	at, since float64
 	stream    ir.Stream
+	before    int32 // 1 + index into rank.causes; 0: nothing of this rank
 }
 
 // rank is one rank, or the one that stands for all of its class.
@@ -26,6 +26,7 @@ type rank struct {
 	pc       int
 	clocks   [ir.NumStreams]clock
 	events   []moment
+	causes   []moment   // that others go back to
 	meetings []*meeting // by port
 	blocked  *meeting
 	waits    [ir.NumStreams]float64 // of the compute stream, for work on each other stream
@@ -42,7 +43,7 @@ func (r *rank) begin(events int32, spans bool) {
 	if cap(r.events) < int(events) {
 		r.events = make([]moment, events)
 	}
-	r.events = r.events[:events]
+	r.events, r.causes = r.events[:events], r.causes[:0]
 	if spans {
 		r.spans = make([]Span, len(r.binding.steps))
 	}
@@ -51,10 +52,15 @@ func (r *rank) begin(events int32, spans bool) {
 // occupy has a stream work from begin to end.
 func (r *rank) occupy(pc int, s ir.Stream, begin, end float64) {
 	c := &r.clocks[s]
-	if begin > c.end || c.cause.stream != s {
-		c.cause = moment{since: begin, stream: s}
+	m := moment{at: end, since: c.cause.since, stream: s, before: c.cause.before}
+	switch waited := c.cause.stream != s; {
+	case begin > c.cause.at: // until other ranks were there
+		m.since, m.before = begin, 0
+	case waited: // for another stream of this rank
+		r.causes = append(r.causes, c.cause)
+		m.since, m.before = begin, int32(len(r.causes))
 	}
-	c.now, c.end = end, end
+	c.now, c.cause = end, m
 	c.busy += end - begin
 	if r.spans != nil {
 		r.spans[pc] = Span{ir.Seconds(begin), ir.Seconds(end)}
@@ -64,28 +70,42 @@ func (r *rank) occupy(pc int, s ir.Stream, begin, end float64) {
 // record stores where a stream is, and why.
 func (r *rank) record(pc int, st *step) {
 	c := &r.clocks[st.stream]
-	r.events[st.arg] = moment{c.now, c.cause.since, c.cause.stream}
+	r.events[st.arg] = moment{c.now, c.cause.since, c.cause.stream, c.cause.before}
 	if r.spans != nil {
 		r.spans[pc] = Span{ir.Seconds(c.now), ir.Seconds(c.now)}
 	}
 }
 
-// wait holds a stream up until an event. The compute stream keeps books on whom it waits for: what the other stream
-// worked in that time is exposed, what it waited itself is nobody's work.
+// wait holds a stream up until an event.
 func (r *rank) wait(pc int, st *step) {
 	c, e := &r.clocks[st.stream], &r.events[st.arg]
 	begin := c.now
 	if e.at > begin {
 		if st.stream == ir.Compute {
-			exposed := e.at - max(begin, min(e.since, e.at))
-			r.waits[e.stream] += exposed
-			r.idle += e.at - begin - exposed
+			r.blame(begin, *e)
 		}
 		c.now, c.cause = e.at, *e
 	}
 	if r.spans != nil {
 		r.spans[pc] = Span{ir.Seconds(begin), ir.Seconds(c.now)}
 	}
+}
+
+// blame keeps books on whom the compute stream waits for: the stream that was at work at each time of the wait, back
+// along what each had waited for itself. What is left is idle: it was up to other ranks.
+func (r *rank) blame(begin float64, m moment) {
+	until := m.at
+	for {
+		if from := max(begin, m.since); from < until {
+			r.waits[m.stream] += until - from
+			until = from
+		}
+		if until <= begin || m.before == 0 {
+			break
+		}
+		m = r.causes[m.before-1]
+	}
+	r.idle += until - begin
 }
 
 // finish is the time at which all streams are done.

@@ -94,7 +94,8 @@ func TestByHand(t *testing.T) {
 	near(t, "the makespan", float64(tl.Makespan), 105)
 	second := tl.Rank(1)
 	near(t, "the wait for the collective", float64(second.Waits[ir.Coll]), 4)
-	near(t, "idle time", float64(second.Idle), 3+77) // the message before the collective; the end
+	near(t, "the message before it", float64(second.Messages()), 3)
+	near(t, "idle time", float64(second.Idle), 77)
 	near(t, "busy time", float64(second.Busy[ir.Compute]), 21)
 	rank, stream, share := tl.Critical()
 	if rank != 0 || stream != ir.Compute {
@@ -119,6 +120,23 @@ func TestExposed(t *testing.T) {
 	near(t, "makespan", float64(tl.Makespan), 10)
 	near(t, "idle ratio", tl.IdleRatio(), 6.0/4)
 	near(t, "bubble", tl.BubbleRatio(), 0)
+}
+
+// What a stream waited for itself goes to whom it waited for: here a collective may not start before a copy has ended.
+func TestBlame(t *testing.T) {
+	a, b := &script{}, &script{}
+	for _, s := range []*script{a, b} {
+		s.work(ir.Compute, 1)
+		s.then(ir.Compute, ir.D2H)
+		s.d2h(4) // 1 .. 5
+		s.then(ir.D2H, ir.Coll)
+		s.gather(3, 2)              // 5 .. 8
+		s.then(ir.Coll, ir.Compute) // 1 .. 8
+	}
+	tl := run(t, program(a, b), sim.Options{NoFold: true})
+	near(t, "exposed", float64(tl.Exposed()), 4)
+	near(t, "for the collective", float64(tl.Rank(0).Waits[ir.Coll]), 3)
+	near(t, "idle", float64(tl.Rank(0).Idle), 0)
 }
 
 // The closed forms of the sequence pipeline, exact also with unequal subsequences.

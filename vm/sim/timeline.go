@@ -30,9 +30,10 @@ type Rank struct {
 	Count int        // of ranks of which it is
 	End   ir.Seconds // of its last stream
 	Busy  [ir.NumStreams]ir.Seconds
-	// Waits is how long the compute stream waited for work under way on each other stream.
+	// Waits is how long the compute stream waited for work under way on each other stream, also where that is what the
+	// stream that it waits for waits for.
 	Waits [ir.NumStreams]ir.Seconds
-	// Idle is the rest of the time to the makespan: the compute stream had nothing to do, and nobody worked for it.
+	// Idle is the rest of the time to the makespan: nothing was under way on this rank, it was up to others.
 	Idle  ir.Seconds
 	Spans []Span // by pc; nil unless asked for
 }
