@@ -52,6 +52,18 @@ template <int COLUMNS, int D> DEV void multiply(float (*sum)[4], const u32 (*a)[
         mma16816(sum[2 * c + 1], a[s], b + 2);
     }
 }
+// multiply_tile does so with 16 rows of another tile: sum[16, COLUMNS] += rows[16, D] tile[COLUMNS, D]^T.
+template <int COLUMNS, int D> DEV void multiply_tile(float (*sum)[4], const bf16 *rows, const bf16 *tile) {
+    UNROLL for (int s = 0; s < D / 16; s++) {
+        u32 a[4], b[4];
+        frag_a(a, rows, D + 8, (threadIdx.x >> 5) * 16, 16 * s);
+        UNROLL for (int c = 0; c < COLUMNS / 16; c++) {
+            frag_b(b, tile, D + 8, 16 * c, 16 * s);
+            mma16816(sum[2 * c], a, b);
+            mma16816(sum[2 * c + 1], a, b + 2);
+        }
+    }
+}
 // gather adds weights times a tile: sum[16, D] += weights[16, ROWS] tile[ROWS, D].
 template <int ROWS, int D> DEV void gather(float (*sum)[4], const float (*weights)[4], const bf16 *tile) {
     UNROLL for (int s = 0; s < ROWS / 16; s++) {
@@ -142,15 +154,15 @@ template <int D>
 DEV void attention_dq(bf16 *dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, const float *delta,
                       const Heads &s) {
     DYNAMIC_SHARED(memory);
-    bf16 *const ks = (bf16 *)memory, *const vs = ks + 32 * (D + 8);
+    bf16 *const ks = (bf16 *)memory, *const vs = ks + 32 * (D + 8), *const ds = vs + 32 * (D + 8);
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64;
     const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = s.prefix + min(first + 64, s.n), row = first + warp * 16 + g;
     const float factor = 1.0f / sqrtf((float)D);
-    u32 query[D / 16][4], grad[D / 16][4];
+    u32 query[D / 16][4]; // the rows of dout stay in shared memory: registers would not do for both
     own_rows<D>(query, ks, q, first, s.n, b, s.batch, h, s.heads);
-    own_rows<D>(grad, ks, dout, first, s.n, b, s.batch, h, s.heads);
+    load_tile<64, D>(ds, dout, first, s.n, b, s.batch, h, s.heads);
     float sum[D / 8][4], log_sum[2], del[2];
     clear<D / 8>(sum);
     UNROLL for (int half = 0; half < 2; half++) {
@@ -164,7 +176,7 @@ DEV void attention_dq(bf16 *dq, const bf16 *dout, const bf16 *q, const bf16 *k, 
         float p[4][4], dp[4][4];
         clear<4>(p), clear<4>(dp);
         multiply<32, D>(p, query, ks);
-        multiply<32, D>(dp, grad, vs);
+        multiply_tile<32, D>(dp, ds, vs);
         UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
             const i64 r = row + 8 * (e / 2);
             const bool visible = r < s.n && key + 8 * c + 2 * t + e % 2 <= s.prefix + r;
@@ -210,17 +222,8 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
             __syncthreads();
             float p[4][4], dp[4][4];
             clear<4>(p), clear<4>(dp);
-            UNROLL for (int c = 0; c < D / 16; c++) {
-                u32 key[4], value[4], x[4];
-                frag_a(key, ks, D + 8, warp * 16, 16 * c);
-                frag_a(value, vs, D + 8, warp * 16, 16 * c);
-                UNROLL for (int j = 0; j < 2; j++) {
-                    frag_b(x, qs, D + 8, 16 * j, 16 * c);
-                    mma16816(p[2 * j], key, x), mma16816(p[2 * j + 1], key, x + 2);
-                    frag_b(x, ds, D + 8, 16 * j, 16 * c);
-                    mma16816(dp[2 * j], value, x), mma16816(dp[2 * j + 1], value, x + 2);
-                }
-            }
+            multiply_tile<32, D>(p, ks, qs);
+            multiply_tile<32, D>(dp, vs, ds);
             UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
                 const int column = 8 * c + 2 * t + e % 2;
                 const i64 i = base + column;

@@ -47,13 +47,13 @@ func (b *binder) attentionLaunch(s attentionShape, name string, tokens, heads in
 	l.SharedBytes = tensorSharedBytes(name, s.dim)
 }
 
-// tensorSharedBytes: two tiles of 64 tokens forward, two of 32 for dq; for dk and dv two of 64 keys and two of 32
+// tensorSharedBytes: two tiles of 64 tokens forward, two of 32 keys and one of 64 queries for dq; for dk and dv two of 64 keys and two of 32
 // queries with their statistics. Rows are 8 elements longer than a head, against bank conflicts.
 func tensorSharedBytes(name string, dim int64) int64 {
 	row := 2 * (dim + 8)
 	switch name {
 	case "_dq":
-		return 2 * 32 * row
+		return (2*32 + 64) * row
 	case "_dkv":
 		return (2*64+2*32)*row + 2*32*4
 	}

@@ -1,0 +1,335 @@
+package kernels_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/cpu"
+)
+
+// TestRandom compares every kernel with the cpu device's on random values and shapes, which the rows of the opcode table
+// say how to draw, in random element types and with a random order of lanes.
+func TestRandom(t *testing.T) {
+	library := needEmulator(t)
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	for op := range ir.NumOps {
+		if ir.Ops[op].Class != ir.ClassKernel {
+			continue
+		}
+		t.Run(ir.Ops[op].Name, func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, uint64(op)))
+			for i := range 12 {
+				compare(t, drawn(t, rng, op, limits[i%len(limits)]), &device{library: library, seed: rng.Uint64() >> uint(rng.IntN(2)*63)})
+			}
+			for _, fixed := range shapes[op] {
+				compare(t, drawn(t, rng, op, fixed), &device{library: library, seed: rng.Uint64()})
+			}
+		})
+	}
+}
+
+// limits bound what is drawn: small shapes find edges, larger ones pass tiles. A dimension that is named is taken so.
+var limits = []map[string]int64{{"": 5}, {"": 20}, {"": 70}}
+
+// shapes are further ones that drawing would rarely meet: attention on tensor cores, tiles passed in every direction.
+var shapes = map[ir.Op][]map[string]int64{
+	ir.Matmul: {
+		{"": 5, "m": 128, "n": 128, "k": 64, "T": 1}, {"": 5, "m": 136, "n": 40, "k": 96, "T": 1},
+		{"": 5, "m": 3, "n": 260, "k": 33, "T": 1}, {"": 5, "m": 150, "n": 136, "k": 40, "T": 1},
+	},
+	ir.Attention:     attentionShapes,
+	ir.AttentionGrad: attentionShapes,
+	ir.EmbedGrad:     {{"": 40, "r": 600, "v": 7}, {"": 40, "h": 2100}},
+	ir.LayerNormGrad: {{"": 40, "r": 200, "c": 264}},
+	ir.LayerNorm:     {{"": 3, "c": 2100}, {"": 3, "c": 4096}},
+	ir.BiasGrad:      {{"": 40, "r": 300, "c": 264}},
+}
+
+var attentionShapes = []map[string]int64{
+	{"": 3, "n": 70, "prefix": 0, "heads": 2, "kv_heads": 1, "head_dim": 64, "batch": 1, "T": 1},
+	{"": 3, "n": 33, "prefix": 97, "heads": 1, "kv_heads": 1, "head_dim": 128, "batch": 2, "T": 1},
+	{"": 3, "n": 5, "prefix": 61, "heads": 3, "kv_heads": 1, "head_dim": 96, "batch": 1, "T": 1},
+	{"": 3, "n": 129, "prefix": 3, "heads": 1, "kv_heads": 1, "head_dim": 64, "batch": 1, "T": 1},
+	{"": 3, "n": 40, "prefix": 40, "heads": 2, "kv_heads": 2, "head_dim": 256, "batch": 1, "T": 1},
+	{"": 3, "n": 20, "prefix": 9, "heads": 2, "kv_heads": 1, "head_dim": 80, "batch": 1},
+}
+
+// draw makes one instruction.
+type draw struct {
+	*testing.T
+	rng   *rand.Rand
+	fixed map[string]int64
+	names map[string]int64
+	info  *ir.OpInfo
+	in    *ir.Instr
+}
+
+// drawn is a program of one instruction on random operands.
+func drawn(t *testing.T, rng *rand.Rand, op ir.Op, fixed map[string]int64) *ir.Program {
+	d := &draw{T: t, rng: rng, fixed: fixed, names: map[string]int64{}, info: &ir.Ops[op],
+		in: &ir.Instr{Op: op, Stream: ir.Ops[op].Streams[0]}}
+	code := ir.Code{Name: "random"}
+	d.attributes()
+	common := ir.DType(ir.F32)
+	if v, ok := fixed["T"]; ok && v == 1 || !ok && rng.IntN(2) == 1 {
+		common = ir.BF16
+	}
+	for i, o := range d.info.Operands {
+		if d.absent(i) {
+			d.in.Args = append(d.in.Args, ir.Absent())
+			continue
+		}
+		v := ir.View{Buffer: uint32(len(code.Buffers)), DType: d.dtype(o.Types, common)}
+		for j, n := range d.shape(i) {
+			v.Shape[j] = int32(n)
+		}
+		start := (code.Arenas[ir.Device] + 63) &^ 63
+		code.Buffers = append(code.Buffers, ir.Buffer{Name: o.Name, Offset: start, Size: v.Bytes()})
+		code.Arenas[ir.Device] = start + v.Bytes()
+		d.in.Args = append(d.in.Args, v)
+	}
+	code.Sections[ir.SectionStep] = []ir.Instr{*d.in}
+	if err := d.in.CheckRule(); err != nil {
+		t.Fatalf("the drawn instruction itself is wrong: %v", err)
+	}
+	return &ir.Program{Name: "random", Codes: []ir.Code{code}, Ranks: []ir.Rank{{}}, Lines: []string{""},
+		Run: ir.Run{Seed: 7, Sequence: 64, Vocab: 100}, Tensors: []ir.Tensor{{Name: "w", Shape: [2]int64{23, 17}}}}
+}
+
+// absent leaves out half of the optional operands, and all that exclude each other.
+func (d *draw) absent(i int) bool {
+	return d.info.Operands[i].Optional && (d.rng.IntN(2) == 0 || d.info.Rule == ir.RuleMatmul && d.names["accumulate"] != 0)
+}
+
+// number is one of 1 .. the limit of this draw, or what is fixed.
+func (d *draw) number(name string) int64 {
+	if v, ok := d.names[name]; ok {
+		return v
+	}
+	v, ok := d.fixed[name]
+	if !ok {
+		v = 1 + d.rng.Int64N(d.fixed[""])
+	}
+	d.names[name] = v
+	return v
+}
+
+func (d *draw) attributes() {
+	small := map[string]int64{"batch": 3, "heads": 1, "kv_heads": 3, "head_dim": 12, "p": 3}
+	for _, a := range d.info.Attrs {
+		limit := int64(30)
+		if v, ok := small[a.Name]; ok {
+			limit = v
+		}
+		v, ok := d.fixed[a.Name]
+		switch {
+		case ok:
+		case a.Kind == ir.KindBool:
+			v = d.rng.Int64N(2)
+		case a.Kind == ir.KindTensor:
+		default:
+			v = 1 + d.rng.Int64N(limit)
+		}
+		d.names[a.Name] = v
+	}
+	if _, ok := d.fixed["heads"]; !ok && d.names["kv_heads"] > 0 {
+		d.names["heads"] = d.names["kv_heads"] * (1 + d.rng.Int64N(3))
+	}
+	if _, ok := d.fixed["head_dim"]; !ok {
+		d.names["head_dim"] = 2 * d.names["head_dim"]
+	}
+	d.names["keys"] = d.number("n") + d.names["prefix"]
+	if _, ok := d.names["valid"]; ok {
+		d.names["valid"] = 1 + d.rng.Int64N(d.number("v"))
+	}
+	floats := map[string]float64{"eps": 1e-5, "std": 0.5, "scale": 0.25, "theta": 1e4, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1,
+		"value": 3, "weight": 1, "max_norm": 2}
+	for _, a := range d.info.Attrs {
+		if a.Kind == ir.KindFloat {
+			d.in.Attrs = append(d.in.Attrs, ir.Float(floats[a.Name]))
+			continue
+		}
+		d.in.Attrs = append(d.in.Attrs, ir.Int(d.names[a.Name]))
+	}
+}
+
+func (d *draw) dtype(types string, common ir.DType) ir.DType {
+	either := []ir.DType{ir.F32, ir.BF16, ir.I32, ir.U8}
+	switch types {
+	case "T":
+		return common
+	case "F":
+		return either[d.rng.IntN(2)]
+	case "any":
+		return either[d.rng.IntN(4)]
+	case "bf16":
+		return ir.BF16
+	case "i32":
+		return ir.I32
+	}
+	return ir.F32
+}
+
+// shape reads the shape rule of an operand. Operands without one have a shape in common, but for matmul's.
+func (d *draw) shape(i int) []int64 {
+	dims := d.info.Operands[i].Dims
+	if d.in.Op == ir.Matmul && dims == "" {
+		dims = []string{"", "m,k", "k,n"}[i]
+		if name := []string{"", "trans_a", "trans_b"}[i]; d.names[name] != 0 {
+			dims = []string{"", "k,m", "n,k"}[i]
+		}
+	}
+	if dims == "" {
+		dims = "any,c"
+	}
+	var out []int64
+	for _, dim := range strings.Split(dims, ",") {
+		product := int64(1)
+		for _, factor := range strings.Split(dim, "*") {
+			if n, err := strconv.ParseInt(factor, 10, 64); err == nil {
+				product *= n
+			} else {
+				product *= d.number(factor)
+			}
+		}
+		out = append(out, product)
+	}
+	return out
+}
+
+// compare runs a program on both devices, from the same bytes.
+func compare(t *testing.T, p *ir.Program, emulated *device) {
+	t.Helper()
+	in := &p.Codes[0].Sections[ir.SectionStep][0]
+	before := make([][]byte, len(in.Args))
+	rng := rand.New(rand.NewPCG(1, 2))
+	for i, v := range in.Args {
+		if v.Present() {
+			before[i] = values(rng, in, i)
+		}
+	}
+	want, got := execute(t, p, cpu.New(nil), before), execute(t, p, emulated, before)
+	name := describe(p, in)
+	for i, o := range in.Info().Operands {
+		if _, writes := in.Access(i); !writes || !in.Args[i].Present() {
+			continue
+		}
+		near(t, name+": "+o.Name, got[i], want[i], in, i)
+	}
+}
+
+func describe(p *ir.Program, in *ir.Instr) string {
+	text := in.Info().Name
+	for i, o := range in.Info().Operands {
+		if in.Args[i].Present() {
+			text += fmt.Sprintf(" %s:%s%v", o.Name, in.Args[i].DType, in.Args[i].Dims())
+		}
+	}
+	for i, a := range in.Info().Attrs {
+		if a.Kind != ir.KindFloat {
+			text += fmt.Sprintf(" %s=%d", a.Name, in.Attrs[i].Int(nil))
+		}
+	}
+	return text
+}
+
+// values are random bytes of an operand that make sense for its meaning.
+func values(rng *rand.Rand, in *ir.Instr, i int) []byte {
+	v, name := in.Args[i], in.Info().Operands[i].Name
+	out := make([]byte, v.Bytes())
+	positive := strings.Contains(" stats lse v sums step norm ", " "+name+" ") && v.DType == ir.F32
+	for e := range int(v.Elements()) {
+		x := rng.NormFloat64()
+		if positive {
+			x = math.Abs(x)/2 + 0.5
+		}
+		switch {
+		case name == "lse":
+			x += 5
+		case in.Op == ir.AttentionGrad || in.Op == ir.Attention:
+			x /= 2
+		}
+		switch v.DType {
+		case ir.F32:
+			vm.Float32s(out)[e] = float32(x)
+		case ir.BF16:
+			vm.Uint16s(out)[e] = vm.BF16(float32(x))
+		case ir.I32:
+			vm.Int32s(out)[e] = rng.Int32N(40)
+		}
+	}
+	return out
+}
+
+func execute(t *testing.T, p *ir.Program, d vm.Device, before [][]byte) [][]byte {
+	t.Helper()
+	in := &p.Codes[0].Sections[ir.SectionStep][0]
+	must := func(err error) {
+		if err != nil {
+			t.Helper()
+			t.Fatalf("%s: %v", describe(p, in), err)
+		}
+	}
+	defer func() { must(d.Close()) }()
+	must(d.Load(p, 0, &vm.Env{Transport: vm.NewLocal()}))
+	after := make([][]byte, len(before))
+	for i, b := range before {
+		if b != nil {
+			must(d.Write(in.Args[i], b))
+		}
+	}
+	must(d.Begin(ir.SectionStep, 1))
+	d.Launch(0)
+	must(d.Join())
+	for i, b := range before {
+		if b != nil {
+			after[i] = make([]byte, len(b))
+			must(d.Read(in.Args[i], after[i]))
+		}
+	}
+	return after
+}
+
+// near compares an operand. Both devices sum in f32, in orders of their own; attention on tensor cores also rounds
+// probabilities to bf16.
+func near(t *testing.T, what string, got, want []byte, in *ir.Instr, i int) {
+	t.Helper()
+	v := in.Args[i]
+	if v.DType == ir.I32 || v.DType == ir.U8 {
+		if string(got) != string(want) {
+			t.Fatalf("%s differs", what)
+		}
+		return
+	}
+	at := func(b []byte, e int) float64 {
+		if v.DType == ir.BF16 {
+			return float64(vm.FromBF16(vm.Uint16s(b)[e]))
+		}
+		return float64(vm.Float32s(b)[e])
+	}
+	largest := 0.0
+	for e := range int(v.Elements()) {
+		largest = max(largest, math.Abs(at(want, e)))
+	}
+	absolute, relative := 2e-5*largest, 2e-5
+	if v.DType == ir.BF16 {
+		relative = 1.0 / 128 // one unit in the last place: a sum may fall on either side of a middle
+	}
+	if q := in.Args[len(in.Args)-1]; (in.Op == ir.Attention || in.Op == ir.AttentionGrad) && in.Info().Operands[i].Name != "lse" && q.Present() &&
+		in.Args[len(in.Args)-2].DType == ir.BF16 {
+		absolute = largest / 100
+	}
+	for e := range int(v.Elements()) {
+		if g, w := at(got, e), at(want, e); !(math.Abs(g-w) <= absolute+relative*math.Abs(w)) {
+			t.Fatalf("%s[%d] = %g, the cpu device has %g (largest %g)", what, e, g, w, largest)
+		}
+	}
+}
