@@ -64,13 +64,23 @@ type gpu struct {
 // Arch is the architecture of a card as compilers call it: 90 for Hopper.
 func (g *gpu) arch() int { return 10*g.major + g.minor }
 
-// Open finds the driver, the GPUs and what else is needed.
+// Open finds the driver, the GPUs and the compiler of kernels. What is missing is said in one error.
 func Open(options Options) (*Machine, error) {
+	code := &compiler{folder: options.CacheDir}
+	m, err := open(options, code)
+	if err := errors.Join(err, code.open()); err != nil {
+		return nil, fmt.Errorf("the cuda device cannot run here: %w", err)
+	}
+	return m, nil
+}
+
+// open opens all but the compiler.
+func open(options Options, code codeSource) (*Machine, error) {
 	api, err := driver.Open()
 	if err != nil {
-		return nil, err
+		return nil, noDriver(err)
 	}
-	m := &Machine{options: options, api: api, meeting: newMeetings()}
+	m := &Machine{options: options, api: api, meeting: newMeetings(), code: code}
 	all, err := findGPUs(api)
 	if err != nil {
 		return nil, err
@@ -86,7 +96,6 @@ func Open(options Options) (*Machine, error) {
 	if !options.OwnProducts {
 		m.blas, _ = cublas.Open() // without it our own kernels multiply; Report says so
 	}
-	m.code = &compiler{folder: options.CacheDir}
 	return m, nil
 }
 

@@ -241,11 +241,10 @@ func TestEveryCallMayFail(t *testing.T) {
 	fake := useFake(t)
 	p := meeting()
 	run := func() error {
-		m, err := Open(Options{OwnProducts: true})
+		m, err := open(Options{OwnProducts: true}, fixedCode(fake.stubs))
 		if err != nil {
 			return err
 		}
-		m.code = fixedCode(fake.stubs)
 		_, err = runSteps(p, 1, m.New, m)
 		return err
 	}

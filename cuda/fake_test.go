@@ -84,10 +84,9 @@ func (c fixedCode) image(string, int) ([]byte, error) { return []byte(c), nil }
 // open opens a machine on the stand-in, whose kernels are the stubs.
 func (f *fake) open(t *testing.T, options Options) *Machine {
 	t.Helper()
-	m, err := Open(options)
+	m, err := open(options, fixedCode(f.stubs))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.code = fixedCode(f.stubs)
 	return m
 }

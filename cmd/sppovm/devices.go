@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo/cmd/internal/cli"
+	"sppo/cuda"
 	"sppo/vm/cpu/simd"
 )
 
@@ -19,7 +20,8 @@ func devices(*pflag.FlagSet) cli.Action {
 			blas = "no OpenBLAS: " + first
 		}
 		_, err := fmt.Fprintf(env.Stdout, "cpu   %s, %d cores, products by our own kernels for %s; %s\n"+
-			"sim   virtual time on the cluster that a program was compiled for\ncuda  not there yet\n", runtime.GOARCH, runtime.NumCPU(), simd.ISA(), blas)
+			"sim   virtual time on the cluster that a program was compiled for\ncuda  %s\n",
+			runtime.GOARCH, runtime.NumCPU(), simd.ISA(), blas, strings.Join(cuda.Report(), "\n      "))
 		return err
 	}
 }

@@ -5,6 +5,7 @@
 //	simulate.go  run in virtual time
 //	progress.go  what a user sees of a run, and the lines of --json
 //	bubble.go    idle over busy time, measured
+//	computer.go  who computes: the cpu or GPUs
 //	devices.go   what there is to run on
 //
 // It knows no model and no schedule: the program says what happens.

@@ -13,7 +13,6 @@ import (
 	"sppo/ir"
 	"sppo/lang"
 	"sppo/vm"
-	"sppo/vm/cpu"
 	"sppo/vm/cpu/simd"
 )
 
@@ -36,7 +35,7 @@ type runFlags struct {
 
 func run(flags *pflag.FlagSet) cli.Action {
 	var f runFlags
-	flags.StringVar(&f.device, "device", "cpu", "cpu, or sim: virtual time on the cluster of the program; cuda is not there yet")
+	flags.StringVar(&f.device, "device", "cpu", "cpu; cuda: NVIDIA GPUs; or sim: virtual time on the cluster of the program")
 	flags.IntVar(&f.steps, "steps", -1, "stop behind this step instead of the program's last (sim: the first); the learning rate still follows the program's schedule")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object a line to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
@@ -76,7 +75,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 
 func (f *runFlags) check() error {
 	switch f.device {
-	case "cpu":
+	case "cpu", "cuda":
 		if f.sim.jitter != 0 || len(f.sim.slow) > 0 {
 			return cli.Usagef("--jitter and --slow go with --device sim")
 		}
@@ -84,10 +83,8 @@ func (f *runFlags) check() error {
 		if f.save != "" || f.resume != "" {
 			return cli.Usagef("a simulation has no weights: --save and --resume go with --device cpu")
 		}
-	case "cuda":
-		return cli.Usagef("the cuda device is not there yet; there are cpu and sim")
 	default:
-		return cli.Usagef("there is no device %q; there are cpu and sim", f.device)
+		return cli.Usagef("there is no device %q; there are cpu, cuda and sim", f.device)
 	}
 	switch f.blas {
 	case "go":
@@ -126,20 +123,23 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job) error {
 	if err != nil {
 		return err
 	}
-	pool := simd.NewPool(f.threads)
-	defer pool.Close()
-	meter := newBubbleMeter(job.Program)
-	open := func(rank int) (vm.Device, error) { return meter.wrap(rank, cpu.New(pool)), nil }
-	j, err := vm.Open(job.Program, open, vm.Options{Dir: f.dir, Tokens: tokens})
+	computer, err := f.open(job.Program)
 	if err != nil {
 		return err
 	}
-	r := &training{f: f, program: job.Program, job: j, meter: meter, show: f.progress(env, job.Program, pool)}
+	defer computer.close()
+	meter := newBubbleMeter(job.Program)
+	open := func(rank int) (vm.Device, error) { return meter.wrap(rank, computer.device(rank)), nil }
+	j, err := vm.Open(job.Program, open, vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport})
+	if err != nil {
+		return err
+	}
+	r := &training{f: f, program: job.Program, job: j, meter: meter, show: f.progress(env, job.Program, computer.name)}
 	err = r.all(env.Context)
 	return errors.Join(err, j.Close())
 }
 
-func (f *runFlags) progress(env *cli.Env, p *ir.Program, pool *simd.Pool) *progress {
+func (f *runFlags) progress(env *cli.Env, p *ir.Program, device string) *progress {
 	show := &progress{text: env.Stderr, steps: f.steps}
 	if f.quiet {
 		show.text = io.Discard
@@ -148,7 +148,7 @@ func (f *runFlags) progress(env *cli.Env, p *ir.Program, pool *simd.Pool) *progr
 	if f.json {
 		show.json = env.Stdout
 	}
-	show.header(p, fmt.Sprintf("cpu, %d threads, %s%s", pool.Threads(), simd.ISA(), map[bool]string{true: ", OpenBLAS"}[f.blas == "openblas"]))
+	show.header(p, device)
 	return show
 }
 

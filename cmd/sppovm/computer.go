@@ -1,0 +1,40 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"sppo/cuda"
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/cpu"
+	"sppo/vm/cpu/simd"
+)
+
+// computer is what computes: where the devices of ranks come from, and how they meet.
+type computer struct {
+	name      string // for people
+	device    func(rank int) vm.Device
+	transport vm.Transport // nil: in the memory of this process
+	close     func()
+}
+
+// open makes the one that was asked for. A program that it has no room for is refused before anything is allocated.
+func (f *runFlags) open(p *ir.Program) (*computer, error) {
+	if f.device == "cuda" {
+		m, err := cuda.Open(cuda.Options{Sync: os.Getenv(cuda.SyncVariable) == "1"})
+		if err != nil {
+			return nil, err
+		}
+		if err := m.Check(p); err != nil {
+			return nil, err
+		}
+		return &computer{name: "cuda, " + m.Describe(), device: m.New, transport: m, close: func() {}}, nil
+	}
+	pool := simd.NewPool(f.threads)
+	name := fmt.Sprintf("cpu, %d threads, %s", pool.Threads(), simd.ISA())
+	if f.blas == "openblas" {
+		name += ", OpenBLAS"
+	}
+	return &computer{name: name, device: func(int) vm.Device { return cpu.New(pool) }, close: pool.Close}, nil
+}

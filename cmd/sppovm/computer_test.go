@@ -1,0 +1,28 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+
+	"sppo/cmd/internal/cli"
+	"sppo/cuda"
+)
+
+// Where there is no GPU, devices and run say what is missing and how to get it; devices is not a failure.
+func TestWithoutGPU(t *testing.T) {
+	if _, err := cuda.Open(cuda.Options{}); err == nil {
+		t.Skip("SKIPPED: this machine has a GPU")
+	}
+	inBase(t)
+	stdout, _ := sppovm(t, context.Background(), "devices")
+	if !strings.Contains(stdout, " is missing") && !strings.Contains(stdout, "no GPU") {
+		t.Errorf("devices says:\n%s", stdout)
+	}
+	var out, errs bytes.Buffer
+	code := app.Main(&cli.Env{Context: context.Background(), Stdout: &out, Stderr: &errs}, []string{"run", "tiny.sppo", "--device", "cuda"})
+	if code != 1 || !strings.Contains(errs.String(), "the cuda device cannot run here: ") || out.Len() > 0 {
+		t.Errorf("exit %d\n%s%s", code, errs.String(), out.String())
+	}
+}
