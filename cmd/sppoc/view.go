@@ -193,12 +193,11 @@ func (p *page) rank(t *sim.Timeline, r, code int, stage int32, alone bool) pageR
 	}
 	x.Begin, x.End = addColumn(p, "f64", begin), addColumn(p, "f64", end)
 	for a := range ir.NumArenas {
-		var at []float64
-		var held []int64
+		var at, held []float64
 		for _, l := range t.Memory(r, a) {
-			at, held = append(at, float64(l.At)), append(held, int64(l.Bytes))
+			at, held = append(at, float64(l.At)), append(held, float64(l.Bytes))
 		}
-		x.Memory = append(x.Memory, pageMemory{a.String(), addColumn(p, "f64", at), addColumn(p, "i64", held)})
+		x.Memory = append(x.Memory, pageMemory{a.String(), addColumn(p, "f64", at), addColumn(p, "f64", held)})
 	}
 	p.spans += len(spans)
 	p.ranks++

@@ -422,7 +422,16 @@ func TestFoldedDeadlock(t *testing.T) {
 
 // What simulation says is what the passes predict, within what tasks know less than instructions.
 func TestAgreesWithPrediction(t *testing.T) {
-	for _, set := range [][]string{nil, {"schedule.subsequences=8"}, {"schedule.offload=full"}, {"schedule.pp=2"}} {
+	several := []string{"train.batch=8", "train.sequence=64K", "schedule.subsequences=8", "schedule.offload=none"}
+	for _, set := range [][]string{
+		nil,
+		{"schedule.subsequences=8"},
+		{"schedule.offload=none"},
+		{"schedule.pp=2"},
+		{"schedule.offload=full", "cluster.d2h_bandwidth=3GB/s", "cluster.h2d_bandwidth=3GB/s"},
+		append([]string{"schedule.strategy=terapipe"}, several...),
+		append([]string{"schedule.strategy=seq1f1b"}, several...),
+	} {
 		set = append(set, "model.layers=8")
 		plan, p := compile(t, "paper/gpt-7b-512k.sppo", set...)
 		tl := run(t, p, sim.Options{})
@@ -431,6 +440,9 @@ func TestAgreesWithPrediction(t *testing.T) {
 		}
 		if d := tl.BubbleRatio() - plan.Time.BubbleRatio; math.Abs(d) > 0.03 {
 			t.Errorf("%v: bubble %.3f, predicted %.3f", set, tl.BubbleRatio(), plan.Time.BubbleRatio)
+		}
+		if d := float64(tl.Exposed() - plan.Time.ExposedTransferS); math.Abs(d) > 0.02*float64(tl.Makespan) {
+			t.Errorf("%v: exposed %s, predicted %s", set, tl.Exposed(), plan.Time.ExposedTransferS)
 		}
 		near(t, "MFU times makespan", tl.MFU()*float64(tl.Makespan), plan.Throughput.MFU*float64(plan.Time.StepS))
 	}

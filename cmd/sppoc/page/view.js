@@ -7,7 +7,7 @@
   const packed = Uint8Array.from(atob($("data").textContent.trim()), c => c.charCodeAt(0));
   const unzipped = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const buffer = await new Response(unzipped).arrayBuffer();
-  const types = { f64: Float64Array, i64: BigInt64Array, i32: Int32Array, i16: Int16Array, u8: Uint8Array, u16: Uint16Array };
+  const types = { f64: Float64Array, i32: Int32Array, i16: Int16Array, u8: Uint8Array, u16: Uint16Array };
   const array = ([at, n, t]) => new types[t](buffer, at, n);
 
   // kinds of spans, in the order of their numbers in the data.
@@ -42,8 +42,8 @@
       for (const m of r.memory) {
         const bytes = array(m.bytes), at = array(m.at);
         let peak = 0;
-        for (const b of bytes) if (Number(b) > peak) peak = Number(b);
-        if (peak > 0) addRow({ rank: r, label: m.arena + " memory", at, bytes, peak, capacity: m.capacity }, memoryHeight);
+        for (const b of bytes) if (b > peak) peak = b;
+        if (peak > 0) addRow({ rank: r, label: m.arena + " memory", at, bytes, peak }, memoryHeight);
       }
       top += 6;
     }
@@ -209,7 +209,7 @@
     while (a < b) { const m = (a + b) >> 1; if (at[m] < from) a = m + 1; else b = m; }
     let column = -1, highest = 0, held = 0;
     for (let i = Math.max(0, a - 1); i < at.length; i++) {
-      const px = Math.max(labelWidth, x(at[i])), c = Math.floor(px), v = Number(bytes[i]);
+      const px = Math.max(labelWidth, x(at[i])), c = Math.floor(px), v = bytes[i];
       if (c !== column) { g.lineTo(px, base - held / peak * h); highest = 0; }
       if (c !== column || v > highest) g.lineTo(px, base - v / peak * h); // the highest of a column is drawn
       column = c; highest = Math.max(highest, v); held = v;
