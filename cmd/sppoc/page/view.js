@@ -323,7 +323,8 @@
     if (s.row.y < scroll || s.row.y + s.row.height > scroll + height - axisHeight) scrollTo(s.row.y - height / 3);
     select(s);
   }
-  $("search").addEventListener("input", e => find(e.target.value));
+  let typing = 0;
+  $("search").addEventListener("input", e => { clearTimeout(typing); typing = setTimeout(() => find(e.target.value), 150); });
   $("search").addEventListener("keydown", e => { if (e.key === "Enter") go(e.shiftKey ? -1 : 1); if (e.key === "Escape") canvas.focus(); e.stopPropagation(); });
   const keys = {
     w: () => zoom(0.7), s: () => zoom(1 / 0.7), a: () => pan(-0.15), d: () => pan(0.15), "+": () => zoom(0.7), "-": () => zoom(1 / 0.7),
