@@ -1,0 +1,112 @@
+package emu
+
+import (
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+	"unsafe"
+)
+
+// faults are kernels that do what a GPU punishes at times only, and one that is right.
+const faults = `
+#include "common.cuh"
+
+// right: each thread doubles what its mirror image left.
+KERNEL(mirror, (int *y, i64 barrier)) {
+    SHARED(int, held, 256);
+    held[threadIdx.x] = (int)threadIdx.x;
+    if (barrier) __syncthreads();
+    y[blockIdx.x * blockDim.x + threadIdx.x] = 2 * held[blockDim.x - 1 - threadIdx.x];
+}
+KERNEL(diverge, (int *y, i64 unused)) {
+    int x = (int)threadIdx.x;
+    if (threadIdx.x % 32 < 7) x = __shfl_xor_sync(ALL, x, 1);
+    else __syncthreads();
+    y[threadIdx.x] = x;
+}
+KERNEL(leave, (int *y, i64 unused)) {
+    if (threadIdx.x < 32) return;
+    __syncthreads();
+    y[threadIdx.x] = 1;
+}
+KERNEL(overtake, (int *y, i64 unused)) {
+    if (threadIdx.x == 3) __syncwarp();
+    const int x = __shfl_sync(ALL, (int)threadIdx.x, 0);
+    if (threadIdx.x != 3) __syncwarp();
+    y[threadIdx.x] = x;
+}
+`
+
+func library(t *testing.T) *Library {
+	t.Helper()
+	l, err := BuildSources(t.TempDir(), map[string]string{"faults.cu": faults})
+	if errors.Is(err, ErrNoCompiler) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// launch runs a kernel with two blocks of 64 threads and returns what it wrote.
+func launch(l *Library, kernel string, barrier uint64, seed uint64) ([]int32, error) {
+	out := make([]int32, 128)
+	var pins runtime.Pinner
+	defer pins.Unpin()
+	pins.Pin(&out[0])
+	err := l.Launch(kernel, [3]int64{2, 1, 1}, 64, 0, []uint64{uint64(uintptr(unsafe.Pointer(&out[0]))), barrier}, seed)
+	return out, err
+}
+
+func mirrored(out []int32) bool {
+	for i, v := range out {
+		if v != int32(2*(63-i%64)) {
+			return false
+		}
+	}
+	return true
+}
+
+func TestRight(t *testing.T) {
+	l := library(t)
+	for seed := range uint64(5) {
+		if out, err := launch(l, "mirror", 1, seed); err != nil || !mirrored(out) {
+			t.Errorf("seed %d: %v %v", seed, out, err)
+		}
+	}
+}
+
+// A missing barrier shows in some order of lanes and warps.
+func TestMissingBarrier(t *testing.T) {
+	l := library(t)
+	shown := false
+	for seed := range uint64(5) {
+		out, err := launch(l, "mirror", 0, seed)
+		shown = shown || err != nil || !mirrored(out)
+	}
+	if !shown {
+		t.Error("a missing barrier went unseen")
+	}
+}
+
+func TestFaults(t *testing.T) {
+	l := library(t)
+	for kernel, want := range map[string]string{
+		"diverge":  "warp 0 are at __shfl_xor_sync and at __syncthreads",
+		"leave":    "warp 1 are at its end and at __syncthreads",
+		"overtake": "warp 0 are at __shfl_sync and at __syncwarp",
+		"absent":   "no source has a kernel absent",
+	} {
+		if _, err := launch(l, kernel, 0, 0); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", kernel, err, want)
+		}
+	}
+	if _, err := launch(l, "mirror", 1, 0); err != nil {
+		t.Errorf("after faults: %v", err)
+	}
+	if err := l.Launch("mirror", [3]int64{1, 70000, 1}, 64, 0, []uint64{0, 1}, 0); err == nil {
+		t.Error("a grid that is too large went through")
+	}
+}
