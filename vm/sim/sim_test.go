@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -469,5 +471,25 @@ func TestMemory(t *testing.T) {
 	want := []sim.Level{{At: 0, Bytes: 4}, {At: 2, Bytes: 6}, {At: 5, Bytes: 0}}
 	if diff := cmp.Diff(want, run(t, program(s), sim.Options{Spans: true}).Memory(0, ir.Device)); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// The paper's jobs as they are: collectives across nodes are where placed bytes make streams wait for each other.
+func TestAgreesOnPaperJobs(t *testing.T) {
+	if os.Getenv("SPPO_LONG") == "" {
+		t.Skip("a minute; SPPO_LONG=1 runs it")
+	}
+	files, err := filepath.Glob("../../examples/paper/gpt-*-*.sppo")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no jobs: %v", err)
+	}
+	for _, file := range files {
+		plan, p := compile(t, "paper/"+filepath.Base(file))
+		tl := run(t, p, sim.Options{})
+		ratio := float64(tl.Makespan / plan.Time.StepS)
+		t.Logf("%s: simulated %s, predicted %s, ratio %.4f; bubble %.4f and %.4f", filepath.Base(file), tl.Makespan, plan.Time.StepS, ratio, tl.BubbleRatio(), plan.Time.BubbleRatio)
+		if ratio < 0.975 || ratio > 1.025 {
+			t.Errorf("%s: simulated %s, predicted %s", file, tl.Makespan, plan.Time.StepS)
+		}
 	}
 }
