@@ -51,8 +51,8 @@ template <class T> T read(const Slot &slot) {
 
 typedef void (*Entry)(void **params);
 struct Kernel {
-    Kernel(const char *name, Entry entry);
-    const char *name;
+    Kernel(const char *name, const char *source, Entry entry);
+    const char *name, *source;
     Entry entry;
     Kernel *next;
 };
@@ -68,7 +68,7 @@ template <class... A> constexpr bool eight(void (*)(A...)) { return ((sizeof(A) 
 #define KERNEL(name, params)                                                                      \
     extern "C" void name params;                                                                  \
     static_assert(emu::eight(name), "every argument of a kernel is 8 bytes");                     \
-    static emu::Kernel registered_##name(#name, emu::entry<name>);                                \
+    static emu::Kernel registered_##name(#name, __FILE__, emu::entry<name>);                      \
     extern "C" void name params
 #define DEV static inline
 #define METHOD inline

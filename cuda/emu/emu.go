@@ -38,8 +38,8 @@ var ErrNoCompiler = errors.New("no g++ on this machine: it compiles the kernels 
 
 // Library is the kernels compiled for the CPU.
 type Library struct {
-	Path         string
-	find, launch uintptr
+	Path                 string
+	find, source, launch uintptr
 }
 
 // Build compiles all sources of the kernels, and further ones by name and text, into a shared library, which stays in a
@@ -100,17 +100,33 @@ func open(path string) (*Library, error) {
 		return nil, err
 	}
 	l := &Library{Path: path}
-	if l.find, err = purego.Dlsym(handle, "emu_find"); err == nil {
-		l.launch, err = purego.Dlsym(handle, "emu_launch")
+	for name, at := range map[string]*uintptr{"emu_find": &l.find, "emu_source": &l.source, "emu_launch": &l.launch} {
+		if *at, err = purego.Dlsym(handle, name); err != nil {
+			return nil, err
+		}
 	}
-	return l, err
+	return l, nil
+}
+
+// Source is the file that holds a kernel, or nothing.
+func (l *Library) Source(kernel string) string {
+	if found := l.kernel(kernel); found != 0 {
+		file, _, _ := purego.SyscallN(l.source, found)
+		return text(file)
+	}
+	return ""
+}
+
+func (l *Library) kernel(name string) uintptr {
+	c := append([]byte(name), 0)
+	found, _, _ := purego.SyscallN(l.find, uintptr(unsafe.Pointer(&c[0])))
+	return found
 }
 
 // Launch runs a kernel to its end. The arguments are the 8 bytes of each; memory that they point to must not be Go's, or
 // must be pinned. A seed other than 0 permutes the order in which lanes and warps run.
 func (l *Library) Launch(kernel string, grid [3]int64, block, shared int64, args []uint64, seed uint64) error {
-	name := append([]byte(kernel), 0)
-	found, _, _ := purego.SyscallN(l.find, uintptr(unsafe.Pointer(&name[0])))
+	found := l.kernel(kernel)
 	if found == 0 {
 		return fmt.Errorf("no source has a kernel %s", kernel)
 	}

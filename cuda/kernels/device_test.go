@@ -2,6 +2,7 @@ package kernels_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -45,7 +46,10 @@ func needEmulator(t *testing.T) *emu.Library {
 // of launches and the sources together. It has one rank, and its streams are one.
 type device struct {
 	library *emu.Library
-	seed    uint64
+	seed    uint64 // of the order of lanes
+	edged   bool   // every buffer ends where memory ends: what reads beyond it does not survive
+	own     [][]byte
+	maps    [][]byte
 	program *ir.Program
 	code    *ir.Code
 	env     *vm.Env
@@ -66,9 +70,28 @@ func (d *device) Load(p *ir.Program, rank int, env *vm.Env) error {
 		}
 		d.arenas[a] = m[:d.code.Arenas[a]]
 	}
+	if d.edged {
+		for _, b := range d.code.Buffers {
+			if err := d.edge(int(b.Size)); err != nil {
+				return err
+			}
+		}
+	}
 	m, err := unix.Mmap(-1, 0, 8<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	d.scratch = m
 	return err
+}
+
+// edge makes a buffer that ends at a page which nobody may touch.
+func (d *device) edge(n int) error {
+	page := os.Getpagesize()
+	pages := (n+page-1)/page*page + page
+	m, err := unix.Mmap(-1, 0, pages, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return err
+	}
+	d.maps, d.own = append(d.maps, m), append(d.own, m[pages-page-n:][:n:n])
+	return unix.Mprotect(m[pages-page:], unix.PROT_NONE)
 }
 
 func (d *device) Begin(s ir.Section, round int64) error { d.section, d.round = s, round; return nil }
@@ -114,6 +137,9 @@ func (d *device) kernel(in *ir.Instr) error {
 		}
 	}
 	for _, l := range plan.Launches {
+		if at := d.library.Source(l.Kernel); at != l.Source {
+			return fmt.Errorf("the table says that %s stands in %s, but it is in %q", l.Kernel, l.Source, at)
+		}
 		args := make([]uint64, len(l.Args))
 		for i, a := range l.Args {
 			switch args[i] = a.Value; a.Kind {
@@ -132,7 +158,7 @@ func (d *device) kernel(in *ir.Instr) error {
 	}
 	for i, b := range d.scratch[plan.WorkspaceBytes : plan.WorkspaceBytes+32] {
 		if b != 0xff {
-			return errors.New("a kernel wrote behind its workspace, at byte " + string(rune('0'+i%10)))
+			return fmt.Errorf("a kernel wrote %d bytes behind its workspace", i)
 		}
 	}
 	return nil
@@ -153,6 +179,9 @@ func (d *device) instr(pc int) *ir.Instr {
 
 func (d *device) view(v ir.View) []byte {
 	b := &d.code.Buffers[v.Buffer]
+	if d.edged {
+		return d.own[v.Buffer][v.Offset:][:v.Bytes()]
+	}
 	return d.arenas[b.Arena][b.Offset+v.Offset:][:v.Bytes()]
 }
 
@@ -160,7 +189,7 @@ func (d *device) Read(v ir.View, out []byte) error { copy(out, d.view(v)); retur
 func (d *device) Write(v ir.View, in []byte) error { copy(d.view(v), in); return nil }
 
 func (d *device) Close() error {
-	for _, m := range append(d.arenas[:], d.scratch) {
+	for _, m := range append(append(d.maps, d.scratch), d.arenas[:]...) {
 		if m != nil {
 			if err := unix.Munmap(m[:cap(m)]); err != nil {
 				return err

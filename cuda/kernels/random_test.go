@@ -30,7 +30,7 @@ func TestRandom(t *testing.T) {
 				compare(t, drawn(t, rng, op, limits[i%len(limits)]), &device{library: library, seed: rng.Uint64() >> uint(rng.IntN(2)*63)})
 			}
 			for _, fixed := range shapes[op] {
-				compare(t, drawn(t, rng, op, fixed), &device{library: library, seed: rng.Uint64()})
+				compare(t, drawn(t, rng, op, fixed), &device{library: library, seed: rng.Uint64(), edged: rng.IntN(2) == 0})
 			}
 		})
 	}
