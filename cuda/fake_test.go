@@ -19,6 +19,9 @@ type fake struct {
 	calls func() int64
 	live  func() int64
 	stubs string // a library of kernels
+
+	failPoll func(poll int64) // of the stand-in for NCCL, as the next
+	comms    func() int64
 }
 
 var (
@@ -35,6 +38,7 @@ func useFake(t *testing.T) *fake {
 		t.Skip("SKIPPED: the stand-in driver was not built: " + fakeWhy)
 	}
 	fakeLib.reset(1, 1<<30, 0)
+	fakeLib.failPoll(0)
 	return fakeLib
 }
 
@@ -48,14 +52,14 @@ func buildFake() (*fake, string) {
 	if fakeFolder, err = os.MkdirTemp("", "sppo-fake-"); err != nil {
 		return nil, err.Error()
 	}
-	driver, stubs := filepath.Join(fakeFolder, "libcuda.so.1"), filepath.Join(fakeFolder, "stubs.so")
-	for out, source := range map[string]string{driver: "fake/fake.c", stubs: "fake/stubs.c"} {
-		cmd := exec.Command(gcc, "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", "-o", out, source, "-ldl")
-		if text, err := cmd.CombinedOutput(); err != nil {
+	driver, stubs, nccl := filepath.Join(fakeFolder, "libcuda.so.1"), filepath.Join(fakeFolder, "stubs.so"), filepath.Join(fakeFolder, "libnccl.so.2")
+	for _, build := range [][]string{{driver, "fake/fake.c", "-ldl"}, {stubs, "fake/stubs.c"}, {nccl, "fake/nccl.c", driver}} {
+		args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", "-o"}, build...)
+		if text, err := exec.Command(gcc, args...).CombinedOutput(); err != nil {
 			return nil, string(text)
 		}
 	}
-	os.Setenv(library.PathVariable, fakeFolder)
+	os.Setenv(library.PathVariable, fakeFolder+string(os.PathListSeparator)+os.Getenv(library.PathVariable))
 	handle, err := purego.Dlopen(driver, purego.RTLD_NOW)
 	if err != nil {
 		return nil, err.Error()
@@ -65,6 +69,11 @@ func buildFake() (*fake, string) {
 	purego.RegisterLibFunc(&f.fail, handle, "fake_fail")
 	purego.RegisterLibFunc(&f.calls, handle, "fake_calls")
 	purego.RegisterLibFunc(&f.live, handle, "fake_live")
+	if handle, err = purego.Dlopen(nccl, purego.RTLD_NOW); err != nil {
+		return nil, err.Error()
+	}
+	purego.RegisterLibFunc(&f.failPoll, handle, "fake_nccl_fail")
+	purego.RegisterLibFunc(&f.comms, handle, "fake_nccl_live")
 	return f, ""
 }
 

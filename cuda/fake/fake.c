@@ -76,7 +76,7 @@ static int inside(uintptr_t at, size_t size) {
 }
 
 // Streams.
-enum { COPY, RECORD, WAIT, LAUNCH, END };
+enum { COPY, RECORD, WAIT, LAUNCH, CALL, END };
 struct Event {
     uint64_t recorded, passed; // how often it was recorded, and how far the streams have come
     struct timespec time;
@@ -94,6 +94,8 @@ struct Work {
     struct Kernel *kernel;
     uint64_t grid[3], threads, shared;
     uint64_t arguments[64];
+    void (*call)(void *);
+    void *argument;
     struct Work *next;
 };
 struct Stream {
@@ -139,6 +141,10 @@ static void *serve(void *p) {
         } else if (w->kind == LAUNCH && !fault) {
             pthread_mutex_unlock(&lock);
             launch(w);
+            pthread_mutex_lock(&lock);
+        } else if (w->kind == CALL) {
+            pthread_mutex_unlock(&lock);
+            w->call(w->argument);
             pthread_mutex_lock(&lock);
         } else if (w->kind == RECORD) {
             if (w->event->passed < w->number) w->event->passed = w->number;
@@ -386,6 +392,12 @@ Result cuLaunchKernel(uintptr_t f, unsigned gx, unsigned gy, unsigned gz, unsign
         memcpy(&w.arguments[i], params[i], 8);
     }
     return enqueue(s, w);
+}
+
+// fake_call has a stream call a function: other stand-ins put their work there.
+Result fake_call(uintptr_t s, void (*call)(void *), void *argument) {
+    pthread_mutex_lock(&lock);
+    return enqueue(s, (struct Work){.kind = CALL, .call = call, .argument = argument});
 }
 
 // How tests steer it. fake_reset forgets counts and faults, not what exists.

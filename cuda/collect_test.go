@@ -1,0 +1,120 @@
+package cuda
+
+import (
+	"bytes"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/cpu"
+)
+
+// collectiveMeeting is meeting without what NCCL has no call for.
+func collectiveMeeting() *ir.Program {
+	p := meeting()
+	for c := range p.Codes {
+		var kept []ir.Instr
+		for _, in := range p.Codes[c].Sections[ir.SectionStep] {
+			if in.Op != ir.AllToAll {
+				kept = append(kept, in)
+			}
+		}
+		p.Codes[c].Sections[ir.SectionStep] = kept
+	}
+	return p
+}
+
+func TestNCCLMeetingsAreThoseOfTheCPU(t *testing.T) {
+	fake := useFake(t)
+	p := collectiveMeeting()
+	want, err := runSteps(p, 2, func(int) vm.Device { return cpu.New(nil) }, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fake.reset(ranks, 1<<30, 200)
+	m := fake.open(t, Options{OwnProducts: true, NCCL: true})
+	if err := m.Check(p); err != nil {
+		t.Fatal(err)
+	}
+	within(t, time.Minute, func() {
+		got, err := runSteps(p, 2, m.New, m)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for step := range want {
+			for rank := range want[step] {
+				if !bytes.Equal(got[step][rank], want[step][rank]) {
+					t.Errorf("step %d: the memory of rank %d is not the cpu's", step+1, rank)
+				}
+			}
+		}
+	})
+	if n, c := fake.live(), fake.comms(); n != 0 || c != 0 {
+		t.Errorf("%d things and %d communicators were not given back", n, c)
+	}
+}
+
+// lostTokens fails on one rank only.
+type lostTokens struct{ tokens }
+
+var errLost = errors.New("the data set went away")
+
+func (l lostTokens) Tokens(s ir.Section, round, sequence, position int64, out []int32, stride int) error {
+	if sequence == 6 { // rank 3 alone asks for it, see meeting
+		return errLost
+	}
+	return l.tokens.Tokens(s, round, sequence, position, out, stride)
+}
+
+// A rank fails before the others have met it: NCCL never tells them, abort does.
+func TestNCCLAbort(t *testing.T) {
+	fake := useFake(t)
+	p := collectiveMeeting()
+	for _, nccl := range []bool{false, true} {
+		fake.reset(ranks, 1<<30, 0)
+		m := fake.open(t, Options{OwnProducts: true, NCCL: nccl})
+		within(t, time.Minute, func() {
+			got := make([][]byte, ranks)
+			open := func(rank int) (vm.Device, error) { return &filled{Device: m.New(rank), got: &got}, nil }
+			job, err := vm.Open(p, open, vm.Options{Transport: m, Tokens: lostTokens{}})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_, err = job.Step(t.Context())
+			if !errors.Is(err, errLost) || !strings.HasPrefix(err.Error(), "rank 3: section step, pc 0 (load_tokens)") {
+				t.Errorf("NCCL %t: %v", nccl, err)
+			}
+			if err := job.Close(); err != nil {
+				t.Errorf("closing: %v", err)
+			}
+		})
+		if n, c := fake.live(), fake.comms(); n != 0 || c != 0 {
+			t.Errorf("NCCL %t: %d things and %d communicators were not given back", nccl, n, c)
+		}
+	}
+}
+
+// An error that comes up asynchronously, at any poll, is one clear error and no hang.
+func TestNCCLAsynchronousError(t *testing.T) {
+	fake := useFake(t)
+	p := collectiveMeeting()
+	for _, poll := range []int64{1, 2, 5, 10, 20, 40, 60} {
+		fake.reset(ranks, 1<<30, 100)
+		fake.failPoll(poll)
+		m := fake.open(t, Options{OwnProducts: true, NCCL: true})
+		within(t, time.Minute, func() {
+			_, err := runSteps(p, 1, m.New, m)
+			if err == nil || strings.Count(err.Error(), "ncclCommGetAsyncError: remote process exited") != 1 {
+				t.Errorf("poll %d: %v", poll, err)
+			}
+		})
+		if n, c := fake.live(), fake.comms(); n != 0 || c != 0 {
+			t.Errorf("poll %d: %d things and %d communicators were not given back", poll, n, c)
+		}
+	}
+}
