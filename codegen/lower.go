@@ -234,9 +234,8 @@ func (s *stage) forward(t passes.Task, beside neighbours) {
 	x := s.forwardInput(t)
 	for k, l := range s.layers[t.Chunk] {
 		x = s.forwardLayer(t, l, x)
-		s.copiesBeside(beside, k)
+		s.copiesBeside(t, beside, k)
 	}
-	s.copiesAfter(beside, len(s.layers[t.Chunk]))
 	if _, _, ok := s.plan.Target(s.index0, t); ok {
 		s.pass(t, x)
 		return
@@ -329,8 +328,8 @@ func (s *stage) message(op ir.Op, stream ir.Stream, peer string, t passes.Task, 
 
 // backward emits the gradients of a task.
 func (s *stage) backward(t passes.Task, beside neighbours) {
+	s.beginBackward(t, beside)
 	if beside.turn {
-		s.turn(t)
 		beside.leaving = nil
 	}
 	var dy uint32
@@ -342,9 +341,8 @@ func (s *stage) backward(t passes.Task, beside neighbours) {
 	layers := s.layers[t.Chunk]
 	for k := range layers {
 		dy = s.backwardLayer(t, layers[len(layers)-1-k], dy)
-		s.copiesBeside(beside, k)
+		s.copiesBeside(t, beside, k)
 	}
-	s.copiesAfter(beside, len(layers))
 	if _, _, ok := s.plan.Target(s.index0, t); ok {
 		s.pass(t, dy)
 		return

@@ -100,31 +100,39 @@ func in(b uint32, v ir.View) ir.View {
 	return v
 }
 
-// copiesBeside ends and begins the copies of other tasks that go along with the k-th layer of a task: the offloads of
-// the k-th layer of the forward before it have had the time of one task, and what takes their bytes from here on waits
-// for them; the k-th layer that the backward after it needs comes back, into the bytes that this layer has just freed.
-func (s *stage) copiesBeside(n neighbours, k int) {
-	if n.leaving != nil {
-		if layers := s.layers[n.leaving.Chunk]; k < len(layers) {
-			s.releaseOffloaded(*n.leaving, layers[k])
-		}
+// copiesBeside ends and begins the copies that go along with the k-th layer of a task. The offloads of the k-th layer of the
+// forward before it have had the time of one task: what takes their bytes from here on waits for them. What the plan
+// wants to be on its way back by now is issued, into the bytes that this layer has just freed: of the task itself, where it
+// is a backward, and of the backward that is due after it.
+func (s *stage) copiesBeside(t passes.Task, n neighbours, k int) {
+	s.releaseLayer(n.leaving, k)
+	layers, ahead := len(s.layers[t.Chunk]), s.plan.Offload.Ahead
+	if t.Kind == passes.Backward {
+		s.reloadAt(t, k+ahead)
 	}
 	if n.due != nil {
-		if layers := s.layers[n.due.Chunk]; k < len(layers) {
-			s.reload(*n.due, layers[len(layers)-1-k])
+		for at := range k + ahead - layers + 1 {
+			s.reloadAt(*n.due, at)
+		}
+	}
+	if k == layers-1 && n.leaving != nil { // which may have more layers than this task
+		for k++; k < len(s.layers[n.leaving.Chunk]); k++ {
+			s.releaseLayer(n.leaving, k)
 		}
 	}
 }
 
-// copiesAfter is for neighbours with more layers than the task.
-func (s *stage) copiesAfter(n neighbours, layers int) {
-	for _, t := range []*passes.Task{n.leaving, n.due} {
-		if t == nil {
-			continue
-		}
-		for k := layers; k < len(s.layers[t.Chunk]); k++ {
-			s.copiesBeside(n, k)
-		}
+// releaseLayer lets go of the k-th layer of a forward.
+func (s *stage) releaseLayer(t *passes.Task, k int) {
+	if t != nil && k < len(s.layers[t.Chunk]) {
+		s.releaseOffloaded(*t, s.layers[t.Chunk][k])
+	}
+}
+
+// reloadAt reloads the layer that a backward task comes to as its at-th.
+func (s *stage) reloadAt(t passes.Task, at int) {
+	if layers := s.layers[t.Chunk]; at < len(layers) {
+		s.reload(t, layers[len(layers)-1-at])
 	}
 }
 
@@ -136,18 +144,21 @@ func (s *stage) releaseOffloaded(t passes.Task, layer int) {
 	}
 }
 
-// turn lies between a forward and its own backward: the offloads end, and the reloads begin, last layer first.
-func (s *stage) turn(t passes.Task) {
-	layers := s.layers[t.Chunk]
-	for _, l := range layers {
-		s.releaseOffloaded(t, l)
+// beginBackward ends the offloads of a forward whose backward follows at once, and begins the reloads that no earlier task
+// has begun.
+func (s *stage) beginBackward(t passes.Task, n neighbours) {
+	if n.turn {
+		for _, l := range s.layers[t.Chunk] {
+			s.releaseOffloaded(t, l)
+		}
 	}
-	for k := range layers {
-		s.reload(t, layers[len(layers)-1-k])
+	for at := range s.plan.Offload.Ahead {
+		s.reloadAt(t, at)
 	}
 }
 
-// reload issues the copies that bring a layer's units back for a backward task, in the order of need.
+// reload issues the copies that bring a layer's units back for a backward task, in the order of need, unless they have been
+// issued.
 func (s *stage) reload(t passes.Task, layer int) {
 	units := s.model.Layer.Units
 	for _, u := range byReader(units) {

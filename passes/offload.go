@@ -25,7 +25,31 @@ func offload(c *Context, p *Plan) error {
 		p.Offload.Alpha, p.Offload.Fate = append(p.Offload.Alpha, alphas), append(p.Offload.Fate, fates)
 	}
 	p.decide("offload", "policy", policy, why)
+	p.Offload.Ahead = 1
+	if policy != "none" {
+		p.chooseAhead(c)
+	}
 	return nil
+}
+
+// chooseAhead issues reloads as late as costs nothing: of all distances, up to the layers of a whole task as in the paper, the
+// shortest whose step is as fast as with the longest. What comes back later holds its bytes for a shorter time, which at the
+// turn and at the long first subsequences is what the peak is made of.
+func (p *Plan) chooseAhead(c *Context) {
+	const tolerance = 1.0001
+	t := taskCosts(c, p, cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks()))
+	longest := slices.Max(p.LayersPerStage)
+	step := func(ahead int) ir.Seconds {
+		p.Offload.Ahead = ahead
+		p.simulate(t)
+		return p.Time.StepS
+	}
+	least := step(longest) * tolerance
+	for ahead := 1; ahead <= longest && step(ahead) > least; ahead++ {
+	}
+	p.Time = Time{}
+	p.decide("offload", "ahead", fmt.Sprintf("%d of %d layers", p.Offload.Ahead, longest),
+		"a layer's reload is issued that many layers of backward before it is needed: the fewest that make the step no longer, so that bytes are held no longer than they must be")
 }
 
 // wantedAlpha is the share of each stage and subsequence that the request asks for.
@@ -135,7 +159,7 @@ func placedShare(fate string, sizes []ir.Bytes) float64 {
 
 // keepAll is the plan without offload.
 func keepAll(c *Context, p *Plan) {
-	p.Offload = Offload{Policy: "none"}
+	p.Offload = Offload{Policy: "none", Ahead: 1}
 	for s := range p.Parallel.PP {
 		fate := strings.Repeat(string(FateKeep), p.layersOf(s)*len(c.Model(p).Layer.Units))
 		p.Offload.Alpha = append(p.Offload.Alpha, make([]float64, p.Subsequences.N))
@@ -146,6 +170,9 @@ func keepAll(c *Context, p *Plan) {
 // checkOffload: a letter for every unit of every layer of the stage, alpha what the letters amount to.
 func checkOffload(c *Context, p *Plan) error {
 	o, stages := p.Offload, p.Parallel.PP
+	if o.Ahead < 1 || o.Ahead > p.Model.Layers {
+		return fmt.Errorf("offload: reloads are issued 1 to %d layers ahead, not %d", p.Model.Layers, o.Ahead)
+	}
 	if len(o.Fate) != stages || len(o.Alpha) != stages {
 		return fmt.Errorf("offload is given for %d stages (alpha for %d) of %d", len(o.Fate), len(o.Alpha), stages)
 	}

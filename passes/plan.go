@@ -122,6 +122,7 @@ type Offload struct {
 	Policy string      `json:"policy"`
 	Alpha  [][]float64 `json:"alpha"` // [stage][i]: share of Type-1 bytes that goes to the host, as placed
 	Fate   [][]string  `json:"fate"`  // [stage][i]
+	Ahead  int         `json:"ahead"` // layers of backward before it is needed that a layer's reload is issued
 }
 
 // Mux is the split of tasks next to bubbles over other stages' ranks.

@@ -18,6 +18,7 @@ func interleavedOf(stages, v int, f, b []ir.Seconds) (*Plan, *costs) {
 		Parallel:       Parallel{PP: stages, SP: 1, DP: 1, VirtualStages: v, Microbatches: 1},
 		Subsequences:   Subsequences{N: n},
 		LayersPerStage: slices.Repeat([]int{1}, stages*v),
+		Offload:        Offload{Ahead: 1},
 	}
 	if err := schedule(nil, p); err != nil {
 		panic("internal: " + err.Error())
@@ -127,7 +128,7 @@ func TestExposedReload(t *testing.T) {
 	if p.Time.ExposedTransferS != 2 || p.Time.StepS != 8 {
 		t.Errorf("one layer: exposed %g, step %g; want 2, 8", float64(p.Time.ExposedTransferS), float64(p.Time.StepS))
 	}
-	p.LayersPerStage = []int{2}
+	p.LayersPerStage, p.Offload.Ahead = []int{2}, 2
 	c.h2d[0] = [][]ir.Seconds{{1, 1}, {1, 1}}
 	c.d2h[0] = [][]ir.Seconds{{0, 0}, {0, 0}}
 	p.simulate(c)

@@ -106,15 +106,11 @@ func (st *simStage) released() []ir.Seconds {
 }
 
 // due is the backward after this task, whose units come back while this one runs, unless it only now leaves them.
-func (st *simStage) due() (t Task, first, end int) {
+func (st *simStage) due() (t Task, ok bool) {
 	if st.done+1 < len(st.tasks) {
 		t = st.tasks[st.done+1]
 	}
-	if t.Kind != Backward || t.Undoes(st.tasks[st.done]) {
-		return t, 0, 0
-	}
-	first, end = st.span(t)
-	return t, first, end
+	return t, t.Kind == Backward && !t.Undoes(st.tasks[st.done])
 }
 
 func (s *simulation) forwardTask(st *simStage, t Task, embeds bool) {
@@ -123,7 +119,6 @@ func (s *simulation) forwardTask(st *simStage, t Task, embeds bool) {
 		st.run(s.embed[i])
 	}
 	before := st.released()
-	due, dueFirst, dueEnd := st.due()
 	first, end := st.span(t)
 	left := make([]ir.Seconds, end-first)
 	for k := range left {
@@ -136,12 +131,7 @@ func (s *simulation) forwardTask(st *simStage, t Task, embeds bool) {
 		if k < len(before) {
 			st.wait(before[k])
 		}
-		if dueEnd-1-k >= dueFirst {
-			st.reload(due, dueEnd-1-k, st.now)
-		}
-	}
-	for k := dueEnd - 1 - len(left); k >= dueFirst; k-- {
-		st.reload(due, k, st.now)
+		s.reloadAhead(st, t, k)
 	}
 	st.left[t] = left
 }
@@ -153,29 +143,22 @@ func (s *simulation) backwardTask(st *simStage, t Task, loses, embeds bool, begi
 	before := st.released()
 	if st.done > 0 && t.Undoes(st.tasks[st.done-1]) { // the turn
 		before = nil
-		for k := end - 1; k >= first; k-- {
-			st.reload(t, k, begin)
-		}
+	}
+	for at := range s.plan.Offload.Ahead {
+		st.reload(t, at, begin)
 	}
 	if loses {
 		st.run(s.head[i])
 	}
-	due, dueFirst, dueEnd := st.due()
-	for k := end - 1; k >= first; k-- {
+	for k := range end - first {
 		if back := st.back[t]; back != nil {
-			st.wait(back[k])
+			st.wait(back[end-1-k])
 		}
 		st.run(s.backward[i])
-		done := end - 1 - k
-		if done < len(before) {
-			st.wait(before[done])
+		if k < len(before) {
+			st.wait(before[k])
 		}
-		if dueEnd-1-done >= dueFirst {
-			st.reload(due, dueEnd-1-done, st.now)
-		}
-	}
-	for k := dueEnd - 1 - (end - first); k >= dueFirst; k-- {
-		st.reload(due, k, st.now)
+		s.reloadAhead(st, t, k)
 	}
 	f := t
 	f.Kind = Forward
@@ -186,20 +169,39 @@ func (s *simulation) backwardTask(st *simStage, t Task, loses, embeds bool, begi
 	}
 }
 
-// reload issues the copies of layer k of a backward task, no earlier than from.
-func (st *simStage) reload(t Task, k int, from ir.Seconds) {
-	d := st.h2d[t.Subsequence][k]
-	if d == 0 {
+// reloadAhead begins what the plan wants to be on its way once the k-th layer of a task has run: of the task itself, and of the
+// backward that is due after it.
+func (s *simulation) reloadAhead(st *simStage, t Task, k int) {
+	first, end := st.span(t)
+	ahead, layers := s.plan.Offload.Ahead, end-first
+	if t.Kind == Backward {
+		st.reload(t, k+ahead, st.now)
+	}
+	if due, ok := st.due(); ok {
+		for at := range k + ahead - layers + 1 {
+			st.reload(due, at, st.now)
+		}
+	}
+}
+
+// reload begins the copies of the layer that a backward task comes to as its at-th, no earlier than from. What is on its
+// way already stays so.
+func (st *simStage) reload(t Task, at int, from ir.Seconds) {
+	first, end := st.span(t)
+	k := end - 1 - at
+	if k < first || st.h2d[t.Subsequence][k] == 0 {
 		return
 	}
 	if st.back[t] == nil {
 		st.back[t] = make([]ir.Seconds, len(st.h2d[t.Subsequence]))
 	}
+	if st.back[t][k] > 0 {
+		return
+	}
 	f := t
 	f.Kind = Forward
-	first, _ := st.span(t)
 	gone := st.left[f][k-first]
-	st.h2dFree = max(st.h2dFree, from, gone) + d
+	st.h2dFree = max(st.h2dFree, from, gone) + st.h2d[t.Subsequence][k]
 	st.back[t][k] = st.h2dFree
 }
 
