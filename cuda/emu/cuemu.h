@@ -70,6 +70,7 @@ template <class... A> constexpr bool eight(void (*)(A...)) { return ((sizeof(A) 
     static_assert(emu::eight(name), "every argument of a kernel is 8 bytes");                     \
     static emu::Kernel registered_##name(#name, __FILE__, emu::entry<name>);                      \
     extern "C" void name params
+#define KERNEL_PAIR KERNEL
 #define DEV static inline
 #define METHOD inline
 #define SHARED(type, name, n) alignas(16) static thread_local type name[n]

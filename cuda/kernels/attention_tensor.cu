@@ -81,8 +81,12 @@ template <int N> DEV void clear(float (*sum)[4]) {
 }
 
 DEV void store_pair(bf16 *p, float a, float b) {
-    store(p, a);
-    store(p + 1, b);
+    if (((u64)p & 3) == 0) {
+        *(u32 *)p = bf16_pair(a, b);
+    } else {
+        store(p, a);
+        store(p + 1, b);
+    }
 }
 
 // Sums and maxima over the four lanes that share a row.
@@ -120,17 +124,17 @@ DEV void attention(bf16 *o, float *lse, const bf16 *q, const bf16 *k, const bf16
         clear<8>(p);
         multiply<64, D>(p, query, ks);
         UNROLL for (int half = 0; half < 2; half++) {
+            const int last = (int)min(s.prefix + row + 8 * half - key, (i64)64) - 2 * t; // visible column, from the lane's first
             float m = largest[half];
             UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
-                const bool visible = key + 8 * c + 2 * t + e % 2 <= s.prefix + row + 8 * half;
-                p[c][e] = visible ? p[c][e] * scale : MINUS_INFINITY;
+                if (8 * c + e % 2 > last) p[c][e] = MINUS_INFINITY;
                 m = fmaxf(m, p[c][e]);
             }
             m = row_max(m);
-            const float old = exp2f(largest[half] - m);
+            const float old = exp2f((largest[half] - m) * scale);
             float part = 0;
             UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
-                p[c][e] = exp2f(p[c][e] - m);
+                p[c][e] = exp2f(p[c][e] * scale - m * scale);
                 part += p[c][e];
             }
             total[half] = total[half] * old + row_sum(part);
@@ -146,7 +150,7 @@ DEV void attention(bf16 *o, float *lse, const bf16 *q, const bf16 *k, const bf16
         const float factor = 1.0f / total[half];
         UNROLL for (int c = 0; c < D / 8; c++)
             store_pair(o + at * D + 8 * c + 2 * t, sum[c][2 * half] * factor, sum[c][2 * half + 1] * factor);
-        if (t == 0) lse[at] = (largest[half] + log2f(total[half])) * LN2;
+        if (t == 0) lse[at] = (largest[half] * scale + log2f(total[half])) * LN2;
     }
 }
 
@@ -177,10 +181,11 @@ DEV void attention_dq(bf16 *dq, const bf16 *dout, const bf16 *q, const bf16 *k, 
         clear<4>(p), clear<4>(dp);
         multiply<32, D>(p, query, ks);
         multiply_tile<32, D>(dp, ds, vs);
+        int last[2]; // visible column of either row, from the lane's first
+        UNROLL for (int half = 0; half < 2; half++)
+            last[half] = row + 8 * half < s.n ? (int)min(s.prefix + row + 8 * half - key, (i64)32) - 2 * t : -1;
         UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
-            const i64 r = row + 8 * (e / 2);
-            const bool visible = r < s.n && key + 8 * c + 2 * t + e % 2 <= s.prefix + r;
-            p[c][e] = visible ? exp2f(p[c][e] * (factor * LOG2E) - log_sum[e / 2]) * (dp[c][e] - del[e / 2]) : 0.0f;
+            p[c][e] = 8 * c + e % 2 <= last[e / 2] ? exp2f(p[c][e] * (factor * LOG2E) - log_sum[e / 2]) * (dp[c][e] - del[e / 2]) : 0.0f;
         }
         gather<32, D>(sum, p, ks);
         __syncthreads();
@@ -224,10 +229,10 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
             clear<4>(p), clear<4>(dp);
             multiply_tile<32, D>(p, ks, qs);
             multiply_tile<32, D>(dp, vs, ds);
+            const int see = (int)max(row - s.prefix - base, (i64)-8), queries = (int)min(s.n - base, (i64)32);
             UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
                 const int column = 8 * c + 2 * t + e % 2;
-                const i64 i = base + column;
-                const bool visible = i < s.n && row + 8 * (e / 2) <= s.prefix + i;
+                const bool visible = column < queries && column >= see + 8 * (e / 2);
                 p[c][e] = visible ? exp2f(p[c][e] * (factor * LOG2E) - stats[column]) : 0.0f;
                 dp[c][e] = p[c][e] * (dp[c][e] - stats[32 + column]);
             }

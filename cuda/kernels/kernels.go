@@ -4,6 +4,7 @@
 //
 //	kernels.go     what a launch is; the sources; Bind
 //	table.go       THE table: by opcode, from an instruction to its launches
+//	table_*.go     families with more to say
 //	common.cuh     what all sources share: element types, vectors, sums over blocks, tensor cores
 //	*.cu           the kernels, one file for each family
 //
@@ -74,9 +75,6 @@ type Launch struct {
 	SharedBytes int64 // dynamic shared memory; above 48 KiB the function must be told so before its launch
 	Args        []Arg
 }
-
-// MaxSharedBytes is the most dynamic shared memory that a launch of the table asks for.
-const MaxSharedBytes = 56 << 10
 
 // Plan is what an instruction launches, one after another on its stream. No two instructions that may run at once can
 // have the same workspace, which needs no particular contents. Instructions on empty operands launch nothing.

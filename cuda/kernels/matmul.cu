@@ -124,7 +124,7 @@ DEV void matmul_tensor(C *c, const bf16 *a, const bf16 *b, const bf16 *bias, i64
     MATMUL_TENSOR(matmul_##S##b_tn, C, true, false)                                                                           \
     MATMUL_TENSOR(matmul_##S##b_tt, C, true, true)
 #define MATMUL_TENSOR(NAME, C, TA, TB)                                                                                        \
-    KERNEL(NAME, (C * c, const bf16 *a, const bf16 *b, const bf16 *bias, i64 m, i64 n, i64 k, i64 accumulate)) {               \
+    KERNEL_PAIR(NAME, (C * c, const bf16 *a, const bf16 *b, const bf16 *bias, i64 m, i64 n, i64 k, i64 accumulate)) {               \
         matmul_tensor<TA, TB>(c, a, b, bias, m, n, k, accumulate);                                                            \
     }
 FOR_TYPES(MATMUL)
