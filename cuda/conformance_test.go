@@ -37,13 +37,17 @@ func needEmulator(t *testing.T) *emu.Library {
 	return l
 }
 
-// The device as a whole, on the stand-in driver, with the kernels' own sources on the processor.
+// The device as a whole, on the stand-in driver: the kernels' own sources run on the processor, products are those of the
+// stand-in for cuBLASLt. TestTrainingIsThatOfTheCPU has our own products.
 func TestConformance(t *testing.T) {
 	fake, kernels := useFake(t), needEmulator(t)
-	m := fake.open(t, Options{OwnProducts: true})
+	m := fake.open(t, Options{})
 	m.code = fixedCode(kernels.Path)
+	if m.blas == nil {
+		t.Fatal("the stand-in for cuBLASLt was not found")
+	}
 	vmtest.Conformance(t, func() vm.Device { return m.New(0) })
-	if n := fake.live(); n != 0 {
-		t.Errorf("%d things were not given back", n)
+	if n, b := fake.live(), fake.products(); n != 0 || b != 0 {
+		t.Errorf("%d things and %d of products were not given back", n, b)
 	}
 }

@@ -22,6 +22,8 @@ type fake struct {
 
 	failPoll func(poll int64) // of the stand-in for NCCL, as the next
 	comms    func() int64
+
+	products func() int64 // what exists in the stand-in for cuBLASLt
 }
 
 var (
@@ -53,7 +55,8 @@ func buildFake() (*fake, string) {
 		return nil, err.Error()
 	}
 	driver, stubs, nccl := filepath.Join(fakeFolder, "libcuda.so.1"), filepath.Join(fakeFolder, "stubs.so"), filepath.Join(fakeFolder, "libnccl.so.2")
-	for _, build := range [][]string{{driver, "fake/fake.c", "-ldl"}, {stubs, "fake/stubs.c"}, {nccl, "fake/nccl.c", driver}} {
+	blas := filepath.Join(fakeFolder, "libcublasLt.so.12")
+	for _, build := range [][]string{{driver, "fake/fake.c", "-ldl"}, {stubs, "fake/stubs.c"}, {nccl, "fake/nccl.c", driver}, {blas, "fake/cublaslt.c", driver}} {
 		args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", "-o"}, build...)
 		if text, err := exec.Command(gcc, args...).CombinedOutput(); err != nil {
 			return nil, string(text)
@@ -72,8 +75,12 @@ func buildFake() (*fake, string) {
 	if handle, err = purego.Dlopen(nccl, purego.RTLD_NOW); err != nil {
 		return nil, err.Error()
 	}
-	purego.RegisterLibFunc(&f.failPoll, handle, "fake_nccl_fail")
 	purego.RegisterLibFunc(&f.comms, handle, "fake_nccl_live")
+	purego.RegisterLibFunc(&f.failPoll, handle, "fake_nccl_fail")
+	if handle, err = purego.Dlopen(blas, purego.RTLD_NOW); err != nil {
+		return nil, err.Error()
+	}
+	purego.RegisterLibFunc(&f.products, handle, "fake_blas_live")
 	return f, ""
 }
 

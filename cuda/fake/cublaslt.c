@@ -1,0 +1,115 @@
+// cuBLASLt for tests, over the stand-in driver: products of column-major matrices by three loops, on its streams. It has
+// no algorithm for f32 matrices whose result is bf16, as the real one.
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+int fake_call(uintptr_t stream, void (*call)(void *), void *argument);
+
+enum { OK, ALLOC_FAILED = 3, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+struct Layout {
+    int type;
+    uint64_t rows, cols;
+    int64_t ld;
+};
+struct Desc {
+    int trans_a, trans_b, epilogue, bias_type;
+    uint64_t bias;
+};
+static int64_t live;
+static void *make(size_t n) {
+    __atomic_add_fetch(&live, 1, __ATOMIC_SEQ_CST);
+    return calloc(1, n);
+}
+static int drop(void *p) {
+    __atomic_sub_fetch(&live, 1, __ATOMIC_SEQ_CST);
+    free(p);
+    return OK;
+}
+size_t cublasLtGetVersion(void) { return 120405; }
+int cublasLtCreate(void **h) { *h = make(8); return OK; }
+int cublasLtDestroy(void *h) { return drop(h); }
+int cublasLtMatmulDescCreate(struct Desc **d, int compute, int scale) {
+    if (compute != 68 || scale != 0) return INVALID_VALUE;
+    *d = make(sizeof **d);
+    (*d)->bias_type = -1;
+    return OK;
+}
+int cublasLtMatmulDescDestroy(void *p) { return drop(p); }
+int cublasLtMatmulDescSetAttribute(struct Desc *d, int attribute, const void *value, size_t size) {
+    void *to = attribute == 3 ? (void *)&d->trans_a : attribute == 4 ? (void *)&d->trans_b : attribute == 7 ? (void *)&d->epilogue : attribute == 8 ? (void *)&d->bias : attribute == 26 ? (void *)&d->bias_type : NULL;
+    if (!to || size != (attribute == 8 ? 8u : 4u)) return INVALID_VALUE;
+    memcpy(to, value, size);
+    return OK;
+}
+int cublasLtMatrixLayoutCreate(struct Layout **l, int type, uint64_t rows, uint64_t cols, int64_t ld) {
+    *l = make(sizeof **l);
+    **l = (struct Layout){type, rows, cols, ld};
+    return OK;
+}
+int cublasLtMatrixLayoutDestroy(void *p) { return drop(p); }
+int cublasLtMatmulPreferenceCreate(void **p) { *p = make(8); return OK; }
+int cublasLtMatmulPreferenceDestroy(void *p) { return drop(p); }
+int cublasLtMatmulPreferenceSetAttribute(void *p, int attribute, const void *value, size_t size) {
+    (void)p, (void)value;
+    return (attribute == 1 && size == 8) || (attribute >= 5 && attribute <= 8 && size == 4) ? OK : INVALID_VALUE;
+}
+struct Result {
+    uint64_t algo[8], workspace;
+    int state;
+    float waves;
+    int reserved[4];
+};
+int cublasLtMatmulAlgoGetHeuristic(void *h, struct Desc *d, struct Layout *a, struct Layout *b, struct Layout *c, struct Layout *out, void *preference, int wanted, struct Result *r, int *found) {
+    (void)h, (void)d, (void)c, (void)preference;
+    *found = 0;
+    if (wanted != 1 || a->type != b->type) return INVALID_VALUE;
+    if (a->type == 0 && out->type == 14) return NOT_SUPPORTED;
+    memset(r, 0, sizeof *r);
+    r->algo[7] = 0x600d;
+    *found = 1;
+    return OK;
+}
+struct Work {
+    struct Desc d;
+    struct Layout a, b, c;
+    float alpha, beta;
+    const char *x, *y;
+    char *z;
+};
+static float get(const char *p, int type, uint64_t i) {
+    uint32_t bits = type == 0 ? ((const uint32_t *)p)[i] : (uint32_t)((const uint16_t *)p)[i] << 16;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+static void put(char *p, int type, uint64_t i, float f) {
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    if (type == 0) ((uint32_t *)p)[i] = bits;
+    else ((uint16_t *)p)[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+static void work(void *argument) {
+    struct Work *w = argument;
+    uint64_t k = w->d.trans_a ? w->a.rows : w->a.cols;
+    for (uint64_t col = 0; col < w->c.cols; col++)
+        for (uint64_t row = 0; row < w->c.rows; row++) {
+            float s = 0;
+            for (uint64_t i = 0; i < k; i++)
+                s += get(w->x, w->a.type, w->d.trans_a ? row * w->a.ld + i : i * w->a.ld + row) * get(w->y, w->b.type, w->d.trans_b ? i * w->b.ld + col : col * w->b.ld + i);
+            s *= w->alpha;
+            if (w->beta != 0) s += w->beta * get(w->z, w->c.type, col * w->c.ld + row);
+            if (w->d.epilogue == 4) s += get((const char *)w->d.bias, w->d.bias_type < 0 ? w->c.type : w->d.bias_type, row);
+            put(w->z, w->c.type, col * w->c.ld + row, s);
+        }
+    free(w);
+}
+int cublasLtMatmul(void *h, struct Desc *d, const float *alpha, const void *x, struct Layout *a, const void *y, struct Layout *b, const float *beta, const void *z, struct Layout *c, void *out, struct Layout *l, const uint64_t *algo, void *workspace, size_t bytes, uintptr_t stream) {
+    uint64_t m = d->trans_a ? a->cols : a->rows, k = d->trans_a ? a->rows : a->cols;
+    if (!h || algo[7] != 0x600d || z != out || c != l || (bytes && !workspace) || m != c->rows || k != (d->trans_b ? b->cols : b->rows) || (d->trans_b ? b->rows : b->cols) != c->cols)
+        return INVALID_VALUE;
+    struct Work *w = malloc(sizeof *w);
+    *w = (struct Work){*d, *a, *b, *c, *alpha, *beta, x, y, out};
+    return fake_call(stream, work, w) ? 13 : OK;
+}
+int64_t fake_blas_live(void) { return __atomic_load_n(&live, __ATOMIC_SEQ_CST); }
