@@ -89,6 +89,27 @@ func (d *Device) enter() (err error) {
 		return err
 	}
 	d.later(func() error { return d.api.SetCurrent(0) })
+	return d.reachPeers()
+}
+
+// reachPeers lets kernels read the memory of the other GPUs, for the sums of ranks that meet by copies.
+func (d *Device) reachPeers() error {
+	if d.machine.collect != nil {
+		return nil
+	}
+	for _, g := range d.machine.gpus[:min(len(d.machine.gpus), len(d.program.Ranks))] {
+		if g == d.gpu {
+			continue
+		}
+		peer, err := d.api.Retain(g.device)
+		if err != nil {
+			return err
+		}
+		d.later(func() error { return d.api.Release(g.device) })
+		if err := d.api.EnablePeer(peer); err != nil {
+			return fmt.Errorf("GPU %d does not reach the memory of GPU %d, so let ranks meet by NCCL: %w", d.gpu.index, g.index, err)
+		}
+	}
 	return nil
 }
 

@@ -28,6 +28,7 @@ type runFlags struct {
 	dir     string
 	blas    string
 	threads int
+	nccl    bool
 	force   bool
 	seeded  bool // --seed was given
 	sim     simFlags
@@ -46,6 +47,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.dir, "dir", "", "the folder that relative data files start from, instead of the current one")
 	flags.StringVar(&f.blas, "blas", "go", "who multiplies matrices: go, or openblas where it is installed")
 	flags.IntVar(&f.threads, "threads", 0, "threads that share the kernels' work; 0 is one a processor core")
+	flags.BoolVar(&f.nccl, "nccl", false, "cuda: ranks meet by NCCL, each on a GPU of its own, instead of by copies between their memories")
 	flags.BoolVar(&f.force, "force", false, "run what does not fit its cluster, too")
 	flags.Float64Var(&f.sim.jitter, "jitter", 0, "sim: vary every duration, by this standard deviation of its logarithm")
 	flags.StringArrayVar(&f.sim.slow, "slow", nil, "sim: RANK=FACTOR, a rank whose kernels and copies take longer by a factor; may be given again")
@@ -85,6 +87,9 @@ func (f *runFlags) check() error {
 		}
 	default:
 		return cli.Usagef("there is no device %q; there are cpu, cuda and sim", f.device)
+	}
+	if f.nccl && f.device != "cuda" {
+		return cli.Usagef("--nccl goes with --device cuda")
 	}
 	switch f.blas {
 	case "go":
