@@ -92,14 +92,14 @@ func (s *stage) place() {
 }
 
 func (s *stage) placePersistent() ir.Bytes {
-	at := ir.Bytes(0)
+	end := ir.Bytes(0)
 	for i := range s.buffers {
 		if b := &s.buffers[i]; b.persistent {
-			b.offset = at
-			at += b.size
+			b.offset = aligned(end)
+			end = b.offset + b.size
 		}
 	}
-	return at
+	return end
 }
 
 // part is the range of buffers that a section made.

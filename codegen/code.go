@@ -1,7 +1,6 @@
 package codegen
 
 import (
-	"sppo/graph"
 	"sppo/ir"
 )
 
@@ -31,7 +30,7 @@ func (e *emitter) now() position { return position(len(e.instrs)) }
 
 // allocate makes a buffer that lives from now on.
 func (e *emitter) allocate(name string, arena ir.Arena, size ir.Bytes) uint32 {
-	*e.buffers = append(*e.buffers, buffer{name: name, arena: arena, size: graph.Align(size), start: e.now(), end: e.now()})
+	*e.buffers = append(*e.buffers, buffer{name: name, arena: arena, size: size, start: e.now(), end: e.now()})
 	return uint32(len(*e.buffers) - 1)
 }
 

@@ -11,8 +11,8 @@ import (
 // orders. What makes first fit good is the order; what makes it fast in any order is skyline, which finds the lowest
 // gap over a span of time without looking at the lives in it one by one.
 
-// placeAlign is what every offset is a multiple of: the alignment that device libraries want for their fastest loads.
-const placeAlign ir.Bytes = 256
+// placeAlign is what every offset is a multiple of.
+const placeAlign = ir.Alignment
 
 // life is the span of issue positions [start, end] over which a buffer must own its bytes.
 type life struct {

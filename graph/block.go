@@ -117,7 +117,7 @@ func (b *Block) Work(n *Node, s Size) ir.Work {
 func (b *Block) UnitBytes(u *Unit, s Size) ir.Bytes {
 	var n ir.Bytes
 	for _, v := range u.Values {
-		n += Align(b.Values[v].Bytes(s))
+		n = Align(n) + b.Values[v].Bytes(s)
 	}
 	return n
 }

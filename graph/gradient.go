@@ -43,7 +43,31 @@ func (b *builder) differentiate() {
 	if b.Input != Missing {
 		b.DInput = b.grads[b.Input].Value
 	}
+	b.hoistCollectives()
 	b.findUnits()
+}
+
+// hoistCollectives moves collectives of the backward pass before the gradients of weights that stand between them and
+// what they send: those need nothing from other ranks, and run while the collective does.
+func (b *builder) hoistCollectives() {
+	for i, n := range b.Backward {
+		if ir.Ops[n.Op].Class != ir.ClassComm {
+			continue
+		}
+		for ; i > 0 && b.ofWeights(b.Backward[i-1]); i-- {
+			b.Backward[i], b.Backward[i-1] = b.Backward[i-1], b.Backward[i]
+		}
+	}
+}
+
+// ofWeights says whether all that a node writes are gradients of weights.
+func (b *builder) ofWeights(n Node) bool {
+	for k, a := range n.Args {
+		if a.Value != Missing && ir.Ops[n.Op].Operands[k].Dir != ir.Read && b.Values[a.Value].Kind != WeightGrad {
+			return false
+		}
+	}
+	return true
 }
 
 // need gives a forward value to the backward pass: itself, where it is saved, or a copy made again.
