@@ -232,12 +232,29 @@ func (c *collective) await(d *Device, stream driver.Stream) error {
 
 // collecting is a message or a collective by NCCL.
 type collecting struct {
-	g  *guarded
-	op func(c *nccl.Comm) error
+	g              *guarded
+	op             func(c *nccl.Comm) error
+	sum            summer
+	before, behind []sumArgs // of all_to_all: changes of layout
 }
 
 // Make implements action.
-func (c *collecting) Make() error { return c.g.use(c.op) }
+func (c *collecting) Make() error {
+	for _, a := range c.before {
+		if err := c.sum.rows(a); err != nil {
+			return err
+		}
+	}
+	if err := c.g.use(c.op); err != nil {
+		return err
+	}
+	for _, a := range c.behind {
+		if err := c.sum.rows(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 func (c *collective) bind(b *binder) error {
 	d := b.device
@@ -282,10 +299,49 @@ func (c *collective) collect(b *binder, out *collecting, call teamCall) error {
 	case ir.AllReduce:
 		out.op = func(c *nccl.Comm) error { return c.AllReduce(x, call.x.bytes/size, t, stream) }
 	default:
-		return errNoExchange
+		return c.exchange(b, out, call)
 	}
 	return nil
 }
 
-// errNoExchange says what NCCL has no call for: all_to_all would be a group of messages around a change of layout.
-var errNoExchange = errors.New("ranks do not exchange rows for columns by NCCL; let them meet by copies in one process")
+// exchange binds an all_to_all: messages among all members at once, around a change of layout in the stream's workspace.
+func (c *collective) exchange(b *binder, out *collecting, call teamCall) error {
+	sum, err := b.device.sumCall(call.t, b.stream)
+	if err != nil {
+		return err
+	}
+	e, n, size := &call.e, out.g.size, int64(call.t.Bytes())
+	rows, cols := int64(e.Rows), int64(e.Cols)
+	wide, block := int64(n/e.Copies)*cols, rows*cols*size
+	workspace := b.device.scratch[b.in.Stream]
+	from, to := workspace, call.y.at
+	if e.Inverse {
+		from, to = call.x.at, workspace
+		for first := 0; first < n; first += e.Copies { // rows of members with equal columns are added
+			a := sumArgs{y: call.y.at + driver.Ptr(int64(first/e.Copies)*cols*size), rows: rows, cols: cols, yStride: wide, xStride: cols}
+			for i := first; i < first+e.Copies; i++ {
+				a.calls = append(a.calls, teamCall{x: span{at: workspace + driver.Ptr(int64(i)*block)}})
+			}
+			out.behind = append(out.behind, a)
+		}
+	}
+	for i := 0; i < n && !e.Inverse; i++ { // the columns of each member in one piece
+		out.before = append(out.before, sumArgs{y: workspace + driver.Ptr(int64(i)*block), calls: []teamCall{call},
+			at: int64(i/e.Copies) * cols * size, rows: rows, cols: cols, yStride: cols, xStride: wide})
+	}
+	out.sum = sum
+	out.op = func(comm *nccl.Comm) error {
+		return c.api.Group(func() error {
+			for i := range n {
+				at := uintptr(int64(i) * block)
+				err := errors.Join(comm.Send(uintptr(from)+at, block, nccl.Int8, i, uintptr(b.stream)),
+					comm.Recv(uintptr(to)+at, block, nccl.Int8, i, uintptr(b.stream)))
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return nil
+}

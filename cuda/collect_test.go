@@ -12,24 +12,9 @@ import (
 	"sppo/vm/cpu"
 )
 
-// collectiveMeeting is meeting without what NCCL has no call for.
-func collectiveMeeting() *ir.Program {
-	p := meeting()
-	for c := range p.Codes {
-		var kept []ir.Instr
-		for _, in := range p.Codes[c].Sections[ir.SectionStep] {
-			if in.Op != ir.AllToAll {
-				kept = append(kept, in)
-			}
-		}
-		p.Codes[c].Sections[ir.SectionStep] = kept
-	}
-	return p
-}
-
 func TestNCCLMeetingsAreThoseOfTheCPU(t *testing.T) {
 	fake := useFake(t)
-	p := collectiveMeeting()
+	p := meeting()
 	want, err := runSteps(p, 2, func(int) vm.Device { return cpu.New(nil) }, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +58,7 @@ func (l lostTokens) Tokens(s ir.Section, round, sequence, position int64, out []
 // A rank fails before the others have met it: NCCL never tells them, abort does.
 func TestNCCLAbort(t *testing.T) {
 	fake := useFake(t)
-	p := collectiveMeeting()
+	p := meeting()
 	for _, nccl := range []bool{false, true} {
 		fake.reset(ranks, 1<<30, 0)
 		m := fake.open(t, Options{OwnProducts: true, NCCL: nccl})
@@ -102,7 +87,7 @@ func TestNCCLAbort(t *testing.T) {
 // An error that comes up asynchronously, at any poll, is one clear error and no hang.
 func TestNCCLAsynchronousError(t *testing.T) {
 	fake := useFake(t)
-	p := collectiveMeeting()
+	p := meeting()
 	for _, poll := range []int64{1, 2, 5, 10, 20, 40, 60} {
 		fake.reset(ranks, 1<<30, 100)
 		fake.failPoll(poll)

@@ -239,7 +239,7 @@ func TestMeetingsAreThoseOfTheCPU(t *testing.T) {
 // rank hangs, and everything is given back.
 func TestEveryCallMayFail(t *testing.T) {
 	t.Run("copies", func(t *testing.T) { everyCallMayFail(t, meeting(), Options{OwnProducts: true}) })
-	t.Run("NCCL", func(t *testing.T) { everyCallMayFail(t, collectiveMeeting(), Options{OwnProducts: true, NCCL: true}) })
+	t.Run("NCCL", func(t *testing.T) { everyCallMayFail(t, meeting(), Options{OwnProducts: true, NCCL: true}) })
 }
 
 func everyCallMayFail(t *testing.T, p *ir.Program, options Options) {

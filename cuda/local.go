@@ -239,7 +239,7 @@ type member struct {
 	done   driver.Call
 	wait   driver.Call
 	copy   driver.Call
-	sum    driver.Call
+	sum    summer
 }
 
 // collectiveOf reads a collective's operands: what it writes, what it reads, how.
@@ -397,7 +397,7 @@ func (m *member) share() error {
 		return nil
 	case ir.ReduceScatter:
 		elements := c.y.bytes / int64(c.t.Bytes())
-		return m.sumRows(sumArgs{y: c.y.at, calls: calls, at: int64(m.index) * c.y.bytes, rows: 1, cols: elements})
+		return m.sum.rows(sumArgs{y: c.y.at, calls: calls, at: int64(m.index) * c.y.bytes, rows: 1, cols: elements})
 	case ir.AllReduce:
 		return m.allReduce()
 	}
@@ -421,7 +421,7 @@ func (m *member) allReduce() error {
 	elements, index := c.x.bytes/size, int64(m.index)
 	from, to := elements*index/n, elements*(index+1)/n
 	at := driver.Ptr(from * size)
-	if err := m.sumRows(sumArgs{y: c.x.at + at, calls: m.team.calls, at: from * size, rows: 1, cols: to - from}); err != nil {
+	if err := m.sum.rows(sumArgs{y: c.x.at + at, calls: m.team.calls, at: from * size, rows: 1, cols: to - from}); err != nil {
 		return err
 	}
 	for i := range m.team.calls {
@@ -438,7 +438,7 @@ func (m *member) rowsToColumns() error {
 	rows, cols := int64(e.Rows), int64(e.Cols)
 	wide := int64(len(m.team.members)/e.Copies) * cols
 	for i := range m.team.calls {
-		err := m.sumRows(sumArgs{
+		err := m.sum.rows(sumArgs{
 			y: m.call.y.at + driver.Ptr(int64(i)*rows*cols*size), calls: m.team.calls[i : i+1],
 			at: int64(m.index/e.Copies) * cols * size, rows: rows, cols: cols, yStride: cols, xStride: wide,
 		})
@@ -455,7 +455,7 @@ func (m *member) columnsToRows() error {
 	rows, cols := int64(e.Rows), int64(e.Cols)
 	wide := int64(len(m.team.members)/e.Copies) * cols
 	for first := 0; first < len(m.team.calls); first += e.Copies {
-		err := m.sumRows(sumArgs{
+		err := m.sum.rows(sumArgs{
 			y: m.call.y.at + driver.Ptr(int64(first/e.Copies)*cols*size), calls: m.team.calls[first : first+e.Copies],
 			at: int64(m.index) * rows * cols * size, rows: rows, cols: cols, yStride: wide, xStride: cols,
 		})
@@ -484,30 +484,34 @@ const (
 	sumBlocks  = 1024
 )
 
-// sumCall prepares a launch of the kernel of sums, whose arguments sumRows fills in.
-func (d *Device) sumCall(t ir.DType, stream driver.Stream) (driver.Call, error) {
+// sumCall prepares a launch of the kernel of sums, whose arguments rows fills in.
+func (d *Device) sumCall(t ir.DType, stream driver.Stream) (summer, error) {
 	name := "sum_ranks_f32"
 	if t == ir.BF16 {
 		name = "sum_ranks_bf16"
 	}
 	f, err := d.kernel(sumSource, name)
 	if err != nil {
-		return driver.Call{}, err
+		return summer{}, err
 	}
 	arguments := make([][]byte, maxSummands+6)
 	for i := range arguments {
 		arguments[i] = make([]byte, 8)
 	}
 	l := driver.Launch{Func: f, Grid: [3]int{1, 1, 1}, Block: [3]int{sumThreads, 1, 1}, Stream: stream}
-	return d.api.Launch(l, arguments...), nil
+	return summer{d.api.Launch(l, arguments...)}, nil
 }
 
-func (m *member) sumRows(a sumArgs) error {
+// summer is a prepared launch of the kernel of sums.
+type summer struct{ call driver.Call }
+
+// rows launches it.
+func (s *summer) rows(a sumArgs) error {
 	if a.rows*a.cols == 0 {
 		return nil
 	}
-	m.sum.SetGrid(int(min((a.rows*a.cols+sumThreads-1)/sumThreads, sumBlocks)))
-	set := func(i int, v int64) { binary.LittleEndian.PutUint64(m.sum.Argument(i), uint64(v)) }
+	s.call.SetGrid(int(min((a.rows*a.cols+sumThreads-1)/sumThreads, sumBlocks)))
+	set := func(i int, v int64) { binary.LittleEndian.PutUint64(s.call.Argument(i), uint64(v)) }
 	set(0, int64(a.y))
 	set(1, int64(len(a.calls)))
 	set(2, a.rows)
@@ -521,5 +525,5 @@ func (m *member) sumRows(a sumArgs) error {
 		}
 		set(6+i, at)
 	}
-	return m.sum.Make()
+	return s.call.Make()
 }

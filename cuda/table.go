@@ -30,6 +30,11 @@ func (d *Device) plansOf() (plans [ir.NumSections][]kernels.Plan, err error) {
 		plans[s] = make([]kernels.Plan, len(code))
 		for pc := range code {
 			in := &code[pc]
+			if in.Op == ir.AllToAll && d.machine.collect != nil {
+				for _, v := range in.Args {
+					need[in.Stream] = max(need[in.Stream], int64(v.Bytes()))
+				}
+			}
 			if in.Info().Class != ir.ClassKernel {
 				continue
 			}

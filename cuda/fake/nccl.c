@@ -9,7 +9,7 @@
 int fake_call(uintptr_t stream, void (*call)(void *), void *argument);
 
 enum { OK, UNHANDLED = 1, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE = 6, IN_PROGRESS = 7 };
-enum { SEND, RECV, GATHER, SCATTER, REDUCE };
+enum { SEND, RECV, GATHER, SCATTER, REDUCE, MESSAGES };
 typedef struct {
     char bytes[128];
 } ID;
@@ -18,6 +18,8 @@ struct Call {
     const char *x;
     char *y;
     size_t count;
+    int peer;           // of a message
+    struct Call *next;  // of a group of them
 };
 struct Team {
     ID id;
@@ -89,8 +91,6 @@ static int end(Comm *c, int abort) {
 }
 int ncclCommDestroy(Comm *c) { return end(c, 0); }
 int ncclCommAbort(Comm *c) { return end(c, 1); }
-int ncclGroupStart(void) { return OK; }
-int ncclGroupEnd(void) { return OK; }
 
 static int meet(struct Team *t) { // with the lock
     if (++t->present == t->size) {
@@ -130,7 +130,11 @@ static void work(void *argument) {
         pthread_mutex_unlock(&lock);
         size_t n = bytes;
         switch (w->call.op) {
-        case RECV: memcpy(result, t->calls[0].x, bytes); break;
+        case MESSAGES:
+            for (struct Call *mine = w->call.next; mine; mine = mine->next)
+                for (struct Call *c = t->calls[mine->peer].next; mine->op == RECV && c; c = c->next)
+                    if (c->op == SEND && c->peer == w->comm->rank) memcpy(mine->y, c->x, mine->count == c->count ? c->count : 0);
+            break;
         case GATHER:
             for (int r = 0; r < t->size; r++) memcpy(result + r * bytes, t->calls[r].x, bytes);
             n = bytes * t->size;
@@ -139,7 +143,7 @@ static void work(void *argument) {
         case REDUCE: sum(t, result, 0, w->call.count, w->call.type); break;
         }
         pthread_mutex_lock(&lock);
-        if (meet(t) && w->call.op != SEND) memcpy(w->call.y, result, n);
+        if (meet(t) && w->call.op != MESSAGES) memcpy(w->call.y, result, n);
     }
     pthread_mutex_unlock(&lock);
     free(result), free(w);
@@ -149,18 +153,34 @@ static int issue(Comm *c, uintptr_t stream, struct Call call) {
     *w = (struct Work){c, call};
     return fake_call(stream, work, w) ? UNHANDLED : OK;
 }
-int ncclSend(const void *x, size_t n, int type, int peer, Comm *c, uintptr_t s) {
-    return peer != 1 || c->rank != 0 ? INVALID_USAGE : issue(c, s, (struct Call){SEND, type, x, NULL, n});
+// Messages are those of a group, or of a group of one. A group is a thread's.
+static __thread int depth;
+static __thread struct Call *pending;
+static __thread Comm *pending_comm;
+static __thread uintptr_t pending_stream;
+int ncclGroupStart(void) { depth++; return OK; }
+int ncclGroupEnd(void) {
+    if (--depth > 0 || !pending) return OK;
+    struct Call call = {.op = MESSAGES, .next = pending};
+    pending = NULL;
+    return issue(pending_comm, pending_stream, call);
 }
-int ncclRecv(void *y, size_t n, int type, int peer, Comm *c, uintptr_t s) {
-    return peer != 0 || c->rank != 1 ? INVALID_USAGE : issue(c, s, (struct Call){RECV, type, NULL, y, n});
+static int message(int op, const void *x, void *y, size_t n, int type, int peer, Comm *c, uintptr_t s) {
+    if (peer < 0 || peer >= c->team->size || type != 0 || (pending && (pending_comm != c || pending_stream != s))) return INVALID_USAGE;
+    ncclGroupStart();
+    struct Call *call = malloc(sizeof *call);
+    *call = (struct Call){op, type, x, y, n, peer, pending};
+    pending = call, pending_comm = c, pending_stream = s;
+    return ncclGroupEnd();
 }
-int ncclAllGather(const void *x, void *y, size_t n, int type, Comm *c, uintptr_t s) { return issue(c, s, (struct Call){GATHER, type, x, y, n}); }
+int ncclSend(const void *x, size_t n, int type, int peer, Comm *c, uintptr_t s) { return message(SEND, x, NULL, n, type, peer, c, s); }
+int ncclRecv(void *y, size_t n, int type, int peer, Comm *c, uintptr_t s) { return message(RECV, NULL, y, n, type, peer, c, s); }
+int ncclAllGather(const void *x, void *y, size_t n, int type, Comm *c, uintptr_t s) { return issue(c, s, (struct Call){GATHER, type, x, y, n, 0, NULL}); }
 int ncclReduceScatter(const void *x, void *y, size_t n, int type, int op, Comm *c, uintptr_t s) {
-    return op != 0 ? INVALID_ARGUMENT : issue(c, s, (struct Call){SCATTER, type, x, y, n});
+    return op != 0 ? INVALID_ARGUMENT : issue(c, s, (struct Call){SCATTER, type, x, y, n, 0, NULL});
 }
 int ncclAllReduce(const void *x, void *y, size_t n, int type, int op, Comm *c, uintptr_t s) {
-    return op != 0 ? INVALID_ARGUMENT : issue(c, s, (struct Call){REDUCE, type, x, y, n});
+    return op != 0 ? INVALID_ARGUMENT : issue(c, s, (struct Call){REDUCE, type, x, y, n, 0, NULL});
 }
 
 // fake_nccl_fail has the n-th poll from now report that a peer was lost; fake_nccl_live is the number of communicators.
