@@ -280,6 +280,7 @@ func (d *Device) Join() error {
 		}
 		if err := d.await(ir.Stream(s)); err != nil {
 			d.keep(fmt.Errorf("section %s, stream %s: %w%s", d.section, ir.Stream(s), err, hintSync(d.machine.options.Sync)))
+			_ = d.api.Synchronize(stream) // peers' memory may be given back next; the first error has been told
 		}
 	}
 	if d.err == nil && d.spans != nil {

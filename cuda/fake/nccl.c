@@ -126,8 +126,7 @@ static void work(void *argument) {
     char *result = malloc(bytes * t->size + 1); // for an operation in place: written once nobody reads any more
     pthread_mutex_lock(&lock);
     t->calls[w->comm->rank] = w->call;
-    if (meet(t)) {
-        pthread_mutex_unlock(&lock);
+    if (meet(t)) { // the lock stays: after an abort members leave, and their memory goes with them
         size_t n = bytes;
         switch (w->call.op) {
         case MESSAGES:
@@ -142,7 +141,6 @@ static void work(void *argument) {
         case SCATTER: sum(t, result, w->comm->rank * w->call.count, w->call.count, w->call.type); break;
         case REDUCE: sum(t, result, 0, w->call.count, w->call.type); break;
         }
-        pthread_mutex_lock(&lock);
         if (meet(t) && w->call.op != MESSAGES) memcpy(w->call.y, result, n);
     }
     pthread_mutex_unlock(&lock);
