@@ -22,6 +22,7 @@ test: ## all tests
 
 race: ## the concurrent packages under the race detector; needs gcc
 	$(GO) test -race -timeout 20m ./vm/... ./codegen/...
+	$(GO) test -race -timeout 20m -short ./cuda
 	$(GO) test -race -timeout 20m -run 'Schedules|Resume' ./e2e
 
 long: ## the tests that take minutes: every combination of settings

@@ -46,6 +46,9 @@ var app = cli.App{
 				"idle over busy time of the compute streams as measured, where a rank that waits for a processor core counts as busy.\n\n" +
 				"With --device sim nothing is computed and no data is read: the same instructions run in virtual time on the cluster\n" +
 				"that the program was compiled for. Every line says that it is simulated, and every object has \"simulated\":true.\n\n" +
+				"With --device cuda ranks are dealt to the GPUs in turn; several may share one. Libraries are looked for in SPPO_CUDA_PATH\n" +
+				"first; devices says where else, and what is missing. With SPPO_CUDA_SYNC=1 the run waits behind every instruction, slowly,\n" +
+				"so that an error of the GPU is told of the instruction that made it.\n\n" +
 				"Ctrl-C stops behind the step that runs, with a checkpoint if --save is given; a second one aborts.",
 			Examples: []string{
 				"sppovm run examples/tiny.sppo",
@@ -56,7 +59,7 @@ var app = cli.App{
 				"sppovm run examples/tiny.sppo --device sim --steps 20 --jitter 0.05 --slow 3=1.2",
 			},
 		},
-		{Name: "devices", Setup: devices, Doc: "say what there is to run on"},
+		{Name: "devices", Setup: devices, Doc: "say what there is to run on, and what is missing for GPUs"},
 		{
 			Name: "probe", Args: "[-o CLUSTER.sppo]", MaxArgs: -1, Doc: "measure this machine and write a cluster file (not yet)",
 			Setup: func(*pflag.FlagSet) cli.Action {
