@@ -21,6 +21,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 
 	"sppo/cuda/cublas"
@@ -74,8 +75,17 @@ func Open(options Options) (*Machine, error) {
 	return m, nil
 }
 
+// moduleLoading is the variable by which the driver is told when to load kernels.
+const moduleLoading = "CUDA_MODULE_LOADING"
+
 // open opens all but the compiler.
 func open(options Options, code codeSource) (*Machine, error) {
+	// Loaded when it is first launched, a kernel may have the driver wait for all that runs: for a peer, perhaps for ever.
+	if _, told := os.LookupEnv(moduleLoading); !told {
+		if err := os.Setenv(moduleLoading, "EAGER"); err != nil {
+			return nil, err
+		}
+	}
 	api, err := driver.Open()
 	if err != nil {
 		return nil, noDriver(err)
