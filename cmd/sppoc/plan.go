@@ -27,7 +27,13 @@ func plan(flags *pflag.FlagSet) cli.Action {
 	asJSON := flags.Bool("json", false, "print the plan as JSON, which build reads")
 	set := cli.SetFlag(flags, "set")
 	options := passFlags(flags)
+	longest := flags.Bool("max-sequence", false, "search the longest sequence that fits, all else as the spec has it, and say what bounds it")
 	return func(env *cli.Env, args []string) error {
+		if *longest {
+			text, err := longestSequence(args[0], *set)
+			io.WriteString(env.Stdout, text)
+			return err
+		}
 		options.Print = env.Stdout
 		job, err := cli.OpenPlan(args[0], *set, *options)
 		if err != nil {

@@ -23,7 +23,11 @@ func Lack(m *passes.Memory) string {
 			}
 		}
 		if peak := a.peaks[stage]; peak > a.capacity {
-			out = append(out, fmt.Sprintf("a rank of stage %d needs %s of %s memory and has %s", stage, peak, a.name, a.capacity))
+			has := a.capacity.String()
+			if has == peak.String() {
+				has = fmt.Sprintf("%s less", peak-a.capacity)
+			}
+			out = append(out, fmt.Sprintf("a rank of stage %d needs %s of %s memory and has %s", stage, peak, a.name, has))
 		}
 	}
 	return strings.Join(out, "; ")
