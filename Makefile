@@ -4,7 +4,7 @@ GO          ?= go
 FUZZTIME    ?= 10m
 STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: all build run test race long bench lint fuzz cover docs clean
+.PHONY: all build run test race long bench gpu-bundle gpu-check lint fuzz cover docs clean
 
 all: build test
 
@@ -30,6 +30,17 @@ long: ## the tests that take minutes: every combination of settings
 
 bench: ## speed, as ratios within one run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
+
+gpu-bundle: ## what gpu-check needs on a machine without Go, into out/gpu
+	@mkdir -p out/gpu
+	CGO_ENABLED=0 $(GO) test -c -o out/gpu/cuda.test ./cuda
+	CGO_ENABLED=0 $(GO) build -o out/gpu/ ./cmd/sppoc ./cmd/sppovm
+	out/gpu/sppoc build examples/gpt-docs.sppo -o out/gpu/gpt-docs.sppb --set 'train.data=random()' --set train.steps=100
+	out/gpu/sppoc build examples/llama-docs.sppo -o out/gpu/llama-docs.sppb --set 'train.data=random()' --set train.steps=100
+	cp bench/gpu/check.sh out/gpu/
+
+gpu-check: gpu-bundle ## on a machine with a GPU: the device against the cpu, and training runs
+	cd out/gpu && bash check.sh
 
 lint: ## formatting, vet, staticcheck
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not formatted:" $$unformatted; exit 1; fi

@@ -94,13 +94,9 @@ func losses(p *ir.Program, dir string, newDevice func(rank int) vm.Device, trans
 	return out, nil
 }
 
-// Whole training runs: four ranks of a pipeline on one GPU, whose streams run late at random, learn what they learn on
-// the cpu.
-func TestTrainingIsThatOfTheCPU(t *testing.T) {
-	if testing.Short() {
-		t.Skip("kernels on the processor take their time")
-	}
-	fake, kernels := useFake(t), needEmulator(t)
+// wordsFolder holds the data of trainingSpec, drawn at random from a fixed seed.
+func wordsFolder(t *testing.T) string {
+	t.Helper()
 	dir := t.TempDir()
 	rng := rand.New(rand.NewPCG(1, 2))
 	words := bytes.Buffer{}
@@ -110,6 +106,17 @@ func TestTrainingIsThatOfTheCPU(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "words.txt"), words.Bytes(), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	return dir
+}
+
+// Whole training runs: four ranks of a pipeline on one GPU, whose streams run late at random, learn what they learn on
+// the cpu.
+func TestTrainingIsThatOfTheCPU(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kernels on the processor take their time")
+	}
+	fake, kernels := useFake(t), needEmulator(t)
+	dir := wordsFolder(t)
 	for _, c := range []struct {
 		family, dtype string
 		tolerance     float64

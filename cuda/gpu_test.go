@@ -1,0 +1,95 @@
+package cuda
+
+import (
+	"context"
+	"math"
+	"testing"
+
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/cpu"
+	"sppo/vm/vmtest"
+)
+
+// The tests of this file want a GPU. They are what `make gpu-check` runs, from a binary that needs no Go there.
+
+// needGPU opens the machine's GPUs.
+func needGPU(t *testing.T, options Options) *Machine {
+	t.Helper()
+	m, err := Open(options)
+	if err != nil {
+		t.Skip("SKIPPED: ", err)
+	}
+	t.Log(m.Describe())
+	return m
+}
+
+// products are the two ways to multiply: by cuBLASLt where it is installed, and by our own kernels.
+var products = []struct {
+	name    string
+	options Options
+}{{"cuBLASLt", Options{}}, {"own products", Options{OwnProducts: true}}}
+
+// Every kernel, copy and accumulation against the naive formulas.
+func TestGPUConformance(t *testing.T) {
+	for _, c := range products {
+		t.Run(c.name, func(t *testing.T) {
+			m := needGPU(t, c.options)
+			vmtest.Conformance(t, func() vm.Device { return m.New(0) })
+		})
+	}
+}
+
+// Four ranks on one GPU, each with its own streams, learn for a hundred steps what they learn on the cpu.
+func TestGPUTrainingIsThatOfTheCPU(t *testing.T) {
+	for _, c := range []struct {
+		family, dtype string
+		tolerance     float64
+	}{{"gpt", "f32", 1e-3}, {"gpt", "bf16", 3e-2}, {"llama", "f32", 1e-3}, {"llama", "bf16", 3e-2}} {
+		for _, by := range products {
+			t.Run(c.family+" "+c.dtype+" "+by.name, func(t *testing.T) {
+				m := needGPU(t, by.options)
+				dir, p := wordsFolder(t), trainingProgram(t, c.family, c.dtype)
+				p.Run.Steps = 100
+				want, err := losses(p, dir, func(int) vm.Device { return cpu.New(nil) }, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, err := losses(p, dir, m.New, m)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := 0; i < len(want); i += 2 { // losses; norms stand between them
+					if !(math.Abs(got[i]-want[i]) <= c.tolerance*math.Abs(want[i])) {
+						t.Fatalf("step %d: loss %g, the cpu's %g", i/2+1, got[i], want[i])
+					}
+				}
+			})
+		}
+	}
+}
+
+// The highest bytes that a GPU touches are those that the program declares, as on the cpu.
+func TestGPUPeaks(t *testing.T) {
+	m := needGPU(t, Options{})
+	p := trainingProgram(t, "gpt", "f32")
+	job, err := vm.Open(p, func(rank int) (vm.Device, error) { return m.New(rank), nil }, vm.Options{Dir: wordsFolder(t), Transport: m})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer job.Close()
+	if err := job.Init(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := job.Step(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := job.Eval(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	for r := range p.Ranks {
+		if got, want := job.Peaks(r), p.Codes[p.Ranks[r].Code].Arenas; got != [ir.NumArenas]ir.Bytes(want) {
+			t.Errorf("rank %d touched %v bytes, the program declares %v", r, got, want)
+		}
+	}
+}
