@@ -166,9 +166,9 @@ func (s *stage) step(tasks []passes.Task, st step) {
 		start, lagging := s.now(), s.lagging
 		s.lagging = nil
 		if t.Kind == passes.Forward {
-			s.forward(t, around(tasks, st.task))
+			s.forward(t, s.around(tasks, st.task))
 		} else {
-			s.backward(t, around(tasks, st.task))
+			s.backward(t, s.around(tasks, st.task))
 		}
 		for _, b := range lagging {
 			s.hold(b)
@@ -192,20 +192,18 @@ func (s *stage) at(t passes.Task) {
 	}
 }
 
-// neighbours are the tasks beside one whose copies go along with it: leaving is the forward before it, whose offloads
-// end while it runs; due is the backward after it, whose units come back meanwhile. A backward that follows its own
-// forward is the turn: nothing runs between its copies out and back.
+// neighbours are the tasks beside one whose copies go along with it: leaving are forwards before it, whose offloads end while
+// it runs; due is the backward after it, whose units come back meanwhile. A backward that follows its own forward is the
+// turn: nothing runs between its copies out and back.
 type neighbours struct {
-	leaving, due *passes.Task
-	turn         bool
+	leaving []passes.Task
+	due     *passes.Task
+	turn    bool
 }
 
-func around(tasks []passes.Task, i int) neighbours {
-	var n neighbours
-	if i > 0 && tasks[i-1].Kind == passes.Forward {
-		n.leaving = &tasks[i-1]
-		n.turn = tasks[i].Undoes(tasks[i-1])
-	}
+func (s *stage) around(tasks []passes.Task, i int) neighbours {
+	n := neighbours{leaving: s.plan.Leaving(tasks, i)}
+	n.turn = i > 0 && tasks[i].Undoes(tasks[i-1])
 	if i+1 < len(tasks) && tasks[i+1].Kind == passes.Backward && !tasks[i+1].Undoes(tasks[i]) {
 		n.due = &tasks[i+1]
 	}
@@ -329,9 +327,6 @@ func (s *stage) message(op ir.Op, stream ir.Stream, peer string, t passes.Task, 
 // backward emits the gradients of a task.
 func (s *stage) backward(t passes.Task, beside neighbours) {
 	s.beginBackward(t, beside)
-	if beside.turn {
-		beside.leaving = nil
-	}
 	var dy uint32
 	if _, _, fed := s.plan.Source(s.index0, t); fed {
 		dy = s.input(t)

@@ -100,13 +100,18 @@ func in(b uint32, v ir.View) ir.View {
 	return v
 }
 
-// copiesBeside ends and begins the copies that go along with the k-th layer of a task. The offloads of the k-th layer of the
-// forward before it have had the time of one task: what takes their bytes from here on waits for them. What the plan
-// wants to be on its way back by now is issued, into the bytes that this layer has just freed: of the task itself, where it
-// is a backward, and of the backward that is due after it.
+// copiesBeside ends and begins the copies that go along with the k-th layer of a task. The offloads of the k-th layer of
+// forwards before it have had their time: what takes their bytes from here on waits for them. What the plan wants to be on
+// its way back by now is issued, into the bytes that this layer has just freed: of the task itself, where it is a
+// backward, and of the backward that is due after it.
 func (s *stage) copiesBeside(t passes.Task, n neighbours, k int) {
-	s.releaseLayer(n.leaving, k)
 	layers, ahead := len(s.layers[t.Chunk]), s.plan.Offload.Ahead
+	for _, l := range n.leaving {
+		s.releaseLayer(l, k)
+		for rest := k + 1; k == layers-1 && rest < len(s.layers[l.Chunk]); rest++ { // it may have more layers than this task
+			s.releaseLayer(l, rest)
+		}
+	}
 	if t.Kind == passes.Backward {
 		s.reloadAt(t, k+ahead)
 	}
@@ -115,17 +120,12 @@ func (s *stage) copiesBeside(t passes.Task, n neighbours, k int) {
 			s.reloadAt(*n.due, at)
 		}
 	}
-	if k == layers-1 && n.leaving != nil { // which may have more layers than this task
-		for k++; k < len(s.layers[n.leaving.Chunk]); k++ {
-			s.releaseLayer(n.leaving, k)
-		}
-	}
 }
 
 // releaseLayer lets go of the k-th layer of a forward.
-func (s *stage) releaseLayer(t *passes.Task, k int) {
-	if t != nil && k < len(s.layers[t.Chunk]) {
-		s.releaseOffloaded(*t, s.layers[t.Chunk][k])
+func (s *stage) releaseLayer(t passes.Task, k int) {
+	if k < len(s.layers[t.Chunk]) {
+		s.releaseOffloaded(t, s.layers[t.Chunk][k])
 	}
 }
 

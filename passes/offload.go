@@ -25,30 +25,53 @@ func offload(c *Context, p *Plan) error {
 		p.Offload.Alpha, p.Offload.Fate = append(p.Offload.Alpha, alphas), append(p.Offload.Fate, fates)
 	}
 	p.decide("offload", "policy", policy, why)
-	p.Offload.Ahead = 1
-	if policy != "none" {
-		p.chooseAhead(c)
+	p.Offload.Lag, p.Offload.Ahead = 1, 1
+	if policy == "none" {
+		return nil
 	}
+	costs := taskCosts(c, p, cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks()))
+	p.Offload.Ahead = slices.Max(p.LayersPerStage)
+	if policy == "carry" {
+		p.chooseLag(costs)
+	}
+	p.chooseAhead(costs)
 	return nil
+}
+
+// chooseLag lets copies out lag as many tasks as makes the step shorter, and no more: a copy that is not done by then
+// stalls, and bytes that are freed later are bytes more at the peak.
+func (p *Plan) chooseLag(t *costs) {
+	longest := p.Subsequences.N * p.Parallel.VirtualStages
+	p.Offload.Lag = p.shortest(longest, func(lag int) { p.Offload.Lag = lag }, t)
+	p.decide("offload", "lag", fmt.Sprintf("%d of %d tasks", p.Offload.Lag, longest),
+		"copies out may lag that many tasks behind their forward: the fewest that make the step no longer")
+}
+
+// shortest is the least value of a setting, of 1 to most, with which the step is as short as with the most, to a ten-thousandth.
+func (p *Plan) shortest(most int, set func(int), t *costs) int {
+	const tolerance = 1.0001
+	step := func(value int) ir.Seconds {
+		set(value)
+		p.simulate(t)
+		return p.Time.StepS
+	}
+	defer func() { p.Time = Time{} }()
+	limit := step(most) * tolerance
+	value := 1
+	for value < most && step(value) > limit {
+		value++
+	}
+	set(value)
+	return value
 }
 
 // chooseAhead issues reloads as late as costs nothing: of all distances, up to the layers of a whole task as in the paper, the
 // shortest whose step is as fast as with the longest. What comes back later holds its bytes for a shorter time, which at the
 // turn and at the long first subsequences is what the peak is made of.
-func (p *Plan) chooseAhead(c *Context) {
-	const tolerance = 1.0001
-	t := taskCosts(c, p, cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks()))
+func (p *Plan) chooseAhead(t *costs) {
 	longest := slices.Max(p.LayersPerStage)
-	step := func(ahead int) ir.Seconds {
-		p.Offload.Ahead = ahead
-		p.simulate(t)
-		return p.Time.StepS
-	}
-	least := step(longest) * tolerance
-	for ahead := 1; ahead <= longest && step(ahead) > least; ahead++ {
-	}
-	p.Time = Time{}
-	p.decide("offload", "ahead", fmt.Sprintf("%d of %d layers", p.Offload.Ahead, longest),
+	ahead := p.shortest(longest, func(ahead int) { p.Offload.Ahead = ahead }, t)
+	p.decide("offload", "ahead", fmt.Sprintf("%d of %d layers", ahead, longest),
 		"a layer's reload is issued that many layers of backward before it is needed: the fewest that make the step no longer, so that bytes are held no longer than they must be")
 }
 
@@ -66,6 +89,15 @@ func (p *Plan) wantedAlpha(c *Context) (policy string, alpha func(i int) float64
 		return "list", func(i int) float64 { return req.Alpha[i] }, "given: a share for each subsequence, in whole units"
 	case "adaptive":
 		return "adaptive", p.adaptiveAlpha(c), "given: of each subsequence what can be copied behind the forward of the next, nothing of the last"
+	}
+	if p.Schedule.Offload.Policy == "carry" {
+		all := func(i int) float64 {
+			if i == p.Subsequences.N-1 {
+				return 0
+			}
+			return 1
+		}
+		return "carry", all, "given: everything goes but the last subsequence, whose backward follows at once; copies may lag and drain by the turn"
 	}
 	return "full", constant(1), "auto is full: the longest sequences fit"
 }
@@ -159,7 +191,7 @@ func placedShare(fate string, sizes []ir.Bytes) float64 {
 
 // keepAll is the plan without offload.
 func keepAll(c *Context, p *Plan) {
-	p.Offload = Offload{Policy: "none", Ahead: 1}
+	p.Offload = Offload{Policy: "none", Lag: 1, Ahead: 1}
 	for s := range p.Parallel.PP {
 		fate := strings.Repeat(string(FateKeep), p.layersOf(s)*len(c.Model(p).Layer.Units))
 		p.Offload.Alpha = append(p.Offload.Alpha, make([]float64, p.Subsequences.N))
@@ -175,6 +207,9 @@ func checkOffload(c *Context, p *Plan) error {
 	}
 	if len(o.Fate) != stages || len(o.Alpha) != stages {
 		return fmt.Errorf("offload is given for %d stages (alpha for %d) of %d", len(o.Fate), len(o.Alpha), stages)
+	}
+	if most := 2 * p.Subsequences.N * p.Parallel.Microbatches * p.Parallel.VirtualStages; o.Lag < 1 || o.Lag > most {
+		return fmt.Errorf("offload: copies lag 1 to %d tasks, not %d", most, o.Lag)
 	}
 	for s := range o.Fate {
 		if len(o.Fate[s]) != p.Subsequences.N || len(o.Alpha[s]) != p.Subsequences.N {

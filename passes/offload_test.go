@@ -123,3 +123,18 @@ func TestAdaptive(t *testing.T) {
 		}
 	}
 }
+
+// TestCarry: where copies are slow, carrying over is as fast as anything that leaves as much, and faster than to wait for each
+// subsequence's copies behind the next task; where they are fast, nothing lags.
+func TestCarry(t *testing.T) {
+	slow := []string{"cluster.d2h_bandwidth=8GB/s", "cluster.h2d_bandwidth=32GB/s"}
+	full := planOf(t, "paper/gpt-7b-512k.sppo", append(slow, "schedule.offload=full")...)
+	carry := planOf(t, "paper/gpt-7b-512k.sppo", append(slow, "schedule.offload=carry")...)
+	if full.Time.ExposedTransferS == 0 || carry.Time.ExposedTransferS >= full.Time.ExposedTransferS/2 || carry.Offload.Lag < 2 {
+		t.Errorf("slow copies: %g s exposed with full, %g s with carry and a lag of %d", full.Time.ExposedTransferS, carry.Time.ExposedTransferS, carry.Offload.Lag)
+	}
+	t.Logf("%g s exposed with full, %g s with carry and a lag of %d", full.Time.ExposedTransferS, carry.Time.ExposedTransferS, carry.Offload.Lag)
+	if fast := planOf(t, "paper/gpt-7b-512k.sppo", "schedule.offload=carry"); fast.Offload.Lag != 1 || fast.Time.ExposedTransferS > 0 {
+		t.Errorf("fast copies lag %d tasks, %g s exposed", fast.Offload.Lag, fast.Time.ExposedTransferS)
+	}
+}

@@ -122,6 +122,7 @@ type Offload struct {
 	Policy string      `json:"policy"`
 	Alpha  [][]float64 `json:"alpha"` // [stage][i]: share of Type-1 bytes that goes to the host, as placed
 	Fate   [][]string  `json:"fate"`  // [stage][i]
+	Lag    int         `json:"lag"`   // tasks that may run behind a forward before what takes the bytes of its offloaded units waits
 	Ahead  int         `json:"ahead"` // layers of backward before it is needed that a layer's reload is issued
 }
 

@@ -18,7 +18,7 @@ func interleavedOf(stages, v int, f, b []ir.Seconds) (*Plan, *costs) {
 		Parallel:       Parallel{PP: stages, SP: 1, DP: 1, VirtualStages: v, Microbatches: 1},
 		Subsequences:   Subsequences{N: n},
 		LayersPerStage: slices.Repeat([]int{1}, stages*v),
-		Offload:        Offload{Ahead: 1},
+		Offload:        Offload{Lag: 1, Ahead: 1},
 	}
 	if err := schedule(nil, p); err != nil {
 		panic("internal: " + err.Error())

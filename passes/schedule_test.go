@@ -105,6 +105,7 @@ func TestStrategies(t *testing.T) {
 			Parallel:       Parallel{PP: c.pp, SP: 1, DP: 1, VirtualStages: 1, Microbatches: c.m},
 			Subsequences:   Subsequences{N: n},
 			LayersPerStage: slices.Repeat([]int{1}, c.pp),
+			Offload:        Offload{Lag: 1, Ahead: 1},
 		}
 		p.Schedule.Strategy = c.name
 		if err := schedule(nil, p); err != nil {

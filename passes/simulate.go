@@ -97,12 +97,29 @@ func (st *simStage) span(t Task) (first, end int) {
 	return first, end
 }
 
-// released are the copies of the forward before this task, layer by layer: the bytes that they free are taken here.
-func (st *simStage) released() []ir.Seconds {
-	if st.done > 0 && st.tasks[st.done-1].Kind == Forward {
-		return st.left[st.tasks[st.done-1]]
+// Leaving are the forwards whose offloads end while this task runs, layer by layer: the one that lies Lag tasks back, and at
+// the first backward behind forwards all that are left, but for the forward that it undoes, which ends before.
+func (p *Plan) Leaving(tasks []Task, i int) []Task {
+	first, last := i-p.Offload.Lag, i-p.Offload.Lag
+	if tasks[i].Kind == Backward {
+		last = i - 1
 	}
-	return nil
+	var out []Task
+	for j := max(first, 0); j <= last && tasks[i-1].Kind == Forward; j++ {
+		if tasks[j].Kind == Forward && !tasks[i].Undoes(tasks[j]) {
+			out = append(out, tasks[j])
+		}
+	}
+	return out
+}
+
+// release waits for the k-th layer of all forwards that leave.
+func (st *simStage) release(leaving []Task, k int) {
+	for _, t := range leaving {
+		if left := st.left[t]; k < len(left) {
+			st.wait(left[k])
+		}
+	}
 }
 
 // due is the backward after this task, whose units come back while this one runs, unless it only now leaves them.
@@ -118,7 +135,7 @@ func (s *simulation) forwardTask(st *simStage, t Task, embeds bool) {
 	if embeds {
 		st.run(s.embed[i])
 	}
-	before := st.released()
+	leaving := s.plan.Leaving(st.tasks, st.done)
 	first, end := st.span(t)
 	left := make([]ir.Seconds, end-first)
 	for k := range left {
@@ -128,9 +145,7 @@ func (s *simulation) forwardTask(st *simStage, t Task, embeds bool) {
 			st.d2hFree = max(st.d2hFree+d, begin+d, st.now)
 			left[k] = st.d2hFree
 		}
-		if k < len(before) {
-			st.wait(before[k])
-		}
+		st.release(leaving, k)
 		s.reloadAhead(st, t, k)
 	}
 	st.left[t] = left
@@ -140,10 +155,7 @@ func (s *simulation) forwardTask(st *simStage, t Task, embeds bool) {
 func (s *simulation) backwardTask(st *simStage, t Task, loses, embeds bool, begin ir.Seconds) {
 	i := t.Subsequence
 	first, end := st.span(t)
-	before := st.released()
-	if st.done > 0 && t.Undoes(st.tasks[st.done-1]) { // the turn
-		before = nil
-	}
+	leaving := s.plan.Leaving(st.tasks, st.done)
 	for at := range s.plan.Offload.Ahead {
 		st.reload(t, at, begin)
 	}
@@ -155,9 +167,7 @@ func (s *simulation) backwardTask(st *simStage, t Task, loses, embeds bool, begi
 			st.wait(back[end-1-k])
 		}
 		st.run(s.backward[i])
-		if k < len(before) {
-			st.wait(before[k])
-		}
+		st.release(leaving, k)
 		s.reloadAhead(st, t, k)
 	}
 	f := t

@@ -197,7 +197,7 @@ func missingPolicies(p *Plan) []problem {
 		}
 	}
 	off := s.Offload.Policy
-	refuse(off == "carry" || off == "memory", "schedule.offload", "offload = "+off, "none, full, adaptive, a share, or a list of shares")
+	refuse(off == "memory", "schedule.offload", "offload = "+off, "none, full, adaptive, carry, a share, or a list of shares")
 	refuse(s.Mux != "" && s.Mux != "off" && s.Mux != "auto", "schedule.mux", "mux = "+s.Mux, "off")
 	refuse(s.SPMode == "ring", "schedule.sp_mode", "sp_mode = "+s.SPMode, "megatron or ulysses")
 	refuse(s.Keep != nil && len(s.Keep) < 2, "schedule.keep", "streaming of K and V", "keep = [k, v]")
