@@ -20,11 +20,12 @@ type progress struct {
 	rewrite bool      // text is a terminal: the line of the step is written over
 	steps   int       // the last one
 
-	began   time.Time // of the first step
-	first   int       // steps that were done before
-	shown   time.Time
-	pending bool // the terminal's line has no end yet
-	eval    *float64
+	began    time.Time // of the first step
+	first    int       // steps that were done before
+	shown    time.Time
+	pending  bool    // the terminal's line has no end yet
+	eval     float64 // loss of the last validation, which came behind evalStep
+	evalStep int
 }
 
 // printEvery is how often a step gets a line where lines stay.
@@ -103,15 +104,15 @@ func (s *progress) say(format string, args ...any) {
 }
 
 func (s *progress) validation(step int, loss float64) {
-	s.eval = &loss
+	s.eval, s.evalStep = loss, step
 	s.say("step %d  validation loss %.4f", step, loss)
 	s.line(validationLine{step, number(loss)})
 }
 
 func (s *progress) done(steps int, loss float64, device, host ir.Bytes, bubble float64) {
 	summary := fmt.Sprintf("done: %d steps in %s, last loss %.4f", steps-s.first, time.Since(s.began).Round(100*time.Millisecond), loss)
-	if s.eval != nil {
-		summary += fmt.Sprintf(", validation loss %.4f", *s.eval)
+	if s.evalStep == steps { // an older one would pass for the present
+		summary += fmt.Sprintf(", validation loss %.4f", s.eval)
 	}
 	s.say("%s; peak %s device and %s host memory a rank; compute streams stood idle %.0f%% of their busy time", summary, device, host, 100*bubble)
 	s.line(doneLine{true, steps, number(loss), device, host, number(bubble)})
