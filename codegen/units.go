@@ -41,10 +41,10 @@ func (e *env) makeUnit(u int) {
 }
 
 func (e *env) placeUnit(u int, b uint32) {
-	offset := ir.Bytes(0)
-	for _, v := range e.block.Units[u].Values {
-		e.put(v, b, offset)
-		offset += graph.Align(e.block.Values[v].Bytes(e.size))
+	unit := &e.block.Units[u]
+	offsets, _ := e.block.UnitLayout(unit, e.size)
+	for i, v := range unit.Values {
+		e.put(v, b, offsets[i])
 	}
 }
 
@@ -82,14 +82,12 @@ func (e *env) offloadUnit(u int) {
 // unitViews are the bytes of a unit's values within its buffer; what aligns them is not copied.
 func (s *stage) unitViews(u int, t passes.Task) []ir.View {
 	b, z := s.model.Layer, s.plan.Size(t.Subsequence)
-	var views []ir.View
-	offset := ir.Bytes(0)
-	for _, v := range b.Units[u].Values {
-		n := b.Values[v].Bytes(z)
-		view := vector(0, ir.U8, int64(n))
-		view.Offset = offset
-		views = append(views, view)
-		offset += graph.Align(n)
+	unit := &b.Units[u]
+	offsets, _ := b.UnitLayout(unit, z)
+	views := make([]ir.View, len(unit.Values))
+	for i, v := range unit.Values {
+		views[i] = vector(0, ir.U8, int64(b.Values[v].Bytes(z)))
+		views[i].Offset = offsets[i]
 	}
 	return views
 }

@@ -113,13 +113,20 @@ func (b *Block) Work(n *Node, s Size) ir.Work {
 	return in.Work()
 }
 
-// UnitBytes is the storage of a unit: its values one after another, each aligned.
-func (b *Block) UnitBytes(u *Unit, s Size) ir.Bytes {
-	var n ir.Bytes
+// UnitLayout is where the values of a unit lie in its storage, one after another, each aligned, and how much that is.
+func (b *Block) UnitLayout(u *Unit, s Size) (offsets []ir.Bytes, size ir.Bytes) {
 	for _, v := range u.Values {
-		n = Align(n) + b.Values[v].Bytes(s)
+		at := Align(size)
+		offsets = append(offsets, at)
+		size = at + b.Values[v].Bytes(s)
 	}
-	return n
+	return offsets, size
+}
+
+// UnitBytes is the storage of a unit.
+func (b *Block) UnitBytes(u *Unit, s Size) ir.Bytes {
+	_, size := b.UnitLayout(u, s)
+	return size
 }
 
 // Align rounds a size up to what every buffer starts at a multiple of.

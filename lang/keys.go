@@ -353,16 +353,16 @@ var optimizerKeys = []*Key{
 
 var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "sp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "8",
-		Doc: "Ranks that share the layers of a stage and divide heads, features and rows of the sequence. It divides `model.heads`; inside a node it is cheapest.",
+		Doc: "Ranks that share the layers of a stage and divide heads, features and rows of the sequence. It divides `model.heads`; inside a node it is cheapest. `auto` is 1.",
 		set: func(s *Spec, v value) { s.Schedule.SP = v.Int() }},
 	{Block: blockSchedule, Name: "pp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "4",
-		Doc: "Pipeline stages. Each holds contiguous layers.",
+		Doc: "Pipeline stages. Each holds contiguous layers. `auto` is one for every GPU that `sp` and `dp` leave, as long as each has a layer.",
 		set: func(s *Spec, v value) { s.Schedule.PP = v.Int() }},
 	{Block: blockSchedule, Name: "dp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
-		Doc: "Replicas of the whole pipeline, over different sequences of the batch.",
+		Doc: "Replicas of the whole pipeline, over different sequences of the batch. `auto` is 1.",
 		set: func(s *Spec, v value) { s.Schedule.DP = v.Int() }},
 	{Block: blockSchedule, Name: "sp_mode", takes: names("megatron", "ulysses", "ring"), Default: "megatron", Example: "ulysses",
-		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, all-to-all around attention. `ring`: K and V go round.",
+		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, all-to-all around attention. `ring`: K and V go round (not there yet).",
 		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
 	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 1)), Default: "auto", Example: "0",
 		Doc: "Whether ranks that hold the same weights, replicas or, with `ulysses`, the ranks of a stage, divide the optimizer's state of each matrix (ZeRO, stage 1). `auto` is 1 where there are any. It changes no result.",
@@ -375,7 +375,7 @@ var scheduleKeys = []*Key{
 		Doc: "Sequences that one task carries side by side.",
 		set: func(s *Spec, v value) { s.Schedule.Microbatch = v.Int() }},
 	{Block: blockSchedule, Name: "subsequences", takes: autoOr(whole(1, maxRanks)).orList(whole(1, maxTokens), 1, maxRanks), Default: "auto", Example: "160",
-		Doc: "Slices into which a sequence is cut for the pipeline: their number, or a list of their lengths that sums to `train.sequence`.",
+		Doc: "Slices into which a sequence is cut for the pipeline: their number, or a list of their lengths that sums to `train.sequence`. `auto` is one for every 8K tokens, at least one a stage; 1 where the strategy takes whole sequences.",
 		set: setSubsequences},
 	{Block: blockSchedule, Name: "partition", takes: names("flops", "time", "length"), Default: "flops", Example: "length",
 		Doc: "What the subsequences have alike: floating-point operations (later ones are shorter, since attention looks back), predicted time, or length. An explicit list of lengths goes before it.",
@@ -384,7 +384,7 @@ var scheduleKeys = []*Key{
 		Doc: "Borders of subsequences are multiples of it. It is a multiple of `sp` and at most the average length; `auto` is 128, or less for short subsequences.",
 		set: func(s *Spec, v value) { s.Schedule.Align = v.Int() }},
 	{Block: blockSchedule, Name: "keep", takes: valueType{}.orList(names("k", "v"), 0, 2), Default: "[k, v]", Example: "[]",
-		Doc: "Which of K and V stay on the device through the forward; what is left out streams from the host.",
+		Doc: "Which of K and V stay on the device through the forward; what is left out streams from the host (not there yet).",
 		set: func(s *Spec, v value) {
 			s.Schedule.Keep = []string{}
 			for _, item := range v.list {
@@ -392,13 +392,13 @@ var scheduleKeys = []*Key{
 			}
 		}},
 	{Block: blockSchedule, Name: "order", takes: names("sequence", "layer"), Default: "sequence", Example: "layer",
-		Doc: "Order inside a stage: all layers of a subsequence first, or all subsequences of a layer first, which one stage alone can do.",
+		Doc: "Order inside a stage: all layers of a subsequence first, or all subsequences of a layer first, which one stage alone can do (not there yet).",
 		set: func(s *Spec, v value) { s.Schedule.Order = v.name }},
 	{Block: blockSchedule, Name: "recompute", takes: names("none", "full", "selective", "keep_attention", "auto"), Default: "none", Example: "selective",
-		Doc: "Which activations are computed again in the backward instead of being saved: none, all of a layer, outputs of norms and activation functions, or all but attention.",
+		Doc: "Which activations are computed again in the backward instead of being saved: none, all of a layer, outputs of norms and activation functions, or all but attention. `auto` is none.",
 		set: func(s *Spec, v value) { s.Schedule.Recompute = v.name }},
 	{Block: blockSchedule, Name: "strategy", takes: names("sppo", "terapipe", "seq1f1b", "1f1b", "gpipe", "zb-h1"), Default: "sppo", Example: "1f1b",
-		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward; the others are the systems that it is compared with.",
+		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward; the others are the systems that it is compared with (`zb-h1` is not there yet).",
 		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
 	{Block: blockSchedule, Name: "virtual_stages", takes: whole(1, maxRanks), Default: "1", Example: "2",
 		Doc: "Groups of layers that one rank holds round-robin; the bubble shrinks by as much.",
@@ -407,10 +407,10 @@ var scheduleKeys = []*Key{
 		takes: valueType{number: &number{max: 1}}.orNames("auto", "none", "full", "adaptive", "carry", "memory").
 			orList(valueType{number: &number{max: 1}}, 1, maxRanks),
 		Doc: "How much of the activations goes to the host between forward and backward: nothing, all, a share, a share for each subsequence in a list, or a policy. " +
-			"`adaptive`: what can be copied behind the next task. `carry`: copies may lag, and drain by the turn. `memory`: the lowest peak without waiting for a copy. `auto`: the fastest that fits.",
+			"`adaptive`: what can be copied behind the next task. `carry`: copies may lag, and drain by the turn. `memory`: the lowest peak without waiting for a copy (not there yet). `auto` is full.",
 		set: setOffload},
 	{Block: blockSchedule, Name: "mux", takes: names("auto", "off", "left", "right", "on"), Default: "auto", Example: "off",
-		Doc: "Whether idle stages take a part of the tasks next to the bubble: not, at the start, at the end, or both.",
+		Doc: "Whether idle stages take a part of the tasks next to the bubble: not, at the start, at the end, or both (not there yet). `auto` is off.",
 		set: func(s *Spec, v value) { s.Schedule.Mux = v.name }},
 }
 
