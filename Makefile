@@ -4,7 +4,7 @@ GO          ?= go
 FUZZTIME    ?= 10m
 STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: all build run test race long bench gpu-bundle gpu-check lint fuzz cover docs clean
+.PHONY: all build run test race long bench kernels gpu-bundle gpu-check lint fuzz cover docs clean
 
 all: build test
 
@@ -30,6 +30,10 @@ long: ## the tests that take minutes: every combination of settings
 
 bench: ## speed, as ratios within one run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
+
+kernels: ## compile every kernel for each kind of GPU: registers and spills; NVRTC comes from the package index, once
+	@bash cuda/nvrtc/get.sh out/nvrtc
+	@SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" $(GO) test -count 1 -v -run '^TestCompile$$' ./cuda/kernels
 
 gpu-bundle: ## what gpu-check needs on a machine without Go, into out/gpu
 	@mkdir -p out/gpu
