@@ -49,6 +49,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.IntVar(&f.threads, "threads", 0, "threads that share the kernels' work; 0 is one a processor core")
 	flags.BoolVar(&f.nccl, "nccl", false, "cuda: ranks meet by NCCL, each on a GPU of its own, instead of by copies between their memories")
 	flags.BoolVar(&f.force, "force", false, "run what does not fit its cluster, too")
+	flags.BoolVar(&f.sim.contention, "contention", false, "sim: copies of a node's ranks share its bandwidth as they come, instead of each having its part")
 	flags.Float64Var(&f.sim.jitter, "jitter", 0, "sim: vary every duration, by this standard deviation of its logarithm")
 	flags.StringArrayVar(&f.sim.slow, "slow", nil, "sim: RANK=FACTOR, a rank whose kernels and copies take longer by a factor; may be given again")
 	return func(env *cli.Env, args []string) error {
@@ -78,8 +79,8 @@ func run(flags *pflag.FlagSet) cli.Action {
 func (f *runFlags) check() error {
 	switch f.device {
 	case "cpu", "cuda":
-		if f.sim.jitter != 0 || len(f.sim.slow) > 0 {
-			return cli.Usagef("--jitter and --slow go with --device sim")
+		if f.sim.jitter != 0 || len(f.sim.slow) > 0 || f.sim.contention {
+			return cli.Usagef("--jitter, --slow and --contention go with --device sim")
 		}
 	case "sim":
 		if f.save != "" || f.resume != "" {

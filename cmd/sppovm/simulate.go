@@ -16,13 +16,14 @@ import (
 
 // simFlags are what a simulated run may be asked for besides.
 type simFlags struct {
-	jitter float64
-	slow   []string
+	jitter     float64
+	slow       []string
+	contention bool
 }
 
 // options reads "RANK=FACTOR".
 func (f *simFlags) options(seed int64) (sim.Options, error) {
-	o := sim.Options{Jitter: f.jitter, Seed: uint64(seed), Slow: map[int]float64{}}
+	o := sim.Options{Jitter: f.jitter, Contention: f.contention, Seed: uint64(seed), Slow: map[int]float64{}}
 	for _, text := range f.slow {
 		left, right, ok := strings.Cut(text, "=")
 		rank, rankErr := strconv.Atoi(left)

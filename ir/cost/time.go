@@ -14,12 +14,24 @@ import (
 // Model prices work on a machine for a job.
 type Model struct {
 	machine      ir.Machine
-	ranksPerNode int // of the job: what they share, each has a part of
+	ranksPerNode int     // of the job: what they share, each has a part of
+	slowdown     float64 // by the other ranks of the node, where they share processors
 }
 
-// New is the cost model of a job of that many ranks, numbered node by node.
+// New is the cost model of a job of that many ranks, numbered node by node, which all use what they share at the same time.
 func New(m ir.Machine, ranks int) Model {
-	return Model{machine: m, ranksPerNode: max(1, min(ranks, m.GPUsPerNode))}
+	c := Model{machine: m, ranksPerNode: max(1, min(ranks, m.GPUsPerNode)), slowdown: 1}
+	if m.Parallelism > 0 {
+		c.slowdown = max(1, float64(c.ranksPerNode)/m.Parallelism)
+	}
+	return c
+}
+
+// Alone is the cost model in which processors and copies to and from the host are not shared: for those who know at each
+// moment who else uses them.
+func (c Model) Alone() Model {
+	c.machine.NodeCopyBandwidth, c.slowdown = 0, 1
+	return c
 }
 
 // Link is what a message or a collective crosses.
@@ -40,6 +52,10 @@ func (c Model) LinkOf(ranks []int32) Link {
 
 // Time is the duration of an instruction. The link matters to messages and collectives only.
 func (c Model) Time(w ir.Work, l Link) ir.Seconds {
+	return c.time(w, l) * ir.Seconds(c.slowdown)
+}
+
+func (c Model) time(w ir.Work, l Link) ir.Seconds {
 	switch w.Kind {
 	case ir.WorkNone:
 		return 0

@@ -124,3 +124,19 @@ func TestLinkOf(t *testing.T) {
 		}
 	}
 }
+
+// Ranks that share processors are slower by as many as there are to each, but for those who are told that they are alone.
+func TestParallelism(t *testing.T) {
+	few := machine
+	few.Parallelism = 1.5
+	work := ir.Work{Kind: ir.WorkMatmul, Flops: 1 << 40, Bytes: 1 << 20, Rows: 1 << 10, DType: ir.F32}
+	alone := New(machine, 1).Time(work, Link{})
+	for ranks, want := range map[int]float64{1: 1, 3: 2, 4: 4 / 1.5, 8: 4 / 1.5} {
+		if got := float64(New(few, ranks).Time(work, Link{}) / alone); math.Abs(got-want) > 1e-12 {
+			t.Errorf("%d ranks on 1.5 processors: %g times as long, want %g", ranks, got, want)
+		}
+		if got := New(few, ranks).Alone().Time(work, Link{}); got != alone {
+			t.Errorf("%d ranks, alone: %s, want %s", ranks, got, alone)
+		}
+	}
+}

@@ -37,3 +37,10 @@ func BenchmarkPaper(b *testing.B) {
 	b.Run("unfolded", func(b *testing.B) { benchmark(b, p, sim.Options{NoFold: true}) })
 	b.Run("spans", func(b *testing.B) { benchmark(b, p, sim.Options{Spans: true}) })
 }
+
+// BenchmarkShared has all ranks of a node share its processors: one clock for all.
+func BenchmarkShared(b *testing.B) {
+	p := irtest.Layered(irtest.Size{Stages: 4, Layers: 8, Subsequences: 32, RanksPerStage: 16, Rows: 256})
+	p.Machine.Parallelism = 2
+	benchmark(b, p, sim.Options{})
+}

@@ -56,9 +56,13 @@ type prices struct {
 	links map[cost.Link][]float64 // by index of the work; NaN where nobody has asked yet
 }
 
-func newPrices(p *ir.Program) *prices {
+func newPrices(p *ir.Program, shares bool) *prices {
+	model := cost.New(p.Machine, len(p.Ranks))
+	if shares {
+		model = model.Alone()
+	}
 	return &prices{
-		model: cost.New(p.Machine, len(p.Ranks)), alone: map[ir.Work]float64{},
+		model: model, alone: map[ir.Work]float64{},
 		index: map[ir.Work]int32{}, links: map[cost.Link][]float64{},
 	}
 }

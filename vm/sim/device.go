@@ -16,6 +16,7 @@ type Job struct {
 	worlds  [ir.NumSections]*world
 	prices  *prices
 	options Options
+	shares  bool // time passes in Join, for all ranks at once; before, nothing happens
 
 	mu      sync.Mutex
 	running int // ranks that neither wait for others nor are done with the section
@@ -30,7 +31,7 @@ func New(p *ir.Program, o Options) (*Job, error) {
 		return nil, err
 	}
 	o.NoFold, o.Spans = true, false
-	return &Job{program: p, prices: newPrices(p), options: o, running: len(p.Ranks), blocked: map[*rank]bool{}}, nil
+	return &Job{program: p, prices: newPrices(p, o.shares(p)), options: o, shares: o.shares(p), running: len(p.Ranks), blocked: map[*rank]bool{}}, nil
 }
 
 // Device is that of a rank.
@@ -103,6 +104,31 @@ func (j *Job) rest(w *world) error {
 	return nil
 }
 
+// share has the last rank that comes run the section of all, while the others sleep.
+func (j *Job) share(w *world, r *rank) error {
+	j.mu.Lock()
+	if j.failed != nil {
+		defer j.mu.Unlock()
+		return j.failed
+	}
+	if j.running--; j.running > 0 {
+		j.blocked[r] = true
+		j.mu.Unlock()
+		return <-r.wake
+	}
+	defer j.mu.Unlock()
+	if err := w.share(); err != nil {
+		j.fail(err)
+		return err
+	}
+	j.running = len(j.program.Ranks)
+	for x := range j.blocked {
+		delete(j.blocked, x)
+		x.wake <- nil
+	}
+	return nil
+}
+
 // fail wakes everybody for the same reason.
 func (j *Job) fail(err error) {
 	j.failed = fmt.Errorf("%w: %w", vm.ErrAborted, err)
@@ -149,14 +175,18 @@ func (d *device) Begin(section ir.Section, round int64) error {
 }
 
 // Launch implements vm.Device.
-func (d *device) Launch(pc int) { d.world.work(d.rank, pc, &d.rank.binding.steps[pc]) }
+func (d *device) Launch(pc int) {
+	if !d.job.shares {
+		d.world.work(d.rank, pc, &d.rank.binding.steps[pc])
+	}
+}
 
 // Copy implements vm.Device.
 func (d *device) Copy(pc int) { d.Launch(pc) }
 
 // Comm implements vm.Device.
 func (d *device) Comm(pc int) {
-	if d.err != nil {
+	if d.err != nil || d.job.shares {
 		return
 	}
 	d.rank.pc = pc
@@ -164,21 +194,37 @@ func (d *device) Comm(pc int) {
 }
 
 // Record implements vm.Device.
-func (d *device) Record(pc int) { d.rank.record(pc, &d.rank.binding.steps[pc]) }
+func (d *device) Record(pc int) {
+	if !d.job.shares {
+		d.rank.record(pc, &d.rank.binding.steps[pc])
+	}
+}
 
 // Wait implements vm.Device.
-func (d *device) Wait(pc int) { d.rank.wait(pc, &d.rank.binding.steps[pc]) }
+func (d *device) Wait(pc int) {
+	if !d.job.shares {
+		d.rank.wait(pc, &d.rank.binding.steps[pc])
+	}
+}
 
 // Join implements vm.Device.
 func (d *device) Join() error {
 	if d.rank == nil {
 		return d.err
 	}
+	if d.job.shares {
+		if d.err = d.job.share(d.world, d.rank); d.err != nil {
+			return d.err
+		}
+	}
 	d.rank.pc = len(d.rank.binding.steps)
 	for a := range d.peaks {
 		d.peaks[a] = max(d.peaks[a], d.rank.binding.peaks[a])
 	}
 	d.report()
+	if d.job.shares {
+		return nil
+	}
 	d.job.mu.Lock()
 	defer d.job.mu.Unlock()
 	if d.job.failed != nil {

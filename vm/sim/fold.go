@@ -17,7 +17,7 @@ import (
 // as ranks of one code and speed and are split until that holds.
 func (w *world) fold(f *folding) {
 	w.classes = make([]int32, len(w.program.Ranks))
-	if w.options.NoFold || w.options.Jitter > 0 || !f.refine() {
+	if w.options.NoFold || w.options.Jitter > 0 || w.options.shares(w.program) || !f.refine() {
 		for r := range w.classes {
 			w.classes[r] = int32(r)
 		}

@@ -16,52 +16,68 @@ type meeting struct {
 	members []int32   // of the job, for messages that say who is missing
 	price   []float64 // by work
 	link    cost.Link
-	arrived []*rank
+	arrived []arrival
 }
+
+// arrival is a rank at its instruction of a meeting.
+type arrival struct {
+	*rank
+	pc int
+}
+
+func (a arrival) step() *step { return &a.binding.steps[a.pc] }
 
 // meet has a rank arrive with the instruction that it is at. It says whether the meeting has taken place; the others
 // then stand behind it, too, and release was called for each.
 func (w *world) meet(r *rank, release func(*rank)) (bool, error) {
-	st := &r.binding.steps[r.pc]
-	m := r.meetings[st.arg]
-	if len(m.arrived) > 0 {
-		if err := w.match(m.arrived[0], r); err != nil {
-			return false, err
-		}
+	m, err := w.arrive(arrival{r, r.pc})
+	if err != nil {
+		return false, err
 	}
-	m.arrived = append(m.arrived, r)
 	if len(m.arrived) < m.need {
 		r.blocked = m
 		return false, nil
 	}
 	begin := 0.0
 	for _, x := range m.arrived {
-		begin = max(begin, x.clocks[x.binding.steps[x.pc].stream].now)
+		begin = max(begin, x.clocks[x.step().stream].now)
 	}
-	end := begin + w.duration(m, st.work)*w.jitterOf(m)
+	end := begin + w.duration(m)
 	for _, x := range m.arrived {
-		x.occupy(x.pc, x.binding.steps[x.pc].stream, begin, end)
-		if x.pc++; x != r {
+		x.occupy(x.pc, x.step().stream, begin, end)
+		if x.rank.pc++; x.rank != r {
 			x.blocked = nil
-			release(x)
+			release(x.rank)
 		}
 	}
 	m.arrived = m.arrived[:0]
 	return true, nil
 }
 
-// duration is what work takes where a meeting's ranks are.
-func (w *world) duration(m *meeting, work int32) float64 {
-	if t := m.price[work]; t == t {
-		return t
+// arrive adds a rank to the meeting that its instruction is part of, which must be the same operation for all.
+func (w *world) arrive(a arrival) (*meeting, error) {
+	m := a.meetings[a.step().arg]
+	if len(m.arrived) > 0 {
+		if err := w.match(m.arrived[0], a); err != nil {
+			return nil, err
+		}
 	}
-	m.price[work] = float64(w.prices.model.Time(w.prices.works[work], m.link))
-	return m.price[work]
+	m.arrived = append(m.arrived, a)
+	return m, nil
+}
+
+// duration is what a meeting takes where its ranks are.
+func (w *world) duration(m *meeting) float64 {
+	price := &m.price[m.arrived[0].step().work]
+	if *price != *price {
+		*price = float64(w.prices.model.Time(w.prices.works[m.arrived[0].step().work], m.link))
+	}
+	return *price * w.jitterOf(m)
 }
 
 // match refuses a meeting of two different operations.
-func (w *world) match(a, b *rank) error {
-	x, y := &a.binding.steps[a.pc], &b.binding.steps[b.pc]
+func (w *world) match(a, b arrival) error {
+	x, y := a.step(), b.step()
 	same := x.op == y.op
 	if x.op == ir.Send || x.op == ir.Recv {
 		same = x.op != y.op
@@ -69,17 +85,17 @@ func (w *world) match(a, b *rank) error {
 	if same && x.work == y.work {
 		return nil
 	}
-	return fmt.Errorf("%s of %d bytes meets %s of %d bytes", w.at(a), w.prices.works[x.work].Bytes, w.at(b), w.prices.works[y.work].Bytes)
+	return fmt.Errorf("%s of %d bytes meets %s of %d bytes", w.at(a.rank, a.pc), w.prices.works[x.work].Bytes, w.at(b.rank, b.pc), w.prices.works[y.work].Bytes)
 }
 
-// at names a rank and the instruction that it is at.
-func (w *world) at(r *rank) string {
+// at names a rank and one of its instructions.
+func (w *world) at(r *rank, pc int) string {
 	p := w.program
 	code := &p.Codes[p.Ranks[r.index].Code]
-	if r.pc >= len(code.Sections[w.section]) {
+	if pc >= len(code.Sections[w.section]) {
 		return fmt.Sprintf("rank %d at the end of its %s section", r.index, w.section)
 	}
-	return fmt.Sprintf("rank %d at %s", r.index, vm.At(p, w.section, r.pc, &code.Sections[w.section][r.pc]))
+	return fmt.Sprintf("rank %d at %s", r.index, vm.At(p, w.section, pc, &code.Sections[w.section][pc]))
 }
 
 // mostBlocked is how many of the ranks that wait for ever an error tells of.
@@ -103,7 +119,7 @@ func (w *world) deadlock() error {
 		}
 		e.Ranks = append(e.Ranks, r.index)
 		if len(lines) < mostBlocked {
-			lines = append(lines, "  "+w.at(r)+" waits for "+w.missing(r))
+			lines = append(lines, "  "+w.at(r, r.pc)+" waits for "+w.missing(r))
 		}
 	}
 	if more := len(e.Ranks) - len(lines); more > 0 {
@@ -137,7 +153,7 @@ func (w *world) missing(r *rank) string {
 	}
 	text := "rank " + strings.Join(away, ", ")
 	if len(w.ranks) == len(w.program.Ranks) { // one for each: it is known where
-		text += "; " + w.at(w.ranks[first])
+		text += "; " + w.at(w.ranks[first], w.ranks[first].pc)
 	}
 	return text
 }

@@ -11,7 +11,7 @@ func Run(p *ir.Program, section ir.Section, o Options) (*Timeline, error) {
 	if err := check(p, &o); err != nil {
 		return nil, err
 	}
-	pr := newPrices(p)
+	pr := newPrices(p, o.shares(p))
 	w, err := newWorld(p, section, pr, o)
 	if err != nil {
 		return nil, err
@@ -32,6 +32,9 @@ func Run(p *ir.Program, section ir.Section, o Options) (*Timeline, error) {
 
 // run goes on with whoever can until all are done.
 func (w *world) run() error {
+	if w.options.shares(w.program) {
+		return w.share()
+	}
 	ready := make([]*rank, len(w.ranks))
 	for i, r := range w.ranks {
 		ready[len(ready)-1-i] = r

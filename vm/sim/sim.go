@@ -9,12 +9,14 @@
 //	meet.go      messages and collectives: where clocks of several ranks meet, and deadlocks
 //	fold.go      ranks that provably do the same at the same times, of which one is enough
 //	run.go       Run: a whole section of all ranks in one goroutine, the fast way
+//	share.go     the same where ranks share processors or copies in time: one clock for all
 //	device.go    the same as a vm.Device, behind the interpreter loop that every device has
 //	timeline.go  what came out: times, waits, bubble, memory
 //
 // What a copy shares with other ranks of its node, and a message with other groups, is in its price: the cost model
 // divides what a node has by the ranks of the job on it, which in these programs copy at the same time. Two streams of
-// a rank do not slow each other down.
+// a rank do not slow each other down. Where ranks are threads of one computer that would be wrong by much, so there, and on
+// request for copies, share.go divides by who is at work at the moment.
 //
 // The package knows no plan, no spec and no data.
 package sim
@@ -37,6 +39,14 @@ type Options struct {
 	Round  int64  // of the section that Run runs; each has its own jitter
 	Spans  bool   // keep when each instruction began and ended
 	NoFold bool   // simulate every rank, also where one stands for several
+	// Contention has ranks of a node share copies to and from the host as they come, rather than each have its part. Processors,
+	// where the machine says that ranks share them, are always shared so.
+	Contention bool
+}
+
+// shares says whether time depends on what other ranks do at the moment.
+func (o *Options) shares(p *ir.Program) bool {
+	return p.Machine.Parallelism > 0 || o.Contention && p.Machine.NodeCopyBandwidth > 0
 }
 
 func (o *Options) check(p *ir.Program) error {
@@ -111,12 +121,17 @@ func (w *world) begin(r *rank) {
 
 // work is an instruction that a rank does by itself.
 func (w *world) work(r *rank, pc int, st *step) {
+	now := r.clocks[st.stream].now
+	r.occupy(pc, st.stream, now, now+w.own(r, pc, st))
+}
+
+// own is how long a rank's own instruction takes it.
+func (w *world) own(r *rank, pc int, st *step) float64 {
 	d := st.duration * r.slow
 	if w.options.Jitter > 0 {
 		d *= w.jitter(r, pc)
 	}
-	now := r.clocks[st.stream].now
-	r.occupy(pc, st.stream, now, now+d)
+	return d
 }
 
 // jitter is the factor on the duration of one instruction. It follows from what the instruction is, not from the order
@@ -137,12 +152,12 @@ func (w *world) jitterOf(m *meeting) float64 {
 		return 1
 	}
 	first := m.arrived[0]
-	for _, r := range m.arrived {
-		if r.index < first.index {
-			first = r
+	for _, a := range m.arrived {
+		if a.index < first.index {
+			first = a
 		}
 	}
-	return w.jitter(first, first.pc)
+	return w.jitter(first.rank, first.pc)
 }
 
 // mix is the finaliser of SplitMix64.

@@ -1,0 +1,276 @@
+package sim
+
+import (
+	"container/heap"
+
+	"sppo/ir"
+)
+
+// What ranks of a node share in time: processors, where ranks are threads of one computer, and copies to and from the host.
+// Who uses such a thing at a moment has an equal part of it, so how long an instruction takes depends on what else runs,
+// also of ranks that it has nothing to do with. Clocks that each run as far as they get cannot know that; here all of
+// them go forward together, from one end of an instruction to the next.
+
+// sharing is a section under way in one order of time.
+type sharing struct {
+	*world
+	now    float64
+	pools  []pool
+	queues [][ir.NumStreams]queue // by rank
+	events [][]event              // by rank
+	starts int
+}
+
+// queue is a stream of a rank: its instructions in order.
+type queue struct {
+	pcs   []int32
+	at    int     // of the instruction under way
+	start float64 // when that began
+}
+
+// event is what other streams of its rank may wait for.
+type event struct {
+	recorded bool
+	waiting  []ir.Stream
+}
+
+// pool is something that instructions share: as many as its width run at full speed, more slow each other down alike.
+type pool struct {
+	width float64 // 0: no limit
+	work  float64 // seconds of full speed that each instruction in it has had since the start
+	since float64 // time up to which work has been counted
+	tasks tasks
+}
+
+// task is an instruction, or a meeting, that ends when its pool has worked for it long enough.
+type task struct {
+	until  float64 // pool.work at which it is done
+	number int     // in order of starts: who started first ends first
+	rank   *rank
+	pc     int32
+	meet   *meeting
+}
+
+type tasks []task
+
+func (t tasks) Len() int { return len(t) }
+func (t tasks) Less(i, j int) bool {
+	if t[i].until != t[j].until {
+		return t[i].until < t[j].until
+	}
+	return t[i].number < t[j].number
+}
+func (t tasks) Swap(i, j int) { t[i], t[j] = t[j], t[i] }
+func (t *tasks) Push(x any)   { *t = append(*t, x.(task)) }
+func (t *tasks) Pop() any {
+	last := (*t)[len(*t)-1]
+	*t = (*t)[:len(*t)-1]
+	return last
+}
+
+// speed is that of each instruction in the pool.
+func (p *pool) speed() float64 {
+	if n := float64(len(p.tasks)); p.width > 0 && n > p.width {
+		return p.width / n
+	}
+	return 1
+}
+
+// ends is when the first of its instructions is done if nothing else happens.
+func (p *pool) ends() float64 { return p.since + (p.tasks[0].until-p.work)/p.speed() }
+
+// advance counts what the pool has done up to a time.
+func (p *pool) advance(now float64) {
+	p.work += (now - p.since) * p.speed()
+	p.since = now
+}
+
+// Pools. The first has no limit, each node has the others.
+const (
+	poolFree       = 0
+	poolProcessors = 1
+	poolD2H        = 2
+	poolH2D        = 3
+	poolsOfNode    = 3
+)
+
+// share runs the section of all ranks. It needs one clock for each: nobody stands for others.
+func (w *world) share() error {
+	s := newSharing(w)
+	for _, r := range w.ranks {
+		for stream := range ir.NumStreams {
+			if err := s.proceed(r, stream); err != nil {
+				return err
+			}
+		}
+	}
+	for p := s.next(); p != nil; p = s.next() {
+		if err := s.finish(p); err != nil {
+			return err
+		}
+	}
+	stuck := false
+	for i, r := range w.ranks {
+		r.pc = len(r.binding.steps)
+		for stream := range s.queues[i] {
+			q := &s.queues[i][stream]
+			if q.at == len(q.pcs) {
+				continue
+			}
+			stuck = true
+			if st := &r.binding.steps[q.pcs[q.at]]; st.kind == kindMeet && r.blocked == nil {
+				r.pc, r.blocked = int(q.pcs[q.at]), r.meetings[st.arg]
+			}
+		}
+	}
+	if stuck {
+		return w.deadlock()
+	}
+	return nil
+}
+
+func newSharing(w *world) *sharing {
+	s := &sharing{world: w, queues: make([][ir.NumStreams]queue, len(w.ranks)), events: make([][]event, len(w.ranks))}
+	m := w.program.Machine
+	per := max(1, m.GPUsPerNode)
+	s.pools = make([]pool, 1+(len(w.ranks)+per-1)/per*poolsOfNode)
+	for at := 1; at < len(s.pools); at += poolsOfNode {
+		s.pools[at+poolProcessors-1].width = m.Parallelism
+		if node := m.NodeCopyBandwidth; node > 0 {
+			s.pools[at+poolD2H-1].width = node / m.D2HBandwidth
+			s.pools[at+poolH2D-1].width = node / m.H2DBandwidth
+		}
+	}
+	for i, r := range w.ranks {
+		s.queues[i] = r.binding.queues()
+		s.events[i] = make([]event, len(r.events))
+	}
+	return s
+}
+
+// queues are the instructions of each stream.
+func (b *binding) queues() (q [ir.NumStreams]queue) {
+	for pc := range b.steps {
+		list := &q[b.steps[pc].stream].pcs
+		*list = append(*list, int32(pc))
+	}
+	return q
+}
+
+// pool is where an instruction of a rank gets its work done.
+func (s *sharing) pool(r *rank, op ir.Op) *pool {
+	node := 1 + r.index/max(1, s.program.Machine.GPUsPerNode)*poolsOfNode
+	switch {
+	case s.program.Machine.Parallelism > 0: // copies and messages are the processors' work, too
+		return &s.pools[node+poolProcessors-1]
+	case op == ir.CopyD2H:
+		return &s.pools[node+poolD2H-1]
+	case op == ir.CopyH2D:
+		return &s.pools[node+poolH2D-1]
+	}
+	return &s.pools[poolFree]
+}
+
+// next is the pool in which an instruction ends first; nil: nothing is under way.
+func (s *sharing) next() *pool {
+	var first *pool
+	for i := range s.pools {
+		if p := &s.pools[i]; len(p.tasks) > 0 && (first == nil || p.ends() < first.ends()) {
+			first = p
+		}
+	}
+	return first
+}
+
+// start puts an instruction that takes so long at full speed into a pool.
+func (s *sharing) start(p *pool, seconds float64, t task) {
+	p.advance(s.now)
+	t.until, t.number = p.work+seconds, s.starts
+	s.starts++
+	heap.Push(&p.tasks, t)
+}
+
+// finish goes forward to the first end in a pool, and on with whoever took part.
+func (s *sharing) finish(p *pool) error {
+	s.now = max(s.now, p.ends())
+	p.work, p.since = p.tasks[0].until, s.now
+	t := heap.Pop(&p.tasks).(task)
+	if t.meet == nil {
+		return s.ended(arrival{t.rank, int(t.pc)})
+	}
+	all := t.meet.arrived
+	t.meet.arrived = nil
+	for _, a := range all {
+		if err := s.ended(a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ended notes an instruction's time and goes on with its stream.
+func (s *sharing) ended(a arrival) error {
+	stream := a.step().stream
+	q := &s.queues[a.class][stream]
+	a.occupy(a.pc, stream, q.start, s.now)
+	q.at++
+	return s.proceed(a.rank, stream)
+}
+
+// proceed goes on with a stream until it is at work or waits.
+func (s *sharing) proceed(r *rank, stream ir.Stream) error {
+	q := &s.queues[r.class][stream]
+	for q.at < len(q.pcs) {
+		pc := int(q.pcs[q.at])
+		st := &r.binding.steps[pc]
+		switch st.kind {
+		case kindWork:
+			q.start = s.now
+			s.start(s.pool(r, st.op), s.own(r, pc, st), task{rank: r, pc: int32(pc)})
+			return nil
+		case kindMeet:
+			return s.join(arrival{r, pc})
+		case kindRecord:
+			if err := s.record(r, pc, st); err != nil {
+				return err
+			}
+		case kindWait:
+			if e := &s.events[r.class][st.arg]; !e.recorded {
+				e.waiting = append(e.waiting, stream)
+				return nil
+			}
+			r.wait(pc, st)
+		}
+		q.at++
+	}
+	return nil
+}
+
+// record lets the streams that wait for an event go on.
+func (s *sharing) record(r *rank, pc int, st *step) error {
+	r.record(pc, st)
+	e := &s.events[r.class][st.arg]
+	e.recorded = true
+	waiting := e.waiting
+	e.waiting = nil
+	for _, stream := range waiting {
+		if err := s.proceed(r, stream); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// join has a rank arrive at a meeting, which begins with the last of them.
+func (s *sharing) join(a arrival) error {
+	m, err := s.arrive(a)
+	if err != nil || len(m.arrived) < m.need {
+		return err
+	}
+	for _, x := range m.arrived {
+		s.queues[x.class][x.step().stream].start = s.now
+	}
+	first := m.arrived[0]
+	s.start(s.pool(first.rank, first.step().op), s.duration(m), task{meet: m})
+	return nil
+}

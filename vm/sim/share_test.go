@@ -1,0 +1,143 @@
+package sim_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+
+	"sppo/ir"
+	"sppo/ir/irtest"
+	"sppo/vm"
+	"sppo/vm/sim"
+)
+
+// shared has ranks of a node share processors of that number.
+func shared(p *ir.Program, processors float64) *ir.Program {
+	q := *p
+	q.Machine.Parallelism = processors
+	return &q
+}
+
+// With processors for all, one clock for all ranks gives what a clock for each gives, to rounding.
+func TestSharedWithoutNeed(t *testing.T) {
+	for seed := range uint64(100) {
+		p := irtest.Random(seed, 300)
+		p.Machine = machine
+		p.Machine.GPUsPerNode, p.Machine.NetworkLatency = 1+int(seed%5), 3
+		a := run(t, p, sim.Options{Spans: true, NoFold: true, Seed: seed, Jitter: float64(seed%2) / 10})
+		b := run(t, shared(p, 1e6), sim.Options{Spans: true, Seed: seed, Jitter: float64(seed%2) / 10})
+		what := fmt.Sprint("seed ", seed)
+		near(t, what+": makespan", float64(b.Makespan), float64(a.Makespan))
+		for r := range p.Ranks {
+			x, y := a.Rank(r), b.Rank(r)
+			near(t, what+": idle", float64(y.Idle), float64(x.Idle))
+			for s := range ir.NumStreams {
+				near(t, what+": busy", float64(y.Busy[s]), float64(x.Busy[s]))
+				near(t, what+": waits", float64(y.Waits[s]), float64(x.Waits[s]))
+			}
+			for pc := range x.Spans {
+				near(t, what+": begin", float64(y.Spans[pc].Begin), float64(x.Spans[pc].Begin))
+				near(t, what+": end", float64(y.Spans[pc].End), float64(x.Spans[pc].End))
+			}
+		}
+	}
+}
+
+// Two kernels on one processor run at half speed until the shorter one is done.
+func TestSharedByHand(t *testing.T) {
+	a, b := &script{}, &script{}
+	a.work(ir.Compute, 4)      // 0 .. 8: half speed
+	a.then(ir.Compute, ir.D2H) // 8
+	a.d2h(6)                   // 8 .. 18: half speed until 14, when 3 of 6 are done, alone from then on: 17
+	b.work(ir.Compute, 7)      // 0 .. 14: 4 of 7 at time 8, 7 at 14
+	tl := run(t, shared(program(a, b), 1), sim.Options{Spans: true})
+	near(t, "the first kernel's end", float64(tl.Rank(0).Spans[0].End), 8)
+	near(t, "the second kernel's end", float64(tl.Rank(1).Spans[0].End), 14)
+	near(t, "the copy's end", float64(tl.Rank(0).Spans[3].End), 17)
+	near(t, "the makespan with one and a half", float64(run(t, shared(program(a, b), 1.5), sim.Options{}).Makespan), 37.0/3) // 16/3, 28/3, and the last 3 alone
+}
+
+// A computer that is never idle takes the sum of all work, whatever the schedule.
+func TestSharedConservesWork(t *testing.T) {
+	f, b := []int{3, 1, 2, 4}, []int{5, 2, 6, 1}
+	for _, stages := range []int{1, 2, 3, 4} {
+		tl := run(t, shared(pipeline(stages, f, b), 1), sim.Options{})
+		near(t, fmt.Sprint("the makespan of ", stages, " stages"), float64(tl.Makespan), float64(stages*24))
+	}
+}
+
+// Copies that a node limits slow each other down while they run together, and only then.
+func TestContention(t *testing.T) {
+	a, b := &script{}, &script{}
+	a.d2h(4)
+	b.work(ir.Compute, 2)
+	b.then(ir.Compute, ir.D2H)
+	b.d2h(4) // from 2 on both at half speed, until 6, when a is done; alone until 8
+	b.h2d(3) // the other direction is free: 0 .. 3
+	p := program(a, b)
+	p.Machine.NodeCopyBandwidth = 1
+	tl := run(t, p, sim.Options{Spans: true, Contention: true})
+	near(t, "the first copy's end", float64(tl.Rank(0).Spans[0].End), 6)
+	near(t, "the second copy's end", float64(tl.Rank(1).Spans[3].End), 8)
+	near(t, "the copy back's end", float64(tl.Rank(1).Spans[4].End), 3)
+	near(t, "the makespan with parts for all", float64(run(t, p, sim.Options{}).Makespan), 2+8)
+}
+
+func TestSharedDeadlock(t *testing.T) {
+	for name, c := range deadlocks() {
+		if name == "circle" {
+			continue // streams do not wait for each other here: the messages pass
+		}
+		_, err := sim.Run(shared(c.p, 1), ir.SectionStep, sim.Options{})
+		var d *sim.DeadlockError
+		if err == nil || name == "alone" != errors.As(err, &d) {
+			t.Errorf("%s: the error is %v", name, err)
+		}
+		j := openSimulated(t, shared(c.p, 1))
+		if _, err := j.Step(t.Context()); err == nil {
+			t.Errorf("%s: the step has no error", name)
+		}
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func openSimulated(t *testing.T, p *ir.Program) *vm.Job {
+	t.Helper()
+	job, err := sim.New(p, sim.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	j, err := vm.Open(p, func(r int) (vm.Device, error) { return job.Device(r), nil }, vm.Options{Tokens: sim.NoTokens{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+// The device behind the interpreter loop shares as Run does, step after step.
+func TestSharedDeviceEqualsRun(t *testing.T) {
+	_, p := compile(t, "tiny.sppo", "cluster.parallelism=1.25")
+	want := run(t, p, sim.Options{})
+	j := openSimulated(t, p)
+	if err := j.Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		r, err := j.Step(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if math.Abs(r.Seconds-float64(want.Makespan)) > 1e-9 {
+			t.Errorf("a step takes %g s, Run says %s", r.Seconds, want.Makespan)
+		}
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if alone := run(t, shared(p, 0), sim.Options{}).Makespan; want.Makespan < alone*2 {
+		t.Errorf("four ranks on 1.25 processors take %s, on their own %s", want.Makespan, alone)
+	}
+}
