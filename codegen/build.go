@@ -171,8 +171,8 @@ func (l *layout) rank(r int) ir.Rank {
 	for j := range pp {
 		groups[graph.GroupPP] = append(groups[graph.GroupPP], at(d, j, k))
 	}
-	if pp > 1 && (i == 0 || i == pp-1) {
-		groups[graph.GroupTied] = []int32{at(d, 0, k), at(d, pp-1, k)}
+	if first, last := l.plan.Home(0), l.plan.Home(len(l.stages)-1); first != last && (i == first || i == last) {
+		groups[graph.GroupTied] = []int32{at(d, first, k), at(d, last, k)}
 	}
 	out.Groups = groups
 	return out

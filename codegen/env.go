@@ -25,7 +25,6 @@ type env struct {
 	size      graph.Size
 	at        []place
 	unitOf    []int // value -> unit of the block that is saved, or -1
-	local     int   // layer within the stage
 	suffix    string
 	lossScale float64
 }

@@ -2,7 +2,6 @@ package codegen
 
 import (
 	"fmt"
-	"slices"
 
 	"sppo/graph"
 	"sppo/ir"
@@ -12,8 +11,7 @@ import (
 // stage lowers the tasks of one pipeline rank to instructions.
 type stage struct {
 	*layout
-	index0  int     // number of the stage
-	layers  [][]int // global numbers, of each virtual stage
+	index0  int // number of the pipeline rank
 	steps   []step
 	code    ir.Code
 	buffers []buffer
@@ -59,7 +57,7 @@ type savedUnit struct {
 
 // lower makes the code of stage i: sections, buffers with their lives, no places and no events yet.
 func (l *layout) lower(i int) *stage {
-	s := &stage{layout: l, index0: i, layers: l.plan.StageLayers(i), steps: l.steps[i], layer: map[int][]*param{}}
+	s := &stage{layout: l, index0: i, steps: l.steps[i], layer: map[int][]*param{}}
 	s.code.Name = fmt.Sprintf("stage%d", i)
 	s.lowerInit()
 	s.lowerStep()
@@ -67,8 +65,18 @@ func (l *layout) lower(i int) *stage {
 	return s
 }
 
-func (s *stage) first() bool { return s.index0 == 0 }
-func (s *stage) last() bool  { return s.index0 == s.plan.Parallel.PP-1 }
+// first and last say who has the embedding and the head.
+func (s *stage) first() bool { return s.index0 == s.plan.Home(0) }
+func (s *stage) last() bool  { return s.index0 == s.plan.Home(len(s.stages)-1) }
+
+// layers are the global numbers of the layers that this rank holds.
+func (s *stage) layers() []int {
+	var layers []int
+	for _, j := range s.plan.StagesOf(s.index0) {
+		layers = append(layers, s.stages[j]...)
+	}
+	return layers
+}
 
 // begin starts a section.
 func (s *stage) begin(section ir.Section, phase ir.Phase) {
@@ -99,7 +107,7 @@ func (s *stage) lowerInit() {
 	if s.first() {
 		s.embedding = s.newParams(s.model.Embedding, "")
 	}
-	for _, l := range slices.Concat(s.layers...) {
+	for _, l := range s.layers() {
 		s.prov.Layer = int32(l)
 		s.layer[l] = s.newParams(s.model.Layer, layerPrefix(l))
 	}
@@ -181,7 +189,7 @@ func (s *stage) step(tasks []passes.Task, st step) {
 // at sets the provenance of what a task emits.
 func (s *stage) at(t passes.Task) {
 	s.prov.Microbatch, s.prov.Subsequence = int32(t.Microbatch), int32(t.Subsequence)
-	s.prov.Stage = int16(t.Chunk*s.plan.Parallel.PP + s.index0)
+	s.prov.Stage = int16(t.Stage)
 	switch {
 	case !s.training:
 		s.prov.Phase = ir.PhaseEval
@@ -230,11 +238,11 @@ func (s *stage) label(t passes.Task, layer int, value string) string {
 
 func (s *stage) forward(t passes.Task, beside neighbours) {
 	x := s.forwardInput(t)
-	for k, l := range s.layers[t.Chunk] {
+	for k, l := range s.stages[t.Stage] {
 		x = s.forwardLayer(t, l, x)
 		s.copiesBeside(t, beside, k)
 	}
-	if _, _, ok := s.plan.Target(s.index0, t); ok {
+	if _, _, ok := s.plan.Target(t); ok {
 		s.pass(t, x)
 		return
 	}
@@ -250,7 +258,7 @@ const headLayer = -1
 
 // pass hands a result on: to a task of the same rank, or to a message.
 func (s *stage) pass(t passes.Task, x uint32) {
-	if to, next, _ := s.plan.Target(s.index0, t); to == s.index0 {
+	if to, next, _ := s.plan.Target(t); to == s.index0 {
 		s.inputs[next] = x
 		return
 	}
@@ -265,7 +273,7 @@ func (s *stage) input(t passes.Task) uint32 {
 }
 
 func (s *stage) forwardInput(t passes.Task) uint32 {
-	if _, _, fed := s.plan.Source(s.index0, t); fed {
+	if _, _, fed := s.plan.Source(t); fed {
 		return s.input(t)
 	}
 	s.decidedBy("lower", "model.vocab")
@@ -281,23 +289,24 @@ func (s *stage) forwardLayer(t passes.Task, layer int, x uint32) uint32 {
 	e := s.newEnv(b, s.layer[layer], t, layer, s.plan.Size(t.Subsequence))
 	e.put(b.Input, x, 0)
 	if s.training {
-		e.saveUnits(s.local(layer))
+		e.saveUnits()
 	}
 	e.run(b.Forward)
 	s.prov.Layer = ir.None
 	return e.at[b.Output].buffer
 }
 
-// local is where a layer stands among all layers of the rank, as fates count them.
-func (s *stage) local(layer int) int { return slices.Index(slices.Concat(s.layers...), layer) }
-
 // receive issues the message that brings a task's input. Its buffer is reserved from the start of the task before it
 // on, so that the message may arrive while that task runs.
 func (s *stage) receive(t passes.Task) {
-	layers, name, stream, peer := s.layers[t.Chunk], "ln1.in", ir.RecvPrev, constPrev
+	layers, name := s.stages[t.Stage], "ln1.in"
 	layer := layers[0]
 	if t.Kind == passes.Backward {
-		layer, name, stream, peer = layers[len(layers)-1], "d.out", ir.RecvNext, constNext
+		layer, name = layers[len(layers)-1], "d.out"
+	}
+	stream, peer := ir.RecvPrev, constPrev
+	if from, _, _ := s.plan.Source(t); !s.onwards(t.Kind, from, s.index0) {
+		stream, peer = ir.RecvNext, constNext
 	}
 	size, _ := s.hidden(s.plan.Size(t.Subsequence))
 	b := s.allocate(s.label(t, layer, name), ir.Device, size)
@@ -309,13 +318,22 @@ func (s *stage) receive(t passes.Task) {
 // send issues the message that takes a task's result on; its buffer is held until the end of the next task.
 func (s *stage) send(t passes.Task) {
 	stream, peer := ir.SendNext, constNext
-	if t.Kind == passes.Backward {
+	if to, _, _ := s.plan.Target(t); !s.onwards(t.Kind, s.index0, to) {
 		stream, peer = ir.SendPrev, constPrev
 	}
 	b := s.outputs[t]
 	delete(s.outputs, t)
 	s.message(ir.Send, stream, peer, t, b)
 	s.lagging = append(s.lagging, b)
+}
+
+// onwards says whether a message goes to the next rank of the ring, rather than back to the previous one. Of two ranks the
+// other one is both: there results go on and gradients back.
+func (s *stage) onwards(kind passes.TaskKind, from, to int) bool {
+	if s.plan.Parallel.PP == 2 {
+		return kind == passes.Forward
+	}
+	return (from+1)%s.plan.Parallel.PP == to
 }
 
 func (s *stage) message(op ir.Op, stream ir.Stream, peer string, t passes.Task, b uint32) {
@@ -328,17 +346,17 @@ func (s *stage) message(op ir.Op, stream ir.Stream, peer string, t passes.Task, 
 func (s *stage) backward(t passes.Task, beside neighbours) {
 	s.beginBackward(t, beside)
 	var dy uint32
-	if _, _, fed := s.plan.Source(s.index0, t); fed {
+	if _, _, fed := s.plan.Source(t); fed {
 		dy = s.input(t)
 	} else {
 		dy = s.backwardHead(t)
 	}
-	layers := s.layers[t.Chunk]
+	layers := s.stages[t.Stage]
 	for k := range layers {
 		dy = s.backwardLayer(t, layers[len(layers)-1-k], dy)
 		s.copiesBeside(t, beside, k)
 	}
-	if _, _, ok := s.plan.Target(s.index0, t); ok {
+	if _, _, ok := s.plan.Target(t); ok {
 		s.pass(t, dy)
 		return
 	}

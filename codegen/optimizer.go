@@ -1,8 +1,6 @@
 package codegen
 
 import (
-	"slices"
-
 	"sppo/graph"
 	"sppo/ir"
 )
@@ -10,7 +8,7 @@ import (
 // params are the parameters of the stage in the global order of tensors, a tied head last.
 func (s *stage) params() []*param {
 	ps := append([]*param(nil), s.embedding...)
-	for _, l := range slices.Concat(s.layers...) {
+	for _, l := range s.layers() {
 		ps = append(ps, s.layer[l]...)
 	}
 	return append(ps, s.head...)
@@ -117,7 +115,7 @@ func (s *stage) completeGradients() {
 		if p.shared != nil {
 			continue
 		}
-		if s.plan.Model.Tied && s.plan.Parallel.PP > 1 && s.tensors[p.tensor].Name == "embed" {
+		if s.plan.Model.Tied && s.first() != s.last() && s.tensors[p.tensor].Name == "embed" {
 			s.allReduce(p.sum, graph.GroupTied)
 		}
 		s.sumOverReplicas(p)

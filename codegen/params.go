@@ -21,6 +21,7 @@ type layout struct {
 	lines   *lineTable
 	slices  map[string]slicePlace // constants of slices by name
 	steps   [][]step              // of every pipeline rank
+	stages  [][]int               // layers of every virtual stage
 }
 
 func newLayout(plan *passes.Plan) *layout {
@@ -35,6 +36,9 @@ func newLayout(plan *passes.Plan) *layout {
 	for _, n := range plan.Subsequences.Lengths {
 		l.starts = append(l.starts, at)
 		at += n
+	}
+	for j := range plan.Parallel.Stages() {
+		l.stages = append(l.stages, plan.Layers(j))
 	}
 	l.consts = l.constNames()
 	l.steps = l.timeline()

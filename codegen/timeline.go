@@ -66,7 +66,7 @@ func (l *layout) timeline() [][]step {
 	messages := 0
 	for r, tasks := range p.Tasks {
 		for i, t := range tasks {
-			to, next, ok := p.Target(r, t)
+			to, next, ok := p.Target(t)
 			if !ok || to == r {
 				continue
 			}
@@ -100,12 +100,12 @@ func (l *layout) taskTimes(visit func(rank int, t passes.Task, start int)) [][]i
 			start = max(start, ends[rank][n-1])
 		}
 		visit(rank, t, start)
-		cost := len(p.StageLayers(rank)[t.Chunk])
+		cost := len(l.stages[t.Stage])
 		if t.Kind == passes.Backward {
 			cost *= 2
 		}
 		ends[rank] = append(ends[rank], start+cost)
-		if to, next, ok := p.Target(rank, t); ok {
+		if to, next, ok := p.Target(t); ok {
 			arrives[to][next] = start + cost
 		}
 	})

@@ -9,8 +9,7 @@ import (
 // Activation units between forward and backward: where they are kept, when they leave, when they come back.
 
 // saveUnits prepares a forward env to put the values of units together. The block's input already has its place.
-func (e *env) saveUnits(local int) {
-	e.local = local
+func (e *env) saveUnits() {
 	e.unitOf = make([]int, len(e.block.Values))
 	for v := range e.unitOf {
 		e.unitOf[v] = -1
@@ -63,8 +62,8 @@ func (e *env) offload(n *graph.Node) {
 
 func (e *env) offloadUnit(u int) {
 	s := e.s
-	fate := s.plan.Offload.Fate[s.index0][e.task.Subsequence]
-	if fate[e.local*len(e.block.Units)+u] != passes.FateOffload {
+	k := e.layer - s.stages[e.task.Stage][0]
+	if s.plan.FateOf(e.task, k)[u] != passes.FateOffload {
 		return
 	}
 	saved := s.saved[e.unitKey(u)]
@@ -103,10 +102,10 @@ func in(b uint32, v ir.View) ir.View {
 // its way back by now is issued, into the bytes that this layer has just freed: of the task itself, where it is a
 // backward, and of the backward that is due after it.
 func (s *stage) copiesBeside(t passes.Task, n neighbours, k int) {
-	layers, ahead := len(s.layers[t.Chunk]), s.plan.Offload.Ahead
+	layers, ahead := len(s.stages[t.Stage]), s.plan.Offload.Ahead
 	for _, l := range n.leaving {
 		s.releaseLayer(l, k)
-		for rest := k + 1; k == layers-1 && rest < len(s.layers[l.Chunk]); rest++ { // it may have more layers than this task
+		for rest := k + 1; k == layers-1 && rest < len(s.stages[l.Stage]); rest++ { // it may have more layers than this task
 			s.releaseLayer(l, rest)
 		}
 	}
@@ -122,14 +121,14 @@ func (s *stage) copiesBeside(t passes.Task, n neighbours, k int) {
 
 // releaseLayer lets go of the k-th layer of a forward.
 func (s *stage) releaseLayer(t passes.Task, k int) {
-	if k < len(s.layers[t.Chunk]) {
-		s.releaseOffloaded(t, s.layers[t.Chunk][k])
+	if layers := s.stages[t.Stage]; k < len(layers) {
+		s.releaseOffloaded(t, layers[k])
 	}
 }
 
 // reloadAt reloads the layer that a backward task comes to as its at-th.
 func (s *stage) reloadAt(t passes.Task, at int) {
-	if layers := s.layers[t.Chunk]; at < len(layers) {
+	if layers := s.stages[t.Stage]; at < len(layers) {
 		s.reload(t, layers[len(layers)-1-at])
 	}
 }
@@ -146,7 +145,7 @@ func (s *stage) releaseOffloaded(t passes.Task, layer int) {
 // has begun.
 func (s *stage) beginBackward(t passes.Task, n neighbours) {
 	if n.turn {
-		for _, l := range s.layers[t.Chunk] {
+		for _, l := range s.stages[t.Stage] {
 			s.releaseOffloaded(t, l)
 		}
 	}

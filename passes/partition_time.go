@@ -44,12 +44,12 @@ func (t *taskTime) of(prefix, tokens int64) ir.Seconds {
 	}
 	layer := rest.layer + t.attentionTime(t.size(prefix, tokens))
 	var longest ir.Seconds
-	for s, last := 0, t.plan.Parallel.PP-1; s <= last; s++ {
+	for s := range t.plan.Parallel.PP {
 		stage := layer * ir.Seconds(t.plan.layersOf(s))
-		if s == 0 {
+		if s == t.plan.Home(0) {
 			stage += rest.embedding
 		}
-		if s == last {
+		if s == t.plan.Home(t.plan.Parallel.Stages()-1) {
 			stage += rest.head
 		}
 		longest = max(longest, stage)

@@ -56,6 +56,9 @@ type Parallel struct {
 // Ranks is the number of devices in use.
 func (p Parallel) Ranks() int { return p.DP * p.PP * p.SP }
 
+// Stages is the number of virtual stages: of parts of the model, one behind another.
+func (p Parallel) Stages() int { return p.PP * p.VirtualStages }
+
 // Subsequences is the split of a sequence.
 type Subsequences struct {
 	N         int     `json:"n"`
@@ -73,13 +76,13 @@ const (
 	Backward TaskKind = "B"
 )
 
-// Task is the forward or backward of one subsequence of one microbatch on one virtual stage of a pipeline rank. It is
-// written "F0.3" in JSON: kind, microbatch, subsequence; "F0.3.1" on the second virtual stage of its rank.
+// Task is the forward or backward of one subsequence of one microbatch through the layers of one virtual stage. It is
+// written "F0.3@1" in JSON: kind, microbatch, subsequence, virtual stage.
 type Task struct {
 	Kind        TaskKind
 	Microbatch  int
 	Subsequence int
-	Chunk       int // virtual stage Chunk*PP + rank; Megatron's model chunk
+	Stage       int // virtual stage; Plan.Home says which pipeline rank has it
 }
 
 // Undoes says whether a backward is that of a forward.
@@ -124,6 +127,15 @@ type Offload struct {
 	Fate   [][]string  `json:"fate"`  // [stage][i]
 	Lag    int         `json:"lag"`   // tasks that may run behind a forward before what takes the bytes of its offloaded units waits
 	Ahead  int         `json:"ahead"` // layers of backward before it is needed that a layer's reload is issued
+}
+
+// FateOf has the letters of a task's subsequence for the k-th layer of its virtual stage.
+func (p *Plan) FateOf(t Task, k int) string {
+	home := p.Home(t.Stage)
+	fate := p.Offload.Fate[home][t.Subsequence]
+	units := len(fate) / p.layersOf(home)
+	first, _ := p.span(t.Stage)
+	return fate[(first+k)*units : (first+k+1)*units]
 }
 
 // Mux is the split of tasks next to bubbles over other stages' ranks.
@@ -207,61 +219,75 @@ func (p *Plan) decide(pass, what, value, why string) {
 	p.Decisions = append(p.Decisions, Decision{pass, what, value, why})
 }
 
-// firstLayers are the numbers of the first layer of every stage, and of all layers behind them.
-func (p *Plan) firstLayers() []int {
-	first := make([]int, 1, len(p.LayersPerStage)+1)
-	for i, n := range p.LayersPerStage {
-		first = append(first, first[i]+n)
+// Home is the pipeline rank that has a virtual stage: they are dealt out in turn.
+func (p *Plan) Home(stage int) int { return stage % p.Parallel.PP }
+
+// StagesOf are the virtual stages of a pipeline rank, in their order in the model.
+func (p *Plan) StagesOf(rank int) []int {
+	var stages []int
+	for j := range p.LayersPerStage {
+		if p.Home(j) == rank {
+			stages = append(stages, j)
+		}
 	}
-	return first
+	return stages
 }
 
-// StageLayers are the numbers of the layers that a pipeline rank holds, for each of its virtual stages.
-func (p *Plan) StageLayers(rank int) [][]int {
-	first := p.firstLayers()
-	chunks := make([][]int, 0, p.Parallel.VirtualStages)
-	for j := rank; j < len(p.LayersPerStage); j += p.Parallel.PP {
-		layers := make([]int, p.LayersPerStage[j])
-		for k := range layers {
-			layers[k] = first[j] + k
-		}
-		chunks = append(chunks, layers)
+// Layers are the numbers of the layers of a virtual stage.
+func (p *Plan) Layers(stage int) []int {
+	first := 0
+	for _, n := range p.LayersPerStage[:stage] {
+		first += n
 	}
-	return chunks
+	layers := make([]int, p.LayersPerStage[stage])
+	for k := range layers {
+		layers[k] = first + k
+	}
+	return layers
 }
 
 // layersOf is the number of layers of a pipeline rank.
 func (p *Plan) layersOf(rank int) int {
 	n := 0
-	for j := rank; j < len(p.LayersPerStage); j += p.Parallel.PP {
+	for _, j := range p.StagesOf(rank) {
 		n += p.LayersPerStage[j]
 	}
 	return n
 }
 
-// Source is the pipeline rank and the task on it that a task's input comes from; ok is false where it comes from the
-// tokens or the loss.
-func (p *Plan) Source(rank int, t Task) (from int, source Task, ok bool) {
-	return p.neighbour(rank, t, -1)
+// span is where the layers of a virtual stage lie among all layers of its rank, as fates count them.
+func (p *Plan) span(stage int) (first, end int) {
+	for _, j := range p.StagesOf(p.Home(stage)) {
+		end = first + p.LayersPerStage[j]
+		if j == stage {
+			break
+		}
+		first = end
+	}
+	return first, end
 }
 
-// Target is the pipeline rank and the task on it that goes on with a task's result, if any.
-func (p *Plan) Target(rank int, t Task) (to int, target Task, ok bool) {
-	return p.neighbour(rank, t, +1)
+// Source is the task that a task's input comes from, and the pipeline rank that does it; ok is false where it comes from
+// the tokens or the loss.
+func (p *Plan) Source(t Task) (from int, source Task, ok bool) {
+	return p.neighbour(t, -1)
+}
+
+// Target is the task that goes on with a task's result, and the pipeline rank that does it, if any.
+func (p *Plan) Target(t Task) (to int, target Task, ok bool) {
+	return p.neighbour(t, +1)
 }
 
 // neighbour is the same task some virtual stages on in its direction.
-func (p *Plan) neighbour(rank int, t Task, on int) (int, Task, bool) {
-	pp := p.Parallel.PP
+func (p *Plan) neighbour(t Task, on int) (int, Task, bool) {
 	if t.Kind == Backward {
 		on = -on
 	}
-	j := t.Chunk*pp + rank + on
-	if j < 0 || j >= pp*p.Parallel.VirtualStages {
+	t.Stage += on
+	if t.Stage < 0 || t.Stage >= p.Parallel.Stages() {
 		return 0, Task{}, false
 	}
-	t.Chunk = j / pp
-	return j % pp, t, true
+	return p.Home(t.Stage), t, true
 }
 
 // Size is the shape of a task of subsequence i.

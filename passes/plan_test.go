@@ -108,7 +108,7 @@ func TestJSONThatIsNoPlan(t *testing.T) {
 	good := string(jsonOf(t, planOf(t, "tiny.sppo")))
 	for _, c := range []struct{ old, new, want string }{
 		{`"parallel"`, `"paralel"`, `unknown field "paralel"`},
-		{`"F0.0"`, `"G0.0"`, "is no task"},
+		{`"F0.0@0"`, `"G0.0@0"`, "is no task"},
 		{`"sp": 2,`, `"sp": two,`, "line"},
 		{"\n}\n", "\n}\n{}", "more behind its end"},
 	} {
@@ -132,7 +132,7 @@ func TestJoinLists(t *testing.T) {
 		t.Errorf("changed:\n%s", diff)
 	}
 	for _, line := range strings.Split(string(jsonOf(t, p)), "\n") {
-		if strings.Contains(line, "F0.0") && !strings.Contains(line, "B0.0") {
+		if strings.Contains(line, "F0.0@0") && !strings.Contains(line, "B0.0") {
 			t.Errorf("tasks are not joined: %s", line)
 		}
 	}

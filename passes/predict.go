@@ -164,10 +164,10 @@ func optimizerTime(c *Context, p *Plan, m cost.Model) ir.Seconds {
 	var slowest ir.Seconds
 	for s := range p.Parallel.PP {
 		t := layer * ir.Seconds(p.layersOf(s))
-		if s == 0 {
+		if s == p.Home(0) {
 			t += embedding
 		}
-		if s == p.Parallel.PP-1 && !g.Tied {
+		if s == p.Home(p.Parallel.Stages()-1) && !g.Tied {
 			t += head
 		}
 		slowest = max(slowest, t)

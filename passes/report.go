@@ -98,7 +98,7 @@ func (p *Plan) reportStages(b *strings.Builder) {
 		}
 		line(head...)
 		for s := range p.Tasks {
-			cells := []string{fmt.Sprint(s), layerRanges(p.StageLayers(s)), p.Time.BusyS[s].String(),
+			cells := []string{fmt.Sprint(s), p.layerRanges(s), p.Time.BusyS[s].String(),
 				fmt.Sprintf("%.1f%%", 100*(1-float64(p.Time.BusyS[s]/max(makespan, 1e-12))))}
 			if p.Memory.Placed {
 				cells = append(cells, ofCapacity(p.Memory.DevicePeakBytes[s], p.Memory.DeviceCapacityBytes),
@@ -110,10 +110,12 @@ func (p *Plan) reportStages(b *strings.Builder) {
 	b.WriteByte('\n')
 }
 
-// layerRanges writes the layers of each virtual stage: "0-3 8-11".
-func layerRanges(chunks [][]int) string {
-	words := make([]string, len(chunks))
-	for i, layers := range chunks {
+// layerRanges writes the layers of each virtual stage of a rank: "0-3 8-11".
+func (p *Plan) layerRanges(rank int) string {
+	stages := p.StagesOf(rank)
+	words := make([]string, len(stages))
+	for i, j := range stages {
+		layers := p.Layers(j)
 		words[i] = fmt.Sprint(layers[0])
 		if n := len(layers); n > 1 {
 			words[i] += fmt.Sprintf("-%d", layers[n-1])
@@ -176,10 +178,10 @@ func (p *Plan) residentBytes(stage int) (state, caches ir.Bytes) {
 	g := p.Graph()
 	layers := ir.Bytes(p.layersOf(stage))
 	state = layers * p.stateBytes(g, g.Layer)
-	if stage == 0 {
+	if stage == p.Home(0) {
 		state += p.stateBytes(g, g.Embedding)
 	}
-	if stage == p.Parallel.PP-1 {
+	if stage == p.Home(p.Parallel.Stages()-1) {
 		state += p.stateBytes(g, g.Head)
 	}
 	z := p.Size(0)

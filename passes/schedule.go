@@ -2,7 +2,6 @@ package passes
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 )
 
@@ -16,15 +15,11 @@ func schedule(_ *Context, p *Plan) error {
 	return nil
 }
 
-// MarshalText writes "F0.3": kind, microbatch, subsequence, and the virtual stage where it is not the rank's first.
+// MarshalText writes "F0.3@1": kind, microbatch, subsequence, virtual stage.
 func (t Task) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
 func (t Task) String() string {
-	text := fmt.Sprintf("%s%d.%d", t.Kind, t.Microbatch, t.Subsequence)
-	if t.Chunk != 0 {
-		text += "." + strconv.Itoa(t.Chunk)
-	}
-	return text
+	return fmt.Sprintf("%s%d.%d@%d", t.Kind, t.Microbatch, t.Subsequence, t.Stage)
 }
 
 // UnmarshalText reads what MarshalText writes.
@@ -35,19 +30,13 @@ func (t *Task) UnmarshalText(text []byte) error {
 		if !ok {
 			continue
 		}
-		var numbers [3]int
-		fields := strings.Split(rest, ".")
-		ok = len(fields) == 2 || len(fields) == 3
-		for i := 0; ok && i < len(fields); i++ {
-			n, err := strconv.Atoi(fields[i])
-			numbers[i], ok = n, err == nil
-		}
-		if ok {
-			*t = Task{kind, numbers[0], numbers[1], numbers[2]}
+		read := Task{Kind: kind}
+		if n, err := fmt.Sscanf(rest, "%d.%d@%d", &read.Microbatch, &read.Subsequence, &read.Stage); err == nil && n == 3 && read.String() == word {
+			*t = read
 			return nil
 		}
 	}
-	return fmt.Errorf("%q is no task: write F or B, microbatch, dot, subsequence, as in F0.3", word)
+	return fmt.Errorf("%q is no task: write F or B, microbatch, dot, subsequence, @, virtual stage, as in F0.3@1", word)
 }
 
 // checkSchedule: every task once on every stage, in an order that the dataflow allows, the same on all stages where
@@ -56,32 +45,32 @@ func checkSchedule(_ *Context, p *Plan) error {
 	if len(p.Tasks) != p.Parallel.PP {
 		return fmt.Errorf("tasks are given for %d stages of %d", len(p.Tasks), p.Parallel.PP)
 	}
-	for s, tasks := range p.Tasks {
-		if err := p.checkStage(tasks); err != nil {
-			return fmt.Errorf("tasks of stage %d: %w", s, err)
-		}
-		if err := sameMessages(p.Tasks[0], tasks); err != nil {
-			return fmt.Errorf("tasks of stages 0 and %d: %w", s, err)
+	for rank, tasks := range p.Tasks {
+		if err := p.checkStage(rank, tasks); err != nil {
+			return fmt.Errorf("tasks of stage %d: %w", rank, err)
 		}
 	}
 	return p.Walk(func(int, Task) {})
 }
 
-func (p *Plan) checkStage(tasks []Task) error {
+func (p *Plan) checkStage(rank int, tasks []Task) error {
 	n, microbatches, v := p.Subsequences.N, p.Parallel.Microbatches, p.Parallel.VirtualStages
 	if want := 2 * n * microbatches * v; len(tasks) != want {
 		return fmt.Errorf("there are %d, and forward and backward of %d subsequences of %d microbatches on %d virtual stages are %d", len(tasks), n, microbatches, v, want)
 	}
-	type place struct{ microbatch, chunk int }
+	type place struct{ microbatch, stage int }
 	forward, backward := map[place]int{}, map[place]int{} // how many are done
 	for _, t := range tasks {
-		if t.Microbatch < 0 || t.Microbatch >= microbatches || t.Subsequence < 0 || t.Subsequence >= n || t.Chunk < 0 || t.Chunk >= v {
+		if t.Microbatch < 0 || t.Microbatch >= microbatches || t.Subsequence < 0 || t.Subsequence >= n || t.Stage < 0 || t.Stage >= p.Parallel.Stages() {
 			return fmt.Errorf("%s: there is no such microbatch, subsequence or virtual stage", t)
 		}
-		at := place{t.Microbatch, t.Chunk}
+		if home := p.Home(t.Stage); home != rank {
+			return fmt.Errorf("%s: virtual stage %d belongs to stage %d", t, t.Stage, home)
+		}
+		at := place{t.Microbatch, t.Stage}
 		if t.Kind == Forward {
 			if t.Subsequence != forward[at] {
-				return fmt.Errorf("%s comes where %s is due: it reads K and V of all before it", t, Task{Forward, t.Microbatch, forward[at], t.Chunk})
+				return fmt.Errorf("%s comes where %s is due: it reads K and V of all before it", t, Task{Forward, t.Microbatch, forward[at], t.Stage})
 			}
 			forward[at]++
 			continue
@@ -94,53 +83,32 @@ func (p *Plan) checkStage(tasks []Task) error {
 	return nil
 }
 
-// sameMessages demands that two stages do tasks of each kind in the same order: messages are not reordered.
-func sameMessages(a, b []Task) error {
-	for _, kind := range []TaskKind{Forward, Backward} {
-		j := 0
-		for _, t := range a {
-			if t.Kind != kind {
-				continue
-			}
-			for b[j].Kind != kind {
-				j++
-			}
-			if b[j] != t {
-				return fmt.Errorf("%s and %s are out of order: messages between stages keep their order", t, b[j])
-			}
-			j++
-		}
-	}
-	return nil
-}
-
 // Walk visits the tasks of all stages in an order in which whatever a task waits for comes before it.
-func (p *Plan) Walk(visit func(stage int, t Task)) error {
-	stages, v := len(p.Tasks), p.Parallel.VirtualStages
-	next := make([]int, stages) // task that a stage does next
-	done := map[TaskKind][]int{ // tasks of a kind and virtual stage that have been visited: they have one order on
-		Forward:  make([]int, stages*v), // all stages
-		Backward: make([]int, stages*v),
+func (p *Plan) Walk(visit func(rank int, t Task)) error {
+	next := make([]int, len(p.Tasks)) // task that a rank does next
+	n, stages := p.Subsequences.N, p.Parallel.Stages()
+	done := map[TaskKind][]bool{}
+	for _, kind := range []TaskKind{Forward, Backward} {
+		done[kind] = make([]bool, p.Parallel.Microbatches*n*stages)
 	}
-	ready := func(s int, t Task) bool {
-		from, source, fed := p.Source(s, t)
-		return !fed || done[t.Kind][source.Chunk*stages+from] > done[t.Kind][t.Chunk*stages+s]
-	}
+	index := func(t Task) int { return (t.Microbatch*n+t.Subsequence)*stages + t.Stage }
 	for moved := true; moved; {
 		moved = false
-		for s := range p.Tasks {
-			for next[s] < len(p.Tasks[s]) && ready(s, p.Tasks[s][next[s]]) {
-				t := p.Tasks[s][next[s]]
-				visit(s, t)
-				next[s]++
-				done[t.Kind][t.Chunk*stages+s]++
+		for rank, tasks := range p.Tasks {
+			for ; next[rank] < len(tasks); next[rank]++ {
+				t := tasks[next[rank]]
+				if _, source, fed := p.Source(t); fed && !done[t.Kind][index(source)] {
+					break
+				}
+				visit(rank, t)
+				done[t.Kind][index(t)] = true
 				moved = true
 			}
 		}
 	}
-	for s := range p.Tasks {
-		if next[s] < len(p.Tasks[s]) {
-			return fmt.Errorf("stage %d waits for ever at %s: the orders of the stages do not fit together", s, p.Tasks[s][next[s]])
+	for rank, tasks := range p.Tasks {
+		if next[rank] < len(tasks) {
+			return fmt.Errorf("stage %d waits for ever at %s: the orders of the stages do not fit together", rank, tasks[next[rank]])
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package passes
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -10,8 +11,8 @@ import (
 
 func TestScheduleOfOneSequence(t *testing.T) {
 	p := planOf(t, "tiny.sppo", "train.batch=1")
-	want := "F0.0 F0.1 F0.2 F0.3 B0.3 B0.2 B0.1 B0.0"
 	for s, tasks := range p.Tasks {
+		want := strings.ReplaceAll("F0.0@s F0.1@s F0.2@s F0.3@s B0.3@s B0.2@s B0.1@s B0.0@s", "s", strconv.Itoa(s))
 		if got := list(tasks); got != want {
 			t.Errorf("stage %d: %s, want %s", s, got, want)
 		}
@@ -20,7 +21,7 @@ func TestScheduleOfOneSequence(t *testing.T) {
 
 func TestScheduleOfABatch(t *testing.T) {
 	p := planOf(t, "tiny.sppo", "schedule.subsequences=2")
-	if got, want := list(p.Tasks[0]), "F0.0 F0.1 B0.1 B0.0 F1.0 F1.1 B1.1 B1.0"; got != want {
+	if got, want := list(p.Tasks[0]), "F0.0@0 F0.1@0 B0.1@0 B0.0@0 F1.0@0 F1.1@0 B1.1@0 B1.0@0"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
@@ -33,7 +34,7 @@ func TestTaskText(t *testing.T) {
 			t.Errorf("%s came back as %s, %v", text, back, err)
 		}
 	}
-	for _, bad := range []string{"", "F", "F1", "X0.0", "F0.a", "B.1"} {
+	for _, bad := range []string{"", "F", "F1", "X0.0", "F0.a@0", "B.1@0", "F0.1", "F0.1@1x", "F0.01@1"} {
 		if err := new(Task).UnmarshalText([]byte(bad)); err == nil {
 			t.Errorf("%q passed for a task", bad)
 		}
@@ -48,12 +49,14 @@ func TestBrokenSchedules(t *testing.T) {
 	}{
 		{"a stage less", "for 1 stages of 2", func(p *Plan) { p.Tasks = p.Tasks[:1] }},
 		{"a task less", "there are 15", func(p *Plan) { p.Tasks[1] = p.Tasks[1][:15] }},
-		{"twice the same", "F0.0 comes where F0.1 is due", func(p *Plan) { p.Tasks[0][1] = p.Tasks[0][0] }},
-		{"forward out of order", "F0.1 comes where F0.0 is due", func(p *Plan) { swap(p.Tasks[0], 0, 1) }},
-		{"backward out of order", "B0.2 comes too early", func(p *Plan) { swap(p.Tasks[0], 4, 5) }},
-		{"backward too early", "B0.3 comes too early", func(p *Plan) { swap(p.Tasks[0], 3, 4) }},
+		{"twice the same", "F0.0@0 comes where F0.1@0 is due", func(p *Plan) { p.Tasks[0][1] = p.Tasks[0][0] }},
+		{"forward out of order", "F0.1@0 comes where F0.0@0 is due", func(p *Plan) { swap(p.Tasks[0], 0, 1) }},
+		{"backward out of order", "B0.2@0 comes too early", func(p *Plan) { swap(p.Tasks[0], 4, 5) }},
+		{"backward too early", "B0.3@0 comes too early", func(p *Plan) { swap(p.Tasks[0], 3, 4) }},
 		{"no such microbatch", "no such microbatch", func(p *Plan) { p.Tasks[0][0].Microbatch = 2 }},
-		{"messages cross", "messages between stages keep their order", func(p *Plan) { exchangeMicrobatches(p.Tasks[1]) }},
+		{"no such virtual stage", "no such microbatch", func(p *Plan) { p.Tasks[0][0].Stage = 2 }},
+		{"another rank's virtual stage", "virtual stage 1 belongs to stage 1", func(p *Plan) { p.Tasks[0][0].Stage = 1 }},
+		{"microbatches cross", "waits for ever", func(p *Plan) { exchangeMicrobatches(p.Tasks[1]) }},
 	} {
 		p := planOf(t, "tiny.sppo")
 		c.edit(p)
@@ -75,11 +78,14 @@ func exchangeMicrobatches(tasks []Task) {
 // stage 1 wants before it goes backward.
 func TestStagesThatWaitForEachOther(t *testing.T) {
 	p := planOf(t, "tiny.sppo", "schedule.subsequences=1")
-	p.Tasks[1] = []Task{{Forward, 0, 0, 0}, {Forward, 1, 0, 0}, {Backward, 0, 0, 0}, {Backward, 1, 0, 0}}
+	allForward := func(stage int) []Task {
+		return []Task{{Forward, 0, 0, stage}, {Forward, 1, 0, stage}, {Backward, 0, 0, stage}, {Backward, 1, 0, stage}}
+	}
+	p.Tasks[1] = allForward(1)
 	if err := Verify(p); err == nil || !strings.Contains(err.Error(), "waits for ever") {
 		t.Errorf("%v, want a deadlock", err)
 	}
-	p.Tasks[0] = p.Tasks[1]
+	p.Tasks[0] = allForward(0)
 	if err := Verify(p); err != nil {
 		t.Errorf("two microbatches forward, then backward, on both stages: %v", err)
 	}

@@ -10,8 +10,12 @@ func (p *Plan) simulate(t *costs) {
 	s := &simulation{costs: t, plan: p, stages: make([]simStage, len(p.Tasks))}
 	for i := range s.stages {
 		s.stages[i] = simStage{
-			tasks: p.Tasks[i], d2h: t.d2h[i], h2d: t.h2d[i], layers: p.StageLayers(i),
+			tasks: p.Tasks[i], d2h: t.d2h[i], h2d: t.h2d[i], spans: map[int]layerSpan{},
 			left: map[Task][]ir.Seconds{}, back: map[Task][]ir.Seconds{}, arrives: map[Task]ir.Seconds{},
+		}
+		for _, j := range p.StagesOf(i) {
+			first, end := p.span(j)
+			s.stages[i].spans[j] = layerSpan{first, end}
 		}
 	}
 	if err := p.Walk(s.task); err != nil {
@@ -26,11 +30,13 @@ type simulation struct {
 	stages []simStage
 }
 
+type layerSpan struct{ first, end int }
+
 type simStage struct {
 	tasks    []Task
-	d2h, h2d [][]ir.Seconds // [i][k]
-	layers   [][]int        // of each virtual stage
-	done     int            // tasks
+	d2h, h2d [][]ir.Seconds    // [i][k]
+	spans    map[int]layerSpan // of each virtual stage, its layers among all of the rank
+	done     int               // tasks
 
 	now, busy, exposed ir.Seconds
 	d2hFree, h2dFree   ir.Seconds
@@ -45,8 +51,8 @@ func (s *simulation) task(stage int, t Task) {
 	begin := st.now
 	st.now = max(st.now, st.arrives[t])
 	delete(st.arrives, t)
-	_, _, fed := s.plan.Source(stage, t)
-	to, next, feeds := s.plan.Target(stage, t)
+	_, _, fed := s.plan.Source(t)
+	to, next, feeds := s.plan.Target(t)
 	if t.Kind == Forward {
 		s.forwardTask(st, t, !fed)
 	} else {
@@ -87,14 +93,8 @@ func (st *simStage) wait(until ir.Seconds) {
 
 // span is where the layers of a task's virtual stage lie among all layers of its rank.
 func (st *simStage) span(t Task) (first, end int) {
-	for c, layers := range st.layers {
-		end = first + len(layers)
-		if c == t.Chunk {
-			break
-		}
-		first = end
-	}
-	return first, end
+	span := st.spans[t.Stage]
+	return span.first, span.end
 }
 
 // Leaving are the forwards whose offloads end while this task runs, layer by layer: the one that lies Lag tasks back, and at

@@ -35,7 +35,7 @@ func solve(c *Context, p *Plan) error {
 	if p.Recompute != graph.RecomputeNone {
 		p.decide("solve", "recompute", p.Recompute, "given: that much less is kept between forward and backward, and made again")
 	}
-	p.LayersPerStage = evenLayers(p.Model.Layers, p.Parallel.PP*p.Parallel.VirtualStages)
+	p.LayersPerStage = evenLayers(p.Model.Layers, p.Parallel.Stages())
 	p.decide("solve", "layers_per_stage", list(p.LayersPerStage), "even; where it does not divide the first stages hold one more, since the last computes the loss")
 	return nil
 }
@@ -354,7 +354,7 @@ func checkSolved(_ *Context, p *Plan) error {
 	if err := plain(sizeProblems(p)); err != nil {
 		return err
 	}
-	if got, want := len(p.LayersPerStage), p.Parallel.PP*p.Parallel.VirtualStages; got != want {
+	if got, want := len(p.LayersPerStage), p.Parallel.Stages(); got != want {
 		return fmt.Errorf("layers_per_stage has %d entries for %d stages", got, want)
 	}
 	sum := 0

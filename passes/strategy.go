@@ -88,10 +88,10 @@ func strategyNames() []string {
 }
 
 // oneSequence is the paper's order, microbatch after microbatch.
-func oneSequence(p *Plan, _ int) []Task {
+func oneSequence(p *Plan, rank int) []Task {
 	var order []Task
 	for m := range p.Parallel.Microbatches {
-		forward := p.forwardOrder(m)
+		forward := p.forwardOrder(rank, m)
 		order = append(order, forward...)
 		order = append(order, mirrored(forward)...)
 	}
@@ -111,7 +111,7 @@ func mirrored(forward []Task) []Task {
 // forwardOrder is what a rank forwards of one microbatch. With virtual stages it takes rounds: a group of 2*PP
 // subsequences through its first virtual stage, the same group through its second, and so on; groups of PP would stall on
 // the latency of messages.
-func (p *Plan) forwardOrder(microbatch int) []Task {
+func (p *Plan) forwardOrder(rank, microbatch int) []Task {
 	n, v := p.Subsequences.N, p.Parallel.VirtualStages
 	group := n
 	if v > 1 {
@@ -119,9 +119,9 @@ func (p *Plan) forwardOrder(microbatch int) []Task {
 	}
 	order := make([]Task, 0, n*v)
 	for first := 0; first < n; first += group {
-		for c := range v {
+		for _, stage := range p.StagesOf(rank) {
 			for i := first; i < min(first+group, n); i++ {
-				order = append(order, Task{Forward, microbatch, i, c})
+				order = append(order, Task{Forward, microbatch, i, stage})
 			}
 		}
 	}
@@ -129,9 +129,9 @@ func (p *Plan) forwardOrder(microbatch int) []Task {
 }
 
 // bothDirections are the forwards of all microbatches and their backwards, each kind in the order of microbatches.
-func bothDirections(p *Plan) (forward, backward []Task) {
+func bothDirections(p *Plan, rank int) (forward, backward []Task) {
 	for m := range p.Parallel.Microbatches {
-		f := p.forwardOrder(m)
+		f := p.forwardOrder(rank, m)
 		forward = append(forward, f...)
 		backward = append(backward, mirrored(f)...)
 	}
@@ -139,8 +139,8 @@ func bothDirections(p *Plan) (forward, backward []Task) {
 }
 
 // allForward is the order of GPipe (Huang et al. 2019) and, over subsequences, of TeraPipe (Li et al. 2021).
-func allForward(p *Plan, _ int) []Task {
-	forward, backward := bothDirections(p)
+func allForward(p *Plan, rank int) []Task {
+	forward, backward := bothDirections(p, rank)
 	return append(forward, backward...)
 }
 
@@ -148,7 +148,7 @@ func allForward(p *Plan, _ int) []Task {
 // et al. 2024): a rank begins with as many forwards as its distance from the end of the pipeline asks for, and N-1 more,
 // since the first backward is that of the last subsequence.
 func oneForwardOneBackward(p *Plan, rank int) []Task {
-	forward, backward := bothDirections(p)
+	forward, backward := bothDirections(p, rank)
 	warmUp := min(p.Parallel.PP-1-rank+p.Subsequences.N-1, len(forward))
 	order := slices.Clone(forward[:warmUp])
 	for i, b := range backward {
