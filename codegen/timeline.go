@@ -60,9 +60,12 @@ func (l *layout) timeline() [][]step {
 			index[r][t] = i
 		}
 	}
-	ends := l.taskTimes(func(rank int, t passes.Task, start int) {
-		items[rank] = append(items[rank], item{moment{start, true, 0}, step{running, index[rank][t]}})
-	})
+	starts, ends := p.Times()
+	for r := range p.Tasks {
+		for i, start := range starts[r] {
+			items[r] = append(items[r], item{moment{start, true, 0}, step{running, i}})
+		}
+	}
 	messages := 0
 	for r, tasks := range p.Tasks {
 		for i, t := range tasks {
@@ -84,33 +87,4 @@ func (l *layout) timeline() [][]step {
 		}
 	}
 	return steps
-}
-
-// taskTimes runs the tasks of all ranks against each other and returns when each ends.
-func (l *layout) taskTimes(visit func(rank int, t passes.Task, start int)) [][]int {
-	p := l.plan
-	ends := make([][]int, p.Parallel.PP)
-	arrives := make([]map[passes.Task]int, p.Parallel.PP)
-	for r := range arrives {
-		arrives[r] = map[passes.Task]int{}
-	}
-	err := p.Walk(func(rank int, t passes.Task) {
-		start := arrives[rank][t]
-		if n := len(ends[rank]); n > 0 {
-			start = max(start, ends[rank][n-1])
-		}
-		visit(rank, t, start)
-		cost := len(l.stages[t.Stage])
-		if t.Kind == passes.Backward {
-			cost *= 2
-		}
-		ends[rank] = append(ends[rank], start+cost)
-		if to, next, ok := p.Target(t); ok {
-			arrives[to][next] = start + cost
-		}
-	})
-	if err != nil {
-		panic("internal: lowering tasks that were not verified: " + err.Error())
-	}
-	return ends
 }

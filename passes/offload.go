@@ -126,7 +126,10 @@ func (p *Plan) adaptiveAlpha(c *Context) func(i int) float64 {
 
 // unitBytes are the sizes of a layer's type-1 units for subsequence i, in the order of fate letters.
 func (p *Plan) unitBytes(c *Context, i int) []ir.Bytes {
-	b, z := c.Model(p).Layer, p.Size(i)
+	return unitSizes(c.Model(p).Layer, p.Size(i))
+}
+
+func unitSizes(b *graph.Block, z graph.Size) []ir.Bytes {
 	sizes := make([]ir.Bytes, len(b.Units))
 	for u := range b.Units {
 		sizes[u] = b.UnitBytes(&b.Units[u], z)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sppo/graph"
+	"sppo/ir"
 	"sppo/lang"
 )
 
@@ -118,6 +119,7 @@ type Context struct {
 	spec  *lang.Spec // nil for a plan that came as JSON
 	model *graph.Model
 	split graph.Split // that model was built for
+	held  map[workingKey]ir.Bytes
 }
 
 // Model is the dataflow of the plan's model on one rank.

@@ -160,37 +160,16 @@ func (p *Plan) reportFit(b *strings.Builder) {
 		return
 	}
 	b.WriteString("It does not fit:\n")
+	bound := FootprintOf(p)
 	for s := range m.DevicePeakBytes {
 		if over := m.DevicePeakBytes[s] - m.DeviceCapacityBytes; over > 0 {
-			state, caches := p.residentBytes(s)
-			fmt.Fprintf(b, "  stage %d needs %s more on every device: %s of weights, gradients and optimizer, %s of K, V and their gradients, the rest activations\n",
-				s, over, state, caches)
+			fmt.Fprintf(b, "  stage %d needs %s more on every device, which holds at most, during %s: %s\n", s, over, bound.Device[s].Task, bound.Device[s].inWords())
 		}
 		if over := m.HostPeakBytes[s] - m.HostCapacityBytes; over > 0 {
 			fmt.Fprintf(b, "  stage %d needs %s more host memory for every rank\n", s, over)
 		}
 	}
 	b.WriteByte('\n')
-}
-
-// residentBytes is what no offload moves: the state of the stage's parameters, and the caches with their gradients.
-func (p *Plan) residentBytes(stage int) (state, caches ir.Bytes) {
-	g := p.Graph()
-	layers := ir.Bytes(p.layersOf(stage))
-	state = layers * p.stateBytes(g, g.Layer)
-	if stage == p.Home(0) {
-		state += p.stateBytes(g, g.Embedding)
-	}
-	if stage == p.Home(p.Parallel.Stages()-1) {
-		state += p.stateBytes(g, g.Head)
-	}
-	z := p.Size(0)
-	for i := range g.Layer.Values {
-		if v := &g.Layer.Values[i]; v.Kind == graph.Cache || v.Kind == graph.CacheGrad {
-			caches += layers * v.Bytes(z)
-		}
-	}
-	return state, caches
 }
 
 func (p *Plan) reportReasons(b *strings.Builder) {

@@ -113,3 +113,31 @@ func (p *Plan) Walk(visit func(rank int, t Task)) error {
 	}
 	return nil
 }
+
+// Times are when every task of every stage begins and ends in a run of the schedule in which a layer's forward takes one unit
+// of time, its backward two, and messages none.
+func (p *Plan) Times() (starts, ends [][]int) {
+	starts, ends = make([][]int, p.Parallel.PP), make([][]int, p.Parallel.PP)
+	arrives := make([]map[Task]int, p.Parallel.PP)
+	for r := range arrives {
+		arrives[r] = map[Task]int{}
+	}
+	err := p.Walk(func(rank int, t Task) {
+		start := arrives[rank][t]
+		if n := len(ends[rank]); n > 0 {
+			start = max(start, ends[rank][n-1])
+		}
+		cost := p.LayersPerStage[t.Stage]
+		if t.Kind == Backward {
+			cost *= 2
+		}
+		starts[rank], ends[rank] = append(starts[rank], start), append(ends[rank], start+cost)
+		if to, next, ok := p.Target(t); ok {
+			arrives[to][next] = start + cost
+		}
+	})
+	if err != nil {
+		panic("internal: timing tasks that were not verified: " + err.Error())
+	}
+	return starts, ends
+}

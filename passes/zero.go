@@ -75,21 +75,22 @@ func (p *Plan) divides(param *graph.Param, slices int64) bool {
 	return true
 }
 
-// stateBytes are those of a block's parameters on one rank: gradients, weights, and what the optimizer keeps, which is
+// stateBytes are those of a block's parameters on one rank: weights, gradients, and what the optimizer keeps, which is
 // two f32 moments and an f32 master where the weight cannot be it.
-func (p *Plan) stateBytes(g *graph.Model, b *graph.Block) ir.Bytes {
-	var n ir.Bytes
+func (p *Plan) stateBytes(g *graph.Model, b *graph.Block) (weights, gradients, optimizer ir.Bytes) {
 	for i := range b.Params {
 		param := &b.Params[i]
 		slices := ir.Bytes(p.stateSlices(param))
 		elements := ir.Bytes(param.Local[0] * param.Local[1])
-		n += elements * (ir.F32.Bytes() + g.DType().Bytes()) // gradient and weight
-		n += elements / slices * 2 * ir.F32.Bytes()
+		weights += graph.Align(elements * g.DType().Bytes())
+		gradients += graph.Align(elements * ir.F32.Bytes())
+		state := graph.Align(elements / slices * ir.F32.Bytes())
+		optimizer += 2 * state
 		if slices > 1 || g.DType() != ir.F32 {
-			n += elements / slices * ir.F32.Bytes()
+			optimizer += state
 		}
 	}
-	return n
+	return weights, gradients, optimizer
 }
 
 // stateSlices is into how many parts a parameter's optimizer state is divided.

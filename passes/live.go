@@ -1,0 +1,155 @@
+package passes
+
+import (
+	"sppo/graph"
+	"sppo/ir"
+)
+
+// direction is one in which a block runs.
+type direction uint8
+
+const (
+	forwardPass direction = iota
+	backwardPass
+)
+
+// workingKey is what the bytes of a running block depend on.
+type workingKey struct {
+	block *graph.Block
+	pass  direction
+	size  graph.Size
+	fresh bool
+}
+
+// working is the most bytes that a block holds at once while a pass of it runs: its input, what it has saved or will save, its
+// result; the gradients of its weights and of its caches only where this is the run that begins them.
+func (c *Context) working(g *graph.Model, b *graph.Block, pass direction, z graph.Size, fresh bool) ir.Bytes {
+	key := workingKey{b, pass, z, fresh}
+	n, known := c.held[key]
+	if !known {
+		if c.held == nil {
+			c.held = map[workingKey]ir.Bytes{}
+		}
+		l := lives{block: b, size: z, of: make([]int, len(b.Values))}
+		l.size.Rows = g.ChunkRows(z)
+		n = l.run(pass, fresh)
+		c.held[key] = n
+	}
+	return n
+}
+
+// lives are the spans of a pass's nodes over which bytes are held.
+type lives struct {
+	block *graph.Block
+	size  graph.Size
+	spans []liveSpan
+	of    []int // value -> 1 + its span
+}
+
+type liveSpan struct {
+	first, last int
+	bytes       ir.Bytes
+}
+
+func (l *lives) run(pass direction, fresh bool) ir.Bytes {
+	b, nodes := l.block, l.block.Forward
+	given, result := b.Input, b.Output
+	if pass == backwardPass {
+		nodes, given, result = b.Backward, b.DOutput, b.DInput
+	}
+	end := len(nodes)
+	for i := range b.Units {
+		u := &b.Units[i]
+		if u.Producer >= 0 || pass == backwardPass {
+			l.saved(u, pass, end)
+		}
+	}
+	for _, v := range []int{given, b.Input} {
+		if v != graph.Missing {
+			l.hold(v, 0, 0)
+		}
+	}
+	first, last := loop(nodes)
+	for i := range nodes {
+		for _, a := range nodes[i].Args {
+			if a.Value == graph.Missing || !l.counts(a.Value, fresh) {
+				continue
+			}
+			from, to := i, i
+			if nodes[i].Chunked && b.Values[a.Value].Rows != graph.ChunkRows { // one turn of the loop stands for all
+				from, to = first, last
+			}
+			if kind := b.Values[a.Value].Kind; kind == graph.WeightGrad || kind == graph.CacheGrad {
+				to = end
+			}
+			l.hold(a.Value, from, to)
+		}
+	}
+	if result != graph.Missing {
+		l.hold(result, end, end)
+	}
+	return l.most(end)
+}
+
+// counts says whether a value's bytes are this pass's: weights and caches persist, and so do gradients once they are begun.
+func (l *lives) counts(v int, fresh bool) bool {
+	switch l.block.Values[v].Kind {
+	case graph.Activation, graph.Input:
+		return true
+	case graph.WeightGrad:
+		return fresh
+	case graph.CacheGrad:
+		return l.size.Prefix+l.size.Tokens == l.size.Sequence // the last subsequence goes first
+	}
+	return false
+}
+
+// saved holds a unit from its producer to the end of the forward, or to its last reader in the backward.
+func (l *lives) saved(u *graph.Unit, pass direction, end int) {
+	s := liveSpan{bytes: graph.Align(l.block.UnitBytes(u, l.size))}
+	if pass == forwardPass {
+		s.first, s.last = u.Producer, end
+	}
+	l.spans = append(l.spans, s)
+	for _, v := range u.Values {
+		l.of[v] = len(l.spans)
+	}
+}
+
+// hold prolongs a value's life, or begins it.
+func (l *lives) hold(v, first, last int) {
+	if l.of[v] == 0 {
+		l.spans = append(l.spans, liveSpan{first, last, graph.Align(l.block.Values[v].Bytes(l.size))})
+		l.of[v] = len(l.spans)
+	}
+	s := &l.spans[l.of[v]-1]
+	s.first, s.last = min(s.first, first), max(s.last, last)
+}
+
+func (l *lives) most(end int) ir.Bytes {
+	change := make([]ir.Bytes, end+2)
+	for _, s := range l.spans {
+		change[s.first] += s.bytes
+		change[s.last+1] -= s.bytes
+	}
+	var now, most ir.Bytes
+	for _, d := range change {
+		now += d
+		most = max(most, now)
+	}
+	return most
+}
+
+// loop is where the head's loop over chunks begins and ends.
+func loop(nodes []graph.Node) (first, last int) {
+	first = -1
+	for i := range nodes {
+		if nodes[i].Chunked {
+			if first < 0 {
+				first = i
+			}
+			last = i
+		}
+	}
+	return first, last
+}

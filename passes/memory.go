@@ -1,0 +1,420 @@
+package passes
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"sppo/graph"
+	"sppo/ir"
+)
+
+// A bound on memory, for passes that choose among plans before anything is placed. It walks the tasks of a stage as codegen
+// lowers them, layer by layer, and adds up whose bytes are held. Plan.Memory is what codegen then places, to the byte; a test
+// in codegen holds the two together.
+
+// Term is one of the things that a rank's device memory goes to.
+type Term int
+
+// Terms.
+const (
+	TermWeights    Term = iota
+	TermOptimizer       // moments and f32 masters
+	TermGradients       // of weights, those that the step has touched
+	TermCaches          // K and V
+	TermCacheGrads      // dK and dV
+	TermKept            // units between their forward and their backward
+	TermCopies          // units on their way to the host or back
+	TermMessages        // between stages, and what waits for the head
+	TermWorking         // what runs: a layer, the embedding, a chunk of the head
+	TermPacking         // gaps that placing may leave
+	numTerms
+)
+
+var termNames = [numTerms]string{
+	"weights", "optimizer state", "gradients", "K and V", "dK and dV", "kept activations", "copies under way", "messages", "the layer that runs", "gaps",
+}
+
+func (t Term) String() string { return termNames[t] }
+
+// Peak is the moment at which a stage's ranks hold most on the device.
+type Peak struct {
+	Bytes ir.Bytes           // sum of the terms
+	Terms [numTerms]ir.Bytes // at that moment
+	Task  Task               // that runs then
+}
+
+// Footprint bounds a plan's arenas from above.
+type Footprint struct {
+	Device []Peak     // [stage]
+	Host   []ir.Bytes // [stage], of one rank
+}
+
+// FootprintOf bounds what codegen will place for a plan.
+func FootprintOf(p *Plan) Footprint { return footprint(&Context{}, p) }
+
+// Fits says whether a plan that needs no more than this has room.
+func (f Footprint) Fits(device, host ir.Bytes) bool {
+	for s := range f.Device {
+		if f.Device[s].Bytes > device || f.Host[s] > host {
+			return false
+		}
+	}
+	return true
+}
+
+func footprint(c *Context, p *Plan) Footprint {
+	f := Footprint{Device: make([]Peak, len(p.Tasks)), Host: make([]ir.Bytes, len(p.Tasks))}
+	inputs := p.waitingInputs()
+	for s := range p.Tasks {
+		f.Device[s], f.Host[s] = c.stageFootprint(p, s, inputs[s])
+	}
+	return f
+}
+
+// packing is the share of what does not persist that placing may lose in gaps: a test holds placed plans to it.
+const packing = 0.03
+
+func packed(n ir.Bytes) ir.Bytes { return ir.Bytes(float64(n) * packing) }
+
+// residence adds up what one stage holds while its tasks run.
+type residence struct {
+	context *Context
+	plan    *Plan
+	stage   int
+	graph   *graph.Model
+	sizes   []graph.Size // of each subsequence
+	layers  []int        // of each virtual stage
+
+	now   [numTerms]ir.Bytes
+	host  ir.Bytes
+	peak  Peak
+	most  ir.Bytes // on the host
+	units map[Task]*unitsAway
+	fresh []bool // layers whose gradients the step has not touched
+}
+
+// unitsAway is what a forward has left, layer by layer of its virtual stage.
+type unitsAway struct {
+	kept, offloaded []ir.Bytes
+	leaving, back   []bool // offloaded: the device bytes are still held; they are on their way back or have come
+}
+
+func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
+	r := &residence{context: c, plan: p, stage: stage, graph: c.Model(p), layers: p.LayersPerStage, units: map[Task]*unitsAway{}}
+	r.fresh = slices.Repeat([]bool{true}, p.layersOf(stage))
+	for i := range p.Subsequences.N {
+		r.sizes = append(r.sizes, p.Size(i))
+	}
+	r.persist()
+	tasks := p.Tasks[stage]
+	for i, t := range tasks {
+		r.now[TermMessages] += inputs[i]
+		if t.Kind == Forward {
+			r.forward(tasks, i)
+		} else {
+			r.backward(tasks, i)
+		}
+		r.now[TermMessages] -= inputs[i]
+	}
+	r.optimizer()
+	for t, n := range r.peak.Terms {
+		if Term(t) != TermWeights && Term(t) != TermOptimizer {
+			r.peak.Terms[TermPacking] += packed(n)
+		}
+	}
+	r.peak.Bytes += r.peak.Terms[TermPacking]
+	return r.peak, r.most + packed(r.most)
+}
+
+// note compares a moment with the peak so far: what is held, and what runs.
+func (r *residence) note(t Task, working ir.Bytes) {
+	r.now[TermWorking] = working
+	var sum ir.Bytes
+	for _, n := range r.now {
+		sum += n
+	}
+	if sum > r.peak.Bytes {
+		r.peak = Peak{sum, r.now, t}
+	}
+	r.most = max(r.most, r.host)
+}
+
+func (r *residence) firstStage() bool { return r.stage == r.plan.Home(0) }
+func (r *residence) lastStage() bool  { return r.stage == r.plan.Home(r.plan.Parallel.Stages()-1) }
+
+// persist counts what lives through the whole run. A tied head on the embedding's stage has no weights of its own.
+func (r *residence) persist() {
+	add := func(b *graph.Block, layers ir.Bytes) {
+		weights, _, optimizer := r.plan.stateBytes(r.graph, b)
+		r.now[TermWeights] += layers * weights
+		r.now[TermOptimizer] += layers * optimizer
+	}
+	add(r.graph.Layer, ir.Bytes(len(r.fresh)))
+	if r.firstStage() {
+		add(r.graph.Embedding, 1)
+	}
+	if r.lastStage() && !(r.firstStage() && r.graph.Tied) {
+		add(r.graph.Head, 1)
+	}
+}
+
+// touch counts a block's gradients, which stay to the end of the step.
+func (r *residence) touch(b *graph.Block) {
+	_, gradients, _ := r.plan.stateBytes(r.graph, b)
+	r.now[TermGradients] += gradients
+}
+
+func (r *residence) forward(tasks []Task, i int) {
+	t := tasks[i]
+	z := r.sizes[t.Subsequence]
+	if _, _, fed := r.plan.Source(t); !fed {
+		r.note(t, r.context.working(r.graph, r.graph.Embedding, forwardPass, z, false))
+	}
+	u := r.leave(t)
+	leaving := r.plan.Leaving(tasks, i)
+	for k := range r.layers[t.Stage] {
+		b := r.block(t, k)
+		if t.Subsequence == 0 {
+			r.now[TermCaches] += r.caches(b, graph.Cache, z)
+		}
+		r.note(t, r.context.working(r.graph, b, forwardPass, z, false))
+		r.now[TermKept] += u.kept[k]
+		r.now[TermCopies] += u.offloaded[k]
+		r.host += u.offloaded[k]
+		u.leaving[k] = true
+		r.copiesBeside(tasks, i, leaving, k)
+	}
+	if _, _, feeds := r.plan.Target(t); !feeds {
+		r.now[TermMessages] += r.hidden(z) // the head runs in the backward
+	}
+}
+
+func (r *residence) backward(tasks []Task, i int) {
+	t := tasks[i]
+	f := t
+	f.Kind = Forward
+	z, u := r.sizes[t.Subsequence], r.units[f]
+	layers := r.layers[t.Stage]
+	if i > 0 && t.Undoes(tasks[i-1]) {
+		for k := range layers {
+			r.release(f, k)
+		}
+	}
+	for at := range r.plan.Offload.Ahead {
+		r.reload(t, at)
+	}
+	_, _, fed := r.plan.Source(t)
+	if !fed {
+		r.now[TermMessages] -= r.hidden(z)
+		r.touching(t, r.graph.Head, z, t.Microbatch == 0 && t.Subsequence == len(r.sizes)-1)
+	}
+	leaving := r.plan.Leaving(tasks, i)
+	first, _ := r.plan.span(t.Stage)
+	for at := range layers {
+		k := layers - 1 - at
+		b, own := r.block(t, k), first+k
+		r.now[TermKept] -= u.kept[k]
+		r.now[TermCopies] -= u.offloaded[k]
+		r.touching(t, b, z, r.fresh[own])
+		r.fresh[own] = false
+		if t.Subsequence == len(r.sizes)-1 {
+			r.now[TermCacheGrads] += r.caches(b, graph.CacheGrad, z)
+		}
+		if t.Subsequence == 0 {
+			r.now[TermCacheGrads] -= r.caches(b, graph.CacheGrad, z)
+			r.now[TermCaches] -= r.caches(b, graph.Cache, z)
+		}
+		r.copiesBeside(tasks, i, leaving, at)
+	}
+	delete(r.units, f)
+	if _, _, feeds := r.plan.Target(t); !feeds {
+		r.touching(t, r.graph.Embedding, z, t.Microbatch == 0 && t.Subsequence == len(r.sizes)-1)
+	}
+}
+
+// touching notes the backward of a block, which may be the first to touch its gradients.
+func (r *residence) touching(t Task, b *graph.Block, z graph.Size, fresh bool) {
+	r.note(t, r.context.working(r.graph, b, backwardPass, z, fresh))
+	if fresh {
+		r.touch(b)
+	}
+}
+
+// optimizer is the end of the step: all gradients, their slices, and weights under way.
+func (r *residence) optimizer() {
+	slices, largest := ir.Bytes(0), ir.Bytes(0)
+	count := func(b *graph.Block, layers ir.Bytes) {
+		for i := range b.Params {
+			param := &b.Params[i]
+			cut := r.plan.Slicing(param)
+			if cut.Slices() == 1 {
+				continue
+			}
+			whole := ir.Bytes(param.Local[0]*param.Local[1]) * ir.F32.Bytes()
+			if cut.SP > 1 && cut.DP > 1 {
+				slices += layers * graph.Align(whole/ir.Bytes(cut.SP))
+			}
+			slices += layers * graph.Align(whole/ir.Bytes(cut.Slices()))
+			largest = max(largest, 2*whole/ir.Bytes(min(cut.SP, cut.Slices())))
+		}
+	}
+	count(r.graph.Layer, ir.Bytes(len(r.fresh)))
+	if r.firstStage() {
+		count(r.graph.Embedding, 1)
+	}
+	if r.lastStage() {
+		count(r.graph.Head, 1)
+	}
+	r.note(Task{}, slices+largest)
+}
+
+// block is the dataflow of the k-th layer of a task.
+func (r *residence) block(Task, int) *graph.Block { return r.graph.Layer }
+
+// leave is what a forward will leave.
+func (r *residence) leave(t Task) *unitsAway {
+	n := r.layers[t.Stage]
+	u := &unitsAway{make([]ir.Bytes, n), make([]ir.Bytes, n), make([]bool, n), make([]bool, n)}
+	sizes := unitSizes(r.graph.Layer, r.sizes[t.Subsequence])
+	for k := range n {
+		fate := r.plan.FateOf(t, k)
+		for at, size := range sizes {
+			switch fate[at] {
+			case FateOffload:
+				u.offloaded[k] += size
+			case FateKeep:
+				u.kept[k] += size
+			}
+		}
+	}
+	r.units[t] = u
+	return u
+}
+
+// copiesBeside follows codegen's: it ends and begins the copies that go along with the k-th layer that a task runs.
+func (r *residence) copiesBeside(tasks []Task, i int, leaving []Task, k int) {
+	t := tasks[i]
+	layers, ahead := r.layers[t.Stage], r.plan.Offload.Ahead
+	for _, f := range leaving {
+		r.release(f, k)
+		for rest := k + 1; k == layers-1 && rest < r.layers[f.Stage]; rest++ {
+			r.release(f, rest)
+		}
+	}
+	if t.Kind == Backward {
+		r.reload(t, k+ahead)
+	}
+	if i+1 < len(tasks) && tasks[i+1].Kind == Backward && !tasks[i+1].Undoes(t) {
+		for at := range k + ahead - layers + 1 {
+			r.reload(tasks[i+1], at)
+		}
+	}
+}
+
+// release ends the copy of the k-th layer of a forward to the host.
+func (r *residence) release(f Task, k int) {
+	if u := r.units[f]; u != nil && k < len(u.leaving) && u.leaving[k] {
+		u.leaving[k] = false
+		r.now[TermCopies] -= u.offloaded[k]
+	}
+}
+
+// reload begins the copy back of the layer that a backward comes to as its at-th.
+func (r *residence) reload(t Task, at int) {
+	t.Kind = Forward
+	u := r.units[t]
+	k := r.layers[t.Stage] - 1 - at
+	if k < 0 || u.back[k] {
+		return
+	}
+	r.release(t, k)
+	u.back[k] = true
+	r.now[TermCopies] += u.offloaded[k]
+	r.most = max(r.most, r.host)
+	r.host -= u.offloaded[k]
+}
+
+// hidden are the bytes of the rows that stages pass on.
+func (r *residence) hidden(z graph.Size) ir.Bytes {
+	return graph.Align(r.graph.Layer.Values[r.graph.Layer.Input].Bytes(z))
+}
+
+// caches are the bytes of K and V of a layer, or of their gradients.
+func (r *residence) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.Bytes) {
+	for v := range b.Values {
+		if b.Values[v].Kind == kind {
+			n += graph.Align(b.Values[v].Bytes(z))
+		}
+	}
+	return n
+}
+
+// waitingInputs are, for every task of every stage, the bytes of messages that are held while it runs: results of the task
+// before it on their way out, inputs of tasks behind it that have come already or may come while it runs.
+func (p *Plan) waitingInputs() [][]ir.Bytes {
+	type arrival struct{ time, task int }
+	g := p.Graph()
+	hidden := make([]ir.Bytes, p.Subsequences.N)
+	for i := range hidden {
+		hidden[i] = graph.Align(g.Layer.Values[g.Layer.Input].Bytes(p.Size(i)))
+	}
+	starts, ends := p.Times()
+	index := make([]map[Task]int, len(p.Tasks))
+	for s, tasks := range p.Tasks {
+		index[s] = make(map[Task]int, len(tasks))
+		for i, t := range tasks {
+			index[s][t] = i
+		}
+	}
+	arrivals := make([][]arrival, len(p.Tasks))
+	held := make([][]ir.Bytes, len(p.Tasks))
+	for s, tasks := range p.Tasks {
+		held[s] = make([]ir.Bytes, len(tasks))
+		for i, t := range tasks {
+			to, next, ok := p.Target(t)
+			if !ok {
+				continue
+			}
+			arrivals[to] = append(arrivals[to], arrival{ends[s][i], index[to][next]})
+			if to != s && i+1 < len(tasks) {
+				held[s][i+1] += hidden[t.Subsequence]
+			}
+		}
+	}
+	for s, tasks := range p.Tasks {
+		slices.SortFunc(arrivals[s], func(a, b arrival) int { return cmp.Compare(a.time, b.time) })
+		var waiting ir.Bytes
+		next := 0
+		come := make([]bool, len(tasks))
+		for i, t := range tasks {
+			for next < len(arrivals[s]) && (i+1 == len(tasks) || arrivals[s][next].time <= starts[s][i+1]) {
+				come[arrivals[s][next].task] = true
+				waiting += hidden[tasks[arrivals[s][next].task].Subsequence]
+				next++
+			}
+			if come[i] { // the layer that runs holds its input
+				waiting -= hidden[t.Subsequence]
+			}
+			held[s][i] += waiting
+		}
+	}
+	return held
+}
+
+// inWords lists the terms, largest first.
+func (k Peak) inWords() string {
+	order := make([]Term, numTerms)
+	for t := range order {
+		order[t] = Term(t)
+	}
+	slices.SortStableFunc(order, func(a, b Term) int { return cmp.Compare(k.Terms[b], k.Terms[a]) })
+	var words []string
+	for _, t := range order {
+		if k.Terms[t] > 0 {
+			words = append(words, fmt.Sprintf("%s of %s", k.Terms[t], t))
+		}
+	}
+	return strings.Join(words, ", ")
+}
