@@ -66,7 +66,7 @@ func (f Footprint) Fits(device, host ir.Bytes) bool {
 
 func footprint(c *Context, p *Plan) Footprint {
 	f := Footprint{Device: make([]Peak, len(p.Tasks)), Host: make([]ir.Bytes, len(p.Tasks))}
-	inputs := p.waitingInputs()
+	inputs := p.waitingInputs(c.Model(p))
 	for s := range p.Tasks {
 		f.Device[s], f.Host[s] = c.stageFootprint(p, s, inputs[s])
 	}
@@ -74,7 +74,7 @@ func footprint(c *Context, p *Plan) Footprint {
 }
 
 // packing is the share of what does not persist that placing may lose in gaps: a test holds placed plans to it.
-const packing = 0.03
+const packing = 0.02
 
 func packed(n ir.Bytes) ir.Bytes { return ir.Bytes(float64(n) * packing) }
 
@@ -85,7 +85,9 @@ type residence struct {
 	stage   int
 	graph   *graph.Model
 	sizes   []graph.Size // of each subsequence
+	saved   [][]ir.Bytes // units of a layer, of each subsequence
 	layers  []int        // of each virtual stage
+	first   []int        // of each virtual stage, where its layers begin among all of its rank
 
 	now   [numTerms]ir.Bytes
 	host  ir.Bytes
@@ -105,7 +107,12 @@ func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, i
 	r := &residence{context: c, plan: p, stage: stage, graph: c.Model(p), layers: p.LayersPerStage, units: map[Task]*unitsAway{}}
 	r.fresh = slices.Repeat([]bool{true}, p.layersOf(stage))
 	for i := range p.Subsequences.N {
-		r.sizes = append(r.sizes, p.Size(i))
+		z := p.Size(i)
+		r.sizes, r.saved = append(r.sizes, z), append(r.saved, unitSizes(r.graph.Layer, z))
+	}
+	for j := range r.layers {
+		first, _ := p.span(j)
+		r.first = append(r.first, first)
 	}
 	r.persist()
 	tasks := p.Tasks[stage]
@@ -211,10 +218,9 @@ func (r *residence) backward(tasks []Task, i int) {
 		r.touching(t, r.graph.Head, z, t.Microbatch == 0 && t.Subsequence == len(r.sizes)-1)
 	}
 	leaving := r.plan.Leaving(tasks, i)
-	first, _ := r.plan.span(t.Stage)
 	for at := range layers {
 		k := layers - 1 - at
-		b, own := r.block(t, k), first+k
+		b, own := r.block(t, k), r.first[t.Stage]+k
 		r.now[TermKept] -= u.kept[k]
 		r.now[TermCopies] -= u.offloaded[k]
 		r.touching(t, b, z, r.fresh[own])
@@ -277,15 +283,14 @@ func (r *residence) block(Task, int) *graph.Block { return r.graph.Layer }
 func (r *residence) leave(t Task) *unitsAway {
 	n := r.layers[t.Stage]
 	u := &unitsAway{make([]ir.Bytes, n), make([]ir.Bytes, n), make([]bool, n), make([]bool, n)}
-	sizes := unitSizes(r.graph.Layer, r.sizes[t.Subsequence])
+	fate, sizes := r.plan.Offload.Fate[r.stage][t.Subsequence], r.saved[t.Subsequence]
 	for k := range n {
-		fate := r.plan.FateOf(t, k)
 		for at, size := range sizes {
-			switch fate[at] {
+			switch fate[(r.first[t.Stage]+k)*len(sizes)+at] {
 			case FateOffload:
-				u.offloaded[k] += size
+				u.offloaded[k] += graph.Align(size)
 			case FateKeep:
-				u.kept[k] += size
+				u.kept[k] += graph.Align(size)
 			}
 		}
 	}
@@ -353,9 +358,8 @@ func (r *residence) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.
 
 // waitingInputs are, for every task of every stage, the bytes of messages that are held while it runs: results of the task
 // before it on their way out, inputs of tasks behind it that have come already or may come while it runs.
-func (p *Plan) waitingInputs() [][]ir.Bytes {
+func (p *Plan) waitingInputs(g *graph.Model) [][]ir.Bytes {
 	type arrival struct{ time, task int }
-	g := p.Graph()
 	hidden := make([]ir.Bytes, p.Subsequences.N)
 	for i := range hidden {
 		hidden[i] = graph.Align(g.Layer.Values[g.Layer.Input].Bytes(p.Size(i)))
@@ -403,7 +407,7 @@ func (p *Plan) waitingInputs() [][]ir.Bytes {
 	return held
 }
 
-// inWords lists the terms, largest first.
+// inWords lists the terms that matter, largest first.
 func (k Peak) inWords() string {
 	order := make([]Term, numTerms)
 	for t := range order {
@@ -412,7 +416,7 @@ func (k Peak) inWords() string {
 	slices.SortStableFunc(order, func(a, b Term) int { return cmp.Compare(k.Terms[b], k.Terms[a]) })
 	var words []string
 	for _, t := range order {
-		if k.Terms[t] > 0 {
+		if k.Terms[t] > k.Bytes/100 {
 			words = append(words, fmt.Sprintf("%s of %s", k.Terms[t], t))
 		}
 	}

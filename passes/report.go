@@ -163,7 +163,7 @@ func (p *Plan) reportFit(b *strings.Builder) {
 	bound := FootprintOf(p)
 	for s := range m.DevicePeakBytes {
 		if over := m.DevicePeakBytes[s] - m.DeviceCapacityBytes; over > 0 {
-			fmt.Fprintf(b, "  stage %d needs %s more on every device, which holds at most, during %s: %s\n", s, over, bound.Device[s].Task, bound.Device[s].inWords())
+			fmt.Fprintf(b, "  stage %d needs %s more on every device; at the peak, in %s, it holds %s\n", s, over, bound.Device[s].Task, bound.Device[s].inWords())
 		}
 		if over := m.HostPeakBytes[s] - m.HostCapacityBytes; over > 0 {
 			fmt.Fprintf(b, "  stage %d needs %s more host memory for every rank\n", s, over)

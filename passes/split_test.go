@@ -69,7 +69,8 @@ func TestZeroSavesStateAndTime(t *testing.T) {
 		t.Fatalf("zero is %d by itself and %d where 0 is asked for", divided.Parallel.Zero, whole.Parallel.Zero)
 	}
 	g := divided.Graph()
-	if d, w := divided.stateBytes(g, g.Layer), whole.stateBytes(g, g.Layer); d >= w {
+	_, _, d := divided.stateBytes(g, g.Layer)
+	if _, _, w := whole.stateBytes(g, g.Layer); d >= w {
 		t.Errorf("divided state has %d bytes, whole has %d", d, w)
 	}
 	if divided.Time.OptimizerS >= whole.Time.OptimizerS {

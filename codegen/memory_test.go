@@ -1,0 +1,64 @@
+package codegen
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"sppo/ir"
+	"sppo/passes"
+)
+
+// TestFootprint holds the bound that passes choose by to what is placed: never below, and at most a twenty-fifth above.
+func TestFootprint(t *testing.T) {
+	for _, c := range []struct {
+		file string
+		sets [][]string
+	}{
+		{"../examples/tiny.sppo", settings("none", "full", "0.5")},
+		{"../examples/gpt-docs.sppo", settings("none", "full")},
+		{"../examples/llama-docs.sppo", settings("none", "full")},
+		{"../examples/paper/gpt-7b-512k.sppo", settings("none", "full", "0.5", "carry", "schedule.virtual_stages=2", "schedule.recompute=keep_attention",
+			"cluster.d2h_bandwidth=8GB/s schedule.offload=carry", "train.batch=4 schedule.strategy=seq1f1b", "train.batch=4 schedule.strategy=terapipe", "schedule.pp=1 schedule.sp=4")},
+		{"../examples/paper/gpt-13b-512k.sppo", settings("none", "full", "schedule.sp_mode=ulysses schedule.dp=2 schedule.pp=4 train.batch=2 model.tied=true", "train.batch=4 schedule.strategy=1f1b schedule.subsequences=1")},
+	} {
+		for _, set := range c.sets {
+			plan := planOf(t, c.file, set...)
+			checkFootprint(t, fmt.Sprint(c.file, set), plan)
+		}
+	}
+}
+
+// settings are overrides, a line of them for each plan; a word alone is a policy of offload.
+func settings(lines ...string) [][]string {
+	var sets [][]string
+	for _, line := range lines {
+		if !strings.Contains(line, "=") {
+			line = "schedule.offload=" + line
+		}
+		sets = append(sets, strings.Fields(line))
+	}
+	return sets
+}
+
+func checkFootprint(t *testing.T, name string, plan *passes.Plan) {
+	bound := passes.FootprintOf(plan)
+	if err := Measure(plan); err != nil {
+		t.Fatal(err)
+	}
+	for s := range bound.Device {
+		for _, arena := range []struct {
+			name         string
+			bound, exact ir.Bytes
+		}{
+			{"device", bound.Device[s].Bytes, plan.Memory.DevicePeakBytes[s]},
+			{"host", bound.Host[s], plan.Memory.HostPeakBytes[s]},
+		} {
+			ratio := float64(arena.bound) / float64(max(1, arena.exact))
+
+			if arena.bound < arena.exact || ratio > 1.04 && arena.exact > 0 {
+				t.Errorf("%s, stage %d, %s: bound %s, placed %s: %.4f", name, s, arena.name, arena.bound, arena.exact, ratio)
+			}
+		}
+	}
+}
