@@ -88,7 +88,7 @@ func (c *checker) train() {
 	if t.Warmup > t.Steps {
 		c.fail("train.warmup", Conflict, fmt.Sprintf("at most %d", t.Steps), "warmup = %d is longer than the run of %d steps", t.Warmup, t.Steps)
 	}
-	per := int64(c.Schedule.Microbatch)
+	per := int64(max(1, c.Schedule.Microbatch))
 	words := fmt.Sprintf("microbatch = %d", per)
 	if c.Schedule.DP > 0 {
 		per *= int64(c.Schedule.DP)
@@ -111,7 +111,7 @@ func (c *checker) sizes() {
 		c.fail("schedule.sp", Indivisible, fmt.Sprintf("kv_heads must divide sp or be divided by it: sp = %s", nearDivisors(m.KVHeads, sp)),
 			"%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp)
 	}
-	if stages := int64(pp) * int64(s.VirtualStages); stages > int64(m.Layers) {
+	if stages := int64(pp) * int64(max(1, s.VirtualStages)); stages > int64(m.Layers) {
 		words := fmt.Sprintf("pp = %d", pp)
 		if s.VirtualStages > 1 {
 			words = fmt.Sprintf("pp * virtual_stages = %d", stages)

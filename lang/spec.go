@@ -130,16 +130,16 @@ type Schedule struct {
 	SP            int          `json:"sp"`
 	PP            int          `json:"pp"`
 	DP            int          `json:"dp"`
-	SPMode        string       `json:"sp_mode"`    // megatron | ulysses | ring
+	SPMode        string       `json:"sp_mode"`    // megatron | ulysses | ring | auto
 	Zero          string       `json:"zero"`       // 0 | 1 | auto
-	Microbatch    int          `json:"microbatch"` // sequences that one task carries side by side; default 1
+	Microbatch    int          `json:"microbatch"` // sequences that one task carries side by side
 	Subsequences  Subsequences `json:"subsequences"`
 	Partition     string       `json:"partition"` // flops | length | time
 	Align         int          `json:"align"`     // 0: auto
 	Keep          []string     `json:"keep"`      // k, v
 	Order         string       `json:"order"`     // sequence | layer
 	Recompute     string       `json:"recompute"` // none full selective keep_attention auto
-	Strategy      string       `json:"strategy"`  // sppo terapipe ...
+	Strategy      string       `json:"strategy"`  // sppo terapipe ... auto
 	VirtualStages int          `json:"virtual_stages"`
 	Offload       Offload      `json:"offload"`
 	Mux           string       `json:"mux"` // off left right on auto

@@ -62,7 +62,7 @@ func (p *Plan) chosenStrategy() *strategy {
 // strategyProblems are requests that a strategy does not know.
 func strategyProblems(p *Plan) []problem {
 	s := p.Schedule.Strategy
-	if s != "" && findStrategy(s) == nil {
+	if s != "" && s != "auto" && findStrategy(s) == nil {
 		return []problem{fault("schedule.strategy", lang.NotYet, "for now "+strings.Join(strategyNames(), ", "), "strategy = %s is not implemented yet", s)}
 	}
 	chosen := p.chosenStrategy()
