@@ -33,7 +33,7 @@ var floors = []struct {
 	{"vm", 2, "ir"},
 	{"codegen", 3, "lang passes graph ir"},
 	{"vm/cpu", 3, "vm ir vm/cpu/simd"},
-	{"vm/sim", 3, "vm ir ir/cost"},
+	{"vm/probe", 3, "vm ir"},
 	{"vm/sim", 3, "vm ir ir/cost"},
 	{"cuda/kernels", 3, "vm ir"},
 	{"cuda/library", 0, ""},

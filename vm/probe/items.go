@@ -1,0 +1,97 @@
+package probe
+
+import (
+	"fmt"
+
+	"sppo/ir"
+)
+
+// Matmul is a product c[m,n] = a[m,k] b[k,n], all of one type.
+func Matmul(m, n, k int64, t ir.DType) Item {
+	return Item{
+		Name: fmt.Sprintf("matmul %s [%d,%d] x [%d,%d]", t, m, k, k, n), Op: ir.Matmul,
+		Args: []Arg{{Type: t, Shape: []int64{m, n}}, {Type: t, Shape: []int64{m, k}}, {Type: t, Shape: []int64{k, n}}, {}},
+	}
+}
+
+// Heads is the shape of attention beside its tokens.
+type Heads struct {
+	Heads, KVHeads, Dim int64
+}
+
+func (h Heads) attrs(prefix int64) map[string]float64 {
+	return map[string]float64{"heads": float64(h.Heads), "kv_heads": float64(h.KVHeads), "head_dim": float64(h.Dim), "batch": 1, "prefix": float64(prefix)}
+}
+
+// Attention is the forward of n tokens behind a prefix.
+func Attention(n, prefix int64, h Heads, t ir.DType) Item {
+	q, kv := []int64{n, h.Heads * h.Dim}, []int64{prefix + n, h.KVHeads * h.Dim}
+	return Item{
+		Name: fmt.Sprintf("attention %s, %d tokens behind %d, %d heads of %d", t, n, prefix, h.Heads, h.Dim), Op: ir.Attention,
+		Args:  []Arg{{Type: t, Shape: q}, {Type: ir.F32, Shape: []int64{n, h.Heads}}, {Type: t, Shape: q}, {Type: t, Shape: kv}, {Type: t, Shape: kv}},
+		Attrs: h.attrs(prefix),
+	}
+}
+
+// AttentionGrad is its backward.
+func AttentionGrad(n, prefix int64, h Heads, t ir.DType) Item {
+	q, kv := Arg{Type: t, Shape: []int64{n, h.Heads * h.Dim}}, Arg{Type: t, Shape: []int64{prefix + n, h.KVHeads * h.Dim}}
+	sum := Arg{Type: ir.F32, Shape: kv.Shape}
+	return Item{
+		Name: fmt.Sprintf("attention_grad %s, %d tokens behind %d, %d heads of %d", t, n, prefix, h.Heads, h.Dim), Op: ir.AttentionGrad,
+		Args:  []Arg{q, sum, sum, q, q, kv, kv, q, {Type: ir.F32, Shape: []int64{n, h.Heads}, Value: 8}},
+		Attrs: h.attrs(prefix),
+	}
+}
+
+// MemoryBound are kernels that are as fast as memory, on operands of about so many bytes with rows of so many columns.
+func MemoryBound(bytes, cols int64, t ir.DType) []Item {
+	rows := max(bytes/int64(t.Bytes())/cols, 1)
+	x := Arg{Type: t, Shape: []int64{rows, cols}}
+	wide := Arg{Type: ir.F32, Shape: []int64{rows, cols}}
+	row := Arg{Type: t, Shape: []int64{cols}}
+	stats := Arg{Type: ir.F32, Shape: []int64{rows, 1}, Value: 1}
+	sum := Arg{Type: ir.F32, Shape: []int64{cols}}
+	positive := Arg{Type: ir.F32, Shape: wide.Shape, Value: 0.5}
+	item := func(op ir.Op, attrs map[string]float64, args ...Arg) Item {
+		return Item{Name: fmt.Sprintf("%s %s [%d,%d]", ir.Ops[op].Name, t, rows, cols), Op: op, Args: args, Attrs: attrs}
+	}
+	eps := map[string]float64{"eps": 1e-5}
+	adamw := map[string]float64{"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+	return []Item{
+		item(ir.Gelu, nil, x, x),
+		item(ir.GeluGrad, nil, x, x, x),
+		item(ir.SwiGLU, nil, x, x, x),
+		item(ir.SwiGLUGrad, nil, x, x, x, x, x),
+		item(ir.Add, nil, x, x, x, Arg{}),
+		item(ir.RMSNorm, eps, x, stats, x, row),
+		item(ir.RMSNormGrad, nil, x, sum, x, x, stats, row, x),
+		item(ir.AdamW, adamw, wide, wide, positive, Arg{Type: ir.BF16, Shape: wide.Shape}, wide,
+			Arg{Type: ir.F32, Shape: []int64{3}, Value: 1e-3}, Arg{Type: ir.F32, Shape: []int64{2}, Value: 1}),
+	}
+}
+
+// Copy is a copy of bytes: CopyD2D, CopyD2H or CopyH2D.
+func Copy(op ir.Op, bytes int64) Item {
+	a := Arg{Type: ir.U8, Shape: []int64{bytes}}
+	return Item{Name: fmt.Sprintf("%s of %s", ir.Ops[op].Name, ir.Bytes(bytes)), Op: op, Args: []Arg{a, a}}
+}
+
+// Nothing is a kernel with next to nothing to do.
+func Nothing() Item {
+	return Item{Name: "a kernel on 8 elements", Op: ir.Fill, Args: []Arg{{Type: ir.F32, Shape: []int64{8}}}, Attrs: map[string]float64{"value": 1}}
+}
+
+// Message is one from the first rank to the second.
+func Message(bytes int64) Item {
+	return Item{Name: fmt.Sprintf("message of %s", ir.Bytes(bytes)), Op: ir.Send, Args: []Arg{{Type: ir.U8, Shape: []int64{bytes}}}}
+}
+
+// Gather is an all_gather of so many bytes in all.
+func Gather(bytes int64, ranks int) Item {
+	part := bytes / int64(ranks) / 4
+	return Item{
+		Name: fmt.Sprintf("all_gather of %s among %d ranks", ir.Bytes(4*part*int64(ranks)), ranks), Op: ir.AllGather,
+		Args: []Arg{{Type: ir.F32, Shape: []int64{part * int64(ranks), 1}}, {Type: ir.F32, Shape: []int64{part, 1}}},
+	}
+}

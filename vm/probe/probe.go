@@ -1,0 +1,114 @@
+// Package probe measures devices: how long instructions take, as tiny programs of nothing else, and what figures of a
+// cluster follow from that.
+//
+//	probe.go    Bench and Measure: one instruction, repeated, on any device
+//	program.go  Item: an instruction with operands of its own, and the program that repeats it
+//	items.go    the items that there are
+//	figures.go  Probe: from measurements to the figures of package cost, by whose formulas they are taken
+//
+// A device is measured through vm's loop, as training uses it. The package knows no device by name; data sheets and
+// memory sizes come from its caller as Facts.
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"sppo/ir"
+	"sppo/vm"
+)
+
+// Bench is where items are measured.
+type Bench struct {
+	// Open makes what a program runs on: a device for each rank, and how they meet (nil: in this process).
+	Open func(p *ir.Program) (device func(rank int) vm.Device, transport vm.Transport, err error)
+	// Span is how long a measurement should take at least: an instruction is repeated until it does.
+	Span time.Duration
+	// Say is told of every measurement; nil: nobody is.
+	Say func(Timing)
+}
+
+// Timing is what came of an item.
+type Timing struct {
+	Item    Item
+	Ranks   int     // that did it at the same time
+	Copies  int     // of the instruction in a run
+	Seconds float64 // of one: the median of several runs
+	Spread  float64 // of the runs: longest less shortest, over the median
+	Work    ir.Work // what one does
+}
+
+// Bytes is the rate of bytes in B/s, once what an empty instruction takes is taken away.
+func (t Timing) Bytes(latency float64) float64 { return over(float64(t.Work.Bytes), t.Seconds-latency) }
+
+// Flops is the rate of arithmetic in FLOP/s.
+func (t Timing) Flops(latency float64) float64 { return over(float64(t.Work.Flops), t.Seconds-latency) }
+
+// over divides by what is above 0 even where noise makes it less.
+func over(amount, seconds float64) float64 { return amount / max(seconds, 1e-9) }
+
+const (
+	// mostCopies bounds the size of programs.
+	mostCopies = 4096
+	// runs are timed behind one that warms up.
+	runs = 5
+)
+
+// Measure repeats an item on so many ranks at once.
+func (b *Bench) Measure(ctx context.Context, item Item, ranks int) (Timing, error) {
+	t := Timing{Item: item, Ranks: ranks, Copies: 1}
+	took, err := b.run(ctx, &t, 1)
+	if err != nil {
+		return t, err
+	}
+	t.Copies = int(min(max(b.Span.Seconds()/max(took[0], 1e-7), 1), mostCopies)) + 1
+	if took, err = b.run(ctx, &t, runs); err != nil {
+		return t, err
+	}
+	slices.Sort(took)
+	median := took[len(took)/2]
+	t.Seconds, t.Spread = median/float64(t.Copies), over(took[len(took)-1]-took[0], median)
+	if b.Say != nil {
+		b.Say(t)
+	}
+	return t, nil
+}
+
+// run times steps of the item's program, in seconds.
+func (b *Bench) run(ctx context.Context, t *Timing, times int) (took []float64, err error) {
+	p, err := t.Item.program(t.Ranks, t.Copies)
+	if err != nil {
+		return nil, fmt.Errorf("measuring %s: %w", t.Item.Name, err)
+	}
+	t.Work = p.Codes[0].Sections[ir.SectionStep][0].Work()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("measuring %s: %w", t.Item.Name, err)
+		}
+	}()
+	device, transport, err := b.Open(p)
+	if err != nil {
+		return nil, err
+	}
+	job, err := vm.Open(p, func(rank int) (vm.Device, error) { return device(rank), nil }, vm.Options{Transport: transport})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, job.Close()) }()
+	if err := job.Init(ctx); err != nil {
+		return nil, err
+	}
+	for i := range times + 1 {
+		r, err := job.Step(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 {
+			took = append(took, r.Seconds)
+		}
+	}
+	return took, nil
+}

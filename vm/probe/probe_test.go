@@ -1,0 +1,117 @@
+package probe_test
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/cpu"
+	"sppo/vm/probe"
+	"sppo/vm/sim"
+)
+
+// machine is one whose every figure differs from all others.
+var machine = ir.Machine{
+	Name: "made up", Nodes: 1, GPUsPerNode: 4, DeviceMemory: 80 << 30, HostMemory: 1 << 40, PeakBF16: 900e12, PeakF32: 60e12,
+	MemoryBandwidth: 3e12, D2HBandwidth: 50e9, H2DBandwidth: 40e9, NodeCopyBandwidth: 120e9, NVLinkBandwidth: 400e9,
+	NetworkBandwidth: 400e9, NVLinkLatency: 4e-6, NetworkLatency: 4e-6, KernelLatency: 6e-6,
+	MatmulEfficiency:    []ir.CurvePoint{{128, 0.1}, {512, 0.3}, {1024, 0.45}, {2048, 0.55}, {4096, 0.65}},
+	AttentionEfficiency: []ir.CurvePoint{{128, 0.2}, {1024, 0.4}, {8192, 0.55}},
+	AttentionGradEff:    []ir.CurvePoint{{128, 0.1}, {1024, 0.3}, {8192, 0.5}},
+	CopyEfficiency:      1, CollectiveEfficiency: 0.8,
+}
+
+// simulated is a bench whose programs run in virtual time on the machine, after they are proved.
+func simulated(t *testing.T, m ir.Machine) *probe.Bench {
+	return &probe.Bench{Span: time.Millisecond, Open: func(p *ir.Program) (func(int) vm.Device, vm.Transport, error) {
+		p.Machine = m
+		if err := ir.Verify(p); err != nil {
+			t.Errorf("%s: %v", p.Name, err)
+		}
+		job, err := sim.New(p, sim.Options{})
+		if err != nil {
+			return nil, nil, err
+		}
+		return job.Device, nil, nil
+	}}
+}
+
+// What the simulator takes from a machine's figures, the probe finds again: both count by the same formulas.
+func TestProbeFindsTheFigures(t *testing.T) {
+	facts := probe.Facts{Name: machine.Name, Ranks: 4, DeviceMemory: machine.DeviceMemory, HostMemory: machine.HostMemory,
+		PeakBF16: machine.PeakBF16, PeakF32: machine.PeakF32, PeakSource: "data sheet"}
+	got, err := simulated(t, machine).Probe(t.Context(), facts, probe.GPU)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &got.Machine
+	for _, c := range []struct {
+		name      string
+		got, want float64
+	}{
+		{"kernel latency", g.KernelLatency, machine.KernelLatency}, {"memory", g.MemoryBandwidth, machine.MemoryBandwidth},
+		{"copy efficiency", g.CopyEfficiency, 1}, {"d2h", g.D2HBandwidth, machine.D2HBandwidth}, {"h2d", g.H2DBandwidth, machine.H2DBandwidth},
+		{"copies of a node", g.NodeCopyBandwidth, machine.NodeCopyBandwidth}, {"links", g.NVLinkBandwidth, machine.NVLinkBandwidth},
+		{"latency of links", g.NVLinkLatency, machine.NVLinkLatency}, {"collectives", g.CollectiveEfficiency, machine.CollectiveEfficiency},
+		{"bf16", g.PeakBF16, machine.PeakBF16}, {"f32", g.PeakF32, machine.PeakF32},
+	} {
+		if !(math.Abs(c.got-c.want) <= 0.01*c.want) {
+			t.Errorf("%s: %g, the machine has %g", c.name, c.got, c.want)
+		}
+	}
+	for _, c := range []struct {
+		name      string
+		got, want []ir.CurvePoint
+	}{{"products", g.MatmulEfficiency, machine.MatmulEfficiency}, {"attention", g.AttentionEfficiency, machine.AttentionEfficiency},
+		{"its gradient", g.AttentionGradEff, machine.AttentionGradEff}} {
+		for _, want := range c.want {
+			if got := at(c.got, want[0]); !(math.Abs(got-want[1]) <= 0.01) {
+				t.Errorf("%s at %g: %g, the machine has %g; %v", c.name, want[0], got, want[1], c.got)
+			}
+		}
+	}
+}
+
+func at(curve []ir.CurvePoint, size float64) float64 {
+	for _, p := range curve {
+		if p[0] == size {
+			return p[1]
+		}
+	}
+	return math.NaN()
+}
+
+// Without a data sheet the fastest product is the peak; without a peer what links would need is said not to be measured.
+func TestProbeAlone(t *testing.T) {
+	got, err := simulated(t, machine).Probe(t.Context(), probe.Facts{Ranks: 1}, probe.GPU)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if best := 0.65 * machine.PeakBF16; math.Abs(got.Machine.PeakBF16-best) > 0.01*best {
+		t.Errorf("the peak is %g, the fastest product %g", got.Machine.PeakBF16, best)
+	}
+	if got.Notes["nvlink_bandwidth"] != "not measured: there is one rank" || got.Machine.NodeCopyBandwidth != 0 {
+		t.Errorf("%q, %g", got.Notes["nvlink_bandwidth"], got.Machine.NodeCopyBandwidth)
+	}
+}
+
+// The same items run on a device that computes, alone and among several ranks.
+func TestItemsRunOnTheCPU(t *testing.T) {
+	bench := &probe.Bench{Span: 100 * time.Microsecond, Open: func(*ir.Program) (func(int) vm.Device, vm.Transport, error) {
+		return func(int) vm.Device { return cpu.New(nil) }, nil, nil
+	}}
+	scale := probe.Scale{DType: ir.BF16, Inner: 24, Rows: []int64{8, 32}, Tokens: []int64{4, 9}, Prefix: 7, Heads: probe.Heads{Heads: 4, KVHeads: 2, Dim: 8}, Bytes: 4096, Cols: 40}
+	for _, ranks := range []int{1, 2, 3} {
+		got, err := bench.Probe(t.Context(), probe.Facts{Ranks: ranks}, scale)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, timing := range got.Timings {
+			if !(timing.Seconds > 0) {
+				t.Errorf("%d ranks, %s: %v", ranks, timing.Item.Name, timing)
+			}
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package probe
+
+import (
+	"fmt"
+	"math"
+
+	"sppo/ir"
+)
+
+// Item is an instruction to measure. Its operands stand in the order of the opcode's row.
+type Item struct {
+	Name  string // for people: what, and of which size
+	Op    ir.Op
+	Args  []Arg
+	Attrs map[string]float64 // those that are not 0
+}
+
+// Arg is an operand in a buffer of its own. One without a shape is absent.
+type Arg struct {
+	Type  ir.DType
+	Shape []int64
+	Value float64 // what a run finds in it; 0: random numbers, for arithmetic on zeros may be faster than on data
+}
+
+// builder makes the program of an item.
+type builder struct {
+	p    *ir.Program
+	code *ir.Code
+}
+
+// program is the item on so many ranks, so many times one after another in the step section; the init section gives the
+// operands values. Of two ranks that exchange messages the second receives what the first sends.
+func (it *Item) program(ranks, copies int) (*ir.Program, error) {
+	p := &ir.Program{Name: it.Name, Lines: []string{""}, Passes: []string{"probe"}, Groups: []string{"all"}, Run: ir.Run{Seed: 1}}
+	members := make([]int32, ranks)
+	for r := range members {
+		members[r] = int32(r)
+	}
+	codes := []Item{*it}
+	if it.Op == ir.Send {
+		codes = append(codes, Item{Name: it.Name, Op: ir.Recv, Args: it.Args})
+	}
+	for i := range codes {
+		b := builder{p: p, code: &ir.Code{Name: fmt.Sprint("code", i)}}
+		if err := b.fill(&codes[i], 1-i, copies); err != nil {
+			return nil, err
+		}
+		p.Codes = append(p.Codes, *b.code)
+	}
+	for r := range members {
+		p.Ranks = append(p.Ranks, ir.Rank{Code: int32(r % len(codes)), Groups: [][]int32{members}, SP: int32(r)})
+	}
+	return p, nil
+}
+
+// fill writes both sections of a code.
+func (b *builder) fill(it *Item, peer, copies int) error {
+	info := &ir.Ops[it.Op]
+	in := ir.Instr{Op: it.Op, Stream: info.Streams[0]}
+	for i, a := range it.Args {
+		if a.Shape == nil {
+			in.Args = append(in.Args, ir.Absent())
+			continue
+		}
+		v, err := b.buffer(info.Operands[i].Name, info.Operands[i].Arena, a)
+		if err != nil {
+			return err
+		}
+		in.Args = append(in.Args, v)
+	}
+	for _, a := range info.Attrs {
+		switch a.Kind {
+		case ir.KindFloat:
+			in.Attrs = append(in.Attrs, ir.Float(it.Attrs[a.Name]))
+		case ir.KindRank:
+			in.Attrs = append(in.Attrs, ir.Int(int64(peer)))
+		default:
+			in.Attrs = append(in.Attrs, ir.Int(int64(it.Attrs[a.Name])))
+		}
+	}
+	if err := in.CheckRule(); err != nil {
+		return err
+	}
+	for i, a := range it.Args {
+		if reads, _ := in.Access(i); reads {
+			b.initial(in.Args[i], a)
+		}
+	}
+	for range copies {
+		b.put(ir.SectionStep, in)
+	}
+	return nil
+}
+
+// buffer places an operand behind the last of its arena.
+func (b *builder) buffer(name string, arena ir.Arena, a Arg) (ir.View, error) {
+	v := ir.View{Buffer: uint32(len(b.code.Buffers)), DType: a.Type}
+	for i, n := range a.Shape {
+		if n < 1 || n > math.MaxInt32 {
+			return v, fmt.Errorf("operand %s has a dimension of %d", name, n)
+		}
+		v.Shape[i] = int32(n)
+	}
+	start := (b.code.Arenas[arena] + 255) &^ 255
+	b.code.Buffers = append(b.code.Buffers, ir.Buffer{Name: name, Arena: arena, Offset: start, Size: v.Bytes()})
+	b.code.Arenas[arena] = start + v.Bytes()
+	return v, nil
+}
+
+func (b *builder) put(s ir.Section, in ir.Instr) {
+	in.Prov = ir.Provenance{Microbatch: ir.None, Subsequence: ir.None, Layer: ir.None, Phase: ir.PhaseInit}
+	if s == ir.SectionStep {
+		in.Prov.Phase = ir.PhaseForward
+	}
+	b.code.Sections[s] = append(b.code.Sections[s], in)
+}
+
+// initial gives an operand its values; what lies on the host comes by way of the device.
+func (b *builder) initial(v ir.View, a Arg) {
+	if b.code.Buffers[v.Buffer].Arena == ir.Host {
+		there, err := b.buffer("source", ir.Device, a)
+		if err != nil {
+			panic("internal: probe: " + err.Error())
+		}
+		b.initial(there, a)
+		event := ir.Int(int64(b.code.Events[ir.SectionInit]))
+		b.code.Events[ir.SectionInit]++
+		b.put(ir.SectionInit, ir.Instr{Op: ir.Record, Stream: ir.Compute, Attrs: []ir.Attr{event}})
+		b.put(ir.SectionInit, ir.Instr{Op: ir.Wait, Stream: ir.D2H, Attrs: []ir.Attr{event}})
+		b.put(ir.SectionInit, ir.Instr{Op: ir.CopyD2H, Stream: ir.D2H, Args: []ir.View{v, there}})
+		return
+	}
+	if v.DType == ir.I32 || a.Value != 0 {
+		b.put(ir.SectionInit, ir.Instr{Op: ir.Fill, Stream: ir.Compute, Args: []ir.View{v}, Attrs: []ir.Attr{ir.Float(a.Value)}})
+		return
+	}
+	rows, cols := int64(1), v.Elements()
+	if v.DType == ir.U8 { // bytes that are numbers, as what is copied is
+		v.DType, cols = ir.F32, cols/4
+	}
+	if n := a.Shape[len(a.Shape)-1]; n > 1 && cols%n == 0 {
+		rows, cols = cols/n, n
+	}
+	v.Shape = [ir.MaxDims]int32{int32(rows), int32(cols)}
+	tensor := ir.Int(int64(len(b.p.Tensors)))
+	b.p.Tensors = append(b.p.Tensors, ir.Tensor{Name: fmt.Sprint("operand", len(b.p.Tensors)), Shape: [2]int64{rows, cols}})
+	b.put(ir.SectionInit, ir.Instr{Op: ir.InitNormal, Stream: ir.Compute, Args: []ir.View{v},
+		Attrs: []ir.Attr{tensor, ir.Int(0), ir.Int(0), ir.Float(0.5)}})
+}
