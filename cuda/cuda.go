@@ -178,6 +178,33 @@ func (m *Machine) Check(p *ir.Program) error {
 // New makes the device of a rank. All calls must come from one goroutine.
 func (m *Machine) New(rank int) vm.Device { return &Device{machine: m, gpu: m.gpuOf(rank)} }
 
+// Again is the same machine for another job: ranks of one meet no ranks of another.
+func (m *Machine) Again() (*Machine, error) {
+	again := *m
+	again.meeting = newMeetings()
+	var err error
+	if m.collect != nil {
+		again.collect, err = newCollective()
+	}
+	return &again, err
+}
+
+// Card is what is known of a GPU.
+type Card struct {
+	Name            string
+	Arch            int // as compilers call it: 90 for Hopper
+	Multiprocessors int
+	Memory          int64 // bytes
+}
+
+// Cards are those that ranks are dealt to, in that order.
+func (m *Machine) Cards() (out []Card) {
+	for _, g := range m.gpus {
+		out = append(out, Card{g.name, g.arch(), g.sms, g.total})
+	}
+	return out
+}
+
 // Describe names the cards, for people.
 func (m *Machine) Describe() string {
 	text := m.gpus[0].name

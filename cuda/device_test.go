@@ -15,6 +15,7 @@ import (
 	"sppo/ir"
 	"sppo/vm"
 	"sppo/vm/cpu"
+	"sppo/vm/probe"
 )
 
 // builder writes a code by hand.
@@ -423,5 +424,30 @@ func TestIssueAllocatesNothing(t *testing.T) {
 	}
 	if got := d.Peak(ir.Host); got != 40 {
 		t.Errorf("the peak of the host arena is %d", got)
+	}
+}
+
+// Every item of the probe is loaded and issued, one machine after another, and nothing is left behind.
+func TestProbe(t *testing.T) {
+	fake, kernels := useFake(t), needEmulator(t)
+	fake.reset(2, 1<<30, 0)
+	m := fake.open(t, Options{OwnProducts: true})
+	m.code = fixedCode(kernels.Path)
+	bench := probe.Bench{Open: func(*ir.Program) (func(int) vm.Device, vm.Transport, error) {
+		again, err := m.Again()
+		return again.New, again, err
+	}}
+	scale := probe.Scale{DType: ir.BF16, Inner: 64, Rows: []int64{16}, Tokens: []int64{16}, Prefix: 32, Heads: probe.Heads{Heads: 2, KVHeads: 1, Dim: 64}, Bytes: 8192, Cols: 64}
+	got, err := bench.Probe(context.Background(), probe.Facts{Ranks: 2}, scale)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, timing := range got.Timings {
+		if !(timing.Seconds > 0) {
+			t.Errorf("%s: %v", timing.Item.Name, timing)
+		}
+	}
+	if n := fake.live(); n != 0 {
+		t.Errorf("%d things were not given back", n)
 	}
 }

@@ -7,6 +7,7 @@
 //	bubble.go    idle over busy time, measured
 //	computer.go  who computes: the cpu or GPUs
 //	devices.go   what there is to run on
+//	probe.go     measure it; clusterfile.go writes the figures as a cluster file
 //
 // It knows no model and no schedule: the program says what happens.
 package main
@@ -61,10 +62,14 @@ var app = cli.App{
 		},
 		{Name: "devices", Setup: devices, Doc: "say what there is to run on, and what is missing for GPUs"},
 		{
-			Name: "probe", Args: "[-o CLUSTER.sppo]", MaxArgs: -1, Doc: "measure this machine and write a cluster file (not yet)",
-			Setup: func(*pflag.FlagSet) cli.Action {
-				return func(*cli.Env, []string) error { return cli.Usagef("probe is not there yet") }
-			},
+			Name: "probe", Args: "[-o CLUSTER.sppo] [--device cpu|cuda]", Setup: probeMachine,
+			Doc: "measure this machine and write a cluster file",
+			Details: "Instructions are run one by one, many times over, as training runs them: products and attention by size, memory-bound\n" +
+				"kernels, copies, messages. The cluster file has what follows, each figure with where it comes from; specs import it.\n" +
+				"Peaks of GPUs that ship with a cluster are the data sheet's, all others the best that was measured. Measure while nothing\n" +
+				"else runs. With --json each measurement is an object {\"item\",\"op\",\"ranks\",\"copies\",\"seconds\",\"spread\",\n" +
+				"\"flop_per_s\" or \"bytes_per_s\"}, and at the end {\"done\":true,\"machine\",\"notes\"}.",
+			Examples: []string{"sppovm probe -o here.sppo --name here", "sppovm probe --device cuda -o cluster.sppo"},
 		},
 		{Name: "version", Doc: "say which version this is", Setup: func(*pflag.FlagSet) cli.Action {
 			return func(env *cli.Env, _ []string) error {

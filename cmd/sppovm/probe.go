@@ -1,0 +1,243 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"sppo/cmd/internal/cli"
+	"sppo/cuda"
+	"sppo/examples"
+	"sppo/ir"
+	"sppo/lang"
+	"sppo/vm"
+	"sppo/vm/probe"
+)
+
+// probeFlags are what probe is asked for.
+type probeFlags struct {
+	run   runFlags // the device and how it computes
+	out   string
+	name  string
+	ranks int
+	span  time.Duration
+	scale probe.Scale
+}
+
+func probeMachine(flags *pflag.FlagSet) cli.Action {
+	var f probeFlags
+	flags.StringVar(&f.run.device, "device", "cpu", "cpu; or cuda: NVIDIA GPUs")
+	flags.StringVarP(&f.out, "output", "o", "", "the cluster file to write; without it the file goes to standard output")
+	flags.StringVar(&f.name, "name", "measured", "what the cluster is to be called")
+	flags.IntVar(&f.ranks, "ranks", 0, "ranks of a node; 0 is one a GPU, and 4 on the cpu, whose cores they share")
+	flags.DurationVar(&f.span, "span", 50*time.Millisecond, "repeat what is measured for at least this long")
+	flags.BoolVar(&f.run.json, "json", false, "write one JSON object a measurement to standard output, and the figures behind them")
+	flags.BoolVarP(&f.run.quiet, "quiet", "q", false, "show no progress")
+	flags.StringVar(&f.run.blas, "blas", "go", "cpu: who multiplies matrices: go, or openblas where it is installed")
+	flags.IntVar(&f.run.threads, "threads", 0, "cpu: threads that the ranks share; 0 is one a processor core")
+	flags.BoolVar(&f.run.nccl, "nccl", false, "cuda: ranks meet by NCCL instead of by copies between their memories")
+	return func(env *cli.Env, args []string) error {
+		if err := f.check(); err != nil {
+			return err
+		}
+		return f.measure(env)
+	}
+}
+
+func (f *probeFlags) check() error {
+	if f.run.device == "sim" {
+		return cli.Usagef("the simulator has no speed of its own: there is --device cpu or cuda to measure")
+	}
+	if err := f.run.check(); err != nil {
+		return err
+	}
+	if f.ranks < 0 || f.span < 0 {
+		return cli.Usagef("probe: --ranks and --span are not negative")
+	}
+	if _, err := lang.FormatFile("--name", []byte("cluster "+f.name+" {}\n")); err != nil {
+		return cli.Usagef("--name %s: it is letters, digits, - and _, a letter first", f.name)
+	}
+	if f.out == "" {
+		return nil
+	}
+	return cli.CheckOutput(f.out)
+}
+
+func (f *probeFlags) measure(env *cli.Env) error {
+	b, err := f.open()
+	if err != nil {
+		return err
+	}
+	defer b.close()
+	show := &progress{text: env.Stderr}
+	if f.run.quiet {
+		show.text = io.Discard
+	}
+	if f.run.json {
+		show.json = env.Stdout
+	}
+	show.say("device %s", b.about)
+	b.Say = func(t probe.Timing) { sayTiming(show, t) }
+	figures, err := b.Probe(env.Context, b.facts, b.scale)
+	if err != nil {
+		return err
+	}
+	show.line(probedLine{true, figures.Machine, figures.Notes})
+	text, err := clusterText(f.name, fmt.Sprintf("%s, as sppovm probe measured it on %s", b.about, time.Now().Format(time.DateOnly)), figures)
+	if err != nil {
+		return err
+	}
+	if f.out != "" {
+		return cli.WriteFile(f.out, func(w io.Writer) error { _, err := w.Write(text); return err })
+	}
+	if !f.run.json {
+		_, err = env.Stdout.Write(text)
+	}
+	return err
+}
+
+// bench is what is measured on: a device with what is known of it.
+type bench struct {
+	probe.Bench
+	facts probe.Facts
+	scale probe.Scale
+	about string // in words
+	close func()
+}
+
+func (f *probeFlags) open() (*bench, error) {
+	b := &bench{Bench: probe.Bench{Span: f.span}, scale: probe.CPU, close: func() {}}
+	b.facts = probe.Facts{Name: f.name, Ranks: f.ranks}
+	if f.run.device == "cuda" {
+		return b, f.openCUDA(b)
+	}
+	if b.facts.Ranks == 0 {
+		b.facts.Ranks = 4
+	}
+	memory := hostMemory()
+	b.facts.DeviceMemory, b.facts.HostMemory = memory/2/int64(b.facts.Ranks), memory/4
+	if f.scale.Rows != nil {
+		b.scale = f.scale
+	}
+	c, err := f.run.open(nil)
+	if err != nil {
+		return nil, err
+	}
+	b.about, b.close = fmt.Sprintf("%s, %d ranks", c.name, b.facts.Ranks), c.close
+	b.Open = func(*ir.Program) (func(int) vm.Device, vm.Transport, error) { return c.device, c.transport, nil }
+	return b, nil
+}
+
+// deviceReserve is what a GPU keeps for its context, libraries and workspaces.
+const deviceReserve = 4 << 30
+
+func (f *probeFlags) openCUDA(b *bench) error {
+	options := cuda.Options{NCCL: f.run.nccl}
+	m, err := cuda.Open(options)
+	if err != nil {
+		return err
+	}
+	cards := m.Cards()
+	if b.facts.Ranks == 0 {
+		b.facts.Ranks = len(cards)
+	}
+	shared := int64((b.facts.Ranks + len(cards) - 1) / len(cards))
+	b.scale, b.about = probe.GPU, fmt.Sprintf("cuda, %s, %d ranks", m.Describe(), b.facts.Ranks)
+	b.facts.DeviceMemory, b.facts.HostMemory = max(cards[0].Memory-deviceReserve, cards[0].Memory/2)/shared, hostMemory()*3/4
+	if c := sheetOf(cards[0].Name); c != nil {
+		b.facts.PeakBF16, b.facts.PeakF32, b.facts.PeakSource = c.PeakBF16, c.PeakF32, "not measured: as in "+c.Name+".sppo, which ships"
+	}
+	b.Open = func(p *ir.Program) (func(int) vm.Device, vm.Transport, error) {
+		again, err := m.Again()
+		if err != nil {
+			return nil, nil, err
+		}
+		return again.New, again, again.Check(p)
+	}
+	return nil
+}
+
+// sheetOf finds the shipped cluster of a card, whose peaks are the data sheet's; nil where none is of it. Cards of one
+// name in another form, such as on PCIe, are slower.
+func sheetOf(card string) *lang.Cluster {
+	words := strings.Fields(strings.ToLower(card))
+	files, err := examples.Shipped.ReadDir("clusters")
+	if err != nil {
+		panic("internal: " + err.Error())
+	}
+	for _, file := range files {
+		name := strings.TrimSuffix(file.Name(), ".sppo")
+		model, _, _ := strings.Cut(name, "-")
+		for i, word := range words {
+			if word == model && !strings.Contains(strings.Join(words[i:], " "), "pcie") && !strings.Contains(strings.Join(words[i:], " "), "nvl") ||
+				strings.HasPrefix(word, model+"-sxm") {
+				return shippedCluster(name)
+			}
+		}
+	}
+	return nil
+}
+
+// shippedCluster reads the figures of a cluster that ships.
+func shippedCluster(name string) *lang.Cluster {
+	text := fmt.Sprintf("import \"clusters/%s.sppo\"\nmodel m { layers = 1 hidden = 64 heads = 1 vocab = 64 family = gpt dtype = bf16 }\ncluster it = %s()\n"+
+		"train { sequence = 64 batch = 1 data = random() }\nschedule s { sp = 1 pp = 1 dp = 1 }\n", name, name)
+	spec, err := lang.Parse("shipped", []byte(text), lang.Options{Shipped: examples.Shipped})
+	if err != nil {
+		panic("internal: " + err.Error())
+	}
+	spec.Cluster.Name = name
+	return &spec.Cluster
+}
+
+// hostMemory is what the machine has, or a guess where it does not say.
+func hostMemory() int64 {
+	text, err := os.ReadFile("/proc/meminfo")
+	_, after, found := strings.Cut(string(text), "MemTotal:")
+	if err != nil || !found {
+		return 8 << 30
+	}
+	kib, err := strconv.ParseInt(strings.Fields(after)[0], 10, 64)
+	if err != nil {
+		return 8 << 30
+	}
+	return kib << 10
+}
+
+func sayTiming(show *progress, t probe.Timing) {
+	rate := ""
+	line := timingLine{Item: t.Item.Name, Op: ir.Ops[t.Item.Op].Name, Ranks: t.Ranks, Copies: t.Copies, Seconds: t.Seconds, Spread: t.Spread}
+	if t.Work.Flops > 0 {
+		line.Flops = t.Flops(0)
+		rate = fmt.Sprintf(", %.4g GFLOPS", line.Flops/1e9)
+	} else if t.Work.Bytes > 4096 {
+		line.Bytes = t.Bytes(0)
+		rate = fmt.Sprintf(", %.4g GB/s", line.Bytes/1e9)
+	}
+	show.say("%s on %d ranks: %s%s; runs differ by %.0f%%", t.Item.Name, t.Ranks, ir.Seconds(t.Seconds), rate, 100*t.Spread)
+	show.line(line)
+}
+
+// The objects of --json.
+type (
+	timingLine struct {
+		Item    string  `json:"item"`
+		Op      string  `json:"op"`
+		Ranks   int     `json:"ranks"`
+		Copies  int     `json:"copies"`
+		Seconds float64 `json:"seconds"`
+		Spread  float64 `json:"spread"`
+		Flops   float64 `json:"flop_per_s,omitempty"`
+		Bytes   float64 `json:"bytes_per_s,omitempty"`
+	}
+	probedLine struct {
+		Done    bool              `json:"done"`
+		Machine ir.Machine        `json:"machine"`
+		Notes   map[string]string `json:"notes"`
+	}
+)
