@@ -66,7 +66,7 @@ var lengths = map[int][]int{1: {48}, 3: {12, 20, 16}, 8: {8, 4, 4, 12, 4, 4, 8, 
 // shares of the list policy: some subsequences stay, some leave, some leave in part, also the last.
 var shares = map[int][]float64{1: {0.7}, 3: {0.3, 1, 0.6}, 8: {1, 0, 0.5, 0.25, 1, 0, 1, 0.4}}
 
-func listOf[N int | float64](values []N) string {
+func listOf[N int | int64 | float64](values []N) string {
 	return strings.ReplaceAll(fmt.Sprint(values), " ", ", ")
 }
 

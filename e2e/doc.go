@@ -7,6 +7,7 @@
 //	compare_test.go   what equal means: to the last bit, or within rounding
 //	cover_test.go     the set of cases that covers all pairs of settings
 //	equal_test.go     E1, E2, E3, E5 over that set, and over a large sample with SPPO_LONG=1
+//	random_test.go    the same over models and schedules at random, of odd sizes
 //	naive_test.go     E4: the plain program against an independent implementation in float64
 //	resume_test.go    E6: checkpoints
 //	bench_test.go     training throughput, and compile time by number of instructions
