@@ -126,7 +126,7 @@ func (e *env) find(value int) place {
 
 // cache is the buffer of K, V or one of their gradients, which all tasks of a microbatch share.
 func (e *env) cache(value int) uint32 {
-	key := cacheKey{e.task.Microbatch, e.layer, value}
+	key := cacheKey{e.task.Microbatch, e.layer, e.block.Values[value].Name}
 	b, ok := e.s.caches[key]
 	if !ok {
 		v := &e.block.Values[value]

@@ -43,7 +43,7 @@ type touch struct {
 
 type cacheKey struct {
 	microbatch, layer int
-	value             int
+	value             string
 }
 
 type unitKey struct{ microbatch, subsequence, layer, unit int }
@@ -282,8 +282,13 @@ func (s *stage) forwardInput(t passes.Task) uint32 {
 	return e.at[s.model.Embedding.Output].buffer
 }
 
+// block is the dataflow of a layer for a task: what its backward makes again is the plan's to say.
+func (s *stage) block(t passes.Task, layer int) *graph.Block {
+	return s.plan.LayerOf(s.model, t, layer-s.stages[t.Stage][0])
+}
+
 func (s *stage) forwardLayer(t passes.Task, layer int, x uint32) uint32 {
-	b := s.model.Layer
+	b := s.block(t, layer)
 	s.prov.Layer = int32(layer)
 	s.decidedBy("lower", "model.layers")
 	e := s.newEnv(b, s.layer[layer], t, layer, s.plan.Size(t.Subsequence))
@@ -368,7 +373,7 @@ func (s *stage) backward(t passes.Task, beside neighbours) {
 }
 
 func (s *stage) backwardLayer(t passes.Task, layer int, dy uint32) uint32 {
-	b := s.model.Layer
+	b := s.block(t, layer)
 	s.prov.Layer = int32(layer)
 	s.decidedBy("lower", "model.layers")
 	e := s.newEnv(b, s.layer[layer], t, layer, s.plan.Size(t.Subsequence))

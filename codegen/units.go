@@ -63,7 +63,7 @@ func (e *env) offload(n *graph.Node) {
 func (e *env) offloadUnit(u int) {
 	s := e.s
 	k := e.layer - s.stages[e.task.Stage][0]
-	if s.plan.FateOf(e.task, k)[u] != passes.FateOffload {
+	if s.plan.FateOf(e.task, k)[e.block.Units[u].Number] != passes.FateOffload {
 		return
 	}
 	saved := s.saved[e.unitKey(u)]
@@ -71,7 +71,7 @@ func (e *env) offloadUnit(u int) {
 	saved.host = s.allocate(s.buffers[saved.device].name+".host", ir.Host, size)
 	saved.onHost = true
 	s.decidedBy("offload", "schedule.offload")
-	for _, v := range s.unitViews(u, e.task) {
+	for _, v := range s.unitViews(e.block, u, e.task) {
 		s.op(ir.CopyD2H, ir.D2H, []ir.View{in(saved.host, v), in(saved.device, v)})
 	}
 	s.decidedBy("lower", "model.layers")
@@ -79,8 +79,8 @@ func (e *env) offloadUnit(u int) {
 }
 
 // unitViews are the bytes of a unit's values within its buffer; what aligns them is not copied.
-func (s *stage) unitViews(u int, t passes.Task) []ir.View {
-	b, z := s.model.Layer, s.plan.Size(t.Subsequence)
+func (s *stage) unitViews(b *graph.Block, u int, t passes.Task) []ir.View {
+	z := s.plan.Size(t.Subsequence)
 	unit := &b.Units[u]
 	offsets, _ := b.UnitLayout(unit, z)
 	views := make([]ir.View, len(unit.Values))
@@ -134,7 +134,7 @@ func (s *stage) reloadAt(t passes.Task, at int) {
 }
 
 func (s *stage) releaseOffloaded(t passes.Task, layer int) {
-	for u := range s.model.Layer.Units {
+	for u := range s.block(t, layer).Units {
 		if saved, ok := s.saved[unitKey{t.Microbatch, t.Subsequence, layer, u}]; ok && saved.onHost {
 			s.hold(saved.device)
 		}
@@ -157,7 +157,8 @@ func (s *stage) beginBackward(t passes.Task, n neighbours) {
 // reload issues the copies that bring a layer's units back for a backward task, in the order of need, unless they have been
 // issued.
 func (s *stage) reload(t passes.Task, layer int) {
-	units := s.model.Layer.Units
+	b := s.block(t, layer)
+	units := b.Units
 	for _, u := range byReader(units) {
 		key := unitKey{t.Microbatch, t.Subsequence, layer, u}
 		saved := s.saved[key]
@@ -170,7 +171,7 @@ func (s *stage) reload(t passes.Task, layer int) {
 		prov := s.prov
 		s.prov.Microbatch, s.prov.Subsequence, s.prov.Layer = int32(t.Microbatch), int32(t.Subsequence), int32(layer)
 		s.decidedBy("offload", "schedule.offload")
-		for _, v := range s.unitViews(u, t) {
+		for _, v := range s.unitViews(b, u, t) {
 			s.op(ir.CopyH2D, ir.H2D, []ir.View{in(saved.device, v), in(saved.host, v)})
 		}
 		s.prov = prov

@@ -2,7 +2,10 @@ package e2e
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"testing"
+	"time"
 
 	"sppo/codegen"
 	"sppo/ir"
@@ -48,4 +51,51 @@ func runPlan(t *testing.T, c Case, plan *passes.Plan) *Result {
 	result := train(t, p, job, func() {})
 	checkPeaks(t, c, plan, p, job)
 	return result
+}
+
+// TestMixedFates: every unit of every layer, subsequence and stage may stay, go to the host or be made again, whatever the others
+// do: no bit changes. The letters are drawn.
+func TestMixedFates(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	for _, c := range []Case{
+		{Family: "gpt", Positions: "learned", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 2, DP: 1, N: 5, Microbatch: 1},
+		{Family: "llama", Positions: "rope", DType: "bf16", KVHeads: 2, Batch: 2, PP: 2, SP: 2, SPMode: "ulysses", DP: 1, N: 4, Microbatch: 1, VirtualStages: 2},
+		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 1, Batch: 4, PP: 2, SP: 4, DP: 1, N: 3, Microbatch: 2, Strategy: "seq1f1b"},
+	} {
+		c.Steps, c.Layers, c.Sequence, c.Vocab, c.Partition, c.Offload = 3, 4, 48, tinyVocab, "flops", "none"
+		if c.N > 3 {
+			c.Sequence = 64
+		}
+		want := run(t, c)
+		for k := range 3 {
+			t.Run(fmt.Sprintf("%v %d", c, k), func(t *testing.T) {
+				plan, _, err := compile(c.Spec())
+				if err != nil {
+					t.Fatal(err)
+				}
+				drawFates(r, plan)
+				checkSame(t, "the edited plan", runPlan(t, c, plan), want)
+			})
+		}
+	}
+}
+
+// drawFates gives every unit a letter; the layer's input, the first of a layer, cannot be made again.
+func drawFates(r *rand.Rand, plan *passes.Plan) {
+	units := slices.DeleteFunc(slices.Clone(plan.Units), func(u passes.Unit) bool { return u.Block != "layer" || u.Type != passes.Type1 })
+	for s := range plan.Offload.Fate {
+		for i, fate := range plan.Offload.Fate[s] {
+			letters := []byte(fate)
+			for at := range letters {
+				letters[at] = "okr"[r.IntN(3)]
+				if at%len(units) == 0 && letters[at] == passes.FateRecompute {
+					letters[at] = passes.FateOffload
+				}
+			}
+			plan.Offload.Fate[s][i] = string(letters)
+		}
+	}
+	plan.Offload.Lag, plan.Offload.Ahead = 1+r.IntN(3), 1+r.IntN(2)
 }

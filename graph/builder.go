@@ -11,15 +11,15 @@ type builder struct {
 	Block
 	act     ir.DType // storage of activations and weights
 	sp      int
-	nodes   *[]Node          // where node appends: Forward or Backward
-	chunked bool             // nodes belong to the head's loop
-	grads   map[int]Arg      // gradient of a forward value, while differentiating
-	remat   map[int]int      // forward value -> its copy made again in the backward pass
-	remade  func(*Node) bool // whose results are made again rather than saved
+	nodes   *[]Node      // where node appends: Forward or Backward
+	chunked bool         // nodes belong to the head's loop
+	grads   map[int]Arg  // gradient of a forward value, while differentiating
+	remat   map[int]int  // forward value -> its copy made again in the backward pass
+	keep    map[int]bool // forward nodes whose results are saved; nil: all but those that only move data
 }
 
 func (g *Model) newBuilder(name string) *builder {
-	b := &builder{act: g.DType(), sp: g.SP, grads: map[int]Arg{}, remat: map[int]int{}, remade: recomputes[g.Recompute]}
+	b := &builder{act: g.DType(), sp: g.SP, grads: map[int]Arg{}, remat: map[int]int{}}
 	b.Block = Block{Name: name, Input: Missing, Output: Missing, DOutput: Missing, DInput: Missing, Loss: Missing}
 	b.nodes = &b.Forward
 	return b

@@ -73,7 +73,7 @@ func (b *builder) ofWeights(n Node) bool {
 // need gives a forward value to the backward pass: itself, where it is saved, or a copy made again.
 func (b *builder) need(v int) Arg {
 	i, n := b.producer(v)
-	if i < 0 || b.Values[v].Kind == Cache || !b.remade(&n) {
+	if i < 0 || b.Values[v].Kind == Cache || b.saves(i, &n) {
 		return all(v)
 	}
 	if _, ok := b.remat[v]; !ok {
@@ -81,6 +81,9 @@ func (b *builder) need(v int) Arg {
 	}
 	return all(b.remat[v])
 }
+
+// saves says whether the results of a forward node stay for the backward pass.
+func (b *builder) saves(i int, n *Node) bool { return !moves(n) && (b.keep == nil || b.keep[i]) }
 
 // makeAgain appends a forward node to the backward pass, on copies of what it writes; what it reads is needed first.
 func (b *builder) makeAgain(n Node) {
@@ -332,12 +335,12 @@ func (u *Unit) addValue(v int) {
 	}
 }
 
-// orderUnits sorts units by producer and their values by number, and names each after its first value.
+// orderUnits sorts units by producer and their values by number, and names each after its first value and numbers them.
 func (b *builder) orderUnits() {
 	slices.SortFunc(b.Units, func(x, y Unit) int { return x.Producer - y.Producer })
 	for i := range b.Units {
 		u := &b.Units[i]
 		slices.Sort(u.Values)
-		u.Name = b.Values[u.Values[0]].Name
+		u.Name, u.Number = b.Values[u.Values[0]].Name, i
 	}
 }

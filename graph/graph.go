@@ -130,6 +130,7 @@ type Param struct {
 // the backward pass.
 type Unit struct {
 	Name     string
+	Number   int // among the units of the layer that makes none again
 	Values   []int
 	Producer int // forward node, or -1 for the block's input
 	Reader   int // first backward node that reads it

@@ -2,6 +2,7 @@ package graph
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -74,8 +75,8 @@ func TestDataflow(t *testing.T) {
 		{"llama-ulysses4", grouped, 4, RecomputeNone, ModeUlysses},
 		{"llama-ulysses2-full", grouped, 2, RecomputeFull, ModeUlysses},
 	} {
-		g := New(c.model, Split{c.sp, c.mode}, 64, c.recompute)
-		irtest.Golden(t, "testdata/"+c.name+".want", []byte(g.Embedding.text()+g.Layer.text()+g.Head.text()))
+		g := New(c.model, Split{c.sp, c.mode}, 64)
+		irtest.Golden(t, "testdata/"+c.name+".want", []byte(g.Embedding.text()+g.LayerWithout(g.RemadeBy(c.recompute)).text()+g.Head.text()))
 	}
 }
 
@@ -84,7 +85,7 @@ func TestShapes(t *testing.T) {
 	for _, family := range []string{lang.FamilyGPT, lang.FamilyLlama} {
 		for _, sp := range []int{1, 2, 4} {
 			for _, mode := range []string{ModeMegatron, ModeUlysses} {
-				g := New(small(family, lang.PositionsRope), Split{sp, mode}, 64, RecomputeNone)
+				g := New(small(family, lang.PositionsRope), Split{sp, mode}, 64)
 				for _, b := range []*Block{g.Embedding, g.Layer, g.Head} {
 					checkShapes(t, g, b, sp)
 				}
@@ -112,7 +113,7 @@ func TestActivationBytesOfThePaper(t *testing.T) {
 	m := small(lang.FamilyGPT, lang.PositionsNone)
 	m.DType, m.FFN = "bf16", 4*m.Hidden
 	for _, split := range []Split{{1, ModeMegatron}, {2, ModeMegatron}, {4, ModeMegatron}, {1, ModeUlysses}, {2, ModeUlysses}, {4, ModeUlysses}} {
-		sp, layer := split.SP, New(m, split, 1024, RecomputeNone).Layer
+		sp, layer := split.SP, New(m, split, 1024).Layer
 		z := Size{Sequence: 1024, Tokens: 1024, Batch: 1, SP: int64(sp)}
 		var bytes ir.Bytes
 		for _, u := range layer.Units {
@@ -130,5 +131,40 @@ func TestActivationBytesOfThePaper(t *testing.T) {
 		if want := ir.Bytes(32 * 1024 * m.Hidden); bytes*ir.Bytes(sp) != want {
 			t.Errorf("%+v: %d bytes over all ranks, want %d", split, bytes*ir.Bytes(sp), want)
 		}
+	}
+}
+
+// TestLayerWithout draws sets of units: a layer that makes them again computes forward what every layer does, in the same
+// values, and keeps the other units, no more and no less.
+func TestLayerWithout(t *testing.T) {
+	for _, family := range []string{lang.FamilyGPT, lang.FamilyLlama} {
+		for _, split := range []Split{{1, ModeMegatron}, {2, ModeMegatron}, {2, ModeUlysses}} {
+			g := New(small(family, lang.PositionsRope), split, 64)
+			all := g.RemadeBy(RecomputeFull)
+			for set := Units(0); set <= all; set++ {
+				checkLayerWithout(t, g, set&all)
+			}
+		}
+	}
+}
+
+func checkLayerWithout(t *testing.T, g *Model, remade Units) {
+	t.Helper()
+	b := g.LayerWithout(remade)
+	if !slices.EqualFunc(b.Forward, g.Layer.Forward, func(x, y Node) bool { return x.Op == y.Op && slices.Equal(x.Args, y.Args) }) {
+		t.Fatalf("%s without %b: the forward differs", g.Family, remade)
+	}
+	at := 0
+	for _, u := range g.Layer.Units {
+		if remade.Has(u.Number) {
+			continue
+		}
+		if at == len(b.Units) || b.Units[at].Number != u.Number || !slices.Equal(b.Units[at].Values, u.Values) {
+			t.Fatalf("%s without %b: unit %s is not kept as it is", g.Family, remade, u.Name)
+		}
+		at++
+	}
+	if at < len(b.Units) {
+		t.Fatalf("%s without %b: unit %s is kept, too", g.Family, remade, b.Units[at].Name)
 	}
 }

@@ -2,6 +2,7 @@ package graph
 
 import (
 	"math"
+	"sync"
 
 	"sppo/ir"
 	"sppo/lang"
@@ -51,20 +52,18 @@ const (
 type Model struct {
 	lang.Model
 	Split
-	Recompute string // key of recomputes
 	Embedding *Block
-	Layer     *Block // every layer has the same
+	Layer     *Block // every layer has the same; it makes no unit again
 	Head      *Block
+
+	mutex    sync.Mutex
+	remaking map[Units]*Block
 }
 
-// New builds the dataflow of a checked model. Heads divide by SP; vocabulary and FFN are padded to it. Recompute is
-// one of the policies of that name, empty for none.
-func New(m lang.Model, split Split, sequence int64, recompute string) *Model {
-	if recompute == "" {
-		recompute = RecomputeNone
-	}
-	g := &Model{Model: m, Split: split, Recompute: recompute}
-	g.Embedding, g.Layer, g.Head = g.embedding(sequence), g.layer(), g.head()
+// New builds the dataflow of a checked model. Heads divide by SP; vocabulary and FFN are padded to it.
+func New(m lang.Model, split Split, sequence int64) *Model {
+	g := &Model{Model: m, Split: split, remaking: map[Units]*Block{}}
+	g.Embedding, g.Layer, g.Head = g.embedding(sequence), g.layer(nil), g.head()
 	return g
 }
 
@@ -213,8 +212,10 @@ func loadAttrs(shift int64) []Attr {
 	}
 }
 
-func (g *Model) layer() *Block {
+// layer is a layer that keeps the results of some forward nodes, or all.
+func (g *Model) layer(keep map[int]bool) *Block {
 	b := g.newBuilder("layer")
+	b.keep = keep
 	h := int64(g.Hidden)
 	x := b.value(Value{Name: "ln1.in", Kind: Input, Rows: Local, Cols: h, DType: b.act})
 	b.Input = x

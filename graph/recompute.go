@@ -1,8 +1,21 @@
 package graph
 
-import "sppo/ir"
+import (
+	"math/bits"
 
-// Policies of recomputation: what of a layer the backward pass makes again instead of keeping.
+	"sppo/ir"
+)
+
+// Units is a set of units of a layer, by their numbers.
+type Units uint64
+
+// Has says whether a unit is in the set.
+func (s Units) Has(number int) bool { return s>>number&1 != 0 }
+
+// Len is the number of units in the set.
+func (s Units) Len() int { return bits.OnesCount64(uint64(s)) }
+
+// Policies of recomputation that have a name: which units of a layer the backward pass makes again instead of keeping.
 const (
 	RecomputeNone          = "none"
 	RecomputeSelective     = "selective"      // results of norms and activation functions: no matmul is repeated
@@ -10,13 +23,67 @@ const (
 	RecomputeFull          = "full"           // all but the layer's input
 )
 
-// recomputes says for each policy which nodes' results are made again. K and V are never among them: later
-// subsequences read them anyway.
+// recomputes says for each policy whose results are made again.
 var recomputes = map[string]func(*Node) bool{
-	RecomputeNone:          moves,
-	RecomputeSelective:     func(n *Node) bool { return moves(n) || elementwise(n) },
+	RecomputeNone:          func(*Node) bool { return false },
+	RecomputeSelective:     elementwise,
 	RecomputeKeepAttention: func(n *Node) bool { return n.Op != ir.Attention },
 	RecomputeFull:          func(*Node) bool { return true },
+}
+
+// RemadeBy are the units that a policy of that name makes again. The layer's input is never among them: nothing in the
+// layer makes it.
+func (g *Model) RemadeBy(policy string) (remade Units) {
+	made := recomputes[policy]
+	if made == nil {
+		return 0
+	}
+	for _, u := range g.Layer.Units {
+		if u.Producer >= 0 && made(&g.Layer.Forward[u.Producer]) {
+			remade |= 1 << u.Number
+		}
+	}
+	return remade
+}
+
+// LayerWithout is the layer whose backward pass makes some of its units again. Its forward is that of every layer; its units
+// are those that are left, under their numbers.
+func (g *Model) LayerWithout(remade Units) *Block {
+	if remade == 0 {
+		return g.Layer
+	}
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	b := g.remaking[remade]
+	if b == nil {
+		b = g.layer(g.keepers(remade))
+		for i := range b.Units {
+			b.Units[i].Number = g.numberOf(b.Units[i].Producer)
+		}
+		g.remaking[remade] = b
+	}
+	return b
+}
+
+// keepers are the forward nodes whose results stay: those of units that are not made again. What belongs to no unit is needed only
+// to make others, and goes with them.
+func (g *Model) keepers(remade Units) map[int]bool {
+	keep := map[int]bool{}
+	for _, u := range g.Layer.Units {
+		if !remade.Has(u.Number) {
+			keep[u.Producer] = true
+		}
+	}
+	return keep
+}
+
+func (g *Model) numberOf(producer int) int {
+	for _, u := range g.Layer.Units {
+		if u.Producer == producer {
+			return u.Number
+		}
+	}
+	panic("internal: a layer that makes units again keeps what the plain one does not")
 }
 
 // moves are the nodes that bring data in another form which is kept anyway. An exchange of rows for heads is not among

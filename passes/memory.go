@@ -277,7 +277,11 @@ func (r *residence) optimizer() {
 }
 
 // block is the dataflow of the k-th layer of a task.
-func (r *residence) block(Task, int) *graph.Block { return r.graph.Layer }
+func (r *residence) block(t Task, k int) *graph.Block {
+	units := len(r.saved[0])
+	at := (r.first[t.Stage] + k) * units
+	return r.graph.LayerWithout(remadeBy(r.plan.Offload.Fate[r.stage][t.Subsequence][at : at+units]))
+}
 
 // leave is what a forward will leave.
 func (r *residence) leave(t Task) *unitsAway {

@@ -16,16 +16,13 @@ import (
 // half of a unit. Paper: section 4.1.
 func offload(c *Context, p *Plan) error {
 	policy, alpha, why := p.wantedAlpha(c)
-	p.Offload = Offload{Policy: policy}
+	p.keepAll(c, policy)
 	for s := range p.Parallel.PP {
-		alphas, fates := make([]float64, p.Subsequences.N), make([]string, p.Subsequences.N)
-		for i := range fates {
-			fates[i], alphas[i] = chooseUnits(p.unitBytes(c, i), p.layersOf(s), alpha(i))
+		for i := range p.Subsequences.N {
+			p.chooseUnits(c, s, i, alpha(i))
 		}
-		p.Offload.Alpha, p.Offload.Fate = append(p.Offload.Alpha, alphas), append(p.Offload.Fate, fates)
 	}
 	p.decide("offload", "policy", policy, why)
-	p.Offload.Lag, p.Offload.Ahead = 1, 1
 	if policy == "none" {
 		return nil
 	}
@@ -110,10 +107,13 @@ func (p *Plan) adaptiveAlpha(c *Context) func(i int) float64 {
 	pr := pricer{m, p.widestLink(m, p.stageRanks)}
 	g := c.Model(p)
 	forward, copied := make([]ir.Seconds, p.Subsequences.N), make([]ir.Seconds, p.Subsequences.N) // of one layer
+	remade := g.RemadeBy(p.Recompute)
 	for i := range forward {
 		forward[i] = pr.time(g, g.Layer, g.Layer.Forward, p.Size(i))
-		for _, n := range p.unitBytes(c, i) {
-			copied[i] += m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{})
+		for u, n := range p.unitBytes(c, i) {
+			if !remade.Has(u) {
+				copied[i] += m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{})
+			}
 		}
 	}
 	return func(i int) float64 { // stages hold as many layers for s_i as for s_{i+1}, so that their number cancels
@@ -137,22 +137,32 @@ func unitSizes(b *graph.Block, z graph.Size) []ir.Bytes {
 	return sizes
 }
 
-// chooseUnits writes the fate of the units of a stage's layers so that the bytes that go are as near share as whole
-// units allow. First layers go first: their backward comes last, so their way back is the least hurried. Within a
-// layer large units go first, and what is left of the target is filled with smaller ones.
-func chooseUnits(sizes []ir.Bytes, layers int, share float64) (fate string, placed float64) {
+// chooseUnits sends units of a stage and subsequence away so that the bytes that go are as near share as whole units allow.
+func (p *Plan) chooseUnits(c *Context, stage, i int, share float64) {
+	letters, sizes := []byte(p.Offload.Fate[stage][i]), p.unitBytes(c, i)
+	chooseUnits(letters, sizes, share)
+	p.Offload.Fate[stage][i], p.Offload.Alpha[stage][i] = string(letters), placedShare(letters, sizes)
+}
+
+// chooseUnits turns letters of units that stay into those of units that go. First layers go first: their backward comes last, so
+// their way back is the least hurried. Within a layer large units go first, and what is left of the target is filled with
+// smaller ones.
+func chooseUnits(letters []byte, sizes []ir.Bytes, share float64) {
 	order := bySize(sizes)
-	var layerBytes ir.Bytes
-	for _, n := range sizes {
-		layerBytes += n
+	var total ir.Bytes
+	for at := range letters {
+		if letters[at] == FateKeep {
+			total += sizes[at%len(sizes)]
+		}
 	}
-	total := layerBytes * ir.Bytes(layers)
-	letters := []byte(strings.Repeat(string(FateKeep), layers*len(sizes)))
 	left := share * float64(total)
 	smallest := -1 // of those that stay
-	for l := range layers {
+	for l := range len(letters) / len(sizes) {
 		for _, u := range order {
 			at := l*len(sizes) + u
+			if letters[at] != FateKeep {
+				continue
+			}
 			if float64(sizes[u]) <= left {
 				letters[at], left = FateOffload, left-float64(sizes[u])
 			} else if smallest < 0 || sizes[u] < sizes[smallest%len(sizes)] {
@@ -163,7 +173,6 @@ func chooseUnits(sizes []ir.Bytes, layers int, share float64) (fate string, plac
 	if smallest >= 0 && float64(sizes[smallest%len(sizes)]) < 2*left {
 		letters[smallest] = FateOffload
 	}
-	return string(letters), placedShare(string(letters), sizes)
 }
 
 // bySize lists units from the largest to the smallest; equal ones keep their order.
@@ -177,13 +186,16 @@ func bySize(sizes []ir.Bytes) []int {
 }
 
 // placedShare is the alpha that a fate amounts to.
-func placedShare(fate string, sizes []ir.Bytes) float64 {
+func placedShare(letters []byte, sizes []ir.Bytes) float64 {
 	var gone, total ir.Bytes
-	for at := range len(fate) {
+	for at, letter := range letters {
 		n := sizes[at%len(sizes)]
-		total += n
-		if fate[at] == FateOffload {
+		switch letter {
+		case FateOffload:
 			gone += n
+			fallthrough
+		case FateKeep:
+			total += n
 		}
 	}
 	if total == 0 {
@@ -192,15 +204,25 @@ func placedShare(fate string, sizes []ir.Bytes) float64 {
 	return float64(gone) / float64(total)
 }
 
-// keepAll is the plan without offload.
-func keepAll(c *Context, p *Plan) {
-	p.Offload = Offload{Policy: "none", Lag: 1, Ahead: 1}
+// keepAll is a plan without offload yet: units stay, but for those that recomputation makes again.
+func (p *Plan) keepAll(c *Context, policy string) {
+	g := c.Model(p)
+	layer := []byte(strings.Repeat(string(FateKeep), len(g.Layer.Units)))
+	remade := g.RemadeBy(p.Recompute)
+	for u := range layer {
+		if remade.Has(u) {
+			layer[u] = FateRecompute
+		}
+	}
+	p.Offload = Offload{Policy: policy, Lag: 1, Ahead: 1}
 	for s := range p.Parallel.PP {
-		fate := strings.Repeat(string(FateKeep), p.layersOf(s)*len(c.Model(p).Layer.Units))
+		fate := strings.Repeat(string(layer), p.layersOf(s))
 		p.Offload.Alpha = append(p.Offload.Alpha, make([]float64, p.Subsequences.N))
 		p.Offload.Fate = append(p.Offload.Fate, slices.Repeat([]string{fate}, p.Subsequences.N))
 	}
 }
+
+func offloadOff(c *Context, p *Plan) { p.keepAll(c, "none") }
 
 // checkOffload: a letter for every unit of every layer of the stage, alpha what the letters amount to.
 func checkOffload(c *Context, p *Plan) error {
@@ -233,8 +255,14 @@ func (p *Plan) checkFate(layer *graph.Block, s, i int) error {
 		return fmt.Errorf("fate has %d letters for %d units of %d layers, which want %d", len(fate), len(layer.Units), p.layersOf(s), want)
 	}
 	for at := range len(fate) {
-		if fate[at] != FateOffload && fate[at] != FateKeep {
-			return fmt.Errorf("fate has the letter %q at %d: there are %c, offload, and %c, keep", fate[at], at, FateOffload, FateKeep)
+		switch u := &layer.Units[at%len(layer.Units)]; fate[at] {
+		case FateOffload, FateKeep:
+		case FateRecompute:
+			if u.Producer < 0 {
+				return fmt.Errorf("fate makes %s again at %d, and nothing in the layer makes it", u.Name, at)
+			}
+		default:
+			return fmt.Errorf("fate has the letter %q at %d: there are %c, offload, %c, keep, and %c, recompute", fate[at], at, FateOffload, FateKeep, FateRecompute)
 		}
 	}
 	if !(alpha >= 0 && alpha <= 1) {

@@ -1,6 +1,7 @@
 package passes
 
 import (
+	"bytes"
 	"math"
 	"strings"
 	"testing"
@@ -20,17 +21,29 @@ func TestChooseUnits(t *testing.T) {
 			largest, layer = max(largest, sizes[u]), layer+sizes[u]
 		}
 		layers, share := 1+r.IntN(6), r.Float64()
-		fate, placed := chooseUnits(sizes, layers, share)
-		if len(fate) != layers*len(sizes) {
-			t.Fatalf("%d letters for %d layers of %d units", len(fate), layers, len(sizes))
+		fate := bytes.Repeat([]byte{FateKeep}, layers*len(sizes))
+		total := float64(layer) * float64(layers)
+		for at := range fate {
+			if r.IntN(4) == 0 {
+				fate[at] = FateRecompute
+				total -= float64(sizes[at%len(sizes)])
+			}
+		}
+		if total == 0 {
+			continue
+		}
+		before := bytes.Count(fate, []byte{FateRecompute})
+		chooseUnits(fate, sizes, share)
+		placed := placedShare(fate, sizes)
+		if after := bytes.Count(fate, []byte{FateRecompute}); after != before {
+			t.Fatalf("%d units were to be made again, %d are", before, after)
 		}
 		var gone ir.Bytes
-		for at := range len(fate) {
+		for at := range fate {
 			if fate[at] == FateOffload {
 				gone += sizes[at%len(sizes)]
 			}
 		}
-		total := float64(layer) * float64(layers)
 		if placed != float64(gone)/total {
 			t.Fatalf("alpha %g is reported for %d of %g bytes", placed, gone, total)
 		}
@@ -44,7 +57,9 @@ func TestChooseUnits(t *testing.T) {
 func TestChooseUnitsAtTheEnds(t *testing.T) {
 	sizes := []ir.Bytes{512, 256, 1024}
 	for share, want := range map[float64]string{0: strings.Repeat("k", 6), 1: strings.Repeat("o", 6), 0.5: "oookkk"} {
-		if got, alpha := chooseUnits(sizes, 2, share); got != want || alpha != share {
+		got := []byte("kkkkkk")
+		chooseUnits(got, sizes, share)
+		if alpha := placedShare(got, sizes); string(got) != want || alpha != share {
 			t.Errorf("share %g: %s, %g; want %s", share, got, alpha, want)
 		}
 	}
@@ -87,6 +102,7 @@ func TestBrokenFates(t *testing.T) {
 		{"3 subsequences", func(o *Offload) { o.Fate[0] = o.Fate[0][:3] }},
 		{"letters", func(o *Offload) { o.Fate[1][2] += "o" }},
 		{`letter 'x'`, func(o *Offload) { o.Fate[1][2] = "x" + o.Fate[1][2][1:] }},
+		{"nothing in the layer makes it", func(o *Offload) { o.Fate[1][2] = "r" + o.Fate[1][2][1:] }},
 		{"between 0 and 1", func(o *Offload) { o.Alpha[0][0] = 1.5 }},
 		{"for 1 stages", func(o *Offload) { o.Fate = o.Fate[:1] }},
 	} {

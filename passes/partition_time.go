@@ -13,6 +13,7 @@ type taskTime struct {
 	pricer
 	plan      *Plan
 	model     *graph.Model
+	layer     *graph.Block // as the policy of recomputation leaves it
 	attention []*graph.Node
 	rest      map[int64]blockTimes // by tokens
 }
@@ -23,7 +24,8 @@ type blockTimes struct{ embedding, layer, head ir.Seconds }
 func newTaskTime(c *Context, p *Plan) *taskTime {
 	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
 	t := &taskTime{pricer: pricer{m, p.widestLink(m, p.stageRanks)}, plan: p, model: c.Model(p), rest: map[int64]blockTimes{}}
-	b := t.model.Layer
+	b := t.model.LayerWithout(t.model.RemadeBy(p.Recompute))
+	t.layer = b
 	for _, nodes := range [][]graph.Node{b.Forward, b.Backward} {
 		for i := range nodes {
 			if op := nodes[i].Op; op == ir.Attention || op == ir.AttentionGrad {
@@ -39,7 +41,7 @@ func (t *taskTime) of(prefix, tokens int64) ir.Seconds {
 	rest, ok := t.rest[tokens]
 	if !ok {
 		z := t.size(0, tokens)
-		rest = blockTimes{t.both(t.model.Embedding, z), t.both(t.model.Layer, z) - t.attentionTime(z), t.time(t.model, t.model.Head, t.model.Head.Backward, z)}
+		rest = blockTimes{t.both(t.model.Embedding, z), t.both(t.layer, z) - t.attentionTime(z), t.time(t.model, t.model.Head, t.model.Head.Backward, z)}
 		t.rest[tokens] = rest
 	}
 	layer := rest.layer + t.attentionTime(t.size(prefix, tokens))
@@ -69,7 +71,7 @@ func (t *taskTime) size(prefix, tokens int64) graph.Size {
 func (t *taskTime) attentionTime(z graph.Size) ir.Seconds {
 	var sum ir.Seconds
 	for _, n := range t.attention {
-		sum += t.cost.Time(t.model.Layer.Work(n, z), t.link)
+		sum += t.cost.Time(t.layer.Work(n, z), t.link)
 	}
 	return sum
 }

@@ -56,12 +56,12 @@ var Passes = [...]Pass{
 		},
 	},
 	{
-		Name: "offload", Run: offload, Check: checkOffload, Off: keepAll,
-		Doc: "Decides for every stage and subsequence how much of the type-1 activations goes to the host between forward and backward, and which units of which layers that is.",
+		Name: "offload", Run: offload, Check: checkOffload, Off: offloadOff,
+		Doc: "Decides the fate of every type-1 unit, for every stage, subsequence and layer: it stays on the device between forward and backward, goes to the host, or is made again by the backward pass.",
 		After: []Order{
 			{"partition", "bytes and the time to copy them grow with the length of a subsequence"},
 			{"schedule", "a copy runs behind the next task of the stage"},
-			{"lifespan", "only whole units of type 1 are offloaded"},
+			{"lifespan", "only whole units of type 1 are offloaded or made again"},
 		},
 	},
 	{

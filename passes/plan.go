@@ -30,7 +30,7 @@ type Plan struct {
 	LayersPerStage []int        `json:"layers_per_stage"` // by virtual stage
 	Tasks          [][]Task     `json:"tasks"`            // [stage]: what a pipeline rank does, in order
 	Units          []Unit       `json:"units"`            // of one layer; the same for every layer and subsequence
-	Recompute      string       `json:"recompute"`        // what the backward pass makes again: none, selective, keep_attention, full
+	Recompute      string       `json:"recompute"`        // policy: none, selective, keep_attention, full, auto; Offload.Fate has the units
 	Offload        Offload      `json:"offload"`
 	Mux            Mux          `json:"mux"`
 	Memory         Memory       `json:"memory"`
@@ -115,15 +115,16 @@ type Unit struct {
 
 // Letters of Offload.Fate.
 const (
-	FateOffload = 'o'
-	FateKeep    = 'k'
+	FateOffload   = 'o' // to the host and back
+	FateKeep      = 'k' // on the device
+	FateRecompute = 'r' // nowhere: the backward makes it again
 )
 
-// Offload is the fate of Type-1 units. Fate[stage][i] has one letter for every Type-1 unit of the stage's layers
-// (layer by layer, units in order of production): 'o' offload, 'k' keep on the device.
+// Offload is the fate of Type-1 units. Fate[stage][i] has one letter for every Type-1 unit of the stage's layers (layer by
+// layer, units in order of production).
 type Offload struct {
 	Policy string      `json:"policy"`
-	Alpha  [][]float64 `json:"alpha"` // [stage][i]: share of Type-1 bytes that goes to the host, as placed
+	Alpha  [][]float64 `json:"alpha"` // [stage][i]: share of the Type-1 bytes that are not made again that goes to the host, as placed
 	Fate   [][]string  `json:"fate"`  // [stage][i]
 	Lag    int         `json:"lag"`   // tasks that may run behind a forward before what takes the bytes of its offloaded units waits
 	Ahead  int         `json:"ahead"` // layers of backward before it is needed that a layer's reload is issued
@@ -136,6 +137,21 @@ func (p *Plan) FateOf(t Task, k int) string {
 	units := len(fate) / p.layersOf(home)
 	first, _ := p.span(t.Stage)
 	return fate[(first+k)*units : (first+k+1)*units]
+}
+
+// LayerOf is the dataflow of the k-th layer of a task's virtual stage, as its fate has it.
+func (p *Plan) LayerOf(g *graph.Model, t Task, k int) *graph.Block {
+	return g.LayerWithout(remadeBy(p.FateOf(t, k)))
+}
+
+// remadeBy are the units that the letters of a layer make again.
+func remadeBy(letters string) (remade graph.Units) {
+	for u := range len(letters) {
+		if letters[u] == FateRecompute {
+			remade |= 1 << u
+		}
+	}
+	return remade
 }
 
 // Mux is the split of tasks next to bubbles over other stages' ranks.

@@ -25,6 +25,7 @@ func Predict(p *Plan) { predict(&Context{}, p) }
 // costs are the durations of everything that a step is made of. Indices: i a subsequence, s a stage, k a layer of it.
 type costs struct {
 	forward, backward      []ir.Seconds     // [i], of one layer
+	again                  [][][]ir.Seconds // [s][i][k]: what a layer's backward takes longer because it makes units again; nil: nothing
 	embed, embedGrad, head []ir.Seconds     // [i]; all of the head runs in the backward
 	message                []ir.Seconds     // [i], to a neighbour
 	d2h, h2d               [][][]ir.Seconds // [s][i][k]
@@ -41,7 +42,7 @@ func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 	pr := pricer{m, p.widestLink(m, p.stageRanks)}
 	between := p.widestLink(m, p.neighbours)
 	stages := p.Parallel.PP
-	t := &costs{d2h: make([][][]ir.Seconds, stages), h2d: make([][][]ir.Seconds, stages)}
+	t := &costs{again: make([][][]ir.Seconds, stages), d2h: make([][][]ir.Seconds, stages), h2d: make([][][]ir.Seconds, stages)}
 	for i := range n {
 		z := p.Size(i)
 		t.forward = append(t.forward, pr.time(g, g.Layer, g.Layer.Forward, z))
@@ -53,11 +54,32 @@ func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 		t.message = append(t.message, m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: x}, between))
 		sizes := p.unitBytes(c, i)
 		for s := range stages {
-			out, back := copyTimes(m, p.Offload.Fate[s][i], sizes)
+			fate := p.Offload.Fate[s][i]
+			out, back := copyTimes(m, fate, sizes)
 			t.d2h[s], t.h2d[s] = append(t.d2h[s], out), append(t.h2d[s], back)
+			t.again[s] = append(t.again[s], pr.timesAgain(g, fate, z, t.backward[i]))
 		}
 	}
 	return t
+}
+
+// timesAgain is for every layer of a fate how much longer its backward takes than that of a layer which makes no unit again.
+func (pr pricer) timesAgain(g *graph.Model, fate string, z graph.Size, plain ir.Seconds) []ir.Seconds {
+	units := len(g.Layer.Units)
+	again := make([]ir.Seconds, len(fate)/units)
+	known := map[string]ir.Seconds{}
+	for k := range again {
+		letters := fate[k*units : (k+1)*units]
+		t, ok := known[letters]
+		if !ok {
+			if b := g.LayerWithout(remadeBy(letters)); b != g.Layer {
+				t = pr.time(g, b, b.Backward, z) - plain
+			}
+			known[letters] = t
+		}
+		again[k] = t
+	}
+	return again
 }
 
 // copyTimes are the durations of the copies of each layer of a stage, one instruction a unit.

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"sppo/graph"
 	"sppo/ir"
 )
 
@@ -50,8 +49,8 @@ func (p *Plan) reportJob(b *strings.Builder) {
 		if p.Offload.Policy != "" {
 			line("offload", p.offloadInWords())
 		}
-		if p.Recompute != "" && p.Recompute != graph.RecomputeNone {
-			line("recompute", p.Recompute)
+		if again := p.shareMadeAgain(); again > 0 {
+			line("recompute", fmt.Sprintf("%s: %.1f%% of the type-1 bytes are made again", p.Recompute, 100*again))
 		}
 		line("mux", "off")
 	})
@@ -86,6 +85,24 @@ func (p *Plan) offloadInWords() string {
 		return fmt.Sprintf("%s: %.1f%% of the type-1 bytes go to the host", p.Offload.Policy, 100*most)
 	}
 	return fmt.Sprintf("%s: %.1f%% ... %.1f%% of the type-1 bytes of a subsequence go to the host", p.Offload.Policy, 100*least, 100*most)
+}
+
+// shareMadeAgain is the part of all type-1 bytes that the backward pass makes again.
+func (p *Plan) shareMadeAgain() float64 {
+	g := p.Graph()
+	var again, all ir.Bytes
+	for _, stage := range p.Offload.Fate {
+		for i, fate := range stage {
+			sizes := unitSizes(g.Layer, p.Size(i))
+			for at := range len(fate) {
+				n := sizes[at%len(sizes)]
+				if all += n; fate[at] == FateRecompute {
+					again += n
+				}
+			}
+		}
+	}
+	return float64(again) / float64(max(1, all))
 }
 
 // reportStages shows memory once codegen has placed it.

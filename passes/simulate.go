@@ -166,7 +166,7 @@ func (s *simulation) backwardTask(st *simStage, t Task, loses, embeds bool, begi
 		if back := st.back[t]; back != nil {
 			st.wait(back[end-1-k])
 		}
-		st.run(s.backward[i])
+		st.run(s.backwardOf(s.plan.Home(t.Stage), i, end-1-k))
 		st.release(leaving, k)
 		s.reloadAhead(st, t, k)
 	}
@@ -177,6 +177,14 @@ func (s *simulation) backwardTask(st *simStage, t Task, loses, embeds bool, begi
 	if embeds {
 		st.run(s.embedGrad[i])
 	}
+}
+
+// backwardOf is the time of the k-th layer of a rank.
+func (c *costs) backwardOf(rank, i, k int) ir.Seconds {
+	if c.again == nil {
+		return c.backward[i]
+	}
+	return c.backward[i] + c.again[rank][i][k]
 }
 
 // reloadAhead begins what the plan wants to be on its way once the k-th layer of a task has run: of the task itself, and of the

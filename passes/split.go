@@ -14,7 +14,7 @@ func (p *Plan) Split() graph.Split {
 
 // Graph builds the dataflow of the plan's model on one rank.
 func (p *Plan) Graph() *graph.Model {
-	return graph.New(p.Model, p.Split(), p.Train.Sequence, p.Recompute)
+	return graph.New(p.Model, p.Split(), p.Train.Sequence)
 }
 
 // solveSPMode takes the request; with one rank a stage the modes are the same.
