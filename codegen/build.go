@@ -219,7 +219,11 @@ type lineTable struct {
 
 func newLineTable(plan *passes.Plan) *lineTable {
 	t := &lineTable{index: map[string]uint16{}}
-	for _, key := range []string{"model", "model.layers", "model.vocab", "schedule.pp", "schedule.sp", "schedule.offload", "train.optimizer"} {
+	keys := []string{"model", "model.layers", "model.vocab", "schedule.pp", "schedule.sp", "schedule.offload", "train.optimizer"}
+	if plan.Parallel.Zero >= passes.ZeroGradients {
+		keys = append(keys, "schedule.zero")
+	}
+	for _, key := range keys {
 		text, ok := plan.Lines[key]
 		if !ok {
 			text = plan.Spec + ": " + key

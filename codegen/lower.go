@@ -2,6 +2,7 @@ package codegen
 
 import (
 	"fmt"
+	"slices"
 
 	"sppo/graph"
 	"sppo/ir"
@@ -29,6 +30,7 @@ type stage struct {
 	touched   map[touch]bool      // accumulators that this section has written
 	caches    map[cacheKey]uint32 // K, V and their gradients
 	saved     map[unitKey]savedUnit
+	visits    visits
 	taskStart position               // where the previous task began
 	inputs    map[passes.Task]uint32 // what tasks start from, where another task or rank has made it
 	outputs   map[passes.Task]uint32 // results that are yet to be sent
@@ -83,7 +85,7 @@ func (s *stage) begin(section ir.Section, phase ir.Phase) {
 	s.emitter = &emitter{section: section, buffers: &s.buffers}
 	s.touched, s.caches, s.saved = map[touch]bool{}, map[cacheKey]uint32{}, map[unitKey]savedUnit{}
 	s.inputs, s.outputs = map[passes.Task]uint32{}, map[passes.Task]uint32{}
-	s.lagging, s.taskStart = nil, 0
+	s.lagging, s.taskStart, s.visits = nil, 0, visits{whole: map[int]bool{}}
 	s.prov = ir.Provenance{Phase: phase, Stage: int16(s.index0), Layer: ir.None, Subsequence: ir.None, Microbatch: ir.None}
 	s.decidedBy("lower", "model")
 }
@@ -134,7 +136,7 @@ func (s *stage) result(name string, n int64) uint32 {
 func (s *stage) newParams(b *graph.Block, prefix string) []*param {
 	var ps []*param
 	for i := range b.Params {
-		ps = append(ps, s.newParam(s.emitter, &b.Params[i], prefix, s.sharedWith(&b.Params[i])))
+		ps = append(ps, s.newParam(s.emitter, b, &b.Params[i], prefix, s.sharedWith(&b.Params[i])))
 	}
 	return ps
 }
@@ -155,6 +157,7 @@ func (s *stage) lowerStep() {
 	if s.last() {
 		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.loss, ir.F32, 1)}, ir.Float(0))
 	}
+	s.visits.plan(s, s.steps)
 	for _, st := range s.steps {
 		s.step(s.plan.Tasks[s.index0], st)
 	}
@@ -238,7 +241,7 @@ func (s *stage) label(t passes.Task, layer int, value string) string {
 
 func (s *stage) forward(t passes.Task, beside neighbours) {
 	x := s.forwardInput(t)
-	for k, l := range s.stages[t.Stage] {
+	for k, l := range s.path(t) {
 		x = s.forwardLayer(t, l, x)
 		s.copiesBeside(t, beside, k)
 	}
@@ -290,6 +293,7 @@ func (s *stage) block(t passes.Task, layer int) *graph.Block {
 func (s *stage) forwardLayer(t passes.Task, layer int, x uint32) uint32 {
 	b := s.block(t, layer)
 	s.prov.Layer = int32(layer)
+	s.enter(layer)
 	s.decidedBy("lower", "model.layers")
 	e := s.newEnv(b, s.layer[layer], t, layer, s.plan.Size(t.Subsequence))
 	e.put(b.Input, x, 0)
@@ -356,9 +360,8 @@ func (s *stage) backward(t passes.Task, beside neighbours) {
 	} else {
 		dy = s.backwardHead(t)
 	}
-	layers := s.stages[t.Stage]
-	for k := range layers {
-		dy = s.backwardLayer(t, layers[len(layers)-1-k], dy)
+	for k, l := range s.path(t) {
+		dy = s.backwardLayer(t, l, dy)
 		s.copiesBeside(t, beside, k)
 	}
 	if _, _, ok := s.plan.Target(t); ok {
@@ -375,11 +378,13 @@ func (s *stage) backward(t passes.Task, beside neighbours) {
 func (s *stage) backwardLayer(t passes.Task, layer int, dy uint32) uint32 {
 	b := s.block(t, layer)
 	s.prov.Layer = int32(layer)
+	s.enter(layer)
 	s.decidedBy("lower", "model.layers")
 	e := s.newEnv(b, s.layer[layer], t, layer, s.plan.Size(t.Subsequence))
 	e.put(b.DOutput, dy, 0)
 	e.loadUnits()
 	e.run(b.Backward)
+	s.leaveBackward(layer)
 	s.prov.Layer = ir.None
 	return e.at[b.DInput].buffer
 }
@@ -402,10 +407,13 @@ func (s *stage) lowerEval() {
 	if s.last() {
 		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.evalLoss, ir.F32, 1)}, ir.Float(0))
 	}
-	for _, st := range s.steps {
-		if t := s.plan.Tasks[s.index0][st.task]; t.Kind == passes.Forward && t.Microbatch == 0 {
-			s.step([]passes.Task{t}, step{kind: st.kind})
-		}
+	forwards := slices.DeleteFunc(slices.Clone(s.steps), func(st step) bool {
+		t := s.plan.Tasks[s.index0][st.task]
+		return t.Kind != passes.Forward || t.Microbatch != 0
+	})
+	s.visits.plan(s, forwards)
+	for _, st := range forwards {
+		s.step([]passes.Task{s.plan.Tasks[s.index0][st.task]}, step{kind: st.kind})
 	}
 	if s.last() {
 		s.averageOverReplicas(s.evalLoss)

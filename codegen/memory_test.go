@@ -20,7 +20,10 @@ func TestFootprint(t *testing.T) {
 		{"../examples/llama-docs.sppo", settings("none", "full")},
 		{"../examples/paper/gpt-7b-512k.sppo", settings("none", "full", "0.5", "carry", "schedule.virtual_stages=2", "schedule.recompute=keep_attention",
 			"cluster.d2h_bandwidth=8GB/s schedule.offload=carry", "train.batch=4 schedule.strategy=seq1f1b", "train.batch=4 schedule.strategy=terapipe", "schedule.pp=1 schedule.sp=4")},
-		{"../examples/paper/gpt-13b-512k.sppo", settings("none", "full", "schedule.sp_mode=ulysses schedule.dp=2 schedule.pp=4 train.batch=2 model.tied=true", "train.batch=4 schedule.strategy=1f1b schedule.subsequences=1")},
+		{"../examples/paper/gpt-13b-512k.sppo", settings("none", "full", "schedule.sp_mode=ulysses schedule.dp=2 schedule.pp=4 train.batch=2 model.tied=true", "train.batch=4 schedule.strategy=1f1b schedule.subsequences=1",
+			"schedule.sp_mode=ulysses schedule.zero=2 schedule.subsequences=1 schedule.recompute=full schedule.offload=none",
+			"schedule.sp_mode=ulysses schedule.zero=3 schedule.subsequences=1 schedule.recompute=full schedule.offload=none",
+			"schedule.sp_mode=ulysses schedule.zero=3 schedule.dp=2 schedule.pp=4 train.batch=2", "schedule.zero=3 schedule.dp=4 schedule.pp=2 train.batch=8")},
 	} {
 		for _, set := range c.sets {
 			plan := planOf(t, c.file, set...)

@@ -3,6 +3,7 @@ package codegen
 import (
 	"sppo/graph"
 	"sppo/ir"
+	"sppo/passes"
 )
 
 // params are the parameters of the stage in the global order of tensors, a tied head last.
@@ -14,12 +15,16 @@ func (s *stage) params() []*param {
 	return append(ps, s.head...)
 }
 
-// gradBuffer is the gradient of a parameter; it lives from its first use in a step to the end of the step.
+// gradBuffer is the gradient of a parameter; it lives from its first use in a step to the end of the step, or, under
+// ZeroGradients, to that of the visit.
 func (s *stage) gradBuffer(p *param) uint32 {
 	if !p.gradReady {
 		name := p.name + ".grad"
 		if p.shared != nil {
 			name += ".head" // a tied embedding always has two partial gradients
+		}
+		if p.zero >= passes.ZeroGradients {
+			name = s.byVisit(name)
 		}
 		p.grad = s.allocate(name, ir.Device, ir.Bytes(p.elements())*ir.F32.Bytes())
 		p.gradReady = true
@@ -59,7 +64,7 @@ func (s *stage) optimizer() {
 // update takes a step with what this rank has the optimizer state of, and brings divided weights to all who use them.
 // It gives the buffer that they are sent from, or -1.
 func (s *stage) update(p *param) int {
-	if p.cut.Slices() > 1 && !p.divided {
+	if p.cut.Slices() > 1 && p.zero == 0 {
 		g := p.view(p.grad, ir.F32)
 		s.gather(p, g, p.sum)
 		p.sum = g
@@ -69,8 +74,8 @@ func (s *stage) update(p *param) int {
 	args := []ir.View{weight, p.stateView(p.moment1, ir.F32), p.stateView(p.moment2, ir.F32), ir.Absent(),
 		p.sum, vector(s.stepBuf, ir.F32, 3), vector(s.norm, ir.F32, 2)}
 	if act != ir.F32 {
-		weight = p.stateView(p.weight, act)
-		if p.divided {
+		weight = p.stateView(p.kept, act)
+		if p.zero == passes.ZeroState || p.zero == passes.ZeroGradients {
 			weight = s.scratch(p, ".slice", p.stateRows(), act)
 		}
 		args[3] = weight
@@ -80,8 +85,8 @@ func (s *stage) update(p *param) int {
 		weightDecay = o.WeightDecay
 	}
 	s.op(ir.AdamW, ir.Compute, args, ir.Float(o.Beta1), ir.Float(o.Beta2), ir.Float(o.Eps), ir.Float(weightDecay))
-	s.addState(p, ir.RoleGrad, s.stateRectangles(p, p.sum.Buffer))
-	if !p.divided {
+	s.addState(p, ir.RoleGrad, s.stateRectangles(p, p.sum.Buffer, ir.F32))
+	if p.zero == 0 || p.zero >= passes.ZeroWeights {
 		return -1
 	}
 	s.gather(p, p.view(p.weight, act), weight)
@@ -102,23 +107,27 @@ func (s *stage) allReduce(v ir.View, group int64) {
 // completeGradients adds what other ranks hold of each gradient: the stage's ranks, the tied embedding's other
 // half, the replicas.
 func (s *stage) completeGradients() {
+	s.settle()
 	for _, p := range s.params() {
+		if p.zero >= passes.ZeroGradients {
+			continue // a visit has
+		}
 		g := p.view(s.gradBuffer(p), ir.F32)
 		if p.shared == nil {
-			s.sumOverStage(p)
+			p.sum = s.sumOverStage(p, g)
 			continue
 		}
 		to := p.view(p.shared.grad, ir.F32)
 		s.op(ir.Add, ir.Compute, []ir.View{to, to, g})
 	}
 	for _, p := range s.params() {
-		if p.shared != nil {
+		if p.shared != nil || p.zero >= passes.ZeroGradients {
 			continue
 		}
 		if s.plan.Model.Tied && s.first() != s.last() && s.tensors[p.tensor].Name == "embed" {
 			s.allReduce(p.sum, graph.GroupTied)
 		}
-		s.sumOverReplicas(p)
+		p.sum = s.sumOverReplicas(p, p.sum)
 	}
 }
 

@@ -101,15 +101,17 @@ func (l *layout) constRef(name string) ir.Attr {
 // param is a parameter of a stage with its buffers.
 type param struct {
 	*graph.Param
-	tensor                                 int32
-	name                                   string
-	weight, master, moment1, moment2, grad uint32
-	gradReady                              bool // grad has been allocated in this step
-	cut                                    passes.Slicing
-	divided                                bool    // this rank has the optimizer state of its slice alone
-	sum                                    ir.View // the gradient, complete: of the slice where there is one
-	owner                                  bool    // counts in the gradient norm (false on a tied copy)
-	shared                                 *param  // the embedding whose weight this tied parameter uses on the same stage
+	tensor                         int32
+	name                           string
+	kept                           uint32 // the weight from step to step: whole, or this rank's slice
+	weight                         uint32 // whole: kept, or where a visit has it
+	master, moment1, moment2, grad uint32
+	gradReady                      bool // grad has been allocated in this step
+	cut                            passes.Slicing
+	zero                           int     // stage of ZeRO: from which on this rank has what of its slice alone
+	sum                            ir.View // the gradient, complete: of the slice where there is one
+	owner                          bool    // counts in the gradient norm (false on a tied copy)
+	shared                         *param  // the embedding whose weight this tied parameter uses on the same stage
 }
 
 // elements is the size of the local part.
@@ -124,19 +126,22 @@ func (p *param) view(b uint32, d ir.DType) ir.View {
 }
 
 // newParam allocates what lives through the whole run.
-func (s *stage) newParam(e *emitter, g *graph.Param, prefix string, shared *param) *param {
-	p := &param{Param: g, name: prefix + g.Name, shared: shared, owner: !g.Tied, cut: s.plan.Slicing(g)}
-	p.divided = s.plan.Parallel.Zero == 1 && p.cut.Slices() > 1
+func (s *stage) newParam(e *emitter, b *graph.Block, g *graph.Param, prefix string, shared *param) *param {
+	p := &param{Param: g, name: prefix + g.Name, shared: shared, owner: !g.Tied, cut: s.plan.Slicing(g), zero: s.plan.ZeroOf(b, g), sum: ir.Absent()}
 	p.tensor = s.index[p.name]
 	n, act := ir.Bytes(p.elements()), s.model.DType()
 	if shared != nil {
-		p.weight, p.master = shared.weight, shared.master
+		p.kept, p.weight, p.master = shared.kept, shared.weight, shared.master
 		return p
 	}
-	p.weight = e.persist(p.name, n*act.Bytes())
-	p.master = p.weight
-	n = ir.Bytes(p.stateElements())
-	if act != ir.F32 || p.divided {
+	state, name := ir.Bytes(p.stateElements()), p.name
+	if p.zero >= passes.ZeroWeights {
+		n, name = state, name+".slice"
+	}
+	p.kept = e.persist(name, n*act.Bytes())
+	p.weight, p.master = p.kept, p.kept
+	n = state
+	if act != ir.F32 || p.zero == passes.ZeroState || p.zero == passes.ZeroGradients {
 		p.master = e.persist(p.name+".master", n*ir.F32.Bytes())
 	}
 	p.moment1 = e.persist(p.name+".m", n*ir.F32.Bytes())
@@ -148,10 +153,14 @@ func (s *stage) newParam(e *emitter, g *graph.Param, prefix string, shared *para
 
 // initialise gives the parameter its first values and clears its moments.
 func (s *stage) initialise(e *emitter, p *param) {
-	s.firstValues(e, p, p.stateView(p.master, ir.F32), s.stateRectangles(p, p.master))
-	if p.weight != p.master {
-		v := p.view(p.weight, s.model.DType())
-		s.firstValues(e, p, v, s.rectangles(p, v))
+	s.firstValues(e, p, p.stateView(p.master, ir.F32), s.stateRectangles(p, p.master, ir.F32))
+	if p.kept != p.master {
+		act := s.model.DType()
+		v := p.view(p.kept, act)
+		if p.zero >= passes.ZeroWeights {
+			v = p.stateView(p.kept, act)
+		}
+		s.firstValues(e, p, v, s.keptRectangles(p, v))
 	}
 	for _, m := range []uint32{p.moment1, p.moment2} {
 		e.op(ir.Fill, ir.Compute, []ir.View{vector(m, ir.F32, p.stateElements())}, ir.Float(0))
@@ -212,6 +221,14 @@ func rowsOf(v ir.View, first, rows, cols int64) ir.View {
 	return v
 }
 
+// keptRectangles maps what is kept of the weight, whose view begins with that one, to the tensor.
+func (s *stage) keptRectangles(p *param, v ir.View) []rectangle {
+	if p.zero >= passes.ZeroWeights {
+		return s.stateRectangles(p, v.Buffer, v.DType)
+	}
+	return s.rectangles(p, v)
+}
+
 func (s *stage) rowAttr(start string) ir.Attr {
 	if start == "" {
 		return ir.Int(0)
@@ -228,16 +245,16 @@ func (s *stage) colAttr(p *param) ir.Attr {
 
 // addStates lists the parameter's buffers for checkpoints. A divided f32 master is the weight once more.
 func (s *stage) addStates(p *param, act ir.DType) {
-	s.addState(p, ir.RoleWeight, s.rectangles(p, p.whole(p.weight, act)))
-	if p.master != p.weight {
+	s.addState(p, ir.RoleWeight, s.keptRectangles(p, p.whole(p.kept, act)))
+	if p.master != p.kept {
 		role := ir.RoleMaster
 		if act == ir.F32 {
 			role = ir.RoleWeight
 		}
-		s.addState(p, role, s.stateRectangles(p, p.master))
+		s.addState(p, role, s.stateRectangles(p, p.master, ir.F32))
 	}
-	s.addState(p, ir.RoleMoment1, s.stateRectangles(p, p.moment1))
-	s.addState(p, ir.RoleMoment2, s.stateRectangles(p, p.moment2))
+	s.addState(p, ir.RoleMoment1, s.stateRectangles(p, p.moment1, ir.F32))
+	s.addState(p, ir.RoleMoment2, s.stateRectangles(p, p.moment2, ir.F32))
 }
 
 // whole is the local part of one of the parameter's buffers as checkpoints see it: vectors are n by 1 there.

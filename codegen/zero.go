@@ -90,7 +90,7 @@ func (l *layout) sliceRow(c slicePlace, d, i, k int) int64 {
 
 // stateRows are the rows that this rank has optimizer state of.
 func (p *param) stateRows() int64 {
-	if p.divided {
+	if p.zero >= passes.ZeroState {
 		return p.Local[0] / p.cut.Slices()
 	}
 	return p.Local[0]
@@ -100,22 +100,23 @@ func (p *param) stateElements() int64 { return p.stateRows() * p.Local[1] }
 
 // stateView is a buffer of optimizer state.
 func (p *param) stateView(b uint32, d ir.DType) ir.View {
-	if p.divided {
+	if p.zero >= passes.ZeroState {
 		return matrix(b, d, p.stateRows(), p.Local[1])
 	}
 	return p.view(b, d)
 }
 
-// stateRectangles maps a buffer of f32 optimizer state to the tensor. The slices of pieces stand one after another.
-func (s *stage) stateRectangles(p *param, b uint32) []rectangle {
-	if !p.divided {
-		return s.rectangles(p, p.whole(b, ir.F32))
+// stateRectangles maps a buffer that has the rows of the optimizer's state to the tensor. The slices of pieces stand one after
+// another.
+func (s *stage) stateRectangles(p *param, b uint32, d ir.DType) []rectangle {
+	if p.zero < passes.ZeroState {
+		return s.rectangles(p, p.whole(b, d))
 	}
 	var list []rectangle
 	at := int64(0)
 	for _, part := range s.pieces(p.Param) {
 		place := slicePlace{part.start, part.rows / p.cut.Slices(), p.cut}
-		view := rowsOf(p.whole(b, ir.F32), at, place.rows, p.Local[1])
+		view := rowsOf(p.whole(b, d), at, place.rows, p.Local[1])
 		list = append(list, rectangle{view, s.constRef(place.name()), s.colAttr(p)})
 		at += place.rows
 	}
@@ -123,36 +124,37 @@ func (s *stage) stateRectangles(p *param, b uint32) []rectangle {
 }
 
 // sumOverStage adds the parts of a gradient that the ranks of a stage have.
-func (s *stage) sumOverStage(p *param) {
-	p.sum = p.view(p.grad, ir.F32)
+func (s *stage) sumOverStage(p *param, g ir.View) ir.View {
 	switch {
 	case p.cut.SP > 1:
 		part := s.scratch(p, ".grad.stage", p.Local[0]/p.cut.SP, ir.F32)
-		s.op(ir.ReduceScatter, ir.Coll, []ir.View{part, p.sum}, ir.Int(graph.GroupSP))
-		p.sum = part
+		s.op(ir.ReduceScatter, ir.Coll, []ir.View{part, g}, ir.Int(graph.GroupSP))
+		return part
 	case p.Reduce == graph.GroupNames[graph.GroupSP]:
-		s.allReduce(p.sum, graph.GroupSP)
+		s.allReduce(g, graph.GroupSP)
 	case p.Reduce == graph.GroupNames[graph.GroupKV]:
-		s.allReduce(p.sum, graph.GroupKV)
+		s.allReduce(g, graph.GroupKV)
 	}
+	return g
 }
 
 // sumOverReplicas adds those that the replicas have.
-func (s *stage) sumOverReplicas(p *param) {
+func (s *stage) sumOverReplicas(p *param, g ir.View) ir.View {
 	switch {
 	case p.cut.DP > 1:
 		slice := s.scratch(p, ".grad.slice", p.Local[0]/p.cut.Slices(), ir.F32)
-		s.eachPiece(p, p.sum, slice, func(whole, part ir.View) {
+		s.eachPiece(p, g, slice, func(whole, part ir.View) {
 			s.op(ir.ReduceScatter, ir.Coll, []ir.View{part, whole}, ir.Int(graph.GroupDP))
 		})
-		p.sum = slice
+		return slice
 	case s.plan.Parallel.DP > 1:
-		s.allReduce(p.sum, graph.GroupDP)
+		s.allReduce(g, graph.GroupDP)
 	}
+	return g
 }
 
-// gather brings the slices of all ranks back together.
-func (s *stage) gather(p *param, whole, slice ir.View) {
+// gather brings the slices of all ranks back together. It gives the buffer that the last collective reads.
+func (s *stage) gather(p *param, whole, slice ir.View) uint32 {
 	if p.cut.DP > 1 {
 		all := whole
 		if p.cut.SP > 1 {
@@ -166,6 +168,7 @@ func (s *stage) gather(p *param, whole, slice ir.View) {
 	if p.cut.SP > 1 {
 		s.op(ir.AllGather, ir.Coll, []ir.View{whole, slice}, ir.Int(graph.GroupSP))
 	}
+	return slice.Buffer
 }
 
 // eachPiece visits the pieces of what replicas share, and this replica's slice of each.
@@ -178,9 +181,13 @@ func (s *stage) eachPiece(p *param, whole, slice ir.View, visit func(whole, part
 	}
 }
 
-// scratch is some rows of a parameter for the end of the step.
+// scratch is some rows of a parameter that are needed for a while.
 func (s *stage) scratch(p *param, ending string, rows int64, d ir.DType) ir.View {
-	return matrix(s.allocate(p.name+ending, ir.Device, ir.Bytes(rows*p.Local[1])*d.Bytes()), d, rows, p.Local[1])
+	name := p.name + ending
+	if p.zero >= passes.ZeroGradients {
+		name = s.byVisit(name)
+	}
+	return matrix(s.allocate(name, ir.Device, ir.Bytes(rows*p.Local[1])*d.Bytes()), d, rows, p.Local[1])
 }
 
 // normWeight is 1 on one of the ranks that have the same part of a gradient.

@@ -16,7 +16,7 @@ type Case struct {
 	VirtualStages             int    // 0 stands for 1
 	Strategy                  string // sppo | terapipe | gpipe | 1f1b | seq1f1b
 	SPMode                    string // megatron | ulysses
-	Zero                      string // 0 | 1
+	Zero                      string // 0 | 1 | 2 | 3
 	Partition                 string // flops | length | list
 	Offload                   string // none | full | 0.5 | adaptive | list
 	Recompute                 string // none | selective | keep_attention | full
@@ -53,12 +53,21 @@ func (c Case) plain() Case {
 	return c
 }
 
-// unpiped is the case on one stage with nothing offloaded, computed again or divided among replicas: equal to the last
-// bit by E1 and E2.
+// unpiped is the case on one stage with nothing offloaded or computed again, and no more divided among replicas than what sums
+// ask for: equal to the last bit by E1 and E2.
 func (c Case) unpiped() Case {
-	c.PP, c.VirtualStages, c.Zero, c.Offload, c.Recompute = 1, 1, "0", "none", "none"
+	c.PP, c.VirtualStages, c.Offload, c.Recompute = 1, 1, "none", "none"
+	if c.oneVisit() || c.Zero < "2" {
+		c.Zero = "0"
+	} else {
+		c.Zero = "2"
+	}
 	return c
 }
+
+// oneVisit says whether a step goes backward through each layer once. If it goes more often, ranks that divide gradients add up
+// each time's among themselves first, and others each their own.
+func (c Case) oneVisit() bool { return c.N == 1 && c.Batch == c.DP*c.Microbatch }
 
 // lengths of the list partition: uneven, rising and falling, multiples of every SP.
 var lengths = map[int][]int{1: {48}, 3: {12, 20, 16}, 8: {8, 4, 4, 12, 4, 4, 8, 4}}

@@ -44,6 +44,8 @@ var outside = []Case{
 		PP: 2, SP: 2, DP: 1, N: 1, Microbatch: 1, Partition: "flops", Offload: "none"},
 	{Family: "gpt", KVHeads: 4, Positions: "rope", DType: "f32", Batch: 8, Layers: 5, Sequence: 48, Vocab: tinyVocab, Tied: true,
 		PP: 3, SP: 1, DP: 4, Zero: "1", N: 2, Microbatch: 1, Partition: "flops", Offload: "full"},
+	{Family: "llama", KVHeads: 4, Positions: "rope", DType: "f32", Batch: 8, Layers: 9, Sequence: 48, Vocab: tinyVocab,
+		PP: 2, SP: 2, SPMode: "ulysses", DP: 4, Zero: "3", N: 2, Microbatch: 1, Partition: "flops", Offload: "full", Recompute: "full"},
 	{Family: "llama", KVHeads: 2, Positions: "learned", DType: "f32", Batch: 8, Layers: 7, Sequence: 48, Vocab: tinyVocab,
 		PP: 5, SP: 2, DP: 1, N: 4, Microbatch: 4, Partition: "flops", Offload: "0.5"},
 }

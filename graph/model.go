@@ -175,6 +175,9 @@ func (g *Model) vocabTable(name string) Param {
 	return Param{Name: name, Shape: [2]int64{v, h}, Local: [2]int64{g.vocabLocal(), h}, Shard: ByRows, Start: ConstVocab, Std: g.InitStd, Decay: true}
 }
 
+// BlockLayer is the name of the block that every layer is.
+const BlockLayer = "layer"
+
 // Names of values that other packages ask for.
 const (
 	ValueTokens = "tokens"
@@ -214,7 +217,7 @@ func loadAttrs(shift int64) []Attr {
 
 // layer is a layer that keeps the results of some forward nodes, or all.
 func (g *Model) layer(keep map[int]bool) *Block {
-	b := g.newBuilder("layer")
+	b := g.newBuilder(BlockLayer)
 	b.keep = keep
 	h := int64(g.Hidden)
 	x := b.value(Value{Name: "ln1.in", Kind: Input, Rows: Local, Cols: h, DType: b.act})

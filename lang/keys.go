@@ -367,8 +367,9 @@ var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "sp_mode", takes: names("auto", "megatron", "ulysses", "ring"), Default: "auto", Example: "ulysses",
 		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, all-to-all around attention. `ring`: K and V go round (not there yet). `auto` is megatron.",
 		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
-	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 1)), Default: "auto", Example: "0",
-		Doc: "Whether ranks that hold the same weights, replicas or, with `ulysses`, the ranks of a stage, divide the optimizer's state of each matrix (ZeRO, stage 1). `auto` is 1 where there are any. It changes no result.",
+	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 3)), Default: "auto", Example: "3",
+		Doc: "What ranks that hold the same matrix, replicas or, with `ulysses`, the ranks of a stage, divide among themselves (ZeRO's stages): 1, the optimizer's state; 2, of layers the gradients too, completed after each backward of the layer; " +
+			"3, the weights too, brought together before each forward and backward of the layer. `auto` is 1 where there are any such ranks. It changes no result but by rounding, where a step goes backward through a layer more than once under 2 or 3.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Zero = "auto"; !v.Auto() {
 				s.Schedule.Zero = strconv.Itoa(v.Int())

@@ -131,7 +131,7 @@ type Schedule struct {
 	PP            int          `json:"pp"`
 	DP            int          `json:"dp"`
 	SPMode        string       `json:"sp_mode"`    // megatron | ulysses | ring | auto
-	Zero          string       `json:"zero"`       // 0 | 1 | auto
+	Zero          string       `json:"zero"`       // 0 | 1 | 2 | 3 | auto
 	Microbatch    int          `json:"microbatch"` // sequences that one task carries side by side
 	Subsequences  Subsequences `json:"subsequences"`
 	Partition     string       `json:"partition"` // flops | length | time

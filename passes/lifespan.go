@@ -27,7 +27,7 @@ func lifespan(c *Context, p *Plan) error {
 
 // Names of blocks in the plan.
 const (
-	layerBlock = "layer"
+	layerBlock = graph.BlockLayer
 	headBlock  = "head"
 )
 

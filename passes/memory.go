@@ -95,6 +95,7 @@ type residence struct {
 	most  ir.Bytes // on the host
 	units map[Task]*unitsAway
 	fresh []bool // layers whose gradients the step has not touched
+	owing bool   // a visit of a layer has given its gradients away, and the collectives may not be done
 }
 
 // unitsAway is what a forward has left, layer by layer of its virtual stage.
@@ -159,6 +160,8 @@ func (r *residence) persist() {
 		r.now[TermOptimizer] += layers * optimizer
 	}
 	add(r.graph.Layer, ir.Bytes(len(r.fresh)))
+	near, _ := r.plan.visitBytes(r.graph) // of the layer that is visited, and of the next
+	r.now[TermWeights] += near * ir.Bytes(min(2, len(r.fresh)))
 	if r.firstStage() {
 		add(r.graph.Embedding, 1)
 	}
@@ -225,6 +228,11 @@ func (r *residence) backward(tasks []Task, i int) {
 		r.now[TermCopies] -= u.offloaded[k]
 		r.touching(t, b, z, r.fresh[own])
 		r.fresh[own] = false
+		if !r.owing { // from now on, what the visit before has given away
+			_, owed := r.plan.visitBytes(r.graph)
+			r.now[TermGradients] += owed
+			r.owing = true
+		}
 		if t.Subsequence == len(r.sizes)-1 {
 			r.now[TermCacheGrads] += r.caches(b, graph.CacheGrad, z)
 		}
@@ -242,7 +250,8 @@ func (r *residence) backward(tasks []Task, i int) {
 
 // touching notes the backward of a block, which may be the first to touch its gradients.
 func (r *residence) touching(t Task, b *graph.Block, z graph.Size, fresh bool) {
-	r.note(t, r.context.working(r.graph, b, backwardPass, z, fresh))
+	begins := fresh || r.plan.Parallel.Zero >= ZeroGradients && b.Name == graph.BlockLayer // at each visit, whole
+	r.note(t, r.context.working(r.graph, b, backwardPass, z, begins))
 	if fresh {
 		r.touch(b)
 	}
@@ -255,8 +264,8 @@ func (r *residence) optimizer() {
 		for i := range b.Params {
 			param := &b.Params[i]
 			cut := r.plan.Slicing(param)
-			if cut.Slices() == 1 {
-				continue
+			if cut.Slices() == 1 || r.plan.ZeroOf(b, param) >= ZeroGradients {
+				continue // there is no slice, or it has been counted
 			}
 			whole := ir.Bytes(param.Local[0]*param.Local[1]) * ir.F32.Bytes()
 			if cut.SP > 1 && cut.DP > 1 {

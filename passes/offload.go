@@ -104,7 +104,7 @@ func (p *Plan) wantedAlpha(c *Context) (policy string, alpha func(i int) float64
 // alpha_{N-1} = 0, for the backward of the last subsequence follows at once.
 func (p *Plan) adaptiveAlpha(c *Context) func(i int) float64 {
 	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
-	pr := pricer{m, p.widestLink(m, p.stageRanks)}
+	pr := pricer{cost: m, link: p.widestLink(m, p.stageRanks)}
 	g := c.Model(p)
 	forward, copied := make([]ir.Seconds, p.Subsequences.N), make([]ir.Seconds, p.Subsequences.N) // of one layer
 	remade := g.RemadeBy(p.Recompute)

@@ -23,7 +23,7 @@ type blockTimes struct{ embedding, layer, head ir.Seconds }
 
 func newTaskTime(c *Context, p *Plan) *taskTime {
 	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
-	t := &taskTime{pricer: pricer{m, p.widestLink(m, p.stageRanks)}, plan: p, model: c.Model(p), rest: map[int64]blockTimes{}}
+	t := &taskTime{pricer: pricer{cost: m, link: p.widestLink(m, p.stageRanks)}, plan: p, model: c.Model(p), rest: map[int64]blockTimes{}}
 	b := t.model.LayerWithout(t.model.RemadeBy(p.Recompute))
 	t.layer = b
 	for _, nodes := range [][]graph.Node{b.Forward, b.Backward} {

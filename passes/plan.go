@@ -47,7 +47,7 @@ type Parallel struct {
 	PP            int    `json:"pp"`
 	SP            int    `json:"sp"`
 	SPMode        string `json:"sp_mode"` // how the ranks of a stage share a layer: megatron or ulysses
-	Zero          int    `json:"zero"`    // 1: ranks that hold the same matrix divide its optimizer state
+	Zero          int    `json:"zero"`    // ranks that hold the same matrix divide, 1: its optimizer state, 2: its gradient too, 3: the weight too
 	VirtualStages int    `json:"virtual_stages"`
 	Microbatch    int    `json:"microbatch"`   // sequences that one task carries
 	Microbatches  int    `json:"microbatches"` // of one replica in a step

@@ -35,18 +35,21 @@ type costs struct {
 type pricer struct {
 	cost cost.Model
 	link cost.Link // among the SP ranks of a stage
+
+	forward, backward ir.Seconds // collectives of parameters that each layer finds under way
 }
 
 func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 	g, n := c.Model(p), p.Subsequences.N
-	pr := pricer{m, p.widestLink(m, p.stageRanks)}
+	pr := pricer{cost: m, link: p.widestLink(m, p.stageRanks)}
+	pr.forward, pr.backward = newUpdater(p, g, m).visit()
 	between := p.widestLink(m, p.neighbours)
 	stages := p.Parallel.PP
 	t := &costs{again: make([][][]ir.Seconds, stages), d2h: make([][][]ir.Seconds, stages), h2d: make([][][]ir.Seconds, stages)}
 	for i := range n {
 		z := p.Size(i)
-		t.forward = append(t.forward, pr.time(g, g.Layer, g.Layer.Forward, z))
-		t.backward = append(t.backward, pr.time(g, g.Layer, g.Layer.Backward, z))
+		t.forward = append(t.forward, pr.makespan(g.Layer, g.Layer.Forward, z, pr.forward))
+		t.backward = append(t.backward, pr.makespan(g.Layer, g.Layer.Backward, z, pr.backward))
 		t.embed = append(t.embed, pr.time(g, g.Embedding, g.Embedding.Forward, z))
 		t.embedGrad = append(t.embedGrad, pr.time(g, g.Embedding, g.Embedding.Backward, z))
 		t.head = append(t.head, pr.time(g, g.Head, g.Head.Backward, z))
@@ -73,7 +76,7 @@ func (pr pricer) timesAgain(g *graph.Model, fate string, z graph.Size, plain ir.
 		t, ok := known[letters]
 		if !ok {
 			if b := g.LayerWithout(remadeBy(letters)); b != g.Layer {
-				t = pr.time(g, b, b.Backward, z) - plain
+				t = pr.makespan(b, b.Backward, z, pr.backward) - plain
 			}
 			known[letters] = t
 		}
@@ -135,7 +138,7 @@ func (pr pricer) time(g *graph.Model, b *graph.Block, nodes []graph.Node, z grap
 			end++
 		}
 		if !nodes[first].Chunked {
-			t += pr.makespan(b, nodes[first:end], z)
+			t += pr.makespan(b, nodes[first:end], z, 0)
 		} else {
 			t += pr.chunks(g, b, nodes[first:end], z)
 		}
@@ -147,16 +150,17 @@ func (pr pricer) time(g *graph.Model, b *graph.Block, nodes []graph.Node, z grap
 func (pr pricer) chunks(g *graph.Model, b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {
 	rows, step := z.Tokens*z.Batch, g.ChunkRows(z)
 	z.Rows = step
-	t := pr.makespan(b, nodes, z) * ir.Seconds(rows/step)
+	t := pr.makespan(b, nodes, z, 0) * ir.Seconds(rows/step)
 	if z.Rows = rows % step; z.Rows > 0 {
-		t += pr.makespan(b, nodes, z)
+		t += pr.makespan(b, nodes, z, 0)
 	}
 	return t
 }
 
-func (pr pricer) makespan(b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {
+// makespan is until computation and collectives are through; collectives that were issued before hold theirs up.
+func (pr pricer) makespan(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
 	ready := make([]ir.Seconds, len(b.Values))
-	var free [2]ir.Seconds // computation, collectives
+	free := [2]ir.Seconds{0, taken} // computation, collectives
 	for i := range nodes {
 		n := &nodes[i]
 		stream := 0

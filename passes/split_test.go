@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"sppo/graph"
+	"sppo/ir"
 	"sppo/lang"
 )
 
@@ -76,6 +77,37 @@ func TestZeroSavesStateAndTime(t *testing.T) {
 	if divided.Time.OptimizerS >= whole.Time.OptimizerS {
 		t.Errorf("with divided state the optimizer takes %s, with whole %s", divided.Time.OptimizerS, whole.Time.OptimizerS)
 	}
+}
+
+// Each stage of ZeRO keeps less from step to step and leaves less for the end of the step; what it brings together beside layers
+// instead is in their time.
+func TestZeroTradesMemoryForTraffic(t *testing.T) {
+	set := []string{"schedule.pp=1", "schedule.sp=1", "schedule.dp=4", "train.batch=4", "schedule.subsequences=1", "model.layers=6", "cluster.nvlink_bandwidth=100MB/s"}
+	var before *Plan
+	for _, zero := range []string{"0", "1", "2", "3"} {
+		p := planOf(t, "gpt-docs.sppo", append(set, "schedule.zero="+zero)...)
+		if before != nil && layerState(p) >= layerState(before) {
+			t.Errorf("with zero = %s a layer keeps %d bytes, with the stage before %d", zero, layerState(p), layerState(before))
+		}
+		if before != nil && p.Time.OptimizerS >= before.Time.OptimizerS {
+			t.Errorf("with zero = %s a step ends in %s, with the stage before in %s", zero, p.Time.OptimizerS, before.Time.OptimizerS)
+		}
+		if tasks := p.Time.StepS - p.Time.OptimizerS; zero == "3" && tasks <= before.Time.StepS-before.Time.OptimizerS {
+			t.Errorf("bringing weights together costs nothing: %s", tasks)
+		}
+		before = p
+	}
+	p := planOf(t, "gpt-docs.sppo")
+	p.Parallel.Zero = 4
+	if err := Verify(p); err == nil || !strings.Contains(err.Error(), "there is no 4") {
+		t.Errorf("an edited plan: %v", err)
+	}
+}
+
+func layerState(p *Plan) ir.Bytes {
+	g := p.Graph()
+	weights, gradients, optimizer := p.stateBytes(g, g.Layer)
+	return weights + gradients + optimizer
 }
 
 func TestUlyssesWantsHeads(t *testing.T) {

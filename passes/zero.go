@@ -2,6 +2,7 @@ package passes
 
 import (
 	"fmt"
+	"strconv"
 
 	"sppo/graph"
 	"sppo/ir"
@@ -9,29 +10,55 @@ import (
 	"sppo/lang"
 )
 
-// The optimizer's state over ranks that hold the same parameter: ZeRO's first stage. Such ranks complete the gradient
-// of a matrix in slices of its rows, whether they go on with slices or not, so that `zero` changes no bit.
+// What ranks that hold the same matrix divide among themselves: ZeRO (Rajbhandari et al. 2020). Such ranks complete the
+// gradient of a matrix in slices of its rows, whether they go on with slices or not, so that stage 1 changes no bit.
+
+// Stages of ZeRO: each divides what the one before it does, too. Embedding and head, which ranks of a stage divide by
+// vocabulary anyway, stay with the first.
+const (
+	ZeroState     = 1 // the optimizer's state
+	ZeroGradients = 2 // a layer's gradients, which are whole only from a task's backward of the layer to its end
+	ZeroWeights   = 3 // a layer's weights, which are brought together for each visit of the layer
+)
+
+// ZeroOf is the stage that applies to a parameter of a block.
+func (p *Plan) ZeroOf(b *graph.Block, param *graph.Param) int {
+	switch {
+	case p.Slicing(param).Slices() == 1:
+		return 0
+	case b.Name != graph.BlockLayer:
+		return min(p.Parallel.Zero, ZeroState)
+	}
+	return p.Parallel.Zero
+}
 
 // solveZero decides whether ranks keep the state of their slice alone.
 func solveZero(p *Plan) {
 	shared := p.Parallel.DP > 1 || p.Parallel.SP > 1 && p.Parallel.SPMode == graph.ModeUlysses
 	why := "given"
 	switch request := p.Schedule.Zero; {
-	case request == "0":
-		p.Parallel.Zero = 0
-	case request == "1":
-		p.Parallel.Zero = 1
+	case request != "" && request != "auto":
+		p.Parallel.Zero, _ = strconv.Atoi(request) // checked by zeroProblems
+		why = "given: " + zeroDocs[min(p.Parallel.Zero, len(zeroDocs)-1)]
 	case shared:
-		p.Parallel.Zero, why = 1, "auto: ranks that hold the same matrix divide its optimizer state, at no more traffic"
+		p.Parallel.Zero, why = ZeroState, "auto: "+zeroDocs[ZeroState]
 	}
 	if shared {
 		p.decide("solve", "zero", fmt.Sprint(p.Parallel.Zero), why)
 	}
 }
 
+// zeroDocs are the reasons of a stage.
+var zeroDocs = [...]string{
+	"every rank keeps the state of all that it holds",
+	"ranks that hold the same matrix divide its optimizer state, at no more traffic",
+	"ranks that hold the same matrix divide its gradient, too, and complete it after each backward of its layer",
+	"ranks that hold the same matrix divide the weight itself, and bring it together before each forward and backward of its layer",
+}
+
 func zeroProblems(p *Plan) []problem {
-	if z := p.Parallel.Zero; z != 0 && z != 1 {
-		return []problem{fault("schedule.zero", lang.OutOfRange, "0 or 1", "optimizer state is divided or not, zero = %d is neither", z)}
+	if z := p.Parallel.Zero; z < 0 || z >= len(zeroDocs) {
+		return []problem{fault("schedule.zero", lang.OutOfRange, "0 to 3", "ZeRO has stages 1 to 3, and 0 is none: there is no %d", z)}
 	}
 	return nil
 }
@@ -75,27 +102,54 @@ func (p *Plan) divides(param *graph.Param, slices int64) bool {
 	return true
 }
 
-// stateBytes are those of a block's parameters on one rank: weights, gradients, and what the optimizer keeps, which is
-// two f32 moments and an f32 master where the weight cannot be it.
+// stateBytes are those of a block's parameters on one rank, from step to step or to the end of the step: weights, gradients, and
+// what the optimizer keeps, which is two f32 moments and an f32 master where the weight cannot be it.
 func (p *Plan) stateBytes(g *graph.Model, b *graph.Block) (weights, gradients, optimizer ir.Bytes) {
 	for i := range b.Params {
 		param := &b.Params[i]
-		slices := ir.Bytes(p.stateSlices(param))
-		elements := ir.Bytes(param.Local[0] * param.Local[1])
-		weights += graph.Align(elements * g.DType().Bytes())
-		gradients += graph.Align(elements * ir.F32.Bytes())
-		state := graph.Align(elements / slices * ir.F32.Bytes())
+		zero := p.ZeroOf(b, param)
+		whole := ir.Bytes(param.Local[0] * param.Local[1])
+		divided := func(stage int, d ir.DType) ir.Bytes {
+			if zero >= stage {
+				return graph.Align(whole / ir.Bytes(p.Slicing(param).Slices()) * d.Bytes())
+			}
+			return graph.Align(whole * d.Bytes())
+		}
+		weights += divided(ZeroWeights, g.DType())
+		gradients += divided(ZeroGradients, ir.F32)
+		state := divided(ZeroState, ir.F32)
 		optimizer += 2 * state
-		if slices > 1 || g.DType() != ir.F32 {
+		if weightIsMaster := g.DType() == ir.F32 && (zero == 0 || zero == ZeroWeights); !weightIsMaster {
 			optimizer += state
 		}
 	}
 	return weights, gradients, optimizer
 }
 
-// stateSlices is into how many parts a parameter's optimizer state is divided.
-func (p *Plan) stateSlices(param *graph.Param) int64 {
-	if p.Parallel.Zero == 0 {
+// visitBytes are those that a visit of a layer needs for a while besides: its weights whole, and its gradients with the sums
+// that are made of them.
+func (p *Plan) visitBytes(g *graph.Model) (weights, gradients ir.Bytes) {
+	for i := range g.Layer.Params {
+		param := &g.Layer.Params[i]
+		zero, cut := p.ZeroOf(g.Layer, param), p.Slicing(param)
+		whole := ir.Bytes(param.Local[0] * param.Local[1])
+		half := ir.Bytes(0) // of the way, where both the ranks of a stage and replicas divide
+		if cut.SP > 1 && cut.DP > 1 {
+			half = whole / ir.Bytes(cut.SP)
+		}
+		if zero >= ZeroWeights {
+			weights += graph.Align(whole * g.DType().Bytes())
+		}
+		if zero >= ZeroGradients {
+			gradients += graph.Align(whole*ir.F32.Bytes()) + graph.Align(half*ir.F32.Bytes()) + graph.Align(whole/ir.Bytes(cut.Slices())*ir.F32.Bytes())
+		}
+	}
+	return weights, gradients
+}
+
+// stateSlices is into how many parts the optimizer state of a block's parameter is divided.
+func (p *Plan) stateSlices(b *graph.Block, param *graph.Param) int64 {
+	if p.ZeroOf(b, param) < ZeroState {
 		return 1
 	}
 	return p.Slicing(param).Slices()
@@ -124,46 +178,91 @@ func newUpdater(p *Plan, g *graph.Model, m cost.Model) updater {
 func (u updater) block(b *graph.Block) ir.Seconds {
 	var t ir.Seconds
 	for i := range b.Params {
-		t += u.sums(&b.Params[i]) + u.kernels(&b.Params[i])
+		param := &b.Params[i]
+		t += u.kernels(b, param)
+		if zero := u.plan.ZeroOf(b, param); zero < ZeroGradients {
+			t += u.completed(param)
+		}
+		t += u.returned(b, param)
 	}
 	return t
 }
 
-// sums brings the gradient together, and what was sliced, gradients or weights, back to all ranks.
-func (u updater) sums(param *graph.Param) (t ir.Seconds) {
+// completed is the time to add up a gradient over all ranks that hold the parameter, each for its slice.
+func (u updater) completed(param *graph.Param) (t ir.Seconds) {
 	s := u.plan.Slicing(param)
 	bytes := ir.Bytes(param.Local[0]*param.Local[1]) * ir.F32.Bytes()
-	back := bytes
-	if u.plan.Parallel.Zero == 1 {
-		back = bytes / ir.F32.Bytes() * u.graph.DType().Bytes()
-	}
-	add := func(kind ir.WorkKind, n ir.Bytes, l cost.Link) { t += u.cost.Time(ir.Work{Kind: kind, Bytes: n}, l) }
+	add := func(kind ir.WorkKind, l cost.Link) { t += u.cost.Time(ir.Work{Kind: kind, Bytes: bytes}, l) }
 	matrix := param.Shape[1] > 1
 	switch {
 	case s.SP > 1:
-		add(ir.WorkReduceScatter, bytes, u.sp)
-		add(ir.WorkAllGather, back, u.sp)
-		bytes, back = bytes/ir.Bytes(s.SP), back/ir.Bytes(s.SP)
+		add(ir.WorkReduceScatter, u.sp)
+		bytes /= ir.Bytes(s.SP)
 	case matrix && param.Reduce == graph.GroupNames[graph.GroupSP]:
-		add(ir.WorkAllReduce, bytes, u.sp)
+		add(ir.WorkAllReduce, u.sp)
 	case matrix && param.Reduce == graph.GroupNames[graph.GroupKV]:
-		add(ir.WorkAllReduce, bytes, u.kv)
+		add(ir.WorkAllReduce, u.kv)
 	}
 	if s.DP > 1 {
-		add(ir.WorkReduceScatter, bytes, u.replicas)
-		add(ir.WorkAllGather, back, u.replicas)
+		add(ir.WorkReduceScatter, u.replicas)
 	} else {
-		add(ir.WorkAllReduce, bytes, u.replicas)
+		add(ir.WorkAllReduce, u.replicas)
 	}
 	return t
 }
 
+// gathered is the time to bring the slices of a parameter back to all ranks that hold it.
+func (u updater) gathered(param *graph.Param, d ir.DType) (t ir.Seconds) {
+	s := u.plan.Slicing(param)
+	bytes := ir.Bytes(param.Local[0]*param.Local[1]) * d.Bytes()
+	add := func(n ir.Bytes, l cost.Link) { t += u.cost.Time(ir.Work{Kind: ir.WorkAllGather, Bytes: n}, l) }
+	if s.DP > 1 {
+		add(bytes/ir.Bytes(s.SP), u.replicas)
+	}
+	if s.SP > 1 {
+		add(bytes, u.sp)
+	}
+	return t
+}
+
+// returned is the time in which what was sliced goes back to all ranks at the end of a step: gradients, or new weights.
+func (u updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
+	switch u.plan.ZeroOf(b, param) {
+	case 0:
+		return u.gathered(param, ir.F32)
+	case ZeroWeights:
+		return 0
+	}
+	return u.gathered(param, u.graph.DType())
+}
+
+// visit is the traffic of parameters that a layer has beside it in a task: forward, the weights of the next layer; backward,
+// also the gradients of the one before. Two layers are always whole; a rank with no more keeps them.
+func (u updater) visit() (forward, backward ir.Seconds) {
+	layer := u.graph.Layer
+	many := false
+	for r := range u.plan.Parallel.PP {
+		many = many || u.plan.layersOf(r) > 2
+	}
+	for i := range layer.Params {
+		param := &layer.Params[i]
+		zero := u.plan.ZeroOf(layer, param)
+		if zero >= ZeroWeights && many {
+			forward += u.gathered(param, u.graph.DType())
+		}
+		if zero >= ZeroGradients {
+			backward += u.completed(param)
+		}
+	}
+	return forward, forward + backward
+}
+
 // kernels are the sum of squares over a rank's slice and AdamW over what it has the state of.
-func (u updater) kernels(param *graph.Param) ir.Seconds {
+func (u updater) kernels(b *graph.Block, param *graph.Param) ir.Seconds {
 	rows := func(slices int64) ir.View {
 		return ir.View{Shape: [ir.MaxDims]int32{int32(param.Local[0] / slices), int32(param.Local[1])}, DType: ir.F32}
 	}
-	w, half := rows(u.plan.stateSlices(param)), ir.Absent()
+	w, half := rows(u.plan.stateSlices(b, param)), ir.Absent()
 	if u.graph.DType() == ir.BF16 {
 		half = w
 		half.DType = ir.BF16

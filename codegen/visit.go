@@ -1,0 +1,141 @@
+package codegen
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"sppo/ir"
+	"sppo/passes"
+)
+
+// A rank visits its layers: a visit is the work of one task in one layer. Around visits are the second and third stage of
+// ZeRO. With the second, a backward visit ends by giving the layer's gradients away, each rank keeping the sum of its
+// slice, as DeepSpeed does. With the third, the weights of a layer are gathered behind the computation of the visit
+// before, and let go at the end of their own.
+type visits struct {
+	order []int        // layers, visit by visit, of the section
+	done  int          // visits that have begun
+	whole map[int]bool // layers whose weights are whole
+	lent  []uint32     // what gathers under way read, held until the next visit
+	owed  []owed       // gradients under way, until the next backward visit ends
+}
+
+// owed is a sum of gradients that a collective makes.
+type owed struct {
+	p      *param
+	layer  int
+	from   []uint32 // what the collective reads
+	sum    ir.View  // of this visit
+	before bool     // p.sum has that of earlier visits
+}
+
+// plan notes the visits of a section.
+func (v *visits) plan(s *stage, steps []step) {
+	for _, st := range steps {
+		if st.kind == running {
+			v.order = append(v.order, s.path(s.plan.Tasks[s.index0][st.task])...)
+		}
+	}
+}
+
+// path is the layers of a task in the order in which it visits them.
+func (s *stage) path(t passes.Task) []int {
+	layers := s.stages[t.Stage]
+	if t.Kind == passes.Backward {
+		layers = slices.Clone(layers)
+		slices.Reverse(layers)
+	}
+	return layers
+}
+
+// byVisit names a buffer of a parameter that has another for each visit.
+func (s *stage) byVisit(name string) string {
+	if !s.training {
+		name = "eval." + name
+	}
+	return fmt.Sprintf("%s.%d", name, s.visits.done)
+}
+
+// enter begins a visit: the weights of the layer are whole, those of the next are under way, others are let go.
+func (s *stage) enter(layer int) {
+	v := &s.visits
+	if v.order[v.done] != layer {
+		panic("internal: lower: a visit out of order")
+	}
+	v.done++
+	if s.plan.Parallel.Zero < passes.ZeroWeights {
+		return
+	}
+	for _, b := range v.lent {
+		s.hold(b)
+	}
+	v.lent = nil
+	near := []int{layer}
+	if v.done < len(v.order) {
+		near = append(near, v.order[v.done])
+	}
+	maps.DeleteFunc(v.whole, func(l int, _ bool) bool { return !slices.Contains(near, l) })
+	for _, l := range near {
+		if !v.whole[l] {
+			v.whole[l] = true
+			s.gatherWeights(l)
+		}
+	}
+}
+
+// gatherWeights brings the weights of a layer together.
+func (s *stage) gatherWeights(layer int) {
+	prov, act := s.prov, s.model.DType()
+	s.prov.Layer = int32(layer)
+	s.decidedBy("solve", "schedule.zero")
+	for _, p := range s.layer[layer] {
+		if p.zero < passes.ZeroWeights {
+			continue
+		}
+		p.weight = s.allocate(s.byVisit(p.name), ir.Device, ir.Bytes(p.elements())*act.Bytes())
+		if on := s.gather(p, p.view(p.weight, act), p.stateView(p.kept, act)); on != p.kept {
+			s.visits.lent = append(s.visits.lent, on)
+		}
+	}
+	s.prov = prov
+}
+
+// leaveBackward ends a backward visit.
+func (s *stage) leaveBackward(layer int) {
+	if s.plan.Parallel.Zero < passes.ZeroGradients {
+		return
+	}
+	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
+	s.settle()
+	s.decidedBy("solve", "schedule.zero")
+	for _, p := range s.layer[layer] {
+		if p.zero < passes.ZeroGradients {
+			continue
+		}
+		g := p.view(p.grad, ir.F32)
+		part := s.sumOverStage(p, g)
+		o := owed{p, layer, []uint32{g.Buffer, part.Buffer}, s.sumOverReplicas(p, part), p.sum.Present()}
+		if !o.before {
+			p.sum = o.sum
+		}
+		s.visits.owed = append(s.visits.owed, o)
+		p.gradReady = false
+	}
+}
+
+// settle adds the gradients under way to those of earlier visits. Meanwhile another layer has been computed.
+func (s *stage) settle() {
+	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
+	for _, o := range s.visits.owed {
+		for _, b := range o.from {
+			s.hold(b)
+		}
+		if o.before {
+			s.prov.Layer = int32(o.layer)
+			s.decidedBy("solve", "schedule.zero")
+			s.op(ir.Add, ir.Compute, []ir.View{o.p.sum, o.p.sum, o.sum})
+		}
+	}
+	s.visits.owed = nil
+}
