@@ -35,6 +35,7 @@ func clusterText(name, about string, f *probe.Figures) ([]byte, error) {
 	line("d2h_bandwidth", quantity(m.D2HBandwidth, rateUnits))
 	line("h2d_bandwidth", quantity(m.H2DBandwidth, rateUnits))
 	line("node_copy_bandwidth", quantity(m.NodeCopyBandwidth, rateUnits))
+	line("parallelism", digits(m.Parallelism))
 	gap()
 	line("nvlink_bandwidth", quantity(m.NVLinkBandwidth, rateUnits))
 	line("network_bandwidth", quantity(m.NetworkBandwidth, rateUnits))

@@ -121,6 +121,7 @@ func (f *probeFlags) open() (*bench, error) {
 	}
 	memory := hostMemory()
 	b.facts.DeviceMemory, b.facts.HostMemory = memory/2/int64(b.facts.Ranks), memory/4
+	b.facts.Shared = true
 	if f.scale.Rows != nil {
 		b.scale = f.scale
 	}

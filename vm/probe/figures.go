@@ -12,6 +12,7 @@ import (
 type Facts struct {
 	Name         string // of the machine, for people
 	Ranks        int    // that a node of it runs
+	Shared       bool   // they share its processors, as threads of one computer do
 	DeviceMemory int64  // bytes that a rank may take
 	HostMemory   int64  // bytes that all ranks of a node may take
 	PeakBF16     float64
@@ -66,6 +67,7 @@ func (b *Bench) Probe(ctx context.Context, facts Facts, scale Scale) (*Figures, 
 	m := &p.Machine
 	m.Name, m.Nodes, m.GPUsPerNode = facts.Name, 1, facts.Ranks
 	m.DeviceMemory, m.HostMemory = facts.DeviceMemory, facts.HostMemory
+	p.parallelism()
 	p.latency()
 	p.memory()
 	p.products()
@@ -86,8 +88,36 @@ func (p *prober) measure(item Item, ranks int) Timing {
 	return t
 }
 
-// own is an item that every rank of the node does at the same time, as in training.
-func (p *prober) own(item Item) Timing { return p.measure(item, p.facts.Ranks) }
+// own is an item that every rank of the node does at the same time, as in training. Where ranks share processors its time
+// is what a rank alone would take, as far as all of them together get that much more done than one.
+func (p *prober) own(item Item) Timing {
+	t := p.measure(item, p.facts.Ranks)
+	if p.Machine.Parallelism > 0 {
+		t.Seconds *= p.Machine.Parallelism / float64(p.facts.Ranks)
+	}
+	return t
+}
+
+// parallelism is how much more work all ranks get done than one: what a kernel alone leaves of the processors. It is the
+// median of kernels of middle size, for the rates are those of all ranks at work, and it only says what one gains while
+// others wait.
+func (p *prober) parallelism() {
+	n, s := p.facts.Ranks, p.scale
+	p.note("parallelism", "every rank has a processor of its own")
+	if !p.facts.Shared || n < 2 {
+		return
+	}
+	rows, tokens := s.Rows[len(s.Rows)/2], s.Tokens[len(s.Tokens)/2]
+	items := append(MemoryBound(rows*s.Cols*int64(s.DType.Bytes()), s.Cols, s.DType)[:2],
+		Matmul(rows, s.Inner, s.Inner, s.DType), Attention(tokens, s.Prefix, s.Heads, s.DType), AttentionGrad(tokens, s.Prefix, s.Heads, s.DType))
+	var gains []float64
+	for _, item := range items {
+		gains = append(gains, float64(n)*p.measure(item, 1).Seconds/p.measure(item, n).Seconds)
+	}
+	slices.Sort(gains)
+	p.Machine.Parallelism = min(max(gains[len(gains)/2], 1), float64(n))
+	p.note("parallelism", "%d ranks against one, the median of %d kernels; they differ from %.2f to %.2f", n, len(gains), gains[0], gains[len(gains)-1])
+}
 
 func (p *prober) note(field, format string, args ...any) {
 	p.Notes[field] = fmt.Sprintf(format, args...)
@@ -188,6 +218,11 @@ func (p *prober) copies() {
 		field string
 		rate  *float64
 	}{{ir.CopyD2H, "d2h_bandwidth", &m.D2HBandwidth}, {ir.CopyH2D, "h2d_bandwidth", &m.H2DBandwidth}} {
+		if m.Parallelism > 0 { // what copies share with each other is the processors
+			*c.rate = p.own(Copy(c.op, p.scale.Bytes)).Bytes(m.KernelLatency)
+			p.note(c.field, "%s at a time", ir.Bytes(p.scale.Bytes))
+			continue
+		}
 		*c.rate = p.measure(Copy(c.op, p.scale.Bytes), 1).Bytes(m.KernelLatency)
 		p.note(c.field, "one rank alone, %s at a time", ir.Bytes(p.scale.Bytes))
 		if p.facts.Ranks < 2 {

@@ -74,6 +74,28 @@ func TestProbeFindsTheFigures(t *testing.T) {
 	}
 }
 
+// Ranks that share processors are found to, and rates are those of a rank alone, to what a median of different kernels knows.
+func TestProbeFindsSharing(t *testing.T) {
+	few := machine
+	few.Parallelism, few.NodeCopyBandwidth = 1.5, 0
+	got, err := simulated(t, few).Probe(t.Context(), probe.Facts{Name: few.Name, Ranks: 4, Shared: true}, probe.GPU)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &got.Machine
+	for _, c := range []struct {
+		name      string
+		got, want float64
+	}{
+		{"parallelism", g.Parallelism, 1.5}, {"memory", g.MemoryBandwidth, few.MemoryBandwidth}, {"kernel latency", g.KernelLatency, few.KernelLatency},
+		{"products", g.PeakBF16, 0.65 * few.PeakBF16}, {"d2h", g.D2HBandwidth, few.D2HBandwidth}, {"links", g.NVLinkBandwidth, few.NVLinkBandwidth},
+	} {
+		if !(math.Abs(c.got-c.want) <= 0.01*c.want) {
+			t.Errorf("%s: %g, the machine has %g", c.name, c.got, c.want)
+		}
+	}
+}
+
 func at(curve []ir.CurvePoint, size float64) float64 {
 	for _, p := range curve {
 		if p[0] == size {
