@@ -153,17 +153,17 @@ func (e *env) attr(n *graph.Node, a graph.Attr) ir.Attr {
 		}
 		return s.constRef(a.Const)
 	case graph.NotFirst:
-		return ir.Bool(e.touchAll(n))
+		return ir.Bool(e.touchAll(n, a.Name))
 	}
 	panic("internal: attribute without a source")
 }
 
-// touchAll says whether the accumulators of a node have been written before in this step, and notes that they are
+// touchAll says whether what a node adds to by an attribute has been written before in this step, and notes that it is
 // now.
-func (e *env) touchAll(n *graph.Node) bool {
+func (e *env) touchAll(n *graph.Node, attribute string) bool {
 	before := false
 	for i, o := range ir.Ops[n.Op].Operands {
-		if o.Dir != ir.WriteOrAdd {
+		if o.Dir != ir.WriteOrAdd || o.AddsBy() != attribute {
 			continue
 		}
 		v := e.view(n.Args[i], e.block.View(n.Args[i], e.size))

@@ -71,6 +71,9 @@ func (o *Operand) shapeText() string {
 // notes are what a reader should know of an operand beyond its type.
 func (o *Operand) notes() []string {
 	var notes []string
+	if o.Adds != "" {
+		notes = append(notes, "added to by "+o.Adds)
+	}
 	if o.Optional {
 		notes = append(notes, "optional")
 	}

@@ -70,10 +70,18 @@ func (in *Instr) Access(i int) (reads, writes bool) {
 	case Write:
 		return false, true
 	case WriteOrAdd:
-		accumulate := in.Attr("accumulate")
+		accumulate := in.Attr(in.Info().Operands[i].AddsBy())
 		return accumulate.Const != 0 || accumulate.Bits != 0, true
 	}
 	return true, true
+}
+
+// AddsBy is the attribute that makes an operand of direction WriteOrAdd add.
+func (o *Operand) AddsBy() string {
+	if o.Adds != "" {
+		return o.Adds
+	}
+	return attrAccumulate.Name
 }
 
 // Written is how many operands are written, in part or in whole; they stand before those that are only read.

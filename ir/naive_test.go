@@ -110,18 +110,17 @@ func (m memory) run(c *ir.Code, s ir.Section) bool {
 
 // naiveLives runs init and then every order of a few steps and evaluations.
 func naiveLives(c *ir.Code) bool {
+	states := func(m memory) bool {
+		return !slices.ContainsFunc(c.States, func(s ir.State) bool { return !m.holds(c, s.View) })
+	}
 	steps := func(m memory) bool {
 		m.put(c, c.Results[1].View)
-		good := m.run(c, ir.SectionStep) && m.holds(c, c.Results[0].View)
-		for _, s := range c.States {
-			good = good && m.holds(c, s.View)
-		}
-		return good
+		return m.run(c, ir.SectionStep) && m.holds(c, c.Results[0].View) && states(m)
 	}
 	evals := func(m memory) bool { return m.run(c, ir.SectionEval) }
 	for order := range 8 {
 		m := newMemory(c)
-		if !m.run(c, ir.SectionInit) {
+		if !m.run(c, ir.SectionInit) || !states(m) {
 			return false
 		}
 		for i := range 3 {

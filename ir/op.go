@@ -44,6 +44,8 @@ const (
 	Record
 	Wait
 	AllToAll
+	AttentionMerge
+	AttentionDelta
 	NumOps
 )
 
@@ -69,7 +71,7 @@ const (
 	Read       Dir = iota
 	Write          // every byte is written, none read
 	ReadWrite      // updated in place
-	WriteOrAdd     // written, or added to where the attribute "accumulate" is set
+	WriteOrAdd     // written, or added to where the attribute that the operand names is set
 )
 
 func (d Dir) String() string { return [...]string{"in", "out", "inout", "acc"}[d] }
@@ -88,6 +90,7 @@ type Operand struct {
 	Types    string
 	Dims     string
 	Arena    Arena
+	Adds     string // the attribute that makes a WriteOrAdd operand add; "accumulate" where empty
 	Optional bool
 	Doc      string
 }
@@ -183,7 +186,7 @@ var (
 	attrHeads      = AttrInfo{"heads", KindInt, "query heads on this rank"}
 	attrKVHeads    = AttrInfo{"kv_heads", KindInt, "key and value heads on this rank; heads is a multiple of it"}
 	attrHeadDim    = AttrInfo{"head_dim", KindInt, "width of a head"}
-	attrPrefix     = AttrInfo{"prefix", KindInt, "tokens before the first query token"}
+	attrPrefix     = AttrInfo{"prefix", KindInt, "tokens from the first key to the first query"}
 	attrEps        = AttrInfo{"eps", KindFloat, "added to the variance or mean square"}
 	attrAccumulate = AttrInfo{"accumulate", KindBool, "add to the accumulated operands instead of writing them"}
 	attrFirst      = AttrInfo{"first", KindInt, "first vocabulary entry on this rank"}
@@ -371,33 +374,38 @@ var Ops = [NumOps]OpInfo{
 	},
 	Attention: {
 		Name: "attention", Class: ClassKernel, Streams: onCompute,
-		Doc: "Causal attention of query tokens prefix .. prefix+n-1 over keys 0 .. prefix+n-1, scores scaled by 1/sqrt(head_dim). Query head i uses key head i / (heads/kv_heads). Never stores scores of a whole row of tokens.",
+		Doc: "Causal attention of n queries over keys, all tokens so far or a block of them: query r sees keys 0 .. min(keys-1, prefix+r). Scores are scaled by 1/sqrt(head_dim); query head i uses key head i / (heads/kv_heads). " +
+			"Never stores scores of a whole row of tokens. Where accumulate is set, the softmax goes on from the o and lse that other keys gave.",
 		Operands: []Operand{
-			{Name: "o", Dir: Write, Types: "T", Dims: "n*batch,heads*head_dim"},
-			{Name: "lse", Dir: Write, Types: "f32", Dims: "n*batch,heads", Doc: "natural logarithm of the sum of exponentials of the scaled scores"},
+			{Name: "o", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Doc: "f32 where blocks follow in bf16, so that it is rounded once"},
+			{Name: "lse", Dir: WriteOrAdd, Types: "f32", Dims: "n*batch,heads", Doc: "natural logarithm of the sum of exponentials of the scaled scores"},
 			{Name: "q", Types: "T", Dims: "n*batch,heads*head_dim"},
-			{Name: "k", Types: "T", Dims: "keys*batch,kv_heads*head_dim", Doc: "keys = prefix+n tokens"},
+			{Name: "k", Types: "T", Dims: "keys*batch,kv_heads*head_dim", Doc: "at most prefix+n tokens"},
 			{Name: "v", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
 		},
-		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix},
-		Rule:  RuleAttention, Work: WorkAttention, Source: "Dao et al. 2022; paper section 2",
+		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix,
+			{"accumulate", KindBool, "go on from the o and lse that are there instead of writing them"}},
+		Rule: RuleAttention, Work: WorkAttention, Source: "Dao et al. 2022; paper section 2",
 	},
 	AttentionGrad: {
 		Name: "attention_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradients of attention. dk and dv cover all keys, so that later subsequences add to the rows of earlier ones.",
+		Doc: "Gradients of attention over the same keys, all or a block of them: o or delta, and lse, are those of all that a query sees, which makes every block's part exact. dk and dv cover all keys given, so that later subsequences add to the rows of earlier ones. " +
+			"One of o and delta is given.",
 		Operands: []Operand{
-			{Name: "dq", Dir: Write, Types: "T", Dims: "n*batch,heads*head_dim"},
+			{Name: "dq", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Adds: "accumulate_q"},
 			{Name: "dk", Dir: WriteOrAdd, Types: "f32", Dims: "keys*batch,kv_heads*head_dim"},
 			{Name: "dv", Dir: WriteOrAdd, Types: "f32", Dims: "keys*batch,kv_heads*head_dim"},
 			{Name: "do", Types: "T", Dims: "n*batch,heads*head_dim"},
 			{Name: "q", Types: "T", Dims: "n*batch,heads*head_dim"},
 			{Name: "k", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
 			{Name: "v", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
-			{Name: "o", Types: "T", Dims: "n*batch,heads*head_dim"},
+			{Name: "o", Types: "T", Dims: "n*batch,heads*head_dim", Optional: true},
 			{Name: "lse", Types: "f32", Dims: "n*batch,heads"},
+			{Name: "delta", Types: "f32", Dims: "n*batch,heads", Optional: true, Doc: "of attention_delta, where blocks share it or o is elsewhere"},
 		},
-		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix, attrAccumulate},
-		Rule:  RuleAttention, Work: WorkAttentionGrad,
+		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix, attrAccumulate,
+			{"accumulate_q", KindBool, "add to dq instead of writing it"}},
+		Rule: RuleAttention, Work: WorkAttentionGrad,
 	},
 	Gelu: {
 		Name: "gelu", Class: ClassKernel, Streams: onCompute,
@@ -622,5 +630,28 @@ var Ops = [NumOps]OpInfo{
 			{"inverse", KindBool, "from columns back to rows"},
 		},
 		Rule: RuleAllToAll, Work: WorkAllToAll, Source: "Jacobs et al. 2023, DeepSpeed Ulysses",
+	},
+	AttentionMerge: {
+		Name: "attention_merge", Class: ClassKernel, Streams: onCompute,
+		Doc: "Joins what attention gave for the same queries over p blocks of keys: lse = log(sum of exp(lses)), o = the sum of parts weighted by exp(lses - lse), in order of the blocks in f32, rounded once.",
+		Operands: []Operand{
+			{Name: "o", Dir: Write, Types: "F", Dims: "r,heads*head_dim"},
+			{Name: "lse", Dir: Write, Types: "f32", Dims: "r,heads"},
+			{Name: "parts", Types: "F", Dims: "p,r,heads*head_dim", Doc: "the o of each block"},
+			{Name: "lses", Types: "f32", Dims: "p,r,heads", Doc: "the lse of each block"},
+		},
+		Attrs: []AttrInfo{attrHeads, attrHeadDim},
+		Work:  WorkMemory, Source: "Dao et al. 2023, Flash-Decoding",
+	},
+	AttentionDelta: {
+		Name: "attention_delta", Class: ClassKernel, Streams: onCompute,
+		Doc: "delta = the sum of do * o by head, which attention_grad takes from every probability's gradient.",
+		Operands: []Operand{
+			{Name: "delta", Dir: Write, Types: "f32", Dims: "r,heads"},
+			{Name: "do", Types: "T", Dims: "r,heads*head_dim"},
+			{Name: "o", Types: "T", Dims: "r,heads*head_dim"},
+		},
+		Attrs: []AttrInfo{attrHeads, attrHeadDim},
+		Work:  WorkMemory, Source: "Dao et al. 2022",
 	},
 }

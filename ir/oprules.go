@@ -100,17 +100,22 @@ func checkMatmul(in *Instr) error {
 	return nil
 }
 
+// visiblePairs counts queries times the keys that each sees: query r sees prefix+r+1, and no more than there are.
+func visiblePairs(n, prefix, keys int64) float64 {
+	partly := float64(max(0, min(n, keys-prefix)))
+	return partly*float64(prefix) + partly*(partly+1)/2 + (float64(n)-partly)*float64(keys)
+}
+
 // attentionWork is 4*head_dim FLOPs for each visible pair of query and key and head (QK and PV), times a factor
 // for the backward pass, which multiplies five such matrices instead of two.
 func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
 	batch := int64(in.Attr("batch").Bits)
-	prefix := float64(int64(in.Attr("prefix").Bits))
-	n := float64(in.Arg("q").Rows() / max(batch, 1))
-	pairs := n*prefix + n*(n+1)/2
+	n, keys := in.Arg("q").Rows()/max(batch, 1), in.Arg("k").Rows()/max(batch, 1)
+	pairs := visiblePairs(n, int64(in.Attr("prefix").Bits), keys)
 	w := memoryWork(in)
 	w.Kind = kind
 	w.Flops = Flops(factor * 4 * pairs * float64(batch) * float64(in.Arg("q").Cols()))
-	w.Rows = int64(n)
+	w.Rows = min(n, keys)
 	w.DType = in.Arg("q").DType
 	return w
 }
@@ -122,8 +127,11 @@ func checkAttention(in *Instr) error {
 	if kvHeads == 0 || heads%kvHeads != 0 {
 		return fmt.Errorf("%d heads are no multiple of %d kv_heads", heads, kvHeads)
 	}
-	if q, k := in.Arg("q").Rows(), in.Arg("k").Rows(); k != q+prefix*batch {
-		return fmt.Errorf("k has %d rows, not prefix*batch + %d = %d", k, q, q+prefix*batch)
+	if q, k := in.Arg("q").Rows(), in.Arg("k").Rows(); k > q+prefix*batch {
+		return fmt.Errorf("k has %d rows, more than prefix*batch + %d = %d", k, q, q+prefix*batch)
+	}
+	if in.Op == AttentionGrad && in.Arg("o").Present() == in.Arg("delta").Present() {
+		return fmt.Errorf("one of o and delta is given, not both or neither")
 	}
 	return nil
 }

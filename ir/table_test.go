@@ -68,8 +68,8 @@ func checkOperands(row *ir.OpInfo, bad func(string, ...any)) {
 		if !strings.Contains(" f32 bf16 i32 u8 T F any ", " "+o.Types+" ") {
 			bad("operand %s: types %q", o.Name, o.Types)
 		}
-		if o.Dir == ir.WriteOrAdd && !known["accumulate"] {
-			bad("operand %s is accumulated, but there is no attribute accumulate", o.Name)
+		if o.Dir == ir.WriteOrAdd && !known[o.AddsBy()] || o.Dir != ir.WriteOrAdd && o.Adds != "" {
+			bad("operand %s is accumulated by %q, which is no attribute, or not at all", o.Name, o.AddsBy())
 		}
 		if o.Dims == "" {
 			continue
@@ -104,7 +104,7 @@ Generated from the table in ` + "`op.go`" + ` by ` + "`go test ./ir -update`" + 
 
 Dimensions of one name agree within an instruction; a name that is an attribute is its value. Type T is f32 or bf16, the
 same for every T of the instruction; F is f32 or bf16, free. Directions: in is read; out is written as a whole; inout is
-updated; acc is written, or added to where accumulate is set. An operand in brackets is optional.
+updated; acc is written, or added to where accumulate, or the attribute named, is set. An operand in brackets is optional.
 `)
 	for op := range ir.NumOps {
 		row := &ir.Ops[op]
@@ -121,14 +121,17 @@ updated; acc is written, or added to where accumulate is set. An operand in brac
 			b.WriteString("\n| operand | | type | shape | |\n| --- | --- | --- | --- | --- |\n")
 		}
 		for _, o := range row.Operands {
-			name, doc := o.Name, o.Doc
+			name, dir, doc := o.Name, o.Dir.String(), o.Doc
+			if o.Adds != "" {
+				dir += " by " + o.Adds
+			}
 			if o.Optional {
 				name = "(" + name + ")"
 			}
 			if o.Arena != ir.Device {
 				doc = strings.TrimSuffix(o.Arena.String()+" arena; "+doc, "; ")
 			}
-			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", name, o.Dir, o.Types, o.Dims, doc)
+			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", name, dir, o.Types, o.Dims, doc)
 		}
 		if len(row.Attrs) > 0 {
 			b.WriteString("\n| attribute | kind | |\n| --- | --- | --- |\n")

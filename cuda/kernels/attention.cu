@@ -1,7 +1,7 @@
 // Attention and its gradient in plain arithmetic, for any element type and any head of up to 256 elements: what is always
 // right. attention_tensor.cu is faster where it can serve.
 //
-// Query i of n stands behind prefix tokens and sees keys 0 .. prefix+i. Row t*batch+b of an operand is token t of sequence
+// Query i of n stands prefix tokens behind the first of the keys and sees keys 0 .. min(keys-1, prefix+i). Row t*batch+b of an operand is token t of sequence
 // b, all heads side by side. A warp has a query (or a key, for dk and dv); keys (or queries) come by tiles of 32, one to a
 // lane while scores are made. Nothing is added atomically: every run gives the same bits.
 #include "common.cuh"
@@ -10,7 +10,7 @@
 #define LD (MAX_DIM + 1)
 
 struct Shape {
-    i64 n, heads, kv_heads, dim, batch, prefix;
+    i64 n, keys, heads, kv_heads, dim, batch, prefix;
 };
 
 // at is the index of the first element of a head of a token.
@@ -50,21 +50,28 @@ template <class T> DEV void own_row(float *row, const T *p, int dim) {
     for (int d = threadIdx.x & 31; d < dim; d += 32) row[d] = as_float(p[d]);
 }
 
-template <class T>
-DEV void attention(T *o, float *lse, const T *q, const T *k, const T *v, const Shape &s) {
+// O is the type of o, and of dq below: T, or f32 where blocks of keys follow each other.
+template <class T, class O>
+DEV void attention(O *o, float *lse, const T *q, const T *k, const T *v, const Shape &s, i64 accumulate) {
     SHARED(float, tile, 32 * LD);
     SHARED(float, own, 8 * MAX_DIM);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, dim = (int)s.dim;
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 8; // the longest rows first
     const i64 i = min(first + warp, s.n - 1), h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
-    const i64 end = s.prefix + min(first + 8, s.n);
+    const i64 end = min(s.keys, s.prefix + min(first + 8, s.n)), seen = min(s.keys, s.prefix + i + 1);
     const float scale = 1.0f / sqrtf((float)dim);
     float *query = own + warp * MAX_DIM;
     own_row(query, q + at(i, b, s.batch, h, s.heads, dim), dim);
+    O *out = o + at(i, b, s.batch, h, s.heads, dim);
+    float *const log_sum = lse + (i * s.batch + b) * s.heads + h;
     float sum[MAX_DIM / 32] = {}, largest = MINUS_INFINITY, total = 0;
+    if (accumulate) { // other keys are one more, whose score is lse and whose value is o
+        largest = *log_sum, total = 1;
+        UNROLL for (int j = 0; j < MAX_DIM / 32; j++) sum[j] = lane + 32 * j < dim ? as_float(out[lane + 32 * j]) : 0.0f;
+    }
     for (i64 key = 0; key < end; key += 32) {
         load_tile(tile, k, key, end, b, s.batch, kvh, s.kv_heads, dim);
-        const float score = key + lane <= s.prefix + i ? dot(query, tile + lane * LD, dim) * scale : MINUS_INFINITY;
+        const float score = key + lane < seen ? dot(query, tile + lane * LD, dim) * scale : MINUS_INFINITY;
         const float m = fmaxf(largest, warp_max(score)), p = expf(score - m), old = expf(largest - m);
         total = total * old + warp_sum(p);
         largest = m;
@@ -73,10 +80,9 @@ DEV void attention(T *o, float *lse, const T *q, const T *k, const T *v, const S
         add_rows(sum, p, tile, dim);
     }
     if (first + warp >= s.n) return;
-    T *out = o + at(i, b, s.batch, h, s.heads, dim);
     UNROLL for (int j = 0; j < MAX_DIM / 32; j++)
         if (lane + 32 * j < dim) store(out + lane + 32 * j, sum[j] / total);
-    if (lane == 0) lse[(i * s.batch + b) * s.heads + h] = largest + logf(total);
+    if (lane == 0) *log_sum = largest + logf(total);
 }
 
 // delta[row, head] = do . o, a warp each.
@@ -88,14 +94,15 @@ template <class T> DEV void attention_delta(float *delta, const T *dout, const T
     if (row < rows && (threadIdx.x & 31) == 0) delta[row] = sum;
 }
 
-template <class T>
-DEV void attention_dq(T *dq, const T *dout, const T *q, const T *k, const T *v, const float *lse, const float *delta, const Shape &s) {
+template <class T, class O>
+DEV void attention_dq(O *dq, const T *dout, const T *q, const T *k, const T *v, const float *lse, const float *delta, const Shape &s,
+                      i64 accumulate) {
     SHARED(float, tile, 32 * LD);
     SHARED(float, own, 8 * MAX_DIM);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, dim = (int)s.dim;
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 8;
     const i64 i = min(first + warp, s.n - 1), h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
-    const i64 end = s.prefix + min(first + 8, s.n), row = (i * s.batch + b) * s.heads + h;
+    const i64 end = min(s.keys, s.prefix + min(first + 8, s.n)), seen = min(s.keys, s.prefix + i + 1), row = (i * s.batch + b) * s.heads + h;
     const float scale = 1.0f / sqrtf((float)dim);
     float *mine = own + warp * MAX_DIM, sum[MAX_DIM / 32] = {};
     for (i64 key = 0; key < end; key += 32) {
@@ -106,12 +113,15 @@ DEV void attention_dq(T *dq, const T *dout, const T *q, const T *k, const T *v, 
         __syncwarp();
         own_row(mine, q + row * dim, dim);
         load_tile(tile, k, key, end, b, s.batch, kvh, s.kv_heads, dim);
-        const float p = key + lane <= s.prefix + i ? expf(dot(mine, tile + lane * LD, dim) * scale - lse[row]) : 0.0f;
+        const float p = key + lane < seen ? expf(dot(mine, tile + lane * LD, dim) * scale - lse[row]) : 0.0f;
         add_rows(sum, p * (dp - delta[row]) * scale, tile, dim);
     }
     if (first + warp >= s.n) return;
     UNROLL for (int j = 0; j < MAX_DIM / 32; j++)
-        if (lane + 32 * j < dim) store(dq + row * dim + lane + 32 * j, sum[j]);
+        if (lane + 32 * j < dim) {
+            O *const to = dq + row * dim + lane + 32 * j;
+            store(to, accumulate ? as_float(*to) + sum[j] : sum[j]);
+        }
 }
 
 template <class T>
@@ -120,7 +130,7 @@ DEV void attention_dkv(float *dk, float *dv, const T *dout, const T *q, const T 
     SHARED(float, tile, 32 * LD);
     SHARED(float, own, 8 * MAX_DIM);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, dim = (int)s.dim;
-    const i64 first = (i64)blockIdx.x * 8, keys = s.prefix + s.n, key = min(first + warp, keys - 1);
+    const i64 first = (i64)blockIdx.x * 8, key = min(first + warp, s.keys - 1);
     const i64 kvh = blockIdx.y, b = blockIdx.z, group = s.heads / s.kv_heads, row = at(key, b, s.batch, kvh, s.kv_heads, dim);
     const float scale = 1.0f / sqrtf((float)dim);
     const i64 start = max(first - s.prefix, (i64)0) / 32 * 32;
@@ -140,7 +150,7 @@ DEV void attention_dkv(float *dk, float *dv, const T *dout, const T *q, const T 
             load_tile(tile, q, base, s.n, b, s.batch, h, s.heads, dim);
             add_rows(sum_k, ds, tile, dim);
         }
-    if (first + warp >= keys) return;
+    if (first + warp >= s.keys) return;
     UNROLL for (int j = 0; j < MAX_DIM / 32; j++) {
         const int d = lane + 32 * j;
         if (d >= dim) continue;
@@ -149,21 +159,48 @@ DEV void attention_dkv(float *dk, float *dv, const T *dout, const T *q, const T 
     }
 }
 
+// attention_merge: a warp has a row of a head and adds the rows of p parts, weighted by exp(lses - lse).
+template <class O, class P>
+DEV void attention_merge(O *o, float *lse, const P *parts, const float *lses, i64 p, i64 rows, i64 dim) {
+    const i64 row = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
+    const int lane = threadIdx.x & 31;
+    if (row >= rows) return;
+    float largest = MINUS_INFINITY, total = 0;
+    for (i64 b = 0; b < p; b++) largest = fmaxf(largest, lses[b * rows + row]);
+    for (i64 b = 0; b < p; b++) total += expf(lses[b * rows + row] - largest);
+    const float joined = largest + logf(total);
+    for (i64 d = lane; d < dim; d += 32) {
+        float sum = 0;
+        for (i64 b = 0; b < p; b++) sum += expf(lses[b * rows + row] - joined) * as_float(parts[(b * rows + row) * dim + d]);
+        store(o + row * dim + d, sum);
+    }
+    if (lane == 0) lse[row] = joined;
+}
+
 #define ATTENTION(S, T)                                                                                                   \
-    KERNEL(attention_##S, (T * o, float *lse, const T *q, const T *k, const T *v, i64 n, i64 heads, i64 kv_heads, i64 dim,  \
-                           i64 batch, i64 prefix)) {                                                                      \
-        attention(o, lse, q, k, v, Shape{n, heads, kv_heads, dim, batch, prefix});                                        \
-    }                                                                                                                     \
     KERNEL(attention_delta_##S, (float *delta, const T *dout, const T *o, i64 rows, i64 dim)) {                           \
         attention_delta(delta, dout, o, rows, dim);                                                                       \
     }                                                                                                                     \
-    KERNEL(attention_dq_##S, (T * dq, const T *dout, const T *q, const T *k, const T *v, const float *lse, const float *delta, \
-                              i64 n, i64 heads, i64 kv_heads, i64 dim, i64 batch, i64 prefix)) {                          \
-        attention_dq(dq, dout, q, k, v, lse, delta, Shape{n, heads, kv_heads, dim, batch, prefix});                       \
-    }                                                                                                                     \
     KERNEL(attention_dkv_##S, (float *dk, float *dv, const T *dout, const T *q, const T *k, const T *v, const float *lse,  \
-                               const float *delta, i64 n, i64 heads, i64 kv_heads, i64 dim, i64 batch, i64 prefix,        \
+                               const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch, i64 prefix, \
                                i64 accumulate)) {                                                                         \
-        attention_dkv(dk, dv, dout, q, k, v, lse, delta, Shape{n, heads, kv_heads, dim, batch, prefix}, accumulate);      \
+        attention_dkv(dk, dv, dout, q, k, v, lse, delta, Shape{n, keys, heads, kv_heads, dim, batch, prefix}, accumulate); \
     }
 FOR_TYPES(ATTENTION)
+
+#define RESULTS(S, O, T)                                                                                                  \
+    KERNEL(attention_##S, (O * o, float *lse, const T *q, const T *k, const T *v, i64 n, i64 keys, i64 heads, i64 kv_heads, \
+                           i64 dim, i64 batch, i64 prefix, i64 accumulate)) {                                             \
+        attention(o, lse, q, k, v, Shape{n, keys, heads, kv_heads, dim, batch, prefix}, accumulate);                      \
+    }                                                                                                                     \
+    KERNEL(attention_dq_##S, (O * dq, const T *dout, const T *q, const T *k, const T *v, const float *lse, const float *delta, \
+                              i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch, i64 prefix, i64 accumulate)) { \
+        attention_dq(dq, dout, q, k, v, lse, delta, Shape{n, keys, heads, kv_heads, dim, batch, prefix}, accumulate);     \
+    }                                                                                                                     \
+    KERNEL(attention_merge_##S, (O * o, float *lse, const T *parts, const float *lses, i64 p, i64 rows, i64 dim)) {       \
+        attention_merge(o, lse, parts, lses, p, rows, dim);                                                               \
+    }
+RESULTS(ff, float, float)
+RESULTS(fb, float, bf16)
+RESULTS(bf, bf16, float)
+RESULTS(bb, bf16, bf16)

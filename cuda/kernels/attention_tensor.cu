@@ -5,7 +5,7 @@
 #include "common.cuh"
 
 struct Heads {
-    i64 n, heads, kv_heads, batch, prefix;
+    i64 n, keys, heads, kv_heads, batch, prefix;
 };
 
 // load_tile brings ROWS tokens of a head to shared memory, zeros where there are no more.
@@ -80,6 +80,12 @@ template <int N> DEV void clear(float (*sum)[4]) {
     UNROLL for (int i = 0; i < N; i++) UNROLL for (int e = 0; e < 4; e++) sum[i][e] = 0;
 }
 
+// visible is the last key of a tile of so many that a query sees, counted from a lane's first.
+DEV int visible(const Heads &s, i64 query, i64 key, i64 tile, int lane_first) {
+    return (int)min(min(s.prefix + query, s.keys - 1) - key, tile) - lane_first;
+}
+
+DEV void store_pair(float *p, float a, float b) { p[0] = a, p[1] = b; }
 DEV void store_pair(bf16 *p, float a, float b) {
     if (((u64)p & 3) == 0) {
         *(u32 *)p = bf16_pair(a, b);
@@ -87,6 +93,11 @@ DEV void store_pair(bf16 *p, float a, float b) {
         store(p, a);
         store(p + 1, b);
     }
+}
+
+template <class O> DEV void add_pair(O *p, float a, float b, i64 accumulate) {
+    if (accumulate) a += as_float(p[0]), b += as_float(p[1]);
+    store_pair(p, a, b);
 }
 
 // Sums and maxima over the four lanes that share a row.
@@ -103,19 +114,25 @@ DEV float row_max(float x) {
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
 
-template <int D>
-DEV void attention(bf16 *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const Heads &s) {
+template <int D, class O>
+DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const Heads &s, i64 accumulate) {
     DYNAMIC_SHARED(memory);
     bf16 *const ks = (bf16 *)memory, *const vs = ks + 64 * (D + 8);
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64; // the longest rows first
     const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
-    const i64 end = s.prefix + min(first + 64, s.n), row = first + warp * 16 + g; // of the lane, and row+8
+    const i64 end = min(s.keys, s.prefix + min(first + 64, s.n)), row = first + warp * 16 + g; // of the lane, and row+8
     const float scale = LOG2E / sqrtf((float)D);
     u32 query[D / 16][4];
     own_rows<D>(query, ks, q, first, s.n, b, s.batch, h, s.heads);
     float sum[D / 8][4], largest[2] = {MINUS_INFINITY, MINUS_INFINITY}, total[2] = {0, 0};
     clear<D / 8>(sum);
+    if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // other keys are one more, whose score is lse and whose value is o
+        const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + b) * s.heads + h;
+        largest[half] = lse[at] * (LOG2E / scale), total[half] = 1;
+        UNROLL for (int c = 0; c < D / 8; c++) UNROLL for (int e = 0; e < 2; e++)
+            sum[c][2 * half + e] = as_float(o[at * D + 8 * c + 2 * t + e]);
+    }
     for (i64 key = 0; key < end; key += 64) {
         load_tile<64, D>(ks, k, key, end, b, s.batch, kvh, s.kv_heads);
         load_tile<64, D>(vs, v, key, end, b, s.batch, kvh, s.kv_heads);
@@ -124,7 +141,7 @@ DEV void attention(bf16 *o, float *lse, const bf16 *q, const bf16 *k, const bf16
         clear<8>(p);
         multiply<64, D>(p, query, ks);
         UNROLL for (int half = 0; half < 2; half++) {
-            const int last = (int)min(s.prefix + row + 8 * half - key, (i64)64) - 2 * t; // visible column, from the lane's first
+            const int last = visible(s, row + 8 * half, key, 64, 2 * t);
             float m = largest[half];
             UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
                 if (8 * c + e % 2 > last) p[c][e] = MINUS_INFINITY;
@@ -154,15 +171,15 @@ DEV void attention(bf16 *o, float *lse, const bf16 *q, const bf16 *k, const bf16
     }
 }
 
-template <int D>
-DEV void attention_dq(bf16 *dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, const float *delta,
-                      const Heads &s) {
+template <int D, class O>
+DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, const float *delta,
+                      const Heads &s, i64 accumulate) {
     DYNAMIC_SHARED(memory);
     bf16 *const ks = (bf16 *)memory, *const vs = ks + 32 * (D + 8), *const ds = vs + 32 * (D + 8);
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64;
     const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
-    const i64 end = s.prefix + min(first + 64, s.n), row = first + warp * 16 + g;
+    const i64 end = min(s.keys, s.prefix + min(first + 64, s.n)), row = first + warp * 16 + g;
     const float factor = 1.0f / sqrtf((float)D);
     u32 query[D / 16][4]; // the rows of dout stay in shared memory: registers would not do for both
     own_rows<D>(query, ks, q, first, s.n, b, s.batch, h, s.heads);
@@ -183,7 +200,7 @@ DEV void attention_dq(bf16 *dq, const bf16 *dout, const bf16 *q, const bf16 *k, 
         multiply_tile<32, D>(dp, ds, vs);
         int last[2]; // visible column of either row, from the lane's first
         UNROLL for (int half = 0; half < 2; half++)
-            last[half] = row + 8 * half < s.n ? (int)min(s.prefix + row + 8 * half - key, (i64)32) - 2 * t : -1;
+            last[half] = row + 8 * half < s.n ? visible(s, row + 8 * half, key, 32, 2 * t) : -1;
         UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
             p[c][e] = 8 * c + e % 2 <= last[e / 2] ? exp2f(p[c][e] * (factor * LOG2E) - log_sum[e / 2]) * (dp[c][e] - del[e / 2]) : 0.0f;
         }
@@ -194,7 +211,7 @@ DEV void attention_dq(bf16 *dq, const bf16 *dout, const bf16 *q, const bf16 *k, 
         const i64 r = row + 8 * half, at = (r * s.batch + b) * s.heads + h;
         if (r >= s.n) continue;
         UNROLL for (int c = 0; c < D / 8; c++)
-            store_pair(dq + at * D + 8 * c + 2 * t, sum[c][2 * half] * factor, sum[c][2 * half + 1] * factor);
+            add_pair(dq + at * D + 8 * c + 2 * t, sum[c][2 * half] * factor, sum[c][2 * half + 1] * factor, accumulate);
     }
 }
 
@@ -207,12 +224,12 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
     bf16 *const ks = (bf16 *)memory, *const vs = ks + 64 * (D + 8), *const qs = vs + 64 * (D + 8), *const ds = qs + 32 * (D + 8);
     float *const stats = (float *)(ds + 32 * (D + 8)); // of the queries: lse of base 2, delta
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
-    const i64 first = (i64)blockIdx.x * 64, keys = s.prefix + s.n, row = first + warp * 16 + g;
+    const i64 first = (i64)blockIdx.x * 64, row = first + warp * 16 + g;
     const i64 kvh = blockIdx.y, b = blockIdx.z, group = s.heads / s.kv_heads;
     const i64 start = max(first - s.prefix, (i64)0) / 32 * 32;
     const float factor = 1.0f / sqrtf((float)D);
-    load_tile<64, D>(ks, k, first, keys, b, s.batch, kvh, s.kv_heads);
-    load_tile<64, D>(vs, v, first, keys, b, s.batch, kvh, s.kv_heads);
+    load_tile<64, D>(ks, k, first, s.keys, b, s.batch, kvh, s.kv_heads);
+    load_tile<64, D>(vs, v, first, s.keys, b, s.batch, kvh, s.kv_heads);
     float sum_k[D / 8][4], sum_v[D / 8][4];
     clear<D / 8>(sum_k), clear<D / 8>(sum_v);
     for (i64 h = kvh * group; h < (kvh + 1) * group; h++)
@@ -241,25 +258,29 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
         }
     UNROLL for (int c = 0; c < D / 8; c++) UNROLL for (int e = 0; e < 4; e++) {
         const i64 r = row + 8 * (e / 2), at = ((r * s.batch + b) * s.kv_heads + kvh) * D + 8 * c + 2 * t + e % 2;
-        if (r >= keys) continue;
+        if (r >= s.keys) continue;
         dk[at] = accumulate ? dk[at] + sum_k[c][e] * factor : sum_k[c][e] * factor;
         dv[at] = accumulate ? dv[at] + sum_v[c][e] : sum_v[c][e];
     }
 }
 
+#define RESULTS(S, D, O)                                                                                                      \
+    KERNEL(attention_tensor_##D##_##S, (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys, i64 heads, \
+                                        i64 kv_heads, i64 batch, i64 prefix, i64 accumulate)) {                               \
+        attention<D>(o, lse, q, k, v, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);                            \
+    }                                                                                                                         \
+    KERNEL(attention_tensor_dq_##D##_##S, (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, \
+                                           const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch, i64 prefix, \
+                                           i64 accumulate)) {                                                                 \
+        attention_dq<D>(dq, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);           \
+    }
 #define ATTENTION(D)                                                                                                          \
-    KERNEL(attention_tensor_##D, (bf16 * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 heads, i64 kv_heads, \
-                                  i64 batch, i64 prefix)) {                                                                   \
-        attention<D>(o, lse, q, k, v, Heads{n, heads, kv_heads, batch, prefix});                                              \
-    }                                                                                                                         \
-    KERNEL(attention_tensor_dq_##D, (bf16 * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, \
-                                     const float *delta, i64 n, i64 heads, i64 kv_heads, i64 batch, i64 prefix)) {            \
-        attention_dq<D>(dq, dout, q, k, v, lse, delta, Heads{n, heads, kv_heads, batch, prefix});                             \
-    }                                                                                                                         \
+    RESULTS(f, D, float)                                                                                                      \
+    RESULTS(b, D, bf16)                                                                                                       \
     KERNEL(attention_tensor_dkv_##D, (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,    \
-                                      const float *lse, const float *delta, i64 n, i64 heads, i64 kv_heads, i64 batch,        \
+                                      const float *lse, const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch, \
                                       i64 prefix, i64 accumulate)) {                                                          \
-        attention_dkv<D>(dk, dv, dout, q, k, v, lse, delta, Heads{n, heads, kv_heads, batch, prefix}, accumulate);            \
+        attention_dkv<D>(dk, dv, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);      \
     }
 ATTENTION(64)
 ATTENTION(96)

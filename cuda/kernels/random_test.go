@@ -60,6 +60,9 @@ var attentionShapes = []map[string]int64{
 	{"": 3, "n": 129, "prefix": 3, "heads": 1, "kv_heads": 1, "head_dim": 64, "batch": 1, "T": 1},
 	{"": 3, "n": 40, "prefix": 40, "heads": 2, "kv_heads": 2, "head_dim": 256, "batch": 1, "T": 1},
 	{"": 3, "n": 20, "prefix": 9, "heads": 2, "kv_heads": 1, "head_dim": 80, "batch": 1},
+	{"": 3, "n": 70, "prefix": 90, "keys": 77, "heads": 2, "kv_heads": 2, "head_dim": 64, "batch": 1, "T": 1},
+	{"": 3, "n": 70, "prefix": 200, "keys": 65, "heads": 4, "kv_heads": 2, "head_dim": 128, "batch": 1, "T": 1},
+	{"": 3, "n": 130, "prefix": 5, "keys": 40, "heads": 1, "kv_heads": 1, "head_dim": 96, "batch": 2, "T": 1},
 }
 
 // draw makes one instruction.
@@ -104,8 +107,12 @@ func drawn(t *testing.T, rng *rand.Rand, op ir.Op, fixed map[string]int64) *ir.P
 		Run: ir.Run{Seed: 7, Sequence: 64, Vocab: 100}, Tensors: []ir.Tensor{{Name: "w", Shape: [2]int64{23, 17}}}}
 }
 
-// absent leaves out half of the optional operands, and all that exclude each other.
+// absent leaves out half of the optional operands, and of those that exclude each other all or all but one.
 func (d *draw) absent(i int) bool {
+	if d.in.Op == ir.AttentionGrad {
+		delta := d.names["kv_heads"]%2 == 0
+		return d.info.Operands[i].Name == "o" && delta || d.info.Operands[i].Name == "delta" && !delta
+	}
 	return d.info.Operands[i].Optional && (d.rng.IntN(2) == 0 || d.info.Rule == ir.RuleMatmul && d.names["accumulate"] != 0)
 }
 
@@ -146,7 +153,11 @@ func (d *draw) attributes() {
 	if _, ok := d.fixed["head_dim"]; !ok {
 		d.names["head_dim"] = 2 * d.names["head_dim"]
 	}
-	d.names["keys"] = d.number("n") + d.names["prefix"]
+	if d.names["keys"] = d.number("n") + d.names["prefix"]; d.fixed["keys"] != 0 {
+		d.names["keys"] = d.fixed["keys"]
+	} else if d.rng.IntN(2) == 0 {
+		d.names["keys"] = 1 + d.rng.Int64N(d.names["keys"])
+	}
 	if _, ok := d.names["valid"]; ok {
 		d.names["valid"] = 1 + d.rng.Int64N(d.number("v"))
 	}
@@ -245,14 +256,14 @@ func describe(p *ir.Program, in *ir.Instr) string {
 func values(rng *rand.Rand, in *ir.Instr, i int) []byte {
 	v, name := in.Args[i], in.Info().Operands[i].Name
 	out := make([]byte, v.Bytes())
-	positive := strings.Contains(" stats lse v sums step norm ", " "+name+" ") && v.DType == ir.F32
+	positive := strings.Contains(" stats lse lses v sums step norm ", " "+name+" ") && v.DType == ir.F32
 	for e := range int(v.Elements()) {
 		x := rng.NormFloat64()
 		if positive {
 			x = math.Abs(x)/2 + 0.5
 		}
 		switch {
-		case name == "lse":
+		case name == "lse" || name == "lses":
 			x += 5
 		case in.Op == ir.AttentionGrad || in.Op == ir.Attention:
 			x /= 2
@@ -323,8 +334,7 @@ func near(t *testing.T, what string, got, want []byte, in *ir.Instr, i int) {
 	if v.DType == ir.BF16 {
 		relative = 1.0 / 128 // one unit in the last place: a sum may fall on either side of a middle
 	}
-	if q := in.Args[len(in.Args)-1]; (in.Op == ir.Attention || in.Op == ir.AttentionGrad) && in.Info().Operands[i].Name != "lse" && q.Present() &&
-		in.Args[len(in.Args)-2].DType == ir.BF16 {
+	if (in.Op == ir.Attention || in.Op == ir.AttentionGrad) && in.Info().Operands[i].Name != "lse" && in.Arg("q").DType == ir.BF16 {
 		absolute = largest / 100
 	}
 	for e := range int(v.Elements()) {

@@ -28,6 +28,8 @@ var table = [ir.NumOps]struct {
 	ir.Rope:              {"rope.cu", rope},
 	ir.Attention:         {"attention.cu", attention},
 	ir.AttentionGrad:     {"attention.cu", attentionGrad},
+	ir.AttentionMerge:    {"attention.cu", attentionMerge},
+	ir.AttentionDelta:    {"attention.cu", attentionDelta},
 	ir.Gelu:              {"elementwise.cu", each("gelu", "y", "x")},
 	ir.GeluGrad:          {"elementwise.cu", each("gelu_grad", "dx", "dy", "x")},
 	ir.SwiGLU:            {"elementwise.cu", each("swiglu", "y", "gate", "up")},

@@ -12,7 +12,7 @@ var tensorDims = []int64{64, 96, 128}
 // maxHeadDim is the widest head of attention.cu.
 const maxHeadDim = 256
 
-// attentionShape is what the kernels of attention are told: its numbers, and how many keys there are.
+// attentionShape is what the kernels of attention are told.
 type attentionShape struct {
 	n, keys, heads, kvHeads, dim, batch int64
 	args                                []any
@@ -23,9 +23,10 @@ func (b *binder) attentionShape() attentionShape {
 	r, _ := b.shape("q")
 	s := attentionShape{heads: b.int("heads"), kvHeads: b.int("kv_heads"), dim: b.int("head_dim"), batch: b.int("batch")}
 	s.n = r / s.batch
-	s.keys = s.n + b.int("prefix")
+	keys, _ := b.shape("k")
+	s.keys = keys / s.batch
 	s.tensor = b.types("q") == "b" && slices.Contains(tensorDims, s.dim)
-	s.args = []any{s.n, s.heads, s.kvHeads}
+	s.args = []any{s.n, s.keys, s.heads, s.kvHeads}
 	if !s.tensor {
 		s.args = append(s.args, s.dim)
 	}
@@ -36,13 +37,22 @@ func (b *binder) attentionShape() attentionShape {
 	return s
 }
 
-// attentionLaunch launches blocks of so many queries or keys, for each head and sequence.
-func (b *binder) attentionLaunch(s attentionShape, name string, tokens, heads int64, args []any) {
+// attentionLaunch launches blocks of so many queries or keys, for each head and sequence. Where the element type of a result
+// is free, result names it.
+func (b *binder) attentionLaunch(s attentionShape, name, result string, tokens, heads int64, args []any) {
 	if !s.tensor {
-		b.launch("attention"+name+"_"+b.types("q"), [3]int64{ceil(tokens, 8), heads, s.batch}, args...)
+		types := []string{"q"}
+		if result != "" {
+			types = []string{result, "q"}
+		}
+		b.launch("attention"+name+"_"+b.types(types...), [3]int64{ceil(tokens, 8), heads, s.batch}, args...)
 		return
 	}
-	l := b.launch("attention_tensor"+name+"_"+strconv.FormatInt(s.dim, 10), [3]int64{ceil(tokens, 64), heads, s.batch}, args...)
+	kernel := "attention_tensor" + name + "_" + strconv.FormatInt(s.dim, 10)
+	if result != "" {
+		kernel += "_" + b.types(result)
+	}
+	l := b.launch(kernel, [3]int64{ceil(tokens, 64), heads, s.batch}, args...)
 	l.Source, l.Block = "attention_tensor.cu", 128
 	l.SharedBytes = tensorSharedBytes(name, s.dim)
 }
@@ -62,15 +72,30 @@ func tensorSharedBytes(name string, dim int64) int64 {
 
 func attention(b *binder) {
 	s := b.attentionShape()
-	b.attentionLaunch(s, "", s.n, s.heads, append([]any{"o", "lse", "q", "k", "v"}, s.args...))
+	args := append([]any{"o", "lse", "q", "k", "v"}, s.args...)
+	b.attentionLaunch(s, "", "o", s.n, s.heads, append(args, b.int("accumulate")))
 }
 
 func attentionGrad(b *binder) {
 	s := b.attentionShape()
-	rows := s.n * s.batch * s.heads
-	delta := b.reserve(4 * rows)
-	b.launch("attention_delta_"+b.types("q"), [3]int64{ceil(rows, 8), 1, 1}, delta, "do", "o", rows, s.dim)
+	var delta any = "delta"
+	if !b.has("delta") {
+		rows := s.n * s.batch * s.heads
+		delta = b.reserve(4 * rows)
+		b.launch("attention_delta_"+b.types("q"), [3]int64{ceil(rows, 8), 1, 1}, delta, "do", "o", rows, s.dim)
+	}
 	in := append([]any{"do", "q", "k", "v", "lse", delta}, s.args...)
-	b.attentionLaunch(s, "_dkv", s.keys, s.kvHeads, append(append([]any{"dk", "dv"}, in...), b.int("accumulate")))
-	b.attentionLaunch(s, "_dq", s.n, s.heads, append([]any{"dq"}, in...))
+	b.attentionLaunch(s, "_dkv", "", s.keys, s.kvHeads, append(append([]any{"dk", "dv"}, in...), b.int("accumulate")))
+	b.attentionLaunch(s, "_dq", "dq", s.n, s.heads, append(append([]any{"dq"}, in...), b.int("accumulate_q")))
+}
+
+func attentionDelta(b *binder) {
+	rows := b.elements("delta")
+	b.launch("attention_delta_"+b.types("o"), [3]int64{ceil(rows, 8), 1, 1}, "delta", "do", "o", rows, b.int("head_dim"))
+}
+
+func attentionMerge(b *binder) {
+	rows := b.elements("lse")
+	b.launch("attention_merge_"+b.types("o", "parts"), [3]int64{ceil(rows, 8), 1, 1},
+		"o", "lse", "parts", "lses", b.elements("lses")/rows, rows, b.int("head_dim"))
 }

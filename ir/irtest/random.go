@@ -110,8 +110,19 @@ func (g *generator) act() {
 	case k == 4 && g.pp > 1:
 		g.allReduce()
 	default:
-		g.stages[i].local(ir.Op(g.r.IntN(int(ir.CopyD2D) + 1)))
+		ops := localOps()
+		g.stages[i].local(ops[g.r.IntN(len(ops))])
 	}
+}
+
+// localOps are the opcodes that meet no other rank and order nothing.
+func localOps() (ops []ir.Op) {
+	for op := range ir.NumOps {
+		if c := ir.Ops[op].Class; c != ir.ClassComm && c != ir.ClassSync {
+			ops = append(ops, op)
+		}
+	}
+	return ops
 }
 
 func (g *generator) message(from, to *stage, out, in ir.Stream) {
@@ -213,16 +224,16 @@ func (g *generator) ranks() {
 // local adds an operation that meets no other rank, made from its row.
 func (st *stage) local(op ir.Op) {
 	row, r := &ir.Ops[op], st.g.r
-	in := instance{st: st, row: row, named: map[string]int32{}, dtype: st.g.dtype(), any: ir.DType(r.IntN(int(ir.NumDTypes)))}
+	in := instance{st: st, row: row, named: map[string]int32{}, set: map[string]bool{}, dtype: st.g.dtype(), any: ir.DType(r.IntN(int(ir.NumDTypes)))}
 	attrs := in.attrs()
 	args := make([]ir.View, len(row.Operands))
 	// What is read comes first, so that nothing is written where the same instruction reads.
 	for i := range slices.Backward(row.Operands) {
 		o := &row.Operands[i]
 		dtype, shape := in.view(o, i)
-		write := o.Dir == ir.Write || o.Dir == ir.WriteOrAdd && !in.accumulate
+		write := o.Dir == ir.Write || o.Dir == ir.WriteOrAdd && !in.set[o.AddsBy()]
 		switch {
-		case o.Optional && (r.IntN(2) == 0 || in.accumulate):
+		case o.Optional && in.leftOut(args, i):
 			args[i] = ir.Absent()
 		case !write:
 			args[i] = st.readable(o.Arena, dtype, shape)
@@ -239,14 +250,21 @@ func (st *stage) local(op ir.Op) {
 
 // instance holds the choices for one instruction.
 type instance struct {
-	st         *stage
-	row        *ir.OpInfo
-	named      map[string]int32 // values of dimensions and attributes
-	dtype      ir.DType         // of operands whose type is T
-	any        ir.DType         // of operands of any type
-	accumulate bool
-	transA     bool
-	transB     bool
+	st    *stage
+	row   *ir.OpInfo
+	named map[string]int32 // values of dimensions and attributes
+	dtype ir.DType         // of operands whose type is T
+	any   ir.DType         // of operands of any type
+	set   map[string]bool  // attributes that are true
+}
+
+// leftOut leaves out half of the optional operands, all that exclude accumulation, and one of attention_grad's o and delta.
+func (in *instance) leftOut(args []ir.View, i int) bool {
+	if in.row.Rule == ir.RuleAttention {
+		last := len(args) - 1
+		return i < last && args[last].Present() || i == last && in.st.g.r.IntN(2) == 0
+	}
+	return in.set["accumulate"] || in.st.g.r.IntN(2) == 0
 }
 
 func (in *instance) attrs() []ir.Attr {
@@ -263,16 +281,8 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 	case ir.KindFloat:
 		return ir.Float([]float64{0, 1, -0.5, 1e-5, 1e10, r.NormFloat64()}[r.IntN(6)])
 	case ir.KindBool:
-		set := r.IntN(2) == 0
-		switch a.Name {
-		case "accumulate":
-			in.accumulate = set
-		case "trans_a":
-			in.transA = set
-		case "trans_b":
-			in.transB = set
-		}
-		return ir.Bool(set)
+		in.set[a.Name] = r.IntN(2) == 0
+		return ir.Bool(in.set[a.Name])
 	case ir.KindTensor:
 		return ir.Int(r.Int64N(int64(len(in.st.g.p.Tensors))))
 	}
@@ -300,7 +310,7 @@ func (in *instance) name(s string) int32 {
 	if _, ok := in.named[s]; !ok {
 		in.named[s] = int32(1 + in.st.g.r.IntN(4))
 		if s == "keys" {
-			in.named[s] = in.named["prefix"] + in.name("n")
+			in.named[s] = int32(1 + in.st.g.r.IntN(int(in.named["prefix"]+in.name("n"))))
 		}
 	}
 	return in.named[s]
@@ -323,9 +333,9 @@ func (in *instance) view(o *ir.Operand, i int) (dtype ir.DType, shape [ir.MaxDim
 	}
 	switch {
 	case in.row.Rule == ir.RuleMatmul && o.Name == "a":
-		return dtype, matrix(in.name("m"), in.name("k"), in.transA)
+		return dtype, matrix(in.name("m"), in.name("k"), in.set["trans_a"])
 	case in.row.Rule == ir.RuleMatmul && o.Name == "b":
-		return dtype, matrix(in.name("k"), in.name("n"), in.transB)
+		return dtype, matrix(in.name("k"), in.name("n"), in.set["trans_b"])
 	case o.Dims == "":
 		return dtype, [ir.MaxDims]int32{in.name("r"), in.name("c")}
 	}

@@ -21,6 +21,8 @@ var (
 		ir.Rope:              rope,
 		ir.Attention:         attention,
 		ir.AttentionGrad:     attentionGrad,
+		ir.AttentionMerge:    attentionMerge,
+		ir.AttentionDelta:    attentionDelta,
 		ir.Gelu:              gelu,
 		ir.GeluGrad:          geluGrad,
 		ir.SwiGLU:            swiGLU,

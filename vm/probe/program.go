@@ -57,11 +57,12 @@ func (it *Item) program(ranks, copies int) (*ir.Program, error) {
 func (b *builder) fill(it *Item, peer, copies int) error {
 	info := &ir.Ops[it.Op]
 	in := ir.Instr{Op: it.Op, Stream: info.Streams[0]}
-	for i, a := range it.Args {
-		if a.Shape == nil {
+	for i := range info.Operands {
+		if i >= len(it.Args) || it.Args[i].Shape == nil {
 			in.Args = append(in.Args, ir.Absent())
 			continue
 		}
+		a := it.Args[i]
 		v, err := b.buffer(info.Operands[i].Name, info.Operands[i].Arena, a)
 		if err != nil {
 			return err

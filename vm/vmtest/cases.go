@@ -28,6 +28,8 @@ var cases = [ir.NumOps]func(*suite){
 	ir.Rope:              caseRope,
 	ir.Attention:         caseAttention,
 	ir.AttentionGrad:     caseAttentionGrad,
+	ir.AttentionMerge:    caseAttentionMerge,
+	ir.AttentionDelta:    caseAttentionDelta,
 	ir.Gelu:              caseGelu,
 	ir.GeluGrad:          caseGeluGrad,
 	ir.SwiGLU:            caseSwiGLU,
@@ -361,89 +363,6 @@ func caseRope(s *suite) {
 			})
 		}
 	}
-}
-
-// attentionShapes hold a lone token, a prefix, several sequences, grouped heads, and more tokens than a tile.
-var attentionShapes = []naive.AttentionShape{
-	{Queries: 1, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 2},
-	{Queries: 4, Prefix: 3, Batch: 1, Heads: 2, KVHeads: 2, HeadDim: 5},
-	{Queries: 3, Prefix: 2, Batch: 2, Heads: 4, KVHeads: 2, HeadDim: 3},
-	{Queries: 3, Prefix: 0, Batch: 3, Heads: 3, KVHeads: 1, HeadDim: 4},
-	{Queries: 130, Prefix: 141, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 16},
-}
-
-func attentionAttrs(a naive.AttentionShape) attrs {
-	return attrs{"heads": float64(a.Heads), "kv_heads": float64(a.KVHeads), "head_dim": float64(a.HeadDim),
-		"batch": float64(a.Batch), "prefix": float64(a.Prefix)}
-}
-
-func (s *suite) attentionOperands(a naive.AttentionShape) (q, k, v *value) {
-	keys := (a.Queries + a.Prefix) * a.Batch
-	return s.normal(a.Queries*a.Batch, a.Heads*a.HeadDim), s.normal(keys, a.KVHeads*a.HeadDim), s.normal(keys, a.KVHeads*a.HeadDim)
-}
-
-func caseAttention(s *suite) {
-	for _, a := range attentionShapes {
-		s.sub(fmt.Sprintf("%+v", a), func(s *suite) {
-			q, k, v := s.attentionOperands(a)
-			out := s.run(call{op: ir.Attention, attrs: attentionAttrs(a), args: args{
-				"o": s.out(q.shape...), "lse": s.outF32(a.Queries*a.Batch, a.Heads), "q": q, "k": k, "v": v}})
-			o, lse := naive.Attention(q.data, k.data, v.data, a)
-			s.equal("o", out["o"], o, s.dtype)
-			s.equal("lse", out["lse"], lse, ir.F32)
-		})
-	}
-}
-
-func caseAttentionGrad(s *suite) {
-	for _, a := range attentionShapes {
-		s.sub(fmt.Sprintf("%+v", a), func(s *suite) {
-			s.onOff(func(s *suite, accumulate bool) { s.attentionGrad(a, accumulate) })
-		})
-	}
-}
-
-func (s *suite) attentionGrad(a naive.AttentionShape, accumulate bool) {
-	q, k, v := s.attentionOperands(a)
-	do := s.normal(q.shape...)
-	o, lse := s.out(q.shape...), s.outF32(a.Queries*a.Batch, a.Heads)
-	o.data, lse.data = naive.Attention(q.data, k.data, v.data, a)
-	for i := range o.data {
-		o.data[i] = stored(o.data[i], s.dtype)
-	}
-	dk, dv := s.sum(accumulate, k.shape...), s.sum(accumulate, v.shape...)
-	at := attentionAttrs(a)
-	at["accumulate"] = truth(accumulate)
-	out := s.run(call{op: ir.AttentionGrad, attrs: at, args: args{"dq": s.out(q.shape...), "dk": dk, "dv": dv,
-		"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}})
-	wantQ, wantK, wantV := naive.AttentionGrad(q.data, k.data, v.data, do.data, a)
-	if a.Queries < 10 { // larger, the numerical derivative takes too long, and the formula has proved itself
-		forward := func(q, k, v []float64) []float64 { o, _ := naive.Attention(q, k, v, a); return o }
-		wantQ = derivative(q.data, do.data, func(q []float64) []float64 { return forward(q, k.data, v.data) })
-		wantK = derivative(k.data, do.data, func(k []float64) []float64 { return forward(q.data, k, v.data) })
-		wantV = derivative(v.data, do.data, func(v []float64) []float64 { return forward(q.data, k.data, v) })
-	}
-	s.closeGrad("dq", out["dq"], wantQ, s.dtype)
-	s.closeGrad("dk", out["dk"], plus(accumulate, dk, wantK), s.dtype)
-	s.closeGrad("dv", out["dv"], plus(accumulate, dv, wantV), s.dtype)
-}
-
-// closeGrad allows for the o that the backward reads, which bf16 has rounded: dP - dO.O loses digits.
-func (s *suite) closeGrad(what string, got, want []float64, t ir.DType) {
-	s.Helper()
-	if t == ir.BF16 {
-		largest := 1.0
-		for _, w := range want {
-			largest = math.Max(largest, math.Abs(w))
-		}
-		for i := range got {
-			if !(math.Abs(got[i]-want[i]) <= largest/60) {
-				s.Fatalf("%s[%d] = %g, want %g (seed %d)", what, i, got[i], want[i], seed)
-			}
-		}
-		return
-	}
-	s.equal(what, got, want, t)
 }
 
 func caseGelu(s *suite) {

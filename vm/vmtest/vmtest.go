@@ -3,6 +3,7 @@
 //
 //	vmtest.go      how one instruction is put into a program, run on a device and read back
 //	cases.go       the cases of every opcode
+//	attention.go   those of attention, over blocks of keys too
 //	conformance.go the suite
 package vmtest
 

@@ -5,14 +5,14 @@ import (
 	"unsafe"
 )
 
-// Attention is causal self-attention of Tokens query tokens that come after Prefix tokens whose keys and values are
-// given too: query token t sees key tokens 0 to Prefix+t. Sequences of a batch are interleaved: row t*Batch+b of a
+// Attention is causal self-attention of Tokens query tokens over Keys tokens, all so far or a block of them, the first of
+// which comes Prefix tokens before the first query: query token t sees key tokens 0 to min(Keys-1, Prefix+t). Sequences of a batch are interleaved: row t*Batch+b of a
 // matrix is token t of sequence b. Query head h uses key head h/(Heads/KVHeads).
 //
 // The maths runs on transposed score tiles, keys by queries: the running maximum and sum of a query are then lanes
 // of vectors, and probabilities lie as the micro-kernel reads a transposed left operand.
 type Attention struct {
-	Tokens, Prefix, Batch, Heads, KVHeads, HeadDim int
+	Tokens, Keys, Prefix, Batch, Heads, KVHeads, HeadDim int
 }
 
 const (
@@ -24,8 +24,8 @@ const (
 )
 
 // Forward computes o, laid out like q, and lse, the natural logarithm of the sum of the exponentials of the scaled
-// scores, one float32 for each row of q and head.
-func (a Attention) Forward(p *Pool, o Mat, lse []float32, q, k, v Mat) {
+// scores, one float32 for each row of q and head. To accumulate, it goes on from the o and lse of other keys.
+func (a Attention) Forward(p *Pool, o Mat, lse []float32, accumulate bool, q, k, v Mat) {
 	chunks := ceilDiv(a.Tokens, queryChunk)
 	p.Run(a.Batch*a.Heads*chunks, func(part int) {
 		s := takeScratch()
@@ -34,7 +34,7 @@ func (a Attention) Forward(p *Pool, o Mat, lse []float32, q, k, v Mat) {
 		chunk, head := chunks-1-part/(a.Batch*a.Heads), part%(a.Batch*a.Heads)
 		f := attentionPart{Attention: a, s: s, seq: head / a.Heads, head: head % a.Heads, q0: chunk * queryChunk}
 		f.nq = min(queryChunk, a.Tokens-f.q0)
-		f.forward(o, lse, q, k, v)
+		f.forward(o, lse, accumulate, q, k, v)
 	})
 }
 
@@ -116,7 +116,10 @@ func hide(tile []float32, ld, rows, offset int) {
 	}
 }
 
-func (f *attentionPart) forward(o Mat, lse []float32, q, k, v Mat) {
+// lseAt is where lse and delta of a query stand.
+func (f *attentionPart) lseAt(query int) int { return (query*f.Batch+f.seq)*f.Heads + f.head }
+
+func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v Mat) {
 	d, nr := f.HeadDim, active.nr
 	f.dp = roundUp(d, nr)
 	padded := roundUp(f.nq, tileQueries)
@@ -128,8 +131,14 @@ func (f *attentionPart) forward(o Mat, lse []float32, q, k, v Mat) {
 	rowMax, sum, alpha := state[:padded], state[padded:2*padded], state[2*padded:]
 	Fill(rowMax, float32(math.Inf(-1)))
 	clear(sum)
+	if accumulate { // other keys are one more, whose score is lse and whose value is o
+		f.tokens(o, f.head, f.q0).load(out, f.dp, f.nq, d)
+		for j := range f.nq {
+			rowMax[j], sum[j] = lse[f.lseAt(f.q0+j)], 1
+		}
+	}
 
-	seen := f.Prefix + f.q0 + f.nq
+	seen := min(f.Keys, f.Prefix+f.q0+f.nq)
 	for k0 := 0; k0 < seen; k0 += keyBlock {
 		nk := min(keyBlock, seen-k0)
 		f.tokens(k, f.kvHead(), k0).load(f.keys, f.dp, nk, d)
@@ -147,19 +156,19 @@ func (f *attentionPart) forward(o Mat, lse []float32, q, k, v Mat) {
 			for j := i; j < i+strips*nr; j += nr {
 				active.softmaxStrip(tile[j-i:], tileQueries, rows, rowMax[j:j+nr], sum[j:j+nr], alpha[j:j+nr], f.scale())
 			}
-			for j := i; k0 > 0 && j < i+n; j++ {
+			for j := i; (accumulate || k0 > 0) && j < i+n; j++ {
 				if alpha[j] != 1 {
 					row := out[j*f.dp : j*f.dp+d]
 					active.scale(row, row, alpha[j])
 				}
 			}
-			f.product(n, d, rows, tile, 1, tileQueries, f.values, f.dp, out[i*f.dp:], f.dp, k0 > 0)
+			f.product(n, d, rows, tile, 1, tileQueries, f.values, f.dp, out[i*f.dp:], f.dp, accumulate || k0 > 0)
 		}
 	}
 	for j := range f.nq {
 		row := out[j*f.dp : j*f.dp+d]
 		active.scale(row, row, 1/sum[j])
-		lse[((f.q0+j)*f.Batch+f.seq)*f.Heads+f.head] = rowMax[j] + float32(math.Log(float64(sum[j])))
+		lse[f.lseAt(f.q0+j)] = rowMax[j] + float32(math.Log(float64(sum[j])))
 	}
 	f.tokens(o, f.head, f.q0).store(out, f.dp, f.nq, d)
 }

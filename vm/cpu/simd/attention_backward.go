@@ -1,16 +1,22 @@
 package simd
 
-// Backward computes dq, laid out like q, and the gradients dk and dv of all Prefix+Tokens keys and values, in float32,
-// added to what is there if accumulate. dout is the gradient of o; lse comes from Forward.
+// AttentionGrads are the operands of Backward. Delta is that of attention's gradient; where it is nil, it is made from O.
+type AttentionGrads struct {
+	DQ, DK, DV, DOut, Q, K, V, O Mat
+	LSE, Delta                   []float32
+	AddQ, AddKV                  bool // add to DQ, to DK and DV, instead of writing them
+}
+
+// Backward computes DQ, laid out like Q, and the gradients DK and DV of the keys and values, in float32. DOut is the
+// gradient of O; O and LSE are Forward's over all keys that a query sees.
 //
 // A gradient of a key is the sum over query heads, then over blocks of queries, a gradient of a query the sum over blocks of
 // keys, each in rising order. Where there are fewer heads than threads, queries and keys are cut up and the scores
 // computed once for each of the two: the order of every sum stays what it was.
-func (a Attention) Backward(p *Pool, dq, dk, dv Mat, accumulate bool, dout, q, k, v, o Mat, lse []float32) {
-	g := attentionGrads{dq: dq, dk: dk, dv: dv, dout: dout, q: q, k: k, v: v, o: o, lse: lse}
-	heads, total := a.Batch*a.KVHeads, a.Prefix+a.Tokens
-	if !accumulate {
-		a.clearKeys(p, dk, dv)
+func (a Attention) Backward(p *Pool, g AttentionGrads) {
+	heads, total := a.Batch*a.KVHeads, a.Keys
+	if !g.AddKV {
+		a.clearKeys(p, g.DK, g.DV)
 	}
 	keyCuts, queryCuts := 1, 0
 	if heads < p.Threads() {
@@ -22,7 +28,7 @@ func (a Attention) Backward(p *Pool, dq, dk, dv Mat, accumulate bool, dout, q, k
 		defer s.release()
 		f := attentionPart{Attention: a, s: s, seq: part % heads / a.KVHeads, dp: roundUp(a.HeadDim, active.nr)}
 		piece, kvHead := part/heads, part%heads%a.KVHeads
-		b := attentionBackward{attentionPart: f, attentionGrads: g, queries: queryCuts == 0, keys: piece < keyCuts}
+		b := attentionBackward{attentionPart: f, AttentionGrads: g, queries: queryCuts == 0, keys: piece < keyCuts}
 		b.k0, b.k1, b.q0, b.q1 = 0, total, 0, a.Tokens
 		if b.keys {
 			b.k0, b.k1 = cut(total, keyCuts, piece, keyBlock)
@@ -40,7 +46,7 @@ func (a Attention) Backward(p *Pool, dq, dk, dv Mat, accumulate bool, dout, q, k
 // clearKeys sets the gradients of keys and values to zero.
 func (a Attention) clearKeys(p *Pool, dk, dv Mat) {
 	cols := a.KVHeads * a.HeadDim
-	p.Split((a.Prefix+a.Tokens)*a.Batch, rowGrain(cols), func(lo, hi int) {
+	p.Split(a.Keys*a.Batch, rowGrain(cols), func(lo, hi int) {
 		for i := lo; i < hi; i++ {
 			clear(dk.F32[i*dk.Ld : i*dk.Ld+cols])
 			clear(dv.F32[i*dv.Ld : i*dv.Ld+cols])
@@ -48,17 +54,11 @@ func (a Attention) clearKeys(p *Pool, dk, dv Mat) {
 	})
 }
 
-// attentionGrads are the operands of a backward.
-type attentionGrads struct {
-	dq, dk, dv, dout, q, k, v, o Mat
-	lse                          []float32
-}
-
 // attentionBackward is the work on a range of keys and a range of queries of one key head: it adds to the gradients of
 // the keys, writes those of the queries, or does both.
 type attentionBackward struct {
 	attentionPart
-	attentionGrads
+	AttentionGrads
 	queries, keys  bool
 	k0, k1, q0, q1 int
 
@@ -92,30 +92,47 @@ func (b *attentionBackward) run() {
 // chunk packs the queries, then passes over every block of keys that one of them sees.
 func (b *attentionBackward) chunk() {
 	d, first := b.HeadDim, b.attentionPart.q0
-	b.strips(b.qT, b.q, b.qRows)
-	b.strips(b.doT, b.dout, b.doRows)
+	b.strips(b.qT, b.Q, b.qRows)
+	b.strips(b.doT, b.DOut, b.doRows)
 	clear(b.delta)
 	clear(b.lseStrip)
-	o, buf := b.tokens(b.o, b.head, first), b.s.floats(7, d)
 	for i := range b.nq {
-		b.delta[i] = active.dot(b.doRows[i*b.dp:i*b.dp+d], o.row(i, d, buf))
-		b.lseStrip[i] = b.lse[((first+i)*b.Batch+b.seq)*b.Heads+b.head]
+		b.lseStrip[i] = b.LSE[b.lseAt(first+i)]
 	}
+	b.makeDelta(first)
 	clear(b.dqRows)
+	if b.queries && b.AddQ {
+		b.tokens(b.DQ, b.head, first).load(b.dqRows, b.dp, b.nq, d)
+	}
 	for k0 := b.k0; k0 < min(b.k1, b.Prefix+first+b.nq); k0 += keyBlock {
 		b.block(k0, min(keyBlock, b.k1-k0))
 	}
 	if b.queries {
-		b.tokens(b.dq, b.head, first).store(b.dqRows, b.dp, b.nq, d)
+		b.tokens(b.DQ, b.head, first).store(b.dqRows, b.dp, b.nq, d)
+	}
+}
+
+// makeDelta brings or makes the delta of the chunk's queries.
+func (b *attentionBackward) makeDelta(first int) {
+	if b.Delta != nil {
+		for i := range b.nq {
+			b.delta[i] = b.Delta[b.lseAt(first+i)]
+		}
+		return
+	}
+	d := b.HeadDim
+	o, buf := b.tokens(b.O, b.head, first), b.s.floats(7, d)
+	for i := range b.nq {
+		b.delta[i] = active.dot(b.doRows[i*b.dp:i*b.dp+d], o.row(i, d, buf))
 	}
 }
 
 // block is one block of keys against the chunk.
 func (b *attentionBackward) block(k0, nk int) {
 	d, kv := b.HeadDim, b.kvHead()
-	b.tokens(b.k, kv, k0).load(b.keyRows, b.dp, nk, d)
-	b.tokens(b.v, kv, k0).load(b.valueRows, b.dp, nk, d)
-	dk, dv := b.tokens(b.dk, kv, k0), b.tokens(b.dv, kv, k0)
+	b.tokens(b.K, kv, k0).load(b.keyRows, b.dp, nk, d)
+	b.tokens(b.V, kv, k0).load(b.valueRows, b.dp, nk, d)
+	dk, dv := b.tokens(b.DK, kv, k0), b.tokens(b.DV, kv, k0)
 	if b.keys {
 		dk.load(b.dkRows, b.dp, nk, d)
 		dv.load(b.dvRows, b.dp, nk, d)

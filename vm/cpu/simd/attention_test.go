@@ -25,7 +25,7 @@ func (a *naiveAttention) run() {
 	a.o, a.dq = make([]float64, len(a.q)), make([]float64, len(a.q))
 	a.dk, a.dv = make([]float64, len(a.k)), make([]float64, len(a.k))
 	a.lse = make([]float64, a.Tokens*a.Batch*a.Heads)
-	a.probs, a.dscores = make([]float64, a.Prefix+a.Tokens), make([]float64, a.Prefix+a.Tokens)
+	a.probs, a.dscores = make([]float64, a.Keys), make([]float64, a.Keys)
 	for t := range a.Tokens {
 		for b := range a.Batch {
 			for h := range a.Heads {
@@ -36,7 +36,7 @@ func (a *naiveAttention) run() {
 }
 
 func (a *naiveAttention) row(t, b, h int) {
-	seen, qi := a.Prefix+t+1, a.qAt(t, b, h)
+	seen, qi := min(a.Keys, a.Prefix+t+1), a.qAt(t, b, h)
 	scale := 1 / math.Sqrt(float64(a.HeadDim))
 	inner := func(x []float64, xi int, y []float64, yi int) (s float64) {
 		for i := range a.HeadDim {
@@ -110,9 +110,8 @@ func checkAttention(t *testing.T, p *Pool, a Attention, bf16, accumulate bool, r
 		}
 		return F32(x, heads*a.HeadDim)
 	}
-	keys := a.Prefix + a.Tokens
 	q, o, dout, dq := mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads)
-	k, v := mat(keys, a.KVHeads), mat(keys, a.KVHeads)
+	k, v := mat(a.Keys, a.KVHeads), mat(a.Keys, a.KVHeads)
 	dk, dv := F32(randomFloats(r, len(values(k))), k.Ld), F32(randomFloats(r, len(values(k))), k.Ld)
 	lse := make([]float32, a.Tokens*a.Batch*a.Heads)
 	n := naiveAttention{Attention: a, q: doubles(values(q)), k: doubles(values(k)), v: doubles(values(v)), dout: doubles(values(dout))}
@@ -127,10 +126,10 @@ func checkAttention(t *testing.T, p *Pool, a Attention, bf16, accumulate bool, r
 	if bf16 {
 		tolerance, gradTolerance = 4e-3, 2e-2 // o is rounded before the backward sees it
 	}
-	a.Forward(p, o, lse, q, k, v)
+	a.Forward(p, o, lse, false, q, k, v)
 	checkNorm(t, "o", values(o), n.o, tolerance)
 	checkNorm(t, "lse", lse, n.lse, 2e-6)
-	a.Backward(p, dq, dk, dv, accumulate, dout, q, k, v, o, lse)
+	a.Backward(p, AttentionGrads{DQ: dq, DK: dk, DV: dv, AddKV: accumulate, DOut: dout, Q: q, K: k, V: v, O: o, LSE: lse})
 	checkNorm(t, "dq", values(dq), n.dq, gradTolerance)
 	checkNorm(t, "dk", dk.F32, n.dk, gradTolerance)
 	checkNorm(t, "dv", dv.F32, n.dv, gradTolerance)
@@ -144,17 +143,21 @@ func TestAttention(t *testing.T) {
 		for range rounds(25) {
 			kv := 1 + r.IntN(3)
 			a := Attention{Tokens: 1 + r.IntN(90), Prefix: r.IntN(150), Batch: 1 + r.IntN(3), KVHeads: kv, Heads: kv * (1 + r.IntN(3)), HeadDim: 1 + r.IntN(70)}
+			a.Keys = a.Prefix + a.Tokens
+			if r.IntN(3) == 0 {
+				a.Keys = min(a.Keys, 4+r.IntN(a.Keys)) // with one key dq would be 0
+			}
 			checkAttention(t, p, a, r.IntN(4) == 0, r.IntN(2) == 0, r)
 		}
-		checkAttention(t, p, Attention{Tokens: 300, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 16}, false, false, r)
-		checkAttention(t, p, Attention{Tokens: 1, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 1}, false, false, r)
+		checkAttention(t, p, Attention{Tokens: 300, Keys: 300, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 16}, false, false, r)
+		checkAttention(t, p, Attention{Tokens: 1, Keys: 1, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 1}, false, false, r)
 	})
 }
 
 func TestAttentionIsTheSameForAnyThreads(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)
-		a := Attention{Tokens: 290, Prefix: 130, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 24}
+		a := Attention{Tokens: 290, Keys: 420, Prefix: 130, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 24}
 		ld := a.Heads * a.HeadDim
 		q, dout := F32(randomFloats(r, a.Tokens*ld), ld), F32(randomFloats(r, a.Tokens*ld), ld)
 		k, v := F32(randomFloats(r, 420*a.HeadDim), a.HeadDim), F32(randomFloats(r, 420*a.HeadDim), a.HeadDim)
@@ -164,8 +167,8 @@ func TestAttentionIsTheSameForAnyThreads(t *testing.T) {
 			o, dq := F32(make([]float32, a.Tokens*ld), ld), F32(make([]float32, a.Tokens*ld), ld)
 			dk, dv := F32(make([]float32, 420*a.HeadDim), a.HeadDim), F32(make([]float32, 420*a.HeadDim), a.HeadDim)
 			lse := make([]float32, a.Tokens*a.Heads)
-			a.Forward(p, o, lse, q, k, v)
-			a.Backward(p, dq, dk, dv, false, dout, q, k, v, o, lse)
+			a.Forward(p, o, lse, false, q, k, v)
+			a.Backward(p, AttentionGrads{DQ: dq, DK: dk, DV: dv, DOut: dout, Q: q, K: k, V: v, O: o, LSE: lse})
 			p.Close()
 			for i, x := range [][]float32{o.F32, dq.F32, dk.F32, dv.F32} {
 				if threads == 1 {

@@ -214,8 +214,9 @@ func BenchmarkAttention(b *testing.B) {
 		{Tokens: 64, Batch: 4, Heads: 12, KVHeads: 12, HeadDim: 64},
 		{Tokens: 512, Prefix: 3584, Batch: 1, Heads: 4, KVHeads: 1, HeadDim: 128},
 	} {
-		name := fmt.Sprintf("%dx%dx%dx%d", a.Prefix+a.Tokens, a.Batch, a.Heads, a.HeadDim)
-		ld, kvLd, keys := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim, (a.Prefix+a.Tokens)*a.Batch
+		a.Keys = a.Prefix + a.Tokens
+		name := fmt.Sprintf("%dx%dx%dx%d", a.Keys, a.Batch, a.Heads, a.HeadDim)
+		ld, kvLd, keys := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim, a.Keys*a.Batch
 		query := func() Mat { return F32(benchFloats(a.Tokens*a.Batch*ld), ld) }
 		key := func() Mat { return F32(benchFloats(keys*kvLd), kvLd) }
 		q, o, dq, dout, k, v, dk, dv := query(), query(), query(), query(), key(), key(), key(), key()
@@ -223,13 +224,13 @@ func BenchmarkAttention(b *testing.B) {
 		pairs := float64(a.Tokens) * (float64(a.Prefix) + float64(a.Tokens+1)/2) * float64(a.Batch*a.Heads*a.HeadDim)
 		b.Run(name+"/forward", func(b *testing.B) {
 			for b.Loop() {
-				a.Forward(p, o, lse, q, k, v)
+				a.Forward(p, o, lse, false, q, k, v)
 			}
 			b.ReportMetric(4e-9*pairs*float64(b.N)/b.Elapsed().Seconds(), "gflops")
 		})
 		b.Run(name+"/backward", func(b *testing.B) {
 			for b.Loop() {
-				a.Backward(p, dq, dk, dv, false, dout, q, k, v, o, lse)
+				a.Backward(p, AttentionGrads{DQ: dq, DK: dk, DV: dv, DOut: dout, Q: q, K: k, V: v, O: o, LSE: lse})
 			}
 			b.ReportMetric(10e-9*pairs*float64(b.N)/b.Elapsed().Seconds(), "gflops")
 		})

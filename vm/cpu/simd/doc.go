@@ -15,6 +15,8 @@
 //	pack.go       how its operands are gathered, converted and fetched ahead
 //	attention.go, attention_backward.go
 //	              causal attention with a prefix; never holds more than tiles of the score matrix
+//	attention_blocks.go
+//	              joining what attention gave over blocks of keys
 //	rows.go       operations on the rows of a matrix, in parallel: norms, column sums, cross-entropy
 //	vector.go     the serial primitives over slices
 //	openblas.go   the option to hand plain products to an installed OpenBLAS

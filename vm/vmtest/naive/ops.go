@@ -100,9 +100,18 @@ func rotate(x []float64, batch, heads, headDim, prefix int, theta, sign float64)
 }
 
 // AttentionShape is the shape of causal attention of Queries tokens after a prefix of Prefix tokens. Queries are
-// [Queries*Batch, Heads*HeadDim]; keys and values, the prefix's first, are [(Prefix+Queries)*Batch, KVHeads*HeadDim].
-// Heads share keys and values in groups of consecutive heads (Ainslie et al., 2023).
-type AttentionShape struct{ Queries, Prefix, Batch, Heads, KVHeads, HeadDim int }
+// [Queries*Batch, Heads*HeadDim]; keys and values, the prefix's first, are [Keys*Batch, KVHeads*HeadDim]: all
+// Prefix+Queries tokens, which Keys = 0 means, or the first of them. Heads share keys and values in groups of
+// consecutive heads (Ainslie et al., 2023).
+type AttentionShape struct{ Queries, Prefix, Batch, Heads, KVHeads, HeadDim, Keys int }
+
+// Seen is how many keys query t sees.
+func (s AttentionShape) Seen(t int) int {
+	if s.Keys == 0 {
+		return s.Prefix + t + 1
+	}
+	return min(s.Keys, s.Prefix+t+1)
+}
 
 // query is where head h of query t of sequence b starts; key likewise, for the key head that h reads.
 func (s AttentionShape) query(t, b, h int) int { return ((t*s.Batch+b)*s.Heads + h) * s.HeadDim }
@@ -141,7 +150,7 @@ func attentionWeights(q, k []float64, s AttentionShape) (weights [][]float64, lo
 	rows := s.Queries * s.Batch * s.Heads
 	weights, logSumExp = make([][]float64, rows), make([]float64, rows)
 	s.each(func(t, b, h, row int) {
-		scores := make([]float64, s.Prefix+t+1)
+		scores := make([]float64, s.Seen(t))
 		for u := range scores {
 			for d := range s.HeadDim {
 				scores[u] += q[s.query(t, b, h)+d] * k[s.key(u, b, h)+d] / math.Sqrt(float64(s.HeadDim))

@@ -30,12 +30,12 @@ func TestKnownValues(t *testing.T) {
 	}
 	// One head of 4 values, so scores are halved: query 1 scores 0 and 2*log(3)/2 = log(3), weights 1/4 and 3/4.
 	q, k := []float64{1, 0, 0, 0, 2, 0, 0, 0}, []float64{0, 0, 0, 0, math.Log(3), 0, 0, 0}
-	out, lse := Attention(q, k, []float64{4, 0, 0, 0, 0, 4, 0, 0}, AttentionShape{2, 0, 1, 1, 1, 4})
+	out, lse := Attention(q, k, []float64{4, 0, 0, 0, 0, 4, 0, 0}, AttentionShape{Queries: 2, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 4})
 	wantClose(t, "attention", out, []float64{4, 0, 0, 0, 1, 3, 0, 0}, 1e-15)
 	wantClose(t, "logsumexp", lse, []float64{0, math.Log(4)}, 1e-15)
 
 	// A token alone attends to itself only, so every head shows whose values it reads: neighbours share.
-	out, _ = Attention([]float64{1, 2, 3, 4}, []float64{5, 6}, []float64{7, 8}, AttentionShape{1, 0, 1, 4, 2, 1})
+	out, _ = Attention([]float64{1, 2, 3, 4}, []float64{5, 6}, []float64{7, 8}, AttentionShape{Queries: 1, Batch: 1, Heads: 4, KVHeads: 2, HeadDim: 1})
 	wantClose(t, "head groups", out, []float64{7, 7, 8, 8}, 1e-15)
 
 	// Softmax of log(1), log(2), log(5) is 1/8, 2/8, 5/8.
