@@ -44,6 +44,7 @@ var floors = []struct {
 	{"cuda", 3, "vm ir cuda/library cuda/driver cuda/nvrtc cuda/cublas cuda/nccl cuda/kernels"},
 	{"examples", 0, ""},
 	{"cmd/internal/cli", 4, "*"},
+	{"cmd/internal/trace", 4, "*"},
 	{"cmd/sppoc", 5, "*"},
 	{"cmd/sppovm", 5, "*"},
 }

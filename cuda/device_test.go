@@ -16,6 +16,7 @@ import (
 	"sppo/vm"
 	"sppo/vm/cpu"
 	"sppo/vm/probe"
+	"sppo/vm/sim"
 )
 
 // builder writes a code by hand.
@@ -370,6 +371,14 @@ func TestSpans(t *testing.T) {
 	}, m)
 	if err != nil {
 		t.Fatal(err)
+	}
+	timelines := []*vm.Timeline{}
+	for _, trace := range traces {
+		timelines = append(timelines, &trace.Timelines[0])
+	}
+	measured, err := sim.Measured(p, ir.SectionStep, "fake", sim.SpansOf(p, timelines))
+	if err != nil || measured.Makespan <= 0 || measured.Rank(1).Busy[ir.D2H] <= 0 {
+		t.Errorf("measured: %v, %v", measured, err)
 	}
 	for rank, trace := range traces {
 		n := 0

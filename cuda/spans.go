@@ -51,7 +51,9 @@ func (s *spanEvents) begin(d *Device) error {
 	if err := s.begun.Make(); err != nil {
 		return err
 	}
-	return d.joins[s.first].Make() // else other streams could begin before the time that theirs are counted from
+	err := d.joins[s.first].Make() // else other streams could begin before the time that theirs are counted from
+	d.env.Spans.Start = time.Now()
+	return err
 }
 
 // collect reports the section's instructions, stream by stream in the order of their issue.

@@ -16,7 +16,7 @@ type Span struct {
 // Spans is where a device reports the instructions of the current section, in the order in which each stream executed
 // them. A stream appends only to its own list, so that recording orders no stream against another.
 type Spans struct {
-	Start   time.Time // of the section; devices with their own clock ignore it
+	Start   time.Time // of the section: what times are counted from. A device with its own clock says when that began
 	Streams [ir.NumStreams][]Span
 }
 
@@ -24,6 +24,7 @@ type Spans struct {
 type Timeline struct {
 	Section ir.Section
 	Round   int64
+	Start   time.Time // of the times, on a clock that the ranks of a process share
 	Streams [ir.NumStreams][]Span
 }
 
@@ -59,6 +60,7 @@ func (t *Trace) Begin(section ir.Section, round int64) error {
 // Join ends the timeline, which is kept even if the section failed: it shows how far each stream came.
 func (t *Trace) Join() error {
 	err := t.Device.Join()
+	t.current.Start = t.spans.Start
 	for s, spans := range t.spans.Streams {
 		t.current.Streams[s] = slices.Clone(spans)
 	}

@@ -118,19 +118,21 @@ var app = cli.App{
 			},
 		},
 		{
-			Name: "view", Args: "FILE [FILE] -o OUT.html|OUT.svg [--ranks LIST]", MinArgs: 1, MaxArgs: 2, Setup: view,
+			Name: "view", Args: "FILE [FILE | TRACE] -o OUT.html|OUT.svg [--ranks LIST]", MinArgs: 1, MaxArgs: 2, Setup: view,
 			Doc: "simulate a program, or two, and draw the timeline as a page",
 			Details: "FILEs are programs, specs or plans. The page is one file that needs no network: the streams of one rank of every\n" +
 				"stage and what its memory holds, on one time axis, with zoom, search and the spec line of every instruction.\n" +
+				"A TRACE that sppovm run --profile wrote of FILE is shown below the simulation, rank by rank.\n" +
 				"Where the output is called .svg it is a figure of one program, for print.",
 			Examples: []string{
 				"sppoc view examples/tiny.sppo -o tiny.html",
 				"sppoc view old.sppb new.sppb -o both.html --ranks 0,2",
+				"sppoc view tiny.sppb measured.json -o measured.html",
 				"sppoc view examples/paper/gpt-7b-512k.sppo -o 7b.svg",
 			},
 		},
 		{
-			Name: "trace", Args: "FILE -o OUT.json [--ranks LIST]", MinArgs: 1, MaxArgs: 1, Setup: trace,
+			Name: "trace", Args: "FILE -o OUT.json [--ranks LIST]", MinArgs: 1, MaxArgs: 1, Setup: writeTrace,
 			Doc: "simulate a program and write its timeline for Perfetto",
 			Details: "FILE is a program, a spec or a plan. The trace-event JSON has a process for each rank, a thread for each stream, an\n" +
 				"arrow for each message and the memory that each arena holds; ui.perfetto.dev opens it. Times are virtual.",

@@ -11,12 +11,14 @@ import (
 	"fmt"
 	"html"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/pflag"
 
 	"sppo/cmd/internal/cli"
+	"sppo/cmd/internal/trace"
 	"sppo/ir"
 	"sppo/vm/sim"
 )
@@ -45,6 +47,9 @@ func view(flags *pflag.FlagSet) cli.Action {
 		if strings.EqualFold(filepath.Ext(*out), ".svg") {
 			return draw(env, files, *set, *ranks, *out)
 		}
+		if trace.Is(files[0]) {
+			return cli.Usagef("%s is a trace: it is shown beside the program that was run, as in %s view PROGRAM %s", files[0], env.Name, files[0])
+		}
 		var p page
 		for _, file := range files {
 			if err := p.add(file, *set, *ranks); err != nil {
@@ -54,7 +59,7 @@ func view(flags *pflag.FlagSet) cli.Action {
 		if err := cli.WriteFile(*out, p.write); err != nil {
 			return err
 		}
-		fmt.Fprintf(env.Stderr, "%s: simulated; %s shows %d instructions of %d ranks\n", env.Name, *out, p.spans, p.ranks)
+		fmt.Fprintf(env.Stderr, "%s: %s; %s shows %d instructions of %d ranks\n", env.Name, p.source(), *out, p.spans, p.ranks)
 		return nil
 	}
 }
@@ -65,6 +70,19 @@ type page struct {
 	columns  bytes.Buffer
 	spans    int
 	ranks    int
+
+	last   *ir.Program // added last
+	chosen []int       // its ranks
+	paired bool        // the second was measured of the first
+}
+
+// source says where what is shown comes from.
+func (p *page) source() string {
+	if !p.paired {
+		return "simulated"
+	}
+	simulated, measured := p.programs[0].Makespan, p.programs[1].Makespan
+	return fmt.Sprintf("a step took %s as measured, %.3f times the simulated %s", ir.Seconds(measured), measured/simulated, ir.Seconds(simulated))
 }
 
 // column is where the numbers of a column start, how many there are, and of which type.
@@ -149,15 +167,49 @@ func simulated(file string, set []string, ranks string) (*ir.Program, *sim.Timel
 	return job.Program, t, chosen, err
 }
 
-// add simulates a job and puts it on the page.
+// add simulates a job and puts it on the page; of a trace, what was measured of the job before it.
 func (p *page) add(file string, set []string, ranks string) error {
+	name := strings.TrimSuffix(filepath.Base(file), ".sppo")
+	if trace.Is(file) {
+		t, err := measured(file, p.last)
+		if err == nil {
+			p.paired = true
+			p.put(name, t.Measured, t)
+		}
+		return err
+	}
 	program, t, chosen, err := simulated(file, set, ranks)
 	if err != nil {
 		return err
 	}
+	p.last, p.chosen = program, chosen
+	p.put(name, program.Machine.Name, t)
+	return nil
+}
+
+// measured reads what a device did.
+func measured(file string, p *ir.Program) (*sim.Timeline, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, cli.Wrong(err)
+	}
+	defer f.Close()
+	t, err := trace.Read(f, p)
+	switch {
+	case err != nil:
+		return nil, cli.Usagef("%s: %w", file, err)
+	case t.Section != ir.SectionStep:
+		return nil, cli.Usagef("%s: it is of section %s, not of a step", file, t.Section)
+	}
+	return t, nil
+}
+
+// put adds a timeline of the last program.
+func (p *page) put(name, machine string, t *sim.Timeline) {
+	program, chosen := p.last, p.chosen
 	rank, stream, share := t.Critical()
 	x := pageProgram{
-		Name: strings.TrimSuffix(filepath.Base(file), ".sppo"), Machine: program.Machine.Name,
+		Name: name, Machine: machine,
 		Makespan: float64(t.Makespan), TGS: t.TGS(), MFU: t.MFU(), Bubble: t.BubbleRatio(), Exposed: float64(t.Exposed()),
 		Critical: fmt.Sprintf("%s of rank %d, %.0f%%", stream, rank, 100*share),
 		Passes:   program.Passes, Lines: program.Lines,
@@ -178,7 +230,6 @@ func (p *page) add(file string, set []string, ranks string) error {
 		x.Ranks = append(x.Ranks, p.rank(t, r, shown[code], program.Ranks[r].PP, len(chosen) < len(program.Ranks)))
 	}
 	p.programs = append(p.programs, x)
-	return nil
 }
 
 func (p *page) rank(t *sim.Timeline, r, code int, stage int32, alone bool) pageRank {
@@ -323,7 +374,7 @@ func (p *page) write(w io.Writer) error {
 	for i := range p.programs {
 		names = append(names, p.programs[i].Name)
 	}
-	head, err := json.Marshal(map[string]any{"programs": p.programs})
+	head, err := json.Marshal(map[string]any{"programs": p.programs, "paired": p.paired})
 	if err != nil {
 		return err
 	}

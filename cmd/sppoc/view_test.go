@@ -15,6 +15,9 @@ import (
 	"time"
 
 	"sppo/cmd/internal/cli"
+	"sppo/cmd/internal/trace"
+	"sppo/ir"
+	"sppo/vm/sim"
 )
 
 // viewOf writes a page of the tiny job.
@@ -73,6 +76,47 @@ func TestViewInBrowser(t *testing.T) {
 			if !strings.Contains(text, w) {
 				t.Errorf("%s: the page does not say %q:\n%.3000s", c.link, w, text[strings.LastIndex(text, "<header>"):])
 			}
+		}
+	}
+}
+
+// A trace of the program goes onto the page, rank by rank; alone, or of another program, it is refused.
+func TestViewOfATrace(t *testing.T) {
+	job, err := cli.OpenProgram("testdata/base/tiny.sppo", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	timeline, err := sim.Run(job.Program, ir.SectionStep, sim.Options{Spans: true, NoFold: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	timeline.Measured = "a device"
+	var data bytes.Buffer
+	if err := trace.Write(&data, job.Program, timeline, []int{0, 1, 2, 3}); err != nil {
+		t.Fatal(err)
+	}
+	measured := filepath.Join(t.TempDir(), "measured.json")
+	if err := os.WriteFile(measured, data.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		files []string
+		code  int
+		says  string
+	}{
+		{[]string{"testdata/base/tiny.sppo", measured}, cli.Done, "1.000 times the simulated"},
+		{[]string{measured}, cli.BadInput, "it is shown beside the program that was run"},
+		{[]string{"testdata/base/small.sppo", measured}, cli.BadInput, "it was measured of another program, tiny"},
+	} {
+		out := filepath.Join(t.TempDir(), "view.html")
+		var errs bytes.Buffer
+		env := &cli.Env{Context: t.Context(), Stdout: io.Discard, Stderr: &errs}
+		if code := app.Main(env, append([]string{"view", "-o", out}, c.files...)); code != c.code || !strings.Contains(errs.String(), c.says) {
+			t.Errorf("%v: exit %d and %q, want %d and %q", c.files, code, errs.String(), c.code, c.says)
+		}
+		text, err := os.ReadFile(out)
+		if done := c.code == cli.Done; done != (err == nil && strings.Contains(string(text), `"paired":true`)) {
+			t.Errorf("%v: the page: %v", c.files, err)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 type bubbleMeter struct {
 	program    *ir.Program
 	traces     []*vm.Trace
+	last       []*vm.Timeline // of the last step, by rank
 	idle, busy time.Duration
 }
 
@@ -26,9 +27,12 @@ func (m *bubbleMeter) wrap(rank int, d vm.Device) vm.Device {
 // add takes up the step that has just ended. A step is as long as its last instruction on any rank says.
 func (m *bubbleMeter) add() {
 	var makespan, busy time.Duration
+	m.last = m.last[:0]
 	for rank, t := range m.traces {
+		last := t.Timelines[len(t.Timelines)-1]
+		m.last = append(m.last, &last)
 		section := m.program.Codes[m.program.Ranks[rank].Code].Sections[ir.SectionStep]
-		streams := &t.Timelines[len(t.Timelines)-1].Streams
+		streams := &last.Streams
 		for _, spans := range streams {
 			if n := len(spans); n > 0 {
 				makespan = max(makespan, spans[n-1].End)

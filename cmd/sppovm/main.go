@@ -5,6 +5,7 @@
 //	simulate.go  run in virtual time
 //	progress.go  what a user sees of a run, and the lines of --json
 //	bubble.go    idle over busy time, measured
+//	profile.go   the timeline of the last step, measured
 //	computer.go  who computes: the cpu or GPUs
 //	devices.go   what there is to run on
 //	probe.go     measure it; clusterfile.go writes the figures as a cluster file
@@ -50,12 +51,15 @@ var app = cli.App{
 				"With --device cuda ranks are dealt to the GPUs in turn; several may share one. Libraries are looked for in SPPO_CUDA_PATH\n" +
 				"first; devices says where else, and what is missing. With SPPO_CUDA_SYNC=1 the run waits behind every instruction, slowly,\n" +
 				"so that an error of the GPU is told of the instruction that made it.\n\n" +
+				"With --profile the begin and end of every instruction of the last step are written, by events of the GPU or the clock of\n" +
+				"the cpu, as a trace that viewers such as Perfetto read; sppoc view FILE TRACE lays it over the simulation.\n\n" +
 				"Ctrl-C stops behind the step that runs, with a checkpoint if --save is given; a second one aborts.",
 			Examples: []string{
 				"sppovm run examples/tiny.sppo",
 				"sppovm run out/gpt-docs.sppb --steps 50 --json",
 				"sppovm run examples/tiny.sppo --steps 5 --save tiny.ckpt",
 				"sppovm run examples/tiny.sppo --resume tiny.ckpt",
+				"sppovm run examples/tiny.sppo --profile tiny.json",
 				"sppovm run examples/paper/gpt-7b-512k.sppo --device sim",
 				"sppovm run examples/tiny.sppo --device sim --steps 20 --jitter 0.05 --slow 3=1.2",
 			},

@@ -30,6 +30,7 @@ type runFlags struct {
 	threads int
 	nccl    bool
 	force   bool
+	profile string
 	seeded  bool // --seed was given
 	sim     simFlags
 }
@@ -48,6 +49,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.blas, "blas", "go", "who multiplies matrices: go, or openblas where it is installed")
 	flags.IntVar(&f.threads, "threads", 0, "threads that share the kernels' work; 0 is one a processor core")
 	flags.BoolVar(&f.nccl, "nccl", false, "cuda: ranks meet by NCCL, each on a GPU of its own, instead of by copies between their memories")
+	flags.StringVar(&f.profile, "profile", "", "write to this file when each instruction of the last step ran; sppoc view shows it beside the simulation")
 	flags.BoolVar(&f.force, "force", false, "run what does not fit its cluster, too")
 	flags.BoolVar(&f.sim.contention, "contention", false, "sim: copies of a node's ranks share its bandwidth as they come, instead of each having its part")
 	flags.Float64Var(&f.sim.jitter, "jitter", 0, "sim: vary every duration, by this standard deviation of its logarithm")
@@ -57,8 +59,11 @@ func run(flags *pflag.FlagSet) cli.Action {
 		if err := f.check(); err != nil {
 			return err
 		}
-		if f.save != "" {
-			if err := cli.CheckOutput(f.save); err != nil {
+		for _, file := range []string{f.save, f.profile} {
+			if file == "" {
+				continue
+			}
+			if err := cli.CheckOutput(file); err != nil {
 				return err
 			}
 		}
@@ -85,6 +90,9 @@ func (f *runFlags) check() error {
 	case "sim":
 		if f.save != "" || f.resume != "" {
 			return cli.Usagef("a simulation has no weights: --save and --resume go with --device cpu")
+		}
+		if f.profile != "" {
+			return cli.Usagef("a simulation is not measured: sppoc trace writes its timeline")
 		}
 	default:
 		return cli.Usagef("there is no device %q; there are cpu, cuda and sim", f.device)
@@ -140,7 +148,7 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job) error {
 	if err != nil {
 		return err
 	}
-	r := &training{f: f, program: job.Program, job: j, meter: meter, show: f.progress(env, job.Program, computer.name)}
+	r := &training{f: f, program: job.Program, job: j, meter: meter, device: computer.name, show: f.progress(env, job.Program, computer.name)}
 	err = r.all(env.Context)
 	return errors.Join(err, j.Close())
 }
@@ -177,6 +185,7 @@ type training struct {
 	program *ir.Program
 	job     *vm.Job
 	meter   *bubbleMeter
+	device  string
 	show    *progress
 	loss    float64 // of the last step
 }
@@ -252,6 +261,11 @@ func (r *training) end() error {
 			return err
 		}
 		r.show.say("saved %s", r.f.save)
+	}
+	if r.f.profile != "" {
+		if err := r.writeProfile(); err != nil {
+			return err
+		}
 	}
 	var device, host ir.Bytes
 	for rank := range r.program.Ranks {

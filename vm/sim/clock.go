@@ -51,6 +51,15 @@ func (r *rank) begin(events int32, spans bool) {
 
 // occupy has a stream work from begin to end.
 func (r *rank) occupy(pc int, s ir.Stream, begin, end float64) {
+	r.lead(s, begin, end)
+	r.clocks[s].busy += end - begin
+	if r.spans != nil {
+		r.spans[pc] = Span{ir.Seconds(begin), ir.Seconds(end)}
+	}
+}
+
+// lead moves a stream to the end of work, and keeps why it ends no earlier.
+func (r *rank) lead(s ir.Stream, begin, end float64) {
 	c := &r.clocks[s]
 	m := moment{at: end, since: c.cause.since, stream: s, before: c.cause.before}
 	switch waited := c.cause.stream != s; {
@@ -61,10 +70,6 @@ func (r *rank) occupy(pc int, s ir.Stream, begin, end float64) {
 		m.since, m.before = begin, int32(len(r.causes))
 	}
 	c.now, c.cause = end, m
-	c.busy += end - begin
-	if r.spans != nil {
-		r.spans[pc] = Span{ir.Seconds(begin), ir.Seconds(end)}
-	}
 }
 
 // record stores where a stream is, and why.

@@ -12,6 +12,7 @@
 //	share.go     the same where ranks share processors or copies in time: one clock for all
 //	device.go    the same as a vm.Device, behind the interpreter loop that every device has
 //	timeline.go  what came out: times, waits, bubble, memory
+//	measured.go  the same books of what a device measured
 //
 // What a copy shares with other ranks of its node, and a message with other groups, is in its price: the cost model
 // divides what a node has by the ranks of the job on it, which in these programs copy at the same time. Two streams of

@@ -11,8 +11,9 @@ import (
 // wait begins when its stream has reached it.
 type Span struct{ Begin, End ir.Seconds }
 
-// Timeline is a section in virtual time.
+// Timeline is a section in virtual time, or as a device ran it.
 type Timeline struct {
+	Measured     string // on which device; empty: simulated
 	Section      ir.Section
 	Round        int64
 	Makespan     ir.Seconds

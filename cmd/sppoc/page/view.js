@@ -24,29 +24,33 @@
   const rows = [];
   let makespan = 0, spanCount = 0, top = 4;
   const addRow = (row, height) => { row.y = top; row.height = height; rows.push(row); top += height; };
+  const ranks = [];
   for (const p of head.programs) {
     makespan = Math.max(makespan, p.makespan);
     for (const c of p.codes) for (const k of ["op", "stream", "kind", "phase", "sub", "layer", "micro", "line", "pass", "result"]) c[k] = array(c[k]);
-    for (const r of p.ranks) {
-      r.program = p; r.code = p.codes[r.code];
-      r.begin = array(r.begin); r.end = array(r.end);
-      const title = (head.programs.length > 1 ? p.name + ": " : "") + `rank ${r.rank}, stage ${r.stage}`;
-      addRow({ title, note: r.count > 1 ? `and ${r.count - 1} more that do the same at the same times` : "" }, titleHeight);
-      const lists = p.streams.map(() => []);
-      for (let pc = 0; pc < r.begin.length; pc++) if (r.code.kind[pc] !== HIDDEN && r.end[pc] > r.begin[pc]) lists[r.code.stream[pc]].push(pc);
-      lists.forEach((list, s) => {
-        if (!list.length) return;
-        spanCount += list.length;
-        addRow({ rank: r, label: p.streams[s], list: Int32Array.from(list) }, streamHeight);
-      });
-      for (const m of r.memory) {
-        const bytes = array(m.bytes), at = array(m.at);
-        let peak = 0;
-        for (const b of bytes) if (b > peak) peak = b;
-        if (peak > 0) addRow({ rank: r, label: m.arena + " memory", at, bytes, peak }, memoryHeight);
-      }
-      top += 6;
+    for (const r of p.ranks) { r.program = p; ranks.push(r); }
+  }
+  if (head.paired) ranks.sort((a, b) => a.rank - b.rank); // stable: what was measured of a rank stands below its simulation
+  for (const r of ranks) {
+    const p = r.program;
+    r.code = p.codes[r.code];
+    r.begin = array(r.begin); r.end = array(r.end);
+    const title = (head.programs.length > 1 ? p.name + ": " : "") + `rank ${r.rank}, stage ${r.stage}`;
+    addRow({ title, note: r.count > 1 ? `and ${r.count - 1} more that do the same at the same times` : "" }, titleHeight);
+    const lists = p.streams.map(() => []);
+    for (let pc = 0; pc < r.begin.length; pc++) if (r.code.kind[pc] !== HIDDEN && r.end[pc] > r.begin[pc]) lists[r.code.stream[pc]].push(pc);
+    lists.forEach((list, s) => {
+      if (!list.length) return;
+      spanCount += list.length;
+      addRow({ rank: r, label: p.streams[s], list: Int32Array.from(list) }, streamHeight);
+    });
+    for (const m of r.memory) {
+      const bytes = array(m.bytes), at = array(m.at);
+      let peak = 0;
+      for (const b of bytes) if (b > peak) peak = b;
+      if (peak > 0) addRow({ rank: r, label: m.arena + " memory", at, bytes, peak }, memoryHeight);
     }
+    top += 6;
   }
   const contentHeight = top;
 

@@ -1,0 +1,97 @@
+package trace
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"sppo/ir"
+	"sppo/vm/sim"
+)
+
+// Is says whether a file is a trace by how it begins: plans are JSON, too.
+func Is(file string) bool {
+	f, err := os.Open(file)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	begin := make([]byte, len(opening))
+	_, err = io.ReadFull(f, begin)
+	return err == nil && bytes.Equal(begin, []byte(opening))
+}
+
+// opening is what Write writes first.
+const opening = `{"displayTimeUnit"`
+
+// Read reads what was measured of a program, which must be the one that was run.
+func Read(r io.Reader, p *ir.Program) (*sim.Timeline, error) {
+	var file struct {
+		OtherData otherData
+		Events    []struct {
+			Phase string  `json:"ph"`
+			Rank  int     `json:"pid"`
+			Begin float64 `json:"ts"`
+			Took  float64 `json:"dur"`
+			Args  struct {
+				PC *int `json:"pc"`
+			}
+		} `json:"traceEvents"`
+	}
+	if err := json.NewDecoder(r).Decode(&file); err != nil {
+		return nil, fmt.Errorf("it is no trace: %w", err)
+	}
+	o := &file.OtherData
+	if o.Simulated {
+		return nil, fmt.Errorf("it is simulated: what is shown beside a program is measured, by sppovm run --profile")
+	}
+	mine, err := fingerprint(p)
+	if err != nil {
+		return nil, err
+	}
+	if o.Fingerprint != mine {
+		return nil, fmt.Errorf("it was measured of another program, %s: the instructions differ from those of %s", o.Program, p.Name)
+	}
+	section := ir.Section(0)
+	for section < ir.NumSections && section.String() != o.Section {
+		section++
+	}
+	if section == ir.NumSections {
+		return nil, fmt.Errorf("there is no section %q", o.Section)
+	}
+	spans := make([][]sim.Span, len(p.Ranks))
+	for i := range spans {
+		spans[i] = make([]sim.Span, len(p.Codes[p.Ranks[i].Code].Sections[section]))
+	}
+	for _, e := range file.Events {
+		if e.Phase != "X" {
+			continue
+		}
+		if e.Args.PC == nil || e.Rank < 0 || e.Rank >= len(spans) || *e.Args.PC < 0 || *e.Args.PC >= len(spans[e.Rank]) {
+			return nil, fmt.Errorf("a slice of rank %d is of no instruction", e.Rank)
+		}
+		spans[e.Rank][*e.Args.PC] = sim.Span{Begin: ir.Seconds(e.Begin / 1e6), End: ir.Seconds((e.Begin + e.Took) / 1e6)}
+	}
+	t, err := sim.Measured(p, section, o.Device, spans)
+	if err == nil {
+		t.Round = o.Round
+	}
+	return t, err
+}
+
+// fingerprint tells programs apart by their instructions. Where a program runs, from what seed and for how long are not
+// part of it.
+func fingerprint(p *ir.Program) (string, error) {
+	q := *p
+	q.Machine, q.Run, q.Bubble, q.Lines = ir.Machine{}, ir.Run{}, 0, slices.Repeat([]string{""}, len(p.Lines))
+	sum := sha256.New()
+	if err := ir.Encode(sum, &q); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:12]), nil
+}

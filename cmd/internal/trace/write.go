@@ -1,0 +1,197 @@
+// Package trace is the file form of timelines: trace-event JSON, which viewers such as Perfetto read, of simulated
+// sections and of measured ones.
+//
+//	write.go  Write: a process for each rank, a thread for each stream
+//	read.go   Read: a timeline that was measured, back again beside its program
+package trace
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/sim"
+)
+
+// writer writes trace events one by one: nothing of a trace's size is in memory.
+type writer struct {
+	w        *bufio.Writer
+	program  *ir.Program
+	timeline *sim.Timeline
+	shown    map[int]bool
+	messages map[messageKey]int // so far
+	first    bool
+	lines    []string // of the program, as JSON
+	buf      []byte
+}
+
+// messageKey is a direction in which messages keep their order.
+type messageKey struct {
+	from, to int
+	channel  vm.Channel
+	received bool // counted by the receiver
+}
+
+// Write writes the trace-event format: a process for each rank, a thread for each stream, an arrow for each message, a
+// counter for each arena. What was measured is written so that Read finds it again: every instruction of the ranks.
+func Write(w io.Writer, p *ir.Program, t *sim.Timeline, ranks []int) error {
+	x := &writer{w: bufio.NewWriterSize(w, 1<<20), program: p, timeline: t, shown: map[int]bool{}, messages: map[messageKey]int{}, first: true}
+	for _, line := range p.Lines {
+		x.lines = append(x.lines, quoted(line))
+	}
+	for _, r := range ranks {
+		x.shown[r] = true
+	}
+	about, err := x.about()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(x.w, `%s:"ms","otherData":%s,"traceEvents":[`, opening, about)
+	for _, r := range ranks {
+		x.rank(r)
+	}
+	x.w.WriteString("\n]}\n")
+	return x.w.Flush()
+}
+
+// otherData is what a trace says of itself.
+type otherData struct {
+	Simulated   bool   `json:"simulated"`
+	Device      string `json:"device,omitempty"` // that it was measured on
+	Program     string `json:"program"`
+	Fingerprint string `json:"fingerprint,omitempty"` // of the program's instructions
+	Machine     string `json:"machine"`
+	Section     string `json:"section"`
+	Round       int64  `json:"round"`
+}
+
+func (x *writer) about() (string, error) {
+	o := otherData{Simulated: x.timeline.Measured == "", Program: x.program.Name, Machine: x.program.Machine.Name,
+		Section: x.timeline.Section.String(), Round: x.timeline.Round}
+	if !o.Simulated {
+		var err error
+		if o.Fingerprint, err = fingerprint(x.program); err != nil {
+			return "", err
+		}
+		o.Device = x.timeline.Measured
+	}
+	text, err := json.Marshal(o)
+	return string(text), err
+}
+
+func quoted(s string) string {
+	b, err := json.Marshal(s)
+	if err != nil {
+		panic("internal: " + err.Error())
+	}
+	return string(b)
+}
+
+// event writes one object.
+func (x *writer) event(format string, args ...any) {
+	x.buf = x.buf[:0]
+	if !x.first {
+		x.buf = append(x.buf, ',')
+	}
+	x.first = false
+	x.buf = append(x.buf, '\n')
+	x.buf = fmt.Appendf(x.buf, format, args...)
+	x.w.Write(x.buf) // errors are kept until Flush
+}
+
+func (x *writer) rank(r int) {
+	rank := &x.program.Ranks[r]
+	x.event(`{"ph":"M","pid":%d,"name":"process_name","args":{"name":"rank %d: replica %d, stage %d, %d in it"}}`, r, r, rank.DP, rank.PP, rank.SP)
+	x.event(`{"ph":"M","pid":%d,"name":"process_sort_index","args":{"sort_index":%d}}`, r, r)
+	code := &x.program.Codes[rank.Code]
+	var used [ir.NumStreams]bool
+	for pc := range code.Sections[x.timeline.Section] {
+		in := &code.Sections[x.timeline.Section][pc]
+		if s := in.Stream; !used[s] {
+			used[s] = true
+			x.event(`{"ph":"M","pid":%d,"tid":%d,"name":"thread_name","args":{"name":%q}}`, r, s, s)
+			x.event(`{"ph":"M","pid":%d,"tid":%d,"name":"thread_sort_index","args":{"sort_index":%d}}`, r, s, s)
+		}
+		x.instruction(r, code, pc, in)
+	}
+	for a := range ir.NumArenas {
+		for _, l := range x.timeline.Memory(r, a) {
+			x.event(`{"ph":"C","pid":%d,"name":"%s memory","ts":%s,"args":{"bytes":%d}}`, r, a, micros(l.At), l.Bytes)
+		}
+	}
+}
+
+// instruction writes a slice, and the end of an arrow where it is one. A simulated record, or wait for what was there
+// before, takes no time and is left out.
+func (x *writer) instruction(r int, code *ir.Code, pc int, in *ir.Instr) {
+	span := x.timeline.Rank(r).Spans[pc]
+	class := in.Info().Class
+	if class == ir.ClassSync && span.End <= span.Begin && x.timeline.Measured == "" {
+		return
+	}
+	v := &in.Prov
+	where := ""
+	for _, f := range [...]struct {
+		name  string
+		value int32
+	}{{"microbatch", v.Microbatch}, {"subsequence", v.Subsequence}, {"layer", v.Layer}, {"stage", int32(v.Stage)}} {
+		if f.value != ir.None {
+			where += fmt.Sprintf(`,"%s":%d`, f.name, f.value)
+		}
+	}
+	if in.Info().Written() > 0 && in.Args[0].Present() {
+		where += `,"writes":` + quoted(code.Buffers[in.Args[0].Buffer].Name)
+	}
+	if int(v.Line) < len(x.lines) {
+		where += `,"spec":` + x.lines[v.Line]
+	}
+	if int(v.Pass) < len(x.program.Passes) {
+		where += fmt.Sprintf(`,"pass":%q`, x.program.Passes[v.Pass])
+	}
+	x.event(`{"ph":"X","pid":%d,"tid":%d,"ts":%s,"dur":%s,"name":%q,"cat":%q,"args":{"pc":%d,"phase":%q%s}}`,
+		r, in.Stream, micros(span.Begin), micros(span.End-span.Begin), sliceName(in), category(in), pc, v.Phase, where)
+	if in.Op == ir.Send || in.Op == ir.Recv {
+		x.arrow(r, in, span)
+	}
+}
+
+// sliceName is short: what, and of which subsequence and layer.
+func sliceName(in *ir.Instr) string {
+	name := in.Info().Name
+	if s := in.Prov.Subsequence; s != ir.None {
+		name += fmt.Sprintf(" s%d", s)
+	}
+	if l := in.Prov.Layer; l != ir.None {
+		name += fmt.Sprintf(" l%d", l)
+	}
+	return name
+}
+
+func category(in *ir.Instr) string {
+	if in.Info().Class == ir.ClassKernel {
+		return in.Prov.Phase.String()
+	}
+	return in.Info().Class.String()
+}
+
+// arrow writes one end of a message's arrow, if both ends are shown. Sends and receives are counted apart.
+func (x *writer) arrow(r int, in *ir.Instr, span sim.Span) {
+	peer := int(in.Attr("peer").Int(x.program.Ranks[r].Consts))
+	if !x.shown[peer] {
+		return
+	}
+	key, phase := messageKey{r, peer, vm.ChannelOf(in.Stream), false}, `"s"`
+	if in.Op == ir.Recv {
+		key.from, key.to, key.received, phase = peer, r, true, `"f","bp":"e"`
+	}
+	x.messages[key]++
+	x.event(`{"ph":%s,"pid":%d,"tid":%d,"ts":%s,"id":"%d>%d.%d.%d","name":"message","cat":"message"}`,
+		phase, r, in.Stream, micros(span.Begin), key.from, key.to, key.channel, x.messages[key])
+}
+
+// micros writes a time as the format wants it.
+func micros(s ir.Seconds) string { return strconv.FormatFloat(float64(s)*1e6, 'f', 3, 64) }
