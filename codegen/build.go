@@ -223,6 +223,9 @@ func newLineTable(plan *passes.Plan) *lineTable {
 	if plan.Parallel.Zero >= passes.ZeroGradients {
 		keys = append(keys, "schedule.zero")
 	}
+	if plan.Parallel.Order == passes.OrderLayer {
+		keys = append(keys, "schedule.order")
+	}
 	for _, key := range keys {
 		text, ok := plan.Lines[key]
 		if !ok {

@@ -83,6 +83,7 @@ func (e *env) node(n *graph.Node) {
 		e.s.decidedBy("lower", e.key())
 	}
 	e.offload(n)
+	e.park(n)
 }
 
 // key is the line of the spec that the block stems from.
@@ -124,9 +125,13 @@ func (e *env) find(value int) place {
 	return e.at[value]
 }
 
+func (e *env) cacheKey(value int) cacheKey {
+	return cacheKey{e.task.Microbatch, e.layer, e.block.Values[value].Name}
+}
+
 // cache is the buffer of K, V or one of their gradients, which all tasks of a microbatch share.
 func (e *env) cache(value int) uint32 {
-	key := cacheKey{e.task.Microbatch, e.layer, e.block.Values[value].Name}
+	key := e.cacheKey(value)
 	b, ok := e.s.caches[key]
 	if !ok {
 		v := &e.block.Values[value]

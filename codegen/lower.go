@@ -29,10 +29,13 @@ type stage struct {
 
 	touched   map[touch]bool      // accumulators that this section has written
 	caches    map[cacheKey]uint32 // K, V and their gradients
+	parked    map[cacheKey]uint32 // K and V on the host
 	saved     map[unitKey]savedUnit
 	visits    visits
 	taskStart position               // where the previous task began
+	detours   map[passes.Task]bool   // of this section's tasks those whose result waits on the host
 	inputs    map[passes.Task]uint32 // what tasks start from, where another task or rank has made it
+	away      map[passes.Task]uint32 // the same, on the host
 	outputs   map[passes.Task]uint32 // results that are yet to be sent
 	lagging   []uint32               // buffers whose messages may still be under way: held until the end of the next task
 	training  bool
@@ -84,7 +87,8 @@ func (s *stage) layers() []int {
 func (s *stage) begin(section ir.Section, phase ir.Phase) {
 	s.emitter = &emitter{section: section, buffers: &s.buffers}
 	s.touched, s.caches, s.saved = map[touch]bool{}, map[cacheKey]uint32{}, map[unitKey]savedUnit{}
-	s.inputs, s.outputs = map[passes.Task]uint32{}, map[passes.Task]uint32{}
+	s.inputs, s.outputs, s.away = map[passes.Task]uint32{}, map[passes.Task]uint32{}, map[passes.Task]uint32{}
+	s.parked = map[cacheKey]uint32{}
 	s.lagging, s.taskStart, s.visits = nil, 0, visits{whole: map[int]bool{}}
 	s.prov = ir.Provenance{Phase: phase, Stage: int16(s.index0), Layer: ir.None, Subsequence: ir.None, Microbatch: ir.None}
 	s.decidedBy("lower", "model")
@@ -157,9 +161,11 @@ func (s *stage) lowerStep() {
 	if s.last() {
 		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.loss, ir.F32, 1)}, ir.Float(0))
 	}
+	tasks := s.plan.Tasks[s.index0]
+	s.findDetours(tasks)
 	s.visits.plan(s, s.steps)
 	for _, st := range s.steps {
-		s.step(s.plan.Tasks[s.index0], st)
+		s.step(tasks, st)
 	}
 	s.optimizer()
 	s.end()
@@ -204,19 +210,20 @@ func (s *stage) at(t passes.Task) {
 }
 
 // neighbours are the tasks beside one whose copies go along with it: leaving are forwards before it, whose offloads end while
-// it runs; due is the backward after it, whose units come back meanwhile. A backward that follows its own forward is the
+// it runs; coming are backwards after it, whose units come back meanwhile. A backward that follows its own forward is the
 // turn: nothing runs between its copies out and back.
 type neighbours struct {
 	leaving []passes.Task
-	due     *passes.Task
+	coming  []passes.Task
+	next    *passes.Task // of any kind
 	turn    bool
 }
 
 func (s *stage) around(tasks []passes.Task, i int) neighbours {
-	n := neighbours{leaving: s.plan.Leaving(tasks, i)}
+	n := neighbours{leaving: s.plan.Leaving(tasks, i), coming: s.plan.Coming(tasks, i)}
 	n.turn = i > 0 && tasks[i].Undoes(tasks[i-1])
-	if i+1 < len(tasks) && tasks[i+1].Kind == passes.Backward && !tasks[i+1].Undoes(tasks[i]) {
-		n.due = &tasks[i+1]
+	if i+1 < len(tasks) {
+		n.next = &tasks[i+1]
 	}
 	return n
 }
@@ -240,32 +247,30 @@ func (s *stage) label(t passes.Task, layer int, value string) string {
 }
 
 func (s *stage) forward(t passes.Task, beside neighbours) {
+	s.fetch(beside.next)
 	x := s.forwardInput(t)
 	for k, l := range s.path(t) {
 		x = s.forwardLayer(t, l, x)
 		s.copiesBeside(t, beside, k)
 	}
-	if _, _, ok := s.plan.Target(t); ok {
-		s.pass(t, x)
+	if _, _, ok := s.plan.Target(t); !ok && !s.training {
+		s.evalHead(t, x)
 		return
 	}
-	if s.training {
-		s.saved[unitKey{t.Microbatch, t.Subsequence, headLayer, 0}] = savedUnit{device: x}
-		return
-	}
-	s.evalHead(t, x)
+	s.pass(t, x)
 }
 
-// headLayer stands for the head where a layer is asked for.
-const headLayer = -1
-
-// pass hands a result on: to a task of the same rank, or to a message.
+// pass hands a result on: to a task of the same rank, by way of the host or not, or to a message.
 func (s *stage) pass(t passes.Task, x uint32) {
-	if to, next, _ := s.plan.Target(t); to == s.index0 {
-		s.inputs[next] = x
-		return
+	to, reader, _ := s.plan.Reader(t)
+	switch {
+	case to != s.index0:
+		s.outputs[t] = x
+	case s.detours[t]:
+		s.sendAway(reader, x)
+	default:
+		s.inputs[reader] = x
 	}
-	s.outputs[t] = x
 }
 
 // input is what a task starts from.
@@ -308,20 +313,28 @@ func (s *stage) forwardLayer(t passes.Task, layer int, x uint32) uint32 {
 // receive issues the message that brings a task's input. Its buffer is reserved from the start of the task before it
 // on, so that the message may arrive while that task runs.
 func (s *stage) receive(t passes.Task) {
-	layers, name := s.stages[t.Stage], "ln1.in"
-	layer := layers[0]
-	if t.Kind == passes.Backward {
-		layer, name = layers[len(layers)-1], "d.out"
-	}
 	stream, peer := ir.RecvPrev, constPrev
 	if from, _, _ := s.plan.Source(t); !s.onwards(t.Kind, from, s.index0) {
 		stream, peer = ir.RecvNext, constNext
 	}
-	size, _ := s.hidden(s.plan.Size(t.Subsequence))
-	b := s.allocate(s.label(t, layer, name), ir.Device, size)
+	b := s.allocateInput(t)
 	s.reserve(b, s.taskStart)
 	s.message(ir.Recv, stream, peer, t, b)
 	s.inputs[t] = b
+}
+
+// allocateInput makes the buffer of what a task starts from and another one has made.
+func (s *stage) allocateInput(t passes.Task) uint32 {
+	layers, name := s.stages[t.Stage], "ln1.in"
+	layer := layers[0]
+	if t.Kind == passes.Backward {
+		layer, name = layers[len(layers)-1], "d.out"
+		if t.Stage == len(s.stages)-1 {
+			layer, name = ir.None, "ln_f.in"
+		}
+	}
+	size, _ := s.hidden(s.plan.Size(t.Subsequence))
+	return s.allocate(s.label(t, layer, name), ir.Device, size)
 }
 
 // send issues the message that takes a task's result on; its buffer is held until the end of the next task.
@@ -354,6 +367,7 @@ func (s *stage) message(op ir.Op, stream ir.Stream, peer string, t passes.Task, 
 // backward emits the gradients of a task.
 func (s *stage) backward(t passes.Task, beside neighbours) {
 	s.beginBackward(t, beside)
+	s.fetch(beside.next)
 	var dy uint32
 	if _, _, fed := s.plan.Source(t); fed {
 		dy = s.input(t)
@@ -394,7 +408,7 @@ func (s *stage) backwardHead(t passes.Task) uint32 {
 	s.decidedBy("lower", "model.vocab")
 	e := s.newEnv(b, s.head, t, ir.None, s.plan.Size(t.Subsequence))
 	e.lossScale = 1 / (float64(s.plan.Train.Sequence) * float64(s.plan.Train.Batch))
-	e.put(b.Input, s.saved[unitKey{t.Microbatch, t.Subsequence, headLayer, 0}].device, 0)
+	e.put(b.Input, s.input(t), 0)
 	e.put(b.Loss, s.loss, 0)
 	e.run(b.Backward)
 	return e.at[b.DInput].buffer
@@ -407,13 +421,24 @@ func (s *stage) lowerEval() {
 	if s.last() {
 		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.evalLoss, ir.F32, 1)}, ir.Float(0))
 	}
-	forwards := slices.DeleteFunc(slices.Clone(s.steps), func(st step) bool {
+	var tasks []passes.Task
+	var steps []step
+	index := map[int]int{} // of the rank's tasks among these
+	for _, st := range s.steps {
 		t := s.plan.Tasks[s.index0][st.task]
-		return t.Kind != passes.Forward || t.Microbatch != 0
-	})
-	s.visits.plan(s, forwards)
-	for _, st := range forwards {
-		s.step([]passes.Task{s.plan.Tasks[s.index0][st.task]}, step{kind: st.kind})
+		if t.Kind != passes.Forward || t.Microbatch != 0 {
+			continue
+		}
+		steps = append(steps, st)
+		if st.kind == running {
+			index[st.task] = len(tasks)
+			tasks = append(tasks, t)
+		}
+	}
+	s.visits.plan(s, steps)
+	s.findDetours(tasks)
+	for _, st := range steps {
+		s.step(tasks, step{kind: st.kind, task: index[st.task]})
 	}
 	if s.last() {
 		s.averageOverReplicas(s.evalLoss)

@@ -17,13 +17,25 @@ func (e *env) saveUnits() {
 	for u := range e.block.Units {
 		unit := &e.block.Units[u]
 		if unit.Producer < 0 {
-			e.s.saved[e.unitKey(u)] = savedUnit{device: e.at[unit.Values[0]].buffer}
-			e.offloadUnit(u)
+			e.saveInput(u)
 			continue
 		}
 		for _, v := range unit.Values {
 			e.unitOf[v] = u
 		}
+	}
+}
+
+// saveInput saves the block's input, which may have come from the host: then it is there already.
+func (e *env) saveInput(u int) {
+	input := savedUnit{device: e.at[e.block.Input].buffer}
+	if e.layer == e.s.stages[e.task.Stage][0] {
+		input.host, input.onHost = e.s.away[e.task]
+		delete(e.s.away, e.task)
+	}
+	e.s.saved[e.unitKey(u)] = input
+	if !input.onHost {
+		e.offloadUnit(u)
 	}
 }
 
@@ -85,10 +97,16 @@ func (s *stage) unitViews(b *graph.Block, u int, t passes.Task) []ir.View {
 	offsets, _ := b.UnitLayout(unit, z)
 	views := make([]ir.View, len(unit.Values))
 	for i, v := range unit.Values {
-		views[i] = vector(0, ir.U8, int64(b.Values[v].Bytes(z)))
-		views[i].Offset = offsets[i]
+		views[i] = asBytes(offsets[i], b.Values[v].Bytes(z))
 	}
 	return views
+}
+
+// asBytes views a range of a buffer as copies do.
+func asBytes(offset, n ir.Bytes) ir.View {
+	v := vector(0, ir.U8, int64(n))
+	v.Offset = offset
+	return v
 }
 
 // in is a view moved to a buffer.
@@ -100,23 +118,16 @@ func in(b uint32, v ir.View) ir.View {
 // copiesBeside ends and begins the copies that go along with the k-th layer of a task. The offloads of the k-th layer of
 // forwards before it have had their time: what takes their bytes from here on waits for them. What the plan wants to be on
 // its way back by now is issued, into the bytes that this layer has just freed: of the task itself, where it is a
-// backward, and of the backward that is due after it.
+// backward, and of those that come after it.
 func (s *stage) copiesBeside(t passes.Task, n neighbours, k int) {
-	layers, ahead := len(s.stages[t.Stage]), s.plan.Offload.Ahead
+	layers := len(s.stages[t.Stage])
 	for _, l := range n.leaving {
 		s.releaseLayer(l, k)
 		for rest := k + 1; k == layers-1 && rest < len(s.stages[l.Stage]); rest++ { // it may have more layers than this task
 			s.releaseLayer(l, rest)
 		}
 	}
-	if t.Kind == passes.Backward {
-		s.reloadAt(t, k+ahead)
-	}
-	if n.due != nil {
-		for at := range k + ahead - layers + 1 {
-			s.reloadAt(*n.due, at)
-		}
-	}
+	s.reloadUpTo(t, n.coming, k+s.plan.Offload.Ahead)
 }
 
 // releaseLayer lets go of the k-th layer of a forward.
@@ -126,10 +137,18 @@ func (s *stage) releaseLayer(t passes.Task, k int) {
 	}
 }
 
-// reloadAt reloads the layer that a backward task comes to as its at-th.
-func (s *stage) reloadAt(t passes.Task, at int) {
-	if layers := s.stages[t.Stage]; at < len(layers) {
-		s.reload(t, layers[len(layers)-1-at])
+// reloadUpTo reloads the layers up to the last-th from the start of a task on, in the order in which it and the backwards
+// that come behind it will come to them.
+func (s *stage) reloadUpTo(t passes.Task, coming []passes.Task, last int) {
+	for {
+		layers := s.stages[t.Stage]
+		for at := 0; at <= last && at < len(layers) && t.Kind == passes.Backward; at++ {
+			s.reload(t, layers[len(layers)-1-at])
+		}
+		if last -= len(layers); last < 0 || len(coming) == 0 {
+			return
+		}
+		t, coming = coming[0], coming[1:]
 	}
 }
 
@@ -149,9 +168,7 @@ func (s *stage) beginBackward(t passes.Task, n neighbours) {
 			s.releaseOffloaded(t, l)
 		}
 	}
-	for at := range s.plan.Offload.Ahead {
-		s.reloadAt(t, at)
-	}
+	s.reloadUpTo(t, n.coming, s.plan.Offload.Ahead-1)
 }
 
 // reload issues the copies that bring a layer's units back for a backward task, in the order of need, unless they have been

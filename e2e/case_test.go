@@ -14,6 +14,7 @@ type Case struct {
 
 	PP, SP, DP, N, Microbatch int
 	VirtualStages             int    // 0 stands for 1
+	Order                     string // sequence | layer
 	Strategy                  string // sppo | terapipe | gpipe | 1f1b | seq1f1b
 	SPMode                    string // megatron | ulysses
 	Zero                      string // 0 | 1 | 2 | 3
@@ -49,14 +50,14 @@ const (
 // plain is the model of a case on one rank, in one piece, with nothing offloaded: what every schedule is held against.
 func (c Case) plain() Case {
 	c.PP, c.SP, c.DP, c.N, c.Microbatch, c.VirtualStages = 1, 1, 1, 1, 1, 1
-	c.Strategy, c.SPMode, c.Zero, c.Partition, c.Offload, c.Recompute = "sppo", "megatron", "0", "flops", "none", "none"
+	c.Strategy, c.SPMode, c.Zero, c.Partition, c.Offload, c.Recompute, c.Order = "sppo", "megatron", "0", "flops", "none", "none", "sequence"
 	return c
 }
 
 // unpiped is the case on one stage with nothing offloaded or computed again, and no more divided among replicas than what sums
 // ask for: equal to the last bit by E1 and E2.
 func (c Case) unpiped() Case {
-	c.PP, c.VirtualStages, c.Offload, c.Recompute = 1, 1, "none", "none"
+	c.PP, c.VirtualStages, c.Offload, c.Recompute, c.Order = 1, 1, "none", "none", "sequence"
 	if c.oneVisit() || c.Zero < "2" {
 		c.Zero = "0"
 	} else {
@@ -77,6 +78,13 @@ var shares = map[int][]float64{1: {0.7}, 3: {0.3, 1, 0.6}, 8: {1, 0, 0.5, 0.25, 
 
 func listOf[N int | int64 | float64](values []N) string {
 	return strings.ReplaceAll(fmt.Sprint(values), " ", ", ")
+}
+
+func (c Case) virtualStages() string {
+	if c.Order == "layer" && c.VirtualStages < 2 {
+		return "auto" // one for each layer
+	}
+	return fmt.Sprint(max(1, c.VirtualStages))
 }
 
 func (c Case) subsequences() string {
@@ -152,7 +160,8 @@ schedule tiny {
   dp = %d
   zero = %s
   microbatch = %d
-  virtual_stages = %d
+  virtual_stages = %s
+  order = %s
   strategy = %s
   subsequences = %s
   partition = %s
@@ -162,7 +171,7 @@ schedule tiny {
 }
 `, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, c.Vocab, c.DType, c.Tied, c.Positions, ropeTheta, normEps,
 		ranks, c.Sequence, c.Batch, c.Steps, lr, beta1, beta2, eps, weightDecay, c.warmup(), minLR, gradClip, evalBatch,
-		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), c.Microbatch, max(1, c.VirtualStages), orElse(c.Strategy, "sppo"),
+		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), c.Microbatch, c.virtualStages(), orElse(c.Order, "sequence"), orElse(c.Strategy, "sppo"),
 		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"))
 }
 
@@ -171,7 +180,7 @@ func (c Case) String() string {
 	if c.Tied {
 		tied = "tied"
 	}
-	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
+	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s-%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
 		c.Batch, c.Microbatch, c.DP, orElse(c.Zero, "0"), c.PP, max(1, c.VirtualStages), c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload,
-		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"))
+		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"))
 }

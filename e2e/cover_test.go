@@ -38,6 +38,7 @@ var space = []setting{
 	choice("microbatch", func(c *Case, v int) { c.Microbatch = v }, 1, 2),
 	choice("strategy", func(c *Case, v string) { c.Strategy = v }, "sppo", "terapipe", "seq1f1b", "gpipe", "1f1b"),
 	choice("virtual_stages", func(c *Case, v int) { c.VirtualStages = v }, 1, 2),
+	choice("order", func(c *Case, v string) { c.Order = v }, "sequence", "layer"),
 }
 
 // wholeStrategies is the first of the strategies that do not know subsequences.
@@ -64,6 +65,8 @@ var forbidden = []struct {
 	{"batch", "microbatch", func(batch, microbatch int) bool { return batch == 0 && microbatch == 1 }, "nor taken two at a time"},
 	{"strategy", "subsequences", func(strategy, n int) bool { return strategy >= wholeStrategies && n > 0 }, "some strategies take whole sequences"},
 	{"strategy", "virtual_stages", func(strategy, v int) bool { return strategy > 0 && v == 1 }, "the others do not know virtual stages"},
+	{"pp", "order", func(pp, order int) bool { return pp > 0 && order == 1 }, "layer order is for one stage"},
+	{"strategy", "order", func(strategy, order int) bool { return strategy > 0 && order == 1 }, "and takes sequences one by one"},
 	{"pp", "virtual_stages", func(pp, v int) bool { return pp == 2 && v == 1 }, "four layers do not make eight stages"},
 }
 

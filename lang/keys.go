@@ -396,7 +396,8 @@ var scheduleKeys = []*Key{
 			}
 		}},
 	{Block: blockSchedule, Name: "order", takes: names("sequence", "layer"), Default: "sequence", Example: "layer",
-		Doc: "Order inside a stage: all layers of a subsequence first, or all subsequences of a layer first, which one stage alone can do (not there yet).",
+		Doc: "Order inside a stage: all layers of a subsequence first, or all subsequences of a layer first, which one stage alone can do. In layer order the device holds K and V of one layer, " +
+			"and those of the others wait on the host, like the hidden states between layers, unless `offload` keeps them. `virtual_stages` makes groups of layers take turns instead of single ones.",
 		set: func(s *Spec, v value) { s.Schedule.Order = v.name }},
 	{Block: blockSchedule, Name: "recompute", takes: names("auto", "none", "full", "selective", "keep_attention"), Default: "auto", Example: "selective",
 		Doc: "Which activations are computed again in the backward instead of being saved: none, all of a layer, outputs of norms and activation functions, or all but attention. `auto` is none.",
@@ -405,7 +406,7 @@ var scheduleKeys = []*Key{
 		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward; the others are the systems that it is compared with (`zb-h1` is not there yet). `auto` is sppo.",
 		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
 	{Block: blockSchedule, Name: "virtual_stages", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
-		Doc: "Groups of layers that one rank holds round-robin; the bubble shrinks by as much. `auto` is 1.",
+		Doc: "Groups of layers that one rank holds round-robin; the bubble shrinks by as much. `auto` is 1. With `order = layer`, the groups of the one stage, and `auto` is one for each layer.",
 		set: func(s *Spec, v value) { s.Schedule.VirtualStages = v.Int() }},
 	{Block: blockSchedule, Name: "offload", Default: "auto", Example: "full",
 		takes: valueType{number: &number{max: 1}}.orNames("auto", "none", "full", "adaptive", "carry", "memory").

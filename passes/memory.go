@@ -96,6 +96,9 @@ type residence struct {
 	units map[Task]*unitsAway
 	fresh []bool // layers whose gradients the step has not touched
 	owing bool   // a visit of a layer has given its gradients away, and the collectives may not be done
+
+	detours []bool        // by task
+	away    map[Task]bool // tasks whose input waits on the host
 }
 
 // unitsAway is what a forward has left, layer by layer of its virtual stage.
@@ -105,7 +108,8 @@ type unitsAway struct {
 }
 
 func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
-	r := &residence{context: c, plan: p, stage: stage, graph: c.Model(p), layers: p.LayersPerStage, units: map[Task]*unitsAway{}}
+	r := &residence{context: c, plan: p, stage: stage, graph: c.Model(p), layers: p.LayersPerStage, units: map[Task]*unitsAway{},
+		detours: p.Detours(p.Tasks[stage]), away: map[Task]bool{}}
 	r.fresh = slices.Repeat([]bool{true}, p.layersOf(stage))
 	for i := range p.Subsequences.N {
 		z := p.Size(i)
@@ -119,12 +123,14 @@ func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, i
 	tasks := p.Tasks[stage]
 	for i, t := range tasks {
 		r.now[TermMessages] += inputs[i]
+		r.unpark(tasks, i)
 		if t.Kind == Forward {
 			r.forward(tasks, i)
 		} else {
 			r.backward(tasks, i)
 		}
 		r.now[TermMessages] -= inputs[i]
+		r.detour(t, r.detours[i])
 	}
 	r.optimizer()
 	for t, n := range r.peak.Terms {
@@ -190,14 +196,15 @@ func (r *residence) forward(tasks []Task, i int) {
 			r.now[TermCaches] += r.caches(b, graph.Cache, z)
 		}
 		r.note(t, r.context.working(r.graph, b, forwardPass, z, false))
+		r.park(t, b)
 		r.now[TermKept] += u.kept[k]
 		r.now[TermCopies] += u.offloaded[k]
 		r.host += u.offloaded[k]
+		if k == 0 && r.away[t] {
+			r.host -= r.hidden(z)
+		}
 		u.leaving[k] = true
 		r.copiesBeside(tasks, i, leaving, k)
-	}
-	if _, _, feeds := r.plan.Target(t); !feeds {
-		r.now[TermMessages] += r.hidden(z) // the head runs in the backward
 	}
 }
 
@@ -212,12 +219,9 @@ func (r *residence) backward(tasks []Task, i int) {
 			r.release(f, k)
 		}
 	}
-	for at := range r.plan.Offload.Ahead {
-		r.reload(t, at)
-	}
+	r.reloadUpTo(tasks, i, r.plan.Offload.Ahead-1)
 	_, _, fed := r.plan.Source(t)
 	if !fed {
-		r.now[TermMessages] -= r.hidden(z)
 		r.touching(t, r.graph.Head, z, t.Microbatch == 0 && t.Subsequence == len(r.sizes)-1)
 	}
 	leaving := r.plan.Leaving(tasks, i)
@@ -314,20 +318,62 @@ func (r *residence) leave(t Task) *unitsAway {
 // copiesBeside follows codegen's: it ends and begins the copies that go along with the k-th layer that a task runs.
 func (r *residence) copiesBeside(tasks []Task, i int, leaving []Task, k int) {
 	t := tasks[i]
-	layers, ahead := r.layers[t.Stage], r.plan.Offload.Ahead
+	layers := r.layers[t.Stage]
 	for _, f := range leaving {
 		r.release(f, k)
 		for rest := k + 1; k == layers-1 && rest < r.layers[f.Stage]; rest++ {
 			r.release(f, rest)
 		}
 	}
-	if t.Kind == Backward {
-		r.reload(t, k+ahead)
-	}
-	if i+1 < len(tasks) && tasks[i+1].Kind == Backward && !tasks[i+1].Undoes(t) {
-		for at := range k + ahead - layers + 1 {
-			r.reload(tasks[i+1], at)
+	r.reloadUpTo(tasks, i, k+r.plan.Offload.Ahead)
+}
+
+// reloadUpTo begins the reloads of the layers up to the last-th from the start of a task on, as codegen does.
+func (r *residence) reloadUpTo(tasks []Task, i, last int) {
+	for _, t := range append([]Task{tasks[i]}, r.plan.Coming(tasks, i)...) {
+		for at := 0; at <= last && at < r.layers[t.Stage] && t.Kind == Backward; at++ {
+			r.reload(t, at)
 		}
+		last -= r.layers[t.Stage]
+	}
+}
+
+// detour counts what waits on the host for its reader. A layer's input becomes its unit there.
+func (r *residence) detour(t Task, away bool) {
+	if r.away[t] && t.Kind == Backward {
+		r.host -= r.hidden(r.sizes[t.Subsequence])
+	}
+	if away {
+		_, reader, _ := r.plan.Reader(t)
+		r.away[reader] = true
+		r.host += r.hidden(r.sizes[t.Subsequence])
+	}
+}
+
+// park lets K and V of a layer go once the last subsequence has passed it.
+func (r *residence) park(t Task, b *graph.Block) {
+	if !r.plan.Parks(t.Stage) {
+		return
+	}
+	caches := r.caches(b, graph.Cache, r.sizes[0])
+	if t.Subsequence == 0 {
+		r.host += caches
+	}
+	if t.Subsequence == len(r.sizes)-1 {
+		r.now[TermCaches] -= caches
+	}
+}
+
+// unpark brings them back while the task before the stage's first backward runs.
+func (r *residence) unpark(tasks []Task, i int) {
+	if i+1 == len(tasks) || !r.plan.Unparks(tasks[i+1]) {
+		return
+	}
+	for k := range r.layers[tasks[i+1].Stage] {
+		caches := r.caches(r.block(tasks[i+1], k), graph.Cache, r.sizes[0])
+		r.most = max(r.most, r.host)
+		r.now[TermCaches] += caches
+		r.host -= caches
 	}
 }
 
@@ -389,9 +435,15 @@ func (p *Plan) waitingInputs(g *graph.Model) [][]ir.Bytes {
 	held := make([][]ir.Bytes, len(p.Tasks))
 	for s, tasks := range p.Tasks {
 		held[s] = make([]ir.Bytes, len(tasks))
+		detours := p.Detours(tasks)
 		for i, t := range tasks {
-			to, next, ok := p.Target(t)
+			to, next, ok := p.Reader(t)
 			if !ok {
+				continue
+			}
+			if detours[i] { // on its way out, and back
+				held[s][i+1] += hidden[t.Subsequence]
+				held[s][index[to][next]-1] += hidden[t.Subsequence]
 				continue
 			}
 			arrivals[to] = append(arrivals[to], arrival{ends[s][i], index[to][next]})

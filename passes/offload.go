@@ -23,11 +23,12 @@ func offload(c *Context, p *Plan) error {
 		}
 	}
 	p.decide("offload", "policy", policy, why)
+	p.Offload.Park = p.layerOrder() && policy != "none"
 	if policy == "none" {
 		return nil
 	}
 	costs := taskCosts(c, p, cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks()))
-	p.Offload.Ahead = slices.Max(p.LayersPerStage)
+	p.Offload.Ahead = max(2, slices.Max(p.LayersPerStage))
 	if policy == "carry" {
 		p.chooseLag(costs)
 	}
@@ -66,7 +67,7 @@ func (p *Plan) shortest(most int, set func(int), t *costs) int {
 // shortest whose step is as fast as with the longest. What comes back later holds its bytes for a shorter time, which at the
 // turn and at the long first subsequences is what the peak is made of.
 func (p *Plan) chooseAhead(t *costs) {
-	longest := slices.Max(p.LayersPerStage)
+	longest := max(2, slices.Max(p.LayersPerStage)) // a task of one layer is over when the same layer of the next begins
 	ahead := p.shortest(longest, func(ahead int) { p.Offload.Ahead = ahead }, t)
 	p.decide("offload", "ahead", fmt.Sprintf("%d of %d layers", ahead, longest),
 		"a layer's reload is issued that many layers of backward before it is needed: the fewest that make the step no longer, so that bytes are held no longer than they must be")
@@ -227,8 +228,11 @@ func offloadOff(c *Context, p *Plan) { p.keepAll(c, "none") }
 // checkOffload: a letter for every unit of every layer of the stage, alpha what the letters amount to.
 func checkOffload(c *Context, p *Plan) error {
 	o, stages := p.Offload, p.Parallel.PP
-	if o.Ahead < 1 || o.Ahead > p.Model.Layers {
-		return fmt.Errorf("offload: reloads are issued 1 to %d layers ahead, not %d", p.Model.Layers, o.Ahead)
+	if most := max(2, p.Model.Layers); o.Ahead < 1 || o.Ahead > most {
+		return fmt.Errorf("offload: reloads are issued 1 to %d layers ahead, not %d", most, o.Ahead)
+	}
+	if o.Park && !p.layerOrder() {
+		return fmt.Errorf("offload: K and V of a layer can wait on the host in layer order alone")
 	}
 	if len(o.Fate) != stages || len(o.Alpha) != stages {
 		return fmt.Errorf("offload is given for %d stages (alpha for %d) of %d", len(o.Fate), len(o.Alpha), stages)

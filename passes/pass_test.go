@@ -121,7 +121,6 @@ func TestNotYet(t *testing.T) {
 		key, _, _ := strings.Cut(set, "=")
 		expect(t, load(t, "gpt-docs.sppo", set), lang.NotYet, "not implemented yet", key, set)
 	}
-	expect(t, load(t, "gpt-docs.sppo", "schedule.pp=1", "schedule.order=layer"), lang.NotYet, "not implemented yet", "schedule.order", "layer")
 	sp := load(t, "gpt-docs.sppo", "schedule.mux=auto", "schedule.recompute=auto", "schedule.offload=auto")
 	if err := Run(sp, New(sp), Options{}); err != nil {
 		t.Errorf("what is left to the passes: %v", err)
@@ -165,6 +164,8 @@ func TestBadRequests(t *testing.T) {
 		{lang.BadAlign, "130 tokens is not a multiple of align = 4", "schedule.subsequences[0]", func(s *lang.Spec) {
 			s.Schedule.Align, s.Schedule.Subsequences = 4, lang.Subsequences{Count: 2, Lengths: []int64{130, 126}}
 		}},
+		{lang.Conflict, "order = layer works within one stage, and pp = 2", "schedule.order", func(s *lang.Spec) { s.Schedule.Order = "layer" }},
+		{lang.Conflict, "order = layer takes them one by one", "schedule.strategy", func(s *lang.Spec) { s.Schedule.PP, s.Schedule.Order, s.Schedule.Strategy = 1, "layer", "seq1f1b" }},
 		{lang.LengthOfList, "lists 2 shares for 8", "schedule.offload", func(s *lang.Spec) { s.Schedule.Offload = lang.Offload{Policy: "list", Alpha: []float64{1, 0}} }},
 	} {
 		sp := load(t, "gpt-docs.sppo")

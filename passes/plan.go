@@ -49,6 +49,7 @@ type Parallel struct {
 	SPMode        string `json:"sp_mode"` // how the ranks of a stage share a layer: megatron or ulysses
 	Zero          int    `json:"zero"`    // ranks that hold the same matrix divide, 1: its optimizer state, 2: its gradient too, 3: the weight too
 	VirtualStages int    `json:"virtual_stages"`
+	Order         string `json:"order"`        // inside a stage: sequence, or layer, where one stage holds all and a virtual stage is what all subsequences pass in turn
 	Microbatch    int    `json:"microbatch"`   // sequences that one task carries
 	Microbatches  int    `json:"microbatches"` // of one replica in a step
 }
@@ -127,6 +128,7 @@ type Offload struct {
 	Alpha  [][]float64 `json:"alpha"` // [stage][i]: share of the Type-1 bytes that are not made again that goes to the host, as placed
 	Fate   [][]string  `json:"fate"`  // [stage][i]
 	Lag    int         `json:"lag"`   // tasks that may run behind a forward before what takes the bytes of its offloaded units waits
+	Park   bool        `json:"park"`  // layer order: K and V of a layer wait on the host for its backward
 	Ahead  int         `json:"ahead"` // layers of backward before it is needed that a layer's reload is issued
 }
 

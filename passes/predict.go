@@ -29,6 +29,9 @@ type costs struct {
 	embed, embedGrad, head []ir.Seconds     // [i]; all of the head runs in the backward
 	message                []ir.Seconds     // [i], to a neighbour
 	d2h, h2d               [][][]ir.Seconds // [s][i][k]
+	hiddenOut, hiddenBack  []ir.Seconds     // [i], of a task's input
+	cacheOut               []ir.Seconds     // [i], of a layer's K and V
+	cacheBack              ir.Seconds       // of K and V of a whole sequence
 }
 
 // pricer takes nodes of a block to time.
@@ -55,6 +58,9 @@ func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 		t.head = append(t.head, pr.time(g, g.Head, g.Head.Backward, z))
 		x := g.Layer.Values[g.Layer.Input].Bytes(z)
 		t.message = append(t.message, m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: x}, between))
+		t.hiddenOut = append(t.hiddenOut, m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: x}, cost.Link{}))
+		t.hiddenBack = append(t.hiddenBack, m.Time(ir.Work{Kind: ir.WorkH2D, Bytes: x}, cost.Link{}))
+		t.addCaches(m, g.Layer, z)
 		sizes := p.unitBytes(c, i)
 		for s := range stages {
 			fate := p.Offload.Fate[s][i]
@@ -83,6 +89,20 @@ func (pr pricer) timesAgain(g *graph.Model, fate string, z graph.Size, plain ir.
 		again[k] = t
 	}
 	return again
+}
+
+// addCaches prices the copies of K and V, out by subsequence, back as a whole.
+func (t *costs) addCaches(m cost.Model, b *graph.Block, z graph.Size) {
+	var out, back ir.Seconds
+	for v := range b.Values {
+		if b.Values[v].Kind != graph.Cache {
+			continue
+		}
+		whole := b.Values[v].Bytes(z)
+		out += m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: whole * ir.Bytes(z.Tokens) / ir.Bytes(z.Sequence)}, cost.Link{})
+		back += m.Time(ir.Work{Kind: ir.WorkH2D, Bytes: whole}, cost.Link{})
+	}
+	t.cacheOut, t.cacheBack = append(t.cacheOut, out), back
 }
 
 // copyTimes are the durations of the copies of each layer of a stage, one instruction a unit.

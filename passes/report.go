@@ -130,6 +130,9 @@ func (p *Plan) reportStages(b *strings.Builder) {
 // layerRanges writes the layers of each virtual stage of a rank: "0-3 8-11".
 func (p *Plan) layerRanges(rank int) string {
 	stages := p.StagesOf(rank)
+	if p.layerOrder() {
+		return fmt.Sprintf("0-%d in turn", p.Model.Layers-1)
+	}
 	words := make([]string, len(stages))
 	for i, j := range stages {
 		layers := p.Layers(j)

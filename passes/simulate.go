@@ -12,6 +12,7 @@ func (p *Plan) simulate(t *costs) {
 		s.stages[i] = simStage{
 			tasks: p.Tasks[i], d2h: t.d2h[i], h2d: t.h2d[i], spans: map[int]layerSpan{},
 			left: map[Task][]ir.Seconds{}, back: map[Task][]ir.Seconds{}, arrives: map[Task]ir.Seconds{},
+			simHost: newSimHost(p.Detours(p.Tasks[i])),
 		}
 		for _, j := range p.StagesOf(i) {
 			first, end := p.span(j)
@@ -44,6 +45,7 @@ type simStage struct {
 	arrives            map[Task]ir.Seconds   // inputs of tasks
 	left               map[Task][]ir.Seconds // [k]: when the copies of a forward have left
 	back               map[Task][]ir.Seconds // [k]: when the units of a backward are back
+	simHost
 }
 
 func (s *simulation) task(stage int, t Task) {
@@ -51,6 +53,8 @@ func (s *simulation) task(stage int, t Task) {
 	begin := st.now
 	st.now = max(st.now, st.arrives[t])
 	delete(st.arrives, t)
+	st.wait(st.fetched[t])
+	lagging := st.lagging
 	_, _, fed := s.plan.Source(t)
 	to, next, feeds := s.plan.Target(t)
 	if t.Kind == Forward {
@@ -58,8 +62,12 @@ func (s *simulation) task(stage int, t Task) {
 	} else {
 		s.backwardTask(st, t, !fed, !feeds, begin)
 	}
+	st.wait(lagging)
+	detours := st.detours[st.done]
 	st.done++
-	if feeds {
+	if detours {
+		s.depart(st, t)
+	} else if feeds {
 		s.send(st, &s.stages[to], t, next)
 	}
 }
@@ -122,16 +130,9 @@ func (st *simStage) release(leaving []Task, k int) {
 	}
 }
 
-// due is the backward after this task, whose units come back while this one runs, unless it only now leaves them.
-func (st *simStage) due() (t Task, ok bool) {
-	if st.done+1 < len(st.tasks) {
-		t = st.tasks[st.done+1]
-	}
-	return t, t.Kind == Backward && !t.Undoes(st.tasks[st.done])
-}
-
 func (s *simulation) forwardTask(st *simStage, t Task, embeds bool) {
 	i := t.Subsequence
+	s.fetch(st)
 	if embeds {
 		st.run(s.embed[i])
 	}
@@ -141,12 +142,12 @@ func (s *simulation) forwardTask(st *simStage, t Task, embeds bool) {
 	for k := range left {
 		begin := st.now
 		st.run(s.forward[i])
-		if d := st.d2h[i][first+k]; d > 0 { // copies follow their producers through the layer
+		if d := s.out(st, t, k); d > 0 { // copies follow their producers through the layer
 			st.d2hFree = max(st.d2hFree+d, begin+d, st.now)
 			left[k] = st.d2hFree
 		}
 		st.release(leaving, k)
-		s.reloadAhead(st, t, k)
+		s.reloadUpTo(st, t, k+s.plan.Offload.Ahead)
 	}
 	st.left[t] = left
 }
@@ -159,6 +160,8 @@ func (s *simulation) backwardTask(st *simStage, t Task, loses, embeds bool, begi
 	for at := range s.plan.Offload.Ahead {
 		st.reload(t, at, begin)
 	}
+	s.reloadUpTo(st, t, s.plan.Offload.Ahead-1)
+	s.fetch(st)
 	if loses {
 		st.run(s.head[i])
 	}
@@ -166,9 +169,10 @@ func (s *simulation) backwardTask(st *simStage, t Task, loses, embeds bool, begi
 		if back := st.back[t]; back != nil {
 			st.wait(back[end-1-k])
 		}
+		s.waitCaches(st, t, end-first-1-k)
 		st.run(s.backwardOf(s.plan.Home(t.Stage), i, end-1-k))
 		st.release(leaving, k)
-		s.reloadAhead(st, t, k)
+		s.reloadUpTo(st, t, k+s.plan.Offload.Ahead)
 	}
 	f := t
 	f.Kind = Forward
@@ -187,18 +191,19 @@ func (c *costs) backwardOf(rank, i, k int) ir.Seconds {
 	return c.backward[i] + c.again[rank][i][k]
 }
 
-// reloadAhead begins what the plan wants to be on its way once the k-th layer of a task has run: of the task itself, and of the
-// backward that is due after it.
-func (s *simulation) reloadAhead(st *simStage, t Task, k int) {
-	first, end := st.span(t)
-	ahead, layers := s.plan.Offload.Ahead, end-first
-	if t.Kind == Backward {
-		st.reload(t, k+ahead, st.now)
-	}
-	if due, ok := st.due(); ok {
-		for at := range k + ahead - layers + 1 {
-			st.reload(due, at, st.now)
+// reloadUpTo begins the reloads of backward layers up to the last-th from the start of a task on, counted through the backwards
+// that come.
+func (s *simulation) reloadUpTo(st *simStage, t Task, last int) {
+	next := s.plan.Coming(st.tasks, st.done)
+	for {
+		first, end := st.span(t)
+		for at := 0; at <= last && at < end-first && t.Kind == Backward; at++ {
+			st.reload(t, at, st.now)
 		}
+		if last -= end - first; last < 0 || len(next) == 0 {
+			return
+		}
+		t, next = next[0], next[1:]
 	}
 }
 

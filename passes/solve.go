@@ -51,6 +51,10 @@ func solveParallel(p *Plan) {
 		par.DP = 1
 	}
 	p.decide("solve", "dp", fmt.Sprint(par.DP), given(s.DP != 0, "auto is 1: GPUs that are left serve the pipeline of one sequence"))
+	par.Order = OrderSequence
+	if s.Order == OrderLayer {
+		solveLayerOrder(p, &par)
+	}
 	if par.PP == 0 {
 		par.PP = max(1, min(gpus/(par.SP*par.DP), p.Model.Layers/par.VirtualStages))
 	}
@@ -59,6 +63,19 @@ func solveParallel(p *Plan) {
 	p.Parallel = par
 	solveSPMode(p)
 	solveZero(p)
+}
+
+// solveLayerOrder makes virtual stages of the one stage, which all subsequences pass one after another.
+func solveLayerOrder(p *Plan, par *Parallel) {
+	par.Order = OrderLayer
+	par.PP = max(1, par.PP)
+	why := "given: all subsequences pass a layer before the next, so that the device holds K and V of one layer"
+	if p.Schedule.VirtualStages == 0 {
+		par.VirtualStages = p.Model.Layers
+	} else {
+		why = fmt.Sprintf("given: all subsequences pass one of %d groups of layers before the next, so that the device holds K and V of one group", par.VirtualStages)
+	}
+	p.decide("solve", "order", OrderLayer, why)
 }
 
 func solveSubsequences(p *Plan) {
@@ -201,7 +218,6 @@ func missingPolicies(p *Plan) []problem {
 	refuse(s.Mux != "" && s.Mux != "off" && s.Mux != "auto", "schedule.mux", "mux = "+s.Mux, "off")
 	refuse(s.SPMode == "ring", "schedule.sp_mode", "sp_mode = "+s.SPMode, "megatron or ulysses")
 	refuse(s.Keep != nil && len(s.Keep) < 2, "schedule.keep", "streaming of K and V", "keep = [k, v]")
-	refuse(s.Order == "layer", "schedule.order", "order = layer", "sequence")
 	return append(found, strategyProblems(p)...)
 }
 
@@ -228,6 +244,7 @@ func sizeProblems(p *Plan) []problem {
 	stages := par.PP * par.VirtualStages
 	add(stages > m.Layers, fault("schedule.pp", lang.TooFewLayers, fmt.Sprintf("at most %d stages", m.Layers),
 		"%d stages want as many layers, and the model has %d", stages, m.Layers))
+	add(p.layerOrder() && par.PP > 1, fault("schedule.order", lang.Conflict, "pp = 1, or order = sequence", "order = layer works within one stage, and pp = %d", par.PP))
 	found = append(found, splitProblems(p)...)
 	found = append(found, zeroProblems(p)...)
 	each := int64(par.DP * par.Microbatch)

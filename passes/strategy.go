@@ -66,6 +66,9 @@ func strategyProblems(p *Plan) []problem {
 		return []problem{fault("schedule.strategy", lang.NotYet, "for now "+strings.Join(strategyNames(), ", "), "strategy = %s is not implemented yet", s)}
 	}
 	chosen := p.chosenStrategy()
+	if chosen.name != strategies[0].name && p.Schedule.Order == OrderLayer {
+		return []problem{fault("schedule.strategy", lang.Conflict, "strategy = sppo, or order = sequence", "strategy = %s weaves sequences, and order = layer takes them one by one", chosen.name)}
+	}
 	if !chosen.virtual && p.Schedule.VirtualStages > 1 {
 		return []problem{fault("schedule.virtual_stages", lang.NotYet, "for now strategy = sppo", "virtual_stages = %d with strategy = %s is not implemented yet", p.Schedule.VirtualStages, chosen.name)}
 	}
@@ -110,11 +113,11 @@ func mirrored(forward []Task) []Task {
 
 // forwardOrder is what a rank forwards of one microbatch. With virtual stages it takes rounds: a group of 2*PP
 // subsequences through its first virtual stage, the same group through its second, and so on; groups of PP would stall on
-// the latency of messages.
+// the latency of messages. In layer order the group is the whole sequence.
 func (p *Plan) forwardOrder(rank, microbatch int) []Task {
 	n, v := p.Subsequences.N, p.Parallel.VirtualStages
 	group := n
-	if v > 1 {
+	if v > 1 && !p.layerOrder() {
 		group = 2 * p.Parallel.PP
 	}
 	order := make([]Task, 0, n*v)
@@ -168,7 +171,7 @@ func (p *Plan) decideOrder() {
 		p.Tasks[rank] = s.order(p, rank)
 	}
 	p.decide("schedule", "strategy", s.name, s.doc)
-	if v := p.Parallel.VirtualStages; v > 1 {
+	if v := p.Parallel.VirtualStages; v > 1 && !p.layerOrder() {
 		p.decide("schedule", "virtual_stages", fmt.Sprint(v),
 			fmt.Sprintf("groups of %d subsequences pass through one virtual stage of a rank after another: the bubble is 1/%d of the plain pipeline's", 2*p.Parallel.PP, v))
 	}

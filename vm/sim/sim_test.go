@@ -431,6 +431,8 @@ func TestAgreesWithPrediction(t *testing.T) {
 		{"schedule.offload=none"},
 		{"schedule.pp=2"},
 		{"schedule.offload=full", "cluster.d2h_bandwidth=3GB/s", "cluster.h2d_bandwidth=3GB/s"},
+		{"schedule.pp=1", "schedule.order=layer", "schedule.subsequences=16"},
+		{"schedule.pp=1", "schedule.order=layer", "schedule.subsequences=16", "cluster.d2h_bandwidth=3GB/s", "cluster.h2d_bandwidth=3GB/s"},
 		append([]string{"schedule.strategy=terapipe"}, several...),
 		append([]string{"schedule.strategy=seq1f1b"}, several...),
 	} {
