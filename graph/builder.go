@@ -10,7 +10,7 @@ import (
 type builder struct {
 	Block
 	act     ir.DType // storage of activations and weights
-	sp      int
+	split   Split
 	nodes   *[]Node      // where node appends: Forward or Backward
 	chunked bool         // nodes belong to the head's loop
 	grads   map[int]Arg  // gradient of a forward value, while differentiating
@@ -19,7 +19,7 @@ type builder struct {
 }
 
 func (g *Model) newBuilder(name string) *builder {
-	b := &builder{act: g.DType(), sp: g.SP, grads: map[int]Arg{}, remat: map[int]int{}}
+	b := &builder{act: g.DType(), split: g.Split, grads: map[int]Arg{}, remat: map[int]int{}}
 	b.Block = Block{Name: name, Input: Missing, Output: Missing, DOutput: Missing, DInput: Missing, Loss: Missing}
 	b.nodes = &b.Forward
 	return b
@@ -102,7 +102,7 @@ func group(index int) Attr                { return Attr{Name: "group", Value: ir
 // all_gather and reduce_scatter vanish where the group has one member.
 
 func (b *builder) allGather(x int, name string) int {
-	if b.sp == 1 {
+	if b.split.SP == 1 {
 		return x
 	}
 	v := b.Values[x]
@@ -112,7 +112,7 @@ func (b *builder) allGather(x int, name string) int {
 }
 
 func (b *builder) reduceScatter(x int, name string) int {
-	if b.sp == 1 {
+	if b.split.SP == 1 {
 		return x
 	}
 	v := b.Values[x]

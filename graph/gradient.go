@@ -240,16 +240,17 @@ func ropeGradient(b *builder, n Node) {
 
 func attentionGradient(b *builder, n Node) {
 	o, lse, q, k, v := n.Args[0], n.Args[1], n.Args[2], n.Args[3], n.Args[4]
-	dq := b.newGrad(q.Value)
+	dq, keys, values := b.newGrad(q.Value), b.need(k.Value), b.need(v.Value)
+	keys.Span, values.Span = k.Span, v.Span
 	var dcache [2]int
 	for i, c := range []int{k.Value, v.Value} {
 		old := b.Values[c]
-		dcache[i] = b.value(Value{Name: "d." + old.Name, Kind: CacheGrad, Rows: Whole, Cols: old.Cols, DType: ir.F32})
+		dcache[i] = b.value(Value{Name: "d." + old.Name, Kind: b.split.cacheKind(CacheGrad), Rows: Whole, Cols: old.Cols, DType: ir.F32})
 		b.grads[c] = all(dcache[i])
 	}
 	attrs := append(append([]Attr(nil), n.Attrs...), from("accumulate", NotFirst))
 	b.node(ir.AttentionGrad, attrs, all(dq), seen(dcache[0]), seen(dcache[1]),
-		b.grad(o), b.need(q.Value), k, v, b.need(o.Value), b.need(lse.Value))
+		b.grad(o), b.need(q.Value), keys, values, b.need(o.Value), b.need(lse.Value))
 	b.contribute(q.Value, all(dq))
 }
 

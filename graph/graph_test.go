@@ -75,7 +75,7 @@ func TestDataflow(t *testing.T) {
 		{"llama-ulysses4", grouped, 4, RecomputeNone, ModeUlysses},
 		{"llama-ulysses2-full", grouped, 2, RecomputeFull, ModeUlysses},
 	} {
-		g := New(c.model, Split{c.sp, c.mode}, 64)
+		g := New(c.model, Split{SP: c.sp, Mode: c.mode}, 64)
 		irtest.Golden(t, "testdata/"+c.name+".want", []byte(g.Embedding.text()+g.LayerWithout(g.RemadeBy(c.recompute)).text()+g.Head.text()))
 	}
 }
@@ -85,23 +85,53 @@ func TestShapes(t *testing.T) {
 	for _, family := range []string{lang.FamilyGPT, lang.FamilyLlama} {
 		for _, sp := range []int{1, 2, 4} {
 			for _, mode := range []string{ModeMegatron, ModeUlysses} {
-				g := New(small(family, lang.PositionsRope), Split{sp, mode}, 64)
+				g := New(small(family, lang.PositionsRope), Split{SP: sp, Mode: mode}, 64)
 				for _, b := range []*Block{g.Embedding, g.Layer, g.Head} {
-					checkShapes(t, g, b, sp)
+					z := Size{Sequence: 64, Prefix: 16, Tokens: 8, Batch: 2, SP: int64(sp)}
+					z.Rows = g.ChunkRows(z)
+					checkShapes(t, g, b, z)
 				}
 			}
 		}
 	}
 }
 
-func checkShapes(t *testing.T, g *Model, b *Block, sp int) {
-	z := Size{Sequence: 64, Prefix: 16, Tokens: 8, Batch: 2, SP: int64(sp)}
-	z.Rows = g.ChunkRows(z)
+// splits are every mode over some numbers of ranks, of a sequence in pieces.
+func splits(ranks ...int) (all []Split) {
+	for _, mode := range []string{ModeMegatron, ModeUlysses} {
+		for _, sp := range ranks {
+			all = append(all, Split{SP: sp, Mode: mode})
+		}
+	}
+	return all
+}
+
+// TestWhole: in one piece, K and V are kept or made again like any activation, and neither they nor their gradients outlive
+// the task's layer.
+func TestWhole(t *testing.T) {
+	for _, split := range splits(1, 2, 4) {
+		split.Whole = true
+		g := New(small(lang.FamilyLlama, lang.PositionsRope), split, 64)
+		for _, v := range g.Layer.Values {
+			if v.Kind == Cache || v.Kind == CacheGrad {
+				t.Errorf("%+v: %s is a cache", split, v.Name)
+			}
+		}
+		if units := g.LayerWithout(g.RemadeBy(RecomputeFull)).Units; len(units) != 1 || units[0].Name != "ln1.in" {
+			t.Errorf("%+v: with all made again, %v are kept", split, units)
+		}
+		z := Size{Sequence: 64, Tokens: 64, Batch: 2, SP: int64(split.SP)}
+		z.Rows = g.ChunkRows(z)
+		checkShapes(t, g, g.Layer, z)
+	}
+}
+
+func checkShapes(t *testing.T, g *Model, b *Block, z Size) {
 	for _, nodes := range [][]Node{b.Forward, b.Backward} {
 		for i := range nodes {
 			in := b.Instr(&nodes[i], z, func(_ Arg, v ir.View) ir.View { return v }, func(Attr) ir.Attr { return ir.Int(0) })
 			if err := in.CheckRule(); err != nil {
-				t.Errorf("%s of %s, sp %d: %v", ir.Ops[in.Op].Name, b.Name, sp, err)
+				t.Errorf("%s of %s, %+v: %v", ir.Ops[in.Op].Name, b.Name, g.Split, err)
 			}
 		}
 	}
@@ -112,7 +142,7 @@ func checkShapes(t *testing.T, g *Model, b *Block, sp int) {
 func TestActivationBytesOfThePaper(t *testing.T) {
 	m := small(lang.FamilyGPT, lang.PositionsNone)
 	m.DType, m.FFN = "bf16", 4*m.Hidden
-	for _, split := range []Split{{1, ModeMegatron}, {2, ModeMegatron}, {4, ModeMegatron}, {1, ModeUlysses}, {2, ModeUlysses}, {4, ModeUlysses}} {
+	for _, split := range splits(1, 2, 4) {
 		sp, layer := split.SP, New(m, split, 1024).Layer
 		z := Size{Sequence: 1024, Tokens: 1024, Batch: 1, SP: int64(sp)}
 		var bytes ir.Bytes
@@ -138,7 +168,7 @@ func TestActivationBytesOfThePaper(t *testing.T) {
 // values, and keeps the other units, no more and no less.
 func TestLayerWithout(t *testing.T) {
 	for _, family := range []string{lang.FamilyGPT, lang.FamilyLlama} {
-		for _, split := range []Split{{1, ModeMegatron}, {2, ModeMegatron}, {2, ModeUlysses}} {
+		for _, split := range splits(1, 2) {
 			g := New(small(family, lang.PositionsRope), split, 64)
 			all := g.RemadeBy(RecomputeFull)
 			for set := Units(0); set <= all; set++ {

@@ -36,10 +36,11 @@ const (
 // SPConstNames lists the constants that SPConst knows.
 var SPConstNames = []string{ConstHeads, ConstKV, ConstKVOwner, ConstFFN, ConstVocab, ConstVocabValid, ConstOwner}
 
-// Split is how the ranks of a stage share its work.
+// Split is how the work of a stage is shared among its ranks and cut along the sequence.
 type Split struct {
-	SP   int
-	Mode string // one of the modes; empty is ModeMegatron
+	SP    int
+	Mode  string // one of the modes; empty is ModeMegatron
+	Whole bool   // the sequence is one piece: nothing later reads its K and V
 }
 
 // Modes. In both, rows are divided between layers, and so are heads in attention: K and V caches hold a rank's heads.
@@ -77,6 +78,14 @@ func (g *Model) DType() ir.DType {
 
 // ulysses says whether rows are exchanged for heads; one rank has all of both.
 func (g *Model) ulysses() bool { return g.Mode == ModeUlysses && g.SP > 1 }
+
+// cacheKind is the kind of K and V or of their gradients: of a whole sequence they are activations like any other.
+func (s Split) cacheKind(k Kind) Kind {
+	if s.Whole {
+		return Activation
+	}
+	return k
+}
 
 // layerRows are the rows that the matmuls of a layer see.
 func (g *Model) layerRows() Rows {
@@ -271,8 +280,8 @@ func (g *Model) attention(b *builder, x int) int {
 	rows := g.enter(b, g.norm(b, "ln1", x), "ln1.gathered")
 	rotated := g.Positions == lang.PositionsRope
 	query := b.activation("q", Full, heads*d)
-	keys := b.value(Value{Name: "k", Kind: Cache, Rows: Whole, Cols: kv * d, DType: b.act})
-	values := b.value(Value{Name: "v", Kind: Cache, Rows: Whole, Cols: kv * d, DType: b.act})
+	keys := b.value(Value{Name: "k", Kind: g.cacheKind(Cache), Rows: Whole, Cols: kv * d, DType: b.act})
+	values := b.value(Value{Name: "v", Kind: g.cacheKind(Cache), Rows: Whole, Cols: kv * d, DType: b.act})
 	for _, p := range []projection{
 		{"q", all(query), heads, 1, g.slicedBias("bq", q, heads*d, ConstHeads), g.columns("wq", h, q, heads*d, ConstHeads), rotated},
 		{"k", tail(keys), kv, g.KVCopies(), g.kvParam(g.slicedBias("bk", kvAll, kv*d, ConstKV)), g.kvParam(g.columns("wk", h, kvAll, kv*d, ConstKV)), rotated},

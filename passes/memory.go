@@ -74,7 +74,7 @@ func footprint(c *Context, p *Plan) Footprint {
 }
 
 // packing is the share of what does not persist that placing may lose in gaps: a test holds placed plans to it.
-const packing = 0.02
+const packing = 0.03
 
 func packed(n ir.Bytes) ir.Bytes { return ir.Bytes(float64(n) * packing) }
 

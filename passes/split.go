@@ -9,7 +9,7 @@ import (
 
 // Split is the part of the plan that the dataflow of one rank depends on.
 func (p *Plan) Split() graph.Split {
-	return graph.Split{SP: p.Parallel.SP, Mode: p.Parallel.SPMode}
+	return graph.Split{SP: p.Parallel.SP, Mode: p.Parallel.SPMode, Whole: p.Subsequences.N == 1}
 }
 
 // Graph builds the dataflow of the plan's model on one rank.
