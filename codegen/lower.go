@@ -397,7 +397,7 @@ func (s *stage) backwardLayer(t passes.Task, layer int, dy uint32) uint32 {
 	e.put(b.DOutput, dy, 0)
 	e.loadUnits()
 	e.run(b.Backward)
-	s.leaveBackward(layer)
+	s.leaveBackward(t, layer)
 	s.prov.Layer = ir.None
 	return e.at[b.DInput].buffer
 }

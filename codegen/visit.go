@@ -10,8 +10,8 @@ import (
 )
 
 // A rank visits its layers: a visit is the work of one task in one layer. Around visits are the second and third stage of
-// ZeRO. With the second, a backward visit ends by giving the layer's gradients away, each rank keeping the sum of its
-// slice, as DeepSpeed does. With the third, the weights of a layer are gathered behind the computation of the visit
+// ZeRO. With the second, a backward visit that is followed by another layer's ends by giving the layer's gradients away,
+// each rank keeping the sum of its slice, as DeepSpeed does. With the third, the weights of a layer are gathered behind the computation of the visit
 // before, and let go at the end of their own.
 type visits struct {
 	order []int        // layers, visit by visit, of the section
@@ -102,8 +102,8 @@ func (s *stage) gatherWeights(layer int) {
 }
 
 // leaveBackward ends a backward visit.
-func (s *stage) leaveBackward(layer int) {
-	if s.plan.Parallel.Zero < passes.ZeroGradients {
+func (s *stage) leaveBackward(t passes.Task, layer int) {
+	if s.plan.Parallel.Zero < passes.ZeroGradients || !s.plan.Completes(t) {
 		return
 	}
 	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)

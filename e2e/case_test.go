@@ -57,18 +57,20 @@ func (c Case) plain() Case {
 // unpiped is the case on one stage with nothing offloaded or computed again, and no more divided among replicas than what sums
 // ask for: equal to the last bit by E1 and E2.
 func (c Case) unpiped() Case {
-	c.PP, c.VirtualStages, c.Offload, c.Recompute, c.Order = 1, 1, "none", "none", "sequence"
-	if c.oneVisit() || c.Zero < "2" {
-		c.Zero = "0"
+	c.PP, c.VirtualStages, c.Offload, c.Recompute = 1, 1, "none", "none"
+	if c.oneTurn() || c.Zero < "2" {
+		c.Zero, c.Order = "0", "sequence"
 	} else {
 		c.Zero = "2"
 	}
 	return c
 }
 
-// oneVisit says whether a step goes backward through each layer once. If it goes more often, ranks that divide gradients add up
-// each time's among themselves first, and others each their own.
-func (c Case) oneVisit() bool { return c.N == 1 && c.Batch == c.DP*c.Microbatch }
+// oneTurn says whether each layer has one turn in the backward pass of a step. If it has more, ranks that divide gradients add up
+// each turn's among themselves first, and others each their own.
+func (c Case) oneTurn() bool {
+	return (c.N == 1 || c.Order == "layer") && c.Batch == c.DP*c.Microbatch
+}
 
 // lengths of the list partition: uneven, rising and falling, multiples of every SP.
 var lengths = map[int][]int{1: {48}, 3: {12, 20, 16}, 8: {8, 4, 4, 12, 4, 4, 8, 4}}

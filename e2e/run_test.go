@@ -18,9 +18,9 @@ import (
 
 // compile takes a spec's text to a verified program.
 func compile(text string, set ...string) (*passes.Plan, *ir.Program, error) {
-	spec, err := lang.Parse("case.sppo", []byte(text), lang.Options{Shipped: examples.Shipped, Set: set})
+	spec, err := parse(text, set...)
 	if err != nil {
-		return nil, nil, fmt.Errorf("loading: %w", err)
+		return nil, nil, err
 	}
 	plan := passes.New(spec)
 	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
@@ -31,6 +31,14 @@ func compile(text string, set ...string) (*passes.Plan, *ir.Program, error) {
 		return nil, nil, fmt.Errorf("building: %w", err)
 	}
 	return plan, program, nil
+}
+
+func parse(text string, set ...string) (*lang.Spec, error) {
+	spec, err := lang.Parse("case.sppo", []byte(text), lang.Options{Shipped: examples.Shipped, Set: set})
+	if err != nil {
+		return nil, fmt.Errorf("loading: %w", err)
+	}
+	return spec, nil
 }
 
 // mustCompile also holds the program to what is promised of every one: it verifies, and both of its forms give it back.

@@ -4,7 +4,8 @@ package examples
 
 import "embed"
 
-// Shipped holds the cluster files, found by imports such as "clusters/a100-80g.sppo" wherever a command runs.
+// Shipped holds the clusters, found by imports such as "clusters/a100-80g.sppo" wherever a command runs, and the schedules of
+// systems that one compares with, such as "baselines/megatron.sppo".
 //
-//go:embed clusters/*.sppo
+//go:embed clusters/*.sppo baselines/*.sppo
 var Shipped embed.FS

@@ -368,8 +368,8 @@ var scheduleKeys = []*Key{
 		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, all-to-all around attention. `ring`: K and V go round (not there yet). `auto` is megatron.",
 		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
 	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 3)), Default: "auto", Example: "3",
-		Doc: "What ranks that hold the same matrix, replicas or, with `ulysses`, the ranks of a stage, divide among themselves (ZeRO's stages): 1, the optimizer's state; 2, of layers the gradients too, completed after each backward of the layer; " +
-			"3, the weights too, brought together before each forward and backward of the layer. `auto` is 1 where there are any such ranks. It changes no result but by rounding, where a step goes backward through a layer more than once under 2 or 3.",
+		Doc: "What ranks that hold the same matrix, replicas or, with `ulysses`, the ranks of a stage, divide among themselves (ZeRO's stages): 1, the optimizer's state; 2, of layers the gradients too, completed as soon as another layer's turn in the backward pass comes; " +
+			"3, the weights too, brought together before each forward and backward of the layer. `auto` is 1 where there are any such ranks. It changes no result but by rounding, where a layer has several turns in a step under 2 or 3.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Zero = "auto"; !v.Auto() {
 				s.Schedule.Zero = strconv.Itoa(v.Int())

@@ -205,7 +205,7 @@ func (l *loader) importHint(name string) string {
 	if l.opts.Shipped == nil {
 		return ""
 	}
-	files, _ := fs.Glob(l.opts.Shipped, "clusters/*.sppo")
+	files, _ := fs.Glob(l.opts.Shipped, "*/*.sppo")
 	if near := nearest(name, files); near != "" {
 		return fmt.Sprintf("did you mean %q?", near)
 	}

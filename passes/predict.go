@@ -38,21 +38,23 @@ type costs struct {
 type pricer struct {
 	cost cost.Model
 	link cost.Link // among the SP ranks of a stage
-
-	forward, backward ir.Seconds // collectives of parameters that each layer finds under way
 }
 
 func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 	g, n := c.Model(p), p.Subsequences.N
 	pr := pricer{cost: m, link: p.widestLink(m, p.stageRanks)}
-	pr.forward, pr.backward = newUpdater(p, g, m).visit()
+	weights, gradients := newUpdater(p, g, m).visit()
 	between := p.widestLink(m, p.neighbours)
 	stages := p.Parallel.PP
 	t := &costs{again: make([][][]ir.Seconds, stages), d2h: make([][][]ir.Seconds, stages), h2d: make([][][]ir.Seconds, stages)}
 	for i := range n {
 		z := p.Size(i)
-		t.forward = append(t.forward, pr.makespan(g.Layer, g.Layer.Forward, z, pr.forward))
-		t.backward = append(t.backward, pr.makespan(g.Layer, g.Layer.Backward, z, pr.backward))
+		t.forward = append(t.forward, pr.makespan(g.Layer, g.Layer.Forward, z, weights))
+		under := weights // collectives of parameters that a backward finds under way
+		if p.Completes(Task{Kind: Backward, Subsequence: i}) {
+			under += gradients
+		}
+		t.backward = append(t.backward, pr.makespan(g.Layer, g.Layer.Backward, z, under))
 		t.embed = append(t.embed, pr.time(g, g.Embedding, g.Embedding.Forward, z))
 		t.embedGrad = append(t.embedGrad, pr.time(g, g.Embedding, g.Embedding.Backward, z))
 		t.head = append(t.head, pr.time(g, g.Head, g.Head.Backward, z))
@@ -66,14 +68,14 @@ func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 			fate := p.Offload.Fate[s][i]
 			out, back := copyTimes(m, fate, sizes)
 			t.d2h[s], t.h2d[s] = append(t.d2h[s], out), append(t.h2d[s], back)
-			t.again[s] = append(t.again[s], pr.timesAgain(g, fate, z, t.backward[i]))
+			t.again[s] = append(t.again[s], pr.timesAgain(g, fate, z, under, t.backward[i]))
 		}
 	}
 	return t
 }
 
 // timesAgain is for every layer of a fate how much longer its backward takes than that of a layer which makes no unit again.
-func (pr pricer) timesAgain(g *graph.Model, fate string, z graph.Size, plain ir.Seconds) []ir.Seconds {
+func (pr pricer) timesAgain(g *graph.Model, fate string, z graph.Size, under, plain ir.Seconds) []ir.Seconds {
 	units := len(g.Layer.Units)
 	again := make([]ir.Seconds, len(fate)/units)
 	known := map[string]ir.Seconds{}
@@ -82,7 +84,7 @@ func (pr pricer) timesAgain(g *graph.Model, fate string, z graph.Size, plain ir.
 		t, ok := known[letters]
 		if !ok {
 			if b := g.LayerWithout(remadeBy(letters)); b != g.Layer {
-				t = pr.makespan(b, b.Backward, z, pr.backward) - plain
+				t = pr.makespan(b, b.Backward, z, under) - plain
 			}
 			known[letters] = t
 		}

@@ -32,6 +32,10 @@ func (p *Plan) ZeroOf(b *graph.Block, param *graph.Param) int {
 	return p.Parallel.Zero
 }
 
+// Completes says whether a backward of a layer completes its gradient over ranks, under ZeroGradients: each does in sequence
+// order, where the next layer's follows; in layer order that of the first subsequence, which is the microbatch's last.
+func (p *Plan) Completes(t Task) bool { return !p.layerOrder() || t.Subsequence == 0 }
+
 // solveZero decides whether ranks keep the state of their slice alone.
 func solveZero(p *Plan) {
 	shared := p.Parallel.DP > 1 || p.Parallel.SP > 1 && p.Parallel.SPMode == graph.ModeUlysses
@@ -52,7 +56,7 @@ func solveZero(p *Plan) {
 var zeroDocs = [...]string{
 	"every rank keeps the state of all that it holds",
 	"ranks that hold the same matrix divide its optimizer state, at no more traffic",
-	"ranks that hold the same matrix divide its gradient, too, and complete it after each backward of its layer",
+	"ranks that hold the same matrix divide its gradient, too, and complete it as soon as another layer's turn comes",
 	"ranks that hold the same matrix divide the weight itself, and bring it together before each forward and backward of its layer",
 }
 
@@ -236,9 +240,9 @@ func (u updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
 	return u.gathered(param, u.graph.DType())
 }
 
-// visit is the traffic of parameters that a layer has beside it in a task: forward, the weights of the next layer; backward,
-// also the gradients of the one before. Two layers are always whole; a rank with no more keeps them.
-func (u updater) visit() (forward, backward ir.Seconds) {
+// visit is the traffic of parameters that a layer has beside it in a task: the weights of the next layer and, where a backward
+// completes them, the gradients of the one before. Two layers are always whole; a rank with no more keeps them.
+func (u updater) visit() (weights, gradients ir.Seconds) {
 	layer := u.graph.Layer
 	many := false
 	for r := range u.plan.Parallel.PP {
@@ -248,13 +252,13 @@ func (u updater) visit() (forward, backward ir.Seconds) {
 		param := &layer.Params[i]
 		zero := u.plan.ZeroOf(layer, param)
 		if zero >= ZeroWeights && many {
-			forward += u.gathered(param, u.graph.DType())
+			weights += u.gathered(param, u.graph.DType())
 		}
 		if zero >= ZeroGradients {
-			backward += u.completed(param)
+			gradients += u.completed(param)
 		}
 	}
-	return forward, forward + backward
+	return weights, gradients
 }
 
 // kernels are the sum of squares over a rank's slice and AdamW over what it has the state of.
