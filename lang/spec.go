@@ -143,4 +143,5 @@ type Schedule struct {
 	VirtualStages int          `json:"virtual_stages"`
 	Offload       Offload      `json:"offload"`
 	Mux           string       `json:"mux"` // off left right on auto
+	MuxShares     string       `json:"mux_shares"`
 }

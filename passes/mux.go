@@ -1,24 +1,52 @@
 package passes
 
-import "fmt"
+import (
+	"fmt"
+	"math/big"
+	"slices"
 
-// mux says which tasks of a stage lie next to a bubble. Nothing is borrowed yet: Applied is false everywhere.
+	"sppo/lang"
+)
+
+// mux lets stages that idle at the start of the pipeline take a part of the tasks of those that do not.
 //
-// Input: Parallel, Subsequences.N. Output: Mux. Paper: section 4.2; left, steady and right by its table, which needs
-// at least as many subsequences as stages.
+// Input: Parallel, Subsequences, Tasks. Output: Mux, Tasks. Paper: section 4.2; left, steady and right by its table, which
+// needs at least as many subsequences as stages. A forward of subsequence x on stage i stands in slot i + x, its backward
+// in slot PP + N - 2 - (i + x). With n stages active in a slot before PP - 1, each of the others takes 1/PP of every active task
+// and owners keep n/PP (shares = fluid): all ranks then carry n/PP. Every subsequence that has such a task is cut by
+// tokens into PP pieces, the same for all stages: of a task in slot t the owner runs the first t + 1 and rank j the (j+1)-th,
+// so that a helper keeps its piece from stage to stage until it owns the stage. Backward and forward of a piece are on
+// the same rank: activations stay where they were computed.
 func mux(c *Context, p *Plan) error {
 	muxOff(c, p)
-	why := "given"
-	if p.Schedule.Mux != "off" {
-		why = "auto is off"
+	if p.Schedule.Mux == "" || p.Schedule.Mux == "off" || p.Schedule.Mux == "auto" {
+		why := "given"
+		if p.Schedule.Mux != "off" {
+			why = "auto is off"
+		}
+		p.decide("mux", "mux", "off", why)
+		return nil
 	}
-	p.decide("mux", "mux", "off", why)
+	if found := muxProblems(p); len(found) > 0 {
+		return c.diagnose(found)
+	}
+	p.Mux.Left = true
+	for x := range p.Parallel.PP - 1 {
+		p.Mux.Pieces = append(p.Mux.Pieces, cutEvenly(p.Subsequences.Lengths[x], p.Parallel.PP, int64(p.Parallel.SP)))
+	}
+	for i := range p.Parallel.PP - 1 {
+		p.Mux.Stages[i].Applied = true
+	}
+	p.Tasks = p.borrowedTasks()
+	plain, now := Makespan(p.Parallel.PP, p.Subsequences.N, MuxShares{}, 1, 2), Makespan(p.Parallel.PP, p.Subsequences.N, p.Mux.shares(), 1, 2)
+	p.decide("mux", "mux", p.Schedule.Mux, fmt.Sprintf("given; with tasks of one unit of time forward and two backward, and free copies, the pipeline takes %s instead of %s",
+		plain.FloatString(2), now.FloatString(2)))
 	return nil
 }
 
 func muxOff(_ *Context, p *Plan) {
 	pp, n := p.Parallel.PP, p.Subsequences.N
-	p.Mux.Stages = make([]MuxStage, pp)
+	p.Mux = Mux{Stages: make([]MuxStage, pp)}
 	for i := range p.Mux.Stages {
 		s := MuxStage{Steady: n, LeftRange: []int{}, RightRange: []int{}}
 		if n >= pp {
@@ -38,7 +66,161 @@ func stagesFromTo(first, last int) []int {
 	return out
 }
 
-// checkMux: counts cover the tasks of a stage, and nothing is applied.
+// cutEvenly cuts tokens into pieces as even as steps allow.
+func cutEvenly(tokens int64, pieces int, step int64) []int64 {
+	lengths := make([]int64, pieces)
+	at := int64(0)
+	for k := range lengths {
+		end := (tokens*int64(k+1) + step*int64(pieces)/2) / (step * int64(pieces)) * step
+		lengths[k], at = end-at, end
+	}
+	return lengths
+}
+
+// muxProblems are why a requested mux cannot be, each with the nearest thing that can.
+func muxProblems(p *Plan) []problem {
+	par, n := p.Parallel, p.Subsequences.N
+	switch {
+	case par.PP < 2:
+		return []problem{fault("schedule.mux", lang.Infeasible, "mux = off, or pp of at least 2", "one stage has nobody to share its tasks with")}
+	case p.chosenStrategy().name != strategies[0].name:
+		return []problem{fault("schedule.mux", lang.Infeasible, "strategy = sppo, or mux = off", "mux fills the bubbles of one sequence, which strategy = %s does not have", p.chosenStrategy().name)}
+	case par.VirtualStages > 1:
+		return []problem{fault("schedule.mux", lang.Infeasible, "virtual_stages = 1, or mux = off", "mux and %d virtual stages fill the same bubbles", par.VirtualStages)}
+	case n < par.PP:
+		return []problem{fault("schedule.mux", lang.Infeasible, fmt.Sprintf("subsequences = %d, or mux = off", par.PP),
+			"mux needs as many subsequences as stages: there are %d for %d", n, par.PP)}
+	case par.Zero > 1:
+		return []problem{fault("schedule.mux", lang.NotYet, "for now zero = 1, or mux = off", "mux with weights or gradients that are divided, zero = %d, is not implemented yet", par.Zero)}
+	}
+	for x, tokens := range p.Subsequences.Lengths[:par.PP-1] {
+		if least := int64(par.PP * par.SP); tokens < least {
+			return []problem{fault("schedule.mux", lang.Infeasible, "fewer subsequences, or mux = off",
+				"subsequence %d has %d tokens, and %d pieces for sp = %d take at least %d", x, tokens, par.PP, par.SP, least)}
+		}
+	}
+	return nil
+}
+
+// slot is where a task stands in the pipeline of equal tasks: those of a slot run at the same time.
+type slot struct {
+	kind               TaskKind
+	microbatch, number int
+}
+
+func slotOf(t Task) slot { return slot{t.Kind, t.Microbatch, t.Slot()} }
+
+// Slot is the number of a task's slot in the forward pass, and of that of its forward in the backward pass.
+func (t Task) Slot() int { return t.Stage + t.Subsequence }
+
+// Shared says whether the ranks of all stages share in a task's slot, so that they run it layer by layer together.
+func (p *Plan) Shared(t Task) bool { return p.Mux.Left && t.Slot() < p.Parallel.PP-1 }
+
+// SameSlot says whether two tasks are of one slot of the same pass.
+func SameSlot(a, b Task) bool { return slotOf(a) == slotOf(b) }
+
+// Runner is the pipeline rank that does a task: the one that has its stage, or the one that helps it.
+func (p *Plan) Runner(t Task) int {
+	if helper := t.Piece - 1; p.Shared(t) && helper > t.Slot() {
+		return helper
+	}
+	return p.Home(t.Stage)
+}
+
+// Pieces are the tasks that a task is cut into: itself, where it is whole.
+func (p *Plan) Pieces(t Task) []Task {
+	if t.Subsequence >= len(p.Mux.Pieces) {
+		return []Task{t}
+	}
+	tasks := make([]Task, len(p.Mux.Pieces[t.Subsequence]))
+	for k := range tasks {
+		tasks[k] = t
+		tasks[k].Piece = k + 1
+	}
+	return tasks
+}
+
+// mostPieces is into how many a subsequence is cut, 0 where none is.
+func (p *Plan) mostPieces() int {
+	if len(p.Mux.Pieces) == 0 {
+		return 0
+	}
+	return len(p.Mux.Pieces[0])
+}
+
+// SlotTasks are all tasks of a shared slot on all stages, in the order of stages and of the sequence, which a backward
+// turns round.
+func (p *Plan) SlotTasks(kind TaskKind, microbatch, slot int) []Task {
+	var tasks []Task
+	for i := range slot + 1 {
+		tasks = append(tasks, p.Pieces(Task{Kind: kind, Microbatch: microbatch, Subsequence: slot - i, Stage: i})...)
+	}
+	if kind == Backward {
+		slices.Reverse(tasks)
+	}
+	return tasks
+}
+
+// Sees says whether a rank has a later part of the sequence than a task's to do on the task's stage: in the forward pass it
+// then needs K and V of the task, in the backward pass it adds to their gradients.
+func (p *Plan) Sees(rank int, t Task) bool {
+	if rank == p.Home(t.Stage) {
+		return true
+	}
+	for x := t.Subsequence; t.Stage+x < p.Parallel.PP-1; x++ {
+		for _, later := range p.Pieces(Task{Kind: t.Kind, Microbatch: t.Microbatch, Subsequence: x, Stage: t.Stage}) {
+			if (x > t.Subsequence || later.Piece > t.Piece) && p.Runner(later) == rank {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// borrowedTasks are what every rank does where tasks are shared: the slots of the start, then its own stage, and the same
+// backward.
+func (p *Plan) borrowedTasks() [][]Task {
+	pp := p.Parallel.PP
+	orders := make([][]Task, pp)
+	for m := range p.Parallel.Microbatches {
+		for rank := range orders {
+			var forward []Task
+			for slot := range pp - 1 {
+				for _, t := range p.SlotTasks(Forward, m, slot) {
+					if p.Runner(t) == rank {
+						forward = append(forward, t)
+					}
+				}
+			}
+			forward = append(forward, p.ownTasks(m, rank, pp-1-rank)...)
+			orders[rank] = append(append(orders[rank], forward...), mirrored(forward)...)
+		}
+	}
+	return orders
+}
+
+// ownTasks are the forwards of a stage from a subsequence on.
+func (p *Plan) ownTasks(microbatch, stage, first int) []Task {
+	var tasks []Task
+	for x := first; x < p.Subsequences.N; x++ {
+		tasks = append(tasks, p.Pieces(Task{Kind: Forward, Microbatch: microbatch, Subsequence: x, Stage: stage})...)
+	}
+	return tasks
+}
+
+// Unshared is the plan of a validation: the forwards of the first microbatch, each on the rank that has its stage. Pieces
+// stay pieces, since the ranks of a stage divide rows by them.
+func (p *Plan) Unshared() *Plan {
+	u := *p
+	u.Mux.Left = false
+	u.Tasks = make([][]Task, p.Parallel.PP)
+	for rank := range u.Tasks {
+		u.Tasks[rank] = u.ownTasks(0, rank, 0)
+	}
+	return &u
+}
+
+// checkMux: counts cover the tasks of a stage, pieces add up, and tasks are shared as they say.
 func checkMux(_ *Context, p *Plan) error {
 	if len(p.Mux.Stages) != p.Parallel.PP {
 		return fmt.Errorf("mux is given for %d stages of %d", len(p.Mux.Stages), p.Parallel.PP)
@@ -47,9 +229,128 @@ func checkMux(_ *Context, p *Plan) error {
 		if s.Left+s.Steady+s.Right != p.Subsequences.N {
 			return fmt.Errorf("mux of stage %d covers %d of %d subsequences", i, s.Left+s.Steady+s.Right, p.Subsequences.N)
 		}
-		if s.Applied {
-			return fmt.Errorf("mux of stage %d: borrowing is not implemented yet", i)
+		if s.Applied != (p.Mux.Left && i < p.Parallel.PP-1) {
+			return fmt.Errorf("mux of stage %d: applied is %t, and left %t", i, s.Applied, p.Mux.Left)
+		}
+	}
+	if !p.Mux.Left {
+		if len(p.Mux.Pieces) > 0 {
+			return fmt.Errorf("mux: there are pieces, and nothing is shared")
+		}
+		return nil
+	}
+	if err := plain(muxProblems(p)); err != nil {
+		return err
+	}
+	return p.checkPieces()
+}
+
+// checkPieces: as many pieces as stages for every subsequence that is shared, on the grid of SP, which add up to it.
+func (p *Plan) checkPieces() error {
+	pp, sp := p.Parallel.PP, int64(p.Parallel.SP)
+	if len(p.Mux.Pieces) != pp-1 {
+		return fmt.Errorf("mux: pieces are given for %d subsequences, and %d are shared", len(p.Mux.Pieces), pp-1)
+	}
+	for x, pieces := range p.Mux.Pieces {
+		if len(pieces) != pp {
+			return fmt.Errorf("mux: subsequence %d has %d pieces for %d stages", x, len(pieces), pp)
+		}
+		sum := int64(0)
+		for _, n := range pieces {
+			if n < sp || n%sp != 0 {
+				return fmt.Errorf("mux: a piece of subsequence %d has %d tokens, and they are multiples of sp = %d", x, n, sp)
+			}
+			sum += n
+		}
+		if want := p.Subsequences.Lengths[x]; sum != want {
+			return fmt.Errorf("mux: the pieces of subsequence %d make %d tokens of %d", x, sum, want)
 		}
 	}
 	return nil
+}
+
+// MuxShares is how the tasks of a pipeline are shared.
+type MuxShares struct {
+	Left, Right bool
+	Even        bool // over the ranges of the paper's table, instead of by the slot
+}
+
+func (m Mux) shares() MuxShares { return MuxShares{Left: m.Left} }
+
+// Of are the shares of ranks in subsequence x of n on stage i of pp. They add up to 1; who is not there has none.
+func (m MuxShares) Of(pp, n, i, x int) map[int]*big.Rat {
+	part := func(a, b int) *big.Rat { return big.NewRat(int64(a), int64(b)) }
+	shares := map[int]*big.Rat{}
+	first, end, active := i, i, pp // ranks that help, stages that do not idle in the slot
+	switch slot := i + x; {
+	case m.Left && slot < pp-1 && m.Even:
+		first, end = i, pp
+	case m.Left && slot < pp-1:
+		first, end, active = slot+1, pp, slot+1
+	case m.Right && slot >= n && m.Even:
+		first, end = 0, i+1
+	case m.Right && slot >= n:
+		first, end, active = 0, slot-n+1, pp-1-(slot-n)
+	}
+	if m.Even && end > first {
+		active = pp
+	}
+	for r := first; r < end; r++ {
+		if m.Even {
+			shares[r] = part(1, end-first)
+		} else {
+			shares[r] = part(1, pp)
+		}
+	}
+	if !m.Even || end == first {
+		shares[i] = part(active, pp)
+	}
+	return shares
+}
+
+// Makespan is that of one sequence of n equal subsequences through pp stages, whose tasks take f and b and copies nothing:
+// every rank goes through its shares slot by slot and stage by stage; a share starts when the task before on its
+// subsequence, and the one before on its stage, are complete.
+func Makespan(pp, n int, m MuxShares, f, b int64) *big.Rat {
+	type task struct{ i, x int }
+	var order []task
+	for slot := range pp + n - 1 {
+		for i := max(0, slot-n+1); i <= min(pp-1, slot); i++ {
+			order = append(order, task{i, slot - i})
+		}
+	}
+	now := make([]*big.Rat, pp)
+	for r := range now {
+		now[r] = new(big.Rat)
+	}
+	pass := func(cost int64, on int) {
+		done := map[task]*big.Rat{}
+		for _, t := range order {
+			end := new(big.Rat)
+			for r, share := range m.Of(pp, n, t.i, t.x) {
+				start := now[r]
+				for _, before := range []task{{t.i - on, t.x}, {t.i, t.x - on}} {
+					start = latest(start, done[before])
+				}
+				now[r] = new(big.Rat).Add(start, new(big.Rat).Mul(share, big.NewRat(cost, 1)))
+				end = latest(end, now[r])
+			}
+			done[t] = end
+		}
+	}
+	pass(f, 1)
+	slices.Reverse(order)
+	pass(b, -1)
+	end := now[0]
+	for _, t := range now {
+		end = latest(end, t)
+	}
+	return end
+}
+
+func latest(a, b *big.Rat) *big.Rat {
+	if b != nil && b.Cmp(a) > 0 {
+		return b
+	}
+	return a
 }

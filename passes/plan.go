@@ -78,12 +78,13 @@ const (
 )
 
 // Task is the forward or backward of one subsequence of one microbatch through the layers of one virtual stage. It is
-// written "F0.3@1" in JSON: kind, microbatch, subsequence, virtual stage.
+// written "F0.3@1" in JSON: kind, microbatch, subsequence, virtual stage; "F0.3/2@1" for the second piece of a subsequence.
 type Task struct {
 	Kind        TaskKind
 	Microbatch  int
 	Subsequence int
 	Stage       int // virtual stage; Plan.Home says which pipeline rank has it
+	Piece       int // of a subsequence that is cut, from 1; 0: the whole
 }
 
 // Undoes says whether a backward is that of a forward.
@@ -158,7 +159,9 @@ func remadeBy(letters string) (remade graph.Units) {
 
 // Mux is the split of tasks next to bubbles over other stages' ranks.
 type Mux struct {
+	Left   bool       `json:"left"` // tasks at the start of the pipeline, and their backwards at its end, are shared
 	Stages []MuxStage `json:"stages"`
+	Pieces [][]int64  `json:"pieces,omitempty"` // [i]: tokens of the pieces of a subsequence; those behind are whole
 }
 
 // MuxStage is what one stage lends and borrows. Counts of tasks, ranges of stages.
@@ -305,10 +308,23 @@ func (p *Plan) neighbour(t Task, on int) (int, Task, bool) {
 	if t.Stage < 0 || t.Stage >= p.Parallel.Stages() {
 		return 0, Task{}, false
 	}
-	return p.Home(t.Stage), t, true
+	return p.Runner(t), t, true
 }
 
-// Size is the shape of a task of subsequence i.
+// SizeOf is the shape of a task.
+func (p *Plan) SizeOf(t Task) graph.Size {
+	z := p.Size(t.Subsequence)
+	if t.Piece > 0 {
+		pieces := p.Mux.Pieces[t.Subsequence]
+		for _, n := range pieces[:t.Piece-1] {
+			z.Prefix += n
+		}
+		z.Tokens = pieces[t.Piece-1]
+	}
+	return z
+}
+
+// Size is the shape of subsequence i.
 func (p *Plan) Size(i int) graph.Size {
 	z := graph.Size{
 		Sequence: p.Train.Sequence, Tokens: p.Subsequences.Lengths[i],

@@ -155,7 +155,7 @@ func TestBrokenSizes(t *testing.T) {
 		{"units", func(p *Plan) { p.Units = p.Units[1:] }},
 		{"units", func(p *Plan) { p.Units[0].Name = "x" }},
 		{"mux of stage 0 covers", func(p *Plan) { p.Mux.Stages[0].Left++ }},
-		{"not implemented yet", func(p *Plan) { p.Mux.Stages[0].Applied = true }},
+		{"mux of stage 0: applied is true", func(p *Plan) { p.Mux.Stages[0].Applied = true }},
 		{"schedule.recompute", func(p *Plan) { p.Recompute = "some" }},
 		{"model.kv_heads", func(p *Plan) { p.Model.KVHeads = 3 }},
 		{"model.heads: it is 0", func(p *Plan) { p.Model.Heads = 0 }},

@@ -2,6 +2,7 @@ package passes
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -15,11 +16,15 @@ func schedule(_ *Context, p *Plan) error {
 	return nil
 }
 
-// MarshalText writes "F0.3@1": kind, microbatch, subsequence, virtual stage.
+// MarshalText writes "F0.3@1": kind, microbatch, subsequence, virtual stage; "F0.3/2@1" with a piece.
 func (t Task) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
 func (t Task) String() string {
-	return fmt.Sprintf("%s%d.%d@%d", t.Kind, t.Microbatch, t.Subsequence, t.Stage)
+	piece := ""
+	if t.Piece > 0 {
+		piece = fmt.Sprintf("/%d", t.Piece)
+	}
+	return fmt.Sprintf("%s%d.%d%s@%d", t.Kind, t.Microbatch, t.Subsequence, piece, t.Stage)
 }
 
 // UnmarshalText reads what MarshalText writes.
@@ -31,7 +36,11 @@ func (t *Task) UnmarshalText(text []byte) error {
 			continue
 		}
 		read := Task{Kind: kind}
-		if n, err := fmt.Sscanf(rest, "%d.%d@%d", &read.Microbatch, &read.Subsequence, &read.Stage); err == nil && n == 3 && read.String() == word {
+		if rest, stage, found := strings.Cut(rest, "@"); found {
+			rest, piece, _ := strings.Cut(rest, "/")
+			_, _ = fmt.Sscanf(stage+" "+rest+" "+piece, "%d %d.%d %d", &read.Stage, &read.Microbatch, &read.Subsequence, &read.Piece)
+		}
+		if read.String() == word { // whatever was read
 			*t = read
 			return nil
 		}
@@ -46,7 +55,11 @@ func checkSchedule(_ *Context, p *Plan) error {
 		return fmt.Errorf("tasks are given for %d stages of %d", len(p.Tasks), p.Parallel.PP)
 	}
 	for rank, tasks := range p.Tasks {
-		if err := p.checkStage(rank, tasks); err != nil {
+		err := p.checkStage(rank, tasks)
+		if p.Mux.Left {
+			err = p.checkSharedOrder(rank, tasks)
+		}
+		if err != nil {
 			return fmt.Errorf("tasks of stage %d: %w", rank, err)
 		}
 	}
@@ -70,7 +83,7 @@ func (p *Plan) checkStage(rank int, tasks []Task) error {
 		at := place{t.Microbatch, t.Stage}
 		if t.Kind == Forward {
 			if t.Subsequence != forward[at] {
-				return fmt.Errorf("%s comes where %s is due: it reads K and V of all before it", t, Task{Forward, t.Microbatch, forward[at], t.Stage})
+				return fmt.Errorf("%s comes where %s is due: it reads K and V of all before it", t, Task{Forward, t.Microbatch, forward[at], t.Stage, 0})
 			}
 			forward[at]++
 			continue
@@ -83,20 +96,41 @@ func (p *Plan) checkStage(rank int, tasks []Task) error {
 	return nil
 }
 
+// checkSharedOrder: there is one order of tasks that ranks share in.
+func (p *Plan) checkSharedOrder(rank int, tasks []Task) error {
+	if err := p.checkPieces(); err != nil {
+		return err
+	}
+	want := p.borrowedTasks()[rank]
+	for i := range max(len(want), len(tasks)) {
+		if i >= len(tasks) || i >= len(want) || tasks[i] != want[i] {
+			return fmt.Errorf("tasks from number %d on are %v where mux wants %v", i, tasks[min(i, len(tasks)):], want[min(i, len(want)):])
+		}
+	}
+	return nil
+}
+
 // Walk visits the tasks of all stages in an order in which whatever a task waits for comes before it.
 func (p *Plan) Walk(visit func(rank int, t Task)) error {
 	next := make([]int, len(p.Tasks)) // task that a rank does next
-	n, stages := p.Subsequences.N, p.Parallel.Stages()
+	n, stages, parts := p.Subsequences.N, p.Parallel.Stages(), 1+p.mostPieces()
 	done := map[TaskKind][]bool{}
 	for _, kind := range []TaskKind{Forward, Backward} {
-		done[kind] = make([]bool, p.Parallel.Microbatches*n*stages)
+		done[kind] = make([]bool, p.Parallel.Microbatches*n*stages*parts)
 	}
-	index := func(t Task) int { return (t.Microbatch*n+t.Subsequence)*stages + t.Stage }
+	index := func(t Task) int { return ((t.Microbatch*n+t.Subsequence)*stages+t.Stage)*parts + t.Piece }
+	open := map[slot]bool{} // that ranks share in
 	for moved := true; moved; {
 		moved = false
 		for rank, tasks := range p.Tasks {
 			for ; next[rank] < len(tasks); next[rank]++ {
 				t := tasks[next[rank]]
+				if p.Shared(t) && !open[slotOf(t)] {
+					if !p.gathered(t, next) {
+						break
+					}
+					open[slotOf(t)] = true
+				}
 				if _, source, fed := p.Source(t); fed && !done[t.Kind][index(source)] {
 					break
 				}
@@ -114,23 +148,47 @@ func (p *Plan) Walk(visit func(rank int, t Task)) error {
 	return nil
 }
 
+// gathered says whether every rank has come to a shared slot, which begins on all of them at once.
+func (p *Plan) gathered(t Task, next []int) bool {
+	for rank, tasks := range p.Tasks {
+		if at := next[rank]; at == len(tasks) || slotOf(tasks[at]) != slotOf(t) {
+			return false
+		}
+	}
+	return true
+}
+
 // Times are when every task of every stage begins and ends in a run of the schedule in which a layer's forward takes one unit
-// of time, its backward two, and messages none.
+// of time, its backward two, and messages none; where there are pieces, they take that long, and whole tasks as many times as
+// there are. All tasks of a shared slot begin and end together.
 func (p *Plan) Times() (starts, ends [][]int) {
 	starts, ends = make([][]int, p.Parallel.PP), make([][]int, p.Parallel.PP)
 	arrives := make([]map[Task]int, p.Parallel.PP)
 	for r := range arrives {
 		arrives[r] = map[Task]int{}
 	}
+	free := make([]int, p.Parallel.PP)
+	began := map[slot]int{} // slots that ranks share in
 	err := p.Walk(func(rank int, t Task) {
-		start := arrives[rank][t]
-		if n := len(ends[rank]); n > 0 {
-			start = max(start, ends[rank][n-1])
-		}
-		cost := p.LayersPerStage[t.Stage]
+		start, cost := max(arrives[rank][t], free[rank]), p.LayersPerStage[t.Stage]
 		if t.Kind == Backward {
 			cost *= 2
 		}
+		switch at, begun := began[slotOf(t)]; {
+		case p.Shared(t) && begun:
+			start = at
+			cost = free[rank] - at
+		case p.Shared(t):
+			start = slices.Max(free)
+			began[slotOf(t)] = start
+			cost = (t.Slot() + 1) * 2 * slices.Max(p.LayersPerStage)
+			for r := range free {
+				free[r] = start + cost
+			}
+		case t.Piece == 0:
+			cost *= max(1, p.mostPieces())
+		}
+		free[rank] = start + cost
 		starts[rank], ends[rank] = append(starts[rank], start), append(ends[rank], start+cost)
 		if to, next, ok := p.Target(t); ok {
 			arrives[to][next] = start + cost

@@ -27,7 +27,7 @@ func TestScheduleOfABatch(t *testing.T) {
 }
 
 func TestTaskText(t *testing.T) {
-	for _, task := range []Task{{Forward, 0, 3, 0}, {Backward, 12, 345, 0}, {Forward, 1, 2, 3}} {
+	for _, task := range []Task{{Forward, 0, 3, 0, 0}, {Backward, 12, 345, 0, 0}, {Forward, 1, 2, 3, 4}} {
 		text, _ := task.MarshalText()
 		var back Task
 		if err := back.UnmarshalText(text); err != nil || back != task {
@@ -79,7 +79,7 @@ func exchangeMicrobatches(tasks []Task) {
 func TestStagesThatWaitForEachOther(t *testing.T) {
 	p := planOf(t, "tiny.sppo", "schedule.subsequences=1")
 	allForward := func(stage int) []Task {
-		return []Task{{Forward, 0, 0, stage}, {Forward, 1, 0, stage}, {Backward, 0, 0, stage}, {Backward, 1, 0, stage}}
+		return []Task{{Forward, 0, 0, stage, 0}, {Forward, 1, 0, stage, 0}, {Backward, 0, 0, stage, 0}, {Backward, 1, 0, stage, 0}}
 	}
 	p.Tasks[1] = allForward(1)
 	if err := Verify(p); err == nil || !strings.Contains(err.Error(), "waits for ever") {

@@ -216,6 +216,7 @@ func missingPolicies(p *Plan) []problem {
 	off := s.Offload.Policy
 	refuse(off == "memory", "schedule.offload", "offload = "+off, "none, full, adaptive, carry, a share, or a list of shares")
 	refuse(s.Mux != "" && s.Mux != "off" && s.Mux != "auto", "schedule.mux", "mux = "+s.Mux, "off")
+	refuse(s.MuxShares == "even", "schedule.mux_shares", "mux_shares = even", "fluid")
 	refuse(s.SPMode == "ring", "schedule.sp_mode", "sp_mode = "+s.SPMode, "megatron or ulysses")
 	refuse(s.Keep != nil && len(s.Keep) < 2, "schedule.keep", "streaming of K and V", "keep = [k, v]")
 	return append(found, strategyProblems(p)...)

@@ -124,7 +124,7 @@ func (p *Plan) forwardOrder(rank, microbatch int) []Task {
 	for first := 0; first < n; first += group {
 		for _, stage := range p.StagesOf(rank) {
 			for i := first; i < min(first+group, n); i++ {
-				order = append(order, Task{Forward, microbatch, i, stage})
+				order = append(order, Task{Forward, microbatch, i, stage, 0})
 			}
 		}
 	}
