@@ -21,7 +21,9 @@ func TestFootprint(t *testing.T) {
 		{"../examples/paper/gpt-7b-512k.sppo", settings("none", "full", "0.5", "carry", "schedule.virtual_stages=2", "schedule.recompute=keep_attention",
 			"cluster.d2h_bandwidth=8GB/s schedule.offload=carry", "train.batch=4 schedule.strategy=seq1f1b", "train.batch=4 schedule.strategy=terapipe", "schedule.pp=1 schedule.sp=4",
 			"schedule.pp=1 schedule.order=layer model.layers=4", "schedule.pp=1 schedule.order=layer model.layers=5 schedule.recompute=full train.batch=2",
-			"schedule.pp=1 schedule.order=layer model.layers=6 schedule.virtual_stages=3 schedule.offload=0.5", "schedule.pp=1 schedule.order=layer model.layers=4 schedule.offload=none")},
+			"schedule.pp=1 schedule.order=layer model.layers=6 schedule.virtual_stages=3 schedule.offload=0.5", "schedule.pp=1 schedule.order=layer model.layers=4 schedule.offload=none",
+			"memory", "auto", "schedule.offload=auto schedule.recompute=auto cluster.device_memory=34GiB cluster.d2h_bandwidth=3GB/s cluster.h2d_bandwidth=3GB/s",
+			"schedule.offload=none schedule.recompute=auto")},
 		{"../examples/paper/gpt-13b-512k.sppo", settings("none", "full", "schedule.sp_mode=ulysses schedule.dp=2 schedule.pp=4 train.batch=2 model.tied=true", "train.batch=4 schedule.strategy=1f1b schedule.subsequences=1",
 			"schedule.sp_mode=ulysses schedule.zero=2 schedule.subsequences=1 schedule.recompute=full schedule.offload=none",
 			"schedule.sp_mode=ulysses schedule.zero=3 schedule.subsequences=1 schedule.recompute=full schedule.offload=none",
@@ -30,6 +32,9 @@ func TestFootprint(t *testing.T) {
 		for _, set := range c.sets {
 			plan := planOf(t, c.file, set...)
 			checkFootprint(t, fmt.Sprint(c.file, set), plan)
+			if plan.Offload.Policy == "auto" && !plan.Memory.Fits {
+				t.Errorf("%s %v: what was chosen to fit does not", c.file, set)
+			}
 		}
 	}
 }

@@ -19,8 +19,8 @@ type Case struct {
 	SPMode                    string // megatron | ulysses
 	Zero                      string // 0 | 1 | 2 | 3
 	Partition                 string // flops | length | list
-	Offload                   string // none | full | 0.5 | adaptive | list
-	Recompute                 string // none | selective | keep_attention | full
+	Offload                   string // none | full | 0.5 | adaptive | memory | auto | list
+	Recompute                 string // none | selective | keep_attention | full | auto
 	// An empty string stands for the first of its choices.
 
 	Steps, Layers, Sequence, Vocab int

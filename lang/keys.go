@@ -400,7 +400,7 @@ var scheduleKeys = []*Key{
 			"and those of the others wait on the host, like the hidden states between layers, unless `offload` keeps them. `virtual_stages` makes groups of layers take turns instead of single ones.",
 		set: func(s *Spec, v value) { s.Schedule.Order = v.name }},
 	{Block: blockSchedule, Name: "recompute", takes: names("auto", "none", "full", "selective", "keep_attention"), Default: "auto", Example: "selective",
-		Doc: "Which activations are computed again in the backward instead of being saved: none, all of a layer, outputs of norms and activation functions, or all but attention. `auto` is none.",
+		Doc: "Which activations are computed again in the backward instead of being saved: none, all of a layer, outputs of norms and activation functions, or all but attention. `auto` makes nothing again where there is room; else units of layers in the order of the time that a byte costs, against copies to the host, and only where it must.",
 		set: func(s *Spec, v value) { s.Schedule.Recompute = v.name }},
 	{Block: blockSchedule, Name: "strategy", takes: names("auto", "sppo", "terapipe", "seq1f1b", "1f1b", "gpipe", "zb-h1"), Default: "auto", Example: "1f1b",
 		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward; the others are the systems that it is compared with (`zb-h1` is not there yet). `auto` is sppo.",
@@ -412,7 +412,7 @@ var scheduleKeys = []*Key{
 		takes: valueType{number: &number{max: 1}}.orNames("auto", "none", "full", "adaptive", "carry", "memory").
 			orList(valueType{number: &number{max: 1}}, 1, maxRanks),
 		Doc: "How much of the activations goes to the host between forward and backward: nothing, all, a share, a share for each subsequence in a list, or a policy. " +
-			"`adaptive`: what can be copied behind the next task. `carry`: copies may lag, and drain by the turn. `memory`: the lowest peak without waiting for a copy (not there yet). `auto` is full.",
+			"`adaptive`: what can be copied behind the next task. `carry`: copies may lag, and drain by the turn. `memory`: the lowest peak without waiting for a copy. `auto`: as little as fits, down to nothing, first what computation hides.",
 		set: setOffload},
 	{Block: blockSchedule, Name: "mux", takes: names("auto", "off", "left", "right", "on"), Default: "auto", Example: "off",
 		Doc: "Whether idle stages take a part of the tasks next to the bubble: not, at the start, at the end, or both (not there yet). `auto` is off.",

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"sppo/ir"
+	"sppo/ir/cost"
 )
 
 // TestFootprintTerms: the terms are what they say, here of a job that offloads nothing, at its turn.
@@ -30,5 +31,13 @@ func BenchmarkFootprint(b *testing.B) {
 	c := &Context{}
 	for b.Loop() {
 		footprint(c, p)
+	}
+}
+
+func BenchmarkSimulate(b *testing.B) {
+	p := planOf(b, "paper/gpt-65b-1m.sppo")
+	t := taskCosts(&Context{}, p, cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks()))
+	for b.Loop() {
+		p.simulate(t)
 	}
 }

@@ -1,6 +1,7 @@
 package passes
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,37 +13,86 @@ import (
 
 // offload decides the fate of every type-1 unit.
 //
-// Input: Tasks, Units, Lengths. Output: Offload. Invariant: the bytes that go differ from alpha times all by at most
-// half of a unit. Paper: section 4.1.
+// Input: Tasks, Units, Lengths, Recompute. Output: Offload. Invariant: where a share is asked for, the bytes that go differ from it
+// by at most half of a unit. Paper: section 4.1.
 func offload(c *Context, p *Plan) error {
-	policy, alpha, why := p.wantedAlpha(c)
+	policy := cmp.Or(p.Schedule.Offload.Policy, policyAuto)
 	p.keepAll(c, policy)
+	p.Offload.Park = p.layerOrder() && policy != "none"
+	if policy == policyAuto || policy == policyMemory || p.Recompute == policyAuto {
+		newChooser(c, p).choose(policy)
+		return nil
+	}
+	p.decide("offload", "policy", policy, p.takeShares(c))
+	p.chooseTiming(taskCosts(c, p, p.costModel()))
+	p.explainTiming()
+	return nil
+}
+
+// Policies that weigh fates against each other.
+const (
+	policyAuto   = "auto"
+	policyMemory = "memory"
+)
+
+func (p *Plan) costModel() cost.Model { return cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks()) }
+
+// takeShares sends the share of each subsequence that the request asks for, and says why.
+func (p *Plan) takeShares(c *Context) (why string) {
+	alpha, why := p.wantedAlpha(c)
 	for s := range p.Parallel.PP {
 		for i := range p.Subsequences.N {
 			p.chooseUnits(c, s, i, alpha(i))
 		}
 	}
-	p.decide("offload", "policy", policy, why)
-	p.Offload.Park = p.layerOrder() && policy != "none"
-	if policy == "none" {
-		return nil
-	}
-	costs := taskCosts(c, p, cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks()))
-	p.Offload.Ahead = max(2, slices.Max(p.LayersPerStage))
-	if policy == "carry" {
-		p.chooseLag(costs)
-	}
-	p.chooseAhead(costs)
-	return nil
+	return why
 }
+
+// chooseTiming says when copies begin and how long they may last.
+func (p *Plan) chooseTiming(t *costs) {
+	if !p.copies() {
+		return
+	}
+	p.Offload.Ahead = p.longestAhead()
+	if p.Offload.Policy == "carry" {
+		p.chooseLag(t)
+	}
+	p.chooseAhead(t)
+}
+
+// copies says whether anything goes to the host.
+func (p *Plan) copies() bool {
+	for _, stage := range p.Offload.Fate {
+		for _, fate := range stage {
+			if strings.ContainsRune(fate, FateOffload) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (p *Plan) explainTiming() {
+	if !p.copies() {
+		return
+	}
+	if p.Offload.Lag > 1 || p.Offload.Policy == "carry" {
+		p.decide("offload", "lag", fmt.Sprintf("%d of %d tasks", p.Offload.Lag, p.longestLag()),
+			"copies out may lag that many tasks behind their forward: the fewest that make the step no longer")
+	}
+	p.decide("offload", "ahead", fmt.Sprintf("%d of %d layers", p.Offload.Ahead, p.longestAhead()),
+		"a layer's reload is issued that many layers of backward before it is needed: the fewest that make the step no longer, so that bytes are held no longer than they must be")
+}
+
+// longestAhead is that of the paper, a task. One of a single layer is over when the same layer of the next begins.
+func (p *Plan) longestAhead() int { return max(2, slices.Max(p.LayersPerStage)) }
+
+func (p *Plan) longestLag() int { return p.Subsequences.N * p.Parallel.VirtualStages }
 
 // chooseLag lets copies out lag as many tasks as makes the step shorter, and no more: a copy that is not done by then
 // stalls, and bytes that are freed later are bytes more at the peak.
 func (p *Plan) chooseLag(t *costs) {
-	longest := p.Subsequences.N * p.Parallel.VirtualStages
-	p.Offload.Lag = p.shortest(longest, func(lag int) { p.Offload.Lag = lag }, t)
-	p.decide("offload", "lag", fmt.Sprintf("%d of %d tasks", p.Offload.Lag, longest),
-		"copies out may lag that many tasks behind their forward: the fewest that make the step no longer")
+	p.Offload.Lag = p.shortest(p.longestLag(), func(lag int) { p.Offload.Lag = lag }, t)
 }
 
 // shortest is the least value of a setting, of 1 to most, with which the step is as short as with the most, to a ten-thousandth.
@@ -67,44 +117,40 @@ func (p *Plan) shortest(most int, set func(int), t *costs) int {
 // shortest whose step is as fast as with the longest. What comes back later holds its bytes for a shorter time, which at the
 // turn and at the long first subsequences is what the peak is made of.
 func (p *Plan) chooseAhead(t *costs) {
-	longest := max(2, slices.Max(p.LayersPerStage)) // a task of one layer is over when the same layer of the next begins
-	ahead := p.shortest(longest, func(ahead int) { p.Offload.Ahead = ahead }, t)
-	p.decide("offload", "ahead", fmt.Sprintf("%d of %d layers", ahead, longest),
-		"a layer's reload is issued that many layers of backward before it is needed: the fewest that make the step no longer, so that bytes are held no longer than they must be")
+	p.Offload.Ahead = p.shortest(p.longestAhead(), func(ahead int) { p.Offload.Ahead = ahead }, t)
 }
 
-// wantedAlpha is the share of each stage and subsequence that the request asks for.
-func (p *Plan) wantedAlpha(c *Context) (policy string, alpha func(i int) float64, why string) {
+// wantedAlpha is the share of each subsequence that the request asks for.
+func (p *Plan) wantedAlpha(c *Context) (alpha func(i int) float64, why string) {
 	constant := func(v float64) func(int) float64 { return func(int) float64 { return v } }
 	switch req := p.Schedule.Offload; req.Policy {
 	case "none":
-		return "none", constant(0), "given: everything stays on the device"
+		return constant(0), "given: everything stays on the device"
 	case "full":
-		return "full", constant(1), "given: everything goes, of the last subsequence too"
+		return constant(1), "given: everything goes, of the last subsequence too"
 	case "ratio":
-		return "ratio", constant(req.Alpha[0]), fmt.Sprintf("given: %g of the bytes of every subsequence, in whole units", req.Alpha[0])
+		return constant(req.Alpha[0]), fmt.Sprintf("given: %g of the bytes of every subsequence, in whole units", req.Alpha[0])
 	case "list":
-		return "list", func(i int) float64 { return req.Alpha[i] }, "given: a share for each subsequence, in whole units"
+		return func(i int) float64 { return req.Alpha[i] }, "given: a share for each subsequence, in whole units"
 	case "adaptive":
-		return "adaptive", p.adaptiveAlpha(c), "given: of each subsequence what can be copied behind the forward of the next, nothing of the last"
-	}
-	if p.Schedule.Offload.Policy == "carry" {
+		return p.adaptiveAlpha(c), "given: of each subsequence what can be copied behind the forward of the next, nothing of the last"
+	case "carry":
 		all := func(i int) float64 {
 			if i == p.Subsequences.N-1 {
 				return 0
 			}
 			return 1
 		}
-		return "carry", all, "given: everything goes but the last subsequence, whose backward follows at once; copies may lag and drain by the turn"
+		return all, "given: everything goes but the last subsequence, whose backward follows at once; copies may lag and drain by the turn"
 	}
-	return "full", constant(1), "auto is full: the longest sequences fit"
+	panic("internal: no shares for offload = " + p.Schedule.Offload.Policy)
 }
 
 // adaptiveAlpha is the paper's ratio, section 4.1 with the indices that it needs: alpha_i = min(1, BW * T_{i+1} / A_i),
 // where A_i are the type-1 bytes of s_i on the stage and T_{i+1} is the time of the forward behind which they are copied;
 // alpha_{N-1} = 0, for the backward of the last subsequence follows at once.
 func (p *Plan) adaptiveAlpha(c *Context) func(i int) float64 {
-	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
+	m := p.costModel()
 	pr := pricer{cost: m, link: p.widestLink(m, p.stageRanks)}
 	g := c.Model(p)
 	forward, copied := make([]ir.Seconds, p.Subsequences.N), make([]ir.Seconds, p.Subsequences.N) // of one layer

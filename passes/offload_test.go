@@ -72,7 +72,7 @@ func TestOffloadPolicies(t *testing.T) {
 	}{
 		{"none", []float64{0, 0, 0, 0}},
 		{"full", []float64{1, 1, 1, 1}},
-		{"auto", []float64{1, 1, 1, 1}},
+		{"auto", []float64{0, 0, 0, 0}},
 		{"0.5", []float64{0.5, 0.5, 0.5, 0.5}},
 		{"[1, 0.7, 0.2, 0]", []float64{1, 0.7, 0.2, 0}},
 	} {

@@ -32,6 +32,14 @@ type costs struct {
 	hiddenOut, hiddenBack  []ir.Seconds     // [i], of a task's input
 	cacheOut               []ir.Seconds     // [i], of a layer's K and V
 	cacheBack              ir.Seconds       // of K and V of a whole sequence
+	under                  []ir.Seconds     // [i]: collectives of parameters that a layer's backward finds under way
+	remaking               map[remadeKey]ir.Seconds
+}
+
+// remadeKey is what the time to make units of a layer again depends on.
+type remadeKey struct {
+	i      int
+	remade graph.Units
 }
 
 // pricer takes nodes of a block to time.
@@ -46,14 +54,15 @@ func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 	weights, gradients := newUpdater(p, g, m).visit()
 	between := p.widestLink(m, p.neighbours)
 	stages := p.Parallel.PP
-	t := &costs{again: make([][][]ir.Seconds, stages), d2h: make([][][]ir.Seconds, stages), h2d: make([][][]ir.Seconds, stages)}
+	t := &costs{again: perStage(stages, n), d2h: perStage(stages, n), h2d: perStage(stages, n)}
 	for i := range n {
 		z := p.Size(i)
 		t.forward = append(t.forward, pr.makespan(g.Layer, g.Layer.Forward, z, weights))
-		under := weights // collectives of parameters that a backward finds under way
+		under := weights
 		if p.Completes(Task{Kind: Backward, Subsequence: i}) {
 			under += gradients
 		}
+		t.under = append(t.under, under)
 		t.backward = append(t.backward, pr.makespan(g.Layer, g.Layer.Backward, z, under))
 		t.embed = append(t.embed, pr.time(g, g.Embedding, g.Embedding.Forward, z))
 		t.embedGrad = append(t.embedGrad, pr.time(g, g.Embedding, g.Embedding.Backward, z))
@@ -65,32 +74,10 @@ func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 		t.addCaches(m, g.Layer, z)
 		sizes := p.unitBytes(c, i)
 		for s := range stages {
-			fate := p.Offload.Fate[s][i]
-			out, back := copyTimes(m, fate, sizes)
-			t.d2h[s], t.h2d[s] = append(t.d2h[s], out), append(t.h2d[s], back)
-			t.again[s] = append(t.again[s], pr.timesAgain(g, fate, z, under, t.backward[i]))
+			t.setFate(pr, g, s, i, p.Offload.Fate[s][i], sizes, z)
 		}
 	}
 	return t
-}
-
-// timesAgain is for every layer of a fate how much longer its backward takes than that of a layer which makes no unit again.
-func (pr pricer) timesAgain(g *graph.Model, fate string, z graph.Size, under, plain ir.Seconds) []ir.Seconds {
-	units := len(g.Layer.Units)
-	again := make([]ir.Seconds, len(fate)/units)
-	known := map[string]ir.Seconds{}
-	for k := range again {
-		letters := fate[k*units : (k+1)*units]
-		t, ok := known[letters]
-		if !ok {
-			if b := g.LayerWithout(remadeBy(letters)); b != g.Layer {
-				t = pr.makespan(b, b.Backward, z, under) - plain
-			}
-			known[letters] = t
-		}
-		again[k] = t
-	}
-	return again
 }
 
 // addCaches prices the copies of K and V, out by subsequence, back as a whole.
@@ -108,18 +95,54 @@ func (t *costs) addCaches(m cost.Model, b *graph.Block, z graph.Size) {
 }
 
 // copyTimes are the durations of the copies of each layer of a stage, one instruction a unit.
-func copyTimes(m cost.Model, fate string, sizes []ir.Bytes) (out, back []ir.Seconds) {
-	layers := len(fate) / max(1, len(sizes))
-	out, back = make([]ir.Seconds, layers), make([]ir.Seconds, layers)
-	for at := range len(fate) {
-		if fate[at] != FateOffload {
-			continue
-		}
-		k, n := at/len(sizes), sizes[at%len(sizes)]
-		out[k] += m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{})
-		back[k] += m.Time(ir.Work{Kind: ir.WorkH2D, Bytes: n}, cost.Link{})
+
+func perStage(stages, n int) [][][]ir.Seconds {
+	out := make([][][]ir.Seconds, stages)
+	for s := range out {
+		out[s] = make([][]ir.Seconds, n)
 	}
-	return out, back
+	return out
+}
+
+// setFate prices what the fate of a stage's units of a subsequence adds to each layer: copies, one instruction a unit, and what
+// its backward makes again.
+func (t *costs) setFate(pr pricer, g *graph.Model, stage, i int, fate string, sizes []ir.Bytes, z graph.Size) {
+	units := len(sizes)
+	layers := len(fate) / units
+	out, back, again := make([]ir.Seconds, layers), make([]ir.Seconds, layers), make([]ir.Seconds, layers)
+	for k := range layers {
+		for u, n := range sizes {
+			if fate[k*units+u] == FateOffload {
+				o, b := pr.copies(n)
+				out[k], back[k] = out[k]+o, back[k]+b
+			}
+		}
+		again[k] = t.timeAgain(pr, g, i, remadeBy(fate[k*units:(k+1)*units]), z)
+	}
+	t.d2h[stage][i], t.h2d[stage][i], t.again[stage][i] = out, back, again
+}
+
+// timeAgain is how much longer the backward of a layer takes that makes units again.
+func (t *costs) timeAgain(pr pricer, g *graph.Model, i int, remade graph.Units, z graph.Size) ir.Seconds {
+	if remade == 0 {
+		return 0
+	}
+	key := remadeKey{i, remade}
+	d, known := t.remaking[key]
+	if !known {
+		if t.remaking == nil {
+			t.remaking = map[remadeKey]ir.Seconds{}
+		}
+		b := g.LayerWithout(remade)
+		d = pr.makespan(b, b.Backward, z, t.under[i]) - t.backward[i]
+		t.remaking[key] = d
+	}
+	return d
+}
+
+// copies are the times of a copy to the host and of one back.
+func (pr pricer) copies(n ir.Bytes) (out, back ir.Seconds) {
+	return pr.cost.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{}), pr.cost.Time(ir.Work{Kind: ir.WorkH2D, Bytes: n}, cost.Link{})
 }
 
 // rank is a rank of the first replica.

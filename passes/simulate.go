@@ -6,12 +6,14 @@ import "sppo/ir"
 // the host beside them, in the order that the program will have: the copies of a layer leave once it has run; what
 // takes their bytes, the same layer of the next task but one, waits for them; in the backward a layer of the next task
 // comes back once this task has freed the bytes of the same layer.
-func (p *Plan) simulate(t *costs) {
+func (p *Plan) simulate(t *costs) { p.run(t).report(p) }
+
+func (p *Plan) run(t *costs) *simulation {
 	s := &simulation{costs: t, plan: p, stages: make([]simStage, len(p.Tasks))}
 	for i := range s.stages {
 		s.stages[i] = simStage{
 			tasks: p.Tasks[i], d2h: t.d2h[i], h2d: t.h2d[i], spans: map[int]layerSpan{},
-			left: map[Task][]ir.Seconds{}, back: map[Task][]ir.Seconds{}, arrives: map[Task]ir.Seconds{},
+			late: make([]ir.Seconds, p.Subsequences.N), left: map[Task][]ir.Seconds{}, back: map[Task][]ir.Seconds{}, arrives: map[Task]ir.Seconds{},
 			simHost: newSimHost(p.Detours(p.Tasks[i])),
 		}
 		for _, j := range p.StagesOf(i) {
@@ -22,7 +24,17 @@ func (p *Plan) simulate(t *costs) {
 	if err := p.Walk(s.task); err != nil {
 		panic("internal: simulating an order that was not verified: " + err.Error())
 	}
-	s.report(p)
+	return s
+}
+
+// late is how long each stage waits for the copies of each subsequence. Waits do not count twice: what waited for one copy has
+// given the next ones time.
+func (s *simulation) late() [][]ir.Seconds {
+	late := make([][]ir.Seconds, len(s.stages))
+	for i := range s.stages {
+		late[i] = s.stages[i].late
+	}
+	return late
 }
 
 type simulation struct {
@@ -40,6 +52,7 @@ type simStage struct {
 	done     int               // tasks
 
 	now, busy, exposed ir.Seconds
+	late               []ir.Seconds // [i]: part of exposed
 	d2hFree, h2dFree   ir.Seconds
 	sendFree           [2]ir.Seconds         // towards the next and the previous stage
 	arrives            map[Task]ir.Seconds   // inputs of tasks
@@ -53,7 +66,7 @@ func (s *simulation) task(stage int, t Task) {
 	begin := st.now
 	st.now = max(st.now, st.arrives[t])
 	delete(st.arrives, t)
-	st.wait(st.fetched[t])
+	st.waitFor(st.fetched[t])
 	lagging := st.lagging
 	_, _, fed := s.plan.Source(t)
 	to, next, feeds := s.plan.Target(t)
@@ -62,7 +75,7 @@ func (s *simulation) task(stage int, t Task) {
 	} else {
 		s.backwardTask(st, t, !fed, !feeds, begin)
 	}
-	st.wait(lagging)
+	st.waitFor(lagging)
 	detours := st.detours[st.done]
 	st.done++
 	if detours {
@@ -91,8 +104,14 @@ func (st *simStage) run(d ir.Seconds) {
 	st.busy += d
 }
 
-// wait is for a copy: what it costs is exposed.
-func (st *simStage) wait(until ir.Seconds) {
+// wait is for the copy of a unit of subsequence i.
+func (st *simStage) wait(i int, until ir.Seconds) {
+	st.late[i] += max(0, until-st.now)
+	st.waitFor(until)
+}
+
+// waitFor is for any copy: what it costs is exposed.
+func (st *simStage) waitFor(until ir.Seconds) {
 	if until > st.now {
 		st.exposed += until - st.now
 		st.now = until
@@ -125,7 +144,7 @@ func (p *Plan) Leaving(tasks []Task, i int) []Task {
 func (st *simStage) release(leaving []Task, k int) {
 	for _, t := range leaving {
 		if left := st.left[t]; k < len(left) {
-			st.wait(left[k])
+			st.wait(t.Subsequence, left[k])
 		}
 	}
 }
@@ -167,7 +186,7 @@ func (s *simulation) backwardTask(st *simStage, t Task, loses, embeds bool, begi
 	}
 	for k := range end - first {
 		if back := st.back[t]; back != nil {
-			st.wait(back[end-1-k])
+			st.wait(i, back[end-1-k])
 		}
 		s.waitCaches(st, t, end-first-1-k)
 		st.run(s.backwardOf(s.plan.Home(t.Stage), i, end-1-k))

@@ -46,7 +46,7 @@ func (s *simulation) fetch(st *simStage) {
 // waitCaches waits for K and V of the k-th layer of a backward's stage.
 func (s *simulation) waitCaches(st *simStage, t Task, k int) {
 	if s.plan.Unparks(t) {
-		st.wait(st.caches[t.Stage][k])
+		st.waitFor(st.caches[t.Stage][k])
 	}
 }
 

@@ -1,6 +1,7 @@
 package passes
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -28,11 +29,8 @@ func solve(c *Context, p *Plan) error {
 	if err := c.diagnose(sizeProblems(p)); err != nil {
 		return err
 	}
-	p.Recompute = p.Schedule.Recompute
-	if p.Recompute == "" || p.Recompute == "auto" { // activations are offloaded instead
-		p.Recompute = graph.RecomputeNone
-	}
-	if p.Recompute != graph.RecomputeNone {
+	p.Recompute = cmp.Or(p.Schedule.Recompute, policyAuto) // which the pass offload weighs against copies
+	if p.Recompute != graph.RecomputeNone && p.Recompute != policyAuto {
 		p.decide("solve", "recompute", p.Recompute, "given: that much less is kept between forward and backward, and made again")
 	}
 	p.LayersPerStage = evenLayers(p.Model.Layers, p.Parallel.Stages())
@@ -213,8 +211,6 @@ func missingPolicies(p *Plan) []problem {
 			found = append(found, fault(key, lang.NotYet, "for now "+instead, "%s is not implemented yet", what))
 		}
 	}
-	off := s.Offload.Policy
-	refuse(off == "memory", "schedule.offload", "offload = "+off, "none, full, adaptive, carry, a share, or a list of shares")
 	refuse(s.Mux != "" && s.Mux != "off" && s.Mux != "auto", "schedule.mux", "mux = "+s.Mux, "off")
 	refuse(s.MuxShares == "even", "schedule.mux_shares", "mux_shares = even", "fluid")
 	refuse(s.SPMode == "ring", "schedule.sp_mode", "sp_mode = "+s.SPMode, "megatron or ulysses")
@@ -282,7 +278,7 @@ func modelProblems(p *Plan) []problem {
 	oneOf("model.positions", m.Positions, lang.PositionsLearned, lang.PositionsRope, lang.PositionsNone)
 	oneOf("model.dtype", m.DType, "f32", "bf16")
 	if p.Recompute != "" { // before solve has run
-		oneOf("schedule.recompute", p.Recompute, graph.RecomputeNone, graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull)
+		oneOf("schedule.recompute", p.Recompute, policyAuto, graph.RecomputeNone, graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull)
 	}
 	if m.Heads%m.KVHeads != 0 {
 		found = append(found, fault("model.kv_heads", lang.Indivisible, "", "%d key and value heads do not divide heads = %d", m.KVHeads, m.Heads))

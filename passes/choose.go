@@ -1,0 +1,628 @@
+package passes
+
+import (
+	"fmt"
+	"slices"
+	"sort"
+
+	"sppo/graph"
+	"sppo/ir"
+)
+
+// The policies that weigh fates against each other: `offload = memory`, `offload = auto`, `recompute = auto`.
+//
+// A copy that computation hides costs nothing, so such copies come first. What they do not free is made again or copied in
+// front of computation, whichever takes less time for a byte. All of a stage's units thus have one order in which they leave
+// the device, and a stage takes the shortest beginning of it that fits.
+
+// chooser changes the fates of a plan's units, and keeps what they cost beside them.
+type chooser struct {
+	context *Context
+	plan    *Plan
+	pricer  pricer
+	graph   *graph.Model
+	sizes   [][]ir.Bytes // [i][unit]
+	order   []int        // units of a layer: which go to the host first
+	inputs  [][]ir.Bytes // of stages: messages that are held beside each task; nil: to be found
+	costs   *costs
+	remake  []remake // in which order units are made again; empty: none are
+	why     string   // of shares that were asked for
+
+	device, host ir.Bytes // of one rank; 0: not known, and so no limit
+}
+
+func newChooser(c *Context, p *Plan) *chooser {
+	m, machine := p.costModel(), ir.Machine(p.Cluster)
+	g := c.Model(p)
+	h := &chooser{
+		device: ir.Bytes(machine.DeviceMemory), host: machine.HostMemoryPerRank(),
+		context: c, plan: p, graph: g, pricer: pricer{cost: m, link: p.widestLink(m, p.stageRanks)},
+		costs: taskCosts(c, p, m),
+	}
+	for i := range p.Subsequences.N {
+		h.sizes = append(h.sizes, p.unitBytes(c, i))
+	}
+	h.order = bySize(h.sizes[0])
+	if p.Recompute == policyAuto {
+		h.remake = h.remakes()
+		h.order = h.dearestFirst()
+	}
+	return h
+}
+
+// turn is a unit's change of fate.
+type turn struct {
+	i, at int // subsequence, letter
+	to    byte
+}
+
+// letters of a stage, for each subsequence, to be changed.
+type letters [][]byte
+
+func (h *chooser) lettersOf(stage int) letters {
+	out := make(letters, h.plan.Subsequences.N)
+	for i, fate := range h.plan.Offload.Fate[stage] {
+		out[i] = []byte(fate)
+	}
+	return out
+}
+
+// put makes letters the fate of a stage, as far as they differ from it.
+func (h *chooser) put(stage int, l letters) {
+	o := &h.plan.Offload
+	for i, fate := range l {
+		if string(fate) == o.Fate[stage][i] {
+			continue
+		}
+		if h.plan.layerOrder() { // what waits where depends on it
+			h.inputs = nil
+		}
+		o.Fate[stage][i], o.Alpha[stage][i] = string(fate), placedShare(fate, h.sizes[i])
+		h.costs.setFate(h.pricer, h.graph, stage, i, string(fate), h.sizes[i], h.plan.Size(i))
+	}
+}
+
+// bound is the footprint of one stage as it stands.
+func (h *chooser) bound(stage int) (device, host ir.Bytes) {
+	if h.inputs == nil {
+		h.inputs = h.plan.waitingInputs(h.graph)
+	}
+	peak, host := h.context.stageFootprint(h.plan, stage, h.inputs[stage])
+	return peak.Bytes, host
+}
+
+// fits says whether a stage has room as it stands. A cluster that gives no size has room for anything.
+func (h *chooser) fits(stage int) bool {
+	device, host := h.bound(stage)
+	return within(device, h.device) && within(host, h.host)
+}
+
+func within(n, capacity ir.Bytes) bool { return n <= capacity || capacity <= 0 }
+
+func (h *chooser) allFit() bool {
+	for s := range h.plan.Tasks {
+		if !h.fits(s) {
+			return false
+		}
+	}
+	return true
+}
+
+// mayLeave says for each unit of a stage whether something runs between its forward and its backward: not where one follows the
+// other at once.
+func (h *chooser) mayLeave(stage int) [][]bool {
+	p := h.plan
+	units := len(h.sizes[0])
+	may := make([][]bool, p.Subsequences.N)
+	for i := range may {
+		may[i] = slices.Repeat([]bool{true}, p.layersOf(stage)*units)
+	}
+	tasks := p.Tasks[stage]
+	for n := 1; n < len(tasks); n++ {
+		if !tasks[n].Undoes(tasks[n-1]) {
+			continue
+		}
+		first, end := p.span(tasks[n].Stage)
+		for at := first * units; at < end*units; at++ {
+			may[tasks[n].Subsequence][at] = false
+		}
+	}
+	return may
+}
+
+// leave is the order in which units go to the host: earlier subsequences first, which have longest until they return; of a
+// subsequence the first layers, whose backward comes last; of a layer what order says. Where others may be made again, all of
+// a unit that is dear to make goes before any of a cheaper one.
+func (h *chooser) leave(stage int) []turn {
+	units := len(h.sizes[0])
+	may := h.mayLeave(stage)
+	var out []turn
+	for i := range may {
+		for l := range len(may[i]) / units {
+			for _, u := range h.order {
+				if at := l*units + u; may[i][at] {
+					out = append(out, turn{i, at, FateOffload})
+				}
+			}
+		}
+	}
+	if len(h.remake) > 0 {
+		slices.SortStableFunc(out, func(a, b turn) int { return slices.Index(h.order, a.at%units) - slices.Index(h.order, b.at%units) })
+	}
+	return out
+}
+
+// hide sends all units to the host that computation hides the copies of, on every stage: all that may leave, and then as many
+// stay as something waited for, until nothing waits.
+func (h *chooser) hide() {
+	for s := range h.plan.Tasks {
+		l := h.lettersOf(s)
+		for _, t := range h.leave(s) {
+			if l[t.i][t.at] == FateKeep {
+				l[t.i][t.at] = t.to
+			}
+		}
+		h.put(s, l)
+	}
+	for {
+		late := h.plan.run(h.costs).late()
+		waits := false
+		for s := range late {
+			l := h.lettersOf(s)
+			for i, t := range late[s] {
+				if t > noWait {
+					waits = h.stay(l[i], i, t) || waits
+				}
+			}
+			h.put(s, l)
+		}
+		if !waits {
+			return
+		}
+	}
+}
+
+// noWait is less time than anything takes.
+const noWait = 1e-9
+
+// stay keeps units of a subsequence on the device whose copies one way take as long as something waited for them, the last to go
+// first. It says whether there were any.
+func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
+	units := len(h.sizes[i])
+	any := false
+	for layer := len(l)/units - 1; layer >= 0; layer-- {
+		for k := range h.order {
+			at := layer*units + h.order[units-1-k]
+			if l[at] != FateOffload {
+				continue
+			}
+			l[at], any = FateKeep, true
+			out, back := h.pricer.copies(h.sizes[i][at%units])
+			if wait -= max(out, back); wait <= 0 {
+				return true
+			}
+		}
+	}
+	return any
+}
+
+// hideBest does so with the lag that leaves the least at the peak, and reloads that begin as late as hides them.
+func (h *chooser) hideBest() {
+	p := h.plan
+	base := h.snapshot()
+	var best *snapshot
+	var least ir.Bytes
+	for lag := 1; lag <= p.Subsequences.N; lag *= 2 {
+		h.restore(base)
+		p.Offload.Lag, p.Offload.Ahead = lag, p.longestAhead()
+		h.hide()
+		p.chooseAhead(h.costs)
+		peak := ir.Bytes(0)
+		for s := range p.Tasks {
+			device, _ := h.bound(s)
+			peak = max(peak, device)
+		}
+		if best != nil && peak >= least {
+			break
+		}
+		best, least = h.snapshot(), peak
+		if h.nothingStays() {
+			break
+		}
+	}
+	h.restore(best)
+}
+
+// nothingStays says whether all that may leave does.
+func (h *chooser) nothingStays() bool {
+	for s := range h.plan.Tasks {
+		for _, t := range h.leave(s) {
+			if h.plan.Offload.Fate[s][t.i][t.at] == FateKeep {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// snapshot is a choice that may be returned to.
+type snapshot struct {
+	fates      []letters
+	lag, ahead int
+}
+
+func (h *chooser) snapshot() *snapshot {
+	s := &snapshot{lag: h.plan.Offload.Lag, ahead: h.plan.Offload.Ahead}
+	for stage := range h.plan.Tasks {
+		s.fates = append(s.fates, h.lettersOf(stage))
+	}
+	return s
+}
+
+func (h *chooser) restore(s *snapshot) {
+	h.plan.Offload.Lag, h.plan.Offload.Ahead = s.lag, s.ahead
+	for stage := range s.fates {
+		h.put(stage, s.fates[stage])
+	}
+}
+
+// shorten takes of a stage's turns the shortest beginning that lets the device's part fit, or all.
+func (h *chooser) shorten(stage int, turns []turn) {
+	from := h.lettersOf(stage)
+	try := func(n int) bool {
+		h.turn(stage, from, turns[:n])
+		device, _ := h.bound(stage)
+		return within(device, h.device)
+	}
+	try(sort.Search(len(turns), try))
+}
+
+// turn changes the fate of units that stay, and leaves the others as they are.
+func (h *chooser) turn(stage int, from letters, turns []turn) {
+	l := make(letters, len(from))
+	for i := range from {
+		l[i] = slices.Clone(from[i])
+	}
+	for _, t := range turns {
+		if l[t.i][t.at] == FateKeep {
+			l[t.i][t.at] = t.to
+		}
+	}
+	h.put(stage, l)
+}
+
+// roomOnHost cuts turns to the host where its memory ends.
+func (h *chooser) roomOnHost(stage int, turns []turn) []turn {
+	from := h.lettersOf(stage)
+	over := sort.Search(len(turns), func(n int) bool {
+		h.turn(stage, from, turns[:n+1])
+		_, host := h.bound(stage)
+		return !within(host, h.host)
+	})
+	h.put(stage, from)
+	return turns[:over]
+}
+
+// remake is one more unit of a layer to make again, and the seconds that it takes for every byte that it frees.
+type remake struct {
+	unit  int
+	price float64
+}
+
+// dearestFirst is the order in which units go to the host where others may be made again: first what nothing in the layer makes,
+// then what takes longest for a byte.
+func (h *chooser) dearestFirst() []int {
+	var order []int
+	for _, u := range h.graph.Layer.Units {
+		if u.Producer < 0 {
+			order = append(order, u.Number)
+		}
+	}
+	for _, r := range slices.Backward(h.remake) {
+		order = append(order, r.unit)
+	}
+	return order
+}
+
+// remakes is the order in which units of a layer are made again: each is the one that frees a byte in the least time, given
+// those before it. Prices are taken over a few subsequences of the sequence, since attention gets dearer along it.
+func (h *chooser) remakes() []remake {
+	const samples = 5
+	n := h.plan.Subsequences.N
+	at := make([]int, 0, samples)
+	for k := range samples {
+		at = append(at, k*(n-1)/(samples-1))
+	}
+	at = slices.Compact(at)
+	time := func(set graph.Units) (t ir.Seconds) {
+		for _, i := range at {
+			t += h.costs.timeAgain(h.pricer, h.graph, i, set, h.plan.Size(i))
+		}
+		return t
+	}
+	bytes := func(u int) (b ir.Bytes) {
+		for _, i := range at {
+			b += h.sizes[i][u]
+		}
+		return b
+	}
+	var order []remake
+	var set graph.Units
+	for {
+		best := remake{unit: -1}
+		for _, u := range h.graph.Layer.Units {
+			if u.Producer < 0 || set.Has(u.Number) {
+				continue
+			}
+			price := float64(time(set|1<<u.Number)-time(set)) / float64(bytes(u.Number))
+			if best.unit < 0 || price < best.price {
+				best = remake{u.Number, price}
+			}
+		}
+		if best.unit < 0 {
+			return order
+		}
+		order, set = append(order, best), set|1<<best.unit
+	}
+}
+
+// again are the turns of a stage by which units are made again, in that order; of a unit earlier subsequences go first, as those
+// do that leave for the host.
+func (h *chooser) again(stage int, order []remake) []turn {
+	var out []turn
+	layers, units := h.plan.layersOf(stage), len(h.sizes[0])
+	for _, r := range order {
+		for i := range h.plan.Subsequences.N {
+			for l := range layers {
+				out = append(out, turn{i, l*units + r.unit, FateRecompute})
+			}
+		}
+	}
+	return out
+}
+
+// exposedPrice is what a byte costs, in seconds, whose copies nothing hides.
+func (h *chooser) exposedPrice() float64 {
+	largest := h.order[0]
+	out, back := h.pricer.copies(h.sizes[0][largest])
+	return float64(out+back) / float64(h.sizes[0][largest])
+}
+
+// choose gives every unit its fate, and says why.
+func (h *chooser) choose(policy string) {
+	p := h.plan
+	before := h.tightest()
+	switch policy {
+	case policyAuto:
+		h.fitWithCopies()
+	case policyMemory:
+		base := h.snapshot()
+		h.hideBest()
+		for s, hidden := range h.hidden(base) {
+			h.turn(s, h.lettersOf(s), h.roomOnHost(s, hidden))
+		}
+		h.fitByRemaking()
+	default:
+		h.why = p.takeShares(h.context)
+		h.costs = taskCosts(h.context, p, h.pricer.cost)
+		p.chooseTiming(h.costs)
+		h.fitByRemaking()
+	}
+	h.explain(policy, before)
+}
+
+// fitByRemaking makes units again on the stages that have no room, as many as it takes.
+func (h *chooser) fitByRemaking() {
+	for s := range h.plan.Tasks {
+		if len(h.remake) > 0 && !h.fits(s) {
+			h.shorten(s, h.again(s, h.remake))
+		}
+	}
+}
+
+// fitWithCopies decides what leaves the device so that each stage fits: nothing, where all fits. Of all numbers of units that are made
+// again in the order of their prices, with copies for the rest, first those that computation hides, it takes the fastest.
+func (h *chooser) fitWithCopies() {
+	if h.plan.Offload.Park = false; h.allFit() {
+		return
+	}
+	h.plan.Offload.Park = h.plan.layerOrder()
+	defer func() { h.plan.Time = Time{} }()
+	base := h.snapshot()
+	var best *snapshot
+	fastest := ir.Seconds(0)
+	consider := func() {
+		h.settle()
+		if h.plan.simulate(h.costs); h.allFit() && (best == nil || h.plan.Time.StepS < fastest) {
+			best, fastest = h.snapshot(), h.plan.Time.StepS
+		}
+	}
+	for k := range len(h.remake) + 1 {
+		h.remakeFirst(base, k)
+		if !h.couldFit() {
+			continue
+		}
+		from := h.snapshot()
+		h.hideBest()
+		hidden := h.hidden(from)
+		h.copyToFit(hidden)
+		enough := h.allFit() && h.nothingWaits()
+		consider()
+		if k > 0 {
+			from.lag, from.ahead = h.plan.Offload.Lag, h.plan.Offload.Ahead
+			h.remakeToFit(base, hidden, k)
+			consider()
+		}
+		if enough {
+			break
+		}
+	}
+	if best == nil {
+		h.remakeFirst(base, len(h.remake))
+		h.copyAll()
+		best = h.snapshot()
+	}
+	h.restore(best)
+}
+
+// remakeFirst makes the first k units of the order of prices again, everywhere.
+func (h *chooser) remakeFirst(base *snapshot, k int) {
+	h.restore(base)
+	for s := range h.plan.Tasks {
+		h.turn(s, base.fates[s], h.again(s, h.remake[:k]))
+	}
+}
+
+// copyAll sends all to the host that may go and has room there, and holds it no longer than it must.
+func (h *chooser) copyAll() {
+	h.plan.Offload.Lag, h.plan.Offload.Ahead = 1, 1
+	for s := range h.plan.Tasks {
+		h.turn(s, h.lettersOf(s), h.roomOnHost(s, h.leave(s)))
+	}
+}
+
+// couldFit says whether anything would fit with more copies, however long they were waited for.
+func (h *chooser) couldFit() bool {
+	now := h.snapshot()
+	defer h.restore(now)
+	h.copyAll()
+	return h.allFit()
+}
+
+// copyToFit sends as little to the host as fits, first what is hidden.
+func (h *chooser) copyToFit(hidden [][]turn) {
+	for s := range h.plan.Tasks {
+		if h.fits(s) {
+			continue
+		}
+		turns := h.roomOnHost(s, hidden[s])
+		if len(turns) == len(hidden[s]) {
+			turns = append(slices.Clip(turns), h.roomOnHost(s, h.leave(s))...)
+		}
+		h.shorten(s, turns)
+	}
+}
+
+// remakeToFit sends what is hidden to the host, and makes as few of the first k units again as fits.
+func (h *chooser) remakeToFit(base *snapshot, hidden [][]turn, k int) {
+	for s := range h.plan.Tasks {
+		h.put(s, base.fates[s])
+		h.turn(s, base.fates[s], h.roomOnHost(s, hidden[s]))
+		h.shorten(s, h.again(s, h.remake[:k]))
+	}
+}
+
+// settle shortens how long copies may lag and how early they come back, as far as it costs no time.
+func (h *chooser) settle() {
+	p := h.plan
+	if !p.copies() {
+		p.Offload.Lag, p.Offload.Ahead = 1, 1
+		return
+	}
+	const tolerance = 1.0001
+	p.simulate(h.costs)
+	limit := p.Time.StepS * tolerance
+	for _, setting := range []*int{&p.Offload.Lag, &p.Offload.Ahead} {
+		for *setting > 1 {
+			*setting--
+			if p.simulate(h.costs); p.Time.StepS > limit {
+				*setting++
+				break
+			}
+		}
+	}
+}
+
+func (h *chooser) nothingWaits() bool {
+	h.plan.simulate(h.costs)
+	return h.plan.Time.ExposedTransferS <= noWait
+}
+
+// hidden are the turns of each stage that lead from the fates before to those now. It goes back to the fates before, and keeps the
+// timing.
+func (h *chooser) hidden(before *snapshot) [][]turn {
+	p := h.plan
+	turns := make([][]turn, len(p.Tasks))
+	for s := range p.Tasks {
+		for _, t := range h.leave(s) {
+			if p.Offload.Fate[s][t.i][t.at] == FateOffload {
+				turns[s] = append(turns[s], t)
+			}
+		}
+	}
+	before.lag, before.ahead = p.Offload.Lag, p.Offload.Ahead
+	h.restore(before)
+	return turns
+}
+
+// shares are the parts of all type-1 bytes that have a fate; of is one unit of the layer, or all of them.
+func (h *chooser) shares(of ...int) map[byte]float64 {
+	bytes := map[byte]ir.Bytes{}
+	var all ir.Bytes
+	units := len(h.sizes[0])
+	for _, stage := range h.plan.Offload.Fate {
+		for i, fate := range stage {
+			for at := range len(fate) {
+				if u := at % units; len(of) == 0 || slices.Contains(of, u) {
+					bytes[fate[at]] += h.sizes[i][u]
+					all += h.sizes[i][u]
+				}
+			}
+		}
+	}
+	out := map[byte]float64{}
+	for letter, n := range bytes {
+		out[letter] = float64(n) / float64(max(1, all))
+	}
+	return out
+}
+
+// tightest says what the stage with the least room needs as the plan stands.
+func (h *chooser) tightest() string {
+	var most ir.Bytes
+	tight := 0
+	for s := range h.plan.Tasks {
+		if device, _ := h.bound(s); device > most {
+			most, tight = device, s
+		}
+	}
+	if h.device <= 0 {
+		return fmt.Sprintf("stage %d needs %s", tight, most)
+	}
+	return fmt.Sprintf("stage %d needs %s of %s", tight, most, h.device)
+}
+
+// explain notes what was chosen and why. Before is what the plan needed when nothing had left the device.
+func (h *chooser) explain(policy, before string) {
+	p, all := h.plan, h.shares()
+	switch why := h.why; {
+	case policy == policyMemory:
+		p.decide("offload", "policy", policy, "given: what leaves least at the peak, of all that no copy is waited for")
+	case policy != policyAuto:
+		p.decide("offload", "policy", policy, why)
+	case all[FateOffload] == 0:
+		p.decide("offload", "policy", policy, "nothing goes to the host: with all on the device "+before)
+	default:
+		p.decide("offload", "policy", policy, "with all on the device "+before+": the least goes that fits, first what computation hides")
+	}
+	p.explainTiming()
+	if p.Recompute != policyAuto {
+		return
+	}
+	if all[FateRecompute] == 0 {
+		p.decide("offload", "recompute", "none", "auto: there is room without it")
+		return
+	}
+	for _, r := range h.remake {
+		h.explainUnit(r)
+	}
+}
+
+func (h *chooser) explainUnit(r remake) {
+	share := h.shares(r.unit)
+	value := fmt.Sprintf("%s: %.0f%% again, %.0f%% to the host, %.0f%% kept", h.graph.Layer.Units[r.unit].Name,
+		100*share[FateRecompute], 100*share[FateOffload], 100*share[FateKeep])
+	const gib = 1 << 30
+	h.plan.decide("offload", "recompute", value, fmt.Sprintf("%s for every GiB that it frees; copies cost nothing where computation hides them, and %s where nothing does",
+		ir.Seconds(r.price*gib), ir.Seconds(h.exposedPrice()*gib)))
+}

@@ -1,0 +1,149 @@
+package passes
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"sppo/ir"
+)
+
+// most is the largest of the stages' bounds.
+func mostOf(p *Plan) (most ir.Bytes) {
+	for _, k := range FootprintOf(p).Device {
+		most = max(most, k.Bytes)
+	}
+	return most
+}
+
+var slowCopies = []string{"cluster.d2h_bandwidth=3GB/s", "cluster.h2d_bandwidth=3GB/s"}
+
+// TestLeastMemory: `memory` waits for no copy, and nothing else that waits for none leaves less at the peak.
+func TestLeastMemory(t *testing.T) {
+	for _, c := range []struct {
+		file   string
+		set    []string
+		others []string
+	}{
+		{"paper/gpt-7b-512k.sppo", nil, []string{"none", "adaptive", "carry", "full", "0.7"}},
+		{"paper/gpt-7b-512k.sppo", slowCopies, []string{"none", "adaptive", "0.3", "0.6"}},
+		{"paper/gpt-13b-512k.sppo", append(slowCopies, "schedule.virtual_stages=5"), []string{"none", "adaptive", "0.2"}},
+		{"paper/gpt-7b-512k.sppo", []string{"train.batch=4", "schedule.strategy=seq1f1b", "cluster.d2h_bandwidth=8GB/s"}, []string{"none", "adaptive"}},
+	} {
+		p := planOf(t, c.file, append(c.set, "schedule.offload=memory")...)
+		if p.Time.ExposedTransferS > 0 {
+			t.Errorf("%s %v: waits %s for copies", c.file, c.set, p.Time.ExposedTransferS)
+		}
+		least := mostOf(p)
+		for _, policy := range c.others {
+			q := planOf(t, c.file, append(c.set, "schedule.offload="+policy)...)
+			if got := mostOf(q); q.Time.ExposedTransferS == 0 && float64(got) < 0.999*float64(least) {
+				t.Errorf("%s %v: %s at the peak, and %s with offload = %s", c.file, c.set, least, got, policy)
+			}
+		}
+	}
+}
+
+// TestAutoOffload: nothing leaves where all fits; else all stages fit, none has room for one subsequence's layer more, and nobody
+// waits where computation hides that much.
+func TestAutoOffload(t *testing.T) {
+	if p := planOf(t, "paper/gpt-7b-512k.sppo", "schedule.offload=auto", "cluster.device_memory=100GiB"); p.copies() {
+		t.Error("copies although all fits")
+	}
+	for _, set := range [][]string{nil, slowCopies, {"train.batch=4", "schedule.strategy=seq1f1b"}, {"schedule.virtual_stages=4"}, {"cluster.device_memory=50GiB"}} {
+		p := planOf(t, "paper/gpt-7b-512k.sppo", append(set, "schedule.offload=auto", "schedule.recompute=none")...)
+		capacity := p.Memory.DeviceCapacityBytes
+		bound := FootprintOf(p)
+		if !bound.Fits(capacity, p.Memory.HostCapacityBytes) || p.Time.ExposedTransferS > 0 {
+			t.Errorf("%v: fits: %t, %s exposed", set, bound.Fits(capacity, p.Memory.HostCapacityBytes), p.Time.ExposedTransferS)
+		}
+		layer := ir.Bytes(0)
+		for _, n := range p.unitBytes(&Context{}, 0) {
+			layer += n
+		}
+		for s, k := range bound.Device {
+			if slices.ContainsFunc(p.Offload.Fate[s], func(f string) bool { return strings.ContainsRune(f, FateOffload) }) && capacity-k.Bytes > 2*layer {
+				t.Errorf("%v: stage %d sends units away although it has %s left", set, s, capacity-k.Bytes)
+			}
+		}
+	}
+}
+
+// TestAutoIsFastest: with both left to the passes no pinned choice that fits is more than 1% faster.
+func TestAutoIsFastest(t *testing.T) {
+	for _, set := range [][]string{
+		slowCopies,
+		append(slowCopies, "cluster.device_memory=34GiB"),
+		{"cluster.host_memory=250GB", "cluster.device_memory=40GiB"},
+		{"cluster.d2h_bandwidth=1GB/s", "cluster.h2d_bandwidth=1GB/s", "cluster.device_memory=34GiB"},
+	} {
+		auto := planOf(t, "paper/gpt-7b-512k.sppo", append(set, "schedule.offload=auto", "schedule.recompute=auto")...)
+		fits := func(p *Plan) bool {
+			return FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, p.Memory.HostCapacityBytes)
+		}
+		if !fits(auto) {
+			t.Errorf("%v: does not fit: %s", set, mostOf(auto))
+		}
+		for _, offload := range []string{"none", "0.5", "full", "adaptive", "carry", "memory"} {
+			for _, recompute := range []string{"none", "selective", "keep_attention", "full"} {
+				p := planOf(t, "paper/gpt-7b-512k.sppo", append(set, "schedule.offload="+offload, "schedule.recompute="+recompute)...)
+				if fits(p) && p.Time.StepS*1.01 < auto.Time.StepS {
+					t.Errorf("%v: %s by itself, %s with offload = %s, recompute = %s", set, auto.Time.StepS, p.Time.StepS, offload, recompute)
+				}
+			}
+		}
+	}
+}
+
+// TestRecomputeByPrice: without copies, units are made again in the order of their prices, no more than it takes, and the plan says
+// the prices.
+func TestRecomputeByPrice(t *testing.T) {
+	p := planOf(t, "paper/gpt-7b-1m.sppo", "schedule.offload=none", "schedule.recompute=auto")
+	if !FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, p.Memory.HostCapacityBytes) {
+		t.Error("it does not fit")
+	}
+	c := &Context{}
+	order := newChooser(c, p).remake
+	for s := range p.Tasks {
+		part := 1.0
+		for _, r := range order {
+			count, all := 0, 0
+			for _, fate := range p.Offload.Fate[s] {
+				for at := r.unit; at < len(fate); at += len(c.Model(p).Layer.Units) {
+					if all++; fate[at] == FateRecompute {
+						count++
+					}
+				}
+			}
+			if count > 0 && part < 1 {
+				t.Errorf("stage %d makes unit %d again while cheaper ones stay", s, r.unit)
+			}
+			part = float64(count) / float64(all)
+		}
+	}
+	explained := 0
+	for _, d := range p.Decisions {
+		if d.What == "recompute" && strings.Contains(d.Why, "for every GiB") {
+			explained++
+		}
+	}
+	if explained != len(order) {
+		t.Errorf("%d of %d units are explained", explained, len(order))
+	}
+	if err := Verify(p); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNothingFits: a job that cannot fit leaves the device as empty as it can, and says what is in the way.
+func TestNothingFits(t *testing.T) {
+	p := planOf(t, "paper/gpt-7b-1m.sppo", "schedule.offload=auto", "schedule.recompute=auto", "cluster.device_memory=30GiB")
+	full := planOf(t, "paper/gpt-7b-1m.sppo", "schedule.offload=full", "schedule.recompute=none")
+	if got, want := mostOf(p), mostOf(full); float64(got) > 1.02*float64(want) {
+		t.Errorf("%s where all to the host takes %s", got, want)
+	}
+	if why := fmt.Sprint(p.Decisions); !strings.Contains(why, "of 30.0 GiB") {
+		t.Error("the capacity is not named")
+	}
+}
