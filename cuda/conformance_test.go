@@ -8,7 +8,9 @@ import (
 	"testing"
 
 	"sppo/cuda/emu"
+	"sppo/ir"
 	"sppo/vm"
+	"sppo/vm/probe"
 	"sppo/vm/vmtest"
 )
 
@@ -49,5 +51,33 @@ func TestConformance(t *testing.T) {
 	vmtest.Conformance(t, func() vm.Device { return m.New(0) })
 	if n, b := fake.live(), fake.products(); n != 0 || b != 0 {
 		t.Errorf("%d things and %d of products were not given back", n, b)
+	}
+}
+
+// Of the algorithms that cuBLASLt proposes the fastest is found by timing them, once for all ranks, past those that fail
+// when they are tried; without timing the first is taken.
+func TestTune(t *testing.T) {
+	fake, kernels := useFake(t), needEmulator(t)
+	for _, tune := range []bool{false, true} {
+		m := fake.open(t, Options{Tune: tune})
+		m.code = fixedCode(kernels.Path)
+		bench := probe.Bench{Open: func(*ir.Program) (func(int) vm.Device, vm.Transport, error) {
+			again, err := m.Again()
+			return again.New, again, err
+		}}
+		before := fake.fast()
+		timing, err := bench.Measure(t.Context(), probe.Matmul(8, 8, 8, ir.BF16), 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ran := fake.fast() - before; ran > 0 != tune {
+			t.Errorf("tune %v: %d products by the fast algorithm, each took %g s", tune, ran, timing.Seconds)
+		}
+		if n := m.gpus[0].choices.Len(); n != 1 {
+			t.Errorf("tune %v: %d choices for one shape", tune, n)
+		}
+		if n, b := fake.live(), fake.products(); n != 0 || b != 0 {
+			t.Errorf("%d things and %d of products were not given back", n, b)
+		}
 	}
 }

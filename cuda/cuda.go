@@ -36,6 +36,7 @@ type Options struct {
 	NCCL        bool   // ranks meet by NCCL, each on a GPU of its own, instead of by copies
 	Sync        bool   // wait behind every instruction, so that an error is that of the instruction it names; slow
 	OwnProducts bool   // multiply by our own kernels even where cuBLASLt is installed
+	Tune        bool   // time the algorithms that cuBLASLt proposes, and take the fastest; else its first, which is always the same
 	CacheDir    string // where compiled kernels are kept; empty: the user's cache
 }
 
@@ -60,6 +61,8 @@ type gpu struct {
 	minor  int
 	sms    int
 	total  int64
+
+	choices *cublas.Choices // of all cards of this name
 }
 
 // Arch is the architecture of a card as compilers call it: 90 for Hopper.
@@ -132,6 +135,7 @@ func findGPUs(api *driver.API) ([]*gpu, error) {
 		return nil, err
 	}
 	var out []*gpu
+	choices := map[string]*cublas.Choices{}
 	for i, d := range devices {
 		g := &gpu{index: i, device: d}
 		var errs [6]error
@@ -144,6 +148,10 @@ func findGPUs(api *driver.API) ([]*gpu, error) {
 		if err := errors.Join(errs[:]...); err != nil {
 			return nil, fmt.Errorf("GPU %d: %w", i, err)
 		}
+		if choices[g.name] == nil {
+			choices[g.name] = &cublas.Choices{}
+		}
+		g.choices = choices[g.name]
 		out = append(out, g)
 	}
 	return out, nil

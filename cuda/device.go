@@ -33,8 +33,7 @@ type Device struct {
 	modules      map[string]driver.Module  // by source
 	functions    map[[2]string]driver.Func // by source and name
 	blas         *cublas.Handle            // nil: our own kernels multiply
-	choices      cublas.Choices
-	free         []func() error // in the order of making; Close goes backwards
+	free         []func() error            // in the order of making; Close goes backwards
 	bound        [ir.NumSections][]bound
 	peaks        [ir.NumArenas]ir.Bytes
 	spans        *spanEvents
@@ -59,7 +58,7 @@ type action interface{ Make() error }
 func (d *Device) Load(p *ir.Program, rank int, env *vm.Env) error {
 	d.program, d.rank, d.env = p, rank, env
 	d.api, d.code = d.machine.api, &p.Codes[p.Ranks[rank].Code]
-	d.modules, d.functions, d.choices = map[string]driver.Module{}, map[[2]string]driver.Func{}, cublas.Choices{}
+	d.modules, d.functions = map[string]driver.Module{}, map[[2]string]driver.Func{}
 	err := d.load()
 	if err != nil {
 		d.machine.Abort(fmt.Errorf("rank %d: %w", rank, err))

@@ -126,7 +126,7 @@ func (b *binder) product() (bool, error) {
 	p, err := d.blas.Prepare(s, cublas.Operands{
 		C: uintptr(b.places[0]), A: uintptr(b.places[1]), B: uintptr(b.places[2]), Bias: uintptr(b.places[3]),
 		Workspace: uintptr(d.scratch[b.in.Stream]), WorkspaceBytes: d.scratchBytes[b.in.Stream], Stream: uintptr(b.stream),
-	}, d.choices)
+	}, d.gpu.choices, d.timer(b.stream))
 	if e := (*cublas.Error)(nil); errors.As(err, &e) && e.Unsupported() {
 		return false, nil
 	}
@@ -136,6 +136,40 @@ func (b *binder) product() (bool, error) {
 	d.later(p.Close)
 	b.out.actions = append(b.out.actions, p)
 	return true, nil
+}
+
+// timer times products on a stream by events; nil where they are not to be timed. They work on memory that no section
+// has written yet.
+func (d *Device) timer(stream driver.Stream) cublas.Timer {
+	if !d.machine.options.Tune {
+		return nil
+	}
+	const runs = 5
+	return func(product func() error) (seconds float64, err error) {
+		var steps []func() error
+		var events [2]driver.Event
+		for i := range events {
+			if events[i], err = d.api.NewEvent(true); err != nil {
+				return 0, err
+			}
+			defer func() { err = errors.Join(err, d.api.DestroyEvent(events[i])) }()
+			record := d.api.Record(events[i], stream)
+			steps = append(steps, product, record.Make) // the first product warms up
+			for range (1 - i) * (runs - 1) {
+				steps = append(steps, product)
+			}
+		}
+		for _, step := range steps {
+			if err := step(); err != nil {
+				return 0, err
+			}
+		}
+		if err := d.api.Synchronize(stream); err != nil {
+			return 0, err
+		}
+		ms, err := d.api.ElapsedMillis(events[0], events[1])
+		return float64(ms) / 1e3 / runs, err
+	}
 }
 
 func blasType(t ir.DType) cublas.DType {

@@ -12,6 +12,7 @@
 //	zero_test.go      parameters that ranks divide among themselves
 //	naive_test.go     E4: the plain program against an independent implementation in float64
 //	resume_test.go    E6: checkpoints
+//	gpu_test.go       E1, E2, E3, E5 and E6 on GPUs, where there are some
 //	bench_test.go     training throughput, and compile time by number of instructions
 //
 // There is nothing here but tests. They know every package by what it exports, and nothing of how any does its work.

@@ -5,7 +5,11 @@
 package cublas
 
 import (
+	"errors"
 	"fmt"
+	"math"
+	"slices"
+	"sync"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -79,7 +83,7 @@ const (
 	preferWorkspace   = 1
 	preferAlignment   = 5 // of a; b, c and d follow
 	algorithmWords    = 8 // of 64 bits: cublasLtMatmulAlgo_t
-	heuristicResults  = 1
+	mostProposals     = 8
 	statusUnsupported = 15
 )
 
@@ -177,8 +181,19 @@ type Product struct {
 	args    []uintptr
 }
 
-// Choices remembers algorithms by what they depend on. It may be shared by the products of one card.
-type Choices map[choice][algorithmWords]uint64
+// Choices remembers algorithms by what they depend on. Ranks on cards of one kind share it, so that equal products are
+// made by equal algorithms.
+type Choices struct {
+	mu   sync.Mutex
+	made map[choice][algorithmWords]uint64
+}
+
+// Len is for how many products an algorithm is known.
+func (c *Choices) Len() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.made)
+}
 
 type choice struct {
 	shape     Shape
@@ -221,21 +236,22 @@ type heuristic struct {
 	reserved  [4]int32
 }
 
-// Prepare sets a product up and asks for an algorithm unless choices has one. The library stores by columns: it sees
+// Prepare sets a product up and asks for an algorithm unless choices has one: for the fastest of several where there is a
+// timer, else for the first. The library stores by columns: it sees
 // every matrix of ours transposed, so it is asked for c' = op(b)' op(a)', which needs no copy.
-func (h *Handle) Prepare(s Shape, o Operands, choices Choices) (*Product, error) {
+func (h *Handle) Prepare(s Shape, o Operands, choices *Choices, time Timer) (*Product, error) {
 	p := &Product{handle: h, scale: [2]float32{1, 0}}
 	if s.Accumulate {
 		p.scale[1] = 1
 	}
-	if err := p.prepare(s, o, choices); err != nil {
+	if err := p.prepare(s, o, choices, time); err != nil {
 		p.Close()
 		return nil, fmt.Errorf("product of [%d,%d] and [%d,%d]: %w", s.M, s.K, s.K, s.N, err)
 	}
 	return p, nil
 }
 
-func (p *Product) prepare(s Shape, o Operands, choices Choices) error {
+func (p *Product) prepare(s Shape, o Operands, choices *Choices, time Timer) error {
 	desc, err := p.describe(s, o)
 	if err != nil {
 		return err
@@ -253,20 +269,29 @@ func (p *Product) prepare(s Shape, o Operands, choices Choices) error {
 	if err != nil {
 		return err
 	}
-	key := choiceOf(s, o)
-	if algo, ok := choices[key]; ok {
-		p.algo = algo
-	} else {
-		if err := p.choose(desc, first, second, out, key); err != nil {
-			return err
-		}
-		choices[key] = p.algo
-	}
 	p.args = []uintptr{
 		p.handle.handle, desc, uintptr(unsafe.Pointer(&p.scale[0])), o.B, first, o.A, second,
 		uintptr(unsafe.Pointer(&p.scale[1])), o.C, out, o.C, out, uintptr(unsafe.Pointer(&p.algo)),
 		o.Workspace, uintptr(o.WorkspaceBytes), o.Stream,
 	}
+	key := choiceOf(s, o)
+	choices.mu.Lock()
+	defer choices.mu.Unlock()
+	if algo, ok := choices.made[key]; ok {
+		p.algo = algo
+		return nil
+	}
+	proposals, err := p.propose(desc, first, second, out, key, time != nil)
+	if err != nil {
+		return err
+	}
+	if err := p.choose(proposals, time); err != nil {
+		return err
+	}
+	if choices.made == nil {
+		choices.made = map[choice][algorithmWords]uint64{}
+	}
+	choices.made[key] = p.algo
 	return nil
 }
 
@@ -320,32 +345,61 @@ func (p *Product) layout(t DType, rows, cols int64, transposed bool) (uintptr, e
 	return p.made(fnLayoutDestroy, at, err)
 }
 
-// choose takes the first algorithm that the library proposes.
-func (p *Product) choose(desc, first, second, out uintptr, c choice) error {
+// propose asks the library for algorithms, the one that it takes for the fastest first.
+func (p *Product) propose(desc, first, second, out uintptr, c choice, several bool) ([]heuristic, error) {
 	a := p.handle.api
 	var preference uintptr
 	if err := a.call(fnPreferenceCreate, uintptr(unsafe.Pointer(&preference))); err != nil {
-		return err
+		return nil, err
 	}
 	defer a.call(fnPreferenceDestroy, preference) // nothing depends on it any more
 	limit := uint64(c.workspace)
 	if err := a.call(fnPreferenceSetAttribute, preference, preferWorkspace, uintptr(unsafe.Pointer(&limit)), unsafe.Sizeof(limit)); err != nil {
-		return err
+		return nil, err
 	}
 	for i := range c.alignment {
 		if err := a.call(fnPreferenceSetAttribute, preference, uintptr(preferAlignment+i), uintptr(unsafe.Pointer(&c.alignment[i])), 4); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	var result heuristic
-	var found int32
-	err := a.call(fnHeuristic, p.handle.handle, desc, first, second, out, out, preference, heuristicResults,
-		uintptr(unsafe.Pointer(&result)), uintptr(unsafe.Pointer(&found)))
-	if err == nil && (found == 0 || result.state != 0) {
+	wanted, found := 1, int32(0)
+	if several {
+		wanted = mostProposals
+	}
+	results := make([]heuristic, wanted)
+	err := a.call(fnHeuristic, p.handle.handle, desc, first, second, out, out, preference, uintptr(wanted),
+		uintptr(unsafe.Pointer(&results[0])), uintptr(unsafe.Pointer(&found)))
+	results = slices.DeleteFunc(results[:found], func(h heuristic) bool { return h.state != 0 })
+	if err == nil && len(results) == 0 {
 		err = &Error{Call: functions[fnHeuristic].Name, Code: statusUnsupported}
 	}
-	p.algo = result.algo
-	return err
+	return results, err
+}
+
+// Timer says how long a product takes, in seconds.
+type Timer func(product func() error) (float64, error)
+
+// choose takes the fastest algorithm; without a timer the first. One that fails where it is tried is left out.
+func (p *Product) choose(proposals []heuristic, time Timer) error {
+	best, chosen := math.Inf(1), proposals[0].algo
+	for i := range proposals {
+		if time == nil || len(proposals) == 1 {
+			break
+		}
+		p.algo = proposals[i].algo
+		seconds, err := time(p.Make)
+		if e := (*Error)(nil); errors.As(err, &e) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if seconds < best {
+			best, chosen = seconds, p.algo
+		}
+	}
+	p.algo = chosen
+	return nil
 }
 
 // Make makes the product on its stream.

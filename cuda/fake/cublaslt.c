@@ -3,9 +3,11 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 int fake_call(uintptr_t stream, void (*call)(void *), void *argument);
 
+enum { SLOW = 0x5105, BROKEN = 0xbad, FAST = 0xfa57 };
 enum { OK, ALLOC_FAILED = 3, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
 struct Layout {
     int type;
@@ -16,7 +18,7 @@ struct Desc {
     int trans_a, trans_b, epilogue, bias_type;
     uint64_t bias;
 };
-static int64_t live;
+static int64_t live, fast;
 static void *make(size_t n) {
     __atomic_add_fetch(&live, 1, __ATOMIC_SEQ_CST);
     return calloc(1, n);
@@ -63,11 +65,16 @@ struct Result {
 int cublasLtMatmulAlgoGetHeuristic(void *h, struct Desc *d, struct Layout *a, struct Layout *b, struct Layout *c, struct Layout *out, void *preference, int wanted, struct Result *r, int *found) {
     (void)h, (void)d, (void)c, (void)preference;
     *found = 0;
-    if (wanted != 1 || a->type != b->type) return INVALID_VALUE;
+    if (wanted < 1 || a->type != b->type) return INVALID_VALUE;
     if (a->type == 0 && out->type == 14) return NOT_SUPPORTED;
-    memset(r, 0, sizeof *r);
-    r->algo[7] = 0x600d;
-    *found = 1;
+    // The first works and is slow; of the others one fails where it is tried, one says itself that it does not do, and the
+    // last is fast.
+    static const uint64_t algorithms[4] = {SLOW, BROKEN, 0, FAST};
+    for (*found = 0; *found < wanted && *found < 4; ++*found) {
+        memset(&r[*found], 0, sizeof *r);
+        r[*found].algo[7] = algorithms[*found];
+        r[*found].state = *found == 2 ? NOT_SUPPORTED : OK;
+    }
     return OK;
 }
 struct Work {
@@ -76,6 +83,7 @@ struct Work {
     float alpha, beta;
     const char *x, *y;
     char *z;
+    int slow;
 };
 static float get(const char *p, int type, uint64_t i) {
     uint32_t bits = type == 0 ? ((const uint32_t *)p)[i] : (uint32_t)((const uint16_t *)p)[i] << 16;
@@ -102,14 +110,19 @@ static void work(void *argument) {
             if (w->d.epilogue == 4) s += get((const char *)w->d.bias, w->d.bias_type < 0 ? w->c.type : w->d.bias_type, row);
             put(w->z, w->c.type, col * w->c.ld + row, s);
         }
+    if (w->slow) nanosleep(&(struct timespec){0, 2000000}, NULL);
+    else __atomic_add_fetch(&fast, 1, __ATOMIC_SEQ_CST);
     free(w);
 }
 int cublasLtMatmul(void *h, struct Desc *d, const float *alpha, const void *x, struct Layout *a, const void *y, struct Layout *b, const float *beta, const void *z, struct Layout *c, void *out, struct Layout *l, const uint64_t *algo, void *workspace, size_t bytes, uintptr_t stream) {
     uint64_t m = d->trans_a ? a->cols : a->rows, k = d->trans_a ? a->rows : a->cols;
-    if (!h || algo[7] != 0x600d || z != out || c != l || (bytes && !workspace) || m != c->rows || k != (d->trans_b ? b->cols : b->rows) || (d->trans_b ? b->rows : b->cols) != c->cols)
+    if (algo[7] == BROKEN) return NOT_SUPPORTED;
+    if (!h || (algo[7] != SLOW && algo[7] != FAST) || z != out || c != l || (bytes && !workspace) || m != c->rows || k != (d->trans_b ? b->cols : b->rows) || (d->trans_b ? b->rows : b->cols) != c->cols)
         return INVALID_VALUE;
     struct Work *w = malloc(sizeof *w);
-    *w = (struct Work){*d, *a, *b, *c, *alpha, *beta, x, y, out};
+    *w = (struct Work){*d, *a, *b, *c, *alpha, *beta, x, y, out, algo[7] == SLOW};
     return fake_call(stream, work, w) ? 13 : OK;
 }
+// Products by the fast algorithm so far.
+int64_t fake_blas_fast(void) { return __atomic_load_n(&fast, __ATOMIC_SEQ_CST); }
 int64_t fake_blas_live(void) { return __atomic_load_n(&live, __ATOMIC_SEQ_CST); }

@@ -1,0 +1,363 @@
+package cuda
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/probe"
+)
+
+// figure is a line of what TestGPUFigures writes: bench/gpu makes its report of them.
+type figure struct {
+	Kind    string  `json:"kind"` // matmul, attention, memory, copy, issue
+	Name    string  `json:"name"`
+	By      string  `json:"by,omitempty"`
+	Seconds float64 `json:"seconds"`
+	Spread  float64 `json:"spread"`
+	TFLOPS  float64 `json:"tflops,omitempty"`
+	GBps    float64 `json:"gb_per_s,omitempty"`
+	Share   float64 `json:"share,omitempty"` // of the best algorithm, of the copy bandwidth, or of the step
+}
+
+// sizes say how large the instructions are: those of models for a GPU, next to nothing to try the writer itself.
+type sizes struct {
+	span      time.Duration
+	tokens    int64              // of products
+	models    map[string][]int64 // hidden and ffn
+	sequences []int64            // of attention
+	heads     probe.Heads
+	bytes     int64
+	cols      int64
+	plain     int64 // bytes of copies from memory that is not pinned
+}
+
+var gpuSizes = sizes{
+	span: 100 * time.Millisecond, tokens: 8192, models: map[string][]int64{"7B": {4096, 11008}, "65B": {8192, 22016}},
+	sequences: []int64{32 << 10, 128 << 10}, heads: probe.Heads{Heads: 16, KVHeads: 16, Dim: 128}, bytes: 512 << 20, cols: 4096, plain: 256 << 20,
+}
+
+// figures measures and writes.
+type figures struct {
+	ctx  context.Context
+	out  *json.Encoder
+	open func(Options) (*Machine, error)
+	size sizes
+}
+
+// bench is on one rank of a machine with these options.
+func (f *figures) bench(o Options) (*probe.Bench, error) {
+	m, err := f.open(o)
+	if err != nil {
+		return nil, err
+	}
+	return &probe.Bench{Span: f.size.span, Open: func(*ir.Program) (func(int) vm.Device, vm.Transport, error) {
+		again, err := m.Again()
+		return again.New, again, err
+	}}, nil
+}
+
+// all writes everything.
+func (f *figures) all() error {
+	for _, write := range []func() error{f.products, f.attention, f.memory, f.plainCopies} {
+		if err := write(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *figures) put(kind, by string, t probe.Timing, share float64) error {
+	x := figure{Kind: kind, Name: t.Item.Name, By: by, Seconds: t.Seconds, Spread: t.Spread, Share: share}
+	if t.Work.Flops > 0 {
+		x.TFLOPS = t.Flops(0) / 1e12
+	} else {
+		x.GBps = t.Bytes(0) / 1e9
+	}
+	return f.out.Encode(x)
+}
+
+// products: of the shapes of layers, forward, gradient of the input and of the weight, by cuBLASLt's first algorithm, by
+// the fastest that it proposes, and by our own kernel. The share is that of the fastest's rate.
+func (f *figures) products() error {
+	ways := []struct {
+		by      string
+		options Options
+	}{{"cuBLASLt, the fastest", Options{Tune: true}}, {"cuBLASLt", Options{}}, {"own", Options{OwnProducts: true}}}
+	best := map[string]float64{}
+	for _, way := range ways {
+		bench, err := f.bench(way.options)
+		if err != nil {
+			return err
+		}
+		for _, item := range f.layerProducts() {
+			t, err := bench.Measure(f.ctx, item, 1)
+			if err != nil {
+				return err
+			}
+			if way.options.Tune {
+				best[item.Name] = t.Seconds
+			}
+			if err := f.put("matmul", way.by, t, best[item.Name]/t.Seconds); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// layerProducts are those of the linear parts of layers.
+func (f *figures) layerProducts() (out []probe.Item) {
+	n := f.size.tokens
+	names := []string{}
+	for name := range f.size.models {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		h, ffn := f.size.models[name][0], f.size.models[name][1]
+		for _, weight := range [][2]int64{{h, 3 * h}, {h, h}, {h, ffn}, {ffn, h}} {
+			in, wide := weight[0], weight[1]
+			forward := probe.Matmul(n, wide, in, ir.BF16)
+			backward := probe.Matmul(n, in, wide, ir.BF16) // dx = dy w'
+			backward.Args[2].Shape, backward.Attrs = []int64{in, wide}, map[string]float64{"trans_b": 1}
+			gradient := probe.Matmul(in, wide, n, ir.BF16) // dw += x' dy
+			gradient.Args[0].Type, gradient.Args[1].Shape = ir.F32, []int64{n, in}
+			gradient.Attrs = map[string]float64{"trans_a": 1, "accumulate": 1}
+			for i, item := range []probe.Item{forward, backward, gradient} {
+				item.Name = fmt.Sprintf("%s %s: %s", name, []string{"y", "dx", "dw"}[i], item.Name)
+				out = append(out, item)
+			}
+		}
+	}
+	return out
+}
+
+func (f *figures) attention() error {
+	bench, err := f.bench(Options{})
+	if err != nil {
+		return err
+	}
+	for _, n := range f.size.sequences {
+		for _, item := range []probe.Item{probe.Attention(n, 0, f.size.heads, ir.BF16), probe.AttentionGrad(n, 0, f.size.heads, ir.BF16)} {
+			t, err := bench.Measure(f.ctx, item, 1)
+			if err != nil {
+				return err
+			}
+			if err := f.put("attention", "", t, 0); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// memory: the copy bandwidth, the share of it that kernels reach, and copies to and from pinned host memory.
+func (f *figures) memory() error {
+	bench, err := f.bench(Options{})
+	if err != nil {
+		return err
+	}
+	measure := func(kind string, item probe.Item, of float64) (rate float64, err error) {
+		t, err := bench.Measure(f.ctx, item, 1)
+		if err != nil {
+			return 0, err
+		}
+		rate = t.Bytes(0)
+		share := 0.0
+		if of > 0 {
+			share = rate / of
+		}
+		return rate, f.put(kind, "", t, share)
+	}
+	copied, err := measure("copy", probe.Copy(ir.CopyD2D, f.size.bytes), 0)
+	if err != nil {
+		return err
+	}
+	for _, t := range []ir.DType{ir.BF16, ir.F32} {
+		for _, item := range probe.MemoryBound(f.size.bytes, f.size.cols, t) {
+			if _, err := measure("memory", item, copied); err != nil {
+				return err
+			}
+		}
+	}
+	for _, op := range []ir.Op{ir.CopyD2H, ir.CopyH2D} {
+		if _, err := measure("copy", probe.Copy(op, f.size.bytes), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// plainCopies are copies from and to host memory that is not pinned.
+func (f *figures) plainCopies() error {
+	m, err := f.open(Options{})
+	if err != nil {
+		return err
+	}
+	b := &builder{}
+	v := b.buffer(ir.Device, ir.U8, int32(f.size.plain))
+	b.put(ir.CopyD2D, ir.Compute, []ir.View{v, v})
+	b.code.Sections[ir.SectionStep] = nil
+	p := &ir.Program{Name: "plain copies", Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Lines: []string{""}}
+	d := m.New(0)
+	if err := d.Load(p, 0, &vm.Env{Transport: m}); err != nil {
+		return err
+	}
+	memory := make([]byte, f.size.plain)
+	for _, c := range []struct {
+		name string
+		copy func(ir.View, []byte) error
+	}{{"h2d from plain memory", d.Write}, {"d2h to plain memory", d.Read}} {
+		var took []float64
+		for range 6 {
+			began := time.Now()
+			if err := c.copy(v, memory); err != nil {
+				return err
+			}
+			took = append(took, time.Since(began).Seconds())
+		}
+		took = took[1:]
+		slices.Sort(took)
+		median := took[len(took)/2]
+		x := figure{Kind: "copy", Name: c.name, Seconds: median, Spread: (took[len(took)-1] - took[0]) / median, GBps: float64(f.size.plain) / median / 1e9}
+		if err := f.out.Encode(x); err != nil {
+			return err
+		}
+	}
+	return d.Close()
+}
+
+// issuing says how much of a program's steps its rank's goroutine spends with issuing instructions.
+type issuing struct {
+	*Device
+	began          time.Time
+	issued, joined time.Duration
+}
+
+func (i *issuing) Begin(s ir.Section, round int64) error {
+	i.began = time.Now()
+	return i.Device.Begin(s, round)
+}
+
+func (i *issuing) Join() error {
+	i.issued += time.Since(i.began)
+	err := i.Device.Join()
+	i.joined += time.Since(i.began)
+	return err
+}
+
+// issue writes what issuing takes of the steps of a program; of its ranks, the most.
+func (f *figures) issue(p *ir.Program, dir string) error {
+	m, err := f.open(Options{})
+	if err != nil {
+		return err
+	}
+	ranks := make([]*issuing, len(p.Ranks))
+	job, err := vm.Open(p, func(r int) (vm.Device, error) {
+		ranks[r] = &issuing{Device: m.New(r).(*Device)}
+		return ranks[r], nil
+	}, vm.Options{Dir: dir, Transport: m})
+	if err != nil {
+		return err
+	}
+	if err := job.Init(f.ctx); err != nil {
+		return err
+	}
+	const steps = 10
+	for i := range steps + 1 {
+		if i == 1 {
+			for _, r := range ranks {
+				r.issued, r.joined = 0, 0
+			}
+		}
+		if _, err := job.Step(f.ctx); err != nil {
+			return err
+		}
+	}
+	x := figure{Kind: "issue", Name: p.Name}
+	for _, r := range ranks {
+		x.Seconds = r.joined.Seconds() / steps
+		x.Share = max(x.Share, r.issued.Seconds()/r.joined.Seconds())
+	}
+	if err := f.out.Encode(x); err != nil {
+		return err
+	}
+	return job.Close()
+}
+
+// figuresFile names the file that TestGPUFigures writes.
+const figuresFile = "SPPO_GPU_FIGURES"
+
+// What a GPU does in a second, for bench/gpu. It takes minutes, so it runs where its file is asked for.
+func TestGPUFigures(t *testing.T) {
+	path := os.Getenv(figuresFile)
+	if path == "" {
+		t.Skip(figuresFile + " names no file")
+	}
+	needGPU(t, Options{})
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	x := newFigures(t, f, Open, gpuSizes)
+	if err := x.all(); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.issue(trainingProgram(t, "gpt", "bf16"), wordsFolder(t)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newFigures(t *testing.T, w io.Writer, open func(Options) (*Machine, error), s sizes) *figures {
+	return &figures{ctx: t.Context(), out: json.NewEncoder(w), open: open, size: s}
+}
+
+// The writer itself, on the stand-in driver: every kind is there, with rates and shares that are numbers.
+func TestFigures(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kernels on the processor take their time")
+	}
+	fake, kernels := useFake(t), needEmulator(t)
+	var text strings.Builder
+	x := newFigures(t, &text, func(o Options) (*Machine, error) { return open(o, fixedCode(kernels.Path)) }, sizes{
+		tokens: 8, models: map[string][]int64{"7B": {16, 24}}, sequences: []int64{16}, heads: probe.Heads{Heads: 2, KVHeads: 1, Dim: 64},
+		bytes: 4096, cols: 64, plain: 4096,
+	})
+	if err := x.all(); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.issue(trainingProgram(t, "gpt", "f32"), wordsFolder(t)); err != nil {
+		t.Fatal(err)
+	}
+	kinds := map[string]int{}
+	for line := range strings.Lines(text.String()) {
+		var got figure
+		if err := json.Unmarshal([]byte(line), &got); err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		kinds[got.Kind]++
+		wants := got.TFLOPS > 0 || got.GBps > 0 || got.Kind == "issue" && got.Share > 0 && got.Share <= 1
+		if !wants || got.Seconds <= 0 || got.Name == "" || (got.Kind == "matmul" || got.Kind == "memory") && got.Share <= 0 {
+			t.Errorf("%s", line)
+		}
+	}
+	want := map[string]int{"matmul": 3 * 4 * 3, "attention": 2, "memory": 16, "copy": 5, "issue": 1}
+	for kind, n := range want {
+		if kinds[kind] != n {
+			t.Errorf("%d lines of %s, want %d", kinds[kind], kind, n)
+		}
+	}
+	if n, b := fake.live(), fake.products(); n != 0 || b != 0 {
+		t.Errorf("%d things and %d of products were not given back", n, b)
+	}
+}

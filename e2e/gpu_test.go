@@ -1,0 +1,156 @@
+package e2e
+
+import (
+	"path/filepath"
+	"testing"
+
+	"sppo/cuda"
+	"sppo/vm"
+	"sppo/vm/cpu"
+)
+
+// The tests whose names begin with TestGPU want a GPU. They are what `make gpu-check` runs, from a binary that needs no Go
+// there.
+
+// computer gives a job its devices, and how they meet.
+type computer func() (device func(rank int) vm.Device, transport vm.Transport, err error)
+
+// onGPU is GPUs, or skips the test.
+func onGPU(t *testing.T, options cuda.Options) computer {
+	t.Helper()
+	m, err := cuda.Open(options)
+	if err != nil {
+		t.Skip("SKIPPED: ", err)
+	}
+	return func() (func(rank int) vm.Device, vm.Transport, error) {
+		again, err := m.Again()
+		return again.New, again, err
+	}
+}
+
+// runOn is the result of a case on a computer. It checks E5 on the way.
+func runOn(t *testing.T, c Case, on computer) *Result {
+	t.Helper()
+	plan, p := mustCompile(t, c)
+	device, transport, err := on()
+	if err != nil {
+		t.Fatal(err)
+	}
+	traces := make([]*vm.Trace, len(p.Ranks))
+	job, err := vm.Open(p, func(rank int) (vm.Device, error) {
+		traces[rank] = vm.NewTrace(device(rank))
+		return traces[rank], nil
+	}, vm.Options{Transport: transport})
+	if err != nil {
+		t.Fatalf("%v: opening: %v", c, err)
+	}
+	r := train(t, p, job, func() { checkOrder(t, c, p, traces) })
+	checkPeaks(t, c, plan, p, job)
+	if err := job.Close(); err != nil {
+		t.Errorf("%v: closing: %v", c, err)
+	}
+	return r
+}
+
+// checkOn holds a case on a computer to E1, E2 and E5 there, and to E3 against the plain program on the cpu. Whoever
+// chooses how to multiply by where operands lie makes the same product differently in another schedule: then bits are not
+// compared.
+func checkOn(t *testing.T, c Case, on computer, bits bool) {
+	t.Helper()
+	got := runOn(t, c, on)
+	if bits {
+		checkSame(t, "E1 and E2: against one stage without offload", got, runOn(t, c.unpiped(), on))
+	}
+	checkClose(t, c, "E3: against the plain program on the cpu", got, run(t, c.plain()))
+}
+
+// resumeOn is E6 on a computer: a checkpoint of half a run, taken up in a fresh job.
+func resumeOn(t *testing.T, c Case, on computer) {
+	t.Helper()
+	whole := runOn(t, c, on)
+	_, p := mustCompile(t, c)
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	open := func() *vm.Job {
+		device, transport, err := on()
+		if err != nil {
+			t.Fatal(err)
+		}
+		job, err := vm.Open(p, func(rank int) (vm.Device, error) { return device(rank), nil }, vm.Options{Transport: transport})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := job.Init(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return job
+	}
+	first := open()
+	doSteps(t, first, p.Run.Steps/2)
+	if err := first.Save(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	second := open()
+	if err := second.Restore(path); err != nil {
+		t.Fatal(err)
+	}
+	for second.Steps() < p.Run.Steps {
+		step := doSteps(t, second, 1)
+		if want := whole.Losses[step.Step-1]; !sameBits(step.Loss, want) {
+			t.Errorf("E6: step %d has loss %v, not %v", step.Step, step.Loss, want)
+		}
+	}
+	if err := second.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// resumed are the cases of E6.
+var resumed = []Case{
+	{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 1, N: 3, Offload: "0.5"},
+	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 2, SP: 1, DP: 2, N: 2, Offload: "full"},
+}
+
+func forResumed(t *testing.T, f func(t *testing.T, c Case)) {
+	for _, c := range resumed {
+		c.Partition, c.Batch, c.Microbatch, c.Steps, c.Layers, c.Sequence, c.Vocab = "flops", 4, 2, 6, 2, 48, tinyVocab
+		t.Run(c.String(), func(t *testing.T) { f(t, c) })
+	}
+}
+
+// Every pair of settings, all ranks on the GPUs that there are: E1, E2, E3 and E5.
+func TestGPUSchedulesAreEqual(t *testing.T) {
+	for _, by := range []struct {
+		name    string
+		options cuda.Options
+	}{{"own products", cuda.Options{OwnProducts: true}}, {"cuBLASLt", cuda.Options{}}} {
+		on := onGPU(t, by.options)
+		rows, _, _ := cover(0)
+		for _, r := range rows {
+			c := r.toCase()
+			t.Run(by.name+" "+c.String(), func(t *testing.T) { checkOn(t, c, on, by.options.OwnProducts) })
+		}
+	}
+}
+
+// E6 on GPUs.
+func TestGPUResume(t *testing.T) {
+	on := onGPU(t, cuda.Options{OwnProducts: true})
+	forResumed(t, func(t *testing.T, c Case) { resumeOn(t, c, on) })
+}
+
+// What the tests on GPUs do, on the cpu: it proves the tests.
+func TestOnAnyComputer(t *testing.T) {
+	if !numbers {
+		t.Skip("too slow under the race detector")
+	}
+	on := func() (func(rank int) vm.Device, vm.Transport, error) {
+		return func(int) vm.Device { return cpu.New(nil) }, nil, nil
+	}
+	forResumed(t, func(t *testing.T, c Case) {
+		checkOn(t, c, on, true)
+		resumeOn(t, c, on)
+	})
+}
