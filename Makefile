@@ -38,13 +38,15 @@ kernels: ## compile every kernel for each kind of GPU: registers and spills; NVR
 gpu-bundle: ## what gpu-check needs on a machine without Go, into out/gpu
 	@mkdir -p out/gpu
 	CGO_ENABLED=0 $(GO) test -c -o out/gpu/cuda.test ./cuda
+	CGO_ENABLED=0 $(GO) test -c -o out/gpu/e2e.test ./e2e
 	CGO_ENABLED=0 $(GO) build -o out/gpu/ ./cmd/sppoc ./cmd/sppovm
+	CGO_ENABLED=0 $(GO) build -o out/gpu/report ./bench/gpu
 	out/gpu/sppoc build examples/gpt-docs.sppo -o out/gpu/gpt-docs.sppb --set 'train.data=random()' --set train.steps=100
 	out/gpu/sppoc build examples/llama-docs.sppo -o out/gpu/llama-docs.sppb --set 'train.data=random()' --set train.steps=100
-	cp bench/gpu/check.sh out/gpu/
+	cp bench/gpu/check.sh bench/gpu/*.sppo bench/peers/torch_layers.py out/gpu/
 
-gpu-check: gpu-bundle ## on a machine with a GPU: the device against the cpu, and training runs
-	cd out/gpu && bash check.sh
+gpu-check: gpu-bundle ## on a machine with a GPU: the device against the cpu, then how fast it is, into bench/gpu
+	cd out/gpu && rm -f 20*.json; bash check.sh; status=$$?; cp 20*.json ../../bench/gpu/; exit $$status
 
 lint: ## formatting, vet, staticcheck
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not formatted:" $$unformatted; exit 1; fi

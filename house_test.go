@@ -45,6 +45,7 @@ var floors = []struct {
 	{"examples", 0, ""},
 	{"cmd/internal/cli", 4, "*"},
 	{"cmd/internal/trace", 4, "*"},
+	{"bench/gpu", 5, "*"},
 	{"cmd/sppoc", 5, "*"},
 	{"cmd/sppovm", 5, "*"},
 }

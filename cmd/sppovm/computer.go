@@ -22,7 +22,7 @@ type computer struct {
 // open makes the one that was asked for. A program that GPUs have no room for is refused before anything is allocated.
 func (f *runFlags) open(p *ir.Program) (*computer, error) {
 	if f.device == "cuda" {
-		m, err := cuda.Open(cuda.Options{NCCL: f.nccl, Sync: os.Getenv(cuda.SyncVariable) == "1"})
+		m, err := cuda.Open(cuda.Options{NCCL: f.nccl, Tune: f.tune, Sync: os.Getenv(cuda.SyncVariable) == "1"})
 		if err != nil {
 			return nil, err
 		}

@@ -41,6 +41,7 @@ func probeMachine(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.run.blas, "blas", "go", "cpu: who multiplies matrices: go, or openblas where it is installed")
 	flags.IntVar(&f.run.threads, "threads", 0, "cpu: threads that the ranks share; 0 is one a processor core")
 	flags.BoolVar(&f.run.nccl, "nccl", false, "cuda: ranks meet by NCCL instead of by copies between their memories")
+	flags.BoolVar(&f.run.tune, "tune", false, "cuda: take the fastest way in which cuBLASLt can make each product")
 	return func(env *cli.Env, args []string) error {
 		if err := f.check(); err != nil {
 			return err
@@ -138,7 +139,7 @@ func (f *probeFlags) open() (*bench, error) {
 const deviceReserve = 4 << 30
 
 func (f *probeFlags) openCUDA(b *bench) error {
-	options := cuda.Options{NCCL: f.run.nccl}
+	options := cuda.Options{NCCL: f.run.nccl, Tune: f.run.tune}
 	m, err := cuda.Open(options)
 	if err != nil {
 		return err

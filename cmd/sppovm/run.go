@@ -29,6 +29,7 @@ type runFlags struct {
 	blas    string
 	threads int
 	nccl    bool
+	tune    bool
 	force   bool
 	profile string
 	seeded  bool // --seed was given
@@ -49,6 +50,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.blas, "blas", "go", "who multiplies matrices: go, or openblas where it is installed")
 	flags.IntVar(&f.threads, "threads", 0, "threads that share the kernels' work; 0 is one a processor core")
 	flags.BoolVar(&f.nccl, "nccl", false, "cuda: ranks meet by NCCL, each on a GPU of its own, instead of by copies between their memories")
+	flags.BoolVar(&f.tune, "tune", false, "cuda: time the ways in which cuBLASLt can make each product, and take the fastest; other runs may then round differently")
 	flags.StringVar(&f.profile, "profile", "", "write to this file when each instruction of the last step ran; sppoc view shows it beside the simulation")
 	flags.BoolVar(&f.force, "force", false, "run what does not fit its cluster, too")
 	flags.BoolVar(&f.sim.contention, "contention", false, "sim: copies of a node's ranks share its bandwidth as they come, instead of each having its part")
@@ -97,8 +99,8 @@ func (f *runFlags) check() error {
 	default:
 		return cli.Usagef("there is no device %q; there are cpu, cuda and sim", f.device)
 	}
-	if f.nccl && f.device != "cuda" {
-		return cli.Usagef("--nccl goes with --device cuda")
+	if (f.nccl || f.tune) && f.device != "cuda" {
+		return cli.Usagef("--nccl and --tune go with --device cuda")
 	}
 	switch f.blas {
 	case "go":

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"math"
+	"strings"
+)
+
+// Goal is something that is wanted of a card. One that could not be looked at is not met.
+type Goal struct {
+	Name string  `json:"name"`
+	Want string  `json:"want"`
+	Got  float64 `json:"got"`
+	Seen int     `json:"seen"` // how many figures it was looked at by
+	Met  bool    `json:"met"`
+}
+
+// least is a goal of at least so much, by the smallest of what was seen.
+func least(name, want string, limit float64, seen []float64) Goal {
+	g := Goal{Name: name, Want: want, Seen: len(seen)}
+	for i, x := range seen {
+		if i == 0 || x < g.Got {
+			g.Got = x
+		}
+	}
+	g.Met = g.Seen > 0 && g.Got >= limit
+	return g
+}
+
+// most is a goal of at most so much, by the largest.
+func most(name, want string, limit float64, seen []float64) Goal {
+	g := Goal{Name: name, Want: want, Seen: len(seen)}
+	for _, x := range seen {
+		g.Got = max(g.Got, x)
+	}
+	g.Met = g.Seen > 0 && g.Got <= limit
+	return g
+}
+
+// goals are those of a Hopper card. A figure's own share is what it is held to.
+func goals(r *Report) []Goal {
+	figures := func(kind, name, by string, value func(Figure) float64) (out []float64) {
+		for _, f := range r.Figures {
+			if f.Kind == kind && strings.HasPrefix(f.Name, name) && (by == "" || f.By == by) {
+				out = append(out, value(f))
+			}
+		}
+		return out
+	}
+	share := func(f Figure) float64 { return f.Share }
+	tflops := func(f Figure) float64 { return f.TFLOPS }
+	var failed, worst, mfu, simulated []float64
+	for _, result := range r.Tests {
+		failed = append(failed, map[bool]float64{true: 1}[result != "pass"])
+	}
+	for _, t := range r.Training {
+		worst = append(worst, t.Worst/t.Tolerance)
+	}
+	steps := map[string]float64{}
+	for _, l := range r.Layers {
+		steps[l.Name] = l.Step
+		if l.MFU > 0 && l.Tokens >= 128<<10 {
+			mfu = append(mfu, l.MFU)
+		}
+		if l.Step > 0 && l.Simulated > 0 {
+			simulated = append(simulated, math.Abs(l.Simulated/l.Step-1))
+		}
+	}
+	var offload []float64
+	if full, none := steps["7b-32k-full"], steps["7b-32k-none"]; full > 0 && none > 0 {
+		offload = append(offload, full/none-1)
+	}
+	return []Goal{
+		most("tests", "none fails or is skipped", 0, failed),
+		most("training", "losses as the cpu's, within bf16 rounding: the largest difference over what is allowed", 1, worst),
+		least("products", "90% of the fastest algorithm of cuBLASLt", 0.9, figures("matmul", "", "cuBLASLt", share)),
+		least("attention", "500 TFLOP/s forward", 500, figures("attention", "attention ", "", tflops)),
+		least("attention_grad", "400 TFLOP/s backward", 400, figures("attention", "attention_grad ", "", tflops)),
+		least("memory-bound kernels", "85% of the copy bandwidth", 0.85, figures("memory", "", "", share)),
+		least("layers", "an MFU of 50% from 128K tokens on", 0.5, mfu),
+		most("offload", "costs less than 2% where both fit", 0.02, offload),
+		most("issue", "less than 2% of a step", 0.02, figures("issue", "", "", share)),
+		most("simulation", "within 10% of what was measured", 0.1, simulated),
+	}
+}
