@@ -15,7 +15,7 @@ type Case struct {
 	PP, SP, DP, N, Microbatch int
 	VirtualStages             int    // 0 stands for 1
 	Order                     string // sequence | layer
-	Strategy                  string // sppo | terapipe | gpipe | 1f1b | seq1f1b
+	Strategy                  string // sppo | overlapped-sppo | terapipe | gpipe | 1f1b | seq1f1b
 	SPMode                    string // megatron | ulysses
 	Zero                      string // 0 | 1 | 2 | 3
 	Partition                 string // flops | length | list

@@ -20,6 +20,7 @@ func TestWhenCopiesGo(t *testing.T) {
 		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 1, DP: 1, N: 5, Microbatch: 1, Offload: "full"},
 		{Family: "llama", Positions: "rope", DType: "bf16", KVHeads: 2, Batch: 2, PP: 2, SP: 1, DP: 1, N: 8, Microbatch: 1, VirtualStages: 2, Offload: "0.5"},
 		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 4, PP: 2, SP: 1, DP: 1, N: 3, Microbatch: 1, Strategy: "seq1f1b", Offload: "full"},
+		{Family: "llama", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 3, PP: 3, SP: 1, DP: 1, N: 6, Microbatch: 1, Strategy: "overlapped-sppo", Offload: "full"},
 		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 2, PP: 1, SP: 1, DP: 1, N: 5, Microbatch: 1, Order: "layer", Offload: "full"},
 	} {
 		c.Steps, c.Layers, c.Sequence, c.Vocab = 2, 4, 48, tinyVocab

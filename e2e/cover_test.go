@@ -36,13 +36,13 @@ var space = []setting{
 	choice("positions", func(c *Case, v string) { c.Positions = v }, "learned", "rope", "none"),
 	choice("partition", func(c *Case, v string) { c.Partition = v }, "flops", "length", "list"),
 	choice("microbatch", func(c *Case, v int) { c.Microbatch = v }, 1, 2),
-	choice("strategy", func(c *Case, v string) { c.Strategy = v }, "sppo", "terapipe", "seq1f1b", "gpipe", "1f1b"),
+	choice("strategy", func(c *Case, v string) { c.Strategy = v }, "sppo", "overlapped-sppo", "terapipe", "seq1f1b", "gpipe", "1f1b"),
 	choice("virtual_stages", func(c *Case, v int) { c.VirtualStages = v }, 1, 2),
 	choice("order", func(c *Case, v string) { c.Order = v }, "sequence", "layer"),
 }
 
 // wholeStrategies is the first of the strategies that do not know subsequences.
-const wholeStrategies = 3
+const wholeStrategies = 4
 
 // row gives every setting the index of its value; -1 where it is open.
 type row []int
@@ -64,7 +64,7 @@ var forbidden = []struct {
 	{"batch", "dp", func(batch, dp int) bool { return batch == 0 && dp == 1 }, "a batch of one cannot be divided"},
 	{"batch", "microbatch", func(batch, microbatch int) bool { return batch == 0 && microbatch == 1 }, "nor taken two at a time"},
 	{"strategy", "subsequences", func(strategy, n int) bool { return strategy >= wholeStrategies && n > 0 }, "some strategies take whole sequences"},
-	{"strategy", "virtual_stages", func(strategy, v int) bool { return strategy > 0 && v == 1 }, "the others do not know virtual stages"},
+	{"strategy", "virtual_stages", func(strategy, v int) bool { return strategy > 1 && v == 1 }, "the others do not know virtual stages"},
 	{"pp", "order", func(pp, order int) bool { return pp > 0 && order == 1 }, "layer order is for one stage"},
 	{"strategy", "order", func(strategy, order int) bool { return strategy > 0 && order == 1 }, "and takes sequences one by one"},
 	{"pp", "virtual_stages", func(pp, v int) bool { return pp == 2 && v == 1 }, "four layers do not make eight stages"},

@@ -132,7 +132,7 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 		same("partition", pick(r, "flops", "length", "time"), "flops"),
 		moves("zero", pick(r, "0", "1"), "0"),
 		moves("virtual_stages", pick(r, 1, 1, 2, 3), "1"),
-		same("strategy", pick(r, "sppo", "sppo", "sppo", "terapipe", "seq1f1b", "gpipe", "1f1b"), "sppo"),
+		same("strategy", pick(r, "sppo", "sppo", "overlapped-sppo", "terapipe", "seq1f1b", "gpipe", "1f1b"), "sppo"),
 		moves("offload", pick(r, "none", "full", "adaptive", "carry", "memory", "auto", "0.3", drawShares(r, n)), "none"),
 		moves("recompute", pick(r, "none", "none", "selective", "keep_attention", "full", "auto"), "none"),
 		same("mux", "off", "off"),

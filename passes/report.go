@@ -44,7 +44,7 @@ func (p *Plan) reportJob(b *strings.Builder) {
 		line("ranks", fmt.Sprintf("%d of %d GPUs: dp %d x pp %d x sp %d", par.Ranks(), p.Cluster.GPUs(), par.DP, par.PP, par.SP))
 		line("subsequences", p.subsequencesInWords())
 		if par.Microbatches > 1 || par.Microbatch > 1 {
-			line("microbatches", fmt.Sprintf("%d of %s, one after another", par.Microbatches, plural(par.Microbatch, "sequence")))
+			line("microbatches", fmt.Sprintf("%d of %s", par.Microbatches, plural(par.Microbatch, "sequence")))
 		}
 		if p.Offload.Policy != "" {
 			line("offload", p.offloadInWords())

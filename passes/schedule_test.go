@@ -101,6 +101,10 @@ func TestStrategies(t *testing.T) {
 		live     []int // tasks forwarded and not yet gone backward, at most, by rank
 	}{
 		{"sppo", 4, 8, 1, 3 * (8 + 3), []int{8, 8, 8, 8}},
+		{"sppo", 4, 16, 3, 3 * 3 * (16 + 3), []int{16, 16, 16, 16}},
+		{"overlapped-sppo", 4, 16, 3, 3 * (3*16 + 3), []int{28, 24, 20, 16}},
+		{"overlapped-sppo", 2, 4, 5, 3 * (5*4 + 1), []int{8, 4}},
+		{"overlapped-sppo", 1, 3, 2, 3 * 2 * 3, []int{3}},
 		{"terapipe", 4, 2, 3, 3 * (6 + 3), []int{6, 6, 6, 6}},
 		{"gpipe", 4, 1, 8, 3 * (8 + 3), []int{8, 8, 8, 8}},
 		{"1f1b", 4, 1, 8, 3 * (8 + 3), []int{4, 3, 2, 1}},
@@ -149,4 +153,33 @@ func mostLive(p *Plan) []int {
 		}
 	}
 	return most
+}
+
+// TestOverlappedMakespan: one bubble for the batch, with one layer a virtual stage, a forward of 1 and backwards from 2 to 3:
+// (M N + PP-1) (f + b), where a start is no longer than a sequence. Virtual stages come nearer to it than one sequence after
+// another.
+func TestOverlappedMakespan(t *testing.T) {
+	for _, c := range [][4]int{{2, 1, 4, 2}, {2, 1, 4, 5}, {3, 1, 8, 2}, {4, 1, 16, 4}, {4, 1, 12, 3}, {8, 1, 40, 2}, {2, 2, 4, 3}, {4, 2, 16, 3}, {4, 3, 24, 2}} {
+		stages, v, n, microbatches := c[0], c[1], c[2], c[3]
+		for _, b := range []ir.Seconds{2, 2.5, 3} {
+			p, costs := interleavedOf(stages, v, slices.Repeat([]ir.Seconds{1}, n), slices.Repeat([]ir.Seconds{b}, n))
+			p.Parallel.Microbatches, p.Schedule.Strategy = microbatches, "overlapped-sppo"
+			if err := schedule(nil, p); err != nil {
+				t.Fatal(err)
+			}
+			if err := checkSchedule(nil, p); err != nil {
+				t.Fatal(err)
+			}
+			p.simulate(costs)
+			want := ir.Seconds(v*microbatches*n+stages-1) * (1 + b)
+			if v > 1 {
+				oneByOne := ir.Seconds(microbatches*(v*n+stages-1)) * (1 + b)
+				if p.Time.StepS < want || p.Time.StepS >= oneByOne {
+					t.Errorf("pp %d, v %d, n %d, m %d, b %g: makespan %g, want it from %g to below %g", stages, v, n, microbatches, b, p.Time.StepS, want, oneByOne)
+				}
+			} else if !near(p.Time.StepS, want) {
+				t.Errorf("pp %d, v %d, n %d, m %d, b %g: makespan %g, want %g", stages, v, n, microbatches, b, p.Time.StepS, want)
+			}
+		}
+	}
 }

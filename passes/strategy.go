@@ -24,6 +24,10 @@ var strategies = []strategy{
 		doc: "one sequence at a time, all subsequences forward, then all backward in reverse: K and V of one microbatch live at a time",
 	},
 	{
+		name: "overlapped-sppo", slices: true, virtual: true, order: overlapped,
+		doc: "one sequence behind another, the next one begun while this one turns round: one bubble for the batch, K and V of at most two microbatches live",
+	},
+	{
 		name: "terapipe", slices: true, order: allForward,
 		doc: "all subsequences of all microbatches forward, then all backward: one bubble for the batch, and all activations live at the turn",
 	},
@@ -100,6 +104,40 @@ func oneSequence(p *Plan, rank int) []Task {
 	}
 	return order
 }
+
+// overlapped is the paper's order with the next microbatch begun early. Between its last forward and its first backward of a
+// microbatch a rank waits until the subsequence has been to the end of the pipeline and back; the forwards that fit into that
+// time are the start that the ranks behind it need in order to go on with the next microbatch as soon as they are through with
+// this one. With f and b for a task forward and backward, M microbatches of N subsequences, and starts no longer than N, the
+// makespan is (M N + PP - 1) (f + b). Virtual stages leave room for a start of one round.
+func overlapped(p *Plan, rank int) []Task {
+	var order []Task
+	var early int // forwards of the microbatch that have gone before
+	for m := range p.Parallel.Microbatches {
+		forward := p.forwardOrder(rank, m)
+		order = append(order, forward[early:]...)
+		if early = 0; m+1 < p.Parallel.Microbatches {
+			next := p.forwardOrder(rank, m+1)
+			early = min((1+backwardInForwards)*(p.Parallel.PP-1-rank), firstRound(next))
+			order = append(order, next[:early]...)
+		}
+		order = append(order, mirrored(forward)...)
+	}
+	return order
+}
+
+// firstRound is how many forwards come before the first that waits for the end of the pipeline.
+func firstRound(forward []Task) int {
+	n := slices.IndexFunc(forward, func(t Task) bool { return t.Stage != forward[0].Stage })
+	if n < 0 {
+		return len(forward)
+	}
+	return n
+}
+
+// backwardInForwards is how many forwards a backward takes: two of the same operations, and more where attention rules, which
+// goes back over twice and a half of them at a lower rate.
+const backwardInForwards = 3
 
 // mirrored are the backwards of forwards, last first.
 func mirrored(forward []Task) []Task {
