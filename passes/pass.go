@@ -120,6 +120,20 @@ type Context struct {
 	model *graph.Model
 	split graph.Split // that model was built for
 	held  map[workingKey]ir.Bytes
+
+	options Options
+	later   []*Pass // behind solve, by default: what its search runs candidates through
+	winner  *Plan   // of that search
+}
+
+func newContext(sp *lang.Spec, o Options) *Context {
+	c := &Context{spec: sp, options: o}
+	for i := range Passes {
+		if Passes[i].Run != nil && i > 0 {
+			c.later = append(c.later, &Passes[i])
+		}
+	}
+	return c
 }
 
 // Model is the dataflow of the plan's model on one rank.
@@ -137,6 +151,9 @@ type Options struct {
 	PrintAfter []string  // print the plan after these; "all" is every pass
 	StopAfter  string    // run no pass after this one
 	Print      io.Writer // where PrintAfter goes
+
+	// Measure fills a plan's Memory by placing it, as codegen does; without it solve goes by the bound that it has.
+	Measure func(*Plan) error
 }
 
 // Run refines a plan made by New pass by pass, checking it after each, and predicts what it will cost. A mistake of
@@ -146,7 +163,7 @@ func Run(sp *lang.Spec, p *Plan, o Options) error {
 	if err != nil {
 		return err
 	}
-	c := &Context{spec: sp}
+	c := newContext(sp, o)
 	var ran []*Pass
 	for _, pass := range order {
 		if pass.Run == nil {
@@ -171,6 +188,9 @@ func Run(sp *lang.Spec, p *Plan, o Options) error {
 	}
 	if complete(ran) {
 		predict(c, p)
+		if c.winner != nil && c.winner.Memory.Placed {
+			p.Memory = c.winner.Memory // equal requests make equal plans
+		}
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ package passes
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"sppo/graph"
@@ -23,7 +24,7 @@ type Plan struct {
 	Model    lang.Model    `json:"model"`
 	Cluster  lang.Cluster  `json:"cluster"`
 	Train    lang.Train    `json:"train"`
-	Schedule lang.Schedule `json:"schedule"` // as requested
+	Schedule lang.Schedule `json:"schedule"` // as requested; solve pins what was open
 
 	Parallel       Parallel     `json:"parallel"`
 	Subsequences   Subsequences `json:"subsequences"`
@@ -37,6 +38,9 @@ type Plan struct {
 	Time           Time         `json:"time"`
 	Throughput     Throughput   `json:"throughput"`
 	Decisions      []Decision   `json:"decisions"`
+
+	Alternatives []Alternative `json:"alternatives"` // the next best of what solve has searched
+	Rejected     []Rejection   `json:"rejected"`     // values that it has not taken, and why
 
 	Lines map[string]string `json:"lines"` // key ("schedule.sp") -> "file:line: text" of the spec, for provenance
 }
@@ -214,7 +218,7 @@ func New(sp *lang.Spec) *Plan {
 	p := &Plan{
 		Name: sp.Name, Spec: sp.File,
 		Model: sp.Model, Cluster: sp.Cluster, Train: sp.Train, Schedule: sp.Schedule,
-		Lines: map[string]string{},
+		Lines: map[string]string{}, Alternatives: []Alternative{}, Rejected: []Rejection{},
 	}
 	if p.Name == "" {
 		p.Name = p.Model.Name
@@ -235,8 +239,11 @@ func (p *Plan) noteLine(sp *lang.Spec, key string) {
 	}
 }
 
-// decide notes a decision and its reason.
+// decide notes a decision and its reason. What solve has searched is not decided again by what then is given.
 func (p *Plan) decide(pass, what, value, why string) {
+	if pass == "solve" && slices.ContainsFunc(p.Decisions, func(d Decision) bool { return d.Pass == pass && d.What == what }) {
+		return
+	}
 	p.Decisions = append(p.Decisions, Decision{pass, what, value, why})
 }
 

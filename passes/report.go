@@ -3,8 +3,6 @@ package passes
 import (
 	"fmt"
 	"io"
-	"math"
-	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -21,6 +19,7 @@ func Report(w io.Writer, p *Plan) error {
 		p.reportTotals(&b)
 	}
 	p.reportFit(&b)
+	p.reportSearch(&b)
 	p.reportReasons(&b)
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -54,35 +53,9 @@ func (p *Plan) reportJob(b *strings.Builder) {
 		if again := p.shareMadeAgain(); again > 0 {
 			line("recompute", fmt.Sprintf("%s: %.1f%% of the type-1 bytes are made again", p.Recompute, 100*again))
 		}
-		line("mux", p.muxInWords())
+		line("mux", "off")
 	})
 	b.WriteByte('\n')
-}
-
-// muxInWords says who borrows what.
-func (p *Plan) muxInWords() string {
-	if !p.Mux.Left {
-		return "off"
-	}
-	least, most := p.Mux.Pieces[0][0], p.Mux.Pieces[0][0]
-	for _, pieces := range p.Mux.Pieces {
-		least, most = min(least, slices.Min(pieces)), max(most, slices.Max(pieces))
-	}
-	last := p.Parallel.PP - 1
-	return fmt.Sprintf("left: subsequences 0-%d are cut into %d pieces, of %d-%d tokens, up to %.1f%% off an even share; until it has a task of its own, stage j of 1-%d runs piece j+1 of every task under way",
-		last-1, last+1, least, most, 100*p.worstRounding(), last)
-}
-
-// worstRounding is how far a piece is from an even share of its subsequence, relative to that.
-func (p *Plan) worstRounding() float64 {
-	worst := 0.0
-	for x, pieces := range p.Mux.Pieces {
-		even := float64(p.Subsequences.Lengths[x]) / float64(len(pieces))
-		for _, n := range pieces {
-			worst = max(worst, math.Abs(float64(n)-even)/even)
-		}
-	}
-	return worst
 }
 
 func (p *Plan) subsequencesInWords() string {
@@ -217,6 +190,44 @@ func (p *Plan) reportFit(b *strings.Builder) {
 			fmt.Fprintf(b, "  stage %d needs %s more host memory for every rank\n", s, over)
 		}
 	}
+	b.WriteByte('\n')
+}
+
+// mostRejected are the values of a key that the report names; JSON has all.
+const mostRejected = 6
+
+// reportSearch says what else solve has looked at.
+func (p *Plan) reportSearch(b *strings.Builder) {
+	if len(p.Alternatives) > 0 {
+		b.WriteString("Next best, as predicted; memory is a bound:\n")
+		table(b, func(line func(...string)) {
+			for i := range p.Alternatives {
+				a := &p.Alternatives[i]
+				line(a.StepS.String(), a.DevicePeakBytes.String()+" device", a.HostPeakBytes.String()+" host", strings.Join(a.Set, " "))
+			}
+		})
+		b.WriteByte('\n')
+	}
+	if len(p.Rejected) == 0 {
+		return
+	}
+	b.WriteString("Not taken, and how much longer a step would be, or what lacks at least:\n")
+	table(b, func(line func(...string)) {
+		for first := 0; first < len(p.Rejected); {
+			end := first
+			var words []string
+			for end < len(p.Rejected) && p.Rejected[end].Key == p.Rejected[first].Key {
+				r := &p.Rejected[end]
+				words = append(words, fmt.Sprintf("%s (%s)", r.Value, r.than(p.Time.StepS)))
+				end++
+			}
+			if more := len(words) - mostRejected; more > 0 {
+				words = append(words[:mostRejected], fmt.Sprintf("%d more", more))
+			}
+			line(p.Rejected[first].Key, strings.Join(words, ", "))
+			first = end
+		}
+	})
 	b.WriteByte('\n')
 }
 

@@ -17,13 +17,27 @@ const (
 	stepsPerSubsequence = 4       // grid steps that the shortest subsequence has at least, so that rounding stays small
 )
 
-// solve fills in what the spec leaves to it.
+// solve fills in what the spec leaves to it: search.go says how.
 //
-// Input: the request. Output: Parallel, LayersPerStage, Recompute, Subsequences.N and Align.
+// Input: the request. Output: Schedule with every dimension pinned, Parallel, LayersPerStage, Recompute, Subsequences.N and
+// Align; Alternatives and Rejected.
 func solve(c *Context, p *Plan) error {
 	if err := c.diagnose(missingPolicies(p)); err != nil {
 		return err
 	}
+	s := newSearch(c, p)
+	if !s.settle(p) {
+		if winner, alternatives := s.run(); winner != nil {
+			s.choose(p, winner, alternatives)
+			c.winner = winner.plan
+		}
+	}
+	return size(c, p, s.bounds)
+}
+
+// size works out what follows from a request whose dimensions are pinned. Where no candidate is a plan some are open; then the
+// least is taken, and refused.
+func size(c *Context, p *Plan, b *bounds) error {
 	solveParallel(p)
 	solveSubsequences(p)
 	if err := c.diagnose(sizeProblems(p)); err != nil {
@@ -33,9 +47,19 @@ func solve(c *Context, p *Plan) error {
 	if p.Recompute != graph.RecomputeNone && p.Recompute != policyAuto {
 		p.decide("solve", "recompute", p.Recompute, "given: that much less is kept between forward and backward, and made again")
 	}
-	p.LayersPerStage = evenLayers(p.Model.Layers, p.Parallel.Stages())
-	p.decide("solve", "layers_per_stage", list(p.LayersPerStage), "even; where it does not divide the first stages hold one more, since the last computes the loss")
+	cut := *p
+	cut.Subsequences.Lengths = b.lengthsOf(p)
+	p.LayersPerStage = balancedLayers(p, b.profileOf(&cut))
+	p.decide("solve", "layers_per_stage", list(p.LayersPerStage), "as even as can be in time, embedding and loss counted; of equals the first stages hold one more")
 	return nil
+}
+
+// recomputeOf is the policy of a request, which is the fastest where it is open.
+func recomputeOf(s lang.Schedule) string {
+	if s.Recompute == "" || s.Recompute == "auto" {
+		return graph.RecomputeNone
+	}
+	return s.Recompute
 }
 
 func solveParallel(p *Plan) {
@@ -211,7 +235,7 @@ func missingPolicies(p *Plan) []problem {
 			found = append(found, fault(key, lang.NotYet, "for now "+instead, "%s is not implemented yet", what))
 		}
 	}
-	refuse(s.Mux != "" && s.Mux != "off" && s.Mux != "auto" && s.Mux != "left", "schedule.mux", "mux = "+s.Mux, "left or off")
+	refuse(s.Mux != "" && s.Mux != "off" && s.Mux != "auto", "schedule.mux", "mux = "+s.Mux, "off")
 	refuse(s.MuxShares == "even", "schedule.mux_shares", "mux_shares = even", "fluid")
 	refuse(s.SPMode == "ring", "schedule.sp_mode", "sp_mode = "+s.SPMode, "megatron or ulysses")
 	refuse(s.Keep != nil && len(s.Keep) < 2, "schedule.keep", "streaming of K and V", "keep = [k, v]")

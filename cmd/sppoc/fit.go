@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"sppo/cmd/internal/cli"
-	"sppo/codegen"
 	"sppo/passes"
 )
 
@@ -40,7 +39,7 @@ func adviseFit(job *cli.Job, set []string) error {
 // try says what a changed spec needs if it fits, and nothing if it does not or is no spec.
 func try(file string, set []string) string {
 	job, err := cli.OpenPlan(file, set, passes.Options{})
-	if err != nil || codegen.Measure(job.Plan) != nil || !job.Plan.Memory.Fits {
+	if err != nil || job.Measure() != nil || !job.Plan.Memory.Fits {
 		return ""
 	}
 	device, host := cli.Peaks(&job.Plan.Memory)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"sppo/cmd/internal/cli"
-	"sppo/codegen"
 	"sppo/passes"
 )
 
@@ -66,7 +65,7 @@ func (s *sequenceSearch) fits(steps int64) bool {
 	set := append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("train.sequence=%d", steps*s.grid))
 	job, err := cli.OpenPlan(s.file, set, passes.Options{})
 	if err == nil {
-		err = codegen.Measure(job.Plan)
+		err = job.Measure()
 	}
 	if err != nil {
 		s.lacking = err.Error()

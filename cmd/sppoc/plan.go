@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo/cmd/internal/cli"
-	"sppo/codegen"
 	"sppo/passes"
 )
 
@@ -41,7 +40,7 @@ func plan(flags *pflag.FlagSet) cli.Action {
 		}
 		whole := passes.Verify(job.Plan) == nil
 		if whole {
-			if err := codegen.Measure(job.Plan); err != nil {
+			if err := job.Measure(); err != nil {
 				return cli.Wrong(err)
 			}
 		}

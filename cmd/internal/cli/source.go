@@ -52,10 +52,19 @@ func OpenPlan(file string, set []string, o passes.Options) (*Job, error) {
 		return nil, err
 	}
 	plan := passes.New(spec)
+	o.Measure = codegen.Measure
 	if err := passes.Run(spec, plan, o); err != nil {
 		return nil, Wrong(err)
 	}
 	return &Job{Spec: spec, Plan: plan}, nil
+}
+
+// Measure places the plan, where the search of its sizes has not done so.
+func (j *Job) Measure() error {
+	if j.Plan.Memory.Placed {
+		return nil
+	}
+	return codegen.Measure(j.Plan)
 }
 
 func readPlan(file string, set []string, o passes.Options) (*Job, error) {

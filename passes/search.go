@@ -1,0 +1,494 @@
+package passes
+
+import (
+	"cmp"
+	"container/heap"
+	"fmt"
+	"slices"
+	"strings"
+
+	"sppo/graph"
+	"sppo/ir"
+	"sppo/lang"
+)
+
+// The search of solve: best first, over candidates of which ever more dimensions are pinned. What is taken next is what has
+// the least bound, so that the first complete candidate that comes to its turn with its exact time beats all that are left, to
+// a part of 1/searchSlack; whatever surely does not fit never gets a turn. Exact is what the passes behind solve and the
+// prediction make of it, and whether it fits codegen says, where it is at hand.
+const searchSlack = 200
+
+// mostAlternatives are kept beside the winner, of so many classes that are evaluated.
+const (
+	mostAlternatives = 5
+	classesEvaluated = 8
+)
+
+// Alternative is a candidate that would do, too, but for time. Its memory is a bound from above.
+type Alternative struct {
+	Set             []string   `json:"set"` // how it differs from the plan: "schedule.pp=8"
+	StepS           ir.Seconds `json:"step_s"`
+	DevicePeakBytes ir.Bytes   `json:"device_peak_bytes"` // of the fullest stage
+	HostPeakBytes   ir.Bytes   `json:"host_peak_bytes"`
+}
+
+// Rejection is a value of a dimension that solve has not taken, and why no candidate with it was.
+type Rejection struct {
+	Key   string     `json:"key"`
+	Value string     `json:"value"`
+	StepS ir.Seconds `json:"step_s,omitempty"` // the least of those that may fit, or a bound on it; 0: none of them can
+	Bound bool       `json:"bound,omitempty"`  // StepS is a bound from below: it may take longer
+	Lacks *Lack      `json:"lacks,omitempty"`  // the least lack of those that do not fit
+}
+
+// node is a candidate of which some dimensions are pinned.
+type node struct {
+	schedule lang.Schedule
+	level    int        // dimensions that are pinned
+	bound    ir.Seconds // of all plans that it stands for
+	number   int        // of equal bounds the first made goes first
+	plan     *Plan      // once all are pinned and its time is known
+	need     *Footprint
+}
+
+// time is what a node takes, or its bound.
+func (n *node) time() ir.Seconds {
+	if n.plan != nil {
+		return n.plan.Time.StepS
+	}
+	return n.bound
+}
+
+type frontier []*node
+
+func (f frontier) Len() int { return len(f) }
+func (f frontier) Less(i, j int) bool {
+	return cmp.Or(cmp.Compare(f[i].bound, f[j].bound), cmp.Compare(f[i].number, f[j].number)) < 0
+}
+func (f frontier) Swap(i, j int) { f[i], f[j] = f[j], f[i] }
+func (f *frontier) Push(n any)   { *f = append(*f, n.(*node)) }
+func (f *frontier) Pop() any {
+	last := (*f)[len(*f)-1]
+	*f = (*f)[:len(*f)-1]
+	return last
+}
+
+type search struct {
+	*bounds
+	context  *Context
+	frontier frontier
+	made     int // candidates, complete or not
+	exact    int // candidates that were evaluated
+	verdicts map[string]map[string]*Rejection
+	least    *node // of those that were evaluated and do not fit, that which lacks least
+	lacking  Lack  // of it
+}
+
+func newSearch(c *Context, p *Plan) *search {
+	return &search{bounds: newBounds(p), context: c, verdicts: map[string]map[string]*Rejection{}}
+}
+
+// run finds the winner, or nil where no candidate is a plan. A winner that does not fit is that of least lack.
+func (s *search) run() (winner *node, alternatives []*node) {
+	s.push(s.request.Schedule, 0)
+	for winner == nil && s.frontier.Len() > 0 {
+		n := heap.Pop(&s.frontier).(*node)
+		switch {
+		case n.level < len(dimensions):
+			s.expand(n)
+		case n.plan == nil:
+			s.evaluate(n)
+		case s.fits(n):
+			winner = n
+		}
+	}
+	if winner == nil {
+		return s.weigh(s.closest()), nil
+	}
+	alternatives = s.others(winner)
+	for _, n := range slices.Concat(s.frontier, alternatives) {
+		s.note(n, nil)
+	}
+	return s.weigh(winner), alternatives
+}
+
+// weigh leaves what is kept to the pass offload, which may do better than one policy for all units, and takes that if it does.
+func (s *search) weigh(n *node) *node {
+	if n == nil || n.schedule.Offload.Policy == "none" && n.schedule.Recompute == graph.RecomputeNone {
+		return n
+	}
+	w := &node{schedule: n.schedule, level: n.level}
+	if w.schedule.Recompute = s.request.Schedule.Recompute; w.schedule.Recompute == "" {
+		w.schedule.Recompute = policyAuto
+	}
+	w.schedule.Offload = s.request.Schedule.Offload
+	if !s.evaluate(w) || w.need.lack(w.plan.Memory) != nil {
+		return n
+	}
+	if n.need.lack(n.plan.Memory) == nil && w.time() > n.time() || s.context.options.Measure != nil && !s.fits(w) {
+		return n
+	}
+	return w
+}
+
+// others are the best candidates of other classes than the winner's. A class is known by the candidate of it that comes to its
+// turn first.
+func (s *search) others(winner *node) []*node {
+	best := map[string]*node{class(winner): winner}
+	take := func(n *node) {
+		if lack := n.need.lack(n.plan.Memory); lack != nil {
+			s.reject(n, *lack)
+		} else if b := best[class(n)]; b == nil || b != winner && n.time() < b.time() {
+			best[class(n)] = n
+		}
+	}
+	for _, n := range s.frontier {
+		if n.plan != nil {
+			take(n)
+		}
+	}
+	var rest frontier
+	for s.frontier.Len() > 0 && len(best) <= classesEvaluated {
+		switch n := heap.Pop(&s.frontier).(*node); {
+		case n.level < len(dimensions):
+			s.expand(n)
+		case n.plan == nil && best[class(n)] == nil && s.evaluate(n):
+			take(n)
+		default:
+			rest = append(rest, n)
+		}
+	}
+	s.frontier = append(s.frontier, rest...)
+	var out []*node
+	for _, n := range best {
+		if n != winner {
+			out = append(out, n)
+		}
+	}
+	slices.SortFunc(out, func(a, b *node) int { return cmp.Or(cmp.Compare(a.time(), b.time()), cmp.Compare(a.number, b.number)) })
+	return out[:min(len(out), mostAlternatives)]
+}
+
+// push bounds a candidate and puts it among those to come, unless it surely does not fit.
+func (s *search) push(schedule lang.Schedule, level int) {
+	for level < len(dimensions) && dimensions[level].text(&schedule) != "" {
+		level++
+	}
+	s.made++
+	bound, lack := s.of(schedule, level)
+	if bound >= unreachable {
+		return
+	}
+	n := &node{schedule: schedule, level: level, bound: bound, number: s.made}
+	if lack != nil {
+		s.reject(n, *lack)
+		return
+	}
+	heap.Push(&s.frontier, n)
+}
+
+func (s *search) expand(n *node) {
+	d := &dimensions[n.level]
+	for _, v := range d.values(&s.space, &n.schedule) {
+		schedule := n.schedule
+		v.set(&schedule)
+		s.push(schedule, n.level+1)
+	}
+}
+
+// evaluate runs the passes behind solve. What they refuse is no candidate.
+func (s *search) evaluate(n *node) bool {
+	s.exact++
+	r := s.request
+	p := &Plan{Name: r.Name, Spec: r.Spec, Model: r.Model, Cluster: r.Cluster, Train: r.Train, Schedule: n.schedule, Lines: r.Lines}
+	c := &Context{}
+	if size(c, p, s.bounds) != nil {
+		return false
+	}
+	c.model, c.split = s.bounds.context(p).model, p.Split()
+	for _, pass := range s.context.later {
+		switch {
+		case slices.Contains(s.context.options.Disable, pass.Name):
+			pass.Off(c, p)
+		case pass.Run(c, p) != nil:
+			return false
+		}
+	}
+	predict(c, p)
+	need := footprint(c, p)
+	n.plan, n.need = p, &need
+	n.bound = max(n.bound, p.Time.StepS*searchSlack/(searchSlack+1))
+	heap.Push(&s.frontier, n)
+	return true
+}
+
+// fits places a candidate, where that is possible and has not surely the wrong end.
+func (s *search) fits(n *node) bool {
+	lack := n.need.lack(n.plan.Memory)
+	if s.context.options.Measure != nil && (lack == nil || lack.Bytes < n.need.slack()) {
+		if s.context.options.Measure(n.plan) != nil {
+			return false
+		}
+		lack = n.plan.Memory.lack()
+	}
+	if lack != nil {
+		s.reject(n, *lack)
+	}
+	return lack == nil
+}
+
+// lack is the worst of a footprint.
+func (f *Footprint) lack(m Memory) *Lack {
+	device := make([]ir.Bytes, len(f.Device))
+	for s := range device {
+		device[s] = f.Device[s].Bytes
+	}
+	return worstLack(device, f.Host, m)
+}
+
+// footprintSlack is how much of a footprint may be too much: a test in codegen holds it to that.
+const footprintSlack = 0.04
+
+func (f *Footprint) slack() ir.Bytes {
+	device, host := f.peaks()
+	return ir.Bytes(footprintSlack * float64(max(device, host)))
+}
+
+// peaks are those of the fullest stages.
+func (f *Footprint) peaks() (device, host ir.Bytes) {
+	for s := range f.Device {
+		device, host = max(device, f.Device[s].Bytes), max(host, f.Host[s])
+	}
+	return device, host
+}
+
+// lack is the worst of a placed plan.
+func (m Memory) lack() *Lack { return worstLack(m.DevicePeakBytes, m.HostPeakBytes, m) }
+
+func worstLack(device, host []ir.Bytes, m Memory) *Lack {
+	var worst *Lack
+	for _, arena := range []struct {
+		name     string
+		peaks    []ir.Bytes
+		capacity ir.Bytes
+	}{{"device", device, m.DeviceCapacityBytes}, {"host", host, m.HostCapacityBytes}} {
+		for s, peak := range arena.peaks {
+			if over := peak - arena.capacity; over > 0 && (worst == nil || over > worst.Bytes) {
+				worst = &Lack{s, arena.name, over}
+			}
+		}
+	}
+	return worst
+}
+
+// reject notes that a candidate lacks memory.
+func (s *search) reject(n *node, lack Lack) {
+	s.note(n, &lack)
+	if n.plan != nil && (s.least == nil || lack.Bytes < s.lacking.Bytes) {
+		s.least, s.lacking = n, lack
+	}
+}
+
+// note takes a candidate into the verdict on each value that is pinned in it.
+func (s *search) note(n *node, lack *Lack) {
+	for i := range dimensions[:n.level] {
+		d := &dimensions[i]
+		if d.text(&s.request.Schedule) != "" {
+			continue
+		}
+		values := s.verdicts[d.key]
+		if values == nil {
+			values = map[string]*Rejection{}
+			s.verdicts[d.key] = values
+		}
+		value := d.text(&n.schedule)
+		v := values[value]
+		if v == nil {
+			v = &Rejection{Key: d.key, Value: value}
+			values[value] = v
+		}
+		switch t := n.time(); {
+		case lack != nil && (v.Lacks == nil || lack.Bytes < v.Lacks.Bytes):
+			v.Lacks = lack
+		case lack == nil && (v.StepS == 0 || t < v.StepS):
+			v.StepS, v.Bound = t, n.plan == nil
+		}
+	}
+}
+
+// closest is what to show where nothing fits: of what was evaluated that which lacks least, or else what comes out when each
+// dimension in turn takes the value with the least lack.
+func (s *search) closest() *node {
+	if s.least != nil {
+		return s.least
+	}
+	n := &node{schedule: s.request.Schedule}
+	for n != nil {
+		for n.level < len(dimensions) && dimensions[n.level].text(&n.schedule) != "" {
+			n.level++
+		}
+		if n.level == len(dimensions) {
+			break
+		}
+		n = s.leastLacking(n)
+	}
+	if n == nil || !s.evaluate(n) {
+		return nil
+	}
+	return n
+}
+
+// leastLacking pins one more dimension; of equals the last value is taken, for those that keep least stand there.
+func (s *search) leastLacking(n *node) (best *node) {
+	var least ir.Bytes
+	for _, v := range dimensions[n.level].values(&s.space, &n.schedule) {
+		child := &node{schedule: n.schedule, level: n.level + 1}
+		v.set(&child.schedule)
+		bound, lack := s.of(child.schedule, child.level)
+		if lack == nil {
+			lack = &Lack{}
+		}
+		if bound < unreachable && (best == nil || lack.Bytes <= least) {
+			best, least = child, lack.Bytes
+		}
+	}
+	return best
+}
+
+// class names what of a candidate makes it another alternative.
+func class(n *node) string {
+	var words []string
+	for i := range dimensions {
+		if !dimensions[i].detail {
+			words = append(words, dimensions[i].text(&n.schedule))
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// choose writes what the search has found into the plan.
+func (s *search) choose(p *Plan, winner *node, alternatives []*node) {
+	for _, n := range alternatives {
+		a := Alternative{StepS: n.plan.Time.StepS}
+		a.DevicePeakBytes, a.HostPeakBytes = n.need.peaks()
+		for i := range dimensions {
+			if text := dimensions[i].text(&n.schedule); text != dimensions[i].text(&winner.schedule) {
+				a.Set = append(a.Set, dimensions[i].key+"="+text)
+			}
+		}
+		p.Alternatives = append(p.Alternatives, a)
+	}
+	for i := range dimensions {
+		d := &dimensions[i]
+		if d.text(&p.Schedule) != "" {
+			continue
+		}
+		value := d.text(&winner.schedule)
+		found := s.rejections(d, value)
+		if value == "" { // the pass offload says what it has weighed
+			found = slices.DeleteFunc(found, func(r Rejection) bool { return r.StepS > 0 })
+			p.Rejected = append(p.Rejected, found...)
+			continue
+		}
+		p.Rejected = append(p.Rejected, found...)
+		p.pinned(d, value, reason(found, winner))
+	}
+	p.Schedule = winner.schedule
+}
+
+// pinned notes why a dimension has its value.
+func (p *Plan) pinned(d *dimension, value, why string) {
+	_, name, _ := strings.Cut(d.key, ".")
+	if value != d.plain || why != onlyPossible {
+		p.decide("solve", name, value, why)
+	}
+}
+
+// settle pins what has only one value, as long as nothing has more, and says whether that is all.
+func (s *search) settle(p *Plan) bool {
+	schedule := p.Schedule
+	var found []func()
+	for i := range dimensions {
+		d := &dimensions[i]
+		if d.text(&schedule) != "" || d.weighs {
+			continue
+		}
+		values := d.values(&s.space, &schedule)
+		if len(values) != 1 {
+			return false
+		}
+		values[0].set(&schedule)
+		found = append(found, func() { p.pinned(d, values[0].text, onlyPossible) })
+	}
+	for _, note := range found {
+		note()
+	}
+	p.Schedule = schedule
+	return true
+}
+
+// rejections are the values of a dimension that were not taken, from the fastest on; those that cannot fit come last.
+func (s *search) rejections(d *dimension, taken string) []Rejection {
+	var out []Rejection
+	for value, v := range s.verdicts[d.key] {
+		if value != taken {
+			if v.StepS > 0 {
+				v.Lacks = nil
+			}
+			out = append(out, *v)
+		}
+	}
+	slices.SortFunc(out, func(a, b Rejection) int {
+		if (a.StepS > 0) != (b.StepS > 0) {
+			return cmp.Compare(b.StepS, a.StepS)
+		}
+		return cmp.Or(cmp.Compare(a.StepS, b.StepS), cmp.Compare(a.lacking(), b.lacking()), cmp.Compare(a.Value, b.Value))
+	})
+	return out
+}
+
+func (r *Rejection) lacking() ir.Bytes {
+	if r.Lacks == nil {
+		return 0
+	}
+	return r.Lacks.Bytes
+}
+
+// than says how a rejected value compares with a step.
+func (r *Rejection) than(step ir.Seconds) string {
+	longer := 100 * max(0, float64(r.StepS/step)-1)
+	switch {
+	case r.StepS > 0 && r.Bound && longer < 0.05:
+		return "no faster"
+	case r.StepS > 0 && longer < 0.05:
+		return "as fast"
+	case r.StepS > 0 && r.Bound:
+		return fmt.Sprintf("%.1f%% or more", longer)
+	case r.StepS > 0:
+		return fmt.Sprintf("%.1f%%", longer)
+	case r.Lacks != nil:
+		return r.Lacks.String()
+	}
+	return "not possible"
+}
+
+const onlyPossible = "auto: all that is possible"
+
+// reason is why a value was taken.
+func reason(others []Rejection, winner *node) string {
+	if len(others) == 0 {
+		return onlyPossible
+	}
+	if winner.need.lack(winner.plan.Memory) != nil && !winner.plan.Memory.Fits {
+		return "auto: nothing fits, and with this the least lacks"
+	}
+	next := &others[0]
+	if next.StepS == 0 {
+		return fmt.Sprintf("auto: nothing else fits; with %s %s at least", next.Value, next.than(0))
+	}
+	than := next.than(winner.plan.Time.StepS)
+	if strings.HasSuffix(than, "fast") || strings.HasSuffix(than, "faster") {
+		return fmt.Sprintf("auto: the fastest; %s is %s", next.Value, than)
+	}
+	return fmt.Sprintf("auto: the fastest; with %s a step takes %s longer", next.Value, than)
+}

@@ -1,0 +1,265 @@
+package passes
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sppo/examples"
+	"sppo/lang"
+)
+
+// parse reads a spec from text.
+func parse(t testing.TB, text string, set ...string) *lang.Spec {
+	t.Helper()
+	sp, err := lang.Parse("test.sppo", []byte(text), lang.Options{Shipped: examples.Shipped, Set: set})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return sp
+}
+
+// smallSpec draws a job whose space can be walked through: few GPUs, few layers, short sequences, often little memory.
+func smallSpec(r *rand.Rand) string {
+	pick := func(words ...string) string { return words[r.IntN(len(words))] }
+	return fmt.Sprintf(`import "clusters/local.sppo"
+
+model small {
+  family   = %s
+  layers   = %d
+  hidden   = %s
+  heads    = 4
+  kv_heads = %s
+  vocab    = 256
+  tied     = %s
+  dtype    = %s
+}
+
+cluster few = local(ranks = %s)
+
+train {
+  sequence = %s
+  batch    = %s
+  data     = random()
+}
+`, pick("gpt", "llama"), 1+r.IntN(5), pick("32", "64", "128"), pick("1", "2", "4"), pick("true", "false"), pick("f32", "bf16"),
+		pick("1", "2", "4"), pick("64", "256", "1K", "4K"), pick("1", "1", "2", "3"))
+}
+
+// settings are overrides that make the space smaller, or the machine.
+func smallSettings(r *rand.Rand) []string {
+	set := []string{fmt.Sprintf("cluster.device_memory=%dKiB", []int{1 << 20, 64 << 10, 4 << 10, 2 << 10, 1 << 10, 512, 100}[r.IntN(7)])}
+	if r.IntN(2) == 0 {
+		set = append(set, "cluster.d2h_bandwidth=100MB/s", "cluster.h2d_bandwidth=200MB/s")
+	}
+	for _, pin := range []string{"schedule.subsequences=4", "schedule.strategy=seq1f1b", "schedule.pp=1", "schedule.recompute=selective", "schedule.offload=none",
+		"schedule.offload=carry", "schedule.partition=length", "schedule.sp_mode=ulysses", "schedule.align=32"} {
+		if r.IntN(6) == 0 {
+			set = append(set, pin)
+		}
+	}
+	return set
+}
+
+// complete are all candidates of a request with the chain of its beginnings.
+func (s *search) complete(chain []node, visit func(chain []node)) {
+	last := chain[len(chain)-1]
+	for last.level < len(dimensions) && dimensions[last.level].text(&last.schedule) != "" {
+		last.level++
+	}
+	chain[len(chain)-1] = last
+	if last.level == len(dimensions) {
+		visit(chain)
+		return
+	}
+	for _, v := range dimensions[last.level].values(&s.space, &last.schedule) {
+		next := node{schedule: last.schedule, level: last.level + 1}
+		v.set(&next.schedule)
+		s.complete(append(chain, next), visit)
+	}
+}
+
+// TestSearchAgreesWithBruteForce: the winner of small spaces is as fast as the best of all candidates that fit, to the slack
+// of the search, and every bound on the way to a candidate holds for it.
+func TestSearchAgreesWithBruteForce(t *testing.T) {
+	r, jobs, most := random(t), 6, 400
+	if os.Getenv("SPPO_LONG") != "" {
+		jobs, most = 200, 10_000
+	}
+	for jobs > 0 {
+		text, set := smallSpec(r), smallSettings(r)
+		request := New(parse(t, text, set...))
+		s := newSearch(newContext(nil, Options{}), request)
+		best, candidates := (*node)(nil), 0
+		brute := newSearch(newContext(nil, Options{}), request)
+		brute.complete([]node{{schedule: request.Schedule}}, func([]node) { candidates++ })
+		if candidates > most {
+			continue
+		}
+		jobs, candidates = jobs-1, 0
+		brute.complete([]node{{schedule: request.Schedule}}, func(chain []node) {
+			leaf := chain[len(chain)-1]
+			if !brute.evaluate(&leaf) {
+				return
+			}
+			candidates++
+			lack := leaf.need.lack(leaf.plan.Memory)
+			for _, n := range chain {
+				bound, least := brute.of(n.schedule, n.level)
+				if bound > leaf.time()*(1+1e-9) {
+					t.Errorf("%s%v\n%v: at level %d the bound is %v, and the step takes %v", text, set, class(&leaf), n.level, bound, leaf.time())
+				}
+				if least != nil && (lack == nil || lack.Bytes < least.Bytes) {
+					t.Errorf("%s%v\n%v: at level %d it %v at least, and really %v", text, set, class(&leaf), n.level, least, lack)
+				}
+			}
+			if lack == nil && (best == nil || leaf.time() < best.time()) {
+				best = &leaf
+			}
+		})
+		winner, _ := s.run()
+		switch {
+		case candidates == 0:
+			if winner != nil {
+				t.Errorf("%s%v\nthere is no candidate, and it found one", text, set)
+			}
+		case best == nil:
+			if winner == nil || winner.need.lack(winner.plan.Memory) == nil {
+				t.Errorf("%s%v\nnothing fits, and it found %v", text, set, winner)
+			}
+		case winner == nil || winner.need.lack(winner.plan.Memory) != nil:
+			t.Errorf("%s%v\nit found nothing that fits, and there is %v", text, set, class(best))
+		case winner.time() > best.time()*(1+1.0/searchSlack):
+			t.Errorf("%s%v\nit found %v with %v, and the best is %v with %v", text, set, class(winner), winner.time(), class(best), best.time())
+		}
+		t.Logf("%d candidates, %d evaluated", candidates, s.exact)
+	}
+}
+
+// allOpen leaves every dimension of a spec to the search.
+func allOpen() []string {
+	var set []string
+	for i := range dimensions {
+		set = append(set, dimensions[i].key+"=auto")
+	}
+	return set
+}
+
+// TestAutoIsNoSlowerThanPinned pins one dimension after the other to each of its values: what then is found and fits is at most
+// a hundredth faster than what is found without.
+func TestAutoIsNoSlowerThanPinned(t *testing.T) {
+	const tolerance = 1.01
+	r := random(t)
+	jobs := []*Plan{New(load(t, "paper/gpt-7b-512k.sppo", allOpen()...))}
+	drawn, most := 2, 8 // values that are pinned
+	if os.Getenv("SPPO_LONG") != "" {
+		drawn, most, jobs = 50, 1000, nil
+		for _, file := range paperSpecs(t) {
+			jobs = append(jobs, New(load(t, file, allOpen()...)))
+		}
+	}
+	for range drawn {
+		jobs = append(jobs, New(parse(t, smallSpec(r), fmt.Sprintf("cluster.device_memory=%dKiB", 1<<(8+r.IntN(13))))))
+	}
+	for _, job := range jobs {
+		winner := winnerOf(t, job)
+		if winner == nil {
+			continue
+		}
+		pins := pinsOf(&newBounds(job).space, winner.schedule)
+		r.Shuffle(len(pins), func(i, j int) { pins[i], pins[j] = pins[j], pins[i] })
+		for _, v := range pins[:min(most, len(pins))] {
+			pinned := *job
+			v.set(&pinned.Schedule)
+			if n := winnerOf(t, &pinned); n != nil && winner.time() > tolerance*n.time() {
+				t.Errorf("%s, %s tokens on %s: auto takes %v as %v, and with %s it is %v as %v", job.Name, tokens(job.Train.Sequence), job.Cluster.Name,
+					winner.time(), class(winner), v.text, n.time(), class(n))
+			}
+		}
+	}
+}
+
+// winnerOf is what the search finds, if it fits.
+func winnerOf(t *testing.T, p *Plan) *node {
+	t.Helper()
+	n, _ := newSearch(newContext(nil, Options{}), p).run()
+	if n == nil || n.need.lack(n.plan.Memory) != nil {
+		return nil
+	}
+	return n
+}
+
+// pinsOf are values of all dimensions, beside a winner's, and numbers of subsequences that the search does not try.
+func pinsOf(sp *space, winner lang.Schedule) (pins []value) {
+	for i := range dimensions {
+		d := &dimensions[i]
+		for _, v := range d.values(sp, &winner) {
+			if v.text != d.text(&winner) {
+				v.text = d.key + "=" + v.text
+				pins = append(pins, v)
+			}
+		}
+	}
+	for _, n := range []int{3, 7, 10, 50, 100, 160, 200, 1000} {
+		if int64(n)*int64(winner.SP) <= sp.train.Sequence {
+			pins = append(pins, value{fmt.Sprintf("schedule.subsequences=%d", n), func(s *lang.Schedule) { s.Subsequences = lang.Subsequences{Count: n} }})
+		}
+	}
+	return pins
+}
+
+// paperSpecs are the specs of the paper's evaluation.
+func paperSpecs(t *testing.T) []string {
+	files, err := filepath.Glob("../examples/paper/*-*-*.sppo")
+	if err != nil || len(files) == 0 {
+		t.Fatal(err, files)
+	}
+	var out []string
+	for _, file := range files {
+		out = append(out, strings.TrimPrefix(file, "../examples/"))
+	}
+	return out
+}
+
+// TestSearchReports: what plans say of the search.
+func TestSearchReports(t *testing.T) {
+	for name, c := range map[string]struct {
+		file string
+		set  []string
+	}{
+		"open":    {"paper/gpt-7b-512k.sppo", allOpen()},
+		"pinned":  {"paper/gpt-7b-512k.sppo", []string{"schedule.virtual_stages=auto"}},
+		"nothing": {"paper/gpt-65b-1m.sppo", append(allOpen(), "cluster.nodes=2")},
+	} {
+		p := planOf(t, c.file, c.set...)
+		var b bytes.Buffer
+		if err := Report(&b, p); err != nil {
+			t.Fatal(err)
+		}
+		golden(t, "testdata/search/"+name+".want", b.Bytes())
+	}
+}
+
+// benchmarkSolve searches everything for a model and as many GPUs.
+func benchmarkSolve(b *testing.B, file string, nodes int, set ...string) {
+	request := New(load(b, file, slices.Concat(allOpen(), []string{fmt.Sprintf("cluster.nodes=%d", nodes)}, set)...))
+	for b.Loop() {
+		s := newSearch(newContext(nil, Options{}), request)
+		winner, _ := s.run()
+		if winner == nil {
+			b.Fatal("nothing found")
+		}
+		b.ReportMetric(float64(s.made), "candidates")
+		b.ReportMetric(float64(s.exact), "evaluated")
+	}
+}
+
+func BenchmarkSolve128(b *testing.B) { benchmarkSolve(b, "paper/gpt-65b-1m.sppo", 16) }
+func BenchmarkSolve4096(b *testing.B) {
+	benchmarkSolve(b, "paper/gpt-65b-1m.sppo", 512, "train.batch=64")
+}
