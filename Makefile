@@ -4,7 +4,7 @@ GO          ?= go
 FUZZTIME    ?= 10m
 STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: all build run test race long bench kernels gpu-bundle gpu-check lint fuzz cover docs clean
+.PHONY: all build run test race long bench kernels gpu-bundle gpu-check lint fuzz cover docs paper clean
 
 all: build test
 
@@ -54,6 +54,9 @@ lint: ## formatting, vet, staticcheck
 	@if command -v staticcheck >/dev/null; then staticcheck ./...; \
 	elif [ -x "$$($(GO) env GOPATH)/bin/staticcheck" ]; then "$$($(GO) env GOPATH)/bin/staticcheck" ./...; \
 	else $(GO) run $(STATICCHECK) ./...; fi
+
+paper: ## the paper's evaluation, simulated again: docs/paper.md, its tables and figures
+	$(GO) run ./cmd/paper
 
 fuzz: ## every fuzz target for FUZZTIME
 	@for p in $$($(GO) list ./...); do \

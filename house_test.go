@@ -46,6 +46,7 @@ var floors = []struct {
 	{"cmd/internal/cli", 4, "*"},
 	{"cmd/internal/trace", 4, "*"},
 	{"bench/gpu", 5, "*"},
+	{"cmd/paper", 5, "*"},
 	{"cmd/sppoc", 5, "*"},
 	{"cmd/sppovm", 5, "*"},
 }

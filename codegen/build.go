@@ -196,9 +196,12 @@ func (l *layout) constValue(name string, d, i, k int) int64 {
 	if strings.HasPrefix(name, constFirst) {
 		return l.firstReplica(name, d, i, k)
 	}
-	var sub int
-	if n, err := fmt.Sscanf(name, constPosRow+".%d", &sub); err == nil && n == 1 {
-		return l.starts[sub] + int64(k)*l.plan.Subsequences.Lengths[sub]/int64(par.SP)
+	var number int
+	if n, err := fmt.Sscanf(name, constPosRow+".%d", &number); err == nil && n == 1 {
+		return l.ranges[number].first + int64(k)*l.ranges[number].tokens/int64(par.SP)
+	}
+	if n, err := fmt.Sscanf(name, constRank+".%d", &number); err == nil && n == 1 {
+		return int64((d*par.PP+number)*par.SP + k)
 	}
 	return l.model.SPConst(name, k)
 }
@@ -220,6 +223,9 @@ type lineTable struct {
 func newLineTable(plan *passes.Plan) *lineTable {
 	t := &lineTable{index: map[string]uint16{}}
 	keys := []string{"model", "model.layers", "model.vocab", "schedule.pp", "schedule.sp", "schedule.offload", "train.optimizer"}
+	if plan.Mux.Left {
+		keys = append(keys, "schedule.mux")
+	}
 	if plan.Parallel.Zero >= passes.ZeroGradients {
 		keys = append(keys, "schedule.zero")
 	}

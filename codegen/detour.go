@@ -18,7 +18,7 @@ func (s *stage) findDetours(tasks []passes.Task) {
 
 // sendAway copies what a later task starts from to the host. Its device bytes are held until the end of the next task.
 func (s *stage) sendAway(reader passes.Task, x uint32) {
-	size, _ := s.hidden(s.plan.Size(reader.Subsequence))
+	size, _ := s.hidden(s.plan.SizeOf(reader))
 	rows := asBytes(0, size)
 	host := s.allocate(s.buffers[x].name+".host", ir.Host, size)
 	s.decidedBy("offload", "schedule.offload")

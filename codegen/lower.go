@@ -11,7 +11,8 @@ import (
 // stage lowers the tasks of one pipeline rank to instructions.
 type stage struct {
 	*layout
-	index0  int // number of the pipeline rank
+	index0  int          // number of the pipeline rank
+	order   *passes.Plan // whose tasks the section does
 	steps   []step
 	code    ir.Code
 	buffers []buffer
@@ -20,6 +21,7 @@ type stage struct {
 
 	embedding []*param
 	layer     map[int][]*param // [global layer]
+	borrowed  map[int][]*param // [global layer] of other stages
 	head      []*param
 	loss      uint32
 	evalLoss  uint32
@@ -50,7 +52,7 @@ type cacheKey struct {
 	value             string
 }
 
-type unitKey struct{ microbatch, subsequence, layer, unit int }
+type unitKey struct{ microbatch, subsequence, piece, layer, unit int }
 
 // savedUnit is where a unit is: on the device, on the host, or, once its copy has been issued, both.
 type savedUnit struct {
@@ -61,7 +63,7 @@ type savedUnit struct {
 
 // lower makes the code of stage i: sections, buffers with their lives, no places and no events yet.
 func (l *layout) lower(i int) *stage {
-	s := &stage{layout: l, index0: i, steps: l.steps[i], layer: map[int][]*param{}}
+	s := &stage{layout: l, index0: i, steps: l.steps[i], layer: map[int][]*param{}, borrowed: map[int][]*param{}}
 	s.code.Name = fmt.Sprintf("stage%d", i)
 	s.lowerInit()
 	s.lowerStep()
@@ -156,7 +158,7 @@ func (s *stage) sharedWith(g *graph.Param) *param {
 
 func (s *stage) lowerStep() {
 	s.begin(ir.SectionStep, ir.PhaseForward)
-	s.training = true
+	s.training, s.order = true, s.plan
 	if s.last() {
 		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.loss, ir.F32, 1)}, ir.Float(0))
 	}
@@ -178,6 +180,14 @@ func (s *stage) step(tasks []passes.Task, st step) {
 		s.receive(t)
 	case sending:
 		s.send(t)
+	case sharing:
+		start, lagging := s.now(), s.lagging
+		s.lagging = nil
+		s.sharedSlot(tasks, st.task)
+		for _, b := range lagging {
+			s.hold(b)
+		}
+		s.taskStart = start
 	case running:
 		start, lagging := s.now(), s.lagging
 		s.lagging = nil
@@ -219,7 +229,7 @@ type neighbours struct {
 }
 
 func (s *stage) around(tasks []passes.Task, i int) neighbours {
-	n := neighbours{leaving: s.plan.Leaving(tasks, i), coming: s.plan.Coming(tasks, i)}
+	n := neighbours{leaving: s.order.Leaving(tasks, i), coming: s.order.Coming(tasks, i)}
 	n.turn = i > 0 && tasks[i].Undoes(tasks[i-1])
 	if i+1 < len(tasks) {
 		n.next = &tasks[i+1]
@@ -233,16 +243,20 @@ func (s *stage) hidden(z graph.Size) (ir.Bytes, func(uint32) ir.View) {
 	return ir.Bytes(rows*cols) * d.Bytes(), func(b uint32) ir.View { return matrix(b, d, rows, cols) }
 }
 
-// label names a buffer of a task: "m0.s3.l2.q".
+// label names a buffer of a task: "m0.s3.l2.q"; "m0.s3p1.l2.q" where it is of a piece.
 func (s *stage) label(t passes.Task, layer int, value string) string {
 	prefix := ""
 	if !s.training {
 		prefix = "eval."
 	}
-	if layer < 0 {
-		return fmt.Sprintf("%sm%d.s%d.%s", prefix, t.Microbatch, t.Subsequence, value)
+	subsequence := fmt.Sprintf("%sm%d.s%d", prefix, t.Microbatch, t.Subsequence)
+	if t.Piece > 0 {
+		subsequence += fmt.Sprintf("p%d", t.Piece)
 	}
-	return fmt.Sprintf("%sm%d.s%d.l%d.%s", prefix, t.Microbatch, t.Subsequence, layer, value)
+	if layer < 0 {
+		return subsequence + "." + value
+	}
+	return fmt.Sprintf("%s.l%d.%s", subsequence, layer, value)
 }
 
 func (s *stage) forward(t passes.Task, beside neighbours) {
@@ -252,7 +266,7 @@ func (s *stage) forward(t passes.Task, beside neighbours) {
 		x = s.forwardLayer(t, l, x)
 		s.copiesBeside(t, beside, k)
 	}
-	if _, _, ok := s.plan.Target(t); !ok && !s.training {
+	if _, _, ok := s.order.Target(t); !ok && !s.training {
 		s.evalHead(t, x)
 		return
 	}
@@ -261,7 +275,7 @@ func (s *stage) forward(t passes.Task, beside neighbours) {
 
 // pass hands a result on: to a task of the same rank, by way of the host or not, or to a message.
 func (s *stage) pass(t passes.Task, x uint32) {
-	to, reader, _ := s.plan.Reader(t)
+	to, reader, _ := s.order.Reader(t)
 	switch {
 	case to != s.index0:
 		s.outputs[t] = x
@@ -280,11 +294,11 @@ func (s *stage) input(t passes.Task) uint32 {
 }
 
 func (s *stage) forwardInput(t passes.Task) uint32 {
-	if _, _, fed := s.plan.Source(t); fed {
+	if _, _, fed := s.order.Source(t); fed {
 		return s.input(t)
 	}
 	s.decidedBy("lower", "model.vocab")
-	e := s.newEnv(s.model.Embedding, s.embedding, t, ir.None, s.plan.Size(t.Subsequence))
+	e := s.newEnv(s.model.Embedding, s.embedding, t, ir.None, s.plan.SizeOf(t))
 	e.run(s.model.Embedding.Forward)
 	return e.at[s.model.Embedding.Output].buffer
 }
@@ -299,7 +313,7 @@ func (s *stage) forwardLayer(t passes.Task, layer int, x uint32) uint32 {
 	s.prov.Layer = int32(layer)
 	s.enter(layer)
 	s.decidedBy("lower", "model.layers")
-	e := s.newEnv(b, s.layer[layer], t, layer, s.plan.Size(t.Subsequence))
+	e := s.newEnv(b, s.paramsOf(t, layer), t, layer, s.sizeOf(t))
 	e.put(b.Input, x, 0)
 	if s.training {
 		e.saveUnits()
@@ -312,8 +326,12 @@ func (s *stage) forwardLayer(t passes.Task, layer int, x uint32) uint32 {
 // receive issues the message that brings a task's input. Its buffer is reserved from the start of the task before it
 // on, so that the message may arrive while that task runs.
 func (s *stage) receive(t passes.Task) {
+	from, source, _ := s.order.Source(t)
 	stream, peer := ir.RecvPrev, constPrev
-	if from, _, _ := s.plan.Source(t); !s.onwards(t.Kind, from, s.index0) {
+	switch {
+	case s.aside(source, t):
+		stream, peer = ir.Mux, rankConst(from)
+	case !s.onwards(t.Kind, from, s.index0):
 		stream, peer = ir.RecvNext, constNext
 	}
 	b := s.allocateInput(t)
@@ -332,14 +350,18 @@ func (s *stage) allocateInput(t passes.Task) uint32 {
 			layer, name = ir.None, "ln_f.in"
 		}
 	}
-	size, _ := s.hidden(s.plan.Size(t.Subsequence))
+	size, _ := s.hidden(s.plan.SizeOf(t))
 	return s.allocate(s.label(t, layer, name), ir.Device, size)
 }
 
 // send issues the message that takes a task's result on; its buffer is held until the end of the next task.
 func (s *stage) send(t passes.Task) {
+	to, target, _ := s.order.Target(t)
 	stream, peer := ir.SendNext, constNext
-	if to, _, _ := s.plan.Target(t); !s.onwards(t.Kind, s.index0, to) {
+	switch {
+	case s.aside(t, target):
+		stream, peer = ir.Mux, rankConst(to)
+	case !s.onwards(t.Kind, s.index0, to):
 		stream, peer = ir.SendPrev, constPrev
 	}
 	b := s.outputs[t]
@@ -358,7 +380,7 @@ func (s *stage) onwards(kind passes.TaskKind, from, to int) bool {
 }
 
 func (s *stage) message(op ir.Op, stream ir.Stream, peer string, t passes.Task, b uint32) {
-	_, view := s.hidden(s.plan.Size(t.Subsequence))
+	_, view := s.hidden(s.plan.SizeOf(t))
 	s.decidedBy("schedule", "schedule.pp")
 	s.op(op, stream, []ir.View{view(b)}, s.constRef(peer))
 }
@@ -368,7 +390,7 @@ func (s *stage) backward(t passes.Task, beside neighbours) {
 	s.beginBackward(t, beside)
 	s.fetch(beside.next)
 	var dy uint32
-	if _, _, fed := s.plan.Source(t); fed {
+	if _, _, fed := s.order.Source(t); fed {
 		dy = s.input(t)
 	} else {
 		dy = s.backwardHead(t)
@@ -377,12 +399,16 @@ func (s *stage) backward(t passes.Task, beside neighbours) {
 		dy = s.backwardLayer(t, l, dy)
 		s.copiesBeside(t, beside, k)
 	}
-	if _, _, ok := s.plan.Target(t); ok {
+	if _, _, ok := s.order.Target(t); ok {
 		s.pass(t, dy)
 		return
 	}
+	s.embeddingGradients(t, dy)
+}
+
+func (s *stage) embeddingGradients(t passes.Task, dy uint32) {
 	s.decidedBy("lower", "model.vocab")
-	e := s.newEnv(s.model.Embedding, s.embedding, t, ir.None, s.plan.Size(t.Subsequence))
+	e := s.newEnv(s.model.Embedding, s.embedding, t, ir.None, s.plan.SizeOf(t))
 	e.suffix = ".b"
 	e.put(s.model.Embedding.DOutput, dy, 0)
 	e.run(s.model.Embedding.Backward)
@@ -393,7 +419,7 @@ func (s *stage) backwardLayer(t passes.Task, layer int, dy uint32) uint32 {
 	s.prov.Layer = int32(layer)
 	s.enter(layer)
 	s.decidedBy("lower", "model.layers")
-	e := s.newEnv(b, s.layer[layer], t, layer, s.plan.Size(t.Subsequence))
+	e := s.newEnv(b, s.paramsOf(t, layer), t, layer, s.sizeOf(t))
 	e.put(b.DOutput, dy, 0)
 	e.loadUnits()
 	e.run(b.Backward)
@@ -405,7 +431,7 @@ func (s *stage) backwardLayer(t passes.Task, layer int, dy uint32) uint32 {
 func (s *stage) backwardHead(t passes.Task) uint32 {
 	b := s.model.Head
 	s.decidedBy("lower", "model.vocab")
-	e := s.newEnv(b, s.head, t, ir.None, s.plan.Size(t.Subsequence))
+	e := s.newEnv(b, s.head, t, ir.None, s.plan.SizeOf(t))
 	e.lossScale = 1 / (float64(s.plan.Train.Sequence) * float64(s.plan.Train.Batch))
 	e.put(b.Input, s.input(t), 0)
 	e.put(b.Loss, s.loss, 0)
@@ -416,15 +442,15 @@ func (s *stage) backwardHead(t passes.Task) uint32 {
 // lowerEval is one validation microbatch: forwards only, nothing saved.
 func (s *stage) lowerEval() {
 	s.begin(ir.SectionEval, ir.PhaseEval)
-	s.training = false
+	s.training, s.order = false, s.eval
 	if s.last() {
 		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.evalLoss, ir.F32, 1)}, ir.Float(0))
 	}
 	var tasks []passes.Task
 	var steps []step
 	index := map[int]int{} // of the rank's tasks among these
-	for _, st := range s.steps {
-		t := s.plan.Tasks[s.index0][st.task]
+	for _, st := range s.evalSteps[s.index0] {
+		t := s.order.Tasks[s.index0][st.task]
 		if t.Kind != passes.Forward || t.Microbatch != 0 {
 			continue
 		}
@@ -448,7 +474,7 @@ func (s *stage) lowerEval() {
 func (s *stage) evalHead(t passes.Task, x uint32) {
 	b := s.model.Head
 	s.decidedBy("lower", "model.vocab")
-	e := s.newEnv(b, s.head, t, ir.None, s.plan.Size(t.Subsequence))
+	e := s.newEnv(b, s.head, t, ir.None, s.plan.SizeOf(t))
 	e.lossScale = 1 / (float64(s.plan.Train.Sequence) * float64(s.evalSequences()))
 	e.put(b.Input, x, 0)
 	e.put(b.Loss, s.evalLoss, 0)

@@ -12,16 +12,18 @@ import (
 // constants and groups. The order of tensors does not depend on the number of stages, and so neither does the
 // gradient norm.
 type layout struct {
-	plan    *passes.Plan
-	model   *graph.Model
-	tensors []ir.Tensor
-	index   map[string]int32 // tensor by name
-	consts  []string
-	starts  []int64 // token at which each subsequence starts
-	lines   *lineTable
-	slices  map[string]slicePlace // constants of slices by name
-	steps   [][]step              // of every pipeline rank
-	stages  [][]int               // layers of every virtual stage
+	plan      *passes.Plan
+	model     *graph.Model
+	tensors   []ir.Tensor
+	index     map[string]int32 // tensor by name
+	consts    []string
+	ranges    []tokenRange // of which the ranks of a stage divide rows: subsequences, or their pieces
+	lines     *lineTable
+	slices    map[string]slicePlace // constants of slices by name
+	steps     [][]step              // of every pipeline rank
+	eval      *passes.Plan          // what a validation does
+	evalSteps [][]step
+	stages    [][]int // layers of every virtual stage
 }
 
 func newLayout(plan *passes.Plan) *layout {
@@ -32,18 +34,26 @@ func newLayout(plan *passes.Plan) *layout {
 		l.addTensors(l.model.Layer, layerPrefix(i))
 	}
 	l.addTensors(l.model.Head, "")
-	at := int64(0)
-	for _, n := range plan.Subsequences.Lengths {
-		l.starts = append(l.starts, at)
-		at += n
+	for i := range plan.Subsequences.N {
+		for _, t := range plan.Pieces(passes.Task{Subsequence: i}) {
+			z := plan.SizeOf(t)
+			l.ranges = append(l.ranges, tokenRange{z.Prefix, z.Tokens})
+		}
 	}
 	for j := range plan.Parallel.Stages() {
 		l.stages = append(l.stages, plan.Layers(j))
 	}
 	l.consts = l.constNames()
-	l.steps = l.timeline()
+	l.steps = timeline(plan)
+	l.eval, l.evalSteps = plan, l.steps
+	if plan.Mux.Left {
+		l.eval = plan.Unshared()
+		l.evalSteps = timeline(l.eval)
+	}
 	return l
 }
+
+type tokenRange struct{ first, tokens int64 }
 
 func layerPrefix(i int) string { return fmt.Sprintf("layer.%d.", i) }
 
@@ -63,19 +73,27 @@ func (l *layout) addTensors(b *graph.Block, prefix string) {
 const (
 	constPrev   = "prev"    // rank of the previous stage
 	constNext   = "next"    // rank of the next stage
-	constPosRow = "pos_row" // first row of the position table for a subsequence: "pos_row.3"
+	constPosRow = "pos_row" // first row of the position table for a range of tokens: "pos_row.3"
+	constRank   = "rank"    // the same rank of a stage: "rank.3"
 )
 
 func (l *layout) constNames() []string {
 	names := []string{constPrev, constNext, graph.ConstReplica, graph.ConstEvalFirst}
 	names = append(names, graph.SPConstNames...)
 	if l.positions() != nil {
-		for i := range l.starts {
+		for i := range l.ranges {
 			names = append(names, posRowConst(i))
+		}
+	}
+	if l.plan.Mux.Left {
+		for i := range l.plan.Parallel.PP {
+			names = append(names, rankConst(i))
 		}
 	}
 	return append(names, l.sliceConsts()...)
 }
+
+func rankConst(stage int) string { return fmt.Sprintf("%s.%d", constRank, stage) }
 
 func posRowConst(i int) string { return fmt.Sprintf("%s.%d", constPosRow, i) }
 
@@ -189,7 +207,7 @@ type piece struct {
 	start       string // constant that holds its first row in the tensor; empty: 0
 }
 
-// pieces of a parameter: one, but for the position table, which has one for each subsequence.
+// pieces of a parameter: one, but for the position table, which has one for each range of tokens.
 func (l *layout) pieces(p *graph.Param) []piece {
 	switch p.Shard {
 	case graph.ByRows:
@@ -197,8 +215,8 @@ func (l *layout) pieces(p *graph.Param) []piece {
 	case graph.ByTokens:
 		var list []piece
 		sp := int64(l.plan.Parallel.SP)
-		for i, n := range l.plan.Subsequences.Lengths {
-			list = append(list, piece{l.starts[i] / sp, n / sp, posRowConst(i)})
+		for i, r := range l.ranges {
+			list = append(list, piece{r.first / sp, r.tokens / sp, posRowConst(i)})
 		}
 		return list
 	}

@@ -19,6 +19,7 @@ const (
 	receiving stepKind = iota // the task's input
 	sending                   // the task's result
 	running
+	sharing // all of the rank's tasks of a slot that all ranks share, of which this is the first
 )
 
 // moment orders the steps of all ranks: by time; messages before the tasks that begin when they end; messages of one
@@ -46,8 +47,7 @@ func (a moment) compare(b moment) int {
 // layer's forward takes one unit of time, its backward two, and messages none: a message stands where its sender's task ends, in
 // the sender's order and in the receiver's. All orders are thus parts of one order of all steps of the job, in which whatever a
 // step waits for comes before it: the job cannot deadlock, even where each rank runs one step at a time.
-func (l *layout) timeline() [][]step {
-	p := l.plan
+func timeline(p *passes.Plan) [][]step {
 	type item struct {
 		at moment
 		step
@@ -63,7 +63,14 @@ func (l *layout) timeline() [][]step {
 	starts, ends := p.Times()
 	for r := range p.Tasks {
 		for i, start := range starts[r] {
-			items[r] = append(items[r], item{moment{start, true, 0}, step{running, i}})
+			kind := running
+			if t := p.Tasks[r][i]; p.Shared(t) {
+				if i > 0 && passes.SameSlot(p.Tasks[r][i-1], t) {
+					continue
+				}
+				kind = sharing
+			}
+			items[r] = append(items[r], item{moment{start, true, 0}, step{kind, i}})
 		}
 	}
 	messages := 0

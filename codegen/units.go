@@ -40,7 +40,7 @@ func (e *env) saveInput(u int) {
 }
 
 func (e *env) unitKey(u int) unitKey {
-	return unitKey{e.task.Microbatch, e.task.Subsequence, e.layer, u}
+	return unitKey{e.task.Microbatch, e.task.Subsequence, e.task.Piece, e.layer, u}
 }
 
 // makeUnit allocates the buffer of a unit and places its values in it one after another.
@@ -92,7 +92,7 @@ func (e *env) offloadUnit(u int) {
 
 // unitViews are the bytes of a unit's values within its buffer; what aligns them is not copied.
 func (s *stage) unitViews(b *graph.Block, u int, t passes.Task) []ir.View {
-	z := s.plan.Size(t.Subsequence)
+	z := s.plan.SizeOf(t)
 	unit := &b.Units[u]
 	offsets, _ := b.UnitLayout(unit, z)
 	views := make([]ir.View, len(unit.Values))
@@ -154,7 +154,7 @@ func (s *stage) reloadUpTo(t passes.Task, coming []passes.Task, last int) {
 
 func (s *stage) releaseOffloaded(t passes.Task, layer int) {
 	for u := range s.block(t, layer).Units {
-		if saved, ok := s.saved[unitKey{t.Microbatch, t.Subsequence, layer, u}]; ok && saved.onHost {
+		if saved, ok := s.saved[unitKey{t.Microbatch, t.Subsequence, t.Piece, layer, u}]; ok && saved.onHost {
 			s.hold(saved.device)
 		}
 	}
@@ -177,7 +177,7 @@ func (s *stage) reload(t passes.Task, layer int) {
 	b := s.block(t, layer)
 	units := b.Units
 	for _, u := range byReader(units) {
-		key := unitKey{t.Microbatch, t.Subsequence, layer, u}
+		key := unitKey{t.Microbatch, t.Subsequence, t.Piece, layer, u}
 		saved := s.saved[key]
 		if !saved.onHost || saved.returned {
 			continue

@@ -34,7 +34,7 @@ type owed struct {
 func (v *visits) plan(s *stage, steps []step) {
 	for _, st := range steps {
 		if st.kind == running {
-			v.order = append(v.order, s.path(s.plan.Tasks[s.index0][st.task])...)
+			v.order = append(v.order, s.path(s.order.Tasks[s.index0][st.task])...)
 		}
 	}
 }

@@ -20,6 +20,7 @@ type Case struct {
 	Zero                      string // 0 | 1 | 2 | 3
 	Partition                 string // flops | length | list
 	Offload                   string // none | full | 0.5 | adaptive | memory | auto | list
+	Mux                       string // off | left
 	Recompute                 string // none | selective | keep_attention | full | auto
 	// An empty string stands for the first of its choices.
 
@@ -49,6 +50,7 @@ const (
 
 // plain is the model of a case on one rank, in one piece, with nothing offloaded: what every schedule is held against.
 func (c Case) plain() Case {
+	c.Mux = "off"
 	c.PP, c.SP, c.DP, c.N, c.Microbatch, c.VirtualStages = 1, 1, 1, 1, 1, 1
 	c.Strategy, c.SPMode, c.Zero, c.Partition, c.Offload, c.Recompute, c.Order = "sppo", "megatron", "0", "flops", "none", "none", "sequence"
 	return c
@@ -57,6 +59,7 @@ func (c Case) plain() Case {
 // unpiped is the case on one stage with nothing offloaded or computed again, and no more divided among replicas than what sums
 // ask for: equal to the last bit by E1 and E2.
 func (c Case) unpiped() Case {
+	c.Mux = "off"
 	c.PP, c.VirtualStages, c.Offload, c.Recompute = 1, 1, "none", "none"
 	if c.oneTurn() || c.Zero < "2" {
 		c.Zero, c.Order = "0", "sequence"
@@ -169,12 +172,12 @@ schedule tiny {
   partition = %s
   offload = %s
   recompute = %s
-  mux = off
+  mux = %s
 }
 `, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, c.Vocab, c.DType, c.Tied, c.Positions, ropeTheta, normEps,
 		ranks, c.Sequence, c.Batch, c.Steps, lr, beta1, beta2, eps, weightDecay, c.warmup(), minLR, gradClip, evalBatch,
 		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), c.Microbatch, c.virtualStages(), orElse(c.Order, "sequence"), orElse(c.Strategy, "sppo"),
-		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"))
+		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"))
 }
 
 func (c Case) String() string {
@@ -182,7 +185,7 @@ func (c Case) String() string {
 	if c.Tied {
 		tied = "tied"
 	}
-	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s-%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
+	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s-%s%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
 		c.Batch, c.Microbatch, c.DP, orElse(c.Zero, "0"), c.PP, max(1, c.VirtualStages), c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload,
-		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"))
+		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"])
 }

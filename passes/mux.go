@@ -36,7 +36,7 @@ func mux(c *Context, p *Plan) error {
 	p.Tasks = p.borrowedTasks()
 	plain, now := Makespan(p.Parallel.PP, p.Subsequences.N, MuxShares{}, 1, 2), Makespan(p.Parallel.PP, p.Subsequences.N, p.Mux.shares(), 1, 2)
 	p.decide("mux", "mux", p.Schedule.Mux, fmt.Sprintf("given; with tasks of one unit of time forward and two backward, and free copies, the pipeline takes %s instead of %s",
-		plain.FloatString(2), now.FloatString(2)))
+		now.FloatString(2), plain.FloatString(2)))
 	return nil
 }
 
@@ -163,14 +163,8 @@ func (p *Plan) Sees(rank int, t Task) bool {
 	if rank == p.Home(t.Stage) {
 		return true
 	}
-	for x := t.Subsequence; t.Stage+x < p.Parallel.PP-1; x++ {
-		for _, later := range p.Pieces(Task{Kind: t.Kind, Microbatch: t.Microbatch, Subsequence: x, Stage: t.Stage}) {
-			if (x > t.Subsequence || later.Piece > t.Piece) && p.Runner(later) == rank {
-				return true
-			}
-		}
-	}
-	return false
+	now, next := rank > t.Slot(), rank > t.Slot()+1 // it helps the stage in this slot, with its only piece, and in the next
+	return now && rank+1 > t.Piece || next
 }
 
 // borrowedTasks are what every rank does where tasks are shared: the slots of the start, then its own stage, and the same
@@ -193,6 +187,30 @@ func (p *Plan) borrowedTasks() [][]Task {
 		}
 	}
 	return orders
+}
+
+// leavingTurns is Leaving where subsequences are cut: pieces that run one after another, or layer by layer together, count as
+// one task, and the last of them sees the others leave.
+func (p *Plan) leavingTurns(tasks []Task, i int) []Task {
+	if i+1 < len(tasks) && SameSlot(tasks[i], tasks[i+1]) {
+		return nil
+	}
+	var out []Task
+	for j, back := i, 0; j > 0 && back <= p.Offload.Lag; j-- {
+		if !SameSlot(tasks[j-1], tasks[j]) {
+			if back++; tasks[j-1].Kind != Forward {
+				break
+			}
+		}
+		if back == p.Offload.Lag || back > 0 && back < p.Offload.Lag && tasks[i].Kind == Backward {
+			out = append(out, tasks[j-1])
+		}
+	}
+	out = slices.DeleteFunc(out, func(t Task) bool {
+		return slices.ContainsFunc(tasks[:i+1], func(b Task) bool { return SameSlot(b, tasks[i]) && b.Undoes(t) })
+	})
+	slices.Reverse(out)
+	return out
 }
 
 // ownTasks are the forwards of a stage from a subsequence on.

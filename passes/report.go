@@ -3,6 +3,8 @@ package passes
 import (
 	"fmt"
 	"io"
+	"math"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -53,9 +55,35 @@ func (p *Plan) reportJob(b *strings.Builder) {
 		if again := p.shareMadeAgain(); again > 0 {
 			line("recompute", fmt.Sprintf("%s: %.1f%% of the type-1 bytes are made again", p.Recompute, 100*again))
 		}
-		line("mux", "off")
+		line("mux", p.muxInWords())
 	})
 	b.WriteByte('\n')
+}
+
+// muxInWords says who borrows what.
+func (p *Plan) muxInWords() string {
+	if !p.Mux.Left {
+		return "off"
+	}
+	least, most := p.Mux.Pieces[0][0], p.Mux.Pieces[0][0]
+	for _, pieces := range p.Mux.Pieces {
+		least, most = min(least, slices.Min(pieces)), max(most, slices.Max(pieces))
+	}
+	last := p.Parallel.PP - 1
+	return fmt.Sprintf("left: subsequences 0-%d are cut into %d pieces, of %d-%d tokens, up to %.1f%% off an even share; until it has a task of its own, stage j of 1-%d runs piece j+1 of every task under way",
+		last-1, last+1, least, most, 100*p.worstRounding(), last)
+}
+
+// worstRounding is how far a piece is from an even share of its subsequence, relative to that.
+func (p *Plan) worstRounding() float64 {
+	worst := 0.0
+	for x, pieces := range p.Mux.Pieces {
+		even := float64(p.Subsequences.Lengths[x]) / float64(len(pieces))
+		for _, n := range pieces {
+			worst = max(worst, math.Abs(float64(n)-even)/even)
+		}
+	}
+	return worst
 }
 
 func (p *Plan) subsequencesInWords() string {

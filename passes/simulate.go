@@ -6,7 +6,17 @@ import "sppo/ir"
 // the host beside them, in the order that the program will have: the copies of a layer leave once it has run; what
 // takes their bytes, the same layer of the next task but one, waits for them; in the backward a layer of the next task
 // comes back once this task has freed the bytes of the same layer.
-func (p *Plan) simulate(t *costs) { p.run(t).report(p) }
+func (p *Plan) simulate(t *costs) {
+	if p.Mux.Left {
+		q := *p
+		q.Mux = Mux{}
+		q.decideOrder()
+		q.simulate(t)
+		p.Time = q.Time
+		return
+	}
+	p.run(t).report(p)
+}
 
 func (p *Plan) run(t *costs) *simulation {
 	s := &simulation{costs: t, plan: p, stages: make([]simStage, len(p.Tasks))}
@@ -127,6 +137,9 @@ func (st *simStage) span(t Task) (first, end int) {
 // Leaving are the forwards whose offloads end while this task runs, layer by layer: the one that lies Lag tasks back, and at
 // the first backward behind forwards all that are left, but for the forward that it undoes, which ends before.
 func (p *Plan) Leaving(tasks []Task, i int) []Task {
+	if p.mostPieces() > 0 {
+		return p.leavingTurns(tasks, i)
+	}
 	first, last := i-p.Offload.Lag, i-p.Offload.Lag
 	if tasks[i].Kind == Backward {
 		last = i - 1

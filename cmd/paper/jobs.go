@@ -1,0 +1,184 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"sppo/examples"
+	"sppo/lang"
+)
+
+// row is a line of the paper's table of configurations. What SPPO and Megatron have there, SP, PP and N, stands in the spec
+// of that name.
+type row struct {
+	name    string // of the spec in examples/paper
+	tuned   [2]int // SP and PP of Megatron as tuned
+	ulysses int    // SP of DeepSpeed-Ulysses; 13B and 65B have none in the table
+	paper   string // what the text says of the row, "Model-Specific Performance"
+}
+
+var rows = []row{
+	{"gpt-7b-512k", [2]int{32, 1}, 32, "1.13 to 1.29"},
+	{"gpt-7b-640k", [2]int{32, 1}, 32, "1.13 to 1.29"},
+	{"gpt-7b-768k", [2]int{32, 1}, 32, "1.13 to 1.29"},
+	{"gpt-7b-896k", [2]int{32, 1}, 32, "1.13 to 1.29"},
+	{"gpt-7b-1m", [2]int{32, 1}, 32, "Megatron out of memory"},
+	{"gpt-13b-512k", [2]int{8, 8}, 64, "1.44 (breakdown)"},
+	{"gpt-13b-640k", [2]int{8, 8}, 64, ""},
+	{"gpt-13b-768k", [2]int{8, 8}, 64, ""},
+	{"gpt-13b-1m", [2]int{8, 8}, 64, "Megatron out of memory"},
+	{"gpt-13b-1280k", [2]int{8, 8}, 64, "Megatron out of memory"},
+	{"gpt-65b-512k", [2]int{64, 2}, 64, ""},
+	{"gpt-65b-600k", [2]int{64, 2}, 64, "3.38"},
+	{"gpt-65b-640k", [2]int{64, 2}, 64, "3.12; 3.48 (breakdown)"},
+	{"gpt-65b-768k", [2]int{64, 2}, 64, ""},
+	{"gpt-65b-1m", [2]int{64, 2}, 64, "Megatron out of memory"},
+}
+
+// broken are the rows of the paper's breakdown.
+var broken = []string{"gpt-13b-512k", "gpt-65b-640k"}
+
+// model is the file that a row imports.
+func (r row) model() string {
+	parts := strings.Split(r.name, "-")
+	return strings.Join(parts[:2], "-")
+}
+
+// length is that of the row's sequence, as its name has it.
+func (r row) length() string { return strings.ToUpper(strings.TrimPrefix(r.name, r.model()+"-")) }
+
+// system is a column: a schedule for every row that it is for.
+type system struct {
+	name  string
+	m     int // sequences in a batch
+	only  []string
+	text  func(r row, s *lang.Spec) string // the schedule; nil: that of the row's spec
+	set   func(s *lang.Spec) []string      // over the row's spec
+	skips func(r row, s *lang.Spec) bool
+}
+
+func megatron(m int) system {
+	return system{name: fmt.Sprintf("megatron, m = %d", m), m: m, text: func(_ row, s *lang.Spec) string {
+		return fmt.Sprintf("megatron(sp = %d, pp = %d)", s.Schedule.SP, s.Schedule.PP)
+	}}
+}
+
+func tuned(m int) system {
+	return system{
+		name: fmt.Sprintf("megatron tuned, m = %d", m), m: m,
+		text: func(r row, _ *lang.Spec) string {
+			return fmt.Sprintf("megatron(sp = %d, pp = %d)", r.tuned[0], r.tuned[1])
+		},
+		skips: func(r row, s *lang.Spec) bool { // it is Megatron, or without a pipeline to fill
+			return r.tuned == [2]int{s.Schedule.SP, s.Schedule.PP} || r.tuned[1] == 1 && m > 1
+		},
+	}
+}
+
+// replicas of Ulysses where heads do not divide by all GPUs: as many as the table's SP leaves.
+func (r row) replicas(s *lang.Spec) int { return max(1, s.Cluster.GPUs()/r.ulysses) }
+
+func sppo(name string, set ...string) system {
+	return system{name: name, m: 1, set: func(*lang.Spec) []string { return set }}
+}
+
+// interleaved has as many virtual stages as the layers of a rank divide into, at most eight.
+func interleaved(s *lang.Spec) []string {
+	layers, v := s.Model.Layers/s.Schedule.PP, 8
+	for layers%v != 0 {
+		v--
+	}
+	return []string{"schedule.offload=adaptive", fmt.Sprintf("schedule.virtual_stages=%d", v)}
+}
+
+func breakdownOnly(s system) system {
+	s.only = broken
+	return s
+}
+
+// chunk is the tokens of a chunk of FPDT, as its authors take them.
+const chunk = 64 << 10
+
+// systems are all columns.
+var systems = []system{
+	megatron(1), megatron(8), megatron(32), tuned(1), tuned(32),
+	{name: "deepspeed-ulysses", m: 1, text: func(r row, s *lang.Spec) string {
+		return fmt.Sprintf("deepspeed-ulysses(sp = %d, dp = %d)", r.ulysses, r.replicas(s))
+	}},
+	{name: "fpdt", m: 1, text: func(r row, s *lang.Spec) string {
+		return fmt.Sprintf("fpdt(sp = %d, dp = %d, chunks = %d)", r.ulysses, r.replicas(s), (s.Train.Sequence+chunk-1)/chunk)
+	}},
+	breakdownOnly(sppo("sppo without offload", "schedule.offload=none")),
+	breakdownOnly(sppo("sppo, full offload", "schedule.offload=full")),
+	sppo("sppo", "schedule.offload=adaptive"),
+	breakdownOnly(sppo("sppo, carry", "schedule.offload=carry")),
+	sppo("sppo mux", "schedule.offload=adaptive", "schedule.mux=on"),
+	{name: "sppo interleaved", m: 1, set: interleaved},
+	slowly("sppo, full offload", "full", "13.6"), slowly("sppo, full offload", "full", "3"), slowly("sppo", "adaptive", "3"),
+}
+
+// slowly offloads at other rates than the testbed's 32 GB/s: at 13.6, which the transfer times in the paper's text imply, and at 3.
+func slowly(name, policy, rate string) system {
+	return breakdownOnly(sppo(name+" at "+rate+" GB/s",
+		"cluster.d2h_bandwidth="+rate+"GB/s", "cluster.h2d_bandwidth="+rate+"GB/s", "schedule.offload="+policy))
+}
+
+// job is one simulation.
+type job struct {
+	row    row
+	system system
+}
+
+// key names a job in the results.
+func (j job) key() string { return j.row.name + ", " + j.system.name }
+
+// jobs are all pairs of rows and systems that there are.
+func jobs() ([]job, error) {
+	var list []job
+	for _, r := range rows {
+		spec, err := load(r.name, nil)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range systems {
+			if len(s.only) > 0 && !slices.Contains(s.only, r.name) || s.skips != nil && s.skips(r, spec) {
+				continue
+			}
+			list = append(list, job{r, s})
+		}
+	}
+	return list, nil
+}
+
+// folder is where the rows' specs are, from the root of the repository.
+const folder = "examples/paper/"
+
+func load(name string, set []string) (*lang.Spec, error) {
+	return lang.Load(folder+name+".sppo", lang.Options{Shipped: examples.Shipped, Set: set})
+}
+
+// spec is the job's.
+func (j job) spec() (*lang.Spec, error) {
+	own, err := load(j.row.name, nil)
+	if err != nil || j.system.text == nil {
+		if err == nil {
+			own, err = load(j.row.name, j.system.set(own))
+		}
+		return own, err
+	}
+	schedule := j.system.text(j.row, own)
+	batch := j.system.m
+	if strings.Contains(schedule, "dp = ") { // each replica has a sequence of its own
+		batch *= j.row.replicas(own)
+	}
+	return parse(j.row.model(), schedule, own.Train.Sequence, batch, nil)
+}
+
+// parse makes the spec of a shipped schedule for a model.
+func parse(model, schedule string, sequence int64, batch int, set []string) (*lang.Spec, error) {
+	name, _, _ := strings.Cut(schedule, "(")
+	text := fmt.Sprintf("import %q\nimport %q\ntrain {\n  sequence = %d\n  batch = %d\n  data = random()\n}\nschedule s = %s\n",
+		model+".sppo", "baselines/"+name+".sppo", sequence, batch, schedule)
+	return lang.Parse(folder+name+" for "+model, []byte(text), lang.Options{Shipped: examples.Shipped, Set: set})
+}

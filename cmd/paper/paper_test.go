@@ -1,0 +1,70 @@
+package main
+
+import (
+	"math"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sppo/ir/irtest"
+)
+
+func TestMain(m *testing.M) {
+	if err := os.Chdir("../.."); err != nil { // all paths are from the root of the repository
+		panic(err)
+	}
+	irtest.Main(m)
+}
+
+// The page and its figures are what the results make of them.
+func TestPage(t *testing.T) {
+	r, err := readResults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := r.render(string(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range files {
+		if strings.HasSuffix(name, ".svg") && strings.Contains(want, "NaN") {
+			t.Errorf("%s has a place that is no number", name)
+		}
+		irtest.Golden(t, name, []byte(want))
+	}
+	if list, err := jobs(); err != nil || len(list) != len(r.Jobs) {
+		t.Errorf("there are %d jobs and %d results (%v): make paper", len(list), len(r.Jobs), err)
+	}
+}
+
+// The results are of today's compiler and cost model, to a fiftieth: of the quick jobs, or with SPPO_LONG of all.
+func TestResults(t *testing.T) {
+	wanted := regexp.MustCompile(`^gpt-7b-512k, (megatron, m = 8|deepspeed-ulysses|fpdt|sppo|sppo interleaved)$|^longest, .*, 32 GPUs$`)
+	if os.Getenv("SPPO_LONG") != "" {
+		wanted = regexp.MustCompile("")
+	}
+	known, err := readResults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	today := &results{}
+	if err := today.fill(wanted); err != nil {
+		t.Fatal(err)
+	}
+	near := func(a, b float64) bool { return math.Abs(a-b) <= 0.02*math.Abs(b) }
+	for key, o := range today.Jobs {
+		if was := known.Jobs[key]; !near(was.TGS, o.TGS) || !near(float64(was.Device), float64(o.Device)) || was.Fits != o.Fits || was.Error != o.Error {
+			t.Errorf("%s: %+v is written, %+v comes out: make paper", key, was, o)
+		}
+	}
+	for key, n := range today.Longest {
+		if was := known.Longest[key]; !near(float64(was), float64(n)) && was-n != searchStep && n-was != searchStep {
+			t.Errorf("%s: %d is written, %d comes out: make paper", key, was, n)
+		}
+	}
+}

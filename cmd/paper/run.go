@@ -1,0 +1,185 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+
+	"sppo/cmd/internal/cli"
+	"sppo/ir"
+	"sppo/lang"
+	"sppo/passes"
+	"sppo/vm/sim"
+)
+
+// outcome is what a simulated step shows.
+type outcome struct {
+	Schedule  string   `json:"schedule"` // dp x pp x sp, subsequences
+	Sequences int      `json:"m"`        // of a replica's batch
+	StepS     float64  `json:"step_s"`
+	TGS       float64  `json:"tgs"`
+	MFU       float64  `json:"mfu"`
+	Bubble    float64  `json:"bubble_ratio"`
+	ExposedS  float64  `json:"exposed_transfer_s"`
+	Imbalance float64  `json:"imbalance"` // of the subsequences' operations
+	Device    ir.Bytes `json:"device_peak_bytes"`
+	Host      ir.Bytes `json:"host_peak_bytes"`
+	Fits      bool     `json:"fits"`
+	Error     string   `json:"error,omitempty"` // there is no such job, and why
+}
+
+// results are all outcomes by the key of the job, and longest sequences in tokens by that of the search.
+type results struct {
+	Jobs    map[string]outcome `json:"jobs"`
+	Longest map[string]int64   `json:"longest"`
+}
+
+// fill simulates the jobs whose keys match.
+func (r *results) fill(wanted *regexp.Regexp) error {
+	if r.Jobs == nil {
+		r.Jobs, r.Longest = map[string]outcome{}, map[string]int64{}
+	}
+	list, err := jobs()
+	if err != nil {
+		return err
+	}
+	for _, j := range list {
+		if !wanted.MatchString(j.key()) {
+			continue
+		}
+		o, err := j.simulate()
+		if err != nil {
+			return fmt.Errorf("%s: %w", j.key(), err)
+		}
+		r.Jobs[j.key()] = o
+		fmt.Fprintf(os.Stderr, "%-40s %8.4g tokens/s a GPU  %s\n", j.key(), o.TGS, o.Error)
+	}
+	for _, s := range searches {
+		if !wanted.MatchString(s.key()) {
+			continue
+		}
+		if r.Longest[s.key()], err = s.run(); err != nil {
+			return fmt.Errorf("%s: %w", s.key(), err)
+		}
+		fmt.Fprintf(os.Stderr, "%-40s %8dK tokens\n", s.key(), r.Longest[s.key()]>>10)
+	}
+	return nil
+}
+
+// simulate plans, compiles, verifies and runs a step. What the language or the passes refuse is an outcome, too.
+func (j job) simulate() (outcome, error) {
+	spec, err := j.spec()
+	if err != nil {
+		return refusal(err)
+	}
+	plan := passes.New(spec)
+	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
+		return refusal(err)
+	}
+	compiled := cli.Job{Spec: spec, Plan: plan}
+	if err := compiled.Compile(); err != nil {
+		return outcome{}, err
+	}
+	t, err := sim.Run(compiled.Program, ir.SectionStep, sim.Options{})
+	if err != nil {
+		return outcome{}, err
+	}
+	p := plan.Parallel
+	o := outcome{
+		Schedule: fmt.Sprintf("%d x %d x %d, N = %d", p.DP, p.PP, p.SP, plan.Subsequences.N), Sequences: p.Microbatches * p.Microbatch,
+		StepS: float64(t.Makespan), TGS: t.TGS(), MFU: t.MFU(), Bubble: t.BubbleRatio(), ExposedS: float64(t.Exposed()),
+		Imbalance: plan.Subsequences.Imbalance, Fits: plan.Memory.Fits,
+	}
+	for s := range plan.Memory.DevicePeakBytes {
+		o.Device, o.Host = max(o.Device, plan.Memory.DevicePeakBytes[s]), max(o.Host, plan.Memory.HostPeakBytes[s])
+	}
+	return o, nil
+}
+
+// refusal is the outcome of a job that the compiler refuses for a reason of the job's.
+func refusal(err error) (outcome, error) {
+	var d lang.Diagnostics
+	if !errors.As(err, &d) || len(d) == 0 {
+		return outcome{}, err
+	}
+	return outcome{Error: d[0].Message}, nil
+}
+
+// search asks for the longest sequence of GPT-7B on some nodes.
+type search struct {
+	system string
+	nodes  int
+	// schedule of a sequence, as parse wants it; a subsequence of SPPO has what the paper calls profitable.
+	schedule func(sequence int64) string
+}
+
+func (s search) key() string { return fmt.Sprintf("longest, %s, %d GPUs", s.system, 8*s.nodes) }
+
+// The grid of a search, and where it ends.
+const (
+	searchStep = 64 << 10
+	searchMost = 16 << 20
+	perTask    = 16 << 10 // tokens of a subsequence
+)
+
+var searches = func() (list []search) {
+	for _, nodes := range []int{4, 8, 16} {
+		list = append(list,
+			search{"deepspeed-ulysses", nodes, func(int64) string { return fmt.Sprintf("deepspeed-ulysses(sp = %d)", 8*nodes) }},
+			search{"megatron tuned", nodes, func(int64) string { return fmt.Sprintf("megatron(sp = 32, pp = %d)", nodes/4) }},
+			search{"fpdt", nodes, func(n int64) string {
+				return fmt.Sprintf("fpdt(sp = 32, dp = %d, chunks = %d)", nodes/4, max(2, n/chunk))
+			}},
+			search{"sppo", nodes, nil},
+		)
+	}
+	return list
+}()
+
+// run halves the range between what fits and what does not.
+func (s search) run() (int64, error) {
+	fits, over := int64(0), int64(searchMost/searchStep)
+	for over-fits > 1 {
+		middle := (fits + over) / 2
+		ok, err := s.fits(middle * searchStep)
+		if err != nil {
+			return 0, err
+		}
+		if ok {
+			fits = middle
+		} else {
+			over = middle
+		}
+	}
+	return fits * searchStep, nil
+}
+
+// fits asks the bound on memory that passes choose by: nothing is compiled.
+func (s search) fits(sequence int64) (bool, error) {
+	set := []string{fmt.Sprintf("cluster.nodes=%d", s.nodes)}
+	var spec *lang.Spec
+	var err error
+	if s.schedule != nil {
+		schedule := s.schedule(sequence)
+		batch := 1
+		if strings.Contains(schedule, "dp = ") {
+			batch = s.nodes / 4
+		}
+		spec, err = parse("gpt-7b", schedule, sequence, batch, set)
+	} else {
+		spec, err = load("gpt-7b-1m", append(set, fmt.Sprintf("schedule.pp=%d", s.nodes), "schedule.offload=full",
+			fmt.Sprintf("train.sequence=%d", sequence), fmt.Sprintf("schedule.subsequences=%d", max(int64(2*s.nodes), sequence/perTask))))
+	}
+	var plan *passes.Plan
+	if err == nil {
+		plan = passes.New(spec)
+		err = passes.Run(spec, plan, passes.Options{})
+	}
+	if err != nil {
+		_, err = refusal(err)
+		return false, err
+	}
+	return passes.FootprintOf(plan).Fits(plan.Memory.DeviceCapacityBytes, plan.Memory.HostCapacityBytes), nil
+}

@@ -1,0 +1,425 @@
+package codegen
+
+import (
+	"fmt"
+	"slices"
+
+	"sppo/graph"
+	"sppo/ir"
+	"sppo/passes"
+)
+
+// Tasks that the ranks of several stages share. In a shared slot every rank goes through the k-th layer of all its pieces
+// before the next layer: first what comes before attention, or in the backward pass before the gradients of K and V are
+// used; then rows of K and V, or what others add to their gradients, travel; then the rest. All ranks issue the messages
+// of a slot in one order, slot by slot, layer by layer, stage by stage: the job cannot deadlock.
+
+// sharedSlot emits what this rank does of the slot that begins with a task.
+func (s *stage) sharedSlot(tasks []passes.Task, first int) {
+	end := first
+	for end < len(tasks) && passes.SameSlot(tasks[first], tasks[end]) {
+		end++
+	}
+	t := tasks[first]
+	w := &sharedWork{
+		stage: s, mine: tasks[first:end], all: s.plan.SlotTasks(t.Kind, t.Microbatch, t.Slot()),
+		beside: s.around(tasks, end-1), x: map[passes.Task]uint32{}, envs: map[passes.Task]*env{},
+	}
+	if t.Kind == passes.Forward {
+		w.forward(t.Slot())
+	} else {
+		w.backward(t.Slot())
+	}
+}
+
+// sharedWork is what a rank does of a slot.
+type sharedWork struct {
+	*stage
+	mine, all []passes.Task // of this rank, of all ranks
+	beside    neighbours
+	x         map[passes.Task]uint32 // what tasks have come to: rows or their gradients
+	envs      map[passes.Task]*env   // of the layer that tasks are at
+}
+
+func (w *sharedWork) forward(slot int) {
+	w.lendWeights(slot, func(borrower int) bool { return borrower > slot })
+	w.handOut()
+	for _, t := range w.mine {
+		if _, known := w.x[t]; !known {
+			w.x[t] = w.input(t)
+		}
+	}
+	w.layerByLayer(w.beginForward, w.shareRows, func(e *env) {
+		w.x[e.task] = w.finish(e, e.block.Forward[beforeAttention(e.block):], e.block.Output)
+	})
+	for _, t := range w.mine {
+		w.pass(t, w.x[t])
+	}
+}
+
+func (w *sharedWork) backward(slot int) {
+	for i := range slot + 1 {
+		w.lendWeights(i, func(borrower int) bool { return borrower == slot+1 })
+	}
+	for _, t := range w.mine {
+		w.reloadUpTo(t, nil, w.plan.Offload.Ahead-1)
+		w.x[t] = w.input(t)
+	}
+	w.layerByLayer(w.beginBackward, w.shareGradients, func(e *env) {
+		w.x[e.task] = w.finish(e, e.block.Backward[beforeCacheGrads(e.block):], e.block.DInput)
+	})
+	for _, t := range w.mine {
+		if t.Stage > 0 {
+			w.pass(t, w.x[t])
+		}
+	}
+	w.handIn()
+	if slot == 0 {
+		w.returnGradients(w.mine[0].Microbatch)
+	}
+}
+
+// layerByLayer takes all tasks through their layers side by side.
+func (w *sharedWork) layerByLayer(begin func(t passes.Task, layer int), share func(tasks []passes.Task, layer int), finish func(*env)) {
+	for k := range slices.Max(w.plan.LayersPerStage) {
+		for _, t := range w.mine {
+			if path := w.path(t); k < len(path) {
+				w.at(t)
+				begin(t, path[k])
+			}
+		}
+		for tasks := w.all; len(tasks) > 0; {
+			n := runOf(tasks, func(t passes.Task) int { return t.Stage })
+			if path := w.path(tasks[0]); k < len(path) {
+				w.provide(tasks[0], path[k])
+				share(tasks[:n], path[k])
+			}
+			tasks = tasks[n:]
+		}
+		for _, t := range w.mine {
+			if k < len(w.path(t)) {
+				w.at(t)
+				finish(w.envs[t])
+				w.reloadUpTo(t, nil, k+w.plan.Offload.Ahead)
+			}
+		}
+		w.release(k)
+	}
+	w.provide(w.mine[len(w.mine)-1], ir.None)
+}
+
+// release ends and begins the copies of other tasks that go along with the k-th layer of the slot.
+func (w *sharedWork) release(k int) {
+	layers := slices.Max(w.plan.LayersPerStage)
+	for _, t := range w.beside.leaving {
+		w.releaseLayer(t, k)
+	}
+	if last := k + w.plan.Offload.Ahead - layers; last >= 0 && len(w.beside.coming) > 0 {
+		w.reloadUpTo(w.beside.coming[0], w.beside.coming[1:], last)
+	}
+}
+
+// runOf is how many of the first tasks have the same key.
+func runOf(tasks []passes.Task, key func(passes.Task) int) int {
+	n := 1
+	for n < len(tasks) && key(tasks[n]) == key(tasks[0]) {
+		n++
+	}
+	return n
+}
+
+// provide sets the provenance of what is lent, shared or returned.
+func (s *stage) provide(t passes.Task, layer int) {
+	s.at(t)
+	s.prov.Layer = int32(layer)
+	s.decidedBy("mux", "schedule.mux")
+}
+
+// beforeAttention is the number of forward nodes before the first that reads K or V, and beforeCacheGrads that of backward
+// nodes before the first that reads their gradients.
+func beforeAttention(b *graph.Block) int  { return firstReader(b, b.Forward, graph.Cache) }
+func beforeCacheGrads(b *graph.Block) int { return firstReader(b, b.Backward, graph.CacheGrad) }
+
+func firstReader(b *graph.Block, nodes []graph.Node, kind graph.Kind) int {
+	return slices.IndexFunc(nodes, func(n graph.Node) bool {
+		for k, a := range n.Args {
+			if a.Value != graph.Missing && b.Values[a.Value].Kind == kind && ir.Ops[n.Op].Operands[k].Dir == ir.Read {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func (w *sharedWork) layerEnv(t passes.Task, layer int) *env {
+	w.prov.Layer = int32(layer)
+	w.decidedBy("lower", "model.layers")
+	e := w.newEnv(w.block(t, layer), w.paramsOf(t, layer), t, layer, w.sizeOf(t))
+	w.envs[t] = e
+	return e
+}
+
+func (w *sharedWork) beginForward(t passes.Task, layer int) {
+	e := w.layerEnv(t, layer)
+	e.put(e.block.Input, w.x[t], 0)
+	e.saveUnits()
+	e.run(e.block.Forward[:beforeAttention(e.block)])
+}
+
+func (w *sharedWork) beginBackward(t passes.Task, layer int) {
+	e := w.layerEnv(t, layer)
+	e.put(e.block.DOutput, w.x[t], 0)
+	e.loadUnits()
+	e.run(e.block.Backward[:beforeCacheGrads(e.block)])
+}
+
+// finish emits the second half of a layer and gives its result.
+func (w *sharedWork) finish(e *env, nodes []graph.Node, result int) uint32 {
+	w.prov.Layer = int32(e.layer)
+	w.decidedBy("lower", "model.layers")
+	e.run(nodes)
+	w.prov.Layer = ir.None
+	return e.at[result].buffer
+}
+
+// sizeOf is the shape of a task as this rank does it: of another stage's K and V it has the rows up to the last that it helps
+// with.
+func (s *stage) sizeOf(t passes.Task) graph.Size {
+	z := s.plan.SizeOf(t)
+	if s.helps(t) {
+		z.Sequence = s.helpedTokens(t)
+	}
+	return z
+}
+
+func (s *stage) helps(t passes.Task) bool {
+	return s.order.Runner(t) == s.index0 && s.plan.Home(t.Stage) != s.index0
+}
+
+// helpedTokens are those up to the end of this rank's last task on a stage that it helps.
+func (s *stage) helpedTokens(t passes.Task) int64 {
+	end := int64(0)
+	for _, other := range s.plan.Tasks[s.index0] {
+		if other.Stage == t.Stage {
+			z := s.plan.SizeOf(other)
+			end = max(end, z.Prefix+z.Tokens)
+		}
+	}
+	return end
+}
+
+// aside says whether a message between two tasks goes to or from a rank that helps, and so not along the ring.
+func (s *stage) aside(from, to passes.Task) bool {
+	helped := func(t passes.Task) bool { return s.order.Runner(t) != s.plan.Home(t.Stage) }
+	return helped(from) || helped(to)
+}
+
+// toRank and fromRank issue the two ends of a message to the same rank of another stage.
+func (s *stage) toRank(stage int, v ir.View) {
+	s.op(ir.Send, ir.Mux, []ir.View{v}, s.constRef(rankConst(stage)))
+}
+
+func (s *stage) fromRank(stage int, v ir.View) {
+	s.op(ir.Recv, ir.Mux, []ir.View{v}, s.constRef(rankConst(stage)))
+}
+
+// shareRows brings the rows of K and V that tasks of one stage have made to the ranks that will look at them.
+func (w *sharedWork) shareRows(tasks []passes.Task, _ int) {
+	w.eachExchange(tasks, graph.Cache, func(from, to int, view func() ir.View) {
+		switch w.index0 {
+		case from:
+			w.toRank(to, view())
+		case to:
+			w.fromRank(from, view())
+		}
+	})
+}
+
+// shareGradients brings what ranks have added to the gradients of the rows of tasks to the ranks that run them, which add it
+// up in the order of ranks.
+func (w *sharedWork) shareGradients(tasks []passes.Task, layer int) {
+	w.eachExchange(tasks, graph.CacheGrad, func(to, from int, view func() ir.View) {
+		switch w.index0 {
+		case from:
+			w.toRank(to, view())
+		case to:
+			sum := view()
+			name := fmt.Sprintf("%s.from%d", w.label(tasks[0], layer, w.buffers[sum.Buffer].name), from)
+			part := in(w.allocate(name, ir.Device, sum.Bytes()), sum)
+			part.Offset = 0
+			w.fromRank(from, part)
+			w.op(ir.Add, ir.Compute, []ir.View{sum, sum, part})
+		}
+	})
+}
+
+// eachExchange visits the pairs of a rank that runs pieces of a stage and a rank that sees them, for each cache or each
+// gradient of one. The view is of the rows of the pieces, on a rank that takes part.
+func (w *sharedWork) eachExchange(tasks []passes.Task, kind graph.Kind, visit func(runner, other int, view func() ir.View)) {
+	for len(tasks) > 0 {
+		n := runOf(tasks, w.plan.Runner)
+		run, runner := tasks[:n], w.plan.Runner(tasks[0])
+		tasks = tasks[n:]
+		for other := range w.plan.Parallel.PP {
+			if other == runner || !w.plan.Sees(other, run[0]) || w.index0 != runner && w.index0 != other {
+				continue
+			}
+			e := w.envOfStage(run[0].Stage)
+			for v := range e.block.Values {
+				if e.block.Values[v].Kind == kind {
+					visit(runner, other, func() ir.View { return w.rowsOf(e, v, run) })
+				}
+			}
+		}
+	}
+}
+
+// envOfStage is one of this rank's tasks on a stage.
+func (w *sharedWork) envOfStage(stage int) *env {
+	for _, t := range w.mine {
+		if t.Stage == stage {
+			return w.envs[t]
+		}
+	}
+	panic("internal: mux: a rank shares rows of a stage without a task on it")
+}
+
+// rowsOf are the rows of a cache, or of a gradient of one, that belong to a run of pieces.
+func (w *sharedWork) rowsOf(e *env, value int, run []passes.Task) ir.View {
+	z := w.plan.SizeOf(run[0])
+	for _, t := range run[1:] {
+		other := w.plan.SizeOf(t)
+		z.Prefix, z.Tokens = min(z.Prefix, other.Prefix), z.Tokens+other.Tokens
+	}
+	a := graph.Arg{Value: value, Span: graph.Tail}
+	return e.view(a, e.block.View(a, z))
+}
+
+// handOut embeds the subsequence that enters the pipeline, and brings its pieces to the ranks that begin with them.
+func (w *sharedWork) handOut() {
+	for _, t := range w.all {
+		if t.Stage > 0 {
+			continue
+		}
+		runner, home := w.plan.Runner(t), w.plan.Home(0)
+		w.at(t)
+		if w.index0 == home {
+			w.x[t] = w.forwardInput(t)
+		}
+		if runner == home {
+			continue
+		}
+		w.provide(t, ir.None)
+		_, view := w.hidden(w.plan.SizeOf(t))
+		switch w.index0 {
+		case home:
+			w.toRank(runner, view(w.x[t]))
+			w.lagging = append(w.lagging, w.x[t])
+		case runner:
+			w.x[t] = w.allocateInput(t)
+			w.fromRank(home, view(w.x[t]))
+		}
+	}
+}
+
+// handIn brings the gradients of the first stage's pieces to the rank that has the embedding.
+func (w *sharedWork) handIn() {
+	for _, t := range w.all {
+		if t.Stage > 0 {
+			continue
+		}
+		runner, home := w.plan.Runner(t), w.plan.Home(0)
+		w.provide(t, ir.None)
+		size, view := w.hidden(w.plan.SizeOf(t))
+		if runner != home {
+			switch w.index0 {
+			case home:
+				w.x[t] = w.allocate(w.label(t, ir.None, "d.embed.in"), ir.Device, size)
+				w.fromRank(runner, view(w.x[t]))
+			case runner:
+				w.toRank(home, view(w.x[t]))
+				w.lagging = append(w.lagging, w.x[t])
+			}
+		}
+		if w.index0 == home {
+			w.at(t)
+			w.embeddingGradients(t, w.x[t])
+		}
+	}
+}
+
+// lendWeights brings the weights of a stage to the ranks that begin to help it.
+func (w *sharedWork) lendWeights(stage int, begins func(borrower int) bool) {
+	t := w.mine[0]
+	t.Stage = stage
+	home, act := w.plan.Home(stage), w.model.DType()
+	for _, layer := range w.path(t) {
+		w.provide(t, layer)
+		for i := range w.model.Layer.Params {
+			for borrower := range w.plan.Parallel.PP {
+				if borrower == home || !begins(borrower) {
+					continue
+				}
+				switch w.index0 {
+				case home:
+					p := w.layer[layer][i]
+					w.toRank(borrower, p.view(p.weight, act))
+				case borrower:
+					p := w.borrow(t, layer, i)
+					w.fromRank(home, p.view(p.weight, act))
+				}
+			}
+		}
+	}
+}
+
+// borrow makes a place for a parameter of another stage.
+func (w *sharedWork) borrow(t passes.Task, layer, i int) *param {
+	g := &w.model.Layer.Params[i]
+	name := fmt.Sprintf("m%d.%s%s", t.Microbatch, layerPrefix(layer), g.Name)
+	p := &param{Param: g, name: name}
+	p.weight = w.allocate(name+"."+string(t.Kind), ir.Device, ir.Bytes(p.elements())*w.model.DType().Bytes())
+	if i == 0 {
+		w.borrowed[layer] = nil
+	}
+	w.borrowed[layer] = append(w.borrowed[layer], p)
+	return p
+}
+
+// paramsOf are the weights that a task uses: the rank's own, or those that it has borrowed.
+func (s *stage) paramsOf(t passes.Task, layer int) []*param {
+	if s.helps(t) {
+		return s.borrowed[layer]
+	}
+	return s.layer[layer]
+}
+
+// returnGradients brings the gradients of borrowed weights to the ranks that have the weights, which add them up in the
+// order of ranks.
+func (w *sharedWork) returnGradients(microbatch int) {
+	for stage := range w.plan.Parallel.PP - 1 {
+		home := w.plan.Home(stage)
+		for _, layer := range w.stages[stage] {
+			w.provide(passes.Task{Kind: passes.Backward, Microbatch: microbatch, Stage: stage}, layer)
+			for i := range w.model.Layer.Params {
+				for helper := stage + 1; helper < w.plan.Parallel.PP; helper++ {
+					switch w.index0 {
+					case helper:
+						p := w.borrowed[layer][i]
+						w.toRank(home, p.whole(w.gradBuffer(p), ir.F32))
+					case home:
+						w.addGradient(w.layer[layer][i], helper, microbatch)
+					}
+				}
+			}
+		}
+	}
+}
+
+func (w *sharedWork) addGradient(p *param, helper, microbatch int) {
+	sum := p.whole(w.gradBuffer(p), ir.F32)
+	name := fmt.Sprintf("m%d.%s.grad.from%d", microbatch, p.name, helper)
+	part := in(w.allocate(name, ir.Device, sum.Bytes()), sum)
+	w.fromRank(helper, part)
+	w.op(ir.Add, ir.Compute, []ir.View{sum, sum, part})
+}

@@ -1,0 +1,150 @@
+package e2e
+
+import (
+	"fmt"
+	"math/big"
+	"strings"
+	"testing"
+
+	"sppo/ir"
+	"sppo/passes"
+)
+
+// muxCases are pipelines of several sizes that share their first tasks, with every other setting that these meet.
+var muxCases = []Case{
+	{PP: 2, N: 4, SP: 1, DP: 1, Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Offload: "none", Layers: 4},
+	{PP: 2, N: 4, SP: 2, DP: 2, Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Offload: "full", Layers: 3, Zero: "1"},
+	{PP: 4, N: 8, SP: 1, DP: 1, Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Offload: "full", Layers: 5, Recompute: "selective"},
+	{PP: 4, N: 8, SP: 2, DP: 1, Family: "gpt", KVHeads: 4, Positions: "learned", DType: "bf16", Offload: "full", Layers: 4, Tied: true},
+	{PP: 4, N: 4, SP: 4, DP: 1, Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Offload: "none", Layers: 4},
+	{PP: 4, N: 8, SP: 2, DP: 1, Family: "gpt", KVHeads: 2, Positions: "learned", DType: "f32", Offload: "0.5", Layers: 6, SPMode: "ulysses", Batch: 2},
+	{PP: 3, N: 7, SP: 2, DP: 1, Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Offload: "carry", Layers: 4, Recompute: "full", Batch: 2},
+	{PP: 3, N: 7, SP: 1, DP: 2, Family: "llama", KVHeads: 4, Positions: "learned", DType: "bf16", Offload: "adaptive", Layers: 3, Batch: 4, Microbatch: 2},
+	{PP: 8, N: 16, SP: 1, DP: 1, Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Offload: "full", Layers: 8},
+	{PP: 8, N: 16, SP: 2, DP: 1, Family: "llama", KVHeads: 1, Positions: "rope", DType: "f32", Offload: "none", Layers: 9, Recompute: "selective"},
+}
+
+// completeMux fills in what mux cases have in common.
+func (c Case) completeMux() Case {
+	c.Mux, c.Batch, c.Microbatch, c.Partition = "left", max(c.Batch, c.DP), max(1, c.Microbatch), "flops"
+	c.Sequence, c.Vocab, c.Steps = 32*c.N*c.SP, tinyVocab, steps
+	if c.PP == 8 || c.SP == 4 {
+		c.Sequence, c.Steps = 16*c.N*c.SP, 3
+	}
+	return c
+}
+
+// TestMuxIsEqual holds shared tasks to the plain program within rounding, and offload and recomputation to the last bit.
+func TestMuxIsEqual(t *testing.T) {
+	for _, c := range muxCases {
+		c = c.completeMux()
+		t.Run(c.String(), func(t *testing.T) {
+			t.Parallel()
+			got := run(t, c)
+			checkClose(t, c, "E3: against the plain program", got, run(t, c.plain()))
+			kept := c
+			kept.Offload, kept.Recompute, kept.Zero = "none", "none", "0"
+			checkSame(t, "E1: against nothing offloaded", got, run(t, kept))
+		})
+	}
+}
+
+// TestMuxShares asks the program: each rank attends with as many rows of a task as its share is, to a quantum of SP.
+func TestMuxShares(t *testing.T) {
+	for _, c := range muxCases {
+		c = c.completeMux()
+		plan, p, err := compile(c.Spec())
+		if err != nil {
+			t.Fatal(err)
+		}
+		type task struct{ rank, stage, subsequence int }
+		rows := map[task]int64{}
+		for rank := range p.Codes {
+			for _, in := range stepInstrs(&p.Codes[rank], ir.Attention, ir.PhaseForward) {
+				if int(in.Prov.Layer) == plan.Layers(int(in.Prov.Stage))[0] && in.Prov.Microbatch == 0 {
+					rows[task{rank, int(in.Prov.Stage), int(in.Prov.Subsequence)}] += in.Args[0].Rows()
+				}
+			}
+		}
+		for i := range c.PP {
+			for x := range c.N {
+				shares := passes.MuxShares{Left: true}.Of(c.PP, c.N, i, x)
+				for rank := range c.PP {
+					share := new(big.Rat)
+					if of := shares[rank]; of != nil {
+						share = of
+					}
+					ideal, _ := share.Float64()
+					ideal *= float64(plan.Subsequences.Lengths[x])
+					got := float64(rows[task{rank, i, x}]) / float64(c.Microbatch)
+					if off := got - ideal; off > float64(c.SP) || -off > float64(c.SP) {
+						t.Errorf("%v: rank %d attends with %g rows of subsequence %d on stage %d, its share is %g", c, rank, got, x, i, ideal)
+					}
+				}
+			}
+		}
+	}
+}
+
+// stepInstrs are the instructions of a phase of a training step with an opcode.
+func stepInstrs(code *ir.Code, op ir.Op, phase ir.Phase) []*ir.Instr {
+	var list []*ir.Instr
+	for i := range code.Sections[ir.SectionStep] {
+		if in := &code.Sections[ir.SectionStep][i]; in.Op == op && in.Prov.Phase == phase {
+			list = append(list, in)
+		}
+	}
+	return list
+}
+
+// TestMuxKeepsActivations asks the program: what a piece left for its backward is read on the rank that made it, and no
+// message of a backward pass carries any of it.
+func TestMuxKeepsActivations(t *testing.T) {
+	for _, c := range muxCases {
+		c = c.completeMux()
+		plan, p, err := compile(c.Spec())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for rank := range p.Codes {
+			code := &p.Codes[rank]
+			made, read := pieces(code, ir.Attention, ir.PhaseForward), pieces(code, ir.AttentionGrad, ir.PhaseBackward)
+			for piece := range made {
+				if !read[piece] {
+					t.Errorf("%v: rank %d runs %s forward and not backward", c, rank, piece)
+				}
+			}
+			if len(made) != len(read) {
+				t.Errorf("%v: rank %d runs %d pieces forward and %d backward", c, rank, len(made), len(read))
+			}
+			for _, op := range []ir.Op{ir.Send, ir.Recv} {
+				for _, in := range stepInstrs(code, op, ir.PhaseBackward) {
+					if name := code.Buffers[in.Args[0].Buffer].Name; saved(plan, name) {
+						t.Errorf("%v: rank %d has a message of the backward pass with %s", c, rank, name)
+					}
+				}
+			}
+		}
+	}
+}
+
+// pieces are the parts of layers that a code runs with an opcode: "m0.s1p2.l3".
+func pieces(code *ir.Code, op ir.Op, phase ir.Phase) map[string]bool {
+	found := map[string]bool{}
+	for _, in := range stepInstrs(code, op, phase) {
+		name := code.Buffers[in.Args[0].Buffer].Name // of the output, or the gradient of the queries
+		found[name[:strings.Index(name, fmt.Sprintf(".l%d.", in.Prov.Layer))]+fmt.Sprint(".l", in.Prov.Layer)] = true
+	}
+	return found
+}
+
+// saved says whether a buffer is of a unit that the backward pass reads.
+func saved(plan *passes.Plan, name string) bool {
+	for _, u := range plan.Units {
+		of, ok := strings.CutSuffix(strings.TrimSuffix(name, ".reload"), "."+u.Name)
+		if u.Type == passes.Type1 && ok && !strings.HasSuffix(of, ".d") { // which is its gradient
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,99 @@
+package e2e
+
+import (
+	"fmt"
+	"math/big"
+	"testing"
+	"time"
+
+	"sppo/ir"
+	"sppo/passes"
+	"sppo/vm"
+	"sppo/vm/sim"
+)
+
+// workCluster makes time of floating-point operations alone: nothing else takes any to speak of.
+const workCluster = `cluster work {
+  nodes = 1
+  gpus_per_node = 64
+  device_memory = 1TiB
+  host_memory = 100TiB
+  peak_f32 = 1TFLOPS
+  peak_bf16 = 1TFLOPS
+  memory_bandwidth = 1000000TB/s
+  d2h_bandwidth = 1000000TB/s
+  h2d_bandwidth = 1000000TB/s
+  nvlink_bandwidth = 1000000TB/s
+  network_bandwidth = 1000000TB/s
+  nvlink_latency = 0us
+  network_latency = 0us
+  kernel_latency = 0us
+  matmul_efficiency = 1
+  attention_efficiency = 1
+  attention_grad_efficiency = 1
+  copy_efficiency = 1
+  collective_efficiency = 1
+}
+model work { family = gpt layers = %d hidden = 256 heads = 4 vocab = 64 positions = none dtype = f32 }
+train { sequence = %d batch = 1 data = random() }
+schedule { pp = %d sp = 1 subsequences = %d offload = none recompute = none mux = %s }
+`
+
+// TestMuxMakespan: in virtual time in which only operations count, shared tasks take the pipeline near to what ideal shares
+// of equal tasks do.
+func TestMuxMakespan(t *testing.T) {
+	for _, size := range [][2]int{{2, 4}, {3, 7}, {4, 8}, {8, 16}} {
+		pp, n := size[0], size[1]
+		span := func(mux string) (end, work time.Duration) {
+			_, p, err := compile(fmt.Sprintf(workCluster, pp, 64*n*pp, pp, n, mux))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return pipelineSpan(t, p)
+		}
+		plainEnd, work := span("off")
+		end, muxWork := span("left")
+		ideal := passes.Makespan(pp, n, passes.MuxShares{Left: true}, 1, 2)
+		ideal.Quo(ideal, big.NewRat(int64(3*n), 1))
+		bound, _ := ideal.Float64()
+		bound *= float64(work) / float64(pp)
+		t.Logf("pp %d, n %d: plain %v (%.3f of work), mux %v, ideal %v: %.3f of it; work %v, with mux %v", pp, n, plainEnd,
+			float64(plainEnd)*float64(pp)/float64(work), end, time.Duration(bound), float64(end)/bound, work, muxWork)
+		if float64(end) > 1.1*bound {
+			t.Errorf("pp %d, n %d: the pipeline takes %v with shared tasks, more than a tenth above %v", pp, n, end, time.Duration(bound))
+		}
+	}
+}
+
+// pipelineSpan simulates a step: when its last forward or backward ends, and how long all ranks compute for them.
+func pipelineSpan(t *testing.T, p *ir.Program) (end, work time.Duration) {
+	t.Helper()
+	ranks, err := sim.New(p, sim.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	traces := make([]*vm.Trace, len(p.Ranks))
+	job := openOn(t, p, func(rank int) vm.Device {
+		traces[rank] = vm.NewTrace(ranks.Device(rank))
+		return traces[rank]
+	})
+	if err := job.Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	doSteps(t, job, 1)
+	for r, trace := range traces {
+		for _, timeline := range trace.Timelines {
+			if timeline.Section != ir.SectionStep {
+				continue
+			}
+			instrs := p.Codes[p.Ranks[r].Code].Sections[ir.SectionStep]
+			for _, span := range timeline.Streams[ir.Compute] {
+				in := &instrs[span.PC]
+				if phase := in.Prov.Phase; in.Info().Class != ir.ClassSync && (phase == ir.PhaseForward || phase == ir.PhaseBackward) {
+					end, work = max(end, span.End), work+span.End-span.Begin
+				}
+			}
+		}
+	}
+	return end, work
+}
