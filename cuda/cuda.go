@@ -26,6 +26,7 @@ import (
 
 	"sppo/cuda/cublas"
 	"sppo/cuda/driver"
+	"sppo/cuda/kernels"
 	"sppo/ir"
 	"sppo/vm"
 )
@@ -36,6 +37,7 @@ type Options struct {
 	NCCL        bool   // ranks meet by NCCL, each on a GPU of its own, instead of by copies
 	Sync        bool   // wait behind every instruction, so that an error is that of the instruction it names; slow
 	OwnProducts bool   // multiply by our own kernels even where cuBLASLt is installed
+	Portable    bool   // take no kernels that are for one architecture alone
 	Tune        bool   // time the algorithms that cuBLASLt proposes, and take the fastest; else its first, which is always the same
 	CacheDir    string // where compiled kernels are kept; empty: the user's cache
 }
@@ -155,6 +157,11 @@ func findGPUs(api *driver.API) ([]*gpu, error) {
 		out = append(out, g)
 	}
 	return out, nil
+}
+
+// card is what kernels on a GPU may count on.
+func (m *Machine) card(g *gpu) kernels.Card {
+	return kernels.Card{Hopper: g.arch() == 90 && !m.options.Portable && m.code.knowsHopper()}
 }
 
 // gpuOf says where a rank runs: ranks are dealt to the GPUs in turn.

@@ -99,6 +99,8 @@ type fixedCode string
 
 func (c fixedCode) image(string, int) ([]byte, error) { return []byte(c), nil }
 
+func (c fixedCode) knowsHopper() bool { return true }
+
 // open opens a machine on the stand-in, whose kernels are the stubs.
 func (f *fake) open(t *testing.T, options Options) *Machine {
 	t.Helper()

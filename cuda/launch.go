@@ -10,16 +10,20 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
 	"sppo/cuda/driver"
+	"sppo/cuda/kernels"
 	"sppo/cuda/nvrtc"
 )
 
 // codeSource gives the machine code of a kernel source for an architecture.
 type codeSource interface {
 	image(source string, arch int) ([]byte, error)
+	// knows says whether sources for Hopper alone can be had.
+	knowsHopper() bool
 }
 
 // kernel finds a kernel, loading its source's module when its first is asked for.
@@ -73,12 +77,24 @@ func (c *compiler) open() error {
 	return c.err
 }
 
+// oldestForHopper is the release of the compiler from which on it knows sm_90a.
+const oldestForHopper = 12
+
+func (c *compiler) knowsHopper() bool {
+	major, _, _ := strings.Cut(c.version, ".")
+	release, err := strconv.Atoi(major)
+	return c.open() == nil && err == nil && release >= oldestForHopper
+}
+
 func (c *compiler) image(source string, arch int) ([]byte, error) {
 	return c.images.get(fmt.Sprint(source, " ", arch), func() ([]byte, error) {
 		if err := c.open(); err != nil {
 			return nil, err
 		}
 		option, err := architecture(c.archs, arch)
+		if target := kernels.Target(source); target != "" {
+			option, err = "--gpu-architecture=sm_"+target, nil
+		}
 		if err != nil {
 			return nil, err
 		}

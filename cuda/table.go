@@ -18,7 +18,7 @@ const sumSource = "meet.cu"
 
 // sourceOf is a source of package kernels as the compiler wants it.
 func sourceOf(name string) nvrtc.Source {
-	return nvrtc.Source{Name: name, Text: kernels.Text(name), Headers: map[string]string{kernels.Header: kernels.Text(kernels.Header)}}
+	return nvrtc.Source{Name: name, Text: kernels.Text(name), Headers: kernels.Headers()}
 }
 
 // plansOf asks the table what every kernel of the code launches, and allocates for each stream as much workspace as its
@@ -62,7 +62,7 @@ func (d *Device) plan(in *ir.Instr) (plan kernels.Plan, err error) {
 			err = fmt.Errorf("the instruction makes no sense: %v", r)
 		}
 	}()
-	return kernels.Bind(d.program, d.rank, in)
+	return kernels.Bind(d.machine.card(d.gpu), d.program, d.rank, in)
 }
 
 // plainShared is what a kernel may have of dynamic shared memory without asking.

@@ -59,7 +59,8 @@ func BuildSources(folder string, sources map[string]string) (*Library, error) {
 	if err != nil {
 		return nil, ErrNoCompiler
 	}
-	texts := map[string]string{"cuemu.h": header, "scheduler.inc": scheduler, kernels.Header: kernels.Text(kernels.Header)}
+	texts := map[string]string{"cuemu.h": header, "scheduler.inc": scheduler}
+	maps.Copy(texts, kernels.Headers())
 	maps.Copy(texts, sources)
 	// -O1 compiles in a quarter of -O2's time; the rest keeps arithmetic as it is written.
 	arguments := append([]string{"-shared", "-fPIC", "-O1", "-std=c++20", "-ffp-contract=off", "-w", "-I", ".", "-include", "cuemu.h",

@@ -3,10 +3,7 @@
 // Scores stay in registers: the accumulator of one product has the layout of an operand of the next. Scores, probabilities'
 // sums and all results accumulate in f32; probabilities are rounded to bf16 for the product with v.
 #include "common.cuh"
-
-struct Heads {
-    i64 n, keys, heads, kv_heads, batch, prefix;
-};
+#include "attention.cuh"
 
 // load_tile brings ROWS tokens of a head to shared memory, zeros where there are no more.
 template <int ROWS, int D>
@@ -35,12 +32,6 @@ DEV void own_rows(u32 (*frags)[4], bf16 *tile, const bf16 *p, i64 token, i64 tok
     __syncthreads();
     UNROLL for (int s = 0; s < D / 16; s++) frag_a(frags[s], tile, D + 8, (threadIdx.x >> 5) * 16, 16 * s);
     __syncthreads();
-}
-
-// as_operand makes 16 columns of two accumulators an operand a.
-DEV void as_operand(u32 *a, const float *left, const float *right) {
-    a[0] = bf16_pair(left[0], left[1]), a[1] = bf16_pair(left[2], left[3]);
-    a[2] = bf16_pair(right[0], right[1]), a[3] = bf16_pair(right[2], right[3]);
 }
 
 // multiply adds a row of fragments times the transpose of a tile: sum[16, COLUMNS] += a[16, D] tile[COLUMNS, D]^T.
@@ -76,44 +67,6 @@ template <int ROWS, int D> DEV void gather(float (*sum)[4], const float (*weight
         }
     }
 }
-template <int N> DEV void clear(float (*sum)[4]) {
-    UNROLL for (int i = 0; i < N; i++) UNROLL for (int e = 0; e < 4; e++) sum[i][e] = 0;
-}
-
-// visible is the last key of a tile of so many that a query sees, counted from a lane's first.
-DEV int visible(const Heads &s, i64 query, i64 key, i64 tile, int lane_first) {
-    return (int)min(min(s.prefix + query, s.keys - 1) - key, tile) - lane_first;
-}
-
-DEV void store_pair(float *p, float a, float b) { p[0] = a, p[1] = b; }
-DEV void store_pair(bf16 *p, float a, float b) {
-    if (((u64)p & 3) == 0) {
-        *(u32 *)p = bf16_pair(a, b);
-    } else {
-        store(p, a);
-        store(p + 1, b);
-    }
-}
-
-template <class O> DEV void add_pair(O *p, float a, float b, i64 accumulate) {
-    if (accumulate) a += as_float(p[0]), b += as_float(p[1]);
-    store_pair(p, a, b);
-}
-
-// Sums and maxima over the four lanes that share a row.
-DEV float row_sum(float x) {
-    x += __shfl_xor_sync(ALL, x, 1);
-    return x + __shfl_xor_sync(ALL, x, 2);
-}
-DEV float row_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(ALL, x, 1));
-    return fmaxf(x, __shfl_xor_sync(ALL, x, 2));
-}
-
-// Exponentials are of base 2: scores carry the factor log2(e).
-#define LOG2E 1.4426950408889634f
-#define LN2 0.6931471805599453f
-
 template <int D, class O>
 DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const Heads &s, i64 accumulate) {
     DYNAMIC_SHARED(memory);

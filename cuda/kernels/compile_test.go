@@ -15,8 +15,9 @@ import (
 	"sppo/cuda/nvrtc"
 )
 
-// archs are those that the kernels must compile for, as far as the compiler found knows them.
-var archs = []string{"80", "90", "100"}
+// archs are those that the kernels must compile for, as far as the compiler found knows them. Those with a letter are for
+// sources that are for them alone.
+var archs = []string{"80", "90", "100", "90a"}
 
 // spillsAllowed is what a kernel may spill: a few bytes around the slow paths of f64 functions and beside a loop, which
 // cost nothing.
@@ -43,11 +44,14 @@ func TestCompile(t *testing.T) {
 	t.Logf("%s, release %s", api.Path, version)
 	uses := map[string]map[string]use{} // by kernel and architecture
 	for _, arch := range archs {
-		if number, _ := strconv.Atoi(arch); !slices.Contains(known, number) {
+		if number, _ := strconv.Atoi(strings.TrimSuffix(arch, "a")); !slices.Contains(known, number) {
 			t.Logf("SKIPPED: release %s of the compiler does not know sm_%s", version, arch)
 			continue
 		}
 		for _, source := range kernels.Sources() {
+			if target := kernels.Target(source); target != arch && (target != "" || strings.HasSuffix(arch, "a")) {
+				continue
+			}
 			for _, u := range compile(t, api, source, arch) {
 				if uses[u.kernel] == nil {
 					uses[u.kernel] = map[string]use{}
@@ -61,14 +65,13 @@ func TestCompile(t *testing.T) {
 
 func compile(t *testing.T, api *nvrtc.API, source, arch string) []use {
 	t.Helper()
-	out, err := api.Compile(nvrtc.Source{Name: source, Text: kernels.Text(source),
-		Headers: map[string]string{kernels.Header: kernels.Text(kernels.Header)}},
+	out, err := api.Compile(nvrtc.Source{Name: source, Text: kernels.Text(source), Headers: kernels.Headers()},
 		"--gpu-architecture=sm_"+arch, "--std=c++17", "--ptxas-options=-v")
 	if err != nil {
 		t.Errorf("%s for sm_%s: %v", source, arch, err)
 		return nil
 	}
-	if strings.Contains(out.Log, "warning") {
+	if strings.Contains(strings.ToLower(out.Log), "warning") || strings.Contains(out.Log, "serialized") {
 		t.Errorf("%s for sm_%s: the compiler warns:\n%s", source, arch, out.Log)
 	}
 	report := resources(out.Log)

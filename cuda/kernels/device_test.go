@@ -47,6 +47,7 @@ func needEmulator(t *testing.T) *emu.Library {
 type device struct {
 	library *emu.Library
 	seed    uint64 // of the order of lanes
+	hopper  bool   // launch what is for Hopper alone
 	edged   bool   // every buffer ends where memory ends: what reads beyond it does not survive
 	own     [][]byte
 	maps    [][]byte
@@ -126,7 +127,7 @@ func (d *device) tokens(in *ir.Instr) {
 }
 
 func (d *device) kernel(in *ir.Instr) error {
-	plan, err := kernels.Bind(d.program, 0, in)
+	plan, err := kernels.Bind(kernels.Card{Hopper: d.hopper}, d.program, 0, in)
 	if err != nil {
 		return err
 	}

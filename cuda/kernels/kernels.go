@@ -6,9 +6,10 @@
 //	table.go       THE table: by opcode, from an instruction to its launches
 //	table_*.go     families with more to say
 //	common.cuh     what all sources share: element types, vectors, sums over blocks, tensor cores
+//	attention.cuh  what those of attention on tensor cores share
 //	*.cu           the kernels, one file for each family
 //
-// The sources include nothing but common.cuh, so the run-time compiler needs no headers. The package does not know how
+// The sources include nothing but these headers, so the run-time compiler needs no headers. The package does not know how
 // they are compiled, where operands lie, nor what a stream is.
 package kernels
 
@@ -16,6 +17,7 @@ import (
 	"embed"
 	"fmt"
 	"math"
+	"path"
 
 	"sppo/ir"
 )
@@ -23,8 +25,23 @@ import (
 //go:embed *.cu *.cuh
 var files embed.FS
 
-// Header is the name under which every source includes what all share.
-const Header = "common.cuh"
+// Headers are the texts that sources include, by name.
+func Headers() map[string]string {
+	return map[string]string{"common.cuh": Text("common.cuh"), "attention.cuh": Text("attention.cuh")}
+}
+
+// Target is the architecture that a source is for alone, such as 90a; nothing where it is for all.
+func Target(source string) string {
+	if source == hopperSource {
+		return "90a"
+	}
+	return ""
+}
+
+// Card is what kernels may count on beside the oldest GPU that they are for.
+type Card struct {
+	Hopper bool // its matrix units, and a compiler that knows them
+}
 
 // Sources lists the files to compile, each a module of its own.
 func Sources() []string {
@@ -34,7 +51,7 @@ func Sources() []string {
 	}
 	var out []string
 	for _, e := range entries {
-		if e.Name() != Header {
+		if path.Ext(e.Name()) == ".cu" {
 			out = append(out, e.Name())
 		}
 	}
@@ -85,12 +102,12 @@ type Plan struct {
 
 // Bind looks an instruction of a rank up in the table. The operands' shapes are those that ir.Verify has approved; what
 // the kernels cannot serve is an error.
-func Bind(p *ir.Program, rank int, in *ir.Instr) (plan Plan, err error) {
+func Bind(card Card, p *ir.Program, rank int, in *ir.Instr) (plan Plan, err error) {
 	row := table[in.Op]
 	if row.bind == nil {
 		return Plan{}, fmt.Errorf("%s is no kernel", in.Info().Name)
 	}
-	b := &binder{program: p, consts: p.Ranks[rank].Consts, in: in, source: row.source}
+	b := &binder{card: card, program: p, consts: p.Ranks[rank].Consts, in: in, source: row.source}
 	for i := range in.Args {
 		if in.Args[i].Present() && in.Args[i].Elements() == 0 {
 			return Plan{}, nil
@@ -102,6 +119,7 @@ func Bind(p *ir.Program, rank int, in *ir.Instr) (plan Plan, err error) {
 
 // binder makes the launches of one instruction.
 type binder struct {
+	card    Card
 	program *ir.Program
 	consts  []int64
 	in      *ir.Instr

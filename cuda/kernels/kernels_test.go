@@ -28,7 +28,7 @@ func TestConformance(t *testing.T) {
 // A new kernel opcode needs a row here.
 func TestTable(t *testing.T) {
 	for op := range ir.NumOps {
-		_, err := kernels.Bind(&ir.Program{Ranks: []ir.Rank{{}}}, 0, &ir.Instr{Op: op, Args: []ir.View{{}}})
+		_, err := kernels.Bind(kernels.Card{}, &ir.Program{Ranks: []ir.Rank{{}}}, 0, &ir.Instr{Op: op, Args: []ir.View{{}}})
 		if isKernel := ir.Ops[op].Class == ir.ClassKernel; isKernel != (err == nil) {
 			t.Errorf("%s: a kernel: %v; the table of launches says: %v", ir.Ops[op].Name, isKernel, err)
 		}

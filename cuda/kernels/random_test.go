@@ -30,7 +30,9 @@ func TestRandom(t *testing.T) {
 				compare(t, drawn(t, rng, op, limits[i%len(limits)]), &device{library: library, seed: rng.Uint64() >> uint(rng.IntN(2)*63)})
 			}
 			for _, fixed := range shapes[op] {
-				compare(t, drawn(t, rng, op, fixed), &device{library: library, seed: rng.Uint64(), edged: rng.IntN(2) == 0})
+				for _, hopper := range []bool{false, true}[:1+fixed["head_dim"]/128%2] { // where there are kernels for it alone
+					compare(t, drawn(t, rng, op, fixed), &device{library: library, seed: rng.Uint64(), edged: rng.IntN(2) == 0, hopper: hopper})
+				}
 			}
 		})
 	}
@@ -62,6 +64,8 @@ var attentionShapes = []map[string]int64{
 	{"": 3, "n": 20, "prefix": 9, "heads": 2, "kv_heads": 1, "head_dim": 80, "batch": 1},
 	{"": 3, "n": 70, "prefix": 90, "keys": 77, "heads": 2, "kv_heads": 2, "head_dim": 64, "batch": 1, "T": 1},
 	{"": 3, "n": 70, "prefix": 200, "keys": 65, "heads": 4, "kv_heads": 2, "head_dim": 128, "batch": 1, "T": 1},
+	{"": 3, "n": 260, "prefix": 150, "heads": 2, "kv_heads": 1, "head_dim": 128, "batch": 1, "T": 1},
+	{"": 3, "n": 129, "prefix": 0, "heads": 1, "kv_heads": 1, "head_dim": 128, "batch": 2, "T": 1},
 	{"": 3, "n": 130, "prefix": 5, "keys": 40, "heads": 1, "kv_heads": 1, "head_dim": 96, "batch": 2, "T": 1},
 }
 

@@ -9,6 +9,15 @@ import (
 // tensorDims are the head widths that attention_tensor.cu serves, in bf16.
 var tensorDims = []int64{64, 96, 128}
 
+// attention_hopper.cu serves heads of one width. Its tiles of 128 tokens, one of queries and two each of keys and values,
+// start at multiples of 1024 bytes.
+const (
+	hopperSource    = "attention_hopper.cu"
+	hopperDim       = 128
+	hopperTileBytes = 2 * 128 * hopperDim
+	hopperTiles     = 5
+)
+
 // maxHeadDim is the widest head of attention.cu.
 const maxHeadDim = 256
 
@@ -17,6 +26,7 @@ type attentionShape struct {
 	n, keys, heads, kvHeads, dim, batch int64
 	args                                []any
 	tensor                              bool // tensor cores serve
+	hopper                              bool // and those of Hopper
 }
 
 func (b *binder) attentionShape() attentionShape {
@@ -26,6 +36,7 @@ func (b *binder) attentionShape() attentionShape {
 	keys, _ := b.shape("k")
 	s.keys = keys / s.batch
 	s.tensor = b.types("q") == "b" && slices.Contains(tensorDims, s.dim)
+	s.hopper = s.tensor && b.card.Hopper && s.dim == hopperDim
 	s.args = []any{s.n, s.keys, s.heads, s.kvHeads}
 	if !s.tensor {
 		s.args = append(s.args, s.dim)
@@ -72,8 +83,13 @@ func tensorSharedBytes(name string, dim int64) int64 {
 
 func attention(b *binder) {
 	s := b.attentionShape()
-	args := append([]any{"o", "lse", "q", "k", "v"}, s.args...)
-	b.attentionLaunch(s, "", "o", s.n, s.heads, append(args, b.int("accumulate")))
+	args := append(append([]any{"o", "lse", "q", "k", "v"}, s.args...), b.int("accumulate"))
+	if s.hopper {
+		l := b.launch("attention_hopper_"+b.types("o"), [3]int64{ceil(s.n, 128), s.heads, s.batch}, args...)
+		l.Source, l.SharedBytes = hopperSource, hopperTiles*hopperTileBytes+1024
+		return
+	}
+	b.attentionLaunch(s, "", "o", s.n, s.heads, args)
 }
 
 func attentionGrad(b *binder) {

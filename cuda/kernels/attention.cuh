@@ -1,0 +1,50 @@
+// What the kernels of attention on tensor cores share. A lane has, of every 16 rows and 8 columns of a product, columns 2t and
+// 2t+1 of rows g and g+8, where g = lane/4 and t = lane%4: so lie the accumulators of mma.sync and those of wgmma.
+
+struct Heads {
+    i64 n, keys, heads, kv_heads, batch, prefix;
+};
+
+// as_operand makes 16 columns of two accumulators an operand a.
+DEV void as_operand(u32 *a, const float *left, const float *right) {
+    a[0] = bf16_pair(left[0], left[1]), a[1] = bf16_pair(left[2], left[3]);
+    a[2] = bf16_pair(right[0], right[1]), a[3] = bf16_pair(right[2], right[3]);
+}
+
+template <int N> DEV void clear(float (*sum)[4]) {
+    UNROLL for (int i = 0; i < N; i++) UNROLL for (int e = 0; e < 4; e++) sum[i][e] = 0;
+}
+
+// visible is the last key of a tile of so many that a query sees, counted from a lane's first.
+DEV int visible(const Heads &s, i64 query, i64 key, i64 tile, int lane_first) {
+    return (int)min(min(s.prefix + query, s.keys - 1) - key, tile) - lane_first;
+}
+
+DEV void store_pair(float *p, float a, float b) { p[0] = a, p[1] = b; }
+DEV void store_pair(bf16 *p, float a, float b) {
+    if (((u64)p & 3) == 0) {
+        *(u32 *)p = bf16_pair(a, b);
+    } else {
+        store(p, a);
+        store(p + 1, b);
+    }
+}
+
+template <class O> DEV void add_pair(O *p, float a, float b, i64 accumulate) {
+    if (accumulate) a += as_float(p[0]), b += as_float(p[1]);
+    store_pair(p, a, b);
+}
+
+// Sums and maxima over the four lanes that share a row.
+DEV float row_sum(float x) {
+    x += __shfl_xor_sync(ALL, x, 1);
+    return x + __shfl_xor_sync(ALL, x, 2);
+}
+DEV float row_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(ALL, x, 1));
+    return fmaxf(x, __shfl_xor_sync(ALL, x, 2));
+}
+
+// Exponentials are of base 2: scores carry the factor log2(e).
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
