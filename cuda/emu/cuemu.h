@@ -144,18 +144,22 @@ static inline void mma16816(float *d, const unsigned *a, const unsigned *b) {
         d[i] = sum;
     }
 }
-// Hopper's matrix units, as attention_hopper.cu names them: a warp at a time, at once, from the memory that descriptors say.
+// Hopper's matrix units, as hopper.cuh names them: a warp at a time, at once, from the memory that descriptors say.
 // An element lies where its descriptor puts it, with bits 4 to 6 of the address changed by bits 7 to 9.
 static inline unsigned shared_address(const void *p) { return (unsigned)((const unsigned char *)p - emu::block.shared); }
 static inline void copy_chunk(void *to, const void *from, bool there) {
     if (there) memcpy(to, from, 16);
     else memset(to, 0, 16);
 }
+static inline void copy_word(void *to, const void *from, bool there) {
+    if (there) memcpy(to, from, 4);
+    else memset(to, 0, 4);
+}
 static inline void copies_done() {}
 static inline void products_begin() {}
 static inline void products_commit() {}
 template <int N> void products_wait() {}
-static inline void settle(float (*)[4]) {}
+template <int N> void settle(float (*)[4]) {}
 static inline float power2(float x) { return exp2f(x); }
 static inline float described(unsigned long long d, unsigned across, unsigned along, bool by_rows) {
     const unsigned start = (d & 0x3fff) << 4, leading = (d >> 16 & 0x3fff) << 4, stride = (d >> 32 & 0x3fff) << 4;
@@ -169,22 +173,24 @@ static inline float described(unsigned long long d, unsigned across, unsigned al
 struct Operands {
     unsigned a[4];
 };
-template <class A> void wgmma(float (*d)[4], A a, unsigned long long b, bool b_rows, bool add) {
+template <int N, class A> void wgmma(float (*d)[4], A a, unsigned long long b, bool b_rows, bool add) {
     const int g = emu::fiber->lane / 4, t = emu::fiber->lane % 4;
-    for (int i = 0; i < 64; i++) {
+    for (int i = 0; i < N / 2; i++) {
         float sum = add ? d[i / 4][i % 4] : 0;
         for (int k = 0; k < 16; k++) sum += a(g + i % 4 / 2 * 8, k) * described(b, i / 4 * 8 + 2 * t + i % 2, k, b_rows);
         d[i / 4][i % 4] = sum;
     }
 }
-static inline void wgmma_rows(float (*d)[4], unsigned long long a, unsigned long long b, int add) {
+template <int N> void wgmma_rows(float (*d)[4], unsigned long long a, unsigned long long b, int add) {
     emu::exchange("wgmma_rows", 0);
     const unsigned first = emu::fiber->warp % 4 * 16;
-    wgmma(d, [&](int row, int k) { return described(a, first + row, k, true); }, b, true, add != 0);
+    wgmma<N>(d, [&](int row, int k) { return described(a, first + row, k, true); }, b, true, add != 0);
 }
+static inline void wgmma_rows64(float (*d)[4], unsigned long long a, unsigned long long b, int add) { wgmma_rows<64>(d, a, b, add); }
+static inline void wgmma_rows128(float (*d)[4], unsigned long long a, unsigned long long b, int add) { wgmma_rows<128>(d, a, b, add); }
 static inline void wgmma_gather(float (*d)[4], const unsigned *a, unsigned long long b) {
     const emu::Slot *all = emu::exchange("wgmma_gather", Operands{{a[0], a[1], a[2], a[3]}});
-    wgmma(d, [&](int row, int k) {
+    wgmma<128>(d, [&](int row, int k) {
         const Operands from = emu::read<Operands>(all[row % 8 * 4 + k % 8 / 2]);
         return bf16_half(from.a[row / 8 + k / 8 * 2], k % 2);
     }, b, false, true);

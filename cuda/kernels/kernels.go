@@ -27,7 +27,11 @@ var files embed.FS
 
 // Headers are the texts that sources include, by name.
 func Headers() map[string]string {
-	return map[string]string{"common.cuh": Text("common.cuh"), "attention.cuh": Text("attention.cuh")}
+	out := map[string]string{}
+	for _, name := range []string{"common.cuh", "attention.cuh", "hopper.cuh"} {
+		out[name] = Text(name)
+	}
+	return out
 }
 
 // Target is the architecture that a source is for alone, such as 90a; nothing where it is for all.

@@ -1,0 +1,93 @@
+// Hopper's matrix units: products of a warpgroup, and the tiles in shared memory that they read.
+//
+// A tile is tokens of a head of 128: two panels of 64 elements, in rows of 128 bytes whose chunks of 16 change places by the
+// row, so that chunk c of row r is at c^(r%8). Tiles start at multiples of 1024 bytes: then the places are those that wgmma
+// computes from addresses alone.
+#define TILE_BYTES(tokens) ((tokens) * 256)
+
+#ifndef CUDA_EMULATOR
+DEV u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+// copy_chunk begins to copy 16 bytes to shared memory, or zeros.
+DEV void copy_chunk(void *to, const void *from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+// copy_word does so with four bytes.
+DEV void copy_word(void *to, const void *from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 4 : 0) : "memory");
+}
+// copies_done waits for the chunks of this thread, and shows them to the matrix units, which read memory by a way of their own.
+DEV void copies_done() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+DEV void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEV void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// products_wait waits until at most N groups of products are under way.
+template <int N> DEV void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+// settle keeps the compiler from moving uses of accumulators over a wait.
+template <int N> DEV void settle(float (*d)[4]) {
+    UNROLL for (int i = 0; i < N; i++) UNROLL for (int e = 0; e < 4; e++) asm volatile("" : "+f"(d[i][e])::"memory");
+}
+#define FOUR(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+#define THIRTY_TWO(d, i)                                                                                                      \
+    FOUR(d[i]), FOUR(d[i + 1]), FOUR(d[i + 2]), FOUR(d[i + 3]), FOUR(d[i + 4]), FOUR(d[i + 5]), FOUR(d[i + 6]), FOUR(d[i + 7])
+#define HALF_PLACES                                                                                                           \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define PLACES                                                                                                                \
+    "{" HALF_PLACES ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,"    \
+    "%61,%62,%63}"
+// wgmma_rows128: d[64,128] = or += a[64,16] b[128,16]^T; a and b are descriptors of tiles. wgmma_rows64 has 64 columns.
+DEV void wgmma_rows64(float (*d)[4], u64 a, u64 b, int add) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" HALF_PLACES "}, %32, %33, p, 1, 1, 0, 0; }"
+                 : THIRTY_TWO(d, 0) : "l"(a), "l"(b), "r"(add));
+}
+DEV void wgmma_rows128(float (*d)[4], u64 a, u64 b, int add) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " PLACES ", %64, %65, p, 1, 1, 0, 0; }"
+                 : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8) : "l"(a), "l"(b), "r"(add));
+}
+// wgmma_gather: d[64,128] += a[64,16] b[16,128]; a in registers as for mma.sync, b a descriptor of a tile.
+DEV void wgmma_gather(float (*d)[4], const u32 *a, u64 b) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " PLACES ", {%64,%65,%66,%67}, %68, p, 1, 1, 1; }"
+                 : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
+}
+DEV float power2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#endif
+
+// Descriptors of a tile of ROWS tokens. by_rows: 16 of the elements of its tokens from one on; eight tokens are 1024 bytes.
+// by_columns: all elements of 16 of its tokens; panels follow each other, eight tokens are 1024 bytes.
+DEV u64 descriptor(const unsigned char *at, u64 leading, u64 stride) {
+    return (u64)((shared_address(at) & 0x3ffff) >> 4) | leading >> 4 << 16 | stride >> 4 << 32 | (u64)1 << 62;
+}
+template <int ROWS> DEV u64 by_rows(const unsigned char *tile, int token, int element) {
+    return descriptor(tile + element / 64 * (ROWS * 128) + token * 128 + element % 64 * 2, 16, 1024);
+}
+template <int ROWS> DEV u64 by_columns(const unsigned char *tile, int token) { return descriptor(tile + token * 128, ROWS * 128, 1024); }
+
+// tile_start is the first place in shared memory where a tile may be.
+DEV unsigned char *tile_start(unsigned char *memory) { return memory + (1024 - shared_address(memory) % 1024) % 1024; }
+
+// fetch begins to bring ROWS tokens of a head to a tile, zeros where there are no more, by THREADS threads.
+template <int ROWS, int THREADS>
+DEV void fetch(unsigned char *tile, const bf16 *p, i64 token, i64 tokens, i64 sequence, i64 batch, i64 head, i64 heads) {
+    const bool whole = aligned(p);
+    for (int i = threadIdx.x; i < ROWS * 16; i += THREADS) {
+        const int r = i / 16, c = i % 16;
+        unsigned char *const to = tile + c / 8 * (ROWS * 128) + r * 128 + ((c ^ r) & 7) * 16;
+        const bool there = token + r < tokens;
+        const bf16 *const from = there ? p + (((token + r) * batch + sequence) * heads + head) * 128 + c * 8 : p;
+        if (whole) {
+            copy_chunk(to, from, there);
+        } else {
+            u32 words[4];
+            UNROLL for (int w = 0; w < 4; w++) words[w] = there ? (u32)from[2 * w].bits | (u32)from[2 * w + 1].bits << 16 : 0;
+            *(Quad *)to = Quad{words[0], words[1], words[2], words[3]};
+        }
+    }
+}
