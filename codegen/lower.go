@@ -58,6 +58,7 @@ type unitKey struct{ microbatch, subsequence, piece, layer, unit int }
 type savedUnit struct {
 	device, host uint32
 	onHost       bool // was copied out
+	left         bool // the copy out has had its time
 	returned     bool // reload has been issued
 }
 

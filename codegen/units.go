@@ -152,10 +152,15 @@ func (s *stage) reloadUpTo(t passes.Task, coming []passes.Task, last int) {
 	}
 }
 
+// releaseOffloaded ends the time that copies out of a layer have: who takes the bytes from here on waits for them. What is on its
+// way back already has other bytes.
 func (s *stage) releaseOffloaded(t passes.Task, layer int) {
 	for u := range s.block(t, layer).Units {
-		if saved, ok := s.saved[unitKey{t.Microbatch, t.Subsequence, t.Piece, layer, u}]; ok && saved.onHost {
+		key := unitKey{t.Microbatch, t.Subsequence, t.Piece, layer, u}
+		if saved := s.saved[key]; saved.onHost && !saved.left && !saved.returned {
 			s.hold(saved.device)
+			saved.left = true
+			s.saved[key] = saved
 		}
 	}
 }

@@ -118,6 +118,7 @@ func distance[F float32 | float64](got []float32, want []F) (difference, size fl
 // plan's, to the byte.
 func checkPeaks(t testing.TB, c Case, plan *passes.Plan, p *ir.Program, job *vm.Job) {
 	t.Helper()
+	checkBound(t, c, plan)
 	planned := [ir.NumArenas][]ir.Bytes{ir.Device: plan.Memory.DevicePeakBytes, ir.Host: plan.Memory.HostPeakBytes}
 	for r := range p.Ranks {
 		code := p.Ranks[r].Code
@@ -130,6 +131,22 @@ func checkPeaks(t testing.TB, c Case, plan *passes.Plan, p *ir.Program, job *vm.
 			if want := planned[arena][p.Ranks[r].PP]; declared != want {
 				t.Errorf("%v: rank %d declares %d bytes of the %s arena, the plan says %d", c, r, declared, arena, want)
 			}
+		}
+	}
+}
+
+// checkBound holds what passes choose by to what was placed: it is not below, but for the gaps that placing leaves between buffers of
+// a few hundred bytes.
+func checkBound(t testing.TB, c Case, plan *passes.Plan) {
+	t.Helper()
+	const gaps = 1.05
+	bound := passes.FootprintOf(plan)
+	for s := range bound.Device {
+		if got, want := bound.Device[s].Bytes, plan.Memory.DevicePeakBytes[s]; gaps*float64(got) < float64(want) {
+			t.Errorf("%v: stage %d is bound to %d bytes on the device, and %d are placed", c, s, got, want)
+		}
+		if got, want := bound.Host[s], plan.Memory.HostPeakBytes[s]; gaps*float64(got) < float64(want) {
+			t.Errorf("%v: stage %d is bound to %d bytes on the host, and %d are placed", c, s, got, want)
 		}
 	}
 }

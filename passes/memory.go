@@ -165,6 +165,8 @@ func (r *residence) persist() {
 		r.now[TermWeights] += layers * weights
 		r.now[TermOptimizer] += layers * optimizer
 	}
+	const scalars = 4 // losses, the step's parameters, the norm of gradients
+	r.now[TermWeights] = scalars * ir.Alignment
 	add(r.graph.Layer, ir.Bytes(len(r.fresh)))
 	near, _ := r.plan.visitBytes(r.graph) // of the layer that is visited, and of the next
 	r.now[TermWeights] += near * ir.Bytes(min(2, len(r.fresh)))
