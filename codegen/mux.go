@@ -42,15 +42,15 @@ type sharedWork struct {
 }
 
 func (w *sharedWork) forward(slot int) {
-	w.lendWeights(slot, func(borrower int) bool { return borrower > slot })
 	w.handOut()
 	for _, t := range w.mine {
 		if _, known := w.x[t]; !known {
 			w.x[t] = w.input(t)
 		}
 	}
-	w.layerByLayer(w.beginForward, w.shareRows, func(e *env) {
-		w.x[e.task] = w.finish(e, e.block.Forward[beforeAttention(e.block):], e.block.Output)
+	lend := func(k int) { w.lendWeights(slot, k, func(borrower int) bool { return borrower > slot }) }
+	w.layerByLayer(lend, w.beginForward, w.shareRows, func(e *env) {
+		w.x[e.task] = w.finish(e, e.block.Forward[e.block.BeforeAttention():], e.block.Output)
 	})
 	for _, t := range w.mine {
 		w.pass(t, w.x[t])
@@ -58,15 +58,17 @@ func (w *sharedWork) forward(slot int) {
 }
 
 func (w *sharedWork) backward(slot int) {
-	for i := range slot + 1 {
-		w.lendWeights(i, func(borrower int) bool { return borrower == slot+1 })
-	}
 	for _, t := range w.mine {
 		w.reloadUpTo(t, nil, w.plan.Offload.Ahead-1)
 		w.x[t] = w.input(t)
 	}
-	w.layerByLayer(w.beginBackward, w.shareGradients, func(e *env) {
-		w.x[e.task] = w.finish(e, e.block.Backward[beforeCacheGrads(e.block):], e.block.DInput)
+	lend := func(k int) {
+		for i := range slot + 1 {
+			w.lendWeights(i, k, func(borrower int) bool { return borrower == slot+1 })
+		}
+	}
+	w.layerByLayer(lend, w.beginBackward, w.shareGradients, func(e *env) {
+		w.x[e.task] = w.finish(e, e.block.Backward[e.block.BeforeCacheGrads():], e.block.DInput)
 	})
 	for _, t := range w.mine {
 		if t.Stage > 0 {
@@ -74,13 +76,12 @@ func (w *sharedWork) backward(slot int) {
 		}
 	}
 	w.handIn()
-	if slot == 0 {
-		w.returnGradients(w.mine[0].Microbatch)
-	}
 }
 
-// layerByLayer takes all tasks through their layers side by side.
-func (w *sharedWork) layerByLayer(begin func(t passes.Task, layer int), share func(tasks []passes.Task, layer int), finish func(*env)) {
+// layerByLayer takes all tasks through their layers side by side. Weights of a layer are lent while the layer before runs.
+// In the last backward slot of a stage the gradients of lent weights go back behind each layer.
+func (w *sharedWork) layerByLayer(lend func(k int), begin func(t passes.Task, layer int), share func(tasks []passes.Task, layer int), finish func(*env)) {
+	lend(0)
 	for k := range slices.Max(w.plan.LayersPerStage) {
 		for _, t := range w.mine {
 			if path := w.path(t); k < len(path) {
@@ -96,6 +97,7 @@ func (w *sharedWork) layerByLayer(begin func(t passes.Task, layer int), share fu
 			}
 			tasks = tasks[n:]
 		}
+		lend(k + 1)
 		for _, t := range w.mine {
 			if k < len(w.path(t)) {
 				w.at(t)
@@ -104,6 +106,7 @@ func (w *sharedWork) layerByLayer(begin func(t passes.Task, layer int), share fu
 			}
 		}
 		w.release(k)
+		w.returnGradients(k)
 	}
 	w.provide(w.mine[len(w.mine)-1], ir.None)
 }
@@ -135,22 +138,6 @@ func (s *stage) provide(t passes.Task, layer int) {
 	s.decidedBy("mux", "schedule.mux")
 }
 
-// beforeAttention is the number of forward nodes before the first that reads K or V, and beforeCacheGrads that of backward
-// nodes before the first that reads their gradients.
-func beforeAttention(b *graph.Block) int  { return firstReader(b, b.Forward, graph.Cache) }
-func beforeCacheGrads(b *graph.Block) int { return firstReader(b, b.Backward, graph.CacheGrad) }
-
-func firstReader(b *graph.Block, nodes []graph.Node, kind graph.Kind) int {
-	return slices.IndexFunc(nodes, func(n graph.Node) bool {
-		for k, a := range n.Args {
-			if a.Value != graph.Missing && b.Values[a.Value].Kind == kind && ir.Ops[n.Op].Operands[k].Dir == ir.Read {
-				return true
-			}
-		}
-		return false
-	})
-}
-
 func (w *sharedWork) layerEnv(t passes.Task, layer int) *env {
 	w.prov.Layer = int32(layer)
 	w.decidedBy("lower", "model.layers")
@@ -163,14 +150,14 @@ func (w *sharedWork) beginForward(t passes.Task, layer int) {
 	e := w.layerEnv(t, layer)
 	e.put(e.block.Input, w.x[t], 0)
 	e.saveUnits()
-	e.run(e.block.Forward[:beforeAttention(e.block)])
+	e.run(e.block.Forward[:e.block.BeforeAttention()])
 }
 
 func (w *sharedWork) beginBackward(t passes.Task, layer int) {
 	e := w.layerEnv(t, layer)
 	e.put(e.block.DOutput, w.x[t], 0)
 	e.loadUnits()
-	e.run(e.block.Backward[:beforeCacheGrads(e.block)])
+	e.run(e.block.Backward[:e.block.BeforeCacheGrads()])
 }
 
 // finish emits the second half of a layer and gives its result.
@@ -348,26 +335,28 @@ func (w *sharedWork) handIn() {
 	}
 }
 
-// lendWeights brings the weights of a stage to the ranks that begin to help it.
-func (w *sharedWork) lendWeights(stage int, begins func(borrower int) bool) {
+// lendWeights brings the weights of the layer that tasks of a stage come to as their k-th to the ranks that begin to help it.
+func (w *sharedWork) lendWeights(stage, k int, begins func(borrower int) bool) {
 	t := w.mine[0]
 	t.Stage = stage
-	home, act := w.plan.Home(stage), w.model.DType()
-	for _, layer := range w.path(t) {
-		w.provide(t, layer)
-		for i := range w.model.Layer.Params {
-			for borrower := range w.plan.Parallel.PP {
-				if borrower == home || !begins(borrower) {
-					continue
-				}
-				switch w.index0 {
-				case home:
-					p := w.layer[layer][i]
-					w.toRank(borrower, p.view(p.weight, act))
-				case borrower:
-					p := w.borrow(t, layer, i)
-					w.fromRank(home, p.view(p.weight, act))
-				}
+	path := w.path(t)
+	if k >= len(path) {
+		return
+	}
+	layer, home, act := path[k], w.plan.Home(stage), w.model.DType()
+	w.provide(t, layer)
+	for i := range w.model.Layer.Params {
+		for borrower := range w.plan.Parallel.PP {
+			if borrower == home || !begins(borrower) {
+				continue
+			}
+			switch w.index0 {
+			case home:
+				p := w.layer[layer][i]
+				w.toRank(borrower, p.view(p.weight, act))
+			case borrower:
+				p := w.borrow(t, layer, i)
+				w.fromRank(home, p.view(p.weight, act))
 			}
 		}
 	}
@@ -394,23 +383,26 @@ func (s *stage) paramsOf(t passes.Task, layer int) []*param {
 	return s.layer[layer]
 }
 
-// returnGradients brings the gradients of borrowed weights to the ranks that have the weights, which add them up in the
-// order of ranks.
-func (w *sharedWork) returnGradients(microbatch int) {
-	for stage := range w.plan.Parallel.PP - 1 {
-		home := w.plan.Home(stage)
-		for _, layer := range w.stages[stage] {
-			w.provide(passes.Task{Kind: passes.Backward, Microbatch: microbatch, Stage: stage}, layer)
-			for i := range w.model.Layer.Params {
-				for helper := stage + 1; helper < w.plan.Parallel.PP; helper++ {
-					switch w.index0 {
-					case helper:
-						p := w.borrowed[layer][i]
-						w.toRank(home, p.whole(w.gradBuffer(p), ir.F32))
-					case home:
-						w.addGradient(w.layer[layer][i], helper, microbatch)
-					}
-				}
+// returnGradients brings the gradients of borrowed weights of a layer to the rank that has the weights, which adds them up in
+// the order of ranks. The stage with the number of the slot has no more shared tasks.
+func (w *sharedWork) returnGradients(k int) {
+	t := w.mine[0]
+	t.Stage = t.Slot()
+	t.Subsequence = 0
+	path := w.path(t)
+	if t.Kind != passes.Backward || k >= len(path) {
+		return
+	}
+	layer, home := path[k], w.plan.Home(t.Stage)
+	w.provide(t, layer)
+	for i := range w.model.Layer.Params {
+		for helper := t.Stage + 1; helper < w.plan.Parallel.PP; helper++ {
+			switch w.index0 {
+			case helper:
+				p := w.borrowed[layer][i]
+				w.toRank(home, p.whole(w.gradBuffer(p), ir.F32))
+			case home:
+				w.addGradient(w.layer[layer][i], helper, t.Microbatch)
 			}
 		}
 	}

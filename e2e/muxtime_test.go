@@ -44,11 +44,13 @@ schedule { pp = %d sp = 1 subsequences = %d offload = none recompute = none mux 
 func TestMuxMakespan(t *testing.T) {
 	for _, size := range [][2]int{{2, 4}, {3, 7}, {4, 8}, {8, 16}} {
 		pp, n := size[0], size[1]
+		var predicted time.Duration
 		span := func(mux string) (end, work time.Duration) {
-			_, p, err := compile(fmt.Sprintf(workCluster, pp, 64*n*pp, pp, n, mux))
+			plan, p, err := compile(fmt.Sprintf(workCluster, pp, 64*n*pp, pp, n, mux))
 			if err != nil {
 				t.Fatal(err)
 			}
+			predicted = time.Duration(float64(plan.Time.StepS-plan.Time.OptimizerS) * 1e9)
 			return pipelineSpan(t, p)
 		}
 		plainEnd, work := span("off")
@@ -61,6 +63,9 @@ func TestMuxMakespan(t *testing.T) {
 			float64(plainEnd)*float64(pp)/float64(work), end, time.Duration(bound), float64(end)/bound, work, muxWork)
 		if float64(end) > 1.1*bound {
 			t.Errorf("pp %d, n %d: the pipeline takes %v with shared tasks, more than a tenth above %v", pp, n, end, time.Duration(bound))
+		}
+		if ratio := float64(predicted) / float64(end); ratio < 0.98 || ratio > 1.02 {
+			t.Errorf("pp %d, n %d: %v are predicted, and simulated instruction by instruction it takes %v", pp, n, predicted, end)
 		}
 	}
 }

@@ -1,6 +1,10 @@
 package graph
 
-import "sppo/ir"
+import (
+	"slices"
+
+	"sppo/ir"
+)
 
 // Size is what the shapes of a task depend on.
 type Size struct {
@@ -131,3 +135,19 @@ func (b *Block) UnitBytes(u *Unit, s Size) ir.Bytes {
 
 // Align rounds a size up to what every buffer starts at a multiple of.
 func Align(n ir.Bytes) ir.Bytes { return (n + ir.Alignment - 1) / ir.Alignment * ir.Alignment }
+
+// BeforeAttention is the number of forward nodes before the first that reads K or V, and BeforeCacheGrads that of backward
+// nodes before the first that reads their gradients: where what other ranks have made of them must be there.
+func (b *Block) BeforeAttention() int  { return b.firstReader(b.Forward, Cache) }
+func (b *Block) BeforeCacheGrads() int { return b.firstReader(b.Backward, CacheGrad) }
+
+func (b *Block) firstReader(nodes []Node, kind Kind) int {
+	return slices.IndexFunc(nodes, func(n Node) bool {
+		for k, a := range n.Args {
+			if a.Value != Missing && b.Values[a.Value].Kind == kind && ir.Ops[n.Op].Operands[k].Dir == ir.Read {
+				return true
+			}
+		}
+		return false
+	})
+}

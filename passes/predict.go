@@ -13,7 +13,7 @@ func predict(c *Context, p *Plan) {
 	model := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
 	m := ir.Machine(p.Cluster)
 	p.Memory = Memory{DeviceCapacityBytes: ir.Bytes(m.DeviceMemory), HostCapacityBytes: m.HostMemoryPerRank()}
-	p.simulate(taskCosts(c, p, model))
+	p.simulate(p.allCosts(c, model))
 	p.Time.OptimizerS = optimizerTime(c, p, model)
 	p.Time.StepS += p.Time.OptimizerS
 	p.throughput(model.Peak(c.Model(p).DType()))
@@ -32,6 +32,7 @@ type costs struct {
 	hiddenOut, hiddenBack  []ir.Seconds     // [i], of a task's input
 	cacheOut               []ir.Seconds     // [i], of a layer's K and V
 	cacheBack              ir.Seconds       // of K and V of a whole sequence
+	left                   *leftCosts       // of tasks that ranks share at the start; nil: there are none
 	under                  []ir.Seconds     // [i]: collectives of parameters that a layer's backward finds under way
 	remaking               map[remadeKey]ir.Seconds
 }

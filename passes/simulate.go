@@ -6,27 +6,17 @@ import "sppo/ir"
 // the host beside them, in the order that the program will have: the copies of a layer leave once it has run; what
 // takes their bytes, the same layer of the next task but one, waits for them; in the backward a layer of the next task
 // comes back once this task has freed the bytes of the same layer.
-func (p *Plan) simulate(t *costs) {
-	if p.Mux.Left {
-		q := *p
-		q.Mux = Mux{}
-		q.decideOrder()
-		q.simulate(t)
-		p.Time = q.Time
-		return
-	}
-	p.run(t).report(p)
-}
+func (p *Plan) simulate(t *costs) { p.run(t).report(p) }
 
 func (p *Plan) run(t *costs) *simulation {
-	s := &simulation{costs: t, plan: p, stages: make([]simStage, len(p.Tasks))}
+	s := &simulation{costs: t, plan: p, slots: map[slot]bool{}, stages: make([]simStage, len(p.Tasks))}
 	for i := range s.stages {
 		s.stages[i] = simStage{
-			tasks: p.Tasks[i], d2h: t.d2h[i], h2d: t.h2d[i], spans: map[int]layerSpan{},
+			job: s, tasks: p.Tasks[i], spans: map[int]layerSpan{},
 			late: make([]ir.Seconds, p.Subsequences.N), left: map[Task][]ir.Seconds{}, back: map[Task][]ir.Seconds{}, arrives: map[Task]ir.Seconds{},
 			simHost: newSimHost(p.Detours(p.Tasks[i])),
 		}
-		for _, j := range p.StagesOf(i) {
+		for j := range p.LayersPerStage {
 			first, end := p.span(j)
 			s.stages[i].spans[j] = layerSpan{first, end}
 		}
@@ -51,20 +41,22 @@ type simulation struct {
 	*costs
 	plan   *Plan
 	stages []simStage
+	slots  map[slot]bool // shared ones that have run
 }
 
 type layerSpan struct{ first, end int }
 
 type simStage struct {
-	tasks    []Task
-	d2h, h2d [][]ir.Seconds    // [i][k]
-	spans    map[int]layerSpan // of each virtual stage, its layers among all of the rank
-	done     int               // tasks
+	job   *simulation
+	tasks []Task
+	spans map[int]layerSpan // of each virtual stage, its layers among all of its rank
+	done  int               // tasks
 
 	now, busy, exposed ir.Seconds
 	late               []ir.Seconds // [i]: part of exposed
 	d2hFree, h2dFree   ir.Seconds
 	sendFree           [2]ir.Seconds         // towards the next and the previous stage
+	muxFree            ir.Seconds            // messages between ranks that share tasks
 	arrives            map[Task]ir.Seconds   // inputs of tasks
 	left               map[Task][]ir.Seconds // [k]: when the copies of a forward have left
 	back               map[Task][]ir.Seconds // [k]: when the units of a backward are back
@@ -73,6 +65,10 @@ type simStage struct {
 
 func (s *simulation) task(stage int, t Task) {
 	st := &s.stages[stage]
+	if s.plan.Shared(t) {
+		s.sharedTask(st, t)
+		return
+	}
 	begin := st.now
 	st.now = max(st.now, st.arrives[t])
 	delete(st.arrives, t)
@@ -91,8 +87,17 @@ func (s *simulation) task(stage int, t Task) {
 	if detours {
 		s.depart(st, t)
 	} else if feeds {
-		s.send(st, &s.stages[to], t, next)
+		s.deliver(st, &s.stages[to], t, next)
 	}
+}
+
+// deliver brings a task's result to the rank that goes on with it, along the ring or aside.
+func (s *simulation) deliver(from, to *simStage, t, next Task) {
+	if from != to && (s.plan.Runner(t) != s.plan.Home(t.Stage) || s.plan.Runner(next) != s.plan.Home(next.Stage)) {
+		to.arrives[next] = s.transfer(from, to, from.now, s.message[s.plan.rangeOf(t)])
+		return
+	}
+	s.send(from, to, t, next)
 }
 
 // send brings a task's result to the rank that goes on with it; messages of a direction keep their order.
@@ -105,7 +110,7 @@ func (s *simulation) send(from, to *simStage, t, next Task) {
 	if t.Kind == Backward {
 		direction = 1
 	}
-	from.sendFree[direction] = max(from.sendFree[direction], from.now) + s.message[t.Subsequence]
+	from.sendFree[direction] = max(from.sendFree[direction], from.now) + s.message[s.plan.rangeOf(t)]
 	to.arrives[next] = from.sendFree[direction]
 }
 
@@ -163,7 +168,7 @@ func (st *simStage) release(leaving []Task, k int) {
 }
 
 func (s *simulation) forwardTask(st *simStage, t Task, embeds bool) {
-	i := t.Subsequence
+	i := s.plan.rangeOf(t)
 	s.fetch(st)
 	if embeds {
 		st.run(s.embed[i])
@@ -174,19 +179,27 @@ func (s *simulation) forwardTask(st *simStage, t Task, embeds bool) {
 	for k := range left {
 		begin := st.now
 		st.run(s.forward[i])
-		if d := s.out(st, t, k); d > 0 { // copies follow their producers through the layer
-			st.d2hFree = max(st.d2hFree+d, begin+d, st.now)
-			left[k] = st.d2hFree
-		}
+		left[k] = s.leave(st, t, k, begin)
 		st.release(leaving, k)
 		s.reloadUpTo(st, t, k+s.plan.Offload.Ahead)
 	}
 	st.left[t] = left
 }
 
+// leave is when the copies of a forward's k-th layer have left, which follow their producers through the layer; 0 where
+// there are none.
+func (s *simulation) leave(st *simStage, t Task, k int, begin ir.Seconds) ir.Seconds {
+	d := s.out(st, t, k)
+	if d == 0 {
+		return 0
+	}
+	st.d2hFree = max(st.d2hFree+d, begin+d, st.now)
+	return st.d2hFree
+}
+
 // backwardTask begins its reloads, where it follows its own forward, before its gradient arrives.
 func (s *simulation) backwardTask(st *simStage, t Task, loses, embeds bool, begin ir.Seconds) {
-	i := t.Subsequence
+	i := s.plan.rangeOf(t)
 	first, end := st.span(t)
 	leaving := s.plan.Leaving(st.tasks, st.done)
 	for at := range s.plan.Offload.Ahead {
@@ -199,7 +212,7 @@ func (s *simulation) backwardTask(st *simStage, t Task, loses, embeds bool, begi
 	}
 	for k := range end - first {
 		if back := st.back[t]; back != nil {
-			st.wait(i, back[end-1-k])
+			st.wait(t.Subsequence, back[end-1-k])
 		}
 		s.waitCaches(st, t, end-first-1-k)
 		st.run(s.backwardOf(s.plan.Home(t.Stage), i, end-1-k))
@@ -244,11 +257,12 @@ func (s *simulation) reloadUpTo(st *simStage, t Task, last int) {
 func (st *simStage) reload(t Task, at int, from ir.Seconds) {
 	first, end := st.span(t)
 	k := end - 1 - at
-	if k < first || st.h2d[t.Subsequence][k] == 0 {
+	copies := st.job.h2d[st.job.plan.Home(t.Stage)][st.job.plan.rangeOf(t)]
+	if k < first || copies[k] == 0 {
 		return
 	}
 	if st.back[t] == nil {
-		st.back[t] = make([]ir.Seconds, len(st.h2d[t.Subsequence]))
+		st.back[t] = make([]ir.Seconds, len(copies))
 	}
 	if st.back[t][k] > 0 {
 		return
@@ -256,7 +270,7 @@ func (st *simStage) reload(t Task, at int, from ir.Seconds) {
 	f := t
 	f.Kind = Forward
 	gone := st.left[f][k-first]
-	st.h2dFree = max(st.h2dFree, from, gone) + st.h2d[t.Subsequence][k]
+	st.h2dFree = max(st.h2dFree, from, gone) + copies[k]
 	st.back[t][k] = st.h2dFree
 }
 

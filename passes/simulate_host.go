@@ -53,7 +53,7 @@ func (s *simulation) waitCaches(st *simStage, t Task, k int) {
 // out is how long the copies of a forward's k-th layer take. What came from the host is there already.
 func (s *simulation) out(st *simStage, t Task, k int) ir.Seconds {
 	first, _ := st.span(t)
-	d := st.d2h[t.Subsequence][first+k]
+	d := s.d2h[s.plan.Home(t.Stage)][s.plan.rangeOf(t)][first+k]
 	if _, ok := st.fetched[t]; ok && k == 0 {
 		d -= s.hiddenOut[t.Subsequence]
 	}

@@ -1,0 +1,298 @@
+package passes
+
+import (
+	"slices"
+
+	"sppo/graph"
+	"sppo/ir"
+	"sppo/ir/cost"
+)
+
+// Tasks that ranks share at the start of the pipeline, in virtual time: slots are run layer by layer by all ranks at once, as
+// the program does.
+
+// leftCosts are what sharing adds to the costs of ranges.
+type leftCosts struct {
+	forward, backward []ir.Seconds // [range], of a layer: until K and V are made, until their gradients are
+	rows, gradients   []ir.Seconds // [range], to bring K and V of a layer, or what was added to their gradients, to one rank
+	lend, give        ir.Seconds   // a layer's weights to one rank, their gradients from one
+	add               ir.Seconds   // these gradients up
+}
+
+// allCosts are the costs of a plan whose subsequences may be cut: indices i are of ranges, pieces or whole subsequences.
+func (p *Plan) allCosts(c *Context, m cost.Model) *costs {
+	q := p.inRanges()
+	t := taskCosts(c, q, m)
+	if !p.Mux.Left {
+		return t
+	}
+	g, far := c.Model(p), p.widestLink(m, func(s, k int) []int32 { return []int32{p.rank(0, k), p.rank(s, k)} })
+	pr, b := pricer{cost: m, link: p.widestLink(m, p.stageRanks)}, g.Layer
+	message := func(n ir.Bytes) ir.Seconds { return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: n}, far) }
+	t.left = &leftCosts{}
+	for i := range q.Subsequences.N {
+		z := q.Size(i)
+		t.left.forward = append(t.left.forward, pr.makespan(b, b.Forward[:b.BeforeAttention()], z, 0))
+		t.left.backward = append(t.left.backward, pr.makespan(b, b.Backward[:b.BeforeCacheGrads()], z, 0))
+		var rows, gradients ir.Seconds
+		for v := range b.Values {
+			part := b.Values[v].Bytes(z) * ir.Bytes(z.Tokens) / ir.Bytes(z.Sequence)
+			switch b.Values[v].Kind {
+			case graph.Cache:
+				rows += message(part)
+			case graph.CacheGrad:
+				gradients += message(part)
+			}
+		}
+		t.left.rows, t.left.gradients = append(t.left.rows, rows), append(t.left.gradients, gradients)
+	}
+	for i := range b.Params {
+		n := ir.Bytes(b.Params[i].Local[0] * b.Params[i].Local[1])
+		t.left.lend += message(n * g.DType().Bytes())
+		t.left.give += message(n * ir.F32.Bytes())
+		t.left.add += m.Time(ir.Work{Kind: ir.WorkMemory, Bytes: 3 * n * ir.F32.Bytes()}, cost.Link{})
+	}
+	return t
+}
+
+// rangeOf is the number of a task's tokens among pieces and whole subsequences.
+func (p *Plan) rangeOf(t Task) int {
+	cut, parts := len(p.Mux.Pieces), p.mostPieces()
+	if t.Subsequence < cut {
+		return t.Subsequence*parts + t.Piece - 1
+	}
+	return t.Subsequence + cut*max(0, parts-1)
+}
+
+// inRanges is the plan with pieces for subsequences: what it takes to price them. It has no tasks of its own.
+func (p *Plan) inRanges() *Plan {
+	if len(p.Mux.Pieces) == 0 {
+		return p
+	}
+	q := *p
+	q.Subsequences.Lengths, q.Offload.Fate = nil, make([][]string, len(p.Offload.Fate))
+	for x := range p.Subsequences.N {
+		for _, t := range p.Pieces(Task{Subsequence: x}) {
+			q.Subsequences.Lengths = append(q.Subsequences.Lengths, p.SizeOf(t).Tokens)
+			for s := range q.Offload.Fate {
+				q.Offload.Fate[s] = append(q.Offload.Fate[s], p.Offload.Fate[s][x])
+			}
+		}
+	}
+	q.Subsequences.N = len(q.Subsequences.Lengths)
+	return &q
+}
+
+// transfer is a message between ranks that share tasks; each has one at a time.
+func (s *simulation) transfer(from, to *simStage, ready, d ir.Seconds) ir.Seconds {
+	from.muxFree = max(from.muxFree, to.muxFree, ready) + d
+	to.muxFree = from.muxFree
+	return from.muxFree
+}
+
+// sharedTask runs the whole slot of a task on all ranks when the first comes to it.
+func (s *simulation) sharedTask(st *simStage, t Task) {
+	if !s.slots[slotOf(t)] {
+		s.slots[slotOf(t)] = true
+		newSharedSlot(s, t).run()
+	}
+	st.done++
+}
+
+// sharedSlot is a slot while it is simulated. All lists are by rank.
+type sharedSlot struct {
+	*simulation
+	first   Task
+	all     []Task
+	mine    [][]Task
+	leaving [][]Task
+	weights []map[int][]ir.Seconds // [stage]: when the weights of layers that are borrowed in this slot are there
+	ready   []ir.Seconds           // when what other ranks have made is there
+}
+
+func newSharedSlot(s *simulation, t Task) *sharedSlot {
+	w := &sharedSlot{simulation: s, first: t, all: s.plan.SlotTasks(t.Kind, t.Microbatch, t.Slot())}
+	for r := range s.stages {
+		st := &s.stages[r]
+		end := st.done
+		for end < len(st.tasks) && SameSlot(st.tasks[end], t) {
+			end++
+		}
+		w.mine = append(w.mine, st.tasks[st.done:end])
+		w.leaving = append(w.leaving, s.plan.Leaving(st.tasks, end-1))
+		w.weights, w.ready = append(w.weights, map[int][]ir.Seconds{}), append(w.ready, 0)
+	}
+	return w
+}
+
+func (w *sharedSlot) run() {
+	slot := w.first.Slot()
+	lend := func(k int) { w.lend(slot, k, func(r int) bool { return r > slot }) }
+	if w.first.Kind == Forward {
+		w.enter()
+	} else {
+		lend = func(k int) {
+			for i := range slot + 1 {
+				w.lend(i, k, func(r int) bool { return r == slot+1 })
+			}
+		}
+	}
+	lend(0)
+	for k := range slices.Max(w.plan.LayersPerStage) {
+		w.eachTask(k, w.begin)
+		w.exchange(k)
+		lend(k + 1)
+		for r := range w.stages {
+			w.stages[r].now = max(w.stages[r].now, w.ready[r])
+		}
+		w.eachTask(k, w.finish)
+		for r := range w.stages {
+			w.stages[r].release(w.leaving[r], k)
+		}
+		if w.first.Kind == Backward && k < w.plan.LayersPerStage[slot] {
+			w.giveBack(slot)
+		}
+	}
+	for r := range w.stages {
+		for _, t := range w.mine[r] {
+			if to, next, ok := w.plan.Target(t); ok {
+				w.deliver(&w.stages[r], &w.stages[to], t, next)
+			}
+		}
+	}
+	if w.first.Kind == Backward {
+		w.leave()
+	}
+}
+
+// lend brings the weights of the k-th layer in the order of need to ranks that begin to help a stage.
+func (w *sharedSlot) lend(stage, k int, begins func(rank int) bool) {
+	if k >= w.plan.LayersPerStage[stage] {
+		return
+	}
+	home := &w.stages[w.plan.Home(stage)]
+	for r := range w.stages {
+		if st := &w.stages[r]; st != home && begins(r) {
+			w.weights[r][stage] = append(w.weights[r][stage], w.transfer(home, st, 0, w.left.lend))
+		}
+	}
+}
+
+// giveBack brings the gradients of a layer's lent weights back, which are added up behind what the rank is at.
+func (w *sharedSlot) giveBack(stage int) {
+	to := &w.stages[w.plan.Home(stage)]
+	for r := stage + 1; r < len(w.stages); r++ {
+		w.transfer(&w.stages[r], to, w.stages[r].now, w.left.give)
+		to.run(w.left.add)
+	}
+}
+
+// enter embeds the pieces of the first stage.
+func (w *sharedSlot) enter() {
+	home := &w.stages[w.plan.Home(0)]
+	for _, t := range w.all {
+		if t.Stage == 0 {
+			i := w.plan.rangeOf(t)
+			home.run(w.embed[i])
+			if st := &w.stages[w.plan.Runner(t)]; st != home {
+				st.arrives[t] = w.transfer(home, st, home.now, w.message[i])
+			}
+		}
+	}
+}
+
+// leave brings the gradients of the first stage's pieces to its embedding. Behind the last slot all messages have arrived.
+func (w *sharedSlot) leave() {
+	home := &w.stages[w.plan.Home(0)]
+	for _, t := range w.all {
+		if t.Stage == 0 {
+			i := w.plan.rangeOf(t)
+			if st := &w.stages[w.plan.Runner(t)]; st != home {
+				home.now = max(home.now, w.transfer(st, home, st.now, w.message[i]))
+			}
+			home.run(w.embedGrad[i])
+		}
+	}
+	if w.first.Slot() == 0 {
+		for r := range w.stages {
+			w.stages[r].now = max(w.stages[r].now, w.stages[r].muxFree)
+		}
+	}
+}
+
+// eachTask visits the tasks that have a k-th layer to do, and that layer's number on its stage.
+func (w *sharedSlot) eachTask(k int, visit func(st *simStage, t Task, layer int)) {
+	for r := range w.stages {
+		for _, t := range w.mine[r] {
+			layers := w.plan.LayersPerStage[t.Stage]
+			switch {
+			case k >= layers:
+			case t.Kind == Forward:
+				visit(&w.stages[r], t, k)
+			default:
+				visit(&w.stages[r], t, layers-1-k)
+			}
+		}
+	}
+}
+
+// begin runs a layer until K and V, or their gradients, are made.
+func (w *sharedSlot) begin(st *simStage, t Task, layer int) {
+	i := w.plan.rangeOf(t)
+	st.now = max(st.now, st.arrives[t])
+	delete(st.arrives, t)
+	if weights := w.weights[w.plan.Runner(t)][t.Stage]; weights != nil {
+		st.now = max(st.now, weights[len(weights)-1])
+	}
+	if t.Kind == Forward {
+		st.run(w.left.forward[i])
+		return
+	}
+	first, end := st.span(t)
+	for at := range min(end-first, end-first-layer+w.plan.Offload.Ahead-1) {
+		st.reload(t, at, st.now)
+	}
+	if back := st.back[t]; back != nil {
+		st.wait(t.Subsequence, back[first+layer])
+	}
+	st.run(w.left.backward[i] + w.backwardOf(w.plan.Home(t.Stage), i, first+layer) - w.simulation.backward[i])
+}
+
+// finish runs the rest of a layer.
+func (w *sharedSlot) finish(st *simStage, t Task, layer int) {
+	i := w.plan.rangeOf(t)
+	begin := st.now
+	if t.Kind == Backward {
+		st.run(w.simulation.backward[i] - w.left.backward[i])
+		return
+	}
+	st.run(w.simulation.forward[i] - w.left.forward[i])
+	if st.left[t] == nil {
+		st.left[t] = make([]ir.Seconds, w.plan.LayersPerStage[t.Stage])
+	}
+	st.left[t][layer] = w.simulation.leave(st, t, layer, begin)
+}
+
+// exchange brings K and V of the k-th layer to who looks at them, or what was added to their gradients to who runs their rows.
+func (w *sharedSlot) exchange(k int) {
+	for _, t := range w.all {
+		if k >= w.plan.LayersPerStage[t.Stage] {
+			continue
+		}
+		runner, i := w.plan.Runner(t), w.plan.rangeOf(t)
+		for other := range w.stages {
+			if other == runner || !w.plan.Sees(other, t) {
+				continue
+			}
+			a, b := &w.stages[runner], &w.stages[other]
+			if t.Kind == Backward {
+				w.ready[runner] = max(w.ready[runner], w.transfer(b, a, b.now, w.left.gradients[i]))
+				continue
+			}
+			end := w.transfer(a, b, a.now, w.left.rows[i])
+			if other >= t.Piece && other != w.plan.Home(t.Stage) { // its own piece is a later one
+				w.ready[other] = max(w.ready[other], end)
+			}
+		}
+	}
+}
