@@ -113,8 +113,11 @@ var systems = []system{
 	breakdownOnly(sppo("sppo, full offload", "schedule.offload=full")),
 	sppo("sppo", "schedule.offload=adaptive"),
 	breakdownOnly(sppo("sppo, carry", "schedule.offload=carry")),
+	breakdownOnly(sppo("sppo mux left", "schedule.offload=adaptive", "schedule.mux=left")),
+	breakdownOnly(sppo("sppo mux right", "schedule.offload=adaptive", "schedule.mux=right")),
 	sppo("sppo mux", "schedule.offload=adaptive", "schedule.mux=on"),
 	{name: "sppo interleaved", m: 1, set: interleaved},
+	{name: "auto", m: 1, text: func(row, *lang.Spec) string { return "" }},
 	slowly("sppo, full offload", "full", "13.6"), slowly("sppo, full offload", "full", "3"), slowly("sppo", "adaptive", "3"),
 }
 
@@ -175,10 +178,12 @@ func (j job) spec() (*lang.Spec, error) {
 	return parse(j.row.model(), schedule, own.Train.Sequence, batch, nil)
 }
 
-// parse makes the spec of a shipped schedule for a model.
+// parse makes the spec of a shipped schedule for a model, or of none.
 func parse(model, schedule string, sequence int64, batch int, set []string) (*lang.Spec, error) {
 	name, _, _ := strings.Cut(schedule, "(")
-	text := fmt.Sprintf("import %q\nimport %q\ntrain {\n  sequence = %d\n  batch = %d\n  data = random()\n}\nschedule s = %s\n",
-		model+".sppo", "baselines/"+name+".sppo", sequence, batch, schedule)
+	text := fmt.Sprintf("import %q\ntrain {\n  sequence = %d\n  batch = %d\n  data = random()\n}\n", model+".sppo", sequence, batch)
+	if schedule != "" {
+		text += fmt.Sprintf("import %q\nschedule s = %s\n", "baselines/"+name+".sppo", schedule)
+	}
 	return lang.Parse(folder+name+" for "+model, []byte(text), lang.Options{Shipped: examples.Shipped, Set: set})
 }

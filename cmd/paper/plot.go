@@ -36,7 +36,7 @@ type bar struct {
 // shades of systems differ for the colour-blind, too (Okabe and Ito), and are the same in all figures.
 var shades = map[string]string{
 	"megatron, m = 1": "#c4c4c4", "megatron, m = 32": "#777777", "megatron tuned, m = 1": "#e69f00", "megatron tuned": "#e69f00",
-	"deepspeed-ulysses": "#56b4e9", "fpdt": "#0072b2", "sppo": "#009e73", "sppo mux": "#cc79a7", "sppo interleaved": "#d55e00",
+	"deepspeed-ulysses": "#56b4e9", "fpdt": "#0072b2", "sppo": "#009e73", "sppo mux": "#cc79a7", "sppo interleaved": "#d55e00", "auto": "#000000",
 	"sppo without offload": "#c4c4c4", "sppo, full offload": "#777777", "sppo, carry": "#56b4e9",
 }
 
@@ -165,7 +165,7 @@ var figures = []struct {
 
 func throughputChart(r *results) *chart {
 	c := &chart{title: "Throughput, simulated: tokens a GPU and second; dashed where it would take more memory than there is",
-		series: []string{"megatron, m = 1", "megatron, m = 32", "megatron tuned, m = 1", "deepspeed-ulysses", "fpdt", "sppo", "sppo mux", "sppo interleaved"}}
+		series: []string{"megatron, m = 1", "megatron, m = 32", "megatron tuned, m = 1", "deepspeed-ulysses", "fpdt", "sppo", "sppo mux", "sppo interleaved", "auto"}}
 	for _, row := range rows {
 		if len(c.panels) == 0 || c.panels[len(c.panels)-1].caption != row.model() {
 			c.panels = append(c.panels, panel{caption: row.model()})
