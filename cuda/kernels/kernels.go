@@ -36,7 +36,7 @@ func Headers() map[string]string {
 
 // Target is the architecture that a source is for alone, such as 90a; nothing where it is for all.
 func Target(source string) string {
-	if source == hopperSource {
+	if source == hopperSource || source == hopperGradSource {
 		return "90a"
 	}
 	return ""

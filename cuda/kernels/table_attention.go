@@ -9,13 +9,15 @@ import (
 // tensorDims are the head widths that attention_tensor.cu serves, in bf16.
 var tensorDims = []int64{64, 96, 128}
 
-// attention_hopper.cu serves heads of one width. Its tiles of 128 tokens, one of queries and two each of keys and values,
-// start at multiples of 1024 bytes.
+// The kernels for Hopper serve heads of one width. Their tiles start at multiples of 1024 bytes: five of 128 tokens forward;
+// two of 128 and three pairs of 64 backward, with the statistics of 64 queries for each pair.
 const (
-	hopperSource    = "attention_hopper.cu"
-	hopperDim       = 128
-	hopperTileBytes = 2 * 128 * hopperDim
-	hopperTiles     = 5
+	hopperSource     = "attention_hopper.cu"
+	hopperGradSource = "attention_hopper_grad.cu"
+	hopperDim        = 128
+	hopperTileBytes  = 2 * 128 * hopperDim
+	hopperBytes      = 1024 + 5*hopperTileBytes
+	hopperGradBytes  = hopperBytes + 3*2*64*4
 )
 
 // maxHeadDim is the widest head of attention.cu.
@@ -86,7 +88,7 @@ func attention(b *binder) {
 	args := append(append([]any{"o", "lse", "q", "k", "v"}, s.args...), b.int("accumulate"))
 	if s.hopper {
 		l := b.launch("attention_hopper_"+b.types("o"), [3]int64{ceil(s.n, 128), s.heads, s.batch}, args...)
-		l.Source, l.SharedBytes = hopperSource, hopperTiles*hopperTileBytes+1024
+		l.Source, l.SharedBytes = hopperSource, hopperBytes
 		return
 	}
 	b.attentionLaunch(s, "", "o", s.n, s.heads, args)
@@ -101,8 +103,17 @@ func attentionGrad(b *binder) {
 		b.launch("attention_delta_"+b.types("q"), [3]int64{ceil(rows, 8), 1, 1}, delta, "do", "o", rows, s.dim)
 	}
 	in := append([]any{"do", "q", "k", "v", "lse", delta}, s.args...)
-	b.attentionLaunch(s, "_dkv", "", s.keys, s.kvHeads, append(append([]any{"dk", "dv"}, in...), b.int("accumulate")))
-	b.attentionLaunch(s, "_dq", "dq", s.n, s.heads, append(append([]any{"dq"}, in...), b.int("accumulate_q")))
+	keys := append(append([]any{"dk", "dv"}, in...), b.int("accumulate"))
+	queries := append(append([]any{"dq"}, in...), b.int("accumulate_q"))
+	if s.hopper {
+		l := b.launch("attention_hopper_dkv", [3]int64{ceil(s.keys, 128), s.kvHeads, s.batch}, keys...)
+		l.Source, l.SharedBytes = hopperGradSource, hopperGradBytes
+		l = b.launch("attention_hopper_dq_"+b.types("dq"), [3]int64{ceil(s.n, 128), s.heads, s.batch}, queries...)
+		l.Source, l.SharedBytes = hopperGradSource, hopperGradBytes
+		return
+	}
+	b.attentionLaunch(s, "_dkv", "", s.keys, s.kvHeads, keys)
+	b.attentionLaunch(s, "_dq", "dq", s.n, s.heads, queries)
 }
 
 func attentionDelta(b *binder) {
