@@ -141,19 +141,22 @@ func (f *figures) layerProducts() (out []probe.Item) {
 	return out
 }
 
+// attention: of whole sequences, by the kernels for the card and by the portable ones.
 func (f *figures) attention() error {
-	bench, err := f.bench(Options{})
-	if err != nil {
-		return err
-	}
-	for _, n := range f.size.sequences {
-		for _, item := range []probe.Item{probe.Attention(n, 0, f.size.heads, ir.BF16), probe.AttentionGrad(n, 0, f.size.heads, ir.BF16)} {
-			t, err := bench.Measure(f.ctx, item, 1)
-			if err != nil {
-				return err
-			}
-			if err := f.put("attention", "", t, 0); err != nil {
-				return err
+	for _, o := range ways {
+		bench, err := f.bench(o)
+		if err != nil {
+			return err
+		}
+		for _, n := range f.size.sequences {
+			for _, item := range []probe.Item{probe.Attention(n, 0, f.size.heads, ir.BF16), probe.AttentionGrad(n, 0, f.size.heads, ir.BF16)} {
+				t, err := bench.Measure(f.ctx, item, 1)
+				if err != nil {
+					return err
+				}
+				if err := f.put("attention", attentionOf(o), t, 0); err != nil {
+					return err
+				}
 			}
 		}
 	}
@@ -351,7 +354,7 @@ func TestFigures(t *testing.T) {
 			t.Errorf("%s", line)
 		}
 	}
-	want := map[string]int{"matmul": 3 * 4 * 3, "attention": 2, "memory": 16, "copy": 5, "issue": 1}
+	want := map[string]int{"matmul": 3 * 4 * 3, "attention": 4, "memory": 16, "copy": 5, "issue": 1}
 	for kind, n := range want {
 		if kinds[kind] != n {
 			t.Errorf("%d lines of %s, want %d", kinds[kind], kind, n)

@@ -1,0 +1,191 @@
+package cuda
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/cpu"
+	"sppo/vm/probe"
+)
+
+// attentionCase is a shape of attention in bf16 with heads of 128, which cards of one architecture have kernels of their
+// own for.
+type attentionCase struct {
+	n, prefix       int64
+	heads, kvHeads  int64
+	accumulatesKeys bool
+}
+
+var attentionCases = []attentionCase{
+	{n: 70, prefix: 0, heads: 2, kvHeads: 1}, {n: 129, prefix: 61, heads: 1, kvHeads: 1, accumulatesKeys: true}, {n: 5, prefix: 300, heads: 4, kvHeads: 2},
+}
+
+// items are the forward and the backward, on numbers as a normal distribution has them.
+func (c attentionCase) items() []probe.Item {
+	h := probe.Heads{Heads: c.heads, KVHeads: c.kvHeads, Dim: 128}
+	forward, backward := probe.Attention(c.n, c.prefix, h, ir.BF16), probe.AttentionGrad(c.n, c.prefix, h, ir.BF16)
+	if c.accumulatesKeys {
+		backward.Attrs["accumulate"] = 1
+	}
+	return []probe.Item{forward, backward}
+}
+
+// execute runs an item once and returns what its operands hold then.
+func execute(t *testing.T, item probe.Item, device vm.Device, transport vm.Transport) [][]byte {
+	t.Helper()
+	b := &builder{}
+	in := ir.Instr{Op: item.Op, Stream: ir.Compute}
+	for i, a := range ir.Ops[item.Op].Operands {
+		if i >= len(item.Args) || item.Args[i].Shape == nil {
+			in.Args = append(in.Args, ir.Absent())
+			continue
+		}
+		shape := make([]int32, len(item.Args[i].Shape))
+		for j, n := range item.Args[i].Shape {
+			shape[j] = int32(n)
+		}
+		in.Args = append(in.Args, b.buffer(a.Arena, item.Args[i].Type, shape...))
+	}
+	for _, a := range ir.Ops[item.Op].Attrs {
+		in.Attrs = append(in.Attrs, ir.Int(int64(item.Attrs[a.Name])))
+	}
+	b.code.Sections[ir.SectionStep] = []ir.Instr{in}
+	p := &ir.Program{Name: item.Name, Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Lines: []string{""}}
+	if transport == nil {
+		transport = vm.NewLocal()
+	}
+	must := func(err error) {
+		if err != nil {
+			t.Helper()
+			t.Fatalf("%s: %v", item.Name, err)
+		}
+	}
+	must(device.Load(p, 0, &vm.Env{Transport: transport}))
+	rng := rand.New(rand.NewPCG(1, uint64(item.Op)))
+	for i, v := range in.Args {
+		if v.Present() {
+			must(device.Write(v, normal(rng, v, item.Args[i].Value)))
+		}
+	}
+	must(device.Begin(ir.SectionStep, 1))
+	device.Launch(0)
+	must(device.Join())
+	var out [][]byte
+	for i, v := range in.Args {
+		if _, writes := in.Access(i); writes {
+			bytes := make([]byte, v.Bytes())
+			must(device.Read(v, bytes))
+			out = append(out, bytes)
+		}
+	}
+	must(device.Close())
+	return out
+}
+
+// normal are the bytes of random numbers around a value.
+func normal(rng *rand.Rand, v ir.View, around float64) []byte {
+	out := make([]byte, v.Bytes())
+	for e := range int(v.Elements()) {
+		x := float32(rng.NormFloat64()/2 + around)
+		if v.DType == ir.BF16 {
+			vm.Uint16s(out)[e] = vm.BF16(x)
+		} else {
+			vm.Float32s(out)[e] = x
+		}
+	}
+	return out
+}
+
+// distance is the norm of the difference of two results over that of the second.
+func distance(t ir.DType, got, want []byte) float64 {
+	at := func(b []byte, e int) float64 {
+		if t == ir.BF16 {
+			return float64(vm.FromBF16(vm.Uint16s(b)[e]))
+		}
+		return float64(vm.Float32s(b)[e])
+	}
+	difference, size := 0.0, 0.0
+	for e := range len(want) / int(t.Bytes()) {
+		w := at(want, e)
+		d := at(got, e) - w
+		difference, size = difference+d*d, size+w*w
+	}
+	return math.Sqrt(difference / size)
+}
+
+// checkAttention compares the results of two ways. Both round probabilities to bf16, each where it sums.
+func checkAttention(t *testing.T, item probe.Item, got, want [][]byte) {
+	t.Helper()
+	for i := range want {
+		if d := distance(item.Args[i].Type, got[i], want[i]); !(d <= 1e-2) { // also true for not-a-number
+			t.Errorf("%s: %s is off by %.2g of its norm", item.Name, ir.Ops[item.Op].Operands[i].Name, d)
+		}
+	}
+}
+
+// ways are the kernels of attention: those for the card's architecture, and those for every one.
+var ways = []Options{{OwnProducts: true}, {OwnProducts: true, Portable: true}}
+
+func attentionOf(o Options) string {
+	if o.Portable {
+		return "portable"
+	}
+	return "for the card"
+}
+
+// Attention with heads of 128 is the cpu's, by the kernels for the card and by the portable ones.
+func TestGPUAttention(t *testing.T) {
+	for _, o := range ways {
+		m := needGPU(t, o)
+		for _, c := range attentionCases {
+			for _, item := range c.items() {
+				t.Run(fmt.Sprint(attentionOf(o), " ", item.Name), func(t *testing.T) {
+					checkAttention(t, item, execute(t, item, m.New(0), m), execute(t, item, cpu.New(nil), nil))
+				})
+			}
+		}
+	}
+}
+
+// Where the cpu would take too long, the two ways are held against each other.
+func TestGPUAttentionOfManyTokens(t *testing.T) {
+	for _, c := range []attentionCase{{n: 4096, prefix: 0, heads: 8, kvHeads: 2}, {n: 1000, prefix: 7191, heads: 4, kvHeads: 4, accumulatesKeys: true}} {
+		for _, item := range c.items() {
+			t.Run(item.Name, func(t *testing.T) {
+				var got [2][][]byte
+				for i, o := range ways {
+					m := needGPU(t, o)
+					got[i] = execute(t, item, m.New(0), m)
+				}
+				checkAttention(t, item, got[0], got[1])
+			})
+		}
+	}
+}
+
+// The same on the stand-in driver, whose card says that it is a Hopper: it proves the test, and the way to the kernels.
+func TestAttentionForTheCard(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kernels on the processor take their time")
+	}
+	fake, kernels := useFake(t), needEmulator(t)
+	for _, o := range ways {
+		m, err := open(o, fixedCode(kernels.Path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if hopper := m.card(m.gpus[0]).Hopper; hopper == o.Portable {
+			t.Errorf("%s: a Hopper's own kernels: %v", attentionOf(o), hopper)
+		}
+		for _, item := range attentionCases[1].items() {
+			checkAttention(t, item, execute(t, item, m.New(0), m), execute(t, item, cpu.New(nil), nil))
+		}
+	}
+	if n := fake.live(); n != 0 {
+		t.Errorf("%d things were not given back", n)
+	}
+}
