@@ -36,7 +36,8 @@ type Device struct {
 	free         []func() error            // in the order of making; Close goes backwards
 	bound        [ir.NumSections][]bound
 	peaks        [ir.NumArenas]ir.Bytes
-	spans        *spanEvents
+	spans        *spanEvents         // nil: no section is timed
+	timing       bool                // this section is
 	comms        map[string]*guarded // by NCCL
 
 	section ir.Section
@@ -213,7 +214,7 @@ func (d *Device) openBLAS() (err error) {
 // Begin implements vm.Device.
 func (d *Device) Begin(section ir.Section, round int64) error {
 	d.section, d.round = section, round
-	if d.err == nil && d.spans != nil {
+	if d.timing = d.spans != nil && !d.env.Spans.Off; d.err == nil && d.timing {
 		d.keep(d.spans.begin(d))
 	}
 	return d.err
@@ -240,7 +241,11 @@ func (d *Device) issue(pc int) {
 		return
 	}
 	b := &d.bound[d.section][pc]
-	for _, a := range b.actions {
+	actions := b.actions
+	if d.spans != nil && !d.timing {
+		actions = actions[1 : len(actions)-1]
+	}
+	for _, a := range actions {
 		if err := a.Make(); err != nil {
 			d.failAt(pc, err)
 			return
@@ -282,7 +287,7 @@ func (d *Device) Join() error {
 			_ = d.api.Synchronize(stream) // peers' memory may be given back next; the first error has been told
 		}
 	}
-	if d.err == nil && d.spans != nil {
+	if d.err == nil && d.timing {
 		d.keep(d.spans.collect(d))
 	}
 	return d.err

@@ -365,12 +365,31 @@ func TestSpans(t *testing.T) {
 	m := fake.open(t, Options{OwnProducts: true})
 	p := meeting()
 	traces := make([]*vm.Trace, ranks)
-	_, err := runSteps(p, 1, func(rank int) vm.Device {
+	all, err := runSteps(p, 2, func(rank int) vm.Device {
 		traces[rank] = vm.NewTrace(m.New(rank))
+		traces[rank].Wanted = func(_ ir.Section, step int64) bool { return step == 2 }
 		return traces[rank]
 	}, m)
 	if err != nil {
 		t.Fatal(err)
+	}
+	again, err := fake.open(t, Options{OwnProducts: true}).Again()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := runSteps(p, 2, again.New, again)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for step := range want {
+		for rank := range want[step] {
+			if !bytes.Equal(all[step][rank], want[step][rank]) {
+				t.Errorf("step %d: timing changes the memory of rank %d", step+1, rank)
+			}
+		}
+	}
+	if n := len(traces[0].Timelines); n != 1 || traces[0].Timelines[0].Round != 2 {
+		t.Fatalf("%d sections were timed, one was wanted", n)
 	}
 	timelines := []*vm.Timeline{}
 	for _, trace := range traces {

@@ -17,7 +17,8 @@ type spanEvents struct {
 	first ir.Stream // that records start
 }
 
-// make makes the events and puts their recordings around the actions.
+// make makes the events and puts their recordings around the actions: the first and the last of each instruction, which a
+// section that is not timed leaves out.
 func (s *spanEvents) make(d *Device) (err error) {
 	if s.start, err = d.newEvent(true); err != nil {
 		return err

@@ -17,6 +17,7 @@ type Span struct {
 // them. A stream appends only to its own list, so that recording orders no stream against another.
 type Spans struct {
 	Start   time.Time // of the section: what times are counted from. A device with its own clock says when that began
+	Off     bool      // nobody wants to know of this section: a device for which reporting costs time leaves it out
 	Streams [ir.NumStreams][]Span
 }
 
@@ -33,6 +34,7 @@ type Timeline struct {
 type Trace struct {
 	Device
 	Timelines []Timeline
+	Wanted    func(section ir.Section, round int64) bool // of which sections; nil: of all
 	spans     Spans
 	current   Timeline
 }
@@ -53,13 +55,16 @@ func (t *Trace) Begin(section ir.Section, round int64) error {
 	for s := range t.spans.Streams {
 		t.spans.Streams[s] = t.spans.Streams[s][:0]
 	}
-	t.spans.Start = time.Now()
+	t.spans.Start, t.spans.Off = time.Now(), t.Wanted != nil && !t.Wanted(section, round)
 	return t.Device.Begin(section, round)
 }
 
 // Join ends the timeline, which is kept even if the section failed: it shows how far each stream came.
 func (t *Trace) Join() error {
 	err := t.Device.Join()
+	if t.spans.Off {
+		return err
+	}
 	t.current.Start = t.spans.Start
 	for s, spans := range t.spans.Streams {
 		t.current.Streams[s] = slices.Clone(spans)

@@ -10,6 +10,7 @@ import (
 // bubbleMeter measures how much of the steps the ranks' compute streams stand idle.
 type bubbleMeter struct {
 	program    *ir.Program
+	wanted     func(section ir.Section, round int64) bool // what to measure; nil: everything
 	traces     []*vm.Trace
 	last       []*vm.Timeline // of the last step, by rank
 	idle, busy time.Duration
@@ -19,13 +20,25 @@ func newBubbleMeter(p *ir.Program) *bubbleMeter {
 	return &bubbleMeter{program: p, traces: make([]*vm.Trace, len(p.Ranks))}
 }
 
+// sampled are the steps that are measured where measuring slows them down: the second, for the first warms up, one of many
+// behind it, and one that a profile is wanted of.
+func sampled(profiled int64) func(section ir.Section, step int64) bool {
+	return func(section ir.Section, step int64) bool {
+		return section == ir.SectionStep && (step == 2 || step%100 == 0 || step == profiled)
+	}
+}
+
 func (m *bubbleMeter) wrap(rank int, d vm.Device) vm.Device {
 	m.traces[rank] = vm.NewTrace(d)
+	m.traces[rank].Wanted = m.wanted
 	return m.traces[rank]
 }
 
 // add takes up the step that has just ended. A step is as long as its last instruction on any rank says.
 func (m *bubbleMeter) add() {
+	if len(m.traces[0].Timelines) == 0 {
+		return // it was not measured
+	}
 	var makespan, busy time.Duration
 	m.last = m.last[:0]
 	for rank, t := range m.traces {
@@ -56,7 +69,7 @@ func (m *bubbleMeter) forget() {
 	}
 }
 
-// ratio is idle over busy time; 0 before the first step.
+// ratio is idle over busy time; 0 before the first step that was measured.
 func (m *bubbleMeter) ratio() float64 {
 	if m.busy == 0 {
 		return 0

@@ -16,6 +16,7 @@ type computer struct {
 	name      string // for people
 	device    func(rank int) vm.Device
 	transport vm.Transport // nil: in the memory of this process
+	slowed    bool         // measuring when instructions run slows them down
 	close     func()
 }
 
@@ -29,7 +30,7 @@ func (f *runFlags) open(p *ir.Program) (*computer, error) {
 		if err := m.Check(p); err != nil {
 			return nil, err
 		}
-		return &computer{name: "cuda, " + m.Describe(), device: m.New, transport: m, close: func() {}}, nil
+		return &computer{name: "cuda, " + m.Describe(), device: m.New, transport: m, slowed: true, close: func() {}}, nil
 	}
 	pool := simd.NewPool(f.threads)
 	name := fmt.Sprintf("cpu, %d threads, %s", pool.Threads(), simd.ISA())

@@ -45,7 +45,8 @@ var app = cli.App{
 				"error. With --json standard output gets one object a line: for each step {\"step\",\"loss\",\"tokens_per_s\",\"step_s\",\n" +
 				"\"grad_norm\"}, for each validation {\"step\",\"eval_loss\"}, at the end {\"done\":true,\"steps\",\"final_loss\",\n" +
 				"\"device_peak_bytes\",\"host_peak_bytes\",\"bubble_ratio\"}. Peaks are those of the rank with the highest; bubble_ratio is\n" +
-				"idle over busy time of the compute streams as measured, where a rank that waits for a processor core counts as busy.\n\n" +
+				"idle over busy time of the compute streams as measured, where a rank that waits for a processor core counts as busy; on\n" +
+				"GPUs, where measuring takes time, that of the second step and every hundredth.\n\n" +
 				"With --device sim nothing is computed and no data is read: the same instructions run in virtual time on the cluster\n" +
 				"that the program was compiled for. Every line says that it is simulated, and every object has \"simulated\":true.\n\n" +
 				"With --device cuda ranks are dealt to the GPUs in turn; several may share one. Libraries are looked for in SPPO_CUDA_PATH\n" +

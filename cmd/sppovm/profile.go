@@ -12,7 +12,7 @@ import (
 // writeProfile writes the last step's timeline, and says how it compares with the simulator's.
 func (r *training) writeProfile() error {
 	if len(r.meter.last) == 0 {
-		r.show.say("no step ran: %s is not written", r.f.profile)
+		r.show.say("no step was measured: %s is not written", r.f.profile)
 		return nil
 	}
 	measured, err := sim.Measured(r.program, ir.SectionStep, r.device, sim.SpansOf(r.program, r.meter.last))

@@ -8,6 +8,8 @@ import (
 	"sppo/cmd/internal/cli"
 	"sppo/cmd/internal/trace"
 	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/cpu"
 )
 
 // A profile holds every instruction of the last step, in the order of its stream.
@@ -45,5 +47,45 @@ func TestProfile(t *testing.T) {
 			}
 			ends[in.Stream] = span.End
 		}
+	}
+}
+
+// Where measuring slows steps down, few are measured, and the one that a profile is of.
+func TestSampled(t *testing.T) {
+	wanted := sampled(7)
+	for step, want := range map[int64]bool{1: false, 2: true, 3: false, 7: true, 99: false, 100: true, 300: true} {
+		if wanted(ir.SectionStep, step) != want || wanted(ir.SectionEval, step) {
+			t.Errorf("step %d: measured %v, want %v", step, !want, want)
+		}
+	}
+}
+
+// The meter takes what was measured, and keeps the last of it.
+func TestMeterOfSomeSteps(t *testing.T) {
+	inBase(t)
+	job, err := cli.OpenProgram("tiny.sppo", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	meter := newBubbleMeter(job.Program)
+	meter.wanted = sampled(0)
+	j, err := vm.Open(job.Program, func(rank int) (vm.Device, error) { return meter.wrap(rank, cpu.New(nil)), nil }, vm.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for step := range 3 {
+		if _, err := j.Step(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		meter.add()
+		if measured := step+1 >= 2; measured != (meter.ratio() > 0) || measured != (len(meter.last) > 0 && meter.last[0].Round == 2) {
+			t.Errorf("behind step %d: ratio %g of %d timelines", step+1, meter.ratio(), len(meter.last))
+		}
+	}
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
 	}
 }

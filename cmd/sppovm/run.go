@@ -145,6 +145,9 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job) error {
 	}
 	defer computer.close()
 	meter := newBubbleMeter(job.Program)
+	if computer.slowed {
+		meter.wanted = sampled(f.profiled())
+	}
 	open := func(rank int) (vm.Device, error) { return meter.wrap(rank, computer.device(rank)), nil }
 	j, err := vm.Open(job.Program, open, vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport})
 	if err != nil {
@@ -153,6 +156,14 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job) error {
 	r := &training{f: f, program: job.Program, job: j, meter: meter, device: computer.name, show: f.progress(env, job.Program, computer.name)}
 	err = r.all(env.Context)
 	return errors.Join(err, j.Close())
+}
+
+// profiled is the step that a profile is of; no step is 0.
+func (f *runFlags) profiled() int64 {
+	if f.profile == "" {
+		return 0
+	}
+	return int64(f.steps)
 }
 
 func (f *runFlags) progress(env *cli.Env, p *ir.Program, device string) *progress {
