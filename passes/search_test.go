@@ -58,7 +58,7 @@ func smallSettings(r *rand.Rand) []string {
 		set = append(set, "cluster.d2h_bandwidth=100MB/s", "cluster.h2d_bandwidth=200MB/s")
 	}
 	for _, pin := range []string{"schedule.subsequences=4", "schedule.strategy=seq1f1b", "schedule.pp=1", "schedule.recompute=selective", "schedule.offload=none",
-		"schedule.offload=carry", "schedule.partition=length", "schedule.sp_mode=ulysses", "schedule.align=32"} {
+		"schedule.offload=carry", "schedule.partition=length", "schedule.sp_mode=ulysses", "schedule.align=8"} {
 		if r.IntN(6) == 0 {
 			set = append(set, pin)
 		}
