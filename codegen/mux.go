@@ -212,7 +212,7 @@ func (s *stage) fromRank(stage int, v ir.View) {
 
 // shareRows brings the rows of K and V that tasks of one stage have made to the ranks that will look at them.
 func (w *sharedWork) shareRows(tasks []passes.Task, _ int) {
-	w.eachExchange(tasks, graph.Cache, func(from, to int, view func() ir.View) {
+	w.eachExchange(tasks, graph.Cache, func(from, to int, _ string, view func() ir.View) {
 		switch w.index0 {
 		case from:
 			w.toRank(to, view())
@@ -225,13 +225,13 @@ func (w *sharedWork) shareRows(tasks []passes.Task, _ int) {
 // shareGradients brings what ranks have added to the gradients of the rows of tasks to the ranks that run them, which add it
 // up in the order of ranks.
 func (w *sharedWork) shareGradients(tasks []passes.Task, layer int) {
-	w.eachExchange(tasks, graph.CacheGrad, func(to, from int, view func() ir.View) {
+	w.eachExchange(tasks, graph.CacheGrad, func(to, from int, value string, view func() ir.View) {
 		switch w.index0 {
 		case from:
 			w.toRank(to, view())
 		case to:
 			sum := view()
-			name := fmt.Sprintf("%s.from%d", w.label(tasks[0], layer, w.buffers[sum.Buffer].name), from)
+			name := w.label(tasks[0], layer, fmt.Sprintf("%s.from%d", value, from))
 			part := in(w.allocate(name, ir.Device, sum.Bytes()), sum)
 			part.Offset = 0
 			w.fromRank(from, part)
@@ -242,7 +242,7 @@ func (w *sharedWork) shareGradients(tasks []passes.Task, layer int) {
 
 // eachExchange visits the pairs of a rank that runs pieces of a stage and a rank that sees them, for each cache or each
 // gradient of one. The view is of the rows of the pieces, on a rank that takes part.
-func (w *sharedWork) eachExchange(tasks []passes.Task, kind graph.Kind, visit func(runner, other int, view func() ir.View)) {
+func (w *sharedWork) eachExchange(tasks []passes.Task, kind graph.Kind, visit func(runner, other int, value string, view func() ir.View)) {
 	for len(tasks) > 0 {
 		n := runOf(tasks, w.plan.Runner)
 		run, runner := tasks[:n], w.plan.Runner(tasks[0])
@@ -254,7 +254,7 @@ func (w *sharedWork) eachExchange(tasks []passes.Task, kind graph.Kind, visit fu
 			e := w.envOfStage(run[0].Stage)
 			for v := range e.block.Values {
 				if e.block.Values[v].Kind == kind {
-					visit(runner, other, func() ir.View { return w.rowsOf(e, v, run) })
+					visit(runner, other, e.block.Values[v].Name, func() ir.View { return w.rowsOf(e, v, run) })
 				}
 			}
 		}
