@@ -74,6 +74,9 @@ func (f Footprint) Fits(device, host ir.Bytes) bool {
 }
 
 func footprint(c *Context, p *Plan) Footprint {
+	if p.Mux.Left {
+		return leftFootprint(c, p)
+	}
 	f := Footprint{Device: make([]Peak, len(p.Tasks)), Host: make([]ir.Bytes, len(p.Tasks))}
 	inputs := p.waitingInputs(c.Model(p))
 	for s := range p.Tasks {

@@ -1,0 +1,82 @@
+package passes
+
+import (
+	"sppo/graph"
+	"sppo/ir"
+)
+
+// unmuxed is the plan with every task whole and on the rank that has its stage.
+func (p *Plan) unmuxed() *Plan {
+	q := *p
+	q.Decisions = nil
+	q.Mux.Left, q.Mux.Pieces = false, nil
+	q.decideOrder()
+	return &q
+}
+
+// leftFootprint bounds the arenas of a plan whose ranks share tasks at the start: what each would hold without, and all that it
+// borrows, as if there were one moment that has all of both.
+func leftFootprint(c *Context, p *Plan) Footprint {
+	f := footprint(c, p.unmuxed())
+	for rank := range f.Device {
+		peak := &f.Device[rank]
+		was := peak.Bytes
+		host := p.borrowed(c, rank, &peak.Terms)
+		peak.Bytes = 0
+		for _, n := range peak.Terms {
+			peak.Bytes += n
+		}
+		peak.Bytes = max(peak.Bytes, was)
+		f.Host[rank] += host
+	}
+	return f
+}
+
+// borrowed adds to terms what a rank holds for the stages that it helps with one sequence: their weights and gradients, K and V
+// up to its last piece, and what its pieces leave for their backwards. It returns what of that is on the host.
+func (p *Plan) borrowed(c *Context, rank int, terms *[numTerms]ir.Bytes) (host ir.Bytes) {
+	g := c.Model(p)
+	weights, gradients, _ := p.stateBytes(g, g.Layer)
+	seen := map[int]int64{} // [stage]: tokens
+	for _, t := range p.Tasks[rank] {
+		if t.Kind != Forward || t.Microbatch > 0 {
+			continue
+		}
+		if p.Home(t.Stage) == rank { // and pieces of its own, whose units are rounded up each
+			if t.Piece > 0 {
+				host += ir.Bytes(p.LayersPerStage[t.Stage]*len(g.Layer.Units)) * ir.Alignment
+			}
+			continue
+		}
+		z := p.SizeOf(t)
+		seen[t.Stage] = max(seen[t.Stage], z.Prefix+z.Tokens)
+		sizes := unitSizes(g.Layer, z)
+		for k := range p.LayersPerStage[t.Stage] {
+			for u, letter := range []byte(p.FateOf(t, k)) {
+				switch letter {
+				case FateOffload:
+					host += graph.Align(sizes[u]) + ir.Alignment
+					terms[TermCopies] += graph.Align(sizes[u]) // at most: few are under way at a time
+				case FateKeep:
+					terms[TermKept] += graph.Align(sizes[u])
+				}
+			}
+		}
+	}
+	for stage, tokens := range seen {
+		layers := ir.Bytes(p.LayersPerStage[stage])
+		terms[TermWeights] += layers * weights
+		terms[TermGradients] += layers * gradients
+		z := p.Size(0)
+		z.Sequence = tokens
+		for v := range g.Layer.Values {
+			switch n := layers * graph.Align(g.Layer.Values[v].Bytes(z)); g.Layer.Values[v].Kind {
+			case graph.Cache:
+				terms[TermCaches] += n
+			case graph.CacheGrad:
+				terms[TermCacheGrads] += n
+			}
+		}
+	}
+	return host
+}
