@@ -45,6 +45,7 @@ func (b *builder) differentiate() {
 	}
 	b.hoistCollectives()
 	b.findUnits()
+	b.split()
 }
 
 // hoistCollectives moves collectives of the backward pass before the gradients of weights that stand between them and
@@ -62,12 +63,48 @@ func (b *builder) hoistCollectives() {
 
 // ofWeights says whether all that a node writes are gradients of weights.
 func (b *builder) ofWeights(n Node) bool {
-	for k, a := range n.Args {
-		if a.Value != Missing && ir.Ops[n.Op].Operands[k].Dir != ir.Read && b.Values[a.Value].Kind != WeightGrad {
-			return false
+	return !slices.ContainsFunc(b.writes(&n), func(v int) bool { return b.Values[v].Kind != WeightGrad })
+}
+
+// Halves of a backward pass.
+const (
+	InputGradient  = iota // what the layer before waits for
+	WeightGradient        // the rest: gradients of weights, and what nothing else reads, such as inputs gathered again
+)
+
+// split tells the two halves of the backward pass apart. Whoever runs them apart keeps what the second reads of the first.
+// The norms have their weights' gradients in the first, since one kernel makes both; attention has nothing to defer, and
+// neither has the head's loop, whose logits live for one chunk of rows.
+func (b *builder) split() {
+	awaited := map[int]bool{b.DInput: true}
+	for i := len(b.Backward) - 1; i >= 0; i-- {
+		n := &b.Backward[i]
+		n.Weights = !n.Chunked && !slices.ContainsFunc(b.writes(n), func(v int) bool {
+			return awaited[v] || b.Values[v].Kind == CacheGrad || b.Values[v].Kind == Loss
+		})
+		for _, a := range n.Args {
+			awaited[a.Value] = awaited[a.Value] || !n.Weights
 		}
 	}
-	return true
+	b.Halves = [2][]Node{}
+	for _, n := range b.Backward {
+		half := InputGradient
+		if n.Weights {
+			half = WeightGradient
+		}
+		b.Halves[half] = append(b.Halves[half], n)
+	}
+}
+
+// writes are the values that a node changes.
+func (b *builder) writes(n *Node) []int {
+	var values []int
+	for k, a := range n.Args {
+		if a.Value != Missing && ir.Ops[n.Op].Operands[k].Dir != ir.Read {
+			values = append(values, a.Value)
+		}
+	}
+	return values
 }
 
 // need gives a forward value to the backward pass: itself, where it is saved, or a copy made again.

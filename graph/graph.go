@@ -97,6 +97,7 @@ type Node struct {
 	Args    []Arg
 	Attrs   []Attr
 	Chunked bool // part of the head's loop over rows
+	Weights bool // of the backward pass: leads to gradients of weights alone, which nothing waits for before the optimizer
 }
 
 // Shard says which part of a parameter a rank holds.
@@ -143,6 +144,7 @@ type Block struct {
 	Params   []Param
 	Forward  []Node
 	Backward []Node
+	Halves   [2][]Node // Backward in two, for schedules that run the second half later: see split
 	Input    int // value x; Missing for the embedding
 	Output   int // forward result; Missing for the head
 	DOutput  int // gradient of Output, an input of the backward pass; Missing for the head

@@ -30,6 +30,9 @@ func (b *Block) text() string {
 			if n.Chunked {
 				w.WriteString(" (chunk)")
 			}
+			if n.Weights {
+				w.WriteString(" (weights)")
+			}
 			w.WriteByte('\n')
 		}
 	}
@@ -77,6 +80,54 @@ func TestDataflow(t *testing.T) {
 	} {
 		g := New(c.model, Split{SP: c.sp, Mode: c.mode}, 64)
 		irtest.Golden(t, "testdata/"+c.name+".want", []byte(g.Embedding.text()+g.LayerWithout(g.RemadeBy(c.recompute)).text()+g.Head.text()))
+	}
+}
+
+// TestHalves: the two halves are the whole, each in its order; what the weights' half reads has its last value by then in
+// either order, what it writes nobody else reads, and of a layer it has every product with a transposed first factor.
+func TestHalves(t *testing.T) {
+	for _, family := range []string{lang.FamilyGPT, lang.FamilyLlama} {
+		for _, split := range []Split{{1, ModeMegatron}, {2, ModeMegatron}, {4, ModeUlysses}} {
+			for recompute := range recomputes {
+				g := New(small(family, lang.PositionsRope), split, 64, recompute)
+				for _, b := range []*Block{g.Embedding, g.Layer, g.Head} {
+					if len(b.Halves[InputGradient])+len(b.Halves[WeightGradient]) != len(b.Backward) {
+						t.Errorf("%s: %d and %d nodes are not all %d", b.Name, len(b.Halves[0]), len(b.Halves[1]), len(b.Backward))
+					}
+					checkHalves(t, b)
+				}
+				if n := len(g.Head.Halves[WeightGradient]); n > 0 {
+					t.Errorf("%d nodes of the head are deferred, though its logits do not live", n)
+				}
+			}
+		}
+	}
+}
+
+func checkHalves(t *testing.T, b *Block) {
+	deferred := map[int]bool{} // values that the weights' half has read or written
+	at := [2]int{}
+	for _, n := range b.Backward {
+		half := InputGradient
+		if n.Weights {
+			half = WeightGradient
+		}
+		if !slices.EqualFunc(b.Halves[half][at[half]].Args, n.Args, func(x, y Arg) bool { return x == y }) {
+			t.Errorf("%s: node %d of half %d is another than in the whole", b.Name, at[half], half)
+		}
+		at[half]++
+		for k, a := range n.Args {
+			written := a.Value != Missing && ir.Ops[n.Op].Operands[k].Dir != ir.Read
+			switch {
+			case n.Weights && a.Value != Missing:
+				deferred[a.Value] = deferred[a.Value] || written || b.Values[a.Value].Kind == Activation
+			case !n.Weights && written && deferred[a.Value]:
+				t.Errorf("%s: %s changes %s after a deferred node has read it", b.Name, ir.Ops[n.Op].Name, b.Values[a.Value].Name)
+			}
+		}
+		if n.Op == ir.Matmul && b.Name == "layer" && n.Attrs[attrIndex(ir.Matmul, "trans_a")].Value.Bits != 0 && !n.Weights {
+			t.Errorf("the gradient %s is not deferred", b.Values[n.Args[0].Value].Name)
+		}
 	}
 }
 

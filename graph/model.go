@@ -424,6 +424,7 @@ func (g *Model) head() *Block {
 	gradients[norm.Op](b, norm)
 	b.DInput = b.grads[b.Input].Value
 	b.findUnits()
+	b.split()
 	return &b.Block
 }
 
