@@ -54,6 +54,31 @@ func (e *env) run(nodes []graph.Node) {
 	}
 }
 
+// runBackward emits the backward pass of the block, or its first half where the second is a task of its own.
+func (e *env) runBackward() {
+	if e.s.split[e.task] {
+		e.run(e.block.Halves[graph.InputGradient])
+		later := e.task.As(passes.WeightGrad)
+		e.s.deferred[later] = append(e.s.deferred[later], e)
+		return
+	}
+	e.run(e.block.Backward)
+	e.completeGrads()
+}
+
+// runWeightGrads emits the second half.
+func (e *env) runWeightGrads() {
+	e.s.visits.number++
+	e.run(e.block.Halves[graph.WeightGradient])
+	e.completeGrads()
+}
+
+func (e *env) completeGrads() {
+	if e.layer != ir.None {
+		e.s.leaveBackward(e.task, e.layer)
+	}
+}
+
 func (e *env) chunks(nodes []graph.Node) {
 	rows, step := e.size.Tokens*e.size.Batch, e.s.model.ChunkRows(e.size)
 	for first := int64(0); first < rows; first += step {

@@ -28,9 +28,11 @@ type stage struct {
 	stepBuf   uint32
 	norm      uint32
 
-	touched   map[touch]bool      // accumulators that this section has written
-	caches    map[cacheKey]uint32 // K, V and their gradients
-	parked    map[cacheKey]uint32 // K and V on the host
+	split     map[passes.Task]bool   // backwards whose weight gradients are tasks of their own
+	deferred  map[passes.Task][]*env // what those have yet to run
+	touched   map[touch]bool         // accumulators that this section has written
+	caches    map[cacheKey]uint32    // K, V and their gradients
+	parked    map[cacheKey]uint32    // K and V on the host
 	saved     map[unitKey]savedUnit
 	visits    visits
 	taskStart position               // where the previous task began
@@ -64,7 +66,7 @@ type savedUnit struct {
 
 // lower makes the code of stage i: sections, buffers with their lives, no places and no events yet.
 func (l *layout) lower(i int) *stage {
-	s := &stage{layout: l, index0: i, steps: l.steps[i], layer: map[int][]*param{}, borrowed: map[int][]*param{}}
+	s := &stage{layout: l, index0: i, steps: l.steps[i], layer: map[int][]*param{}, borrowed: map[int][]*param{}, split: l.plan.Splits(i), deferred: map[passes.Task][]*env{}}
 	s.code.Name = fmt.Sprintf("stage%d", i)
 	s.lowerInit()
 	s.lowerStep()
@@ -192,10 +194,13 @@ func (s *stage) step(tasks []passes.Task, st step) {
 	case running:
 		start, lagging := s.now(), s.lagging
 		s.lagging = nil
-		if t.Kind == passes.Forward {
-			s.forward(t, s.around(tasks, st.task))
-		} else {
-			s.backward(t, s.around(tasks, st.task))
+		switch beside := s.around(tasks, st.task); t.Kind {
+		case passes.Forward:
+			s.forward(t, beside)
+		case passes.Backward:
+			s.backward(t, beside)
+		case passes.WeightGrad:
+			s.weightGrads(t, beside)
 		}
 		for _, b := range lagging {
 			s.hold(b)
@@ -214,6 +219,8 @@ func (s *stage) at(t passes.Task) {
 		s.prov.Phase = ir.PhaseEval
 	case t.Kind == passes.Forward:
 		s.prov.Phase = ir.PhaseForward
+	case t.Kind == passes.WeightGrad:
+		s.prov.Phase = ir.PhaseWeights
 	default:
 		s.prov.Phase = ir.PhaseBackward
 	}
@@ -332,7 +339,7 @@ func (s *stage) receive(t passes.Task) {
 	switch {
 	case s.aside(source, t):
 		stream, peer = ir.Mux, rankConst(from)
-	case !s.onwards(t.Kind, from, s.index0):
+	case !s.plan.Onwards(t.Kind, from, s.index0):
 		stream, peer = ir.RecvNext, constNext
 	}
 	b := s.allocateInput(t)
@@ -362,22 +369,13 @@ func (s *stage) send(t passes.Task) {
 	switch {
 	case s.aside(t, target):
 		stream, peer = ir.Mux, rankConst(to)
-	case !s.onwards(t.Kind, s.index0, to):
+	case !s.plan.Onwards(t.Kind, s.index0, to):
 		stream, peer = ir.SendPrev, constPrev
 	}
 	b := s.outputs[t]
 	delete(s.outputs, t)
 	s.message(ir.Send, stream, peer, t, b)
 	s.lagging = append(s.lagging, b)
-}
-
-// onwards says whether a message goes to the next rank of the ring, rather than back to the previous one. Of two ranks the
-// other one is both: there results go on and gradients back.
-func (s *stage) onwards(kind passes.TaskKind, from, to int) bool {
-	if s.plan.Parallel.PP == 2 {
-		return kind == passes.Forward
-	}
-	return (from+1)%s.plan.Parallel.PP == to
 }
 
 func (s *stage) message(op ir.Op, stream ir.Stream, peer string, t passes.Task, b uint32) {
@@ -412,7 +410,22 @@ func (s *stage) embeddingGradients(t passes.Task, dy uint32) {
 	e := s.newEnv(s.model.Embedding, s.embedding, t, ir.None, s.plan.SizeOf(t))
 	e.suffix = ".b"
 	e.put(s.model.Embedding.DOutput, dy, 0)
-	e.run(s.model.Embedding.Backward)
+	e.runBackward()
+}
+
+// weightGrads emits what a backward has left: the second halves of its blocks, in the order of the first.
+func (s *stage) weightGrads(t passes.Task, beside neighbours) {
+	s.fetch(beside.next)
+	for k, e := range s.deferred[t] {
+		s.prov.Layer = int32(e.layer)
+		s.decidedBy("lower", e.key())
+		e.runWeightGrads()
+		s.prov.Layer = ir.None
+		if e.layer != ir.None {
+			s.copiesBeside(t, beside, k)
+		}
+	}
+	delete(s.deferred, t)
 }
 
 func (s *stage) backwardLayer(t passes.Task, layer int, dy uint32) uint32 {
@@ -423,8 +436,7 @@ func (s *stage) backwardLayer(t passes.Task, layer int, dy uint32) uint32 {
 	e := s.newEnv(b, s.paramsOf(t, layer), t, layer, s.sizeOf(t))
 	e.put(b.DOutput, dy, 0)
 	e.loadUnits()
-	e.run(b.Backward)
-	s.leaveBackward(t, layer)
+	e.runBackward()
 	s.prov.Layer = ir.None
 	return e.at[b.DInput].buffer
 }

@@ -9,7 +9,8 @@ import (
 	"sppo/passes"
 )
 
-// TestFootprint holds the bound that passes choose by to what is placed: never below, and at most a twenty-fifth above.
+// TestFootprint holds the bound that passes choose by to what is placed: never below, and at most a twenty-fifth above, or a
+// twelfth where gradients of weights are put off, which leaves gaps of all sizes.
 func TestFootprint(t *testing.T) {
 	for _, c := range []struct {
 		file string
@@ -19,7 +20,7 @@ func TestFootprint(t *testing.T) {
 		{"../examples/gpt-docs.sppo", settings("none", "full")},
 		{"../examples/llama-docs.sppo", settings("none", "full")},
 		{"../examples/paper/gpt-7b-512k.sppo", settings("none", "full", "0.5", "carry", "schedule.virtual_stages=2", "schedule.recompute=keep_attention",
-			"cluster.d2h_bandwidth=8GB/s schedule.offload=carry", "train.batch=4 schedule.strategy=seq1f1b", "train.batch=4 schedule.strategy=terapipe", "schedule.pp=1 schedule.sp=4",
+			"cluster.d2h_bandwidth=8GB/s schedule.offload=carry", "train.batch=4 schedule.strategy=seq1f1b", "train.batch=4 schedule.strategy=terapipe", "train.batch=2 schedule.strategy=zb-h1", "train.batch=2 schedule.strategy=zb-h2 schedule.offload=none", "schedule.pp=1 schedule.sp=4",
 			"schedule.pp=1 schedule.order=layer model.layers=4", "schedule.pp=1 schedule.order=layer model.layers=5 schedule.recompute=full train.batch=2",
 			"schedule.pp=1 schedule.order=layer model.layers=6 schedule.virtual_stages=3 schedule.offload=0.5", "schedule.pp=1 schedule.order=layer model.layers=4 schedule.offload=none",
 			"memory", "auto", "schedule.offload=auto schedule.recompute=auto cluster.device_memory=34GiB cluster.d2h_bandwidth=3GB/s cluster.h2d_bandwidth=3GB/s",
@@ -27,7 +28,10 @@ func TestFootprint(t *testing.T) {
 		{"../examples/paper/gpt-13b-512k.sppo", settings("none", "full", "schedule.sp_mode=ulysses schedule.dp=2 schedule.pp=4 train.batch=2 model.tied=true", "train.batch=4 schedule.strategy=1f1b schedule.subsequences=1",
 			"schedule.sp_mode=ulysses schedule.zero=2 schedule.subsequences=1 schedule.recompute=full schedule.offload=none",
 			"schedule.sp_mode=ulysses schedule.zero=3 schedule.subsequences=1 schedule.recompute=full schedule.offload=none",
-			"schedule.sp_mode=ulysses schedule.zero=3 schedule.dp=2 schedule.pp=4 train.batch=2", "schedule.zero=3 schedule.dp=4 schedule.pp=2 train.batch=8")},
+			"schedule.sp_mode=ulysses schedule.zero=3 schedule.dp=2 schedule.pp=4 train.batch=2", "schedule.sp_mode=ulysses schedule.zero=3 schedule.dp=2 schedule.pp=4 train.batch=16 schedule.strategy=zb-h1 schedule.subsequences=1",
+			"train.batch=8 schedule.strategy=zb-h1 schedule.subsequences=1", "train.batch=8 schedule.strategy=zb-v schedule.subsequences=1 schedule.virtual_stages=2 schedule.pp=4 schedule.sp=8", "train.batch=8 schedule.strategy=dualpipe-v schedule.subsequences=1 schedule.virtual_stages=2 schedule.pp=4 schedule.sp=8 schedule.recompute=full",
+			"train.batch=8 schedule.strategy=interleaved-1f1b schedule.subsequences=1 schedule.virtual_stages=2 schedule.pp=4 schedule.sp=8 schedule.offload=none",
+			"schedule.zero=3 schedule.dp=4 schedule.pp=2 train.batch=8")},
 	} {
 		for _, set := range c.sets {
 			plan := planOf(t, c.file, set...)
@@ -64,9 +68,11 @@ func checkFootprint(t *testing.T, name string, plan *passes.Plan) {
 			{"device", bound.Device[s].Bytes, plan.Memory.DevicePeakBytes[s]},
 			{"host", bound.Host[s], plan.Memory.HostPeakBytes[s]},
 		} {
-			ratio := float64(arena.bound) / float64(max(1, arena.exact))
-
-			if arena.bound < arena.exact || ratio > 1.04 && arena.exact > 0 {
+			ratio, most := float64(arena.bound)/float64(max(1, arena.exact)), 1.04
+			if len(plan.Splits(s)) > 0 {
+				most = 1 + 1.0/12
+			}
+			if arena.bound < arena.exact || ratio > most && arena.exact > 0 {
 				t.Errorf("%s, stage %d, %s: bound %s, placed %s: %.4f", name, s, arena.name, arena.bound, arena.exact, ratio)
 			}
 		}

@@ -44,7 +44,7 @@ func (a moment) compare(b moment) int {
 }
 
 // timeline is the order in which every rank issues its tasks and messages. It follows a run of the schedule in which a
-// layer's forward takes one unit of time, its backward two, and messages none: a message stands where its sender's task ends, in
+// layer's forward takes one unit of time, its backward two or each of its halves one, and messages none: a message stands where its sender's task ends, in
 // the sender's order and in the receiver's. All orders are thus parts of one order of all steps of the job, in which whatever a
 // step waits for comes before it: the job cannot deadlock, even where each rank runs one step at a time.
 func timeline(p *passes.Plan) [][]step {

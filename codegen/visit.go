@@ -14,11 +14,12 @@ import (
 // each rank keeping the sum of its slice, as DeepSpeed does. With the third, the weights of a layer are gathered behind the computation of the visit
 // before, and let go at the end of their own.
 type visits struct {
-	order []int        // layers, visit by visit, of the section
-	done  int          // visits that have begun
-	whole map[int]bool // layers whose weights are whole
-	lent  []uint32     // what gathers under way read, held until the next visit
-	owed  []owed       // gradients under way, until the next backward visit ends
+	order  []int        // layers, visit by visit, of the section, but for those that want no weights
+	done   int          // of these visits those that have begun
+	number int          // of all visits
+	whole  map[int]bool // layers whose weights are whole
+	lent   []uint32     // what gathers under way read, held until the next visit
+	owed   []owed       // gradients under way, until the next backward visit ends
 }
 
 // owed is a sum of gradients that a collective makes.
@@ -33,7 +34,7 @@ type owed struct {
 // plan notes the visits of a section.
 func (v *visits) plan(s *stage, steps []step) {
 	for _, st := range steps {
-		if st.kind == running {
+		if st.kind == running && s.order.Tasks[s.index0][st.task].Kind != passes.WeightGrad {
 			v.order = append(v.order, s.path(s.order.Tasks[s.index0][st.task])...)
 		}
 	}
@@ -54,7 +55,7 @@ func (s *stage) byVisit(name string) string {
 	if !s.training {
 		name = "eval." + name
 	}
-	return fmt.Sprintf("%s.%d", name, s.visits.done)
+	return fmt.Sprintf("%s.%d", name, s.visits.number)
 }
 
 // enter begins a visit: the weights of the layer are whole, those of the next are under way, others are let go.
@@ -64,6 +65,7 @@ func (s *stage) enter(layer int) {
 		panic("internal: lower: a visit out of order")
 	}
 	v.done++
+	v.number++
 	if s.plan.Parallel.Zero < passes.ZeroWeights {
 		return
 	}

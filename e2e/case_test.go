@@ -15,7 +15,7 @@ type Case struct {
 	PP, SP, DP, N, Microbatch int
 	VirtualStages             int    // 0 stands for 1
 	Order                     string // sequence | layer
-	Strategy                  string // sppo | overlapped-sppo | terapipe | gpipe | 1f1b | seq1f1b
+	Strategy                  string // one of schedule.strategy
 	SPMode                    string // megatron | ulysses
 	Zero                      string // 0 | 1 | 2 | 3
 	Partition                 string // flops | length | list
@@ -56,10 +56,14 @@ func (c Case) plain() Case {
 	return c
 }
 
-// unpiped is the case on one stage with nothing offloaded or computed again, and no more divided among replicas than what sums
-// ask for: equal to the last bit by E1 and E2.
+// unpiped is the case on one stage with nothing offloaded, computed again or put off, and no more divided among replicas than
+// what sums ask for: equal to the last bit by E1 and E2. What alternates forwards and backwards sums in the order of the
+// simplest that does.
 func (c Case) unpiped() Case {
 	c.Mux = "off"
+	if c.Strategy != "sppo" && c.Strategy != "" {
+		c.Strategy = "seq1f1b"
+	}
 	c.PP, c.VirtualStages, c.Offload, c.Recompute = 1, 1, "none", "none"
 	if c.oneTurn() || c.Zero < "2" {
 		c.Zero, c.Order = "0", "sequence"

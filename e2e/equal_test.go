@@ -48,6 +48,18 @@ var outside = []Case{
 		PP: 2, SP: 2, SPMode: "ulysses", DP: 4, Zero: "3", N: 2, Microbatch: 1, Partition: "flops", Offload: "full", Recompute: "full"},
 	{Family: "llama", KVHeads: 2, Positions: "learned", DType: "f32", Batch: 8, Layers: 7, Sequence: 48, Vocab: tinyVocab,
 		PP: 5, SP: 2, DP: 1, N: 4, Microbatch: 4, Partition: "flops", Offload: "0.5"},
+	{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Batch: 2, Layers: 7, Sequence: 48, Vocab: tinyVocab, Tied: true,
+		PP: 2, SP: 1, DP: 1, N: 6, Microbatch: 1, VirtualStages: 3, Strategy: "interleaved-sppo", Partition: "flops", Offload: "full"},
+	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 6, Layers: 7, Sequence: 48, Vocab: tinyVocab,
+		PP: 3, SP: 2, DP: 1, N: 3, Microbatch: 1, VirtualStages: 2, Strategy: "seq1f1b", Partition: "flops", Offload: "0.5"},
+	{Family: "gpt", KVHeads: 2, Positions: "learned", DType: "f32", Batch: 9, Layers: 7, Sequence: 24, Vocab: tinyVocab, Tied: true,
+		PP: 3, SP: 1, DP: 1, N: 1, Microbatch: 1, VirtualStages: 2, Strategy: "zb-v", Partition: "flops", Offload: "full", Recompute: "selective"},
+	{Family: "llama", KVHeads: 4, Positions: "rope", DType: "f32", Batch: 14, Layers: 6, Sequence: 24, Vocab: tinyVocab, Tied: true,
+		PP: 3, SP: 2, DP: 2, Zero: "1", N: 1, Microbatch: 1, VirtualStages: 2, Strategy: "dualpipe-v", Partition: "flops", Offload: "0.5"},
+	{Family: "gpt", KVHeads: 1, Positions: "rope", DType: "f32", Batch: 5, Layers: 9, Sequence: 48, Vocab: tinyVocab,
+		PP: 4, SP: 2, SPMode: "ulysses", DP: 1, N: 3, Microbatch: 1, Strategy: "zb-h2", Partition: "flops", Offload: "full", Recompute: "full"},
+	{Family: "llama", KVHeads: 4, Positions: "none", DType: "bf16", Batch: 8, Layers: 9, Sequence: 24, Vocab: tinyVocab,
+		PP: 2, SP: 1, DP: 1, N: 2, Microbatch: 1, VirtualStages: 4, Strategy: "zb-h1", Partition: "flops", Offload: "carry"},
 }
 
 // TestOutsideTheSpace holds hand-picked cases to E1, E2 and E3, and their plain programs to E4.

@@ -115,7 +115,7 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 }
 
 func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
-	n := between(r, 1, 9)
+	n := max(1, between(r, -3, 9))
 	same := func(key string, value any, plain string) request { // decides arithmetic
 		return request{key, fmt.Sprint(value), fmt.Sprint(value), plain}
 	}
@@ -131,12 +131,25 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 		same("sp_mode", pick(r, "megatron", "megatron", "ulysses"), "megatron"),
 		same("partition", pick(r, "flops", "length", "time"), "flops"),
 		moves("zero", pick(r, "0", "1"), "0"),
-		moves("virtual_stages", pick(r, 1, 1, 2, 3), "1"),
-		same("strategy", pick(r, "sppo", "sppo", "overlapped-sppo", "terapipe", "seq1f1b", "gpipe", "1f1b"), "sppo"),
+		moves("virtual_stages", pick(r, "auto", "auto", "1", "2", "3"), "1"),
+		drawStrategy(r, n),
 		moves("offload", pick(r, "none", "full", "adaptive", "carry", "memory", "auto", "0.3", drawShares(r, n)), "none"),
 		moves("recompute", pick(r, "none", "none", "selective", "keep_attention", "full", "auto"), "none"),
 		same("mux", "off", "off"),
 	}
+}
+
+// drawStrategy: what alternates forwards and backwards sums in one order.
+func drawStrategy(r *rand.Rand, n int) request {
+	names := []string{"sppo", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "seq1f1b", "zb-h1", "zb-h2"}
+	if n == 1 {
+		names = append(names, "gpipe", "1f1b", "interleaved-1f1b", "zb-v", "zb-v", "dualpipe-v")
+	}
+	drawn := request{"strategy", pick(r, names...), "seq1f1b", "sppo"}
+	if strings.HasSuffix(drawn.value, "sppo") {
+		drawn.neutral = "sppo"
+	}
+	return drawn
 }
 
 func drawShares(r *rand.Rand, n int) string {

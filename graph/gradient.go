@@ -45,7 +45,7 @@ func (b *builder) differentiate() {
 	}
 	b.hoistCollectives()
 	b.findUnits()
-	b.split()
+	b.halve()
 }
 
 // hoistCollectives moves collectives of the backward pass before the gradients of weights that stand between them and
@@ -72,10 +72,10 @@ const (
 	WeightGradient        // the rest: gradients of weights, and what nothing else reads, such as inputs gathered again
 )
 
-// split tells the two halves of the backward pass apart. Whoever runs them apart keeps what the second reads of the first.
+// halve tells the two halves of the backward pass apart. Whoever runs them apart keeps what the second reads of the first.
 // The norms have their weights' gradients in the first, since one kernel makes both; attention has nothing to defer, and
 // neither has the head's loop, whose logits live for one chunk of rows.
-func (b *builder) split() {
+func (b *builder) halve() {
 	awaited := map[int]bool{b.DInput: true}
 	for i := len(b.Backward) - 1; i >= 0; i-- {
 		n := &b.Backward[i]
@@ -86,13 +86,21 @@ func (b *builder) split() {
 			awaited[a.Value] = awaited[a.Value] || !n.Weights
 		}
 	}
-	b.Halves = [2][]Node{}
+	made := map[int]bool{}
 	for _, n := range b.Backward {
-		half := InputGradient
-		if n.Weights {
-			half = WeightGradient
+		if !n.Weights {
+			b.Halves[InputGradient] = append(b.Halves[InputGradient], n)
+			continue
 		}
-		b.Halves[half] = append(b.Halves[half], n)
+		b.Halves[WeightGradient] = append(b.Halves[WeightGradient], n)
+		for _, v := range b.writes(&n) {
+			made[v] = true
+		}
+		for _, a := range n.Args {
+			if a.Value != Missing && b.Values[a.Value].Kind != Weight && !made[a.Value] && !slices.Contains(b.Between, a.Value) {
+				b.Between = append(b.Between, a.Value)
+			}
+		}
 	}
 }
 

@@ -144,11 +144,12 @@ type Block struct {
 	Params   []Param
 	Forward  []Node
 	Backward []Node
-	Halves   [2][]Node // Backward in two, for schedules that run the second half later: see split
-	Input    int // value x; Missing for the embedding
-	Output   int // forward result; Missing for the head
-	DOutput  int // gradient of Output, an input of the backward pass; Missing for the head
-	DInput   int // gradient of Input; Missing for the embedding
+	Halves   [2][]Node // Backward in two, for schedules that run the second half later: see halve
+	Between  []int     // values that the second half reads and does not make, weights apart
+	Input    int       // value x; Missing for the embedding
+	Output   int       // forward result; Missing for the head
+	DOutput  int       // gradient of Output, an input of the backward pass; Missing for the head
+	DInput   int       // gradient of Input; Missing for the embedding
 	Units    []Unit
 	Loss     int // value of kind Loss, or Missing
 }

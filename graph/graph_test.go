@@ -87,10 +87,10 @@ func TestDataflow(t *testing.T) {
 // either order, what it writes nobody else reads, and of a layer it has every product with a transposed first factor.
 func TestHalves(t *testing.T) {
 	for _, family := range []string{lang.FamilyGPT, lang.FamilyLlama} {
-		for _, split := range []Split{{1, ModeMegatron}, {2, ModeMegatron}, {4, ModeUlysses}} {
+		for _, split := range []Split{{SP: 1}, {SP: 2, Whole: true}, {SP: 4, Mode: ModeUlysses}} {
+			g := New(small(family, lang.PositionsRope), split, 64)
 			for recompute := range recomputes {
-				g := New(small(family, lang.PositionsRope), split, 64, recompute)
-				for _, b := range []*Block{g.Embedding, g.Layer, g.Head} {
+				for _, b := range []*Block{g.Embedding, g.LayerWithout(g.RemadeBy(recompute)), g.Head} {
 					if len(b.Halves[InputGradient])+len(b.Halves[WeightGradient]) != len(b.Backward) {
 						t.Errorf("%s: %d and %d nodes are not all %d", b.Name, len(b.Halves[0]), len(b.Halves[1]), len(b.Backward))
 					}

@@ -424,7 +424,7 @@ func (g *Model) head() *Block {
 	gradients[norm.Op](b, norm)
 	b.DInput = b.grads[b.Input].Value
 	b.findUnits()
-	b.split()
+	b.halve()
 	return &b.Block
 }
 

@@ -122,7 +122,7 @@ var malformations = []struct {
 }{
 	{"opcode", func(p *ir.Program) { first(p).Op = ir.NumOps }, fmt.Sprintf("code stage0, init 0: opcode %[1]d of %[1]d", ir.NumOps)},
 	{"stream", func(p *ir.Program) { first(p).Stream = ir.NumStreams }, "init_normal on stream 9 of 9"},
-	{"phase", func(p *ir.Program) { first(p).Prov.Phase = ir.NumPhases }, "phase 5 of 5"},
+	{"phase", func(p *ir.Program) { first(p).Prov.Phase = ir.NumPhases }, "phase 6 of 6"},
 	{"line", func(p *ir.Program) { first(p).Prov.Line = 99 }, "spec line 99 of 5"},
 	{"operands", func(p *ir.Program) { first(p).Args = nil }, "init_normal has 0 operands and 4 attributes, not 1 and 4"},
 	{"absent", func(p *ir.Program) { first(p).Args[0] = ir.Absent() }, "init_normal lacks operand w"},

@@ -193,7 +193,7 @@ func (ps *parser) origin(p *Provenance) error {
 	w := ps.word()
 	phase := strings.Index(phaseLetters, w)
 	if len(w) != 1 || phase < 0 {
-		return ps.errorAt(at, "I init, F forward, B backward, O optimizer, E eval", "expected the phase")
+		return ps.errorAt(at, "I init, F forward, B backward, W weights, O optimizer, E eval", "expected the phase")
 	}
 	p.Phase = Phase(phase)
 	for {

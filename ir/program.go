@@ -145,10 +145,11 @@ const (
 	PhaseBackward
 	PhaseOptimizer
 	PhaseEval
+	PhaseWeights // of the backward: gradients of weights as tasks of their own
 	NumPhases
 )
 
-var phaseNames = [NumPhases]string{"init", "forward", "backward", "optimizer", "eval"}
+var phaseNames = [NumPhases]string{"init", "forward", "backward", "optimizer", "eval", "weights"}
 
 func (p Phase) String() string { return phaseNames[p] }
 

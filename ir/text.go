@@ -47,7 +47,7 @@ import (
 //
 //	rank 0 stage0 dp=0 pp=0 sp=0 $next=1 @sp=[0,1]
 //
-// An instruction is one line: its stream; its provenance (phase I F B O E, microbatch, subsequence, layer, pipeline
+// An instruction is one line: its stream; its provenance (phase I F B W O E, microbatch, subsequence, layer, pipeline
 // stage, each left out where it does not apply); its opcode; its operands, what is written left of the "="; its
 // attributes; and after "!" the pass and the spec line that it comes from. An operand is a buffer, the offset in bytes
 // where it is not 0, element type and shape; "-" is an absent one, left out at the end of a side. A set boolean is its
@@ -56,7 +56,7 @@ import (
 const textMagic = "sppir"
 
 // phaseLetters are the phases as the text form writes them.
-const phaseLetters = "IFBOE"
+const phaseLetters = "IFBOEW"
 
 // Print writes the text form. Equal programs give equal text.
 func Print(w io.Writer, p *Program) error { return Printer{}.Print(w, p) }

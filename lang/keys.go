@@ -402,11 +402,15 @@ var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "recompute", takes: names("auto", "none", "full", "selective", "keep_attention"), Default: "auto", Example: "selective",
 		Doc: "Which activations are computed again in the backward instead of being saved: none, all of a layer, outputs of norms and activation functions, or all but attention. `auto` makes nothing again where there is room; else units of layers in the order of the time that a byte costs, against copies to the host, and only where it must.",
 		set: func(s *Spec, v value) { s.Schedule.Recompute = v.name }},
-	{Block: blockSchedule, Name: "strategy", takes: names("auto", "sppo", "overlapped-sppo", "terapipe", "seq1f1b", "1f1b", "gpipe", "zb-h1"), Default: "auto", Example: "1f1b",
-		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward, sequence after sequence; `overlapped-sppo` begins the next one while this one turns round; the others are the systems that it is compared with (`zb-h1` is not there yet). `auto` tries those that make a difference.",
+	{Block: blockSchedule, Name: "strategy", takes: names("auto", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "gpipe", "1f1b", "interleaved-1f1b", "seq1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"), Default: "auto", Example: "1f1b",
+		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward, sequence after sequence; `overlapped-sppo` begins the next one while this one turns round; the others are the systems that it is compared with. " +
+			"Over subsequences too: `terapipe` all sequences forward, then backward; `seq1f1b` forwards and backwards in turn; `zb-h1` and `zb-h2` the same with gradients of weights put off, " +
+			"for a smaller bubble, and with more activations for none. Whole sequences: `gpipe`, `1f1b`, and on two virtual stages a rank that lie there and back `zb-v` and `dualpipe-v`. " +
+			"`interleaved-sppo` and `interleaved-1f1b` are `sppo` and `1f1b` with `virtual_stages` of 2 or more. `auto` tries those over subsequences that make a difference and put nothing off.",
 		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
 	{Block: blockSchedule, Name: "virtual_stages", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
-		Doc: "Groups of layers that one rank holds round-robin; the bubble shrinks by as much. `auto` tries up to 16. With `order = layer`, the groups of the one stage, and `auto` is one for each layer.",
+		Doc: "Groups of layers that one rank holds, dealt out in turn; the bubble shrinks by as much. `auto` tries up to 16 under `sppo` and what stems from it, and else takes the fewest that `strategy` knows: 1, or 2 where its name says so. " +
+			"With `order = layer`, the groups of the one stage, and `auto` is one for each layer.",
 		set: func(s *Spec, v value) { s.Schedule.VirtualStages = v.Int() }},
 	{Block: blockSchedule, Name: "offload", Default: "auto", Example: "full",
 		takes: valueType{number: &number{max: 1}}.orNames("auto", "none", "full", "adaptive", "carry", "memory").

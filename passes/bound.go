@@ -286,6 +286,9 @@ func (b *bounds) time(p *Plan) ir.Seconds {
 			way += 2 * message
 		}
 	}
+	if p.chosenStrategy().late { // there is work for the way back
+		clear(before)
+	}
 	times, waits := ir.Seconds(p.Parallel.Microbatches), ir.Seconds(1)
 	if p.chosenStrategy().name == strategies[0].name {
 		waits = times
@@ -343,9 +346,15 @@ func (b *bounds) lack(p *Plan) *Lack {
 	case p.Schedule.Offload.Policy == "none":
 		kept = of.kept
 	}
-	group := 1 // of subsequences that go backward through one virtual stage before the next
-	if p.Parallel.VirtualStages > 1 {
+	group, strategy := 1, p.chosenStrategy() // of subsequences that go backward through one virtual stage before the next
+	switch {
+	case p.Parallel.VirtualStages > 1 && strategy.rounds:
 		group = 2 * p.Parallel.PP
+	case p.Parallel.VirtualStages > 1:
+		group = p.Subsequences.N
+	}
+	if strategy.late { // the first half of a backward has less at work
+		working = 0
 	}
 	var worst *Lack
 	for rank := range p.Parallel.PP {

@@ -336,7 +336,7 @@ func (h *chooser) remakes() []remake {
 	at = slices.Compact(at)
 	time := func(set graph.Units) (t ir.Seconds) {
 		for _, i := range at {
-			t += h.costs.timeAgain(h.pricer, h.graph, i, set, h.plan.Size(i))
+			t += h.costs.timeAgain(h.pricer, h.graph, i, set, h.plan.Size(i)).whole
 		}
 		return t
 	}

@@ -22,12 +22,10 @@ const nearby = 2
 // Reader is the task that takes a task's result and the pipeline rank that does it: the same task of the next stage, or the
 // backward of the last stage's forward, which begins with the head.
 func (p *Plan) Reader(t Task) (to int, reader Task, ok bool) {
-	if to, reader, ok = p.Target(t); ok || t.Kind == Backward {
+	if to, reader, ok = p.Target(t); ok || t.Kind != Forward {
 		return to, reader, ok
 	}
-	reader, to = t, p.Home(t.Stage)
-	reader.Kind = Backward
-	return to, reader, true
+	return p.Home(t.Stage), t.As(Backward), true
 }
 
 // Detours says for each of some tasks of a rank whether its result waits for its reader on the host. It follows the input of
@@ -63,7 +61,7 @@ func (p *Plan) Unparks(t Task) bool {
 	return t.Kind == Backward && t.Subsequence == p.Subsequences.N-1 && p.Parks(t.Stage)
 }
 
-// Coming are the backwards behind a task, with no forward between, whose reloads may begin while it runs: as many as Offload.Ahead
+// Coming are the backwards behind a task, with nothing else between, whose reloads may begin while it runs: as many as Offload.Ahead
 // reaches. There are none where the first of them undoes the task, whose units only now leave.
 func (p *Plan) Coming(tasks []Task, i int) []Task {
 	rest := tasks[i+1:]

@@ -1,6 +1,8 @@
 package passes
 
 import (
+	"slices"
+
 	"sppo/graph"
 	"sppo/ir"
 )
@@ -11,6 +13,9 @@ type direction uint8
 const (
 	forwardPass direction = iota
 	backwardPass
+	inputPass  // the first half of the backward
+	weightPass // the second
+	betweenHalves
 )
 
 // workingKey is what the bytes of a running block depend on.
@@ -22,7 +27,8 @@ type workingKey struct {
 }
 
 // working is the most bytes that a block holds at once while a pass of it runs: its input, what it has saved or will save, its
-// result; the gradients of its weights and of its caches only where this is the run that begins them.
+// result; the gradients of its weights and of its caches only where this is the run that begins them. Between its halves it
+// is what the second will read.
 func (c *Context) working(g *graph.Model, b *graph.Block, pass direction, z graph.Size, fresh bool) ir.Bytes {
 	key := workingKey{b, pass, z, fresh}
 	n, known := c.held[key]
@@ -30,9 +36,9 @@ func (c *Context) working(g *graph.Model, b *graph.Block, pass direction, z grap
 		if c.held == nil {
 			c.held = map[workingKey]ir.Bytes{}
 		}
-		l := lives{block: b, size: z, of: make([]int, len(b.Values))}
+		l := lives{block: b, pass: pass, size: z, of: make([]int, len(b.Values))}
 		l.size.Rows = g.ChunkRows(z)
-		n = l.run(pass, fresh)
+		n = l.run(fresh)
 		c.held[key] = n
 	}
 	return n
@@ -41,6 +47,7 @@ func (c *Context) working(g *graph.Model, b *graph.Block, pass direction, z grap
 // lives are the spans of a pass's nodes over which bytes are held.
 type lives struct {
 	block *graph.Block
+	pass  direction
 	size  graph.Size
 	spans []liveSpan
 	of    []int // value -> 1 + its span
@@ -51,22 +58,25 @@ type liveSpan struct {
 	bytes       ir.Bytes
 }
 
-func (l *lives) run(pass direction, fresh bool) ir.Bytes {
-	b, nodes := l.block, l.block.Forward
-	given, result := b.Input, b.Output
-	if pass == backwardPass {
-		nodes, given, result = b.Backward, b.DOutput, b.DInput
-	}
+func (l *lives) run(fresh bool) ir.Bytes {
+	b := l.block
+	nodes, given, result := l.nodes()
 	end := len(nodes)
 	for i := range b.Units {
-		u := &b.Units[i]
-		if u.Producer >= 0 || pass == backwardPass {
-			l.saved(u, pass, end)
+		if u := &b.Units[i]; l.holdsUnit(u, given) {
+			l.saved(u, end)
 		}
 	}
-	for _, v := range []int{given, b.Input} {
-		if v != graph.Missing {
+	for _, v := range given {
+		if v != graph.Missing && l.counts(v, false) {
 			l.hold(v, 0, 0)
+		}
+	}
+	if l.pass == inputPass {
+		for _, v := range b.Between {
+			if l.counts(v, false) {
+				l.hold(v, end, end)
+			}
 		}
 	}
 	first, last := loop(nodes)
@@ -91,6 +101,33 @@ func (l *lives) run(pass direction, fresh bool) ir.Bytes {
 	return l.most(end)
 }
 
+// nodes are those of the pass, what is there before the first, and the result behind the last.
+func (l *lives) nodes() (nodes []graph.Node, given []int, result int) {
+	b := l.block
+	switch l.pass {
+	case forwardPass:
+		return b.Forward, []int{b.Input}, b.Output
+	case backwardPass:
+		return b.Backward, []int{b.DOutput, b.Input}, b.DInput
+	case inputPass:
+		return b.Halves[graph.InputGradient], []int{b.DOutput, b.Input}, b.DInput
+	case weightPass:
+		return b.Halves[graph.WeightGradient], b.Between, graph.Missing
+	}
+	return nil, b.Between, graph.Missing // between the halves
+}
+
+// holdsUnit says whether the bytes of a unit are this pass's. The input's are counted with what is given.
+func (l *lives) holdsUnit(u *graph.Unit, given []int) bool {
+	switch l.pass {
+	case forwardPass:
+		return u.Producer >= 0
+	case backwardPass, inputPass:
+		return true
+	}
+	return slices.ContainsFunc(u.Values, func(v int) bool { return slices.Contains(given, v) })
+}
+
 // counts says whether a value's bytes are this pass's: weights and caches persist, and so do gradients once they are begun.
 func (l *lives) counts(v int, fresh bool) bool {
 	switch l.block.Values[v].Kind {
@@ -99,15 +136,15 @@ func (l *lives) counts(v int, fresh bool) bool {
 	case graph.WeightGrad:
 		return fresh
 	case graph.CacheGrad:
-		return l.size.Prefix+l.size.Tokens == l.size.Sequence // the last subsequence goes first
+		return (l.pass == backwardPass || l.pass == inputPass) && l.size.Prefix+l.size.Tokens == l.size.Sequence // the last subsequence goes first
 	}
 	return false
 }
 
 // saved holds a unit from its producer to the end of the forward, or to its last reader in the backward.
-func (l *lives) saved(u *graph.Unit, pass direction, end int) {
+func (l *lives) saved(u *graph.Unit, end int) {
 	s := liveSpan{bytes: graph.Align(l.block.UnitBytes(u, l.size))}
-	if pass == forwardPass {
+	if l.pass == forwardPass {
 		s.first, s.last = u.Producer, end
 	}
 	l.spans = append(l.spans, s)

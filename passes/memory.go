@@ -85,16 +85,26 @@ func footprint(c *Context, p *Plan) Footprint {
 	return f
 }
 
-// packing is the share of what does not persist that placing may lose in gaps: a test holds placed plans to it.
-const packing = 0.03
+// Packing is the share of what does not persist that placing may lose in gaps: a test holds placed plans to it. What lives
+// from one half of a backward to the other leaves larger ones.
+const (
+	packing         = 0.03
+	packingOfHalves = 0.06
+)
 
-func packed(n ir.Bytes) ir.Bytes { return ir.Bytes(float64(n) * packing) }
+func (r *residence) packed(n ir.Bytes) ir.Bytes {
+	if len(r.split) > 0 {
+		return ir.Bytes(float64(n) * packingOfHalves)
+	}
+	return ir.Bytes(float64(n) * packing)
+}
 
 // residence adds up what one stage holds while its tasks run.
 type residence struct {
 	context *Context
 	plan    *Plan
 	stage   int
+	split   map[Task]bool
 	graph   *graph.Model
 	sizes   []graph.Size // of each subsequence
 	saved   [][]ir.Bytes // units of a layer, of each subsequence
@@ -120,7 +130,7 @@ type unitsAway struct {
 }
 
 func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
-	r := &residence{context: c, plan: p, stage: stage, graph: c.Model(p), layers: p.LayersPerStage, units: map[Task]*unitsAway{},
+	r := &residence{context: c, plan: p, stage: stage, split: p.Splits(stage), graph: c.Model(p), layers: p.LayersPerStage, units: map[Task]*unitsAway{},
 		detours: p.Detours(p.Tasks[stage]), away: map[Task]bool{}}
 	r.fresh = slices.Repeat([]bool{true}, p.layersOf(stage))
 	for i := range p.Subsequences.N {
@@ -136,10 +146,13 @@ func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, i
 	for i, t := range tasks {
 		r.now[TermMessages] += inputs[i]
 		r.unpark(tasks, i)
-		if t.Kind == Forward {
+		switch t.Kind {
+		case Forward:
 			r.forward(tasks, i)
-		} else {
+		case Backward:
 			r.backward(tasks, i)
+		case WeightGrad:
+			r.weightGrads(tasks, i)
 		}
 		r.now[TermMessages] -= inputs[i]
 		r.detour(t, r.detours[i])
@@ -147,11 +160,11 @@ func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, i
 	r.optimizer()
 	for t, n := range r.peak.Terms {
 		if Term(t) != TermWeights && Term(t) != TermOptimizer {
-			r.peak.Terms[TermPacking] += packed(n)
+			r.peak.Terms[TermPacking] += r.packed(n)
 		}
 	}
 	r.peak.Bytes += r.peak.Terms[TermPacking]
-	return r.peak, r.most + packed(r.most)
+	return r.peak, r.most + r.packed(r.most)
 }
 
 // note compares a moment with the peak so far: what is held, and what runs.
@@ -224,8 +237,10 @@ func (r *residence) forward(tasks []Task, i int) {
 
 func (r *residence) backward(tasks []Task, i int) {
 	t := tasks[i]
-	f := t
-	f.Kind = Forward
+	f, pass := t.As(Forward), backwardPass
+	if r.split[t] {
+		pass = inputPass
+	}
 	z, u := r.sizes[t.Subsequence], r.units[f]
 	layers := r.layers[t.Stage]
 	if i > 0 && t.Undoes(tasks[i-1]) {
@@ -236,7 +251,7 @@ func (r *residence) backward(tasks []Task, i int) {
 	r.reloadUpTo(tasks, i, r.plan.Offload.Ahead-1)
 	_, _, fed := r.plan.Source(t)
 	if !fed {
-		r.touching(t, r.graph.Head, z, t.Microbatch == 0 && t.Subsequence == len(r.sizes)-1)
+		r.touching(t, r.graph.Head, backwardPass, z, t.Microbatch == 0 && t.Subsequence == len(r.sizes)-1)
 	}
 	leaving := r.plan.Leaving(tasks, i)
 	for at := range layers {
@@ -244,32 +259,84 @@ func (r *residence) backward(tasks []Task, i int) {
 		b, own := r.block(t, k), r.first[t.Stage]+k
 		r.now[TermKept] -= u.kept[k]
 		r.now[TermCopies] -= u.offloaded[k]
-		r.touching(t, b, z, r.fresh[own])
+		r.touching(t, b, pass, z, r.fresh[own])
 		r.fresh[own] = false
-		if !r.owing { // from now on, what the visit before has given away
-			_, owed := r.plan.visitBytes(r.graph)
-			r.now[TermGradients] += owed
-			r.owing = true
-		}
+		r.leaveBackward(t, b, z)
 		if t.Subsequence == len(r.sizes)-1 {
 			r.now[TermCacheGrads] += r.caches(b, graph.CacheGrad, z)
 		}
 		if t.Subsequence == 0 {
 			r.now[TermCacheGrads] -= r.caches(b, graph.CacheGrad, z)
 			r.now[TermCaches] -= r.caches(b, graph.Cache, z)
+			if r.split[t] {
+				r.now[TermCacheGrads] += r.cachesBetween(b, z)
+			}
 		}
 		r.copiesBeside(tasks, i, leaving, at)
 	}
 	delete(r.units, f)
 	if _, _, feeds := r.plan.Target(t); !feeds {
-		r.touching(t, r.graph.Embedding, z, t.Microbatch == 0 && t.Subsequence == len(r.sizes)-1)
+		r.touching(t, r.graph.Embedding, pass, z, t.Microbatch == 0 && t.Subsequence == len(r.sizes)-1)
+		if r.split[t] {
+			r.now[TermKept] += r.between(r.graph.Embedding, z)
+		}
 	}
 }
 
-// touching notes the backward of a block, which may be the first to touch its gradients.
-func (r *residence) touching(t Task, b *graph.Block, z graph.Size, fresh bool) {
+// weightGrads is the second half of a backward.
+func (r *residence) weightGrads(tasks []Task, i int) {
+	t := tasks[i]
+	z, layers := r.sizes[t.Subsequence], r.layers[t.Stage]
+	leaving := r.plan.Leaving(tasks, i)
+	for at := range layers {
+		b := r.block(t, layers-1-at)
+		r.now[TermKept] -= r.between(b, z)
+		r.touching(t, b, weightPass, z, false)
+		r.leaveBackward(t, b, z)
+		if t.Subsequence == 0 {
+			r.now[TermCacheGrads] -= r.cachesBetween(b, z)
+		}
+		r.copiesBeside(tasks, i, leaving, at)
+	}
+	if t.Stage == 0 {
+		r.now[TermKept] -= r.between(r.graph.Embedding, z)
+		r.touching(t, r.graph.Embedding, weightPass, z, false)
+	}
+}
+
+// leaveBackward ends the visit of a layer: what its second half will read is kept, or its gradients are given away, and from
+// then on what the visit before has given away is on its way.
+func (r *residence) leaveBackward(t Task, b *graph.Block, z graph.Size) {
+	if r.split[t] {
+		r.now[TermKept] += r.between(b, z)
+		return
+	}
+	if !r.owing {
+		_, owed := r.plan.visitBytes(r.graph)
+		r.now[TermGradients] += owed
+		r.owing = true
+	}
+}
+
+// between are the bytes that a block holds from the first half of its backward to the second.
+func (r *residence) between(b *graph.Block, z graph.Size) ir.Bytes {
+	return r.context.working(r.graph, b, betweenHalves, z, false)
+}
+
+// cachesBetween are the gradients of K and V that the second half reads.
+func (r *residence) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
+	for _, v := range b.Between {
+		if b.Values[v].Kind == graph.CacheGrad {
+			n += graph.Align(b.Values[v].Bytes(z))
+		}
+	}
+	return n
+}
+
+// touching notes a backward pass of a block, which may be the first to touch its gradients.
+func (r *residence) touching(t Task, b *graph.Block, pass direction, z graph.Size, fresh bool) {
 	begins := fresh || r.plan.Parallel.Zero >= ZeroGradients && b.Name == graph.BlockLayer // at each visit, whole
-	r.note(t, r.context.working(r.graph, b, backwardPass, z, begins))
+	r.note(t, r.context.working(r.graph, b, pass, z, begins))
 	if fresh {
 		r.touch(b)
 	}
@@ -401,7 +468,7 @@ func (r *residence) release(f Task, k int) {
 
 // reload begins the copy back of the layer that a backward comes to as its at-th.
 func (r *residence) reload(t Task, at int) {
-	t.Kind = Forward
+	t = t.As(Forward)
 	u := r.units[t]
 	k := r.layers[t.Stage] - 1 - at
 	if k < 0 || u.back[k] {

@@ -43,7 +43,7 @@ var Passes = [...]Pass{
 	},
 	{
 		Name: "schedule", Run: schedule, Check: checkSchedule,
-		Doc: "Orders the tasks of every stage: for each microbatch all subsequences forward, then all backward from the last to the first.",
+		Doc: "Orders the tasks of every stage by the strategy: forwards of subsequences from the first to the last, backwards from the last to the first, and, where they are put off, gradients of weights.",
 		After: []Order{
 			{"partition", "tasks are forwards and backwards of subsequences"},
 		},

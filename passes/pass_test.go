@@ -115,7 +115,6 @@ func TestNotYet(t *testing.T) {
 	for _, set := range []string{
 		"schedule.mux=on", "schedule.mux=right",
 		"schedule.sp_mode=ring", "schedule.keep=[]", "schedule.keep=[k]",
-		"schedule.strategy=zb-h1",
 	} {
 		key, _, _ := strings.Cut(set, "=")
 		expect(t, load(t, "gpt-docs.sppo", set), lang.NotYet, "not implemented yet", key, set)
@@ -137,6 +136,14 @@ func expect(t *testing.T, sp *lang.Spec, code lang.Code, words, key, name string
 	}
 	if want := sp.At(key); ds[0].Pos != want {
 		t.Errorf("%s: at %s, want %s of %s", name, ds[0].Pos, want, key)
+	}
+}
+
+// strategyOf asks for a strategy over whole sequences, one a microbatch.
+func strategyOf(name string, virtualStages, batch int) func(*lang.Spec) {
+	return func(s *lang.Spec) {
+		s.Schedule.Strategy, s.Schedule.VirtualStages, s.Schedule.Subsequences = name, virtualStages, lang.Subsequences{Count: 1}
+		s.Train.Batch, s.Schedule.DP, s.Schedule.Microbatch = batch, 1, 1
 	}
 }
 
@@ -165,6 +172,12 @@ func TestBadRequests(t *testing.T) {
 		}},
 		{lang.Conflict, "order = layer works within one stage, and pp = 2", "schedule.order", func(s *lang.Spec) { s.Schedule.Order = "layer" }},
 		{lang.Conflict, "order = layer takes them one by one", "schedule.strategy", func(s *lang.Spec) { s.Schedule.PP, s.Schedule.Order, s.Schedule.Strategy = 1, "layer", "seq1f1b" }},
+		{lang.Conflict, "interleaved-1f1b does not go with virtual_stages = 1", "schedule.virtual_stages", strategyOf("interleaved-1f1b", 1, 4)},
+		{lang.Conflict, "zb-h2 does not go with virtual_stages = 2", "schedule.virtual_stages", strategyOf("zb-h2", 2, 4)},
+		{lang.Conflict, "zb-v takes whole sequences, not 8 subsequences", "schedule.subsequences", func(s *lang.Spec) { s.Schedule.Strategy, s.Schedule.VirtualStages = "zb-v", 0 }},
+		{lang.Indivisible, "5 microbatches do not make 2 rounds", "train.batch", strategyOf("interleaved-1f1b", 2, 5)},
+		{lang.Indivisible, "5 microbatches do not make 2 rounds", "train.batch", strategyOf("zb-h1", 2, 5)},
+		{lang.Conflict, "2 * pp = 4 virtual stages, and there are 2", "train.batch", strategyOf("dualpipe-v", 0, 2)},
 		{lang.LengthOfList, "lists 2 shares for 8", "schedule.offload", func(s *lang.Spec) { s.Schedule.Offload = lang.Offload{Policy: "list", Alpha: []float64{1, 0}} }},
 	} {
 		sp := load(t, "gpt-docs.sppo")

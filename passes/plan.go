@@ -54,12 +54,19 @@ type Parallel struct {
 	Zero          int    `json:"zero"`    // ranks that hold the same matrix divide, 1: its optimizer state, 2: its gradient too, 3: the weight too
 	VirtualStages int    `json:"virtual_stages"`
 	Order         string `json:"order"`        // inside a stage: sequence, or layer, where one stage holds all and a virtual stage is what all subsequences pass in turn
+	Placement     string `json:"placement"`    // of virtual stages on the ranks: round or v
 	Microbatch    int    `json:"microbatch"`   // sequences that one task carries
 	Microbatches  int    `json:"microbatches"` // of one replica in a step
 }
 
 // Ranks is the number of devices in use.
 func (p Parallel) Ranks() int { return p.DP * p.PP * p.SP }
+
+// Placements of virtual stages on the pipeline ranks.
+const (
+	PlacedRound = "round" // dealt out in turn; also where the plan says nothing
+	PlacedV     = "v"     // dealt out there and back, so that the first rank also has the last stage
+)
 
 // Stages is the number of virtual stages: of parts of the model, one behind another.
 func (p Parallel) Stages() int { return p.PP * p.VirtualStages }
@@ -75,14 +82,18 @@ type Subsequences struct {
 // TaskKind says what a task computes.
 type TaskKind string
 
-// Kinds of tasks.
+// Kinds of tasks. A backward whose weight gradients are a task of their own computes the gradient of its input alone.
 const (
-	Forward  TaskKind = "F"
-	Backward TaskKind = "B"
+	Forward    TaskKind = "F"
+	Backward   TaskKind = "B"
+	WeightGrad TaskKind = "W"
 )
 
-// Task is the forward or backward of one subsequence of one microbatch through the layers of one virtual stage. It is
-// written "F0.3@1" in JSON: kind, microbatch, subsequence, virtual stage; "F0.3/2@1" for the second piece of a subsequence.
+var taskKinds = []TaskKind{Forward, Backward, WeightGrad}
+
+// Task is the forward or backward of one subsequence of one microbatch through the layers of one virtual stage, or what a
+// backward has left of the gradients of its weights. It is written "F0.3@1" in JSON: kind, microbatch, subsequence,
+// virtual stage; "F0.3/2@1" for the second piece of a subsequence.
 type Task struct {
 	Kind        TaskKind
 	Microbatch  int
@@ -91,11 +102,14 @@ type Task struct {
 	Piece       int // of a subsequence that is cut, from 1; 0: the whole
 }
 
-// Undoes says whether a backward is that of a forward.
-func (t Task) Undoes(f Task) bool {
-	f.Kind = Backward
-	return t == f
+// As is the task of another kind for the same subsequence on the same virtual stage.
+func (t Task) As(kind TaskKind) Task {
+	t.Kind = kind
+	return t
 }
+
+// Undoes says whether a backward is that of a forward.
+func (t Task) Undoes(f Task) bool { return f.Kind == Forward && t == f.As(Backward) }
 
 // UnitType is the paper's class of an activation by its lifespan.
 type UnitType int
@@ -247,8 +261,34 @@ func (p *Plan) decide(pass, what, value, why string) {
 	p.Decisions = append(p.Decisions, Decision{pass, what, value, why})
 }
 
-// Home is the pipeline rank that has a virtual stage: they are dealt out in turn.
-func (p *Plan) Home(stage int) int { return stage % p.Parallel.PP }
+// Home is the pipeline rank that has a virtual stage.
+func (p *Plan) Home(stage int) int {
+	round, at := stage/p.Parallel.PP, stage%p.Parallel.PP
+	if p.Parallel.Placement == PlacedV && round%2 == 1 {
+		return p.Parallel.PP - 1 - at
+	}
+	return at
+}
+
+// Onwards says whether a message goes to the next rank of the ring, rather than back to the previous one. Of two ranks the
+// other one is both: there results go on and gradients back.
+func (p *Plan) Onwards(kind TaskKind, from, to int) bool {
+	if p.Parallel.PP == 2 {
+		return kind == Forward
+	}
+	return (from+1)%p.Parallel.PP == to
+}
+
+// Splits are the backwards of a rank whose weight gradients are tasks of their own.
+func (p *Plan) Splits(rank int) map[Task]bool {
+	split := map[Task]bool{}
+	for _, t := range p.Tasks[rank] {
+		if t.Kind == WeightGrad {
+			split[t.As(Backward)] = true
+		}
+	}
+	return split
+}
 
 // StagesOf are the virtual stages of a pipeline rank, in their order in the model.
 func (p *Plan) StagesOf(rank int) []int {
@@ -306,9 +346,12 @@ func (p *Plan) Target(t Task) (to int, target Task, ok bool) {
 	return p.neighbour(t, +1)
 }
 
-// neighbour is the same task some virtual stages on in its direction.
+// neighbour is the same task some virtual stages on in its direction; gradients of weights go nowhere.
 func (p *Plan) neighbour(t Task, on int) (int, Task, bool) {
-	if t.Kind == Backward {
+	switch t.Kind {
+	case WeightGrad:
+		return 0, Task{}, false
+	case Backward:
 		on = -on
 	}
 	t.Stage += on

@@ -24,17 +24,38 @@ func Predict(p *Plan) { predict(&Context{}, p) }
 
 // costs are the durations of everything that a step is made of. Indices: i a subsequence, s a stage, k a layer of it.
 type costs struct {
-	forward, backward      []ir.Seconds     // [i], of one layer
-	again                  [][][]ir.Seconds // [s][i][k]: what a layer's backward takes longer because it makes units again; nil: nothing
-	embed, embedGrad, head []ir.Seconds     // [i]; all of the head runs in the backward
-	message                []ir.Seconds     // [i], to a neighbour
-	d2h, h2d               [][][]ir.Seconds // [s][i][k]
-	hiddenOut, hiddenBack  []ir.Seconds     // [i], of a task's input
-	cacheOut               []ir.Seconds     // [i], of a layer's K and V
-	cacheBack              ir.Seconds       // of K and V of a whole sequence
-	left                   *leftCosts       // of tasks that ranks share at the start; nil: there are none
-	under                  []ir.Seconds     // [i]: collectives of parameters that a layer's backward finds under way
-	remaking               map[remadeKey]ir.Seconds
+	forward               []ir.Seconds       // [i], of one layer
+	backward              []backwardTime     // [i], of one layer
+	again                 [][][]backwardTime // [s][i][k]: what a layer's backward takes longer because it makes units again; nil: nothing
+	embed, head           []ir.Seconds       // [i]; all of the head runs in the backward
+	embedGrad             []backwardTime     // [i]
+	message               []ir.Seconds       // [i], to a neighbour
+	d2h, h2d              [][][]ir.Seconds   // [s][i][k]
+	hiddenOut, hiddenBack []ir.Seconds       // [i], of a task's input
+	cacheOut              []ir.Seconds       // [i], of a layer's K and V
+	cacheBack             ir.Seconds         // of K and V of a whole sequence
+	left                  *leftCosts         // of tasks that ranks share at the start; nil: there are none
+	under                 []visitTime        // [i]: collectives of parameters that a layer's backward finds under way
+	remaking              map[remadeKey]backwardTime
+}
+
+// visitTime is that of the collectives of weights and gradients that run beside a layer.
+type visitTime struct{ weights, gradients ir.Seconds }
+
+// backwardTime is that of a block's backward pass, and of its halves where they run apart.
+type backwardTime struct{ whole, input, weights ir.Seconds }
+
+// of is the time until the gradient of the input is there.
+func (b backwardTime) of(split bool) ir.Seconds {
+	if split {
+		return b.input
+	}
+	return b.whole
+}
+
+// plus adds so many times another.
+func (b backwardTime) plus(o backwardTime, times ir.Seconds) backwardTime {
+	return backwardTime{b.whole + times*o.whole, b.input + times*o.input, b.weights + times*o.weights}
 }
 
 // remadeKey is what the time to make units of a layer again depends on.
@@ -55,18 +76,18 @@ func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 	weights, gradients := newUpdater(p, g, m).visit()
 	between := p.widestLink(m, p.neighbours)
 	stages := p.Parallel.PP
-	t := &costs{again: perStage(stages, n), d2h: perStage(stages, n), h2d: perStage(stages, n)}
+	t := &costs{again: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
 	for i := range n {
 		z := p.Size(i)
 		t.forward = append(t.forward, pr.makespan(g.Layer, g.Layer.Forward, z, weights))
-		under := weights
+		under := visitTime{weights: weights}
 		if p.Completes(Task{Kind: Backward, Subsequence: i}) {
-			under += gradients
+			under.gradients = gradients
 		}
 		t.under = append(t.under, under)
-		t.backward = append(t.backward, pr.makespan(g.Layer, g.Layer.Backward, z, under))
+		t.backward = append(t.backward, pr.layerBackward(g.Layer, z, under))
 		t.embed = append(t.embed, pr.time(g, g.Embedding, g.Embedding.Forward, z))
-		t.embedGrad = append(t.embedGrad, pr.time(g, g.Embedding, g.Embedding.Backward, z))
+		t.embedGrad = append(t.embedGrad, pr.embedGrad(g, z))
 		t.head = append(t.head, pr.time(g, g.Head, g.Head.Backward, z))
 		x := g.Layer.Values[g.Layer.Input].Bytes(z)
 		t.message = append(t.message, m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: x}, between))
@@ -95,12 +116,10 @@ func (t *costs) addCaches(m cost.Model, b *graph.Block, z graph.Size) {
 	t.cacheOut, t.cacheBack = append(t.cacheOut, out), back
 }
 
-// copyTimes are the durations of the copies of each layer of a stage, one instruction a unit.
-
-func perStage(stages, n int) [][][]ir.Seconds {
-	out := make([][][]ir.Seconds, stages)
+func perStage[T any](stages, n int) [][][]T {
+	out := make([][][]T, stages)
 	for s := range out {
-		out[s] = make([][]ir.Seconds, n)
+		out[s] = make([][]T, n)
 	}
 	return out
 }
@@ -110,7 +129,7 @@ func perStage(stages, n int) [][][]ir.Seconds {
 func (t *costs) setFate(pr pricer, g *graph.Model, stage, i int, fate string, sizes []ir.Bytes, z graph.Size) {
 	units := len(sizes)
 	layers := len(fate) / units
-	out, back, again := make([]ir.Seconds, layers), make([]ir.Seconds, layers), make([]ir.Seconds, layers)
+	out, back, again := make([]ir.Seconds, layers), make([]ir.Seconds, layers), make([]backwardTime, layers)
 	for k := range layers {
 		for u, n := range sizes {
 			if fate[k*units+u] == FateOffload {
@@ -124,18 +143,17 @@ func (t *costs) setFate(pr pricer, g *graph.Model, stage, i int, fate string, si
 }
 
 // timeAgain is how much longer the backward of a layer takes that makes units again.
-func (t *costs) timeAgain(pr pricer, g *graph.Model, i int, remade graph.Units, z graph.Size) ir.Seconds {
+func (t *costs) timeAgain(pr pricer, g *graph.Model, i int, remade graph.Units, z graph.Size) backwardTime {
 	if remade == 0 {
-		return 0
+		return backwardTime{}
 	}
 	key := remadeKey{i, remade}
 	d, known := t.remaking[key]
 	if !known {
 		if t.remaking == nil {
-			t.remaking = map[remadeKey]ir.Seconds{}
+			t.remaking = map[remadeKey]backwardTime{}
 		}
-		b := g.LayerWithout(remade)
-		d = pr.makespan(b, b.Backward, z, t.under[i]) - t.backward[i]
+		d = pr.layerBackward(g.LayerWithout(remade), z, t.under[i]).plus(t.backward[i], -1)
 		t.remaking[key] = d
 	}
 	return d
@@ -191,6 +209,20 @@ func (pr pricer) time(g *graph.Model, b *graph.Block, nodes []graph.Node, z grap
 		first = end
 	}
 	return t
+}
+
+// layerBackward is that of a layer. Weights are gathered beside the first half, and gradients given away beside the second.
+func (pr pricer) layerBackward(b *graph.Block, z graph.Size, under visitTime) backwardTime {
+	return backwardTime{
+		whole:   pr.makespan(b, b.Backward, z, under.weights+under.gradients),
+		input:   pr.makespan(b, b.Halves[graph.InputGradient], z, under.weights),
+		weights: pr.makespan(b, b.Halves[graph.WeightGradient], z, under.gradients),
+	}
+}
+
+func (pr pricer) embedGrad(g *graph.Model, z graph.Size) backwardTime {
+	b := g.Embedding
+	return backwardTime{pr.time(g, b, b.Backward, z), pr.time(g, b, b.Halves[graph.InputGradient], z), pr.time(g, b, b.Halves[graph.WeightGradient], z)}
 }
 
 func (pr pricer) chunks(g *graph.Model, b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {

@@ -24,7 +24,10 @@ func interleavedOf(stages, v int, f, b []ir.Seconds) (*Plan, *costs) {
 		panic("internal: " + err.Error())
 	}
 	none := make([]ir.Seconds, n)
-	c := &costs{forward: f, backward: b, embed: none, embedGrad: none, head: none, message: none}
+	c := &costs{forward: f, embed: none, embedGrad: make([]backwardTime, n), head: none, message: none}
+	for _, whole := range b {
+		c.backward = append(c.backward, backwardTime{whole, whole / 2, whole / 2})
+	}
 	for range stages {
 		c.d2h, c.h2d = append(c.d2h, noCopies(n, v)), append(c.h2d, noCopies(n, v))
 	}

@@ -10,7 +10,7 @@ import (
 //
 // Input: Parallel, Subsequences. Output: Tasks. Paper: section 3; a stage forwards s_0 .. s_{N-1} and then goes
 // backward from s_{N-1} to s_0, since gradients of K and V flow from later to earlier subsequences. Other strategies
-// differ in how they weave several sequences.
+// differ in how they weave several sequences, and in whether gradients of weights are tasks of their own.
 func schedule(_ *Context, p *Plan) error {
 	p.decideOrder()
 	return nil
@@ -30,7 +30,7 @@ func (t Task) String() string {
 // UnmarshalText reads what MarshalText writes.
 func (t *Task) UnmarshalText(text []byte) error {
 	word := string(text)
-	for _, kind := range []TaskKind{Forward, Backward} {
+	for _, kind := range taskKinds {
 		rest, ok := strings.CutPrefix(word, string(kind))
 		if !ok {
 			continue
@@ -45,7 +45,7 @@ func (t *Task) UnmarshalText(text []byte) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%q is no task: write F or B, microbatch, dot, subsequence, @, virtual stage, as in F0.3@1", word)
+	return fmt.Errorf("%q is no task: write F, B or W, microbatch, dot, subsequence, @, virtual stage, as in F0.3@1", word)
 }
 
 // checkSchedule: every task once on every stage, in an order that the dataflow allows, the same on all stages where
@@ -68,11 +68,13 @@ func checkSchedule(_ *Context, p *Plan) error {
 
 func (p *Plan) checkStage(rank int, tasks []Task) error {
 	n, microbatches, v := p.Subsequences.N, p.Parallel.Microbatches, p.Parallel.VirtualStages
-	if want := 2 * n * microbatches * v; len(tasks) != want {
-		return fmt.Errorf("there are %d, and forward and backward of %d subsequences of %d microbatches on %d virtual stages are %d", len(tasks), n, microbatches, v, want)
+	split := p.Splits(rank)
+	if got, want := len(tasks)-len(split), 2*n*microbatches*v; got != want {
+		return fmt.Errorf("there are %d, and forward and backward of %d subsequences of %d microbatches on %d virtual stages are %d", got, n, microbatches, v, want)
 	}
 	type place struct{ microbatch, stage int }
 	forward, backward := map[place]int{}, map[place]int{} // how many are done
+	open := map[Task]bool{}                               // gradients of weights that may be computed
 	for _, t := range tasks {
 		if t.Microbatch < 0 || t.Microbatch >= microbatches || t.Subsequence < 0 || t.Subsequence >= n || t.Stage < 0 || t.Stage >= p.Parallel.Stages() {
 			return fmt.Errorf("%s: there is no such microbatch, subsequence or virtual stage", t)
@@ -81,7 +83,14 @@ func (p *Plan) checkStage(rank int, tasks []Task) error {
 			return fmt.Errorf("%s: virtual stage %d belongs to stage %d", t, t.Stage, home)
 		}
 		at := place{t.Microbatch, t.Stage}
-		if t.Kind == Forward {
+		switch t.Kind {
+		case WeightGrad:
+			if !open[t] {
+				return fmt.Errorf("%s comes before %s or twice: gradients of weights need those of results", t, t.As(Backward))
+			}
+			delete(open, t)
+			continue
+		case Forward:
 			if t.Subsequence != forward[at] {
 				return fmt.Errorf("%s comes where %s is due: it reads K and V of all before it", t, Task{Forward, t.Microbatch, forward[at], t.Stage, 0})
 			}
@@ -92,6 +101,9 @@ func (p *Plan) checkStage(rank int, tasks []Task) error {
 			return fmt.Errorf("%s comes too early or twice: gradients of K and V flow from the last subsequence to the first", t)
 		}
 		backward[at]++
+		if split[t] {
+			open[t.As(WeightGrad)] = true
+		}
 	}
 	return nil
 }
@@ -115,7 +127,7 @@ func (p *Plan) Walk(visit func(rank int, t Task)) error {
 	next := make([]int, len(p.Tasks)) // task that a rank does next
 	n, stages, parts := p.Subsequences.N, p.Parallel.Stages(), 1+p.mostPieces()
 	done := map[TaskKind][]bool{}
-	for _, kind := range []TaskKind{Forward, Backward} {
+	for _, kind := range taskKinds {
 		done[kind] = make([]bool, p.Parallel.Microbatches*n*stages*parts)
 	}
 	index := func(t Task) int { return ((t.Microbatch*n+t.Subsequence)*stages+t.Stage)*parts + t.Piece }
@@ -163,15 +175,15 @@ func (p *Plan) gathered(t Task, next []int) bool {
 // there are. All tasks of a shared slot begin and end together.
 func (p *Plan) Times() (starts, ends [][]int) {
 	starts, ends = make([][]int, p.Parallel.PP), make([][]int, p.Parallel.PP)
-	arrives := make([]map[Task]int, p.Parallel.PP)
+	arrives, split := make([]map[Task]int, p.Parallel.PP), make([]map[Task]bool, p.Parallel.PP)
 	for r := range arrives {
-		arrives[r] = map[Task]int{}
+		arrives[r], split[r] = map[Task]int{}, p.Splits(r)
 	}
 	free := make([]int, p.Parallel.PP)
 	began := map[slot]int{} // slots that ranks share in
 	err := p.Walk(func(rank int, t Task) {
 		start, cost := max(arrives[rank][t], free[rank]), p.LayersPerStage[t.Stage]
-		if t.Kind == Backward {
+		if t.Kind == Backward && !split[rank][t] {
 			cost *= 2
 		}
 		switch at, begun := began[slotOf(t)]; {

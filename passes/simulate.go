@@ -1,6 +1,10 @@
 package passes
 
-import "sppo/ir"
+import (
+	"slices"
+
+	"sppo/ir"
+)
 
 // simulate runs the tasks of all stages against each other in virtual time, layer by layer, with copies to and from
 // the host beside them, in the order that the program will have: the copies of a layer leave once it has run; what
@@ -12,7 +16,7 @@ func (p *Plan) run(t *costs) *simulation {
 	s := &simulation{costs: t, plan: p, slots: map[slot]bool{}, stages: make([]simStage, len(p.Tasks))}
 	for i := range s.stages {
 		s.stages[i] = simStage{
-			job: s, tasks: p.Tasks[i], spans: map[int]layerSpan{},
+			job: s, tasks: p.Tasks[i], split: p.Splits(i), spans: map[int]layerSpan{},
 			late: make([]ir.Seconds, p.Subsequences.N), left: map[Task][]ir.Seconds{}, back: map[Task][]ir.Seconds{}, arrives: map[Task]ir.Seconds{},
 			simHost: newSimHost(p.Detours(p.Tasks[i])),
 		}
@@ -49,6 +53,7 @@ type layerSpan struct{ first, end int }
 type simStage struct {
 	job   *simulation
 	tasks []Task
+	split map[Task]bool
 	spans map[int]layerSpan // of each virtual stage, its layers among all of its rank
 	done  int               // tasks
 
@@ -76,10 +81,13 @@ func (s *simulation) task(stage int, t Task) {
 	lagging := st.lagging
 	_, _, fed := s.plan.Source(t)
 	to, next, feeds := s.plan.Target(t)
-	if t.Kind == Forward {
+	switch t.Kind {
+	case Forward:
 		s.forwardTask(st, t, !fed)
-	} else {
+	case Backward:
 		s.backwardTask(st, t, !fed, !feeds, begin)
+	case WeightGrad:
+		s.weightTask(st, t, t.Stage == 0)
 	}
 	st.waitFor(lagging)
 	detours := st.detours[st.done]
@@ -107,7 +115,7 @@ func (s *simulation) send(from, to *simStage, t, next Task) {
 		return
 	}
 	direction := 0
-	if t.Kind == Backward {
+	if !s.plan.Onwards(t.Kind, s.plan.Home(t.Stage), s.plan.Home(next.Stage)) {
 		direction = 1
 	}
 	from.sendFree[direction] = max(from.sendFree[direction], from.now) + s.message[s.plan.rangeOf(t)]
@@ -150,11 +158,12 @@ func (p *Plan) Leaving(tasks []Task, i int) []Task {
 		last = i - 1
 	}
 	var out []Task
-	for j := max(first, 0); j <= last && tasks[i-1].Kind == Forward; j++ {
-		if tasks[j].Kind == Forward && !tasks[i].Undoes(tasks[j]) {
+	for j := i - 1; j >= max(first, 0) && tasks[j].Kind != Backward; j-- {
+		if j <= last && tasks[j].Kind == Forward && !tasks[i].Undoes(tasks[j]) {
 			out = append(out, tasks[j])
 		}
 	}
+	slices.Reverse(out)
 	return out
 }
 
@@ -215,25 +224,37 @@ func (s *simulation) backwardTask(st *simStage, t Task, loses, embeds bool, begi
 			st.wait(t.Subsequence, back[end-1-k])
 		}
 		s.waitCaches(st, t, end-first-1-k)
-		st.run(s.backwardOf(s.plan.Home(t.Stage), i, end-1-k))
+		st.run(s.backwardOf(s.plan.Home(t.Stage), i, end-1-k).of(st.split[t]))
 		st.release(leaving, k)
 		s.reloadUpTo(st, t, k+s.plan.Offload.Ahead)
 	}
-	f := t
-	f.Kind = Forward
-	delete(st.left, f)
+	delete(st.left, t.As(Forward))
 	delete(st.back, t)
 	if embeds {
-		st.run(s.embedGrad[i])
+		st.run(s.embedGrad[i].of(st.split[t]))
+	}
+}
+
+func (s *simulation) weightTask(st *simStage, t Task, embeds bool) {
+	s.fetch(st)
+	leaving := s.plan.Leaving(st.tasks, st.done)
+	first, end := st.span(t)
+	for k := range end - first {
+		st.run(s.backwardOf(s.plan.Home(t.Stage), t.Subsequence, end-1-k).weights)
+		st.release(leaving, k)
+		s.reloadUpTo(st, t, k+s.plan.Offload.Ahead)
+	}
+	if embeds {
+		st.run(s.embedGrad[t.Subsequence].weights)
 	}
 }
 
 // backwardOf is the time of the k-th layer of a rank.
-func (c *costs) backwardOf(rank, i, k int) ir.Seconds {
+func (c *costs) backwardOf(rank, i, k int) backwardTime {
 	if c.again == nil {
 		return c.backward[i]
 	}
-	return c.backward[i] + c.again[rank][i][k]
+	return c.backward[i].plus(c.again[rank][i][k], 1)
 }
 
 // reloadUpTo begins the reloads of backward layers up to the last-th from the start of a task on, counted through the backwards
@@ -267,9 +288,7 @@ func (st *simStage) reload(t Task, at int, from ir.Seconds) {
 	if st.back[t][k] > 0 {
 		return
 	}
-	f := t
-	f.Kind = Forward
-	gone := st.left[f][k-first]
+	gone := st.left[t.As(Forward)][k-first]
 	st.h2dFree = max(st.h2dFree, from, gone) + copies[k]
 	st.back[t][k] = st.h2dFree
 }

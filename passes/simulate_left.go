@@ -210,7 +210,7 @@ func (w *sharedSlot) leave() {
 			if st := &w.stages[w.plan.Runner(t)]; st != home {
 				home.now = max(home.now, w.transfer(st, home, st.now, w.message[i]))
 			}
-			home.run(w.embedGrad[i])
+			home.run(w.embedGrad[i].whole)
 		}
 	}
 	if w.first.Slot() == 0 {
@@ -255,7 +255,7 @@ func (w *sharedSlot) begin(st *simStage, t Task, layer int) {
 	if back := st.back[t]; back != nil {
 		st.wait(t.Subsequence, back[first+layer])
 	}
-	st.run(w.left.backward[i] + w.backwardOf(w.plan.Home(t.Stage), i, first+layer) - w.simulation.backward[i])
+	st.run(w.left.backward[i] + w.backwardOf(w.plan.Home(t.Stage), i, first+layer).whole - w.simulation.backward[i].whole)
 }
 
 // finish runs the rest of a layer.
@@ -263,7 +263,7 @@ func (w *sharedSlot) finish(st *simStage, t Task, layer int) {
 	i := w.plan.rangeOf(t)
 	begin := st.now
 	if t.Kind == Backward {
-		st.run(w.simulation.backward[i] - w.left.backward[i])
+		st.run(w.simulation.backward[i].whole - w.left.backward[i])
 		return
 	}
 	st.run(w.simulation.forward[i] - w.left.forward[i])

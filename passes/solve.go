@@ -43,6 +43,9 @@ func size(c *Context, p *Plan, b *bounds) error {
 	if err := c.diagnose(sizeProblems(p)); err != nil {
 		return err
 	}
+	if err := c.diagnose(batchProblems(p)); err != nil {
+		return err
+	}
 	p.Recompute = cmp.Or(p.Schedule.Recompute, policyAuto) // which the pass offload weighs against copies
 	if p.Recompute != graph.RecomputeNone && p.Recompute != policyAuto {
 		p.decide("solve", "recompute", p.Recompute, "given: that much less is kept between forward and backward, and made again")
@@ -64,7 +67,11 @@ func recomputeOf(s lang.Schedule) string {
 
 func solveParallel(p *Plan) {
 	s, gpus := p.Schedule, p.Cluster.GPUs()
-	par := Parallel{SP: s.SP, PP: s.PP, DP: s.DP, VirtualStages: max(1, s.VirtualStages), Microbatch: max(1, s.Microbatch)}
+	strategy := p.chosenStrategy()
+	par := Parallel{SP: s.SP, PP: s.PP, DP: s.DP, VirtualStages: s.VirtualStages, Placement: strategy.placed, Microbatch: max(1, s.Microbatch)}
+	if par.VirtualStages == 0 {
+		par.VirtualStages = strategy.stages.least
+	}
 	if par.SP == 0 {
 		par.SP = 1
 	}
@@ -81,6 +88,9 @@ func solveParallel(p *Plan) {
 		par.PP = max(1, min(gpus/(par.SP*par.DP), p.Model.Layers/par.VirtualStages))
 	}
 	p.decide("solve", "pp", fmt.Sprint(par.PP), given(s.PP != 0, "auto is a stage for every GPU that sp and dp leave, as long as each has a layer"))
+	if par.Placement == PlacedV {
+		p.decide("solve", "placement", par.Placement, "of the strategy: the virtual stages lie there and back, so that the first rank also has the last")
+	}
 	par.Microbatches = p.Train.Batch / (par.DP * par.Microbatch)
 	p.Parallel = par
 	solveSPMode(p)
@@ -109,7 +119,7 @@ func solveSubsequences(p *Plan) {
 		out.N = len(req.Lengths)
 	case !req.Auto && req.Count > 0:
 		out.N = req.Count
-	case !p.chosenStrategy().slices:
+	case p.chosenStrategy().sliced != "":
 		out.N, why = 1, "the strategy takes whole sequences"
 	case p.Schedule.Offload.Policy == "list":
 		out.N, why = len(p.Schedule.Offload.Alpha), "one for each share that offload lists"
@@ -262,6 +272,8 @@ func sizeProblems(p *Plan) []problem {
 	tooMany := par.SP > gpus || par.PP > gpus || par.DP > gpus || par.Ranks() > gpus // the product alone might overflow
 	add(tooMany, fault("schedule.pp", lang.TooManyRanks, fmt.Sprintf("the product of sp, pp and dp is at most %d", gpus),
 		"sp %d x pp %d x dp %d make %d ranks, and the cluster has %d GPUs", par.SP, par.PP, par.DP, par.Ranks(), gpus))
+	add(par.Placement != PlacedRound && par.Placement != PlacedV && par.Placement != "", fault("schedule.strategy", lang.UnknownName, PlacedRound+" or "+PlacedV,
+		"virtual stages have no placement %q", par.Placement))
 	stages := par.PP * par.VirtualStages
 	add(stages > m.Layers, fault("schedule.pp", lang.TooFewLayers, fmt.Sprintf("at most %d stages", m.Layers),
 		"%d stages want as many layers, and the model has %d", stages, m.Layers))

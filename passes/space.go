@@ -166,7 +166,7 @@ func (sp *space) strategies(s *lang.Schedule) []string {
 	var names []string
 	for i := range strategies {
 		st := &strategies[i]
-		if i == 0 || !alone && st.slices && (st.virtual || s.VirtualStages <= 1) { // whole sequences are one subsequence of those that slice
+		if i == 0 || !alone && st.sought && (st.rounds || s.VirtualStages <= 1) {
 			names = append(names, st.name)
 		}
 	}
@@ -180,10 +180,13 @@ func (sp *space) virtualStages(s *lang.Schedule) []int {
 	if s.Order == OrderLayer { // groups of layers of the one stage
 		return []int{sp.model.Layers}
 	}
-	if st := findStrategy(s.Strategy); s.PP == 1 || st != nil && !st.virtual {
-		return []int{1}
+	least := 1
+	if st := findStrategy(s.Strategy); st != nil {
+		if least = st.stages.least; s.PP == 1 || !st.rounds {
+			return []int{least}
+		}
 	}
-	return upTo(min(mostVirtualStages, sp.model.Layers/s.PP))
+	return suiting(upTo(min(mostVirtualStages, sp.model.Layers/s.PP)), func(n int) bool { return n >= least })
 }
 
 // shortestWanted is the average length of subsequences below which kernels lose more than bubbles win; fewPerSequence
@@ -204,14 +207,15 @@ func (sp *space) subsequences(s *lang.Schedule) []value {
 }
 
 func (sp *space) counts(s *lang.Schedule) []int {
-	if st := findStrategy(s.Strategy); st != nil && !st.slices {
+	st := findStrategy(s.Strategy)
+	if st != nil && st.sliced != "" {
 		return []int{1}
 	}
 	if s.Offload.Policy == "list" {
 		return []int{len(s.Offload.Alpha)}
 	}
 	seq, group := sp.train.Sequence, 1
-	if s.VirtualStages > 1 && s.Order != OrderLayer {
+	if s.VirtualStages > 1 && s.Order != OrderLayer && (st == nil || st.rounds) {
 		group = max(1, 2*s.PP)
 	}
 	tasks := int64(mostTasks / max(1, sp.model.Layers*sp.train.Batch/(s.DP*s.Microbatch)))

@@ -10,38 +10,77 @@ import (
 
 // strategy is an order of tasks that has a name.
 type strategy struct {
-	name    string
-	doc     string // why one would want it: the reason of the decision
-	slices  bool   // knows subsequences
-	virtual bool   // knows virtual stages
-	order   func(p *Plan, rank int) []Task
+	name   string
+	doc    string                  // why one would want it: the reason of the decision
+	sliced string                  // what to take instead for subsequences; empty where it knows them
+	stages stageCount              // virtual stages of a rank
+	placed string                  // how they lie on the ranks
+	rounds bool                    // takes a sequence as one, in rounds of subsequences through the virtual stages of a rank
+	late   bool                    // puts gradients of weights off
+	sought bool                    // solve tries it
+	batch  func(p *Plan) []problem // batches that the order does not go with; nil: there are none
+	order  func(p *Plan, rank int) []Task
 }
+
+// stageCount are the virtual stages that a strategy knows: as many as layers are there for where most is 0.
+type stageCount struct{ least, most int }
+
+var (
+	anyStages   = stageCount{least: 1}
+	interleaved = stageCount{least: 2}
+	oneStage    = stageCount{1, 1}
+	twoStages   = stageCount{2, 2}
+)
 
 // strategies are the orders that schedule knows, by the names of the papers and systems that brought them.
 var strategies = []strategy{
 	{
-		name: "sppo", slices: true, virtual: true, order: oneSequence,
+		name: "sppo", stages: anyStages, placed: PlacedRound, rounds: true, sought: true, order: oneSequence,
 		doc: "one sequence at a time, all subsequences forward, then all backward in reverse: K and V of one microbatch live at a time",
 	},
 	{
-		name: "overlapped-sppo", slices: true, virtual: true, order: overlapped,
+		name: "interleaved-sppo", stages: interleaved, placed: PlacedRound, rounds: true, order: oneSequence,
+		doc: "sppo with several virtual stages a rank: the bubble shrinks by as much, and no more activations live",
+	},
+	{
+		name: "overlapped-sppo", stages: anyStages, placed: PlacedRound, rounds: true, sought: true, order: overlapped,
 		doc: "one sequence behind another, the next one begun while this one turns round: one bubble for the batch, K and V of at most two microbatches live",
 	},
 	{
-		name: "terapipe", slices: true, order: allForward,
+		name: "terapipe", stages: anyStages, placed: PlacedRound, sought: true, order: allForward,
 		doc: "all subsequences of all microbatches forward, then all backward: one bubble for the batch, and all activations live at the turn",
 	},
 	{
-		name: "gpipe", order: allForward,
+		name: "gpipe", sliced: "terapipe", stages: anyStages, placed: PlacedRound, order: allForward,
 		doc: "all microbatches forward, then all backward: one bubble for the batch, and all activations live at the turn",
 	},
 	{
-		name: "1f1b", order: oneForwardOneBackward,
+		name: "1f1b", sliced: "seq1f1b", stages: anyStages, placed: PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
 		doc: "one forward, one backward in turn once the pipeline is full: one bubble for the batch, activations of at most pp microbatches live",
 	},
 	{
-		name: "seq1f1b", slices: true, order: oneForwardOneBackward,
+		name: "interleaved-1f1b", sliced: "seq1f1b", stages: interleaved, placed: PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
+		doc: "1f1b with several virtual stages a rank: the bubble shrinks by as much, for a few activations more and as many times the messages",
+	},
+	{
+		name: "seq1f1b", stages: anyStages, placed: PlacedRound, batch: roundsProblem, sought: true, order: oneForwardOneBackward,
 		doc: "one forward, one backward in turn at the grain of subsequences: one bubble for the batch, K and V of at most two or so microbatches live",
+	},
+	{
+		name: "zb-h1", stages: anyStages, placed: PlacedRound, batch: roundsProblem, late: true, order: func(p *Plan, rank int) []Task { return p.zeroBubble(rank, 1) },
+		doc: "1f1b whose gradients of weights run later, where the pipeline would wait: a third of its bubble, and no more activations live",
+	},
+	{
+		name: "zb-h2", stages: oneStage, placed: PlacedRound, late: true, order: func(p *Plan, rank int) []Task { return p.zeroBubble(rank, 2) },
+		doc: "zb-h1 with twice the forwards at the start: no bubble between the first and the last task of a stage, for twice the activations",
+	},
+	{
+		name: "zb-v", sliced: "zb-h1", stages: twoStages, placed: PlacedV, late: true, order: zeroBubbleV,
+		doc: "two virtual stages a rank, there and back, and late gradients of weights: no bubble where the three kinds of tasks take equally long, with the activations of 1f1b",
+	},
+	{
+		name: "dualpipe-v", sliced: "zb-h1", stages: twoStages, placed: PlacedV, batch: fullPipelineProblem, late: true, order: dualPipeV,
+		doc: "two virtual stages a rank, there and back: forwards of one alternate with backwards of the other, gradients of weights run late at both ends",
 	},
 }
 
@@ -65,25 +104,54 @@ func (p *Plan) chosenStrategy() *strategy {
 
 // strategyProblems are requests that a strategy does not know.
 func strategyProblems(p *Plan) []problem {
-	s := p.Schedule.Strategy
-	if s != "" && s != "auto" && findStrategy(s) == nil {
-		return []problem{fault("schedule.strategy", lang.NotYet, "for now "+strings.Join(strategyNames(), ", "), "strategy = %s is not implemented yet", s)}
+	if name := p.Schedule.Strategy; name != "" && name != "auto" && findStrategy(name) == nil {
+		return []problem{fault("schedule.strategy", lang.UnknownName, "there are "+strings.Join(strategyNames(), ", "), "there is no strategy %q", name)}
 	}
-	chosen := p.chosenStrategy()
-	if chosen.name != strategies[0].name && p.Schedule.Order == OrderLayer {
-		return []problem{fault("schedule.strategy", lang.Conflict, "strategy = sppo, or order = sequence", "strategy = %s weaves sequences, and order = layer takes them one by one", chosen.name)}
+	s, v, n := p.chosenStrategy(), p.Schedule.VirtualStages, max(p.Schedule.Subsequences.Count, len(p.Schedule.Subsequences.Lengths))
+	if s.name != strategies[0].name && p.Schedule.Order == OrderLayer {
+		return []problem{fault("schedule.strategy", lang.Conflict, "strategy = sppo, or order = sequence", "strategy = %s weaves sequences, and order = layer takes them one by one", s.name)}
 	}
-	if !chosen.virtual && p.Schedule.VirtualStages > 1 {
-		return []problem{fault("schedule.virtual_stages", lang.NotYet, "for now strategy = sppo", "virtual_stages = %d with strategy = %s is not implemented yet", p.Schedule.VirtualStages, chosen.name)}
-	}
-	if n := p.Schedule.Subsequences.Count; !chosen.slices && n > 1 {
-		with := "terapipe"
-		if chosen.name == "1f1b" {
-			with = "seq1f1b"
+	if known := s.stages; v != 0 && (v < known.least || known.most != 0 && v > known.most) {
+		words := fmt.Sprintf("virtual_stages = %d", known.least)
+		if known.most == 0 {
+			words += " or more"
 		}
-		return []problem{fault("schedule.subsequences", lang.Conflict, "subsequences = 1, or strategy = "+with, "strategy = %s takes whole sequences, not %d subsequences of one", chosen.name, n)}
+		return []problem{fault("schedule.virtual_stages", lang.Conflict, words, "strategy = %s does not go with virtual_stages = %d", s.name, v)}
+	}
+	if s.sliced != "" && n > 1 {
+		return []problem{fault("schedule.subsequences", lang.Conflict, "subsequences = 1, or strategy = "+s.sliced,
+			"strategy = %s takes whole sequences, not %d subsequences of one", s.name, n)}
 	}
 	return nil
+}
+
+// batchProblems are batches that the order of the strategy does not go with.
+func batchProblems(p *Plan) []problem {
+	if s := p.chosenStrategy(); s.batch != nil {
+		return s.batch(p)
+	}
+	return nil
+}
+
+// roundsProblem: microbatches go through virtual stages in rounds of equal size.
+func roundsProblem(p *Plan) []problem {
+	m, rounds := p.Parallel.Microbatches, p.rounds()
+	if m%rounds == 0 {
+		return nil
+	}
+	each := int64(p.Parallel.DP * p.Parallel.Microbatch)
+	return []problem{fault("train.batch", lang.Indivisible, "batch = "+nearMultiples(int64(m)*each, int64(rounds)*each),
+		"%d microbatches do not make %d rounds of equal size, of at least pp = %d each, through %d virtual stages", m, rounds, p.Parallel.PP, p.Parallel.VirtualStages)}
+}
+
+// fullPipelineProblem: there is a microbatch for every virtual stage.
+func fullPipelineProblem(p *Plan) []problem {
+	m, stages := p.Parallel.Microbatches, p.Parallel.Stages()
+	if m >= stages {
+		return nil
+	}
+	return []problem{fault("train.batch", lang.Conflict, fmt.Sprintf("batch = %d at least, or strategy = zb-v", stages*p.Parallel.DP*p.Parallel.Microbatch),
+		"strategy = %s wants a microbatch for each of 2 * pp = %d virtual stages, and there are %d", p.Schedule.Strategy, stages, m)}
 }
 
 func strategyNames() []string {
@@ -169,36 +237,204 @@ func (p *Plan) forwardOrder(rank, microbatch int) []Task {
 	return order
 }
 
-// bothDirections are the forwards of all microbatches and their backwards, each kind in the order of microbatches.
-func bothDirections(p *Plan, rank int) (forward, backward []Task) {
-	for m := range p.Parallel.Microbatches {
-		f := p.forwardOrder(rank, m)
-		forward = append(forward, f...)
-		backward = append(backward, mirrored(f)...)
+// inRounds are the forwards of all microbatches and their backwards, each kind in the order of microbatches. A round of
+// microbatches passes through one virtual stage of the rank after another.
+func (p *Plan) inRounds(rank, rounds int) (forward, backward []Task) {
+	stages, n, size := p.StagesOf(rank), p.Subsequences.N, p.Parallel.Microbatches/rounds
+	for first := 0; first < p.Parallel.Microbatches; first += size {
+		for c := range stages {
+			for m := first; m < first+size; m++ {
+				for i := range n {
+					forward = append(forward, Task{Forward, m, i, stages[c], 0})
+					backward = append(backward, Task{Backward, m, n - 1 - i, stages[len(stages)-1-c], 0})
+				}
+			}
+		}
 	}
 	return forward, backward
 }
 
-// allForward is the order of GPipe (Huang et al. 2019) and, over subsequences, of TeraPipe (Li et al. 2021).
+// allForward is the order of GPipe (Huang et al. 2019) and, over subsequences, of TeraPipe (Li et al. 2021). With virtual
+// stages it is breadth-first (Lamy-Poirier 2022).
 func allForward(p *Plan, rank int) []Task {
-	forward, backward := bothDirections(p, rank)
+	forward, backward := p.inRounds(rank, 1)
 	return append(forward, backward...)
 }
 
-// oneForwardOneBackward is the order of PipeDream-flush (Narayanan et al. 2021) and, over subsequences, of Seq1F1B (Sun
-// et al. 2024): a rank begins with as many forwards as its distance from the end of the pipeline asks for, and N-1 more,
-// since the first backward is that of the last subsequence.
+// rounds is how many rounds of at least PP microbatches there are. One virtual stage wants no rounds.
+func (p *Plan) rounds() int {
+	if p.Parallel.VirtualStages == 1 {
+		return 1
+	}
+	return max(1, p.Parallel.Microbatches/p.Parallel.PP)
+}
+
+// oneForwardOneBackward is the order of PipeDream-flush and, with virtual stages, Megatron's interleaved one (Narayanan et
+// al. 2021); over subsequences it is that of Seq1F1B (Sun et al. 2024).
 func oneForwardOneBackward(p *Plan, rank int) []Task {
-	forward, backward := bothDirections(p, rank)
-	warmUp := min(p.Parallel.PP-1-rank+p.Subsequences.N-1, len(forward))
-	order := slices.Clone(forward[:warmUp])
+	order, _ := p.weave(rank, min(2, p.Parallel.VirtualStages))
+	return order
+}
+
+// zeroBubble is ZB-H1, with one hop, or ZB-H2, with two (Qi et al. 2023): 1f1b whose gradients of weights come as many
+// backwards late as the rank has hops behind it, so that the backwards themselves reach the first rank sooner.
+func (p *Plan) zeroBubble(rank, hops int) []Task {
+	woven, backward := p.weave(rank, hops)
+	late, done := hops*rank, 0
+	var order []Task
+	for _, t := range woven {
+		order = append(order, t)
+		if t.Kind != Backward {
+			continue
+		}
+		if done++; done > late {
+			order = append(order, backward[done-1-late].As(WeightGrad))
+		}
+	}
+	for _, t := range backward[max(0, done-late):] {
+		order = append(order, t.As(WeightGrad))
+	}
+	return order
+}
+
+// weave alternates forwards and backwards after a number of forwards: those that come before the first backward on the last
+// rank, which are all subsequences on all virtual stages but the last, and some for every hop from there. It also gives the
+// backwards alone.
+func (p *Plan) weave(rank, hops int) (order, backward []Task) {
+	v, n := p.Parallel.VirtualStages, p.Subsequences.N
+	forward, backward := p.inRounds(rank, p.rounds())
+	warmUp := (v-1)*n*(p.Parallel.Microbatches/p.rounds()) + n - 1 + hops*(p.Parallel.PP-1-rank)
+	warmUp = min(warmUp, len(forward))
+	order = slices.Clone(forward[:warmUp])
 	for i, b := range backward {
 		if warmUp+i < len(forward) {
 			order = append(order, forward[warmUp+i])
 		}
 		order = append(order, b)
 	}
-	return order
+	return order, backward
+}
+
+// folded writes the order of a rank whose two virtual stages lie there (0) and back (1).
+type folded struct {
+	order  []Task
+	stages []int
+	done   [2]map[TaskKind]int
+	most   int    // microbatches
+	late   []Task // gradients of weights that have been put off
+}
+
+func newFolded(p *Plan, rank int) *folded {
+	return &folded{stages: p.StagesOf(rank), done: [2]map[TaskKind]int{{}, {}}, most: p.Parallel.Microbatches}
+}
+
+// do appends the next task of a kind; those of microbatches that are not there are left out.
+func (f *folded) do(kind TaskKind, side int) {
+	m := f.done[side][kind]
+	f.done[side][kind]++
+	if m < f.most {
+		f.order = append(f.order, Task{kind, m, 0, f.stages[side], 0})
+	}
+}
+
+// putOff appends the next backward without its gradients of weights.
+func (f *folded) putOff(side int) {
+	f.late = append(f.late, Task{WeightGrad, f.done[side][Backward], 0, f.stages[side], 0})
+	f.do(Backward, side)
+}
+
+// catchUp appends the gradients of weights that were put off first.
+func (f *folded) catchUp() {
+	if len(f.late) > 0 {
+		f.order, f.late = append(f.order, f.late[0]), f.late[1:]
+	}
+}
+
+// zeroBubbleV is ZB-V (Qi et al. 2023, section 6), for at least 2*PP-1 microbatches, of which some may be missing.
+func zeroBubbleV(p *Plan, rank int) []Task {
+	f, pp := newFolded(p, rank), p.Parallel.PP
+	m := max(2*pp-1, f.most)
+	both := func(side int) {
+		f.do(Backward, side)
+		f.do(WeightGrad, side)
+	}
+	for range 2*(pp-rank) - 1 {
+		f.do(Forward, 0)
+	}
+	for range rank {
+		f.do(Forward, 1)
+		f.do(Forward, 0)
+	}
+	for range pp - rank {
+		f.do(Forward, 1)
+		both(1)
+	}
+	for f.done[1][Forward] < f.done[0][Forward] || f.done[0][Forward] < m {
+		if f.done[0][Forward] < m {
+			f.do(Forward, 0)
+		}
+		both(0)
+		f.do(Forward, 1)
+		both(1)
+	}
+	for range rank {
+		f.do(Backward, 0)
+		f.do(Backward, 1)
+	}
+	for range pp - rank {
+		both(0)
+	}
+	for side := 1; side >= 0; side-- {
+		for f.done[side][WeightGrad] < f.done[side][Backward] {
+			f.do(WeightGrad, side)
+		}
+	}
+	return f.order
+}
+
+// dualPipeV is the order of DeepSeek's DualPipeV (2025): what overlaps there follows one upon the other here.
+func dualPipeV(p *Plan, rank int) []Task {
+	f, pp := newFolded(p, rank), p.Parallel.PP
+	for range 2 * (pp - 1 - rank) {
+		f.do(Forward, 0)
+	}
+	for range rank + 1 {
+		f.do(Forward, 0)
+		f.do(Forward, 1)
+	}
+	for range pp - 1 - rank {
+		f.putOff(1)
+		f.catchUp()
+		f.do(Forward, 1)
+	}
+	for range f.most - 2*pp + rank + 1 {
+		f.do(Forward, 0)
+		f.do(Backward, 1)
+		f.do(Forward, 1)
+		f.do(Backward, 0)
+	}
+	for range pp - 1 - rank {
+		f.do(Backward, 1)
+		f.do(Forward, 1)
+		f.do(Backward, 0)
+	}
+	half := rank + 1 // of the last pairs of backwards, from the middle on gradients of weights are put off
+	for i := range 2 * (rank + 1) {
+		side := 1 - i%2
+		if i >= half {
+			f.putOff(side)
+		} else {
+			f.do(Backward, side)
+		}
+	}
+	for range pp - 1 - rank {
+		f.catchUp()
+		f.putOff(0)
+	}
+	for range rank + 1 {
+		f.catchUp()
+	}
+	return f.order
 }
 
 // decideOrder fills Tasks.
@@ -210,7 +446,10 @@ func (p *Plan) decideOrder() {
 	}
 	p.decide("schedule", "strategy", s.name, s.doc)
 	if v := p.Parallel.VirtualStages; v > 1 && !p.layerOrder() {
-		p.decide("schedule", "virtual_stages", fmt.Sprint(v),
-			fmt.Sprintf("groups of %d subsequences pass through one virtual stage of a rank after another: the bubble is 1/%d of the plain pipeline's", 2*p.Parallel.PP, v))
+		why := "groups of layers of each rank"
+		if s.rounds {
+			why = fmt.Sprintf("groups of %d subsequences pass through one virtual stage of a rank after another: the bubble is 1/%d of the plain pipeline's", 2*p.Parallel.PP, v)
+		}
+		p.decide("schedule", "virtual_stages", fmt.Sprint(v), why)
 	}
 }

@@ -24,7 +24,7 @@ const (
 var showNames = [...][2]string{
 	{"forward", "forward"}, {"backward", "backward"}, {"other", "optimizer and other"}, {"d2h", "copy to host"},
 	{"h2d", "copy to device"}, {"collective", "collective"}, {"message", "message"}, {"bubble", "bubble"},
-	{"exposed", "exposed transfer"}, {"collwait", "waits for collective"},
+	{"exposed", "exposed transfer"}, {"collwait", "waits for collective"}, {"weights", "gradients of weights, put off"},
 }
 
 // colour is one of the page's, in light.

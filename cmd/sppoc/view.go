@@ -306,6 +306,7 @@ const (
 	showBubble
 	showExposed
 	showCollectiveWait
+	showWeights
 	showNothing = 255
 )
 
@@ -364,6 +365,8 @@ func workKind(in *ir.Instr) uint8 {
 		return showForward
 	case in.Prov.Phase == ir.PhaseBackward:
 		return showBackward
+	case in.Prov.Phase == ir.PhaseWeights:
+		return showWeights
 	}
 	return showOther
 }

@@ -125,7 +125,7 @@ func TestViewOfATrace(t *testing.T) {
 func TestFigure(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "view.svg")
 	env := &cli.Env{Context: t.Context(), Stdout: io.Discard, Stderr: io.Discard}
-	if code := app.Main(env, []string{"view", "testdata/base/tiny.sppo", "-o", out}); code != cli.Done {
+	if code := app.Main(env, []string{"view", "testdata/base/tiny.sppo", "--set", "schedule.strategy=zb-h1", "-o", out}); code != cli.Done {
 		t.Fatalf("exit %d", code)
 	}
 	data, err := os.ReadFile(out)

@@ -14,10 +14,10 @@
   const kinds = [
     ["forward", "forward"], ["backward", "backward"], ["other", "optimizer and other"], ["d2h", "copy to host"],
     ["h2d", "copy to device"], ["collective", "collective"], ["message", "message"], ["bubble", "bubble"],
-    ["exposed", "exposed transfer"], ["collwait", "waits for collective"],
+    ["exposed", "exposed transfer"], ["collwait", "waits for collective"], ["weights", "gradients of weights, put off"],
   ];
   const BUBBLE = 7, EXPOSED = 8, HIDDEN = 255;
-  const phases = ["init", "forward", "backward", "optimizer", "eval"];
+  const phases = ["init", "forward", "backward", "optimizer", "eval", "weights"];
 
   // rows
   const labelWidth = 150, axisHeight = 24, streamHeight = 15, memoryHeight = 30, titleHeight = 22;
