@@ -10,7 +10,7 @@ import (
 )
 
 // TestFootprint holds the bound that passes choose by to what is placed: never below, and at most a twenty-fifth above, or a
-// twelfth where gradients of weights are put off, which leaves gaps of all sizes.
+// tenth where virtual stages or halves of backwards are woven, which leaves gaps of all sizes.
 func TestFootprint(t *testing.T) {
 	for _, c := range []struct {
 		file string
@@ -69,8 +69,8 @@ func checkFootprint(t *testing.T, name string, plan *passes.Plan) {
 			{"host", bound.Host[s], plan.Memory.HostPeakBytes[s]},
 		} {
 			ratio, most := float64(arena.bound)/float64(max(1, arena.exact)), 1.04
-			if len(plan.Splits(s)) > 0 {
-				most = 1 + 1.0/12
+			if plan.Parallel.VirtualStages > 1 && plan.Schedule.Strategy != "sppo" || len(plan.Splits(s)) > 0 {
+				most = 1.1
 			}
 			if arena.bound < arena.exact || ratio > most && arena.exact > 0 {
 				t.Errorf("%s, stage %d, %s: bound %s, placed %s: %.4f", name, s, arena.name, arena.bound, arena.exact, ratio)

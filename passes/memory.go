@@ -85,18 +85,24 @@ func footprint(c *Context, p *Plan) Footprint {
 	return f
 }
 
-// Packing is the share of what does not persist that placing may lose in gaps: a test holds placed plans to it. What lives
-// from one half of a backward to the other leaves larger ones.
+// Packing is the share of what does not persist that placing may lose in gaps: a test holds placed plans to it. Lives that end
+// in another order than they began leave larger ones.
 const (
-	packing         = 0.03
-	packingOfHalves = 0.06
+	packing        = 0.03
+	packingOfWoven = 0.08
 )
 
-func (r *residence) packed(n ir.Bytes) ir.Bytes {
-	if len(r.split) > 0 {
-		return ir.Bytes(float64(n) * packingOfHalves)
+func (p *Plan) packed(n ir.Bytes) ir.Bytes {
+	if p.woven() {
+		return ir.Bytes(float64(n) * packingOfWoven)
 	}
 	return ir.Bytes(float64(n) * packing)
+}
+
+// woven says whether activations of several microbatches on several virtual stages, or of backwards in halves, live at once.
+func (p *Plan) woven() bool {
+	s := p.chosenStrategy()
+	return s.late || p.Parallel.VirtualStages > 1 && !s.rounds
 }
 
 // residence adds up what one stage holds while its tasks run.
@@ -160,11 +166,11 @@ func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, i
 	r.optimizer()
 	for t, n := range r.peak.Terms {
 		if Term(t) != TermWeights && Term(t) != TermOptimizer {
-			r.peak.Terms[TermPacking] += r.packed(n)
+			r.peak.Terms[TermPacking] += p.packed(n)
 		}
 	}
 	r.peak.Bytes += r.peak.Terms[TermPacking]
-	return r.peak, r.most + r.packed(r.most)
+	return r.peak, r.most + p.packed(r.most)
 }
 
 // note compares a moment with the peak so far: what is held, and what runs.

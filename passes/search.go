@@ -225,7 +225,7 @@ func (s *search) evaluate(n *node) bool {
 // fits places a candidate, where that is possible and has not surely the wrong end.
 func (s *search) fits(n *node) bool {
 	lack := n.need.lack(n.plan.Memory)
-	if s.context.options.Measure != nil && (lack == nil || lack.Bytes < n.need.slack()) {
+	if s.context.options.Measure != nil && (lack == nil || lack.Bytes < n.slack()) {
 		if s.context.options.Measure(n.plan) != nil {
 			return false
 		}
@@ -246,12 +246,17 @@ func (f *Footprint) lack(m Memory) *Lack {
 	return worstLack(device, f.Host, m)
 }
 
-// footprintSlack is how much of a footprint may be too much: a test in codegen holds it to that.
-const footprintSlack = 0.04
+// Slack is how much of a footprint may be too much: a test in codegen holds it to that.
+func (p *Plan) slack() float64 {
+	if p.woven() {
+		return 0.1
+	}
+	return 0.04
+}
 
-func (f *Footprint) slack() ir.Bytes {
-	device, host := f.peaks()
-	return ir.Bytes(footprintSlack * float64(max(device, host)))
+func (n *node) slack() ir.Bytes {
+	device, host := n.need.peaks()
+	return ir.Bytes(n.plan.slack() * float64(max(device, host)))
 }
 
 // peaks are those of the fullest stages.
