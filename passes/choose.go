@@ -421,55 +421,87 @@ func (h *chooser) fitByRemaking() {
 }
 
 // fitWithCopies decides what leaves the device so that each stage fits: nothing, where all fits. Of all numbers of units that are made
-// again in the order of their prices, with copies for the rest, first those that computation hides, it takes the fastest.
+// again in the order of their prices, and of the policies that have a name, with copies for the rest, it takes the fastest.
 func (h *chooser) fitWithCopies() {
 	if h.plan.Offload.Park = false; h.allFit() {
 		return
 	}
 	h.plan.Offload.Park = h.plan.layerOrder()
 	defer func() { h.plan.Time = Time{} }()
-	base := h.snapshot()
-	var best *snapshot
-	fastest := ir.Seconds(0)
-	consider := func() {
-		h.settle()
-		if h.plan.simulate(h.costs); h.allFit() && (best == nil || h.plan.Time.StepS < fastest) {
-			best, fastest = h.snapshot(), h.plan.Time.StepS
-		}
-	}
+	f := &fitting{chooser: h, base: h.snapshot()}
 	for k := range len(h.remake) + 1 {
-		h.remakeFirst(base, k)
-		if !h.couldFit() {
-			continue
-		}
-		from := h.snapshot()
-		h.hideBest()
-		hidden := h.hidden(from)
-		h.copyToFit(hidden)
-		enough := h.allFit() && h.nothingWaits()
-		consider()
-		if k > 0 {
-			from.lag, from.ahead = h.plan.Offload.Lag, h.plan.Offload.Ahead
-			h.remakeToFit(base, hidden, k)
-			consider()
-		}
-		if enough {
+		if enough := f.try(h.remake[:k]); enough && k == 0 {
+			break
+		} else if enough || k == len(h.remake) {
+			f.tryNamed()
 			break
 		}
 	}
-	if best == nil {
-		h.remakeFirst(base, len(h.remake))
+	if f.best == nil {
+		f.remakeFirst(h.remake)
 		h.copyAll()
-		best = h.snapshot()
+		f.best = h.snapshot()
 	}
-	h.restore(best)
+	h.restore(f.best)
 }
 
-// remakeFirst makes the first k units of the order of prices again, everywhere.
-func (h *chooser) remakeFirst(base *snapshot, k int) {
-	h.restore(base)
-	for s := range h.plan.Tasks {
-		h.turn(s, base.fates[s], h.again(s, h.remake[:k]))
+// fitting is a search for the fastest plan that fits.
+type fitting struct {
+	*chooser
+	base, best *snapshot
+	fastest    ir.Seconds
+}
+
+// consider keeps the plan as it stands if it is the best so far.
+func (f *fitting) consider() {
+	f.settle()
+	if f.plan.simulate(f.costs); f.allFit() && (f.best == nil || f.plan.Time.StepS < f.fastest) {
+		f.best, f.fastest = f.snapshot(), f.plan.Time.StepS
+	}
+}
+
+// try makes some units again and copies what else must go. It says whether that fits with copies alone that computation hides: to
+// make more units again would only take longer.
+func (f *fitting) try(units []remake) (enough bool) {
+	f.remakeFirst(units)
+	if !f.couldFit() {
+		return false
+	}
+	from := f.snapshot()
+	f.hideBest()
+	hidden := f.hidden(from)
+	f.copyToFit(hidden)
+	enough = f.allFit() && f.nothingWaits()
+	f.consider()
+	if len(units) > 0 {
+		f.remakeToFit(hidden, units)
+		f.consider()
+	}
+	return enough
+}
+
+// tryNamed tries what policies with a name make again, which may need less room while a layer runs.
+func (f *fitting) tryNamed() {
+	for _, policy := range []string{graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull} {
+		remade := f.graph.RemadeBy(policy)
+		f.try(slices.DeleteFunc(slices.Clone(f.remake), func(r remake) bool { return !remade.Has(r.unit) }))
+	}
+}
+
+// remakeFirst makes units again, everywhere.
+func (f *fitting) remakeFirst(units []remake) {
+	f.restore(f.base)
+	for s := range f.plan.Tasks {
+		f.turn(s, f.base.fates[s], f.again(s, units))
+	}
+}
+
+// remakeToFit sends what is hidden to the host, and makes as few of some units again as fits.
+func (f *fitting) remakeToFit(hidden [][]turn, units []remake) {
+	for s := range f.plan.Tasks {
+		f.put(s, f.base.fates[s])
+		f.turn(s, f.base.fates[s], f.roomOnHost(s, hidden[s]))
+		f.shorten(s, f.again(s, units))
 	}
 }
 
@@ -500,15 +532,6 @@ func (h *chooser) copyToFit(hidden [][]turn) {
 			turns = append(slices.Clip(turns), h.roomOnHost(s, h.leave(s))...)
 		}
 		h.shorten(s, turns)
-	}
-}
-
-// remakeToFit sends what is hidden to the host, and makes as few of the first k units again as fits.
-func (h *chooser) remakeToFit(base *snapshot, hidden [][]turn, k int) {
-	for s := range h.plan.Tasks {
-		h.put(s, base.fates[s])
-		h.turn(s, base.fates[s], h.roomOnHost(s, hidden[s]))
-		h.shorten(s, h.again(s, h.remake[:k]))
 	}
 }
 

@@ -2,6 +2,7 @@ package passes
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -73,24 +74,53 @@ func TestAutoOffload(t *testing.T) {
 // TestAutoIsFastest: with both left to the passes no pinned choice that fits is more than 1% faster.
 func TestAutoIsFastest(t *testing.T) {
 	for _, set := range [][]string{
-		slowCopies,
 		append(slowCopies, "cluster.device_memory=34GiB"),
 		{"cluster.host_memory=250GB", "cluster.device_memory=40GiB"},
-		{"cluster.d2h_bandwidth=1GB/s", "cluster.h2d_bandwidth=1GB/s", "cluster.device_memory=34GiB"},
 	} {
-		auto := planOf(t, "paper/gpt-7b-512k.sppo", append(set, "schedule.offload=auto", "schedule.recompute=auto")...)
-		fits := func(p *Plan) bool {
-			return FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, p.Memory.HostCapacityBytes)
+		checkFastest(t, set)
+	}
+}
+
+// TestAutoIsFastestAtRandom draws machines and strategies: more of them with SPPO_LONG.
+func TestAutoIsFastestAtRandom(t *testing.T) {
+	r, draws := random(t), 2
+	if os.Getenv("SPPO_LONG") != "" {
+		draws = 100
+	}
+	for range draws {
+		set := []string{
+			fmt.Sprintf("cluster.device_memory=%dGiB", 28+r.IntN(70)), fmt.Sprintf("cluster.host_memory=%dGB", 100+r.IntN(800)),
+			fmt.Sprintf("cluster.d2h_bandwidth=%gGB/s", 0.5+20*r.Float64()*r.Float64()), fmt.Sprintf("cluster.h2d_bandwidth=%gGB/s", 0.5+20*r.Float64()*r.Float64()),
+			fmt.Sprintf("schedule.subsequences=%d", 8+r.IntN(32)), fmt.Sprintf("model.layers=%d", 4+r.IntN(30)),
 		}
-		if !fits(auto) {
-			t.Errorf("%v: does not fit: %s", set, mostOf(auto))
+		switch r.IntN(4) {
+		case 0:
+			set = append(set, "schedule.strategy=seq1f1b", "train.batch=3")
+		case 1:
+			set = append(set, "schedule.strategy=overlapped-sppo", "train.batch=2")
+		case 2:
+			set = append(set, "schedule.pp=2", "schedule.virtual_stages=2")
 		}
-		for _, offload := range []string{"none", "0.5", "full", "adaptive", "carry", "memory"} {
-			for _, recompute := range []string{"none", "selective", "keep_attention", "full"} {
-				p := planOf(t, "paper/gpt-7b-512k.sppo", append(set, "schedule.offload="+offload, "schedule.recompute="+recompute)...)
-				if fits(p) && p.Time.StepS*1.01 < auto.Time.StepS {
-					t.Errorf("%v: %s by itself, %s with offload = %s, recompute = %s", set, auto.Time.StepS, p.Time.StepS, offload, recompute)
-				}
+		checkFastest(t, set)
+	}
+}
+
+// checkFastest holds the choice of the passes against every pair of policies.
+func checkFastest(t *testing.T, set []string) {
+	t.Helper()
+	const file = "paper/gpt-7b-512k.sppo"
+	fits := func(p *Plan) bool {
+		return FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, p.Memory.HostCapacityBytes)
+	}
+	auto := planOf(t, file, append(set, "schedule.offload=auto", "schedule.recompute=auto")...)
+	for _, offload := range []string{"none", "0.5", "full", "adaptive", "carry", "memory"} {
+		for _, recompute := range []string{"none", "selective", "keep_attention", "full"} {
+			p := planOf(t, file, append(set, "schedule.offload="+offload, "schedule.recompute="+recompute)...)
+			switch {
+			case fits(p) && !fits(auto):
+				t.Errorf("%v: offload = %s, recompute = %s fits, and auto takes %s", set, offload, recompute, mostOf(auto))
+			case fits(p) && p.Time.StepS*1.01 < auto.Time.StepS:
+				t.Errorf("%v: %s by itself, %s with offload = %s, recompute = %s", set, auto.Time.StepS, p.Time.StepS, offload, recompute)
 			}
 		}
 	}
