@@ -48,6 +48,7 @@ type device struct {
 	library *emu.Library
 	seed    uint64 // of the order of lanes
 	hopper  bool   // launch what is for Hopper alone
+	odd     bool   // and at an address that is no multiple of 16 (with edged)
 	edged   bool   // every buffer ends where memory ends: what reads beyond it does not survive
 	own     [][]byte
 	maps    [][]byte
@@ -85,13 +86,16 @@ func (d *device) Load(p *ir.Program, rank int, env *vm.Env) error {
 
 // edge makes a buffer that ends at a page which nobody may touch.
 func (d *device) edge(n int) error {
-	page := os.Getpagesize()
-	pages := (n+page-1)/page*page + page
+	page, size := os.Getpagesize(), n
+	if d.odd { // vectors of 16 bytes cannot be taken from here
+		size += 8
+	}
+	pages := (size+page-1)/page*page + page
 	m, err := unix.Mmap(-1, 0, pages, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return err
 	}
-	d.maps, d.own = append(d.maps, m), append(d.own, m[pages-page-n:][:n:n])
+	d.maps, d.own = append(d.maps, m), append(d.own, m[pages-page-size:][:n:n])
 	return unix.Mprotect(m[pages-page:], unix.PROT_NONE)
 }
 

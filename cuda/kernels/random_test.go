@@ -31,7 +31,7 @@ func TestRandom(t *testing.T) {
 			}
 			for _, fixed := range shapes[op] {
 				for _, hopper := range []bool{false, true}[:1+fixed["head_dim"]/128%2] { // where there are kernels for it alone
-					compare(t, drawn(t, rng, op, fixed), &device{library: library, seed: rng.Uint64(), edged: rng.IntN(2) == 0, hopper: hopper})
+					compare(t, drawn(t, rng, op, fixed), &device{library: library, seed: rng.Uint64(), edged: rng.IntN(2) == 0, odd: rng.IntN(4) == 0, hopper: hopper})
 				}
 			}
 		})
