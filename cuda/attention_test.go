@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
+	"sppo/cuda/emu"
+	"sppo/cuda/kernels"
 	"sppo/ir"
 	"sppo/vm"
 	"sppo/vm/cpu"
@@ -172,9 +175,9 @@ func TestAttentionForTheCard(t *testing.T) {
 	if testing.Short() {
 		t.Skip("kernels on the processor take their time")
 	}
-	fake, kernels := useFake(t), needEmulator(t)
+	fake, emulated := useFake(t), needEmulator(t)
 	for _, o := range ways {
-		m, err := open(o, fixedCode(kernels.Path))
+		m, err := open(o, fixedCode(emulated.Path))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,6 +186,46 @@ func TestAttentionForTheCard(t *testing.T) {
 		}
 		for _, item := range attentionCases[1].items() {
 			checkAttention(t, item, execute(t, item, m.New(0), m), execute(t, item, cpu.New(nil), nil))
+		}
+	}
+	if n := fake.live(); n != 0 {
+		t.Errorf("%d things were not given back", n)
+	}
+}
+
+// A card on which its own kernels compute something else runs nothing, and the user is told what would run.
+func TestTrial(t *testing.T) {
+	if testing.Short() {
+		t.Skip("kernels on the processor take their time")
+	}
+	fake, _ := useFake(t), needEmulator(t)
+	sources := map[string]string{}
+	for _, name := range []string{"attention.cu", "attention_tensor.cu", "attention_hopper.cu", "attention_hopper_grad.cu"} {
+		sources[name] = kernels.Text(name)
+	}
+	right := sources["attention_hopper_grad.cu"]
+	sources["attention_hopper_grad.cu"] = strings.ReplaceAll(right, "sum_k[c][2 * half] * factor", "sum_k[c][2 * half]")
+	if sources["attention_hopper_grad.cu"] == right {
+		t.Fatal("nothing was broken")
+	}
+	broken, err := emu.BuildSources(t.TempDir(), sources)
+	if err != nil {
+		t.Fatal(err)
+	}
+	item := attentionCases[0].items()[0]
+	for _, o := range ways {
+		m, err := open(o, fixedCode(broken.Path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o.Portable {
+			checkAttention(t, item, execute(t, item, m.New(0), m), execute(t, item, cpu.New(nil), nil))
+			continue
+		}
+		bench := probe.Bench{Open: func(*ir.Program) (func(int) vm.Device, vm.Transport, error) { return m.New, m, nil }}
+		_, err = bench.Measure(t.Context(), item, 1)
+		if err == nil || !strings.Contains(err.Error(), "failed their trial: result 3 of attention and its gradient is off by") || !strings.Contains(err.Error(), PortableVariable+"=1") {
+			t.Errorf("%v", err)
 		}
 	}
 	if n := fake.live(); n != 0 {

@@ -6,6 +6,7 @@
 //	device.go     Device: one rank; arenas, streams, events, issue and join
 //	bind.go       from an instruction to prepared driver calls
 //	launch.go     from a kernel's row in the table to launches; images and where they are kept
+//	trial.go      kernels for one architecture, tried before they are trusted
 //	arena.go      pinned host memory on the GPU's NUMA node
 //	local.go      how ranks of one process meet: copies between their memories, sums in the order of the ranks
 //	collect.go    how they meet by NCCL
@@ -49,6 +50,8 @@ type Machine struct {
 	gpus    []*gpu
 	code    codeSource
 	meeting *meetings
+	trials  *trial
+	trying  bool        // this is one of the two of a trial
 	collect *collective // nil without NCCL
 	blas    *cublas.API // nil: our own kernels multiply
 }
@@ -95,7 +98,7 @@ func open(options Options, code codeSource) (*Machine, error) {
 	if err != nil {
 		return nil, noDriver(err)
 	}
-	m := &Machine{options: options, api: api, meeting: newMeetings(), code: code}
+	m := &Machine{options: options, api: api, meeting: newMeetings(), code: code, trials: &trial{}}
 	all, err := findGPUs(api)
 	if err != nil {
 		return nil, err

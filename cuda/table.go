@@ -62,7 +62,13 @@ func (d *Device) plan(in *ir.Instr) (plan kernels.Plan, err error) {
 			err = fmt.Errorf("the instruction makes no sense: %v", r)
 		}
 	}()
-	return kernels.Bind(d.machine.card(d.gpu), d.program, d.rank, in)
+	plan, err = kernels.Bind(d.machine.card(d.gpu), d.program, d.rank, in)
+	for i := range plan.Launches {
+		if err == nil && kernels.Target(plan.Launches[i].Source) != "" {
+			err = d.machine.trusted(d.gpu)
+		}
+	}
+	return plan, err
 }
 
 // plainShared is what a kernel may have of dynamic shared memory without asking.

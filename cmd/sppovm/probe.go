@@ -139,7 +139,7 @@ func (f *probeFlags) open() (*bench, error) {
 const deviceReserve = 4 << 30
 
 func (f *probeFlags) openCUDA(b *bench) error {
-	options := cuda.Options{NCCL: f.run.nccl, Tune: f.run.tune}
+	options := cuda.Options{NCCL: f.run.nccl, Tune: f.run.tune, Portable: set(cuda.PortableVariable)}
 	m, err := cuda.Open(options)
 	if err != nil {
 		return err

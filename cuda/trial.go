@@ -1,0 +1,152 @@
+package cuda
+
+import (
+	"fmt"
+	"math"
+
+	"sppo/ir"
+	"sppo/vm"
+)
+
+// Kernels that are for one architecture alone are tried before they are trusted: attention on a small shape, forward and
+// backward, must give what the portable kernels give on the same card. Where it does not, nothing runs until the user says
+// that the portable ones shall.
+
+// PortableVariable is the variable that sets Options.Portable.
+const PortableVariable = "SPPO_CUDA_PORTABLE"
+
+// trialTolerance is how far results may be apart, over their norm: both ways round probabilities to bf16, where each sums.
+const trialTolerance = 2e-2
+
+// trial is once for all cards of a name.
+type trial = once[string, struct{}]
+
+// trusted is an error where the kernels for the architecture of a GPU compute something else than the portable ones.
+func (m *Machine) trusted(g *gpu) error {
+	if m.trying {
+		return nil
+	}
+	_, err := m.trials.get(g.name, func() (struct{}, error) { return struct{}{}, m.try(g) })
+	if err != nil {
+		return fmt.Errorf("kernels for the architecture of GPU %d (%s) failed their trial: %w; with %s=1 the portable ones run",
+			g.index, g.name, err, PortableVariable)
+	}
+	return nil
+}
+
+// try compares the two ways, each on a machine of its own in a goroutine of its own: the caller's thread has its context.
+func (m *Machine) try(g *gpu) error {
+	var results [2][][]float32
+	for i := range results {
+		again := *m
+		again.gpus, again.meeting, again.collect, again.trying = []*gpu{g}, newMeetings(), nil, true
+		again.options.Portable = i == 1
+		failed := make(chan error)
+		go func() {
+			var err error
+			results[i], err = attempt(&again)
+			failed <- err
+		}()
+		if err := <-failed; err != nil {
+			return err
+		}
+	}
+	for i, want := range results[1] {
+		if d := apart(results[0][i], want); !(d <= trialTolerance) { // also true for not-a-number
+			return fmt.Errorf("result %d of attention and its gradient is off by %.2g", i, d)
+		}
+	}
+	return nil
+}
+
+// attempt runs attention and its gradient and returns their results.
+func attempt(m *Machine) (results [][]float32, err error) {
+	p, inputs, outputs := trialProgram()
+	d := m.New(0)
+	defer func() {
+		if closed := d.Close(); err == nil {
+			err = closed
+		}
+	}()
+	if err := d.Load(p, 0, &vm.Env{Transport: m}); err != nil {
+		return nil, err
+	}
+	state := uint32(1)
+	for _, v := range inputs {
+		bytes := make([]byte, v.Bytes())
+		values := vm.Uint16s(bytes)
+		for i := range values { // sums of four numbers are normal enough
+			x := float32(0)
+			for range 4 {
+				state = state*1664525 + 1013904223
+				x += float32(state>>8)/(1<<24) - 0.5
+			}
+			values[i] = vm.BF16(x)
+		}
+		if err := d.Write(v, bytes); err != nil {
+			return nil, err
+		}
+	}
+	if err := d.Begin(ir.SectionStep, 1); err != nil {
+		return nil, err
+	}
+	d.Launch(0)
+	d.Launch(1)
+	if err := d.Join(); err != nil {
+		return nil, err
+	}
+	for _, v := range outputs {
+		values := make([]float32, v.Elements())
+		if err := d.Read(v, vm.BytesOf(values)); err != nil {
+			return nil, err
+		}
+		results = append(results, values)
+	}
+	return results, nil
+}
+
+// trialProgram is attention of a few tokens behind others, with all results in f32, and its gradient.
+func trialProgram() (p *ir.Program, inputs, outputs []ir.View) {
+	const n, prefix, heads, kvHeads, dim = 150, 70, 2, 1, 128
+	code := ir.Code{Name: "trial"}
+	buffer := func(t ir.DType, rows, cols int32) ir.View {
+		v := ir.View{Buffer: uint32(len(code.Buffers)), DType: t, Shape: [ir.MaxDims]int32{rows, cols}}
+		start := (code.Arenas[ir.Device] + 255) &^ 255
+		code.Buffers = append(code.Buffers, ir.Buffer{Name: fmt.Sprint("b", v.Buffer), Offset: start, Size: v.Bytes()})
+		code.Arenas[ir.Device] = start + v.Bytes()
+		return v
+	}
+	q, dout, half := buffer(ir.BF16, n, heads*dim), buffer(ir.BF16, n, heads*dim), buffer(ir.BF16, n, heads*dim)
+	k, v := buffer(ir.BF16, prefix+n, kvHeads*dim), buffer(ir.BF16, prefix+n, kvHeads*dim)
+	o, lse := buffer(ir.F32, n, heads*dim), buffer(ir.F32, n, heads)
+	dq, dk, dv := buffer(ir.F32, n, heads*dim), buffer(ir.F32, prefix+n, kvHeads*dim), buffer(ir.F32, prefix+n, kvHeads*dim)
+	put := func(op ir.Op, operands map[string]ir.View) {
+		in := ir.Instr{Op: op, Stream: ir.Compute}
+		attrs := map[string]int64{"heads": heads, "kv_heads": kvHeads, "head_dim": dim, "batch": 1, "prefix": prefix}
+		for _, operand := range in.Info().Operands {
+			view, ok := operands[operand.Name]
+			if !ok {
+				view = ir.Absent()
+			}
+			in.Args = append(in.Args, view)
+		}
+		for _, a := range in.Info().Attrs {
+			in.Attrs = append(in.Attrs, ir.Int(attrs[a.Name]))
+		}
+		code.Sections[ir.SectionStep] = append(code.Sections[ir.SectionStep], in)
+	}
+	put(ir.Attention, map[string]ir.View{"o": o, "lse": lse, "q": q, "k": k, "v": v})
+	put(ir.AttentionGrad, map[string]ir.View{"dq": dq, "dk": dk, "dv": dv, "do": dout, "q": q, "k": k, "v": v, "o": half, "lse": lse})
+	p = &ir.Program{Name: "trial", Codes: []ir.Code{code}, Ranks: []ir.Rank{{}}, Lines: []string{""}}
+	return p, []ir.View{q, dout, half, k, v}, []ir.View{o, lse, dq, dk, dv}
+}
+
+// apart is the norm of a difference over that of the second.
+func apart(got, want []float32) float64 {
+	difference, size := 0.0, 0.0
+	for i := range want {
+		d := float64(got[i]) - float64(want[i])
+		difference, size = difference+d*d, size+float64(want[i])*float64(want[i])
+	}
+	return math.Sqrt(difference / size)
+}
