@@ -29,7 +29,7 @@ var Blocks = []Block{
 	{blockModel, "The network: `model NAME { ... }`. Sizes are global, before any division over ranks.", true},
 	{blockCluster, "The machines: `cluster NAME { ... }`, or `cluster NAME = OTHER(nodes = 4)` for one with parameters. A shipped one comes by `import \"clusters/a100-80g.sppo\"`.", true},
 	{blockTrain, "One training run: `train { ... }`.", true},
-	{blockSchedule, "What is pinned of the schedule: `schedule NAME { ... }`. All of it may be left out: what is `auto` is chosen by the passes.", false},
+	{blockSchedule, "What is pinned of the schedule: `schedule NAME { ... }`. All of it may be left out: what is `auto` is chosen by the passes. Systems that one compares with are shipped: `schedule NAME = megatron(sp = 8, pp = 4)` behind `import \"baselines/megatron.sppo\"`.", false},
 	{blockOptimizer, "Arguments of the call that `optimizer` takes: `optimizer = adamw(lr = 3e-4)`. They are named like keys in `explain` and `--set`: `train.optimizer.lr`.", false},
 }
 

@@ -449,6 +449,9 @@ func (l *loader) valuesOf(ref *blockRef, args *argsNode, from *blockRef, seen []
 	return values, ok
 }
 
+// shippedFolders hold the blocks of a kind that are shipped.
+var shippedFolders = map[string]string{blockCluster: "clusters", blockSchedule: "baselines"}
+
 // base finds the block that `= name(...)` speaks of.
 func (l *loader) base(ref *blockRef) (*blockRef, *argsNode) {
 	at := nodeSpan(ref.src, ref.node.Value.Tokens)
@@ -470,8 +473,8 @@ func (l *loader) base(ref *blockRef) (*blockRef, *argsNode) {
 	hint := ""
 	if near := nearest(call.Name, others); near != "" {
 		hint = "did you mean `" + near + "`?"
-	} else if ref.node.Kind == blockCluster {
-		hint = fmt.Sprintf("a shipped one comes by import \"clusters/%s.sppo\"", call.Name)
+	} else if folder := shippedFolders[ref.node.Kind]; folder != "" {
+		hint = fmt.Sprintf("a shipped one comes by import \"%s/%s.sppo\"", folder, call.Name)
 	}
 	if !l.broken {
 		l.fail(UnknownName, at, hint, "there is no %s `%s`", ref.node.Kind, call.Name)

@@ -306,3 +306,16 @@ func TestRendering(t *testing.T) {
 		t.Errorf("%d diagnostics", len(many))
 	}
 }
+
+// A block made from one that is not there may mean a shipped one: the hint says where those of its kind are.
+func TestShippedHint(t *testing.T) {
+	for text, want := range map[string]string{
+		"cluster c = a100-80g(nodes = 4)\n": `import "clusters/a100-80g.sppo"`,
+		"schedule s = megatron(sp = 8)\n":   `import "baselines/megatron.sppo"`,
+	} {
+		_, err := Parse("hint.sppo", []byte(text), Options{})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q gives %v, without %s", text, err, want)
+		}
+	}
+}
