@@ -14,6 +14,7 @@ func TestBaselines(t *testing.T) {
 	for _, b := range []struct{ name, arguments string }{
 		{"megatron", "sp = 2, pp = 2"},
 		{"megatron", "sp = 2, pp = 4, dp = 2"},
+		{"megatron-interleaved", "sp = 2, pp = 2, groups = 2"},
 		{"megatron-tuned", ""},
 		{"deepspeed-ulysses", "sp = 4"},
 		{"deepspeed-ulysses", "sp = 2, dp = 2"},
