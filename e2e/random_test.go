@@ -122,8 +122,12 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 	moves := func(key string, value any, plain string) request { // moves bytes alone
 		return request{key, fmt.Sprint(value), plain, plain}
 	}
+	mux, stages := pick(r, "off", "off", "left"), moves
+	if mux != "off" { // which rank runs a piece decides what it adds up
+		stages = same
+	}
 	return []request{
-		moves("pp", pp, "1"),
+		stages("pp", pp, "1"),
 		same("sp", sp, "1"),
 		same("dp", dp, "1"),
 		same("subsequences", n, "1"),
@@ -135,7 +139,7 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 		drawStrategy(r, n),
 		moves("offload", pick(r, "none", "full", "adaptive", "carry", "memory", "auto", "0.3", drawShares(r, n)), "none"),
 		moves("recompute", pick(r, "none", "none", "selective", "keep_attention", "full", "auto"), "none"),
-		same("mux", "off", "off"),
+		same("mux", mux, "off"),
 	}
 }
 

@@ -34,10 +34,18 @@ func mux(c *Context, p *Plan) error {
 		p.Mux.Stages[i].Applied = true
 	}
 	p.Tasks = p.borrowedTasks()
-	plain, now := Makespan(p.Parallel.PP, p.Subsequences.N, MuxShares{}, 1, 2), Makespan(p.Parallel.PP, p.Subsequences.N, p.Mux.shares(), 1, 2)
-	p.decide("mux", "mux", p.Schedule.Mux, fmt.Sprintf("given; with tasks of one unit of time forward and two backward, and free copies, the pipeline takes %s instead of %s",
-		now.FloatString(2), plain.FloatString(2)))
+	p.decideMux("given")
 	return nil
+}
+
+// decideMux notes what shares lead to at best.
+func (p *Plan) decideMux(why string) {
+	takes := func(m MuxShares) string { return Makespan(p.Parallel.PP, p.Subsequences.N, m, 1, 2).FloatString(2) }
+	fluid := p.Mux.shares()
+	even := fluid
+	even.Even = true
+	p.decide("mux", "mux", p.Schedule.Mux, fmt.Sprintf("%s; with tasks of one unit of time forward and two backward, and free copies, the pipeline takes %s instead of %s, and would take %s with even shares",
+		why, takes(fluid), takes(MuxShares{}), takes(even)))
 }
 
 func muxOff(_ *Context, p *Plan) {
