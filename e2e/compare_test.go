@@ -139,9 +139,6 @@ func checkPeaks(t testing.TB, c Case, plan *passes.Plan, p *ir.Program, job *vm.
 // a few hundred bytes.
 func checkBound(t testing.TB, c Case, plan *passes.Plan) {
 	t.Helper()
-	if plan.Mux.Left { // the bound is that of stages which do their own tasks
-		return
-	}
 	const gaps = 1.05
 	bound := passes.FootprintOf(plan)
 	for s := range bound.Device {

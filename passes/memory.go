@@ -51,17 +51,8 @@ type Footprint struct {
 	Host   []ir.Bytes // [stage], of one rank
 }
 
-// FootprintOf bounds what codegen will place for a plan. Where ranks help other stages it leaves out what they borrow: it is that
-// of each stage doing its own tasks, from which mux starts.
-func FootprintOf(p *Plan) Footprint {
-	if p.Mux.Left {
-		alone := *p
-		alone.Mux, alone.Decisions = Mux{}, nil
-		alone.decideOrder()
-		p = &alone
-	}
-	return footprint(&Context{}, p)
-}
+// FootprintOf bounds what codegen will place for a plan.
+func FootprintOf(p *Plan) Footprint { return footprint(&Context{}, p) }
 
 // Fits says whether a plan that needs no more than this has room.
 func (f Footprint) Fits(device, host ir.Bytes) bool {
