@@ -177,3 +177,19 @@ func TestNothingFits(t *testing.T) {
 		t.Error("the capacity is not named")
 	}
 }
+
+// TestNodesShareCopies: what a node can copy in all, each way, its GPUs divide: it is the same as so much less for each of them.
+func TestNodesShareCopies(t *testing.T) {
+	for _, policy := range []string{"adaptive", "memory", "auto"} {
+		shared := planOf(t, "paper/gpt-7b-512k.sppo", "schedule.offload="+policy, "cluster.node_copy_bandwidth=24GB/s")
+		own := planOf(t, "paper/gpt-7b-512k.sppo", append(slowCopies, "schedule.offload="+policy)...)
+		if shared.Time.StepS != own.Time.StepS || !slices.EqualFunc(shared.Offload.Fate, own.Offload.Fate, slices.Equal) {
+			t.Errorf("offload = %s: %s and %.3f with 24 GB/s for eight GPUs, %s and %.3f with 3 GB/s for each", policy,
+				shared.Time.StepS, shared.Offload.Alpha[0][0], own.Time.StepS, own.Offload.Alpha[0][0])
+		}
+		wide := planOf(t, "paper/gpt-7b-512k.sppo", "schedule.offload="+policy, "cluster.node_copy_bandwidth=1TB/s")
+		if none := planOf(t, "paper/gpt-7b-512k.sppo", "schedule.offload="+policy); wide.Time.StepS != none.Time.StepS {
+			t.Errorf("offload = %s: a wide node takes %s, one without a limit %s", policy, wide.Time.StepS, none.Time.StepS)
+		}
+	}
+}
