@@ -11,9 +11,9 @@ import (
 
 // The policies that weigh fates against each other: `offload = memory`, `offload = auto`, `recompute = auto`.
 //
-// A copy that computation hides costs nothing, so such copies come first. What they do not free is made again or copied in
-// front of computation, whichever takes less time for a byte. All of a stage's units thus have one order in which they leave
-// the device, and a stage takes the shortest beginning of it that fits.
+// Units leave the device in turns, each a change of one fate, in an order: those to the host by where they return last, those that
+// are made again by the time that a byte costs. A stage takes the shortest beginning of an order that fits. Copies that computation
+// hides, which a simulation tells, cost nothing and come first; of what else fits the fastest is taken.
 
 // chooser changes the fates of a plan's units, and keeps what they cost beside them.
 type chooser struct {
@@ -618,11 +618,11 @@ func (h *chooser) tightest() string {
 // explain notes what was chosen and why. Before is what the plan needed when nothing had left the device.
 func (h *chooser) explain(policy, before string) {
 	p, all := h.plan, h.shares()
-	switch why := h.why; {
+	switch {
 	case policy == policyMemory:
 		p.decide("offload", "policy", policy, "given: what leaves least at the peak, of all that no copy is waited for")
 	case policy != policyAuto:
-		p.decide("offload", "policy", policy, why)
+		p.decide("offload", "policy", policy, h.why)
 	case all[FateOffload] == 0:
 		p.decide("offload", "policy", policy, "nothing goes to the host: with all on the device "+before)
 	default:
@@ -636,16 +636,12 @@ func (h *chooser) explain(policy, before string) {
 		p.decide("offload", "recompute", "none", "auto: there is room without it")
 		return
 	}
-	for _, r := range h.remake {
-		h.explainUnit(r)
-	}
-}
-
-func (h *chooser) explainUnit(r remake) {
-	share := h.shares(r.unit)
-	value := fmt.Sprintf("%s: %.0f%% again, %.0f%% to the host, %.0f%% kept", h.graph.Layer.Units[r.unit].Name,
-		100*share[FateRecompute], 100*share[FateOffload], 100*share[FateKeep])
 	const gib = 1 << 30
-	h.plan.decide("offload", "recompute", value, fmt.Sprintf("%s for every GiB that it frees; copies cost nothing where computation hides them, and %s where nothing does",
-		ir.Seconds(r.price*gib), ir.Seconds(h.exposedPrice()*gib)))
+	p.decide("offload", "recompute", policyAuto, fmt.Sprintf("units are made again in the order of the time that a GiB costs; copies cost nothing where computation hides them, and %s a GiB where nothing does",
+		ir.Seconds(h.exposedPrice()*gib)))
+	for _, r := range h.remake {
+		share := h.shares(r.unit)
+		value := fmt.Sprintf("%.0f%% again, %.0f%% to the host, %.0f%% kept", 100*share[FateRecompute], 100*share[FateOffload], 100*share[FateKeep])
+		p.decide("offload", h.graph.Layer.Units[r.unit].Name, value, fmt.Sprintf("made again it costs %s for every GiB that it frees", ir.Seconds(r.price*gib)))
+	}
 }

@@ -154,7 +154,7 @@ func TestRecomputeByPrice(t *testing.T) {
 	}
 	explained := 0
 	for _, d := range p.Decisions {
-		if d.What == "recompute" && strings.Contains(d.Why, "for every GiB") {
+		if strings.Contains(d.Why, "for every GiB") {
 			explained++
 		}
 	}
