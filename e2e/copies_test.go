@@ -22,6 +22,8 @@ func TestWhenCopiesGo(t *testing.T) {
 		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 4, PP: 2, SP: 1, DP: 1, N: 3, Microbatch: 1, Strategy: "seq1f1b", Offload: "full"},
 		{Family: "llama", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 3, PP: 3, SP: 1, DP: 1, N: 6, Microbatch: 1, Strategy: "overlapped-sppo", Offload: "full"},
 		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 2, PP: 1, SP: 1, DP: 1, N: 5, Microbatch: 1, Order: "layer", Offload: "full"},
+		{Family: "llama", Positions: "rope", DType: "bf16", KVHeads: 2, Batch: 4, PP: 2, SP: 1, DP: 1, N: 3, Microbatch: 1, Strategy: "zb-h1", Offload: "full"},
+		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 4, PP: 2, SP: 1, DP: 1, N: 1, Microbatch: 1, VirtualStages: 2, Strategy: "zb-v", Offload: "full"},
 	} {
 		c.Steps, c.Layers, c.Sequence, c.Vocab = 2, 4, 48, tinyVocab
 		c.Partition = "flops"
@@ -37,6 +39,59 @@ func TestWhenCopiesGo(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestGradientsPutOff splits backwards by hand and puts the gradients of their weights anywhere behind them. As long as those
+// keep their order, no bit changes, whatever else the plan says.
+func TestGradientsPutOff(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	for _, c := range []Case{
+		{Family: "gpt", Positions: "learned", DType: "f32", KVHeads: 2, Batch: 2, PP: 2, SP: 2, DP: 1, N: 5, Microbatch: 1, Offload: "full", Tied: true},
+		{Family: "llama", Positions: "rope", DType: "bf16", KVHeads: 2, Batch: 4, PP: 2, SP: 2, SPMode: "ulysses", DP: 2, Zero: "3", N: 1, Microbatch: 1, Strategy: "1f1b", Offload: "none", Recompute: "full"},
+		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 3, PP: 2, SP: 1, DP: 1, N: 3, Microbatch: 1, VirtualStages: 2, Strategy: "seq1f1b", Offload: "0.5", Recompute: "selective"},
+		{Family: "llama", Positions: "none", DType: "f32", KVHeads: 1, Batch: 2, PP: 1, SP: 2, DP: 2, Zero: "2", N: 4, Microbatch: 1, Offload: "carry"},
+	} {
+		c.Steps, c.Layers, c.Sequence, c.Vocab, c.Partition = 2, 4, 48, tinyVocab, "flops"
+		t.Run(c.String(), func(t *testing.T) {
+			want := run(t, c)
+			for range 3 {
+				plan, _, err := compile(c.Spec())
+				if err != nil {
+					t.Fatal(err)
+				}
+				for rank, tasks := range plan.Tasks {
+					plan.Tasks[rank] = putOff(r, tasks)
+				}
+				checkSame(t, "the edited plan", runPlan(t, c, plan), want)
+			}
+		})
+	}
+}
+
+// putOff splits the last backwards, as many as chance will have it, and draws where their second halves go.
+func putOff(r *rand.Rand, tasks []passes.Task) []passes.Task {
+	backwards := 0
+	for _, t := range tasks {
+		if t.Kind == passes.Backward {
+			backwards++
+		}
+	}
+	whole := r.IntN(backwards)
+	var out, late []passes.Task
+	for _, t := range tasks {
+		out = append(out, t)
+		if t.Kind == passes.Backward {
+			if whole--; whole < 0 {
+				late = append(late, t.As(passes.WeightGrad))
+			}
+		}
+		for len(late) > 0 && r.IntN(3) == 0 {
+			out, late = append(out, late[0]), late[1:]
+		}
+	}
+	return append(out, late...)
 }
 
 // runPlan builds, verifies and runs a plan.

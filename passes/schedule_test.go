@@ -27,7 +27,7 @@ func TestScheduleOfABatch(t *testing.T) {
 }
 
 func TestTaskText(t *testing.T) {
-	for _, task := range []Task{{Forward, 0, 3, 0, 0}, {Backward, 12, 345, 0, 0}, {Forward, 1, 2, 3, 4}} {
+	for _, task := range []Task{{Kind: WeightGrad, Subsequence: 3, Stage: 2}, {Forward, 0, 3, 0, 0}, {Backward, 12, 345, 0, 0}, {Forward, 1, 2, 3, 4}} {
 		text, _ := task.MarshalText()
 		var back Task
 		if err := back.UnmarshalText(text); err != nil || back != task {
@@ -56,6 +56,11 @@ func TestBrokenSchedules(t *testing.T) {
 		{"no such microbatch", "no such microbatch", func(p *Plan) { p.Tasks[0][0].Microbatch = 2 }},
 		{"no such virtual stage", "no such microbatch", func(p *Plan) { p.Tasks[0][0].Stage = 2 }},
 		{"another rank's virtual stage", "virtual stage 1 belongs to stage 1", func(p *Plan) { p.Tasks[0][0].Stage = 1 }},
+		{"gradients of weights too early", "W0.3@0 comes before B0.3@0", func(p *Plan) { p.Tasks[0] = slices.Insert(p.Tasks[0], 4, Task{WeightGrad, 0, 3, 0, 0}) }},
+		{"gradients of weights twice", "there are 17", func(p *Plan) {
+			p.Tasks[0] = append(p.Tasks[0], Task{WeightGrad, 0, 3, 0, 0}, Task{WeightGrad, 0, 3, 0, 0})
+		}},
+		{"gradients of no such weights", "no such microbatch", func(p *Plan) { p.Tasks[0] = append(p.Tasks[0], Task{WeightGrad, 0, 4, 0, 0}) }},
 		{"microbatches cross", "waits for ever", func(p *Plan) { exchangeMicrobatches(p.Tasks[1]) }},
 	} {
 		p := planOf(t, "tiny.sppo")
