@@ -43,20 +43,20 @@ func (b *builder) differentiate() {
 	if b.Input != Missing {
 		b.DInput = b.grads[b.Input].Value
 	}
-	b.hoistCollectives()
+	b.hoistCollectives(b.Backward)
 	b.findUnits()
 	b.halve()
 }
 
 // hoistCollectives moves collectives of the backward pass before the gradients of weights that stand between them and
 // what they send: those need nothing from other ranks, and run while the collective does.
-func (b *builder) hoistCollectives() {
-	for i, n := range b.Backward {
+func (b *builder) hoistCollectives(nodes []Node) {
+	for i, n := range nodes {
 		if ir.Ops[n.Op].Class != ir.ClassComm {
 			continue
 		}
-		for ; i > 0 && b.ofWeights(b.Backward[i-1]); i-- {
-			b.Backward[i], b.Backward[i-1] = b.Backward[i-1], b.Backward[i]
+		for ; i > 0 && b.ofWeights(nodes[i-1]); i-- {
+			nodes[i], nodes[i-1] = nodes[i-1], nodes[i]
 		}
 	}
 }
@@ -86,13 +86,20 @@ func (b *builder) halve() {
 			awaited[a.Value] = awaited[a.Value] || !n.Weights
 		}
 	}
-	made := map[int]bool{}
+	gathers, again := map[int]Node{}, map[int]int{} // by what the first half has gathered: how, and its copy in the second
 	for _, n := range b.Backward {
-		if !n.Weights {
-			b.Halves[InputGradient] = append(b.Halves[InputGradient], n)
+		if n.Weights {
+			b.putOff(n, gathers, again)
 			continue
 		}
-		b.Halves[WeightGradient] = append(b.Halves[WeightGradient], n)
+		b.Halves[InputGradient] = append(b.Halves[InputGradient], n)
+		if n.Op == ir.AllGather {
+			gathers[n.Args[0].Value] = n
+		}
+	}
+	b.hoistCollectives(b.Halves[WeightGradient])
+	made := map[int]bool{}
+	for _, n := range b.Halves[WeightGradient] {
 		for _, v := range b.writes(&n) {
 			made[v] = true
 		}
@@ -102,6 +109,28 @@ func (b *builder) halve() {
 			}
 		}
 	}
+}
+
+// putOff appends a node to the second half. What the first half has gathered it gathers again: held meanwhile it would take as
+// many times the bytes as there are ranks.
+func (b *builder) putOff(n Node, gathers map[int]Node, again map[int]int) {
+	n.Args = slices.Clone(n.Args)
+	for k, a := range n.Args {
+		gather, ok := gathers[a.Value]
+		if !ok {
+			continue
+		}
+		if _, ok := again[a.Value]; !ok {
+			v := b.Values[a.Value]
+			v.Name += ".again"
+			again[a.Value] = b.value(v)
+			gather.Args = slices.Clone(gather.Args)
+			gather.Args[0].Value, gather.Weights = again[a.Value], true
+			b.Halves[WeightGradient] = append(b.Halves[WeightGradient], gather)
+		}
+		n.Args[k].Value = again[a.Value]
+	}
+	b.Halves[WeightGradient] = append(b.Halves[WeightGradient], n)
 }
 
 // writes are the values that a node changes.
