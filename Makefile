@@ -33,7 +33,7 @@ bench: ## speed, as ratios within one run
 
 kernels: ## compile every kernel for each kind of GPU: registers and spills; NVRTC comes from the package index, once
 	@bash cuda/nvrtc/get.sh out/nvrtc
-	@SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" $(GO) test -count 1 -v -run '^TestCompile$$' ./cuda/kernels
+	@SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" $(GO) test -count 1 -timeout 30m -v -run '^TestCompile$$' ./cuda/kernels
 
 gpu-bundle: ## what gpu-check needs on a machine without Go, into out/gpu
 	@mkdir -p out/gpu

@@ -54,7 +54,8 @@ var app = cli.App{
 				"so that an error of the GPU is told of the instruction that made it. With SPPO_CUDA_PORTABLE=1 it takes no kernels that are\n" +
 				"for one architecture alone.\n\n" +
 				"With --profile the begin and end of every instruction of the last step are written, by events of the GPU or the clock of\n" +
-				"the cpu, as a trace that viewers such as Perfetto read; sppoc view FILE TRACE lays it over the simulation.\n\n" +
+				"the cpu, as a trace that viewers such as Perfetto read; sppoc view FILE TRACE lays it over the simulation.\n" +
+				"The run ends with how long the instructions of each opcode took and were simulated to take.\n\n" +
 				"Ctrl-C stops behind the step that runs, with a checkpoint if --save is given; a second one aborts.",
 			Examples: []string{
 				"sppovm run examples/tiny.sppo",

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"cmp"
+	"fmt"
 	"io"
+	"slices"
 
 	"sppo/cmd/internal/cli"
 	"sppo/cmd/internal/trace"
@@ -27,11 +30,49 @@ func (r *training) writeProfile() error {
 	if err := cli.WriteFile(r.f.profile, func(w io.Writer) error { return trace.Write(w, r.program, measured, all) }); err != nil {
 		return err
 	}
-	simulated, err := sim.Run(r.program, ir.SectionStep, sim.Options{})
+	simulated, err := sim.Run(r.program, ir.SectionStep, sim.Options{Spans: true})
 	if err != nil {
 		return err
 	}
 	r.show.say("%s: step %d took %s, %.3f times the %s that are simulated on %s", r.f.profile, measured.Round, measured.Makespan,
 		float64(measured.Makespan/simulated.Makespan), simulated.Makespan, r.program.Machine.Name)
+	for _, line := range compareOpcodes(r.program, measured, simulated) {
+		r.show.say("%s", line)
+	}
 	return nil
+}
+
+// mostOpcodes is how many are compared: those that take the most time.
+const mostOpcodes = 8
+
+// compareOpcodes says of the opcodes that take the most time how long their instructions took in all, on all ranks, and how long the
+// simulator takes them to take. What a message or a collective waits for its peers does not count.
+func compareOpcodes(p *ir.Program, measured, simulated *sim.Timeline) []string {
+	type sum struct {
+		op        ir.Op
+		count     int
+		took, sim ir.Seconds
+	}
+	sums := make([]sum, ir.NumOps)
+	for r := range p.Ranks {
+		m, s := measured.Rank(r).Spans, simulated.Rank(r).Spans
+		for pc := range m {
+			op := p.Codes[p.Ranks[r].Code].Sections[ir.SectionStep][pc].Op
+			if ir.Ops[op].Class == ir.ClassSync {
+				continue
+			}
+			x := &sums[op]
+			x.op, x.count = op, x.count+1
+			x.took, x.sim = x.took+m[pc].End-m[pc].Begin, x.sim+s[pc].End-s[pc].Begin
+		}
+	}
+	slices.SortStableFunc(sums, func(a, b sum) int { return cmp.Compare(b.took, a.took) })
+	var lines []string
+	for _, x := range sums[:mostOpcodes] {
+		if x.count > 0 && x.sim > 0 {
+			lines = append(lines, fmt.Sprintf("  %-20s %6d times  %10s measured  %10s simulated  %6.2f times as long",
+				ir.Ops[x.op].Name, x.count, x.took, x.sim, float64(x.took/x.sim)))
+		}
+	}
+	return lines
 }

@@ -16,7 +16,7 @@ import (
 func TestProfile(t *testing.T) {
 	inBase(t)
 	_, stderr := sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "2", "--profile", "tiny.json")
-	if !strings.Contains(stderr, "tiny.json: step 2 took ") {
+	if !strings.Contains(stderr, "tiny.json: step 2 took ") || strings.Count(stderr, " simulated  ") != mostOpcodes || !strings.Contains(stderr, "\n  matmul ") {
 		t.Error(stderr)
 	}
 	job, err := cli.OpenProgram("tiny.sppo", nil)
