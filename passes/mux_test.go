@@ -2,6 +2,8 @@ package passes
 
 import (
 	"math/big"
+	"slices"
+	"strings"
 	"testing"
 )
 
@@ -68,6 +70,48 @@ func TestSharesAddUp(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// TestBrokenSharing edits a good plan and expects Verify to say what is wrong.
+func TestBrokenSharing(t *testing.T) {
+	for _, c := range []struct {
+		want string
+		edit func(p *Plan)
+	}{
+		{"where mux wants", func(p *Plan) { p.Tasks[0] = p.Tasks[0][1:] }},
+		{"where mux wants", func(p *Plan) { p.Tasks[1][0], p.Tasks[1][1] = p.Tasks[1][1], p.Tasks[1][0] }},
+		{"has 1 pieces for 2 stages", func(p *Plan) { p.Mux.Pieces[0] = p.Mux.Pieces[0][1:] }},
+		{"pieces are given for 0 subsequences", func(p *Plan) { p.Mux.Pieces = nil }},
+		{"multiples of sp", func(p *Plan) { p.Mux.Pieces[0] = []int64{9, 9} }},
+		{"make 20 tokens of 18", func(p *Plan) { p.Mux.Pieces[0] = []int64{10, 10} }},
+		{"no such microbatch", func(p *Plan) { p.Mux.Left = false }},
+		{"virtual stages fill the same", func(p *Plan) { p.Parallel.VirtualStages, p.LayersPerStage = 2, []int{1, 1, 1, 1}; p.Model.Layers = 4 }},
+		{"applied is false", func(p *Plan) { p.Mux.Stages[0].Applied = false }},
+	} {
+		p := planOf(t, "tiny.sppo", "schedule.mux=left")
+		if !slices.Equal(p.Mux.Pieces[0], []int64{10, 8}) {
+			t.Fatalf("18 tokens over two stages of two ranks are cut into %v", p.Mux.Pieces[0])
+		}
+		c.edit(p)
+		if err := Verify(p); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want it to say %q", err, c.want)
+		}
+	}
+}
+
+// TestMuxRefusals: what mux cannot do, at its key, with the nearest thing that works.
+func TestMuxRefusals(t *testing.T) {
+	for set, hint := range map[string]string{
+		"schedule.pp=1":             "mux = off, or pp of at least 2",
+		"schedule.subsequences=1":   "subsequences = 2, or mux = off",
+		"schedule.strategy=seq1f1b": "strategy = sppo, or mux = off",
+		"schedule.zero=2":           "for now zero = 1, or mux = off",
+	} {
+		sp := load(t, "tiny.sppo", "schedule.mux=left", set)
+		if err := Run(sp, New(sp), Options{}); err == nil || !strings.Contains(err.Error(), hint) {
+			t.Errorf("%s: %v, want the hint %q", set, err, hint)
 		}
 	}
 }

@@ -76,7 +76,7 @@ func (p *Plan) checkStage(rank int, tasks []Task) error {
 	forward, backward := map[place]int{}, map[place]int{} // how many are done
 	open := map[Task]bool{}                               // gradients of weights that may be computed
 	for _, t := range tasks {
-		if t.Microbatch < 0 || t.Microbatch >= microbatches || t.Subsequence < 0 || t.Subsequence >= n || t.Stage < 0 || t.Stage >= p.Parallel.Stages() {
+		if t.Microbatch < 0 || t.Microbatch >= microbatches || t.Subsequence < 0 || t.Subsequence >= n || t.Piece != 0 || t.Stage < 0 || t.Stage >= p.Parallel.Stages() {
 			return fmt.Errorf("%s: there is no such microbatch, subsequence or virtual stage", t)
 		}
 		if home := p.Home(t.Stage); home != rank {
@@ -110,6 +110,9 @@ func (p *Plan) checkStage(rank int, tasks []Task) error {
 
 // checkSharedOrder: there is one order of tasks that ranks share in.
 func (p *Plan) checkSharedOrder(rank int, tasks []Task) error {
+	if err := plain(muxProblems(p)); err != nil {
+		return err
+	}
 	if err := p.checkPieces(); err != nil {
 		return err
 	}

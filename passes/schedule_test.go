@@ -54,6 +54,7 @@ func TestBrokenSchedules(t *testing.T) {
 		{"backward out of order", "B0.2@0 comes too early", func(p *Plan) { swap(p.Tasks[0], 4, 5) }},
 		{"backward too early", "B0.3@0 comes too early", func(p *Plan) { swap(p.Tasks[0], 3, 4) }},
 		{"no such microbatch", "no such microbatch", func(p *Plan) { p.Tasks[0][0].Microbatch = 2 }},
+		{"a piece of what is whole", "no such microbatch", func(p *Plan) { p.Tasks[0][0].Piece = 1 }},
 		{"no such virtual stage", "no such microbatch", func(p *Plan) { p.Tasks[0][0].Stage = 2 }},
 		{"another rank's virtual stage", "virtual stage 1 belongs to stage 1", func(p *Plan) { p.Tasks[0][0].Stage = 1 }},
 		{"gradients of weights too early", "W0.3@0 comes before B0.3@0", func(p *Plan) { p.Tasks[0] = slices.Insert(p.Tasks[0], 4, Task{WeightGrad, 0, 3, 0, 0}) }},
