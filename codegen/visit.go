@@ -11,8 +11,8 @@ import (
 
 // A rank visits its layers: a visit is the work of one task in one layer. Around visits are the second and third stage of
 // ZeRO. With the second, a backward visit that is followed by another layer's ends by giving the layer's gradients away,
-// each rank keeping the sum of its slice, as DeepSpeed does. With the third, the weights of a layer are gathered behind the computation of the visit
-// before, and let go at the end of their own.
+// each rank keeping the sum of its slice, as DeepSpeed does. With the third, the weights of a layer are gathered behind
+// the computation of the visit before, and let go at the end of their own.
 type visits struct {
 	order  []int        // layers, visit by visit, of the section, but for those that want no weights
 	done   int          // of these visits those that have begun
