@@ -223,7 +223,7 @@ type lineTable struct {
 func newLineTable(plan *passes.Plan) *lineTable {
 	t := &lineTable{index: map[string]uint16{}}
 	keys := []string{"model", "model.layers", "model.vocab", "schedule.pp", "schedule.sp", "schedule.offload", "train.optimizer"}
-	if plan.Mux.Left {
+	if plan.Mux.Left || plan.Mux.Right {
 		keys = append(keys, "schedule.mux")
 	}
 	if plan.Parallel.Zero >= passes.ZeroGradients {

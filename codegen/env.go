@@ -97,6 +97,10 @@ func (e *env) chunks(nodes []graph.Node) {
 }
 
 func (e *env) node(n *graph.Node) {
+	if e.shares(n) {
+		e.offload(n)
+		return
+	}
 	in := e.block.Instr(n, e.size, e.view, func(a graph.Attr) ir.Attr { return e.attr(n, a) })
 	in.Stream = ir.Compute
 	if ir.Ops[n.Op].Class == ir.ClassComm {

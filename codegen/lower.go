@@ -40,6 +40,7 @@ type stage struct {
 	inputs    map[passes.Task]uint32 // what tasks start from, where another task or rank has made it
 	away      map[passes.Task]uint32 // the same, on the host
 	outputs   map[passes.Task]uint32 // results that are yet to be sent
+	lent      map[lentKey]*lentBlock // blocks of other stages' keys
 	lagging   []uint32               // buffers whose messages may still be under way: held until the end of the next task
 	training  bool
 }
@@ -92,7 +93,7 @@ func (s *stage) begin(section ir.Section, phase ir.Phase) {
 	s.emitter = &emitter{section: section, buffers: &s.buffers}
 	s.touched, s.caches, s.saved = map[touch]bool{}, map[cacheKey]uint32{}, map[unitKey]savedUnit{}
 	s.inputs, s.outputs, s.away = map[passes.Task]uint32{}, map[passes.Task]uint32{}, map[passes.Task]uint32{}
-	s.parked = map[cacheKey]uint32{}
+	s.parked, s.lent = map[cacheKey]uint32{}, map[lentKey]*lentBlock{}
 	s.lagging, s.taskStart, s.visits = nil, 0, visits{whole: map[int]bool{}}
 	s.prov = ir.Provenance{Phase: phase, Stage: int16(s.index0), Layer: ir.None, Subsequence: ir.None, Microbatch: ir.None}
 	s.decidedBy("lower", "model")
@@ -176,6 +177,10 @@ func (s *stage) lowerStep() {
 }
 
 func (s *stage) step(tasks []passes.Task, st step) {
+	if !st.kind.own() {
+		s.share(st)
+		return
+	}
 	t := tasks[st.task]
 	s.at(t)
 	switch st.kind {
@@ -207,6 +212,11 @@ func (s *stage) step(tasks []passes.Task, st step) {
 		}
 		s.taskStart = start
 	}
+	s.nowhere()
+}
+
+// nowhere clears the provenance of a task.
+func (s *stage) nowhere() {
 	s.prov.Microbatch, s.prov.Subsequence, s.prov.Layer, s.prov.Stage = ir.None, ir.None, ir.None, int16(s.index0)
 }
 

@@ -46,7 +46,7 @@ func newLayout(plan *passes.Plan) *layout {
 	l.consts = l.constNames()
 	l.steps = timeline(plan)
 	l.eval, l.evalSteps = plan, l.steps
-	if plan.Mux.Left {
+	if plan.Mux.Left || plan.Mux.Right {
 		l.eval = plan.Unshared()
 		l.evalSteps = timeline(l.eval)
 	}
@@ -85,7 +85,7 @@ func (l *layout) constNames() []string {
 			names = append(names, posRowConst(i))
 		}
 	}
-	if l.plan.Mux.Left {
+	if l.plan.Mux.Left || l.plan.Mux.Right {
 		for i := range l.plan.Parallel.PP {
 			names = append(names, rankConst(i))
 		}

@@ -7,10 +7,13 @@ import (
 	"sppo/passes"
 )
 
-// step is one thing that a rank issues: a task, or the message that brings a task's input or takes its result away.
+// step is one thing that a rank issues: a task, or the message that brings a task's input or takes its result away. In lockstep
+// also a part of others' tasks, and the messages that bring what it takes.
 type step struct {
-	kind stepKind
-	task int // index into the rank's tasks
+	kind   stepKind
+	task   int           // index into the rank's tasks
+	shared []passes.Task // of other ranks: those that are helped, or the one behind which a block of keys is whole
+	helper int           // which block it is
 }
 
 type stepKind uint8
@@ -19,8 +22,14 @@ const (
 	receiving stepKind = iota // the task's input
 	sending                   // the task's result
 	running
-	sharing // all of the rank's tasks of a slot that all ranks share, of which this is the first
+	sharing   // all of the rank's tasks of a slot that all ranks share, of which this is the first
+	helping   // others' tasks
+	lending   // a block of keys, to a helper
+	borrowing // it
 )
+
+// own says whether a step belongs to a task of the rank itself.
+func (k stepKind) own() bool { return k <= sharing }
 
 // moment orders the steps of all ranks: by time; messages before the tasks that begin when they end; messages of one
 // moment by number.
@@ -43,15 +52,17 @@ func (a moment) compare(b moment) int {
 	return cmp.Compare(a.message, b.message)
 }
 
+// item is a step and when it is issued.
+type item struct {
+	at moment
+	step
+}
+
 // timeline is the order in which every rank issues its tasks and messages. It follows a run of the schedule in which a
 // layer's forward takes one unit of time, its backward two or each of its halves one, and messages none: a message stands where its sender's task ends, in
 // the sender's order and in the receiver's. All orders are thus parts of one order of all steps of the job, in which whatever a
 // step waits for comes before it: the job cannot deadlock, even where each rank runs one step at a time.
 func timeline(p *passes.Plan) [][]step {
-	type item struct {
-		at moment
-		step
-	}
 	items := make([][]item, p.Parallel.PP)
 	index := make([]map[passes.Task]int, p.Parallel.PP)
 	for r, tasks := range p.Tasks {
@@ -70,7 +81,7 @@ func timeline(p *passes.Plan) [][]step {
 				}
 				kind = sharing
 			}
-			items[r] = append(items[r], item{moment{start, true, 0}, step{kind, i}})
+			items[r] = append(items[r], item{moment{start, true, 0}, step{kind: kind, task: i}})
 		}
 	}
 	messages := 0
@@ -82,10 +93,11 @@ func timeline(p *passes.Plan) [][]step {
 			}
 			at := moment{time: ends[r][i], message: messages}
 			messages++
-			items[r] = append(items[r], item{at, step{sending, i}})
-			items[to] = append(items[to], item{at, step{receiving, index[to][next]}})
+			items[r] = append(items[r], item{at, step{kind: sending, task: i}})
+			items[to] = append(items[to], item{at, step{kind: receiving, task: index[to][next]}})
 		}
 	}
+	shareTimeline(p, items, starts, ends, messages)
 	steps := make([][]step, len(items))
 	for r := range items {
 		slices.SortStableFunc(items[r], func(a, b item) int { return a.at.compare(b.at) })

@@ -20,7 +20,7 @@ type Case struct {
 	Zero                      string // 0 | 1 | 2 | 3
 	Partition                 string // flops | length | list
 	Offload                   string // none | full | 0.5 | adaptive | memory | auto | list
-	Mux                       string // off | left
+	Mux                       string // off | left | right | on
 	Recompute                 string // none | selective | keep_attention | full | auto
 	// An empty string stands for the first of its choices.
 

@@ -419,7 +419,7 @@ var scheduleKeys = []*Key{
 			"`adaptive`: what can be copied behind the next task. `carry`: copies may lag, and drain by the turn. `memory`: the lowest peak without waiting for a copy. `auto`: as little as fits, down to nothing, first what computation hides.",
 		set: setOffload},
 	{Block: blockSchedule, Name: "mux", takes: names("auto", "off", "left", "right", "on"), Default: "auto", Example: "off",
-		Doc: "Whether idle stages take a part of the tasks next to the bubble: not, at the start (`left`), at the end (`right`), or both (the latter two are not there yet). `auto` is off.",
+		Doc: "Whether idle stages take a part of the tasks next to the bubble: not, at the start and the end of a step (`left`: pieces of subsequences), at the turn (`right`: attention, by blocks of keys that they hold), or both (`on`). `auto` is off.",
 		set: func(s *Spec, v value) { s.Schedule.Mux = v.name }},
 	{Block: blockSchedule, Name: "mux_shares", takes: names("fluid", "even"), Default: "fluid", Example: "fluid",
 		Doc: "How mux divides a task: `fluid` by the number of stages that idle, so that all ranks carry the same; `even` over the range of stages, as the paper's text has it (not there yet, but its time is in the plan).",

@@ -214,12 +214,13 @@ func (r *residence) forward(tasks []Task, i int) {
 	}
 	u := r.leave(t)
 	leaving := r.plan.Leaving(tasks, i)
+	r.borrow(t)
 	for k := range r.layers[t.Stage] {
 		b := r.block(t, k)
 		if t.Subsequence == 0 {
 			r.now[TermCaches] += r.caches(b, graph.Cache, z)
 		}
-		r.note(t, r.context.working(r.graph, b, forwardPass, z, false))
+		r.note(t, r.context.working(r.graph, b, forwardPass, z, false)+r.sharing(t))
 		r.park(t, b)
 		r.now[TermKept] += u.kept[k]
 		r.now[TermCopies] += u.offloaded[k]
@@ -229,6 +230,9 @@ func (r *residence) forward(tasks []Task, i int) {
 		}
 		u.leaving[k] = true
 		r.copiesBeside(tasks, i, leaving, k)
+	}
+	if t.Subsequence == len(r.sizes)-1 {
+		r.help(t)
 	}
 }
 
@@ -333,7 +337,7 @@ func (r *residence) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
 // touching notes a backward pass of a block, which may be the first to touch its gradients.
 func (r *residence) touching(t Task, b *graph.Block, pass direction, z graph.Size, fresh bool) {
 	begins := fresh || r.plan.Parallel.Zero >= ZeroGradients && b.Name == graph.BlockLayer // at each visit, whole
-	r.note(t, r.context.working(r.graph, b, pass, z, begins))
+	r.note(t, r.context.working(r.graph, b, pass, z, begins)+r.sharing(t))
 	if fresh {
 		r.touch(b)
 	}

@@ -8,7 +8,7 @@ import (
 	"sppo/lang"
 )
 
-// mux lets stages that idle at the start of the pipeline take a part of the tasks of those that do not.
+// mux lets stages that idle at the start or the end of the pipeline take a part of the tasks of those that do not.
 //
 // Input: Parallel, Subsequences, Tasks. Output: Mux, Tasks. Paper: section 4.2; left, steady and right by its table, which
 // needs at least as many subsequences as stages. A forward of subsequence x on stage i stands in slot i + x, its backward
@@ -16,7 +16,7 @@ import (
 // and owners keep n/PP (shares = fluid): all ranks then carry n/PP. Every subsequence that has such a task is cut by
 // tokens into PP pieces, the same for all stages: of a task in slot t the owner runs the first t + 1 and rank j the (j+1)-th,
 // so that a helper keeps its piece from stage to stage until it owns the stage. Backward and forward of a piece are on
-// the same rank: activations stay where they were computed.
+// the same rank: activations stay where they were computed. The other end is mux_right.go's.
 func mux(c *Context, p *Plan) error {
 	muxOff(c, p)
 	if p.Schedule.Mux == "" || p.Schedule.Mux == "off" || p.Schedule.Mux == "auto" {
@@ -26,6 +26,18 @@ func mux(c *Context, p *Plan) error {
 	if found := muxProblems(p); len(found) > 0 {
 		return c.diagnose(found)
 	}
+	if p.Schedule.Mux != "right" {
+		p.shareLeft()
+	}
+	if p.Schedule.Mux != "left" {
+		p.shareRight()
+	}
+	p.decideMux("given")
+	return nil
+}
+
+// shareLeft cuts the first subsequences and deals out their tasks.
+func (p *Plan) shareLeft() {
 	p.Mux.Left = true
 	for x := range p.Parallel.PP - 1 {
 		p.Mux.Pieces = append(p.Mux.Pieces, cutEvenly(p.Subsequences.Lengths[x], p.Parallel.PP, int64(p.Parallel.SP)))
@@ -34,8 +46,6 @@ func mux(c *Context, p *Plan) error {
 		p.Mux.Stages[i].Applied = true
 	}
 	p.Tasks = p.borrowedTasks()
-	p.decideMux("given")
-	return nil
 }
 
 // decideMux notes what shares lead to at best.
@@ -94,7 +104,20 @@ func muxProblems(p *Plan) []problem {
 	case n < par.PP:
 		return []problem{fault("schedule.mux", lang.Infeasible, fmt.Sprintf("subsequences = %d, or mux = off", par.PP),
 			"mux needs as many subsequences as stages: there are %d for %d", n, par.PP)}
-	case par.Zero > 1:
+	case p.sharesLeft():
+		return leftProblems(p)
+	}
+	return nil
+}
+
+// sharesLeft says whether the start of the pipeline is shared, or is to be.
+func (p *Plan) sharesLeft() bool {
+	return p.Mux.Left || p.Schedule.Mux == "left" || p.Schedule.Mux == "on"
+}
+
+func leftProblems(p *Plan) []problem {
+	par := p.Parallel
+	if par.Zero > 1 {
 		return []problem{fault("schedule.mux", lang.NotYet, "for now zero = 1, or mux = off", "mux with weights or gradients that are divided, zero = %d, is not implemented yet", par.Zero)}
 	}
 	for x, tokens := range p.Subsequences.Lengths[:par.PP-1] {
@@ -234,7 +257,7 @@ func (p *Plan) ownTasks(microbatch, stage, first int) []Task {
 // stay pieces, since the ranks of a stage divide rows by them.
 func (p *Plan) Unshared() *Plan {
 	u := *p
-	u.Mux.Left = false
+	u.Mux.Left, u.Mux.Right = false, false
 	u.Tasks = make([][]Task, p.Parallel.PP)
 	for rank := range u.Tasks {
 		u.Tasks[rank] = u.ownTasks(0, rank, 0)
@@ -251,20 +274,25 @@ func checkMux(_ *Context, p *Plan) error {
 		if s.Left+s.Steady+s.Right != p.Subsequences.N {
 			return fmt.Errorf("mux of stage %d covers %d of %d subsequences", i, s.Left+s.Steady+s.Right, p.Subsequences.N)
 		}
-		if s.Applied != (p.Mux.Left && i < p.Parallel.PP-1) {
-			return fmt.Errorf("mux of stage %d: applied is %t, and left %t", i, s.Applied, p.Mux.Left)
+		if s.Applied != (p.Mux.Left && i < p.Parallel.PP-1 || p.Mux.Right && i > 0) {
+			return fmt.Errorf("mux of stage %d: applied is %t, left %t and right %t", i, s.Applied, p.Mux.Left, p.Mux.Right)
 		}
 	}
-	if !p.Mux.Left {
-		if len(p.Mux.Pieces) > 0 {
-			return fmt.Errorf("mux: there are pieces, and nothing is shared")
+	if p.Mux.Left || p.Mux.Right {
+		if err := plain(muxProblems(p)); err != nil {
+			return err
 		}
-		return nil
 	}
-	if err := plain(muxProblems(p)); err != nil {
+	if err := p.checkBlocks(); err != nil {
 		return err
 	}
-	return p.checkPieces()
+	if p.Mux.Left {
+		return p.checkPieces()
+	}
+	if len(p.Mux.Pieces) > 0 {
+		return fmt.Errorf("mux: there are pieces, and nothing is shared")
+	}
+	return nil
 }
 
 // checkPieces: as many pieces as stages for every subsequence that is shared, on the grid of SP, which add up to it.
@@ -297,7 +325,7 @@ type MuxShares struct {
 	Even        bool // over the ranges of the paper's table, instead of by the slot
 }
 
-func (m Mux) shares() MuxShares { return MuxShares{Left: m.Left} }
+func (m Mux) shares() MuxShares { return MuxShares{Left: m.Left, Right: m.Right} }
 
 // Of are the shares of ranks in subsequence x of n on stage i of pp. They add up to 1; who is not there has none.
 func (m MuxShares) Of(pp, n, i, x int) map[int]*big.Rat {

@@ -113,7 +113,6 @@ func TestRunnerNamesThePass(t *testing.T) {
 // TestNotYet: what the language has and the passes do not, at the key.
 func TestNotYet(t *testing.T) {
 	for _, set := range []string{
-		"schedule.mux=on", "schedule.mux=right",
 		"schedule.sp_mode=ring", "schedule.keep=[]", "schedule.keep=[k]",
 	} {
 		key, _, _ := strings.Cut(set, "=")

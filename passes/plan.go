@@ -177,19 +177,21 @@ func remadeBy(letters string) (remade graph.Units) {
 
 // Mux is the split of tasks next to bubbles over other stages' ranks.
 type Mux struct {
-	Left   bool       `json:"left"` // tasks at the start of the pipeline, and their backwards at its end, are shared
+	Left   bool       `json:"left"`  // tasks at the start of the pipeline, and their backwards at its end, are shared
+	Right  bool       `json:"right"` // attention of tasks before the turn, and of their backwards behind it, is shared
 	Stages []MuxStage `json:"stages"`
 	Pieces [][]int64  `json:"pieces,omitempty"` // [i]: tokens of the pieces of a subsequence; those behind are whole
 }
 
 // MuxStage is what one stage lends and borrows. Counts of tasks, ranges of stages.
 type MuxStage struct {
-	Left       int   `json:"left"`
-	Steady     int   `json:"steady"`
-	Right      int   `json:"right"`
-	LeftRange  []int `json:"left_range"`  // every stage of it
-	RightRange []int `json:"right_range"` // every stage of it
-	Applied    bool  `json:"applied"`
+	Left       int     `json:"left"`
+	Steady     int     `json:"steady"`
+	Right      int     `json:"right"`
+	LeftRange  []int   `json:"left_range"`  // every stage of it
+	RightRange []int   `json:"right_range"` // every stage of it
+	Applied    bool    `json:"applied"`
+	Blocks     []int64 `json:"blocks,omitempty"` // borders, in tokens, of the blocks of its keys that stages before it hold
 }
 
 // Memory is exact once codegen has placed the plan; Placed says whether it has.

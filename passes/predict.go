@@ -35,6 +35,7 @@ type costs struct {
 	cacheOut              []ir.Seconds       // [i], of a layer's K and V
 	cacheBack             ir.Seconds         // of K and V of a whole sequence
 	left                  *leftCosts         // of tasks that ranks share at the start; nil: there are none
+	shared                *sharedCosts       // of tasks with helpers; nil: there are none
 	under                 []visitTime        // [i]: collectives of parameters that a layer's backward finds under way
 	remaking              map[remadeKey]backwardTime
 }
@@ -174,6 +175,9 @@ func (p *Plan) stageRanks(s, _ int) []int32 {
 	}
 	return ranks
 }
+
+// farthest are the ranks of a stage and of the first, which is farthest.
+func (p *Plan) farthest(s, k int) []int32 { return []int32{p.rank(0, k), p.rank(s, k)} }
 
 func (p *Plan) neighbours(s, k int) []int32 {
 	return []int32{p.rank(s, k), p.rank((s+1)%p.Parallel.PP, k)}

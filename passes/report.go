@@ -62,9 +62,20 @@ func (p *Plan) reportJob(b *strings.Builder) {
 
 // muxInWords says who borrows what.
 func (p *Plan) muxInWords() string {
-	if !p.Mux.Left {
+	var words []string
+	if p.Mux.Left {
+		words = append(words, p.leftInWords())
+	}
+	if p.Mux.Right {
+		words = append(words, p.rightInWords())
+	}
+	if len(words) == 0 {
 		return "off"
 	}
+	return strings.Join(words, "; ")
+}
+
+func (p *Plan) leftInWords() string {
 	least, most := p.Mux.Pieces[0][0], p.Mux.Pieces[0][0]
 	for _, pieces := range p.Mux.Pieces {
 		least, most = min(least, slices.Min(pieces)), max(most, slices.Max(pieces))

@@ -175,7 +175,7 @@ func (p *Plan) gathered(t Task, next []int) bool {
 
 // Times are when every task of every stage begins and ends in a run of the schedule in which a layer's forward takes one unit
 // of time, its backward two, and messages none; where there are pieces, they take that long, and whole tasks as many times as
-// there are. All tasks of a shared slot begin and end together.
+// there are. All tasks of a shared slot begin and end together, and all of any slot where those at the turn are shared.
 func (p *Plan) Times() (starts, ends [][]int) {
 	starts, ends = make([][]int, p.Parallel.PP), make([][]int, p.Parallel.PP)
 	arrives, split := make([]map[Task]int, p.Parallel.PP), make([]map[Task]bool, p.Parallel.PP)
@@ -186,6 +186,9 @@ func (p *Plan) Times() (starts, ends [][]int) {
 	began := map[slot]int{} // slots that ranks share in
 	err := p.Walk(func(rank int, t Task) {
 		start, cost := max(arrives[rank][t], free[rank]), p.LayersPerStage[t.Stage]
+		if p.Mux.Right {
+			cost = slices.Max(p.LayersPerStage)
+		}
 		if t.Kind == Backward && !split[rank][t] {
 			cost *= 2
 		}

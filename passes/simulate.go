@@ -187,7 +187,7 @@ func (s *simulation) forwardTask(st *simStage, t Task, embeds bool) {
 	left := make([]ir.Seconds, end-first)
 	for k := range left {
 		begin := st.now
-		st.run(s.forward[i])
+		s.layer(st, t, s.forward[i])
 		left[k] = s.leave(st, t, k, begin)
 		st.release(leaving, k)
 		s.reloadUpTo(st, t, k+s.plan.Offload.Ahead)
@@ -224,7 +224,7 @@ func (s *simulation) backwardTask(st *simStage, t Task, loses, embeds bool, begi
 			st.wait(t.Subsequence, back[end-1-k])
 		}
 		s.waitCaches(st, t, end-first-1-k)
-		st.run(s.backwardOf(s.plan.Home(t.Stage), i, end-1-k).of(st.split[t]))
+		s.layer(st, t, s.backwardOf(s.plan.Home(t.Stage), i, end-1-k).of(st.split[t]))
 		st.release(leaving, k)
 		s.reloadUpTo(st, t, k+s.plan.Offload.Ahead)
 	}

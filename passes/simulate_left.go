@@ -23,11 +23,14 @@ type leftCosts struct {
 func (p *Plan) allCosts(c *Context, m cost.Model) *costs {
 	q := p.inRanges()
 	t := taskCosts(c, q, m)
+	g, far := c.Model(p), p.widestLink(m, p.farthest)
+	pr, b := pricer{cost: m, link: p.widestLink(m, p.stageRanks)}, g.Layer
+	if p.Mux.Right {
+		t.shared = pr.sharedCosts(p, g, t, far)
+	}
 	if !p.Mux.Left {
 		return t
 	}
-	g, far := c.Model(p), p.widestLink(m, func(s, k int) []int32 { return []int32{p.rank(0, k), p.rank(s, k)} })
-	pr, b := pricer{cost: m, link: p.widestLink(m, p.stageRanks)}, g.Layer
 	message := func(n ir.Bytes) ir.Seconds { return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: n}, far) }
 	t.left = &leftCosts{}
 	for i := range q.Subsequences.N {

@@ -245,7 +245,6 @@ func missingPolicies(p *Plan) []problem {
 			found = append(found, fault(key, lang.NotYet, "for now "+instead, "%s is not implemented yet", what))
 		}
 	}
-	refuse(s.Mux != "" && s.Mux != "off" && s.Mux != "auto" && s.Mux != "left", "schedule.mux", "mux = "+s.Mux, "left or off")
 	refuse(s.MuxShares == "even", "schedule.mux_shares", "mux_shares = even", "fluid")
 	refuse(s.SPMode == "ring", "schedule.sp_mode", "sp_mode = "+s.SPMode, "megatron or ulysses")
 	refuse(s.Keep != nil && len(s.Keep) < 2, "schedule.keep", "streaming of K and V", "keep = [k, v]")
