@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"math/big"
+	"slices"
 	"strings"
 	"testing"
 
@@ -43,9 +44,12 @@ func TestMuxIsEqual(t *testing.T) {
 	for _, mux := range []string{"left", "right", "on"} {
 		cases := muxCases
 		if mux == "right" {
-			cases = append(rights, muxCases...)
+			cases = append(slices.Clone(muxCases), rights...)
 		}
-		for _, c := range cases {
+		for i, c := range cases {
+			if i < len(muxCases) && mux == [2]string{"on", "right"}[i%2] {
+				continue // the two share the cases
+			}
 			c = c.completeMux()
 			c.Mux = mux
 			t.Run(c.String(), func(t *testing.T) {
