@@ -229,6 +229,9 @@ func newLineTable(plan *passes.Plan) *lineTable {
 	if plan.Parallel.Zero >= passes.ZeroGradients {
 		keys = append(keys, "schedule.zero")
 	}
+	if plan.Streams() {
+		keys = append(keys, "schedule.keep")
+	}
 	if plan.Parallel.Order == passes.OrderLayer {
 		keys = append(keys, "schedule.order")
 	}

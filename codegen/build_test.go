@@ -39,7 +39,7 @@ func buildOf(t testing.TB, plan *passes.Plan) *ir.Program {
 }
 
 func TestProgramsReadWell(t *testing.T) {
-	for _, name := range []string{"two-stages", "groups", "layer-order"} {
+	for _, name := range []string{"two-stages", "groups", "layer-order", "stream"} {
 		p := buildOf(t, planOf(t, "testdata/"+name+".sppo"))
 		if err := ir.Verify(p); err != nil {
 			t.Errorf("%s: %v", name, err)

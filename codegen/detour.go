@@ -48,27 +48,24 @@ func (s *stage) fetch(next *passes.Task) {
 	s.prov = prov
 }
 
-// park copies the rows of K and V that a forward node has written to the host, where the layer's wait for its backward.
+// park copies the rows of K and V that a forward node has written to the host, where the layer's wait for its backward, or for
+// whoever streams them.
 func (e *env) park(n *graph.Node) {
 	s := e.s
-	if e.layer < 0 || !s.training || !s.plan.Parks(e.task.Stage) {
-		return
-	}
 	for i, a := range n.Args {
 		if a.Value == graph.Missing || e.block.Values[a.Value].Kind != graph.Cache || ir.Ops[n.Op].Operands[i].Dir == ir.Read {
 			continue
 		}
-		key := e.cacheKey(a.Value)
-		host, ok := s.parked[key]
-		if !ok {
-			b := s.buffers[s.caches[key]]
-			host = s.allocate(b.name+".host", ir.Host, b.size)
-			s.parked[key] = host
+		v, by := &e.block.Values[a.Value], "schedule.keep"
+		if v.Rows == graph.Whole {
+			if by = "schedule.order"; !s.training || !s.plan.Parks(e.task.Stage) {
+				continue
+			}
 		}
-		v := e.view(a, e.block.View(a, e.size))
-		rows := asBytes(v.Offset, v.Bytes())
-		s.decidedBy("offload", "schedule.order")
-		s.op(ir.CopyD2H, ir.D2H, []ir.View{in(host, rows), in(v.Buffer, rows)})
+		from := e.view(a, e.block.View(a, e.size))
+		s.decidedBy("offload", by)
+		host := s.hostRows(e.task.Microbatch, e.layer, v, e.size.Prefix, e.size.Prefix+e.size.Tokens)
+		s.op(ir.CopyD2H, ir.D2H, []ir.View{host, in(from.Buffer, asBytes(from.Offset, from.Bytes()))})
 		s.decidedBy("lower", "model.layers")
 	}
 }
@@ -80,17 +77,16 @@ func (s *stage) unpark(t passes.Task) {
 	for k := range layers {
 		s.prov.Layer = int32(layers[len(layers)-1-k])
 		for v := range values {
-			if values[v].Kind != graph.Cache {
+			if values[v].Kind != graph.Cache || values[v].Rows != graph.Whole {
 				continue
 			}
 			key := cacheKey{t.Microbatch, layers[len(layers)-1-k], values[v].Name}
-			host := s.parked[key]
-			b := s.allocate(s.buffers[s.caches[key]].name+".reload", ir.Device, s.buffers[host].size)
+			b := s.allocate(s.buffers[s.caches[key]].name+".reload", ir.Device, s.buffers[s.parked[key]].size)
 			s.caches[key] = b
 			for i := range s.plan.Subsequences.N {
-				tail := s.model.Layer.View(graph.Arg{Value: v, Span: graph.Tail}, s.plan.Size(i))
-				rows := asBytes(tail.Offset, tail.Bytes())
-				s.op(ir.CopyH2D, ir.H2D, []ir.View{in(b, rows), in(host, rows)})
+				z := s.plan.Size(i)
+				rows := s.hostRows(key.microbatch, key.layer, &values[v], z.Prefix, z.Prefix+z.Tokens)
+				s.op(ir.CopyH2D, ir.H2D, []ir.View{in(b, rows), rows})
 			}
 		}
 	}

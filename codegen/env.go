@@ -25,6 +25,7 @@ type env struct {
 	size      graph.Size
 	at        []place
 	unitOf    []int // value -> unit of the block that is saved, or -1
+	backward  bool  // of a layer
 	suffix    string
 	lossScale float64
 }
@@ -97,6 +98,11 @@ func (e *env) chunks(nodes []graph.Node) {
 }
 
 func (e *env) node(n *graph.Node) {
+	if e.attends(n) {
+		e.attend(n)
+		e.offload(n)
+		return
+	}
 	if e.shares(n) {
 		e.offload(n)
 		return
@@ -142,7 +148,15 @@ func (e *env) find(value int) place {
 	case graph.WeightGrad:
 		e.put(value, e.s.gradBuffer(e.params[v.Param]), 0)
 	case graph.Cache, graph.CacheGrad:
-		e.put(value, e.cache(value), 0)
+		if v.Rows == graph.Whole {
+			e.put(value, e.cache(value), 0)
+			break
+		}
+		if e.backward {
+			e.takeOwn()
+			break
+		}
+		e.put(value, e.s.allocate(e.s.label(e.task, e.layer, v.Name), ir.Device, v.Bytes(e.size)), 0)
 	default:
 		if e.unitOf != nil && e.unitOf[value] >= 0 {
 			e.makeUnit(e.unitOf[value])
@@ -164,11 +178,7 @@ func (e *env) cache(value int) uint32 {
 	b, ok := e.s.caches[key]
 	if !ok {
 		v := &e.block.Values[value]
-		name := fmt.Sprintf("m%d.l%d.%s", e.task.Microbatch, e.layer, v.Name)
-		if !e.s.training {
-			name = "eval." + name
-		}
-		b = e.s.allocate(name, ir.Device, v.Bytes(e.size))
+		b = e.s.allocate(e.s.cacheName(e.task.Microbatch, e.layer, v), ir.Device, v.Bytes(e.size))
 		e.s.caches[key] = b
 	}
 	return b

@@ -35,6 +35,7 @@ type stage struct {
 	parked    map[cacheKey]uint32    // K and V on the host
 	saved     map[unitKey]savedUnit
 	visits    visits
+	streams   streams
 	taskStart position               // where the previous task began
 	detours   map[passes.Task]bool   // of this section's tasks those whose result waits on the host
 	inputs    map[passes.Task]uint32 // what tasks start from, where another task or rank has made it
@@ -168,6 +169,7 @@ func (s *stage) lowerStep() {
 	}
 	tasks := s.plan.Tasks[s.index0]
 	s.findDetours(tasks)
+	s.streams = streams{queue: passes.NewLoadQueue(s.plan, s.model, tasks)}
 	s.visits.plan(s, s.steps)
 	for _, st := range s.steps {
 		s.step(tasks, st)
@@ -337,6 +339,7 @@ func (s *stage) forwardLayer(t passes.Task, layer int, x uint32) uint32 {
 		e.saveUnits()
 	}
 	e.run(b.Forward)
+	s.streams.queue.SentRows(t, layer)
 	s.prov.Layer = ir.None
 	return e.at[b.Output].buffer
 }
@@ -445,6 +448,7 @@ func (s *stage) backwardLayer(t passes.Task, layer int, dy uint32) uint32 {
 	s.decidedBy("lower", "model.layers")
 	e := s.newEnv(b, s.paramsOf(t, layer), t, layer, s.sizeOf(t))
 	e.put(b.DOutput, dy, 0)
+	e.backward = true
 	e.loadUnits()
 	e.runBackward()
 	s.prov.Layer = ir.None
@@ -485,6 +489,7 @@ func (s *stage) lowerEval() {
 	}
 	s.visits.plan(s, steps)
 	s.findDetours(tasks)
+	s.streams = streams{queue: passes.NewLoadQueue(s.plan, s.model, tasks)}
 	for _, st := range steps {
 		s.step(tasks, step{kind: st.kind, task: index[st.task]})
 	}

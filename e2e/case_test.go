@@ -15,6 +15,7 @@ type Case struct {
 	PP, SP, DP, N, Microbatch int
 	VirtualStages             int    // 0 stands for 1
 	Order                     string // sequence | layer
+	Keep                      string // [k, v] | [] | [k] | [v]
 	Strategy                  string // one of schedule.strategy
 	SPMode                    string // megatron | ulysses
 	Zero                      string // 0 | 1 | 2 | 3
@@ -53,6 +54,7 @@ func (c Case) plain() Case {
 	c.Mux = "off"
 	c.PP, c.SP, c.DP, c.N, c.Microbatch, c.VirtualStages = 1, 1, 1, 1, 1, 1
 	c.Strategy, c.SPMode, c.Zero, c.Partition, c.Offload, c.Recompute, c.Order = "sppo", "megatron", "0", "flops", "none", "none", "sequence"
+	c.Keep = "[k, v]"
 	return c
 }
 
@@ -171,6 +173,7 @@ schedule tiny {
   microbatch = %d
   virtual_stages = %s
   order = %s
+  keep = %s
   strategy = %s
   subsequences = %s
   partition = %s
@@ -180,7 +183,7 @@ schedule tiny {
 }
 `, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, c.Vocab, c.DType, c.Tied, c.Positions, ropeTheta, normEps,
 		ranks, c.Sequence, c.Batch, c.Steps, lr, beta1, beta2, eps, weightDecay, c.warmup(), minLR, gradClip, evalBatch,
-		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), c.Microbatch, c.virtualStages(), orElse(c.Order, "sequence"), orElse(c.Strategy, "sppo"),
+		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), c.Microbatch, c.virtualStages(), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
 		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"))
 }
 
@@ -189,7 +192,12 @@ func (c Case) String() string {
 	if c.Tied {
 		tied = "tied"
 	}
-	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s-%s%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
+	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s-%s-%s%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
 		c.Batch, c.Microbatch, c.DP, orElse(c.Zero, "0"), c.PP, max(1, c.VirtualStages), c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload,
-		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"])
+		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"])
+}
+
+// kept is what stays on the device, in a word.
+func (c Case) kept() string {
+	return "keep" + strings.NewReplacer("[", "", "]", "", ", ", "").Replace(orElse(c.Keep, "[k, v]"))
 }

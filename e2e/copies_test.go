@@ -94,6 +94,37 @@ func putOff(r *rand.Rand, tasks []passes.Task) []passes.Task {
 	return append(out, late...)
 }
 
+// TestBlocksOfKeys: how early blocks of K and V come changes no bit, and how long they are only rounding, whether they divide the
+// subsequences or are longer than all of them.
+func TestBlocksOfKeys(t *testing.T) {
+	for _, c := range []Case{
+		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 2, DP: 1, N: 5, Microbatch: 2, Offload: "full", Keep: "[]"},
+		{Family: "llama", Positions: "rope", DType: "bf16", KVHeads: 2, Batch: 2, PP: 1, SP: 1, DP: 1, N: 4, Microbatch: 1, Offload: "none", Keep: "[v]", Order: "layer", Recompute: "full"},
+	} {
+		c.Steps, c.Layers, c.Sequence, c.Vocab = 2, 4, 48, tinyVocab
+		c.Partition = "flops"
+		plain := run(t, c.plain())
+		for _, block := range []int64{1, 7, 12, 100} {
+			var first *Result
+			for _, early := range []int{1, 3} {
+				t.Run(fmt.Sprintf("%v blocks of %d, %d early", c, block, early), func(t *testing.T) {
+					plan, _, err := compile(c.Spec())
+					if err != nil {
+						t.Fatal(err)
+					}
+					plan.Stream.Block, plan.Stream.Early = block, early
+					got := runPlan(t, c, plan)
+					checkClose(t, c, "against the plain program", got, plain)
+					if first != nil {
+						checkSame(t, "against blocks that come later", got, first)
+					}
+					first = got
+				})
+			}
+		}
+	}
+}
+
 // runPlan builds, verifies and runs a plan.
 func runPlan(t *testing.T, c Case, plan *passes.Plan) *Result {
 	t.Helper()

@@ -38,6 +38,7 @@ var space = []setting{
 	choice("microbatch", func(c *Case, v int) { c.Microbatch = v }, 1, 2),
 	choice("strategy", func(c *Case, v string) { c.Strategy = v }, "sppo", "overlapped-sppo", "terapipe", "seq1f1b", "zb-h1", "zb-h2", "gpipe", "1f1b", "zb-v", "dualpipe-v"),
 	choice("virtual_stages", func(c *Case, v int) { c.VirtualStages = v }, 1, 2),
+	choice("keep", func(c *Case, v string) { c.Keep = v }, "[k, v]", "[]", "[k]"),
 	choice("order", func(c *Case, v string) { c.Order = v }, "sequence", "layer"),
 }
 

@@ -60,6 +60,9 @@ func (b *Block) View(a Arg, s Size) ir.View {
 	first, rows := int64(0), v.rowCount(s)
 	switch a.Span {
 	case Tail, Seen:
+		if v.Rows == Full {
+			break
+		}
 		unit := s.Batch // rows of the storage per token
 		div := int64(1)
 		if v.Rows == WholeTokens {

@@ -319,7 +319,7 @@ func attentionGradient(b *builder, n Node) {
 	var dcache [2]int
 	for i, c := range []int{k.Value, v.Value} {
 		old := b.Values[c]
-		dcache[i] = b.value(Value{Name: "d." + old.Name, Kind: b.split.cacheKind(CacheGrad), Rows: Whole, Cols: old.Cols, DType: ir.F32})
+		dcache[i] = b.value(Value{Name: "d." + old.Name, Kind: b.split.cacheKind(CacheGrad), Rows: old.Rows, Cols: old.Cols, DType: ir.F32})
 		b.grads[c] = all(dcache[i])
 	}
 	attrs := append(append([]Attr(nil), n.Attrs...), from("accumulate", NotFirst))

@@ -29,7 +29,7 @@ type Kind uint8
 const (
 	Activation Kind = iota // computed from the subsequence
 	Input                  // the block's input x, and in backward its output's gradient
-	Cache                  // K or V of the whole sequence: Type-0
+	Cache                  // K or V of the whole sequence, or of the subsequence where it streams: Type-0
 	CacheGrad              // gradient of a cache, accumulated over subsequences
 	Weight                 // a parameter
 	WeightGrad             // its gradient, accumulated over the step
@@ -54,8 +54,8 @@ type Span uint8
 // Spans.
 const (
 	All   Span = iota
-	Tail       // the rows of this subsequence
-	Seen       // the rows up to the end of this subsequence
+	Tail       // the rows of this subsequence; all rows of what has no others
+	Seen       // the rows up to the end of this subsequence; the same
 	Flat       // without the leading dimension of planes, which is 1
 	Chunk      // the rows of the current chunk of the head's loop; also for values of Rows Full
 )

@@ -38,9 +38,23 @@ var SPConstNames = []string{ConstHeads, ConstKV, ConstKVOwner, ConstFFN, ConstVo
 
 // Split is how the work of a stage is shared among its ranks and cut along the sequence.
 type Split struct {
-	SP    int
-	Mode  string // one of the modes; empty is ModeMegatron
-	Whole bool   // the sequence is one piece: nothing later reads its K and V
+	SP     int
+	Mode   string // one of the modes; empty is ModeMegatron
+	Whole  bool   // the sequence is one piece: nothing later reads its K and V
+	Stream Stream
+}
+
+// Stream says which of K and V are on the device for the subsequence at work alone, and pass through it in blocks of earlier
+// tokens for attention. The zero value streams neither.
+type Stream struct{ K, V bool }
+
+// cache is K or V: of the whole sequence, or of the subsequence where it streams.
+func (g *Model) cache(b *builder, name string, streams bool, cols int64) int {
+	rows := Whole
+	if streams {
+		rows = Full
+	}
+	return b.value(Value{Name: name, Kind: g.cacheKind(Cache), Rows: rows, Cols: cols, DType: b.act})
 }
 
 // Modes. In both, rows are divided between layers, and so are heads in attention: K and V caches hold a rank's heads.
@@ -280,8 +294,7 @@ func (g *Model) attention(b *builder, x int) int {
 	rows := g.enter(b, g.norm(b, "ln1", x), "ln1.gathered")
 	rotated := g.Positions == lang.PositionsRope
 	query := b.activation("q", Full, heads*d)
-	keys := b.value(Value{Name: "k", Kind: g.cacheKind(Cache), Rows: Whole, Cols: kv * d, DType: b.act})
-	values := b.value(Value{Name: "v", Kind: g.cacheKind(Cache), Rows: Whole, Cols: kv * d, DType: b.act})
+	keys, values := g.cache(b, "k", g.Stream.K, kv*d), g.cache(b, "v", g.Stream.V, kv*d)
 	for _, p := range []projection{
 		{"q", all(query), heads, 1, g.slicedBias("bq", q, heads*d, ConstHeads), g.columns("wq", h, q, heads*d, ConstHeads), rotated},
 		{"k", tail(keys), kv, g.KVCopies(), g.kvParam(g.slicedBias("bk", kvAll, kv*d, ConstKV)), g.kvParam(g.columns("wk", h, kvAll, kv*d, ConstKV)), rotated},

@@ -388,7 +388,8 @@ var scheduleKeys = []*Key{
 		Doc: "Borders of subsequences are multiples of it. It is a multiple of `sp` and at most the average length; `auto` is 128, or less for short subsequences.",
 		set: func(s *Spec, v value) { s.Schedule.Align = v.Int() }},
 	{Block: blockSchedule, Name: "keep", takes: valueType{}.orList(names("k", "v"), 0, 2), Default: "[k, v]", Example: "[]",
-		Doc: "Which of K and V stay on the device through the forward; what is left out streams from the host (not there yet).",
+		Doc: "Which of K and V stay on the device from forward to backward. What is left out waits on the host and streams: each layer of each subsequence brings the rows of earlier tokens back block by block, " +
+			"in the backward with their gradients, so that host memory bounds the sequence. Subsequences of 8K tokens or more hide the traffic.",
 		set: func(s *Spec, v value) {
 			s.Schedule.Keep = []string{}
 			for _, item := range v.list {

@@ -33,7 +33,7 @@ func (p *Plan) Reader(t Task) (to int, reader Task, ok bool) {
 // the input of the last stage.
 func (p *Plan) Detours(tasks []Task) []bool {
 	detours := make([]bool, len(tasks))
-	if !p.layerOrder() {
+	if !p.layerOrder() && !p.Streams() {
 		return detours
 	}
 	index := make(map[Task]int, len(tasks))

@@ -89,11 +89,15 @@ func (l *lives) run(fresh bool) ir.Bytes {
 			if nodes[i].Chunked && b.Values[a.Value].Rows != graph.ChunkRows { // one turn of the loop stands for all
 				from, to = first, last
 			}
-			if kind := b.Values[a.Value].Kind; kind == graph.WeightGrad || kind == graph.CacheGrad {
+			switch v := &b.Values[a.Value]; {
+			case v.Kind == graph.WeightGrad, v.Kind == graph.CacheGrad && v.Rows == graph.Whole:
 				to = end
+			case l.pass == backwardPass && l.streams(a.Value): // it has come before it is needed
+				from = 0
 			}
 			l.hold(a.Value, from, to)
 		}
+		l.attends(i, &nodes[i])
 	}
 	if result != graph.Missing {
 		l.hold(result, end, end)
@@ -128,8 +132,33 @@ func (l *lives) holdsUnit(u *graph.Unit, given []int) bool {
 	return slices.ContainsFunc(u.Values, func(v int) bool { return slices.Contains(given, v) })
 }
 
+// streams says whether a value is K, V or one of their gradients, of own rows alone.
+func (l *lives) streams(v int) bool {
+	kind := l.block.Values[v].Kind
+	return (kind == graph.Cache || kind == graph.CacheGrad) && l.block.Values[v].Rows == graph.Full
+}
+
+// attends holds what attention over blocks has besides its operands: a sum in f32, where its result is not, and delta.
+func (l *lives) attends(i int, n *graph.Node) {
+	if !n.Attends() || l.size.Prefix == 0 || !slices.ContainsFunc(n.Args, func(a graph.Arg) bool { return a.Value != graph.Missing && l.streams(a.Value) }) {
+		return
+	}
+	var bytes ir.Bytes
+	if result := &l.block.Values[n.Args[0].Value]; result.DType != ir.F32 {
+		bytes += graph.Align(result.Bytes(l.size) / result.DType.Bytes() * ir.F32.Bytes())
+	}
+	if n.Op == ir.AttentionGrad {
+		lse := n.Args[slices.IndexFunc(ir.Ops[n.Op].Operands, func(o ir.Operand) bool { return o.Name == "lse" })]
+		bytes += graph.Align(l.block.Values[lse.Value].Bytes(l.size))
+	}
+	l.spans = append(l.spans, liveSpan{i, i, bytes})
+}
+
 // counts says whether a value's bytes are this pass's: weights and caches persist, and so do gradients once they are begun.
 func (l *lives) counts(v int, fresh bool) bool {
+	if l.streams(v) {
+		return true
+	}
 	switch l.block.Values[v].Kind {
 	case graph.Activation, graph.Input:
 		return true

@@ -143,6 +143,8 @@ func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, i
 	for i, t := range tasks {
 		r.now[TermMessages] += inputs[i]
 		r.unpark(tasks, i)
+		blocks := r.blocks(tasks[i:min(i+2, len(tasks))])
+		r.now[TermCaches] += blocks
 		switch t.Kind {
 		case Forward:
 			r.forward(tasks, i)
@@ -152,6 +154,7 @@ func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, i
 			r.weightGrads(tasks, i)
 		}
 		r.now[TermMessages] -= inputs[i]
+		r.now[TermCaches] -= blocks
 		r.detour(t, r.detours[i])
 	}
 	r.optimizer()
@@ -219,6 +222,7 @@ func (r *residence) forward(tasks []Task, i int) {
 		b := r.block(t, k)
 		if t.Subsequence == 0 {
 			r.now[TermCaches] += r.caches(b, graph.Cache, z)
+			r.host += r.streamed(graph.Cache, z.Sequence)
 		}
 		r.note(t, r.context.working(r.graph, b, forwardPass, z, false)+r.sharing(t))
 		r.park(t, b)
@@ -265,6 +269,8 @@ func (r *residence) backward(tasks []Task, i int) {
 		r.leaveBackward(t, b, z)
 		if t.Subsequence == len(r.sizes)-1 {
 			r.now[TermCacheGrads] += r.caches(b, graph.CacheGrad, z)
+			r.host += r.streamed(graph.CacheGrad, z.Prefix)
+			r.most = max(r.most, r.host)
 		}
 		if t.Subsequence == 0 {
 			r.now[TermCacheGrads] -= r.caches(b, graph.CacheGrad, z)
@@ -272,6 +278,7 @@ func (r *residence) backward(tasks []Task, i int) {
 			if r.split[t] {
 				r.now[TermCacheGrads] += r.cachesBetween(b, z)
 			}
+			r.host -= r.streamed(graph.Cache, z.Sequence) + r.streamed(graph.CacheGrad, r.sizes[len(r.sizes)-1].Prefix)
 		}
 		r.copiesBeside(tasks, i, leaving, at)
 	}
@@ -490,11 +497,38 @@ func (r *residence) hidden(z graph.Size) ir.Bytes {
 // caches are the bytes of K and V of a layer, or of their gradients.
 func (r *residence) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.Bytes) {
 	for v := range b.Values {
-		if b.Values[v].Kind == kind {
+		if b.Values[v].Kind == kind && b.Values[v].Rows == graph.Whole {
 			n += graph.Align(b.Values[v].Bytes(z))
 		}
 	}
 	return n
+}
+
+// streamed are the bytes of some tokens of what streams.
+func (r *residence) streamed(kind graph.Kind, tokens int64) (n ir.Bytes) {
+	z := r.sizes[0]
+	z.Tokens = tokens
+	for i := range r.graph.Layer.Values {
+		if v := &r.graph.Layer.Values[i]; v.Kind == kind && v.Rows == graph.Full {
+			n += graph.Align(v.Bytes(z))
+		}
+	}
+	return n
+}
+
+// blocks bounds the loads that are there while a task and the next run: the one in use, those that come early, and dK and dV that
+// have not left yet.
+func (r *residence) blocks(tasks []Task) (most ir.Bytes) {
+	s := r.plan.Stream
+	for _, t := range tasks {
+		tokens := min(s.Block, r.sizes[t.Subsequence].Prefix)
+		n := ir.Bytes(s.Early+1) * r.streamed(graph.Cache, tokens)
+		if t.Kind == Backward {
+			n += ir.Bytes(s.Early+2) * r.streamed(graph.CacheGrad, tokens)
+		}
+		most = max(most, n)
+	}
+	return most
 }
 
 // waitingInputs are, for every task of every stage, the bytes of messages that are held while it runs: results of the task

@@ -18,13 +18,15 @@ import (
 func offload(c *Context, p *Plan) error {
 	policy := cmp.Or(p.Schedule.Offload.Policy, policyAuto)
 	p.keepAll(c, policy)
-	p.Offload.Park = p.layerOrder() && policy != "none"
+	p.Offload.Park = p.layerOrder() && policy != "none" && len(p.Stream.Caches) < len(streamable)
 	if policy == policyAuto || policy == policyMemory || p.Recompute == policyAuto {
 		newChooser(c, p).choose(policy)
 		return nil
 	}
 	p.decide("offload", "policy", policy, p.takeShares(c))
-	p.chooseTiming(taskCosts(c, p, p.costModel()))
+	costs := taskCosts(c, p, p.costModel())
+	p.chooseEarly(costs)
+	p.chooseTiming(costs)
 	p.explainTiming()
 	return nil
 }
@@ -120,6 +122,17 @@ func (p *Plan) chooseAhead(t *costs) {
 	p.Offload.Ahead = p.shortest(p.longestAhead(), func(ahead int) { p.Offload.Ahead = ahead }, t)
 }
 
+// chooseEarly brings back blocks of K and V as late as costs nothing.
+func (p *Plan) chooseEarly(t *costs) {
+	if !p.Streams() {
+		return
+	}
+	const most = 4
+	early := p.shortest(most, func(early int) { p.Stream.Early = early }, t)
+	p.decide("offload", "early", fmt.Sprintf("%d of %d blocks", early, most),
+		"K and V of so many blocks are on their way while one is in use: the fewest that make the step no longer")
+}
+
 // wantedAlpha is the share of each subsequence that the request asks for.
 func (p *Plan) wantedAlpha(c *Context) (alpha func(i int) float64, why string) {
 	constant := func(v float64) func(int) float64 { return func(int) float64 { return v } }
@@ -151,7 +164,7 @@ func (p *Plan) wantedAlpha(c *Context) (alpha func(i int) float64, why string) {
 // alpha_{N-1} = 0, for the backward of the last subsequence follows at once.
 func (p *Plan) adaptiveAlpha(c *Context) func(i int) float64 {
 	m := p.costModel()
-	pr := pricer{cost: m, link: p.widestLink(m, p.stageRanks)}
+	pr := newPricer(p, m)
 	g := c.Model(p)
 	forward, copied := make([]ir.Seconds, p.Subsequences.N), make([]ir.Seconds, p.Subsequences.N) // of one layer
 	remade := g.RemadeBy(p.Recompute)

@@ -23,7 +23,7 @@ type blockTimes struct{ embedding, layer, head ir.Seconds }
 
 func newTaskTime(c *Context, p *Plan) *taskTime {
 	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
-	t := &taskTime{pricer: pricer{cost: m, link: p.widestLink(m, p.stageRanks)}, plan: p, model: c.Model(p), rest: map[int64]blockTimes{}}
+	t := &taskTime{pricer: newPricer(p, m), plan: p, model: c.Model(p), rest: map[int64]blockTimes{}}
 	b := t.model.LayerWithout(t.model.RemadeBy(p.Recompute))
 	t.layer = b
 	for _, nodes := range [][]graph.Node{b.Forward, b.Backward} {
@@ -71,7 +71,7 @@ func (t *taskTime) size(prefix, tokens int64) graph.Size {
 func (t *taskTime) attentionTime(z graph.Size) ir.Seconds {
 	var sum ir.Seconds
 	for _, n := range t.attention {
-		sum += t.cost.Time(t.layer.Work(n, z), t.link)
+		sum += t.node(t.layer, n, z)
 	}
 	return sum
 }

@@ -29,9 +29,10 @@ type Plan struct {
 	Parallel       Parallel     `json:"parallel"`
 	Subsequences   Subsequences `json:"subsequences"`
 	LayersPerStage []int        `json:"layers_per_stage"` // by virtual stage
-	Tasks          [][]Task     `json:"tasks"`            // [stage]: what a pipeline rank does, in order
-	Units          []Unit       `json:"units"`            // of one layer; the same for every layer and subsequence
-	Recompute      string       `json:"recompute"`        // policy: none, selective, keep_attention, full, auto; Offload.Fate has the units
+	Stream         Stream       `json:"stream"`
+	Tasks          [][]Task     `json:"tasks"`     // [stage]: what a pipeline rank does, in order
+	Units          []Unit       `json:"units"`     // of one layer; the same for every layer and subsequence
+	Recompute      string       `json:"recompute"` // policy: none, selective, keep_attention, full, auto; Offload.Fate has the units
 	Offload        Offload      `json:"offload"`
 	Mux            Mux          `json:"mux"`
 	Memory         Memory       `json:"memory"`

@@ -38,6 +38,8 @@ type costs struct {
 	shared                *sharedCosts       // of tasks with helpers; nil: there are none
 	under                 []visitTime        // [i]: collectives of parameters that a layer's backward finds under way
 	remaking              map[remadeKey]backwardTime
+	stream                streamCosts
+	graph                 *graph.Model
 }
 
 // visitTime is that of the collectives of weights and gradients that run beside a layer.
@@ -69,15 +71,21 @@ type remadeKey struct {
 type pricer struct {
 	cost cost.Model
 	link cost.Link // among the SP ranks of a stage
+
+	block int64 // tokens of K and V that attention takes at a time; 0: all
+}
+
+func newPricer(p *Plan, m cost.Model) pricer {
+	return pricer{cost: m, link: p.widestLink(m, p.stageRanks), block: p.Stream.Block}
 }
 
 func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 	g, n := c.Model(p), p.Subsequences.N
-	pr := pricer{cost: m, link: p.widestLink(m, p.stageRanks)}
+	pr := newPricer(p, m)
 	weights, gradients := newUpdater(p, g, m).visit()
 	between := p.widestLink(m, p.neighbours)
 	stages := p.Parallel.PP
-	t := &costs{again: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
+	t := &costs{graph: g, again: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
 	for i := range n {
 		z := p.Size(i)
 		t.forward = append(t.forward, pr.makespan(g.Layer, g.Layer.Forward, z, weights))
@@ -95,11 +103,15 @@ func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 		t.hiddenOut = append(t.hiddenOut, m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: x}, cost.Link{}))
 		t.hiddenBack = append(t.hiddenBack, m.Time(ir.Work{Kind: ir.WorkH2D, Bytes: x}, cost.Link{}))
 		t.addCaches(m, g.Layer, z)
+		if p.Streams() {
+			t.addStretches(pr, g, z, weights, under.weights+under.gradients)
+		}
 		sizes := p.unitBytes(c, i)
 		for s := range stages {
 			t.setFate(pr, g, s, i, p.Offload.Fate[s][i], sizes, z)
 		}
 	}
+	t.stream.in, t.stream.out = p.copyCosts(g, m)
 	return t
 }
 
@@ -107,7 +119,7 @@ func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 func (t *costs) addCaches(m cost.Model, b *graph.Block, z graph.Size) {
 	var out, back ir.Seconds
 	for v := range b.Values {
-		if b.Values[v].Kind != graph.Cache {
+		if b.Values[v].Kind != graph.Cache || b.Values[v].Rows != graph.Whole {
 			continue
 		}
 		whole := b.Values[v].Bytes(z)
@@ -239,6 +251,30 @@ func (pr pricer) chunks(g *graph.Model, b *graph.Block, nodes []graph.Node, z gr
 	return t
 }
 
+// node is the time of a node by itself.
+func (pr pricer) node(b *graph.Block, n *graph.Node, z graph.Size) (t ir.Seconds) {
+	if pr.block == 0 || !n.Attends() {
+		return pr.cost.Time(b.Work(n, z), pr.link)
+	}
+	for _, d := range pr.pieces(b, n, z) {
+		t += d
+	}
+	return t
+}
+
+// pieces are the times of attention over own rows, then over each block before them.
+func (pr pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Seconds {
+	piece := func(first, end int64) ir.Seconds {
+		in := b.Piece(n, z, first, end, func(_ graph.Arg, v ir.View) ir.View { return v }, func(graph.Attr) ir.Attr { return ir.Int(1) })
+		return pr.cost.Time(in.Work(), pr.link)
+	}
+	times := []ir.Seconds{piece(z.Prefix, z.Prefix+z.Tokens)}
+	for at := int64(0); at < z.Prefix; at += pr.block {
+		times = append(times, piece(at, min(at+pr.block, z.Prefix)))
+	}
+	return times
+}
+
 // makespan is until computation and collectives are through; collectives that were issued before hold theirs up.
 func (pr pricer) makespan(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
 	ready := make([]ir.Seconds, len(b.Values))
@@ -255,7 +291,7 @@ func (pr pricer) makespan(b *graph.Block, nodes []graph.Node, z graph.Size, take
 				start = max(start, ready[a.Value])
 			}
 		}
-		end := start + pr.cost.Time(b.Work(n, z), pr.link)
+		end := start + pr.node(b, n, z)
 		free[stream] = end
 		for _, v := range written(n) {
 			ready[v] = end

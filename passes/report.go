@@ -52,6 +52,9 @@ func (p *Plan) reportJob(b *strings.Builder) {
 		if p.Offload.Policy != "" {
 			line("offload", p.offloadInWords())
 		}
+		if words := p.cachesInWords(); words != "" {
+			line("K and V", words)
+		}
 		if again := p.shareMadeAgain(); again > 0 {
 			line("recompute", fmt.Sprintf("%s: %.1f%% of the type-1 bytes are made again", p.Recompute, 100*again))
 		}
@@ -107,6 +110,17 @@ func (p *Plan) subsequencesInWords() string {
 	}
 	return fmt.Sprintf("%d of %d ... %d tokens, on a grid of %d; the dearest %.2f%% above the mean",
 		sub.N, sub.Lengths[0], sub.Lengths[sub.N-1], sub.Align, 100*sub.Imbalance)
+}
+
+// cachesInWords says where K and V wait, where that is not the device.
+func (p *Plan) cachesInWords() string {
+	switch {
+	case p.Streams():
+		return fmt.Sprintf("%s on the host, in blocks of %s tokens through the device", strings.Join(p.Stream.Caches, " and "), tokens(p.Stream.Block))
+	case p.Offload.Park:
+		return "of one layer on the device, of the others on the host"
+	}
+	return ""
 }
 
 func (p *Plan) offloadInWords() string {

@@ -18,7 +18,7 @@ func (p *Plan) run(t *costs) *simulation {
 		s.stages[i] = simStage{
 			job: s, tasks: p.Tasks[i], split: p.Splits(i), spans: map[int]layerSpan{},
 			late: make([]ir.Seconds, p.Subsequences.N), left: map[Task][]ir.Seconds{}, back: map[Task][]ir.Seconds{}, arrives: map[Task]ir.Seconds{},
-			simHost: newSimHost(p.Detours(p.Tasks[i])),
+			simHost: newSimHost(p.Detours(p.Tasks[i])), simStream: newSimStream(NewLoadQueue(p, t.graph, p.Tasks[i])),
 		}
 		for j := range p.LayersPerStage {
 			first, end := p.span(j)
@@ -66,6 +66,7 @@ type simStage struct {
 	left               map[Task][]ir.Seconds // [k]: when the copies of a forward have left
 	back               map[Task][]ir.Seconds // [k]: when the units of a backward are back
 	simHost
+	simStream
 }
 
 func (s *simulation) task(stage int, t Task) {
@@ -187,8 +188,9 @@ func (s *simulation) forwardTask(st *simStage, t Task, embeds bool) {
 	left := make([]ir.Seconds, end-first)
 	for k := range left {
 		begin := st.now
-		s.layer(st, t, s.forward[i])
+		s.visit(st, t, k, s.forward[i])
 		left[k] = s.leave(st, t, k, begin)
+		s.sentRows(st, t, k, st.d2hFree)
 		st.release(leaving, k)
 		s.reloadUpTo(st, t, k+s.plan.Offload.Ahead)
 	}
@@ -224,7 +226,7 @@ func (s *simulation) backwardTask(st *simStage, t Task, loses, embeds bool, begi
 			st.wait(t.Subsequence, back[end-1-k])
 		}
 		s.waitCaches(st, t, end-first-1-k)
-		s.layer(st, t, s.backwardOf(s.plan.Home(t.Stage), i, end-1-k).of(st.split[t]))
+		s.visit(st, t, end-first-1-k, s.backwardOf(s.plan.Home(t.Stage), i, end-1-k).of(st.split[t]))
 		st.release(leaving, k)
 		s.reloadUpTo(st, t, k+s.plan.Offload.Ahead)
 	}

@@ -60,5 +60,8 @@ func (s *simulation) out(st *simStage, t Task, k int) ir.Seconds {
 	if s.plan.Parks(t.Stage) {
 		d += s.cacheOut[t.Subsequence]
 	}
+	if s.plan.Streams() {
+		d += s.stream.rows[t.Subsequence]
+	}
 	return d
 }

@@ -40,6 +40,7 @@ func solve(c *Context, p *Plan) error {
 func size(c *Context, p *Plan, b *bounds) error {
 	solveParallel(p)
 	solveSubsequences(p)
+	solveStream(p)
 	if err := c.diagnose(sizeProblems(p)); err != nil {
 		return err
 	}
@@ -247,7 +248,6 @@ func missingPolicies(p *Plan) []problem {
 	}
 	refuse(s.MuxShares == "even", "schedule.mux_shares", "mux_shares = even", "fluid")
 	refuse(s.SPMode == "ring", "schedule.sp_mode", "sp_mode = "+s.SPMode, "megatron or ulysses")
-	refuse(s.Keep != nil && len(s.Keep) < 2, "schedule.keep", "streaming of K and V", "keep = [k, v]")
 	return append(found, strategyProblems(p)...)
 }
 
@@ -278,6 +278,7 @@ func sizeProblems(p *Plan) []problem {
 		"%d stages want as many layers, and the model has %d", stages, m.Layers))
 	add(p.layerOrder() && par.PP > 1, fault("schedule.order", lang.Conflict, "pp = 1, or order = sequence", "order = layer works within one stage, and pp = %d", par.PP))
 	found = append(found, splitProblems(p)...)
+	found = append(found, streamProblems(p)...)
 	found = append(found, zeroProblems(p)...)
 	each := int64(par.DP * par.Microbatch)
 	add(int64(p.Train.Batch)%each != 0 || p.Train.Batch < 1, fault("train.batch", lang.Indivisible, "batch = "+nearMultiples(int64(p.Train.Batch), each),

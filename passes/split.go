@@ -1,6 +1,8 @@
 package passes
 
 import (
+	"slices"
+
 	"sppo/graph"
 	"sppo/lang"
 )
@@ -9,7 +11,8 @@ import (
 
 // Split is the part of the plan that the dataflow of one rank depends on.
 func (p *Plan) Split() graph.Split {
-	return graph.Split{SP: p.Parallel.SP, Mode: p.Parallel.SPMode, Whole: p.Subsequences.N == 1}
+	stream := graph.Stream{K: slices.Contains(p.Stream.Caches, "k"), V: slices.Contains(p.Stream.Caches, "v")}
+	return graph.Split{SP: p.Parallel.SP, Mode: p.Parallel.SPMode, Whole: p.Subsequences.N == 1, Stream: stream}
 }
 
 // Graph builds the dataflow of the plan's model on one rank.

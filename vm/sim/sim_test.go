@@ -433,6 +433,9 @@ func TestAgreesWithPrediction(t *testing.T) {
 		{"schedule.offload=full", "cluster.d2h_bandwidth=3GB/s", "cluster.h2d_bandwidth=3GB/s"},
 		{"schedule.pp=1", "schedule.order=layer", "schedule.subsequences=16"},
 		{"schedule.pp=1", "schedule.order=layer", "schedule.subsequences=16", "cluster.d2h_bandwidth=3GB/s", "cluster.h2d_bandwidth=3GB/s"},
+		{"schedule.keep=[]"},
+		{"schedule.keep=[]", "schedule.recompute=full", "cluster.d2h_bandwidth=10GB/s", "cluster.h2d_bandwidth=10GB/s"},
+		{"schedule.keep=[]", "schedule.pp=1", "schedule.order=layer", "schedule.subsequences=16"},
 		append([]string{"schedule.strategy=terapipe"}, several...),
 		append([]string{"schedule.strategy=seq1f1b"}, several...),
 	} {

@@ -1,0 +1,223 @@
+package codegen
+
+import (
+	"fmt"
+
+	"sppo/graph"
+	"sppo/ir"
+	"sppo/passes"
+)
+
+// K and V that stream: a subsequence has its own rows on the device, and attention passes over those before them block by
+// block, as the plan's queue of loads brings them from the host.
+
+// streams is what of a section is under way.
+type streams struct {
+	queue    *passes.LoadQueue
+	arrivals []arrival   // issued and not taken
+	sent     [2][]uint32 // blocks of dK and dV on their way out: of the last load but one, of the last
+}
+
+// arrival is a load and the buffers that it fills, by the names of values.
+type arrival struct {
+	passes.Load
+	buffers map[string]uint32
+}
+
+// streaming are the values of a layer that stream: K, V, or also what is added to their gradients.
+func streaming(b *graph.Block, grads bool) []*graph.Value {
+	var out []*graph.Value
+	for i := range b.Values {
+		v := &b.Values[i]
+		if v.Rows == graph.Full && (v.Kind == graph.Cache || grads && v.Kind == graph.CacheGrad) {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+// hostRows are the bytes of some tokens of K, V or one of their gradients on the host.
+func (s *stage) hostRows(microbatch, layer int, v *graph.Value, first, end int64) ir.View {
+	z := s.plan.Size(0)
+	row := ir.Bytes(z.Batch*v.Cols) * v.DType.Bytes()
+	key := cacheKey{microbatch, layer, v.Name}
+	host, ok := s.parked[key]
+	if !ok {
+		rows := z.Sequence
+		if v.Kind == graph.CacheGrad { // nobody comes after the last subsequence
+			rows = s.plan.Size(s.plan.Subsequences.N - 1).Prefix
+		}
+		host = s.allocate(s.cacheName(microbatch, layer, v)+".host", ir.Host, row*ir.Bytes(rows))
+		s.parked[key] = host
+	}
+	return in(host, asBytes(row*ir.Bytes(first), row*ir.Bytes(end-first)))
+}
+
+func (s *stage) cacheName(microbatch, layer int, v *graph.Value) string {
+	name := fmt.Sprintf("m%d.l%d.%s", microbatch, layer, v.Name)
+	if !s.training {
+		name = "eval." + name
+	}
+	return name
+}
+
+// take is the next load. Those that the plan wants under way by then are issued; blocks that were sent off before the last load
+// was taken have had its time.
+func (s *stage) take() arrival {
+	q := &s.streams
+	for _, b := range q.sent[0] {
+		s.hold(b)
+	}
+	q.sent = [2][]uint32{q.sent[1], nil}
+	for l, ok := q.queue.Next(); ok; l, ok = q.queue.Next() {
+		q.arrivals = append(q.arrivals, arrival{l, s.load(l)})
+	}
+	if len(q.arrivals) == 0 {
+		panic("internal: lower: a load that cannot be issued")
+	}
+	a := q.arrivals[0]
+	q.arrivals = q.arrivals[1:]
+	q.queue.Take()
+	return a
+}
+
+// load issues the copies of a load.
+func (s *stage) load(l passes.Load) map[string]uint32 {
+	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
+	s.at(l.Task)
+	s.prov.Layer = int32(l.Layer)
+	s.decidedBy("offload", "schedule.keep")
+	buffers := map[string]uint32{}
+	for _, v := range streaming(s.model.Layer, l.Grads) {
+		rows := s.hostRows(l.Task.Microbatch, l.Layer, v, l.First, l.End)
+		b := s.allocate(s.label(l.Task, l.Layer, loadName(l, v)), ir.Device, rows.Bytes())
+		s.op(ir.CopyH2D, ir.H2D, []ir.View{in(b, asBytes(0, rows.Bytes())), rows})
+		buffers[v.Name] = b
+	}
+	return buffers
+}
+
+// loadName tells the buffers of a task's loads apart.
+func loadName(l passes.Load, v *graph.Value) string {
+	switch {
+	case l.Own:
+		return v.Name + ".own"
+	case l.Again:
+		return fmt.Sprintf("%s.at%d.again", v.Name, l.First)
+	case l.Task.Kind == passes.Backward:
+		return fmt.Sprintf("%s.at%d.back", v.Name, l.First)
+	}
+	return fmt.Sprintf("%s.at%d", v.Name, l.First)
+}
+
+// takeOwn gives a backward its own rows: K and V, and dK and dV so far, where later subsequences have begun them.
+func (e *env) takeOwn() {
+	own := e.s.take()
+	for i := range e.block.Values {
+		v := &e.block.Values[i]
+		if v.Rows != graph.Full || v.Kind != graph.Cache && v.Kind != graph.CacheGrad {
+			continue
+		}
+		b, ok := own.buffers[v.Name]
+		if !ok {
+			b = e.s.allocate(e.s.label(e.task, e.layer, v.Name), ir.Device, v.Bytes(e.size))
+		}
+		e.put(i, b, 0)
+	}
+}
+
+// attend emits a node that attends in parts: own rows, then each block before them. The softmax goes on from part to part in
+// f32, and so does the sum of the gradients of the queries.
+func (e *env) attend(n *graph.Node) {
+	prefix, end := e.size.Prefix, e.size.Prefix+e.size.Tokens
+	blocks := e.s.plan.Blocks(prefix)
+	own := e.part(n, prefix, end, e.view)
+	result := own.Args[0] // o, or dq
+	sum := result
+	if len(blocks) > 0 && result.DType != ir.F32 {
+		sum.DType = ir.F32
+		sum = e.scratch(n.Args[0], "sum", sum)
+	}
+	if n.Op == ir.AttentionGrad && len(blocks) > 0 {
+		delta := e.scratch(n.Args[0], "delta", own.Arg("lse"))
+		e.s.op(ir.AttentionDelta, ir.Compute, []ir.View{delta, own.Arg("do"), own.Arg("o")}, own.Attr("heads"), own.Attr("head_dim"))
+		setArg(&own, "o", ir.Absent())
+		setArg(&own, "delta", delta)
+	}
+	own.Args[0] = sum
+	e.s.emit(own)
+	for range blocks {
+		e.attendBlock(n, own)
+	}
+	if sum != result {
+		e.s.op(ir.Cast, ir.Compute, []ir.View{result, sum})
+	}
+}
+
+// attendBlock is the part of the next block, with all else as for own rows.
+func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
+	s := e.s
+	block := s.take()
+	grads := n.Op == ir.AttentionGrad
+	for _, v := range streaming(e.block, grads) {
+		if _, ok := block.buffers[v.Name]; !ok { // nobody has added to these rows before
+			bytes := ir.Bytes((block.End-block.First)*e.size.Batch*v.Cols) * v.DType.Bytes()
+			block.buffers[v.Name] = s.allocate(s.label(e.task, e.layer, loadName(block.Load, v)), ir.Device, bytes)
+		}
+	}
+	in := e.part(n, block.First, block.End, func(a graph.Arg, v ir.View) ir.View {
+		if b, ok := block.buffers[e.block.Values[a.Value].Name]; ok {
+			v.Buffer = b
+			return v
+		}
+		return e.view(a, v)
+	})
+	continued := "accumulate"
+	if grads {
+		continued = "accumulate_q"
+		setAttr(&in, "accumulate", ir.Bool(block.Grads))
+		setArg(&in, "o", own.Arg("o"))
+		setArg(&in, "delta", own.Arg("delta"))
+	}
+	setAttr(&in, continued, ir.Bool(true))
+	in.Args[0] = own.Args[0]
+	s.emit(in)
+	if grads {
+		e.sendGrads(block)
+	}
+}
+
+// attends says whether a node attends in parts.
+func (e *env) attends(n *graph.Node) bool { return e.s.plan.Streams() && n.Attends() }
+
+// part is the instruction of a node for the keys of some tokens.
+func (e *env) part(n *graph.Node, first, end int64, view func(graph.Arg, ir.View) ir.View) ir.Instr {
+	in := e.block.Piece(n, e.size, first, end, view, func(a graph.Attr) ir.Attr {
+		return ir.Bool(a.Name == "accumulate" && e.task.Subsequence < e.s.plan.Subsequences.N-1) // dK and dV of later subsequences
+	})
+	in.Stream = ir.Compute
+	return in
+}
+
+// sendGrads copies dK and dV of a block back to the host.
+func (e *env) sendGrads(block arrival) {
+	s := e.s
+	s.decidedBy("offload", "schedule.keep")
+	for _, v := range streaming(e.block, true) {
+		if v.Kind != graph.CacheGrad {
+			continue
+		}
+		rows, b := s.hostRows(e.task.Microbatch, e.layer, v, block.First, block.End), block.buffers[v.Name]
+		s.op(ir.CopyD2H, ir.D2H, []ir.View{rows, in(b, asBytes(0, rows.Bytes()))})
+		s.streams.sent[1] = append(s.streams.sent[1], b)
+	}
+	s.streams.queue.SentGrads(block.Load)
+	s.decidedBy("lower", e.key())
+}
+
+// scratch is a buffer beside an operand of a node.
+func (e *env) scratch(a graph.Arg, name string, like ir.View) ir.View {
+	like.Buffer = e.s.allocate(e.s.label(e.task, e.layer, e.block.Values[a.Value].Name+"."+name+e.suffix), ir.Device, like.Bytes())
+	like.Offset = 0
+	return like
+}

@@ -1,0 +1,31 @@
+package graph
+
+import "sppo/ir"
+
+// Attends says whether a node looks at K and V of earlier tokens.
+func (n *Node) Attends() bool { return n.Op == ir.Attention || n.Op == ir.AttentionGrad }
+
+// Rows narrows an operand of a node that attends to some tokens of K, V or their gradients. What streams has a block of them to
+// itself; what is whole has them at their place.
+func (b *Block) Rows(a Arg, v ir.View, s Size, first, end int64) ir.View {
+	if a.Value == Missing {
+		return v
+	}
+	value := &b.Values[a.Value]
+	if value.Kind != Cache && value.Kind != CacheGrad {
+		return v
+	}
+	v.Offset, v.Shape[0] = 0, int32((end-first)*s.Batch)
+	if value.Rows == Whole {
+		v.Offset = ir.Bytes(first*s.Batch*value.Cols) * value.DType.Bytes()
+	}
+	return v
+}
+
+// Piece is the instruction of a node that attends for the keys of some tokens alone. view and attr are as for Instr.
+func (b *Block) Piece(n *Node, s Size, first, end int64, view func(Arg, ir.View) ir.View, attr func(Attr) ir.Attr) ir.Instr {
+	narrow := func(a Arg, v ir.View) ir.View { return view(a, b.Rows(a, v, s, first, end)) }
+	in := b.Instr(n, s, narrow, attr)
+	in.Attrs[attrIndex(n.Op, "prefix")] = ir.Int(s.Prefix - first)
+	return in
+}

@@ -1,0 +1,181 @@
+package passes
+
+import (
+	"sppo/graph"
+	"sppo/ir"
+	"sppo/ir/cost"
+)
+
+// streamCosts are the durations of what streams.
+type streamCosts struct {
+	forward, again, backward []stretch    // [i], of one layer; again is attention that the backward makes once more
+	rows                     []ir.Seconds // [i], own rows of a layer, out
+	in                       func(Load) ir.Seconds
+	out                      func(Load) ir.Seconds // dK and dV of a block
+}
+
+// stretch is attention over own rows and over blocks, and what of a layer comes before it.
+type stretch struct {
+	before, own ir.Seconds
+	blocks      []ir.Seconds
+}
+
+func (s *stretch) total() ir.Seconds {
+	t := s.before + s.own
+	for _, d := range s.blocks {
+		t += d
+	}
+	return t
+}
+
+// addStretches prices a layer; the collectives that its passes find under way hold up theirs.
+func (t *costs) addStretches(pr pricer, g *graph.Model, z graph.Size, forwardFinds, backwardFinds ir.Seconds) {
+	b := g.Layer
+	forward, backward := pr.stretch(b, b.Forward, z, forwardFinds), pr.stretch(b, b.Backward, z, backwardFinds)
+	again := forward
+	again.before = 0
+	t.stream.forward, t.stream.backward = append(t.stream.forward, forward), append(t.stream.backward, backward)
+	t.stream.again = append(t.stream.again, again)
+	var rows ir.Seconds
+	for i := range b.Values {
+		if v := &b.Values[i]; v.Kind == graph.Cache && v.Rows == graph.Full {
+			rows += pr.cost.Time(ir.Work{Kind: ir.WorkD2H, Bytes: v.Bytes(z)}, cost.Link{})
+		}
+	}
+	t.stream.rows = append(t.stream.rows, rows)
+}
+
+// stretch finds the node of a pass that attends.
+func (pr pricer) stretch(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) stretch {
+	for i := range nodes {
+		if nodes[i].Attends() {
+			pieces := pr.pieces(b, &nodes[i], z)
+			return stretch{pr.makespan(b, nodes[:i], z, taken), pieces[0], pieces[1:]}
+		}
+	}
+	panic("internal: a layer without attention")
+}
+
+// copyCosts prices loads and what goes back, one instruction for each buffer.
+func (p *Plan) copyCosts(g *graph.Model, m cost.Model) (in, out func(Load) ir.Seconds) {
+	type kind struct {
+		work   ir.WorkKind
+		of     graph.Kind
+		tokens int64
+	}
+	known := map[kind]ir.Seconds{}
+	price := func(work ir.WorkKind, of graph.Kind, l Load) ir.Seconds {
+		key := kind{work, of, l.End - l.First}
+		t, ok := known[key]
+		if !ok {
+			z := graph.Size{Tokens: key.tokens, Batch: int64(p.Parallel.Microbatch), SP: 1}
+			for i := range g.Layer.Values {
+				if v := &g.Layer.Values[i]; v.Kind == of && v.Rows == graph.Full {
+					t += m.Time(ir.Work{Kind: work, Bytes: v.Bytes(z)}, cost.Link{})
+				}
+			}
+			known[key] = t
+		}
+		return t
+	}
+	in = func(l Load) ir.Seconds {
+		t := price(ir.WorkH2D, graph.Cache, l)
+		if l.Grads {
+			t += price(ir.WorkH2D, graph.CacheGrad, l)
+		}
+		return t
+	}
+	return in, func(l Load) ir.Seconds { return price(ir.WorkD2H, graph.CacheGrad, l) }
+}
+
+// simStream is what streams through a rank, in virtual time.
+type simStream struct {
+	queue  *LoadQueue
+	coming []ir.Seconds              // loads that are issued and not taken
+	rows   map[cachePlace]ir.Seconds // when the last rows of K and V were on the host
+	grads  map[cachePlace]ir.Seconds // and of dK and dV
+	freed  [2]ir.Seconds             // when the last blocks of dK and dV but one, and the last, had left: a load takes the bytes of the former
+}
+
+func newSimStream(q *LoadQueue) simStream {
+	return simStream{queue: q, rows: map[cachePlace]ir.Seconds{}, grads: map[cachePlace]ir.Seconds{}}
+}
+
+// take waits for the next load, having issued those that the plan wants on their way by then.
+func (s *simulation) take(st *simStage) {
+	for l, ok := st.queue.Next(); ok; l, ok = st.queue.Next() {
+		start, at := max(st.h2dFree, st.now, st.freed[0]), l.place()
+		if l.Own || l.End == st.queue.sizes[l.Task.Subsequence].Prefix {
+			start = max(start, st.rows[at])
+		}
+		if l.Own && l.Grads {
+			start = max(start, st.grads[at])
+		}
+		st.h2dFree = start + s.stream.in(l)
+		st.coming = append(st.coming, st.h2dFree)
+	}
+	st.queue.Take()
+	st.waitFor(st.coming[0])
+	st.coming = st.coming[1:]
+}
+
+// visit runs the k-th layer of a task, whose attention takes blocks as they come.
+func (s *simulation) visit(st *simStage, t Task, k int, whole ir.Seconds) {
+	i := t.Subsequence
+	if !s.plan.Streams() {
+		s.layer(st, t, whole)
+		return
+	}
+	if t.Kind == Forward {
+		whole -= s.attend(st, &s.stream.forward[i])
+		st.run(max(0, whole))
+		return
+	}
+	s.take(st)
+	if again := whole - s.backward[i].whole; s.makesAttention(t, k) {
+		a := &s.stream.again[i]
+		st.run(max(0, again-a.total()))
+		whole -= again
+		s.attend(st, a)
+	}
+	b := &s.stream.backward[i]
+	st.run(b.before + b.own)
+	layer, block := s.plan.Layers(t.Stage)[k], s.plan.Stream.Block
+	for j, d := range b.blocks {
+		s.take(st)
+		st.run(d)
+		first := int64(j) * block
+		s.sendGrads(st, Load{Task: t, Layer: layer, First: first, End: min(first+block, st.queue.sizes[i].Prefix)})
+	}
+	st.run(max(0, whole-b.total()))
+}
+
+// attend runs up to the end of attention and returns how long that took without waiting.
+func (s *simulation) attend(st *simStage, a *stretch) ir.Seconds {
+	st.run(a.before + a.own)
+	for _, d := range a.blocks {
+		s.take(st)
+		st.run(d)
+	}
+	return a.total()
+}
+
+func (s *simulation) sendGrads(st *simStage, l Load) {
+	st.d2hFree = max(st.d2hFree, st.now) + s.stream.out(l)
+	st.grads[l.place()] = st.d2hFree
+	st.freed = [2]ir.Seconds{st.freed[1], st.d2hFree}
+	st.queue.SentGrads(l)
+}
+
+// sentRows notes that the copies of a forward's layer, with its rows of K and V, have left by then.
+func (s *simulation) sentRows(st *simStage, t Task, k int, left ir.Seconds) {
+	if s.plan.Streams() {
+		l := Load{Task: t, Layer: s.plan.Layers(t.Stage)[k]}
+		st.rows[l.place()] = left
+		st.queue.SentRows(t, l.Layer)
+	}
+}
+
+func (s *simulation) makesAttention(t Task, k int) bool {
+	return makesAttention(s.plan.LayerOf(s.graph, t, k))
+}

@@ -1,0 +1,93 @@
+package passes
+
+import (
+	"testing"
+
+	"sppo/graph"
+)
+
+// TestLoadQueue runs the tasks of a plan against its queue: every load comes in the order of need, none before its rows are on
+// the host, and no more than the plan wants are outstanding.
+func TestLoadQueue(t *testing.T) {
+	for _, set := range [][]string{
+		{"schedule.pp=1", "schedule.order=layer"},
+		{"schedule.pp=2", "schedule.recompute=full"},
+		{"schedule.pp=2", "schedule.strategy=seq1f1b", "schedule.keep=[v]"},
+	} {
+		p := planOf(t, "gpt-docs.sppo", append([]string{"schedule.keep=[]"}, set...)...)
+		for early := 1; early <= 3; early++ {
+			p.Stream.Early = early
+			for rank := range p.Tasks {
+				checkQueue(t, p, rank)
+			}
+		}
+	}
+}
+
+func checkQueue(t *testing.T, p *Plan, rank int) {
+	t.Helper()
+	g, rows := p.Graph(), map[cachePlace]int64{}
+	q := NewLoadQueue(p, g, p.Tasks[rank])
+	var waiting []Load
+	for _, task := range p.Tasks[rank] {
+		layers := p.Layers(task.Stage)
+		for visit := range layers {
+			k := visit
+			if task.Kind == Backward {
+				k = len(layers) - 1 - visit
+			}
+			again := task.Kind == Backward && makesAttention(p.LayerOf(g, task, k))
+			for _, need := range p.visitLoads(visitKind{task.Kind, task.Subsequence, again}) {
+				need.Task, need.Layer = task, layers[k]
+				for l, ok := q.Next(); ok; l, ok = q.Next() {
+					if l.End > rows[l.place()] {
+						t.Fatalf("%v layer %d: rows up to %d come before they have gone", l.Task, l.Layer, l.End)
+					}
+					waiting = append(waiting, l)
+				}
+				if len(waiting) == 0 || waiting[0] != need || len(waiting) > p.Stream.Early+1 {
+					t.Fatalf("%v layer %d needs %+v, and %d have come: %+v", task, layers[k], need, len(waiting), waiting)
+				}
+				waiting = waiting[1:]
+				q.Take()
+				if task.Kind == Backward && !need.Own && !need.Again {
+					q.SentGrads(need)
+				}
+			}
+			if task.Kind == Forward {
+				q.SentRows(task, layers[k])
+				z := p.Size(task.Subsequence)
+				rows[cachePlace{task.Microbatch, layers[k]}] = z.Prefix + z.Tokens
+			}
+		}
+	}
+	if l, ok := q.Next(); ok || len(waiting) > 0 {
+		t.Errorf("%+v and %d more are left at the end", l, len(waiting))
+	}
+}
+
+// TestStreamBlocks: blocks are as long as an average subsequence, and longer where a step would have too many of them.
+func TestStreamBlocks(t *testing.T) {
+	p := planOf(t, "paper/gpt-7b-1m.sppo", "schedule.keep=[]")
+	if want := int64(105) * 128; p.Stream.Block != want { // 160 subsequences of 32 layers each bring 1M * 5120 / 400K, up to the grid
+		t.Errorf("blocks of %d tokens, want %d", p.Stream.Block, want)
+	}
+	loads := int64(0)
+	for i := range p.Subsequences.N {
+		loads += int64(len(p.Blocks(p.Size(i).Prefix)) * p.Model.Layers * p.Parallel.Microbatches)
+	}
+	if loads > 2*mostLoads { // later subsequences are shorter, and bring more blocks than half of all
+		t.Errorf("%d loads, at most about %d are wanted", loads, mostLoads)
+	}
+}
+
+// TestStreamedBytes: a streamed layer has rows of the subsequence at work where another has those of the sequence.
+func TestStreamedBytes(t *testing.T) {
+	p := planOf(t, "gpt-docs.sppo", "schedule.keep=[k]")
+	for _, v := range p.Graph().Layer.Values {
+		want := map[string]graph.Rows{"k": graph.Whole, "d.k": graph.Whole, "v": graph.Full, "d.v": graph.Full}
+		if rows, ok := want[v.Name]; ok && v.Rows != rows {
+			t.Errorf("%s has rows of kind %d, want %d", v.Name, v.Rows, rows)
+		}
+	}
+}
