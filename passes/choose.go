@@ -36,7 +36,7 @@ func newChooser(c *Context, p *Plan) *chooser {
 	g := c.Model(p)
 	h := &chooser{
 		device: ir.Bytes(machine.DeviceMemory), host: machine.HostMemoryPerRank(),
-		context: c, plan: p, graph: g, pricer: pricer{cost: m, link: p.widestLink(m, p.stageRanks)},
+		context: c, plan: p, graph: g, pricer: newPricer(p, m),
 		costs: taskCosts(c, p, m),
 	}
 	for i := range p.Subsequences.N {

@@ -76,7 +76,11 @@ type pricer struct {
 }
 
 func newPricer(p *Plan, m cost.Model) pricer {
-	return pricer{cost: m, link: p.widestLink(m, p.stageRanks), block: p.Stream.Block}
+	pr := pricer{cost: m, link: p.widestLink(m, p.stageRanks)}
+	if p.Streams() {
+		pr.block = p.Stream.Block
+	}
+	return pr
 }
 
 func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
