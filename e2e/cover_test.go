@@ -80,6 +80,7 @@ var forbidden = []struct {
 	{"pp", "order", func(pp, order int) bool { return pp > 0 && order == 1 }, "layer order is for one stage"},
 	{"strategy", "order", func(strategy, order int) bool { return strategy > 0 && order == 1 }, "and takes sequences one by one"},
 	{"pp", "virtual_stages", func(pp, v int) bool { return pp == 2 && v == 1 }, "four layers do not make eight stages"},
+	{"strategy", "keep", func(s, keep int) bool { return among(s, "zb-h1", "zb-h2", "zb-v", "dualpipe-v") && keep > 0 }, "nor do backwards in halves stream K and V"},
 	{"pp", "strategy", func(pp, s int) bool { return pp == 2 && among(s, twoStages...) }, "nor do they for a strategy"},
 	{"batch", "strategy", func(batch, s int) bool { return batch == 0 && among(s, "dualpipe-v") }, "a microbatch for each stage,"},
 	{"dp", "strategy", func(dp, s int) bool { return dp == 1 && among(s, "dualpipe-v") }, "of two ranks four,"},

@@ -177,6 +177,8 @@ func TestBadRequests(t *testing.T) {
 		{lang.Indivisible, "5 microbatches do not make 2 rounds", "train.batch", strategyOf("interleaved-1f1b", 2, 5)},
 		{lang.Indivisible, "5 microbatches do not make 2 rounds", "train.batch", strategyOf("zb-h1", 2, 5)},
 		{lang.Conflict, "2 * pp = 4 virtual stages, and there are 2", "train.batch", strategyOf("dualpipe-v", 0, 2)},
+		{lang.Conflict, "strategy = zb-h1 cuts them in two", "schedule.keep", func(s *lang.Spec) { s.Schedule.Keep, s.Schedule.Strategy = []string{}, "zb-h1" }},
+		{lang.Conflict, "mux = left does that", "schedule.keep", func(s *lang.Spec) { s.Schedule.Keep, s.Schedule.Mux = []string{"k"}, "left" }},
 		{lang.LengthOfList, "lists 2 shares for 8", "schedule.offload", func(s *lang.Spec) { s.Schedule.Offload = lang.Offload{Policy: "list", Alpha: []float64{1, 0}} }},
 	} {
 		sp := load(t, "gpt-docs.sppo")
