@@ -55,7 +55,7 @@ func checkSchedule(_ *Context, p *Plan) error {
 		return fmt.Errorf("tasks are given for %d stages of %d", len(p.Tasks), p.Parallel.PP)
 	}
 	for rank, tasks := range p.Tasks {
-		if p.Streams() && slices.ContainsFunc(tasks, func(t Task) bool { return t.Kind == WeightGrad || t.Piece > 0 }) {
+		if p.Streams() && (p.Mux.Left || p.Mux.Right || slices.ContainsFunc(tasks, func(t Task) bool { return t.Kind == WeightGrad || t.Piece > 0 })) {
 			return fmt.Errorf("tasks of stage %d: K and V stream through whole tasks of their own stage", rank)
 		}
 		err := p.checkStage(rank, tasks)
