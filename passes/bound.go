@@ -60,7 +60,7 @@ type visit struct{ forward, backward ir.Seconds }
 
 func newBounds(p *Plan) *bounds {
 	return &bounds{
-		space: space{p.Model, p.Cluster, p.Train}, request: p,
+		space: space{p.Model, p.Cluster, p.Train, p.Schedule}, request: p,
 		graphs: map[graph.Split]*graph.Model{}, lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{},
 	}
 }
@@ -107,13 +107,14 @@ func (b *bounds) lengthsOf(p *Plan) []int64 {
 
 // profile is what one microbatch takes: of all subsequences together, and of the first.
 type profile struct {
-	layer, embedding, head ir.Seconds // forward and backward
-	forward, backward      ir.Seconds // of a layer, of the first subsequence
-	embed, embedGrad       ir.Seconds // of the first subsequence
-	hidden                 ir.Bytes   // of a message, of the first subsequence
-	caches, cacheGrads     ir.Bytes   // K and V of a layer, and their gradients
-	kept                   ir.Bytes   // by a layer, for the backward
-	working                ir.Bytes   // while a layer runs backward, of the first subsequence
+	layer, embedding, head ir.Seconds   // forward and backward
+	each                   []ir.Seconds // subsequence of a layer
+	forward, backward      ir.Seconds   // of a layer, of the first subsequence
+	embed, embedGrad       ir.Seconds   // of the first subsequence
+	hidden                 ir.Bytes     // of a message, of the first subsequence
+	caches, cacheGrads     ir.Bytes     // K and V of a layer, and their gradients
+	kept                   ir.Bytes     // by a layer, for the backward
+	working                ir.Bytes     // while a layer runs backward, of the first subsequence
 }
 
 // profileOf prices the subsequences of a plan.
@@ -148,7 +149,9 @@ func (b *bounds) newProfile(p *Plan, v visit) *profile {
 			known[n] = rest
 		}
 		z := t.size(prefix, n)
-		out.layer += rest.layer + t.attentionTime(z)
+		layer := rest.layer + t.attentionTime(z)
+		out.each = append(out.each, layer)
+		out.layer += layer
 		out.embedding += rest.embedding
 		out.head += rest.head
 		out.kept += keptBytes(g, p.Recompute, z)
@@ -203,6 +206,7 @@ func (b *bounds) leastProfile(s lang.Schedule) *profile {
 var (
 	levelOfSizes  = levelOf("schedule.microbatch")
 	levelOfCounts = levelOf("schedule.subsequences")
+	levelOfKept   = levelOf("schedule.mux") // what is left to pin says what is kept
 )
 
 // levelOf is how many dimensions are pinned once that of a key is.
@@ -267,17 +271,37 @@ func (b *bounds) caches(p *Plan, n ir.Bytes) ir.Bytes {
 
 // time is the bound of a plan with its stages.
 func (b *bounds) time(p *Plan) ir.Seconds {
-	of, m := b.profileOf(p), cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
-	message := m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: of.hidden}, p.widestLink(m, p.neighbours))
 	layers := make([]int, p.Parallel.PP)
-	before := make([]ir.Seconds, p.Parallel.PP) // there and back to the first virtual stage of a rank, with the first subsequence
-	way := ir.Seconds(0)
+	for rank := range layers {
+		layers[rank] = p.layersOf(rank)
+	}
+	pipeline := b.pipeline
+	if s := &p.Schedule; s.Mux != "off" && slices.ContainsFunc(b.muxes(s), func(mux string) bool { return mux != "off" }) {
+		pipeline = b.shared
+	}
+	e, optimizer := b.endOf(p), ir.Seconds(0)
+	for rank, n := range layers {
+		optimizer = max(optimizer, ir.Seconds(n)*e.layer+p.ends(rank, e.embedding, e.head))
+	}
+	return pipeline(p, b.profileOf(p), layers) + optimizer
+}
+
+// message is the time of the first subsequence from stage to stage.
+func (b *bounds) message(p *Plan, of *profile) ir.Seconds {
+	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
+	return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: of.hidden}, p.widestLink(m, p.neighbours))
+}
+
+// pipeline is where every rank does its own tasks.
+func (b *bounds) pipeline(p *Plan, of *profile, layers []int) ir.Seconds {
+	message := b.message(p, of)
+	before := make([]ir.Seconds, len(layers)) // there and back to the first virtual stage of a rank, with the first subsequence
+	seen, way := make([]bool, len(layers)), ir.Seconds(0)
 	for j, n := range p.LayersPerStage {
 		home := p.Home(j)
-		if layers[home] == 0 {
-			before[home] = way
+		if !seen[home] {
+			seen[home], before[home] = true, way
 		}
-		layers[home] += n
 		if j == 0 {
 			way += of.embed + of.embedGrad
 		}
@@ -297,11 +321,27 @@ func (b *bounds) time(p *Plan) ir.Seconds {
 	for rank, n := range layers {
 		longest = max(longest, times*(ir.Seconds(n)*of.layer+p.ends(rank, of.embedding, of.head))+waits*before[rank])
 	}
-	e, optimizer := b.endOf(p), ir.Seconds(0)
+	return longest
+}
+
+// shared is where ranks take parts of each other's tasks at the start: there is as much to do in all. The first rank besides
+// waits at the turn while the last subsequence goes through all others. Of subsequence x it does at least the first
+// (x+1)/PP tokens, and so at least the square of that of the work, for attention looks back.
+func (b *bounds) shared(p *Plan, of *profile, layers []int) ir.Seconds {
+	var all, turn ir.Seconds
 	for rank, n := range layers {
-		optimizer = max(optimizer, ir.Seconds(n)*e.layer+p.ends(rank, e.embedding, e.head))
+		all += ir.Seconds(n)*of.layer + p.ends(rank, of.embedding, of.head)
+		if rank > 0 {
+			turn += ir.Seconds(n) * of.each[len(of.each)-1]
+		}
 	}
-	return longest + optimizer
+	first, stages := of.layer, float64(len(layers))
+	for x, t := range of.each[:min(len(layers)-1, len(of.each))] {
+		part := float64(x+1) / stages
+		first -= ir.Seconds(1-part*part) * t
+	}
+	least := max(all/ir.Seconds(stages), ir.Seconds(layers[0])*first+turn)
+	return least * ir.Seconds(p.Parallel.Microbatches)
 }
 
 // ends is what a rank has of the embedding and of the head.

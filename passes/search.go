@@ -18,11 +18,8 @@ import (
 // prediction make of it, and whether it fits codegen says, where it is at hand.
 const searchSlack = 200
 
-// mostAlternatives are kept beside the winner, of so many classes that are evaluated.
-const (
-	mostAlternatives = 5
-	classesEvaluated = 8
-)
+// mostAlternatives are kept beside the winner.
+const mostAlternatives = 5
 
 // Alternative is a candidate that would do, too, but for time. Its memory is a bound from above.
 type Alternative struct {
@@ -49,6 +46,7 @@ type node struct {
 	number   int        // of equal bounds the first made goes first
 	plan     *Plan      // once all are pinned and its time is known
 	need     *Footprint
+	bare     *Plan // of its sizes, where nothing is copied or made again: whatever is kept otherwise, it takes as long at least
 }
 
 // time is what a node takes, or its bound.
@@ -90,12 +88,12 @@ func newSearch(c *Context, p *Plan) *search {
 
 // run finds the winner, or nil where no candidate is a plan. A winner that does not fit is that of least lack.
 func (s *search) run() (winner *node, alternatives []*node) {
-	s.push(s.request.Schedule, 0)
+	s.push(s.request.Schedule, 0, nil)
 	for winner == nil && s.frontier.Len() > 0 {
 		n := heap.Pop(&s.frontier).(*node)
 		switch {
 		case n.level < len(dimensions):
-			s.expand(n)
+			s.advance(n)
 		case n.plan == nil:
 			s.evaluate(n)
 		case s.fits(n):
@@ -112,9 +110,10 @@ func (s *search) run() (winner *node, alternatives []*node) {
 	return s.weigh(winner), alternatives
 }
 
-// weigh leaves what is kept to the pass offload, which may do better than one policy for all units, and takes that if it does.
+// weigh leaves what is kept to the pass offload, where that may do better than one policy for all units: where copies are
+// waited for, or something is made again.
 func (s *search) weigh(n *node) *node {
-	if n == nil || n.schedule.Offload.Policy == "none" && n.schedule.Recompute == graph.RecomputeNone {
+	if n == nil || n.need.lack(n.plan.Memory) == nil && n.schedule.Recompute == graph.RecomputeNone && n.plan.Time.ExposedTransferS == 0 {
 		return n
 	}
 	w := &node{schedule: n.schedule, level: n.level}
@@ -148,10 +147,10 @@ func (s *search) others(winner *node) []*node {
 		}
 	}
 	var rest frontier
-	for s.frontier.Len() > 0 && len(best) <= classesEvaluated {
+	for s.frontier.Len() > 0 && len(best) <= mostAlternatives {
 		switch n := heap.Pop(&s.frontier).(*node); {
 		case n.level < len(dimensions):
-			s.expand(n)
+			s.advance(n)
 		case n.plan == nil && best[class(n)] == nil && s.evaluate(n):
 			take(n)
 		default:
@@ -170,7 +169,7 @@ func (s *search) others(winner *node) []*node {
 }
 
 // push bounds a candidate and puts it among those to come, unless it surely does not fit.
-func (s *search) push(schedule lang.Schedule, level int) {
+func (s *search) push(schedule lang.Schedule, level int, bare *Plan) {
 	for level < len(dimensions) && dimensions[level].text(&schedule) != "" {
 		level++
 	}
@@ -179,7 +178,10 @@ func (s *search) push(schedule lang.Schedule, level int) {
 	if bound >= unreachable {
 		return
 	}
-	n := &node{schedule: schedule, level: level, bound: bound, number: s.made}
+	n := &node{schedule: schedule, level: level, bound: bound, number: s.made, bare: bare}
+	if bare != nil {
+		n.bound = max(n.bound, slackened(bare.Time.StepS))
+	}
 	if lack != nil {
 		s.reject(n, *lack)
 		return
@@ -187,23 +189,60 @@ func (s *search) push(schedule lang.Schedule, level int) {
 	heap.Push(&s.frontier, n)
 }
 
-func (s *search) expand(n *node) {
+// slackened is the least time that is not as good as another.
+func slackened(t ir.Seconds) ir.Seconds { return t * searchSlack / (searchSlack + 1) }
+
+// advance pins one more dimension. Before it is about what is kept, the sizes get their exact bound.
+func (s *search) advance(n *node) {
+	if n.level >= levelOfKept && n.bare == nil {
+		if n.bare = s.barely(n); n.bare != nil {
+			n.bound = max(n.bound, slackened(n.bare.Time.StepS))
+			heap.Push(&s.frontier, n)
+		}
+		return
+	}
 	d := &dimensions[n.level]
 	for _, v := range d.values(&s.space, &n.schedule) {
 		schedule := n.schedule
 		v.set(&schedule)
-		s.push(schedule, n.level+1)
+		s.push(schedule, n.level+1, n.bare)
 	}
 }
 
-// evaluate runs the passes behind solve. What they refuse is no candidate.
+// barely is the plan of a candidate that keeps as much as its request allows.
+func (s *search) barely(n *node) *Plan {
+	schedule := n.schedule
+	if schedule.Offload.Policy == "auto" || schedule.Offload.Policy == "" {
+		schedule.Offload = lang.Offload{Policy: "none"}
+	}
+	schedule.Recompute = recomputeOf(schedule)
+	return s.planOf(schedule)
+}
+
+// evaluate takes the exact time of a candidate and the bound on its memory.
 func (s *search) evaluate(n *node) bool {
+	p := n.bare
+	if p == nil || p.Schedule.Offload.Policy != n.schedule.Offload.Policy || p.Schedule.Recompute != n.schedule.Recompute {
+		p = s.planOf(n.schedule)
+	}
+	if p == nil {
+		return false
+	}
+	need := footprint(s.bounds.context(p), p)
+	n.plan, n.need = p, &need
+	n.bound = max(n.bound, slackened(p.Time.StepS))
+	heap.Push(&s.frontier, n)
+	return true
+}
+
+// planOf runs the passes behind solve. What they refuse is no plan.
+func (s *search) planOf(schedule lang.Schedule) *Plan {
 	s.exact++
 	r := s.request
-	p := &Plan{Name: r.Name, Spec: r.Spec, Model: r.Model, Cluster: r.Cluster, Train: r.Train, Schedule: n.schedule, Lines: r.Lines}
+	p := &Plan{Name: r.Name, Spec: r.Spec, Model: r.Model, Cluster: r.Cluster, Train: r.Train, Schedule: schedule, Lines: r.Lines}
 	c := &Context{}
 	if size(c, p, s.bounds) != nil {
-		return false
+		return nil
 	}
 	c.model, c.split = s.bounds.context(p).model, p.Split()
 	for _, pass := range s.context.later {
@@ -211,15 +250,11 @@ func (s *search) evaluate(n *node) bool {
 		case slices.Contains(s.context.options.Disable, pass.Name):
 			pass.Off(c, p)
 		case pass.Run(c, p) != nil:
-			return false
+			return nil
 		}
 	}
 	predict(c, p)
-	need := footprint(c, p)
-	n.plan, n.need = p, &need
-	n.bound = max(n.bound, p.Time.StepS*searchSlack/(searchSlack+1))
-	heap.Push(&s.frontier, n)
-	return true
+	return p
 }
 
 // fits places a candidate, where that is possible and has not surely the wrong end.

@@ -38,10 +38,18 @@ var dimensions = []dimension{
 	choice("schedule.strategy", func(s *lang.Schedule) *string { return &s.Strategy }, (*space).strategies),
 	number("schedule.virtual_stages", func(s *lang.Schedule) *int { return &s.VirtualStages }, (*space).virtualStages),
 	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
-	plainly("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, always("off"))),
+	plainly("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes)),
 	weighed(choice("schedule.recompute", func(s *lang.Schedule) *string { return &s.Recompute }, always(
 		graph.RecomputeNone, graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull))),
 	weighed(detail(choice("schedule.offload", func(s *lang.Schedule) *string { return &s.Offload.Policy }, always("none", "carry", "adaptive", "full")))),
+}
+
+// Pins are the keys of a schedule that solve searches where they are open, with what they are pinned to; "" where they are open.
+func Pins(s lang.Schedule) (keys, values []string) {
+	for i := range dimensions {
+		keys, values = append(keys, dimensions[i].key), append(values, dimensions[i].text(&s))
+	}
+	return keys, values
 }
 
 // number is a dimension of positive integers.
@@ -116,6 +124,7 @@ type space struct {
 	model   lang.Model
 	cluster lang.Cluster
 	train   lang.Train
+	asked   lang.Schedule
 }
 
 // sp: a stage stays inside a node, where its collectives are cheap, and divides it.
@@ -195,6 +204,16 @@ const (
 	shortestWanted = 1 << 10
 	fewPerSequence = 64
 )
+
+// muxes: virtual stages shrink the same bubbles with nothing borrowed, so where there may be any, borrowing is not tried. What
+// more it takes the mux pass knows.
+func (sp *space) muxes(s *lang.Schedule) []string {
+	interleaves := sp.asked.VirtualStages == 0 && sp.model.Layers >= 2*s.PP
+	if interleaves || s.PP == 1 || s.VirtualStages > 1 || s.Strategy != strategies[0].name || s.Zero > "1" || s.Subsequences.Count < s.PP {
+		return []string{"off"}
+	}
+	return []string{"off", "left"}
+}
 
 // subsequences are numbers that grow by the root of two: between two of them the best one is within a part in a hundred of
 // what the bubble and the kernels' efficiency take from the step. With virtual stages they come in whole groups.

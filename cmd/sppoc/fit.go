@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"sppo/cmd/internal/cli"
@@ -11,43 +12,70 @@ import (
 // maxAdvice is how many ways out are shown.
 const maxAdvice = 3
 
-// adviseFit says which single change of a spec would make its job fit: changes are tried, from the cheapest to the
-// dearest, and measured like the plan itself.
+// adviseFit says which single change of a spec would make its job fit: each value that the spec pins is searched anew, then
+// there are more machines, smaller numbers, and shorter sequences. All are measured like the plan itself.
 func adviseFit(job *cli.Job, set []string) error {
 	if job.Spec == nil {
 		return fmt.Errorf("the plan does not fit: %s", cli.Lack(&job.Plan.Memory))
 	}
 	file := job.Spec.File
 	lines := []string{file + " does not fit; it would with one of"}
-	for _, group := range changes(job.Plan) {
+	for _, group := range changes(job) {
 		if len(lines) > maxAdvice {
 			break
 		}
 		for _, change := range group {
-			if line := try(file, append(set[:len(set):len(set)], change)); line != "" {
-				lines = append(lines, fmt.Sprintf("  --set %s: %s", change, line))
+			if line := try(file, set, change); line != "" {
+				lines = append(lines, "  --set "+line)
 				break
 			}
 		}
 	}
 	if len(lines) == 1 {
-		lines[0] = file + " does not fit, nor with any single change of its schedule or an eighth of the sequence: it takes more devices"
+		lines[0] = file + " does not fit, nor with any single change of its schedule, eight times the nodes or an eighth of the sequence"
 	}
 	return fmt.Errorf("%s", strings.Join(lines, "\n"))
 }
 
-// try says what a changed spec needs if it fits, and nothing if it does not or is no spec.
-func try(file string, set []string) string {
-	job, err := cli.OpenPlan(file, set, passes.Options{})
-	if err != nil || job.Measure() != nil || !job.Plan.Memory.Fits {
+// try says what a changed spec needs if it fits, and nothing if it does not or is no spec. What the change leaves to the search
+// is said as it was found.
+func try(file string, set []string, change string) string {
+	job, err := cli.OpenPlan(file, append(set[:len(set):len(set)], change), passes.Options{})
+	if err != nil || lack(job) != "" {
 		return ""
 	}
+	key, _, _ := strings.Cut(change, "=")
+	keys, values := passes.Pins(job.Plan.Schedule)
+	if i := slices.Index(keys, key); i >= 0 && values[i] != "" {
+		change = key + "=" + values[i]
+	}
 	device, host := cli.Peaks(&job.Plan.Memory)
-	return fmt.Sprintf("%s of device memory, %s of host memory", device, host)
+	return fmt.Sprintf("%s: %s a step, %s of device memory, %s of host memory", change, job.Plan.Time.StepS, device, host)
+}
+
+// lack is what a job lacks, or "". A plan is placed unless the bound on its memory says that it is in vain.
+func lack(job *cli.Job) string {
+	const slack = 1.05 // of the bound
+	p := job.Plan
+	if !p.Memory.Placed {
+		need, bound := passes.FootprintOf(p), p.Memory
+		for s := range need.Device {
+			bound.DevicePeakBytes = append(bound.DevicePeakBytes, need.Device[s].Bytes)
+			bound.HostPeakBytes = append(bound.HostPeakBytes, need.Host[s])
+		}
+		device, host := cli.Peaks(&bound)
+		if float64(device) > slack*float64(p.Memory.DeviceCapacityBytes) || float64(host) > slack*float64(p.Memory.HostCapacityBytes) {
+			return cli.Lack(&bound)
+		}
+	}
+	if err := job.Measure(); err != nil {
+		return plainly(err)
+	}
+	return cli.Lack(&p.Memory)
 }
 
 // changes are the overrides worth a try, in groups of the same kind: of each the first that fits is enough.
-func changes(p *passes.Plan) [][]string {
+func changes(job *cli.Job) [][]string {
 	var out [][]string
 	add := func(format string, values ...any) {
 		var group []string
@@ -56,24 +84,18 @@ func changes(p *passes.Plan) [][]string {
 		}
 		out = append(out, group)
 	}
-	if p.Offload.Policy != "full" {
-		add("schedule.offload=%s", "full")
+	keys, values := passes.Pins(job.Spec.Schedule)
+	for i, key := range keys {
+		if values[i] != "" {
+			add(key+"=%s", "auto")
+		}
 	}
-	if p.Parallel.Microbatch > 1 {
-		add("schedule.microbatch=%d", 1)
-	}
-	if len(p.Schedule.Subsequences.Lengths) == 0 {
-		add("schedule.subsequences=%d", 2*p.Subsequences.N, 4*p.Subsequences.N)
-	}
-	add("schedule.pp=%d", 2*p.Parallel.PP)
-	add("schedule.sp=%d", 2*p.Parallel.SP)
-	if p.Model.DType == "f32" {
+	nodes := job.Spec.Cluster.Nodes
+	add("cluster.nodes=%d", 2*nodes, 4*nodes, 8*nodes)
+	if job.Plan.Model.DType == "f32" {
 		add("model.dtype=%s", "bf16")
 	}
-	if p.Offload.Policy != "none" {
-		add("schedule.offload=%s", "0.5", "none") // where the host lacks
-	}
-	s := p.Train.Sequence
+	s := job.Plan.Train.Sequence
 	add("train.sequence=%s", tokens(s/2), tokens(s/4), tokens(s/8))
 	return out
 }

@@ -7,6 +7,9 @@ import (
 	"sppo/passes"
 )
 
+// searchedGrid is what lengths are multiples of where the number of subsequences is searched, too: whatever divides it does.
+const searchedGrid = 1 << 10
+
 // The longest sequence is searched to a part of 1/fineness of itself, and no further than mostTokens.
 const (
 	fineness   = 128
@@ -27,6 +30,9 @@ func longestSequence(file string, set []string) (string, error) {
 		return "", cli.Usagef("--max-sequence wants a number of subsequences: the lengths that the spec lists make one sequence")
 	}
 	grid := int64(job.Plan.Subsequences.N) * job.Plan.Subsequences.Align
+	if job.Spec.Schedule.Subsequences.Auto { // every length has its own number of them
+		grid = searchedGrid
+	}
 	s := sequenceSearch{file: file, set: set, grid: grid}
 	return s.run(max(1, job.Plan.Train.Sequence/grid))
 }
@@ -64,15 +70,14 @@ func (s *sequenceSearch) run(start int64) (string, error) {
 func (s *sequenceSearch) fits(steps int64) bool {
 	set := append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("train.sequence=%d", steps*s.grid))
 	job, err := cli.OpenPlan(s.file, set, passes.Options{})
-	if err == nil {
-		err = job.Measure()
-	}
+	lacking := ""
 	if err != nil {
-		s.lacking = err.Error()
-		return false
+		lacking = plainly(err)
+	} else {
+		lacking = lack(job)
 	}
-	if !job.Plan.Memory.Fits {
-		s.lacking = cli.Lack(&job.Plan.Memory)
+	if lacking != "" {
+		s.lacking = lacking
 	}
-	return job.Plan.Memory.Fits
+	return lacking == ""
 }

@@ -4,6 +4,7 @@
 //	spec.go     check, fmt, explain
 //	plan.go     plan, passes
 //	fit.go      what would make a plan fit that does not
+//	longest.go  how long a sequence fits; fewest.go on how few GPUs
 //	program.go  build, asm, verify, dump
 //	compare.go  compare
 //	trace.go    trace
@@ -63,6 +64,8 @@ var app = cli.App{
 				"sppoc plan examples/paper/gpt-7b-1m.sppo --json",
 				"sppoc plan examples/tiny.sppo --set schedule.subsequences=8 --set train.sequence=256",
 				"sppoc plan examples/tiny.sppo --stop-after partition --print-after partition",
+				"sppoc plan examples/paper/gpt-7b-1m.sppo --max-sequence",
+				"sppoc plan examples/paper/gpt-7b-1m.sppo --min-gpus --set schedule.pp=auto",
 			},
 		},
 		{

@@ -27,11 +27,17 @@ func plan(flags *pflag.FlagSet) cli.Action {
 	set := cli.SetFlag(flags, "set")
 	options := passFlags(flags)
 	longest := flags.Bool("max-sequence", false, "search the longest sequence that fits, all else as the spec has it, and say what bounds it")
+	fewest := flags.Bool("min-gpus", false, "search the fewest GPUs of this kind on which the job fits, and say what fewer lack")
 	return func(env *cli.Env, args []string) error {
-		if *longest {
-			text, err := longestSequence(args[0], *set)
-			io.WriteString(env.Stdout, text)
-			return err
+		for _, question := range []struct {
+			asked  bool
+			answer func(file string, set []string) (string, error)
+		}{{*longest, longestSequence}, {*fewest, fewestGPUs}} {
+			if question.asked {
+				text, err := question.answer(args[0], *set)
+				io.WriteString(env.Stdout, text)
+				return err
+			}
 		}
 		options.Print = env.Stdout
 		job, err := cli.OpenPlan(args[0], *set, *options)

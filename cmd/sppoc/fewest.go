@@ -1,0 +1,96 @@
+package main
+
+import (
+	"fmt"
+
+	"sppo/cmd/internal/cli"
+	"sppo/passes"
+)
+
+// mostGPUs bounds the search for enough of them.
+const mostGPUs = 1 << 14
+
+// fewestGPUs says on how few GPUs of the spec's kind the job fits, and what the next smaller number lacks. What the spec leaves
+// open is searched anew for each.
+func fewestGPUs(file string, set []string) (string, error) {
+	spec, err := cli.LoadSpec(file, set)
+	if err != nil {
+		return "", err
+	}
+	fleets := fleetsOf(spec.Cluster.GPUsPerNode)
+	s := fleetSearch{file, set, map[int]*fleetPlan{}}
+	enough, few := 0, -1
+	for s.plan(fleets, enough).lacking != "" {
+		if enough == len(fleets)-1 {
+			return "", cli.DoesNotFit(fmt.Errorf("%s does not fit on %s either: %s", file, fleets[enough], s.plan(fleets, enough).lacking))
+		}
+		few, enough = enough, min(2*enough+1, len(fleets)-1)
+	}
+	for enough-few > 1 {
+		if middle := (few + enough) / 2; s.plan(fleets, middle).lacking == "" {
+			enough = middle
+		} else {
+			few = middle
+		}
+	}
+	text := fmt.Sprintf("%s are enough: %s\n", fleets[enough], s.plan(fleets, enough).words)
+	if few >= 0 {
+		text += fmt.Sprintf("%s are not: %s\n", fleets[few], s.plan(fleets, few).lacking)
+	}
+	return text, nil
+}
+
+// fleet is some nodes, or a part of one.
+type fleet struct{ nodes, gpus int }
+
+func (f fleet) String() string {
+	if f.nodes == 1 {
+		return fmt.Sprintf("%d of the GPUs of a node", f.gpus)
+	}
+	return fmt.Sprintf("%d GPUs (%d nodes of %d)", f.nodes*f.gpus, f.nodes, f.gpus)
+}
+
+// fleetsOf are all numbers worth a try, from the smallest: divisors of a node, then whole nodes.
+func fleetsOf(node int) []fleet {
+	var out []fleet
+	for n := 1; n <= node; n++ {
+		if node%n == 0 {
+			out = append(out, fleet{1, n})
+		}
+	}
+	for nodes := 2; nodes*node <= mostGPUs; nodes++ {
+		out = append(out, fleet{nodes, node})
+	}
+	return out
+}
+
+type fleetSearch struct {
+	file  string
+	set   []string
+	plans map[int]*fleetPlan
+}
+
+// fleetPlan is how the job runs on a fleet, or what it lacks there.
+type fleetPlan struct{ words, lacking string }
+
+func (s *fleetSearch) plan(fleets []fleet, i int) *fleetPlan {
+	if s.plans[i] == nil {
+		s.plans[i] = s.make(fleets[i])
+	}
+	return s.plans[i]
+}
+
+func (s *fleetSearch) make(f fleet) *fleetPlan {
+	set := append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("cluster.nodes=%d", f.nodes), fmt.Sprintf("cluster.gpus_per_node=%d", f.gpus))
+	job, err := cli.OpenPlan(s.file, set, passes.Options{})
+	if err != nil {
+		return &fleetPlan{lacking: plainly(err)}
+	}
+	if lacking := lack(job); lacking != "" {
+		return &fleetPlan{lacking: lacking}
+	}
+	p := job.Plan
+	device, host := cli.Peaks(&p.Memory)
+	return &fleetPlan{words: fmt.Sprintf("dp %d x pp %d x sp %d, %s a step, %s of device memory, %s of host memory",
+		p.Parallel.DP, p.Parallel.PP, p.Parallel.SP, p.Time.StepS, device, host)}
+}
