@@ -209,12 +209,10 @@ func (s *search) advance(n *node) {
 	}
 }
 
-// barely is the plan of a candidate that keeps as much as its request allows.
+// barely is the plan of a candidate that copies nothing, and makes nothing again but what is asked for.
 func (s *search) barely(n *node) *Plan {
 	schedule := n.schedule
-	if schedule.Offload.Policy == "auto" || schedule.Offload.Policy == "" {
-		schedule.Offload = lang.Offload{Policy: "none"}
-	}
+	schedule.Offload = lang.Offload{Policy: "none"}
 	schedule.Recompute = recomputeOf(schedule)
 	return s.planOf(schedule)
 }
