@@ -75,7 +75,7 @@ func (b *bounds) context(p *Plan) *Context {
 }
 
 // sized is a plan of a candidate with its sizes, as far as they are pinned, and the lengths of its subsequences. Stages whose
-// number is open count as one.
+// number is open count as one. It is nil where the sizes are refused.
 func (b *bounds) sized(s lang.Schedule) *Plan {
 	p := &Plan{Model: b.model, Cluster: b.cluster, Train: b.train, Schedule: s}
 	if s.PP == 0 {
@@ -85,6 +85,9 @@ func (b *bounds) sized(s lang.Schedule) *Plan {
 	p.Schedule.PP = s.PP
 	p.Recompute = recomputeOf(s)
 	solveSubsequences(p)
+	if len(sizeProblems(p)) > 0 {
+		return nil
+	}
 	p.Subsequences.Lengths = b.lengthsOf(p)
 	return p
 }
@@ -192,7 +195,11 @@ func (b *bounds) leastProfile(s lang.Schedule) *profile {
 	for _, v := range b.subsequences(&s) {
 		pinned := s
 		v.set(&pinned)
-		of := b.profileOf(b.sized(pinned))
+		p := b.sized(pinned)
+		if p == nil {
+			continue
+		}
+		of := b.profileOf(p)
 		if least == nil {
 			least = &profile{layer: of.layer, embedding: of.embedding, head: of.head, caches: of.caches} // which are the same with all
 			continue
@@ -223,6 +230,9 @@ func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, *Lack) {
 		return b.coarse(s)
 	}
 	p := b.sized(s)
+	if p == nil {
+		return unreachable, nil
+	}
 	if level < levelOfCounts {
 		return b.share(p, b.profileOf(p))
 	}
@@ -237,7 +247,11 @@ func (b *bounds) coarse(s lang.Schedule) (ir.Seconds, *Lack) {
 	}
 	pinned := s
 	pinned.Subsequences = lang.Subsequences{Count: 1}
-	return b.share(b.sized(pinned), least)
+	p := b.sized(pinned)
+	if p == nil {
+		return unreachable, nil
+	}
+	return b.share(p, least)
 }
 
 // unreachable is the bound of a candidate that is none.
