@@ -290,7 +290,13 @@ func (b *bounds) time(p *Plan) ir.Seconds {
 		layers[rank] = p.layersOf(rank)
 	}
 	pipeline := b.pipeline
-	if s := &p.Schedule; s.Mux != "off" && slices.ContainsFunc(b.muxes(s), func(mux string) bool { return mux != "off" }) {
+	switch s := &p.Schedule; s.Mux {
+	case "", "auto":
+		if len(b.muxes(s)) > 1 {
+			pipeline = b.shared
+		}
+	case "off":
+	default:
 		pipeline = b.shared
 	}
 	e, optimizer := b.endOf(p), ir.Seconds(0)
@@ -349,13 +355,17 @@ func (b *bounds) shared(p *Plan, of *profile, layers []int) ir.Seconds {
 			turn += ir.Seconds(n) * of.each[len(of.each)-1]
 		}
 	}
-	first, stages := of.layer, float64(len(layers))
+	stages := float64(len(layers))
+	least := all / ir.Seconds(stages) * ir.Seconds(p.Parallel.Microbatches)
+	if mux := p.Schedule.Mux; mux == "right" || mux == "on" { // the turn is shared, too
+		return least
+	}
+	first := of.layer
 	for x, t := range of.each[:min(len(layers)-1, len(of.each))] {
 		part := float64(x+1) / stages
 		first -= ir.Seconds(1-part*part) * t
 	}
-	least := max(all/ir.Seconds(stages), ir.Seconds(layers[0])*first+turn)
-	return least * ir.Seconds(p.Parallel.Microbatches)
+	return max(least, ir.Seconds(p.Parallel.Microbatches)*(ir.Seconds(layers[0])*first+turn))
 }
 
 // ends is what a rank has of the embedding and of the head.
