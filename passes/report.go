@@ -112,6 +112,14 @@ func (p *Plan) subsequencesInWords() string {
 		sub.N, sub.Lengths[0], sub.Lengths[sub.N-1], sub.Align, 100*sub.Imbalance)
 }
 
+// streamedInWords says what would take K and V from the host.
+func (p *Plan) streamedInWords() string {
+	if p.Streams() {
+		return ", where K and V wait with their gradients: keep = [k, v] leaves them on the device"
+	}
+	return ""
+}
+
 // cachesInWords says where K and V wait, where that is not the device.
 func (p *Plan) cachesInWords() string {
 	switch {
@@ -240,7 +248,7 @@ func (p *Plan) reportFit(b *strings.Builder) {
 			fmt.Fprintf(b, "  stage %d needs %s more on every device; at the peak, in %s, it holds %s\n", s, over, bound.Device[s].Task, bound.Device[s].inWords())
 		}
 		if over := m.HostPeakBytes[s] - m.HostCapacityBytes; over > 0 {
-			fmt.Fprintf(b, "  stage %d needs %s more host memory for every rank\n", s, over)
+			fmt.Fprintf(b, "  stage %d needs %s more host memory for every rank%s\n", s, over, p.streamedInWords())
 		}
 	}
 	b.WriteByte('\n')

@@ -95,6 +95,9 @@ func changes(job *cli.Job) [][]string {
 	if job.Plan.Model.DType == "f32" {
 		add("model.dtype=%s", "bf16")
 	}
+	if job.Plan.Streams() {
+		add("schedule.keep=%s", "[k, v]") // where the host lacks
+	}
 	s := job.Plan.Train.Sequence
 	add("train.sequence=%s", tokens(s/2), tokens(s/4), tokens(s/8))
 	return out
