@@ -39,7 +39,7 @@ var (
 		Prefix: 16384, Heads: Heads{16, 16, 128}, Bytes: 256 << 20, Cols: 4096,
 	}
 	CPU = Scale{
-		DType: ir.F32, Inner: 1024, Rows: []int64{16, 64, 256, 1024}, Tokens: []int64{16, 64, 256}, Prefix: 512,
+		DType: ir.F32, Inner: 256, Rows: []int64{16, 64, 256, 1024}, Tokens: []int64{16, 64, 256}, Prefix: 512,
 		Heads: Heads{4, 4, 64}, Bytes: 32 << 20, Cols: 1024,
 	}
 )
@@ -99,19 +99,19 @@ func (p *prober) own(item Item) Timing {
 }
 
 // parallelism is how much more work all ranks get done than one: what a kernel alone leaves of the processors. It is the
-// median of kernels of middle size, for the rates are those of all ranks at work, and it only says what one gains while
-// others wait.
+// median of products and attention, where most time goes; the rates are those of all ranks at work, so it only says what one gains
+// while others wait.
 func (p *prober) parallelism() {
 	n, s := p.facts.Ranks, p.scale
 	p.note("parallelism", "every rank has a processor of its own")
 	if !p.facts.Shared || n < 2 {
 		return
 	}
-	rows, tokens := s.Rows[len(s.Rows)/2], s.Tokens[len(s.Tokens)/2]
-	items := append(MemoryBound(rows*s.Cols*int64(s.DType.Bytes()), s.Cols, s.DType)[:2],
-		Matmul(rows, s.Inner, s.Inner, s.DType), Attention(tokens, s.Prefix, s.Heads, s.DType), AttentionGrad(tokens, s.Prefix, s.Heads, s.DType))
 	var gains []float64
-	for _, item := range items {
+	rows, tokens := s.Rows[len(s.Rows)-1], s.Tokens[len(s.Tokens)-1]
+	for _, item := range []Item{
+		Matmul(rows, s.Inner, s.Inner, s.DType), Attention(tokens, s.Prefix, s.Heads, s.DType), AttentionGrad(tokens, s.Prefix, s.Heads, s.DType),
+	} {
 		gains = append(gains, float64(n)*p.measure(item, 1).Seconds/p.measure(item, n).Seconds)
 	}
 	slices.Sort(gains)

@@ -53,8 +53,51 @@ func (it *Item) program(ranks, copies int) (*ir.Program, error) {
 	return p, nil
 }
 
+// Instructions take turns with operands of so many bytes in all, or so many sets, whichever is less: training finds
+// operands in memory, not in a cache that the same instruction has just filled.
+const (
+	coldBytes = 64 << 20
+	mostSets  = 64
+)
+
+// sets is how many sets of operands so many instructions take turns with.
+func (it *Item) sets(copies int) int {
+	var bytes int64
+	for _, a := range it.Args {
+		n := int64(a.Type.Bytes())
+		for _, extent := range a.Shape {
+			n *= extent
+		}
+		if a.Shape != nil {
+			bytes += n
+		}
+	}
+	return int(min(int64(copies), max(1, coldBytes/max(1, bytes)), mostSets))
+}
+
 // fill writes both sections of a code.
 func (b *builder) fill(it *Item, peer, copies int) error {
+	turns := make([]ir.Instr, it.sets(copies))
+	for t := range turns {
+		in, err := b.instruction(it, peer)
+		if err != nil {
+			return err
+		}
+		for i, a := range it.Args {
+			if reads, _ := in.Access(i); reads {
+				b.initial(in.Args[i], a)
+			}
+		}
+		turns[t] = in
+	}
+	for i := range copies {
+		b.put(ir.SectionStep, turns[i%len(turns)])
+	}
+	return nil
+}
+
+// instruction is the item on operands of its own.
+func (b *builder) instruction(it *Item, peer int) (ir.Instr, error) {
 	info := &ir.Ops[it.Op]
 	in := ir.Instr{Op: it.Op, Stream: info.Streams[0]}
 	for i := range info.Operands {
@@ -62,10 +105,9 @@ func (b *builder) fill(it *Item, peer, copies int) error {
 			in.Args = append(in.Args, ir.Absent())
 			continue
 		}
-		a := it.Args[i]
-		v, err := b.buffer(info.Operands[i].Name, info.Operands[i].Arena, a)
+		v, err := b.buffer(info.Operands[i].Name, info.Operands[i].Arena, it.Args[i])
 		if err != nil {
-			return err
+			return in, err
 		}
 		in.Args = append(in.Args, v)
 	}
@@ -79,18 +121,7 @@ func (b *builder) fill(it *Item, peer, copies int) error {
 			in.Attrs = append(in.Attrs, ir.Int(int64(it.Attrs[a.Name])))
 		}
 	}
-	if err := in.CheckRule(); err != nil {
-		return err
-	}
-	for i, a := range it.Args {
-		if reads, _ := in.Access(i); reads {
-			b.initial(in.Args[i], a)
-		}
-	}
-	for range copies {
-		b.put(ir.SectionStep, in)
-	}
-	return nil
+	return in, in.CheckRule()
 }
 
 // buffer places an operand behind the last of its arena.
@@ -103,6 +134,7 @@ func (b *builder) buffer(name string, arena ir.Arena, a Arg) (ir.View, error) {
 		v.Shape[i] = int32(n)
 	}
 	start := (b.code.Arenas[arena] + 255) &^ 255
+	name = fmt.Sprintf("%s.%d", name, len(b.code.Buffers))
 	b.code.Buffers = append(b.code.Buffers, ir.Buffer{Name: name, Arena: arena, Offset: start, Size: v.Bytes()})
 	b.code.Arenas[arena] = start + v.Bytes()
 	return v, nil
