@@ -45,6 +45,7 @@ type drawn struct {
 	text     string
 	schedule []request
 	lengths  []int64 // of the subsequences, once it has run
+	align    int64   // their grid, and that of blocks
 }
 
 // request is a key of the schedule: as drawn, as it is where only bytes move, and as it is in the plain program.
@@ -71,7 +72,7 @@ func between(r *rand.Rand, least, most int) int { return least + r.IntN(most-lea
 func drawSpec(r *rand.Rand) *drawn {
 	d := &drawn{model: Case{Family: pick(r, "gpt", "llama"), Positions: pick(r, "learned", "rope", "none"), DType: pick(r, "f32", "f32", "bf16")}}
 	heads := pick(r, 1, 2, 3, 4, 6, 8)
-	hidden := heads * pick(r, 4, 6, 8, 16)
+	hidden := max(heads*pick(r, 4, 6, 8, 16), 8)
 	if hidden < 32 {
 		d.model.DType = "f32" // bf16's tolerance is for rounding that averages out over a row
 	}
@@ -119,12 +120,22 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 	same := func(key string, value any, plain string) request { // decides arithmetic
 		return request{key, fmt.Sprint(value), fmt.Sprint(value), plain}
 	}
+	keep := pick(r, "[k, v]", "[k, v]", "[k, v]", "[k]", "[]")
 	moves := func(key string, value any, plain string) request { // moves bytes alone
 		return request{key, fmt.Sprint(value), plain, plain}
 	}
-	mux, stages := pick(r, "off", "off", "left"), moves
+	mux := pick(r, "off", "off", "off", "left", "right", "on")
+	if keep != "[k, v]" { // where blocks of K and V end follows from all the rest, and rounds
+		moves = same
+	}
+	stages := moves
 	if mux != "off" { // which rank runs a piece decides what it adds up
 		stages = same
+	}
+	zero := pick(r, "0", "1", "0", "1", "2", "3")
+	divided, order := moves, moves
+	if zero > "1" { // gradients are completed turn by turn
+		divided, order = same, same
 	}
 	return []request{
 		stages("pp", pp, "1"),
@@ -134,12 +145,14 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 		same("microbatch", microbatch, "1"),
 		same("sp_mode", pick(r, "megatron", "megatron", "ulysses"), "megatron"),
 		same("partition", pick(r, "flops", "length", "time"), "flops"),
-		moves("zero", pick(r, "0", "1"), "0"),
+		divided("zero", zero, "0"),
 		moves("virtual_stages", pick(r, "auto", "auto", "1", "2", "3"), "1"),
 		drawStrategy(r, n),
 		moves("offload", pick(r, "none", "full", "adaptive", "carry", "memory", "auto", "0.3", drawShares(r, n)), "none"),
 		moves("recompute", pick(r, "none", "none", "selective", "keep_attention", "full", "auto"), "none"),
 		same("mux", mux, "off"),
+		same("keep", keep, "[k, v]"),
+		order("order", pick(r, "sequence", "sequence", "sequence", "layer"), "sequence"),
 	}
 }
 
@@ -186,7 +199,7 @@ func checkDrawn(t *testing.T, r *rand.Rand) {
 		if got == nil {
 			continue // refused
 		}
-		same := d.run(t, append(d.neutral(), "schedule.subsequences="+listOf(d.lengths))) // partition = time gives others
+		same := d.run(t, append(d.neutral(), "schedule.subsequences="+listOf(d.lengths), fmt.Sprint("schedule.align=", d.align))) // partition = time gives others
 		if same == nil {
 			t.Fatalf("the same on one stage is refused: %s\n%s", strings.Join(d.neutral(), "\n"), d.text)
 		}
@@ -225,6 +238,6 @@ func (d *drawn) run(t *testing.T, set []string) *Result {
 	result := train(t, p, job, func() { checkOrder(t, d.model, p, traces) })
 	checkPeaks(t, d.model, plan, p, job)
 	checkSimulated(t, d.model, p)
-	d.lengths = plan.Subsequences.Lengths
+	d.lengths, d.align = plan.Subsequences.Lengths, plan.Subsequences.Align
 	return result
 }
