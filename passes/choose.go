@@ -620,7 +620,7 @@ func (h *chooser) explain(policy, before string) {
 	p, all := h.plan, h.shares()
 	switch {
 	case policy == policyMemory:
-		p.decide("offload", "policy", policy, "given: what leaves least at the peak, of all that no copy is waited for")
+		p.decide("offload", "policy", policy, "what leaves least at the peak, of all that no copy is waited for")
 	case policy != policyAuto:
 		p.decide("offload", "policy", policy, h.why)
 	case all[FateOffload] == 0:

@@ -138,15 +138,15 @@ func (p *Plan) wantedAlpha(c *Context) (alpha func(i int) float64, why string) {
 	constant := func(v float64) func(int) float64 { return func(int) float64 { return v } }
 	switch req := p.Schedule.Offload; req.Policy {
 	case "none":
-		return constant(0), "given: everything stays on the device"
+		return constant(0), "everything stays on the device"
 	case "full":
-		return constant(1), "given: everything goes, of the last subsequence too"
+		return constant(1), "everything goes, of the last subsequence too"
 	case "ratio":
-		return constant(req.Alpha[0]), fmt.Sprintf("given: %g of the bytes of every subsequence, in whole units", req.Alpha[0])
+		return constant(req.Alpha[0]), fmt.Sprintf("%g of the bytes of every subsequence, in whole units", req.Alpha[0])
 	case "list":
-		return func(i int) float64 { return req.Alpha[i] }, "given: a share for each subsequence, in whole units"
+		return func(i int) float64 { return req.Alpha[i] }, "a share for each subsequence, in whole units"
 	case "adaptive":
-		return p.adaptiveAlpha(c), "given: of each subsequence what can be copied behind the forward of the next, nothing of the last"
+		return p.adaptiveAlpha(c), "of each subsequence what can be copied behind the forward of the next, nothing of the last"
 	case "carry":
 		all := func(i int) float64 {
 			if i == p.Subsequences.N-1 {
@@ -154,7 +154,7 @@ func (p *Plan) wantedAlpha(c *Context) (alpha func(i int) float64, why string) {
 			}
 			return 1
 		}
-		return all, "given: everything goes but the last subsequence, whose backward follows at once; copies may lag and drain by the turn"
+		return all, "everything goes but the last subsequence, whose backward follows at once; copies may lag and drain by the turn"
 	}
 	panic("internal: no shares for offload = " + p.Schedule.Offload.Policy)
 }
