@@ -50,10 +50,15 @@ schedule tiny {
 }
 `
 
-func trainingProgram(t *testing.T, family, dtype string) *ir.Program {
+// trainingProgram is trainingSpec, compiled; requests are keys of the schedule, as in pp=1.
+func trainingProgram(t *testing.T, family, dtype string, requests ...string) *ir.Program {
 	t.Helper()
 	text := strings.NewReplacer("FAMILY", family, "DTYPE", dtype).Replace(trainingSpec)
-	spec, err := lang.Parse("case.sppo", []byte(text), lang.Options{Shipped: examples.Shipped})
+	var set []string
+	for _, r := range requests {
+		set = append(set, "schedule."+r)
+	}
+	spec, err := lang.Parse("case.sppo", []byte(text), lang.Options{Shipped: examples.Shipped, Set: set})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,20 +114,34 @@ func wordsFolder(t *testing.T) string {
 	return dir
 }
 
-// Whole training runs: four ranks of a pipeline on one GPU, whose streams run late at random, learn what they learn on
-// the cpu.
+// trainings are runs that between them use every kind of instruction: gpt and llama in a pipeline, and each way to divide,
+// borrow, put off and stream the work.
+var trainings = []struct {
+	name, family, dtype string
+	requests            []string
+	tolerance           float64
+}{
+	{"pipeline", "gpt", "f32", nil, 2e-4},
+	{"pipeline bf16", "llama", "bf16", nil, 3e-2},
+	{"K and V from the host", "llama", "f32", []string{"keep=[]", "sp=1", "offload=full"}, 2e-4},
+	{"K and V from the host bf16", "gpt", "bf16", []string{"keep=[]", "offload=full"}, 3e-2},
+	{"mux", "gpt", "f32", []string{"mux=on", "sp=1", "subsequences=4"}, 2e-4},
+	{"mux and recomputation", "llama", "bf16", []string{"mux=on", "recompute=full", "subsequences=4"}, 3e-2},
+	{"ulysses and sharded weights", "llama", "f32", []string{"pp=1", "dp=2", "sp_mode=ulysses", "zero=3", "offload=0.5"}, 2e-4},
+	{"late gradients of weights", "gpt", "f32", []string{"sp=1", "pp=2", "strategy=zb-h1", "virtual_stages=1", "recompute=none"}, 2e-4},
+	{"layer by layer", "llama", "f32", []string{"pp=1", "order=layer", "offload=full", "recompute=selective"}, 2e-4},
+}
+
+// Whole training runs: ranks on one GPU, whose streams run late at random, learn what they learn on the cpu.
 func TestTrainingIsThatOfTheCPU(t *testing.T) {
 	if testing.Short() {
 		t.Skip("kernels on the processor take their time")
 	}
 	fake, kernels := useFake(t), needEmulator(t)
 	dir := wordsFolder(t)
-	for _, c := range []struct {
-		family, dtype string
-		tolerance     float64
-	}{{"gpt", "f32", 2e-4}, {"llama", "bf16", 3e-2}} {
-		t.Run(c.family+" "+c.dtype, func(t *testing.T) {
-			p := trainingProgram(t, c.family, c.dtype)
+	for _, c := range trainings {
+		t.Run(c.name, func(t *testing.T) {
+			p := trainingProgram(t, c.family, c.dtype, c.requests...)
 			want, err := losses(p, dir, func(int) vm.Device { return cpu.New(nil) }, nil)
 			if err != nil {
 				t.Fatal(err)
