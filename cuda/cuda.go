@@ -11,6 +11,7 @@
 //	local.go      how ranks of one process meet: copies between their memories, sums in the order of the ranks
 //	collect.go    how they meet by NCCL
 //	spans.go      when instructions ran
+//	ranges.go     what a profiler is told
 //	report.go     what was found, what is missing and how to get it
 //
 // Everything about an instruction is fixed when a program is loaded: addresses, streams, events, launch shapes. Issuing
@@ -28,6 +29,7 @@ import (
 	"sppo/cuda/cublas"
 	"sppo/cuda/driver"
 	"sppo/cuda/kernels"
+	"sppo/cuda/nvtx"
 	"sppo/ir"
 	"sppo/vm"
 )
@@ -54,6 +56,8 @@ type Machine struct {
 	trying  bool        // this is one of the two of a trial
 	collect *collective // nil without NCCL
 	blas    *cublas.API // nil: our own kernels multiply
+
+	profiler *nvtx.Profiler // nil: none listens
 }
 
 // gpu is one card.
@@ -110,6 +114,9 @@ func open(options Options, code codeSource) (*Machine, error) {
 		if m.collect, err = newCollective(); err != nil {
 			return nil, err
 		}
+	}
+	if m.profiler, err = nvtx.Open(); err != nil {
+		return nil, err
 	}
 	if !options.OwnProducts {
 		m.blas, _ = cublas.Open() // without it our own kernels multiply; Report says so

@@ -39,6 +39,7 @@ type Device struct {
 	spans        *spanEvents         // nil: no section is timed
 	timing       bool                // this section is
 	comms        map[string]*guarded // by NCCL
+	ranges       *ranges             // nil: no profiler listens
 
 	section ir.Section
 	round   int64
@@ -74,6 +75,7 @@ func (d *Device) load() error {
 			return err
 		}
 	}
+	d.nameRanges()
 	return nil
 }
 
@@ -214,6 +216,7 @@ func (d *Device) openBLAS() (err error) {
 // Begin implements vm.Device.
 func (d *Device) Begin(section ir.Section, round int64) error {
 	d.section, d.round = section, round
+	d.ranges.begin(section)
 	if d.timing = d.spans != nil && !d.env.Spans.Off; d.err == nil && d.timing {
 		d.keep(d.spans.begin(d))
 	}
@@ -240,6 +243,7 @@ func (d *Device) issue(pc int) {
 	if d.err != nil {
 		return
 	}
+	d.ranges.at(d.section, pc)
 	b := &d.bound[d.section][pc]
 	actions := b.actions
 	if d.spans != nil && !d.timing {
@@ -278,6 +282,8 @@ func (d *Device) keep(err error) {
 
 // Join implements vm.Device. Whatever failed, it returns when no stream works on the arenas any more.
 func (d *Device) Join() error {
+	d.ranges.issued()
+	defer d.ranges.end()
 	for s, stream := range d.streams {
 		if stream == 0 {
 			continue

@@ -10,6 +10,7 @@ import (
 	"github.com/ebitengine/purego"
 
 	"sppo/cuda/library"
+	"sppo/cuda/nvtx"
 )
 
 // fake is the stand-in driver, built once and found by the search path like a real one.
@@ -22,6 +23,9 @@ type fake struct {
 
 	failPoll func(poll int64) // of the stand-in for NCCL, as the next
 	comms    func() int64
+
+	heard  func() string // by the profiler
+	forget func()
 
 	products func() int64 // what exists in the stand-in for cuBLASLt
 	fast     func() int64 // products by its fast algorithm, so far
@@ -56,14 +60,16 @@ func buildFake() (*fake, string) {
 		return nil, err.Error()
 	}
 	driver, stubs, nccl := filepath.Join(fakeFolder, "libcuda.so.1"), filepath.Join(fakeFolder, "stubs.so"), filepath.Join(fakeFolder, "libnccl.so.2")
-	blas := filepath.Join(fakeFolder, "libcublasLt.so.12")
-	for _, build := range [][]string{{driver, "fake/fake.c", "-ldl"}, {stubs, "fake/stubs.c"}, {nccl, "fake/nccl.c", driver}, {blas, "fake/cublaslt.c", driver}} {
+	blas, profiler := filepath.Join(fakeFolder, "libcublasLt.so.12"), filepath.Join(fakeFolder, "profiler.so")
+	for _, build := range [][]string{{driver, "fake/fake.c", "-ldl"}, {stubs, "fake/stubs.c"}, {nccl, "fake/nccl.c", driver}, {blas, "fake/cublaslt.c", driver},
+		{profiler, "fake/profiler.c"}} {
 		args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", "-o"}, build...)
 		if text, err := exec.Command(gcc, args...).CombinedOutput(); err != nil {
 			return nil, string(text)
 		}
 	}
 	os.Setenv(library.PathVariable, fakeFolder+string(os.PathListSeparator)+os.Getenv(library.PathVariable))
+	os.Setenv(nvtx.Variable, profiler)
 	handle, err := purego.Dlopen(driver, purego.RTLD_NOW)
 	if err != nil {
 		return nil, err.Error()
@@ -78,6 +84,11 @@ func buildFake() (*fake, string) {
 	}
 	purego.RegisterLibFunc(&f.comms, handle, "fake_nccl_live")
 	purego.RegisterLibFunc(&f.failPoll, handle, "fake_nccl_fail")
+	if handle, err = purego.Dlopen(profiler, purego.RTLD_NOW); err != nil {
+		return nil, err.Error()
+	}
+	purego.RegisterLibFunc(&f.heard, handle, "fake_heard")
+	purego.RegisterLibFunc(&f.forget, handle, "fake_forget")
 	if handle, err = purego.Dlopen(blas, purego.RTLD_NOW); err != nil {
 		return nil, err.Error()
 	}

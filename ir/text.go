@@ -321,6 +321,20 @@ func (t *printer) instr(c *Code, in *Instr) {
 	}
 }
 
+// String is what the text form begins an instruction with, behind its stream: F m0 s2 l0 p0.
+func (p Provenance) String() string {
+	text := string(phaseLetters[p.Phase])
+	for _, part := range []struct {
+		letter string
+		v      int32
+	}{{"m", p.Microbatch}, {"s", p.Subsequence}, {"l", p.Layer}, {"p", int32(p.Stage)}} {
+		if part.v != None {
+			text += fmt.Sprint(" ", part.letter, part.v)
+		}
+	}
+	return text
+}
+
 func (t *printer) origin(start, column int, letter byte, v int64) {
 	if v != None {
 		t.pad(start, column)

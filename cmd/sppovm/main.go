@@ -52,7 +52,8 @@ var app = cli.App{
 				"With --device cuda ranks are dealt to the GPUs in turn; several may share one. Libraries are looked for in SPPO_CUDA_PATH\n" +
 				"first; devices says where else, and what is missing. With SPPO_CUDA_SYNC=1 the run waits behind every instruction, slowly,\n" +
 				"so that an error of the GPU is told of the instruction that made it. With SPPO_CUDA_PORTABLE=1 it takes no kernels that are\n" +
-				"for one architecture alone.\n\n" +
+				"for one architecture alone. Under a profiler that speaks NVTX, such as Nsight Systems, every rank's thread shows what it\n" +
+				"issues: phase, microbatch, subsequence, layer and stage.\n\n" +
 				"With --profile the begin and end of every instruction of the last step are written, by events of the GPU or the clock of\n" +
 				"the cpu, as a trace that viewers such as Perfetto read; sppoc view FILE TRACE lays it over the simulation.\n" +
 				"The run ends with how long the instructions of each opcode took and were simulated to take.\n\n" +

@@ -1,0 +1,131 @@
+// Package nvtx tells a profiler such as Nsight Systems what a thread is at: ranges with names, one inside another.
+//
+// There is no library to link to. A profiler sets a variable to the path of its own, which is opened here, asks for a
+// table of places, and writes the addresses of its functions there; what it leaves empty is not called. That is what
+// NVIDIA's header does (NVTX 3, nvtxInit.h, nvtxImpl.h, nvtxTypes.h: tables, their sizes and the order of their entries).
+package nvtx
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+// Variable is where a profiler says what to open.
+const Variable = "NVTX_INJECTION64_PATH"
+
+// Export tables, by number.
+const tableCallbacks, tableVersion = 1, 3
+
+// modules are the numbers of functions of each module, by its number; the first entry of each is none. Modules but the first
+// are there because profilers ask for them.
+var modules = [...]int{1: 16, 2: 9, 3: 15, 4: 7, 5: 16, 6: 7}
+
+// Functions that are called here, all of module 1.
+const (
+	core         = 1
+	rangePush    = 9  // (char *name): of the calling thread
+	rangePop     = 11 // ()
+	mostOfModule = 16
+)
+
+// apiVersion is what profilers are told: that of the header which this follows.
+const apiVersion = 3
+
+// What the profiler writes to, and reads. It is global memory because that stays where it is.
+var (
+	functions [len(modules)][mostOfModule]uintptr
+	places    [len(modules)][mostOfModule + 1]*uintptr // ended by a null
+	callbacks struct {
+		bytes uintptr
+		table uintptr // int (*)(int module, void ***out, unsigned *size)
+	}
+	version struct {
+		bytes          uintptr
+		number, unused uint32
+		setInjection   uintptr // void (*)(uint32)
+	}
+)
+
+// Profiler is one that listens. A nil Profiler is none.
+type Profiler struct{}
+
+var open = sync.OnceValues(func() (*Profiler, error) {
+	path := os.Getenv(Variable)
+	if path == "" {
+		return nil, nil
+	}
+	handle, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", Variable, err)
+	}
+	start, err := purego.Dlsym(handle, "InitializeInjectionNvtx2")
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", Variable, err)
+	}
+	if ok, _, _ := purego.SyscallN(start, exportTable()); int32(ok) == 0 {
+		return nil, fmt.Errorf("%s: the profiler in %s does not start", Variable, path)
+	}
+	return &Profiler{}, nil
+})
+
+// Open finds the profiler that the process was started under, once; nil where there is none.
+func Open() (*Profiler, error) { return open() }
+
+// exportTable is the function that hands the profiler its tables.
+func exportTable() uintptr {
+	for m := range modules {
+		for f := range modules[m] {
+			places[m][f] = &functions[m][f]
+		}
+	}
+	callbacks.bytes, callbacks.table = unsafe.Sizeof(callbacks), purego.NewCallback(moduleTable)
+	version.bytes, version.number = unsafe.Sizeof(version), apiVersion
+	version.setInjection = purego.NewCallback(func(uint32) uintptr { return 0 })
+	return purego.NewCallback(func(table uint32) unsafe.Pointer {
+		switch table {
+		case tableCallbacks:
+			return unsafe.Pointer(&callbacks)
+		case tableVersion:
+			return unsafe.Pointer(&version)
+		}
+		return nil
+	})
+}
+
+// moduleTable says where the addresses of a module's functions belong.
+func moduleTable(module int32, table *unsafe.Pointer, size *uint32) int32 {
+	if module <= 0 || int(module) >= len(modules) {
+		return 0
+	}
+	if size != nil {
+		*size = uint32(modules[module])
+	}
+	if table != nil {
+		*table = unsafe.Pointer(&places[module])
+	}
+	return 1
+}
+
+// Name is the name of a range, ready to be told.
+type Name []byte
+
+// NameOf makes one.
+func NameOf(text string) Name { return append([]byte(text), 0) }
+
+// Push begins a range inside those of the calling thread.
+func (p *Profiler) Push(name Name) {
+	if f := functions[core][rangePush]; p != nil && f != 0 {
+		purego.SyscallN(f, uintptr(unsafe.Pointer(&name[0])))
+	}
+}
+
+// Pop ends the innermost range.
+func (p *Profiler) Pop() {
+	if f := functions[core][rangePop]; p != nil && f != 0 {
+		purego.SyscallN(f)
+	}
+}
