@@ -200,17 +200,25 @@ func (b *binder) tokens() error {
 	}
 	t.out = vm.Int32s(d.host.memory[start : start+int64(v.Bytes())])
 	t.copy = d.api.Copy(b.places[0], d.host.at(start), int64(v.Bytes()), b.stream)
-	b.out.actions = append(b.out.actions, t)
+	b.out.actions, b.out.tokens = append(b.out.actions, t), t
 	return nil
 }
 
 // Make implements action.
 func (t *tokenLoad) Make() error {
+	if err := t.fill(); err != nil {
+		return err
+	}
+	return t.copy.Make()
+}
+
+// fill is the host's part of it.
+func (t *tokenLoad) fill() error {
 	for s := range min(t.batch, len(t.out)) {
 		err := t.d.env.Tokens.Tokens(t.d.section, t.d.round, t.sequence+int64(s), t.position, t.out[s:], t.batch)
 		if err != nil {
 			return err
 		}
 	}
-	return t.copy.Make()
+	return nil
 }

@@ -10,6 +10,7 @@
 //	arena.go      pinned host memory on the GPU's NUMA node
 //	local.go      how ranks of one process meet: copies between their memories, sums in the order of the ranks
 //	collect.go    how they meet by NCCL
+//	graph.go      sections that are captured once and replayed
 //	spans.go      when instructions ran
 //	ranges.go     what a profiler is told
 //	report.go     what was found, what is missing and how to get it
@@ -42,6 +43,7 @@ type Options struct {
 	OwnProducts bool   // multiply by our own kernels even where cuBLASLt is installed
 	Portable    bool   // take no kernels that are for one architecture alone
 	Tune        bool   // time the algorithms that cuBLASLt proposes, and take the fastest; else its first, which is always the same
+	Graphs      bool   // capture each section once and replay it; for programs of one rank
 	CacheDir    string // where compiled kernels are kept; empty: the user's cache
 }
 

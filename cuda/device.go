@@ -40,6 +40,7 @@ type Device struct {
 	timing       bool                // this section is
 	comms        map[string]*guarded // by NCCL
 	ranges       *ranges             // nil: no profiler listens
+	graphs       *graphs             // nil: every call is made every time
 
 	section ir.Section
 	round   int64
@@ -49,6 +50,7 @@ type Device struct {
 // bound is an instruction ready to be issued.
 type bound struct {
 	actions []action
+	tokens  *tokenLoad // the one among the actions that brings tokens, or nil
 	stream  ir.Stream
 	top     [ir.NumArenas]ir.Bytes // the highest byte that it touches
 }
@@ -69,7 +71,7 @@ func (d *Device) Load(p *ir.Program, rank int, env *vm.Env) error {
 }
 
 func (d *Device) load() error {
-	steps := []func() error{d.enter, d.reserve, d.makeStreams, d.meet, d.openBLAS, d.bindAll}
+	steps := []func() error{d.enter, d.reserve, d.makeStreams, d.meet, d.openBLAS, d.bindAll, d.makeGraphs}
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return err
@@ -220,6 +222,9 @@ func (d *Device) Begin(section ir.Section, round int64) error {
 	if d.timing = d.spans != nil && !d.env.Spans.Off; d.err == nil && d.timing {
 		d.keep(d.spans.begin(d))
 	}
+	if d.err == nil {
+		d.keep(d.graphs.begin(d))
+	}
 	return d.err
 }
 
@@ -245,6 +250,12 @@ func (d *Device) issue(pc int) {
 	}
 	d.ranges.at(d.section, pc)
 	b := &d.bound[d.section][pc]
+	if d.graphs != nil && d.graphs.replaying {
+		if b.tokens != nil {
+			d.failAt(pc, b.tokens.fill())
+		}
+		return
+	}
 	actions := b.actions
 	if d.spans != nil && !d.timing {
 		actions = actions[1 : len(actions)-1]
@@ -266,6 +277,9 @@ func (d *Device) issue(pc int) {
 }
 
 func (d *Device) failAt(pc int, err error) {
+	if err == nil {
+		return
+	}
 	d.keep(fmt.Errorf("%s: %w", vm.At(d.program, d.section, pc, &d.code.Sections[d.section][pc]), err))
 }
 
@@ -284,6 +298,7 @@ func (d *Device) keep(err error) {
 func (d *Device) Join() error {
 	d.ranges.issued()
 	defer d.ranges.end()
+	d.keep(d.graphs.end(d))
 	for s, stream := range d.streams {
 		if stream == 0 {
 			continue

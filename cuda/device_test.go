@@ -240,11 +240,12 @@ func TestMeetingsAreThoseOfTheCPU(t *testing.T) {
 // Every single call fails once, in loading, running and closing: each time there is one error that names the call, no
 // rank hangs, and everything is given back.
 func TestEveryCallMayFail(t *testing.T) {
-	t.Run("copies", func(t *testing.T) { everyCallMayFail(t, meeting(), Options{OwnProducts: true}) })
-	t.Run("NCCL", func(t *testing.T) { everyCallMayFail(t, meeting(), Options{OwnProducts: true, NCCL: true}) })
+	t.Run("copies", func(t *testing.T) { everyCallMayFail(t, meeting(), 1, Options{OwnProducts: true}) })
+	t.Run("NCCL", func(t *testing.T) { everyCallMayFail(t, meeting(), 1, Options{OwnProducts: true, NCCL: true}) })
+	t.Run("graphs", func(t *testing.T) { everyCallMayFail(t, alone(), 2, Options{OwnProducts: true, Graphs: true}) })
 }
 
-func everyCallMayFail(t *testing.T, p *ir.Program, options Options) {
+func everyCallMayFail(t *testing.T, p *ir.Program, steps int, options Options) {
 	fake := useFake(t)
 	fake.reset(ranks, 1<<30, 0)
 	run := func() error {
@@ -252,7 +253,7 @@ func everyCallMayFail(t *testing.T, p *ir.Program, options Options) {
 		if err != nil {
 			return err
 		}
-		_, err = runSteps(p, 1, m.New, m)
+		_, err = runSteps(p, steps, m.New, m)
 		return err
 	}
 	if err := run(); err != nil {

@@ -37,12 +37,14 @@ type sizes struct {
 	heads     probe.Heads
 	bytes     int64
 	cols      int64
-	plain     int64 // bytes of copies from memory that is not pinned
+	plain     int64  // bytes of copies from memory that is not pinned
+	layers    string // a model's keys, and its sequence, whose steps are issued
 }
 
 var gpuSizes = sizes{
 	span: 100 * time.Millisecond, tokens: 8192, models: map[string][]int64{"7B": {4096, 11008}, "65B": {8192, 22016}},
 	sequences: []int64{32 << 10, 128 << 10}, heads: probe.Heads{Heads: 16, KVHeads: 16, Dim: 128}, bytes: 512 << 20, cols: 4096, plain: 256 << 20,
+	layers: "model x { family = gpt layers = 4 hidden = 4096 heads = 32 vocab = 32000 dtype = bf16 } train { sequence = 64K batch = 1 steps = 1 data = random() }",
 }
 
 // figures measures and writes.
@@ -67,7 +69,7 @@ func (f *figures) bench(o Options) (*probe.Bench, error) {
 
 // all writes everything.
 func (f *figures) all() error {
-	for _, write := range []func() error{f.products, f.attention, f.memory, f.plainCopies} {
+	for _, write := range []func() error{f.products, f.attention, f.memory, f.plainCopies, f.issues} {
 		if err := write(); err != nil {
 			return err
 		}
@@ -258,9 +260,31 @@ func (i *issuing) Join() error {
 	return err
 }
 
+// issues: layers of a model in eight subsequences with all copies there are, issued call by call and as graphs.
+func (f *figures) issues() error {
+	const one = `
+import "clusters/h200.sppo"
+cluster here = h200(nodes = 1)
+schedule x { pp = 1 sp = 1 dp = 1 subsequences = 8 offload = full }
+`
+	p, err := compiled(one + f.size.layers)
+	if err != nil {
+		return err
+	}
+	for _, way := range []struct {
+		by      string
+		options Options
+	}{{"calls", Options{}}, {"graphs", Options{Graphs: true}}} {
+		if err := f.issue(way.by, p, way.options); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // issue writes what issuing takes of the steps of a program; of its ranks, the most.
-func (f *figures) issue(p *ir.Program, dir string) error {
-	m, err := f.open(Options{})
+func (f *figures) issue(by string, p *ir.Program, o Options) error {
+	m, err := f.open(o)
 	if err != nil {
 		return err
 	}
@@ -268,14 +292,14 @@ func (f *figures) issue(p *ir.Program, dir string) error {
 	job, err := vm.Open(p, func(r int) (vm.Device, error) {
 		ranks[r] = &issuing{Device: m.New(r).(*Device)}
 		return ranks[r], nil
-	}, vm.Options{Dir: dir, Transport: m})
+	}, vm.Options{Transport: m})
 	if err != nil {
 		return err
 	}
 	if err := job.Init(f.ctx); err != nil {
 		return err
 	}
-	const steps = 10
+	const steps = 4
 	for i := range steps + 1 {
 		if i == 1 {
 			for _, r := range ranks {
@@ -286,7 +310,7 @@ func (f *figures) issue(p *ir.Program, dir string) error {
 			return err
 		}
 	}
-	x := figure{Kind: "issue", Name: p.Name}
+	x := figure{Kind: "issue", Name: "layers", By: by}
 	for _, r := range ranks {
 		x.Seconds = r.joined.Seconds() / steps
 		x.Share = max(x.Share, r.issued.Seconds()/r.joined.Seconds())
@@ -316,9 +340,6 @@ func TestGPUFigures(t *testing.T) {
 	if err := x.all(); err != nil {
 		t.Fatal(err)
 	}
-	if err := x.issue(trainingProgram(t, "gpt", "bf16"), wordsFolder(t)); err != nil {
-		t.Fatal(err)
-	}
 }
 
 func newFigures(t *testing.T, w io.Writer, open func(Options) (*Machine, error), s sizes) *figures {
@@ -335,11 +356,9 @@ func TestFigures(t *testing.T) {
 	x := newFigures(t, &text, func(o Options) (*Machine, error) { return open(o, fixedCode(kernels.Path)) }, sizes{
 		tokens: 8, models: map[string][]int64{"7B": {16, 24}}, sequences: []int64{16}, heads: probe.Heads{Heads: 2, KVHeads: 1, Dim: 64},
 		bytes: 4096, cols: 64, plain: 4096,
+		layers: "model x { family = gpt layers = 1 hidden = 32 heads = 4 vocab = 64 dtype = f32 } train { sequence = 64 batch = 1 steps = 1 data = random() }",
 	})
 	if err := x.all(); err != nil {
-		t.Fatal(err)
-	}
-	if err := x.issue(trainingProgram(t, "gpt", "f32"), wordsFolder(t)); err != nil {
 		t.Fatal(err)
 	}
 	kinds := map[string]int{}
@@ -354,7 +373,7 @@ func TestFigures(t *testing.T) {
 			t.Errorf("%s", line)
 		}
 	}
-	want := map[string]int{"matmul": 3 * 4 * 3, "attention": 4, "memory": 16, "copy": 5, "issue": 1}
+	want := map[string]int{"matmul": 3 * 4 * 3, "attention": 4, "memory": 16, "copy": 5, "issue": 2}
 	for kind, n := range want {
 		if kinds[kind] != n {
 			t.Errorf("%d lines of %s, want %d", kinds[kind], kind, n)

@@ -3,6 +3,7 @@ package cuda
 import (
 	"context"
 	"math"
+	"slices"
 	"testing"
 
 	"sppo/ir"
@@ -63,6 +64,23 @@ func TestGPUTrainingIsThatOfTheCPU(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Sections that are captured once and replayed train what their calls train, to the last bit.
+func TestGPUGraphs(t *testing.T) {
+	dir, p := wordsFolder(t), trainingProgram(t, "llama", "bf16", "pp=1", "sp=1", "offload=full")
+	p.Run.Steps = 20
+	var all [2][]float64
+	for i, graphs := range []bool{false, true} {
+		m := needGPU(t, Options{Graphs: graphs})
+		var err error
+		if all[i], err = losses(p, dir, m.New, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(all[0], all[1]) {
+		t.Errorf("by calls %v, by graphs %v", all[0], all[1])
 	}
 }
 

@@ -58,19 +58,24 @@ func trainingProgram(t *testing.T, family, dtype string, requests ...string) *ir
 	for _, r := range requests {
 		set = append(set, "schedule."+r)
 	}
-	spec, err := lang.Parse("case.sppo", []byte(text), lang.Options{Shipped: examples.Shipped, Set: set})
-	if err != nil {
-		t.Fatal(err)
-	}
-	plan := passes.New(spec)
-	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
-		t.Fatal(err)
-	}
-	p, err := codegen.Build(plan)
+	p, err := compiled(text, set...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// compiled is a spec's program.
+func compiled(text string, set ...string) (*ir.Program, error) {
+	spec, err := lang.Parse("case.sppo", []byte(text), lang.Options{Shipped: examples.Shipped, Set: set})
+	if err != nil {
+		return nil, err
+	}
+	plan := passes.New(spec)
+	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
+		return nil, err
+	}
+	return codegen.Build(plan)
 }
 
 // losses trains and returns the loss and the gradient's norm of every step.

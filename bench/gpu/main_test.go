@@ -24,7 +24,7 @@ var left = map[string]string{
 {"kind":"attention","name":"attention bf16, 32768 tokens","by":"for the card","seconds":1,"spread":0,"tflops":520}
 {"kind":"attention","name":"attention_grad bf16, 32768 tokens","by":"for the card","seconds":1,"spread":0,"tflops":410}
 {"kind":"memory","name":"gelu bf16","seconds":1,"spread":0,"gb_per_s":4000,"share":0.95}
-{"kind":"issue","name":"case","seconds":0.1,"spread":0,"share":0.01}
+{"kind":"issue","name":"layers","by":"calls","seconds":0.1,"spread":0,"share":0.01}
 `,
 	"gpt.cpu.jsonl":         `{"step":1,"loss":5.0,"step_s":1}` + "\n" + `{"step":2,"loss":4.0,"step_s":1}` + "\n" + `{"step":2,"eval_loss":4.5}` + "\n" + `{"done":true,"steps":2,"final_loss":4}` + "\n",
 	"gpt.cuda.jsonl":        `{"step":1,"loss":5.01,"tokens_per_s":70,"step_s":1}` + "\n" + `{"step":2,"loss":4.04,"tokens_per_s":80,"step_s":1}` + "\n",

@@ -26,7 +26,7 @@ func set(variable string) bool { return os.Getenv(variable) == "1" }
 // open makes the one that was asked for. A program that GPUs have no room for is refused before anything is allocated.
 func (f *runFlags) open(p *ir.Program) (*computer, error) {
 	if f.device == "cuda" {
-		m, err := cuda.Open(cuda.Options{NCCL: f.nccl, Tune: f.tune, Sync: set(cuda.SyncVariable), Portable: set(cuda.PortableVariable)})
+		m, err := cuda.Open(cuda.Options{NCCL: f.nccl, Tune: f.tune, Graphs: f.graphs, Sync: set(cuda.SyncVariable), Portable: set(cuda.PortableVariable)})
 		if err != nil {
 			return nil, err
 		}

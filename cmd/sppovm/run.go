@@ -30,6 +30,7 @@ type runFlags struct {
 	threads int
 	nccl    bool
 	tune    bool
+	graphs  bool
 	force   bool
 	profile string
 	seeded  bool // --seed was given
@@ -51,6 +52,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.IntVar(&f.threads, "threads", 0, "threads that share the kernels' work; 0 is one a processor core")
 	flags.BoolVar(&f.nccl, "nccl", false, "cuda: ranks meet by NCCL, each on a GPU of its own, instead of by copies between their memories")
 	flags.BoolVar(&f.tune, "tune", false, "cuda: time the ways in which cuBLASLt can make each product, and take the fastest; other runs may then round differently")
+	flags.BoolVar(&f.graphs, "graphs", false, "cuda: capture each section of the program once and replay it as a graph; for programs of one rank")
 	flags.StringVar(&f.profile, "profile", "", "write to this file when each instruction of the last step ran; sppoc view shows it beside the simulation")
 	flags.BoolVar(&f.force, "force", false, "run what does not fit its cluster, too")
 	flags.BoolVar(&f.sim.contention, "contention", false, "sim: copies of a node's ranks share its bandwidth as they come, instead of each having its part")
@@ -99,8 +101,8 @@ func (f *runFlags) check() error {
 	default:
 		return cli.Usagef("there is no device %q; there are cpu, cuda and sim", f.device)
 	}
-	if (f.nccl || f.tune) && f.device != "cuda" {
-		return cli.Usagef("--nccl and --tune go with --device cuda")
+	if (f.nccl || f.tune || f.graphs) && f.device != "cuda" {
+		return cli.Usagef("--nccl, --tune and --graphs go with --device cuda")
 	}
 	switch f.blas {
 	case "go":
@@ -120,6 +122,9 @@ func (f *runFlags) accept(file string, job *cli.Job) error {
 		}
 	case !job.Plan.Memory.Fits && !f.force:
 		return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan says what would, --force runs it all the same", file, cli.Lack(&job.Plan.Memory)))
+	}
+	if n := len(job.Program.Ranks); f.graphs && n > 1 {
+		return cli.Usagef("--graphs is for programs of one rank, and %s has %d that meet", file, n)
 	}
 	if f.seeded {
 		job.Program.Run.Seed = f.seed

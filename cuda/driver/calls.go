@@ -16,6 +16,8 @@ type (
 	Event   uintptr
 	Module  uintptr
 	Func    uintptr
+	Graph   uintptr
+	Exec    uintptr // a graph that can be launched
 	Ptr     uintptr
 )
 
@@ -32,6 +34,7 @@ const (
 	streamNonBlocking    = 1
 	eventDisableTiming   = 2
 	hostRegisterPortable = 1
+	captureThreadLocal   = 1
 )
 
 // Version is that of CUDA which the driver supports, such as 12.4.
@@ -264,3 +267,32 @@ func (c *Call) SetGrid(blocks int) { c.args[1] = uintptr(blocks) }
 func (a *API) Join(s Stream) Call {
 	return Call{api: a, f: fnStreamSynchronize, args: []uintptr{uintptr(s)}}
 }
+
+// BeginCapture has what this thread issues to a stream, and to those that come to wait for it, kept for a graph instead of
+// run.
+func (a *API) BeginCapture(s Stream) error {
+	return a.call(fnStreamBeginCapture, uintptr(s), captureThreadLocal)
+}
+
+// EndCapture ends it on the stream where it began. All other streams must have been joined.
+func (a *API) EndCapture(s Stream) (g Graph, err error) {
+	err = a.call(fnStreamEndCapture, uintptr(s), uintptr(unsafe.Pointer(&g)))
+	return g, err
+}
+
+// Instantiate makes a graph ready to be launched.
+func (a *API) Instantiate(g Graph) (x Exec, err error) {
+	err = a.call(fnGraphInstantiate, uintptr(unsafe.Pointer(&x)), uintptr(g), 0)
+	return x, err
+}
+
+// LaunchGraph prepares the launch of one on a stream.
+func (a *API) LaunchGraph(x Exec, s Stream) Call {
+	return Call{api: a, f: fnGraphLaunch, args: []uintptr{uintptr(x), uintptr(s)}}
+}
+
+// DestroyGraph and DestroyExec destroy.
+func (a *API) DestroyGraph(g Graph) error { return a.call(fnGraphDestroy, uintptr(g)) }
+
+// DestroyExec destroys one.
+func (a *API) DestroyExec(x Exec) error { return a.call(fnGraphExecDestroy, uintptr(x)) }

@@ -64,6 +64,12 @@ const (
 	fnModuleGetFunction
 	fnFuncSetAttribute
 	fnLaunchKernel
+	fnStreamBeginCapture
+	fnStreamEndCapture
+	fnGraphInstantiate
+	fnGraphLaunch
+	fnGraphDestroy
+	fnGraphExecDestroy
 	numFunctions
 )
 
@@ -105,6 +111,12 @@ var functions = [numFunctions]library.Function{
 	fnModuleGetFunction:   {Name: "cuModuleGetFunction"},
 	fnFuncSetAttribute:    {Name: "cuFuncSetAttribute"},
 	fnLaunchKernel:        {Name: "cuLaunchKernel"},
+	fnStreamBeginCapture:  {Name: "cuStreamBeginCapture_v2"},
+	fnStreamEndCapture:    {Name: "cuStreamEndCapture"},
+	fnGraphInstantiate:    {Name: "cuGraphInstantiateWithFlags"},
+	fnGraphLaunch:         {Name: "cuGraphLaunch"},
+	fnGraphDestroy:        {Name: "cuGraphDestroy"},
+	fnGraphExecDestroy:    {Name: "cuGraphExecDestroy"},
 }
 
 // API is the open driver.

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { OK, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719 };
+enum { OK, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, NOT_WHILE_CAPTURED = 900, UNJOINED = 904, ISOLATION = 905 };
 typedef int Result;
 typedef uintptr_t Ptr;
 
@@ -28,7 +28,7 @@ static char fault_text[256];
 static __thread uintptr_t current;
 
 // What exists, so that tests see leaks and calls see nonsense.
-enum { DEVICE_MEMORY, HOST_MEMORY, STREAM, EVENT, MODULE, KINDS };
+enum { DEVICE_MEMORY, HOST_MEMORY, STREAM, EVENT, MODULE, GRAPH, EXEC, KINDS };
 struct Object {
     int kind;
     uintptr_t at;
@@ -80,6 +80,8 @@ enum { COPY, RECORD, WAIT, LAUNCH, CALL, END };
 struct Event {
     uint64_t recorded, passed; // how often it was recorded, and how far the streams have come
     struct timespec time;
+    struct Graph *graph;   // that its last recording is part of
+    struct Node *recorder; // which that is
 };
 struct Kernel {
     const void *kernel;
@@ -95,13 +97,26 @@ struct Work {
     uint64_t grid[3], threads, shared;
     uint64_t arguments[64];
     void (*call)(void *);
-    void *argument;
+    uint64_t argument[64];
     struct Work *next;
 };
 struct Stream {
     pthread_t thread;
     struct Work *first, *last;
     uint64_t issued, done;
+    struct Graph *graph; // that it is captured for
+};
+// A graph is what was given to captured streams, in that order.
+struct Node {
+    struct Work work;
+    struct Stream *stream;
+    struct Node *recorder; // of a wait: what it waits for
+    struct Event event;    // of a recording, each launch
+    struct Node *next;
+};
+struct Graph {
+    struct Stream *origin;
+    struct Node *first, *last;
 };
 
 static void fail(const char *what) {
@@ -144,7 +159,7 @@ static void *serve(void *p) {
             pthread_mutex_lock(&lock);
         } else if (w->kind == CALL) {
             pthread_mutex_unlock(&lock);
-            w->call(w->argument);
+            w->call(w->argument); // a copy, of this issue alone
             pthread_mutex_lock(&lock);
         } else if (w->kind == RECORD) {
             if (w->event->passed < w->number) w->event->passed = w->number;
@@ -209,6 +224,9 @@ static const char *name_of(int code, int words) {
     case NOT_READY: return words ? "device not ready" : "CUDA_ERROR_NOT_READY";
     case ILLEGAL_ADDRESS: return words ? "an illegal memory access was encountered" : "CUDA_ERROR_ILLEGAL_ADDRESS";
     case LAUNCH_FAILED: return words ? "unspecified launch failure" : "CUDA_ERROR_LAUNCH_FAILED";
+    case NOT_WHILE_CAPTURED: return words ? "operation not permitted when stream is capturing" : "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
+    case UNJOINED: return words ? "capturing stream has unjoined work" : "CUDA_ERROR_STREAM_CAPTURE_UNJOINED";
+    case ISOLATION: return words ? "dependency created on uncaptured work in another stream" : "CUDA_ERROR_STREAM_CAPTURE_ISOLATION";
     case INVALID_VALUE: return words ? "invalid argument" : "CUDA_ERROR_INVALID_VALUE";
     }
     return NULL;
@@ -299,6 +317,7 @@ Result cuStreamSynchronize(uintptr_t p) {
     ENTER(1);
     if (p && !find(STREAM, p)) return out(INVALID_HANDLE);
     struct Stream *s = (struct Stream *)p;
+    if (s && s->graph) return out(NOT_WHILE_CAPTURED);
     for (uint64_t until = s ? s->issued : 0; s && s->done < until;) pthread_cond_wait(&changed, &lock);
     return out(fault ? ILLEGAL_ADDRESS : OK);
 }
@@ -319,22 +338,46 @@ static int free_event(uintptr_t p) {
     return 1; // its memory stays: streams may still have it in their queues
 }
 Result cuEventDestroy_v2(uintptr_t p) { LEAVE(free_event(p)); }
+static struct Node *capture(struct Stream *s, struct Work w) {
+    struct Node *n = calloc(1, sizeof *n);
+    n->work = w, n->stream = s;
+    if (s->graph->first) s->graph->last->next = n;
+    else s->graph->first = n;
+    return s->graph->last = n;
+}
 static Result enqueue(uintptr_t stream, struct Work w) { // with the lock
     if (!find(STREAM, stream)) return out(INVALID_HANDLE);
     if (fault) return out(ILLEGAL_ADDRESS);
-    push((struct Stream *)stream, w);
+    struct Stream *s = (struct Stream *)stream;
+    if (s->graph) capture(s, w);
+    else push(s, w);
     return out(OK);
 }
 Result cuEventRecord(uintptr_t e, uintptr_t s) {
     ENTER(1);
     if (!find(EVENT, e)) return out(INVALID_HANDLE);
     struct Event *event = (struct Event *)e;
+    struct Stream *stream = (struct Stream *)s;
+    if (!find(STREAM, s)) return out(INVALID_HANDLE);
+    event->graph = stream->graph;
+    if (stream->graph) {
+        event->recorder = capture(stream, (struct Work){.kind = RECORD});
+        return out(OK);
+    }
     return enqueue(s, (struct Work){.kind = RECORD, .event = event, .number = ++event->recorded});
 }
 Result cuStreamWaitEvent(uintptr_t s, uintptr_t e, unsigned flags) {
     ENTER(1);
     if (!find(EVENT, e) || flags) return out(INVALID_HANDLE);
     struct Event *event = (struct Event *)e;
+    struct Stream *stream = (struct Stream *)s;
+    if (!find(STREAM, s)) return out(INVALID_HANDLE);
+    if (event->graph && !stream->graph) stream->graph = event->graph; // so it comes to be captured, too
+    if (event->graph != stream->graph) return out(ISOLATION);
+    if (stream->graph) {
+        capture(stream, (struct Work){.kind = WAIT})->recorder = event->recorder;
+        return out(OK);
+    }
     return enqueue(s, (struct Work){.kind = WAIT, .event = event, .number = event->recorded});
 }
 Result cuEventElapsedTime(float *ms, uintptr_t a, uintptr_t b) {
@@ -394,10 +437,124 @@ Result cuLaunchKernel(uintptr_t f, unsigned gx, unsigned gy, unsigned gz, unsign
     return enqueue(s, w);
 }
 
-// fake_call has a stream call a function: other stand-ins put their work there.
-Result fake_call(uintptr_t s, void (*call)(void *), void *argument) {
+// Graphs. Streams of their own run what was captured, each launch behind what its stream has been given before.
+struct Exec {
+    struct Graph *graph;
+    struct Branch {
+        struct Stream *captured, *runs;
+        struct Event done;
+        struct Branch *next;
+    } *branches;
+    struct Event begun;
+};
+Result cuStreamBeginCapture_v2(uintptr_t p, int mode) {
+    ENTER(1);
+    struct Stream *s = (struct Stream *)p;
+    if (!find(STREAM, p) || mode != 1) return out(INVALID_VALUE);
+    if (s->graph) return out(NOT_WHILE_CAPTURED);
+    s->graph = calloc(1, sizeof *s->graph);
+    s->graph->origin = s;
+    return out(OK);
+}
+static void free_nodes(struct Graph *g) {
+    for (struct Node *n = g->first, *next; n; n = next) next = n->next, free(n);
+    free(g);
+}
+// joined says whether a stream's last work is a recording that the origin, or a stream that joins it later, waits for.
+static int joined(struct Graph *g, struct Stream *s) {
+    struct Node *last = NULL;
+    for (struct Node *n = g->first; n; n = n->next)
+        if (n->stream == s) last = n;
+    if (s == g->origin) return 1;
+    for (struct Node *n = last; n; n = n->next)
+        if (n->recorder == last && last->work.kind == RECORD && (n->stream == g->origin || joined(g, n->stream))) return 1;
+    return 0;
+}
+Result cuStreamEndCapture(uintptr_t p, uintptr_t *out_graph) {
+    Result r = enter(1);
+    if (!find(STREAM, p)) return out(INVALID_HANDLE);
+    struct Graph *g = ((struct Stream *)p)->graph;
+    if (!g || g->origin != (struct Stream *)p) return out(INVALID_VALUE);
+    for (struct Node *n = g->first; n; n = n->next)
+        if (r == OK && !joined(g, n->stream)) r = UNJOINED;
+    for (struct Object *o = objects; o; o = o->next)
+        if (o->kind == STREAM && ((struct Stream *)o->at)->graph == g) ((struct Stream *)o->at)->graph = NULL;
+    *out_graph = 0;
+    if (r != OK) free_nodes(g);
+    else add(GRAPH, *out_graph = (uintptr_t)g, 0);
+    return out(r);
+}
+Result cuGraphInstantiateWithFlags(uintptr_t *p, uintptr_t graph, uint64_t flags) {
+    ENTER(1);
+    if (!find(GRAPH, graph) || flags) return out(INVALID_VALUE);
+    struct Exec *x = calloc(1, sizeof *x);
+    x->graph = calloc(1, sizeof *x->graph);
+    *x->graph = *(struct Graph *)graph, ((struct Graph *)graph)->first = NULL; // its nodes are the executable's now
+    for (struct Node *n = x->graph->first; n; n = n->next) {
+        struct Branch *b = x->branches;
+        while (b && b->captured != n->stream) b = b->next;
+        if (b) continue;
+        b = calloc(1, sizeof *b);
+        b->captured = n->stream, b->runs = calloc(1, sizeof *b->runs);
+        pthread_create(&b->runs->thread, NULL, serve, b->runs);
+        b->next = x->branches, x->branches = b;
+    }
+    add(EXEC, *p = (uintptr_t)x, 0);
+    return out(OK);
+}
+Result cuGraphLaunch(uintptr_t p, uintptr_t stream) {
+    ENTER(1);
+    if (!find(EXEC, p) || !find(STREAM, stream)) return out(INVALID_HANDLE);
+    if (fault) return out(ILLEGAL_ADDRESS);
+    struct Exec *x = (struct Exec *)p;
+    struct Stream *s = (struct Stream *)stream;
+    push(s, (struct Work){.kind = RECORD, .event = &x->begun, .number = ++x->begun.recorded});
+    for (struct Branch *b = x->branches; b; b = b->next)
+        push(b->runs, (struct Work){.kind = WAIT, .event = &x->begun, .number = x->begun.recorded});
+    for (struct Node *n = x->graph->first; n; n = n->next) {
+        struct Branch *b = x->branches;
+        while (b->captured != n->stream) b = b->next;
+        struct Work w = n->work;
+        if (w.kind == RECORD) w.event = &n->event, w.number = ++n->event.recorded;
+        if (w.kind == WAIT) w.event = &n->recorder->event, w.number = n->recorder->event.recorded;
+        push(b->runs, w);
+    }
+    for (struct Branch *b = x->branches; b; b = b->next) {
+        push(b->runs, (struct Work){.kind = RECORD, .event = &b->done, .number = ++b->done.recorded});
+        push(s, (struct Work){.kind = WAIT, .event = &b->done, .number = b->done.recorded});
+    }
+    return out(OK);
+}
+Result cuGraphDestroy(uintptr_t p) {
+    Result r = enter(1);
+    if (!take(GRAPH, p)) return out(INVALID_HANDLE);
+    free_nodes((struct Graph *)p);
+    return out(r);
+}
+Result cuGraphExecDestroy(uintptr_t p) {
+    Result r = enter(1);
+    if (!take(EXEC, p)) return out(INVALID_HANDLE);
+    struct Exec *x = (struct Exec *)p;
+    for (struct Branch *b = x->branches, *next; b; b = next) {
+        push(b->runs, (struct Work){.kind = END});
+        pthread_mutex_unlock(&lock);
+        pthread_join(b->runs->thread, NULL);
+        pthread_mutex_lock(&lock);
+        next = b->next;
+        free(b->runs), free(b);
+    }
+    free_nodes(x->graph);
+    free(x);
+    return out(r);
+}
+
+// fake_call has a stream call a function: other stand-ins put their work there. The argument is copied.
+Result fake_call(uintptr_t s, void (*call)(void *), const void *argument, size_t size) {
+    struct Work w = {.kind = CALL, .call = call};
+    if (size > sizeof w.argument) return INVALID_VALUE;
+    memcpy(w.argument, argument, size);
     pthread_mutex_lock(&lock);
-    return enqueue(s, (struct Work){.kind = CALL, .call = call, .argument = argument});
+    return enqueue(s, w);
 }
 
 // How tests steer it. fake_reset forgets counts and faults, not what exists.

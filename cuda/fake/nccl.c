@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-int fake_call(uintptr_t stream, void (*call)(void *), void *argument);
+int fake_call(uintptr_t stream, void (*call)(void *), const void *argument, size_t size);
 
 enum { OK, UNHANDLED = 1, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE = 6, IN_PROGRESS = 7 };
 enum { SEND, RECV, GATHER, SCATTER, REDUCE, MESSAGES };
@@ -144,12 +144,11 @@ static void work(void *argument) {
         if (meet(t) && w->call.op != MESSAGES) memcpy(w->call.y, result, n);
     }
     pthread_mutex_unlock(&lock);
-    free(result), free(w);
+    free(result);
 }
 static int issue(Comm *c, uintptr_t stream, struct Call call) {
-    struct Work *w = malloc(sizeof *w);
-    *w = (struct Work){c, call};
-    return fake_call(stream, work, w) ? UNHANDLED : OK;
+    struct Work w = {c, call};
+    return fake_call(stream, work, &w, sizeof w) ? UNHANDLED : OK;
 }
 // Messages are those of a group, or of a group of one. A group is a thread's.
 static __thread int depth;
