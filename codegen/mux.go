@@ -48,8 +48,7 @@ func (w *sharedWork) forward(slot int) {
 			w.x[t] = w.input(t)
 		}
 	}
-	lend := func(k int) { w.lendWeights(slot, k, func(borrower int) bool { return borrower > slot }) }
-	w.layerByLayer(lend, w.beginForward, w.shareRows, func(e *env) {
+	w.layerByLayer(slot, w.beginForward, w.shareRows, func(e *env) {
 		w.x[e.task] = w.finish(e, e.block.Forward[e.block.BeforeAttention():], e.block.Output)
 	})
 	for _, t := range w.mine {
@@ -62,12 +61,7 @@ func (w *sharedWork) backward(slot int) {
 		w.reloadUpTo(t, nil, w.plan.Offload.Ahead-1)
 		w.x[t] = w.input(t)
 	}
-	lend := func(k int) {
-		for i := range slot + 1 {
-			w.lendWeights(i, k, func(borrower int) bool { return borrower == slot+1 })
-		}
-	}
-	w.layerByLayer(lend, w.beginBackward, w.shareGradients, func(e *env) {
+	w.layerByLayer(slot, w.beginBackward, w.shareGradients, func(e *env) {
 		w.x[e.task] = w.finish(e, e.block.Backward[e.block.BeforeCacheGrads():], e.block.DInput)
 	})
 	for _, t := range w.mine {
@@ -80,8 +74,8 @@ func (w *sharedWork) backward(slot int) {
 
 // layerByLayer takes all tasks through their layers side by side. Weights of a layer are lent while the layer before runs.
 // In the last backward slot of a stage the gradients of lent weights go back behind each layer.
-func (w *sharedWork) layerByLayer(lend func(k int), begin func(t passes.Task, layer int), share func(tasks []passes.Task, layer int), finish func(*env)) {
-	lend(0)
+func (w *sharedWork) layerByLayer(slot int, begin func(t passes.Task, layer int), share func(tasks []passes.Task, layer int), finish func(*env)) {
+	w.lendWeights(slot, 0)
 	for k := range slices.Max(w.plan.LayersPerStage) {
 		for _, t := range w.mine {
 			if path := w.path(t); k < len(path) {
@@ -97,7 +91,7 @@ func (w *sharedWork) layerByLayer(lend func(k int), begin func(t passes.Task, la
 			}
 			tasks = tasks[n:]
 		}
-		lend(k + 1)
+		w.lendWeights(slot, k+1)
 		for _, t := range w.mine {
 			if k < len(w.path(t)) {
 				w.at(t)
@@ -335,8 +329,14 @@ func (w *sharedWork) handIn() {
 	}
 }
 
-// lendWeights brings the weights of the layer that tasks of a stage come to as their k-th to the ranks that begin to help it.
-func (w *sharedWork) lendWeights(stage, k int, begins func(borrower int) bool) {
+// lendWeights brings the weights of the layers that the tasks of a slot come to as their k-th to the ranks that begin to help.
+func (w *sharedWork) lendWeights(slot, k int) {
+	for stage := range slot + 1 {
+		w.lendWeightsOf(stage, slot, k)
+	}
+}
+
+func (w *sharedWork) lendWeightsOf(stage, slot, k int) {
 	t := w.mine[0]
 	t.Stage = stage
 	path := w.path(t)
@@ -347,7 +347,7 @@ func (w *sharedWork) lendWeights(stage, k int, begins func(borrower int) bool) {
 	w.provide(t, layer)
 	for i := range w.model.Layer.Params {
 		for borrower := range w.plan.Parallel.PP {
-			if borrower == home || !begins(borrower) {
+			if !w.plan.Begins(t.Kind, borrower, stage, slot) {
 				continue
 			}
 			switch w.index0 {

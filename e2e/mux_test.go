@@ -36,22 +36,36 @@ func (c Case) completeMux() Case {
 	return c
 }
 
+// bothShares are complete cases, each with either kind of shares.
+func bothShares(cases []Case) []Case {
+	var both []Case
+	for _, c := range cases {
+		c = c.completeMux()
+		c.Shares = "fluid"
+		both = append(both, c)
+		c.Shares = "even"
+		both = append(both, c)
+	}
+	return both
+}
+
 // TestMuxIsEqual holds shared tasks to the plain program within rounding, and offload and recomputation to the last bit.
 func TestMuxIsEqual(t *testing.T) {
 	rights := []Case{ // what the left does not know yet
 		{PP: 4, N: 8, SP: 2, DP: 2, Family: "llama", KVHeads: 1, Positions: "rope", DType: "bf16", Offload: "0.5", Layers: 4, Zero: "3", Recompute: "selective"},
 	}
-	for _, mux := range []string{"left", "right", "on"} {
+	for _, mux := range []string{"left", "right", "on", "left even"} {
+		mux, shares, _ := strings.Cut(mux, " ")
 		cases := muxCases
 		if mux == "right" {
 			cases = append(slices.Clone(muxCases), rights...)
 		}
 		for i, c := range cases {
-			if i < len(muxCases) && mux == [2]string{"on", "right"}[i%2] {
+			if i < len(muxCases) && shares == "" && mux == [2]string{"on", "right"}[i%2] {
 				continue // the two share the cases
 			}
 			c = c.completeMux()
-			c.Mux = mux
+			c.Mux, c.Shares = mux, shares
 			t.Run(c.String(), func(t *testing.T) {
 				t.Parallel()
 				got := run(t, c)
@@ -69,8 +83,7 @@ func TestMuxIsEqual(t *testing.T) {
 
 // TestMuxShares asks the program: each rank attends with as many rows of a task as its share is, to a quantum of SP.
 func TestMuxShares(t *testing.T) {
-	for _, c := range muxCases {
-		c = c.completeMux()
+	for _, c := range bothShares(muxCases) {
 		plan, p, err := compile(c.Spec())
 		if err != nil {
 			t.Fatal(err)
@@ -86,7 +99,7 @@ func TestMuxShares(t *testing.T) {
 		}
 		for i := range c.PP {
 			for x := range c.N {
-				shares := passes.MuxShares{Left: true}.Of(c.PP, c.N, i, x)
+				shares := passes.MuxShares{Left: true, Even: c.Shares == "even"}.Of(c.PP, c.N, i, x)
 				for rank := range c.PP {
 					share := new(big.Rat)
 					if of := shares[rank]; of != nil {
@@ -118,8 +131,7 @@ func stepInstrs(code *ir.Code, op ir.Op, phase ir.Phase) []*ir.Instr {
 // TestMuxKeepsActivations asks the program: what a piece left for its backward is read on the rank that made it, and no
 // message of a backward pass carries any of it.
 func TestMuxKeepsActivations(t *testing.T) {
-	for _, c := range muxCases {
-		c = c.completeMux()
+	for _, c := range bothShares(muxCases) {
 		plan, p, err := compile(c.Spec())
 		if err != nil {
 			t.Fatal(err)

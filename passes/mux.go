@@ -16,13 +16,16 @@ import (
 // and owners keep n/PP (shares = fluid): all ranks then carry n/PP. Every subsequence that has such a task is cut by
 // tokens into PP pieces, the same for all stages: of a task in slot t the owner runs the first t + 1 and rank j the (j+1)-th,
 // so that a helper keeps its piece from stage to stage until it owns the stage. Backward and forward of a piece are on
-// the same rank: activations stay where they were computed. The other end is mux_right.go's.
+// the same rank: activations stay where they were computed. With even shares, those of the paper's text, the ranks of the left
+// range divide a task evenly, whether they idle or not: pieces end where the parts of any stage do, and a rank runs a few. The
+// other end is mux_right.go's.
 func mux(c *Context, p *Plan) error {
 	muxOff(c, p)
 	if p.Schedule.Mux == "" || p.Schedule.Mux == "off" || p.Schedule.Mux == "auto" {
 		p.decide("mux", "mux", "off", "every stage does its own tasks")
 		return nil
 	}
+	p.Mux.Even = p.Schedule.MuxShares == "even"
 	if found := muxProblems(p); len(found) > 0 {
 		return c.diagnose(found)
 	}
@@ -40,7 +43,7 @@ func mux(c *Context, p *Plan) error {
 func (p *Plan) shareLeft() {
 	p.Mux.Left = true
 	for x := range p.Parallel.PP - 1 {
-		p.Mux.Pieces = append(p.Mux.Pieces, cutEvenly(p.Subsequences.Lengths[x], p.Parallel.PP, int64(p.Parallel.SP)))
+		p.Mux.Pieces = append(p.Mux.Pieces, p.cut(x))
 	}
 	for i := range p.Parallel.PP - 1 {
 		p.Mux.Stages[i].Applied = true
@@ -51,11 +54,13 @@ func (p *Plan) shareLeft() {
 // decideMux notes what shares lead to at best.
 func (p *Plan) decideMux(why string) {
 	takes := func(m MuxShares) string { return Makespan(p.Parallel.PP, p.Subsequences.N, m, 1, 2).FloatString(2) }
-	fluid := p.Mux.shares()
-	even := fluid
-	even.Even = true
-	p.decide("mux", "mux", p.Schedule.Mux, fmt.Sprintf("%s; with tasks of one unit of time forward and two backward, and free copies, the pipeline takes %s instead of %s, and would take %s with even shares",
-		why, takes(fluid), takes(MuxShares{}), takes(even)))
+	shares, names := p.Mux.shares(), []string{"fluid", "even"}
+	other := shares
+	if other.Even = !shares.Even; shares.Even {
+		slices.Reverse(names)
+	}
+	p.decide("mux", "mux", p.Schedule.Mux, fmt.Sprintf("%s; with tasks of one unit of time forward and two backward, and free copies, the pipeline takes %s with %s shares instead of %s, and would take %s with %s ones",
+		why, takes(shares), names[0], takes(MuxShares{}), takes(other), names[1]))
 }
 
 func muxOff(_ *Context, p *Plan) {
@@ -80,15 +85,31 @@ func stagesFromTo(first, last int) []int {
 	return out
 }
 
-// cutEvenly cuts tokens into pieces as even as steps allow.
-func cutEvenly(tokens int64, pieces int, step int64) []int64 {
-	lengths := make([]int64, pieces)
-	at := int64(0)
-	for k := range lengths {
-		end := (tokens*int64(k+1) + step*int64(pieces)/2) / (step * int64(pieces)) * step
-		lengths[k], at = end-at, end
+// cut is how a subsequence that is shared is cut: into a piece for every stage, or, with even shares, where a part of any of the
+// stages ends that share it.
+func (p *Plan) cut(x int) []int64 {
+	fewest := p.Parallel.PP
+	if p.Mux.Even {
+		fewest = x + 2
 	}
-	return lengths
+	var ends []int64
+	for parts := fewest; parts <= p.Parallel.PP; parts++ {
+		for k := range parts {
+			ends = append(ends, p.evenPart(x, parts, k+1))
+		}
+	}
+	slices.Sort(ends)
+	ends = slices.Compact(ends)
+	for k := len(ends) - 1; k > 0; k-- {
+		ends[k] -= ends[k-1]
+	}
+	return ends
+}
+
+// evenPart is where, in a subsequence, the k-th of parts begins that are as even as the grid of SP allows.
+func (p *Plan) evenPart(x, parts, k int) int64 {
+	step, n := int64(p.Parallel.SP), int64(parts)
+	return (p.Subsequences.Lengths[x]*int64(k) + step*n/2) / (step * n) * step
 }
 
 // muxProblems are why a requested mux cannot be, each with the nearest thing that can.
@@ -148,10 +169,43 @@ func SameSlot(a, b Task) bool { return slotOf(a) == slotOf(b) }
 
 // Runner is the pipeline rank that does a task: the one that has its stage, or the one that helps it.
 func (p *Plan) Runner(t Task) int {
-	if helper := t.Piece - 1; p.Shared(t) && helper > t.Slot() {
+	switch helper := t.Piece - 1; {
+	case !p.Shared(t):
+	case p.Mux.Even:
+		return t.Stage + p.evenPartOf(t)
+	case helper > t.Slot():
 		return helper
 	}
 	return p.Home(t.Stage)
+}
+
+// evenPartOf is the part of its subsequence that a piece lies in, where those who share its stage have even ones.
+func (p *Plan) evenPartOf(t Task) int {
+	at := int64(0)
+	for _, n := range p.Mux.Pieces[t.Subsequence][:t.Piece-1] {
+		at += n
+	}
+	parts := p.Parallel.PP - t.Stage
+	part := parts - 1
+	for part > 0 && p.evenPart(t.Subsequence, parts, part) > at {
+		part--
+	}
+	return part
+}
+
+// helps says whether a rank has a part of the tasks that a stage, another rank's, has in a shared slot. Those who do are the
+// last, and their parts come behind the owner's, in the order of ranks.
+func (p *Plan) helps(rank, stage, slot int) bool {
+	return rank > stage && slot < p.Parallel.PP-1 && (p.Mux.Even || rank > slot)
+}
+
+// Begins says whether a slot is the first, in the order of its pass, in which a rank helps a stage.
+func (p *Plan) Begins(kind TaskKind, rank, stage, slot int) bool {
+	before := slot - 1
+	if kind == Backward {
+		before = slot + 1
+	}
+	return p.helps(rank, stage, slot) && (before < stage || !p.helps(rank, stage, before))
 }
 
 // Pieces are the tasks that a task is cut into: itself, where it is whole.
@@ -167,12 +221,12 @@ func (p *Plan) Pieces(t Task) []Task {
 	return tasks
 }
 
-// mostPieces is into how many a subsequence is cut, 0 where none is.
-func (p *Plan) mostPieces() int {
-	if len(p.Mux.Pieces) == 0 {
-		return 0
+// mostPieces is into how many a subsequence is cut at most, 0 where none is.
+func (p *Plan) mostPieces() (most int) {
+	for _, pieces := range p.Mux.Pieces {
+		most = max(most, len(pieces))
 	}
-	return len(p.Mux.Pieces[0])
+	return most
 }
 
 // SlotTasks are all tasks of a shared slot on all stages, in the order of stages and of the sequence, which a backward
@@ -191,11 +245,12 @@ func (p *Plan) SlotTasks(kind TaskKind, microbatch, slot int) []Task {
 // Sees says whether a rank has a later part of the sequence than a task's to do on the task's stage: in the forward pass it
 // then needs K and V of the task, in the backward pass it adds to their gradients.
 func (p *Plan) Sees(rank int, t Task) bool {
-	if rank == p.Home(t.Stage) {
-		return true
-	}
-	now, next := rank > t.Slot(), rank > t.Slot()+1 // it helps the stage in this slot, with its only piece, and in the next
-	return now && rank+1 > t.Piece || next
+	return rank == p.Home(t.Stage) || p.helps(rank, t.Stage, t.Slot()+1) || p.waitsFor(rank, t)
+}
+
+// waitsFor says whether a rank that helps a task's stage sees the task in its own slot.
+func (p *Plan) waitsFor(rank int, t Task) bool {
+	return p.helps(rank, t.Stage, t.Slot()) && rank > p.Runner(t)
 }
 
 // borrowedTasks are what every rank does where tasks are shared: the slots of the start, then its own stage, and the same
@@ -302,7 +357,7 @@ func (p *Plan) checkPieces() error {
 		return fmt.Errorf("mux: pieces are given for %d subsequences, and %d are shared", len(p.Mux.Pieces), pp-1)
 	}
 	for x, pieces := range p.Mux.Pieces {
-		if len(pieces) != pp {
+		if !p.Mux.Even && len(pieces) != pp {
 			return fmt.Errorf("mux: subsequence %d has %d pieces for %d stages", x, len(pieces), pp)
 		}
 		sum := int64(0)
@@ -315,6 +370,9 @@ func (p *Plan) checkPieces() error {
 		if want := p.Subsequences.Lengths[x]; sum != want {
 			return fmt.Errorf("mux: the pieces of subsequence %d make %d tokens of %d", x, sum, want)
 		}
+		if want := p.cut(x); p.Mux.Even && !slices.Equal(pieces, want) {
+			return fmt.Errorf("mux: the pieces of subsequence %d are %d, and even shares want %d", x, pieces, want)
+		}
 	}
 	return nil
 }
@@ -325,7 +383,7 @@ type MuxShares struct {
 	Even        bool // over the ranges of the paper's table, instead of by the slot
 }
 
-func (m Mux) shares() MuxShares { return MuxShares{Left: m.Left, Right: m.Right} }
+func (m Mux) shares() MuxShares { return MuxShares{Left: m.Left, Right: m.Right, Even: m.Even} }
 
 // Of are the shares of ranks in subsequence x of n on stage i of pp. They add up to 1; who is not there has none.
 func (m MuxShares) Of(pp, n, i, x int) map[int]*big.Rat {

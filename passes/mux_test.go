@@ -101,6 +101,26 @@ func TestBrokenSharing(t *testing.T) {
 	}
 }
 
+// TestEvenPieces: with even shares pieces end where the parts of each stage do that shares the subsequence, and nowhere else.
+func TestEvenPieces(t *testing.T) {
+	p := planOf(t, "gpt-docs.sppo", "schedule.pp=4", "schedule.sp=1", "schedule.subsequences=4", "schedule.partition=length", "model.layers=4", "train.sequence=48",
+		"schedule.align=12", "schedule.mux=left", "schedule.mux_shares=even", "cluster.nodes=4")
+	for x, want := range [][]int64{{3, 1, 2, 2, 1, 3}, {3, 1, 2, 2, 1, 3}, {3, 3, 3, 3}} {
+		if !slices.Equal(p.Mux.Pieces[x], want) {
+			t.Errorf("12 tokens of subsequence %d are cut into %v, want %v", x, p.Mux.Pieces[x], want)
+		}
+	}
+	for piece, want := range []int{1, 1, 2, 2, 3, 3} { // thirds
+		if got := p.Runner(Task{Forward, 0, 1, 1, piece + 1}); got != want {
+			t.Errorf("piece %d of subsequence 1 on stage 1 is rank %d's, want %d", piece+1, got, want)
+		}
+	}
+	p.Mux.Pieces[2] = []int64{4, 2, 3, 3}
+	if err := Verify(p); err == nil || !strings.Contains(err.Error(), "even shares want [3 3 3 3]") {
+		t.Errorf("pieces that are not even: %v", err)
+	}
+}
+
 // TestMuxRefusals: what mux cannot do, at its key, with the nearest thing that works.
 func TestMuxRefusals(t *testing.T) {
 	for set, hint := range map[string]string{

@@ -208,6 +208,8 @@ func (p *Plan) Times() (starts, ends [][]int) {
 			}
 		case t.Piece == 0:
 			cost *= max(1, p.mostPieces())
+		case t.Piece == len(p.Mux.Pieces[t.Subsequence]): // all together take as long as a whole task
+			cost *= p.mostPieces() - t.Piece + 1
 		}
 		free[rank] = start + cost
 		starts[rank], ends[rank] = append(starts[rank], start), append(ends[rank], start+cost)

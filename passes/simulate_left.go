@@ -60,11 +60,11 @@ func (p *Plan) allCosts(c *Context, m cost.Model) *costs {
 
 // rangeOf is the number of a task's tokens among pieces and whole subsequences.
 func (p *Plan) rangeOf(t Task) int {
-	cut, parts := len(p.Mux.Pieces), p.mostPieces()
-	if t.Subsequence < cut {
-		return t.Subsequence*parts + t.Piece - 1
+	at := t.Subsequence + max(0, t.Piece-1)
+	for _, pieces := range p.Mux.Pieces[:min(t.Subsequence, len(p.Mux.Pieces))] {
+		at += len(pieces) - 1
 	}
-	return t.Subsequence + cut*max(0, parts-1)
+	return at
 }
 
 // inRanges is the plan with pieces for subsequences: what it takes to price them. It has no tasks of its own.
@@ -130,15 +130,13 @@ func newSharedSlot(s *simulation, t Task) *sharedSlot {
 
 func (w *sharedSlot) run() {
 	slot := w.first.Slot()
-	lend := func(k int) { w.lend(slot, k, func(r int) bool { return r > slot }) }
+	lend := func(k int) {
+		for i := range slot + 1 {
+			w.lend(i, k, func(r int) bool { return w.plan.Begins(w.first.Kind, r, i, slot) })
+		}
+	}
 	if w.first.Kind == Forward {
 		w.enter()
-	} else {
-		lend = func(k int) {
-			for i := range slot + 1 {
-				w.lend(i, k, func(r int) bool { return r == slot+1 })
-			}
-		}
 	}
 	lend(0)
 	for k := range slices.Max(w.plan.LayersPerStage) {
@@ -293,7 +291,7 @@ func (w *sharedSlot) exchange(k int) {
 				continue
 			}
 			end := w.transfer(a, b, a.now, w.left.rows[i])
-			if other >= t.Piece && other != w.plan.Home(t.Stage) { // its own piece is a later one
+			if w.plan.waitsFor(other, t) {
 				w.ready[other] = max(w.ready[other], end)
 			}
 		}
