@@ -63,7 +63,8 @@ type Cluster struct {
 	D2HBandwidth         float64      `json:"d2h_bandwidth"`       // bytes/s per GPU
 	H2DBandwidth         float64      `json:"h2d_bandwidth"`       // bytes/s per GPU
 	NodeCopyBandwidth    float64      `json:"node_copy_bandwidth"` // bytes/s that all GPUs of a node share, each way; 0: no shared limit
-	Parallelism          float64      `json:"parallelism"`         // kernels and copies of a node's ranks that run at full speed at once; 0: all
+	Parallelism          float64      `json:"parallelism"`         // processors that the ranks of a node share; 0: each has its own
+	SpreadEfficiency     float64      `json:"spread_efficiency"`   // share of the rate of several processors that a kernel reaches on them
 	NVLinkBandwidth      float64      `json:"nvlink_bandwidth"`    // bytes/s per GPU inside a node, each way
 	NetworkBandwidth     float64      `json:"network_bandwidth"`   // bytes/s per node, each way
 	NVLinkLatency        float64      `json:"nvlink_latency"`      // seconds

@@ -329,9 +329,8 @@ func (p *Plan) throughput(peak float64) {
 	head := 2 * float64(p.Model.Hidden) * float64(p.Model.Vocab) * tokens
 	layers := flopsOfLayer(p.Model).of(p.Train.Sequence) * float64(p.Model.Layers) * float64(p.Train.Batch)
 	p.Throughput = Throughput{ModelFlops: 3 * (layers + head)}
-	gpuSeconds := float64(p.Time.StepS) * float64(p.Parallel.Ranks())
-	if gpuSeconds > 0 && !math.IsInf(gpuSeconds, 0) {
-		p.Throughput.TGS = tokens / gpuSeconds
-		p.Throughput.MFU = p.Throughput.ModelFlops / (gpuSeconds * peak)
+	if seconds := float64(p.Time.StepS); seconds > 0 && !math.IsInf(seconds, 0) {
+		p.Throughput.TGS = tokens / (seconds * float64(p.Parallel.Ranks()))
+		p.Throughput.MFU = p.Throughput.ModelFlops / (seconds * cost.Devices(ir.Machine(p.Cluster), p.Parallel.Ranks()) * peak)
 	}
 }

@@ -36,6 +36,7 @@ func clusterText(name, about string, f *probe.Figures) ([]byte, error) {
 	line("h2d_bandwidth", quantity(m.H2DBandwidth, rateUnits))
 	line("node_copy_bandwidth", quantity(m.NodeCopyBandwidth, rateUnits))
 	line("parallelism", digits(m.Parallelism))
+	line("spread_efficiency", digits(m.SpreadEfficiency))
 	gap()
 	line("nvlink_bandwidth", quantity(m.NVLinkBandwidth, rateUnits))
 	line("network_bandwidth", quantity(m.NetworkBandwidth, rateUnits))

@@ -16,6 +16,7 @@ type computer struct {
 	name      string // for people
 	device    func(rank int) vm.Device
 	transport vm.Transport // nil: in the memory of this process
+	threads   int          // that ranks share; 0: each computes on a device of its own
 	slowed    bool         // measuring when instructions run slows them down
 	close     func()
 }
@@ -40,5 +41,5 @@ func (f *runFlags) open(p *ir.Program) (*computer, error) {
 	if f.blas == "openblas" {
 		name += ", OpenBLAS"
 	}
-	return &computer{name: name, device: func(int) vm.Device { return cpu.New(pool) }, close: pool.Close}, nil
+	return &computer{name: name, threads: pool.Threads(), device: func(int) vm.Device { return cpu.New(pool) }, close: pool.Close}, nil
 }

@@ -3,6 +3,9 @@
 //
 // It knows nothing of streams, order or contention in time: it prices one instruction that has the machine's links to
 // itself, as shared by a job that uses every rank of a node alike.
+//
+// Where ranks are threads of one computer, rates are those of one of its processors. A copy or a message is the work of
+// one; a kernel is the work of all that are idle as it begins, if it is worth waking them.
 package cost
 
 import (
@@ -14,24 +17,28 @@ import (
 // Model prices work on a machine for a job.
 type Model struct {
 	machine      ir.Machine
-	ranksPerNode int     // of the job: what they share, each has a part of
-	slowdown     float64 // by the other ranks of the node, where they share processors
+	ranksPerNode int // of the job: what they share, each has a part of
 }
 
 // New is the cost model of a job of that many ranks, numbered node by node, which all use what they share at the same time.
 func New(m ir.Machine, ranks int) Model {
-	c := Model{machine: m, ranksPerNode: max(1, min(ranks, m.GPUsPerNode)), slowdown: 1}
-	if m.Parallelism > 0 {
-		c.slowdown = max(1, float64(c.ranksPerNode)/m.Parallelism)
-	}
+	return Model{machine: m, ranksPerNode: max(1, min(ranks, m.GPUsPerNode))}
+}
+
+// Alone is the cost model in which copies to and from the host are not shared: for those who know at each moment who else
+// copies.
+func (c Model) Alone() Model {
+	c.machine.NodeCopyBandwidth = 0
 	return c
 }
 
-// Alone is the cost model in which processors and copies to and from the host are not shared: for those who know at each
-// moment who else uses them.
-func (c Model) Alone() Model {
-	c.machine.NodeCopyBandwidth, c.slowdown = 0, 1
-	return c
+// Devices is how many devices of the peak compute for so many ranks: as many, or the processors that they share.
+func Devices(m ir.Machine, ranks int) float64 {
+	if m.Parallelism == 0 {
+		return float64(ranks)
+	}
+	per := max(1, m.GPUsPerNode)
+	return float64((ranks+per-1)/per) * m.Parallelism
 }
 
 // Link is what a message or a collective crosses.
@@ -50,12 +57,43 @@ func (c Model) LinkOf(ranks []int32) Link {
 	return Link{Ranks: len(ranks), Nodes: len(nodes)}
 }
 
-// Time is the duration of an instruction. The link matters to messages and collectives only.
+// Time is the duration of an instruction. The link matters to messages and collectives only. Of processors that the ranks of a
+// node share, each has its part.
 func (c Model) Time(w ir.Work, l Link) ir.Seconds {
-	return c.time(w, l) * ir.Seconds(c.slowdown)
+	if c.machine.Parallelism == 0 {
+		return c.One(w, l)
+	}
+	return c.on(w, c.One(w, l), c.machine.Parallelism/float64(c.ranksPerNode))
 }
 
-func (c Model) time(w ir.Work, l Link) ir.Seconds {
+// on is the duration on so many processors of work that takes one of them so long. Below one, ranks take turns.
+func (c Model) on(w ir.Work, one ir.Seconds, processors float64) ir.Seconds {
+	switch {
+	case processors < 1:
+		return one / ir.Seconds(processors)
+	case processors < 2 || !Spreads(w):
+		return one
+	}
+	return c.Spread(one, processors)
+}
+
+// Spread is the duration on several processors of a kernel that takes one of them so long: they have to be woken, which short
+// kernels had better not do.
+func (c Model) Spread(one ir.Seconds, processors float64) ir.Seconds {
+	return min(one, ir.Seconds(c.machine.KernelLatency)+one/ir.Seconds(processors*c.machine.SpreadEfficiency))
+}
+
+// Spreads says whether work is done by several processors at once where ranks share them.
+func Spreads(w ir.Work) bool {
+	switch w.Kind {
+	case ir.WorkMatmul, ir.WorkAttention, ir.WorkAttentionGrad, ir.WorkMemory:
+		return true
+	}
+	return false
+}
+
+// One is the duration of an instruction on a device, or on one processor where ranks share them.
+func (c Model) One(w ir.Work, l Link) ir.Seconds {
 	switch w.Kind {
 	case ir.WorkNone:
 		return 0
@@ -150,8 +188,12 @@ func (c Model) wire(l Link) (rate, latency float64) {
 	return network, m.NetworkLatency
 }
 
-// latency is the start of any instruction plus that of its links.
+// latency is the start of any instruction plus that of its links. Where ranks share processors, it is waking some that takes
+// time, and not every instruction does.
 func (c Model) latency(links float64) ir.Seconds {
+	if c.machine.Parallelism > 0 {
+		return ir.Seconds(links)
+	}
 	return ir.Seconds(c.machine.KernelLatency + links)
 }
 

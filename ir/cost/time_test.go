@@ -125,18 +125,32 @@ func TestLinkOf(t *testing.T) {
 	}
 }
 
-// Ranks that share processors are slower by as many as there are to each, but for those who are told that they are alone.
+// Ranks that share processors take turns where there are more ranks than processors, and spread kernels, not copies, where there are
+// fewer.
 func TestParallelism(t *testing.T) {
 	few := machine
-	few.Parallelism = 1.5
+	few.Parallelism, few.SpreadEfficiency, few.KernelLatency = 4, 0.5, 1e-3
 	work := ir.Work{Kind: ir.WorkMatmul, Flops: 1 << 40, Bytes: 1 << 20, Rows: 1 << 10, DType: ir.F32}
-	alone := New(machine, 1).Time(work, Link{})
-	for ranks, want := range map[int]float64{1: 1, 3: 2, 4: 4 / 1.5, 8: 4 / 1.5} {
-		if got := float64(New(few, ranks).Time(work, Link{}) / alone); math.Abs(got-want) > 1e-12 {
-			t.Errorf("%d ranks on 1.5 processors: %g times as long, want %g", ranks, got, want)
+	same := few
+	same.GPUsPerNode = 8
+	one := New(same, 4).Time(work, Link{})
+	if at := float64(New(machine, 1).Time(work, Link{}) - one); math.Abs(at-machine.KernelLatency) > 1e-9 {
+		t.Errorf("on a processor %g less than on a device, which has a latency of %g", at, machine.KernelLatency)
+	}
+	for ranks, want := range map[int]float64{1: float64(one)/(4*0.5) + 1e-3, 2: float64(one)/(2*0.5) + 1e-3, 3: float64(one), 4: float64(one), 6: 1.5 * float64(one), 8: 2 * float64(one)} {
+		want = min(want, max(float64(one), float64(one)*float64(ranks)/4))
+		if got := float64(New(same, ranks).Time(work, Link{})); math.Abs(got-want) > 1e-12*want {
+			t.Errorf("%d ranks on 4 processors: %g, want %g", ranks, got, want)
 		}
-		if got := New(few, ranks).Alone().Time(work, Link{}); got != alone {
-			t.Errorf("%d ranks, alone: %s, want %s", ranks, got, alone)
+	}
+	short := ir.Work{Kind: ir.WorkMemory, Bytes: 1 << 10}
+	if got, want := New(same, 1).Time(short, Link{}), New(same, 4).Time(short, Link{}); got != want {
+		t.Errorf("a short kernel takes %s alone, %s on a processor", got, want)
+	}
+	moved := ir.Work{Kind: ir.WorkD2H, Bytes: 1 << 30}
+	for ranks, want := range map[int]float64{1: 1, 4: 1, 8: 2} {
+		if got := float64(New(same, ranks).Time(moved, Link{}) / New(same, 4).Time(moved, Link{})); math.Abs(got-want) > 1e-12 {
+			t.Errorf("copies of %d ranks on 4 processors: %g times as long, want %g", ranks, got, want)
 		}
 	}
 }

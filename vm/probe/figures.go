@@ -12,7 +12,7 @@ import (
 type Facts struct {
 	Name         string // of the machine, for people
 	Ranks        int    // that a node of it runs
-	Shared       bool   // they share its processors, as threads of one computer do
+	Processors   int    // that they share, as threads of one computer do; 0: each has its own
 	DeviceMemory int64  // bytes that a rank may take
 	HostMemory   int64  // bytes that all ranks of a node may take
 	PeakBF16     float64
@@ -39,7 +39,7 @@ var (
 		Prefix: 16384, Heads: Heads{16, 16, 128}, Bytes: 256 << 20, Cols: 4096,
 	}
 	CPU = Scale{
-		DType: ir.F32, Inner: 256, Rows: []int64{16, 64, 256, 1024}, Tokens: []int64{16, 64, 256}, Prefix: 512,
+		DType: ir.F32, Inner: 256, Rows: []int64{16, 64, 256, 1024}, Tokens: []int64{16, 64, 256, 1024}, Prefix: 512,
 		Heads: Heads{4, 4, 64}, Bytes: 32 << 20, Cols: 1024,
 	}
 )
@@ -51,72 +51,63 @@ type Figures struct {
 	Timings []Timing
 }
 
-// prober takes measurements in turn; after an error nothing is measured any more.
+// prober works out figures from measurements; after an error nothing counts any more.
 type prober struct {
 	*Figures
-	ctx   context.Context
-	bench *Bench
 	facts Facts
 	scale Scale
-	err   error
+	take  func(Item, int) Timing // the measurement of an item on so many ranks at once
 }
 
-// Probe measures everything that a cluster file says, in the order in which figures depend on each other.
+// Probe measures everything that a cluster file says. What it measures does not depend on what comes out, so that it works the
+// figures out twice: once to learn what is asked for, which is then measured in rounds, and once from that.
 func (b *Bench) Probe(ctx context.Context, facts Facts, scale Scale) (*Figures, error) {
-	p := &prober{Figures: &Figures{Notes: map[string]string{}}, ctx: ctx, bench: b, facts: facts, scale: scale}
+	t := newTurns()
+	figures(facts, scale, t.ask)
+	if err := t.measure(ctx, b); err != nil {
+		return nil, err
+	}
+	f := figures(facts, scale, t.answer)
+	f.Timings = t.timings
+	return f, nil
+}
+
+// figures are in the order in which they depend on each other.
+func figures(facts Facts, scale Scale, take func(Item, int) Timing) *Figures {
+	p := &prober{Figures: &Figures{Notes: map[string]string{}}, facts: facts, scale: scale, take: take}
 	m := &p.Machine
 	m.Name, m.Nodes, m.GPUsPerNode = facts.Name, 1, facts.Ranks
 	m.DeviceMemory, m.HostMemory = facts.DeviceMemory, facts.HostMemory
-	p.parallelism()
+	m.Parallelism = float64(facts.Processors)
+	p.note("parallelism", "every rank has a processor of its own")
+	if facts.Processors > 0 {
+		p.note("parallelism", "threads; rates are those of one of them")
+	}
 	p.latency()
 	p.memory()
 	p.products()
 	p.attention()
 	p.copies()
 	p.links()
-	return p.Figures, p.err
+	return p.Figures
 }
 
-// measure is a measurement on so many ranks at once.
-func (p *prober) measure(item Item, ranks int) Timing {
-	if p.err != nil {
-		return Timing{Seconds: 1}
-	}
-	t, err := p.bench.Measure(p.ctx, item, ranks)
-	p.err = err
-	p.Timings = append(p.Timings, t)
-	return t
-}
-
-// own is an item that every rank of the node does at the same time, as in training. Where ranks share processors its time
-// is what a rank alone would take, as far as all of them together get that much more done than one.
+// own is an item that every rank of the node does at the same time, as in training. Where ranks share processors it is one rank for
+// each of those.
 func (p *prober) own(item Item) Timing {
-	t := p.measure(item, p.facts.Ranks)
-	if p.Machine.Parallelism > 0 {
-		t.Seconds *= p.Machine.Parallelism / float64(p.facts.Ranks)
+	if n := p.facts.Processors; n > 0 {
+		return p.take(item, n)
 	}
-	return t
+	return p.take(item, p.facts.Ranks)
 }
 
-// parallelism is how much more work all ranks get done than one: what a kernel alone leaves of the processors. It is the
-// median of products and attention, where most time goes; the rates are those of all ranks at work, so it only says what one gains
-// while others wait.
-func (p *prober) parallelism() {
-	n, s := p.facts.Ranks, p.scale
-	p.note("parallelism", "every rank has a processor of its own")
-	if !p.facts.Shared || n < 2 {
-		return
+// start is what starting an instruction takes of its time. On processors that ranks share it is what spreading a kernel over several
+// takes, and none of the measurements of all ranks at once spread.
+func (p *prober) start() float64 {
+	if p.facts.Processors > 0 {
+		return 0
 	}
-	var gains []float64
-	rows, tokens := s.Rows[len(s.Rows)-1], s.Tokens[len(s.Tokens)-1]
-	for _, item := range []Item{
-		Matmul(rows, s.Inner, s.Inner, s.DType), Attention(tokens, s.Prefix, s.Heads, s.DType), AttentionGrad(tokens, s.Prefix, s.Heads, s.DType),
-	} {
-		gains = append(gains, float64(n)*p.measure(item, 1).Seconds/p.measure(item, n).Seconds)
-	}
-	slices.Sort(gains)
-	p.Machine.Parallelism = min(max(gains[len(gains)/2], 1), float64(n))
-	p.note("parallelism", "%d ranks against one, the median of %d kernels; they differ from %.2f to %.2f", n, len(gains), gains[0], gains[len(gains)-1])
+	return p.Machine.KernelLatency
 }
 
 func (p *prober) note(field, format string, args ...any) {
@@ -124,8 +115,59 @@ func (p *prober) note(field, format string, args ...any) {
 }
 
 func (p *prober) latency() {
-	p.Machine.KernelLatency = p.own(Nothing()).Seconds
-	p.note("kernel_latency", "kernels on 8 elements, one after another")
+	m := &p.Machine
+	m.SpreadEfficiency = 1
+	p.note("spread_efficiency", "every rank has a processor of its own")
+	if p.facts.Processors == 0 {
+		m.KernelLatency = p.own(Nothing()).Seconds
+		p.note("kernel_latency", "kernels on 8 elements, one after another")
+		return
+	}
+	p.note("kernel_latency", "there is one processor")
+	p.note("spread_efficiency", "there is one processor")
+	if p.facts.Processors == 1 {
+		return
+	}
+	var whole, parts []float64
+	for _, item := range p.spread() {
+		whole, parts = append(whole, p.take(item, 1).Seconds), append(parts, p.own(item).Seconds/m.Parallelism)
+	}
+	var slope float64
+	m.KernelLatency, slope = line(parts, whole)
+	m.SpreadEfficiency = 1 / slope
+	p.note("kernel_latency", "what %d kernels of a rank alone take longer than their part of the time of all processors", len(whole))
+	p.note("spread_efficiency", "of the same kernels, what is in proportion to their time")
+}
+
+// line is y = start + slope*x through points, by least squares of relative differences; a start of 0 or more, a slope of 1 or more.
+func line(x, y []float64) (start, slope float64) {
+	var uu, uv, vv, u, v float64
+	for i := range x {
+		a, b := 1/y[i], x[i]/y[i]
+		uu, uv, vv, u, v = uu+a*a, uv+a*b, vv+b*b, u+a, v+b
+	}
+	if d := uu*vv - uv*uv; d > 0 {
+		start, slope = (u*vv-v*uv)/d, (uu*v-uv*u)/d
+	}
+	if start <= 0 {
+		start, slope = 0, v/vv
+	}
+	if slope < 1 {
+		start, slope = max((u-uv)/uu, 0), 1
+	}
+	return start, slope
+}
+
+// spread are kernels that are worth spreading over processors, of all kinds and sizes.
+func (p *prober) spread() (items []Item) {
+	s := p.scale
+	for _, rows := range s.Rows[1:] {
+		items = append(items, Matmul(rows, s.Inner, s.Inner, s.DType))
+	}
+	for _, n := range s.Tokens[1:] {
+		items = append(items, Attention(n, s.Prefix, s.Heads, s.DType), AttentionGrad(n, s.Prefix, s.Heads, s.DType))
+	}
+	return items
 }
 
 // memory: the bandwidth is that of the fastest copy or kernel, the efficiency what kernels reach of it in the middle.
@@ -135,13 +177,13 @@ func (p *prober) memory() {
 	var rates []float64
 	for _, item := range MemoryBound(p.scale.Bytes, p.scale.Cols, p.scale.DType) {
 		t := p.own(item)
-		rates = append(rates, t.Bytes(m.KernelLatency))
-		if t.Bytes(m.KernelLatency) > fastest.Bytes(m.KernelLatency) {
+		rates = append(rates, t.Bytes(p.start()))
+		if t.Bytes(p.start()) > fastest.Bytes(p.start()) {
 			fastest = t
 		}
 	}
 	slices.Sort(rates)
-	m.MemoryBandwidth = fastest.Bytes(m.KernelLatency)
+	m.MemoryBandwidth = fastest.Bytes(p.start())
 	m.CopyEfficiency = rates[len(rates)/2] / m.MemoryBandwidth
 	p.note("memory_bandwidth", "%s, bytes read and written", fastest.Item.Name)
 	p.note("copy_efficiency", "the median of %d memory-bound kernels; the slowest reaches %.2f", len(rates), rates[0]/m.MemoryBandwidth)
@@ -167,7 +209,7 @@ func (p *prober) products() {
 			continue
 		}
 		for _, x := range timings {
-			if rate := x.Flops(m.KernelLatency); x.Work.DType == t && rate > *peaks[t] {
+			if rate := x.Flops(p.start()); x.Work.DType == t && rate > *peaks[t] {
 				*peaks[t] = rate
 				p.note(name, "%s, the fastest", x.Item.Name)
 			}
@@ -180,7 +222,7 @@ func (p *prober) products() {
 // curve is the share of a peak that timings reach, by their size.
 func (p *prober) curve(timings []Timing, peak float64) (points []ir.CurvePoint) {
 	for _, t := range timings {
-		share := min(t.Flops(p.Machine.KernelLatency)/peak, 1)
+		share := min(t.Flops(p.start())/peak, 1)
 		if n := len(points); n > 0 && points[n-1][0] == float64(t.Work.Rows) {
 			points[n-1][1] = max(points[n-1][1], share) // sizes beyond the other two dimensions count as those
 			continue
@@ -218,17 +260,17 @@ func (p *prober) copies() {
 		field string
 		rate  *float64
 	}{{ir.CopyD2H, "d2h_bandwidth", &m.D2HBandwidth}, {ir.CopyH2D, "h2d_bandwidth", &m.H2DBandwidth}} {
-		if m.Parallelism > 0 { // what copies share with each other is the processors
-			*c.rate = p.own(Copy(c.op, p.scale.Bytes)).Bytes(m.KernelLatency)
+		if p.facts.Processors > 0 { // what copies share with each other is the processors
+			*c.rate = p.own(Copy(c.op, p.scale.Bytes)).Bytes(p.start())
 			p.note(c.field, "%s at a time", ir.Bytes(p.scale.Bytes))
 			continue
 		}
-		*c.rate = p.measure(Copy(c.op, p.scale.Bytes), 1).Bytes(m.KernelLatency)
+		*c.rate = p.take(Copy(c.op, p.scale.Bytes), 1).Bytes(p.start())
 		p.note(c.field, "one rank alone, %s at a time", ir.Bytes(p.scale.Bytes))
 		if p.facts.Ranks < 2 {
 			continue
 		}
-		if all := p.own(Copy(c.op, p.scale.Bytes)).Bytes(m.KernelLatency); all < shared**c.rate && (limit == 0 || ranks*all < limit) {
+		if all := p.own(Copy(c.op, p.scale.Bytes)).Bytes(p.start()); all < shared**c.rate && (limit == 0 || ranks*all < limit) {
 			limit = ranks * all
 		}
 	}
@@ -245,21 +287,28 @@ func (p *prober) links() {
 	m := &p.Machine
 	const small = 4096
 	if p.facts.Ranks < 2 {
-		m.NVLinkBandwidth, m.NVLinkLatency, m.CollectiveEfficiency = min(m.D2HBandwidth, m.H2DBandwidth), m.KernelLatency, 1
+		m.NVLinkBandwidth, m.NVLinkLatency, m.CollectiveEfficiency = min(m.D2HBandwidth, m.H2DBandwidth), p.start(), 1
 		for _, field := range []string{"nvlink_bandwidth", "nvlink_latency", "collective_efficiency"} {
 			p.note(field, "not measured: there is one rank")
 		}
 	} else {
-		m.NVLinkLatency = max(p.measure(Message(small), 2).Seconds-m.KernelLatency, 0)
-		m.NVLinkBandwidth = p.measure(Message(p.scale.Bytes), 2).Bytes(m.KernelLatency + m.NVLinkLatency)
 		n := p.facts.Ranks
-		t := p.measure(Gather(p.scale.Bytes, n), n)
-		moved := float64(t.Work.Bytes) * float64(n-1) / float64(n)
-		rate := over(moved, t.Seconds-m.KernelLatency-m.NVLinkLatency*float64(n-1))
-		m.CollectiveEfficiency = min(rate/m.NVLinkBandwidth, 1)
+		m.NVLinkLatency = max(p.take(Message(small), 2).Seconds, p.take(Gather(small, n), n).Seconds/float64(n-1)) - p.start()
+		m.NVLinkLatency = max(m.NVLinkLatency, 0)
+		m.NVLinkBandwidth = p.take(Message(p.scale.Bytes), 2).Bytes(p.start() + m.NVLinkLatency)
+		moved, seconds := 0.0, 0.0
+		for _, item := range []Item{Gather(p.scale.Bytes, n), Scatter(p.scale.Bytes, n)} {
+			t := p.take(item, n)
+			if c := p.facts.Processors; 0 < c && c < n {
+				t.Seconds *= float64(c) / float64(n)
+			}
+			moved += float64(t.Work.Bytes) * float64(n-1) / float64(n)
+			seconds += t.Seconds - p.start() - m.NVLinkLatency*float64(n-1)
+		}
+		m.CollectiveEfficiency = min(over(moved, seconds)/m.NVLinkBandwidth, 1)
 		p.note("nvlink_bandwidth", "messages of %s between two ranks", ir.Bytes(p.scale.Bytes))
-		p.note("nvlink_latency", "messages of %s between two ranks", ir.Bytes(small))
-		p.note("collective_efficiency", "%s", t.Item.Name)
+		p.note("nvlink_latency", "messages of %s between two ranks, or a step of an all_gather of as much, which is longer", ir.Bytes(small))
+		p.note("collective_efficiency", "all_gather and reduce_scatter of %s among %d ranks", ir.Bytes(p.scale.Bytes), n)
 	}
 	m.NetworkBandwidth, m.NetworkLatency = m.NVLinkBandwidth, m.NVLinkLatency
 	p.note("network_bandwidth", "not measured: there is one node")

@@ -89,9 +89,21 @@ func Message(bytes int64) Item {
 
 // Gather is an all_gather of so many bytes in all.
 func Gather(bytes int64, ranks int) Item {
-	part := bytes / int64(ranks) / 4
-	return Item{
-		Name: fmt.Sprintf("all_gather of %s among %d ranks", ir.Bytes(4*part*int64(ranks)), ranks), Op: ir.AllGather,
-		Args: []Arg{{Type: ir.F32, Shape: []int64{part * int64(ranks), 1}}, {Type: ir.F32, Shape: []int64{part, 1}}},
-	}
+	whole, part := collective(bytes, ranks)
+	return Item{Name: among(ir.AllGather, whole, ranks), Op: ir.AllGather, Args: []Arg{whole, part}}
+}
+
+// Scatter is a reduce_scatter of so many bytes in all.
+func Scatter(bytes int64, ranks int) Item {
+	whole, part := collective(bytes, ranks)
+	return Item{Name: among(ir.ReduceScatter, whole, ranks), Op: ir.ReduceScatter, Args: []Arg{part, whole}}
+}
+
+func collective(bytes int64, ranks int) (whole, part Arg) {
+	n := bytes / int64(ranks) / 4
+	return Arg{Type: ir.F32, Shape: []int64{n * int64(ranks), 1}}, Arg{Type: ir.F32, Shape: []int64{n, 1}}
+}
+
+func among(op ir.Op, whole Arg, ranks int) string {
+	return fmt.Sprintf("%s of %s among %d ranks", ir.Ops[op].Name, ir.Bytes(4*whole.Shape[0]), ranks)
 }

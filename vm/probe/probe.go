@@ -4,6 +4,7 @@
 //	probe.go    Bench and Measure: one instruction, repeated, on any device
 //	program.go  Item: an instruction with operands of its own, and the program that repeats it
 //	items.go    the items that there are
+//	turns.go    measurements take turns
 //	figures.go  Probe: from measurements to the figures of package cost, by whose formulas they are taken
 //
 // A device is measured through vm's loop, as training uses it. The package knows no device by name; data sheets and
@@ -14,7 +15,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"sppo/ir"
@@ -27,6 +27,10 @@ type Bench struct {
 	Open func(p *ir.Program) (device func(rank int) vm.Device, transport vm.Transport, err error)
 	// Span is how long a measurement should take at least: an instruction is repeated until it does.
 	Span time.Duration
+	// Rounds is how often Probe goes through its measurements; 0: once.
+	Rounds int
+	// Between is called behind each round; nil: nothing is.
+	Between func()
 	// Say is told of every measurement; nil: nobody is.
 	Say func(Timing)
 }
@@ -53,28 +57,39 @@ func over(amount, seconds float64) float64 { return amount / max(seconds, 1e-9) 
 const (
 	// mostCopies bounds the size of programs.
 	mostCopies = 4096
-	// runs are timed behind one that warms up.
+	// runs are timed in all, behind one that warms up.
 	runs = 5
 )
 
 // Measure repeats an item on so many ranks at once.
 func (b *Bench) Measure(ctx context.Context, item Item, ranks int) (Timing, error) {
-	t := Timing{Item: item, Ranks: ranks, Copies: 1}
-	took, err := b.run(ctx, &t, 1)
+	t := Timing{Item: item, Ranks: ranks}
+	took, err := b.measure(ctx, &t, runs)
 	if err != nil {
 		return t, err
 	}
-	t.Copies = int(min(max(b.Span.Seconds()/max(took[0], 1e-7), 1), mostCopies)) + 1
-	if took, err = b.run(ctx, &t, runs); err != nil {
-		return t, err
+	t.settle(took)
+	b.say(t)
+	return t, nil
+}
+
+// measure runs an item so often, after it has found out how many copies of it take long enough.
+func (b *Bench) measure(ctx context.Context, t *Timing, times int) ([]float64, error) {
+	if t.Copies == 0 {
+		t.Copies = 1
+		took, err := b.run(ctx, t, 1)
+		if err != nil {
+			return nil, err
+		}
+		t.Copies = int(min(max(b.Span.Seconds()/max(took[0], 1e-7), 1), mostCopies)) + 1
 	}
-	slices.Sort(took)
-	median := took[len(took)/2]
-	t.Seconds, t.Spread = median/float64(t.Copies), over(took[len(took)-1]-took[0], median)
+	return b.run(ctx, t, times)
+}
+
+func (b *Bench) say(t Timing) {
 	if b.Say != nil {
 		b.Say(t)
 	}
-	return t, nil
 }
 
 // run times steps of the item's program, in seconds.

@@ -74,11 +74,13 @@ func TestProbeFindsTheFigures(t *testing.T) {
 	}
 }
 
-// Ranks that share processors are found to, and rates are those of a rank alone, to what a median of different kernels knows.
+// Where ranks share processors, rates are those of one of them, and what spreading costs a rank alone is found from kernels of all sizes.
 func TestProbeFindsSharing(t *testing.T) {
 	few := machine
-	few.Parallelism, few.NodeCopyBandwidth = 1.5, 0
-	got, err := simulated(t, few).Probe(t.Context(), probe.Facts{Name: few.Name, Ranks: 4, Shared: true}, probe.GPU)
+	few.Parallelism, few.SpreadEfficiency, few.NodeCopyBandwidth = 2, 0.9, 0
+	bench := simulated(t, few)
+	bench.Span = 50 * time.Millisecond
+	got, err := bench.Probe(t.Context(), probe.Facts{Name: few.Name, Ranks: 4, Processors: 2}, probe.GPU)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,12 +89,15 @@ func TestProbeFindsSharing(t *testing.T) {
 		name      string
 		got, want float64
 	}{
-		{"parallelism", g.Parallelism, 1.5}, {"memory", g.MemoryBandwidth, few.MemoryBandwidth}, {"kernel latency", g.KernelLatency, few.KernelLatency},
+		{"parallelism", g.Parallelism, 2}, {"spreading", g.SpreadEfficiency, 0.9}, {"memory", g.MemoryBandwidth, few.MemoryBandwidth},
 		{"products", g.PeakBF16, 0.65 * few.PeakBF16}, {"d2h", g.D2HBandwidth, few.D2HBandwidth}, {"links", g.NVLinkBandwidth, few.NVLinkBandwidth},
 	} {
-		if !(math.Abs(c.got-c.want) <= 0.01*c.want) {
+		if !(math.Abs(c.got-c.want) <= 0.04*c.want) {
 			t.Errorf("%s: %g, the machine has %g", c.name, c.got, c.want)
 		}
+	}
+	if l := g.KernelLatency; l < 0.8*few.KernelLatency || l > 1.2*few.KernelLatency { // the first kernel of a section finds processors idle
+		t.Errorf("kernel latency: %g, the machine has %g", l, few.KernelLatency)
 	}
 }
 

@@ -83,12 +83,12 @@ func (b *builder) fill(it *Item, peer, copies int) error {
 		if err != nil {
 			return err
 		}
+		turns[t] = in
 		for i, a := range it.Args {
 			if reads, _ := in.Access(i); reads {
-				b.initial(in.Args[i], a)
+				b.again(in.Args[i], turns[0].Args[i], a, t > 0)
 			}
 		}
-		turns[t] = in
 	}
 	for i := range copies {
 		b.put(ir.SectionStep, turns[i%len(turns)])
@@ -148,6 +148,15 @@ func (b *builder) put(s ir.Section, in ir.Instr) {
 	b.code.Sections[s] = append(b.code.Sections[s], in)
 }
 
+// again gives an operand the values of the first of its kind, which is faster than to draw others.
+func (b *builder) again(v, first ir.View, a Arg, later bool) {
+	if !later || b.code.Buffers[v.Buffer].Arena == ir.Host {
+		b.initial(v, a)
+		return
+	}
+	b.copy(v, first, int64(v.Bytes()))
+}
+
 // initial gives an operand its values; what lies on the host comes by way of the device.
 func (b *builder) initial(v ir.View, a Arg) {
 	if b.code.Buffers[v.Buffer].Arena == ir.Host {
@@ -167,16 +176,38 @@ func (b *builder) initial(v ir.View, a Arg) {
 		b.put(ir.SectionInit, ir.Instr{Op: ir.Fill, Stream: ir.Compute, Args: []ir.View{v}, Attrs: []ir.Attr{ir.Float(a.Value)}})
 		return
 	}
-	rows, cols := int64(1), v.Elements()
+	b.draw(v, a)
+}
+
+// drawn is how many numbers of an operand are drawn; the rest repeats them, which is faster.
+const drawn = 1 << 18
+
+func (b *builder) draw(v ir.View, a Arg) {
+	whole, rows, cols := int64(v.Bytes()), int64(1), v.Elements()
 	if v.DType == ir.U8 { // bytes that are numbers, as what is copied is
 		v.DType, cols = ir.F32, cols/4
 	}
 	if n := a.Shape[len(a.Shape)-1]; n > 1 && cols%n == 0 {
 		rows, cols = cols/n, n
 	}
+	cols = min(cols, drawn)
+	rows = max(1, min(rows, drawn/cols))
 	v.Shape = [ir.MaxDims]int32{int32(rows), int32(cols)}
 	tensor := ir.Int(int64(len(b.p.Tensors)))
 	b.p.Tensors = append(b.p.Tensors, ir.Tensor{Name: fmt.Sprint("operand", len(b.p.Tensors)), Shape: [2]int64{rows, cols}})
 	b.put(ir.SectionInit, ir.Instr{Op: ir.InitNormal, Stream: ir.Compute, Args: []ir.View{v},
 		Attrs: []ir.Attr{tensor, ir.Int(0), ir.Int(0), ir.Float(0.5)}})
+	for done := int64(v.Bytes()); done < whole; {
+		n := min(done, whole-done)
+		b.copy(ir.View{Buffer: v.Buffer, Offset: v.Offset + ir.Bytes(done)}, v, n)
+		done += n
+	}
+}
+
+// copy repeats bytes on the device.
+func (b *builder) copy(y, x ir.View, n int64) {
+	for _, v := range []*ir.View{&y, &x} {
+		v.DType, v.Shape = ir.U8, [ir.MaxDims]int32{int32(n)}
+	}
+	b.put(ir.SectionInit, ir.Instr{Op: ir.CopyD2D, Stream: ir.Compute, Args: []ir.View{y, x}})
 }

@@ -22,10 +22,11 @@ const (
 
 // step is an instruction as the clocks see it.
 type step struct {
-	duration float64 // of the rank's own work, in seconds
+	duration float64 // of the rank's own work, in seconds; where ranks share processors, on one of them
 	work     int32   // of a meeting: index into prices
 	arg      int32
 	kind     kind
+	spreads  bool // over several processors, where ranks share them
 	stream   ir.Stream
 	op       ir.Op
 }
@@ -50,6 +51,7 @@ type binding struct {
 // prices knows what each distinct piece of work takes.
 type prices struct {
 	model cost.Model
+	one   bool // they are those of one processor of several that ranks share
 	alone map[ir.Work]float64
 	index map[ir.Work]int32
 	works []ir.Work               // of meetings
@@ -62,7 +64,7 @@ func newPrices(p *ir.Program, shares bool) *prices {
 		model = model.Alone()
 	}
 	return &prices{
-		model: model, alone: map[ir.Work]float64{},
+		model: model, one: p.Machine.Parallelism > 0, alone: map[ir.Work]float64{},
 		index: map[ir.Work]int32{}, links: map[cost.Link][]float64{},
 	}
 }
@@ -71,7 +73,7 @@ func newPrices(p *ir.Program, shares bool) *prices {
 func (p *prices) own(w ir.Work) float64 {
 	t, ok := p.alone[w]
 	if !ok {
-		t = float64(p.model.Time(w, cost.Link{}))
+		t = float64(p.model.One(w, cost.Link{}))
 		p.alone[w] = t
 	}
 	return t
@@ -141,7 +143,8 @@ func bind(p *ir.Program, code *ir.Code, section ir.Section, pr *prices) (*bindin
 			}
 			s.arg = i
 		default:
-			s.kind, s.duration = kindWork, pr.own(in.Work())
+			w := in.Work()
+			s.kind, s.duration, s.spreads = kindWork, pr.own(w), pr.one && cost.Spreads(w)
 		}
 		b.touch(code, in)
 	}

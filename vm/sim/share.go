@@ -2,14 +2,16 @@ package sim
 
 import (
 	"container/heap"
+	"math"
 
 	"sppo/ir"
 )
 
 // What ranks of a node share in time: processors, where ranks are threads of one computer, and copies to and from the host.
-// Who uses such a thing at a moment has an equal part of it, so how long an instruction takes depends on what else runs,
-// also of ranks that it has nothing to do with. Clocks that each run as far as they get cannot know that; here all of
-// them go forward together, from one end of an instruction to the next.
+// A kernel takes the processors that are idle as it begins, everything else one; where more are taken than there are, all are
+// slowed down alike. So how long an instruction takes depends on what else runs, also of ranks that it has nothing to do
+// with. Clocks that each run as far as they get cannot know that; here all of them go forward together, from one end of
+// an instruction to the next.
 
 // sharing is a section under way in one order of time.
 type sharing struct {
@@ -34,9 +36,11 @@ type event struct {
 	waiting  []ir.Stream
 }
 
-// pool is something that instructions share: as many as its width run at full speed, more slow each other down alike.
+// pool is something that instructions share: those that take as much as its width run at full speed, more slow each other
+// down alike.
 type pool struct {
 	width float64 // 0: no limit
+	taken float64 // by what is in it
 	work  float64 // seconds of full speed that each instruction in it has had since the start
 	since float64 // time up to which work has been counted
 	tasks tasks
@@ -45,6 +49,7 @@ type pool struct {
 // task is an instruction, or a meeting, that ends when its pool has worked for it long enough.
 type task struct {
 	until  float64 // pool.work at which it is done
+	takes  float64 // of the pool's width
 	number int     // in order of starts: who started first ends first
 	rank   *rank
 	pc     int32
@@ -70,11 +75,14 @@ func (t *tasks) Pop() any {
 
 // speed is that of each instruction in the pool.
 func (p *pool) speed() float64 {
-	if n := float64(len(p.tasks)); p.width > 0 && n > p.width {
-		return p.width / n
+	if p.width > 0 && p.taken > p.width {
+		return p.width / p.taken
 	}
 	return 1
 }
+
+// idle is how many of the pool's processors nothing has taken.
+func (p *pool) idle() float64 { return math.Floor(p.width - p.taken) }
 
 // ends is when the first of its instructions is done if nothing else happens.
 func (p *pool) ends() float64 { return p.since + (p.tasks[0].until-p.work)/p.speed() }
@@ -182,12 +190,24 @@ func (s *sharing) next() *pool {
 	return first
 }
 
-// start puts an instruction that takes so long at full speed into a pool.
-func (s *sharing) start(p *pool, seconds float64, t task) {
+// start puts an instruction that takes so much of a pool, and so long at full speed, into it.
+func (s *sharing) start(p *pool, takes, seconds float64, t task) {
 	p.advance(s.now)
-	t.until, t.number = p.work+seconds, s.starts
+	t.until, t.takes, t.number = p.work+seconds, takes, s.starts
+	p.taken += takes
 	s.starts++
 	heap.Push(&p.tasks, t)
+}
+
+// work starts an instruction that a rank does by itself. A kernel spreads over the processors that are idle.
+func (s *sharing) work(r *rank, pc int, st *step) {
+	p, takes, seconds := s.pool(r, st.op), 1.0, st.duration
+	if idle := p.idle(); st.spreads && idle >= 2 {
+		if wide := float64(s.prices.model.Spread(ir.Seconds(seconds), idle)); wide < seconds {
+			takes, seconds = idle, wide
+		}
+	}
+	s.start(p, takes, s.own(r, pc, seconds), task{rank: r, pc: int32(pc)})
 }
 
 // finish goes forward to the first end in a pool, and on with whoever took part.
@@ -195,6 +215,7 @@ func (s *sharing) finish(p *pool) error {
 	s.now = max(s.now, p.ends())
 	p.work, p.since = p.tasks[0].until, s.now
 	t := heap.Pop(&p.tasks).(task)
+	p.taken -= t.takes
 	if t.meet == nil {
 		return s.ended(arrival{t.rank, int(t.pc)})
 	}
@@ -226,7 +247,7 @@ func (s *sharing) proceed(r *rank, stream ir.Stream) error {
 		switch st.kind {
 		case kindWork:
 			q.start = s.now
-			s.start(s.pool(r, st.op), s.own(r, pc, st), task{rank: r, pc: int32(pc)})
+			s.work(r, pc, st)
 			return nil
 		case kindMeet:
 			return s.join(arrival{r, pc})
@@ -270,7 +291,10 @@ func (s *sharing) join(a arrival) error {
 	for _, x := range m.arrived {
 		s.queues[x.class][x.step().stream].start = s.now
 	}
-	first := m.arrived[0]
-	s.start(s.pool(first.rank, first.step().op), s.duration(m), task{meet: m})
+	first, takes := m.arrived[0], 1.0 // a message is a copy
+	if first.binding.ports[first.step().arg].team {
+		takes = float64(len(m.members))
+	}
+	s.start(s.pool(first.rank, first.step().op), takes, s.duration(m), task{meet: m})
 	return nil
 }

@@ -19,7 +19,7 @@ func shared(p *ir.Program, processors float64) *ir.Program {
 	return &q
 }
 
-// With processors for all, one clock for all ranks gives what a clock for each gives, to rounding.
+// With processors for all, over which no kernel spreads, one clock for all ranks gives what a clock for each gives, to rounding.
 func TestSharedWithoutNeed(t *testing.T) {
 	for seed := range uint64(100) {
 		p := irtest.Random(seed, 300)
@@ -56,6 +56,22 @@ func TestSharedByHand(t *testing.T) {
 	near(t, "the second kernel's end", float64(tl.Rank(1).Spans[0].End), 14)
 	near(t, "the copy's end", float64(tl.Rank(0).Spans[3].End), 17)
 	near(t, "the makespan with one and a half", float64(run(t, shared(program(a, b), 1.5), sim.Options{}).Makespan), 37.0/3) // 16/3, 28/3, and the last 3 alone
+}
+
+// A kernel takes the processors that are idle as it begins, and keeps them; a copy takes one. Seconds are those of one processor.
+func TestSpreadByHand(t *testing.T) {
+	a, b := &script{}, &script{}
+	a.work(ir.Compute, 12) // on 3 of 3, at half of their rate, behind a latency of 1: 9, alone until 2
+	b.recv(ir.RecvNext, 2, 0)
+	a.send(ir.SendPrev, 2, 1) // one processor: 4 taken of 3, so at 3/4 of its speed until 8/3, and the kernel too
+	b.then(ir.RecvNext, ir.Compute)
+	b.work(ir.Compute, 4) // from 8/3 on: nothing is idle, so on one; the kernel has 7 of 9 left
+	p := shared(program(a, b), 3)
+	p.Machine.SpreadEfficiency, p.Machine.KernelLatency = 0.5, 1
+	tl := run(t, p, sim.Options{Spans: true})
+	near(t, "the message's end", float64(tl.Rank(0).Spans[1].End), 8.0/3)
+	near(t, "the short kernel's end", float64(tl.Rank(1).Spans[3].End), 8)
+	near(t, "the long kernel's end", float64(tl.Rank(0).Spans[0].End), 8+3)
 }
 
 // A computer that is never idle takes the sum of all work, whatever the schedule.

@@ -123,12 +123,12 @@ func (w *world) begin(r *rank) {
 // work is an instruction that a rank does by itself.
 func (w *world) work(r *rank, pc int, st *step) {
 	now := r.clocks[st.stream].now
-	r.occupy(pc, st.stream, now, now+w.own(r, pc, st))
+	r.occupy(pc, st.stream, now, now+w.own(r, pc, st.duration))
 }
 
-// own is how long a rank's own instruction takes it.
-func (w *world) own(r *rank, pc int, st *step) float64 {
-	d := st.duration * r.slow
+// own is how long a rank takes for an instruction of its own of that price.
+func (w *world) own(r *rank, pc int, price float64) float64 {
+	d := price * r.slow
 	if w.options.Jitter > 0 {
 		d *= w.jitter(r, pc)
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"sppo/ir"
+	"sppo/ir/cost"
 )
 
 // Span is when an instruction began and ended. A message or collective begins when the last of its ranks is there; a
@@ -134,7 +135,7 @@ func (t *Timeline) MFU() float64 {
 	if t.Makespan == 0 || t.peak == 0 {
 		return 0
 	}
-	return t.program.FlopsModel / (t.deviceSeconds() * t.peak)
+	return t.program.FlopsModel / (float64(t.Makespan) * cost.Devices(t.program.Machine, len(t.Class)) * t.peak)
 }
 
 func (t *Timeline) deviceSeconds() float64 { return float64(t.Makespan) * float64(len(t.Class)) }
