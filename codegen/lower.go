@@ -351,7 +351,7 @@ func (s *stage) receive(t passes.Task) {
 	stream, peer := ir.RecvPrev, constPrev
 	switch {
 	case s.aside(source, t):
-		stream, peer = ir.Mux, rankConst(from)
+		stream, peer = ir.MuxIn, rankConst(from)
 	case !s.plan.Onwards(t.Kind, from, s.index0):
 		stream, peer = ir.RecvNext, constNext
 	}

@@ -9,10 +9,11 @@ import (
 	"sppo/passes"
 )
 
-// Tasks that the ranks of several stages share. In a shared slot every rank goes through the k-th layer of all its pieces
-// before the next layer: first what comes before attention, or in the backward pass before the gradients of K and V are
-// used; then rows of K and V, or what others add to their gradients, travel; then the rest. All ranks issue the messages
-// of a slot in one order, slot by slot, layer by layer, stage by stage: the job cannot deadlock.
+// Tasks that the ranks of several stages share. A layer of a piece has two halves: what comes before attention, or in the
+// backward pass before the gradients of K and V are used; then rows of K and V, or what others add to their gradients,
+// travel; then the rest. In a shared slot every rank goes round its stages: of each it runs the second half of the layer
+// before and the first half of the next, so that what travels for one stage has the time of the others. All ranks issue
+// the messages of a slot in one order, slot by slot, layer by layer, stage by stage: the job cannot deadlock.
 
 // sharedSlot emits what this rank does of the slot that begins with a task.
 func (s *stage) sharedSlot(tasks []passes.Task, first int) {
@@ -23,7 +24,7 @@ func (s *stage) sharedSlot(tasks []passes.Task, first int) {
 	t := tasks[first]
 	w := &sharedWork{
 		stage: s, mine: tasks[first:end], all: s.plan.SlotTasks(t.Kind, t.Microbatch, t.Slot()),
-		beside: s.around(tasks, end-1), x: map[passes.Task]uint32{}, envs: map[passes.Task]*env{},
+		beside: s.around(tasks, end-1), x: map[passes.Task]uint32{}, envs: map[passes.Task]*env{}, adds: map[int][]sum{},
 	}
 	if t.Kind == passes.Forward {
 		w.forward(t.Slot())
@@ -39,7 +40,11 @@ type sharedWork struct {
 	beside    neighbours
 	x         map[passes.Task]uint32 // what tasks have come to: rows or their gradients
 	envs      map[passes.Task]*env   // of the layer that tasks are at
+	adds      map[int][]sum          // [stage]: what has come for gradients and is yet to be added
 }
+
+// sum is a part of a gradient that another rank has sent.
+type sum struct{ to, part ir.View }
 
 func (w *sharedWork) forward(slot int) {
 	w.handOut()
@@ -48,9 +53,9 @@ func (w *sharedWork) forward(slot int) {
 			w.x[t] = w.input(t)
 		}
 	}
-	w.layerByLayer(slot, w.beginForward, w.shareRows, func(e *env) {
+	w.layerByLayer(slot, halves{w.beginForward, w.shareRows, func(e *env) {
 		w.x[e.task] = w.finish(e, e.block.Forward[e.block.BeforeAttention():], e.block.Output)
-	})
+	}})
 	for _, t := range w.mine {
 		w.pass(t, w.x[t])
 	}
@@ -61,9 +66,9 @@ func (w *sharedWork) backward(slot int) {
 		w.reloadUpTo(t, nil, w.plan.Offload.Ahead-1)
 		w.x[t] = w.input(t)
 	}
-	w.layerByLayer(slot, w.beginBackward, w.shareGradients, func(e *env) {
+	w.layerByLayer(slot, halves{w.beginBackward, w.shareGradients, func(e *env) {
 		w.x[e.task] = w.finish(e, e.block.Backward[e.block.BeforeCacheGrads():], e.block.DInput)
-	})
+	}})
 	for _, t := range w.mine {
 		if t.Stage > 0 {
 			w.pass(t, w.x[t])
@@ -72,37 +77,68 @@ func (w *sharedWork) backward(slot int) {
 	w.handIn()
 }
 
+// halves are what a pass does of a layer: the first half of a task, the messages of a stage, the second half.
+type halves struct {
+	begin  func(t passes.Task, layer int)
+	share  func(tasks []passes.Task, layer int)
+	finish func(*env)
+}
+
 // layerByLayer takes all tasks through their layers side by side. Weights of a layer are lent while the layer before runs.
 // In the last backward slot of a stage the gradients of lent weights go back behind each layer.
-func (w *sharedWork) layerByLayer(slot int, begin func(t passes.Task, layer int), share func(tasks []passes.Task, layer int), finish func(*env)) {
+func (w *sharedWork) layerByLayer(slot int, do halves) {
 	w.lendWeights(slot, 0)
-	for k := range slices.Max(w.plan.LayersPerStage) {
-		for _, t := range w.mine {
-			if path := w.path(t); k < len(path) {
-				w.at(t)
-				begin(t, path[k])
-			}
-		}
+	for k := range slices.Max(w.plan.LayersPerStage) + 1 {
 		for tasks := w.all; len(tasks) > 0; {
 			n := runOf(tasks, func(t passes.Task) int { return t.Stage })
-			if path := w.path(tasks[0]); k < len(path) {
-				w.provide(tasks[0], path[k])
-				share(tasks[:n], path[k])
-			}
+			w.goOn(tasks[:n], k, do)
 			tasks = tasks[n:]
 		}
 		w.lendWeights(slot, k+1)
-		for _, t := range w.mine {
-			if k < len(w.path(t)) {
-				w.at(t)
-				finish(w.envs[t])
-				w.reloadUpTo(t, nil, k+w.plan.Offload.Ahead)
-			}
+		if k > 0 {
+			w.release(k - 1)
+			w.returnGradients(k - 1)
 		}
-		w.release(k)
-		w.returnGradients(k)
 	}
 	w.provide(w.mine[len(w.mine)-1], ir.None)
+}
+
+// goOn takes the tasks of one stage from the middle of a layer to the middle of their k-th.
+func (w *sharedWork) goOn(tasks []passes.Task, k int, do halves) {
+	path, start := w.path(tasks[0]), w.now()
+	if 0 < k && k <= len(path) {
+		w.provide(tasks[0], path[k-1])
+		w.addUp(tasks[0].Stage)
+		for _, t := range w.mine {
+			if t.Stage == tasks[0].Stage {
+				w.at(t)
+				do.finish(w.envs[t])
+				w.reloadUpTo(t, nil, k-1+w.plan.Offload.Ahead)
+			}
+		}
+	}
+	if k >= len(path) {
+		return
+	}
+	for _, t := range w.mine {
+		if t.Stage == tasks[0].Stage {
+			w.at(t)
+			do.begin(t, path[k])
+		}
+	}
+	w.provide(tasks[0], path[k])
+	do.share(tasks, path[k])
+	for _, a := range w.adds[tasks[0].Stage] {
+		w.reserve(a.part.Buffer, start)
+	}
+}
+
+// addUp adds to gradients of K and V what has come for them.
+func (w *sharedWork) addUp(stage int) {
+	for _, a := range w.adds[stage] {
+		w.op(ir.Add, ir.Compute, []ir.View{a.to, a.to, a.part})
+	}
+	delete(w.adds, stage)
 }
 
 // release ends and begins the copies of other tasks that go along with the k-th layer of the slot.
@@ -201,7 +237,7 @@ func (s *stage) toRank(stage int, v ir.View) {
 }
 
 func (s *stage) fromRank(stage int, v ir.View) {
-	s.op(ir.Recv, ir.Mux, []ir.View{v}, s.constRef(rankConst(stage)))
+	s.op(ir.Recv, ir.MuxIn, []ir.View{v}, s.constRef(rankConst(stage)))
 }
 
 // shareRows brings the rows of K and V that tasks of one stage have made to the ranks that will look at them.
@@ -216,20 +252,20 @@ func (w *sharedWork) shareRows(tasks []passes.Task, _ int) {
 	})
 }
 
-// shareGradients brings what ranks have added to the gradients of the rows of tasks to the ranks that run them, which add it
-// up in the order of ranks.
+// shareGradients brings what ranks have added to the gradients of the rows of tasks to the ranks that run them, which will add
+// it up in the order of ranks.
 func (w *sharedWork) shareGradients(tasks []passes.Task, layer int) {
 	w.eachExchange(tasks, graph.CacheGrad, func(to, from int, value string, view func() ir.View) {
 		switch w.index0 {
 		case from:
 			w.toRank(to, view())
 		case to:
-			sum := view()
+			to := view()
 			name := w.label(tasks[0], layer, fmt.Sprintf("%s.from%d", value, from))
-			part := in(w.allocate(name, ir.Device, sum.Bytes()), sum)
+			part := in(w.allocate(name, ir.Device, to.Bytes()), to)
 			part.Offset = 0
 			w.fromRank(from, part)
-			w.op(ir.Add, ir.Compute, []ir.View{sum, sum, part})
+			w.adds[tasks[0].Stage] = append(w.adds[tasks[0].Stage], sum{to, part})
 		}
 	})
 }

@@ -12,7 +12,7 @@ import (
 // helper works with rank k of the owner, which has the same heads.
 //
 // Stages go through a slot together: in each layer, all owners send to all helpers, everyone computes, all helpers send
-// back. Every rank's instructions are a part of that one order. Queries and results travel on the mux stream, since somebody
+// back. Every rank's instructions are a part of that one order. Queries and results travel on mux and mux_in, since somebody
 // waits for them; blocks of keys go on send_prev and their gradients on send_next, against the traffic of the pass in which they go.
 
 // lentKey names the keys of a layer that a helper holds.
@@ -132,10 +132,14 @@ func plane(v ir.View, i int) ir.View {
 	return v
 }
 
-// swap sends or receives on the mux stream.
+// swap sends or receives what is borrowed.
 func (s *stage) swap(op ir.Op, stage int, views ...ir.View) {
 	for _, v := range views {
-		s.op(op, ir.Mux, []ir.View{v}, s.constRef(rankConst(stage)))
+		if op == ir.Send {
+			s.toRank(stage, v)
+		} else {
+			s.fromRank(stage, v)
+		}
 	}
 }
 

@@ -573,7 +573,7 @@ var Ops = [NumOps]OpInfo{
 		Work:     WorkP2P,
 	},
 	Recv: {
-		Name: "recv", Class: ClassComm, Streams: []Stream{RecvPrev, RecvNext, Mux},
+		Name: "recv", Class: ClassComm, Streams: []Stream{RecvPrev, RecvNext, MuxIn},
 		Doc:      "Receives from a peer.",
 		Operands: []Operand{{Name: "y", Dir: Write, Types: "any"}},
 		Attrs:    []AttrInfo{{"peer", KindRank, "sender"}},

@@ -54,11 +54,12 @@ const (
 	RecvPrev        // activations from the previous stage
 	SendPrev        // gradients to the previous stage
 	RecvNext        // gradients from the next stage
-	Mux             // borrowed work
+	Mux             // borrowed work: what goes out, to any rank
+	MuxIn           // what comes in of it
 	NumStreams
 )
 
-var streamNames = [NumStreams]string{"compute", "d2h", "h2d", "coll", "send_next", "recv_prev", "send_prev", "recv_next", "mux"}
+var streamNames = [NumStreams]string{"compute", "d2h", "h2d", "coll", "send_next", "recv_prev", "send_prev", "recv_next", "mux", "mux_in"}
 
 func (s Stream) String() string { return streamNames[s] }
 

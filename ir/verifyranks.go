@@ -19,7 +19,7 @@ type channel uint8
 const (
 	chanNext channel = iota // send_next to recv_prev
 	chanPrev                // send_prev to recv_next
-	chanMux
+	chanMux                 // mux to mux_in
 )
 
 func channelOf(s Stream) channel {

@@ -61,7 +61,7 @@ type simStage struct {
 	late               []ir.Seconds // [i]: part of exposed
 	d2hFree, h2dFree   ir.Seconds
 	sendFree           [2]ir.Seconds         // towards the next and the previous stage
-	muxFree            ir.Seconds            // messages between ranks that share tasks
+	muxOut, muxIn      ir.Seconds            // messages between ranks that share tasks
 	arrives            map[Task]ir.Seconds   // inputs of tasks
 	left               map[Task][]ir.Seconds // [k]: when the copies of a forward have left
 	back               map[Task][]ir.Seconds // [k]: when the units of a backward are back

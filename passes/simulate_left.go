@@ -86,11 +86,11 @@ func (p *Plan) inRanges() *Plan {
 	return &q
 }
 
-// transfer is a message between ranks that share tasks; each has one at a time.
+// transfer is a message between ranks that share tasks; each sends one at a time, and receives one.
 func (s *simulation) transfer(from, to *simStage, ready, d ir.Seconds) ir.Seconds {
-	from.muxFree = max(from.muxFree, to.muxFree, ready) + d
-	to.muxFree = from.muxFree
-	return from.muxFree
+	from.muxOut = max(from.muxOut, to.muxIn, ready) + d
+	to.muxIn = from.muxOut
+	return to.muxIn
 }
 
 // sharedTask runs the whole slot of a task on all ranks when the first comes to it.
@@ -110,7 +110,7 @@ type sharedSlot struct {
 	mine    [][]Task
 	leaving [][]Task
 	weights []map[int][]ir.Seconds // [stage]: when the weights of layers that are borrowed in this slot are there
-	ready   []ir.Seconds           // when what other ranks have made is there
+	ready   []map[int]ir.Seconds   // [stage]: when what other ranks have made is there
 }
 
 func newSharedSlot(s *simulation, t Task) *sharedSlot {
@@ -123,7 +123,7 @@ func newSharedSlot(s *simulation, t Task) *sharedSlot {
 		}
 		w.mine = append(w.mine, st.tasks[st.done:end])
 		w.leaving = append(w.leaving, s.plan.Leaving(st.tasks, end-1))
-		w.weights, w.ready = append(w.weights, map[int][]ir.Seconds{}), append(w.ready, 0)
+		w.weights, w.ready = append(w.weights, map[int][]ir.Seconds{}), append(w.ready, map[int]ir.Seconds{})
 	}
 	return w
 }
@@ -139,18 +139,23 @@ func (w *sharedSlot) run() {
 		w.enter()
 	}
 	lend(0)
-	for k := range slices.Max(w.plan.LayersPerStage) {
-		w.eachTask(k, w.begin)
-		w.exchange(k)
+	for k := range slices.Max(w.plan.LayersPerStage) + 1 {
+		for tasks := w.all; len(tasks) > 0; {
+			stage := tasks[0].Stage
+			w.eachTask(stage, k-1, w.finish)
+			w.eachTask(stage, k, w.begin)
+			for ; len(tasks) > 0 && tasks[0].Stage == stage; tasks = tasks[1:] {
+				w.exchange(tasks[0], k)
+			}
+		}
 		lend(k + 1)
-		for r := range w.stages {
-			w.stages[r].now = max(w.stages[r].now, w.ready[r])
+		if k == 0 {
+			continue
 		}
-		w.eachTask(k, w.finish)
 		for r := range w.stages {
-			w.stages[r].release(w.leaving[r], k)
+			w.stages[r].release(w.leaving[r], k-1)
 		}
-		if w.first.Kind == Backward && k < w.plan.LayersPerStage[slot] {
+		if w.first.Kind == Backward && k <= w.plan.LayersPerStage[slot] {
 			w.giveBack(slot)
 		}
 	}
@@ -216,18 +221,18 @@ func (w *sharedSlot) leave() {
 	}
 	if w.first.Slot() == 0 {
 		for r := range w.stages {
-			w.stages[r].now = max(w.stages[r].now, w.stages[r].muxFree)
+			w.stages[r].now = max(w.stages[r].now, w.stages[r].muxOut, w.stages[r].muxIn)
 		}
 	}
 }
 
-// eachTask visits the tasks that have a k-th layer to do, and that layer's number on its stage.
-func (w *sharedSlot) eachTask(k int, visit func(st *simStage, t Task, layer int)) {
+// eachTask visits the tasks of a stage that have a k-th layer to do, and that layer's number on its stage.
+func (w *sharedSlot) eachTask(stage, k int, visit func(st *simStage, t Task, layer int)) {
+	layers := w.plan.LayersPerStage[stage]
 	for r := range w.stages {
 		for _, t := range w.mine[r] {
-			layers := w.plan.LayersPerStage[t.Stage]
 			switch {
-			case k >= layers:
+			case t.Stage != stage || k < 0 || k >= layers:
 			case t.Kind == Forward:
 				visit(&w.stages[r], t, k)
 			default:
@@ -262,6 +267,7 @@ func (w *sharedSlot) begin(st *simStage, t Task, layer int) {
 // finish runs the rest of a layer.
 func (w *sharedSlot) finish(st *simStage, t Task, layer int) {
 	i := w.plan.rangeOf(t)
+	st.now = max(st.now, w.ready[w.plan.Runner(t)][t.Stage])
 	begin := st.now
 	if t.Kind == Backward {
 		st.run(w.simulation.backward[i].whole - w.left.backward[i])
@@ -274,26 +280,24 @@ func (w *sharedSlot) finish(st *simStage, t Task, layer int) {
 	st.left[t][layer] = w.simulation.leave(st, t, layer, begin)
 }
 
-// exchange brings K and V of the k-th layer to who looks at them, or what was added to their gradients to who runs their rows.
-func (w *sharedSlot) exchange(k int) {
-	for _, t := range w.all {
-		if k >= w.plan.LayersPerStage[t.Stage] {
+// exchange brings K and V of a task's k-th layer to who looks at them, or what was added to their gradients to who runs their rows.
+func (w *sharedSlot) exchange(t Task, k int) {
+	if k >= w.plan.LayersPerStage[t.Stage] {
+		return
+	}
+	runner, i := w.plan.Runner(t), w.plan.rangeOf(t)
+	for other := range w.stages {
+		if other == runner || !w.plan.Sees(other, t) {
 			continue
 		}
-		runner, i := w.plan.Runner(t), w.plan.rangeOf(t)
-		for other := range w.stages {
-			if other == runner || !w.plan.Sees(other, t) {
-				continue
-			}
-			a, b := &w.stages[runner], &w.stages[other]
-			if t.Kind == Backward {
-				w.ready[runner] = max(w.ready[runner], w.transfer(b, a, b.now, w.left.gradients[i]))
-				continue
-			}
-			end := w.transfer(a, b, a.now, w.left.rows[i])
-			if w.plan.waitsFor(other, t) {
-				w.ready[other] = max(w.ready[other], end)
-			}
+		a, b := &w.stages[runner], &w.stages[other]
+		if t.Kind == Backward {
+			w.ready[runner][t.Stage] = w.transfer(b, a, b.now, w.left.gradients[i])
+			continue
+		}
+		end := w.transfer(a, b, a.now, w.left.rows[i])
+		if w.plan.waitsFor(other, t) {
+			w.ready[other][t.Stage] = end
 		}
 	}
 }

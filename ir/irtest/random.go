@@ -104,7 +104,7 @@ func (g *generator) act() {
 	case k == 1 && i+1 < g.pp:
 		g.message(g.stages[i+1], g.stages[i], ir.SendPrev, ir.RecvNext)
 	case k == 2 && i+1 < g.pp:
-		g.message(g.stages[i], g.stages[i+1], ir.Mux, ir.Mux)
+		g.message(g.stages[i], g.stages[i+1], ir.Mux, ir.MuxIn)
 	case k == 3:
 		g.collective(g.stages[i])
 	case k == 4 && g.pp > 1:

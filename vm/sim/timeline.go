@@ -68,7 +68,7 @@ func (r *Rank) Transfers() ir.Seconds { return r.Waits[ir.D2H] + r.Waits[ir.H2D]
 
 // Messages is how long it waited for messages under way.
 func (r *Rank) Messages() ir.Seconds {
-	return r.Waits[ir.SendNext] + r.Waits[ir.RecvPrev] + r.Waits[ir.SendPrev] + r.Waits[ir.RecvNext] + r.Waits[ir.Mux]
+	return r.Waits[ir.SendNext] + r.Waits[ir.RecvPrev] + r.Waits[ir.SendPrev] + r.Waits[ir.RecvNext] + r.Waits[ir.Mux] + r.Waits[ir.MuxIn]
 }
 
 // occupied is the time in which a rank has something to run: collectives are a part of its tasks.
