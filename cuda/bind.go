@@ -51,7 +51,7 @@ func (d *Device) bindAll() error {
 		code := d.code.Sections[s]
 		d.bound[s] = make([]bound, len(code))
 		for pc := range code {
-			b := &binder{device: d, in: &code[pc], section: s, stream: d.streams[code[pc].Stream], staged: &staged, plan: &plans[s][pc]}
+			b := &binder{device: d, in: &code[pc], pc: pc, section: s, stream: d.streams[code[pc].Stream], staged: &staged, plan: &plans[s][pc]}
 			if err := b.bind(&d.bound[s][pc]); err != nil {
 				return fmt.Errorf("%s: %w", vm.At(d.program, s, pc, &code[pc]), err)
 			}
@@ -67,6 +67,7 @@ func (d *Device) bindAll() error {
 type binder struct {
 	device  *Device
 	in      *ir.Instr
+	pc      int
 	section ir.Section
 	stream  driver.Stream
 	places  []driver.Ptr // of the operands, 0 where absent

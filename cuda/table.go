@@ -41,10 +41,15 @@ func (d *Device) plansOf() (plans [ir.NumSections][]kernels.Plan, err error) {
 			if plans[s][pc], err = d.plan(in); err != nil {
 				return plans, fmt.Errorf("%s: %w", vm.At(d.program, s, pc, in), err)
 			}
-			need[in.Stream] = max(need[in.Stream], plans[s][pc].WorkspaceBytes)
 			if in.Op == ir.Matmul && d.blas != nil {
 				need[in.Stream] = max(need[in.Stream], productWorkspaceBytes)
 			}
+		}
+		if err := kernels.Join(d.machine.card(d.gpu), d.program, d.rank, d.code, s, plans[s]); err != nil {
+			return plans, err
+		}
+		for pc := range code {
+			need[code[pc].Stream] = max(need[code[pc].Stream], plans[s][pc].WorkspaceBytes)
 		}
 	}
 	for s := range need {
@@ -93,14 +98,15 @@ func (b *binder) kernel(plan *kernels.Plan) error {
 				return fmt.Errorf("%s: %w", l.Kernel, err)
 			}
 		}
+		table, err := b.table(l)
+		if err != nil {
+			return err
+		}
 		arguments := make([][]byte, len(l.Args))
 		for i, a := range l.Args {
-			value := a.Value
-			switch a.Kind {
-			case kernels.Operand:
-				value = uint64(b.places[value])
-			case kernels.Workspace:
-				value += uint64(d.scratch[b.in.Stream])
+			value, err := b.value(a, table)
+			if err != nil {
+				return fmt.Errorf("%s: %w", l.Kernel, err)
 			}
 			arguments[i] = binary.LittleEndian.AppendUint64(nil, value)
 		}
@@ -110,6 +116,47 @@ func (b *binder) kernel(plan *kernels.Plan) error {
 		}, arguments...))
 	}
 	return nil
+}
+
+// value is an argument of a launch whose table lies there.
+func (b *binder) value(a kernels.Arg, table driver.Ptr) (uint64, error) {
+	switch a.Kind {
+	case kernels.Operand:
+		if a.Apart == 0 {
+			return uint64(b.places[a.Value]), nil
+		}
+		v := b.device.code.Sections[b.section][b.pc+int(a.Apart)].Args[a.Value]
+		if !v.Present() {
+			return 0, nil
+		}
+		p, err := b.device.place(v)
+		return uint64(p), err
+	case kernels.Workspace:
+		return uint64(b.device.scratch[b.in.Stream]) + a.Value, nil
+	case kernels.Table:
+		return uint64(table), nil
+	}
+	return a.Value, nil
+}
+
+// table puts the table of a launch into device memory, where it stays.
+func (b *binder) table(l *kernels.Launch) (driver.Ptr, error) {
+	var words []byte
+	for _, a := range l.Table {
+		value, err := b.value(a, 0)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", l.Kernel, err)
+		}
+		words = binary.LittleEndian.AppendUint64(words, value)
+	}
+	at, err := b.device.alloc(int64(len(words)))
+	if err != nil || len(words) == 0 {
+		return at, err
+	}
+	if err := b.device.api.ToDevice(at, words); err != nil {
+		return 0, err
+	}
+	return at, b.device.api.Synchronize(0) // as in Write
 }
 
 // productWorkspaceBytes is what cuBLASLt's fastest algorithms ask for on Hopper.

@@ -71,6 +71,7 @@ template <class... A> constexpr bool eight(void (*)(A...)) { return ((sizeof(A) 
     static emu::Kernel registered_##name(#name, __FILE__, emu::entry<name>);                      \
     extern "C" void name params
 #define KERNEL_PAIR KERNEL
+#define KERNEL_WIDE KERNEL
 #define DEV static inline
 #define METHOD inline
 #define SHARED(type, name, n) alignas(16) static thread_local type name[n]
@@ -91,6 +92,7 @@ template <class To, class From> static inline To same_bits(From from) {
 static inline float __uint_as_float(unsigned u) { return same_bits<float>(u); }
 static inline unsigned __float_as_uint(float f) { return same_bits<unsigned>(f); }
 static inline float __int_as_float(int i) { return same_bits<float>(i); }
+static inline double __longlong_as_double(long long i) { return same_bits<double>(i); }
 
 // Rounded once each, never contracted: the sources are compiled so.
 static inline float __fmul_rn(float a, float b) { return a * b; }

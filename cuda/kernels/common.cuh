@@ -2,12 +2,13 @@
 // what the CUDA compiler has built in (see cuda/emu).
 //
 // Every argument of a kernel is 8 bytes: a pointer, an i64 or a double. Blocks are one-dimensional, of whole warps and at
-// most 256 threads; KERNEL_PAIR has a multiprocessor hold two of them. Warp operations name all 32 lanes, so no thread of
+// most 256 threads; KERNEL_PAIR has a multiprocessor hold two of them, KERNEL_WIDE two of at most 512. Warp operations name all 32 lanes, so no thread of
 // a kernel that has one returns early.
 
 #ifndef CUDA_EMULATOR
 #define KERNEL(name, params) extern "C" __global__ void __launch_bounds__(256) name params
 #define KERNEL_PAIR(name, params) extern "C" __global__ void __launch_bounds__(256, 2) name params
+#define KERNEL_WIDE(name, params) extern "C" __global__ void __launch_bounds__(512, 2) name params
 #define DEV __device__ __forceinline__
 #define METHOD __device__ __forceinline__
 #define SHARED(type, name, n) __shared__ __align__(16) type name[n]
@@ -50,6 +51,9 @@ DEV unsigned short bf16_bits(float x) {
 }
 DEV u32 bf16_pair(float low, float high) { return (u32)bf16_bits(low) | (u32)bf16_bits(high) << 16; }
 #endif
+// rounded is a number as it will be read again from where the first argument points.
+DEV float rounded(const float *, float x) { return x; }
+DEV float rounded(const bf16 *, float x) { return __uint_as_float((u32)bf16_bits(x) << 16); }
 DEV void store(float *p, float x) { *p = x; }
 DEV void store(bf16 *p, float x) { p->bits = bf16_bits(x); }
 

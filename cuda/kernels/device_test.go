@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"unsafe"
@@ -50,7 +51,9 @@ type device struct {
 	hopper  bool   // launch what is for Hopper alone
 	odd     bool   // and at an address that is no multiple of 16 (with edged)
 	edged   bool   // every buffer ends where memory ends: what reads beyond it does not survive
+	alone   bool   // launch every instruction by itself
 	own     [][]byte
+	plans   []kernels.Plan
 	maps    [][]byte
 	program *ir.Program
 	code    *ir.Code
@@ -115,7 +118,7 @@ func (d *device) Launch(pc int) {
 	in := d.instr(pc)
 	if in.Op == ir.LoadTokens {
 		d.tokens(in)
-	} else if err := d.kernel(in); err != nil && d.err == nil {
+	} else if err := d.kernel(pc); err != nil && d.err == nil {
 		d.err = err
 	}
 }
@@ -130,11 +133,13 @@ func (d *device) tokens(in *ir.Instr) {
 	}
 }
 
-func (d *device) kernel(in *ir.Instr) error {
-	plan, err := kernels.Bind(kernels.Card{Hopper: d.hopper}, d.program, 0, in)
-	if err != nil {
-		return err
+func (d *device) kernel(pc int) error {
+	if d.plans == nil {
+		if err := d.bind(); err != nil {
+			return err
+		}
 	}
+	plan := d.plans[pc]
 	for i := range d.scratch { // a kernel that takes what it did not write shows
 		d.scratch[i] = 0xff
 		if int64(i) > plan.WorkspaceBytes+64 {
@@ -145,19 +150,19 @@ func (d *device) kernel(in *ir.Instr) error {
 		if at := d.library.Source(l.Kernel); at != l.Source {
 			return fmt.Errorf("the table says that %s stands in %s, but it is in %q", l.Kernel, l.Source, at)
 		}
+		table := make([]uint64, len(l.Table)+1)
+		for i, a := range l.Table {
+			table[i] = d.value(pc, a, nil)
+		}
+		var pins runtime.Pinner
+		pins.Pin(&table[0])
 		args := make([]uint64, len(l.Args))
 		for i, a := range l.Args {
-			switch args[i] = a.Value; a.Kind {
-			case kernels.Operand:
-				args[i] = 0
-				if v := in.Args[a.Value]; v.Present() {
-					args[i] = address(d.view(v))
-				}
-			case kernels.Workspace:
-				args[i] = address(d.scratch) + a.Value
-			}
+			args[i] = d.value(pc, a, table)
 		}
-		if err := d.library.Launch(l.Kernel, l.Grid, l.Block, l.SharedBytes, args, d.seed); err != nil {
+		err := d.library.Launch(l.Kernel, l.Grid, l.Block, l.SharedBytes, args, d.seed)
+		pins.Unpin()
+		if err != nil {
 			return err
 		}
 	}
@@ -167,6 +172,42 @@ func (d *device) kernel(in *ir.Instr) error {
 		}
 	}
 	return nil
+}
+
+// bind plans the step's instructions, joined where they may be.
+func (d *device) bind() error {
+	card := kernels.Card{Hopper: d.hopper}
+	code := d.code.Sections[ir.SectionStep]
+	d.plans = make([]kernels.Plan, len(code))
+	for pc := range code {
+		if code[pc].Info().Class != ir.ClassKernel {
+			continue
+		}
+		var err error
+		if d.plans[pc], err = kernels.Bind(card, d.program, 0, &code[pc]); err != nil {
+			return err
+		}
+	}
+	if d.alone {
+		return nil
+	}
+	return kernels.Join(card, d.program, 0, d.code, ir.SectionStep, d.plans)
+}
+
+// value is an argument of the plan at pc.
+func (d *device) value(pc int, a kernels.Arg, table []uint64) uint64 {
+	switch a.Kind {
+	case kernels.Operand:
+		if v := d.code.Sections[ir.SectionStep][pc+int(a.Apart)].Args[a.Value]; v.Present() {
+			return address(d.view(v))
+		}
+		return 0
+	case kernels.Workspace:
+		return address(d.scratch) + a.Value
+	case kernels.Table:
+		return uint64(uintptr(unsafe.Pointer(&table[0])))
+	}
+	return a.Value
 }
 
 func address(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }

@@ -5,6 +5,7 @@
 //	kernels.go     what a launch is; the sources; Bind
 //	table.go       THE table: by opcode, from an instruction to its launches
 //	table_*.go     families with more to say
+//	join.go        instructions that are launched as one
 //	common.cuh     what all sources share: element types, vectors, sums over blocks, tensor cores
 //	attention.cuh  what those of attention on tensor cores share
 //	*.cu           the kernels, one file for each family
@@ -79,11 +80,13 @@ const (
 	Operand   ArgKind = iota // the address of operand Value of the instruction, or 0 where it is absent
 	Workspace                // the address of byte Value of the workspace
 	Scalar                   // Value itself: the bits of an int64 or of a float64
+	Table                    // the address of the launch's table
 )
 
 // Arg is one argument of a launch.
 type Arg struct {
 	Kind  ArgKind
+	Apart int32 // of an operand: how many instructions behind the plan's own its instruction stands
 	Value uint64
 }
 
@@ -95,6 +98,7 @@ type Launch struct {
 	Block       int64 // threads
 	SharedBytes int64 // dynamic shared memory; above 48 KiB the function must be told so before its launch
 	Args        []Arg
+	Table       []Arg // what device memory must hold for it, 8 bytes each: it never changes
 }
 
 // Plan is what an instruction launches, one after another on its stream. No two instructions that may run at once can
@@ -111,7 +115,7 @@ func Bind(card Card, p *ir.Program, rank int, in *ir.Instr) (plan Plan, err erro
 	if row.bind == nil {
 		return Plan{}, fmt.Errorf("%s is no kernel", in.Info().Name)
 	}
-	b := &binder{card: card, program: p, consts: p.Ranks[rank].Consts, in: in, source: row.source}
+	b := &binder{card: card, program: p, consts: p.Ranks[rank].Consts, in: in, source: row.source, members: []*ir.Instr{in}, apart: []int32{0}}
 	for i := range in.Args {
 		if in.Args[i].Present() && in.Args[i].Elements() == 0 {
 			return Plan{}, nil
@@ -121,26 +125,41 @@ func Bind(card Card, p *ir.Program, rank int, in *ir.Instr) (plan Plan, err erro
 	return b.plan, b.err
 }
 
-// binder makes the launches of one instruction.
+// binder makes the launches of one instruction, or of a group that is joined.
 type binder struct {
 	card    Card
 	program *ir.Program
 	consts  []int64
-	in      *ir.Instr
+	members []*ir.Instr // of the group
+	apart   []int32     // where they stand, counted from the plan's own
+	member  int         // the one that is asked about
+	in      *ir.Instr   // is it
 	source  string
 	plan    Plan
 	err     error
 }
 
-// threads is the size of a block wherever nothing says otherwise.
-const threads = 256
+// take turns to a member.
+func (b *binder) take(member int) { b.in, b.member = b.members[member], member }
+
+// each does something for each member, and turns back to the first.
+func (b *binder) each(do func()) {
+	for i := range b.members {
+		b.take(i)
+		do()
+	}
+	b.take(0)
+}
+
+// threads is the size of a block wherever nothing says otherwise, wideThreads that of a KERNEL_WIDE.
+const (
+	threads     = 256
+	wideThreads = 512
+)
 
 // launch appends a kernel. Arguments are operands by name, and numbers.
 func (b *binder) launch(kernel string, grid [3]int64, args ...any) *Launch {
-	l := Launch{Source: b.source, Kernel: kernel, Grid: grid, Block: threads}
-	for _, a := range args {
-		l.Args = append(l.Args, b.arg(a))
-	}
+	l := Launch{Source: b.source, Kernel: kernel, Grid: grid, Block: threads, Args: b.args(args...)}
 	for i, n := range grid {
 		if limit := int64(math.MaxInt32); i > 0 && n > 65535 || n > limit {
 			b.err = fmt.Errorf("%s would need a grid of %v blocks, more than a GPU takes", kernel, grid)
@@ -158,18 +177,28 @@ func (b *binder) arg(a any) Arg {
 	case string:
 		for i, o := range b.in.Info().Operands {
 			if o.Name == v {
-				return Arg{Operand, uint64(i)}
+				return Arg{Kind: Operand, Apart: b.apart[b.member], Value: uint64(i)}
 			}
 		}
 		panic("internal: kernels: " + b.in.Info().Name + " has no operand " + v)
+	case Arg:
+		return v
 	case workspace:
-		return Arg{Workspace, uint64(v)}
+		return Arg{Kind: Workspace, Value: uint64(v)}
 	case int64:
-		return Arg{Scalar, uint64(v)}
+		return Arg{Kind: Scalar, Value: uint64(v)}
 	case float64:
-		return Arg{Scalar, math.Float64bits(v)}
+		return Arg{Kind: Scalar, Value: math.Float64bits(v)}
 	}
 	panic(fmt.Sprintf("internal: kernels: an argument of type %T", a))
+}
+
+// args makes arguments of several.
+func (b *binder) args(values ...any) (out []Arg) {
+	for _, v := range values {
+		out = append(out, b.arg(v))
+	}
+	return out
 }
 
 // reserve is a place of its own in the workspace.

@@ -1,17 +1,11 @@
 // Cross entropy over a vocabulary that may be divided among ranks: statistics by rows, the loss, the gradient.
 #include "common.cuh"
 
-#define CE(S, T)                                                                                                    \
-    KERNEL(cross_entropy_stats_##S, (float *stats, const T *logits, const int *labels, i64 cols, i64 first, i64 valid)) { \
-        const i64 row = blockIdx.x;                                                                                 \
-        row_stats(stats + 3 * row, logits + row * cols, (i64)labels[row] - first, valid);                           \
-    }
-
-// One pass: every thread keeps the maximum of what it has seen and the sum of exponentials below it.
-template <class T> DEV void row_stats(float *stats, const T *logits, i64 label, i64 valid) {
+// One pass: every thread keeps the maximum of what it has seen and the sum of exponentials below it. load brings eight logits.
+template <class T, class Load> DEV void row_stats(float *stats, const T *logits, i64 label, i64 valid, Load load) {
     float largest = MINUS_INFINITY, sum = 0, v[8];
     ROW8(c, valid) {
-        load_some(logits + c, v, valid - c);
+        load(v, c);
         float m = largest;
         UNROLL for (int j = 0; j < 8; j++)
             if (c + j < valid) m = fmaxf(m, v[j]);
@@ -26,6 +20,12 @@ template <class T> DEV void row_stats(float *stats, const T *logits, i64 label, 
         stats[2] = label >= 0 && label < valid ? as_float(logits[label]) : 0.0f;
     }
 }
+#define CE(S, T)                                                                                                    \
+    KERNEL_WIDE(cross_entropy_stats_##S, (float *stats, const T *logits, const int *labels, i64 cols, i64 first, i64 valid)) { \
+        const i64 row = blockIdx.x;                                                                                 \
+        const T *const x = logits + row * cols;                                                                     \
+        row_stats(stats + 3 * row, x, (i64)labels[row] - first, valid, [&](float *v, i64 c) { load_some(x + c, v, valid - c); }); \
+    }
 FOR_TYPES(CE)
 
 // join combines the statistics of a row over the parts of the vocabulary, in rank order.
@@ -54,29 +54,52 @@ KERNEL(cross_entropy, (float *loss, const float *stats, i64 parts, i64 rows, dou
     if (threadIdx.x == 0) *loss += (float)(scale * sum);
 }
 
-template <class D, class T>
-DEV void ce_grad(D *dlogits, const T *logits, const float *stats, const int *labels, i64 parts, i64 rows, i64 cols,
-                 i64 first, i64 valid, double scale) {
+// ce_grad is the gradient of a row, all of whose statistics are known. load brings eight logits.
+template <class D, class Load>
+DEV void ce_grad(D *dlogits, const float *stats, i64 label, i64 parts, i64 rows, i64 cols, i64 valid, double scale, Load load) {
     SHARED(float, both, 2);
-    const i64 row = blockIdx.x, label = (i64)labels[row] - first;
     if (threadIdx.x == 0) {
-        const Joined j = join(stats, parts, rows, row);
+        const Joined j = join(stats, parts, rows, blockIdx.x);
         both[0] = (float)j.largest, both[1] = (float)(1.0 / j.sum);
     }
     __syncthreads();
     const float largest = both[0], inverse = both[1], factor = (float)scale;
     ROW8(c, cols) {
         float v[8];
-        load_some(logits + row * cols + c, v, cols - c);
+        load(v, c);
         UNROLL for (int j = 0; j < 8; j++)
             v[j] = c + j < valid ? (expf(v[j] - largest) * inverse - (c + j == label ? 1.0f : 0.0f)) * factor : 0.0f;
-        store_some(dlogits + row * cols + c, v, cols - c);
+        store_some(dlogits + c, v, cols - c);
     }
+}
+
+// ce_whole is both for a row that is whole: the block keeps as much of it as it may, each thread its own eights.
+template <class D, class T>
+DEV void ce_whole(float *stats, D *dlogits, const T *logits, const int *labels, i64 cols, i64 kept, i64 first, i64 valid, double scale) {
+    DYNAMIC_SHARED(memory);
+    T *const keep = (T *)memory;
+    const i64 row = blockIdx.x, label = (i64)labels[row] - first;
+    const T *const x = logits + row * cols;
+    row_stats(stats + 3 * row, x, label, valid, [&](float *v, i64 c) {
+        load_some(x + c, v, valid - c);
+        if (c + 8 <= kept) store8(keep + c, v);
+    });
+    ce_grad(dlogits + row * cols, stats, label, 1, gridDim.x, cols, valid, scale, [&](float *v, i64 c) {
+        if (c + 8 <= kept && c < valid) load8(keep + c, v);
+        else load_some(x + c, v, cols - c);
+    });
 }
 #define CE_GRAD(S, D, T)                                                                                              \
     KERNEL(cross_entropy_grad_##S, (D * dlogits, const T *logits, const float *stats, const int *labels, i64 parts, i64 rows, \
                                     i64 cols, i64 first, i64 valid, double scale)) {                                  \
-        ce_grad(dlogits, logits, stats, labels, parts, rows, cols, first, valid, scale);                              \
+        const i64 row = blockIdx.x;                                                                                   \
+        const T *const x = logits + row * cols;                                                                       \
+        ce_grad(dlogits + row * cols, stats, (i64)labels[row] - first, parts, rows, cols, valid, scale,               \
+                [&](float *v, i64 c) { load_some(x + c, v, cols - c); });                                             \
+    }                                                                                                                 \
+    KERNEL_WIDE(cross_entropy_whole_##S, (float *stats, D *dlogits, const T *logits, const int *labels, i64 cols, i64 kept, i64 first, \
+                                          i64 valid, double scale)) {                                                 \
+        ce_whole(stats, dlogits, logits, labels, cols, kept, first, valid, scale);                                    \
     }
 CE_GRAD(ff, float, float)
 CE_GRAD(fb, float, bf16)

@@ -1,62 +1,87 @@
-// layernorm, rmsnorm and their gradients. A block has a row; gradients of gamma and beta are sums over rows, made in two
-// steps in a fixed order (see columns.cu). A row is read again from cache where it is needed again.
+// layernorm, rmsnorm, both of a sum that is made with them, and their gradients. A block has a row; gradients of gamma and
+// beta are sums over rows, made in two steps in a fixed order (see columns.cu).
 #include "common.cuh"
 
-#define LAYERNORM(S, T)                                                                                   \
-    KERNEL(layernorm_##S, (T * y, float *stats, const T *x, const T *gamma, const T *beta, i64 cols, double eps)) { \
-        layernorm(y + blockIdx.x * cols, stats + 2 * (i64)blockIdx.x, x + blockIdx.x * cols, gamma, beta, cols, (float)eps); \
-    }                                                                                                     \
-    KERNEL(layernorm_grad_##S, (T * dx, const T *dy, const T *x, const float *stats, const T *gamma, const T *residual, i64 cols)) { \
-        const i64 at = blockIdx.x * cols;                                                                 \
-        const float mean = stats[2 * (i64)blockIdx.x], rstd = stats[2 * (i64)blockIdx.x + 1];             \
-        norm_grad<true>(dx + at, dy + at, x + at, mean, rstd, gamma, residual ? residual + at : 0, cols); \
-    }                                                                                                     \
-    KERNEL(rmsnorm_##S, (T * y, float *stats, const T *x, const T *gamma, i64 cols, double eps)) {        \
-        rmsnorm(y + blockIdx.x * cols, stats + blockIdx.x, x + blockIdx.x * cols, gamma, cols, (float)eps); \
-    }                                                                                                     \
-    KERNEL(rmsnorm_grad_##S, (T * dx, const T *dy, const T *x, const float *stats, const T *gamma, const T *residual, i64 cols)) { \
-        const i64 at = blockIdx.x * cols;                                                                 \
-        norm_grad<false>(dx + at, dy + at, x + at, 0.0f, stats[blockIdx.x], gamma, residual ? residual + at : 0, cols); \
+// A thread keeps the first of its eights of a row in registers; those behind are read again from x where they are needed
+// again. first makes an eight, from then on they are changed or used in the order of the columns.
+#define KEPT 4
+template <class First> DEV void begin_row(float (*kept)[8], i64 cols, First first) {
+    UNROLL for (int i = 0; i < KEPT; i++) {
+        const i64 c = (threadIdx.x + (i64)i * blockDim.x) * 8;
+        if (c < cols) first(kept[i], c);
     }
+    for (i64 c = (threadIdx.x + (i64)KEPT * blockDim.x) * 8; c < cols; c += (i64)blockDim.x * 8) {
+        float v[8];
+        first(v, c);
+    }
+}
+template <class T, class Use> DEV void over_row(float (*kept)[8], const T *x, i64 cols, Use use) {
+    UNROLL for (int i = 0; i < KEPT; i++) {
+        const i64 c = (threadIdx.x + (i64)i * blockDim.x) * 8;
+        if (c < cols) use(kept[i], c);
+    }
+    for (i64 c = (threadIdx.x + (i64)KEPT * blockDim.x) * 8; c < cols; c += (i64)blockDim.x * 8) {
+        float v[8];
+        load_some(x + c, v, cols - c);
+        use(v, c);
+    }
+}
 
-template <class T>
-DEV void layernorm(T *y, float *stats, const T *x, const T *gamma, const T *beta, i64 cols, float eps) {
-    float v[8], g[8], b[8], sum = 0, squares = 0;
-    ROW8(c, cols) {
-        load_some(x + c, v, cols - c);
+// The norms of a row x, whose eights first brings.
+template <class T, class First>
+DEV void layernorm(T *y, float *stats, const T *x, const T *gamma, const T *beta, i64 cols, float eps, First first) {
+    float kept[KEPT][8], sum = 0, squares = 0;
+    begin_row(kept, cols, [&](float *v, i64 c) {
+        first(v, c);
         UNROLL for (int j = 0; j < 8; j++) sum += v[j];
-    }
+    });
     const float mean = block_sum(sum) / (float)cols;
-    ROW8(c, cols) {
-        load_some(x + c, v, cols - c);
+    over_row(kept, x, cols, [&](const float *v, i64 c) {
         UNROLL for (int j = 0; j < 8; j++)
             if (c + j < cols) squares += (v[j] - mean) * (v[j] - mean);
-    }
+    });
     const float rstd = 1.0f / sqrtf(block_sum(squares) / (float)cols + eps);
-    ROW8(c, cols) {
-        load_some(x + c, v, cols - c);
+    over_row(kept, x, cols, [&](float *v, i64 c) {
+        float g[8], b[8];
         load_some(gamma + c, g, cols - c);
         load_some(beta + c, b, cols - c);
         UNROLL for (int j = 0; j < 8; j++) v[j] = (v[j] - mean) * rstd * g[j] + b[j];
         store_some(y + c, v, cols - c);
-    }
+    });
     if (threadIdx.x == 0) stats[0] = mean, stats[1] = rstd;
 }
 
-template <class T> DEV void rmsnorm(T *y, float *stats, const T *x, const T *gamma, i64 cols, float eps) {
-    float v[8], g[8], squares = 0;
-    ROW8(c, cols) {
-        load_some(x + c, v, cols - c);
+template <class T, class First>
+DEV void rmsnorm(T *y, float *stats, const T *x, const T *gamma, i64 cols, float eps, First first) {
+    float kept[KEPT][8], squares = 0;
+    begin_row(kept, cols, [&](float *v, i64 c) {
+        first(v, c);
         UNROLL for (int j = 0; j < 8; j++) squares += v[j] * v[j];
-    }
+    });
     const float rstd = 1.0f / sqrtf(block_sum(squares) / (float)cols + eps);
-    ROW8(c, cols) {
-        load_some(x + c, v, cols - c);
+    over_row(kept, x, cols, [&](float *v, i64 c) {
+        float g[8];
         load_some(gamma + c, g, cols - c);
         UNROLL for (int j = 0; j < 8; j++) v[j] = v[j] * rstd * g[j];
         store_some(y + c, v, cols - c);
-    }
+    });
     if (threadIdx.x == 0) stats[0] = rstd;
+}
+
+// add_eight stores eight elements of a + b + bias, and leaves them as they are stored.
+template <class T>
+DEV void add_eight(float *v, T *y, const T *a, const T *b, const void *bias, i64 bias_bf16, i64 c, i64 cols) {
+    float w[8];
+    load_some(a + c, v, cols - c);
+    load_some(b + c, w, cols - c);
+    UNROLL for (int j = 0; j < 8; j++) v[j] += w[j];
+    if (bias) {
+        if (bias_bf16) load_some((const bf16 *)bias + c, w, cols - c);
+        else load_some((const float *)bias + c, w, cols - c);
+        UNROLL for (int j = 0; j < 8; j++) v[j] += w[j];
+    }
+    UNROLL for (int j = 0; j < 8; j++) v[j] = rounded(y, v[j]);
+    store_some(y + c, v, cols - c);
 }
 
 // With n = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - average(g) - n * average(g n)) + residual. The first
@@ -84,4 +109,36 @@ DEV void norm_grad(T *dx, const T *dy, const T *x, float mean, float rstd, const
         store_some(dx + c, v, cols - c);
     }
 }
-FOR_TYPES(LAYERNORM)
+#define NORMS(S, T)                                                                                       \
+    KERNEL(layernorm_##S, (T * y, float *stats, const T *x, const T *gamma, const T *beta, i64 cols, double eps)) { \
+        const T *const from = x + blockIdx.x * cols;                                                      \
+        layernorm(y + blockIdx.x * cols, stats + 2 * (i64)blockIdx.x, from, gamma, beta, cols, (float)eps, \
+                  [&](float *v, i64 c) { load_some(from + c, v, cols - c); });                            \
+    }                                                                                                     \
+    KERNEL(rmsnorm_##S, (T * y, float *stats, const T *x, const T *gamma, i64 cols, double eps)) {        \
+        const T *const from = x + blockIdx.x * cols;                                                      \
+        rmsnorm(y + blockIdx.x * cols, stats + blockIdx.x, from, gamma, cols, (float)eps,                 \
+                [&](float *v, i64 c) { load_some(from + c, v, cols - c); });                              \
+    }                                                                                                     \
+    KERNEL(add_layernorm_##S, (T * sum, const T *a, const T *b, const void *bias, i64 bias_bf16, T *y, float *stats, \
+                               const T *gamma, const T *beta, i64 cols, double eps)) {                    \
+        const i64 at = blockIdx.x * cols;                                                                 \
+        layernorm(y + at, stats + 2 * (i64)blockIdx.x, sum + at, gamma, beta, cols, (float)eps,           \
+                  [&](float *v, i64 c) { add_eight(v, sum + at, a + at, b + at, bias, bias_bf16, c, cols); }); \
+    }                                                                                                     \
+    KERNEL(add_rmsnorm_##S, (T * sum, const T *a, const T *b, const void *bias, i64 bias_bf16, T *y, float *stats, \
+                             const T *gamma, i64 cols, double eps)) {                                     \
+        const i64 at = blockIdx.x * cols;                                                                 \
+        rmsnorm(y + at, stats + blockIdx.x, sum + at, gamma, cols, (float)eps,                            \
+                [&](float *v, i64 c) { add_eight(v, sum + at, a + at, b + at, bias, bias_bf16, c, cols); }); \
+    }                                                                                                     \
+    KERNEL(layernorm_grad_##S, (T * dx, const T *dy, const T *x, const float *stats, const T *gamma, const T *residual, i64 cols)) { \
+        const i64 at = blockIdx.x * cols;                                                                 \
+        const float mean = stats[2 * (i64)blockIdx.x], rstd = stats[2 * (i64)blockIdx.x + 1];             \
+        norm_grad<true>(dx + at, dy + at, x + at, mean, rstd, gamma, residual ? residual + at : 0, cols); \
+    }                                                                                                     \
+    KERNEL(rmsnorm_grad_##S, (T * dx, const T *dy, const T *x, const float *stats, const T *gamma, const T *residual, i64 cols)) { \
+        const i64 at = blockIdx.x * cols;                                                                 \
+        norm_grad<false>(dx + at, dy + at, x + at, 0.0f, stats[blockIdx.x], gamma, residual ? residual + at : 0, cols); \
+    }
+FOR_TYPES(NORMS)

@@ -1,25 +1,46 @@
 // sumsq, grad_norm and adamw.
 #include "common.cuh"
 
-// Every block sums its elements in f64; sumsq_join adds the blocks' sums.
+// A launch serves many tensors: a table has a row of words for each, whose first is its first block or tile.
+typedef const u64 *Row;
+DEV double as_double(u64 bits) { return __longlong_as_double((i64)bits); }
+// row_of finds the row that a block or tile belongs to.
+DEV Row row_of(const u64 *table, i64 tensors, i64 words, i64 at) {
+    i64 low = 0, high = tensors;
+    while (high - low > 1) {
+        const i64 middle = (low + high) / 2;
+        if ((i64)table[middle * words] <= at) low = middle;
+        else high = middle;
+    }
+    return table + low * words;
+}
+
+// Words: first block, blocks, n, x, partial sums, y, weight. Every block sums its elements in f64; sumsq_join adds the
+// blocks' sums, a block for each tensor.
+#define SUMSQ_WORDS 7
 #define SUMSQ(S, T)                                                \
-    KERNEL(sumsq_##S, (double *partial, const T *x, i64 n)) {      \
+    KERNEL(sumsq_##S, (const u64 *table, i64 tensors)) {           \
+        const Row row = row_of(table, tensors, SUMSQ_WORDS, blockIdx.x); \
+        const i64 block = blockIdx.x - (i64)row[0], step = (i64)row[1] * blockDim.x * 8, n = (i64)row[2]; \
+        const T *const x = (const T *)row[3];                      \
         double sum = 0;                                            \
-        EACH8(i, n) {                                              \
+        for (i64 i = (block * blockDim.x + threadIdx.x) * 8; i < n; i += step) { \
             float v[8];                                            \
             load_some(x + i, v, n - i);                            \
             UNROLL for (int j = 0; j < 8; j++) sum += (double)v[j] * (double)v[j]; \
         }                                                          \
         sum = block_sum(sum);                                      \
-        if (threadIdx.x == 0) partial[blockIdx.x] = sum;           \
+        if (threadIdx.x == 0) ((double *)row[4])[block] = sum;     \
     }
 FOR_TYPES(SUMSQ)
 
-KERNEL(sumsq_join, (float *y, const double *partial, i64 n, double weight)) {
+KERNEL(sumsq_join, (const u64 *table)) {
+    const Row row = table + (i64)blockIdx.x * SUMSQ_WORDS;
+    const double *const partial = (const double *)row[4];
     double sum = 0;
-    for (i64 i = threadIdx.x; i < n; i += blockDim.x) sum += partial[i];
+    for (i64 i = threadIdx.x; i < (i64)row[1]; i += blockDim.x) sum += partial[i];
     sum = block_sum(sum);
-    if (threadIdx.x == 0) *y = (float)(weight * sum);
+    if (threadIdx.x == 0) *(float *)row[5] = (float)(as_double(row[6]) * sum);
 }
 
 // In index order: the threads only fetch.
@@ -48,21 +69,28 @@ DEV float adamw_element(float w, float *m, float *v, float grad, const float *c)
     return __fsub_rn(__fmul_rn(w, c[6]), __fdiv_rn(__fmul_rn(*m, c[7]), __fadd_rn(root, c[8])));
 }
 
-KERNEL(adamw, (float *w, float *m, float *v, bf16 *copy, const float *grad, const float *step, const float *norm, i64 n,
-               double beta1, double beta2, double eps, double weight_decay)) {
+// Words: first tile, n, w, m, v, copy, grad, weight decay. A tile is eight elements for each thread.
+#define ADAMW_WORDS 8
+KERNEL(adamw, (const u64 *table, i64 tensors, i64 tiles, const float *step, const float *norm, double beta1, double beta2, double eps)) {
     const double lr = (double)step[0];
-    const float c[9] = {norm[1], (float)beta1, (float)(1 - beta1), (float)beta2, (float)(1 - beta2), step[2],
-                        (float)(1 - __dmul_rn(lr, weight_decay)), (float)(lr * (double)step[1]), (float)eps};
-    EACH8(i, n) {
+    float c[9] = {norm[1], (float)beta1, (float)(1 - beta1), (float)beta2, (float)(1 - beta2), step[2],
+                  0, (float)(lr * (double)step[1]), (float)eps};
+    for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const Row row = row_of(table, tensors, ADAMW_WORDS, tile);
+        const i64 n = (i64)row[1], i = ((tile - (i64)row[0]) * blockDim.x + threadIdx.x) * 8;
+        if (i >= n) continue;
+        float *const w = (float *)row[2] + i, *const m = (float *)row[3] + i, *const v = (float *)row[4] + i;
+        bf16 *const copy = (bf16 *)row[5];
+        c[6] = (float)(1 - __dmul_rn(lr, as_double(row[7])));
         float ws[8], ms[8], vs[8], gs[8];
-        load_some(w + i, ws, n - i);
-        load_some(m + i, ms, n - i);
-        load_some(v + i, vs, n - i);
-        load_some(grad + i, gs, n - i);
+        load_some(w, ws, n - i);
+        load_some(m, ms, n - i);
+        load_some(v, vs, n - i);
+        load_some((const float *)row[6] + i, gs, n - i);
         UNROLL for (int j = 0; j < 8; j++) ws[j] = adamw_element(ws[j], &ms[j], &vs[j], gs[j], c);
-        store_some(w + i, ws, n - i);
-        store_some(m + i, ms, n - i);
-        store_some(v + i, vs, n - i);
+        store_some(w, ws, n - i);
+        store_some(m, ms, n - i);
+        store_some(v, vs, n - i);
         if (copy) store_some(copy + i, ws, n - i);
     }
 }

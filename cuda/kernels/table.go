@@ -57,12 +57,17 @@ func each(kernel string, operands ...string) func(*binder) {
 }
 
 func add(b *binder) {
-	n, bias := b.elements("y"), int64(0)
-	if b.has("bias") && b.types("bias") == "b" {
-		bias = 1
-	}
+	n := b.elements("y")
 	_, cols := b.shape("y")
-	b.launch("add_"+b.types("y", "a", "b"), spread(n, 8), "y", "a", "b", "bias", bias, n, cols)
+	b.launch("add_"+b.types("y", "a", "b"), spread(n, 8), "y", "a", "b", "bias", b.biasType(), n, cols)
+}
+
+// biasType is 1 where there is a bias in bf16.
+func (b *binder) biasType() int64 {
+	if b.has("bias") && b.types("bias") == "b" {
+		return 1
+	}
+	return 0
 }
 
 func cast(b *binder) {
@@ -195,9 +200,10 @@ func initNormal(b *binder) {
 		tensor.Shape[0], tensor.Shape[1], b.float("std"))
 }
 
+// crossEntropyStats has as many threads as where it is joined with the gradient: sums depend on it.
 func crossEntropyStats(b *binder) {
 	r, c := b.shape("logits")
-	b.launch("cross_entropy_stats_"+b.types("logits"), rows(r), "stats", "logits", "labels", c, b.int("first"), b.int("valid"))
+	b.launch("cross_entropy_stats_"+b.types("logits"), rows(r), "stats", "logits", "labels", c, b.int("first"), b.int("valid")).Block = wideThreads
 }
 
 // parts is in how many parts the vocabulary is, from the shape of the statistics.
@@ -218,20 +224,37 @@ func crossEntropyGrad(b *binder) {
 		parts, r, c, b.int("first"), b.int("valid"), b.float("scale"))
 }
 
+// tabled is an argument that is the address of the launch's table.
+var tabled = Arg{Kind: Table}
+
+// sumSq has as many blocks for each tensor as it would have alone, which partial sums depend on.
 func sumSq(b *binder) {
-	n := b.elements("x")
-	blocks := min(ceil(n, 8*threads), 1024)
-	partial := b.reserve(8 * blocks)
-	b.launch("sumsq_"+b.types("x"), rows(blocks), partial, "x", n)
-	b.launch("sumsq_join", rows(1), "y", partial, blocks, b.float("weight"))
+	var words []Arg
+	all := int64(0)
+	b.each(func() {
+		n := b.elements("x")
+		blocks := min(ceil(n, 8*threads), 1024)
+		words = append(words, b.args(all, blocks, n, "x", b.reserve(8*blocks), "y", b.float("weight"))...)
+		all += blocks
+	})
+	tensors := int64(len(b.members))
+	b.launch("sumsq_"+b.types("x"), rows(all), tabled, tensors).Table = words
+	b.launch("sumsq_join", rows(tensors), tabled).Table = words
 }
 
 func gradNorm(b *binder) {
 	b.launch("grad_norm", rows(1), "y", "sums", b.elements("sums"), b.float("max_norm"))
 }
 
+// adamW has tiles of elements that threads have eight of; blocks walk over those of all tensors.
 func adamW(b *binder) {
-	n := b.elements("w")
-	b.launch("adamw", spread(n, 8), "w", "m", "v", "copy", "grad", "step", "norm", n,
-		b.float("beta1"), b.float("beta2"), b.float("eps"), b.float("weight_decay"))
+	var words []Arg
+	tiles := int64(0)
+	b.each(func() {
+		n := b.elements("w")
+		words = append(words, b.args(tiles, n, "w", "m", "v", "copy", "grad", b.float("weight_decay"))...)
+		tiles += ceil(n, 8*threads)
+	})
+	b.launch("adamw", spread(tiles*threads, 1), tabled, int64(len(b.members)), tiles, "step", "norm",
+		b.float("beta1"), b.float("beta2"), b.float("eps")).Table = words
 }

@@ -1,0 +1,218 @@
+package kernels
+
+import "sppo/ir"
+
+// Instructions that follow each other on a stream may be launched as one, which reads from memory once what they share.
+// Results are those of the instructions alone, to the last bit: a tensor that is handed on is rounded as it is stored, and
+// it is stored, since others may read it.
+
+// join is a row of the joins.
+type join struct {
+	ops  []ir.Op
+	runs bool // any number of the one opcode
+	// hands names the operand of each that is one tensor: what the first writes and the others read.
+	hands []string
+	fits  func(ins []*ir.Instr) bool // what else must hold
+	bind  func(*binder)              // by members
+}
+
+// joins are all of them. Of several that begin alike the longer ones stand first.
+var joins = []join{
+	{ops: []ir.Op{ir.Add, ir.LayerNorm}, hands: []string{"y", "x"}, fits: oneType, bind: addNorm},
+	{ops: []ir.Op{ir.Add, ir.RMSNorm}, hands: []string{"y", "x"}, fits: oneType, bind: addNorm},
+	{ops: []ir.Op{ir.CrossEntropyStats, ir.CrossEntropy, ir.CrossEntropyGrad}, hands: []string{"stats", "stats", "stats"}, fits: wholeVocabulary, bind: crossEntropyWhole},
+	{ops: []ir.Op{ir.AdamW}, runs: true, fits: oneUpdate, bind: adamW},
+	{ops: []ir.Op{ir.SumSq}, runs: true, fits: oneType, bind: sumSq},
+}
+
+// Join looks for instructions of a section that can be launched as one, and changes their plans: one of them launches for
+// all, the others nothing.
+func Join(card Card, p *ir.Program, rank int, code *ir.Code, section ir.Section, plans []Plan) error {
+	j := &joiner{code: code, ins: code.Sections[section], plans: plans}
+	for pc := range j.ins {
+		for i := range joins {
+			group, at, ok := j.find(pc, &joins[i])
+			if !ok {
+				continue
+			}
+			b := &binder{card: card, program: p, consts: p.Ranks[rank].Consts, source: table[j.ins[pc].Op].source}
+			for _, member := range group {
+				b.members = append(b.members, &j.ins[member])
+				b.apart = append(b.apart, int32(member-at))
+				plans[member] = Plan{}
+			}
+			b.take(0)
+			joins[i].bind(b)
+			if b.err != nil {
+				return b.err
+			}
+			plans[at] = b.plan
+			break
+		}
+	}
+	return nil
+}
+
+// joiner is at work on a section.
+type joiner struct {
+	code  *ir.Code
+	ins   []ir.Instr
+	plans []Plan
+}
+
+// find finds the instructions that can be launched as one, of which the first is at pc, and the one at which. That is the first
+// where the stream waits for nothing between them, since whatever a record between them announces is done then all the more.
+// It is the last where the stream records nothing between them, since whatever one of them waits for has happened then.
+func (j *joiner) find(pc int, row *join) (group []int, at int, ok bool) {
+	if j.ins[pc].Op != row.ops[0] {
+		return nil, 0, false
+	}
+	waits, records := false, false
+	for i := pc; i < len(j.ins); i++ {
+		in := &j.ins[i]
+		if in.Stream != j.ins[pc].Stream {
+			continue
+		}
+		if in.Op == ir.Wait || in.Op == ir.Record {
+			waits, records = waits || in.Op == ir.Wait, records || in.Op == ir.Record
+			if waits && (row.runs || records) { // a run that waited would do later what could be done meanwhile
+				break
+			}
+			continue
+		}
+		if in.Op != row.ops[min(len(group), len(row.ops)-1)] || len(j.plans[i].Launches) == 0 || !j.joins(append(group, i), row) {
+			break
+		}
+		group = append(group, i)
+		if !row.runs && len(group) == len(row.ops) {
+			break
+		}
+	}
+	if len(group) < max(len(row.ops), 2) {
+		return nil, 0, false
+	}
+	if waits && !row.runs {
+		return group, group[len(group)-1], true
+	}
+	return group, pc, true
+}
+
+// joins says whether the last of a group can be launched with those before.
+func (j *joiner) joins(group []int, row *join) bool {
+	ins := make([]*ir.Instr, len(group))
+	for i, pc := range group {
+		ins[i] = &j.ins[pc]
+	}
+	last := len(ins) - 1
+	for i := range last {
+		if !j.independent(ins[i], ins[last], i, last, row) {
+			return false
+		}
+	}
+	return last == 0 || row.fits(ins)
+}
+
+// independent says whether two instructions, a the i-th and b the k-th of a group, do not disturb each other when they run by
+// turns, row by row: they share no bytes that one of them writes, but for the tensor that a hands b, and what b writes in
+// the very place of something of the same shape that a reads.
+func (j *joiner) independent(a, b *ir.Instr, i, k int, row *join) bool {
+	for x, u := range a.Args {
+		for y, v := range b.Args {
+			_, first := a.Access(x)
+			_, second := b.Access(y)
+			if !first && !second || !j.meet(u, v) {
+				continue
+			}
+			handed := !row.runs && i == 0 && !second && a.Info().Operands[x].Name == row.hands[0] && b.Info().Operands[y].Name == row.hands[k]
+			inPlace := !row.runs && !first && u.DType == v.DType && u.Shape == v.Shape
+			if !(handed || inPlace) || j.start(u) != j.start(v) || u.Bytes() != v.Bytes() {
+				return false
+			}
+		}
+	}
+	return row.runs || i > 0 || j.start(a.Arg(row.hands[0])) == j.start(b.Arg(row.hands[k]))
+}
+
+func (j *joiner) start(v ir.View) ir.Bytes { return j.code.Buffers[v.Buffer].Offset + v.Offset }
+
+// meet says whether two views share bytes.
+func (j *joiner) meet(u, v ir.View) bool {
+	if !u.Present() || !v.Present() || j.code.Buffers[u.Buffer].Arena != j.code.Buffers[v.Buffer].Arena {
+		return false
+	}
+	return j.start(u) < j.start(v)+v.Bytes() && j.start(v) < j.start(u)+u.Bytes()
+}
+
+// oneType: all operands that may be f32 or bf16 and are as large as the tensor that is worked on are of its type.
+func oneType(ins []*ir.Instr) bool {
+	first, last := ins[0], ins[len(ins)-1]
+	if first.Op == ir.SumSq {
+		return first.Arg("x").DType == last.Arg("x").DType
+	}
+	t := last.Arg("x")
+	for _, name := range []string{"y", "a", "b"} {
+		if first.Arg(name).DType != t.DType || first.Arg(name).Cols() != t.Cols() {
+			return false
+		}
+	}
+	return true
+}
+
+// oneUpdate: the same step, of other tensors.
+func oneUpdate(ins []*ir.Instr) bool {
+	a, b := ins[0], ins[len(ins)-1]
+	for _, name := range []string{"beta1", "beta2", "eps"} {
+		if a.Attr(name) != b.Attr(name) {
+			return false
+		}
+	}
+	return a.Arg("step") == b.Arg("step") && a.Arg("norm") == b.Arg("norm")
+}
+
+// wholeVocabulary: the rank has all of it, so that its own statistics are all there are.
+func wholeVocabulary(ins []*ir.Instr) bool {
+	last := ins[len(ins)-1]
+	if last.Arg("stats").Dims()[0] != 1 {
+		return false
+	}
+	if last.Op != ir.CrossEntropyGrad {
+		return true
+	}
+	first := ins[0]
+	return first.Arg("logits") == last.Arg("logits") && first.Arg("labels") == last.Arg("labels") &&
+		first.Attr("first") == last.Attr("first") && first.Attr("valid") == last.Attr("valid")
+}
+
+// addNorm is the sum and its norm.
+func addNorm(b *binder) {
+	b.source = "norm.cu"
+	bias := b.biasType()
+	args := []any{b.arg("y"), b.arg("a"), b.arg("b"), b.arg("bias"), bias}
+	b.take(1)
+	r, c := b.shape("x")
+	name := "add_layernorm_"
+	args = append(args, "y", "stats", "gamma")
+	if b.in.Op == ir.RMSNorm {
+		name = "add_rmsnorm_"
+	} else {
+		args = append(args, "beta")
+	}
+	b.launch(name+b.types("x"), rows(r), append(args, c, b.float("eps"))...)
+}
+
+// crossEntropyWhole is statistics and gradient by rows, then the loss.
+func crossEntropyWhole(b *binder) {
+	stats, logits, labels := b.arg("stats"), b.arg("logits"), b.arg("labels")
+	b.take(2)
+	r, c := b.shape("logits")
+	size := int64(b.in.Arg("logits").DType.Bytes())
+	kept := min(c, rowBytes/size)
+	l := b.launch("cross_entropy_whole_"+b.types("dlogits", "logits"), rows(r), stats, "dlogits", logits, labels, c, kept,
+		b.int("first"), b.int("valid"), b.float("scale"))
+	l.Block, l.SharedBytes = wideThreads, kept*size
+	b.take(1)
+	crossEntropy(b)
+}
+
+// rowBytes is how much of a row of logits a block keeps: two blocks fit on a multiprocessor.
+const rowBytes = 96 << 10
