@@ -188,10 +188,13 @@ func (f *figures) memory() error {
 		return err
 	}
 	for _, t := range []ir.DType{ir.BF16, ir.F32} {
-		for _, item := range probe.MemoryBound(f.size.bytes, f.size.cols, t) {
+		for _, item := range append(probe.MemoryBound(f.size.bytes, f.size.cols, t), f.memoryBound(t)...) {
 			if _, err := measure("memory", item, copied); err != nil {
 				return err
 			}
+		}
+		if err := f.joined(t, copied); err != nil {
+			return err
 		}
 	}
 	for _, op := range []ir.Op{ir.CopyD2H, ir.CopyH2D} {
@@ -373,7 +376,7 @@ func TestFigures(t *testing.T) {
 			t.Errorf("%s", line)
 		}
 	}
-	want := map[string]int{"matmul": 3 * 4 * 3, "attention": 4, "memory": 16, "copy": 5, "issue": 2}
+	want := map[string]int{"matmul": 3 * 4 * 3, "attention": 4, "memory": 2*(8+5) + 4 + 5, "copy": 5, "issue": 2}
 	for kind, n := range want {
 		if kinds[kind] != n {
 			t.Errorf("%d lines of %s, want %d", kinds[kind], kind, n)

@@ -15,11 +15,20 @@ DEV void rope(Y *y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position
         sines[i] = inverse ? -(float)s : (float)s;
     }
     __syncthreads();
-    for (i64 p = threadIdx.x; p < batch * heads * half; p += blockDim.x) {
-        const i64 i = p % half, at = (token * batch * heads + p / half) * head_dim + i;
-        const float a = as_float(x[at]), b = as_float(x[at + half]), c = cosines[i], s = sines[i];
-        store(y + at, a * c - b * s);
-        store(y + at + half, b * c + a * s);
+    const i64 eights = (half + 7) / 8;
+    for (i64 p = threadIdx.x; p < batch * heads * eights; p += blockDim.x) {
+        const i64 i = p % eights * 8, at = (token * batch * heads + p / eights) * head_dim + i, left = half - i;
+        float a[8], b[8], turned[8];
+        load_some(x + at, a, left);
+        load_some(x + at + half, b, left);
+        UNROLL for (int j = 0; j < 8; j++)
+            if (j < left) {
+                const float c = cosines[i + j], s = sines[i + j];
+                turned[j] = a[j] * c - b[j] * s;
+                b[j] = b[j] * c + a[j] * s;
+            }
+        store_some(y + at, turned, left);
+        store_some(y + at + half, b, left);
     }
 }
 
