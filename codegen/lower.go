@@ -41,7 +41,8 @@ type stage struct {
 	inputs    map[passes.Task]uint32 // what tasks start from, where another task or rank has made it
 	away      map[passes.Task]uint32 // the same, on the host
 	outputs   map[passes.Task]uint32 // results that are yet to be sent
-	lent      map[lentKey]*lentBlock // blocks of other stages' keys
+	lent      map[lentKey]*lentBlock // of other stages' keys
+	beside    *help                  // with others' tasks, that goes along with the task that runs
 	lagging   []uint32               // buffers whose messages may still be under way: held until the end of the next task
 	training  bool
 }
@@ -201,6 +202,7 @@ func (s *stage) step(tasks []passes.Task, st step) {
 	case running:
 		start, lagging := s.now(), s.lagging
 		s.lagging = nil
+		s.beside = s.helpWith(st.shared)
 		switch beside := s.around(tasks, st.task); t.Kind {
 		case passes.Forward:
 			s.forward(t, beside)
@@ -209,6 +211,7 @@ func (s *stage) step(tasks []passes.Task, st step) {
 		case passes.WeightGrad:
 			s.weightGrads(t, beside)
 		}
+		s.beside.rest()
 		for _, b := range lagging {
 			s.hold(b)
 		}

@@ -2,6 +2,7 @@ package codegen
 
 import (
 	"fmt"
+	"slices"
 
 	"sppo/graph"
 	"sppo/ir"
@@ -12,16 +13,23 @@ import (
 // helper works with rank k of the owner, which has the same heads.
 //
 // Stages go through a slot together: in each layer, all owners send to all helpers, everyone computes, all helpers send
-// back. Every rank's instructions are a part of that one order. Queries and results travel on mux and mux_in, since somebody
+// back. Every rank's instructions are a part of that one order, stage by stage, also those of a rank that helps others while it
+// has a task of its own. Queries and results travel on mux and mux_in, since somebody
 // waits for them; blocks of keys go on send_prev and their gradients on send_next, against the traffic of the pass in which they go.
 
 // lentKey names the keys of a layer that a helper holds.
 type lentKey struct{ microbatch, layer int }
 
-// lentBlock is a block of keys and values, and their gradients once there are some.
+// lentBlock is what a stage lends of its keys and values, and their gradients once there are some.
 type lentBlock struct {
+	passes.Lending
 	k, v, dk, dv ir.View
 	begun        bool
+}
+
+// rows are those of a view of the whole that lie from one key to another.
+func (b *lentBlock) rows(v ir.View, z graph.Size, first, end int64) ir.View {
+	return passes.RowsOf(v, (first-b.First)*z.Batch, (end-first)*z.Batch)
 }
 
 // shareTimeline adds the steps by which ranks help each other, and the messages that bring what that takes.
@@ -31,8 +39,8 @@ func shareTimeline(p *passes.Plan, items [][]item, starts, ends [][]int, message
 	}
 	for m := range p.Parallel.Microbatches {
 		for i := range p.Mux.Stages {
-			for j := range max(0, len(p.Mux.Stages[i].Blocks)-1) {
-				t := passes.Task{Kind: passes.Forward, Microbatch: m, Subsequence: p.Lent(i, j), Stage: i}
+			for j := range i {
+				t := passes.Task{Kind: passes.Forward, Microbatch: m, Subsequence: p.Lent(i, j).Behind, Stage: i}
 				when := moment{message: messages}
 				for at, own := range p.Tasks[i] {
 					if own.Piece = 0; own == t {
@@ -55,6 +63,15 @@ func shareTimeline(p *passes.Plan, items [][]item, starts, ends [][]int, message
 			}
 		}
 	}
+	for r := range items { // beside its own task, where it has one
+		for k := range items[r] {
+			it := &items[r][k]
+			if key := (slot{it.at.time, r}); it.kind == running && helped[key] != nil {
+				it.shared = helped[key]
+				delete(helped, key)
+			}
+		}
+	}
 	for key, tasks := range helped {
 		items[key.helper] = append(items[key.helper], item{moment{key.time, true, 0}, step{kind: helping, shared: tasks}})
 	}
@@ -64,7 +81,7 @@ func shareTimeline(p *passes.Plan, items [][]item, starts, ends [][]int, message
 func (s *stage) share(st step) {
 	switch st.kind {
 	case helping:
-		s.help(st.shared)
+		s.helpWith(st.shared).rest()
 	default:
 		s.lend(st.shared[0], st.helper, st.kind == lending)
 	}
@@ -73,15 +90,15 @@ func (s *stage) share(st step) {
 
 // lend sends or receives a block of the keys of every layer of a stage.
 func (s *stage) lend(t passes.Task, helper int, owner bool) {
-	borders, z := s.plan.Mux.Stages[t.Stage].Blocks, s.plan.Size(t.Subsequence)
+	lent, z := s.plan.Lent(t.Stage, helper), s.plan.Size(t.Subsequence)
 	s.at(t)
 	for k, layer := range s.stages[t.Stage] {
 		s.prov.Layer = int32(layer)
 		s.decidedBy("mux", "schedule.mux")
 		b := s.plan.LayerOf(s.model, t, k)
 		_, in := attentionOf(b, b.Forward, ir.Attention, z)
-		in = passes.OverKeys(in, z, borders[helper], borders[helper+1])
-		block := &lentBlock{}
+		in = passes.OverKeys(in, z, lent.First, lent.End)
+		block := &lentBlock{Lending: lent}
 		for _, name := range []string{"k", "v"} {
 			v := in.Arg(name)
 			if owner {
@@ -153,8 +170,7 @@ func (e *env) shares(n *graph.Node) bool {
 		return false
 	}
 	in := e.block.Instr(n, e.size, e.view, func(a graph.Attr) ir.Attr { return e.attr(n, a) })
-	borders := e.s.plan.Mux.Stages[e.task.Stage].Blocks
-	own := passes.OverKeys(in, e.size, borders[helpers], e.size.Prefix+e.size.Tokens)
+	own := passes.OverKeys(in, e.size, e.s.plan.HelpedBlocks(e.task)[helpers], e.size.Prefix+e.size.Tokens)
 	e.s.decidedBy("mux", "schedule.mux")
 	if n.Op == ir.Attention {
 		e.shareAttention(e.block.Values[n.Args[0].Value].Name, in, own, helpers)
@@ -182,9 +198,15 @@ func setAttr(in *ir.Instr, name string, v ir.Attr) {
 	}
 }
 
+// phase is the number of the attention of this layer, or of its gradient, among those of the slot.
+func (e *env) phase(op ir.Op) int {
+	return phaseOf(slices.Index(e.s.path(e.task), e.layer), op)
+}
+
 // shareAttention sends the queries, computes its own part, and joins it with the helpers', in the order of the keys.
 func (e *env) shareAttention(name string, in, own ir.Instr, helpers int) {
 	s, o, lse, q := e.s, in.Arg("o"), in.Arg("lse"), in.Arg("q")
+	others := s.beside.at(e.phase(in.Op))
 	for j := range helpers {
 		s.swap(ir.Send, j, q)
 	}
@@ -192,18 +214,22 @@ func (e *env) shareAttention(name string, in, own ir.Instr, helpers int) {
 	lses := s.fresh(s.label(e.task, e.layer, name+".lses"), planes(lse, helpers+1))
 	setArg(&own, "o", plane(parts, helpers))
 	setArg(&own, "lse", plane(lses, helpers))
+	others.receive()
 	s.emit(own)
+	others.compute()
 	for j := range helpers {
 		s.swap(ir.Recv, j, plane(parts, j), plane(lses, j))
 	}
+	others.send()
 	s.op(ir.AttentionMerge, ir.Compute, []ir.View{o, lse, parts, lses}, in.Attr("heads"), in.Attr("head_dim"))
 }
 
 // shareAttentionGrad sends what helpers need, computes its own part, and adds the helpers' gradients of the queries to it, in the
-// order of the keys. The helper whose last task of this stage this is returns the gradients of its keys. Nobody has touched
-// those rows here, and the stage's next task will: what comes is where they begin.
+// order of the keys. Helpers whose last task of this stage this is return the gradients of their keys.
 func (e *env) shareAttentionGrad(in, own ir.Instr, helpers int) {
 	s, dq := e.s, in.Arg("dq")
+	others := s.beside.at(e.phase(in.Op))
+	e.clearKeys(in, helpers)
 	delta := s.fresh(s.label(e.task, e.layer, "attn.delta"), in.Arg("lse"))
 	s.op(ir.AttentionDelta, ir.Compute, []ir.View{delta, in.Arg("do"), in.Arg("o")}, in.Attr("heads"), in.Attr("head_dim"))
 	sent := []ir.View{in.Arg("q"), in.Arg("do"), in.Arg("lse"), delta}
@@ -216,19 +242,19 @@ func (e *env) shareAttentionGrad(in, own ir.Instr, helpers int) {
 	setArg(&own, "dq", sum)
 	setArg(&own, "o", ir.Absent())
 	setArg(&own, "delta", delta)
+	others.receive()
 	s.emit(own)
+	others.compute()
 	parts := make([]ir.View, helpers)
 	for j := range helpers {
 		parts[j] = s.fresh(s.label(e.task, e.layer, fmt.Sprintf("d.q.part%d", j)), dq)
 		s.swap(ir.Recv, j, parts[j])
 	}
-	borders := s.plan.Mux.Stages[e.task.Stage].Blocks
-	back := passes.OverKeys(in, e.size, borders[helpers-1], borders[helpers])
-	for _, name := range []string{"dk", "dv"} {
-		if lastOf(e.task) {
-			s.op(ir.Recv, ir.RecvPrev, []ir.View{back.Arg(name)}, s.constRef(rankConst(helpers-1)))
-		}
+	others.send()
+	for first, j := s.plan.Returns(e.task); j > first; j-- {
+		e.takeBack(in, j-1)
 	}
+	others.giveBack()
 	for j, part := range parts {
 		to := sum
 		if j == helpers-1 {
@@ -241,46 +267,122 @@ func (e *env) shareAttentionGrad(in, own ir.Instr, helpers int) {
 	}
 }
 
-// lastOf says whether a backward is the last of its subsequence.
-func lastOf(t passes.Task) bool { return t.Piece <= 1 }
-
-// help goes through the layers of other stages' tasks of a slot: it receives from all, computes for all, and sends to all.
-func (s *stage) help(tasks []passes.Task) {
-	layers := 0
-	for _, t := range tasks {
-		layers = max(layers, len(s.stages[t.Stage]))
+// clearKeys clears the gradients of the keys that the stage begins to look at itself, since its helpers' blocks now end before
+// them: some of those will be added.
+func (e *env) clearKeys(in ir.Instr, helpers int) {
+	s, x := e.s, e.task.Subsequence
+	if x == s.plan.Subsequences.N-1 || e.task.Piece > 0 && e.task.Piece < len(s.plan.Pieces(e.task)) {
+		return
 	}
-	for at := range layers {
-		for _, op := range []ir.Op{ir.Attention, ir.AttentionGrad} {
-			var parts []*helped
-			for _, t := range tasks {
-				if h := s.helped(t, at, op); h != nil {
-					parts = append(parts, h)
-				}
-			}
-			for _, h := range parts {
-				h.receive()
-			}
-			for _, h := range parts {
-				h.compute()
-			}
-			for _, h := range parts {
-				h.send()
-			}
-			for _, h := range parts {
-				h.giveBack()
-			}
+	before := e.task
+	before.Subsequence++
+	first, end := s.plan.HelpedBlocks(e.task)[helpers], s.plan.HelpedBlocks(before)[helpers]
+	s.clear(passes.OverKeys(in, e.size, first, end))
+}
+
+// clear sets gradients of keys and values to zero.
+func (s *stage) clear(in ir.Instr) {
+	for _, name := range []string{"dk", "dv"} {
+		if v := in.Arg(name); v.Rows() > 0 {
+			s.op(ir.Fill, ir.Compute, []ir.View{v}, ir.Float(0))
 		}
 	}
 }
+
+// takeBack receives the gradients of the keys of a helper. Nobody here has touched those of its block in this task, and the
+// stage's next task will: what comes is where they begin. Of later tasks it had more, which are added: they are the stage's own,
+// or those with which the next helper's begin.
+func (e *env) takeBack(in ir.Instr, helper int) {
+	s, borders, lent := e.s, e.s.plan.HelpedBlocks(e.task), e.s.plan.Lent(e.task.Stage, helper)
+	fresh, more := passes.OverKeys(in, e.size, lent.First, borders[helper+1]), passes.OverKeys(in, e.size, borders[helper+1], lent.End)
+	for _, name := range []string{"dk", "dv"} {
+		s.op(ir.Recv, ir.RecvPrev, []ir.View{fresh.Arg(name)}, s.constRef(rankConst(helper)))
+		if sum := more.Arg(name); sum.Rows() > 0 {
+			part := s.fresh(s.label(e.task, e.layer, fmt.Sprintf("%s.from%d", name, helper)), sum)
+			s.op(ir.Recv, ir.RecvPrev, []ir.View{part}, s.constRef(rankConst(helper)))
+			s.op(ir.Add, ir.Compute, []ir.View{sum, sum, part})
+		}
+	}
+}
+
+// help is what a rank does of other stages' tasks of a slot, phase by phase: each is the attention of a layer, or its gradient.
+type help struct {
+	s      *stage
+	tasks  []passes.Task
+	phases int
+	next   int // phase
+}
+
+func phaseOf(layer int, op ir.Op) int {
+	if op == ir.AttentionGrad {
+		return 2*layer + 1
+	}
+	return 2 * layer
+}
+
+func (s *stage) helpWith(tasks []passes.Task) *help {
+	h := &help{s: s, tasks: tasks}
+	for _, t := range tasks {
+		h.phases = max(h.phases, phaseOf(len(s.stages[t.Stage]), ir.Attention))
+	}
+	return h
+}
+
+// rest goes through all phases that are left: it receives from all, computes for all, and sends to all.
+func (h *help) rest() {
+	for h.next < h.phases {
+		parts := h.at(h.next)
+		parts.receive()
+		parts.compute()
+		parts.send()
+		parts.giveBack()
+	}
+}
+
+// at goes through the phases before one, and gives its parts.
+func (h *help) at(phase int) (parts helpedParts) {
+	defer func(prov ir.Provenance) { h.s.prov = prov }(h.s.prov)
+	last := *h
+	last.phases = min(phase, h.phases)
+	last.rest()
+	h.next = phase + 1
+	op := ir.Attention
+	if phase%2 == 1 {
+		op = ir.AttentionGrad
+	}
+	for _, t := range h.tasks {
+		if p := h.s.helped(t, phase/2, op); p != nil {
+			parts = append(parts, p)
+		}
+	}
+	return parts
+}
+
+// helpedParts are the parts of a phase. A rank takes them up and comes back to its own task.
+type helpedParts []*helped
+
+func (parts helpedParts) each(do func(*helped)) {
+	for _, p := range parts {
+		prov := p.s.prov
+		do(p)
+		p.s.prov = prov
+	}
+}
+
+func (parts helpedParts) receive()  { parts.each((*helped).receive) }
+func (parts helpedParts) compute()  { parts.each((*helped).compute) }
+func (parts helpedParts) send()     { parts.each((*helped).send) }
+func (parts helpedParts) giveBack() { parts.each((*helped).giveBack) }
 
 // helped is this rank's part of the attention of a layer of another stage's task.
 type helped struct {
 	s     *stage
 	task  passes.Task
 	layer int
-	in    ir.Instr // over the block
+	in    ir.Instr // over its block of the keys
 	block *lentBlock
+
+	first, end int64 // of these keys
 }
 
 // helped is the part in the layer that a task comes to as its at-th, or nil where it has no such instruction.
@@ -302,11 +404,12 @@ func (s *stage) helped(t passes.Task, at int, op ir.Op) *helped {
 	if !found {
 		return nil
 	}
-	borders := s.plan.Mux.Stages[t.Stage].Blocks
-	h := &helped{s: s, task: t, layer: layers[k], in: passes.OverKeys(in, z, borders[s.index0], borders[s.index0+1])}
+	borders := s.plan.HelpedBlocks(t)
+	first, end := borders[s.index0], borders[s.index0+1]
+	h := &helped{s: s, task: t, layer: layers[k], in: passes.OverKeys(in, z, first, end), first: first, end: end}
 	h.block = s.lent[lentKey{t.Microbatch, h.layer}]
-	setArg(&h.in, "k", h.block.k)
-	setArg(&h.in, "v", h.block.v)
+	setArg(&h.in, "k", h.block.rows(h.block.k, z, first, end))
+	setArg(&h.in, "v", h.block.rows(h.block.v, z, first, end))
 	return h
 }
 
@@ -352,15 +455,27 @@ func (h *helped) compute() {
 	}
 	h.make("dq")
 	if !h.block.begun {
-		name := fmt.Sprintf("m%d.l%d", h.task.Microbatch, h.layer)
-		h.block.dk = h.s.fresh(name+".d.k.lent", h.in.Arg("dk"))
-		h.block.dv = h.s.fresh(name+".d.v.lent", h.in.Arg("dv"))
+		h.beginGradients()
 	}
-	setArg(&h.in, "dk", h.block.dk)
-	setArg(&h.in, "dv", h.block.dv)
+	z := h.s.plan.SizeOf(h.task)
+	setArg(&h.in, "dk", h.block.rows(h.block.dk, z, h.first, h.end))
+	setArg(&h.in, "dv", h.block.rows(h.block.dv, z, h.first, h.end))
 	setAttr(&h.in, "accumulate", ir.Bool(h.block.begun))
 	h.block.begun = true
 	h.s.emit(h.in)
+}
+
+// beginGradients makes a place for those of all keys that are lent, and clears what this part, the last in the sequence, does not
+// look at.
+func (h *helped) beginGradients() {
+	z, b := h.s.plan.SizeOf(h.task), h.block
+	name := fmt.Sprintf("m%d.l%d", h.task.Microbatch, h.layer)
+	lent := passes.OverKeys(h.in, z, 0, b.End-b.First)
+	b.dk = h.s.fresh(name+".d.k.lent", lent.Arg("dk"))
+	b.dv = h.s.fresh(name+".d.v.lent", lent.Arg("dv"))
+	setArg(&lent, "dk", b.rows(b.dk, z, b.First, h.first))
+	setArg(&lent, "dv", b.rows(b.dv, z, b.First, h.first))
+	h.s.clear(lent)
 }
 
 func (h *helped) send() {
@@ -372,13 +487,18 @@ func (h *helped) send() {
 	h.s.swap(ir.Send, h.task.Stage, h.in.Arg("dq"))
 }
 
-// giveBack returns the gradients of the keys behind the last task that the block is for.
+// giveBack returns the gradients of the keys behind the last task that they are for, first those of its block.
 func (h *helped) giveBack() {
-	if h.in.Op != ir.AttentionGrad || h.s.plan.Helpers(h.task) != h.s.index0+1 || !lastOf(h.task) {
+	if first, end := h.s.plan.Returns(h.task); h.in.Op != ir.AttentionGrad || h.s.index0 < first || h.s.index0 >= end {
 		return
 	}
 	h.begin()
+	z := h.s.plan.SizeOf(h.task)
 	for _, v := range []ir.View{h.block.dk, h.block.dv} {
-		h.s.op(ir.Send, ir.SendNext, []ir.View{v}, h.s.constRef(rankConst(h.task.Stage)))
+		for _, keys := range [][2]int64{{h.first, h.end}, {h.end, h.block.End}} {
+			if part := h.block.rows(v, z, keys[0], keys[1]); part.Rows() > 0 {
+				h.s.op(ir.Send, ir.SendNext, []ir.View{part}, h.s.constRef(rankConst(h.task.Stage)))
+			}
+		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 type step struct {
 	kind   stepKind
 	task   int           // index into the rank's tasks
-	shared []passes.Task // of other ranks: those that are helped, or the one behind which a block of keys is whole
+	shared []passes.Task // of other ranks: those that are helped, beside an own one or not, or the one behind which a block of keys is whole
 	helper int           // which block it is
 }
 

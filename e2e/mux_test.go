@@ -54,15 +54,15 @@ func TestMuxIsEqual(t *testing.T) {
 	rights := []Case{ // what the left does not know yet
 		{PP: 4, N: 8, SP: 2, DP: 2, Family: "llama", KVHeads: 1, Positions: "rope", DType: "bf16", Offload: "0.5", Layers: 4, Zero: "3", Recompute: "selective"},
 	}
-	for _, mux := range []string{"left", "right", "on", "left even"} {
+	for _, mux := range []string{"left", "right", "on", "left even", "right even", "on even"} {
 		mux, shares, _ := strings.Cut(mux, " ")
 		cases := muxCases
 		if mux == "right" {
 			cases = append(slices.Clone(muxCases), rights...)
 		}
 		for i, c := range cases {
-			if i < len(muxCases) && shares == "" && mux == [2]string{"on", "right"}[i%2] {
-				continue // the two share the cases
+			if i < len(muxCases) && (mux == [2]string{"on", "right"}[i%2] || shares == "even" && mux == "left" && i%2 == 0) {
+				continue // they share the cases
 			}
 			c = c.completeMux()
 			c.Mux, c.Shares = mux, shares
@@ -111,6 +111,54 @@ func TestMuxShares(t *testing.T) {
 					if off := got - ideal; off > float64(c.SP) || -off > float64(c.SP) {
 						t.Errorf("%v: rank %d attends with %g rows of subsequence %d on stage %d, its share is %g", c, rank, got, x, i, ideal)
 					}
+				}
+			}
+		}
+	}
+}
+
+// TestMuxKeyShares asks the program for the other end: of the keys that the queries of a task look at on the average each helper
+// has its share, to a step of the grid, and the stage itself the rest.
+func TestMuxKeyShares(t *testing.T) {
+	for _, c := range bothShares(muxCases) {
+		c.Mux = "right"
+		plan, p, err := compile(c.Spec())
+		if err != nil {
+			t.Fatal(err)
+		}
+		type task struct{ rank, stage, subsequence int }
+		keys := map[task]float64{}
+		for rank := range p.Codes {
+			for _, in := range stepInstrs(&p.Codes[rank], ir.Attention, ir.PhaseForward) {
+				if int(in.Prov.Layer) == plan.Layers(int(in.Prov.Stage))[0] && in.Prov.Microbatch == 0 {
+					k := in.Arg("k")
+					keys[task{rank, int(in.Prov.Stage), int(in.Prov.Subsequence)}] += float64(k.Rows()) / float64(c.Microbatch)
+				}
+			}
+		}
+		for i := range c.PP {
+			for x := range c.N {
+				z := plan.Size(x)
+				shares := passes.MuxShares{Right: true, Even: c.Shares == "even"}.Of(c.PP, c.N, i, x)
+				all := 0.0
+				for rank := range c.PP {
+					got := keys[task{rank, i, x}]
+					all += got
+					if share := shares[rank]; rank != i && share != nil {
+						ideal, _ := share.Float64()
+						ideal *= float64(z.Prefix) + float64(z.Tokens+1)/2
+						if c.Shares == "even" {
+							ideal = min(ideal, float64(plan.Size(c.N-i).Prefix)/float64(i)) // what there is room for
+						}
+						if off := got - ideal; off > float64(plan.Subsequences.Align) || -off > float64(plan.Subsequences.Align) {
+							t.Errorf("%v: rank %d attends to %g keys of subsequence %d on stage %d, its share is %g", c, rank, got, x, i, ideal)
+						}
+					} else if rank != i && got > 0 {
+						t.Errorf("%v: rank %d attends to %g keys of subsequence %d on stage %d, and has no share", c, rank, got, x, i)
+					}
+				}
+				if want := float64(z.Prefix + z.Tokens); all != want {
+					t.Errorf("%v: of subsequence %d on stage %d ranks attend to %g keys, and there are %g", c, x, i, all, want)
 				}
 			}
 		}

@@ -113,8 +113,9 @@ type residence struct {
 	peak  Peak
 	most  ir.Bytes // on the host
 	units map[Task]*unitsAway
-	fresh []bool // layers whose gradients the step has not touched
-	owing bool   // a visit of a layer has given its gradients away, and the collectives may not be done
+	fresh []bool      // layers whose gradients the step has not touched
+	owing bool        // a visit of a layer has given its gradients away, and the collectives may not be done
+	lent  [2]ir.Bytes // keys of the stages that it helps, and their gradients
 
 	detours []bool        // by task
 	away    map[Task]bool // tasks whose input waits on the host
@@ -283,6 +284,9 @@ func (r *residence) backward(tasks []Task, i int) {
 		r.copiesBeside(tasks, i, leaving, at)
 	}
 	delete(r.units, f)
+	if t.Slot() == len(r.sizes) {
+		r.stopHelping()
+	}
 	if _, _, feeds := r.plan.Target(t); !feeds {
 		r.touching(t, r.graph.Embedding, pass, z, t.Microbatch == 0 && t.Subsequence == len(r.sizes)-1)
 		if r.split[t] {

@@ -125,15 +125,15 @@ func muxProblems(p *Plan) []problem {
 	case n < par.PP:
 		return []problem{fault("schedule.mux", lang.Infeasible, fmt.Sprintf("subsequences = %d, or mux = off", par.PP),
 			"mux needs as many subsequences as stages: there are %d for %d", n, par.PP)}
-	case p.sharesLeft():
-		return leftProblems(p)
 	}
-	return nil
-}
-
-// sharesLeft says whether the start of the pipeline is shared, or is to be.
-func (p *Plan) sharesLeft() bool {
-	return p.Mux.Left || p.Schedule.Mux == "left" || p.Schedule.Mux == "on"
+	var found []problem
+	if p.Mux.Left || p.Schedule.Mux == "left" || p.Schedule.Mux == "on" {
+		found = append(found, leftProblems(p)...)
+	}
+	if p.Mux.Right || p.Schedule.Mux == "right" || p.Schedule.Mux == "on" {
+		found = append(found, rightProblems(p)...)
+	}
+	return found
 }
 
 func leftProblems(p *Plan) []problem {

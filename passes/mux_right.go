@@ -7,14 +7,16 @@ import (
 	"sppo/graph"
 	"sppo/ir"
 	"sppo/ir/cost"
+	"sppo/lang"
 )
 
 // The right part of mux: near the turn, in slot t = stage + subsequence >= N, the stages 0 .. t-N have nothing to forward
-// any more. Each of them takes a part of the attention of every task of the slot: stage i's helper j < i holds a block of its
-// keys and values, for the tasks from subsequence N-i+j on, all queries of which come behind the block. Matmuls stay where
-// they are. The backward of these tasks finds the same stages idle, and shares in the same way.
+// any more. Each of them takes a part of the attention of every task of the slot: stage i's helper j < i takes a block of its
+// keys and values in the tasks from subsequence N-i+j on, all queries of which come behind the block. Matmuls stay where
+// they are. The backward of these tasks finds the same stages idle, and shares in the same way. With even shares all stages before
+// one help it from its first such task on, also those that have tasks of their own.
 
-// shareRight gives stages blocks of the keys of those behind them.
+// shareRight says which keys the helpers of the last tasks of each stage take.
 func (p *Plan) shareRight() {
 	p.Mux.Right = true
 	for i := 1; i < p.Parallel.PP; i++ {
@@ -22,74 +24,138 @@ func (p *Plan) shareRight() {
 	}
 }
 
-// blocks are the borders, in tokens, of the blocks of a stage's keys that stages 0 .. i-1 hold: helper j from the j-th to
-// the next. A block is as long as makes its part of the attention of the tasks that it is for 1/PP, to the nearest step of the
-// grid, and ends before the first of them begins.
-func (p *Plan) blocks(stage int) []int64 {
-	n, grid := p.Subsequences.N, p.Subsequences.Align
-	borders := []int64{0}
-	for j := range stage {
-		queries, pairs := 0.0, 0.0
-		for x := n - stage + j; x < n; x++ {
-			z := p.Size(x)
-			queries += float64(z.Tokens)
-			pairs += float64(z.Tokens) * (float64(z.Prefix) + float64(z.Tokens+1)/2)
+// blocks are the borders, in tokens, of the blocks of a stage's keys that its helpers take in each of its last tasks: helper j
+// from the j-th to the next. Each block is 1/PP of the keys that a query of the task looks back at on the average, or with even
+// shares 1/(i+1), to the nearest step of the grid. It ends before the first task begins that its helper has a part in: what a
+// helper will ever need has been made by then.
+func (p *Plan) blocks(stage int) [][]int64 {
+	n, grid, parts := p.Subsequences.N, p.Subsequences.Align, p.Parallel.PP
+	if p.Mux.Even {
+		parts = stage + 1
+	}
+	var tasks [][]int64
+	for x := n - stage; x < n; x++ {
+		helpers := p.Helpers(Task{Kind: Forward, Subsequence: x, Stage: stage})
+		borders := []int64{0}
+		share := p.meanKeys(x) / float64(parts)
+		if p.Mux.Even { // there is not always room
+			share = min(share, float64(p.Size(n-stage).Prefix)/float64(stage))
 		}
-		steps := int64(pairs/queries/float64(p.Parallel.PP*int(grid)) + 0.5)
-		last := borders[j]
-		borders = append(borders, min(last+max(1, steps)*grid, p.Size(n-stage+j).Prefix))
+		for j := range helpers {
+			end := int64(share*float64(j+1)/float64(grid)+0.5) * grid
+			room := p.Size(p.firstHelped(stage, j)).Prefix
+			if p.Mux.Even {
+				room -= int64(helpers-1-j) * grid
+			}
+			borders = append(borders, max(borders[j]+grid, min(end, room)))
+		}
+		tasks = append(tasks, borders)
 	}
-	return borders
+	return tasks
 }
 
-// Helpers are how many stages, from the first on, take a part of a task's attention: each the block of keys that it holds.
+// meanKeys is how many keys a query of a subsequence looks at, on the average.
+func (p *Plan) meanKeys(x int) float64 {
+	z := p.Size(x)
+	return float64(z.Prefix) + float64(z.Tokens+1)/2
+}
+
+// Helpers are how many stages, from the first on, take a part of a task's attention: each a block of keys.
 func (p *Plan) Helpers(t Task) int {
-	if !p.Mux.Right {
+	switch slot := t.Slot(); {
+	case !p.Mux.Right || slot < p.Subsequences.N:
 		return 0
+	case p.Mux.Even:
+		return t.Stage
+	default:
+		return slot - p.Subsequences.N + 1
 	}
-	return max(0, t.Slot()-p.Subsequences.N+1)
 }
 
-// Lent is the last subsequence with rows of the block of a stage's keys that a helper holds: once it has run, they can go.
-func (p *Plan) Lent(stage, helper int) int {
-	x, end := 0, p.Mux.Stages[stage].Blocks[helper+1]
-	for p.Size(x).Prefix+p.Size(x).Tokens < end {
-		x++
+// firstHelped is the first subsequence of a stage that a helper has a part in; it has one in all behind it.
+func (p *Plan) firstHelped(stage, helper int) int {
+	if p.Mux.Even {
+		helper = 0
 	}
-	return x
+	return p.Subsequences.N - stage + helper
+}
+
+// HelpedBlocks are the borders of the blocks of keys that a task's helpers take.
+func (p *Plan) HelpedBlocks(t Task) []int64 {
+	return p.Mux.Stages[t.Stage].Blocks[t.Subsequence-p.firstHelped(t.Stage, 0)]
+}
+
+// Lending is what a stage lends a helper: from the first key of the first block to the last of the last, and the last
+// subsequence with any of them, behind which they can go. Blocks grow with the sequence.
+type Lending struct {
+	First, End int64
+	Behind     int
+}
+
+// Lent is what a stage lends a helper.
+func (p *Plan) Lent(stage, helper int) Lending {
+	blocks := p.Mux.Stages[stage].Blocks
+	l := Lending{First: blocks[p.firstHelped(stage, helper)-p.firstHelped(stage, 0)][helper], End: blocks[len(blocks)-1][helper+1]}
+	for p.Size(l.Behind).Prefix+p.Size(l.Behind).Tokens < l.End {
+		l.Behind++
+	}
+	return l
+}
+
+// Returns are the helpers that have their last part of a stage in a backward: they give the gradients of its keys back.
+func (p *Plan) Returns(t Task) (first, end int) {
+	if t.Kind != Backward || t.Piece > 1 {
+		return 0, 0
+	}
+	end = p.Helpers(t)
+	for first = end; first > 0 && p.firstHelped(t.Stage, first-1) == t.Subsequence; first-- {
+	}
+	return first, end
 }
 
 // rightInWords says who holds what.
 func (p *Plan) rightInWords() string {
 	last := p.Parallel.PP - 1
-	borders := p.Mux.Stages[last].Blocks
-	least, most := borders[1], borders[1]
-	for _, s := range p.Mux.Stages[1:] {
-		for j := range len(s.Blocks) - 1 {
-			n := s.Blocks[j+1] - s.Blocks[j]
-			least, most = min(least, n), max(most, n)
+	least, most := p.Train.Sequence, int64(0)
+	for i := 1; i <= last; i++ {
+		for j := range i {
+			l := p.Lent(i, j)
+			least, most = min(least, l.End-l.First), max(most, l.End-l.First)
 		}
 	}
 	return fmt.Sprintf("right: stages 0-%d hold blocks of %d-%d tokens of the keys of those behind them, and share the attention of their last tasks", last-1, least, most)
 }
 
+// rightProblems are why the helpers of a stage cannot all have a block.
+func rightProblems(p *Plan) []problem {
+	if !p.Mux.Even {
+		return nil
+	}
+	for i := 1; i < p.Parallel.PP; i++ {
+		if room, want := p.Size(p.Subsequences.N-i).Prefix, int64(i)*p.Subsequences.Align; room < want {
+			return []problem{fault("schedule.mux_shares", lang.Infeasible, "fluid, or more tokens", "even shares give %d stages a block each of the %d tokens before subsequence %d, and blocks are multiples of align = %d",
+				i, room, p.Subsequences.N-i, p.Subsequences.Align)}
+		}
+	}
+	return nil
+}
+
 // checkBlocks: every stage but the first has a block for each stage before it, which the tasks that it is for come behind.
 func (p *Plan) checkBlocks() error {
 	for i := range p.Mux.Stages {
-		borders := p.Mux.Stages[i].Blocks
+		blocks := p.Mux.Stages[i].Blocks
 		if !p.Mux.Right || i == 0 {
-			if len(borders) > 0 {
+			if len(blocks) > 0 {
 				return fmt.Errorf("mux of stage %d: it has blocks of keys, and nobody who holds them", i)
 			}
 			continue
 		}
-		if len(borders) != i+1 || borders[0] != 0 {
-			return fmt.Errorf("mux of stage %d: blocks of keys have %d borders from 0 on, for %d stages that come before", i, len(borders), i)
+		if len(blocks) != i {
+			return fmt.Errorf("mux of stage %d: there are blocks of keys for %d tasks, and %d have helpers", i, len(blocks), i)
 		}
-		for j := range i {
-			if first := p.Size(p.Subsequences.N - i + j).Prefix; borders[j+1] <= borders[j] || borders[j+1] > first {
-				return fmt.Errorf("mux of stage %d: a block of keys ends at %d, which is not behind its start at %d, or is behind token %d, where the first task begins that it is for",
-					i, borders[j+1], borders[j], first)
+		for k := range blocks {
+			if err := p.checkBorders(i, k); err != nil {
+				return fmt.Errorf("mux of stage %d, subsequence %d: %w", i, p.Subsequences.N-i+k, err)
 			}
 		}
 	}
@@ -104,6 +170,26 @@ func (p *Plan) checkBlocks() error {
 	return nil
 }
 
+// checkBorders holds the blocks of a stage's k-th task with helpers to what a helper can have, and to those of the task before.
+func (p *Plan) checkBorders(stage, k int) error {
+	blocks := p.Mux.Stages[stage].Blocks
+	borders := blocks[k]
+	t := Task{Kind: Forward, Subsequence: p.Subsequences.N - stage + k, Stage: stage}
+	if helpers := p.Helpers(t); len(borders) != helpers+1 || borders[0] != 0 {
+		return fmt.Errorf("blocks of keys have %d borders from 0 on, for %d helpers", len(borders), helpers)
+	}
+	for j := range len(borders) - 1 {
+		end := borders[j+1]
+		if room := p.Size(p.firstHelped(stage, j)).Prefix; end <= borders[j] || end > room {
+			return fmt.Errorf("a block of keys ends at %d, which is not behind its start at %d, or is behind token %d, where the first task begins that its helper has a part in", end, borders[j], room)
+		}
+		if k > 0 && j+1 < len(blocks[k-1]) && end < blocks[k-1][j+1] {
+			return fmt.Errorf("a block of keys ends at %d, before that of the task before, at %d", end, blocks[k-1][j+1])
+		}
+	}
+	return nil
+}
+
 // sharedCosts are what tasks with helpers take: they and their helpers go through layers together.
 type sharedCosts struct {
 	layer   map[Task]ir.Seconds // of a task, in the place of that of the whole layer
@@ -111,23 +197,27 @@ type sharedCosts struct {
 }
 
 // sharedCosts prices the slots in which stages help. In each layer a stage sends its queries, computes its own part while its
-// helpers compute theirs, those of all stages one after another, receives their results and joins them.
+// helpers compute theirs, those of all stages one after another and behind one of their own, receives their results and joins them.
 func (pr pricer) sharedCosts(p *Plan, g *graph.Model, t *costs, far cost.Link) *sharedCosts {
 	out := &sharedCosts{layer: map[Task]ir.Seconds{}, helping: map[Task]ir.Seconds{}}
 	n := p.Subsequences.N
 	for slot := n; slot < n+p.Parallel.PP-1; slot++ {
 		for _, kind := range []TaskKind{Forward, Backward} {
-			var helping, longest ir.Seconds
+			var longest ir.Seconds
 			tasks := p.slotTasks(kind, slot)
-			parts := make([]sharedLayer, len(tasks))
+			parts, load := make([]sharedLayer, len(tasks)), make([]ir.Seconds, p.Parallel.PP)
 			for k, task := range tasks {
 				parts[k] = pr.shareLayer(p, g, task, far)
 				out.helping[task] = parts[k].helping
-				helping += parts[k].helping / ir.Seconds(len(p.Pieces(task))) // pieces come one after another
+				pieces := ir.Seconds(len(p.Pieces(task))) // which come one after another
+				load[task.Stage] += parts[k].own / pieces
+				for j := range p.Helpers(task) {
+					load[j] += parts[k].helping / pieces
+				}
 			}
 			for k, task := range tasks {
 				part := parts[k]
-				out.layer[task] = t.plain(p, task) - part.whole + max(part.own, part.messages+helping) + part.join
+				out.layer[task] = t.plain(p, task) - part.whole + max(part.own, part.messages+slices.Max(load[:p.Helpers(task)])) + part.join
 				if task.Piece == 0 {
 					longest = max(longest, out.layer[task])
 				}
@@ -179,7 +269,7 @@ type sharedLayer struct{ whole, own, helping, messages, join ir.Seconds }
 
 func (pr pricer) shareLayer(p *Plan, g *graph.Model, t Task, far cost.Link) (out sharedLayer) {
 	z, helpers, m := p.SizeOf(t), p.Helpers(t), pr.cost
-	borders := p.Mux.Stages[t.Stage].Blocks
+	borders := p.HelpedBlocks(t)
 	nodes, op := g.Layer.Forward, ir.Attention
 	if t.Kind == Backward {
 		nodes, op = g.Layer.Backward, ir.AttentionGrad
@@ -215,54 +305,74 @@ func (pr pricer) shareLayer(p *Plan, g *graph.Model, t Task, far cost.Link) (out
 // borrow counts the blocks of other stages' keys that have come by the time that a task begins.
 func (r *residence) borrow(t Task) {
 	for i := r.stage + 1; i < len(r.plan.Tasks) && r.plan.Mux.Right; i++ {
-		if i+r.plan.Lent(i, r.stage)+1 == t.Slot() {
+		if i+r.plan.Lent(i, r.stage).Behind+1 == t.Slot() {
 			r.now[TermCaches] += r.lentBytes(i, graph.Cache)
 		}
 	}
 }
 
-// lentBytes are those of the block of a stage's keys and values that this one holds, or of their gradients.
+// lentBytes are those of a stage's keys and values that this one holds, or of their gradients.
 func (r *residence) lentBytes(stage int, kind graph.Kind) (n ir.Bytes) {
-	borders := r.plan.Mux.Stages[stage].Blocks
-	rows := (borders[r.stage+1] - borders[r.stage]) * r.sizes[0].Batch
+	l := r.plan.Lent(stage, r.stage)
+	return r.keyBytes(kind, l.End-l.First) * ir.Bytes(r.plan.layersOf(stage))
+}
+
+// keyBytes are those of some tokens of a layer's keys and values, or of their gradients.
+func (r *residence) keyBytes(kind graph.Kind, tokens int64) (n ir.Bytes) {
+	rows := tokens * r.sizes[0].Batch
 	for _, v := range r.graph.Layer.Values {
 		if v.Kind == kind {
 			n += graph.Align(ir.Bytes(rows*v.Cols) * v.DType.Bytes())
 		}
 	}
-	return n * ir.Bytes(r.plan.layersOf(stage))
+	return n
 }
 
 // help counts what a stage holds between its last forward and its first backward: all blocks with their gradients, and of
-// the slot with the longest tasks what travels, for all stages at once.
+// the slot with the longest tasks what travels, for all stages at once. With even shares it holds the blocks and gradients on
+// until its own backward has left the slots of the turn.
 func (r *residence) help(t Task) {
 	if !r.plan.Mux.Right || r.stage == len(r.plan.Tasks)-1 {
 		return
 	}
 	var blocks, gradients, travels ir.Bytes
 	for i := r.stage + 1; i < len(r.plan.Tasks); i++ {
-		if i+r.plan.Lent(i, r.stage)+1 > t.Slot() {
+		if i+r.plan.Lent(i, r.stage).Behind+1 > t.Slot() {
 			r.now[TermCaches] += r.lentBytes(i, graph.Cache)
 		}
 		blocks += r.lentBytes(i, graph.Cache)
-		if n := r.lentBytes(i, graph.CacheGrad); i > r.stage+1 {
+		if n := r.lentBytes(i, graph.CacheGrad); i > r.stage+1 || r.plan.Mux.Even {
 			gradients += n
 		} else { // it is given back layer by layer in the slot in which it begins
 			gradients += n / ir.Bytes(r.plan.layersOf(i))
 		}
 	}
-	for slot := len(r.sizes) + r.stage; slot < len(r.sizes)+len(r.plan.Tasks)-1; slot++ {
-		var held ir.Bytes
-		for _, shared := range r.plan.slotTasks(Backward, slot) {
-			rows, stats := r.queryBytes(shared)
-			held += 3*rows + 2*stats
-		}
-		travels = max(travels, held)
+	for slot := len(r.sizes); slot < len(r.sizes)+len(r.plan.Tasks)-1; slot++ {
+		travels = max(travels, r.travelling(slot))
 	}
 	r.now[TermCacheGrads] += gradients
 	r.note(t, travels)
-	r.now[TermCacheGrads] -= gradients
-	r.now[TermCaches] -= blocks
+	if r.lent = [2]ir.Bytes{blocks, gradients}; !r.plan.Mux.Even || r.stage == 0 {
+		r.stopHelping()
+	}
+}
+
+// stopHelping ends it.
+func (r *residence) stopHelping() {
+	r.now[TermCaches] -= r.lent[0]
+	r.now[TermCacheGrads] -= r.lent[1]
+	r.lent = [2]ir.Bytes{}
+}
+
+// travelling is what a stage holds of others' queries, and of what becomes of them, while it helps in a slot.
+func (r *residence) travelling(slot int) (held ir.Bytes) {
+	for _, shared := range r.plan.slotTasks(Backward, slot) {
+		if shared.Stage > r.stage && r.plan.Helpers(shared) > r.stage {
+			rows, stats := r.queryBytes(shared)
+			held += 3*rows + 2*stats
+		}
+	}
+	return held
 }
 
 // queryBytes are those of a task's queries, and of a number for each of their heads.
@@ -284,11 +394,15 @@ func (r *residence) sharing(t Task) ir.Bytes {
 		return 0
 	}
 	rows, stats := r.queryBytes(t)
+	others := r.travelling(t.Slot())
 	if t.Kind == Forward {
-		return (helpers + 1) * (rows + stats)
+		return (helpers+1)*(rows+stats) + others
+	}
+	for first, end := r.plan.Returns(t); first < end; first++ { // what is added to those of the stage
+		others += r.keyBytes(graph.CacheGrad, r.plan.Lent(t.Stage, first).End-r.plan.HelpedBlocks(t)[first+1])
 	}
 	inF32 := rows * ir.Bytes(4/r.graph.DType().Bytes())
-	return helpers*rows + inF32 + stats
+	return helpers*rows + inF32 + stats + others
 }
 
 // BlockInstr is the instruction of a node before anything is placed.

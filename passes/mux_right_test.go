@@ -14,34 +14,37 @@ func wantError(t *testing.T, err error, say string) {
 	}
 }
 
-// TestBlocks: every helper's block lies before the tasks that it is for, and makes its part of their attention 1/PP on the
-// average, to a step of the grid and to what there is room for.
+// TestBlocks: every helper's block lies before the first task that it has a part in, and is its share of the keys that the
+// queries of each task look back at, to a step of the grid, or where even shares have no room for it what there is room for.
 func TestBlocks(t *testing.T) {
-	for _, c := range []struct{ pp, n int }{{2, 4}, {3, 7}, {4, 8}, {8, 16}, {4, 4}, {8, 8}} {
+	for _, c := range []struct {
+		pp, n  int
+		shares string
+		room   bool // for all
+	}{
+		{2, 4, "fluid", true}, {3, 7, "fluid", true}, {4, 8, "fluid", true}, {8, 16, "fluid", true}, {4, 4, "fluid", true}, {8, 8, "fluid", true},
+		{2, 4, "even", true}, {3, 7, "even", true}, {4, 8, "even", false}, {4, 16, "even", true}, {8, 16, "even", false}, {4, 4, "even", false},
+	} {
 		for _, partition := range []string{"flops", "length"} {
 			p := planOf(t, "gpt-docs.sppo", fmt.Sprintf("schedule.pp=%d", c.pp), "schedule.sp=1", "model.layers=8", "train.sequence=16K", "schedule.align=16",
-				fmt.Sprintf("schedule.subsequences=%d", c.n), "schedule.partition="+partition, "cluster.nodes=8", "schedule.mux=right")
+				fmt.Sprintf("schedule.subsequences=%d", c.n), "schedule.partition="+partition, "cluster.nodes=8", "schedule.mux=right", "schedule.mux_shares="+c.shares)
 			for i := 1; i < c.pp; i++ {
-				borders := p.Mux.Stages[i].Blocks
-				for j := range i {
-					first := c.n - i + j
-					queries, pairs := 0.0, 0.0
-					for x := first; x < c.n; x++ {
-						if got := p.Helpers(Task{Kind: Forward, Subsequence: x, Stage: i}); got <= j {
-							t.Errorf("%v: %d stages help stage %d with subsequence %d", c, got, i, x)
+				for x := c.n - i; x < c.n; x++ {
+					task := Task{Kind: Forward, Subsequence: x, Stage: i}
+					borders, shares := p.HelpedBlocks(task), p.Mux.shares().Of(c.pp, c.n, i, x)
+					if len(borders) != len(shares) {
+						t.Fatalf("%v: %d blocks in %s, for %d who share it", c, len(borders), task, len(shares))
+					}
+					for j := range len(borders) - 1 {
+						ideal, _ := shares[j].Float64()
+						ideal *= p.meanKeys(x)
+						rows := float64(borders[j+1] - borders[j])
+						if off := math.Abs(rows - ideal); off > float64(p.Subsequences.Align) && (c.room || rows > ideal) {
+							t.Errorf("%v %s: in %s block %d has %v keys where its share is %v", c, partition, task, j, rows, ideal)
 						}
-						z := p.Size(x)
-						queries += float64(z.Tokens)
-						pairs += float64(z.Tokens) * (float64(z.Prefix) + float64(z.Tokens+1)/2)
-					}
-					ideal := pairs / queries / float64(c.pp)
-					rows := float64(borders[j+1] - borders[j])
-					full := borders[j+1] == p.Size(first).Prefix
-					if math.Abs(rows-ideal) > float64(p.Subsequences.Align) && !(full && rows < ideal) {
-						t.Errorf("%v %s: stage %d, block %d has %v rows where %v are 1/PP", c, partition, i, j, rows, ideal)
-					}
-					if borders[j+1] > p.Size(first).Prefix {
-						t.Errorf("%v %s: stage %d, block %d ends behind the first row of the task that it is for", c, partition, i, j)
+						if room := p.Size(p.firstHelped(i, j)).Prefix; borders[j+1] > room {
+							t.Errorf("%v %s: in %s block %d ends behind token %d, where the first task begins that its helper has a part in", c, partition, task, j, room)
+						}
 					}
 				}
 				if got := p.Helpers(Task{Kind: Backward, Subsequence: c.n - i - 1, Stage: i}); got != 0 {
@@ -58,10 +61,11 @@ func TestEditedBlocks(t *testing.T) {
 		say  string
 		edit func(*Plan)
 	}{
-		{"nobody who holds them", func(p *Plan) { p.Mux.Stages[0].Blocks = []int64{0} }},
-		{"borders from 0 on", func(p *Plan) { p.Mux.Stages[1].Blocks = nil }},
-		{"is not behind its start", func(p *Plan) { p.Mux.Stages[1].Blocks[1] = 0 }},
-		{"where the first task begins", func(p *Plan) { p.Mux.Stages[1].Blocks[1] = p.Train.Sequence }},
+		{"nobody who holds them", func(p *Plan) { p.Mux.Stages[0].Blocks = [][]int64{{0}} }},
+		{"for 0 tasks, and 1 have helpers", func(p *Plan) { p.Mux.Stages[1].Blocks = nil }},
+		{"borders from 0 on", func(p *Plan) { p.Mux.Stages[1].Blocks[0] = nil }},
+		{"is not behind its start", func(p *Plan) { p.Mux.Stages[1].Blocks[0][1] = 0 }},
+		{"where the first task begins", func(p *Plan) { p.Mux.Stages[1].Blocks[0][1] = p.Train.Sequence }},
 		{"applied is true", func(p *Plan) { p.Mux.Right = false }},
 	} {
 		p := planOf(t, "tiny.sppo", "schedule.mux=right")
@@ -76,8 +80,9 @@ func TestMuxRequests(t *testing.T) {
 		{"schedule.subsequences=1", "as many subsequences as stages"},
 		{"schedule.strategy=terapipe", "strategy = terapipe does not have"},
 		{"schedule.pp=1", "nobody to share"},
+		{"schedule.mux_shares=even schedule.pp=4 model.layers=4 schedule.sp=1 schedule.subsequences=4 schedule.partition=length train.sequence=64 schedule.align=16", "give 3 stages a block each of the 16 tokens before subsequence 1"},
 	} {
-		sp := load(t, "tiny.sppo", "schedule.mux=right", c.set)
+		sp := load(t, "tiny.sppo", append(strings.Fields(c.set), "schedule.mux=right")...)
 		wantError(t, Run(sp, New(sp), Options{}), c.say)
 	}
 }

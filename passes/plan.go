@@ -187,13 +187,16 @@ type Mux struct {
 
 // MuxStage is what one stage lends and borrows. Counts of tasks, ranges of stages.
 type MuxStage struct {
-	Left       int     `json:"left"`
-	Steady     int     `json:"steady"`
-	Right      int     `json:"right"`
-	LeftRange  []int   `json:"left_range"`  // every stage of it
-	RightRange []int   `json:"right_range"` // every stage of it
-	Applied    bool    `json:"applied"`
-	Blocks     []int64 `json:"blocks,omitempty"` // borders, in tokens, of the blocks of its keys that stages before it hold
+	Left       int   `json:"left"`
+	Steady     int   `json:"steady"`
+	Right      int   `json:"right"`
+	LeftRange  []int `json:"left_range"`  // every stage of it
+	RightRange []int `json:"right_range"` // every stage of it
+	Applied    bool  `json:"applied"`
+
+	// Blocks are, for each of its last tasks that has helpers, the borders in tokens of the blocks of its keys that they take, from
+	// 0 on.
+	Blocks [][]int64 `json:"blocks,omitempty"`
 }
 
 // Memory is exact once codegen has placed the plan; Placed says whether it has.

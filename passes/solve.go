@@ -246,7 +246,6 @@ func missingPolicies(p *Plan) []problem {
 			found = append(found, fault(key, lang.NotYet, "for now "+instead, "%s is not implemented yet", what))
 		}
 	}
-	refuse(s.MuxShares == "even" && s.Mux != "left", "schedule.mux_shares", "mux_shares = even", "fluid")
 	refuse(s.SPMode == "ring", "schedule.sp_mode", "sp_mode = "+s.SPMode, "megatron or ulysses")
 	return append(found, strategyProblems(p)...)
 }
