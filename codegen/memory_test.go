@@ -19,7 +19,7 @@ func TestFootprint(t *testing.T) {
 		{"../examples/tiny.sppo", settings("none", "full", "0.5")},
 		{"../examples/gpt-docs.sppo", settings("none", "full")},
 		{"../examples/llama-docs.sppo", settings("none", "full")},
-		{"../examples/paper/gpt-7b-512k.sppo", settings("none", "full", "0.5", "carry", "schedule.mux=right", "schedule.mux=right schedule.offload=none schedule.recompute=full", "schedule.virtual_stages=2", "schedule.recompute=keep_attention",
+		{"../examples/paper/gpt-7b-512k.sppo", settings("none", "full", "0.5", "carry", "schedule.mux=right", "schedule.mux=right schedule.offload=none schedule.recompute=full", "schedule.mux=right schedule.mux_shares=even", "schedule.mux=right schedule.mux_shares=even schedule.recompute=selective", "schedule.virtual_stages=2", "schedule.recompute=keep_attention",
 			"cluster.d2h_bandwidth=8GB/s schedule.offload=carry", "train.batch=4 schedule.strategy=seq1f1b", "train.batch=4 schedule.strategy=terapipe", "train.batch=2 schedule.strategy=zb-h1", "train.batch=2 schedule.strategy=zb-h2 schedule.offload=none", "schedule.pp=1 schedule.sp=4",
 			"schedule.keep=[]", "schedule.keep=[] schedule.offload=none", "schedule.keep=[k] schedule.recompute=full", "schedule.keep=[] schedule.pp=1 schedule.order=layer model.layers=4",
 			"schedule.pp=1 schedule.order=layer model.layers=4", "schedule.pp=1 schedule.order=layer model.layers=5 schedule.recompute=full train.batch=2",

@@ -47,7 +47,8 @@ func TestMuxMakespan(t *testing.T) {
 		tokens int
 		shares passes.MuxShares
 	}{
-		{"left", 64, passes.MuxShares{Left: true}}, {"left", 64, passes.MuxShares{Left: true, Even: true}}, {"right", 1024, passes.MuxShares{Right: true}}, {"on", 1024, passes.MuxShares{Left: true, Right: true}},
+		{"left", 64, passes.MuxShares{Left: true}}, {"left", 64, passes.MuxShares{Left: true, Even: true}}, {"right", 1024, passes.MuxShares{Right: true}}, {"right", 1024, passes.MuxShares{Right: true, Even: true}},
+		{"on", 1024, passes.MuxShares{Left: true, Right: true}}, {"on", 1024, passes.MuxShares{Left: true, Right: true, Even: true}},
 	} {
 		for _, size := range [][2]int{{2, 4}, {3, 7}, {4, 8}, {8, 16}} {
 			pp, n := size[0], size[1]
@@ -69,8 +70,12 @@ func TestMuxMakespan(t *testing.T) {
 			bound *= float64(work) / float64(pp)
 			t.Logf("%s %s, pp %d, n %d: plain %v (%.3f of work), mux %v, ideal %v: %.3f of it; work %v, with mux %v, predicted %v", c.mux, shares, pp, n, plainEnd,
 				float64(plainEnd)*float64(pp)/float64(work), end, time.Duration(bound), float64(end)/bound, work, muxWork, predicted)
-			if float64(end) > 1.1*bound {
-				t.Errorf("%s %s, pp %d, n %d: the pipeline takes %v with shared tasks, more than a tenth above %v", c.mux, shares, pp, n, end, time.Duration(bound))
+			most := 1.1
+			if c.mux == "on" && c.shares.Even { // later pieces attend to more, and there are many ends to wait for
+				most = 1.2
+			}
+			if float64(end) > most*bound {
+				t.Errorf("%s %s, pp %d, n %d: the pipeline takes %v with shared tasks, more than %g times %v", c.mux, shares, pp, n, end, most, time.Duration(bound))
 			}
 			if ratio := float64(predicted) / float64(end); ratio < 0.98 || ratio > 1.02 {
 				t.Errorf("%s %s, pp %d, n %d: %v are predicted, and simulated instruction by instruction it takes %v", c.mux, shares, pp, n, predicted, end)

@@ -151,6 +151,7 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 		moves("offload", pick(r, "none", "full", "adaptive", "carry", "memory", "auto", "0.3", drawShares(r, n)), "none"),
 		moves("recompute", pick(r, "none", "none", "selective", "keep_attention", "full", "auto"), "none"),
 		same("mux", mux, "off"),
+		same("mux_shares", pick(r, "fluid", "fluid", "even"), "fluid"),
 		same("keep", keep, "[k, v]"),
 		order("order", pick(r, "sequence", "sequence", "sequence", "layer"), "sequence"),
 	}

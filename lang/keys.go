@@ -426,7 +426,7 @@ var scheduleKeys = []*Key{
 		Doc: "Whether idle stages take a part of the tasks next to the bubble: not, at the start and the end of a step (`left`: pieces of subsequences), at the turn (`right`: attention, by blocks of keys that they hold), or both (`on`). `auto` is off.",
 		set: func(s *Spec, v value) { s.Schedule.Mux = v.name }},
 	{Block: blockSchedule, Name: "mux_shares", takes: names("fluid", "even"), Default: "fluid", Example: "fluid",
-		Doc: "How mux divides a task: `fluid` by the number of stages that idle, so that all ranks carry the same; `even` over the range of stages, as the paper's text has it (not there yet, but its time is in the plan).",
+		Doc: "How mux divides a task: `fluid` by the number of stages that idle, so that all ranks carry the same; `even` over the range of stages, those that do not idle too, as the paper's text has it.",
 		set: func(s *Spec, v value) { s.Schedule.MuxShares = v.name }},
 }
 

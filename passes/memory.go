@@ -268,6 +268,9 @@ func (r *residence) backward(tasks []Task, i int) {
 		r.touching(t, b, pass, z, r.fresh[own])
 		r.fresh[own] = false
 		r.leaveBackward(t, b, z)
+		if t.Slot() == len(r.sizes) {
+			r.stopHelping(layers - at)
+		}
 		if t.Subsequence == len(r.sizes)-1 {
 			r.now[TermCacheGrads] += r.caches(b, graph.CacheGrad, z)
 			r.host += r.streamed(graph.CacheGrad, z.Prefix)
@@ -284,9 +287,6 @@ func (r *residence) backward(tasks []Task, i int) {
 		r.copiesBeside(tasks, i, leaving, at)
 	}
 	delete(r.units, f)
-	if t.Slot() == len(r.sizes) {
-		r.stopHelping()
-	}
 	if _, _, feeds := r.plan.Target(t); !feeds {
 		r.touching(t, r.graph.Embedding, pass, z, t.Microbatch == 0 && t.Subsequence == len(r.sizes)-1)
 		if r.split[t] {

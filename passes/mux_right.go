@@ -336,14 +336,18 @@ func (r *residence) help(t Task) {
 		return
 	}
 	var blocks, gradients, travels ir.Bytes
+	at := r.stage + 1 // it gets its gradients back layer by layer in the slot in which it begins
+	if r.plan.Mux.Even {
+		at = 1
+	}
 	for i := r.stage + 1; i < len(r.plan.Tasks); i++ {
 		if i+r.plan.Lent(i, r.stage).Behind+1 > t.Slot() {
 			r.now[TermCaches] += r.lentBytes(i, graph.Cache)
 		}
 		blocks += r.lentBytes(i, graph.Cache)
-		if n := r.lentBytes(i, graph.CacheGrad); i > r.stage+1 || r.plan.Mux.Even {
+		if n := r.lentBytes(i, graph.CacheGrad); i > at {
 			gradients += n
-		} else { // it is given back layer by layer in the slot in which it begins
+		} else {
 			gradients += n / ir.Bytes(r.plan.layersOf(i))
 		}
 	}
@@ -353,15 +357,17 @@ func (r *residence) help(t Task) {
 	r.now[TermCacheGrads] += gradients
 	r.note(t, travels)
 	if r.lent = [2]ir.Bytes{blocks, gradients}; !r.plan.Mux.Even || r.stage == 0 {
-		r.stopHelping()
+		r.stopHelping(1)
 	}
 }
 
-// stopHelping ends it.
-func (r *residence) stopHelping() {
-	r.now[TermCaches] -= r.lent[0]
-	r.now[TermCacheGrads] -= r.lent[1]
-	r.lent = [2]ir.Bytes{}
+// stopHelping ends it in the first of so many layers that are left.
+func (r *residence) stopHelping(layers int) {
+	for k, term := range []Term{TermCaches, TermCacheGrads} {
+		n := r.lent[k] / ir.Bytes(layers)
+		r.now[term] -= n
+		r.lent[k] -= n
+	}
 }
 
 // travelling is what a stage holds of others' queries, and of what becomes of them, while it helps in a slot.
