@@ -18,6 +18,7 @@ type Machine struct {
 	D2HBandwidth         float64      `json:"d2h_bandwidth"`       // bytes/s per GPU
 	H2DBandwidth         float64      `json:"h2d_bandwidth"`       // bytes/s per GPU
 	NodeCopyBandwidth    float64      `json:"node_copy_bandwidth"` // bytes/s that all GPUs of a node share, each way; 0: no shared limit
+	CopyDuplex           string       `json:"copy_duplex"`         // full | half: copies both ways at once, or one at a time
 	Parallelism          float64      `json:"parallelism"`         // processors that the ranks of a node share, whose rates the others are; 0: each has its own
 	SpreadEfficiency     float64      `json:"spread_efficiency"`   // share of the rate of several processors that a kernel reaches on them
 	NVLinkBandwidth      float64      `json:"nvlink_bandwidth"`    // bytes/s per GPU inside a node, each way
@@ -31,6 +32,9 @@ type Machine struct {
 	CopyEfficiency       float64      `json:"copy_efficiency"`       // share of MemoryBandwidth that memory-bound kernels reach
 	CollectiveEfficiency float64      `json:"collective_efficiency"` // share of link bandwidth that collectives reach
 }
+
+// HalfDuplex says whether a device's copies to and from its host take turns.
+func (m Machine) HalfDuplex() bool { return m.CopyDuplex == "half" }
 
 // HostMemoryPerRank is what one rank may take of its node's memory.
 func (m Machine) HostMemoryPerRank() Bytes {

@@ -63,6 +63,7 @@ type Cluster struct {
 	D2HBandwidth         float64      `json:"d2h_bandwidth"`       // bytes/s per GPU
 	H2DBandwidth         float64      `json:"h2d_bandwidth"`       // bytes/s per GPU
 	NodeCopyBandwidth    float64      `json:"node_copy_bandwidth"` // bytes/s that all GPUs of a node share, each way; 0: no shared limit
+	CopyDuplex           string       `json:"copy_duplex"`         // full | half: copies both ways at once, or one at a time
 	Parallelism          float64      `json:"parallelism"`         // processors that the ranks of a node share; 0: each has its own
 	SpreadEfficiency     float64      `json:"spread_efficiency"`   // share of the rate of several processors that a kernel reaches on them
 	NVLinkBandwidth      float64      `json:"nvlink_bandwidth"`    // bytes/s per GPU inside a node, each way

@@ -2,6 +2,7 @@ package passes
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -175,6 +176,27 @@ func TestNothingFits(t *testing.T) {
 	}
 	if why := fmt.Sprint(p.Decisions); !strings.Contains(why, "of 30.0 GiB") {
 		t.Error("the capacity is not named")
+	}
+}
+
+// TestCopiesInTurns: where nothing but copies takes time, in layer order, a step takes what both ways take one after the other
+// if they take turns, and less if they do not.
+func TestCopiesInTurns(t *testing.T) {
+	step := func(set ...string) float64 {
+		set = append(set, "schedule.pp=1", "schedule.order=layer", "schedule.subsequences=16", "model.layers=8", "schedule.offload=full",
+			"cluster.peak_bf16=1e9TFLOPS", "cluster.memory_bandwidth=1e9GB/s", "cluster.nvlink_bandwidth=1e9GB/s", "cluster.kernel_latency=0us", "cluster.nvlink_latency=0us")
+		return float64(planOf(t, "paper/gpt-7b-512k.sppo", set...).Time.StepS)
+	}
+	out, back := step("cluster.h2d_bandwidth=1e9GB/s"), step("cluster.d2h_bandwidth=1e9GB/s")
+	if half := step("cluster.copy_duplex=half"); math.Abs(half/(out+back)-1) > 1e-4 {
+		t.Errorf("%g s in turns, %g s out and %g s back", half, out, back)
+	}
+	if half, full := step("cluster.copy_duplex=half", "schedule.order=sequence", "schedule.keep=[]"), step("schedule.order=sequence", "schedule.keep=[]"); half < 1.01*full {
+		t.Errorf("K and V that stream: %g s in turns, %g s with both ways at once", half, full)
+	}
+	once := step("cluster.copy_duplex=half", "schedule.order=sequence") // what a sequence copies back waits for all that goes out
+	if full := step("schedule.order=sequence"); math.Abs(once/full-1) > 1e-9 {
+		t.Errorf("one sequence after another: %g s in turns, %g s with both ways at once", once, full)
 	}
 }
 

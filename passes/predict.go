@@ -31,6 +31,7 @@ type costs struct {
 	embedGrad             []backwardTime     // [i]
 	message               []ir.Seconds       // [i], to a neighbour
 	d2h, h2d              [][][]ir.Seconds   // [s][i][k]
+	link                  cost.HostLink      // of a rank that has copied nothing yet
 	hiddenOut, hiddenBack []ir.Seconds       // [i], of a task's input
 	cacheOut              []ir.Seconds       // [i], of a layer's K and V
 	cacheBack             ir.Seconds         // of K and V of a whole sequence
@@ -89,7 +90,7 @@ func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 	weights, gradients := newUpdater(p, g, m).visit()
 	between := p.widestLink(m, p.neighbours)
 	stages := p.Parallel.PP
-	t := &costs{graph: g, again: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
+	t := &costs{graph: g, link: m.HostLink(), again: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
 	for i := range n {
 		z := p.Size(i)
 		t.forward = append(t.forward, pr.makespan(g.Layer, g.Layer.Forward, z, weights))

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"sppo/ir"
+	"sppo/ir/cost"
 )
 
 // simulate runs the tasks of all stages against each other in virtual time, layer by layer, with copies to and from
@@ -16,7 +17,7 @@ func (p *Plan) run(t *costs) *simulation {
 	s := &simulation{costs: t, plan: p, slots: map[slot]bool{}, stages: make([]simStage, len(p.Tasks))}
 	for i := range s.stages {
 		s.stages[i] = simStage{
-			job: s, tasks: p.Tasks[i], split: p.Splits(i), spans: map[int]layerSpan{},
+			job: s, link: t.link, tasks: p.Tasks[i], split: p.Splits(i), spans: map[int]layerSpan{},
 			late: make([]ir.Seconds, p.Subsequences.N), left: map[Task][]ir.Seconds{}, back: map[Task][]ir.Seconds{}, arrives: map[Task]ir.Seconds{},
 			simHost: newSimHost(p.Detours(p.Tasks[i])), simStream: newSimStream(NewLoadQueue(p, t.graph, p.Tasks[i])),
 		}
@@ -59,7 +60,7 @@ type simStage struct {
 
 	now, busy, exposed ir.Seconds
 	late               []ir.Seconds // [i]: part of exposed
-	d2hFree, h2dFree   ir.Seconds
+	link               cost.HostLink
 	sendFree           [2]ir.Seconds         // towards the next and the previous stage
 	muxOut, muxIn      ir.Seconds            // messages between ranks that share tasks
 	arrives            map[Task]ir.Seconds   // inputs of tasks
@@ -190,7 +191,7 @@ func (s *simulation) forwardTask(st *simStage, t Task, embeds bool) {
 		begin := st.now
 		s.visit(st, t, k, s.forward[i])
 		left[k] = s.leave(st, t, k, begin)
-		s.sentRows(st, t, k, st.d2hFree)
+		s.sentRows(st, t, k, st.link.Until(cost.Out))
 		st.release(leaving, k)
 		s.reloadUpTo(st, t, k+s.plan.Offload.Ahead)
 	}
@@ -204,8 +205,9 @@ func (s *simulation) leave(st *simStage, t Task, k int, begin ir.Seconds) ir.Sec
 	if d == 0 {
 		return 0
 	}
-	st.d2hFree = max(st.d2hFree+d, begin+d, st.now)
-	return st.d2hFree
+	left := max(st.link.Copies(cost.Out, begin, d), st.now)
+	st.link.Hold(cost.Out, left)
+	return left
 }
 
 // backwardTask begins its reloads, where it follows its own forward, before its gradient arrives.
@@ -291,8 +293,7 @@ func (st *simStage) reload(t Task, at int, from ir.Seconds) {
 		return
 	}
 	gone := st.left[t.As(Forward)][k-first]
-	st.h2dFree = max(st.h2dFree, from, gone) + copies[k]
-	st.back[t][k] = st.h2dFree
+	st.back[t][k] = st.link.Copies(cost.Back, max(from, gone), copies[k])
 }
 
 func (s *simulation) report(p *Plan) {

@@ -1,6 +1,9 @@
 package passes
 
-import "sppo/ir"
+import (
+	"sppo/ir"
+	"sppo/ir/cost"
+)
 
 // simHost is what of a rank's hidden states, K and V waits on the host in layer order.
 type simHost struct {
@@ -18,8 +21,8 @@ func newSimHost(detours []bool) simHost {
 // depart sends a task's result to the host.
 func (s *simulation) depart(st *simStage, t Task) {
 	_, reader, _ := s.plan.Reader(t)
-	st.d2hFree = max(st.d2hFree, st.now) + s.hiddenOut[t.Subsequence]
-	st.gone[reader], st.lagging = st.d2hFree, st.d2hFree
+	left := st.link.Copies(cost.Out, st.now, s.hiddenOut[t.Subsequence])
+	st.gone[reader], st.lagging = left, left
 }
 
 // fetch brings back what the task after this one starts from.
@@ -29,16 +32,14 @@ func (s *simulation) fetch(st *simStage) {
 	}
 	next := st.tasks[st.done+1]
 	if gone, ok := st.gone[next]; ok {
-		st.h2dFree = max(st.h2dFree, st.now, gone) + s.hiddenBack[next.Subsequence]
-		st.fetched[next] = st.h2dFree
+		st.fetched[next] = st.link.Copies(cost.Back, max(st.now, gone), s.hiddenBack[next.Subsequence])
 	}
 	if !s.plan.Unparks(next) {
 		return
 	}
 	layers := make([]ir.Seconds, s.plan.LayersPerStage[next.Stage])
 	for k := range layers {
-		st.h2dFree = max(st.h2dFree, st.now) + s.cacheBack
-		layers[len(layers)-1-k] = st.h2dFree
+		layers[len(layers)-1-k] = st.link.Copies(cost.Back, st.now, s.cacheBack)
 	}
 	st.caches[next.Stage] = layers
 }

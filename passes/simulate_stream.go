@@ -104,15 +104,14 @@ func newSimStream(q *LoadQueue) simStream {
 // take waits for the next load, having issued those that the plan wants on their way by then.
 func (s *simulation) take(st *simStage) {
 	for l, ok := st.queue.Next(); ok; l, ok = st.queue.Next() {
-		start, at := max(st.h2dFree, st.now, st.freed[0]), l.place()
+		start, at := max(st.now, st.freed[0]), l.place()
 		if l.Own || l.End == st.queue.sizes[l.Task.Subsequence].Prefix {
 			start = max(start, st.rows[at])
 		}
 		if l.Own && l.Grads {
 			start = max(start, st.grads[at])
 		}
-		st.h2dFree = start + s.stream.in(l)
-		st.coming = append(st.coming, st.h2dFree)
+		st.coming = append(st.coming, st.link.Copies(cost.Back, start, s.stream.in(l)))
 	}
 	st.queue.Take()
 	st.waitFor(st.coming[0])
@@ -161,9 +160,9 @@ func (s *simulation) attend(st *simStage, a *stretch) ir.Seconds {
 }
 
 func (s *simulation) sendGrads(st *simStage, l Load) {
-	st.d2hFree = max(st.d2hFree, st.now) + s.stream.out(l)
-	st.grads[l.place()] = st.d2hFree
-	st.freed = [2]ir.Seconds{st.freed[1], st.d2hFree}
+	left := st.link.Copies(cost.Out, st.now, s.stream.out(l))
+	st.grads[l.place()] = left
+	st.freed = [2]ir.Seconds{st.freed[1], left}
 	st.queue.SentGrads(l)
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -35,6 +36,7 @@ func clusterText(name, about string, f *probe.Figures) ([]byte, error) {
 	line("d2h_bandwidth", quantity(m.D2HBandwidth, rateUnits))
 	line("h2d_bandwidth", quantity(m.H2DBandwidth, rateUnits))
 	line("node_copy_bandwidth", quantity(m.NodeCopyBandwidth, rateUnits))
+	line("copy_duplex", cmp.Or(m.CopyDuplex, "full"))
 	line("parallelism", digits(m.Parallelism))
 	line("spread_efficiency", digits(m.SpreadEfficiency))
 	gap()

@@ -274,6 +274,7 @@ func (p *prober) copies() {
 			limit = ranks * all
 		}
 	}
+	p.note("copy_duplex", "not measured")
 	m.NodeCopyBandwidth = limit
 	p.note("node_copy_bandwidth", "all ranks at once, one way")
 	if limit == 0 {

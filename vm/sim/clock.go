@@ -1,6 +1,9 @@
 package sim
 
-import "sppo/ir"
+import (
+	"sppo/ir"
+	"sppo/ir/cost"
+)
 
 // clock is where a stream of a rank stands.
 type clock struct {
@@ -25,6 +28,7 @@ type rank struct {
 	binding  *binding
 	pc       int
 	clocks   [ir.NumStreams]clock
+	link     cost.HostLink // of copies that take turns
 	events   []moment
 	causes   []moment   // that others go back to
 	meetings []*meeting // by port
@@ -36,9 +40,9 @@ type rank struct {
 }
 
 // begin sets a rank to the start of a section.
-func (r *rank) begin(events int32, spans bool) {
+func (r *rank) begin(events int32, link cost.HostLink, spans bool) {
 	r.pc, r.blocked = 0, nil
-	r.clocks = [ir.NumStreams]clock{}
+	r.clocks, r.link = [ir.NumStreams]clock{}, link
 	r.waits, r.idle = [ir.NumStreams]float64{}, 0
 	if cap(r.events) < int(events) {
 		r.events = make([]moment, events)
@@ -52,6 +56,16 @@ func (r *rank) begin(events int32, spans bool) {
 // occupy has a stream work from begin to end.
 func (r *rank) occupy(pc int, s ir.Stream, begin, end float64) {
 	r.lead(s, begin, end)
+	r.clocks[s].busy += end - begin
+	if r.spans != nil {
+		r.spans[pc] = Span{ir.Seconds(begin), ir.Seconds(end)}
+	}
+}
+
+// copied has a stream copy to or from the host, in turns with copies the other way. While it waits for these it counts as at
+// work: who waits for the copy waits for a transfer.
+func (r *rank) copied(pc int, s ir.Stream, ready, begin, end float64) {
+	r.lead(s, ready, end)
 	r.clocks[s].busy += end - begin
 	if r.spans != nil {
 		r.spans[pc] = Span{ir.Seconds(begin), ir.Seconds(end)}

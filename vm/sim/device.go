@@ -170,7 +170,7 @@ func (d *device) Begin(section ir.Section, round int64) error {
 	}
 	d.world, d.rank, d.err = w, w.ranks[d.index], nil
 	d.rank.round = round
-	d.rank.begin(w.program.Codes[w.program.Ranks[d.index].Code].Events[section], d.env.Spans != nil)
+	w.begin(d.rank, d.env.Spans != nil)
 	return nil
 }
 

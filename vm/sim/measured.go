@@ -36,7 +36,7 @@ func Measured(p *ir.Program, section ir.Section, device string, spans [][]Span) 
 		b := w.binding(index)
 		r := &rank{index: index, class: index, slow: 1, binding: b}
 		w.classes, w.ranks = append(w.classes, int32(index)), append(w.ranks, r)
-		w.begin(r)
+		w.begin(r, w.options.Spans)
 		for pc, span := range spans[index] {
 			r.replay(pc, &b.steps[pc], span)
 		}

@@ -20,6 +20,7 @@ type sharing struct {
 	pools  []pool
 	queues [][ir.NumStreams]queue // by rank
 	events [][]event              // by rank
+	links  []link                 // by rank
 	starts int
 }
 
@@ -27,7 +28,30 @@ type sharing struct {
 type queue struct {
 	pcs   []int32
 	at    int     // of the instruction under way
-	start float64 // when that began
+	ready float64 // when that could begin
+	start float64 // and did
+}
+
+// link is the way of a rank to its host where copies take turns: one that is under way, and one the other way that waits.
+type link struct {
+	taken, awaited bool
+	next           ir.Stream // that waits
+}
+
+// enter says whether a stream may copy; otherwise it is next.
+func (l *link) enter(s ir.Stream) bool {
+	if l.taken {
+		l.awaited, l.next = true, s
+		return false
+	}
+	l.taken = true
+	return true
+}
+
+// leave ends a copy and says whose turn it is.
+func (l *link) leave() (next ir.Stream, awaited bool) {
+	awaited, l.taken, l.awaited = l.awaited, false, false
+	return l.next, awaited
 }
 
 // event is what other streams of its rank may wait for.
@@ -149,6 +173,7 @@ func newSharing(w *world) *sharing {
 			s.pools[at+poolH2D-1].width = node / m.H2DBandwidth
 		}
 	}
+	s.links = make([]link, len(w.ranks))
 	for i, r := range w.ranks {
 		s.queues[i] = r.binding.queues()
 		s.events[i] = make([]event, len(r.events))
@@ -165,18 +190,21 @@ func (b *binding) queues() (q [ir.NumStreams]queue) {
 	return q
 }
 
-// pool is where an instruction of a rank gets its work done.
-func (s *sharing) pool(r *rank, op ir.Op) *pool {
-	node := 1 + r.index/max(1, s.program.Machine.GPUsPerNode)*poolsOfNode
+// pool is where an instruction of a rank gets its work done, and how much of it that takes.
+func (s *sharing) pool(r *rank, op ir.Op) (p *pool, takes float64) {
+	m := &s.program.Machine
+	node := 1 + r.index/max(1, m.GPUsPerNode)*poolsOfNode
 	switch {
-	case s.program.Machine.Parallelism > 0: // copies and messages are the processors' work, too
-		return &s.pools[node+poolProcessors-1]
+	case m.Parallelism > 0: // copies and messages are the processors' work, too
+		return &s.pools[node+poolProcessors-1], 1
 	case op == ir.CopyD2H:
-		return &s.pools[node+poolD2H-1]
+		return &s.pools[node+poolD2H-1], 1
+	case op == ir.CopyH2D && m.HalfDuplex():
+		return &s.pools[node+poolD2H-1], m.H2DBandwidth / m.D2HBandwidth
 	case op == ir.CopyH2D:
-		return &s.pools[node+poolH2D-1]
+		return &s.pools[node+poolH2D-1], 1
 	}
-	return &s.pools[poolFree]
+	return &s.pools[poolFree], 1
 }
 
 // next is the pool in which an instruction ends first; nil: nothing is under way.
@@ -199,9 +227,18 @@ func (s *sharing) start(p *pool, takes, seconds float64, t task) {
 	heap.Push(&p.tasks, t)
 }
 
-// work starts an instruction that a rank does by itself. A kernel spreads over the processors that are idle.
-func (s *sharing) work(r *rank, pc int, st *step) {
-	p, takes, seconds := s.pool(r, st.op), 1.0, st.duration
+// work starts the instruction that a stream has come to and its rank does by itself, unless that must wait for its turn. A kernel
+// spreads over the processors that are idle.
+func (s *sharing) work(r *rank, stream ir.Stream) {
+	q := &s.queues[r.class][stream]
+	pc := int(q.pcs[q.at])
+	st := &r.binding.steps[pc]
+	if s.takesTurns(st) && !s.links[r.class].enter(stream) {
+		return
+	}
+	q.start = s.now
+	p, takes := s.pool(r, st.op)
+	seconds := st.duration
 	if idle := p.idle(); st.spreads && idle >= 2 {
 		if wide := float64(s.prices.model.Spread(ir.Seconds(seconds), idle)); wide < seconds {
 			takes, seconds = idle, wide
@@ -233,8 +270,15 @@ func (s *sharing) finish(p *pool) error {
 func (s *sharing) ended(a arrival) error {
 	stream := a.step().stream
 	q := &s.queues[a.class][stream]
-	a.occupy(a.pc, stream, q.start, s.now)
 	q.at++
+	if !s.takesTurns(a.step()) {
+		a.occupy(a.pc, stream, q.start, s.now)
+		return s.proceed(a.rank, stream)
+	}
+	a.copied(a.pc, stream, q.ready, q.start, s.now)
+	if next, waits := s.links[a.class].leave(); waits {
+		s.work(a.rank, next)
+	}
 	return s.proceed(a.rank, stream)
 }
 
@@ -246,8 +290,8 @@ func (s *sharing) proceed(r *rank, stream ir.Stream) error {
 		st := &r.binding.steps[pc]
 		switch st.kind {
 		case kindWork:
-			q.start = s.now
-			s.work(r, pc, st)
+			q.ready = s.now
+			s.work(r, stream)
 			return nil
 		case kindMeet:
 			return s.join(arrival{r, pc})
@@ -295,6 +339,7 @@ func (s *sharing) join(a arrival) error {
 	if first.binding.ports[first.step().arg].team {
 		takes = float64(len(m.members))
 	}
-	s.start(s.pool(first.rank, first.step().op), takes, s.duration(m), task{meet: m})
+	p, _ := s.pool(first.rank, first.step().op)
+	s.start(p, takes, s.duration(m), task{meet: m})
 	return nil
 }

@@ -157,3 +157,67 @@ func TestSharedDeviceEqualsRun(t *testing.T) {
 		t.Errorf("four ranks on 1.25 processors take %s, on their own %s", want.Makespan, alone)
 	}
 }
+
+// half makes copies of a program take turns.
+func half(p *ir.Program) *ir.Program {
+	q := *p
+	q.Machine.CopyDuplex = "half"
+	return &q
+}
+
+// Copies both ways at once: side by side, or in turns. The compute stream that waits for one of them waits for a transfer.
+func TestHalfDuplex(t *testing.T) {
+	s := &script{}
+	s.work(ir.Compute, 2)      // 0 .. 2
+	s.then(ir.Compute, ir.D2H) //
+	s.d2h(4)                   // 2 .. 6 both ways
+	s.h2d(3)                   // 0 .. 3; in turns it has no room before the other, which comes first in the program: 6 .. 9
+	s.h2d(1)                   // 3 .. 4; 0 .. 1 would do, but a way keeps its order: 9 .. 10
+	s.then(ir.H2D, ir.Compute) //
+	s.work(ir.Compute, 1)      // 4 .. 5; 10 .. 11
+	p := program(s)
+	near(t, "the makespan with both ways at once", float64(run(t, p, sim.Options{}).Makespan), 6)
+	tl := run(t, half(p), sim.Options{Spans: true})
+	near(t, "the makespan in turns", float64(tl.Makespan), 11)
+	near(t, "the copy out", float64(tl.Rank(0).Spans[3].End), 6)
+	near(t, "the first copy back", float64(tl.Rank(0).Spans[4].Begin), 6)
+	near(t, "the wait of the compute stream for it", float64(tl.Rank(0).Waits[ir.H2D]), 8)
+	near(t, "idle time", float64(tl.Rank(0).Idle), 0)
+	near(t, "time of copies", float64(tl.Rank(0).Busy[ir.D2H]+tl.Rank(0).Busy[ir.H2D]), 8)
+}
+
+// With one clock for all ranks who is ready first copies first: a copy back of 3 before the one out.
+func TestHalfDuplexShared(t *testing.T) {
+	s := &script{}
+	s.work(ir.Compute, 2)
+	s.then(ir.Compute, ir.D2H)
+	s.d2h(4) // 3 .. 7
+	s.h2d(3) // 0 .. 3
+	s.h2d(1) // 7 .. 8
+	other := &script{}
+	other.d2h(5)
+	p := half(shared(program(s, other), 1e6))
+	tl := run(t, p, sim.Options{Spans: true})
+	for pc, want := range map[int][2]float64{3: {3, 7}, 4: {0, 3}, 5: {7, 8}} {
+		near(t, "begin", float64(tl.Rank(0).Spans[pc].Begin), want[0])
+		near(t, "end", float64(tl.Rank(0).Spans[pc].End), want[1])
+	}
+	near(t, "the other rank's copy", float64(tl.Rank(1).Spans[0].End), 5)
+}
+
+// Both ways share what a node has, too: a copy out of one rank slows down one back of another.
+func TestHalfDuplexContention(t *testing.T) {
+	a, b := &script{}, &script{}
+	a.d2h(4) // 0 .. 7: half speed until 6
+	b.h2d(3) // 0 .. 6
+	p := program(a, b)
+	p.Machine.NodeCopyBandwidth = 1
+	near(t, "both ways at once", float64(run(t, p, sim.Options{Contention: true}).Makespan), 4)
+	tl := run(t, half(p), sim.Options{Contention: true, Spans: true})
+	near(t, "the copy back", float64(tl.Rank(1).Spans[0].End), 6)
+	near(t, "the copy out", float64(tl.Rank(0).Spans[0].End), 7)
+	p.Machine.H2DBandwidth = 0.5 // takes 6 alone, and half of what the node has: full speed would want 1.5 of it
+	tl = run(t, half(p), sim.Options{Contention: true, Spans: true})
+	near(t, "the copy out beside a slow one", float64(tl.Rank(0).Spans[0].End), 6)
+	near(t, "the slow copy back", float64(tl.Rank(1).Spans[0].End), 8)
+}

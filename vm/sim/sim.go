@@ -16,7 +16,7 @@
 //
 // What a copy shares with other ranks of its node, and a message with other groups, is in its price: the cost model
 // divides what a node has by the ranks of the job on it, which in these programs copy at the same time. Two streams of
-// a rank do not slow each other down. Where ranks are threads of one computer that would be wrong by much, so there, and on
+// a rank do not slow each other down, but for copies where they take turns. Where ranks are threads of one computer that would be wrong by much, so there, and on
 // request for copies, share.go divides by who is at work at the moment.
 //
 // The package knows no plan, no spec and no data.
@@ -27,6 +27,7 @@ import (
 	"math"
 
 	"sppo/ir"
+	"sppo/ir/cost"
 	"sppo/vm"
 )
 
@@ -108,7 +109,7 @@ func newWorld(p *ir.Program, section ir.Section, pr *prices, o Options) (*world,
 	}
 	w.connect(f)
 	for _, r := range w.ranks {
-		w.begin(r)
+		w.begin(r, o.Spans)
 	}
 	return w, nil
 }
@@ -116,14 +117,29 @@ func newWorld(p *ir.Program, section ir.Section, pr *prices, o Options) (*world,
 func (w *world) binding(r int) *binding { return w.bindings[w.program.Ranks[r].Code] }
 
 // begin sets a rank to the start of the section.
-func (w *world) begin(r *rank) {
-	r.begin(w.program.Codes[w.program.Ranks[r.index].Code].Events[w.section], w.options.Spans)
+func (w *world) begin(r *rank, spans bool) {
+	r.begin(w.program.Codes[w.program.Ranks[r.index].Code].Events[w.section], w.prices.model.HostLink(), spans)
 }
 
 // work is an instruction that a rank does by itself.
 func (w *world) work(r *rank, pc int, st *step) {
+	d := w.own(r, pc, st.duration)
 	now := r.clocks[st.stream].now
-	r.occupy(pc, st.stream, now, now+w.own(r, pc, st.duration))
+	if w.takesTurns(st) {
+		way := cost.Out
+		if st.op == ir.CopyH2D {
+			way = cost.Back
+		}
+		end := float64(r.link.Copy(way, ir.Seconds(now), ir.Seconds(d)))
+		r.copied(pc, st.stream, now, end-d, end)
+		return
+	}
+	r.occupy(pc, st.stream, now, now+d)
+}
+
+// takesTurns says whether an instruction is a copy that others of its rank hold up.
+func (w *world) takesTurns(st *step) bool {
+	return w.program.Machine.HalfDuplex() && (st.op == ir.CopyD2H || st.op == ir.CopyH2D)
 }
 
 // own is how long a rank takes for an instruction of its own of that price.
