@@ -403,7 +403,7 @@ func (w *sharedWork) borrow(t passes.Task, layer, i int) *param {
 	g := &w.model.Layer.Params[i]
 	name := fmt.Sprintf("m%d.%s%s", t.Microbatch, layerPrefix(layer), g.Name)
 	p := &param{Param: g, name: name}
-	p.weight = w.allocate(name+"."+string(t.Kind), ir.Device, ir.Bytes(p.elements())*w.model.DType().Bytes())
+	p.weight = w.allocate(name+"."+t.Kind.String(), ir.Device, ir.Bytes(p.elements())*w.model.DType().Bytes())
 	if i == 0 {
 		w.borrowed[layer] = nil
 	}

@@ -27,6 +27,7 @@ type bounds struct {
 	lengths    map[lengthsKey][]int64
 	profiles   map[profileKey]*profile
 	optimizers map[endKey]end
+	known      *catalogue
 }
 
 type lengthsKey struct {
@@ -61,7 +62,7 @@ type visit struct{ forward, backward ir.Seconds }
 func newBounds(p *Plan) *bounds {
 	return &bounds{
 		space: space{p.Model, p.Cluster, p.Train, p.Schedule}, request: p,
-		graphs: map[graph.Split]*graph.Model{}, lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{},
+		graphs: map[graph.Split]*graph.Model{}, lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{}, known: newCatalogue(),
 	}
 }
 
@@ -71,7 +72,7 @@ func (b *bounds) context(p *Plan) *Context {
 	if b.graphs[split] == nil {
 		b.graphs[split] = p.Graph()
 	}
-	return &Context{model: b.graphs[split], split: split}
+	return &Context{model: b.graphs[split], split: split, known: b.known}
 }
 
 // sized is a plan of a candidate with its sizes, as far as they are pinned, and the lengths of its subsequences. Stages whose

@@ -25,8 +25,9 @@ type chooser struct {
 	order   []int        // units of a layer: which go to the host first
 	inputs  [][]ir.Bytes // of stages: messages that are held beside each task; nil: to be found
 	costs   *costs
-	remake  []remake // in which order units are made again; empty: none are
-	why     string   // of shares that were asked for
+	trial   *simulation // with these costs
+	remake  []remake    // in which order units are made again; empty: none are
+	why     string      // of shares that were asked for
 
 	device, host ir.Bytes // of one rank; 0: not known, and so no limit
 }
@@ -36,11 +37,11 @@ func newChooser(c *Context, p *Plan) *chooser {
 	g := c.Model(p)
 	h := &chooser{
 		device: ir.Bytes(machine.DeviceMemory), host: machine.HostMemoryPerRank(),
-		context: c, plan: p, graph: g, pricer: newPricer(p, m),
+		context: c, plan: p, graph: g, pricer: newPricer(c, p, m),
 		costs: taskCosts(c, p, m),
 	}
-	for i := range p.Subsequences.N {
-		h.sizes = append(h.sizes, p.unitBytes(c, i))
+	for _, z := range p.Sizes() {
+		h.sizes = append(h.sizes, unitSizes(g.Layer, z))
 	}
 	h.order = bySize(h.sizes[0])
 	if p.Recompute == policyAuto {
@@ -85,7 +86,7 @@ func (h *chooser) put(stage int, l letters) {
 // bound is the footprint of one stage as it stands.
 func (h *chooser) bound(stage int) (device, host ir.Bytes) {
 	if h.inputs == nil {
-		h.inputs = h.plan.waitingInputs(h.graph)
+		h.inputs = h.context.waitingInputs(h.plan)
 	}
 	peak, host := h.context.stageFootprint(h.plan, stage, h.inputs[stage])
 	return peak.Bytes, host
@@ -165,7 +166,7 @@ func (h *chooser) hide() {
 		h.put(s, l)
 	}
 	for {
-		late := h.plan.run(h.costs).late()
+		late := h.run().late()
 		waits := false
 		for s := range late {
 			l := h.lettersOf(s)
@@ -216,7 +217,7 @@ func (h *chooser) hideBest() {
 		h.restore(base)
 		p.Offload.Lag, p.Offload.Ahead = lag, p.longestAhead()
 		h.hide()
-		p.chooseAhead(h.costs)
+		p.chooseAhead(h.simulation())
 		peak := ir.Bytes(0)
 		for s := range p.Tasks {
 			device, _ := h.bound(s)
@@ -405,7 +406,7 @@ func (h *chooser) choose(policy string) {
 	default:
 		h.why = p.takeShares(h.context)
 		h.costs = taskCosts(h.context, p, h.pricer.cost)
-		p.chooseTiming(h.costs)
+		p.chooseTiming(h.simulation())
 		h.fitByRemaking()
 	}
 	h.explain(policy, before)
@@ -455,7 +456,7 @@ type fitting struct {
 // consider keeps the plan as it stands if it is the best so far.
 func (f *fitting) consider() {
 	f.settle()
-	if f.plan.simulate(f.costs); f.allFit() && (f.best == nil || f.plan.Time.StepS < f.fastest) {
+	if f.run().report(f.plan); f.allFit() && (f.best == nil || f.plan.Time.StepS < f.fastest) {
 		f.best, f.fastest = f.snapshot(), f.plan.Time.StepS
 	}
 }
@@ -513,6 +514,16 @@ func (h *chooser) copyAll() {
 	}
 }
 
+// run simulates the plan as it stands.
+func (h *chooser) run() *simulation { return h.simulation().run() }
+
+func (h *chooser) simulation() *simulation {
+	if h.trial == nil || h.trial.costs != h.costs {
+		h.trial = h.plan.simulation(h.context, h.costs)
+	}
+	return h.trial
+}
+
 // couldFit says whether anything would fit with more copies, however long they were waited for.
 func (h *chooser) couldFit() bool {
 	now := h.snapshot()
@@ -543,12 +554,12 @@ func (h *chooser) settle() {
 		return
 	}
 	const tolerance = 1.0001
-	p.simulate(h.costs)
-	limit := p.Time.StepS * tolerance
+	trial := h.run()
+	limit := trial.end() * tolerance
 	for _, setting := range []*int{&p.Offload.Lag, &p.Offload.Ahead} {
 		for *setting > 1 {
 			*setting--
-			if p.simulate(h.costs); p.Time.StepS > limit {
+			if !trial.within(limit) {
 				*setting++
 				break
 			}
@@ -557,8 +568,7 @@ func (h *chooser) settle() {
 }
 
 func (h *chooser) nothingWaits() bool {
-	h.plan.simulate(h.costs)
-	return h.plan.Time.ExposedTransferS <= noWait
+	return h.run().exposed() <= noWait
 }
 
 // hidden are the turns of each stage that lead from the fates before to those now. It goes back to the fates before, and keeps the

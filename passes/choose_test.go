@@ -61,7 +61,7 @@ func TestAutoOffload(t *testing.T) {
 			t.Errorf("%v: fits: %t, %s exposed", set, bound.Fits(capacity, p.Memory.HostCapacityBytes), p.Time.ExposedTransferS)
 		}
 		layer := ir.Bytes(0)
-		for _, n := range p.unitBytes(&Context{}, 0) {
+		for _, n := range unitSizes(p.Graph().Layer, p.Size(0)) {
 			layer += n
 		}
 		for s, k := range bound.Device {

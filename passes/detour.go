@@ -61,12 +61,47 @@ func (p *Plan) Unparks(t Task) bool {
 	return t.Kind == Backward && t.Subsequence == p.Subsequences.N-1 && p.Parks(t.Stage)
 }
 
+// Leaving are the forwards whose offloads end while a task runs, layer by layer: the one that lies Lag tasks back, and at
+// the first backward behind forwards all that are left, but for the forward that it undoes, which ends before.
+func (p *Plan) Leaving(tasks []Task, i int) []Task {
+	since := i // behind the last backward
+	for since > 0 && tasks[since-1].Kind != Backward {
+		since--
+	}
+	var out []Task
+	for _, at := range p.leaving(nil, tasks, since, i) {
+		out = append(out, tasks[at])
+	}
+	return out
+}
+
+// leaving appends the places of these forwards among the tasks, of which there is no backward from one on.
+func (p *Plan) leaving(out []int, tasks []Task, since, i int) []int {
+	if p.mostPieces() > 0 {
+		return p.leavingTurns(out, tasks, i)
+	}
+	last := i - p.Offload.Lag
+	first := max(since, last)
+	if tasks[i].Kind == Backward {
+		last = i - 1
+	}
+	for j := first; j <= last; j++ {
+		if tasks[j].Kind == Forward && !tasks[i].Undoes(tasks[j]) {
+			out = append(out, j)
+		}
+	}
+	return out
+}
+
 // Coming are the backwards behind a task, with nothing else between, whose reloads may begin while it runs: as many as Offload.Ahead
 // reaches. There are none where the first of them undoes the task, whose units only now leave.
-func (p *Plan) Coming(tasks []Task, i int) []Task {
+func (p *Plan) Coming(tasks []Task, i int) []Task { return tasks[i+1 : i+1+p.coming(tasks, i)] }
+
+// coming is how many they are.
+func (p *Plan) coming(tasks []Task, i int) int {
 	rest := tasks[i+1:]
 	if len(rest) == 0 || rest[0].Undoes(tasks[i]) {
-		return nil
+		return 0
 	}
 	if tasks[i].Kind == Forward { // those further on may not have left yet
 		rest = rest[:1]
@@ -75,5 +110,5 @@ func (p *Plan) Coming(tasks []Task, i int) []Task {
 	for layers := 0; n < len(rest) && rest[n].Kind == Backward && layers < p.Offload.Ahead; n++ {
 		layers += p.LayersPerStage[rest[n].Stage]
 	}
-	return rest[:n]
+	return n
 }

@@ -69,7 +69,7 @@ func TestRecomputeSavesLess(t *testing.T) {
 	for i, policy := range []string{"none", "selective", "keep_attention", "full"} {
 		p := planOf(t, "paper/gpt-7b-512k.sppo", "schedule.recompute="+policy)
 		sum := ir.Bytes(0)
-		for u, n := range p.unitBytes(&Context{}, 0) {
+		for u, n := range unitSizes(p.Graph().Layer, p.Size(0)) {
 			if p.FateOf(p.Tasks[0][0], 0)[u] != FateRecompute {
 				sum += n
 			}

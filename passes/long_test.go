@@ -27,7 +27,7 @@ func TestLongJobsFit(t *testing.T) {
 		p.keepAll(c, "full")
 		p.takeShares(c)
 		p.Offload.Ahead = 2
-		machine, inputs := ir.Machine(p.Cluster), p.waitingInputs(c.Model(p))
+		machine, inputs := ir.Machine(p.Cluster), c.waitingInputs(p)
 		for _, s := range []int{0, 1, p.Parallel.PP - 1} { // all others are as the second
 			device, host := c.stageFootprint(p, s, inputs[s])
 			if has, hasHost := ir.Bytes(machine.DeviceMemory), machine.HostMemoryPerRank(); device.Bytes > has || host > hasHost {

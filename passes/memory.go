@@ -69,7 +69,7 @@ func footprint(c *Context, p *Plan) Footprint {
 		return leftFootprint(c, p)
 	}
 	f := Footprint{Device: make([]Peak, len(p.Tasks)), Host: make([]ir.Bytes, len(p.Tasks))}
-	inputs := p.waitingInputs(c.Model(p))
+	inputs := c.waitingInputs(p)
 	for s := range p.Tasks {
 		f.Device[s], f.Host[s] = c.stageFootprint(p, s, inputs[s])
 	}
@@ -98,65 +98,126 @@ func (p *Plan) woven() bool {
 
 // residence adds up what one stage holds while its tasks run.
 type residence struct {
+	*course
+	*shapes
 	context *Context
 	plan    *Plan
 	stage   int
-	split   map[Task]bool
 	graph   *graph.Model
-	sizes   []graph.Size // of each subsequence
-	saved   [][]ir.Bytes // units of a layer, of each subsequence
-	layers  []int        // of each virtual stage
-	first   []int        // of each virtual stage, where its layers begin among all of its rank
+	layers  []int // of each virtual stage
+	first   []int // of each virtual stage, where its layers begin among all of its rank
 
 	now   [numTerms]ir.Bytes
 	host  ir.Bytes
 	peak  Peak
-	most  ir.Bytes // on the host
-	units map[Task]*unitsAway
+	most  ir.Bytes    // on the host
 	fresh []bool      // layers whose gradients the step has not touched
 	owing bool        // a visit of a layer has given its gradients away, and the collectives may not be done
 	lent  [2]ir.Bytes // keys of the stages that it helps, and their gradients
 
-	detours []bool        // by task
-	away    map[Task]bool // tasks whose input waits on the host
+	units     []*unitsLeft  // [i]: nil until the first forward
+	away      []copiesState // of each layer of each forward
+	begun     int           // layers of all tasks of the ranks before
+	leaving   []int         // numbers of forwards whose copies the task sees leave
+	reloads   int           // backwards behind the task whose reloads may begin while it runs
+	reloaded  int           // layers from the start of the task on whose reloads have begun; 0: not looked at
+	streaming []int         // values of which a rank holds own rows alone
+
+	detours []bool        // by task; nil: there are none
+	waits   map[Task]bool // tasks whose input waits on the host
+	loans   []Lending     // [stage]: what it lends this one
+	last    blockOf
+	was     workingKey // of the layer that ran last
+	held    ir.Bytes   // by it
 }
 
-// unitsAway is what a forward has left, layer by layer of its virtual stage.
-type unitsAway struct {
-	kept, offloaded []ir.Bytes
-	leaving, back   []bool // offloaded: the device bytes are still held; they are on their way back or have come
+// blockOf is the dataflow that letters stand for.
+type blockOf struct {
+	letters string
+	block   *graph.Block
 }
 
-func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
-	r := &residence{context: c, plan: p, stage: stage, split: p.Splits(stage), graph: c.Model(p), layers: p.LayersPerStage, units: map[Task]*unitsAway{},
-		detours: p.Detours(p.Tasks[stage]), away: map[Task]bool{}}
-	r.fresh = slices.Repeat([]bool{true}, p.layersOf(stage))
-	for i := range p.Subsequences.N {
-		z := p.Size(i)
-		r.sizes, r.saved = append(r.sizes, z), append(r.saved, unitSizes(r.graph.Layer, z))
+// unitsLeft is what the forwards of a subsequence leave, layer by layer of all of the rank.
+type unitsLeft struct{ kept, offloaded []ir.Bytes }
+
+// copiesState is that of what a layer has offloaded: the device bytes are still held; they are on their way back or have come.
+type copiesState struct{ leaving, back bool }
+
+// shapes are the sizes of a plan's subsequences, whatever becomes of what they leave.
+type shapes struct {
+	lengths []int64
+	sizes   []graph.Size
+	saved   [][]ir.Bytes // units of a layer
+}
+
+// shapes are worked out once for a plan's lengths.
+func (c *Context) shapes(p *Plan) *shapes {
+	if s := c.shaped; s == nil || len(s.lengths) != len(p.Subsequences.Lengths) || &s.lengths[0] != &p.Subsequences.Lengths[0] {
+		c.shaped = &shapes{lengths: p.Subsequences.Lengths, sizes: p.Sizes()}
+		for _, z := range c.shaped.sizes {
+			c.shaped.saved = append(c.shaped.saved, unitSizes(c.Model(p).Layer, z))
+		}
 	}
+	return c.shaped
+}
+
+func (c *Context) newResidence(p *Plan, stage int) *residence {
+	r := &residence{context: c, course: c.course(p), shapes: c.shapes(p), plan: p, stage: stage, graph: c.Model(p), layers: p.LayersPerStage}
+	r.fresh = slices.Repeat([]bool{true}, p.layersOf(stage))
 	for j := range r.layers {
 		first, _ := p.span(j)
 		r.first = append(r.first, first)
 	}
+	from, to := r.firsts[stage], len(r.stops)
+	if stage+1 < len(r.firsts) {
+		to = r.firsts[stage+1]
+	}
+	r.begun = int(r.stops[from].layers)
+	end := r.course.layers
+	if to < len(r.stops) {
+		end = int(r.stops[to].layers)
+	}
+	r.away, r.units = make([]copiesState, end-r.begun), make([]*unitsLeft, len(r.sizes))
+	if p.layerOrder() || p.Streams() {
+		r.detours, r.waits = p.Detours(p.Tasks[stage]), map[Task]bool{}
+	}
+	for i := range r.graph.Layer.Values {
+		if v := &r.graph.Layer.Values[i]; v.Rows == graph.Full && (v.Kind == graph.Cache || v.Kind == graph.CacheGrad) {
+			r.streaming = append(r.streaming, i)
+		}
+	}
+	if p.Mux.Right {
+		r.loans = make([]Lending, len(p.Tasks))
+		for i := stage + 1; i < len(p.Tasks); i++ {
+			r.loans[i] = p.Lent(i, stage)
+		}
+	}
+	return r
+}
+
+func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
+	r := c.newResidence(p, stage)
 	r.persist()
 	tasks := p.Tasks[stage]
 	for i, t := range tasks {
+		r.reloaded = 0
 		r.now[TermMessages] += inputs[i]
 		r.unpark(tasks, i)
 		blocks := r.blocks(tasks[i:min(i+2, len(tasks))])
 		r.now[TermCaches] += blocks
-		switch t.Kind {
+		switch n := r.firsts[stage] + i; t.Kind {
 		case Forward:
-			r.forward(tasks, i)
+			r.forward(t, n)
 		case Backward:
-			r.backward(tasks, i)
+			r.backward(t, n)
 		case WeightGrad:
-			r.weightGrads(tasks, i)
+			r.weightGrads(t, n)
 		}
 		r.now[TermMessages] -= inputs[i]
 		r.now[TermCaches] -= blocks
-		r.detour(t, r.detours[i])
+		if r.detours != nil {
+			r.detour(t, r.detours[i])
+		}
 	}
 	r.optimizer()
 	for t, n := range r.peak.Terms {
@@ -210,66 +271,63 @@ func (r *residence) touch(b *graph.Block) {
 	r.now[TermGradients] += gradients
 }
 
-func (r *residence) forward(tasks []Task, i int) {
-	t := tasks[i]
-	z := r.sizes[t.Subsequence]
-	if _, _, fed := r.plan.Source(t); !fed {
+func (r *residence) forward(t Task, n int) {
+	z, at := r.sizes[t.Subsequence], &r.stops[n]
+	if !at.fed {
 		r.note(t, r.context.working(r.graph, r.graph.Embedding, forwardPass, z, false))
 	}
 	u := r.leave(t)
-	leaving := r.plan.Leaving(tasks, i)
+	r.findLeaving(n)
 	r.borrow(t)
 	for k := range r.layers[t.Stage] {
-		b := r.block(t, k)
+		b, own := r.block(t, k), r.first[t.Stage]+k
 		if t.Subsequence == 0 {
 			r.now[TermCaches] += r.caches(b, graph.Cache, z)
 			r.host += r.streamed(graph.Cache, z.Sequence)
 		}
-		r.note(t, r.context.working(r.graph, b, forwardPass, z, false)+r.sharing(t))
+		r.note(t, r.working(b, forwardPass, z, false)+r.sharing(t))
 		r.park(t, b)
-		r.now[TermKept] += u.kept[k]
-		r.now[TermCopies] += u.offloaded[k]
-		r.host += u.offloaded[k]
-		if k == 0 && r.away[t] {
+		r.now[TermKept] += u.kept[own]
+		r.now[TermCopies] += u.offloaded[own]
+		r.host += u.offloaded[own]
+		if k == 0 && r.waits[t] {
 			r.host -= r.hidden(z)
 		}
-		u.leaving[k] = true
-		r.copiesBeside(tasks, i, leaving, k)
+		r.copies(at, k).leaving = true
+		r.copiesBeside(n, k)
 	}
 	if t.Subsequence == len(r.sizes)-1 {
 		r.help(t)
 	}
 }
 
-func (r *residence) backward(tasks []Task, i int) {
-	t := tasks[i]
-	f, pass := t.As(Forward), backwardPass
-	if r.split[t] {
+func (r *residence) backward(t Task, n int) {
+	at, pass := &r.stops[n], backwardPass
+	if at.split {
 		pass = inputPass
 	}
-	z, u := r.sizes[t.Subsequence], r.units[f]
+	z, u := r.sizes[t.Subsequence], r.units[t.Subsequence]
 	layers := r.layers[t.Stage]
-	if i > 0 && t.Undoes(tasks[i-1]) {
+	if int(at.undone) == n-1 {
 		for k := range layers {
-			r.release(f, k)
+			r.release(at.undone, k)
 		}
 	}
-	r.reloadUpTo(tasks, i, r.plan.Offload.Ahead-1)
-	_, _, fed := r.plan.Source(t)
-	if !fed {
+	r.reloadUpTo(n, r.plan.Offload.Ahead-1)
+	if !at.fed {
 		r.touching(t, r.graph.Head, backwardPass, z, t.Microbatch == 0 && t.Subsequence == len(r.sizes)-1)
 	}
-	leaving := r.plan.Leaving(tasks, i)
-	for at := range layers {
-		k := layers - 1 - at
+	r.findLeaving(n)
+	for ran := range layers {
+		k := layers - 1 - ran
 		b, own := r.block(t, k), r.first[t.Stage]+k
-		r.now[TermKept] -= u.kept[k]
-		r.now[TermCopies] -= u.offloaded[k]
+		r.now[TermKept] -= u.kept[own]
+		r.now[TermCopies] -= u.offloaded[own]
 		r.touching(t, b, pass, z, r.fresh[own])
 		r.fresh[own] = false
-		r.leaveBackward(t, b, z)
+		r.leaveBackward(at, b, z)
 		if t.Slot() == len(r.sizes) {
-			r.stopHelping(layers - at)
+			r.stopHelping(layers - ran)
 		}
 		if t.Subsequence == len(r.sizes)-1 {
 			r.now[TermCacheGrads] += r.caches(b, graph.CacheGrad, z)
@@ -279,36 +337,34 @@ func (r *residence) backward(tasks []Task, i int) {
 		if t.Subsequence == 0 {
 			r.now[TermCacheGrads] -= r.caches(b, graph.CacheGrad, z)
 			r.now[TermCaches] -= r.caches(b, graph.Cache, z)
-			if r.split[t] {
+			if at.split {
 				r.now[TermCacheGrads] += r.cachesBetween(b, z)
 			}
 			r.host -= r.streamed(graph.Cache, z.Sequence) + r.streamed(graph.CacheGrad, r.sizes[len(r.sizes)-1].Prefix)
 		}
-		r.copiesBeside(tasks, i, leaving, at)
+		r.copiesBeside(n, ran)
 	}
-	delete(r.units, f)
-	if _, _, feeds := r.plan.Target(t); !feeds {
+	if !at.feeds {
 		r.touching(t, r.graph.Embedding, pass, z, t.Microbatch == 0 && t.Subsequence == len(r.sizes)-1)
-		if r.split[t] {
+		if at.split {
 			r.now[TermKept] += r.between(r.graph.Embedding, z)
 		}
 	}
 }
 
 // weightGrads is the second half of a backward.
-func (r *residence) weightGrads(tasks []Task, i int) {
-	t := tasks[i]
+func (r *residence) weightGrads(t Task, n int) {
 	z, layers := r.sizes[t.Subsequence], r.layers[t.Stage]
-	leaving := r.plan.Leaving(tasks, i)
-	for at := range layers {
-		b := r.block(t, layers-1-at)
+	r.findLeaving(n)
+	for ran := range layers {
+		b := r.block(t, layers-1-ran)
 		r.now[TermKept] -= r.between(b, z)
 		r.touching(t, b, weightPass, z, false)
-		r.leaveBackward(t, b, z)
+		r.leaveBackward(&r.stops[n], b, z)
 		if t.Subsequence == 0 {
 			r.now[TermCacheGrads] -= r.cachesBetween(b, z)
 		}
-		r.copiesBeside(tasks, i, leaving, at)
+		r.copiesBeside(n, ran)
 	}
 	if t.Stage == 0 {
 		r.now[TermKept] -= r.between(r.graph.Embedding, z)
@@ -318,8 +374,8 @@ func (r *residence) weightGrads(tasks []Task, i int) {
 
 // leaveBackward ends the visit of a layer: what its second half will read is kept, or its gradients are given away, and from
 // then on what the visit before has given away is on its way.
-func (r *residence) leaveBackward(t Task, b *graph.Block, z graph.Size) {
-	if r.split[t] {
+func (r *residence) leaveBackward(t *stop, b *graph.Block, z graph.Size) {
+	if t.split {
 		r.now[TermKept] += r.between(b, z)
 		return
 	}
@@ -332,7 +388,7 @@ func (r *residence) leaveBackward(t Task, b *graph.Block, z graph.Size) {
 
 // between are the bytes that a block holds from the first half of its backward to the second.
 func (r *residence) between(b *graph.Block, z graph.Size) ir.Bytes {
-	return r.context.working(r.graph, b, betweenHalves, z, false)
+	return r.working(b, betweenHalves, z, false)
 }
 
 // cachesBetween are the gradients of K and V that the second half reads.
@@ -348,7 +404,7 @@ func (r *residence) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
 // touching notes a backward pass of a block, which may be the first to touch its gradients.
 func (r *residence) touching(t Task, b *graph.Block, pass direction, z graph.Size, fresh bool) {
 	begins := fresh || r.plan.Parallel.Zero >= ZeroGradients && b.Name == graph.BlockLayer // at each visit, whole
-	r.note(t, r.context.working(r.graph, b, pass, z, begins)+r.sharing(t))
+	r.note(t, r.working(b, pass, z, begins)+r.sharing(t))
 	if fresh {
 		r.touch(b)
 	}
@@ -386,17 +442,38 @@ func (r *residence) optimizer() {
 func (r *residence) block(t Task, k int) *graph.Block {
 	units := len(r.saved[0])
 	at := (r.first[t.Stage] + k) * units
-	return r.graph.LayerWithout(remadeBy(r.plan.Offload.Fate[r.stage][t.Subsequence][at : at+units]))
+	if letters := r.plan.Offload.Fate[r.stage][t.Subsequence][at : at+units]; letters != r.last.letters {
+		r.last = blockOf{letters, r.graph.LayerWithout(remadeBy(letters))}
+	}
+	return r.last.block
+}
+
+// working is what a block holds while it runs: most layers of a task hold the same.
+func (r *residence) working(b *graph.Block, pass direction, z graph.Size, fresh bool) ir.Bytes {
+	if key := (workingKey{b, pass, z, fresh}); key != r.was {
+		r.was, r.held = key, r.context.working(r.graph, b, pass, z, fresh)
+	}
+	return r.held
 }
 
 // leave is what a forward will leave.
-func (r *residence) leave(t Task) *unitsAway {
-	n := r.layers[t.Stage]
-	u := &unitsAway{make([]ir.Bytes, n), make([]ir.Bytes, n), make([]bool, n), make([]bool, n)}
-	fate, sizes := r.plan.Offload.Fate[r.stage][t.Subsequence], r.saved[t.Subsequence]
+func (r *residence) leave(t Task) *unitsLeft {
+	u := r.units[t.Subsequence]
+	if u != nil {
+		return u
+	}
+	n := len(r.fresh)
+	u = &unitsLeft{make([]ir.Bytes, n), make([]ir.Bytes, n)}
+	fate, sizes, before := r.plan.Offload.Fate[r.stage][t.Subsequence], r.saved[t.Subsequence], ""
 	for k := range n {
+		letters := fate[k*len(sizes) : (k+1)*len(sizes)]
+		if letters == before {
+			u.kept[k], u.offloaded[k] = u.kept[k-1], u.offloaded[k-1]
+			continue
+		}
+		before = letters
 		for at, size := range sizes {
-			switch fate[(r.first[t.Stage]+k)*len(sizes)+at] {
+			switch letters[at] {
 			case FateOffload:
 				u.offloaded[k] += graph.Align(size)
 			case FateKeep:
@@ -404,41 +481,60 @@ func (r *residence) leave(t Task) *unitsAway {
 			}
 		}
 	}
-	r.units[t] = u
+	r.units[t.Subsequence] = u
 	return u
 }
 
+// copies are those of the k-th layer of a task.
+func (r *residence) copies(t *stop, k int) *copiesState { return &r.away[int(t.layers)-r.begun+k] }
+
+func (r *residence) findLeaving(n int) {
+	r.leaving = r.course.leaving(r.leaving[:0], r.stage, n-r.firsts[r.stage])
+}
+
 // copiesBeside follows codegen's: it ends and begins the copies that go along with the k-th layer that a task runs.
-func (r *residence) copiesBeside(tasks []Task, i int, leaving []Task, k int) {
-	t := tasks[i]
-	layers := r.layers[t.Stage]
-	for _, f := range leaving {
-		r.release(f, k)
-		for rest := k + 1; k == layers-1 && rest < r.layers[f.Stage]; rest++ {
-			r.release(f, rest)
+func (r *residence) copiesBeside(n, k int) {
+	t := &r.stops[n]
+	for _, f := range r.leaving {
+		of := &r.stops[f]
+		layers := int(of.end - of.first)
+		if k < layers {
+			r.release(int32(f), k)
+		}
+		for rest := k + 1; k == int(t.end-t.first)-1 && rest < layers; rest++ {
+			r.release(int32(f), rest)
 		}
 	}
-	r.reloadUpTo(tasks, i, k+r.plan.Offload.Ahead)
+	r.reloadUpTo(n, k+r.plan.Offload.Ahead)
 }
 
 // reloadUpTo begins the reloads of the layers up to the last-th from the start of a task on, as codegen does.
-func (r *residence) reloadUpTo(tasks []Task, i, last int) {
-	for _, t := range append([]Task{tasks[i]}, r.plan.Coming(tasks, i)...) {
-		for at := 0; at <= last && at < r.layers[t.Stage] && t.Kind == Backward; at++ {
-			r.reload(t, at)
-		}
-		last -= r.layers[t.Stage]
+func (r *residence) reloadUpTo(n, last int) {
+	if r.reloaded == 0 {
+		r.reloads = r.plan.coming(r.plan.Tasks[r.stage], n-r.firsts[r.stage])
 	}
+	first := 0 // layer of the task, from the start of the one that is looked at
+	for m := n; m <= n+r.reloads && first <= last; m++ {
+		t := &r.stops[m]
+		layers := int(t.end - t.first)
+		if t.kind == Backward {
+			for at := max(0, r.reloaded-first); at < layers && first+at <= last; at++ {
+				r.reload(t, layers-1-at)
+			}
+		}
+		first += layers
+	}
+	r.reloaded = max(r.reloaded, last+1)
 }
 
 // detour counts what waits on the host for its reader. A layer's input becomes its unit there.
 func (r *residence) detour(t Task, away bool) {
-	if r.away[t] && t.Kind == Backward {
+	if r.waits[t] && t.Kind == Backward {
 		r.host -= r.hidden(r.sizes[t.Subsequence])
 	}
 	if away {
 		_, reader, _ := r.plan.Reader(t)
-		r.away[reader] = true
+		r.waits[reader] = true
 		r.host += r.hidden(r.sizes[t.Subsequence])
 	}
 }
@@ -471,26 +567,26 @@ func (r *residence) unpark(tasks []Task, i int) {
 }
 
 // release ends the copy of the k-th layer of a forward to the host.
-func (r *residence) release(f Task, k int) {
-	if u := r.units[f]; u != nil && k < len(u.leaving) && u.leaving[k] {
-		u.leaving[k] = false
-		r.now[TermCopies] -= u.offloaded[k]
+func (r *residence) release(f int32, k int) {
+	t := &r.stops[f]
+	if c := r.copies(t, k); c.leaving {
+		c.leaving = false
+		r.now[TermCopies] -= r.units[t.subsequence].offloaded[int(t.first)+k]
 	}
 }
 
-// reload begins the copy back of the layer that a backward comes to as its at-th.
-func (r *residence) reload(t Task, at int) {
-	t = t.As(Forward)
-	u := r.units[t]
-	k := r.layers[t.Stage] - 1 - at
-	if k < 0 || u.back[k] {
+// reload begins the copy back of the k-th layer of a backward.
+func (r *residence) reload(t *stop, k int) {
+	c := r.copies(&r.stops[t.undone], k)
+	if c.back {
 		return
 	}
-	r.release(t, k)
-	u.back[k] = true
-	r.now[TermCopies] += u.offloaded[k]
+	r.release(t.undone, k)
+	c.back = true
+	n := r.units[t.subsequence].offloaded[int(t.first)+k]
+	r.now[TermCopies] += n
 	r.most = max(r.most, r.host)
-	r.host -= u.offloaded[k]
+	r.host -= n
 }
 
 // hidden are the bytes of the rows that stages pass on.
@@ -512,8 +608,8 @@ func (r *residence) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.
 func (r *residence) streamed(kind graph.Kind, tokens int64) (n ir.Bytes) {
 	z := r.sizes[0]
 	z.Tokens = tokens
-	for i := range r.graph.Layer.Values {
-		if v := &r.graph.Layer.Values[i]; v.Kind == kind && v.Rows == graph.Full {
+	for _, i := range r.streaming {
+		if v := &r.graph.Layer.Values[i]; v.Kind == kind {
 			n += graph.Align(v.Bytes(z))
 		}
 	}
@@ -537,59 +633,90 @@ func (r *residence) blocks(tasks []Task) (most ir.Bytes) {
 
 // waitingInputs are, for every task of every stage, the bytes of messages that are held while it runs: results of the task
 // before it on their way out, inputs of tasks behind it that have come already or may come while it runs.
-func (p *Plan) waitingInputs(g *graph.Model) [][]ir.Bytes {
-	type arrival struct{ time, task int }
-	hidden := make([]ir.Bytes, p.Subsequences.N)
-	for i := range hidden {
-		hidden[i] = graph.Align(g.Layer.Values[g.Layer.Input].Bytes(p.Size(i)))
+func (c *Context) waitingInputs(p *Plan) [][]ir.Bytes {
+	w := inputs{course: c.course(p), shapes: c.shapes(p)}
+	g := c.Model(p)
+	for _, z := range w.sizes {
+		w.hidden = append(w.hidden, graph.Align(g.Layer.Values[g.Layer.Input].Bytes(z)))
 	}
-	starts, ends := p.Times()
-	index := make([]map[Task]int, len(p.Tasks))
-	for s, tasks := range p.Tasks {
-		index[s] = make(map[Task]int, len(tasks))
-		for i, t := range tasks {
-			index[s][t] = i
-		}
-	}
-	arrivals := make([][]arrival, len(p.Tasks))
+	w.starts, w.ends = w.times()
+	w.held, w.arrivals = make([]ir.Bytes, len(w.stops)), make([][]arrival, len(p.Tasks))
 	held := make([][]ir.Bytes, len(p.Tasks))
-	for s, tasks := range p.Tasks {
-		held[s] = make([]ir.Bytes, len(tasks))
-		detours := p.Detours(tasks)
-		for i, t := range tasks {
-			to, next, ok := p.Reader(t)
-			if !ok {
-				continue
-			}
-			if detours[i] { // on its way out, and back
-				held[s][i+1] += hidden[t.Subsequence]
-				held[s][index[to][next]-1] += hidden[t.Subsequence]
-				continue
-			}
-			arrivals[to] = append(arrivals[to], arrival{ends[s][i], index[to][next]})
-			if to != s && i+1 < len(tasks) {
-				held[s][i+1] += hidden[t.Subsequence]
-			}
-		}
+	for rank := range p.Tasks {
+		w.send(rank)
 	}
-	for s, tasks := range p.Tasks {
-		slices.SortFunc(arrivals[s], func(a, b arrival) int { return cmp.Compare(a.time, b.time) })
-		var waiting ir.Bytes
-		next := 0
-		come := make([]bool, len(tasks))
-		for i, t := range tasks {
-			for next < len(arrivals[s]) && (i+1 == len(tasks) || arrivals[s][next].time <= starts[s][i+1]) {
-				come[arrivals[s][next].task] = true
-				waiting += hidden[tasks[arrivals[s][next].task].Subsequence]
-				next++
-			}
-			if come[i] { // the layer that runs holds its input
-				waiting -= hidden[t.Subsequence]
-			}
-			held[s][i] += waiting
-		}
+	for rank, tasks := range p.Tasks {
+		w.wait(rank)
+		held[rank] = w.held[w.firsts[rank] : w.firsts[rank]+len(tasks)]
 	}
 	return held
+}
+
+// inputs are the messages of a plan's tasks. Lists are by number of the task, or by rank.
+type inputs struct {
+	*course
+	*shapes
+	hidden       []ir.Bytes // [i]
+	starts, ends []int
+	held         []ir.Bytes
+	arrivals     [][]arrival
+}
+
+// arrival is of a task's input.
+type arrival struct{ time, task int }
+
+// send notes where the results of a rank's tasks go, and what is held of them on the way.
+func (w *inputs) send(rank int) {
+	p, first := w.plan, w.firsts[rank]
+	tasks := p.Tasks[rank]
+	var detours []bool
+	if p.layerOrder() || p.Streams() {
+		detours = p.Detours(tasks)
+	}
+	for i := range tasks {
+		n := first + i
+		t := &w.stops[n]
+		to, next := int(t.to), int(t.next)
+		switch {
+		case t.feeds:
+		case t.kind == Forward: // the backward begins with the head
+			to, next = rank, int(w.numberOf(w.task(int32(n)).As(Backward)))
+		default:
+			continue
+		}
+		size := w.hidden[t.subsequence]
+		if detours != nil && detours[i] { // on its way out, and back
+			w.held[n+1] += size
+			w.held[next-1] += size
+			continue
+		}
+		w.arrivals[to] = append(w.arrivals[to], arrival{w.ends[n], next})
+		if to != rank && i+1 < len(tasks) {
+			w.held[n+1] += size
+		}
+	}
+}
+
+// wait adds up what has come to a rank, or may come, while each of its tasks runs.
+func (w *inputs) wait(rank int) {
+	arrivals, first := w.arrivals[rank], w.firsts[rank]
+	slices.SortFunc(arrivals, func(a, b arrival) int { return cmp.Compare(a.time, b.time) })
+	come := make([]bool, len(w.tasks[rank]))
+	var waiting ir.Bytes
+	next := 0
+	for i := range come {
+		n := first + i
+		for next < len(arrivals) && (i+1 == len(come) || arrivals[next].time <= w.starts[n+1]) {
+			at := arrivals[next].task
+			come[at-first] = true
+			waiting += w.hidden[w.stops[at].subsequence]
+			next++
+		}
+		if come[i] { // the layer that runs holds its input
+			waiting -= w.hidden[w.stops[n].subsequence]
+		}
+		w.held[n] += waiting
+	}
 }
 
 // inWords lists the terms that matter, largest first.

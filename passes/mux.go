@@ -275,13 +275,12 @@ func (p *Plan) borrowedTasks() [][]Task {
 	return orders
 }
 
-// leavingTurns is Leaving where subsequences are cut: pieces that run one after another, or layer by layer together, count as
+// leavingTurns is leaving where subsequences are cut: pieces that run one after another, or layer by layer together, count as
 // one task, and the last of them sees the others leave.
-func (p *Plan) leavingTurns(tasks []Task, i int) []Task {
+func (p *Plan) leavingTurns(out []int, tasks []Task, i int) []int {
 	if i+1 < len(tasks) && SameSlot(tasks[i], tasks[i+1]) {
-		return nil
+		return out
 	}
-	var out []Task
 	for j, back := i, 0; j > 0 && back <= p.Offload.Lag; j-- {
 		if !SameSlot(tasks[j-1], tasks[j]) {
 			if back++; tasks[j-1].Kind != Forward {
@@ -289,11 +288,11 @@ func (p *Plan) leavingTurns(tasks []Task, i int) []Task {
 			}
 		}
 		if back == p.Offload.Lag || back > 0 && back < p.Offload.Lag && tasks[i].Kind == Backward {
-			out = append(out, tasks[j-1])
+			out = append(out, j-1)
 		}
 	}
-	out = slices.DeleteFunc(out, func(t Task) bool {
-		return slices.ContainsFunc(tasks[:i+1], func(b Task) bool { return SameSlot(b, tasks[i]) && b.Undoes(t) })
+	out = slices.DeleteFunc(out, func(at int) bool {
+		return slices.ContainsFunc(tasks[:i+1], func(b Task) bool { return SameSlot(b, tasks[i]) && b.Undoes(tasks[at]) })
 	})
 	slices.Reverse(out)
 	return out

@@ -96,7 +96,8 @@ type Lending struct {
 func (p *Plan) Lent(stage, helper int) Lending {
 	blocks := p.Mux.Stages[stage].Blocks
 	l := Lending{First: blocks[p.firstHelped(stage, helper)-p.firstHelped(stage, 0)][helper], End: blocks[len(blocks)-1][helper+1]}
-	for p.Size(l.Behind).Prefix+p.Size(l.Behind).Tokens < l.End {
+	lengths := p.Subsequences.Lengths
+	for at := lengths[0]; at < l.End; at += lengths[l.Behind] {
 		l.Behind++
 	}
 	return l
@@ -192,7 +193,7 @@ func (p *Plan) checkBorders(stage, k int) error {
 
 // sharedCosts are what tasks with helpers take: they and their helpers go through layers together.
 type sharedCosts struct {
-	layer   map[Task]ir.Seconds // of a task, in the place of that of the whole layer
+	layer   map[Task]ir.Seconds // of a task of the first microbatch, in the place of that of the whole layer
 	helping map[Task]ir.Seconds // what a layer of it costs each helper
 }
 
@@ -241,10 +242,15 @@ func (c *costs) plain(p *Plan, t Task) ir.Seconds {
 }
 
 // layer runs a layer of a task, which takes so long alone, and keeps its helpers busy.
-func (s *simulation) layer(st *simStage, t Task, alone ir.Seconds) {
+func (s *simulation) layer(st *simStage, at *stop, alone ir.Seconds) {
+	if s.shared == nil {
+		st.run(alone)
+		return
+	}
+	t := st.tasks[st.done]
 	t.Microbatch = 0
 	helpers := s.plan.Helpers(t)
-	if helpers == 0 || s.shared == nil {
+	if helpers == 0 {
 		st.run(alone)
 		return
 	}
@@ -305,7 +311,7 @@ func (pr pricer) shareLayer(p *Plan, g *graph.Model, t Task, far cost.Link) (out
 // borrow counts the blocks of other stages' keys that have come by the time that a task begins.
 func (r *residence) borrow(t Task) {
 	for i := r.stage + 1; i < len(r.plan.Tasks) && r.plan.Mux.Right; i++ {
-		if i+r.plan.Lent(i, r.stage).Behind+1 == t.Slot() {
+		if i+r.loans[i].Behind+1 == t.Slot() {
 			r.now[TermCaches] += r.lentBytes(i, graph.Cache)
 		}
 	}
@@ -313,7 +319,7 @@ func (r *residence) borrow(t Task) {
 
 // lentBytes are those of a stage's keys and values that this one holds, or of their gradients.
 func (r *residence) lentBytes(stage int, kind graph.Kind) (n ir.Bytes) {
-	l := r.plan.Lent(stage, r.stage)
+	l := r.loans[stage]
 	return r.keyBytes(kind, l.End-l.First) * ir.Bytes(r.plan.layersOf(stage))
 }
 
@@ -341,7 +347,7 @@ func (r *residence) help(t Task) {
 		at = 1
 	}
 	for i := r.stage + 1; i < len(r.plan.Tasks); i++ {
-		if i+r.plan.Lent(i, r.stage).Behind+1 > t.Slot() {
+		if i+r.loans[i].Behind+1 > t.Slot() {
 			r.now[TermCaches] += r.lentBytes(i, graph.Cache)
 		}
 		blocks += r.lentBytes(i, graph.Cache)

@@ -25,8 +25,9 @@ func offload(c *Context, p *Plan) error {
 	}
 	p.decide("offload", "policy", policy, p.takeShares(c))
 	costs := taskCosts(c, p, p.costModel())
-	p.chooseEarly(costs)
-	p.chooseTiming(costs)
+	s := p.simulation(c, costs)
+	p.chooseEarly(s)
+	p.chooseTiming(s)
 	p.explainTiming()
 	return nil
 }
@@ -42,24 +43,32 @@ func (p *Plan) costModel() cost.Model { return cost.New(ir.Machine(p.Cluster), p
 // takeShares sends the share of each subsequence that the request asks for, and says why.
 func (p *Plan) takeShares(c *Context) (why string) {
 	alpha, why := p.wantedAlpha(c)
-	for s := range p.Parallel.PP {
-		for i := range p.Subsequences.N {
-			p.chooseUnits(c, s, i, alpha(i))
+	for i, z := range p.Sizes() {
+		sizes, share := unitSizes(c.Model(p).Layer, z), alpha(i)
+		var before, after string // of the last stage: others are often like it
+		var placed float64
+		for s := range p.Parallel.PP {
+			if fate := p.Offload.Fate[s][i]; fate != before {
+				letters := []byte(fate)
+				chooseUnits(letters, sizes, share)
+				before, after, placed = fate, string(letters), placedShare(letters, sizes)
+			}
+			p.Offload.Fate[s][i], p.Offload.Alpha[s][i] = after, placed
 		}
 	}
 	return why
 }
 
 // chooseTiming says when copies begin and how long they may last.
-func (p *Plan) chooseTiming(t *costs) {
+func (p *Plan) chooseTiming(s *simulation) {
 	if !p.copies() {
 		return
 	}
 	p.Offload.Ahead = p.longestAhead()
 	if p.Offload.Policy == "carry" {
-		p.chooseLag(t)
+		p.chooseLag(s)
 	}
-	p.chooseAhead(t)
+	p.chooseAhead(s)
 }
 
 // copies says whether anything goes to the host.
@@ -93,42 +102,38 @@ func (p *Plan) longestLag() int { return p.Subsequences.N * p.Parallel.VirtualSt
 
 // chooseLag lets copies out lag as many tasks as makes the step shorter, and no more: a copy that is not done by then
 // stalls, and bytes that are freed later are bytes more at the peak.
-func (p *Plan) chooseLag(t *costs) {
-	p.Offload.Lag = p.shortest(p.longestLag(), func(lag int) { p.Offload.Lag = lag }, t)
+func (p *Plan) chooseLag(s *simulation) {
+	p.Offload.Lag = s.shortest(p.longestLag(), func(lag int) { p.Offload.Lag = lag })
 }
 
 // shortest is the least value of a setting, of 1 to most, with which the step is as short as with the most, to a ten-thousandth.
-func (p *Plan) shortest(most int, set func(int), t *costs) int {
+func (s *simulation) shortest(most int, set func(int)) int {
 	const tolerance = 1.0001
-	step := func(value int) ir.Seconds {
-		set(value)
-		p.simulate(t)
-		return p.Time.StepS
+	set(most)
+	limit := s.run().end() * tolerance
+	for value := 1; value < most; value++ {
+		if set(value); s.within(limit) {
+			return value
+		}
 	}
-	defer func() { p.Time = Time{} }()
-	limit := step(most) * tolerance
-	value := 1
-	for value < most && step(value) > limit {
-		value++
-	}
-	set(value)
-	return value
+	set(most)
+	return most
 }
 
 // chooseAhead issues reloads as late as costs nothing: of all distances, up to the layers of a whole task as in the paper, the
 // shortest whose step is as fast as with the longest. What comes back later holds its bytes for a shorter time, which at the
 // turn and at the long first subsequences is what the peak is made of.
-func (p *Plan) chooseAhead(t *costs) {
-	p.Offload.Ahead = p.shortest(p.longestAhead(), func(ahead int) { p.Offload.Ahead = ahead }, t)
+func (p *Plan) chooseAhead(s *simulation) {
+	p.Offload.Ahead = s.shortest(p.longestAhead(), func(ahead int) { p.Offload.Ahead = ahead })
 }
 
 // chooseEarly brings back blocks of K and V as late as costs nothing.
-func (p *Plan) chooseEarly(t *costs) {
+func (p *Plan) chooseEarly(s *simulation) {
 	if !p.Streams() {
 		return
 	}
 	const most = 4
-	early := p.shortest(most, func(early int) { p.Stream.Early = early }, t)
+	early := s.shortest(most, func(early int) { p.Stream.Early = early })
 	p.decide("offload", "early", fmt.Sprintf("%d of %d blocks", early, most),
 		"K and V of so many blocks are on their way while one is in use: the fewest that make the step no longer")
 }
@@ -164,13 +169,13 @@ func (p *Plan) wantedAlpha(c *Context) (alpha func(i int) float64, why string) {
 // alpha_{N-1} = 0, for the backward of the last subsequence follows at once.
 func (p *Plan) adaptiveAlpha(c *Context) func(i int) float64 {
 	m := p.costModel()
-	pr := newPricer(p, m)
+	pr := newPricer(c, p, m)
 	g := c.Model(p)
 	forward, copied := make([]ir.Seconds, p.Subsequences.N), make([]ir.Seconds, p.Subsequences.N) // of one layer
 	remade := g.RemadeBy(p.Recompute)
-	for i := range forward {
-		forward[i] = pr.time(g, g.Layer, g.Layer.Forward, p.Size(i))
-		for u, n := range p.unitBytes(c, i) {
+	for i, z := range p.Sizes() {
+		forward[i] = pr.time(g, g.Layer, g.Layer.Forward, z)
+		for u, n := range unitSizes(g.Layer, z) {
 			if !remade.Has(u) {
 				copied[i] += m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{})
 			}
@@ -184,11 +189,7 @@ func (p *Plan) adaptiveAlpha(c *Context) func(i int) float64 {
 	}
 }
 
-// unitBytes are the sizes of a layer's type-1 units for subsequence i, in the order of fate letters.
-func (p *Plan) unitBytes(c *Context, i int) []ir.Bytes {
-	return unitSizes(c.Model(p).Layer, p.Size(i))
-}
-
+// unitSizes are the sizes of a layer's type-1 units for a subsequence, in the order of fate letters.
 func unitSizes(b *graph.Block, z graph.Size) []ir.Bytes {
 	sizes := make([]ir.Bytes, len(b.Units))
 	for u := range b.Units {
@@ -197,14 +198,8 @@ func unitSizes(b *graph.Block, z graph.Size) []ir.Bytes {
 	return sizes
 }
 
-// chooseUnits sends units of a stage and subsequence away so that the bytes that go are as near share as whole units allow.
-func (p *Plan) chooseUnits(c *Context, stage, i int, share float64) {
-	letters, sizes := []byte(p.Offload.Fate[stage][i]), p.unitBytes(c, i)
-	chooseUnits(letters, sizes, share)
-	p.Offload.Fate[stage][i], p.Offload.Alpha[stage][i] = string(letters), placedShare(letters, sizes)
-}
-
-// chooseUnits turns letters of units that stay into those of units that go. First layers go first: their backward comes last, so
+// chooseUnits turns letters of units that stay into those of units that go, so that the bytes that go are as near share as whole
+// units allow. First layers go first: their backward comes last, so
 // their way back is the least hurried. Within a layer large units go first, and what is left of the target is filled with
 // smaller ones.
 func chooseUnits(letters []byte, sizes []ir.Bytes, share float64) {

@@ -123,7 +123,7 @@ func TestAdaptive(t *testing.T) {
 	costs := taskCosts(&Context{}, p, m)
 	sizes := make([]float64, n)
 	for i := range n {
-		for _, b := range p.unitBytes(&Context{}, i) {
+		for _, b := range unitSizes(p.Graph().Layer, p.Size(i)) {
 			sizes[i] += float64(b)
 		}
 	}

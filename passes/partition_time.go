@@ -11,11 +11,11 @@ import (
 // is computed once for each length.
 type taskTime struct {
 	pricer
-	plan      *Plan
-	model     *graph.Model
-	layer     *graph.Block // as the policy of recomputation leaves it
-	attention []*graph.Node
-	rest      map[int64]blockTimes // by tokens
+	plan    *Plan
+	model   *graph.Model
+	layer   *graph.Block // as the policy of recomputation leaves it
+	attends []*graph.Node
+	rest    map[int64]blockTimes // by tokens
 }
 
 // blockTimes are forward and backward of each block, of the layer without attention.
@@ -23,13 +23,13 @@ type blockTimes struct{ embedding, layer, head ir.Seconds }
 
 func newTaskTime(c *Context, p *Plan) *taskTime {
 	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
-	t := &taskTime{pricer: newPricer(p, m), plan: p, model: c.Model(p), rest: map[int64]blockTimes{}}
+	t := &taskTime{pricer: newPricer(c, p, m), plan: p, model: c.Model(p), rest: map[int64]blockTimes{}}
 	b := t.model.LayerWithout(t.model.RemadeBy(p.Recompute))
 	t.layer = b
 	for _, nodes := range [][]graph.Node{b.Forward, b.Backward} {
 		for i := range nodes {
-			if op := nodes[i].Op; op == ir.Attention || op == ir.AttentionGrad {
-				t.attention = append(t.attention, &nodes[i])
+			if nodes[i].Attends() {
+				t.attends = append(t.attends, &nodes[i])
 			}
 		}
 	}
@@ -70,8 +70,8 @@ func (t *taskTime) size(prefix, tokens int64) graph.Size {
 
 func (t *taskTime) attentionTime(z graph.Size) ir.Seconds {
 	var sum ir.Seconds
-	for _, n := range t.attention {
-		sum += t.node(t.layer, n, z)
+	for _, n := range t.attends {
+		sum += t.attention(t.layer, n, z)
 	}
 	return sum
 }

@@ -116,10 +116,13 @@ func Find(name string) *Pass {
 
 // Context is what passes may look at besides the plan.
 type Context struct {
-	spec  *lang.Spec // nil for a plan that came as JSON
-	model *graph.Model
-	split graph.Split // that model was built for
-	held  map[workingKey]ir.Bytes
+	spec   *lang.Spec // nil for a plan that came as JSON
+	model  *graph.Model
+	split  graph.Split // that model was built for
+	held   map[workingKey]ir.Bytes
+	known  *catalogue // of prices; nil: none yet
+	ran    *course    // of the tasks that were run last
+	shaped *shapes    // of the lengths that were asked for last
 
 	options Options
 	later   []*Pass // behind solve, by default: what its search runs candidates through
@@ -142,6 +145,14 @@ func (c *Context) Model(p *Plan) *graph.Model {
 		c.model, c.split = p.Graph(), p.Split()
 	}
 	return c.model
+}
+
+// catalogue is where prices are kept.
+func (c *Context) catalogue() *catalogue {
+	if c.known == nil {
+		c.known = newCatalogue()
+	}
+	return c.known
 }
 
 // Options choose what of the passes runs and what of the plan is shown on the way.

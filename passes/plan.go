@@ -81,16 +81,19 @@ type Subsequences struct {
 }
 
 // TaskKind says what a task computes.
-type TaskKind string
+type TaskKind uint8
 
 // Kinds of tasks. A backward whose weight gradients are a task of their own computes the gradient of its input alone.
 const (
-	Forward    TaskKind = "F"
-	Backward   TaskKind = "B"
-	WeightGrad TaskKind = "W"
+	Forward TaskKind = 1 + iota
+	Backward
+	WeightGrad
 )
 
 var taskKinds = []TaskKind{Forward, Backward, WeightGrad}
+
+// String is the kind's letter, and nothing for no task.
+func (k TaskKind) String() string { return [...]string{"", "F", "B", "W"}[k] }
 
 // Task is the forward or backward of one subsequence of one microbatch through the layers of one virtual stage, or what a
 // backward has left of the gradients of its weights. It is written "F0.3@1" in JSON: kind, microbatch, subsequence,
@@ -391,4 +394,16 @@ func (p *Plan) Size(i int) graph.Size {
 		z.Prefix += n
 	}
 	return z
+}
+
+// Sizes are the shapes of all subsequences.
+func (p *Plan) Sizes() []graph.Size {
+	sizes := make([]graph.Size, p.Subsequences.N)
+	prefix := int64(0)
+	for i, n := range p.Subsequences.Lengths {
+		sizes[i] = p.Size(0)
+		sizes[i].Prefix, sizes[i].Tokens = prefix, n
+		prefix += n
+	}
+	return sizes
 }

@@ -13,7 +13,7 @@ func predict(c *Context, p *Plan) {
 	model := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
 	m := ir.Machine(p.Cluster)
 	p.Memory = Memory{DeviceCapacityBytes: ir.Bytes(m.DeviceMemory), HostCapacityBytes: m.HostMemoryPerRank()}
-	p.simulate(p.allCosts(c, model))
+	p.simulation(c, p.allCosts(c, model)).run().report(p)
 	p.Time.OptimizerS = optimizerTime(c, p, model)
 	p.Time.StepS += p.Time.OptimizerS
 	p.throughput(model.Peak(c.Model(p).DType()))
@@ -39,6 +39,7 @@ type costs struct {
 	shared                *sharedCosts       // of tasks with helpers; nil: there are none
 	under                 []visitTime        // [i]: collectives of parameters that a layer's backward finds under way
 	remaking              map[remadeKey]backwardTime
+	lastFate              lastFate
 	stream                streamCosts
 	graph                 *graph.Model
 }
@@ -68,31 +69,15 @@ type remadeKey struct {
 	remade graph.Units
 }
 
-// pricer takes nodes of a block to time.
-type pricer struct {
-	cost cost.Model
-	link cost.Link // among the SP ranks of a stage
-
-	block int64 // tokens of K and V that attention takes at a time; 0: all
-}
-
-func newPricer(p *Plan, m cost.Model) pricer {
-	pr := pricer{cost: m, link: p.widestLink(m, p.stageRanks)}
-	if p.Streams() {
-		pr.block = p.Stream.Block
-	}
-	return pr
-}
-
 func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 	g, n := c.Model(p), p.Subsequences.N
-	pr := newPricer(p, m)
+	pr := newPricer(c, p, m)
 	weights, gradients := newUpdater(p, g, m).visit()
 	between := p.widestLink(m, p.neighbours)
 	stages := p.Parallel.PP
 	t := &costs{graph: g, link: m.HostLink(), again: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
-	for i := range n {
-		z := p.Size(i)
+	shapes := c.shapes(p)
+	for i, z := range shapes.sizes {
 		t.forward = append(t.forward, pr.makespan(g.Layer, g.Layer.Forward, z, weights))
 		under := visitTime{weights: weights}
 		if p.Completes(Task{Kind: Backward, Subsequence: i}) {
@@ -111,7 +96,7 @@ func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 		if p.Streams() {
 			t.addStretches(pr, g, z, weights, under.weights+under.gradients)
 		}
-		sizes := p.unitBytes(c, i)
+		sizes := shapes.saved[i]
 		for s := range stages {
 			t.setFate(pr, g, s, i, p.Offload.Fate[s][i], sizes, z)
 		}
@@ -142,22 +127,50 @@ func perStage[T any](stages, n int) [][][]T {
 	return out
 }
 
-// setFate prices what the fate of a stage's units of a subsequence adds to each layer: copies, one instruction a unit, and what
-// its backward makes again.
+// fateTimes is what the fate of a stage's units of a subsequence adds to each of its layers: copies, one instruction a unit, and
+// what its backward makes again.
+type fateTimes struct {
+	out, back []ir.Seconds
+	again     []backwardTime
+}
+
+// setFate prices the fate of a stage's units of a subsequence. Stages often have one fate, and layers of a stage.
 func (t *costs) setFate(pr pricer, g *graph.Model, stage, i int, fate string, sizes []ir.Bytes, z graph.Size) {
+	if last := &t.lastFate; last.i != i || last.fate != fate {
+		*last = lastFate{i, fate, t.timesOf(pr, g, i, fate, sizes, z)}
+	}
+	of := &t.lastFate.times
+	t.d2h[stage][i], t.h2d[stage][i], t.again[stage][i] = of.out, of.back, of.again
+}
+
+// lastFate is the one that was priced last.
+type lastFate struct {
+	i     int
+	fate  string
+	times fateTimes
+}
+
+func (t *costs) timesOf(pr pricer, g *graph.Model, i int, fate string, sizes []ir.Bytes, z graph.Size) fateTimes {
 	units := len(sizes)
 	layers := len(fate) / units
-	out, back, again := make([]ir.Seconds, layers), make([]ir.Seconds, layers), make([]backwardTime, layers)
+	of := fateTimes{make([]ir.Seconds, layers), make([]ir.Seconds, layers), make([]backwardTime, layers)}
+	before := ""
 	for k := range layers {
+		letters := fate[k*units : (k+1)*units]
+		if letters == before {
+			of.out[k], of.back[k], of.again[k] = of.out[k-1], of.back[k-1], of.again[k-1]
+			continue
+		}
+		before = letters
 		for u, n := range sizes {
-			if fate[k*units+u] == FateOffload {
+			if letters[u] == FateOffload {
 				o, b := pr.copies(n)
-				out[k], back[k] = out[k]+o, back[k]+b
+				of.out[k], of.back[k] = of.out[k]+o, of.back[k]+b
 			}
 		}
-		again[k] = t.timeAgain(pr, g, i, remadeBy(fate[k*units:(k+1)*units]), z)
+		of.again[k] = t.timeAgain(pr, g, i, remadeBy(letters), z)
 	}
-	t.d2h[stage][i], t.h2d[stage][i], t.again[stage][i] = out, back, again
+	return of
 }
 
 // timeAgain is how much longer the backward of a layer takes that makes units again.
@@ -175,11 +188,6 @@ func (t *costs) timeAgain(pr pricer, g *graph.Model, i int, remade graph.Units, 
 		t.remaking[key] = d
 	}
 	return d
-}
-
-// copies are the times of a copy to the host and of one back.
-func (pr pricer) copies(n ir.Bytes) (out, back ir.Seconds) {
-	return pr.cost.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{}), pr.cost.Time(ir.Work{Kind: ir.WorkH2D, Bytes: n}, cost.Link{})
 }
 
 // rank is a rank of the first replica.
@@ -211,98 +219,6 @@ func (p *Plan) widestLink(m cost.Model, group func(s, k int) []int32) cost.Link 
 		}
 	}
 	return worst
-}
-
-// time is how long nodes take that run as the program will: each stream in order, collectives beside computation, an
-// instruction as soon as what it reads is there. Chunked nodes run once for every chunk of rows.
-func (pr pricer) time(g *graph.Model, b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {
-	var t ir.Seconds
-	for first := 0; first < len(nodes); {
-		end := first
-		for end < len(nodes) && nodes[end].Chunked == nodes[first].Chunked {
-			end++
-		}
-		if !nodes[first].Chunked {
-			t += pr.makespan(b, nodes[first:end], z, 0)
-		} else {
-			t += pr.chunks(g, b, nodes[first:end], z)
-		}
-		first = end
-	}
-	return t
-}
-
-// layerBackward is that of a layer. Weights are gathered beside the first half, and gradients given away beside the second.
-func (pr pricer) layerBackward(b *graph.Block, z graph.Size, under visitTime) backwardTime {
-	return backwardTime{
-		whole:   pr.makespan(b, b.Backward, z, under.weights+under.gradients),
-		input:   pr.makespan(b, b.Halves[graph.InputGradient], z, under.weights),
-		weights: pr.makespan(b, b.Halves[graph.WeightGradient], z, under.gradients),
-	}
-}
-
-func (pr pricer) embedGrad(g *graph.Model, z graph.Size) backwardTime {
-	b := g.Embedding
-	return backwardTime{pr.time(g, b, b.Backward, z), pr.time(g, b, b.Halves[graph.InputGradient], z), pr.time(g, b, b.Halves[graph.WeightGradient], z)}
-}
-
-func (pr pricer) chunks(g *graph.Model, b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {
-	rows, step := z.Tokens*z.Batch, g.ChunkRows(z)
-	z.Rows = step
-	t := pr.makespan(b, nodes, z, 0) * ir.Seconds(rows/step)
-	if z.Rows = rows % step; z.Rows > 0 {
-		t += pr.makespan(b, nodes, z, 0)
-	}
-	return t
-}
-
-// node is the time of a node by itself.
-func (pr pricer) node(b *graph.Block, n *graph.Node, z graph.Size) (t ir.Seconds) {
-	if pr.block == 0 || !n.Attends() {
-		return pr.cost.Time(b.Work(n, z), pr.link)
-	}
-	for _, d := range pr.pieces(b, n, z) {
-		t += d
-	}
-	return t
-}
-
-// pieces are the times of attention over own rows, then over each block before them.
-func (pr pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Seconds {
-	piece := func(first, end int64) ir.Seconds {
-		in := b.Piece(n, z, first, end, func(_ graph.Arg, v ir.View) ir.View { return v }, func(graph.Attr) ir.Attr { return ir.Int(1) })
-		return pr.cost.Time(in.Work(), pr.link)
-	}
-	times := []ir.Seconds{piece(z.Prefix, z.Prefix+z.Tokens)}
-	for at := int64(0); at < z.Prefix; at += pr.block {
-		times = append(times, piece(at, min(at+pr.block, z.Prefix)))
-	}
-	return times
-}
-
-// makespan is until computation and collectives are through; collectives that were issued before hold theirs up.
-func (pr pricer) makespan(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
-	ready := make([]ir.Seconds, len(b.Values))
-	free := [2]ir.Seconds{0, taken} // computation, collectives
-	for i := range nodes {
-		n := &nodes[i]
-		stream := 0
-		if ir.Ops[n.Op].Class == ir.ClassComm {
-			stream = 1
-		}
-		start := free[stream]
-		for _, a := range n.Args {
-			if a.Value != graph.Missing {
-				start = max(start, ready[a.Value])
-			}
-		}
-		end := start + pr.node(b, n, z)
-		free[stream] = end
-		for _, v := range written(n) {
-			ready[v] = end
-		}
-	}
-	return max(free[0], free[1])
 }
 
 // optimizerTime is from the last gradient to the last new weight on the slowest stage.

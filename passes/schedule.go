@@ -31,7 +31,7 @@ func (t Task) String() string {
 func (t *Task) UnmarshalText(text []byte) error {
 	word := string(text)
 	for _, kind := range taskKinds {
-		rest, ok := strings.CutPrefix(word, string(kind))
+		rest, ok := strings.CutPrefix(word, kind.String())
 		if !ok {
 			continue
 		}
@@ -128,97 +128,56 @@ func (p *Plan) checkSharedOrder(rank int, tasks []Task) error {
 	return nil
 }
 
-// Walk visits the tasks of all stages in an order in which whatever a task waits for comes before it.
-func (p *Plan) Walk(visit func(rank int, t Task)) error {
-	next := make([]int, len(p.Tasks)) // task that a rank does next
-	n, stages, parts := p.Subsequences.N, p.Parallel.Stages(), 1+p.mostPieces()
-	done := map[TaskKind][]bool{}
-	for _, kind := range taskKinds {
-		done[kind] = make([]bool, p.Parallel.Microbatches*n*stages*parts)
-	}
-	index := func(t Task) int { return ((t.Microbatch*n+t.Subsequence)*stages+t.Stage)*parts + t.Piece }
-	open := map[slot]bool{} // that ranks share in
-	for moved := true; moved; {
-		moved = false
-		for rank, tasks := range p.Tasks {
-			for ; next[rank] < len(tasks); next[rank]++ {
-				t := tasks[next[rank]]
-				if p.Shared(t) && !open[slotOf(t)] {
-					if !p.gathered(t, next) {
-						break
-					}
-					open[slotOf(t)] = true
-				}
-				if _, source, fed := p.Source(t); fed && !done[t.Kind][index(source)] {
-					break
-				}
-				visit(rank, t)
-				done[t.Kind][index(t)] = true
-				moved = true
-			}
-		}
-	}
-	for rank, tasks := range p.Tasks {
-		if next[rank] < len(tasks) {
-			return fmt.Errorf("stage %d waits for ever at %s: the orders of the stages do not fit together", rank, tasks[next[rank]])
-		}
-	}
-	return nil
-}
-
-// gathered says whether every rank has come to a shared slot, which begins on all of them at once.
-func (p *Plan) gathered(t Task, next []int) bool {
-	for rank, tasks := range p.Tasks {
-		if at := next[rank]; at == len(tasks) || slotOf(tasks[at]) != slotOf(t) {
-			return false
-		}
-	}
-	return true
-}
-
 // Times are when every task of every stage begins and ends in a run of the schedule in which a layer's forward takes one unit
 // of time, its backward two, and messages none; where there are pieces, they take that long, and whole tasks as many times as
 // there are. All tasks of a shared slot begin and end together, and all of any slot where those at the turn are shared.
 func (p *Plan) Times() (starts, ends [][]int) {
-	starts, ends = make([][]int, p.Parallel.PP), make([][]int, p.Parallel.PP)
-	arrives, split := make([]map[Task]int, p.Parallel.PP), make([]map[Task]bool, p.Parallel.PP)
-	for r := range arrives {
-		arrives[r], split[r] = map[Task]int{}, p.Splits(r)
+	c := p.mustCourse()
+	from, to := c.times()
+	for rank, tasks := range p.Tasks {
+		first := c.firsts[rank]
+		starts, ends = append(starts, from[first:first+len(tasks)]), append(ends, to[first:first+len(tasks)])
 	}
-	free := make([]int, p.Parallel.PP)
+	return starts, ends
+}
+
+// times are those of Times, by number.
+func (c *course) times() (starts, ends []int) {
+	p := c.plan
+	starts, ends = make([]int, len(c.stops)), make([]int, len(c.stops))
+	arrives, free := make([]int, len(c.stops)), make([]int, len(p.Tasks))
+	most, pieces := slices.Max(p.LayersPerStage), max(1, p.mostPieces())
 	began := map[slot]int{} // slots that ranks share in
-	err := p.Walk(func(rank int, t Task) {
-		start, cost := max(arrives[rank][t], free[rank]), p.LayersPerStage[t.Stage]
+	for _, n := range c.order {
+		s := &c.stops[n]
+		start, cost := max(arrives[n], free[s.rank]), int(s.end-s.first)
 		if p.Mux.Right {
-			cost = slices.Max(p.LayersPerStage)
+			cost = most
 		}
-		if t.Kind == Backward && !split[rank][t] {
+		if s.kind == Backward && !s.split {
 			cost *= 2
 		}
-		switch at, begun := began[slotOf(t)]; {
-		case p.Shared(t) && begun:
-			start = at
-			cost = free[rank] - at
-		case p.Shared(t):
+		switch t := c.task(n); {
+		case s.opens:
 			start = slices.Max(free)
 			began[slotOf(t)] = start
-			cost = (t.Slot() + 1) * 2 * slices.Max(p.LayersPerStage)
+			cost = (t.Slot() + 1) * 2 * most
 			for r := range free {
 				free[r] = start + cost
 			}
+		case s.shared:
+			start = began[slotOf(t)]
+			cost = free[s.rank] - start
 		case t.Piece == 0:
-			cost *= max(1, p.mostPieces())
+			cost *= pieces
 		case t.Piece == len(p.Mux.Pieces[t.Subsequence]): // all together take as long as a whole task
-			cost *= p.mostPieces() - t.Piece + 1
+			cost *= pieces - t.Piece + 1
 		}
-		free[rank] = start + cost
-		starts[rank], ends[rank] = append(starts[rank], start), append(ends[rank], start+cost)
-		if to, next, ok := p.Target(t); ok {
-			arrives[to][next] = start + cost
+		free[s.rank] = start + cost
+		starts[n], ends[n] = start, start+cost
+		if s.next >= 0 {
+			arrives[s.next] = start + cost
 		}
-	})
-	if err != nil {
-		panic("internal: timing tasks that were not verified: " + err.Error())
 	}
 	return starts, ends
 }

@@ -238,7 +238,7 @@ func (s *search) planOf(schedule lang.Schedule) *Plan {
 	s.exact++
 	r := s.request
 	p := &Plan{Name: r.Name, Spec: r.Spec, Model: r.Model, Cluster: r.Cluster, Train: r.Train, Schedule: schedule, Lines: r.Lines}
-	c := &Context{}
+	c := &Context{known: s.known}
 	if size(c, p, s.bounds) != nil {
 		return nil
 	}

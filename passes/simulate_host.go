@@ -5,34 +5,46 @@ import (
 	"sppo/ir/cost"
 )
 
-// simHost is what of a rank's hidden states, K and V waits on the host in layer order.
+// simHost is what of a rank's hidden states, K and V waits on the host in layer order, and where K and V stream. Lists are by task
+// of the rank.
 type simHost struct {
-	detours []bool               // by task
-	gone    map[Task]ir.Seconds  // by reader: when its input has left
-	fetched map[Task]ir.Seconds  // when a task's input is back
-	caches  map[int][]ir.Seconds // [k], by stage: when K and V of a layer are back
-	lagging ir.Seconds           // when the result that the last task sent away has left
+	detours       []bool // the task's result goes there; nil: nothing does
+	waits         []bool // the task's input does
+	gone, fetched []ir.Seconds
+	caches        map[int32][]ir.Seconds // [k], by stage: when K and V of a layer are back
+	lagging       ir.Seconds             // when the result that the last task sent away has left
 }
 
 func newSimHost(detours []bool) simHost {
-	return simHost{detours: detours, gone: map[Task]ir.Seconds{}, fetched: map[Task]ir.Seconds{}, caches: map[int][]ir.Seconds{}}
+	n := len(detours)
+	return simHost{detours: detours, waits: make([]bool, n), gone: make([]ir.Seconds, n), fetched: make([]ir.Seconds, n), caches: map[int32][]ir.Seconds{}}
+}
+
+// await is for the input of the task that comes.
+func (st *simStage) await() {
+	if st.detours != nil {
+		st.waitFor(st.fetched[st.done])
+	}
 }
 
 // depart sends a task's result to the host.
-func (s *simulation) depart(st *simStage, t Task) {
+func (s *simulation) depart(st *simStage, n int32) {
+	t := s.task(n)
 	_, reader, _ := s.plan.Reader(t)
+	at := s.position(s.numberOf(reader))
 	left := st.link.Copies(cost.Out, st.now, s.hiddenOut[t.Subsequence])
-	st.gone[reader], st.lagging = left, left
+	st.waits[at], st.gone[at], st.lagging = true, left, left
 }
 
 // fetch brings back what the task after this one starts from.
 func (s *simulation) fetch(st *simStage) {
-	if st.done+1 == len(st.tasks) {
+	at := st.done + 1
+	if st.detours == nil || at == len(st.tasks) {
 		return
 	}
-	next := st.tasks[st.done+1]
-	if gone, ok := st.gone[next]; ok {
-		st.fetched[next] = st.link.Copies(cost.Back, max(st.now, gone), s.hiddenBack[next.Subsequence])
+	next := st.tasks[at]
+	if st.waits[at] {
+		st.fetched[at] = st.link.Copies(cost.Back, max(st.now, st.gone[at]), s.hiddenBack[next.Subsequence])
 	}
 	if !s.plan.Unparks(next) {
 		return
@@ -41,28 +53,30 @@ func (s *simulation) fetch(st *simStage) {
 	for k := range layers {
 		layers[len(layers)-1-k] = st.link.Copies(cost.Back, st.now, s.cacheBack)
 	}
-	st.caches[next.Stage] = layers
+	st.caches[int32(next.Stage)] = layers
 }
 
 // waitCaches waits for K and V of the k-th layer of a backward's stage.
-func (s *simulation) waitCaches(st *simStage, t Task, k int) {
-	if s.plan.Unparks(t) {
-		st.waitFor(st.caches[t.Stage][k])
+func (s *simulation) waitCaches(st *simStage, t *stop, k int) {
+	if st.detours != nil && s.plan.Unparks(st.tasks[st.done]) {
+		st.waitFor(st.caches[t.stage][k])
 	}
 }
 
 // out is how long the copies of a forward's k-th layer take. What came from the host is there already.
-func (s *simulation) out(st *simStage, t Task, k int) ir.Seconds {
-	first, _ := st.span(t)
-	d := s.d2h[s.plan.Home(t.Stage)][s.plan.rangeOf(t)][first+k]
-	if _, ok := st.fetched[t]; ok && k == 0 {
-		d -= s.hiddenOut[t.Subsequence]
+func (s *simulation) out(st *simStage, t *stop, k int) ir.Seconds {
+	d := s.d2h[t.home][t.at][int(t.first)+k]
+	if st.detours == nil {
+		return d
 	}
-	if s.plan.Parks(t.Stage) {
-		d += s.cacheOut[t.Subsequence]
+	if st.waits[st.done] && k == 0 {
+		d -= s.hiddenOut[t.subsequence]
 	}
-	if s.plan.Streams() {
-		d += s.stream.rows[t.Subsequence]
+	if s.plan.Parks(int(t.stage)) {
+		d += s.cacheOut[t.subsequence]
+	}
+	if s.streams {
+		d += s.stream.rows[t.subsequence]
 	}
 	return d
 }

@@ -24,7 +24,7 @@ func (p *Plan) allCosts(c *Context, m cost.Model) *costs {
 	q := p.inRanges()
 	t := taskCosts(c, q, m)
 	g, far := c.Model(p), p.widestLink(m, p.farthest)
-	pr, b := pricer{cost: m, link: p.widestLink(m, p.stageRanks)}, g.Layer
+	pr, b := newPricer(c, p, m), g.Layer
 	if p.Mux.Right {
 		t.shared = pr.sharedCosts(p, g, t, far)
 	}
@@ -33,8 +33,7 @@ func (p *Plan) allCosts(c *Context, m cost.Model) *costs {
 	}
 	message := func(n ir.Bytes) ir.Seconds { return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: n}, far) }
 	t.left = &leftCosts{}
-	for i := range q.Subsequences.N {
-		z := q.Size(i)
+	for _, z := range q.Sizes() {
 		t.left.forward = append(t.left.forward, pr.makespan(b, b.Forward[:b.BeforeAttention()], z, 0))
 		t.left.backward = append(t.left.backward, pr.makespan(b, b.Backward[:b.BeforeCacheGrads()], z, 0))
 		var rows, gradients ir.Seconds
@@ -93,26 +92,18 @@ func (s *simulation) transfer(from, to *simStage, ready, d ir.Seconds) ir.Second
 	return to.muxIn
 }
 
-// sharedTask runs the whole slot of a task on all ranks when the first comes to it.
-func (s *simulation) sharedTask(st *simStage, t Task) {
-	if !s.slots[slotOf(t)] {
-		s.slots[slotOf(t)] = true
-		newSharedSlot(s, t).run()
-	}
-	st.done++
-}
-
-// sharedSlot is a slot while it is simulated. All lists are by rank.
+// sharedSlot is a slot while it is simulated. All lists are by rank; tasks are numbers.
 type sharedSlot struct {
 	*simulation
 	first   Task
 	all     []Task
-	mine    [][]Task
-	leaving [][]Task
+	mine    [][2]int32 // of the first, and of what is behind the last
+	leaving [][]int
 	weights []map[int][]ir.Seconds // [stage]: when the weights of layers that are borrowed in this slot are there
 	ready   []map[int]ir.Seconds   // [stage]: when what other ranks have made is there
 }
 
+// newSharedSlot is of the slot that all ranks have come to.
 func newSharedSlot(s *simulation, t Task) *sharedSlot {
 	w := &sharedSlot{simulation: s, first: t, all: s.plan.SlotTasks(t.Kind, t.Microbatch, t.Slot())}
 	for r := range s.stages {
@@ -121,8 +112,8 @@ func newSharedSlot(s *simulation, t Task) *sharedSlot {
 		for end < len(st.tasks) && SameSlot(st.tasks[end], t) {
 			end++
 		}
-		w.mine = append(w.mine, st.tasks[st.done:end])
-		w.leaving = append(w.leaving, s.plan.Leaving(st.tasks, end-1))
+		w.mine = append(w.mine, [2]int32{int32(s.firsts[r] + st.done), int32(s.firsts[r] + end)})
+		w.leaving = append(w.leaving, slices.Clone(s.findLeaving(st, end-1, int32(r))))
 		w.weights, w.ready = append(w.weights, map[int][]ir.Seconds{}), append(w.ready, map[int]ir.Seconds{})
 	}
 	return w
@@ -153,16 +144,16 @@ func (w *sharedSlot) run() {
 			continue
 		}
 		for r := range w.stages {
-			w.stages[r].release(w.leaving[r], k-1)
+			w.release(&w.stages[r], w.leaving[r], k-1)
 		}
 		if w.first.Kind == Backward && k <= w.plan.LayersPerStage[slot] {
 			w.giveBack(slot)
 		}
 	}
 	for r := range w.stages {
-		for _, t := range w.mine[r] {
-			if to, next, ok := w.plan.Target(t); ok {
-				w.deliver(&w.stages[r], &w.stages[to], t, next)
+		for n := w.mine[r][0]; n < w.mine[r][1]; n++ {
+			if t := &w.stops[n]; t.feeds {
+				w.deliver(t)
 			}
 		}
 	}
@@ -201,7 +192,7 @@ func (w *sharedSlot) enter() {
 			i := w.plan.rangeOf(t)
 			home.run(w.embed[i])
 			if st := &w.stages[w.plan.Runner(t)]; st != home {
-				st.arrives[t] = w.transfer(home, st, home.now, w.message[i])
+				w.arrives[w.numberOf(t)] = w.transfer(home, st, home.now, w.message[i])
 			}
 		}
 	}
@@ -227,57 +218,54 @@ func (w *sharedSlot) leave() {
 }
 
 // eachTask visits the tasks of a stage that have a k-th layer to do, and that layer's number on its stage.
-func (w *sharedSlot) eachTask(stage, k int, visit func(st *simStage, t Task, layer int)) {
+func (w *sharedSlot) eachTask(stage, k int, visit func(st *simStage, n int32, layer int)) {
 	layers := w.plan.LayersPerStage[stage]
+	if k < 0 || k >= layers {
+		return
+	}
 	for r := range w.stages {
-		for _, t := range w.mine[r] {
-			switch {
-			case t.Stage != stage || k < 0 || k >= layers:
-			case t.Kind == Forward:
-				visit(&w.stages[r], t, k)
+		for n := w.mine[r][0]; n < w.mine[r][1]; n++ {
+			switch t := &w.stops[n]; {
+			case int(t.stage) != stage:
+			case t.kind == Forward:
+				visit(&w.stages[r], n, k)
 			default:
-				visit(&w.stages[r], t, layers-1-k)
+				visit(&w.stages[r], n, layers-1-k)
 			}
 		}
 	}
 }
 
 // begin runs a layer until K and V, or their gradients, are made.
-func (w *sharedSlot) begin(st *simStage, t Task, layer int) {
-	i := w.plan.rangeOf(t)
-	st.now = max(st.now, st.arrives[t])
-	delete(st.arrives, t)
-	if weights := w.weights[w.plan.Runner(t)][t.Stage]; weights != nil {
+func (w *sharedSlot) begin(st *simStage, n int32, layer int) {
+	t := &w.stops[n]
+	st.now = max(st.now, w.arrives[n])
+	if weights := w.weights[t.rank][int(t.stage)]; weights != nil {
 		st.now = max(st.now, weights[len(weights)-1])
 	}
-	if t.Kind == Forward {
-		st.run(w.left.forward[i])
+	if t.kind == Forward {
+		st.run(w.left.forward[t.at])
 		return
 	}
-	first, end := st.span(t)
-	for at := range min(end-first, end-first-layer+w.plan.Offload.Ahead-1) {
-		st.reload(t, at, st.now)
+	layers := int(t.end - t.first)
+	for at := range min(layers, layers-layer+w.plan.Offload.Ahead-1) {
+		w.reload(st, n, at, st.now)
 	}
-	if back := st.back[t]; back != nil {
-		st.wait(t.Subsequence, back[first+layer])
-	}
-	st.run(w.left.backward[i] + w.backwardOf(w.plan.Home(t.Stage), i, first+layer).whole - w.simulation.backward[i].whole)
+	st.wait(t.subsequence, w.back[int(t.layers)+layer])
+	st.run(w.left.backward[t.at] + w.backwardOf(t, layer).whole - w.backward[t.at].whole)
 }
 
 // finish runs the rest of a layer.
-func (w *sharedSlot) finish(st *simStage, t Task, layer int) {
-	i := w.plan.rangeOf(t)
-	st.now = max(st.now, w.ready[w.plan.Runner(t)][t.Stage])
+func (w *sharedSlot) finish(st *simStage, n int32, layer int) {
+	t := &w.stops[n]
+	st.now = max(st.now, w.ready[t.rank][int(t.stage)])
 	begin := st.now
-	if t.Kind == Backward {
-		st.run(w.simulation.backward[i].whole - w.left.backward[i])
+	if t.kind == Backward {
+		st.run(w.backward[t.at].whole - w.left.backward[t.at])
 		return
 	}
-	st.run(w.simulation.forward[i] - w.left.forward[i])
-	if st.left[t] == nil {
-		st.left[t] = make([]ir.Seconds, w.plan.LayersPerStage[t.Stage])
-	}
-	st.left[t][layer] = w.simulation.leave(st, t, layer, begin)
+	st.run(w.forward[t.at] - w.left.forward[t.at])
+	w.sent[int(t.layers)+layer] = w.simulation.leave(st, t, layer, begin)
 }
 
 // exchange brings K and V of a task's k-th layer to who looks at them, or what was added to their gradients to who runs their rows.

@@ -119,12 +119,12 @@ func (s *simulation) take(st *simStage) {
 }
 
 // visit runs the k-th layer of a task, whose attention takes blocks as they come.
-func (s *simulation) visit(st *simStage, t Task, k int, whole ir.Seconds) {
-	i := t.Subsequence
-	if !s.plan.Streams() {
-		s.layer(st, t, whole)
+func (s *simulation) visit(st *simStage, at *stop, k int, whole ir.Seconds) {
+	if !s.streams {
+		s.layer(st, at, whole)
 		return
 	}
+	t, i := st.tasks[st.done], at.subsequence
 	if t.Kind == Forward {
 		whole -= s.attend(st, &s.stream.forward[i])
 		st.run(max(0, whole))
@@ -167,8 +167,9 @@ func (s *simulation) sendGrads(st *simStage, l Load) {
 }
 
 // sentRows notes that the copies of a forward's layer, with its rows of K and V, have left by then.
-func (s *simulation) sentRows(st *simStage, t Task, k int, left ir.Seconds) {
-	if s.plan.Streams() {
+func (s *simulation) sentRows(st *simStage, k int, left ir.Seconds) {
+	if s.streams {
+		t := st.tasks[st.done]
 		l := Load{Task: t, Layer: s.plan.Layers(t.Stage)[k]}
 		st.rows[l.place()] = left
 		st.queue.SentRows(t, l.Layer)

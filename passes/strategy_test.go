@@ -261,7 +261,7 @@ func actions(p *Plan) string {
 		split := p.Splits(r)
 		fmt.Fprintf(&b, "%d:", r)
 		for _, t := range tasks {
-			kind := t.Kind
+			kind := t.Kind.String()
 			if split[t] {
 				kind = "I"
 			}

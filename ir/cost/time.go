@@ -10,6 +10,7 @@ package cost
 
 import (
 	"math"
+	"slices"
 
 	"sppo/ir"
 )
@@ -32,6 +33,9 @@ func (c Model) Alone() Model {
 	return c
 }
 
+// RanksPerNode is how many ranks of the job share a node.
+func (c Model) RanksPerNode() int { return c.ranksPerNode }
+
 // Devices is how many devices of the peak compute for so many ranks: as many, or the processors that they share.
 func Devices(m ir.Machine, ranks int) float64 {
 	if m.Parallelism == 0 {
@@ -50,11 +54,12 @@ type Link struct {
 // LinkOf is the link among ranks of the job.
 func (c Model) LinkOf(ranks []int32) Link {
 	per := int32(max(1, c.machine.GPUsPerNode))
-	nodes := map[int32]bool{}
-	for _, r := range ranks {
-		nodes[r/per] = true
+	nodes := make([]int32, len(ranks))
+	for i, r := range ranks {
+		nodes[i] = r / per
 	}
-	return Link{Ranks: len(ranks), Nodes: len(nodes)}
+	slices.Sort(nodes)
+	return Link{Ranks: len(ranks), Nodes: len(slices.Compact(nodes))}
 }
 
 // Time is the duration of an instruction. The link matters to messages and collectives only. Of processors that the ranks of a

@@ -1,0 +1,207 @@
+package passes
+
+import (
+	"sync"
+
+	"sppo/graph"
+	"sppo/ir"
+	"sppo/ir/cost"
+)
+
+// pricer takes nodes of a block to time.
+type pricer struct {
+	cost  cost.Model
+	link  cost.Link // among the SP ranks of a stage
+	block int64     // tokens of K and V that attention takes at a time; 0: all
+	known *prices
+}
+
+func newPricer(c *Context, p *Plan, m cost.Model) pricer {
+	pr := pricer{cost: m, link: p.widestLink(m, p.stageRanks)}
+	if p.Streams() {
+		pr.block = p.Stream.Block
+	}
+	pr.known = c.catalogue().of(pr)
+	return pr
+}
+
+// catalogue keeps what pricers have found, for all candidates of a search: they differ in little that nodes know of.
+type catalogue struct {
+	mutex  sync.Mutex
+	prices map[pricedFor]*prices
+}
+
+// pricedFor is what prices depend on besides the dataflow, where the machine is the same.
+type pricedFor struct {
+	ranksPerNode int
+	link         cost.Link
+	block        int64
+}
+
+func newCatalogue() *catalogue { return &catalogue{prices: map[pricedFor]*prices{}} }
+
+func (c *catalogue) of(pr pricer) *prices {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	key := pricedFor{pr.cost.RanksPerNode(), pr.link, pr.block}
+	if c.prices[key] == nil {
+		c.prices[key] = &prices{lists: map[listOfNodes][]ir.Seconds{}, attention: map[nodeOfSize]ir.Seconds{}}
+	}
+	return c.prices[key]
+}
+
+// prices are times of nodes by themselves. Only attention depends on what lies before a subsequence.
+type prices struct {
+	mutex     sync.Mutex
+	lists     map[listOfNodes][]ir.Seconds // attention left out
+	attention map[nodeOfSize]ir.Seconds
+}
+
+type listOfNodes struct {
+	first *graph.Node
+	n     int
+	size  graph.Size // without what lies before it
+}
+
+type nodeOfSize struct {
+	node *graph.Node
+	size graph.Size
+}
+
+// list are the times of nodes that do not attend.
+func (pr pricer) list(b *graph.Block, nodes []graph.Node, z graph.Size) []ir.Seconds {
+	z.Prefix = 0
+	key := listOfNodes{&nodes[0], len(nodes), z}
+	pr.known.mutex.Lock()
+	defer pr.known.mutex.Unlock()
+	times, known := pr.known.lists[key]
+	if !known {
+		times = make([]ir.Seconds, len(nodes))
+		for i := range nodes {
+			if n := &nodes[i]; !n.Attends() {
+				times[i] = pr.cost.Time(b.Work(n, z), pr.link)
+			}
+		}
+		pr.known.lists[key] = times
+	}
+	return times
+}
+
+// attention is the time of a node that attends, by itself.
+func (pr pricer) attention(b *graph.Block, n *graph.Node, z graph.Size) ir.Seconds {
+	key := nodeOfSize{n, z}
+	pr.known.mutex.Lock()
+	defer pr.known.mutex.Unlock()
+	t, known := pr.known.attention[key]
+	if !known {
+		if pr.block == 0 {
+			t = pr.cost.Time(b.Work(n, z), pr.link)
+		} else {
+			for _, d := range pr.pieces(b, n, z) {
+				t += d
+			}
+		}
+		pr.known.attention[key] = t
+	}
+	return t
+}
+
+// pieces are the times of attention over own rows, then over each block before them.
+func (pr pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Seconds {
+	piece := func(first, end int64) ir.Seconds {
+		in := b.Piece(n, z, first, end, func(_ graph.Arg, v ir.View) ir.View { return v }, func(graph.Attr) ir.Attr { return ir.Int(1) })
+		return pr.cost.Time(in.Work(), pr.link)
+	}
+	times := []ir.Seconds{piece(z.Prefix, z.Prefix+z.Tokens)}
+	for at := int64(0); at < z.Prefix; at += pr.block {
+		times = append(times, piece(at, min(at+pr.block, z.Prefix)))
+	}
+	return times
+}
+
+// makespan is until computation and collectives are through; collectives that were issued before hold theirs up.
+func (pr pricer) makespan(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
+	free := [2]ir.Seconds{0, taken} // computation, collectives
+	if len(nodes) == 0 {
+		return taken
+	}
+	const usual = 128 // values of a block
+	var few [usual]ir.Seconds
+	ready := few[:]
+	if len(b.Values) > usual {
+		ready = make([]ir.Seconds, len(b.Values))
+	}
+	for i, took := range pr.list(b, nodes, z) {
+		n := &nodes[i]
+		op := &ir.Ops[n.Op]
+		stream := 0
+		if op.Class == ir.ClassComm {
+			stream = 1
+		}
+		end := free[stream]
+		for _, a := range n.Args {
+			if a.Value != graph.Missing {
+				end = max(end, ready[a.Value])
+			}
+		}
+		if n.Attends() {
+			took = pr.attention(b, n, z)
+		}
+		end += took
+		free[stream] = end
+		for k, a := range n.Args {
+			if a.Value != graph.Missing && op.Operands[k].Dir != ir.Read {
+				ready[a.Value] = end
+			}
+		}
+	}
+	return max(free[0], free[1])
+}
+
+// time is how long nodes take that run as the program will: each stream in order, collectives beside computation, an
+// instruction as soon as what it reads is there. Chunked nodes run once for every chunk of rows.
+func (pr pricer) time(g *graph.Model, b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {
+	var t ir.Seconds
+	for first := 0; first < len(nodes); {
+		end := first
+		for end < len(nodes) && nodes[end].Chunked == nodes[first].Chunked {
+			end++
+		}
+		if !nodes[first].Chunked {
+			t += pr.makespan(b, nodes[first:end], z, 0)
+		} else {
+			t += pr.chunks(g, b, nodes[first:end], z)
+		}
+		first = end
+	}
+	return t
+}
+
+func (pr pricer) chunks(g *graph.Model, b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {
+	rows, step := z.Tokens*z.Batch, g.ChunkRows(z)
+	z.Rows = step
+	t := pr.makespan(b, nodes, z, 0) * ir.Seconds(rows/step)
+	if z.Rows = rows % step; z.Rows > 0 {
+		t += pr.makespan(b, nodes, z, 0)
+	}
+	return t
+}
+
+// layerBackward is that of a layer. Weights are gathered beside the first half, and gradients given away beside the second.
+func (pr pricer) layerBackward(b *graph.Block, z graph.Size, under visitTime) backwardTime {
+	return backwardTime{
+		whole:   pr.makespan(b, b.Backward, z, under.weights+under.gradients),
+		input:   pr.makespan(b, b.Halves[graph.InputGradient], z, under.weights),
+		weights: pr.makespan(b, b.Halves[graph.WeightGradient], z, under.gradients),
+	}
+}
+
+func (pr pricer) embedGrad(g *graph.Model, z graph.Size) backwardTime {
+	b := g.Embedding
+	return backwardTime{pr.time(g, b, b.Backward, z), pr.time(g, b, b.Halves[graph.InputGradient], z), pr.time(g, b, b.Halves[graph.WeightGradient], z)}
+}
+
+// copies are the times of a copy to the host and of one back.
+func (pr pricer) copies(n ir.Bytes) (out, back ir.Seconds) {
+	return pr.cost.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{}), pr.cost.Time(ir.Work{Kind: ir.WorkH2D, Bytes: n}, cost.Link{})
+}
