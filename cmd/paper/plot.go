@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// chart is groups of bars, in panels side by side that have a scale each.
+// chart is groups of bars, in panels that have a scale each: side by side, as many as a page is wide.
 type chart struct {
 	title  string
 	series []string
@@ -42,31 +42,43 @@ var shades = map[string]string{
 
 // Measures in pixels.
 const (
-	plotHeight = 220
-	barWidth   = 11
-	groupGap   = 18
-	panelGap   = 24
-	axisWidth  = 40
-	letter     = 7 // of a label
-	legendRow  = 18
-	legendWide = 190 // of an entry
+	plotWidth   = 1040 // of a row of panels, where more than one has room
+	plotMargin  = 10
+	plotHeight  = 220
+	panelBelow  = 44 // its labels
+	barWidth    = 11
+	groupGap    = 18
+	panelGap    = 24
+	axisWidth   = 40
+	letter      = 7 // of a label
+	titleLetter = 8
+	legendRow   = 18
+	legendWide  = 190 // of an entry
 )
 
 // String is the chart as SVG.
 func (c *chart) String() string {
-	width := 10
-	for _, p := range c.panels {
-		width += axisWidth + panelWidth(p) + panelGap
+	width, wide := max(3*legendWide, 2*plotMargin+titleLetter*len(c.title)), plotMargin
+	var first []bool // of a row
+	for i, p := range c.panels {
+		w := axisWidth + panelWidth(p) + panelGap
+		first = append(first, i > 0 && wide+w > plotWidth)
+		if first[i] {
+			wide = plotMargin
+		}
+		wide += w
+		width = max(width, wide)
 	}
-	width = max(width, 3*legendWide)
 	var b strings.Builder
-	top := 30 + c.legend(&b, width)
-	x := 10
-	for _, p := range c.panels {
+	x, top := plotMargin, 30+c.legend(&b, width)
+	for i, p := range c.panels {
+		if first[i] {
+			x, top = plotMargin, top+plotHeight+panelBelow
+		}
 		c.draw(&b, p, x+axisWidth, top)
 		x += axisWidth + panelWidth(p) + panelGap
 	}
-	height := top + plotHeight + 44
+	height := top + plotHeight + panelBelow
 	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="sans-serif" font-size="11" fill="#222222">
 <rect width="100%%" height="100%%" fill="#ffffff"/>
 <text x="10" y="18" font-size="13" font-weight="600">%s</text>

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 
+	"sppo/cmd/internal/cli"
 	"sppo/ir"
 	"sppo/vm/sim"
 )
@@ -68,9 +69,13 @@ func (f *figure) legend(seen [len(showNames)]bool) {
 		if !seen[k] {
 			continue
 		}
+		wide := 30 + 6*len(n[1])
+		if x+wide > figureLabels+figurePlot {
+			x, f.y = figureLabels, f.y+14
+		}
 		fmt.Fprintf(&f.body, `<rect x="%d" y="%d" width="9" height="9" fill="%s"/>`+"\n", x, f.y-9, fill(k))
 		f.text(x+13, f.y-1, "start", "", n[1])
-		x += 30 + 6*len(n[1])
+		x += wide
 	}
 	f.y += 4
 }
@@ -198,7 +203,7 @@ func comparisonFigure(w io.Writer, rows []result) error {
 		}
 		width := int(r.TGS / most * float64(figureLabels+figurePlot-left-180))
 		look := colour("forward")
-		note := fmt.Sprintf("%.4g  MFU %.1f%%", r.TGS, 100*r.MFU)
+		note := fmt.Sprintf("%s  MFU %.1f%%", cli.Short(r.TGS), 100*r.MFU)
 		if !r.Fits {
 			look, note = colour("bubble"), note+"  does not fit"
 		}

@@ -91,6 +91,7 @@ type column [3]any
 type pageProgram struct {
 	Name     string     `json:"name"`
 	Machine  string     `json:"machine"`
+	Measured bool       `json:"measured"` // rather than simulated
 	Makespan float64    `json:"makespan"`
 	TGS      float64    `json:"tgs"`
 	MFU      float64    `json:"mfu"`
@@ -209,7 +210,7 @@ func (p *page) put(name, machine string, t *sim.Timeline) {
 	program, chosen := p.last, p.chosen
 	rank, stream, share := t.Critical()
 	x := pageProgram{
-		Name: name, Machine: machine,
+		Name: name, Machine: machine, Measured: t.Measured != "",
 		Makespan: float64(t.Makespan), TGS: t.TGS(), MFU: t.MFU(), Bubble: t.BubbleRatio(), Exposed: float64(t.Exposed()),
 		Critical: fmt.Sprintf("%s of rank %d, %.0f%%", stream, rank, 100*share),
 		Passes:   program.Passes, Lines: program.Lines,

@@ -115,7 +115,7 @@ func TestViewOfATrace(t *testing.T) {
 			t.Errorf("%v: exit %d and %q, want %d and %q", c.files, code, errs.String(), c.code, c.says)
 		}
 		text, err := os.ReadFile(out)
-		if done := c.code == cli.Done; done != (err == nil && strings.Contains(string(text), `"paired":true`)) {
+		if done := c.code == cli.Done; done != (err == nil && strings.Contains(string(text), `"measured":true`)) {
 			t.Errorf("%v: the page: %v", c.files, err)
 		}
 	}

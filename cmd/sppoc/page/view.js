@@ -344,11 +344,12 @@
   function setTheme(t) { document.documentElement.dataset.theme = t; look(); }
 
   // the table of figures
-  const cell = (tag, text) => { const e = document.createElement(tag); e.textContent = text; return e; };
+  const cell = (tag, content) => { const e = document.createElement(tag); e.append(content); return e; };
   const line = (tag, cells) => { const tr = document.createElement("tr"); cells.forEach(c => tr.append(cell(tag, c))); $("summary").append(tr); };
   const first = head.programs[0];
-  line("th", ["", "step", "tokens/s a GPU", "MFU", "bubble", "exposed transfer", "busiest", "machine"]);
-  for (const p of head.programs) line("td", [p.name, duration(p.makespan) + (p !== first ? ` (${(p.makespan / first.makespan).toFixed(3)} x)` : ""), p.tgs >= 1000 ? Math.round(p.tgs).toString() : p.tgs.toPrecision(4), (100 * p.mfu).toFixed(1) + "%", (100 * p.bubble).toFixed(1) + "%", p.exposed ? duration(p.exposed) : "0 s", p.critical, p.machine]);
+  line("th", ["", "", "step", "tokens/s a GPU", "MFU", "bubble", "exposed transfer", "busiest", "machine"]);
+  const badge = (p) => { const e = cell("span", p.measured ? "measured" : "simulated"); e.className = "badge " + e.textContent; return e; };
+  for (const p of head.programs) line("td", [p.name, badge(p), duration(p.makespan) + (p !== first ? ` (${(p.makespan / first.makespan).toFixed(3)} x)` : ""), p.tgs >= 1000 ? Math.round(p.tgs).toString() : p.tgs.toPrecision(4), (100 * p.mfu).toFixed(1) + "%", (100 * p.bubble).toFixed(1) + "%", p.exposed ? duration(p.exposed) : "0 s", p.critical, p.machine]);
 
   // A link may say what to look at: #find=attention&theme=dark&from=0.1&to=0.2
   const wish = new URLSearchParams(location.hash.slice(1));
