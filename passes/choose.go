@@ -27,6 +27,8 @@ type chooser struct {
 	costs   *costs
 	trial   *simulation // with these costs
 	remake  []remake    // in which order units are made again; empty: none are
+	shared  *Plan       // with tasks shared as the mux pass will, since what ranks borrow takes room; nil: none are
+	whole   *Plan       // the same with the tasks of the start whole
 	why     string      // of shares that were asked for
 
 	device, host ir.Bytes // of one rank; 0: not known, and so no limit
@@ -44,6 +46,9 @@ func newChooser(c *Context, p *Plan) *chooser {
 		h.sizes = append(h.sizes, unitSizes(g.Layer, z))
 	}
 	h.order = bySize(h.sizes[0])
+	if h.shared = p.toBeShared(); h.shared != nil {
+		h.whole = h.shared.unmuxed()
+	}
 	if p.Recompute == policyAuto {
 		h.remake = h.remakes()
 		h.order = h.dearestFirst()
@@ -83,13 +88,32 @@ func (h *chooser) put(stage int, l letters) {
 	}
 }
 
-// bound is the footprint of one stage as it stands.
+// bound is the footprint of one stage as it stands, with what it will borrow of others.
 func (h *chooser) bound(stage int) (device, host ir.Bytes) {
-	if h.inputs == nil {
-		h.inputs = h.context.waitingInputs(h.plan)
+	p := h.plan
+	if h.shared != nil {
+		h.shared.Offload, h.whole.Offload = p.Offload, p.Offload
+		p = h.whole
 	}
-	peak, host := h.context.stageFootprint(h.plan, stage, h.inputs[stage])
+	if h.inputs == nil {
+		h.inputs = h.context.waitingInputs(p)
+	}
+	peak, host := h.context.stageFootprint(p, stage, h.inputs[stage])
+	if h.shared != nil && h.shared.Mux.Left {
+		peak, host = h.shared.withBorrowed(h.context, stage, peak, host)
+	}
 	return peak.Bytes, host
+}
+
+// toBeShared is the plan with its tasks shared, where it asks for that and they can be.
+func (p *Plan) toBeShared() *Plan {
+	q := *p
+	q.Decisions = nil
+	muxOff(nil, &q)
+	if q.share() != nil || !q.Mux.Left && !q.Mux.Right {
+		return nil
+	}
+	return &q
 }
 
 // fits says whether a stage has room as it stands. A cluster that gives no size has room for anything.

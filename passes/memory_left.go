@@ -19,17 +19,21 @@ func (p *Plan) unmuxed() *Plan {
 func leftFootprint(c *Context, p *Plan) Footprint {
 	f := footprint(c, p.unmuxed())
 	for rank := range f.Device {
-		peak := &f.Device[rank]
-		was := peak.Bytes
-		host := p.borrowed(c, rank, &peak.Terms)
-		peak.Bytes = 0
-		for _, n := range peak.Terms {
-			peak.Bytes += n
-		}
-		peak.Bytes = max(peak.Bytes, was)
-		f.Host[rank] += host
+		f.Device[rank], f.Host[rank] = p.withBorrowed(c, rank, f.Device[rank], f.Host[rank])
 	}
 	return f
+}
+
+// withBorrowed adds what a rank borrows to what it holds without.
+func (p *Plan) withBorrowed(c *Context, rank int, peak Peak, host ir.Bytes) (Peak, ir.Bytes) {
+	was := peak.Bytes
+	host += p.borrowed(c, rank, &peak.Terms)
+	peak.Bytes = 0
+	for _, n := range peak.Terms {
+		peak.Bytes += n
+	}
+	peak.Bytes = max(peak.Bytes, was)
+	return peak, host
 }
 
 // borrowed adds to terms what a rank holds for the stages that it helps with one sequence: their weights and gradients, K and V

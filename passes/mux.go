@@ -25,18 +25,36 @@ func mux(c *Context, p *Plan) error {
 		p.decide("mux", "mux", "off", "every stage does its own tasks")
 		return nil
 	}
-	p.Mux.Even = p.Schedule.MuxShares == "even"
-	if found := muxProblems(p); len(found) > 0 {
+	if found := p.share(); len(found) > 0 {
 		return c.diagnose(found)
-	}
-	if p.Schedule.Mux != "right" {
-		p.shareLeft()
-	}
-	if p.Schedule.Mux != "left" {
-		p.shareRight()
 	}
 	p.decideMux("given")
 	return nil
+}
+
+// share shares tasks as they are to be, or says why they cannot be.
+func (p *Plan) share() []problem {
+	p.Mux.Even = p.Schedule.MuxShares == "even"
+	left, right := p.wantsShared()
+	if !left && !right {
+		return nil
+	}
+	if found := muxProblems(p); len(found) > 0 {
+		return found
+	}
+	if left {
+		p.shareLeft()
+	}
+	if right {
+		p.shareRight()
+	}
+	return nil
+}
+
+// wantsShared are the ends of the pipeline that are shared, or are to be.
+func (p *Plan) wantsShared() (left, right bool) {
+	m := p.Schedule.Mux
+	return p.Mux.Left || m == "left" || m == "on", p.Mux.Right || m == "right" || m == "on"
 }
 
 // shareLeft cuts the first subsequences and deals out their tasks.
@@ -127,10 +145,11 @@ func muxProblems(p *Plan) []problem {
 			"mux needs as many subsequences as stages: there are %d for %d", n, par.PP)}
 	}
 	var found []problem
-	if p.Mux.Left || p.Schedule.Mux == "left" || p.Schedule.Mux == "on" {
+	left, right := p.wantsShared()
+	if left {
 		found = append(found, leftProblems(p)...)
 	}
-	if p.Mux.Right || p.Schedule.Mux == "right" || p.Schedule.Mux == "on" {
+	if right {
 		found = append(found, rightProblems(p)...)
 	}
 	return found
