@@ -98,6 +98,7 @@ func (w *sharedWork) layerByLayer(slot int, do halves) {
 		if k > 0 {
 			w.release(k - 1)
 			w.returnGradients(k - 1)
+			w.leave(k - 1)
 		}
 	}
 	w.provide(w.mine[len(w.mine)-1], ir.None)
@@ -120,6 +121,10 @@ func (w *sharedWork) goOn(tasks []passes.Task, k int, do halves) {
 	if k >= len(path) {
 		return
 	}
+	if tasks[0].Stage == w.index0 {
+		w.provide(tasks[0], path[k])
+		w.enter(path[k])
+	}
 	for _, t := range w.mine {
 		if t.Stage == tasks[0].Stage {
 			w.at(t)
@@ -130,6 +135,16 @@ func (w *sharedWork) goOn(tasks []passes.Task, k int, do halves) {
 	do.share(tasks, path[k])
 	for _, a := range w.adds[tasks[0].Stage] {
 		w.reserve(a.part.Buffer, start)
+	}
+}
+
+// leave ends the visit of the layer that own tasks have come to as their k-th.
+func (w *sharedWork) leave(k int) {
+	t := w.mine[0]
+	t.Stage, t.Subsequence = w.index0, t.Slot()-w.index0
+	if path := w.path(t); t.Kind == passes.Backward && t.Subsequence >= 0 && k < len(path) {
+		w.provide(t, path[k])
+		w.leaveBackward(t, path[k])
 	}
 }
 
@@ -388,6 +403,7 @@ func (w *sharedWork) lendWeightsOf(stage, slot, k int) {
 			}
 			switch w.index0 {
 			case home:
+				w.gatherWeights(layer)
 				p := w.layer[layer][i]
 				w.toRank(borrower, p.view(p.weight, act))
 			case borrower:

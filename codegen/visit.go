@@ -12,7 +12,8 @@ import (
 // A rank visits its layers: a visit is the work of one task in one layer. Around visits are the second and third stage of
 // ZeRO. With the second, a backward visit that is followed by another layer's ends by giving the layer's gradients away,
 // each rank keeping the sum of its slice, as DeepSpeed does. With the third, the weights of a layer are gathered behind
-// the computation of the visit before, and let go at the end of their own.
+// the computation of the visit before, and let go at the end of their own. In a slot that ranks share, all own tasks make one
+// visit of a layer, which ends when the gradients of those who helped have been added.
 type visits struct {
 	order  []int        // layers, visit by visit, of the section, but for those that want no weights
 	done   int          // of these visits those that have begun
@@ -34,8 +35,17 @@ type owed struct {
 // plan notes the visits of a section.
 func (v *visits) plan(s *stage, steps []step) {
 	for _, st := range steps {
-		if st.kind == running && s.order.Tasks[s.index0][st.task].Kind != passes.WeightGrad {
-			v.order = append(v.order, s.path(s.order.Tasks[s.index0][st.task])...)
+		if st.kind != running && st.kind != sharing {
+			continue
+		}
+		t := s.order.Tasks[s.index0][st.task]
+		if st.kind == sharing {
+			if t.Stage = s.index0; t.Stage > s.order.Tasks[s.index0][st.task].Slot() {
+				continue // others' tasks alone
+			}
+		}
+		if t.Kind != passes.WeightGrad {
+			v.order = append(v.order, s.path(t)...)
 		}
 	}
 }
@@ -79,15 +89,16 @@ func (s *stage) enter(layer int) {
 	}
 	maps.DeleteFunc(v.whole, func(l int, _ bool) bool { return !slices.Contains(near, l) })
 	for _, l := range near {
-		if !v.whole[l] {
-			v.whole[l] = true
-			s.gatherWeights(l)
-		}
+		s.gatherWeights(l)
 	}
 }
 
-// gatherWeights brings the weights of a layer together.
+// gatherWeights brings the weights of a layer together, unless they are.
 func (s *stage) gatherWeights(layer int) {
+	if s.visits.whole[layer] || s.plan.Parallel.Zero < passes.ZeroWeights {
+		return
+	}
+	s.visits.whole[layer] = true
 	prov, act := s.prov, s.model.DType()
 	s.prov.Layer = int32(layer)
 	s.decidedBy("solve", "schedule.zero")

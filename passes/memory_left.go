@@ -40,7 +40,11 @@ func (p *Plan) withBorrowed(c *Context, rank int, peak Peak, host ir.Bytes) (Pea
 // up to its last piece, and what its pieces leave for their backwards. It returns what of that is on the host.
 func (p *Plan) borrowed(c *Context, rank int, terms *[numTerms]ir.Bytes) (host ir.Bytes) {
 	g := c.Model(p)
-	weights, gradients, _ := p.stateBytes(g, g.Layer)
+	whole := *p
+	whole.Parallel.Zero = 0
+	weights, gradients, _ := whole.stateBytes(g, g.Layer) // also where their own rank divides them
+	_, visited := p.visitBytes(g)                         // a layer more than without is under way at a time
+	terms[TermGradients] += visited
 	seen := map[int]int64{} // [stage]: tokens
 	for _, t := range p.Tasks[rank] {
 		if t.Kind != Forward || t.Microbatch > 0 {

@@ -157,9 +157,6 @@ func muxProblems(p *Plan) []problem {
 
 func leftProblems(p *Plan) []problem {
 	par := p.Parallel
-	if par.Zero > 1 {
-		return []problem{fault("schedule.mux", lang.NotYet, "for now zero = 1, or mux = off", "mux with weights or gradients that are divided, zero = %d, is not implemented yet", par.Zero)}
-	}
 	for x, tokens := range p.Subsequences.Lengths[:par.PP-1] {
 		if least := int64(par.PP * par.SP); tokens < least {
 			return []problem{fault("schedule.mux", lang.Infeasible, "fewer subsequences, or mux = off",

@@ -127,7 +127,6 @@ func TestMuxRefusals(t *testing.T) {
 		"schedule.pp=1":             "mux = off, or pp of at least 2",
 		"schedule.subsequences=1":   "subsequences = 2, or mux = off",
 		"schedule.strategy=seq1f1b": "strategy = sppo, or mux = off",
-		"schedule.zero=2":           "for now zero = 1, or mux = off",
 	} {
 		sp := load(t, "tiny.sppo", "schedule.mux=left", set)
 		if err := Run(sp, New(sp), Options{}); err == nil || !strings.Contains(err.Error(), hint) {

@@ -13,7 +13,8 @@ import (
 
 // leftCosts are what sharing adds to the costs of ranges.
 type leftCosts struct {
-	forward, backward []ir.Seconds // [range], of a layer: until K and V are made, until their gradients are
+	forward, backward [2][]ir.Seconds // [half][range], of a layer: until K and V are made, or their gradients, and behind that
+	visit             visitTime       // of parameters, which all pieces of a slot have in common
 	rows, gradients   []ir.Seconds // [range], to bring K and V of a layer, or what was added to their gradients, to one rank
 	lend, give        ir.Seconds   // a layer's weights to one rank, their gradients from one
 	add               ir.Seconds   // these gradients up
@@ -32,10 +33,14 @@ func (p *Plan) allCosts(c *Context, m cost.Model) *costs {
 		return t
 	}
 	message := func(n ir.Bytes) ir.Seconds { return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: n}, far) }
-	t.left = &leftCosts{}
+	t.left = &leftCosts{visit: t.under[0]}
+	halves := func(of *[2][]ir.Seconds, nodes []graph.Node, first int, z graph.Size) {
+		half := pr.makespan(b, nodes[:first], z, 0)
+		of[0], of[1] = append(of[0], half), append(of[1], pr.makespan(b, nodes, z, 0)-half)
+	}
 	for _, z := range q.Sizes() {
-		t.left.forward = append(t.left.forward, pr.makespan(b, b.Forward[:b.BeforeAttention()], z, 0))
-		t.left.backward = append(t.left.backward, pr.makespan(b, b.Backward[:b.BeforeCacheGrads()], z, 0))
+		halves(&t.left.forward, b.Forward, b.BeforeAttention(), z)
+		halves(&t.left.backward, b.Backward, b.BeforeCacheGrads(), z)
 		var rows, gradients ir.Seconds
 		for v := range b.Values {
 			part := b.Values[v].Bytes(z) * ir.Bytes(z.Tokens) / ir.Bytes(z.Sequence)
@@ -131,6 +136,7 @@ func (w *sharedSlot) run() {
 	}
 	lend(0)
 	for k := range slices.Max(w.plan.LayersPerStage) + 1 {
+		visited := w.visit(slot, k)
 		for tasks := w.all; len(tasks) > 0; {
 			stage := tasks[0].Stage
 			w.eachTask(stage, k-1, w.finish)
@@ -140,6 +146,9 @@ func (w *sharedSlot) run() {
 			}
 		}
 		lend(k + 1)
+		for r, until := range visited {
+			w.stages[r].now = max(w.stages[r].now, until)
+		}
 		if k == 0 {
 			continue
 		}
@@ -160,6 +169,20 @@ func (w *sharedSlot) run() {
 	if w.first.Kind == Backward {
 		w.leave()
 	}
+}
+
+// visit is until when each rank that has tasks of its own brings together parameters of its k-th layer, beside what it computes.
+func (w *sharedSlot) visit(slot, k int) []ir.Seconds {
+	until := make([]ir.Seconds, slot+1)
+	for r := range until {
+		if k < w.plan.LayersPerStage[r] {
+			until[r] = w.stages[r].now + w.left.visit.weights
+			if w.first.Kind == Backward {
+				until[r] += w.left.visit.gradients
+			}
+		}
+	}
+	return until
 }
 
 // lend brings the weights of the k-th layer in the order of need to ranks that begin to help a stage.
@@ -244,7 +267,7 @@ func (w *sharedSlot) begin(st *simStage, n int32, layer int) {
 		st.now = max(st.now, weights[len(weights)-1])
 	}
 	if t.kind == Forward {
-		st.run(w.left.forward[t.at])
+		st.run(w.left.forward[0][t.at])
 		return
 	}
 	layers := int(t.end - t.first)
@@ -252,7 +275,7 @@ func (w *sharedSlot) begin(st *simStage, n int32, layer int) {
 		w.reload(st, n, at, st.now)
 	}
 	st.wait(t.subsequence, w.back[int(t.layers)+layer])
-	st.run(w.left.backward[t.at] + w.backwardOf(t, layer).whole - w.backward[t.at].whole)
+	st.run(w.left.backward[0][t.at] + w.backwardOf(t, layer).whole - w.backward[t.at].whole)
 }
 
 // finish runs the rest of a layer.
@@ -261,10 +284,10 @@ func (w *sharedSlot) finish(st *simStage, n int32, layer int) {
 	st.now = max(st.now, w.ready[t.rank][int(t.stage)])
 	begin := st.now
 	if t.kind == Backward {
-		st.run(w.backward[t.at].whole - w.left.backward[t.at])
+		st.run(w.left.backward[1][t.at])
 		return
 	}
-	st.run(w.forward[t.at] - w.left.forward[t.at])
+	st.run(w.left.forward[1][t.at])
 	w.sent[int(t.layers)+layer] = w.simulation.leave(st, t, layer, begin)
 }
 
