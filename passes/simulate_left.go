@@ -15,9 +15,9 @@ import (
 type leftCosts struct {
 	forward, backward [2][]ir.Seconds // [half][range], of a layer: until K and V are made, or their gradients, and behind that
 	visit             visitTime       // of parameters, which all pieces of a slot have in common
-	rows, gradients   []ir.Seconds // [range], to bring K and V of a layer, or what was added to their gradients, to one rank
-	lend, give        ir.Seconds   // a layer's weights to one rank, their gradients from one
-	add               ir.Seconds   // these gradients up
+	rows, gradients   []ir.Seconds    // [range], to bring K and V of a layer, or what was added to their gradients, to one rank
+	lend, give        ir.Seconds      // a layer's weights to one rank, their gradients from one
+	add               ir.Seconds      // these gradients up
 }
 
 // allCosts are the costs of a plan whose subsequences may be cut: indices i are of ranges, pieces or whole subsequences.
