@@ -46,21 +46,21 @@ func TestFootprint(t *testing.T) {
 
 // TestSharedFits: what is chosen to fit leaves room for what ranks will borrow of others, and is less than it would be without.
 func TestSharedFits(t *testing.T) {
-	for _, policy := range []string{"auto"} {
-		for _, mux := range []string{"right", "left", "on", "right schedule.mux_shares=even"} {
-			set := strings.Fields("schedule.mux=" + mux + " schedule.recompute=auto cluster.device_memory=36GiB schedule.offload=" + policy)
-			plan := planOf(t, "../examples/paper/gpt-7b-512k.sppo", set...)
-			if err := Measure(plan); err != nil {
-				t.Fatal(err)
-			}
-			if !plan.Memory.Fits {
-				t.Errorf("%v: ranks hold %v of %v", set, plan.Memory.DevicePeakBytes, plan.Memory.DeviceCapacityBytes)
-			}
-			plan.Offload = planOf(t, "../examples/paper/gpt-7b-512k.sppo", append(set, "schedule.mux=off")...).Offload
-			if err := Measure(plan); err != nil {
-				t.Fatal(err)
-			}
-			t.Logf("%v: fits as chosen without: %t, %v", set, plan.Memory.Fits, plan.Memory.DevicePeakBytes)
+	for _, mux := range []string{"right", "left", "on", "right schedule.mux_shares=even"} {
+		set := strings.Fields("schedule.mux=" + mux + " schedule.recompute=auto cluster.device_memory=36GiB schedule.offload=auto")
+		plan := planOf(t, "../examples/paper/gpt-7b-512k.sppo", set...)
+		if err := Measure(plan); err != nil {
+			t.Fatal(err)
+		}
+		if !plan.Memory.Fits {
+			t.Errorf("%v: ranks hold %v of %v", set, plan.Memory.DevicePeakBytes, plan.Memory.DeviceCapacityBytes)
+		}
+		plan.Offload = planOf(t, "../examples/paper/gpt-7b-512k.sppo", append(set, "schedule.mux=off")...).Offload
+		if err := Measure(plan); err != nil {
+			t.Fatal(err)
+		}
+		if plan.Memory.Fits && mux != "right" { // which borrows less than what the turn needs anyway
+			t.Errorf("%v: it fits as chosen without, too: %v", set, plan.Memory.DevicePeakBytes)
 		}
 	}
 }
