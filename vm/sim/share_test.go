@@ -153,8 +153,10 @@ func TestSharedDeviceEqualsRun(t *testing.T) {
 	if err := j.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if alone := run(t, shared(p, 0), sim.Options{}).Makespan; want.Makespan < alone*2 {
-		t.Errorf("four ranks on 1.25 processors take %s, on their own %s", want.Makespan, alone)
+	own := shared(p, 4)
+	own.Machine.SpreadEfficiency = 0
+	if alone := run(t, own, sim.Options{}).Makespan; want.Makespan < alone*2 {
+		t.Errorf("four ranks on 1.25 processors take %s, on one each %s", want.Makespan, alone)
 	}
 }
 

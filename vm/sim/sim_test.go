@@ -35,6 +35,7 @@ func run(t testing.TB, p *ir.Program, o sim.Options) *sim.Timeline {
 // compile builds the program of a spec of the examples.
 func compile(t testing.TB, file string, set ...string) (*passes.Plan, *ir.Program) {
 	t.Helper()
+	set = append([]string{"cluster.parallelism=0"}, set...) // each rank has a device of its own, where a test does not say otherwise
 	spec, err := lang.Load("../../examples/"+file, lang.Options{Set: set, Shipped: examples.Shipped})
 	if err != nil {
 		t.Fatal(err)
