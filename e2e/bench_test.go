@@ -11,9 +11,12 @@ import (
 	"testing"
 	"time"
 
+	"sppo/examples"
 	"sppo/ir"
+	"sppo/lang"
 	"sppo/vm"
 	"sppo/vm/cpu/simd"
+	"sppo/vm/sim"
 )
 
 // gpt is a model for the benchmark of training.
@@ -250,4 +253,43 @@ func countInstructions(p *ir.Program) int {
 		}
 	}
 	return n
+}
+
+// jobs are as large as they come: 65B parameters on a million tokens and 128 GPUs, and on 4,096.
+var jobs = []struct {
+	name string
+	set  []string
+}{
+	{"128ranks", nil},
+	{"4096ranks", []string{"cluster.nodes=512", "train.batch=64", "schedule.sp=8", "schedule.pp=16", "schedule.dp=32", "schedule.offload=full"}},
+}
+
+// BenchmarkJobs takes jobs from their spec to the end of the first simulated step, and says how much memory Go has ever had for it.
+func BenchmarkJobs(b *testing.B) {
+	for _, job := range jobs {
+		b.Run(job.name, func(b *testing.B) {
+			var instructions int64
+			for b.Loop() {
+				spec, err := lang.Load("../examples/paper/gpt-65b-1m.sppo", lang.Options{Shipped: examples.Shipped, Set: job.set})
+				if err != nil {
+					b.Fatal(err)
+				}
+				_, p, err := build(spec)
+				if err != nil {
+					b.Fatal(err)
+				}
+				timeline, err := sim.Run(p, ir.SectionStep, sim.Options{})
+				if err != nil {
+					b.Fatal(err)
+				}
+				instructions = timeline.Instructions
+			}
+			var m runtime.MemStats
+			runtime.ReadMemStats(&m)
+			b.ReportMetric(b.Elapsed().Seconds()/float64(b.N), "s")
+			b.ReportMetric(float64(instructions), "instructions")
+			b.ReportMetric(float64(m.Sys)/(1<<20), "MiB")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
 }

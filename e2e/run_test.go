@@ -22,6 +22,10 @@ func compile(text string, set ...string) (*passes.Plan, *ir.Program, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	return build(spec)
+}
+
+func build(spec *lang.Spec) (*passes.Plan, *ir.Program, error) {
 	plan := passes.New(spec)
 	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
 		return nil, nil, fmt.Errorf("planning: %w", err)

@@ -39,6 +39,9 @@ func (r *training) writeProfile() error {
 	for _, line := range compareOpcodes(r.program, measured, simulated) {
 		r.show.say("%s", line)
 	}
+	if m := &r.program.Machine; m.Parallelism > 0 && float64(len(all)) > m.Parallelism {
+		r.show.say("  measured, ranks wait for a processor between instructions; simulated, all are at work more slowly")
+	}
 	return nil
 }
 
