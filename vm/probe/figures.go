@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -128,46 +129,46 @@ func (p *prober) latency() {
 	if p.facts.Processors == 1 {
 		return
 	}
-	var whole, parts []float64
-	for _, item := range p.spread() {
-		whole, parts = append(whole, p.take(item, 1).Seconds), append(parts, p.own(item).Seconds/m.Parallelism)
+	small, large := p.spread()
+	var shares, late []float64
+	for _, item := range large {
+		shares = append(shares, p.own(item).Seconds/m.Parallelism/p.take(item, 1).Seconds)
 	}
-	var slope float64
-	m.KernelLatency, slope = line(parts, whole)
-	m.SpreadEfficiency = 1 / slope
-	p.note("kernel_latency", "what %d kernels of a rank alone take longer than their part of the time of all processors", len(whole))
-	p.note("spread_efficiency", "of the same kernels, what is in proportion to their time")
+	m.SpreadEfficiency = min(cmp.Or(median(shares), 1), 1)
+	for _, item := range small {
+		late = append(late, p.take(item, 1).Seconds-p.own(item).Seconds/(m.Parallelism*m.SpreadEfficiency))
+	}
+	m.KernelLatency = max(median(late), 0)
+	p.note("spread_efficiency", "what large kernels of a rank alone reach, the median of %d", len(large))
+	p.note("kernel_latency", "what smaller ones take longer than that, the median of %d", len(small))
 }
 
-// line is y = start + slope*x through points, by least squares of relative differences; a start of 0 or more, a slope of 1 or more.
-func line(x, y []float64) (start, slope float64) {
-	var uu, uv, vv, u, v float64
-	for i := range x {
-		a, b := 1/y[i], x[i]/y[i]
-		uu, uv, vv, u, v = uu+a*a, uv+a*b, vv+b*b, u+a, v+b
-	}
-	if d := uu*vv - uv*uv; d > 0 {
-		start, slope = (u*vv-v*uv)/d, (uu*v-uv*u)/d
-	}
-	if start <= 0 {
-		start, slope = 0, v/vv
-	}
-	if slope < 1 {
-		start, slope = max((u-uv)/uu, 0), 1
-	}
-	return start, slope
-}
-
-// spread are kernels that are worth spreading over processors, of all kinds and sizes.
-func (p *prober) spread() (items []Item) {
+// spread are kernels that are worth spreading over processors: the largest of each kind, and others.
+func (p *prober) spread() (small, large []Item) {
 	s := p.scale
-	for _, rows := range s.Rows[1:] {
-		items = append(items, Matmul(rows, s.Inner, s.Inner, s.DType))
+	for i, rows := range s.Rows[1:] {
+		list := &small
+		if i+2 == len(s.Rows) {
+			list = &large
+		}
+		*list = append(*list, Matmul(rows, s.Inner, s.Inner, s.DType))
 	}
-	for _, n := range s.Tokens[1:] {
-		items = append(items, Attention(n, s.Prefix, s.Heads, s.DType), AttentionGrad(n, s.Prefix, s.Heads, s.DType))
+	for i, n := range s.Tokens[1:] {
+		list := &small
+		if i+2 == len(s.Tokens) {
+			list = &large
+		}
+		*list = append(*list, Attention(n, s.Prefix, s.Heads, s.DType), AttentionGrad(n, s.Prefix, s.Heads, s.DType))
 	}
-	return items
+	return small, large
+}
+
+func median(x []float64) float64 {
+	if len(x) == 0 {
+		return 0
+	}
+	slices.Sort(x)
+	return x[len(x)/2]
 }
 
 // memory: the bandwidth is that of the fastest copy or kernel, the efficiency what kernels reach of it in the middle.
@@ -182,9 +183,8 @@ func (p *prober) memory() {
 			fastest = t
 		}
 	}
-	slices.Sort(rates)
 	m.MemoryBandwidth = fastest.Bytes(p.start())
-	m.CopyEfficiency = rates[len(rates)/2] / m.MemoryBandwidth
+	m.CopyEfficiency = median(rates) / m.MemoryBandwidth
 	p.note("memory_bandwidth", "%s, bytes read and written", fastest.Item.Name)
 	p.note("copy_efficiency", "the median of %d memory-bound kernels; the slowest reaches %.2f", len(rates), rates[0]/m.MemoryBandwidth)
 }

@@ -40,7 +40,7 @@ type Timing struct {
 	Item    Item
 	Ranks   int     // that did it at the same time
 	Copies  int     // of the instruction in a run
-	Seconds float64 // of one: the median of several runs
+	Seconds float64 // of one: the mean of several runs, but for accidents
 	Spread  float64 // of the runs: longest less shortest, over the median
 	Work    ir.Work // what one does
 }

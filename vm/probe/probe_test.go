@@ -96,7 +96,7 @@ func TestProbeFindsSharing(t *testing.T) {
 			t.Errorf("%s: %g, the machine has %g", c.name, c.got, c.want)
 		}
 	}
-	if l := g.KernelLatency; l < 0.8*few.KernelLatency || l > 1.2*few.KernelLatency { // the first kernel of a section finds processors idle
+	if l := g.KernelLatency; l < 0.7*few.KernelLatency || l > 1.3*few.KernelLatency { // the first kernel of a section finds processors idle
 		t.Errorf("kernel latency: %g, the machine has %g", l, few.KernelLatency)
 	}
 }

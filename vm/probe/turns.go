@@ -1,12 +1,9 @@
 package probe
 
-import (
-	"context"
-	"slices"
-)
+import "context"
 
 // turns are the measurements that figures ask for, first to be listed, then to be answered. They take turns in several
-// rounds and the medians count: a computer whose speed changes by the second is then measured at the same speeds by all.
+// rounds: a computer whose speed changes by the second is then measured at the same speeds by all.
 type turns struct {
 	timings []Timing
 	index   map[turn]int
@@ -58,9 +55,16 @@ func (t *turns) measure(ctx context.Context, b *Bench) error {
 	return nil
 }
 
-// settle takes the median of runs.
+// accident is how many times the median a run may take and count.
+const accident = 2
+
+// settle takes the mean of runs: a step is a sum of many instructions, in which all that holds them up counts, and means add up.
 func (t *Timing) settle(took []float64) {
-	slices.Sort(took)
-	median := took[len(took)/2]
-	t.Seconds, t.Spread = median/float64(t.Copies), over(took[len(took)-1]-took[0], median)
+	middle, sum, n := median(took), 0.0, 0.0
+	for _, x := range took {
+		if x <= accident*middle {
+			sum, n = sum+x, n+1
+		}
+	}
+	t.Seconds, t.Spread = sum/n/float64(t.Copies), over(took[len(took)-1]-took[0], middle)
 }
