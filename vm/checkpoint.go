@@ -105,7 +105,7 @@ func (j *Job) writeCheckpoint(file io.Writer) error {
 func (j *Job) Restore(path string) error {
 	file, err := os.Open(path)
 	if err != nil {
-		return fmt.Errorf("opening the checkpoint: %w", err)
+		return err
 	}
 	defer file.Close()
 	if err := j.readCheckpoint(file); err != nil {

@@ -83,6 +83,9 @@ func variantsOf(files, set, sweeps []string) ([]variant, error) {
 	}
 	var out []variant
 	for _, file := range files {
+		if len(sweeps) > 0 && cli.IsProgram(file) {
+			return nil, cli.Usagef("%s is a program: --sweep goes with a spec", file)
+		}
 		for _, c := range combinations {
 			out = append(out, variant{file, set, c})
 		}

@@ -29,6 +29,12 @@ func plan(flags *pflag.FlagSet) cli.Action {
 	longest := flags.Bool("max-sequence", false, "search the longest sequence that fits, all else as the spec has it, and say what bounds it")
 	fewest := flags.Bool("min-gpus", false, "search the fewest GPUs of this kind on which the job fits, and say what fewer lack")
 	return func(env *cli.Env, args []string) error {
+		switch {
+		case *longest && *fewest:
+			return cli.Usagef("plan: --max-sequence and --min-gpus are two questions: ask one at a time")
+		case *asJSON && (*longest || *fewest):
+			return cli.Usagef("plan: --json prints a plan, which is no answer to --max-sequence or --min-gpus")
+		}
 		for _, question := range []struct {
 			asked  bool
 			answer func(file string, set []string) (string, error)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,6 +24,9 @@ func build(flags *pflag.FlagSet) cli.Action {
 	return func(env *cli.Env, args []string) error {
 		file := args[0]
 		options.Print = env.Stdout
+		if info, err := os.Stat(file); err == nil && info.IsDir() {
+			return cli.Usagef("%s is a folder: build wants a spec or a plan", file)
+		}
 		if cli.IsProgram(file) {
 			return cli.Usagef("%s is a program already; asm changes its form", file)
 		}

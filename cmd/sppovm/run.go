@@ -60,6 +60,9 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.StringArrayVar(&f.sim.slow, "slow", nil, "sim: RANK=FACTOR, a rank whose kernels and copies take longer by a factor; may be given again")
 	return func(env *cli.Env, args []string) error {
 		f.seeded = flags.Changed("seed")
+		if flags.Changed("steps") && f.steps < 0 || f.threads < 0 {
+			return cli.Usagef("--steps and --threads are 0 or more")
+		}
 		if err := f.check(); err != nil {
 			return err
 		}

@@ -95,13 +95,27 @@ func (a *App) run(env *Env, c *Command, args []string) error {
 	if err := flags.Parse(args); errors.Is(err, pflag.ErrHelp) {
 		return a.help(env, []string{c.Name})
 	} else if err != nil {
-		return Usagef("%s: %v\nusage: %s", c.Name, err, a.usage(c))
+		return Usagef("%s: %s\nusage: %s", c.Name, wrongFlag(err), a.usage(c))
 	}
 	rest := flags.Args()
 	if len(rest) < c.MinArgs || c.MaxArgs >= 0 && len(rest) > c.MaxArgs {
 		return Usagef("%s: %s\nusage: %s", c.Name, countWords(len(rest), c.MinArgs), a.usage(c))
 	}
 	return action(env, rest)
+}
+
+// wrongFlag says what is wrong with a flag, of a bad value what it wants.
+func wrongFlag(err error) string {
+	var bad *pflag.InvalidValueError
+	if !errors.As(err, &bad) {
+		return err.Error()
+	}
+	wanted := map[string]string{"int": "a whole number", "int64": "a whole number", "uint64": "a whole number that is not negative", "float64": "a number", "bool": "true or false"}
+	want, ok := wanted[bad.GetFlag().Value.Type()]
+	if !ok {
+		return err.Error()
+	}
+	return fmt.Sprintf("--%s %s: it wants %s", bad.GetFlag().Name, bad.GetValue(), want)
 }
 
 func countWords(got, least int) string {

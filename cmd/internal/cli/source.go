@@ -25,6 +25,11 @@ func SetFlag(flags *pflag.FlagSet, name string) *[]string {
 
 // LoadSpec reads and checks a specification; shipped clusters are found from anywhere.
 func LoadSpec(file string, set []string) (*lang.Spec, error) {
+	for _, s := range set {
+		if !strings.Contains(s, "=") {
+			return nil, Usagef("--set %s: it is KEY=VALUE, as in schedule.sp=4", s)
+		}
+	}
 	spec, err := lang.Load(file, lang.Options{Set: set, Shipped: examples.Shipped})
 	return spec, Wrong(err)
 }
