@@ -21,8 +21,8 @@ test: ## all tests
 	$(GO) test ./...
 
 race: ## the concurrent packages under the race detector; needs gcc
-	$(GO) test -race -timeout 20m ./vm/... ./codegen/...
-	$(GO) test -race -timeout 20m -short ./cuda
+	$(GO) test -race -timeout 20m ./vm/...
+	$(GO) test -race -timeout 20m -short ./codegen ./cuda
 	$(GO) test -race -timeout 20m -run 'Schedules|Resume' ./e2e
 
 long: ## the tests that take minutes: every combination of settings

@@ -19,12 +19,17 @@ func TestEditedPlans(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := b.String()
-	built, refused := 0, 0
+	built, refused, tried := 0, 0, 0
 	for _, at := range regexp.MustCompile(`-?[0-9][0-9.e+-]*`).FindAllStringIndex(text, -1) {
 		if inString(text, at[0]) {
 			continue
 		}
-		for _, value := range []string{"-1", "0", "1", "3", "1000", "4611686018427387904"} {
+		values := []string{"-1", "0", "1", "3", "1000", "4611686018427387904"}
+		if testing.Short() { // one for each number, in turn
+			values = values[tried%len(values):][:1]
+		}
+		tried++
+		for _, value := range values {
 			edited := text[:at[0]] + value + text[at[1]:]
 			ok, err := buildEdited(edited)
 			if err != nil {
