@@ -165,6 +165,9 @@ type Options struct {
 
 	// Measure fills a plan's Memory by placing it, as codegen does; without it solve goes by the bound that it has.
 	Measure func(*Plan) error
+
+	// Fitting asks whether anything fits: solve takes the first plan that does, and looks for no faster one.
+	Fitting bool
 }
 
 // Run refines a plan made by New pass by pass, checking it after each, and predicts what it will cost. A mistake of

@@ -100,8 +100,11 @@ func (s *search) run() (winner *node, alternatives []*node) {
 			winner = n
 		}
 	}
-	if winner == nil {
+	switch {
+	case winner == nil:
 		return s.weigh(s.closest()), nil
+	case s.context.options.Fitting:
+		return winner, nil
 	}
 	alternatives = s.others(winner)
 	for _, n := range slices.Concat(s.frontier, alternatives) {
@@ -258,6 +261,9 @@ func (s *search) planOf(schedule lang.Schedule) *Plan {
 // fits places a candidate, where that is possible and has not surely the wrong end.
 func (s *search) fits(n *node) bool {
 	lack := n.need.lack(n.plan.Memory)
+	if lack == nil && s.context.options.Fitting { // it takes no more when it is placed
+		return true
+	}
 	if s.context.options.Measure != nil && (lack == nil || lack.Bytes < n.slack()) {
 		if s.context.options.Measure(n.plan) != nil {
 			return false

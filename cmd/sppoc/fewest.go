@@ -18,24 +18,28 @@ func fewestGPUs(file string, set []string) (string, error) {
 		return "", err
 	}
 	fleets := fleetsOf(spec.Cluster.GPUsPerNode)
-	s := fleetSearch{file, set, map[int]*fleetPlan{}}
+	s := fleetSearch{file, set, map[int]string{}}
 	enough, few := 0, -1
-	for s.plan(fleets, enough).lacking != "" {
+	for s.lacking(fleets, enough) != "" {
 		if enough == len(fleets)-1 {
-			return "", cli.DoesNotFit(fmt.Errorf("%s does not fit on %s either: %s", file, fleets[enough], s.plan(fleets, enough).lacking))
+			return "", cli.DoesNotFit(fmt.Errorf("%s does not fit on %s either: %s", file, fleets[enough], s.lacking(fleets, enough)))
 		}
 		few, enough = enough, min(2*enough+1, len(fleets)-1)
 	}
 	for enough-few > 1 {
-		if middle := (few + enough) / 2; s.plan(fleets, middle).lacking == "" {
+		if middle := (few + enough) / 2; s.lacking(fleets, middle) == "" {
 			enough = middle
 		} else {
 			few = middle
 		}
 	}
-	text := fmt.Sprintf("%s are enough: %s\n", fleets[enough], s.plan(fleets, enough).words)
+	words, err := s.plan(fleets[enough])
+	if err != nil {
+		return "", err
+	}
+	text := fmt.Sprintf("%s are enough: %s\n", fleets[enough], words)
 	if few >= 0 {
-		text += fmt.Sprintf("%s are not: %s\n", fleets[few], s.plan(fleets, few).lacking)
+		text += fmt.Sprintf("%s are not: %s\n", fleets[few], s.lacking(fleets, few))
 	}
 	return text, nil
 }
@@ -67,30 +71,34 @@ func fleetsOf(node int) []fleet {
 type fleetSearch struct {
 	file  string
 	set   []string
-	plans map[int]*fleetPlan
+	known map[int]string // what the job lacks on a fleet
 }
 
-// fleetPlan is how the job runs on a fleet, or what it lacks there.
-type fleetPlan struct{ words, lacking string }
+// on are the overrides that make a fleet the cluster.
+func (s *fleetSearch) on(f fleet) []string {
+	return append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("cluster.nodes=%d", f.nodes), fmt.Sprintf("cluster.gpus_per_node=%d", f.gpus))
+}
 
-func (s *fleetSearch) plan(fleets []fleet, i int) *fleetPlan {
-	if s.plans[i] == nil {
-		s.plans[i] = s.make(fleets[i])
+func (s *fleetSearch) lacking(fleets []fleet, i int) string {
+	lacking, known := s.known[i]
+	if !known {
+		lacking = probe(s.file, s.on(fleets[i]))
+		s.known[i] = lacking
 	}
-	return s.plans[i]
+	return lacking
 }
 
-func (s *fleetSearch) make(f fleet) *fleetPlan {
-	set := append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("cluster.nodes=%d", f.nodes), fmt.Sprintf("cluster.gpus_per_node=%d", f.gpus))
-	job, err := cli.OpenPlan(s.file, set, passes.Options{})
+// plan says how the job runs fastest on a fleet.
+func (s *fleetSearch) plan(f fleet) (string, error) {
+	job, err := cli.OpenPlan(s.file, s.on(f), passes.Options{})
 	if err != nil {
-		return &fleetPlan{lacking: plainly(err)}
+		return "", err
 	}
-	if lacking := lack(job); lacking != "" {
-		return &fleetPlan{lacking: lacking}
+	if err := job.Measure(); err != nil {
+		return "", cli.Wrong(err)
 	}
 	p := job.Plan
 	device, host := cli.Peaks(&p.Memory)
-	return &fleetPlan{words: fmt.Sprintf("dp %d x pp %d x sp %d, %s a step, %s of device memory, %s of host memory",
-		p.Parallel.DP, p.Parallel.PP, p.Parallel.SP, p.Time.StepS, device, host)}
+	return fmt.Sprintf("dp %d x pp %d x sp %d, %s a step, %s of device memory, %s of host memory",
+		p.Parallel.DP, p.Parallel.PP, p.Parallel.SP, p.Time.StepS, device, host), nil
 }

@@ -66,16 +66,24 @@ func (s *sequenceSearch) run(start int64) (string, error) {
 	return fmt.Sprintf("%s tokens fit (%d), in steps of %d\n%s tokens do not: %s\n", tokens(fits*s.grid), fits*s.grid, s.grid, tokens(over*s.grid), s.lacking), nil
 }
 
-// fits builds the plan of a length; one that is no plan at all does not fit for that reason.
+// probe says what a job lacks, or "", and looks no further than for some plan that fits. What the bound on its memory says to fit
+// is not placed.
+func probe(file string, set []string) string {
+	job, err := cli.OpenPlan(file, set, passes.Options{Fitting: true})
+	if err != nil {
+		return plainly(err)
+	}
+	m := &job.Plan.Memory
+	if !m.Placed && passes.FootprintOf(job.Plan).Fits(m.DeviceCapacityBytes, m.HostCapacityBytes) {
+		return ""
+	}
+	return lack(job)
+}
+
+// fits plans a length; one that is no plan at all does not fit for that reason.
 func (s *sequenceSearch) fits(steps int64) bool {
 	set := append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("train.sequence=%d", steps*s.grid))
-	job, err := cli.OpenPlan(s.file, set, passes.Options{})
-	lacking := ""
-	if err != nil {
-		lacking = plainly(err)
-	} else {
-		lacking = lack(job)
-	}
+	lacking := probe(s.file, set)
 	if lacking != "" {
 		s.lacking = lacking
 	}
