@@ -83,7 +83,9 @@ type search struct {
 }
 
 func newSearch(c *Context, p *Plan) *search {
-	return &search{bounds: newBounds(p), context: c, verdicts: map[string]map[string]*Rejection{}}
+	s := &search{bounds: newBounds(p), context: c, verdicts: map[string]map[string]*Rejection{}}
+	s.timeless = c.options.Fitting
+	return s
 }
 
 // run finds the winner, or nil where no candidate is a plan. A winner that does not fit is that of least lack.
@@ -103,7 +105,7 @@ func (s *search) run() (winner *node, alternatives []*node) {
 	switch {
 	case winner == nil:
 		return s.weigh(s.closest()), nil
-	case s.context.options.Fitting:
+	case s.timeless:
 		return winner, nil
 	}
 	alternatives = s.others(winner)
@@ -197,7 +199,7 @@ func slackened(t ir.Seconds) ir.Seconds { return t * searchSlack / (searchSlack 
 
 // advance pins one more dimension. Before it is about what is kept, the sizes get their exact bound.
 func (s *search) advance(n *node) {
-	if n.level >= levelOfKept && n.bare == nil {
+	if n.level >= levelOfKept && n.bare == nil && !s.timeless {
 		if n.bare = s.barely(n); n.bare != nil {
 			n.bound = max(n.bound, slackened(n.bare.Time.StepS))
 			heap.Push(&s.frontier, n)
@@ -261,7 +263,7 @@ func (s *search) planOf(schedule lang.Schedule) *Plan {
 // fits places a candidate, where that is possible and has not surely the wrong end.
 func (s *search) fits(n *node) bool {
 	lack := n.need.lack(n.plan.Memory)
-	if lack == nil && s.context.options.Fitting { // it takes no more when it is placed
+	if lack == nil && s.timeless { // it takes no more when it is placed
 		return true
 	}
 	if s.context.options.Measure != nil && (lack == nil || lack.Bytes < n.slack()) {

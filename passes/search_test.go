@@ -137,6 +137,10 @@ func TestSearchAgreesWithBruteForce(t *testing.T) {
 		case winner.time() > best.time()*(1+1.0/searchSlack):
 			t.Errorf("%s%v\nit found %v with %v, and the best is %v with %v", text, set, class(winner), winner.time(), class(best), best.time())
 		}
+		any, _ := newSearch(newContext(nil, Options{Fitting: true}), request).run()
+		if does := any != nil && any.need.lack(any.plan.Memory) == nil; does != (best != nil || winner != nil && winner.need.lack(winner.plan.Memory) == nil) {
+			t.Errorf("%s%v\nasked whether anything fits it says %t, and the best is %v", text, set, does, best)
+		}
 		t.Logf("%d candidates, %d evaluated", candidates, s.exact)
 	}
 }
