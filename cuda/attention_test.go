@@ -131,11 +131,14 @@ func checkAttention(t *testing.T, item probe.Item, got, want [][]byte) {
 }
 
 // ways are the kernels of attention: those for the card's architecture, and those for every one.
-var ways = []Options{{OwnProducts: true}, {OwnProducts: true, Portable: true}}
+var ways = []Options{{OwnProducts: true}, {OwnProducts: true, ThreadsCopy: true}, {OwnProducts: true, Portable: true}}
 
 func attentionOf(o Options) string {
-	if o.Portable {
+	switch {
+	case o.Portable:
 		return "portable"
+	case o.ThreadsCopy:
+		return "for the card, copied by threads"
 	}
 	return "for the card"
 }
@@ -159,12 +162,14 @@ func TestGPUAttentionOfManyTokens(t *testing.T) {
 	for _, c := range []attentionCase{{n: 4096, prefix: 0, heads: 8, kvHeads: 2}, {n: 1000, prefix: 7191, heads: 4, kvHeads: 4, accumulatesKeys: true}} {
 		for _, item := range c.items() {
 			t.Run(item.Name, func(t *testing.T) {
-				var got [2][][]byte
+				got := make([][][]byte, len(ways))
 				for i, o := range ways {
 					m := needGPU(t, o)
 					got[i] = execute(t, item, m.New(0), m)
 				}
-				checkAttention(t, item, got[0], got[1])
+				for i := range got[:len(got)-1] {
+					checkAttention(t, item, got[i], got[len(got)-1])
+				}
 			})
 		}
 	}
@@ -181,8 +186,8 @@ func TestAttentionForTheCard(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if hopper := m.card(m.gpus[0]).Hopper; hopper == o.Portable {
-			t.Errorf("%s: a Hopper's own kernels: %v", attentionOf(o), hopper)
+		if card := m.card(m.gpus[0]); card.Hopper == o.Portable || card.CopyEngine != (card.Hopper && !o.ThreadsCopy) {
+			t.Errorf("%s: kernels for %+v", attentionOf(o), card)
 		}
 		for _, item := range attentionCases[1].items() {
 			checkAttention(t, item, execute(t, item, m.New(0), m), execute(t, item, cpu.New(nil), nil))

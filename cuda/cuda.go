@@ -42,6 +42,7 @@ type Options struct {
 	Sync        bool   // wait behind every instruction, so that an error is that of the instruction it names; slow
 	OwnProducts bool   // multiply by our own kernels even where cuBLASLt is installed
 	Portable    bool   // take no kernels that are for one architecture alone
+	ThreadsCopy bool   // on Hopper have threads bring the tiles of attention, not the copy engine
 	Tune        bool   // time the algorithms that cuBLASLt proposes, and take the fastest; else its first, which is always the same
 	Graphs      bool   // capture each section once and replay it; for programs of one rank
 	CacheDir    string // where compiled kernels are kept; empty: the user's cache
@@ -173,7 +174,8 @@ func findGPUs(api *driver.API) ([]*gpu, error) {
 
 // card is what kernels on a GPU may count on.
 func (m *Machine) card(g *gpu) kernels.Card {
-	return kernels.Card{Hopper: g.arch() == 90 && !m.options.Portable && m.code.knowsHopper()}
+	hopper := g.arch() == 90 && !m.options.Portable && m.code.knowsHopper()
+	return kernels.Card{Hopper: hopper, CopyEngine: hopper && m.api.TensorMaps() && !m.options.ThreadsCopy}
 }
 
 // gpuOf says where a rank runs: ranks are dealt to the GPUs in turn.

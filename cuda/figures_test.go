@@ -376,7 +376,7 @@ func TestFigures(t *testing.T) {
 			t.Errorf("%s", line)
 		}
 	}
-	want := map[string]int{"matmul": 3 * 4 * 3, "attention": 4, "memory": 2*(8+5) + 4 + 5, "copy": 5, "issue": 2}
+	want := map[string]int{"matmul": 3 * 4 * 3, "attention": 6, "memory": 2*(8+5) + 4 + 5, "copy": 5, "issue": 2}
 	for kind, n := range want {
 		if kinds[kind] != n {
 			t.Errorf("%d lines of %s, want %d", kinds[kind], kind, n)

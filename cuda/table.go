@@ -139,9 +139,20 @@ func (b *binder) value(a kernels.Arg, table driver.Ptr) (uint64, error) {
 	return a.Value, nil
 }
 
-// table puts the table of a launch into device memory, where it stays.
+// table puts the table of a launch, tensor maps first, into device memory, where it stays.
 func (b *binder) table(l *kernels.Launch) (driver.Ptr, error) {
 	var words []byte
+	for _, x := range l.Boxes {
+		at, err := b.value(x.Tensor, 0)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", l.Kernel, err)
+		}
+		tensorMap, err := b.device.api.TensorMap(driver.Ptr(at), x.Extent, x.Box)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", l.Kernel, err)
+		}
+		words = append(words, tensorMap...)
+	}
 	for _, a := range l.Table {
 		value, err := b.value(a, 0)
 		if err != nil {

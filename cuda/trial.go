@@ -3,6 +3,7 @@ package cuda
 import (
 	"fmt"
 	"math"
+	"time"
 
 	"sppo/ir"
 	"sppo/vm"
@@ -17,6 +18,9 @@ const PortableVariable = "SPPO_CUDA_PORTABLE"
 
 // trialTolerance is how far results may be apart, over their norm: both ways round probabilities to bf16, where each sums.
 const trialTolerance = 2e-2
+
+// trialLimit is how long a trial may take: who waits for a barrier that nobody turns waits for ever.
+const trialLimit = time.Minute
 
 // trial is once for all cards of a name.
 type trial = once[string, struct{}]
@@ -41,14 +45,19 @@ func (m *Machine) try(g *gpu) error {
 		again := *m
 		again.gpus, again.meeting, again.collect, again.trying = []*gpu{g}, newMeetings(), nil, true
 		again.options.Portable = i == 1
-		failed := make(chan error)
+		failed := make(chan error, 1)
 		go func() {
 			var err error
 			results[i], err = attempt(&again)
 			failed <- err
 		}()
-		if err := <-failed; err != nil {
-			return err
+		select {
+		case err := <-failed:
+			if err != nil {
+				return err
+			}
+		case <-time.After(trialLimit):
+			return fmt.Errorf("attention of a few tokens did not end within %s", trialLimit)
 		}
 	}
 	for i, want := range results[1] {

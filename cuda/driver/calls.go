@@ -208,6 +208,35 @@ func (a *API) AllowShared(f Func, bytes int) error {
 	return a.call(fnFuncSetAttribute, uintptr(f), funcMaxDynamicSharedSize, uintptr(bytes))
 }
 
+// TensorMaps says whether the driver makes tensor maps: from CUDA 12 on.
+func (a *API) TensorMaps() bool { return a.addrs[fnTensorMapEncodeTiled] != 0 }
+
+// Numbers of the driver's enumerations for tensor maps.
+const (
+	mapBF16       = 9
+	mapSwizzle128 = 3
+	mapPromote256 = 3
+)
+
+// TensorMap describes a tensor of bf16 in device memory to the copy engine: dense, four dimensions, the innermost first, brought in
+// boxes whose rows of 128 bytes change the places of their chunks. Outside of it is zero.
+func (a *API) TensorMap(at Ptr, extent, box [4]int64) ([]byte, error) {
+	room := make([]byte, 192)
+	start := -uintptr(unsafe.Pointer(&room[0])) & 63 // where the driver wants it; memory that C writes does not move
+	out := room[start : start+128 : start+128]
+	var extents, strides [4]uint64
+	var boxes, steps [4]uint32
+	stride := uint64(2)
+	for i := range extent {
+		extents[i], boxes[i], steps[i] = uint64(extent[i]), uint32(box[i]), 1
+		stride *= extents[i]
+		strides[i] = stride // of the next dimension
+	}
+	err := a.call(fnTensorMapEncodeTiled, uintptr(unsafe.Pointer(&out[0])), mapBF16, 4, uintptr(at), uintptr(unsafe.Pointer(&extents[0])),
+		uintptr(unsafe.Pointer(&strides[0])), uintptr(unsafe.Pointer(&boxes[0])), uintptr(unsafe.Pointer(&steps[0])), 0, mapSwizzle128, mapPromote256, 0)
+	return out, err
+}
+
 // Launch is where and how wide a kernel runs.
 type Launch struct {
 	Func   Func

@@ -70,6 +70,7 @@ const (
 	fnGraphLaunch
 	fnGraphDestroy
 	fnGraphExecDestroy
+	fnTensorMapEncodeTiled
 	numFunctions
 )
 
@@ -117,6 +118,8 @@ var functions = [numFunctions]library.Function{
 	fnGraphLaunch:         {Name: "cuGraphLaunch"},
 	fnGraphDestroy:        {Name: "cuGraphDestroy"},
 	fnGraphExecDestroy:    {Name: "cuGraphExecDestroy"},
+
+	fnTensorMapEncodeTiled: {Name: "cuTensorMapEncodeTiled", Optional: true},
 }
 
 // API is the open driver.

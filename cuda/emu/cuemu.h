@@ -17,11 +17,22 @@ struct uint3 {
 };
 
 namespace emu {
+// Barrier is an mbarrier, in its 8 bytes.
+struct Barrier {
+    unsigned char phase, count, pending, valid;
+    int bytes; // that are still to come
+};
+// Map is what stands here for a tensor map: bf16 of four dimensions, in boxes whose chunks of 16 bytes change places as hopper.cuh says.
+struct Map {
+    uint64_t address, extent[4], stride[3], box[4], unused[4];
+};
 struct Fiber {
     uint3 thread;
     int warp, lane;
     unsigned operations; // warp operations that it has reached
     const char *stop;    // where it waits
+    const Barrier *barrier; // for what, where that is a barrier's phase
+    unsigned parity;
 };
 struct Slot {
     unsigned char bytes[64];
@@ -34,6 +45,10 @@ struct Block {
 extern thread_local Fiber *fiber;
 extern thread_local Block block;
 void yield(const char *stop);
+void init(Barrier *b, int arrivals);
+void arrive(Barrier *b, int bytes); // and announces bytes
+void wait(const Barrier *b, unsigned parity);
+void bring(unsigned char *to, const Map *map, Barrier *b, int element, int head, int sequence, int token);
 
 // exchange publishes a value of this lane to its warp and returns those of all lanes.
 template <class T> const Slot *exchange(const char *what, const T &value) {
@@ -72,6 +87,7 @@ template <class... A> constexpr bool eight(void (*)(A...)) { return ((sizeof(A) 
     extern "C" void name params
 #define KERNEL_PAIR KERNEL
 #define KERNEL_WIDE KERNEL
+#define KERNEL_THREE KERNEL
 #define DEV static inline
 #define METHOD inline
 #define SHARED(type, name, n) alignas(16) static thread_local type name[n]
@@ -190,13 +206,28 @@ template <int N> void wgmma_rows(float (*d)[4], unsigned long long a, unsigned l
 }
 static inline void wgmma_rows64(float (*d)[4], unsigned long long a, unsigned long long b, int add) { wgmma_rows<64>(d, a, b, add); }
 static inline void wgmma_rows128(float (*d)[4], unsigned long long a, unsigned long long b, int add) { wgmma_rows<128>(d, a, b, add); }
-static inline void wgmma_gather(float (*d)[4], const unsigned *a, unsigned long long b) {
+template <int N> void wgmma_gather(float (*d)[4], const unsigned *a, unsigned long long b) {
     const emu::Slot *all = emu::exchange("wgmma_gather", Operands{{a[0], a[1], a[2], a[3]}});
-    wgmma<128>(d, [&](int row, int k) {
+    wgmma<N>(d, [&](int row, int k) {
         const Operands from = emu::read<Operands>(all[row % 8 * 4 + k % 8 / 2]);
         return bf16_half(from.a[row / 8 + k / 8 * 2], k % 2);
     }, b, false, true);
 }
+static inline void wgmma_gather64(float (*d)[4], const unsigned *a, unsigned long long b) { wgmma_gather<64>(d, a, b); }
+static inline void wgmma_gather128(float (*d)[4], const unsigned *a, unsigned long long b) { wgmma_gather<128>(d, a, b); }
+
+// Barriers and the copy engine. What it is told to bring comes later, when the scheduler likes, in any order.
+static inline void barrier_init(unsigned long long *b, int arrivals) { emu::init((emu::Barrier *)b, arrivals); }
+static inline void barriers_ready() {}
+static inline void barrier_arrive(unsigned long long *b) { emu::arrive((emu::Barrier *)b, 0); }
+static inline void barrier_expect(unsigned long long *b, int bytes) { emu::arrive((emu::Barrier *)b, bytes); }
+static inline void barrier_wait(unsigned long long *b, unsigned parity) { emu::wait((emu::Barrier *)b, parity); }
+static inline void bulk_copy(void *to, const void *map, unsigned long long *b, int element, int head, int sequence, int token) {
+    emu::bring((unsigned char *)to, (const emu::Map *)map, (emu::Barrier *)b, element, head, sequence, token);
+}
+static inline void map_ready(const void *) {}
+template <int N> void registers_down() {}
+template <int N> void registers_up() {}
 static inline unsigned matrix_pair(const void *low, int low_at, const void *high, int high_at) {
     return ((const unsigned short *)low)[low_at] | (unsigned)((const unsigned short *)high)[high_at] << 16;
 }

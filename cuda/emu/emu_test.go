@@ -11,6 +11,7 @@ import (
 // faults are kernels that do what a GPU punishes at times only, and one that is right.
 const faults = `
 #include "common.cuh"
+#include "hopper.cuh"
 
 // right: each thread doubles what its mirror image left.
 KERNEL(mirror, (int *y, i64 barrier)) {
@@ -29,6 +30,21 @@ KERNEL(leave, (int *y, i64 unused)) {
     if (threadIdx.x < 32) return;
     __syncthreads();
     y[threadIdx.x] = 1;
+}
+// phases: one warp waits for what another tells, if it does.
+KERNEL(phases, (int *y, i64 told)) {
+    SHARED(u64, barrier, 1);
+    SHARED(int, held, 32);
+    if (threadIdx.x == 0) barrier_init(barrier, 32);
+    __syncthreads();
+    if (threadIdx.x >= 32) {
+        held[threadIdx.x - 32] = 5;
+        if (told) barrier_arrive(barrier);
+        if (told == 2) barrier_arrive(barrier);
+    } else {
+        barrier_wait(barrier, 0);
+        y[blockIdx.x * blockDim.x + threadIdx.x] = held[threadIdx.x];
+    }
 }
 KERNEL(overtake, (int *y, i64 unused)) {
     if (threadIdx.x == 3) __syncwarp();
@@ -74,6 +90,22 @@ func TestRight(t *testing.T) {
 	for seed := range uint64(5) {
 		if out, err := launch(l, "mirror", 1, seed); err != nil || !mirrored(out) {
 			t.Errorf("seed %d: %v %v", seed, out, err)
+		}
+	}
+}
+
+// Who waits for a phase goes on when it is over, and not before.
+func TestPhases(t *testing.T) {
+	l := library(t)
+	for seed := range uint64(5) {
+		out, err := launch(l, "phases", 1, seed)
+		if err != nil || out[0] != 5 || out[31] != 5 || out[64] != 5 {
+			t.Errorf("seed %d: %v %v", seed, out, err)
+		}
+		for told, want := range map[uint64]string{0: "barrier_wait and at nothing that would end it", 2: "barrier_wait and at nothing that would end it"} {
+			if _, err := launch(l, "phases", told, seed); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("seed %d: %v, want %q", seed, err, want)
+			}
 		}
 	}
 }

@@ -426,6 +426,20 @@ Result cuFuncSetAttribute(uintptr_t f, int attribute, int value) {
     ENTER(1);
     return out(f && attribute == 8 && value <= 232448 ? OK : INVALID_VALUE);
 }
+// A tensor map here is what the emulator takes for one.
+Result cuTensorMapEncodeTiled(uint64_t *map, int type, unsigned rank, Ptr at, const uint64_t *extent, const uint64_t *stride, const uint32_t *box,
+                              const uint32_t *step, int interleave, int swizzle, int promotion, int fill) {
+    ENTER(0);
+    if (((uintptr_t)map & 63) || type != 9 || rank != 4 || (at & 15) || interleave || swizzle != 3 || promotion > 3 || fill) return out(INVALID_VALUE);
+    memset(map, 0, 128);
+    map[0] = at;
+    for (int i = 0; i < 4; i++) {
+        if (!extent[i] || !box[i] || box[i] > 256 || step[i] != 1 || (i < 3 && (stride[i] & 15))) return out(INVALID_VALUE);
+        map[1 + i] = extent[i], map[8 + i] = box[i];
+        if (i < 3) map[5 + i] = stride[i];
+    }
+    return out(box[0] * 2 <= 128 ? OK : INVALID_VALUE);
+}
 Result cuLaunchKernel(uintptr_t f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, uintptr_t s, void **params, void **extra) {
     ENTER(1);
     if (!f || extra || by != 1 || bz != 1 || !gx || !gy || !gz || !bx || bx > 1024) return out(INVALID_VALUE);

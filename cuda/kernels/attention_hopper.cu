@@ -1,7 +1,11 @@
-// Attention in bf16 by Hopper's matrix units, for heads of 128. Arguments, masks and layout are those of attention.cu. A
-// block has two warpgroups, each 64 queries; tiles of 128 tokens lie in dynamic shared memory, two of keys and two of
-// values, so that copies of the next run while products of this one do. While a warpgroup takes the softmax of a tile of
-// keys, the product of the probabilities before with their values is under way.
+// Attention in bf16 by Hopper's matrix units, for heads of 64 and of 128. Arguments, masks and layout are those of attention.cu.
+// Two warpgroups have 64 queries each; tiles of 128 tokens lie in dynamic shared memory, two of keys and two of values, so
+// that copies of the next run while products of this one do. While a warpgroup takes the softmax of a tile of keys, the
+// product of the probabilities before with their values is under way.
+//
+// There are two ways to bring tiles: by copies of the threads that multiply, who meet at every tile; and by the copy
+// engine, told by a warp of a third warpgroup, which has given its registers away. Then nobody meets: barriers say which
+// tiles have come and which have been used. Both leave the same bits.
 #include "common.cuh"
 #include "attention.cuh"
 #include "hopper.cuh"
@@ -35,97 +39,200 @@ DEV void take(Softmax *x, float (*p)[4], float *old, float scale) {
 }
 
 // scores begins the product of a warpgroup's queries with a tile of keys.
-DEV void scores(float (*p)[4], const unsigned char *queries, const unsigned char *keys) {
-    UNROLL for (int s = 0; s < 8; s++) wgmma_rows128(p, by_rows<128>(queries, 0, 16 * s), by_rows<128>(keys, 0, 16 * s), s > 0);
+template <int DIM> DEV void scores(float (*p)[4], const unsigned char *queries, const unsigned char *keys) {
+    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows128(p, by_rows<128>(queries, 0, 16 * s), by_rows<128>(keys, 0, 16 * s), s > 0);
     products_commit();
 }
 // weigh begins to add the product of probabilities with a tile of values.
-DEV void weigh(float (*sum)[4], const u32 (*p)[4], const unsigned char *values) {
-    UNROLL for (int s = 0; s < 8; s++) wgmma_gather(sum, p[s], by_columns<128>(values, 16 * s));
+template <int DIM> DEV void weigh(float (*sum)[4], const u32 (*p)[4], const unsigned char *values) {
+    UNROLL for (int s = 0; s < 8; s++) gather<DIM>(sum, p[s], by_columns<128>(values, 16 * s));
     products_commit();
 }
 
-template <class O>
-DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const Heads &s, i64 accumulate) {
-    DYNAMIC_SHARED(memory);
-    unsigned char *const queries = tile_start(memory);
-    unsigned char *const keys = queries + TILE_BYTES(128), *const values = keys + 2 * TILE_BYTES(128);
-    const unsigned char *const mine = queries + threadIdx.x / 128 * 64 * 128; // of this warpgroup
-    const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
-    const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 128; // the longest rows first
-    const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
-    const i64 end = min(s.keys, s.prefix + min(first + 128, s.n)), row = first + warp * 16 + g; // of the lane, and row+8
-    const i64 all = min(s.keys, s.prefix + first + 1); // keys that every row sees
-    const int tiles = (int)((end + 127) / 128);
-    const float scale = LOG2E / sqrtf(128.0f);
+// Part is what a block works on, and where its tiles lie.
+struct Part {
+    i64 first, h, b, kvh;
+    i64 end; // keys that some row sees
+    int tiles;
+    unsigned char *queries, *keys, *values;
+};
+template <int DIM> DEV Part part_of(const Heads &s, unsigned char *memory) {
+    Part x;
+    x.first = (i64)(gridDim.x - 1 - blockIdx.x) * 128; // the longest rows first
+    x.h = blockIdx.y, x.b = blockIdx.z, x.kvh = x.h / (s.heads / s.kv_heads);
+    x.end = min(s.keys, s.prefix + min(x.first + 128, s.n));
+    x.tiles = (int)((x.end + 127) / 128);
+    x.queries = tile_start(memory), x.keys = x.queries + TILE_BYTES(128), x.values = x.keys + 2 * TILE_BYTES(128);
+    return x;
+}
+
+// attend is the work of a warpgroup, the one of two that group says. Way brings tiles: before(t) returns when keys of tile t and values
+// of the tile before are there; keys_used and values_used say that a tile is needed no more.
+template <int DIM, class O, class Way>
+DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
+    const unsigned char *const mine = x.queries + group * 64 * 128;
+    const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
+    const i64 row = x.first + warp * 16 + g; // of the lane, and row+8
+    const i64 all = min(s.keys, s.prefix + x.first + 1); // keys that every row sees
+    const float scale = LOG2E / sqrtf((float)DIM);
     Softmax soft = {{MINUS_INFINITY, MINUS_INFINITY}, {0, 0}};
-    float sum[16][4], p[16][4], old[2];
+    float sum[DIM / 8][4], p[16][4], old[2];
     u32 weights[8][4];
-    clear<16>(sum);
+    clear<DIM / 8>(sum);
     if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // other keys are one more, whose score is lse and whose value is o
-        const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + b) * s.heads + h;
+        const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + x.b) * s.heads + x.h;
         soft.largest[half] = lse[at] * (LOG2E / scale), soft.total[half] = t == 0;
-        UNROLL for (int c = 0; c < 16; c++) UNROLL for (int e = 0; e < 2; e++)
-            sum[c][2 * half + e] = as_float(o[at * 128 + 8 * c + 2 * t + e]);
+        UNROLL for (int c = 0; c < DIM / 8; c++) UNROLL for (int e = 0; e < 2; e++)
+            sum[c][2 * half + e] = as_float(o[at * DIM + 8 * c + 2 * t + e]);
     }
-    fetch<128, 256>(queries, q, first, s.n, b, s.batch, h, s.heads);
-    fetch<128, 256>(keys, k, 0, end, b, s.batch, kvh, s.kv_heads);
-    // The next tile of keys and this one of values are on their way while the products of this one are made.
-    const auto turn = [&](int tile) {
-        copies_done();
-        __syncthreads(); // and nobody reads any more what is overwritten next
-        if (tile + 1 < tiles) fetch<128, 256>(keys + (tile + 1) % 2 * TILE_BYTES(128), k, (tile + 1) * (i64)128, end, b, s.batch, kvh, s.kv_heads);
-        if (tile < tiles) fetch<128, 256>(values + tile % 2 * TILE_BYTES(128), v, tile * (i64)128, end, b, s.batch, kvh, s.kv_heads);
-    };
     const auto soften = [&](int tile) {
         const i64 key = tile * (i64)128;
         if (key + 128 > all) UNROLL for (int half = 0; half < 2; half++) hide(p, half, visible(s, row + 8 * half, key, 128, 2 * t));
         take(&soft, p, old, scale);
     };
     const auto pass_on = [&]() {
-        UNROLL for (int c = 0; c < 16; c++) UNROLL for (int e = 0; e < 4; e++) sum[c][e] *= old[e / 2];
+        UNROLL for (int c = 0; c < DIM / 8; c++) UNROLL for (int e = 0; e < 4; e++) sum[c][e] *= old[e / 2];
         UNROLL for (int c = 0; c < 8; c++) as_operand(weights[c], p[2 * c], p[2 * c + 1]);
     };
-    turn(0);
+    way.before(0);
     products_begin();
-    scores(p, mine, keys);
+    scores<DIM>(p, mine, x.keys);
     products_wait<0>();
     settle<16>(p);
+    way.keys_used(0);
     soften(0);
     pass_on();
-    for (int tile = 1; tile < tiles; tile++) {
-        turn(tile);
-        settle<16>(p), settle<16>(sum);
+    for (int tile = 1; tile < x.tiles; tile++) {
+        way.before(tile);
+        settle<16>(p), settle<DIM / 8>(sum);
         products_begin();
-        scores(p, mine, keys + tile % 2 * TILE_BYTES(128));
-        weigh(sum, weights, values + (tile + 1) % 2 * TILE_BYTES(128));
+        scores<DIM>(p, mine, x.keys + tile % 2 * TILE_BYTES(128));
+        weigh<DIM>(sum, weights, x.values + (tile + 1) % 2 * TILE_BYTES(128));
         products_wait<1>();
         settle<16>(p);
+        way.keys_used(tile);
         soften(tile);
         products_wait<0>();
-        settle<16>(sum);
+        settle<DIM / 8>(sum);
+        way.values_used(tile - 1);
         pass_on();
     }
-    turn(tiles);
-    settle<16>(sum);
+    way.before(x.tiles);
+    settle<DIM / 8>(sum);
     products_begin();
-    weigh(sum, weights, values + (tiles + 1) % 2 * TILE_BYTES(128));
+    weigh<DIM>(sum, weights, x.values + (x.tiles + 1) % 2 * TILE_BYTES(128));
     products_wait<0>();
-    settle<16>(sum);
+    settle<DIM / 8>(sum);
     UNROLL for (int half = 0; half < 2; half++) {
         const float total = row_sum(soft.total[half]);
-        const i64 r = row + 8 * half, at = (r * s.batch + b) * s.heads + h;
+        const i64 r = row + 8 * half, at = (r * s.batch + x.b) * s.heads + x.h;
         if (r >= s.n) continue;
         const float factor = 1.0f / total;
-        UNROLL for (int c = 0; c < 16; c++)
-            store_pair(o + at * 128 + 8 * c + 2 * t, sum[c][2 * half] * factor, sum[c][2 * half + 1] * factor);
+        UNROLL for (int c = 0; c < DIM / 8; c++)
+            store_pair(o + at * DIM + 8 * c + 2 * t, sum[c][2 * half] * factor, sum[c][2 * half + 1] * factor);
         if (t == 0) lse[at] = (soft.largest[half] * scale + log2f(total)) * LN2;
     }
 }
 
-#define FORWARD(S, O)                                                                                                         \
-    KERNEL(attention_hopper_##S, (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys, i64 heads, \
-                                  i64 kv_heads, i64 batch, i64 prefix, i64 accumulate)) {                                     \
-        attention(o, lse, q, k, v, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);                               \
+// ByThreads: the next tile of keys and this one of values are on their way while the products of this one are made.
+template <int DIM> struct ByThreads {
+    const bf16 *k, *v;
+    const Heads &s;
+    const Part &x;
+    METHOD void before(int tile) const {
+        copies_done();
+        __syncthreads(); // and nobody reads any more what is overwritten next
+        if (tile + 1 < x.tiles)
+            fetch<DIM, 128, 256>(x.keys + (tile + 1) % 2 * TILE_BYTES(128), k, (tile + 1) * (i64)128, x.end, x.b, s.batch, x.kvh, s.kv_heads);
+        if (tile < x.tiles)
+            fetch<DIM, 128, 256>(x.values + tile % 2 * TILE_BYTES(128), v, tile * (i64)128, x.end, x.b, s.batch, x.kvh, s.kv_heads);
     }
-FOR_TYPES(FORWARD)
+    METHOD void keys_used(int) const {}
+    METHOD void values_used(int) const {}
+};
+
+template <int DIM, class O>
+DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const Heads &s, i64 accumulate) {
+    DYNAMIC_SHARED(memory);
+    const Part x = part_of<DIM>(s, memory);
+    fetch<DIM, 128, 256>(x.queries, q, x.first, s.n, x.b, s.batch, x.h, s.heads);
+    fetch<DIM, 128, 256>(x.keys, k, 0, x.end, x.b, s.batch, x.kvh, s.kv_heads);
+    attend<DIM>(o, lse, s, x, threadIdx.x / 128, accumulate, ByThreads<DIM>{k, v, s, x});
+}
+
+// Barriers of the copy engine's way: of each of two places whether keys, values have come, and whether they have been used.
+// The last is of the queries.
+enum { KEYS_HERE = 0, VALUES_HERE = 2, KEYS_USED = 4, VALUES_USED = 6, QUERIES_HERE = 8, BARRIERS = 9 };
+#define MULTIPLYING 8 // warps
+
+struct ByEngine {
+    u64 *barriers;
+    int tiles;
+    METHOD void before(int tile) const {
+        if (tile == 0) barrier_wait(barriers + QUERIES_HERE, 0);
+        if (tile < tiles) barrier_wait(barriers + KEYS_HERE + tile % 2, tile / 2 & 1);
+        if (tile > 0) barrier_wait(barriers + VALUES_HERE + (tile - 1) % 2, (tile - 1) / 2 & 1);
+    }
+    METHOD void keys_used(int tile) const {
+        if ((threadIdx.x & 31) == 0) barrier_arrive(barriers + KEYS_USED + tile % 2);
+    }
+    METHOD void values_used(int tile) const {
+        if ((threadIdx.x & 31) == 0) barrier_arrive(barriers + VALUES_USED + tile % 2);
+    }
+};
+
+// bring has a lane tell the copy engine of a tile. Maps have boxes of 128 tokens and 64 elements: a panel.
+template <int DIM> DEV void bring(unsigned char *to, const unsigned char *map, u64 *here, i64 head, i64 sequence, i64 token) {
+    if ((threadIdx.x & 31) != 0) return;
+    barrier_expect(here, TILE_BYTES(128));
+    UNROLL for (int e = 0; e < DIM; e += 64) bulk_copy(to + e / 64 * 128 * 128, map, here, e, (int)head, (int)sequence, (int)token);
+}
+
+// direct is the work of the warp that brings: each tile into the place of the one before the last, once that has been used.
+template <int DIM> DEV void direct(const unsigned char *maps, u64 *barriers, const Part &x) {
+    const unsigned char *const of_q = maps, *const of_k = maps + 128, *const of_v = maps + 256;
+    map_ready(of_q), map_ready(of_k), map_ready(of_v);
+    const auto keys = [&](int tile) {
+        barrier_wait(barriers + KEYS_USED + tile % 2, (tile / 2 & 1) ^ 1);
+        bring<DIM>(x.keys + tile % 2 * TILE_BYTES(128), of_k, barriers + KEYS_HERE + tile % 2, x.kvh, x.b, tile * (i64)128);
+    };
+    bring<DIM>(x.queries, of_q, barriers + QUERIES_HERE, x.h, x.b, x.first);
+    keys(0);
+    for (int tile = 0; tile < x.tiles; tile++) {
+        if (tile + 1 < x.tiles) keys(tile + 1);
+        barrier_wait(barriers + VALUES_USED + tile % 2, (tile / 2 & 1) ^ 1);
+        bring<DIM>(x.values + tile % 2 * TILE_BYTES(128), of_v, barriers + VALUES_HERE + tile % 2, x.kvh, x.b, tile * (i64)128);
+    }
+}
+
+template <int DIM, class O> DEV void attention_bulk(O *o, float *lse, const unsigned char *maps, const Heads &s, i64 accumulate) {
+    DYNAMIC_SHARED(memory);
+    const Part x = part_of<DIM>(s, memory);
+    u64 *const barriers = (u64 *)(x.values + 2 * TILE_BYTES(128));
+    if (threadIdx.x == 0) {
+        UNROLL for (int i = 0; i < BARRIERS; i++) barrier_init(barriers + i, i == QUERIES_HERE || i < KEYS_USED ? 1 : MULTIPLYING);
+        barriers_ready();
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        registers_down<24>();
+        if (threadIdx.x < 32) direct<DIM>(maps, barriers, x);
+    } else {
+        registers_up<240>();
+        attend<DIM>(o, lse, s, x, threadIdx.x / 128 - 1, accumulate, ByEngine{barriers, x.tiles});
+    }
+}
+
+#define FORWARD(DIM, S, O)                                                                                                    \
+    KERNEL(attention_hopper_##DIM##_##S, (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys,    \
+                                          i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 accumulate)) {                  \
+        attention<DIM>(o, lse, q, k, v, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);                          \
+    }                                                                                                                         \
+    KERNEL_THREE(attention_bulk_##DIM##_##S, (O * o, float *lse, const unsigned char *maps, i64 n, i64 keys, i64 heads,       \
+                                              i64 kv_heads, i64 batch, i64 prefix, i64 accumulate)) {                         \
+        attention_bulk<DIM>(o, lse, maps, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);                        \
+    }
+FORWARD(64, f, float)
+FORWARD(64, b, bf16)
+FORWARD(128, f, float)
+FORWARD(128, b, bf16)

@@ -2,13 +2,15 @@
 // what the CUDA compiler has built in (see cuda/emu).
 //
 // Every argument of a kernel is 8 bytes: a pointer, an i64 or a double. Blocks are one-dimensional, of whole warps and at
-// most 256 threads; KERNEL_PAIR has a multiprocessor hold two of them, KERNEL_WIDE two of at most 512. Warp operations name all 32 lanes, so no thread of
+// most 256 threads; KERNEL_PAIR has a multiprocessor hold two of them, KERNEL_WIDE two of at most 512, and
+// KERNEL_THREE one of three warpgroups. Warp operations name all 32 lanes, so no thread of
 // a kernel that has one returns early.
 
 #ifndef CUDA_EMULATOR
 #define KERNEL(name, params) extern "C" __global__ void __launch_bounds__(256) name params
 #define KERNEL_PAIR(name, params) extern "C" __global__ void __launch_bounds__(256, 2) name params
 #define KERNEL_WIDE(name, params) extern "C" __global__ void __launch_bounds__(512, 2) name params
+#define KERNEL_THREE(name, params) extern "C" __global__ void __launch_bounds__(384, 1) name params
 #define DEV __device__ __forceinline__
 #define METHOD __device__ __forceinline__
 #define SHARED(type, name, n) __shared__ __align__(16) type name[n]

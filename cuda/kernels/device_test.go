@@ -49,6 +49,7 @@ type device struct {
 	library *emu.Library
 	seed    uint64 // of the order of lanes
 	hopper  bool   // launch what is for Hopper alone
+	engine  bool   // and have its copy engine bring what it can
 	odd     bool   // and at an address that is no multiple of 16 (with edged)
 	edged   bool   // every buffer ends where memory ends: what reads beyond it does not survive
 	alone   bool   // launch every instruction by itself
@@ -150,10 +151,14 @@ func (d *device) kernel(pc int) error {
 		if at := d.library.Source(l.Kernel); at != l.Source {
 			return fmt.Errorf("the table says that %s stands in %s, but it is in %q", l.Kernel, l.Source, at)
 		}
-		table := make([]uint64, len(l.Table)+1)
-		for i, a := range l.Table {
-			table[i] = d.value(pc, a, nil)
+		var table []uint64
+		for _, x := range l.Boxes {
+			table = append(table, tensorMap(d.value(pc, x.Tensor, nil), x)...)
 		}
+		for _, a := range l.Table {
+			table = append(table, d.value(pc, a, nil))
+		}
+		table = append(table, 0)
 		var pins runtime.Pinner
 		pins.Pin(&table[0])
 		args := make([]uint64, len(l.Args))
@@ -174,9 +179,23 @@ func (d *device) kernel(pc int) error {
 	return nil
 }
 
+// tensorMap is what the emulator takes for one.
+func tensorMap(at uint64, x kernels.Boxes) []uint64 {
+	m := make([]uint64, kernels.MapBytes/8)
+	m[0] = at
+	stride := uint64(2)
+	for i := range x.Extent {
+		m[1+i], m[8+i] = uint64(x.Extent[i]), uint64(x.Box[i])
+		if stride *= m[1+i]; i < 3 {
+			m[5+i] = stride
+		}
+	}
+	return m
+}
+
 // bind plans the step's instructions, joined where they may be.
 func (d *device) bind() error {
-	card := kernels.Card{Hopper: d.hopper}
+	card := kernels.Card{Hopper: d.hopper, CopyEngine: d.engine}
 	code := d.code.Sections[ir.SectionStep]
 	d.plans = make([]kernels.Plan, len(code))
 	for pc := range code {

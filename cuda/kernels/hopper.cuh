@@ -1,9 +1,9 @@
 // Hopper's matrix units: products of a warpgroup, and the tiles in shared memory that they read.
 //
-// A tile is tokens of a head of 128: two panels of 64 elements, in rows of 128 bytes whose chunks of 16 change places by the
+// A tile is tokens of a head of DIM elements: panels of 64 of them, in rows of 128 bytes whose chunks of 16 change places by the
 // row, so that chunk c of row r is at c^(r%8). Tiles start at multiples of 1024 bytes: then the places are those that wgmma
 // computes from addresses alone.
-#define TILE_BYTES(tokens) ((tokens) * 256)
+#define TILE_BYTES(tokens) ((tokens) * 2 * DIM) // in a template by DIM
 
 #ifndef CUDA_EMULATOR
 DEV u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
@@ -47,12 +47,45 @@ DEV void wgmma_rows128(float (*d)[4], u64 a, u64 b, int add) {
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " PLACES ", %64, %65, p, 1, 1, 0, 0; }"
                  : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8) : "l"(a), "l"(b), "r"(add));
 }
-// wgmma_gather: d[64,128] += a[64,16] b[16,128]; a in registers as for mma.sync, b a descriptor of a tile.
-DEV void wgmma_gather(float (*d)[4], const u32 *a, u64 b) {
+// wgmma_gather128: d[64,128] += a[64,16] b[16,128]; a in registers as for mma.sync, b a descriptor of a tile. wgmma_gather64 has
+// 64 columns.
+DEV void wgmma_gather64(float (*d)[4], const u32 *a, u64 b) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" HALF_PLACES "}, {%32,%33,%34,%35}, %36, p, 1, 1, 1; }"
+                 : THIRTY_TWO(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
+}
+DEV void wgmma_gather128(float (*d)[4], const u32 *a, u64 b) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " PLACES ", {%64,%65,%66,%67}, %68, p, 1, 1, 1; }"
                  : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
 }
+// Barriers in shared memory. One turns to its next phase when so many threads have arrived and all bytes that were announced
+// have come; barrier_wait waits until the phase of a parity is over: the first is of parity 0.
+DEV void barrier_init(u64 *b, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
+}
+DEV void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEV void barrier_arrive(u64 *b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory"); }
+DEV void barrier_expect(u64 *b, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
+}
+DEV void barrier_wait(u64 *b, u32 parity) {
+    u32 over;
+    do {
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(over) : "r"(shared_address(b)), "r"(parity) : "memory");
+    } while (!over);
+}
+// bulk_copy has the copy engine bring a box of a tensor, which a map in device memory describes, and tell a barrier.
+DEV void bulk_copy(void *to, const void *map, u64 *b, int element, int head, int sequence, int token) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2,%3,%4,%5}], [%6];"
+                 ::"r"(shared_address(to)), "l"(map), "r"(element), "r"(head), "r"(sequence), "r"(token), "r"(shared_address(b)) : "memory");
+}
+// map_ready shows the copy engine a map that was written as data.
+DEV void map_ready(const void *map) { asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory"); }
+// A warpgroup gives registers away, or takes some that were given away.
+template <int N> DEV void registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+template <int N> DEV void registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
 DEV float power2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -73,15 +106,21 @@ template <int ROWS> DEV u64 by_columns(const unsigned char *tile, int token) { r
 // tile_start is the first place in shared memory where a tile may be.
 DEV unsigned char *tile_start(unsigned char *memory) { return memory + (1024 - shared_address(memory) % 1024) % 1024; }
 
+// gather is wgmma_gather of DIM columns.
+template <int DIM> DEV void gather(float (*d)[4], const u32 *a, u64 b) {
+    if (DIM == 64) wgmma_gather64(d, a, b);
+    else wgmma_gather128(d, a, b);
+}
+
 // fetch begins to bring ROWS tokens of a head to a tile, zeros where there are no more, by THREADS threads. A thread has the
 // same chunk of every so many tokens, a multiple of eight: one address and one step do for all.
-template <int ROWS, int THREADS>
+template <int DIM, int ROWS, int THREADS>
 DEV void fetch(unsigned char *tile, const bf16 *p, i64 token, i64 tokens, i64 sequence, i64 batch, i64 head, i64 heads) {
     const bool whole = aligned(p);
-    const int apart = THREADS / 16, r = threadIdx.x / 16, c = threadIdx.x % 16;
+    const int chunks = DIM / 8, apart = THREADS / chunks, r = threadIdx.x / chunks, c = threadIdx.x % chunks;
     unsigned char *const to = tile + c / 8 * (ROWS * 128) + r * 128 + ((c ^ r) & 7) * 16;
-    const bf16 *from = p + (((token + r) * batch + sequence) * heads + head) * 128 + c * 8;
-    const i64 step = apart * batch * heads * 128;
+    const bf16 *from = p + (((token + r) * batch + sequence) * heads + head) * DIM + c * 8;
+    const i64 step = apart * batch * heads * DIM;
     UNROLL for (int i = 0; i < ROWS; i += apart, from += step) {
         const bool there = token + r + i < tokens;
         if (whole) {

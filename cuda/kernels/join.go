@@ -35,7 +35,7 @@ func Join(card Card, p *ir.Program, rank int, code *ir.Code, section ir.Section,
 			if !ok {
 				continue
 			}
-			b := &binder{card: card, program: p, consts: p.Ranks[rank].Consts, source: table[j.ins[pc].Op].source}
+			b := &binder{card: card, program: p, rank: rank, consts: p.Ranks[rank].Consts, source: table[j.ins[pc].Op].source}
 			for _, member := range group {
 				b.members = append(b.members, &j.ins[member])
 				b.apart = append(b.apart, int32(member-at))

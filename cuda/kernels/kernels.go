@@ -45,7 +45,8 @@ func Target(source string) string {
 
 // Card is what kernels may count on beside the oldest GPU that they are for.
 type Card struct {
-	Hopper bool // its matrix units, and a compiler that knows them
+	Hopper     bool // its matrix units, and a compiler that knows them
+	CopyEngine bool // and tensor maps, by which its copy engine is told what to bring
 }
 
 // Sources lists the files to compile, each a module of its own.
@@ -98,8 +99,19 @@ type Launch struct {
 	Block       int64 // threads
 	SharedBytes int64 // dynamic shared memory; above 48 KiB the function must be told so before its launch
 	Args        []Arg
-	Table       []Arg // what device memory must hold for it, 8 bytes each: it never changes
+	Boxes       []Boxes // tensor maps, with which its table begins
+	Table       []Arg   // what device memory must hold for it, 8 bytes each: it never changes
 }
+
+// Boxes is a tensor of bf16 as the copy engine sees it: in four dimensions, the innermost first, without gaps. It brings a box at a
+// time, of rows of 128 bytes whose chunks of 16 change places as hopper.cuh says; what is outside of the tensor is zero.
+type Boxes struct {
+	Tensor      Arg
+	Extent, Box [4]int64
+}
+
+// MapBytes is the size of a tensor map.
+const MapBytes = 128
 
 // Plan is what an instruction launches, one after another on its stream. No two instructions that may run at once can
 // have the same workspace, which needs no particular contents. Instructions on empty operands launch nothing.
@@ -115,7 +127,7 @@ func Bind(card Card, p *ir.Program, rank int, in *ir.Instr) (plan Plan, err erro
 	if row.bind == nil {
 		return Plan{}, fmt.Errorf("%s is no kernel", in.Info().Name)
 	}
-	b := &binder{card: card, program: p, consts: p.Ranks[rank].Consts, in: in, source: row.source, members: []*ir.Instr{in}, apart: []int32{0}}
+	b := &binder{card: card, program: p, rank: rank, consts: p.Ranks[rank].Consts, in: in, source: row.source, members: []*ir.Instr{in}, apart: []int32{0}}
 	for i := range in.Args {
 		if in.Args[i].Present() && in.Args[i].Elements() == 0 {
 			return Plan{}, nil
@@ -129,6 +141,7 @@ func Bind(card Card, p *ir.Program, rank int, in *ir.Instr) (plan Plan, err erro
 type binder struct {
 	card    Card
 	program *ir.Program
+	rank    int
 	consts  []int64
 	members []*ir.Instr // of the group
 	apart   []int32     // where they stand, counted from the plan's own
@@ -211,6 +224,18 @@ func (b *binder) reserve(bytes int64) workspace {
 func (b *binder) has(name string) bool      { return b.in.Arg(name).Present() }
 func (b *binder) int(name string) int64     { return b.in.Attr(name).Int(b.consts) }
 func (b *binder) float(name string) float64 { return b.in.Attr(name).Float(b.consts) }
+
+// aligned says whether operands lie where the copy engine can take them from.
+func (b *binder) aligned(names ...string) bool {
+	buffers := b.program.Codes[b.program.Ranks[b.rank].Code].Buffers
+	for _, name := range names {
+		v := b.in.Arg(name)
+		if (buffers[v.Buffer].Offset+v.Offset)%16 != 0 {
+			return false
+		}
+	}
+	return true
+}
 func (b *binder) elements(name string) int64 {
 	return b.in.Arg(name).Elements()
 }

@@ -9,15 +9,22 @@ import (
 // tensorDims are the head widths that attention_tensor.cu serves, in bf16.
 var tensorDims = []int64{64, 96, 128}
 
-// The kernels for Hopper serve heads of one width. Their tiles start at multiples of 1024 bytes: five of 128 tokens forward;
-// two of 128 and three pairs of 64 backward, with the statistics of 64 queries for each pair.
+// hopperDims are the head widths that the kernels for Hopper serve.
+var hopperDims = []int64{64, 128}
+
 const (
 	hopperSource     = "attention_hopper.cu"
 	hopperGradSource = "attention_hopper_grad.cu"
-	hopperDim        = 128
-	hopperTileBytes  = 2 * 128 * hopperDim
-	hopperBytes      = 1024 + 5*hopperTileBytes
-	hopperGradBytes  = hopperBytes + 3*2*64*4
+)
+
+// hopperBytes: tiles start at multiples of 1024 bytes, five of 128 tokens forward; two of 128 and three pairs of 64 backward.
+// Behind them stand barriers, or the statistics of 64 queries for each pair.
+func hopperBytes(dim, behind int64) int64 { return 1024 + 5*2*128*dim + behind }
+
+const (
+	barrierBytes    = 9 * 8
+	statisticsBytes = 3 * 2 * 64 * 4
+	bulkThreads     = 384 // a warpgroup more, which brings
 )
 
 // maxHeadDim is the widest head of attention.cu.
@@ -38,7 +45,7 @@ func (b *binder) attentionShape() attentionShape {
 	keys, _ := b.shape("k")
 	s.keys = keys / s.batch
 	s.tensor = b.types("q") == "b" && slices.Contains(tensorDims, s.dim)
-	s.hopper = s.tensor && b.card.Hopper && s.dim == hopperDim
+	s.hopper = s.tensor && b.card.Hopper && slices.Contains(hopperDims, s.dim)
 	s.args = []any{s.n, s.keys, s.heads, s.kvHeads}
 	if !s.tensor {
 		s.args = append(s.args, s.dim)
@@ -87,11 +94,28 @@ func attention(b *binder) {
 	s := b.attentionShape()
 	args := append(append([]any{"o", "lse", "q", "k", "v"}, s.args...), b.int("accumulate"))
 	if s.hopper {
-		l := b.launch("attention_hopper_"+b.types("o"), [3]int64{ceil(s.n, 128), s.heads, s.batch}, args...)
-		l.Source, l.SharedBytes = hopperSource, hopperBytes
+		b.hopperAttention(s, args)
 		return
 	}
 	b.attentionLaunch(s, "", "o", s.n, s.heads, args)
+}
+
+// hopperAttention has tiles brought by the copy engine, or by the threads that multiply.
+func (b *binder) hopperAttention(s attentionShape, args []any) {
+	name, grid := fmt.Sprintf("%d_%s", s.dim, b.types("o")), [3]int64{ceil(s.n, 128), s.heads, s.batch}
+	if !b.card.CopyEngine || !b.aligned("q", "k", "v") {
+		l := b.launch("attention_hopper_"+name, grid, args...)
+		l.Source, l.SharedBytes = hopperSource, hopperBytes(s.dim, 0)
+		return
+	}
+	l := b.launch("attention_bulk_"+name, grid, append([]any{"o", "lse", tabled}, args[5:]...)...)
+	l.Source, l.Block, l.SharedBytes = hopperSource, bulkThreads, hopperBytes(s.dim, barrierBytes)
+	for _, x := range []struct {
+		name          string
+		heads, tokens int64
+	}{{"q", s.heads, s.n}, {"k", s.kvHeads, s.keys}, {"v", s.kvHeads, s.keys}} {
+		l.Boxes = append(l.Boxes, Boxes{Tensor: b.arg(x.name), Extent: [4]int64{s.dim, x.heads, s.batch, x.tokens}, Box: [4]int64{64, 1, 1, 128}})
+	}
 }
 
 func attentionGrad(b *binder) {
@@ -106,10 +130,11 @@ func attentionGrad(b *binder) {
 	keys := append(append([]any{"dk", "dv"}, in...), b.int("accumulate"))
 	queries := append(append([]any{"dq"}, in...), b.int("accumulate_q"))
 	if s.hopper {
-		l := b.launch("attention_hopper_dkv", [3]int64{ceil(s.keys, 128), s.kvHeads, s.batch}, keys...)
-		l.Source, l.SharedBytes = hopperGradSource, hopperGradBytes
-		l = b.launch("attention_hopper_dq_"+b.types("dq"), [3]int64{ceil(s.n, 128), s.heads, s.batch}, queries...)
-		l.Source, l.SharedBytes = hopperGradSource, hopperGradBytes
+		dim := strconv.FormatInt(s.dim, 10)
+		l := b.launch("attention_hopper_dkv_"+dim, [3]int64{ceil(s.keys, 128), s.kvHeads, s.batch}, keys...)
+		l.Source, l.SharedBytes = hopperGradSource, hopperBytes(s.dim, statisticsBytes)
+		l = b.launch("attention_hopper_dq_"+dim+"_"+b.types("dq"), [3]int64{ceil(s.n, 128), s.heads, s.batch}, queries...)
+		l.Source, l.SharedBytes = hopperGradSource, hopperBytes(s.dim, statisticsBytes)
 		return
 	}
 	b.attentionLaunch(s, "_dkv", "", s.keys, s.kvHeads, keys)
