@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -181,6 +182,7 @@ func TestAttentionForTheCard(t *testing.T) {
 		t.Skip("kernels on the processor take their time")
 	}
 	fake, emulated := useFake(t), needEmulator(t)
+	var ours [][][]byte
 	for _, o := range ways {
 		m, err := open(o, fixedCode(emulated.Path))
 		if err != nil {
@@ -190,8 +192,15 @@ func TestAttentionForTheCard(t *testing.T) {
 			t.Errorf("%s: kernels for %+v", attentionOf(o), card)
 		}
 		for _, item := range attentionCases[1].items() {
-			checkAttention(t, item, execute(t, item, m.New(0), m), execute(t, item, cpu.New(nil), nil))
+			got := execute(t, item, m.New(0), m)
+			checkAttention(t, item, got, execute(t, item, cpu.New(nil), nil))
+			if item.Op == ir.Attention {
+				ours = append(ours, got)
+			}
 		}
+	}
+	if !reflect.DeepEqual(ours[0], ours[1]) {
+		t.Error("attention is other bits where threads copy than where the copy engine does")
 	}
 	if n := fake.live(); n != 0 {
 		t.Errorf("%d things were not given back", n)

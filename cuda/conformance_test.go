@@ -59,7 +59,7 @@ func TestConformance(t *testing.T) {
 func TestTune(t *testing.T) {
 	fake, kernels := useFake(t), needEmulator(t)
 	for _, tune := range []bool{false, true} {
-		m := fake.open(t, Options{Tune: tune})
+		m := fake.open(t, Options{Tune: tune, CacheDir: t.TempDir()})
 		m.code = fixedCode(kernels.Path)
 		bench := probe.Bench{Open: func(*ir.Program) (func(int) vm.Device, vm.Transport, error) {
 			again, err := m.Again()

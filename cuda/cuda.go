@@ -7,6 +7,7 @@
 //	bind.go       from an instruction to prepared driver calls
 //	launch.go     from a kernel's row in the table to launches; images and where they are kept
 //	trial.go      kernels for one architecture, tried before they are trusted
+//	tuned.go      what was found to be the fastest, kept from run to run
 //	arena.go      pinned host memory on the GPU's NUMA node
 //	local.go      how ranks of one process meet: copies between their memories, sums in the order of the ranks
 //	collect.go    how they meet by NCCL
@@ -56,9 +57,11 @@ type Machine struct {
 	code    codeSource
 	meeting *meetings
 	trials  *trial
-	trying  bool        // this is one of the two of a trial
-	collect *collective // nil without NCCL
-	blas    *cublas.API // nil: our own kernels multiply
+	engines *once[string, bool] // by card and width of a head: whether the copy engine brings tiles
+	timed   attentionShape      // by which the two ways are compared
+	trying  bool                // this is one of the two of a trial
+	collect *collective         // nil without NCCL
+	blas    *cublas.API         // nil: our own kernels multiply
 
 	profiler *nvtx.Profiler // nil: none listens
 }
@@ -75,6 +78,7 @@ type gpu struct {
 	total  int64
 
 	choices *cublas.Choices // of all cards of this name
+	tuned   *tuned          // nil: nothing is kept
 }
 
 // Arch is the architecture of a card as compilers call it: 90 for Hopper.
@@ -105,7 +109,7 @@ func open(options Options, code codeSource) (*Machine, error) {
 	if err != nil {
 		return nil, noDriver(err)
 	}
-	m := &Machine{options: options, api: api, meeting: newMeetings(), code: code, trials: &trial{}}
+	m := &Machine{options: options, api: api, meeting: newMeetings(), code: code, trials: &trial{}, engines: &once[string, bool]{}, timed: timedShape}
 	all, err := findGPUs(api)
 	if err != nil {
 		return nil, err
@@ -124,7 +128,7 @@ func open(options Options, code codeSource) (*Machine, error) {
 	if !options.OwnProducts {
 		m.blas, _ = cublas.Open() // without it our own kernels multiply; Report says so
 	}
-	return m, nil
+	return m, m.remember()
 }
 
 func choose(all []*gpu, wanted []int) ([]*gpu, error) {

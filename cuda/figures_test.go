@@ -356,7 +356,11 @@ func TestFigures(t *testing.T) {
 	}
 	fake, kernels := useFake(t), needEmulator(t)
 	var text strings.Builder
-	x := newFigures(t, &text, func(o Options) (*Machine, error) { return open(o, fixedCode(kernels.Path)) }, sizes{
+	dir := t.TempDir()
+	x := newFigures(t, &text, func(o Options) (*Machine, error) {
+		o.CacheDir = dir
+		return open(o, fixedCode(kernels.Path))
+	}, sizes{
 		tokens: 8, models: map[string][]int64{"7B": {16, 24}}, sequences: []int64{16}, heads: probe.Heads{Heads: 2, KVHeads: 1, Dim: 64},
 		bytes: 4096, cols: 64, plain: 4096,
 		layers: "model x { family = gpt layers = 1 hidden = 32 heads = 4 vocab = 64 dtype = f32 } train { sequence = 64 batch = 1 steps = 1 data = random() }",

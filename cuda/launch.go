@@ -142,15 +142,23 @@ func (c *compiler) file(s nvrtc.Source, option string) string {
 	for _, name := range slices.Sorted(maps.Keys(s.Headers)) {
 		fmt.Fprintf(hash, "%s %d %s\n", name, len(s.Headers[name]), s.Headers[name])
 	}
-	folder := c.folder
+	folder := cacheFolder(c.folder)
 	if folder == "" {
-		cache, err := os.UserCacheDir()
-		if err != nil {
-			return "" // nothing is kept
-		}
-		folder = filepath.Join(cache, "sppo", "cubin")
+		return ""
 	}
 	return filepath.Join(folder, strings.TrimSuffix(s.Name, ".cu")+"-"+hex.EncodeToString(hash.Sum(nil)[:16]))
+}
+
+// cacheFolder is where what is costly to make is kept: a folder of the user's cache where none is given, or nowhere.
+func cacheFolder(given string) string {
+	if given != "" {
+		return given
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(cache, "sppo", "cubin")
 }
 
 // keep stores an image for the next process, whole or not at all. That it cannot is no error: compiling again costs

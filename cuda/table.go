@@ -67,7 +67,13 @@ func (d *Device) plan(in *ir.Instr) (plan kernels.Plan, err error) {
 			err = fmt.Errorf("the instruction makes no sense: %v", r)
 		}
 	}()
-	plan, err = kernels.Bind(d.machine.card(d.gpu), d.program, d.rank, in)
+	card := d.machine.card(d.gpu)
+	if in.Op == ir.Attention && card.CopyEngine {
+		if card.CopyEngine, err = d.machine.engine(d.gpu, in.Attr("head_dim").Int(nil)); err != nil {
+			return plan, err
+		}
+	}
+	plan, err = kernels.Bind(card, d.program, d.rank, in)
 	for i := range plan.Launches {
 		if err == nil && kernels.Target(plan.Launches[i].Source) != "" {
 			err = d.machine.trusted(d.gpu)

@@ -5,6 +5,7 @@ import (
 	"math"
 	"time"
 
+	"sppo/cuda/kernels"
 	"sppo/ir"
 	"sppo/vm"
 )
@@ -20,7 +21,7 @@ const PortableVariable = "SPPO_CUDA_PORTABLE"
 const trialTolerance = 2e-2
 
 // trialLimit is how long a trial may take: who waits for a barrier that nobody turns waits for ever.
-const trialLimit = time.Minute
+const trialLimit = 3 * time.Minute
 
 // trial is once for all cards of a name.
 type trial = once[string, struct{}]
@@ -38,47 +39,83 @@ func (m *Machine) trusted(g *gpu) error {
 	return nil
 }
 
-// try compares the two ways, each on a machine of its own in a goroutine of its own: the caller's thread has its context.
+// try compares the two ways, for heads of each width that there are such kernels for.
 func (m *Machine) try(g *gpu) error {
-	var results [2][][]float32
-	for i := range results {
-		again := *m
-		again.gpus, again.meeting, again.collect, again.trying = []*gpu{g}, newMeetings(), nil, true
-		again.options.Portable = i == 1
-		failed := make(chan error, 1)
-		go func() {
-			var err error
-			results[i], err = attempt(&again)
-			failed <- err
-		}()
-		select {
-		case err := <-failed:
-			if err != nil {
+	for _, dim := range kernels.HopperDims {
+		var results [2][][]float32
+		for i := range results {
+			again := m.alone(g)
+			again.options.Portable = i == 1
+			if err := aside(func() (err error) {
+				results[i], err = attempt(again, int32(dim))
+				return err
+			}); err != nil {
 				return err
 			}
-		case <-time.After(trialLimit):
-			return fmt.Errorf("attention of a few tokens did not end within %s", trialLimit)
 		}
-	}
-	for i, want := range results[1] {
-		if d := apart(results[0][i], want); !(d <= trialTolerance) { // also true for not-a-number
-			return fmt.Errorf("result %d of attention and its gradient is off by %.2g", i, d)
+		for i, want := range results[1] {
+			if d := apart(results[0][i], want); !(d <= trialTolerance) { // also true for not-a-number
+				return fmt.Errorf("result %d of attention and its gradient is off by %.2g", i, d)
+			}
 		}
 	}
 	return nil
 }
 
+// alone is the machine with one GPU, for one rank that tries or times something.
+func (m *Machine) alone(g *gpu) *Machine {
+	again := *m
+	again.gpus, again.meeting, again.collect, again.trying = []*gpu{g}, newMeetings(), nil, true
+	again.options.Graphs = false
+	return &again
+}
+
+// aside does something in a goroutine of its own, since the caller's thread has its context, and waits for its end, within limits.
+func aside(do func() error) error {
+	failed := make(chan error, 1)
+	go func() { failed <- do() }()
+	select {
+	case err := <-failed:
+		return err
+	case <-time.After(trialLimit):
+		return fmt.Errorf("attention of a few tokens did not end within %s", trialLimit)
+	}
+}
+
 // attempt runs attention and its gradient and returns their results.
-func attempt(m *Machine) (results [][]float32, err error) {
-	p, inputs, outputs := trialProgram()
-	d := m.New(0)
+func attempt(m *Machine, dim int32) (results [][]float32, err error) {
+	p, inputs, outputs := attentionProgram(attentionShape{n: 150, prefix: 70, heads: 2, kvHeads: 1, dim: dim})
+	err = m.runAlone(p, inputs, func(d *Device) error {
+		if err := d.Begin(ir.SectionStep, 1); err != nil {
+			return err
+		}
+		d.Launch(0)
+		d.Launch(1)
+		if err := d.Join(); err != nil {
+			return err
+		}
+		for _, v := range outputs {
+			values := make([]float32, v.Elements())
+			if err := d.Read(v, vm.BytesOf(values)); err != nil {
+				return err
+			}
+			results = append(results, values)
+		}
+		return nil
+	})
+	return results, err
+}
+
+// runAlone loads a program of one rank, gives its inputs values, and does something with it.
+func (m *Machine) runAlone(p *ir.Program, inputs []ir.View, do func(d *Device) error) (err error) {
+	d := m.New(0).(*Device)
 	defer func() {
 		if closed := d.Close(); err == nil {
 			err = closed
 		}
 	}()
 	if err := d.Load(p, 0, &vm.Env{Transport: m}); err != nil {
-		return nil, err
+		return err
 	}
 	state := uint32(1)
 	for _, v := range inputs {
@@ -93,30 +130,20 @@ func attempt(m *Machine) (results [][]float32, err error) {
 			values[i] = vm.BF16(x)
 		}
 		if err := d.Write(v, bytes); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	if err := d.Begin(ir.SectionStep, 1); err != nil {
-		return nil, err
-	}
-	d.Launch(0)
-	d.Launch(1)
-	if err := d.Join(); err != nil {
-		return nil, err
-	}
-	for _, v := range outputs {
-		values := make([]float32, v.Elements())
-		if err := d.Read(v, vm.BytesOf(values)); err != nil {
-			return nil, err
-		}
-		results = append(results, values)
-	}
-	return results, nil
+	return do(d)
 }
 
-// trialProgram is attention of a few tokens behind others, with all results in f32, and its gradient.
-func trialProgram() (p *ir.Program, inputs, outputs []ir.View) {
-	const n, prefix, heads, kvHeads, dim = 150, 70, 2, 1, 128
+// attentionShape is that of attention that is tried or timed.
+type attentionShape struct {
+	n, prefix, heads, kvHeads, dim int32
+}
+
+// attentionProgram is attention of tokens behind others, with all results in f32, and its gradient.
+func attentionProgram(s attentionShape) (p *ir.Program, inputs, outputs []ir.View) {
+	n, prefix, heads, kvHeads, dim := s.n, s.prefix, s.heads, s.kvHeads, s.dim
 	code := ir.Code{Name: "trial"}
 	buffer := func(t ir.DType, rows, cols int32) ir.View {
 		v := ir.View{Buffer: uint32(len(code.Buffers)), DType: t, Shape: [ir.MaxDims]int32{rows, cols}}
@@ -131,7 +158,7 @@ func trialProgram() (p *ir.Program, inputs, outputs []ir.View) {
 	dq, dk, dv := buffer(ir.F32, n, heads*dim), buffer(ir.F32, prefix+n, kvHeads*dim), buffer(ir.F32, prefix+n, kvHeads*dim)
 	put := func(op ir.Op, operands map[string]ir.View) {
 		in := ir.Instr{Op: op, Stream: ir.Compute}
-		attrs := map[string]int64{"heads": heads, "kv_heads": kvHeads, "head_dim": dim, "batch": 1, "prefix": prefix}
+		attrs := map[string]int64{"heads": int64(heads), "kv_heads": int64(kvHeads), "head_dim": int64(dim), "batch": 1, "prefix": int64(prefix)}
 		for _, operand := range in.Info().Operands {
 			view, ok := operands[operand.Name]
 			if !ok {

@@ -5,6 +5,8 @@
 package cublas
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -184,8 +186,16 @@ type Product struct {
 // Choices remembers algorithms by what they depend on. Ranks on cards of one kind share it, so that equal products are
 // made by equal algorithms.
 type Choices struct {
+	Kept Keeper // what was timed before, by other processes too; nil: nothing is kept
+
 	mu   sync.Mutex
 	made map[choice][algorithmWords]uint64
+}
+
+// Keeper keeps small values by what they depend on.
+type Keeper interface {
+	Get(key string) ([]byte, bool)
+	Put(key string, value []byte)
 }
 
 // Len is for how many products an algorithm is known.
@@ -285,8 +295,11 @@ func (p *Product) prepare(s Shape, o Operands, choices *Choices, time Timer) err
 	if err != nil {
 		return err
 	}
-	if err := p.choose(proposals, time); err != nil {
-		return err
+	if !p.kept(choices.Kept, key, proposals, time) {
+		if err := p.choose(proposals, time); err != nil {
+			return err
+		}
+		p.keep(choices.Kept, key, time)
 	}
 	if choices.made == nil {
 		choices.made = map[choice][algorithmWords]uint64{}
@@ -400,6 +413,36 @@ func (p *Product) choose(proposals []heuristic, time Timer) error {
 	}
 	p.algo = chosen
 	return nil
+}
+
+// kept takes the algorithm that was the fastest when it was timed, if the library still proposes it.
+func (p *Product) kept(k Keeper, c choice, proposals []heuristic, time Timer) bool {
+	if k == nil || time == nil {
+		return false
+	}
+	value, ok := k.Get(fmt.Sprintf("%+v", c))
+	for i := range proposals {
+		if ok && bytes.Equal(value, proposals[i].bytes()) {
+			p.algo = proposals[i].algo
+			return true
+		}
+	}
+	return false
+}
+
+func (p *Product) keep(k Keeper, c choice, time Timer) {
+	if k != nil && time != nil {
+		h := heuristic{algo: p.algo}
+		k.Put(fmt.Sprintf("%+v", c), h.bytes())
+	}
+}
+
+// bytes are those of the algorithm.
+func (h *heuristic) bytes() (out []byte) {
+	for _, w := range h.algo {
+		out = binary.LittleEndian.AppendUint64(out, w)
+	}
+	return out
 }
 
 // Make makes the product on its stream.

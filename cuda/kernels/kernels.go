@@ -15,10 +15,14 @@
 package kernels
 
 import (
+	"crypto/sha256"
 	"embed"
+	"encoding/hex"
 	"fmt"
+	"maps"
 	"math"
 	"path"
+	"slices"
 
 	"sppo/ir"
 )
@@ -71,6 +75,19 @@ func Text(name string) string {
 		panic("internal: kernels: " + err.Error())
 	}
 	return string(text)
+}
+
+// Digest tells the texts of all sources from those of other releases.
+func Digest() string {
+	sum := sha256.New()
+	headers := Headers()
+	for _, name := range slices.Sorted(maps.Keys(headers)) {
+		fmt.Fprintln(sum, name, headers[name])
+	}
+	for _, name := range Sources() {
+		fmt.Fprintln(sum, name, Text(name))
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:8])
 }
 
 // ArgKind says where the 8 bytes of an argument come from. Every argument of every kernel has 8.

@@ -9,8 +9,8 @@ import (
 // tensorDims are the head widths that attention_tensor.cu serves, in bf16.
 var tensorDims = []int64{64, 96, 128}
 
-// hopperDims are the head widths that the kernels for Hopper serve.
-var hopperDims = []int64{64, 128}
+// HopperDims are the head widths that the kernels for Hopper serve.
+var HopperDims = []int64{64, 128}
 
 const (
 	hopperSource     = "attention_hopper.cu"
@@ -45,7 +45,7 @@ func (b *binder) attentionShape() attentionShape {
 	keys, _ := b.shape("k")
 	s.keys = keys / s.batch
 	s.tensor = b.types("q") == "b" && slices.Contains(tensorDims, s.dim)
-	s.hopper = s.tensor && b.card.Hopper && slices.Contains(hopperDims, s.dim)
+	s.hopper = s.tensor && b.card.Hopper && slices.Contains(HopperDims, s.dim)
 	s.args = []any{s.n, s.keys, s.heads, s.kvHeads}
 	if !s.tensor {
 		s.args = append(s.args, s.dim)

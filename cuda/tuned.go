@@ -1,0 +1,126 @@
+package cuda
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"sppo/cuda/kernels"
+	"sppo/ir"
+)
+
+// tuned keeps what was found to be the fastest on a card, beside the compiled kernels: a small file for each choice, whose name
+// everything that it depends on has part in. A file is there whole or not at all, so processes that tune at the same time
+// do no more than measure twice.
+type tuned struct {
+	folder string
+	about  string // the card, and the releases of the driver and of the libraries
+}
+
+// remember has cards of a machine that tunes keep their choices.
+func (m *Machine) remember() error {
+	folder := cacheFolder(m.options.CacheDir)
+	if !m.options.Tune || folder == "" {
+		return nil
+	}
+	version, err := m.api.Version()
+	if err != nil {
+		return err
+	}
+	blas := "none"
+	if m.blas != nil {
+		blas = m.blas.Version()
+	}
+	for _, g := range m.gpus {
+		g.tuned = &tuned{folder, fmt.Sprintf("%s, architecture %d, driver %s, cuBLASLt %s", g.name, g.arch(), version, blas)}
+		g.choices.Kept = g.tuned
+	}
+	return nil
+}
+
+func (t *tuned) file(key string) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%d %s\n%d %s", len(t.about), t.about, len(key), key))
+	return filepath.Join(t.folder, "tuned-"+hex.EncodeToString(sum[:16]))
+}
+
+// Get implements cublas.Keeper.
+func (t *tuned) Get(key string) ([]byte, bool) {
+	value, err := os.ReadFile(t.file(key))
+	return value, err == nil
+}
+
+// Put implements cublas.Keeper.
+func (t *tuned) Put(key string, value []byte) { keep(t.file(key), value) }
+
+// The ways to bring the tiles of attention on Hopper, as they are kept.
+const (
+	byEngine  = "copy engine"
+	byThreads = "threads"
+)
+
+// engine says whether the copy engine brings tiles: as a rule; on a machine that tunes, where it is faster for a head of this width. Both
+// ways leave the same bits.
+func (m *Machine) engine(g *gpu, dim int64) (bool, error) {
+	if m.options.ThreadsCopy || !m.options.Tune || m.trying {
+		return !m.options.ThreadsCopy, nil
+	}
+	return m.engines.get(fmt.Sprint(g.name, " ", dim), func() (bool, error) {
+		key := fmt.Sprintf("attention of heads of %d, %s", dim, kernels.Digest())
+		if g.tuned != nil {
+			if value, ok := g.tuned.Get(key); ok && (string(value) == byEngine || string(value) == byThreads) {
+				return string(value) == byEngine, nil
+			}
+		}
+		var took [2]time.Duration
+		for i := range took {
+			again := m.alone(g)
+			again.options.ThreadsCopy = i == 1
+			if err := aside(func() (err error) {
+				took[i], err = again.timeAttention(dim)
+				return err
+			}); err != nil {
+				return false, err
+			}
+		}
+		way := byEngine
+		if took[1] < took[0] {
+			way = byThreads
+		}
+		if g.tuned != nil {
+			g.tuned.Put(key, []byte(way))
+		}
+		return way == byEngine, nil
+	})
+}
+
+// timedShape is that of attention by which ways are compared, for heads of every width.
+var timedShape = attentionShape{n: 8192, heads: 16, kvHeads: 16}
+
+// timeAttention is how long the forward takes, the shortest of some times.
+func (m *Machine) timeAttention(dim int64) (best time.Duration, err error) {
+	shape := m.timed
+	shape.dim = int32(dim)
+	p, inputs, _ := attentionProgram(shape)
+	code := &p.Codes[0]
+	code.Sections[ir.SectionStep] = code.Sections[ir.SectionStep][:1]
+	err = m.runAlone(p, inputs, func(d *Device) error {
+		for i := range 4 {
+			began := time.Now()
+			if err := d.Begin(ir.SectionStep, 1); err != nil {
+				return err
+			}
+			d.Launch(0)
+			if err := d.Join(); err != nil {
+				return err
+			}
+			if took := time.Since(began); i > 0 && (best == 0 || took < best) {
+				best = took
+			}
+		}
+		return nil
+	})
+	return best, err
+}
