@@ -84,22 +84,31 @@ type halves struct {
 	finish func(*env)
 }
 
-// layerByLayer takes all tasks through their layers side by side. Weights of a layer are lent while the layer before runs.
-// In the last backward slot of a stage the gradients of lent weights go back behind each layer.
+// layerByLayer takes all tasks through their layers side by side. Weights are lent while the slot before runs, or, in the first
+// slot of a pass, the layer before. In the last backward slot of a stage the gradients of lent weights go back behind each layer.
 func (w *sharedWork) layerByLayer(slot int, do halves) {
-	w.lendWeights(slot, 0)
-	for k := range slices.Max(w.plan.LayersPerStage) + 1 {
+	layers, kind := slices.Max(w.plan.LayersPerStage), w.mine[0].Kind
+	next, first := w.plan.NextShared(kind, slot)
+	if first {
+		w.lendWeights(slot, 0)
+	}
+	for k := range layers + 1 {
 		for tasks := w.all; len(tasks) > 0; {
 			n := runOf(tasks, func(t passes.Task) int { return t.Stage })
 			w.goOn(tasks[:n], k, do)
 			tasks = tasks[n:]
 		}
-		w.lendWeights(slot, k+1)
+		if first {
+			w.lendWeights(slot, k+1)
+		}
+		w.lendWeights(next, k)
 		if k > 0 {
 			w.release(k - 1)
-			w.returnGradients(k - 1)
-			w.leave(k - 1)
+			w.endRound(k - 1)
 		}
+	}
+	for round := layers; round < layers+w.plan.Parallel.PP-2-slot; round++ {
+		w.endRound(round)
 	}
 	w.provide(w.mine[len(w.mine)-1], ir.None)
 }
@@ -138,11 +147,21 @@ func (w *sharedWork) goOn(tasks []passes.Task, k int, do halves) {
 	}
 }
 
+// endRound is behind the second halves of the layers that tasks have come to as their round-th. What has the last shared tasks of
+// its stage leaves a layer when the gradients of those who helped have come through.
+func (w *sharedWork) endRound(round int) {
+	w.returnGradients(round)
+	if slot := w.mine[0].Slot(); w.index0 == slot {
+		round -= w.plan.Parallel.PP - 2 - slot
+	}
+	w.leave(round)
+}
+
 // leave ends the visit of the layer that own tasks have come to as their k-th.
 func (w *sharedWork) leave(k int) {
 	t := w.mine[0]
 	t.Stage, t.Subsequence = w.index0, t.Slot()-w.index0
-	if path := w.path(t); t.Kind == passes.Backward && t.Subsequence >= 0 && k < len(path) {
+	if path := w.path(t); t.Kind == passes.Backward && t.Subsequence >= 0 && 0 <= k && k < len(path) {
 		w.provide(t, path[k])
 		w.leaveBackward(t, path[k])
 	}
@@ -380,7 +399,8 @@ func (w *sharedWork) handIn() {
 	}
 }
 
-// lendWeights brings the weights of the layers that the tasks of a slot come to as their k-th to the ranks that begin to help.
+// lendWeights brings the weights of the layers that the tasks of a slot come to as their k-th to the ranks that begin to help:
+// from the rank that has them to the first, and from each to the next.
 func (w *sharedWork) lendWeights(slot, k int) {
 	for stage := range slot + 1 {
 		w.lendWeightsOf(stage, slot, k)
@@ -394,22 +414,26 @@ func (w *sharedWork) lendWeightsOf(stage, slot, k int) {
 	if k >= len(path) {
 		return
 	}
-	layer, home, act := path[k], w.plan.Home(stage), w.model.DType()
+	layer, act := path[k], w.model.DType()
 	w.provide(t, layer)
 	for i := range w.model.Layer.Params {
+		lender := w.plan.Home(stage)
 		for borrower := range w.plan.Parallel.PP {
 			if !w.plan.Begins(t.Kind, borrower, stage, slot) {
 				continue
 			}
 			switch w.index0 {
-			case home:
-				w.gatherWeights(layer)
-				p := w.layer[layer][i]
+			case lender:
+				if lender == w.plan.Home(stage) {
+					w.gatherWeights(layer)
+				}
+				p := w.paramsFor(stage, layer)[i]
 				w.toRank(borrower, p.view(p.weight, act))
 			case borrower:
 				p := w.borrow(t, layer, i)
-				w.fromRank(home, p.view(p.weight, act))
+				w.fromRank(lender, p.view(p.weight, act))
 			}
+			lender = borrower
 		}
 	}
 }
@@ -428,42 +452,45 @@ func (w *sharedWork) borrow(t passes.Task, layer, i int) *param {
 }
 
 // paramsOf are the weights that a task uses: the rank's own, or those that it has borrowed.
-func (s *stage) paramsOf(t passes.Task, layer int) []*param {
-	if s.helps(t) {
+func (s *stage) paramsOf(t passes.Task, layer int) []*param { return s.paramsFor(t.Stage, layer) }
+
+// paramsFor are those of a layer of a stage.
+func (s *stage) paramsFor(stage, layer int) []*param {
+	if s.plan.Home(stage) != s.index0 {
 		return s.borrowed[layer]
 	}
 	return s.layer[layer]
 }
 
-// returnGradients brings the gradients of borrowed weights of a layer to the rank that has the weights, which adds them up in
-// the order of ranks. The stage with the number of the slot has no more shared tasks.
-func (w *sharedWork) returnGradients(k int) {
+// returnGradients brings the gradients of borrowed weights to the rank that has the weights: the last helper's go to the one
+// before it, which adds its own, and so on. Each passes a layer on a round later than the one behind it, so that nobody waits
+// for the whole row. The stage with the number of the slot has no more shared tasks.
+func (w *sharedWork) returnGradients(round int) {
 	t := w.mine[0]
 	t.Stage = t.Slot()
 	t.Subsequence = 0
-	path := w.path(t)
-	if t.Kind != passes.Backward || k >= len(path) {
-		return
-	}
-	layer, home := path[k], w.plan.Home(t.Stage)
-	w.provide(t, layer)
-	for i := range w.model.Layer.Params {
-		for helper := t.Stage + 1; helper < w.plan.Parallel.PP; helper++ {
-			switch w.index0 {
-			case helper:
-				p := w.borrowed[layer][i]
-				w.toRank(home, p.whole(w.gradBuffer(p), ir.F32))
-			case home:
-				w.addGradient(w.layer[layer][i], helper, t.Microbatch)
+	path, last := w.path(t), w.plan.Parallel.PP-1
+	for from := t.Stage + 1; from <= last && t.Kind == passes.Backward; from++ {
+		k := round - (last - from)
+		if k < 0 || k >= len(path) || w.index0 != from && w.index0 != from-1 {
+			continue
+		}
+		w.provide(t, path[k])
+		for _, p := range w.paramsFor(t.Stage, path[k]) {
+			if w.index0 == from {
+				w.toRank(from-1, p.whole(w.gradBuffer(p), ir.F32))
+			} else {
+				w.addGradient(p, from, t.Microbatch)
 			}
 		}
 	}
 }
 
-func (w *sharedWork) addGradient(p *param, helper, microbatch int) {
+// addGradient adds up where the message comes in: nothing else waits for the sum.
+func (w *sharedWork) addGradient(p *param, from, microbatch int) {
 	sum := p.whole(w.gradBuffer(p), ir.F32)
-	name := fmt.Sprintf("m%d.%s.grad.from%d", microbatch, p.name, helper)
+	name := fmt.Sprintf("m%d.%s.grad.from%d", microbatch, p.name, from)
 	part := in(w.allocate(name, ir.Device, sum.Bytes()), sum)
-	w.fromRank(helper, part)
-	w.op(ir.Add, ir.Compute, []ir.View{sum, sum, part})
+	w.fromRank(from, part)
+	w.op(ir.Add, ir.MuxIn, []ir.View{sum, sum, part})
 }

@@ -177,6 +177,7 @@ type OpInfo struct {
 
 var (
 	onCompute = []Stream{Compute, Mux}
+	onArrival = []Stream{Compute, Mux, MuxIn} // also where what it adds comes in
 	onColl    = []Stream{Coll, Mux}
 )
 
@@ -449,7 +450,7 @@ var Ops = [NumOps]OpInfo{
 		InPlace: true, Work: WorkMemory,
 	},
 	Add: {
-		Name: "add", Class: ClassKernel, Streams: onCompute,
+		Name: "add", Class: ClassKernel, Streams: onArrival,
 		Doc: "y = a + b, plus bias by rows where given.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "F", Dims: "r,c"},

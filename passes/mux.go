@@ -224,6 +224,18 @@ func (p *Plan) Begins(kind TaskKind, rank, stage, slot int) bool {
 	return p.helps(rank, stage, slot) && (before < stage || !p.helps(rank, stage, before))
 }
 
+// NextShared is the shared slot behind one in the order of its pass, -1 if there is none; first says that there is none before it.
+func (p *Plan) NextShared(kind TaskKind, slot int) (next int, first bool) {
+	last := p.Parallel.PP - 2
+	switch {
+	case kind == Backward:
+		return slot - 1, slot == last
+	case slot == last:
+		return -1, slot == 0
+	}
+	return slot + 1, slot == 0
+}
+
 // Pieces are the tasks that a task is cut into: itself, where it is whole.
 func (p *Plan) Pieces(t Task) []Task {
 	if t.Subsequence >= len(p.Mux.Pieces) {

@@ -14,13 +14,14 @@ type simulation struct {
 	*costs
 	*course
 	stages  []simStage
-	outs    bool         // something is copied to the host
-	backs   bool         // units come back
-	streams bool         // K and V do
-	arrives []ir.Seconds // inputs of tasks
-	sent    []ir.Seconds // of each layer of a forward: when its copies have left
-	back    []ir.Seconds // of each layer of a backward: when its units are back
-	rest    []ir.Seconds // what the rank of a task has to do behind it, once all has run
+	outs    bool                     // something is copied to the host
+	backs   bool                     // units come back
+	streams bool                     // K and V do
+	arrives []ir.Seconds             // inputs of tasks
+	sent    []ir.Seconds             // of each layer of a forward: when its copies have left
+	back    []ir.Seconds             // of each layer of a backward: when its units are back
+	rest    []ir.Seconds             // what the rank of a task has to do behind it, once all has run
+	lent    map[lentLayer]ir.Seconds // when the weights that ranks borrow are there
 }
 
 // simulate predicts how long a plan takes.
@@ -57,6 +58,7 @@ func (s *simulation) reset() {
 	p := s.plan
 	s.outs, s.backs = p.Offload.Park || s.streams || anyCopies(s.d2h), anyCopies(s.h2d)
 	clear(s.arrives)
+	s.lent = map[lentLayer]ir.Seconds{}
 	if s.outs {
 		clear(s.sent)
 	}

@@ -104,9 +104,12 @@ type sharedSlot struct {
 	all     []Task
 	mine    [][2]int32 // of the first, and of what is behind the last
 	leaving [][]int
-	weights []map[int][]ir.Seconds // [stage]: when the weights of layers that are borrowed in this slot are there
-	ready   []map[int]ir.Seconds   // [stage]: when what other ranks have made is there
+	ready   []map[int]ir.Seconds // [stage]: when what other ranks have made is there
+	summed  []ir.Seconds         // when what helpers have given back last was added up
 }
+
+// lentLayer is the k-th layer of a stage, in the order of need, on a rank that borrows it.
+type lentLayer struct{ rank, stage, k int }
 
 // newSharedSlot is of the slot that all ranks have come to.
 func newSharedSlot(s *simulation, t Task) *sharedSlot {
@@ -119,23 +122,21 @@ func newSharedSlot(s *simulation, t Task) *sharedSlot {
 		}
 		w.mine = append(w.mine, [2]int32{int32(s.firsts[r] + st.done), int32(s.firsts[r] + end)})
 		w.leaving = append(w.leaving, slices.Clone(s.findLeaving(st, end-1, int32(r))))
-		w.weights, w.ready = append(w.weights, map[int][]ir.Seconds{}), append(w.ready, map[int]ir.Seconds{})
+		w.ready, w.summed = append(w.ready, map[int]ir.Seconds{}), append(w.summed, 0)
 	}
 	return w
 }
 
 func (w *sharedSlot) run() {
-	slot := w.first.Slot()
-	lend := func(k int) {
-		for i := range slot + 1 {
-			w.lend(i, k, func(r int) bool { return w.plan.Begins(w.first.Kind, r, i, slot) })
-		}
-	}
+	slot, layers := w.first.Slot(), slices.Max(w.plan.LayersPerStage)
+	next, first := w.plan.NextShared(w.first.Kind, slot)
 	if w.first.Kind == Forward {
 		w.enter()
 	}
-	lend(0)
-	for k := range slices.Max(w.plan.LayersPerStage) + 1 {
+	if first {
+		w.lend(slot, 0)
+	}
+	for k := range layers + 1 {
 		visited := w.visit(slot, k)
 		for tasks := w.all; len(tasks) > 0; {
 			stage := tasks[0].Stage
@@ -145,7 +146,10 @@ func (w *sharedSlot) run() {
 				w.exchange(tasks[0], k)
 			}
 		}
-		lend(k + 1)
+		if first {
+			w.lend(slot, k+1)
+		}
+		w.lend(next, k)
 		for r, until := range visited {
 			w.stages[r].now = max(w.stages[r].now, until)
 		}
@@ -155,9 +159,10 @@ func (w *sharedSlot) run() {
 		for r := range w.stages {
 			w.release(&w.stages[r], w.leaving[r], k-1)
 		}
-		if w.first.Kind == Backward && k <= w.plan.LayersPerStage[slot] {
-			w.giveBack(slot)
-		}
+		w.giveBack(k - 1)
+	}
+	for round := layers; round < layers+w.plan.Parallel.PP-2-slot; round++ {
+		w.giveBack(round)
 	}
 	for r := range w.stages {
 		for n := w.mine[r][0]; n < w.mine[r][1]; n++ {
@@ -185,25 +190,32 @@ func (w *sharedSlot) visit(slot, k int) []ir.Seconds {
 	return until
 }
 
-// lend brings the weights of the k-th layer in the order of need to ranks that begin to help a stage.
-func (w *sharedSlot) lend(stage, k int, begins func(rank int) bool) {
-	if k >= w.plan.LayersPerStage[stage] {
-		return
-	}
-	home := &w.stages[w.plan.Home(stage)]
-	for r := range w.stages {
-		if st := &w.stages[r]; st != home && begins(r) {
-			w.weights[r][stage] = append(w.weights[r][stage], w.transfer(home, st, 0, w.left.lend))
+// lend brings the weights of the k-th layers of a slot to the ranks that begin to help then, from one to the next.
+func (w *sharedSlot) lend(slot, k int) {
+	for stage := range slot + 1 {
+		if k >= w.plan.LayersPerStage[stage] {
+			continue
+		}
+		lender, there := w.plan.Home(stage), ir.Seconds(0)
+		for r := range w.stages {
+			if w.plan.Begins(w.first.Kind, r, stage, slot) {
+				there = w.transfer(&w.stages[lender], &w.stages[r], there, w.left.lend)
+				w.lent[lentLayer{r, stage, k}], lender = there, r
+			}
 		}
 	}
 }
 
-// giveBack brings the gradients of a layer's lent weights back, which are added up behind what the rank is at.
-func (w *sharedSlot) giveBack(stage int) {
-	to := &w.stages[w.plan.Home(stage)]
-	for r := stage + 1; r < len(w.stages); r++ {
-		w.transfer(&w.stages[r], to, w.stages[r].now, w.left.give)
-		to.run(w.left.add)
+// giveBack takes the gradients of lent weights a rank nearer to who has the weights; they are added up as they come in.
+func (w *sharedSlot) giveBack(round int) {
+	stage, last := w.first.Slot(), len(w.stages)-1
+	for from := stage + 1; from <= last && w.first.Kind == Backward; from++ {
+		if k := round - (last - from); 0 <= k && k < w.plan.LayersPerStage[stage] {
+			st, to := &w.stages[from], &w.stages[from-1]
+			w.transfer(st, to, max(st.now, w.summed[from]), w.left.give)
+			to.muxIn = max(to.muxIn, to.now) + w.left.add
+			w.summed[from-1] = to.muxIn
+		}
 	}
 }
 
@@ -263,9 +275,11 @@ func (w *sharedSlot) eachTask(stage, k int, visit func(st *simStage, n int32, la
 func (w *sharedSlot) begin(st *simStage, n int32, layer int) {
 	t := &w.stops[n]
 	st.now = max(st.now, w.arrives[n])
-	if weights := w.weights[t.rank][int(t.stage)]; weights != nil {
-		st.now = max(st.now, weights[len(weights)-1])
+	k := layer
+	if t.kind == Backward {
+		k = int(t.end-t.first) - 1 - layer
 	}
+	st.now = max(st.now, w.lent[lentLayer{int(t.rank), int(t.stage), k}])
 	if t.kind == Forward {
 		st.run(w.left.forward[0][t.at])
 		return
@@ -303,7 +317,11 @@ func (w *sharedSlot) exchange(t Task, k int) {
 		}
 		a, b := &w.stages[runner], &w.stages[other]
 		if t.Kind == Backward {
-			w.ready[runner][t.Stage] = w.transfer(b, a, b.now, w.left.gradients[i])
+			added := ir.Seconds(0) // in slots before
+			if w.plan.waitsFor(other, t) {
+				added = b.now
+			}
+			w.ready[runner][t.Stage] = w.transfer(b, a, added, w.left.gradients[i])
 			continue
 		}
 		end := w.transfer(a, b, a.now, w.left.rows[i])
