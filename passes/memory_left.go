@@ -1,6 +1,8 @@
 package passes
 
 import (
+	"slices"
+
 	"sppo/graph"
 	"sppo/ir"
 )
@@ -86,5 +88,29 @@ func (p *Plan) borrowed(c *Context, rank int, terms *[numTerms]ir.Bytes) (host i
 			}
 		}
 	}
+	terms[TermMessages] += p.gradientParts(g, rank)
 	return host
+}
+
+// gradientParts are what comes in for gradients of K and V in the slot that has most of it: a layer of all that the rank runs there.
+func (p *Plan) gradientParts(g *graph.Model, rank int) (most ir.Bytes) {
+	slots := make([]ir.Bytes, p.Parallel.PP-1)
+	for _, t := range p.Tasks[rank] {
+		if t.Kind != Backward || t.Microbatch > 0 || !p.Shared(t) {
+			continue
+		}
+		z, senders := p.SizeOf(t), ir.Bytes(0)
+		for other := range p.Parallel.PP {
+			if other != rank && p.Sees(other, t) {
+				senders++
+			}
+		}
+		z.Sequence = z.Tokens
+		for v := range g.Layer.Values {
+			if value := &g.Layer.Values[v]; value.Kind == graph.CacheGrad {
+				slots[t.Slot()] += senders * graph.Align(value.Bytes(z))
+			}
+		}
+	}
+	return slices.Max(slots)
 }
