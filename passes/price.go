@@ -192,8 +192,25 @@ func (pr pricer) layerBackward(b *graph.Block, z graph.Size, under visitTime) ba
 	return backwardTime{
 		whole:   pr.makespan(b, b.Backward, z, under.weights+under.gradients),
 		input:   pr.makespan(b, b.Halves[graph.InputGradient], z, under.weights),
-		weights: pr.makespan(b, b.Halves[graph.WeightGradient], z, under.gradients),
+		weights: pr.abreast(b, b.Halves[graph.WeightGradient], z, under.gradients),
 	}
+}
+
+// abreast is the time of one of several like blocks whose collectives wait for nothing that they compute, so that those of the next
+// run beside the computation of this one. It is the longer of the two.
+func (pr pricer) abreast(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
+	busy := [2]ir.Seconds{0, taken} // computation, collectives
+	if len(nodes) == 0 {
+		return taken
+	}
+	for i, took := range pr.list(b, nodes, z) {
+		stream := 0
+		if ir.Ops[nodes[i].Op].Class == ir.ClassComm {
+			stream = 1
+		}
+		busy[stream] += took
+	}
+	return max(busy[0], busy[1])
 }
 
 func (pr pricer) embedGrad(g *graph.Model, z graph.Size) backwardTime {
