@@ -17,7 +17,7 @@ run: build ## compile the example and train it
 	bin/sppoc build examples/gpt-docs.sppo -o out/gpt-docs.sppb
 	bin/sppovm run out/gpt-docs.sppb
 
-test: ## all tests
+test: ## all tests, those that take minutes in their short form
 	$(GO) test ./...
 
 race: ## the concurrent packages under the race detector; needs gcc
