@@ -58,53 +58,50 @@ func (pr pricer) stretch(b *graph.Block, nodes []graph.Node, z graph.Size, taken
 
 // copyCosts prices loads and what goes back, one instruction for each buffer.
 func (p *Plan) copyCosts(g *graph.Model, m cost.Model) (in, out func(Load) ir.Seconds) {
-	type kind struct {
-		work   ir.WorkKind
-		of     graph.Kind
-		tokens int64
-	}
-	known := map[kind]ir.Seconds{}
-	price := func(work ir.WorkKind, of graph.Kind, l Load) ir.Seconds {
-		key := kind{work, of, l.End - l.First}
-		t, ok := known[key]
-		if !ok {
-			z := graph.Size{Tokens: key.tokens, Batch: int64(p.Parallel.Microbatch), SP: 1}
-			for i := range g.Layer.Values {
-				if v := &g.Layer.Values[i]; v.Kind == of && v.Rows == graph.Full {
-					t += m.Time(ir.Work{Kind: work, Bytes: v.Bytes(z)}, cost.Link{})
+	price := func(work ir.WorkKind, of graph.Kind) func(Load) ir.Seconds {
+		known := map[int64]ir.Seconds{} // by tokens
+		return func(l Load) ir.Seconds {
+			t, ok := known[l.End-l.First]
+			if !ok {
+				z := graph.Size{Tokens: l.End - l.First, Batch: int64(p.Parallel.Microbatch), SP: 1}
+				for i := range g.Layer.Values {
+					if v := &g.Layer.Values[i]; v.Kind == of && v.Rows == graph.Full {
+						t += m.Time(ir.Work{Kind: work, Bytes: v.Bytes(z)}, cost.Link{})
+					}
 				}
+				known[z.Tokens] = t
 			}
-			known[key] = t
+			return t
 		}
-		return t
 	}
+	caches, grads := price(ir.WorkH2D, graph.Cache), price(ir.WorkH2D, graph.CacheGrad)
 	in = func(l Load) ir.Seconds {
-		t := price(ir.WorkH2D, graph.Cache, l)
+		t := caches(l)
 		if l.Grads {
-			t += price(ir.WorkH2D, graph.CacheGrad, l)
+			t += grads(l)
 		}
 		return t
 	}
-	return in, func(l Load) ir.Seconds { return price(ir.WorkD2H, graph.CacheGrad, l) }
+	return in, price(ir.WorkD2H, graph.CacheGrad)
 }
 
 // simStream is what streams through a rank, in virtual time.
 type simStream struct {
 	queue  *LoadQueue
-	coming []ir.Seconds              // loads that are issued and not taken
-	rows   map[cachePlace]ir.Seconds // when the last rows of K and V were on the host
-	grads  map[cachePlace]ir.Seconds // and of dK and dV
-	freed  [2]ir.Seconds             // when the last blocks of dK and dV but one, and the last, had left: a load takes the bytes of the former
+	coming []ir.Seconds  // loads that are issued and not taken
+	rows   []ir.Seconds  // [LoadQueue.place]: when the last rows of K and V were on the host
+	grads  []ir.Seconds  // and of dK and dV
+	freed  [2]ir.Seconds // when the last blocks of dK and dV but one, and the last, had left: a load takes the bytes of the former
 }
 
 func newSimStream(q *LoadQueue) simStream {
-	return simStream{queue: q, rows: map[cachePlace]ir.Seconds{}, grads: map[cachePlace]ir.Seconds{}}
+	return simStream{queue: q, rows: make([]ir.Seconds, len(q.rows)), grads: make([]ir.Seconds, len(q.rows))}
 }
 
 // take waits for the next load, having issued those that the plan wants on their way by then.
 func (s *simulation) take(st *simStage) {
 	for l, ok := st.queue.Next(); ok; l, ok = st.queue.Next() {
-		start, at := max(st.now, st.freed[0]), l.place()
+		start, at := max(st.now, st.freed[0]), st.queue.place(l)
 		if l.Own || l.End == st.queue.sizes[l.Task.Subsequence].Prefix {
 			start = max(start, st.rows[at])
 		}
@@ -161,7 +158,7 @@ func (s *simulation) attend(st *simStage, a *stretch) ir.Seconds {
 
 func (s *simulation) sendGrads(st *simStage, l Load) {
 	left := st.link.Copies(cost.Out, st.now, s.stream.out(l))
-	st.grads[l.place()] = left
+	st.grads[st.queue.place(l)] = left
 	st.freed = [2]ir.Seconds{st.freed[1], left}
 	st.queue.SentGrads(l)
 }
@@ -171,7 +168,7 @@ func (s *simulation) sentRows(st *simStage, k int, left ir.Seconds) {
 	if s.streams {
 		t := st.tasks[st.done]
 		l := Load{Task: t, Layer: s.plan.Layers(t.Stage)[k]}
-		st.rows[l.place()] = left
+		st.rows[st.queue.place(l)] = left
 		st.queue.SentRows(t, l.Layer)
 	}
 }

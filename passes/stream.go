@@ -143,14 +143,13 @@ type LoadQueue struct {
 	rest        []Load // of the visit before that, of this task and layer
 	task        Task
 	layer       int
-	outstanding int // issued, and not taken
-	rows        map[cachePlace]int64
-	grads       map[cachePlace]gradRows
+	outstanding int        // issued, and not taken
+	rows        []int64    // [place]
+	grads       []gradRows // [place]; up to 0: there are none
 }
 
-type cachePlace struct{ microbatch, layer int }
-
-func (l *Load) place() cachePlace { return cachePlace{l.Task.Microbatch, l.Layer} }
+// place is that of K and V of a load's microbatch and layer among all.
+func (q *LoadQueue) place(l Load) int { return l.Task.Microbatch*q.plan.Model.Layers + l.Layer }
 
 // gradRows are the rows of dK and dV up to a token, from the backward of a subsequence.
 type gradRows struct {
@@ -160,11 +159,13 @@ type gradRows struct {
 
 // NewLoadQueue is for a section's tasks of one rank. There are none where nothing streams.
 func NewLoadQueue(p *Plan, g *graph.Model, tasks []Task) *LoadQueue {
-	q := &LoadQueue{plan: p, graph: g, known: map[visitKind][]Load{}, rows: map[cachePlace]int64{}, grads: map[cachePlace]gradRows{}}
+	q := &LoadQueue{plan: p, graph: g, known: map[visitKind][]Load{}}
 	if !p.Streams() {
 		return q
 	}
 	q.tasks = tasks
+	places := p.Parallel.Microbatches * p.Model.Layers
+	q.rows, q.grads = make([]int64, places), make([]gradRows, places)
 	for i := range p.Subsequences.N {
 		q.sizes = append(q.sizes, p.Size(i))
 	}
@@ -213,12 +214,13 @@ func (q *LoadQueue) nextVisit() {
 func (q *LoadQueue) Take() { q.outstanding-- }
 
 func (q *LoadQueue) ready(l Load) bool {
-	if q.rows[l.place()] < l.End {
+	at := q.place(l)
+	if q.rows[at] < l.End {
 		return false
 	}
-	g, begun := q.grads[l.place()]
+	g := q.grads[at]
 	by := l.Task.Subsequence + 1 // all of its blocks are there once the load's own task has sent any
-	return !l.Grads || begun && (g.subsequence < by || g.subsequence == by && g.end >= l.End)
+	return !l.Grads || g.end > 0 && (g.subsequence < by || g.subsequence == by && g.end >= l.End)
 }
 
 // SentRows notes that a forward has sent its rows of K and V.
@@ -227,10 +229,10 @@ func (q *LoadQueue) SentRows(t Task, layer int) {
 		return
 	}
 	z := q.sizes[t.Subsequence]
-	q.rows[cachePlace{t.Microbatch, layer}] = z.Prefix + z.Tokens
+	q.rows[q.place(Load{Task: t, Layer: layer})] = z.Prefix + z.Tokens
 }
 
 // SentGrads notes that dK and dV of a block are on their way to the host.
 func (q *LoadQueue) SentGrads(l Load) {
-	q.grads[l.place()] = gradRows{l.Task.Subsequence, l.End}
+	q.grads[q.place(l)] = gradRows{l.Task.Subsequence, l.End}
 }

@@ -26,7 +26,7 @@ func TestLoadQueue(t *testing.T) {
 
 func checkQueue(t *testing.T, p *Plan, rank int) {
 	t.Helper()
-	g, rows := p.Graph(), map[cachePlace]int64{}
+	g, rows := p.Graph(), map[[2]int]int64{}
 	q := NewLoadQueue(p, g, p.Tasks[rank])
 	var waiting []Load
 	for _, task := range p.Tasks[rank] {
@@ -40,7 +40,7 @@ func checkQueue(t *testing.T, p *Plan, rank int) {
 			for _, need := range p.visitLoads(visitKind{task.Kind, task.Subsequence, again}) {
 				need.Task, need.Layer = task, layers[k]
 				for l, ok := q.Next(); ok; l, ok = q.Next() {
-					if l.End > rows[l.place()] {
+					if l.End > rows[[2]int{l.Task.Microbatch, l.Layer}] {
 						t.Fatalf("%v layer %d: rows up to %d come before they have gone", l.Task, l.Layer, l.End)
 					}
 					waiting = append(waiting, l)
@@ -57,7 +57,7 @@ func checkQueue(t *testing.T, p *Plan, rank int) {
 			if task.Kind == Forward {
 				q.SentRows(task, layers[k])
 				z := p.Size(task.Subsequence)
-				rows[cachePlace{task.Microbatch, layers[k]}] = z.Prefix + z.Tokens
+				rows[[2]int{task.Microbatch, layers[k]}] = z.Prefix + z.Tokens
 			}
 		}
 	}
