@@ -198,7 +198,7 @@ func (l *layout) constValue(name string, d, i, k int) int64 {
 	}
 	var number int
 	if n, err := fmt.Sscanf(name, constPosRow+".%d", &number); err == nil && n == 1 {
-		return l.ranges[number].first + int64(k)*l.ranges[number].tokens/int64(par.SP)
+		return l.ranges[number].firstOf(k, par.SP)
 	}
 	if n, err := fmt.Sscanf(name, constRank+".%d", &number); err == nil && n == 1 {
 		return int64((d*par.PP+number)*par.SP + k)

@@ -57,7 +57,7 @@ func (e *env) park(n *graph.Node) {
 			continue
 		}
 		v, by := &e.block.Values[a.Value], "schedule.keep"
-		if v.Rows == graph.Whole {
+		if v.Spans() {
 			if by = "schedule.order"; !s.training || !s.plan.Parks(e.task.Stage) {
 				continue
 			}
@@ -77,7 +77,7 @@ func (s *stage) unpark(t passes.Task) {
 	for k := range layers {
 		s.prov.Layer = int32(layers[len(layers)-1-k])
 		for v := range values {
-			if values[v].Kind != graph.Cache || values[v].Rows != graph.Whole {
+			if values[v].Kind != graph.Cache || !values[v].Spans() {
 				continue
 			}
 			key := cacheKey{t.Microbatch, layers[len(layers)-1-k], values[v].Name}

@@ -148,7 +148,7 @@ func (e *env) find(value int) place {
 	case graph.WeightGrad:
 		e.put(value, e.s.gradBuffer(e.params[v.Param]), 0)
 	case graph.Cache, graph.CacheGrad:
-		if v.Rows == graph.Whole {
+		if v.Spans() {
 			e.put(value, e.cache(value), 0)
 			break
 		}

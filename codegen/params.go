@@ -37,7 +37,12 @@ func newLayout(plan *passes.Plan) *layout {
 	for i := range plan.Subsequences.N {
 		for _, t := range plan.Pieces(passes.Task{Subsequence: i}) {
 			z := plan.SizeOf(t)
-			l.ranges = append(l.ranges, tokenRange{z.Prefix, z.Tokens})
+			if l.model.Chunks() > 0 { // in zigzag order a rank has a part of each half
+				half := z.Tokens / 2
+				l.ranges = append(l.ranges, tokenRange{z.Prefix, half, false}, tokenRange{z.Prefix + half, half, true})
+				continue
+			}
+			l.ranges = append(l.ranges, tokenRange{z.Prefix, z.Tokens, false})
 		}
 	}
 	for j := range plan.Parallel.Stages() {
@@ -53,7 +58,18 @@ func newLayout(plan *passes.Plan) *layout {
 	return l
 }
 
-type tokenRange struct{ first, tokens int64 }
+type tokenRange struct {
+	first, tokens int64
+	reversed      bool // the last rank has the first of them
+}
+
+// firstOf is the first token of rank k of sp.
+func (r tokenRange) firstOf(k, sp int) int64 {
+	if r.reversed {
+		k = sp - 1 - k
+	}
+	return r.first + int64(k)*r.tokens/int64(sp)
+}
 
 func layerPrefix(i int) string { return fmt.Sprintf("layer.%d.", i) }
 
@@ -80,6 +96,7 @@ const (
 func (l *layout) constNames() []string {
 	names := []string{constPrev, constNext, graph.ConstReplica, graph.ConstEvalFirst}
 	names = append(names, graph.SPConstNames...)
+	names = append(names, l.model.RingConsts()...)
 	if l.positions() != nil {
 		for i := range l.ranges {
 			names = append(names, posRowConst(i))

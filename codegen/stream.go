@@ -36,10 +36,13 @@ func streaming(b *graph.Block, grads bool) []*graph.Value {
 	return out
 }
 
-// hostRows are the bytes of some tokens of K, V or one of their gradients on the host.
+// hostRows are the bytes of some tokens of K, V or one of their gradients on the host, or of this rank's of them.
 func (s *stage) hostRows(microbatch, layer int, v *graph.Value, first, end int64) ir.View {
 	z := s.plan.Size(0)
 	row := ir.Bytes(z.Batch*v.Cols) * v.DType.Bytes()
+	if v.Rows == graph.WholeLocal {
+		first, end, z.Sequence = first/z.SP, end/z.SP, z.Sequence/z.SP
+	}
 	key := cacheKey{microbatch, layer, v.Name}
 	host, ok := s.parked[key]
 	if !ok {

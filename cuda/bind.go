@@ -162,11 +162,10 @@ func (b *binder) move() error {
 // tokenLoad brings tokens from the data set to pinned memory, while the instruction is issued, and has the stream copy
 // them on. Each load has a place of its own, so none waits for another; sections end before the next fills it again.
 type tokenLoad struct {
-	d                  *Device
-	out                []int32
-	batch              int
-	sequence, position int64
-	copy               driver.Call
+	d      *Device
+	out    []int32
+	window vm.Window
+	copy   driver.Call
 }
 
 // tokenBytes is what the tokens of all loads need.
@@ -192,9 +191,10 @@ func (b *binder) tokens() error {
 	}
 	start := (*b.staged + 63) &^ 63
 	*b.staged += stagedBytes(b.in)
-	t := &tokenLoad{d: d, batch: b.int("batch"), position: int64(b.int("position")), sequence: int64(b.int("replica") + b.int("first"))}
-	if t.batch < 1 {
-		return fmt.Errorf("a batch of %d", t.batch)
+	t := &tokenLoad{d: d}
+	t.window = vm.Window{Batch: b.int("batch"), Chunks: b.int("chunks"), Sequence: int64(b.int("replica") + b.int("first")), Position: int64(b.int("position"))}
+	if t.window.Batch < 1 {
+		return fmt.Errorf("a batch of %d", t.window.Batch)
 	}
 	if v.Bytes() == 0 {
 		return nil
@@ -215,11 +215,5 @@ func (t *tokenLoad) Make() error {
 
 // fill is the host's part of it.
 func (t *tokenLoad) fill() error {
-	for s := range min(t.batch, len(t.out)) {
-		err := t.d.env.Tokens.Tokens(t.d.section, t.d.round, t.sequence+int64(s), t.position, t.out[s:], t.batch)
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return t.window.Load(t.d.env.Tokens, t.d.section, t.d.round, t.out)
 }

@@ -298,6 +298,13 @@ func (c *collective) collect(b *binder, out *collecting, call teamCall) error {
 		out.op = func(c *nccl.Comm) error { return c.ReduceScatter(y, x, call.y.bytes/size, t, stream) }
 	case ir.AllReduce:
 		out.op = func(c *nccl.Comm) error { return c.AllReduce(x, call.x.bytes/size, t, stream) }
+	case ir.Rotate:
+		next, before := (out.g.index+1)%out.g.size, (out.g.index+out.g.size-1)%out.g.size
+		out.op = func(comm *nccl.Comm) error {
+			return c.api.Group(func() error {
+				return errors.Join(comm.Send(x, call.x.bytes, nccl.Int8, next, stream), comm.Recv(y, call.y.bytes, nccl.Int8, before, stream))
+			})
+		}
 	default:
 		return c.exchange(b, out, call)
 	}

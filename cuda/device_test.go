@@ -55,7 +55,8 @@ func meeting() *ir.Program {
 	group, next, prev := ir.Int(0), ir.ConstRef(0), ir.ConstRef(1)
 
 	tokens := view(ir.I32, 12)
-	b.put(ir.LoadTokens, ir.Compute, []ir.View{tokens}, ir.Int(1), ir.ConstRef(2), ir.Int(5), ir.Int(3))
+	b.put(ir.LoadTokens, ir.Compute, []ir.View{tokens}, ir.Int(1), ir.ConstRef(2), ir.Int(5), ir.Int(3), ir.Int(0))
+	b.put(ir.LoadTokens, ir.Compute, []ir.View{view(ir.I32, 24)}, ir.Int(1), ir.ConstRef(2), ir.Int(5), ir.Int(3), ir.Int(4))
 	x, y, away := view(ir.F32, 1000), view(ir.F32, 1000), b.buffer(ir.Host, ir.F32, 1000)
 	b.put(ir.CopyD2H, ir.D2H, []ir.View{away, x})
 	b.event(ir.D2H, ir.H2D)
@@ -76,6 +77,7 @@ func meeting() *ir.Program {
 		b.put(ir.AllGather, ir.Coll, []ir.View{all, part}, group)
 		whole, share := view(t, ranks*5, 3), view(t, 5, 3)
 		b.put(ir.ReduceScatter, ir.Coll, []ir.View{share, whole}, group)
+		b.put(ir.Rotate, ir.Coll, []ir.View{view(t, 7, 3), part}, group)
 		sum := view(t, 333)
 		b.put(ir.AllReduce, ir.Coll, []ir.View{sum}, group)
 		for _, copies := range []int32{1, 2} {

@@ -245,7 +245,7 @@ type member struct {
 // collectiveOf reads a collective's operands: what it writes, what it reads, how.
 func (b *binder) collectiveOf(n int) (teamCall, error) {
 	c := teamCall{op: b.in.Op, y: b.operand(0), x: b.operand(len(b.in.Args) - 1), t: b.in.Args[len(b.in.Args)-1].DType}
-	if c.op != ir.AllGather && c.t != ir.F32 && c.t != ir.BF16 {
+	if c.op != ir.AllGather && c.op != ir.Rotate && c.t != ir.F32 && c.t != ir.BF16 {
 		return c, fmt.Errorf("%s has no sum", c.t)
 	}
 	wrong := false
@@ -254,6 +254,8 @@ func (b *binder) collectiveOf(n int) (teamCall, error) {
 		wrong = c.y.bytes != c.x.bytes*int64(n)
 	case ir.ReduceScatter:
 		wrong = c.x.bytes != c.y.bytes*int64(n)
+	case ir.Rotate:
+		wrong = c.x.bytes != c.y.bytes
 	case ir.AllToAll:
 		c.e = b.exchange()
 		if c.e.Copies < 1 || n%c.e.Copies != 0 {
@@ -316,7 +318,7 @@ func (b *binder) collective() error {
 	}
 	m.there, m.done = d.api.Record(m.call.there, b.stream), d.api.Record(m.call.done, b.stream)
 	m.wait, m.copy = d.api.Wait(b.stream, m.call.done), d.api.Copy(0, 0, 0, b.stream)
-	if m.call.op != ir.AllGather {
+	if m.call.op != ir.AllGather && m.call.op != ir.Rotate {
 		if m.sum, err = d.sumCall(m.call.t, b.stream); err != nil {
 			return err
 		}
@@ -400,6 +402,8 @@ func (m *member) share() error {
 		return m.sum.rows(sumArgs{y: c.y.at, calls: calls, at: int64(m.index) * c.y.bytes, rows: 1, cols: elements})
 	case ir.AllReduce:
 		return m.allReduce()
+	case ir.Rotate:
+		return m.copyBytes(c.y.at, calls[(m.index+len(calls)-1)%len(calls)].x.at, c.y.bytes)
 	}
 	if c.e.Inverse {
 		return m.columnsToRows()

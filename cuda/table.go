@@ -129,20 +129,28 @@ func (b *binder) value(a kernels.Arg, table driver.Ptr) (uint64, error) {
 	switch a.Kind {
 	case kernels.Operand:
 		if a.Apart == 0 {
-			return uint64(b.places[a.Value]), nil
+			return from(b.places[a.Value], a), nil
 		}
 		v := b.device.code.Sections[b.section][b.pc+int(a.Apart)].Args[a.Value]
 		if !v.Present() {
 			return 0, nil
 		}
 		p, err := b.device.place(v)
-		return uint64(p), err
+		return from(p, a), err
 	case kernels.Workspace:
 		return uint64(b.device.scratch[b.in.Stream]) + a.Value, nil
 	case kernels.Table:
 		return uint64(table), nil
 	}
 	return a.Value, nil
+}
+
+// from is the address of an argument's operand, or 0 where that is absent.
+func from(p driver.Ptr, a kernels.Arg) uint64 {
+	if p == 0 {
+		return 0
+	}
+	return uint64(p) + a.Offset
 }
 
 // table puts the table of a launch, tensor maps first, into device memory, where it stays.

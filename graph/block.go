@@ -42,11 +42,18 @@ func (v *Value) rowCount(s Size) int64 {
 		return s.Sequence * s.Batch
 	case WholeTokens:
 		return s.Sequence / s.SP
+	case WholeLocal:
+		return s.Sequence * s.Batch / s.SP
+	case SeenLocal:
+		return (s.Prefix + s.Tokens) * s.Batch / s.SP
 	case ChunkRows:
 		return s.Rows
 	}
 	return v.Count
 }
+
+// Spans says whether the value has rows of the whole sequence, which all its subsequences share.
+func (v *Value) Spans() bool { return v.Rows == Whole || v.Rows == WholeLocal }
 
 // Bytes is the size of the value's storage.
 func (v *Value) Bytes(s Size) ir.Bytes {
@@ -65,8 +72,11 @@ func (b *Block) View(a Arg, s Size) ir.View {
 		}
 		unit := s.Batch // rows of the storage per token
 		div := int64(1)
-		if v.Rows == WholeTokens {
+		switch v.Rows {
+		case WholeTokens:
 			unit, div = 1, s.SP
+		case WholeLocal:
+			div = s.SP
 		}
 		first, rows = s.Prefix*unit/div, s.Tokens*unit/div
 		if a.Span == Seen {
@@ -107,6 +117,8 @@ func (b *Block) Instr(n *Node, s Size, view func(Arg, ir.View) ir.View, attr fun
 			in.Attrs[i] = ir.Int(s.Batch)
 		case FromPrefix:
 			in.Attrs[i] = ir.Int(s.Prefix + int64(a.Value.Bits))
+		case FromLocalPrefix:
+			in.Attrs[i] = ir.Int(s.Prefix / s.SP)
 		default:
 			in.Attrs[i] = attr(a)
 		}

@@ -26,6 +26,8 @@ var gradients = [ir.NumOps]gradient{
 	ir.AllGather:     gatherGradient,
 	ir.ReduceScatter: scatterGradient,
 	ir.AllToAll:      exchangeGradient,
+	ir.Cast:          castGradient,
+	ir.Rotate:        func(*builder, Node) {}, // attention's has keys and their gradients go round together
 	ir.LoadTokens:    func(*builder, Node) {},
 }
 
@@ -159,8 +161,18 @@ func (b *builder) need(v int) Arg {
 // saves says whether the results of a forward node stay for the backward pass.
 func (b *builder) saves(i int, n *Node) bool { return !moves(n) && (b.keep == nil || b.keep[i]) }
 
-// makeAgain appends a forward node to the backward pass, on copies of what it writes; what it reads is needed first.
+// makeAgain appends a forward node to the backward pass, and before it those that have begun what it goes on with.
 func (b *builder) makeAgain(n Node) {
+	made := b.writes(&n)
+	for _, w := range b.Forward {
+		if slices.ContainsFunc(b.writes(&w), func(v int) bool { return slices.Contains(made, v) }) {
+			b.repeat(w)
+		}
+	}
+}
+
+// repeat appends a node on copies of what it writes; what it reads is needed first.
+func (b *builder) repeat(n Node) {
 	again := Node{Op: n.Op, Attrs: n.Attrs, Args: slices.Clone(n.Args), Chunked: b.chunked}
 	for k, a := range n.Args {
 		if a.Value == Missing {
@@ -170,17 +182,19 @@ func (b *builder) makeAgain(n Node) {
 			again.Args[k].Value = b.need(a.Value).Value
 			continue
 		}
-		v := b.Values[a.Value]
-		v.Name += ".again"
-		b.remat[a.Value] = b.value(v)
+		if _, begun := b.remat[a.Value]; !begun {
+			v := b.Values[a.Value]
+			v.Name += ".again"
+			b.remat[a.Value] = b.value(v)
+		}
 		again.Args[k].Value = b.remat[a.Value]
 	}
 	*b.nodes = append(*b.nodes, again)
 }
 
-// producer is the forward node that writes a value.
+// producer is the forward node that writes a value, or the last that does.
 func (b *builder) producer(v int) (int, Node) {
-	for i, n := range b.Forward {
+	for i, n := range slices.Backward(b.Forward) {
 		for k, a := range n.Args {
 			if a.Value == v && ir.Ops[n.Op].Operands[k].Dir != ir.Read {
 				return i, n
@@ -298,7 +312,7 @@ func (b *builder) inActivationType(g Arg) Arg {
 	if v.DType == b.act {
 		return g
 	}
-	y := b.value(Value{Name: v.Name + "." + b.act.String(), Rows: Full, Cols: v.Cols, DType: b.act})
+	y := b.value(Value{Name: v.Name + "." + b.act.String(), Rows: b.split.attentionRows(), Cols: v.Cols, DType: b.act})
 	b.node(ir.Cast, nil, all(y), g)
 	return all(y)
 }
@@ -313,20 +327,32 @@ func ropeGradient(b *builder, n Node) {
 }
 
 func attentionGradient(b *builder, n Node) {
+	if b.split.ring() {
+		ringGradient(b, n)
+		return
+	}
 	o, lse, q, k, v := n.Args[0], n.Args[1], n.Args[2], n.Args[3], n.Args[4]
 	dq, keys, values := b.newGrad(q.Value), b.need(k.Value), b.need(v.Value)
 	keys.Span, values.Span = k.Span, v.Span
-	var dcache [2]int
-	for i, c := range []int{k.Value, v.Value} {
-		old := b.Values[c]
-		dcache[i] = b.value(Value{Name: "d." + old.Name, Kind: b.split.cacheKind(CacheGrad), Rows: old.Rows, Cols: old.Cols, DType: ir.F32})
-		b.grads[c] = all(dcache[i])
-	}
+	dcache := b.cacheGrads(k.Value, v.Value)
 	attrs := append(append([]Attr(nil), n.Attrs...), from("accumulate", NotFirst))
 	b.node(ir.AttentionGrad, attrs, all(dq), seen(dcache[0]), seen(dcache[1]),
 		b.grad(o), b.need(q.Value), keys, values, b.need(o.Value), b.need(lse.Value))
 	b.contribute(q.Value, all(dq))
 }
+
+// cacheGrads makes the gradients of K and V.
+func (b *builder) cacheGrads(k, v int) (d [2]int) {
+	for i, c := range []int{k, v} {
+		old := b.Values[c]
+		d[i] = b.value(Value{Name: "d." + old.Name, Kind: b.split.cacheKind(CacheGrad), Rows: old.Rows, Cols: old.Cols, DType: ir.F32})
+		b.grads[c] = all(d[i])
+	}
+	return d
+}
+
+// castGradient leaves the gradient in the type that it has.
+func castGradient(b *builder, n Node) { b.contribute(n.Args[1].Value, b.grad(n.Args[0])) }
 
 func geluGradient(b *builder, n Node) {
 	dx := b.newGrad(n.Args[1].Value)

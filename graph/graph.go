@@ -19,6 +19,8 @@ const (
 	LocalTokens             // n/t: one row a token, not one a token and sequence
 	Whole                   // rows of the whole sequence, S*b: K, V and their gradients
 	WholeTokens             // S/t: the rank's rows of the position table
+	WholeLocal              // S*b/t: the rank's rows of the whole sequence, of K, V and their gradients in a ring
+	SeenLocal               // a rank's rows up to the end of the subsequence, as they go round
 	ChunkRows               // rows of the current chunk of the head's loop
 )
 
@@ -74,13 +76,14 @@ type AttrSource uint8
 
 // Sources of attributes that are not literals.
 const (
-	Literal       AttrSource = iota
-	FromBatch                // sequences side by side
-	FromPrefix               // tokens before the subsequence
-	FromFirst                // index of the microbatch's first sequence
-	FromConst                // the rank's constant of that name
-	FromLossScale            // 1 / tokens of the batch (or of the validation)
-	NotFirst                 // false where this step has not written the accumulated rows yet, then true
+	Literal         AttrSource = iota
+	FromBatch                  // sequences side by side
+	FromPrefix                 // tokens before the subsequence
+	FromLocalPrefix            // those of them that each rank of a ring holds
+	FromFirst                  // index of the microbatch's first sequence
+	FromConst                  // the rank's constant of that name
+	FromLossScale              // 1 / tokens of the batch (or of the validation)
+	NotFirst                   // false where this step has not written the accumulated rows yet, then true
 )
 
 // Attr is an attribute of a node.

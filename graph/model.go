@@ -2,6 +2,7 @@ package graph
 
 import (
 	"math"
+	"strings"
 	"sync"
 
 	"sppo/ir"
@@ -29,6 +30,7 @@ const (
 	ConstVocab      = "vocab_first"  // first entry of its part of the vocabulary
 	ConstVocabValid = "vocab_valid"  // entries of it that are not padding
 	ConstOwner      = "sp_owner"     // 1 on the first rank of the group
+	ConstMember     = "sp_member"    // k itself, for rings
 	ConstReplica    = "replica"      // sequences of the batch before this replica's share
 	ConstEvalFirst  = "eval_replica" // the same in a validation
 )
@@ -51,17 +53,25 @@ type Stream struct{ K, V bool }
 // cache is K or V: of the whole sequence, or of the subsequence where it streams.
 func (g *Model) cache(b *builder, name string, streams bool, cols int64) int {
 	rows := Whole
-	if streams {
+	switch {
+	case streams:
 		rows = Full
+	case g.ring():
+		rows = WholeLocal
 	}
 	return b.value(Value{Name: name, Kind: g.cacheKind(Cache), Rows: rows, Cols: cols, DType: b.act})
 }
 
-// Modes. In both, rows are divided between layers, and so are heads in attention: K and V caches hold a rank's heads.
+// Modes. In all, rows are divided between layers. In the first two so are heads in attention: K and V caches hold a rank's heads,
+// and in a ring all heads of a rank's rows.
 const (
 	ModeMegatron = "megatron" // weights of a layer divided; rows are gathered before them and scattered behind
 	ModeUlysses  = "ulysses"  // weights of a layer whole on every rank; rows are exchanged for heads around attention
+	ModeRing     = "ring"     // weights of a layer whole on every rank; K and V go round, and rows are in zigzag order
 )
+
+// SPModes lists them.
+var SPModes = []string{ModeMegatron, ModeUlysses, ModeRing}
 
 // Model is the dataflow of a model split over SP ranks.
 type Model struct {
@@ -93,6 +103,9 @@ func (g *Model) DType() ir.DType {
 // ulysses says whether rows are exchanged for heads; one rank has all of both.
 func (g *Model) ulysses() bool { return g.Mode == ModeUlysses && g.SP > 1 }
 
+// Replicates says whether every rank has the weights of a layer whole.
+func (s Split) Replicates() bool { return s.Mode != ModeMegatron && s.Mode != "" && s.SP > 1 }
+
 // cacheKind is the kind of K and V or of their gradients: of a whole sequence they are activations like any other.
 func (s Split) cacheKind(k Kind) Kind {
 	if s.Whole {
@@ -103,15 +116,15 @@ func (s Split) cacheKind(k Kind) Kind {
 
 // layerRows are the rows that the matmuls of a layer see.
 func (g *Model) layerRows() Rows {
-	if g.ulysses() {
+	if g.Replicates() {
 		return Local
 	}
 	return Full
 }
 
 // Sizes on one rank.
-func (g *Model) headsLocal() int64   { return int64(g.Heads / g.SP) }
-func (g *Model) kvHeadsLocal() int64 { return int64(max(1, g.KVHeads/g.SP)) }
+func (g *Model) headsLocal() int64   { return int64(g.Heads / g.headRanks()) }
+func (g *Model) kvHeadsLocal() int64 { return int64(max(1, g.KVHeads/g.headRanks())) }
 func (g *Model) ffnLocal() int64     { return ceilDiv(int64(g.FFN), int64(g.SP)) }
 func (g *Model) vocabLocal() int64   { return ceilDiv(int64(g.Vocab), int64(g.SP)) }
 
@@ -134,6 +147,11 @@ func (g *Model) SPConst(name string, k int) int64 {
 		return min(max(int64(g.Vocab)-int64(k)*g.vocabLocal(), 0), g.vocabLocal())
 	case ConstOwner:
 		return truthValue(k == 0)
+	case ConstMember:
+		return int64(k)
+	}
+	if turn, ok := strings.CutPrefix(name, constTurn); ok {
+		return zigzag(turn, k)
 	}
 	panic("internal: no constant " + name)
 }
@@ -146,7 +164,15 @@ func truthValue(v bool) int64 {
 }
 
 // KVCopies is the number of ranks of a stage that hold the same key and value heads.
-func (g *Model) KVCopies() int { return max(1, g.SP/g.KVHeads) }
+func (g *Model) KVCopies() int { return max(1, g.headRanks()/g.KVHeads) }
+
+// headRanks is over how many ranks heads are divided.
+func (g *Model) headRanks() int {
+	if g.ring() {
+		return 1
+	}
+	return g.SP
+}
 
 // Parameter shapes, global and local.
 
@@ -164,9 +190,9 @@ func (g *Model) slicedBias(name string, whole, local int64, start string) Param 
 	return g.divided(Param{Name: name, Vector: true, Shape: [2]int64{whole, 1}, Local: [2]int64{local, 1}, Shard: ByRows, Start: start})
 }
 
-// divided is a parameter of a layer, which Ulysses leaves whole.
+// divided is a parameter of a layer, where ranks divide those.
 func (g *Model) divided(p Param) Param {
-	if g.ulysses() {
+	if g.Replicates() {
 		p.Local, p.Shard, p.Start = p.Shape, Replicated, ""
 		return g.reduced(p)
 	}
@@ -187,7 +213,7 @@ func (g *Model) replicated(name string, size int64, fill float64) Param {
 }
 
 func (g *Model) kvParam(p Param) Param {
-	if g.KVCopies() > 1 && !g.ulysses() {
+	if g.KVCopies() > 1 && !g.Replicates() {
 		p.Reduce, p.Once = GroupNames[GroupKV], ConstKVOwner
 	}
 	return p
@@ -212,7 +238,7 @@ func (g *Model) embedding(sequence int64) *Block {
 	h := int64(g.Hidden)
 	table := b.param(g.vocabTable("embed"))
 	tokens := b.value(Value{Name: ValueTokens, Rows: Full, DType: ir.I32})
-	b.node(ir.LoadTokens, loadAttrs(0), all(tokens))
+	b.node(ir.LoadTokens, g.loadAttrs(0), all(tokens))
 	part := b.activation("embed.out", Full, h)
 	b.node(ir.Embed, []Attr{constant("first", ConstVocab)}, all(part), all(tokens), all(table))
 	x := b.reduceScatter(part, "embed.sum")
@@ -231,10 +257,10 @@ func (g *Model) embedding(sequence int64) *Block {
 	return &b.Block
 }
 
-func loadAttrs(shift int64) []Attr {
+func (g *Model) loadAttrs(shift int64) []Attr {
 	return []Attr{
 		from("first", FromFirst), constant("replica", ConstReplica),
-		{Name: "position", Source: FromPrefix, Value: ir.Int(shift)}, from("batch", FromBatch),
+		{Name: "position", Source: FromPrefix, Value: ir.Int(shift)}, from("batch", FromBatch), integer("chunks", g.Chunks()),
 	}
 }
 
@@ -293,7 +319,7 @@ func (g *Model) attention(b *builder, x int) int {
 	q, kvAll := int64(g.Heads)*d, int64(g.KVHeads)*d
 	rows := g.enter(b, g.norm(b, "ln1", x), "ln1.gathered")
 	rotated := g.Positions == lang.PositionsRope
-	query := b.activation("q", Full, heads*d)
+	query := b.activation("q", g.attentionRows(), heads*d)
 	keys, values := g.cache(b, "k", g.Stream.K, kv*d), g.cache(b, "v", g.Stream.V, kv*d)
 	for _, p := range []projection{
 		{"q", all(query), heads, 1, g.slicedBias("bq", q, heads*d, ConstHeads), g.columns("wq", h, q, heads*d, ConstHeads), rotated},
@@ -302,12 +328,15 @@ func (g *Model) attention(b *builder, x int) int {
 	} {
 		g.project(b, rows, p)
 	}
-	o := b.activation("attn.out", Full, heads*d)
-	lse := b.value(Value{Name: "attn.lse", Rows: Full, Cols: heads, DType: ir.F32})
-	b.node(ir.Attention, []Attr{
-		integer("heads", heads), integer("kv_heads", kv), integer("head_dim", d),
-		from("batch", FromBatch), from("prefix", FromPrefix),
-	}, all(o), all(lse), all(query), seen(keys), seen(values))
+	o := b.activation("attn.out", g.attentionRows(), heads*d)
+	lse := b.value(Value{Name: "attn.lse", Rows: g.attentionRows(), Cols: heads, DType: ir.F32})
+	attrs := []Attr{integer("heads", heads), integer("kv_heads", kv), integer("head_dim", d), from("batch", FromBatch)}
+	switch {
+	case g.ring():
+		b.ringAttention(attrs, o, lse, query, keys, values)
+	default:
+		b.node(ir.Attention, append(attrs, from("prefix", FromPrefix)), all(o), all(lse), all(query), seen(keys), seen(values))
+	}
 	if g.ulysses() {
 		local := b.activation("attn.local", Local, q)
 		b.node(ir.AllToAll, exchange(1, true), all(local), all(o))
@@ -322,14 +351,14 @@ func (g *Model) attention(b *builder, x int) int {
 
 // enter brings a rank's rows to the weights of a layer, and leave brings results back to the rank's rows.
 func (g *Model) enter(b *builder, x int, name string) int {
-	if g.ulysses() {
+	if g.Replicates() {
 		return x
 	}
 	return b.allGather(x, name)
 }
 
 func (g *Model) leave(b *builder, x int, name string) int {
-	if g.ulysses() {
+	if g.Replicates() {
 		return x
 	}
 	return b.reduceScatter(x, name)
@@ -350,7 +379,7 @@ func (g *Model) project(b *builder, x int, p projection) {
 	bias := g.bias(b, p.bias)
 	weight, into := b.param(p.weight), p.into
 	if p.rotated {
-		into = all(b.activation(p.name+".flat", Full, p.heads*int64(g.HeadDim)))
+		into = all(b.activation(p.name+".flat", g.attentionRows(), p.heads*int64(g.HeadDim)))
 	}
 	if g.ulysses() {
 		local := b.activation(p.name+".local", Local, p.weight.Local[1])
@@ -374,10 +403,14 @@ func exchange(copies int, inverse bool) []Attr {
 }
 
 func (g *Model) ropeAttrs(heads int64) []Attr {
-	return []Attr{
+	attrs := []Attr{
 		integer("heads", heads), integer("head_dim", int64(g.HeadDim)), from("batch", FromBatch),
 		from("position", FromPrefix), float("theta", g.RopeTheta),
 	}
+	if g.ring() {
+		attrs = append(attrs, integer("chunks", g.Chunks()), constant("member", ConstMember))
+	}
+	return attrs
 }
 
 func (g *Model) mlp(b *builder, x int) int {
@@ -421,7 +454,7 @@ func (g *Model) head() *Block {
 	norm := b.Forward[len(b.Forward)-1]
 	xg := b.allGather(out, "ln_f.gathered")
 	labels := b.value(Value{Name: ValueLabels, Rows: Full, DType: ir.I32})
-	b.node(ir.LoadTokens, loadAttrs(1), all(labels))
+	b.node(ir.LoadTokens, g.loadAttrs(1), all(labels))
 	w := b.param(table)
 	l := g.chunkLoss(b, xg, w, labels)
 

@@ -27,7 +27,7 @@ const (
 var recomputes = map[string]func(*Node) bool{
 	RecomputeNone:          func(*Node) bool { return false },
 	RecomputeSelective:     elementwise,
-	RecomputeKeepAttention: func(n *Node) bool { return n.Op != ir.Attention },
+	RecomputeKeepAttention: func(n *Node) bool { return n.Op != ir.Attention && n.Op != ir.Cast }, // which rounds its result in a ring
 	RecomputeFull:          func(*Node) bool { return true },
 }
 
@@ -90,7 +90,7 @@ func (g *Model) numberOf(producer int) int {
 // them: attention's gradient needs Q by heads, and nothing needs it by rows.
 func moves(n *Node) bool {
 	switch n.Op {
-	case ir.AllGather, ir.LoadTokens:
+	case ir.AllGather, ir.LoadTokens, ir.Rotate:
 		return true
 	case ir.AllToAll:
 		return n.Attrs[attrIndex(n.Op, "inverse")].Value.Bits != 0

@@ -60,6 +60,8 @@ func (o *OpInfo) Usage() string {
 			b.WriteString(" @group")
 		case KindEvent:
 			b.WriteString(" e0")
+		case KindOption:
+			fmt.Fprintf(&b, " [%s=%s]", a.Name, KindInt)
 		default:
 			fmt.Fprintf(&b, " %s=%s", a.Name, a.Kind)
 		}

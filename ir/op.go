@@ -46,6 +46,7 @@ const (
 	AllToAll
 	AttentionMerge
 	AttentionDelta
+	Rotate
 	NumOps
 )
 
@@ -107,10 +108,11 @@ const (
 	KindGroup           // index into Program.Groups
 	KindRank            // a rank of the job
 	KindEvent           // an event of the section
+	KindOption          // an integer that is 0 where it is not given
 )
 
 func (k AttrKind) String() string {
-	return [...]string{"int", "float", "bool", "tensor", "group", "rank", "event"}[k]
+	return [...]string{"int", "float", "bool", "tensor", "group", "rank", "event", "option"}[k]
 }
 
 // AttrInfo is one attribute of an opcode.
@@ -137,6 +139,7 @@ const (
 	WorkReduceScatter
 	WorkAllReduce
 	WorkAllToAll
+	WorkRotate
 )
 
 // Rule names a shape rule that Dims cannot express; oprules.go holds them.
@@ -150,6 +153,8 @@ const (
 	RuleAdamW
 	RuleGather
 	RuleAllToAll
+	RuleRotate
+	RuleZigzag
 )
 
 // Work is what an instruction costs, before any machine is known.
@@ -194,6 +199,8 @@ var (
 	attrValid      = AttrInfo{"valid", KindInt, "vocabulary entries on this rank that are not padding"}
 	attrGroup      = AttrInfo{"group", KindGroup, "the ranks that take part"}
 	attrEvent      = AttrInfo{"event", KindEvent, "event of this section"}
+	attrChunks     = AttrInfo{"chunks", KindOption, "the tokens are cut into so many chunks, an even number, in zigzag order: the first, the last, the second, the last but one, and so on; 0: they are in order"}
+	attrZigzag     = AttrInfo{"zigzag", KindOption, "0: as above. Else queries are two chunks of a member of a ring in zigzag order, and keys behind the prefix two of another's: all queries see the first of them where it is 1, because the other stands before; the second half of the queries sees both where it is 2, because it stands behind"}
 )
 
 // Ops is THE opcode table. Encoder, decoder, printer, parser, verifier, simulator and OPCODES.md walk it.
@@ -208,9 +215,9 @@ var Ops = [NumOps]OpInfo{
 			{"first", KindInt, "index of the first sequence within the replica's share of the batch"},
 			{"replica", KindInt, "sequences of the global batch before this replica's share"},
 			{"position", KindInt, "first token; a sequence offers sequence+1 of them"},
-			attrBatch,
+			attrBatch, attrChunks,
 		},
-		Work: WorkMemory,
+		Rule: RuleZigzag, Work: WorkMemory,
 	},
 	InitNormal: {
 		Name: "init_normal", Class: ClassKernel, Streams: onCompute,
@@ -370,8 +377,9 @@ var Ops = [NumOps]OpInfo{
 			{"position", KindInt, "position of the first token"},
 			{"theta", KindFloat, "base of the frequencies"},
 			{"inverse", KindBool, "turn back"},
+			attrChunks, {"member", KindOption, "with chunks, the tokens are those of two: of this number and of the one as far from the end"},
 		},
-		InPlace: true, Work: WorkMemory, Source: "Su et al. 2021, in the half-split layout of GPT-NeoX and Llama",
+		InPlace: true, Rule: RuleZigzag, Work: WorkMemory, Source: "Su et al. 2021, in the half-split layout of GPT-NeoX and Llama",
 	},
 	Attention: {
 		Name: "attention", Class: ClassKernel, Streams: onCompute,
@@ -385,7 +393,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "v", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
 		},
 		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix,
-			{"accumulate", KindBool, "go on from the o and lse that are there instead of writing them"}},
+			{"accumulate", KindBool, "go on from the o and lse that are there instead of writing them"}, attrZigzag},
 		Rule: RuleAttention, Work: WorkAttention, Source: "Dao et al. 2022; paper section 2",
 	},
 	AttentionGrad: {
@@ -405,7 +413,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "delta", Types: "f32", Dims: "n*batch,heads", Optional: true, Doc: "of attention_delta, where blocks share it or o is elsewhere"},
 		},
 		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix, attrAccumulate,
-			{"accumulate_q", KindBool, "add to dq instead of writing it"}},
+			{"accumulate_q", KindBool, "add to dq instead of writing it"}, attrZigzag},
 		Rule: RuleAttention, Work: WorkAttentionGrad,
 	},
 	Gelu: {
@@ -654,5 +662,15 @@ var Ops = [NumOps]OpInfo{
 		},
 		Attrs: []AttrInfo{attrHeads, attrHeadDim},
 		Work:  WorkMemory, Source: "Dao et al. 2022",
+	},
+	Rotate: {
+		Name: "rotate", Class: ClassComm, Streams: onColl,
+		Doc: "y = the x of the member before, in group order; the first member has the last before it.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "any"},
+			{Name: "x", Types: "any"},
+		},
+		Attrs: []AttrInfo{attrGroup},
+		Rule:  RuleRotate, Work: WorkRotate, Source: "Liu, Zaharia, Abbeel 2023, Ring Attention; in zigzag order Brandon et al. 2023, Striped Attention, after Zhu 2024",
 	},
 }

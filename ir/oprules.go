@@ -35,6 +35,10 @@ func (in *Instr) CheckRule() error {
 		return checkGather(in)
 	case RuleAllToAll:
 		return checkAllToAll(in)
+	case RuleRotate:
+		return checkRotate(in)
+	case RuleZigzag:
+		return checkZigzag(in)
 	}
 	return nil
 }
@@ -112,6 +116,9 @@ func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
 	batch := int64(in.Attr("batch").Bits)
 	n, keys := in.Arg("q").Rows()/max(batch, 1), in.Arg("k").Rows()/max(batch, 1)
 	pairs := visiblePairs(n, int64(in.Attr("prefix").Bits), keys)
+	if in.zigzag() { // whichever half of them is seen
+		pairs = float64(n)*float64(in.Attr("prefix").Bits) + float64(n)*float64(n)/2
+	}
 	w := memoryWork(in)
 	w.Kind = kind
 	w.Flops = Flops(factor * 4 * pairs * float64(batch) * float64(in.Arg("q").Cols()))
@@ -129,6 +136,11 @@ func checkAttention(in *Instr) error {
 	}
 	if q, k := in.Arg("q").Rows(), in.Arg("k").Rows(); k > q+prefix*batch {
 		return fmt.Errorf("k has %d rows, more than prefix*batch + %d = %d", k, q, q+prefix*batch)
+	}
+	if in.zigzag() {
+		if err := checkRing(in); err != nil {
+			return err
+		}
 	}
 	if in.Op == AttentionGrad && in.Arg("o").Present() == in.Arg("delta").Present() {
 		return fmt.Errorf("one of o and delta is given, not both or neither")
@@ -162,6 +174,15 @@ func checkGather(in *Instr) error {
 	return nil
 }
 
+// checkRotate: what goes round has one size and type.
+func checkRotate(in *Instr) error {
+	y, x := in.Args[0], in.Args[1]
+	if y.DType != x.DType || y.Elements() != x.Elements() {
+		return fmt.Errorf("%d elements of %s do not become %d of %s", x.Elements(), x.DType, y.Elements(), y.DType)
+	}
+	return nil
+}
+
 // checkAllToAll holds what is true without knowing the group; the verifier compares the ratio of rows with its size.
 func checkAllToAll(in *Instr) error {
 	tall, wide := allToAllSides(in)
@@ -191,6 +212,10 @@ func (in *Instr) limitsValues() bool {
 	switch in.Op {
 	case LoadTokens, InitNormal, CrossEntropyStats, CrossEntropyGrad, Send, Recv:
 		return true
+	case Rope:
+		return in.Attr("chunks").Bits != 0
+	case Attention, AttentionGrad:
+		return in.zigzag()
 	}
 	return false
 }
@@ -216,6 +241,14 @@ func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 	case InitNormal:
 		if row, col := value("row"), value("col"); row < 0 || col < 0 {
 			return fmt.Errorf("starts at row %d, column %d of its tensor", row, col)
+		}
+	case Rope:
+		if member, chunks := value("member"), value("chunks"); member < 0 || member >= chunks/2 {
+			return fmt.Errorf("member %d of a ring of %d", member, chunks/2)
+		}
+	case Attention, AttentionGrad:
+		if z := value("zigzag"); z < ZigzagBefore || z > ZigzagBehind {
+			return fmt.Errorf("zigzag is %d, not %d or %d", z, ZigzagBefore, ZigzagBehind)
 		}
 	case CrossEntropyStats, CrossEntropyGrad:
 		if valid, width := value("valid"), in.Arg("logits").Cols(); valid < 0 || valid > width {

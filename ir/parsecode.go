@@ -373,7 +373,7 @@ func (ps *parser) shape(v *View) error {
 	}
 }
 
-// attrs reads attributes in any order. All but booleans must be there.
+// attrs reads attributes in any order. All but booleans and options must be there.
 func (ps *parser) attrs(in *Instr, events int32) error {
 	row := in.Info()
 	if len(row.Attrs) == 0 {
@@ -393,7 +393,7 @@ func (ps *parser) attrs(in *Instr, events int32) error {
 		given[i] = true
 	}
 	for i := range row.Attrs {
-		if a := &row.Attrs[i]; !given[i] && a.Kind != KindBool {
+		if a := &row.Attrs[i]; !given[i] && a.Kind != KindBool && a.Kind != KindOption {
 			return ps.errorAt(ps.at, row.Usage(), "%s lacks attribute %s", row.Name, a.Name)
 		}
 	}

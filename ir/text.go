@@ -399,7 +399,7 @@ func (t *printer) view(c *Code, v *View) {
 
 // attr writes an attribute. Groups and events say by their sign what they are; booleans are their name.
 func (t *printer) attr(a *Attr, info *AttrInfo, separate bool) {
-	if info.Kind == KindBool && a.Bits == 0 {
+	if (info.Kind == KindBool || info.Kind == KindOption) && a.Bits == 0 && a.Const == 0 {
 		return
 	}
 	if separate {

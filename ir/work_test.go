@@ -23,7 +23,7 @@ func TestAttentionWork(t *testing.T) {
 			return ir.View{Shape: [ir.MaxDims]int32{int32(tokens * batch), int32(heads * dim)}}
 		}
 		in := ir.Instr{Op: ir.Attention, Args: []ir.View{shape(n), {Shape: [ir.MaxDims]int32{int32(n * batch), int32(heads)}}, shape(n), shape(keys), shape(keys)},
-			Attrs: []ir.Attr{ir.Int(heads), ir.Int(heads), ir.Int(dim), ir.Int(batch), ir.Int(prefix), ir.Bool(false)}}
+			Attrs: []ir.Attr{ir.Int(heads), ir.Int(heads), ir.Int(dim), ir.Int(batch), ir.Int(prefix), ir.Bool(false), ir.Int(0)}}
 		if err := in.CheckShapes(); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}

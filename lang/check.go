@@ -104,10 +104,12 @@ func (c *checker) train() {
 func (c *checker) sizes() {
 	s, m := c.Schedule, c.Model
 	sp, pp, dp := max(1, s.SP), max(1, s.PP), max(1, s.DP)
-	if m.Heads%sp != 0 {
+	switch {
+	case s.SPMode == "ring": // every rank has all heads
+	case m.Heads%sp != 0:
 		c.fail("schedule.sp", Indivisible, fmt.Sprintf("sp = %s divides %d", nearDivisors(m.Heads, sp), m.Heads),
 			"%d heads do not divide by sp = %d", m.Heads, sp)
-	} else if m.Heads%m.KVHeads == 0 && m.KVHeads%sp != 0 && sp%m.KVHeads != 0 {
+	case m.Heads%m.KVHeads == 0 && m.KVHeads%sp != 0 && sp%m.KVHeads != 0:
 		c.fail("schedule.sp", Indivisible, fmt.Sprintf("kv_heads must divide sp or be divided by it: sp = %s", nearDivisors(m.KVHeads, sp)),
 			"%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp)
 	}

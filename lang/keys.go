@@ -371,7 +371,7 @@ var scheduleKeys = []*Key{
 		Doc: "Replicas of the whole pipeline, over different sequences of the batch. `auto` tries what divides the batch.",
 		set: func(s *Spec, v value) { s.Schedule.DP = v.Int() }},
 	{Block: blockSchedule, Name: "sp_mode", takes: names("auto", "megatron", "ulysses", "ring"), Default: "auto", Example: "ulysses",
-		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, all-to-all around attention. `ring`: K and V go round (not there yet). `auto` tries the others.",
+		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, all-to-all around attention. `ring`: weights are replicated, every rank holds two chunks of each subsequence in zigzag order, and K and V go round. `auto` tries the others.",
 		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
 	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 3)), Default: "auto", Example: "3",
 		Doc: "What ranks that hold the same matrix, replicas or, with `ulysses`, the ranks of a stage, divide among themselves (ZeRO's stages): 1, the optimizer's state; 2, of layers the gradients too, completed as soon as another layer's turn in the backward pass comes; " +

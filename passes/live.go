@@ -90,7 +90,7 @@ func (l *lives) run(fresh bool) ir.Bytes {
 				from, to = first, last
 			}
 			switch v := &b.Values[a.Value]; {
-			case v.Kind == graph.WeightGrad, v.Kind == graph.CacheGrad && v.Rows == graph.Whole:
+			case v.Kind == graph.WeightGrad, v.Kind == graph.CacheGrad && v.Spans():
 				to = end
 			case l.pass == backwardPass && l.streams(a.Value): // it has come before it is needed
 				from = 0

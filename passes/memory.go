@@ -597,7 +597,7 @@ func (r *residence) hidden(z graph.Size) ir.Bytes {
 // caches are the bytes of K and V of a layer, or of their gradients.
 func (r *residence) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.Bytes) {
 	for v := range b.Values {
-		if b.Values[v].Kind == kind && b.Values[v].Rows == graph.Whole {
+		if b.Values[v].Kind == kind && b.Values[v].Spans() {
 			n += graph.Align(b.Values[v].Bytes(z))
 		}
 	}

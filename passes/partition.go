@@ -146,16 +146,16 @@ func imbalance(m lang.Model, lengths []int64) float64 {
 	return v
 }
 
-// checkPartition: N lengths that sum to S, each divisible by SP, all but the last on the grid.
+// checkPartition: N lengths that sum to S, each divisible by what the ranks of a stage need, all but the last on the grid.
 func checkPartition(_ *Context, p *Plan) error {
-	s, sp := p.Subsequences, int64(p.Parallel.SP)
+	s, grid := p.Subsequences, p.rowGrid()
 	if len(s.Lengths) != s.N {
 		return fmt.Errorf("%d lengths for %d subsequences", len(s.Lengths), s.N)
 	}
 	var sum int64
 	for i, n := range s.Lengths {
-		if n < 1 || n%sp != 0 {
-			return fmt.Errorf("subsequence %d has %d tokens, which is no positive multiple of sp = %d", i, n, sp)
+		if n < 1 || n%grid != 0 {
+			return fmt.Errorf("subsequence %d has %d tokens, which is no positive multiple of %s", i, n, p.gridInWords())
 		}
 		if n%s.Align != 0 && i < s.N-1 {
 			return fmt.Errorf("subsequence %d has %d tokens, which is no multiple of align = %d", i, n, s.Align)

@@ -109,7 +109,7 @@ func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
 func (t *costs) addCaches(m cost.Model, b *graph.Block, z graph.Size) {
 	var out, back ir.Seconds
 	for v := range b.Values {
-		if b.Values[v].Kind != graph.Cache || b.Values[v].Rows != graph.Whole {
+		if b.Values[v].Kind != graph.Cache || !b.Values[v].Spans() {
 			continue
 		}
 		whole := b.Values[v].Bytes(z)

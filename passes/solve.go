@@ -22,7 +22,7 @@ const (
 // Input: the request. Output: Schedule with every dimension pinned, Parallel, LayersPerStage, Recompute, Subsequences.N and
 // Align; Alternatives and Rejected.
 func solve(c *Context, p *Plan) error {
-	if err := c.diagnose(missingPolicies(p)); err != nil {
+	if err := c.diagnose(strategyProblems(p)); err != nil {
 		return err
 	}
 	s := newSearch(c, p)
@@ -112,7 +112,7 @@ func solveLayerOrder(p *Plan, par *Parallel) {
 }
 
 func solveSubsequences(p *Plan) {
-	req, seq, sp := p.Schedule.Subsequences, p.Train.Sequence, int64(p.Parallel.SP)
+	req, seq := p.Schedule.Subsequences, p.Train.Sequence
 	out := &p.Subsequences
 	why := "given"
 	switch {
@@ -125,7 +125,7 @@ func solveSubsequences(p *Plan) {
 	case p.Schedule.Offload.Policy == "list":
 		out.N, why = len(p.Schedule.Offload.Alpha), "one for each share that offload lists"
 	default:
-		grid := max(int64(p.Schedule.Align), sp)
+		grid := max(int64(p.Schedule.Align), p.rowGrid())
 		n := max((seq+tokensPerTaskWanted-1)/tokensPerTaskWanted, int64(p.Parallel.PP))
 		out.N = int(max(1, min(n, seq/grid)))
 		why = "auto is one for every 8K tokens, at least one for every stage"
@@ -139,10 +139,10 @@ func solveSubsequences(p *Plan) {
 	p.decide("solve", "align", fmt.Sprint(out.Align), fmt.Sprintf("auto is %d, or less so that the shortest subsequence has %d steps of it; a multiple of sp", alignWanted, stepsPerSubsequence))
 }
 
-// autoAlign halves the grid until every subsequence has enough steps of it, or until it is SP.
+// autoAlign halves the grid until every subsequence has enough steps of it, or until it is what ranks need.
 func autoAlign(p *Plan) int64 {
-	sp := int64(p.Parallel.SP)
-	align := sp
+	least := p.rowGrid()
+	align := least
 	for align*2 <= alignWanted {
 		align *= 2
 	}
@@ -153,7 +153,7 @@ func autoAlign(p *Plan) int64 {
 		shortest := shortestLength(p)
 		suits = func(align int64) bool { return shortest >= stepsPerSubsequence*align }
 	}
-	for align > sp && !suits(align) {
+	for align > least && !suits(align) {
 		align /= 2
 	}
 	return align
@@ -237,19 +237,6 @@ func plain(problems []problem) error {
 	return fmt.Errorf("%s: %s", f.key, f.message)
 }
 
-// missingPolicies are choices of the language that no pass makes yet.
-func missingPolicies(p *Plan) []problem {
-	s := p.Schedule
-	var found []problem
-	refuse := func(missing bool, key, what, instead string) {
-		if missing {
-			found = append(found, fault(key, lang.NotYet, "for now "+instead, "%s is not implemented yet", what))
-		}
-	}
-	refuse(s.SPMode == "ring", "schedule.sp_mode", "sp_mode = "+s.SPMode, "megatron or ulysses")
-	return append(found, strategyProblems(p)...)
-}
-
 // sizeProblems are what is wrong with sizes, chosen or edited, that everything later relies on.
 func sizeProblems(p *Plan) []problem {
 	found := modelProblems(p)
@@ -282,8 +269,8 @@ func sizeProblems(p *Plan) []problem {
 	each := int64(par.DP * par.Microbatch)
 	add(int64(p.Train.Batch)%each != 0 || p.Train.Batch < 1, fault("train.batch", lang.Indivisible, "batch = "+nearMultiples(int64(p.Train.Batch), each),
 		"batch = %d is not a multiple of dp * microbatch = %d", p.Train.Batch, each))
-	add(seq%int64(par.SP) != 0, fault("train.sequence", lang.Indivisible, "sequence = "+nearMultiples(seq, int64(par.SP)),
-		"sequence = %d does not divide by sp = %d", seq, par.SP))
+	add(seq%p.rowGrid() != 0, fault("train.sequence", lang.Indivisible, "sequence = "+nearMultiples(seq, p.rowGrid()),
+		"sequence = %d does not divide by %s", seq, p.gridInWords()))
 	return append(found, gridProblems(p)...)
 }
 
@@ -332,15 +319,15 @@ const mostTasks = 150_000
 func taskLayers(p *Plan) int64 { return int64(max(1, p.Model.Layers*p.Parallel.Microbatches)) }
 
 func gridProblems(p *Plan) []problem {
-	seq, n, align, sp := p.Train.Sequence, int64(p.Subsequences.N), p.Subsequences.Align, int64(p.Parallel.SP)
+	seq, n, align, grid := p.Train.Sequence, int64(p.Subsequences.N), p.Subsequences.Align, p.rowGrid()
 	switch {
 	case n < 1:
 		return []problem{fault("schedule.subsequences", lang.OutOfRange, "", "a sequence has at least one subsequence, not %d", n)}
 	case n > mostTasks/taskLayers(p):
 		return []problem{fault("schedule.subsequences", lang.Infeasible, fmt.Sprintf("at most %d subsequences", max(1, mostTasks/taskLayers(p))),
 			"a step of %d subsequences over %d layers and %d microbatches is a program of more than 20 million instructions", n, p.Model.Layers, p.Parallel.Microbatches)}
-	case align < 1 || align%sp != 0:
-		return []problem{fault("schedule.align", lang.BadAlign, "align = "+nearMultiples(align, sp), "align = %d is not a multiple of sp = %d", align, sp)}
+	case align < 1 || align%grid != 0:
+		return []problem{fault("schedule.align", lang.BadAlign, "align = "+nearMultiples(align, grid), "align = %d is not a multiple of %s", align, p.gridInWords())}
 	case p.Subsequences.Lengths != nil:
 		return nil // checked as they are
 	case p.Schedule.Offload.Policy == "list" && len(p.Schedule.Offload.Alpha) != int(n):
@@ -349,20 +336,20 @@ func gridProblems(p *Plan) []problem {
 	case len(p.Schedule.Subsequences.Lengths) > 0:
 		return lengthProblems(p)
 	case n > seq/align:
-		return []problem{fault("schedule.subsequences", lang.BadAlign, fmt.Sprintf("at most %d subsequences, or align at most %d", seq/align, seq/n/sp*sp),
+		return []problem{fault("schedule.subsequences", lang.BadAlign, fmt.Sprintf("at most %d subsequences, or align at most %d", seq/align, seq/n/grid*grid),
 			"a sequence of %d tokens is too short for %d subsequences of at least align = %d tokens", seq, n, align)}
 	}
 	return nil
 }
 
 func lengthProblems(p *Plan) []problem {
-	lengths, align, sp := p.Schedule.Subsequences.Lengths, p.Subsequences.Align, int64(p.Parallel.SP)
+	lengths, align, grid := p.Schedule.Subsequences.Lengths, p.Subsequences.Align, p.rowGrid()
 	var sum int64
 	for i, n := range lengths {
 		sum += n
 		key := fmt.Sprintf("schedule.subsequences[%d]", i)
-		if n < 1 || n%sp != 0 {
-			return []problem{fault(key, lang.Indivisible, nearMultiples(n, sp), "a subsequence of %d tokens does not divide by sp = %d", n, sp)}
+		if n < 1 || n%grid != 0 {
+			return []problem{fault(key, lang.Indivisible, nearMultiples(n, grid), "a subsequence of %d tokens does not divide by %s", n, p.gridInWords())}
 		}
 		if n%align != 0 && i < len(lengths)-1 {
 			return []problem{fault(key, lang.BadAlign, nearMultiples(n, align), "a subsequence of %d tokens is not a multiple of align = %d", n, align)}

@@ -156,7 +156,7 @@ func (sp *space) microbatches(s *lang.Schedule) []int {
 
 // zeros: where ranks hold the same matrix there is no reason to hold its state twice.
 func (sp *space) zeros(s *lang.Schedule) []string {
-	if s.DP > 1 || s.SP > 1 && s.SPMode == graph.ModeUlysses {
+	if s.DP > 1 || (graph.Split{SP: s.SP, Mode: s.SPMode}).Replicates() {
 		return []string{"1", "2", "3"}
 	}
 	return []string{"0"}

@@ -38,7 +38,7 @@ func (p *Plan) Completes(t Task) bool { return !p.layerOrder() || t.Subsequence 
 
 // solveZero decides whether ranks keep the state of their slice alone.
 func solveZero(p *Plan) {
-	shared := p.Parallel.DP > 1 || p.Parallel.SP > 1 && p.Parallel.SPMode == graph.ModeUlysses
+	shared := p.Parallel.DP > 1 || p.Split().Replicates()
 	why := "given"
 	switch request := p.Schedule.Zero; {
 	case request != "" && request != "auto":
@@ -93,13 +93,13 @@ func (p *Plan) Slicing(param *graph.Param) Slicing {
 }
 
 // divides says whether each piece of a parameter has that many equal slices: the position table has a piece for every
-// subsequence.
+// subsequence, or two in zigzag order.
 func (p *Plan) divides(param *graph.Param, slices int64) bool {
 	if param.Shard != graph.ByTokens {
 		return param.Local[0]%slices == 0
 	}
 	for _, n := range p.Subsequences.Lengths {
-		if n/int64(p.Parallel.SP)%slices != 0 {
+		if n/p.rowGrid()%slices != 0 {
 			return false
 		}
 	}

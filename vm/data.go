@@ -34,6 +34,29 @@ func OpenData(run *ir.Run, dir string) (Tokens, error) {
 }
 
 // randomData is noise: token t of a sequence is a function of seed, round, sequence and t.
+// Window is what a load_tokens instruction asks of a source: sequences side by side from one on, tokens from one on, in zigzag
+// order of so many chunks where that is not 0.
+type Window struct {
+	Batch, Chunks      int
+	Sequence, Position int64
+}
+
+// Load fills out with the window's tokens.
+func (w *Window) Load(from Tokens, section ir.Section, round int64, out []int32) error {
+	chunks := max(1, w.Chunks)
+	each := len(out) / chunks // rows of a chunk
+	for j := range chunks {
+		position := w.Position + ir.ZigzagChunk(int64(j), int64(chunks))*int64(each/w.Batch)
+		rows := out[j*each : (j+1)*each]
+		for s := range min(w.Batch, each) {
+			if err := from.Tokens(section, round, w.Sequence+int64(s), position, rows[s:], w.Batch); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 type randomData struct{ run ir.Run }
 
 // Tokens implements the interface of that name.

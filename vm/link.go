@@ -35,6 +35,7 @@ type Team interface {
 	ReduceScatter(y, x []byte, t ir.DType) error
 	AllReduce(x []byte, t ir.DType) error
 	AllToAll(y, x []byte, e Exchange) error
+	Rotate(y, x []byte) error
 }
 
 // Exchange is the layout of an all_to_all; the opcode's row says what the figures mean.

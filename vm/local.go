@@ -182,6 +182,13 @@ func (m *localMember) AllToAll(y, x []byte, e Exchange) error {
 	return m.call(teamCall{op: ir.AllToAll, t: e.DType, y: y, x: x, e: e})
 }
 
+func (m *localMember) Rotate(y, x []byte) error {
+	if len(y) != len(x) {
+		return fmt.Errorf("%d bytes go round, and %d come", len(x), len(y))
+	}
+	return m.call(teamCall{op: ir.Rotate, y: y, x: x})
+}
+
 func (m *localMember) call(c teamCall) error {
 	t := m.team
 	t.calls[m.index] = c
@@ -204,6 +211,8 @@ func (m *localMember) call(c teamCall) error {
 		sum(c.y, t.calls, m.index*len(c.y), c.t)
 	case ir.AllReduce:
 		m.allReduce(c)
+	case ir.Rotate:
+		copy(c.y, t.calls[(m.index+len(t.calls)-1)%len(t.calls)].x)
 	case ir.AllToAll:
 		if c.e.Inverse {
 			m.columnsToRows(c)

@@ -114,6 +114,9 @@ func instrJSON(p *ir.Program, c *ir.Code, pc int, in *ir.Instr, consts []int64) 
 		}
 	}
 	for i, a := range in.Attrs {
+		if info.Attrs[i].Kind == ir.KindOption && a == ir.Int(0) {
+			continue
+		}
 		out.Attrs[info.Attrs[i].Name] = attrJSON(p, info.Attrs[i].Kind, a, consts)
 	}
 	return out

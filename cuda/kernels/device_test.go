@@ -218,7 +218,7 @@ func (d *device) value(pc int, a kernels.Arg, table []uint64) uint64 {
 	switch a.Kind {
 	case kernels.Operand:
 		if v := d.code.Sections[ir.SectionStep][pc+int(a.Apart)].Args[a.Value]; v.Present() {
-			return address(d.view(v))
+			return address(d.view(v)) + a.Offset
 		}
 		return 0
 	case kernels.Workspace:

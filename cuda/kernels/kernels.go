@@ -95,7 +95,7 @@ type ArgKind uint8
 
 // Kinds of arguments.
 const (
-	Operand   ArgKind = iota // the address of operand Value of the instruction, or 0 where it is absent
+	Operand   ArgKind = iota // the address of byte Offset of operand Value of the instruction, or 0 where it is absent
 	Workspace                // the address of byte Value of the workspace
 	Scalar                   // Value itself: the bits of an int64 or of a float64
 	Table                    // the address of the launch's table
@@ -103,9 +103,10 @@ const (
 
 // Arg is one argument of a launch.
 type Arg struct {
-	Kind  ArgKind
-	Apart int32 // of an operand: how many instructions behind the plan's own its instruction stands
-	Value uint64
+	Kind   ArgKind
+	Apart  int32 // of an operand: how many instructions behind the plan's own its instruction stands
+	Value  uint64
+	Offset uint64
 }
 
 // Launch is one kernel of an instruction. Blocks are one-dimensional.
@@ -202,6 +203,12 @@ func (b *binder) launch(kernel string, grid [3]int64, args ...any) *Launch {
 // workspace is an address in the workspace as an argument.
 type workspace int64
 
+// rowsOf is an operand from a row on.
+type rowsOf struct {
+	name string
+	row  int64
+}
+
 func (b *binder) arg(a any) Arg {
 	switch v := a.(type) {
 	case string:
@@ -213,6 +220,10 @@ func (b *binder) arg(a any) Arg {
 		panic("internal: kernels: " + b.in.Info().Name + " has no operand " + v)
 	case Arg:
 		return v
+	case rowsOf:
+		a, view := b.arg(v.name), b.in.Arg(v.name)
+		a.Offset = uint64(v.row * view.Cols() * int64(view.DType.Bytes()))
+		return a
 	case workspace:
 		return Arg{Kind: Workspace, Value: uint64(v)}
 	case int64:

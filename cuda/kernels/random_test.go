@@ -150,7 +150,7 @@ func (d *draw) attributes() {
 		case ok:
 		case a.Kind == ir.KindBool:
 			v = d.rng.Int64N(2)
-		case a.Kind == ir.KindTensor:
+		case a.Kind == ir.KindTensor, a.Kind == ir.KindOption:
 		default:
 			v = 1 + d.rng.Int64N(limit)
 		}

@@ -4,10 +4,11 @@
 #define MAX_PAIRS 512
 
 template <class Y, class X>
-DEV void rope(Y *y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position, double theta, i64 inverse) {
+DEV void rope(Y *y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position, double theta, i64 inverse, i64 chunks, i64 member) {
     SHARED(float, cosines, MAX_PAIRS);
     SHARED(float, sines, MAX_PAIRS);
-    const i64 half = head_dim / 2, token = blockIdx.x;
+    const i64 half = head_dim / 2, token = blockIdx.x, chunk = gridDim.x / 2;
+    if (chunks) position += token < chunk ? member * chunk : (chunks - 2 - member) * chunk;
     for (i64 i = threadIdx.x; i < half; i += blockDim.x) {
         double s, c;
         sincos((double)(position + token) * pow(theta, -2.0 * (double)i / (double)head_dim), &s, &c);
@@ -33,8 +34,9 @@ DEV void rope(Y *y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position
 }
 
 #define ROPE(S, Y, X)                                                                                               \
-    KERNEL(rope_##S, (Y * y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position, double theta, i64 inverse)) { \
-        rope(y, x, heads, head_dim, batch, position, theta, inverse);                                               \
+    KERNEL(rope_##S, (Y * y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position, double theta, i64 inverse, \
+                      i64 chunks, i64 member)) {                                                                    \
+        rope(y, x, heads, head_dim, batch, position, theta, inverse, chunks, member);                               \
     }
 ROPE(ff, float, float)
 ROPE(fb, float, bf16)

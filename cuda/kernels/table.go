@@ -173,7 +173,7 @@ func rope(b *binder) {
 	if dim > 2*512 {
 		b.err = fmt.Errorf("a head_dim of %d is more than the kernel's 1024", dim)
 	}
-	b.launch("rope_"+b.types("y", "x"), rows(r/batch), "y", "x", b.int("heads"), dim, batch, b.int("position"), b.float("theta"), b.int("inverse"))
+	b.launch("rope_"+b.types("y", "x"), rows(r/batch), "y", "x", b.int("heads"), dim, batch, b.int("position"), b.float("theta"), b.int("inverse"), b.int("chunks"), b.int("member"))
 }
 
 func embedRows(b *binder) {

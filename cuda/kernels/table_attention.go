@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+
+	"sppo/ir"
 )
 
 // tensorDims are the head widths that attention_tensor.cu serves, in bf16.
@@ -33,24 +35,30 @@ const maxHeadDim = 256
 // attentionShape is what the kernels of attention are told.
 type attentionShape struct {
 	n, keys, heads, kvHeads, dim, batch int64
+	row                                 int64 // of the first query
 	args                                []any
 	tensor                              bool // tensor cores serve
 	hopper                              bool // and those of Hopper
 }
 
-func (b *binder) attentionShape() attentionShape {
-	r, _ := b.shape("q")
-	s := attentionShape{heads: b.int("heads"), kvHeads: b.int("kv_heads"), dim: b.int("head_dim"), batch: b.int("batch")}
-	s.n = r / s.batch
-	keys, _ := b.shape("k")
-	s.keys = keys / s.batch
+// attentionShapes are those of the parts of an instruction.
+func (b *binder) attentionShapes() (shapes []attentionShape) {
+	for _, p := range b.in.AttentionParts(b.consts) {
+		shapes = append(shapes, b.attentionShape(p))
+	}
+	return shapes
+}
+
+func (b *binder) attentionShape(p ir.AttentionPart) attentionShape {
+	s := attentionShape{n: p.Queries, keys: p.Keys, heads: b.int("heads"), kvHeads: b.int("kv_heads"), dim: b.int("head_dim"), batch: b.int("batch")}
+	s.row = p.Query * s.batch
 	s.tensor = b.types("q") == "b" && slices.Contains(tensorDims, s.dim)
 	s.hopper = s.tensor && b.card.Hopper && slices.Contains(HopperDims, s.dim)
 	s.args = []any{s.n, s.keys, s.heads, s.kvHeads}
 	if !s.tensor {
 		s.args = append(s.args, s.dim)
 	}
-	s.args = append(s.args, s.batch, b.int("prefix"))
+	s.args = append(s.args, s.batch, p.Prefix)
 	if s.dim > maxHeadDim {
 		b.err = fmt.Errorf("a head_dim of %d is more than the kernel's %d", s.dim, maxHeadDim)
 	}
@@ -91,13 +99,14 @@ func tensorSharedBytes(name string, dim int64) int64 {
 }
 
 func attention(b *binder) {
-	s := b.attentionShape()
-	args := append(append([]any{"o", "lse", "q", "k", "v"}, s.args...), b.int("accumulate"))
-	if s.hopper {
-		b.hopperAttention(s, args)
-		return
+	for _, s := range b.attentionShapes() {
+		args := append(append([]any{rowsOf{"o", s.row}, rowsOf{"lse", s.row}, rowsOf{"q", s.row}, "k", "v"}, s.args...), b.int("accumulate"))
+		if s.hopper {
+			b.hopperAttention(s, args)
+			continue
+		}
+		b.attentionLaunch(s, "", "o", s.n, s.heads, args)
 	}
-	b.attentionLaunch(s, "", "o", s.n, s.heads, args)
 }
 
 // hopperAttention has tiles brought by the copy engine, or by the threads that multiply.
@@ -108,27 +117,50 @@ func (b *binder) hopperAttention(s attentionShape, args []any) {
 		l.Source, l.SharedBytes = hopperSource, hopperBytes(s.dim, 0)
 		return
 	}
-	l := b.launch("attention_bulk_"+name, grid, append([]any{"o", "lse", tabled}, args[5:]...)...)
+	l := b.launch("attention_bulk_"+name, grid, append([]any{args[0], args[1], tabled}, args[5:]...)...)
 	l.Source, l.Block, l.SharedBytes = hopperSource, bulkThreads, hopperBytes(s.dim, barrierBytes)
 	for _, x := range []struct {
-		name          string
+		operand       any
 		heads, tokens int64
-	}{{"q", s.heads, s.n}, {"k", s.kvHeads, s.keys}, {"v", s.kvHeads, s.keys}} {
-		l.Boxes = append(l.Boxes, Boxes{Tensor: b.arg(x.name), Extent: [4]int64{s.dim, x.heads, s.batch, x.tokens}, Box: [4]int64{64, 1, 1, 128}})
+	}{{args[2], s.heads, s.n}, {"k", s.kvHeads, s.keys}, {"v", s.kvHeads, s.keys}} {
+		l.Boxes = append(l.Boxes, Boxes{Tensor: b.arg(x.operand), Extent: [4]int64{s.dim, x.heads, s.batch, x.tokens}, Box: [4]int64{64, 1, 1, 128}})
 	}
 }
 
 func attentionGrad(b *binder) {
-	s := b.attentionShape()
-	var delta any = "delta"
+	shapes := b.attentionShapes()
+	delta := func(s attentionShape) any { return rowsOf{"delta", s.row} }
 	if !b.has("delta") {
-		rows := s.n * s.batch * s.heads
-		delta = b.reserve(4 * rows)
-		b.launch("attention_delta_"+b.types("q"), [3]int64{ceil(rows, 8), 1, 1}, delta, "do", "o", rows, s.dim)
+		s := b.attentionShape(ir.AttentionPart{})
+		rows := b.elements("lse")
+		at := b.reserve(4 * rows)
+		b.launch("attention_delta_"+b.types("q"), [3]int64{ceil(rows, 8), 1, 1}, at, "do", "o", rows, s.dim)
+		delta = func(s attentionShape) any { return at + workspace(4*s.row*s.heads) }
 	}
-	in := append([]any{"do", "q", "k", "v", "lse", delta}, s.args...)
-	keys := append(append([]any{"dk", "dv"}, in...), b.int("accumulate"))
-	queries := append(append([]any{"dq"}, in...), b.int("accumulate_q"))
+	accumulate := b.int("accumulate")
+	for i, s := range shapes {
+		if i == 0 && accumulate == 0 {
+			b.clearUnseen(s)
+		}
+		in := append([]any{rowsOf{"do", s.row}, rowsOf{"q", s.row}, "k", "v", rowsOf{"lse", s.row}, delta(s)}, s.args...)
+		keys := append(append([]any{"dk", "dv"}, in...), accumulate)
+		b.attentionGradLaunch(s, keys, append(append([]any{rowsOf{"dq", s.row}}, in...), b.int("accumulate_q")))
+		accumulate = 1
+	}
+}
+
+// clearUnseen writes the gradients of keys that no query of the widest part sees.
+func (b *binder) clearUnseen(s attentionShape) {
+	rows, cols := b.shape("dk")
+	if seen := s.keys * s.batch; seen < rows {
+		bytes := 4 * (rows - seen) * cols
+		for _, name := range []string{"dk", "dv"} {
+			b.launch("fill", spread(bytes, 16), rowsOf{name, seen}, bytes, int64(0)).Source = "elementwise.cu"
+		}
+	}
+}
+
+func (b *binder) attentionGradLaunch(s attentionShape, keys, queries []any) {
 	if s.hopper {
 		dim := strconv.FormatInt(s.dim, 10)
 		l := b.launch("attention_hopper_dkv_"+dim, [3]int64{ceil(s.keys, 128), s.kvHeads, s.batch}, keys...)

@@ -123,6 +123,8 @@ func (c Model) One(w ir.Work, l Link) ir.Seconds {
 		return c.ring(w.Bytes, l, 2)
 	case ir.WorkAllToAll:
 		return c.allToAll(w.Bytes, l)
+	case ir.WorkRotate:
+		return c.rotate(w.Bytes, l)
 	}
 	panic("internal: no price for this kind of work")
 }
@@ -162,6 +164,15 @@ func (c Model) ring(n ir.Bytes, l Link, passes int) ir.Seconds {
 	steps := float64(passes * (l.Ranks - 1))
 	moved := over(n, rate*c.machine.CollectiveEfficiency) * ir.Seconds(steps/float64(l.Ranks))
 	return c.latency(latency*steps) + moved
+}
+
+// rotate is one step of a ring, in which each rank passes n bytes on.
+func (c Model) rotate(n ir.Bytes, l Link) ir.Seconds {
+	if l.Ranks < 2 {
+		return 0
+	}
+	rate, latency := c.wire(l)
+	return c.latency(latency) + over(n, rate*c.machine.CollectiveEfficiency)
 }
 
 // allToAll is the time in which each rank sends every other its part of n/t, all messages at once: what stays in the

@@ -150,7 +150,7 @@ func (l *layered) forward(s int) {
 		l.matmul(view(y.v, start, n, width), view(x, 0, n, width), w)
 		l.emit(ir.Attention, ir.Compute, []ir.View{
 			view(o, 0, n, width), view(lse, 0, n, 1), view(q, 0, n, width), view(y.k, 0, before+n, width), view(y.v, 0, before+n, width),
-		}, append(attentionAttrs[:4:4], ir.Int(int64(before)), ir.Bool(false)))
+		}, append(attentionAttrs[:4:4], ir.Int(int64(before)), ir.Bool(false), ir.Int(0)))
 		l.matmul(view(u, 0, n, width), view(o, 0, n, width), w)
 		l.emit(ir.AllReduce, ir.Coll, []ir.View{view(u, 0, n, width)}, []ir.Attr{ir.Int(groupSP)})
 		for range 4 {
@@ -189,7 +189,7 @@ func (l *layered) backward(s int) {
 			view(dq, 0, n, width), view(y.dk, 0, before+n, width), view(y.dv, 0, before+n, width), view(dx, 0, n, width),
 			view(back("q"), 0, n, width), view(y.k, 0, before+n, width), view(y.v, 0, before+n, width),
 			view(back("o"), 0, n, width), view(back("lse"), 0, n, 1), ir.Absent(),
-		}, append(attentionAttrs[:4:4], ir.Int(int64(before)), ir.Bool(true), ir.Bool(false)))
+		}, append(attentionAttrs[:4:4], ir.Int(int64(before)), ir.Bool(true), ir.Bool(false), ir.Int(0)))
 		for _, d := range []int{y.dk, y.dv} {
 			l.matmul(dw, view(back("x"), 0, n, width), view(d, start, n, width), ir.Bool(true), ir.Bool(false), ir.Bool(true))
 			l.matmul(view(dx, 0, n, width), view(d, start, n, width), w, ir.Bool(false), ir.Bool(true), ir.Bool(true))

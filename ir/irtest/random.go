@@ -146,7 +146,10 @@ func (g *generator) collective(st *stage) {
 	dtype := g.dtype()
 	attrs := []ir.Attr{ir.Int(int64(group))}
 	stream := []ir.Stream{ir.Coll, ir.Mux}[g.r.IntN(2)]
-	switch g.r.IntN(3) {
+	switch g.r.IntN(4) {
+	case 3:
+		x := st.readable(ir.Device, dtype, share)
+		st.emit(ir.Rotate, stream, []ir.View{st.writable(ir.Device, dtype, share), x}, attrs)
 	case 0:
 		x := st.readable(ir.Device, dtype, share)
 		st.emit(ir.AllGather, stream, []ir.View{st.writable(ir.Device, dtype, whole), x}, attrs)
@@ -283,6 +286,8 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 	case ir.KindBool:
 		in.set[a.Name] = r.IntN(2) == 0
 		return ir.Bool(in.set[a.Name])
+	case ir.KindOption:
+		return ir.Int(0)
 	case ir.KindTensor:
 		return ir.Int(r.Int64N(int64(len(in.st.g.p.Tensors))))
 	}

@@ -2,24 +2,39 @@ package cpu
 
 import "sppo/vm/cpu/simd"
 
-func (b *binder) attentionShape() simd.Attention {
-	rows, _ := b.shape("q")
-	keys, _ := b.shape("k")
+// attentionPart is what an instruction does for some of its queries, whose rows begin at one.
+type attentionPart struct {
+	simd.Attention
+	row int
+}
+
+func (b *binder) attentionParts() (parts []attentionPart) {
 	batch := max(b.int("batch"), 1)
-	return simd.Attention{
-		Tokens: rows / batch, Keys: keys / batch, Prefix: b.int("prefix"), Batch: batch,
-		Heads: b.int("heads"), KVHeads: b.int("kv_heads"), HeadDim: b.int("head_dim"),
+	for _, p := range b.in.AttentionParts(b.consts) {
+		parts = append(parts, attentionPart{simd.Attention{
+			Tokens: int(p.Queries), Keys: int(p.Keys), Prefix: int(p.Prefix), Batch: batch,
+			Heads: b.int("heads"), KVHeads: b.int("kv_heads"), HeadDim: b.int("head_dim"),
+		}, int(p.Query) * batch})
+	}
+	return parts
+}
+
+// lseRows are those of a statistic of each row and head from the part's on.
+func (p *attentionPart) lseRows(lse []float32) []float32 { return lse[p.row*p.Heads:] }
+
+func attention(b *binder) func() {
+	parts, pool, accumulate := b.attentionParts(), b.device.pool, b.bool("accumulate")
+	o, lse, q, k, v := b.mat("o"), b.floats("lse"), b.mat("q"), b.mat("k"), b.mat("v")
+	return func() {
+		for i := range parts {
+			p := &parts[i]
+			p.Forward(pool, o.From(p.row), p.lseRows(lse), accumulate, q.From(p.row), k, v)
+		}
 	}
 }
 
-func attention(b *binder) func() {
-	shape, pool, accumulate := b.attentionShape(), b.device.pool, b.bool("accumulate")
-	o, lse, q, k, v := b.mat("o"), b.floats("lse"), b.mat("q"), b.mat("k"), b.mat("v")
-	return func() { shape.Forward(pool, o, lse, accumulate, q, k, v) }
-}
-
 func attentionGrad(b *binder) func() {
-	shape, pool := b.attentionShape(), b.device.pool
+	parts, pool := b.attentionParts(), b.device.pool
 	g := simd.AttentionGrads{
 		DQ: b.mat("dq"), DK: b.mat("dk"), DV: b.mat("dv"), AddQ: b.bool("accumulate_q"), AddKV: b.bool("accumulate"),
 		DOut: b.mat("do"), Q: b.mat("q"), K: b.mat("k"), V: b.mat("v"), LSE: b.floats("lse"),
@@ -29,7 +44,28 @@ func attentionGrad(b *binder) func() {
 	} else {
 		g.O = b.mat("o")
 	}
-	return func() { shape.Backward(pool, g) }
+	return func() {
+		for i := range parts {
+			parts[i].backward(pool, g, i > 0)
+		}
+	}
+}
+
+// backward adds to the keys where a part before it has written them; the first clears those that nobody sees.
+func (p *attentionPart) backward(pool *simd.Pool, g simd.AttentionGrads, later bool) {
+	seen := p.Keys * p.Batch * p.KVHeads * p.HeadDim
+	if !later && !g.AddKV {
+		clear(g.DK.F32[seen:])
+		clear(g.DV.F32[seen:])
+	}
+	g.AddKV = g.AddKV || later
+	g.DQ, g.DOut, g.Q, g.LSE = g.DQ.From(p.row), g.DOut.From(p.row), g.Q.From(p.row), p.lseRows(g.LSE)
+	if g.Delta != nil {
+		g.Delta = p.lseRows(g.Delta)
+	} else {
+		g.O = g.O.From(p.row)
+	}
+	p.Backward(pool, g)
 }
 
 func attentionMerge(b *binder) func() {

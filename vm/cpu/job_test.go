@@ -87,7 +87,7 @@ func bigram(t ir.DType) *ir.Program {
 	}
 	forward := func(s ir.Section) {
 		for i, view := range []ir.View{input, labels} {
-			b.put(s, ir.LoadTokens, ir.Compute, []ir.View{view}, ir.Int(0), ir.Int(0), ir.Int(int64(i)), ir.Int(bigramBatch))
+			b.put(s, ir.LoadTokens, ir.Compute, []ir.View{view}, ir.Int(0), ir.Int(0), ir.Int(int64(i)), ir.Int(bigramBatch), ir.Int(0))
 		}
 		b.put(s, ir.Fill, ir.Compute, []ir.View{loss}, ir.Float(0))
 		b.put(s, ir.Embed, ir.Compute, []ir.View{logits, input, weight}, first)
@@ -344,7 +344,7 @@ func TestFailureEndsTheJob(t *testing.T) {
 		p := bigram(ir.F32)
 		other := p.Codes[0] // the second rank reads its labels elsewhere, and does not fail
 		other.Sections[ir.SectionStep] = slices.Clone(other.Sections[ir.SectionStep])
-		other.Sections[ir.SectionStep][1].Attrs = []ir.Attr{ir.Int(0), ir.Int(5), ir.Int(1), ir.Int(bigramBatch)}
+		other.Sections[ir.SectionStep][1].Attrs = []ir.Attr{ir.Int(0), ir.Int(5), ir.Int(1), ir.Int(bigramBatch), ir.Int(0)}
 		p.Codes = append(p.Codes, other)
 		p.Ranks[0].Code = 1
 		job := open(t, p, faulty{panics: panics})
@@ -434,7 +434,7 @@ func TestBadProgramsAreRefused(t *testing.T) {
 		"1 operands and 1 attributes":                             func(p *ir.Program) { step(p)[2].Op = ir.AllGather },
 		"the instruction makes no sense": func(p *ir.Program) {
 			in := &step(p)[3]
-			in.Op, in.Args, in.Attrs = ir.Rope, []ir.View{in.Args[0], in.Args[0]}, make([]ir.Attr, 6)
+			in.Op, in.Args, in.Attrs = ir.Rope, []ir.View{in.Args[0], in.Args[0]}, make([]ir.Attr, 8)
 		},
 		"opcode 200":                    func(p *ir.Program) { step(p)[2].Op = 200 },
 		"constant 3 does not exist":     func(p *ir.Program) { step(p)[3].Attrs[0] = ir.ConstRef(3) },

@@ -47,5 +47,6 @@ var (
 		ir.ReduceScatter: reduceScatter,
 		ir.AllReduce:     allReduce,
 		ir.AllToAll:      allToAll,
+		ir.Rotate:        rotate,
 	}
 )

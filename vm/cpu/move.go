@@ -13,15 +13,8 @@ func loadTokens(b *binder) func() error {
 	d, tokens := b.device, b.ints("tokens")
 	batch, position := b.int("batch"), int64(b.int("position"))
 	sequence := int64(b.int("replica") + b.int("first"))
-	return func() error {
-		for s := range batch {
-			err := d.env.Tokens.Tokens(d.section, d.round, sequence+int64(s), position, tokens[s:], batch)
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	}
+	w := vm.Window{Batch: batch, Chunks: b.int("chunks"), Sequence: sequence, Position: position}
+	return func() error { return w.Load(d.env.Tokens, d.section, d.round, tokens) }
 }
 
 func copyBytes(b *binder) func() error {
@@ -79,6 +72,11 @@ func reduceScatter(b *binder) func() error {
 func allReduce(b *binder) func() error {
 	team, x, t := b.team(), b.bytes("x"), b.sumType("x")
 	return func() error { return team.AllReduce(x, t) }
+}
+
+func rotate(b *binder) func() error {
+	team, y, x := b.team(), b.bytes("y"), b.bytes("x")
+	return func() error { return team.Rotate(y, x) }
 }
 
 func allToAll(b *binder) func() error {

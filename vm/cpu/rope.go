@@ -33,7 +33,12 @@ func rope(b *binder) func() {
 		table = new(ropeTable)
 		b.device.tables[key] = table
 	}
-	table.positions = max(table.positions, position+rows/batch)
+	tokens, chunks, member := rows/batch, b.int("chunks"), b.int("member")
+	first := [2]int{position, position + tokens/2} // of each half of the tokens
+	if chunks > 0 {
+		first = [2]int{position + member*(tokens/2), position + (chunks-1-member)*(tokens/2)}
+	}
+	table.positions = max(table.positions, first[1]+tokens-tokens/2)
 	pool := b.device.pool
 	y, x := b.mat("y"), b.mat("x")
 	wide := b.scratch(0)
@@ -47,7 +52,11 @@ func rope(b *binder) func() {
 				out = wide.floats()
 			}
 			out = out[r*width : (r+1)*width]
-			at := (position + r/batch) * half
+			at := first[0] + r/batch
+			if r/batch >= tokens/2 {
+				at = first[1] + r/batch - tokens/2
+			}
+			at *= half
 			for h := range heads {
 				simd.Rotate(out[h*headDim:], in[h*headDim:], table.cos[at:at+half], table.sin[at:at+half], sign)
 			}

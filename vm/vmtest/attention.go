@@ -47,6 +47,9 @@ func caseAttention(s *suite) {
 	for i := range 6 {
 		s.sub(fmt.Sprint("in blocks ", i), (*suite).attentionInBlocks)
 	}
+	for _, r := range rings {
+		s.sub(fmt.Sprintf("in a ring %+v", r), func(s *suite) { s.attentionInRing(r) })
+	}
 }
 
 func caseAttentionGrad(s *suite) {
@@ -57,6 +60,9 @@ func caseAttentionGrad(s *suite) {
 	}
 	for i := range 6 {
 		s.sub(fmt.Sprint("in blocks ", i), (*suite).attentionGradInBlocks)
+	}
+	for _, r := range rings {
+		s.sub(fmt.Sprintf("in a ring %+v", r), func(s *suite) { s.attentionGradInRing(r) })
 	}
 }
 

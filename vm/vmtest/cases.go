@@ -88,6 +88,17 @@ func derivative(x, dy []float64, forward func(x []float64) []float64) []float64 
 }
 
 func caseLoadTokens(s *suite) {
+	s.sub("chunks", func(s *suite) {
+		const batch, each, position = 2, 3, 7
+		out := s.run(call{op: ir.LoadTokens, args: args{"tokens": nothing(ir.I32, []int{4 * each * batch})},
+			attrs: attrs{"first": 2, "replica": 4, "position": position, "batch": batch, "chunks": 4}})
+		for i, got := range out["tokens"] {
+			at := position + []int{0, 3, 1, 2}[i/batch/each]*each + i/batch%each
+			if want := tokenAt(ir.SectionStep, 1, int64(6+i%batch), int64(at)); int32(got) != want {
+				s.Fatalf("token %d is %v, want %d", i, got, want)
+			}
+		}
+	})
 	for _, batch := range []int{1, 3} {
 		s.sub(fmt.Sprint("batch ", batch), func(s *suite) {
 			const n, position, first, replica = 5, 7, 2, 4
@@ -347,6 +358,15 @@ func caseBiasGrad(s *suite) {
 
 func caseRope(s *suite) {
 	const n, heads, headDim, position, theta = 5, 3, 10, 11, 10000
+	s.sub("chunks", func(s *suite) {
+		const batch, each, chunks, member = 2, 3, 6, 1
+		x := s.normal(2*each*batch, heads*headDim)
+		half := len(x.data) / 2
+		want := naive.Rope(x.data[:half], batch, heads, headDim, position+member*each, theta)
+		want = append(want, naive.Rope(x.data[half:], batch, heads, headDim, position+(chunks-1-member)*each, theta)...)
+		s.inPlace(call{op: ir.Rope, args: args{"y": s.out(x.shape...), "x": x}, attrs: attrs{"heads": heads, "head_dim": headDim,
+			"batch": batch, "position": position, "theta": theta, "chunks": chunks, "member": member}}, "y", "x", want)
+	})
 	for _, batch := range []int{1, 2} {
 		for _, inverse := range []bool{false, true} {
 			s.sub(fmt.Sprint("batch ", batch, " inverse ", inverse), func(s *suite) {

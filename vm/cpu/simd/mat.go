@@ -25,6 +25,9 @@ func (m Mat) at(row, col int) Mat {
 	return Mat{F32: m.F32[off:], Ld: m.Ld}
 }
 
+// From returns the matrix without the rows before one.
+func (m Mat) From(row int) Mat { return m.at(row, 0) }
+
 // load copies a block into dst, as float32.
 func (m Mat) load(dst []float32, dstLd, rows, cols int) {
 	if m.BF16 != nil {

@@ -1,0 +1,145 @@
+package vmtest
+
+import (
+	"slices"
+
+	"sppo/ir"
+	"sppo/vm/vmtest/naive"
+)
+
+// ring is attention among members that each hold two chunks in zigzag order and a part of what is before them.
+type ring struct{ members, chunk, prefix, batch, heads, kvHeads, headDim int } // prefix of each member
+
+var rings = []ring{
+	{members: 2, chunk: 1, batch: 1, heads: 1, kvHeads: 1, headDim: 2},
+	{members: 3, chunk: 2, prefix: 3, batch: 2, heads: 4, kvHeads: 2, headDim: 5},
+	{members: 2, chunk: 70, prefix: 33, batch: 1, heads: 2, kvHeads: 1, headDim: 64},
+	{members: 4, chunk: 5, prefix: 2, batch: 1, heads: 3, kvHeads: 3, headDim: 16},
+}
+
+func (r ring) whole() naive.AttentionShape {
+	return naive.AttentionShape{Queries: 2 * r.members * r.chunk, Prefix: r.members * r.prefix, Batch: r.batch, Heads: r.heads, KVHeads: r.kvHeads, HeadDim: r.headDim}
+}
+
+// tokens are those of a member, in order: of what is before, where wanted, then of its two chunks.
+func (r ring) tokens(member int, before bool) (out []int) {
+	add := func(first, n int) {
+		for i := range n {
+			out = append(out, first+i)
+		}
+	}
+	at := 0
+	if before {
+		at = r.members * r.prefix
+		add(member*r.prefix, r.prefix)
+	}
+	add(at+member*r.chunk, r.chunk)
+	add(at+(2*r.members-1-member)*r.chunk, r.chunk)
+	return out
+}
+
+// take are some tokens of an operand, and put adds to them.
+func (r ring) take(v *value, tokens []int) *value {
+	width := r.batch * v.shape[1]
+	out := &value{dtype: v.dtype, shape: []int{len(tokens) * r.batch, v.shape[1]}}
+	for _, t := range tokens {
+		out.data = append(out.data, v.data[t*width:(t+1)*width]...)
+	}
+	return out
+}
+
+func (r ring) put(v *value, tokens []int, data []float64) {
+	width := r.batch * v.shape[1]
+	for i, t := range tokens {
+		for j := range width {
+			v.data[t*width+j] += data[i*width+j]
+		}
+	}
+}
+
+// turns visits what each member does, turn by turn: whose keys it has, and the attributes of its instruction.
+func (r ring) turns(visit func(member, source int, at attrs)) {
+	for k := range r.members {
+		for j := range r.members {
+			source := (k - j + r.members) % r.members
+			at := attentionAttrs(r.whole())
+			at["prefix"] = float64(r.prefix)
+			switch {
+			case source < k:
+				at["zigzag"] = ir.ZigzagBefore
+			case source > k:
+				at["zigzag"] = ir.ZigzagBehind
+			}
+			visit(k, source, at)
+		}
+	}
+}
+
+func zeros(shape ...int) *value {
+	v := nothing(ir.F32, shape)
+	clear(v.data)
+	return v
+}
+
+// attentionInRing lets keys go round until every member has seen all.
+func (s *suite) attentionInRing(r ring) {
+	a := r.whole()
+	q, k, v := s.attentionOperands(a)
+	o, lse := zeros(q.shape...), zeros(q.shape[0], a.Heads)
+	r.turns(func(member, source int, at attrs) {
+		mine, keys := r.tokens(member, false), r.tokens(source, true)
+		at["accumulate"] = truth(source != member)
+		in := args{"o": r.take(o, mine), "lse": r.take(lse, mine), "q": r.take(q, mine), "k": r.take(k, keys), "v": r.take(v, keys)}
+		before := [2][]float64{slices.Clone(in["o"].data), slices.Clone(in["lse"].data)}
+		out := s.run(call{op: ir.Attention, attrs: at, args: in})
+		r.put(o, mine, minus(out["o"], before[0]))
+		r.put(lse, mine, minus(out["lse"], before[1]))
+	})
+	wantO, wantLSE := naive.Attention(q.data, k.data, v.data, a)
+	s.equal("o", o.data, wantO, ir.F32)
+	s.equal("lse", lse.data, wantLSE, ir.F32)
+}
+
+// attentionGradInRing adds up what each turn gives of the gradients of keys, and goes on from turn to turn with those of
+// queries. Every other member has o instead of delta.
+func (s *suite) attentionGradInRing(r ring) {
+	a := r.whole()
+	q, k, v := s.attentionOperands(a)
+	do := s.normal(q.shape...)
+	o, lse := s.attentionResults(q, k, v, a)
+	delta := &value{dtype: ir.F32, shape: lse.shape, data: innerProducts(do.data, o.data, a.HeadDim)}
+	dq, dk, dv := zeros(q.shape...), zeros(k.shape...), zeros(v.shape...)
+	r.turns(func(member, source int, at attrs) {
+		mine, keys := r.tokens(member, false), r.tokens(source, true)
+		at["accumulate_q"], at["accumulate"] = truth(source != member), truth((member+source)%3 == 0)
+		rows := len(keys) * r.batch
+		in := args{"dq": r.take(dq, mine), "dk": s.sum((member+source)%3 == 0, rows, k.shape[1]), "dv": s.sum((member+source)%3 == 0, rows, v.shape[1]),
+			"do": r.take(do, mine), "q": r.take(q, mine), "k": r.take(k, keys), "v": r.take(v, keys), "lse": r.take(lse, mine)}
+		if member%2 == 0 {
+			in["delta"] = r.take(delta, mine)
+		} else {
+			in["o"] = r.take(o, mine)
+		}
+		before := slices.Clone(in["dq"].data)
+		beforeK, beforeV := in["dk"].data, in["dv"].data
+		out := s.run(call{op: ir.AttentionGrad, attrs: at, args: in})
+		r.put(dq, mine, minus(out["dq"], before))
+		if at["accumulate"] != 0 {
+			out["dk"], out["dv"] = minus(out["dk"], beforeK), minus(out["dv"], beforeV)
+		}
+		r.put(dk, keys, out["dk"])
+		r.put(dv, keys, out["dv"])
+	})
+	wantQ, wantK, wantV := naive.AttentionGrad(q.data, k.data, v.data, do.data, a)
+	s.closeGrad("dq", dq.data, wantQ, s.dtype)
+	s.closeGrad("dk", dk.data, wantK, s.dtype)
+	s.closeGrad("dv", dv.data, wantV, s.dtype)
+}
+
+func minus(a, b []float64) []float64 {
+	out := make([]float64, len(a))
+	for i := range a {
+		out[i] = a[i] - b[i]
+	}
+	return out
+}
