@@ -24,6 +24,8 @@ func TestFootprint(t *testing.T) {
 			"schedule.keep=[]", "schedule.keep=[] schedule.offload=none", "schedule.keep=[k] schedule.recompute=full", "schedule.keep=[] schedule.pp=1 schedule.order=layer model.layers=4",
 			"schedule.pp=1 schedule.order=layer model.layers=4", "schedule.pp=1 schedule.order=layer model.layers=5 schedule.recompute=full train.batch=2",
 			"schedule.pp=1 schedule.order=layer model.layers=6 schedule.virtual_stages=3 schedule.offload=0.5", "schedule.pp=1 schedule.order=layer model.layers=4 schedule.offload=none",
+			"schedule.sp_mode=ring", "schedule.sp_mode=ring schedule.subsequences=1 schedule.recompute=keep_attention", "schedule.sp_mode=ring schedule.offload=none schedule.recompute=full train.batch=2 schedule.strategy=zb-h1",
+			"schedule.sp_mode=ring schedule.pp=1 schedule.order=layer model.layers=4",
 			"memory", "auto", "schedule.offload=auto schedule.recompute=auto cluster.device_memory=34GiB cluster.d2h_bandwidth=3GB/s cluster.h2d_bandwidth=3GB/s",
 			"schedule.offload=none schedule.recompute=auto")},
 		{"../examples/paper/gpt-13b-512k.sppo", settings("none", "full", "schedule.sp_mode=ulysses schedule.dp=2 schedule.pp=4 train.batch=2 model.tied=true", "train.batch=4 schedule.strategy=1f1b schedule.subsequences=1",

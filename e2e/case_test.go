@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -17,7 +18,7 @@ type Case struct {
 	Order                     string // sequence | layer
 	Keep                      string // [k, v] | [] | [k] | [v]
 	Strategy                  string // one of schedule.strategy
-	SPMode                    string // megatron | ulysses
+	SPMode                    string // megatron | ulysses | ring
 	Zero                      string // 0 | 1 | 2 | 3
 	Partition                 string // flops | length | list
 	Offload                   string // none | full | 0.5 | adaptive | memory | auto | list
@@ -82,7 +83,7 @@ func (c Case) oneTurn() bool {
 	return (c.N == 1 || c.Order == "layer") && c.Batch == c.DP*c.Microbatch
 }
 
-// lengths of the list partition: uneven, rising and falling, multiples of every SP.
+// lengths of the list partition of 48 tokens: uneven, rising and falling, multiples of every SP.
 var lengths = map[int][]int{1: {48}, 3: {12, 20, 16}, 8: {8, 4, 4, 12, 4, 4, 8, 4}}
 
 // shares of the list policy: some subsequences stay, some leave, some leave in part, also the last.
@@ -101,7 +102,11 @@ func (c Case) virtualStages() string {
 
 func (c Case) subsequences() string {
 	if c.Partition == "list" {
-		return listOf(lengths[c.N])
+		list := slices.Clone(lengths[c.N])
+		for i := range list {
+			list[i] *= c.Sequence / 48
+		}
+		return listOf(list)
 	}
 	return fmt.Sprint(c.N)
 }

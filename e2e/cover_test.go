@@ -25,7 +25,7 @@ var space = []setting{
 	choice("dtype", func(c *Case, v string) { c.DType = v }, "f32", "bf16"),
 	choice("pp", func(c *Case, v int) { c.PP = v }, 1, 2, 4),
 	choice("sp", func(c *Case, v int) { c.SP = v }, 1, 2, 4),
-	choice("sp_mode", func(c *Case, v string) { c.SPMode = v }, "megatron", "ulysses"),
+	choice("sp_mode", func(c *Case, v string) { c.SPMode = v }, "megatron", "ulysses", "ring"),
 	choice("dp", func(c *Case, v int) { c.DP = v }, 1, 2),
 	choice("zero", func(c *Case, v string) { c.Zero = v }, "0", "1", "2", "3"),
 	choice("subsequences", func(c *Case, v int) { c.N = v }, 1, 3, 8),
@@ -64,6 +64,9 @@ func (r row) toCase() Case {
 	for i, s := range space {
 		s.set(&c, r[i])
 	}
+	if c.SPMode == "ring" { // whose subsequences are multiples of twice sp
+		c.Sequence *= 2
+	}
 	return c
 }
 
@@ -81,6 +84,7 @@ var forbidden = []struct {
 	{"strategy", "order", func(strategy, order int) bool { return strategy > 0 && order == 1 }, "and takes sequences one by one"},
 	{"pp", "virtual_stages", func(pp, v int) bool { return pp == 2 && v == 1 }, "four layers do not make eight stages"},
 	{"strategy", "keep", func(s, keep int) bool { return among(s, "zb-h1", "zb-h2", "zb-v", "dualpipe-v") && keep > 0 }, "nor do backwards in halves stream K and V"},
+	{"sp_mode", "keep", func(mode, keep int) bool { return mode == 2 && keep > 0 }, "nor does a ring have them stream"},
 	{"pp", "strategy", func(pp, s int) bool { return pp == 2 && among(s, twoStages...) }, "nor do they for a strategy"},
 	{"batch", "strategy", func(batch, s int) bool { return batch == 0 && among(s, "dualpipe-v") }, "a microbatch for each stage,"},
 	{"dp", "strategy", func(dp, s int) bool { return dp == 1 && among(s, "dualpipe-v") }, "of two ranks four,"},

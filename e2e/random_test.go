@@ -143,7 +143,7 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 		same("dp", dp, "1"),
 		same("subsequences", n, "1"),
 		same("microbatch", microbatch, "1"),
-		same("sp_mode", pick(r, "megatron", "megatron", "ulysses"), "megatron"),
+		same("sp_mode", pick(r, "megatron", "ulysses", "ring"), "megatron"),
 		same("partition", pick(r, "flops", "length", "time"), "flops"),
 		divided("zero", zero, "0"),
 		moves("virtual_stages", pick(r, "auto", "auto", "1", "2", "3"), "1"),

@@ -16,6 +16,7 @@ func TestResume(t *testing.T) {
 		{Family: "gpt", KVHeads: 2, Positions: "learned", DType: "f32", PP: 2, SP: 2, SPMode: "ulysses", DP: 2, Zero: "1", N: 3, Offload: "full"},
 		{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 1, SP: 4, SPMode: "ulysses", DP: 1, Zero: "1", N: 3, Offload: "none"},
 		{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 1, SP: 2, SPMode: "ulysses", DP: 2, Zero: "3", N: 3, Offload: "full"},
+		{Family: "gpt", KVHeads: 2, Positions: "learned", DType: "f32", PP: 2, SP: 4, SPMode: "ring", DP: 2, Zero: "1", N: 3, Offload: "full"},
 		{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 2, SP: 1, DP: 2, Zero: "3", N: 1, Offload: "none"},
 		{Family: "llama", KVHeads: 1, Positions: "rope", DType: "bf16", Tied: true, PP: 4, SP: 4, DP: 1, N: 8, Offload: "full"},
 	} {

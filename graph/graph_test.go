@@ -78,6 +78,9 @@ func TestDataflow(t *testing.T) {
 		{"gpt-ulysses2", small(lang.FamilyGPT, lang.PositionsLearned), 2, RecomputeNone, ModeUlysses},
 		{"llama-ulysses4", grouped, 4, RecomputeNone, ModeUlysses},
 		{"llama-ulysses2-full", grouped, 2, RecomputeFull, ModeUlysses},
+		{"gpt-ring2", small(lang.FamilyGPT, lang.PositionsLearned), 2, RecomputeNone, ModeRing},
+		{"llama-ring4", grouped, 4, RecomputeKeepAttention, ModeRing},
+		{"llama-ring2-full", grouped, 2, RecomputeFull, ModeRing},
 	} {
 		g := New(c.model, Split{SP: c.sp, Mode: c.mode}, 64)
 		irtest.Golden(t, "testdata/"+c.name+".want", []byte(g.Embedding.text()+g.LayerWithout(g.RemadeBy(c.recompute)).text()+g.Head.text()))
@@ -89,7 +92,7 @@ func TestDataflow(t *testing.T) {
 // layer it has every product with a transposed first factor.
 func TestHalves(t *testing.T) {
 	for _, family := range []string{lang.FamilyGPT, lang.FamilyLlama} {
-		for _, split := range []Split{{SP: 1}, {SP: 2, Whole: true}, {SP: 4, Mode: ModeUlysses}} {
+		for _, split := range []Split{{SP: 1}, {SP: 2, Whole: true}, {SP: 4, Mode: ModeUlysses}, {SP: 3, Mode: ModeRing}, {SP: 2, Mode: ModeRing, Whole: true}} {
 			g := New(small(family, lang.PositionsRope), split, 64)
 			for recompute := range recomputes {
 				for _, b := range []*Block{g.Embedding, g.LayerWithout(g.RemadeBy(recompute)), g.Head} {
@@ -158,7 +161,7 @@ func (b *Block) name(a Arg) string {
 func TestShapes(t *testing.T) {
 	for _, family := range []string{lang.FamilyGPT, lang.FamilyLlama} {
 		for _, sp := range []int{1, 2, 4} {
-			for _, mode := range []string{ModeMegatron, ModeUlysses} {
+			for _, mode := range SPModes {
 				g := New(small(family, lang.PositionsRope), Split{SP: sp, Mode: mode}, 64)
 				for _, b := range []*Block{g.Embedding, g.Layer, g.Head} {
 					z := Size{Sequence: 64, Prefix: 16, Tokens: 8, Batch: 2, SP: int64(sp)}
@@ -172,7 +175,7 @@ func TestShapes(t *testing.T) {
 
 // splits are every mode over some numbers of ranks, of a sequence in pieces.
 func splits(ranks ...int) (all []Split) {
-	for _, mode := range []string{ModeMegatron, ModeUlysses} {
+	for _, mode := range SPModes {
 		for _, sp := range ranks {
 			all = append(all, Split{SP: sp, Mode: mode})
 		}

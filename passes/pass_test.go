@@ -113,7 +113,7 @@ func TestRunnerNamesThePass(t *testing.T) {
 // TestNotYet: what the language has and the passes do not, at the key.
 func TestNotYet(t *testing.T) {
 	for _, set := range []string{
-		"schedule.sp_mode=ring",
+		"schedule.mux_shares=even",
 	} {
 		key, _, _ := strings.Cut(set, "=")
 		expect(t, load(t, "gpt-docs.sppo", set), lang.NotYet, "not implemented yet", key, set)

@@ -155,6 +155,14 @@ func collectives(t *testing.T, dtype ir.DType, members []int32, each int) {
 			if string(share) != string(want[index*each*size:][:each*size]) {
 				return fmt.Errorf("rank %d: wrong share of the sum (seed %d)", rank, seed)
 			}
+			before := make([]byte, len(x))
+			if err := team.Rotate(before, x); err != nil {
+				return err
+			}
+			handed := make([]byte, len(x))
+			if narrow(handed, inputs[(index+n-1)%n], dtype); string(before) != string(handed) {
+				return fmt.Errorf("rank %d: not what the rank before has (seed %d)", rank, seed)
+			}
 			if err := team.AllGather(whole, share); err != nil {
 				return err
 			}

@@ -45,6 +45,8 @@ func TestTime(t *testing.T) {
 		{"all_reduce of pairs across", ir.Work{Kind: ir.WorkAllReduce, Bytes: 1e7}, pair, 2*ms + 20e-6},
 		{"all_to_all in a node", ir.Work{Kind: ir.WorkAllToAll, Bytes: 1e8}, inNode, 1.5*ms + 1e-6},
 		{"all_to_all across: four ranks send half of theirs by one way out", ir.Work{Kind: ir.WorkAllToAll, Bytes: 1e7}, across, 1*ms + 10e-6},
+		{"rotate in a node", ir.Work{Kind: ir.WorkRotate, Bytes: 1e8}, inNode, 2*ms + 1e-6},
+		{"rotate across", ir.Work{Kind: ir.WorkRotate, Bytes: 160e6}, across, 8*ms + 10e-6},
 	} {
 		got := float64(New(machine, 8).Time(c.w, c.l))
 		if want := c.want + 2e-6; math.Abs(got-want) > 1e-9*want {

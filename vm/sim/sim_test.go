@@ -435,6 +435,8 @@ func TestAgreesWithPrediction(t *testing.T) {
 		{"schedule.pp=1", "schedule.order=layer", "schedule.subsequences=16"},
 		{"schedule.pp=1", "schedule.order=layer", "schedule.subsequences=16", "cluster.d2h_bandwidth=3GB/s", "cluster.h2d_bandwidth=3GB/s"},
 		{"schedule.pp=1", "schedule.order=layer", "schedule.subsequences=16", "cluster.d2h_bandwidth=3GB/s", "cluster.h2d_bandwidth=3GB/s", "cluster.copy_duplex=half"},
+		{"schedule.sp_mode=ring"},
+		{"schedule.sp_mode=ring", "schedule.pp=1", "schedule.subsequences=1", "schedule.recompute=full", "train.sequence=128K"},
 		{"schedule.keep=[]"},
 		{"schedule.keep=[]", "cluster.d2h_bandwidth=20GB/s", "cluster.h2d_bandwidth=20GB/s", "cluster.copy_duplex=half"},
 		append([]string{"schedule.strategy=seq1f1b", "cluster.d2h_bandwidth=20GB/s", "cluster.h2d_bandwidth=20GB/s", "cluster.copy_duplex=half"}, append(several, "schedule.offload=full")...),

@@ -1,0 +1,54 @@
+package codegen
+
+import (
+	"testing"
+
+	"sppo/ir"
+)
+
+// TestRingIsBalanced counts the pairs of queries and keys that see each other in a step's forwards: at every turn each rank has as
+// many, and over all turns those of causal attention, no more and no less. Its price is of as many, but for the diagonal.
+func TestRingIsBalanced(t *testing.T) {
+	for _, sp := range []string{"2", "4"} {
+		plan := planOf(t, "../examples/gpt-docs.sppo", "schedule.sp_mode=ring", "schedule.pp=1", "schedule.align=8", "schedule.sp="+sp, "schedule.subsequences=3")
+		p := buildOf(t, plan)
+		var total int64
+		turns := map[int]int64{} // by instruction, of the first rank
+		for r := range p.Ranks {
+			rank := &p.Ranks[r]
+			section := p.Codes[rank.Code].Sections[ir.SectionStep]
+			for i := range section {
+				in := &section[i]
+				if in.Op != ir.Attention {
+					continue
+				}
+				pairs := visible(in, rank.Consts)
+				total += pairs
+				if r == 0 {
+					turns[i] = pairs
+				}
+				if pairs != turns[i] {
+					t.Errorf("sp %s, instruction %d: rank %d attends to %d pairs, rank 0 to %d", sp, i, r, pairs, turns[i])
+				}
+				work := int64(in.Work().Flops) / (4 * int64(in.Arg("q").Cols()) * int64(in.Attr("batch").Bits))
+				if work != pairs {
+					t.Errorf("sp %s, instruction %d: %d pairs are priced as %d", sp, i, pairs, work)
+				}
+			}
+		}
+		s, tasks := plan.Train.Sequence, int64(plan.Model.Layers*plan.Parallel.Microbatches)
+		if want := s * (s + 1) / 2 * tasks; total != want {
+			t.Errorf("sp %s: %d pairs, want %d", sp, total, want)
+		}
+	}
+}
+
+// visible counts the pairs of a sequence.
+func visible(in *ir.Instr, consts []int64) (n int64) {
+	for _, p := range in.AttentionParts(consts) {
+		for q := range p.Queries {
+			n += min(p.Keys, p.Prefix+q+1)
+		}
+	}
+	return n
+}
