@@ -15,7 +15,7 @@ import (
 // differs is a constant of the rank and the turn.
 //
 // In the backward pass gradients of keys go round behind them, one turn for each rank, so that they end at home. Each rank computes
-// its part beside their way to it.
+// its part beside their way to it, and adds it when they have come.
 
 // constTurn begins the name of a constant that says where the rank stands whose keys a turn brings.
 const constTurn = "ring."
@@ -128,21 +128,24 @@ func ringGradient(b *builder, n Node) {
 	}
 	own := b.cacheGrads(k.Value, v.Value)
 	home := [2]Arg{seen(own[0]), seen(own[1])}
-	travelling := home
+	travelling, parts, names := home, home, [2]string{"k", "v"}
+	for i, name := range names { // the same place at every turn, or that of what is still under way might be taken
+		parts[i] = all(b.value(Value{Name: "d." + name + ".part", Rows: SeenLocal, Cols: b.Values[own[i]].Cols, DType: ir.F32}))
+	}
 	b.goRound(keys, values, "back", func(j int, k, v Arg) {
-		attrs, into := turnAttrs(n.Attrs[:attrIndex(n.Op, "prefix")], j, "accumulate_q"), home
+		attrs, into := turnAttrs(n.Attrs[:attrIndex(n.Op, "prefix")], j, "accumulate_q"), parts
 		if j == 0 {
-			attrs = append(attrs, from("accumulate", NotFirst))
-		} else {
-			for i, name := range []string{"k", "v"} {
-				travelling[i] = b.rotate(travelling[i], fmt.Sprintf("d.%s.turn%d", name, j))
-				into[i] = all(b.value(Value{Name: fmt.Sprintf("d.%s.part%d", name, j), Rows: SeenLocal, Cols: b.Values[own[i]].Cols, DType: ir.F32}))
+			attrs, into = append(attrs, from("accumulate", NotFirst)), home
+		}
+		for i := range travelling {
+			if j > 0 {
+				travelling[i] = b.rotate(travelling[i], fmt.Sprintf("d.%s.turn%d", names[i], j))
 			}
 		}
 		b.node(ir.AttentionGrad, attrs, all(total), into[0], into[1], do, query, k, v, Arg{Value: Missing}, stats, all(delta))
-		for i := range into {
+		for i := range travelling {
 			if j > 0 {
-				b.node(ir.Add, nil, travelling[i], travelling[i], into[i])
+				b.node(ir.Add, nil, travelling[i], travelling[i], parts[i])
 			}
 		}
 	})
