@@ -371,10 +371,10 @@ var scheduleKeys = []*Key{
 		Doc: "Replicas of the whole pipeline, over different sequences of the batch. `auto` tries what divides the batch.",
 		set: func(s *Spec, v value) { s.Schedule.DP = v.Int() }},
 	{Block: blockSchedule, Name: "sp_mode", takes: names("auto", "megatron", "ulysses", "ring"), Default: "auto", Example: "ulysses",
-		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, all-to-all around attention. `ring`: weights are replicated, every rank holds two chunks of each subsequence in zigzag order, and K and V go round. `auto` tries the others.",
+		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, all-to-all around attention. `ring`: weights are replicated, every rank holds two chunks of each subsequence in zigzag order, and the K and V so far go round: for few subsequences, and heads that do not divide. `auto` tries the first two.",
 		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
 	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 3)), Default: "auto", Example: "3",
-		Doc: "What ranks that hold the same matrix, replicas or, with `ulysses`, the ranks of a stage, divide among themselves (ZeRO's stages): 1, the optimizer's state; 2, of layers the gradients too, completed as soon as another layer's turn in the backward pass comes; " +
+		Doc: "What ranks that hold the same matrix, replicas or, with `ulysses` and `ring`, the ranks of a stage, divide among themselves (ZeRO's stages): 1, the optimizer's state; 2, of layers the gradients too, completed as soon as another layer's turn in the backward pass comes; " +
 			"3, the weights too, brought together before each forward and backward of the layer. `auto` tries them where there are any such ranks. It changes no result but by rounding, where a layer has several turns in a step under 2 or 3.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Zero = "auto"; !v.Auto() {
