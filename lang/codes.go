@@ -134,7 +134,7 @@ var Codes = []CodeInfo{
 		Example: "import \"base.sppo\"\n\ntrain {\n  sequence = 1K\n  steps    = 10\n  warmup   = 20\n  data     = random()\n}\n"},
 
 	{Code: NotYet, Later: true, Doc: "The value is part of the language, and the compiler cannot do it yet.",
-		Example: "import \"base.sppo\"\n\nschedule s {\n  mux_shares = even\n}\n"},
+		Example: "import \"base.sppo\"\n\nschedule s {\n  sp           = 2\n  sp_mode      = ring\n  subsequences = 4\n  keep         = []\n}\n"},
 	{Code: BadData, Later: true, Doc: "A data file cannot be read, or is shorter than one sequence.",
 		Example: "import \"base.sppo\"\n\ntrain {\n  sequence = 1K\n  data     = text(\"nowhere.txt\")\n}\n"},
 	{Code: Infeasible, Later: true, Doc: "No plan can do what is pinned, for example because so many subsequences cannot be cut on so coarse a grid.",

@@ -110,14 +110,8 @@ func TestRunnerNamesThePass(t *testing.T) {
 	}
 }
 
-// TestNotYet: what the language has and the passes do not, at the key.
-func TestNotYet(t *testing.T) {
-	for _, set := range []string{
-		"schedule.mux_shares=even",
-	} {
-		key, _, _ := strings.Cut(set, "=")
-		expect(t, load(t, "gpt-docs.sppo", set), lang.NotYet, "not implemented yet", key, set)
-	}
+// TestLeftToThePasses: whatever may be left open.
+func TestLeftToThePasses(t *testing.T) {
 	sp := load(t, "gpt-docs.sppo", "schedule.mux=auto", "schedule.recompute=auto", "schedule.offload=auto")
 	if err := Run(sp, New(sp), Options{}); err != nil {
 		t.Errorf("what is left to the passes: %v", err)
