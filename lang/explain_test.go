@@ -41,7 +41,7 @@ func TestComplete(t *testing.T) {
 		{"model", "he", []string{"heads", "head_dim"}},
 		{"adamw", "", []string{"lr", "betas", "eps", "weight_decay"}},
 		{"schedule.mux", "", []string{"auto", "off", "left", "right", "on"}},
-		{"schedule.keep", "", []string{"k", "v"}},
+		{"schedule.keep", "", []string{"auto", "k", "v"}},
 		{"train.data", "", []string{"text(", "random("}},
 		{"nothing", "", nil},
 	} {

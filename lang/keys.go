@@ -362,7 +362,7 @@ var optimizerKeys = []*Key{
 
 var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "sp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "8",
-		Doc: "Ranks that share the layers of a stage and divide heads, features and rows of the sequence. It divides `model.heads`; inside a node it is cheapest. `auto` tries what divides a node.",
+		Doc: "Ranks that share the layers of a stage and divide heads, features and rows of the sequence. It divides `model.heads`; inside a node it is cheapest. `auto` tries all that divide them.",
 		set: func(s *Spec, v value) { s.Schedule.SP = v.Int() }},
 	{Block: blockSchedule, Name: "pp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "4",
 		Doc: "Pipeline stages. Each holds contiguous layers. `auto` tries all that have GPUs and layers.",
@@ -387,24 +387,27 @@ var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "subsequences", takes: autoOr(whole(1, maxRanks)).orList(whole(1, maxTokens), 1, maxRanks), Default: "auto", Example: "160",
 		Doc: "Slices into which a sequence is cut for the pipeline: their number, or a list of their lengths that sums to `train.sequence`. `auto` tries numbers that grow by the root of two, down to 1K tokens each; 1 where the strategy takes whole sequences.",
 		set: setSubsequences},
-	{Block: blockSchedule, Name: "partition", takes: names("flops", "time", "length"), Default: "flops", Example: "length",
-		Doc: "What the subsequences have alike: floating-point operations (later ones are shorter, since attention looks back), predicted time, or length. An explicit list of lengths goes before it.",
+	{Block: blockSchedule, Name: "partition", takes: names("auto", "flops", "time", "length"), Default: "flops", Example: "length",
+		Doc: "What the subsequences have alike: floating-point operations (later ones are shorter, since attention looks back), predicted time, or length. `auto` tries all three. An explicit list of lengths goes before it.",
 		set: func(s *Spec, v value) { s.Schedule.Partition = v.name }},
 	{Block: blockSchedule, Name: "align", takes: autoOr(whole(1, maxTokens)), Default: "auto", Example: "128",
 		Doc: "Borders of subsequences are multiples of it. It is a multiple of `sp` and at most the average length; `auto` is 128, or less for short subsequences.",
 		set: func(s *Spec, v value) { s.Schedule.Align = v.Int() }},
-	{Block: blockSchedule, Name: "keep", takes: valueType{}.orList(names("k", "v"), 0, 2), Default: "[k, v]", Example: "[]",
+	{Block: blockSchedule, Name: "keep", takes: autoOr(valueType{}.orList(names("k", "v"), 0, 2)), Default: "[k, v]", Example: "[]",
 		Doc: "Which of K and V stay on the device from forward to backward. What is left out waits on the host and streams: each layer of each subsequence brings the rows of earlier tokens back block by block, " +
-			"in the backward with their gradients, so that host memory bounds the sequence. Subsequences of 8K tokens or more hide the traffic.",
+			"in the backward with their gradients, so that host memory bounds the sequence. Subsequences of 8K tokens or more hide the traffic. `auto` keeps both where that fits, and else tries the others.",
 		set: func(s *Spec, v value) {
+			if s.Schedule.Keep = nil; v.Auto() {
+				return
+			}
 			s.Schedule.Keep = []string{}
 			for _, item := range v.list {
 				s.Schedule.Keep = append(s.Schedule.Keep, item.name)
 			}
 		}},
-	{Block: blockSchedule, Name: "order", takes: names("sequence", "layer"), Default: "sequence", Example: "layer",
+	{Block: blockSchedule, Name: "order", takes: names("auto", "sequence", "layer"), Default: "sequence", Example: "layer",
 		Doc: "Order inside a stage: all layers of a subsequence first, or all subsequences of a layer first, which one stage alone can do. In layer order the device holds K and V of one layer, " +
-			"and those of the others wait on the host, like the hidden states between layers, unless `offload` keeps them. `virtual_stages` makes groups of layers take turns instead of single ones.",
+			"and those of the others wait on the host, like the hidden states between layers, unless `offload` keeps them. `virtual_stages` makes groups of layers take turns instead of single ones. `auto` tries both.",
 		set: func(s *Spec, v value) { s.Schedule.Order = v.name }},
 	{Block: blockSchedule, Name: "recompute", takes: names("auto", "none", "full", "selective", "keep_attention"), Default: "auto", Example: "selective",
 		Doc: "Which activations are computed again in the backward instead of being saved: none, all of a layer, outputs of norms and activation functions, or all but attention. `auto` makes nothing again where there is room; else units of layers in the order of the time that a byte costs, against copies to the host, and only where it must.",
@@ -413,10 +416,10 @@ var scheduleKeys = []*Key{
 		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward, sequence after sequence; `overlapped-sppo` begins the next one while this one turns round; the others are the systems that it is compared with. " +
 			"Over subsequences too: `terapipe` all sequences forward, then backward; `seq1f1b` forwards and backwards in turn; `zb-h1` and `zb-h2` the same with gradients of weights put off, " +
 			"for a smaller bubble, and with more activations for none. Whole sequences: `gpipe`, `1f1b`, and on two virtual stages a rank that lie there and back `zb-v` and `dualpipe-v`. " +
-			"`interleaved-sppo` and `interleaved-1f1b` are `sppo` and `1f1b` with `virtual_stages` of 2 or more. `auto` tries those over subsequences that make a difference and put nothing off.",
+			"`interleaved-sppo` and `interleaved-1f1b` are `sppo` and `1f1b` with `virtual_stages` of 2 or more. `auto` tries all that make a difference.",
 		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
 	{Block: blockSchedule, Name: "virtual_stages", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
-		Doc: "Groups of layers that one rank holds, dealt out in turn; the bubble shrinks by as much. `auto` tries up to 16 under `sppo` and what stems from it, and else takes the fewest that `strategy` knows: 1, or 2 where its name says so. " +
+		Doc: "Groups of layers that one rank holds, dealt out in turn; the bubble shrinks by as much. `auto` tries up to 16, as far as `strategy` knows them. " +
 			"With `order = layer`, the groups of the one stage, and `auto` is one for each layer.",
 		set: func(s *Spec, v value) { s.Schedule.VirtualStages = v.Int() }},
 	{Block: blockSchedule, Name: "offload", Default: "auto", Example: "full",
@@ -426,7 +429,7 @@ var scheduleKeys = []*Key{
 			"`adaptive`: what can be copied behind the next task. `carry`: copies may lag, and drain by the turn. `memory`: the lowest peak without waiting for a copy. `auto`: as little as fits, down to nothing, first what computation hides.",
 		set: setOffload},
 	{Block: blockSchedule, Name: "mux", takes: names("auto", "off", "left", "right", "on"), Default: "auto", Example: "off",
-		Doc: "Whether idle stages take a part of the tasks next to the bubble: not, at the start and the end of a step (`left`: pieces of subsequences), at the turn (`right`: attention, by blocks of keys that they hold), or both (`on`). `auto` is off.",
+		Doc: "Whether idle stages take a part of the tasks next to the bubble: not, at the start and the end of a step (`left`: pieces of subsequences), at the turn (`right`: attention, by blocks of keys that they hold), or both (`on`). `auto` tries all where a rank has one virtual stage.",
 		set: func(s *Spec, v value) { s.Schedule.Mux = v.name }},
 	{Block: blockSchedule, Name: "mux_shares", takes: names("fluid", "even"), Default: "fluid", Example: "fluid",
 		Doc: "How mux divides a task: `fluid` by the number of stages that idle, so that all ranks carry the same; `even` over the range of stages, those that do not idle too, as the paper's text has it.",

@@ -136,10 +136,10 @@ type Schedule struct {
 	Zero          string       `json:"zero"`       // 0 | 1 | 2 | 3 | auto
 	Microbatch    int          `json:"microbatch"` // sequences that one task carries side by side
 	Subsequences  Subsequences `json:"subsequences"`
-	Partition     string       `json:"partition"` // flops | length | time
+	Partition     string       `json:"partition"` // flops | length | time | auto
 	Align         int          `json:"align"`     // 0: auto
-	Keep          []string     `json:"keep"`      // k, v
-	Order         string       `json:"order"`     // sequence | layer
+	Keep          []string     `json:"keep"`      // k, v; nil: auto
+	Order         string       `json:"order"`     // sequence | layer | auto
 	Recompute     string       `json:"recompute"` // none full selective keep_attention auto
 	Strategy      string       `json:"strategy"`  // sppo terapipe ... auto
 	VirtualStages int          `json:"virtual_stages"`

@@ -1,6 +1,7 @@
 package passes
 
 import (
+	"fmt"
 	"slices"
 
 	"sppo/graph"
@@ -12,9 +13,12 @@ import (
 // Bounds that hold for every plan of a candidate, and for all candidates of which only the first dimensions are pinned.
 //
 // Time: a rank does all of its tasks, whatever their order. Its first waits for the first subsequence to come through the
-// virtual stages before it, and behind its last the gradient of that subsequence goes back through them. Where a strategy
-// takes one microbatch after another, each does so. Copies only add to that. As long as the number of subsequences is
-// open, layers take the least time that they take with any of them, and nothing is waited for.
+// virtual stages before it, and behind its last the gradient of that subsequence goes back through them. Where all forwards of
+// a microbatch come before what follows, the rank waits once more, between them and the backwards: the last subsequence goes
+// through the virtual stages behind the rank and back. Where a strategy takes one microbatch after another, each does so. And
+// the first subsequence goes through all of the model and back. Copies only add to that, and what streams is copied one after
+// another. As long as the number of subsequences is open, layers take the least time that they take with any of them, and
+// nothing is waited for.
 //
 // Memory: three moments. At the end of the step there is the state of the parameters with all gradients. When the first
 // backward begins there are K and V of a microbatch and, without offload, all that its forwards keep. When the backward of the
@@ -28,17 +32,18 @@ type bounds struct {
 	profiles   map[profileKey]*profile
 	optimizers map[endKey]end
 	known      *catalogue
-	timeless   bool // nobody asks for time
 }
 
 type lengthsKey struct {
 	n     int
 	align int64
+	cut   string // empty: by operations; "length"; or what the time of tasks depends on, and so the lengths
 }
 
 type profileKey struct {
 	split     graph.Split
 	recompute string
+	block     int64 // of K and V that stream
 	lengthsKey
 	microbatch int
 	ranks      int // of the job, where stages do not fill nodes evenly; else 0, for then it makes no difference
@@ -62,7 +67,7 @@ type visit struct{ forward, backward ir.Seconds }
 
 func newBounds(p *Plan) *bounds {
 	return &bounds{
-		space: space{p.Model, p.Cluster, p.Train, p.Schedule}, request: p,
+		space: space{model: p.Model, cluster: p.Cluster, train: p.Train, asked: p.Schedule}, request: p,
 		graphs: map[graph.Split]*graph.Model{}, lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{}, known: newCatalogue(),
 	}
 }
@@ -87,11 +92,18 @@ func (b *bounds) sized(s lang.Schedule) *Plan {
 	p.Schedule.PP = s.PP
 	p.Recompute = recomputeOf(s)
 	solveSubsequences(p)
-	if len(sizeProblems(p)) > 0 {
+	solveStream(p)
+	if len(sizeProblems(p)) > 0 || s.PP != 0 && len(batchProblems(p)) > 0 {
 		return nil
 	}
 	p.Subsequences.Lengths = b.lengthsOf(p)
 	return p
+}
+
+// staged deals the layers of a sized plan out, and cuts the sequence by times, which depend on stages.
+func (b *bounds) staged(p *Plan) {
+	p.LayersPerStage = balancedLayers(p, b.profileOf(p))
+	p.Subsequences.Lengths = b.lengthsOf(p)
 }
 
 // lengthsOf cuts the sequence as partition will; where that depends on times, which depend on stages, by operations.
@@ -99,32 +111,70 @@ func (b *bounds) lengthsOf(p *Plan) []int64 {
 	if given := p.Schedule.Subsequences.Lengths; len(given) > 0 {
 		return given
 	}
-	key := lengthsKey{p.Subsequences.N, p.Subsequences.Align}
+	key := b.lengthsKey(p)
 	if b.lengths[key] == nil {
-		cut := flopsBoundaries
-		if p.Schedule.Partition == "length" {
-			cut = func(_ lang.Model, seq int64, n int, align int64) []int64 { return evenBoundaries(seq, n, align) }
+		var x []int64
+		switch key.cut {
+		case "":
+			x = flopsBoundaries(p.Model, p.Train.Sequence, key.n, key.align)
+		case "length":
+			x = evenBoundaries(p.Train.Sequence, key.n, key.align)
+		default:
+			x = timeBoundaries(b.context(p), p)
 		}
-		b.lengths[key] = lengthsOf(cut(p.Model, p.Train.Sequence, key.n, key.align))
+		b.lengths[key] = lengthsOf(x)
 	}
 	return b.lengths[key]
+}
+
+func (b *bounds) lengthsKey(p *Plan) lengthsKey {
+	key := lengthsKey{n: p.Subsequences.N, align: p.Subsequences.Align}
+	switch {
+	case p.Schedule.Partition == "length":
+		key.cut = p.Schedule.Partition
+	case p.Schedule.Partition == "time" && p.LayersPerStage != nil:
+		key.cut = fmt.Sprint(p.Split(), p.Parallel, p.Stream.Block, p.LayersPerStage, p.Recompute)
+	}
+	return key
 }
 
 // profile is what one microbatch takes: of all subsequences together, and of the first.
 type profile struct {
 	layer, embedding, head ir.Seconds   // forward and backward
-	each                   []ir.Seconds // subsequence of a layer
-	forward, backward      ir.Seconds   // of a layer, of the first subsequence
+	halved                 ir.Seconds   // layer, where backwards may run in two halves
+	each, attention        []ir.Seconds // subsequence of a layer, and of its attention
+	first, last            crossing     // of a layer, of the first subsequence and of the last
+	shares                 [2]share     // of a layer, of the last subsequence: forward and backward
 	embed, embedGrad       ir.Seconds   // of the first subsequence
+	streaming              ir.Seconds   // in which the blocks of K and V of a layer come, one after another
 	hidden                 ir.Bytes     // of a message, of the first subsequence
 	caches, cacheGrads     ir.Bytes     // K and V of a layer, and their gradients
 	kept                   ir.Bytes     // by a layer, for the backward
 	working                ir.Bytes     // while a layer runs backward, of the first subsequence
 }
 
+// crossing is the time of a layer until its result is there, and until the gradient of its input is: with its weights' or without.
+type crossing struct {
+	forward, backward, input ir.Seconds
+}
+
+// both is there and back.
+func (c crossing) both(late bool) ir.Seconds {
+	if late {
+		return c.forward + min(c.backward, c.input)
+	}
+	return c.forward + c.backward
+}
+
+// share is attention that other ranks may take a part of: its time, and what travels to each of them and back.
+type share struct {
+	whole   ir.Seconds
+	travels []ir.Bytes
+}
+
 // profileOf prices the subsequences of a plan.
 func (b *bounds) profileOf(p *Plan) *profile {
-	key := profileKey{p.Split(), p.Recompute, lengthsKey{p.Subsequences.N, p.Subsequences.Align}, p.Parallel.Microbatch, 0, visit{}}
+	key := profileKey{p.Split(), p.Recompute, p.Stream.Block, b.lengthsKey(p), p.Parallel.Microbatch, 0, visit{}}
 	if sp, node := p.Parallel.SP, p.Cluster.GPUsPerNode; sp%node != 0 && node%sp != 0 {
 		key.ranks = p.Parallel.Ranks()
 	}
@@ -141,33 +191,89 @@ func (b *bounds) newProfile(p *Plan, v visit) *profile {
 	c := b.context(p)
 	t := newTaskTime(c, p)
 	g, out := c.model, &profile{}
-	type times struct{ layer, embedding, head ir.Seconds }
-	known := map[int64]times{} // by length, of the layer without attention
+	known := map[int64]restTimes{}
 	forward := func(z graph.Size) ir.Seconds { return t.makespan(t.layer, t.layer.Forward, z, v.forward) }
-	backward := func(z graph.Size) ir.Seconds { return t.makespan(t.layer, t.layer.Backward, z, v.backward) }
+	under := v.forward
+	if !p.layerOrder() { // where only some backwards complete gradients
+		under += v.backward
+	}
+	backward := func(z graph.Size) ir.Seconds { return t.makespan(t.layer, t.layer.Backward, z, under) }
+	timesOf := func(z graph.Size) restTimes {
+		halves := t.layerBackward(t.layer, z, visitTime{v.forward, v.backward})
+		there, back := forward(z)-t.attentionTime(z), backward(z)
+		return restTimes{there + back, there + min(back, halves.input+halves.weights), t.both(g.Embedding, z), t.time(g, g.Head, g.Head.Backward, z)}
+	}
 	prefix := int64(0)
 	for _, n := range p.Subsequences.Lengths {
 		rest, ok := known[n]
 		if !ok {
 			z := t.size(p.Train.Sequence-n, n) // behind the longest prefix attention hides most of what runs beside it
-			rest = times{forward(z) + backward(z) - t.attentionTime(z), t.both(g.Embedding, z), t.time(g, g.Head, g.Head.Backward, z)}
+			rest = timesOf(z)
+			if p.Streams() { // and collectives may grow with it
+				rest.least(timesOf(t.size(0, n)))
+			}
 			known[n] = rest
 		}
 		z := t.size(prefix, n)
-		layer := rest.layer + t.attentionTime(z)
-		out.each = append(out.each, layer)
-		out.layer += layer
+		attention := t.attentionTime(z)
+		out.each, out.attention = append(out.each, rest.layer+attention), append(out.attention, attention)
+		out.layer += rest.layer + attention
+		out.halved += rest.halved + attention
 		out.embedding += rest.embedding
 		out.head += rest.head
 		out.kept += keptBytes(g, p.Recompute, z)
 		prefix += n
 	}
-	z := t.size(0, p.Subsequences.Lengths[0])
-	out.forward, out.backward = forward(z), backward(z)
+	crossing := func(z graph.Size) crossing {
+		return crossing{forward(z), backward(z), t.makespan(t.layer, t.layer.Halves[graph.InputGradient], z, v.forward)}
+	}
+	n := p.Subsequences.Lengths[len(p.Subsequences.Lengths)-1]
+	z := t.size(p.Train.Sequence-n, n)
+	out.last, out.shares = crossing(z), t.shares(z)
+	z = t.size(0, p.Subsequences.Lengths[0])
+	out.first = crossing(z)
 	out.embed, out.embedGrad = t.time(g, g.Embedding, g.Embedding.Forward, z), t.time(g, g.Embedding, g.Embedding.Backward, z)
 	out.hidden, out.working = g.Layer.Values[g.Layer.Input].Bytes(z), c.working(g, t.layer, backwardPass, z, false)
+	out.streaming = streamingTime(p, g)
 	out.caches, out.cacheGrads = cacheBytes(g, graph.Cache, z), cacheBytes(g, graph.CacheGrad, z)
 	return out
+}
+
+// restTimes are those of a subsequence of some length: of a layer without attention, whole and with its backward cut in two, and of both ends.
+type restTimes struct{ layer, halved, embedding, head ir.Seconds }
+
+func (r *restTimes) least(o restTimes) {
+	r.layer, r.halved = min(r.layer, o.layer), min(r.halved, o.halved)
+}
+
+// shares are what the attention of a layer would take from other ranks.
+func (t *taskTime) shares(z graph.Size) (out [2]share) {
+	for _, n := range t.attends {
+		in, d := BlockInstr(t.layer, n, z), t.attention(t.layer, n, z)
+		q, stats := in.Arg("q").Bytes(), in.Arg("lse").Bytes()
+		if n.Op == ir.Attention {
+			out[0] = share{d, []ir.Bytes{q, in.Arg("o").Bytes(), stats}}
+		} else {
+			out[1] = share{d, []ir.Bytes{q, q, q, stats, stats}}
+		}
+	}
+	return out
+}
+
+// streamingTime is how long all blocks of K and V of a layer take to come.
+func streamingTime(p *Plan, g *graph.Model) (t ir.Seconds) {
+	if !p.Streams() {
+		return 0
+	}
+	in, _ := p.copyCosts(g, p.costModel())
+	for i := range p.Subsequences.N {
+		for _, kind := range []TaskKind{Forward, Backward} {
+			for _, l := range p.visitLoads(visitKind{kind: kind, subsequence: i}) {
+				t += in(l)
+			}
+		}
+	}
+	return t
 }
 
 // keptBytes is what one layer keeps of a subsequence for its backward.
@@ -191,10 +297,15 @@ func cacheBytes(g *graph.Model, kind graph.Kind, z graph.Size) (n ir.Bytes) {
 	return n
 }
 
-// leastProfile is at most any profile of a candidate whose number of subsequences is open.
+// leastProfile is at most any profile of a candidate whose number of subsequences is open. Where it is open, too, how they are cut,
+// the sequence in one piece is among them: kernels are the slower the shorter pieces are.
 func (b *bounds) leastProfile(s lang.Schedule) *profile {
 	var least *profile
-	for _, v := range b.subsequences(&s) {
+	counts := b.subsequences(&s)
+	if s.Partition != "flops" && s.Partition != "length" && len(counts) > 0 {
+		counts = append(counts, value{"1", func(s *lang.Schedule) { s.Subsequences = lang.Subsequences{Count: 1} }})
+	}
+	for _, v := range counts {
 		pinned := s
 		v.set(&pinned)
 		p := b.sized(pinned)
@@ -241,7 +352,7 @@ func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, *Lack) {
 	if level < levelOfCounts {
 		return b.share(p, b.profileOf(p))
 	}
-	p.LayersPerStage = balancedLayers(p, b.profileOf(p))
+	b.staged(p)
 	return b.time(p), b.lack(p)
 }
 
@@ -269,7 +380,10 @@ func (b *bounds) share(p *Plan, of *profile) (ir.Seconds, *Lack) {
 		stages = min(layers, p.Cluster.GPUs()/(p.Parallel.SP*p.Parallel.DP))
 	}
 	most := (layers + stages - 1) / stages
-	busy := max(of.layer*ir.Seconds(most), (of.layer*ir.Seconds(layers)+of.embedding+of.head)/ir.Seconds(stages))
+	busy := (of.layer*ir.Seconds(layers) + of.embedding + of.head) / ir.Seconds(stages)
+	if !b.mayShare(&p.Schedule) {
+		busy = max(busy, of.layer*ir.Seconds(most))
+	}
 	g := b.context(p).model
 	weights, gradients, optimizer := p.stateBytes(g, g.Layer)
 	over := ir.Bytes(most)*(weights+optimizer+max(gradients, b.caches(p, of.caches))) - ir.Bytes(p.Cluster.DeviceMemory)
@@ -280,9 +394,18 @@ func (b *bounds) share(p *Plan, of *profile) (ir.Seconds, *Lack) {
 	return busy * ir.Seconds(p.Parallel.Microbatches), lack
 }
 
+// mayShare says whether ranks may take parts of each other's tasks.
+func (b *bounds) mayShare(s *lang.Schedule) bool {
+	if s.Mux != "" && s.Mux != policyAuto {
+		return s.Mux != "off"
+	}
+	st := findStrategy(s.Strategy)
+	return s.PP != 1 && s.VirtualStages <= 1 && (st == nil || st == &strategies[0])
+}
+
 // caches are those of a layer, if it has them on the device for a whole sequence.
 func (b *bounds) caches(p *Plan, n ir.Bytes) ir.Bytes {
-	if p.Schedule.Keep != nil && len(p.Schedule.Keep) < 2 || p.Schedule.Order == "layer" {
+	if len(p.Schedule.Keep) < len(streamable) || p.Schedule.Order != OrderSequence {
 		return 0
 	}
 	return n
@@ -294,21 +417,24 @@ func (b *bounds) time(p *Plan) ir.Seconds {
 	for rank := range layers {
 		layers[rank] = p.layersOf(rank)
 	}
-	pipeline := b.pipeline
-	switch s := &p.Schedule; s.Mux {
-	case "", "auto":
-		if len(b.muxes(s)) > 1 {
-			pipeline = b.shared
-		}
-	case "off":
-	default:
-		pipeline = b.shared
-	}
-	e, optimizer := b.endOf(p), ir.Seconds(0)
+	of, e, optimizer := b.profileOf(p), b.endOf(p), ir.Seconds(0)
 	for rank, n := range layers {
 		optimizer = max(optimizer, ir.Seconds(n)*e.layer+p.ends(rank, e.embedding, e.head))
 	}
-	return pipeline(p, b.profileOf(p), layers) + optimizer
+	sides := b.muxes(&p.Schedule)
+	if mux := p.Schedule.Mux; mux != "" && mux != policyAuto {
+		sides = []string{mux}
+	}
+	least := b.pipeline(p, of, layers)
+	for _, side := range sides {
+		if side != "off" {
+			least = min(least, b.shared(p, of, layers, side))
+		}
+	}
+	if p.Streams() && p.layerOrder() { // what there is besides depends on where hidden states wait
+		least = 0
+	}
+	return max(least, of.streaming*ir.Seconds(slices.Max(layers)*p.Parallel.Microbatches)) + optimizer
 }
 
 // message is the time of the first subsequence from stage to stage.
@@ -319,58 +445,151 @@ func (b *bounds) message(p *Plan, of *profile) ir.Seconds {
 
 // pipeline is where every rank does its own tasks.
 func (b *bounds) pipeline(p *Plan, of *profile, layers []int) ir.Seconds {
-	message := b.message(p, of)
-	before := make([]ir.Seconds, len(layers)) // there and back to the first virtual stage of a rank, with the first subsequence
-	seen, way := make([]bool, len(layers)), ir.Seconds(0)
-	for j, n := range p.LayersPerStage {
-		home := p.Home(j)
-		if !seen[home] {
-			seen[home], before[home] = true, way
-		}
-		if j == 0 {
-			way += of.embed + of.embedGrad
-		}
-		way += ir.Seconds(n) * (of.forward + of.backward)
-		if j+1 < len(p.LayersPerStage) && p.Home(j+1) != home {
-			way += 2 * message
-		}
+	strategy := p.chosenStrategy()
+	times, waits, turns := ir.Seconds(p.Parallel.Microbatches), ir.Seconds(1), ir.Seconds(0)
+	switch {
+	case strategy.turns == eachTurn:
+		waits, turns = times, times
+	case strategy.turns == lastTurn || times == 1:
+		turns = 1
 	}
-	if p.chosenStrategy().late { // there is work for the way back
-		clear(before)
+	before, after, longest := b.ways(p, of, strategy.late)
+	layer := of.layer
+	if strategy.late {
+		layer = of.halved
 	}
-	times, waits := ir.Seconds(p.Parallel.Microbatches), ir.Seconds(1)
-	if p.chosenStrategy().name == strategies[0].name {
-		waits = times
-	}
-	var longest ir.Seconds
 	for rank, n := range layers {
-		longest = max(longest, times*(ir.Seconds(n)*of.layer+p.ends(rank, of.embedding, of.head))+waits*before[rank])
+		longest = max(longest, times*(ir.Seconds(n)*layer+p.ends(rank, of.embedding, of.head))+waits*before[rank]+turns*after[rank])
 	}
 	return longest
 }
 
-// shared is where ranks take parts of each other's tasks at the start: there is as much to do in all. The first rank besides
-// waits at the turn while the last subsequence goes through all others. Of subsequence x it does at least the first
-// (x+1)/PP tokens, and so at least the square of that of the work, for attention looks back.
-func (b *bounds) shared(p *Plan, of *profile, layers []int) ir.Seconds {
-	var all, turn ir.Seconds
-	for rank, n := range layers {
-		all += ir.Seconds(n)*of.layer + p.ends(rank, of.embedding, of.head)
-		if rank > 0 {
-			turn += ir.Seconds(n) * of.each[len(of.each)-1]
+// ways are those of the first subsequence to the first virtual stage of a rank and back, of the last from its last virtual stage to
+// the end and back, and of the first through all of them. While gradients of weights are put off a rank has work for the way back.
+func (b *bounds) ways(p *Plan, of *profile, late bool) (before, after []ir.Seconds, all ir.Seconds) {
+	before, after = make([]ir.Seconds, p.Parallel.PP), make([]ir.Seconds, p.Parallel.PP)
+	message, seen := b.message(p, of), make([]bool, p.Parallel.PP)
+	var there ir.Seconds // without the way back
+	for j, n := range p.LayersPerStage {
+		home := p.Home(j)
+		if !seen[home] {
+			seen[home], before[home] = true, all
+			if late {
+				before[home] = there
+			}
+		}
+		for rank := range after {
+			after[rank] += ir.Seconds(n) * of.last.both(late)
+		}
+		after[home] = 0
+		if j == 0 {
+			there += of.embed
+			all += of.embed
+			if !late {
+				all += of.embedGrad
+			}
+		}
+		there += ir.Seconds(n) * of.first.forward
+		all += ir.Seconds(n) * of.first.both(late)
+		if j+1 < len(p.LayersPerStage) && p.Home(j+1) != home {
+			there += message
+			all += 2 * message
 		}
 	}
-	stages := float64(len(layers))
-	least := all / ir.Seconds(stages) * ir.Seconds(p.Parallel.Microbatches)
-	if mux := p.Schedule.Mux; mux == "right" || mux == "on" { // the turn is shared, too
-		return least
+	return before, after, all
+}
+
+// shared is where ranks take parts of each other's tasks, at the start and the end of the pipeline (left), at its turn (right), or
+// both (on): there is as much to do in all.
+//
+// At the turn the last subsequence goes through the ranks behind one, each of which shares its attention with those before it, for
+// messages that come one by one. The rank waits meanwhile, and, where the start is not shared, for the way of the first
+// subsequence to it and back, as ever.
+//
+// Where the start is shared, the first rank does of subsequence x at least the first (x+1)/PP tokens, and so at least the square of
+// that of the work, for attention looks back. The last does all of its own tasks, and before and behind them helps all others. For
+// that it receives, one by one, their layers' weights, K and V, and sends back what is to be added to the gradients of both.
+func (b *bounds) shared(p *Plan, of *profile, layers []int, side string) ir.Seconds {
+	m := p.costModel()
+	far := p.widestLink(m, p.farthest)
+	message := func(n ir.Bytes) ir.Seconds { return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: n}, far) }
+	own, crossed := make([]ir.Seconds, len(layers)), make([]ir.Seconds, len(layers)) // of a rank: all of its tasks, the last subsequence
+	var all, turn, least ir.Seconds
+	for rank, n := range layers {
+		own[rank] = ir.Seconds(n)*of.layer + p.ends(rank, of.embedding, of.head)
+		crossed[rank] = ir.Seconds(n) * of.last.both(false)
+		if side != "left" {
+			crossed[rank] -= ir.Seconds(n) * of.given(rank, message)
+		}
+		all += own[rank]
 	}
-	first := of.layer
-	for x, t := range of.each[:min(len(layers)-1, len(of.each))] {
-		part := float64(x+1) / stages
-		first -= ir.Seconds(1-part*part) * t
+	stages := len(layers)
+	times := ir.Seconds(p.Parallel.Microbatches)
+	if p.Schedule.MuxShares == "even" {
+		return times * all / ir.Seconds(stages)
 	}
-	return max(least, ir.Seconds(p.Parallel.Microbatches)*(ir.Seconds(layers[0])*first+turn))
+	before, _, _ := b.ways(p, of, false)
+	for rank := stages - 1; rank >= 0; rank-- {
+		if side == "right" {
+			for _, t := range of.attention[max(0, len(of.attention)-rank):] {
+				own[rank] -= ir.Seconds(layers[rank]*rank) / ir.Seconds(rank+1) * t
+			}
+			least = max(least, before[rank]+own[rank]+turn)
+		}
+		if rank > 0 {
+			turn += crossed[rank]
+		}
+	}
+	if side != "right" {
+		first := of.layer
+		for x, t := range of.each[:min(stages-1, len(of.each))] {
+			part := float64(x+1) / float64(stages)
+			first -= ir.Seconds(1-part*part) * t
+		}
+		least = max(ir.Seconds(layers[0])*first+turn, own[stages-1]+b.helping(p, layers, message))
+	}
+	return times * max(least, all/ir.Seconds(stages))
+}
+
+// given is what a layer of the last subsequence is shorter at most because a number of helpers share its attention.
+func (of *profile) given(helpers int, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
+	for _, share := range of.shares {
+		var messages ir.Seconds
+		for _, bytes := range share.travels {
+			messages += message(bytes)
+		}
+		t += max(0, share.whole-max(share.whole/ir.Seconds(helpers+1), messages*ir.Seconds(helpers)))
+	}
+	return t
+}
+
+// helping is how long messages to and from the last rank take where it helps all others: weights, K and V come, then weights once
+// more while gradients of both go.
+func (b *bounds) helping(p *Plan, layers []int, message func(ir.Bytes) ir.Seconds) ir.Seconds {
+	g := b.context(p).model
+	fewest := slices.Min(layers)
+	var lent, rows, gradients ir.Seconds
+	for x := range p.Parallel.PP - 1 {
+		z, times := p.Size(x), ir.Seconds((p.Parallel.PP-1-x)*fewest) // stages that it helps with the subsequence
+		part := func(v *graph.Value) ir.Seconds {
+			others := ir.Bytes(z.Tokens) * ir.Bytes(p.Parallel.PP-1) / ir.Bytes(p.Parallel.PP)
+			return times * message(v.Bytes(z)*others/ir.Bytes(z.Sequence))
+		}
+		for v := range g.Layer.Values {
+			switch v := &g.Layer.Values[v]; v.Kind {
+			case graph.Cache:
+				rows += part(v)
+			case graph.CacheGrad:
+				gradients += part(v)
+			}
+		}
+	}
+	for i := range g.Layer.Params {
+		n, times := ir.Bytes(g.Layer.Params[i].Local[0]*g.Layer.Params[i].Local[1]), ir.Seconds((p.Parallel.PP-1)*fewest)
+		lent += times * message(n*g.DType().Bytes())
+		gradients += times * message(n*ir.F32.Bytes())
+	}
+	return lent + rows + max(lent, gradients)
 }
 
 // ends is what a rank has of the embedding and of the head.

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"sppo/graph"
 	"sppo/ir"
 	"sppo/lang"
 )
@@ -16,7 +15,10 @@ import (
 // the least bound, so that the first complete candidate that comes to its turn with its exact time beats all that are left, to
 // a part of 1/searchSlack; whatever surely does not fit never gets a turn. Exact is what the passes behind solve and the
 // prediction make of it, and whether it fits codegen says, where it is at hand.
-const searchSlack = 200
+const (
+	searchSlack    = 330
+	searchHandicap = 0.006
+)
 
 // mostAlternatives are kept beside the winner.
 const mostAlternatives = 5
@@ -47,6 +49,7 @@ type node struct {
 	plan     *Plan      // once all are pinned and its time is known
 	need     *Footprint
 	bare     *Plan // of its sizes, where nothing is copied or made again: whatever is kept otherwise, it takes as long at least
+	weighed  bool  // what dimensions that weigh are left open is the pass offload's to decide
 }
 
 // time is what a node takes, or its bound.
@@ -57,11 +60,12 @@ func (n *node) time() ir.Seconds {
 	return n.bound
 }
 
+// frontier are candidates by their bounds. Of equals that comes last which takes longest to plan.
 type frontier []*node
 
 func (f frontier) Len() int { return len(f) }
 func (f frontier) Less(i, j int) bool {
-	return cmp.Or(cmp.Compare(f[i].bound, f[j].bound), cmp.Compare(f[i].number, f[j].number)) < 0
+	return cmp.Or(cmp.Compare(f[i].bound, f[j].bound), cmp.Compare(count(f[i].weighed), count(f[j].weighed)), cmp.Compare(f[i].number, f[j].number)) < 0
 }
 func (f frontier) Swap(i, j int) { f[i], f[j] = f[j], f[i] }
 func (f *frontier) Push(n any)   { *f = append(*f, n.(*node)) }
@@ -90,7 +94,7 @@ func newSearch(c *Context, p *Plan) *search {
 
 // run finds the winner, or nil where no candidate is a plan. A winner that does not fit is that of least lack.
 func (s *search) run() (winner *node, alternatives []*node) {
-	s.push(s.request.Schedule, 0, nil)
+	s.push(&node{schedule: s.request.Schedule})
 	for winner == nil && s.frontier.Len() > 0 {
 		n := heap.Pop(&s.frontier).(*node)
 		switch {
@@ -112,24 +116,17 @@ func (s *search) run() (winner *node, alternatives []*node) {
 	for _, n := range slices.Concat(s.frontier, alternatives) {
 		s.note(n, nil)
 	}
-	return s.weigh(winner), alternatives
+	return winner, alternatives
 }
 
-// weigh leaves what is kept to the pass offload, where that may do better than one policy for all units: where copies are
-// waited for, or something is made again.
+// weigh leaves what is kept of the candidate that lacks least to the pass offload, if it then fits.
 func (s *search) weigh(n *node) *node {
-	if n == nil || n.need.lack(n.plan.Memory) == nil && n.schedule.Recompute == graph.RecomputeNone && n.plan.Time.ExposedTransferS == 0 {
+	if n == nil || n.weighed {
 		return n
 	}
-	w := &node{schedule: n.schedule, level: n.level}
-	if w.schedule.Recompute = s.request.Schedule.Recompute; w.schedule.Recompute == "" {
-		w.schedule.Recompute = policyAuto
-	}
-	w.schedule.Offload = s.request.Schedule.Offload
+	w := &node{schedule: n.schedule, level: n.level, weighed: true}
+	w.schedule.Recompute, w.schedule.Offload = cmp.Or(s.request.Schedule.Recompute, policyAuto), s.request.Schedule.Offload
 	if !s.evaluate(w) || w.need.lack(w.plan.Memory) != nil {
-		return n
-	}
-	if n.need.lack(n.plan.Memory) == nil && w.time() > n.time() || s.context.options.Measure != nil && !s.fits(w) {
 		return n
 	}
 	return w
@@ -152,11 +149,11 @@ func (s *search) others(winner *node) []*node {
 		}
 	}
 	var rest frontier
-	for s.frontier.Len() > 0 && len(best) <= mostAlternatives {
+	for most := s.exact + 2*mostAlternatives; s.frontier.Len() > 0 && len(best) <= mostAlternatives && s.exact < most; {
 		switch n := heap.Pop(&s.frontier).(*node); {
 		case n.level < len(dimensions):
 			s.advance(n)
-		case n.plan == nil && best[class(n)] == nil && s.evaluate(n):
+		case n.plan == nil && !n.weighed && best[class(n)] == nil && s.evaluate(n):
 			take(n)
 		default:
 			rest = append(rest, n)
@@ -174,24 +171,35 @@ func (s *search) others(winner *node) []*node {
 }
 
 // push bounds a candidate and puts it among those to come, unless it surely does not fit.
-func (s *search) push(schedule lang.Schedule, level int, bare *Plan) {
-	for level < len(dimensions) && dimensions[level].text(&schedule) != "" {
-		level++
+func (s *search) push(n *node) {
+	for n.level < len(dimensions) && (n.weighed && dimensions[n.level].weighs || dimensions[n.level].text(&n.schedule) != "") {
+		n.level++
 	}
 	s.made++
-	bound, lack := s.of(schedule, level)
+	n.number = s.made
+	bound, lack := s.of(n.schedule, n.level)
 	if bound >= unreachable {
 		return
 	}
-	n := &node{schedule: schedule, level: level, bound: bound, number: s.made, bare: bare}
-	if bare != nil {
-		n.bound = max(n.bound, slackened(bare.Time.StepS))
+	if n.bare != nil {
+		bound = max(bound, n.bare.Time.StepS)
 	}
+	n.bound = bound * n.handicap()
 	if lack != nil {
 		s.reject(n, *lack)
 		return
 	}
 	heap.Push(&s.frontier, n)
+}
+
+// handicap is how much faster a candidate must be than a plainer one, to be taken: one that cuts backwards in two, or shares tasks.
+// Its bound is looser, too, so that the plainer ones come to their turn first.
+func (n *node) handicap() ir.Seconds {
+	mux := n.schedule.Mux
+	if st := findStrategy(n.schedule.Strategy); st != nil && st.late || mux != "" && mux != policyAuto && mux != "off" {
+		return 1 + searchHandicap
+	}
+	return 1
 }
 
 // slackened is the least time that is not as good as another.
@@ -200,32 +208,52 @@ func slackened(t ir.Seconds) ir.Seconds { return t * searchSlack / (searchSlack 
 // advance pins one more dimension. Before it is about what is kept, the sizes get their exact bound.
 func (s *search) advance(n *node) {
 	if n.level >= levelOfKept && n.bare == nil && !s.timeless {
-		if n.bare = s.barely(n); n.bare != nil {
-			n.bound = max(n.bound, slackened(n.bare.Time.StepS))
-			heap.Push(&s.frontier, n)
-		}
+		s.strip(n)
 		return
 	}
 	d := &dimensions[n.level]
 	for _, v := range d.values(&s.space, &n.schedule) {
-		schedule := n.schedule
-		v.set(&schedule)
-		s.push(schedule, n.level+1, n.bare)
+		next := &node{schedule: n.schedule, level: n.level + 1, bare: n.bare}
+		v.set(&next.schedule)
+		s.push(next)
+	}
+	if d.weighs && s.weighsFirst(n.level) && !s.timeless {
+		s.push(&node{schedule: n.schedule, level: n.level, bare: n.bare, weighed: true})
 	}
 }
 
-// barely is the plan of a candidate that copies nothing, and makes nothing again but what is asked for.
-func (s *search) barely(n *node) *Plan {
+// weighsFirst says whether a dimension is the first of those that weigh and that the request leaves open.
+func (s *search) weighsFirst(level int) bool {
+	return !slices.ContainsFunc(dimensions[:level], func(d dimension) bool { return d.weighs && d.text(&s.request.Schedule) == "" })
+}
+
+// strip plans a candidate that copies nothing, and makes nothing again but what is asked for. If that fits, nothing with the same
+// sizes is faster.
+func (s *search) strip(n *node) {
 	schedule := n.schedule
 	schedule.Offload = lang.Offload{Policy: "none"}
 	schedule.Recompute = recomputeOf(schedule)
-	return s.planOf(schedule)
+	if schedule.Keep == nil {
+		schedule.Keep = streamable
+	}
+	p := s.planOf(schedule)
+	if p == nil {
+		return
+	}
+	n.bound = max(n.bound, p.Time.StepS*n.handicap())
+	if text := dimensions[len(dimensions)-1].text(&n.schedule); text == "" || text == "none" {
+		if need := footprint(s.bounds.context(p), p); need.lack(p.Memory) == nil {
+			n = &node{schedule: schedule, level: len(dimensions), bound: slackened(n.bound), number: n.number, plan: p, need: &need}
+		}
+	}
+	n.bare = p
+	heap.Push(&s.frontier, n)
 }
 
 // evaluate takes the exact time of a candidate and the bound on its memory.
 func (s *search) evaluate(n *node) bool {
 	p := n.bare
-	if p == nil || p.Schedule.Offload.Policy != n.schedule.Offload.Policy || p.Schedule.Recompute != n.schedule.Recompute {
+	if p == nil || n.weighed || p.Schedule.Offload.Policy != n.schedule.Offload.Policy || p.Schedule.Recompute != n.schedule.Recompute || !slices.Equal(p.Schedule.Keep, n.schedule.Keep) {
 		p = s.planOf(n.schedule)
 	}
 	if p == nil {
@@ -233,7 +261,7 @@ func (s *search) evaluate(n *node) bool {
 	}
 	need := footprint(s.bounds.context(p), p)
 	n.plan, n.need = p, &need
-	n.bound = max(n.bound, slackened(p.Time.StepS))
+	n.bound = slackened(p.Time.StepS * n.handicap())
 	heap.Push(&s.frontier, n)
 	return true
 }
@@ -348,6 +376,9 @@ func (s *search) note(n *node, lack *Lack) {
 			s.verdicts[d.key] = values
 		}
 		value := d.text(&n.schedule)
+		if value == "" {
+			continue // weighed
+		}
 		v := values[value]
 		if v == nil {
 			v = &Rejection{Key: d.key, Value: value}
@@ -419,7 +450,7 @@ func (s *search) choose(p *Plan, winner *node, alternatives []*node) {
 		a.DevicePeakBytes, a.HostPeakBytes = n.need.peaks()
 		for i := range dimensions {
 			if text := dimensions[i].text(&n.schedule); text != dimensions[i].text(&winner.schedule) {
-				a.Set = append(a.Set, dimensions[i].key+"="+text)
+				a.Set = append(a.Set, dimensions[i].key+"="+cmp.Or(text, policyAuto))
 			}
 		}
 		p.Alternatives = append(p.Alternatives, a)
@@ -437,7 +468,11 @@ func (s *search) choose(p *Plan, winner *node, alternatives []*node) {
 			continue
 		}
 		p.Rejected = append(p.Rejected, found...)
-		p.pinned(d, value, reason(found, winner))
+		why := reason(found, winner)
+		if len(found) == 0 && i >= levelOfKept && winner.plan == winner.bare {
+			why = "auto: there is room for it, and nothing takes less time"
+		}
+		p.pinned(d, value, why)
 	}
 	p.Schedule = winner.schedule
 }

@@ -53,7 +53,8 @@ func size(c *Context, p *Plan, b *bounds) error {
 	}
 	cut := *p
 	cut.Subsequences.Lengths = b.lengthsOf(p)
-	p.LayersPerStage = balancedLayers(p, b.profileOf(&cut))
+	b.staged(&cut)
+	p.LayersPerStage = cut.LayersPerStage
 	p.decide("solve", "layers_per_stage", list(p.LayersPerStage), "as even as can be in time, embedding and loss counted; of equals the first stages hold one more")
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"sppo/graph"
 	"sppo/ir"
@@ -29,6 +30,7 @@ type value struct {
 
 // dimensions are the space in the order in which it is searched: what bounds time and memory most comes first.
 var dimensions = []dimension{
+	plainly(OrderSequence, choice("schedule.order", func(s *lang.Schedule) *string { return &s.Order }, (*space).orders)),
 	number("schedule.sp", func(s *lang.Schedule) *int { return &s.SP }, (*space).sp),
 	choice("schedule.sp_mode", func(s *lang.Schedule) *string { return &s.SPMode }, (*space).spModes),
 	number("schedule.dp", func(s *lang.Schedule) *int { return &s.DP }, (*space).replicas),
@@ -37,8 +39,10 @@ var dimensions = []dimension{
 	number("schedule.pp", func(s *lang.Schedule) *int { return &s.PP }, (*space).stages),
 	choice("schedule.strategy", func(s *lang.Schedule) *string { return &s.Strategy }, (*space).strategies),
 	number("schedule.virtual_stages", func(s *lang.Schedule) *int { return &s.VirtualStages }, (*space).virtualStages),
+	plainly("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions))),
 	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
 	plainly("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes)),
+	{key: "schedule.keep", text: keepText, values: (*space).keeps, plain: "[k, v]"},
 	weighed(choice("schedule.recompute", func(s *lang.Schedule) *string { return &s.Recompute }, always(
 		graph.RecomputeNone, graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull))),
 	weighed(detail(choice("schedule.offload", func(s *lang.Schedule) *string { return &s.Offload.Policy }, always("none", "carry", "adaptive", "full")))),
@@ -119,19 +123,38 @@ func subsequencesText(s *lang.Schedule) string {
 	return fmt.Sprint(s.Subsequences.Count)
 }
 
+// keepText writes what is kept as specs do.
+func keepText(s *lang.Schedule) string {
+	if s.Keep == nil {
+		return ""
+	}
+	return "[" + strings.Join(s.Keep, ", ") + "]"
+}
+
 // space is what of the request bounds the values of dimensions.
 type space struct {
 	model   lang.Model
 	cluster lang.Cluster
 	train   lang.Train
 	asked   lang.Schedule
+
+	timeless bool // nobody asks for time: what takes least memory is enough
 }
 
-// sp: a stage stays inside a node, where its collectives are cheap, and divides it.
+// orders: layer by layer is for one stage and one strategy.
+func (sp *space) orders(s *lang.Schedule) []string {
+	open := func(value, plain string) bool { return value == "" || value == "auto" || value == plain }
+	if s.PP > 1 || s.VirtualStages == 1 || !open(s.Strategy, strategies[0].name) || !open(s.Mux, "off") {
+		return []string{OrderSequence}
+	}
+	return []string{OrderSequence, OrderLayer}
+}
+
+// sp: heads divide by it.
 func (sp *space) sp(s *lang.Schedule) []int {
 	most := sp.cluster.GPUs() / max(1, s.DP) / max(1, s.PP)
-	return suiting(divisors(sp.cluster.GPUsPerNode), func(n int) bool {
-		return n <= most && sp.model.Heads%n == 0 && (sp.model.KVHeads%n == 0 || n%sp.model.KVHeads == 0) && sp.train.Sequence%int64(n) == 0 && s.Align%n == 0
+	return suiting(divisors(sp.model.Heads), func(n int) bool {
+		return n <= most && (sp.model.KVHeads%n == 0 || n%sp.model.KVHeads == 0) && sp.train.Sequence%int64(n) == 0 && s.Align%n == 0
 	})
 }
 
@@ -169,33 +192,64 @@ func (sp *space) stages(s *lang.Schedule) []int {
 	return upTo(min(sp.cluster.GPUs()/(s.SP*s.DP), sp.model.Layers/max(1, s.VirtualStages)))
 }
 
-// strategies: without a pipeline, or with one microbatch, those that weave sequences come down to the first.
+// strategies: on one stage all come down to the first. One microbatch has nothing to weave: then what puts gradients of weights off
+// is left, and terapipe, whose virtual stages take other rounds.
 func (sp *space) strategies(s *lang.Schedule) []string {
-	alone := s.PP == 1 || sp.train.Batch == s.DP*s.Microbatch
-	var names []string
+	names := []string{strategies[0].name}
 	for i := range strategies {
 		st := &strategies[i]
-		if i == 0 || !alone && st.sought && (st.rounds || s.VirtualStages <= 1) {
+		switch {
+		case i == 0 || sp.timeless || s.PP == 1 || st.same != "" || sp.alone(s) && !st.late && st.turns != lastTurn:
+		case s.VirtualStages != 0 && !st.stages.has(s.VirtualStages):
+		case s.Mux != "" && s.Mux != "auto" && s.Mux != "off", st.late && s.Keep != nil && len(s.Keep) < len(streamable):
+		case st.sliced != "" && s.Subsequences.Count > 1:
+		default:
 			names = append(names, st.name)
 		}
 	}
 	return names
 }
 
+// alone says whether a replica has one microbatch.
+func (sp *space) alone(s *lang.Schedule) bool { return sp.train.Batch == s.DP*s.Microbatch }
+
+// breadthFirst says whether a candidate is that of a microbatch that goes through one virtual stage as a whole, then through the
+// next. The search need not try it where its rounds would be sppo's.
+func (sp *space) breadthFirst(s *lang.Schedule) bool {
+	st := findStrategy(s.Strategy)
+	return st != nil && st.turns == lastTurn && sp.alone(s) && findStrategy(sp.asked.Strategy) == nil
+}
+
 // mostVirtualStages bounds the virtual stages of a rank: more hardly shrink what is left of the bubble.
 const mostVirtualStages = 16
 
 func (sp *space) virtualStages(s *lang.Schedule) []int {
-	if s.Order == OrderLayer { // groups of layers of the one stage
+	switch { // layer by layer they are groups of layers of the one stage
+	case s.Order == OrderLayer && sp.asked.Order == OrderLayer:
 		return []int{sp.model.Layers}
+	case s.Order == OrderLayer:
+		groups := divisors(sp.model.Layers)
+		slices.Reverse(groups)
+		return groups
 	}
-	least := 1
+	known, most := anyStages, min(mostVirtualStages, sp.model.Layers/s.PP)
 	if st := findStrategy(s.Strategy); st != nil {
-		if least = st.stages.least; s.PP == 1 || !st.rounds {
-			return []int{least}
-		}
+		known = st.stages
 	}
-	return suiting(upTo(min(mostVirtualStages, sp.model.Layers/s.PP)), func(n int) bool { return n >= least })
+	switch {
+	case s.PP == 1, s.Mux != "" && s.Mux != "auto" && s.Mux != "off":
+		return []int{known.least}
+	case sp.breadthFirst(s):
+		known.least = 2
+	}
+	return suiting(upTo(most), known.has)
+}
+
+func (sp *space) partitions(s *lang.Schedule) []string {
+	if st := findStrategy(s.Strategy); st != nil && st.sliced != "" || s.Subsequences.Count == 1 || len(s.Subsequences.Lengths) > 0 {
+		return []string{"flops"}
+	}
+	return []string{"flops", "time", "length"}
 }
 
 // shortestWanted is the average length of subsequences below which kernels lose more than bubbles win; fewPerSequence
@@ -205,14 +259,24 @@ const (
 	fewPerSequence = 64
 )
 
-// muxes: virtual stages shrink the same bubbles with nothing borrowed, so where there may be any, borrowing is not tried. What
-// more it takes the mux pass knows.
+// muxes: the bubbles are those of one virtual stage. What more it takes the mux pass knows.
 func (sp *space) muxes(s *lang.Schedule) []string {
-	interleaves := sp.asked.VirtualStages == 0 && sp.model.Layers >= 2*s.PP
-	if interleaves || s.PP == 1 || s.VirtualStages > 1 || s.Strategy != strategies[0].name || s.Zero > "1" || s.Subsequences.Count < s.PP {
+	if sp.timeless || s.PP == 1 || s.VirtualStages > 1 || s.Strategy != strategies[0].name || s.Subsequences.Count < s.PP || s.Keep != nil && len(s.Keep) < len(streamable) {
 		return []string{"off"}
 	}
-	return []string{"off", "left"}
+	return []string{"off", "left", "right", "on"}
+}
+
+// keeps: to let K and V stream never takes less time, so the least of it that fits comes first.
+func (sp *space) keeps(s *lang.Schedule) (out []value) {
+	all := [][]string{{"k", "v"}, {"v"}, {"k"}, {}}
+	if st := findStrategy(s.Strategy); s.Mux != "off" || st.late || s.Subsequences.Count == 1 || sp.cluster.HostMemory == 0 {
+		all = all[:1]
+	}
+	for _, keep := range all {
+		out = append(out, value{keepText(&lang.Schedule{Keep: keep}), func(s *lang.Schedule) { s.Keep = keep }})
+	}
+	return out
 }
 
 // subsequences are numbers that grow by the root of two: between two of them the best one is within a part in a hundred of
@@ -244,6 +308,9 @@ func (sp *space) counts(s *lang.Schedule) []int {
 		n := (int(math.Round(x)) + group - 1) / group * group
 		if n > most {
 			return out
+		}
+		if sp.breadthFirst(s) && n%(2*s.PP) == 0 {
+			continue
 		}
 		if len(out) == 0 || n > out[len(out)-1] {
 			out = append(out, n)

@@ -17,13 +17,25 @@ type strategy struct {
 	placed string                  // how they lie on the ranks
 	rounds bool                    // takes a sequence as one, in rounds of subsequences through the virtual stages of a rank
 	late   bool                    // puts gradients of weights off
-	sought bool                    // solve tries it
+	same   string                  // the strategy that solve tries instead: the same orders with other values of other keys
+	turns  turning                 // microbatches between whose forwards and backwards a rank has nothing else to do
 	batch  func(p *Plan) []problem // batches that the order does not go with; nil: there are none
 	order  func(p *Plan, rank int) []Task
 }
 
+// turning says which microbatches turn round with the rank waiting: all forwards of it, or of all, come before what follows.
+type turning int
+
+const (
+	noTurn   turning = iota // forwards and backwards of several microbatches alternate
+	lastTurn                // all forwards come before all backwards
+	eachTurn                // one microbatch follows another
+)
+
 // stageCount are the virtual stages that a strategy knows: as many as layers are there for where most is 0.
 type stageCount struct{ least, most int }
+
+func (c stageCount) has(n int) bool { return n >= c.least && (c.most == 0 || n <= c.most) }
 
 var (
 	anyStages   = stageCount{least: 1}
@@ -35,35 +47,35 @@ var (
 // strategies are the orders that schedule knows, by the names of the papers and systems that brought them.
 var strategies = []strategy{
 	{
-		name: "sppo", stages: anyStages, placed: PlacedRound, rounds: true, sought: true, order: oneSequence,
+		name: "sppo", stages: anyStages, placed: PlacedRound, rounds: true, turns: eachTurn, order: oneSequence,
 		doc: "one sequence at a time, all subsequences forward, then all backward in reverse: K and V of one microbatch live at a time",
 	},
 	{
-		name: "interleaved-sppo", stages: interleaved, placed: PlacedRound, rounds: true, order: oneSequence,
+		name: "interleaved-sppo", same: "sppo", stages: interleaved, placed: PlacedRound, rounds: true, turns: eachTurn, order: oneSequence,
 		doc: "sppo with several virtual stages a rank: the bubble shrinks by as much, and no more activations live",
 	},
 	{
-		name: "overlapped-sppo", stages: anyStages, placed: PlacedRound, rounds: true, sought: true, order: overlapped,
+		name: "overlapped-sppo", stages: anyStages, placed: PlacedRound, rounds: true, order: overlapped,
 		doc: "one sequence behind another, the next one begun while this one turns round: one bubble for the batch, K and V of at most two microbatches live",
 	},
 	{
-		name: "terapipe", stages: anyStages, placed: PlacedRound, sought: true, order: allForward,
+		name: "terapipe", stages: anyStages, placed: PlacedRound, turns: lastTurn, order: allForward,
 		doc: "all subsequences of all microbatches forward, then all backward: one bubble for the batch, and all activations live at the turn",
 	},
 	{
-		name: "gpipe", sliced: "terapipe", stages: anyStages, placed: PlacedRound, order: allForward,
+		name: "gpipe", same: "terapipe", sliced: "terapipe", stages: anyStages, placed: PlacedRound, turns: lastTurn, order: allForward,
 		doc: "all microbatches forward, then all backward: one bubble for the batch, and all activations live at the turn",
 	},
 	{
-		name: "1f1b", sliced: "seq1f1b", stages: anyStages, placed: PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
+		name: "1f1b", same: "seq1f1b", sliced: "seq1f1b", stages: anyStages, placed: PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
 		doc: "one forward, one backward in turn once the pipeline is full: one bubble for the batch, activations of at most pp microbatches live",
 	},
 	{
-		name: "interleaved-1f1b", sliced: "seq1f1b", stages: interleaved, placed: PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
+		name: "interleaved-1f1b", same: "seq1f1b", sliced: "seq1f1b", stages: interleaved, placed: PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
 		doc: "1f1b with several virtual stages a rank: the bubble shrinks by as much, for a few activations more and as many times the messages",
 	},
 	{
-		name: "seq1f1b", stages: anyStages, placed: PlacedRound, batch: roundsProblem, sought: true, order: oneForwardOneBackward,
+		name: "seq1f1b", stages: anyStages, placed: PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
 		doc: "one forward, one backward in turn at the grain of subsequences: one bubble for the batch, K and V of at most two or so microbatches live",
 	},
 	{
@@ -111,7 +123,7 @@ func strategyProblems(p *Plan) []problem {
 	if s.name != strategies[0].name && p.Schedule.Order == OrderLayer {
 		return []problem{fault("schedule.strategy", lang.Conflict, "strategy = sppo, or order = sequence", "strategy = %s weaves sequences, and order = layer takes them one by one", s.name)}
 	}
-	if known := s.stages; v != 0 && (v < known.least || known.most != 0 && v > known.most) {
+	if known := s.stages; v != 0 && !known.has(v) {
 		words := fmt.Sprintf("virtual_stages = %d", known.least)
 		if known.most == 0 {
 			words += " or more"

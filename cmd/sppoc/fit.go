@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"sppo/cmd/internal/cli"
+	"sppo/lang"
 	"sppo/passes"
 )
 
@@ -86,7 +87,7 @@ func changes(job *cli.Job) [][]string {
 	}
 	keys, values := passes.Pins(job.Spec.Schedule)
 	for i, key := range keys {
-		if values[i] != "" {
+		if values[i] != "" && (key == "schedule.keep" || values[i] != lang.FindKey(key).Default) {
 			add(key+"=%s", "auto")
 		}
 	}

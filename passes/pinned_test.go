@@ -1,0 +1,188 @@
+package passes
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"sppo/examples"
+	"sppo/lang"
+)
+
+// pinnedValues are what a user may write for each key of a schedule, whether solve searches it or not.
+func pinnedValues(sp *lang.Spec) map[string][]string {
+	numbers := func(ns []int) (out []string) {
+		for _, n := range ns {
+			out = append(out, fmt.Sprint(n))
+		}
+		return out
+	}
+	gpus := sp.Cluster.GPUs()
+	few := func(n int) bool { return n <= 4 || n%4 == 0 }
+	return map[string][]string{
+		"sp":             numbers(suiting(divisors(sp.Model.Heads), func(n int) bool { return n <= gpus })),
+		"pp":             numbers(suiting(upTo(min(gpus, sp.Model.Layers)), few)),
+		"dp":             numbers(suiting(divisors(sp.Train.Batch), func(n int) bool { return n <= gpus })),
+		"sp_mode":        {"megatron", "ulysses"},
+		"zero":           {"0", "1", "2", "3"},
+		"microbatch":     numbers(divisors(sp.Train.Batch)),
+		"subsequences":   {"1", "2", "3", "5", "7", "10", "16", "25", "50", "90", "100", "160", "200", "500"},
+		"partition":      {"flops", "time", "length"},
+		"align":          {"8", "32", "64", "128", "256", "512"},
+		"keep":           {"[]", "[k]", "[v]", "[k, v]"},
+		"order":          {"sequence", "layer"},
+		"recompute":      {"none", "full", "selective", "keep_attention"},
+		"strategy":       strategyNames(),
+		"virtual_stages": numbers(suiting(upTo(min(sp.Model.Layers, 40)), few)),
+		"offload":        {"none", "full", "adaptive", "carry", "memory", "0.3", "0.7"},
+		"mux":            {"off", "left", "right", "on"},
+		"mux_shares":     {"fluid", "even"},
+	}
+}
+
+// pinJob is a request with all open, and how to pin a key of it.
+type pinJob struct {
+	name string
+	base []string // what the spec is overridden with
+	most int      // values that are pinned
+	open func(set ...string) (*lang.Spec, error)
+}
+
+// paperJob is a job of the paper; drawnJob one at random, with little memory.
+func paperJob(file string, base []string, most int) pinJob {
+	return pinJob{file, base, most, func(set ...string) (*lang.Spec, error) {
+		return lang.Load("../examples/"+file, lang.Options{Shipped: examples.Shipped, Set: append(slices.Clone(base), set...)})
+	}}
+}
+
+func drawnJob(r *rand.Rand, base []string, most int) pinJob {
+	text := smallSpec(r)
+	base = append(slices.Clone(base), fmt.Sprintf("cluster.device_memory=%dKiB", 1<<(10+r.IntN(11))))
+	return pinJob{text, base, most, func(set ...string) (*lang.Spec, error) {
+		return lang.Parse("test.sppo", []byte(text), lang.Options{Shipped: examples.Shipped, Set: append(slices.Clone(base), set...)})
+	}}
+}
+
+// TestAutoIsNoSlowerThanPinned pins one key after the other to each of the values that a user may write: what then is found and
+// fits is at most a hundredth faster than what is found where all is open. SPPO_PINNED names the jobs of the paper that the long
+// test takes, by a part of their files; "drawn" are those at random.
+func TestAutoIsNoSlowerThanPinned(t *testing.T) {
+	r := random(t)
+	jobs := []pinJob{drawnJob(r, unwritten(), 8), drawnJob(r, unwritten(), 8), drawnJob(r, unwritten(), 8)}
+	if os.Getenv("SPPO_LONG") != "" {
+		jobs = nil
+		for _, file := range paperSpecs(t) {
+			if strings.Contains(file, os.Getenv("SPPO_PINNED")) {
+				jobs = append(jobs, paperJob(file, unwritten(), 1000))
+			}
+		}
+		for i := range 50 {
+			base := unwritten()
+			if i%5 == 0 {
+				base = allOpen()
+			}
+			if strings.Contains("drawn", os.Getenv("SPPO_PINNED")) {
+				jobs = append(jobs, drawnJob(r, base, 1000))
+			}
+		}
+	}
+	for _, job := range jobs {
+		job.check(t, r)
+	}
+}
+
+func (j *pinJob) check(t *testing.T, r *rand.Rand) {
+	const tolerance = 1.01
+	sp, err := j.open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pins []string
+	values := pinnedValues(sp)
+	for _, k := range lang.KeysOf("schedule") {
+		if len(values[k.Name]) == 0 {
+			t.Errorf("%s has no values", k.Path())
+		}
+		for _, v := range values[k.Name] {
+			if slices.ContainsFunc(j.base, func(set string) bool { return strings.HasPrefix(set, k.Path()+"=") && !strings.HasSuffix(set, "=auto") }) {
+				continue // it has a value of its own where nothing is written
+			}
+			pins = append(pins, k.Path()+"="+v)
+		}
+	}
+	r.Shuffle(len(pins), func(i, j int) { pins[i], pins[j] = pins[j], pins[i] })
+	best, compared := whatFits(sp), 0
+	for _, pin := range pins[:min(j.most, len(pins))] {
+		sp, err := j.open(pin)
+		if err != nil {
+			continue
+		}
+		p := whatFits(sp)
+		if p == nil {
+			continue
+		}
+		compared++
+		switch {
+		case best == nil:
+			t.Errorf("%s%v: auto finds nothing, and with %s there is %v", j.name, j.base, pin, p.Time.StepS)
+			return
+		case best.Time.StepS > tolerance*p.Time.StepS:
+			t.Errorf("%s%v: auto takes %v as %v, and with %s it is %v as %v", j.name, j.base, best.Time.StepS, inWords(best), pin, p.Time.StepS, inWords(p))
+		}
+	}
+	t.Logf("%d alternatives", compared)
+}
+
+// whatFits is what is found for a request, if it fits.
+func whatFits(sp *lang.Spec) *Plan {
+	p := New(sp)
+	if Run(nil, p, Options{}) != nil {
+		return nil
+	}
+	if f := FootprintOf(p); f.lack(p.Memory) != nil {
+		return nil
+	}
+	return p
+}
+
+func inWords(p *Plan) string {
+	_, values := Pins(p.Schedule)
+	return strings.Join(values, " ")
+}
+
+// TestRenamesAreSearched: what a strategy that solve does not try does, one that it tries does with other values of other keys.
+func TestRenamesAreSearched(t *testing.T) {
+	for i := range strategies {
+		s := &strategies[i]
+		if s.same == "" {
+			continue
+		}
+		if same := findStrategy(s.same); same == nil || same.same != "" {
+			t.Errorf("%s is to be searched as %q", s.name, s.same)
+		}
+		for _, v := range []string{"1", "2", "4"} {
+			set := []string{"model.layers=8", "cluster.nodes=4", "train.batch=4", "schedule.dp=1", "schedule.virtual_stages=" + v}
+			if s.sliced != "" {
+				set = append(set, "schedule.subsequences=1")
+			}
+			find := func(name string) *Plan {
+				sp, err := lang.Load("../examples/tiny.sppo", lang.Options{Shipped: examples.Shipped, Set: append(slices.Clone(set), "schedule.pp=2", "schedule.strategy="+name)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				p := New(sp)
+				if Run(sp, p, Options{}) != nil {
+					return nil
+				}
+				return p
+			}
+			if p, same := find(s.name), find(s.same); p != nil && (same == nil || !reflect.DeepEqual(p.Tasks, same.Tasks) || p.Time.StepS != same.Time.StepS) {
+				t.Errorf("%s with %s virtual stages is not %s", s.name, v, s.same)
+			}
+		}
+	}
+}
