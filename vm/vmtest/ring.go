@@ -96,7 +96,7 @@ func (s *suite) attentionInRing(r ring) {
 		r.put(lse, mine, minus(out["lse"], before[1]))
 	})
 	wantO, wantLSE := naive.Attention(q.data, k.data, v.data, a)
-	s.equal("o", o.data, wantO, s.dtype) // tensor cores round probabilities
+	s.closeGrad("o", o.data, wantO, s.dtype) // tensor cores round probabilities at every turn
 	s.equal("lse", lse.data, wantLSE, ir.F32)
 }
 
