@@ -11,8 +11,8 @@ import (
 // the letters of a program's text form.
 type ranges struct {
 	profiler *nvtx.Profiler
-	sections [ir.NumSections]nvtx.Name
-	names    [ir.NumSections][]nvtx.Name // of the range that an instruction begins; nil: it begins none
+	sections [ir.NumSections]*nvtx.Name
+	names    [ir.NumSections][]*nvtx.Name // of the range that an instruction begins; nil: it begins none
 	inside   bool
 }
 
@@ -24,7 +24,7 @@ func (d *Device) nameRanges() {
 	for s := range ir.NumSections {
 		d.ranges.sections[s] = nvtx.NameOf(fmt.Sprintf("rank %d %s", d.rank, s))
 		code, last := d.code.Sections[s], ""
-		d.ranges.names[s] = make([]nvtx.Name, len(code))
+		d.ranges.names[s] = make([]*nvtx.Name, len(code))
 		for pc := range code {
 			if text := code[pc].Prov.String(); code[pc].Stream == ir.Compute && text != last {
 				d.ranges.names[s][pc], last = nvtx.NameOf(text), text

@@ -14,7 +14,8 @@ import (
 const maxAdvice = 3
 
 // adviseFit says which single change of a spec would make its job fit: each value that the spec pins is searched anew, then
-// there are more machines, smaller numbers, and shorter sequences. All are measured like the plan itself.
+// there are more machines, smaller numbers, and shorter sequences, and if none of them does, all that the schedule pins at once. All
+// are measured like the plan itself.
 func adviseFit(job *cli.Job, set []string) error {
 	if job.Spec == nil {
 		return fmt.Errorf("the plan does not fit: %s", cli.Lack(&job.Plan.Memory))
@@ -33,6 +34,10 @@ func adviseFit(job *cli.Job, set []string) error {
 		}
 	}
 	if len(lines) == 1 {
+		lines[0] = file + " does not fit, nor with any single change; it would with all of"
+		if line := tryAll(job, set); line != "" {
+			return fmt.Errorf("%s\n  %s", lines[0], line)
+		}
 		lines[0] = file + " does not fit, nor with any single change of its schedule, eight times the nodes or an eighth of the sequence"
 	}
 	return fmt.Errorf("%s", strings.Join(lines, "\n"))
@@ -52,6 +57,30 @@ func try(file string, set []string, change string) string {
 	}
 	device, host := cli.Peaks(&job.Plan.Memory)
 	return fmt.Sprintf("%s: %s a step, %s of device memory, %s of host memory", change, job.Plan.Time.StepS, device, host)
+}
+
+// tryAll leaves the whole schedule to the search, and says in what the plan that it finds differs from what was asked for.
+func tryAll(job *cli.Job, set []string) string {
+	keys, asked := passes.Pins(job.Spec.Schedule)
+	all := set[:len(set):len(set)]
+	for i, key := range keys {
+		if opens(key, asked[i]) {
+			all = append(all, key+"=auto")
+		}
+	}
+	free, err := cli.OpenPlan(job.Spec.File, all, passes.Options{})
+	if err != nil || lack(free) != "" {
+		return ""
+	}
+	var changes []string
+	_, found := passes.Pins(free.Plan.Schedule)
+	for i, key := range keys {
+		if opens(key, asked[i]) && found[i] != "" && found[i] != asked[i] {
+			changes = append(changes, "--set "+key+"="+found[i])
+		}
+	}
+	device, host := cli.Peaks(&free.Plan.Memory)
+	return fmt.Sprintf("%s: %s a step, %s of device memory, %s of host memory", strings.Join(changes, " "), free.Plan.Time.StepS, device, host)
 }
 
 // lack is what a job lacks, or "". A plan is placed unless the bound on its memory says that it is in vain.
@@ -75,6 +104,9 @@ func lack(job *cli.Job) string {
 	return cli.Lack(&p.Memory)
 }
 
+// opens says whether a key that is pinned to a value is left to the search for a way out: a default is nothing that was asked for.
+func opens(key, value string) bool { return value != "" && value != lang.FindKey(key).Default }
+
 // changes are the overrides worth a try, in groups of the same kind: of each the first that fits is enough.
 func changes(job *cli.Job) [][]string {
 	var out [][]string
@@ -87,7 +119,7 @@ func changes(job *cli.Job) [][]string {
 	}
 	keys, values := passes.Pins(job.Spec.Schedule)
 	for i, key := range keys {
-		if values[i] != "" && (key == "schedule.keep" || values[i] != lang.FindKey(key).Default) {
+		if opens(key, values[i]) || values[i] != "" && key == "schedule.keep" {
 			add(key+"=%s", "auto")
 		}
 	}

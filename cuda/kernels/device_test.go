@@ -126,11 +126,9 @@ func (d *device) Launch(pc int) {
 
 func (d *device) tokens(in *ir.Instr) {
 	attr := func(name string) int64 { return in.Attr(name).Int(nil) }
-	out, batch := vm.Int32s(d.view(in.Args[0])), attr("batch")
-	for s := range batch {
-		if err := d.env.Tokens.Tokens(d.section, d.round, attr("replica")+attr("first")+s, attr("position"), out[s:], int(batch)); err != nil {
-			d.err = err
-		}
+	w := vm.Window{Batch: int(attr("batch")), Chunks: int(attr("chunks")), Sequence: attr("replica") + attr("first"), Position: attr("position")}
+	if err := w.Load(d.env.Tokens, d.section, d.round, vm.Int32s(d.view(in.Args[0]))); err != nil {
+		d.err = err
 	}
 }
 

@@ -110,16 +110,23 @@ func moduleTable(module int32, table *unsafe.Pointer, size *uint32) int32 {
 	return 1
 }
 
-// Name is the name of a range, ready to be told.
-type Name []byte
+// Name is the name of a range, ready to be told: telling it allocates nothing.
+type Name struct {
+	text      []byte
+	arguments []uintptr
+}
 
 // NameOf makes one.
-func NameOf(text string) Name { return append([]byte(text), 0) }
+func NameOf(text string) *Name {
+	n := &Name{text: append([]byte(text), 0)}
+	n.arguments = []uintptr{uintptr(unsafe.Pointer(&n.text[0]))}
+	return n
+}
 
 // Push begins a range inside those of the calling thread.
-func (p *Profiler) Push(name Name) {
+func (p *Profiler) Push(name *Name) {
 	if f := functions[core][rangePush]; p != nil && f != 0 {
-		purego.SyscallN(f, uintptr(unsafe.Pointer(&name[0])))
+		purego.SyscallN(f, name.arguments...)
 	}
 }
 
