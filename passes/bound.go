@@ -32,6 +32,7 @@ type bounds struct {
 	profiles   map[profileKey]*profile
 	optimizers map[endKey]end
 	known      *catalogue
+	held       map[workingKey]ir.Bytes
 }
 
 type lengthsKey struct {
@@ -68,7 +69,7 @@ type visit struct{ forward, backward ir.Seconds }
 func newBounds(p *Plan) *bounds {
 	return &bounds{
 		space: space{model: p.Model, cluster: p.Cluster, train: p.Train, asked: p.Schedule}, request: p,
-		graphs: map[graph.Split]*graph.Model{}, lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{}, known: newCatalogue(),
+		graphs: map[graph.Split]*graph.Model{}, lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{}, known: newCatalogue(), held: map[workingKey]ir.Bytes{},
 	}
 }
 
@@ -78,7 +79,7 @@ func (b *bounds) context(p *Plan) *Context {
 	if b.graphs[split] == nil {
 		b.graphs[split] = p.Graph()
 	}
-	return &Context{model: b.graphs[split], split: split, known: b.known}
+	return &Context{model: b.graphs[split], split: split, known: b.known, held: b.held}
 }
 
 // sized is a plan of a candidate with its sizes, as far as they are pinned, and the lengths of its subsequences. Stages whose
@@ -199,9 +200,9 @@ func (b *bounds) newProfile(p *Plan, v visit) *profile {
 	}
 	backward := func(z graph.Size) ir.Seconds { return t.makespan(t.layer, t.layer.Backward, z, under) }
 	timesOf := func(z graph.Size) restTimes {
-		halves := t.layerBackward(t.layer, z, visitTime{v.forward, v.backward})
 		there, back := forward(z)-t.attentionTime(z), backward(z)
-		return restTimes{there + back, there + min(back, halves.input+halves.weights), t.both(g.Embedding, z), t.time(g, g.Head, g.Head.Backward, z)}
+		input, weights := t.halves(t.layer, z, visitTime{v.forward, v.backward})
+		return restTimes{there + back, there + min(back, input+weights), t.both(g.Embedding, z), t.time(g, g.Head, g.Head.Backward, z)}
 	}
 	prefix := int64(0)
 	for _, n := range p.Subsequences.Lengths {

@@ -3,6 +3,7 @@ package passes
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -65,15 +66,25 @@ func (f Footprint) Fits(device, host ir.Bytes) bool {
 }
 
 func footprint(c *Context, p *Plan) Footprint {
+	f, _ := footprintWithin(c, p, Memory{DeviceCapacityBytes: math.MaxInt64, HostCapacityBytes: math.MaxInt64})
+	return f
+}
+
+// footprintWithin says whether a plan has room, and looks no further than it takes to know: of one that has none the footprint
+// is in part.
+func footprintWithin(c *Context, p *Plan, m Memory) (f Footprint, fits bool) {
 	if p.Mux.Left {
-		return leftFootprint(c, p)
+		return leftFootprint(c, p, m)
 	}
-	f := Footprint{Device: make([]Peak, len(p.Tasks)), Host: make([]ir.Bytes, len(p.Tasks))}
+	f = Footprint{Device: make([]Peak, len(p.Tasks)), Host: make([]ir.Bytes, len(p.Tasks))}
 	inputs := c.waitingInputs(p)
 	for s := range p.Tasks {
 		f.Device[s], f.Host[s] = c.stageFootprint(p, s, inputs[s])
+		if f.Device[s].Bytes > m.DeviceCapacityBytes || f.Host[s] > m.HostCapacityBytes {
+			return f, false
+		}
 	}
-	return f
+	return f, true
 }
 
 // Packing is the share of what does not persist that placing may lose in gaps: a test holds placed plans to it. Lives that end

@@ -18,12 +18,14 @@ func (p *Plan) unmuxed() *Plan {
 
 // leftFootprint bounds the arenas of a plan whose ranks share tasks at the start: what each would hold without, and all that it
 // borrows, as if there were one moment that has all of both.
-func leftFootprint(c *Context, p *Plan) Footprint {
-	f := footprint(c, p.unmuxed())
+func leftFootprint(c *Context, p *Plan, m Memory) (f Footprint, fits bool) {
+	if f, fits = footprintWithin(c, p.unmuxed(), m); !fits {
+		return f, false
+	}
 	for rank := range f.Device {
 		f.Device[rank], f.Host[rank] = p.withBorrowed(c, rank, f.Device[rank], f.Host[rank])
 	}
-	return f
+	return f, f.Fits(m.DeviceCapacityBytes, m.HostCapacityBytes)
 }
 
 // withBorrowed adds what a rank borrows to what it holds without.

@@ -28,7 +28,9 @@ func mux(c *Context, p *Plan) error {
 	if found := p.share(); len(found) > 0 {
 		return c.diagnose(found)
 	}
-	p.decideMux("given")
+	if !c.candidate {
+		p.decideMux("given")
+	}
 	return nil
 }
 

@@ -2,8 +2,8 @@ package passes
 
 import (
 	"fmt"
+	"math"
 	"math/big"
-	"sort"
 
 	"sppo/lang"
 )
@@ -90,11 +90,29 @@ func (c *cut) nearest(k int) int64 {
 		d := new(big.Int).Mul(c.parts, c.work.upTo(step*c.align))
 		return d.Sub(d, target)
 	}
-	above := int64(sort.Search(int(c.maxStep), func(i int) bool { return distance(int64(i)).Sign() > 0 }))
+	above := min(c.about(k), c.maxStep)
+	for above > 0 && distance(above-1).Sign() > 0 {
+		above--
+	}
+	for above < c.maxStep && distance(above).Sign() <= 0 {
+		above++
+	}
 	if above > 0 && distance(above).CmpAbs(distance(above-1)) >= 0 {
 		return above - 1
 	}
 	return above
+}
+
+// about is the step at which the work is k parts of the total, to what rounding leaves of it.
+func (c *cut) about(k int) int64 {
+	of := func(n *big.Int) float64 {
+		v, _ := new(big.Float).SetInt(n).Float64()
+		return v
+	}
+	quadratic, half := of(c.work.quadratic), (of(c.work.quadratic)+of(c.work.linear))/2
+	work := of(c.total) * float64(k) / of(c.parts)
+	x := work / (half + math.Sqrt(half*half+quadratic*work))
+	return max(0, int64(x)/c.align)
 }
 
 // flopsBoundaries are the N+1 borders whose k-th is the multiple of align that minimises |N*U(x) - k*U(S)|, strictly

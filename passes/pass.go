@@ -124,6 +124,8 @@ type Context struct {
 	ran    *course    // of the tasks that were run last
 	shaped *shapes    // of the lengths that were asked for last
 
+	candidate bool // the plan is one of a search, so that nobody reads its reasons
+
 	options Options
 	later   []*Pass // behind solve, by default: what its search runs candidates through
 	winner  *Plan   // of that search

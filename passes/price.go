@@ -189,11 +189,12 @@ func (pr pricer) chunks(g *graph.Model, b *graph.Block, nodes []graph.Node, z gr
 
 // layerBackward is that of a layer. Weights are gathered beside the first half, and gradients given away beside the second.
 func (pr pricer) layerBackward(b *graph.Block, z graph.Size, under visitTime) backwardTime {
-	return backwardTime{
-		whole:   pr.makespan(b, b.Backward, z, under.weights+under.gradients),
-		input:   pr.makespan(b, b.Halves[graph.InputGradient], z, under.weights),
-		weights: pr.abreast(b, b.Halves[graph.WeightGradient], z, under.gradients),
-	}
+	input, weights := pr.halves(b, z, under)
+	return backwardTime{pr.makespan(b, b.Backward, z, under.weights+under.gradients), input, weights}
+}
+
+func (pr pricer) halves(b *graph.Block, z graph.Size, under visitTime) (input, weights ir.Seconds) {
+	return pr.makespan(b, b.Halves[graph.InputGradient], z, under.weights), pr.abreast(b, b.Halves[graph.WeightGradient], z, under.gradients)
 }
 
 // abreast is the time of one of several like blocks whose collectives wait for nothing that they compute, so that those of the next

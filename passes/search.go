@@ -236,13 +236,13 @@ func (s *search) strip(n *node) {
 	if schedule.Keep == nil {
 		schedule.Keep = streamable
 	}
-	p := s.planOf(schedule)
+	p, c := s.planOf(schedule)
 	if p == nil {
 		return
 	}
 	n.bound = max(n.bound, p.Time.StepS*n.handicap())
 	if text := dimensions[len(dimensions)-1].text(&n.schedule); text == "" || text == "none" {
-		if need := footprint(s.bounds.context(p), p); need.lack(p.Memory) == nil {
+		if need, fits := footprintWithin(c, p, p.Memory); fits {
 			n = &node{schedule: schedule, level: len(dimensions), bound: slackened(n.bound), number: n.number, plan: p, need: &need}
 		}
 	}
@@ -252,40 +252,42 @@ func (s *search) strip(n *node) {
 
 // evaluate takes the exact time of a candidate and the bound on its memory.
 func (s *search) evaluate(n *node) bool {
-	p := n.bare
+	p, c := n.bare, (*Context)(nil)
 	if p == nil || n.weighed || p.Schedule.Offload.Policy != n.schedule.Offload.Policy || p.Schedule.Recompute != n.schedule.Recompute || !slices.Equal(p.Schedule.Keep, n.schedule.Keep) {
-		p = s.planOf(n.schedule)
+		p, c = s.planOf(n.schedule)
+	} else {
+		c = s.bounds.context(p)
 	}
 	if p == nil {
 		return false
 	}
-	need := footprint(s.bounds.context(p), p)
+	need := footprint(c, p)
 	n.plan, n.need = p, &need
 	n.bound = slackened(p.Time.StepS * n.handicap())
 	heap.Push(&s.frontier, n)
 	return true
 }
 
-// planOf runs the passes behind solve. What they refuse is no plan.
-func (s *search) planOf(schedule lang.Schedule) *Plan {
+// planOf runs the passes behind solve, and has what they have worked out at hand. What they refuse is no plan.
+func (s *search) planOf(schedule lang.Schedule) (*Plan, *Context) {
 	s.exact++
 	r := s.request
 	p := &Plan{Name: r.Name, Spec: r.Spec, Model: r.Model, Cluster: r.Cluster, Train: r.Train, Schedule: schedule, Lines: r.Lines}
-	c := &Context{known: s.known}
-	if size(c, p, s.bounds) != nil {
-		return nil
+	if size(&Context{}, p, s.bounds) != nil {
+		return nil, nil
 	}
-	c.model, c.split = s.bounds.context(p).model, p.Split()
+	c := s.bounds.context(p)
+	c.candidate = true
 	for _, pass := range s.context.later {
 		switch {
 		case slices.Contains(s.context.options.Disable, pass.Name):
 			pass.Off(c, p)
 		case pass.Run(c, p) != nil:
-			return nil
+			return nil, nil
 		}
 	}
 	predict(c, p)
-	return p
+	return p, c
 }
 
 // fits places a candidate, where that is possible and has not surely the wrong end.
