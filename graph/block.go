@@ -144,7 +144,10 @@ func (b *Block) UnitLayout(u *Unit, s Size) (offsets []ir.Bytes, size ir.Bytes) 
 
 // UnitBytes is the storage of a unit.
 func (b *Block) UnitBytes(u *Unit, s Size) ir.Bytes {
-	_, size := b.UnitLayout(u, s)
+	var size ir.Bytes
+	for _, v := range u.Values {
+		size = Align(size) + b.Values[v].Bytes(s)
+	}
 	return size
 }
 

@@ -3,6 +3,7 @@ package passes
 import (
 	"fmt"
 	"slices"
+	"sync"
 
 	"sppo/graph"
 	"sppo/ir"
@@ -31,8 +32,9 @@ type bounds struct {
 	lengths    map[lengthsKey][]int64
 	profiles   map[profileKey]*profile
 	optimizers map[endKey]end
+	least      map[leastKey]*profile // nil: refused
 	known      *catalogue
-	held       map[workingKey]ir.Bytes
+	held       map[workingKey]ir.Bytes // see Context
 }
 
 type lengthsKey struct {
@@ -69,7 +71,8 @@ type visit struct{ forward, backward ir.Seconds }
 func newBounds(p *Plan) *bounds {
 	return &bounds{
 		space: space{model: p.Model, cluster: p.Cluster, train: p.Train, asked: p.Schedule}, request: p,
-		graphs: map[graph.Split]*graph.Model{}, lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{}, known: newCatalogue(), held: map[workingKey]ir.Bytes{},
+		graphs: map[graph.Split]*graph.Model{}, lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{}, least: map[leastKey]*profile{},
+		known: newCatalogue(), held: map[workingKey]ir.Bytes{},
 	}
 }
 
@@ -141,17 +144,17 @@ func (b *bounds) lengthsKey(p *Plan) lengthsKey {
 
 // profile is what one microbatch takes: of all subsequences together, and of the first.
 type profile struct {
-	layer, embedding, head ir.Seconds   // forward and backward
-	halved                 ir.Seconds   // layer, where backwards may run in two halves
-	each, attention        []ir.Seconds // subsequence of a layer, and of its attention
-	first, last            crossing     // of a layer, of the first subsequence and of the last
-	shares                 [2]share     // of a layer, of the last subsequence: forward and backward
-	embed, embedGrad       ir.Seconds   // of the first subsequence
-	streaming              ir.Seconds   // in which the blocks of K and V of a layer come, one after another
-	hidden                 ir.Bytes     // of a message, of the first subsequence
-	caches, cacheGrads     ir.Bytes     // K and V of a layer, and their gradients
-	kept                   ir.Bytes     // by a layer, for the backward
-	working                ir.Bytes     // while a layer runs backward, of the first subsequence
+	layer, embedding, head ir.Seconds        // forward and backward
+	halved                 func() ir.Seconds // layer, where backwards may run in two halves
+	each, attention        []ir.Seconds      // subsequence of a layer, and of its attention
+	first, last            crossing          // of a layer, of the first subsequence and of the last
+	shares                 [2]share          // of a layer, of the last subsequence: forward and backward
+	embed, embedGrad       ir.Seconds        // of the first subsequence
+	streaming              ir.Seconds        // in which the blocks of K and V of a layer come, one after another
+	hidden                 ir.Bytes          // of a message, of the first subsequence
+	caches, cacheGrads     ir.Bytes          // K and V of a layer, and their gradients
+	kept                   ir.Bytes          // by a layer, for the backward
+	working                ir.Bytes          // while a layer runs backward, of the first subsequence
 }
 
 // crossing is the time of a layer until its result is there, and until the gradient of its input is: with its weights' or without.
@@ -175,10 +178,7 @@ type share struct {
 
 // profileOf prices the subsequences of a plan.
 func (b *bounds) profileOf(p *Plan) *profile {
-	key := profileKey{p.Split(), p.Recompute, p.Stream.Block, b.lengthsKey(p), p.Parallel.Microbatch, 0, visit{}}
-	if sp, node := p.Parallel.SP, p.Cluster.GPUsPerNode; sp%node != 0 && node%sp != 0 {
-		key.ranks = p.Parallel.Ranks()
-	}
+	key := profileKey{p.Split(), p.Recompute, p.Stream.Block, b.lengthsKey(p), p.Parallel.Microbatch, p.unevenRanks(), visit{}}
 	if p.LayersPerStage != nil {
 		key.visit = b.endOf(p).visit
 	}
@@ -186,6 +186,14 @@ func (b *bounds) profileOf(p *Plan) *profile {
 		b.profiles[key] = b.newProfile(p, key.visit)
 	}
 	return b.profiles[key]
+}
+
+// unevenRanks are the ranks of the job, where stages do not fill nodes evenly; else 0.
+func (p *Plan) unevenRanks() int {
+	if sp, node := p.Parallel.SP, p.Cluster.GPUsPerNode; sp%node != 0 && node%sp != 0 {
+		return p.Parallel.Ranks()
+	}
+	return 0
 }
 
 func (b *bounds) newProfile(p *Plan, v visit) *profile {
@@ -200,9 +208,7 @@ func (b *bounds) newProfile(p *Plan, v visit) *profile {
 	}
 	backward := func(z graph.Size) ir.Seconds { return t.makespan(t.layer, t.layer.Backward, z, under) }
 	timesOf := func(z graph.Size) restTimes {
-		there, back := forward(z)-t.attentionTime(z), backward(z)
-		input, weights := t.halves(t.layer, z, visitTime{v.forward, v.backward})
-		return restTimes{there + back, there + min(back, input+weights), t.both(g.Embedding, z), t.time(g, g.Head, g.Head.Backward, z)}
+		return restTimes{forward(z) - t.attentionTime(z) + backward(z), t.both(g.Embedding, z), t.time(g, g.Head, g.Head.Backward, z)}
 	}
 	prefix := int64(0)
 	for _, n := range p.Subsequences.Lengths {
@@ -211,7 +217,7 @@ func (b *bounds) newProfile(p *Plan, v visit) *profile {
 			z := t.size(p.Train.Sequence-n, n) // behind the longest prefix attention hides most of what runs beside it
 			rest = timesOf(z)
 			if p.Streams() { // and collectives may grow with it
-				rest.least(timesOf(t.size(0, n)))
+				rest.layer = min(rest.layer, timesOf(t.size(0, n)).layer)
 			}
 			known[n] = rest
 		}
@@ -219,12 +225,19 @@ func (b *bounds) newProfile(p *Plan, v visit) *profile {
 		attention := t.attentionTime(z)
 		out.each, out.attention = append(out.each, rest.layer+attention), append(out.attention, attention)
 		out.layer += rest.layer + attention
-		out.halved += rest.halved + attention
 		out.embedding += rest.embedding
 		out.head += rest.head
 		out.kept += keptBytes(g, p.Recompute, z)
 		prefix += n
 	}
+	lengths := p.Subsequences.Lengths
+	out.halved = sync.OnceValue(func() ir.Seconds {
+		return sumOver(lengths, out.attention, func(n int64) ir.Seconds {
+			z := t.size(p.Train.Sequence-n, n)
+			input, weights := t.halves(t.layer, z, visitTime{v.forward, v.backward})
+			return forward(z) - t.attentionTime(z) + min(backward(z), input+weights)
+		})
+	})
 	crossing := func(z graph.Size) crossing {
 		return crossing{forward(z), backward(z), t.makespan(t.layer, t.layer.Halves[graph.InputGradient], z, v.forward)}
 	}
@@ -240,12 +253,22 @@ func (b *bounds) newProfile(p *Plan, v visit) *profile {
 	return out
 }
 
-// restTimes are those of a subsequence of some length: of a layer without attention, whole and with its backward cut in two, and of both ends.
-type restTimes struct{ layer, halved, embedding, head ir.Seconds }
-
-func (r *restTimes) least(o restTimes) {
-	r.layer, r.halved = min(r.layer, o.layer), min(r.halved, o.halved)
+// sumOver adds up subsequences, given what their attention takes and, by their lengths, all else.
+func sumOver(lengths []int64, attention []ir.Seconds, rest func(int64) ir.Seconds) (sum ir.Seconds) {
+	known := map[int64]ir.Seconds{}
+	for i, n := range lengths {
+		t, ok := known[n]
+		if !ok {
+			t = rest(n)
+			known[n] = t
+		}
+		sum += t + attention[i]
+	}
+	return sum
 }
+
+// restTimes are those of a subsequence of some length: of a layer without attention, and of both ends.
+type restTimes struct{ layer, embedding, head ir.Seconds }
 
 // shares are what the attention of a layer would take from other ranks.
 func (t *taskTime) shares(z graph.Size) (out [2]share) {
@@ -298,22 +321,37 @@ func cacheBytes(g *graph.Model, kind graph.Kind, z graph.Size) (n ir.Bytes) {
 	return n
 }
 
+// leastKey is what tells the profiles of a number of subsequences apart, as long as only what comes before that number is pinned.
+type leastKey struct {
+	parallel                   Parallel // but for stages: they refuse candidates whatever the number is
+	strategy, partition, count string
+	ranks                      int
+}
+
 // leastProfile is at most any profile of a candidate whose number of subsequences is open. Where it is open, too, how they are cut,
 // the sequence in one piece is among them: kernels are the slower the shorter pieces are.
-func (b *bounds) leastProfile(s lang.Schedule) *profile {
+func (b *bounds) leastProfile(s lang.Schedule, whole *Plan) *profile {
 	var least *profile
+	key := leastKey{parallel: whole.Parallel, strategy: s.Strategy, partition: s.Partition, ranks: whole.unevenRanks()}
+	key.parallel.PP, key.parallel.VirtualStages = 0, 0
 	counts := b.subsequences(&s)
 	if s.Partition != "flops" && s.Partition != "length" && len(counts) > 0 {
 		counts = append(counts, value{"1", func(s *lang.Schedule) { s.Subsequences = lang.Subsequences{Count: 1} }})
 	}
 	for _, v := range counts {
-		pinned := s
-		v.set(&pinned)
-		p := b.sized(pinned)
-		if p == nil {
+		key.count = v.text
+		of, known := b.least[key]
+		if !known {
+			pinned := s
+			v.set(&pinned)
+			if p := b.sized(pinned); p != nil {
+				of = b.profileOf(p)
+			}
+			b.least[key] = of
+		}
+		if of == nil {
 			continue
 		}
-		of := b.profileOf(p)
 		if least == nil {
 			least = &profile{layer: of.layer, embedding: of.embedding, head: of.head, caches: of.caches} // which are the same with all
 			if b.timeless {
@@ -358,14 +396,14 @@ func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, *Lack) {
 }
 
 func (b *bounds) coarse(s lang.Schedule) (ir.Seconds, *Lack) {
-	least := b.leastProfile(s)
-	if least == nil { // no number of subsequences suits: the candidates are none
-		return unreachable, nil
-	}
 	pinned := s
 	pinned.Subsequences = lang.Subsequences{Count: 1}
 	p := b.sized(pinned)
 	if p == nil {
+		return unreachable, nil
+	}
+	least := b.leastProfile(s, p)
+	if least == nil { // no number of subsequences suits: the candidates are none
 		return unreachable, nil
 	}
 	return b.share(p, least)
@@ -457,7 +495,7 @@ func (b *bounds) pipeline(p *Plan, of *profile, layers []int) ir.Seconds {
 	before, after, longest := b.ways(p, of, strategy.late)
 	layer := of.layer
 	if strategy.late {
-		layer = of.halved
+		layer = of.halved()
 	}
 	for rank, n := range layers {
 		longest = max(longest, times*(ir.Seconds(n)*layer+p.ends(rank, of.embedding, of.head))+waits*before[rank]+turns*after[rank])

@@ -24,8 +24,10 @@ func offload(c *Context, p *Plan) error {
 		return nil
 	}
 	p.decide("offload", "policy", policy, p.takeShares(c))
-	costs := taskCosts(c, p, p.costModel())
-	s := p.simulation(c, costs)
+	if !p.copies() && !p.Streams() { // nothing takes time beside tasks
+		return nil
+	}
+	s := p.simulation(c, taskCosts(c, p, p.costModel()))
 	p.chooseEarly(s)
 	p.chooseTiming(s)
 	p.explainTiming()
