@@ -392,6 +392,9 @@ func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, *Lack) {
 		return b.share(p, b.profileOf(p))
 	}
 	b.staged(p)
+	if len(p.shareProblems()) > 0 {
+		return unreachable, nil
+	}
 	return b.time(p), b.lack(p)
 }
 

@@ -36,14 +36,10 @@ func mux(c *Context, p *Plan) error {
 
 // share shares tasks as they are to be, or says why they cannot be.
 func (p *Plan) share() []problem {
-	p.Mux.Even = p.Schedule.MuxShares == "even"
-	left, right := p.wantsShared()
-	if !left && !right {
-		return nil
-	}
-	if found := muxProblems(p); len(found) > 0 {
+	if found := p.shareProblems(); len(found) > 0 {
 		return found
 	}
+	left, right := p.wantsShared()
 	if left {
 		p.shareLeft()
 	}
@@ -51,6 +47,15 @@ func (p *Plan) share() []problem {
 		p.shareRight()
 	}
 	return nil
+}
+
+// shareProblems are why tasks cannot be shared as they are to be.
+func (p *Plan) shareProblems() []problem {
+	p.Mux.Even = p.Schedule.MuxShares == "even"
+	if left, right := p.wantsShared(); !left && !right {
+		return nil
+	}
+	return muxProblems(p)
 }
 
 // wantsShared are the ends of the pipeline that are shared, or are to be.

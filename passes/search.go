@@ -401,37 +401,46 @@ func (s *search) closest() *node {
 	if s.least != nil {
 		return s.least
 	}
-	n := &node{schedule: s.request.Schedule}
-	for n != nil {
-		for n.level < len(dimensions) && dimensions[n.level].text(&n.schedule) != "" {
-			n.level++
-		}
-		if n.level == len(dimensions) {
-			break
-		}
-		n = s.leastLacking(n)
-	}
-	if n == nil || !s.evaluate(n) {
-		return nil
-	}
-	return n
+	return s.descend(&node{schedule: s.request.Schedule})
 }
 
-// leastLacking pins one more dimension; of equals the last value is taken, for those that keep least stand there.
-func (s *search) leastLacking(n *node) (best *node) {
-	var least ir.Bytes
-	for _, v := range dimensions[n.level].values(&s.space, &n.schedule) {
+// descend pins what is open to the value with the least lack that leads to a plan.
+func (s *search) descend(n *node) *node {
+	for n.level < len(dimensions) && dimensions[n.level].text(&n.schedule) != "" {
+		n.level++
+	}
+	if n.level == len(dimensions) {
+		if s.evaluate(n) {
+			return n
+		}
+		return nil
+	}
+	for _, child := range s.leastLackingFirst(n) {
+		if found := s.descend(child); found != nil {
+			return found
+		}
+	}
+	return nil
+}
+
+// leastLackingFirst pins one more dimension; of equals the last value comes first, for those that keep least stand there.
+func (s *search) leastLackingFirst(n *node) []*node {
+	var children []*node
+	lacks := map[*node]ir.Bytes{}
+	for _, v := range slices.Backward(dimensions[n.level].values(&s.space, &n.schedule)) {
 		child := &node{schedule: n.schedule, level: n.level + 1}
 		v.set(&child.schedule)
 		bound, lack := s.of(child.schedule, child.level)
-		if lack == nil {
-			lack = &Lack{}
+		if bound >= unreachable {
+			continue
 		}
-		if bound < unreachable && (best == nil || lack.Bytes <= least) {
-			best, least = child, lack.Bytes
+		children = append(children, child)
+		if lack != nil {
+			lacks[child] = lack.Bytes
 		}
 	}
-	return best
+	slices.SortStableFunc(children, func(a, b *node) int { return cmp.Compare(lacks[a], lacks[b]) })
+	return children
 }
 
 // class names what of a candidate makes it another alternative.

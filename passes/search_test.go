@@ -59,7 +59,7 @@ func smallSettings(r *rand.Rand) []string {
 	}
 	for _, pin := range []string{"schedule.subsequences=4", "schedule.strategy=seq1f1b", "schedule.pp=1", "schedule.recompute=selective", "schedule.offload=none",
 		"schedule.offload=carry", "schedule.partition=length", "schedule.sp_mode=ulysses", "schedule.align=8", "schedule.strategy=sppo", "schedule.strategy=zb-h1",
-		"schedule.partition=time", "schedule.partition=auto", "schedule.keep=auto", "schedule.keep=[]", "schedule.order=auto", "schedule.mux=off"} {
+		"schedule.partition=time", "schedule.partition=auto", "schedule.keep=auto", "schedule.keep=[]", "schedule.order=auto", "schedule.mux=off", "schedule.mux=on"} {
 		if r.IntN(6) == 0 {
 			set = append(set, pin)
 		}
@@ -213,4 +213,20 @@ func benchmarkSolve(b *testing.B, file string, nodes int, set ...string) {
 func BenchmarkSolve128(b *testing.B) { benchmarkSolve(b, "paper/gpt-65b-1m.sppo", 16) }
 func BenchmarkSolve4096(b *testing.B) {
 	benchmarkSolve(b, "paper/gpt-65b-1m.sppo", 512, "train.batch=64")
+}
+
+// TestClosestSharesTasks: where nothing fits and tasks are to be shared, what is shown shares them, though one stage would lack less.
+func TestClosestSharesTasks(t *testing.T) {
+	for _, mux := range []string{"left", "right", "on"} {
+		set := append(unwritten(), "cluster.nodes=2", "cluster.device_memory=1GiB", "train.sequence=32K", "schedule.mux="+mux)
+		s := newSearch(newContext(nil, Options{}), New(load(t, "paper/gpt-7b-512k.sppo", set...)))
+		switch n, _ := s.run(); {
+		case n == nil:
+			t.Errorf("mux = %s: nothing is shown", mux)
+		case n.plan.Parallel.PP < 2 || n.plan.Mux.Left != (mux != "right") || n.plan.Mux.Right != (mux != "left"):
+			t.Errorf("mux = %s: %v is shown", mux, class(n))
+		case n.need.lack(n.plan.Memory) == nil:
+			t.Errorf("mux = %s: %v fits", mux, class(n))
+		}
+	}
 }
