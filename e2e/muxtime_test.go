@@ -36,7 +36,7 @@ const workCluster = `cluster work {
 }
 model work { family = gpt layers = %d hidden = 256 heads = 4 vocab = 64 positions = none dtype = f32 }
 train { sequence = %d batch = 1 data = random() }
-schedule { pp = %d sp = 1 subsequences = %d offload = none recompute = none mux = %s mux_shares = %s }
+schedule { strategy = sppo virtual_stages = 1 pp = %d sp = 1 subsequences = %d offload = none recompute = none mux = %s mux_shares = %s }
 `
 
 // TestMuxMakespan: in virtual time in which only operations count, shared tasks take the pipeline near to what ideal shares
