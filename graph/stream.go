@@ -1,9 +1,20 @@
 package graph
 
-import "sppo/ir"
+import (
+	"slices"
+
+	"sppo/ir"
+)
 
 // Attends says whether a node looks at K and V of earlier tokens.
 func (n *Node) Attends() bool { return n.Op == ir.Attention || n.Op == ir.AttentionGrad }
+
+// LooksBack says whether what a node does depends on how many tokens lie before those of the subsequence.
+func (b *Block) LooksBack(n *Node) bool {
+	return n.Attends() || slices.ContainsFunc(n.Args, func(a Arg) bool {
+		return a.Value != Missing && (a.Span == Seen || b.Values[a.Value].Rows == SeenLocal)
+	})
+}
 
 // Rows narrows an operand of a node that attends to some tokens of K, V or their gradients. What streams has a block of them to
 // itself; what is whole has them at their place.

@@ -273,7 +273,7 @@ type restTimes struct{ layer, embedding, head ir.Seconds }
 // shares are what the attention of a layer would take from other ranks.
 func (t *taskTime) shares(z graph.Size) (out [2]share) {
 	for _, n := range t.attends {
-		in, d := BlockInstr(t.layer, n, z), t.attention(t.layer, n, z)
+		in, d := BlockInstr(t.layer, n, z), t.back(t.layer, n, z)
 		q, stats := in.Arg("q").Bytes(), in.Arg("lse").Bytes()
 		if n.Op == ir.Attention {
 			out[0] = share{d, []ir.Bytes{q, in.Arg("o").Bytes(), stats}}

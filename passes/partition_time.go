@@ -71,7 +71,7 @@ func (t *taskTime) size(prefix, tokens int64) graph.Size {
 func (t *taskTime) attentionTime(z graph.Size) ir.Seconds {
 	var sum ir.Seconds
 	for _, n := range t.attends {
-		sum += t.attention(t.layer, n, z)
+		sum += t.back(t.layer, n, z)
 	}
 	return sum
 }

@@ -45,17 +45,20 @@ func (c *catalogue) of(pr pricer) *prices {
 	defer c.mutex.Unlock()
 	key := pricedFor{pr.cost.RanksPerNode(), pr.link, pr.block}
 	if c.prices[key] == nil {
-		c.prices[key] = &prices{lists: map[listOfNodes][]ir.Seconds{}, attention: map[nodeOfSize]ir.Seconds{}}
+		c.prices[key] = &prices{lists: map[listOfNodes][]ir.Seconds{}, back: map[nodeOfSize]ir.Seconds{}}
 	}
 	return c.prices[key]
 }
 
-// prices are times of nodes by themselves. Only attention depends on what lies before a subsequence.
+// prices are times of nodes by themselves. Few depend on what lies before a subsequence: attention, and in a ring what goes round.
 type prices struct {
-	mutex     sync.Mutex
-	lists     map[listOfNodes][]ir.Seconds // attention left out
-	attention map[nodeOfSize]ir.Seconds
+	mutex sync.Mutex
+	lists map[listOfNodes][]ir.Seconds
+	back  map[nodeOfSize]ir.Seconds
 }
+
+// looksBack stands in a list for a node that is priced by what lies before the subsequence, too.
+const looksBack ir.Seconds = -1
 
 type listOfNodes struct {
 	first *graph.Node
@@ -68,7 +71,7 @@ type nodeOfSize struct {
 	size graph.Size
 }
 
-// list are the times of nodes that do not attend.
+// list are the times of nodes, but of those that look back.
 func (pr pricer) list(b *graph.Block, nodes []graph.Node, z graph.Size) []ir.Seconds {
 	z.Prefix = 0
 	key := listOfNodes{&nodes[0], len(nodes), z}
@@ -78,8 +81,8 @@ func (pr pricer) list(b *graph.Block, nodes []graph.Node, z graph.Size) []ir.Sec
 	if !known {
 		times = make([]ir.Seconds, len(nodes))
 		for i := range nodes {
-			if n := &nodes[i]; !n.Attends() {
-				times[i] = pr.cost.Time(b.Work(n, z), pr.link)
+			if times[i] = looksBack; !b.LooksBack(&nodes[i]) {
+				times[i] = pr.cost.Time(b.Work(&nodes[i], z), pr.link)
 			}
 		}
 		pr.known.lists[key] = times
@@ -87,21 +90,21 @@ func (pr pricer) list(b *graph.Block, nodes []graph.Node, z graph.Size) []ir.Sec
 	return times
 }
 
-// attention is the time of a node that attends, by itself.
-func (pr pricer) attention(b *graph.Block, n *graph.Node, z graph.Size) ir.Seconds {
+// back is the time of a node that looks back, by itself.
+func (pr pricer) back(b *graph.Block, n *graph.Node, z graph.Size) ir.Seconds {
 	key := nodeOfSize{n, z}
 	pr.known.mutex.Lock()
 	defer pr.known.mutex.Unlock()
-	t, known := pr.known.attention[key]
+	t, known := pr.known.back[key]
 	if !known {
-		if pr.block == 0 {
+		if pr.block == 0 || !n.Attends() {
 			t = pr.cost.Time(b.Work(n, z), pr.link)
 		} else {
 			for _, d := range pr.pieces(b, n, z) {
 				t += d
 			}
 		}
-		pr.known.attention[key] = t
+		pr.known.back[key] = t
 	}
 	return t
 }
@@ -144,8 +147,8 @@ func (pr pricer) makespan(b *graph.Block, nodes []graph.Node, z graph.Size, take
 				end = max(end, ready[a.Value])
 			}
 		}
-		if n.Attends() {
-			took = pr.attention(b, n, z)
+		if took == looksBack {
+			took = pr.back(b, n, z)
 		}
 		end += took
 		free[stream] = end
@@ -208,6 +211,9 @@ func (pr pricer) abreast(b *graph.Block, nodes []graph.Node, z graph.Size, taken
 		stream := 0
 		if ir.Ops[nodes[i].Op].Class == ir.ClassComm {
 			stream = 1
+		}
+		if took == looksBack {
+			took = pr.back(b, &nodes[i], z)
 		}
 		busy[stream] += took
 	}
