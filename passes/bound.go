@@ -32,7 +32,8 @@ type bounds struct {
 	lengths    map[lengthsKey][]int64
 	profiles   map[profileKey]*profile
 	optimizers map[endKey]end
-	least      map[leastKey]*profile // nil: refused
+	least      map[leastKey]*profile  // nil: refused
+	links      map[Parallel]cost.Link // between neighbours
 	known      *catalogue
 	held       map[workingKey]ir.Bytes // see Context
 }
@@ -71,7 +72,7 @@ type visit struct{ forward, backward ir.Seconds }
 func newBounds(p *Plan) *bounds {
 	return &bounds{
 		space: space{model: p.Model, cluster: p.Cluster, train: p.Train, asked: p.Schedule}, request: p,
-		graphs: map[graph.Split]*graph.Model{}, lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{}, least: map[leastKey]*profile{},
+		graphs: map[graph.Split]*graph.Model{}, lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{}, least: map[leastKey]*profile{}, links: map[Parallel]cost.Link{},
 		known: newCatalogue(), held: map[workingKey]ir.Bytes{},
 	}
 }
@@ -481,8 +482,13 @@ func (b *bounds) time(p *Plan) ir.Seconds {
 
 // message is the time of the first subsequence from stage to stage.
 func (b *bounds) message(p *Plan, of *profile) ir.Seconds {
-	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
-	return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: of.hidden}, p.widestLink(m, p.neighbours))
+	m, key := p.costModel(), Parallel{SP: p.Parallel.SP, PP: p.Parallel.PP, DP: p.Parallel.DP}
+	link, known := b.links[key]
+	if !known {
+		link = p.widestLink(m, p.neighbours)
+		b.links[key] = link
+	}
+	return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: of.hidden}, link)
 }
 
 // pipeline is where every rank does its own tasks.

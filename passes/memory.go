@@ -653,6 +653,9 @@ func (c *Context) waitingInputs(p *Plan) [][]ir.Bytes {
 	w.starts, w.ends = w.times()
 	w.held, w.arrivals = make([]ir.Bytes, len(w.stops)), make([][]arrival, len(p.Tasks))
 	held := make([][]ir.Bytes, len(p.Tasks))
+	for rank, tasks := range p.Tasks {
+		w.arrivals[rank] = make([]arrival, 0, len(tasks))
+	}
 	for rank := range p.Tasks {
 		w.send(rank)
 	}

@@ -253,6 +253,8 @@ func (p *Plan) forwardOrder(rank, microbatch int) []Task {
 // microbatches passes through one virtual stage of the rank after another.
 func (p *Plan) inRounds(rank, rounds int) (forward, backward []Task) {
 	stages, n, size := p.StagesOf(rank), p.Subsequences.N, p.Parallel.Microbatches/rounds
+	most := len(stages) * n * p.Parallel.Microbatches
+	forward, backward = make([]Task, 0, most), make([]Task, 0, most)
 	for first := 0; first < p.Parallel.Microbatches; first += size {
 		for c := range stages {
 			for m := first; m < first+size; m++ {
@@ -270,7 +272,7 @@ func (p *Plan) inRounds(rank, rounds int) (forward, backward []Task) {
 // stages it is breadth-first (Lamy-Poirier 2022).
 func allForward(p *Plan, rank int) []Task {
 	forward, backward := p.inRounds(rank, 1)
-	return append(forward, backward...)
+	return slices.Concat(forward, backward)
 }
 
 // rounds is how many rounds of at least PP microbatches there are. One virtual stage wants no rounds.
@@ -293,7 +295,7 @@ func oneForwardOneBackward(p *Plan, rank int) []Task {
 func (p *Plan) zeroBubble(rank, hops int) []Task {
 	woven, backward := p.weave(rank, hops)
 	late, done := hops*rank, 0
-	var order []Task
+	order := make([]Task, 0, len(woven)+len(backward))
 	for _, t := range woven {
 		order = append(order, t)
 		if t.Kind != Backward {
@@ -317,7 +319,7 @@ func (p *Plan) weave(rank, hops int) (order, backward []Task) {
 	forward, backward := p.inRounds(rank, p.rounds())
 	warmUp := (v-1)*n*(p.Parallel.Microbatches/p.rounds()) + n - 1 + hops*(p.Parallel.PP-1-rank)
 	warmUp = min(warmUp, len(forward))
-	order = slices.Clone(forward[:warmUp])
+	order = append(make([]Task, 0, len(forward)+len(backward)), forward[:warmUp]...)
 	for i, b := range backward {
 		if warmUp+i < len(forward) {
 			order = append(order, forward[warmUp+i])
