@@ -13,8 +13,9 @@ type direction uint8
 const (
 	forwardPass direction = iota
 	backwardPass
-	inputPass  // the first half of the backward
-	weightPass // the second
+	inputPass     // the first half of the backward
+	weightPass    // the second
+	attendingPass // of a backward what is left once it has taken its own rows of K and V, where they stream
 	betweenHalves
 )
 
@@ -38,6 +39,12 @@ func (c *Context) working(g *graph.Model, b *graph.Block, pass direction, z grap
 		}
 		l := lives{block: b, pass: pass, size: z, of: make([]int, len(b.Values))}
 		l.size.Rows = g.ChunkRows(z)
+		if pass == attendingPass {
+			l.pass = backwardPass
+			l.from = slices.IndexFunc(b.Backward, func(n graph.Node) bool {
+				return slices.ContainsFunc(n.Args, func(a graph.Arg) bool { return a.Value != graph.Missing && l.streams(a.Value) })
+			})
+		}
 		n = l.run(fresh)
 		c.held[key] = n
 	}
@@ -48,6 +55,7 @@ func (c *Context) working(g *graph.Model, b *graph.Block, pass direction, z grap
 type lives struct {
 	block *graph.Block
 	pass  direction
+	from  int // node from which on bytes are looked at
 	size  graph.Size
 	spans []liveSpan
 	of    []int // value -> 1 + its span
@@ -199,9 +207,11 @@ func (l *lives) most(end int) ir.Bytes {
 		change[s.last+1] -= s.bytes
 	}
 	var now, most ir.Bytes
-	for _, d := range change {
+	for i, d := range change {
 		now += d
-		most = max(most, now)
+		if i >= l.from {
+			most = max(most, now)
+		}
 	}
 	return most
 }

@@ -25,6 +25,7 @@ const (
 	TermGradients       // of weights, those that the step has touched
 	TermCaches          // K and V
 	TermCacheGrads      // dK and dV
+	TermLoads           // of these, rows that stream
 	TermKept            // units between their forward and their backward
 	TermCopies          // units on their way to the host or back
 	TermMessages        // between stages, and what waits for the head
@@ -34,7 +35,7 @@ const (
 )
 
 var termNames = [numTerms]string{
-	"weights", "optimizer state", "gradients", "K and V", "dK and dV", "kept activations", "copies under way", "messages", "the layer that runs", "gaps",
+	"weights", "optimizer state", "gradients", "K and V", "dK and dV", "K and V that stream", "kept activations", "copies under way", "messages", "the layer that runs", "gaps",
 }
 
 func (t Term) String() string { return termNames[t] }
@@ -123,6 +124,7 @@ type residence struct {
 	peak  Peak
 	most  ir.Bytes    // on the host
 	fresh []bool      // layers whose gradients the step has not touched
+	whole []bool      // layers whose gradients wait, whole, for the visit that gives them away
 	owing bool        // a visit of a layer has given its gradients away, and the collectives may not be done
 	lent  [2]ir.Bytes // keys of the stages that it helps, and their gradients
 
@@ -133,6 +135,11 @@ type residence struct {
 	reloads   int           // backwards behind the task whose reloads may begin while it runs
 	reloaded  int           // layers from the start of the task on whose reloads have begun; 0: not looked at
 	streaming []int         // values of which a rank holds own rows alone
+	loads     loadsHeld
+	visits    visitBytes
+	path      []int    // under ZeroWeights, own layers in the order of visits
+	visited   int      // of these
+	gathered  ir.Bytes // weights that are whole, and what they are gathered from
 
 	detours []bool        // by task; nil: there are none
 	waits   map[Task]bool // tasks whose input waits on the host
@@ -174,7 +181,8 @@ func (c *Context) shapes(p *Plan) *shapes {
 
 func (c *Context) newResidence(p *Plan, stage int) *residence {
 	r := &residence{context: c, course: c.course(p), shapes: c.shapes(p), plan: p, stage: stage, graph: c.Model(p), layers: p.LayersPerStage}
-	r.fresh = slices.Repeat([]bool{true}, p.layersOf(stage))
+	r.visits = p.visitBytes(r.graph)
+	r.fresh, r.whole = slices.Repeat([]bool{true}, p.layersOf(stage)), make([]bool, p.layersOf(stage))
 	for j := range r.layers {
 		first, _ := p.span(j)
 		r.first = append(r.first, first)
@@ -197,6 +205,12 @@ func (c *Context) newResidence(p *Plan, stage int) *residence {
 			r.streaming = append(r.streaming, i)
 		}
 	}
+	if p.Streams() {
+		r.loads.queue = NewLoadQueue(p, r.graph, p.Tasks[stage])
+	}
+	if p.Parallel.Zero >= ZeroWeights {
+		r.planVisits()
+	}
 	if p.Mux.Right {
 		r.loans = make([]Lending, len(p.Tasks))
 		for i := stage + 1; i < len(p.Tasks); i++ {
@@ -214,8 +228,6 @@ func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, i
 		r.reloaded = 0
 		r.now[TermMessages] += inputs[i]
 		r.unpark(tasks, i)
-		blocks := r.blocks(tasks[i:min(i+2, len(tasks))])
-		r.now[TermCaches] += blocks
 		switch n := r.firsts[stage] + i; t.Kind {
 		case Forward:
 			r.forward(t, n)
@@ -225,7 +237,6 @@ func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, i
 			r.weightGrads(t, n)
 		}
 		r.now[TermMessages] -= inputs[i]
-		r.now[TermCaches] -= blocks
 		if r.detours != nil {
 			r.detour(t, r.detours[i])
 		}
@@ -266,8 +277,6 @@ func (r *residence) persist() {
 	const scalars = 4 // losses, the step's parameters, the norm of gradients
 	r.now[TermWeights] = scalars * ir.Alignment
 	add(r.graph.Layer, ir.Bytes(len(r.fresh)))
-	near, _ := r.plan.visitBytes(r.graph) // of the layer that is visited, and of the next
-	r.now[TermWeights] += near * ir.Bytes(min(2, len(r.fresh)))
 	if r.firstStage() {
 		add(r.graph.Embedding, 1)
 	}
@@ -296,7 +305,11 @@ func (r *residence) forward(t Task, n int) {
 			r.now[TermCaches] += r.caches(b, graph.Cache, z)
 			r.host += r.streamed(graph.Cache, z.Sequence)
 		}
+		r.enter()
+		r.now[TermLoads] = r.attend(t, k, b)
 		r.note(t, r.working(b, forwardPass, z, false)+r.sharing(t))
+		r.now[TermLoads] = r.loads.bytes()
+		r.exit()
 		r.park(t, b)
 		r.now[TermKept] += u.kept[own]
 		r.now[TermCopies] += u.offloaded[own]
@@ -334,9 +347,10 @@ func (r *residence) backward(t Task, n int) {
 		b, own := r.block(t, k), r.first[t.Stage]+k
 		r.now[TermKept] -= u.kept[own]
 		r.now[TermCopies] -= u.offloaded[own]
-		r.touching(t, b, pass, z, r.fresh[own])
-		r.fresh[own] = false
-		r.leaveBackward(at, b, z)
+		r.enter()
+		r.visiting(t, k, b, pass, z)
+		r.exit()
+		r.leaveBackward(t, own, at, b, z)
 		if t.Slot() == len(r.sizes) {
 			r.stopHelping(layers - ran)
 		}
@@ -368,10 +382,11 @@ func (r *residence) weightGrads(t Task, n int) {
 	z, layers := r.sizes[t.Subsequence], r.layers[t.Stage]
 	r.findLeaving(n)
 	for ran := range layers {
-		b := r.block(t, layers-1-ran)
+		k := layers - 1 - ran
+		b, own := r.block(t, k), r.first[t.Stage]+k
 		r.now[TermKept] -= r.between(b, z)
-		r.touching(t, b, weightPass, z, false)
-		r.leaveBackward(&r.stops[n], b, z)
+		r.visiting(t, k, b, weightPass, z)
+		r.leaveBackward(t, own, &r.stops[n], b, z)
 		if t.Subsequence == 0 {
 			r.now[TermCacheGrads] -= r.cachesBetween(b, z)
 		}
@@ -384,15 +399,22 @@ func (r *residence) weightGrads(t Task, n int) {
 }
 
 // leaveBackward ends the visit of a layer: what its second half will read is kept, or its gradients are given away, and from
-// then on what the visit before has given away is on its way.
-func (r *residence) leaveBackward(t *stop, b *graph.Block, z graph.Size) {
-	if t.split {
+// then on what the visit before has given away is on its way. Gradients that are not complete wait, whole.
+func (r *residence) leaveBackward(t Task, own int, at *stop, b *graph.Block, z graph.Size) {
+	if at.split {
 		r.now[TermKept] += r.between(b, z)
 		return
 	}
-	if !r.owing {
-		_, owed := r.plan.visitBytes(r.graph)
-		r.now[TermGradients] += owed
+	complete := r.plan.Completes(t)
+	switch {
+	case !complete && !r.whole[own]:
+		r.now[TermGradients] += r.visits.gradients
+	case complete && r.whole[own]:
+		r.now[TermGradients] -= r.visits.gradients
+	}
+	r.whole[own] = !complete
+	if complete && !r.owing {
+		r.now[TermGradients] += r.visits.gradients + r.visits.sums
 		r.owing = true
 	}
 }
@@ -412,10 +434,30 @@ func (r *residence) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
 	return n
 }
 
-// touching notes a backward pass of a block, which may be the first to touch its gradients.
+// visiting notes a backward pass of the k-th layer of a task, which may be the first to touch its gradients. Under ZeroGradients
+// it begins them whole, unless they wait for it, and what stays to the end of the step comes of those that are complete.
+func (r *residence) visiting(t Task, k int, b *graph.Block, pass direction, z graph.Size) {
+	own := r.first[t.Stage] + k
+	divided := r.plan.Parallel.Zero >= ZeroGradients
+	fresh := r.fresh[own] && pass != weightPass
+	begins := !r.whole[own] && (fresh || divided)
+	working := r.working(b, pass, z, begins) + r.sharing(t)
+	if r.loads.queue != nil {
+		r.noteOwn(t, working)
+		r.now[TermLoads] = r.attend(t, k, b)
+		working = r.working(b, attendingPass, z, begins)
+	}
+	r.note(t, working)
+	r.now[TermLoads] = r.loads.bytes()
+	if fresh && (!divided || r.plan.Completes(t)) {
+		r.touch(b)
+		r.fresh[own] = false
+	}
+}
+
+// touching notes a backward pass of the embedding or the head, which may be the first to touch its gradients.
 func (r *residence) touching(t Task, b *graph.Block, pass direction, z graph.Size, fresh bool) {
-	begins := fresh || r.plan.Parallel.Zero >= ZeroGradients && b.Name == graph.BlockLayer // at each visit, whole
-	r.note(t, r.working(b, pass, z, begins)+r.sharing(t))
+	r.note(t, r.working(b, pass, z, fresh)+r.sharing(t))
 	if fresh {
 		r.touch(b)
 	}
@@ -625,21 +667,6 @@ func (r *residence) streamed(kind graph.Kind, tokens int64) (n ir.Bytes) {
 		}
 	}
 	return n
-}
-
-// blocks bounds the loads that are there while a task and the next run: the one in use, those that come early, and dK and dV that
-// have not left yet.
-func (r *residence) blocks(tasks []Task) (most ir.Bytes) {
-	s := r.plan.Stream
-	for _, t := range tasks {
-		tokens := min(s.Block, r.sizes[t.Subsequence].Prefix)
-		n := ir.Bytes(s.Early+1) * r.streamed(graph.Cache, tokens)
-		if t.Kind == Backward {
-			n += ir.Bytes(s.Early+2) * r.streamed(graph.CacheGrad, tokens)
-		}
-		most = max(most, n)
-	}
-	return most
 }
 
 // waitingInputs are, for every task of every stage, the bytes of messages that are held while it runs: results of the task

@@ -47,8 +47,8 @@ func (p *Plan) borrowed(c *Context, rank int, terms *[numTerms]ir.Bytes) (host i
 	whole := *p
 	whole.Parallel.Zero = 0
 	weights, gradients, _ := whole.stateBytes(g, g.Layer) // also where their own rank divides them
-	_, visited := p.visitBytes(g)                         // a layer more than without is under way at a time
-	terms[TermGradients] += visited
+	visited := p.visitBytes(g)                            // a layer more than without is under way at a time
+	terms[TermGradients] += visited.gradients + visited.sums
 	seen := map[int]int64{} // [stage]: tokens
 	for _, t := range p.Tasks[rank] {
 		if t.Kind != Forward || t.Microbatch > 0 {

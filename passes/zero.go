@@ -130,9 +130,14 @@ func (p *Plan) stateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 	return weights, gradients, optimizer
 }
 
-// visitBytes are those that a visit of a layer needs for a while besides: its weights whole, and its gradients with the sums
-// that are made of them.
-func (p *Plan) visitBytes(g *graph.Model) (weights, gradients ir.Bytes) {
+// visitBytes are those that a visit of a layer needs for a while besides what is divided.
+type visitBytes struct {
+	weights, gradients ir.Bytes // whole
+	halves             ir.Bytes // of weights that are gathered in two steps, between these
+	sums               ir.Bytes // that are made of the gradients
+}
+
+func (p *Plan) visitBytes(g *graph.Model) (n visitBytes) {
 	for i := range g.Layer.Params {
 		param := &g.Layer.Params[i]
 		zero, cut := p.ZeroOf(g.Layer, param), p.Slicing(param)
@@ -142,13 +147,15 @@ func (p *Plan) visitBytes(g *graph.Model) (weights, gradients ir.Bytes) {
 			half = whole / ir.Bytes(cut.SP)
 		}
 		if zero >= ZeroWeights {
-			weights += graph.Align(whole * g.DType().Bytes())
+			n.weights += graph.Align(whole * g.DType().Bytes())
+			n.halves += graph.Align(half * g.DType().Bytes())
 		}
 		if zero >= ZeroGradients {
-			gradients += graph.Align(whole*ir.F32.Bytes()) + graph.Align(half*ir.F32.Bytes()) + graph.Align(whole/ir.Bytes(cut.Slices())*ir.F32.Bytes())
+			n.gradients += graph.Align(whole * ir.F32.Bytes())
+			n.sums += graph.Align(half*ir.F32.Bytes()) + graph.Align(whole/ir.Bytes(cut.Slices())*ir.F32.Bytes())
 		}
 	}
-	return weights, gradients
+	return n
 }
 
 // stateSlices is into how many parts the optimizer state of a block's parameter is divided.

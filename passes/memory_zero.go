@@ -1,0 +1,74 @@
+package passes
+
+import (
+	"slices"
+
+	"sppo/ir"
+)
+
+// Weights that are divided are whole where codegen has them so: those of the layer that is visited and of the next, and
+// behind a visit those that one of the next two wants again.
+
+// planVisits notes the visits of a stage's tasks; the second half of a backward reads no weights.
+func (r *residence) planVisits() {
+	for _, t := range r.plan.Tasks[r.stage] {
+		if t.Kind == WeightGrad {
+			continue
+		}
+		first := len(r.path)
+		for k := range r.layers[t.Stage] {
+			r.path = append(r.path, r.first[t.Stage]+k)
+		}
+		if t.Kind == Backward {
+			slices.Reverse(r.path[first:])
+		}
+	}
+}
+
+// layerAt is that of a visit; -1: there is none.
+func (r *residence) layerAt(visit int) int {
+	if visit < 0 || visit >= len(r.path) {
+		return -1
+	}
+	return r.path[visit]
+}
+
+// enter begins a visit: the next layer's weights are gathered, too, unless they are whole.
+func (r *residence) enter() {
+	if r.path == nil {
+		return
+	}
+	v := r.visited
+	before, layer, next := r.layerAt(v-1), r.layerAt(v), r.layerAt(v+1)
+	n := r.visits.weights
+	if next >= 0 && next != layer {
+		n += r.visits.weights
+		if next != before {
+			n += r.visits.halves
+		}
+	}
+	if before < 0 {
+		n += r.visits.halves
+	}
+	r.hasWhole(n)
+}
+
+// exit ends a visit: its layer's weights go, unless one of the next two is of the same.
+func (r *residence) exit() {
+	if r.path == nil {
+		return
+	}
+	r.visited++
+	v := r.visited
+	last, next, then := r.layerAt(v-1), r.layerAt(v), r.layerAt(v+1)
+	n := r.gathered
+	if next != last && then != last {
+		n -= r.visits.weights
+	}
+	r.hasWhole(n)
+}
+
+func (r *residence) hasWhole(n ir.Bytes) {
+	r.now[TermWeights] += n - r.gathered
+	r.gathered = n
+}
