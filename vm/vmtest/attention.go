@@ -9,8 +9,8 @@ import (
 	"sppo/vm/vmtest/naive"
 )
 
-// attentionShapes hold a lone token, a prefix, several sequences, grouped heads, more tokens than a tile, and blocks of
-// keys that all queries see, or of which the first see a part.
+// attentionShapes hold a lone token, a prefix, several sequences, grouped heads, more tokens than a tile, blocks of
+// keys that all queries see, or of which the first see a part, and heads wide enough for tensor cores.
 var attentionShapes = []naive.AttentionShape{
 	{Queries: 1, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 2},
 	{Queries: 4, Prefix: 3, Batch: 1, Heads: 2, KVHeads: 2, HeadDim: 5},
@@ -21,6 +21,7 @@ var attentionShapes = []naive.AttentionShape{
 	{Queries: 4, Prefix: 0, Keys: 1, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 4},
 	{Queries: 130, Prefix: 141, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 16},
 	{Queries: 130, Prefix: 20, Keys: 120, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 16},
+	{Queries: 70, Prefix: 61, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 64},
 }
 
 func attentionAttrs(a naive.AttentionShape) attrs {
@@ -39,9 +40,7 @@ func caseAttention(s *suite) {
 			q, k, v := s.attentionOperands(a)
 			out := s.run(call{op: ir.Attention, attrs: attentionAttrs(a), args: args{
 				"o": s.out(q.shape...), "lse": s.outF32(a.Queries*a.Batch, a.Heads), "q": q, "k": k, "v": v}})
-			o, lse := naive.Attention(q.data, k.data, v.data, a)
-			s.equal("o", out["o"], o, s.dtype)
-			s.equal("lse", out["lse"], lse, ir.F32)
+			s.checkAttention("", out["o"], out["lse"], s.dtype, q, k, v, a)
 		})
 	}
 	for i := range 6 {
@@ -78,16 +77,16 @@ func (s *suite) attentionGrad(a naive.AttentionShape, accumulate bool) {
 	at["accumulate"], at["accumulate_q"] = truth(accumulate), truth(accumulate)
 	out := s.run(call{op: ir.AttentionGrad, attrs: at, args: args{"dq": dq, "dk": dk, "dv": dv,
 		"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}})
-	wantQ, wantK, wantV := naive.AttentionGrad(q.data, k.data, v.data, do.data, a)
-	if a.Queries < 10 { // larger, the numerical derivative takes too long, and the formula has proved itself
-		forward := func(q, k, v []float64) []float64 { o, _ := naive.Attention(q, k, v, a); return o }
-		wantQ = derivative(q.data, do.data, func(q []float64) []float64 { return forward(q, k.data, v.data) })
-		wantK = derivative(k.data, do.data, func(k []float64) []float64 { return forward(q.data, k, v.data) })
-		wantV = derivative(v.data, do.data, func(v []float64) []float64 { return forward(q.data, k.data, v) })
+	if accumulate {
+		out["dq"], out["dk"], out["dv"] = minus(out["dq"], dq.data), minus(out["dk"], dk.data), minus(out["dv"], dv.data)
 	}
-	s.closeGrad("dq", out["dq"], plus(accumulate, dq, wantQ), s.dtype)
-	s.closeGrad("dk", out["dk"], plus(accumulate, dk, wantK), s.dtype)
-	s.closeGrad("dv", out["dv"], plus(accumulate, dv, wantV), s.dtype)
+	s.checkAttentionGrad(out["dq"], out["dk"], out["dv"], dq.dtype, q, k, v, o, do, a)
+	if a.Queries < 10 && s.dtype == ir.F32 { // larger, the numerical derivative takes too long; in bf16 o is not what it differentiates
+		forward := func(q, k, v []float64) []float64 { o, _ := naive.Attention(q, k, v, a); return o }
+		s.equal("dq", out["dq"], derivative(q.data, do.data, func(q []float64) []float64 { return forward(q, k.data, v.data) }), ir.F32)
+		s.equal("dk", out["dk"], derivative(k.data, do.data, func(k []float64) []float64 { return forward(q.data, k, v.data) }), ir.F32)
+		s.equal("dv", out["dv"], derivative(v.data, do.data, func(v []float64) []float64 { return forward(q.data, k.data, v) }), ir.F32)
+	}
 }
 
 // attentionResults are o and lse as a forward pass would leave them.
@@ -100,22 +99,38 @@ func (s *suite) attentionResults(q, k, v *value, a naive.AttentionShape) (o, lse
 	return o, lse
 }
 
-// closeGrad allows for the o that the backward reads, which bf16 has rounded: dP - dO.O loses digits.
-func (s *suite) closeGrad(what string, got, want []float64, t ir.DType) {
-	s.Helper()
-	if t == ir.BF16 {
-		largest := 1.0
-		for _, w := range want {
-			largest = math.Max(largest, math.Abs(w))
+// tensorDim is the narrowest head that devices may leave to tensor cores, which take probabilities, and in the backward pass
+// the gradients of scores, in bf16.
+const tensorDim = 64
+
+// rounded is how far sums may be off when a factor of every term is rounded to the 8 significant bits of bf16, which is by 2^-8
+// of it at most.
+func (s *suite) rounded(a naive.AttentionShape, terms []float64) []float64 {
+	slack := make([]float64, len(terms))
+	if s.dtype == ir.BF16 && a.HeadDim >= tensorDim {
+		for i := range terms {
+			slack[i] = terms[i] / 256
 		}
-		for i := range got {
-			if !(math.Abs(got[i]-want[i]) <= largest/60) {
-				s.Fatalf("%s[%d] = %g, want %g (seed %d)", what, i, got[i], want[i], seed)
-			}
-		}
-		return
 	}
-	s.equal(what, got, want, t)
+	return slack
+}
+
+// checkAttention holds o and lse to what the whole attention gives.
+func (s *suite) checkAttention(how string, o, lse []float64, t ir.DType, q, k, v *value, a naive.AttentionShape) {
+	s.Helper()
+	wantO, wantLSE := naive.Attention(q.data, k.data, v.data, a)
+	s.within("o"+how, o, wantO, t, s.rounded(a, naive.AttentionTerms(q.data, k.data, v.data, a)))
+	s.equal("lse"+how, lse, wantLSE, ir.F32)
+}
+
+// checkAttentionGrad does so with the gradients. The o that they are made from may be rounded; dk and dv are f32.
+func (s *suite) checkAttentionGrad(dq, dk, dv []float64, t ir.DType, q, k, v, o, do *value, a naive.AttentionShape) {
+	s.Helper()
+	wantQ, wantK, wantV := naive.AttentionGrad(q.data, k.data, v.data, o.data, do.data, a)
+	termsQ, termsK, termsV := naive.AttentionGradTerms(q.data, k.data, v.data, o.data, do.data, a)
+	s.within("dq", dq, wantQ, t, s.rounded(a, termsQ))
+	s.within("dk", dk, wantK, ir.F32, s.rounded(a, termsK))
+	s.within("dv", dv, wantV, ir.F32, s.rounded(a, termsV))
 }
 
 // blocks is attention over any number of blocks of keys: a case of its own shape, cut anywhere.
@@ -129,6 +144,9 @@ func (s *suite) blocks() blocks {
 	kv := 1 + s.rng.IntN(3)
 	b := blocks{AttentionShape: naive.AttentionShape{Queries: 1 + s.rng.IntN(50), Prefix: s.rng.IntN(130), Batch: 1 + s.rng.IntN(2),
 		KVHeads: kv, Heads: kv * (1 + s.rng.IntN(3)), HeadDim: 1 + s.rng.IntN(20)}}
+	if s.rng.IntN(3) == 0 {
+		b.HeadDim = tensorDim
+	}
 	b.q, b.k, b.v = s.attentionOperands(b.AttentionShape)
 	keys := b.Prefix + b.Queries
 	for range s.rng.IntN(5) {
@@ -182,9 +200,7 @@ func (s *suite) attentionInBlocks() {
 			parts.data, lses.data = append(parts.data, out["o"]...), append(lses.data, out["lse"]...)
 		}
 	})
-	wantO, wantLSE := naive.Attention(b.q.data, b.k.data, b.v.data, b.AttentionShape)
-	s.equal("o in turn", o.data, wantO, ir.F32)
-	s.equal("lse in turn", lse.data, wantLSE, ir.F32)
+	s.checkAttention(" in turn", o.data, lse.data, ir.F32, b.q, b.k, b.v, b.AttentionShape)
 	n := b.Queries * b.Batch
 	if b.cuts[len(b.cuts)-1] != b.Prefix+b.Queries || len(parts.data) != len(b.cuts)*n*b.Heads*b.HeadDim {
 		return // a block starts behind the first query
@@ -192,8 +208,7 @@ func (s *suite) attentionInBlocks() {
 	parts.shape, lses.shape = []int{len(b.cuts), n, b.Heads * b.HeadDim}, []int{len(b.cuts), n, b.Heads}
 	out := s.run(call{op: ir.AttentionMerge, attrs: attrs{"heads": float64(b.Heads), "head_dim": float64(b.HeadDim)},
 		args: args{"o": s.out(b.q.shape...), "lse": s.outF32(n, b.Heads), "parts": parts, "lses": lses}})
-	s.equal("o joined", out["o"], wantO, s.dtype)
-	s.equal("lse joined", out["lse"], wantLSE, ir.F32)
+	s.checkAttention(" joined", out["o"], out["lse"], s.dtype, b.q, b.k, b.v, b.AttentionShape)
 }
 
 // attentionGradInBlocks adds to dq block by block, with delta in the place of o.
@@ -214,10 +229,7 @@ func (s *suite) attentionGradInBlocks() {
 		b.put(dk, first, out["dk"])
 		b.put(dv, first, out["dv"])
 	})
-	wantQ, wantK, wantV := naive.AttentionGrad(b.q.data, b.k.data, b.v.data, do.data, b.AttentionShape)
-	s.closeGrad("dq", dq.data, wantQ, s.dtype)
-	s.closeGrad("dk", dk.data, wantK, s.dtype)
-	s.closeGrad("dv", dv.data, wantV, s.dtype)
+	s.checkAttentionGrad(dq.data, dk.data, dv.data, ir.F32, b.q, b.k, b.v, o, do, b.AttentionShape)
 }
 
 func innerProducts(x, y []float64, width int) (out []float64) {

@@ -335,6 +335,12 @@ func (s *suite) checkGuards(d vm.Device, code *ir.Code, all uint32) {
 // the last place of the type that the result is stored in, twice where the value passed through storage before.
 func (s *suite) equal(what string, got, want []float64, t ir.DType) {
 	s.Helper()
+	s.within(what, got, want, t, nil)
+}
+
+// within is equal, but for what else rounding may do to each element; nil: nothing.
+func (s *suite) within(what string, got, want []float64, t ir.DType, slack []float64) {
+	s.Helper()
 	if len(got) != len(want) {
 		s.Fatalf("%s has %d elements, want %d", what, len(got), len(want))
 	}
@@ -346,6 +352,9 @@ func (s *suite) equal(what string, got, want []float64, t ir.DType) {
 		tolerance := 1e-5 * largest
 		if t == ir.BF16 {
 			tolerance += math.Abs(want[i]) / 200
+		}
+		if slack != nil {
+			tolerance += slack[i]
 		}
 		if !(math.Abs(got[i]-want[i]) <= tolerance) {
 			s.Fatalf("%s[%d] = %.9g, want %.9g within %.2g (seed %d)", what, i, got[i], want[i], tolerance, seed)

@@ -49,27 +49,35 @@ func RopeGrad(dy []float64, batch, heads, headDim, prefix int, theta float64) []
 	return rotate(dy, batch, heads, headDim, prefix, theta, -1)
 }
 
-// AttentionGrad differentiates Attention. With p a query's weights, dp = dout*v^T and ds = p * (dp - sum(p*dp)).
-func AttentionGrad(q, k, v, dout []float64, s AttentionShape) (dq, dk, dv []float64) {
+// AttentionGrad differentiates Attention, which gave out. With p a query's weights, dp = dout*v^T and
+// ds = p * (dp - sum(p*dp)), where sum(p*dp) = dout*out^T.
+func AttentionGrad(q, k, v, out, dout []float64, s AttentionShape) (dq, dk, dv []float64) {
+	return attentionGrad(q, k, v, out, dout, s, func(term float64) float64 { return term })
+}
+
+// AttentionGradTerms adds up how large the terms are, p*dout, ds*k and ds*q, of which AttentionGrad gives the sums.
+func AttentionGradTerms(q, k, v, out, dout []float64, s AttentionShape) (dq, dk, dv []float64) {
+	return attentionGrad(q, k, v, out, dout, s, math.Abs)
+}
+
+func attentionGrad(q, k, v, out, dout []float64, s AttentionShape, of func(term float64) float64) (dq, dk, dv []float64) {
 	weights, _ := attentionWeights(q, k, s)
 	dq, dk, dv = make([]float64, len(q)), make([]float64, len(k)), make([]float64, len(v))
 	s.each(func(t, b, h, row int) {
-		query := s.query(t, b, h)
-		dp, mean := make([]float64, len(weights[row])), 0.0
-		for u, p := range weights[row] {
-			key := s.key(u, b, h)
-			for d := range s.HeadDim {
-				dp[u] += dout[query+d] * v[key+d]
-				dv[key+d] += p * dout[query+d]
-			}
-			mean += p * dp[u]
+		query, mean := s.query(t, b, h), 0.0
+		for d := range s.HeadDim {
+			mean += dout[query+d] * out[query+d]
 		}
 		for u, p := range weights[row] {
-			key := s.key(u, b, h)
-			ds := p * (dp[u] - mean) / math.Sqrt(float64(s.HeadDim))
+			key, dp := s.key(u, b, h), 0.0
 			for d := range s.HeadDim {
-				dq[query+d] += ds * k[key+d]
-				dk[key+d] += ds * q[query+d]
+				dp += dout[query+d] * v[key+d]
+				dv[key+d] += of(p * dout[query+d])
+			}
+			ds := p * (dp - mean) / math.Sqrt(float64(s.HeadDim))
+			for d := range s.HeadDim {
+				dq[query+d] += of(ds * k[key+d])
+				dk[key+d] += of(ds * q[query+d])
 			}
 		}
 	})

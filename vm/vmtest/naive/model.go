@@ -264,7 +264,7 @@ func (m *model) layerGrad(l int, dout []float64) []float64 {
 	dmid := add(dout, m.normGrad(t.mid, dnorm2, in+"ln2"))
 
 	dattention := m.linearGrad(t.attention, dmid, in+"wo", in+"bo")
-	dq, dk, dv := AttentionGrad(t.q, t.k, t.v, dattention, m.attentionShape())
+	dq, dk, dv := AttentionGrad(t.q, t.k, t.v, t.attention, dattention, m.attentionShape())
 	if m.cfg.Positions == rope {
 		dq = RopeGrad(dq, m.batch, m.cfg.Heads, m.cfg.HeadDim, 0, m.cfg.RopeTheta)
 		dk = RopeGrad(dk, m.batch, m.cfg.KVHeads, m.cfg.HeadDim, 0, m.cfg.RopeTheta)

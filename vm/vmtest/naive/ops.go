@@ -134,6 +134,16 @@ func Attention(q, k, v []float64, s AttentionShape) (out, logSumExp []float64) {
 	return out, logSumExp
 }
 
+// AttentionTerms adds up how large the terms are, p*v, of which Attention gives the sums.
+func AttentionTerms(q, k, v []float64, s AttentionShape) []float64 {
+	sizes := make([]float64, len(v))
+	for i := range v {
+		sizes[i] = math.Abs(v[i])
+	}
+	terms, _ := Attention(q, k, sizes, s)
+	return terms
+}
+
 // each visits every query of every head, numbered as the rows of logSumExp are.
 func (s AttentionShape) each(visit func(t, b, h, row int)) {
 	for t := range s.Queries {

@@ -158,8 +158,8 @@ func TestGradientsOfOperations(t *testing.T) {
 	s := AttentionShape{Queries: 3, Prefix: 2, Batch: 2, Heads: 4, KVHeads: 2, HeadDim: 3}
 	q, k, v := attentionInputs(r.NormFloat64, s)
 	dout := random(len(q))
-	dq, dk, dv := AttentionGrad(q, k, v, dout, s)
 	attend := func(q, k, v []float64) []float64 { out, _ := Attention(q, k, v, s); return out }
+	dq, dk, dv := AttentionGrad(q, k, v, attend(q, k, v), dout, s)
 	check("attention q", dq, q, dout, func(q []float64) []float64 { return attend(q, k, v) })
 	check("attention k", dk, k, dout, func(k []float64) []float64 { return attend(q, k, v) })
 	check("attention v", dv, v, dout, func(v []float64) []float64 { return attend(q, k, v) })
