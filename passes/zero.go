@@ -2,6 +2,7 @@ package passes
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"sppo/graph"
@@ -93,17 +94,16 @@ func (p *Plan) Slicing(param *graph.Param) Slicing {
 }
 
 // divides says whether each piece of a parameter has that many equal slices: the position table has a piece for every
-// subsequence, or two in zigzag order.
-func (p *Plan) divides(param *graph.Param, slices int64) bool {
+// subsequence, two in zigzag order, and as many as ranks run rows of a subsequence that they share.
+func (p *Plan) divides(param *graph.Param, n int64) bool {
 	if param.Shard != graph.ByTokens {
-		return param.Local[0]%slices == 0
+		return param.Local[0]%n == 0
 	}
-	for _, n := range p.Subsequences.Lengths {
-		if n/p.rowGrid()%slices != 0 {
-			return false
-		}
+	unequal := func(tokens int64) bool { return tokens/p.rowGrid()%n != 0 }
+	if slices.ContainsFunc(p.Subsequences.Lengths, unequal) {
+		return false
 	}
-	return true
+	return !slices.ContainsFunc(p.Mux.Pieces, func(pieces []int64) bool { return slices.ContainsFunc(pieces, unequal) })
 }
 
 // stateBytes are those of a block's parameters on one rank, from step to step or to the end of the step: weights, gradients, and
