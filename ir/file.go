@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -34,24 +35,57 @@ func looksBinary(data []byte, path string) bool {
 	return strings.HasSuffix(path, ".sppb") && !strings.HasPrefix(string(data), textMagic)
 }
 
-// WriteFile writes a program beside path and renames it, so that a failure leaves what was there. A name that ends in
-// .sppir gets the text form, every other the binary one.
+// WriteFile writes a program. A name that ends in .sppir gets the text form, every other the binary one.
 func WriteFile(path string, p *Program) error {
 	write := Encode
 	if strings.HasSuffix(path, ".sppir") {
 		write = Print
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	return ReplaceFile(path, func(f *os.File) error {
+		w := bufio.NewWriterSize(f, 1<<16)
+		return errors.Join(write(w, p), w.Flush())
+	})
+}
+
+// ReplaceFile writes beside path and renames: path holds the whole result, or what was there before. A link is followed and a file
+// keeps its permissions. What is no file, such as a pipe or a device, is written to as it is.
+func ReplaceFile(path string, write func(*os.File) error) error {
+	target, mode := path, fs.FileMode(0o644)
+	if behind, err := filepath.EvalSymlinks(path); err == nil {
+		target = behind
+	}
+	if info, err := os.Stat(target); err == nil {
+		if mode = info.Mode(); !mode.IsRegular() {
+			return writeInto(path, write)
+		}
+	}
+	f, err := os.CreateTemp(filepath.Dir(target), "."+filepath.Base(target)+".*")
+	if err != nil {
+		return speakOf(path, err)
+	}
+	err = errors.Join(write(f), f.Chmod(mode.Perm()), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), target)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return speakOf(path, err)
+}
+
+func writeInto(path string, write func(*os.File) error) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
-	w := bufio.NewWriterSize(f, 1<<16)
-	err = errors.Join(write(w, p), w.Flush(), f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
+	return speakOf(path, errors.Join(write(f), f.Close()))
+}
+
+// speakOf names the path that the user knows where a temporary one failed.
+func speakOf(path string, err error) error {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return &fs.PathError{Op: p.Op, Path: path, Err: p.Err}
 	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
+	return err
 }

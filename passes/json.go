@@ -6,6 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+
+	"sppo/lang"
 )
 
 // WriteJSON writes the plan in a form that ReadJSON reads back exactly. Lists of plain values stand on few lines.
@@ -29,24 +35,80 @@ func ReadJSON(r io.Reader) (*Plan, error) {
 	d.DisallowUnknownFields()
 	p := new(Plan)
 	if err := d.Decode(p); err != nil {
-		return nil, fmt.Errorf("plan, line %d: %w", 1+bytes.Count(text[:errorOffset(err, d)], []byte("\n")), err)
+		return nil, wrongJSON(text, err)
 	}
-	if _, err := d.Token(); err != io.EOF {
-		return nil, errors.New("plan: there is more behind its end")
+	end := d.InputOffset()
+	switch _, err := d.Token(); {
+	case err != io.EOF:
+		end += int64(len(text[end:]) - len(bytes.TrimLeft(text[end:], " \t\r\n")))
+		return nil, complain(lang.Syntax, text, end, "the plan has ended: nothing may stand behind it")
+	case string(bytes.TrimSpace(text)) == "null":
+		return nil, complain(lang.WrongType, text, 0, "a plan is an object, found null")
 	}
 	return p, nil
 }
 
-func errorOffset(err error, d *json.Decoder) int64 {
+// wrongJSON says what the decoder found where, in words for somebody who edits a plan.
+func wrongJSON(text []byte, err error) *lang.Diagnostic {
 	var syntax *json.SyntaxError
-	var wrongType *json.UnmarshalTypeError
+	var wrong *json.UnmarshalTypeError
 	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return complain(lang.Syntax, text, int64(len(bytes.TrimRight(text, " \t\r\n"))), "the plan ends in the middle")
 	case errors.As(err, &syntax):
-		return syntax.Offset
-	case errors.As(err, &wrongType):
-		return wrongType.Offset
+		return complain(lang.Syntax, text, max(0, syntax.Offset-1), "%v", err)
+	case errors.As(err, &wrong) && wrong.Field == "":
+		return complain(lang.WrongType, text, max(0, wrong.Offset-1), "a plan is an object, found %s", wrong.Value)
+	case errors.As(err, &wrong):
+		return complain(lang.WrongType, text, valueAt(text, wrong.Offset), "%s wants %s, found %s", wrong.Field, kindOf(wrong.Type), wrong.Value)
 	}
-	return d.InputOffset()
+	// Neither an unknown key nor a task that is none comes with its place, but both are quoted.
+	quoted := quotation.FindString(err.Error())
+	at := int64(max(0, bytes.Index(text, []byte(quoted))))
+	if key, unknown := strings.CutPrefix(err.Error(), "json: unknown field "); unknown {
+		return complain(lang.UnknownKey, text, at, "plans have no key %s here", key)
+	}
+	return complain(lang.WrongType, text, at, "%v", err)
+}
+
+var quotation = regexp.MustCompile(`"[^"]*"`)
+
+// valueAt is where the value begins that the decoder found wrong when it was behind it, or behind its bracket.
+func valueAt(text []byte, end int64) int64 {
+	before := text[:end]
+	if value := valueEnd.FindIndex(before); value != nil {
+		return int64(value[0])
+	}
+	return max(0, end-1)
+}
+
+var valueEnd = regexp.MustCompile(`("[^"]*"|[-+.\w]+)$`)
+
+func kindOf(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return "a whole number"
+	case reflect.Float64, reflect.Float32:
+		return "a number"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.String:
+		return "a string"
+	}
+	return "an object"
+}
+
+// complain points at a byte of the text.
+func complain(code lang.Code, text []byte, offset int64, format string, args ...any) *lang.Diagnostic {
+	before, after := text[:offset], text[offset:]
+	first := bytes.LastIndexByte(before, '\n') + 1
+	rest, _, _ := bytes.Cut(after, []byte("\n"))
+	return &lang.Diagnostic{
+		Code: code, Message: fmt.Sprintf(format, args...), Source: string(before[first:]) + string(rest), Width: 1,
+		Pos: lang.Pos{File: "plan", Line: 1 + bytes.Count(before, []byte("\n")), Column: 1 + utf8.RuneCount(before[first:]), Offset: int(offset)},
+	}
 }
 
 const jsonWidth = 120 // columns to which joined lists are broken

@@ -107,14 +107,19 @@ func TestTwiceTheSame(t *testing.T) {
 func TestJSONThatIsNoPlan(t *testing.T) {
 	good := string(jsonOf(t, planOf(t, "tiny.sppo")))
 	for _, c := range []struct{ old, new, want string }{
-		{`"parallel"`, `"paralel"`, `unknown field "paralel"`},
+		{`"parallel"`, `"paralel"`, "plans have no key \"paralel\" here [unknown-key]\n      \"paralel\": {\n      ^"},
 		{`"F0.0@0"`, `"G0.0@0"`, "is no task"},
-		{`"sp": 2,`, `"sp": two,`, "line"},
-		{"\n}\n", "\n}\n{}", "more behind its end"},
+		{`"sp": 2,`, `"sp": two,`, "invalid character 'w' in literal true (expecting 'r') [syntax]\n        \"sp\": two,\n               ^"},
+		{`"sp": 2,`, `"sp": "2",`, "schedule.sp wants a whole number, found string [wrong-type]\n        \"sp\": \"2\",\n              ^"},
+		{`"tasks": [`, `"tasks": 3, "x": [`, "tasks wants a list, found number [wrong-type]"},
+		{"\n}\n", "\n}\n{}", "nothing may stand behind it [syntax]\n    {}\n    ^"},
+		{"\n}\n", "\n", "ends in the middle [syntax]"},
+		{good, "null", "plan:1:1: error: a plan is an object, found null"},
+		{good, "[]", "plan:1:1: error: a plan is an object, found array"},
 	} {
 		text := strings.Replace(good, c.old, c.new, 1)
 		if _, err := ReadJSON(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s for %s: %v, want %q", c.new, c.old, err, c.want)
+			t.Errorf("%s for %.20s: %v, want %q", c.new, c.old, err, c.want)
 		}
 	}
 }

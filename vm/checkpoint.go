@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
+	"syscall"
 
 	"sppo/ir"
 )
@@ -53,26 +54,19 @@ func (j *Job) entries() []checkpointEntry {
 	return list
 }
 
-// Save writes a checkpoint beside the path and renames it, so that the path always holds a whole one.
-func (j *Job) Save(path string) (err error) {
-	file, err := os.Create(path + ".part")
-	if err != nil {
-		return fmt.Errorf("saving a checkpoint: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			file.Close()
-			os.Remove(file.Name())
-			err = fmt.Errorf("saving the checkpoint %s: %w", path, err)
+// Save writes a checkpoint. The path always holds a whole one, after a loss of power too.
+func (j *Job) Save(path string) error {
+	err := ir.ReplaceFile(path, func(file *os.File) error {
+		err := j.writeCheckpoint(file)
+		if sync := file.Sync(); err == nil && !errors.Is(sync, syscall.EINVAL) { // which pipes and devices say
+			err = sync
 		}
-	}()
-	if err := j.writeCheckpoint(file); err != nil {
 		return err
+	})
+	if err != nil {
+		return fmt.Errorf("saving the checkpoint: %w", err)
 	}
-	if err := errors.Join(file.Sync(), file.Close()); err != nil {
-		return err
-	}
-	return os.Rename(file.Name(), path)
+	return nil
 }
 
 func (j *Job) writeCheckpoint(file io.Writer) error {

@@ -200,7 +200,10 @@ func glob(pattern string) ([]string, error) {
 	at := strings.IndexAny(pattern, special)
 	if at < 0 {
 		info, err := os.Stat(pattern)
-		if err == nil && info.IsDir() {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			err = fmt.Errorf("there is no file %s", pattern)
+		case err == nil && info.IsDir():
 			err = fmt.Errorf("%s is a folder: add /** for the files in it", pattern)
 		}
 		return []string{pattern}, err
@@ -218,7 +221,10 @@ func glob(pattern string) ([]string, error) {
 		}
 		return err
 	})
-	if err == nil && len(files) == 0 {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		err = fmt.Errorf("there is no folder %s", strings.TrimSuffix(root, "/"))
+	case err == nil && len(files) == 0:
 		err = fmt.Errorf("no file matches %s", pattern)
 	}
 	return files, err

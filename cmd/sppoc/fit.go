@@ -56,7 +56,7 @@ func try(file string, set []string, change string) string {
 		change = key + "=" + values[i]
 	}
 	device, host := cli.Peaks(&job.Plan.Memory)
-	return fmt.Sprintf("%s: %s a step, %s of device memory, %s of host memory", change, job.Plan.Time.StepS, device, host)
+	return fmt.Sprintf("%s: %s a step, %s of device memory, %s of host memory", quoted(change), job.Plan.Time.StepS, device, host)
 }
 
 // tryAll leaves the whole schedule to the search, and says in what the plan that it finds differs from what was asked for.
@@ -76,7 +76,7 @@ func tryAll(job *cli.Job, set []string) string {
 	_, found := passes.Pins(free.Plan.Schedule)
 	for i, key := range keys {
 		if opens(key, asked[i]) && found[i] != "" && found[i] != asked[i] {
-			changes = append(changes, "--set "+key+"="+found[i])
+			changes = append(changes, "--set "+quoted(key+"="+found[i]))
 		}
 	}
 	device, host := cli.Peaks(&free.Plan.Memory)
@@ -134,6 +134,14 @@ func changes(job *cli.Job) [][]string {
 	s := job.Plan.Train.Sequence
 	add("train.sequence=%s", tokens(s/2), tokens(s/4), tokens(s/8))
 	return out
+}
+
+// quoted is an argument as a shell wants it.
+func quoted(change string) string {
+	if strings.ContainsAny(change, " []()\"*") {
+		return "'" + change + "'"
+	}
+	return change
 }
 
 // tokens writes a length as specs do.

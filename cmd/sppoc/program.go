@@ -34,7 +34,7 @@ func build(flags *pflag.FlagSet) cli.Action {
 		if path == "" {
 			path = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)) + ".sppb"
 		}
-		if err := cli.CheckOutput(path); err != nil {
+		if err := cli.CheckOutput(path, file); err != nil {
 			return err
 		}
 		job, err := cli.OpenPlan(file, *set, *options)
@@ -65,9 +65,9 @@ func asm(flags *pflag.FlagSet) cli.Action {
 		if err := cli.CheckOutput(*out); err != nil {
 			return err
 		}
-		program, err := ir.ReadFile(args[0])
+		program, err := cli.ReadProgram(args[0])
 		if err != nil {
-			return cli.Wrong(err)
+			return err
 		}
 		if err := cli.Verify(args[0], program, *force); err != nil {
 			return err
@@ -78,9 +78,9 @@ func asm(flags *pflag.FlagSet) cli.Action {
 
 func verify(*pflag.FlagSet) cli.Action {
 	return func(env *cli.Env, args []string) error {
-		program, err := ir.ReadFile(args[0])
+		program, err := cli.ReadProgram(args[0])
 		if err != nil {
-			return cli.Wrong(err)
+			return err
 		}
 		if err := cli.Verify(args[0], program, false); err != nil {
 			return err

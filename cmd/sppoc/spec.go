@@ -49,6 +49,9 @@ func format(flags *pflag.FlagSet) cli.Action {
 	return func(env *cli.Env, files []string) error {
 		other := false
 		err := each(env, files, func(file string) error {
+			if err := cli.IsSpec(file); err != nil {
+				return err
+			}
 			before, err := os.ReadFile(file)
 			if err != nil {
 				return cli.Wrong(err)

@@ -28,7 +28,7 @@ func writeTrace(flags *pflag.FlagSet) cli.Action {
 		if *out == "" {
 			return cli.Usagef("trace: -o says which file to write")
 		}
-		if err := cli.CheckOutput(*out); err != nil {
+		if err := cli.CheckOutput(*out, args...); err != nil {
 			return err
 		}
 		s := slices.Index(sectionNames(), *section)

@@ -36,16 +36,20 @@ var (
 func view(flags *pflag.FlagSet) cli.Action {
 	out := flags.StringP("output", "o", "", "the page to write")
 	ranks := flags.String("ranks", "stages", "stages (one rank of each), all, or a list as in 0,8,16")
+	svg := flags.Bool("svg", false, "draw a figure for print, as for an output that is called .svg")
 	set := cli.SetFlag(flags, "set")
 	return func(env *cli.Env, files []string) error {
 		if *out == "" {
 			return cli.Usagef("view: -o says which file to write")
 		}
-		if err := cli.CheckOutput(*out); err != nil {
+		if err := cli.CheckOutput(*out, files...); err != nil {
 			return err
 		}
-		if strings.EqualFold(filepath.Ext(*out), ".svg") {
+		switch ext := strings.ToLower(filepath.Ext(*out)); {
+		case ext == ".svg" || *svg:
 			return draw(env, files, *set, *ranks, *out)
+		case ext != "" && ext != ".html" && ext != ".htm":
+			return cli.Usagef("cannot write %s: a page is called .html, a figure .svg", *out)
 		}
 		if trace.Is(files[0]) {
 			return cli.Usagef("%s is a trace: it is shown beside the program that was run, as in %s view PROGRAM %s", files[0], env.Name, files[0])

@@ -110,6 +110,11 @@ func (s *progress) validation(step int, loss float64) {
 }
 
 func (s *progress) done(steps int, loss float64, device, host ir.Bytes, bubble float64) {
+	if steps == s.first { // there is no loss
+		s.say("done: there was no step to do behind step %d", steps)
+		s.line(doneLine{true, steps, number(math.NaN()), device, host, number(math.NaN())})
+		return
+	}
 	summary := fmt.Sprintf("done: %d steps in %s, last loss %.4f", steps-s.first, time.Since(s.began).Round(100*time.Millisecond), loss)
 	if s.evalStep == steps { // an older one would pass for the present
 		summary += fmt.Sprintf(", validation loss %.4f", s.eval)

@@ -63,6 +63,9 @@ func run(flags *pflag.FlagSet) cli.Action {
 		if flags.Changed("steps") && f.steps < 0 || f.threads < 0 {
 			return cli.Usagef("--steps and --threads are 0 or more")
 		}
+		if f.seed < 0 {
+			return cli.Usagef("--seed %d: it is 0 or more, like train.seed", f.seed)
+		}
 		if err := f.check(); err != nil {
 			return err
 		}
@@ -70,7 +73,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 			if file == "" {
 				continue
 			}
-			if err := cli.CheckOutput(file); err != nil {
+			if err := cli.CheckOutput(file, args...); err != nil {
 				return err
 			}
 		}

@@ -59,7 +59,8 @@ type App struct {
 // Main runs the command that the arguments name and returns the exit code. A panic is a bug of ours: it becomes a
 // message that says so.
 func (a *App) Main(env *Env, args []string) (code int) {
-	env.Name = a.Name
+	out := &results{w: env.Stdout}
+	env = &Env{Context: env.Context, Stdout: out, Stderr: env.Stderr, Name: a.Name}
 	defer func() {
 		if p := recover(); p != nil {
 			fmt.Fprintf(env.Stderr, "%s: internal error: %v\n", a.Name, p)
@@ -67,7 +68,25 @@ func (a *App) Main(env *Env, args []string) (code int) {
 			code = Failed
 		}
 	}()
-	return env.Report(a.dispatch(env, args))
+	err := a.dispatch(env, args)
+	if err == nil {
+		err = out.err
+	}
+	return env.Report(err)
+}
+
+// results is standard output. It remembers that something could not be written: then a command has failed, whether or not it looks.
+type results struct {
+	w   io.Writer
+	err error
+}
+
+func (r *results) Write(data []byte) (int, error) {
+	n, err := r.w.Write(data)
+	if r.err == nil {
+		r.err = err
+	}
+	return n, err
 }
 
 func (a *App) dispatch(env *Env, args []string) error {
@@ -95,7 +114,7 @@ func (a *App) run(env *Env, c *Command, args []string) error {
 	if err := flags.Parse(args); errors.Is(err, pflag.ErrHelp) {
 		return a.help(env, []string{c.Name})
 	} else if err != nil {
-		return Usagef("%s: %s\nusage: %s", c.Name, wrongFlag(err), a.usage(c))
+		return Usagef("%s: %s\nusage: %s", c.Name, wrongFlag(flags, err), a.usage(c))
 	}
 	rest := flags.Args()
 	if len(rest) < c.MinArgs || c.MaxArgs >= 0 && len(rest) > c.MaxArgs {
@@ -104,13 +123,23 @@ func (a *App) run(env *Env, c *Command, args []string) error {
 	return action(env, rest)
 }
 
-// wrongFlag says what is wrong with a flag, of a bad value what it wants.
-func wrongFlag(err error) string {
+// wrongFlag says what is wrong with a flag: of a bad value what it wants, of an unknown name which one may be meant.
+func wrongFlag(flags *pflag.FlagSet, err error) string {
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
+		var names []string
+		flags.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+		if near := lang.Nearest(unknown.GetSpecifiedName(), names); near != "" {
+			return fmt.Sprintf("there is no flag --%s; did you mean --%s?", unknown.GetSpecifiedName(), near)
+		}
+		return fmt.Sprintf("there is no flag --%s", unknown.GetSpecifiedName())
+	}
 	var bad *pflag.InvalidValueError
 	if !errors.As(err, &bad) {
 		return err.Error()
 	}
-	wanted := map[string]string{"int": "a whole number", "int64": "a whole number", "uint64": "a whole number that is not negative", "float64": "a number", "bool": "true or false"}
+	wanted := map[string]string{"int": "a whole number", "int64": "a whole number", "uint64": "a whole number that is not negative", "float64": "a number",
+		"bool": "true or false", "duration": "a time, as in 50ms"}
 	want, ok := wanted[bad.GetFlag().Value.Type()]
 	if !ok {
 		return err.Error()

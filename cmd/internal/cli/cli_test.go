@@ -88,6 +88,50 @@ func TestWriteFileIsAllOrNothing(t *testing.T) {
 	}
 }
 
+// A link stays a link, a file keeps its permissions, and a device is written to, not replaced.
+func TestWriteFileKeepsWhatThePathIs(t *testing.T) {
+	dir := t.TempDir()
+	path, link := filepath.Join(dir, "result"), filepath.Join(dir, "link")
+	if err := errors.Join(os.WriteFile(path, []byte("before"), 0o600), os.Symlink("result", link)); err != nil {
+		t.Fatal(err)
+	}
+	after := func(w io.Writer) error { _, err := w.Write([]byte("after")); return err }
+	if err := WriteFile(link, after); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	info, lerr := os.Lstat(link)
+	mode, serr := os.Stat(path)
+	if err := errors.Join(err, lerr, serr); err != nil || string(text) != "after" || info.Mode()&os.ModeSymlink == 0 || mode.Mode().Perm() != 0o600 {
+		t.Errorf("%q, %v, %v, %v", text, info.Mode(), mode.Mode(), err)
+	}
+	if err := WriteFile(os.DevNull, after); err != nil {
+		t.Error(err)
+	}
+	if info, err := os.Stat(os.DevNull); err != nil || info.Mode().IsRegular() {
+		t.Fatalf("%s is %v now: %v", os.DevNull, info.Mode(), err)
+	}
+	if _, err := os.Stat("/dev/full"); err != nil {
+		t.Skip("no /dev/full")
+	}
+	if err := WriteFile("/dev/full", after); err == nil || !strings.Contains(err.Error(), "/dev/full: no space left") {
+		t.Errorf("onto a full disk: %v", err)
+	}
+}
+
+// What could not be printed is a failure, also where the command does not look.
+func TestLostResults(t *testing.T) {
+	app := App{Name: "app", Commands: []Command{{Name: "do", Setup: func(*pflag.FlagSet) Action {
+		return func(env *Env, _ []string) error { fmt.Fprintln(env.Stdout, "a line"); return nil }
+	}}}}
+	out, in := io.Pipe()
+	out.CloseWithError(errors.New("nobody reads"))
+	var errs bytes.Buffer
+	if code := app.Main(&Env{Context: t.Context(), Stdout: in, Stderr: &errs}, []string{"do"}); code != Failed || errs.String() != "app: nobody reads\n" {
+		t.Errorf("exit %d and %q", code, errs.String())
+	}
+}
+
 func TestShort(t *testing.T) {
 	for v, want := range map[float64]string{12: "12", 1234: "1.23 K", 56_000_000: "56 M", 7.1e9: "7.1 B"} {
 		if got := Short(v); got != want {

@@ -30,8 +30,22 @@ func LoadSpec(file string, set []string) (*lang.Spec, error) {
 			return nil, Usagef("--set %s: it is KEY=VALUE, as in schedule.sp=4", s)
 		}
 	}
+	if err := IsSpec(file); err != nil {
+		return nil, err
+	}
 	spec, err := lang.Load(file, lang.Options{Set: set, Shipped: examples.Shipped})
 	return spec, Wrong(err)
+}
+
+// IsSpec refuses files that are something else by their name, rather than complain about every character of them.
+func IsSpec(file string) error {
+	switch strings.ToLower(filepath.Ext(file)) {
+	case ".sppb", ".sppir":
+		return Usagef("%s is a program: this wants what it is made of, a spec", file)
+	case ".json":
+		return Usagef("%s is a plan by its name: this wants a spec", file)
+	}
+	return nil
 }
 
 // Job is what a file on the command line stands for, as far as it is known: a program has no plan, a plan no spec.
@@ -84,8 +98,12 @@ func readPlan(file string, set []string, o passes.Options) (*Job, error) {
 		return nil, Wrong(err)
 	}
 	plan, err := passes.ReadJSON(bytes.NewReader(data))
+	var at *lang.Diagnostic
+	if errors.As(err, &at) {
+		at.Pos.File = file
+	}
 	if err != nil {
-		return nil, Usagef("%s: %w", file, err)
+		return nil, Wrong(err)
 	}
 	if err := passes.Verify(plan); err != nil {
 		return nil, Usagef("%s: %w", file, err)
@@ -100,14 +118,23 @@ func OpenProgram(file string, set []string) (*Job, error) {
 		if len(set) > 0 {
 			return nil, Usagef("%s is a program: --set goes with a spec", file)
 		}
-		program, err := ir.ReadFile(file)
-		return &Job{Program: program}, Wrong(err)
+		program, err := ReadProgram(file)
+		return &Job{Program: program}, err
 	}
 	job, err := OpenPlan(file, set, passes.Options{})
 	if err != nil {
 		return nil, err
 	}
 	return job, job.Compile()
+}
+
+// ReadProgram reads what is a program already.
+func ReadProgram(file string) (*ir.Program, error) {
+	if !IsProgram(file) {
+		return nil, Usagef("%s is no program: sppoc build makes one of a spec or a plan", file)
+	}
+	program, err := ir.ReadFile(file)
+	return program, Wrong(err)
 }
 
 // Compile makes the program of a plan and proves it. What the verifier finds in our own code is a bug of ours; whether
