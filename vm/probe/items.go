@@ -71,10 +71,10 @@ func MemoryBound(bytes, cols int64, t ir.DType) []Item {
 	}
 }
 
-// Copy is a copy of bytes: CopyD2D, CopyD2H or CopyH2D.
+// Copy is a copy of bytes: CopyD2D, CopyD2H or CopyH2D. What goes to the host goes behind its last reader.
 func Copy(op ir.Op, bytes int64) Item {
-	a := Arg{Type: ir.U8, Shape: []int64{bytes}}
-	return Item{Name: fmt.Sprintf("%s of %s", ir.Ops[op].Name, ir.Bytes(bytes)), Op: op, Args: []Arg{a, a}}
+	y, x := Arg{Type: ir.U8, Shape: []int64{bytes}}, Arg{Type: ir.U8, Shape: []int64{bytes}, Fresh: op == ir.CopyD2H}
+	return Item{Name: fmt.Sprintf("%s of %s", ir.Ops[op].Name, ir.Bytes(bytes)), Op: op, Args: []Arg{y, x}}
 }
 
 // Nothing is a kernel with next to nothing to do.

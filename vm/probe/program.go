@@ -20,6 +20,7 @@ type Arg struct {
 	Type  ir.DType
 	Shape []int64
 	Value float64 // what a run finds in it; 0: random numbers, for arithmetic on zeros may be faster than on data
+	Fresh bool    // training has just written it, or read: all repetitions have the same
 }
 
 // builder makes the program of an item.
@@ -54,7 +55,7 @@ func (it *Item) program(ranks, copies int) (*ir.Program, error) {
 }
 
 // Instructions take turns with operands of so many bytes in all, or so many sets, whichever is less: training finds
-// operands in memory, not in a cache that the same instruction has just filled.
+// operands in memory, not in a cache that the same instruction has just filled, but for those that are fresh.
 const (
 	coldBytes = 64 << 20
 	mostSets  = 64
@@ -68,7 +69,7 @@ func (it *Item) sets(copies int) int {
 		for _, extent := range a.Shape {
 			n *= extent
 		}
-		if a.Shape != nil {
+		if a.Shape != nil && !a.Fresh {
 			bytes += n
 		}
 	}
@@ -79,13 +80,13 @@ func (it *Item) sets(copies int) int {
 func (b *builder) fill(it *Item, peer, copies int) error {
 	turns := make([]ir.Instr, it.sets(copies))
 	for t := range turns {
-		in, err := b.instruction(it, peer)
+		in, err := b.instruction(it, peer, turns[0].Args)
 		if err != nil {
 			return err
 		}
 		turns[t] = in
 		for i, a := range it.Args {
-			if reads, _ := in.Access(i); reads {
+			if reads, _ := in.Access(i); reads && !(a.Fresh && t > 0) {
 				b.again(in.Args[i], turns[0].Args[i], a, t > 0)
 			}
 		}
@@ -96,13 +97,17 @@ func (b *builder) fill(it *Item, peer, copies int) error {
 	return nil
 }
 
-// instruction is the item on operands of its own.
-func (b *builder) instruction(it *Item, peer int) (ir.Instr, error) {
+// instruction is the item on operands of its own, but for those that it shares with the first.
+func (b *builder) instruction(it *Item, peer int, first []ir.View) (ir.Instr, error) {
 	info := &ir.Ops[it.Op]
 	in := ir.Instr{Op: it.Op, Stream: info.Streams[0]}
 	for i := range info.Operands {
 		if i >= len(it.Args) || it.Args[i].Shape == nil {
 			in.Args = append(in.Args, ir.Absent())
+			continue
+		}
+		if it.Args[i].Fresh && first != nil {
+			in.Args = append(in.Args, first[i])
 			continue
 		}
 		v, err := b.buffer(info.Operands[i].Name, info.Operands[i].Arena, it.Args[i])

@@ -8,8 +8,8 @@ import (
 )
 
 // What ranks of a node share in time: processors, where ranks are threads of one computer, and copies to and from the host.
-// A kernel takes the processors that are idle as it begins, everything else one; where more are taken than there are, all are
-// slowed down alike. So how long an instruction takes depends on what else runs, also of ranks that it has nothing to do
+// Everything takes one of them, and where more are taken than there are, all are slowed down alike. One kernel at a time has the
+// workers of the pool, of which there is one for each further processor: they help it whenever a processor is idle. So how long an instruction takes depends on what else runs, also of ranks that it has nothing to do
 // with. Clocks that each run as far as they get cannot know that; here all of them go forward together, from one end of
 // an instruction to the next.
 
@@ -63,11 +63,14 @@ type event struct {
 // pool is something that instructions share: those that take as much as its width run at full speed, more slow each other
 // down alike.
 type pool struct {
-	width float64 // 0: no limit
-	taken float64 // by what is in it
-	work  float64 // seconds of full speed that each instruction in it has had since the start
-	since float64 // time up to which work has been counted
-	tasks tasks
+	width      float64 // 0: no limit
+	efficiency float64 // of a kernel that workers help
+	taken      float64 // by what is in it
+	work       float64 // seconds of full speed that each instruction in it has had since the start
+	since      float64 // time up to which work has been counted
+	tasks      tasks   // but for the following
+	helped     task    // the kernel that has the workers; rank nil: they are free
+	left       float64 // seconds of one processor that it needs yet
 }
 
 // task is an instruction, or a meeting, that ends when its pool has worked for it long enough.
@@ -105,16 +108,49 @@ func (p *pool) speed() float64 {
 	return 1
 }
 
-// idle is how many of the pool's processors nothing has taken.
-func (p *pool) idle() float64 { return math.Floor(p.width - p.taken) }
+// rate is the speed of the kernel that has the workers, with so much taken: its own processor, and those that are idle.
+func (p *pool) rate(taken float64) float64 {
+	idle := math.Floor(max(p.width-taken, 0))
+	if idle == 0 {
+		return p.speed()
+	}
+	return max((1+idle)*p.efficiency, 1)
+}
 
-// ends is when the first of its instructions is done if nothing else happens.
-func (p *pool) ends() float64 { return p.since + (p.tasks[0].until-p.work)/p.speed() }
+func (p *pool) busy() bool { return len(p.tasks) > 0 || p.helped.rank != nil }
+
+// ends is when the first of its instructions is done if nothing else happens, and whether that is the one with the workers.
+func (p *pool) ends() (at float64, helped bool) {
+	at = math.Inf(1)
+	if len(p.tasks) > 0 {
+		at = p.since + (p.tasks[0].until-p.work)/p.speed()
+	}
+	if p.helped.rank != nil {
+		if end := p.since + p.left/p.rate(p.taken); end < at {
+			return end, true
+		}
+	}
+	return at, false
+}
 
 // advance counts what the pool has done up to a time.
 func (p *pool) advance(now float64) {
+	p.left -= (now - p.since) * p.rate(p.taken)
 	p.work += (now - p.since) * p.speed()
 	p.since = now
+}
+
+// pop takes out what ends first, at that time.
+func (p *pool) pop(now float64, helped bool) (t task) {
+	p.advance(now)
+	if helped {
+		t, p.helped = p.helped, task{}
+	} else {
+		p.work = p.tasks[0].until
+		t = heap.Pop(&p.tasks).(task)
+	}
+	p.taken -= t.takes
+	return t
 }
 
 // Pools. The first has no limit, each node has the others.
@@ -167,7 +203,7 @@ func newSharing(w *world) *sharing {
 	per := max(1, m.GPUsPerNode)
 	s.pools = make([]pool, 1+(len(w.ranks)+per-1)/per*poolsOfNode)
 	for at := 1; at < len(s.pools); at += poolsOfNode {
-		s.pools[at+poolProcessors-1].width = m.Parallelism
+		s.pools[at+poolProcessors-1].width, s.pools[at+poolProcessors-1].efficiency = m.Parallelism, m.SpreadEfficiency
 		if node := m.NodeCopyBandwidth; node > 0 {
 			s.pools[at+poolD2H-1].width = node / m.D2HBandwidth
 			s.pools[at+poolH2D-1].width = node / m.H2DBandwidth
@@ -208,11 +244,15 @@ func (s *sharing) pool(r *rank, op ir.Op) (p *pool, takes float64) {
 }
 
 // next is the pool in which an instruction ends first; nil: nothing is under way.
-func (s *sharing) next() *pool {
-	var first *pool
+func (s *sharing) next() (first *pool) {
+	soonest := 0.0
 	for i := range s.pools {
-		if p := &s.pools[i]; len(p.tasks) > 0 && (first == nil || p.ends() < first.ends()) {
-			first = p
+		p := &s.pools[i]
+		if !p.busy() {
+			continue
+		}
+		if end, _ := p.ends(); first == nil || end < soonest {
+			first, soonest = p, end
 		}
 	}
 	return first
@@ -227,8 +267,21 @@ func (s *sharing) start(p *pool, takes, seconds float64, t task) {
 	heap.Push(&p.tasks, t)
 }
 
+// help starts a kernel that takes so long on one processor and has the workers. To wake them takes a time, if there is a processor
+// that they can go to.
+func (s *sharing) help(p *pool, seconds float64, t task) {
+	p.advance(s.now)
+	p.left, t.takes = seconds, 1
+	if n := p.rate(p.taken + 1); n > 1 {
+		p.left += s.program.Machine.KernelLatency * n
+	}
+	p.helped = t
+	p.taken++
+	s.starts++
+}
+
 // work starts the instruction that a stream has come to and its rank does by itself, unless that must wait for its turn. A kernel
-// spreads over the processors that are idle.
+// has the workers if they are free and it is worth it.
 func (s *sharing) work(r *rank, stream ir.Stream) {
 	q := &s.queues[r.class][stream]
 	pc := int(q.pcs[q.at])
@@ -238,21 +291,19 @@ func (s *sharing) work(r *rank, stream ir.Stream) {
 	}
 	q.start = s.now
 	p, takes := s.pool(r, st.op)
-	seconds := st.duration
-	if idle := p.idle(); st.spreads && idle >= 2 {
-		if wide := float64(s.prices.model.Spread(ir.Seconds(seconds), idle)); wide < seconds {
-			takes, seconds = idle, wide
-		}
+	seconds, t := s.own(r, pc, st.duration), task{rank: r, pc: int32(pc)}
+	if st.spreads && p.helped.rank == nil && float64(s.prices.model.Spread(ir.Seconds(st.duration), math.Floor(p.width))) < st.duration {
+		s.help(p, seconds, t)
+		return
 	}
-	s.start(p, takes, s.own(r, pc, seconds), task{rank: r, pc: int32(pc)})
+	s.start(p, takes, seconds, t)
 }
 
 // finish goes forward to the first end in a pool, and on with whoever took part.
 func (s *sharing) finish(p *pool) error {
-	s.now = max(s.now, p.ends())
-	p.work, p.since = p.tasks[0].until, s.now
-	t := heap.Pop(&p.tasks).(task)
-	p.taken -= t.takes
+	end, helped := p.ends()
+	s.now = max(s.now, end)
+	t := p.pop(s.now, helped)
 	if t.meet == nil {
 		return s.ended(arrival{t.rank, int(t.pc)})
 	}
