@@ -46,8 +46,8 @@ schedule s {
 
 // BenchmarkCalibration probes this computer, as `sppovm probe` does, and sets simulated step times beside the cpu device's: one
 // line a plan, how many plans are within 15%, the worst difference, and how many pairs of plans stand in the same order in both.
-// Measurements of the probe and steps of the plans take turns, so that what else the computer does meets all of them, and medians
-// count. With -v it shows the lines.
+// Measurements of the probe and steps of the plans take turns, so that what else the computer does meets all of them, many times,
+// and medians count. With -v it shows the lines.
 func BenchmarkCalibration(b *testing.B) {
 	for b.Loop() {
 		plans := make([]calibration, len(calibrated))
@@ -56,9 +56,7 @@ func BenchmarkCalibration(b *testing.B) {
 		}
 		machine := probed(b, func() {
 			for i := range plans {
-				for range 3 {
-					plans[i].seconds = append(plans[i].seconds, doSteps(b, plans[i].job, 1).Seconds)
-				}
+				plans[i].seconds = append(plans[i].seconds, doSteps(b, plans[i].job, 1).Seconds)
 			}
 		})
 		for i := range plans {
@@ -92,7 +90,7 @@ func report(b *testing.B, plans []calibration) {
 func probed(b *testing.B, between func()) ir.Machine {
 	pool := simd.NewPool(0)
 	defer pool.Close()
-	bench := &probe.Bench{Span: 50 * time.Millisecond, Rounds: 7, Between: between, Open: func(*ir.Program) (func(int) vm.Device, vm.Transport, error) {
+	bench := &probe.Bench{Span: 50 * time.Millisecond, Rounds: 25, Between: between, Open: func(*ir.Program) (func(int) vm.Device, vm.Transport, error) {
 		return func(int) vm.Device { return cpu.New(pool) }, nil, nil
 	}}
 	facts := probe.Facts{Name: "here", Ranks: 4, Processors: runtime.GOMAXPROCS(0), DeviceMemory: 1 << 30, HostMemory: 8 << 30}

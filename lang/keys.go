@@ -244,7 +244,7 @@ var clusterKeys = []*Key{
 		Doc: "Whether a device copies to the host and back at the same time, or one way at a time: then both share its bandwidth, and that of its node.",
 		set: func(s *Spec, v value) { s.Cluster.CopyDuplex = v.name }},
 	{Block: blockCluster, Name: "parallelism", takes: notNegative(dimCount), Default: "0", Example: "8",
-		Doc: "Processors that the ranks of a node share, as threads of one computer do; 0 where each rank has a device of its own. The other rates are then those of one processor: a copy or a message takes one, a kernel all that no other kernel has as it begins.",
+		Doc: "Processors that the ranks of a node share, as threads of one computer do; 0 where each rank has a device of its own. The other rates are then those of one processor: everything takes one, and one kernel at a time also those that are idle.",
 		set: func(s *Spec, v value) { s.Cluster.Parallelism = v.num }},
 	{Block: blockCluster, Name: "spread_efficiency", takes: share(), Default: "1", Example: "0.9",
 		Doc: "Share of the rate of several processors that a kernel reaches on them, where ranks share processors.",

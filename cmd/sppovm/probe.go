@@ -112,7 +112,7 @@ type bench struct {
 }
 
 // cpuRounds is how often measurements take turns on the cpu: other programs make it faster and slower by the second.
-const cpuRounds = 5
+const cpuRounds = 15
 
 func (f *probeFlags) open() (*bench, error) {
 	b := &bench{Bench: probe.Bench{Span: f.span}, scale: probe.CPU, close: func() {}}

@@ -29,20 +29,19 @@ type Scale struct {
 	Tokens []int64  // of attention, rising
 	Prefix int64    // tokens before them
 	Heads  Heads
-	Bytes  int64 // of what memory-bound kernels work on, and of messages: more than caches hold
+	Bytes  int64 // of what memory-bound kernels and copies work on, and of messages: activations of a layer
 	Cols   int64 // of a row of those kernels
-	Copy   int64 // bytes of a copy to the host or back, as units of activations have
 }
 
 // The scales of GPUs and of processors.
 var (
 	GPU = Scale{
 		DType: ir.BF16, Inner: 4096, Rows: []int64{128, 512, 1024, 2048, 4096, 8192}, Tokens: []int64{128, 512, 1024, 2048, 4096, 8192},
-		Prefix: 16384, Heads: Heads{16, 16, 128}, Bytes: 256 << 20, Cols: 4096, Copy: 256 << 20,
+		Prefix: 16384, Heads: Heads{16, 16, 128}, Bytes: 256 << 20, Cols: 4096,
 	}
 	CPU = Scale{
 		DType: ir.F32, Inner: 256, Rows: []int64{16, 64, 256, 1024}, Tokens: []int64{16, 64, 256, 1024}, Prefix: 512,
-		Heads: Heads{4, 4, 64}, Bytes: 32 << 20, Cols: 1024, Copy: 1 << 20,
+		Heads: Heads{4, 4, 64}, Bytes: 1 << 20, Cols: 1024,
 	}
 )
 
@@ -262,16 +261,16 @@ func (p *prober) copies() {
 		rate  *float64
 	}{{ir.CopyD2H, "d2h_bandwidth", &m.D2HBandwidth}, {ir.CopyH2D, "h2d_bandwidth", &m.H2DBandwidth}} {
 		if p.facts.Processors > 0 { // what copies share with each other is the processors
-			*c.rate = p.own(Copy(c.op, p.scale.Copy)).Bytes(p.start())
-			p.note(c.field, "%s at a time", ir.Bytes(p.scale.Copy))
+			*c.rate = p.own(Copy(c.op, p.scale.Bytes)).Bytes(p.start())
+			p.note(c.field, "%s at a time", ir.Bytes(p.scale.Bytes))
 			continue
 		}
-		*c.rate = p.take(Copy(c.op, p.scale.Copy), 1).Bytes(p.start())
-		p.note(c.field, "one rank alone, %s at a time", ir.Bytes(p.scale.Copy))
+		*c.rate = p.take(Copy(c.op, p.scale.Bytes), 1).Bytes(p.start())
+		p.note(c.field, "one rank alone, %s at a time", ir.Bytes(p.scale.Bytes))
 		if p.facts.Ranks < 2 {
 			continue
 		}
-		if all := p.own(Copy(c.op, p.scale.Copy)).Bytes(p.start()); all < shared**c.rate && (limit == 0 || ranks*all < limit) {
+		if all := p.own(Copy(c.op, p.scale.Bytes)).Bytes(p.start()); all < shared**c.rate && (limit == 0 || ranks*all < limit) {
 			limit = ranks * all
 		}
 	}

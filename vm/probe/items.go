@@ -44,10 +44,12 @@ func AttentionGrad(n, prefix int64, h Heads, t ir.DType) Item {
 	}
 }
 
-// MemoryBound are kernels that are as fast as memory, on operands of about so many bytes with rows of so many columns.
+// MemoryBound are kernels that are as fast as memory, on operands of about so many bytes with rows of so many columns. What comes
+// from the kernel before is fresh; what forward has kept for backward, weights and their moments are not.
 func MemoryBound(bytes, cols int64, t ir.DType) []Item {
 	rows := max(bytes/int64(t.Bytes())/cols, 1)
 	x := Arg{Type: t, Shape: []int64{rows, cols}}
+	fresh := Arg{Type: t, Shape: x.Shape, Fresh: true}
 	wide := Arg{Type: ir.F32, Shape: []int64{rows, cols}}
 	row := Arg{Type: t, Shape: []int64{cols}}
 	stats := Arg{Type: ir.F32, Shape: []int64{rows, 1}, Value: 1}
@@ -59,13 +61,13 @@ func MemoryBound(bytes, cols int64, t ir.DType) []Item {
 	eps := map[string]float64{"eps": 1e-5}
 	adamw := map[string]float64{"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 	return []Item{
-		item(ir.Gelu, nil, x, x),
-		item(ir.GeluGrad, nil, x, x, x),
-		item(ir.SwiGLU, nil, x, x, x),
-		item(ir.SwiGLUGrad, nil, x, x, x, x, x),
-		item(ir.Add, nil, x, x, x, Arg{}),
-		item(ir.RMSNorm, eps, x, stats, x, row),
-		item(ir.RMSNormGrad, nil, x, sum, x, x, stats, row, x),
+		item(ir.Gelu, nil, x, fresh),
+		item(ir.GeluGrad, nil, x, fresh, x),
+		item(ir.SwiGLU, nil, x, fresh, fresh),
+		item(ir.SwiGLUGrad, nil, x, x, fresh, x, x),
+		item(ir.Add, nil, x, fresh, x, Arg{}),
+		item(ir.RMSNorm, eps, x, stats, fresh, row),
+		item(ir.RMSNormGrad, nil, x, sum, fresh, x, stats, row, x),
 		item(ir.AdamW, adamw, wide, wide, positive, Arg{Type: ir.BF16, Shape: wide.Shape}, wide,
 			Arg{Type: ir.F32, Shape: []int64{3}, Value: 1e-3}, Arg{Type: ir.F32, Shape: []int64{2}, Value: 1}),
 	}

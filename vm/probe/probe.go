@@ -57,15 +57,19 @@ func over(amount, seconds float64) float64 { return amount / max(seconds, 1e-9) 
 const (
 	// mostCopies bounds the size of programs.
 	mostCopies = 4096
-	// runs are timed in all, behind one that warms up.
+	// runs are timed at least, behind one that warms up.
 	runs = 5
 )
 
 // Measure repeats an item on so many ranks at once.
 func (b *Bench) Measure(ctx context.Context, item Item, ranks int) (Timing, error) {
 	t := Timing{Item: item, Ranks: ranks}
-	took, err := b.measure(ctx, &t, runs)
+	job, err := b.start(ctx, &t)
 	if err != nil {
+		return t, err
+	}
+	took, err := t.run(ctx, job, runs)
+	if err := errors.Join(err, job.Close()); err != nil {
 		return t, err
 	}
 	t.settle(took)
@@ -73,17 +77,25 @@ func (b *Bench) Measure(ctx context.Context, item Item, ranks int) (Timing, erro
 	return t, nil
 }
 
-// measure runs an item so often, after it has found out how many copies of it take long enough.
-func (b *Bench) measure(ctx context.Context, t *Timing, times int) ([]float64, error) {
-	if t.Copies == 0 {
-		t.Copies = 1
-		took, err := b.run(ctx, t, 1)
-		if err != nil {
-			return nil, err
-		}
-		t.Copies = int(min(max(b.Span.Seconds()/max(took[0], 1e-7), 1), mostCopies)) + 1
+// start opens an item's program with as many copies of it as take long enough, and runs it once.
+func (b *Bench) start(ctx context.Context, t *Timing) (*vm.Job, error) {
+	t.Copies = 1
+	job, err := b.open(ctx, t)
+	if err != nil {
+		return nil, err
 	}
-	return b.run(ctx, t, times)
+	took, err := t.run(ctx, job, 2) // the first of which warms up
+	if err := errors.Join(err, job.Close()); err != nil {
+		return nil, err
+	}
+	t.Copies = int(min(max(b.Span.Seconds()/max(took[1], 1e-7), 1), mostCopies)) + 1
+	if job, err = b.open(ctx, t); err != nil {
+		return nil, err
+	}
+	if _, err := t.run(ctx, job, 1); err != nil {
+		return nil, errors.Join(err, job.Close())
+	}
+	return job, nil
 }
 
 func (b *Bench) say(t Timing) {
@@ -92,38 +104,43 @@ func (b *Bench) say(t Timing) {
 	}
 }
 
-// run times steps of the item's program, in seconds.
-func (b *Bench) run(ctx context.Context, t *Timing, times int) (took []float64, err error) {
+// open makes the item's program and gives its operands values.
+func (b *Bench) open(ctx context.Context, t *Timing) (job *vm.Job, err error) {
+	defer func() { err = t.failed(err) }()
 	p, err := t.Item.program(t.Ranks, t.Copies)
 	if err != nil {
-		return nil, fmt.Errorf("measuring %s: %w", t.Item.Name, err)
+		return nil, err
 	}
 	t.Work = p.Codes[0].Sections[ir.SectionStep][0].Work()
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("measuring %s: %w", t.Item.Name, err)
-		}
-	}()
 	device, transport, err := b.Open(p)
 	if err != nil {
 		return nil, err
 	}
-	job, err := vm.Open(p, func(rank int) (vm.Device, error) { return device(rank), nil }, vm.Options{Transport: transport})
+	job, err = vm.Open(p, func(rank int) (vm.Device, error) { return device(rank), nil }, vm.Options{Transport: transport})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, job.Close()) }()
 	if err := job.Init(ctx); err != nil {
-		return nil, err
+		return nil, errors.Join(err, job.Close())
 	}
-	for i := range times + 1 {
+	return job, nil
+}
+
+// run times steps of the item's program, in seconds.
+func (t *Timing) run(ctx context.Context, job *vm.Job, times int) (took []float64, err error) {
+	for range times {
 		r, err := job.Step(ctx)
 		if err != nil {
-			return nil, err
+			return nil, t.failed(err)
 		}
-		if i > 0 {
-			took = append(took, r.Seconds)
-		}
+		took = append(took, r.Seconds)
 	}
 	return took, nil
+}
+
+func (t *Timing) failed(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("measuring %s: %w", t.Item.Name, err)
 }

@@ -1,6 +1,11 @@
 package probe
 
-import "context"
+import (
+	"context"
+	"errors"
+
+	"sppo/vm"
+)
 
 // turns are the measurements that figures ask for, first to be listed, then to be answered. They take turns in several
 // rounds: a computer whose speed changes by the second is then measured at the same speeds by all.
@@ -32,27 +37,44 @@ func (t *turns) answer(item Item, ranks int) Timing {
 	return t.timings[t.index[turn{item.Name, ranks}]]
 }
 
-// measure takes all that were listed, and says each as soon as it stands.
-func (t *turns) measure(ctx context.Context, b *Bench) error {
-	took := make([][]float64, len(t.timings))
+// measure takes all that were listed, and says each as soon as it stands. Programs that take turns stay open.
+func (t *turns) measure(ctx context.Context, b *Bench) (err error) {
+	took, jobs := make([][]float64, len(t.timings)), make([]*vm.Job, len(t.timings))
+	shut := func(i int) {
+		if jobs[i] != nil {
+			err, jobs[i] = errors.Join(err, jobs[i].Close()), nil
+		}
+	}
+	defer func() {
+		for i := range jobs {
+			shut(i)
+		}
+	}()
 	rounds := max(b.Rounds, 1)
 	for round := range rounds {
 		for i := range t.timings {
-			seconds, err := b.measure(ctx, &t.timings[i], (runs+rounds-1)/rounds)
+			x := &t.timings[i]
+			if round == 0 {
+				if jobs[i], err = b.start(ctx, x); err != nil {
+					return err
+				}
+			}
+			seconds, err := x.run(ctx, jobs[i], (runs+rounds-1)/rounds)
 			if err != nil {
 				return err
 			}
 			took[i] = append(took[i], seconds...)
 			if round == rounds-1 {
-				t.timings[i].settle(took[i])
-				b.say(t.timings[i])
+				x.settle(took[i])
+				b.say(*x)
+				shut(i)
 			}
 		}
 		if b.Between != nil {
 			b.Between()
 		}
 	}
-	return nil
+	return err
 }
 
 // accident is how many times the median a run may take and count.
