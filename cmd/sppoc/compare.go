@@ -6,15 +6,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/pflag"
 
 	"sppo/cmd/internal/cli"
 	"sppo/ir"
+	"sppo/lang"
+	"sppo/passes"
 	"sppo/vm/sim"
 )
 
@@ -31,29 +36,56 @@ func compareJobs(flags *pflag.FlagSet) cli.Action {
 		if err != nil {
 			return err
 		}
-		var rows []result
-		var last error
-		failed := 0
-		for _, v := range variants {
-			if err := env.Context.Err(); err != nil {
-				return err
-			}
-			row, err := v.simulate()
-			if err != nil {
-				if last = err; len(variants) > 1 {
-					last = fmt.Errorf("%s: %w", v.name(), err)
-				}
-				row.Error = plainly(err)
-				failed++
-			}
-			rows = append(rows, row)
-		}
-		if failed == len(rows) {
-			return last
+		rows, err := simulateAll(env, variants)
+		if err != nil {
+			return err
 		}
 		fmt.Fprintf(env.Stderr, "%s: simulated in virtual time\n", env.Name)
 		return write(env.Stdout, rows)
 	}
+}
+
+// sayEvery is how often somebody who waits is told how far it is.
+const sayEvery = 3 * time.Second
+
+// simulateAll makes all lines. One that cannot be compiled says why, unless none can, or no other value would mend it.
+func simulateAll(env *cli.Env, variants []variant) ([]result, error) {
+	var rows []result
+	var last error
+	failed, said := 0, time.Now()
+	for i, v := range variants {
+		if err := env.Context.Err(); err != nil {
+			return nil, err
+		}
+		if time.Since(said) > sayEvery {
+			said = time.Now()
+			fmt.Fprintf(env.Stderr, "%s: %d of %d\n", env.Name, i, len(variants))
+		}
+		row, err := v.simulate()
+		if hopeless(err) {
+			return nil, err
+		}
+		if err != nil {
+			last = err
+			row.Error = plainly(err)
+			failed++
+		}
+		rows = append(rows, row)
+	}
+	if failed == len(rows) {
+		return nil, last
+	}
+	return rows, nil
+}
+
+// hopeless says whether an error is one of the command line, or of a file that cannot be read: not what one compares.
+func hopeless(err error) bool {
+	var d *lang.Diagnostic
+	if !errors.As(err, &d) {
+		var missing *fs.PathError
+		return errors.As(err, &missing)
+	}
+	return strings.HasPrefix(d.Pos.File, "--") && (d.Code == lang.UnknownKey || d.Code == lang.Syntax)
 }
 
 // variant is one line to be.
@@ -62,8 +94,6 @@ type variant struct {
 	set   []string // of all lines
 	swept []string // of this one
 }
-
-func (v *variant) name() string { return strings.Join(append([]string{v.file}, v.swept...), " ") }
 
 // variantsOf is every file with every combination of swept values, the last sweep running fastest.
 func variantsOf(files, set, sweeps []string) ([]variant, error) {
@@ -76,6 +106,9 @@ func variantsOf(files, set, sweeps []string) ([]variant, error) {
 		var next [][]string
 		for _, c := range combinations {
 			for _, value := range splitValues(list) {
+				if strings.TrimSpace(value) == "" {
+					return nil, cli.Usagef("--sweep %s: a value between two commas is missing", text)
+				}
 				next = append(next, append(c[:len(c):len(c)], key+"="+strings.TrimSpace(value)))
 			}
 		}
@@ -83,8 +116,13 @@ func variantsOf(files, set, sweeps []string) ([]variant, error) {
 	}
 	var out []variant
 	for _, file := range files {
-		if len(sweeps) > 0 && cli.IsProgram(file) {
-			return nil, cli.Usagef("%s is a program: --sweep goes with a spec", file)
+		for _, kind := range []struct {
+			is   bool
+			name string
+		}{{cli.IsProgram(file), "program"}, {filepath.Ext(file) == ".json", "plan"}} {
+			if len(sweeps) > 0 && kind.is {
+				return nil, cli.Usagef("%s is a %s: --sweep goes with a spec", file, kind.name)
+			}
 		}
 		for _, c := range combinations {
 			out = append(out, variant{file, set, c})
@@ -130,21 +168,52 @@ type result struct {
 	HostPeak     ir.Bytes `json:"host_peak_bytes"`
 	Fits         bool     `json:"fits"`
 	Error        string   `json:"error,omitempty"`
+	Batch        int64    `json:"batch"`    // sequences of a step
+	Schedule     []string `json:"schedule"` // what was decided, as in "schedule.strategy=sppo"; nothing is known of a program
 }
 
-// label is a line's name for people.
-func (r *result) label() string {
-	return strings.Join(append([]string{strings.TrimSuffix(filepath.Base(r.Name), ".sppo")}, r.Set...), " ")
+// job is a file's name for people.
+func (r *result) job() string { return strings.TrimSuffix(filepath.Base(r.Name), ".sppo") }
+
+// label is a line's name where others are of the same job, or not.
+func (r *result) label(same bool) string {
+	var words []string
+	if !same || len(r.Set) == 0 {
+		words = append(words, r.job())
+	}
+	for _, s := range r.Set {
+		words = append(words, keyName(s))
+	}
+	return strings.Join(words, " ")
+}
+
+// keyName is the text behind a key's block: "pp" of "schedule.pp", "lr = 1" of "train.optimizer.lr = 1".
+func keyName(text string) string {
+	key, _, _ := strings.Cut(text, "=")
+	return text[strings.LastIndexByte(key, '.')+1:]
+}
+
+func oneJob(rows []result) bool {
+	return !slices.ContainsFunc(rows, func(r result) bool { return r.Name != rows[0].Name })
 }
 
 // simulate compiles a variant and runs a step of it. The program is gone before the next one is made.
 func (v *variant) simulate() (result, error) {
-	c := result{Name: v.file, Set: append([]string{}, v.swept...), Simulated: true}
+	c := result{Name: v.file, Set: append([]string{}, v.swept...), Simulated: true, Schedule: []string{}}
 	job, err := cli.OpenProgram(v.file, append(v.set[:len(v.set):len(v.set)], v.swept...))
 	if err != nil {
-		return c, err
+		return c, v.asSwept(err)
 	}
 	p := job.Program
+	c.Batch = int64(p.Run.Batch)
+	if job.Plan != nil {
+		keys, values := passes.Pins(job.Plan.Schedule)
+		for i, key := range keys {
+			if values[i] != "" {
+				c.Schedule = append(c.Schedule, key+"="+values[i])
+			}
+		}
+	}
 	t, err := sim.Run(p, ir.SectionStep, sim.Options{})
 	if err != nil {
 		return c, err
@@ -167,8 +236,28 @@ func (v *variant) simulate() (result, error) {
 	return c, nil
 }
 
-// plainly is the first line of an error.
+// asSwept says of a mistake in a swept value which flag it is in.
+func (v *variant) asSwept(err error) error {
+	var all lang.Diagnostics
+	if errors.As(err, &all) {
+		for _, d := range all {
+			if d.Pos.File == "--set" && slices.Contains(v.swept, d.Source) {
+				d.Pos.File = "--sweep"
+			}
+		}
+	}
+	return err
+}
+
+// plainly is what an error says in one line; that a mistake is in the command line goes without saying.
 func plainly(err error) string {
+	var d *lang.Diagnostic
+	if errors.As(err, &d) {
+		if d.Pos.Line == 0 || strings.HasPrefix(d.Pos.File, "--") {
+			return d.Message
+		}
+		return fmt.Sprintf("%s: %s", d.Pos, d.Message)
+	}
 	first, _, _ := strings.Cut(err.Error(), "\n")
 	return first
 }
@@ -188,44 +277,159 @@ var tables = map[string]func(io.Writer, []result) error{
 	},
 }
 
+// heading are the columns that every table has, behind the names of its lines.
+const heading = "dp x pp x sp\tN\tm\tstep\tspeed\ttokens/s a GPU\tMFU\tbubble\texposed\tdevice peak\thost peak\t"
+
 func compareText(w io.Writer, rows []result) error {
+	differ, same := decisions(rows)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "job (simulated)\tdp x pp x sp\tN\tstep\tspeed\ttokens/s a GPU\tMFU\tbubble\texposed\tdevice peak\thost peak\t")
-	first := 0.0
+	one, rate := oneJob(rows), 0.0
+	if !one || len(rows[0].Set) == 0 {
+		fmt.Fprint(t, "job\t")
+	}
+	for _, s := range rows[0].Set {
+		key, _, _ := strings.Cut(s, "=")
+		fmt.Fprint(t, keyName(key)+"\t")
+	}
+	for _, key := range differ {
+		fmt.Fprint(t, keyName(key)+"\t")
+	}
+	fmt.Fprintln(t, heading)
 	for i := range rows {
 		r := &rows[i]
-		name := r.label()
 		if r.Error != "" {
-			fmt.Fprintf(t, "%s\t\t\t\t\t\t\t\t\t\t\t%s\n", name, r.Error)
 			continue
 		}
-		rate := r.TGS * float64(r.Ranks)
-		if first == 0 {
-			first = rate
+		if rate == 0 {
+			rate = r.rate()
+		}
+		if !one || len(r.Set) == 0 {
+			fmt.Fprint(t, r.job()+"\t")
+		}
+		for _, s := range r.Set {
+			key, value, _ := strings.Cut(s, "=")
+			if chosen := r.decided(key); value == "auto" && chosen != "" {
+				value += ": " + chosen
+			}
+			fmt.Fprint(t, value+"\t")
+		}
+		for _, key := range differ {
+			fmt.Fprint(t, r.decided(key)+"\t")
 		}
 		note := ""
 		if !r.Fits {
 			note = "does not fit"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%.2f\t%s\t%.1f%%\t%.1f%%\t%s\t%s\t%s\t%s\n", name, r.Layout, r.Subsequences, ir.Seconds(r.StepS),
-			rate/first, cli.Short(r.TGS), 100*r.MFU, 100*r.BubbleRatio, ir.Seconds(r.ExposedS), r.DevicePeak, r.HostPeak, note)
+		fmt.Fprintf(t, "%s\t%d\t%d\t%s\t%.2f\t%s\t%.1f%%\t%.1f%%\t%s\t%s\t%s\t%s\n", r.Layout, r.Subsequences, r.Batch, ir.Seconds(r.StepS),
+			r.rate()/rate, cli.Short(r.TGS), 100*r.MFU, 100*r.BubbleRatio, ir.Seconds(r.ExposedS), r.DevicePeak, r.HostPeak, note)
 	}
-	if err := t.Flush(); err != nil || len(rows) < 2 {
+	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(w, "\nspeed is tokens a second of all GPUs over those of the first line")
+	_, err := io.WriteString(w, remarks(rows, same))
 	return err
+}
+
+// remarks stand below the table: what all lines share, the best of them, and what is no line.
+func remarks(rows []result, same []string) string {
+	var b strings.Builder
+	fmt.Fprint(&b, "\nSimulated. N: subsequences of a sequence; m: sequences of a step")
+	if len(rows) > 1 {
+		fmt.Fprint(&b, "; speed: tokens a second of all GPUs, over those of the first line")
+	}
+	fmt.Fprintln(&b, ".")
+	if len(same) > 0 {
+		fmt.Fprintf(&b, "In all lines: %s.\n", strings.Join(same, ", "))
+	}
+	best := -1
+	for i := range rows {
+		if r := &rows[i]; r.Error == "" && r.Fits && (best < 0 || r.rate() > rows[best].rate()) {
+			best = i
+		}
+	}
+	switch {
+	case len(rows) == 1:
+	case best < 0:
+		fmt.Fprintln(&b, "None of them fits.")
+	default:
+		fmt.Fprintf(&b, "The fastest that fits: %s.\n", rows[best].label(oneJob(rows)))
+	}
+	heard := map[string]bool{}
+	for i := range rows {
+		why := rows[i].Error
+		if why == "" || heard[why] {
+			continue
+		}
+		heard[why] = true
+		var names []string
+		for j := range rows[i:] {
+			if r := &rows[i+j]; r.Error == why {
+				names = append(names, r.label(oneJob(rows)))
+			}
+		}
+		fmt.Fprintf(&b, "Not compiled: %s: %s\n", strings.Join(names, "; "), why)
+	}
+	return b.String()
+}
+
+// rate is how many tokens a second all GPUs do.
+func (r *result) rate() float64 { return r.TGS * float64(r.Ranks) }
+
+// decided is the value of a key in the plan, or nothing.
+func (r *result) decided(key string) string {
+	for _, s := range r.Schedule {
+		if k, value, _ := strings.Cut(s, "="); k == key {
+			return value
+		}
+	}
+	return ""
+}
+
+// decisions are the keys by which the plans of the lines differ, and what they share. What is swept or has a column is in neither.
+func decisions(rows []result) (differ, same []string) {
+	skip := []string{"schedule.dp", "schedule.pp", "schedule.sp", "schedule.subsequences"}
+	for _, s := range rows[0].Set {
+		key, _, _ := strings.Cut(s, "=")
+		skip = append(skip, key)
+	}
+	var planned []*result
+	for i := range rows {
+		if len(rows[i].Schedule) > 0 {
+			planned = append(planned, &rows[i])
+		}
+	}
+	if len(planned) == 0 {
+		return nil, nil
+	}
+	var keys []string
+	for _, r := range planned {
+		for _, s := range r.Schedule {
+			if key, _, _ := strings.Cut(s, "="); !slices.Contains(skip, key) && !slices.Contains(keys, key) {
+				keys = append(keys, key)
+			}
+		}
+	}
+	for _, key := range keys {
+		value := planned[0].decided(key)
+		if slices.ContainsFunc(planned, func(r *result) bool { return r.decided(key) != value }) {
+			differ = append(differ, key)
+		} else if value != lang.FindKey(key).Default {
+			same = append(same, keyName(key)+" = "+value)
+		}
+	}
+	return differ, same
 }
 
 func compareCSV(w io.Writer, rows []result) error {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	c := csv.NewWriter(w)
-	err := c.Write(strings.Fields("name set simulated ranks layout subsequences step_s tgs mfu bubble_ratio exposed_transfer_s device_peak_bytes host_peak_bytes fits error"))
+	err := c.Write(strings.Fields("name set simulated ranks layout subsequences step_s tgs mfu bubble_ratio exposed_transfer_s device_peak_bytes host_peak_bytes fits error batch schedule"))
 	for _, r := range rows {
 		err = errors.Join(err, c.Write([]string{
 			r.Name, strings.Join(r.Set, " "), strconv.FormatBool(r.Simulated), strconv.Itoa(r.Ranks), r.Layout, strconv.Itoa(r.Subsequences),
 			number(r.StepS), number(r.TGS), number(r.MFU), number(r.BubbleRatio), number(r.ExposedS),
 			fmt.Sprint(int64(r.DevicePeak)), fmt.Sprint(int64(r.HostPeak)), strconv.FormatBool(r.Fits), r.Error,
+			fmt.Sprint(r.Batch), strings.Join(r.Schedule, " "),
 		}))
 	}
 	c.Flush()

@@ -188,24 +188,28 @@ func prevailing(shares *[len(showNames)]float64) (kind, level int) {
 func comparisonFigure(w io.Writer, rows []result) error {
 	f := &figure{y: figureTitle}
 	f.text(10, 14, "start", "font-size:12px;font-weight:600", "tokens a GPU and second, simulated")
-	most, names := 0.0, 0
+	most, names, same := 0.0, 0, oneJob(rows)
+	if same && len(rows[0].Set) > 0 {
+		f = &figure{y: figureTitle}
+		f.text(10, 14, "start", "font-size:12px;font-weight:600", rows[0].job()+": tokens a GPU and second, simulated")
+	}
 	for i := range rows {
-		most, names = max(most, rows[i].TGS), max(names, len(rows[i].label()))
+		most, names = max(most, rows[i].TGS), max(names, len(rows[i].label(same)))
 	}
 	left := 16 + 6*names
 	for i := range rows {
 		r := &rows[i]
 		f.y += 18
-		f.text(left-6, f.y, "end", "", r.label())
+		f.text(left-6, f.y, "end", "", r.label(same))
 		if r.Error != "" || most == 0 {
 			f.text(left, f.y, "start", "", r.Error)
 			continue
 		}
 		width := int(r.TGS / most * float64(figureLabels+figurePlot-left-180))
 		look := colour("forward")
-		note := fmt.Sprintf("%s  MFU %.1f%%", cli.Short(r.TGS), 100*r.MFU)
+		note := fmt.Sprintf("%s, MFU %.1f%%, m = %d", cli.Short(r.TGS), 100*r.MFU, r.Batch)
 		if !r.Fits {
-			look, note = colour("bubble"), note+"  does not fit"
+			look, note = colour("bubble"), note+", does not fit"
 		}
 		fmt.Fprintf(&f.body, `<rect x="%d" y="%d" width="%d" height="12" fill="%s"/>`+"\n", left, f.y-10, width, look)
 		f.text(left+width+6, f.y, "start", "", note)
