@@ -55,7 +55,7 @@ func size(c *Context, p *Plan, b *bounds) error {
 	cut.Subsequences.Lengths = b.lengthsOf(p)
 	b.staged(&cut)
 	p.LayersPerStage = cut.LayersPerStage
-	p.decide("solve", "layers_per_stage", list(p.LayersPerStage), "as even as can be in time, embedding and loss counted; of equals the first stages hold one more")
+	p.decide("solve", "layers_per_stage", layersInWords(p.LayersPerStage), "as even as can be in time, embedding and loss counted; of equals the first stages hold one more")
 	return nil
 }
 
@@ -199,6 +199,18 @@ func given(is bool, auto string) string {
 
 func list[T any](items []T) string {
 	return strings.Trim(fmt.Sprint(items), "[]")
+}
+
+// layersInWords is the list of layers, as long as it is short.
+func layersInWords(layers []int) string {
+	least, most := slices.Min(layers), slices.Max(layers)
+	switch {
+	case len(layers) <= 8:
+		return list(layers)
+	case least == most:
+		return fmt.Sprintf("%d on each of %d", least, len(layers))
+	}
+	return fmt.Sprintf("%d to %d on %d", least, most, len(layers))
 }
 
 // problem is a fault of a request or of an edited plan.
