@@ -21,10 +21,7 @@ import (
 // another. As long as the number of subsequences is open, layers take the least time that they take with any of them, and
 // nothing is waited for.
 //
-// Memory: three moments. At the end of the step there is the state of the parameters with all gradients. When the first
-// backward begins there are K and V of a microbatch and, without offload, all that its forwards keep. When the backward of the
-// first subsequence begins, which is the longest, there are in any but the shortest pipelines all of K, V, their gradients and
-// those of the weights, and what a layer holds while it runs.
+// Memory: room.go.
 type bounds struct {
 	space
 	request    *Plan
@@ -32,7 +29,8 @@ type bounds struct {
 	lengths    map[lengthsKey][]int64
 	profiles   map[profileKey]*profile
 	optimizers map[endKey]end
-	least      map[leastKey]*profile  // nil: refused
+	least      map[leastKey]*profile // nil: refused
+	rooms      map[roomKey]room
 	links      map[Parallel]cost.Link // between neighbours
 	known      *catalogue
 	held       map[workingKey]ir.Bytes // see Context
@@ -72,7 +70,7 @@ type visit struct{ forward, backward ir.Seconds }
 func newBounds(p *Plan) *bounds {
 	return &bounds{
 		space: space{model: p.Model, cluster: p.Cluster, train: p.Train, asked: p.Schedule}, request: p,
-		graphs: map[graph.Split]*graph.Model{}, lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{}, least: map[leastKey]*profile{}, links: map[Parallel]cost.Link{},
+		graphs: map[graph.Split]*graph.Model{}, lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{}, least: map[leastKey]*profile{}, rooms: map[roomKey]room{}, links: map[Parallel]cost.Link{},
 		known: newCatalogue(), held: map[workingKey]ir.Bytes{},
 	}
 }
@@ -153,9 +151,6 @@ type profile struct {
 	embed, embedGrad       ir.Seconds        // of the first subsequence
 	streaming              ir.Seconds        // in which the blocks of K and V of a layer come, one after another
 	hidden                 ir.Bytes          // of a message, of the first subsequence
-	caches, cacheGrads     ir.Bytes          // K and V of a layer, and their gradients
-	kept                   ir.Bytes          // by a layer, for the backward
-	working                ir.Bytes          // while a layer runs backward, of the first subsequence
 }
 
 // crossing is the time of a layer until its result is there, and until the gradient of its input is: with its weights' or without.
@@ -228,7 +223,6 @@ func (b *bounds) newProfile(p *Plan, v visit) *profile {
 		out.layer += rest.layer + attention
 		out.embedding += rest.embedding
 		out.head += rest.head
-		out.kept += keptBytes(g, p.Recompute, z)
 		prefix += n
 	}
 	lengths := p.Subsequences.Lengths
@@ -248,9 +242,7 @@ func (b *bounds) newProfile(p *Plan, v visit) *profile {
 	z = t.size(0, p.Subsequences.Lengths[0])
 	out.first = crossing(z)
 	out.embed, out.embedGrad = t.time(g, g.Embedding, g.Embedding.Forward, z), t.time(g, g.Embedding, g.Embedding.Backward, z)
-	out.hidden, out.working = g.Layer.Values[g.Layer.Input].Bytes(z), c.working(g, t.layer, backwardPass, z, false)
-	out.streaming = streamingTime(p, g)
-	out.caches, out.cacheGrads = cacheBytes(g, graph.Cache, z), cacheBytes(g, graph.CacheGrad, z)
+	out.hidden, out.streaming = g.Layer.Values[g.Layer.Input].Bytes(z), streamingTime(p, g)
 	return out
 }
 
@@ -301,27 +293,6 @@ func streamingTime(p *Plan, g *graph.Model) (t ir.Seconds) {
 	return t
 }
 
-// keptBytes is what one layer keeps of a subsequence for its backward.
-func keptBytes(g *graph.Model, recompute string, z graph.Size) (n ir.Bytes) {
-	remade := g.RemadeBy(recompute)
-	for u, size := range unitSizes(g.Layer, z) {
-		if !remade.Has(u) {
-			n += size
-		}
-	}
-	return n
-}
-
-// cacheBytes is what one layer has of K and V, or of their gradients, for a whole sequence.
-func cacheBytes(g *graph.Model, kind graph.Kind, z graph.Size) (n ir.Bytes) {
-	for v := range g.Layer.Values {
-		if g.Layer.Values[v].Kind == kind {
-			n += g.Layer.Values[v].Bytes(z)
-		}
-	}
-	return n
-}
-
 // leastKey is what tells the profiles of a number of subsequences apart, as long as only what comes before that number is pinned.
 type leastKey struct {
 	parallel                   Parallel // but for stages: they refuse candidates whatever the number is
@@ -354,10 +325,7 @@ func (b *bounds) leastProfile(s lang.Schedule, whole *Plan) *profile {
 			continue
 		}
 		if least == nil {
-			least = &profile{layer: of.layer, embedding: of.embedding, head: of.head, caches: of.caches} // which are the same with all
-			if b.timeless {
-				break
-			}
+			least = &profile{layer: of.layer, embedding: of.embedding, head: of.head}
 			continue
 		}
 		least.layer, least.embedding, least.head = min(least.layer, of.layer), min(least.embedding, of.embedding), min(least.head, of.head)
@@ -377,64 +345,82 @@ func levelOf(key string) int {
 	return 1 + slices.IndexFunc(dimensions, func(d dimension) bool { return d.key == key })
 }
 
-// of is the bound of a candidate of which that many dimensions are pinned.
-func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, *Lack) {
+// of bounds a candidate of which that many dimensions are pinned: its time, and what its fullest rank holds. Where nobody asks for
+// time it is 0, and nothing is priced but to deal out the layers.
+func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, holding) {
 	switch {
 	case level < levelOfSizes:
-		return 0, nil
+		return 0, holding{}
 	case level < levelOfCounts && s.Subsequences.Auto:
 		return b.coarse(s)
 	}
 	p := b.sized(s)
 	if p == nil {
-		return unreachable, nil
+		return unreachable, holding{}
 	}
 	if level < levelOfCounts {
-		return b.share(p, b.profileOf(p))
+		if b.timeless {
+			return 0, b.heldByShare(p)
+		}
+		return b.share(p, b.profileOf(p)), b.heldByShare(p)
+	}
+	if b.timeless && p.Schedule.Partition != "time" {
+		if least := b.heldByMost(p); b.lackOf(least) != nil {
+			return 0, least
+		}
 	}
 	b.staged(p)
-	if len(p.shareProblems()) > 0 {
-		return unreachable, nil
+	switch {
+	case len(p.shareProblems()) > 0:
+		return unreachable, holding{}
+	case b.timeless:
+		return 0, b.heldAtLeast(p)
 	}
-	return b.time(p), b.lack(p)
+	return b.time(p), b.heldAtLeast(p)
 }
 
-func (b *bounds) coarse(s lang.Schedule) (ir.Seconds, *Lack) {
+// coarse is where the number of subsequences is open.
+func (b *bounds) coarse(s lang.Schedule) (ir.Seconds, holding) {
 	pinned := s
 	pinned.Subsequences = lang.Subsequences{Count: 1}
 	p := b.sized(pinned)
-	if p == nil {
-		return unreachable, nil
+	switch {
+	case p == nil:
+		return unreachable, holding{}
+	case b.timeless:
+		return 0, b.heldByShare(p)
 	}
 	least := b.leastProfile(s, p)
 	if least == nil { // no number of subsequences suits: the candidates are none
-		return unreachable, nil
+		return unreachable, holding{}
 	}
-	return b.share(p, least)
+	return b.share(p, least), b.heldByShare(p)
 }
 
 // unreachable is the bound of a candidate that is none.
 const unreachable ir.Seconds = 1e300
 
-// share is what the busiest stage does and holds at least, whatever its layers are.
-func (b *bounds) share(p *Plan, of *profile) (ir.Seconds, *Lack) {
-	layers, stages := p.Model.Layers, p.Schedule.PP
-	if stages == 0 {
-		stages = min(layers, p.Cluster.GPUs()/(p.Parallel.SP*p.Parallel.DP))
-	}
-	most := (layers + stages - 1) / stages
-	busy := (of.layer*ir.Seconds(layers) + of.embedding + of.head) / ir.Seconds(stages)
+// share is what the busiest stage does at least, whatever its layers are.
+func (b *bounds) share(p *Plan, of *profile) ir.Seconds {
+	busy := (of.layer*ir.Seconds(p.Model.Layers) + of.embedding + of.head) / ir.Seconds(b.mostStages(p))
 	if !b.mayShare(&p.Schedule) {
-		busy = max(busy, of.layer*ir.Seconds(most))
+		busy = max(busy, of.layer*ir.Seconds(b.layersOfMost(p)))
 	}
-	g := b.context(p).model
-	weights, gradients, optimizer := p.stateBytes(g, g.Layer)
-	over := ir.Bytes(most)*(weights+optimizer+max(gradients, b.caches(p, of.caches))) - ir.Bytes(p.Cluster.DeviceMemory)
-	var lack *Lack
-	if over > 0 {
-		lack = &Lack{0, "device", over}
+	return busy * ir.Seconds(p.Parallel.Microbatches)
+}
+
+// mostStages are those of a plan whose stages may be open.
+func (b *bounds) mostStages(p *Plan) int {
+	if p.Schedule.PP > 0 {
+		return p.Schedule.PP
 	}
-	return busy * ir.Seconds(p.Parallel.Microbatches), lack
+	return min(p.Model.Layers, p.Cluster.GPUs()/(p.Parallel.SP*p.Parallel.DP))
+}
+
+// layersOfMost are those of the rank that has most, at least.
+func (b *bounds) layersOfMost(p *Plan) int {
+	stages := b.mostStages(p)
+	return (p.Model.Layers + stages - 1) / stages
 }
 
 // mayShare says whether ranks may take parts of each other's tasks.
@@ -444,14 +430,6 @@ func (b *bounds) mayShare(s *lang.Schedule) bool {
 	}
 	st := findStrategy(s.Strategy)
 	return s.PP != 1 && s.VirtualStages <= 1 && (st == nil || st == &strategies[0])
-}
-
-// caches are those of a layer, if it has them on the device for a whole sequence.
-func (b *bounds) caches(p *Plan, n ir.Bytes) ir.Bytes {
-	if len(p.Schedule.Keep) < len(streamable) || p.Schedule.Order != OrderSequence {
-		return 0
-	}
-	return n
 }
 
 // time is the bound of a plan with its stages.
@@ -670,55 +648,6 @@ func (b *bounds) endOf(p *Plan) end {
 	e.visit.forward, e.visit.backward = u.visit()
 	b.optimizers[key] = e
 	return e
-}
-
-// lack is what the fullest rank lacks at least.
-func (b *bounds) lack(p *Plan) *Lack {
-	of, g := b.profileOf(p), b.context(p).model
-	caches, cacheGrads, kept, working := b.caches(p, of.caches), b.caches(p, of.cacheGrads), ir.Bytes(0), of.working
-	switch {
-	case p.Schedule.Recompute == "auto" || p.Schedule.Recompute == "": // and with it what is kept
-		working = 0
-	case p.Schedule.Offload.Policy == "none":
-		kept = of.kept
-	}
-	group, strategy := 1, p.chosenStrategy() // of subsequences that go backward through one virtual stage before the next
-	switch {
-	case p.Parallel.VirtualStages > 1 && strategy.rounds:
-		group = 2 * p.Parallel.PP
-	case p.Parallel.VirtualStages > 1:
-		group = p.Subsequences.N
-	}
-	if strategy.late { // the first half of a backward has less at work
-		working = 0
-	}
-	var worst *Lack
-	for rank := range p.Parallel.PP {
-		state, gradients := b.state(p, g, rank)
-		layers := ir.Bytes(p.layersOf(rank))
-		most := max(state+gradients, state+layers*(caches+kept), state+working)
-		if p.Subsequences.N > group && !p.layerOrder() {
-			most = max(most, state+gradients+layers*(caches+cacheGrads)+working)
-		}
-		if over := most - ir.Bytes(p.Cluster.DeviceMemory); over > 0 && (worst == nil || over > worst.Bytes) {
-			worst = &Lack{rank, "device", over}
-		}
-	}
-	return worst
-}
-
-// state is what a rank holds from step to step, and the gradients that it ends a step with.
-func (b *bounds) state(p *Plan, g *graph.Model, rank int) (state, gradients ir.Bytes) {
-	first, last := rank == p.Home(0), rank == p.Home(p.Parallel.Stages()-1)
-	for _, part := range []struct {
-		block *graph.Block
-		times int
-	}{{g.Layer, p.layersOf(rank)}, {g.Embedding, count(first)}, {g.Head, count(last && !(first && g.Tied))}} {
-		weights, grads, optimizer := p.stateBytes(g, part.block)
-		state += ir.Bytes(part.times) * (weights + optimizer)
-		gradients += ir.Bytes(part.times) * grads
-	}
-	return state, gradients
 }
 
 func count(is bool) int {

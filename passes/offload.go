@@ -24,6 +24,10 @@ func offload(c *Context, p *Plan) error {
 		return nil
 	}
 	p.decide("offload", "policy", policy, p.takeShares(c))
+	if c.untimed {
+		p.Stream.Early = min(p.Stream.Early, 1)
+		return nil
+	}
 	if !p.copies() && !p.Streams() { // nothing takes time beside tasks
 		return nil
 	}

@@ -125,6 +125,7 @@ type Context struct {
 	shaped *shapes    // of the lengths that were asked for last
 
 	candidate bool // the plan is one of a search, so that nobody reads its reasons
+	untimed   bool // copies begin as late as they may and last no longer than they must, whatever time that costs
 
 	options Options
 	later   []*Pass // behind solve, by default: what its search runs candidates through

@@ -11,12 +11,17 @@ import (
 // predict fills in what the plan leads to: time, throughput, capacities. The exact memory is codegen's to say.
 func predict(c *Context, p *Plan) {
 	model := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
-	m := ir.Machine(p.Cluster)
-	p.Memory = Memory{DeviceCapacityBytes: ir.Bytes(m.DeviceMemory), HostCapacityBytes: m.HostMemoryPerRank()}
+	p.Memory = p.capacities()
 	p.simulation(c, p.allCosts(c, model)).run().report(p)
 	p.Time.OptimizerS = optimizerTime(c, p, model)
 	p.Time.StepS += p.Time.OptimizerS
 	p.throughput(model.Peak(c.Model(p).DType()))
+}
+
+// capacities are what a rank has.
+func (p *Plan) capacities() Memory {
+	m := ir.Machine(p.Cluster)
+	return Memory{DeviceCapacityBytes: ir.Bytes(m.DeviceMemory), HostCapacityBytes: m.HostMemoryPerRank()}
 }
 
 // Predict is predict for a plan that was edited.

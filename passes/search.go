@@ -48,8 +48,9 @@ type node struct {
 	number   int        // of equal bounds the first made goes first
 	plan     *Plan      // once all are pinned and its time is known
 	need     *Footprint
-	bare     *Plan // of its sizes, where nothing is copied or made again: whatever is kept otherwise, it takes as long at least
-	weighed  bool  // what dimensions that weigh are left open is the pass offload's to decide
+	bare     *Plan  // of its sizes, where nothing is copied or made again: whatever is kept otherwise, it takes as long at least
+	weighed  bool   // what dimensions that weigh are left open is the pass offload's to decide
+	wanted   wanted // where nobody asks for time
 }
 
 // time is what a node takes, or its bound.
@@ -65,7 +66,7 @@ type frontier []*node
 
 func (f frontier) Len() int { return len(f) }
 func (f frontier) Less(i, j int) bool {
-	return cmp.Or(cmp.Compare(f[i].bound, f[j].bound), cmp.Compare(count(f[i].weighed), count(f[j].weighed)), cmp.Compare(f[i].number, f[j].number)) < 0
+	return cmp.Or(cmp.Compare(f[i].bound, f[j].bound), f[i].wanted.compare(f[j].wanted), cmp.Compare(count(f[i].weighed), count(f[j].weighed)), cmp.Compare(f[i].number, f[j].number)) < 0
 }
 func (f frontier) Swap(i, j int) { f[i], f[j] = f[j], f[i] }
 func (f *frontier) Push(n any)   { *f = append(*f, n.(*node)) }
@@ -84,6 +85,7 @@ type search struct {
 	verdicts map[string]map[string]*Rejection
 	least    *node // of those that were evaluated and do not fit, that which lacks least
 	lacking  Lack  // of it
+	nearest  bool  // whatever does not fit has its turn, too
 }
 
 func newSearch(c *Context, p *Plan) *search {
@@ -100,10 +102,14 @@ func (s *search) run() (winner *node, alternatives []*node) {
 		switch {
 		case n.level < len(dimensions):
 			s.advance(n)
-		case n.plan == nil:
+		case n.plan != nil:
+			if s.fits(n) {
+				winner = n
+			}
+		case s.timeless && !n.wanted.lean:
+			s.lean(n)
+		default:
 			s.evaluate(n)
-		case s.fits(n):
-			winner = n
 		}
 	}
 	switch {
@@ -177,7 +183,7 @@ func (s *search) push(n *node) {
 	}
 	s.made++
 	n.number = s.made
-	bound, lack := s.of(n.schedule, n.level)
+	bound, least := s.of(n.schedule, n.level)
 	if bound >= unreachable {
 		return
 	}
@@ -185,9 +191,12 @@ func (s *search) push(n *node) {
 		bound = max(bound, n.bare.Time.StepS)
 	}
 	n.bound = bound * n.handicap()
-	if lack != nil {
+	if lack := s.lackOf(least); lack != nil && !s.nearest {
 		s.reject(n, *lack)
 		return
+	}
+	if s.timeless {
+		s.want(n, least.bytes)
 	}
 	heap.Push(&s.frontier, n)
 }
@@ -263,7 +272,12 @@ func (s *search) evaluate(n *node) bool {
 	}
 	need := footprint(c, p)
 	n.plan, n.need = p, &need
-	n.bound = slackened(p.Time.StepS * n.handicap())
+	if s.timeless {
+		device, _ := need.peaks()
+		s.want(n, device)
+	} else {
+		n.bound = slackened(p.Time.StepS * n.handicap())
+	}
 	heap.Push(&s.frontier, n)
 	return true
 }
@@ -271,13 +285,22 @@ func (s *search) evaluate(n *node) bool {
 // planOf runs the passes behind solve, and has what they have worked out at hand. What they refuse is no plan.
 func (s *search) planOf(schedule lang.Schedule) (*Plan, *Context) {
 	s.exact++
+	p, c := s.passed(schedule, false)
+	if p != nil {
+		predict(c, p)
+	}
+	return p, c
+}
+
+// passed is a plan as the passes leave it, with copies timed or not.
+func (s *search) passed(schedule lang.Schedule, untimed bool) (*Plan, *Context) {
 	r := s.request
 	p := &Plan{Name: r.Name, Spec: r.Spec, Model: r.Model, Cluster: r.Cluster, Train: r.Train, Schedule: schedule, Lines: r.Lines}
 	if size(&Context{}, p, s.bounds) != nil {
 		return nil, nil
 	}
 	c := s.bounds.context(p)
-	c.candidate = true
+	c.candidate, c.untimed = true, untimed
 	for _, pass := range s.context.later {
 		switch {
 		case slices.Contains(s.context.options.Disable, pass.Name):
@@ -286,7 +309,6 @@ func (s *search) planOf(schedule lang.Schedule) (*Plan, *Context) {
 			return nil, nil
 		}
 	}
-	predict(c, p)
 	return p, c
 }
 
@@ -393,54 +415,6 @@ func (s *search) note(n *node, lack *Lack) {
 			v.StepS, v.Bound = t, n.plan == nil
 		}
 	}
-}
-
-// closest is what to show where nothing fits: of what was evaluated that which lacks least, or else what comes out when each
-// dimension in turn takes the value with the least lack.
-func (s *search) closest() *node {
-	if s.least != nil {
-		return s.least
-	}
-	return s.descend(&node{schedule: s.request.Schedule})
-}
-
-// descend pins what is open to the value with the least lack that leads to a plan.
-func (s *search) descend(n *node) *node {
-	for n.level < len(dimensions) && dimensions[n.level].text(&n.schedule) != "" {
-		n.level++
-	}
-	if n.level == len(dimensions) {
-		if s.evaluate(n) {
-			return n
-		}
-		return nil
-	}
-	for _, child := range s.leastLackingFirst(n) {
-		if found := s.descend(child); found != nil {
-			return found
-		}
-	}
-	return nil
-}
-
-// leastLackingFirst pins one more dimension; of equals the last value comes first, for those that keep least stand there.
-func (s *search) leastLackingFirst(n *node) []*node {
-	var children []*node
-	lacks := map[*node]ir.Bytes{}
-	for _, v := range slices.Backward(dimensions[n.level].values(&s.space, &n.schedule)) {
-		child := &node{schedule: n.schedule, level: n.level + 1}
-		v.set(&child.schedule)
-		bound, lack := s.of(child.schedule, child.level)
-		if bound >= unreachable {
-			continue
-		}
-		children = append(children, child)
-		if lack != nil {
-			lacks[child] = lack.Bytes
-		}
-	}
-	slices.SortStableFunc(children, func(a, b *node) int { return cmp.Compare(lacks[a], lacks[b]) })
-	return children
 }
 
 // class names what of a candidate makes it another alternative.

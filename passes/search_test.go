@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"sppo/examples"
+	"sppo/ir"
 	"sppo/lang"
 )
 
@@ -98,6 +99,7 @@ func TestSearchAgreesWithBruteForce(t *testing.T) {
 		s := newSearch(newContext(nil, Options{}), request)
 		best, candidates := (*node)(nil), 0
 		brute := newSearch(newContext(nil, Options{}), request)
+		any := newSearch(newContext(nil, Options{Fitting: true}), request)
 		brute.complete([]node{{schedule: request.Schedule}}, func([]node) { candidates++ })
 		if candidates > most {
 			continue
@@ -110,8 +112,15 @@ func TestSearchAgreesWithBruteForce(t *testing.T) {
 			}
 			candidates++
 			lack := leaf.need.lack(leaf.plan.Memory)
+			if err := any.leaner(&leaf); err != nil {
+				t.Errorf("%s%v\n%v: %v", text, set, class(&leaf), err)
+			}
 			for _, n := range chain {
-				bound, least := brute.of(n.schedule, n.level)
+				bound, held := brute.of(n.schedule, n.level)
+				least := brute.lackOf(held)
+				if _, held := any.of(n.schedule, n.level); held.bytes > fullest(leaf.need) {
+					t.Errorf("%s%v\n%v: at level %d rank %d holds %v at least, and really %v", text, set, class(&leaf), n.level, held.rank, held.bytes, fullest(leaf.need))
+				}
 				if bound > leaf.time()*(1+1e-9) {
 					t.Errorf("%s%v\n%v: at level %d the bound is %v, and the step takes %v", text, set, class(&leaf), n.level, bound, leaf.time())
 				}
@@ -138,12 +147,36 @@ func TestSearchAgreesWithBruteForce(t *testing.T) {
 		case winner.time() > best.time()*(1+1.0/searchSlack)*(1+searchHandicap):
 			t.Errorf("%s%v\nit found %v with %v, and the best is %v with %v", text, set, class(winner), winner.time(), class(best), best.time())
 		}
-		any, _ := newSearch(newContext(nil, Options{Fitting: true}), request).run()
-		if does := any != nil && any.need.lack(any.plan.Memory) == nil; does != (best != nil || winner != nil && winner.need.lack(winner.plan.Memory) == nil) {
+		fitting, _ := any.run()
+		if does := fitting != nil && fitting.need.lack(fitting.plan.Memory) == nil; does != (best != nil || winner != nil && winner.need.lack(winner.plan.Memory) == nil) {
 			t.Errorf("%s%v\nasked whether anything fits it says %t, and the best is %v", text, set, does, best)
 		}
 		t.Logf("%d candidates, %d evaluated", candidates, s.exact)
 	}
+}
+
+// fullest is what the fullest stage holds.
+func fullest(f *Footprint) ir.Bytes {
+	device, _ := f.peaks()
+	return device
+}
+
+// leaner says where a candidate holds more when it is lean than it does.
+func (s *search) leaner(n *node) error {
+	if n.weighs() {
+		return nil
+	}
+	p, c := s.passed(n.schedule, true)
+	if p == nil {
+		return fmt.Errorf("it is no plan when it is lean")
+	}
+	for i, need := 0, footprint(c, p); i < len(need.Device); i++ {
+		if need.Device[i].Bytes > n.need.Device[i].Bytes || need.Host[i] > n.need.Host[i]+p.earlier(c) {
+			return fmt.Errorf("stage %d holds %v and %v on the host when it is lean, and really %v and %v",
+				i, need.Device[i].Bytes, need.Host[i], n.need.Device[i].Bytes, n.need.Host[i])
+		}
+	}
+	return nil
 }
 
 // allOpen leaves every dimension of a spec to the search.

@@ -1,0 +1,117 @@
+package passes
+
+import (
+	"cmp"
+	"container/heap"
+	"math"
+
+	"sppo/graph"
+	"sppo/ir"
+)
+
+// The search where nobody asks for time. Nothing is priced but what it takes to deal out layers, and what is taken next is what
+// holds least, so that something that fits is found soon if there is any. Before a complete candidate is planned with its copies
+// timed, for which they are simulated again and again, it is lean: its copies begin as late and end as soon as they may, which
+// takes no simulation, and holds no more on the device than with any other timing.
+
+// wanted says how soon a candidate has its turn: that of least memory first; where that is plenty, first the one that least is open
+// of, and then that of fewest tasks, which is soonest planned.
+type wanted struct {
+	bytes ir.Bytes
+	open  int
+	tasks int
+	lean  bool // the bytes are those of the plan without timing
+}
+
+func (w wanted) compare(o wanted) int {
+	return cmp.Or(cmp.Compare(w.bytes, o.bytes), cmp.Compare(w.open, o.open), cmp.Compare(w.tasks, o.tasks))
+}
+
+// plenty is the part of the device below which less is no better.
+const plenty = 0.5
+
+// want says how soon a candidate has its turn that holds so much at least.
+func (s *search) want(n *node, least ir.Bytes) {
+	w := &n.wanted
+	w.bytes, w.open = max(least, ir.Bytes(plenty*float64(s.cluster.DeviceMemory))), len(dimensions)-n.level
+	w.tasks = n.schedule.Subsequences.Count * max(1, n.schedule.PP) * max(1, n.schedule.VirtualStages)
+}
+
+// lean bounds what a complete candidate holds, and puts it among those to come unless it surely does not fit.
+func (s *search) lean(n *node) {
+	n.wanted.lean = true
+	if n.weighs() { // what copies take decides what is kept
+		heap.Push(&s.frontier, n)
+		return
+	}
+	p, c := s.passed(n.schedule, true)
+	if p == nil {
+		return
+	}
+	p.Memory = p.capacities()
+	limit := Memory{DeviceCapacityBytes: math.MaxInt64, HostCapacityBytes: math.MaxInt64}
+	if !s.nearest {
+		limit = p.mayFit(c)
+	}
+	need, fits := footprintWithin(c, p, limit)
+	for i := range need.Host {
+		need.Host[i] -= min(need.Host[i], p.earlier(c))
+	}
+	lack := need.lack(p.Memory)
+	if !fits {
+		s.reject(n, *lack)
+		return
+	}
+	device, _ := need.peaks()
+	if lack != nil {
+		device = p.Memory.DeviceCapacityBytes + lack.Bytes
+	}
+	s.want(n, device)
+	heap.Push(&s.frontier, n)
+}
+
+// mayFit is what a footprint may take so that placed it may fit.
+func (p *Plan) mayFit(c *Context) Memory {
+	m := p.Memory
+	more := ir.Bytes(float64(max(m.DeviceCapacityBytes, m.HostCapacityBytes)) * p.slack() / (1 - p.slack()))
+	m.DeviceCapacityBytes += more
+	m.HostCapacityBytes += more + p.earlier(c)
+	return m
+}
+
+// earlier are the bytes that reloads may have taken from the host where they begin earlier than they must.
+func (p *Plan) earlier(c *Context) (n ir.Bytes) {
+	for _, size := range c.shapes(p).saved[0] {
+		n += ir.Bytes(p.longestAhead()-1) * graph.Align(size)
+	}
+	return n + p.packed(n)
+}
+
+// weighs says whether the pass offload weighs fates against each other.
+func (n *node) weighs() bool {
+	return n.weighed || n.schedule.Offload.Policy == policyMemory || n.schedule.Recompute == policyAuto
+}
+
+// closest is what to show where nothing fits: of what was evaluated that which lacks least, or the candidate that lacks least where
+// it is lean, if that lacks less.
+func (s *search) closest() *node {
+	b := *s.bounds
+	b.timeless = true
+	all := &search{bounds: &b, context: s.context, verdicts: map[string]map[string]*Rejection{}, nearest: true}
+	all.push(&node{schedule: s.request.Schedule})
+	for all.frontier.Len() > 0 {
+		n := heap.Pop(&all.frontier).(*node)
+		switch {
+		case n.level < len(dimensions):
+			all.advance(n)
+		case !n.wanted.lean:
+			all.lean(n)
+		case all.evaluate(n):
+			if lack := n.need.lack(n.plan.Memory); s.least == nil || lack == nil || lack.Bytes < s.lacking.Bytes {
+				return n
+			}
+			return s.least
+		}
+	}
+	return s.least
+}

@@ -1,0 +1,188 @@
+package passes
+
+import (
+	"sppo/graph"
+	"sppo/ir"
+)
+
+// What a rank holds at least, whatever copies take: what bounds of candidates say of memory, and no node of the dataflow is priced
+// for it.
+//
+// There are four moments. At the end of the step there is the state of the parameters with all gradients. When the first backward
+// begins there are K and V of a microbatch and, without offload, all that its forwards keep. When the backward of the first
+// subsequence begins, which is the longest, there are in any but the shortest pipelines all of K, V, their gradients and
+// those of the weights, in the others of K, V and their gradients for one virtual stage, and what a layer holds while it runs. On the
+// last rank the head runs before it.
+
+// roomKey is what a room depends on.
+type roomKey struct {
+	split     graph.Split
+	recompute string
+	lengthsKey
+	microbatch int
+}
+
+// room is what the fates of units do not change.
+type room struct {
+	caches, cacheGrads ir.Bytes // of a layer: K and V of the whole sequence, and their gradients
+	kept               ir.Bytes // by a layer, for the backward
+	working            ir.Bytes // while a layer runs backward, of the first subsequence
+	head, lastHead     ir.Bytes // while the head does, of the first and of the last
+}
+
+// roomOf is that of a plan with its lengths.
+func (b *bounds) roomOf(p *Plan) room {
+	key := roomKey{p.Split(), p.Recompute, b.lengthsKey(p), p.Parallel.Microbatch}
+	of, known := b.rooms[key]
+	if known {
+		return of
+	}
+	c := b.context(p)
+	g, sizes := c.model, p.Sizes()
+	first, last := sizes[0], sizes[len(sizes)-1]
+	for _, z := range sizes {
+		of.kept += keptBytes(g, p.Recompute, z)
+	}
+	of.caches, of.cacheGrads = cacheBytes(g, graph.Cache, first), cacheBytes(g, graph.CacheGrad, first)
+	of.working = c.working(g, g.LayerWithout(g.RemadeBy(p.Recompute)), backwardPass, first, false)
+	of.head, of.lastHead = c.working(g, g.Head, backwardPass, first, false), c.working(g, g.Head, backwardPass, last, false)
+	b.rooms[key] = of
+	return of
+}
+
+// keptBytes is what one layer keeps of a subsequence for its backward.
+func keptBytes(g *graph.Model, recompute string, z graph.Size) (n ir.Bytes) {
+	remade := g.RemadeBy(recompute)
+	for u, size := range unitSizes(g.Layer, z) {
+		if !remade.Has(u) {
+			n += size
+		}
+	}
+	return n
+}
+
+// cacheBytes is what one layer has of K and V, or of their gradients, for a whole sequence.
+func cacheBytes(g *graph.Model, kind graph.Kind, z graph.Size) (n ir.Bytes) {
+	for v := range g.Layer.Values {
+		if g.Layer.Values[v].Kind == kind {
+			n += g.Layer.Values[v].Bytes(z)
+		}
+	}
+	return n
+}
+
+// holding is what a rank holds.
+type holding struct {
+	rank  int
+	bytes ir.Bytes // on the device
+}
+
+func (h holding) fuller(o holding) holding {
+	if o.bytes > h.bytes {
+		return o
+	}
+	return h
+}
+
+// lackOf is what a rank with so much lacks, or nil.
+func (b *bounds) lackOf(h holding) *Lack {
+	if over := h.bytes - ir.Bytes(b.cluster.DeviceMemory); over > 0 {
+		return &Lack{h.rank, "device", over}
+	}
+	return nil
+}
+
+// heldByShare is where the number of subsequences may be open.
+func (b *bounds) heldByShare(p *Plan) holding {
+	g := b.context(p).model
+	weights, gradients, optimizer := p.stateBytes(g, g.Layer)
+	return holding{0, ir.Bytes(b.layersOfMost(p)) * (weights + optimizer + max(gradients, b.caches(p, b.roomOf(p).caches)))}
+}
+
+// heldByMost is where layers are yet to be dealt out: a rank has most of them, and the last has one in each virtual stage.
+func (b *bounds) heldByMost(p *Plan) holding {
+	most := b.holds(p, rankOf{0, b.layersOfMost(p), 1, false, false})
+	return most.fuller(b.holds(p, rankOf{p.Home(p.Parallel.Stages() - 1), p.Parallel.VirtualStages, 1, false, true}))
+}
+
+// heldAtLeast is of a plan with its stages.
+func (b *bounds) heldAtLeast(p *Plan) (most holding) {
+	fewest := make([]int, p.Parallel.PP)
+	for j, n := range p.LayersPerStage {
+		if home := p.Home(j); fewest[home] == 0 || n < fewest[home] {
+			fewest[home] = n
+		}
+	}
+	for rank := range fewest {
+		most = most.fuller(b.holds(p, rankOf{rank, p.layersOf(rank), fewest[rank], rank == p.Home(0), rank == p.Home(p.Parallel.Stages()-1)}))
+	}
+	return most
+}
+
+// rankOf is what a rank has of the model.
+type rankOf struct {
+	rank, layers int
+	fewest       int // layers of its smallest virtual stage
+	first, last  bool
+}
+
+// holds is what a rank holds at the fullest of the four moments.
+func (b *bounds) holds(p *Plan, r rankOf) holding {
+	of, strategy := b.roomOf(p), p.chosenStrategy()
+	caches, cacheGrads := b.caches(p, of.caches), b.caches(p, of.cacheGrads)
+	switch {
+	case p.Schedule.Recompute == "auto" || p.Schedule.Recompute == "": // and with it what is kept
+		of.kept, of.working = 0, 0
+	case p.Schedule.Offload.Policy != "none":
+		of.kept = 0
+	}
+	if strategy.late { // the first half of a backward has less at work
+		of.working, of.head, of.lastHead = 0, 0, 0
+	}
+	if !r.last {
+		of.head, of.lastHead = 0, 0
+	}
+	state, gradients := b.state(p, r)
+	layers := ir.Bytes(r.layers)
+	turn := layers*cacheGrads + gradients
+	switch group := p.backwardGroup(); {
+	case p.layerOrder():
+		turn = 0
+	case p.Subsequences.N <= group:
+		turn = ir.Bytes(r.fewest) * cacheGrads
+	}
+	return holding{r.rank, state + max(gradients, layers*(caches+of.kept)+of.lastHead, layers*caches+turn+max(of.working, of.head))}
+}
+
+// backwardGroup is how many subsequences go backward through one virtual stage before the next.
+func (p *Plan) backwardGroup() int {
+	switch {
+	case p.Parallel.VirtualStages == 1:
+		return 1
+	case p.chosenStrategy().rounds:
+		return 2 * p.Parallel.PP
+	}
+	return p.Subsequences.N
+}
+
+// caches are those of a layer, if it has them on the device for a whole sequence.
+func (b *bounds) caches(p *Plan, n ir.Bytes) ir.Bytes {
+	if len(p.Schedule.Keep) < len(streamable) || p.Schedule.Order != OrderSequence {
+		return 0
+	}
+	return n
+}
+
+// state is what a rank holds from step to step, and the gradients that it ends a step with.
+func (b *bounds) state(p *Plan, r rankOf) (state, gradients ir.Bytes) {
+	g := b.context(p).model
+	for _, part := range []struct {
+		block *graph.Block
+		times int
+	}{{g.Layer, r.layers}, {g.Embedding, count(r.first)}, {g.Head, count(r.last && !(r.first && g.Tied))}} {
+		weights, grads, optimizer := p.stateBytes(g, part.block)
+		state += ir.Bytes(part.times) * (weights + optimizer)
+		gradients += ir.Bytes(part.times) * grads
+	}
+	return state, gradients
+}
