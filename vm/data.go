@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"os"
 	"path"
@@ -106,6 +107,12 @@ func newTextData(run *ir.Run, text []byte) (*textData, error) {
 			held, len(text), window, float64(window)/float64(len(text))+0.0005)
 	}
 	return d, nil
+}
+
+// Describe tells this text from others.
+func (d *textData) Describe() string {
+	table := crc32.MakeTable(crc32.Castagnoli)
+	return fmt.Sprintf("%d bytes with checksum %08x", len(d.train)+len(d.held), crc32.Update(crc32.Checksum(d.train, table), table, d.held))
 }
 
 // Tokens implements the interface of that name.

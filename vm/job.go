@@ -15,14 +15,22 @@ type Options struct {
 	Dir       string    // that relative data files start from; empty: the working folder
 	Transport Transport // nil: all ranks are in this process
 	Tokens    Tokens    // nil: the data set that the program names
+
+	Crew  Crew                                  // nil: all ranks are in this process
+	Reply func(question string) ([]byte, error) // what a follower answers to Others
 }
 
 // Job is a program loaded on its devices. Its methods are for one goroutine at a time. After an error of Init, Step
 // or Eval that is not the context's, the job is dead and says so again.
+//
+// With a crew the leader's job is used like any other, and the others' are told to Follow, then to Close.
 type Job struct {
 	program   *ir.Program
 	ranks     []*rank
 	transport Transport
+	tokens    Tokens
+	crew      Crew
+	reply     func(question string) ([]byte, error)
 	step      int64 // steps done
 	dead      error
 }
@@ -37,7 +45,7 @@ type StepResult struct {
 	TokensPerSecond float64
 }
 
-// rank is a goroutine that makes all calls of one device.
+// rank is a goroutine that makes all calls of one device. A rank of another process has neither.
 type rank struct {
 	index  int
 	code   *ir.Code
@@ -61,10 +69,13 @@ func Open(p *ir.Program, newDevice func(rank int) (Device, error), opts Options)
 		}
 		env.Tokens = tokens
 	}
-	j := &Job{program: p, transport: env.Transport}
+	j := &Job{program: p, transport: env.Transport, tokens: env.Tokens, crew: opts.Crew, reply: opts.Reply}
 	for i := range p.Ranks {
-		r := &rank{index: i, code: &p.Codes[p.Ranks[i].Code], work: make(chan func())}
-		go r.serve()
+		r := &rank{index: i, code: &p.Codes[p.Ranks[i].Code]}
+		if j.crew == nil || j.crew.Here(i) {
+			r.work = make(chan func())
+			go r.serve()
+		}
 		j.ranks = append(j.ranks, r)
 	}
 	err := j.each(func(r *rank) (err error) {
@@ -73,8 +84,11 @@ func Open(p *ir.Program, newDevice func(rank int) (Device, error), opts Options)
 		}
 		return r.device.Load(p, r.index, &env)
 	})
+	if err == nil {
+		err = j.ready()
+	}
 	if err != nil {
-		return nil, errors.Join(err, j.Close())
+		return nil, errors.Join(j.firstCause(err), j.Close())
 	}
 	return j, nil
 }
@@ -99,25 +113,29 @@ func (r *rank) serve() {
 	}
 }
 
-// each runs f on the goroutine of every rank and returns the error that came first in cause: that of a rank which
-// failed by itself, not because another did.
+// each runs f on the goroutine of every rank that is here and returns the error that came first in cause: that of a rank
+// which failed by itself, not because another did.
 func (j *Job) each(f func(r *rank) error) error {
 	errs := make([]error, len(j.ranks))
 	var done sync.WaitGroup
-	done.Add(len(j.ranks))
 	for i, r := range j.ranks {
+		if r.work == nil {
+			continue
+		}
+		done.Add(1)
 		r.work <- func() {
 			defer done.Done()
-			if errs[i] = f(r); errs[i] != nil {
+			if err := f(r); err != nil {
+				errs[i] = fmt.Errorf("rank %d: %w", i, err)
 				j.transport.Abort(errs[i])
 			}
 		}
 	}
 	done.Wait()
 	var first error
-	for i, err := range errs {
+	for _, err := range errs {
 		if err != nil && (first == nil || errors.Is(first, ErrAborted) && !errors.Is(err, ErrAborted)) {
-			first = fmt.Errorf("rank %d: %w", i, err)
+			first = err
 		}
 	}
 	return first
@@ -132,28 +150,34 @@ func (r *rank) one(f func(d Device) error) error {
 
 // section runs a section on all ranks at once. A step that has begun ends, whatever becomes of the context: half a
 // step would leave the model between two states.
-func (j *Job) section(ctx context.Context, section ir.Section, round int64, before func(r *rank) error) error {
+func (j *Job) section(ctx context.Context, section ir.Section, round int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if j.dead != nil {
 		return fmt.Errorf("the job has failed: %w", j.dead)
 	}
-	j.dead = j.each(func(r *rank) error {
-		if before != nil {
-			if err := before(r); err != nil {
+	_, j.dead = j.together(Order{What: OrderSection, Section: section, Round: round}, func() error { return j.runHere(section, round) })
+	return j.dead
+}
+
+// runHere runs a section on the ranks of this process. A step's parameters go in before.
+func (j *Job) runHere(section ir.Section, round int64) error {
+	parameters := stepParameters(&j.program.Run, round)
+	return j.each(func(r *rank) error {
+		if v, ok := r.result(ir.ResultStep); ok && section == ir.SectionStep {
+			if err := r.device.Write(v, BytesOf(parameters[:])); err != nil {
 				return err
 			}
 		}
 		return run(r.device, r.code, section, round)
 	})
-	return j.dead
 }
 
 // Init gives the model its initial values and sets the step counter back to 0.
 func (j *Job) Init(ctx context.Context) error {
 	j.step = 0
-	return j.section(ctx, ir.SectionInit, 0, nil)
+	return j.section(ctx, ir.SectionInit, 0)
 }
 
 // Steps is the number of steps done.
@@ -162,21 +186,15 @@ func (j *Job) Steps() int { return int(j.step) }
 // Step does one step.
 func (j *Job) Step(ctx context.Context) (StepResult, error) {
 	t := j.step + 1
-	parameters := stepParameters(&j.program.Run, t)
 	began := time.Now()
-	err := j.section(ctx, ir.SectionStep, t, func(r *rank) error {
-		if v, ok := r.result(ir.ResultStep); ok {
-			return r.device.Write(v, BytesOf(parameters[:]))
-		}
-		return nil
-	})
-	if err != nil {
+	if err := j.section(ctx, ir.SectionStep, t); err != nil {
 		return StepResult{}, err
 	}
 	j.step = t
 	seconds := j.elapsed(time.Since(began)).Seconds()
 	tokens := float64(j.program.Run.Sequence) * float64(j.program.Run.Batch)
 	result := StepResult{Step: int(t), LR: learningRate(&j.program.Run, t), Seconds: seconds, TokensPerSecond: tokens / seconds}
+	var err error
 	if result.Loss, err = j.scalar(ir.ResultLoss); err != nil {
 		return StepResult{}, err
 	}
@@ -190,7 +208,7 @@ func (j *Job) elapsed(here time.Duration) time.Duration {
 	for _, r := range j.ranks {
 		d, ok := elapsed(r.device)
 		if !ok {
-			return here
+			return here // so it is with ranks of other processes
 		}
 		longest = max(longest, d)
 	}
@@ -213,7 +231,7 @@ func (j *Job) Eval(ctx context.Context) (float64, error) {
 	rounds := (r.EvalBatch + r.EvalSequences - 1) / r.EvalSequences
 	sum := 0.0
 	for round := range rounds {
-		if err := j.section(ctx, ir.SectionEval, int64(round), nil); err != nil {
+		if err := j.section(ctx, ir.SectionEval, int64(round)); err != nil {
 			return 0, err
 		}
 		loss, err := j.scalar(ir.ResultEvalLoss)
@@ -243,8 +261,7 @@ func (j *Job) scalar(name string) (float64, error) {
 			continue
 		}
 		out := make([]float32, v.Elements())
-		err := r.one(func(d Device) error { return d.Read(v, BytesOf(out)) })
-		if err != nil {
+		if err := j.read(r, v, BytesOf(out)); err != nil {
 			return 0, fmt.Errorf("reading the result %s of rank %d: %w", name, r.index, err)
 		}
 		return float64(out[0]), nil
@@ -253,27 +270,31 @@ func (j *Job) scalar(name string) (float64, error) {
 }
 
 // Peaks is the highest byte of each arena that a rank has touched so far.
-func (j *Job) Peaks(rank int) (peaks [ir.NumArenas]ir.Bytes) {
-	r := j.ranks[rank]
-	r.one(func(d Device) error {
-		for a := range peaks {
-			peaks[a] = d.Peak(ir.Arena(a))
-		}
-		return nil
-	})
+func (j *Job) Peaks(rank int) [ir.NumArenas]ir.Bytes {
+	peaks, _ := j.peaks(j.ranks[rank]) // of a process that was lost nothing is known
 	return peaks
 }
 
-// Close frees the devices and ends the ranks' goroutines.
+// Close frees the devices and ends the ranks' goroutines. A leader has the others close theirs.
 func (j *Job) Close() error {
-	err := j.each(func(r *rank) error {
-		if r.device == nil {
-			return nil
-		}
-		return r.device.Close()
-	})
+	here := func() error {
+		return j.each(func(r *rank) error {
+			if r.device == nil {
+				return nil
+			}
+			return r.device.Close()
+		})
+	}
+	var err error
+	if j.crew == nil || j.crew.Cause() != nil {
+		err = here() // after a failure every process closes by itself
+	} else {
+		_, err = j.together(Order{What: OrderClose}, here)
+	}
 	for _, r := range j.ranks {
-		close(r.work)
+		if r.work != nil {
+			close(r.work)
+		}
 	}
 	j.ranks = nil
 	return err

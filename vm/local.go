@@ -9,8 +9,10 @@ import (
 )
 
 // Local is the Transport between ranks of one process: messages are copies from the sender's memory to the
-// receiver's, and every member of a collective does its share of the work on all members' memory.
+// receiver's, and every member of a collective does its share of the work on all members' memory. Over wires it joins
+// ranks of other processes, too: then a member works on what theirs have sent it, in the same order.
 type Local struct {
+	wires   Wires // nil: all ranks are here
 	mu      sync.Mutex
 	links   map[linkKey]*localLink
 	teams   map[string]*localTeam
@@ -24,16 +26,28 @@ type linkKey struct {
 }
 
 // NewLocal is a transport for the ranks of one process.
-func NewLocal() *Local {
-	return &Local{links: map[linkKey]*localLink{}, teams: map[string]*localTeam{}, aborted: make(chan struct{})}
+func NewLocal() *Local { return NewWired(nil) }
+
+// NewWired is a transport for the ranks of this process and, over wires, those of others.
+func NewWired(wires Wires) *Local {
+	return &Local{wires: wires, links: map[linkKey]*localLink{}, teams: map[string]*localTeam{}, aborted: make(chan struct{})}
 }
+
+func (l *Local) here(rank int) bool { return l.wires == nil || l.wires.Here(rank) }
 
 // Abort implements Transport.
 func (l *Local) Abort(reason error) {
+	if l.abort(reason) && l.wires != nil {
+		l.wires.Failed(reason)
+	}
+}
+
+// abort says whether the reason is the first.
+func (l *Local) abort(reason error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.reason != nil {
-		return
+		return false
 	}
 	l.reason = fmt.Errorf("%w: %w", ErrAborted, reason)
 	close(l.aborted)
@@ -43,10 +57,14 @@ func (l *Local) Abort(reason error) {
 		t.round.Broadcast()
 		t.mu.Unlock()
 	}
+	return true
 }
 
 // Link implements Transport.
 func (l *Local) Link(from, to int, channel Channel) Link {
+	if !l.here(from) || !l.here(to) {
+		return l.wires.Wire(from, to, channelNames[channel])
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	key := linkKey{from, to, channel}
@@ -100,19 +118,30 @@ func (l *Local) Team(rank int, members []int32, stream ir.Stream) (Team, error) 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	key := fmt.Sprint(stream, members)
-	if l.teams[key] == nil {
-		t := &localTeam{members: slices.Clone(members), calls: make([]teamCall, len(members)), failed: l.reason}
+	t := l.teams[key]
+	if t == nil {
+		t = &localTeam{members: slices.Clone(members), calls: make([]teamCall, len(members)), failed: l.reason}
 		t.round.L = &t.mu
+		for _, m := range members {
+			if l.here(int(m)) {
+				t.here++
+			}
+		}
 		l.teams[key] = t
 	}
-	return &localMember{team: l.teams[key], index: index}, nil
+	m := &localMember{team: t, index: index, parts: make([]piece, len(members))}
+	if t.here < len(members) {
+		m.wire(l, key)
+	}
+	return m, nil
 }
 
 // localTeam is where the members of a collective meet. A call has two meetings: the first after everybody has laid
 // down what it brings, the second after everybody has done its share, so that nobody leaves with its buffers in use.
 type localTeam struct {
 	members []int32
-	calls   []teamCall
+	here    int        // of them in this process
+	calls   []teamCall // of those
 
 	mu      sync.Mutex
 	round   sync.Cond
@@ -130,14 +159,61 @@ type teamCall struct {
 }
 
 type localMember struct {
-	team  *localTeam
-	index int
+	team    *localTeam
+	index   int
+	parts   []piece // by member: what this one needs of it
+	in, out []Wire  // by member: nil where it is in this process; all nil where every one is
+	staged  [][]byte
+	packed  []byte
+}
+
+// part is what one member needs of another's x: rows of bytes at even distances.
+type part struct{ at, row, stride, rows int }
+
+func (p part) bytes() int { return p.row * p.rows }
+
+// piece is a part where it can be read: here, or as it arrived.
+type piece struct {
+	x      []byte
+	stride int
+}
+
+// share is the part of the elements of an all_reduce that a member sums.
+func (c *teamCall) share(members, member int) (from, to int) {
+	size := int(c.t.Bytes())
+	elements := len(c.x) / size
+	return elements * member / members * size, elements * (member + 1) / members * size
+}
+
+// part says what a member needs of another one's x. All calls of a collective are alike, so any of them tells.
+func (c *teamCall) part(members, to, from int) part {
+	whole := part{row: len(c.x), rows: 1}
+	switch c.op {
+	case ir.ReduceScatter:
+		n := len(c.x) / members
+		return part{at: to * n, row: n, rows: 1}
+	case ir.AllReduce:
+		first, end := c.share(members, to)
+		return part{at: first, row: end - first, rows: 1}
+	case ir.Rotate:
+		if (from+1)%members != to {
+			return part{}
+		}
+	case ir.AllToAll:
+		size := int(c.t.Bytes())
+		n := c.e.Cols * size
+		if c.e.Inverse { // its rows of all columns
+			return part{at: to * c.e.Rows * n, row: c.e.Rows * n, rows: 1}
+		}
+		return part{at: to / c.e.Copies * n, row: n, stride: c.e.wide(members) * size, rows: c.e.Rows} // its columns of all rows
+	}
+	return whole
 }
 
 func (t *localTeam) meet() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.present++; t.present == len(t.members) {
+	if t.present++; t.present == t.here {
 		t.present = 0
 		t.meeting++
 		t.round.Broadcast()
@@ -196,23 +272,57 @@ func (m *localMember) call(c teamCall) error {
 		return err
 	}
 	for i := range t.calls {
-		if other := &t.calls[i]; other.op != c.op || other.t != c.t || len(other.x) != len(c.x) || other.e != c.e {
+		if other := &t.calls[i]; m.isHere(i) && (other.op != c.op || other.t != c.t || len(other.x) != len(c.x) || other.e != c.e) {
 			return fmt.Errorf("rank %d calls %s of %d bytes of %s where rank %d calls %s of %d bytes of %s",
 				t.members[m.index], ir.Ops[c.op].Name, len(c.x), c.t,
 				t.members[i], ir.Ops[other.op].Name, len(other.x), other.t)
 		}
 	}
+	if err := m.gather(&c); err != nil {
+		return err
+	}
+	m.work(&c)
+	if c.op == ir.AllReduce {
+		if err := m.spread(&c); err != nil {
+			return err
+		}
+	}
+	return t.meet()
+}
+
+// gather finds the parts that this member needs.
+func (m *localMember) gather(c *teamCall) error {
+	n := len(m.parts)
+	for i := range m.parts {
+		if m.isHere(i) {
+			p := c.part(n, m.index, i)
+			m.parts[i] = piece{m.team.calls[i].x[p.at:], p.stride}
+		}
+	}
+	if m.in == nil {
+		return nil
+	}
+	return m.exchange(c)
+}
+
+// work makes of the parts what this member is to have.
+func (m *localMember) work(c *teamCall) {
 	switch c.op {
 	case ir.AllGather:
-		for i := range t.calls {
-			copy(c.y[i*len(c.x):], t.calls[i].x)
+		for i, p := range m.parts {
+			if m.isHere(i) {
+				copy(c.y[i*len(c.x):], p.x)
+			}
 		}
 	case ir.ReduceScatter:
-		sum(c.y, t.calls, m.index*len(c.y), c.t)
+		sum(c.y, m.parts, 0, c.t)
 	case ir.AllReduce:
-		m.allReduce(c)
+		from, to := c.share(len(m.parts), m.index)
+		sum(c.x[from:to], m.parts, 0, c.t)
 	case ir.Rotate:
-		copy(c.y, t.calls[(m.index+len(t.calls)-1)%len(t.calls)].x)
+		if before := (m.index + len(m.parts) - 1) % len(m.parts); m.isHere(before) {
+			copy(c.y, m.parts[before].x)
+		}
 	case ir.AllToAll:
 		if c.e.Inverse {
 			m.columnsToRows(c)
@@ -220,63 +330,60 @@ func (m *localMember) call(c teamCall) error {
 			m.rowsToColumns(c)
 		}
 	}
-	return t.meet()
 }
 
-// allReduce sums one share of the elements and writes it to every member: nobody else touches that share.
-func (m *localMember) allReduce(c teamCall) {
-	size, n := int(c.t.Bytes()), len(m.team.members)
-	elements := len(c.x) / size
-	from, to := elements*m.index/n*size, elements*(m.index+1)/n*size
-	sum(c.x[from:to], m.team.calls, from, c.t)
-	for i := range m.team.calls {
-		if i != m.index {
+// spread writes this member's share of an all_reduce to every member: nobody else touches that share.
+func (m *localMember) spread(c *teamCall) error {
+	from, to := c.share(len(m.parts), m.index)
+	for i := range m.parts {
+		if i != m.index && m.isHere(i) {
 			copy(m.team.calls[i].x[from:to], c.x[from:to])
 		}
 	}
+	if m.in == nil {
+		return nil
+	}
+	return m.spreadFar(c)
 }
 
 // rowsToColumns takes this member's columns out of every member's rows.
-func (m *localMember) rowsToColumns(c teamCall) {
-	size := int(c.t.Bytes())
-	n, wide := c.e.Cols*size, c.e.wide(len(m.team.members))*size
-	at := m.index / c.e.Copies * n
-	y := c.y
-	for i := range m.team.calls {
-		for row := range c.e.Rows {
-			copy(y[:n], m.team.calls[i].x[row*wide+at:])
-			y = y[n:]
+func (m *localMember) rowsToColumns(c *teamCall) {
+	n, y := c.e.Cols*int(c.t.Bytes()), c.y
+	for i, p := range m.parts {
+		for row := 0; row < c.e.Rows && m.isHere(i); row++ {
+			copy(y[row*n:(row+1)*n], p.x[row*p.stride:])
 		}
+		y = y[c.e.Rows*n:]
 	}
 }
 
 // columnsToRows takes this member's rows out of every member's columns, and adds those of members with equal columns.
-func (m *localMember) columnsToRows(c teamCall) {
-	n, team, y := c.e.Cols*int(c.t.Bytes()), m.team, c.y
+func (m *localMember) columnsToRows(c *teamCall) {
+	n, y := c.e.Cols*int(c.t.Bytes()), c.y
 	for row := range c.e.Rows {
-		at := (m.index*c.e.Rows + row) * n
-		for first := 0; first < len(team.calls); first += c.e.Copies {
+		at := row * n
+		for first := 0; first < len(m.parts); first += c.e.Copies {
 			if c.e.Copies == 1 {
-				copy(y[:n], team.calls[first].x[at:])
+				copy(y[:n], m.parts[first].x[at:])
 			} else {
-				sum(y[:n], team.calls[first:first+c.e.Copies], at, c.t)
+				sum(y[:n], m.parts[first:first+c.e.Copies], at, c.t)
 			}
 			y = y[n:]
 		}
 	}
 }
 
-// sum puts into y the sum over calls, in their order and in f32, of x from byte at on. y may be a part of a call's x:
-// every block is read from all calls before it is written.
-func sum(y []byte, calls []teamCall, at int, dtype ir.DType) {
+// sum puts into y the sum over parts, in their order and in f32, from byte at on. y may be a part's own bytes: every
+// block is read from all parts before it is written.
+func sum(y []byte, parts []piece, at int, dtype ir.DType) {
 	var sums, addend [256]float32
 	size := int(dtype.Bytes())
 	for len(y) > 0 {
 		block := y[:min(len(y), len(sums)*size)]
 		n := len(block) / size
-		widen(sums[:n], calls[0].x[at:at+len(block)], dtype)
-		for m := 1; m < len(calls); m++ {
-			widen(addend[:n], calls[m].x[at:at+len(block)], dtype)
+		widen(sums[:n], parts[0].x[at:at+len(block)], dtype)
+		for _, p := range parts[1:] {
+			widen(addend[:n], p.x[at:at+len(block)], dtype)
 			for i, v := range addend[:n] {
 				sums[i] += v
 			}

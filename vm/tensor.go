@@ -25,7 +25,7 @@ func (j *Job) Tensor(name string, role ir.Role) ([]float32, [2]int64, error) {
 		if missing == 0 {
 			return nil
 		}
-		values, err := rect.read(r)
+		values, err := rect.read(j, r)
 		if err != nil {
 			return err
 		}
@@ -63,7 +63,7 @@ func (j *Job) SetTensor(name string, role ir.Role, values []float32) error {
 		err := j.rectangles(tensor, role, func(r *rank, rect rectangle) error {
 			part := make([]float32, rect.rows*rect.cols)
 			rect.each(shape, func(at, i int64) { part[i] = values[at] })
-			return rect.write(r, part)
+			return rect.write(j, r, part)
 		})
 		if err != nil {
 			return err
@@ -134,9 +134,9 @@ func (rect *rectangle) each(shape [2]int64, visit func(at, i int64)) {
 	}
 }
 
-func (rect *rectangle) read(r *rank) ([]float32, error) {
+func (rect *rectangle) read(j *Job, r *rank) ([]float32, error) {
 	bytes := make([]byte, rect.view.Bytes())
-	if err := r.one(func(d Device) error { return d.Read(rect.view, bytes) }); err != nil {
+	if err := j.read(r, rect.view, bytes); err != nil {
 		return nil, err
 	}
 	values := make([]float32, rect.view.Elements())
@@ -144,8 +144,8 @@ func (rect *rectangle) read(r *rank) ([]float32, error) {
 	return values, nil
 }
 
-func (rect *rectangle) write(r *rank, values []float32) error {
+func (rect *rectangle) write(j *Job, r *rank, values []float32) error {
 	bytes := make([]byte, rect.view.Bytes())
 	narrow(bytes, values, rect.view.DType)
-	return r.one(func(d Device) error { return d.Write(rect.view, bytes) })
+	return j.write(r, rect.view, bytes)
 }

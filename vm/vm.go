@@ -5,8 +5,9 @@
 //
 //	vm.go         the interpreter loop: the same one for every device
 //	device.go     Device, what it owns and how the cpu, the simulator and CUDA each fit it
-//	link.go       Transport, how ranks meet; local.go is the one inside a process
+//	link.go       Transport, how ranks meet; local.go is the one inside a process, over wire.go also between several
 //	job.go        Job: open, init, step, eval, close
+//	crew.go       the processes of one job: who leads, what the others do
 //	schedule.go   the learning rate of a step
 //	tensor.go     whole tensors from the rectangles that ranks hold, and back
 //	checkpoint.go save and restore

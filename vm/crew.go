@@ -1,0 +1,187 @@
+package vm
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"sppo/ir"
+)
+
+// Crew is the processes of a job that has several. One leads: its job is used as if all ranks were in that process. The
+// others follow: their jobs do with their ranks what the leader orders, and nothing else.
+type Crew interface {
+	Wires // of which a transport may use more than Here and Failed, or not
+	Leads() bool
+	// Order tells all followers what to do. Answers waits until all have done it, and gives theirs, one by one.
+	Order(o Order) error
+	Answers() ([][]byte, error)
+	// Ask has the process of a rank do something, and waits for its answer.
+	Ask(rank int, o Order) ([]byte, error)
+	// Next is a follower's next order. Answer says that it is done.
+	Next() (Order, error)
+	Answer(data []byte) error
+	// Cause is why the processes cannot go on, told of the first that could not; nil while they can.
+	Cause() error
+}
+
+// Order is what a leader has a follower do.
+type Order struct {
+	What     string
+	Section  ir.Section
+	Round    int64
+	Rank     int
+	View     ir.View
+	Question string
+	Data     []byte // to write
+}
+
+// What is ordered.
+const (
+	OrderReady   = "ready"   // all ranks have loaded; the answer says what data they have
+	OrderSection = "section" // run one
+	OrderRead    = "read"    // the bytes of a rank's view
+	OrderWrite   = "write"
+	OrderPeaks   = "peaks" // of a rank's arenas
+	OrderAsk     = "ask"   // what Options.Reply knows
+	OrderClose   = "close"
+)
+
+// together does something with the ranks of this process while the followers do the same with theirs. Of several errors it
+// returns the first in cause.
+func (j *Job) together(o Order, here func() error) ([][]byte, error) {
+	if j.crew == nil || !j.crew.Leads() {
+		return nil, here()
+	}
+	if err := j.crew.Order(o); err != nil {
+		return nil, err
+	}
+	err := here()
+	if err != nil {
+		j.transport.Abort(err) // or the followers would wait for ever
+	}
+	answers, other := j.crew.Answers()
+	if err == nil || errors.Is(err, ErrAborted) && other != nil {
+		err = other
+	}
+	return answers, err
+}
+
+// ready waits until the ranks of all processes are loaded, and sees that they train on the same data.
+func (j *Job) ready() error {
+	mine := j.data()
+	answers, err := j.together(Order{What: OrderReady}, func() error { return nil })
+	for i, theirs := range answers {
+		if err == nil && string(theirs) != mine {
+			err = fmt.Errorf("process %d reads other data than process 0: %s, not %s", i+1, theirs, mine)
+		}
+	}
+	return err
+}
+
+// data says which data set this process has.
+func (j *Job) data() string {
+	if d, ok := j.tokens.(interface{ Describe() string }); ok {
+		return d.Describe()
+	}
+	return "none that could differ"
+}
+
+// Others asks all other processes something that Options.Reply answers.
+func (j *Job) Others(question string) ([][]byte, error) {
+	return j.together(Order{What: OrderAsk, Question: question}, func() error { return nil })
+}
+
+// Follow does what the leader orders until it orders to close. An error of this process has then been told to the others.
+func (j *Job) Follow() error {
+	for {
+		o, err := j.crew.Next()
+		if err != nil {
+			return err
+		}
+		data, err := j.obey(o)
+		if err != nil {
+			j.transport.Abort(err)
+			return j.firstCause(err)
+		}
+		if err := j.crew.Answer(data); err != nil || o.What == OrderClose {
+			return err
+		}
+	}
+}
+
+// firstCause is the error of another process where that was the cause of ours.
+func (j *Job) firstCause(err error) error {
+	if j.crew != nil && errors.Is(err, ErrAborted) && j.crew.Cause() != nil {
+		return j.crew.Cause()
+	}
+	return err
+}
+
+func (j *Job) obey(o Order) ([]byte, error) {
+	switch o.What {
+	case OrderReady:
+		return []byte(j.data()), nil
+	case OrderSection:
+		return nil, j.runHere(o.Section, o.Round)
+	case OrderClose:
+		return nil, j.Close()
+	case OrderAsk:
+		return j.reply(o.Question)
+	}
+	if o.Rank < 0 || o.Rank >= len(j.ranks) || j.ranks[o.Rank].work == nil {
+		return nil, fmt.Errorf("internal: asked for rank %d, which is not here", o.Rank)
+	}
+	r := j.ranks[o.Rank]
+	switch o.What {
+	case OrderRead:
+		out := make([]byte, o.View.Bytes())
+		return out, j.read(r, o.View, out)
+	case OrderWrite:
+		return nil, j.write(r, o.View, o.Data)
+	case OrderPeaks:
+		peaks, err := j.peaks(r)
+		return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, uint64(peaks[ir.Device])), uint64(peaks[ir.Host])), err
+	}
+	return nil, fmt.Errorf("internal: there is no order %q", o.What)
+}
+
+// read copies the bytes of a view of any rank.
+func (j *Job) read(r *rank, v ir.View, out []byte) error {
+	if r.work != nil {
+		return r.one(func(d Device) error { return d.Read(v, out) })
+	}
+	data, err := j.crew.Ask(r.index, Order{What: OrderRead, Rank: r.index, View: v})
+	if err == nil && len(data) != len(out) {
+		err = fmt.Errorf("internal: asked for %d bytes, %d came", len(out), len(data))
+	}
+	copy(out, data)
+	return err
+}
+
+func (j *Job) write(r *rank, v ir.View, in []byte) error {
+	if r.work != nil {
+		return r.one(func(d Device) error { return d.Write(v, in) })
+	}
+	_, err := j.crew.Ask(r.index, Order{What: OrderWrite, Rank: r.index, View: v, Data: in})
+	return err
+}
+
+func (j *Job) peaks(r *rank) (peaks [ir.NumArenas]ir.Bytes, err error) {
+	if r.work != nil {
+		err = r.one(func(d Device) error {
+			for a := range peaks {
+				peaks[a] = d.Peak(ir.Arena(a))
+			}
+			return nil
+		})
+		return peaks, err
+	}
+	data, err := j.crew.Ask(r.index, Order{What: OrderPeaks, Rank: r.index})
+	if err == nil && len(data) == 8*len(peaks) {
+		for a := range peaks {
+			peaks[a] = ir.Bytes(binary.LittleEndian.Uint64(data[8*a:]))
+		}
+	}
+	return peaks, err
+}

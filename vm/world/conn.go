@@ -1,0 +1,110 @@
+package world
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"sync"
+
+	"sppo/vm"
+)
+
+// A message of the control plane is
+//
+//	size   of the text, 4 bytes, little-endian
+//	size   of the data, 8 bytes, little-endian
+//	text   JSON: message
+//	data   bytes
+
+// message says what its kind needs; the other fields are empty.
+type message struct {
+	Kind    string
+	Text    string    `json:",omitempty"` // for people, or the name of a value
+	Order   *vm.Order `json:",omitempty"` // its Data travels as data
+	Hello   *hello    `json:",omitempty"`
+	Welcome *welcome  `json:",omitempty"`
+}
+
+// Kinds of messages.
+const (
+	kindHello   = "hello"   // a process comes to process 0
+	kindSeated  = "seated"  // it may stay
+	kindWelcome = "welcome" // all are there
+	kindRefused = "refused" // it may not come
+	kindWire    = "wire"    // a connection for bytes
+	kindOrder   = "order"
+	kindAnswer  = "answer"
+	kindStop    = "stop"   // a user wishes the job to stop
+	kindFailed  = "failed" // a process cannot go on
+	kindAbort   = "abort"  // nobody can
+	kindEnd     = "end"    // the job is over
+	kindPut     = "put"    // here is a value
+	kindGet     = "get"    // who has it?
+	kindValue   = "value"
+)
+
+// conn is a connection of the control plane. Any goroutine may write, one reads.
+type conn struct {
+	net.Conn
+	in *bufio.Reader
+	mu sync.Mutex
+}
+
+func newConn(c net.Conn) *conn {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		_ = tcp.SetKeepAliveConfig(keepAlive) // without it a dead host is noticed later
+	}
+	return &conn{Conn: c, in: bufio.NewReaderSize(c, 1<<16)}
+}
+
+func (c *conn) write(m message, data []byte) error {
+	text, err := json.Marshal(m)
+	if err != nil {
+		panic("internal: " + err.Error())
+	}
+	head := binary.LittleEndian.AppendUint32(nil, uint32(len(text)))
+	head = binary.LittleEndian.AppendUint64(head, uint64(len(data)))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, err = (&net.Buffers{append(head, text...), data}).WriteTo(c.Conn)
+	return err
+}
+
+// Limits of what is read from anybody; data has none once one knows who sends.
+const (
+	longestText = 1 << 20
+	anyLength   = 1 << 62
+)
+
+var errForeign = errors.New("it does not speak as a process of a job does")
+
+func (c *conn) read(longestData uint64) (m message, data []byte, err error) {
+	var head [12]byte
+	if _, err := io.ReadFull(c.in, head[:]); err != nil {
+		return m, nil, err
+	}
+	text, size := binary.LittleEndian.Uint32(head[:]), binary.LittleEndian.Uint64(head[4:])
+	if text > longestText || size > longestData {
+		return m, nil, errForeign
+	}
+	all := make([]byte, text)
+	if _, err := io.ReadFull(c.in, all); err != nil {
+		return m, nil, err
+	}
+	if err := json.Unmarshal(all, &m); err != nil {
+		return m, nil, errForeign
+	}
+	data = make([]byte, size)
+	_, err = io.ReadFull(c.in, data)
+	return m, data, err
+}
+
+// closeWrite says that nothing more comes.
+func (c *conn) closeWrite() {
+	if tcp, ok := c.Conn.(*net.TCPConn); ok {
+		_ = tcp.CloseWrite() // it may be closed already
+	}
+}

@@ -1,0 +1,210 @@
+package world
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"sppo/vm"
+)
+
+// control is what waits between a process's connections and its job.
+type control struct {
+	answers  []chan []byte // of process 0: by process
+	orders   chan vm.Order // of the others
+	stop     chan struct{} // closes when somebody wishes to stop
+	stopOnce *sync.Once
+}
+
+func newControl(processes int) control {
+	c := control{orders: make(chan vm.Order, 1), stop: make(chan struct{}), stopOnce: &sync.Once{}}
+	for range processes {
+		c.answers = append(c.answers, make(chan []byte, 1))
+	}
+	return c
+}
+
+// serve reads what a process sends, until its connection ends.
+func (w *World) serve(process int, c *conn) {
+	defer w.gone.Done()
+	for {
+		m, data, err := c.read(anyLength)
+		if err != nil {
+			w.lost(process)
+			return
+		}
+		w.receive(process, m, data)
+	}
+}
+
+func (w *World) receive(process int, m message, data []byte) {
+	switch m.Kind {
+	case kindOrder:
+		m.Order.Data = data
+		w.control.orders <- *m.Order
+	case kindAnswer:
+		w.control.answers[process] <- data
+	case kindStop:
+		w.control.stopOnce.Do(func() { close(w.control.stop) })
+	case kindFailed:
+		w.fail(fmt.Errorf("%s failed: %s", w.name(process), m.Text))
+	case kindAbort:
+		w.fail(errors.New(m.Text))
+	case kindEnd:
+		w.end()
+	case kindPut, kindValue:
+		w.board.put(m.Text, data)
+	case kindGet:
+		w.board.get(m.Text, func(value []byte) {
+			_ = w.conns[process].write(message{Kind: kindValue, Text: m.Text}, value) // a lost process is noticed where it is read
+		})
+	}
+}
+
+// Order implements vm.Crew.
+func (w *World) Order(o vm.Order) error {
+	for process := 1; process < w.options.Processes; process++ {
+		if err := w.order(process, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *World) order(process int, o vm.Order) error {
+	data := o.Data
+	o.Data = nil
+	if err := w.conns[process].write(message{Kind: kindOrder, Order: &o}, data); err != nil {
+		w.lost(process)
+	}
+	return w.Cause()
+}
+
+// Answers implements vm.Crew.
+func (w *World) Answers() (all [][]byte, err error) {
+	for process := 1; process < w.options.Processes; process++ {
+		data, err := w.answer(process)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, data)
+	}
+	return all, nil
+}
+
+func (w *World) answer(process int) ([]byte, error) {
+	select {
+	case data := <-w.control.answers[process]:
+		return data, nil
+	case <-w.failed:
+		return nil, w.Cause()
+	}
+}
+
+// Ask implements vm.Crew.
+func (w *World) Ask(rank int, o vm.Order) ([]byte, error) {
+	process := w.processOf(rank)
+	if err := w.order(process, o); err != nil {
+		return nil, err
+	}
+	return w.answer(process)
+}
+
+// Next implements vm.Crew.
+func (w *World) Next() (vm.Order, error) {
+	select {
+	case o := <-w.control.orders:
+		return o, nil
+	case <-w.failed:
+		return vm.Order{}, w.Cause()
+	case <-w.ending:
+		return vm.Order{}, io.EOF
+	}
+}
+
+// Answer implements vm.Crew.
+func (w *World) Answer(data []byte) error {
+	if err := w.conns[0].write(message{Kind: kindAnswer}, data); err != nil {
+		w.lost(0)
+	}
+	return w.Cause()
+}
+
+// Stop tells process 0 that a user wishes the job to stop.
+func (w *World) Stop() {
+	if w.Leads() {
+		w.receive(0, message{Kind: kindStop}, nil)
+		return
+	}
+	_ = w.conns[0].write(message{Kind: kindStop}, nil) // if it is lost, all stop
+}
+
+// Stopped closes in process 0 when somebody wishes the job to stop.
+func (w *World) Stopped() <-chan struct{} { return w.control.stop }
+
+// Share gives all processes a value that one of them makes. That one has the function that makes it, the others have nil.
+func (w *World) Share(name string, create func() ([]byte, error)) ([]byte, error) {
+	if create != nil {
+		value, err := create()
+		if err != nil {
+			return nil, err
+		}
+		if w.Leads() {
+			w.board.put(name, value)
+		} else if err := w.conns[0].write(message{Kind: kindPut, Text: name}, value); err != nil {
+			w.lost(0)
+		}
+		return value, nil
+	}
+	came := make(chan []byte, 1)
+	w.board.get(name, func(value []byte) { came <- value })
+	if !w.Leads() {
+		if err := w.conns[0].write(message{Kind: kindGet, Text: name}, nil); err != nil {
+			w.lost(0)
+		}
+	}
+	select {
+	case value := <-came:
+		return value, nil
+	case <-w.failed:
+		return nil, w.aborted()
+	}
+}
+
+// board is values by name, and who waits for them.
+type board struct {
+	mu      sync.Mutex
+	values  map[string][]byte
+	waiting map[string][]func(value []byte)
+}
+
+func (b *board) put(name string, value []byte) {
+	b.mu.Lock()
+	if b.values == nil {
+		b.values = map[string][]byte{}
+	}
+	b.values[name] = value
+	waiting := b.waiting[name]
+	delete(b.waiting, name)
+	b.mu.Unlock()
+	for _, f := range waiting {
+		f(value)
+	}
+}
+
+// get calls a function with a value, once it is there.
+func (b *board) get(name string, f func(value []byte)) {
+	b.mu.Lock()
+	value, ok := b.values[name]
+	if !ok {
+		if b.waiting == nil {
+			b.waiting = map[string][]func([]byte){}
+		}
+		b.waiting[name] = append(b.waiting[name], f)
+	}
+	b.mu.Unlock()
+	if ok {
+		f(value)
+	}
+}

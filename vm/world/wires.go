@@ -1,0 +1,314 @@
+package world
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"sppo/vm"
+)
+
+// Bytes go from one rank to another as frames:
+//
+//	kind   1 byte
+//	wire   8 bytes, little-endian: which way the message goes
+//	size   8 bytes, little-endian
+//
+// The receiving end says "ready" with the size that it expects. Then data come in pieces, each behind a frame with its size, so
+// that messages of several streams take turns on one connection. Whoever reads a connection always knows where bytes go, and
+// never waits for anything else: so no two processes can fill each other's sockets and stand still.
+const (
+	frameReady byte = iota
+	frameData
+	frameBytes = 17
+	pieceBytes = 1 << 18
+)
+
+// wires are the connections for bytes, and the ways over them.
+type wires struct {
+	mu    sync.Mutex
+	all   map[uint64]*wire
+	links []*link // by process
+	done  sync.WaitGroup
+}
+
+// link is the connection with another process.
+type link struct {
+	net.Conn
+	in     *bufio.Reader
+	mu     sync.Mutex // of writing
+	frame  [frameBytes]byte
+	vector [2][]byte
+}
+
+// wire is one way from rank to rank, at one of its ends. It implements vm.Wire.
+type wire struct {
+	world    *World
+	process  int // at the other end
+	id       uint64
+	name     string
+	from, to int
+
+	ready   chan uint64   // of the sending end: what the other expects
+	arrived chan struct{} // of the receiving end
+	mu      sync.Mutex    // held while bytes are written to the place of a message
+	place   []byte
+	filled  int
+	waiting bool
+}
+
+// Wire implements vm.Wires.
+func (w *World) Wire(from, to int, purpose string) vm.Wire {
+	name := fmt.Sprintf("%d to %d, %s", from, to, purpose)
+	x := w.wires.get(wireID(name))
+	w.wires.mu.Lock()
+	defer w.wires.mu.Unlock()
+	if x.name != "" && x.name != name {
+		panic(fmt.Sprintf("internal: %q and %q have one number", x.name, name))
+	}
+	x.world, x.name, x.from, x.to, x.process = w, name, from, to, w.processOf(from)
+	if w.Here(from) {
+		x.process = w.processOf(to)
+	}
+	return x
+}
+
+func wireID(name string) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(name))
+	return h.Sum64()
+}
+
+// get finds a wire, which a peer may use before it is known here.
+func (ws *wires) get(id uint64) *wire {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	x := ws.all[id]
+	if x == nil {
+		x = &wire{id: id, ready: make(chan uint64, 1), arrived: make(chan struct{}, 1)}
+		ws.all[id] = x
+	}
+	return x
+}
+
+// Send implements vm.Link.
+func (x *wire) Send(b []byte) error {
+	w := x.world
+	select {
+	case size := <-x.ready:
+		if size != uint64(len(b)) {
+			err := fmt.Errorf("rank %d sends %d bytes, rank %d receives %d", x.from, len(b), x.to, size)
+			w.Failed(err)
+			return err
+		}
+	case <-w.failed:
+		return w.aborted()
+	}
+	for {
+		piece := b[:min(len(b), pieceBytes)]
+		if err := w.wires.links[x.process].write(frameData, x, piece); err != nil {
+			return w.broken(x.process, err)
+		}
+		if b = b[len(piece):]; len(b) == 0 {
+			return nil
+		}
+	}
+}
+
+// Expect implements vm.Wire.
+func (x *wire) Expect(y []byte) {
+	w := x.world
+	x.mu.Lock()
+	x.place, x.filled, x.waiting = y, 0, true
+	x.mu.Unlock()
+	if err := w.wires.links[x.process].write(frameReady, x, y); err != nil {
+		_ = w.broken(x.process, err) // which Arrived returns
+	}
+}
+
+// Arrived implements vm.Wire.
+func (x *wire) Arrived() error {
+	select {
+	case <-x.arrived:
+		return nil
+	case <-x.world.failed:
+		x.mu.Lock()
+		x.place, x.waiting = nil, false
+		x.mu.Unlock()
+		return x.world.aborted()
+	}
+}
+
+// Recv implements vm.Link.
+func (x *wire) Recv(y []byte) error {
+	x.Expect(y)
+	return x.Arrived()
+}
+
+// write sends a frame, and behind one of data the data.
+func (l *link) write(kind byte, x *wire, b []byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.frame[0] = kind
+	binary.LittleEndian.PutUint64(l.frame[1:], x.id)
+	binary.LittleEndian.PutUint64(l.frame[9:], uint64(len(b)))
+	l.vector = [2][]byte{l.frame[:], nil}
+	if kind == frameData {
+		l.vector[1] = b
+	}
+	out := net.Buffers(l.vector[:])
+	_, err := out.WriteTo(l.Conn)
+	return err
+}
+
+// broken waits for what process 0 says of a broken connection, which knows more, and else says it itself.
+func (w *World) broken(process int, err error) error {
+	select {
+	case <-w.failed:
+	case <-w.ending:
+	case <-time.After(farewell):
+		w.Failed(fmt.Errorf("the connection with %s broke: %w", w.name(process), err))
+	}
+	return w.aborted()
+}
+
+// receiveBytes reads what a process sends until the connection ends. A peer that closes it has ended or is lost, which process 0 tells.
+func (w *World) receiveBytes(process int, l *link) {
+	defer w.wires.done.Done()
+	var frame [frameBytes]byte
+	for {
+		_, err := io.ReadFull(l.in, frame[:])
+		if err == nil {
+			x, size := w.wires.get(binary.LittleEndian.Uint64(frame[1:])), binary.LittleEndian.Uint64(frame[9:])
+			if frame[0] == frameReady {
+				err = x.offer(size)
+			} else {
+				err = x.take(l.in, size)
+			}
+		}
+		switch {
+		case err == nil:
+		case errors.Is(err, io.EOF):
+			return
+		default:
+			_ = w.broken(process, err) // nobody waits for this goroutine
+			return
+		}
+	}
+}
+
+var errUnasked = errors.New("something came that nobody asked for")
+
+// offer notes what the receiving end expects.
+func (x *wire) offer(size uint64) error {
+	select {
+	case x.ready <- size:
+		return nil
+	default:
+		return errUnasked
+	}
+}
+
+// take writes a piece of a message where it belongs.
+func (x *wire) take(in io.Reader, size uint64) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.waiting || size > uint64(len(x.place)-x.filled) {
+		return errUnasked
+	}
+	n, err := io.ReadFull(in, x.place[x.filled:x.filled+int(size)])
+	x.filled += n
+	if err == nil && x.filled == len(x.place) {
+		x.waiting, x.place = false, nil
+		x.arrived <- struct{}{}
+	}
+	return err
+}
+
+// stop wakes everybody who reads or writes bytes, after a failure.
+func (ws *wires) stop() {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	for _, l := range ws.links {
+		if l != nil {
+			_ = l.SetDeadline(time.Unix(1, 0))
+		}
+	}
+}
+
+func (ws *wires) close() {
+	ws.mu.Lock()
+	for _, l := range ws.links {
+		if l != nil {
+			l.Close()
+		}
+	}
+	ws.mu.Unlock()
+	ws.done.Wait()
+}
+
+// joinWires connects this process with every other: those before it are called, those behind it call.
+func (w *World) joinWires(ctx context.Context, l net.Listener) error {
+	ctx, cancel := context.WithTimeout(ctx, w.options.Timeout)
+	defer cancel()
+	w.OnFailure(func(error) { cancel() })
+	for process := range w.options.Process {
+		if err := w.call(ctx, process); err != nil {
+			return fmt.Errorf("%s is not reached: %w", w.name(process), err)
+		}
+	}
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	for missing := w.options.Processes - 1 - w.options.Process; missing > 0; {
+		raw, err := l.Accept()
+		if err != nil {
+			return fmt.Errorf("%d processes do not reach %s: %w", missing, w.name(w.options.Process), err)
+		}
+		if w.called(raw) {
+			missing--
+		}
+	}
+	return nil
+}
+
+func (w *World) call(ctx context.Context, process int) error {
+	raw, err := (&net.Dialer{}).DialContext(ctx, "tcp", w.Members[process].Address)
+	if err != nil {
+		return err
+	}
+	c := newConn(raw)
+	w.connect(process, c)
+	return c.write(message{Kind: kindWire, Text: w.key, Hello: &hello{Process: w.options.Process}}, nil)
+}
+
+// called takes the connection of a process behind this one, and of nobody else.
+func (w *World) called(raw net.Conn) bool {
+	c := newConn(raw)
+	_ = c.SetReadDeadline(time.Now().Add(introduction))
+	m, _, err := c.read(0)
+	if err != nil || m.Text != w.key || m.Hello == nil || m.Hello.Process <= w.options.Process || m.Hello.Process >= w.options.Processes {
+		c.Close()
+		return false
+	}
+	_ = c.SetReadDeadline(time.Time{})
+	w.connect(m.Hello.Process, c)
+	return true
+}
+
+func (w *World) connect(process int, c *conn) {
+	l := &link{Conn: c.Conn, in: c.in}
+	w.wires.mu.Lock()
+	w.wires.links[process] = l
+	w.wires.mu.Unlock()
+	if w.Cause() != nil {
+		w.wires.stop()
+	}
+	w.wires.done.Add(1)
+	go w.receiveBytes(process, l)
+}
