@@ -33,6 +33,7 @@ var floors = []struct {
 	{"vm", 2, "ir"},
 	{"codegen", 3, "lang passes graph ir"},
 	{"vm/cpu", 3, "vm ir vm/cpu/simd"},
+	{"vm/world", 3, "vm ir"},
 	{"vm/probe", 3, "vm ir"},
 	{"vm/sim", 3, "vm ir ir/cost"},
 	{"cuda/kernels", 3, "vm ir"},

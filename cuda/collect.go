@@ -18,15 +18,37 @@ import (
 // for is what the program says. Sums are NCCL's: in the type of the elements, in an order of its own.
 type collective struct {
 	api    *nccl.API
+	world  *World
 	ids    once[string, nccl.ID]
 	mu     sync.Mutex
 	open   []*guarded
 	failed error
 }
 
-func newCollective() (*collective, error) {
+func newCollective(world *World) (*collective, error) {
 	api, err := nccl.Open()
-	return &collective{api: api}, err
+	return &collective{api: api, world: world}, err
+}
+
+// id is that of a communicator. The process of its first member makes it.
+func (c *collective) id(p *place) (nccl.ID, error) {
+	return c.ids.get(p.name, func() (id nccl.ID, err error) {
+		if c.world == nil {
+			return c.api.NewID()
+		}
+		var create func() ([]byte, error)
+		if c.world.here(int(p.members[0])) {
+			create = func() ([]byte, error) {
+				id, err := c.api.NewID()
+				return id[:], err
+			}
+		}
+		value, err := c.world.Share(p.name, create)
+		if err == nil && copy(id[:], value) != len(value) {
+			err = fmt.Errorf("internal: %d bytes are no ID", len(value))
+		}
+		return id, err
+	})
 }
 
 // guarded is a communicator that abort may end at any time: calls hold the lock for reading.
@@ -180,7 +202,7 @@ func (c *collective) join(d *Device) (map[string]*guarded, error) {
 		if index < 0 {
 			continue
 		}
-		id, err := c.ids.get(p.name, c.api.NewID)
+		id, err := c.id(&p)
 		if err != nil {
 			return nil, err
 		}

@@ -47,7 +47,19 @@ type Options struct {
 	Tune        bool   // time the algorithms that cuBLASLt proposes, and take the fastest; else its first, which is always the same
 	Graphs      bool   // capture each section once and replay it; for programs of one rank
 	CacheDir    string // where compiled kernels are kept; empty: the user's cache
+	World       *World // nil: all ranks are in this process
 }
+
+// World is what there is to know of other processes that ranks are in. With some, ranks meet by NCCL.
+type World struct {
+	First, End  int // the ranks of this process: from the first to before the end
+	FirstOnHost int // how many ranks processes before this one have on its host
+	// Share gives all processes a value that one makes: that one has the function, the others have nil.
+	Share func(name string, create func() ([]byte, error)) ([]byte, error)
+}
+
+// here tells whether a rank is in this process.
+func (w *World) here(rank int) bool { return w == nil || w.First <= rank && rank < w.End }
 
 // Machine is what the ranks of one process share. It is their vm.Transport, too: abort reaches all of them.
 type Machine struct {
@@ -118,7 +130,7 @@ func open(options Options, code codeSource) (*Machine, error) {
 		return nil, err
 	}
 	if options.NCCL {
-		if m.collect, err = newCollective(); err != nil {
+		if m.collect, err = newCollective(options.World); err != nil {
 			return nil, err
 		}
 	}
@@ -182,19 +194,29 @@ func (m *Machine) card(g *gpu) kernels.Card {
 	return kernels.Card{Hopper: hopper, CopyEngine: hopper && m.api.TensorMaps() && !m.options.ThreadsCopy}
 }
 
-// gpuOf says where a rank runs: ranks are dealt to the GPUs in turn.
-func (m *Machine) gpuOf(rank int) *gpu { return m.gpus[rank%len(m.gpus)] }
+// gpuOf says where a rank of this process runs: the ranks of a host are dealt to its GPUs in turn. Where each process sees
+// GPUs of its own, as many as it has ranks, that is one each, too.
+func (m *Machine) gpuOf(rank int) *gpu {
+	if w := m.options.World; w != nil {
+		rank += w.FirstOnHost - w.First
+	}
+	return m.gpus[rank%len(m.gpus)]
+}
 
 // Check says before anything is allocated whether a program's memory is there, with the figures of both sides.
 func (m *Machine) Check(p *ir.Program) error {
-	if m.collect != nil && len(p.Ranks) > len(m.gpus) {
-		return fmt.Errorf("%d ranks on %d GPUs: NCCL takes a GPU for each rank", len(p.Ranks), len(m.gpus))
-	}
-	device, host := map[*gpu]ir.Bytes{}, ir.Bytes(0)
+	device, host, ranks := map[*gpu]ir.Bytes{}, ir.Bytes(0), 0
 	for r := range p.Ranks {
+		if !m.options.World.here(r) {
+			continue
+		}
+		ranks++
 		arenas := p.Codes[p.Ranks[r].Code].Arenas
 		device[m.gpuOf(r)] += arenas[ir.Device]
 		host += arenas[ir.Host]
+	}
+	if m.collect != nil && ranks > len(m.gpus) {
+		return fmt.Errorf("%d ranks on %d GPUs: NCCL takes a GPU for each rank", ranks, len(m.gpus))
 	}
 	for _, g := range m.gpus {
 		if need := device[g]; int64(need) > g.total {
@@ -217,7 +239,7 @@ func (m *Machine) Again() (*Machine, error) {
 	again.meeting = newMeetings()
 	var err error
 	if m.collect != nil {
-		again.collect, err = newCollective()
+		again.collect, err = newCollective(m.options.World)
 	}
 	return &again, err
 }

@@ -1,18 +1,24 @@
 package main
 
 import (
+	"bytes"
+	"encoding/gob"
+	"encoding/json"
+	"fmt"
 	"time"
 
 	"sppo/ir"
 	"sppo/vm"
 )
 
-// bubbleMeter measures how much of the steps the ranks' compute streams stand idle.
+// bubbleMeter measures how much of the steps the ranks' compute streams stand idle. Each process measures its own ranks; that
+// of process 0 asks the others.
 type bubbleMeter struct {
 	program    *ir.Program
 	wanted     func(section ir.Section, round int64) bool // what to measure; nil: everything
-	traces     []*vm.Trace
-	last       []*vm.Timeline // of the last step, by rank
+	traces     []*vm.Trace                                // nil where a rank is in another process
+	others     func(question string) ([][]byte, error)    // nil: there are no other processes
+	last       []*vm.Timeline                             // of the last step, by rank
 	idle, busy time.Duration
 }
 
@@ -34,38 +40,74 @@ func (m *bubbleMeter) wrap(rank int, d vm.Device) vm.Device {
 	return m.traces[rank]
 }
 
-// add takes up the step that has just ended. A step is as long as its last instruction on any rank says.
-func (m *bubbleMeter) add() {
-	if len(m.traces[0].Timelines) == 0 {
-		return // it was not measured
-	}
-	var makespan, busy time.Duration
+// stepTimes are those of a step on the ranks of a process. A step is as long as its last instruction on any rank says.
+type stepTimes struct{ Makespan, Busy time.Duration }
+
+// here takes up the step that has just ended; false if it was not measured.
+func (m *bubbleMeter) here() (s stepTimes, measured bool) {
 	m.last = m.last[:0]
 	for rank, t := range m.traces {
+		if t == nil {
+			m.last = append(m.last, nil)
+			continue
+		}
+		if len(t.Timelines) == 0 {
+			return s, false
+		}
 		last := t.Timelines[len(t.Timelines)-1]
 		m.last = append(m.last, &last)
 		section := m.program.Codes[m.program.Ranks[rank].Code].Sections[ir.SectionStep]
 		streams := &last.Streams
 		for _, spans := range streams {
 			if n := len(spans); n > 0 {
-				makespan = max(makespan, spans[n-1].End)
+				s.Makespan = max(s.Makespan, spans[n-1].End)
 			}
 		}
 		for _, span := range streams[ir.Compute] {
 			if section[span.PC].Info().Class != ir.ClassSync {
-				busy += span.End - span.Begin
+				s.Busy += span.End - span.Begin
 			}
 		}
 	}
-	m.busy += busy
-	m.idle += makespan*time.Duration(len(m.traces)) - busy
 	m.forget()
+	return s, true
+}
+
+// add takes up the step that has just ended, on all ranks.
+func (m *bubbleMeter) add() error {
+	if m.unmeasured() {
+		return nil
+	}
+	s, _ := m.here()
+	all, err := m.ask(askStep)
+	for _, text := range all {
+		var other stepTimes
+		if err := json.Unmarshal(text, &other); err != nil {
+			return err
+		}
+		s.Makespan, s.Busy = max(s.Makespan, other.Makespan), s.Busy+other.Busy
+	}
+	m.busy += s.Busy
+	m.idle += s.Makespan*time.Duration(len(m.traces)) - s.Busy
+	return err
+}
+
+// unmeasured says whether nothing is known of the step that has just ended: what ranks measure, they all do.
+func (m *bubbleMeter) unmeasured() bool {
+	for _, t := range m.traces {
+		if t != nil {
+			return len(t.Timelines) == 0
+		}
+	}
+	return true
 }
 
 // forget drops the timelines that nobody will ask for.
 func (m *bubbleMeter) forget() {
 	for _, t := range m.traces {
-		t.Timelines = t.Timelines[:0]
+		if t != nil {
+			t.Timelines = t.Timelines[:0]
+		}
 	}
 }
 
@@ -75,4 +117,106 @@ func (m *bubbleMeter) ratio() float64 {
 		return 0
 	}
 	return float64(m.idle) / float64(m.busy)
+}
+
+// What process 0 asks the others.
+const (
+	askKind      = "what do you compute on?"
+	askStep      = "how long was the step?"
+	askClock     = "what time is it?"
+	askTimelines = "what ran when?"
+)
+
+func (m *bubbleMeter) ask(question string) ([][]byte, error) {
+	if m.others == nil {
+		return nil, nil
+	}
+	return m.others(question)
+}
+
+// reply answers for the ranks of this process, which computes on something of a kind.
+func (m *bubbleMeter) reply(question, kind string) ([]byte, error) {
+	switch question {
+	case askKind:
+		return []byte(kind), nil
+	case askStep:
+		s, _ := m.here()
+		return json.Marshal(s)
+	case askClock:
+		return json.Marshal(time.Now().UnixNano())
+	case askTimelines:
+		known := map[int]vm.Timeline{}
+		for rank, t := range m.last {
+			if t != nil {
+				known[rank] = *t
+			}
+		}
+		var out bytes.Buffer
+		err := gob.NewEncoder(&out).Encode(known)
+		return out.Bytes(), err
+	}
+	return nil, fmt.Errorf("internal: %q has no answer", question)
+}
+
+// kinds is what the other processes compute on.
+func (m *bubbleMeter) kinds() (out []string, err error) {
+	all, err := m.ask(askKind)
+	for _, kind := range all {
+		out = append(out, string(kind))
+	}
+	return out, err
+}
+
+// gather brings the timelines of the last step from the other processes, as our clock would have measured them.
+func (m *bubbleMeter) gather() error {
+	late, err := m.clocks()
+	if err != nil {
+		return err
+	}
+	all, err := m.ask(askTimelines)
+	if err != nil {
+		return err
+	}
+	for i, text := range all {
+		known := map[int]vm.Timeline{}
+		if err := gob.NewDecoder(bytes.NewReader(text)).Decode(&known); err != nil {
+			return err
+		}
+		for rank, t := range known {
+			t.Start = t.Start.Add(-late[i])
+			m.last[rank] = &t
+		}
+	}
+	for rank, t := range m.last {
+		if t == nil {
+			return fmt.Errorf("of rank %d nothing was measured", rank)
+		}
+	}
+	return nil
+}
+
+// clocks is by how much the clock of each other process is ahead of ours: of several answers that of the shortest way there and
+// back, half-way.
+func (m *bubbleMeter) clocks() (ahead []time.Duration, err error) {
+	shortest := time.Duration(0)
+	for range 10 {
+		asked := time.Now()
+		all, err := m.ask(askClock)
+		took := time.Since(asked)
+		if err != nil {
+			return nil, err
+		}
+		if shortest > 0 && took >= shortest {
+			continue
+		}
+		shortest, ahead = took, ahead[:0]
+		for _, text := range all {
+			var theirs int64
+			if err := json.Unmarshal(text, &theirs); err != nil {
+				return nil, err
+			}
+			ahead = append(ahead, time.Duration(theirs-asked.Add(took/2).UnixNano()))
+		}
+	}
+	return ahead, nil
 }

@@ -2,6 +2,7 @@
 //
 //	main.go      the table of subcommands
 //	run.go       run: load, device, steps, report
+//	launch.go    which one this process is of several, by flags or by who started it
 //	simulate.go  run in virtual time
 //	progress.go  what a user sees of a run, and the lines of --json
 //	bubble.go    idle over busy time, measured
@@ -57,7 +58,14 @@ var app = cli.App{
 				"With --profile the begin and end of every instruction of the last step are written, by events of the GPU or the clock of\n" +
 				"the cpu, as a trace that viewers such as Perfetto read; sppoc view FILE TRACE lays it over the simulation.\n" +
 				"The run ends with how long the instructions of each opcode took and were simulated to take.\n\n" +
-				"Ctrl-C stops behind the step that runs, with a checkpoint if --save is given; a second one aborts.",
+				"A job may run in several processes, on one host or on many, each with an equal part of the ranks in a row: the same command\n" +
+				"line for all, started by torchrun --no-python, srun or mpirun, or by hand with --processes, --process and --rendezvous. Process 0\n" +
+				"listens where MASTER_ADDR and MASTER_PORT say, or on Slurm's first node; the others find it there, and all must have the same\n" +
+				"program, version and data. It prints, and reads and writes what is kept. On the cpu ranks of different processes meet over TCP,\n" +
+				"and losses and weights are, to the last bit, those of one process; on GPUs they meet by NCCL, a GPU for each rank. If one\n" +
+				"process fails or is lost all end, and each says which it was.\n\n" +
+				"Ctrl-C stops behind the step that runs, with a checkpoint if --save is given; a second one aborts. Of several processes\n" +
+				"whichever gets it stops all.",
 			Examples: []string{
 				"sppovm run examples/tiny.sppo",
 				"sppovm run out/gpt-docs.sppb --steps 50 --json",
@@ -66,6 +74,8 @@ var app = cli.App{
 				"sppovm run examples/tiny.sppo --profile tiny.json",
 				"sppovm run examples/paper/gpt-7b-512k.sppo --device sim",
 				"sppovm run examples/tiny.sppo --device sim --steps 20 --jitter 0.05 --slow 3=1.2",
+				"srun --nodes 2 --ntasks-per-node 2 sppovm run examples/tiny.sppo",
+				"sppovm run examples/tiny.sppo --processes 2 --process 0 --rendezvous node1:29500",
 			},
 		},
 		{Name: "devices", Setup: devices, Doc: "say what there is to run on, and what is missing for GPUs"},

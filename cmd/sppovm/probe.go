@@ -128,7 +128,7 @@ func (f *probeFlags) open() (*bench, error) {
 	if f.scale.Rows != nil {
 		b.scale = f.scale
 	}
-	c, err := f.run.open(nil)
+	c, err := f.run.open(nil, nil)
 	if err != nil {
 		return nil, err
 	}

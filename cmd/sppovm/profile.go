@@ -18,6 +18,9 @@ func (r *training) writeProfile() error {
 		r.show.say("no step was measured: %s is not written", r.f.profile)
 		return nil
 	}
+	if err := r.meter.gather(); err != nil {
+		return err
+	}
 	measured, err := sim.Measured(r.program, ir.SectionStep, r.device, sim.SpansOf(r.program, r.meter.last))
 	if err != nil {
 		return err

@@ -80,7 +80,9 @@ func TestMeterOfSomeSteps(t *testing.T) {
 		if _, err := j.Step(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		meter.add()
+		if err := meter.add(); err != nil {
+			t.Fatal(err)
+		}
 		if measured := step+1 >= 2; measured != (meter.ratio() > 0) || measured != (len(meter.last) > 0 && meter.last[0].Round == 2) {
 			t.Errorf("behind step %d: ratio %g of %d timelines", step+1, meter.ratio(), len(meter.last))
 		}

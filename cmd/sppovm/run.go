@@ -14,6 +14,7 @@ import (
 	"sppo/lang"
 	"sppo/vm"
 	"sppo/vm/cpu/simd"
+	"sppo/vm/world"
 )
 
 // runFlags are what run is asked for.
@@ -35,7 +36,13 @@ type runFlags struct {
 	profile string
 	seeded  bool // --seed was given
 	sim     simFlags
+
+	launching launchFlags
+	launch    *launch // nil: this process is alone
 }
+
+// leads says whether this process prints, and writes what there is to keep.
+func (f *runFlags) leads() bool { return f.launch == nil || f.launch.process == 0 }
 
 func run(flags *pflag.FlagSet) cli.Action {
 	var f runFlags
@@ -54,6 +61,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.BoolVar(&f.tune, "tune", false, "cuda: time the ways in which cuBLASLt can make each product, and take the fastest; other runs may then round differently")
 	flags.BoolVar(&f.graphs, "graphs", false, "cuda: capture each section of the program once and replay it as a graph; for programs of one rank")
 	flags.StringVar(&f.profile, "profile", "", "write to this file when each instruction of the last step ran; sppoc view shows it beside the simulation")
+	f.launching.define(flags)
 	flags.BoolVar(&f.force, "force", false, "run what does not fit its cluster, too")
 	flags.BoolVar(&f.sim.contention, "contention", false, "sim: copies of a node's ranks share its bandwidth as they come, instead of each having its part")
 	flags.Float64Var(&f.sim.jitter, "jitter", 0, "sim: vary every duration, by this standard deviation of its logarithm")
@@ -66,11 +74,15 @@ func run(flags *pflag.FlagSet) cli.Action {
 		if f.seed < 0 {
 			return cli.Usagef("--seed %d: it is 0 or more, like train.seed", f.seed)
 		}
+		var err error
+		if f.launch, err = f.launching.find(); err != nil {
+			return err
+		}
 		if err := f.check(); err != nil {
 			return err
 		}
 		for _, file := range []string{f.save, f.profile} {
-			if file == "" {
+			if file == "" || !f.leads() {
 				continue
 			}
 			if err := cli.CheckOutput(file, args...); err != nil {
@@ -87,7 +99,14 @@ func run(flags *pflag.FlagSet) cli.Action {
 		if f.device == "sim" {
 			return f.simulate(env, job)
 		}
-		return f.run(env, job)
+		if f.launch == nil {
+			return f.run(env, job, nil)
+		}
+		w, err := f.join(env, job.Program)
+		if err != nil {
+			return err
+		}
+		return w.Close(f.run(env, job, w))
 	}
 }
 
@@ -103,6 +122,9 @@ func (f *runFlags) check() error {
 		}
 		if f.profile != "" {
 			return cli.Usagef("a simulation is not measured: sppoc trace writes its timeline")
+		}
+		if f.launch != nil {
+			return cli.Usagef("a simulation is one process, not %d", f.launch.processes)
 		}
 	default:
 		return cli.Usagef("there is no device %q; there are cpu, cuda and sim", f.device)
@@ -145,12 +167,13 @@ func (f *runFlags) accept(file string, job *cli.Job) error {
 	return nil
 }
 
-func (f *runFlags) run(env *cli.Env, job *cli.Job) error {
+// run trains, in a world of several processes with those.
+func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	tokens, err := openData(job, f.dir)
 	if err != nil {
 		return err
 	}
-	computer, err := f.open(job.Program)
+	computer, err := f.open(job.Program, w)
 	if err != nil {
 		return err
 	}
@@ -160,13 +183,33 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job) error {
 		meter.wanted = sampled(f.profiled())
 	}
 	open := func(rank int) (vm.Device, error) { return meter.wrap(rank, computer.device(rank)), nil }
-	j, err := vm.Open(job.Program, open, vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport})
+	options := vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport}
+	if w != nil {
+		options.Crew, options.Reply = w, func(question string) ([]byte, error) { return meter.reply(question, computer.kind) }
+	}
+	j, err := vm.Open(job.Program, open, options)
 	if err != nil {
 		return err
 	}
-	r := &training{f: f, program: job.Program, job: j, meter: meter, device: computer.name, show: f.progress(env, job.Program, computer.name)}
-	err = r.all(env.Context)
+	if !f.leads() {
+		return errors.Join(follow(env.Context, w, j), j.Close())
+	}
+	ctx := env.Context
+	if w != nil {
+		meter.others = j.Others
+		var cancel context.CancelFunc
+		ctx, cancel = untilStopped(ctx, w)
+		defer cancel()
+	}
+	r := &training{f: f, program: job.Program, job: j, meter: meter, device: computer.name, kind: computer.kind, show: f.progress(env, job.Program, computer.name)}
+	err = r.all(ctx)
 	return errors.Join(err, j.Close())
+}
+
+// follow does what process 0 orders. A user who asks this process to stop asks all.
+func follow(ctx context.Context, w *world.World, j *vm.Job) error {
+	defer context.AfterFunc(ctx, w.Stop)()
+	return j.Follow()
 }
 
 // profiled is the step that a profile is of; no step is 0.
@@ -210,12 +253,16 @@ type training struct {
 	job     *vm.Job
 	meter   *bubbleMeter
 	device  string
+	kind    string // of it, which decides how results are rounded
 	show    *progress
 	loss    float64 // of the last step
 }
 
 // all trains from the start, or a checkpoint, to the last step or until the user stops it.
 func (r *training) all(ctx context.Context) error {
+	if err := r.warn(); err != nil {
+		return err
+	}
 	if err := r.start(ctx); err != nil {
 		return r.stopped(err)
 	}
@@ -233,6 +280,17 @@ func (r *training) all(ctx context.Context) error {
 	return r.end()
 }
 
+// warn says when processes compute on different things, whose results may differ in rounding from those of one process.
+func (r *training) warn() error {
+	all, err := r.meter.kinds()
+	for i, kind := range all {
+		if kind != r.kind {
+			r.show.say("process %d computes on %s, process 0 on %s: what is rounded differently there shows in the losses", i+1, kind, r.kind)
+		}
+	}
+	return err
+}
+
 func (r *training) start(ctx context.Context) error {
 	if err := r.job.Init(ctx); err != nil || r.f.resume == "" {
 		return err
@@ -245,7 +303,9 @@ func (r *training) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.meter.add()
+	if err := r.meter.add(); err != nil {
+		return err
+	}
 	r.loss = result.Loss
 	r.show.step(result)
 	if math.IsNaN(result.Loss) || math.IsInf(result.Loss, 0) {

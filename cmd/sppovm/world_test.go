@@ -1,0 +1,429 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+
+	"sppo/cmd/internal/cli"
+	"sppo/cmd/internal/trace"
+)
+
+// process is one of several that run a job.
+type process struct {
+	*exec.Cmd
+	out  io.ReadCloser
+	errs bytes.Buffer
+	code int
+}
+
+// freePlace is where nobody listens.
+func freePlace(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// launchAll starts processes of their own; args may differ from one to the next.
+func launchAll(t *testing.T, processes int, args func(process int) []string) []*process {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []*process
+	for i := range processes {
+		p := &process{Cmd: exec.Command(self, append([]string{"run"}, args(i)...)...)}
+		p.Env = append(os.Environ(), asCommand+"=1")
+		p.Stderr = &p.errs
+		if p.out, err = p.StdoutPipe(); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Process.Kill() })
+		all = append(all, p)
+	}
+	return all
+}
+
+// end waits for all processes; it fails the test if one hangs. What they have printed comes back.
+func end(t *testing.T, all []*process) (stdout []string) {
+	t.Helper()
+	stdout = make([]string, len(all))
+	timer := time.AfterFunc(2*time.Minute, func() {
+		for _, p := range all {
+			p.Process.Signal(syscall.SIGQUIT) // which prints what it was doing
+		}
+	})
+	defer timer.Stop()
+	var done sync.WaitGroup
+	for i, p := range all {
+		done.Go(func() {
+			text, _ := io.ReadAll(p.out)
+			stdout[i] = string(text)
+			p.Wait()
+			p.code = p.ProcessState.ExitCode()
+		})
+	}
+	done.Wait()
+	return stdout
+}
+
+// inWorld is the arguments of each of several processes that run one job here.
+func inWorld(t *testing.T, processes int, args ...string) func(int) []string {
+	place := freePlace(t)
+	return func(i int) []string {
+		return append([]string{"--processes", fmt.Sprint(processes), "--process", fmt.Sprint(i), "--rendezvous", place, "--job", t.Name()}, args...)
+	}
+}
+
+// numbersOf are the lines of --json without what the clock says.
+func numbersOf(t *testing.T, text string) (out []map[string]any) {
+	for _, o := range objects(t, text) {
+		for _, timed := range []string{"tokens_per_s", "step_s", "bubble_ratio"} {
+			delete(o, timed)
+		}
+		out = append(out, o)
+	}
+	return out
+}
+
+// A job of several processes prints and saves what it does in one, to the last bit, however its ranks lie.
+func TestProcessesAreOneJob(t *testing.T) {
+	inBase(t)
+	for _, c := range []struct {
+		processes int
+		set       string
+	}{
+		{4, "pp=4 sp=1 dp=1 model.layers=4"},                                  // a stage each
+		{4, "pp=1 sp=4 dp=1 subsequences=2"},                                  // gathers and scatters across processes
+		{2, "pp=2 sp=2 dp=1 mux=on"},                                          // borrowed work
+		{2, "pp=1 sp=4 dp=1 sp_mode=ulysses model.kv_heads=2"},                // two ranks of a group in each process
+		{4, "pp=1 sp=2 dp=2 sp_mode=ring zero=1 order=layer"},                 // rings, and divided optimizer state
+		{2, "pp=1 sp=2 dp=2 sp_mode=ulysses zero=3 model.dtype=bf16 batch=2"}, // weights that come from afar
+	} {
+		var args []string
+		for _, s := range strings.Fields(c.set) {
+			switch {
+			case strings.Contains(s, "."):
+			case strings.HasPrefix(s, "batch"):
+				s = "train." + s
+			default:
+				s = "schedule." + s
+			}
+			args = append(args, "--set", s)
+		}
+		t.Run(c.set, func(t *testing.T) {
+			args := append([]string{"tiny.sppo", "--steps", "2", "--json"}, args...)
+			one, _ := sppovm(t, t.Context(), append(append([]string{"run"}, args...), "--save", "one.ckpt")...)
+			all := launchAll(t, c.processes, inWorld(t, c.processes, append(args, "--save", "many.ckpt")...))
+			many := end(t, all)
+			for i, p := range all {
+				if p.code != cli.Done || i > 0 && (many[i] != "" || p.errs.Len() > 0) {
+					t.Fatalf("process %d: exit %d\n%s%s", i, p.code, many[i], p.errs.String())
+				}
+			}
+			if diff := cmp.Diff(numbersOf(t, one), numbersOf(t, many[0])); diff != "" {
+				t.Errorf("several processes compute something else than one:\n%s", diff)
+			}
+			same(t, "one.ckpt", "many.ckpt")
+		})
+	}
+}
+
+func same(t *testing.T, a, b string) {
+	t.Helper()
+	x, err := os.ReadFile(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	y, err := os.ReadFile(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(x, y) {
+		t.Errorf("%s and %s differ", a, b)
+	}
+}
+
+// Several processes go on where one has stopped, and write the profile of all ranks.
+func TestProcessesResumeAndProfile(t *testing.T) {
+	inBase(t)
+	whole, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--json", "--save", "whole.ckpt")
+	sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "2", "--save", "half.ckpt")
+	all := launchAll(t, 2, inWorld(t, 2, "tiny.sppo", "--json", "--resume", "half.ckpt", "--save", "both.ckpt", "--profile", "p.json"))
+	out := end(t, all)
+	if all[0].code != cli.Done || all[1].code != cli.Done {
+		t.Fatalf("exit %d and %d\n%s%s", all[0].code, all[1].code, all[0].errs.String(), all[1].errs.String())
+	}
+	if diff := cmp.Diff(losses(t, whole)[2:], losses(t, out[0])); diff != "" {
+		t.Error(diff)
+	}
+	same(t, "whole.ckpt", "both.ckpt")
+	job, err := cli.OpenProgram("tiny.sppo", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open("p.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	got, err := trace.Read(f, job.Program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r := range job.Program.Ranks {
+		if spans := got.Rank(r).Spans; spans[len(spans)-1].End <= 0 || got.Round != 4 {
+			t.Errorf("step %d: rank %d has no times", got.Round, r)
+		}
+	}
+	left, err := os.ReadDir(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range left {
+		if strings.HasPrefix(e.Name(), ".") {
+			t.Errorf("%s was left", e.Name())
+		}
+	}
+}
+
+// behind waits until a process has printed some lines of --json.
+func behind(t *testing.T, p *process, lines int) {
+	t.Helper()
+	in := bufio.NewReader(p.out)
+	for range lines {
+		if _, err := in.ReadString('\n'); err != nil {
+			t.Fatalf("it ended before: %v\n%s", err, p.errs.String())
+		}
+	}
+	rest := p.out
+	p.out = struct {
+		io.Reader
+		io.Closer
+	}{in, rest}
+}
+
+// endless are arguments of a job that does not end by itself.
+var endless = []string{"tiny.sppo", "--set", "train.steps=1000000", "--json", "-q"}
+
+// A process that is killed ends all others, and each says which one it was.
+func TestProcessKilled(t *testing.T) {
+	inBase(t)
+	for victim := range 2 {
+		all := launchAll(t, 2, inWorld(t, 2, append(endless, "--save", "never.ckpt")...))
+		behind(t, all[0], 3)
+		all[victim].Process.Kill()
+		killed := time.Now()
+		end(t, all)
+		if took := time.Since(killed); took > 20*time.Second {
+			t.Errorf("the others ended %s later", took)
+		}
+		other := all[1-victim]
+		want := fmt.Sprintf("sppovm: process %d (ranks %d to %d, on ", victim, 2*victim, 2*victim+1)
+		if text := other.errs.String(); other.code != cli.Failed || !strings.HasPrefix(text, want) ||
+			!strings.HasSuffix(text, ") was lost: its connection closed\n") || strings.Count(text, "\n") != 1 {
+			t.Errorf("exit %d\n%s", other.code, text)
+		}
+		if _, err := os.Stat("never.ckpt"); err == nil {
+			t.Error("half a job has left a checkpoint")
+		}
+	}
+}
+
+// A process that fails by itself says why, and the others say that it was this one.
+func TestProcessFails(t *testing.T) {
+	inBase(t)
+	if err := os.WriteFile("other.txt", bytes.Repeat([]byte("Other words, as long as those of the other process.\n"), 40), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir("elsewhere", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename("other.txt", "elsewhere/words.txt"); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		dir  string
+		want []string // of each process
+		code []int
+	}{
+		{"nowhere", []string{"sppovm: process 1 (ranks 2 to 3, on HOST) failed: ", "there is no file nowhere/words.txt"}, []int{cli.Failed, cli.BadInput}},
+		{"elsewhere", []string{"sppovm: process 1 reads other data than process 0: 2080 bytes with checksum ", "sppovm: process 0 (ranks 0 to 1, on HOST) failed: process 1 reads other data"}, []int{cli.Failed, cli.Failed}},
+	} {
+		world := inWorld(t, 2, "tiny.sppo", "-q")
+		all := launchAll(t, 2, func(i int) []string {
+			if i == 1 {
+				return append(world(i), "--dir", c.dir)
+			}
+			return world(i)
+		})
+		end(t, all)
+		for i, p := range all {
+			host, _ := os.Hostname()
+			if want := strings.ReplaceAll(c.want[i], "HOST", host); p.code != c.code[i] || !strings.Contains(p.errs.String(), want) {
+				t.Errorf("process %d: exit %d\n%s, want exit %d and %s", i, p.code, p.errs.String(), c.code[i], want)
+			}
+		}
+	}
+}
+
+// What keeps processes from meeting is one line of each.
+func TestProcessesThatDoNotMeet(t *testing.T) {
+	inBase(t)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	for _, c := range []struct {
+		name string
+		args func(i int, place string) []string
+		want []string
+	}{
+		{"another program", func(i int, place string) []string {
+			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--seed", fmt.Sprint(i)}
+		}, []string{"has another program than process 0 on", "has another program than process 0 on"}},
+		{"missing", func(i int, place string) []string {
+			return []string{"--processes", "4", "--process", fmt.Sprint(i), "--rendezvous", place, "--rendezvous-timeout", "1s"}
+		}, []string{"sppovm: processes 2 and 3 of 4 did not come to ", "sppovm: processes 2 and 3 of 4 did not come to "}},
+		{"port taken", func(i int, place string) []string {
+			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", taken.Addr().String(), "--rendezvous-timeout", "1s"}
+		}, []string{"address already in use", "it did not answer as process 0 of a job does"}},
+	} {
+		place := freePlace(t)
+		all := launchAll(t, 2, func(i int) []string { return append(c.args(i, place), "tiny.sppo", "-q") })
+		end(t, all)
+		for i, p := range all {
+			if text := p.errs.String(); p.code != cli.Failed || !strings.Contains(text, c.want[i]) || strings.Count(text, "\n") != 1 {
+				t.Errorf("%s: process %d: exit %d\n%s, want %s", c.name, i, p.code, text, c.want[i])
+			}
+		}
+	}
+}
+
+// Whoever is interrupted, all stop behind the same step, with a checkpoint, as a success.
+func TestProcessInterrupted(t *testing.T) {
+	inBase(t)
+	for who := range 2 {
+		os.Remove("stop.ckpt")
+		all := launchAll(t, 2, inWorld(t, 2, append(endless, "--save", "stop.ckpt")...))
+		behind(t, all[0], 3)
+		all[who].Process.Signal(os.Interrupt)
+		out := end(t, all)
+		for i, p := range all {
+			if p.code != cli.Done || p.errs.Len() > 0 {
+				t.Errorf("process %d: exit %d\n%s", i, p.code, p.errs.String())
+			}
+		}
+		if !strings.Contains(out[0], `"done":true`) {
+			t.Errorf("it ends with %q", out[0][max(0, len(out[0])-200):])
+		}
+		if _, err := os.Stat("stop.ckpt"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The variables of launchers say where a process stands; flags say otherwise.
+func TestLaunchers(t *testing.T) {
+	type variables map[string]string
+	torch := variables{"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n0", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "0"}
+	slurm := variables{"SLURM_PROCID": "5", "SLURM_NTASKS": "16", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "2",
+		"SLURM_STEP_NODELIST": "rack1-node[003-010,12],other", "SLURM_NODELIST": "else"}
+	mpi := variables{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_NAMESPACE": "ns"}
+	with := func(all ...variables) variables {
+		out := variables{}
+		for _, v := range all {
+			for k, x := range v {
+				out[k] = x
+			}
+		}
+		return out
+	}
+	for _, c := range []struct {
+		name string
+		env  variables
+		args []string
+		want *launch
+		err  string
+	}{
+		{name: "alone"},
+		{name: "torchrun", env: torch, want: &launch{3, 8, 1, "n0:29500", "torchrun x 0", "torchrun"}},
+		{name: "torchrun's own port", env: with(torch, variables{"TORCHELASTIC_USE_AGENT_STORE": "True"}), want: &launch{3, 8, 1, "n0:29501", "torchrun x 0", "torchrun"}},
+		{name: "torchrun under srun", env: with(torch, slurm), want: &launch{3, 8, 1, "n0:29500", "torchrun x 0", "torchrun"}},
+		{name: "srun", env: slurm, want: &launch{5, 8, 1, fmt.Sprintf("rack1-node003:%d", portOf("srun 77 2")), "srun 77 2", "srun"}},
+		{name: "srun, told where", env: with(slurm, variables{"MASTER_ADDR": "n7", "MASTER_PORT": "1234"}), want: &launch{5, 8, 1, "n7:1234", "srun 77 2", "srun"}},
+		{name: "a batch script", env: variables{"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "77"}},
+		{name: "one task", env: with(slurm, variables{"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"})},
+		{name: "mpirun on one host", env: mpi, want: &launch{1, 4, 1, fmt.Sprintf("127.0.0.1:%d", portOf("mpirun ns")), "mpirun ns", "mpirun"}},
+		{name: "mpirun over srun", env: with(mpi, slurm), want: &launch{1, 4, 1, fmt.Sprintf("127.0.0.1:%d", portOf("mpirun ns")), "mpirun ns", "mpirun"}},
+		{name: "mpirun on hosts", env: with(mpi, variables{"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}), err: "4 processes have to find each other: --rendezvous HOST:PORT is where process 0 listens"},
+		{name: "mpirun on hosts, told where", env: with(mpi, variables{"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}), args: []string{"--rendezvous", "n1:9"}, want: &launch{1, 4, 1, "n1:9", "mpirun ns", "mpirun"}},
+		{name: "mpiexec", env: variables{"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, want: &launch{0, 2, 0, fmt.Sprintf("127.0.0.1:%d", portOf("mpiexec")), "mpiexec", "mpiexec"}},
+		{name: "flags", args: []string{"--processes", "2", "--process", "1", "--rendezvous", "[::1]:9", "--job", "j"}, want: &launch{1, 2, -1, "[::1]:9", "j", ""}},
+		{name: "flags before variables", env: torch, args: []string{"--processes", "1", "--process", "0"}},
+		{name: "no number", env: with(torch, variables{"RANK": "third"}), err: "torchrun has started this process with RANK=third, which is no number"},
+		{name: "no port", env: with(torch, variables{"MASTER_PORT": "high"}), err: "MASTER_PORT=high is no number"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var l launchFlags
+			flags := pflag.NewFlagSet("run", pflag.ContinueOnError)
+			l.define(flags)
+			l.lookup = func(v string) string { return c.env[v] }
+			if err := flags.Parse(c.args); err != nil {
+				t.Fatal(err)
+			}
+			got, err := l.find()
+			if fmt.Sprint(err) != fmt.Sprint(map[bool]any{true: nil, false: c.err}[c.err == ""]) {
+				t.Errorf("%v, want %q", err, c.err)
+			}
+			if diff := cmp.Diff(c.want, got, cmp.AllowUnexported(launch{})); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestFirstHost(t *testing.T) {
+	for list, want := range map[string]string{
+		"": "", "n1": "n1", "n1,n2": "n1", "n[1-4]": "n1", "n[07,09-11],m": "n07", "n[01-02]-ib": "n01-ib", "r[2-3]n[10,20],x": "r2n10",
+	} {
+		if got := firstHost(list); got != want {
+			t.Errorf("the first of %s is %s, not %s", list, want, got)
+		}
+	}
+}
+
+// Times of other processes are put on the clock of the first.
+func TestClocks(t *testing.T) {
+	const ahead = 3 * time.Second
+	m := &bubbleMeter{others: func(string) ([][]byte, error) {
+		text, err := json.Marshal(time.Now().Add(ahead).UnixNano())
+		return [][]byte{text}, err
+	}}
+	got, err := m.clocks()
+	if err != nil || len(got) != 1 || (got[0]-ahead).Abs() > 100*time.Millisecond {
+		t.Errorf("ahead by %v, want %v; %v", got, ahead, err)
+	}
+}
