@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -88,6 +89,17 @@ func end(t *testing.T, all []*process) (stdout []string) {
 	return stdout
 }
 
+// alone is what one process prints, which knows nothing of what tests have made of this one.
+func alone(t *testing.T, args ...string) string {
+	t.Helper()
+	all := launchAll(t, 1, func(int) []string { return args })
+	out := end(t, all)
+	if all[0].code != cli.Done {
+		t.Fatalf("exit %d\n%s", all[0].code, all[0].errs.String())
+	}
+	return out[0]
+}
+
 // inWorld is the arguments of each of several processes that run one job here.
 func inWorld(t *testing.T, processes int, args ...string) func(int) []string {
 	place := freePlace(t)
@@ -134,8 +146,8 @@ func TestProcessesAreOneJob(t *testing.T) {
 		}
 		t.Run(c.set, func(t *testing.T) {
 			args := append([]string{"tiny.sppo", "--steps", "2", "--json"}, args...)
-			one, _ := sppovm(t, t.Context(), append(append([]string{"run"}, args...), "--save", "one.ckpt")...)
-			all := launchAll(t, c.processes, inWorld(t, c.processes, append(args, "--save", "many.ckpt")...))
+			one := alone(t, append(slices.Clone(args), "--save", "one.ckpt")...)
+			all := launchAll(t, c.processes, inWorld(t, c.processes, append(slices.Clone(args), "--save", "many.ckpt")...))
 			many := end(t, all)
 			for i, p := range all {
 				if p.code != cli.Done || i > 0 && (many[i] != "" || p.errs.Len() > 0) {
@@ -168,8 +180,8 @@ func same(t *testing.T, a, b string) {
 // Several processes go on where one has stopped, and write the profile of all ranks.
 func TestProcessesResumeAndProfile(t *testing.T) {
 	inBase(t)
-	whole, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--json", "--save", "whole.ckpt")
-	sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "2", "--save", "half.ckpt")
+	whole := alone(t, "tiny.sppo", "--json", "--save", "whole.ckpt")
+	alone(t, "tiny.sppo", "--steps", "2", "--save", "half.ckpt")
 	all := launchAll(t, 2, inWorld(t, 2, "tiny.sppo", "--json", "--resume", "half.ckpt", "--save", "both.ckpt", "--profile", "p.json"))
 	out := end(t, all)
 	if all[0].code != cli.Done || all[1].code != cli.Done {
