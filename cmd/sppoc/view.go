@@ -120,6 +120,7 @@ type pageCode struct {
 	Sub    column `json:"sub"`
 	Layer  column `json:"layer"`
 	Micro  column `json:"micro"`
+	Stage  column `json:"stage"`
 	Line   column `json:"line"`
 	Pass   column `json:"pass"`
 	Result column `json:"result"`
@@ -136,7 +137,10 @@ type pageRank struct {
 }
 
 type pageMemory struct {
-	Arena string `json:"arena"`
+	Arena    string   `json:"arena"`
+	Placed   ir.Bytes `json:"placed"` // the highest byte
+	Capacity ir.Bytes `json:"capacity"`
+
 	At    column `json:"at"`
 	Bytes column `json:"bytes"`
 }
@@ -248,12 +252,13 @@ func (p *page) rank(t *sim.Timeline, r, code int, stage int32, alone bool) pageR
 		begin[pc], end[pc] = float64(s.Begin), float64(s.End)
 	}
 	x.Begin, x.End = addColumn(p, "f64", begin), addColumn(p, "f64", end)
+	capacity := [ir.NumArenas]ir.Bytes{ir.Device: ir.Bytes(p.last.Machine.DeviceMemory), ir.Host: p.last.Machine.HostMemoryPerRank()}
 	for a := range ir.NumArenas {
 		var at, held []float64
 		for _, l := range t.Memory(r, a) {
 			at, held = append(at, float64(l.At)), append(held, float64(l.Bytes))
 		}
-		x.Memory = append(x.Memory, pageMemory{a.String(), addColumn(p, "f64", at), addColumn(p, "f64", held)})
+		x.Memory = append(x.Memory, pageMemory{a.String(), p.last.Codes[p.last.Ranks[r].Code].Arenas[a], capacity[a], addColumn(p, "f64", at), addColumn(p, "f64", held)})
 	}
 	p.spans += len(spans)
 	p.ranks++
@@ -265,7 +270,7 @@ func (p *page) code(x *pageProgram, code *ir.Code, spans []sim.Span) pageCode {
 	instrs := code.Sections[ir.SectionStep]
 	n := len(instrs)
 	op, stream, phase, pass := make([]uint8, n), make([]uint8, n), make([]uint8, n), make([]uint8, n)
-	sub, layer, micro, line := make([]int16, n), make([]int16, n), make([]int16, n), make([]uint16, n)
+	sub, layer, micro, stage, line := make([]int16, n), make([]int16, n), make([]int16, n), make([]int16, n), make([]uint16, n)
 	result := make([]int32, n)
 	first := int32(len(x.Results))
 	for i := range code.Buffers {
@@ -275,7 +280,7 @@ func (p *page) code(x *pageProgram, code *ir.Code, spans []sim.Span) pageCode {
 		in := &instrs[pc]
 		v := &in.Prov
 		op[pc], stream[pc], phase[pc], pass[pc], line[pc] = uint8(in.Op), uint8(in.Stream), uint8(v.Phase), v.Pass, v.Line
-		sub[pc], layer[pc], micro[pc] = int16(v.Subsequence), int16(v.Layer), int16(v.Microbatch)
+		sub[pc], layer[pc], micro[pc], stage[pc] = int16(v.Subsequence), int16(v.Layer), int16(v.Microbatch), v.Stage
 		result[pc] = ir.None
 		if in.Info().Written() > 0 && in.Args[0].Present() {
 			result[pc] = first + int32(in.Args[0].Buffer)
@@ -283,7 +288,7 @@ func (p *page) code(x *pageProgram, code *ir.Code, spans []sim.Span) pageCode {
 	}
 	return pageCode{
 		addColumn(p, "u8", op), addColumn(p, "u8", stream), addColumn(p, "u8", spanKinds(code, spans)), addColumn(p, "u8", phase), addColumn(p, "i16", sub),
-		addColumn(p, "i16", layer), addColumn(p, "i16", micro), addColumn(p, "u16", line), addColumn(p, "u8", pass), addColumn(p, "i32", result),
+		addColumn(p, "i16", layer), addColumn(p, "i16", micro), addColumn(p, "i16", stage), addColumn(p, "u16", line), addColumn(p, "u8", pass), addColumn(p, "i32", result),
 	}
 }
 

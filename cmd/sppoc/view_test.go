@@ -48,17 +48,30 @@ func TestViewInBrowser(t *testing.T) {
 	if err != nil {
 		t.Skip("no chromium: the page is not tried in a browser")
 	}
+	tiny := []string{"testdata/base/tiny.sppo"}
 	for _, c := range []struct {
 		args []string
 		link string
+		acts string // of a user, as a script; says adds to what is looked at
 		want []string
 	}{
-		{[]string{"testdata/base/tiny.sppo"}, "find=gelu_grad+s2&theme=dark", []string{`data-theme="dark"`, "gelu_grad s2", "rank 0, compute, pc", "subsequence 2", "sppo:", "1 of "}},
-		{[]string{"testdata/base/tiny.sppo", "testdata/base/small.sppo"}, "find=nonsense", []string{"tiny and small", "nothing", `data-spans=`}},
+		{tiny, "find=gelu_grad+s2&theme=dark", "", []string{`data-theme="dark"`, "gelu_grad s2", "rank 0, compute, pc", "subsequence 2", "task B0.2@0", "sppo:", "1 of "}},
+		{tiny, "find=F1.3@1+layernorm", "", []string{"layernorm s3 l1", "microbatch 1", "task F1.3@1"}},
+		{[]string{"testdata/base/tiny.sppo", "testdata/base/small.sppo"}, "find=nonsense", "", []string{"tiny and small", "nothing", `data-spans=`}},
+		{tiny, "", `key("w"); says("zoomed", shown().width < whole.width * 0.8); const before = shown().from; key("d"); says("panned", shown().from > before);
+			const begin = shown().from; drag(300, 200); says("dragged", shown().from > begin); key("0"); says("back", shown().width === whole.width);
+			mouse("wheel", 700, 60, { deltaY: -200, ctrlKey: true }); says("wheeled", shown().width < whole.width); key("0");
+			drag(170, 170); says("task", document.getElementById("detail").textContent); key("f"); says("framed", shown().width < whole.width / 20)`,
+			[]string{"zoomed true", "panned true", "dragged true", "back true", "wheeled true", "task F0.0@0", "of its time: forward", "framed true"}},
+		{tiny, "", `drag(300, 500, { shiftKey: true });
+			says("range", document.getElementById("detail").textContent); key("Escape"); says("free", document.getElementById("detail").textContent)`,
+			[]string{"of it, on the compute streams:", "rank 2: ", "bubble ", "free Click an instruction"}},
 	} {
+		page := viewOf(t, c.args...)
+		act(t, page, c.acts)
 		var out, errs bytes.Buffer
 		cmd := exec.CommandContext(t.Context(), browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-			"--user-data-dir="+t.TempDir(), "--virtual-time-budget=4000", "--dump-dom", "file://"+viewOf(t, c.args...)+"#"+c.link)
+			"--user-data-dir="+t.TempDir(), "--window-size=1280,800", "--virtual-time-budget=4000", "--dump-dom", "file://"+page+"#"+c.link)
 		cmd.Stdout, cmd.Stderr = &out, &errs
 		cmd.WaitDelay = time.Second
 		if err := cmd.Run(); err != nil {
@@ -74,9 +87,38 @@ func TestViewInBrowser(t *testing.T) {
 		}
 		for _, w := range c.want {
 			if !strings.Contains(text, w) {
-				t.Errorf("%s: the page does not say %q:\n%.3000s", c.link, w, text[strings.LastIndex(text, "<header>"):])
+				title, _, _ := strings.Cut(text, "</title>")
+				t.Errorf("%s: the page does not say %q:\n%s\n%.3000s", c.link, w, title, text[strings.LastIndex(text, "<header>"):])
 			}
 		}
+	}
+}
+
+// act adds a user to a page: what the script does with keys and mouse once the page is drawn, and what it says of that.
+func act(t *testing.T, page, script string) {
+	t.Helper()
+	if script == "" {
+		return
+	}
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	user := `<script>(async () => {
+		const canvas = document.getElementById("view"), later = () => new Promise(done => setTimeout(done, 50));
+		const shown = () => { const [from, to] = canvas.dataset.shown.split(" ").map(Number); return { from, width: to - from }; };
+		const key = key => dispatchEvent(new KeyboardEvent("keydown", { key }));
+		const mouse = (name, x, y, more) => { const box = canvas.getBoundingClientRect();
+			canvas.dispatchEvent(new (name === "wheel" ? WheelEvent : PointerEvent)(name, { clientX: box.left + x, clientY: box.top + y, cancelable: true, ...more })); };
+		const says = (what, value) => { document.title += "; " + what + " " + value; };
+		const drag = (from, to, more) => { mouse("pointerdown", from, 60, more); mouse("pointermove", to, 60, more); mouse("pointerup", to, 60, more); };
+		canvas.setPointerCapture = () => {};
+		while (!document.body.dataset.spans) await later();
+		const whole = shown();
+		` + script + `
+	})();</script></html>`
+	if err := os.WriteFile(page, bytes.Replace(text, []byte("</html>"), []byte(user), 1), 0o644); err != nil {
+		t.Fatal(err)
 	}
 }
 

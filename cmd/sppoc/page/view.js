@@ -18,17 +18,22 @@
   ];
   const BUBBLE = 7, EXPOSED = 8, HIDDEN = 255;
   const phases = ["init", "forward", "backward", "optimizer", "eval", "weights"];
+  const taskLetters = { 1: "F", 2: "B", 5: "W" }; // of phases, as plans name tasks
+  const taskKinds = { 1: 0, 2: 1, 5: 10 };
 
   // rows
-  const labelWidth = 150, axisHeight = 24, streamHeight = 15, memoryHeight = 30, titleHeight = 22;
-  const rows = [];
-  let makespan = 0, spanCount = 0, top = 4;
-  const addRow = (row, height) => { row.y = top; row.height = height; rows.push(row); top += height; };
+  const labelWidth = 160, axisHeight = 24, streamHeight = 15, memoryHeight = 30, titleHeight = 22, gap = 6;
+  const rows = [], seen = new Set(), most = {}; // most: the largest arena of each kind, one scale for all
+  let makespan = 0, spanCount = 0;
+  const addRow = (row, least) => { row.least = least; rows.push(row); };
   const ranks = [];
   for (const p of head.programs) {
     makespan = Math.max(makespan, p.makespan);
-    for (const c of p.codes) for (const k of ["op", "stream", "kind", "phase", "sub", "layer", "micro", "line", "pass", "result"]) c[k] = array(c[k]);
-    for (const r of p.ranks) { r.program = p; ranks.push(r); }
+    for (const c of p.codes) for (const k of ["op", "stream", "kind", "phase", "sub", "layer", "micro", "stage", "line", "pass", "result"]) c[k] = array(c[k]);
+    for (const r of p.ranks) {
+      r.program = p; ranks.push(r);
+      for (const m of r.memory) most[m.arena] = Math.max(most[m.arena] || 1, m.placed);
+    }
   }
   if (head.paired) ranks.sort((a, b) => a.rank - b.rank); // stable: what was measured of a rank stands below its simulation
   for (const r of ranks) {
@@ -38,7 +43,9 @@
     const title = (head.programs.length > 1 ? p.name + ": " : "") + `rank ${r.rank}, stage ${r.stage}`;
     addRow({ title, note: r.count > 1 ? `and ${r.count - 1} more that do the same at the same times` : "" }, titleHeight);
     const lists = p.streams.map(() => []);
-    for (let pc = 0; pc < r.begin.length; pc++) if (r.code.kind[pc] !== HIDDEN && r.end[pc] > r.begin[pc]) lists[r.code.stream[pc]].push(pc);
+    for (let pc = 0; pc < r.begin.length; pc++) if (r.code.kind[pc] !== HIDDEN && r.end[pc] > r.begin[pc]) { lists[r.code.stream[pc]].push(pc); seen.add(r.code.kind[pc]); }
+    const tasks = tasksOf(r, lists[0]);
+    if (tasks.length) addRow({ rank: r, label: "tasks", tasks }, streamHeight);
     lists.forEach((list, s) => {
       if (!list.length) return;
       spanCount += list.length;
@@ -48,15 +55,44 @@
       const bytes = array(m.bytes), at = array(m.at);
       let peak = 0;
       for (const b of bytes) if (b > peak) peak = b;
-      if (peak > 0) addRow({ rank: r, label: m.arena + " memory", at, bytes, peak }, memoryHeight);
+      if (peak > 0) addRow({ rank: r, label: m.arena + " memory", memory: m, at, bytes, peak }, memoryHeight);
     }
-    top += 6;
   }
-  const contentHeight = top;
+  // tasksOf finds the runs of a compute stream that are of one task: what a plan lists.
+  function tasksOf(r, list) {
+    const c = r.code, out = [];
+    let last = null;
+    for (const pc of list) {
+      if (!taskLetters[c.phase[pc]] || c.sub[pc] < 0) { last = null; continue; }
+      if (!last || c.phase[pc] !== c.phase[last.pc] || c.sub[pc] !== c.sub[last.pc] || c.micro[pc] !== c.micro[last.pc] || c.stage[pc] !== c.stage[last.pc]) {
+        if (idle(c.kind[pc])) continue; // a task begins with its first kernel
+        last = { pc, begin: r.begin[pc], end: r.end[pc], sums: new Float64Array(kinds.length) };
+        out.push(last);
+      }
+      last.sums[c.kind[pc]] += r.end[pc] - r.begin[pc];
+      last.end = r.end[pc];
+    }
+    return out;
+  }
+  function idle(kind) { return kind >= BUBBLE && kind < 10; }
+  // layout gives rows what room there is, up to twice and a half of what they need.
+  let contentHeight = 0;
+  function layout() {
+    let fixed = 4, least = 0, top = 4;
+    for (const row of rows) if (row.title) fixed += row.least + gap; else least += row.least;
+    const stretch = Math.max(1, Math.min(2.5, (height - axisHeight - 4 - fixed) / least));
+    rows.forEach((row, i) => {
+      if (row.title && i) top += gap;
+      row.y = top;
+      row.height = row.title ? row.least : Math.floor(row.least * stretch);
+      top += row.height;
+    });
+    contentHeight = top;
+  }
 
   // view
   const canvas = $("view"), g = canvas.getContext("2d");
-  let from = 0, to = makespan || 1, scroll = 0, width = 0, height = 0, selected = null, colours = {}, queued = false;
+  let from = 0, to = makespan || 1, scroll = 0, width = 0, height = 0, selected = null, range = null, pointer = null, colours = {}, queued = false;
   const queue = () => { if (!queued) { queued = true; requestAnimationFrame(() => { queued = false; draw(); }); } };
   const plot = () => width - labelWidth;
   const x = t => labelWidth + (t - from) / (to - from) * plot();
@@ -65,17 +101,24 @@
     const style = getComputedStyle(document.documentElement);
     for (const n of ["back", "panel", "text", "soft", "line", "grid", "memory", "mark", ...kinds.map(k => k[0])]) colours[n] = style.getPropertyValue("--" + n).trim();
     $("legend").innerHTML = "";
-    kinds.forEach(([name, text]) => {
+    kinds.forEach(([name, text], k) => {
+      if (!seen.has(k)) return;
       const e = document.createElement("span"), i = document.createElement("i");
       i.style.background = colours[name];
       if (name === "bubble" || name === "exposed") i.style.backgroundImage = "repeating-linear-gradient(135deg, transparent 0 2px, " + colours.back + " 2px 4px)";
       e.append(i, text);
       $("legend").append(e);
     });
+    inks = kinds.map(([name]) => ink(colours[name]));
     hatches = kinds.map(([name], k) => k === BUBBLE || k === EXPOSED ? hatch(colours[name]) : colours[name]);
     queue();
   }
-  let hatches = [];
+  let hatches = [], inks = [];
+  // ink is black or white, whichever stands out more from a colour.
+  function ink(colour) {
+    const [r, g, b] = [1, 3, 5].map(i => (parseInt(colour.slice(i, i + 2), 16) / 255) ** 2.2);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#111" : "#fff";
+  }
   function hatch(colour) {
     const c = document.createElement("canvas"), d = c.getContext("2d");
     c.width = c.height = 6;
@@ -117,12 +160,13 @@
     for (const row of rows) {
       const y = row.y - scroll + axisHeight;
       if (y + row.height < axisHeight || y > height) continue;
-      if (row.title) drawTitle(row, y); else if (row.list) drawSpans(row, y); else drawMemory(row, y);
+      if (row.title) drawTitle(row, y); else if (row.list) drawSpans(row, y); else if (row.tasks) drawTasks(row, y); else drawMemory(row, y);
     }
+    if (range) drawRange();
     g.restore();
     g.fillStyle = colours.panel; g.fillRect(0, 0, width, axisHeight);
     g.fillStyle = colours.soft; g.textAlign = "center";
-    for (const t of grid) g.fillText(axisText(t, step), x(t), axisHeight / 2);
+    for (const t of grid) { const text = axisText(t, step), half = g.measureText(text).width / 2; g.fillText(text, Math.min(x(t), width - half - 3), axisHeight / 2); }
     g.textAlign = "left";
   }
   function ticks() {
@@ -142,6 +186,27 @@
     const first = firstVisible(row), end = Math.min(row.list.length, firstVisible(row, to) + 1);
     if (end - first > plot()) drawDense(row, y, first, end); else drawEach(row, y, first, end);
     g.restore();
+  }
+  // drawTasks tells neighbours apart by their lightness, and names those that have the room.
+  function drawTasks(row, y) {
+    g.fillStyle = colours.soft; g.fillText(row.label, 20, y + row.height / 2);
+    g.save(); g.beginPath(); g.rect(labelWidth, y, plot(), row.height); g.clip();
+    g.font = "10px system-ui, sans-serif";
+    for (const t of row.tasks) {
+      if (t.end < from || t.begin > to) continue;
+      const b = Math.max(x(t.begin), labelWidth - 2), w = Math.max(0.6, Math.min(x(t.end), width + 2) - b - (x(t.end) - x(t.begin) > 4 ? 0.7 : 0));
+      const c = row.rank.code, kind = taskKinds[c.phase[t.pc]], light = c.sub[t.pc] % 2;
+      g.globalAlpha = light ? 0.6 : 1; g.fillStyle = colours[kinds[kind][0]]; g.fillRect(b, y, w, row.height - 2); g.globalAlpha = 1;
+      if (selected && selected.task === t) { g.strokeStyle = colours.mark; g.lineWidth = 2; g.strokeRect(b, y + 1, Math.max(w, 3), row.height - 4); }
+      const text = taskLabel(row.rank, t.pc);
+      if (g.measureText(text).width < w - 4) { g.fillStyle = light ? colours.text : inks[kind]; g.fillText(text, Math.max(b, labelWidth) + 2, y + row.height / 2 - 1); }
+    }
+    g.restore();
+  }
+  function drawRange() {
+    const a = x(range.a), b = x(range.b);
+    g.globalAlpha = 0.12; g.fillStyle = colours.mark; g.fillRect(a, axisHeight, b - a, height); g.globalAlpha = 1;
+    g.fillRect(a, axisHeight, 1, height); g.fillRect(b, axisHeight, 1, height);
   }
   function drawEach(row, y, first, last) {
     const { rank, list } = row, { begin, end, code } = rank;
@@ -198,35 +263,76 @@
       shown++;
       g.fillStyle = colours.back; g.fillRect(b, y, 0.7, row.height - 2);
       if (w > 34 && rank.code.kind[pc] < BUBBLE) {
-        g.fillStyle = "#fff"; if (rank.code.kind[pc] === 1 || rank.code.kind[pc] === 4 || rank.code.kind[pc] === 6) g.fillStyle = "#111";
+        g.fillStyle = inks[rank.code.kind[pc]];
         g.save(); g.beginPath(); g.rect(b, y, w - 2, row.height); g.clip(); g.fillText(name(rank, pc), Math.max(b, labelWidth) + 3, y + row.height / 2 - 1); g.restore();
       }
     }
     g.font = "11px system-ui, sans-serif";
   }
+  // drawMemory draws, for each pixel, the most that is held there.
   function drawMemory(row, y) {
-    const { at, bytes, peak } = row, h = row.height - 4, base = y + row.height - 2;
-    g.fillStyle = colours.soft; g.fillText(row.label, 20, y + row.height / 2 - 6); g.fillText("max " + bytesText(peak), 28, y + row.height / 2 + 7);
+    const { at, bytes, peak, memory } = row, h = row.height - 4, base = y + row.height - 2, scale = h / most[memory.arena];
+    g.fillStyle = colours.soft; g.fillText(row.label, 20, y + row.height / 2 - 6); g.fillText(`${bytesText(peak)} of ${bytesText(memory.capacity)}`, 28, y + row.height / 2 + 7);
     g.save(); g.beginPath(); g.rect(labelWidth, y, plot(), row.height); g.clip();
-    g.fillStyle = colours.memory; g.beginPath(); g.moveTo(labelWidth, base);
-    let a = 0, b = at.length;
-    while (a < b) { const m = (a + b) >> 1; if (at[m] < from) a = m + 1; else b = m; }
-    let column = -1, highest = 0, held = 0;
-    for (let i = Math.max(0, a - 1); i < at.length; i++) {
-      const px = Math.max(labelWidth, x(at[i])), c = Math.floor(px), v = bytes[i];
-      if (c !== column) { g.lineTo(px, base - held / peak * h); highest = 0; }
-      if (c !== column || v > highest) g.lineTo(px, base - v / peak * h); // the highest of a column is drawn
-      column = c; highest = Math.max(highest, v); held = v;
-      if (px > width) break;
+    const end = Math.min(width, x(row.rank.program.makespan));
+    let i = levelAt(row, from), column = labelWidth, highest = bytes[i];
+    g.fillStyle = colours.memory; g.beginPath(); g.moveTo(column, base);
+    const upTo = px => { g.lineTo(column, base - highest * scale); g.lineTo(px, base - highest * scale); };
+    for (i++; i < at.length && x(at[i]) < end; i++) {
+      const px = Math.floor(Math.max(labelWidth, x(at[i])));
+      if (px > column) { upTo(px); column = px; highest = bytes[i]; } else highest = Math.max(highest, bytes[i]);
+      if (i + 1 >= at.length || x(at[i + 1]) >= px + 1) { upTo(px + 1); column = px + 1; highest = bytes[i]; }
     }
-    g.lineTo(Math.min(width, x(row.rank.program.makespan)), base - held / peak * h); g.lineTo(Math.min(width, x(row.rank.program.makespan)), base); g.closePath(); g.fill();
+    upTo(end);
+    g.lineTo(end, base); g.closePath(); g.fill();
     g.restore();
+  }
+  // levelAt is the last level of a memory that begins before a time.
+  function levelAt(row, t) {
+    let a = 0, b = row.at.length;
+    while (a < b) { const m = (a + b) >> 1; if (row.at[m] <= t) a = m + 1; else b = m; }
+    return Math.max(0, a - 1);
   }
 
   // words
   function name(r, pc) {
     const c = r.code;
     return r.program.ops[c.op[pc]] + (c.sub[pc] >= 0 ? " s" + c.sub[pc] : "") + (c.layer[pc] >= 0 ? " l" + c.layer[pc] : "");
+  }
+  // taskName is a task as plans write it: forward of microbatch 0, subsequence 3, on virtual stage 1 is F0.3@1.
+  function taskName(r, pc) {
+    const c = r.code, letter = taskLetters[c.phase[pc]];
+    return letter && c.sub[pc] >= 0 ? `${letter}${Math.max(0, c.micro[pc])}.${c.sub[pc]}@${c.stage[pc]}` : "";
+  }
+  // taskLabel leaves out what all tasks of a rank have alike.
+  function taskLabel(r, pc) {
+    const c = r.code;
+    if (!c.many) c.many = { micro: c.micro.some(m => m > 0), stage: c.stage.some((s, i) => taskLetters[c.phase[i]] && s !== r.stage) };
+    return taskLetters[c.phase[pc]] + (c.many.micro ? c.micro[pc] + "." : "") + c.sub[pc] + (c.many.stage ? "@" + c.stage[pc] : "");
+  }
+  const sharesOf = (sums, whole) => kinds.map(([, text], k) => sums[k] > whole * 5e-4 ? `${text} ${(100 * sums[k] / whole).toFixed(1)}%` : "").filter(s => s).join(", ");
+  function describeTask(r, t) {
+    const c = r.code, took = t.end - t.begin;
+    return `${taskName(r, t.pc)}   ${duration(took)}, from ${duration(t.begin)} to ${duration(t.end)}\n` +
+      `${phases[c.phase[t.pc]]} of microbatch ${Math.max(0, c.micro[t.pc])}, subsequence ${c.sub[t.pc]} on stage ${c.stage[t.pc]}, by rank ${r.rank}\n` +
+      `of its time: ${sharesOf(t.sums, took)}`;
+  }
+  function describeMemory(row, t) {
+    const m = row.memory;
+    return `rank ${row.rank.rank}, ${row.label}: ${bytesText(row.bytes[levelAt(row, t)])} are in use at ${duration(t)}, at most ${bytesText(row.peak)}\n` +
+      `the highest byte that is placed: ${bytesText(m.placed)}, of ${bytesText(m.capacity)} that there are`;
+  }
+  // describeRange sums up what the compute streams do in a range of time.
+  function describeRange() {
+    const whole = range.b - range.a, lines = [`${duration(whole)}, from ${duration(range.a)} to ${duration(range.b)}; of it, on the compute streams:`];
+    for (const row of rows) {
+      if (!row.list || row.label !== "compute") continue;
+      const r = row.rank, sums = new Float64Array(kinds.length);
+      for (let i = firstVisible(row, range.a); i < row.list.length && r.begin[row.list[i]] < range.b; i++)
+        sums[r.code.kind[row.list[i]]] += Math.min(r.end[row.list[i]], range.b) - Math.max(r.begin[row.list[i]], range.a);
+      lines.push(`${head.programs.length > 1 ? r.program.name + ", " : ""}rank ${r.rank}: ${sharesOf(sums, whole)}`);
+    }
+    return lines.join("\n");
   }
   function describe(r, pc) {
     const c = r.code, p = r.program, kind = kinds[c.kind[pc]];
@@ -235,24 +341,31 @@
     if (c.sub[pc] >= 0) where.push("subsequence " + c.sub[pc]);
     if (c.layer[pc] >= 0) where.push("layer " + c.layer[pc]);
     const result = c.result[pc] >= 0 ? "\nwrites " + p.results[c.result[pc]] : "";
+    const task = taskName(r, pc);
     return `${name(r, pc)}   ${duration(r.end[pc] - r.begin[pc])}, from ${duration(r.begin[pc])} to ${duration(r.end[pc])}${kind ? "   (" + kind[1] + ")" : ""}\n` +
-      `rank ${r.rank}, ${p.streams[c.stream[pc]]}, pc ${pc}; ${where.join(", ")}${result}\n` +
+      `rank ${r.rank}, ${p.streams[c.stream[pc]]}, pc ${pc}; ${where.join(", ")}${task ? ", task " + task : ""}${result}\n` +
       `${p.passes[c.pass[pc]] || ""}: ${p.lines[c.line[pc]] || ""}`;
   }
   function spanAt(px, py) {
-    const row = rows.find(r => r.list && py >= r.y - scroll + axisHeight && py < r.y - scroll + axisHeight + r.height);
+    const row = rows.find(r => !r.title && py >= r.y - scroll + axisHeight && py < r.y - scroll + axisHeight + r.height);
     if (!row || px < labelWidth) return null;
     const t = timeAt(px), near = 2 / plot() * (to - from);
+    if (row.memory) return { rank: row.rank, row, says: describeMemory(row, t) };
+    if (row.tasks) {
+      const task = row.tasks.find(k => k.begin <= t && t < k.end);
+      return task ? { rank: row.rank, row, task, says: describeTask(row.rank, task) } : null;
+    }
     for (let i = firstVisible(row); i < row.list.length; i++) {
       const pc = row.list[i];
       if (row.rank.begin[pc] > t + near) break;
-      if (row.rank.end[pc] >= t - near && (row.rank.end[pc] >= t || row.rank.begin[pc] >= t - near)) return { rank: row.rank, pc, row };
+      if (row.rank.end[pc] >= t - near && (row.rank.end[pc] >= t || row.rank.begin[pc] >= t - near)) return { rank: row.rank, pc, row, says: describe(row.rank, pc) };
     }
     return null;
   }
+  const help = $("detail").textContent;
   function select(s) {
-    selected = s;
-    $("detail").textContent = s ? describe(s.rank, s.pc) : "";
+    selected = s; range = null;
+    $("detail").textContent = s ? s.says : help;
     queue();
   }
 
@@ -262,34 +375,46 @@
     let w = Math.min(Math.max(b - a, least), whole);
     a = Math.min(Math.max(a, -0.01 * makespan), whole - w);
     from = a; to = a + w;
+    canvas.dataset.shown = from + " " + to;
     queue();
   }
   const zoom = (factor, t = (from + to) / 2) => show(t - (t - from) * factor, t + (to - t) * factor);
   const pan = share => show(from + (to - from) * share, to + (to - from) * share);
+  const here = () => pointer === null ? undefined : timeAt(pointer); // keys zoom about the pointer, as in other timelines
+  function frame(s) { // shows a span, a task, or all
+    if (!s || !s.task && s.pc === undefined) { show(0, makespan * 1.01); scrollTo(0); return; }
+    const [b, e] = s.task ? [s.task.begin, s.task.end] : [s.rank.begin[s.pc], s.rank.end[s.pc]];
+    show(b - (e - b) * 0.1, e + (e - b) * 0.1);
+  }
   function scrollTo(y) { scroll = Math.max(0, Math.min(y, contentHeight - height + axisHeight + 10)); queue(); }
   canvas.addEventListener("wheel", e => {
     e.preventDefault();
-    if (e.ctrlKey || e.metaKey) zoom(Math.exp(e.deltaY * 0.003), timeAt(e.offsetX));
+    const fits = contentHeight <= height - axisHeight; // then a wheel has nothing to scroll
+    if (e.ctrlKey || e.metaKey || fits && !e.shiftKey && !e.deltaX) zoom(Math.exp(e.deltaY * 0.003), timeAt(e.offsetX));
     else if (e.shiftKey || Math.abs(e.deltaX) > Math.abs(e.deltaY)) pan((e.deltaX || e.deltaY) / plot());
     else scrollTo(scroll + e.deltaY);
   }, { passive: false });
   let drag = null;
-  canvas.addEventListener("pointerdown", e => { drag = { x: e.offsetX, y: e.offsetY, from, to, scroll, moved: false }; canvas.setPointerCapture(e.pointerId); canvas.focus(); });
+  canvas.addEventListener("pointerdown", e => { drag = { measure: e.shiftKey, x: e.offsetX, y: e.offsetY, from, to, scroll, moved: false }; canvas.setPointerCapture(e.pointerId); canvas.focus(); });
   canvas.addEventListener("pointermove", e => {
     const tip = $("tip");
     if (drag) {
       const dx = e.offsetX - drag.x, dy = e.offsetY - drag.y;
       if (Math.abs(dx) + Math.abs(dy) > 3) drag.moved = true;
-      if (drag.moved) { const d = dx / plot() * (drag.to - drag.from); show(drag.from - d, drag.to - d); scrollTo(drag.scroll - dy); tip.style.display = "none"; }
+      if (drag.moved && drag.measure) {
+        const [a, b] = [drag.x, e.offsetX].sort((p, q) => p - q).map(px => Math.min(makespan, Math.max(0, timeAt(px))));
+        if (b > a) { range = { a, b }; selected = null; $("detail").textContent = describeRange(); queue(); }
+      } else if (drag.moved) { const d = dx / plot() * (drag.to - drag.from); show(drag.from - d, drag.to - d); scrollTo(drag.scroll - dy); tip.style.display = "none"; }
       return;
     }
+    pointer = e.offsetX > labelWidth ? e.offsetX : null;
     const s = spanAt(e.offsetX, e.offsetY);
     tip.style.display = s ? "block" : "none";
-    if (s) { tip.textContent = describe(s.rank, s.pc); tip.style.left = Math.min(e.offsetX + 14, Math.max(0, width - tip.offsetWidth - 8)) + "px"; tip.style.top = Math.min(e.offsetY + 16, Math.max(0, height - tip.offsetHeight - 8)) + "px"; }
+    if (s) { tip.textContent = s.says; tip.style.left = Math.min(e.offsetX + 14, Math.max(0, width - tip.offsetWidth - 8)) + "px"; tip.style.top = Math.min(e.offsetY + 16, Math.max(0, height - tip.offsetHeight - 8)) + "px"; }
   });
   canvas.addEventListener("pointerup", e => { if (drag && !drag.moved) select(spanAt(e.offsetX, e.offsetY)); drag = null; });
-  canvas.addEventListener("pointerleave", () => { $("tip").style.display = "none"; });
-  canvas.addEventListener("dblclick", e => { const s = spanAt(e.offsetX, e.offsetY); if (s) reveal(s); });
+  canvas.addEventListener("pointerleave", () => { pointer = null; $("tip").style.display = "none"; });
+  canvas.addEventListener("dblclick", e => { const s = spanAt(e.offsetX, e.offsetY); if (s) frame(s); });
 
   // finding: every word must be in the instruction's name, buffer, stream, phase or spec line.
   let hits = [], hit = -1;
@@ -305,7 +430,7 @@
         const memo = seen.get(c);
         let found = memo.get(pc);
         if (found === undefined) {
-          const all = (name(r, pc) + " " + p.streams[c.stream[pc]] + " " + phases[c.phase[pc]] + " pc=" + pc + " " + (c.result[pc] >= 0 ? p.results[c.result[pc]] : "") + " " + (p.lines[c.line[pc]] || "")).toLowerCase();
+          const all = (name(r, pc) + " " + taskName(r, pc) + " " + p.streams[c.stream[pc]] + " " + phases[c.phase[pc]] + " pc=" + pc + " " + (c.result[pc] >= 0 ? p.results[c.result[pc]] : "") + " " + (p.lines[c.line[pc]] || "")).toLowerCase();
           const tokens = all.split(/\s+/);
           found = words.every(w => /^[sl]\d+$/.test(w) ? tokens.includes(w) : all.includes(w));
           memo.set(pc, found);
@@ -325,21 +450,21 @@
     const b = s.rank.begin[s.pc], e = s.rank.end[s.pc], w = Math.max((e - b) * 12, makespan * 1e-6);
     show((b + e - w) / 2, (b + e + w) / 2);
     if (s.row.y < scroll || s.row.y + s.row.height > scroll + height - axisHeight) scrollTo(s.row.y - height / 3);
-    select(s);
+    select({ ...s, says: describe(s.rank, s.pc) });
   }
   let typing = 0;
   $("search").addEventListener("input", e => { clearTimeout(typing); typing = setTimeout(() => find(e.target.value), 150); });
   $("search").addEventListener("keydown", e => { if (e.key === "Enter") go(e.shiftKey ? -1 : 1); if (e.key === "Escape") canvas.focus(); e.stopPropagation(); });
   const keys = {
-    w: () => zoom(0.7), s: () => zoom(1 / 0.7), a: () => pan(-0.15), d: () => pan(0.15), "+": () => zoom(0.7), "-": () => zoom(1 / 0.7),
-    0: () => { show(0, makespan * 1.01); scrollTo(0); }, n: () => go(1), p: () => go(-1),
+    w: () => zoom(0.7, here()), s: () => zoom(1 / 0.7, here()), a: () => pan(-0.15), d: () => pan(0.15), "+": () => zoom(0.7, here()), "-": () => zoom(1 / 0.7, here()),
+    0: () => frame(null), f: () => frame(selected), Escape: () => select(null), n: () => go(1), p: () => go(-1),
     ArrowLeft: () => pan(-0.1), ArrowRight: () => pan(0.1), ArrowUp: () => scrollTo(scroll - 60), ArrowDown: () => scrollTo(scroll + 60),
   };
   addEventListener("keydown", e => {
     if (e.key === "/") { e.preventDefault(); $("search").focus(); return; }
     if (keys[e.key] && !e.ctrlKey && !e.metaKey && document.activeElement !== $("search")) { e.preventDefault(); keys[e.key](); }
   });
-  $("in").onclick = keys.w; $("out").onclick = keys.s; $("fit").onclick = keys[0];
+  $("in").onclick = () => zoom(0.7); $("out").onclick = () => zoom(1 / 0.7); $("help").onclick = () => select(null); $("fit").onclick = keys[0];
   $("theme").onclick = () => { setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); };
   function setTheme(t) { document.documentElement.dataset.theme = t; look(); }
 
@@ -349,19 +474,20 @@
   const first = head.programs[0];
   line("th", ["", "", "step", "tokens/s a GPU", "MFU", "bubble", "exposed transfer", "busiest", "machine"]);
   const badge = (p) => { const e = cell("span", p.measured ? "measured" : "simulated"); e.className = "badge " + e.textContent; return e; };
-  for (const p of head.programs) line("td", [p.name, badge(p), duration(p.makespan) + (p !== first ? ` (${(p.makespan / first.makespan).toFixed(3)} x)` : ""), p.tgs >= 1000 ? Math.round(p.tgs).toString() : p.tgs.toPrecision(4), (100 * p.mfu).toFixed(1) + "%", (100 * p.bubble).toFixed(1) + "%", p.exposed ? duration(p.exposed) : "0 s", p.critical, p.machine]);
+  for (const p of head.programs) line("td", [head.programs.length > 1 ? p.name : "", badge(p), duration(p.makespan) + (p !== first ? ` (${(p.makespan / first.makespan).toFixed(3)} x)` : ""), p.tgs >= 1000 ? Math.round(p.tgs).toString() : p.tgs.toPrecision(4), (100 * p.mfu).toFixed(1) + "%", (100 * p.bubble).toFixed(1) + "%", p.exposed ? duration(p.exposed) : "0 s", p.critical, p.machine]);
 
   // A link may say what to look at: #find=attention&theme=dark&from=0.1&to=0.2
   const wish = new URLSearchParams(location.hash.slice(1));
   const dark = matchMedia("(prefers-color-scheme: dark)");
   dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
-  const resize = () => { const b = canvas.parentElement.getBoundingClientRect(); width = b.width; height = b.height; queue(); };
-  new ResizeObserver(resize).observe(canvas.parentElement);
+  const resize = () => { const b = canvas.parentElement.getBoundingClientRect(); width = b.width; height = b.height; layout(); scrollTo(scroll); };
+  new ResizeObserver(() => { resize(); draw(); }).observe(canvas.parentElement); // before the browser paints: nothing flickers
   resize();
   setTheme(wish.get("theme") || (dark.matches ? "dark" : "light"));
   show(0, makespan * 1.01);
   if (wish.get("from")) show(Number(wish.get("from")), Number(wish.get("to")));
   if (wish.get("find")) { $("search").value = wish.get("find"); find(wish.get("find")); }
+  resize(); // the legend has its height now
   const began = performance.now();
   draw();
   g.getImageData(0, 0, 1, 1); // waits until it is drawn
