@@ -48,14 +48,14 @@ type profileKey struct {
 	block     int64 // of K and V that stream
 	lengthsKey
 	microbatch int
-	ranks      int // of the job, where stages do not fill nodes evenly; else 0, for then it makes no difference
+	ranks      int // pricedRanks
 	visit      visit
 }
 
 type endKey struct {
 	parallel Parallel
-	n        int
-	layers   int // of the stage that has most
+	lengthsKey
+	layers int // of the stage that has most
 }
 
 // end is the time of the optimizer for a layer, the embedding and the head, and that of what else parameters cause.
@@ -64,7 +64,8 @@ type end struct {
 	visit                  visit
 }
 
-// visit is the time of collectives of parameters that a layer finds under way.
+// visit is the time of collectives of parameters that a layer of any task finds under way, of the forward's kind and of what only
+// the backward has besides. In layer order not every backward completes gradients, so that is none of them.
 type visit struct{ forward, backward ir.Seconds }
 
 func newBounds(p *Plan) *bounds {
@@ -174,7 +175,7 @@ type share struct {
 
 // profileOf prices the subsequences of a plan.
 func (b *bounds) profileOf(p *Plan) *profile {
-	key := profileKey{p.Split(), p.Recompute, p.Stream.Block, b.lengthsKey(p), p.Parallel.Microbatch, p.unevenRanks(), visit{}}
+	key := profileKey{p.Split(), p.Recompute, p.Stream.Block, b.lengthsKey(p), p.Parallel.Microbatch, p.pricedRanks(), visit{}}
 	if p.LayersPerStage != nil {
 		key.visit = b.endOf(p).visit
 	}
@@ -184,10 +185,15 @@ func (b *bounds) profileOf(p *Plan) *profile {
 	return b.profiles[key]
 }
 
-// unevenRanks are the ranks of the job, where stages do not fill nodes evenly; else 0.
-func (p *Plan) unevenRanks() int {
-	if sp, node := p.Parallel.SP, p.Cluster.GPUsPerNode; sp%node != 0 && node%sp != 0 {
-		return p.Parallel.Ranks()
+// pricedRanks are the ranks of the job as far as layers' prices depend on them: all, where stages do not fill nodes evenly; those of a
+// node, where they share its processors, or the way to the host that K and V stream by; else 0, for then it makes no difference.
+func (p *Plan) pricedRanks() int {
+	ranks, sp, node := p.Parallel.Ranks(), p.Parallel.SP, p.Cluster.GPUsPerNode
+	switch {
+	case sp%node != 0 && node%sp != 0:
+		return ranks
+	case p.Cluster.Parallelism > 0, p.Streams() && p.Cluster.NodeCopyBandwidth > 0:
+		return min(ranks, node)
 	}
 	return 0
 }
@@ -196,28 +202,18 @@ func (b *bounds) newProfile(p *Plan, v visit) *profile {
 	c := b.context(p)
 	t := newTaskTime(c, p)
 	g, out := c.model, &profile{}
-	known := map[int64]restTimes{}
+	known := map[graph.Size]restTimes{}
 	forward := func(z graph.Size) ir.Seconds { return t.makespan(t.layer, t.layer.Forward, z, v.forward) }
-	under := v.forward
-	if !p.layerOrder() { // where only some backwards complete gradients
-		under += v.backward
-	}
-	backward := func(z graph.Size) ir.Seconds { return t.makespan(t.layer, t.layer.Backward, z, under) }
+	backward := func(z graph.Size) ir.Seconds { return t.makespan(t.layer, t.layer.Backward, z, v.forward+v.backward) }
 	timesOf := func(z graph.Size) restTimes {
 		return restTimes{forward(z) - t.attentionTime(z) + backward(z), t.both(g.Embedding, z), t.time(g, g.Head, g.Head.Backward, z)}
 	}
+	var sizes []graph.Size // at which all but attention is priced
 	prefix := int64(0)
 	for _, n := range p.Subsequences.Lengths {
-		rest, ok := known[n]
-		if !ok {
-			z := t.size(p.Train.Sequence-n, n) // behind the longest prefix attention hides most of what runs beside it
-			rest = timesOf(z)
-			if p.Streams() { // and collectives may grow with it
-				rest.layer = min(rest.layer, timesOf(t.size(0, n)).layer)
-			}
-			known[n] = rest
-		}
 		z := t.size(prefix, n)
+		sizes = append(sizes, t.leastRest(z))
+		rest := memo(known, sizes[len(sizes)-1], timesOf)
 		attention := t.attentionTime(z)
 		out.each, out.attention = append(out.each, rest.layer+attention), append(out.attention, attention)
 		out.layer += rest.layer + attention
@@ -225,13 +221,15 @@ func (b *bounds) newProfile(p *Plan, v visit) *profile {
 		out.head += rest.head
 		prefix += n
 	}
-	lengths := p.Subsequences.Lengths
-	out.halved = sync.OnceValue(func() ir.Seconds {
-		return sumOver(lengths, out.attention, func(n int64) ir.Seconds {
-			z := t.size(p.Train.Sequence-n, n)
-			input, weights := t.halves(t.layer, z, visitTime{v.forward, v.backward})
-			return forward(z) - t.attentionTime(z) + min(backward(z), input+weights)
-		})
+	out.halved = sync.OnceValue(func() (sum ir.Seconds) {
+		known := map[graph.Size]ir.Seconds{}
+		for i, z := range sizes {
+			sum += out.attention[i] + memo(known, z, func(z graph.Size) ir.Seconds {
+				input, weights := t.halves(t.layer, z, visitTime{v.forward, v.backward})
+				return forward(z) - t.attentionTime(z) + min(backward(z), input+weights)
+			})
+		}
+		return sum
 	})
 	crossing := func(z graph.Size) crossing {
 		return crossing{forward(z), backward(z), t.makespan(t.layer, t.layer.Halves[graph.InputGradient], z, v.forward)}
@@ -246,18 +244,23 @@ func (b *bounds) newProfile(p *Plan, v visit) *profile {
 	return out
 }
 
-// sumOver adds up subsequences, given what their attention takes and, by their lengths, all else.
-func sumOver(lengths []int64, attention []ir.Seconds, rest func(int64) ir.Seconds) (sum ir.Seconds) {
-	known := map[int64]ir.Seconds{}
-	for i, n := range lengths {
-		t, ok := known[n]
-		if !ok {
-			t = rest(n)
-			known[n] = t
-		}
-		sum += t + attention[i]
+// memo finds a value once.
+func memo[K comparable, V any](known map[K]V, key K, find func(K) V) V {
+	v, ok := known[key]
+	if !ok {
+		v = find(key)
+		known[key] = v
 	}
-	return sum
+	return v
+}
+
+// leastRest is the size, of as many tokens, at which what a layer takes besides attention is least: behind the longest prefix, where
+// attention hides most of what runs beside it. In a ring that grows with the prefix, too, and every subsequence has its own.
+func (t *taskTime) leastRest(z graph.Size) graph.Size {
+	if t.plan.Parallel.SPMode != graph.ModeRing {
+		z.Prefix = z.Sequence - z.Tokens
+	}
+	return z
 }
 
 // restTimes are those of a subsequence of some length: of a layer without attention, and of both ends.
@@ -300,14 +303,24 @@ type leastKey struct {
 	ranks                      int
 }
 
-// leastProfile is at most any profile of a candidate whose number of subsequences is open. Where it is open, too, how they are cut,
+// cutByLength says whether the lengths of so many subsequences are known, whatever the stages are.
+func cutByLength(s *lang.Schedule) bool {
+	return s.Partition == "flops" || s.Partition == "length" || len(s.Subsequences.Lengths) > 0
+}
+
+// leastProfile is at most any profile of a candidate whose number of subsequences is open, or how they are cut. Where the latter is,
 // the sequence in one piece is among them: kernels are the slower the shorter pieces are.
 func (b *bounds) leastProfile(s lang.Schedule, whole *Plan) *profile {
 	var least *profile
-	key := leastKey{parallel: whole.Parallel, strategy: s.Strategy, partition: s.Partition, ranks: whole.unevenRanks()}
+	key := leastKey{parallel: whole.Parallel, strategy: s.Strategy, partition: s.Partition, ranks: whole.pricedRanks()}
 	key.parallel.PP, key.parallel.VirtualStages = 0, 0
-	counts := b.subsequences(&s)
-	if s.Partition != "flops" && s.Partition != "length" && len(counts) > 0 {
+	var counts []value
+	if s.Subsequences.Auto {
+		if counts = b.subsequences(&s); len(counts) == 0 {
+			return nil
+		}
+	}
+	if !cutByLength(&s) {
 		counts = append(counts, value{"1", func(s *lang.Schedule) { s.Subsequences = lang.Subsequences{Count: 1} }})
 	}
 	for _, v := range counts {
@@ -359,8 +372,12 @@ func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, holding) {
 		return unreachable, holding{}
 	}
 	if level < levelOfCounts {
-		if b.timeless {
+		switch {
+		case b.timeless:
 			return 0, b.heldByShare(p)
+		case !cutByLength(&s):
+			least, _ := b.coarse(s)
+			return least, b.heldByShare(p)
 		}
 		return b.share(p, b.profileOf(p)), b.heldByShare(p)
 	}
@@ -425,8 +442,8 @@ func (b *bounds) layersOfMost(p *Plan) int {
 
 // mayShare says whether ranks may take parts of each other's tasks.
 func (b *bounds) mayShare(s *lang.Schedule) bool {
-	if s.Mux != "" && s.Mux != policyAuto {
-		return s.Mux != "off"
+	if s.SharesTasks() || s.Mux == "off" {
+		return s.SharesTasks()
 	}
 	st := findStrategy(s.Strategy)
 	return s.PP != 1 && s.VirtualStages <= 1 && (st == nil || st == &strategies[0])
@@ -451,9 +468,6 @@ func (b *bounds) time(p *Plan) ir.Seconds {
 		if side != "off" {
 			least = min(least, b.shared(p, of, layers, side))
 		}
-	}
-	if p.Streams() && p.layerOrder() { // what there is besides depends on where hidden states wait
-		least = 0
 	}
 	return max(least, of.streaming*ir.Seconds(slices.Max(layers)*p.Parallel.Microbatches)) + optimizer
 }
@@ -634,7 +648,7 @@ func (b *bounds) endOf(p *Plan) end {
 	for rank := range p.Parallel.PP {
 		most = max(most, p.layersOf(rank))
 	}
-	key := endKey{p.Parallel, p.Subsequences.N, most}
+	key := endKey{p.Parallel, b.lengthsKey(p), most}
 	key.parallel.Microbatch, key.parallel.Microbatches, key.parallel.VirtualStages = 0, 0, 0
 	if e, ok := b.optimizers[key]; ok {
 		return e
@@ -645,7 +659,9 @@ func (b *bounds) endOf(p *Plan) end {
 	if !g.Tied {
 		e.head = u.block(g.Head)
 	}
-	e.visit.forward, e.visit.backward = u.visit()
+	if e.visit.forward, e.visit.backward = u.visit(); p.layerOrder() {
+		e.visit.backward = 0
+	}
 	b.optimizers[key] = e
 	return e
 }

@@ -21,23 +21,29 @@ const (
 
 // workingKey is what the bytes of a running block depend on.
 type workingKey struct {
-	block *graph.Block
-	pass  direction
-	size  graph.Size
-	fresh bool
+	block   *graph.Block
+	pass    direction
+	size    graph.Size
+	fresh   bool
+	passing params
 }
 
+// params are some of a block's.
+type params uint64
+
+func (s params) has(param int) bool { return s&(1<<param) != 0 }
+
 // working is the most bytes that a block holds at once while a pass of it runs: its input, what it has saved or will save, its
-// result; the gradients of its weights and of its caches only where this is the run that begins them. Between its halves it
-// is what the second will read.
-func (c *Context) working(g *graph.Model, b *graph.Block, pass direction, z graph.Size, fresh bool) ir.Bytes {
-	key := workingKey{b, pass, z, fresh}
+// result; the gradients of its weights and of its caches only where this is the run that begins them; of weights those that are
+// whole for this run alone, until they were read last. Between its halves it is what the second will read.
+func (c *Context) working(g *graph.Model, b *graph.Block, pass direction, z graph.Size, fresh bool, passing params) ir.Bytes {
+	key := workingKey{b, pass, z, fresh, passing}
 	n, known := c.held[key]
 	if !known {
 		if c.held == nil {
 			c.held = map[workingKey]ir.Bytes{}
 		}
-		l := lives{block: b, pass: pass, size: z, of: make([]int, len(b.Values))}
+		l := lives{block: b, pass: pass, size: z, passing: passing, of: make([]int, len(b.Values))}
 		l.size.Rows = g.ChunkRows(z)
 		if pass == attendingPass {
 			l.pass = backwardPass
@@ -53,12 +59,13 @@ func (c *Context) working(g *graph.Model, b *graph.Block, pass direction, z grap
 
 // lives are the spans of a pass's nodes over which bytes are held.
 type lives struct {
-	block *graph.Block
-	pass  direction
-	from  int // node from which on bytes are looked at
-	size  graph.Size
-	spans []liveSpan
-	of    []int // value -> 1 + its span
+	block   *graph.Block
+	pass    direction
+	from    int // node from which on bytes are looked at
+	size    graph.Size
+	passing params
+	spans   []liveSpan
+	of      []int // value -> 1 + its span
 }
 
 type liveSpan struct {
@@ -100,7 +107,7 @@ func (l *lives) run(fresh bool) ir.Bytes {
 			switch v := &b.Values[a.Value]; {
 			case v.Kind == graph.WeightGrad, v.Kind == graph.CacheGrad && v.Spans():
 				to = end
-			case l.pass == backwardPass && l.streams(a.Value): // it has come before it is needed
+			case v.Kind == graph.Weight, l.pass == backwardPass && l.streams(a.Value): // it has come before it is needed
 				from = 0
 			}
 			l.hold(a.Value, from, to)
@@ -162,7 +169,7 @@ func (l *lives) attends(i int, n *graph.Node) {
 	l.spans = append(l.spans, liveSpan{i, i, bytes})
 }
 
-// counts says whether a value's bytes are this pass's: weights and caches persist, and so do gradients once they are begun.
+// counts says whether a value's bytes are this pass's: weights and caches persist, as a rule, and so do gradients once they are begun.
 func (l *lives) counts(v int, fresh bool) bool {
 	if l.streams(v) {
 		return true
@@ -170,6 +177,8 @@ func (l *lives) counts(v int, fresh bool) bool {
 	switch l.block.Values[v].Kind {
 	case graph.Activation, graph.Input:
 		return true
+	case graph.Weight:
+		return l.passing.has(l.block.Values[v].Param)
 	case graph.WeightGrad:
 		return fresh
 	case graph.CacheGrad:

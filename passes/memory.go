@@ -140,6 +140,7 @@ type residence struct {
 	path      []int    // under ZeroWeights, own layers in the order of visits
 	visited   int      // of these
 	gathered  ir.Bytes // weights that are whole, and what they are gathered from
+	passing   params   // of the layer that runs those that are whole for this visit alone, and so not among these
 
 	detours []bool        // by task; nil: there are none
 	waits   map[Task]bool // tasks whose input waits on the host
@@ -294,7 +295,7 @@ func (r *residence) touch(b *graph.Block) {
 func (r *residence) forward(t Task, n int) {
 	z, at := r.sizes[t.Subsequence], &r.stops[n]
 	if !at.fed {
-		r.note(t, r.context.working(r.graph, r.graph.Embedding, forwardPass, z, false))
+		r.note(t, r.context.working(r.graph, r.graph.Embedding, forwardPass, z, false, 0))
 	}
 	u := r.leave(t)
 	r.findLeaving(n)
@@ -503,8 +504,8 @@ func (r *residence) block(t Task, k int) *graph.Block {
 
 // working is what a block holds while it runs: most layers of a task hold the same.
 func (r *residence) working(b *graph.Block, pass direction, z graph.Size, fresh bool) ir.Bytes {
-	if key := (workingKey{b, pass, z, fresh}); key != r.was {
-		r.was, r.held = key, r.context.working(r.graph, b, pass, z, fresh)
+	if key := (workingKey{b, pass, z, fresh, r.passing}); key != r.was {
+		r.was, r.held = key, r.context.working(r.graph, b, pass, z, fresh, r.passing)
 	}
 	return r.held
 }

@@ -33,14 +33,20 @@ func (r *residence) layerAt(visit int) int {
 	return r.path[visit]
 }
 
-// enter begins a visit: the next layer's weights are gathered, too, unless they are whole.
+// enter begins a visit: the next layer's weights are gathered, too, unless they are whole. Those of the layer itself are among what it
+// holds while it runs, unless one of the next two visits is of the same.
 func (r *residence) enter() {
 	if r.path == nil {
 		return
 	}
 	v := r.visited
-	before, layer, next := r.layerAt(v-1), r.layerAt(v), r.layerAt(v+1)
-	n := r.visits.weights
+	before, layer, next, then := r.layerAt(v-1), r.layerAt(v), r.layerAt(v+1), r.layerAt(v+2)
+	n := ir.Bytes(0)
+	if next == layer || then == layer {
+		n += r.visits.weights
+	} else {
+		r.passing = r.visits.gathered
+	}
 	if next >= 0 && next != layer {
 		n += r.visits.weights
 		if next != before {
@@ -53,19 +59,12 @@ func (r *residence) enter() {
 	r.hasWhole(n)
 }
 
-// exit ends a visit: its layer's weights go, unless one of the next two is of the same.
+// exit ends a visit.
 func (r *residence) exit() {
-	if r.path == nil {
-		return
+	if r.path != nil {
+		r.visited++
+		r.passing = 0
 	}
-	r.visited++
-	v := r.visited
-	last, next, then := r.layerAt(v-1), r.layerAt(v), r.layerAt(v+1)
-	n := r.gathered
-	if next != last && then != last {
-		n -= r.visits.weights
-	}
-	r.hasWhole(n)
 }
 
 func (r *residence) hasWhole(n ir.Bytes) {

@@ -21,7 +21,7 @@ import (
 // other end is mux_right.go's.
 func mux(c *Context, p *Plan) error {
 	muxOff(c, p)
-	if p.Schedule.Mux == "" || p.Schedule.Mux == "off" || p.Schedule.Mux == "auto" {
+	if !p.Schedule.SharesTasks() {
 		p.decide("mux", "mux", "off", "every stage does its own tasks")
 		return nil
 	}

@@ -44,8 +44,8 @@ func (b *bounds) roomOf(p *Plan) room {
 		of.kept += keptBytes(g, p.Recompute, z)
 	}
 	of.caches, of.cacheGrads = cacheBytes(g, graph.Cache, first), cacheBytes(g, graph.CacheGrad, first)
-	of.working = c.working(g, g.LayerWithout(g.RemadeBy(p.Recompute)), backwardPass, first, false)
-	of.head, of.lastHead = c.working(g, g.Head, backwardPass, first, false), c.working(g, g.Head, backwardPass, last, false)
+	of.working = c.working(g, g.LayerWithout(g.RemadeBy(p.Recompute)), backwardPass, first, false, 0)
+	of.head, of.lastHead = c.working(g, g.Head, backwardPass, first, false, 0), c.working(g, g.Head, backwardPass, last, false, 0)
 	b.rooms[key] = of
 	return of
 }

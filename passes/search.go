@@ -204,8 +204,7 @@ func (s *search) push(n *node) {
 // handicap is how much faster a candidate must be than a plainer one, to be taken: one that cuts backwards in two, or shares tasks.
 // Its bound is looser, too, so that the plainer ones come to their turn first.
 func (n *node) handicap() ir.Seconds {
-	mux := n.schedule.Mux
-	if st := findStrategy(n.schedule.Strategy); st != nil && st.late || mux != "" && mux != policyAuto && mux != "off" {
+	if st := findStrategy(n.schedule.Strategy); st != nil && st.late || n.schedule.SharesTasks() {
 		return 1 + searchHandicap
 	}
 	return 1

@@ -58,14 +58,31 @@ func smallSettings(r *rand.Rand) []string {
 	if r.IntN(2) == 0 {
 		set = append(set, "cluster.d2h_bandwidth=100MB/s", "cluster.h2d_bandwidth=200MB/s")
 	}
-	for _, pin := range []string{"schedule.subsequences=4", "schedule.strategy=seq1f1b", "schedule.pp=1", "schedule.recompute=selective", "schedule.offload=none",
-		"schedule.offload=carry", "schedule.partition=length", "schedule.sp_mode=ulysses", "schedule.align=8", "schedule.strategy=sppo", "schedule.strategy=zb-h1",
-		"schedule.partition=time", "schedule.partition=auto", "schedule.keep=auto", "schedule.keep=[]", "schedule.order=auto", "schedule.mux=off", "schedule.mux=on"} {
-		if r.IntN(6) == 0 {
-			set = append(set, pin)
+	for _, pins := range []struct {
+		oneIn int
+		set   []string
+	}{
+		{6, []string{"schedule.subsequences=4", "schedule.strategy=seq1f1b", "schedule.pp=1", "schedule.recompute=selective", "schedule.offload=none",
+			"schedule.offload=carry", "schedule.partition=length", "schedule.sp_mode=ulysses", "schedule.align=8", "schedule.strategy=sppo", "schedule.strategy=zb-h1",
+			"schedule.partition=time", "schedule.partition=auto", "schedule.keep=auto", "schedule.keep=[]", "schedule.order=auto", "schedule.mux=off", "schedule.mux=on"}},
+		{12, []string{"schedule.sp_mode=ring", "schedule.zero=2", "schedule.zero=3", "schedule.mux=left", "schedule.mux=right", "schedule.mux_shares=even", "schedule.keep=[k]",
+			"cluster.parallelism=0", "cluster.node_copy_bandwidth=300MB/s", "cluster.gpus_per_node=1", "cluster.gpus_per_node=2"}},
+	} {
+		for _, pin := range pins.set {
+			if r.IntN(pins.oneIn) == 0 {
+				set = append(set, pin)
+			}
 		}
 	}
 	return set
+}
+
+// streamSettings make K and V stream, layer by layer where one stage holds all.
+func streamSettings(r *rand.Rand) []string {
+	pick := func(words ...string) string { return words[r.IntN(len(words))] }
+	return []string{"schedule.keep=" + pick("[]", "[]", "[k]", "auto"), "schedule.order=" + pick("layer", "auto"), "schedule.zero=" + pick("auto", "2", "3"), "schedule.sp_mode=" + pick("auto", "ulysses"),
+		"schedule.offload=" + pick("carry", "full"), "schedule.recompute=" + pick("none", "selective", "full"), "schedule.partition=" + pick("flops", "time", "auto"),
+		"cluster.device_memory=" + pick("1GiB", "4MiB", "1MiB"), "cluster.h2d_bandwidth=" + pick("10GB/s", "300MB/s"), "schedule.pp=" + pick("1", "auto")}
 }
 
 // complete are all candidates of a request with the chain of its beginnings.
@@ -94,65 +111,84 @@ func TestSearchAgreesWithBruteForce(t *testing.T) {
 		jobs, most = 200, 10_000
 	}
 	for jobs > 0 {
-		text, set := smallSpec(r), smallSettings(r)
-		request := New(parse(t, text, set...))
-		s := newSearch(newContext(nil, Options{}), request)
-		best, candidates := (*node)(nil), 0
-		brute := newSearch(newContext(nil, Options{}), request)
-		any := newSearch(newContext(nil, Options{Fitting: true}), request)
-		brute.complete([]node{{schedule: request.Schedule}}, func([]node) { candidates++ })
-		if candidates > most {
-			continue
+		if checkSearch(t, smallSpec(r), smallSettings(r), most) >= 0 {
+			jobs--
 		}
-		jobs, candidates = jobs-1, 0
-		brute.complete([]node{{schedule: request.Schedule}}, func(chain []node) {
-			leaf := chain[len(chain)-1]
-			if !brute.evaluate(&leaf) {
-				return
-			}
-			candidates++
-			lack := leaf.need.lack(leaf.plan.Memory)
-			if err := any.leaner(&leaf); err != nil {
-				t.Errorf("%s%v\n%v: %v", text, set, class(&leaf), err)
-			}
-			for _, n := range chain {
-				bound, held := brute.of(n.schedule, n.level)
-				least := brute.lackOf(held)
-				if _, held := any.of(n.schedule, n.level); held.bytes > fullest(leaf.need) {
-					t.Errorf("%s%v\n%v: at level %d rank %d holds %v at least, and really %v", text, set, class(&leaf), n.level, held.rank, held.bytes, fullest(leaf.need))
-				}
-				if bound > leaf.time()*(1+1e-9) {
-					t.Errorf("%s%v\n%v: at level %d the bound is %v, and the step takes %v", text, set, class(&leaf), n.level, bound, leaf.time())
-				}
-				if least != nil && (lack == nil || lack.Bytes < least.Bytes) {
-					t.Errorf("%s%v\n%v: at level %d it %v at least, and really %v", text, set, class(&leaf), n.level, least, lack)
-				}
-			}
-			if lack == nil && (best == nil || leaf.time() < best.time()) {
-				best = &leaf
-			}
-		})
-		winner, _ := s.run()
-		switch {
-		case candidates == 0:
-			if winner != nil {
-				t.Errorf("%s%v\nthere is no candidate, and it found one", text, set)
-			}
-		case best == nil:
-			if winner == nil || winner.need.lack(winner.plan.Memory) == nil {
-				t.Errorf("%s%v\nnothing fits, and it found %v", text, set, winner)
-			}
-		case winner == nil || winner.need.lack(winner.plan.Memory) != nil:
-			t.Errorf("%s%v\nit found nothing that fits, and there is %v", text, set, class(best))
-		case winner.time() > best.time()*(1+1.0/searchSlack)*(1+searchHandicap):
-			t.Errorf("%s%v\nit found %v with %v, and the best is %v with %v", text, set, class(winner), winner.time(), class(best), best.time())
-		}
-		fitting, _ := any.run()
-		if does := fitting != nil && fitting.need.lack(fitting.plan.Memory) == nil; does != (best != nil || winner != nil && winner.need.lack(winner.plan.Memory) == nil) {
-			t.Errorf("%s%v\nasked whether anything fits it says %t, and the best is %v", text, set, does, best)
-		}
-		t.Logf("%d candidates, %d evaluated", candidates, s.exact)
 	}
+}
+
+// TestSearchOfStreams: the same where K and V stream, and layer by layer, which is rare among all that may be pinned.
+func TestSearchOfStreams(t *testing.T) {
+	r, jobs, most := random(t), 4, 100
+	if os.Getenv("SPPO_LONG") != "" {
+		jobs, most = 100, 10_000
+	}
+	for jobs > 0 {
+		if checkSearch(t, smallSpec(r), streamSettings(r), most) > 0 {
+			jobs--
+		}
+	}
+}
+
+// checkSearch holds a search to all candidates of its request, and gives their number, or -1 where they are too many.
+func checkSearch(t *testing.T, text string, set []string, most int) int {
+	t.Helper()
+	request, job := New(parse(t, text, set...)), fmt.Sprint(text, set)
+	brute, candidates := newSearch(newContext(nil, Options{}), request), 0
+	if brute.complete([]node{{schedule: request.Schedule}}, func([]node) { candidates++ }); candidates > most {
+		return -1
+	}
+	any := newSearch(newContext(nil, Options{Fitting: true}), request)
+	best, plans := (*node)(nil), 0
+	brute.complete([]node{{schedule: request.Schedule}}, func(chain []node) {
+		leaf := chain[len(chain)-1]
+		if !brute.evaluate(&leaf) {
+			return
+		}
+		plans++
+		lack := leaf.need.lack(leaf.plan.Memory)
+		if err := any.leaner(&leaf); err != nil {
+			t.Errorf("%s\n%v: %v", job, inWords(leaf.plan), err)
+		}
+		for _, n := range chain {
+			bound, held := brute.of(n.schedule, n.level)
+			least := brute.lackOf(held)
+			if _, held := any.of(n.schedule, n.level); held.bytes > fullest(leaf.need) {
+				t.Errorf("%s\n%v: at level %d rank %d holds %v at least, and really %v", job, inWords(leaf.plan), n.level, held.rank, held.bytes, fullest(leaf.need))
+			}
+			if bound > leaf.time()*(1+1e-9) {
+				t.Errorf("%s\n%v: at level %d the bound is %v, and the step takes %v", job, inWords(leaf.plan), n.level, bound, leaf.time())
+			}
+			if least != nil && (lack == nil || lack.Bytes < least.Bytes) {
+				t.Errorf("%s\n%v: at level %d it %v at least, and really %v", job, inWords(leaf.plan), n.level, least, lack)
+			}
+		}
+		if lack == nil && (best == nil || leaf.time() < best.time()) {
+			best = &leaf
+		}
+	})
+	s := newSearch(newContext(nil, Options{}), request)
+	winner, _ := s.run()
+	switch {
+	case plans == 0:
+		if winner != nil {
+			t.Errorf("%s\nthere is no candidate, and it found one", job)
+		}
+	case best == nil:
+		if winner == nil || winner.need.lack(winner.plan.Memory) == nil {
+			t.Errorf("%s\nnothing fits, and it found %v", job, winner)
+		}
+	case winner == nil || winner.need.lack(winner.plan.Memory) != nil:
+		t.Errorf("%s\nit found nothing that fits, and there is %v", job, inWords(best.plan))
+	case winner.time() > best.time()*(1+1.0/searchSlack)*(1+searchHandicap):
+		t.Errorf("%s\nit found %v with %v, and the best is %v with %v", job, inWords(winner.plan), winner.time(), inWords(best.plan), best.time())
+	}
+	fitting, _ := any.run()
+	if does := fitting != nil && fitting.need.lack(fitting.plan.Memory) == nil; does != (best != nil || winner != nil && winner.need.lack(winner.plan.Memory) == nil) {
+		t.Errorf("%s\nasked whether anything fits it says %t, and the best is %v", job, does, best)
+	}
+	t.Logf("%d candidates, %d evaluated", plans, s.exact)
+	return plans
 }
 
 // fullest is what the fullest stage holds.

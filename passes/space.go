@@ -201,7 +201,7 @@ func (sp *space) strategies(s *lang.Schedule) []string {
 		switch {
 		case i == 0 || sp.timeless || s.PP == 1 || st.same != "" || sp.alone(s) && !st.late && st.turns != lastTurn:
 		case s.VirtualStages != 0 && !st.stages.has(s.VirtualStages):
-		case s.Mux != "" && s.Mux != "auto" && s.Mux != "off", st.late && s.Keep != nil && len(s.Keep) < len(streamable):
+		case s.SharesTasks(), st.late && s.Keep != nil && len(s.Keep) < len(streamable):
 		case st.sliced != "" && s.Subsequences.Count > 1:
 		default:
 			names = append(names, st.name)
@@ -237,7 +237,7 @@ func (sp *space) virtualStages(s *lang.Schedule) []int {
 		known = st.stages
 	}
 	switch {
-	case s.PP == 1, s.Mux != "" && s.Mux != "auto" && s.Mux != "off":
+	case s.PP == 1, s.SharesTasks():
 		return []int{known.least}
 	case sp.breadthFirst(s):
 		known.least = 2

@@ -67,7 +67,7 @@ func streamProblems(p *Plan) []problem {
 	if s.Block < 1 || s.Early < 1 {
 		return []problem{fault("schedule.keep", lang.OutOfRange, "both are at least 1", "blocks of %d tokens are to come %d blocks early", s.Block, s.Early)}
 	}
-	if m := p.Schedule.Mux; m == "on" || m == "left" || m == "right" {
+	if m := p.Schedule.Mux; p.Schedule.SharesTasks() {
 		return []problem{fault("schedule.keep", lang.Conflict, "keep = [k, v], or mux = off", "K and V that stream from a rank's host cannot be shared with other stages, and mux = %s does that", m)}
 	}
 	if s := p.chosenStrategy(); s.late {

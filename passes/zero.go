@@ -132,6 +132,7 @@ func (p *Plan) stateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 
 // visitBytes are those that a visit of a layer needs for a while besides what is divided.
 type visitBytes struct {
+	gathered           params   // of a layer
 	weights, gradients ir.Bytes // whole
 	halves             ir.Bytes // of weights that are gathered in two steps, between these
 	sums               ir.Bytes // that are made of the gradients
@@ -147,6 +148,7 @@ func (p *Plan) visitBytes(g *graph.Model) (n visitBytes) {
 			half = whole / ir.Bytes(cut.SP)
 		}
 		if zero >= ZeroWeights {
+			n.gathered |= 1 << i
 			n.weights += graph.Align(whole * g.DType().Bytes())
 			n.halves += graph.Align(half * g.DType().Bytes())
 		}
