@@ -80,7 +80,7 @@ func smallSettings(r *rand.Rand) []string {
 // streamSettings make K and V stream, layer by layer where one stage holds all.
 func streamSettings(r *rand.Rand) []string {
 	pick := func(words ...string) string { return words[r.IntN(len(words))] }
-	return []string{"schedule.keep=" + pick("[]", "[]", "[k]", "auto"), "schedule.order=" + pick("layer", "auto"), "schedule.zero=" + pick("auto", "2", "3"), "schedule.sp_mode=" + pick("auto", "ulysses"),
+	return []string{"schedule.keep=" + pick("[]", "[]", "[k]", "auto"), "schedule.order=" + pick("auto", "auto", "layer"), "schedule.zero=" + pick("3", "2", "auto"), "schedule.sp_mode=" + pick("auto", "ulysses"),
 		"schedule.offload=" + pick("carry", "full"), "schedule.recompute=" + pick("none", "selective", "full"), "schedule.partition=" + pick("flops", "time", "auto"),
 		"cluster.device_memory=" + pick("1GiB", "4MiB", "1MiB"), "cluster.h2d_bandwidth=" + pick("10GB/s", "300MB/s"), "schedule.pp=" + pick("1", "auto")}
 }
