@@ -84,7 +84,7 @@ func (l *lives) run(fresh bool) ir.Bytes {
 	}
 	for _, v := range given {
 		if v != graph.Missing && l.counts(v, false) {
-			l.hold(v, 0, 0)
+			l.hold(v, 0, l.needed(v, end))
 		}
 	}
 	if l.pass == inputPass {
@@ -145,6 +145,14 @@ func (l *lives) holdsUnit(u *graph.Unit, given []int) bool {
 		return true
 	}
 	return slices.ContainsFunc(u.Values, func(v int) bool { return slices.Contains(given, v) })
+}
+
+// needed is until when what is given must stay whoever reads it: in the forward the backward will want its unit.
+func (l *lives) needed(v, end int) int {
+	if l.pass == forwardPass && slices.ContainsFunc(l.block.Units, func(u graph.Unit) bool { return slices.Contains(u.Values, v) }) {
+		return end
+	}
+	return 0
 }
 
 // streams says whether a value is K, V or one of their gradients, of own rows alone.

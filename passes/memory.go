@@ -268,7 +268,7 @@ func (r *residence) note(t Task, working ir.Bytes) {
 func (r *residence) firstStage() bool { return r.stage == r.plan.Home(0) }
 func (r *residence) lastStage() bool  { return r.stage == r.plan.Home(r.plan.Parallel.Stages()-1) }
 
-// persist counts what lives through the whole run. A tied head on the embedding's stage has no weights of its own.
+// persist counts what lives through the whole run.
 func (r *residence) persist() {
 	add := func(b *graph.Block, layers ir.Bytes) {
 		weights, _, optimizer := r.plan.stateBytes(r.graph, b)
@@ -281,7 +281,7 @@ func (r *residence) persist() {
 	if r.firstStage() {
 		add(r.graph.Embedding, 1)
 	}
-	if r.lastStage() && !(r.firstStage() && r.graph.Tied) {
+	if r.lastStage() {
 		add(r.graph.Head, 1)
 	}
 }

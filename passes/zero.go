@@ -107,8 +107,10 @@ func (p *Plan) divides(param *graph.Param, n int64) bool {
 }
 
 // stateBytes are those of a block's parameters on one rank, from step to step or to the end of the step: weights, gradients, and
-// what the optimizer keeps, which is two f32 moments and an f32 master where the weight cannot be it.
+// what the optimizer keeps, which is two f32 moments and an f32 master where the weight cannot be it. A tied head on the embedding's
+// rank has a gradient of its own alone.
 func (p *Plan) stateBytes(g *graph.Model, b *graph.Block) (weights, gradients, optimizer ir.Bytes) {
+	together := p.Home(0) == p.Home(p.Parallel.Stages()-1)
 	for i := range b.Params {
 		param := &b.Params[i]
 		zero := p.ZeroOf(b, param)
@@ -119,8 +121,11 @@ func (p *Plan) stateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 			}
 			return graph.Align(whole * d.Bytes())
 		}
-		weights += divided(ZeroWeights, g.DType())
 		gradients += divided(ZeroGradients, ir.F32)
+		if param.Tied && together {
+			continue
+		}
+		weights += divided(ZeroWeights, g.DType())
 		state := divided(ZeroState, ir.F32)
 		optimizer += 2 * state
 		if weightIsMaster := g.DType() == ir.F32 && (zero == 0 || zero == ZeroWeights); !weightIsMaster {
