@@ -155,11 +155,16 @@ func (s *search) others(winner *node) []*node {
 		}
 	}
 	var rest frontier
-	for most := s.exact + 2*mostAlternatives; s.frontier.Len() > 0 && len(best) <= mostAlternatives && s.exact < most; {
+	for most := s.exact + 8*mostAlternatives; s.frontier.Len() > 0 && len(best) <= mostAlternatives && s.exact < most; {
 		switch n := heap.Pop(&s.frontier).(*node); {
+		case n.level >= levelOfKept && n.bare == nil && best[class(&node{schedule: bare(n.schedule)})] != nil:
+			rest = append(rest, n) // no other class than is there
 		case n.level < len(dimensions):
 			s.advance(n)
-		case n.plan == nil && !n.weighed && best[class(n)] == nil && s.evaluate(n):
+		case n.plan != nil: // nothing is left to copy
+			take(n)
+			rest = append(rest, n)
+		case !n.weighed && best[class(n)] == nil && s.evaluate(n):
 			take(n)
 		default:
 			rest = append(rest, n)
@@ -238,12 +243,7 @@ func (s *search) weighsFirst(level int) bool {
 // strip plans a candidate that copies nothing, and makes nothing again but what is asked for. If that fits, nothing with the same
 // sizes is faster.
 func (s *search) strip(n *node) {
-	schedule := n.schedule
-	schedule.Offload = lang.Offload{Policy: "none"}
-	schedule.Recompute = recomputeOf(schedule)
-	if schedule.Keep == nil {
-		schedule.Keep = streamable
-	}
+	schedule := bare(n.schedule)
 	p, c := s.planOf(schedule)
 	if p == nil {
 		return
@@ -256,6 +256,16 @@ func (s *search) strip(n *node) {
 	}
 	n.bare = p
 	heap.Push(&s.frontier, n)
+}
+
+// bare is a schedule that copies nothing, and makes nothing again but what is asked for.
+func bare(schedule lang.Schedule) lang.Schedule {
+	schedule.Offload = lang.Offload{Policy: "none"}
+	schedule.Recompute = recomputeOf(schedule)
+	if schedule.Keep == nil {
+		schedule.Keep = streamable
+	}
+	return schedule
 }
 
 // evaluate takes the exact time of a candidate and the bound on its memory.
