@@ -161,18 +161,21 @@ func (h *chooser) mayLeave(stage int) [][]bool {
 func (h *chooser) leave(stage int) []turn {
 	units := len(h.sizes[0])
 	may := h.mayLeave(stage)
+	groups := [][]int{h.order} // of units that go before others do
+	if len(h.remake) > 0 {
+		groups = slices.Collect(slices.Chunk(h.order, 1))
+	}
 	var out []turn
-	for i := range may {
-		for l := range len(may[i]) / units {
-			for _, u := range h.order {
-				if at := l*units + u; may[i][at] {
-					out = append(out, turn{i, at, FateOffload})
+	for _, group := range groups {
+		for i := range may {
+			for l := range len(may[i]) / units {
+				for _, u := range group {
+					if at := l*units + u; may[i][at] {
+						out = append(out, turn{i, at, FateOffload})
+					}
 				}
 			}
 		}
-	}
-	if len(h.remake) > 0 {
-		slices.SortStableFunc(out, func(a, b turn) int { return slices.Index(h.order, a.at%units) - slices.Index(h.order, b.at%units) })
 	}
 	return out
 }
@@ -319,13 +322,16 @@ func (h *chooser) turn(stage int, from letters, turns []turn) {
 // roomOnHost cuts turns to the host where its memory ends.
 func (h *chooser) roomOnHost(stage int, turns []turn) []turn {
 	from := h.lettersOf(stage)
-	over := sort.Search(len(turns), func(n int) bool {
-		h.turn(stage, from, turns[:n+1])
+	defer h.put(stage, from)
+	tooMany := func(n int) bool {
+		h.turn(stage, from, turns[:n])
 		_, host := h.bound(stage)
 		return !within(host, h.host)
-	})
-	h.put(stage, from)
-	return turns[:over]
+	}
+	if !tooMany(len(turns)) { // as a rule
+		return turns
+	}
+	return turns[:sort.Search(len(turns), func(n int) bool { return tooMany(n + 1) })]
 }
 
 // remake is one more unit of a layer to make again, and the seconds that it takes for every byte that it frees.

@@ -326,8 +326,12 @@ func (p *Plan) leavingTurns(out []int, tasks []Task, i int) []int {
 			out = append(out, j-1)
 		}
 	}
+	first := i // of the turn
+	for first > 0 && SameSlot(tasks[first-1], tasks[i]) {
+		first--
+	}
 	out = slices.DeleteFunc(out, func(at int) bool {
-		return slices.ContainsFunc(tasks[:i+1], func(b Task) bool { return SameSlot(b, tasks[i]) && b.Undoes(tasks[at]) })
+		return slices.ContainsFunc(tasks[first:i+1], func(b Task) bool { return b.Undoes(tasks[at]) })
 	})
 	slices.Reverse(out)
 	return out
