@@ -386,6 +386,39 @@ func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, holding) {
 			return 0, least
 		}
 	}
+	times, held := b.dealt(p)
+	for _, policy := range b.remakings(p) {
+		q := *p
+		q.Recompute = policy
+		t, h := b.dealt(&q)
+		if times = min(times, t); h.bytes < held.bytes {
+			held = h
+		}
+	}
+	return times, held
+}
+
+// remakings are the policies of recomputation that may be pinned yet, besides none, where tasks that take longer by them may be
+// balanced otherwise: in a cut by times, or where layers would be dealt out otherwise if each took twice as long, which is more than
+// any that makes results again.
+func (b *bounds) remakings(p *Plan) (policies []string) {
+	if p.Schedule.Recompute != "" && p.Schedule.Recompute != policyAuto {
+		return nil
+	}
+	if p.Schedule.Partition != "time" {
+		of := b.profileOf(p)
+		twice := &profile{layer: 2 * of.layer, embedding: of.embedding, head: of.head}
+		if slices.Equal(balancedLayers(p, of), balancedLayers(p, twice)) {
+			return nil
+		}
+	}
+	return []string{graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull}
+}
+
+// dealt bounds a sized plan with its layers dealt out.
+func (b *bounds) dealt(sized *Plan) (ir.Seconds, holding) {
+	p := &Plan{}
+	*p = *sized
 	b.staged(p)
 	switch {
 	case len(p.shareProblems()) > 0:

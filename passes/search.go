@@ -15,10 +15,12 @@ import (
 // the least bound, so that the first complete candidate that comes to its turn with its exact time beats all that are left, to
 // a part of 1/searchSlack; whatever surely does not fit never gets a turn. Exact is what the passes behind solve and the
 // prediction make of it, and whether it fits codegen says, where it is at hand.
-const (
-	searchSlack    = 330
-	searchHandicap = 0.006
-)
+const searchSlack = 330
+
+// searchHandicap is by how much a candidate must be faster than a plainer one that shares no tasks and cuts no backward in two. It
+// needs more memory and messages, and its bound is looser: without a handicap ever more of them would be planned, to gain less than
+// predictions are worth. Together with the slack it stays within the hundredth by which what is found may be slower than the best.
+const searchHandicap = 0.006
 
 // mostAlternatives are kept beside the winner.
 const mostAlternatives = 5
