@@ -28,7 +28,9 @@ func adviseFit(job *cli.Job, set []string) error {
 		}
 		for _, change := range group {
 			if line := try(file, set, change); line != "" {
-				lines = append(lines, "  --set "+line)
+				if line = "  --set " + line; !slices.Contains(lines, line) { // auto may have found what another change says
+					lines = append(lines, line)
+				}
 				break
 			}
 		}
