@@ -282,7 +282,8 @@ const heading = "dp x pp x sp\tN\tm\tstep\tspeed\ttokens/s a GPU\tMFU\tbubble\te
 
 func compareText(w io.Writer, rows []result) error {
 	differ, same := decisions(rows)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	var out strings.Builder
+	t := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
 	one, rate := oneJob(rows), 0.0
 	if !one || len(rows[0].Set) == 0 {
 		fmt.Fprint(t, "job\t")
@@ -326,8 +327,13 @@ func compareText(w io.Writer, rows []result) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := io.WriteString(w, remarks(rows, same))
-	return err
+	out.WriteString(remarks(rows, same))
+	for line := range strings.Lines(out.String()) {
+		if _, err := io.WriteString(w, strings.TrimRight(line, " \n")+"\n"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // remarks stand below the table: what all lines share, the best of them, and what is no line.
