@@ -14,27 +14,32 @@ import (
 // timed, for which they are simulated again and again, it is lean: its copies begin as late and end as soon as they may, which
 // takes no simulation, and holds no more on the device than with any other timing.
 
-// wanted says how soon a candidate has its turn: that of least memory first; where that is plenty, first the one that least is open
-// of, and then that of fewest tasks, which is soonest planned.
+// wanted says how soon a candidate has its turn: that of least memory first; where there is plenty of it, first the one that least is
+// open of, then that which spreads over most ranks, and then that of fewest tasks, which is soonest planned.
 type wanted struct {
 	bytes ir.Bytes
 	open  int
+	ranks int
 	tasks int
 	lean  bool // the bytes are those of the plan without timing
 }
 
 func (w wanted) compare(o wanted) int {
-	return cmp.Or(cmp.Compare(w.bytes, o.bytes), cmp.Compare(w.open, o.open), cmp.Compare(w.tasks, o.tasks))
+	return cmp.Or(cmp.Compare(w.bytes, o.bytes), cmp.Compare(w.open, o.open), cmp.Compare(o.ranks, w.ranks), cmp.Compare(w.tasks, o.tasks))
 }
 
 // plenty is the part of the device below which less is no better.
 const plenty = 0.5
 
-// want says how soon a candidate has its turn that holds so much at least.
-func (s *search) want(n *node, least ir.Bytes) {
-	w := &n.wanted
+// want says how soon a candidate has its turn that holds so much at least. What lacks on the host counts as if it lacked on the device.
+func (s *search) want(n *node, least ir.Bytes, lack *Lack) {
+	w, p := &n.wanted, &n.schedule
+	if lack != nil {
+		least = max(least, ir.Bytes(s.cluster.DeviceMemory)+lack.Bytes)
+	}
 	w.bytes, w.open = max(least, ir.Bytes(plenty*float64(s.cluster.DeviceMemory))), len(dimensions)-n.level
-	w.tasks = n.schedule.Subsequences.Count * max(1, n.schedule.PP) * max(1, n.schedule.VirtualStages)
+	w.ranks = max(1, p.SP) * max(1, p.PP) * max(1, p.DP)
+	w.tasks = p.Subsequences.Count * max(1, p.PP) * max(1, p.VirtualStages)
 }
 
 // lean bounds what a complete candidate holds, and puts it among those to come unless it surely does not fit.
@@ -63,10 +68,7 @@ func (s *search) lean(n *node) {
 		return
 	}
 	device, _ := need.peaks()
-	if lack != nil {
-		device = p.Memory.DeviceCapacityBytes + lack.Bytes
-	}
-	s.want(n, device)
+	s.want(n, device, lack)
 	heap.Push(&s.frontier, n)
 }
 

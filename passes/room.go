@@ -12,7 +12,8 @@ import (
 // begins there are K and V of a microbatch and, without offload, all that its forwards keep. When the backward of the first
 // subsequence begins, which is the longest, there are in any but the shortest pipelines all of K, V, their gradients and
 // those of the weights, in the others of K, V and their gradients for one virtual stage, and what a layer holds while it runs. On the
-// last rank the head runs before it.
+// last rank the head runs before it. And whatever is copied, when the first backward begins all that forwards keep is somewhere, on
+// the device or on the host, and so are K and V.
 
 // roomKey is what a room depends on.
 type roomKey struct {
@@ -24,11 +25,14 @@ type roomKey struct {
 
 // room is what the fates of units do not change.
 type room struct {
-	caches, cacheGrads ir.Bytes // of a layer: K and V of the whole sequence, and their gradients
-	kept               ir.Bytes // by a layer, for the backward
-	working            ir.Bytes // while a layer runs backward, of the first subsequence
-	head, lastHead     ir.Bytes // while the head does, of the first and of the last
+	all, resident  caches   // of a layer; those of them that do not stream
+	kept           ir.Bytes // by a layer, for the backward
+	working        ir.Bytes // while a layer runs backward, of the first subsequence
+	head, lastHead ir.Bytes // while the head does, of the first and of the last
 }
+
+// caches are K and V of a layer for a whole sequence, and their gradients.
+type caches struct{ values, grads ir.Bytes }
 
 // roomOf is that of a plan with its lengths.
 func (b *bounds) roomOf(p *Plan) room {
@@ -43,7 +47,7 @@ func (b *bounds) roomOf(p *Plan) room {
 	for _, z := range sizes {
 		of.kept += keptBytes(g, p.Recompute, z)
 	}
-	of.caches, of.cacheGrads = cacheBytes(g, graph.Cache, first), cacheBytes(g, graph.CacheGrad, first)
+	of.all, of.resident = cachesOf(g, first)
 	of.working = c.working(g, g.LayerWithout(g.RemadeBy(p.Recompute)), backwardPass, first, false, 0)
 	of.head, of.lastHead = c.working(g, g.Head, backwardPass, first, false, 0), c.working(g, g.Head, backwardPass, last, false, 0)
 	b.rooms[key] = of
@@ -61,33 +65,47 @@ func keptBytes(g *graph.Model, recompute string, z graph.Size) (n ir.Bytes) {
 	return n
 }
 
-// cacheBytes is what one layer has of K and V, or of their gradients, for a whole sequence.
-func cacheBytes(g *graph.Model, kind graph.Kind, z graph.Size) (n ir.Bytes) {
-	for v := range g.Layer.Values {
-		if g.Layer.Values[v].Kind == kind {
-			n += g.Layer.Values[v].Bytes(z)
+// cachesOf are all of a layer, and those of which a rank has more than its own rows.
+func cachesOf(g *graph.Model, z graph.Size) (all, resident caches) {
+	z.Tokens = z.Sequence
+	for i := range g.Layer.Values {
+		v, n := &g.Layer.Values[i], caches{}
+		switch v.Kind {
+		case graph.Cache:
+			n.values = v.Bytes(z)
+		case graph.CacheGrad:
+			n.grads = v.Bytes(z)
+		}
+		all = caches{all.values + n.values, all.grads + n.grads}
+		if v.Rows != graph.Full {
+			resident = caches{resident.values + n.values, resident.grads + n.grads}
 		}
 	}
-	return n
+	return all, resident
 }
 
 // holding is what a rank holds.
 type holding struct {
-	rank  int
-	bytes ir.Bytes // on the device
+	rank   int
+	device ir.Bytes
+	both   ir.Bytes // on device and host together
 }
 
 func (h holding) fuller(o holding) holding {
-	if o.bytes > h.bytes {
-		return o
+	if o.device > h.device {
+		h.rank = o.rank
 	}
-	return h
+	return holding{h.rank, max(h.device, o.device), max(h.both, o.both)}
 }
 
 // lackOf is what a rank with so much lacks, or nil.
 func (b *bounds) lackOf(h holding) *Lack {
-	if over := h.bytes - ir.Bytes(b.cluster.DeviceMemory); over > 0 {
+	device := ir.Bytes(b.cluster.DeviceMemory)
+	switch over, overBoth := h.device-device, h.both-device-ir.Machine(b.cluster).HostMemoryPerRank(); {
+	case over > 0 && over >= overBoth:
 		return &Lack{h.rank, "device", over}
+	case overBoth > 0:
+		return &Lack{h.rank, "host", overBoth}
 	}
 	return nil
 }
@@ -96,7 +114,7 @@ func (b *bounds) lackOf(h holding) *Lack {
 func (b *bounds) heldByShare(p *Plan) holding {
 	g := b.context(p).model
 	weights, gradients, optimizer := p.stateBytes(g, g.Layer)
-	return holding{0, ir.Bytes(b.layersOfMost(p)) * (weights + optimizer + max(gradients, b.caches(p, b.roomOf(p).caches)))}
+	return holding{device: ir.Bytes(b.layersOfMost(p)) * (weights + optimizer + max(gradients, b.stays(p, b.roomOf(p)).values))}
 }
 
 // heldByMost is where layers are yet to be dealt out: a rank has most of them, and the last has one in each virtual stage.
@@ -129,29 +147,33 @@ type rankOf struct {
 // holds is what a rank holds at the fullest of the four moments.
 func (b *bounds) holds(p *Plan, r rankOf) holding {
 	of, strategy := b.roomOf(p), p.chosenStrategy()
-	caches, cacheGrads := b.caches(p, of.caches), b.caches(p, of.cacheGrads)
-	switch {
-	case p.Schedule.Recompute == "auto" || p.Schedule.Recompute == "": // and with it what is kept
+	if p.Schedule.Recompute == "auto" || p.Schedule.Recompute == "" { // and with it what is kept
 		of.kept, of.working = 0, 0
-	case p.Schedule.Offload.Policy != "none":
-		of.kept = 0
 	}
 	if strategy.late { // the first half of a backward has less at work
-		of.working, of.head, of.lastHead = 0, 0, 0
+		of.working = 0
 	}
-	if !r.last {
+	if strategy.late || !r.last {
 		of.head, of.lastHead = 0, 0
 	}
 	state, gradients := b.state(p, r)
 	layers := ir.Bytes(r.layers)
-	turn := layers*cacheGrads + gradients
-	switch group := p.backwardGroup(); {
-	case p.layerOrder():
-		turn = 0
-	case p.Subsequences.N <= group:
-		turn = ir.Bytes(r.fewest) * cacheGrads
+	turn := func(c caches) ir.Bytes {
+		switch {
+		case p.layerOrder():
+			return layers * c.values
+		case p.Subsequences.N <= p.backwardGroup():
+			return layers*c.values + ir.Bytes(r.fewest)*c.grads
+		}
+		return layers*(c.values+c.grads) + gradients
 	}
-	return holding{r.rank, state + max(gradients, layers*(caches+of.kept)+of.lastHead, layers*caches+turn+max(of.working, of.head))}
+	stays := b.stays(p, of)
+	both := max(layers*(of.kept+of.all.values), turn(of.all))
+	if p.Schedule.Offload.Policy != "none" {
+		of.kept = 0
+	}
+	most := max(gradients, layers*(stays.values+of.kept)+of.lastHead, turn(stays)+max(of.working, of.head))
+	return holding{r.rank, state + most, state + both}
 }
 
 // backwardGroup is how many subsequences go backward through one virtual stage before the next.
@@ -165,12 +187,12 @@ func (p *Plan) backwardGroup() int {
 	return p.Subsequences.N
 }
 
-// caches are those of a layer, if it has them on the device for a whole sequence.
-func (b *bounds) caches(p *Plan, n ir.Bytes) ir.Bytes {
-	if len(p.Schedule.Keep) < len(streamable) || p.Schedule.Order != OrderSequence {
-		return 0
+// stays is what of K and V of a layer is on the device for a whole sequence.
+func (b *bounds) stays(p *Plan, of room) caches {
+	if p.Schedule.Keep == nil || p.Schedule.Order != OrderSequence {
+		return caches{}
 	}
-	return n
+	return of.resident
 }
 
 // state is what a rank holds from step to step, and the gradients that it ends a step with.

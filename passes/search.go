@@ -198,12 +198,13 @@ func (s *search) push(n *node) {
 		bound = max(bound, n.bare.Time.StepS)
 	}
 	n.bound = bound * n.handicap()
-	if lack := s.lackOf(least); lack != nil && !s.nearest {
+	lack := s.lackOf(least)
+	if lack != nil && !s.nearest {
 		s.reject(n, *lack)
 		return
 	}
 	if s.timeless {
-		s.want(n, least.bytes)
+		s.want(n, least.device, lack)
 	}
 	heap.Push(&s.frontier, n)
 }
@@ -285,7 +286,7 @@ func (s *search) evaluate(n *node) bool {
 	n.plan, n.need = p, &need
 	if s.timeless {
 		device, _ := need.peaks()
-		s.want(n, device)
+		s.want(n, device, need.lack(p.Memory))
 	} else {
 		n.bound = slackened(p.Time.StepS * n.handicap())
 	}

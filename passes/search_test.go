@@ -153,8 +153,8 @@ func checkSearch(t *testing.T, text string, set []string, most int) int {
 		for _, n := range chain {
 			bound, held := brute.of(n.schedule, n.level)
 			least := brute.lackOf(held)
-			if _, held := any.of(n.schedule, n.level); held.bytes > fullest(leaf.need) {
-				t.Errorf("%s\n%v: at level %d rank %d holds %v at least, and really %v", job, inWords(leaf.plan), n.level, held.rank, held.bytes, fullest(leaf.need))
+			if _, held := any.of(n.schedule, n.level); held.device > fullest(leaf.need) {
+				t.Errorf("%s\n%v: at level %d rank %d holds %v at least, and really %v", job, inWords(leaf.plan), n.level, held.rank, held.device, fullest(leaf.need))
 			}
 			if bound > leaf.time()*(1+1e-9) {
 				t.Errorf("%s\n%v: at level %d the bound is %v, and the step takes %v", job, inWords(leaf.plan), n.level, bound, leaf.time())

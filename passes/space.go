@@ -249,6 +249,9 @@ func (sp *space) partitions(s *lang.Schedule) []string {
 	if st := findStrategy(s.Strategy); st != nil && st.sliced != "" || s.Subsequences.Count == 1 || len(s.Subsequences.Lengths) > 0 {
 		return []string{"flops"}
 	}
+	if sp.timeless { // equal lengths take least: the first subsequence, at whose backward all else is there, is shorter than by work
+		return []string{"length"}
+	}
 	return []string{"flops", "time", "length"}
 }
 
