@@ -391,9 +391,10 @@ func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, holding) {
 		q := *p
 		q.Recompute = policy
 		t, h := b.dealt(&q)
-		if times = min(times, t); h.bytes < held.bytes {
-			held = h
+		if times = min(times, t); h.device < held.device {
+			held.rank = h.rank
 		}
+		held.device, held.both = min(held.device, h.device), min(held.both, h.both)
 	}
 	return times, held
 }
