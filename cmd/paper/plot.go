@@ -70,7 +70,7 @@ func (c *chart) String() string {
 		width = max(width, wide)
 	}
 	var b strings.Builder
-	x, top := plotMargin, 30+c.legend(&b, width)
+	x, top := plotMargin, 36+c.legend(&b, width)
 	for i, p := range c.panels {
 		if first[i] {
 			x, top = plotMargin, top+plotHeight+panelBelow

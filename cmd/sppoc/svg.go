@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"html"
 	"io"
+	"math"
 	"regexp"
 	"strings"
 
@@ -87,13 +88,26 @@ func fill(kind int) string {
 	return colour(showNames[kind][0])
 }
 
-// axis marks the time under all rows.
+// axis marks round times under all rows.
 func (f *figure) axis(makespan ir.Seconds) {
 	f.y += 12
-	for i := range 6 {
-		x := figureLabels + i*figurePlot/5
+	order := math.Pow(10, math.Floor(math.Log10(float64(makespan)/4)))
+	step := order
+	for _, factor := range []float64{2, 5, 10} {
+		if step*9 < float64(makespan) {
+			step = factor * order
+		}
+	}
+	unit, name := 1.0, "s"
+	for _, u := range []string{"ms", "us", "ns"} {
+		if float64(makespan) < unit {
+			unit, name = unit/1000, u
+		}
+	}
+	for at := 0.0; at <= float64(makespan)*(1+1e-9); at += step {
+		x := figureLabels + int(cell(ir.Seconds(at), makespan)/2)
 		fmt.Fprintf(&f.body, `<path d="M%d %dv4" stroke="%s"/>`+"\n", x, f.y-10, colour("soft"))
-		f.text(x, f.y+4, "middle", "", (makespan * ir.Seconds(i) / 5).String())
+		f.text(x, f.y+4, "middle", "", fmt.Sprintf("%.4g %s", at/unit, name))
 	}
 	f.y += 6
 }
@@ -110,6 +124,7 @@ func timelineFigure(w io.Writer, title string, p *ir.Program, t *sim.Timeline, r
 		kinds := spanKinds(code, spans)
 		f.y += 6
 		f.text(4, f.y+9, "start", "font-weight:600", fmt.Sprintf("rank %d", r))
+		f.tasks(code, spans, t.Makespan)
 		for s := range ir.NumStreams {
 			if f.stream(code, spans, kinds, s, t.Makespan, &seen) {
 				f.text(figureLabels-6, f.y+9, "end", "", s.String())
@@ -120,6 +135,46 @@ func timelineFigure(w io.Writer, title string, p *ir.Program, t *sim.Timeline, r
 	f.axis(t.Makespan)
 	f.legend(seen)
 	return f.write(w)
+}
+
+// tasks draws what a plan lists: every run of kernels that are of one task, by turns lighter and darker, with its name where it
+// has the room.
+func (f *figure) tasks(code *ir.Code, spans []sim.Span, makespan ir.Seconds) {
+	kinds := map[ir.Phase]int{ir.PhaseForward: showForward, ir.PhaseBackward: showBackward, ir.PhaseWeights: showWeights}
+	letters := map[ir.Phase]string{ir.PhaseForward: "F", ir.PhaseBackward: "B", ir.PhaseWeights: "W"}
+	var of ir.Provenance
+	var from, to ir.Seconds
+	draw := func() {
+		kind, ok := kinds[of.Phase]
+		if !ok || to <= from {
+			return
+		}
+		x, width := float64(figureLabels)+cell(from, makespan)/2, cell(to-from, makespan)/2
+		fmt.Fprintf(&f.body, `<rect x="%.1f" y="%d" width="%.1f" height="%d" fill="%s" fill-opacity="%g"/>`+"\n",
+			x, f.y+1, max(width-0.5, 0.2), figureRow-2, fill(kind), 1-0.4*float64(of.Subsequence%2))
+		if name := fmt.Sprint(letters[of.Phase], of.Subsequence); width > float64(6*len(name)+2) {
+			ink := "font-size:9px"
+			if kind == showForward && of.Subsequence%2 == 0 { // the one dark ground
+				ink += ";fill:" + colour("back")
+			}
+			f.text(int(x+width/2), f.y+figureRow-3, "middle", ink, name)
+		}
+	}
+	for pc := range code.Sections[ir.SectionStep] {
+		in := &code.Sections[ir.SectionStep][pc]
+		if in.Stream != ir.Compute || in.Info().Class == ir.ClassSync || in.Prov.Subsequence < 0 {
+			continue
+		}
+		v := in.Prov
+		if v.Phase != of.Phase || v.Subsequence != of.Subsequence || v.Microbatch != of.Microbatch || v.Stage != of.Stage {
+			draw()
+			of, from = v, spans[pc].Begin
+		}
+		to = spans[pc].End
+	}
+	draw()
+	f.text(figureLabels-6, f.y+9, "end", "", "tasks")
+	f.y += figureRow
 }
 
 // stream draws a row: in each half pixel the kind that takes most of it, as high as the stream is busy there. It says
