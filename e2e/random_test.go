@@ -14,6 +14,7 @@ import (
 
 	"sppo/ir"
 	"sppo/lang"
+	"sppo/passes"
 	"sppo/vm"
 )
 
@@ -21,20 +22,25 @@ import (
 // few values of each setting. A draw is refused with a diagnostic, or it is held to all that any spec is held to: it
 // verifies, both forms of the program give it back, it touches what the plan says in the order that the program says,
 // on the cpu device and in virtual time, moving only bytes it equals itself to the last bit (E1, E2), and it equals the plain
-// program within rounding (E3). SPPO_SEED repeats a run; without it `make test` always draws the same.
+// program within rounding (E3). SPPO_SEED repeats a run; without it `make test` always draws the same. Each spec is drawn until
+// it has one more of the traits that there are, in turn, so that the long form leaves none out.
 func TestRandomSpecs(t *testing.T) {
-	draws, seed := randomDraws, uint64(1)
-	if os.Getenv("SPPO_LONG") != "" {
+	draws, seed, long := randomDraws, uint64(1), os.Getenv("SPPO_LONG") != ""
+	if long {
 		draws, seed = 500, uint64(time.Now().UnixNano())
 	}
 	if s, err := strconv.ParseUint(os.Getenv("SPPO_SEED"), 10, 64); err == nil {
 		seed = s
 	}
 	t.Logf("%d specs, SPPO_SEED=%d", draws, seed)
+	var seen tally
+	t.Cleanup(func() { seen.report(t, long) })
+	order := rand.New(rand.NewPCG(seed, 0)).Perm(len(traits))
 	for i := range uint64(draws) {
+		wanted := traits[order[i%uint64(len(order))]]
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
-			checkDrawn(t, rand.New(rand.NewPCG(seed, i)))
+			seen.add(checkDrawn(t, rand.New(rand.NewPCG(seed, 1+i)), wanted))
 		})
 	}
 }
@@ -43,9 +49,10 @@ func TestRandomSpecs(t *testing.T) {
 type drawn struct {
 	model    Case // what tolerances depend on
 	text     string
+	batch    int // sequences that replicas take one after another, by microbatches
 	schedule []request
-	lengths  []int64 // of the subsequences, once it has run
-	align    int64   // their grid, and that of blocks
+	room     string       // flag that leaves less memory than all would take
+	plan     *passes.Plan // once it has been compiled
 }
 
 // request is a key of the schedule: as drawn, as it is where only bytes move, and as it is in the plain program.
@@ -60,7 +67,13 @@ func (d *drawn) set(which func(request) string) []string {
 	return flags
 }
 
-func (d *drawn) drawn() []string   { return d.set(func(r request) string { return r.value }) }
+func (d *drawn) drawn() []string {
+	flags := d.set(func(r request) string { return r.value })
+	if d.room != "" {
+		flags = append(flags, d.room)
+	}
+	return flags
+}
 func (d *drawn) neutral() []string { return d.set(func(r request) string { return r.neutral }) }
 func (d *drawn) plain() []string   { return d.set(func(r request) string { return r.plain }) }
 
@@ -111,7 +124,7 @@ train {
 schedule drawn { pp = 1 sp = 1 dp = 1 }
 `, d.model.Family, layers, hidden, heads, kv, between(r, 17, 90), between(r, 11, 70), d.model.DType, pick(r, true, false),
 		d.model.Positions, 0.8/math.Sqrt(float64(hidden)), sequence, batch, between(r, 1, 1000), lr, beta1, beta2, eps, weightDecay, dp*microbatch)
-	d.schedule = drawSchedule(r, pp, sp, dp, microbatch)
+	d.batch, d.schedule = batch/dp/microbatch, drawSchedule(r, pp, sp, dp, microbatch)
 	return d
 }
 
@@ -120,11 +133,11 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 	same := func(key string, value any, plain string) request { // decides arithmetic
 		return request{key, fmt.Sprint(value), fmt.Sprint(value), plain}
 	}
-	keep := pick(r, "[k, v]", "[k, v]", "[k, v]", "[k]", "[]")
+	keep := draw(r, "keep")
 	moves := func(key string, value any, plain string) request { // moves bytes alone
 		return request{key, fmt.Sprint(value), plain, plain}
 	}
-	mux := pick(r, "off", "off", "off", "left", "right", "on")
+	mux := draw(r, "mux")
 	if keep != "[k, v]" { // where blocks of K and V end follows from all the rest, and rounds
 		moves = same
 	}
@@ -132,7 +145,7 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 	if mux != "off" { // which rank runs a piece decides what it adds up
 		stages = same
 	}
-	zero := pick(r, "0", "1", "0", "1", "2", "3")
+	zero := draw(r, "zero")
 	divided, order := moves, moves
 	if zero > "1" { // gradients are completed turn by turn
 		divided, order = same, same
@@ -143,25 +156,43 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 		same("dp", dp, "1"),
 		same("subsequences", n, "1"),
 		same("microbatch", microbatch, "1"),
-		same("sp_mode", pick(r, "megatron", "ulysses", "ring"), "megatron"),
-		same("partition", pick(r, "flops", "length", "time"), "flops"),
+		same("sp_mode", draw(r, "sp_mode"), "megatron"),
+		same("partition", draw(r, "partition"), "flops"),
 		divided("zero", zero, "0"),
-		moves("virtual_stages", pick(r, "auto", "auto", "1", "2", "3"), "1"),
+		moves("virtual_stages", draw(r, "virtual_stages"), "1"),
 		drawStrategy(r, n),
-		moves("offload", pick(r, "none", "full", "adaptive", "carry", "memory", "auto", "0.3", drawShares(r, n)), "none"),
-		moves("recompute", pick(r, "none", "none", "selective", "keep_attention", "full", "auto"), "none"),
+		moves("offload", drawOffload(r, n), "none"),
+		moves("recompute", draw(r, "recompute"), "none"),
 		same("mux", mux, "off"),
-		same("mux_shares", pick(r, "fluid", "fluid", "even"), "fluid"),
+		same("mux_shares", draw(r, "mux_shares"), "fluid"),
 		same("keep", keep, "[k, v]"),
-		order("order", pick(r, "sequence", "sequence", "sequence", "layer"), "sequence"),
+		order("order", draw(r, "order"), "sequence"),
 	}
 }
 
+// choices are the values of keys that are drawn, the frequent ones more than once.
+var choices = map[string][]string{
+	"sp_mode":        {"megatron", "ulysses", "ring"},
+	"partition":      {"flops", "length", "time"},
+	"zero":           {"0", "0", "1", "1", "2", "3"},
+	"virtual_stages": {"auto", "auto", "1", "2", "3"},
+	"strategy": {"sppo", "sppo", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "seq1f1b", "zb-h1", "zb-h2",
+		"gpipe", "1f1b", "interleaved-1f1b", "zb-v", "dualpipe-v"}, // from gpipe on they take whole sequences
+	"offload":    {"none", "full", "adaptive", "carry", "memory", "auto", "0.3", "list"},
+	"recompute":  {"none", "none", "selective", "keep_attention", "full", "auto"},
+	"mux":        {"off", "off", "off", "left", "right", "on"},
+	"mux_shares": {"fluid", "fluid", "even"},
+	"keep":       {"[k, v]", "[k, v]", "[k, v]", "[k]", "[]"},
+	"order":      {"sequence", "sequence", "sequence", "layer"},
+}
+
+func draw(r *rand.Rand, key string) string { return pick(r, choices[key]...) }
+
 // drawStrategy: what alternates forwards and backwards sums in one order.
 func drawStrategy(r *rand.Rand, n int) request {
-	names := []string{"sppo", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "seq1f1b", "zb-h1", "zb-h2"}
-	if n == 1 {
-		names = append(names, "gpipe", "1f1b", "interleaved-1f1b", "zb-v", "zb-v", "dualpipe-v")
+	names := choices["strategy"]
+	if n > 1 {
+		names = names[:slices.Index(names, "gpipe")]
 	}
 	drawn := request{"strategy", pick(r, names...), "seq1f1b", "sppo"}
 	if strings.HasSuffix(drawn.value, "sppo") {
@@ -170,7 +201,11 @@ func drawStrategy(r *rand.Rand, n int) request {
 	return drawn
 }
 
-func drawShares(r *rand.Rand, n int) string {
+func drawOffload(r *rand.Rand, n int) string {
+	policy := draw(r, "offload")
+	if policy != "list" {
+		return policy
+	}
 	shares := make([]float64, n)
 	for i := range shares {
 		shares[i] = pick(r, 0, 0.2, 0.5, 1)
@@ -188,45 +223,65 @@ func divisors(n int) []int {
 	return list
 }
 
-// checkDrawn draws until a spec can be scheduled, and holds that to its promises.
-func checkDrawn(t *testing.T, r *rand.Rand) {
+// checkDrawn draws until a spec has a trait and can be scheduled, and holds that to its promises. It returns what it has.
+func checkDrawn(t *testing.T, r *rand.Rand, wanted trait) *drawn {
 	t.Helper()
-	for range 50 {
+	for range 20000 {
 		d := drawSpec(r)
+		if wanted.asked != nil && !wanted.asked(d) || !d.compile(t) || wanted.planned != nil && !wanted.planned(d) {
+			continue
+		}
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("%s\n%s", strings.Join(d.drawn(), "\n"), d.text)
+			}
+		})
+		lengths, align := listOf(d.plan.Subsequences.Lengths), fmt.Sprint(d.plan.Subsequences.Align)
 		got := d.run(t, d.drawn())
-		if t.Failed() {
-			t.Fatalf("%s\n%s", strings.Join(d.drawn(), "\n"), d.text)
+		same := d.run(t, append(d.neutral(), "schedule.subsequences="+lengths, "schedule.align="+align)) // partition = time gives others
+		plain := d.run(t, d.plain())
+		if !t.Failed() {
+			checkSame(t, "E1 and E2: against one stage without offload", got, same)
+			checkClose(t, d.model, "E3: against the plain program", got, plain)
 		}
-		if got == nil {
-			continue // refused
-		}
-		same := d.run(t, append(d.neutral(), "schedule.subsequences="+listOf(d.lengths), fmt.Sprint("schedule.align=", d.align))) // partition = time gives others
-		if same == nil {
-			t.Fatalf("the same on one stage is refused: %s\n%s", strings.Join(d.neutral(), "\n"), d.text)
-		}
-		checkSame(t, "E1 and E2: against one stage without offload", got, same)
-		checkClose(t, d.model, "E3: against the plain program", got, d.run(t, d.plain()))
-		if t.Failed() {
-			t.Logf("%s\n%s", strings.Join(d.drawn(), "\n"), d.text)
-		}
-		return
+		return d
 	}
-	t.Error("50 draws have been refused")
+	t.Errorf("no draw with %s can be scheduled", wanted.name)
+	return nil
 }
 
-// run compiles and trains; nil: a diagnostic refuses the spec.
+// compile plans a draw; false: a diagnostic refuses it. Of those that passes may choose in, every other one gets less memory than it would
+// take with nothing chosen, where that suffices.
+func (d *drawn) compile(t *testing.T) bool {
+	t.Helper()
+	var err error
+	if d.plan, _, err = compile(d.text, d.drawn()...); err != nil {
+		var refused lang.Diagnostics
+		if !errors.As(err, &refused) {
+			t.Error(err)
+		} else if i := slices.IndexFunc(refused, func(x *lang.Diagnostic) bool { return x.Message == "" || x.Pos.File == "" }); i >= 0 {
+			t.Errorf("a refusal without a place or a reason: %v", err)
+		}
+		return false
+	}
+	if d.ask("offload") != "auto" && d.ask("recompute") != "auto" || d.plan.Train.Seed%2 == 0 {
+		return true
+	}
+	d.room = fmt.Sprintf("cluster.device_memory=%dKiB", slices.Max(d.plan.Memory.DevicePeakBytes)*9/10>>10)
+	if plan, _, err := compile(d.text, d.drawn()...); err == nil && plan.Memory.Fits {
+		d.plan = plan
+	} else {
+		d.room = ""
+	}
+	return true
+}
+
+// run compiles and trains.
 func (d *drawn) run(t *testing.T, set []string) *Result {
 	t.Helper()
 	plan, p, err := compile(d.text, set...)
-	var refused lang.Diagnostics
-	if errors.As(err, &refused) {
-		if i := slices.IndexFunc(refused, func(x *lang.Diagnostic) bool { return x.Message == "" || x.Pos.File == "" }); i >= 0 {
-			t.Errorf("a refusal without a place or a reason: %v", err)
-		}
-		return nil
-	}
 	if err != nil {
-		t.Error(err)
+		t.Errorf("%s: %v", strings.Join(set, " "), err)
 		return nil
 	}
 	if err := ir.Verify(p); err != nil {
@@ -239,6 +294,5 @@ func (d *drawn) run(t *testing.T, set []string) *Result {
 	result := train(t, p, job, func() { checkOrder(t, d.model, p, traces) })
 	checkPeaks(t, d.model, plan, p, job)
 	checkSimulated(t, d.model, p)
-	d.lengths, d.align = plan.Subsequences.Lengths, plan.Subsequences.Align
 	return result
 }

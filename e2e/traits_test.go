@@ -1,0 +1,120 @@
+package e2e
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"sppo/passes"
+)
+
+// trait is something that a spec at random can have: one that it asks for, or one that its plan shows. A choice that changes nothing,
+// like a ring of one rank, is none.
+type trait struct {
+	name           string
+	asked, planned func(*drawn) bool
+}
+
+// traits are all values of all choices, and what follows from several.
+var traits = listTraits()
+
+func listTraits() []trait {
+	list := []trait{
+		{name: "several subsequences", asked: func(d *drawn) bool { return d.over("subsequences") }},
+		{name: "several stages", asked: func(d *drawn) bool { return d.over("pp") }},
+		{name: "several ranks a stage", asked: func(d *drawn) bool { return d.over("sp") }},
+		{name: "replicas", asked: func(d *drawn) bool { return d.over("dp") }},
+		{name: "microbatches of several sequences", asked: func(d *drawn) bool { return d.over("microbatch") }},
+		{name: "several microbatches", asked: func(d *drawn) bool { return d.batch > 1 }},
+		{name: "virtual stages", asked: func(d *drawn) bool { return d.over("pp") }, planned: func(d *drawn) bool { return d.plan.Parallel.VirtualStages > 1 }},
+		{name: "a recompute that auto chose", asked: func(d *drawn) bool { return d.ask("recompute") == "auto" }, planned: fated(passes.FateRecompute)},
+		{name: "an offload that auto chose", asked: func(d *drawn) bool { return d.ask("offload") == "auto" }, planned: fated(passes.FateOffload)},
+		{name: "a bf16 model", asked: func(d *drawn) bool { return d.model.DType == "bf16" }},
+	}
+	for _, key := range slices.Sorted(maps.Keys(choices)) {
+		values := slices.Compact(slices.Sorted(slices.Values(choices[key])))
+		for _, value := range values {
+			list = append(list, trait{name: key + " = " + value, asked: func(d *drawn) bool { return d.ask(key) == value && d.matters(key, value) }})
+		}
+	}
+	for _, mux := range []string{"left", "right", "on"} { // both shares of each
+		for _, shares := range []string{"fluid", "even"} {
+			list = append(list, trait{name: "mux = " + mux + ", " + shares, asked: func(d *drawn) bool {
+				return d.ask("mux") == mux && d.ask("mux_shares") == shares && d.over("pp")
+			}})
+		}
+	}
+	return list
+}
+
+// ask is what the schedule asks for a key.
+func (d *drawn) ask(key string) string {
+	i := slices.IndexFunc(d.schedule, func(r request) bool { return r.key == key })
+	value := d.schedule[i].value
+	if key == "offload" && strings.HasPrefix(value, "[") {
+		return "list"
+	}
+	return value
+}
+
+// over says whether a number is more than one.
+func (d *drawn) over(key string) bool { return d.ask(key) != "1" }
+
+// matters says whether a choice other than the plainest has something to decide.
+func (d *drawn) matters(key, value string) bool {
+	switch key {
+	case "sp_mode":
+		return d.over("sp")
+	case "zero":
+		return value == "0" || d.over("dp")
+	case "mux", "mux_shares":
+		return d.ask("mux") == "off" && value == "off" || d.ask("mux") != "off" && d.over("pp")
+	case "partition", "keep", "order":
+		return d.over("subsequences")
+	}
+	return true
+}
+
+// fated says whether a plan has that in mind for a unit.
+func fated(fate byte) func(*drawn) bool {
+	return func(d *drawn) bool { return strings.ContainsRune(fmt.Sprint(d.plan.Offload.Fate), rune(fate)) }
+}
+
+// tally counts the traits of specs that were held to their promises.
+type tally struct {
+	sync.Mutex
+	specs int
+	of    map[string]int
+}
+
+func (c *tally) add(d *drawn) {
+	if d == nil {
+		return
+	}
+	c.Lock()
+	defer c.Unlock()
+	if c.of == nil {
+		c.of = map[string]int{}
+	}
+	c.specs++
+	for _, x := range traits {
+		if (x.asked == nil || x.asked(d)) && (x.planned == nil || x.planned(d)) {
+			c.of[x.name]++
+		}
+	}
+}
+
+// report prints what the specs had. Where all is wanted, what none had is an error.
+func (c *tally) report(t *testing.T, all bool) {
+	var counts []string
+	for _, x := range traits {
+		counts = append(counts, fmt.Sprintf("%s: %d", x.name, c.of[x.name]))
+		if all && c.of[x.name] == 0 {
+			t.Errorf("no spec had %s", x.name)
+		}
+	}
+	t.Logf("of %d specs had %s", c.specs, strings.Join(counts, "; "))
+}
