@@ -8,7 +8,7 @@
 //	cover_test.go     the set of cases that covers all pairs of settings
 //	equal_test.go     E1, E2, E3, E5 over that set, and over a large sample with SPPO_LONG=1
 //	random_test.go    the same over models and schedules at random, of odd sizes
-//	traits_test.go   what specs at random have, all of which the long form must have drawn
+//	traits_test.go    what specs at random have, all of which the long form must have drawn
 //	baselines_test.go  the shipped schedules of systems that one compares with
 //	zero_test.go      parameters that ranks divide among themselves
 //	naive_test.go     E4: the plain program against an independent implementation in float64
