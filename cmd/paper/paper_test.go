@@ -42,6 +42,19 @@ func TestPage(t *testing.T) {
 	}
 }
 
+// What is simulated is within 3% of what was worked out by hand.
+func TestFiguresByHand(t *testing.T) {
+	r, err := readResults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range worked {
+		if o := r.Jobs["gpt-7b-512k, "+w.system]; o.Error != "" || math.Abs(o.StepS-w.byHand) > 0.03*w.byHand {
+			t.Errorf("%s: %.1f s are simulated and %.1f s worked out by hand %s", w.system, o.StepS, w.byHand, o.Error)
+		}
+	}
+}
+
 // The results are of today's compiler and cost model, to a fiftieth: of the quick jobs, or with SPPO_LONG of all.
 func TestResults(t *testing.T) {
 	wanted := regexp.MustCompile(`^gpt-7b-512k, (megatron, m = 8|deepspeed-ulysses|fpdt|sppo|sppo interleaved)$|^longest, .*, 32 GPUs$`)

@@ -499,7 +499,11 @@ func TestAgreesOnPaperJobs(t *testing.T) {
 		tl := run(t, p, sim.Options{})
 		ratio := float64(tl.Makespan / plan.Time.StepS)
 		t.Logf("%s: simulated %s, predicted %s, ratio %.4f; bubble %.4f and %.4f", filepath.Base(file), tl.Makespan, plan.Time.StepS, ratio, tl.BubbleRatio(), plan.Time.BubbleRatio)
-		if ratio < 0.975 || ratio > 1.025 {
+		near := 0.001
+		if strings.Contains(file, "65b") { // its stages lie across nodes
+			near = 0.005
+		}
+		if math.Abs(ratio-1) > near {
 			t.Errorf("%s: simulated %s, predicted %s", file, tl.Makespan, plan.Time.StepS)
 		}
 	}
