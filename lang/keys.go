@@ -362,7 +362,7 @@ var optimizerKeys = []*Key{
 
 var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "sp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "8",
-		Doc: "Ranks that share the layers of a stage and divide heads, features and rows of the sequence. It divides `model.heads`; inside a node it is cheapest. `auto` tries all that divide them.",
+		Doc: "Ranks that share the layers of a stage and divide heads, features and rows of the sequence: tensor and sequence parallelism in one. It divides `model.heads`, unless `sp_mode` is `ring`; inside a node it is cheapest. `auto` tries all that divide them.",
 		set: func(s *Spec, v value) { s.Schedule.SP = v.Int() }},
 	{Block: blockSchedule, Name: "pp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "4",
 		Doc: "Pipeline stages. Each holds contiguous layers. `auto` tries all that have GPUs and layers.",
