@@ -56,11 +56,13 @@ func buildFake() (*fake, string) {
 	if err != nil {
 		return nil, err.Error()
 	}
+	if fakeFolder = os.Getenv(asProcess); fakeFolder != "" {
+		return bindFake()
+	}
 	if fakeFolder, err = os.MkdirTemp("", "sppo-fake-"); err != nil {
 		return nil, err.Error()
 	}
-	driver, stubs, nccl := filepath.Join(fakeFolder, "libcuda.so.1"), filepath.Join(fakeFolder, "stubs.so"), filepath.Join(fakeFolder, "libnccl.so.2")
-	blas, profiler := filepath.Join(fakeFolder, "libcublasLt.so.12"), filepath.Join(fakeFolder, "profiler.so")
+	driver, stubs, nccl, blas, profiler := fakePaths()
 	for _, build := range [][]string{{driver, "fake/fake.c", "-ldl"}, {stubs, "fake/stubs.c"}, {nccl, "fake/nccl.c", driver}, {blas, "fake/cublaslt.c", driver},
 		{profiler, "fake/profiler.c"}} {
 		args := append([]string{"-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", "-o"}, build...)
@@ -68,6 +70,17 @@ func buildFake() (*fake, string) {
 			return nil, string(text)
 		}
 	}
+	return bindFake()
+}
+
+func fakePaths() (driver, stubs, nccl, blas, profiler string) {
+	in := func(name string) string { return filepath.Join(fakeFolder, name) }
+	return in("libcuda.so.1"), in("stubs.so"), in("libnccl.so.2"), in("libcublasLt.so.12"), in("profiler.so")
+}
+
+// bindFake opens what has been built.
+func bindFake() (*fake, string) {
+	driver, stubs, nccl, blas, profiler := fakePaths()
 	os.Setenv(library.PathVariable, fakeFolder+string(os.PathListSeparator)+os.Getenv(library.PathVariable))
 	os.Setenv(nvtx.Variable, profiler)
 	handle, err := purego.Dlopen(driver, purego.RTLD_NOW)
@@ -98,6 +111,9 @@ func buildFake() (*fake, string) {
 }
 
 func TestMain(m *testing.M) {
+	if os.Getenv(asProcess) != "" {
+		os.Exit(beProcess())
+	}
 	code := m.Run()
 	if fakeFolder != "" {
 		os.RemoveAll(fakeFolder)

@@ -264,6 +264,7 @@ func (r *training) all(ctx context.Context) error {
 		return err
 	}
 	if err := r.start(ctx); err != nil {
+		r.f.save = "" // there is no state yet
 		return r.stopped(err)
 	}
 	if r.job.Steps() == 0 && r.program.Run.EvalEvery > 0 {

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -354,6 +355,20 @@ func TestProcessInterrupted(t *testing.T) {
 		if _, err := os.Stat("stop.ckpt"); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Who stops a run before it has begun keeps the checkpoint that is there.
+func TestStopBeforeTheBeginning(t *testing.T) {
+	inBase(t)
+	if err := os.WriteFile("kept.ckpt", []byte("kept"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, text := sppovm(t, ctx, "run", "tiny.sppo", "--save", "kept.ckpt")
+	if kept, err := os.ReadFile("kept.ckpt"); err != nil || string(kept) != "kept" || !strings.Contains(text, "stopped behind step 0") {
+		t.Errorf("%q, %v\n%s", kept, err, text)
 	}
 }
 

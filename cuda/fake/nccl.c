@@ -1,10 +1,18 @@
-// NCCL among the threads of one process, for tests, over the stand-in driver: what is asked for is done on its streams,
-// which wait there for their peers. Nothing blocks the host: joining is in progress until all members have joined.
+// NCCL among processes of one host, for tests, over the stand-in driver: what is asked for is done on its streams, which wait
+// there for their peers. Nothing blocks the host: joining is in progress until all members have joined. A team is a file
+// beside this library that all members map: what each brings is copied there, since nobody sees another process's memory.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 int fake_call(uintptr_t stream, void (*call)(void *), const void *argument, size_t size);
 
@@ -21,12 +29,21 @@ struct Call {
     int peer;           // of a message
     struct Call *next;  // of a group of them
 };
+#define MEMBERS 16
+#define SLOT (4 << 20) // bytes that a member can bring; what is not written takes no room
 struct Team {
-    ID id;
-    int size, joined, present, aborted;
+    atomic_int ready;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    char path[512];
+    int size, joined, left, present, aborted;
     uint64_t meeting;
-    struct Call calls[16];
-    struct Team *next;
+    _Alignas(64) char brought[MEMBERS][SLOT];
+};
+// Note is what stands before the bytes of each message that a member brings, 0 behind the last.
+struct Note {
+    size_t size;
+    int peer;
 };
 typedef struct Comm {
     struct Team *team;
@@ -38,9 +55,34 @@ struct Work {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static struct Team *teams;
 static int64_t comms, ids, polls, fail_poll;
+
+// open_team maps the file of a team. Whoever comes first makes it.
+static struct Team *open_team(const ID *id, int size) {
+    Dl_info info;
+    char path[sizeof ((struct Team *)0)->path];
+    if (!dladdr((void *)open_team, &info) || !strrchr(info.dli_fname, '/')) return NULL;
+    snprintf(path, sizeof path, "%.*s/%s", (int)(strrchr(info.dli_fname, '/') - info.dli_fname), info.dli_fname, id->bytes);
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL, 0600), first = fd >= 0;
+    if (!first && (fd = open(path, O_RDWR)) < 0) return NULL;
+    if (first && ftruncate(fd, sizeof(struct Team)) != 0) return NULL;
+    for (struct stat s; !first && fstat(fd, &s) == 0 && s.st_size == 0;) usleep(100);
+    struct Team *t = mmap(NULL, sizeof *t, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (t == MAP_FAILED) return NULL;
+    if (first) {
+        pthread_mutexattr_t m;
+        pthread_condattr_t c;
+        pthread_mutexattr_init(&m), pthread_condattr_init(&c);
+        pthread_mutexattr_setpshared(&m, PTHREAD_PROCESS_SHARED), pthread_condattr_setpshared(&c, PTHREAD_PROCESS_SHARED);
+        pthread_mutex_init(&t->lock, &m), pthread_cond_init(&t->changed, &c);
+        t->size = size;
+        memcpy(t->path, path, sizeof path);
+        atomic_store(&t->ready, 1);
+    }
+    while (!atomic_load(&t->ready)) usleep(100);
+    return t;
+}
 
 int ncclGetVersion(int *v) { *v = 21805; return OK; }
 const char *ncclGetErrorString(int code) { return code == REMOTE ? "remote process exited or there was a network error" : code == OK ? "no error" : "an error"; }
@@ -48,7 +90,7 @@ const char *ncclGetLastError(Comm *c) { (void)c; return "told by the stand-in"; 
 int ncclGetUniqueId(ID *id) {
     pthread_mutex_lock(&lock);
     memset(id, 0, sizeof *id);
-    snprintf(id->bytes, sizeof id->bytes, "team %lld", (long long)++ids);
+    snprintf(id->bytes, sizeof id->bytes, "team %d %lld", (int)getpid(), (long long)++ids);
     memset(id->bytes + 64, 0x5a, 64); // both ends of it must arrive
     pthread_mutex_unlock(&lock);
     return OK;
@@ -58,33 +100,38 @@ int ncclCommInitRankConfig(Comm **out, int size, ID id, int rank, const unsigned
     uint32_t magic, version;
     int32_t blocking;
     memcpy(&bytes, config, 8), memcpy(&magic, config + 8, 4), memcpy(&version, config + 12, 4), memcpy(&blocking, config + 16, 4);
-    if (bytes != 44 || magic != 0xcafebeef || version != 21800 || blocking != 0 || size < 1 || size > 16 || rank < 0 || rank >= size || id.bytes[127] != 0x5a)
+    if (bytes != 44 || magic != 0xcafebeef || version != 21800 || blocking != 0 || size < 1 || size > MEMBERS || rank < 0 || rank >= size || id.bytes[127] != 0x5a)
         return INVALID_ARGUMENT;
+    struct Team *t = open_team(&id, size);
+    if (!t || t->size != size) return INVALID_ARGUMENT;
+    pthread_mutex_lock(&t->lock);
+    t->joined++;
+    pthread_mutex_unlock(&t->lock);
     pthread_mutex_lock(&lock);
-    struct Team *t = teams;
-    while (t && memcmp(&t->id, &id, sizeof id) != 0) t = t->next;
-    if (!t) {
-        t = calloc(1, sizeof *t);
-        t->id = id, t->size = size, t->next = teams;
-        teams = t;
-    }
-    t->joined++, comms++;
+    comms++;
+    pthread_mutex_unlock(&lock);
     *out = calloc(1, sizeof **out);
     (*out)->team = t, (*out)->rank = rank;
-    pthread_mutex_unlock(&lock);
     return IN_PROGRESS;
 }
 int ncclCommGetAsyncError(Comm *c, int *state) {
     pthread_mutex_lock(&lock);
     if (fail_poll && ++polls >= fail_poll) c->error = REMOTE, fail_poll = 0;
-    *state = c->error ? c->error : c->team->joined < c->team->size ? IN_PROGRESS : OK;
+    int error = c->error;
     pthread_mutex_unlock(&lock);
+    pthread_mutex_lock(&c->team->lock);
+    *state = error ? error : c->team->joined < c->team->size ? IN_PROGRESS : OK;
+    pthread_mutex_unlock(&c->team->lock);
     return OK;
 }
 int ncclCommFinalize(Comm *c) { (void)c; return IN_PROGRESS; }
 static int end(Comm *c, int abort) {
+    struct Team *t = c->team;
+    pthread_mutex_lock(&t->lock);
+    if (abort) t->aborted = 1, pthread_cond_broadcast(&t->changed);
+    if (++t->left == t->size) unlink(t->path);
+    pthread_mutex_unlock(&t->lock);
     pthread_mutex_lock(&lock);
-    if (abort) c->team->aborted = 1, pthread_cond_broadcast(&changed);
     comms--;
     pthread_mutex_unlock(&lock);
     return OK; // its memory stays: streams may still have it in their queues
@@ -95,9 +142,9 @@ int ncclCommAbort(Comm *c) { return end(c, 1); }
 static int meet(struct Team *t) { // with the lock
     if (++t->present == t->size) {
         t->present = 0, t->meeting++;
-        pthread_cond_broadcast(&changed);
+        pthread_cond_broadcast(&t->changed);
     } else {
-        for (uint64_t m = t->meeting; m == t->meeting && !t->aborted;) pthread_cond_wait(&changed, &lock);
+        for (uint64_t m = t->meeting; m == t->meeting && !t->aborted;) pthread_cond_wait(&t->changed, &t->lock);
     }
     return !t->aborted;
 }
@@ -108,8 +155,8 @@ static void sum(struct Team *t, char *y, size_t from, size_t count, int type) {
         for (int r = 0; r < t->size; r++) {
             uint32_t bits;
             float v;
-            if (type == 7) memcpy(&bits, t->calls[r].x + 4 * i, 4);
-            else bits = (uint32_t)((const uint16_t *)t->calls[r].x)[i] << 16;
+            if (type == 7) memcpy(&bits, t->brought[r] + 4 * i, 4);
+            else bits = (uint32_t)((const uint16_t *)t->brought[r])[i] << 16;
             memcpy(&v, &bits, 4);
             s = r == 0 ? v : s + v;
         }
@@ -119,32 +166,51 @@ static void sum(struct Team *t, char *y, size_t from, size_t count, int type) {
         else ((uint16_t *)y)[i - from] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     }
 }
+// bring copies what a member brings; 0 if there is no room for it.
+static int bring(const struct Call *call, int members, char *to) {
+    if (call->op != MESSAGES) {
+        size_t n = call->count * size_of(call->type) * (call->op == SCATTER ? (size_t)members : 1);
+        if (n > SLOT) return 0;
+        memcpy(to, call->x, n);
+        return 1;
+    }
+    size_t at = 0;
+    for (struct Call *c = call->next; c; c = c->next)
+        if (c->op == SEND) {
+            struct Note note = {c->count, c->peer};
+            if (at + 2 * sizeof note + c->count > SLOT) return 0;
+            memcpy(to + at, &note, sizeof note), memcpy(to + at + sizeof note, c->x, c->count);
+            at += sizeof note + c->count;
+        }
+    memset(to + at, 0, sizeof(struct Note));
+    return 1;
+}
+// take finds the message of a member for another.
+static void take(const struct Call *mine, int rank, const char *from) {
+    for (struct Note note; memcpy(&note, from, sizeof note), note.size > 0; from += sizeof note + note.size)
+        if (note.peer == rank && note.size == mine->count) memcpy(mine->y, from + sizeof note, note.size);
+}
 static void work(void *argument) {
     struct Work *w = argument;
     struct Team *t = w->comm->team;
     size_t bytes = w->call.count * size_of(w->call.type);
-    char *result = malloc(bytes * t->size + 1); // for an operation in place: written once nobody reads any more
-    pthread_mutex_lock(&lock);
-    t->calls[w->comm->rank] = w->call;
-    if (meet(t)) { // the lock stays: after an abort members leave, and their memory goes with them
-        size_t n = bytes;
+    pthread_mutex_lock(&t->lock);
+    if (!t->aborted && !bring(&w->call, t->size, t->brought[w->comm->rank])) t->aborted = 1, pthread_cond_broadcast(&t->changed);
+    if (!t->aborted && meet(t)) { // the lock stays: an abort waits until nobody writes to its rank's memory
         switch (w->call.op) {
         case MESSAGES:
             for (struct Call *mine = w->call.next; mine; mine = mine->next)
-                for (struct Call *c = t->calls[mine->peer].next; mine->op == RECV && c; c = c->next)
-                    if (c->op == SEND && c->peer == w->comm->rank) memcpy(mine->y, c->x, mine->count == c->count ? c->count : 0);
+                if (mine->op == RECV) take(mine, w->comm->rank, t->brought[mine->peer]);
             break;
         case GATHER:
-            for (int r = 0; r < t->size; r++) memcpy(result + r * bytes, t->calls[r].x, bytes);
-            n = bytes * t->size;
+            for (int r = 0; r < t->size; r++) memcpy(w->call.y + r * bytes, t->brought[r], bytes);
             break;
-        case SCATTER: sum(t, result, w->comm->rank * w->call.count, w->call.count, w->call.type); break;
-        case REDUCE: sum(t, result, 0, w->call.count, w->call.type); break;
+        case SCATTER: sum(t, w->call.y, w->comm->rank * w->call.count, w->call.count, w->call.type); break;
+        case REDUCE: sum(t, w->call.y, 0, w->call.count, w->call.type); break;
         }
-        if (meet(t) && w->call.op != MESSAGES) memcpy(w->call.y, result, n);
+        meet(t);
     }
-    pthread_mutex_unlock(&lock);
-    free(result);
+    pthread_mutex_unlock(&t->lock);
 }
 static int issue(Comm *c, uintptr_t stream, struct Call call) {
     struct Work w = {c, call};
