@@ -13,6 +13,7 @@
 //	zero_test.go      parameters that ranks divide among themselves
 //	naive_test.go     E4: the plain program against an independent implementation in float64
 //	resume_test.go    E6: checkpoints
+//	world_test.go     jobs of several processes
 //	gpu_test.go       E1, E2, E3, E5 and E6 on GPUs, where there are some
 //	bench_test.go     training throughput, and compile time by number of instructions
 //

@@ -1,0 +1,154 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"sync"
+	"testing"
+	"time"
+
+	"sppo/ir"
+	"sppo/vm"
+	"sppo/vm/cpu"
+	"sppo/vm/world"
+)
+
+// TestWorlds: a job whose ranks are in several processes is, to the last bit, the job in one, with collectives and messages of
+// every kind between processes. The processes are worlds of this one: between them is nothing but connections.
+func TestWorlds(t *testing.T) {
+	for _, c := range []struct {
+		Case
+		processes int
+	}{
+		{Case{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Tied: true, PP: 2, VirtualStages: 2, SP: 2, N: 1, Batch: 4, Strategy: "dualpipe-v"}, 4},
+		{Case{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", PP: 4, SP: 2, N: 8, Offload: "full", Mux: "on", Batch: 1}, 4},
+		{Case{Family: "gpt", KVHeads: 2, Positions: "rope", DType: "f32", PP: 2, SP: 2, SPMode: "ring", DP: 2, Zero: "2", N: 2, Batch: 4, Strategy: "seq1f1b"}, 8},
+		{Case{Family: "llama", KVHeads: 1, Positions: "rope", DType: "bf16", SP: 4, SPMode: "ulysses", DP: 2, Zero: "3", N: 3, Offload: "full", Batch: 2, Order: "layer"}, 4},
+	} {
+		c.PP, c.DP, c.Microbatch, c.Steps, c.Layers, c.Vocab = max(1, c.PP), max(1, c.DP), 1, 2, 8, tinyVocab
+		c.Offload, c.Partition, c.Sequence = orElse(c.Offload, "none"), "flops", 24*c.N*c.SP
+		t.Run(c.String(), func(t *testing.T) {
+			t.Parallel()
+			_, p := mustCompile(t, c.Case)
+			checkSame(t, fmt.Sprintf("in %d processes", c.processes), runWorld(t, p, c.processes), run(t, c.Case))
+		})
+	}
+}
+
+// party is one process's part of a job.
+type party struct {
+	world *world.World
+	job   *vm.Job
+	err   error
+}
+
+// openWorld opens a program in several worlds, each with tokens of its own. All but the first do what that orders, and end; wait
+// waits for them.
+func openWorld(t *testing.T, p *ir.Program, processes int, tokens func(process int) vm.Tokens) (all []*party, wait func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	place := l.Addr().String()
+	l.Close()
+	var done sync.WaitGroup
+	opened := make(chan struct{})
+	for i := range processes {
+		x := &party{}
+		all = append(all, x)
+		done.Go(func() {
+			x.err = x.open(t, p, world.Options{Process: i, Processes: processes, Ranks: len(p.Ranks), Rendezvous: place, Timeout: time.Minute, Local: -1, Wires: true}, tokens(i))
+			switch {
+			case i == 0:
+				close(opened)
+			case x.err == nil:
+				x.err = x.job.Follow()
+				x.err = x.world.Close(errors.Join(x.err, x.job.Close()))
+			}
+		})
+	}
+	<-opened
+	if all[0].err != nil {
+		t.Fatal(all[0].err)
+	}
+	return all, done.Wait
+}
+
+func (x *party) open(t *testing.T, p *ir.Program, o world.Options, tokens vm.Tokens) (err error) {
+	if x.world, err = world.Join(t.Context(), o); err != nil {
+		return err
+	}
+	local := vm.NewWired(x.world)
+	x.world.OnFailure(local.Abort)
+	x.job, err = vm.Open(p, func(int) (vm.Device, error) { return cpu.New(nil), nil }, vm.Options{Transport: local, Crew: x.world, Tokens: tokens})
+	return err
+}
+
+func runWorld(t *testing.T, p *ir.Program, processes int) *Result {
+	t.Helper()
+	all, wait := openWorld(t, p, processes, func(int) vm.Tokens { return nil })
+	lead := all[0]
+	result := train(t, p, lead.job, func() {})
+	lead.err = lead.world.Close(lead.job.Close())
+	wait()
+	for i, x := range all {
+		if x.err != nil {
+			t.Errorf("process %d: %v", i, x.err)
+		}
+	}
+	return result
+}
+
+// lost are tokens that go away in the second step.
+type lost struct{ data vm.Tokens }
+
+var errLost = errors.New("the data went away")
+
+func (l lost) Tokens(s ir.Section, round, sequence, position int64, out []int32, stride int) error {
+	if s == ir.SectionStep && round == 2 {
+		return errLost
+	}
+	return l.data.Tokens(s, round, sequence, position, out, stride)
+}
+
+// A rank that fails in the middle ends every process's part, and all say which rank it was, and where in the program.
+func TestWorldFails(t *testing.T) {
+	c := Case{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, N: 3, Offload: "full", Batch: 2, Microbatch: 1,
+		Steps: 3, Layers: 4, Sequence: 48, Vocab: tinyVocab, Partition: "flops"}
+	_, p := mustCompile(t, c)
+	for _, failing := range []int{0, 2} {
+		all, wait := openWorld(t, p, 4, func(process int) vm.Tokens {
+			data, err := vm.OpenData(&p.Run, "")
+			if err != nil {
+				t.Error(err)
+			}
+			if process == failing {
+				return lost{data}
+			}
+			return data
+		})
+		lead := all[0]
+		err := lead.job.Init(t.Context())
+		for err == nil {
+			_, err = lead.job.Step(t.Context())
+		}
+		lead.err = lead.world.Close(errors.Join(err, lead.job.Close()))
+		wait()
+		if lead.job.Steps() != 1 {
+			t.Errorf("%d steps were done", lead.job.Steps())
+		}
+		for i, x := range all {
+			own := fmt.Sprintf(`rank (%d|%d): section step, pc 0 \(load_tokens\), from .*: %s$`, 2*failing, 2*failing+1, errLost)
+			want := "^" + own
+			if i != failing {
+				want = fmt.Sprintf(`^process %d \(ranks %d to %d, on .*\) failed: %s`, failing, 2*failing, 2*failing+1, own)
+			}
+			if text := fmt.Sprint(x.err); !regexp.MustCompile(want).MatchString(text) {
+				t.Errorf("process %d: %s, want %s", i, text, want)
+			}
+		}
+	}
+}
