@@ -44,7 +44,7 @@ func freePlace(t *testing.T) string {
 }
 
 // launchAll starts processes of their own; args may differ from one to the next.
-func launchAll(t *testing.T, processes int, args func(process int) []string) []*process {
+func launchAll(t *testing.T, processes int, args func(process int) []string, variables ...func(process int) []string) []*process {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -54,6 +54,9 @@ func launchAll(t *testing.T, processes int, args func(process int) []string) []*
 	for i := range processes {
 		p := &process{Cmd: exec.Command(self, append([]string{"run"}, args(i)...)...)}
 		p.Env = append(os.Environ(), asCommand+"=1")
+		for _, v := range variables {
+			p.Env = append(p.Env, v(i)...)
+		}
 		p.Stderr = &p.errs
 		if p.out, err = p.StdoutPipe(); err != nil {
 			t.Fatal(err)
@@ -178,12 +181,25 @@ func same(t *testing.T, a, b string) {
 	}
 }
 
-// Several processes go on where one has stopped, and write the profile of all ranks.
+// asTorchrun is the variables that torchrun gives each process.
+func asTorchrun(t *testing.T, processes int) func(int) []string {
+	host, port, err := net.SplitHostPort(freePlace(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(i int) []string {
+		n := fmt.Sprint(processes)
+		return []string{fmt.Sprintf("RANK=%d", i), "WORLD_SIZE=" + n, fmt.Sprintf("LOCAL_RANK=%d", i), "LOCAL_WORLD_SIZE=" + n, "MASTER_ADDR=" + host, "MASTER_PORT=" + port}
+	}
+}
+
+// Several processes, as a launcher starts them, go on where one has stopped, and write the profile of all ranks.
 func TestProcessesResumeAndProfile(t *testing.T) {
 	inBase(t)
 	whole := alone(t, "tiny.sppo", "--json", "--save", "whole.ckpt")
 	alone(t, "tiny.sppo", "--steps", "2", "--save", "half.ckpt")
-	all := launchAll(t, 2, inWorld(t, 2, "tiny.sppo", "--json", "--resume", "half.ckpt", "--save", "both.ckpt", "--profile", "p.json"))
+	args := []string{"tiny.sppo", "--json", "--resume", "half.ckpt", "--save", "both.ckpt", "--profile", "p.json"}
+	all := launchAll(t, 2, func(int) []string { return args }, asTorchrun(t, 2))
 	out := end(t, all)
 	if all[0].code != cli.Done || all[1].code != cli.Done {
 		t.Fatalf("exit %d and %d\n%s%s", all[0].code, all[1].code, all[0].errs.String(), all[1].errs.String())

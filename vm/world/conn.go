@@ -75,7 +75,7 @@ func (c *conn) write(m message, data []byte) error {
 
 // Limits of what is read from anybody; data has none once one knows who sends.
 const (
-	longestText = 1 << 20
+	longestText = 1 << 24
 	anyLength   = 1 << 62
 )
 

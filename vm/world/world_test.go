@@ -321,6 +321,29 @@ func TestFailureReachesAll(t *testing.T) {
 	}
 }
 
+// A connection for bytes that breaks while both processes live is a failure, too: whoever waits for bytes hears of it.
+func TestBrokenWire(t *testing.T) {
+	t.Parallel()
+	worlds := mustJoin(t, 2, 2)
+	over := transports(worlds)
+	errs := make([]error, 2)
+	within(t, 20*time.Second, func() {
+		var all sync.WaitGroup
+		for i := range over {
+			all.Go(func() { errs[i] = over[i].Link(1-i, i, vm.ChannelNext).Recv(make([]byte, 4)) })
+		}
+		time.Sleep(10 * time.Millisecond)
+		worlds[0].wires.links[1].Close()
+		all.Wait()
+	})
+	for i, err := range errs {
+		if !errors.Is(err, vm.ErrAborted) || !strings.Contains(err.Error(), "process 0 (rank 0, on ") || !strings.Contains(err.Error(), "failed: the connection with process 1 (rank 1, on ") {
+			t.Errorf("process %d: %v", i, err)
+		}
+	}
+	closeAll(t, worlds, nil)
+}
+
 // kill closes the connections of a process, as the system does when it dies.
 func kill(w *World) {
 	w.end() // a dead process says nothing more
