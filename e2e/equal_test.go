@@ -60,6 +60,8 @@ var outside = []Case{
 		PP: 4, SP: 2, SPMode: "ulysses", DP: 1, N: 3, Microbatch: 1, Strategy: "zb-h2", Partition: "flops", Offload: "full", Recompute: "full"},
 	{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 2, Layers: 2, Sequence: 1200, Vocab: tinyVocab,
 		PP: 2, SP: 3, SPMode: "ring", DP: 1, N: 2, Microbatch: 1, Partition: "flops", Offload: "full"},
+	{Family: "gpt", KVHeads: 1, Positions: "learned", DType: "bf16", Batch: 4, Layers: 4, Sequence: 192, Vocab: tinyVocab, Tied: true,
+		PP: 2, SP: 8, SPMode: "ring", DP: 2, Zero: "3", N: 3, Microbatch: 2, Partition: "length", Offload: "0.5", Recompute: "full"},
 	{Family: "llama", KVHeads: 1, Positions: "rope", DType: "bf16", Batch: 4, Layers: 4, Sequence: 192, Vocab: tinyVocab, Tied: true,
 		PP: 2, SP: 8, SPMode: "ring", DP: 2, Zero: "3", N: 3, Microbatch: 2, Partition: "length", Offload: "0.5", Recompute: "full"},
 	{Family: "gpt", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 6, Layers: 5, Sequence: 100, Vocab: tinyVocab,
