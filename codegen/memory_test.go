@@ -22,6 +22,8 @@ func TestFootprint(t *testing.T) {
 		{"../examples/gpt-docs.sppo", nil, settings("none", "full")},
 		{"../examples/llama-docs.sppo", nil, settings("none", "full")},
 		{"../examples/paper/gpt-7b-512k.sppo", []string{"model.layers=8"}, settings("none", "full", "0.5", "carry", "schedule.mux=right", "schedule.mux=right schedule.offload=none schedule.recompute=full", "schedule.mux=right schedule.mux_shares=even", "schedule.mux=right schedule.mux_shares=even schedule.recompute=selective", "schedule.virtual_stages=2", "schedule.recompute=keep_attention",
+			"schedule.mux=left", "schedule.mux=left schedule.offload=none", "schedule.mux=on schedule.offload=0.5", "schedule.mux=on schedule.offload=carry schedule.recompute=selective",
+			"schedule.mux=left schedule.mux_shares=even", "schedule.mux=on schedule.zero=3 schedule.sp_mode=ulysses", "schedule.mux=left schedule.zero=2 schedule.sp=4 schedule.dp=2 train.batch=2", "schedule.mux=left schedule.pp=8 schedule.sp=4",
 			"cluster.d2h_bandwidth=8GB/s schedule.offload=carry", "train.batch=4 schedule.strategy=seq1f1b", "train.batch=4 schedule.strategy=terapipe", "train.batch=2 schedule.strategy=zb-h1", "train.batch=2 schedule.strategy=zb-h2 schedule.offload=none", "schedule.pp=1 schedule.sp=4",
 			"schedule.keep=[]", "schedule.keep=[] schedule.offload=none", "schedule.keep=[k] schedule.recompute=full", "schedule.keep=[] schedule.pp=1 schedule.order=layer model.layers=4",
 			"schedule.pp=1 schedule.order=layer model.layers=4", "schedule.pp=1 schedule.order=layer model.layers=5 schedule.recompute=full train.batch=2",
@@ -104,6 +106,9 @@ func checkFootprint(t *testing.T, name string, plan *passes.Plan) {
 			ratio, most := float64(arena.bound)/float64(max(1, arena.exact)), 1.04
 			if plan.Parallel.VirtualStages > 1 && plan.Schedule.Strategy != "sppo" || len(plan.Splits(s)) > 0 {
 				most = 1.1
+			}
+			if plan.Mux.Left { // as many times as the slack in package passes allows
+				most = 2.5
 			}
 			if arena.bound < arena.exact || ratio > most && arena.exact > 0 {
 				t.Errorf("%s, stage %d, %s: bound %s, placed %s: %.4f", name, s, arena.name, arena.bound, arena.exact, ratio)

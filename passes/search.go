@@ -353,6 +353,9 @@ func (f *Footprint) lack(m Memory) *Lack {
 
 // Slack is how much of a footprint may be too much: a test in codegen holds it to that.
 func (p *Plan) slack() float64 {
+	if p.Mux.Left { // as if all that a rank borrows were there at once, and all that is its own
+		return 0.6
+	}
 	if p.woven() {
 		return 0.1
 	}
