@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 
 	"sppo/ir"
@@ -130,17 +131,20 @@ func (p *prober) latency() {
 		return
 	}
 	small, large := p.spread()
-	var shares, late []float64
+	var shares []float64
 	for _, item := range large {
 		shares = append(shares, p.own(item).Seconds/m.Parallelism/p.take(item, 1).Seconds)
 	}
 	m.SpreadEfficiency = min(cmp.Or(median(shares), 1), 1)
+	late, sum := 0.0, 0.0 // measurements are off by a share of themselves: the shorter a kernel, the more it says
 	for _, item := range small {
-		late = append(late, p.take(item, 1).Seconds-p.own(item).Seconds/(m.Parallelism*m.SpreadEfficiency))
+		alone, own := p.take(item, 1).Seconds, p.own(item).Seconds
+		weight := 1 / (own * own)
+		late, sum = late+weight*(alone-own/(m.Parallelism*m.SpreadEfficiency)), sum+weight
 	}
-	m.KernelLatency = max(median(late), 0)
+	m.KernelLatency = max(late/max(sum, math.SmallestNonzeroFloat64), 0)
 	p.note("spread_efficiency", "what large kernels of a rank alone reach, the median of %d", len(large))
-	p.note("kernel_latency", "what smaller ones take longer than that, the median of %d", len(small))
+	p.note("kernel_latency", "what smaller ones take longer than that, of %d most of the shortest", len(small))
 }
 
 // spread are kernels that are worth spreading over processors: the largest of each kind, and others.
