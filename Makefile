@@ -25,8 +25,8 @@ race: ## the concurrent packages under the race detector; needs gcc
 	$(GO) test -race -timeout 20m -short ./codegen ./cuda
 	$(GO) test -race -timeout 20m -run 'Schedules|Resume' ./e2e
 
-long: ## the tests that take minutes: every combination of settings
-	SPPO_LONG=1 $(GO) test -timeout 120m ./...
+long: ## the tests that take hours: every combination of settings, every key of every job of the paper pinned
+	SPPO_LONG=1 $(GO) test -timeout 600m ./...
 
 bench: ## speed, as ratios within one run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...

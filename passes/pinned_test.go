@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sppo/examples"
 	"sppo/lang"
@@ -115,13 +116,19 @@ func (j *pinJob) check(t *testing.T, r *rand.Rand) {
 		}
 	}
 	r.Shuffle(len(pins), func(i, j int) { pins[i], pins[j] = pins[j], pins[i] })
+	begun := time.Now()
 	best, compared := whatFits(sp), 0
+	t.Logf("%s%v: open in %v", j.name, j.base, time.Since(begun))
 	for _, pin := range pins[:min(j.most, len(pins))] {
 		sp, err := j.open(pin)
 		if err != nil {
 			continue
 		}
+		begun := time.Now()
 		p := whatFits(sp)
+		if took := time.Since(begun); took > 10*time.Second {
+			t.Logf("%s: %v", pin, took)
+		}
 		if p == nil {
 			continue
 		}
