@@ -10,20 +10,17 @@ import (
 	"sppo/ir"
 	"sppo/vm"
 	"sppo/vm/cpu"
+	"sppo/vm/sim"
 )
 
-// A profile holds every instruction of the last step, in the order of its stream.
-func TestProfile(t *testing.T) {
-	inBase(t)
-	_, stderr := sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "2", "--profile", "tiny.json")
-	if !strings.Contains(stderr, "tiny.json: step 2 took ") || strings.Count(stderr, " simulated  ") != mostOpcodes || !strings.Contains(stderr, "\n  matmul ") {
-		t.Error(stderr)
-	}
-	job, err := cli.OpenProgram("tiny.sppo", nil)
+// readProfile reads what a run of a spec has written.
+func readProfile(t *testing.T, spec, file string) (*ir.Program, *sim.Timeline) {
+	t.Helper()
+	job, err := cli.OpenProgram(spec, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := os.Open("tiny.json")
+	f, err := os.Open(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,13 +29,24 @@ func TestProfile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return job.Program, got
+}
+
+// A profile holds every instruction of the last step, in the order of its stream.
+func TestProfile(t *testing.T) {
+	inBase(t)
+	_, stderr := sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "2", "--profile", "tiny.json")
+	if !strings.Contains(stderr, "tiny.json: step 2 took ") || strings.Count(stderr, " simulated  ") != mostOpcodes || !strings.Contains(stderr, "\n  matmul ") {
+		t.Error(stderr)
+	}
+	program, got := readProfile(t, "tiny.sppo", "tiny.json")
 	if got.Round != 2 || !strings.HasPrefix(got.Measured, "cpu, ") || got.Makespan <= 0 {
 		t.Errorf("step %d on %s took %s", got.Round, got.Measured, got.Makespan)
 	}
-	for r := range job.Program.Ranks {
+	for r := range program.Ranks {
 		var ends [ir.NumStreams]ir.Seconds
 		for pc, span := range got.Rank(r).Spans {
-			in := &job.Program.Codes[job.Program.Ranks[r].Code].Sections[ir.SectionStep][pc]
+			in := &program.Codes[program.Ranks[r].Code].Sections[ir.SectionStep][pc]
 			if span.End < span.Begin || span.End > got.Makespan || in.Info().Class != ir.ClassSync && span.End == 0 {
 				t.Fatalf("rank %d, pc %d: %v", r, pc, span)
 			}

@@ -21,7 +21,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo/cmd/internal/cli"
-	"sppo/cmd/internal/trace"
 )
 
 // process is one of several that run a job.
@@ -208,20 +207,8 @@ func TestProcessesResumeAndProfile(t *testing.T) {
 		t.Error(diff)
 	}
 	same(t, "whole.ckpt", "both.ckpt")
-	job, err := cli.OpenProgram("tiny.sppo", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.Open("p.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	got, err := trace.Read(f, job.Program)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for r := range job.Program.Ranks {
+	program, got := readProfile(t, "tiny.sppo", "p.json")
+	for r := range program.Ranks {
 		if spans := got.Rank(r).Spans; spans[len(spans)-1].End <= 0 || got.Round != 4 {
 			t.Errorf("step %d: rank %d has no times", got.Round, r)
 		}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"math"
 	"slices"
 
 	"sppo/ir"
@@ -142,7 +141,9 @@ func (p *prober) latency() {
 		weight := 1 / (own * own)
 		late, sum = late+weight*(alone-own/(m.Parallelism*m.SpreadEfficiency)), sum+weight
 	}
-	m.KernelLatency = max(late/max(sum, math.SmallestNonzeroFloat64), 0)
+	if sum > 0 {
+		m.KernelLatency = max(late/sum, 0)
+	}
 	p.note("spread_efficiency", "what large kernels of a rank alone reach, the median of %d", len(large))
 	p.note("kernel_latency", "what smaller ones take longer than that, of %d most of the shortest", len(small))
 }
