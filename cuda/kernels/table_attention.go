@@ -11,6 +11,9 @@ import (
 // tensorDims are the head widths that attention_tensor.cu serves, in bf16.
 var tensorDims = []int64{64, 96, 128}
 
+// OnTensorCores says whether heads of this width are for tensor cores, in bf16: they take probabilities in bf16, too.
+func OnTensorCores(dim int64) bool { return slices.Contains(tensorDims, dim) }
+
 // HopperDims are the head widths that the kernels for Hopper serve.
 var HopperDims = []int64{64, 128}
 
@@ -52,7 +55,7 @@ func (b *binder) attentionShapes() (shapes []attentionShape) {
 func (b *binder) attentionShape(p ir.AttentionPart) attentionShape {
 	s := attentionShape{n: p.Queries, keys: p.Keys, heads: b.int("heads"), kvHeads: b.int("kv_heads"), dim: b.int("head_dim"), batch: b.int("batch")}
 	s.row = p.Query * s.batch
-	s.tensor = b.types("q") == "b" && slices.Contains(tensorDims, s.dim)
+	s.tensor = b.types("q") == "b" && OnTensorCores(s.dim)
 	s.hopper = s.tensor && b.card.Hopper && slices.Contains(HopperDims, s.dim)
 	s.args = []any{s.n, s.keys, s.heads, s.kvHeads}
 	if !s.tensor {

@@ -119,7 +119,7 @@ func (s *suite) rounded(a naive.AttentionShape, terms []float64) []float64 {
 func (s *suite) checkAttention(how string, o, lse []float64, t ir.DType, q, k, v *value, a naive.AttentionShape) {
 	s.Helper()
 	wantO, wantLSE := naive.Attention(q.data, k.data, v.data, a)
-	s.within("o"+how, o, wantO, t, s.rounded(a, naive.AttentionTerms(q.data, k.data, v.data, a)))
+	s.within("o"+how, o, wantO, t, s.rounded(a, naive.AttentionTerms(q.data, k.data, v.data, wantLSE, a)))
 	s.equal("lse"+how, lse, wantLSE, ir.F32)
 }
 
@@ -127,7 +127,8 @@ func (s *suite) checkAttention(how string, o, lse []float64, t ir.DType, q, k, v
 func (s *suite) checkAttentionGrad(dq, dk, dv []float64, t ir.DType, q, k, v, o, do *value, a naive.AttentionShape) {
 	s.Helper()
 	wantQ, wantK, wantV := naive.AttentionGrad(q.data, k.data, v.data, o.data, do.data, a)
-	termsQ, termsK, termsV := naive.AttentionGradTerms(q.data, k.data, v.data, o.data, do.data, a)
+	_, lse := naive.Attention(q.data, k.data, v.data, a)
+	termsQ, termsK, termsV := naive.AttentionGradTerms(q.data, k.data, v.data, do.data, lse, innerProducts(do.data, o.data, a.HeadDim), a)
 	s.within("dq", dq, wantQ, t, s.rounded(a, termsQ))
 	s.within("dk", dk, wantK, ir.F32, s.rounded(a, termsK))
 	s.within("dv", dv, wantV, ir.F32, s.rounded(a, termsV))

@@ -50,31 +50,33 @@ func RopeGrad(dy []float64, batch, heads, headDim, prefix int, theta float64) []
 }
 
 // AttentionGrad differentiates Attention, which gave out. With p a query's weights, dp = dout*v^T and
-// ds = p * (dp - sum(p*dp)), where sum(p*dp) = dout*out^T.
+// ds = p * (dp - sum(p*dp)), where sum(p*dp) = dout*out^T = delta.
 func AttentionGrad(q, k, v, out, dout []float64, s AttentionShape) (dq, dk, dv []float64) {
-	return attentionGrad(q, k, v, out, dout, s, func(term float64) float64 { return term })
+	_, logSumExp := attentionWeights(q, k, s)
+	delta := make([]float64, len(logSumExp))
+	for i := range q {
+		delta[i/s.HeadDim] += dout[i] * out[i]
+	}
+	return attentionGrad(q, k, v, dout, logSumExp, delta, s, func(term float64) float64 { return term })
 }
 
-// AttentionGradTerms adds up how large the terms are, p*dout, ds*k and ds*q, of which AttentionGrad gives the sums.
-func AttentionGradTerms(q, k, v, out, dout []float64, s AttentionShape) (dq, dk, dv []float64) {
-	return attentionGrad(q, k, v, out, dout, s, math.Abs)
+// AttentionGradTerms adds up how large the terms are, p*dout, ds*k and ds*q, of which AttentionGrad gives the sums. logSumExp and delta
+// may be those of more keys than these.
+func AttentionGradTerms(q, k, v, dout, logSumExp, delta []float64, s AttentionShape) (dq, dk, dv []float64) {
+	return attentionGrad(q, k, v, dout, logSumExp, delta, s, math.Abs)
 }
 
-func attentionGrad(q, k, v, out, dout []float64, s AttentionShape, of func(term float64) float64) (dq, dk, dv []float64) {
-	weights, _ := attentionWeights(q, k, s)
+func attentionGrad(q, k, v, dout, logSumExp, delta []float64, s AttentionShape, of func(term float64) float64) (dq, dk, dv []float64) {
 	dq, dk, dv = make([]float64, len(q)), make([]float64, len(k)), make([]float64, len(v))
 	s.each(func(t, b, h, row int) {
-		query, mean := s.query(t, b, h), 0.0
-		for d := range s.HeadDim {
-			mean += dout[query+d] * out[query+d]
-		}
-		for u, p := range weights[row] {
-			key, dp := s.key(u, b, h), 0.0
+		query := s.query(t, b, h)
+		for u, score := range s.scores(q, k, t, b, h) {
+			p, key, dp := math.Exp(score-logSumExp[row]), s.key(u, b, h), 0.0
 			for d := range s.HeadDim {
 				dp += dout[query+d] * v[key+d]
 				dv[key+d] += of(p * dout[query+d])
 			}
-			ds := p * (dp - mean) / math.Sqrt(float64(s.HeadDim))
+			ds := p * (dp - delta[row]) / math.Sqrt(float64(s.HeadDim))
 			for d := range s.HeadDim {
 				dq[query+d] += of(ds * k[key+d])
 				dk[key+d] += of(ds * q[query+d])

@@ -134,13 +134,18 @@ func Attention(q, k, v []float64, s AttentionShape) (out, logSumExp []float64) {
 	return out, logSumExp
 }
 
-// AttentionTerms adds up how large the terms are, p*v, of which Attention gives the sums.
-func AttentionTerms(q, k, v []float64, s AttentionShape) []float64 {
-	sizes := make([]float64, len(v))
-	for i := range v {
-		sizes[i] = math.Abs(v[i])
-	}
-	terms, _ := Attention(q, k, sizes, s)
+// AttentionTerms adds up how large the terms are, p*v, of which Attention gives the sums. The logSumExp may be that of more keys than
+// these.
+func AttentionTerms(q, k, v, logSumExp []float64, s AttentionShape) []float64 {
+	terms := make([]float64, len(q))
+	s.each(func(t, b, h, row int) {
+		for u, score := range s.scores(q, k, t, b, h) {
+			p := math.Exp(score - logSumExp[row])
+			for d := range s.HeadDim {
+				terms[s.query(t, b, h)+d] += p * math.Abs(v[s.key(u, b, h)+d])
+			}
+		}
+	})
 	return terms
 }
 
@@ -155,17 +160,23 @@ func (s AttentionShape) each(visit func(t, b, h, row int)) {
 	}
 }
 
+// scores are those of the keys that a query sees: its products with them.
+func (s AttentionShape) scores(q, k []float64, t, b, h int) []float64 {
+	scores := make([]float64, s.Seen(t))
+	for u := range scores {
+		for d := range s.HeadDim {
+			scores[u] += q[s.query(t, b, h)+d] * k[s.key(u, b, h)+d] / math.Sqrt(float64(s.HeadDim))
+		}
+	}
+	return scores
+}
+
 // attentionWeights is every query's softmax over the keys up to its own place.
 func attentionWeights(q, k []float64, s AttentionShape) (weights [][]float64, logSumExp []float64) {
 	rows := s.Queries * s.Batch * s.Heads
 	weights, logSumExp = make([][]float64, rows), make([]float64, rows)
 	s.each(func(t, b, h, row int) {
-		scores := make([]float64, s.Seen(t))
-		for u := range scores {
-			for d := range s.HeadDim {
-				scores[u] += q[s.query(t, b, h)+d] * k[s.key(u, b, h)+d] / math.Sqrt(float64(s.HeadDim))
-			}
-		}
+		scores := s.scores(q, k, t, b, h)
 		logSumExp[row] = logOfSumOfExp(scores)
 		for u := range scores {
 			scores[u] = math.Exp(scores[u] - logSumExp[row])
