@@ -24,7 +24,8 @@ import (
 type launch struct {
 	process, processes int
 	local              int    // which one of its host; -1: unknown
-	rendezvous, job    string // where they meet, and as what
+	rendezvous         string // where they meet
+	job                string // as what; empty: nothing but the program tells
 	by                 string // who started them; empty: flags say so
 }
 
@@ -41,7 +42,7 @@ func (l *launchFlags) define(flags *pflag.FlagSet) {
 	flags.IntVar(&l.asked.processes, "processes", 1, "run as one of so many processes, each with as many ranks; torchrun, srun and mpirun say so themselves")
 	flags.IntVar(&l.asked.process, "process", 0, "which of the processes this is, from 0")
 	flags.StringVar(&l.asked.rendezvous, "rendezvous", "", "HOST:PORT where process 0 listens and the others find it")
-	flags.StringVar(&l.asked.job, "job", "", "a name that keeps apart jobs which meet at one place")
+	flags.StringVar(&l.asked.job, "job", "", "a name that keeps apart jobs which meet at one place, where neither launcher nor program does")
 	flags.DurationVar(&l.timeout, "rendezvous-timeout", 5*time.Minute, "how long to wait until all processes are there")
 }
 
@@ -137,7 +138,9 @@ func (l *launchFlags) ofLauncher() (*launch, error) {
 				names = append(names, v)
 			}
 		}
-		out.job = strings.Join(append([]string{x.name}, names...), " ")
+		if len(names) > 0 {
+			out.job = strings.Join(append([]string{x.name}, names...), " ")
+		}
 		return out, l.place(x, out)
 	}
 	return &launch{processes: 1, local: -1}, nil
@@ -161,7 +164,7 @@ func (l *launchFlags) place(x *launcher, out *launch) error {
 	if host == "" {
 		return nil // a flag has to say it
 	}
-	port := portOf(out.job)
+	port := portOf(cmp.Or(out.job, x.name))
 	if given := l.lookup("MASTER_PORT"); given != "" {
 		var err error
 		if port, err = strconv.Atoi(given); err != nil {
@@ -211,14 +214,16 @@ func (f *runFlags) join(env *cli.Env, p *ir.Program) (*world.World, error) {
 	if err := ir.Encode(sum, p); err != nil {
 		return nil, err
 	}
+	digest := hex.EncodeToString(sum.Sum(nil)[:8])
 	o := world.Options{
-		Process: l.process, Processes: l.processes, Ranks: len(p.Ranks), Rendezvous: l.rendezvous, Timeout: f.launching.timeout, Job: l.job,
-		Terms: []world.Term{{Name: "version", Value: cli.Version(env.Name)}, {Name: "program", Value: hex.EncodeToString(sum.Sum(nil)[:8])},
+		Process: l.process, Processes: l.processes, Ranks: len(p.Ranks), Rendezvous: l.rendezvous, Timeout: f.launching.timeout,
+		Job: cmp.Or(l.job, fmt.Sprintf("%s %s in %d processes", p.Name, digest, l.processes)),
+		Terms: []world.Term{{Name: "version", Value: cli.Version(env.Name)}, {Name: "program", Value: digest},
 			{Name: "device", Value: f.device}, {Name: "choice of --blas", Value: f.blas}},
 		Local: l.local, Wires: f.device == "cpu",
-		Waiting: func(missing string) {
+		Tell: func(what string) {
 			if !f.quiet {
-				fmt.Fprintf(env.Stderr, "waiting for %s of %d at %s\n", missing, l.processes, l.rendezvous)
+				fmt.Fprintln(env.Stderr, what)
 			}
 		},
 	}

@@ -318,8 +318,11 @@ func TestProcessesThatDoNotMeet(t *testing.T) {
 		want []string
 	}{
 		{"another program", func(i int, place string) []string {
-			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--seed", fmt.Sprint(i)}
+			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--seed", fmt.Sprint(i), "--job", "one"}
 		}, []string{"has another program than process 0 on", "has another program than process 0 on"}},
+		{"another program, and no name for the job", func(i int, place string) []string {
+			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--seed", fmt.Sprint(i), "--rendezvous-timeout", "2s"}
+		}, []string{`did not come to PLACE within 2s; process 1 of job "tiny `, `PLACE is where job "tiny `}},
 		{"missing", func(i int, place string) []string {
 			return []string{"--processes", "4", "--process", fmt.Sprint(i), "--rendezvous", place, "--rendezvous-timeout", "1s"}
 		}, []string{"sppovm: processes 2 and 3 of 4 did not come to ", "sppovm: processes 2 and 3 of 4 did not come to "}},
@@ -331,10 +334,40 @@ func TestProcessesThatDoNotMeet(t *testing.T) {
 		all := launchAll(t, 2, func(i int) []string { return append(c.args(i, place), "tiny.sppo", "-q") })
 		end(t, all)
 		for i, p := range all {
-			if text := p.errs.String(); p.code != cli.Failed || !strings.Contains(text, c.want[i]) || strings.Count(text, "\n") != 1 {
-				t.Errorf("%s: process %d: exit %d\n%s, want %s", c.name, i, p.code, text, c.want[i])
+			want := strings.ReplaceAll(c.want[i], "PLACE", place)
+			if text := p.errs.String(); p.code != cli.Failed || !strings.Contains(text, want) || strings.Count(text, "\n") != 1 {
+				t.Errorf("%s: process %d: exit %d\n%s, want %s", c.name, i, p.code, text, want)
 			}
 		}
+	}
+}
+
+// Two jobs that meet at one place without a name do not mix: who belongs to the other is told so, and the first goes on.
+func TestJobsAtOnePlace(t *testing.T) {
+	inBase(t)
+	place := freePlace(t)
+	as := func(process int, more ...string) []string {
+		return append([]string{"tiny.sppo", "--steps", "1", "--json", "--processes", "2", "--process", fmt.Sprint(process), "--rendezvous", place}, more...)
+	}
+	first := launchAll(t, 1, func(int) []string { return as(0) })
+	for _, other := range [][]string{as(1, "--seed", "7"), as(1, "--set", "train.sequence=128"), as(3, "--processes", "4")} {
+		stray := launchAll(t, 1, func(int) []string { return other })
+		end(t, stray)
+		want := fmt.Sprintf("%s is where job \"tiny ", place)
+		if text := stray[0].errs.String(); stray[0].code != cli.Failed || !strings.Contains(text, want) || !strings.Contains(text, " in 2 processes\" meets, not \"tiny ") {
+			t.Errorf("%v: exit %d\n%s", other, stray[0].code, text)
+		}
+	}
+	second := launchAll(t, 1, func(int) []string { return as(1) })
+	all := append(first, second...)
+	end(t, all)
+	for i, p := range all {
+		if p.code != cli.Done {
+			t.Errorf("process %d: exit %d\n%s", i, p.code, p.errs.String())
+		}
+	}
+	if text := first[0].errs.String(); strings.Count(text, "turned away process 1 of job") != 2 || strings.Count(text, "turned away process 3 of job") != 1 {
+		t.Errorf("the first job does not say whom it has turned away:\n%s", text)
 	}
 }
 
@@ -410,7 +443,7 @@ func TestLaunchers(t *testing.T) {
 		{name: "mpirun over srun", env: with(mpi, slurm), want: &launch{1, 4, 1, fmt.Sprintf("127.0.0.1:%d", portOf("mpirun ns")), "mpirun ns", "mpirun"}},
 		{name: "mpirun on hosts", env: with(mpi, variables{"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}), err: "4 processes have to find each other: --rendezvous HOST:PORT is where process 0 listens"},
 		{name: "mpirun on hosts, told where", env: with(mpi, variables{"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}), args: []string{"--rendezvous", "n1:9"}, want: &launch{1, 4, 1, "n1:9", "mpirun ns", "mpirun"}},
-		{name: "mpiexec", env: variables{"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, want: &launch{0, 2, 0, fmt.Sprintf("127.0.0.1:%d", portOf("mpiexec")), "mpiexec", "mpiexec"}},
+		{name: "mpiexec", env: variables{"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, want: &launch{0, 2, 0, fmt.Sprintf("127.0.0.1:%d", portOf("mpiexec")), "", "mpiexec"}},
 		{name: "flags", args: []string{"--processes", "2", "--process", "1", "--rendezvous", "[::1]:9", "--job", "j"}, want: &launch{1, 2, -1, "[::1]:9", "j", ""}},
 		{name: "flags before variables", env: torch, args: []string{"--processes", "1", "--process", "0"}},
 		{name: "no number", env: with(torch, variables{"RANK": "third"}), err: "torchrun has started this process with RANK=third, which is no number"},

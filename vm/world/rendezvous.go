@@ -149,16 +149,18 @@ func (w *World) host(ctx context.Context, wires net.Listener) error {
 	return w.welcome(present)
 }
 
-// await fills the list of those present, or says why it cannot. When one does not belong, the others have a moment to come and
-// hear of it.
+// await fills the list of those present, or says why it cannot. Processes of other jobs are turned away and change nothing; when one
+// of this job does not belong, the others have a moment to come and hear of it.
 func (w *World) await(ctx context.Context, arrivals <-chan arrival, present []arrival) (problem error) {
-	remind := time.After(5 * time.Second)
+	remind, stranger := time.After(5*time.Second), ""
 	var enough <-chan time.Time
 	for missing := len(present) - 1; missing > 0; {
 		select {
 		case a := <-arrivals:
 			if a.hello.Job != w.options.Job {
 				refuse(a.conn, fmt.Sprintf("%s is where job %q meets, not %q: let one of them meet elsewhere", w.options.Rendezvous, w.options.Job, a.hello.Job))
+				stranger = fmt.Sprintf("process %d of job %q from %s, which is not job %q", a.hello.Process, a.hello.Job, a.hello.Host, w.options.Job)
+				w.tell("turned away " + stranger)
 				continue
 			}
 			missing--
@@ -170,24 +172,32 @@ func (w *World) await(ctx context.Context, arrivals <-chan arrival, present []ar
 			present[a.hello.Process] = a
 			_ = a.conn.write(message{Kind: kindSeated}, nil) // if it is gone, its absence shows later
 		case <-remind:
-			if w.options.Waiting != nil {
-				w.options.Waiting(missingOf(present))
-			}
+			w.tell(fmt.Sprintf("waiting for %s of %d at %s", missingOf(present), w.options.Processes, w.options.Rendezvous))
 		case <-enough:
 			return problem
 		case <-ctx.Done():
-			return cmp.Or(problem, w.gaveUp(ctx, missingOf(present)))
+			return cmp.Or(problem, w.gaveUp(ctx, missingOf(present), stranger))
 		}
 	}
 	return problem
 }
 
-// gaveUp says who did not come.
-func (w *World) gaveUp(ctx context.Context, missing string) error {
+func (w *World) tell(what string) {
+	if w.options.Tell != nil {
+		w.options.Tell(what)
+	}
+}
+
+// gaveUp says who did not come, and who did instead.
+func (w *World) gaveUp(ctx context.Context, missing, stranger string) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return fmt.Errorf("stopped while waiting for %s at %s", missing, w.options.Rendezvous)
 	}
-	return fmt.Errorf("%s of %d did not come to %s within %s", missing, w.options.Processes, w.options.Rendezvous, w.options.Timeout)
+	instead := ""
+	if stranger != "" {
+		instead = "; " + stranger + ", did"
+	}
+	return fmt.Errorf("%s of %d did not come to %s within %s%s", missing, w.options.Processes, w.options.Rendezvous, w.options.Timeout, instead)
 }
 
 // missingOf lists processes: "processes 1, 2 and 3".

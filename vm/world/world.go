@@ -27,14 +27,14 @@ import (
 // Options of a world.
 type Options struct {
 	Process, Processes int
-	Ranks              int           // of the program; every process has as many as the others, in a row
-	Rendezvous         string        // HOST:PORT where process 0 is found
-	Timeout            time.Duration // until all must be there
-	Job                string        // tells this job from others that try the same place
-	Terms              []Term        // what all processes must have alike
-	Local              int           // which one this is of the processes of its host; -1: by their order
-	Wires              bool          // whether ranks meet over TCP, or have a network of their own
-	Waiting            func(missing string)
+	Ranks              int               // of the program; every process has as many as the others, in a row
+	Rendezvous         string            // HOST:PORT where process 0 is found
+	Timeout            time.Duration     // until all must be there
+	Job                string            // tells this job from others that try the same place
+	Terms              []Term            // what all processes must have alike
+	Local              int               // which one this is of the processes of its host; -1: by their order
+	Wires              bool              // whether ranks meet over TCP, or have a network of their own
+	Tell               func(what string) // whom process 0 waits for, and whom it has turned away
 }
 
 // Term is something that all processes must have alike.

@@ -444,7 +444,7 @@ func TestRendezvous(t *testing.T) {
 			if o.Process == 2 {
 				o.Job = "other"
 			}
-		}, []string{"process 2 of 3 did not come to PLACE within 300ms", "process 2 of 3 did not come", `PLACE is where job "test" meets, not "other"`}},
+		}, []string{`process 2 of 3 did not come to PLACE within 300ms; process 2 of job "other" from HOST, which is not job "test", did`, "process 2 of 3 did not come", `PLACE is where job "test" meets, not "other"`}},
 		{"no process 0", func(o *Options) {
 			o.Timeout = 300 * time.Millisecond
 			o.Process = max(o.Process, 1)
