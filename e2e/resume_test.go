@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"sppo/ir"
@@ -32,6 +33,37 @@ func TestResume(t *testing.T) {
 			_, other := mustCompile(t, c.unpiped())
 			checkResumed(t, "one stage without offload, nothing divided among replicas", other, path, whole)
 		})
+	}
+}
+
+// A checkpoint goes on under its own model alone: one whose tensors have the same names and shapes is refused by what differs. Data
+// and optimizer may change.
+func TestResumeOfAnotherModel(t *testing.T) {
+	c := Case{Family: "llama", KVHeads: 4, Positions: "rope", DType: "bf16", PP: 1, SP: 1, DP: 1, N: 1, Offload: "none",
+		Partition: "flops", Batch: 1, Microbatch: 1, Steps: 2, Layers: 1, Sequence: 16, Vocab: tinyVocab}
+	_, p := mustCompile(t, c)
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	save(t, p, path, 1)
+	for _, x := range []struct{ set, want string }{
+		{"model.heads=2 model.kv_heads=2 model.head_dim=16", "has heads = 4, kv_heads = 4, head_dim = 8 where this program has heads = 2, kv_heads = 2, head_dim = 16"},
+		{"model.rope_theta=500000", "has rope_theta = 100 where this program has rope_theta = 500000"},
+		{"model.norm_eps=1e-6", "has norm_eps = 1e-05 where this program has norm_eps = 1e-06"},
+		{"model.positions=none", "has positions = rope, rope_theta = 100 where this program has positions = none, rope_theta = none"},
+		{"model.dtype=f32", "has dtype = bf16 where this program has dtype = f32"},
+		{"train.optimizer.lr=1e-5 train.optimizer.weight_decay=0 train.lr_decay=constant train.holdout=0.3 model.init_std=0.5", ""},
+	} {
+		_, other, err := compile(c.Spec(), strings.Fields(x.set)...)
+		if err != nil {
+			t.Fatalf("%s: %v", x.set, err)
+		}
+		job := open(t, other, 1, nil)
+		if err := job.Init(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		err = job.Restore(path)
+		if x.want == "" && err != nil || x.want != "" && (err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "is of another model: it "+x.want)) {
+			t.Errorf("%s: %v, want %s", x.set, err, x.want)
+		}
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 //	parts     one 'H', a 'C' for each code, one 'R'; each: kind byte, uint64 length, payload
 //	end       'E', uint32 CRC-32C of every byte before it
 //
-// H, header: JSON of the plain data (name, run, machine, tensors, lines, passes, names of constants and groups).
+// H, header: JSON of the plain data (name, run, model, machine, tensors, lines, passes, names of constants and groups).
 //
 // C, code: name; arenas; buffers (name as the length shared with the one before and the rest, arena, offset as a
 // delta from the end of the one before, size); states; results; then for each section: events, instructions, operands
@@ -74,6 +74,7 @@ var tableHash = sync.OnceValue(func() uint64 {
 type header struct {
 	Name       string   `json:"name"`
 	Run        Run      `json:"run"`
+	Model      Model    `json:"model"`
 	Machine    Machine  `json:"machine"`
 	FlopsModel float64  `json:"flops_model"`
 	Bubble     float64  `json:"bubble"`
@@ -85,7 +86,7 @@ type header struct {
 }
 
 func headerOf(p *Program) header {
-	return header{p.Name, p.Run, p.Machine, p.FlopsModel, p.Bubble, p.Lines, p.Passes, p.Consts, p.Groups, p.Tensors}
+	return header{p.Name, p.Run, p.Model, p.Machine, p.FlopsModel, p.Bubble, p.Lines, p.Passes, p.Consts, p.Groups, p.Tensors}
 }
 
 // marshalHeader is the header as JSON. It fails where JSON could not give the same header back.

@@ -365,7 +365,7 @@ func (ps *parser) parse() error {
 }
 
 // topWords are the entries of a file; the first topOnce of them come once.
-var topWords = []string{"program", "flops_model", "bubble", "run", "machine", "line", "pass", "const", "group", "tensor", "code", "rank"}
+var topWords = []string{"program", "flops_model", "bubble", "run", "model", "machine", "line", "pass", "const", "group", "tensor", "code", "rank"}
 
 const topOnce = 5
 
@@ -380,6 +380,8 @@ func (ps *parser) entry(word string) (err error) {
 		return ps.json("bubble", &p.Bubble)
 	case "run":
 		return ps.record("run", &p.Run)
+	case "model":
+		return ps.record("model", &p.Model)
 	case "machine":
 		return ps.record("machine", &p.Machine)
 	case "line":

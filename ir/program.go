@@ -275,6 +275,7 @@ type Run struct {
 type Program struct {
 	Name       string
 	Run        Run
+	Model      Model
 	Machine    Machine
 	FlopsModel float64  // model FLOPs of a step, all ranks, attention counted causal: what MFU is taken of
 	Bubble     float64  // predicted idle over busy time of the step, for the final report

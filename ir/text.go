@@ -21,6 +21,9 @@ import (
 //	run {                                  one "key = JSON" a line; keys as in the binary header
 //	  sequence = 4096
 //	}
+//	model {
+//	  family = "gpt"
+//	}
 //	machine {
 //	  name = "local"
 //	}
@@ -171,6 +174,7 @@ func (t *printer) header() {
 	t.printf("flops_model %s\n", jsonText(p.FlopsModel))
 	t.printf("bubble %s\n\n", jsonText(p.Bubble))
 	t.record("run", p.Run)
+	t.record("model", p.Model)
 	t.record("machine", p.Machine)
 	for i, line := range p.Lines {
 		t.printf("line %d %s\n", i, jsonText(line))

@@ -27,7 +27,8 @@ const (
 	PositionsNone    = "none"
 )
 
-// Model is the network. All sizes are global, before any division over ranks.
+// Model is the network. All sizes are global, before any division over ranks. Its fields equal those of ir.Model, to which it
+// converts directly; what changes the function that it is stands in ir.Model's identity, too.
 type Model struct {
 	Name      string  `json:"name"`
 	Family    string  `json:"family"`

@@ -15,7 +15,8 @@ import (
 )
 
 // A checkpoint is the state of the training, not of the ranks: whole tensors, so that it does not depend on how a
-// model is divided, and one program's checkpoint continues under another of the same model.
+// model is divided, and one program's checkpoint continues under another of the same model. Which that is stands in it: names and
+// shapes of tensors do not say what is computed with them. Data and optimizer may change from one run to the next.
 //
 //	magic        16 bytes
 //	size         of the header, 8 bytes, little-endian
@@ -23,10 +24,15 @@ import (
 //	values       of every entry, f32, little-endian, rows first, in the header's order
 //	checksum     CRC-32C of all that stands before, 4 bytes, little-endian
 
-const checkpointMagic = "sppo checkpoint1"
+const (
+	checkpointMagic = "sppo checkpoint2"
+	// Format 1 does not say of which model a checkpoint is, so nobody could tell whether it goes on.
+	firstMagic = "sppo checkpoint1"
+)
 
 type checkpointHeader struct {
 	Program string            `json:"program"`
+	Model   ir.Model          `json:"model"`
 	Step    int64             `json:"step"`
 	Seed    int64             `json:"seed"`
 	Entries []checkpointEntry `json:"entries"`
@@ -70,7 +76,7 @@ func (j *Job) Save(path string) error {
 }
 
 func (j *Job) writeCheckpoint(file io.Writer) error {
-	header := checkpointHeader{Program: j.program.Name, Step: j.step, Seed: j.program.Run.Seed, Entries: j.entries()}
+	header := checkpointHeader{Program: j.program.Name, Model: j.program.Model, Step: j.step, Seed: j.program.Run.Seed, Entries: j.entries()}
 	text, err := json.Marshal(header)
 	if err != nil {
 		return err
@@ -137,7 +143,11 @@ func checkFile(file *os.File) (*checkpointHeader, error) {
 		return nil, err
 	}
 	prefix := make([]byte, len(checkpointMagic)+8)
-	if _, err := io.ReadFull(file, prefix); err != nil || string(prefix[:len(checkpointMagic)]) != checkpointMagic {
+	_, err = io.ReadFull(file, prefix)
+	switch found := string(prefix[:len(checkpointMagic)]); {
+	case err == nil && found == firstMagic:
+		return nil, errors.New("is of format 1, which does not say of which model it is, and this release reads format 2: the release that wrote it goes on from it")
+	case err != nil || found != checkpointMagic:
 		return nil, errors.New("is not a checkpoint of this version")
 	}
 	size := binary.LittleEndian.Uint64(prefix[len(checkpointMagic):])
@@ -185,8 +195,25 @@ func checkSum(file *os.File, size int64) error {
 	return nil
 }
 
-// accepts compares a checkpoint's contents with what this program holds.
+// acceptsModel holds a checkpoint to the program's own model. A program that nobody compiled may not say which that is.
+func (j *Job) acceptsModel(header *checkpointHeader) error {
+	mine, theirs := j.program.Model.Difference(&header.Model)
+	switch {
+	case mine == "":
+		return nil
+	case j.program.Model == ir.Model{}:
+		return fmt.Errorf("is of model %q, and this program does not say of which model it is: compile it again", header.Model.Name)
+	case header.Model == ir.Model{}:
+		return fmt.Errorf("of program %q does not say of which model it is, and this program is of model %q", header.Program, j.program.Model.Name)
+	}
+	return fmt.Errorf("of program %q is of another model: it has %s where this program has %s", header.Program, theirs, mine)
+}
+
+// accepts compares a checkpoint's model and contents with what this program holds.
 func (j *Job) accepts(header *checkpointHeader) error {
+	if err := j.acceptsModel(header); err != nil {
+		return err
+	}
 	if header.Seed != j.program.Run.Seed {
 		return fmt.Errorf("was made with seed %d, this program runs with %d", header.Seed, j.program.Run.Seed)
 	}

@@ -12,6 +12,7 @@ type (
 	jsonProgram struct {
 		Name    string      `json:"name"`
 		Run     ir.Run      `json:"run"`
+		Model   ir.Model    `json:"model"`
 		Machine ir.Machine  `json:"machine"`
 		Tensors []ir.Tensor `json:"tensors"`
 		Codes   []jsonCode  `json:"codes"`
@@ -56,7 +57,7 @@ type (
 
 // dumpJSON writes the program, or the part of one rank with its constants filled in.
 func dumpJSON(w io.Writer, p *ir.Program, rank int) error {
-	out := jsonProgram{Name: p.Name, Run: p.Run, Machine: p.Machine, Tensors: p.Tensors}
+	out := jsonProgram{Name: p.Name, Run: p.Run, Model: p.Model, Machine: p.Machine, Tensors: p.Tensors}
 	codes, ranks := span(len(p.Codes)), span(len(p.Ranks))
 	var consts []int64
 	if rank >= 0 {

@@ -59,6 +59,7 @@ func frame(r *rand.Rand) *ir.Program {
 			Sequence: 1 << 20, Batch: 1 << 10, EvalSequences: 1 << 10, Steps: r.IntN(100), LR: 3e-4, LRDecay: "cosine",
 			DataKind: "text", DataFiles: []string{"a b.txt", "# no comment"}, Seed: r.Int64(),
 		},
+		Model: ir.Model{Name: "a \"b\"", Family: "gpt", Layers: 2, Tied: r.IntN(2) == 1, RopeTheta: 1e4 * r.Float64(), NormEps: 1e-5},
 		Machine: ir.Machine{
 			Name: "local", Nodes: 2, GPUsPerNode: 8, DeviceMemory: 1 << 40, HostMemory: 1 << 43, PeakF32: 1e12,
 			MatmulEfficiency: []ir.CurvePoint{{1, 0.25}, {1024, r.Float64()}},

@@ -289,6 +289,17 @@ func TestBadCheckpointsAreRefused(t *testing.T) {
 	otherSeed, otherShape, otherType := bigram(ir.F32), bigram(ir.F32), bigram(ir.BF16)
 	otherSeed.Run.Seed = 4
 	otherShape.Tensors[0].Shape = [2]int64{6, 7}
+	named, otherModel := bigram(ir.F32), bigram(ir.F32)
+	named.Model = ir.Model{Name: "m", Family: "llama", Heads: 4, NormEps: 1e-5}
+	otherModel.Model = ir.Model{Name: "n", Family: "llama", Heads: 2, NormEps: 1e-5}
+	job = start(t, named)
+	if err := job.Save(path); err != nil {
+		t.Fatal(err)
+	}
+	ofModel, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, c := range map[string]struct {
 		bytes   []byte
 		program *ir.Program
@@ -302,6 +313,10 @@ func TestBadCheckpointsAreRefused(t *testing.T) {
 		"flipped": {flipped, bigram(ir.F32), "checksum"},
 		"seed":    {good, otherSeed, "was made with seed 3, this program runs with 4"},
 		"shape":   {good, otherShape, "holds weight of table [7 7] where this program has weight of table [6 7]"},
+		"model":   {ofModel, otherModel, `is of another model: it has heads = 4 where this program has heads = 2`},
+		"which":   {ofModel, bigram(ir.F32), `is of model "m", and this program does not say of which model it is`},
+		"any":     {good, named, `does not say of which model it is, and this program is of model "m"`},
+		"first":   {append([]byte("sppo checkpoint1"), good[16:]...), bigram(ir.F32), "is of format 1, which does not say of which model it is"},
 		"type":    {good, otherType, "holds weight of table [7 7] where this program has master of table [7 7]"},
 	} {
 		bad := filepath.Join(dir, name)

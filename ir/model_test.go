@@ -1,0 +1,40 @@
+package ir
+
+import (
+	"reflect"
+	"testing"
+)
+
+// Every field of a model is part of its identity, but those that are known not to be.
+func TestModelDifference(t *testing.T) {
+	model := Model{Name: "a", Family: "llama", Layers: 2, Heads: 4, Positions: "rope", RopeTheta: 1e4, NormEps: 1e-5}
+	for i := range reflect.TypeOf(model).NumField() {
+		other := model
+		switch f := reflect.ValueOf(&other).Elem().Field(i); f.Kind() {
+		case reflect.String:
+			f.SetString("other")
+		case reflect.Int:
+			f.SetInt(77)
+		case reflect.Bool:
+			f.SetBool(true)
+		default:
+			f.SetFloat(0.5)
+		}
+		name := reflect.TypeOf(model).Field(i).Tag.Get("json")
+		mine, theirs := model.Difference(&other)
+		if free := name == "name" || name == "init_std"; (mine == "") != free || (theirs == "") != free {
+			t.Errorf("%s: %q and %q", name, mine, theirs)
+		}
+	}
+	other := model
+	other.Heads, other.NormEps = 2, 1e-6
+	mine, theirs := model.Difference(&other)
+	if mine != "heads = 4, norm_eps = 1e-05" || theirs != "heads = 2, norm_eps = 1e-06" {
+		t.Errorf("%q and %q", mine, theirs)
+	}
+	model.Positions, other = "none", model
+	other.Positions, other.RopeTheta = "none", 7
+	if mine, _ := model.Difference(&other); mine != "" {
+		t.Errorf("where nothing rotates, %q", mine)
+	}
+}
