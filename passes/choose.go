@@ -23,6 +23,7 @@ type chooser struct {
 	graph   *graph.Model
 	sizes   [][]ir.Bytes // [i][unit]
 	order   []int        // units of a layer: which go to the host first
+	apart   bool         // all of a unit goes before any of the next in order
 	inputs  [][]ir.Bytes // of stages: messages that are held beside each task; nil: to be found
 	costs   *costs
 	trial   *simulation // with these costs
@@ -51,7 +52,7 @@ func newChooser(c *Context, p *Plan) *chooser {
 	}
 	if p.Recompute == policyAuto {
 		h.remake = h.remakes()
-		h.order = h.dearestFirst()
+		h.order, h.apart = h.dearestFirst(), len(h.remake) > 0
 	}
 	return h
 }
@@ -162,7 +163,7 @@ func (h *chooser) leave(stage int) []turn {
 	units := len(h.sizes[0])
 	may := h.mayLeave(stage)
 	groups := [][]int{h.order} // of units that go before others do
-	if len(h.remake) > 0 {
+	if h.apart {
 		groups = slices.Collect(slices.Chunk(h.order, 1))
 	}
 	var out []turn
@@ -460,7 +461,11 @@ func (h *chooser) fitWithCopies() {
 	h.plan.Offload.Park = h.plan.layerOrder()
 	defer func() { h.plan.Time = Time{} }()
 	f := &fitting{chooser: h, base: h.snapshot()}
+	copied := h.apart && f.tryCopies()
 	for k := range len(h.remake) + 1 {
+		if copied {
+			break
+		}
 		if enough := f.try(h.remake[:k]); enough && k == 0 {
 			break
 		} else if enough || k == len(h.remake) {
@@ -509,6 +514,15 @@ func (f *fitting) try(units []remake) (enough bool) {
 		f.consider()
 	}
 	return enough
+}
+
+// tryCopies makes nothing again, and copies as where nothing may be made again: then units that return last leave first, whatever
+// they would cost.
+func (f *fitting) tryCopies() (enough bool) {
+	dearest := f.order
+	f.order, f.apart = bySize(f.sizes[0]), false
+	defer func() { f.order, f.apart = dearest, true }()
+	return f.try(nil)
 }
 
 // tryNamed tries what policies with a name make again, which may need less room while a layer runs.

@@ -62,7 +62,9 @@ func planOf(t testing.TB, file string, set ...string) *Plan {
 
 // random is a source whose seed a failing test shows, and SPPO_SEED repeats. `make test` always draws the same, the long tests
 // never.
-func random(t *testing.T) *rand.Rand {
+func random(t *testing.T) *rand.Rand { return rand.New(rand.NewPCG(seedOf(t), 0)) }
+
+func seedOf(t *testing.T) uint64 {
 	seed := uint64(1)
 	if os.Getenv("SPPO_LONG") != "" {
 		seed = uint64(time.Now().UnixNano())
@@ -71,7 +73,7 @@ func random(t *testing.T) *rand.Rand {
 		seed = s
 	}
 	t.Logf("seed %d", seed)
-	return rand.New(rand.NewPCG(seed, 0))
+	return seed
 }
 
 func jsonOf(t *testing.T, p *Plan) []byte {

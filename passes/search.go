@@ -233,14 +233,9 @@ func (s *search) advance(n *node) {
 		v.set(&next.schedule)
 		s.push(next)
 	}
-	if d.weighs && s.weighsFirst(n.level) && !s.timeless {
+	if d.weighs && !s.timeless { // what it and those behind it leave open
 		s.push(&node{schedule: n.schedule, level: n.level, bare: n.bare, weighed: true})
 	}
-}
-
-// weighsFirst says whether a dimension is the first of those that weigh and that the request leaves open.
-func (s *search) weighsFirst(level int) bool {
-	return !slices.ContainsFunc(dimensions[:level], func(d dimension) bool { return d.weighs && d.text(&s.request.Schedule) == "" })
 }
 
 // strip plans a candidate that copies nothing, and makes nothing again but what is asked for. If that fits, nothing with the same

@@ -237,6 +237,8 @@ func (sp *space) virtualStages(s *lang.Schedule) []int {
 		known = st.stages
 	}
 	switch {
+	case s.PP == 1 && sp.oneRound(s):
+		return suiting(upTo(most), func(n int) bool { return known.has(n) && (n == known.least || n == most || n&(n-1) == 0) })
 	case s.PP == 1, s.SharesTasks():
 		return []int{known.least}
 	case sp.breadthFirst(s):
@@ -244,6 +246,16 @@ func (sp *space) virtualStages(s *lang.Schedule) []int {
 	}
 	return suiting(upTo(most), known.has)
 }
+
+// oneRound says whether subsequences on one stage may go through groups of its layers in a single round: then gradients of K and V
+// are there for one group at a time, as in layer order.
+func (sp *space) oneRound(s *lang.Schedule) bool {
+	st := findStrategy(s.Strategy)
+	return (st == nil || st.rounds) && (s.Subsequences.Auto || s.Subsequences.Count == roundOfOne)
+}
+
+// roundOfOne is the round of a pipeline of one stage.
+const roundOfOne = 2
 
 func (sp *space) partitions(s *lang.Schedule) []string {
 	if st := findStrategy(s.Strategy); st != nil && st.sliced != "" || s.Subsequences.Count == 1 || len(s.Subsequences.Lengths) > 0 {
@@ -306,6 +318,9 @@ func (sp *space) counts(s *lang.Schedule) []int {
 	}
 	tasks := int64(mostTasks / max(1, sp.model.Layers*sp.train.Batch/(s.DP*s.Microbatch)))
 	most := int(min(seq/int64(max(s.Align, s.SP)), tasks, max(seq/shortestWanted, fewPerSequence)))
+	if s.PP == 1 && group > 1 && sp.asked.VirtualStages == 0 && (st == nil || st.stages.least == 1) { // more rounds take no less memory than one virtual stage
+		most = min(most, roundOfOne)
+	}
 	var out []int
 	for x := 1.0; ; x *= math.Sqrt2 {
 		n := (int(math.Round(x)) + group - 1) / group * group

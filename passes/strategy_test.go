@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"unicode"
 
+	"sppo/examples"
 	"sppo/lang"
 )
 
@@ -318,6 +320,39 @@ func checkSums(t *testing.T, p *Plan) {
 				t.Fatalf("%s: %s comes behind %s", p.Schedule.Strategy, task, before)
 			}
 			last[task.Stage] = task
+		}
+	}
+}
+
+// TestRenamesAreSearched: what a strategy that solve does not try does, one that it tries does with other values of other keys.
+func TestRenamesAreSearched(t *testing.T) {
+	for i := range strategies {
+		s := &strategies[i]
+		if s.same == "" {
+			continue
+		}
+		if same := findStrategy(s.same); same == nil || same.same != "" {
+			t.Errorf("%s is to be searched as %q", s.name, s.same)
+		}
+		for _, v := range []string{"1", "2", "4"} {
+			set := []string{"model.layers=8", "cluster.nodes=4", "train.batch=4", "schedule.dp=1", "schedule.virtual_stages=" + v}
+			if s.sliced != "" {
+				set = append(set, "schedule.subsequences=1")
+			}
+			find := func(name string) *Plan {
+				sp, err := lang.Load("../examples/tiny.sppo", lang.Options{Shipped: examples.Shipped, Set: append(slices.Clone(set), "schedule.pp=2", "schedule.strategy="+name)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				p := New(sp)
+				if Run(sp, p, Options{}) != nil {
+					return nil
+				}
+				return p
+			}
+			if p, same := find(s.name), find(s.same); p != nil && (same == nil || !reflect.DeepEqual(p.Tasks, same.Tasks) || p.Time.StepS != same.Time.StepS) {
+				t.Errorf("%s with %s virtual stages is not %s", s.name, v, s.same)
+			}
 		}
 	}
 }
