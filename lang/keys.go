@@ -391,7 +391,7 @@ var scheduleKeys = []*Key{
 		Doc: "What the subsequences have alike: floating-point operations (later ones are shorter, since attention looks back), predicted time, or length. `auto` tries all three. An explicit list of lengths goes before it.",
 		set: func(s *Spec, v value) { s.Schedule.Partition = v.name }},
 	{Block: blockSchedule, Name: "align", takes: autoOr(whole(1, maxTokens)), Default: "auto", Example: "128",
-		Doc: "Borders of subsequences are multiples of it. It is a multiple of `sp` and at most the average length; `auto` is 128, or less for short subsequences.",
+		Doc: "Borders of subsequences are multiples of it. It is a multiple of `sp` and at most the average length; `auto` is 128, or less for short subsequences; where memory binds and `solve` chooses among sizes, also what makes the first subsequence shorter, if a step takes less time so.",
 		set: func(s *Spec, v value) { s.Schedule.Align = v.Int() }},
 	{Block: blockSchedule, Name: "keep", takes: autoOr(valueType{}.orList(names("k", "v"), 0, 2)), Default: "[k, v]", Example: "[]",
 		Doc: "Which of K and V stay on the device from forward to backward. What is left out waits on the host and streams: each layer of each subsequence brings the rows of earlier tokens back block by block, " +

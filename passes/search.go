@@ -17,9 +17,10 @@ import (
 // prediction make of it, and whether it fits codegen says, where it is at hand.
 const searchSlack = 330
 
-// searchHandicap is by how much a candidate must be faster than a plainer one that shares no tasks and cuts no backward in two. It
-// needs more memory and messages, and its bound is looser: without a handicap ever more of them would be planned, to gain less than
-// predictions are worth. Together with the slack it stays within the hundredth by which what is found may be slower than the best.
+// searchHandicap is by how much a candidate must be faster than a plainer one that shares no tasks, cuts no backward in two and has
+// the usual grid. It needs more memory and messages, or has tasks of less equal work, and its bound is looser: without a handicap ever
+// more of them would be planned, to gain less than predictions are worth. Together with the slack it stays within the hundredth by
+// which what is found may be slower than the best.
 const searchHandicap = 0.006
 
 // mostAlternatives are kept beside the winner.
@@ -50,6 +51,7 @@ type node struct {
 	number   int        // of equal bounds the first made goes first
 	plan     *Plan      // once all are pinned and its time is known
 	need     *Footprint
+	tight    bool   // what is bare does not fit
 	bare     *Plan  // of its sizes, where nothing is copied or made again: whatever is kept otherwise, it takes as long at least
 	weighed  bool   // what dimensions that weigh are left open is the pass offload's to decide
 	wanted   wanted // where nobody asks for time
@@ -122,7 +124,9 @@ func (s *search) run() (winner *node, alternatives []*node) {
 	}
 	alternatives = s.others(winner)
 	for _, n := range slices.Concat(s.frontier, alternatives) {
-		s.note(n, nil)
+		if n.plan != nil || !s.regrids(n) { // of which the usual grid says more
+			s.note(n, nil)
+		}
 	}
 	return winner, alternatives
 }
@@ -159,6 +163,8 @@ func (s *search) others(winner *node) []*node {
 	var rest frontier
 	for most := s.exact + 8*mostAlternatives; s.frontier.Len() > 0 && len(best) <= mostAlternatives && s.exact < most; {
 		switch n := heap.Pop(&s.frontier).(*node); {
+		case s.regrids(n):
+			rest = append(rest, n) // of a class that has the usual one
 		case n.level >= levelOfKept && n.bare == nil && best[class(&node{schedule: bare(n.schedule)})] != nil:
 			rest = append(rest, n) // no other class than is there
 		case n.level < len(dimensions):
@@ -197,7 +203,7 @@ func (s *search) push(n *node) {
 	if n.bare != nil {
 		bound = max(bound, n.bare.Time.StepS)
 	}
-	n.bound = bound * n.handicap()
+	n.bound = bound * s.handicap(n)
 	lack := s.lackOf(least)
 	if lack != nil && !s.nearest {
 		s.reject(n, *lack)
@@ -209,14 +215,17 @@ func (s *search) push(n *node) {
 	heap.Push(&s.frontier, n)
 }
 
-// handicap is how much faster a candidate must be than a plainer one, to be taken: one that cuts backwards in two, or shares tasks.
-// Its bound is looser, too, so that the plainer ones come to their turn first.
-func (n *node) handicap() ir.Seconds {
-	if st := findStrategy(n.schedule.Strategy); st != nil && st.late || n.schedule.SharesTasks() {
+// handicap is how much faster a candidate must be than a plainer one, to be taken: one that cuts backwards in two, shares tasks, or
+// has a grid of its own. Its bound is looser, too, so that the plainer ones come to their turn first.
+func (s *search) handicap(n *node) ir.Seconds {
+	if st := findStrategy(n.schedule.Strategy); st != nil && st.late || n.schedule.SharesTasks() || s.regrids(n) {
 		return 1 + searchHandicap
 	}
 	return 1
 }
+
+// regrids says whether a candidate has a grid of its own.
+func (s *search) regrids(n *node) bool { return n.schedule.Align != s.request.Schedule.Align }
 
 // slackened is the least time that is not as good as another.
 func slackened(t ir.Seconds) ir.Seconds { return t * searchSlack / (searchSlack + 1) }
@@ -233,6 +242,13 @@ func (s *search) advance(n *node) {
 		v.set(&next.schedule)
 		s.push(next)
 	}
+	if d.tight != "" && (n.tight || s.timeless) {
+		for _, v := range s.coarser(n.schedule) {
+			next := &node{schedule: n.schedule, level: n.level + 1}
+			v.set(&next.schedule)
+			s.push(next)
+		}
+	}
 	if d.weighs && !s.timeless { // what it and those behind it leave open
 		s.push(&node{schedule: n.schedule, level: n.level, bare: n.bare, weighed: true})
 	}
@@ -246,13 +262,12 @@ func (s *search) strip(n *node) {
 	if p == nil {
 		return
 	}
-	n.bound = max(n.bound, p.Time.StepS*n.handicap())
-	if text := dimensions[len(dimensions)-1].text(&n.schedule); text == "" || text == "none" {
-		if need, fits := footprintWithin(c, p, p.Memory); fits {
-			n = &node{schedule: schedule, level: len(dimensions), bound: slackened(n.bound), number: n.number, plan: p, need: &need}
-		}
+	n.bound = max(n.bound, p.Time.StepS*s.handicap(n))
+	need, fits := footprintWithin(c, p, p.Memory)
+	if text := dimensions[len(dimensions)-1].text(&n.schedule); fits && (text == "" || text == "none") {
+		n = &node{schedule: schedule, level: len(dimensions), bound: slackened(n.bound), number: n.number, plan: p, need: &need}
 	}
-	n.bare = p
+	n.bare, n.tight = p, !fits
 	heap.Push(&s.frontier, n)
 }
 
@@ -283,7 +298,7 @@ func (s *search) evaluate(n *node) bool {
 		device, _ := need.peaks()
 		s.want(n, device, need.lack(p.Memory))
 	} else {
-		n.bound = slackened(p.Time.StepS * n.handicap())
+		n.bound = slackened(p.Time.StepS * s.handicap(n))
 	}
 	heap.Push(&s.frontier, n)
 	return true
@@ -456,6 +471,12 @@ func (s *search) choose(p *Plan, winner *node, alternatives []*node) {
 			continue
 		}
 		value := d.text(&winner.schedule)
+		if d.tight != "" {
+			if value != "" {
+				p.pinned(d, value, d.tight)
+			}
+			continue
+		}
 		found := s.rejections(d, value)
 		if value == "" { // the pass offload says what it has weighed
 			found = slices.DeleteFunc(found, func(r Rejection) bool { return r.StepS > 0 })

@@ -19,6 +19,7 @@ type dimension struct {
 	values func(*space, *lang.Schedule) []value // worth a try where the dimensions before it are pinned; of equals the first is taken
 	detail bool                                 // candidates that differ in nothing else are one alternative
 	plain  string                               // needs no reason where it is all that is possible
+	tight  string                               // why it has a value besides that of "auto", which is tried where memory binds alone
 	weighs bool                                 // "auto" is a policy, too: the pass offload weighs unit against unit once the sizes are known
 }
 
@@ -42,6 +43,8 @@ var dimensions = []dimension{
 	plainly("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions))),
 	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
 	plainly("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes)),
+	{key: "schedule.align", text: alignText, values: asSizesHaveIt, detail: true,
+		tight: "auto: the usual grid makes the first subsequence longer, and what it holds does not fit or takes longer to keep elsewhere"},
 	{key: "schedule.keep", text: keepText, values: (*space).keeps, plain: "[k, v]"},
 	weighed(choice("schedule.recompute", func(s *lang.Schedule) *string { return &s.Recompute }, always(
 		graph.RecomputeNone, graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull))),
@@ -121,6 +124,35 @@ func subsequencesText(s *lang.Schedule) string {
 		return ""
 	}
 	return fmt.Sprint(s.Subsequences.Count)
+}
+
+func alignText(s *lang.Schedule) string {
+	if s.Align == 0 {
+		return ""
+	}
+	return fmt.Sprint(s.Align)
+}
+
+// asSizesHaveIt leaves a dimension to what follows from the sizes.
+func asSizesHaveIt(*space, *lang.Schedule) []value { return []value{{"", func(*lang.Schedule) {}}} }
+
+// coarser are grids for a candidate whose grid is open. With each the first subsequence, which is the longest and at whose backward
+// most is held, is clearly shorter than with any finer one.
+func (b *bounds) coarser(s lang.Schedule) (out []value) {
+	p := b.sized(s)
+	if p == nil || p.Subsequences.N == 1 || len(s.Subsequences.Lengths) > 0 {
+		return nil
+	}
+	const clearly = 15.0 / 16
+	first := p.Subsequences.Lengths[0]
+	for align := 2 * p.Subsequences.Align; align <= p.Train.Sequence/int64(p.Subsequences.N); align *= 2 {
+		p.Subsequences.Align = align
+		if n := b.lengthsOf(p)[0]; float64(n) < clearly*float64(first) {
+			first = n
+			out = append(out, value{fmt.Sprint(align), func(s *lang.Schedule) { s.Align = int(align) }})
+		}
+	}
+	return out
 }
 
 // keepText writes what is kept as specs do.
