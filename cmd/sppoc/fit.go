@@ -27,7 +27,7 @@ func adviseFit(job *cli.Job, set []string) error {
 			break
 		}
 		for _, change := range group {
-			if line := try(file, set, change); line != "" {
+			if line := try(job, set, change); line != "" {
 				if line = "  --set " + line; !slices.Contains(lines, line) { // auto may have found what another change says
 					lines = append(lines, line)
 				}
@@ -46,19 +46,31 @@ func adviseFit(job *cli.Job, set []string) error {
 }
 
 // try says what a changed spec needs if it fits, and nothing if it does not or is no spec. What the change leaves to the search
-// is said as it was found.
-func try(file string, set []string, change string) string {
-	job, err := cli.OpenPlan(file, append(set[:len(set):len(set)], change), passes.Options{})
+// is said as it was found, and with it the grid, which is searched as soon as anything is.
+func try(asked *cli.Job, set []string, change string) string {
+	job, err := cli.OpenPlan(asked.Spec.File, append(set[:len(set):len(set)], change), passes.Options{})
 	if err != nil || lack(job) != "" {
 		return ""
 	}
-	key, _, _ := strings.Cut(change, "=")
+	const grid = "schedule.align"
+	changed, _, _ := strings.Cut(change, "=")
 	keys, values := passes.Pins(job.Plan.Schedule)
-	if i := slices.Index(keys, key); i >= 0 && values[i] != "" {
-		change = key + "=" + values[i]
+	_, before := passes.Pins(asked.Spec.Schedule)
+	said := []string{quoted(change)}
+	for i, key := range keys {
+		switch now := quoted(key + "=" + values[i]); {
+		case values[i] == "":
+		case key == changed && values[i] == before[i]:
+			said = nil
+		case key == changed:
+			said = []string{now}
+		case key == grid && before[i] == "":
+			said = append(said, "--set "+now)
+		}
 	}
 	device, host := cli.Peaks(&job.Plan.Memory)
-	return fmt.Sprintf("%s: %s a step, %s of device memory, %s of host memory", quoted(change), job.Plan.Time.StepS, device, host)
+	words := strings.TrimPrefix(strings.Join(said, " "), "--set ")
+	return fmt.Sprintf("%s: %s a step, %s of device memory, %s of host memory", words, job.Plan.Time.StepS, device, host)
 }
 
 // tryAll leaves the whole schedule to the search, and says in what the plan that it finds differs from what was asked for.
