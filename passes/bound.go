@@ -149,6 +149,7 @@ type profile struct {
 	each, attention        []ir.Seconds      // subsequence of a layer, and of its attention
 	first, last            crossing          // of a layer, of the first subsequence and of the last
 	shares                 [2]share          // of a layer, of the last subsequence: forward and backward
+	piece                  crossing          // of a layer, of the shortest piece of a subsequence that there may be
 	embed, embedGrad       ir.Seconds        // of the first subsequence
 	streaming              ir.Seconds        // in which the blocks of K and V of a layer come, one after another
 	hidden                 ir.Bytes          // of a message, of the first subsequence
@@ -238,7 +239,7 @@ func (b *bounds) newProfile(p *Plan, v visit) *profile {
 	z := t.size(p.Train.Sequence-n, n)
 	out.last, out.shares = crossing(z), t.shares(z)
 	z = t.size(0, p.Subsequences.Lengths[0])
-	out.first = crossing(z)
+	out.first, out.piece = crossing(z), crossing(t.size(0, int64(p.Parallel.SP)))
 	out.embed, out.embedGrad = t.time(g, g.Embedding, g.Embedding.Forward, z), t.time(g, g.Embedding, g.Embedding.Backward, z)
 	out.hidden, out.streaming = g.Layer.Values[g.Layer.Input].Bytes(z), streamingTime(p, g)
 	return out
@@ -580,8 +581,8 @@ func (b *bounds) ways(p *Plan, of *profile, late bool) (before, after []ir.Secon
 // messages that come one by one. The rank waits meanwhile, and, where the start is not shared, for the way of the first
 // subsequence to it and back, as ever.
 //
-// Where the start is shared, the first rank does of subsequence x at least the first (x+1)/PP tokens, and so at least the square of
-// that of the work, for attention looks back. The last does all of its own tasks, and before and behind them helps all others. For
+// Where the start is shared, the first rank does of subsequence x at least the first (x+1)/PP tokens, of even shares 1/PP, and so at
+// least the square of that of the work, for attention looks back. The last does all of its own tasks, and before and behind them helps all others. For
 // that it receives, one by one, their layers' weights, K and V, and sends back what is to be added to the gradients of both.
 func (b *bounds) shared(p *Plan, of *profile, layers []int, side string) ir.Seconds {
 	m := p.costModel()
@@ -598,16 +599,14 @@ func (b *bounds) shared(p *Plan, of *profile, layers []int, side string) ir.Seco
 		all += own[rank]
 	}
 	stages := len(layers)
-	times := ir.Seconds(p.Parallel.Microbatches)
-	if p.Schedule.MuxShares == "even" {
-		return times * all / ir.Seconds(stages)
-	}
 	before, _, _ := b.ways(p, of, false)
 	for rank := stages - 1; rank >= 0; rank-- {
-		if side == "right" {
+		if side != "left" {
 			for _, t := range of.attention[max(0, len(of.attention)-rank):] {
 				own[rank] -= ir.Seconds(layers[rank]*rank) / ir.Seconds(rank+1) * t
 			}
+		}
+		if side == "right" {
 			least = max(least, before[rank]+own[rank]+turn)
 		}
 		if rank > 0 {
@@ -617,12 +616,15 @@ func (b *bounds) shared(p *Plan, of *profile, layers []int, side string) ir.Seco
 	if side != "right" {
 		first := of.layer
 		for x, t := range of.each[:min(stages-1, len(of.each))] {
-			part := float64(x+1) / float64(stages)
+			part := 1 / float64(stages)
+			if p.Schedule.MuxShares != "even" {
+				part *= float64(x + 1)
+			}
 			first -= ir.Seconds(1-part*part) * t
 		}
-		least = max(ir.Seconds(layers[0])*first+turn, own[stages-1]+b.helping(p, layers, message))
+		least = max(ir.Seconds(layers[0])*first+turn, own[stages-1]+b.helping(p, of, layers, message))
 	}
-	return times * max(least, all/ir.Seconds(stages))
+	return ir.Seconds(p.Parallel.Microbatches) * max(least, all/ir.Seconds(stages))
 }
 
 // given is what a layer of the last subsequence is shorter at most because a number of helpers share its attention.
@@ -637,14 +639,19 @@ func (of *profile) given(helpers int, message func(ir.Bytes) ir.Seconds) (t ir.S
 	return t
 }
 
-// helping is how long messages to and from the last rank take where it helps all others: weights, K and V come, then weights once
-// more while gradients of both go.
-func (b *bounds) helping(p *Plan, layers []int, message func(ir.Bytes) ir.Seconds) ir.Seconds {
+// helping is what the last rank takes where it helps all others: weights, K and V come, one by one, and gradients of both go. Of even
+// parts, which others have not all of the same size, it runs many pieces, each a task.
+func (b *bounds) helping(p *Plan, of *profile, layers []int, message func(ir.Bytes) ir.Seconds) ir.Seconds {
 	g := b.context(p).model
-	fewest := slices.Min(layers)
+	fewest := ir.Seconds(slices.Min(layers))
 	var lent, rows, gradients ir.Seconds
+	if p.Schedule.MuxShares == "even" {
+		pieces := fewest * ir.Seconds(p.lastPieces())
+		rows, gradients = pieces*of.piece.forward, pieces*of.piece.backward
+		return rows + max(gradients, b.givingBack(p, layers, message))
+	}
 	for x := range p.Parallel.PP - 1 {
-		z, times := p.Size(x), ir.Seconds((p.Parallel.PP-1-x)*fewest) // stages that it helps with the subsequence
+		z, times := p.Size(x), ir.Seconds(p.Parallel.PP-1-x)*fewest // stages that it helps with the subsequence
 		part := func(v *graph.Value) ir.Seconds {
 			others := ir.Bytes(z.Tokens) * ir.Bytes(p.Parallel.PP-1) / ir.Bytes(p.Parallel.PP)
 			return times * message(v.Bytes(z)*others/ir.Bytes(z.Sequence))
@@ -659,11 +666,43 @@ func (b *bounds) helping(p *Plan, layers []int, message func(ir.Bytes) ir.Second
 		}
 	}
 	for i := range g.Layer.Params {
-		n, times := ir.Bytes(g.Layer.Params[i].Local[0]*g.Layer.Params[i].Local[1]), ir.Seconds((p.Parallel.PP-1)*fewest)
+		n, times := ir.Bytes(g.Layer.Params[i].Local[0]*g.Layer.Params[i].Local[1]), ir.Seconds(p.Parallel.PP-1)*fewest
 		lent += times * message(n*g.DType().Bytes())
 		gradients += times * message(n*ir.F32.Bytes())
 	}
-	return lent + rows + max(lent, gradients)
+	return lent + rows + max(lent, gradients, b.givingBack(p, layers, message))
+}
+
+// lastPieces is how many pieces of other stages' tasks the last rank runs under even shares: its part is the last of each.
+func (p *Plan) lastPieces() (n int) {
+	for x := range p.Parallel.PP - 1 {
+		q := Plan{Parallel: p.Parallel, Subsequences: p.Subsequences, Mux: Mux{Even: true}}
+		pieces := q.cut(x)
+		for stage := range p.Parallel.PP - 1 - x {
+			begins, at := q.evenPart(x, p.Parallel.PP-stage, p.Parallel.PP-stage-1), int64(0)
+			for _, tokens := range pieces {
+				n += count(at >= begins)
+				at += tokens
+			}
+		}
+	}
+	return n
+}
+
+// givingBack is how long gradients of weights that the last rank has borrowed are on their way home where the start is shared. In
+// every slot those of a stage come by all ranks behind it, one after another, each of which adds its own, and no rank begins the
+// next slot's before the last has come home: of the rank that then got them, the last rank helps to make those of keys.
+func (b *bounds) givingBack(p *Plan, layers []int, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
+	g, m := b.context(p).model, p.costModel()
+	var hop ir.Seconds
+	for i := range g.Layer.Params {
+		n := ir.Bytes(g.Layer.Params[i].Local[0] * g.Layer.Params[i].Local[1])
+		hop += message(n*ir.F32.Bytes()) + m.Time(ir.Work{Kind: ir.WorkMemory, Bytes: 3 * n * ir.F32.Bytes()}, cost.Link{})
+	}
+	for stage, n := range layers[:len(layers)-1] {
+		t += ir.Seconds(len(layers)-1-stage+n-1) * hop
+	}
+	return t
 }
 
 // ends is what a rank has of the embedding and of the head.
