@@ -590,11 +590,12 @@ func (b *bounds) shared(p *Plan, of *profile, layers []int, side string) ir.Seco
 	message := func(n ir.Bytes) ir.Seconds { return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: n}, far) }
 	own, crossed := make([]ir.Seconds, len(layers)), make([]ir.Seconds, len(layers)) // of a rank: all of its tasks, the last subsequence
 	var all, turn, least ir.Seconds
+	stays := p.attentionThatStays()
 	for rank, n := range layers {
 		own[rank] = ir.Seconds(n)*of.layer + p.ends(rank, of.embedding, of.head)
 		crossed[rank] = ir.Seconds(n) * of.last.both(false)
 		if side != "left" {
-			crossed[rank] -= ir.Seconds(n) * of.given(rank, message)
+			crossed[rank] -= ir.Seconds(n) * of.given(rank, stays(p.Subsequences.N-1, rank), message)
 		}
 		all += own[rank]
 	}
@@ -602,8 +603,12 @@ func (b *bounds) shared(p *Plan, of *profile, layers []int, side string) ir.Seco
 	before, _, _ := b.ways(p, of, false)
 	for rank := stages - 1; rank >= 0; rank-- {
 		if side != "left" {
-			for _, t := range of.attention[max(0, len(of.attention)-rank):] {
-				own[rank] -= ir.Seconds(layers[rank]*rank) / ir.Seconds(rank+1) * t
+			for k := range rank {
+				x, helpers := len(of.attention)-rank+k, rank
+				if p.Schedule.MuxShares != "even" {
+					helpers = k + 1
+				}
+				own[rank] -= ir.Seconds(layers[rank]) * (1 - stays(x, helpers)) * of.attention[x]
 			}
 		}
 		if side == "right" {
@@ -627,14 +632,31 @@ func (b *bounds) shared(p *Plan, of *profile, layers []int, side string) ir.Seco
 	return ir.Seconds(p.Parallel.Microbatches) * max(least, all/ir.Seconds(stages))
 }
 
-// given is what a layer of the last subsequence is shorter at most because a number of helpers share its attention.
-func (of *profile) given(helpers int, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
+// attentionThatStays is the part of a subsequence's attention with a number of helpers that one of those who share in it has at least:
+// the mean, or what is left to the owner, whose helpers take the PP-th part of the keys each, to half a step of the grid.
+func (p *Plan) attentionThatStays() func(x, helpers int) ir.Seconds {
+	keys, end, stages, grid := make([]float64, p.Subsequences.N), float64(0), float64(p.Parallel.PP), float64(p.Subsequences.Align)
+	for x, n := range p.Subsequences.Lengths {
+		keys[x], end = end+float64(n+1)/2, end+float64(n)
+	}
+	return func(x, helpers int) ir.Seconds {
+		least := 1 / float64(helpers+1)
+		if p.Schedule.MuxShares != "even" && keys[x] >= stages*grid {
+			least = max(least, 1-float64(helpers)/stages-grid/2/keys[x])
+		}
+		return ir.Seconds(least)
+	}
+}
+
+// given is what a layer of the last subsequence is shorter at most because a number of helpers share its attention, of which a part
+// stays.
+func (of *profile) given(helpers int, stays ir.Seconds, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
 	for _, share := range of.shares {
 		var messages ir.Seconds
 		for _, bytes := range share.travels {
 			messages += message(bytes)
 		}
-		t += max(0, share.whole-max(share.whole/ir.Seconds(helpers+1), messages*ir.Seconds(helpers)))
+		t += max(0, share.whole-max(share.whole*stays, messages*ir.Seconds(helpers)))
 	}
 	return t
 }
