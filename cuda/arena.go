@@ -15,16 +15,18 @@ import (
 type pinned struct {
 	api        *driver.API
 	memory     []byte
-	registered [][]byte
+	piece      int64    // so much is pinned at once
+	registered [][]byte // the pieces
 	unmap      func() error
 }
 
-// registerBytes is how much the driver is given to pin at once.
-const registerBytes = 1 << 30
+// pinBytes is how much the driver is given to pin at once: from release 580 on it refuses 512 GiB and more, for want of a
+// table of so many pages. Pieces are large because no copy may reach from one into the next.
+const pinBytes = 64 << 30
 
-// newPinned maps memory, has it placed on the NUMA node of the GPU at a bus address, and pins it.
-func newPinned(api *driver.API, bytes int64, bus string) (*pinned, error) {
-	p := &pinned{api: api, unmap: func() error { return nil }}
+// newPinned maps memory, has it placed on the NUMA node of the GPU at a bus address, and pins it by pieces.
+func newPinned(api *driver.API, bytes, piece int64, bus string) (*pinned, error) {
+	p := &pinned{api: api, piece: piece, unmap: func() error { return nil }}
 	if bytes == 0 {
 		return p, nil
 	}
@@ -34,7 +36,7 @@ func newPinned(api *driver.API, bytes int64, bus string) (*pinned, error) {
 	}
 	p.memory, p.unmap = memory, unmap
 	for rest := memory; len(rest) > 0; {
-		chunk := rest[:min(len(rest), registerBytes)]
+		chunk := rest[:min(int64(len(rest)), piece)]
 		if err := api.Register(chunk); err != nil {
 			_ = p.close() // the first error is the one to tell
 			return nil, err
@@ -48,6 +50,15 @@ func newPinned(api *driver.API, bytes int64, bus string) (*pinned, error) {
 // at is the address of a byte.
 func (p *pinned) at(offset int64) driver.Ptr {
 	return driver.Ptr(uintptr(unsafe.Pointer(unsafe.SliceData(p.memory))) + uintptr(offset))
+}
+
+// run is how many of so many bytes from an address on lie in one piece; all, where the address is none of this memory.
+func (p *pinned) run(at driver.Ptr, bytes int64) int64 {
+	start := p.at(0)
+	if at < start || at >= start+driver.Ptr(len(p.memory)) {
+		return bytes
+	}
+	return min(bytes, p.piece-int64(at-start)%p.piece)
 }
 
 // close undoes all. Memory that could not be unregistered stays mapped: the GPU may still write to it.

@@ -1,13 +1,16 @@
 package cuda
 
 import (
+	"runtime"
+	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
 const (
-	mpolBind      = 2
+	mpolPreferred = 1  // MPOL_BIND would have the kernel end the process where the node is full, though others are not
 	populateWrite = 23 // MADV_POPULATE_WRITE
 )
 
@@ -20,10 +23,32 @@ func mapMemory(bytes int64, node int) ([]byte, func() error, error) {
 	}
 	if node != noNode {
 		mask := uint64(1) << node
-		_, _, _ = unix.Syscall6(unix.SYS_MBIND, uintptr(unsafe.Pointer(&memory[0])), uintptr(len(memory)), mpolBind,
+		_, _, _ = unix.Syscall6(unix.SYS_MBIND, uintptr(unsafe.Pointer(&memory[0])), uintptr(len(memory)), mpolPreferred,
 			uintptr(unsafe.Pointer(&mask)), 65, 0)
 	}
 	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE)
-	_ = unix.Madvise(memory, populateWrite) // older kernels do not know it; the driver's pinning then brings the pages
+	populate(memory)
 	return memory, func() error { return unix.Munmap(memory) }, nil
+}
+
+// populateShare is what a thread takes at a time, populateThreads the most of them.
+const (
+	populateShare   = 256 << 20
+	populateThreads = 16
+)
+
+// populate has the pages made, by several threads: one alone clears a few GB a second. Older kernels do not know how; the
+// driver's pinning then brings the pages.
+func populate(memory []byte) {
+	shares := (len(memory) + populateShare - 1) / populateShare
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	for range min(shares, runtime.NumCPU(), populateThreads) {
+		workers.Go(func() {
+			for share := int(next.Add(1)) - 1; share < shares; share = int(next.Add(1)) - 1 {
+				_ = unix.Madvise(memory[share*populateShare:min((share+1)*populateShare, len(memory))], populateWrite)
+			}
+		})
+	}
+	workers.Wait()
 }

@@ -153,10 +153,21 @@ func (b *binder) move() error {
 	if y.bytes != x.bytes {
 		return errors.New("y and x differ in size")
 	}
-	if y.bytes > 0 {
-		b.add(b.device.api.Copy(y.at, x.at, y.bytes, b.stream))
+	for _, c := range b.copies(y.at, x.at, y.bytes) {
+		b.add(c)
 	}
 	return nil
+}
+
+// copies prepares a copy: one call, or one for each piece of pinned memory, since the driver takes none that reaches from one into the next.
+func (b *binder) copies(to, from driver.Ptr, bytes int64) (calls []driver.Call) {
+	host := b.device.host
+	for bytes > 0 {
+		n := host.run(to, host.run(from, bytes))
+		calls = append(calls, b.device.api.Copy(to, from, n, b.stream))
+		to, from, bytes = to+driver.Ptr(n), from+driver.Ptr(n), bytes-n
+	}
+	return calls
 }
 
 // tokenLoad brings tokens from the data set to pinned memory, while the instruction is issued, and has the stream copy
@@ -165,7 +176,7 @@ type tokenLoad struct {
 	d      *Device
 	out    []int32
 	window vm.Window
-	copy   driver.Call
+	copies []driver.Call
 }
 
 // tokenBytes is what the tokens of all loads need.
@@ -200,7 +211,7 @@ func (b *binder) tokens() error {
 		return nil
 	}
 	t.out = vm.Int32s(d.host.memory[start : start+int64(v.Bytes())])
-	t.copy = d.api.Copy(b.places[0], d.host.at(start), int64(v.Bytes()), b.stream)
+	t.copies = b.copies(b.places[0], d.host.at(start), int64(v.Bytes()))
 	b.out.actions, b.out.tokens = append(b.out.actions, t), t
 	return nil
 }
@@ -210,7 +221,12 @@ func (t *tokenLoad) Make() error {
 	if err := t.fill(); err != nil {
 		return err
 	}
-	return t.copy.Make()
+	for i := range t.copies {
+		if err := t.copies[i].Make(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // fill is the host's part of it.

@@ -72,6 +72,7 @@ type Machine struct {
 	engines *once[string, bool] // by card and width of a head: whether the copy engine brings tiles
 	timed   attentionShape      // by which the two ways are compared
 	trying  bool                // this is one of the two of a trial
+	piece   int64               // how much host memory is pinned at once
 	collect *collective         // nil without NCCL
 	blas    *cublas.API         // nil: our own kernels multiply
 
@@ -121,7 +122,7 @@ func open(options Options, code codeSource) (*Machine, error) {
 	if err != nil {
 		return nil, noDriver(err)
 	}
-	m := &Machine{options: options, api: api, meeting: newMeetings(), code: code, trials: &trial{}, engines: &once[string, bool]{}, timed: timedShape}
+	m := &Machine{options: options, api: api, meeting: newMeetings(), code: code, trials: &trial{}, engines: &once[string, bool]{}, timed: timedShape, piece: pinBytes}
 	all, err := findGPUs(api)
 	if err != nil {
 		return nil, err

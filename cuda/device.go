@@ -32,6 +32,7 @@ type Device struct {
 	events       []driver.Event
 	modules      map[string]driver.Module  // by source
 	functions    map[[2]string]driver.Func // by source and name
+	allowed      map[driver.Func]int64     // more shared memory than a kernel has without asking
 	blas         *cublas.Handle            // nil: our own kernels multiply
 	free         []func() error            // in the order of making; Close goes backwards
 	bound        [ir.NumSections][]bound
@@ -62,7 +63,7 @@ type action interface{ Make() error }
 func (d *Device) Load(p *ir.Program, rank int, env *vm.Env) error {
 	d.program, d.rank, d.env = p, rank, env
 	d.api, d.code = d.machine.api, &p.Codes[p.Ranks[rank].Code]
-	d.modules, d.functions = map[string]driver.Module{}, map[[2]string]driver.Func{}
+	d.modules, d.functions, d.allowed = map[string]driver.Module{}, map[[2]string]driver.Func{}, map[driver.Func]int64{}
 	err := d.load()
 	if err != nil {
 		d.machine.Abort(fmt.Errorf("rank %d: %w", rank, err))
@@ -134,7 +135,7 @@ func (d *Device) reserve() error {
 	if d.device, err = d.alloc(int64(need[ir.Device])); err != nil {
 		return fmt.Errorf("allocating the device arena of %s: %w", need[ir.Device], err)
 	}
-	d.host, err = newPinned(d.api, int64(need[ir.Host])+d.tokenBytes(), d.gpu.bus)
+	d.host, err = newPinned(d.api, int64(need[ir.Host])+d.tokenBytes(), d.machine.piece, d.gpu.bus)
 	if err != nil {
 		return fmt.Errorf("pinning the host arena of %s: %w", need[ir.Host], err)
 	}
@@ -179,7 +180,8 @@ func (d *Device) makeStream(s ir.Stream) error {
 	if d.streams[s] != 0 {
 		return nil
 	}
-	stream, err := d.api.NewStream()
+	// What meets other ranks does not wait until every block of a long kernel has begun.
+	stream, err := d.api.NewStream(s != ir.Compute)
 	if err != nil {
 		return err
 	}

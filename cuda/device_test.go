@@ -239,6 +239,71 @@ func TestMeetingsAreThoseOfTheCPU(t *testing.T) {
 	}
 }
 
+// Host memory that is pinned by pieces takes what goes over from one into the next: the driver would refuse a copy that did.
+func TestPinnedPieces(t *testing.T) {
+	fake := useFake(t)
+	b := &builder{}
+	tokens, behind := b.buffer(ir.Device, ir.I32, 12), b.buffer(ir.Device, ir.I32, 5000)
+	b.put(ir.LoadTokens, ir.Compute, []ir.View{tokens}, ir.Int(1), ir.Int(0), ir.Int(5), ir.Int(3), ir.Int(0))
+	b.put(ir.LoadTokens, ir.Compute, []ir.View{behind}, ir.Int(1), ir.Int(0), ir.Int(5), ir.Int(3), ir.Int(0))
+	x, y, _, away := b.buffer(ir.Device, ir.F32, 5000), b.buffer(ir.Device, ir.F32, 5000), b.buffer(ir.Host, ir.F32, 100), b.buffer(ir.Host, ir.F32, 5000)
+	b.put(ir.CopyD2H, ir.D2H, []ir.View{away, x})
+	b.event(ir.D2H, ir.H2D)
+	b.put(ir.CopyH2D, ir.H2D, []ir.View{y, away})
+	p := &ir.Program{Name: "pieces", Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Run: ir.Run{Sequence: 8192, Batch: 8, Vocab: 1000, Steps: 2}}
+	want, err := runSteps(p, 2, func(int) vm.Device { return cpu.New(nil) }, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := fake.open(t, Options{OwnProducts: true})
+	m.piece = 4096
+	got, err := runSteps(p, 2, m.New, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for step := range want {
+		if !bytes.Equal(got[step][0], want[step][0]) {
+			t.Errorf("step %d: memory is not the cpu's", step+1)
+		}
+	}
+	if n := fake.live(); n != 0 {
+		t.Errorf("%d things were not given back", n)
+	}
+}
+
+// A kernel may have as much shared memory as the neediest of its instructions wants, whichever comes last.
+func TestSharedMemoryIsTheMost(t *testing.T) {
+	m := useFake(t).open(t, Options{OwnProducts: true})
+	d := m.New(0).(*Device)
+	if err := d.Load(alone(), 0, &vm.Env{Transport: m}); err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	f, err := d.kernel(sumSource, "sum_ranks_f32")
+	if err != nil {
+		t.Fatal(err)
+	}
+	launch := func(shared int) error {
+		zeros := make([][]byte, 6)
+		for i := range zeros {
+			zeros[i] = make([]byte, 8) // no rows
+		}
+		call := d.api.Launch(driver.Launch{Func: f, Grid: [3]int{1, 1, 1}, Block: [3]int{32, 1, 1}, Shared: shared, Stream: d.streams[ir.Compute]}, zeros...)
+		return call.Make()
+	}
+	if launch(100<<10) == nil {
+		t.Error("the stand-in does not mind")
+	}
+	for _, bytes := range []int64{100 << 10, 60 << 10} {
+		if err := d.allowShared(f, bytes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := launch(100 << 10); err != nil {
+		t.Error(err)
+	}
+}
+
 // Every single call fails once, in loading, running and closing: each time there is one error that names the call, no
 // rank hangs, and everything is given back.
 func TestEveryCallMayFail(t *testing.T) {

@@ -81,9 +81,12 @@ func (c *compiler) open() error {
 const oldestForHopper = 12
 
 func (c *compiler) knowsHopper() bool {
+	if c.open() != nil {
+		return false
+	}
 	major, _, _ := strings.Cut(c.version, ".")
 	release, err := strconv.Atoi(major)
-	return c.open() == nil && err == nil && release >= oldestForHopper
+	return err == nil && release >= oldestForHopper
 }
 
 func (c *compiler) image(source string, arch int) ([]byte, error) {

@@ -99,10 +99,8 @@ func (b *binder) kernel(plan *kernels.Plan) error {
 		if err != nil {
 			return err
 		}
-		if l.SharedBytes > plainShared {
-			if err := d.api.AllowShared(f, int(l.SharedBytes)); err != nil {
-				return fmt.Errorf("%s: %w", l.Kernel, err)
-			}
+		if err := d.allowShared(f, l.SharedBytes); err != nil {
+			return fmt.Errorf("%s: %w", l.Kernel, err)
 		}
 		table, err := b.table(l)
 		if err != nil {
@@ -122,6 +120,15 @@ func (b *binder) kernel(plan *kernels.Plan) error {
 		}, arguments...))
 	}
 	return nil
+}
+
+// allowShared lets a kernel have so much dynamic shared memory, and what other instructions want of it.
+func (d *Device) allowShared(f driver.Func, bytes int64) error {
+	if bytes <= max(plainShared, d.allowed[f]) {
+		return nil
+	}
+	d.allowed[f] = bytes
+	return d.api.AllowShared(f, int(bytes))
 }
 
 // value is an argument of a launch whose table lies there.

@@ -211,10 +211,11 @@ type choice struct {
 	workspace int64
 }
 
-// choiceOf is a product's key. Views start anywhere in an arena: an algorithm may count on no more alignment than there is.
+// choiceOf is a product's key. Views start anywhere in an arena: an algorithm may count on no more alignment than there is. The bias
+// is read as widely as the result is written, and there is no other way to say how it is aligned.
 func choiceOf(s Shape, o Operands) choice {
 	c := choice{shape: s, workspace: o.WorkspaceBytes}
-	for i, at := range [...]uintptr{o.B, o.A, o.C, o.C} {
+	for i, at := range [...]uintptr{o.B, o.A, o.C, o.C | o.Bias} {
 		c.alignment[i] = 256
 		if low := uint32(at & -at); low != 0 && low < 256 {
 			c.alignment[i] = low

@@ -144,9 +144,18 @@ func (a *API) ToHost(to []byte, from Ptr) error {
 	return a.call(fnMemcpyDtoH, uintptr(unsafe.Pointer(&to[0])), uintptr(from), uintptr(len(to)))
 }
 
-// NewStream makes a stream that does not wait for the default one.
-func (a *API) NewStream() (s Stream, err error) {
-	err = a.call(fnStreamCreate, uintptr(unsafe.Pointer(&s)), streamNonBlocking)
+// NewStream makes a stream that does not wait for the default one. Blocks of an urgent one's kernels are the first to run where
+// a multiprocessor falls free.
+func (a *API) NewStream(urgent bool) (s Stream, err error) {
+	var least, greatest int32
+	if err := a.call(fnStreamPriorityRange, uintptr(unsafe.Pointer(&least)), uintptr(unsafe.Pointer(&greatest))); err != nil {
+		return 0, err
+	}
+	priority := least
+	if urgent {
+		priority = greatest
+	}
+	err = a.call(fnStreamCreate, uintptr(unsafe.Pointer(&s)), streamNonBlocking, uintptr(priority))
 	return s, err
 }
 

@@ -50,6 +50,7 @@ const (
 	fnMemcpyHtoD
 	fnMemcpyDtoH
 	fnMemcpyAsync
+	fnStreamPriorityRange
 	fnStreamCreate
 	fnStreamDestroy
 	fnStreamSynchronize
@@ -98,7 +99,8 @@ var functions = [numFunctions]library.Function{
 	fnMemcpyHtoD:          {Name: "cuMemcpyHtoD_v2"},
 	fnMemcpyDtoH:          {Name: "cuMemcpyDtoH_v2"},
 	fnMemcpyAsync:         {Name: "cuMemcpyAsync"},
-	fnStreamCreate:        {Name: "cuStreamCreate"},
+	fnStreamPriorityRange: {Name: "cuCtxGetStreamPriorityRange"},
+	fnStreamCreate:        {Name: "cuStreamCreateWithPriority"},
 	fnStreamDestroy:       {Name: "cuStreamDestroy_v2"},
 	fnStreamSynchronize:   {Name: "cuStreamSynchronize"},
 	fnStreamQuery:         {Name: "cuStreamQuery"},

@@ -178,6 +178,7 @@ static inline void products_begin() {}
 static inline void products_commit() {}
 template <int N> void products_wait() {}
 template <int N> void settle(float (*)[4]) {}
+template <int N> void settle(unsigned (*)[4]) {}
 static inline float power2(float x) { return exp2f(x); }
 static inline float described(unsigned long long d, unsigned across, unsigned along, bool by_rows) {
     const unsigned start = (d & 0x3fff) << 4, leading = (d >> 16 & 0x3fff) << 4, stride = (d >> 32 & 0x3fff) << 4;

@@ -1,5 +1,6 @@
 // cuBLASLt for tests, over the stand-in driver: products of column-major matrices by three loops, on its streams. It has
-// no algorithm for f32 matrices whose result is bf16, as the real one.
+// no algorithm for f32 matrices whose result is bf16, nor for a bias of another type than the result's, as the real one; and
+// one counts on the alignment that it was asked for with.
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,11 +51,21 @@ int cublasLtMatrixLayoutCreate(struct Layout **l, int type, uint64_t rows, uint6
     return OK;
 }
 int cublasLtMatrixLayoutDestroy(void *p) { return drop(p); }
-int cublasLtMatmulPreferenceCreate(void **p) { *p = make(8); return OK; }
+struct Preference {
+    uint32_t alignment[4];
+};
+int cublasLtMatmulPreferenceCreate(struct Preference **p) {
+    *p = make(sizeof **p);
+    **p = (struct Preference){{256, 256, 256, 256}};
+    return OK;
+}
 int cublasLtMatmulPreferenceDestroy(void *p) { return drop(p); }
-int cublasLtMatmulPreferenceSetAttribute(void *p, int attribute, const void *value, size_t size) {
-    (void)p, (void)value;
-    return (attribute == 1 && size == 8) || (attribute >= 5 && attribute <= 8 && size == 4) ? OK : INVALID_VALUE;
+int cublasLtMatmulPreferenceSetAttribute(struct Preference *p, int attribute, const void *value, size_t size) {
+    if (attribute >= 5 && attribute <= 8 && size == 4) {
+        memcpy(&p->alignment[attribute - 5], value, 4);
+        return OK;
+    }
+    return attribute == 1 && size == 8 ? OK : INVALID_VALUE;
 }
 struct Result {
     uint64_t algo[8], workspace;
@@ -62,17 +73,19 @@ struct Result {
     float waves;
     int reserved[4];
 };
-int cublasLtMatmulAlgoGetHeuristic(void *h, struct Desc *d, struct Layout *a, struct Layout *b, struct Layout *c, struct Layout *out, void *preference, int wanted, struct Result *r, int *found) {
-    (void)h, (void)d, (void)c, (void)preference;
+int cublasLtMatmulAlgoGetHeuristic(void *h, struct Desc *d, struct Layout *a, struct Layout *b, struct Layout *c, struct Layout *out, struct Preference *preference, int wanted, struct Result *r, int *found) {
+    (void)h, (void)c;
     *found = 0;
     if (wanted < 1 || a->type != b->type) return INVALID_VALUE;
     if (a->type == 0 && out->type == 14) return NOT_SUPPORTED;
+    if (d->epilogue == 4 && d->bias_type >= 0 && d->bias_type != out->type) return NOT_SUPPORTED;
     // The first works and is slow; of the others one fails where it is tried, one says itself that it does not do, and the
     // last is fast.
     static const uint64_t algorithms[4] = {SLOW, BROKEN, 0, FAST};
     for (*found = 0; *found < wanted && *found < 4; ++*found) {
         memset(&r[*found], 0, sizeof *r);
         r[*found].algo[7] = algorithms[*found];
+        memcpy(r[*found].algo, preference->alignment, sizeof preference->alignment);
         r[*found].state = *found == 2 ? NOT_SUPPORTED : OK;
     }
     return OK;
@@ -118,6 +131,9 @@ int cublasLtMatmul(void *h, struct Desc *d, const float *alpha, const void *x, s
     if (algo[7] == BROKEN) return NOT_SUPPORTED;
     if (!h || (algo[7] != SLOW && algo[7] != FAST) || z != out || c != l || (bytes && !workspace) || m != c->rows || k != (d->trans_b ? b->cols : b->rows) || (d->trans_b ? b->rows : b->cols) != c->cols)
         return INVALID_VALUE;
+    const void *const read[4] = {x, y, z, (const void *)((uintptr_t)out | (d->epilogue == 4 ? d->bias : 0))};
+    for (int i = 0; i < 4; i++)
+        if ((uintptr_t)read[i] % ((const uint32_t *)algo)[i]) return INVALID_VALUE; // on a GPU: a misaligned address, later
     struct Work w = {*d, *a, *b, *c, *alpha, *beta, x, y, out, algo[7] == SLOW};
     return fake_call(stream, work, &w, sizeof w) ? 13 : OK;
 }

@@ -33,6 +33,7 @@ struct Object {
     int kind;
     uintptr_t at;
     size_t size;
+    uintptr_t context; // that was current where it was made
     struct Object *next;
 };
 static struct Object *objects;
@@ -40,7 +41,7 @@ static int64_t live[KINDS];
 
 static void add(int kind, uintptr_t at, size_t size) {
     struct Object *o = malloc(sizeof *o);
-    *o = (struct Object){kind, at, size, objects};
+    *o = (struct Object){kind, at, size, current, objects};
     objects = o;
     live[kind]++;
 }
@@ -60,19 +61,16 @@ static int take(int kind, uintptr_t at) {
         }
     return 0;
 }
-// inside says whether a range lies in memory that the GPU reaches. Pinned ranges that touch count as one.
+// memory is what an address lies in that the GPU reaches.
+static struct Object *memory(uintptr_t at) {
+    for (struct Object *o = objects; o; o = o->next)
+        if ((o->kind == DEVICE_MEMORY || o->kind == HOST_MEMORY) && at >= o->at && at < o->at + o->size) return o;
+    return NULL;
+}
+// inside says whether a range lies in one piece of it: no copy reaches over two, though they touch.
 static int inside(uintptr_t at, size_t size) {
-    while (size > 0) {
-        struct Object *o;
-        for (o = objects; o; o = o->next)
-            if ((o->kind == DEVICE_MEMORY || o->kind == HOST_MEMORY) && at >= o->at && at < o->at + o->size) break;
-        if (!o) return 0;
-        size_t here = o->at + o->size - at;
-        if (here >= size) return 1;
-        if (o->kind == DEVICE_MEMORY) return 0;
-        at += here, size -= here;
-    }
-    return 1;
+    struct Object *o = memory(at);
+    return !size || (o && size <= o->at + o->size - at);
 }
 
 // Streams.
@@ -84,6 +82,8 @@ struct Event {
     struct Node *recorder; // which that is
 };
 struct Kernel {
+    uintptr_t context;
+    unsigned shared; // the most dynamic shared memory that a launch may have
     const void *kernel;
     const char *(*launch)(const void *, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, void **, uint64_t);
 };
@@ -292,9 +292,10 @@ static Result copy_now(Ptr to, Ptr from, size_t n, Ptr device) {
 }
 Result cuMemcpyHtoD_v2(Ptr to, Ptr from, size_t n) { return copy_now(to, from, n, to); }
 Result cuMemcpyDtoH_v2(Ptr to, Ptr from, size_t n) { return copy_now(to, from, n, from); }
-Result cuStreamCreate(uintptr_t *p, unsigned flags) {
+Result cuCtxGetStreamPriorityRange(int *least, int *greatest) { ENTER(1); *least = 0, *greatest = -5; return out(OK); }
+Result cuStreamCreateWithPriority(uintptr_t *p, unsigned flags, int priority) {
     ENTER(1);
-    if (flags != 1) return out(INVALID_VALUE);
+    if (flags != 1 || priority > 0 || priority < -5) return out(INVALID_VALUE);
     struct Stream *s = calloc(1, sizeof *s);
     pthread_create(&s->thread, NULL, serve, s);
     *p = (uintptr_t)s;
@@ -346,19 +347,20 @@ static struct Node *capture(struct Stream *s, struct Work w) {
     return s->graph->last = n;
 }
 static Result enqueue(uintptr_t stream, struct Work w) { // with the lock
-    if (!find(STREAM, stream)) return out(INVALID_HANDLE);
+    struct Object *o = find(STREAM, stream);
+    if (!o || o->context != current) return out(INVALID_HANDLE);
     if (fault) return out(ILLEGAL_ADDRESS);
     struct Stream *s = (struct Stream *)stream;
     if (s->graph) capture(s, w);
     else push(s, w);
     return out(OK);
 }
-Result cuEventRecord(uintptr_t e, uintptr_t s) {
+Result cuEventRecord(uintptr_t e, uintptr_t s) { // both are of one context; who waits may be of another
     ENTER(1);
-    if (!find(EVENT, e)) return out(INVALID_HANDLE);
+    struct Object *of_event = find(EVENT, e), *of_stream = find(STREAM, s);
+    if (!of_event || !of_stream || of_event->context != of_stream->context) return out(INVALID_HANDLE);
     struct Event *event = (struct Event *)e;
     struct Stream *stream = (struct Stream *)s;
-    if (!find(STREAM, s)) return out(INVALID_HANDLE);
     event->graph = stream->graph;
     if (stream->graph) {
         event->recorder = capture(stream, (struct Work){.kind = RECORD});
@@ -391,6 +393,7 @@ Result cuEventElapsedTime(float *ms, uintptr_t a, uintptr_t b) {
 }
 Result cuMemcpyAsync(Ptr to, Ptr from, size_t n, uintptr_t s) {
     ENTER(1);
+    if ((memory(to) && !inside(to, n)) || (memory(from) && !inside(from, n))) return out(INVALID_VALUE);
     return enqueue(s, (struct Work){.kind = COPY, .to = to, .from = from, .size = n});
 }
 struct Module {
@@ -417,14 +420,16 @@ Result cuModuleGetFunction(uintptr_t *f, uintptr_t p, const char *name) {
     const void *kernel = find_kernel ? find_kernel(name) : NULL;
     if (!kernel) return out(NOT_FOUND);
     struct Kernel *k = malloc(sizeof *k);
-    k->kernel = kernel;
+    *k = (struct Kernel){.context = current, .shared = 48 << 10, .kernel = kernel};
     *(void **)&k->launch = dlsym(m->library, "emu_launch");
     *f = (uintptr_t)k;
     return out(OK);
 }
 Result cuFuncSetAttribute(uintptr_t f, int attribute, int value) {
     ENTER(1);
-    return out(f && attribute == 8 && value <= 232448 ? OK : INVALID_VALUE);
+    if (!f || attribute != 8 || value < 0 || value > 232448) return out(INVALID_VALUE);
+    ((struct Kernel *)f)->shared = value;
+    return out(OK);
 }
 // A tensor map here is what the emulator takes for one.
 Result cuTensorMapEncodeTiled(uint64_t *map, int type, unsigned rank, Ptr at, const uint64_t *extent, const uint64_t *stride, const uint32_t *box,
@@ -443,6 +448,8 @@ Result cuTensorMapEncodeTiled(uint64_t *map, int type, unsigned rank, Ptr at, co
 Result cuLaunchKernel(uintptr_t f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, uintptr_t s, void **params, void **extra) {
     ENTER(1);
     if (!f || extra || by != 1 || bz != 1 || !gx || !gy || !gz || !bx || bx > 1024) return out(INVALID_VALUE);
+    if (gx > 0x7fffffff || gy > 65535 || gz > 65535 || shared > ((struct Kernel *)f)->shared) return out(INVALID_VALUE);
+    if (((struct Kernel *)f)->context != current) return out(INVALID_HANDLE);
     struct Work w = {.kind = LAUNCH, .kernel = (struct Kernel *)f, .grid = {gx, gy, gz}, .threads = bx, .shared = shared};
     for (int i = 0; params[i]; i++) { // every argument is eight bytes, the list ends with a null
         if (i == 64) return out(INVALID_VALUE);

@@ -104,7 +104,7 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
     pass_on();
     for (int tile = 1; tile < x.tiles; tile++) {
         way.before(tile);
-        settle<16>(p), settle<DIM / 8>(sum);
+        settle<16>(p), settle<DIM / 8>(sum), settle<8>(weights);
         products_begin();
         scores<DIM>(p, mine, x.keys + tile % 2 * TILE_BYTES(128));
         weigh<DIM>(sum, weights, x.values + (tile + 1) % 2 * TILE_BYTES(128));
@@ -113,12 +113,12 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
         way.keys_used(tile);
         soften(tile);
         products_wait<0>();
-        settle<DIM / 8>(sum);
+        settle<DIM / 8>(sum), settle<8>(weights);
         way.values_used(tile - 1);
         pass_on();
     }
     way.before(x.tiles);
-    settle<DIM / 8>(sum);
+    settle<DIM / 8>(sum), settle<8>(weights);
     products_begin();
     weigh<DIM>(sum, weights, x.values + (x.tiles + 1) % 2 * TILE_BYTES(128));
     products_wait<0>();

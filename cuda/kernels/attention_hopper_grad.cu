@@ -54,7 +54,7 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
         copies_done();
         __syncthreads(); // and nobody reads any more what is overwritten next
         if (tile + 1 < tiles) bring(tile + 1);
-        settle<8>(p), settle<8>(dp), settle<DIM / 8>(sum);
+        settle<8>(p), settle<8>(dp), settle<DIM / 8>(sum), settle<4>(changes);
         products_begin();
         compare<DIM>(p, dp, mine, pairs + tile % 3 * PAIR);
     };
@@ -90,10 +90,10 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
         settle<8>(dp);
         change();
         products_wait<0>();
-        settle<DIM / 8>(sum);
+        settle<DIM / 8>(sum), settle<4>(changes);
         as_weights(changes, p);
     }
-    settle<DIM / 8>(sum);
+    settle<DIM / 8>(sum), settle<4>(changes);
     products_begin();
     add<DIM>(sum, changes, pairs + (tiles - 1) % 3 * PAIR);
     products_commit();
@@ -139,7 +139,7 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
         copies_done();
         __syncthreads(); // and nobody reads any more what is overwritten next
         if (tile + 1 < tiles) bring(tile + 1);
-        settle<8>(p), settle<8>(dp), settle<DIM / 8>(sum_k), settle<DIM / 8>(sum_v);
+        settle<8>(p), settle<8>(dp), settle<DIM / 8>(sum_k), settle<DIM / 8>(sum_v), settle<4>(weights), settle<4>(changes);
         products_begin();
         compare<DIM>(p, dp, mine, pairs + tile % 3 * PAIR);
     };
@@ -185,10 +185,10 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
             settle<8>(dp);
             change(tile);
             products_wait<0>();
-            settle<DIM / 8>(sum_k), settle<DIM / 8>(sum_v);
+            settle<DIM / 8>(sum_k), settle<DIM / 8>(sum_v), settle<4>(weights), settle<4>(changes);
             as_weights(weights, p), as_weights(changes, dp);
         }
-        settle<DIM / 8>(sum_k), settle<DIM / 8>(sum_v);
+        settle<DIM / 8>(sum_k), settle<DIM / 8>(sum_v), settle<4>(weights), settle<4>(changes);
         products_begin();
         sums(tiles - 1);
         products_wait<0>();

@@ -24,9 +24,13 @@ DEV void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory
 DEV void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // products_wait waits until at most N groups of products are under way.
 template <int N> DEV void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-// settle keeps the compiler from moving uses of accumulators over a wait.
+// settle keeps the compiler from moving uses of accumulators over a wait, and from making the next operands a in registers that
+// products under way still read.
 template <int N> DEV void settle(float (*d)[4]) {
     UNROLL for (int i = 0; i < N; i++) UNROLL for (int e = 0; e < 4; e++) asm volatile("" : "+f"(d[i][e])::"memory");
+}
+template <int N> DEV void settle(u32 (*a)[4]) {
+    UNROLL for (int i = 0; i < N; i++) UNROLL for (int e = 0; e < 4; e++) asm volatile("" : "+r"(a[i][e])::"memory");
 }
 #define FOUR(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define THIRTY_TWO(d, i)                                                                                                      \
@@ -64,7 +68,8 @@ DEV void wgmma_gather128(float (*d)[4], const u32 *a, u64 b) {
 DEV void barrier_init(u64 *b, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
 }
-DEV void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// barriers_ready shows them to the other threads, once those meet, and to the copy engine.
+DEV void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" ::: "memory"); }
 DEV void barrier_arrive(u64 *b) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory"); }
 DEV void barrier_expect(u64 *b, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
@@ -81,8 +86,8 @@ DEV void bulk_copy(void *to, const void *map, u64 *b, int element, int head, int
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2,%3,%4,%5}], [%6];"
                  ::"r"(shared_address(to)), "l"(map), "r"(element), "r"(head), "r"(sequence), "r"(token), "r"(shared_address(b)) : "memory");
 }
-// map_ready shows the copy engine a map that was written as data.
-DEV void map_ready(const void *map) { asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory"); }
+// map_ready shows the copy engine a map that the host has written as data: hence the scope.
+DEV void map_ready(const void *map) { asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory"); }
 // A warpgroup gives registers away, or takes some that were given away.
 template <int N> DEV void registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> DEV void registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
