@@ -13,7 +13,7 @@ rm -f -- *.jsonl *.log *.longest.txt *.trace.json 7b-*.sppb 8b-*.sppb clocks.csv
 echo "== what is here"
 ./sppovm devices | tee devices.txt
 if command -v nvidia-smi >/dev/null; then
-  nvidia-smi --query-gpu=clocks.sm,power.draw --format=csv,noheader,nounits -lms 1000 >clocks.csv 2>/dev/null &
+  nvidia-smi -i 0 --query-gpu=clocks.sm,power.draw --format=csv,noheader,nounits -lms 1000 >clocks.csv 2>/dev/null &
   trap "kill $!" EXIT
 fi
 
