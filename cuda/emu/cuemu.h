@@ -66,9 +66,10 @@ template <class T> T read(const Slot &slot) {
 
 typedef void (*Entry)(void **params);
 struct Kernel {
-    Kernel(const char *name, const char *source, Entry entry);
+    Kernel(const char *name, const char *source, Entry entry, unsigned most);
     const char *name, *source;
     Entry entry;
+    unsigned most; // threads of a block: what the compiler has shared registers out for
     Kernel *next;
 };
 template <class... A, size_t... I> void unpack(void (*f)(A...), void **params, std::index_sequence<I...>) {
@@ -80,14 +81,15 @@ template <auto F> void entry(void **params) {
 template <class... A> constexpr bool eight(void (*)(A...)) { return ((sizeof(A) == 8) && ...); }
 } // namespace emu
 
-#define KERNEL(name, params)                                                                      \
+#define KERNEL_OF(most, name, params)                                                             \
     extern "C" void name params;                                                                  \
     static_assert(emu::eight(name), "every argument of a kernel is 8 bytes");                     \
-    static emu::Kernel registered_##name(#name, __FILE__, emu::entry<name>);                      \
+    static emu::Kernel registered_##name(#name, __FILE__, emu::entry<name>, most);                \
     extern "C" void name params
-#define KERNEL_PAIR KERNEL
-#define KERNEL_WIDE KERNEL
-#define KERNEL_THREE KERNEL
+#define KERNEL(name, params) KERNEL_OF(256, name, params)
+#define KERNEL_PAIR(name, params) KERNEL_OF(256, name, params)
+#define KERNEL_WIDE(name, params) KERNEL_OF(512, name, params)
+#define KERNEL_THREE(name, params) KERNEL_OF(384, name, params)
 #define DEV static inline
 #define METHOD inline
 #define SHARED(type, name, n) alignas(16) static thread_local type name[n]

@@ -1,4 +1,5 @@
-// matmul, where cuBLASLt is not at hand: f32 by tiles in shared memory, bf16 by tensor cores. Sums are in f32.
+// matmul, where cuBLASLt is not at hand: f32 by tiles in shared memory, bf16 by tensor cores. Sums are in f32. Blocks lie side by side
+// along c's columns, and in one dimension, for a grid has room for no more than 65535 in the others.
 #include "common.cuh"
 
 template <class C, class T>
@@ -13,7 +14,7 @@ template <class C, class T>
 DEV void matmul(C *c, const T *a, const T *b, const T *bias, i64 m, i64 n, i64 k, i64 trans_a, i64 trans_b, i64 accumulate) {
     SHARED(float, as, 16 * 65);
     SHARED(float, bs, 16 * 65);
-    const i64 row = (i64)blockIdx.y * 64, column = (i64)blockIdx.x * 64;
+    const i64 tiles = (n + 63) / 64, row = blockIdx.x / tiles * 64, column = blockIdx.x % tiles * 64;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     float sum[4][4] = {};
     for (i64 base = 0; base < k; base += 16) {
@@ -77,7 +78,7 @@ DEV void matmul_tensor(C *c, const bf16 *a, const bf16 *b, const bf16 *bias, i64
     typedef Tile<!TRANS_B> TileB;
     SHARED(bf16, as, TileA::elements);
     SHARED(bf16, bs, TileB::elements);
-    const i64 row = (i64)blockIdx.y * 128, column = (i64)blockIdx.x * 128;
+    const i64 tiles = (n + 127) / 128, row = blockIdx.x / tiles * 128, column = blockIdx.x % tiles * 128;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wr = warp / 4 * 64, wc = warp % 4 * 32;
     TileA ta;
     TileB tb;

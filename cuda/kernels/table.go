@@ -158,13 +158,11 @@ func matmul(b *binder) {
 		k = cols
 	}
 	if b.types("a") == "f" {
-		grid := [3]int64{ceil(n, 64), ceil(m, 64), 1}
-		b.launch("matmul_"+b.types("c", "a"), grid, "c", "a", "b", "bias", m, n, k, transA, transB, b.int("accumulate"))
+		b.launch("matmul_"+b.types("c", "a"), rows(ceil(n, 64)*ceil(m, 64)), "c", "a", "b", "bias", m, n, k, transA, transB, b.int("accumulate"))
 		return
 	}
-	grid := [3]int64{ceil(n, 128), ceil(m, 128), 1}
 	kernel := "matmul_" + b.types("c", "a") + "_" + "nt"[transA:transA+1] + "nt"[transB:transB+1]
-	b.launch(kernel, grid, "c", "a", "b", "bias", m, n, k, b.int("accumulate"))
+	b.launch(kernel, rows(ceil(n, 128)*ceil(m, 128)), "c", "a", "b", "bias", m, n, k, b.int("accumulate"))
 }
 
 func rope(b *binder) {
