@@ -78,8 +78,11 @@ func (g *guarded) call(f func(c *nccl.Comm) error) error {
 	return f(g.comm)
 }
 
+// settle asks without a pause at first: most calls are accepted sooner than a sleeping thread wakes.
 func (g *guarded) settle() error {
-	for pause := 5 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
+	const eager = 64
+	pause := 5 * time.Microsecond
+	for polls := 0; ; polls++ {
 		var settled bool
 		err := g.call(func(c *nccl.Comm) (err error) {
 			settled, err = c.Poll()
@@ -88,7 +91,10 @@ func (g *guarded) settle() error {
 		if err != nil || settled {
 			return err
 		}
-		time.Sleep(pause)
+		if polls >= eager {
+			time.Sleep(pause)
+			pause = min(2*pause, time.Millisecond)
+		}
 	}
 }
 

@@ -107,15 +107,21 @@ func Open(options Options) (*Machine, error) {
 	return m, nil
 }
 
-// moduleLoading is the variable by which the driver is told when to load kernels.
-const moduleLoading = "CUDA_MODULE_LOADING"
+// settings are variables that the driver reads when it starts. What the user has set stays.
+var settings = []struct{ name, value string }{
+	// Loaded when it is first launched, a kernel may have the driver wait for all that runs: for a peer, perhaps for ever.
+	{"CUDA_MODULE_LOADING", "EAGER"},
+	// A rank has more streams than the eight queues to a GPU that there are as a rule: in one queue, who waits holds up others.
+	{"CUDA_DEVICE_MAX_CONNECTIONS", "32"},
+}
 
 // open opens all but the compiler.
 func open(options Options, code codeSource) (*Machine, error) {
-	// Loaded when it is first launched, a kernel may have the driver wait for all that runs: for a peer, perhaps for ever.
-	if _, told := os.LookupEnv(moduleLoading); !told {
-		if err := os.Setenv(moduleLoading, "EAGER"); err != nil {
-			return nil, err
+	for _, s := range settings {
+		if _, told := os.LookupEnv(s.name); !told {
+			if err := os.Setenv(s.name, s.value); err != nil {
+				return nil, err
+			}
 		}
 	}
 	api, err := driver.Open()

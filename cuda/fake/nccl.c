@@ -238,8 +238,15 @@ static int message(int op, const void *x, void *y, size_t n, int type, int peer,
 }
 int ncclSend(const void *x, size_t n, int type, int peer, Comm *c, uintptr_t s) { return message(SEND, x, NULL, n, type, peer, c, s); }
 int ncclRecv(void *y, size_t n, int type, int peer, Comm *c, uintptr_t s) { return message(RECV, NULL, y, n, type, peer, c, s); }
-int ncclAllGather(const void *x, void *y, size_t n, int type, Comm *c, uintptr_t s) { return issue(c, s, (struct Call){GATHER, type, x, y, n, 0, NULL}); }
+// fits says whether a member's part and the whole lie apart, or the part in its place of the whole: NCCL knows no other way.
+static int fits(const Comm *c, const char *part, const char *whole, size_t bytes) {
+    return part + bytes <= whole || whole + bytes * c->team->size <= part || part == whole + bytes * c->rank;
+}
+int ncclAllGather(const void *x, void *y, size_t n, int type, Comm *c, uintptr_t s) {
+    return !fits(c, x, y, n * size_of(type)) ? INVALID_USAGE : issue(c, s, (struct Call){GATHER, type, x, y, n, 0, NULL});
+}
 int ncclReduceScatter(const void *x, void *y, size_t n, int type, int op, Comm *c, uintptr_t s) {
+    if (!fits(c, y, x, n * size_of(type))) return INVALID_USAGE;
     return op != 0 ? INVALID_ARGUMENT : issue(c, s, (struct Call){SCATTER, type, x, y, n, 0, NULL});
 }
 int ncclAllReduce(const void *x, void *y, size_t n, int type, int op, Comm *c, uintptr_t s) {
