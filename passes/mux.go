@@ -279,13 +279,15 @@ func (p *Plan) SlotTasks(kind TaskKind, microbatch, slot int) []Task {
 
 // Sees says whether a rank has a later part of the sequence than a task's to do on the task's stage: in the forward pass it
 // then needs K and V of the task, in the backward pass it adds to their gradients.
-func (p *Plan) Sees(rank int, t Task) bool {
-	return rank == p.Home(t.Stage) || p.helps(rank, t.Stage, t.Slot()+1) || p.waitsFor(rank, t)
+func (p *Plan) Sees(rank int, t Task) bool { return p.sees(rank, t, p.Runner(t)) }
+
+func (p *Plan) sees(rank int, t Task, runner int) bool {
+	return rank == p.Home(t.Stage) || p.helps(rank, t.Stage, t.Slot()+1) || p.waitsFor(rank, t, runner)
 }
 
-// waitsFor says whether a rank that helps a task's stage sees the task in its own slot.
-func (p *Plan) waitsFor(rank int, t Task) bool {
-	return p.helps(rank, t.Stage, t.Slot()) && rank > p.Runner(t)
+// waitsFor says whether a rank that helps a task's stage sees the task, which a runner does, in its own slot.
+func (p *Plan) waitsFor(rank int, t Task, runner int) bool {
+	return p.helps(rank, t.Stage, t.Slot()) && rank > runner
 }
 
 // borrowedTasks are what every rank does where tasks are shared: the slots of the start, then its own stage, and the same
@@ -294,17 +296,16 @@ func (p *Plan) borrowedTasks() [][]Task {
 	pp := p.Parallel.PP
 	orders := make([][]Task, pp)
 	for m := range p.Parallel.Microbatches {
-		for rank := range orders {
-			var forward []Task
-			for slot := range pp - 1 {
-				for _, t := range p.SlotTasks(Forward, m, slot) {
-					if p.Runner(t) == rank {
-						forward = append(forward, t)
-					}
-				}
+		forward := make([][]Task, pp)
+		for slot := range pp - 1 {
+			for _, t := range p.SlotTasks(Forward, m, slot) {
+				rank := p.Runner(t)
+				forward[rank] = append(forward[rank], t)
 			}
-			forward = append(forward, p.ownTasks(m, rank, pp-1-rank)...)
-			orders[rank] = append(append(orders[rank], forward...), mirrored(forward)...)
+		}
+		for rank := range orders {
+			all := append(forward[rank], p.ownTasks(m, rank, pp-1-rank)...)
+			orders[rank] = append(append(orders[rank], all...), mirrored(all)...)
 		}
 	}
 	return orders

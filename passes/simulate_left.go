@@ -101,11 +101,37 @@ func (s *simulation) transfer(from, to *simStage, ready, d ir.Seconds) ir.Second
 type sharedSlot struct {
 	*simulation
 	first   Task
-	all     []Task
+	all     []slotTask
 	mine    [][2]int32 // of the first, and of what is behind the last
 	leaving [][]int
 	ready   []map[int]ir.Seconds // [stage]: when what other ranks have made is there
 	summed  []ir.Seconds         // when what helpers have given back last was added up
+}
+
+// slotTask is a task of a slot, and what each of its layers asks for again.
+type slotTask struct {
+	Task
+	runner, at int    // who does it; its tokens among pieces and whole subsequences
+	seers      []seer // other ranks
+}
+
+// seer is a rank that sees a task, in the same slot, where it waits for it, or in later ones.
+type seer struct {
+	rank  int
+	waits bool
+}
+
+func (p *Plan) sharedTasks(of Task) (out []slotTask) {
+	for _, t := range p.SlotTasks(of.Kind, of.Microbatch, of.Slot()) {
+		w := slotTask{Task: t, runner: p.Runner(t), at: p.rangeOf(t)}
+		for rank := range p.Parallel.PP {
+			if rank != w.runner && p.sees(rank, t, w.runner) {
+				w.seers = append(w.seers, seer{rank, p.waitsFor(rank, t, w.runner)})
+			}
+		}
+		out = append(out, w)
+	}
+	return out
 }
 
 // lentLayer is the k-th layer of a stage, in the order of need, on a rank that borrows it.
@@ -113,7 +139,7 @@ type lentLayer struct{ rank, stage, k int }
 
 // newSharedSlot is of the slot that all ranks have come to.
 func newSharedSlot(s *simulation, t Task) *sharedSlot {
-	w := &sharedSlot{simulation: s, first: t, all: s.plan.SlotTasks(t.Kind, t.Microbatch, t.Slot())}
+	w := &sharedSlot{simulation: s, first: t, all: s.plan.sharedTasks(t)}
 	for r := range s.stages {
 		st := &s.stages[r]
 		end := st.done
@@ -224,10 +250,9 @@ func (w *sharedSlot) enter() {
 	home := &w.stages[w.plan.Home(0)]
 	for _, t := range w.all {
 		if t.Stage == 0 {
-			i := w.plan.rangeOf(t)
-			home.run(w.embed[i])
-			if st := &w.stages[w.plan.Runner(t)]; st != home {
-				w.arrives[w.numberOf(t)] = w.transfer(home, st, home.now, w.message[i])
+			home.run(w.embed[t.at])
+			if st := &w.stages[t.runner]; st != home {
+				w.arrives[w.numberOf(t.Task)] = w.transfer(home, st, home.now, w.message[t.at])
 			}
 		}
 	}
@@ -238,11 +263,10 @@ func (w *sharedSlot) leave() {
 	home := &w.stages[w.plan.Home(0)]
 	for _, t := range w.all {
 		if t.Stage == 0 {
-			i := w.plan.rangeOf(t)
-			if st := &w.stages[w.plan.Runner(t)]; st != home {
-				home.now = max(home.now, w.transfer(st, home, st.now, w.message[i]))
+			if st := &w.stages[t.runner]; st != home {
+				home.now = max(home.now, w.transfer(st, home, st.now, w.message[t.at]))
 			}
-			home.run(w.embedGrad[i].whole)
+			home.run(w.embedGrad[t.at].whole)
 		}
 	}
 	if w.first.Slot() == 0 {
@@ -306,27 +330,24 @@ func (w *sharedSlot) finish(st *simStage, n int32, layer int) {
 }
 
 // exchange brings K and V of a task's k-th layer to who looks at them, or what was added to their gradients to who runs their rows.
-func (w *sharedSlot) exchange(t Task, k int) {
+func (w *sharedSlot) exchange(t slotTask, k int) {
 	if k >= w.plan.LayersPerStage[t.Stage] {
 		return
 	}
-	runner, i := w.plan.Runner(t), w.plan.rangeOf(t)
-	for other := range w.stages {
-		if other == runner || !w.plan.Sees(other, t) {
-			continue
-		}
-		a, b := &w.stages[runner], &w.stages[other]
+	a := &w.stages[t.runner]
+	for _, other := range t.seers {
+		b := &w.stages[other.rank]
 		if t.Kind == Backward {
 			added := ir.Seconds(0) // in slots before
-			if w.plan.waitsFor(other, t) {
+			if other.waits {
 				added = b.now
 			}
-			w.ready[runner][t.Stage] = w.transfer(b, a, added, w.left.gradients[i])
+			w.ready[t.runner][t.Stage] = w.transfer(b, a, added, w.left.gradients[t.at])
 			continue
 		}
-		end := w.transfer(a, b, a.now, w.left.rows[i])
-		if w.plan.waitsFor(other, t) {
-			w.ready[other][t.Stage] = end
+		end := w.transfer(a, b, a.now, w.left.rows[t.at])
+		if other.waits {
+			w.ready[other.rank][t.Stage] = end
 		}
 	}
 }

@@ -283,7 +283,7 @@ func (sp *space) virtualStages(s *lang.Schedule) []int {
 // are there for one group at a time, as in layer order.
 func (sp *space) oneRound(s *lang.Schedule) bool {
 	st := findStrategy(s.Strategy)
-	return (st == nil || st.rounds) && (s.Subsequences.Auto || s.Subsequences.Count == roundOfOne)
+	return (st == nil || st.rounds) && (s.Subsequences.Auto || s.Subsequences.Count > 0 && s.Subsequences.Count <= roundOfOne)
 }
 
 // roundOfOne is the round of a pipeline of one stage.
@@ -351,7 +351,7 @@ func (sp *space) counts(s *lang.Schedule) []int {
 	tasks := int64(mostTasks / max(1, sp.model.Layers*sp.train.Batch/(s.DP*s.Microbatch)))
 	most := int(min(seq/int64(max(s.Align, s.SP)), tasks, max(seq/shortestWanted, fewPerSequence)))
 	if s.PP == 1 && group > 1 && sp.asked.VirtualStages == 0 && (st == nil || st.stages.least == 1) { // more rounds take no less memory than one virtual stage
-		most = min(most, roundOfOne)
+		group, most = 1, min(most, roundOfOne)
 	}
 	var out []int
 	for x := 1.0; ; x *= math.Sqrt2 {
