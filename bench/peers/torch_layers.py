@@ -2,10 +2,15 @@
 """The models of bench/gpu by PyTorch, on one GPU: the same layers, lengths and batch, bf16 arithmetic on f32 weights, flash
 attention, AdamW. A line of JSON for each model and way of fitting it: its step time, or why it did not run."""
 
+import argparse
 import gc
 import json
 import statistics
 import time
+
+PARSER = argparse.ArgumentParser(description=__doc__)
+PARSER.add_argument("--only", metavar="NAME", help="of the runs the one of this name, such as 7b-128k")
+OPTIONS = PARSER.parse_args()  # before PyTorch, which takes its time to come
 
 import torch
 from torch import nn
@@ -25,7 +30,7 @@ SHAPES = {
     "gpt": dict(hidden=4096, heads=32, kv_heads=32, ffn=16384, vocab=32000),
     "llama": dict(hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256),
 }
-WAYS = ["plain", "checkpointing", "save_on_cpu"]
+WAYS = ["plain", "checkpointing", "save_on_cpu", "checkpointing and save_on_cpu"]
 STEPS = 3  # timed, behind one that warms up
 LOSS_TOKENS = 8192  # logits of so many tokens at a time
 
@@ -109,7 +114,7 @@ class Model(nn.Module):
             x = x + self.positions.weight[: tokens.shape[1]]
         x = x.bfloat16()
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False) if way == "checkpointing" else layer(x)
+            x = checkpoint(layer, x, use_reentrant=False) if "checkpointing" in way else layer(x)
         parts = [checkpoint(self.part, a, b, use_reentrant=False) for a, b in zip(x.split(LOSS_TOKENS, 1), labels.split(LOSS_TOKENS, 1))]
         return torch.stack(parts).sum() / labels.numel()
 
@@ -124,7 +129,7 @@ def step_seconds(family, layers, tokens, way):
     for _ in range(STEPS + 1):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        saving = torch.autograd.graph.save_on_cpu(pin_memory=True) if way == "save_on_cpu" else torch.enable_grad()
+        saving = torch.autograd.graph.save_on_cpu(pin_memory=True) if "save_on_cpu" in way else torch.enable_grad()
         with torch.autocast("cuda", torch.bfloat16), saving:
             loss = model(data[:, :-1], data[:, 1:], way)
         loss.backward()
@@ -140,6 +145,8 @@ def step_seconds(family, layers, tokens, way):
 
 def main():
     for name, family, layers, tokens in RUNS:
+        if OPTIONS.only not in (None, name):
+            continue
         for way in WAYS:
             line = {"name": name, "by": "PyTorch " + torch.__version__, "way": way}
             try:
