@@ -37,6 +37,9 @@ func TestCompiledKernelsAreKept(t *testing.T) {
 	if err := first.open(); errors.As(err, &missing) {
 		t.Skip("SKIPPED: ", err)
 	}
+	if asked := (&compiler{folder: dir}); asked.knowsHopper() != first.knowsHopper() {
+		t.Errorf("whether release %s of the compiler knows Hopper is answered otherwise when that is asked first", first.version)
+	}
 	image, err := first.image(sumSource, 90)
 	if err != nil {
 		t.Fatal(err)

@@ -68,8 +68,8 @@ func (d *Device) plan(in *ir.Instr) (plan kernels.Plan, err error) {
 		}
 	}()
 	card := d.machine.card(d.gpu)
-	if in.Op == ir.Attention && card.CopyEngine {
-		if card.CopyEngine, err = d.machine.engine(d.gpu, in.Attr("head_dim").Int(nil)); err != nil {
+	if (in.Op == ir.Attention || in.Op == ir.AttentionGrad) && card.CopyEngine {
+		if card.CopyEngine, err = d.machine.engine(d.gpu, in.Op, in.Attr("head_dim").Int(nil)); err != nil {
 			return plan, err
 		}
 	}

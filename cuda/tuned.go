@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"sppo/cuda/kernels"
@@ -61,14 +62,14 @@ const (
 	byThreads = "threads"
 )
 
-// engine says whether the copy engine brings tiles: as a rule; on a machine that tunes, where it is faster for a head of this width. Both
-// ways leave the same bits.
-func (m *Machine) engine(g *gpu, dim int64) (bool, error) {
+// engine says whether the copy engine brings tiles of attention or of its gradient: as a rule; on a machine that tunes, where it is faster
+// for a head of this width. Both ways leave the same bits.
+func (m *Machine) engine(g *gpu, op ir.Op, dim int64) (bool, error) {
 	if m.options.ThreadsCopy || !m.options.Tune || m.trying {
 		return !m.options.ThreadsCopy, nil
 	}
-	return m.engines.get(fmt.Sprint(g.name, " ", dim), func() (bool, error) {
-		key := fmt.Sprintf("attention of heads of %d, %s", dim, kernels.Digest())
+	return m.engines.get(fmt.Sprint(g.name, " ", op, " ", dim), func() (bool, error) {
+		key := fmt.Sprintf("%s of heads of %d, %s", ir.Ops[op].Name, dim, kernels.Digest())
 		if g.tuned != nil {
 			if value, ok := g.tuned.Get(key); ok && (string(value) == byEngine || string(value) == byThreads) {
 				return string(value) == byEngine, nil
@@ -79,7 +80,7 @@ func (m *Machine) engine(g *gpu, dim int64) (bool, error) {
 			again := m.alone(g)
 			again.options.ThreadsCopy = i == 1
 			if err := aside(func() (err error) {
-				took[i], err = again.timeAttention(dim)
+				took[i], err = again.timeAttention(op, dim)
 				return err
 			}); err != nil {
 				return false, err
@@ -99,13 +100,13 @@ func (m *Machine) engine(g *gpu, dim int64) (bool, error) {
 // timedShape is that of attention by which ways are compared, for heads of every width.
 var timedShape = attentionShape{n: 8192, heads: 16, kvHeads: 16}
 
-// timeAttention is how long the forward takes, the shortest of some times.
-func (m *Machine) timeAttention(dim int64) (best time.Duration, err error) {
+// timeAttention is how long attention or its gradient takes, the shortest of some times.
+func (m *Machine) timeAttention(op ir.Op, dim int64) (best time.Duration, err error) {
 	shape := m.timed
 	shape.dim = int32(dim)
 	p, inputs, _ := attentionProgram(shape)
 	code := &p.Codes[0]
-	code.Sections[ir.SectionStep] = code.Sections[ir.SectionStep][:1]
+	code.Sections[ir.SectionStep] = slices.DeleteFunc(code.Sections[ir.SectionStep], func(in ir.Instr) bool { return in.Op != op })
 	err = m.runAlone(p, inputs, func(d *Device) error {
 		for i := range 4 {
 			began := time.Now()

@@ -79,7 +79,7 @@ func TestTunedIsKept(t *testing.T) {
 				t.Fatal(err)
 			}
 			m := machine()
-			if got, err := m.engine(m.gpus[0], 128); err != nil || got != want {
+			if got, err := m.engine(m.gpus[0], ir.Attention, 128); err != nil || got != want {
 				t.Errorf("%s is kept, but the copy engine brings tiles: %v %v", way, got, err)
 			}
 		}

@@ -223,12 +223,13 @@ func (a *API) TensorMaps() bool { return a.addrs[fnTensorMapEncodeTiled] != 0 }
 // Numbers of the driver's enumerations for tensor maps.
 const (
 	mapBF16       = 9
+	mapSwizzle64  = 2
 	mapSwizzle128 = 3
 	mapPromote256 = 3
 )
 
 // TensorMap describes a tensor of bf16 in device memory to the copy engine: dense, four dimensions, the innermost first, brought in
-// boxes whose rows of 128 bytes change the places of their chunks. Outside of it is zero.
+// boxes whose rows of 128 or 64 bytes change the places of their chunks. Outside of it is zero.
 func (a *API) TensorMap(at Ptr, extent, box [4]int64) ([]byte, error) {
 	room := make([]byte, 192)
 	start := -uintptr(unsafe.Pointer(&room[0])) & 63 // where the driver wants it; memory that C writes does not move
@@ -241,8 +242,12 @@ func (a *API) TensorMap(at Ptr, extent, box [4]int64) ([]byte, error) {
 		stride *= extents[i]
 		strides[i] = stride // of the next dimension
 	}
+	swizzle := uintptr(mapSwizzle128)
+	if box[0]*2 == 64 {
+		swizzle = mapSwizzle64
+	}
 	err := a.call(fnTensorMapEncodeTiled, uintptr(unsafe.Pointer(&out[0])), mapBF16, 4, uintptr(at), uintptr(unsafe.Pointer(&extents[0])),
-		uintptr(unsafe.Pointer(&strides[0])), uintptr(unsafe.Pointer(&boxes[0])), uintptr(unsafe.Pointer(&steps[0])), 0, mapSwizzle128, mapPromote256, 0)
+		uintptr(unsafe.Pointer(&strides[0])), uintptr(unsafe.Pointer(&boxes[0])), uintptr(unsafe.Pointer(&steps[0])), 0, swizzle, mapPromote256, 0)
 	return out, err
 }
 

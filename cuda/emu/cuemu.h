@@ -50,6 +50,10 @@ void arrive(Barrier *b, int bytes); // and announces bytes
 void wait(const Barrier *b, unsigned parity);
 void bring(unsigned char *to, const Map *map, Barrier *b, int element, int head, int sequence, int token);
 
+// changed is where a byte lies of what has rows of 128 bytes, bits 4 to 6 of whose places are changed by bits 7 to 9, or of 64: bits 4
+// and 5 by bits 7 and 8.
+static inline unsigned changed(unsigned at, unsigned row) { return at ^ (at >> 7 & (row / 16 - 1)) << 4; }
+
 // exchange publishes a value of this lane to its warp and returns those of all lanes.
 template <class T> const Slot *exchange(const char *what, const T &value) {
     static_assert(sizeof(T) <= sizeof(Slot), "a warp operation exchanges at most a slot");
@@ -165,7 +169,7 @@ static inline void mma16816(float *d, const unsigned *a, const unsigned *b) {
     }
 }
 // Hopper's matrix units, as hopper.cuh names them: a warp at a time, at once, from the memory that descriptors say.
-// An element lies where its descriptor puts it, with bits 4 to 6 of the address changed by bits 7 to 9.
+// An element lies where its descriptor puts it, with bits of the address changed by others.
 static inline unsigned shared_address(const void *p) { return (unsigned)((const unsigned char *)p - emu::block.shared); }
 static inline void copy_chunk(void *to, const void *from, bool there) {
     if (there) memcpy(to, from, 16);
@@ -184,11 +188,12 @@ template <int N> void settle(unsigned (*)[4]) {}
 static inline float power2(float x) { return exp2f(x); }
 static inline float described(unsigned long long d, unsigned across, unsigned along, bool by_rows) {
     const unsigned start = (d & 0x3fff) << 4, leading = (d >> 16 & 0x3fff) << 4, stride = (d >> 32 & 0x3fff) << 4;
-    unsigned at = by_rows ? start + across / 8 * stride + across % 8 * 128 + along * 2
-                          : start + across / 64 * leading + across % 64 * 2 + along / 8 * stride + along % 8 * 128;
-    at ^= (at >> 7 & 7) << 4;
-    unsigned short bits = 0x7fc0; // of another layout than 128 bytes: no number
-    if (d >> 62 == 1) memcpy(&bits, emu::block.shared + at, 2);
+    if (d >> 62 != 1 && d >> 62 != 2) return bf16_half(0x7fc0, 0); // of another layout than 128 or 64 bytes: no number
+    const unsigned row = d >> 62 == 1 ? 128 : 64, panel = row / 2;
+    const unsigned at = by_rows ? start + across / 8 * stride + across % 8 * row + along * 2
+                                : start + across / panel * leading + across % panel * 2 + along / 8 * stride + along % 8 * row;
+    unsigned short bits;
+    memcpy(&bits, emu::block.shared + emu::changed(at, row), 2);
     return bf16_half(bits, 0);
 }
 struct Operands {
@@ -217,6 +222,7 @@ template <int N> void wgmma_gather(float (*d)[4], const unsigned *a, unsigned lo
     }, b, false, true);
 }
 static inline void wgmma_gather64(float (*d)[4], const unsigned *a, unsigned long long b) { wgmma_gather<64>(d, a, b); }
+static inline void wgmma_gather96(float (*d)[4], const unsigned *a, unsigned long long b) { wgmma_gather<96>(d, a, b); }
 static inline void wgmma_gather128(float (*d)[4], const unsigned *a, unsigned long long b) { wgmma_gather<128>(d, a, b); }
 
 // Barriers and the copy engine. What it is told to bring comes later, when the scheduler likes, in any order.

@@ -1,4 +1,4 @@
-// Attention in bf16 by Hopper's matrix units, for heads of 64 and of 128. Arguments, masks and layout are those of attention.cu.
+// Attention in bf16 by Hopper's matrix units, for heads of 64, 96 and 128. Arguments, masks and layout are those of attention.cu.
 // Two warpgroups have 64 queries each; tiles of 128 tokens lie in dynamic shared memory, two of keys and two of values, so
 // that copies of the next run while products of this one do. While a warpgroup takes the softmax of a tile of keys, the
 // product of the probabilities before with their values is under way.
@@ -40,12 +40,12 @@ DEV void take(Softmax *x, float (*p)[4], float *old, float scale) {
 
 // scores begins the product of a warpgroup's queries with a tile of keys.
 template <int DIM> DEV void scores(float (*p)[4], const unsigned char *queries, const unsigned char *keys) {
-    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows128(p, by_rows<128>(queries, 0, 16 * s), by_rows<128>(keys, 0, 16 * s), s > 0);
+    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows128(p, by_rows<DIM, 128>(queries, 0, 16 * s), by_rows<DIM, 128>(keys, 0, 16 * s), s > 0);
     products_commit();
 }
 // weigh begins to add the product of probabilities with a tile of values.
 template <int DIM> DEV void weigh(float (*sum)[4], const u32 (*p)[4], const unsigned char *values) {
-    UNROLL for (int s = 0; s < 8; s++) gather<DIM>(sum, p[s], by_columns<128>(values, 16 * s));
+    UNROLL for (int s = 0; s < 8; s++) gather<DIM>(sum, p[s], by_columns<DIM, 128>(values, 16 * s));
     products_commit();
 }
 
@@ -70,7 +70,7 @@ template <int DIM> DEV Part part_of(const Heads &s, unsigned char *memory) {
 // of the tile before are there; keys_used and values_used say that a tile is needed no more.
 template <int DIM, class O, class Way>
 DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
-    const unsigned char *const mine = x.queries + group * 64 * 128;
+    const unsigned char *const mine = x.queries + group * 64 * ROW_BYTES;
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 row = x.first + warp * 16 + g; // of the lane, and row+8
     const i64 all = min(s.keys, s.prefix + x.first + 1); // keys that every row sees
@@ -181,11 +181,11 @@ struct ByEngine {
     }
 };
 
-// bring has a lane tell the copy engine of a tile. Maps have boxes of 128 tokens and 64 elements: a panel.
+// bring has a lane tell the copy engine of a tile. Maps have boxes of 128 tokens of a panel.
 template <int DIM> DEV void bring(unsigned char *to, const unsigned char *map, u64 *here, i64 head, i64 sequence, i64 token) {
     if ((threadIdx.x & 31) != 0) return;
     barrier_expect(here, TILE_BYTES(128));
-    UNROLL for (int e = 0; e < DIM; e += 64) bulk_copy(to + e / 64 * 128 * 128, map, here, e, (int)head, (int)sequence, (int)token);
+    UNROLL for (int e = 0; e < DIM; e += PANEL) bulk_copy(to + e / PANEL * 128 * ROW_BYTES, map, here, e, (int)head, (int)sequence, (int)token);
 }
 
 // direct is the work of the warp that brings: each tile into the place of the one before the last, once that has been used.
@@ -234,5 +234,7 @@ template <int DIM, class O> DEV void attention_bulk(O *o, float *lse, const unsi
     }
 FORWARD(64, f, float)
 FORWARD(64, b, bf16)
+FORWARD(96, f, float)
+FORWARD(96, b, bf16)
 FORWARD(128, f, float)
 FORWARD(128, b, bf16)

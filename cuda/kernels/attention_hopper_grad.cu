@@ -1,7 +1,9 @@
-// The gradient of attention in bf16 by Hopper's matrix units, for heads of 64 and of 128. Arguments, masks and layout are those of
-// attention.cu. A block has two warpgroups. It keeps two tiles of 128 tokens, 64 of each for each warpgroup, and walks over
-// pairs of tiles of 64: keys and values past queries and their gradient for dq, the other way round for dk and dv. There are
-// places for three pairs: one is on its way, one in the products with what is kept, one in the sums.
+// The gradient of attention in bf16 by Hopper's matrix units, for heads of 64, 96 and 128. Arguments, masks and layout are those of
+// attention.cu. A block has two warpgroups that multiply. It keeps two tiles of 128 tokens, 64 of each for each warpgroup, and
+// walks over pairs of tiles of 64: keys and values past queries and their gradient for dq, the other way round for dk and dv.
+// There are places for three pairs: one is on its way, one in the products with what is kept, one in the sums.
+//
+// Tiles come by either of the two ways of attention_hopper.cu, which leave the same bits.
 #include "common.cuh"
 #include "attention.cuh"
 #include "hopper.cuh"
@@ -10,53 +12,76 @@
 
 // compare begins the products of a warpgroup's rows of what is kept with a pair: d and e [64,64].
 template <int DIM> DEV void compare(float (*d)[4], float (*e)[4], const unsigned char *kept, const unsigned char *pair) {
-    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(d, by_rows<128>(kept, 0, 16 * s), by_rows<64>(pair, 0, 16 * s), s > 0);
+    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(d, by_rows<DIM, 128>(kept, 0, 16 * s), by_rows<DIM, 64>(pair, 0, 16 * s), s > 0);
     products_commit();
     const unsigned char *const other = kept + TILE_BYTES(128), *const beside = pair + TILE_BYTES(64);
-    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(e, by_rows<128>(other, 0, 16 * s), by_rows<64>(beside, 0, 16 * s), s > 0);
+    UNROLL for (int s = 0; s < DIM / 16; s++) wgmma_rows64(e, by_rows<DIM, 128>(other, 0, 16 * s), by_rows<DIM, 64>(beside, 0, 16 * s), s > 0);
     products_commit();
 }
 // add begins to add the product of weights [64,64] with a tile of 64.
 template <int DIM> DEV void add(float (*sum)[4], const u32 (*weights)[4], const unsigned char *tile) {
-    UNROLL for (int s = 0; s < 4; s++) gather<DIM>(sum, weights[s], by_columns<64>(tile, 16 * s));
+    UNROLL for (int s = 0; s < 4; s++) gather<DIM>(sum, weights[s], by_columns<DIM, 64>(tile, 16 * s));
 }
 DEV void as_weights(u32 (*weights)[4], const float (*p)[4]) {
     UNROLL for (int c = 0; c < 4; c++) as_operand(weights[c], p[2 * c], p[2 * c + 1]);
 }
 
-// A block has 128 queries.
-template <int DIM, class O>
-DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, const float *delta,
-                      const Heads &s, i64 accumulate) {
-    DYNAMIC_SHARED(memory);
-    unsigned char *const kept = tile_start(memory), *const pairs = kept + 2 * TILE_BYTES(128);
-    const unsigned char *const mine = kept + threadIdx.x / 128 * 64 * 128; // of this warpgroup
-    const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
-    const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 128; // the longest rows first
-    const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
-    const i64 end = min(s.keys, s.prefix + min(first + 128, s.n)), row = first + warp * 16 + g; // of the lane, and row+8
-    const i64 all = min(s.keys, s.prefix + first + 1); // keys that every row sees
-    const int tiles = (int)((end + 63) / 64);
+// Part is what a block works on, and where its tiles lie. Pair t of dk and dv is of the queries from query(t) on, of head(t).
+struct Part {
+    i64 first, b, kvh; // of what is kept
+    i64 h, end;        // of dq: the head, and the keys that some row sees
+    i64 start, group;  // of dk and dv: the first query, and the heads that see the keys
+    int each, tiles;   // pairs of a head, and of all
+    unsigned char *kept, *pairs;
+    float *stats; // of the queries of each pair: lse, delta
+    METHOD i64 head(int tile) const { return kvh * group + tile / each; }
+    METHOD i64 query(int tile) const { return start + tile % each * (i64)64; }
+};
+template <int DIM> DEV void places(Part *x, unsigned char *memory) {
+    x->kept = tile_start(memory), x->pairs = x->kept + 2 * TILE_BYTES(128), x->stats = (float *)(x->pairs + 3 * PAIR);
+}
+// of_queries: a block has 128 queries.
+template <int DIM> DEV Part of_queries(const Heads &s, unsigned char *memory) {
+    Part x;
+    places<DIM>(&x, memory);
+    x.first = (i64)(gridDim.x - 1 - blockIdx.x) * 128; // the longest rows first
+    x.h = blockIdx.y, x.b = blockIdx.z, x.kvh = x.h / (s.heads / s.kv_heads);
+    x.end = min(s.keys, s.prefix + min(x.first + 128, s.n));
+    x.tiles = (int)((x.end + 63) / 64);
+    return x;
+}
+// of_keys: a block has 128 keys, and all queries that see them, of all heads of the group.
+template <int DIM> DEV Part of_keys(const Heads &s, unsigned char *memory) {
+    Part x;
+    places<DIM>(&x, memory);
+    x.first = (i64)blockIdx.x * 128;
+    x.kvh = blockIdx.y, x.b = blockIdx.z, x.group = s.heads / s.kv_heads;
+    x.start = max(x.first - s.prefix, (i64)0) / 64 * 64;
+    x.each = (int)((s.n - min(x.start, s.n) + 63) / 64), x.tiles = x.each * (int)x.group;
+    return x;
+}
+
+// change_queries is the work of a warpgroup on dq, the one of two that group says. Way brings tiles: before(t) returns when pair t is
+// there; used(t) says that it is needed no more.
+template <int DIM, class O, class Way>
+DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
+    const unsigned char *const mine = x.kept + group * 64 * ROW_BYTES;
+    const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
+    const i64 row = x.first + warp * 16 + g; // of the lane, and row+8
+    const i64 all = min(s.keys, s.prefix + x.first + 1); // keys that every row sees
     const float factor = 1.0f / sqrtf((float)DIM), scale = factor * LOG2E;
     float sum[DIM / 8][4], p[8][4], dp[8][4], log_sum[2], del[2];
     u32 changes[4][4];
     clear<DIM / 8>(sum);
     UNROLL for (int half = 0; half < 2; half++) {
-        const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + b) * s.heads + h;
+        const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + x.b) * s.heads + x.h;
         log_sum[half] = lse[at] * LOG2E, del[half] = delta[at];
     }
-    const auto bring = [&](int tile) {
-        unsigned char *const to = pairs + tile % 3 * PAIR;
-        fetch<DIM, 64, 256>(to, k, tile * (i64)64, end, b, s.batch, kvh, s.kv_heads);
-        fetch<DIM, 64, 256>(to + TILE_BYTES(64), v, tile * (i64)64, end, b, s.batch, kvh, s.kv_heads);
-    };
     const auto turn = [&](int tile) {
-        copies_done();
-        __syncthreads(); // and nobody reads any more what is overwritten next
-        if (tile + 1 < tiles) bring(tile + 1);
+        way.before(tile);
         settle<8>(p), settle<8>(dp), settle<DIM / 8>(sum), settle<4>(changes);
         products_begin();
-        compare<DIM>(p, dp, mine, pairs + tile % 3 * PAIR);
+        compare<DIM>(p, dp, mine, x.pairs + tile % 3 * PAIR);
     };
     const auto weigh = [&](int tile) {
         const i64 key = tile * (i64)64;
@@ -70,18 +95,15 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
     const auto change = [&]() {
         UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++) p[c][e] *= dp[c][e] - del[e / 2];
     };
-    fetch<DIM, 128, 256>(kept, q, first, s.n, b, s.batch, h, s.heads);
-    fetch<DIM, 128, 256>(kept + TILE_BYTES(128), dout, first, s.n, b, s.batch, h, s.heads);
-    bring(0);
     turn(0);
     products_wait<0>();
     settle<8>(p), settle<8>(dp);
     weigh(0);
     change();
     as_weights(changes, p);
-    for (int tile = 1; tile < tiles; tile++) {
+    for (int tile = 1; tile < x.tiles; tile++) {
         turn(tile);
-        add<DIM>(sum, changes, pairs + (tile - 1) % 3 * PAIR);
+        add<DIM>(sum, changes, x.pairs + (tile - 1) % 3 * PAIR);
         products_commit();
         products_wait<2>();
         settle<8>(p);
@@ -91,114 +113,229 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
         change();
         products_wait<0>();
         settle<DIM / 8>(sum), settle<4>(changes);
+        way.used(tile - 1);
         as_weights(changes, p);
     }
     settle<DIM / 8>(sum), settle<4>(changes);
     products_begin();
-    add<DIM>(sum, changes, pairs + (tiles - 1) % 3 * PAIR);
+    add<DIM>(sum, changes, x.pairs + (x.tiles - 1) % 3 * PAIR);
     products_commit();
     products_wait<0>();
     settle<DIM / 8>(sum);
     UNROLL for (int half = 0; half < 2; half++) {
-        const i64 r = row + 8 * half, at = (r * s.batch + b) * s.heads + h;
+        const i64 r = row + 8 * half, at = (r * s.batch + x.b) * s.heads + x.h;
         if (r >= s.n) continue;
         UNROLL for (int c = 0; c < DIM / 8; c++)
             add_pair(dq + at * DIM + 8 * c + 2 * t, sum[c][2 * half] * factor, sum[c][2 * half + 1] * factor, accumulate);
     }
 }
 
-// A block has 128 keys and walks over all queries that see them, of all heads of the group. Products are transposed: rows are
-// keys, columns are queries.
+// change_keys is that on dk and dv. Products are transposed: rows are keys, columns are queries. Registers are scarce: each sum
+// begins as soon as its weights are there, and nothing is under way from one pair to the next: the other warpgroup fills the gaps.
+template <int DIM, class Way>
+DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
+    const unsigned char *const mine = x.kept + group * 64 * ROW_BYTES;
+    const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
+    const i64 row = x.first + warp * 16 + g; // of the lane, and row+8
+    // Counted from the first query: all of them, the first that the row sees, and the first that all rows see.
+    const int queries = (int)(s.n - x.start), seeing = (int)max(row - s.prefix - x.start, (i64)-8);
+    const int whole = (int)max(x.first + 127 - s.prefix - x.start, (i64)0);
+    const float factor = 1.0f / sqrtf((float)DIM);
+    float sum_k[DIM / 8][4], sum_v[DIM / 8][4];
+    clear<DIM / 8>(sum_k), clear<DIM / 8>(sum_v);
+    int base = 0; // first query of the tile
+    for (int tile = 0; tile < x.tiles; tile++) {
+        const unsigned char *const pair = x.pairs + tile % 3 * PAIR;
+        const float *const log_sum = x.stats + tile % 3 * 128 + 2 * t, *const del = log_sum + 64;
+        float p[8][4], dp[8][4];
+        u32 weights[4][4], changes[4][4];
+        way.before(tile);
+        settle<DIM / 8>(sum_k), settle<DIM / 8>(sum_v);
+        products_begin();
+        compare<DIM>(p, dp, mine, pair);
+        products_wait<1>(); // for the first product
+        settle<8>(p);
+        if (base + 64 > queries || base < whole) UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++) {
+            const int query = base + 8 * c + 2 * t + e % 2;
+            if (query >= queries || query < seeing + 8 * (e / 2)) p[c][e] = MINUS_INFINITY;
+        }
+        UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++)
+            p[c][e] = power2((p[c][e] * factor - log_sum[8 * c + e % 2]) * LOG2E);
+        as_weights(weights, p);
+        settle<4>(weights);
+        products_begin();
+        add<DIM>(sum_v, weights, pair + TILE_BYTES(64));
+        products_commit();
+        products_wait<1>(); // for the second
+        settle<8>(dp);
+        UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++) dp[c][e] = p[c][e] * (dp[c][e] - del[8 * c + e % 2]);
+        as_weights(changes, dp);
+        settle<4>(changes);
+        products_begin();
+        add<DIM>(sum_k, changes, pair);
+        products_commit();
+        products_wait<0>();
+        settle<DIM / 8>(sum_k), settle<DIM / 8>(sum_v), settle<4>(weights), settle<4>(changes);
+        way.used(tile);
+        if ((base += 64) >= queries) base = 0; // of the next head
+    }
+    UNROLL for (int c = 0; c < DIM / 8; c++) UNROLL for (int half = 0; half < 2; half++) {
+        const i64 r = row + 8 * half, at = ((r * s.batch + x.b) * s.kv_heads + x.kvh) * DIM + 8 * c + 2 * t;
+        if (r >= s.keys) continue;
+        add_pair(dk + at, sum_k[c][2 * half] * factor, sum_k[c][2 * half + 1] * factor, accumulate);
+        add_pair(dv + at, sum_v[c][2 * half], sum_v[c][2 * half + 1], accumulate);
+    }
+}
+
+// ByThreads: the next pair is on its way while the products of this one are made.
+template <class Bring> struct ByThreads {
+    const Bring &bring;
+    int tiles;
+    METHOD void before(int tile) const {
+        copies_done();
+        __syncthreads(); // and nobody reads any more what is overwritten next
+        if (tile + 1 < tiles) bring(tile + 1);
+    }
+    METHOD void used(int) const {}
+};
+
+// keep_by_threads brings the tiles that are kept.
+template <int DIM>
+DEV void keep_by_threads(const Part &x, const bf16 *one, const bf16 *other, i64 tokens, i64 batch, i64 head, i64 heads) {
+    fetch<DIM, 128, 256>(x.kept, one, x.first, tokens, x.b, batch, head, heads);
+    fetch<DIM, 128, 256>(x.kept + TILE_BYTES(128), other, x.first, tokens, x.b, batch, head, heads);
+}
+
+template <int DIM, class O>
+DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, const float *delta,
+                      const Heads &s, i64 accumulate) {
+    DYNAMIC_SHARED(memory);
+    const Part x = of_queries<DIM>(s, memory);
+    const auto bring = [&](int tile) {
+        unsigned char *const to = x.pairs + tile % 3 * PAIR;
+        fetch<DIM, 64, 256>(to, k, tile * (i64)64, x.end, x.b, s.batch, x.kvh, s.kv_heads);
+        fetch<DIM, 64, 256>(to + TILE_BYTES(64), v, tile * (i64)64, x.end, x.b, s.batch, x.kvh, s.kv_heads);
+    };
+    keep_by_threads<DIM>(x, q, dout, s.n, s.batch, x.h, s.heads);
+    bring(0);
+    change_queries<DIM>(dq, lse, delta, s, x, warpgroup(), accumulate, ByThreads<decltype(bring)>{bring, x.tiles});
+}
+
 template <int DIM>
 DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse,
                        const float *delta, const Heads &s, i64 accumulate) {
     DYNAMIC_SHARED(memory);
-    unsigned char *const kept = tile_start(memory), *const pairs = kept + 2 * TILE_BYTES(128);
-    float *const stats = (float *)(pairs + 3 * PAIR); // of the queries of each pair: lse, delta
-    const unsigned char *const mine = kept + threadIdx.x / 128 * 64 * 128; // of this warpgroup
-    const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
-    const i64 first = (i64)blockIdx.x * 128, row = first + warp * 16 + g; // of the lane, and row+8
-    const i64 kvh = blockIdx.y, b = blockIdx.z, group = s.heads / s.kv_heads;
-    const i64 start = max(first - s.prefix, (i64)0) / 64 * 64;
-    const int each = (int)((s.n - min(start, s.n) + 63) / 64), tiles = each * (int)group;
-    const float factor = 1.0f / sqrtf((float)DIM);
-    float sum_k[DIM / 8][4], sum_v[DIM / 8][4], p[8][4], dp[8][4];
-    u32 weights[4][4], changes[4][4];
-    clear<DIM / 8>(sum_k), clear<DIM / 8>(sum_v);
+    const Part x = of_keys<DIM>(s, memory);
     const auto bring = [&](int tile) {
-        unsigned char *const to = pairs + tile % 3 * PAIR;
-        const i64 h = kvh * group + tile / each, base = start + tile % each * (i64)64;
-        fetch<DIM, 64, 256>(to, q, base, s.n, b, s.batch, h, s.heads);
-        fetch<DIM, 64, 256>(to + TILE_BYTES(64), dout, base, s.n, b, s.batch, h, s.heads);
+        unsigned char *const to = x.pairs + tile % 3 * PAIR;
+        const i64 h = x.head(tile), base = x.query(tile);
+        fetch<DIM, 64, 256>(to, q, base, s.n, x.b, s.batch, h, s.heads);
+        fetch<DIM, 64, 256>(to + TILE_BYTES(64), dout, base, s.n, x.b, s.batch, h, s.heads);
         if (threadIdx.x < 128) {
-            const i64 query = base + threadIdx.x % 64, at = (min(query, s.n - 1) * s.batch + b) * s.heads + h;
-            copy_word(stats + tile % 3 * 128 + threadIdx.x, (threadIdx.x < 64 ? lse : delta) + at, query < s.n);
+            const i64 query = base + threadIdx.x % 64, at = (min(query, s.n - 1) * s.batch + x.b) * s.heads + h;
+            copy_word(x.stats + tile % 3 * 128 + threadIdx.x, (threadIdx.x < 64 ? lse : delta) + at, query < s.n);
         }
     };
-    const auto turn = [&](int tile) {
-        copies_done();
-        __syncthreads(); // and nobody reads any more what is overwritten next
-        if (tile + 1 < tiles) bring(tile + 1);
-        settle<8>(p), settle<8>(dp), settle<DIM / 8>(sum_k), settle<DIM / 8>(sum_v), settle<4>(weights), settle<4>(changes);
-        products_begin();
-        compare<DIM>(p, dp, mine, pairs + tile % 3 * PAIR);
-    };
-    const auto weigh = [&](int tile) {
-        const float *const log_sum = stats + tile % 3 * 128 + 2 * t;
-        const i64 base = start + tile % each * (i64)64;
-        if (base + 64 > s.n || base + s.prefix < first + 127) {
-            const int see = (int)max(row - s.prefix - base, (i64)-8), queries = (int)min(s.n - base, (i64)64);
-            UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++) {
-                const int column = 8 * c + 2 * t + e % 2;
-                if (column >= queries || column < see + 8 * (e / 2)) p[c][e] = MINUS_INFINITY;
-            }
-        }
-        UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++)
-            p[c][e] = power2((p[c][e] * factor - log_sum[8 * c + e % 2]) * LOG2E);
-    };
-    const auto change = [&](int tile) {
-        const float *const del = stats + tile % 3 * 128 + 64 + 2 * t;
-        UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++) dp[c][e] = p[c][e] * (dp[c][e] - del[8 * c + e % 2]);
-    };
-    const auto sums = [&](int tile) {
-        add<DIM>(sum_v, weights, pairs + tile % 3 * PAIR + TILE_BYTES(64));
-        add<DIM>(sum_k, changes, pairs + tile % 3 * PAIR);
-        products_commit();
-    };
-    if (tiles > 0) {
-        fetch<DIM, 128, 256>(kept, k, first, s.keys, b, s.batch, kvh, s.kv_heads);
-        fetch<DIM, 128, 256>(kept + TILE_BYTES(128), v, first, s.keys, b, s.batch, kvh, s.kv_heads);
+    if (x.tiles > 0) {
+        keep_by_threads<DIM>(x, k, v, s.keys, s.batch, x.kvh, s.kv_heads);
         bring(0);
-        turn(0);
-        products_wait<0>();
-        settle<8>(p), settle<8>(dp);
-        weigh(0);
-        change(0);
-        as_weights(weights, p), as_weights(changes, dp);
-        for (int tile = 1; tile < tiles; tile++) {
-            turn(tile);
-            sums(tile - 1);
-            products_wait<2>();
-            settle<8>(p);
-            weigh(tile);
-            products_wait<1>();
-            settle<8>(dp);
-            change(tile);
-            products_wait<0>();
-            settle<DIM / 8>(sum_k), settle<DIM / 8>(sum_v), settle<4>(weights), settle<4>(changes);
-            as_weights(weights, p), as_weights(changes, dp);
-        }
-        settle<DIM / 8>(sum_k), settle<DIM / 8>(sum_v), settle<4>(weights), settle<4>(changes);
-        products_begin();
-        sums(tiles - 1);
-        products_wait<0>();
-        settle<DIM / 8>(sum_k), settle<DIM / 8>(sum_v);
     }
-    UNROLL for (int c = 0; c < DIM / 8; c++) UNROLL for (int half = 0; half < 2; half++) {
-        const i64 r = row + 8 * half, at = ((r * s.batch + b) * s.kv_heads + kvh) * DIM + 8 * c + 2 * t;
-        if (r >= s.keys) continue;
-        add_pair(dk + at, sum_k[c][2 * half] * factor, sum_k[c][2 * half + 1] * factor, accumulate);
-        add_pair(dv + at, sum_v[c][2 * half], sum_v[c][2 * half + 1], accumulate);
+    change_keys<DIM>(dk, dv, s, x, warpgroup(), accumulate, ByThreads<decltype(bring)>{bring, x.tiles});
+}
+
+// Barriers of the copy engine's way: of each of three places whether its pair has come, and whether it has been used. The last is
+// of what is kept.
+enum { PAIR_HERE = 0, PAIR_USED = 3, KEPT_HERE = 6, BARRIERS = 7 };
+#define MULTIPLYING 8 // warps
+
+struct ByEngine {
+    u64 *barriers;
+    METHOD void before(int tile) const {
+        if (tile == 0) barrier_wait(barriers + KEPT_HERE, 0);
+        barrier_wait(barriers + PAIR_HERE + tile % 3, tile / 3 & 1);
+    }
+    METHOD void used(int tile) const {
+        __syncwarp(); // all its lanes have read the statistics
+        if ((threadIdx.x & 31) == 0) barrier_arrive(barriers + PAIR_USED + tile % 3);
+    }
+};
+// barriers_of makes them, for a pair that comes by so many arrivals.
+template <int DIM> DEV u64 *barriers_of(const Part &x, int arrivals) {
+    u64 *const barriers = (u64 *)(x.stats + 3 * 128);
+    if (threadIdx.x == 0) {
+        UNROLL for (int i = 0; i < BARRIERS; i++) barrier_init(barriers + i, i < PAIR_USED ? arrivals : i < KEPT_HERE ? MULTIPLYING : 1);
+        barriers_ready();
+    }
+    __syncthreads();
+    return barriers;
+}
+
+// bring tells the copy engine of 64 tokens of a tile of so many. Maps have boxes of 64 tokens of a panel.
+template <int DIM> DEV void bring(unsigned char *to, int tokens, const unsigned char *map, u64 *here, i64 head, i64 sequence, i64 token) {
+    UNROLL for (int e = 0; e < DIM; e += PANEL) bulk_copy(to + e / PANEL * tokens * ROW_BYTES, map, here, e, (int)head, (int)sequence, (int)token);
+}
+template <int DIM> DEV void keep(const Part &x, const unsigned char *one, const unsigned char *other, u64 *barriers, i64 head) {
+    if ((threadIdx.x & 31) != 0) return;
+    barrier_expect(barriers + KEPT_HERE, 2 * TILE_BYTES(128));
+    for (int half = 0; half < 2; half++) {
+        unsigned char *const to = x.kept + half * 64 * ROW_BYTES;
+        bring<DIM>(to, 128, one, barriers + KEPT_HERE, head, x.b, x.first + 64 * half);
+        bring<DIM>(to + TILE_BYTES(128), 128, other, barriers + KEPT_HERE, head, x.b, x.first + 64 * half);
+    }
+}
+// pair has a lane tell the copy engine of a pair, once its place has been used.
+template <int DIM>
+DEV void pair(const Part &x, int tile, const unsigned char *one, const unsigned char *other, u64 *barriers, i64 head, i64 token) {
+    u64 *const here = barriers + PAIR_HERE + tile % 3;
+    unsigned char *const to = x.pairs + tile % 3 * PAIR;
+    barrier_wait(barriers + PAIR_USED + tile % 3, (tile / 3 & 1) ^ 1);
+    if ((threadIdx.x & 31) != 0) return;
+    barrier_expect(here, PAIR);
+    bring<DIM>(to, 64, one, here, head, x.b, token);
+    bring<DIM>(to + TILE_BYTES(64), 64, other, here, head, x.b, token);
+}
+DEV void maps_ready(const unsigned char *maps) { UNROLL for (int i = 0; i < 4; i++) map_ready(maps + 128 * i); }
+
+// Maps are those of q, dout, k and v.
+template <int DIM, class O>
+DEV void bulk_dq(O *dq, const unsigned char *maps, const float *lse, const float *delta, const Heads &s, i64 accumulate) {
+    DYNAMIC_SHARED(memory);
+    const Part x = of_queries<DIM>(s, memory);
+    u64 *const barriers = barriers_of<DIM>(x, 1);
+    if (threadIdx.x >= 128) {
+        registers_up<240>();
+        return change_queries<DIM>(dq, lse, delta, s, x, warpgroup() - 1, accumulate, ByEngine{barriers});
+    }
+    registers_down<24>();
+    if (threadIdx.x >= 32) return;
+    maps_ready(maps);
+    keep<DIM>(x, maps, maps + 128, barriers, x.h);
+    for (int tile = 0; tile < x.tiles; tile++) pair<DIM>(x, tile, maps + 256, maps + 384, barriers, x.kvh, tile * (i64)64);
+}
+
+template <int DIM>
+DEV void bulk_dkv(float *dk, float *dv, const unsigned char *maps, const float *lse, const float *delta, const Heads &s, i64 accumulate) {
+    DYNAMIC_SHARED(memory);
+    const Part x = of_keys<DIM>(s, memory);
+    u64 *const barriers = barriers_of<DIM>(x, 2);
+    if (threadIdx.x >= 128) {
+        registers_up<240>();
+        return change_keys<DIM>(dk, dv, s, x, warpgroup() - 1, accumulate, ByEngine{barriers});
+    }
+    registers_down<24>();
+    if (threadIdx.x >= 32 || x.tiles == 0) return;
+    maps_ready(maps);
+    keep<DIM>(x, maps + 256, maps + 384, barriers, x.kvh);
+    for (int tile = 0; tile < x.tiles; tile++) {
+        const i64 h = x.head(tile), base = x.query(tile);
+        pair<DIM>(x, tile, maps, maps + 128, barriers, h, base);
+        UNROLL for (int i = 0; i < 4; i++) { // statistics are too small for the engine
+            const int at = (threadIdx.x & 31) + 32 * i;
+            const i64 query = base + at % 64;
+            x.stats[tile % 3 * 128 + at] = query < s.n ? (i < 2 ? lse : delta)[(query * s.batch + x.b) * s.heads + h] : 0.0f;
+        }
+        __syncwarp();
+        if (threadIdx.x == 0) barrier_arrive(barriers + PAIR_HERE + tile % 3);
     }
 }
 
@@ -207,6 +344,11 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
                                              const float *lse, const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads,  \
                                              i64 batch, i64 prefix, i64 accumulate)) {                                        \
         attention_dq<DIM>(dq, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);         \
+    }                                                                                                                         \
+    KERNEL_THREE(attention_bulk_dq_##DIM##_##S, (O * dq, const unsigned char *maps, const float *lse, const float *delta,     \
+                                                 i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch, i64 prefix,             \
+                                                 i64 accumulate)) {                                                           \
+        bulk_dq<DIM>(dq, maps, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);                       \
     }
 #define GRADIENTS(DIM)                                                                                                        \
     RESULTS(DIM, f, float)                                                                                                    \
@@ -215,6 +357,12 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
                                         const float *lse, const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads,       \
                                         i64 batch, i64 prefix, i64 accumulate)) {                                             \
         attention_dkv<DIM>(dk, dv, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);    \
+    }                                                                                                                         \
+    KERNEL_THREE(attention_bulk_dkv_##DIM, (float *dk, float *dv, const unsigned char *maps, const float *lse,                \
+                                            const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch,          \
+                                            i64 prefix, i64 accumulate)) {                                                    \
+        bulk_dkv<DIM>(dk, dv, maps, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);                  \
     }
 GRADIENTS(64)
+GRADIENTS(96)
 GRADIENTS(128)

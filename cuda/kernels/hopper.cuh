@@ -1,9 +1,12 @@
 // Hopper's matrix units: products of a warpgroup, and the tiles in shared memory that they read.
 //
 // A tile is tokens of a head of DIM elements: panels of 64 of them, in rows of 128 bytes whose chunks of 16 change places by the
-// row, so that chunk c of row r is at c^(r%8). Tiles start at multiples of 1024 bytes: then the places are those that wgmma
-// computes from addresses alone.
-#define TILE_BYTES(tokens) ((tokens) * 2 * DIM) // in a template by DIM
+// row, so that chunk c of row r is at c^(r%8). Where 64 does not divide DIM, panels have 32, rows 64 bytes, and the place is
+// c^(r/2%4). Tiles start at multiples of 1024 bytes: then the places are those that wgmma computes from addresses alone.
+// In a template by DIM:
+#define PANEL (DIM % 64 == 0 ? 64 : 32)
+#define ROW_BYTES (2 * PANEL)
+#define TILE_BYTES(tokens) ((tokens) * 2 * DIM)
 
 #ifndef CUDA_EMULATOR
 DEV u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
@@ -33,34 +36,38 @@ template <int N> DEV void settle(u32 (*a)[4]) {
     UNROLL for (int i = 0; i < N; i++) UNROLL for (int e = 0; e < 4; e++) asm volatile("" : "+r"(a[i][e])::"memory");
 }
 #define FOUR(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-#define THIRTY_TWO(d, i)                                                                                                      \
-    FOUR(d[i]), FOUR(d[i + 1]), FOUR(d[i + 2]), FOUR(d[i + 3]), FOUR(d[i + 4]), FOUR(d[i + 5]), FOUR(d[i + 6]), FOUR(d[i + 7])
-#define HALF_PLACES                                                                                                           \
+#define SIXTEEN(d, i) FOUR(d[i]), FOUR(d[i + 1]), FOUR(d[i + 2]), FOUR(d[i + 3])
+#define THIRTY_TWO(d, i) SIXTEEN(d, i), SIXTEEN(d, i + 4)
+#define PLACES_32                                                                                                             \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define PLACES                                                                                                                \
-    "{" HALF_PLACES ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,"    \
-    "%61,%62,%63}"
+#define PLACES_48 PLACES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define PLACES_64 PLACES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 // wgmma_rows128: d[64,128] = or += a[64,16] b[128,16]^T; a and b are descriptors of tiles. wgmma_rows64 has 64 columns.
 DEV void wgmma_rows64(float (*d)[4], u64 a, u64 b, int add) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" HALF_PLACES "}, %32, %33, p, 1, 1, 0, 0; }"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" PLACES_32 "}, %32, %33, p, 1, 1, 0, 0; }"
                  : THIRTY_TWO(d, 0) : "l"(a), "l"(b), "r"(add));
 }
 DEV void wgmma_rows128(float (*d)[4], u64 a, u64 b, int add) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %66, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " PLACES ", %64, %65, p, 1, 1, 0, 0; }"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" PLACES_64 "}, %64, %65, p, 1, 1, 0, 0; }"
                  : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8) : "l"(a), "l"(b), "r"(add));
 }
-// wgmma_gather128: d[64,128] += a[64,16] b[16,128]; a in registers as for mma.sync, b a descriptor of a tile. wgmma_gather64 has
-// 64 columns.
+// wgmma_gather128: d[64,128] += a[64,16] b[16,128]; a in registers as for mma.sync, b a descriptor of a tile. wgmma_gather64 and
+// wgmma_gather96 have fewer columns.
 DEV void wgmma_gather64(float (*d)[4], const u32 *a, u64 b) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" HALF_PLACES "}, {%32,%33,%34,%35}, %36, p, 1, 1, 1; }"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" PLACES_32 "}, {%32,%33,%34,%35}, %36, p, 1, 1, 1; }"
                  : THIRTY_TWO(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
+}
+DEV void wgmma_gather96(float (*d)[4], const u32 *a, u64 b) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %53, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {" PLACES_48 "}, {%48,%49,%50,%51}, %52, p, 1, 1, 1; }"
+                 : THIRTY_TWO(d, 0), SIXTEEN(d, 8) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
 }
 DEV void wgmma_gather128(float (*d)[4], const u32 *a, u64 b) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %69, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " PLACES ", {%64,%65,%66,%67}, %68, p, 1, 1, 1; }"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" PLACES_64 "}, {%64,%65,%66,%67}, %68, p, 1, 1, 1; }"
                  : THIRTY_TWO(d, 0), THIRTY_TWO(d, 8) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
 }
 // Barriers in shared memory. One turns to its next phase when so many threads have arrived and all bytes that were announced
@@ -98,42 +105,53 @@ DEV float power2(float x) {
 }
 #endif
 
-// Descriptors of a tile of ROWS tokens. by_rows: 16 of the elements of its tokens from one on; eight tokens are 1024 bytes.
-// by_columns: all elements of 16 of its tokens; panels follow each other, eight tokens are 1024 bytes.
-DEV u64 descriptor(const unsigned char *at, u64 leading, u64 stride) {
-    return (u64)((shared_address(at) & 0x3ffff) >> 4) | leading >> 4 << 16 | stride >> 4 << 32 | (u64)1 << 62;
+// Descriptors of a tile of ROWS tokens: its rows are as long as its panels are wide, and eight of them are what repeats.
+// by_rows: 16 of the elements of its tokens from one on. by_columns: all elements of 16 of its tokens; panels follow each other.
+template <int DIM> DEV u64 descriptor(const unsigned char *at, u64 leading) {
+    return (u64)((shared_address(at) & 0x3ffff) >> 4) | leading >> 4 << 16 | (u64)(8 * ROW_BYTES) >> 4 << 32 | (u64)(PANEL == 64 ? 1 : 2) << 62;
 }
-template <int ROWS> DEV u64 by_rows(const unsigned char *tile, int token, int element) {
-    return descriptor(tile + element / 64 * (ROWS * 128) + token * 128 + element % 64 * 2, 16, 1024);
+template <int DIM, int ROWS> DEV u64 by_rows(const unsigned char *tile, int token, int element) {
+    return descriptor<DIM>(tile + element / PANEL * (ROWS * ROW_BYTES) + token * ROW_BYTES + element % PANEL * 2, 16);
 }
-template <int ROWS> DEV u64 by_columns(const unsigned char *tile, int token) { return descriptor(tile + token * 128, ROWS * 128, 1024); }
+template <int DIM, int ROWS> DEV u64 by_columns(const unsigned char *tile, int token) {
+    return descriptor<DIM>(tile + token * ROW_BYTES, ROWS * ROW_BYTES);
+}
+
+// warpgroup is the number of a thread's, in a way that shows the compiler that a warp's lanes are of one.
+DEV int warpgroup() { return __shfl_sync(ALL, (int)(threadIdx.x / 128), 0); }
 
 // tile_start is the first place in shared memory where a tile may be.
 DEV unsigned char *tile_start(unsigned char *memory) { return memory + (1024 - shared_address(memory) % 1024) % 1024; }
 
 // gather is wgmma_gather of DIM columns.
 template <int DIM> DEV void gather(float (*d)[4], const u32 *a, u64 b) {
-    if (DIM == 64) wgmma_gather64(d, a, b);
+    if constexpr (DIM == 64) wgmma_gather64(d, a, b);
+    else if constexpr (DIM == 96) wgmma_gather96(d, a, b);
     else wgmma_gather128(d, a, b);
 }
 
 // fetch begins to bring ROWS tokens of a head to a tile, zeros where there are no more, by THREADS threads. A thread has the
-// same chunk of every so many tokens, a multiple of eight: one address and one step do for all.
+// same chunks of every so many tokens, a multiple of eight: one address and one step do for all. They are one where the
+// threads divide by the chunks of a row, else one of each panel.
 template <int DIM, int ROWS, int THREADS>
 DEV void fetch(unsigned char *tile, const bf16 *p, i64 token, i64 tokens, i64 sequence, i64 batch, i64 head, i64 heads) {
     const bool whole = aligned(p);
-    const int chunks = DIM / 8, apart = THREADS / chunks, r = threadIdx.x / chunks, c = threadIdx.x % chunks;
-    unsigned char *const to = tile + c / 8 * (ROWS * 128) + r * 128 + ((c ^ r) & 7) * 16;
+    const int beside = PANEL == 64 ? DIM / 8 : PANEL / 8, apart = THREADS / beside, r = threadIdx.x / beside, c = threadIdx.x % beside;
+    const int changed = PANEL == 64 ? (c ^ r) & 7 : (c ^ r >> 1) & 3;
+    unsigned char *const to = tile + c * 8 / PANEL * (ROWS * ROW_BYTES) + r * ROW_BYTES + changed * 16;
     const bf16 *from = p + (((token + r) * batch + sequence) * heads + head) * DIM + c * 8;
     const i64 step = apart * batch * heads * DIM;
     UNROLL for (int i = 0; i < ROWS; i += apart, from += step) {
         const bool there = token + r + i < tokens;
-        if (whole) {
-            copy_chunk(to + i * 128, there ? from : p, there);
-        } else {
-            u32 words[4];
-            UNROLL for (int w = 0; w < 4; w++) words[w] = there ? (u32)from[2 * w].bits | (u32)from[2 * w + 1].bits << 16 : 0;
-            *(Quad *)(to + i * 128) = Quad{words[0], words[1], words[2], words[3]};
+        UNROLL for (int e = 0; e < DIM; e += beside * 8) {
+            unsigned char *const place = to + e / PANEL * (ROWS * ROW_BYTES) + i * ROW_BYTES;
+            if (whole) {
+                copy_chunk(place, there ? from + e : p, there);
+            } else {
+                u32 words[4];
+                UNROLL for (int w = 0; w < 4; w++) words[w] = there ? (u32)from[e + 2 * w].bits | (u32)from[e + 2 * w + 1].bits << 16 : 0;
+                *(Quad *)place = Quad{words[0], words[1], words[2], words[3]};
+            }
         }
     }
 }

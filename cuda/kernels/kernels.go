@@ -122,7 +122,7 @@ type Launch struct {
 }
 
 // Boxes is a tensor of bf16 as the copy engine sees it: in four dimensions, the innermost first, without gaps. It brings a box at a
-// time, of rows of 128 bytes whose chunks of 16 change places as hopper.cuh says; what is outside of the tensor is zero.
+// time, of rows of 128 or 64 bytes whose chunks of 16 change places as hopper.cuh says; what is outside of the tensor is zero.
 type Boxes struct {
 	Tensor      Arg
 	Extent, Box [4]int64

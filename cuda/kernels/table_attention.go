@@ -15,7 +15,7 @@ var tensorDims = []int64{64, 96, 128}
 func OnTensorCores(dim int64) bool { return slices.Contains(tensorDims, dim) }
 
 // HopperDims are the head widths that the kernels for Hopper serve.
-var HopperDims = []int64{64, 128}
+var HopperDims = []int64{64, 96, 128}
 
 const (
 	hopperSource     = "attention_hopper.cu"
@@ -23,13 +23,14 @@ const (
 )
 
 // hopperBytes: tiles start at multiples of 1024 bytes, five of 128 tokens forward; two of 128 and three pairs of 64 backward.
-// Behind them stand barriers, or the statistics of 64 queries for each pair.
+// Behind them stand barriers, backward those behind the statistics of 64 queries for each pair.
 func hopperBytes(dim, behind int64) int64 { return 1024 + 5*2*128*dim + behind }
 
 const (
-	barrierBytes    = 9 * 8
-	statisticsBytes = 3 * 2 * 64 * 4
-	bulkThreads     = 384 // a warpgroup more, which brings
+	barrierBytes     = 9 * 8
+	gradBarrierBytes = 7 * 8
+	statisticsBytes  = 3 * 2 * 64 * 4
+	bulkThreads      = 384 // a warpgroup more, which brings
 )
 
 // maxHeadDim is the widest head of attention.cu.
@@ -122,12 +123,23 @@ func (b *binder) hopperAttention(s attentionShape, args []any) {
 	}
 	l := b.launch("attention_bulk_"+name, grid, append([]any{args[0], args[1], tabled}, args[5:]...)...)
 	l.Source, l.Block, l.SharedBytes = hopperSource, bulkThreads, hopperBytes(s.dim, barrierBytes)
-	for _, x := range []struct {
-		operand       any
-		heads, tokens int64
-	}{{args[2], s.heads, s.n}, {"k", s.kvHeads, s.keys}, {"v", s.kvHeads, s.keys}} {
-		l.Boxes = append(l.Boxes, Boxes{Tensor: b.arg(x.operand), Extent: [4]int64{s.dim, x.heads, s.batch, x.tokens}, Box: [4]int64{64, 1, 1, 128}})
+	l.Boxes = b.boxes(s, 128, []any{args[2]}, "k", "v")
+}
+
+// boxes are tensor maps, of operands on the queries' side and then of those on the keys', for boxes of so many tokens of a panel.
+func (b *binder) boxes(s attentionShape, tokens int64, queries []any, keys ...any) (all []Boxes) {
+	panel := int64(64)
+	if s.dim%panel != 0 {
+		panel = 32
 	}
+	for i, operand := range slices.Concat(queries, keys) {
+		x := Boxes{Tensor: b.arg(operand), Extent: [4]int64{s.dim, s.heads, s.batch, s.n}, Box: [4]int64{panel, 1, 1, tokens}}
+		if i >= len(queries) {
+			x.Extent[1], x.Extent[3] = s.kvHeads, s.keys
+		}
+		all = append(all, x)
+	}
+	return all
 }
 
 func attentionGrad(b *binder) {
@@ -166,14 +178,24 @@ func (b *binder) clearUnseen(s attentionShape) {
 func (b *binder) attentionGradLaunch(s attentionShape, keys, queries []any) {
 	if s.hopper {
 		dim := strconv.FormatInt(s.dim, 10)
-		l := b.launch("attention_hopper_dkv_"+dim, [3]int64{ceil(s.keys, 128), s.kvHeads, s.batch}, keys...)
-		l.Source, l.SharedBytes = hopperGradSource, hopperBytes(s.dim, statisticsBytes)
-		l = b.launch("attention_hopper_dq_"+dim+"_"+b.types("dq"), [3]int64{ceil(s.n, 128), s.heads, s.batch}, queries...)
-		l.Source, l.SharedBytes = hopperGradSource, hopperBytes(s.dim, statisticsBytes)
+		b.hopperGrad(s, "_dkv_"+dim, [3]int64{ceil(s.keys, 128), s.kvHeads, s.batch}, keys[:2], keys[2:])
+		b.hopperGrad(s, "_dq_"+dim+"_"+b.types("dq"), [3]int64{ceil(s.n, 128), s.heads, s.batch}, queries[:1], queries[1:])
 		return
 	}
 	b.attentionLaunch(s, "_dkv", "", s.keys, s.kvHeads, keys)
 	b.attentionLaunch(s, "_dq", "dq", s.n, s.heads, queries)
+}
+
+// hopperGrad launches one of the two kernels of the gradient: args are the gradient of o, q, k, v and the rest.
+func (b *binder) hopperGrad(s attentionShape, name string, grid [3]int64, results, args []any) {
+	if !b.card.CopyEngine || !b.aligned("do", "q", "k", "v") {
+		l := b.launch("attention_hopper"+name, grid, slices.Concat(results, args)...)
+		l.Source, l.SharedBytes = hopperGradSource, hopperBytes(s.dim, statisticsBytes)
+		return
+	}
+	l := b.launch("attention_bulk"+name, grid, slices.Concat(results, []any{tabled}, args[4:])...)
+	l.Source, l.Block, l.SharedBytes = hopperGradSource, bulkThreads, hopperBytes(s.dim, statisticsBytes+gradBarrierBytes)
+	l.Boxes = b.boxes(s, 64, []any{args[1], args[0]}, "k", "v")
 }
 
 func attentionDelta(b *binder) {

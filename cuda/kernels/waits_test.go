@@ -3,6 +3,7 @@ package kernels_test
 import (
 	"bytes"
 	"math/rand/v2"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -18,51 +19,76 @@ func TestMissingWaits(t *testing.T) {
 		t.Skip("each fault is compiled")
 	}
 	library := needEmulator(t)
-	rng := rand.New(rand.NewPCG(1, 2))
-	p := drawn(t, rng, ir.Attention, map[string]int64{"": 3, "n": 20, "prefix": 700, "keys": 720, "heads": 1, "kv_heads": 1, "head_dim": 64, "batch": 1, "T": 1})
-	in := &p.Codes[0].Sections[ir.SectionStep][0]
-	var before [][]byte
-	for i := range in.Args {
-		before = append(before, values(rng, in, i))
-	}
-	right, err := logSums(p, before, &device{library: library, hopper: true, engine: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := kernels.Text("attention_hopper.cu")
-	for _, wait := range []string{
-		"barrier_wait(barriers + KEYS_USED + tile % 2, (tile / 2 & 1) ^ 1);",
-		"if (tile > 0) barrier_wait(barriers + VALUES_HERE + (tile - 1) % 2, (tile - 1) / 2 & 1);",
+	for _, c := range []struct {
+		op        ir.Op
+		n, prefix int64
+		source    string
+		waits     []string
+	}{
+		{ir.Attention, 20, 700, "attention_hopper.cu", []string{
+			"barrier_wait(barriers + KEYS_USED + tile % 2, (tile / 2 & 1) ^ 1);",
+			"if (tile > 0) barrier_wait(barriers + VALUES_HERE + (tile - 1) % 2, (tile - 1) / 2 & 1);",
+		}},
+		{ir.AttentionGrad, 300, 200, "attention_hopper_grad.cu", []string{
+			"barrier_wait(barriers + PAIR_USED + tile % 3, (tile / 3 & 1) ^ 1);",
+			"barrier_wait(barriers + PAIR_HERE + tile % 3, tile / 3 & 1);",
+		}},
 	} {
-		broken, err := emu.BuildSources(t.TempDir(), map[string]string{"attention_hopper.cu": strings.Replace(text, wait, "", 1)})
+		rng := rand.New(rand.NewPCG(1, 2))
+		p := drawn(t, rng, c.op, map[string]int64{"": 3, "n": c.n, "prefix": c.prefix, "keys": c.prefix + c.n, "heads": 2, "kv_heads": 2, "head_dim": 64, "batch": 1, "T": 1})
+		in := &p.Codes[0].Sections[ir.SectionStep][0]
+		var before [][]byte
+		for i, v := range in.Args {
+			before = append(before, nil)
+			if v.Present() {
+				before[i] = values(rng, in, i)
+			}
+		}
+		right, err := results(p, before, &device{library: library, hopper: true, engine: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		shown := false
-		for seed := range uint64(4) {
-			got, err := logSums(p, before, &device{library: broken, seed: 77 * seed, hopper: true, engine: true})
-			shown = shown || err != nil || !bytes.Equal(got, right)
-		}
-		if !shown || !strings.Contains(text, wait) {
-			t.Errorf("without %s nothing shows", wait)
+		text := wider.ReplaceAllString(kernels.Text(c.source), "")
+		for _, wait := range c.waits {
+			broken, err := emu.BuildSources(t.TempDir(), map[string]string{c.source: strings.Replace(text, wait, "", 1)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			shown := false
+			for seed := range uint64(4) {
+				got, err := results(p, before, &device{library: broken, seed: 77 * seed, hopper: true, engine: true})
+				shown = shown || err != nil || !bytes.Equal(got, right)
+			}
+			if !shown || !strings.Contains(text, wait) {
+				t.Errorf("%s: without %s nothing shows", c.source, wait)
+			}
 		}
 	}
 }
 
-// logSums is attention's second result.
-func logSums(p *ir.Program, before [][]byte, d *device) ([]byte, error) {
+// wider are the instances of kernels for wider heads than 64.
+var wider = regexp.MustCompile(`(?m)^(FORWARD|GRADIENTS)\((96|128).*\n`)
+
+// results are the bytes that an instruction leaves in what it writes.
+func results(p *ir.Program, before [][]byte, d *device) (out []byte, err error) {
 	in := &p.Codes[0].Sections[ir.SectionStep][0]
 	if err := d.Load(p, 0, &vm.Env{Transport: vm.NewLocal()}); err != nil {
 		return nil, err
 	}
 	for i, b := range before {
-		copy(d.view(in.Args[i]), b)
+		if b != nil {
+			copy(d.view(in.Args[i]), b)
+		}
 	}
 	if err := d.Begin(ir.SectionStep, 1); err != nil {
 		return nil, err
 	}
 	d.Launch(0)
-	out := bytes.Clone(d.view(in.Args[1]))
+	for i, v := range in.Args {
+		if _, writes := in.Access(i); writes && v.Present() {
+			out = append(out, d.view(v)...)
+		}
+	}
 	if err := d.Join(); err != nil {
 		return nil, err
 	}
