@@ -5,6 +5,20 @@ struct Heads {
     i64 n, keys, heads, kv_heads, batch, prefix;
 };
 
+#ifndef CUDA_EMULATOR
+DEV u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+// copy_chunk begins to copy 16 bytes to shared memory, or zeros.
+DEV void copy_chunk(void *to, const void *from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+// copy_word does so with four bytes.
+DEV void copy_word(void *to, const void *from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 4 : 0) : "memory");
+}
+// copies_here waits for those of this thread.
+DEV void copies_here() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+#endif
+
 // as_operand makes 16 columns of two accumulators an operand a.
 DEV void as_operand(u32 *a, const float *left, const float *right) {
     a[0] = bf16_pair(left[0], left[1]), a[1] = bf16_pair(left[2], left[3]);

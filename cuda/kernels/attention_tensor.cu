@@ -1,35 +1,43 @@
 // Attention and its gradient in bf16 on tensor cores, for heads of 64, 96 and 128. Arguments, masks and layout are those of
-// attention.cu. A block has 4 warps, a warp 16 rows of a product; tiles lie in dynamic shared memory, LD elements a row.
+// attention.cu. A block has 4 warps, a warp 16 rows of a product; tiles lie in dynamic shared memory, D + 8 elements a row. There are
+// two places for the tiles that a block walks over: one is filled while the other is worked on.
 // Scores stay in registers: the accumulator of one product has the layout of an operand of the next. Scores, probabilities'
 // sums and all results accumulate in f32; probabilities are rounded to bf16 for the product with v.
 #include "common.cuh"
 #include "attention.cuh"
 
-// load_tile brings ROWS tokens of a head to shared memory, zeros where there are no more.
+// load_tile begins to bring ROWS tokens of a head to shared memory, zeros where there are no more.
 template <int ROWS, int D>
 DEV void load_tile(bf16 *tile, const bf16 *p, i64 token, i64 tokens, i64 sequence, i64 batch, i64 head, i64 heads) {
+    const bool whole = aligned(p);
     for (int i = threadIdx.x; i < ROWS * (D / 8); i += 128) {
         const int r = i / (D / 8), d = i % (D / 8) * 8;
         const bf16 *from = p + (((token + r) * batch + sequence) * heads + head) * D + d;
+        const bool there = token + r < tokens;
+        if (whole) {
+            copy_chunk(tile + r * (D + 8) + d, there ? from : p, there);
+            continue;
+        }
         Quad q;
         q.x = q.y = q.z = q.w = 0;
-        if (token + r < tokens) {
-            if (aligned(from)) {
-                q = *(const Quad *)from;
-            } else {
-                q.x = (u32)from[0].bits | (u32)from[1].bits << 16, q.y = (u32)from[2].bits | (u32)from[3].bits << 16;
-                q.z = (u32)from[4].bits | (u32)from[5].bits << 16, q.w = (u32)from[6].bits | (u32)from[7].bits << 16;
-            }
+        if (there) {
+            q.x = (u32)from[0].bits | (u32)from[1].bits << 16, q.y = (u32)from[2].bits | (u32)from[3].bits << 16;
+            q.z = (u32)from[4].bits | (u32)from[5].bits << 16, q.w = (u32)from[6].bits | (u32)from[7].bits << 16;
         }
         *(Quad *)(tile + r * (D + 8) + d) = q;
     }
+}
+// tiles_here waits for the tiles of all threads. Nobody reads any more then what is overwritten next.
+DEV void tiles_here() {
+    copies_here();
+    __syncthreads();
 }
 
 // own_rows loads 64 tokens and leaves each warp the fragments of its 16 rows.
 template <int D>
 DEV void own_rows(u32 (*frags)[4], bf16 *tile, const bf16 *p, i64 token, i64 tokens, i64 sequence, i64 batch, i64 head, i64 heads) {
     load_tile<64, D>(tile, p, token, tokens, sequence, batch, head, heads);
-    __syncthreads();
+    tiles_here();
     UNROLL for (int s = 0; s < D / 16; s++) frag_a(frags[s], tile, D + 8, (threadIdx.x >> 5) * 16, 16 * s);
     __syncthreads();
 }
@@ -70,14 +78,20 @@ template <int ROWS, int D> DEV void gather(float (*sum)[4], const float (*weight
 template <int D, class O>
 DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, const Heads &s, i64 accumulate) {
     DYNAMIC_SHARED(memory);
-    bf16 *const ks = (bf16 *)memory, *const vs = ks + 64 * (D + 8);
+    bf16 *const places = (bf16 *)memory; // keys, and behind them values
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64; // the longest rows first
     const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = min(s.keys, s.prefix + min(first + 64, s.n)), row = first + warp * 16 + g; // of the lane, and row+8
     const float scale = LOG2E / sqrtf((float)D);
     u32 query[D / 16][4];
-    own_rows<D>(query, ks, q, first, s.n, b, s.batch, h, s.heads);
+    own_rows<D>(query, places, q, first, s.n, b, s.batch, h, s.heads);
+    const auto place = [&](i64 key) { return places + key / 64 % 2 * (2 * 64 * (D + 8)); };
+    const auto bring = [&](i64 key) {
+        load_tile<64, D>(place(key), k, key, end, b, s.batch, kvh, s.kv_heads);
+        load_tile<64, D>(place(key) + 64 * (D + 8), v, key, end, b, s.batch, kvh, s.kv_heads);
+    };
+    bring(0);
     float sum[D / 8][4], largest[2] = {MINUS_INFINITY, MINUS_INFINITY}, total[2] = {0, 0};
     clear<D / 8>(sum);
     if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // other keys are one more, whose score is lse and whose value is o
@@ -87,9 +101,9 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
             sum[c][2 * half + e] = as_float(o[at * D + 8 * c + 2 * t + e]);
     }
     for (i64 key = 0; key < end; key += 64) {
-        load_tile<64, D>(ks, k, key, end, b, s.batch, kvh, s.kv_heads);
-        load_tile<64, D>(vs, v, key, end, b, s.batch, kvh, s.kv_heads);
-        __syncthreads();
+        tiles_here();
+        if (key + 64 < end) bring(key + 64);
+        const bf16 *const ks = place(key), *const vs = ks + 64 * (D + 8);
         float p[8][4];
         clear<8>(p);
         multiply<64, D>(p, query, ks);
@@ -112,7 +126,6 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
             UNROLL for (int c = 0; c < D / 8; c++) sum[c][2 * half] *= old, sum[c][2 * half + 1] *= old;
         }
         gather<64, D>(sum, p, vs);
-        __syncthreads();
     }
     UNROLL for (int half = 0; half < 2; half++) {
         const i64 r = row + 8 * half, at = (r * s.batch + b) * s.heads + h;
@@ -128,15 +141,21 @@ template <int D, class O>
 DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, const float *delta,
                       const Heads &s, i64 accumulate) {
     DYNAMIC_SHARED(memory);
-    bf16 *const ks = (bf16 *)memory, *const vs = ks + 32 * (D + 8), *const ds = vs + 32 * (D + 8);
+    bf16 *const ds = (bf16 *)memory, *const places = ds + 64 * (D + 8); // keys, and behind them values
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64;
     const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = min(s.keys, s.prefix + min(first + 64, s.n)), row = first + warp * 16 + g;
     const float factor = 1.0f / sqrtf((float)D);
     u32 query[D / 16][4]; // the rows of dout stay in shared memory: registers would not do for both
-    own_rows<D>(query, ks, q, first, s.n, b, s.batch, h, s.heads);
+    own_rows<D>(query, ds, q, first, s.n, b, s.batch, h, s.heads);
     load_tile<64, D>(ds, dout, first, s.n, b, s.batch, h, s.heads);
+    const auto place = [&](i64 key) { return places + key / 32 % 2 * (2 * 32 * (D + 8)); };
+    const auto bring = [&](i64 key) {
+        load_tile<32, D>(place(key), k, key, end, b, s.batch, kvh, s.kv_heads);
+        load_tile<32, D>(place(key) + 32 * (D + 8), v, key, end, b, s.batch, kvh, s.kv_heads);
+    };
+    bring(0);
     float sum[D / 8][4], log_sum[2], del[2];
     clear<D / 8>(sum);
     UNROLL for (int half = 0; half < 2; half++) {
@@ -144,9 +163,9 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
         log_sum[half] = lse[at] * LOG2E, del[half] = delta[at];
     }
     for (i64 key = 0; key < end; key += 32) {
-        load_tile<32, D>(ks, k, key, end, b, s.batch, kvh, s.kv_heads);
-        load_tile<32, D>(vs, v, key, end, b, s.batch, kvh, s.kv_heads);
-        __syncthreads();
+        tiles_here();
+        if (key + 32 < end) bring(key + 32);
+        const bf16 *const ks = place(key), *const vs = ks + 32 * (D + 8);
         float p[4][4], dp[4][4];
         clear<4>(p), clear<4>(dp);
         multiply<32, D>(p, query, ks);
@@ -158,7 +177,6 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
             p[c][e] = 8 * c + e % 2 <= last[e / 2] ? exp2f(p[c][e] * (factor * LOG2E) - log_sum[e / 2]) * (dp[c][e] - del[e / 2]) : 0.0f;
         }
         gather<32, D>(sum, p, ks);
-        __syncthreads();
     }
     UNROLL for (int half = 0; half < 2; half++) {
         const i64 r = row + 8 * half, at = (r * s.batch + b) * s.heads + h;
@@ -174,41 +192,51 @@ template <int D>
 DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse,
                        const float *delta, const Heads &s, i64 accumulate) {
     DYNAMIC_SHARED(memory);
-    bf16 *const ks = (bf16 *)memory, *const vs = ks + 64 * (D + 8), *const qs = vs + 64 * (D + 8), *const ds = qs + 32 * (D + 8);
-    float *const stats = (float *)(ds + 32 * (D + 8)); // of the queries: lse of base 2, delta
+    bf16 *const ks = (bf16 *)memory, *const vs = ks + 64 * (D + 8), *const places = vs + 64 * (D + 8); // queries, and behind them dout
+    float *const statistics = (float *)(places + 4 * 32 * (D + 8)); // of the queries of each place: lse, delta
     const int warp = threadIdx.x >> 5, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 first = (i64)blockIdx.x * 64, row = first + warp * 16 + g;
     const i64 kvh = blockIdx.y, b = blockIdx.z, group = s.heads / s.kv_heads;
     const i64 start = max(first - s.prefix, (i64)0) / 32 * 32;
+    const int each = (int)((s.n - min(start, s.n) + 31) / 32), tiles = each * (int)group;
     const float factor = 1.0f / sqrtf((float)D);
-    load_tile<64, D>(ks, k, first, s.keys, b, s.batch, kvh, s.kv_heads);
-    load_tile<64, D>(vs, v, first, s.keys, b, s.batch, kvh, s.kv_heads);
+    const auto bring = [&](int tile) {
+        const i64 h = kvh * group + tile / each, base = start + tile % each * (i64)32;
+        bf16 *const to = places + tile % 2 * (2 * 32 * (D + 8));
+        load_tile<32, D>(to, q, base, s.n, b, s.batch, h, s.heads);
+        load_tile<32, D>(to + 32 * (D + 8), dout, base, s.n, b, s.batch, h, s.heads);
+        if (threadIdx.x < 64) {
+            const i64 query = base + threadIdx.x % 32, at = (min(query, s.n - 1) * s.batch + b) * s.heads + h;
+            copy_word(statistics + tile % 2 * 64 + threadIdx.x, (threadIdx.x < 32 ? lse : delta) + at, query < s.n);
+        }
+    };
+    if (tiles > 0) {
+        load_tile<64, D>(ks, k, first, s.keys, b, s.batch, kvh, s.kv_heads);
+        load_tile<64, D>(vs, v, first, s.keys, b, s.batch, kvh, s.kv_heads);
+        bring(0);
+    }
     float sum_k[D / 8][4], sum_v[D / 8][4];
     clear<D / 8>(sum_k), clear<D / 8>(sum_v);
-    for (i64 h = kvh * group; h < (kvh + 1) * group; h++)
-        for (i64 base = start; base < s.n; base += 32) {
-            __syncthreads();
-            load_tile<32, D>(qs, q, base, s.n, b, s.batch, h, s.heads);
-            load_tile<32, D>(ds, dout, base, s.n, b, s.batch, h, s.heads);
-            if (threadIdx.x < 32) {
-                const i64 at = (min(base + threadIdx.x, s.n - 1) * s.batch + b) * s.heads + h;
-                stats[threadIdx.x] = lse[at] * LOG2E, stats[32 + threadIdx.x] = delta[at];
-            }
-            __syncthreads();
-            float p[4][4], dp[4][4];
-            clear<4>(p), clear<4>(dp);
-            multiply_tile<32, D>(p, ks, qs);
-            multiply_tile<32, D>(dp, vs, ds);
-            const int see = (int)max(row - s.prefix - base, (i64)-8), queries = (int)min(s.n - base, (i64)32);
-            UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
-                const int column = 8 * c + 2 * t + e % 2;
-                const bool visible = column < queries && column >= see + 8 * (e / 2);
-                p[c][e] = visible ? exp2f(p[c][e] * (factor * LOG2E) - stats[column]) : 0.0f;
-                dp[c][e] = p[c][e] * (dp[c][e] - stats[32 + column]);
-            }
-            gather<32, D>(sum_v, p, ds);
-            gather<32, D>(sum_k, dp, qs);
+    for (int tile = 0; tile < tiles; tile++) {
+        tiles_here();
+        if (tile + 1 < tiles) bring(tile + 1);
+        const bf16 *const qs = places + tile % 2 * (2 * 32 * (D + 8)), *const ds = qs + 32 * (D + 8);
+        const float *const stats = statistics + tile % 2 * 64;
+        const i64 base = start + tile % each * (i64)32;
+        float p[4][4], dp[4][4];
+        clear<4>(p), clear<4>(dp);
+        multiply_tile<32, D>(p, ks, qs);
+        multiply_tile<32, D>(dp, vs, ds);
+        const int see = (int)max(row - s.prefix - base, (i64)-8), queries = (int)min(s.n - base, (i64)32);
+        UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
+            const int column = 8 * c + 2 * t + e % 2;
+            const bool visible = column < queries && column >= see + 8 * (e / 2);
+            p[c][e] = visible ? exp2f((p[c][e] * factor - stats[column]) * LOG2E) : 0.0f;
+            dp[c][e] = p[c][e] * (dp[c][e] - stats[32 + column]);
         }
+        gather<32, D>(sum_v, p, ds);
+        gather<32, D>(sum_k, dp, qs);
+    }
     UNROLL for (int c = 0; c < D / 8; c++) UNROLL for (int e = 0; e < 4; e++) {
         const i64 r = row + 8 * (e / 2), at = ((r * s.batch + b) * s.kv_heads + kvh) * D + 8 * c + 2 * t + e % 2;
         if (r >= s.keys) continue;

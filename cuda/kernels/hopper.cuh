@@ -9,18 +9,9 @@
 #define TILE_BYTES(tokens) ((tokens) * 2 * DIM)
 
 #ifndef CUDA_EMULATOR
-DEV u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
-// copy_chunk begins to copy 16 bytes to shared memory, or zeros.
-DEV void copy_chunk(void *to, const void *from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-// copy_word does so with four bytes.
-DEV void copy_word(void *to, const void *from, bool there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 4 : 0) : "memory");
-}
-// copies_done waits for the chunks of this thread, and shows them to the matrix units, which read memory by a way of their own.
+// copies_done waits for the copies of this thread, and shows them to the matrix units, which read memory by a way of their own.
 DEV void copies_done() {
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    copies_here();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 DEV void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

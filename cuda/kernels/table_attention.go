@@ -89,17 +89,17 @@ func (b *binder) attentionLaunch(s attentionShape, name, result string, tokens, 
 	l.SharedBytes = tensorSharedBytes(name, s.dim)
 }
 
-// tensorSharedBytes: two tiles of 64 tokens forward, two of 32 keys and one of 64 queries for dq; for dk and dv two of 64 keys and two of 32
-// queries with their statistics. Rows are 8 elements longer than a head, against bank conflicts.
+// tensorSharedBytes: two pairs of tiles of 64 tokens forward; two of 32 keys and a tile of 64 queries for dq; for dk and dv two tiles of 64
+// keys and two pairs of 32 queries with their statistics. Rows are 8 elements longer than a head, against bank conflicts.
 func tensorSharedBytes(name string, dim int64) int64 {
 	row := 2 * (dim + 8)
 	switch name {
 	case "_dq":
-		return (2*32 + 64) * row
+		return (2*2*32 + 64) * row
 	case "_dkv":
-		return (2*64+2*32)*row + 2*32*4
+		return (2*64+2*2*32)*row + 2*2*32*4
 	}
-	return 2 * 64 * row
+	return 2 * 2 * 64 * row
 }
 
 func attention(b *binder) {
