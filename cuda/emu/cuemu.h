@@ -45,6 +45,8 @@ struct Block {
 extern thread_local Fiber *fiber;
 extern thread_local Block block;
 void yield(const char *stop);
+void copy(void *to, const void *from, int bytes); // zeros from nowhere
+void copied();                                    // makes the copies that this thread has begun: none is made before
 void init(Barrier *b, int arrivals);
 void arrive(Barrier *b, int bytes); // and announces bytes
 void wait(const Barrier *b, unsigned parity);
@@ -171,16 +173,10 @@ static inline void mma16816(float *d, const unsigned *a, const unsigned *b) {
 // Hopper's matrix units, as hopper.cuh names them: a warp at a time, at once, from the memory that descriptors say.
 // An element lies where its descriptor puts it, with bits of the address changed by others.
 static inline unsigned shared_address(const void *p) { return (unsigned)((const unsigned char *)p - emu::block.shared); }
-static inline void copy_chunk(void *to, const void *from, bool there) {
-    if (there) memcpy(to, from, 16);
-    else memset(to, 0, 16);
-}
-static inline void copy_word(void *to, const void *from, bool there) {
-    if (there) memcpy(to, from, 4);
-    else memset(to, 0, 4);
-}
-static inline void copies_here() {}
-static inline void copies_done() {}
+static inline void copy_chunk(void *to, const void *from, bool there) { emu::copy(to, there ? from : nullptr, 16); }
+static inline void copy_word(void *to, const void *from, bool there) { emu::copy(to, there ? from : nullptr, 4); }
+static inline void copies_here() { emu::copied(); }
+static inline void copies_done() { emu::copied(); }
 static inline void products_begin() {}
 static inline void products_commit() {}
 template <int N> void products_wait() {}
