@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"runtime"
@@ -32,6 +33,12 @@ var calibrated = []string{
 	"pp=2 sp=1 subsequences=8 offload=none virtual_stages=2",
 	"pp=4 sp=1 subsequences=8 offload=none strategy=terapipe",
 	"pp=4 sp=1 subsequences=8 offload=none mux=on",
+	"pp=1 sp=1 subsequences=1 offload=none recompute=full",
+	"pp=1 sp=1 subsequences=16 offload=full",
+	"pp=2 sp=1 subsequences=32 offload=none",
+	"pp=4 sp=1 subsequences=32 offload=full recompute=full",
+	"pp=1 sp=4 subsequences=8 offload=none",
+	"pp=4 sp=1 subsequences=1 offload=none",
 }
 
 const calibratedSpec = `import "clusters/local.sppo"
@@ -45,20 +52,16 @@ schedule s {
 `
 
 // BenchmarkCalibration probes this computer, as `sppovm probe` does, and sets simulated step times beside the cpu device's: one
-// line a plan, how many plans are within 15%, the worst difference, and how many pairs of plans stand in the same order in both.
-// Measurements of the probe and steps of the plans take turns, so that what else the computer does meets all of them, many times,
-// and medians count. With -v it shows the lines.
+// line a plan, how many plans are within 15%, the worst difference, how many pairs of plans the measurement tells apart, and how
+// many of those the simulation puts in the same order. Measurements of the probe and steps of the plans take turns, and of both
+// those count that the computer did not disturb; medians of them are compared. With -v it shows the lines.
 func BenchmarkCalibration(b *testing.B) {
 	for b.Loop() {
 		plans := make([]calibration, len(calibrated))
 		for i, plan := range calibrated {
 			plans[i] = calibrate(b, plan)
 		}
-		machine := probed(b, func() {
-			for i := range plans {
-				plans[i].seconds = append(plans[i].seconds, doSteps(b, plans[i].job, 1).Seconds)
-			}
-		})
+		machine := probed(b, plans)
 		for i := range plans {
 			plans[i].simulate(b, machine)
 		}
@@ -68,31 +71,79 @@ func BenchmarkCalibration(b *testing.B) {
 
 func report(b *testing.B, plans []calibration) {
 	var lines []string
-	var measured, simulated []float64
 	worst, near := 0.0, 0
 	for i := range plans {
-		m, s := median(plans[i].seconds), plans[i].simulated
-		measured, simulated = append(measured, m), append(simulated, s)
-		worst = max(worst, math.Abs(s/m-1))
-		if math.Abs(s/m-1) < 0.15 {
+		p := &plans[i]
+		p.seconds = probe.Calm(p.samples)
+		n, m := len(p.seconds), median(p.seconds)
+		worst = max(worst, math.Abs(p.simulated/m-1))
+		if math.Abs(p.simulated/m-1) < 0.15 {
 			near++
 		}
-		lines = append(lines, fmt.Sprintf("%8.1f ms measured, %8.1f ms simulated, ratio %.2f  %s", 1e3*m, 1e3*s, s/m, calibrated[i]))
+		lines = append(lines, fmt.Sprintf("%8.1f ms measured, half of %d in %.1f to %.1f, %8.1f ms simulated, ratio %.2f  %s",
+			1e3*m, n, 1e3*p.seconds[n/4], 1e3*p.seconds[n-1-n/4], 1e3*p.simulated, p.simulated/m, calibrated[i]))
+	}
+	apart, same := 0, 0
+	for i := range plans {
+		for j := range i {
+			faster := order(plans[i].seconds, plans[j].seconds)
+			if faster == 0 {
+				continue
+			}
+			apart++
+			if faster == cmp.Compare(plans[i].simulated, plans[j].simulated) {
+				same++
+			} else {
+				lines = append(lines, fmt.Sprintf("  in another order: %s, %s", calibrated[i], calibrated[j]))
+			}
+		}
 	}
 	b.Logf("\n%s", strings.Join(lines, "\n"))
 	b.ReportMetric(float64(near), "plans-within-15%")
+	b.ReportMetric(float64(len(plans)), "plans")
 	b.ReportMetric(100*worst, "%worst")
-	b.ReportMetric(100*agreement(measured, simulated), "%pairs-in-order")
+	b.ReportMetric(float64(apart), "pairs-told-apart")
+	b.ReportMetric(100*float64(same)/float64(max(1, apart)), "%of-these-in-order")
 	b.ReportMetric(0, "ns/op")
 }
 
-// probed is this computer with four ranks; something else is done behind each round of measurements.
-func probed(b *testing.B, between func()) ir.Machine {
+// order is -1 where the first list's values are smaller, 1 where they are larger, 0 where the measurement does not tell: the rank
+// sum test of Mann and Whitney, by which one of a hundred pairs of lists that do not differ would be told apart. It asks nothing of
+// how measurements are distributed.
+func order(a, b []float64) int {
+	const sure = 2.576 // standard deviations
+	n, m := float64(len(a)), float64(len(b))
+	smaller := 0.0 // pairs in which the first one's value is
+	for _, x := range a {
+		for _, y := range b {
+			smaller += float64(1-cmp.Compare(x, y)) / 2
+		}
+	}
+	off := smaller - n*m/2
+	if math.Abs(off)-0.5 <= sure*math.Sqrt(n*m*(n+m+1)/12) {
+		return 0
+	}
+	return -cmp.Compare(off, 0)
+}
+
+// probed is this computer with four ranks. A step of each plan is measured behind each round of measurements.
+func probed(b *testing.B, plans []calibration) ir.Machine {
 	pool := simd.NewPool(0)
 	defer pool.Close()
-	bench := &probe.Bench{Span: 50 * time.Millisecond, Rounds: 25, Between: between, Open: func(*ir.Program) (func(int) vm.Device, vm.Transport, error) {
-		return func(int) vm.Device { return cpu.New(pool) }, nil, nil
-	}}
+	bench := &probe.Bench{Span: 20 * time.Millisecond, Rounds: 24, Pulse: cpu.NewPulse(runtime.GOMAXPROCS(0)).Take,
+		Open: func(*ir.Program) (func(int) vm.Device, vm.Transport, error) {
+			return func(int) vm.Device { return cpu.New(pool) }, nil, nil
+		}}
+	bench.Between = func() {
+		for i := range plans {
+			p := &plans[i]
+			s, err := bench.Sample(func() (vm.StepResult, error) { return p.job.Step(b.Context()) })
+			if err != nil {
+				b.Fatal(err)
+			}
+			p.samples = append(p.samples, s)
+		}
+	}
 	facts := probe.Facts{Name: "here", Ranks: 4, Processors: runtime.GOMAXPROCS(0), DeviceMemory: 1 << 30, HostMemory: 8 << 30}
 	figures, err := bench.Probe(b.Context(), facts, probe.CPU)
 	if err != nil {
@@ -107,8 +158,9 @@ func probed(b *testing.B, between func()) ir.Machine {
 type calibration struct {
 	program   *ir.Program
 	job       *vm.Job
-	seconds   []float64 // of steps
-	simulated float64   // of a step
+	samples   []probe.Sample // of steps
+	seconds   []float64      // of those that count, rising
+	simulated float64        // of a step
 }
 
 func calibrate(b *testing.B, plan string) calibration {
@@ -135,20 +187,4 @@ func (c *calibration) simulate(b *testing.B, machine ir.Machine) {
 		b.Fatal(err)
 	}
 	c.simulated = float64(timeline.Makespan)
-}
-
-// agreement is the share of pairs that two lists put in the same order; pairs that are equal to a twentieth in one of them count
-// as in order.
-func agreement(a, b []float64) float64 {
-	pairs, same := 0, 0
-	for i := range a {
-		for j := range i {
-			pairs++
-			x, y := a[i]/a[j]-1, b[i]/b[j]-1
-			if x*y > 0 || min(math.Abs(x), math.Abs(y)) < 0.05 {
-				same++
-			}
-		}
-	}
-	return float64(same) / float64(max(1, pairs))
 }

@@ -16,6 +16,7 @@ import (
 	"sppo/ir"
 	"sppo/lang"
 	"sppo/vm"
+	"sppo/vm/cpu"
 	"sppo/vm/probe"
 )
 
@@ -132,7 +133,7 @@ func (f *probeFlags) open() (*bench, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.facts.Processors, b.Rounds = c.threads, cpuRounds
+	b.facts.Processors, b.Rounds, b.Pulse = c.threads, cpuRounds, cpu.NewPulse(c.threads).Take
 	b.about, b.close = fmt.Sprintf("%s, %d ranks", c.name, b.facts.Ranks), c.close
 	b.Open = func(*ir.Program) (func(int) vm.Device, vm.Transport, error) { return c.device, c.transport, nil }
 	return b, nil

@@ -8,6 +8,7 @@
 //	bind.go       from an instruction to a closure over slices
 //	kernels.go    the table of kernels by opcode; one file for each family beside it
 //	arena_*.go    memory
+//	pulse.go      how fast the processors are at the moment, for those who measure
 //	race_*.go     what differs under the race detector
 //
 // The arithmetic below the opcodes is in package simd. A kernel's values are f32; bf16 is how they are stored, rounded

@@ -59,3 +59,11 @@ func stripParent(digests map[string]uint64) map[string]uint64 {
 	}
 	return out
 }
+
+func TestPulse(t *testing.T) {
+	for _, processors := range []int{1, 3} {
+		if took := NewPulse(processors).Take(); took <= 0 {
+			t.Errorf("a pulse of %d processors takes %v", processors, took)
+		}
+	}
+}

@@ -6,11 +6,12 @@ import (
 	"sppo/ir"
 )
 
-// Matmul is a product c[m,n] = a[m,k] b[k,n], all of one type. a is an activation that has just been made, b are weights.
+// Matmul is a product c[m,n] = a[m,k] b[k,n], all of one type. Its operands lie in a cache: what reading them from memory takes, if
+// that is longer than the arithmetic, the cost model knows from the bandwidth, and the efficiency is to say what the shape costs.
 func Matmul(m, n, k int64, t ir.DType) Item {
 	return Item{
 		Name: fmt.Sprintf("matmul %s [%d,%d] x [%d,%d]", t, m, k, k, n), Op: ir.Matmul,
-		Args: []Arg{{Type: t, Shape: []int64{m, n}}, {Type: t, Shape: []int64{m, k}, Fresh: true}, {Type: t, Shape: []int64{k, n}}, {}},
+		Args: []Arg{{Type: t, Shape: []int64{m, n}, Fresh: true}, {Type: t, Shape: []int64{m, k}, Fresh: true}, {Type: t, Shape: []int64{k, n}, Fresh: true}, {}},
 	}
 }
 
@@ -23,23 +24,25 @@ func (h Heads) attrs(prefix int64) map[string]float64 {
 	return map[string]float64{"heads": float64(h.Heads), "kv_heads": float64(h.KVHeads), "head_dim": float64(h.Dim), "batch": 1, "prefix": float64(prefix)}
 }
 
-// Attention is the forward of n tokens behind a prefix: queries have just been made.
+// Attention is the forward of n tokens behind a prefix, on operands in a cache as those of products.
 func Attention(n, prefix int64, h Heads, t ir.DType) Item {
-	q, kv := []int64{n, h.Heads * h.Dim}, []int64{prefix + n, h.KVHeads * h.Dim}
+	q := Arg{Type: t, Shape: []int64{n, h.Heads * h.Dim}, Fresh: true}
+	kv := Arg{Type: t, Shape: []int64{prefix + n, h.KVHeads * h.Dim}, Fresh: true}
 	return Item{
 		Name: fmt.Sprintf("attention %s, %d tokens behind %d, %d heads of %d", t, n, prefix, h.Heads, h.Dim), Op: ir.Attention,
-		Args:  []Arg{{Type: t, Shape: q}, {Type: ir.F32, Shape: []int64{n, h.Heads}}, {Type: t, Shape: q, Fresh: true}, {Type: t, Shape: kv}, {Type: t, Shape: kv}},
+		Args:  []Arg{q, {Type: ir.F32, Shape: []int64{n, h.Heads}, Fresh: true}, q, kv, kv},
 		Attrs: h.attrs(prefix),
 	}
 }
 
-// AttentionGrad is its backward: the gradient of o has just been made.
+// AttentionGrad is its backward.
 func AttentionGrad(n, prefix int64, h Heads, t ir.DType) Item {
-	q, kv := Arg{Type: t, Shape: []int64{n, h.Heads * h.Dim}}, Arg{Type: t, Shape: []int64{prefix + n, h.KVHeads * h.Dim}}
-	sum, fresh := Arg{Type: ir.F32, Shape: kv.Shape}, Arg{Type: t, Shape: q.Shape, Fresh: true}
+	q := Arg{Type: t, Shape: []int64{n, h.Heads * h.Dim}, Fresh: true}
+	kv := Arg{Type: t, Shape: []int64{prefix + n, h.KVHeads * h.Dim}, Fresh: true}
+	sum, lse := Arg{Type: ir.F32, Shape: kv.Shape, Fresh: true}, Arg{Type: ir.F32, Shape: []int64{n, h.Heads}, Value: 8, Fresh: true}
 	return Item{
 		Name: fmt.Sprintf("attention_grad %s, %d tokens behind %d, %d heads of %d", t, n, prefix, h.Heads, h.Dim), Op: ir.AttentionGrad,
-		Args:  []Arg{q, sum, sum, fresh, q, kv, kv, q, {Type: ir.F32, Shape: []int64{n, h.Heads}, Value: 8}},
+		Args:  []Arg{q, sum, sum, q, q, kv, kv, q, lse},
 		Attrs: h.attrs(prefix),
 	}
 }

@@ -5,6 +5,7 @@
 //	program.go  Item: an instruction with operands of its own, and the program that repeats it
 //	items.go    the items that there are
 //	turns.go    measurements take turns
+//	calm.go     Sample and Calm: which of them count on a computer that others use, too
 //	figures.go  Probe: from measurements to the figures of package cost, by whose formulas they are taken
 //
 // A device is measured through vm's loop, as training uses it. The package knows no device by name; data sheets and
@@ -29,10 +30,15 @@ type Bench struct {
 	Span time.Duration
 	// Rounds is how often Probe goes through its measurements; 0: once.
 	Rounds int
+	// Pulse is what a piece of work that is always the same takes at the moment; nil: the computer is nobody else's.
+	Pulse func() time.Duration
 	// Between is called behind each round; nil: nothing is.
 	Between func()
 	// Say is told of every measurement; nil: nobody is.
 	Say func(Timing)
+
+	fastest         time.Duration // pulse so far
+	waited, sampled time.Duration // for a calm computer, and then
 }
 
 // Timing is what came of an item.
@@ -40,8 +46,8 @@ type Timing struct {
 	Item    Item
 	Ranks   int     // that did it at the same time
 	Copies  int     // of the instruction in a run
-	Seconds float64 // of one: the mean of several runs, but for accidents
-	Spread  float64 // of the runs: longest less shortest, over the median
+	Seconds float64 // of one: the median of calm runs
+	Spread  float64 // of these: longest less shortest, over the median
 	Work    ir.Work // what one does
 }
 
@@ -68,7 +74,7 @@ func (b *Bench) Measure(ctx context.Context, item Item, ranks int) (Timing, erro
 	if err != nil {
 		return t, err
 	}
-	took, err := t.run(ctx, job, runs)
+	took, err := t.run(ctx, b, job, runs)
 	if err := errors.Join(err, job.Close()); err != nil {
 		return t, err
 	}
@@ -84,15 +90,15 @@ func (b *Bench) start(ctx context.Context, t *Timing) (*vm.Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	took, err := t.run(ctx, job, 2) // the first of which warms up
+	took, err := t.run(ctx, b, job, 2) // the first of which warms up
 	if err := errors.Join(err, job.Close()); err != nil {
 		return nil, err
 	}
-	t.Copies = int(min(max(b.Span.Seconds()/max(took[1], 1e-7), 1), mostCopies)) + 1
+	t.Copies = int(min(max(b.Span.Seconds()/max(took[1].Seconds, 1e-7), 1), mostCopies)) + 1
 	if job, err = b.open(ctx, t); err != nil {
 		return nil, err
 	}
-	if _, err := t.run(ctx, job, 1); err != nil {
+	if _, err := t.run(ctx, b, job, 1); err != nil {
 		return nil, errors.Join(err, job.Close())
 	}
 	return job, nil
@@ -126,14 +132,14 @@ func (b *Bench) open(ctx context.Context, t *Timing) (job *vm.Job, err error) {
 	return job, nil
 }
 
-// run times steps of the item's program, in seconds.
-func (t *Timing) run(ctx context.Context, job *vm.Job, times int) (took []float64, err error) {
+// run times steps of the item's program.
+func (t *Timing) run(ctx context.Context, b *Bench, job *vm.Job, times int) (took []Sample, err error) {
 	for range times {
-		r, err := job.Step(ctx)
+		s, err := b.Sample(func() (vm.StepResult, error) { return job.Step(ctx) })
 		if err != nil {
 			return nil, t.failed(err)
 		}
-		took = append(took, r.Seconds)
+		took = append(took, s)
 	}
 	return took, nil
 }

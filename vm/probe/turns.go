@@ -39,7 +39,7 @@ func (t *turns) answer(item Item, ranks int) Timing {
 
 // measure takes all that were listed, and says each as soon as it stands. Programs that take turns stay open.
 func (t *turns) measure(ctx context.Context, b *Bench) (err error) {
-	took, jobs := make([][]float64, len(t.timings)), make([]*vm.Job, len(t.timings))
+	took, jobs := make([][]Sample, len(t.timings)), make([]*vm.Job, len(t.timings))
 	shut := func(i int) {
 		if jobs[i] != nil {
 			err, jobs[i] = errors.Join(err, jobs[i].Close()), nil
@@ -59,11 +59,11 @@ func (t *turns) measure(ctx context.Context, b *Bench) (err error) {
 					return err
 				}
 			}
-			seconds, err := x.run(ctx, jobs[i], (runs+rounds-1)/rounds)
+			samples, err := x.run(ctx, b, jobs[i], (runs+rounds-1)/rounds)
 			if err != nil {
 				return err
 			}
-			took[i] = append(took[i], seconds...)
+			took[i] = append(took[i], samples...)
 			if round == rounds-1 {
 				x.settle(took[i])
 				b.say(*x)
@@ -77,16 +77,9 @@ func (t *turns) measure(ctx context.Context, b *Bench) (err error) {
 	return err
 }
 
-// accident is how many times the median a run may take and count.
-const accident = 2
-
-// settle takes the mean of runs: a step is a sum of many instructions, in which all that holds them up counts, and means add up.
-func (t *Timing) settle(took []float64) {
-	middle, sum, n := median(took), 0.0, 0.0
-	for _, x := range took {
-		if x <= accident*middle {
-			sum, n = sum+x, n+1
-		}
-	}
-	t.Seconds, t.Spread = sum/n/float64(t.Copies), over(took[len(took)-1]-took[0], middle)
+// settle takes the median of calm runs, as what is predicted from it is compared with the median of calm steps.
+func (t *Timing) settle(samples []Sample) {
+	calm := Calm(samples)
+	middle := median(calm)
+	t.Seconds, t.Spread = middle/float64(t.Copies), over(calm[len(calm)-1]-calm[0], middle)
 }

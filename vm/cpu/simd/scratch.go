@@ -3,6 +3,7 @@ package simd
 import (
 	"math/bits"
 	"sync"
+	"sync/atomic"
 )
 
 // scratch is a set of buffers that one part of a call works in. They grow to what was ever asked for and are used
@@ -11,30 +12,46 @@ type scratch struct {
 	buf   [8][]float32
 	tile  tile
 	ahead lookAhead
+	taken atomic.Bool
 }
 
-var freeScratch struct {
+// scratches are all that there are. A processor takes again what it had last, which lies in its cache and in no other's.
+var scratches struct {
+	recent sync.Pool // by processor; what it forgets is found in all
 	sync.Mutex
-	list []*scratch
+	all []*scratch
 }
 
 func takeScratch() *scratch {
-	f := &freeScratch
-	f.Lock()
-	defer f.Unlock()
-	if n := len(f.list); n > 0 {
-		s := f.list[n-1]
-		f.list = f.list[:n-1]
-		return s
+	for {
+		s, _ := scratches.recent.Get().(*scratch)
+		if s == nil {
+			return freeScratch()
+		}
+		if s.taken.CompareAndSwap(false, true) {
+			return s
+		}
 	}
-	return new(scratch)
+}
+
+// freeScratch is one that the pool has forgotten, or a new one.
+func freeScratch() *scratch {
+	scratches.Lock()
+	defer scratches.Unlock()
+	for _, s := range scratches.all {
+		if s.taken.CompareAndSwap(false, true) {
+			return s
+		}
+	}
+	s := new(scratch)
+	s.taken.Store(true)
+	scratches.all = append(scratches.all, s)
+	return s
 }
 
 func (s *scratch) release() {
-	f := &freeScratch
-	f.Lock()
-	f.list = append(f.list, s)
-	f.Unlock()
+	s.taken.Store(false)
+	scratches.recent.Put(s)
 }
 
 // floats returns buffer number i with n elements of any content. It grows by doubling: what it leaves behind is lost.

@@ -1,0 +1,62 @@
+package probe_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"sppo/vm"
+	"sppo/vm/probe"
+)
+
+// What counts is chosen by pulses alone: the third with the fastest, and those as fast as its last.
+func TestCalm(t *testing.T) {
+	sample := func(seconds float64, pulse time.Duration) probe.Sample {
+		return probe.Sample{Seconds: seconds, Pulse: pulse}
+	}
+	for _, c := range []struct {
+		samples []probe.Sample
+		want    []float64
+	}{
+		{nil, nil},
+		{[]probe.Sample{sample(3, 9)}, []float64{3}},
+		{[]probe.Sample{sample(9, 1), sample(1, 5), sample(2, 4), sample(5, 2), sample(1, 9), sample(1, 8)}, []float64{5, 9}},
+		{[]probe.Sample{sample(9, 1), sample(1, 5), sample(2, 4), sample(5, 1), sample(7, 1), sample(1, 8)}, []float64{5, 7, 9}},
+		{[]probe.Sample{sample(3, 0), sample(1, 0), sample(2, 0)}, []float64{1, 2, 3}}, // no pulse
+	} {
+		if got := probe.Calm(c.samples); !slices.Equal(got, c.want) {
+			t.Errorf("of %v %v count, not %v", c.samples, got, c.want)
+		}
+	}
+}
+
+// A computer that is not calm is waited for, but not for longer than is measured.
+func TestSampleWaits(t *testing.T) {
+	pulses := []time.Duration{10, 10, 10, 30, 30, 10, 40}
+	taken := 0
+	b := &probe.Bench{Pulse: func() time.Duration {
+		taken++
+		return pulses[min(taken, len(pulses))-1]
+	}}
+	step := func() (vm.StepResult, error) {
+		time.Sleep(20 * time.Millisecond)
+		return vm.StepResult{Seconds: 1}, nil
+	}
+	for i, want := range []probe.Sample{{Seconds: 1, Pulse: 10}, {Seconds: 1, Pulse: 30}, {Seconds: 1, Pulse: 40}} {
+		if got, err := b.Sample(step); got != want || err != nil {
+			t.Errorf("sample %d is %v, %v; want %v", i, got, err, want)
+		}
+	}
+	if taken != len(pulses) {
+		t.Errorf("%d pulses were taken, not %d: the third sample waits for one as fast as the first", taken, len(pulses))
+	}
+	start := time.Now() // now none is fast any more
+	for range 3 {
+		if _, err := b.Sample(step); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("three samples took %v: the wait has no end", took)
+	}
+}
