@@ -13,14 +13,12 @@ import (
 // pulseSide is the side of the products that a pulse is of: operands and result stay in a core's own cache.
 const pulseSide = 128
 
-// pulseSpan is how long a pulse takes about, in which it does at least so many products.
-const (
-	pulseSpan     = 1500 * time.Microsecond
-	pulseProducts = 5
-)
+// pulseProducts is how many products there are to a pulse, which take a few milliseconds.
+const pulseProducts = 100
 
 // Pulse tells how fast the processors are at the moment: they are slower while somebody else has the other half of a core, or
-// its clock is lower. It does arithmetic on all of them at once and needs no memory that others could be in the way of.
+// its clock is lower, and take longer where others have their turn. It does arithmetic on all of them at once and needs no memory
+// that others could be in the way of.
 type Pulse struct {
 	operands [][]float32 // of a processor: one for all three
 }
@@ -36,7 +34,7 @@ func NewPulse(processors int) *Pulse {
 	return p
 }
 
-// Take is what a product takes on the slowest processor: the median of many.
+// Take is how long the slowest processor takes.
 func (p *Pulse) Take() time.Duration {
 	var all sync.WaitGroup
 	var there atomic.Int32
@@ -55,12 +53,9 @@ func (p *Pulse) Take() time.Duration {
 
 func products(x []float32) time.Duration {
 	const n = pulseSide * pulseSide
-	var took []time.Duration
-	for begin := time.Now(); len(took) < pulseProducts || time.Since(begin) < pulseSpan; {
-		start := time.Now()
+	start := time.Now()
+	for range pulseProducts {
 		simd.Gemm(nil, false, false, pulseSide, pulseSide, pulseSide, x[:n], pulseSide, x[n:2*n], pulseSide, false, nil, x[2*n:], pulseSide)
-		took = append(took, time.Since(start))
 	}
-	slices.Sort(took)
-	return took[len(took)/2]
+	return time.Since(start)
 }
