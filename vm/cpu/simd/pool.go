@@ -48,10 +48,10 @@ type share struct {
 	_    [60]byte // keeps neighbours on different cache lines
 }
 
-// spinRounds is how long an idle worker, or a caller waiting for the last part, looks around before it sleeps: about a millisecond.
-// The gaps between the kernels of a step that are worth sharing are shorter, as a rule, and to wake a sleeping thread takes as long
-// as a small kernel.
-const spinRounds = 2000
+// spinRounds is how long an idle worker, or a caller waiting for the last part, looks around before it sleeps: some hundred
+// microseconds. The gaps between the kernels of a step that are worth sharing are shorter, as a rule, and to wake a sleeping thread
+// takes as long as a small kernel.
+const spinRounds = 500
 
 // NewPool makes a pool that runs at most threads parts of one Run at once, the caller's included. A number below one
 // means GOMAXPROCS.
