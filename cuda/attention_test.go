@@ -180,6 +180,9 @@ func TestGPUAttentionOfManyTokens(t *testing.T) {
 	}
 }
 
+// smallTrial is for tests that are about something else: TestAttentionForTheCard has the trial as it is.
+var smallTrial = attentionShape{n: 20, prefix: 10, heads: 1, kvHeads: 1}
+
 // The same on the stand-in driver, whose card says that it is a Hopper: it proves the test, and the way to the kernels.
 func TestAttentionForTheCard(t *testing.T) {
 	if testing.Short() {

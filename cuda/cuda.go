@@ -70,6 +70,7 @@ type Machine struct {
 	meeting *meetings
 	trials  *trial
 	engines *once[string, bool] // by card and width of a head: whether the copy engine brings tiles
+	tried   attentionShape      // by which kernels for one architecture are tried
 	timed   attentionShape      // by which the two ways are compared
 	trying  bool                // this is one of the two of a trial
 	piece   int64               // how much host memory is pinned at once
@@ -128,7 +129,7 @@ func open(options Options, code codeSource) (*Machine, error) {
 	if err != nil {
 		return nil, noDriver(err)
 	}
-	m := &Machine{options: options, api: api, meeting: newMeetings(), code: code, trials: &trial{}, engines: &once[string, bool]{}, timed: timedShape, piece: pinBytes}
+	m := &Machine{options: options, api: api, meeting: newMeetings(), code: code, trials: &trial{}, engines: &once[string, bool]{}, tried: triedShape, timed: timedShape, piece: pinBytes}
 	all, err := findGPUs(api)
 	if err != nil {
 		return nil, err

@@ -82,9 +82,14 @@ func aside(do func() error) error {
 	}
 }
 
+// triedShape has a tile that is whole and one that is not, of queries and of keys, and heads that share keys.
+var triedShape = attentionShape{n: 150, prefix: 70, heads: 2, kvHeads: 1}
+
 // attempt runs attention and its gradient and returns their results.
 func attempt(m *Machine, dim int32) (results [][]float32, err error) {
-	p, inputs, outputs := attentionProgram(attentionShape{n: 150, prefix: 70, heads: 2, kvHeads: 1, dim: dim})
+	shape := m.tried
+	shape.dim = dim
+	p, inputs, outputs := attentionProgram(shape)
 	err = m.runAlone(p, inputs, func(d *Device) error {
 		if err := d.Begin(ir.SectionStep, 1); err != nil {
 			return err

@@ -17,7 +17,7 @@ func TestTunedIsKept(t *testing.T) {
 	dir := t.TempDir()
 	machine := func() *Machine {
 		m := fake.open(t, Options{Tune: true, CacheDir: dir})
-		m.code, m.timed = fixedCode(kernels.Path), attentionShape{n: 20, heads: 1, kvHeads: 1}
+		m.code, m.timed, m.tried = fixedCode(kernels.Path), attentionShape{n: 20, heads: 1, kvHeads: 1}, smallTrial
 		return m
 	}
 	product := func() (fast bool) {
