@@ -12,7 +12,7 @@ import (
 // The search where nobody asks for time. Nothing is priced but what it takes to deal out layers, and what is taken next is what
 // holds least, so that something that fits is found soon if there is any. Before a complete candidate is planned with its copies
 // timed, for which they are simulated again and again, it is lean: its copies begin as late and end as soon as they may, which
-// takes no simulation, and holds no more on the device than with any other timing.
+// takes no simulation, and holds no more on the device than with any other timing, but for a part of what packing loses.
 
 // wanted says how soon a candidate has its turn: that of least memory first; where there is plenty of it, first the one that least is
 // open of, then that which spreads over most ranks, and then that of fewest tasks, which is soonest planned.

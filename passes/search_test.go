@@ -197,7 +197,8 @@ func fullest(f *Footprint) ir.Bytes {
 	return device
 }
 
-// leaner says where a candidate holds more when it is lean than it does.
+// leaner says where a candidate, lean, holds so much more than it does that it would be refused though it fits. As a rule it holds
+// no more; where it does, for packing counts by what is there at the peak, it is held to what the placed plan holds.
 func (s *search) leaner(n *node) error {
 	if n.weighs() {
 		return nil
@@ -206,10 +207,19 @@ func (s *search) leaner(n *node) error {
 	if p == nil {
 		return fmt.Errorf("it is no plan when it is lean")
 	}
-	for i, need := 0, footprint(c, p); i < len(need.Device); i++ {
-		if need.Device[i].Bytes > n.need.Device[i].Bytes || need.Host[i] > n.need.Host[i]+p.earlier(c) {
-			return fmt.Errorf("stage %d holds %v and %v on the host when it is lean, and really %v and %v",
-				i, need.Device[i].Bytes, need.Host[i], n.need.Device[i].Bytes, n.need.Host[i])
+	need := footprint(c, p)
+	for i := range need.Device {
+		if need.Device[i].Bytes <= n.need.Device[i].Bytes && need.Host[i] <= n.need.Host[i]+p.earlier(c) {
+			continue
+		}
+		placed := *n.plan
+		if err := Place(&placed); err != nil {
+			return err
+		}
+		placed.Memory.DeviceCapacityBytes, placed.Memory.HostCapacityBytes = placed.Memory.DevicePeakBytes[i], placed.Memory.HostPeakBytes[i]
+		if limit := placed.mayFit(c); need.Device[i].Bytes > limit.DeviceCapacityBytes || need.Host[i] > limit.HostCapacityBytes {
+			return fmt.Errorf("stage %d holds %v and %v on the host when it is lean, and placed %v and %v", i, need.Device[i].Bytes, need.Host[i],
+				placed.Memory.DevicePeakBytes[i], placed.Memory.HostPeakBytes[i])
 		}
 	}
 	return nil
