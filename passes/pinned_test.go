@@ -2,6 +2,7 @@ package passes
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"sppo/examples"
+	"sppo/ir"
 	"sppo/lang"
 )
 
@@ -121,7 +123,10 @@ func (j *pinJob) check(t *testing.T, r *rand.Rand) {
 	}
 	r.Shuffle(len(pins), func(i, j int) { pins[i], pins[j] = pins[j], pins[i] })
 	begun := time.Now()
-	best, compared := whatFits(sp), 0
+	best, compared, limit := whatFits(sp), 0, ir.Seconds(math.Inf(1))
+	if best != nil {
+		limit = 1.1 * best.Time.StepS
+	}
 	t.Logf("%s%v: open in %v", j.name, j.base, time.Since(begun))
 	for _, pin := range pins[:min(j.most, len(pins))] {
 		sp, err := j.open(pin)
@@ -129,7 +134,7 @@ func (j *pinJob) check(t *testing.T, r *rand.Rand) {
 			continue
 		}
 		begun := time.Now()
-		p := whatFits(sp)
+		p := fastest(sp, limit)
 		if took := time.Since(begun); took > 10*time.Second {
 			t.Logf("%s: %v", pin, took)
 		}
@@ -145,7 +150,20 @@ func (j *pinJob) check(t *testing.T, r *rand.Rand) {
 			t.Errorf("%s%v: auto takes %v as %v, and with %s it is %v as %v", j.name, j.base, best.Time.StepS, inWords(best), pin, p.Time.StepS, inWords(p))
 		}
 	}
-	t.Logf("%d alternatives", compared)
+	t.Logf("%d alternatives, of %d are found to fit in up to a tenth more time", min(j.most, len(pins)), compared)
+}
+
+// fastest is what is found for a request, if it fits. Where every bound of what is left is beyond a limit, which is a tenth beyond
+// what is to be beaten, it is looked for no further: tests of the search hold bounds to all candidates of small jobs.
+func fastest(sp *lang.Spec, limit ir.Seconds) *Plan {
+	s := newSearch(newContext(sp, Options{Measure: place}), New(sp))
+	s.push(&node{schedule: s.request.Schedule})
+	for s.frontier.Len() > 0 && s.frontier[0].bound <= limit {
+		if n := s.step(); n != nil {
+			return n.plan
+		}
+	}
+	return nil
 }
 
 // whatFits is what is found for a request, if it fits.

@@ -102,19 +102,7 @@ func newSearch(c *Context, p *Plan) *search {
 func (s *search) run() (winner *node, alternatives []*node) {
 	s.push(&node{schedule: s.request.Schedule})
 	for winner == nil && s.frontier.Len() > 0 {
-		n := heap.Pop(&s.frontier).(*node)
-		switch {
-		case n.level < len(dimensions):
-			s.advance(n)
-		case n.plan != nil:
-			if s.fits(n) {
-				winner = n
-			}
-		case s.timeless && !n.wanted.lean:
-			s.lean(n)
-		default:
-			s.evaluate(n)
-		}
+		winner = s.step()
 	}
 	switch {
 	case winner == nil:
@@ -129,6 +117,24 @@ func (s *search) run() (winner *node, alternatives []*node) {
 		}
 	}
 	return winner, alternatives
+}
+
+// step takes the candidate whose turn it is one step further. It gives it if nothing can be faster.
+func (s *search) step() *node {
+	n := heap.Pop(&s.frontier).(*node)
+	switch {
+	case n.level < len(dimensions):
+		s.advance(n)
+	case n.plan != nil:
+		if s.fits(n) {
+			return n
+		}
+	case s.timeless && !n.wanted.lean:
+		s.lean(n)
+	default:
+		s.evaluate(n)
+	}
+	return nil
 }
 
 // weigh leaves what is kept of the candidate that lacks least to the pass offload, if it then fits.
