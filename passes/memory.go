@@ -286,10 +286,14 @@ func (r *residence) persist() {
 	}
 }
 
-// touch counts a block's gradients, which stay to the end of the step.
-func (r *residence) touch(b *graph.Block) {
-	_, gradients, _ := r.plan.stateBytes(r.graph, b)
-	r.now[TermGradients] += gradients
+// touch counts what stays of a block's gradients to the end of the step: of those that are divided under ZeroGradients, or of the
+// others.
+func (r *residence) touch(b *graph.Block, divided bool) {
+	for i := range b.Params {
+		if param := &b.Params[i]; divided == (r.plan.ZeroOf(b, param) >= ZeroGradients) {
+			r.now[TermGradients] += r.plan.gradientBytes(b, param)
+		}
+	}
 }
 
 func (r *residence) forward(t Task, n int) {
@@ -435,13 +439,13 @@ func (r *residence) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
 	return n
 }
 
-// visiting notes a backward pass of the k-th layer of a task, which may be the first to touch its gradients. Under ZeroGradients
-// it begins them whole, unless they wait for it, and what stays to the end of the step comes of those that are complete.
+// visiting notes a backward pass of the k-th layer of a task, which may be the first to touch its gradients. Those that are divided
+// under ZeroGradients it begins whole, unless they wait for it, and what stays to the end of the step comes of those that are complete.
 func (r *residence) visiting(t Task, k int, b *graph.Block, pass direction, z graph.Size) {
 	own := r.first[t.Stage] + k
 	divided := r.plan.Parallel.Zero >= ZeroGradients
 	fresh := r.fresh[own] && pass != weightPass
-	begins := !r.whole[own] && (fresh || divided)
+	first, begins := fresh && !r.whole[own], !r.whole[own] && (fresh || divided)
 	working := r.working(b, pass, z, begins) + r.sharing(t)
 	if r.loads.queue != nil {
 		r.noteOwn(t, working)
@@ -450,8 +454,11 @@ func (r *residence) visiting(t Task, k int, b *graph.Block, pass direction, z gr
 	}
 	r.note(t, working)
 	r.now[TermLoads] = r.loads.bytes()
+	if first {
+		r.touch(b, false)
+	}
 	if fresh && (!divided || r.plan.Completes(t)) {
-		r.touch(b)
+		r.touch(b, true)
 		r.fresh[own] = false
 	}
 }
@@ -460,7 +467,7 @@ func (r *residence) visiting(t Task, k int, b *graph.Block, pass direction, z gr
 func (r *residence) touching(t Task, b *graph.Block, pass direction, z graph.Size, fresh bool) {
 	r.note(t, r.working(b, pass, z, fresh)+r.sharing(t))
 	if fresh {
-		r.touch(b)
+		r.touch(b, false)
 	}
 }
 

@@ -121,7 +121,7 @@ func (p *Plan) stateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 			}
 			return graph.Align(whole * d.Bytes())
 		}
-		gradients += divided(ZeroGradients, ir.F32)
+		gradients += p.gradientBytes(b, param)
 		if param.Tied && together {
 			continue
 		}
@@ -133,6 +133,15 @@ func (p *Plan) stateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 		}
 	}
 	return weights, gradients, optimizer
+}
+
+// gradientBytes are those of what stays of a parameter's gradient to the end of the step.
+func (p *Plan) gradientBytes(b *graph.Block, param *graph.Param) ir.Bytes {
+	n := ir.Bytes(param.Local[0] * param.Local[1])
+	if p.ZeroOf(b, param) >= ZeroGradients {
+		n /= ir.Bytes(p.Slicing(param).Slices())
+	}
+	return graph.Align(n * ir.F32.Bytes())
 }
 
 // visitBytes are those that a visit of a layer needs for a while besides what is divided.
