@@ -56,7 +56,8 @@ func (p *Plan) borrowed(c *Context, rank int, terms *[numTerms]ir.Bytes) (host i
 		}
 		if p.Home(t.Stage) == rank { // and pieces of its own, whose units are rounded up each
 			if t.Piece > 0 {
-				host += ir.Bytes(p.LayersPerStage[t.Stage]*len(g.Layer.Units)) * ir.Alignment
+				n := ir.Bytes(p.LayersPerStage[t.Stage]*len(g.Layer.Units)) * ir.Alignment
+				host, terms[TermKept] = host+n, terms[TermKept]+n
 			}
 			continue
 		}
