@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"sppo/graph"
 	"sppo/ir"
 	"sppo/passes"
 	"sppo/vm"
@@ -135,25 +136,66 @@ func checkPeaks(t testing.TB, c Case, plan *passes.Plan, p *ir.Program, job *vm.
 	}
 }
 
-// checkBound holds what passes choose by to what was placed. It counts all that lives at once, and a share for the gaps that placing
-// leaves. Where few buffers make an arena the gaps may be more than that share; by less than the largest buffer, and by less than the
-// twentieth to which placing keeps.
+// checkBound holds what passes choose by to what lives at once in the program: never less. What placing then loses in gaps is in the
+// plan's memory, to the byte, and tests of placing hold it small; in an arena of a few hundred buffers of all sizes it may be more
+// than the share that the bound counts for it.
 func checkBound(t testing.TB, c Case, plan *passes.Plan, p *ir.Program) {
 	t.Helper()
 	bound := passes.FootprintOf(plan)
 	for s := range bound.Device {
-		var largest [ir.NumArenas]ir.Bytes
-		for _, b := range p.Codes[s].Buffers {
-			largest[b.Arena] = max(largest[b.Arena], b.Size)
-		}
-		check := func(arena ir.Arena, got, want ir.Bytes) {
-			if want-got > min(largest[arena], got/20) {
-				t.Errorf("%v: stage %d is bound to %d bytes of the %s arena, and %d are placed", c, s, got, arena, want)
+		for arena, got := range [ir.NumArenas]ir.Bytes{ir.Device: bound.Device[s].Bytes, ir.Host: bound.Host[s]} {
+			if live := mostLive(&p.Codes[s], ir.Arena(arena)); live > got {
+				t.Errorf("%v: stage %d is bound to %d bytes of the %s arena, and %d live at once", c, s, got, ir.Arena(arena), live)
 			}
 		}
-		check(ir.Device, bound.Device[s].Bytes, plan.Memory.DevicePeakBytes[s])
-		check(ir.Host, bound.Host[s], plan.Memory.HostPeakBytes[s])
 	}
+}
+
+// mostLive is the most bytes of an arena that lie between first and last use of their buffers at once, in the issue order of a
+// section. What several sections use, or one reads that has not written it, is there throughout.
+func mostLive(c *ir.Code, arena ir.Arena) ir.Bytes {
+	type use struct{ section, first, last int }
+	uses := map[uint32]use{}
+	throughout := map[uint32]bool{}
+	for section := range ir.NumSections {
+		for at := range c.Sections[section] {
+			in := &c.Sections[section][at]
+			for i, v := range in.Args {
+				if v.Buffer == ir.NoBuffer || c.Buffers[v.Buffer].Arena != arena {
+					continue
+				}
+				u, known := uses[v.Buffer]
+				if !known {
+					u = use{int(section), at, at}
+					throughout[v.Buffer], _ = in.Access(i)
+				}
+				throughout[v.Buffer] = throughout[v.Buffer] || u.section != int(section)
+				u.last = at
+				uses[v.Buffer] = u
+			}
+		}
+	}
+	var always, most ir.Bytes
+	for section := range ir.NumSections {
+		changes := make([]ir.Bytes, len(c.Sections[section])+1)
+		for b, u := range uses {
+			if u.section == int(section) && !throughout[b] {
+				changes[u.first] += graph.Align(c.Buffers[b].Size)
+				changes[u.last+1] -= graph.Align(c.Buffers[b].Size)
+			}
+		}
+		now := ir.Bytes(0)
+		for _, change := range changes {
+			now += change
+			most = max(most, now)
+		}
+	}
+	for b := range throughout {
+		if throughout[b] {
+			always += graph.Align(c.Buffers[b].Size)
+		}
+	}
+	return always + most
 }
 
 // checkOrder is the second half of E5: every stream executed the instructions that the program gives it, in the
