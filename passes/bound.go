@@ -582,8 +582,9 @@ func (b *bounds) ways(p *Plan, of *profile, late bool) (before, after []ir.Secon
 // subsequence to it and back, as ever.
 //
 // Where the start is shared, the first rank does of subsequence x at least the first (x+1)/PP tokens, of even shares 1/PP, and so at
-// least the square of that of the work, for attention looks back. The last does all of its own tasks, and before and behind them helps all others. For
-// that it receives, one by one, their layers' weights, K and V, and sends back what is to be added to the gradients of both.
+// least the square of that of the work, for attention looks back. The last does all of its own tasks, and before and behind them
+// helps all others. For that it receives, one by one, their layers' weights, K and V, and sends back what is to be added to the
+// gradients of both.
 func (b *bounds) shared(p *Plan, of *profile, layers []int, side string) ir.Seconds {
 	m := p.costModel()
 	far := p.widestLink(m, p.farthest)

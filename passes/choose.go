@@ -461,17 +461,8 @@ func (h *chooser) fitWithCopies() {
 	h.plan.Offload.Park = h.plan.layerOrder()
 	defer func() { h.plan.Time = Time{} }()
 	f := &fitting{chooser: h, base: h.snapshot()}
-	copied := h.apart && f.tryCopies()
-	for k := range len(h.remake) + 1 {
-		if copied {
-			break
-		}
-		if enough := f.try(h.remake[:k]); enough && k == 0 {
-			break
-		} else if enough || k == len(h.remake) {
-			f.tryNamed()
-			break
-		}
+	if !h.apart || !f.tryCopies() {
+		f.tryRemaking()
 	}
 	if f.best == nil {
 		f.remakeFirst(h.remake)
@@ -523,6 +514,18 @@ func (f *fitting) tryCopies() (enough bool) {
 	f.order, f.apart = bySize(f.sizes[0]), false
 	defer func() { f.order, f.apart = dearest, true }()
 	return f.try(nil)
+}
+
+// tryRemaking makes more and more units again, in the order of their prices, until copies that are hidden are enough for the rest.
+func (f *fitting) tryRemaking() {
+	for k := range len(f.remake) + 1 {
+		if enough := f.try(f.remake[:k]); enough && k == 0 {
+			return
+		} else if enough {
+			break
+		}
+	}
+	f.tryNamed()
 }
 
 // tryNamed tries what policies with a name make again, which may need less room while a layer runs.

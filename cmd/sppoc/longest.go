@@ -17,7 +17,7 @@ const (
 )
 
 // longestSequence says how long the sequence may get until the job, all else as the spec has it, no longer fits, and what
-// then lacks. Lengths are tried on a grid on which every subsequence has a whole number of steps; each is placed exactly.
+// then lacks. Lengths are tried on a grid on which every subsequence has a whole number of steps.
 func longestSequence(file string, set []string) (string, error) {
 	job, err := cli.OpenPlan(file, set, passes.Options{Fitting: true})
 	if err != nil {
