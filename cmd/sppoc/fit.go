@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 
 	"sppo/cmd/internal/cli"
+	"sppo/ir"
 	"sppo/lang"
 	"sppo/passes"
 )
@@ -13,44 +15,64 @@ import (
 // maxAdvice is how many ways out are shown.
 const maxAdvice = 3
 
-// adviseFit says which single change of a spec would make its job fit: each value that the spec pins is searched anew, then
-// there are more machines, smaller numbers, and shorter sequences, and if none of them does, all that the schedule pins at once. All
-// are measured like the plan itself.
+// adviseFit says which single change of a spec would make its job fit. First come the fastest of those that leave the job as it is: each
+// value that the schedule pins is searched anew. Then there are more machines, smaller numbers, and shorter sequences; and if nothing
+// does, all that the schedule pins at once. All are measured like the plan itself.
 func adviseFit(job *cli.Job, set []string) error {
 	if job.Spec == nil {
 		return fmt.Errorf("the plan does not fit: %s", cli.Lack(&job.Plan.Memory))
 	}
 	file := job.Spec.File
-	lines := []string{file + " does not fit; it would with one of"}
-	for _, group := range changes(job) {
-		if len(lines) > maxAdvice {
+	var ways []way
+	for _, change := range scheduleChanges(job) {
+		ways = appendWay(ways, job, set, change)
+	}
+	slices.SortStableFunc(ways, func(a, b way) int { return cmp.Compare(a.step, b.step) })
+	ways = ways[:min(len(ways), maxAdvice)]
+	for _, group := range otherChanges(job) {
+		if len(ways) == maxAdvice {
 			break
 		}
-		for _, change := range group {
-			if line := try(job, set, change); line != "" {
-				if line = "  --set " + line; !slices.Contains(lines, line) { // auto may have found what another change says
-					lines = append(lines, line)
-				}
-				break
-			}
-		}
+		ways = appendWay(ways, job, set, group...)
 	}
-	if len(lines) == 1 {
-		lines[0] = file + " does not fit, nor with any single change; it would with all of"
-		if line := tryAll(job, set); line != "" {
-			return fmt.Errorf("%s\n  %s", lines[0], line)
+	if len(ways) > 0 {
+		lines := []string{file + " does not fit; it would with one of"}
+		for _, w := range ways {
+			lines = append(lines, "  --set "+w.words)
 		}
-		lines[0] = file + " does not fit, nor with any single change of its schedule, eight times the nodes or an eighth of the sequence"
+		return fmt.Errorf("%s", strings.Join(lines, "\n"))
 	}
-	return fmt.Errorf("%s", strings.Join(lines, "\n"))
+	if line := tryAll(job, set); line != "" {
+		return fmt.Errorf("%s does not fit, nor with any single change; it would with all of\n  %s", file, line)
+	}
+	return fmt.Errorf("%s does not fit, nor with any single change of its schedule, eight times the nodes or an eighth of the sequence", file)
 }
 
-// try says what a changed spec needs if it fits, and nothing if it does not or is no spec. What the change leaves to the search
-// is said as it was found, and with it the grid, which is searched as soon as anything is.
-func try(asked *cli.Job, set []string, change string) string {
+// way is a change with which a job fits, and how long a step then takes.
+type way struct {
+	step  ir.Seconds
+	words string
+}
+
+// appendWay adds the first of some changes with which the job fits.
+func appendWay(ways []way, job *cli.Job, set []string, changes ...string) []way {
+	for _, change := range changes {
+		if w, ok := try(job, set, change); ok {
+			if !slices.Contains(ways, w) { // auto may have found what another change says
+				ways = append(ways, w)
+			}
+			break
+		}
+	}
+	return ways
+}
+
+// try says what a changed spec needs, if it fits. What the change leaves to the search is said as it was found, and with it the grid,
+// which is searched as soon as anything is.
+func try(asked *cli.Job, set []string, change string) (w way, ok bool) {
 	job, err := cli.OpenPlan(asked.Spec.File, append(set[:len(set):len(set)], change), passes.Options{})
 	if err != nil || lack(job) != "" {
-		return ""
+		return way{}, false
 	}
 	const grid = "schedule.align"
 	changed, _, _ := strings.Cut(change, "=")
@@ -68,9 +90,13 @@ func try(asked *cli.Job, set []string, change string) string {
 			said = append(said, "--set "+now)
 		}
 	}
+	if len(said) == 0 { // that it is searched changes what no key says
+		said = []string{quoted(change)}
+	}
 	device, host := cli.Peaks(&job.Plan.Memory)
 	words := strings.TrimPrefix(strings.Join(said, " "), "--set ")
-	return fmt.Sprintf("%s: %s a step, %s of device memory, %s of host memory", words, job.Plan.Time.StepS, device, host)
+	step := job.Plan.Time.StepS
+	return way{step, fmt.Sprintf("%s: %s a step, %s of device memory, %s of host memory", words, step, device, host)}, true
 }
 
 // tryAll leaves the whole schedule to the search, and says in what the plan that it finds differs from what was asked for.
@@ -121,33 +147,33 @@ func lack(job *cli.Job) string {
 // opens says whether a key that is pinned to a value is left to the search for a way out: a default is nothing that was asked for.
 func opens(key, value string) bool { return value != "" && value != lang.FindKey(key).Default }
 
-// changes are the overrides worth a try, in groups of the same kind: of each the first that fits is enough.
-func changes(job *cli.Job) [][]string {
-	var out [][]string
-	add := func(format string, values ...any) {
-		var group []string
-		for _, v := range values {
-			group = append(group, fmt.Sprintf(format, v))
-		}
-		out = append(out, group)
-	}
+// scheduleChanges are overrides of what the schedule pins.
+func scheduleChanges(job *cli.Job) (changes []string) {
 	keys, values := passes.Pins(job.Spec.Schedule)
 	for i, key := range keys {
 		if opens(key, values[i]) || values[i] != "" && key == "schedule.keep" {
-			add(key+"=%s", "auto")
+			changes = append(changes, key+"=auto")
 		}
 	}
-	nodes := job.Spec.Cluster.Nodes
-	add("cluster.nodes=%d", 2*nodes, 4*nodes, 8*nodes)
-	if job.Plan.Model.DType == "f32" {
-		add("model.dtype=%s", "bf16")
-	}
 	if job.Plan.Streams() {
-		add("schedule.keep=%s", "[k, v]") // where the host lacks
+		changes = append(changes, "schedule.keep=[k, v]") // where the host lacks
 	}
-	s := job.Plan.Train.Sequence
-	add("train.sequence=%s", tokens(s/2), tokens(s/4), tokens(s/8))
-	return out
+	return changes
+}
+
+// otherChanges are overrides that make another job of it, in groups of the same kind: of each the first that fits is enough.
+func otherChanges(job *cli.Job) (groups [][]string) {
+	nodes, s := job.Spec.Cluster.Nodes, job.Plan.Train.Sequence
+	var more, shorter []string
+	for times := 2; times <= 8; times *= 2 {
+		more = append(more, fmt.Sprintf("cluster.nodes=%d", times*nodes))
+		shorter = append(shorter, "train.sequence="+tokens(s/int64(times)))
+	}
+	groups = append(groups, more)
+	if job.Plan.Model.DType == "f32" {
+		groups = append(groups, []string{"model.dtype=bf16"})
+	}
+	return append(groups, shorter)
 }
 
 // quoted is an argument as a shell wants it.
