@@ -125,7 +125,8 @@ var app = cli.App{
 			Doc: "simulate a program, or two, and draw the timeline as a page",
 			Details: "FILEs are programs, specs or plans. The page is one file that needs no network: the streams of one rank of every\n" +
 				"stage and what its memory holds, on one time axis, with zoom, search and the spec line of every instruction.\n" +
-				"A TRACE that sppovm run --profile wrote of FILE is shown below the simulation, rank by rank.\n" +
+				"Of two programs that show the same ranks the second's stand below the first's, rank by rank; so does a TRACE that\n" +
+				"sppovm run --profile wrote of FILE, below the simulation.\n" +
 				"Where the output is called .svg it is a figure of one program, for print.",
 			Examples: []string{
 				"sppoc view examples/tiny.sppo -o tiny.html",

@@ -105,7 +105,7 @@ func (f *figure) axis(makespan ir.Seconds) {
 		}
 	}
 	for at := 0.0; at <= float64(makespan)*(1+1e-9); at += step {
-		x := figureLabels + int(cell(ir.Seconds(at), makespan)/2)
+		x := figureLabels + int(pixels(ir.Seconds(at), makespan))
 		fmt.Fprintf(&f.body, `<path d="M%d %dv4" stroke="%s"/>`+"\n", x, f.y-10, colour("soft"))
 		f.text(x, f.y+4, "middle", "", fmt.Sprintf("%.4g %s", at/unit, name))
 	}
@@ -137,24 +137,71 @@ func timelineFigure(w io.Writer, title string, p *ir.Program, t *sim.Timeline, r
 	return f.write(w)
 }
 
+// taskNames says how the tasks of a code are told apart: by what they do not all have alike. The page names them by the same rule.
+type taskNames struct{ microbatch, subsequence, stage bool }
+
+// taskKinds are the colours of what makes up tasks, taskLetters the names.
+var (
+	taskKinds   = map[ir.Phase]int{ir.PhaseForward: showForward, ir.PhaseBackward: showBackward, ir.PhaseWeights: showWeights}
+	taskLetters = map[ir.Phase]string{ir.PhaseForward: "F", ir.PhaseBackward: "B", ir.PhaseWeights: "W"}
+)
+
+func taskNamesOf(code *ir.Code) (n taskNames) {
+	var first *ir.Provenance
+	for pc := range code.Sections[ir.SectionStep] {
+		v := &code.Sections[ir.SectionStep][pc].Prov
+		if taskLetters[v.Phase] == "" || v.Subsequence < 0 {
+			continue
+		}
+		if first == nil {
+			first = v
+		}
+		n.microbatch = n.microbatch || v.Microbatch != first.Microbatch
+		n.subsequence = n.subsequence || v.Subsequence != first.Subsequence
+		n.stage = n.stage || v.Stage != first.Stage
+	}
+	return n
+}
+
+// of is the name of a task, and whether it is one of the lighter.
+func (n taskNames) of(v ir.Provenance) (name string, light bool) {
+	at := v.Subsequence
+	name = taskLetters[v.Phase]
+	switch {
+	case n.microbatch && n.subsequence:
+		name += fmt.Sprintf("%d.", v.Microbatch)
+	case n.microbatch:
+		at = v.Microbatch
+	}
+	name += fmt.Sprint(at)
+	if n.stage {
+		name += fmt.Sprintf("@%d", v.Stage)
+	}
+	return name, at%2 == 1
+}
+
 // tasks draws what a plan lists: every run of kernels that are of one task, by turns lighter and darker, with its name where it
 // has the room.
 func (f *figure) tasks(code *ir.Code, spans []sim.Span, makespan ir.Seconds) {
-	kinds := map[ir.Phase]int{ir.PhaseForward: showForward, ir.PhaseBackward: showBackward, ir.PhaseWeights: showWeights}
-	letters := map[ir.Phase]string{ir.PhaseForward: "F", ir.PhaseBackward: "B", ir.PhaseWeights: "W"}
+	names := taskNamesOf(code)
 	var of ir.Provenance
 	var from, to ir.Seconds
 	draw := func() {
-		kind, ok := kinds[of.Phase]
+		kind, ok := taskKinds[of.Phase]
 		if !ok || to <= from {
 			return
 		}
-		x, width := float64(figureLabels)+cell(from, makespan)/2, cell(to-from, makespan)/2
+		name, light := names.of(of)
+		opacity := 1.0
+		if light {
+			opacity = 0.6
+		}
+		x, width := figureLabels+pixels(from, makespan), pixels(to-from, makespan)
 		fmt.Fprintf(&f.body, `<rect x="%.1f" y="%d" width="%.1f" height="%d" fill="%s" fill-opacity="%g"/>`+"\n",
-			x, f.y+1, max(width-0.5, 0.2), figureRow-2, fill(kind), 1-0.4*float64(of.Subsequence%2))
-		if name := fmt.Sprint(letters[of.Phase], of.Subsequence); width > float64(6*len(name)+2) {
+			x, f.y+1, max(width-0.5, 0.2), figureRow-2, fill(kind), opacity)
+		if width > float64(6*len(name)+2) {
 			ink := "font-size:9px"
-			if kind == showForward && of.Subsequence%2 == 0 { // the one dark ground
+			if kind == showForward && !light { // the one dark ground
 				ink += ";fill:" + colour("back")
 			}
 			f.text(int(x+width/2), f.y+figureRow-3, "middle", ink, name)
@@ -177,10 +224,10 @@ func (f *figure) tasks(code *ir.Code, spans []sim.Span, makespan ir.Seconds) {
 	f.y += figureRow
 }
 
-// stream draws a row: in each half pixel the kind that takes most of it, as high as the stream is busy there. It says
+// stream draws a row: in each pixel the kind that takes most of it, as high as the stream is busy there. It says
 // whether there was anything.
 func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Stream, makespan ir.Seconds, seen *[len(showNames)]bool) bool {
-	cells := make([][len(showNames)]float64, 2*figurePlot)
+	cells := make([][len(showNames)]float64, figurePlot)
 	any := false
 	for pc := range spans {
 		k := kinds[pc]
@@ -188,7 +235,7 @@ func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Str
 			continue
 		}
 		any, seen[k] = true, true
-		at, end := cell(spans[pc].Begin, makespan), cell(spans[pc].End, makespan)
+		at, end := pixels(spans[pc].Begin, makespan), pixels(spans[pc].End, makespan)
 		for at < end {
 			i := min(int(at), len(cells)-1)
 			next := min(end, float64(i+1))
@@ -213,15 +260,15 @@ func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Str
 		}
 		if kind >= 0 {
 			h := float64(figureRow-2) * float64(level) / 4
-			fmt.Fprintf(&f.body, `<rect x="%g" y="%g" width="%g" height="%g" fill="%s"/>`+"\n",
-				figureLabels+float64(from)/2, float64(f.y+figureRow-1)-h, float64(i-from)/2, h, fill(kind))
+			fmt.Fprintf(&f.body, `<rect x="%d" y="%g" width="%d" height="%g" fill="%s"/>`+"\n",
+				figureLabels+from, float64(f.y+figureRow-1)-h, i-from, h, fill(kind))
 		}
 		from, kind, level = i, k, l
 	}
 	return true
 }
 
-func cell(at, makespan ir.Seconds) float64 { return float64(at/makespan) * 2 * figurePlot }
+func pixels(t, makespan ir.Seconds) float64 { return float64(t/makespan) * figurePlot }
 
 // prevailing is the kind that takes most of a cell, and how busy the cell is in quarters.
 func prevailing(shares *[len(showNames)]float64) (kind, level int) {

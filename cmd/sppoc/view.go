@@ -387,7 +387,7 @@ func (p *page) write(w io.Writer) error {
 	for i := range p.programs {
 		names = append(names, p.programs[i].Name)
 	}
-	head, err := json.Marshal(map[string]any{"programs": p.programs, "paired": p.paired})
+	head, err := json.Marshal(map[string]any{"programs": p.programs})
 	if err != nil {
 		return err
 	}

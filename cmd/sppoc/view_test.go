@@ -63,6 +63,8 @@ func TestViewInBrowser(t *testing.T) {
 			mouse("wheel", 700, 60, { deltaY: -200, ctrlKey: true }); says("wheeled", shown().width < whole.width); key("0");
 			drag(170, 170); says("task", document.getElementById("detail").textContent); key("f"); says("framed", shown().width < whole.width / 20)`,
 			[]string{"zoomed true", "panned true", "dragged true", "back true", "wheeled true", "task F0.0@0", "of its time: forward", "framed true"}},
+		{tiny, "find=adamw", `const [, took, from, to] = document.getElementById("detail").textContent.match(/([\d.]+) us, from ([\d.]+) ms to ([\d.]+) ms/);
+			says("digits", Math.abs((to - from) * 1000 / took - 1) < 0.01)`, []string{"digits true"}}, // however late a short instruction is
 		{tiny, "", `drag(300, 500, { shiftKey: true });
 			says("range", document.getElementById("detail").textContent); key("Escape"); says("free", document.getElementById("detail").textContent)`,
 			[]string{"of it, on the compute streams:", "rank 2: ", "bubble ", "free Click an instruction"}},
@@ -200,5 +202,35 @@ func TestFigure(t *testing.T) {
 	}
 	if !strings.Contains(strings.Join(svg.Texts, " "), "simulated on") {
 		t.Error("the figure does not say that it is simulated")
+	}
+}
+
+// A task is called by what tells it from the others of its rank.
+func TestTaskNames(t *testing.T) {
+	whole := []string{"schedule.subsequences=1", "schedule.offload=none"}
+	for _, c := range []struct {
+		set  []string
+		want string // last backward of rank 2
+	}{
+		{[]string{"train.batch=1"}, "B0"},
+		{nil, "B1.0"},
+		{append(whole, "schedule.strategy=gpipe"), "B1"},
+		{append(whole, "schedule.strategy=dualpipe-v", "schedule.virtual_stages=2", "model.layers=4", "train.batch=4"), "B3@1"},
+		{[]string{"schedule.mux=left"}, "B1.0@0"},
+	} {
+		job, err := cli.OpenProgram("testdata/base/tiny.sppo", c.set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		code := &job.Program.Codes[job.Program.Ranks[2].Code]
+		names, got := taskNamesOf(code), ""
+		for _, in := range code.Sections[ir.SectionStep] {
+			if in.Stream == ir.Compute && in.Prov.Phase == ir.PhaseBackward && in.Prov.Subsequence >= 0 {
+				got, _ = names.of(in.Prov)
+			}
+		}
+		if got != c.want {
+			t.Errorf("%v: the last backward is called %q, want %q", c.set, got, c.want)
+		}
 	}
 }

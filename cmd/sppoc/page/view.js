@@ -35,7 +35,8 @@
       for (const m of r.memory) most[m.arena] = Math.max(most[m.arena] || 1, m.placed);
     }
   }
-  if (head.paired) ranks.sort((a, b) => a.rank - b.rank); // stable: what was measured of a rank stands below its simulation
+  const shown = p => p.ranks.map(r => r.rank).join();
+  if (head.programs.every(p => shown(p) === shown(head.programs[0]))) ranks.sort((a, b) => a.rank - b.rank); // stable: the same rank of both, one below the other
   for (const r of ranks) {
     const p = r.program;
     r.code = p.codes[r.code];
@@ -131,15 +132,16 @@
     const [u, n] = units.find(([u]) => Math.abs(t) >= u) || units[3];
     return (t / u).toPrecision(4).replace(/\.?0+$/, "") + " " + n;
   }
+  // moment is a time with digits enough to tell it from others that are so far apart, in the unit that suits the latest of them.
+  function moment(t, apart, latest = t) {
+    const [u, n] = units.find(([u]) => Math.abs(latest) >= u) || units[3];
+    return (t / u).toFixed(Math.max(0, Math.min(12, Math.ceil(-Math.log10(Math.max(apart, 1e-12) / u) - 1e-9)))) + " " + n;
+  }
+  const period = (a, b) => `${duration(b - a)}, from ${moment(a, (b - a) / 1000, b)} to ${moment(b, (b - a) / 1000)}`;
   function bytesText(n) {
     let u = 0;
     while (n >= 1024 && u < 4) { n /= 1024; u++; }
     return n.toPrecision(3) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][u];
-  }
-  // axisText has as many digits as neighbouring marks need to differ.
-  function axisText(t, step) {
-    const [u, n] = units.find(([u]) => Math.max(Math.abs(to), step) >= u) || units[3];
-    return (t / u).toFixed(Math.max(0, Math.min(12, Math.ceil(-Math.log10(step / u) - 1e-9)))) + " " + n;
   }
   // firstVisible is the first span of a list that ends behind a time.
   function firstVisible(row, t = from) {
@@ -166,7 +168,7 @@
     g.restore();
     g.fillStyle = colours.panel; g.fillRect(0, 0, width, axisHeight);
     g.fillStyle = colours.soft; g.textAlign = "center";
-    for (const t of grid) { const text = axisText(t, step), half = g.measureText(text).width / 2; g.fillText(text, Math.min(x(t), width - half - 3), axisHeight / 2); }
+    for (const t of grid) { const text = moment(t, step, Math.max(Math.abs(to), step)), half = g.measureText(text).width / 2; g.fillText(text, Math.min(x(t), width - half - 3), axisHeight / 2); }
     g.textAlign = "left";
   }
   function ticks() {
@@ -195,7 +197,7 @@
     for (const t of row.tasks) {
       if (t.end < from || t.begin > to) continue;
       const b = Math.max(x(t.begin), labelWidth - 2), w = Math.max(0.6, Math.min(x(t.end), width + 2) - b - (x(t.end) - x(t.begin) > 4 ? 0.7 : 0));
-      const c = row.rank.code, kind = taskKinds[c.phase[t.pc]], light = c.sub[t.pc] % 2;
+      const c = row.rank.code, kind = taskKinds[c.phase[t.pc]], many = manyOf(row.rank), light = (many.micro && !many.sub ? c.micro : c.sub)[t.pc] % 2;
       g.globalAlpha = light ? 0.6 : 1; g.fillStyle = colours[kinds[kind][0]]; g.fillRect(b, y, w, row.height - 2); g.globalAlpha = 1;
       if (selected && selected.task === t) { g.strokeStyle = colours.mark; g.lineWidth = 2; g.strokeRect(b, y + 1, Math.max(w, 3), row.height - 4); }
       const text = taskLabel(row.rank, t.pc);
@@ -304,27 +306,31 @@
     const c = r.code, letter = taskLetters[c.phase[pc]];
     return letter && c.sub[pc] >= 0 ? `${letter}${Math.max(0, c.micro[pc])}.${c.sub[pc]}@${c.stage[pc]}` : "";
   }
-  // taskLabel leaves out what all tasks of a rank have alike.
+  // manyOf says of what there are several among the tasks of a rank: what all have alike tells none apart.
+  function manyOf(r) {
+    const c = r.code, task = i => taskLetters[c.phase[i]] && c.sub[i] >= 0;
+    return c.many ||= { micro: c.micro.some((m, i) => task(i) && m > 0), sub: c.sub.some((s, i) => task(i) && s > 0), stage: c.stage.some((s, i) => task(i) && s !== r.stage) };
+  }
   function taskLabel(r, pc) {
-    const c = r.code;
-    if (!c.many) c.many = { micro: c.micro.some(m => m > 0), stage: c.stage.some((s, i) => taskLetters[c.phase[i]] && s !== r.stage) };
-    return taskLetters[c.phase[pc]] + (c.many.micro ? c.micro[pc] + "." : "") + c.sub[pc] + (c.many.stage ? "@" + c.stage[pc] : "");
+    const c = r.code, many = manyOf(r);
+    const which = [many.micro && c.micro[pc], (many.sub || !many.micro) && c.sub[pc]].filter(n => n !== false);
+    return taskLetters[c.phase[pc]] + which.join(".") + (many.stage ? "@" + c.stage[pc] : "");
   }
   const sharesOf = (sums, whole) => kinds.map(([, text], k) => sums[k] > whole * 5e-4 ? `${text} ${(100 * sums[k] / whole).toFixed(1)}%` : "").filter(s => s).join(", ");
   function describeTask(r, t) {
-    const c = r.code, took = t.end - t.begin;
-    return `${taskName(r, t.pc)}   ${duration(took)}, from ${duration(t.begin)} to ${duration(t.end)}\n` +
+    const c = r.code;
+    return `${taskName(r, t.pc)}   ${period(t.begin, t.end)}\n` +
       `${phases[c.phase[t.pc]]} of microbatch ${Math.max(0, c.micro[t.pc])}, subsequence ${c.sub[t.pc]} on stage ${c.stage[t.pc]}, by rank ${r.rank}\n` +
-      `of its time: ${sharesOf(t.sums, took)}`;
+      `of its time: ${sharesOf(t.sums, t.end - t.begin)}`;
   }
   function describeMemory(row, t) {
     const m = row.memory;
-    return `rank ${row.rank.rank}, ${row.label}: ${bytesText(row.bytes[levelAt(row, t)])} are in use at ${duration(t)}, at most ${bytesText(row.peak)}\n` +
+    return `rank ${row.rank.rank}, ${row.label}: ${bytesText(row.bytes[levelAt(row, t)])} are in use at ${moment(t, (to - from) / plot())}, at most ${bytesText(row.peak)}\n` +
       `the highest byte that is placed: ${bytesText(m.placed)}, of ${bytesText(m.capacity)} that there are`;
   }
   // describeRange sums up what the compute streams do in a range of time.
   function describeRange() {
-    const whole = range.b - range.a, lines = [`${duration(whole)}, from ${duration(range.a)} to ${duration(range.b)}; of it, on the compute streams:`];
+    const whole = range.b - range.a, lines = [`${period(range.a, range.b)}; of it, on the compute streams:`];
     for (const row of rows) {
       if (!row.list || row.label !== "compute") continue;
       const r = row.rank, sums = new Float64Array(kinds.length);
@@ -342,7 +348,7 @@
     if (c.layer[pc] >= 0) where.push("layer " + c.layer[pc]);
     const result = c.result[pc] >= 0 ? "\nwrites " + p.results[c.result[pc]] : "";
     const task = taskName(r, pc);
-    return `${name(r, pc)}   ${duration(r.end[pc] - r.begin[pc])}, from ${duration(r.begin[pc])} to ${duration(r.end[pc])}${kind ? "   (" + kind[1] + ")" : ""}\n` +
+    return `${name(r, pc)}   ${period(r.begin[pc], r.end[pc])}${kind ? "   (" + kind[1] + ")" : ""}\n` +
       `rank ${r.rank}, ${p.streams[c.stream[pc]]}, pc ${pc}; ${where.join(", ")}${task ? ", task " + task : ""}${result}\n` +
       `${p.passes[c.pass[pc]] || ""}: ${p.lines[c.line[pc]] || ""}`;
   }
