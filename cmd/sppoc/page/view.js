@@ -250,7 +250,7 @@
     close();
     flush(column);
   }
-  // drawWords separates and names spans that have the room.
+  // drawWords separates spans, and names those that have the room: with the subsequence and the layer, or without.
   function drawWords(row, y) {
     const { rank, list } = row, { begin, end } = rank;
     g.font = "10px system-ui, sans-serif";
@@ -264,10 +264,10 @@
       if (w < 4) continue;
       shown++;
       g.fillStyle = colours.back; g.fillRect(b, y, 0.7, row.height - 2);
-      if (w > 34 && rank.code.kind[pc] < BUBBLE) {
-        g.fillStyle = inks[rank.code.kind[pc]];
-        g.save(); g.beginPath(); g.rect(b, y, w - 2, row.height); g.clip(); g.fillText(name(rank, pc), Math.max(b, labelWidth) + 3, y + row.height / 2 - 1); g.restore();
-      }
+      const at = Math.max(b, labelWidth), room = Math.min(b + w, width) - at - 5;
+      if (room < 20 || rank.code.kind[pc] >= BUBBLE) continue;
+      const text = [name(rank, pc), rank.program.ops[rank.code.op[pc]]].find(t => g.measureText(t).width < room);
+      if (text) { g.fillStyle = inks[rank.code.kind[pc]]; g.fillText(text, at + 3, y + row.height / 2 - 1); }
     }
     g.font = "11px system-ui, sans-serif";
   }
