@@ -57,6 +57,37 @@ func TestFootprint(t *testing.T) {
 	}
 }
 
+// TestFootprintIsExact: but for its share for gaps, the bound is the most bytes that live at once, to what aligns the results of a
+// step, wherever gradients, weights and the optimizer's state are divided or are much of what a rank holds.
+func TestFootprintIsExact(t *testing.T) {
+	const aligning = 4 * ir.Alignment
+	for _, set := range settings("none", "full", "carry", "schedule.zero=3 schedule.sp=1", "schedule.pp=1 schedule.recompute=full schedule.offload=none",
+		"schedule.sp_mode=ulysses schedule.zero=0 schedule.dp=2 schedule.pp=1", "schedule.sp_mode=ulysses schedule.zero=1 schedule.dp=2 schedule.pp=1 model.dtype=bf16",
+		"schedule.sp_mode=ulysses schedule.zero=2 schedule.dp=2 schedule.pp=1 train.batch=4", "schedule.sp_mode=ulysses schedule.zero=2 schedule.pp=1 schedule.subsequences=1",
+		"schedule.sp_mode=ulysses schedule.zero=3 schedule.pp=1 schedule.subsequences=1 schedule.recompute=full model.layers=3",
+		"schedule.sp_mode=ulysses schedule.zero=3 schedule.strategy=seq1f1b schedule.offload=none", "schedule.zero=3 schedule.dp=2 schedule.pp=1 schedule.order=layer") {
+		plan := planOf(t, "../examples/tiny.sppo", set...)
+		bound, l := passes.FootprintOf(plan), newLayout(plan)
+		for i, peak := range bound.Device {
+			s := l.lower(i)
+			base := aligned(s.placePersistent())
+			most := base
+			for _, part := range s.parts {
+				var lives []life
+				for _, b := range s.buffers[part.first:part.end] {
+					if !b.persistent && b.arena == ir.Device {
+						lives = append(lives, life{b.start, b.end, b.size})
+					}
+				}
+				most = max(most, base+liveBound(lives))
+			}
+			if got := peak.Bytes - peak.Terms[passes.TermPacking]; got < most || got > most+aligning {
+				t.Errorf("%v, stage %d: the bound is %d before gaps, and %d live at once: %d more", set, i, got, most, got-most)
+			}
+		}
+	}
+}
+
 // TestSharedFits: what is chosen to fit leaves room for what ranks will borrow of others, and is less than it would be without.
 func TestSharedFits(t *testing.T) {
 	for _, mux := range []string{"right", "left", "on", "right schedule.mux_shares=even"} {

@@ -24,7 +24,7 @@ type workingKey struct {
 	block   *graph.Block
 	pass    direction
 	size    graph.Size
-	fresh   bool
+	begins  params
 	passing params
 }
 
@@ -33,17 +33,31 @@ type params uint64
 
 func (s params) has(param int) bool { return s&(1<<param) != 0 }
 
+// addsTo are those whose gradients a pass of a block adds to.
+func addsTo(b *graph.Block, pass direction) (s params) {
+	l := lives{block: b, pass: pass}
+	nodes, _, _ := l.nodes()
+	for i := range nodes {
+		for _, a := range nodes[i].Args {
+			if a.Value != graph.Missing && b.Values[a.Value].Kind == graph.WeightGrad {
+				s |= 1 << b.Values[a.Value].Param
+			}
+		}
+	}
+	return s
+}
+
 // working is the most bytes that a block holds at once while a pass of it runs: its input, what it has saved or will save, its
-// result; the gradients of its weights and of its caches only where this is the run that begins them; of weights those that are
-// whole for this run alone, until they were read last. Between its halves it is what the second will read.
-func (c *Context) working(g *graph.Model, b *graph.Block, pass direction, z graph.Size, fresh bool, passing params) ir.Bytes {
-	key := workingKey{b, pass, z, fresh, passing}
+// result; gradients of its weights that this run begins, and of its caches where it does; of weights those that are whole for this run
+// alone, until they were read last. Between its halves it is what the second will read.
+func (c *Context) working(g *graph.Model, b *graph.Block, pass direction, z graph.Size, begins, passing params) ir.Bytes {
+	key := workingKey{b, pass, z, begins, passing}
 	n, known := c.held[key]
 	if !known {
 		if c.held == nil {
 			c.held = map[workingKey]ir.Bytes{}
 		}
-		l := lives{block: b, pass: pass, size: z, passing: passing, of: make([]int, len(b.Values))}
+		l := lives{block: b, pass: pass, size: z, begins: begins, passing: passing, of: make([]int, len(b.Values))}
 		l.size.Rows = g.ChunkRows(z)
 		if pass == attendingPass {
 			l.pass = backwardPass
@@ -51,7 +65,7 @@ func (c *Context) working(g *graph.Model, b *graph.Block, pass direction, z grap
 				return slices.ContainsFunc(n.Args, func(a graph.Arg) bool { return a.Value != graph.Missing && l.streams(a.Value) })
 			})
 		}
-		n = l.run(fresh)
+		n = l.run()
 		c.held[key] = n
 	}
 	return n
@@ -63,6 +77,7 @@ type lives struct {
 	pass    direction
 	from    int // node from which on bytes are looked at
 	size    graph.Size
+	begins  params
 	passing params
 	spans   []liveSpan
 	of      []int // value -> 1 + its span
@@ -73,7 +88,7 @@ type liveSpan struct {
 	bytes       ir.Bytes
 }
 
-func (l *lives) run(fresh bool) ir.Bytes {
+func (l *lives) run() ir.Bytes {
 	b := l.block
 	nodes, given, result := l.nodes()
 	end := len(nodes)
@@ -83,25 +98,26 @@ func (l *lives) run(fresh bool) ir.Bytes {
 		}
 	}
 	for _, v := range given {
-		if v != graph.Missing && l.counts(v, false) {
+		if v != graph.Missing && l.counts(v) {
 			l.hold(v, 0, l.needed(v, end))
 		}
 	}
 	if l.pass == inputPass {
 		for _, v := range b.Between {
-			if l.counts(v, false) {
+			if l.counts(v) {
 				l.hold(v, end, end)
 			}
 		}
 	}
 	first, last := loop(nodes)
+	turns := l.size.Rows < l.size.Tokens*l.size.Batch // of the loop there are more than one: this is neither first nor last
 	for i := range nodes {
 		for _, a := range nodes[i].Args {
-			if a.Value == graph.Missing || !l.counts(a.Value, fresh) {
+			if a.Value == graph.Missing || !l.counts(a.Value) {
 				continue
 			}
 			from, to := i, i
-			if nodes[i].Chunked && b.Values[a.Value].Rows != graph.ChunkRows { // one turn of the loop stands for all
+			if nodes[i].Chunked && turns && b.Values[a.Value].Rows != graph.ChunkRows {
 				from, to = first, last
 			}
 			switch v := &b.Values[a.Value]; {
@@ -178,7 +194,7 @@ func (l *lives) attends(i int, n *graph.Node) {
 }
 
 // counts says whether a value's bytes are this pass's: weights and caches persist, as a rule, and so do gradients once they are begun.
-func (l *lives) counts(v int, fresh bool) bool {
+func (l *lives) counts(v int) bool {
 	if l.streams(v) {
 		return true
 	}
@@ -188,7 +204,7 @@ func (l *lives) counts(v int, fresh bool) bool {
 	case graph.Weight:
 		return l.passing.has(l.block.Values[v].Param)
 	case graph.WeightGrad:
-		return fresh
+		return l.begins.has(l.block.Values[v].Param)
 	case graph.CacheGrad:
 		return (l.pass == backwardPass || l.pass == inputPass) && l.size.Prefix+l.size.Tokens == l.size.Sequence // the last subsequence goes first
 	}

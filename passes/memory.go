@@ -123,24 +123,26 @@ type residence struct {
 	host  ir.Bytes
 	peak  Peak
 	most  ir.Bytes    // on the host
-	fresh []bool      // layers whose gradients the step has not touched
-	whole []bool      // layers whose gradients wait, whole, for the visit that gives them away
-	owing bool        // a visit of a layer has given its gradients away, and the collectives may not be done
+	whole []params    // of each layer, of the embedding and of the head: those whose gradients are there, whole
+	adds  addedTo     // of the backward that ran last
+	given []bool      // layers of whose gradients there are sums of slices
+	owed  ir.Bytes    // gradients that the visit before has given away, and what the collectives that may not be done make of them
 	lent  [2]ir.Bytes // keys of the stages that it helps, and their gradients
 
-	units     []*unitsLeft  // [i]: nil until the first forward
-	away      []copiesState // of each layer of each forward
-	begun     int           // layers of all tasks of the ranks before
-	leaving   []int         // numbers of forwards whose copies the task sees leave
-	reloads   int           // backwards behind the task whose reloads may begin while it runs
-	reloaded  int           // layers from the start of the task on whose reloads have begun; 0: not looked at
-	streaming []int         // values of which a rank holds own rows alone
-	loads     loadsHeld
-	visits    visitBytes
-	path      []int    // under ZeroWeights, own layers in the order of visits
-	visited   int      // of these
-	gathered  ir.Bytes // weights that are whole, and what they are gathered from
-	passing   params   // of the layer that runs those that are whole for this visit alone, and so not among these
+	units      []*unitsLeft  // [i]: nil until the first forward
+	away       []copiesState // of each layer of each forward
+	begun      int           // layers of all tasks of the ranks before
+	leaving    []int         // numbers of forwards whose copies the task sees leave
+	reloads    int           // backwards behind the task whose reloads may begin while it runs
+	reloaded   int           // layers from the start of the task on whose reloads have begun; 0: not looked at
+	streaming  []int         // values of which a rank holds own rows alone
+	loads      loadsHeld
+	foreseeing bool // copies are run alone
+	visits     visitBytes
+	path       []int    // under ZeroWeights, own layers in the order of visits
+	visited    int      // of these
+	gathered   ir.Bytes // weights that are whole, and what they are gathered from
+	passing    params   // of the layer that runs those that are whole for this visit alone, and so not among these
 
 	detours []bool        // by task; nil: there are none
 	waits   map[Task]bool // tasks whose input waits on the host
@@ -156,11 +158,15 @@ type blockOf struct {
 	block   *graph.Block
 }
 
+// addedTo are the parameters whose gradients a pass adds to.
+type addedTo struct {
+	block  *graph.Block
+	pass   direction
+	params params
+}
+
 // unitsLeft is what the forwards of a subsequence leave, layer by layer of all of the rank.
 type unitsLeft struct{ kept, offloaded []ir.Bytes }
-
-// copiesState is that of what a layer has offloaded: the device bytes are still held; they are on their way back or have come.
-type copiesState struct{ leaving, back bool }
 
 // shapes are the sizes of a plan's subsequences, whatever becomes of what they leave.
 type shapes struct {
@@ -183,7 +189,7 @@ func (c *Context) shapes(p *Plan) *shapes {
 func (c *Context) newResidence(p *Plan, stage int) *residence {
 	r := &residence{context: c, course: c.course(p), shapes: c.shapes(p), plan: p, stage: stage, graph: c.Model(p), layers: p.LayersPerStage}
 	r.visits = p.visitBytes(r.graph)
-	r.fresh, r.whole = slices.Repeat([]bool{true}, p.layersOf(stage)), make([]bool, p.layersOf(stage))
+	r.whole, r.given = make([]params, p.layersOf(stage)+2), make([]bool, p.layersOf(stage))
 	for j := range r.layers {
 		first, _ := p.span(j)
 		r.first = append(r.first, first)
@@ -206,6 +212,7 @@ func (c *Context) newResidence(p *Plan, stage int) *residence {
 			r.streaming = append(r.streaming, i)
 		}
 	}
+	r.foresee()
 	if p.Streams() {
 		r.loads.queue = NewLoadQueue(p, r.graph, p.Tasks[stage])
 	}
@@ -224,6 +231,7 @@ func (c *Context) newResidence(p *Plan, stage int) *residence {
 func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
 	r := c.newResidence(p, stage)
 	r.persist()
+	persistent := r.now[TermWeights] + r.now[TermOptimizer]
 	tasks := p.Tasks[stage]
 	for i, t := range tasks {
 		r.reloaded = 0
@@ -243,11 +251,7 @@ func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, i
 		}
 	}
 	r.optimizer()
-	for t, n := range r.peak.Terms {
-		if Term(t) != TermWeights && Term(t) != TermOptimizer {
-			r.peak.Terms[TermPacking] += p.packed(n)
-		}
-	}
+	r.peak.Terms[TermPacking] = p.packed(r.peak.Bytes - persistent)
 	r.peak.Bytes += r.peak.Terms[TermPacking]
 	return r.peak, r.most + p.packed(r.most)
 }
@@ -277,7 +281,7 @@ func (r *residence) persist() {
 	}
 	const scalars = 4 // losses, the step's parameters, the norm of gradients
 	r.now[TermWeights] = scalars * ir.Alignment
-	add(r.graph.Layer, ir.Bytes(len(r.fresh)))
+	add(r.graph.Layer, ir.Bytes(len(r.given)))
 	if r.firstStage() {
 		add(r.graph.Embedding, 1)
 	}
@@ -286,20 +290,38 @@ func (r *residence) persist() {
 	}
 }
 
-// touch counts what stays of a block's gradients to the end of the step: of those that are divided under ZeroGradients, or of the
-// others.
-func (r *residence) touch(b *graph.Block, divided bool) {
+// ofEmbedding and ofHead are their places behind those of layers.
+func (r *residence) ofEmbedding() int { return len(r.given) }
+func (r *residence) ofHead() int      { return len(r.given) + 1 }
+
+// begins are the gradients of a block that a pass adds to, and that are not there yet.
+func (r *residence) begins(b *graph.Block, own int, pass direction) params {
+	if r.adds.block != b || r.adds.pass != pass {
+		r.adds = addedTo{b, pass, addsTo(b, pass)}
+	}
+	return r.adds.params &^ r.whole[own]
+}
+
+// begin counts gradients from now on.
+func (r *residence) begin(b *graph.Block, own int, begins params) {
+	r.whole[own] |= begins
+	r.now[TermGradients] += wholeGradients(b, begins)
+}
+
+// wholeGradients are the bytes of some of a block's.
+func wholeGradients(b *graph.Block, of params) (n ir.Bytes) {
 	for i := range b.Params {
-		if param := &b.Params[i]; divided == (r.plan.ZeroOf(b, param) >= ZeroGradients) {
-			r.now[TermGradients] += r.plan.gradientBytes(b, param)
+		if of.has(i) {
+			n += graph.Align(ir.Bytes(b.Params[i].Local[0]*b.Params[i].Local[1]) * ir.F32.Bytes())
 		}
 	}
+	return n
 }
 
 func (r *residence) forward(t Task, n int) {
 	z, at := r.sizes[t.Subsequence], &r.stops[n]
 	if !at.fed {
-		r.note(t, r.context.working(r.graph, r.graph.Embedding, forwardPass, z, false, 0))
+		r.note(t, r.context.working(r.graph, r.graph.Embedding, forwardPass, z, 0, 0))
 	}
 	u := r.leave(t)
 	r.findLeaving(n)
@@ -312,17 +334,19 @@ func (r *residence) forward(t Task, n int) {
 		}
 		r.enter()
 		r.now[TermLoads] = r.attend(t, k, b)
-		r.note(t, r.working(b, forwardPass, z, false)+r.sharing(t))
+		r.note(t, r.working(b, forwardPass, z, 0)+r.sharing(t))
 		r.now[TermLoads] = r.loads.bytes()
 		r.exit()
 		r.park(t, b)
 		r.now[TermKept] += u.kept[own]
-		r.now[TermCopies] += u.offloaded[own]
 		r.host += u.offloaded[own]
 		if k == 0 && r.waits[t] {
 			r.host -= r.hidden(z)
 		}
-		r.copies(at, k).leaving = true
+		if c := r.copies(at, k); c.waits {
+			c.leaving = true
+			r.now[TermCopies] += u.offloaded[own]
+		}
 		r.copiesBeside(n, k)
 	}
 	if t.Subsequence == len(r.sizes)-1 {
@@ -337,14 +361,9 @@ func (r *residence) backward(t Task, n int) {
 	}
 	z, u := r.sizes[t.Subsequence], r.units[t.Subsequence]
 	layers := r.layers[t.Stage]
-	if int(at.undone) == n-1 {
-		for k := range layers {
-			r.release(at.undone, k)
-		}
-	}
-	r.reloadUpTo(n, r.plan.Offload.Ahead-1)
+	r.beginBackward(n)
 	if !at.fed {
-		r.touching(t, r.graph.Head, backwardPass, z, t.Microbatch == 0 && t.Subsequence == len(r.sizes)-1)
+		r.touching(t, r.graph.Head, r.ofHead(), backwardPass, z)
 	}
 	r.findLeaving(n)
 	for ran := range layers {
@@ -375,7 +394,7 @@ func (r *residence) backward(t Task, n int) {
 		r.copiesBeside(n, ran)
 	}
 	if !at.feeds {
-		r.touching(t, r.graph.Embedding, pass, z, t.Microbatch == 0 && t.Subsequence == len(r.sizes)-1)
+		r.touching(t, r.graph.Embedding, r.ofEmbedding(), pass, z)
 		if at.split {
 			r.now[TermKept] += r.between(r.graph.Embedding, z)
 		}
@@ -399,7 +418,7 @@ func (r *residence) weightGrads(t Task, n int) {
 	}
 	if t.Stage == 0 {
 		r.now[TermKept] -= r.between(r.graph.Embedding, z)
-		r.touching(t, r.graph.Embedding, weightPass, z, false)
+		r.touching(t, r.graph.Embedding, r.ofEmbedding(), weightPass, z)
 	}
 }
 
@@ -410,23 +429,24 @@ func (r *residence) leaveBackward(t Task, own int, at *stop, b *graph.Block, z g
 		r.now[TermKept] += r.between(b, z)
 		return
 	}
-	complete := r.plan.Completes(t)
-	switch {
-	case !complete && !r.whole[own]:
-		r.now[TermGradients] += r.visits.gradients
-	case complete && r.whole[own]:
-		r.now[TermGradients] -= r.visits.gradients
+	if r.visits.divided == 0 || !r.plan.Completes(t) {
+		return
 	}
-	r.whole[own] = !complete
-	if complete && !r.owing {
-		r.now[TermGradients] += r.visits.gradients + r.visits.sums
-		r.owing = true
+	r.whole[own] &^= r.visits.divided
+	r.now[TermGradients] -= r.visits.gradients + r.owed
+	r.owed = r.visits.gradients + r.visits.halfSums
+	if r.given[own] { // what is added to the sums of visits before
+		r.owed += r.visits.sums
+	} else {
+		r.given[own] = true
+		r.now[TermGradients] += r.visits.sums
 	}
+	r.now[TermGradients] += r.owed
 }
 
 // between are the bytes that a block holds from the first half of its backward to the second.
 func (r *residence) between(b *graph.Block, z graph.Size) ir.Bytes {
-	return r.working(b, betweenHalves, z, false)
+	return r.working(b, betweenHalves, z, 0)
 }
 
 // cachesBetween are the gradients of K and V that the second half reads.
@@ -439,13 +459,10 @@ func (r *residence) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
 	return n
 }
 
-// visiting notes a backward pass of the k-th layer of a task, which may be the first to touch its gradients. Those that are divided
-// under ZeroGradients it begins whole, unless they wait for it, and what stays to the end of the step comes of those that are complete.
+// visiting notes a backward pass of the k-th layer of a task, and what it begins.
 func (r *residence) visiting(t Task, k int, b *graph.Block, pass direction, z graph.Size) {
 	own := r.first[t.Stage] + k
-	divided := r.plan.Parallel.Zero >= ZeroGradients
-	fresh := r.fresh[own] && pass != weightPass
-	first, begins := fresh && !r.whole[own], !r.whole[own] && (fresh || divided)
+	begins := r.begins(b, own, pass)
 	working := r.working(b, pass, z, begins) + r.sharing(t)
 	if r.loads.queue != nil {
 		r.noteOwn(t, working)
@@ -454,49 +471,14 @@ func (r *residence) visiting(t Task, k int, b *graph.Block, pass direction, z gr
 	}
 	r.note(t, working)
 	r.now[TermLoads] = r.loads.bytes()
-	if first {
-		r.touch(b, false)
-	}
-	if fresh && (!divided || r.plan.Completes(t)) {
-		r.touch(b, true)
-		r.fresh[own] = false
-	}
+	r.begin(b, own, begins)
 }
 
-// touching notes a backward pass of the embedding or the head, which may be the first to touch its gradients.
-func (r *residence) touching(t Task, b *graph.Block, pass direction, z graph.Size, fresh bool) {
-	r.note(t, r.working(b, pass, z, fresh)+r.sharing(t))
-	if fresh {
-		r.touch(b, false)
-	}
-}
-
-// optimizer is the end of the step: all gradients, their slices, and weights under way.
-func (r *residence) optimizer() {
-	slices, largest := ir.Bytes(0), ir.Bytes(0)
-	count := func(b *graph.Block, layers ir.Bytes) {
-		for i := range b.Params {
-			param := &b.Params[i]
-			cut := r.plan.Slicing(param)
-			if cut.Slices() == 1 || r.plan.ZeroOf(b, param) >= ZeroGradients {
-				continue // there is no slice, or it has been counted
-			}
-			whole := ir.Bytes(param.Local[0]*param.Local[1]) * ir.F32.Bytes()
-			if cut.SP > 1 && cut.DP > 1 {
-				slices += layers * graph.Align(whole/ir.Bytes(cut.SP))
-			}
-			slices += layers * graph.Align(whole/ir.Bytes(cut.Slices()))
-			largest = max(largest, 2*whole/ir.Bytes(min(cut.SP, cut.Slices())))
-		}
-	}
-	count(r.graph.Layer, ir.Bytes(len(r.fresh)))
-	if r.firstStage() {
-		count(r.graph.Embedding, 1)
-	}
-	if r.lastStage() {
-		count(r.graph.Head, 1)
-	}
-	r.note(Task{}, slices+largest)
+// touching notes a backward pass of the embedding or the head, and what it begins.
+func (r *residence) touching(t Task, b *graph.Block, own int, pass direction, z graph.Size) {
+	begins := r.begins(b, own, pass)
+	r.note(t, r.working(b, pass, z, begins)+r.sharing(t))
+	r.begin(b, own, begins)
 }
 
 // block is the dataflow of the k-th layer of a task.
@@ -510,9 +492,9 @@ func (r *residence) block(t Task, k int) *graph.Block {
 }
 
 // working is what a block holds while it runs: most layers of a task hold the same.
-func (r *residence) working(b *graph.Block, pass direction, z graph.Size, fresh bool) ir.Bytes {
-	if key := (workingKey{b, pass, z, fresh, r.passing}); key != r.was {
-		r.was, r.held = key, r.context.working(r.graph, b, pass, z, fresh, r.passing)
+func (r *residence) working(b *graph.Block, pass direction, z graph.Size, begins params) ir.Bytes {
+	if key := (workingKey{b, pass, z, begins, r.passing}); key != r.was {
+		r.was, r.held = key, r.context.working(r.graph, b, pass, z, begins, r.passing)
 	}
 	return r.held
 }
@@ -523,7 +505,7 @@ func (r *residence) leave(t Task) *unitsLeft {
 	if u != nil {
 		return u
 	}
-	n := len(r.fresh)
+	n := len(r.given)
 	u = &unitsLeft{make([]ir.Bytes, n), make([]ir.Bytes, n)}
 	fate, sizes, before := r.plan.Offload.Fate[r.stage][t.Subsequence], r.saved[t.Subsequence], ""
 	for k := range n {
@@ -544,48 +526,6 @@ func (r *residence) leave(t Task) *unitsLeft {
 	}
 	r.units[t.Subsequence] = u
 	return u
-}
-
-// copies are those of the k-th layer of a task.
-func (r *residence) copies(t *stop, k int) *copiesState { return &r.away[int(t.layers)-r.begun+k] }
-
-func (r *residence) findLeaving(n int) {
-	r.leaving = r.course.leaving(r.leaving[:0], r.stage, n-r.firsts[r.stage])
-}
-
-// copiesBeside follows codegen's: it ends and begins the copies that go along with the k-th layer that a task runs.
-func (r *residence) copiesBeside(n, k int) {
-	t := &r.stops[n]
-	for _, f := range r.leaving {
-		of := &r.stops[f]
-		layers := int(of.end - of.first)
-		if k < layers {
-			r.release(int32(f), k)
-		}
-		for rest := k + 1; k == int(t.end-t.first)-1 && rest < layers; rest++ {
-			r.release(int32(f), rest)
-		}
-	}
-	r.reloadUpTo(n, k+r.plan.Offload.Ahead)
-}
-
-// reloadUpTo begins the reloads of the layers up to the last-th from the start of a task on, as codegen does.
-func (r *residence) reloadUpTo(n, last int) {
-	if r.reloaded == 0 {
-		r.reloads = r.plan.coming(r.plan.Tasks[r.stage], n-r.firsts[r.stage])
-	}
-	first := 0 // layer of the task, from the start of the one that is looked at
-	for m := n; m <= n+r.reloads && first <= last; m++ {
-		t := &r.stops[m]
-		layers := int(t.end - t.first)
-		if t.kind == Backward {
-			for at := max(0, r.reloaded-first); at < layers && first+at <= last; at++ {
-				r.reload(t, layers-1-at)
-			}
-		}
-		first += layers
-	}
-	r.reloaded = max(r.reloaded, last+1)
 }
 
 // detour counts what waits on the host for its reader. A layer's input becomes its unit there.
@@ -625,29 +565,6 @@ func (r *residence) unpark(tasks []Task, i int) {
 		r.now[TermCaches] += caches
 		r.host -= caches
 	}
-}
-
-// release ends the copy of the k-th layer of a forward to the host.
-func (r *residence) release(f int32, k int) {
-	t := &r.stops[f]
-	if c := r.copies(t, k); c.leaving {
-		c.leaving = false
-		r.now[TermCopies] -= r.units[t.subsequence].offloaded[int(t.first)+k]
-	}
-}
-
-// reload begins the copy back of the k-th layer of a backward.
-func (r *residence) reload(t *stop, k int) {
-	c := r.copies(&r.stops[t.undone], k)
-	if c.back {
-		return
-	}
-	r.release(t.undone, k)
-	c.back = true
-	n := r.units[t.subsequence].offloaded[int(t.first)+k]
-	r.now[TermCopies] += n
-	r.most = max(r.most, r.host)
-	r.host -= n
 }
 
 // hidden are the bytes of the rows that stages pass on.
@@ -739,8 +656,12 @@ func (w *inputs) send(rank int) {
 			w.held[next-1] += size
 			continue
 		}
+		if to == rank { // it is the task's until it ends
+			w.arrivals[to] = append(w.arrivals[to], arrival{w.starts[n+1] + 1, next})
+			continue
+		}
 		w.arrivals[to] = append(w.arrivals[to], arrival{w.ends[n], next})
-		if to != rank && i+1 < len(tasks) {
+		if i+1 < len(tasks) {
 			w.held[n+1] += size
 		}
 	}

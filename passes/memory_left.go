@@ -48,7 +48,7 @@ func (p *Plan) borrowed(c *Context, rank int, terms *[numTerms]ir.Bytes) (host i
 	whole.Parallel.Zero = 0
 	weights, gradients, _ := whole.stateBytes(g, g.Layer) // also where their own rank divides them
 	visited := p.visitBytes(g)                            // a layer more than without is under way at a time
-	terms[TermGradients] += visited.gradients + visited.sums
+	terms[TermGradients] += visited.gradients + visited.halfSums + visited.sums
 	seen := map[int]int64{} // [stage]: tokens
 	for _, t := range p.Tasks[rank] {
 		if t.Kind != Forward || t.Microbatch > 0 {
@@ -92,7 +92,18 @@ func (p *Plan) borrowed(c *Context, rank int, terms *[numTerms]ir.Bytes) (host i
 		}
 	}
 	terms[TermMessages] += p.gradientParts(g, rank)
+	if rank+1 < p.Parallel.PP { // what the rank behind has added to gradients of weights comes in one by one
+		terms[TermMessages] += largestGradient(g.Layer)
+	}
 	return host
+}
+
+// largestGradient is that of a block's largest parameter, whole.
+func largestGradient(b *graph.Block) (most ir.Bytes) {
+	for i := range b.Params {
+		most = max(most, wholeGradients(b, 1<<i))
+	}
+	return most
 }
 
 // gradientParts are what comes in for gradients of K and V in the slot that has most of it: a layer of all that the rank runs there.

@@ -48,8 +48,8 @@ func (b *bounds) roomOf(p *Plan) room {
 		of.kept += keptBytes(g, p.Recompute, z)
 	}
 	of.all, of.resident = cachesOf(g, first)
-	of.working = c.working(g, g.LayerWithout(g.RemadeBy(p.Recompute)), backwardPass, first, false, 0)
-	of.head, of.lastHead = c.working(g, g.Head, backwardPass, first, false, 0), c.working(g, g.Head, backwardPass, last, false, 0)
+	of.working = c.working(g, g.LayerWithout(g.RemadeBy(p.Recompute)), backwardPass, first, 0, 0)
+	of.head, of.lastHead = c.working(g, g.Head, backwardPass, first, 0, 0), c.working(g, g.Head, backwardPass, last, 0, 0)
 	b.rooms[key] = of
 	return of
 }

@@ -110,8 +110,8 @@ func TestSearchAgreesWithBruteForce(t *testing.T) {
 	if os.Getenv("SPPO_LONG") != "" {
 		jobs, most = 200, 10_000
 	}
-	for jobs > 0 {
-		if checkSearch(t, smallSpec(r), smallSettings(r), most) >= 0 {
+	for draw := 0; jobs > 0; draw++ {
+		if checkSearch(t, draw, smallSpec(r), smallSettings(r), most) >= 0 {
 			jobs--
 		}
 	}
@@ -123,21 +123,30 @@ func TestSearchOfStreams(t *testing.T) {
 	if os.Getenv("SPPO_LONG") != "" {
 		jobs, most = 100, 10_000
 	}
-	for jobs > 0 {
-		if checkSearch(t, smallSpec(r), streamSettings(r), most) > 0 {
+	for draw := 0; jobs > 0; draw++ {
+		if checkSearch(t, draw, smallSpec(r), streamSettings(r), most) > 0 {
 			jobs--
 		}
 	}
 }
 
-// checkSearch holds a search to all candidates of its request, and gives their number, or -1 where they are too many.
-func checkSearch(t *testing.T, text string, set []string, most int) int {
+// checkSearch holds a search to all candidates of its request, in a test that may be run alone, and gives their number, or -1 where
+// they are too many.
+func checkSearch(t *testing.T, draw int, text string, set []string, most int) int {
 	t.Helper()
-	request, job := New(parse(t, text, set...)), fmt.Sprint(text, set)
+	request := New(parse(t, text, set...))
 	brute, candidates := newSearch(newContext(nil, Options{}), request), 0
 	if brute.complete([]node{{schedule: request.Schedule}}, func([]node) { candidates++ }); candidates > most {
 		return -1
 	}
+	plans := candidates // where it is not run
+	t.Run(fmt.Sprint(draw), func(t *testing.T) { plans = compareSearch(t, fmt.Sprint(text, set), brute, request) })
+	return plans
+}
+
+// compareSearch gives the number of candidates that are plans.
+func compareSearch(t *testing.T, job string, brute *search, request *Plan) int {
+	t.Helper()
 	any := newSearch(newContext(nil, Options{Fitting: true}), request)
 	best, plans := (*node)(nil), 0
 	brute.complete([]node{{schedule: request.Schedule}}, func(chain []node) {

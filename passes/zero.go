@@ -146,10 +146,10 @@ func (p *Plan) gradientBytes(b *graph.Block, param *graph.Param) ir.Bytes {
 
 // visitBytes are those that a visit of a layer needs for a while besides what is divided.
 type visitBytes struct {
-	gathered           params   // of a layer
+	gathered, divided  params   // of a layer: of these the weights, the gradients
 	weights, gradients ir.Bytes // whole
-	halves             ir.Bytes // of weights that are gathered in two steps, between these
-	sums               ir.Bytes // that are made of the gradients
+	halves, halfSums   ir.Bytes // where there are two steps, between these
+	sums               ir.Bytes // slices of the gradients, added up
 }
 
 func (p *Plan) visitBytes(g *graph.Model) (n visitBytes) {
@@ -167,8 +167,10 @@ func (p *Plan) visitBytes(g *graph.Model) (n visitBytes) {
 			n.halves += graph.Align(half * g.DType().Bytes())
 		}
 		if zero >= ZeroGradients {
+			n.divided |= 1 << i
 			n.gradients += graph.Align(whole * ir.F32.Bytes())
-			n.sums += graph.Align(half*ir.F32.Bytes()) + graph.Align(whole/ir.Bytes(cut.Slices())*ir.F32.Bytes())
+			n.halfSums += graph.Align(half * ir.F32.Bytes())
+			n.sums += graph.Align(whole / ir.Bytes(cut.Slices()) * ir.F32.Bytes())
 		}
 	}
 	return n
