@@ -343,7 +343,7 @@ func (r *residence) forward(t Task, n int) {
 		if k == 0 && r.waits[t] {
 			r.host -= r.hidden(z)
 		}
-		if c := r.copies(at, k); c.waits {
+		if c := r.copies(at, k); !c.hurried {
 			c.leaving = true
 			r.now[TermCopies] += u.offloaded[own]
 		}

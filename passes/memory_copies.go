@@ -7,9 +7,9 @@ import (
 
 // What is copied out and back holds bytes of the device on both ways. Copies begin and end beside layers, as codegen has them.
 
-// copiesState is that of what a layer has offloaded: the device bytes are still held; they are on their way back or have come. Whatever
-// takes the device bytes waits for the copy out at a time that was planned, unless the way back begins before that time: then at once.
-type copiesState struct{ leaving, back, waits bool }
+// copiesState is that of what a layer has offloaded: the device bytes are still held; they are on their way back or have come. Bytes are
+// held for as long as the copy out may lag, unless it is hurried: the way back begins before that, and they are not held at all.
+type copiesState struct{ leaving, back, hurried bool }
 
 // copies are those of the k-th layer of a task.
 func (r *residence) copies(t *stop, k int) *copiesState { return &r.away[int(t.layers)-r.begun+k] }
@@ -18,10 +18,10 @@ func (r *residence) findLeaving(n int) {
 	r.leaving = r.course.leaving(r.leaving[:0], r.stage, n-r.firsts[r.stage])
 }
 
-// foresee runs the tasks with their copies alone, to find those that are waited for.
+// foresee runs the tasks with their copies alone, to find those that are hurried. With the shortest timing none is.
 func (r *residence) foresee() {
 	goes := func(fate string) bool { return strings.ContainsRune(fate, FateOffload) }
-	if !slices.ContainsFunc(r.plan.Offload.Fate[r.stage], goes) {
+	if o := &r.plan.Offload; o.Lag == 1 && o.Ahead == 1 || !slices.ContainsFunc(o.Fate[r.stage], goes) {
 		return
 	}
 	r.foreseeing = true
@@ -40,7 +40,7 @@ func (r *residence) foresee() {
 		}
 	}
 	for i := range r.away {
-		r.away[i] = copiesState{waits: r.away[i].waits}
+		r.away[i] = copiesState{hurried: r.away[i].hurried}
 	}
 	r.foreseeing = false
 }
@@ -94,14 +94,11 @@ func (r *residence) reloadUpTo(n, last int) {
 // release ends the copy of the k-th layer of a forward to the host.
 func (r *residence) release(f int32, k int) {
 	t := &r.stops[f]
-	switch c := r.copies(t, k); {
-	case !c.leaving:
-	case r.foreseeing:
-		c.leaving, c.waits = false, true
-	default:
-		c.leaving = false
+	c := r.copies(t, k)
+	if c.leaving && !r.foreseeing {
 		r.now[TermCopies] -= r.units[t.subsequence].offloaded[int(t.first)+k]
 	}
+	c.leaving = false
 }
 
 // reload begins the copy back of the k-th layer of a backward.
@@ -110,10 +107,12 @@ func (r *residence) reload(t *stop, k int) {
 	if c.back {
 		return
 	}
-	c.leaving, c.back = false, true
+	c.back = true
 	if r.foreseeing {
+		c.hurried = c.leaving
 		return
 	}
+	r.release(t.undone, k)
 	n := r.units[t.subsequence].offloaded[int(t.first)+k]
 	r.now[TermCopies] += n
 	r.most = max(r.most, r.host)
