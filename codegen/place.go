@@ -7,9 +7,9 @@ import (
 	"sppo/ir"
 )
 
-// This phase gives buffers their bytes: offline dynamic storage allocation, which is NP-hard, by first fit in several
-// orders. What makes first fit good is the order; what makes it fast in any order is skyline, which finds the lowest
-// gap over a span of time without looking at the lives in it one by one.
+// This phase gives buffers their bytes: offline dynamic storage allocation, which is NP-hard. First fit lays all lives, which
+// is fast however many they are, by skyline, and good by the order that it takes them in. Where gaps are left, ejector brings
+// down what sticks out.
 
 // placeAlign is what every offset is a multiple of.
 const placeAlign = ir.Alignment
@@ -37,12 +37,12 @@ func placeLives(lives []life, base ir.Bytes) (offsets []ir.Bytes, extent ir.Byte
 	p.search()
 	extent = base
 	for i, l := range lives {
-		p.best[i] += aligned(base)
+		p.offsets[i] += aligned(base)
 		if l.size > 0 {
-			extent = max(extent, p.best[i]+l.size)
+			extent = max(extent, p.offsets[i]+l.size)
 		}
 	}
-	return p.best, extent
+	return p.offsets, extent
 }
 
 // liveBound is the most bytes ever live at once: no placement has a smaller extent.
@@ -107,106 +107,68 @@ func (c *calendar) crowding() []ir.Bytes {
 	return out
 }
 
-// A placer looks for the order in which first fit has the smallest extent.
+// A placer puts lives one by one where they fit lowest, and then brings down what sticks out.
 type placer struct {
+	*calendar
 	lives   []life
-	spans   []span
-	crowd   []ir.Bytes // by life: most bytes live at once within it
 	bound   ir.Bytes
-	sky     *skyline
-	offsets []ir.Bytes // of the attempt in progress
-	best    []ir.Bytes
-	extent  ir.Bytes // of best, with padding
+	offsets []ir.Bytes
+	extent  ir.Bytes // with padding
+	steps   int      // of the ejector
 }
 
 func newPlacer(lives []life) *placer {
 	c := newCalendar(lives)
-	return &placer{
-		lives: lives, spans: c.spans, crowd: c.crowding(), bound: c.peak(),
-		sky:     newSkyline(len(c.load)),
-		offsets: make([]ir.Bytes, len(lives)), best: make([]ir.Bytes, len(lives)),
-		extent: unplaced,
-	}
+	return &placer{calendar: c, lives: lives, bound: c.peak(), offsets: make([]ir.Bytes, len(lives))}
 }
 
-const unplaced ir.Bytes = 1 << 62
-
-// The search ends when the extent is within 1/boundPerSlack of the bound, or after this many steps of the skyline. A step
-// takes about 30 ns. Steps are counted, not timed, so that the same lives get the same places on every machine.
+// The search ends when the extent is within 1/boundPerSlack of the bound, or after this many steps of the ejector. A step
+// takes about 50 ns. Steps are counted, not timed, so that the same lives get the same places on every machine.
 const (
 	boundPerSlack = 256
 	stepsPerLife  = 1000
-	stepsAtMost   = 30_000_000
+	stepsAtMost   = 10_000_000
 )
 
-// search gives every order an equal share of the work.
 func (p *placer) search() {
-	budget := min(stepsPerLife*len(p.lives), stepsAtMost)
-	orders := p.orders()
-	for k, compare := range orders {
-		if p.closeEnough() {
-			return
-		}
-		order := make([]int32, len(p.lives))
-		for i := range order {
-			order[i] = int32(i)
-		}
-		slices.SortFunc(order, func(i, j int32) int { return cmp.Or(compare(i, j), cmp.Compare(i, j)) })
-		p.improve(order, budget*(k+1)/len(orders))
+	p.firstFit()
+	if p.closeEnough() {
+		return
 	}
+	e := newEjector(p.lives, p.spans, p.offsets, min(stepsPerLife*len(p.lives), stepsAtMost))
+	for !p.closeEnough() && e.pack(p.lower()) {
+		copy(p.offsets, e.offsets)
+		p.extent = e.extent()
+	}
+	p.steps = e.steps
 }
 
 func (p *placer) closeEnough() bool { return p.extent <= p.bound+p.bound/boundPerSlack }
 
-// improve tries an order, moves the life that stuck out an eighth of the way to the front, tries again, and so on: a
-// life that finds no room has come too late.
-func (p *placer) improve(order []int32, budget int) {
-	for !p.closeEnough() && (p.extent == unplaced || p.sky.steps < budget) {
-		k := p.attempt(order, budget)
-		to, late := max(0, k-k/8-1), order[k]
-		copy(order[to+1:k+1], order[to:k])
-		order[to] = late
-	}
+// lower is the next extent to try: an eighth of the gaps less. A bold step fails more often and leaves nothing, a timid one is
+// soon taken and brings little.
+func (p *placer) lower() ir.Bytes {
+	return (p.extent - max((p.extent-p.bound)/8, placeAlign)) &^ (placeAlign - 1)
 }
 
-// attempt places the lives in an order and keeps the result where it is the best so far. It gives up as soon as the
-// result cannot be that, or the budget is spent; the first attempt never does. It returns the place in the order of
-// the life that reached highest.
-func (p *placer) attempt(order []int32, budget int) (highest int) {
-	p.sky.reset()
-	extent := ir.Bytes(0)
-	for k, i := range order {
+// firstFit gives each life the lowest bytes that are free. Where memory is fullest there is no room for gaps, so the lives that
+// are there go first, then those at the next fullest moment. This lays lives outward in time from each peak, and slack is left
+// where nobody needs it.
+func (p *placer) firstFit() {
+	crowd, order := p.crowding(), make([]int32, len(p.lives))
+	for i := range order {
+		order[i] = int32(i)
+	}
+	slices.SortFunc(order, func(i, j int32) int {
+		a, b := &p.lives[i], &p.lives[j]
+		return cmp.Or(cmp.Compare(crowd[j], crowd[i]), cmp.Compare(a.start, b.start), cmp.Compare(b.end, a.end), cmp.Compare(i, j))
+	})
+	sky := newSkyline(len(p.load))
+	for _, i := range order {
 		size := p.lives[i].padded()
-		at := p.sky.lowestGap(p.spans[i], size)
-		if at+size > extent {
-			extent, highest = at+size, k
-		}
-		if extent >= p.extent || p.extent != unplaced && p.sky.steps > budget {
-			return highest
-		}
-		p.sky.occupy(p.spans[i], byteRange{at, at + size})
+		at := sky.lowestGap(p.spans[i], size)
+		sky.occupy(p.spans[i], byteRange{at, at + size})
 		p.offsets[i] = at
-	}
-	p.extent, p.offsets, p.best = extent, p.best, p.offsets
-	return highest
-}
-
-// orders compares lives: those to be placed first are less.
-//
-// Where memory is fullest there is no room for gaps, so the lives that are there go first, then those at the next
-// fullest moment. This lays lives outward in time from each peak, and slack is left where nobody needs it. The two
-// such orders differ in how they stack the lives of one moment. The others do not look at time, and help where all
-// moments are alike.
-func (p *placer) orders() []func(i, j int32) int {
-	crowd := func(i, j int32) int { return cmp.Compare(p.crowd[j], p.crowd[i]) }
-	start := func(i, j int32) int { return cmp.Compare(p.lives[i].start, p.lives[j].start) }
-	end := func(i, j int32) int { return cmp.Compare(p.lives[j].end, p.lives[i].end) }
-	size := func(i, j int32) int { return cmp.Compare(p.lives[j].size, p.lives[i].size) }
-	area := func(i, j int32) int { return cmp.Compare(p.lives[j].area(), p.lives[i].area()) }
-	return []func(i, j int32) int{
-		func(i, j int32) int { return cmp.Or(crowd(i, j), start(i, j), end(i, j)) },
-		func(i, j int32) int { return cmp.Or(crowd(i, j), end(i, j), start(i, j)) },
-		size,
-		area,
+		p.extent = max(p.extent, at+size)
 	}
 }

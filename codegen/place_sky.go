@@ -51,7 +51,6 @@ type skyline struct {
 	whole  []ranges // by node: taken by lives that cover the node's span
 	any    []ranges // by node: taken at some instant of the node's span
 	asked  []ranges // scratch of lowestGap: what stands in the way
-	steps  int      // work done since the start, the same on every machine
 }
 
 func newSkyline(instants int) *skyline {
@@ -62,13 +61,6 @@ func newSkyline(instants int) *skyline {
 	return &skyline{leaves: leaves, whole: make([]ranges, 2*leaves), any: make([]ranges, 2*leaves)}
 }
 
-// reset frees every byte and keeps the memory.
-func (s *skyline) reset() {
-	for k := range s.any {
-		s.whole[k], s.any[k] = s.whole[k][:0], s.any[k][:0]
-	}
-}
-
 // occupy takes bytes over a span of instants.
 func (s *skyline) occupy(over span, b byteRange) {
 	if b.lo < b.hi {
@@ -77,7 +69,6 @@ func (s *skyline) occupy(over span, b byteRange) {
 }
 
 func (s *skyline) occupyNode(node int, of, over span, b byteRange) {
-	s.steps++
 	s.any[node].add(b)
 	if over.from <= of.from && of.to <= over.to {
 		s.whole[node].add(b)
@@ -98,7 +89,6 @@ func (s *skyline) lowestGap(over span, size ir.Bytes) ir.Bytes {
 	s.ask(1, span{0, int32(s.leaves)}, over)
 	at := ir.Bytes(0)
 	for k, agreed := 0, 0; agreed < len(s.asked); k = (k + 1) % len(s.asked) {
-		s.steps++
 		agreed++
 		taken := s.asked[k]
 		for i := taken.after(at); i < len(taken) && taken[i].lo < at+size; i++ {
