@@ -2,14 +2,15 @@ package codegen
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"sppo/ir"
 )
 
-// This phase gives buffers their bytes: offline dynamic storage allocation, which is NP-hard. First fit lays all lives, which
-// is fast however many they are, by skyline, and good by the order that it takes them in. Where gaps are left, ejector brings
-// down what sticks out.
+// This phase gives buffers their bytes: offline dynamic storage allocation, which is NP-hard. First fit in several orders lays
+// all lives: what makes it good is the order; what makes it fast in any order is skyline, which finds the lowest gap over a span
+// of time without looking at the lives in it one by one. Where gaps are left, ejector brings down what sticks out.
 
 // placeAlign is what every offset is a multiple of.
 const placeAlign = ir.Alignment
@@ -114,33 +115,39 @@ type placer struct {
 	bound   ir.Bytes
 	offsets []ir.Bytes
 	extent  ir.Bytes // with padding
-	steps   int      // of the ejector
+	steps   int      // of ejectors
 }
 
 func newPlacer(lives []life) *placer {
 	c := newCalendar(lives)
-	return &placer{calendar: c, lives: lives, bound: c.peak(), offsets: make([]ir.Bytes, len(lives))}
+	return &placer{calendar: c, lives: lives, bound: c.peak(), offsets: make([]ir.Bytes, len(lives)), extent: math.MaxInt64}
 }
 
-// The search ends when the extent is within 1/boundPerSlack of the bound, or after this many steps of the ejector. A step
-// takes about 50 ns. Steps are counted, not timed, so that the same lives get the same places on every machine.
+// The search ends when the extent is within 1/boundPerSlack of the bound, or after this many steps of ejectors. A step takes
+// about 50 ns. Steps are counted, not timed, so that the same lives get the same places on every machine.
 const (
 	boundPerSlack = 256
-	stepsPerLife  = 1000
+	stepsPerLife  = 2000
 	stepsAtMost   = 10_000_000
 )
 
+// search brings down what each order laid, best or not, with an equal share of the work: no start is good for all.
 func (p *placer) search() {
-	p.firstFit()
-	if p.closeEnough() {
-		return
+	var starts [][]ir.Bytes
+	for _, compare := range orders(p.lives, p.crowding()) {
+		starts = append(starts, p.firstFit(compare))
+		if p.closeEnough() {
+			return
+		}
 	}
-	e := newEjector(p.lives, p.spans, p.offsets, min(stepsPerLife*len(p.lives), stepsAtMost))
-	for !p.closeEnough() && e.pack(p.lower()) {
-		copy(p.offsets, e.offsets)
-		p.extent = e.extent()
+	budget := min(stepsPerLife*len(p.lives), stepsAtMost) / len(starts)
+	for _, start := range starts {
+		e := newEjector(p.lives, p.spans, start, budget)
+		for !p.closeEnough() && e.pack(p.lower()) {
+			p.keep(e.offsets)
+		}
+		p.steps += e.steps
 	}
-	p.steps = e.steps
 }
 
 func (p *placer) closeEnough() bool { return p.extent <= p.bound+p.bound/boundPerSlack }
@@ -151,24 +158,51 @@ func (p *placer) lower() ir.Bytes {
 	return (p.extent - max((p.extent-p.bound)/8, placeAlign)) &^ (placeAlign - 1)
 }
 
-// firstFit gives each life the lowest bytes that are free. Where memory is fullest there is no room for gaps, so the lives that
-// are there go first, then those at the next fullest moment. This lays lives outward in time from each peak, and slack is left
-// where nobody needs it.
-func (p *placer) firstFit() {
-	crowd, order := p.crowding(), make([]int32, len(p.lives))
+// keep copies offsets where they are the best so far.
+func (p *placer) keep(offsets []ir.Bytes) {
+	extent := ir.Bytes(0)
+	for i, at := range offsets {
+		extent = max(extent, at+p.lives[i].padded())
+	}
+	if extent < p.extent {
+		p.extent = extent
+		copy(p.offsets, offsets)
+	}
+}
+
+// firstFit gives each life the lowest bytes that are free, in an order.
+func (p *placer) firstFit(compare func(i, j int32) int) []ir.Bytes {
+	order, offsets := make([]int32, len(p.lives)), make([]ir.Bytes, len(p.lives))
 	for i := range order {
 		order[i] = int32(i)
 	}
-	slices.SortFunc(order, func(i, j int32) int {
-		a, b := &p.lives[i], &p.lives[j]
-		return cmp.Or(cmp.Compare(crowd[j], crowd[i]), cmp.Compare(a.start, b.start), cmp.Compare(b.end, a.end), cmp.Compare(i, j))
-	})
+	slices.SortFunc(order, func(i, j int32) int { return cmp.Or(compare(i, j), cmp.Compare(i, j)) })
 	sky := newSkyline(len(p.load))
 	for _, i := range order {
 		size := p.lives[i].padded()
-		at := sky.lowestGap(p.spans[i], size)
-		sky.occupy(p.spans[i], byteRange{at, at + size})
-		p.offsets[i] = at
-		p.extent = max(p.extent, at+size)
+		offsets[i] = sky.lowestGap(p.spans[i], size)
+		sky.occupy(p.spans[i], byteRange{offsets[i], offsets[i] + size})
+	}
+	p.keep(offsets)
+	return offsets
+}
+
+// orders compares lives: those to be placed first are less. Crowd is the most bytes live at once within each.
+//
+// Where memory is fullest there is no room for gaps, so the lives that are there go first, then those at the next
+// fullest moment. This lays lives outward in time from each peak, and slack is left where nobody needs it. The two
+// such orders differ in how they stack the lives of one moment. The others do not look at time, and help where all
+// moments are alike.
+func orders(lives []life, crowd []ir.Bytes) []func(i, j int32) int {
+	crowded := func(i, j int32) int { return cmp.Compare(crowd[j], crowd[i]) }
+	start := func(i, j int32) int { return cmp.Compare(lives[i].start, lives[j].start) }
+	end := func(i, j int32) int { return cmp.Compare(lives[j].end, lives[i].end) }
+	size := func(i, j int32) int { return cmp.Compare(lives[j].size, lives[i].size) }
+	area := func(i, j int32) int { return cmp.Compare(lives[j].area(), lives[i].area()) }
+	return []func(i, j int32) int{
+		func(i, j int32) int { return cmp.Or(crowded(i, j), start(i, j), end(i, j)) },
+		func(i, j int32) int { return cmp.Or(crowded(i, j), end(i, j), start(i, j)) },
+		size,
+		area,
 	}
 }

@@ -2,6 +2,7 @@ package codegen
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"sppo/ir"
@@ -27,19 +28,14 @@ const nowhere ir.Bytes = -1
 
 func newEjector(lives []life, spans []span, offsets []ir.Bytes, budget int) *ejector {
 	e := &ejector{lives: lives, meets: newMeetings(spans), offsets: slices.Clone(offsets), cost: make([]float64, len(lives)), budget: budget}
-	for i, l := range lives {
-		e.cost[i] = l.area()
+	for i := range lives {
+		e.cost[i] = e.price(int32(i))
 	}
 	return e
 }
 
-func (e *ejector) extent() ir.Bytes {
-	top := ir.Bytes(0)
-	for i, at := range e.offsets {
-		top = max(top, at+e.lives[i].padded())
-	}
-	return top
-}
+// price is what a life costs to take out for the first time: the larger and longer ones are harder to lay, but not in proportion.
+func (e *ejector) price(i int32) float64 { return math.Sqrt(e.lives[i].area()) }
 
 // pack brings all lives below top, or says that it could not within the budget.
 func (e *ejector) pack(top ir.Bytes) bool {
@@ -73,7 +69,7 @@ func (e *ejector) relay(i int32, top ir.Bytes) {
 	for _, j := range e.near {
 		if lies := e.offsets[j]; lies < end && lies+e.lives[j].padded() > at && lies != nowhere {
 			e.takeOut(j)
-			e.cost[j] += e.lives[j].area()
+			e.cost[j] += e.price(j)
 		}
 	}
 	e.offsets[i] = at
