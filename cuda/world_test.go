@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 
 	"sppo/vm"
 	"sppo/vm/cpu"
+	"sppo/vm/vmtest"
 	"sppo/vm/world"
 )
 
@@ -132,12 +132,7 @@ func processes(t *testing.T, folder string, variables ...string) (errs []error, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	place := l.Addr().String()
-	l.Close()
+	place := vmtest.FreePlace(t)
 	var all []*exec.Cmd
 	outs := make([]bytes.Buffer, jobProcesses)
 	for i := range jobProcesses {

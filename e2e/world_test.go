@@ -3,7 +3,6 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"net"
 	"regexp"
 	"sync"
 	"testing"
@@ -12,6 +11,7 @@ import (
 	"sppo/ir"
 	"sppo/vm"
 	"sppo/vm/cpu"
+	"sppo/vm/vmtest"
 	"sppo/vm/world"
 )
 
@@ -48,12 +48,7 @@ type party struct {
 // waits for them.
 func openWorld(t *testing.T, p *ir.Program, processes int, tokens func(process int) vm.Tokens) (all []*party, wait func()) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	place := l.Addr().String()
-	l.Close()
+	place := vmtest.FreePlace(t)
 	var done sync.WaitGroup
 	opened := make(chan struct{})
 	for i := range processes {

@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo/cmd/internal/cli"
+	"sppo/vm/vmtest"
 )
 
 // process is one of several that run a job.
@@ -29,17 +30,6 @@ type process struct {
 	out  io.ReadCloser
 	errs bytes.Buffer
 	code int
-}
-
-// freePlace is where nobody listens.
-func freePlace(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // launchAll starts processes of their own; args may differ from one to the next.
@@ -105,7 +95,7 @@ func alone(t *testing.T, args ...string) string {
 
 // inWorld is the arguments of each of several processes that run one job here.
 func inWorld(t *testing.T, processes int, args ...string) func(int) []string {
-	place := freePlace(t)
+	place := vmtest.FreePlace(t)
 	return func(i int) []string {
 		return append([]string{"--processes", fmt.Sprint(processes), "--process", fmt.Sprint(i), "--rendezvous", place, "--job", t.Name()}, args...)
 	}
@@ -182,7 +172,7 @@ func same(t *testing.T, a, b string) {
 
 // asTorchrun is the variables that torchrun gives each process.
 func asTorchrun(t *testing.T, processes int) func(int) []string {
-	host, port, err := net.SplitHostPort(freePlace(t))
+	host, port, err := net.SplitHostPort(vmtest.FreePlace(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -330,7 +320,7 @@ func TestProcessesThatDoNotMeet(t *testing.T) {
 			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", taken.Addr().String(), "--rendezvous-timeout", "1s"}
 		}, []string{"address already in use", "it did not answer as process 0 of a job does"}},
 	} {
-		place := freePlace(t)
+		place := vmtest.FreePlace(t)
 		all := launchAll(t, 2, func(i int) []string { return append(c.args(i, place), "tiny.sppo", "-q") })
 		end(t, all)
 		for i, p := range all {
@@ -345,7 +335,7 @@ func TestProcessesThatDoNotMeet(t *testing.T) {
 // Two jobs that meet at one place without a name do not mix: who belongs to the other is told so, and the first goes on.
 func TestJobsAtOnePlace(t *testing.T) {
 	inBase(t)
-	place := freePlace(t)
+	place := vmtest.FreePlace(t)
 	as := func(process int, more ...string) []string {
 		return append([]string{"tiny.sppo", "--steps", "1", "--json", "--processes", "2", "--process", fmt.Sprint(process), "--rendezvous", place}, more...)
 	}

@@ -16,18 +16,8 @@ import (
 
 	"sppo/ir"
 	"sppo/vm"
+	"sppo/vm/vmtest"
 )
-
-// freePort is a place on this host where nobody listens.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
 
 // within fails the test if f hangs.
 func within(t *testing.T, limit time.Duration, f func()) {
@@ -44,7 +34,7 @@ func within(t *testing.T, limit time.Duration, f func()) {
 // joined is a world of several processes, all of them this one.
 func joined(t *testing.T, processes, ranks int, change func(*Options)) ([]*World, []error) {
 	t.Helper()
-	place := freePort(t)
+	place := vmtest.FreePlace(t)
 	worlds, errs := make([]*World, processes), make([]error, processes)
 	within(t, time.Minute, func() {
 		var all sync.WaitGroup
@@ -489,7 +479,7 @@ func TestPortTaken(t *testing.T) {
 
 // Whoever connects without being a process of the job changes nothing.
 func TestStrangers(t *testing.T) {
-	place := freePort(t)
+	place := vmtest.FreePlace(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() {
@@ -519,7 +509,7 @@ func TestStopWhileWaiting(t *testing.T) {
 	for process, want := range []string{"stopped while waiting for process 1 at ", "stopped while waiting for process 0 at "} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		time.AfterFunc(50*time.Millisecond, cancel)
-		_, err := Join(ctx, Options{Process: process, Processes: 2, Ranks: 2, Rendezvous: freePort(t), Timeout: time.Hour})
+		_, err := Join(ctx, Options{Process: process, Processes: 2, Ranks: 2, Rendezvous: vmtest.FreePlace(t), Timeout: time.Hour})
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
