@@ -97,6 +97,9 @@ func breakdownOnly(s system) system {
 	return s
 }
 
+// free is the system whose schedule is left to the solver.
+const free = "auto"
+
 // chunk is the tokens of a chunk of FPDT, as its authors take them.
 const chunk = 64 << 10
 
@@ -117,7 +120,7 @@ var systems = []system{
 	breakdownOnly(sppo("sppo mux right", "schedule.offload=adaptive", "schedule.mux=right")),
 	sppo("sppo mux", "schedule.offload=adaptive", "schedule.mux=on"),
 	{name: "sppo interleaved", m: 1, set: interleaved},
-	{name: "auto", m: 1, text: func(row, *lang.Spec) string { return "" }},
+	{name: free, m: 1, text: func(row, *lang.Spec) string { return "" }},
 	slowly("sppo, full offload", "full", "13.6"), slowly("sppo, full offload", "full", "3"), slowly("sppo", "adaptive", "3"),
 }
 

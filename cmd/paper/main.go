@@ -46,6 +46,7 @@ func run(args []string) error {
 	if err := known.fill(wanted); err != nil {
 		return err
 	}
-	fmt.Fprintf(os.Stderr, "simulated in %s\n", time.Since(begin).Round(time.Second))
+	fmt.Fprintf(os.Stderr, "%d jobs and %d searches are on the page, those of today done in %s\n",
+		len(known.Jobs), len(known.Longest), time.Since(begin).Round(time.Second))
 	return known.write()
 }

@@ -42,6 +42,20 @@ func TestPage(t *testing.T) {
 	}
 }
 
+// Left alone, the solver is nowhere slower than a schedule that fits.
+func TestFreeIsFastest(t *testing.T) {
+	r, err := readResults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, o := range r.Jobs {
+		row, system, _ := strings.Cut(key, ", ")
+		if best := r.Jobs[row+", "+free]; o.Fits && o.TGS > best.TGS && !strings.HasSuffix(system, "GB/s") {
+			t.Errorf("%s: %.4g tokens/s a GPU, and %.4g left alone", key, o.TGS, best.TGS)
+		}
+	}
+}
+
 // What is simulated is within 3% of what was worked out by hand.
 func TestFiguresByHand(t *testing.T) {
 	r, err := readResults()

@@ -45,7 +45,7 @@ const (
 	plotWidth   = 1040 // of a row of panels, where more than one has room
 	plotMargin  = 10
 	plotHeight  = 220
-	panelBelow  = 44 // its labels
+	panelBelow  = 54 // its labels, and what parts them from the next
 	barWidth    = 11
 	groupGap    = 18
 	panelGap    = 24

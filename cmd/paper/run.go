@@ -27,7 +27,9 @@ type outcome struct {
 	Device    ir.Bytes `json:"device_peak_bytes"`
 	Host      ir.Bytes `json:"host_peak_bytes"`
 	Fits      bool     `json:"fits"`
-	Error     string   `json:"error,omitempty"` // there is no such job, and why
+
+	Found map[string]string `json:"found,omitempty"` // by solve, of what nobody asked for
+	Error string            `json:"error,omitempty"` // there is no such job, and why
 }
 
 // results are all outcomes by the key of the job, and longest sequences in tokens by that of the search.
@@ -92,10 +94,23 @@ func (j job) simulate() (outcome, error) {
 		StepS: float64(t.Makespan), TGS: t.TGS(), MFU: t.MFU(), Bubble: t.BubbleRatio(), ExposedS: float64(t.Exposed()),
 		Imbalance: plan.Subsequences.Imbalance, Fits: plan.Memory.Fits,
 	}
+	if j.system.name == free {
+		o.Found = found(plan)
+	}
 	for s := range plan.Memory.DevicePeakBytes {
 		o.Device, o.Host = max(o.Device, plan.Memory.DevicePeakBytes[s]), max(o.Host, plan.Memory.HostPeakBytes[s])
 	}
 	return o, nil
+}
+
+// found is the schedule of a plan, by key.
+func found(plan *passes.Plan) map[string]string {
+	out := map[string]string{}
+	keys, values := passes.Pins(plan.Schedule)
+	for i, key := range keys {
+		out[strings.TrimPrefix(key, "schedule.")] = values[i]
+	}
+	return out
 }
 
 // refusal is the outcome of a job that the compiler refuses for a reason of the job's.

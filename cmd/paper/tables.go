@@ -51,6 +51,7 @@ var tables = []struct {
 }{
 	{"throughput", throughput},
 	{"speedup", speedup},
+	{"auto", left},
 	{"breakdown", breakdown},
 	{"longest", longest},
 	{"bubble", bubbles},
@@ -148,6 +149,22 @@ func (r *results) best(row string) string {
 		}
 	}
 	return best
+}
+
+// left is what the solver finds for each row, and how much faster that is than what the paper's table has with the best that SPPO
+// does with it.
+func left(r *results) (string, error) {
+	keys := []string{"strategy", "virtual_stages", "sp_mode", "mux", "recompute", "offload"}
+	t := &table{head: append(append([]string{"row", "of the row", "found"}, keys...), "device memory", "host memory", "over best of sppo")}
+	for _, row := range rows {
+		o := r.Jobs[row.name+", "+free]
+		cells := []string{row.name, r.Jobs[row.name+", sppo"].Schedule, o.Schedule}
+		for _, key := range keys {
+			cells = append(cells, o.Found[key])
+		}
+		t.add(append(cells, o.Device.String(), o.Host.String(), times(r.over(row.name, free, r.best(row.name))))...)
+	}
+	return t.String(), nil
 }
 
 // techniques of the breakdown, and what the paper's text says of each for 13B at 512K and 65B at 640K: factors over Megatron,
