@@ -52,8 +52,8 @@ func TestComplete(t *testing.T) {
 }
 
 func TestNearest(t *testing.T) {
-	words := []string{"offload", "order", "mux", "off"}
-	for word, want := range map[string]string{"ofload": "offload", "offlaod": "offload", "oder": "order", "mx": "mux", "zebra": "", "": ""} {
+	words := []string{"offload", "order", "mux", "off", "k"}
+	for word, want := range map[string]string{"ofload": "offload", "offlaod": "offload", "oder": "order", "mx": "mux", "kv": "k", "b": "", "zebra": "", "": ""} {
 		if got := nearest(word, words); got != want {
 			t.Errorf("%q is nearest to %q, not %q", word, got, want)
 		}
@@ -72,6 +72,17 @@ func TestShowNumber(t *testing.T) {
 	} {
 		if got := showNumber(c.x, c.d); got != c.want {
 			t.Errorf("%g in %s is shown as %s, not %s", c.x, c.d, got, c.want)
+		}
+	}
+}
+
+// A hint names the end of the range that a number is beyond.
+func TestRangeHint(t *testing.T) {
+	for num, want := range map[float64]string{0: "it must be above 0", 1e30: "it must be at most 1e+21"} {
+		var got string
+		positive(dimCount).number.fit("lr", value{num: num}, func(d *Diagnostic) { got = d.Hint })
+		if got != want {
+			t.Errorf("%g: %q, want %q", num, got, want)
 		}
 	}
 }

@@ -426,7 +426,7 @@ var scheduleKeys = []*Key{
 		takes: valueType{number: &number{max: 1}}.orNames("auto", "none", "full", "adaptive", "carry", "memory").
 			orList(valueType{number: &number{max: 1}}, 1, maxRanks),
 		Doc: "How much of the activations goes to the host between forward and backward: nothing, all, a share, a share for each subsequence in a list, or a policy. " +
-			"`adaptive`: what can be copied behind the next task. `carry`: copies may lag, and drain by the turn. `memory`: the lowest peak without waiting for a copy. `auto`: as little as fits, down to nothing, first what computation hides.",
+			"`adaptive`: what can be copied behind the next task. `carry`: copies may lag, and drain by the turn. `memory`: the lowest peak without waiting for a copy. `auto`: whatever makes the step shortest; nothing where all fits, else first what computation hides.",
 		set: setOffload},
 	{Block: blockSchedule, Name: "mux", takes: names("auto", "off", "left", "right", "on"), Default: "auto", Example: "off",
 		Doc: "Whether idle stages take a part of the tasks next to the bubble: not, at the start and the end of a step (`left`: pieces of subsequences), at the turn (`right`: attention, by blocks of keys that they hold), or both (`on`). `auto` tries all where a rank has one virtual stage.",

@@ -70,7 +70,11 @@ func (n *number) fit(what string, v value, report func(*Diagnostic)) (value, boo
 			"%s wants a whole number, found %s", what, v)
 	}
 	if v.num < n.min || n.above && v.num == n.min || v.num > n.max || n.below && v.num == n.max {
-		return fail(OutOfRange, "it must be "+n.rangeWords(), "%s is out of range: %s", what, v)
+		words := n.rangeWords()
+		if n.above && n.max >= maxRanks && v.num > n.max { // of which they say nothing
+			words = "at most " + showNumber(n.max, n.dim)
+		}
+		return fail(OutOfRange, "it must be "+words, "%s is out of range: %s", what, v)
 	}
 	return v, true
 }

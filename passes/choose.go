@@ -32,7 +32,7 @@ type chooser struct {
 	whole   *Plan       // the same with the tasks of the start whole
 	why     string      // of shares that were asked for
 
-	device, host ir.Bytes // of one rank; 0: not known, and so no limit
+	device, host ir.Bytes // that one rank has
 }
 
 func newChooser(c *Context, p *Plan) *chooser {
@@ -117,13 +117,11 @@ func (p *Plan) toBeShared() *Plan {
 	return &q
 }
 
-// fits says whether a stage has room as it stands. A cluster that gives no size has room for anything.
+// fits says whether a stage has room as it stands.
 func (h *chooser) fits(stage int) bool {
 	device, host := h.bound(stage)
-	return within(device, h.device) && within(host, h.host)
+	return device <= h.device && host <= h.host
 }
-
-func within(n, capacity ir.Bytes) bool { return n <= capacity || capacity <= 0 }
 
 func (h *chooser) allFit() bool {
 	for s := range h.plan.Tasks {
@@ -301,7 +299,7 @@ func (h *chooser) shorten(stage int, turns []turn) {
 	try := func(n int) bool {
 		h.turn(stage, from, turns[:n])
 		device, _ := h.bound(stage)
-		return within(device, h.device)
+		return device <= h.device
 	}
 	try(sort.Search(len(turns), try))
 }
@@ -327,7 +325,7 @@ func (h *chooser) roomOnHost(stage int, turns []turn) []turn {
 	tooMany := func(n int) bool {
 		h.turn(stage, from, turns[:n])
 		_, host := h.bound(stage)
-		return !within(host, h.host)
+		return host > h.host
 	}
 	if !tooMany(len(turns)) { // as a rule
 		return turns

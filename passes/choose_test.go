@@ -72,6 +72,14 @@ func TestAutoOffload(t *testing.T) {
 	}
 }
 
+// A host without memory takes nothing: what is weighed against copies is made again instead.
+func TestNoHostMemory(t *testing.T) {
+	p := planOf(t, "tiny.sppo", "cluster.host_memory=0GB", "cluster.device_memory=250KiB", "schedule.offload=auto", "schedule.recompute=auto")
+	if p.copies() || p.shareMadeAgain() == 0 || !FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, 0) {
+		t.Errorf("copies: %t, %.2f of the bytes made again", p.copies(), p.shareMadeAgain())
+	}
+}
+
 // TestAutoIsFastest: with both left to the passes no pinned choice that fits is more than 1% faster.
 func TestAutoIsFastest(t *testing.T) {
 	for _, set := range [][]string{

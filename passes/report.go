@@ -211,7 +211,7 @@ func (p *Plan) layerRanges(rank int) string {
 
 func ofCapacity(n, capacity ir.Bytes) string {
 	if capacity <= 0 {
-		return n.String()
+		return fmt.Sprintf("%s of %s", n, capacity)
 	}
 	return fmt.Sprintf("%s of %s (%.0f%%)", n, capacity, 100*float64(n)/float64(capacity))
 }

@@ -362,10 +362,10 @@ func lengthProblems(p *Plan) []problem {
 		sum += n
 		key := fmt.Sprintf("schedule.subsequences[%d]", i)
 		if n < 1 || n%grid != 0 {
-			return []problem{fault(key, lang.Indivisible, nearMultiples(n, grid), "a subsequence of %d tokens does not divide by %s", n, p.gridInWords())}
+			return []problem{fault(key, lang.Indivisible, nearMultiples(n, grid), "a subsequence of %s does not divide by %s", plural(int(n), "token"), p.gridInWords())}
 		}
 		if n%align != 0 && i < len(lengths)-1 {
-			return []problem{fault(key, lang.BadAlign, nearMultiples(n, align), "a subsequence of %d tokens is not a multiple of align = %d", n, align)}
+			return []problem{fault(key, lang.BadAlign, nearMultiples(n, align), "a subsequence of %s is not a multiple of align = %d", plural(int(n), "token"), align)}
 		}
 	}
 	if sum != p.Train.Sequence {
