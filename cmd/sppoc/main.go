@@ -42,7 +42,7 @@ var app = cli.App{
 			Name: "check", Args: "FILE... [--set KEY=VALUE]", MinArgs: 1, MaxArgs: -1, Setup: check,
 			Doc:      "read a spec and say what is wrong with it",
 			Details:  "Prints nothing when all is well.",
-			Examples: []string{"sppoc check examples/tiny.sppo", "sppoc check examples/tiny.sppo --set schedule.sp=4"},
+			Examples: []string{"sppoc check examples/tiny.sppo", "sppoc check examples/tiny.sppo --set schedule.offload=none"},
 		},
 		{
 			Name: "fmt", Args: "[-w | -l] FILE...", MinArgs: 1, MaxArgs: -1, Setup: format,

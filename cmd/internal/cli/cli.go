@@ -197,6 +197,11 @@ func (a *App) help(env *Env, args []string) error {
 		fmt.Fprintf(&b, "\n%s\n", strings.TrimSpace(c.Details))
 	}
 	if flags.HasFlags() {
+		flags.VisitAll(func(f *pflag.Flag) {
+			if f.DefValue == "-1" { // stands for a flag that is not given
+				f.DefValue = "0"
+			}
+		})
 		fmt.Fprintf(&b, "\nFlags:\n%s", flags.FlagUsagesWrapped(100))
 	}
 	if len(c.Examples) > 0 {
