@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"io"
+	"math"
 	"os"
 	"testing"
 
@@ -50,16 +51,17 @@ func TestTrace(t *testing.T) {
 			}
 		}
 	}
-	ends := map[[2]int]float64{}
+	ends := map[[2]int]int64{}
+	nanos := func(micros float64) int64 { return int64(math.Round(1000 * micros)) }
 	arrows := map[string]int{}
 	for _, e := range trace.Events {
 		switch e.Phase {
 		case "X":
 			at := [2]int{e.Process, e.Thread}
-			if e.TS < ends[at]-0.002 {
-				t.Fatalf("%s begins at %g before %g on %v", e.Name, e.TS, ends[at], at)
+			if nanos(e.TS) < ends[at] {
+				t.Fatalf("%s begins at %d ns before %d on %v", e.Name, nanos(e.TS), ends[at], at)
 			}
-			ends[at] = e.TS + e.Dur
+			ends[at] = nanos(e.TS) + nanos(e.Dur)
 			if e.Name[:4] != "wait" {
 				slices++
 			}

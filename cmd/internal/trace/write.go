@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"strconv"
 
 	"sppo/ir"
@@ -120,7 +121,7 @@ func (x *writer) rank(r int) {
 	}
 	for a := range ir.NumArenas {
 		for _, l := range x.timeline.Memory(r, a) {
-			x.event(`{"ph":"C","pid":%d,"name":"%s memory","ts":%s,"args":{"bytes":%d}}`, r, a, micros(l.At), l.Bytes)
+			x.event(`{"ph":"C","pid":%d,"name":"%s memory","ts":%s,"args":{"bytes":%d}}`, r, a, micros(nanos(l.At)), l.Bytes)
 		}
 	}
 }
@@ -153,7 +154,7 @@ func (x *writer) instruction(r int, code *ir.Code, pc int, in *ir.Instr) {
 		where += fmt.Sprintf(`,"pass":%q`, x.program.Passes[v.Pass])
 	}
 	x.event(`{"ph":"X","pid":%d,"tid":%d,"ts":%s,"dur":%s,"name":%q,"cat":%q,"args":{"pc":%d,"phase":%q%s}}`,
-		r, in.Stream, micros(span.Begin), micros(span.End-span.Begin), sliceName(in), category(in), pc, v.Phase, where)
+		r, in.Stream, micros(nanos(span.Begin)), micros(nanos(span.End)-nanos(span.Begin)), sliceName(in), category(in), pc, v.Phase, where)
 	if in.Op == ir.Send || in.Op == ir.Recv {
 		x.arrow(r, in, span)
 	}
@@ -190,8 +191,12 @@ func (x *writer) arrow(r int, in *ir.Instr, span sim.Span) {
 	}
 	x.messages[key]++
 	x.event(`{"ph":%s,"pid":%d,"tid":%d,"ts":%s,"id":"%d>%d.%d.%d","name":"message","cat":"message"}`,
-		phase, r, in.Stream, micros(span.Begin), key.from, key.to, key.channel, x.messages[key])
+		phase, r, in.Stream, micros(nanos(span.Begin)), key.from, key.to, key.channel, x.messages[key])
 }
 
+// nanos is what the format can tell apart. Begins and ends are rounded, not lengths: of two slices of which one follows the other
+// the first must not end behind the second's begin, or viewers put one inside of the other.
+func nanos(s ir.Seconds) int64 { return int64(math.Round(float64(s) * 1e9)) }
+
 // micros writes a time as the format wants it.
-func micros(s ir.Seconds) string { return strconv.FormatFloat(float64(s)*1e6, 'f', 3, 64) }
+func micros(nanos int64) string { return strconv.FormatFloat(float64(nanos)/1e3, 'f', 3, 64) }
