@@ -11,36 +11,73 @@ type AttentionGrads struct {
 // gradient of O; O and LSE are Forward's over all keys that a query sees.
 //
 // A gradient of a key is the sum over query heads, then over blocks of queries, a gradient of a query the sum over blocks of
-// keys, each in rising order. Where there are fewer heads than threads, queries and keys are cut up and the scores
-// computed once for each of the two: the order of every sum stays what it was.
+// keys, each in rising order. Where there are fewer heads than threads, keys are cut up for the ones and then queries for the
+// others, by score gradients that are kept in between: the order of every sum stays what it was, and so does the arithmetic.
 func (a Attention) Backward(p *Pool, g AttentionGrads) {
-	heads, total := a.Batch*a.KVHeads, a.Keys
 	if !g.AddKV {
 		a.clearKeys(p, g.DK, g.DV)
 	}
-	keyCuts, queryCuts := 1, 0
+	heads, group := a.Batch*a.KVHeads, a.Heads/a.KVHeads
 	if heads < p.Threads() {
-		keyCuts = min(ceilDiv(2*p.Threads(), heads), ceilDiv(total, keyBlock))
-		queryCuts = min(ceilDiv(2*p.Threads(), heads), ceilDiv(a.Tokens, queryChunk))
+		for member := range group {
+			a.backwardInPhases(p, g, member)
+		}
+		return
 	}
-	p.Run(heads*(keyCuts+queryCuts), func(part int) {
+	p.Run(heads, func(part int) {
 		s := takeScratch()
 		defer s.release()
-		f := attentionPart{Attention: a, s: s, seq: part % heads / a.KVHeads, dp: roundUp(a.HeadDim, active.nr)}
-		piece, kvHead := part/heads, part%heads%a.KVHeads
-		b := attentionBackward{attentionPart: f, AttentionGrads: g, queries: queryCuts == 0, keys: piece < keyCuts}
-		b.k0, b.k1, b.q0, b.q1 = 0, total, 0, a.Tokens
-		if b.keys {
-			b.k0, b.k1 = cut(total, keyCuts, piece, keyBlock)
-		} else {
-			b.queries = true
-			b.q0, b.q1 = cut(a.Tokens, queryCuts, piece-keyCuts, queryChunk)
-		}
-		group := a.Heads / a.KVHeads
-		for b.head = kvHead * group; b.head < (kvHead+1)*group; b.head++ {
+		b := a.backward(s, g, part, 0)
+		for range group {
 			b.run()
+			b.head++
 		}
 	})
+}
+
+// panelBlocks is how many blocks of keys have their score gradients kept at once.
+const panelBlocks = 8
+
+// keptGrads is the size of a chunk's for one block of keys.
+const keptGrads = keyBlock * queryChunk
+
+// backwardInPhases is the work of one query head of each key head.
+func (a Attention) backwardInPhases(p *Pool, g AttentionGrads, member int) {
+	s := takeScratch()
+	defer s.release()
+	heads, dp := a.Batch*a.KVHeads, roundUp(a.HeadDim, active.nr)
+	kept, dq := s.floats(0, heads*panelBlocks*keptGrads), s.floats(1, heads*queryChunk*dp)
+	cuts := ceilDiv(2*p.Threads(), heads)
+	for q0 := 0; q0 < a.Tokens; q0 += queryChunk {
+		nq := min(queryChunk, a.Tokens-q0)
+		seen := min(a.Keys, a.Prefix+q0+nq)
+		queryCuts := min(cuts, ceilDiv(nq, tileQueries))
+		phase := func(cuts int, work func(b *attentionBackward, piece int)) {
+			p.Run(heads*cuts, func(part int) {
+				s := takeScratch()
+				defer s.release()
+				b := a.backward(s, g, part%heads, member)
+				b.kept = kept[part%heads*panelBlocks*keptGrads:][:panelBlocks*keptGrads]
+				b.dqRows = dq[part%heads*queryChunk*dp:][:queryChunk*dp]
+				b.attentionPart.q0, b.nq = q0, nq
+				work(b, part/heads)
+			})
+		}
+		for k0 := 0; k0 < seen; k0 += panelBlocks * keyBlock {
+			keys := min(panelBlocks*keyBlock, seen-k0)
+			keyCuts := min(cuts, ceilDiv(keys, keyBlock))
+			phase(keyCuts, func(b *attentionBackward, piece int) {
+				lo, hi := cut(keys, keyCuts, piece, keyBlock)
+				b.panel, b.k0, b.k1 = k0, k0+lo, k0+hi
+				b.keyPhase()
+			})
+			phase(queryCuts, func(b *attentionBackward, piece int) {
+				b.q0, b.q1 = cut(nq, queryCuts, piece, tileQueries)
+				b.panel, b.k0, b.k1 = k0, k0, k0+keys
+				b.queryPhase(k0 == 0, k0+keys == seen)
+			})
+		}
+	}
 }
 
 // clearKeys sets the gradients of keys and values to zero.
@@ -54,13 +91,16 @@ func (a Attention) clearKeys(p *Pool, dk, dv Mat) {
 	})
 }
 
-// attentionBackward is the work on a range of keys and a range of queries of one key head: it adds to the gradients of
+// attentionBackward is the work on a range of keys and a range of queries of one query head: it adds to the gradients of
 // the keys, writes those of the queries, or does both.
 type attentionBackward struct {
 	attentionPart
 	AttentionGrads
 	queries, keys  bool
-	k0, k1, q0, q1 int
+	k0, k1, q0, q1 int // in phases, queries count from the first of the chunk
+
+	kept  []float32 // in phases: score gradients by block of keys from panel on, then by tile
+	panel int
 
 	doT, qRows, doRows, dqRows []float32
 	lseStrip, delta            []float32
@@ -69,29 +109,76 @@ type attentionBackward struct {
 	tile, dTile                []float32
 }
 
+// backward is the work on a whole query head: one of the group of a key head, which counts over all sequences.
+func (a Attention) backward(s *scratch, g AttentionGrads, head, member int) *attentionBackward {
+	f := attentionPart{Attention: a, s: s, seq: head / a.KVHeads, head: head%a.KVHeads*(a.Heads/a.KVHeads) + member, dp: roundUp(a.HeadDim, active.nr)}
+	return &attentionBackward{attentionPart: f, AttentionGrads: g, queries: true, keys: true, k1: a.Keys, q1: a.Tokens}
+}
+
 // run goes through one query head, a chunk of queries at a time.
 func (b *attentionBackward) run() {
-	d := b.HeadDim
-	padded := roundUp(min(queryChunk, b.q1-b.q0), tileQueries)
-	rows := b.s.floats(0, (2*d+3*b.dp+2)*padded)
+	b.room(min(queryChunk, b.q1-b.q0))
+	b.dqRows = b.s.floats(3, queryChunk*b.dp)
+	for first := b.q0; first < b.q1; first += queryChunk {
+		b.attentionPart.q0, b.nq = first, min(queryChunk, b.q1-first)
+		b.pack()
+		b.beginQueries(0, b.nq)
+		b.blocks()
+		b.endQueries(0, b.nq)
+	}
+}
+
+// keyPhase is the part of a chunk's work that gradients of keys need.
+func (b *attentionBackward) keyPhase() {
+	b.queries = false
+	b.room(b.nq)
+	b.pack()
+	b.blocks()
+}
+
+// queryPhase adds what the key phase has kept to the gradients of queries, from the first panel to the last.
+func (b *attentionBackward) queryPhase(first, last bool) {
+	if first {
+		b.beginQueries(b.q0, b.q1)
+	}
+	b.keyRows = b.s.floats(1, keyBlock*b.dp)
+	for k0 := b.k0; k0 < b.k1; k0 += keyBlock {
+		nk := min(keyBlock, b.k1-k0)
+		b.tokens(b.K, b.kvHead(), k0).load(b.keyRows, b.dp, nk, b.HeadDim)
+		for i := b.q0; i < b.q1; i += tileQueries {
+			if n, rows := b.sees(i, k0, nk); rows > 0 {
+				b.product(n, b.HeadDim, rows, b.keptTile(i, k0), 1, tileQueries, b.keyRows, b.dp, b.dqRows[i*b.dp:], b.dp, true)
+			}
+		}
+	}
+	if last {
+		b.endQueries(b.q0, b.q1)
+	}
+}
+
+// keptTile is where the score gradients of the queries from i on for a block of keys are.
+func (b *attentionBackward) keptTile(i, k0 int) []float32 {
+	return b.kept[(k0-b.panel)/keyBlock*keptGrads+i*keyBlock:][:keyBlock*tileQueries]
+}
+
+// room takes scratch for a chunk of so many queries.
+func (b *attentionBackward) room(queries int) {
+	d, padded := b.HeadDim, roundUp(queries, tileQueries)
+	rows := b.s.floats(0, (2*d+2*b.dp+2)*padded)
 	take := func(n int) []float32 { x := rows[:n]; rows = rows[n:]; return x }
 	b.qT, b.doT = take(padded*d), take(padded*d)
-	b.qRows, b.doRows, b.dqRows = take(padded*b.dp), take(padded*b.dp), take(padded*b.dp)
+	b.qRows, b.doRows = take(padded*b.dp), take(padded*b.dp)
 	b.lseStrip, b.delta = take(padded), take(padded)
 	rows = b.s.floats(1, 4*keyBlock*b.dp)
 	b.keyRows, b.valueRows = take(keyBlock*b.dp), take(keyBlock*b.dp)
 	b.dkRows, b.dvRows = take(keyBlock*b.dp), take(keyBlock*b.dp)
 	rows = b.s.floats(2, 2*keyBlock*tileQueries)
 	b.tile, b.dTile = take(keyBlock*tileQueries), take(keyBlock*tileQueries)
-	for first := b.q0; first < b.q1; first += queryChunk {
-		b.attentionPart.q0, b.nq = first, min(queryChunk, b.q1-first)
-		b.chunk()
-	}
 }
 
-// chunk packs the queries, then passes over every block of keys that one of them sees.
-func (b *attentionBackward) chunk() {
-	d, first := b.HeadDim, b.attentionPart.q0
+// pack brings the chunk's queries into the forms that the products want.
+func (b *attentionBackward) pack() {
+	first := b.attentionPart.q0
 	b.strips(b.qT, b.Q, b.qRows)
 	b.strips(b.doT, b.DOut, b.doRows)
 	clear(b.delta)
@@ -100,15 +187,27 @@ func (b *attentionBackward) chunk() {
 		b.lseStrip[i] = b.LSE[b.lseAt(first+i)]
 	}
 	b.makeDelta(first)
-	clear(b.dqRows)
-	if b.queries && b.AddQ {
-		b.tokens(b.DQ, b.head, first).load(b.dqRows, b.dp, b.nq, d)
+}
+
+// beginQueries sets the gradients of some of the chunk's queries to what is added to.
+func (b *attentionBackward) beginQueries(lo, hi int) {
+	rows := b.dqRows[lo*b.dp : hi*b.dp]
+	clear(rows)
+	if b.AddQ {
+		b.tokens(b.DQ, b.head, b.attentionPart.q0+lo).load(rows, b.dp, hi-lo, b.HeadDim)
 	}
-	for k0 := b.k0; k0 < min(b.k1, b.Prefix+first+b.nq); k0 += keyBlock {
+}
+
+// endQueries writes them.
+func (b *attentionBackward) endQueries(lo, hi int) {
+	b.tokens(b.DQ, b.head, b.attentionPart.q0+lo).store(b.dqRows[lo*b.dp:], b.dp, hi-lo, b.HeadDim)
+}
+
+// blocks passes over every block of keys that one of the chunk's queries sees.
+func (b *attentionBackward) blocks() {
+	end := min(b.k1, b.Prefix+b.attentionPart.q0+b.nq)
+	for k0 := b.k0; k0 < end; k0 += keyBlock {
 		b.block(k0, min(keyBlock, b.k1-k0))
-	}
-	if b.queries {
-		b.tokens(b.DQ, b.head, first).store(b.dqRows, b.dp, b.nq, d)
 	}
 }
 
@@ -138,16 +237,23 @@ func (b *attentionBackward) block(k0, nk int) {
 		dv.load(b.dvRows, b.dp, nk, d)
 	}
 	for i := 0; i < b.nq; i += tileQueries {
-		n := min(tileQueries, b.nq-i)
-		first := b.Prefix + b.attentionPart.q0 + i
-		if rows := min(nk, first+n-k0); rows > 0 {
-			b.group(i, n, rows, k0-first)
+		if n, rows := b.sees(i, k0, nk); rows > 0 {
+			if b.kept != nil {
+				b.dTile = b.keptTile(i, k0)
+			}
+			b.group(i, n, rows, k0-(b.Prefix+b.attentionPart.q0+i))
 		}
 	}
 	if b.keys {
 		dk.store(b.dkRows, b.dp, nk, d)
 		dv.store(b.dvRows, b.dp, nk, d)
 	}
+}
+
+// sees is how many queries a tile has, and how many of so many keys they see.
+func (b *attentionBackward) sees(i, k0, nk int) (n, rows int) {
+	n = min(tileQueries, b.nq-i)
+	return n, min(nk, b.Prefix+b.attentionPart.q0+i+n-k0)
 }
 
 // group is one tile: n queries from i on, against rows keys.

@@ -3,6 +3,7 @@ package simd
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -154,30 +155,40 @@ func TestAttention(t *testing.T) {
 	})
 }
 
+// TestAttentionIsTheSameForAnyThreads has chunks of queries and panels of keys that are more than one, and heads that are
+// fewer than threads.
 func TestAttentionIsTheSameForAnyThreads(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)
-		a := Attention{Tokens: 290, Keys: 420, Prefix: 130, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 24}
-		ld := a.Heads * a.HeadDim
-		q, dout := F32(randomFloats(r, a.Tokens*ld), ld), F32(randomFloats(r, a.Tokens*ld), ld)
-		k, v := F32(randomFloats(r, 420*a.HeadDim), a.HeadDim), F32(randomFloats(r, 420*a.HeadDim), a.HeadDim)
-		var first [4][]float32
-		for _, threads := range []int{1, 2, 5} {
-			p := NewPool(threads)
-			o, dq := F32(make([]float32, a.Tokens*ld), ld), F32(make([]float32, a.Tokens*ld), ld)
-			dk, dv := F32(make([]float32, 420*a.HeadDim), a.HeadDim), F32(make([]float32, 420*a.HeadDim), a.HeadDim)
-			lse := make([]float32, a.Tokens*a.Heads)
-			a.Forward(p, o, lse, false, q, k, v)
-			a.Backward(p, AttentionGrads{DQ: dq, DK: dk, DV: dv, DOut: dout, Q: q, K: k, V: v, O: o, LSE: lse})
-			p.Close()
-			for i, x := range [][]float32{o.F32, dq.F32, dk.F32, dv.F32} {
+		for _, bf16 := range []bool{false, true} {
+			a := Attention{Tokens: 270, Keys: 1000, Prefix: 730, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 5}
+			mat := func(tokens, heads int) Mat {
+				x := randomFloats(r, tokens*a.Batch*heads*a.HeadDim)
+				if bf16 {
+					return BF16(roundedBF16(x), heads*a.HeadDim)
+				}
+				return F32(x, heads*a.HeadDim)
+			}
+			q, dout, dq0, k, v := mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Keys, a.KVHeads), mat(a.Keys, a.KVHeads)
+			var first [][]float32
+			for _, threads := range []int{1, 2, 5} {
+				p := NewPool(threads)
+				o, dq := mat(a.Tokens, a.Heads), Mat{F32: slices.Clone(dq0.F32), BF16: slices.Clone(dq0.BF16), Ld: dq0.Ld}
+				dk, dv := F32(make([]float32, a.Keys*a.Batch*a.HeadDim), a.HeadDim), F32(make([]float32, a.Keys*a.Batch*a.HeadDim), a.HeadDim)
+				lse := make([]float32, a.Tokens*a.Batch*a.Heads)
+				a.Forward(p, o, lse, false, q, k, v)
+				a.Backward(p, AttentionGrads{DQ: dq, DK: dk, DV: dv, DOut: dout, Q: q, K: k, V: v, O: o, LSE: lse, AddQ: true})
+				p.Close()
+				results := [][]float32{values(o), values(dq), dk.F32, dv.F32}
 				if threads == 1 {
-					first[i] = x
+					first = results
 					continue
 				}
-				for j := range x {
-					if x[j] != first[i][j] {
-						t.Fatalf("%d threads: result %d differs at %d: %g, with one thread %g", threads, i, j, x[j], first[i][j])
+				for i, x := range results {
+					for j := range x {
+						if x[j] != first[i][j] {
+							t.Fatalf("%d threads: result %d differs at %d: %g, with one thread %g", threads, i, j, x[j], first[i][j])
+						}
 					}
 				}
 			}

@@ -14,7 +14,7 @@
 //	gemm.go       the one matrix product driver, over the micro-kernels of the instruction set
 //	pack.go       how its operands are gathered, converted and fetched ahead
 //	attention.go, attention_backward.go
-//	              causal attention with a prefix; never holds more than tiles of the score matrix
+//	              causal attention with a prefix; never holds more than tiles of the score matrix, or a panel
 //	attention_blocks.go
 //	              joining what attention gave over blocks of keys
 //	rows.go       operations on the rows of a matrix, in parallel: norms, column sums, cross-entropy
