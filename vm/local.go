@@ -2,8 +2,10 @@ package vm
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"sppo/ir"
 )
@@ -145,7 +147,7 @@ type localTeam struct {
 
 	mu      sync.Mutex
 	round   sync.Cond
-	meeting uint64
+	meeting atomic.Uint64
 	present int
 	failed  error
 }
@@ -210,16 +212,26 @@ func (c *teamCall) part(members, to, from int) part {
 	return whole
 }
 
+// meetYields is how often a member lets others run before it sleeps. They come soon, as a rule, and whoever is awake by then is
+// found by any processor that has nothing to do.
+const meetYields = 200
+
 func (t *localTeam) meet() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	meeting := t.meeting.Load()
 	if t.present++; t.present == t.here {
 		t.present = 0
-		t.meeting++
+		t.meeting.Store(meeting + 1)
 		t.round.Broadcast()
 		return t.failed
 	}
-	for meeting := t.meeting; meeting == t.meeting && t.failed == nil; {
+	t.mu.Unlock()
+	for tries := 0; tries < meetYields && t.meeting.Load() == meeting; tries++ {
+		runtime.Gosched()
+	}
+	t.mu.Lock()
+	for t.meeting.Load() == meeting && t.failed == nil {
 		t.round.Wait()
 	}
 	return t.failed

@@ -16,10 +16,11 @@ type Pool struct {
 
 // worker is one goroutine's mailbox. Whoever moves state from spinning or parked to busy owns the right to put a job.
 type worker struct {
-	state atomic.Int32
-	job   atomic.Pointer[job]
-	wake  chan struct{}
-	_     [64]byte // keeps neighbours' states on different cache lines
+	state  atomic.Int32
+	job    atomic.Pointer[job]
+	errand func() // where the job says so
+	wake   chan struct{}
+	_      [64]byte // keeps neighbours' states on different cache lines
 }
 
 const (
@@ -139,6 +140,24 @@ func (p *Pool) invite(j *job, n int) {
 	}
 }
 
+// Errand has a worker that looks about call f, which must be short, and says whether there is one.
+func (p *Pool) Errand(f func()) bool {
+	if p == nil {
+		return false
+	}
+	for i := range p.workers {
+		if w := &p.workers[i]; w.state.Load() == workerSpinning && w.state.CompareAndSwap(workerSpinning, workerBusy) {
+			w.errand = f
+			w.job.Store(&errand)
+			return true
+		}
+	}
+	return false
+}
+
+// errand stands in a mailbox for what is no job.
+var errand job
+
 // first is the first of a thread's parts, and the end of those of the thread before.
 func (j *job) first(thread int) int32 { return int32(int(j.parts) * thread / len(j.next)) }
 
@@ -191,6 +210,10 @@ func (w *worker) loop(p *Pool, thread int) {
 			return
 		}
 		j := w.job.Swap(nil)
+		if j == &errand {
+			w.errand()
+			continue
+		}
 		j.work(thread)
 		j.release(p)
 	}
