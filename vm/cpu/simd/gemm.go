@@ -2,6 +2,7 @@ package simd
 
 import (
 	"sync"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -41,8 +42,12 @@ type gemmJob struct {
 	bias           []float32
 	rowParts       int
 	colParts       int
+	number         uint64         // of the product, if parts of the same rows find what others have packed of a; else 0
 	run            func(part int) // the bound method part, made once
 }
+
+// products numbers them.
+var products atomic.Uint64
 
 var gemmJobs = sync.Pool{New: func() any {
 	g := new(gemmJob)
@@ -90,6 +95,31 @@ func (g *gemmJob) split(threads int) {
 			best, g.rowParts, g.colParts = cost, rows, cols
 		}
 	}
+	g.number = 0
+	if g.rowParts*g.colParts > 1 {
+		g.refine()
+	}
+}
+
+// A thread that is late leaves parts of its own to others, if it has several: as many as so, each with so much to do.
+const (
+	finestParts = 4
+	finestFlops = 4 << 20
+	keptFloats  = 1 << 18 // of op(a), for all parts of the same rows: half of a second-level cache
+)
+
+// refine cuts parts where that costs nothing: rows where blocks end anyway, and columns if a thread can keep its rows of op(a)
+// packed from one to the next.
+func (g *gemmJob) refine() {
+	g.rowParts *= ceilDiv(ceilDiv(g.m, g.rowParts), mcMax)
+	rows, cols := ceilDiv(g.m, g.rowParts), ceilDiv(g.n, g.colParts)
+	if rows > mcMax || rows*g.k > keptFloats {
+		return
+	}
+	if finer := min(finestParts, cols/active.nr, int(2*float64(rows)*float64(cols)*float64(g.k)/finestFlops)); finer > 1 {
+		g.colParts *= finer
+		g.number = products.Add(1)
+	}
 }
 
 func ceilDiv(a, b int) int { return (a + b - 1) / b }
@@ -106,7 +136,7 @@ func (g *gemmJob) part(part int) {
 	if i0 == i1 || j0 == j1 {
 		return
 	}
-	s := takeScratch()
+	s := takePacked()
 	defer s.release()
 	mc, nc := even(i1-i0, mcMax, active.mr), even(j1-j0, ncMax, active.nr)
 	for j := j0; j < j1; j += nc {

@@ -156,23 +156,30 @@ func TestGemm(t *testing.T) {
 	})
 }
 
+// TestGemmIsTheSameForAnyThreads has products whose parts share rows of a that are packed once, and others.
 func TestGemmIsTheSameForAnyThreads(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)
-		const m, n, k = 133, 117, 700
-		a, b, first := randomFloats(r, m*k), randomFloats(r, n*k), make([]float32, m*n)
-		for _, threads := range []int{1, 2, 3, 5} {
-			p := NewPool(threads)
-			c := make([]float32, m*n)
-			Gemm(p, false, true, m, n, k, a, k, b, k, false, nil, c, n)
-			p.Close()
-			if threads == 1 {
-				copy(first, c)
-				continue
+		for _, shape := range [][3]int{{133, 117, 700}, {220, 320, 160}, {900, 64, 90}, {230, 330, 150}} {
+			m, n, k := shape[0], shape[1], shape[2]
+			a, b, first := randomFloats(r, m*k), randomFloats(r, n*k), make([]float32, m*n)
+			transA, lda := k == 150, k
+			if transA {
+				lda = m
 			}
-			for i := range c {
-				if c[i] != first[i] {
-					t.Fatalf("%d threads: element %d is %g, with one thread %g", threads, i, c[i], first[i])
+			for _, threads := range []int{1, 2, 3, 5} {
+				p := NewPool(threads)
+				c := make([]float32, m*n)
+				Gemm(p, transA, true, m, n, k, a, lda, b, k, false, nil, c, n)
+				p.Close()
+				if threads == 1 {
+					copy(first, c)
+					continue
+				}
+				for i := range c {
+					if c[i] != first[i] {
+						t.Fatalf("%dx%dx%d, %d threads: element %d is %g, with one thread %g", m, n, k, threads, i, c[i], first[i])
+					}
 				}
 			}
 		}
@@ -217,7 +224,7 @@ func TestGemmFromManyCallers(t *testing.T) {
 		r := testRand(t)
 		callers.Go(func() {
 			for range rounds(20) {
-				checkGemm(t, p, gemmCase{m: 1 + r.IntN(150), n: 1 + r.IntN(150), k: 1 + r.IntN(150), transB: true, bias: true}, r)
+				checkGemm(t, p, gemmCase{m: 1 + r.IntN(200), n: 1 + r.IntN(260), k: 1 + r.IntN(200), transB: true, bias: true}, r)
 			}
 		})
 	}

@@ -2,14 +2,30 @@ package simd
 
 import "unsafe"
 
+// packed says which rows of a product's op(a) a scratch holds, up to which k.
+type packed struct {
+	number     uint64 // of the product; 0: of none
+	i, m, upTo int
+}
+
 // packA gathers m rows of op(a), kn long, into scratch, without transposing: the micro-kernel reads a at any strides.
 func (g *gemmJob) packA(s *scratch, i, m, k, kn int) {
-	t := &s.tile
-	buf := s.floats(0, m*kn+1)
+	t, at, room := &s.tile, 0, m*kn
+	if g.number > 0 {
+		at, room = m*k, m*g.k // behind those of smaller k, which stay
+	}
+	buf := s.floats(0, room+1)[at:]
 	t.a, t.aRow, t.aK = unsafe.Pointer(&buf[0]), 4*kn, 4
 	if g.transA {
 		t.aRow, t.aK = 4, 4*m
 	}
+	if p := &s.packed; g.number == 0 || p.number != g.number || p.i != i || p.m != m {
+		*p = packed{number: g.number, i: i, m: m}
+	}
+	if k+kn <= s.packed.upTo {
+		return
+	}
+	s.packed.upTo = k + kn
 	switch {
 	case kn == 0:
 	case g.transA:

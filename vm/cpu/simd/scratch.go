@@ -9,10 +9,11 @@ import (
 // scratch is a set of buffers that one part of a call works in. They grow to what was ever asked for and are used
 // again, so that no call allocates in the long run.
 type scratch struct {
-	buf   [8][]float32
-	tile  tile
-	ahead lookAhead
-	taken atomic.Bool
+	buf    [8][]float32
+	packed packed // what a product has left in the first, if nobody else had the scratch since
+	tile   tile
+	ahead  lookAhead
+	taken  atomic.Bool
 }
 
 // scratches are all that there are. A processor takes again what it had last, which lies in its cache and in no other's.
@@ -23,6 +24,13 @@ var scratches struct {
 }
 
 func takeScratch() *scratch {
+	s := takePacked()
+	s.packed = packed{}
+	return s
+}
+
+// takePacked leaves what is packed.
+func takePacked() *scratch {
 	for {
 		s, _ := scratches.recent.Get().(*scratch)
 		if s == nil {
@@ -57,6 +65,7 @@ func (s *scratch) release() {
 // floats returns buffer number i with n elements of any content. It grows by doubling: what it leaves behind is lost.
 func (s *scratch) floats(i, n int) []float32 {
 	if cap(s.buf[i]) < n {
+		s.packed = packed{}
 		s.buf[i] = Alloc(1 << bits.Len(uint(max(n, 1024)-1)))
 	}
 	return s.buf[i][:n]
