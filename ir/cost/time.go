@@ -139,11 +139,20 @@ func (c Model) Peak(d ir.DType) float64 {
 
 // kernel takes as long as the slower of its arithmetic and its memory traffic.
 func (c Model) kernel(w ir.Work, efficiency []ir.CurvePoint) ir.Seconds {
-	t := over(w.Bytes, c.machine.MemoryBandwidth*c.machine.CopyEfficiency)
+	t := over(w.Bytes, c.memory(w.Kind))
 	if rate := c.Peak(w.DType) * Efficiency(efficiency, w.Rows); w.Flops > 0 && rate > 0 {
 		t = max(t, ir.Seconds(float64(w.Flops)/rate))
 	}
 	return c.latency(0) + t
+}
+
+// memory is the rate at which a kernel's operands come and go. Where ranks share processors, what kernels that are bound by memory
+// reach of it is what their own instructions leave of it; products fetch ahead while they multiply.
+func (c Model) memory(k ir.WorkKind) float64 {
+	if c.machine.Parallelism > 0 && k != ir.WorkMemory {
+		return c.machine.MemoryBandwidth
+	}
+	return c.machine.MemoryBandwidth * c.machine.CopyEfficiency
 }
 
 // copy shares what a node can copy in all with the node's other ranks, which copy at the same time in such a job.

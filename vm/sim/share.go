@@ -9,9 +9,9 @@ import (
 
 // What ranks of a node share in time: processors, where ranks are threads of one computer, and copies to and from the host.
 // Everything takes one of them, and where more are taken than there are, all are slowed down alike. One kernel at a time has the
-// workers of the pool, of which there is one for each further processor: they help it whenever a processor is idle. So how long an instruction takes depends on what else runs, also of ranks that it has nothing to do
-// with. Clocks that each run as far as they get cannot know that; here all of them go forward together, from one end of
-// an instruction to the next.
+// workers of the pool, of which there is one for each further processor: each has a share of it, and works while a processor is idle.
+// So how long an instruction takes depends on what else runs, also of ranks that it has nothing to do with. Clocks that each run as
+// far as they get cannot know that; here all of them go forward together, from one end of an instruction to the next.
 
 // sharing is a section under way in one order of time.
 type sharing struct {
@@ -70,7 +70,14 @@ type pool struct {
 	since      float64 // time up to which work has been counted
 	tasks      tasks   // but for the following
 	helped     task    // the kernel that has the workers; rank nil: they are free
-	left       float64 // seconds of one processor that it needs yet
+	shares     shares  // of it
+}
+
+// shares are what a kernel needs yet, in seconds of one processor: its own thread a share, which nothing else keeps it from, and its
+// workers one each, with which they are late if their processors had something else to do. Then its own thread goes on with theirs.
+type shares struct {
+	own, others float64
+	workers     int
 }
 
 // task is an instruction, or a meeting, that ends when its pool has worked for it long enough.
@@ -108,13 +115,50 @@ func (p *pool) speed() float64 {
 	return 1
 }
 
-// rate is the speed of the kernel that has the workers, with so much taken: its own processor, and those that are idle.
-func (p *pool) rate(taken float64) float64 {
-	idle := math.Floor(max(p.width-taken, 0))
-	if idle == 0 {
-		return p.speed()
+// rates are the speeds of a kernel's own share and of all others, with so much of the pool taken.
+func (p *pool) rates(h shares, taken float64) (own, others float64) {
+	alone, speed := 1.0, 1.0
+	if p.width > 0 && taken > p.width {
+		alone = p.width / taken
 	}
-	return max((1+idle)*p.efficiency, 1)
+	idle := math.Floor(max(p.width-taken, 0))
+	if (1+idle)*p.efficiency > 1 {
+		speed = p.efficiency
+	} else {
+		idle = 0
+	}
+	switch {
+	case h.others == 0:
+		return alone, 0
+	case h.own == 0:
+		if n := min(1+idle, float64(h.workers)); n > 1 {
+			return 0, n * speed
+		}
+		return 0, alone
+	case idle == 0:
+		return alone, 0
+	}
+	return speed, min(idle, float64(h.workers)) * speed
+}
+
+// run goes on for so long, or until all is done, and says how long that was.
+func (h *shares) run(p *pool, seconds float64) (took float64) {
+	for took < seconds && h.own+h.others > 0 {
+		own, others := p.rates(*h, p.taken)
+		d, first := seconds-took, (*float64)(nil)
+		if own > 0 && h.own/own <= d {
+			d, first = h.own/own, &h.own
+		}
+		if others > 0 && h.others/others < d {
+			d, first = h.others/others, &h.others
+		}
+		h.own, h.others = max(h.own-d*own, 0), max(h.others-d*others, 0)
+		if first != nil {
+			*first = 0 // whatever rounding has left
+		}
+		took += d
+	}
+	return took
 }
 
 func (p *pool) busy() bool { return len(p.tasks) > 0 || p.helped.rank != nil }
@@ -126,7 +170,8 @@ func (p *pool) ends() (at float64, helped bool) {
 		at = p.since + (p.tasks[0].until-p.work)/p.speed()
 	}
 	if p.helped.rank != nil {
-		if end := p.since + p.left/p.rate(p.taken); end < at {
+		shares := p.shares
+		if end := p.since + shares.run(p, math.Inf(1)); end < at {
 			return end, true
 		}
 	}
@@ -135,7 +180,7 @@ func (p *pool) ends() (at float64, helped bool) {
 
 // advance counts what the pool has done up to a time.
 func (p *pool) advance(now float64) {
-	p.left -= (now - p.since) * p.rate(p.taken)
+	p.shares.run(p, now-p.since)
 	p.work += (now - p.since) * p.speed()
 	p.since = now
 }
@@ -271,9 +316,11 @@ func (s *sharing) start(p *pool, takes, seconds float64, t task) {
 // that they can go to.
 func (s *sharing) help(p *pool, seconds float64, t task) {
 	p.advance(s.now)
-	p.left, t.takes = seconds, 1
-	if n := p.rate(p.taken + 1); n > 1 {
-		p.left += s.program.Machine.KernelLatency * n
+	n := math.Floor(p.width)
+	p.shares, t.takes = shares{own: seconds / n, others: seconds - seconds/n, workers: int(n) - 1}, 1
+	if _, others := p.rates(p.shares, p.taken+1); others > 0 {
+		p.shares.own += s.program.Machine.KernelLatency
+		p.shares.others += s.program.Machine.KernelLatency * (n - 1)
 	}
 	p.helped = t
 	p.taken++
