@@ -53,8 +53,9 @@ schedule s {
 
 // BenchmarkCalibration probes this computer, as `sppovm probe` does, and sets simulated step times beside the cpu device's: one
 // line a plan, how many plans are within 15%, the worst difference, how many pairs of plans the measurement tells apart, and how
-// many of those the simulation puts in the same order. Measurements of the probe and steps of the plans take turns, and of both
-// those count that the computer did not disturb; medians of them are compared. With -v it shows the lines.
+// many of those the simulation puts in the same order. Measurements of the probe and steps of the plans take turns, each behind one
+// of its own that warms up, and of both those count that the computer did not disturb; medians of them are compared. With -v it
+// shows the lines.
 func BenchmarkCalibration(b *testing.B) {
 	for b.Loop() {
 		plans := make([]calibration, len(calibrated))
@@ -137,6 +138,7 @@ func probed(b *testing.B, plans []calibration) ir.Machine {
 	bench.Between = func() {
 		for i := range plans {
 			p := &plans[i]
+			doSteps(b, p.job, 1) // what has rested for a round is slow at first
 			s, err := bench.Sample(func() (vm.StepResult, error) { return p.job.Step(b.Context()) })
 			if err != nil {
 				b.Fatal(err)

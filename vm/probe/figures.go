@@ -134,18 +134,28 @@ func (p *prober) latency() {
 	for _, item := range large {
 		shares = append(shares, p.own(item).Seconds/m.Parallelism/p.take(item, 1).Seconds)
 	}
-	m.SpreadEfficiency = min(cmp.Or(median(shares), 1), 1)
+	resident := min(cmp.Or(median(shares), 1), 1) // of a kernel that finds what it has left itself in each processor's cache
+
 	late, sum := 0.0, 0.0 // measurements are off by a share of themselves: the shorter a kernel, the more it says
 	for _, item := range small {
 		alone, own := p.take(item, 1).Seconds, p.own(item).Seconds
 		weight := 1 / (own * own)
-		late, sum = late+weight*(alone-own/(m.Parallelism*m.SpreadEfficiency)), sum+weight
+		late, sum = late+weight*(alone-own/(m.Parallelism*resident)), sum+weight
 	}
 	if sum > 0 {
 		m.KernelLatency = max(late/sum, 0)
 	}
-	p.note("spread_efficiency", "what large kernels of a rank alone reach, the median of %d", len(large))
-	p.note("kernel_latency", "what smaller ones take longer than that, of %d most of the shortest", len(small))
+	p.note("kernel_latency", "what %d kernels of a rank alone, most of all the shortest, take longer than larger ones", len(small))
+
+	rows := p.scale.Rows[max(len(p.scale.Rows)-2, 0):]
+	m.SpreadEfficiency = 0 // of kernels that read what others have left
+	for _, n := range rows {
+		layer := Layer(n, p.scale)
+		waking := m.KernelLatency * float64(1+len(layer.Then))
+		m.SpreadEfficiency += over(p.own(layer).Seconds, m.Parallelism*(p.take(layer, 1).Seconds-waking)) / float64(len(rows))
+	}
+	m.SpreadEfficiency = min(m.SpreadEfficiency, 1)
+	p.note("spread_efficiency", "what a rank alone reaches in layers of so many tokens: %v", rows)
 }
 
 // spread are kernels that are worth spreading over processors: the largest of each kind, and others.

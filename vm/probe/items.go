@@ -47,6 +47,52 @@ func AttentionGrad(n, prefix int64, h Heads, t ir.DType) Item {
 	}
 }
 
+// Layer is what a layer does forward and backward of n tokens, as far as it is worth spreading over processors: each kernel reads
+// what others have just written, on whichever processor that was. The inner size is that of the scale's products.
+func Layer(n int64, s Scale) Item {
+	t, inner, wide, q, kv := s.DType, s.Inner, 4*s.Inner, s.Heads.Heads*s.Heads.Dim, s.Heads.KVHeads*s.Heads.Dim
+	operand := func(key string, t ir.DType, rows, cols int64) Arg {
+		return Arg{Type: t, Shape: []int64{rows, cols}, Key: key, Fresh: true}
+	}
+	value := func(key string, cols int64) Arg { return operand(key, t, n, cols) }
+	weight := func(key string, rows, cols int64) Arg {
+		a := operand(key, t, rows, cols)
+		a.Value = 0.02 // small, so that nothing grows beyond measure
+		return a
+	}
+	gradient := func(key string, rows, cols int64) Arg { return operand(key, ir.F32, rows, cols) }
+	product := func(c, a, b Arg, attrs ...string) Item {
+		it := Item{Op: ir.Matmul, Args: []Arg{c, a, b, {}}, Attrs: map[string]float64{}}
+		for _, name := range attrs {
+			it.Attrs[name] = 1
+		}
+		return it
+	}
+	x, y, z := value("x", inner), value("y", inner), value("z", inner)
+	queries, keys, values, o, lse := value("q", q), value("k", kv), value("v", kv), value("o", q), operand("lse", ir.F32, n, s.Heads.Heads)
+	h, g := value("h", wide), value("g", wide)
+	wq, wk, wv, wo := weight("wq", inner, q), weight("wk", inner, kv), weight("wv", inner, kv), weight("wo", q, inner)
+	up, down := weight("up", inner, wide), weight("down", wide, inner)
+	dy, dg, dh, do, dq := value("dy", inner), value("dg", wide), value("dh", wide), value("do", q), value("dq", q)
+	it := product(queries, x, wq)
+	it.Name = fmt.Sprintf("a layer's products and attention, %s, %d tokens", t, n)
+	it.Then = []Item{
+		product(keys, x, wk), product(values, x, wv),
+		{Op: ir.Attention, Args: []Arg{o, lse, queries, keys, values}, Attrs: s.Heads.attrs(0)},
+		product(y, o, wo), product(h, y, up),
+		{Op: ir.Gelu, Args: []Arg{g, h}},
+		product(z, g, down),
+		product(gradient("ddown", wide, inner), g, z, "trans_a", "accumulate"), product(dg, z, down, "trans_b"),
+		{Op: ir.GeluGrad, Args: []Arg{dh, dg, h}},
+		product(gradient("dup", inner, wide), y, dh, "trans_a", "accumulate"), product(dy, dh, up, "trans_b"),
+		product(gradient("dwo", q, inner), o, dy, "trans_a", "accumulate"), product(do, dy, wo, "trans_b"),
+		{Op: ir.AttentionGrad, Attrs: s.Heads.attrs(0),
+			Args: []Arg{dq, gradient("dk", n, kv), gradient("dv", n, kv), do, queries, keys, values, o, lse}},
+		product(gradient("dwq", inner, q), x, dq, "trans_a", "accumulate"),
+	}
+	return it
+}
+
 // MemoryBound are kernels that are as fast as memory, on operands of about so many bytes with rows of so many columns. What comes
 // from the kernel before is fresh; what forward has kept for backward, weights and their moments are not.
 func MemoryBound(bytes, cols int64, t ir.DType) []Item {

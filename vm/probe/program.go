@@ -13,6 +13,7 @@ type Item struct {
 	Op    ir.Op
 	Args  []Arg
 	Attrs map[string]float64 // those that are not 0
+	Then  []Item             // what follows it each time
 }
 
 // Arg is an operand in a buffer of its own. One without a shape is absent.
@@ -21,12 +22,14 @@ type Arg struct {
 	Shape []int64
 	Value float64 // what a run finds in it; 0: random numbers, for arithmetic on zeros may be faster than on data
 	Fresh bool    // training has just written it, or read: all repetitions have the same
+	Key   string  // operands with the same are one buffer, of an item and of what follows it; they are fresh
 }
 
 // builder makes the program of an item.
 type builder struct {
 	p    *ir.Program
 	code *ir.Code
+	keys map[string]ir.View
 }
 
 // program is the item on so many ranks, so many times one after another in the step section; the init section gives the
@@ -42,7 +45,7 @@ func (it *Item) program(ranks, copies int) (*ir.Program, error) {
 		codes = append(codes, Item{Name: it.Name, Op: ir.Recv, Args: it.Args})
 	}
 	for i := range codes {
-		b := builder{p: p, code: &ir.Code{Name: fmt.Sprint("code", i)}}
+		b := builder{p: p, code: &ir.Code{Name: fmt.Sprint("code", i)}, keys: map[string]ir.View{}}
 		if err := b.fill(&codes[i], 1-i, copies); err != nil {
 			return nil, err
 		}
@@ -78,43 +81,45 @@ func (it *Item) sets(copies int) int {
 
 // fill writes both sections of a code.
 func (b *builder) fill(it *Item, peer, copies int) error {
-	turns := make([]ir.Instr, it.sets(copies))
+	turns := make([][]ir.Instr, it.sets(copies))
+	chain := append([]Item{*it}, it.Then...)
 	for t := range turns {
-		in, err := b.instruction(it, peer, turns[0].Args)
-		if err != nil {
-			return err
-		}
-		turns[t] = in
-		for i, a := range it.Args {
-			if reads, _ := in.Access(i); reads && !(a.Fresh && t > 0) {
-				b.again(in.Args[i], turns[0].Args[i], a, t > 0)
+		for l := range chain {
+			var first []ir.View
+			if t > 0 {
+				first = turns[0][l].Args
 			}
+			in, err := b.instruction(&chain[l], peer, first)
+			if err != nil {
+				return err
+			}
+			turns[t] = append(turns[t], in)
 		}
 	}
 	for i := range copies {
-		b.put(ir.SectionStep, turns[i%len(turns)])
+		for _, in := range turns[i%len(turns)] {
+			b.put(ir.SectionStep, in)
+		}
 	}
 	return nil
 }
 
-// instruction is the item on operands of its own, but for those that it shares with the first.
+// instruction is an item on operands of its own, but for those that it shares with the first and with others of the same key. What
+// it reads and nobody has written gets values.
 func (b *builder) instruction(it *Item, peer int, first []ir.View) (ir.Instr, error) {
 	info := &ir.Ops[it.Op]
 	in := ir.Instr{Op: it.Op, Stream: info.Streams[0]}
+	var own []bool
 	for i := range info.Operands {
-		if i >= len(it.Args) || it.Args[i].Shape == nil {
-			in.Args = append(in.Args, ir.Absent())
-			continue
+		var a Arg
+		if i < len(it.Args) {
+			a = it.Args[i]
 		}
-		if it.Args[i].Fresh && first != nil {
-			in.Args = append(in.Args, first[i])
-			continue
-		}
-		v, err := b.buffer(info.Operands[i].Name, info.Operands[i].Arena, it.Args[i])
+		v, is, err := b.operand(&info.Operands[i], a, first, i)
 		if err != nil {
 			return in, err
 		}
-		in.Args = append(in.Args, v)
+		in.Args, own = append(in.Args, v), append(own, is)
 	}
 	for _, a := range info.Attrs {
 		switch a.Kind {
@@ -126,7 +131,34 @@ func (b *builder) instruction(it *Item, peer int, first []ir.View) (ir.Instr, er
 			in.Attrs = append(in.Attrs, ir.Int(int64(it.Attrs[a.Name])))
 		}
 	}
+	for i, a := range it.Args {
+		if reads, _ := in.Access(i); reads && own[i] {
+			from := in.Args[i]
+			if first != nil {
+				from = first[i]
+			}
+			b.again(in.Args[i], from, a, first != nil)
+		}
+	}
 	return in, in.CheckRule()
+}
+
+// operand is the view of one, and whether it is a new buffer.
+func (b *builder) operand(info *ir.Operand, a Arg, first []ir.View, i int) (v ir.View, own bool, err error) {
+	if a.Shape == nil {
+		return ir.Absent(), false, nil
+	}
+	if a.Fresh && first != nil {
+		return first[i], false, nil
+	}
+	if v, ok := b.keys[a.Key]; ok {
+		return v, false, nil
+	}
+	v, err = b.buffer(info.Name, info.Arena, a)
+	if a.Key != "" {
+		b.keys[a.Key] = v
+	}
+	return v, true, err
 }
 
 // buffer places an operand behind the last of its arena.

@@ -59,6 +59,11 @@ func (t *turns) measure(ctx context.Context, b *Bench) (err error) {
 					return err
 				}
 			}
+			if round > 0 {
+				if err := x.warm(ctx, jobs[i]); err != nil {
+					return err
+				}
+			}
 			samples, err := x.run(ctx, b, jobs[i], (runs+rounds-1)/rounds)
 			if err != nil {
 				return err
@@ -75,6 +80,13 @@ func (t *turns) measure(ctx context.Context, b *Bench) (err error) {
 		}
 	}
 	return err
+}
+
+// warm runs the item's program without measuring it. Others have had their turns since it last ran, for seconds, and in a virtual
+// machine memory that rests as long is slow to write at first. Training never lets it rest.
+func (t *Timing) warm(ctx context.Context, job *vm.Job) error {
+	_, err := job.Step(ctx)
+	return t.failed(err)
 }
 
 // settle takes the median of calm runs, as what is predicted from it is compared with the median of calm steps.
