@@ -47,11 +47,11 @@ type event struct {
 }
 
 // Before it sleeps, a stream looks this often for what it waits for; then it lets others run this often. Waking
-// somebody costs tens of microseconds where his processor sleeps too, and most waits of ranks for each other are shorter. Whoever
-// lets others run is found by every processor that has nothing to do, and gives each turn back within a fraction of a microsecond.
+// somebody costs several microseconds, most waits are shorter. Ten times as many turns cost ranks that are more than
+// processors a tenth and more of their time.
 const (
 	looks  = 100
-	yields = 200
+	yields = 20
 )
 
 func newStream(d *Device, index ir.Stream) *stream {
