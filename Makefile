@@ -3,6 +3,10 @@
 GO          ?= go
 FUZZTIME    ?= 10m
 STATICCHECK ?= honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
+
+# As go test prints, and at the end every test that was skipped, with its reason.
+TEST = $(GO) run $(GOTESTSUM) --format standard-quiet --
 
 .PHONY: all build run test race long bench kernels gpu-bundle gpu-check lint fuzz cover docs paper clean
 
@@ -18,15 +22,15 @@ run: build ## compile the example and train it
 	bin/sppovm run out/gpt-docs.sppb
 
 test: ## all tests, those that take minutes in their short form
-	$(GO) test -timeout 30m ./...
+	$(TEST) -timeout 30m ./...
 
 race: ## the concurrent packages under the race detector; needs gcc
-	$(GO) test -race -timeout 20m ./vm/...
-	$(GO) test -race -timeout 20m -short ./codegen ./cuda
-	$(GO) test -race -timeout 20m -run 'Schedules|Resume' ./e2e
+	$(TEST) -race -timeout 20m ./vm/...
+	$(TEST) -race -timeout 20m -short ./codegen ./cuda
+	$(TEST) -race -timeout 20m -run 'Schedules|Resume' ./e2e
 
 long: ## the tests that take hours: every combination of settings, every key of every job of the paper pinned
-	SPPO_LONG=1 $(GO) test -timeout 600m ./...
+	SPPO_LONG=1 $(TEST) -timeout 600m ./...
 
 bench: ## speed, as ratios within one run
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...

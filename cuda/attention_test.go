@@ -186,7 +186,7 @@ var smallTrial = attentionShape{n: 20, prefix: 10, heads: 1, kvHeads: 1}
 // The same on the stand-in driver, whose card says that it is a Hopper: it proves the test, and the way to the kernels.
 func TestAttentionForTheCard(t *testing.T) {
 	if testing.Short() {
-		t.Skip("kernels on the processor take their time")
+		t.Skip("left out of -short: kernels on the processor take their time")
 	}
 	fake, emulated := useFake(t), needEmulator(t)
 	ours := make([][][][]byte, len(ways))
@@ -215,7 +215,7 @@ func TestAttentionForTheCard(t *testing.T) {
 // A card on which its own kernels compute something else runs nothing, and the user is told what would run.
 func TestTrial(t *testing.T) {
 	if testing.Short() {
-		t.Skip("kernels on the processor take their time")
+		t.Skip("left out of -short: kernels on the processor take their time")
 	}
 	fake, _ := useFake(t), needEmulator(t)
 	sources := map[string]string{}

@@ -331,7 +331,7 @@ const figuresFile = "SPPO_GPU_FIGURES"
 func TestGPUFigures(t *testing.T) {
 	path := os.Getenv(figuresFile)
 	if path == "" {
-		t.Skip(figuresFile + " names no file")
+		t.Skip("speeds are for make gpu-check: " + figuresFile + " names no file")
 	}
 	needGPU(t, Options{})
 	f, err := os.Create(path)
@@ -352,7 +352,7 @@ func newFigures(t *testing.T, w io.Writer, open func(Options) (*Machine, error),
 // The writer itself, on the stand-in driver: every kind is there, with rates and shares that are numbers.
 func TestFigures(t *testing.T) {
 	if testing.Short() {
-		t.Skip("kernels on the processor take their time")
+		t.Skip("left out of -short: kernels on the processor take their time")
 	}
 	fake, kernels := useFake(t), needEmulator(t)
 	var text strings.Builder

@@ -140,7 +140,7 @@ var trainings = []struct {
 // Whole training runs: ranks on one GPU, whose streams run late at random, learn what they learn on the cpu.
 func TestTrainingIsThatOfTheCPU(t *testing.T) {
 	if testing.Short() {
-		t.Skip("kernels on the processor take their time")
+		t.Skip("left out of -short: kernels on the processor take their time")
 	}
 	fake, kernels := useFake(t), needEmulator(t)
 	dir := wordsFolder(t)

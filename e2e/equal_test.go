@@ -93,7 +93,7 @@ func TestProduct(t *testing.T) {
 	minutes, _ := strconv.Atoi(os.Getenv("SPPO_LONG"))
 	switch minutes {
 	case 0:
-		t.Skip("SPPO_LONG is not set")
+		t.Skip("make long runs it: SPPO_LONG is not set")
 	case 1:
 		minutes = 25
 	}

@@ -16,7 +16,7 @@ import (
 // Where the copy engine brings tiles, each wait that is left out shows in some order of lanes, warps and copies.
 func TestMissingWaits(t *testing.T) {
 	if testing.Short() {
-		t.Skip("each fault is compiled")
+		t.Skip("left out of -short: each fault is compiled")
 	}
 	library := needEmulator(t)
 	for _, c := range []struct {
