@@ -82,7 +82,7 @@ func (s *stream) publish() {
 // the queue of his waker's processor, where a processor whose worker looks about for kernels never finds him: so the worker does
 // the waking, if there is one.
 func (s *stream) rouse() {
-	if !s.device.pool.Errand(s.signal) {
+	if !s.device.pool.Errand(&s.signal) {
 		s.signal()
 	}
 }

@@ -19,23 +19,35 @@ const (
 	// keyBlock is the number of keys in a score tile, tileQueries that of queries: strips of nr, of which it is a multiple.
 	keyBlock    = 112
 	tileQueries = 32
-	// queryChunk is the number of queries whose operands are held at once.
-	queryChunk = 256
+	// queryChunk is the number of queries whose operands are held at once, leastChunk of those for which keys are worth loading.
+	queryChunk, leastChunk = 256, 64
+	partsOfThread          = 4
 )
 
 // Forward computes o, laid out like q, and lse, the natural logarithm of the sum of the exponentials of the scaled
 // scores, one float32 for each row of q and head. To accumulate, it goes on from the o and lse of other keys.
 func (a Attention) Forward(p *Pool, o Mat, lse []float32, accumulate bool, q, k, v Mat) {
-	chunks := ceilDiv(a.Tokens, queryChunk)
+	size := a.chunk(a.Batch*a.Heads, p.Threads())
+	chunks := ceilDiv(a.Tokens, size)
 	p.Run(a.Batch*a.Heads*chunks, func(part int) {
 		s := takeScratch()
 		defer s.release()
 		// Late chunks see the most keys: they go first.
 		chunk, head := chunks-1-part/(a.Batch*a.Heads), part%(a.Batch*a.Heads)
-		f := attentionPart{Attention: a, s: s, seq: head / a.Heads, head: head % a.Heads, q0: chunk * queryChunk}
-		f.nq = min(queryChunk, a.Tokens-f.q0)
+		f := attentionPart{Attention: a, s: s, seq: head / a.Heads, head: head % a.Heads, q0: chunk * size}
+		f.nq = min(size, a.Tokens-f.q0)
 		f.forward(o, lse, accumulate, q, k, v)
 	})
+}
+
+// chunk is how many queries of so many heads make a part: as many as are held at once, but for the sake of a thread that is late
+// fewer where threads would have less than partsOfThread.
+func (a Attention) chunk(heads, threads int) int {
+	size := queryChunk
+	for threads > 1 && size > leastChunk && heads*ceilDiv(a.Tokens, size) < partsOfThread*threads {
+		size /= 2
+	}
+	return size
 }
 
 // attentionPart is the work on some queries of one head of one sequence.

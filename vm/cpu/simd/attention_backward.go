@@ -1,5 +1,7 @@
 package simd
 
+import "sync"
+
 // AttentionGrads are the operands of Backward. Delta is that of attention's gradient; where it is nil, it is made from O.
 type AttentionGrads struct {
 	DQ, DK, DV, DOut, Q, K, V, O Mat
@@ -24,15 +26,62 @@ func (a Attention) Backward(p *Pool, g AttentionGrads) {
 		}
 		return
 	}
-	p.Run(heads, func(part int) {
+	a.backwardByHeads(p, g)
+}
+
+// backwardByHeads has each key head's chunks of queries one after another, different heads at once.
+func (a Attention) backwardByHeads(p *Pool, g AttentionGrads) {
+	heads, group := a.Batch*a.KVHeads, a.Heads/a.KVHeads
+	chunk := a.chunk(heads*group, p.Threads())
+	chunks := ceilDiv(a.Tokens, chunk)
+	t := turns{each: group * chunks, done: make([]int, heads), busy: make([]bool, heads)}
+	p.Run(heads*t.each, func(part int) {
 		s := takeScratch()
 		defer s.release()
-		b := a.backward(s, g, part, 0)
-		for range group {
+		t.take(part/t.each, func(head, turn int) {
+			b := a.backward(s, g, head, turn/chunks)
+			b.q0 = turn % chunks * chunk
+			b.q1 = min(a.Tokens, b.q0+chunk)
 			b.run()
-			b.head++
-		}
+		})
 	})
+}
+
+// turns are tasks in lists, those of a list one after another. Lists take turns, so that all get to their end at about the same time
+// and a thread that is late finds one that it can go on with.
+type turns struct {
+	sync.Mutex
+	each int    // tasks of a list
+	done []int  // of each list, or under way
+	busy []bool // a task of the list is under way
+	owed int    // tasks for which every list was busy: whoever ends one goes on with them
+}
+
+// take does a task of the list that has the most left, of the first such one from a list on.
+func (t *turns) take(from int, do func(list, task int)) {
+	t.Lock()
+	t.owed++
+	for list := t.next(from); list >= 0; list = t.next(from) {
+		task := t.done[list]
+		t.owed, t.done[list], t.busy[list] = t.owed-1, task+1, true
+		t.Unlock()
+		do(list, task)
+		t.Lock()
+		t.busy[list] = false
+	}
+	t.Unlock()
+}
+
+// next is the list to go on with; negative: none.
+func (t *turns) next(from int) int {
+	list := -1
+	for i := range t.done {
+		l := (from + i) % len(t.done)
+		if t.owed > 0 && !t.busy[l] && t.done[l] < t.each && (list < 0 || t.done[l] < t.done[list]) {
+			list = l
+		}
+	}
+	return list
 }
 
 // panelBlocks is how many blocks of keys have their score gradients kept at once.
@@ -115,17 +164,15 @@ func (a Attention) backward(s *scratch, g AttentionGrads, head, member int) *att
 	return &attentionBackward{attentionPart: f, AttentionGrads: g, queries: true, keys: true, k1: a.Keys, q1: a.Tokens}
 }
 
-// run goes through one query head, a chunk of queries at a time.
+// run does a chunk of queries.
 func (b *attentionBackward) run() {
-	b.room(min(queryChunk, b.q1-b.q0))
+	b.attentionPart.q0, b.nq = b.q0, b.q1-b.q0
+	b.room(b.nq)
 	b.dqRows = b.s.floats(3, queryChunk*b.dp)
-	for first := b.q0; first < b.q1; first += queryChunk {
-		b.attentionPart.q0, b.nq = first, min(queryChunk, b.q1-first)
-		b.pack()
-		b.beginQueries(0, b.nq)
-		b.blocks()
-		b.endQueries(0, b.nq)
-	}
+	b.pack()
+	b.beginQueries(0, b.nq)
+	b.blocks()
+	b.endQueries(0, b.nq)
 }
 
 // keyPhase is the part of a chunk's work that gradients of keys need.

@@ -18,7 +18,7 @@ type Pool struct {
 type worker struct {
 	state  atomic.Int32
 	job    atomic.Pointer[job]
-	errand func() // where the job says so
+	errand atomic.Pointer[func()] // to run before the job
 	wake   chan struct{}
 	_      [64]byte // keeps neighbours' states on different cache lines
 }
@@ -140,23 +140,30 @@ func (p *Pool) invite(j *job, n int) {
 	}
 }
 
-// Errand has a worker that looks about call f, which must be short, and says whether there is one.
-func (p *Pool) Errand(f func()) bool {
+// Errand has a worker that looks about call f, which must be short, and says whether there is one. The worker is as free for a Run
+// as it was.
+func (p *Pool) Errand(f *func()) bool {
 	if p == nil {
 		return false
 	}
 	for i := range p.workers {
-		if w := &p.workers[i]; w.state.Load() == workerSpinning && w.state.CompareAndSwap(workerSpinning, workerBusy) {
-			w.errand = f
-			w.job.Store(&errand)
+		w := &p.workers[i]
+		if w.state.Load() != workerSpinning || !w.errand.CompareAndSwap(nil, f) {
+			continue
+		}
+		if w.state.Load() == workerSpinning || !w.errand.CompareAndSwap(f, nil) { // otherwise it may not look for long
 			return true
 		}
 	}
 	return false
 }
 
-// errand stands in a mailbox for what is no job.
-var errand job
+// runErrand is for a worker that looks about, and once more behind its last look.
+func (w *worker) runErrand() {
+	if f := w.errand.Load(); f != nil && w.errand.CompareAndSwap(f, nil) {
+		(*f)()
+	}
+}
 
 // first is the first of a thread's parts, and the end of those of the thread before.
 func (j *job) first(thread int) int32 { return int32(int(j.parts) * thread / len(j.next)) }
@@ -206,14 +213,12 @@ func (j *job) release(p *Pool) {
 func (w *worker) loop(p *Pool, thread int) {
 	for {
 		w.state.Store(workerSpinning)
-		if !w.await() {
+		again := w.await()
+		w.runErrand()
+		if !again {
 			return
 		}
 		j := w.job.Swap(nil)
-		if j == &errand {
-			w.errand()
-			continue
-		}
 		j.work(thread)
 		j.release(p)
 	}
@@ -228,9 +233,11 @@ func (w *worker) await() bool {
 		if w.state.Load() == workerClosed {
 			return false
 		}
+		w.runErrand()
 		relax()
 	}
 	if w.state.CompareAndSwap(workerSpinning, workerParked) {
+		w.runErrand()
 		<-w.wake
 	}
 	for w.job.Load() == nil {
