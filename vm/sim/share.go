@@ -9,7 +9,8 @@ import (
 
 // What ranks of a node share in time: processors, where ranks are threads of one computer, and copies to and from the host.
 // Everything takes one of them, and where more are taken than there are, all are slowed down alike. One kernel at a time has the
-// workers of the pool, of which there is one for each further processor: each has a share of it, and works while a processor is idle.
+// workers, of which there is one for each further processor: they take parts of it while processors are idle. Then the one that has
+// been under way for longest has them.
 // So how long an instruction takes depends on what else runs, also of ranks that it has nothing to do with. Clocks that each run as
 // far as they get cannot know that; here all of them go forward together, from one end of an instruction to the next.
 
@@ -70,14 +71,7 @@ type pool struct {
 	since      float64 // time up to which work has been counted
 	tasks      tasks   // but for the following
 	helped     task    // the kernel that has the workers; rank nil: they are free
-	shares     shares  // of it
-}
-
-// shares are what a kernel needs yet, in seconds of one processor: its own thread a share, which nothing else keeps it from, and its
-// workers one each, with which they are late if their processors had something else to do. Then its own thread goes on with theirs.
-type shares struct {
-	own, others float64
-	workers     int
+	left       float64 // seconds of full speed that it needs yet
 }
 
 // task is an instruction, or a meeting, that ends when its pool has worked for it long enough.
@@ -85,6 +79,7 @@ type task struct {
 	until  float64 // pool.work at which it is done
 	takes  float64 // of the pool's width
 	number int     // in order of starts: who started first ends first
+	spread bool    // if it has the workers
 	rank   *rank
 	pc     int32
 	meet   *meeting
@@ -115,50 +110,13 @@ func (p *pool) speed() float64 {
 	return 1
 }
 
-// rates are the speeds of a kernel's own share and of all others, with so much of the pool taken.
-func (p *pool) rates(h shares, taken float64) (own, others float64) {
-	alone, speed := 1.0, 1.0
-	if p.width > 0 && taken > p.width {
-		alone = p.width / taken
+// spreadSpeed is that of the kernel with the workers.
+func (p *pool) spreadSpeed() float64 {
+	idle := math.Floor(p.width - p.taken)
+	if idle < 1 {
+		return p.speed()
 	}
-	idle := math.Floor(max(p.width-taken, 0))
-	if (1+idle)*p.efficiency > 1 {
-		speed = p.efficiency
-	} else {
-		idle = 0
-	}
-	switch {
-	case h.others == 0:
-		return alone, 0
-	case h.own == 0:
-		if n := min(1+idle, float64(h.workers)); n > 1 {
-			return 0, n * speed
-		}
-		return 0, alone
-	case idle == 0:
-		return alone, 0
-	}
-	return speed, min(idle, float64(h.workers)) * speed
-}
-
-// run goes on for so long, or until all is done, and says how long that was.
-func (h *shares) run(p *pool, seconds float64) (took float64) {
-	for took < seconds && h.own+h.others > 0 {
-		own, others := p.rates(*h, p.taken)
-		d, first := seconds-took, (*float64)(nil)
-		if own > 0 && h.own/own <= d {
-			d, first = h.own/own, &h.own
-		}
-		if others > 0 && h.others/others < d {
-			d, first = h.others/others, &h.others
-		}
-		h.own, h.others = max(h.own-d*own, 0), max(h.others-d*others, 0)
-		if first != nil {
-			*first = 0 // whatever rounding has left
-		}
-		took += d
-	}
-	return took
+	return max(1, (1+idle)*p.efficiency)
 }
 
 func (p *pool) busy() bool { return len(p.tasks) > 0 || p.helped.rank != nil }
@@ -170,8 +128,7 @@ func (p *pool) ends() (at float64, helped bool) {
 		at = p.since + (p.tasks[0].until-p.work)/p.speed()
 	}
 	if p.helped.rank != nil {
-		shares := p.shares
-		if end := p.since + shares.run(p, math.Inf(1)); end < at {
+		if end := p.since + p.left/p.spreadSpeed(); end < at {
 			return end, true
 		}
 	}
@@ -180,9 +137,23 @@ func (p *pool) ends() (at float64, helped bool) {
 
 // advance counts what the pool has done up to a time.
 func (p *pool) advance(now float64) {
-	p.shares.run(p, now-p.since)
+	p.left = max(p.left-(now-p.since)*p.spreadSpeed(), 0)
 	p.work += (now - p.since) * p.speed()
 	p.since = now
+}
+
+// helpNext gives the workers to the first of the kernels that can have them.
+func (p *pool) helpNext() {
+	first := -1
+	for i := range p.tasks {
+		if t := &p.tasks[i]; t.spread && (first < 0 || t.number < p.tasks[first].number) {
+			first = i
+		}
+	}
+	if first >= 0 {
+		p.helped = heap.Remove(&p.tasks, first).(task)
+		p.left = max(p.helped.until-p.work, 0)
+	}
 }
 
 // pop takes out what ends first, at that time.
@@ -190,6 +161,7 @@ func (p *pool) pop(now float64, helped bool) (t task) {
 	p.advance(now)
 	if helped {
 		t, p.helped = p.helped, task{}
+		p.helpNext()
 	} else {
 		p.work = p.tasks[0].until
 		t = heap.Pop(&p.tasks).(task)
@@ -316,15 +288,13 @@ func (s *sharing) start(p *pool, takes, seconds float64, t task) {
 // that they can go to.
 func (s *sharing) help(p *pool, seconds float64, t task) {
 	p.advance(s.now)
-	n := math.Floor(p.width)
-	p.shares, t.takes = shares{own: seconds / n, others: seconds - seconds/n, workers: int(n) - 1}, 1
-	if _, others := p.rates(p.shares, p.taken+1); others > 0 {
-		p.shares.own += s.program.Machine.KernelLatency
-		p.shares.others += s.program.Machine.KernelLatency * (n - 1)
-	}
-	p.helped = t
-	p.taken++
+	t.takes, t.number = 1, s.starts
+	p.taken += t.takes
 	s.starts++
+	p.helped, p.left = t, seconds
+	if speed := p.spreadSpeed(); speed > 1 {
+		p.left += s.program.Machine.KernelLatency * speed
+	}
 }
 
 // work starts the instruction that a stream has come to and its rank does by itself, unless that must wait for its turn. A kernel
@@ -339,7 +309,8 @@ func (s *sharing) work(r *rank, stream ir.Stream) {
 	q.start = s.now
 	p, takes := s.pool(r, st.op)
 	seconds, t := s.own(r, pc, st.duration), task{rank: r, pc: int32(pc)}
-	if st.spreads && p.helped.rank == nil && float64(s.prices.model.Spread(ir.Seconds(st.duration), math.Floor(p.width))) < st.duration {
+	t.spread = st.spreads && float64(s.prices.model.Spread(ir.Seconds(st.duration), math.Floor(p.width))) < st.duration
+	if t.spread && p.helped.rank == nil {
 		s.help(p, seconds, t)
 		return
 	}

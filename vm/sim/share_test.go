@@ -58,37 +58,53 @@ func TestSharedByHand(t *testing.T) {
 	near(t, "the makespan with one and a half", float64(run(t, shared(program(a, b), 1.5), sim.Options{}).Makespan), 37.0/3) // 16/3, 28/3, and the last 3 alone
 }
 
-// A kernel has the workers if no other has them as it begins: they have equal shares, and work while processors are idle; a copy
-// takes one. Seconds are those of one processor.
+// A kernel has the workers if no other has them as it begins: they take parts of it while processors are idle; a copy takes one.
+// Seconds are those of one processor.
 func TestSpreadByHand(t *testing.T) {
 	a, b := &script{}, &script{}
-	a.work(ir.Compute, 12) // 4 a share on 3 of 3, at three quarters of their rate, behind a latency of 1 at that
+	a.work(ir.Compute, 12) // on 3 of 3, at three quarters of their rate: 2.25 a second, of which the latency is one
 	b.recv(ir.RecvNext, 2, 0)
-	a.send(ir.SendPrev, 2, 1) // 0 .. 2; two are left for the kernel, whose shares have 3.5 and 8.5 to go then
+	a.send(ir.SendPrev, 2, 1) // 0 .. 2; two are left for the kernel, which does 3 of its 14.25
 	b.then(ir.RecvNext, ir.Compute)
-	b.work(ir.Compute, 4) // 2 .. 6, on one: no worker is free. The long kernel has two yet, and 0.5 and 5.5 left
+	b.work(ir.Compute, 4) // 2 .. 6, on one: no worker is free. The long kernel has two yet, and does 6
 	p := shared(program(a, b), 3)
 	p.Machine.SpreadEfficiency, p.Machine.KernelLatency = 0.75, 1
 	tl := run(t, p, sim.Options{Spans: true})
 	near(t, "the message's end", float64(tl.Rank(0).Spans[1].End), 2)
 	near(t, "the short kernel's end", float64(tl.Rank(1).Spans[3].End), 6)
-	near(t, "the long kernel's end", float64(tl.Rank(0).Spans[0].End), 6+2.0/3+3) // all three, then two have the 4.5 that are left
+	near(t, "the long kernel's end", float64(tl.Rank(0).Spans[0].End), 6+5.25/2.25)
 }
 
 // A worker whose processor is taken as its kernel begins is late by that.
 func TestSpreadBesideACopy(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.d2h(4)              // 0 .. 4
-	b.work(ir.Compute, 2) // 0 .. 2: beside the copy on one, which does both shares
-	b.work(ir.Compute, 8) // 2 .. 8: its worker begins at 4
-	b.work(ir.Compute, 4) // 8 .. 10.5: both at once, behind the latency
+	b.work(ir.Compute, 2) // 0 .. 2: beside the copy on one
+	b.work(ir.Compute, 8) // 2 .. 7: its worker begins at 4, when 6 are left
+	b.work(ir.Compute, 4) // 7 .. 9.5: both at once, behind the latency
 	p := shared(program(a, b), 2)
 	p.Machine.SpreadEfficiency, p.Machine.KernelLatency = 1, 0.5
 	tl := run(t, p, sim.Options{Spans: true})
 	near(t, "the copy's end", float64(tl.Rank(0).Spans[0].End), 4)
 	near(t, "the short kernel's end", float64(tl.Rank(1).Spans[0].End), 2)
-	near(t, "the long kernel's end", float64(tl.Rank(1).Spans[1].End), 8)
-	near(t, "the last kernel's end", float64(tl.Rank(1).Spans[2].End), 10.5)
+	near(t, "the long kernel's end", float64(tl.Rank(1).Spans[1].End), 7)
+	near(t, "the last kernel's end", float64(tl.Rank(1).Spans[2].End), 9.5)
+}
+
+// Workers go on with the kernel that has been under way for longest, and can use them.
+func TestWorkersGoOn(t *testing.T) {
+	a, b, c := &script{}, &script{}, &script{}
+	a.d2h(30)              // 0 .. 40: two thirds of its speed until 30
+	b.work(ir.Compute, 1)  // 0 .. 1.5: too short for workers
+	b.work(ir.Compute, 50) // has 31 left at 30; then it has the workers, but no processor for them until 40
+	c.work(ir.Compute, 20) // 0 .. 30, with the workers
+	p := shared(program(a, b, c), 2)
+	p.Machine.SpreadEfficiency, p.Machine.KernelLatency = 1, 1
+	tl := run(t, p, sim.Options{Spans: true})
+	near(t, "the copy's end", float64(tl.Rank(0).Spans[0].End), 40)
+	near(t, "the short kernel's end", float64(tl.Rank(1).Spans[0].End), 1.5)
+	near(t, "the long kernel's end", float64(tl.Rank(1).Spans[1].End), 40+21.0/2)
+	near(t, "the end of the kernel that has the workers first", float64(tl.Rank(2).Spans[0].End), 30)
 }
 
 // A computer that is never idle takes the sum of all work, whatever the schedule.

@@ -7,38 +7,37 @@ import (
 )
 
 // Pool is a fixed set of workers that share the parts of a Run. Any number of goroutines may call Run at once; a
-// caller that finds every worker busy does all its parts itself, so nobody ever waits for a worker to come free.
+// caller does all its parts itself as long as every worker is busy, so nobody ever waits for a worker to come free.
 // A nil Pool has no workers.
 type Pool struct {
 	workers []worker
+	open    []atomic.Pointer[job] // may have parts left to take
 	jobs    sync.Pool
 }
 
-// worker is one goroutine's mailbox. Whoever moves state from spinning or parked to busy owns the right to put a job.
+// worker is one goroutine. It looks for jobs unless it is busy, sleeps, or has ended.
 type worker struct {
 	state  atomic.Int32
-	job    atomic.Pointer[job]
-	errand atomic.Pointer[func()] // to run before the job
+	errand atomic.Pointer[func()] // to run before it does anything else
 	wake   chan struct{}
 	_      [64]byte // keeps neighbours' states on different cache lines
 }
 
 const (
-	workerBusy int32 = iota
-	workerSpinning
+	workerLooking int32 = iota
+	workerBusy
 	workerParked
 	workerClosed
 )
 
-// job is one Run. It goes back to the free list when caller and every invited worker have let go of it: a worker
-// that wakes late finds no part left, and nobody has waited for it.
+// job is one Run. It goes back to the free list when caller and every worker that joined have let go of it.
 type job struct {
 	f       func(part int)
 	parts   int32
 	next    []share      // by thread: the next part to hand out of those that it begins with
 	left    atomic.Int32 // parts not yet finished
 	holders atomic.Int32
-	waiting atomic.Bool // the caller sleeps on finished
+	waiting atomic.Bool // the caller sleeps on finish
 	finish  chan struct{}
 }
 
@@ -54,13 +53,16 @@ type share struct {
 // takes as long as a small kernel.
 const spinRounds = 500
 
+// mostOpen is how many jobs workers look for: as many as ranks share a computer, as a rule. What is beyond is done without workers.
+const mostOpen = 16
+
 // NewPool makes a pool that runs at most threads parts of one Run at once, the caller's included. A number below one
 // means GOMAXPROCS.
 func NewPool(threads int) *Pool {
 	if threads < 1 {
 		threads = runtime.GOMAXPROCS(0)
 	}
-	p := &Pool{workers: make([]worker, threads-1)}
+	p := &Pool{workers: make([]worker, threads-1), open: make([]atomic.Pointer[job], max(threads, mostOpen))}
 	p.jobs.New = func() any { return &job{finish: make(chan struct{}, 1), next: make([]share, threads)} }
 	for i := range p.workers {
 		w := &p.workers[i]
@@ -113,29 +115,49 @@ func (p *Pool) Run(parts int, f func(part int)) {
 		j.next[thread].part.Store(j.first(thread))
 	}
 	j.left.Store(int32(parts))
-	j.holders.Store(1)
 	j.waiting.Store(false)
-	p.invite(j, parts-1)
+	j.holders.Store(1)
+	place := p.publish(j)
 	j.work(0)
+	p.withdraw(place, j)
 	j.wait()
 	j.release(p)
 }
 
-// invite gives the job to at most n idle workers.
-func (p *Pool) invite(j *job, n int) {
+// publish opens a job to workers and wakes as many as there are parts for, unless they are up. The place is negative where there is
+// none.
+func (p *Pool) publish(j *job) (place int) {
+	for place = range p.open {
+		if p.open[place].Load() == nil && p.open[place].CompareAndSwap(nil, j) {
+			p.rouse(int(j.parts) - 1)
+			return place
+		}
+	}
+	return -1
+}
+
+// withdraw closes a job, which the caller holds, to workers.
+func (p *Pool) withdraw(place int, j *job) {
+	if place >= 0 {
+		p.open[place].CompareAndSwap(j, nil)
+	}
+}
+
+// rouse sees to it that n workers look for jobs.
+func (p *Pool) rouse(n int) {
 	for i := range p.workers {
 		if n == 0 {
 			return
 		}
 		w := &p.workers[i]
-		s := w.state.Load()
-		if (s == workerSpinning || s == workerParked) && w.state.CompareAndSwap(s, workerBusy) {
-			j.holders.Add(1)
-			w.job.Store(j)
-			if s == workerParked {
-				w.wake <- struct{}{}
-			}
+		switch w.state.Load() {
+		case workerLooking:
 			n--
+		case workerParked:
+			if w.state.CompareAndSwap(workerParked, workerLooking) {
+				w.wake <- struct{}{}
+				n--
+			}
 		}
 	}
 }
@@ -148,10 +170,10 @@ func (p *Pool) Errand(f *func()) bool {
 	}
 	for i := range p.workers {
 		w := &p.workers[i]
-		if w.state.Load() != workerSpinning || !w.errand.CompareAndSwap(nil, f) {
+		if w.state.Load() != workerLooking || !w.errand.CompareAndSwap(nil, f) {
 			continue
 		}
-		if w.state.Load() == workerSpinning || !w.errand.CompareAndSwap(f, nil) { // otherwise it may not look for long
+		if w.state.Load() == workerLooking || !w.errand.CompareAndSwap(f, nil) { // otherwise it may not look for long
 			return true
 		}
 	}
@@ -202,6 +224,16 @@ func (j *job) wait() {
 	<-j.finish
 }
 
+// join takes hold of a job that somebody holds: of another one than was looked for, perhaps, since it has been used again.
+func (j *job) join() bool {
+	for n := j.holders.Load(); n > 0; n = j.holders.Load() {
+		if j.holders.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+	return false
+}
+
 func (j *job) release(p *Pool) {
 	if j.holders.Add(-1) == 0 {
 		j.f = nil
@@ -209,44 +241,57 @@ func (j *job) release(p *Pool) {
 	}
 }
 
-// loop is a worker's life: offer itself, look for a while, sleep, work.
+// loop is a worker's life: look for a job, work, look again for a while, sleep.
 func (w *worker) loop(p *Pool, thread int) {
 	for {
-		w.state.Store(workerSpinning)
-		again := w.await()
-		w.runErrand()
-		if !again {
-			return
+		for idle := 0; idle < spinRounds; idle++ {
+			closed := w.state.Load() == workerClosed
+			w.runErrand()
+			if closed {
+				return
+			}
+			if w.help(p, thread) {
+				idle = 0
+				continue
+			}
+			relax()
 		}
-		j := w.job.Swap(nil)
-		j.work(thread)
-		j.release(p)
+		w.park(p)
 	}
 }
 
-// await returns true once a job lies in the mailbox, false when the pool is closed.
-func (w *worker) await() bool {
-	for range spinRounds {
-		if w.job.Load() != nil {
-			return true
+// help joins a job that is open and says whether there was one.
+func (w *worker) help(p *Pool, thread int) bool {
+	for place := range p.open {
+		j := p.open[place].Load()
+		if j == nil || !j.join() {
+			continue
 		}
-		if w.state.Load() == workerClosed {
-			return false
-		}
+		busy := w.state.CompareAndSwap(workerLooking, workerBusy)
 		w.runErrand()
-		relax()
-	}
-	if w.state.CompareAndSwap(workerSpinning, workerParked) {
-		w.runErrand()
-		<-w.wake
-	}
-	for w.job.Load() == nil {
-		if w.state.Load() == workerClosed {
-			return false
+		if busy {
+			j.work(thread)
+			p.withdraw(place, j)
+			w.state.Store(workerLooking)
 		}
-		relax()
+		j.release(p)
+		return busy
 	}
-	return true
+	return false
+}
+
+// park sleeps until there is a job. One that came before everybody saw that the worker is about to is not missed, nor is an errand.
+func (w *worker) park(p *Pool) {
+	if !w.state.CompareAndSwap(workerLooking, workerParked) {
+		return
+	}
+	w.runErrand()
+	for place := range p.open {
+		if p.open[place].Load() != nil && w.state.CompareAndSwap(workerParked, workerLooking) {
+			return
+		}
+	}
+	<-w.wake
 }
 
 // relaxPauses is how many pauses there are to a round: threads that only gave way to each other would change processors, and leave
