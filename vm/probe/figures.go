@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"sppo/ir"
+	"sppo/ir/cost"
 )
 
 // Facts are what cannot be measured.
@@ -88,6 +89,7 @@ func figures(facts Facts, scale Scale, take func(Item, int) Timing) *Figures {
 	p.memory()
 	p.products()
 	p.attention()
+	p.layers()
 	p.copies()
 	p.links()
 	return p.Figures
@@ -146,13 +148,46 @@ func (p *prober) latency() {
 		m.KernelLatency = max(late/sum, 0)
 	}
 	p.note("kernel_latency", "what %d kernels of a rank alone, most of all the shortest, take longer than larger ones", len(small))
+}
 
-	rows := p.scale.Rows[max(len(p.scale.Rows)-2, 0):]
-	m.SpreadEfficiency = 0 // of kernels that read what others have left
+// layers: how much longer kernels with a curve take in a layer than by themselves, when they find their operands in a cache, and what
+// of the rate of several processors a rank alone reaches there.
+func (p *prober) layers() {
+	m := &p.Machine
+	if p.facts.Processors == 0 {
+		return
+	}
+	model, rows := cost.New(*m, 1), p.scale.Rows[1:]
+	var longer []float64
 	for _, n := range rows {
-		layer := Layer(n, p.scale)
-		waking := m.KernelLatency * float64(1+len(layer.Then))
-		m.SpreadEfficiency += over(p.own(layer).Seconds, m.Parallelism*(p.take(layer, 1).Seconds-waking)) / float64(len(rows))
+		t := p.own(Layer(n, p.scale))
+		curved, others := 0.0, 0.0
+		for _, w := range t.Works {
+			if one := float64(model.One(w, cost.Link{})); w.Kind == ir.WorkMemory {
+				others += one
+			} else {
+				curved += one
+			}
+		}
+		longer = append(longer, over(t.Seconds-others, curved))
+	}
+	by := max(median(longer), 1)
+	for _, curve := range [][]ir.CurvePoint{m.MatmulEfficiency, m.AttentionEfficiency, m.AttentionGradEff} {
+		for i := range curve {
+			curve[i][1] /= by
+		}
+	}
+	for _, field := range []string{"matmul_efficiency", "attention_efficiency", "attention_grad_efficiency"} {
+		p.note(field, "%s; in layers of %v tokens they take %.2f times as long", p.Notes[field], rows, by)
+	}
+	if p.facts.Processors == 1 {
+		return
+	}
+	m.SpreadEfficiency = 0
+	for _, n := range rows {
+		own, alone := p.own(Layer(n, p.scale)), p.take(Layer(n, p.scale), 1)
+		waking := m.KernelLatency * float64(len(own.Works))
+		m.SpreadEfficiency += over(own.Seconds, m.Parallelism*(alone.Seconds-waking)) / float64(len(rows))
 	}
 	m.SpreadEfficiency = min(m.SpreadEfficiency, 1)
 	p.note("spread_efficiency", "what a rank alone reaches in layers of so many tokens: %v", rows)

@@ -47,50 +47,139 @@ func AttentionGrad(n, prefix int64, h Heads, t ir.DType) Item {
 	}
 }
 
-// Layer is what a layer does forward and backward of n tokens, as far as it is worth spreading over processors: each kernel reads
-// what others have just written, on whichever processor that was. The inner size is that of the scale's products.
+// Layer is what a layer of a GPT does forward and backward of n tokens: each kernel reads what others have just written, on whichever
+// processor that was, or what has rested since forward. The inner size is that of the scale's products.
 func Layer(n int64, s Scale) Item {
-	t, inner, wide, q, kv := s.DType, s.Inner, 4*s.Inner, s.Heads.Heads*s.Heads.Dim, s.Heads.KVHeads*s.Heads.Dim
-	operand := func(key string, t ir.DType, rows, cols int64) Arg {
-		return Arg{Type: t, Shape: []int64{rows, cols}, Key: key, Fresh: true}
+	l := layer{scale: s, tokens: n}
+	x, dy, m, dm, da, db := l.value("x", s.Inner), l.value("dy", s.Inner), l.value("m", s.Inner), l.value("dm", s.Inner), l.value("da", s.Inner), l.value("db", s.Inner)
+	q, kv, wide := s.Heads.Heads*s.Heads.Dim, s.Heads.KVHeads*s.Heads.Dim, 4*s.Inner
+	queries, keys, values, o, lse := l.value("q", q), l.value("k", kv), l.value("v", kv), l.value("o", q), l.operand("lse", ir.F32, n, s.Heads.Heads)
+	h, g, dh, dg := l.value("h", wide), l.value("g", wide), l.value("dh", wide), l.value("dg", wide)
+	do, dq, dk, dv := l.value("do", q), l.value("dq", q), l.value("dk", kv), l.value("dv", kv)
+	sumK, sumV := l.operand("sum k", ir.F32, n, kv), l.operand("sum v", ir.F32, n, kv)
+	if s.DType == ir.F32 {
+		sumK, sumV = dk, dv
 	}
-	value := func(key string, cols int64) Arg { return operand(key, t, n, cols) }
-	weight := func(key string, rows, cols int64) Arg {
-		a := operand(key, t, rows, cols)
-		a.Value = 0.02 // small, so that nothing grows beyond measure
-		return a
+
+	a := l.norm("a", x)
+	l.linear("wq", queries, a, true)
+	l.rope(queries, false)
+	l.linear("wk", keys, a, true)
+	l.rope(keys, false)
+	l.linear("wv", values, a, true)
+	l.do(ir.Attention, s.Heads.attrs(0), o, lse, queries, keys, values)
+	p := l.value("p", s.Inner)
+	l.linear("wo", p, o, false)
+	l.do(ir.Add, nil, m, x, p, l.vector("bias of wo", s.Inner))
+	b := l.norm("b", m)
+	l.linear("up", h, b, true)
+	l.do(ir.Gelu, nil, g, h)
+	l.linear("down", p, g, false)
+	l.do(ir.Add, nil, l.value("y", s.Inner), m, p, l.vector("bias of down", s.Inner))
+
+	l.linearGrad("down", dg, dy, g, false)
+	l.do(ir.GeluGrad, nil, dh, dg, h)
+	l.linearGrad("up", db, dh, b, false)
+	l.normGrad("b", dm, db, m, dy)
+	l.linearGrad("wo", do, dm, o, false)
+	l.do(ir.AttentionGrad, s.Heads.attrs(0), dq, sumK, sumV, do, queries, keys, values, o, lse)
+	if s.DType != ir.F32 {
+		l.do(ir.Cast, nil, dk, sumK)
+		l.do(ir.Cast, nil, dv, sumV)
 	}
-	gradient := func(key string, rows, cols int64) Arg { return operand(key, ir.F32, rows, cols) }
-	product := func(c, a, b Arg, attrs ...string) Item {
-		it := Item{Op: ir.Matmul, Args: []Arg{c, a, b, {}}, Attrs: map[string]float64{}}
-		for _, name := range attrs {
-			it.Attrs[name] = 1
-		}
-		return it
+	l.linearGrad("wv", da, dv, a, false)
+	l.rope(dk, true)
+	l.linearGrad("wk", da, dk, a, true)
+	l.rope(dq, true)
+	l.linearGrad("wq", da, dq, a, true)
+	l.normGrad("a", l.value("dx", s.Inner), da, x, dm)
+
+	first := l.items[0]
+	first.Name = fmt.Sprintf("a layer forward and backward, %s, %d tokens", s.DType, n)
+	first.Then = l.items[1:]
+	return first
+}
+
+// layer is one whose items are being listed. What is written twice is one buffer.
+type layer struct {
+	scale  Scale
+	tokens int64
+	items  []Item
+}
+
+func (l *layer) do(op ir.Op, attrs map[string]float64, args ...Arg) {
+	l.items = append(l.items, Item{Op: op, Args: args, Attrs: attrs})
+}
+
+func (l *layer) operand(key string, t ir.DType, shape ...int64) Arg {
+	return Arg{Type: t, Shape: shape, Key: key, Fresh: true}
+}
+
+func (l *layer) value(key string, cols int64) Arg {
+	return l.operand(key, l.scale.DType, l.tokens, cols)
+}
+
+// weight has small values, so that nothing grows beyond measure.
+func (l *layer) weight(key string, rows, cols int64) Arg {
+	a := l.operand(key, l.scale.DType, rows, cols)
+	a.Value = 0.02
+	return a
+}
+
+func (l *layer) vector(key string, cols int64) Arg {
+	a := l.operand(key, l.scale.DType, cols)
+	a.Value = 0.02
+	return a
+}
+
+func (l *layer) sum(key string, shape ...int64) Arg {
+	return l.operand("gradient of "+key, ir.F32, shape...)
+}
+
+// linear is y = x w, plus a bias where it is not left to whoever adds y to something.
+func (l *layer) linear(w string, y, x Arg, bias bool) {
+	in, out := x.Shape[1], y.Shape[1]
+	add := Arg{}
+	if bias {
+		add = l.vector("bias of "+w, out)
 	}
-	x, y, z := value("x", inner), value("y", inner), value("z", inner)
-	queries, keys, values, o, lse := value("q", q), value("k", kv), value("v", kv), value("o", q), operand("lse", ir.F32, n, s.Heads.Heads)
-	h, g := value("h", wide), value("g", wide)
-	wq, wk, wv, wo := weight("wq", inner, q), weight("wk", inner, kv), weight("wv", inner, kv), weight("wo", q, inner)
-	up, down := weight("up", inner, wide), weight("down", wide, inner)
-	dy, dg, dh, do, dq := value("dy", inner), value("dg", wide), value("dh", wide), value("do", q), value("dq", q)
-	it := product(queries, x, wq)
-	it.Name = fmt.Sprintf("a layer's products and attention, %s, %d tokens", t, n)
-	it.Then = []Item{
-		product(keys, x, wk), product(values, x, wv),
-		{Op: ir.Attention, Args: []Arg{o, lse, queries, keys, values}, Attrs: s.Heads.attrs(0)},
-		product(y, o, wo), product(h, y, up),
-		{Op: ir.Gelu, Args: []Arg{g, h}},
-		product(z, g, down),
-		product(gradient("ddown", wide, inner), g, z, "trans_a", "accumulate"), product(dg, z, down, "trans_b"),
-		{Op: ir.GeluGrad, Args: []Arg{dh, dg, h}},
-		product(gradient("dup", inner, wide), y, dh, "trans_a", "accumulate"), product(dy, dh, up, "trans_b"),
-		product(gradient("dwo", q, inner), o, dy, "trans_a", "accumulate"), product(do, dy, wo, "trans_b"),
-		{Op: ir.AttentionGrad, Attrs: s.Heads.attrs(0),
-			Args: []Arg{dq, gradient("dk", n, kv), gradient("dv", n, kv), do, queries, keys, values, o, lse}},
-		product(gradient("dwq", inner, q), x, dq, "trans_a", "accumulate"),
+	l.do(ir.Matmul, nil, y, x, l.weight(w, in, out), add)
+}
+
+// linearGrad is what dy makes of dx and of the gradients of weight and bias.
+func (l *layer) linearGrad(w string, dx, dy, x Arg, accumulate bool) {
+	in, out := x.Shape[1], dy.Shape[1]
+	attrs := map[string]float64{"trans_b": 1}
+	if accumulate {
+		attrs["accumulate"] = 1
 	}
-	return it
+	l.do(ir.Matmul, attrs, dx, dy, l.weight(w, in, out), Arg{})
+	l.do(ir.Matmul, map[string]float64{"trans_a": 1, "accumulate": 1}, l.sum(w, in, out), x, dy, Arg{})
+	l.do(ir.BiasGrad, map[string]float64{"accumulate": 1}, l.sum("bias of "+w, out), dy)
+}
+
+// norm is y of x.
+func (l *layer) norm(y string, x Arg) Arg {
+	out, cols := l.value(y, x.Shape[1]), x.Shape[1]
+	l.do(ir.LayerNorm, map[string]float64{"eps": 1e-5}, out, l.operand("stats of "+y, ir.F32, l.tokens, 2), x,
+		l.vector("gamma of "+y, cols), l.vector("beta of "+y, cols))
+	return out
+}
+
+func (l *layer) normGrad(y string, dx, dy, x, residual Arg) {
+	cols := x.Shape[1]
+	l.do(ir.LayerNormGrad, map[string]float64{"accumulate": 1}, dx, l.sum("gamma of "+y, cols), l.sum("beta of "+y, cols), dy, x,
+		l.operand("stats of "+y, ir.F32, l.tokens, 2), l.vector("gamma of "+y, cols), residual)
+}
+
+// rope turns in place.
+func (l *layer) rope(x Arg, inverse bool) {
+	dim := l.scale.Heads.Dim
+	attrs := map[string]float64{"heads": float64(x.Shape[1] / dim), "head_dim": float64(dim), "batch": 1, "theta": 10000}
+	if inverse {
+		attrs["inverse"] = 1
+	}
+	l.do(ir.Rope, attrs, x, x)
 }
 
 // MemoryBound are kernels that are as fast as memory, on operands of about so many bytes with rows of so many columns. What comes

@@ -44,11 +44,12 @@ type Bench struct {
 // Timing is what came of an item.
 type Timing struct {
 	Item    Item
-	Ranks   int     // that did it at the same time
-	Copies  int     // of the instruction in a run
-	Seconds float64 // of one: the median of calm runs
-	Spread  float64 // of these: longest less shortest, over the median
-	Work    ir.Work // what one does
+	Ranks   int       // that did it at the same time
+	Copies  int       // of the instruction in a run
+	Seconds float64   // of one: the median of calm runs
+	Spread  float64   // of these: longest less shortest, over the median
+	Work    ir.Work   // what one does
+	Works   []ir.Work // and, each by itself, it and what follows it
 }
 
 // Bytes is the rate of bytes in B/s, once what an empty instruction takes is taken away.
@@ -117,7 +118,11 @@ func (b *Bench) open(ctx context.Context, t *Timing) (job *vm.Job, err error) {
 	if err != nil {
 		return nil, err
 	}
-	t.Work = p.Codes[0].Sections[ir.SectionStep][0].Work()
+	code := p.Codes[0].Sections[ir.SectionStep]
+	t.Work, t.Works = code[0].Work(), nil
+	for i := range 1 + len(t.Item.Then) {
+		t.Works = append(t.Works, code[i].Work())
+	}
 	device, transport, err := b.Open(p)
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sppo/ir"
+	"sppo/ir/cost"
 	"sppo/vm"
 	"sppo/vm/cpu"
 	"sppo/vm/probe"
@@ -94,6 +95,11 @@ func TestProbeFindsSharing(t *testing.T) {
 	} {
 		if !(math.Abs(c.got-c.want) <= 0.04*c.want) {
 			t.Errorf("%s: %g, the machine has %g", c.name, c.got, c.want)
+		}
+	}
+	for i, p := range g.AttentionGradEff { // nothing in a layer takes longer here than by itself
+		if want := few.PeakBF16 / g.PeakBF16 * cost.Efficiency(few.AttentionGradEff, int64(p[0])); math.Abs(p[1]-want) > 0.04*want {
+			t.Errorf("point %d of attention_grad's efficiency: %g, the machine has %g", i, p[1], want)
 		}
 	}
 	if l := g.KernelLatency; l < 0.7*few.KernelLatency || l > 1.3*few.KernelLatency { // the first kernel of a section finds processors idle
