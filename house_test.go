@@ -34,7 +34,7 @@ var floors = []struct {
 	{"codegen", 3, "lang passes graph ir"},
 	{"vm/cpu", 3, "vm ir vm/cpu/simd"},
 	{"vm/world", 3, "vm ir"},
-	{"vm/probe", 3, "vm ir"},
+	{"vm/probe", 3, "vm ir ir/cost"},
 	{"vm/sim", 3, "vm ir ir/cost"},
 	{"cuda/kernels", 3, "vm ir"},
 	{"cuda/library", 0, ""},
