@@ -183,14 +183,28 @@ func (p *prober) layers() {
 	if p.facts.Processors == 1 {
 		return
 	}
-	m.SpreadEfficiency = 0
-	for _, n := range rows {
-		own, alone := p.own(Layer(n, p.scale)), p.take(Layer(n, p.scale), 1)
-		waking := m.KernelLatency * float64(len(own.Works))
-		m.SpreadEfficiency += over(own.Seconds, m.Parallelism*(alone.Seconds-waking)) / float64(len(rows))
+	p.layersAlone(rows)
+}
+
+// layersAlone: what a rank alone reaches of the rate of several processors shows in layers of many tokens, and what it takes to wake
+// them in those of few, if that is longer than behind nothing else.
+func (p *prober) layersAlone(rows []int64) {
+	m := &p.Machine
+	least := m.KernelLatency
+	for range 4 { // each follows from the other
+		m.SpreadEfficiency = 0
+		for _, n := range rows[1:] {
+			own, alone := p.own(Layer(n, p.scale)), p.take(Layer(n, p.scale), 1)
+			waking := m.KernelLatency * float64(len(own.Works))
+			m.SpreadEfficiency += over(own.Seconds, m.Parallelism*(alone.Seconds-waking)) / float64(len(rows)-1)
+		}
+		m.SpreadEfficiency = min(m.SpreadEfficiency, 1)
+		own, alone := p.own(Layer(rows[0], p.scale)), p.take(Layer(rows[0], p.scale), 1)
+		late := alone.Seconds - own.Seconds/(m.Parallelism*m.SpreadEfficiency)
+		m.KernelLatency = max(least, over(late, float64(len(own.Works))))
 	}
-	m.SpreadEfficiency = min(m.SpreadEfficiency, 1)
-	p.note("spread_efficiency", "what a rank alone reaches in layers of so many tokens: %v", rows)
+	p.note("kernel_latency", "%s, or in layers of %d tokens, whichever is longer", p.Notes["kernel_latency"], rows[0])
+	p.note("spread_efficiency", "what a rank alone reaches in layers of so many tokens: %v", rows[1:])
 }
 
 // spread are kernels that are worth spreading over processors: the largest of each kind, and others.
@@ -332,11 +346,24 @@ func (p *prober) copies() {
 	}
 }
 
+// smallMessage is one whose bytes take next to no time.
+const smallMessage = 4096
+
+// meeting is what it takes ranks on a processor each to meet behind a kernel, where they share processors: they do not come at the
+// same time, and who is early may sleep. Ranks that do nothing but meet never do. However many they are, they meet once.
+func (p *prober) meeting() float64 {
+	s, n := p.scale, p.facts.Processors
+	if n < 2 {
+		return 0
+	}
+	kernel := Matmul(s.Rows[len(s.Rows)/2], s.Inner, s.Inner, s.DType)
+	return p.own(Behind(kernel, Gather(smallMessage, n))).Seconds - p.own(kernel).Seconds
+}
+
 // links: between two ranks, and among all. A rank alone has none, and a network is not looked for: then the figures are
 // those of copies to the host, which messages would have to go through.
 func (p *prober) links() {
 	m := &p.Machine
-	const small = 4096
 	if p.facts.Ranks < 2 {
 		m.NVLinkBandwidth, m.NVLinkLatency, m.CollectiveEfficiency = min(m.D2HBandwidth, m.H2DBandwidth), p.start(), 1
 		for _, field := range []string{"nvlink_bandwidth", "nvlink_latency", "collective_efficiency"} {
@@ -344,8 +371,8 @@ func (p *prober) links() {
 		}
 	} else {
 		n := p.facts.Ranks
-		m.NVLinkLatency = max(p.take(Message(small), 2).Seconds, p.take(Gather(small, n), n).Seconds/float64(n-1)) - p.start()
-		m.NVLinkLatency = max(m.NVLinkLatency, 0)
+		m.NVLinkLatency = max(p.take(Message(smallMessage), 2).Seconds, p.take(Gather(smallMessage, n), n).Seconds/float64(n-1)) - p.start()
+		m.NVLinkLatency = max(m.NVLinkLatency, p.meeting()/float64(n-1), 0)
 		m.NVLinkBandwidth = p.take(Message(p.scale.Bytes), 2).Bytes(p.start() + m.NVLinkLatency)
 		moved, seconds := 0.0, 0.0
 		for _, item := range []Item{Gather(p.scale.Bytes, n), Scatter(p.scale.Bytes, n)} {
@@ -358,7 +385,7 @@ func (p *prober) links() {
 		}
 		m.CollectiveEfficiency = min(over(moved, seconds)/m.NVLinkBandwidth, 1)
 		p.note("nvlink_bandwidth", "messages of %s between two ranks", ir.Bytes(p.scale.Bytes))
-		p.note("nvlink_latency", "messages of %s between two ranks, or a step of an all_gather of as much, which is longer", ir.Bytes(small))
+		p.note("nvlink_latency", "messages of %s between two ranks, or a step of an all_gather of as much, by itself or behind kernels, whichever is longest", ir.Bytes(smallMessage))
 		p.note("collective_efficiency", "all_gather and reduce_scatter of %s among %d ranks", ir.Bytes(p.scale.Bytes), n)
 	}
 	m.NetworkBandwidth, m.NetworkLatency = m.NVLinkBandwidth, m.NVLinkLatency

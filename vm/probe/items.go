@@ -239,6 +239,13 @@ func Scatter(bytes int64, ranks int) Item {
 	return Item{Name: among(ir.ReduceScatter, whole, ranks), Op: ir.ReduceScatter, Args: []Arg{part, whole}}
 }
 
+// Behind is an item behind a kernel, which has to be done, and is to be done before the next.
+func Behind(kernel, then Item) Item {
+	kernel.Name = fmt.Sprintf("%s, and %s", kernel.Name, then.Name)
+	kernel.Then = []Item{then}
+	return kernel
+}
+
 func collective(bytes int64, ranks int) (whole, part Arg) {
 	n := bytes / int64(ranks) / 4
 	return Arg{Type: ir.F32, Shape: []int64{n * int64(ranks), 1}}, Arg{Type: ir.F32, Shape: []int64{n, 1}}

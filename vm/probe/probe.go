@@ -118,11 +118,13 @@ func (b *Bench) open(ctx context.Context, t *Timing) (job *vm.Job, err error) {
 	if err != nil {
 		return nil, err
 	}
-	code := p.Codes[0].Sections[ir.SectionStep]
-	t.Work, t.Works = code[0].Work(), nil
-	for i := range 1 + len(t.Item.Then) {
-		t.Works = append(t.Works, code[i].Work())
+	t.Works = nil
+	for _, in := range p.Codes[0].Sections[ir.SectionStep] {
+		if in.Info().Class != ir.ClassSync && len(t.Works) <= len(t.Item.Then) {
+			t.Works = append(t.Works, in.Work())
+		}
 	}
+	t.Work = t.Works[0]
 	device, transport, err := b.Open(p)
 	if err != nil {
 		return nil, err

@@ -96,12 +96,26 @@ func (b *builder) fill(it *Item, peer, copies int) error {
 			turns[t] = append(turns[t], in)
 		}
 	}
+	last := turns[0][0].Stream
 	for i := range copies {
 		for _, in := range turns[i%len(turns)] {
+			b.then(ir.SectionStep, last, in.Stream)
 			b.put(ir.SectionStep, in)
+			last = in.Stream
 		}
 	}
 	return nil
+}
+
+// then has a stream wait for another one.
+func (b *builder) then(s ir.Section, first, next ir.Stream) {
+	if first == next {
+		return
+	}
+	event := ir.Int(int64(b.code.Events[s]))
+	b.code.Events[s]++
+	b.put(s, ir.Instr{Op: ir.Record, Stream: first, Attrs: []ir.Attr{event}})
+	b.put(s, ir.Instr{Op: ir.Wait, Stream: next, Attrs: []ir.Attr{event}})
 }
 
 // instruction is an item on operands of its own, but for those that it shares with the first and with others of the same key. What
@@ -202,10 +216,7 @@ func (b *builder) initial(v ir.View, a Arg) {
 			panic("internal: probe: " + err.Error())
 		}
 		b.initial(there, a)
-		event := ir.Int(int64(b.code.Events[ir.SectionInit]))
-		b.code.Events[ir.SectionInit]++
-		b.put(ir.SectionInit, ir.Instr{Op: ir.Record, Stream: ir.Compute, Attrs: []ir.Attr{event}})
-		b.put(ir.SectionInit, ir.Instr{Op: ir.Wait, Stream: ir.D2H, Attrs: []ir.Attr{event}})
+		b.then(ir.SectionInit, ir.Compute, ir.D2H)
 		b.put(ir.SectionInit, ir.Instr{Op: ir.CopyD2H, Stream: ir.D2H, Args: []ir.View{v, there}})
 		return
 	}
