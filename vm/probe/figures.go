@@ -190,21 +190,21 @@ func (p *prober) layers() {
 // them in those of few, if that is longer than behind nothing else.
 func (p *prober) layersAlone(rows []int64) {
 	m := &p.Machine
-	least := m.KernelLatency
+	least, few, many := m.KernelLatency, rows[0], rows[max(len(rows)-2, 0):]
 	for range 4 { // each follows from the other
 		m.SpreadEfficiency = 0
-		for _, n := range rows[1:] {
+		for _, n := range many {
 			own, alone := p.own(Layer(n, p.scale)), p.take(Layer(n, p.scale), 1)
 			waking := m.KernelLatency * float64(len(own.Works))
-			m.SpreadEfficiency += over(own.Seconds, m.Parallelism*(alone.Seconds-waking)) / float64(len(rows)-1)
+			m.SpreadEfficiency += over(own.Seconds, m.Parallelism*(alone.Seconds-waking)) / float64(len(many))
 		}
 		m.SpreadEfficiency = min(m.SpreadEfficiency, 1)
-		own, alone := p.own(Layer(rows[0], p.scale)), p.take(Layer(rows[0], p.scale), 1)
+		own, alone := p.own(Layer(few, p.scale)), p.take(Layer(few, p.scale), 1)
 		late := alone.Seconds - own.Seconds/(m.Parallelism*m.SpreadEfficiency)
 		m.KernelLatency = max(least, over(late, float64(len(own.Works))))
 	}
-	p.note("kernel_latency", "%s, or in layers of %d tokens, whichever is longer", p.Notes["kernel_latency"], rows[0])
-	p.note("spread_efficiency", "what a rank alone reaches in layers of so many tokens: %v", rows[1:])
+	p.note("kernel_latency", "%s, or in layers of %d tokens, whichever is longer", p.Notes["kernel_latency"], few)
+	p.note("spread_efficiency", "what a rank alone reaches in layers of so many tokens: %v", many)
 }
 
 // spread are kernels that are worth spreading over processors: the largest of each kind, and others.

@@ -79,7 +79,7 @@ type task struct {
 	until  float64 // pool.work at which it is done
 	takes  float64 // of the pool's width
 	number int     // in order of starts: who started first ends first
-	spread bool    // if it has the workers
+	spread bool    // it is a kernel that is worth the workers
 	rank   *rank
 	pc     int32
 	meet   *meeting
