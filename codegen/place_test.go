@@ -43,17 +43,25 @@ func TestPlaceLivesRandom(t *testing.T) {
 			t.Fatalf("trial %d: %v", trial, lives)
 		}
 	}
-	for kind, name := range lifeKinds {
-		lives := randomLives(rng, 5000, kind)
-		start := time.Now()
-		offsets, extent := placeLives(lives, 0)
-		took := time.Since(start)
-		checkPlaces(t, lives, offsets, 0, extent)
-		ratio := float64(extent) / float64(liveBound(lives))
-		t.Logf("%-7s extent/bound %.4f, %v", name, ratio, took.Round(time.Millisecond))
-		if ratio > 1.05 {
-			t.Errorf("%s: extent/bound is %.4f", name, ratio)
-		}
+}
+
+// TestPlaceLivesDrawn judges how good places are, and always draws the same: among draws the extent scatters by some per cent.
+func TestPlaceLivesDrawn(t *testing.T) {
+	for kind, most := range []float64{1.01, 1.04, 1.03} {
+		t.Run(lifeKinds[kind], func(t *testing.T) {
+			for draw := range 3 {
+				lives := randomLives(rand.New(rand.NewPCG(uint64(draw), 2)), 5000, kind)
+				start := time.Now()
+				offsets, extent := placeLives(lives, 0)
+				took := time.Since(start)
+				checkPlaces(t, lives, offsets, 0, extent)
+				ratio := float64(extent) / float64(liveBound(lives))
+				t.Logf("extent/bound %.4f, %v", ratio, took.Round(time.Millisecond))
+				if ratio > most {
+					t.Errorf("extent/bound is %.4f, want at most %v", ratio, most)
+				}
+			}
+		})
 	}
 }
 
