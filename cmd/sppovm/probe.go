@@ -218,10 +218,10 @@ func hostMemory() int64 {
 func sayTiming(show *progress, t probe.Timing) {
 	rate := ""
 	line := timingLine{Item: t.Item.Name, Op: ir.Ops[t.Item.Op].Name, Ranks: t.Ranks, Copies: t.Copies, Seconds: t.Seconds, Spread: t.Spread}
-	if t.Work.Flops > 0 {
+	if t.Work().Flops > 0 {
 		line.Flops = t.Flops(0)
 		rate = fmt.Sprintf(", %.4g GFLOPS", line.Flops/1e9)
-	} else if t.Work.Bytes > 4096 {
+	} else if t.Work().Bytes > 4096 {
 		line.Bytes = t.Bytes(0)
 		rate = fmt.Sprintf(", %.4g GB/s", line.Bytes/1e9)
 	}

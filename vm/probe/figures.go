@@ -26,8 +26,8 @@ type Facts struct {
 type Scale struct {
 	DType  ir.DType // of most items: what models on such a machine are of
 	Inner  int64    // columns and depth of products
-	Rows   []int64  // of products, rising
-	Tokens []int64  // of attention, rising
+	Rows   []int64  // of products, rising: two at least, where ranks share processors
+	Tokens []int64  // of attention, rising: two at least, too
 	Prefix int64    // tokens before them
 	Heads  Heads
 	Bytes  int64 // of what memory-bound kernels and copies work on, and of messages: activations of a layer
@@ -273,7 +273,7 @@ func (p *prober) products() {
 			continue
 		}
 		for _, x := range timings {
-			if rate := x.Flops(p.start()); x.Work.DType == t && rate > *peaks[t] {
+			if rate := x.Flops(p.start()); x.Work().DType == t && rate > *peaks[t] {
 				*peaks[t] = rate
 				p.note(name, "%s, the fastest", x.Item.Name)
 			}
@@ -287,11 +287,11 @@ func (p *prober) products() {
 func (p *prober) curve(timings []Timing, peak float64) (points []ir.CurvePoint) {
 	for _, t := range timings {
 		share := min(t.Flops(p.start())/peak, 1)
-		if n := len(points); n > 0 && points[n-1][0] == float64(t.Work.Rows) {
+		if n := len(points); n > 0 && points[n-1][0] == float64(t.Work().Rows) {
 			points[n-1][1] = max(points[n-1][1], share) // sizes beyond the other two dimensions count as those
 			continue
 		}
-		points = append(points, ir.CurvePoint{float64(t.Work.Rows), share})
+		points = append(points, ir.CurvePoint{float64(t.Work().Rows), share})
 	}
 	return points
 }
@@ -380,7 +380,7 @@ func (p *prober) links() {
 			if c := p.facts.Processors; 0 < c && c < n {
 				t.Seconds *= float64(c) / float64(n)
 			}
-			moved += float64(t.Work.Bytes) * float64(n-1) / float64(n)
+			moved += float64(t.Work().Bytes) * float64(n-1) / float64(n)
 			seconds += t.Seconds - p.start() - m.NVLinkLatency*float64(n-1)
 		}
 		m.CollectiveEfficiency = min(over(moved, seconds)/m.NVLinkBandwidth, 1)

@@ -48,15 +48,31 @@ type Timing struct {
 	Copies  int       // of the instruction in a run
 	Seconds float64   // of one: the median of calm runs
 	Spread  float64   // of these: longest less shortest, over the median
-	Work    ir.Work   // what one does
-	Works   []ir.Work // and, each by itself, it and what follows it
+	Works   []ir.Work // what one does, each by itself: the item and what follows it
+}
+
+// Work is what one does in all. Its kind, size and type are those of the first.
+func (t Timing) Work() (all ir.Work) {
+	for i, w := range t.Works {
+		if i == 0 {
+			all = w
+			continue
+		}
+		all.Flops += w.Flops
+		all.Bytes += w.Bytes
+	}
+	return all
 }
 
 // Bytes is the rate of bytes in B/s, once what an empty instruction takes is taken away.
-func (t Timing) Bytes(latency float64) float64 { return over(float64(t.Work.Bytes), t.Seconds-latency) }
+func (t Timing) Bytes(latency float64) float64 {
+	return over(float64(t.Work().Bytes), t.Seconds-latency)
+}
 
 // Flops is the rate of arithmetic in FLOP/s.
-func (t Timing) Flops(latency float64) float64 { return over(float64(t.Work.Flops), t.Seconds-latency) }
+func (t Timing) Flops(latency float64) float64 {
+	return over(float64(t.Work().Flops), t.Seconds-latency)
+}
 
 // over divides by what is above 0 even where noise makes it less.
 func over(amount, seconds float64) float64 { return amount / max(seconds, 1e-9) }
@@ -118,13 +134,7 @@ func (b *Bench) open(ctx context.Context, t *Timing) (job *vm.Job, err error) {
 	if err != nil {
 		return nil, err
 	}
-	t.Works = nil
-	for _, in := range p.Codes[0].Sections[ir.SectionStep] {
-		if in.Info().Class != ir.ClassSync && len(t.Works) <= len(t.Item.Then) {
-			t.Works = append(t.Works, in.Work())
-		}
-	}
-	t.Work = t.Works[0]
+	t.Works = t.Item.works(p)
 	device, transport, err := b.Open(p)
 	if err != nil {
 		return nil, err

@@ -57,6 +57,16 @@ func (it *Item) program(ranks, copies int) (*ir.Program, error) {
 	return p, nil
 }
 
+// works is what the item and what follows it do, each by itself, in a program of its.
+func (it *Item) works(p *ir.Program) (works []ir.Work) {
+	for _, in := range p.Codes[0].Sections[ir.SectionStep] {
+		if in.Info().Class != ir.ClassSync && len(works) <= len(it.Then) {
+			works = append(works, in.Work())
+		}
+	}
+	return works
+}
+
 // Instructions take turns with operands of so many bytes in all, or so many sets, whichever is less: training finds
 // operands in memory, not in a cache that the same instruction has just filled, but for those that are fresh.
 const (
