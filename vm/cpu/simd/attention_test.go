@@ -3,7 +3,9 @@ package simd
 import (
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
+	"sync/atomic"
 	"testing"
 )
 
@@ -156,42 +158,79 @@ func TestAttention(t *testing.T) {
 }
 
 // TestAttentionIsTheSameForAnyThreads has chunks of queries and panels of keys that are more than one, and heads that are
-// fewer than threads.
+// fewer than threads and others that are not.
 func TestAttentionIsTheSameForAnyThreads(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)
-		for _, bf16 := range []bool{false, true} {
-			a := Attention{Tokens: 270, Keys: 1000, Prefix: 730, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 5}
-			mat := func(tokens, heads int) Mat {
-				x := randomFloats(r, tokens*a.Batch*heads*a.HeadDim)
-				if bf16 {
-					return BF16(roundedBF16(x), heads*a.HeadDim)
-				}
-				return F32(x, heads*a.HeadDim)
-			}
-			q, dout, dq0, k, v := mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Keys, a.KVHeads), mat(a.Keys, a.KVHeads)
-			var first [][]float32
-			for _, threads := range []int{1, 2, 5} {
-				p := NewPool(threads)
-				o, dq := mat(a.Tokens, a.Heads), Mat{F32: slices.Clone(dq0.F32), BF16: slices.Clone(dq0.BF16), Ld: dq0.Ld}
-				dk, dv := F32(make([]float32, a.Keys*a.Batch*a.HeadDim), a.HeadDim), F32(make([]float32, a.Keys*a.Batch*a.HeadDim), a.HeadDim)
-				lse := make([]float32, a.Tokens*a.Batch*a.Heads)
-				a.Forward(p, o, lse, false, q, k, v)
-				a.Backward(p, AttentionGrads{DQ: dq, DK: dk, DV: dv, DOut: dout, Q: q, K: k, V: v, O: o, LSE: lse, AddQ: true})
-				p.Close()
-				results := [][]float32{values(o), values(dq), dk.F32, dv.F32}
-				if threads == 1 {
-					first = results
-					continue
-				}
-				for i, x := range results {
-					for j := range x {
-						if x[j] != first[i][j] {
-							t.Fatalf("%d threads: result %d differs at %d: %g, with one thread %g", threads, i, j, x[j], first[i][j])
-						}
-					}
-				}
+		for _, heads := range [][]int{{1, 2, 1}, {1, 6, 3}, {3, 4, 2}} {
+			a := Attention{Tokens: 270, Keys: 1000, Prefix: 730, Batch: heads[0], Heads: heads[1], KVHeads: heads[2], HeadDim: 5}
+			for _, bf16 := range []bool{false, true} {
+				checkThreads(t, a, bf16, r)
 			}
 		}
 	})
+}
+
+func checkThreads(t *testing.T, a Attention, bf16 bool, r *rand.Rand) {
+	t.Helper()
+	mat := func(tokens, heads int) Mat {
+		x := randomFloats(r, tokens*a.Batch*heads*a.HeadDim)
+		if bf16 {
+			return BF16(roundedBF16(x), heads*a.HeadDim)
+		}
+		return F32(x, heads*a.HeadDim)
+	}
+	q, dout, dq0, k, v := mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Keys, a.KVHeads), mat(a.Keys, a.KVHeads)
+	var first [][]float32
+	for _, threads := range []int{1, 2, 3, 5} {
+		p := NewPool(threads)
+		o, dq := mat(a.Tokens, a.Heads), Mat{F32: slices.Clone(dq0.F32), BF16: slices.Clone(dq0.BF16), Ld: dq0.Ld}
+		dk, dv := F32(make([]float32, len(values(k))), k.Ld), F32(make([]float32, len(values(k))), k.Ld)
+		lse := make([]float32, a.Tokens*a.Batch*a.Heads)
+		a.Forward(p, o, lse, false, q, k, v)
+		a.Backward(p, AttentionGrads{DQ: dq, DK: dk, DV: dv, DOut: dout, Q: q, K: k, V: v, O: o, LSE: lse, AddQ: true})
+		p.Close()
+		results := [][]float32{values(o), lse, values(dq), dk.F32, dv.F32}
+		if threads == 1 {
+			first = results
+			continue
+		}
+		for i, x := range results {
+			for j := range x {
+				if x[j] != first[i][j] {
+					t.Fatalf("%+v bf16=%v, %d threads: result %d differs at %d: %g, with one thread %g", a, bf16, threads, i, j, x[j], first[i][j])
+				}
+			}
+		}
+	}
+}
+
+// TestTurns: every task is done once, those of a list in order and never two of them at a time, whichever thread takes turns.
+func TestTurns(t *testing.T) {
+	r := testRand(t)
+	for range rounds(200) {
+		lists, each, threads := 1+r.IntN(6), 1+r.IntN(9), 1+r.IntN(5)
+		turns := turns{each: each, done: make([]int, lists), busy: make([]bool, lists)}
+		next, inside := make([]int, lists), make([]atomic.Int32, lists)
+		p := NewPool(threads)
+		p.Run(lists*each, func(part int) {
+			turns.take(part/each, func(list, task int) {
+				if inside[list].Add(1) != 1 {
+					t.Errorf("two tasks of list %d at a time", list)
+				}
+				if next[list] != task { // the race detector would tell if another task of the list wrote it meanwhile
+					t.Errorf("list %d: task %d comes before task %d", list, task, next[list])
+				}
+				next[list]++
+				runtime.Gosched()
+				inside[list].Add(-1)
+			})
+		})
+		p.Close()
+		for list, n := range next {
+			if n != each {
+				t.Fatalf("%d lists, %d threads: %d of list %d's %d tasks were done", lists, threads, n, list, each)
+			}
+		}
+	}
 }

@@ -33,6 +33,39 @@ func TestPoolRunsEachPartOnce(t *testing.T) {
 	}
 }
 
+// A worker that is busy when a Run begins joins it once it is not: else the second Run below would wait for itself.
+func TestPoolWorkerJoinsLater(t *testing.T) {
+	p := NewPool(2)
+	defer p.Close()
+	for range 100 {
+		held, letGo, joined := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		var callers sync.WaitGroup
+		callers.Go(func() {
+			var begun atomic.Int32
+			p.Run(2, func(int) {
+				if begun.Add(1) == 2 { // the worker has one of the parts, the caller the other
+					close(held)
+				}
+				<-letGo
+			})
+		})
+		<-held
+		callers.Go(func() {
+			var begun atomic.Int32
+			p.Run(2, func(int) {
+				switch begun.Add(1) {
+				case 1:
+					close(letGo)
+					<-joined
+				case 2:
+					close(joined)
+				}
+			})
+		})
+		callers.Wait()
+	}
+}
+
 func TestPoolRunAllocatesNothing(t *testing.T) {
 	p := NewPool(2)
 	defer p.Close()
