@@ -160,7 +160,7 @@ func (p *prober) layers() {
 	model, rows := cost.New(*m, 1), p.scale.Rows[1:]
 	var longer []float64
 	for _, n := range rows {
-		t := p.own(Layer(n, p.scale))
+		t := p.own(p.stack(n))
 		curved, others := 0.0, 0.0
 		for _, w := range t.Works {
 			if one := float64(model.One(w, cost.Link{})); w.Kind == ir.WorkMemory {
@@ -186,6 +186,9 @@ func (p *prober) layers() {
 	p.layersAlone(rows)
 }
 
+// stack is several layers: weights that all fit into a processor's own cache would come from there each time.
+func (p *prober) stack(tokens int64) Item { return Layers(4, tokens, p.scale) }
+
 // layersAlone: what a rank alone reaches of the rate of several processors shows in layers of many tokens, and what it takes to wake
 // them in those of few, if that is longer than behind nothing else.
 func (p *prober) layersAlone(rows []int64) {
@@ -194,12 +197,12 @@ func (p *prober) layersAlone(rows []int64) {
 	for range 4 { // each follows from the other
 		m.SpreadEfficiency = 0
 		for _, n := range many {
-			own, alone := p.own(Layer(n, p.scale)), p.take(Layer(n, p.scale), 1)
+			own, alone := p.own(p.stack(n)), p.take(p.stack(n), 1)
 			waking := m.KernelLatency * float64(len(own.Works))
 			m.SpreadEfficiency += over(own.Seconds, m.Parallelism*(alone.Seconds-waking)) / float64(len(many))
 		}
 		m.SpreadEfficiency = min(m.SpreadEfficiency, 1)
-		own, alone := p.own(Layer(few, p.scale)), p.take(Layer(few, p.scale), 1)
+		own, alone := p.own(p.stack(few)), p.take(p.stack(few), 1)
 		late := alone.Seconds - own.Seconds/(m.Parallelism*m.SpreadEfficiency)
 		m.KernelLatency = max(least, over(late, float64(len(own.Works))))
 	}

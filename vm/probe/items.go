@@ -47,42 +47,77 @@ func AttentionGrad(n, prefix int64, h Heads, t ir.DType) Item {
 	}
 }
 
-// Layer is what a layer of a GPT does forward and backward of n tokens: each kernel reads what others have just written, on whichever
-// processor that was, or what has rested since forward. The inner size is that of the scale's products.
-func Layer(n int64, s Scale) Item {
-	l := layer{scale: s, tokens: n}
-	x, dy, m, dm, da, db := l.value("x", s.Inner), l.value("dy", s.Inner), l.value("m", s.Inner), l.value("dm", s.Inner), l.value("da", s.Inner), l.value("db", s.Inner)
-	q, kv, wide := s.Heads.Heads*s.Heads.Dim, s.Heads.KVHeads*s.Heads.Dim, 4*s.Inner
-	queries, keys, values, o, lse := l.value("q", q), l.value("k", kv), l.value("v", kv), l.value("o", q), l.operand("lse", ir.F32, n, s.Heads.Heads)
-	h, g, dh, dg := l.value("h", wide), l.value("g", wide), l.value("dh", wide), l.value("dg", wide)
-	do, dq, dk, dv := l.value("do", q), l.value("dq", q), l.value("dk", kv), l.value("dv", kv)
-	sumK, sumV := l.operand("sum k", ir.F32, n, kv), l.operand("sum v", ir.F32, n, kv)
-	if s.DType == ir.F32 {
-		sumK, sumV = dk, dv
+// Layers is what a stack of layers of a GPT does forward and then backward of n tokens: each kernel reads what others have just
+// written, on whichever processor that was, what has rested since forward, or weights that have rested while others had their turn.
+// The inner size is that of the scale's products.
+func Layers(depth int, n int64, s Scale) Item {
+	var items []Item
+	stack := make([]layer, depth)
+	for i := range stack {
+		stack[i] = layer{scale: s, tokens: n, index: i}
+		items = append(items, stack[i].forward()...)
 	}
+	for i := range stack {
+		items = append(items, stack[depth-1-i].backward()...)
+	}
+	first := items[0]
+	first.Name = fmt.Sprintf("%d layers forward and backward, %s, %d tokens", depth, s.DType, n)
+	first.Then = items[1:]
+	return first
+}
 
+// layer is one of a stack whose items are being listed. What is written twice is one buffer.
+type layer struct {
+	scale  Scale
+	tokens int64
+	index  int
+	items  []Item
+}
+
+// forward is from x to y, which is the next layer's x.
+func (l *layer) forward() []Item {
+	l.items = nil
+	s := l.scale
+	q, kv, wide := s.Heads.Heads*s.Heads.Dim, s.Heads.KVHeads*s.Heads.Dim, 4*s.Inner
+	queries, keys, values, o := l.value("q", q), l.value("k", kv), l.value("v", kv), l.value("o", q)
+	x, m, p, h, g := l.border("x", l.index), l.value("m", s.Inner), l.shared("p", s.Inner), l.value("h", wide), l.value("g", wide)
 	a := l.norm("a", x)
 	l.linear("wq", queries, a, true)
 	l.rope(queries, false)
 	l.linear("wk", keys, a, true)
 	l.rope(keys, false)
 	l.linear("wv", values, a, true)
-	l.do(ir.Attention, s.Heads.attrs(0), o, lse, queries, keys, values)
-	p := l.value("p", s.Inner)
+	l.do(ir.Attention, s.Heads.attrs(0), o, l.lse(), queries, keys, values)
 	l.linear("wo", p, o, false)
 	l.do(ir.Add, nil, m, x, p, l.vector("bias of wo", s.Inner))
 	b := l.norm("b", m)
 	l.linear("up", h, b, true)
 	l.do(ir.Gelu, nil, g, h)
 	l.linear("down", p, g, false)
-	l.do(ir.Add, nil, l.value("y", s.Inner), m, p, l.vector("bias of down", s.Inner))
+	l.do(ir.Add, nil, l.border("x", l.index+1), m, p, l.vector("bias of down", s.Inner))
+	return l.items
+}
 
+// backward is from dy, which is the next layer's dx, to dx.
+func (l *layer) backward() []Item {
+	l.items = nil
+	s := l.scale
+	q, kv, wide := s.Heads.Heads*s.Heads.Dim, s.Heads.KVHeads*s.Heads.Dim, 4*s.Inner
+	queries, keys, values, o := l.value("q", q), l.value("k", kv), l.value("v", kv), l.value("o", q)
+	x, m, h, g, a, b := l.border("x", l.index), l.value("m", s.Inner), l.value("h", wide), l.value("g", wide), l.value("a", s.Inner), l.value("b", s.Inner)
+	dy, dx, dm, da, db := l.border("dx", l.index+1), l.border("dx", l.index), l.shared("dm", s.Inner), l.shared("da", s.Inner), l.shared("db", s.Inner)
+	dh, dg := l.shared("dh", wide), l.shared("dg", wide)
+	do, dq, dk, dv := l.shared("do", q), l.shared("dq", q), l.shared("dk", kv), l.shared("dv", kv)
+	sumK, sumV := dk, dv
+	if s.DType != ir.F32 {
+		sumK, sumV = l.operand("sum k", ir.F32, l.tokens, kv), l.operand("sum v", ir.F32, l.tokens, kv)
+	}
 	l.linearGrad("down", dg, dy, g, false)
 	l.do(ir.GeluGrad, nil, dh, dg, h)
 	l.linearGrad("up", db, dh, b, false)
 	l.normGrad("b", dm, db, m, dy)
 	l.linearGrad("wo", do, dm, o, false)
-	l.do(ir.AttentionGrad, s.Heads.attrs(0), dq, sumK, sumV, do, queries, keys, values, o, lse)
+	l.do(ir.AttentionGrad, s.Heads.attrs(0), dq, sumK, sumV, do, queries, keys, values, o, l.lse())
 	if s.DType != ir.F32 {
 		l.do(ir.Cast, nil, dk, sumK)
 		l.do(ir.Cast, nil, dv, sumV)
@@ -92,32 +127,35 @@ func Layer(n int64, s Scale) Item {
 	l.linearGrad("wk", da, dk, a, true)
 	l.rope(dq, true)
 	l.linearGrad("wq", da, dq, a, true)
-	l.normGrad("a", l.value("dx", s.Inner), da, x, dm)
-
-	first := l.items[0]
-	first.Name = fmt.Sprintf("a layer forward and backward, %s, %d tokens", s.DType, n)
-	first.Then = l.items[1:]
-	return first
-}
-
-// layer is one whose items are being listed. What is written twice is one buffer.
-type layer struct {
-	scale  Scale
-	tokens int64
-	items  []Item
+	l.normGrad("a", dx, da, x, dm)
+	return l.items
 }
 
 func (l *layer) do(op ir.Op, attrs map[string]float64, args ...Arg) {
 	l.items = append(l.items, Item{Op: op, Args: args, Attrs: attrs})
 }
 
+// operand is one of this layer alone.
 func (l *layer) operand(key string, t ir.DType, shape ...int64) Arg {
-	return Arg{Type: t, Shape: shape, Key: key, Fresh: true}
+	return Arg{Type: t, Shape: shape, Key: fmt.Sprint(key, " of ", l.index), Fresh: true}
 }
 
+// value is one that forward keeps for backward.
 func (l *layer) value(key string, cols int64) Arg {
 	return l.operand(key, l.scale.DType, l.tokens, cols)
 }
+
+// shared is a value that no layer keeps.
+func (l *layer) shared(key string, cols int64) Arg {
+	return Arg{Type: l.scale.DType, Shape: []int64{l.tokens, cols}, Key: key, Fresh: true}
+}
+
+// border is the value before the layer of an index.
+func (l *layer) border(key string, index int) Arg {
+	return l.shared(fmt.Sprint(key, " before ", index), l.scale.Inner)
+}
+
+func (l *layer) lse() Arg { return l.operand("lse", ir.F32, l.tokens, l.scale.Heads.Heads) }
 
 // weight has small values, so that nothing grows beyond measure.
 func (l *layer) weight(key string, rows, cols int64) Arg {
