@@ -79,7 +79,7 @@ func (f *figures) all() error {
 
 func (f *figures) put(kind, by string, t probe.Timing, share float64) error {
 	x := figure{Kind: kind, Name: t.Item.Name, By: by, Seconds: t.Seconds, Spread: t.Spread, Share: share}
-	if t.Work.Flops > 0 {
+	if t.Work().Flops > 0 {
 		x.TFLOPS = t.Flops(0) / 1e12
 	} else {
 		x.GBps = t.Bytes(0) / 1e9
