@@ -53,7 +53,8 @@ schedule s {
 
 // BenchmarkCalibration probes this computer, as `sppovm probe` does, and sets simulated step times beside the cpu device's: one
 // line a plan, how many plans are within 15%, the worst difference, how many pairs of plans the measurement tells apart, and how
-// many of those the simulation puts in the same order. Measurements of the probe and steps of the plans take turns, each behind one
+// many of those the simulation puts in the same order. How much of what counts other work on this computer has slowed down tells
+// what the rest is worth. Measurements of the probe and steps of the plans take turns, each behind one
 // of its own that warms up, and of both those count that the computer did not disturb; medians of them are compared. With -v it
 // shows the lines.
 func BenchmarkCalibration(b *testing.B) {
@@ -62,11 +63,12 @@ func BenchmarkCalibration(b *testing.B) {
 		for i, plan := range calibrated {
 			plans[i] = calibrate(b, plan)
 		}
-		machine := probed(b, plans)
+		machine, disturbed := probed(b, plans)
 		for i := range plans {
 			plans[i].simulate(b, machine)
 		}
 		report(b, plans)
+		b.ReportMetric(100*disturbed, "%disturbed")
 	}
 }
 
@@ -127,8 +129,9 @@ func order(a, b []float64) int {
 	return -cmp.Compare(off, 0)
 }
 
-// probed is this computer with four ranks. A step of each plan is measured behind each round of measurements.
-func probed(b *testing.B, plans []calibration) ir.Machine {
+// probed is this computer with four ranks, and the share of measurements that other work disturbed. A step of each plan is measured
+// behind each round of measurements.
+func probed(b *testing.B, plans []calibration) (machine ir.Machine, disturbed float64) {
 	pool := simd.NewPool(0)
 	defer pool.Close()
 	bench := &probe.Bench{Span: 20 * time.Millisecond, Rounds: 24, Pulse: cpu.NewPulse(runtime.GOMAXPROCS(0)).Take,
@@ -153,7 +156,11 @@ func probed(b *testing.B, plans []calibration) ir.Machine {
 	}
 	m := &figures.Machine
 	b.Logf("%d processors, kernels spread at %.2f of their rate in %s", int(m.Parallelism), m.SpreadEfficiency, ir.Seconds(m.KernelLatency))
-	return figures.Machine
+	var steps [][]probe.Sample
+	for _, p := range plans {
+		steps = append(steps, p.samples)
+	}
+	return figures.Machine, max(figures.Disturbed, bench.Disturbed(steps...))
 }
 
 // calibration is a plan, running and simulated.

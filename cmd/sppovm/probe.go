@@ -89,8 +89,14 @@ func (f *probeFlags) measure(env *cli.Env) error {
 	if err != nil {
 		return err
 	}
-	show.line(probedLine{true, figures.Machine, figures.Notes})
-	text, err := clusterText(f.name, fmt.Sprintf("%s, as sppovm probe measured it on %s", b.about, time.Now().Format(time.DateOnly)), figures)
+	show.line(probedLine{true, figures.Machine, figures.Notes, figures.Disturbed})
+	head := fmt.Sprintf("%s, as sppovm probe measured it on %s", b.about, time.Now().Format(time.DateOnly))
+	if figures.Disturbed > mostDisturbed {
+		disturbed := fmt.Sprintf("other work slowed %.0f%% of the measurements down", 100*figures.Disturbed)
+		show.say("%s: on a calm computer the figures are more reliable", disturbed)
+		head += "; " + disturbed
+	}
+	text, err := clusterText(f.name, head, figures)
 	if err != nil {
 		return err
 	}
@@ -111,6 +117,9 @@ type bench struct {
 	about string // in words
 	close func()
 }
+
+// mostDisturbed is the share of measurements that may be disturbed without a word.
+const mostDisturbed = 0.1
 
 // cpuRounds is how often measurements take turns on the cpu: other programs make it faster and slower by the second.
 const cpuRounds = 15
@@ -242,8 +251,9 @@ type (
 		Bytes   float64 `json:"bytes_per_s,omitempty"`
 	}
 	probedLine struct {
-		Done    bool              `json:"done"`
-		Machine ir.Machine        `json:"machine"`
-		Notes   map[string]string `json:"notes"`
+		Done      bool              `json:"done"`
+		Machine   ir.Machine        `json:"machine"`
+		Notes     map[string]string `json:"notes"`
+		Disturbed float64           `json:"disturbed"` // share of measurements that other work slowed down
 	}
 )

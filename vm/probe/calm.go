@@ -23,7 +23,7 @@ type Sample struct {
 func (b *Bench) Sample(step func() (vm.StepResult, error)) (Sample, error) {
 	start := time.Now()
 	before := b.pulse()
-	for before > b.fastest*calmMargin/100 && b.waited+time.Since(start) < b.sampled {
+	for !b.isCalm(before) && b.waited+time.Since(start) < b.sampled {
 		before = b.pulse()
 	}
 	began := time.Now()
@@ -52,6 +52,14 @@ const calmShare = 3
 
 // Calm are the seconds of the third of measurements with the fastest pulses, rising: of all, where there is no pulse.
 func Calm(samples []Sample) (seconds []float64) {
+	for _, s := range calmest(samples) {
+		seconds = append(seconds, s.Seconds)
+	}
+	slices.Sort(seconds)
+	return seconds
+}
+
+func calmest(samples []Sample) []Sample {
 	if len(samples) == 0 {
 		return nil
 	}
@@ -61,11 +69,22 @@ func Calm(samples []Sample) (seconds []float64) {
 	}
 	slices.Sort(pulses)
 	limit := pulses[(len(pulses)-1)/calmShare]
-	for _, s := range samples {
-		if s.Pulse <= limit {
-			seconds = append(seconds, s.Seconds)
+	return slices.DeleteFunc(slices.Clone(samples), func(s Sample) bool { return s.Pulse > limit })
+}
+
+// Disturbed is the share of what counts of these samples that somebody else's work has slowed down, by its pulse: the computer was
+// not calm for long enough to do without.
+func (b *Bench) Disturbed(samples ...[]Sample) float64 {
+	slow, all := 0, 0
+	for _, x := range samples {
+		for _, s := range calmest(x) {
+			all++
+			if !b.isCalm(s.Pulse) {
+				slow++
+			}
 		}
 	}
-	slices.Sort(seconds)
-	return seconds
+	return float64(slow) / float64(max(all, 1))
 }
+
+func (b *Bench) isCalm(pulse time.Duration) bool { return pulse <= b.fastest*calmMargin/100 }

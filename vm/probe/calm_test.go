@@ -30,6 +30,29 @@ func TestCalm(t *testing.T) {
 	}
 }
 
+// Of the samples that count, those are disturbed whose pulse is slower than the fastest of all by more than the margin.
+func TestDisturbed(t *testing.T) {
+	b := &probe.Bench{Pulse: func() time.Duration { return 100 }}
+	step := func() (vm.StepResult, error) { return vm.StepResult{Seconds: 1}, nil }
+	if _, err := b.Sample(step); err != nil {
+		t.Fatal(err)
+	}
+	calm, slow := probe.Sample{Seconds: 1, Pulse: 109}, probe.Sample{Seconds: 1, Pulse: 112}
+	for _, c := range []struct {
+		samples [][]probe.Sample
+		want    float64
+	}{
+		{nil, 0},
+		{[][]probe.Sample{{calm, slow, slow}}, 0}, // the third that counts is calm
+		{[][]probe.Sample{{slow, slow, slow}}, 1},
+		{[][]probe.Sample{{calm, slow, slow}, {slow}, {calm, calm}}, 0.25},
+	} {
+		if got := b.Disturbed(c.samples...); got != c.want {
+			t.Errorf("of %v %g is disturbed, want %g", c.samples, got, c.want)
+		}
+	}
+}
+
 // A computer that is not calm is waited for, but not for longer than is measured.
 func TestSampleWaits(t *testing.T) {
 	pulses := []time.Duration{10, 10, 10, 30, 30, 10, 40}

@@ -48,9 +48,10 @@ var (
 
 // Figures is a machine as measured. Notes say of its fields, by their JSON names, where each figure comes from.
 type Figures struct {
-	Machine ir.Machine
-	Notes   map[string]string
-	Timings []Timing
+	Machine   ir.Machine
+	Notes     map[string]string
+	Timings   []Timing
+	Disturbed float64 // share of what they follow from that others' work has slowed down
 }
 
 // prober works out figures from measurements; after an error nothing counts any more.
@@ -66,11 +67,12 @@ type prober struct {
 func (b *Bench) Probe(ctx context.Context, facts Facts, scale Scale) (*Figures, error) {
 	t := newTurns()
 	figures(facts, scale, t.ask)
-	if err := t.measure(ctx, b); err != nil {
+	samples, err := t.measure(ctx, b)
+	if err != nil {
 		return nil, err
 	}
 	f := figures(facts, scale, t.answer)
-	f.Timings = t.timings
+	f.Timings, f.Disturbed = t.timings, b.Disturbed(samples...)
 	return f, nil
 }
 

@@ -38,8 +38,9 @@ func (t *turns) answer(item Item, ranks int) Timing {
 }
 
 // measure takes all that were listed, and says each as soon as it stands. Programs that take turns stay open.
-func (t *turns) measure(ctx context.Context, b *Bench) (err error) {
-	took, jobs := make([][]Sample, len(t.timings)), make([]*vm.Job, len(t.timings))
+func (t *turns) measure(ctx context.Context, b *Bench) (took [][]Sample, err error) {
+	took = make([][]Sample, len(t.timings))
+	jobs := make([]*vm.Job, len(t.timings))
 	shut := func(i int) {
 		if jobs[i] != nil {
 			err, jobs[i] = errors.Join(err, jobs[i].Close()), nil
@@ -56,17 +57,17 @@ func (t *turns) measure(ctx context.Context, b *Bench) (err error) {
 			x := &t.timings[i]
 			if round == 0 {
 				if jobs[i], err = b.start(ctx, x); err != nil {
-					return err
+					return nil, err
 				}
 			}
 			if round > 0 {
 				if err := x.warm(ctx, jobs[i]); err != nil {
-					return err
+					return nil, err
 				}
 			}
 			samples, err := x.run(ctx, b, jobs[i], (runs+rounds-1)/rounds)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			took[i] = append(took[i], samples...)
 			if round == rounds-1 {
@@ -79,7 +80,7 @@ func (t *turns) measure(ctx context.Context, b *Bench) (err error) {
 			b.Between()
 		}
 	}
-	return err
+	return took, err
 }
 
 // warm runs the item's program without measuring it. Others have had their turns since it last ran, for seconds, and in a virtual
