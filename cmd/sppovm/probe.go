@@ -234,7 +234,7 @@ func sayTiming(show *progress, t probe.Timing) {
 		line.Bytes = t.Bytes(0)
 		rate = fmt.Sprintf(", %.4g GB/s", line.Bytes/1e9)
 	}
-	show.say("%s on %d ranks: %s%s; runs differ by %.0f%%", t.Item.Name, t.Ranks, ir.Seconds(t.Seconds), rate, 100*t.Spread)
+	show.say("%s on %s: %s%s; runs differ by %.0f%%", t.Item.Name, count(t.Ranks, "rank"), ir.Seconds(t.Seconds), rate, 100*t.Spread)
 	show.line(line)
 }
 
