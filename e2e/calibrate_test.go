@@ -56,7 +56,7 @@ schedule s {
 // many of those the simulation puts in the same order. How much of what counts other work on this computer has slowed down tells
 // what the rest is worth. Measurements of the probe and steps of the plans take turns, each behind one
 // of its own that warms up, and of both those count that the computer did not disturb; medians of them are compared. With -v it
-// shows the lines.
+// shows the lines. It takes a quarter of an hour: with fewer rounds the order of plans is that of the noise where others are at work.
 func BenchmarkCalibration(b *testing.B) {
 	for b.Loop() {
 		plans := make([]calibration, len(calibrated))
@@ -97,7 +97,9 @@ func report(b *testing.B, plans []calibration) {
 			if faster == cmp.Compare(plans[i].simulated, plans[j].simulated) {
 				same++
 			} else {
-				lines = append(lines, fmt.Sprintf("  in another order: %s, %s", calibrated[i], calibrated[j]))
+				a, b := &plans[i], &plans[j]
+				lines = append(lines, fmt.Sprintf("  in another order, by %.1f%% as measured and %.1f%% simulated: %s, %s",
+					100*math.Abs(median(a.seconds)/median(b.seconds)-1), 100*math.Abs(a.simulated/b.simulated-1), calibrated[i], calibrated[j]))
 			}
 		}
 	}
@@ -107,7 +109,30 @@ func report(b *testing.B, plans []calibration) {
 	b.ReportMetric(100*worst, "%worst")
 	b.ReportMetric(float64(apart), "pairs-told-apart")
 	b.ReportMetric(100*float64(same)/float64(max(1, apart)), "%of-these-in-order")
+	b.ReportMetric(rankCorrelation(plans), "rank-correlation")
 	b.ReportMetric(0, "ns/op")
+}
+
+// rankCorrelation is Spearman's of the plans by median measured and by simulated time: 1 where both put them in one order.
+func rankCorrelation(plans []calibration) float64 {
+	rank := func(of func(*calibration) float64) []float64 {
+		ranks := make([]float64, len(plans))
+		for i := range plans {
+			for j := range plans {
+				ranks[i] += float64(1+cmp.Compare(of(&plans[i]), of(&plans[j]))) / 2 // equals share theirs
+			}
+		}
+		return ranks
+	}
+	measured := rank(func(p *calibration) float64 { return median(p.seconds) })
+	simulated := rank(func(p *calibration) float64 { return p.simulated })
+	mean := float64(len(plans)) / 2
+	var both, of, other float64
+	for i := range plans {
+		x, y := measured[i]-mean, simulated[i]-mean
+		both, of, other = both+x*y, of+x*x, other+y*y
+	}
+	return both / math.Sqrt(of*other)
 }
 
 // order is -1 where the first list's values are smaller, 1 where they are larger, 0 where the measurement does not tell: the rank
@@ -134,7 +159,7 @@ func order(a, b []float64) int {
 func probed(b *testing.B, plans []calibration) (machine ir.Machine, disturbed float64) {
 	pool := simd.NewPool(0)
 	defer pool.Close()
-	bench := &probe.Bench{Span: 20 * time.Millisecond, Rounds: 24, Pulse: cpu.NewPulse(runtime.GOMAXPROCS(0)).Take,
+	bench := &probe.Bench{Span: 20 * time.Millisecond, Rounds: 60, Pulse: cpu.NewPulse(runtime.GOMAXPROCS(0)).Take,
 		Open: func(*ir.Program) (func(int) vm.Device, vm.Transport, error) {
 			return func(int) vm.Device { return cpu.New(pool) }, nil, nil
 		}}
@@ -196,4 +221,31 @@ func (c *calibration) simulate(b *testing.B, machine ir.Machine) {
 		b.Fatal(err)
 	}
 	c.simulated = float64(timeline.Makespan)
+}
+
+// What the calibration says of an order.
+func TestOrderOfPlans(t *testing.T) {
+	few, many, more := []float64{1, 2, 3}, []float64{1, 2, 3, 4, 5, 6, 7, 8}, []float64{7, 8, 9, 10, 11, 12, 13, 14}
+	for _, c := range []struct {
+		a, b []float64
+		want int
+	}{{many, more, -1}, {more, many, 1}, {many, many, 0}, {few, more[3:], 0}} { // three measurements tell nothing
+		if got := order(c.a, c.b); got != c.want {
+			t.Errorf("%v and %v: %d, want %d", c.a, c.b, got, c.want)
+		}
+	}
+	plans := func(simulated ...float64) (list []calibration) {
+		for i, s := range simulated {
+			list = append(list, calibration{seconds: []float64{float64(i)}, simulated: s})
+		}
+		return list
+	}
+	for _, c := range []struct {
+		plans []calibration
+		want  float64
+	}{{plans(10, 20, 21, 50), 1}, {plans(4, 3, 2, 1), -1}, {plans(1, 3, 2, 4), 0.8}} {
+		if got := rankCorrelation(c.plans); math.Abs(got-c.want) > 1e-12 {
+			t.Errorf("the rank correlation is %g, want %g", got, c.want)
+		}
+	}
 }

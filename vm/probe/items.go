@@ -74,60 +74,72 @@ type layer struct {
 	items  []Item
 }
 
-// forward is from x to y, which is the next layer's x.
-func (l *layer) forward() []Item {
-	l.items = nil
+// kept is what forward keeps for backward: a value before each product and each kernel that is not linear.
+type kept struct {
+	x, a, queries, keys, values, o, lse Arg // x is the layer's input, o what attention puts out
+	m, b, h, g                          Arg // m is the input of the half behind it, h and g what gelu takes and makes
+}
+
+func (l *layer) kept() kept {
 	s := l.scale
 	q, kv, wide := s.Heads.Heads*s.Heads.Dim, s.Heads.KVHeads*s.Heads.Dim, 4*s.Inner
-	queries, keys, values, o := l.value("q", q), l.value("k", kv), l.value("v", kv), l.value("o", q)
-	x, m, p, h, g := l.border("x", l.index), l.value("m", s.Inner), l.shared("p", s.Inner), l.value("h", wide), l.value("g", wide)
-	a := l.norm("a", x)
-	l.linear("wq", queries, a, true)
-	l.rope(queries, false)
-	l.linear("wk", keys, a, true)
-	l.rope(keys, false)
-	l.linear("wv", values, a, true)
-	l.do(ir.Attention, s.Heads.attrs(0), o, l.lse(), queries, keys, values)
-	l.linear("wo", p, o, false)
-	l.do(ir.Add, nil, m, x, p, l.vector("bias of wo", s.Inner))
-	b := l.norm("b", m)
-	l.linear("up", h, b, true)
-	l.do(ir.Gelu, nil, g, h)
-	l.linear("down", p, g, false)
-	l.do(ir.Add, nil, l.border("x", l.index+1), m, p, l.vector("bias of down", s.Inner))
+	return kept{
+		x: l.border("x", l.index), a: l.value("a", s.Inner), queries: l.value("q", q), keys: l.value("k", kv), values: l.value("v", kv),
+		o: l.value("o", q), lse: l.operand("lse", ir.F32, l.tokens, s.Heads.Heads),
+		m: l.value("m", s.Inner), b: l.value("b", s.Inner), h: l.value("h", wide), g: l.value("g", wide),
+	}
+}
+
+// forward is from x to the next layer's.
+func (l *layer) forward() []Item {
+	l.items = nil
+	k, s := l.kept(), l.scale
+	p := l.shared("p", s.Inner)
+	l.norm("a", k.a, k.x)
+	l.linear("wq", k.queries, k.a, true)
+	l.rope(k.queries, false)
+	l.linear("wk", k.keys, k.a, true)
+	l.rope(k.keys, false)
+	l.linear("wv", k.values, k.a, true)
+	l.do(ir.Attention, s.Heads.attrs(0), k.o, k.lse, k.queries, k.keys, k.values)
+	l.linear("wo", p, k.o, false)
+	l.do(ir.Add, nil, k.m, k.x, p, l.vector("bias of wo", s.Inner))
+	l.norm("b", k.b, k.m)
+	l.linear("up", k.h, k.b, true)
+	l.do(ir.Gelu, nil, k.g, k.h)
+	l.linear("down", p, k.g, false)
+	l.do(ir.Add, nil, l.border("x", l.index+1), k.m, p, l.vector("bias of down", s.Inner))
 	return l.items
 }
 
-// backward is from dy, which is the next layer's dx, to dx.
+// backward is from the next layer's dx to dx.
 func (l *layer) backward() []Item {
 	l.items = nil
-	s := l.scale
-	q, kv, wide := s.Heads.Heads*s.Heads.Dim, s.Heads.KVHeads*s.Heads.Dim, 4*s.Inner
-	queries, keys, values, o := l.value("q", q), l.value("k", kv), l.value("v", kv), l.value("o", q)
-	x, m, h, g, a, b := l.border("x", l.index), l.value("m", s.Inner), l.value("h", wide), l.value("g", wide), l.value("a", s.Inner), l.value("b", s.Inner)
-	dy, dx, dm, da, db := l.border("dx", l.index+1), l.border("dx", l.index), l.shared("dm", s.Inner), l.shared("da", s.Inner), l.shared("db", s.Inner)
-	dh, dg := l.shared("dh", wide), l.shared("dg", wide)
-	do, dq, dk, dv := l.shared("do", q), l.shared("dq", q), l.shared("dk", kv), l.shared("dv", kv)
+	k, s := l.kept(), l.scale
+	like := func(key string, a Arg) Arg { return l.shared(key, a.Shape[1]) }
+	dx, dy := l.border("dx", l.index), l.border("dx", l.index+1)
+	da, dq, dk, dv, do := like("da", k.a), like("dq", k.queries), like("dk", k.keys), like("dv", k.values), like("do", k.o)
+	dm, db, dh, dg := like("dm", k.m), like("db", k.b), like("dh", k.h), like("dg", k.g)
 	sumK, sumV := dk, dv
 	if s.DType != ir.F32 {
-		sumK, sumV = l.operand("sum k", ir.F32, l.tokens, kv), l.operand("sum v", ir.F32, l.tokens, kv)
+		sumK, sumV = l.operand("sum k", ir.F32, dk.Shape...), l.operand("sum v", ir.F32, dv.Shape...)
 	}
-	l.linearGrad("down", dg, dy, g, false)
-	l.do(ir.GeluGrad, nil, dh, dg, h)
-	l.linearGrad("up", db, dh, b, false)
-	l.normGrad("b", dm, db, m, dy)
-	l.linearGrad("wo", do, dm, o, false)
-	l.do(ir.AttentionGrad, s.Heads.attrs(0), dq, sumK, sumV, do, queries, keys, values, o, l.lse())
+	l.linearGrad("down", dg, dy, k.g, false)
+	l.do(ir.GeluGrad, nil, dh, dg, k.h)
+	l.linearGrad("up", db, dh, k.b, false)
+	l.normGrad("b", dm, db, k.m, dy)
+	l.linearGrad("wo", do, dm, k.o, false)
+	l.do(ir.AttentionGrad, s.Heads.attrs(0), dq, sumK, sumV, do, k.queries, k.keys, k.values, k.o, k.lse)
 	if s.DType != ir.F32 {
 		l.do(ir.Cast, nil, dk, sumK)
 		l.do(ir.Cast, nil, dv, sumV)
 	}
-	l.linearGrad("wv", da, dv, a, false)
+	l.linearGrad("wv", da, dv, k.a, false)
 	l.rope(dk, true)
-	l.linearGrad("wk", da, dk, a, true)
+	l.linearGrad("wk", da, dk, k.a, true)
 	l.rope(dq, true)
-	l.linearGrad("wq", da, dq, a, true)
-	l.normGrad("a", dx, da, x, dm)
+	l.linearGrad("wq", da, dq, k.a, true)
+	l.normGrad("a", dx, da, k.x, dm)
 	return l.items
 }
 
@@ -154,8 +166,6 @@ func (l *layer) shared(key string, cols int64) Arg {
 func (l *layer) border(key string, index int) Arg {
 	return l.shared(fmt.Sprint(key, " before ", index), l.scale.Inner)
 }
-
-func (l *layer) lse() Arg { return l.operand("lse", ir.F32, l.tokens, l.scale.Heads.Heads) }
 
 // weight has small values, so that nothing grows beyond measure.
 func (l *layer) weight(key string, rows, cols int64) Arg {
@@ -196,18 +206,16 @@ func (l *layer) linearGrad(w string, dx, dy, x Arg, accumulate bool) {
 	l.do(ir.BiasGrad, map[string]float64{"accumulate": 1}, l.sum("bias of "+w, out), dy)
 }
 
-// norm is y of x.
-func (l *layer) norm(y string, x Arg) Arg {
-	out, cols := l.value(y, x.Shape[1]), x.Shape[1]
-	l.do(ir.LayerNorm, map[string]float64{"eps": 1e-5}, out, l.operand("stats of "+y, ir.F32, l.tokens, 2), x,
-		l.vector("gamma of "+y, cols), l.vector("beta of "+y, cols))
-	return out
+// norm is y of x, under the name of its gamma and beta.
+func (l *layer) norm(name string, y, x Arg) {
+	l.do(ir.LayerNorm, map[string]float64{"eps": 1e-5}, y, l.operand("stats of "+name, ir.F32, l.tokens, 2), x,
+		l.vector("gamma of "+name, x.Shape[1]), l.vector("beta of "+name, x.Shape[1]))
 }
 
-func (l *layer) normGrad(y string, dx, dy, x, residual Arg) {
+func (l *layer) normGrad(name string, dx, dy, x, residual Arg) {
 	cols := x.Shape[1]
-	l.do(ir.LayerNormGrad, map[string]float64{"accumulate": 1}, dx, l.sum("gamma of "+y, cols), l.sum("beta of "+y, cols), dy, x,
-		l.operand("stats of "+y, ir.F32, l.tokens, 2), l.vector("gamma of "+y, cols), residual)
+	l.do(ir.LayerNormGrad, map[string]float64{"accumulate": 1}, dx, l.sum("gamma of "+name, cols), l.sum("beta of "+name, cols), dy, x,
+		l.operand("stats of "+name, ir.F32, l.tokens, 2), l.vector("gamma of "+name, cols), residual)
 }
 
 // rope turns in place.
