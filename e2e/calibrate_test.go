@@ -54,9 +54,10 @@ schedule s {
 // BenchmarkCalibration probes this computer, as `sppovm probe` does, and sets simulated step times beside the cpu device's: one
 // line a plan, how many plans are within 15%, the worst difference, how many pairs of plans the measurement tells apart, and how
 // many of those the simulation puts in the same order. How much of what counts other work on this computer has slowed down tells
-// what the rest is worth. Measurements of the probe and steps of the plans take turns, each behind one
-// of its own that warms up, and of both those count that the computer did not disturb; medians of them are compared. With -v it
-// shows the lines. It takes a quarter of an hour: with fewer rounds the order of plans is that of the noise where others are at work.
+// what the rest is worth. Measurements of the probe and steps of the plans take turns, each behind one of its own that warms up,
+// and of both those count that the computer did not disturb; medians of them are compared. With -v it shows the lines.
+//
+// It takes a quarter of an hour: with fewer rounds the order of plans is that of the noise where others are at work.
 func BenchmarkCalibration(b *testing.B) {
 	for b.Loop() {
 		plans := make([]calibration, len(calibrated))
