@@ -35,7 +35,11 @@ func TestPlaceLivesRandom(t *testing.T) {
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
 	for trial := range 150 {
-		lives := randomLives(rng, rng.IntN(200), trial%len(lifeKinds))
+		n := rng.IntN(200)
+		if trial < len(lifeKinds) {
+			n = 5000
+		}
+		lives := randomLives(rng, n, trial%len(lifeKinds))
 		base := ir.Bytes(rng.IntN(2000))
 		offsets, extent := placeLives(lives, base)
 		checkPlaces(t, lives, offsets, base, extent)

@@ -98,9 +98,9 @@ func report(b *testing.B, plans []calibration) {
 			if faster == cmp.Compare(plans[i].simulated, plans[j].simulated) {
 				same++
 			} else {
-				a, b := &plans[i], &plans[j]
+				x, y := &plans[i], &plans[j]
 				lines = append(lines, fmt.Sprintf("  in another order, by %.1f%% as measured and %.1f%% simulated: %s, %s",
-					100*math.Abs(median(a.seconds)/median(b.seconds)-1), 100*math.Abs(a.simulated/b.simulated-1), calibrated[i], calibrated[j]))
+					100*math.Abs(median(x.seconds)/median(y.seconds)-1), 100*math.Abs(x.simulated/y.simulated-1), calibrated[i], calibrated[j]))
 			}
 		}
 	}

@@ -85,7 +85,7 @@ var app = cli.App{
 			Details: "Instructions are run one by one, many times over, as training runs them: products and attention by size, memory-bound\n" +
 				"kernels, copies, messages. The cluster file has what follows, each figure with where it comes from; specs import it.\n" +
 				"Peaks of GPUs that ship with a cluster are the data sheet's, all others the best that was measured. Measure while nothing\n" +
-				"else runs: where other work has slowed down more than a tenth of what counts, the file says so. With --json each\n" +
+				"else runs: where other work has slowed down much of what counts, the file says so. With --json each\n" +
 				"measurement is an object {\"item\",\"op\",\"ranks\",\"copies\",\"seconds\",\"spread\", \"flop_per_s\" or \"bytes_per_s\"}, and at\n" +
 				"the end {\"done\":true,\"machine\",\"notes\",\"disturbed\"}.",
 			Examples: []string{"sppovm probe -o here.sppo --name here", "sppovm probe --device cuda -o cluster.sppo"},

@@ -79,31 +79,25 @@ func TestFiguresOfProcessors(t *testing.T) {
 			c := few()
 			change(&c)
 			m := c.figures(t)
-			checks := []struct {
-				name      string
-				got, want float64
-			}{
-				{"peak_f32", m.PeakF32, c.PeakF32}, {"memory_bandwidth", m.MemoryBandwidth, c.MemoryBandwidth}, {"d2h_bandwidth", m.D2HBandwidth, c.D2HBandwidth},
-				{"kernel_latency", m.KernelLatency, c.KernelLatency}, {"spread_efficiency", m.SpreadEfficiency, c.SpreadEfficiency},
-				{"nvlink_latency", m.NVLinkLatency, max(c.NVLinkLatency, c.meeting/3)},
-			}
-			for _, curve := range []struct {
-				name     string
-				got, own []ir.CurvePoint
-			}{{"matmul_efficiency", m.MatmulEfficiency, c.MatmulEfficiency}, {"attention_efficiency", m.AttentionEfficiency, c.AttentionEfficiency},
-				{"attention_grad_efficiency", m.AttentionGradEff, c.AttentionGradEff}} {
-				for _, p := range curve.got {
-					checks = append(checks, struct {
-						name      string
-						got, want float64
-					}{curve.name, p[1], cost.Efficiency(curve.own, int64(p[0])) / c.longer})
+			check := func(name string, got, want float64) {
+				if !(math.Abs(got-want) <= 0.03*want) {
+					t.Errorf("%s: %g, the computer has %g", name, got, want)
 				}
 			}
-			for _, x := range checks {
-				if !(math.Abs(x.got-x.want) <= 0.03*x.want) {
-					t.Errorf("%s: %g, the computer has %g", x.name, x.got, x.want)
+			check("peak_f32", m.PeakF32, c.PeakF32)
+			check("memory_bandwidth", m.MemoryBandwidth, c.MemoryBandwidth)
+			check("d2h_bandwidth", m.D2HBandwidth, c.D2HBandwidth)
+			check("kernel_latency", m.KernelLatency, c.KernelLatency)
+			check("spread_efficiency", m.SpreadEfficiency, c.SpreadEfficiency)
+			check("nvlink_latency", m.NVLinkLatency, max(c.NVLinkLatency, c.meeting/3))
+			curve := func(name string, got, own []ir.CurvePoint) {
+				for _, p := range got {
+					check(name, p[1], cost.Efficiency(own, int64(p[0]))/c.longer)
 				}
 			}
+			curve("matmul_efficiency", m.MatmulEfficiency, c.MatmulEfficiency)
+			curve("attention_efficiency", m.AttentionEfficiency, c.AttentionEfficiency)
+			curve("attention_grad_efficiency", m.AttentionGradEff, c.AttentionGradEff)
 		})
 	}
 }
