@@ -1,4 +1,4 @@
-module sppo
+module sppo.dev
 
 go 1.26.0
 

@@ -66,7 +66,7 @@ var libraries = map[string]string{
 }
 
 const (
-	module       = "sppo/"
+	module       = "sppo.dev/"
 	longestLines = 70
 )
 

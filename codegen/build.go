@@ -11,9 +11,9 @@ import (
 	"strings"
 	"sync"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // Build compiles a plan. It also fills plan.Memory with the exact peaks.

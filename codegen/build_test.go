@@ -6,11 +6,11 @@ import (
 	"runtime"
 	"testing"
 
-	"sppo/examples"
-	"sppo/ir"
-	"sppo/ir/irtest"
-	"sppo/lang"
-	"sppo/passes"
+	"sppo.dev/examples"
+	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
+	"sppo.dev/lang"
+	"sppo.dev/passes"
 )
 
 func TestMain(m *testing.M) { irtest.Main(m) }

@@ -1,7 +1,7 @@
 package codegen
 
 import (
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // position counts instructions of a section in issue order.

@@ -3,7 +3,7 @@ package codegen
 import (
 	"testing"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // TestCopiesFollowTheirProducers: a unit leaves as soon as the instruction that completes it has been issued, not at the end of

@@ -1,9 +1,9 @@
 package codegen
 
 import (
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // What waits on the host in layer order: hidden states between layers, gradients between layers, K and V of a layer between

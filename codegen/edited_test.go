@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // A plan may be edited as JSON. Whatever number is put in the place of any other, the plan is refused, or builds a program

@@ -3,9 +3,9 @@ package codegen
 import (
 	"fmt"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // place is where a value of a block lies while a task runs.

@@ -3,9 +3,9 @@ package codegen
 import (
 	"fmt"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // stage lowers the tasks of one pipeline rank to instructions.

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // TestFootprint holds the bound that passes choose by to what is placed: never below, and at most a twenty-fifth above, or a

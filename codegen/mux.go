@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"slices"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // Tasks that the ranks of several stages share. A layer of a piece has two halves: what comes before attention, or in the

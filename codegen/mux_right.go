@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"slices"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // The right part of mux: helpers compute a task's attention over the blocks of its stage's keys that they hold. Rank k of a

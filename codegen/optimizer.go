@@ -1,9 +1,9 @@
 package codegen
 
 import (
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // params are the parameters of the stage in the global order of tensors, a tied head last.

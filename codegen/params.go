@@ -3,9 +3,9 @@ package codegen
 import (
 	"fmt"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // layout is what all ranks of a job share: the dataflow, the tensors of the model in one global order, the names of

@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // This phase gives buffers their bytes: offline dynamic storage allocation, which is NP-hard. First fit in several orders lays

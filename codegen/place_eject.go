@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // ejector packs lives that are placed into a smaller extent by ejection chains (Glover, "Ejection chains, reference structures and

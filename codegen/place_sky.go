@@ -3,7 +3,7 @@ package codegen
 import (
 	"slices"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // byteRange is a range of bytes [lo, hi).

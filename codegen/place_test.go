@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 func TestPlaceLivesOnPipelines(t *testing.T) {

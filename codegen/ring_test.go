@@ -3,7 +3,7 @@ package codegen
 import (
 	"testing"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // TestRingIsBalanced counts the pairs of queries and keys that see each other in a step's forwards: at every turn each rank has as

@@ -3,9 +3,9 @@ package codegen
 import (
 	"fmt"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // K and V that stream: a subsequence has its own rows on the device, and attention passes over those before them block by

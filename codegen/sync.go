@@ -4,7 +4,7 @@ import (
 	"math/bits"
 	"slices"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // This phase orders accesses to the same bytes from different streams by events, and orders nothing else.

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 const testPass = 7

@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"slices"
 
-	"sppo/passes"
+	"sppo.dev/passes"
 )
 
 // step is one thing that a rank issues: a task, or the message that brings a task's input or takes its result away. In lockstep

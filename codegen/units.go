@@ -1,9 +1,9 @@
 package codegen
 
 import (
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // Activation units between forward and backward: where they are kept, when they leave, when they come back.

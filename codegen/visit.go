@@ -5,8 +5,8 @@ import (
 	"maps"
 	"slices"
 
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // A rank visits its layers: a visit is the work of one task in one layer. Around visits are the second and third stage of

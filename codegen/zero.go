@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"strings"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // Slices of parameters: ranks that hold the same matrix complete its gradient in slices, and with ZeRO keep the

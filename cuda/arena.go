@@ -8,7 +8,7 @@ import (
 	"strings"
 	"unsafe"
 
-	"sppo/cuda/driver"
+	"sppo.dev/cuda/driver"
 )
 
 // pinned is host memory that copies reach without the processor. It is outside the garbage collector's sight.

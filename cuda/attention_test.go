@@ -9,12 +9,12 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/cuda/emu"
-	"sppo/cuda/kernels"
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/cpu"
-	"sppo/vm/probe"
+	"sppo.dev/cuda/emu"
+	"sppo.dev/cuda/kernels"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/probe"
 )
 
 // attentionCase is a shape of attention in bf16, with heads of a width that cards of one architecture have kernels of their own for.

@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 
-	"sppo/cuda/driver"
-	"sppo/cuda/kernels"
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/cuda/driver"
+	"sppo.dev/cuda/kernels"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 var errOutOfBounds = errors.New("lies outside its buffer or arena")

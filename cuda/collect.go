@@ -7,10 +7,10 @@ import (
 	"sync"
 	"time"
 
-	"sppo/cuda/driver"
-	"sppo/cuda/nccl"
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/cuda/driver"
+	"sppo.dev/cuda/nccl"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // collective is the ranks' way to meet by NCCL. There is a communicator for each group on each stream, and one of two

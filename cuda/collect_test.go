@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/cpu"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
 )
 
 func TestNCCLMeetingsAreThoseOfTheCPU(t *testing.T) {

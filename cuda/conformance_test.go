@@ -7,11 +7,11 @@ import (
 	"sync"
 	"testing"
 
-	"sppo/cuda/emu"
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/probe"
-	"sppo/vm/vmtest"
+	"sppo.dev/cuda/emu"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/probe"
+	"sppo.dev/vm/vmtest"
 )
 
 // emulator compiles the kernels for the processor once, into the user's cache.

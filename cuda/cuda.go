@@ -28,12 +28,12 @@ import (
 	"os"
 	"sync"
 
-	"sppo/cuda/cublas"
-	"sppo/cuda/driver"
-	"sppo/cuda/kernels"
-	"sppo/cuda/nvtx"
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/cuda/cublas"
+	"sppo.dev/cuda/driver"
+	"sppo.dev/cuda/kernels"
+	"sppo.dev/cuda/nvtx"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // Options of a machine.

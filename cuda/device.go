@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"runtime"
 
-	"sppo/cuda/cublas"
-	"sppo/cuda/driver"
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/cuda/cublas"
+	"sppo.dev/cuda/driver"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // Device is one rank on a GPU. The goroutine that loads it is bound to its thread, because contexts are a thread's.

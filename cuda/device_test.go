@@ -11,12 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"sppo/cuda/driver"
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/cpu"
-	"sppo/vm/probe"
-	"sppo/vm/sim"
+	"sppo.dev/cuda/driver"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/probe"
+	"sppo.dev/vm/sim"
 )
 
 // builder writes a code by hand.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/ebitengine/purego"
 
-	"sppo/cuda/library"
-	"sppo/cuda/nvtx"
+	"sppo.dev/cuda/library"
+	"sppo.dev/cuda/nvtx"
 )
 
 // fake is the stand-in driver, built once and found by the search path like a real one.

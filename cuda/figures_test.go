@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/probe"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/probe"
 )
 
 // figure is a line of what TestGPUFigures writes: bench/gpu makes its report of them.

@@ -6,10 +6,10 @@ import (
 	"slices"
 	"testing"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/cpu"
-	"sppo/vm/vmtest"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/vmtest"
 )
 
 // The tests of this file want a GPU. They are what `make gpu-check` runs, from a binary that needs no Go there.

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 
-	"sppo/cuda/driver"
-	"sppo/ir"
+	"sppo.dev/cuda/driver"
+	"sppo.dev/ir"
 )
 
 // graphs replay sections: the first time that one is issued its calls are captured instead of made, and from then on the

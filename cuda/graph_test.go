@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // alone is a program of one rank that takes its tokens over the host, on four streams; no instruction of it is a kernel.

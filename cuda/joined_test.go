@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"slices"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/probe"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/probe"
 )
 
 // memoryBound are kernels that are as fast as memory beside those that every device is probed with.

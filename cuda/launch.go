@@ -14,9 +14,9 @@ import (
 	"strings"
 	"sync"
 
-	"sppo/cuda/driver"
-	"sppo/cuda/kernels"
-	"sppo/cuda/nvrtc"
+	"sppo.dev/cuda/driver"
+	"sppo.dev/cuda/kernels"
+	"sppo.dev/cuda/nvrtc"
 )
 
 // codeSource gives the machine code of a kernel source for an architecture.

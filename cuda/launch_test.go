@@ -6,8 +6,8 @@ import (
 	"os"
 	"testing"
 
-	"sppo/cuda/library"
-	"sppo/cuda/nvrtc"
+	"sppo.dev/cuda/library"
+	"sppo.dev/cuda/nvrtc"
 )
 
 func TestArchitecture(t *testing.T) {

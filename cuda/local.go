@@ -6,9 +6,9 @@ import (
 	"slices"
 	"sync"
 
-	"sppo/cuda/driver"
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/cuda/driver"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // meetings is where ranks of one process meet. A rank that issues a message or a collective waits on the host until its

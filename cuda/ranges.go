@@ -3,8 +3,8 @@ package cuda
 import (
 	"fmt"
 
-	"sppo/cuda/nvtx"
-	"sppo/ir"
+	"sppo.dev/cuda/nvtx"
+	"sppo.dev/ir"
 )
 
 // ranges tell a profiler what a rank is issuing: the section, and inside it the task and layer that the compute stream is at, in

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // A profiler hears of each section, inside it of every task and layer that the compute stream comes to, in that order, and every

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"strings"
 
-	"sppo/cuda/cublas"
-	"sppo/cuda/driver"
-	"sppo/cuda/library"
-	"sppo/cuda/nccl"
-	"sppo/cuda/nvrtc"
-	"sppo/ir"
+	"sppo.dev/cuda/cublas"
+	"sppo.dev/cuda/driver"
+	"sppo.dev/cuda/library"
+	"sppo.dev/cuda/nccl"
+	"sppo.dev/cuda/nvrtc"
+	"sppo.dev/ir"
 )
 
 // Report says in lines of text what was found to run on: libraries with their versions and places, GPUs, and of what is

@@ -3,9 +3,9 @@ package cuda
 import (
 	"time"
 
-	"sppo/cuda/driver"
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/cuda/driver"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // spanEvents times instructions: one event before and one behind each, read when the section is joined. Times are the

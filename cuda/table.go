@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 
-	"sppo/cuda/cublas"
-	"sppo/cuda/driver"
-	"sppo/cuda/kernels"
-	"sppo/cuda/nvrtc"
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/cuda/cublas"
+	"sppo.dev/cuda/driver"
+	"sppo.dev/cuda/kernels"
+	"sppo.dev/cuda/nvrtc"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // sumSource is where the kernels stand by which ranks meet; no opcode's row names them.

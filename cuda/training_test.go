@@ -11,13 +11,13 @@ import (
 	"testing"
 	"time"
 
-	"sppo/codegen"
-	"sppo/examples"
-	"sppo/ir"
-	"sppo/lang"
-	"sppo/passes"
-	"sppo/vm"
-	"sppo/vm/cpu"
+	"sppo.dev/codegen"
+	"sppo.dev/examples"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/passes"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
 )
 
 const trainingSpec = `

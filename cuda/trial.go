@@ -5,9 +5,9 @@ import (
 	"math"
 	"time"
 
-	"sppo/cuda/kernels"
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/cuda/kernels"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // Kernels that are for one architecture alone are tried before they are trusted: attention on a small shape, forward and

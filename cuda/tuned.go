@@ -9,8 +9,8 @@ import (
 	"slices"
 	"time"
 
-	"sppo/cuda/kernels"
-	"sppo/ir"
+	"sppo.dev/cuda/kernels"
+	"sppo.dev/ir"
 )
 
 // tuned keeps what was found to be the fastest on a card, beside the compiled kernels: a small file for each choice, whose name

@@ -5,10 +5,10 @@ import (
 	"path/filepath"
 	"testing"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/cpu"
-	"sppo/vm/probe"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/probe"
 )
 
 // What was timed is kept for the next process, by what it depends on; what is damaged is timed again.

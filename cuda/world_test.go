@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"sppo/vm"
-	"sppo/vm/cpu"
-	"sppo/vm/vmtest"
-	"sppo/vm/world"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/vmtest"
+	"sppo.dev/vm/world"
 )
 
 // asProcess makes the test binary one of several processes of a job. Its value is the folder of the stand-ins.

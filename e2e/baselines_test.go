@@ -5,7 +5,7 @@ import (
 	"regexp"
 	"testing"
 
-	"sppo/passes"
+	"sppo.dev/passes"
 )
 
 // TestBaselines: the systems that one compares with are schedules like others, and train what the plain program trains.

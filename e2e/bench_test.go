@@ -11,12 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"sppo/examples"
-	"sppo/ir"
-	"sppo/lang"
-	"sppo/vm"
-	"sppo/vm/cpu/simd"
-	"sppo/vm/sim"
+	"sppo.dev/examples"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu/simd"
+	"sppo.dev/vm/sim"
 )
 
 // gpt is a model for the benchmark of training.

@@ -9,12 +9,12 @@ import (
 	"testing"
 	"time"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/cpu"
-	"sppo/vm/cpu/simd"
-	"sppo/vm/probe"
-	"sppo/vm/sim"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/cpu/simd"
+	"sppo.dev/vm/probe"
+	"sppo.dev/vm/sim"
 )
 
 // calibrated are plans of one model that BenchmarkCalibration runs and simulates: pipelines, subsequences, offload,

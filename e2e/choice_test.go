@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // TestChosenToFit gives devices less memory than a case needs, and leaves it to the passes what stays, what goes to the host and

@@ -7,11 +7,11 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/passes"
-	"sppo/vm"
-	"sppo/vm/sim"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
+	"sppo.dev/vm"
+	"sppo.dev/vm/sim"
 )
 
 // checkSame demands that two runs agree to the last bit in losses, norms, gradients and final weights.

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"sppo/codegen"
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/codegen"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // TestWhenCopiesGo: how long copies out may lag and how early copies back are issued changes no bit, whatever the order of

@@ -4,9 +4,9 @@ import (
 	"path/filepath"
 	"testing"
 
-	"sppo/cuda"
-	"sppo/vm"
-	"sppo/vm/cpu"
+	"sppo.dev/cuda"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
 )
 
 // The tests whose names begin with TestGPU want a GPU. They are what `make gpu-check` runs, from a binary that needs no Go

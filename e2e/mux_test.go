@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // muxCases are pipelines of several sizes that share tasks, with every other setting that these meet.

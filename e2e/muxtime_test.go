@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"sppo/ir"
-	"sppo/passes"
-	"sppo/vm"
-	"sppo/vm/sim"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
+	"sppo.dev/vm"
+	"sppo.dev/vm/sim"
 )
 
 // workCluster makes time of floating-point operations alone: nothing else takes any to speak of.

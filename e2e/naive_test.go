@@ -5,9 +5,9 @@ import (
 	"math"
 	"testing"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/vmtest/naive"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/vmtest/naive"
 )
 
 // yardstick is how far the plain program may be from the maths in float64.

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"sppo/ir"
-	"sppo/lang"
-	"sppo/passes"
-	"sppo/vm"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/passes"
+	"sppo.dev/vm"
 )
 
 // TestRandomSpecs draws models and schedules at random, odd sizes and all, where the covering set has a tiny model and

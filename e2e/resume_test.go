@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // TestResume is E6: a run that stops at a checkpoint and goes on in a fresh job is equal, to the last bit, to one that

@@ -6,14 +6,14 @@ import (
 	"sync"
 	"testing"
 
-	"sppo/codegen"
-	"sppo/examples"
-	"sppo/ir"
-	"sppo/lang"
-	"sppo/passes"
-	"sppo/vm"
-	"sppo/vm/cpu"
-	"sppo/vm/cpu/simd"
+	"sppo.dev/codegen"
+	"sppo.dev/examples"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/passes"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/cpu/simd"
 )
 
 // compile takes a spec's text to a verified program.

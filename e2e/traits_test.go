@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"sppo/passes"
+	"sppo.dev/passes"
 )
 
 // trait is something that a spec at random can have: one that it asks for, or one that its plan shows. A choice that changes nothing,

@@ -8,11 +8,11 @@ import (
 	"testing"
 	"time"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/cpu"
-	"sppo/vm/vmtest"
-	"sppo/vm/world"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/vmtest"
+	"sppo.dev/vm/world"
 )
 
 // TestWorlds: a job whose ranks are in several processes is, to the last bit, the job in one, with collectives and messages of

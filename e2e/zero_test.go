@@ -3,7 +3,7 @@ package e2e
 import (
 	"testing"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // TestDividedParameters: where a step goes backward through each layer once, dividing optimizer state, gradients and weights

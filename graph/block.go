@@ -3,7 +3,7 @@ package graph
 import (
 	"slices"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Size is what the shapes of a task depend on.

@@ -3,7 +3,7 @@ package graph
 import (
 	"fmt"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // builder appends values and nodes to a block.

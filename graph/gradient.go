@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // gradient appends to the backward pass what carries the gradients of a node's results to its inputs. Rules are

@@ -6,7 +6,7 @@
 // nothing of stages, offload or addresses.
 package graph
 
-import "sppo/ir"
+import "sppo.dev/ir"
 
 // Rows says how the first dimension of a value follows from the subsequence.
 type Rows uint8

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir"
-	"sppo/ir/irtest"
-	"sppo/lang"
+	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
+	"sppo.dev/lang"
 )
 
 func (b *Block) text() string {

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"sync"
 
-	"sppo/ir"
-	"sppo/lang"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
 )
 
 // Groups of ranks that communicate, and their places in Program.Groups.

@@ -3,7 +3,7 @@ package graph
 import (
 	"math/bits"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Units is a set of units of a layer, by their numbers.

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strconv"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Attention in a ring. Rank k of t holds, of every subsequence, chunks k and 2t-1-k of 2t, and K and V of these alone. What its

@@ -3,7 +3,7 @@ package graph
 import (
 	"slices"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Attends says whether a node looks at K and V of earlier tokens.

@@ -7,8 +7,8 @@ import (
 	"runtime"
 	"testing"
 
-	"sppo/ir"
-	"sppo/ir/irtest"
+	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 )
 
 // layered is a program of 8 codes for 128 ranks; n is its subsequences.

@@ -8,8 +8,8 @@ import (
 	"reflect"
 	"testing"
 
-	"sppo/ir"
-	"sppo/ir/irtest"
+	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 )
 
 // preambleBytes are magic, version and hash of the table.

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
-	"sppo/ir"
-	"sppo/ir/irtest"
+	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 )
 
 // The verifier against another that is slow and plain: order as a relation between instructions, lives byte by byte.

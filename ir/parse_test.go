@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir"
-	"sppo/ir/irtest"
+	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 )
 
 // mistakes are edits of the small program that must not parse. The golden file is the message.

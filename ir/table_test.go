@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir"
-	"sppo/ir/irtest"
+	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 )
 
 var (

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir"
-	"sppo/ir/irtest"
+	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 )
 
 func TestRandomProgramsVerify(t *testing.T) {

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // TestAttentionWork counts the pairs that see each other one by one.

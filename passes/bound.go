@@ -5,10 +5,10 @@ import (
 	"slices"
 	"sync"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/ir/cost"
-	"sppo/lang"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
+	"sppo.dev/lang"
 )
 
 // Bounds that hold for every plan of a candidate, and for all candidates of which only the first dimensions are pinned.

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"sort"
 
-	"sppo/graph"
-	"sppo/ir"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
 )
 
 // The policies that weigh fates against each other: `offload = memory`, `offload = auto`, `recompute = auto`.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // most is the largest of the stages' bounds.

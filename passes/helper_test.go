@@ -12,8 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"sppo/examples"
-	"sppo/lang"
+	"sppo.dev/examples"
+	"sppo.dev/lang"
 )
 
 var update = flag.Bool("update", false, "rewrite golden files")

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"sppo/lang"
+	"sppo.dev/lang"
 )
 
 // WriteJSON writes the plan in a form that ReadJSON reads back exactly. Lists of plain values stand on few lines.

@@ -5,8 +5,8 @@ import (
 	"container/heap"
 	"math"
 
-	"sppo/graph"
-	"sppo/ir"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
 )
 
 // The search where nobody asks for time. Nothing is priced but what it takes to deal out layers, and what is taken next is what

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"slices"
 
-	"sppo/graph"
-	"sppo/ir"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
 )
 
 // lifespan lists what a layer leaves in memory, and for how long.

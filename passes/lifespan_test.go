@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 func names(p *Plan, t UnitType) []string {

@@ -3,8 +3,8 @@ package passes
 import (
 	"slices"
 
-	"sppo/graph"
-	"sppo/ir"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
 )
 
 // direction is one in which a block runs.

@@ -3,7 +3,7 @@ package passes
 import (
 	"testing"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // TestLongJobsFit: the largest jobs that ship fit with values that the solver has found for them, by the bound from above that

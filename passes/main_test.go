@@ -3,8 +3,8 @@ package passes_test
 import (
 	"testing"
 
-	"sppo/codegen"
-	"sppo/passes"
+	"sppo.dev/codegen"
+	"sppo.dev/passes"
 )
 
 // TestMain hands tests what places plans: codegen imports the package, whose own tests cannot import it.

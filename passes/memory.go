@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"sppo/graph"
-	"sppo/ir"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
 )
 
 // A bound on memory, for passes that choose among plans before anything is placed. It walks the tasks of a stage as codegen

@@ -3,8 +3,8 @@ package passes
 import (
 	"slices"
 
-	"sppo/graph"
-	"sppo/ir"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
 )
 
 // The end of a step, in the order of codegen: gradients are completed, parameter by parameter, over the ranks of a stage and then

@@ -3,8 +3,8 @@ package passes
 import (
 	"slices"
 
-	"sppo/graph"
-	"sppo/ir"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
 )
 
 // unmuxed is the plan with every task whole and on the rank that has its stage.

@@ -3,8 +3,8 @@ package passes
 import (
 	"slices"
 
-	"sppo/graph"
-	"sppo/ir"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
 )
 
 // loadsHeld are the loads of K and V on a rank's device, as codegen issues them and lets them go: those that come early, the one

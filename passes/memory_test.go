@@ -3,8 +3,8 @@ package passes
 import (
 	"testing"
 
-	"sppo/ir"
-	"sppo/ir/cost"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
 )
 
 // TestFootprintTerms: the terms are what they say, here of a job that offloads nothing, at its turn.

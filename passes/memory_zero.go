@@ -3,7 +3,7 @@ package passes
 import (
 	"slices"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Weights that are divided are whole where codegen has them so: those of the layer that is visited and of the next, and

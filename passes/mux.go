@@ -5,7 +5,7 @@ import (
 	"math/big"
 	"slices"
 
-	"sppo/lang"
+	"sppo.dev/lang"
 )
 
 // mux lets stages that idle at the start or the end of the pipeline take a part of the tasks of those that do not.

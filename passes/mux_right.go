@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"slices"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/ir/cost"
-	"sppo/lang"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
+	"sppo.dev/lang"
 )
 
 // The right part of mux: near the turn, in slot t = stage + subsequence >= N, the stages 0 .. t-N have nothing to forward

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"strings"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/ir/cost"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
 )
 
 // offload decides the fate of every type-1 unit.

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir"
-	"sppo/ir/cost"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
 )
 
 // TestChooseUnits draws units and shares at random: what goes is as near the target as half of a unit.

@@ -5,7 +5,7 @@ import (
 	"math"
 	"math/big"
 
-	"sppo/lang"
+	"sppo.dev/lang"
 )
 
 // partition cuts the sequence.

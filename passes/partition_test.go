@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"sppo/lang"
+	"sppo.dev/lang"
 )
 
 func gptOf(hidden int) lang.Model {

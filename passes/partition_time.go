@@ -1,9 +1,9 @@
 package passes
 
 import (
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/ir/cost"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
 )
 
 // taskTime predicts what a subsequence takes on the stage that needs longest for it, forward and backward together, as a

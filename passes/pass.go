@@ -6,9 +6,9 @@ import (
 	"slices"
 	"strings"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/lang"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
 )
 
 // Pass is one step from a requested spec to a program. Its Run refines the plan; Check states what the plan must

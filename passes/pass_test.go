@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/lang"
+	"sppo.dev/lang"
 )
 
 // TestPassesDocument keeps PASSES.md what the list says.

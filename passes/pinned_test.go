@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"sppo/examples"
-	"sppo/ir"
-	"sppo/lang"
+	"sppo.dev/examples"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
 )
 
 // pinnedValues are what a user may write for each key of a schedule, whether solve searches it or not.

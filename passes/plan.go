@@ -11,9 +11,9 @@ import (
 	"slices"
 	"strings"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/lang"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
 )
 
 // Plan holds every decision about a job. It is a plain value: passes refine it, JSON carries it, and a plan that

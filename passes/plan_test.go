@@ -13,8 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"sppo/ir"
-	"sppo/lang"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
 )
 
 // TestPlansOfSpecs writes the report and the JSON of every spec in testdata/plan.

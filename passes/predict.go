@@ -3,9 +3,9 @@ package passes
 import (
 	"math"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/ir/cost"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
 )
 
 // predict fills in what the plan leads to: time, throughput, capacities. The exact memory is codegen's to say.

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // pipelineOf is a plan with no more than what simulate looks at, and its costs: one layer a stage.

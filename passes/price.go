@@ -3,9 +3,9 @@ package passes
 import (
 	"sync"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/ir/cost"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
 )
 
 // pricer takes nodes of a block to time.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Report writes a plan for people: what will be done, how long it takes, how full each stage gets and where it does

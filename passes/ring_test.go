@@ -3,8 +3,8 @@ package passes
 import (
 	"testing"
 
-	"sppo/graph"
-	"sppo/lang"
+	"sppo.dev/graph"
+	"sppo.dev/lang"
 )
 
 // TestRing: the request is taken, a rank keeps between forward and backward what it keeps with weights divided, and heads that do not

@@ -1,8 +1,8 @@
 package passes
 
 import (
-	"sppo/graph"
-	"sppo/ir"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
 )
 
 // What a rank holds at least, whatever copies take: what bounds of candidates say of memory, and no node of the dataflow is priced

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 func TestScheduleOfOneSequence(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"sppo/ir"
-	"sppo/lang"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
 )
 
 // The search of solve: best first, over candidates of which ever more dimensions are pinned. What is taken next is what has

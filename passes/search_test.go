@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/examples"
-	"sppo/ir"
-	"sppo/lang"
+	"sppo.dev/examples"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
 )
 
 // parse reads a spec from text.

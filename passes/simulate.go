@@ -1,8 +1,8 @@
 package passes
 
 import (
-	"sppo/ir"
-	"sppo/ir/cost"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
 )
 
 // simulation runs the tasks of all stages against each other in virtual time, layer by layer, with copies to and from

@@ -1,8 +1,8 @@
 package passes
 
 import (
-	"sppo/ir"
-	"sppo/ir/cost"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
 )
 
 // simHost is what of a rank's hidden states, K and V waits on the host in layer order, and where K and V stream. Lists are by task

@@ -3,9 +3,9 @@ package passes
 import (
 	"slices"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/ir/cost"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
 )
 
 // Tasks that ranks share at the start of the pipeline, in virtual time: slots are run layer by layer by all ranks at once, as

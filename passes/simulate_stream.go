@@ -1,9 +1,9 @@
 package passes
 
 import (
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/ir/cost"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
 )
 
 // streamCosts are the durations of what streams.

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"sppo/graph"
-	"sppo/lang"
+	"sppo.dev/graph"
+	"sppo.dev/lang"
 )
 
 // Until predictions choose among sizes, `auto` is a plain value that this file states.

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"strings"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/lang"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
 )
 
 // dimension is a key of the schedule that solve searches where the request leaves it open. A candidate is a request in which

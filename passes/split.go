@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
-	"sppo/graph"
-	"sppo/lang"
+	"sppo.dev/graph"
+	"sppo.dev/lang"
 )
 
 // How the ranks of a stage share a layer.

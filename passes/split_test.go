@@ -4,9 +4,9 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/lang"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
 )
 
 // TestUlysses: the request is taken, weights and their gradients' sums are priced whole, and what a rank keeps between

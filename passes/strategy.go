@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"sppo/lang"
+	"sppo.dev/lang"
 )
 
 // strategy is an order of tasks that has a name.

@@ -11,8 +11,8 @@ import (
 	"testing"
 	"unicode"
 
-	"sppo/examples"
-	"sppo/lang"
+	"sppo.dev/examples"
+	"sppo.dev/lang"
 )
 
 // ordered is a plan with the tasks of a strategy, verified, and nothing else.

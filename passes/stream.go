@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"slices"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/lang"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
 )
 
 // K and V that do not stay on the device. A forward sends the rows that it makes to the host; attention of later subsequences

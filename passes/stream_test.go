@@ -3,7 +3,7 @@ package passes
 import (
 	"testing"
 
-	"sppo/graph"
+	"sppo.dev/graph"
 )
 
 // TestLoadQueue runs the tasks of a plan against its queue: every load comes in the order of need, none before its rows are on

@@ -5,10 +5,10 @@ import (
 	"slices"
 	"strconv"
 
-	"sppo/graph"
-	"sppo/ir"
-	"sppo/ir/cost"
-	"sppo/lang"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
+	"sppo.dev/lang"
 )
 
 // What ranks that hold the same matrix divide among themselves: ZeRO (Rajbhandari et al. 2020). Such ranks complete the

@@ -11,7 +11,7 @@ import (
 	"os"
 	"syscall"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // A checkpoint is the state of the training, not of the ranks: whole tensors, so that it does not depend on how a

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Crew is the processes of a job that has several. One leads: its job is used as if all ranks were in that process. The

@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // OpenData opens the data set of a run. Relative files start from dir.

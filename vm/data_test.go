@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir"
-	"sppo/vm/vmtest/naive"
+	"sppo.dev/ir"
+	"sppo.dev/vm/vmtest/naive"
 )
 
 // write makes files below a temporary folder.

@@ -3,7 +3,7 @@ package vm
 import (
 	"time"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Device owns the bytes and the time of one rank. The loop in vm.go tells it what to issue; what was issued runs in

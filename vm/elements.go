@@ -4,7 +4,7 @@ import (
 	"math"
 	"unsafe"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Float32s sees bytes as f32 values. The bytes must be aligned to 4.

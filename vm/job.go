@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Options of a job.

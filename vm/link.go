@@ -3,7 +3,7 @@ package vm
 import (
 	"errors"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Transport joins the ranks of a job. It has NCCL's semantics: an operation holds up its stream until its peers

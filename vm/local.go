@@ -7,7 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Local is the Transport between ranks of one process: messages are copies from the sender's memory to the

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // together runs f for every rank at once and returns their errors. It fails the test if they hang.

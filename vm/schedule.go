@@ -3,7 +3,7 @@ package vm
 import (
 	"math"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // learningRate is the rate of step t, counted from 1: a line up to LR over the warm-up, then constant, or half a

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Tensor gathers a whole tensor from the rectangles that ranks hold, row by row, and its shape. With f32 weights,

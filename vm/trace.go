@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Span is one executed instruction. Times are since the section began: real ones, or the simulator's.

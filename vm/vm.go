@@ -21,7 +21,7 @@ package vm
 import (
 	"fmt"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // run issues one section of a rank's code and waits for its end. It decides nothing but the method to call: which

@@ -3,7 +3,7 @@ package vm
 import (
 	"cmp"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Wires join ranks of this process to ranks of others. Local makes of them what programs ask for.

@@ -20,7 +20,7 @@ import (
 	"strings"
 	"time"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 func main() {

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // left is what check.sh leaves on a card that does well.

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
-	"sppo/examples"
-	"sppo/lang"
+	"sppo.dev/examples"
+	"sppo.dev/lang"
 )
 
 // row is a line of the paper's table of configurations. What SPPO and Megatron have there, SP, PP and N, stands in the spec

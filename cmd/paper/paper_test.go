@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir/irtest"
+	"sppo.dev/ir/irtest"
 )
 
 func TestMain(m *testing.M) {

@@ -7,11 +7,11 @@ import (
 	"regexp"
 	"strings"
 
-	"sppo/cmd/internal/cli"
-	"sppo/ir"
-	"sppo/lang"
-	"sppo/passes"
-	"sppo/vm/sim"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/passes"
+	"sppo.dev/vm/sim"
 )
 
 // outcome is what a simulated step shows.

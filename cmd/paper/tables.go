@@ -5,10 +5,10 @@ import (
 	"slices"
 	"strings"
 
-	"sppo/examples"
-	"sppo/ir"
-	"sppo/lang"
-	"sppo/passes"
+	"sppo.dev/examples"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/passes"
 )
 
 // table is rows of cells under a head, in Markdown.

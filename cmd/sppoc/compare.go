@@ -16,11 +16,11 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo/cmd/internal/cli"
-	"sppo/ir"
-	"sppo/lang"
-	"sppo/passes"
-	"sppo/vm/sim"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/passes"
+	"sppo.dev/vm/sim"
 )
 
 func compareJobs(flags *pflag.FlagSet) cli.Action {

@@ -12,10 +12,10 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo/cmd/internal/cli"
-	"sppo/codegen"
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/codegen"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 func diff(flags *pflag.FlagSet) cli.Action {

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"io"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // What dump --format json writes: names instead of indexes, addresses instead of offsets in buffers.

@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/cmd/internal/cli"
-	"sppo/codegen"
-	"sppo/passes"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/codegen"
+	"sppo.dev/passes"
 )
 
 const examplesReport = "../../examples/REPORT.md"

@@ -3,8 +3,8 @@ package main
 import (
 	"fmt"
 
-	"sppo/cmd/internal/cli"
-	"sppo/passes"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/passes"
 )
 
 // mostGPUs bounds the search for enough of them.

@@ -6,10 +6,10 @@ import (
 	"slices"
 	"strings"
 
-	"sppo/cmd/internal/cli"
-	"sppo/ir"
-	"sppo/lang"
-	"sppo/passes"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/passes"
 )
 
 // maxAdvice is how many ways out are shown.

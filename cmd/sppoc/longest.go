@@ -3,8 +3,8 @@ package main
 import (
 	"fmt"
 
-	"sppo/cmd/internal/cli"
-	"sppo/passes"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/passes"
 )
 
 // searchedGrid is what lengths are multiples of where the number of subsequences is searched, too: whatever divides it does.

@@ -4,7 +4,7 @@ import (
 	"flag"
 	"testing"
 
-	"sppo/cmd/internal/clitest"
+	"sppo.dev/cmd/internal/clitest"
 )
 
 var update = flag.Bool("update", false, "rewrite the transcripts")

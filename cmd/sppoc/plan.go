@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo/cmd/internal/cli"
-	"sppo/passes"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/passes"
 )
 
 // passFlags choose what of the passes runs.

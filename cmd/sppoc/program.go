@@ -11,9 +11,9 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo/cmd/internal/cli"
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 func build(flags *pflag.FlagSet) cli.Action {

@@ -10,10 +10,10 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo/cmd/internal/cli"
-	"sppo/ir"
-	"sppo/lang"
-	"sppo/passes"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/passes"
 )
 
 func check(flags *pflag.FlagSet) cli.Action {

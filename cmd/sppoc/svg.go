@@ -9,9 +9,9 @@ import (
 	"regexp"
 	"strings"
 
-	"sppo/cmd/internal/cli"
-	"sppo/ir"
-	"sppo/vm/sim"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
+	"sppo.dev/vm/sim"
 )
 
 // Measures of a figure, in pixels.

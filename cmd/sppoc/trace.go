@@ -9,10 +9,10 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo/cmd/internal/cli"
-	"sppo/cmd/internal/trace"
-	"sppo/ir"
-	"sppo/vm/sim"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/cmd/internal/trace"
+	"sppo.dev/ir"
+	"sppo.dev/vm/sim"
 )
 
 // mostSpans is how many instructions a trace has before it is cut down to one rank of each stage: beyond,

@@ -7,8 +7,8 @@ import (
 	"os"
 	"testing"
 
-	"sppo/cmd/internal/cli"
-	"sppo/ir"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
 )
 
 // The trace is what viewers read: slices of a thread one after another, an end for every arrow, and all that takes time.

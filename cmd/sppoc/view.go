@@ -17,10 +17,10 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo/cmd/internal/cli"
-	"sppo/cmd/internal/trace"
-	"sppo/ir"
-	"sppo/vm/sim"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/cmd/internal/trace"
+	"sppo.dev/ir"
+	"sppo.dev/vm/sim"
 )
 
 // The page is one file: its parts are put together here, with the data in it. It asks nothing of a network.

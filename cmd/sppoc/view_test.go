@@ -14,10 +14,10 @@ import (
 	"testing"
 	"time"
 
-	"sppo/cmd/internal/cli"
-	"sppo/cmd/internal/trace"
-	"sppo/ir"
-	"sppo/vm/sim"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/cmd/internal/trace"
+	"sppo.dev/ir"
+	"sppo.dev/vm/sim"
 )
 
 // viewOf writes a page of the tiny job.

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"time"
 
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // bubbleMeter measures how much of the steps the ranks' compute streams stand idle. Each process measures its own ranks; that

@@ -6,9 +6,9 @@ import (
 	"strconv"
 	"strings"
 
-	"sppo/ir"
-	"sppo/lang"
-	"sppo/vm/probe"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/vm/probe"
 )
 
 // clusterText is a cluster file of measured figures, in the one style, each with where it comes from.

@@ -5,12 +5,12 @@ import (
 	"os"
 	"runtime"
 
-	"sppo/cuda"
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/cpu"
-	"sppo/vm/cpu/simd"
-	"sppo/vm/world"
+	"sppo.dev/cuda"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/cpu/simd"
+	"sppo.dev/vm/world"
 )
 
 // computer is what computes: where the devices of ranks come from, and how they meet.

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/cmd/internal/cli"
-	"sppo/cuda"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/cuda"
 )
 
 // Where there is no GPU, devices and run say what is missing and how to get it; devices is not a failure.

@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo/cmd/internal/cli"
-	"sppo/cuda"
-	"sppo/vm/cpu/simd"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/cuda"
+	"sppo.dev/vm/cpu/simd"
 )
 
 func devices(*pflag.FlagSet) cli.Action {

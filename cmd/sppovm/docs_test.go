@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/cmd/internal/cli"
-	"sppo/ir"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
 )
 
 // README.md shows a run. Its words are those of today and its losses are near; what is time differs from run to run. With -update it is this run.

@@ -15,9 +15,9 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo/cmd/internal/cli"
-	"sppo/ir"
-	"sppo/vm/world"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
+	"sppo.dev/vm/world"
 )
 
 // launch is how the processes of a job were started, as one of them finds it.

@@ -23,7 +23,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo/cmd/internal/cli"
+	"sppo.dev/cmd/internal/cli"
 )
 
 func main() {

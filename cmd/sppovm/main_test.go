@@ -18,8 +18,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"sppo/cmd/internal/cli"
-	"sppo/cmd/internal/clitest"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/cmd/internal/clitest"
 )
 
 var update = flag.Bool("update", false, "rewrite the transcripts")

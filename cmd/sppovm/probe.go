@@ -10,14 +10,14 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo/cmd/internal/cli"
-	"sppo/cuda"
-	"sppo/examples"
-	"sppo/ir"
-	"sppo/lang"
-	"sppo/vm"
-	"sppo/vm/cpu"
-	"sppo/vm/probe"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/cuda"
+	"sppo.dev/examples"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/probe"
 )
 
 // probeFlags are what probe is asked for.

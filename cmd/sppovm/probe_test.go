@@ -10,11 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/cmd/internal/cli"
-	"sppo/examples"
-	"sppo/ir"
-	"sppo/lang"
-	"sppo/vm/probe"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/examples"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/vm/probe"
 )
 
 // smallest is a scale of which all is measured in moments.

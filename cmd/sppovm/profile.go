@@ -6,10 +6,10 @@ import (
 	"io"
 	"slices"
 
-	"sppo/cmd/internal/cli"
-	"sppo/cmd/internal/trace"
-	"sppo/ir"
-	"sppo/vm/sim"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/cmd/internal/trace"
+	"sppo.dev/ir"
+	"sppo.dev/vm/sim"
 )
 
 // writeProfile writes the last step's timeline, and says how it compares with the simulator's.

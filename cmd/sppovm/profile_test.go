@@ -5,12 +5,12 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/cmd/internal/cli"
-	"sppo/cmd/internal/trace"
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/cpu"
-	"sppo/vm/sim"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/cmd/internal/trace"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/sim"
 )
 
 // readProfile reads what a run of a spec has written.

@@ -8,9 +8,9 @@ import (
 	"os"
 	"time"
 
-	"sppo/cmd/internal/cli"
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // progress shows a run: to a person on text, to a program on json.

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"sppo/vm"
+	"sppo.dev/vm"
 )
 
 // On a terminal the step's line is written over, and ended before a line that stays.

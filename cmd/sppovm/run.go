@@ -9,12 +9,12 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo/cmd/internal/cli"
-	"sppo/ir"
-	"sppo/lang"
-	"sppo/vm"
-	"sppo/vm/cpu/simd"
-	"sppo/vm/world"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu/simd"
+	"sppo.dev/vm/world"
 )
 
 // runFlags are what run is asked for.

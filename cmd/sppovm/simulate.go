@@ -8,10 +8,10 @@ import (
 	"strconv"
 	"strings"
 
-	"sppo/cmd/internal/cli"
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/sim"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/sim"
 )
 
 // simFlags are what a simulated run may be asked for besides.

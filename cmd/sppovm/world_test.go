@@ -20,8 +20,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 
-	"sppo/cmd/internal/cli"
-	"sppo/vm/vmtest"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/vm/vmtest"
 )
 
 // process is one of several that run a job.

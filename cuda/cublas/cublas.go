@@ -16,7 +16,7 @@ import (
 
 	"github.com/ebitengine/purego"
 
-	"sppo/cuda/library"
+	"sppo.dev/cuda/library"
 )
 
 // Wanted says where the library may be found.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/ebitengine/purego"
 
-	"sppo/cuda/library"
+	"sppo.dev/cuda/library"
 )
 
 // Wanted says where the driver may be found. It comes with the kernel module, never with a toolkit.

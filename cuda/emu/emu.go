@@ -26,7 +26,7 @@ import (
 
 	"github.com/ebitengine/purego"
 
-	"sppo/cuda/kernels"
+	"sppo.dev/cuda/kernels"
 )
 
 //go:embed cuemu.h

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/cuda/kernels"
-	"sppo/cuda/library"
-	"sppo/cuda/nvrtc"
+	"sppo.dev/cuda/kernels"
+	"sppo.dev/cuda/library"
+	"sppo.dev/cuda/nvrtc"
 )
 
 // archs are those that the kernels must compile for, as far as the compiler found knows them. Those with a letter are for

@@ -12,10 +12,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sppo/cuda/emu"
-	"sppo/cuda/kernels"
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/cuda/emu"
+	"sppo.dev/cuda/kernels"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // emulator compiles the kernels once, into the user's cache.

@@ -1,6 +1,6 @@
 package kernels
 
-import "sppo/ir"
+import "sppo.dev/ir"
 
 // Instructions that follow each other on a stream may be launched as one, which reads from memory once what they share.
 // Results are those of the instructions alone, to the last bit: a tensor that is handed on is rounded as it is stored, and

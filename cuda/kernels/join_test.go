@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"sppo/cuda/kernels"
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/cuda/kernels"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // listing is a program of several instructions on the compute stream.

@@ -24,7 +24,7 @@ import (
 	"path"
 	"slices"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 //go:embed *.cu *.cuh

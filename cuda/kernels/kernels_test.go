@@ -3,10 +3,10 @@ package kernels_test
 import (
 	"testing"
 
-	"sppo/cuda/kernels"
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/vmtest"
+	"sppo.dev/cuda/kernels"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/vmtest"
 )
 
 // Every kernel opcode keeps the suite that every device keeps: the kernels' own sources, compiled for the CPU. Run again

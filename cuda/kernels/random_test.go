@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"sppo/cuda/kernels"
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/cpu"
-	"sppo/vm/vmtest/naive"
+	"sppo.dev/cuda/kernels"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/vmtest/naive"
 )
 
 // TestRandom compares every kernel with the cpu device's on random values and shapes, which the rows of the opcode table

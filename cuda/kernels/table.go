@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"math"
 
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // table says for every kernel opcode where its kernels stand and how an instruction launches them.

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strconv"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // tensorDims are the head widths that attention_tensor.cu serves, in bf16.

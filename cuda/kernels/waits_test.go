@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/cuda/emu"
-	"sppo/cuda/kernels"
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/cuda/emu"
+	"sppo.dev/cuda/kernels"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // Where the copy engine brings tiles, each wait that is left out shows in some order of lanes, warps and copies.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/ebitengine/purego"
 
-	"sppo/cuda/library"
+	"sppo.dev/cuda/library"
 )
 
 // Wanted says where the compiler may be found.

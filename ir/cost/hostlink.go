@@ -4,7 +4,7 @@ import (
 	"slices"
 	"sort"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Way is a direction of copies between a device and its host.

@@ -4,7 +4,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Copies of both ways at once: side by side on a full-duplex machine, in turns on a half-duplex one.

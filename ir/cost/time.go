@@ -12,7 +12,7 @@ import (
 	"math"
 	"slices"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Model prices work on a machine for a job.

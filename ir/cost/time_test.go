@@ -4,7 +4,7 @@ import (
 	"math"
 	"testing"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // machine has round figures.

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Size is the extent of a layered program.

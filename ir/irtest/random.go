@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Random is a valid program of about n instructions: a few stages, some ranks to each, every opcode of the table, all

@@ -4,8 +4,8 @@ import (
 	"reflect"
 	"testing"
 
-	"sppo/ir"
-	"sppo/ir/irtest"
+	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 )
 
 func TestRandomProgramsCoverTheTable(t *testing.T) {

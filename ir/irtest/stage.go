@@ -3,7 +3,7 @@ package irtest
 import (
 	"fmt"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // stage grows the code of one stage and keeps its accesses ordered.

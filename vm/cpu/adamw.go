@@ -1,8 +1,8 @@
 package cpu
 
 import (
-	"sppo/vm"
-	"sppo/vm/cpu/simd"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu/simd"
 )
 
 func adamW(b *binder) func() {

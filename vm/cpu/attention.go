@@ -1,6 +1,6 @@
 package cpu
 
-import "sppo/vm/cpu/simd"
+import "sppo.dev/vm/cpu/simd"
 
 // attentionPart is what an instruction does for some of its queries, whose rows begin at one.
 type attentionPart struct {

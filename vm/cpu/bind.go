@@ -4,9 +4,9 @@ import (
 	"errors"
 	"fmt"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/cpu/simd"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu/simd"
 )
 
 // bound is an instruction ready to execute: everything that the program says about it has been looked up.

@@ -23,9 +23,9 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/cpu/simd"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu/simd"
 )
 
 // Device is one rank on this computer's processors. Streams are goroutines, so a missing event is a real race.

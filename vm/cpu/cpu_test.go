@@ -4,10 +4,10 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/cpu/simd"
-	"sppo/vm/vmtest"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu/simd"
+	"sppo.dev/vm/vmtest"
 )
 
 func TestEveryOpcodeHasItsKernel(t *testing.T) {

@@ -3,9 +3,9 @@ package cpu
 import (
 	"math"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/cpu/simd"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu/simd"
 )
 
 // each binds a kernel that works element by element on operands of one shape.

@@ -1,6 +1,6 @@
 package cpu
 
-import "sppo/vm/cpu/simd"
+import "sppo.dev/vm/cpu/simd"
 
 func embed(b *binder) func() {
 	y, tokens, table := b.bytes("y"), b.ints("tokens"), b.bytes("table")

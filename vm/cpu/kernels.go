@@ -1,6 +1,6 @@
 package cpu
 
-import "sppo/ir"
+import "sppo.dev/ir"
 
 // kernels binds the opcodes that compute, actions those that move bytes, meet other ranks or read the data set.
 // Together they hold every opcode but record and wait, which are the stream's own.

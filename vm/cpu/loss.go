@@ -3,8 +3,8 @@ package cpu
 import (
 	"math"
 
-	"sppo/vm"
-	"sppo/vm/cpu/simd"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu/simd"
 )
 
 func crossEntropyStats(b *binder) func() {

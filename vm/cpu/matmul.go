@@ -1,6 +1,6 @@
 package cpu
 
-import "sppo/vm/cpu/simd"
+import "sppo.dev/vm/cpu/simd"
 
 func matmul(b *binder) func() {
 	c, x, y, bias := b.mat("c"), b.mat("a"), b.mat("b"), b.vector("bias")

@@ -3,8 +3,8 @@ package cpu
 import (
 	"errors"
 
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // Opcodes that compute nothing: tokens, copies, messages, collectives.

@@ -1,7 +1,7 @@
 package cpu
 
 import (
-	"sppo/vm/cpu/simd"
+	"sppo.dev/vm/cpu/simd"
 )
 
 func layerNorm(b *binder) func() {

@@ -4,9 +4,9 @@ import (
 	"context"
 	"testing"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/cpu/simd"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu/simd"
 )
 
 // overheadProgram fills one element over and over, on one stream, or on two that hand an event to and fro.

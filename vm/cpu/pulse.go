@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sppo/vm/cpu/simd"
+	"sppo.dev/vm/cpu/simd"
 )
 
 // pulseSide is the side of the products that a pulse is of: operands and result stay in a core's own cache.

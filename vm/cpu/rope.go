@@ -3,7 +3,7 @@ package cpu
 import (
 	"math"
 
-	"sppo/vm/cpu/simd"
+	"sppo.dev/vm/cpu/simd"
 )
 
 // ropeKey tells tables apart; a table is shared by all instructions of a device that turn by the same angles.

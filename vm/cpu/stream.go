@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // stream is a goroutine that executes what is issued to it, in order. The queue holds a whole section, so issuing never

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"sppo/vm"
+	"sppo.dev/vm"
 )
 
 // What others do on a computer is not its figure: a virtual machine loses a third of a core's speed as soon as somebody else runs

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"sppo/vm"
-	"sppo/vm/probe"
+	"sppo.dev/vm"
+	"sppo.dev/vm/probe"
 )
 
 // What counts is chosen by pulses alone: the third with the fastest, and those as fast as its last.

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"slices"
 
-	"sppo/ir"
-	"sppo/ir/cost"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
 )
 
 // Facts are what cannot be measured.

@@ -4,8 +4,8 @@ import (
 	"math"
 	"testing"
 
-	"sppo/ir"
-	"sppo/ir/cost"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
 )
 
 // A computer is what figures are worked out of: its measurements are the cost model's prices, but for what only shows in a layer, or

@@ -3,7 +3,7 @@ package probe
 import (
 	"fmt"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Matmul is a product c[m,n] = a[m,k] b[k,n], all of one type. Its operands lie in a cache: what reading them from memory takes, if

@@ -18,8 +18,8 @@ import (
 	"fmt"
 	"time"
 
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // Bench is where items are measured.

@@ -5,12 +5,12 @@ import (
 	"testing"
 	"time"
 
-	"sppo/ir"
-	"sppo/ir/cost"
-	"sppo/vm"
-	"sppo/vm/cpu"
-	"sppo/vm/probe"
-	"sppo/vm/sim"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/probe"
+	"sppo.dev/vm/sim"
 )
 
 // machine is one whose every figure differs from all others.

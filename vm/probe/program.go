@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Item is an instruction to measure. Its operands stand in the order of the opcode's row.

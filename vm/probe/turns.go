@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"sppo/vm"
+	"sppo.dev/vm"
 )
 
 // turns are the measurements that figures ask for, first to be listed, then to be answered. They take turns in several

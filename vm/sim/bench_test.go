@@ -3,9 +3,9 @@ package sim_test
 import (
 	"testing"
 
-	"sppo/ir"
-	"sppo/ir/irtest"
-	"sppo/vm/sim"
+	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
+	"sppo.dev/vm/sim"
 )
 
 func benchmark(b *testing.B, p *ir.Program, o sim.Options) {

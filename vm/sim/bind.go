@@ -5,9 +5,9 @@ import (
 	"math"
 	"slices"
 
-	"sppo/ir"
-	"sppo/ir/cost"
-	"sppo/vm"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
+	"sppo.dev/vm"
 )
 
 // kind is what a step does to the clocks.

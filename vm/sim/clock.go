@@ -1,8 +1,8 @@
 package sim
 
 import (
-	"sppo/ir"
-	"sppo/ir/cost"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
 )
 
 // clock is where a stream of a rank stands.

@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // Job is the ranks of a program as devices for a vm.Job. All of them run in one process, each behind its own

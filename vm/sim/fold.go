@@ -4,8 +4,8 @@ import (
 	"encoding/binary"
 	"math"
 
-	"sppo/ir"
-	"sppo/ir/cost"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
 )
 
 // fold puts ranks into classes of which one member is simulated for all: w.classes.

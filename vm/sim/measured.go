@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"slices"
 
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // Measured is the timeline of a section that a device ran, with the books of a simulation: who waited for whom follows

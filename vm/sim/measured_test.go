@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/sim"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/sim"
 )
 
 // A device that ran exactly as simulated gets the simulation's books. Its messages are measured from when its own stream

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"strings"
 
-	"sppo/ir"
-	"sppo/ir/cost"
-	"sppo/vm"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
+	"sppo.dev/vm"
 )
 
 // meeting is where the ranks of a message or a collective find each other. It begins when the last one has reached it

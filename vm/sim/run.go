@@ -3,7 +3,7 @@ package sim
 import (
 	"errors"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // Run runs a section of all ranks, each as far as it gets without others, and says what took how long.

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // machine makes figures of instructions readable: a d2d of n bytes takes n seconds, and so does a copy to or from the

@@ -4,7 +4,7 @@ import (
 	"container/heap"
 	"math"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // What ranks of a node share in time: processors, where ranks are threads of one computer, and copies to and from the host.

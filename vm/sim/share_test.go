@@ -6,10 +6,10 @@ import (
 	"math"
 	"testing"
 
-	"sppo/ir"
-	"sppo/ir/irtest"
-	"sppo/vm"
-	"sppo/vm/sim"
+	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
+	"sppo.dev/vm"
+	"sppo.dev/vm/sim"
 )
 
 // shared has ranks of a node share processors of that number.

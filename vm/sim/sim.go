@@ -26,9 +26,9 @@ import (
 	"fmt"
 	"math"
 
-	"sppo/ir"
-	"sppo/ir/cost"
-	"sppo/vm"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
+	"sppo.dev/vm"
 )
 
 // Options of a simulation.

@@ -13,14 +13,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"sppo/codegen"
-	"sppo/examples"
-	"sppo/ir"
-	"sppo/ir/irtest"
-	"sppo/lang"
-	"sppo/passes"
-	"sppo/vm"
-	"sppo/vm/sim"
+	"sppo.dev/codegen"
+	"sppo.dev/examples"
+	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
+	"sppo.dev/lang"
+	"sppo.dev/passes"
+	"sppo.dev/vm"
+	"sppo.dev/vm/sim"
 )
 
 func run(t testing.TB, p *ir.Program, o sim.Options) *sim.Timeline {

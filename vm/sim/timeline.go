@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"slices"
 
-	"sppo/ir"
-	"sppo/ir/cost"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
 )
 
 // Span is when an instruction began and ended. A message or collective begins when the last of its ranks is there; a

@@ -5,8 +5,8 @@ import (
 	"math"
 	"slices"
 
-	"sppo/ir"
-	"sppo/vm/vmtest/naive"
+	"sppo.dev/ir"
+	"sppo.dev/vm/vmtest/naive"
 )
 
 // attentionShapes hold a lone token, a prefix, several sequences, grouped heads, more tokens than a tile, blocks of

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"math"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/vmtest/naive"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/vmtest/naive"
 )
 
 // cases are the checks of every opcode, by round for f32 and bf16. Gradients are compared with the numerical

@@ -4,8 +4,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // Conformance runs every case on a device and returns a digest of each one's results by its name, so that two

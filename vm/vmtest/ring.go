@@ -3,8 +3,8 @@ package vmtest
 import (
 	"slices"
 
-	"sppo/ir"
-	"sppo/vm/vmtest/naive"
+	"sppo.dev/ir"
+	"sppo.dev/vm/vmtest/naive"
 )
 
 // ring is attention among members that each hold two chunks in zigzag order and a part of what is before them.

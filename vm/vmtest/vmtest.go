@@ -13,8 +13,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"sppo/ir"
-	"sppo/vm"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
 )
 
 // value is an operand: what goes in and what comes out.

@@ -9,7 +9,7 @@ import (
 	"net"
 	"sync"
 
-	"sppo/vm"
+	"sppo.dev/vm"
 )
 
 // A message of the control plane is

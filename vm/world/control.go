@@ -6,7 +6,7 @@ import (
 	"io"
 	"sync"
 
-	"sppo/vm"
+	"sppo.dev/vm"
 )
 
 // control is what waits between a process's connections and its job.

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"sppo/vm"
+	"sppo.dev/vm"
 )
 
 // Bytes go from one rank to another as frames:

@@ -21,7 +21,7 @@ import (
 	"sync"
 	"time"
 
-	"sppo/vm"
+	"sppo.dev/vm"
 )
 
 // Options of a world.

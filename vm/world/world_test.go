@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/vmtest"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/vmtest"
 )
 
 // within fails the test if f hangs.

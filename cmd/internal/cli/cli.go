@@ -22,7 +22,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo/lang"
+	"sppo.dev/lang"
 )
 
 // Env is what a command may touch of the outside.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo/lang"
+	"sppo.dev/lang"
 )
 
 // try runs an app of one command that ends with an error, or panics with it.

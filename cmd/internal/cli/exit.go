@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 
-	"sppo/lang"
+	"sppo.dev/lang"
 )
 
 // Exit codes.

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"strings"
 
-	"sppo/ir"
-	"sppo/passes"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
 )
 
 // Lack names the stage that lacks most.

@@ -11,11 +11,11 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"sppo/codegen"
-	"sppo/examples"
-	"sppo/ir"
-	"sppo/lang"
-	"sppo/passes"
+	"sppo.dev/codegen"
+	"sppo.dev/examples"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/passes"
 )
 
 // SetFlag is the flag that overrides keys of a spec.

@@ -5,7 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"sppo/ir"
+	"sppo.dev/ir"
 )
 
 // CheckOutput refuses a path that cannot be written to, before any work is done for it, and one that would replace what it is

@@ -27,8 +27,8 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/cmd/internal/cli"
-	"sppo/ir"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
 )
 
 // Run runs all transcripts of a folder, each in a fresh folder that begins with what is in base.

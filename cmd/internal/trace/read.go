@@ -10,8 +10,8 @@ import (
 	"os"
 	"slices"
 
-	"sppo/ir"
-	"sppo/vm/sim"
+	"sppo.dev/ir"
+	"sppo.dev/vm/sim"
 )
 
 // Is says whether a file is a trace by how it begins: plans are JSON, too.

@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"sppo/cmd/internal/cli"
-	"sppo/cmd/internal/trace"
-	"sppo/ir"
-	"sppo/vm/sim"
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/cmd/internal/trace"
+	"sppo.dev/ir"
+	"sppo.dev/vm/sim"
 )
 
 func open(t *testing.T, set ...string) *ir.Program {

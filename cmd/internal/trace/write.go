@@ -13,9 +13,9 @@ import (
 	"math"
 	"strconv"
 
-	"sppo/ir"
-	"sppo/vm"
-	"sppo/vm/sim"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/sim"
 )
 
 // writer writes trace events one by one: nothing of a trace's size is in memory.
