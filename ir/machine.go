@@ -10,23 +10,23 @@ type Machine struct {
 	Name                 string       `json:"name"`
 	Nodes                int          `json:"nodes"`
 	GPUsPerNode          int          `json:"gpus_per_node"`
-	DeviceMemory         int64        `json:"device_memory"`       // bytes a GPU offers to the arena
-	HostMemory           int64        `json:"host_memory"`         // bytes a node offers to all its ranks' host arenas
-	PeakBF16             float64      `json:"peak_bf16"`           // FLOP/s, dense
-	PeakF32              float64      `json:"peak_f32"`            // FLOP/s
-	MemoryBandwidth      float64      `json:"memory_bandwidth"`    // bytes/s of device memory
-	D2HBandwidth         float64      `json:"d2h_bandwidth"`       // bytes/s per GPU
-	H2DBandwidth         float64      `json:"h2d_bandwidth"`       // bytes/s per GPU
-	NodeCopyBandwidth    float64      `json:"node_copy_bandwidth"` // bytes/s that all GPUs of a node share, each way; 0: no shared limit
-	CopyDuplex           string       `json:"copy_duplex"`         // full | half: copies both ways at once, or one at a time
-	Parallelism          float64      `json:"parallelism"`         // processors that the ranks of a node share, whose rates the others are; 0: each has its own
-	SpreadEfficiency     float64      `json:"spread_efficiency"`   // share of the rate of several processors that a kernel reaches on them
-	NVLinkBandwidth      float64      `json:"nvlink_bandwidth"`    // bytes/s per GPU inside a node, each way
-	NetworkBandwidth     float64      `json:"network_bandwidth"`   // bytes/s per node, each way
-	NVLinkLatency        float64      `json:"nvlink_latency"`      // seconds
-	NetworkLatency       float64      `json:"network_latency"`     // seconds
-	KernelLatency        float64      `json:"kernel_latency"`      // seconds from one kernel of a stream to the next
-	MatmulEfficiency     []CurvePoint `json:"matmul_efficiency"`   // share of peak by rows; one point means constant
+	DeviceMemory         int64        `json:"device_memory"`          // bytes a GPU offers to the arena
+	HostMemory           int64        `json:"host_memory"`            // bytes a node offers to all its ranks' host arenas
+	PeakBF16             float64      `json:"peak_bf16"`              // FLOP/s, dense
+	PeakF32              float64      `json:"peak_f32"`               // FLOP/s
+	MemoryBandwidth      float64      `json:"memory_bandwidth"`       // bytes/s of device memory
+	D2HBandwidth         float64      `json:"d2h_bandwidth"`          // bytes/s per GPU
+	H2DBandwidth         float64      `json:"h2d_bandwidth"`          // bytes/s per GPU
+	NodeCopyBandwidth    float64      `json:"node_copy_bandwidth"`    // bytes/s that all GPUs of a node share, each way; 0: no shared limit
+	CopyDuplex           string       `json:"copy_duplex"`            // full | half: copies both ways at once, or one at a time
+	Parallelism          float64      `json:"parallelism"`            // processors that the ranks of a node share, whose rates the others are; 0: each has its own
+	SpreadEfficiency     float64      `json:"spread_efficiency"`      // share of the rate of several processors that a kernel reaches on them
+	NVLinkBandwidth      float64      `json:"nvlink_bandwidth"`       // bytes/s per GPU inside a node, each way
+	NodeNetworkBandwidth float64      `json:"node_network_bandwidth"` // bytes/s per node, each way
+	NVLinkLatency        float64      `json:"nvlink_latency"`         // seconds
+	NetworkLatency       float64      `json:"network_latency"`        // seconds
+	KernelLatency        float64      `json:"kernel_latency"`         // seconds from one kernel of a stream to the next
+	MatmulEfficiency     []CurvePoint `json:"matmul_efficiency"`      // share of peak by rows; one point means constant
 	AttentionEfficiency  []CurvePoint `json:"attention_efficiency"`
 	AttentionGradEff     []CurvePoint `json:"attention_grad_efficiency"`
 	CopyEfficiency       float64      `json:"copy_efficiency"`       // share of MemoryBandwidth that memory-bound kernels reach

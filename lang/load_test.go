@@ -111,7 +111,7 @@ func TestPaperTestbed(t *testing.T) {
 		}
 	}
 	near("bus rate in a node", c.NVLinkBandwidth*c.CollectiveEfficiency, 230e9)
-	near("bus rate across nodes", c.NetworkBandwidth*c.CollectiveEfficiency, 80e9)
+	near("bus rate across nodes", c.NodeNetworkBandwidth*c.CollectiveEfficiency, 80e9)
 	if s.Train.Sequence != 1024*1024 || s.Schedule.Subsequences.Count != 160 || s.Model.FFN != 4*4096 {
 		t.Errorf("%+v", s)
 	}

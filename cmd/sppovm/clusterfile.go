@@ -41,7 +41,7 @@ func clusterText(name, about string, f *probe.Figures) ([]byte, error) {
 	line("spread_efficiency", digits(m.SpreadEfficiency))
 	gap()
 	line("nvlink_bandwidth", quantity(m.NVLinkBandwidth, rateUnits))
-	line("network_bandwidth", quantity(m.NetworkBandwidth, rateUnits))
+	line("node_network_bandwidth", quantity(m.NodeNetworkBandwidth, rateUnits))
 	line("nvlink_latency", quantity(m.NVLinkLatency, timeUnits))
 	line("network_latency", quantity(m.NetworkLatency, timeUnits))
 	line("kernel_latency", quantity(m.KernelLatency, timeUnits))

@@ -206,7 +206,7 @@ func (c Model) wire(l Link) (rate, latency float64) {
 		return m.NVLinkBandwidth, m.NVLinkLatency
 	}
 	perNode := (l.Ranks + l.Nodes - 1) / l.Nodes
-	network := m.NetworkBandwidth * float64(min(perNode, c.ranksPerNode)) / float64(c.ranksPerNode)
+	network := m.NodeNetworkBandwidth * float64(min(perNode, c.ranksPerNode)) / float64(c.ranksPerNode)
 	if perNode > 1 {
 		network = min(network, m.NVLinkBandwidth)
 	}

@@ -12,7 +12,7 @@ var machine = ir.Machine{
 	Nodes: 2, GPUsPerNode: 4,
 	PeakBF16: 100e12, PeakF32: 10e12, MemoryBandwidth: 1e12, CopyEfficiency: 0.5,
 	D2HBandwidth: 10e9, H2DBandwidth: 20e9,
-	NVLinkBandwidth: 100e9, NetworkBandwidth: 40e9, CollectiveEfficiency: 0.5,
+	NVLinkBandwidth: 100e9, NodeNetworkBandwidth: 40e9, CollectiveEfficiency: 0.5,
 	NVLinkLatency: 1e-6, NetworkLatency: 10e-6, KernelLatency: 2e-6,
 	MatmulEfficiency:    []ir.CurvePoint{{100, 0.2}, {10000, 0.8}},
 	AttentionEfficiency: []ir.CurvePoint{{1, 0.5}}, AttentionGradEff: []ir.CurvePoint{{1, 0.25}},

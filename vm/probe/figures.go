@@ -393,7 +393,7 @@ func (p *prober) links() {
 		p.note("nvlink_latency", "messages of %s between two ranks, or a step of an all_gather of as much, by itself or behind kernels, whichever is longest", ir.Bytes(smallMessage))
 		p.note("collective_efficiency", "all_gather and reduce_scatter of %s among %d ranks", ir.Bytes(p.scale.Bytes), n)
 	}
-	m.NetworkBandwidth, m.NetworkLatency = m.NVLinkBandwidth, m.NVLinkLatency
-	p.note("network_bandwidth", "not measured: there is one node")
+	m.NodeNetworkBandwidth, m.NetworkLatency = m.NVLinkBandwidth, m.NVLinkLatency
+	p.note("node_network_bandwidth", "not measured: there is one node")
 	p.note("network_latency", "not measured: there is one node")
 }

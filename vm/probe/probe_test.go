@@ -17,7 +17,7 @@ import (
 var machine = ir.Machine{
 	Name: "made up", Nodes: 1, GPUsPerNode: 4, DeviceMemory: 80 << 30, HostMemory: 1 << 40, PeakBF16: 900e12, PeakF32: 60e12,
 	MemoryBandwidth: 3e12, D2HBandwidth: 50e9, H2DBandwidth: 40e9, NodeCopyBandwidth: 120e9, NVLinkBandwidth: 400e9,
-	NetworkBandwidth: 400e9, NVLinkLatency: 4e-6, NetworkLatency: 4e-6, KernelLatency: 6e-6,
+	NodeNetworkBandwidth: 400e9, NVLinkLatency: 4e-6, NetworkLatency: 4e-6, KernelLatency: 6e-6,
 	MatmulEfficiency:    []ir.CurvePoint{{128, 0.1}, {512, 0.3}, {1024, 0.45}, {2048, 0.55}, {4096, 0.65}},
 	AttentionEfficiency: []ir.CurvePoint{{128, 0.2}, {1024, 0.4}, {8192, 0.55}},
 	AttentionGradEff:    []ir.CurvePoint{{128, 0.1}, {1024, 0.3}, {8192, 0.5}},

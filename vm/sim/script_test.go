@@ -11,7 +11,7 @@ import (
 // host, a message, and the whole of a collective's operand on the ring.
 var machine = ir.Machine{
 	Nodes: 1, GPUsPerNode: 8, PeakF32: 2, PeakBF16: 4, MemoryBandwidth: 2, CopyEfficiency: 1,
-	D2HBandwidth: 1, H2DBandwidth: 1, NVLinkBandwidth: 1, NetworkBandwidth: 1, CollectiveEfficiency: 1,
+	D2HBandwidth: 1, H2DBandwidth: 1, NVLinkBandwidth: 1, NodeNetworkBandwidth: 1, CollectiveEfficiency: 1,
 }
 
 // script writes the step of one rank by hand. Each rank has a code of its own.
