@@ -78,10 +78,10 @@ func (e *emitter) op(op ir.Op, stream ir.Stream, args []ir.View, attrs ...ir.Att
 
 // vector is the view of a whole buffer as a vector.
 func vector(b uint32, d ir.DType, n int64) ir.View {
-	return ir.View{Buffer: b, DType: d, Shape: [ir.MaxDims]int32{int32(n)}}
+	return ir.View{Buffer: b, DType: d, Shape: [ir.MaxDims]int64{n}}
 }
 
 // matrix is the view of a whole buffer as a matrix.
 func matrix(b uint32, d ir.DType, rows, cols int64) ir.View {
-	return ir.View{Buffer: b, DType: d, Shape: [ir.MaxDims]int32{int32(rows), int32(cols)}}
+	return ir.View{Buffer: b, DType: d, Shape: [ir.MaxDims]int64{rows, cols}}
 }

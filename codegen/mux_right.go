@@ -139,12 +139,12 @@ func (s *stage) fresh(name string, v ir.View) ir.View {
 
 // planes stacks so many views of one shape, and takes one of them.
 func planes(v ir.View, n int) ir.View {
-	v.Offset, v.Shape = 0, [ir.MaxDims]int32{int32(n), v.Shape[0], v.Shape[1]}
+	v.Offset, v.Shape = 0, [ir.MaxDims]int64{int64(n), v.Shape[0], v.Shape[1]}
 	return v
 }
 
 func plane(v ir.View, i int) ir.View {
-	v.Shape = [ir.MaxDims]int32{v.Shape[1], v.Shape[2]}
+	v.Shape = [ir.MaxDims]int64{v.Shape[1], v.Shape[2]}
 	v.Offset += ir.Bytes(i) * v.Bytes()
 	return v
 }

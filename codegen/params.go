@@ -252,7 +252,7 @@ func (s *stage) rectangles(p *param, v ir.View) []rectangle {
 // rowsOf is a run of rows of a view, which may be a vector, whose rows are elements.
 func rowsOf(v ir.View, first, rows, cols int64) ir.View {
 	v.Offset += ir.Bytes(first*cols) * v.DType.Bytes()
-	v.Shape[0] = int32(rows)
+	v.Shape[0] = rows
 	return v
 }
 

@@ -197,7 +197,7 @@ func randomSection(rng *rand.Rand) ([]ir.Instr, []ir.Buffer) {
 }
 
 func view(buffer uint32, offset, size ir.Bytes) ir.View {
-	return ir.View{Buffer: buffer, Offset: offset, Shape: [ir.MaxDims]int32{int32(size)}, DType: ir.U8}
+	return ir.View{Buffer: buffer, Offset: offset, Shape: [ir.MaxDims]int64{int64(size)}, DType: ir.U8}
 }
 
 func copyInstr(op ir.Op, stream ir.Stream, y, x ir.View) ir.Instr {

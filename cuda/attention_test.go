@@ -49,11 +49,7 @@ func execute(t *testing.T, item probe.Item, device vm.Device, transport vm.Trans
 			in.Args = append(in.Args, ir.Absent())
 			continue
 		}
-		shape := make([]int32, len(item.Args[i].Shape))
-		for j, n := range item.Args[i].Shape {
-			shape[j] = int32(n)
-		}
-		in.Args = append(in.Args, b.buffer(a.Arena, item.Args[i].Type, shape...))
+		in.Args = append(in.Args, b.buffer(a.Arena, item.Args[i].Type, item.Args[i].Shape...))
 	}
 	for _, a := range ir.Ops[item.Op].Attrs {
 		in.Attrs = append(in.Attrs, ir.Int(int64(item.Attrs[a.Name])))

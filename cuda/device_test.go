@@ -23,7 +23,7 @@ import (
 type builder struct{ code ir.Code }
 
 // buffer places a new buffer behind the last of its arena.
-func (b *builder) buffer(arena ir.Arena, t ir.DType, shape ...int32) ir.View {
+func (b *builder) buffer(arena ir.Arena, t ir.DType, shape ...int64) ir.View {
 	v := ir.View{Buffer: uint32(len(b.code.Buffers)), DType: t}
 	copy(v.Shape[:], shape)
 	start := (b.code.Arenas[arena] + 63) &^ 63
@@ -51,7 +51,7 @@ const ranks = 4
 
 func meeting() *ir.Program {
 	b := &builder{}
-	view := func(t ir.DType, shape ...int32) ir.View { return b.buffer(ir.Device, t, shape...) }
+	view := func(t ir.DType, shape ...int64) ir.View { return b.buffer(ir.Device, t, shape...) }
 	group, next, prev := ir.Int(0), ir.ConstRef(0), ir.ConstRef(1)
 
 	tokens := view(ir.I32, 12)
@@ -80,11 +80,11 @@ func meeting() *ir.Program {
 		b.put(ir.Rotate, ir.Coll, []ir.View{view(t, 7, 3), part}, group)
 		sum := view(t, 333)
 		b.put(ir.AllReduce, ir.Coll, []ir.View{sum}, group)
-		for _, copies := range []int32{1, 2} {
+		for _, copies := range []int64{1, 2} {
 			wide, tall := view(t, 3, ranks/copies*5), view(t, 3*ranks, 5)
-			b.put(ir.AllToAll, ir.Coll, []ir.View{tall, wide}, group, ir.Int(int64(copies)), ir.Int(0))
+			b.put(ir.AllToAll, ir.Coll, []ir.View{tall, wide}, group, ir.Int(copies), ir.Int(0))
 			back := view(t, 3, ranks/copies*5)
-			b.put(ir.AllToAll, ir.Coll, []ir.View{back, tall}, group, ir.Int(int64(copies)), ir.Int(1))
+			b.put(ir.AllToAll, ir.Coll, []ir.View{back, tall}, group, ir.Int(copies), ir.Int(1))
 		}
 	}
 	return jobOf(b)
@@ -138,7 +138,7 @@ func (f *filled) Load(p *ir.Program, rank int, env *vm.Env) error {
 }
 
 func (f *filled) view(i int) ir.View {
-	return ir.View{Buffer: uint32(i), DType: ir.U8, Shape: [ir.MaxDims]int32{int32(f.code.Buffers[i].Size)}}
+	return ir.View{Buffer: uint32(i), DType: ir.U8, Shape: [ir.MaxDims]int64{int64(f.code.Buffers[i].Size)}}
 }
 
 func (f *filled) Begin(s ir.Section, round int64) error {

@@ -212,7 +212,7 @@ func (f *figures) plainCopies() error {
 		return err
 	}
 	b := &builder{}
-	v := b.buffer(ir.Device, ir.U8, int32(f.size.plain))
+	v := b.buffer(ir.Device, ir.U8, int64(f.size.plain))
 	b.put(ir.CopyD2D, ir.Compute, []ir.View{v, v})
 	b.code.Sections[ir.SectionStep] = nil
 	p := &ir.Program{Name: "plain copies", Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Lines: []string{""}}

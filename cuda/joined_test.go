@@ -39,11 +39,11 @@ type group struct {
 
 // groups are those that there are kernels for.
 func (f *figures) groups(t ir.DType) []group {
-	cols := int32(f.size.cols)
-	rows, eps := int32(max(f.size.bytes/int64(t.Bytes())/f.size.cols, 1)), ir.Float(1e-5)
-	norm := func(op ir.Op, statistics int32, vectors int) func(*builder) {
+	cols := f.size.cols
+	rows, eps := max(f.size.bytes/int64(t.Bytes())/f.size.cols, 1), ir.Float(1e-5)
+	norm := func(op ir.Op, statistics int64, vectors int) func(*builder) {
 		return func(b *builder) {
-			view := func(rows, cols int32) ir.View { return b.buffer(ir.Device, t, rows, cols) }
+			view := func(rows, cols int64) ir.View { return b.buffer(ir.Device, t, rows, cols) }
 			sum := view(rows, cols)
 			b.put(ir.Add, ir.Compute, []ir.View{sum, view(rows, cols), view(rows, cols), ir.Absent()})
 			args := []ir.View{view(rows, cols), b.buffer(ir.Device, ir.F32, rows, statistics), sum}
@@ -54,17 +54,17 @@ func (f *figures) groups(t ir.DType) []group {
 		}
 	}
 	loss := func(b *builder) {
-		vocabulary := []ir.Attr{ir.Int(0), ir.Int(int64(cols))}
+		vocabulary := []ir.Attr{ir.Int(0), ir.Int(cols)}
 		logits, labels := b.buffer(ir.Device, ir.F32, rows, cols), b.buffer(ir.Device, ir.I32, rows)
 		all := b.buffer(ir.Device, ir.F32, 1, rows, 3)
 		stats := all
-		stats.Shape = [ir.MaxDims]int32{rows, 3}
+		stats.Shape = [ir.MaxDims]int64{rows, 3}
 		b.put(ir.CrossEntropyStats, ir.Compute, []ir.View{stats, logits, labels}, vocabulary...)
 		b.put(ir.CrossEntropy, ir.Compute, []ir.View{b.buffer(ir.Device, ir.F32, 1), all}, ir.Float(1))
 		b.put(ir.CrossEntropyGrad, ir.Compute, []ir.View{b.buffer(ir.Device, t, rows, cols), logits, all, labels}, append([]ir.Attr{ir.Float(1)}, vocabulary...)...)
 	}
 	const tensors = 64
-	n := max(int32(f.size.bytes/4/tensors), 1)
+	n := max(f.size.bytes/4/tensors, 1)
 	update := func(b *builder) {
 		step, norm := b.buffer(ir.Device, ir.F32, 3), b.buffer(ir.Device, ir.F32, 2)
 		for range tensors {

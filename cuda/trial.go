@@ -47,7 +47,7 @@ func (m *Machine) try(g *gpu) error {
 			again := m.alone(g)
 			again.options.Portable = i == 1
 			if err := aside(func() (err error) {
-				results[i], err = attempt(again, int32(dim))
+				results[i], err = attempt(again, int64(dim))
 				return err
 			}); err != nil {
 				return err
@@ -86,7 +86,7 @@ func aside(do func() error) error {
 var triedShape = attentionShape{n: 150, prefix: 70, heads: 2, kvHeads: 1}
 
 // attempt runs attention and its gradient and returns their results.
-func attempt(m *Machine, dim int32) (results [][]float32, err error) {
+func attempt(m *Machine, dim int64) (results [][]float32, err error) {
 	shape := m.tried
 	shape.dim = dim
 	p, inputs, outputs := attentionProgram(shape)
@@ -143,15 +143,15 @@ func (m *Machine) runAlone(p *ir.Program, inputs []ir.View, do func(d *Device) e
 
 // attentionShape is that of attention that is tried or timed.
 type attentionShape struct {
-	n, prefix, heads, kvHeads, dim int32
+	n, prefix, heads, kvHeads, dim int64
 }
 
 // attentionProgram is attention of tokens behind others, with all results in f32, and its gradient.
 func attentionProgram(s attentionShape) (p *ir.Program, inputs, outputs []ir.View) {
 	n, prefix, heads, kvHeads, dim := s.n, s.prefix, s.heads, s.kvHeads, s.dim
 	code := ir.Code{Name: "trial"}
-	buffer := func(t ir.DType, rows, cols int32) ir.View {
-		v := ir.View{Buffer: uint32(len(code.Buffers)), DType: t, Shape: [ir.MaxDims]int32{rows, cols}}
+	buffer := func(t ir.DType, rows, cols int64) ir.View {
+		v := ir.View{Buffer: uint32(len(code.Buffers)), DType: t, Shape: [ir.MaxDims]int64{rows, cols}}
 		start := (code.Arenas[ir.Device] + 255) &^ 255
 		code.Buffers = append(code.Buffers, ir.Buffer{Name: fmt.Sprint("b", v.Buffer), Offset: start, Size: v.Bytes()})
 		code.Arenas[ir.Device] = start + v.Bytes()
@@ -163,7 +163,7 @@ func attentionProgram(s attentionShape) (p *ir.Program, inputs, outputs []ir.Vie
 	dq, dk, dv := buffer(ir.F32, n, heads*dim), buffer(ir.F32, prefix+n, kvHeads*dim), buffer(ir.F32, prefix+n, kvHeads*dim)
 	put := func(op ir.Op, operands map[string]ir.View) {
 		in := ir.Instr{Op: op, Stream: ir.Compute}
-		attrs := map[string]int64{"heads": int64(heads), "kv_heads": int64(kvHeads), "head_dim": int64(dim), "batch": 1, "prefix": int64(prefix)}
+		attrs := map[string]int64{"heads": heads, "kv_heads": kvHeads, "head_dim": dim, "batch": 1, "prefix": prefix}
 		for _, operand := range in.Info().Operands {
 			view, ok := operands[operand.Name]
 			if !ok {

@@ -103,7 +103,7 @@ var timedShape = attentionShape{n: 8192, heads: 16, kvHeads: 16}
 // timeAttention is how long attention or its gradient takes, the shortest of some times.
 func (m *Machine) timeAttention(op ir.Op, dim int64) (best time.Duration, err error) {
 	shape := m.timed
-	shape.dim = int32(dim)
+	shape.dim = int64(dim)
 	p, inputs, _ := attentionProgram(shape)
 	code := &p.Codes[0]
 	code.Sections[ir.SectionStep] = slices.DeleteFunc(code.Sections[ir.SectionStep], func(in ir.Instr) bool { return in.Op != op })

@@ -88,11 +88,11 @@ func (b *Block) View(a Arg, s Size) ir.View {
 	out := ir.View{DType: v.DType, Offset: ir.Bytes(first*max(v.Cols, 1)) * v.DType.Bytes()}
 	dims := out.Shape[:0]
 	if v.Planes > 0 && a.Span != Flat {
-		dims = append(dims, int32(v.Planes))
+		dims = append(dims, v.Planes)
 	}
-	dims = append(dims, int32(rows))
+	dims = append(dims, rows)
 	if v.Cols > 0 {
-		dims = append(dims, int32(v.Cols))
+		dims = append(dims, v.Cols)
 	}
 	_ = dims
 	return out

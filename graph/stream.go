@@ -26,7 +26,7 @@ func (b *Block) Rows(a Arg, v ir.View, s Size, first, end int64) ir.View {
 	if value.Kind != Cache && value.Kind != CacheGrad {
 		return v
 	}
-	v.Offset, v.Shape[0] = 0, int32((end-first)*s.Batch)
+	v.Offset, v.Shape[0] = 0, (end-first)*s.Batch
 	if value.Rows == Whole {
 		v.Offset = ir.Bytes(first*s.Batch*value.Cols) * value.DType.Bytes()
 	}

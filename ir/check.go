@@ -224,7 +224,7 @@ func (c *checker) view(code *Code, name string, v *View) {
 }
 
 // wellShaped says whether positive dimensions come first and zeros fill the rest.
-func wellShaped(shape *[MaxDims]int32) bool {
+func wellShaped(shape *[MaxDims]int64) bool {
 	used := true
 	for i, d := range shape {
 		switch {

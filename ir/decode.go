@@ -383,7 +383,7 @@ func (d *decoder) view(v *View) {
 	if mask >= viewDim0 {
 		for i := range v.Shape {
 			if mask&(viewDim0<<i) != 0 {
-				v.Shape[i] += d.int32()
+				v.Shape[i] += d.int()
 			}
 		}
 	}

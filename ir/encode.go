@@ -40,7 +40,7 @@ import (
 // R, ranks: count, then code, coordinates, constants and groups of each.
 const (
 	magic   = "sppb\r\n\x1a\n"
-	version = 1
+	version = 2
 
 	partHeader = 'H'
 	partCode   = 'C'

@@ -49,10 +49,10 @@ func memoryWork(in *Instr) Work {
 	for i := range in.Args {
 		reads, writes := in.Access(i)
 		if reads {
-			bytes += in.Args[i].Bytes()
+			bytes = Plus(bytes, in.Args[i].Bytes())
 		}
 		if writes {
-			bytes += in.Args[i].Bytes()
+			bytes = Plus(bytes, in.Args[i].Bytes())
 		}
 	}
 	return Work{Kind: WorkMemory, Bytes: bytes}
@@ -134,7 +134,7 @@ func checkAttention(in *Instr) error {
 	if kvHeads == 0 || heads%kvHeads != 0 {
 		return fmt.Errorf("%d heads are no multiple of %d kv_heads", heads, kvHeads)
 	}
-	if q, k := in.Arg("q").Rows(), in.Arg("k").Rows(); k > q+prefix*batch {
+	if q, k := in.Arg("q").Rows(), in.Arg("k").Rows(); k > Plus(q, Times(prefix, batch)) {
 		return fmt.Errorf("k has %d rows, more than prefix*batch + %d = %d", k, q, q+prefix*batch)
 	}
 	if in.zigzag() {

@@ -359,11 +359,11 @@ func (ps *parser) shape(v *View) error {
 		if i == MaxDims {
 			return ps.errorf("more than %d dimensions", MaxDims)
 		}
-		n, err := ps.number("a dimension", 1, math.MaxInt32)
+		n, err := ps.number("a dimension", 1, math.MaxInt64)
 		if err != nil {
 			return err
 		}
-		v.Shape[i] = int32(n)
+		v.Shape[i] = n
 		if ps.take(']') {
 			return nil
 		}

@@ -83,7 +83,7 @@ const NoBuffer = ^uint32(0)
 // View is a contiguous row-major piece of a buffer. Unused dimensions are 0.
 type View struct {
 	Offset Bytes // from the start of the buffer
-	Shape  [MaxDims]int32
+	Shape  [MaxDims]int64
 	Buffer uint32 // index into Code.Buffers, or NoBuffer
 	DType  DType
 }
@@ -95,7 +95,7 @@ func Absent() View { return View{Buffer: NoBuffer} }
 func (v View) Present() bool { return v.Buffer != NoBuffer }
 
 // Dims are the dimensions in use.
-func (v View) Dims() []int32 {
+func (v View) Dims() []int64 {
 	n := 0
 	for n < MaxDims && v.Shape[n] != 0 {
 		n++
@@ -103,28 +103,32 @@ func (v View) Dims() []int32 {
 	return v.Shape[:n]
 }
 
-// Elements is the product of the dimensions; 0 for an absent view.
+// Elements is the product of the dimensions, saturated; 0 for an absent view.
 func (v View) Elements() int64 {
 	if !v.Present() || v.Shape[0] == 0 {
 		return 0
 	}
+	return product(v.Dims())
+}
+
+func product(dims []int64) int64 {
 	n := int64(1)
-	for _, d := range v.Dims() {
-		n *= int64(d)
+	for _, d := range dims {
+		n = Times(n, d)
 	}
 	return n
 }
 
-// Bytes is the extent of the view.
-func (v View) Bytes() Bytes { return Bytes(v.Elements()) * v.DType.Bytes() }
+// Bytes is the extent of the view, saturated.
+func (v View) Bytes() Bytes { return Times(Bytes(v.Elements()), v.DType.Bytes()) }
 
 // Rows and Cols see the view as a matrix: the last dimension against all others.
 func (v View) Rows() int64 {
-	c := v.Cols()
-	if c == 0 {
+	d := v.Dims()
+	if len(d) == 0 {
 		return 0
 	}
-	return v.Elements() / c
+	return product(d[:len(d)-1])
 }
 
 // Cols is the last dimension.
@@ -133,7 +137,7 @@ func (v View) Cols() int64 {
 	if len(d) == 0 {
 		return 0
 	}
-	return int64(d[len(d)-1])
+	return d[len(d)-1]
 }
 
 // Phase says which part of training an instruction belongs to.

@@ -2,7 +2,6 @@ package ir
 
 import (
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 	"sync"
@@ -98,7 +97,7 @@ func (in *Instr) checkSizes() error {
 		if a.Const != 0 {
 			return fmt.Errorf("attribute %s is part of a shape and so must be literal", name)
 		}
-		if v := int64(a.Bits); v < least || v > math.MaxInt32 {
+		if v := int64(a.Bits); v < least {
 			return fmt.Errorf("attribute %s is %d, not %d or more", name, v, least)
 		}
 	}
@@ -133,7 +132,7 @@ func (in *Instr) checkDims(i int, rule [][]factor, bound *[maxDimNames]int64) er
 		return in.badShape(i, "")
 	}
 	for j, product := range rule {
-		size, known, open := int64(dims[j]), int64(1), -1
+		size, known, open := dims[j], int64(1), -1
 		for _, f := range product {
 			n := f.value
 			switch f.kind {
@@ -144,8 +143,7 @@ func (in *Instr) checkDims(i int, rule [][]factor, bound *[maxDimNames]int64) er
 					open, n = int(f.value), 1
 				}
 			}
-			// A product beyond any dimension stays there: it must not come round.
-			known = min(known*n, math.MaxInt32+1)
+			known = Times(known, n)
 		}
 		switch {
 		case open < 0 && known != size:

@@ -13,7 +13,7 @@ import (
 
 // The text form, .sppir. It says exactly what the binary form says; parse.go reads it back.
 //
-//	sppir 1
+//	sppir 2
 //	program "tiny"
 //	flops_model 1.5e+09
 //	bubble 0.125
@@ -396,7 +396,7 @@ func (t *printer) view(c *Code, v *View) {
 		} else {
 			t.byte(',')
 		}
-		t.int(int64(d))
+		t.int(d)
 	}
 	t.byte(']')
 }

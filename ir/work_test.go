@@ -20,9 +20,9 @@ func TestAttentionWork(t *testing.T) {
 			pairs += min(keys, prefix+q+1)
 		}
 		shape := func(tokens int64) ir.View {
-			return ir.View{Shape: [ir.MaxDims]int32{int32(tokens * batch), int32(heads * dim)}}
+			return ir.View{Shape: [ir.MaxDims]int64{tokens * batch, heads * dim}}
 		}
-		in := ir.Instr{Op: ir.Attention, Args: []ir.View{shape(n), {Shape: [ir.MaxDims]int32{int32(n * batch), int32(heads)}}, shape(n), shape(keys), shape(keys)},
+		in := ir.Instr{Op: ir.Attention, Args: []ir.View{shape(n), {Shape: [ir.MaxDims]int64{n * batch, heads}}, shape(n), shape(keys), shape(keys)},
 			Attrs: []ir.Attr{ir.Int(heads), ir.Int(heads), ir.Int(dim), ir.Int(batch), ir.Int(prefix), ir.Bool(false), ir.Int(0)}}
 		if err := in.CheckShapes(); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)

@@ -443,6 +443,6 @@ func OverKeys(in ir.Instr, z graph.Size, first, end int64) ir.Instr {
 // RowsOf is a run of a matrix's rows.
 func RowsOf(v ir.View, first, rows int64) ir.View {
 	v.Offset += ir.Bytes(first*v.Cols()) * v.DType.Bytes()
-	v.Shape[0] = int32(rows)
+	v.Shape[0] = rows
 	return v
 }

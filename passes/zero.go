@@ -289,7 +289,7 @@ func (u updater) visit() (weights, gradients ir.Seconds) {
 // kernels are the sum of squares over a rank's slice and AdamW over what it has the state of.
 func (u updater) kernels(b *graph.Block, param *graph.Param) ir.Seconds {
 	rows := func(slices int64) ir.View {
-		return ir.View{Shape: [ir.MaxDims]int32{int32(param.Local[0] / slices), int32(param.Local[1])}, DType: ir.F32}
+		return ir.View{Shape: [ir.MaxDims]int64{param.Local[0] / slices, param.Local[1]}, DType: ir.F32}
 	}
 	w, half := rows(u.plan.stateSlices(b, param)), ir.Absent()
 	if u.graph.DType() == ir.BF16 {

@@ -42,7 +42,7 @@ type (
 		Arena   string   `json:"arena"`
 		Address ir.Bytes `json:"address"`
 		DType   string   `json:"dtype"`
-		Shape   []int32  `json:"shape"`
+		Shape   []int64  `json:"shape"`
 	}
 	jsonRank struct {
 		Rank   int                `json:"rank"`

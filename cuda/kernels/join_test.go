@@ -22,7 +22,7 @@ type listing struct {
 func (l *listing) tensor(at ir.Bytes, t ir.DType, shape ...int64) ir.View {
 	v := ir.View{Buffer: uint32(len(l.code.Buffers)), DType: t}
 	for i, n := range shape {
-		v.Shape[i] = int32(n)
+		v.Shape[i] = int64(n)
 	}
 	if at < 0 {
 		at = (l.end + 15) &^ 15
@@ -86,7 +86,7 @@ func crossEntropy(logits, gradient ir.DType, rows, cols, valid int64, parts int6
 	x, labels, loss := l.tensor(anywhere, logits, rows, cols), l.tensor(anywhere, ir.I32, rows), l.tensor(anywhere, ir.F32, 1)
 	all := l.tensor(anywhere, ir.F32, parts, rows, 3)
 	stats := all
-	stats.Shape = [ir.MaxDims]int32{int32(rows), 3}
+	stats.Shape = [ir.MaxDims]int64{int64(rows), 3}
 	l.put(ir.CrossEntropyStats, map[string]any{"first": 3, "valid": int(valid)}, stats, x, labels)
 	l.put(ir.CrossEntropy, map[string]any{"scale": 0.25}, loss, all)
 	for _, o := range between {

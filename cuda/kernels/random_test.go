@@ -104,7 +104,7 @@ func drawn(t *testing.T, rng *rand.Rand, op ir.Op, fixed map[string]int64) *ir.P
 		}
 		v := ir.View{Buffer: uint32(len(code.Buffers)), DType: d.dtype(o.Types, common)}
 		for j, n := range d.shape(i) {
-			v.Shape[j] = int32(n)
+			v.Shape[j] = int64(n)
 		}
 		start := (code.Arenas[ir.Device] + 63) &^ 63
 		code.Buffers = append(code.Buffers, ir.Buffer{Name: o.Name, Offset: start, Size: v.Bytes()})

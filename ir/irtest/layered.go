@@ -118,7 +118,7 @@ func (l *layered) host(name string, s, i int) int {
 func view(buffer int, offset ir.Bytes, shape ...int) ir.View {
 	v := ir.View{Buffer: uint32(buffer), Offset: offset}
 	for i, d := range shape {
-		v.Shape[i] = int32(d)
+		v.Shape[i] = int64(d)
 	}
 	return v
 }

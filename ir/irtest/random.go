@@ -141,9 +141,9 @@ func (g *generator) collective(st *stage) {
 	if g.r.IntN(2) == 0 {
 		group, size = groupDP, g.dp
 	}
-	share := [ir.MaxDims]int32{int32(1 + g.r.IntN(4)), int32(1 + g.r.IntN(4))}
+	share := [ir.MaxDims]int64{int64(1 + g.r.IntN(4)), int64(1 + g.r.IntN(4))}
 	whole := share
-	whole[0] *= int32(size)
+	whole[0] *= int64(size)
 	dtype := g.dtype()
 	attrs := []ir.Attr{ir.Int(int64(group))}
 	stream := []ir.Stream{ir.Coll, ir.Mux}[g.r.IntN(2)]
@@ -169,8 +169,8 @@ func (g *generator) allToAll(st *stage, stream ir.Stream, dtype ir.DType, size i
 		copies--
 	}
 	rows, cols := 1+g.r.IntN(4), 1+g.r.IntN(4)
-	tall := [ir.MaxDims]int32{int32(rows * size), int32(cols)}
-	wide := [ir.MaxDims]int32{int32(rows), int32(cols * size / copies)}
+	tall := [ir.MaxDims]int64{int64(rows * size), int64(cols)}
+	wide := [ir.MaxDims]int64{int64(rows), int64(cols * size / copies)}
 	inverse := g.r.IntN(2) == 0
 	from, to := wide, tall
 	if inverse {
@@ -190,9 +190,9 @@ func (g *generator) allReduce() {
 
 func (g *generator) dtype() ir.DType { return ir.DType(g.r.IntN(2)) }
 
-func (g *generator) shape() (s [ir.MaxDims]int32) {
+func (g *generator) shape() (s [ir.MaxDims]int64) {
 	for i := range 1 + g.r.IntN(ir.MaxDims) {
-		s[i] = int32(1 + g.r.IntN(4))
+		s[i] = int64(1 + g.r.IntN(4))
 	}
 	return s
 }
@@ -228,7 +228,7 @@ func (g *generator) ranks() {
 // local adds an operation that meets no other rank, made from its row.
 func (st *stage) local(op ir.Op) {
 	row, r := &ir.Ops[op], st.g.r
-	in := instance{st: st, row: row, named: map[string]int32{}, set: map[string]bool{}, dtype: st.g.dtype(), any: ir.DType(r.IntN(int(ir.NumDTypes)))}
+	in := instance{st: st, row: row, named: map[string]int64{}, set: map[string]bool{}, dtype: st.g.dtype(), any: ir.DType(r.IntN(int(ir.NumDTypes)))}
 	attrs := in.attrs()
 	args := make([]ir.View, len(row.Operands))
 	// What is read comes first, so that nothing is written where the same instruction reads.
@@ -256,7 +256,7 @@ func (st *stage) local(op ir.Op) {
 type instance struct {
 	st    *stage
 	row   *ir.OpInfo
-	named map[string]int32 // values of dimensions and attributes
+	named map[string]int64 // values of dimensions and attributes
 	dtype ir.DType         // of operands whose type is T
 	any   ir.DType         // of operands of any type
 	set   map[string]bool  // attributes that are true
@@ -300,7 +300,7 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 	case "valid":
 		return ir.Int(1)
 	}
-	v := int32(1 + r.IntN(3))
+	v := int64(1 + r.IntN(3))
 	if a.Name == "heads" {
 		v *= in.name("kv_heads")
 	}
@@ -312,17 +312,17 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 }
 
 // name gives a dimension its value when it is first asked for.
-func (in *instance) name(s string) int32 {
+func (in *instance) name(s string) int64 {
 	if _, ok := in.named[s]; !ok {
-		in.named[s] = int32(1 + in.st.g.r.IntN(4))
+		in.named[s] = int64(1 + in.st.g.r.IntN(4))
 		if s == "keys" {
-			in.named[s] = int32(1 + in.st.g.r.IntN(int(in.named["prefix"]+in.name("n"))))
+			in.named[s] = int64(1 + in.st.g.r.IntN(int(in.named["prefix"]+in.name("n"))))
 		}
 	}
 	return in.named[s]
 }
 
-func (in *instance) view(o *ir.Operand, i int) (dtype ir.DType, shape [ir.MaxDims]int32) {
+func (in *instance) view(o *ir.Operand, i int) (dtype ir.DType, shape [ir.MaxDims]int64) {
 	switch o.Types {
 	case "f32":
 		dtype = ir.F32
@@ -343,12 +343,12 @@ func (in *instance) view(o *ir.Operand, i int) (dtype ir.DType, shape [ir.MaxDim
 	case in.row.Rule == ir.RuleMatmul && o.Name == "b":
 		return dtype, matrix(in.name("k"), in.name("n"), in.set["trans_b"])
 	case o.Dims == "":
-		return dtype, [ir.MaxDims]int32{in.name("r"), in.name("c")}
+		return dtype, [ir.MaxDims]int64{in.name("r"), in.name("c")}
 	}
 	for i, dim := range strings.Split(o.Dims, ",") {
 		shape[i] = 1
 		for factor := range strings.SplitSeq(dim, "*") {
-			var v int32
+			var v int64
 			if _, err := fmt.Sscan(factor, &v); err != nil {
 				v = in.name(factor)
 			}
@@ -358,15 +358,15 @@ func (in *instance) view(o *ir.Operand, i int) (dtype ir.DType, shape [ir.MaxDim
 	return dtype, shape
 }
 
-func matrix(rows, cols int32, transposed bool) [ir.MaxDims]int32 {
+func matrix(rows, cols int64, transposed bool) [ir.MaxDims]int64 {
 	if transposed {
 		rows, cols = cols, rows
 	}
-	return [ir.MaxDims]int32{rows, cols}
+	return [ir.MaxDims]int64{rows, cols}
 }
 
 // output is where operand i goes: now and then over the very view that is read, where the row allows that.
-func (in *instance) output(args []ir.View, i int, o *ir.Operand, dtype ir.DType, shape [ir.MaxDims]int32) ir.View {
+func (in *instance) output(args []ir.View, i int, o *ir.Operand, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
 	if in.row.InPlace && in.st.g.r.IntN(3) == 0 {
 		for j := in.row.Written(); j < len(args); j++ {
 			v := args[j]

@@ -67,17 +67,17 @@ func (st *stage) begin(s ir.Section) {
 // lasting makes the buffers that live from the init section on.
 func (st *stage) lasting() {
 	for i, t := range st.g.p.Tensors[:2] {
-		shape := [ir.MaxDims]int32{4, 4}
+		shape := [ir.MaxDims]int64{4, 4}
 		if t.Shape[1] == 1 {
-			shape = [ir.MaxDims]int32{16, 1}
+			shape = [ir.MaxDims]int64{16, 1}
 		}
 		v := st.write(ir.Device, ir.F32, shape, true)
 		st.emit(ir.InitNormal, ir.Compute, []ir.View{v}, []ir.Attr{ir.Int(int64(i)), ir.ConstRef(constRow), ir.Int(0), ir.Float(0.02)})
 		st.code.States = append(st.code.States, ir.State{Tensor: int32(i), Role: ir.RoleWeight, View: v, Row0: ir.ConstRef(constRow), Col0: ir.Int(0)})
 	}
-	loss := st.write(ir.Device, ir.F32, [ir.MaxDims]int32{1}, true)
+	loss := st.write(ir.Device, ir.F32, [ir.MaxDims]int64{1}, true)
 	st.emit(ir.Fill, ir.Compute, []ir.View{loss}, []ir.Attr{ir.Float(0)})
-	step := st.write(ir.Device, ir.F32, [ir.MaxDims]int32{3}, true)
+	step := st.write(ir.Device, ir.F32, [ir.MaxDims]int64{3}, true)
 	st.step = int(step.Buffer)
 	st.buffers[st.step].persistent = false
 	st.live = st.live[:len(st.live)-1]
@@ -96,7 +96,7 @@ func (st *stage) finish() ir.Code {
 }
 
 // readable is a view of something that was written.
-func (st *stage) readable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int32) ir.View {
+func (st *stage) readable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
 	v := ir.View{DType: dtype, Shape: shape}
 	r := st.g.r
 	for range 4 {
@@ -116,12 +116,12 @@ func (st *stage) readable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int3
 }
 
 // fresh makes a buffer that holds something.
-func (st *stage) fresh(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int32) ir.View {
+func (st *stage) fresh(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
 	keep := st.inUse
 	v := st.write(arena, dtype, shape, false)
 	made := int(v.Buffer)
 	flat := v
-	flat.Shape = [ir.MaxDims]int32{int32(v.Elements())}
+	flat.Shape = [ir.MaxDims]int64{v.Elements()}
 	if arena == ir.Host {
 		x := st.readable(ir.Device, dtype, flat.Shape)
 		st.emit(ir.CopyD2H, ir.D2H, []ir.View{flat, x}, nil)
@@ -133,7 +133,7 @@ func (st *stage) fresh(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int32) 
 }
 
 // writable is a view that may be written: a part of something, or a new buffer as a whole.
-func (st *stage) writable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int32) ir.View {
+func (st *stage) writable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
 	if st.g.r.IntN(2) == 0 {
 		return st.readable(arena, dtype, shape)
 	}
@@ -141,7 +141,7 @@ func (st *stage) writable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int3
 }
 
 // write makes a new buffer of the view's size, often where another one was that nobody will read again.
-func (st *stage) write(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int32, persistent bool) ir.View {
+func (st *stage) write(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64, persistent bool) ir.View {
 	v := ir.View{DType: dtype, Shape: shape, Buffer: uint32(len(st.buffers))}
 	size := v.Bytes()
 	b := buffer{Buffer: ir.Buffer{Arena: arena, Size: size}, persistent: persistent}

@@ -22,7 +22,7 @@ import (
 type builder struct{ code ir.Code }
 
 // buffer places a new buffer behind the last of its arena.
-func (b *builder) buffer(name string, arena ir.Arena, t ir.DType, shape ...int32) ir.View {
+func (b *builder) buffer(name string, arena ir.Arena, t ir.DType, shape ...int64) ir.View {
 	v := ir.View{Buffer: uint32(len(b.code.Buffers)), DType: t}
 	copy(v.Shape[:], shape)
 	start := (b.code.Arenas[arena] + 63) &^ 63
@@ -43,8 +43,8 @@ func (b *builder) event(section ir.Section, from, to ir.Stream) {
 	b.put(section, ir.Wait, to, nil, event)
 }
 
-func reshape(v ir.View, shape ...int32) ir.View {
-	v.Shape = [ir.MaxDims]int32{}
+func reshape(v ir.View, shape ...int64) ir.View {
+	v.Shape = [ir.MaxDims]int64{}
 	copy(v.Shape[:], shape)
 	return v
 }
@@ -61,7 +61,7 @@ const (
 func bigram(t ir.DType) *ir.Program {
 	b := &builder{}
 	const rows, tokens = (bigramVocab + 1) / 2, bigramSequence * bigramBatch
-	view := func(name string, t ir.DType, shape ...int32) ir.View { return b.buffer(name, ir.Device, t, shape...) }
+	view := func(name string, t ir.DType, shape ...int64) ir.View { return b.buffer(name, ir.Device, t, shape...) }
 	weight, master := view("weight", t, rows, bigramVocab), ir.View{}
 	grad := view("grad", ir.F32, rows, bigramVocab)
 	m, v := view("m", ir.F32, rows, bigramVocab), view("v", ir.F32, rows, bigramVocab)
@@ -69,8 +69,8 @@ func bigram(t ir.DType) *ir.Program {
 	loss, square, squares := view("loss", ir.F32, 1), view("square", ir.F32, 1), view("squares", ir.F32, 2)
 	input, labels := view("input", ir.I32, tokens), view("labels", ir.I32, tokens)
 	logits, stats := view("logits", t, tokens, bigramVocab), view("stats", ir.F32, tokens, 3)
-	host := b.buffer("host", ir.Host, ir.U8, int32(logits.Bytes()))
-	flat := reshape(logits, int32(logits.Bytes()))
+	host := b.buffer("host", ir.Host, ir.U8, int64(logits.Bytes()))
+	flat := reshape(logits, int64(logits.Bytes()))
 	flat.DType = ir.U8
 	masterOrWeight, rounded := weight, ir.Absent()
 	if t == ir.BF16 {

@@ -11,7 +11,7 @@ import (
 
 // overheadProgram fills one element over and over, on one stream, or on two that hand an event to and fro.
 func overheadProgram(n int, events bool) *ir.Program {
-	view := ir.View{DType: ir.F32, Shape: [ir.MaxDims]int32{1}}
+	view := ir.View{DType: ir.F32, Shape: [ir.MaxDims]int64{1}}
 	code := ir.Code{Buffers: []ir.Buffer{{Size: 4}, {Offset: 64, Size: 4}}, Arenas: [ir.NumArenas]ir.Bytes{68, 0}}
 	var list []ir.Instr
 	put := func(op ir.Op, stream ir.Stream, attr ir.Attr, args ...ir.View) {

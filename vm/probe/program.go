@@ -192,7 +192,7 @@ func (b *builder) buffer(name string, arena ir.Arena, a Arg) (ir.View, error) {
 		if n < 1 || n > math.MaxInt32 {
 			return v, fmt.Errorf("operand %s has a dimension of %d", name, n)
 		}
-		v.Shape[i] = int32(n)
+		v.Shape[i] = n
 	}
 	start := (b.code.Arenas[arena] + 255) &^ 255
 	name = fmt.Sprintf("%s.%d", name, len(b.code.Buffers))
@@ -250,7 +250,7 @@ func (b *builder) draw(v ir.View, a Arg) {
 	}
 	cols = min(cols, drawn)
 	rows = max(1, min(rows, drawn/cols))
-	v.Shape = [ir.MaxDims]int32{int32(rows), int32(cols)}
+	v.Shape = [ir.MaxDims]int64{rows, cols}
 	tensor := ir.Int(int64(len(b.p.Tensors)))
 	b.p.Tensors = append(b.p.Tensors, ir.Tensor{Name: fmt.Sprint("operand", len(b.p.Tensors)), Shape: [2]int64{rows, cols}})
 	b.put(ir.SectionInit, ir.Instr{Op: ir.InitNormal, Stream: ir.Compute, Args: []ir.View{v},
@@ -265,7 +265,7 @@ func (b *builder) draw(v ir.View, a Arg) {
 // copy repeats bytes on the device.
 func (b *builder) copy(y, x ir.View, n int64) {
 	for _, v := range []*ir.View{&y, &x} {
-		v.DType, v.Shape = ir.U8, [ir.MaxDims]int32{int32(n)}
+		v.DType, v.Shape = ir.U8, [ir.MaxDims]int64{n}
 	}
 	b.put(ir.SectionInit, ir.Instr{Op: ir.CopyD2D, Stream: ir.Compute, Args: []ir.View{y, x}})
 }

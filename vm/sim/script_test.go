@@ -23,7 +23,7 @@ type script struct {
 func (s *script) view(a ir.Arena, t ir.DType, dims ...int) ir.View {
 	v := ir.View{Buffer: uint32(len(s.code.Buffers)), DType: t}
 	for i, d := range dims {
-		v.Shape[i] = int32(d)
+		v.Shape[i] = int64(d)
 	}
 	at := s.code.Arenas[a]
 	s.code.Buffers = append(s.code.Buffers, ir.Buffer{Name: fmt.Sprint("b", v.Buffer), Arena: a, Offset: at, Size: v.Bytes()})

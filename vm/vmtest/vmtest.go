@@ -168,7 +168,7 @@ func (s *suite) program(c call) *ir.Program {
 		}
 		view := ir.View{Buffer: uint32(len(code.Buffers)), DType: arg.dtype}
 		for i, d := range arg.shape {
-			view.Shape[i] = int32(d)
+			view.Shape[i] = int64(d)
 		}
 		start := (code.Arenas[o.Arena] + guard + 63) &^ 63
 		code.Buffers = append(code.Buffers, ir.Buffer{Name: o.Name, Arena: o.Arena, Offset: start, Size: view.Bytes()})
@@ -267,7 +267,7 @@ func (s *suite) setUp(d vm.Device, p *ir.Program, c call) {
 }
 
 func wholeBuffer(code *ir.Code, buffer uint32) ir.View {
-	return ir.View{Buffer: buffer, DType: ir.U8, Shape: [ir.MaxDims]int32{int32(code.Buffers[buffer].Size)}}
+	return ir.View{Buffer: buffer, DType: ir.U8, Shape: [ir.MaxDims]int64{int64(code.Buffers[buffer].Size)}}
 }
 
 // noise are bytes that are NaN as f32 and bf16: what reads them, or fails to write over them, shows.

@@ -1,0 +1,66 @@
+package sim_test
+
+import (
+	"bytes"
+	"math"
+	"testing"
+
+	"sppo.dev/ir"
+	"sppo.dev/vm/sim"
+)
+
+// TestSizesBeyond32Bits builds jobs whose largest operands have more bytes than 32 bits count, and one whose largest
+// have more elements. Their programs must verify, survive both forms of the file, and run.
+func TestSizesBeyond32Bits(t *testing.T) {
+	for file, least := range map[string]int64{"8b-1m.sppo": 0, "one-layer-16m.sppo": math.MaxUint32} {
+		_, p := compile(t, "../vm/sim/testdata/"+file, "cluster.device_memory=2TiB", "cluster.host_memory=16TiB")
+		if err := ir.Verify(p); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		size, elements := largestView(p)
+		if size <= math.MaxUint32 || elements <= least {
+			t.Errorf("%s: the largest view has %d elements and %d bytes: no test of large sizes", file, elements, int64(size))
+		}
+		checkFiles(t, p)
+		run(t, p, sim.Options{})
+	}
+}
+
+// largestView returns the extent and the number of elements of the largest operands of a program.
+func largestView(p *ir.Program) (size ir.Bytes, elements int64) {
+	for i := range p.Codes {
+		for _, section := range p.Codes[i].Sections {
+			for j := range section {
+				for _, v := range section[j].Args {
+					size, elements = max(size, v.Bytes()), max(elements, v.Elements())
+				}
+			}
+		}
+	}
+	return size, elements
+}
+
+// checkFiles demands that the text form and the binary form hold a program exactly.
+func checkFiles(t *testing.T, p *ir.Program) {
+	t.Helper()
+	encode := func(p *ir.Program) []byte {
+		var out bytes.Buffer
+		if err := ir.Encode(&out, p); err != nil {
+			t.Fatal(err)
+		}
+		return out.Bytes()
+	}
+	data := encode(p)
+	decoded, err := ir.Decode(data)
+	if err != nil || !bytes.Equal(encode(decoded), data) {
+		t.Errorf("the binary form does not hold %s: %v", p.Name, err)
+	}
+	var text bytes.Buffer
+	if err := ir.Print(&text, p); err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := ir.ParseText("large.sppir", text.Bytes())
+	if err != nil || !bytes.Equal(encode(parsed), data) {
+		t.Errorf("the text form does not hold %s: %v", p.Name, err)
+	}
+}
