@@ -61,6 +61,8 @@ func (e *env) park(n *graph.Node) {
 			if by = "schedule.order"; !s.training || !s.plan.Parks(e.task.Stage) {
 				continue
 			}
+		} else if !s.training && e.task.Subsequence == s.plan.Subsequences.N-1 {
+			continue // no later subsequence streams them, and no backward
 		}
 		from := e.view(a, e.block.View(a, e.size))
 		s.decidedBy("offload", by)

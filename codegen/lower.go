@@ -138,9 +138,7 @@ func (s *stage) lowerInit() {
 // result allocates a vector that the VM reads or fills.
 func (s *stage) result(name string, n int64) uint32 {
 	b := s.persist(name, ir.Bytes(n)*ir.F32.Bytes())
-	v := vector(b, ir.F32, n)
-	s.op(ir.Fill, ir.Compute, []ir.View{v}, ir.Float(0))
-	s.code.Results = append(s.code.Results, ir.Result{Name: name, View: v})
+	s.code.Results = append(s.code.Results, ir.Result{Name: name, View: vector(b, ir.F32, n)})
 	return b
 }
 

@@ -416,39 +416,52 @@ func (w *sharedWork) lendWeightsOf(stage, slot, k int) {
 	}
 	layer, act := path[k], w.model.DType()
 	w.provide(t, layer)
+	way, needed := w.lendingWay(t, layer, slot)
 	for i := range w.model.Layer.Params {
-		lender := w.plan.Home(stage)
-		for borrower := range w.plan.Parallel.PP {
-			if !w.plan.Begins(t.Kind, borrower, stage, slot) {
-				continue
-			}
+		for hop := 1; hop < len(way) && needed[hop]>>i&1 == 1; hop++ {
+			lender, borrower := way[hop-1], way[hop]
 			switch w.index0 {
 			case lender:
-				if lender == w.plan.Home(stage) {
+				if hop == 1 {
 					w.gatherWeights(layer)
 				}
 				p := w.paramsFor(stage, layer)[i]
 				w.toRank(borrower, p.view(p.weight, act))
 			case borrower:
-				p := w.borrow(t, layer, i)
+				p := w.borrowed[layer][i]
+				p.weight = w.allocate(p.name+"."+t.Kind.String(), ir.Device, ir.Bytes(p.elements())*act.Bytes())
 				w.fromRank(lender, p.view(p.weight, act))
 			}
-			lender = borrower
 		}
 	}
 }
 
-// borrow makes a place for a parameter of another stage.
-func (w *sharedWork) borrow(t passes.Task, layer, i int) *param {
-	g := &w.model.Layer.Params[i]
-	name := fmt.Sprintf("m%d.%s%s", t.Microbatch, layerPrefix(layer), g.Name)
-	p := &param{Param: g, name: name}
-	p.weight = w.allocate(name+"."+t.Kind.String(), ir.Device, ir.Bytes(p.elements())*w.model.DType().Bytes())
-	if i == 0 {
-		w.borrowed[layer] = nil
+// lendingWay lists the rank that has a stage and those that begin to help it in a slot, in the order in which weights
+// go from one to the next, and the parameters of a layer that each and those after it read. A borrower gets new params.
+func (w *sharedWork) lendingWay(t passes.Task, layer, slot int) (way []int, needed []passes.ParamSet) {
+	way = []int{w.plan.Home(t.Stage)}
+	for rank := range w.plan.Parallel.PP {
+		if w.plan.Begins(t.Kind, rank, t.Stage, slot) {
+			way = append(way, rank)
+		}
 	}
-	w.borrowed[layer] = append(w.borrowed[layer], p)
-	return p
+	needed = make([]passes.ParamSet, len(way)+1)
+	for hop := len(way) - 1; hop > 0; hop-- {
+		needed[hop] = needed[hop+1] | w.plan.Borrows(w.model, t.Kind, way[hop], t.Stage, layer-w.stages[t.Stage][0])
+		if way[hop] == w.index0 {
+			w.borrowed[layer] = w.borrow(t, layer)
+		}
+	}
+	return way, needed
+}
+
+// borrow makes the parameters of a layer of another stage, without their weights.
+func (w *sharedWork) borrow(t passes.Task, layer int) (ps []*param) {
+	for i := range w.model.Layer.Params {
+		g := &w.model.Layer.Params[i]
+		ps = append(ps, &param{Param: g, name: fmt.Sprintf("m%d.%s%s", t.Microbatch, layerPrefix(layer), g.Name), weight: ir.NoBuffer})
+	}
+	return ps
 }
 
 // paramsOf are the weights that a task uses: the rank's own, or those that it has borrowed.

@@ -132,19 +132,34 @@ func (s *stage) completeGradients() {
 }
 
 // gradNorm sums squares by tensor and part, in an order that does not depend on stages: every rank fills the slots
-// of its own tensors, the stages add their vectors (a zero changes nothing), the parts are lined up by replica and then
-// by SP rank.
+// of its own tensors and clears the others, the stages add their vectors (a zero changes nothing), the parts are lined
+// up by replica and then by SP rank.
 func (s *stage) gradNorm() {
 	n := int64(len(s.tensors))
 	sums := s.allocate("norm.sums", ir.Device, ir.Bytes(n)*ir.F32.Bytes())
-	s.op(ir.Fill, ir.Compute, []ir.View{vector(sums, ir.F32, n)}, ir.Float(0))
+	slots := func(first, n int64) []ir.View {
+		v := vector(sums, ir.F32, n)
+		v.Offset = ir.Bytes(first) * ir.F32.Bytes()
+		return []ir.View{v}
+	}
+	own := make([]bool, n)
 	for _, p := range s.params() {
-		if p.shared != nil {
-			continue
+		own[p.tensor] = true
+	}
+	for first := int64(0); first < n; {
+		end := first + 1
+		for end < n && own[end] == own[first] {
+			end++
 		}
-		slot := vector(sums, ir.F32, 1)
-		slot.Offset = ir.Bytes(p.tensor) * ir.F32.Bytes()
-		s.op(ir.SumSq, ir.Compute, []ir.View{slot, p.sum}, s.normWeight(p))
+		if !own[first] {
+			s.op(ir.Fill, ir.Compute, slots(first, end-first), ir.Float(0))
+		}
+		first = end
+	}
+	for _, p := range s.params() {
+		if p.shared == nil {
+			s.op(ir.SumSq, ir.Compute, append(slots(int64(p.tensor), 1), p.sum), s.normWeight(p))
+		}
 	}
 	if s.plan.Parallel.PP > 1 {
 		s.allReduce(vector(sums, ir.F32, n), graph.GroupPP)

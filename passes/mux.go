@@ -5,6 +5,7 @@ import (
 	"math/big"
 	"slices"
 
+	"sppo.dev/graph"
 	"sppo.dev/lang"
 )
 
@@ -241,6 +242,36 @@ func (p *Plan) NextShared(kind TaskKind, slot int) (next int, first bool) {
 		return -1, slot == 0
 	}
 	return slot + 1, slot == 0
+}
+
+// ParamSet is a set of a layer's parameters, a bit for each.
+type ParamSet uint64
+
+// paramsRead are the parameters that a layer reads in a pass.
+func paramsRead(b *graph.Block, kind TaskKind) (set ParamSet) {
+	nodes := b.Forward
+	if kind == Backward {
+		nodes = b.Backward
+	}
+	for i := range nodes {
+		for _, a := range nodes[i].Args {
+			if a.Value != graph.Missing && b.Values[a.Value].Kind == graph.Weight {
+				set |= 1 << b.Values[a.Value].Param
+			}
+		}
+	}
+	return set
+}
+
+// Borrows are the parameters of the k-th layer of another rank's stage that a rank reads in its tasks on that stage: all that
+// they have to be lent.
+func (p *Plan) Borrows(g *graph.Model, kind TaskKind, rank, stage, k int) (set ParamSet) {
+	for _, t := range p.Tasks[rank] {
+		if t.Kind == kind && t.Stage == stage && t.Microbatch == 0 && p.Home(stage) != rank {
+			set |= paramsRead(p.LayerOf(g, t, k), kind)
+		}
+	}
+	return set
 }
 
 // Pieces are the tasks that a task is cut into: itself, where it is whole.

@@ -13,11 +13,12 @@ import (
 
 // leftCosts are what sharing adds to the costs of ranges.
 type leftCosts struct {
-	forward, backward [2][]ir.Seconds // [half][range], of a layer: until K and V are made, or their gradients, and behind that
-	visit             visitTime       // of parameters, which all pieces of a slot have in common
-	rows, gradients   []ir.Seconds    // [range], to bring K and V of a layer, or what was added to their gradients, to one rank
-	lend, give        ir.Seconds      // a layer's weights to one rank, their gradients from one
-	add               ir.Seconds      // these gradients up
+	forward, backward [2][]ir.Seconds              // [half][range], of a layer: until K and V are made, or their gradients, and behind that
+	visit             visitTime                    // of parameters, which all pieces of a slot have in common
+	rows, gradients   []ir.Seconds                 // [range], to bring K and V of a layer, or what was added to their gradients, to one rank
+	lend              [Backward + 1][][]ir.Seconds // [kind][stage][layer of the stage], its weights to one rank
+	give              ir.Seconds                   // a layer's gradients of weights from one rank
+	add               ir.Seconds                   // these gradients up
 }
 
 // allCosts are the costs of a plan whose subsequences may be cut: indices i are of ranges, pieces or whole subsequences.
@@ -55,11 +56,34 @@ func (p *Plan) allCosts(c *Context, m cost.Model) *costs {
 	}
 	for i := range b.Params {
 		n := ir.Bytes(b.Params[i].Local[0] * b.Params[i].Local[1])
-		t.left.lend += message(n * g.DType().Bytes())
 		t.left.give += message(n * ir.F32.Bytes())
 		t.left.add += m.Time(ir.Work{Kind: ir.WorkMemory, Bytes: 3 * n * ir.F32.Bytes()}, cost.Link{})
 	}
+	for _, kind := range []TaskKind{Forward, Backward} {
+		t.left.lend[kind] = p.lendTimes(g, kind, message)
+	}
 	return t
+}
+
+// lendTimes are the durations of bringing the weights of each stage's layers to a rank that helps in a pass, of all that any
+// helper reads.
+func (p *Plan) lendTimes(g *graph.Model, kind TaskKind, message func(ir.Bytes) ir.Seconds) (times [][]ir.Seconds) {
+	for stage, layers := range p.LayersPerStage {
+		of := make([]ir.Seconds, layers)
+		for k := range of {
+			var read ParamSet
+			for rank := range p.Tasks {
+				read |= p.Borrows(g, kind, rank, stage, k)
+			}
+			for i := range g.Layer.Params {
+				if w := &g.Layer.Params[i]; read>>i&1 == 1 {
+					of[k] += message(ir.Bytes(w.Local[0]*w.Local[1]) * g.DType().Bytes())
+				}
+			}
+		}
+		times = append(times, of)
+	}
+	return times
 }
 
 // rangeOf is the number of a task's tokens among pieces and whole subsequences.
@@ -222,10 +246,14 @@ func (w *sharedSlot) lend(slot, k int) {
 		if k >= w.plan.LayersPerStage[stage] {
 			continue
 		}
+		layer := k
+		if w.first.Kind == Backward {
+			layer = w.plan.LayersPerStage[stage] - 1 - k
+		}
 		lender, there := w.plan.Home(stage), ir.Seconds(0)
 		for r := range w.stages {
 			if w.plan.Begins(w.first.Kind, r, stage, slot) {
-				there = w.transfer(&w.stages[lender], &w.stages[r], there, w.left.lend)
+				there = w.transfer(&w.stages[lender], &w.stages[r], there, w.left.lend[w.first.Kind][stage][layer])
 				w.lent[lentLayer{r, stage, k}], lender = there, r
 			}
 		}
