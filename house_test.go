@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"sppo.dev"
 )
 
 // floors says which of our packages each may import; a package that is not here may not exist. "*" is every one but
@@ -45,12 +47,13 @@ var floors = []struct {
 	{"cuda/nvtx", 0, ""},
 	{"cuda", 3, "vm ir cuda/library cuda/driver cuda/nvrtc cuda/cublas cuda/nccl cuda/nvtx cuda/kernels"},
 	{"examples", 0, ""},
-	{"cmd/internal/cli", 4, "*"},
-	{"cmd/internal/trace", 4, "*"},
-	{"bench/gpu", 5, "*"},
-	{"cmd/paper", 5, "*"},
-	{"cmd/sppoc", 5, "*"},
-	{"cmd/sppovm", 5, "*"},
+	{".", 4, "lang passes codegen ir vm vm/cpu vm/cpu/simd vm/sim examples"},
+	{"cmd/internal/cli", 5, "*"},
+	{"cmd/internal/trace", 5, "*"},
+	{"bench/gpu", 6, "*"},
+	{"cmd/paper", 6, "*"},
+	{"cmd/sppoc", 6, "*"},
+	{"cmd/sppovm", 6, "*"},
 }
 
 // helpers are for tests of every floor.
@@ -136,6 +139,9 @@ func TestImports(t *testing.T) {
 
 // forbidden says why a file may not import a package, or nothing.
 func forbidden(s source, name string) string {
+	if name+"/" == module {
+		return forbiddenOurs(s, ".")
+	}
 	if ours, ok := strings.CutPrefix(name, module); ok {
 		return forbiddenOurs(s, ours)
 	}
@@ -305,5 +311,18 @@ func TestWords(t *testing.T) {
 				t.Errorf("%s:%d: %s: finish it or leave it out", name, i+1, m)
 			}
 		}
+	}
+}
+
+// The changelog begins with the version of the source.
+func TestChangelogNamesVersion(t *testing.T) {
+	text, err := os.ReadFile("CHANGELOG.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, entry, _ := strings.Cut(string(text), "\n## ")
+	if !strings.HasPrefix(entry, "["+sppo.Version+"]") {
+		first, _, _ := strings.Cut(entry, "\n")
+		t.Errorf("the first entry of CHANGELOG.md is %q, and the version %s", first, sppo.Version)
 	}
 }

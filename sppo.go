@@ -1,0 +1,182 @@
+// Package sppo compiles training jobs for very long sequences, simulates them and runs them. It is what the commands
+// sppoc and sppovm do, for Go programs.
+//
+//	spec, err := sppo.Load("job.sppo", "schedule.offload=full") // the language: package lang
+//	plan, err := sppo.Plan(spec)                                // every decision, with its reason: package passes
+//	program, err := sppo.Build(plan)                            // verified bytecode of every rank: package ir
+//	timeline, err := sppo.Simulate(program)                     // one step in virtual time: package vm/sim
+//	err = sppo.Run(ctx, program, each)                          // training on the CPU: package vm
+//
+// The results are plain values of those packages, which do the work. A Program may also be written by hand: ir.Verify
+// proves it, whoever wrote it. To run on other devices, give vm.Open a function that makes them; package cuda has the
+// one for NVIDIA GPUs.
+//
+// As long as the major version is 0, this package changes with the language and its file forms; see CHANGELOG.md.
+package sppo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"sppo.dev/codegen"
+	"sppo.dev/examples"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/passes"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/cpu/simd"
+	"sppo.dev/vm/sim"
+)
+
+// Version is the release that this source is, or will become. CHANGELOG.md begins with it.
+const Version = "0.1.0"
+
+// Load reads and checks a spec. Each override is KEY=VALUE, as in "schedule.sp=4". Imports of shipped clusters and
+// baselines are found wherever the file is. An error about the spec is a lang.Diagnostics.
+func Load(file string, overrides ...string) (*lang.Spec, error) {
+	return lang.Load(file, languageOptions(overrides))
+}
+
+// Parse checks a spec in memory. The name stands for the file in diagnostics and in relative imports.
+func Parse(name string, text []byte, overrides ...string) (*lang.Spec, error) {
+	return lang.Parse(name, text, languageOptions(overrides))
+}
+
+func languageOptions(overrides []string) lang.Options {
+	return lang.Options{Set: overrides, Shipped: examples.Shipped}
+}
+
+// Plan decides what the spec leaves open and predicts a step. Plan.Memory is an estimate until the plan is built.
+func Plan(spec *lang.Spec) (*passes.Plan, error) { return PlanWith(spec, passes.Options{}) }
+
+// PlanWith is Plan with a choice of passes. The search measures candidates by placing their buffers.
+func PlanWith(spec *lang.Spec, o passes.Options) (*passes.Plan, error) {
+	o.Measure = codegen.Measure
+	plan := passes.New(spec)
+	if err := passes.Run(spec, plan, o); err != nil {
+		return nil, err
+	}
+	return plan, nil
+}
+
+// Build compiles a plan and proves the program free of races, bad accesses, unmatched messages and deadlocks. It sets
+// Plan.Memory to the placed peaks; a program that exceeds its cluster's memory is built all the same. Build panics if
+// its own program fails the proof, which is a bug.
+func Build(plan *passes.Plan) (*ir.Program, error) {
+	program, err := codegen.Build(plan)
+	if err != nil {
+		return nil, err
+	}
+	if err := verify(program); err != nil {
+		panic(fmt.Sprintf("internal: the compiled program does not verify: %v", err))
+	}
+	return program, nil
+}
+
+// verify proves all but that the program fits its machine.
+func verify(p *ir.Program) error { return ir.VerifyOptions{AllowOverCapacity: true}.Verify(p) }
+
+// Compile plans and builds. A job that does not fit its cluster is a *FitError.
+func Compile(spec *lang.Spec) (*ir.Program, error) {
+	plan, err := Plan(spec)
+	if err != nil {
+		return nil, err
+	}
+	program, err := Build(plan)
+	if err != nil {
+		return nil, err
+	}
+	if !plan.Memory.Fits {
+		return nil, &FitError{plan.Memory}
+	}
+	return program, nil
+}
+
+// FitError reports a job that needs more memory than its cluster has.
+type FitError struct{ Memory passes.Memory }
+
+func (e *FitError) Error() string { return "the job does not fit: " + Shortfall(&e.Memory) }
+
+// Shortfall names the stage with the highest peak in each kind of memory that is exceeded; "" where none is.
+func Shortfall(m *passes.Memory) string {
+	var out []string
+	for _, a := range []struct {
+		name     string
+		peaks    []ir.Bytes
+		capacity ir.Bytes
+	}{{"device", m.DevicePeakBytes, m.DeviceCapacityBytes}, {"host", m.HostPeakBytes, m.HostCapacityBytes}} {
+		stage := 0
+		for i, peak := range a.peaks {
+			if peak > a.peaks[stage] {
+				stage = i
+			}
+		}
+		if peak := a.peaks[stage]; peak > a.capacity {
+			has := a.capacity.String()
+			if has == peak.String() {
+				has = fmt.Sprintf("%s less", peak-a.capacity)
+			}
+			out = append(out, fmt.Sprintf("a rank of stage %d needs %s of %s memory and has %s", stage, peak, a.name, has))
+		}
+	}
+	return strings.Join(out, "; ")
+}
+
+// Simulate runs one step in virtual time on the machine that the program names. Nothing is computed.
+func Simulate(p *ir.Program) (*sim.Timeline, error) {
+	return sim.Run(p, ir.SectionStep, sim.Options{})
+}
+
+// A Job is a program loaded on the CPU. Its methods Init, Step and Eval run it; Tensor, Save and Restore reach its
+// weights. It is for one goroutine at a time.
+type Job struct {
+	*vm.Job
+	pool *simd.Pool
+}
+
+// Open verifies a program and loads it: every stream of every rank becomes a goroutine, and their kernels share a
+// number of threads, GOMAXPROCS if it is 0. Close frees what Open took.
+func Open(p *ir.Program, threads int) (*Job, error) {
+	if err := verify(p); err != nil {
+		return nil, err
+	}
+	pool := simd.NewPool(threads)
+	job, err := vm.Open(p, func(int) (vm.Device, error) { return cpu.New(pool), nil }, vm.Options{})
+	if err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return &Job{job, pool}, nil
+}
+
+// Close frees the devices and the threads.
+func (j *Job) Close() error {
+	defer j.pool.Close()
+	return j.Job.Close()
+}
+
+// Run trains on the CPU from initial weights to the program's last step and calls each after every step; nil calls
+// nothing. Relative data files start from the working folder.
+func Run(ctx context.Context, p *ir.Program, each func(vm.StepResult)) (err error) {
+	job, err := Open(p, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, job.Close()) }()
+	if err := job.Init(ctx); err != nil {
+		return err
+	}
+	for job.Steps() < p.Run.Steps {
+		result, err := job.Step(ctx)
+		if err != nil {
+			return err
+		}
+		if each != nil {
+			each(result)
+		}
+	}
+	return nil
+}
