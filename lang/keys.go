@@ -81,6 +81,9 @@ type Key struct {
 // Path is how messages, explain and --set call the key.
 func (k *Key) Path() string { return k.Block + "." + k.Name }
 
+// Words returns the names that the key takes as a value, such as auto; other values it may take are not among them.
+func (k *Key) Words() []string { return slices.Clone(k.takes.names) }
+
 // Required says whether a spec must give the key.
 func (k *Key) Required() bool { return k.Default == "" && k.Derived == "" }
 

@@ -24,14 +24,12 @@ import (
 )
 
 func compareJobs(flags *pflag.FlagSet) cli.Action {
-	sweeps := flags.StringArray("sweep", nil, "KEY=V1,V2,...: one line for each value of a key; given again, for every combination")
-	format := flags.String("format", "text", "text, csv, json or svg")
+	sweeps := flags.StringArray("sweep", nil, "`KEY=V1,V2,...`: one line for each value of a key; given again, for every combination")
+	cli.Words(flags, "sweep", cli.KeyWords())
+	var format string
+	cli.Choice(flags, &format, "format", "text", "text, csv, json or svg", "text", "csv", "json", "svg")
 	set := cli.SetFlag(flags, "set")
 	return func(env *cli.Env, files []string) error {
-		write, ok := tables[*format]
-		if !ok {
-			return cli.Usagef("there is no format %q; there are text, csv, json and svg", *format)
-		}
 		variants, err := variantsOf(files, *set, *sweeps)
 		if err != nil {
 			return err
@@ -41,7 +39,7 @@ func compareJobs(flags *pflag.FlagSet) cli.Action {
 			return err
 		}
 		fmt.Fprintf(env.Stderr, "%s: simulated in virtual time\n", env.Name)
-		return write(env.Stdout, rows)
+		return tables[format](env.Stdout, rows)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
@@ -20,7 +21,7 @@ const maxAdvice = 3
 // does, all that the schedule pins at once. All are measured like the plan itself.
 func adviseFit(job *cli.Job, set []string) error {
 	if job.Spec == nil {
-		return fmt.Errorf("the plan does not fit: %s", cli.Lack(&job.Plan.Memory))
+		return fmt.Errorf("the plan does not fit: %s", sppo.Shortfall(&job.Plan.Memory))
 	}
 	file := job.Spec.File
 	var ways []way
@@ -135,13 +136,13 @@ func lack(job *cli.Job) string {
 		}
 		device, host := cli.Peaks(&bound)
 		if float64(device) > slack*float64(p.Memory.DeviceCapacityBytes) || float64(host) > slack*float64(p.Memory.HostCapacityBytes) {
-			return cli.Lack(&bound)
+			return sppo.Shortfall(&bound)
 		}
 	}
 	if err := job.Measure(); err != nil {
 		return plainly(err)
 	}
-	return cli.Lack(&p.Memory)
+	return sppo.Shortfall(&p.Memory)
 }
 
 // opens says whether a key that is pinned to a value is left to the search for a way out: a default is nothing that was asked for.

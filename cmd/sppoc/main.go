@@ -11,17 +11,15 @@
 //	view.go     view; the page is in page/
 //	svg.go      figures for print
 //	diff.go     diff, and lines.go the comparison of texts
+//	manual.go   the manual page of the language
 //
 // It holds no knowledge of the compilation itself: lang, passes, codegen and ir do the work.
 package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
-
-	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
 )
@@ -39,23 +37,23 @@ var app = cli.App{
 	Doc:  "sppoc compiles a specification of a training job (.sppo) to a program for sppovm (.sppb).",
 	Commands: []cli.Command{
 		{
-			Name: "check", Args: "FILE... [--set KEY=VALUE]", MinArgs: 1, MaxArgs: -1, Setup: check,
+			Name: "check", Args: "FILE... [--set KEY=VALUE]", MinArgs: 1, MaxArgs: -1, Setup: check, Files: cli.SpecFiles,
 			Doc:      "read a spec and say what is wrong with it",
 			Details:  "Prints nothing when all is well.",
 			Examples: []string{"sppoc check examples/tiny.sppo", "sppoc check examples/tiny.sppo --set schedule.offload=none"},
 		},
 		{
-			Name: "fmt", Args: "[-w | -l] FILE...", MinArgs: 1, MaxArgs: -1, Setup: format,
+			Name: "fmt", Args: "[-w | -l] FILE...", MinArgs: 1, MaxArgs: -1, Setup: format, Files: cli.SpecFiles,
 			Doc:      "write a spec in the one style",
 			Examples: []string{"sppoc fmt mine.sppo", "sppoc fmt -w examples/*.sppo", "sppoc fmt -l examples/*.sppo"},
 		},
 		{
-			Name: "explain", Args: "[KEY | OPCODE | PASS | CODE]", MaxArgs: 1, Setup: explain,
+			Name: "explain", Args: "[KEY | OPCODE | PASS | CODE]", MaxArgs: 1, Setup: explain, Words: explained,
 			Doc:      "look up a key of the language, an opcode, a pass or a diagnostic's code",
 			Examples: []string{"sppoc explain", "sppoc explain schedule.offload", "sppoc explain attention", "sppoc explain partition"},
 		},
 		{
-			Name: "plan", Args: "FILE [--json] [--set KEY=VALUE]", MinArgs: 1, MaxArgs: 1, Setup: plan,
+			Name: "plan", Args: "FILE [--json] [--set KEY=VALUE]", MinArgs: 1, MaxArgs: 1, Setup: plan, Files: cli.PlanFiles,
 			Doc: "decide how a job runs: sizes, memory, predicted time, and why",
 			Details: "FILE is a spec, or a plan that --json wrote before. When the job does not fit, the plan is printed all the same,\n" +
 				"then what would make it fit, and the exit code is 3.",
@@ -69,14 +67,14 @@ var app = cli.App{
 			},
 		},
 		{
-			Name: "build", Args: "FILE [-o PROGRAM] [--force]", MinArgs: 1, MaxArgs: 1, Setup: build,
+			Name: "build", Args: "FILE [-o PROGRAM] [--force]", MinArgs: 1, MaxArgs: 1, Setup: build, Files: cli.PlanFiles,
 			Doc: "compile a spec or a plan to a verified program",
 			Details: "The name of the output says its form: .sppir is text, every other is binary. Without -o it is FILE with .sppb\n" +
 				"in the current folder. A job that does not fit the cluster's memory is refused with exit code 3 unless --force is given.",
 			Examples: []string{"sppoc build examples/tiny.sppo -o tiny.sppb", "sppoc build plan.json -o tiny.sppir"},
 		},
 		{
-			Name: "dump", Args: "FILE [--rank R] [--section NAME] [--after PASS] [--format text|json]", MinArgs: 1, MaxArgs: 1, Setup: dump,
+			Name: "dump", Args: "FILE [--rank R] [--section NAME] [--after PASS] [--format text|json]", MinArgs: 1, MaxArgs: 1, Setup: dump, Files: cli.JobFiles,
 			Doc: "show a program, or what a pass made of it",
 			Details: "FILE is a program, a spec or a plan; the last two are compiled first. With --rank it is the code of one rank with its\n" +
 				"own constants filled in, each instruction with its number and addresses.",
@@ -89,18 +87,18 @@ var app = cli.App{
 			},
 		},
 		{
-			Name: "asm", Args: "PROGRAM.sppir -o PROGRAM.sppb", MinArgs: 1, MaxArgs: 1, Setup: asm,
+			Name: "asm", Args: "PROGRAM.sppir -o PROGRAM.sppb", MinArgs: 1, MaxArgs: 1, Setup: asm, Files: cli.ProgramFiles,
 			Doc:      "turn the text form of a program into the binary one, or back",
 			Details:  "The program is verified first.",
 			Examples: []string{"sppoc asm tiny.sppir -o tiny.sppb", "sppoc asm tiny.sppb -o tiny.sppir"},
 		},
 		{
-			Name: "verify", Args: "PROGRAM", MinArgs: 1, MaxArgs: 1, Setup: verify,
+			Name: "verify", Args: "PROGRAM", MinArgs: 1, MaxArgs: 1, Setup: verify, Files: cli.ProgramFiles,
 			Doc:      "prove a program free of races, bad accesses and unmatched messages",
 			Examples: []string{"sppoc verify tiny.sppb"},
 		},
 		{
-			Name: "diff", Args: "A B", MinArgs: 2, MaxArgs: 2, Setup: diff,
+			Name: "diff", Args: "A B", MinArgs: 2, MaxArgs: 2, Setup: diff, Files: cli.JobFiles,
 			Doc: "show what changed between two plans or two programs",
 			Details: "Specs and plans (.sppo, .json) are compared as plans, unless --programs is given; programs as text.\n" +
 				"Without a difference nothing is printed. The exit code is 0 either way.",
@@ -110,7 +108,7 @@ var app = cli.App{
 			},
 		},
 		{
-			Name: "compare", Args: "FILE... [--sweep KEY=V1,V2,...] [--format text|csv|json|svg]", MinArgs: 1, MaxArgs: -1, Setup: compareJobs,
+			Name: "compare", Args: "FILE... [--sweep KEY=V1,V2,...] [--format text|csv|json|svg]", MinArgs: 1, MaxArgs: -1, Setup: compareJobs, Files: cli.JobFiles,
 			Doc: "simulate several jobs and put them in one table",
 			Details: "FILEs are specs, plans or programs. Each is compiled and a step of it simulated; what cannot be compiled has its\n" +
 				"reason in its line. What does not fit its cluster is simulated all the same, and says so.",
@@ -121,7 +119,7 @@ var app = cli.App{
 			},
 		},
 		{
-			Name: "view", Args: "FILE [FILE | TRACE] -o OUT.html|OUT.svg [--ranks LIST]", MinArgs: 1, MaxArgs: 2, Setup: view,
+			Name: "view", Args: "FILE [FILE | TRACE] -o OUT.html|OUT.svg [--ranks LIST]", MinArgs: 1, MaxArgs: 2, Setup: view, Files: cli.JobFiles,
 			Doc: "simulate a program, or two, and draw the timeline as a page",
 			Details: "FILEs are programs, specs or plans. The page is one file that needs no network: the streams of one rank of every\n" +
 				"stage and what its memory holds, on one time axis, with zoom, search and the spec line of every instruction.\n" +
@@ -136,7 +134,7 @@ var app = cli.App{
 			},
 		},
 		{
-			Name: "trace", Args: "FILE -o OUT.json [--ranks LIST]", MinArgs: 1, MaxArgs: 1, Setup: writeTrace,
+			Name: "trace", Args: "FILE -o OUT.json [--ranks LIST]", MinArgs: 1, MaxArgs: 1, Setup: writeTrace, Files: cli.JobFiles,
 			Doc: "simulate a program and write its timeline for Perfetto",
 			Details: "FILE is a program, a spec or a plan. The trace-event JSON has a process for each rank, a thread for each stream, an\n" +
 				"arrow for each message and the memory that each arena holds; ui.perfetto.dev opens it. Times are virtual.",
@@ -146,14 +144,7 @@ var app = cli.App{
 			},
 		},
 		{Name: "passes", Setup: listPasses, Doc: "list the passes in the order in which they run"},
-		{Name: "version", Setup: version, Doc: "say which version this is"},
 	},
-	Aliases: map[string][]string{"--list-passes": {"passes"}, "--version": {"version"}},
-}
-
-func version(*pflag.FlagSet) cli.Action {
-	return func(env *cli.Env, _ []string) error {
-		_, err := fmt.Fprintln(env.Stdout, cli.Version("sppoc"))
-		return err
-	}
+	Aliases: map[string][]string{"--list-passes": {"passes"}},
+	Pages:   []cli.Page{languagePage},
 }

@@ -15,10 +15,13 @@ import (
 // passFlags choose what of the passes runs.
 func passFlags(flags *pflag.FlagSet) *passes.Options {
 	o := &passes.Options{}
-	flags.StringSliceVar(&o.PrintAfter, "print-after", nil, "print the plan as JSON after these passes, or after all; it comes before the result")
-	flags.StringVar(&o.StopAfter, "stop-after", "", "run no pass after this one")
-	flags.StringSliceVar(&o.Passes, "passes", nil, "run these passes, in this order, instead of all")
-	flags.StringSliceVar(&o.Disable, "disable", nil, "leave these passes out")
+	flags.StringSliceVar(&o.PrintAfter, "print-after", nil, "print the plan as JSON after each of these `PASSES`, or after all; it comes before the result")
+	flags.StringVar(&o.StopAfter, "stop-after", "", "run no pass after this `PASS`")
+	flags.StringSliceVar(&o.Passes, "passes", nil, "run these `PASSES`, in this order, instead of all")
+	flags.StringSliceVar(&o.Disable, "disable", nil, "leave these `PASSES` out")
+	for _, name := range []string{"print-after", "stop-after", "passes", "disable"} {
+		cli.Words(flags, name, passes.Names())
+	}
 	return o
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
 	"sppo.dev/passes"
@@ -18,6 +19,7 @@ import (
 
 func build(flags *pflag.FlagSet) cli.Action {
 	out := flags.StringP("output", "o", "", "the program to write")
+	cli.Files(flags, "output", cli.ProgramFiles...)
 	force := flags.Bool("force", false, "write a program that does not fit, too")
 	set := cli.SetFlag(flags, "set")
 	options := passFlags(flags)
@@ -45,7 +47,7 @@ func build(flags *pflag.FlagSet) cli.Action {
 			return err
 		}
 		if !job.Plan.Memory.Fits {
-			lack := cli.Lack(&job.Plan.Memory)
+			lack := sppo.Shortfall(&job.Plan.Memory)
 			if !*force {
 				return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan says what would, --force builds it all the same", file, lack))
 			}
@@ -57,6 +59,7 @@ func build(flags *pflag.FlagSet) cli.Action {
 
 func asm(flags *pflag.FlagSet) cli.Action {
 	out := flags.StringP("output", "o", "", "the program to write; its name says the form")
+	cli.Files(flags, "output", cli.ProgramFiles...)
 	force := flags.Bool("force", false, "write a program that needs more memory than its machine has, too")
 	return func(env *cli.Env, args []string) error {
 		if *out == "" {
@@ -108,19 +111,12 @@ type dumpFlags struct {
 func dump(flags *pflag.FlagSet) cli.Action {
 	var f dumpFlags
 	flags.IntVar(&f.rank, "rank", -1, "show what this rank runs, instead of all codes")
-	flags.StringVar(&f.section, "section", "", "show only this section: "+strings.Join(sectionNames(), ", "))
-	flags.StringVar(&f.after, "after", "", "show the plan, or the program, as this pass left it")
-	flags.StringVar(&f.format, "format", "text", "text or json")
+	cli.Choice(flags, &f.section, "section", "", "show only this section: "+strings.Join(sectionNames(), ", "), sectionNames()...)
+	cli.Choice(flags, &f.after, "after", "", "show the plan, or the program, as this pass left it", passes.Names()...)
+	cli.Choice(flags, &f.format, "format", "text", "text or json", "text", "json")
 	set := cli.SetFlag(flags, "set")
 	return func(env *cli.Env, args []string) error {
-		if f.format != "text" && f.format != "json" {
-			return cli.Usagef("--format %s: there are text and json", f.format)
-		}
-		pass := passes.Find(f.after)
-		switch {
-		case pass == nil && f.after != "":
-			return cli.Usagef("--after %s: there are %s", f.after, strings.Join(passes.Names(), ", "))
-		case pass != nil && pass.Run != nil:
+		if pass := passes.Find(f.after); pass != nil && pass.Run != nil {
 			return dumpPlan(env.Stdout, args[0], *set, f)
 		}
 		job, err := cli.OpenProgram(args[0], *set)
@@ -176,10 +172,7 @@ func dumpProgram(w io.Writer, p *ir.Program, f dumpFlags) error {
 		return cli.Usagef("--rank %d: the program has ranks 0 to %d", f.rank, len(p.Ranks)-1)
 	}
 	if f.section != "" {
-		var err error
-		if p, err = onlySection(p, f.section); err != nil {
-			return err
-		}
+		p = onlySection(p, f.section)
 	}
 	if f.format == "json" {
 		return dumpJSON(w, p, f.rank)
@@ -195,26 +188,17 @@ func dumpProgram(w io.Writer, p *ir.Program, f dumpFlags) error {
 }
 
 // onlySection is the program with all other sections empty.
-func onlySection(p *ir.Program, name string) (*ir.Program, error) {
-	keep := ir.NumSections
-	for s := range ir.NumSections {
-		if s.String() == name {
-			keep = s
-		}
-	}
-	if keep == ir.NumSections {
-		return nil, cli.Usagef("--section %s: there are %s", name, strings.Join(sectionNames(), ", "))
-	}
+func onlySection(p *ir.Program, name string) *ir.Program {
 	q := *p
 	q.Codes = slices.Clone(p.Codes)
 	for c := range q.Codes {
 		for s := range ir.NumSections {
-			if s != keep {
+			if s.String() != name {
 				q.Codes[c].Sections[s], q.Codes[c].Events[s] = nil, 0
 			}
 		}
 	}
-	return &q, nil
+	return &q
 }
 
 // withoutLines drops lines that begin with one of its prefixes. Whoever asks for one section wants its instructions, which show

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -112,18 +111,7 @@ func explanation(word string) (string, error) {
 	if len(found) > 0 {
 		return strings.Join(found, "\n"), nil
 	}
-	var words []string
-	for _, k := range lang.Keys {
-		words = append(words, k.Name, k.Path())
-	}
-	for _, c := range lang.Codes {
-		words = append(words, string(c.Code))
-	}
-	for _, b := range lang.Blocks {
-		words = append(words, b.Name)
-	}
-	words = slices.Concat(words, passes.Names(), ir.Opcodes())
-	if near := lang.Nearest(word, words); near != "" {
+	if near := lang.Nearest(word, explained()); near != "" {
 		return "", fmt.Errorf("nothing is known about %q; did you mean %q?", word, near)
 	}
 	return "", fmt.Errorf("nothing is known about %q; sppoc explain lists what is", word)

@@ -22,7 +22,10 @@ const mostSpans = 500_000
 func writeTrace(flags *pflag.FlagSet) cli.Action {
 	out := flags.StringP("output", "o", "", "the trace to write")
 	ranks := flags.String("ranks", "", "all, stages (one rank of each) or a list as in 0,8,16; all by default, or stages where all would be too many")
-	section := flags.String("section", "step", "init, step or eval")
+	var section string
+	cli.Choice(flags, &section, "section", "step", "init, step or eval", sectionNames()...)
+	cli.Files(flags, "output", "json")
+	cli.Words(flags, "ranks", rankWords)
 	set := cli.SetFlag(flags, "set")
 	return func(env *cli.Env, args []string) error {
 		if *out == "" {
@@ -31,10 +34,7 @@ func writeTrace(flags *pflag.FlagSet) cli.Action {
 		if err := cli.CheckOutput(*out, args...); err != nil {
 			return err
 		}
-		s := slices.Index(sectionNames(), *section)
-		if s < 0 {
-			return cli.Usagef("there is no section %q; there are %s", *section, strings.Join(sectionNames(), ", "))
-		}
+		s := slices.Index(sectionNames(), section)
 		job, err := cli.OpenProgram(args[0], *set)
 		if err != nil {
 			return err
@@ -50,11 +50,14 @@ func writeTrace(flags *pflag.FlagSet) cli.Action {
 		err = cli.WriteFile(*out, func(w io.Writer) error { return trace.Write(w, job.Program, timeline, chosen) })
 		if err == nil {
 			fmt.Fprintf(env.Stderr, "%s: simulated %s of %d ranks in %s; %d of them are in %s\n",
-				env.Name, *section, len(job.Program.Ranks), timeline.Makespan, len(chosen), *out)
+				env.Name, section, len(job.Program.Ranks), timeline.Makespan, len(chosen), *out)
 		}
 		return err
 	}
 }
+
+// rankWords may stand for a list of ranks.
+var rankWords = []string{"all", "stages"}
 
 // chooseRanks reads --ranks.
 func chooseRanks(text string, p *ir.Program, t *sim.Timeline) ([]int, error) {

@@ -36,6 +36,8 @@ var (
 func view(flags *pflag.FlagSet) cli.Action {
 	out := flags.StringP("output", "o", "", "the page to write")
 	ranks := flags.String("ranks", "stages", "stages (one rank of each), all, or a list as in 0,8,16")
+	cli.Files(flags, "output", "html", "svg")
+	cli.Words(flags, "ranks", rankWords)
 	svg := flags.Bool("svg", false, "draw a figure for print, as for an output that is called .svg")
 	set := cli.SetFlag(flags, "set")
 	return func(env *cli.Env, files []string) error {

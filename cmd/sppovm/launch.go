@@ -41,7 +41,7 @@ func (l *launchFlags) define(flags *pflag.FlagSet) {
 	l.set, l.lookup = flags, os.Getenv
 	flags.IntVar(&l.asked.processes, "processes", 1, "run as one of so many processes, each with as many ranks; torchrun, srun and mpirun say so themselves")
 	flags.IntVar(&l.asked.process, "process", 0, "which of the processes this is, from 0")
-	flags.StringVar(&l.asked.rendezvous, "rendezvous", "", "HOST:PORT where process 0 listens and the others find it")
+	flags.StringVar(&l.asked.rendezvous, "rendezvous", "", "`HOST:PORT` where process 0 listens and the others find it")
 	flags.StringVar(&l.asked.job, "job", "", "a name that keeps apart jobs which meet at one place, where neither launcher nor program does")
 	flags.DurationVar(&l.timeout, "rendezvous-timeout", 5*time.Minute, "how long to wait until all processes are there")
 }

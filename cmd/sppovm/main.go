@@ -16,12 +16,9 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
-
-	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
 )
@@ -40,7 +37,7 @@ var app = cli.App{
 	Doc:  "sppovm runs training jobs that sppoc compiled.",
 	Commands: []cli.Command{
 		{
-			Name: "run", Args: "FILE [--steps K] [--json] [--save CHECKPOINT]", MinArgs: 1, MaxArgs: 1, Setup: run,
+			Name: "run", Args: "FILE [--steps K] [--json] [--save CHECKPOINT]", MinArgs: 1, MaxArgs: 1, Setup: run, Files: cli.JobFiles,
 			Doc: "train",
 			Details: "FILE is a program (.sppb or .sppir), a spec, or a plan; the last two are compiled first. Progress goes to standard\n" +
 				"error. With --json standard output gets one object a line: for each step {\"step\",\"loss\",\"tokens_per_s\",\"step_s\",\n" +
@@ -90,12 +87,5 @@ var app = cli.App{
 				"the end {\"done\":true,\"machine\",\"notes\",\"disturbed\"}.",
 			Examples: []string{"sppovm probe -o here.sppo --name here", "sppovm probe --device cuda -o cluster.sppo"},
 		},
-		{Name: "version", Doc: "say which version this is", Setup: func(*pflag.FlagSet) cli.Action {
-			return func(env *cli.Env, _ []string) error {
-				_, err := fmt.Fprintln(env.Stdout, cli.Version("sppovm"))
-				return err
-			}
-		}},
 	},
-	Aliases: map[string][]string{"--version": {"version"}},
 }

@@ -32,14 +32,15 @@ type probeFlags struct {
 
 func probeMachine(flags *pflag.FlagSet) cli.Action {
 	var f probeFlags
-	flags.StringVar(&f.run.device, "device", "cpu", "cpu; or cuda: NVIDIA GPUs")
+	cli.Choice(flags, &f.run.device, "device", "cpu", "cpu; or cuda: NVIDIA GPUs", "cpu", "cuda")
 	flags.StringVarP(&f.out, "output", "o", "", "the cluster file to write; without it the file goes to standard output")
 	flags.StringVar(&f.name, "name", "measured", "what the cluster is to be called")
+	cli.Files(flags, "output", cli.SpecFiles...)
 	flags.IntVar(&f.ranks, "ranks", 0, "ranks of a node; 0 is one a GPU, and 4 on the cpu, whose cores they share")
 	flags.DurationVar(&f.span, "span", 50*time.Millisecond, "repeat what is measured for at least this long")
 	flags.BoolVar(&f.run.json, "json", false, "write one JSON object a measurement to standard output, and the figures behind them")
 	flags.BoolVarP(&f.run.quiet, "quiet", "q", false, "show no progress")
-	flags.StringVar(&f.run.blas, "blas", "go", "cpu: who multiplies matrices: go, or openblas where it is installed")
+	cli.Choice(flags, &f.run.blas, "blas", "go", "cpu: who multiplies matrices: go, or openblas where it is installed", blasNames...)
 	flags.IntVar(&f.run.threads, "threads", 0, "cpu: threads that the ranks share; 0 is one a processor core")
 	flags.BoolVar(&f.run.nccl, "nccl", false, "cuda: ranks meet by NCCL instead of by copies between their memories")
 	flags.BoolVar(&f.run.tune, "tune", false, "cuda: take the fastest way in which cuBLASLt can make each product")
@@ -52,9 +53,6 @@ func probeMachine(flags *pflag.FlagSet) cli.Action {
 }
 
 func (f *probeFlags) check() error {
-	if f.run.device == "sim" {
-		return cli.Usagef("the simulator has no speed of its own: there is --device cpu or cuda to measure")
-	}
 	if err := f.run.check(); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
@@ -46,7 +47,7 @@ func (f *runFlags) leads() bool { return f.launch == nil || f.launch.process == 
 
 func run(flags *pflag.FlagSet) cli.Action {
 	var f runFlags
-	flags.StringVar(&f.device, "device", "cpu", "cpu; cuda: NVIDIA GPUs; or sim: virtual time on the cluster of the program")
+	cli.Choice(flags, &f.device, "device", "cpu", "cpu; cuda: NVIDIA GPUs; or sim: virtual time on the cluster of the program", "cpu", "cuda", "sim")
 	flags.IntVar(&f.steps, "steps", -1, "stop behind this step instead of the program's last (sim: the first); the learning rate still follows the program's schedule")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object a line to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
@@ -55,17 +56,21 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.save, "save", "", "write a checkpoint to this file at the end")
 	flags.StringVar(&f.resume, "resume", "", "go on from this checkpoint")
 	flags.StringVar(&f.dir, "dir", "", "the folder that relative data files start from, instead of the current one")
-	flags.StringVar(&f.blas, "blas", "go", "who multiplies matrices: go, or openblas where it is installed")
+	cli.Choice(flags, &f.blas, "blas", "go", "who multiplies matrices: go, or openblas where it is installed", blasNames...)
 	flags.IntVar(&f.threads, "threads", 0, "threads that share the kernels' work; 0 is one a processor core")
 	flags.BoolVar(&f.nccl, "nccl", false, "cuda: ranks meet by NCCL, each on a GPU of its own, instead of by copies between their memories")
 	flags.BoolVar(&f.tune, "tune", false, "cuda: time the ways in which cuBLASLt can make each product, and take the fastest; other runs may then round differently")
 	flags.BoolVar(&f.graphs, "graphs", false, "cuda: capture each section of the program once and replay it as a graph; for programs of one rank")
 	flags.StringVar(&f.profile, "profile", "", "write to this file when each instruction of the last step ran; sppoc view shows it beside the simulation")
+	for _, name := range []string{"save", "resume"} {
+		cli.Files(flags, name)
+	}
+	cli.Files(flags, "profile", "json")
 	f.launching.define(flags)
 	flags.BoolVar(&f.force, "force", false, "run what does not fit its cluster, too")
 	flags.BoolVar(&f.sim.contention, "contention", false, "sim: copies of a node's ranks share its bandwidth as they come, instead of each having its part")
 	flags.Float64Var(&f.sim.jitter, "jitter", 0, "sim: vary every duration, by this standard deviation of its logarithm")
-	flags.StringArrayVar(&f.sim.slow, "slow", nil, "sim: RANK=FACTOR, a rank whose kernels and copies take longer by a factor; may be given again")
+	flags.StringArrayVar(&f.sim.slow, "slow", nil, "sim: `RANK=FACTOR`, a rank whose kernels and copies take longer by a factor; may be given again")
 	return func(env *cli.Env, args []string) error {
 		f.seeded = flags.Changed("seed")
 		if flags.Changed("steps") && f.steps < 0 || f.threads < 0 {
@@ -126,20 +131,18 @@ func (f *runFlags) check() error {
 		if f.launch != nil {
 			return cli.Usagef("a simulation is one process, not %d", f.launch.processes)
 		}
-	default:
-		return cli.Usagef("there is no device %q; there are cpu, cuda and sim", f.device)
 	}
 	if (f.nccl || f.tune || f.graphs) && f.device != "cuda" {
 		return cli.Usagef("--nccl, --tune and --graphs go with --device cuda")
 	}
-	switch f.blas {
-	case "go":
-		return nil
-	case "openblas":
+	if f.blas == "openblas" {
 		return cli.Wrong(simd.UseOpenBLAS(true))
 	}
-	return cli.Usagef("--blas %s: there are go and openblas", f.blas)
+	return nil
 }
+
+// blasNames are what may multiply matrices on the CPU.
+var blasNames = []string{"go", "openblas"}
 
 // accept refuses programs that would not end well, and applies the flags that change one.
 func (f *runFlags) accept(file string, job *cli.Job) error {
@@ -149,7 +152,7 @@ func (f *runFlags) accept(file string, job *cli.Job) error {
 			return err
 		}
 	case !job.Plan.Memory.Fits && !f.force:
-		return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan says what would, --force runs it all the same", file, cli.Lack(&job.Plan.Memory)))
+		return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan says what would, --force runs it all the same", file, sppo.Shortfall(&job.Plan.Memory)))
 	}
 	if n := len(job.Program.Ranks); f.graphs && n > 1 {
 		return cli.Usagef("--graphs is for programs of one rank, and %s has %d that meet", file, n)

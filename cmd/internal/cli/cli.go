@@ -1,12 +1,16 @@
 // Package cli is what the two commands share: a table of subcommands with their flags and examples, the exit codes,
 // and the opening of whatever file is named.
 //
-//	cli.go     the table's type, dispatch, help
-//	exit.go    exit codes and what becomes of an error
-//	source.go  a file on the command line: spec, plan or program
-//	memory.go  where memory lacks
-//	words.go   text for a terminal
-//	write.go   results that appear whole or not at all
+//	cli.go       the table's type, dispatch, help
+//	exit.go      exit codes and what becomes of an error
+//	choice.go    flags that take one of several words, and what completion knows of others
+//	complete.go  completion of command lines; the shells' scripts are in completion/
+//	man.go       manual pages
+//	version.go   release and build
+//	source.go    a file on the command line: spec, plan or program
+//	memory.go    the highest peaks
+//	words.go     text for a terminal
+//	write.go     results that appear whole or not at all
 //
 // It knows no subcommand: those stand in cmd/sppoc and cmd/sppovm.
 package cli
@@ -44,7 +48,9 @@ type Command struct {
 	Details  string // paragraphs, may be empty
 	Examples []string
 	MinArgs  int
-	MaxArgs  int // -1: any number
+	MaxArgs  int             // -1: any number
+	Files    []string        // extensions of the files that arguments name, for completion
+	Words    func() []string // other arguments, for completion
 	Setup    func(flags *pflag.FlagSet) Action
 }
 
@@ -52,8 +58,14 @@ type Command struct {
 type App struct {
 	Name     string
 	Doc      string
-	Commands []Command
-	Aliases  map[string][]string // a first argument that stands for others: "--version" for "version"
+	Commands []Command           // its own; completion, man and version come with the type
+	Aliases  map[string][]string // a first argument that stands for others: "--list-passes" for "passes"
+	Pages    []Page              // of the manual besides its own
+}
+
+// commands are all, in the order of help.
+func (a *App) commands() []Command {
+	return append(slices.Clone(a.Commands), a.completionCommand(), a.manCommand(), a.versionCommand())
 }
 
 // Main runs the command that the arguments name and returns the exit code. A panic is a bug of ours: it becomes a
@@ -101,6 +113,10 @@ func (a *App) dispatch(env *Env, args []string) error {
 	switch args[0] {
 	case "help", "-h", "--help":
 		return a.help(env, args[1:])
+	case "--version":
+		args = append([]string{"version"}, args[1:]...)
+	case completeCommand:
+		return a.complete(env, args[1:])
 	}
 	c, err := a.find(args[0])
 	if err != nil {
@@ -138,6 +154,9 @@ func wrongFlag(flags *pflag.FlagSet, err error) string {
 	if !errors.As(err, &bad) {
 		return err.Error()
 	}
+	if c, ok := bad.GetFlag().Value.(*choice); ok {
+		return fmt.Sprintf("--%s %s: there are %s", bad.GetFlag().Name, bad.GetValue(), listed(c.words))
+	}
 	wanted := map[string]string{"int": "a whole number", "int64": "a whole number", "uint64": "a whole number that is not negative", "float64": "a number",
 		"bool": "true or false", "duration": "a time, as in 50ms"}
 	want, ok := wanted[bad.GetFlag().Value.Type()]
@@ -159,16 +178,22 @@ func (a *App) setup(c *Command) (*pflag.FlagSet, Action) {
 	flags.SetOutput(io.Discard)
 	flags.SortFlags = false
 	flags.Usage = func() {}
-	return flags, c.Setup(flags)
+	action := c.Setup(flags)
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.DefValue == "-1" { // stands for a flag that is not given
+			f.DefValue = "0"
+		}
+	})
+	return flags, action
 }
 
 func (a *App) find(name string) (*Command, error) {
 	var names []string
-	for i := range a.Commands {
-		if a.Commands[i].Name == name {
-			return &a.Commands[i], nil
+	for _, c := range a.commands() {
+		if c.Name == name {
+			return &c, nil
 		}
-		names = append(names, a.Commands[i].Name)
+		names = append(names, c.Name)
 	}
 	if near := lang.Nearest(name, names); near != "" {
 		return nil, Usagef("there is no command %q; did you mean %q?", name, near)
@@ -197,11 +222,6 @@ func (a *App) help(env *Env, args []string) error {
 		fmt.Fprintf(&b, "\n%s\n", strings.TrimSpace(c.Details))
 	}
 	if flags.HasFlags() {
-		flags.VisitAll(func(f *pflag.Flag) {
-			if f.DefValue == "-1" { // stands for a flag that is not given
-				f.DefValue = "0"
-			}
-		})
 		fmt.Fprintf(&b, "\nFlags:\n%s", flags.FlagUsagesWrapped(100))
 	}
 	if len(c.Examples) > 0 {
@@ -217,12 +237,12 @@ func (a *App) help(env *Env, args []string) error {
 func (a *App) overview() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", a.Doc)
-	widest := 0
-	for i := range a.Commands {
-		widest = max(widest, len(a.Commands[i].Name))
+	all, widest := a.commands(), 0
+	for i := range all {
+		widest = max(widest, len(all[i].Name))
 	}
-	for i := range a.Commands {
-		fmt.Fprintf(&b, "  %s %-*s  %s\n", a.Name, widest, a.Commands[i].Name, a.Commands[i].Doc)
+	for i := range all {
+		fmt.Fprintf(&b, "  %s %-*s  %s\n", a.Name, widest, all[i].Name, all[i].Doc)
 	}
 	fmt.Fprintf(&b, "\n%s help COMMAND shows flags and examples.\n", a.Name)
 	fmt.Fprintf(&b, "Exit: %d done, %d failed, %d the input is wrong, %d does not fit.\n", Done, Failed, BadInput, NoFit)

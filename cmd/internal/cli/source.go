@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"sppo.dev"
 	"sppo.dev/codegen"
-	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
@@ -20,8 +20,18 @@ import (
 
 // SetFlag is the flag that overrides keys of a spec.
 func SetFlag(flags *pflag.FlagSet, name string) *[]string {
-	return flags.StringArray(name, nil, "override a key of the spec, as in schedule.sp=4; may be given again")
+	set := flags.StringArray(name, nil, "override a key of the spec by `KEY=VALUE`, as in schedule.sp=4; may be given again")
+	Words(flags, name, KeyWords())
+	return set
 }
+
+// Extensions of the files that commands read.
+var (
+	SpecFiles    = []string{"sppo"}
+	PlanFiles    = []string{"sppo", "json"}
+	ProgramFiles = []string{"sppb", "sppir"}
+	JobFiles     = append(PlanFiles[:2:2], ProgramFiles...)
+)
 
 // LoadSpec reads and checks a specification; shipped clusters are found from anywhere.
 func LoadSpec(file string, set []string) (*lang.Spec, error) {
@@ -33,7 +43,7 @@ func LoadSpec(file string, set []string) (*lang.Spec, error) {
 	if err := IsSpec(file); err != nil {
 		return nil, err
 	}
-	spec, err := lang.Load(file, lang.Options{Set: set, Shipped: examples.Shipped})
+	spec, err := sppo.Load(file, set...)
 	return spec, Wrong(err)
 }
 
@@ -70,9 +80,8 @@ func OpenPlan(file string, set []string, o passes.Options) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	plan := passes.New(spec)
-	o.Measure = codegen.Measure
-	if err := passes.Run(spec, plan, o); err != nil {
+	plan, err := sppo.PlanWith(spec, o)
+	if err != nil {
 		return nil, Wrong(err)
 	}
 	return &Job{Spec: spec, Plan: plan}, nil
@@ -137,18 +146,10 @@ func ReadProgram(file string) (*ir.Program, error) {
 	return program, Wrong(err)
 }
 
-// Compile makes the program of a plan and proves it. What the verifier finds in our own code is a bug of ours; whether
-// the program fits is asked of the plan.
-func (j *Job) Compile() error {
-	program, err := codegen.Build(j.Plan)
-	if err != nil {
-		return Wrong(err)
-	}
-	if err := (ir.VerifyOptions{AllowOverCapacity: true}).Verify(program); err != nil {
-		panic(fmt.Sprintf("internal: the compiled program does not verify: %v", err))
-	}
-	j.Program = program
-	return nil
+// Compile builds the program of the plan. Whether it fits is Plan.Memory's.
+func (j *Job) Compile() (err error) {
+	j.Program, err = sppo.Build(j.Plan)
+	return Wrong(err)
 }
 
 // Verify proves a program that came from a file. A lack of memory is what force overlooks, and nothing else.

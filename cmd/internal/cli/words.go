@@ -2,7 +2,6 @@ package cli
 
 import (
 	"fmt"
-	"runtime/debug"
 	"strings"
 )
 
@@ -39,21 +38,4 @@ func Short(v float64) string {
 		}
 	}
 	return fmt.Sprintf("%.3g", v)
-}
-
-// Version is what a command says of itself: its name, the commit that it was built from, the compiler.
-func Version(name string) string {
-	commit, changed, compiler := "unknown commit", "", ""
-	if info, ok := debug.ReadBuildInfo(); ok {
-		compiler = info.GoVersion
-		for _, s := range info.Settings {
-			switch {
-			case s.Key == "vcs.revision" && len(s.Value) >= 12:
-				commit = s.Value[:12]
-			case s.Key == "vcs.modified" && s.Value == "true":
-				changed = " with changes"
-			}
-		}
-	}
-	return strings.TrimSpace(name + " " + commit + changed + " " + compiler)
 }

@@ -1,0 +1,76 @@
+package cli
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/pflag"
+
+	"sppo.dev"
+)
+
+// Version names a command's release, its build and the Go release that compiled it. Two builds of one source have the
+// same version; two that may behave differently do not, so the processes of a job compare it.
+func Version(name string) string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		info = &debug.BuildInfo{}
+	}
+	return fmt.Sprintf("%s %s (%s, %s)", name, sppo.Version, buildOf(info, executableHash), runtime.Version())
+}
+
+// buildOf identifies the source of a build: by the checksum of the module that go install fetched, by the commit where
+// nothing was changed since, else by a hash of the executable, which differs for other processors and paths, too.
+func buildOf(info *debug.BuildInfo, executable func() (string, error)) string {
+	if info.Main.Sum != "" {
+		return fmt.Sprintf("module %s %s", info.Main.Version, info.Main.Sum)
+	}
+	settings := map[string]string{}
+	for _, s := range info.Settings {
+		settings[s.Key] = s.Value
+	}
+	if commit := settings["vcs.revision"]; len(commit) >= 12 && settings["vcs.modified"] == "false" {
+		return "commit " + commit[:12]
+	}
+	hash, err := executable()
+	if err != nil {
+		return "unknown build"
+	}
+	return "build " + hash
+}
+
+// executableHash is the start of the SHA-256 of the file that runs, in hexadecimal.
+func executableHash() (string, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	if runtime.GOOS == "linux" {
+		path = "/proc/self/exe" // also once the file was replaced
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:6]), nil
+}
+
+// versionCommand is version, which every program has.
+func (a *App) versionCommand() Command {
+	return Command{Name: "version", Doc: "print version and build", Setup: func(*pflag.FlagSet) Action {
+		return func(env *Env, _ []string) error {
+			_, err := fmt.Fprintln(env.Stdout, Version(a.Name))
+			return err
+		}
+	}}
+}
