@@ -8,7 +8,7 @@ GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 # As go test prints, and at the end every test that was skipped, with its reason.
 TEST = $(GO) run $(GOTESTSUM) --format standard-quiet --
 
-.PHONY: all build run test race long bench kernels gpu-bundle gpu-check lint fuzz cover docs paper clean
+.PHONY: all build run test race long bench kernels gpu-bundle gpu-check release release-check lint fuzz cover docs paper clean
 
 all: build test
 
@@ -51,6 +51,12 @@ gpu-bundle: ## what gpu-check needs on a machine without Go, into out/gpu
 
 gpu-check: gpu-bundle ## on a machine with a GPU: the device against the cpu, then how fast it is, into bench/gpu
 	cd out/gpu && rm -f 20*.json; bash check.sh; status=$$?; cp 20*.json ../../bench/gpu/; exit $$status
+
+release: ## archives for every platform with checksums, into out/release; equal sources give equal bytes
+	$(GO) run ./cmd/release
+
+release-check: ## the release twice, byte by byte, and go install of it from a proxy of files
+	SPPO_LONG=1 $(GO) test -count 1 -v -timeout 30m ./cmd/release
 
 lint: ## formatting, vet, staticcheck
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not formatted:" $$unformatted; exit 1; fi

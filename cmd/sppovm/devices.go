@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/cuda"
 	"sppo.dev/vm/cpu/simd"
 )
 
@@ -21,7 +20,7 @@ func devices(*pflag.FlagSet) cli.Action {
 		}
 		_, err := fmt.Fprintf(env.Stdout, "cpu   %s, %d cores, products by our own kernels for %s; %s\n"+
 			"sim   virtual time on the cluster that a program was compiled for\ncuda  %s\n",
-			runtime.GOARCH, runtime.NumCPU(), simd.ISA(), blas, strings.Join(cuda.Report(), "\n      "))
+			runtime.GOARCH, runtime.NumCPU(), simd.ISA(), blas, strings.Join(reportGPUs(), "\n      "))
 		return err
 	}
 }

@@ -8,6 +8,7 @@
 //	bubble.go    idle over busy time, measured
 //	profile.go   the timeline of the last step, measured
 //	computer.go  who computes: the cpu or GPUs
+//	gpus.go      GPUs; gpus_static.go what a static build says instead (-tags static)
 //	devices.go   what there is to run on
 //	probe.go     measure it; clusterfile.go writes the figures as a cluster file
 //

@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/cuda"
 	"sppo.dev/examples"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
@@ -144,35 +143,6 @@ func (f *probeFlags) open() (*bench, error) {
 	b.about, b.close = fmt.Sprintf("%s, %d ranks", c.name, b.facts.Ranks), c.close
 	b.Open = func(*ir.Program) (func(int) vm.Device, vm.Transport, error) { return c.device, c.transport, nil }
 	return b, nil
-}
-
-// deviceReserve is what a GPU keeps for its context, libraries and workspaces.
-const deviceReserve = 4 << 30
-
-func (f *probeFlags) openCUDA(b *bench) error {
-	options := cuda.Options{NCCL: f.run.nccl, Tune: f.run.tune, Portable: set(cuda.PortableVariable)}
-	m, err := cuda.Open(options)
-	if err != nil {
-		return err
-	}
-	cards := m.Cards()
-	if b.facts.Ranks == 0 {
-		b.facts.Ranks = len(cards)
-	}
-	shared := int64((b.facts.Ranks + len(cards) - 1) / len(cards))
-	b.scale, b.about = probe.GPU, fmt.Sprintf("cuda, %s, %d ranks", m.Describe(), b.facts.Ranks)
-	b.facts.DeviceMemory, b.facts.HostMemory = max(cards[0].Memory-deviceReserve, cards[0].Memory/2)/shared, hostMemory()*3/4
-	if c := sheetOf(cards[0].Name); c != nil {
-		b.facts.PeakBF16, b.facts.PeakF32, b.facts.PeakSource = c.PeakBF16, c.PeakF32, "not measured: as in "+c.Name+".sppo, which ships"
-	}
-	b.Open = func(p *ir.Program) (func(int) vm.Device, vm.Transport, error) {
-		again, err := m.Again()
-		if err != nil {
-			return nil, nil, err
-		}
-		return again.New, again, again.Check(p)
-	}
-	return nil
 }
 
 // sheetOf finds the shipped cluster of a card, whose peaks are the data sheet's; nil where none is of it. Cards of one

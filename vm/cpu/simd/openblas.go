@@ -7,8 +7,6 @@ import (
 	"runtime"
 	"sync"
 	"unsafe"
-
-	"github.com/ebitengine/purego"
 )
 
 // openBLASNames are the names under which the library may be installed.
@@ -48,20 +46,20 @@ func (b *blas) open() error {
 		}
 		var errs []error
 		for _, name := range openBLASNames {
-			lib, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
+			lib, err := openLibrary(name)
 			if err != nil {
 				errs = append(errs, err)
 				continue
 			}
-			setThreads, err := purego.Dlsym(lib, "openblas_set_num_threads")
+			setThreads, err := symbol(lib, "openblas_set_num_threads")
 			if err == nil {
-				b.sgemm, err = purego.Dlsym(lib, "sgemm_")
+				b.sgemm, err = symbol(lib, "sgemm_")
 			}
 			if err != nil {
 				b.err = fmt.Errorf("%s is not a usable OpenBLAS: %w", name, err)
 				return
 			}
-			purego.SyscallN(setThreads, 1)
+			callC(setThreads, 1)
 			return
 		}
 		b.err = fmt.Errorf("OpenBLAS is not installed: %w", errors.Join(errs...))
@@ -127,7 +125,7 @@ func (b *blas) sgemmRowMajor(transA, transB bool, m, n, k int, a, bm Mat, accumu
 		x.beta = 1
 	}
 	at := func(p unsafe.Pointer) uintptr { return uintptr(p) }
-	purego.SyscallN(b.sgemm,
+	callC(b.sgemm,
 		at(unsafe.Pointer(&x.transB)), at(unsafe.Pointer(&x.transA)),
 		at(unsafe.Pointer(&x.n)), at(unsafe.Pointer(&x.m)), at(unsafe.Pointer(&x.k)), at(unsafe.Pointer(&x.alpha)),
 		at(unsafe.Pointer(&bm.F32[0])), at(unsafe.Pointer(&x.ldb)),

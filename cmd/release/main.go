@@ -1,0 +1,127 @@
+// Command release builds the archives of a release: the commands for every platform, with manual pages, completions,
+// examples and licenses. Equal sources, built by one release of Go, give equal bytes.
+//
+//	main.go   platforms, and the files of an archive
+//	build.go  programs by the go command
+//	pack.go   archives and checksums
+//
+// It knows no package of the compiler: it runs what it has built.
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"runtime"
+
+	"github.com/spf13/pflag"
+
+	"sppo.dev"
+	"sppo.dev/cmd/internal/cli"
+)
+
+// platform is what an archive is for.
+type platform struct {
+	os, arch string
+	static   bool // sppovm opens no libraries, so it needs no loader: no GPUs, no OpenBLAS
+}
+
+// platforms are all that there are archives for. Programs for macOS are never static.
+var platforms = []platform{
+	{"linux", "amd64", false}, {"linux", "amd64", true}, {"linux", "arm64", false}, {"linux", "arm64", true},
+	{"darwin", "amd64", false}, {"darwin", "arm64", false},
+}
+
+// name is that of the archive and of the folder in it.
+func (p platform) name() string {
+	name := fmt.Sprintf("sppo-%s-%s-%s", sppo.Version, p.os, p.arch)
+	if p.static {
+		name += "-static"
+	}
+	return name
+}
+
+// mostBytes is the size that an archive must not exceed.
+const mostBytes = 30 << 20
+
+// commands are the programs of an archive, by the pages of their manuals.
+var commands = map[string][]string{"sppoc": {"sppoc.1", "sppo.5"}, "sppovm": {"sppovm.1"}}
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "release:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	flags := pflag.NewFlagSet("release", pflag.ContinueOnError)
+	out := flags.StringP("output", "o", "out/release", "the folder for the archives")
+	only := flags.String("only", "", "build the archives whose names match this expression alone")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	wanted, err := regexp.Compile(*only)
+	if err != nil {
+		return err
+	}
+	var list []platform
+	for _, p := range platforms {
+		if wanted.MatchString(p.name()) {
+			list = append(list, p)
+		}
+	}
+	return release(".", *out, list, os.Stderr)
+}
+
+// release builds archives of the module at root, and their checksums.
+func release(root, out string, list []platform, progress io.Writer) error {
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	temp, err := os.MkdirTemp("", "release")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(temp)
+	here := platform{runtime.GOOS, runtime.GOARCH, runtime.GOOS == "linux"}
+	if err := build(root, filepath.Join(temp, here.name()), here); err != nil {
+		return err
+	}
+	shared, err := sharedFiles(root, filepath.Join(temp, here.name()))
+	if err != nil {
+		return err
+	}
+	sums := map[string]string{}
+	for _, p := range list {
+		folder := filepath.Join(temp, p.name())
+		if p != here {
+			if err := build(root, folder, p); err != nil {
+				return err
+			}
+		}
+		files := shared.clone()
+		for name := range commands {
+			if err := files.add(path.Join("bin", name), filepath.Join(folder, name), 0o755); err != nil {
+				return err
+			}
+		}
+		archive := p.name() + ".tar.gz"
+		data, err := files.pack(p.name())
+		if err != nil {
+			return err
+		}
+		if len(data) > mostBytes {
+			return fmt.Errorf("%s has %d bytes, more than %d", archive, len(data), mostBytes)
+		}
+		if err := cli.WriteFile(filepath.Join(out, archive), writes(data)); err != nil {
+			return err
+		}
+		sums[archive] = checksum(data)
+		fmt.Fprintf(progress, "%s: %.1f MB\n", archive, float64(len(data))/1e6)
+	}
+	return cli.WriteFile(filepath.Join(out, "SHA256SUMS"), writes(sumLines(sums)))
+}

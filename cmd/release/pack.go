@@ -1,0 +1,76 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"time"
+)
+
+// file is one file of an archive.
+type file struct {
+	data []byte
+	mode fs.FileMode
+}
+
+// files are those of an archive, by their paths in it.
+type files map[string]file
+
+func (f files) clone() files { return maps.Clone(f) }
+
+// add takes a file from disk.
+func (f files) add(at, from string, mode fs.FileMode) error {
+	data, err := os.ReadFile(from)
+	f[at] = file{data, mode}
+	return err
+}
+
+// pack makes a compressed archive. Files are sorted and have neither times nor owners, so equal files give equal bytes.
+func (f files) pack(folder string) ([]byte, error) {
+	var out bytes.Buffer
+	z, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
+	if err != nil {
+		return nil, err
+	}
+	w := tar.NewWriter(z)
+	for _, name := range slices.Sorted(maps.Keys(f)) {
+		header := &tar.Header{Name: folder + "/" + name, Mode: int64(f[name].mode), Size: int64(len(f[name].data)),
+			ModTime: time.Unix(0, 0), Format: tar.FormatUSTAR}
+		if err := w.WriteHeader(header); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(f[name].data); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.Close(); err != nil {
+		return nil, err
+	}
+	if err := z.Close(); err != nil {
+		return nil, err
+	}
+	return out.Bytes(), nil
+}
+
+// checksum is the SHA-256 in hexadecimal.
+func checksum(data []byte) string { return fmt.Sprintf("%x", sha256.Sum256(data)) }
+
+// sumLines are checksums as sha256sum writes and checks them.
+func sumLines(sums map[string]string) []byte {
+	var b bytes.Buffer
+	for _, name := range slices.Sorted(maps.Keys(sums)) {
+		fmt.Fprintf(&b, "%s  %s\n", sums[name], name)
+	}
+	return b.Bytes()
+}
+
+func writes(data []byte) func(io.Writer) error {
+	return func(w io.Writer) error { _, err := w.Write(data); return err }
+}
