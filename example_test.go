@@ -92,8 +92,8 @@ func ExampleCompile_doesNotFit() {
 // another has not written yet.
 func ExampleOpen_programByHand() {
 	const x, host, back, loss = 0, 1, 2, 3 // indices of buffers
-	f32 := func(buffer uint32, n int32) ir.View {
-		return ir.View{Buffer: buffer, Shape: [ir.MaxDims]int32{n}, DType: ir.F32}
+	f32 := func(buffer uint32, n int64) ir.View {
+		return ir.View{Buffer: buffer, Shape: [ir.MaxDims]int64{n}, DType: ir.F32}
 	}
 	instr := func(s ir.Stream, op ir.Op, args []ir.View, attrs ...ir.Attr) ir.Instr {
 		return ir.Instr{Stream: s, Op: op, Args: args, Attrs: attrs}
