@@ -192,7 +192,7 @@ func TestNothingFits(t *testing.T) {
 func TestCopiesInTurns(t *testing.T) {
 	step := func(set ...string) float64 {
 		set = append(set, "schedule.pp=1", "schedule.order=layer", "schedule.subsequences=16", "model.layers=8", "schedule.offload=full",
-			"cluster.peak_bf16=1e9TFLOPS", "cluster.memory_bandwidth=1e9GB/s", "cluster.nvlink_bandwidth=1e9GB/s", "cluster.kernel_latency=0us", "cluster.nvlink_latency=0us")
+			"cluster.node_copy_bandwidth=0", "cluster.peak_bf16=1e9TFLOPS", "cluster.memory_bandwidth=1e9GB/s", "cluster.nvlink_bandwidth=1e9GB/s", "cluster.kernel_latency=0us", "cluster.nvlink_latency=0us")
 		return float64(planOf(t, "paper/gpt-7b-512k.sppo", set...).Time.StepS)
 	}
 	out, back := step("cluster.h2d_bandwidth=1e9GB/s"), step("cluster.d2h_bandwidth=1e9GB/s")
