@@ -66,6 +66,7 @@ var libraries = map[string]string{
 	"github.com/spf13/pflag":              "cmd",
 	"github.com/google/go-cmp":            "test",
 	"github.com/ebitengine/purego":        "vm/cpu/simd cuda",
+	"gonum.org/v1/plot":                   "cmd/paper",
 	"golang.org/x/sys":                    "vm vm/cpu vm/cpu/simd cuda cmd",
 }
 

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"sppo.dev/examples"
+	"sppo.dev"
 	"sppo.dev/lang"
 )
 
@@ -79,7 +79,7 @@ func tuned(m int) system {
 // replicas of Ulysses where heads do not divide by all GPUs: as many as the table's SP leaves.
 func (r row) replicas(s *lang.Spec) int { return max(1, s.Cluster.GPUs()/r.ulysses) }
 
-func sppo(name string, set ...string) system {
+func ours(name string, set ...string) system {
 	return system{name: name, m: 1, set: func(*lang.Spec) []string { return set }}
 }
 
@@ -112,13 +112,13 @@ var systems = []system{
 	{name: "fpdt", m: 1, text: func(r row, s *lang.Spec) string {
 		return fmt.Sprintf("fpdt(sp = %d, dp = %d, chunks = %d)", r.ulysses, r.replicas(s), (s.Train.Sequence+chunk-1)/chunk)
 	}},
-	breakdownOnly(sppo("sppo without offload", "schedule.offload=none")),
-	breakdownOnly(sppo("sppo, full offload", "schedule.offload=full")),
-	sppo("sppo", "schedule.offload=adaptive"),
-	breakdownOnly(sppo("sppo, carry", "schedule.offload=carry")),
-	breakdownOnly(sppo("sppo mux left", "schedule.offload=adaptive", "schedule.mux=left")),
-	breakdownOnly(sppo("sppo mux right", "schedule.offload=adaptive", "schedule.mux=right")),
-	sppo("sppo mux", "schedule.offload=adaptive", "schedule.mux=on"),
+	breakdownOnly(ours("sppo without offload", "schedule.offload=none")),
+	breakdownOnly(ours("sppo, full offload", "schedule.offload=full")),
+	ours("sppo", "schedule.offload=adaptive"),
+	breakdownOnly(ours("sppo, carry", "schedule.offload=carry")),
+	breakdownOnly(ours("sppo mux left", "schedule.offload=adaptive", "schedule.mux=left")),
+	breakdownOnly(ours("sppo mux right", "schedule.offload=adaptive", "schedule.mux=right")),
+	ours("sppo mux", "schedule.offload=adaptive", "schedule.mux=on"),
 	{name: "sppo interleaved", m: 1, set: interleaved},
 	{name: free, m: 1, text: func(row, *lang.Spec) string { return "" }},
 	slowly("sppo, full offload", "full", "13.6"), slowly("sppo, full offload", "full", "3"), slowly("sppo", "adaptive", "3"),
@@ -126,7 +126,7 @@ var systems = []system{
 
 // slowly offloads at other rates than the testbed's 32 GB/s: at 13.6, which the transfer times in the paper's text imply, and at 3.
 func slowly(name, policy, rate string) system {
-	return breakdownOnly(sppo(name+" at "+rate+" GB/s",
+	return breakdownOnly(ours(name+" at "+rate+" GB/s",
 		"cluster.d2h_bandwidth="+rate+"GB/s", "cluster.h2d_bandwidth="+rate+"GB/s", "schedule.offload="+policy))
 }
 
@@ -161,7 +161,7 @@ func jobs() ([]job, error) {
 const folder = "examples/paper/"
 
 func load(name string, set []string) (*lang.Spec, error) {
-	return lang.Load(folder+name+".sppo", lang.Options{Shipped: examples.Shipped, Set: set})
+	return sppo.Load(folder+name+".sppo", set...)
 }
 
 // spec is the job's.
@@ -188,5 +188,5 @@ func parse(model, schedule string, sequence int64, batch int, set []string) (*la
 	if schedule != "" {
 		text += fmt.Sprintf("import %q\nschedule s = %s\n", "baselines/"+name+".sppo", schedule)
 	}
-	return lang.Parse(folder+name+" for "+model, []byte(text), lang.Options{Shipped: examples.Shipped, Set: set})
+	return sppo.Parse(folder+name+" for "+model, []byte(text), set...)
 }

@@ -2,17 +2,25 @@ package main
 
 import (
 	"fmt"
-	"html"
+	"image/color"
 	"math"
 	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// chart is groups of bars, in panels that have a scale each: side by side, as many as a page is wide.
+// chart is groups of bars, in panels that have a scale each.
 type chart struct {
-	title  string
-	series []string
-	marks  string // what a mark on a bar means; empty: there are none
-	panels []panel
+	title   string
+	series  []string
+	marks   string // what a mark on a bar means; empty: there are none
+	columns int    // of panels
+	panels  []panel
 }
 
 type panel struct {
@@ -33,135 +41,195 @@ type bar struct {
 	open   bool    // outlined only: it does not fit
 }
 
-// shades of systems differ for the colour-blind, too (Okabe and Ito), and are the same in all figures.
-var shades = map[string]string{
-	"megatron, m = 1": "#c4c4c4", "megatron, m = 32": "#777777", "megatron tuned, m = 1": "#e69f00", "megatron tuned": "#e69f00",
-	"deepspeed-ulysses": "#56b4e9", "fpdt": "#0072b2", "sppo": "#009e73", "sppo mux": "#cc79a7", "sppo interleaved": "#d55e00", "auto": "#000000",
-	"sppo without offload": "#c4c4c4", "sppo, full offload": "#777777", "sppo, carry": "#56b4e9",
+// look is the colours of a page.
+type look struct {
+	suffix          string // of the files
+	back, ink, rule color.Color
 }
 
-// Measures in pixels.
-const (
-	plotWidth   = 1040 // of a row of panels, where more than one has room
-	plotMargin  = 10
-	plotHeight  = 220
-	panelBelow  = 54 // its labels, and what parts them from the next
-	barWidth    = 11
-	groupGap    = 18
-	panelGap    = 24
-	axisWidth   = 40
-	letter      = 7 // of a label
-	titleLetter = 8
-	legendRow   = 18
-	legendWide  = 190 // of an entry
+func grey(y uint8) color.Color { return color.RGBA{y, y, y, 255} }
+
+var looks = []look{
+	{"", color.White, grey(0x22), grey(0xcc)},
+	{"-dark", color.RGBA{0x0d, 0x11, 0x17, 255}, grey(0xe6), grey(0x48)},
+}
+
+// shades of systems differ for the colour-blind, too (Okabe and Ito), and are the same in all figures; nil is the ink.
+var shades = map[string]color.Color{
+	"megatron, m = 1": grey(0xc4), "megatron, m = 32": grey(0x77), "megatron tuned, m = 1": orange, "megatron tuned": orange,
+	"deepspeed-ulysses": sky, "fpdt": color.RGBA{0x00, 0x72, 0xb2, 255}, "sppo": color.RGBA{0x00, 0x9e, 0x73, 255},
+	"sppo mux": color.RGBA{0xcc, 0x79, 0xa7, 255}, "sppo interleaved": color.RGBA{0xd5, 0x5e, 0x00, 255}, "auto": nil,
+	"sppo without offload": grey(0xc4), "sppo, full offload": grey(0x77), "sppo, carry": sky,
+}
+
+var (
+	orange = color.RGBA{0xe6, 0x9f, 0x00, 255}
+	sky    = color.RGBA{0x56, 0xb4, 0xe9, 255}
 )
 
-// String is the chart as SVG.
-func (c *chart) String() string {
-	width, wide := max(3*legendWide, 2*plotMargin+titleLetter*len(c.title)), plotMargin
-	var first []bool // of a row
+// Measures of a figure, in points. A bar is as wide in all figures.
+const (
+	barWidth    = 9
+	barGap      = 1
+	groupGap    = 2 * barWidth
+	panelHeight = 190
+	axisWidth   = 36
+	panelGap    = 14
+	titleHeight = 26
+	legendWidth = 140
+	margin      = 8
+	wider       = 1.15 // fonts that stand for ours may be
+)
+
+// typeface is of the same widths as Arial, which stands for it where it is not installed.
+var typeface = font.Font{Typeface: "Liberation", Variant: "Sans"}
+
+func init() { plot.DefaultFont, plotter.DefaultFont = typeface, typeface }
+
+// svg draws the chart: panels in rows, the legend on the right.
+func (c *chart) svg(l look) (string, error) {
+	rows := (len(c.panels) + c.columns - 1) / c.columns
+	plots := make([][]*plot.Plot, rows)
+	slots := 0
+	for _, p := range c.panels {
+		slots = max(slots, len(p.groups))
+	}
 	for i, p := range c.panels {
-		w := axisWidth + panelWidth(p) + panelGap
-		first = append(first, i > 0 && wide+w > plotWidth)
-		if first[i] {
-			wide = plotMargin
+		drawn, err := c.plot(p, slots, l)
+		if err != nil {
+			return "", err
 		}
-		wide += w
-		width = max(width, wide)
+		if i%c.columns == 0 {
+			plots[i/c.columns] = make([]*plot.Plot, c.columns)
+		}
+		plots[i/c.columns][i%c.columns] = drawn
+	}
+	title := plot.New().Title.TextStyle
+	title.Color, title.XAlign, title.YAlign = l.ink, draw.XLeft, draw.YTop
+	wide := vg.Length(float64(c.columns) * (axisWidth + float64(slots)*c.slotWidth() + panelGap))
+	across := max(wide+legendWidth, wider*title.Width(c.title)) + 2*margin
+	down := vg.Length(rows*(panelHeight+panelGap) + titleHeight + margin)
+	canvas := vgsvg.New(across, down)
+	page := draw.New(canvas)
+	page.FillPolygon(l.back, []vg.Point{{}, {X: across}, {X: across, Y: down}, {Y: down}})
+	page.FillText(title, vg.Point{X: margin, Y: down - margin}, c.title)
+
+	body := draw.Crop(page, margin, -margin, margin, -titleHeight)
+	legend, err := c.legend(l)
+	if err != nil {
+		return "", err
+	}
+	legend.Draw(draw.Crop(body, wide, 0, 0, 0))
+	tiles := draw.Tiles{Rows: rows, Cols: c.columns, PadX: panelGap, PadY: panelGap}
+	for i, row := range plot.Align(plots, tiles, draw.Crop(body, 0, wide-panelGap-body.Size().X, 0, 0)) {
+		for k, place := range row {
+			if plots[i][k] != nil {
+				plots[i][k].Draw(place)
+			}
+		}
 	}
 	var b strings.Builder
-	x, top := plotMargin, 36+c.legend(&b, width)
-	for i, p := range c.panels {
-		if first[i] {
-			x, top = plotMargin, top+plotHeight+panelBelow
+	_, err = canvas.WriteTo(&b)
+	return strings.ReplaceAll(b.String(), "font-family:Liberation Sans", "font-family:Liberation Sans,Arial,sans-serif"), err
+}
+
+// slotWidth is that of a group with a bar for every series.
+func (c *chart) slotWidth() float64 { return float64(len(c.series)*(barWidth+barGap) + groupGap) }
+
+// plot draws the groups of a panel into as many slots.
+func (c *chart) plot(p panel, slots int, l look) (*plot.Plot, error) {
+	out := plot.New()
+	out.BackgroundColor = l.back
+	out.X.Label.Text = p.caption
+	grid := plotter.NewGrid()
+	grid.Vertical.Color, grid.Horizontal = nil, draw.LineStyle{Color: l.rule, Width: 0.5}
+	out.Add(grid)
+	labels := make([]string, slots)
+	for i, g := range p.groups {
+		labels[i] = g.label
+		for k, b := range g.bars {
+			beside := (float64(k) - float64(len(g.bars)-1)/2) * (barWidth + barGap)
+			if err := c.add(out, float64(i)+beside/c.slotWidth(), b, l); err != nil {
+				return nil, err
+			}
 		}
-		c.draw(&b, p, x+axisWidth, top)
-		x += axisWidth + panelWidth(p) + panelGap
 	}
-	height := top + plotHeight + panelBelow
-	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="sans-serif" font-size="11" fill="#222222">
-<rect width="100%%" height="100%%" fill="#ffffff"/>
-<text x="10" y="18" font-size="13" font-weight="600">%s</text>
-%s</svg>
-`, width, height, width, height, html.EscapeString(c.title), b.String())
+	out.NominalX(labels...)
+	out.X.Min, out.X.Max, out.X.Padding = -0.5, float64(slots)-0.5, 0
+	out.X.Tick.Length, out.X.Tick.Color = 3, l.back // room for the labels
+	out.Y.Min, out.Y.Max, out.Y.Padding, out.Y.Tick.Length, out.Y.LineStyle.Width = 0, 1.04*out.Y.Max, 0, 0, 0
+	out.X.LineStyle.Color, out.Y.Tick.Marker = l.ink, plot.TickerFunc(roundTicks)
+	for _, axis := range []*plot.Axis{&out.X, &out.Y} {
+		axis.Label.TextStyle.Color, axis.Tick.Label.Color = l.ink, l.ink
+	}
+	return out, nil
 }
 
-// width is that of the bars or of the label, whichever is wider.
-func (g *group) width() int { return max(barWidth*len(g.bars), letter*len(g.label)) }
-
-func panelWidth(p panel) int {
-	width := groupGap
-	for _, g := range p.groups {
-		width += groupGap + g.width()
+// roundTicks are a few, at multiples of 1, 2 or 5 times a power of ten.
+func roundTicks(_, most float64) (ticks []plot.Tick) {
+	order := math.Pow(10, math.Floor(math.Log10(most/4)))
+	step := order
+	for _, f := range []float64{2, 5} {
+		if most/(f*order) >= 3 {
+			step = f * order
+		}
 	}
-	return width
+	for i := 0.0; i*step <= most; i++ {
+		ticks = append(ticks, plot.Tick{Value: i * step, Label: fmt.Sprintf("%.4g", i*step)})
+	}
+	return ticks
 }
 
-// legend names the series, and gives its height.
-func (c *chart) legend(b *strings.Builder, width int) int {
-	across := max(1, (width-20)/legendWide)
-	at := func(i int) (x, y int) { return 10 + i%across*legendWide, 38 + i/across*legendRow }
-	for i, name := range c.series {
-		x, y := at(i)
-		fmt.Fprintf(b, `<rect x="%d" y="%d" width="10" height="10" fill="%s"/><text x="%d" y="%d">%s</text>`+"\n", x, y-9, shades[name], x+15, y, html.EscapeString(name))
+// add draws a bar, with its middle at x, and its mark.
+func (c *chart) add(to *plot.Plot, x float64, b bar, l look) error {
+	drawn, err := plotter.NewBarChart(plotter.Values{b.value}, barWidth)
+	if err != nil {
+		return err
 	}
-	n := len(c.series)
+	drawn.XMin, drawn.Color, drawn.LineStyle.Width = x, shadeOf(c.series[b.series], l), 0
+	if b.open {
+		drawn.LineStyle = draw.LineStyle{Color: drawn.Color, Width: 1, Dashes: []vg.Length{2, 2}}
+		drawn.Color, drawn.Width = l.back, barWidth-1
+	}
+	if b.value > 0 {
+		to.Add(drawn)
+	}
+	if b.mark > 0 {
+		half := 0.6 * barWidth / c.slotWidth()
+		to.Add(markFrom(x-half, x+half, b.mark, l))
+	}
+	return nil
+}
+
+// markFrom is a level line.
+func markFrom(from, to, y float64, l look) *plotter.Line {
+	return &plotter.Line{XYs: plotter.XYs{{X: from, Y: y}, {X: to, Y: y}}, LineStyle: draw.LineStyle{Color: l.ink, Width: 2}}
+}
+
+func shadeOf(series string, l look) color.Color {
+	if shade := shades[series]; shade != nil {
+		return shade
+	}
+	return l.ink
+}
+
+// legend names the series.
+func (c *chart) legend(l look) (*plot.Legend, error) {
+	legend := plot.NewLegend()
+	legend.Top, legend.Left, legend.Padding, legend.ThumbnailWidth = true, true, 4, 10
+	legend.TextStyle.Color, legend.TextStyle.Font.Size = l.ink, 10
+	for _, series := range c.series {
+		sample, err := plotter.NewBarChart(plotter.Values{1}, barWidth)
+		if err != nil {
+			return nil, err
+		}
+		sample.Color, sample.LineStyle.Width = shadeOf(series, l), 0
+		legend.Add(series, sample)
+	}
 	if c.marks != "" {
-		x, y := at(n)
-		fmt.Fprintf(b, `<path d="M%d %dh12" stroke="#000000" stroke-width="2"/><text x="%d" y="%d">%s</text>`+"\n", x-1, y-4, x+15, y, html.EscapeString(c.marks))
-		n++
+		legend.Add(c.marks, markFrom(0, 0, 0, l))
 	}
-	return (n + across - 1) / across * legendRow
-}
-
-func (c *chart) draw(b *strings.Builder, p panel, left, top int) {
-	most := 0.0
-	for _, g := range p.groups {
-		for _, v := range g.bars {
-			most = max(most, v.value, v.mark)
-		}
-	}
-	step := roundStep(most / 4)
-	ceiling := step * math.Ceil(most/step)
-	y := func(v float64) float64 { return float64(top+plotHeight) - v/ceiling*plotHeight }
-	right := left + panelWidth(p)
-	for v := 0.0; v <= ceiling*1.0001; v += step {
-		fmt.Fprintf(b, `<path d="M%d %.1fH%d" stroke="#dddddd"/><text x="%d" y="%.1f" text-anchor="end">%.4g</text>`+"\n", left, y(v), right, left-5, y(v)+4, v)
-	}
-	x := left + groupGap
-	for _, g := range p.groups {
-		middle := x + g.width()/2
-		for i, v := range g.bars {
-			drawBar(b, v, shades[c.series[v.series]], middle+barWidth*i-barWidth*len(g.bars)/2, y)
-		}
-		fmt.Fprintf(b, `<text x="%d" y="%d" text-anchor="middle">%s</text>`+"\n", middle, top+plotHeight+16, html.EscapeString(g.label))
-		x += g.width() + groupGap
-	}
-	fmt.Fprintf(b, `<text x="%d" y="%d" text-anchor="middle" font-weight="600">%s</text>`+"\n", (left+right)/2, top+plotHeight+34, html.EscapeString(p.caption))
-}
-
-func drawBar(b *strings.Builder, v bar, shade string, x int, y func(float64) float64) {
-	if v.value > 0 {
-		look := fmt.Sprintf(`fill="%s"`, shade)
-		if v.open {
-			look = fmt.Sprintf(`fill="none" stroke="%s" stroke-dasharray="2 2"`, shade)
-		}
-		fmt.Fprintf(b, `<rect x="%.1f" y="%.1f" width="%d" height="%.1f" %s/>`+"\n", float64(x)+0.5, y(v.value), barWidth-2, y(0)-y(v.value), look)
-	}
-	if v.mark > 0 {
-		fmt.Fprintf(b, `<path d="M%d %.1fh%d" stroke="#000000" stroke-width="2"/>`+"\n", x-2, y(v.mark), barWidth+2)
-	}
-}
-
-// roundStep is the next of 1, 2, 5, 10, ... of the step's order.
-func roundStep(step float64) float64 {
-	order := math.Pow(10, math.Floor(math.Log10(step)))
-	for _, f := range []float64{1, 2, 5} {
-		if step <= f*order {
-			return f * order
-		}
-	}
-	return 10 * order
+	return &legend, nil
 }
 
 // figures by the name of their file.
@@ -176,7 +244,7 @@ var figures = []struct {
 }
 
 func throughputChart(r *results) *chart {
-	c := &chart{title: "Throughput, simulated: tokens a GPU and second; dashed where it would take more memory than there is",
+	c := &chart{columns: 1, title: "Throughput, simulated: tokens a GPU and second; dashed where it would take more memory than there is",
 		series: []string{"megatron, m = 1", "megatron, m = 32", "megatron tuned, m = 1", "deepspeed-ulysses", "fpdt", "sppo", "sppo mux", "sppo interleaved", "auto"}}
 	for _, row := range rows {
 		if len(c.panels) == 0 || c.panels[len(c.panels)-1].caption != row.model() {
@@ -197,9 +265,9 @@ func throughputChart(r *results) *chart {
 // breakdownChart has the paper's factors at the bars of the techniques that they are for.
 func breakdownChart(r *results) *chart {
 	said := map[string]float64{"gpt-13b-512k, sppo": 1.23, "gpt-13b-512k, sppo mux": 1.44, "gpt-65b-640k, sppo": 3.38, "gpt-65b-640k, sppo mux": 3.48}
-	c := &chart{title: "Breakdown, simulated: speed over Megatron", marks: "the paper"}
+	c := &chart{columns: 2, title: "Breakdown, simulated: speed over Megatron", marks: "the paper"}
 	for _, t := range techniques {
-		if shades[t.system] != "" { // those at other rates of copies are in the table alone
+		if _, ok := shades[t.system]; ok { // those at other rates of copies are in the table alone
 			c.series = append(c.series, t.system)
 		}
 	}
@@ -220,7 +288,7 @@ func breakdownChart(r *results) *chart {
 }
 
 func longestChart(r *results) *chart {
-	c := &chart{title: "Longest sequence of GPT-7B, by the bound on memory: millions of tokens", series: lengthSystems, marks: "the paper"}
+	c := &chart{columns: 1, title: "Longest sequence of GPT-7B, by the bound on memory: millions of tokens", series: lengthSystems, marks: "the paper"}
 	p := panel{}
 	for _, n := range lengthGPUs {
 		g := group{label: fmt.Sprintf("%d GPUs", n)}
@@ -236,7 +304,7 @@ func longestChart(r *results) *chart {
 }
 
 func bubbleChart(r *results) *chart {
-	c := &chart{title: "Bubble over busy time, in percent, simulated", series: []string{"sppo", "sppo mux", "sppo interleaved"}, marks: "(pp - 1)/N"}
+	c := &chart{columns: 3, title: "Bubble over busy time, in percent, simulated", series: []string{"sppo", "sppo mux", "sppo interleaved"}, marks: "(pp - 1)/N"}
 	for _, row := range rows {
 		if len(c.panels) == 0 || c.panels[len(c.panels)-1].caption != row.model() {
 			c.panels = append(c.panels, panel{caption: row.model()})

@@ -7,11 +7,10 @@ import (
 	"regexp"
 	"strings"
 
-	"sppo.dev/cmd/internal/cli"
+	"sppo.dev"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
-	"sppo.dev/vm/sim"
 )
 
 // outcome is what a simulated step shows.
@@ -80,11 +79,11 @@ func (j job) simulate() (outcome, error) {
 	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
 		return refusal(err)
 	}
-	compiled := cli.Job{Spec: spec, Plan: plan}
-	if err := compiled.Compile(); err != nil {
+	program, err := sppo.Build(plan)
+	if err != nil {
 		return outcome{}, err
 	}
-	t, err := sim.Run(compiled.Program, ir.SectionStep, sim.Options{})
+	t, err := sppo.Simulate(program)
 	if err != nil {
 		return outcome{}, err
 	}

@@ -5,9 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"sppo.dev/examples"
 	"sppo.dev/ir"
-	"sppo.dev/lang"
 	"sppo.dev/passes"
 )
 
@@ -267,8 +265,8 @@ func activations(*results) (string, error) {
 		n    int
 		said string
 	}{{8, "10.59 to 2.87 GB"}, {16, "6.04 to 1.3 GB"}} {
-		spec, err := lang.Load(folder+"gpt-65b-1m.sppo", lang.Options{Shipped: examples.Shipped, Set: []string{"schedule.sp=1", "schedule.pp=1", "train.sequence=128K",
-			"schedule.align=1", fmt.Sprintf("schedule.subsequences=%d", c.n)}})
+		spec, err := load("gpt-65b-1m", []string{"schedule.sp=1", "schedule.pp=1", "train.sequence=128K",
+			"schedule.align=1", fmt.Sprintf("schedule.subsequences=%d", c.n)})
 		if err != nil {
 			return "", err
 		}

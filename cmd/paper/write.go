@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 )
 
@@ -67,7 +66,13 @@ func (r *results) render(text string) (map[string]string, error) {
 	}
 	files[page] = text
 	for _, f := range figures {
-		files[filepath.ToSlash(filepath.Join(plots, f.name+".svg"))] = f.make(r).String()
+		for _, l := range looks {
+			text, err := f.make(r).svg(l)
+			if err != nil {
+				return nil, fmt.Errorf("the figure %s: %w", f.name, err)
+			}
+			files[plots+"/"+f.name+l.suffix+".svg"] = text
+		}
 	}
 	return files, nil
 }
