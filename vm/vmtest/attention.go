@@ -92,7 +92,7 @@ func (s *suite) attentionGrad(a naive.AttentionShape, accumulate bool) {
 // attentionResults are o and lse as a forward pass would leave them.
 func (s *suite) attentionResults(q, k, v *value, a naive.AttentionShape) (o, lse *value) {
 	o, lse = s.out(q.shape...), s.outF32(a.Queries*a.Batch, a.Heads)
-	o.data, lse.data = naive.Attention(q.data, k.data, v.data, a)
+	o.data, lse.data = naiveAttention(q.data, k.data, v.data, a)
 	for i := range o.data {
 		o.data[i] = stored(o.data[i], s.dtype)
 	}
@@ -118,17 +118,17 @@ func (s *suite) rounded(a naive.AttentionShape, terms []float64) []float64 {
 // checkAttention holds o and lse to what the whole attention gives.
 func (s *suite) checkAttention(how string, o, lse []float64, t ir.DType, q, k, v *value, a naive.AttentionShape) {
 	s.Helper()
-	wantO, wantLSE := naive.Attention(q.data, k.data, v.data, a)
-	s.within("o"+how, o, wantO, t, s.rounded(a, naive.AttentionTerms(q.data, k.data, v.data, wantLSE, a)))
+	wantO, wantLSE := naiveAttention(q.data, k.data, v.data, a)
+	s.within("o"+how, o, wantO, t, s.rounded(a, naiveAttentionTerms(q.data, k.data, v.data, wantLSE, a)))
 	s.equal("lse"+how, lse, wantLSE, ir.F32)
 }
 
 // checkAttentionGrad does so with the gradients. The o that they are made from may be rounded; dk and dv are f32.
 func (s *suite) checkAttentionGrad(dq, dk, dv []float64, t ir.DType, q, k, v, o, do *value, a naive.AttentionShape) {
 	s.Helper()
-	wantQ, wantK, wantV := naive.AttentionGrad(q.data, k.data, v.data, o.data, do.data, a)
-	_, lse := naive.Attention(q.data, k.data, v.data, a)
-	termsQ, termsK, termsV := naive.AttentionGradTerms(q.data, k.data, v.data, do.data, lse, innerProducts(do.data, o.data, a.HeadDim), a)
+	wantQ, wantK, wantV := naiveAttentionGrad(q.data, k.data, v.data, o.data, do.data, a)
+	_, lse := naiveAttention(q.data, k.data, v.data, a)
+	termsQ, termsK, termsV := naiveAttentionGradTerms(q.data, k.data, v.data, do.data, lse, innerProducts(do.data, o.data, a.HeadDim), a)
 	s.within("dq", dq, wantQ, t, s.rounded(a, termsQ))
 	s.within("dk", dk, wantK, ir.F32, s.rounded(a, termsK))
 	s.within("dv", dv, wantV, ir.F32, s.rounded(a, termsV))
