@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -27,6 +28,8 @@ type probeFlags struct {
 	ranks int
 	span  time.Duration
 	scale probe.Scale
+
+	rounds int // on the cpu; 0 is cpuRounds
 }
 
 func probeMachine(flags *pflag.FlagSet) cli.Action {
@@ -139,7 +142,7 @@ func (f *probeFlags) open() (*bench, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.facts.Processors, b.Rounds, b.Pulse = c.threads, cpuRounds, cpu.NewPulse(c.threads).Take
+	b.facts.Processors, b.Rounds, b.Pulse = c.threads, cmp.Or(f.rounds, cpuRounds), cpu.NewPulse(c.threads).Take
 	b.about, b.close = fmt.Sprintf("%s, %d ranks", c.name, b.facts.Ranks), c.close
 	b.Open = func(*ir.Program) (func(int) vm.Device, vm.Transport, error) { return c.device, c.transport, nil }
 	return b, nil

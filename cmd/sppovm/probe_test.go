@@ -25,7 +25,7 @@ var smallest = probe.Scale{
 // What probe writes is a cluster file in the one style, and a spec that imports it has the figures that were measured.
 func TestProbedFileIsACluster(t *testing.T) {
 	t.Chdir(t.TempDir())
-	f := probeFlags{run: runFlags{device: "cpu", blas: "go", json: true}, out: "here.sppo", name: "here", ranks: 2, scale: smallest}
+	f := probeFlags{run: runFlags{device: "cpu", blas: "go", json: true}, out: "here.sppo", name: "here", ranks: 2, scale: smallest, rounds: 2}
 	var stdout, stderr bytes.Buffer
 	if err := f.measure(&cli.Env{Context: t.Context(), Stdout: &stdout, Stderr: &stderr}); err != nil {
 		t.Fatal(err)
