@@ -58,7 +58,7 @@ func quick(file string) bool {
 	case strings.Contains(file, "/paper/"):
 		return *update || strings.Contains(file, "512k")
 	case strings.Contains(file, "/long/"):
-		return strings.Contains(file, "13b-2m")
+		return *update && strings.Contains(file, "13b-2m")
 	}
 	return true
 }
