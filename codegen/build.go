@@ -106,14 +106,7 @@ func (s *stage) placePersistent() ir.Bytes {
 type part struct{ first, end int }
 
 func (s *stage) placePart(p part, arena ir.Arena, base ir.Bytes) ir.Bytes {
-	var lives []life
-	var which []int
-	for i := p.first; i < p.end; i++ {
-		if b := &s.buffers[i]; !b.persistent && b.arena == arena {
-			lives = append(lives, life{start: b.start, end: b.end, size: b.size})
-			which = append(which, i)
-		}
-	}
+	lives, which := s.livesOf(p, arena)
 	if len(lives) == 0 {
 		return base
 	}
@@ -121,7 +114,29 @@ func (s *stage) placePart(p part, arena ir.Arena, base ir.Bytes) ir.Bytes {
 	for k, i := range which {
 		s.buffers[i].offset = offsets[k]
 	}
+	for i := p.first; i < p.end; i++ {
+		if b := &s.buffers[i]; b.over > 0 {
+			b.offset = s.buffers[b.over-1].offset
+		}
+	}
 	return extent
+}
+
+// livesOf are the lives of a section's buffers in an arena, and the buffers. Those that take the bytes of one over prolong
+// its life.
+func (s *stage) livesOf(p part, arena ir.Arena) (lives []life, which []int) {
+	for i := p.end - 1; i >= p.first; i-- {
+		if b := &s.buffers[i]; b.over > 0 {
+			s.buffers[b.over-1].end = max(s.buffers[b.over-1].end, b.end)
+		}
+	}
+	for i := p.first; i < p.end; i++ {
+		if b := &s.buffers[i]; !b.persistent && b.arena == arena && b.over == 0 {
+			lives = append(lives, life{start: b.start, end: b.end, size: b.size})
+			which = append(which, i)
+		}
+	}
+	return lives, which
 }
 
 func (s *stage) synchronise() {

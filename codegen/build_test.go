@@ -91,8 +91,8 @@ func TestExtentsAreNearTheBound(t *testing.T) {
 func checkExtent(t *testing.T, name string, s *stage) {
 	persistent := ir.Bytes(0)
 	var lives [ir.NumArenas][]life
-	for _, b := range s.buffers[s.parts[1].first:s.parts[1].end] { // the step
-		lives[b.arena] = append(lives[b.arena], life{b.start, b.end, b.size})
+	for arena := range lives {
+		lives[arena], _ = s.livesOf(s.parts[1], ir.Arena(arena)) // of the step
 	}
 	for _, b := range s.buffers {
 		if b.persistent {

@@ -1,6 +1,9 @@
 package codegen
 
 import (
+	"strconv"
+	"strings"
+
 	"sppo.dev/ir"
 )
 
@@ -15,6 +18,7 @@ type buffer struct {
 	persistent bool     // lives through every section
 	offset     ir.Bytes // given by place
 	start, end position // first and last instruction of its section that needs its bytes
+	over       uint32   // 1 + the buffer of the same size whose bytes it takes over; 0: none
 }
 
 // emitter collects the instructions of one section and the lives of the buffers they use.
@@ -33,6 +37,22 @@ func (e *emitter) allocate(name string, arena ir.Arena, size ir.Bytes) uint32 {
 	*e.buffers = append(*e.buffers, buffer{name: name, arena: arena, size: size, start: e.now(), end: e.now()})
 	return uint32(len(*e.buffers) - 1)
 }
+
+// takeOver makes a buffer in the place of one that nobody reads any more, for the next version of what it holds.
+func (e *emitter) takeOver(old uint32) uint32 {
+	name, version := (*e.buffers)[old].name, 2
+	if base, n, ok := strings.Cut(name, versionMark); ok {
+		name = base
+		version, _ = strconv.Atoi(n)
+		version++
+	}
+	b := e.allocate(name+versionMark+strconv.Itoa(version), (*e.buffers)[old].arena, (*e.buffers)[old].size)
+	(*e.buffers)[b].over = old + 1
+	return b
+}
+
+// versionMark stands in the name of a buffer before its version, from 2.
+const versionMark = "-"
 
 // persist makes a buffer that lives through every section.
 func (e *emitter) persist(name string, size ir.Bytes) uint32 {

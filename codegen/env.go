@@ -2,6 +2,7 @@ package codegen
 
 import (
 	"fmt"
+	"slices"
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
@@ -24,14 +25,15 @@ type env struct {
 	layer     int // global, or ir.None
 	size      graph.Size
 	at        []place
-	unitOf    []int // value -> unit of the block that is saved, or -1
-	backward  bool  // of a layer
+	unitOf    []int  // value -> unit of the block that is saved, or -1
+	read      []bool // value -> whether an instruction has read it since it was written
+	backward  bool   // of a layer
 	suffix    string
 	lossScale float64
 }
 
 func (s *stage) newEnv(b *graph.Block, params []*param, t passes.Task, layer int, z graph.Size) *env {
-	return &env{s: s, block: b, params: params, task: t, layer: layer, size: z, at: make([]place, len(b.Values))}
+	return &env{s: s, block: b, params: params, task: t, layer: layer, size: z, at: make([]place, len(b.Values)), read: make([]bool, len(b.Values))}
 }
 
 func (e *env) put(value int, buffer uint32, offset ir.Bytes) {
@@ -108,6 +110,7 @@ func (e *env) node(n *graph.Node) {
 		return
 	}
 	in := e.block.Instr(n, e.size, e.view, func(a graph.Attr) ir.Attr { return e.attr(n, a) })
+	e.rename(n, &in)
 	in.Stream = ir.Compute
 	if ir.Ops[n.Op].Class == ir.ClassComm {
 		in.Stream = ir.Coll
@@ -119,6 +122,28 @@ func (e *env) node(n *graph.Node) {
 	}
 	e.offload(n)
 	e.park(n)
+}
+
+// rename gives a working value that a node writes anew, after others have read it, a buffer of its own in the same place:
+// a buffer stands for one value.
+func (e *env) rename(n *graph.Node, in *ir.Instr) {
+	written := in.Info().Written()
+	for i, a := range n.Args {
+		if reads, writes := in.Access(i); a.Value == graph.Missing || i >= written || reads || !writes {
+			continue
+		}
+		if e.read[a.Value] && e.block.Values[a.Value].Kind == graph.Activation {
+			p := e.at[a.Value]
+			in.Args[i].Buffer = e.s.takeOver(p.buffer)
+			e.put(a.Value, in.Args[i].Buffer, p.offset)
+		}
+		e.read[a.Value] = false
+	}
+	for _, a := range n.Args[written:] {
+		if a.Value != graph.Missing && !slices.ContainsFunc(n.Args[:written], func(w graph.Arg) bool { return w.Value == a.Value }) {
+			e.read[a.Value] = true
+		}
+	}
 }
 
 // key is the line of the spec that the block stems from.

@@ -73,12 +73,7 @@ func TestFootprintIsExact(t *testing.T) {
 			base := aligned(s.placePersistent())
 			most := base
 			for _, part := range s.parts {
-				var lives []life
-				for _, b := range s.buffers[part.first:part.end] {
-					if !b.persistent && b.arena == ir.Device {
-						lives = append(lives, life{b.start, b.end, b.size})
-					}
-				}
+				lives, _ := s.livesOf(part, ir.Device)
 				most = max(most, base+liveBound(lives))
 			}
 			if got := peak.Bytes - peak.Terms[passes.TermPacking]; got < most || got > most+aligning {

@@ -162,6 +162,15 @@ func checkBound(t testing.TB, c Case, plan *passes.Plan, p *ir.Program) {
 	}
 }
 
+// takesOver says whether an instruction writes operand i over one that it reads through another buffer.
+func takesOver(c *ir.Code, in *ir.Instr, i int) bool {
+	at := func(v ir.View) ir.Bytes { return c.Buffers[v.Buffer].Offset + v.Offset }
+	_, writes := in.Access(i)
+	return writes && slices.ContainsFunc(in.Args[i+1:], func(v ir.View) bool {
+		return v.Present() && v.Buffer != in.Args[i].Buffer && c.Buffers[v.Buffer].Arena == c.Buffers[in.Args[i].Buffer].Arena && at(v) == at(in.Args[i])
+	})
+}
+
 // mostLive is the most bytes of an arena that lie between first and last use of their buffers at once, in the issue order of a
 // section. What several sections use, or one reads that has not written it, is there throughout.
 func mostLive(c *ir.Code, arena ir.Arena) ir.Bytes {
@@ -178,6 +187,9 @@ func mostLive(c *ir.Code, arena ir.Arena) ir.Bytes {
 				u, known := uses[v.Buffer]
 				if !known {
 					u = use{int(section), at, at}
+					if takesOver(c, in, i) {
+						u.first++ // until then the bytes are the other buffer's
+					}
 					throughout[v.Buffer], _ = in.Access(i)
 				}
 				throughout[v.Buffer] = throughout[v.Buffer] || u.section != int(section)

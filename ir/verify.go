@@ -286,7 +286,8 @@ func (v *codeVerifier) selfOverlap(s Section, i int) {
 				continue
 			}
 			lo2, hi2 := v.code.extent(b)
-			inPlace := row.InPlace && row.Operands[j].Dir == Write && row.Operands[k].Dir == Read && *a == *b
+			inPlace := row.InPlace && row.Operands[j].Dir == Write && row.Operands[k].Dir == Read &&
+				lo == lo2 && a.DType == b.DType && a.Shape == b.Shape
 			if lo < hi2 && lo2 < hi && !inPlace {
 				v.report(FindOverlap, s, i, None, "%s is written over %s", row.Operands[j].Name, row.Operands[k].Name)
 				return
