@@ -18,6 +18,8 @@ const (
 	FindEvent         FindingKind = "event"         // an event recorded twice, or waited for in vain
 	FindRace          FindingKind = "race"          // two conflicting accesses that no event orders
 	FindUninitialised FindingKind = "uninitialised" // a read of bytes that do not hold this buffer
+	FindLife          FindingKind = "life"          // a value overwritten or changed where its buffer still stands for the old one
+	FindDead          FindingKind = "dead"          // a result of which nothing is read
 	FindMessage       FindingKind = "message"       // sends and receives that do not match
 	FindCollective    FindingKind = "collective"    // members of a group that do not agree
 	FindDeadlock      FindingKind = "deadlock"      // ranks that wait for each other

@@ -93,6 +93,7 @@ type Operand struct {
 	Arena    Arena
 	Adds     string // the attribute that makes a WriteOrAdd operand add; "accumulate" where empty
 	Optional bool
+	Spare    bool // written on the way to the other results: nobody need read it
 	Doc      string
 }
 
@@ -288,7 +289,7 @@ var Ops = [NumOps]OpInfo{
 		Doc: "y = (x - mean) / sqrt(variance + eps) * gamma + beta by rows.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
-			{Name: "stats", Dir: Write, Types: "f32", Dims: "r,2", Doc: "mean and 1/sqrt(variance + eps)"},
+			{Name: "stats", Dir: Write, Types: "f32", Dims: "r,2", Spare: true, Doc: "mean and 1/sqrt(variance + eps)"},
 			{Name: "x", Types: "T", Dims: "r,c"},
 			{Name: "gamma", Types: "T", Dims: "c"},
 			{Name: "beta", Types: "T", Dims: "c"},
@@ -317,7 +318,7 @@ var Ops = [NumOps]OpInfo{
 		Doc: "y = x / sqrt(mean square + eps) * gamma by rows.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
-			{Name: "stats", Dir: Write, Types: "f32", Dims: "r,1", Doc: "1/sqrt(mean square + eps)"},
+			{Name: "stats", Dir: Write, Types: "f32", Dims: "r,1", Spare: true, Doc: "1/sqrt(mean square + eps)"},
 			{Name: "x", Types: "T", Dims: "r,c"},
 			{Name: "gamma", Types: "T", Dims: "c"},
 		},
@@ -387,7 +388,7 @@ var Ops = [NumOps]OpInfo{
 			"Never stores scores of a whole row of tokens. Where accumulate is set, the softmax goes on from the o and lse that other keys gave.",
 		Operands: []Operand{
 			{Name: "o", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Doc: "f32 where blocks follow in bf16, so that it is rounded once"},
-			{Name: "lse", Dir: WriteOrAdd, Types: "f32", Dims: "n*batch,heads", Doc: "natural logarithm of the sum of exponentials of the scaled scores"},
+			{Name: "lse", Dir: WriteOrAdd, Types: "f32", Dims: "n*batch,heads", Spare: true, Doc: "natural logarithm of the sum of exponentials of the scaled scores"},
 			{Name: "q", Types: "T", Dims: "n*batch,heads*head_dim"},
 			{Name: "k", Types: "T", Dims: "keys*batch,kv_heads*head_dim", Doc: "at most prefix+n tokens"},
 			{Name: "v", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
@@ -645,7 +646,7 @@ var Ops = [NumOps]OpInfo{
 		Doc: "Joins what attention gave for the same queries over p blocks of keys: lse = log(sum of exp(lses)), o = the sum of parts weighted by exp(lses - lse), in order of the blocks in f32, rounded once.",
 		Operands: []Operand{
 			{Name: "o", Dir: Write, Types: "F", Dims: "r,heads*head_dim"},
-			{Name: "lse", Dir: Write, Types: "f32", Dims: "r,heads"},
+			{Name: "lse", Dir: Write, Types: "f32", Dims: "r,heads", Spare: true},
 			{Name: "parts", Types: "F", Dims: "p,r,heads*head_dim", Doc: "the o of each block"},
 			{Name: "lses", Types: "f32", Dims: "p,r,heads", Doc: "the lse of each block"},
 		},

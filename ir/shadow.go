@@ -21,13 +21,27 @@ type state struct {
 	buffer uint32             // whose life the bytes are in; NoBuffer: not known
 	writer access             // last write of this section
 	reads  [NumStreams]uint32 // number on each stream of the last read since
+	past   past
+	origin uint32 // 1 + the instruction that moved the value out of where it may be brought back to; 0: none
 }
 
-// access is an instruction by its stream and its number there, from 1.
+// access is an operand of an instruction, which is given by its stream and its number there, from 1.
 type access struct {
-	stream Stream
-	number uint32 // 0: none
+	stream  Stream
+	operand uint8
+	number  uint32 // 0: none
 }
+
+// past is what has happened to the value of a byte. An instruction that changes a value in place does not count as a
+// reader of it.
+type past uint8
+
+const (
+	readOnce  past = 1 << iota // since it was written or changed
+	readTwice                  // or more often
+	readAsWas                  // as the section found it, before the section wrote it
+	replaced                   // the section has overwritten what it found
+)
 
 // byVM is the stream of what the VM does before a section; everything comes after it.
 const byVM = NumStreams
@@ -186,7 +200,7 @@ func (s *shadow) written() []owned {
 			if b[j].writer.number == 0 {
 				continue
 			}
-			if n := len(list); n > 0 && list[n-1].hi == b[j].start && list[n-1].buffer == b[j].buffer {
+			if n := len(list); n > 0 && list[n-1].hi == b[j].start && list[n-1].buffer == b[j].buffer && list[n-1].writer == b[j].writer {
 				list[n-1].hi = hi
 				continue
 			}

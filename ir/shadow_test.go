@@ -19,7 +19,7 @@ func TestShadowIsAnArrayOfStates(t *testing.T) {
 			lo := r.IntN(size)
 			hi := lo + 1 + r.IntN(min(size-lo, 1+r.IntN(200)))
 			if r.IntN(3) == 0 {
-				st := state{buffer: uint32(r.IntN(9)), writer: access{Stream(r.IntN(3)), 1 + step}}
+				st := state{buffer: uint32(r.IntN(9)), writer: access{Stream(r.IntN(3)), 0, 1 + step}}
 				s.replace(Bytes(lo), Bytes(hi), st)
 				for i := lo; i < hi; i++ {
 					plain[i] = st

@@ -11,7 +11,10 @@ import (
 //
 //   - every operand has the place, shape and type that its row demands, inside its buffer, inside its arena;
 //   - every conflicting pair of accesses of a rank is ordered by the rank's own streams and events (verifyorder.go);
-//   - every byte read was written before, through the same buffer: buffers that share bytes never live at once;
+//   - every byte read was written before, through the same buffer: buffers that share bytes never live at once
+//     (verifylives.go);
+//   - a buffer stands for one value in a section: nothing is overwritten or changed under readers of the same name;
+//   - of all that is written something is read;
 //   - sends and receives match, collectives agree, and the job cannot deadlock (verifyranks.go);
 //   - the arenas fit the machine.
 //
@@ -23,6 +26,8 @@ func Verify(p *Program) error { return VerifyOptions{}.Verify(p) }
 // VerifyOptions relax the check.
 type VerifyOptions struct {
 	AllowOverCapacity bool // accept arenas that are larger than the machine's memory
+	AllowUnread       bool // accept results that nobody reads
+	AllowReuse        bool // accept buffers that hold one value after another, as programs do that measure instructions
 }
 
 // findingLimit is how many findings are worth reading at once.
@@ -35,8 +40,12 @@ func (o VerifyOptions) Verify(p *Program) error {
 		all.add(Finding{Kind: FindMalformed, At: Site{Rank: None, Index: None}, Msg: err.Error()})
 	}
 	if all.empty() {
-		if verifyCodes(p, &all) {
+		unread, sound := o.verifyCodes(p, &all)
+		if sound {
 			verifyRanks(p, &all)
+		}
+		if all.empty() && !o.AllowUnread {
+			verifyUnread(p, unread, &all)
 		}
 		if !o.AllowOverCapacity {
 			verifyCapacity(p, &all)
@@ -48,9 +57,10 @@ func (o VerifyOptions) Verify(p *Program) error {
 	return &VerifyError{Findings: all.list, More: all.more}
 }
 
-// verifyCodes checks the codes side by side; their findings come in the order of the codes. It says whether every
-// instruction is sound by itself, which is what later checks build on.
-func verifyCodes(p *Program, all *findings) (sound bool) {
+// verifyCodes checks the codes side by side; their findings come in the order of the codes. It returns the results of
+// each code that nobody reads, and whether every instruction is sound by itself, which is what later checks build on.
+func (o VerifyOptions) verifyCodes(p *Program, all *findings) (unread [][]result, sound bool) {
+	unread = make([][]result, len(p.Codes))
 	each := make([]findings, len(p.Codes))
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
@@ -58,14 +68,14 @@ func verifyCodes(p *Program, all *findings) (sound bool) {
 	for i := range p.Codes {
 		slots <- struct{}{}
 		wg.Go(func() {
-			v := codeVerifier{p: p, code: &p.Codes[i], findings: findings{limit: findingLimit}}
+			v := codeVerifier{VerifyOptions: o, p: p, code: &p.Codes[i], findings: findings{limit: findingLimit}}
 			v.instructions()
 			unsound[i] = !v.findings.empty()
 			// Order and lives are looked at by byte, which needs views that are where they should be.
 			if !unsound[i] {
 				v.order()
 			}
-			each[i] = v.findings
+			each[i], unread[i] = v.findings, v.unread
 			<-slots
 		})
 	}
@@ -73,7 +83,7 @@ func verifyCodes(p *Program, all *findings) (sound bool) {
 	for i := range each {
 		all.append(&each[i])
 	}
-	return !slices.Contains(unsound, true)
+	return unread, !slices.Contains(unsound, true)
 }
 
 // verifyCapacity compares arenas with the machine. A machine that does not say how much it has is not asked.
@@ -97,6 +107,8 @@ type codeVerifier struct {
 	p    *Program
 	code *Code
 	findings
+	VerifyOptions
+	unread []result
 }
 
 // instructions checks everything that is seen without order.

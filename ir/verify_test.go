@@ -14,7 +14,7 @@ import (
 func TestRandomProgramsVerify(t *testing.T) {
 	for seed := range uint64(200) {
 		p := irtest.Random(seed, 50+int(seed)*5)
-		if err := ir.Verify(p); err != nil {
+		if err := (ir.VerifyOptions{AllowUnread: true}).Verify(p); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 	}
@@ -111,13 +111,24 @@ var mutations = []struct {
 	{"uninitialised-eval-overwrites", []string{"buffer eval   device 0x200 64", "buffer eval   device 0x1c0 64"}},
 	{"uninitialised-result", []string{"    compute I fill loss:f32[1] value=0\n", ""}},
 	{"uninitialised-gradient", []string{"grad dw:", "grad x:"}},
-	{"uninitialised-checkpoint", []string{"moment1 m:", "moment1 eval:"}},
+	{"uninitialised-checkpoint", []string{"moment1 m:", "moment1 xr:"}},
+	{"life-again", []string{"h.x:f32[16] = x:f32[16] !offload:1\n", "h.x:f32[16] = x:f32[16] !offload:1\n d2h F d2h h.x:f32[16] = w:f32[16]\n"}},
+	{"life-change-after-read", []string{"compute   O record e7", "compute O cross_entropy part:f32[1] = w:f32[1,5,3] scale=1\n compute O matmul dw:f32[4,4] = t:f32[4,4], t:f32[4,4] accumulate\n compute O record e7"}},
+	{"life-read-after-change", []string{"norm:f32[2] beta1=0.9 beta2=0.95 eps=1e-08 weight_decay=0.1\n", "norm:f32[2] beta1=0.9 beta2=0.95 eps=1e-08 weight_decay=0.1\n compute O fill aside:f32[1] value=0\n compute O cross_entropy aside:f32[1] = w:f32[1,5,3] scale=1\n"}},
+	{"life-replaced", []string{"compute   O adamw", "compute O fill m:f32[4,4] value=0\n compute O adamw"}},
+	{"life-ended", []string{"compute   O adamw", "compute O fill x:f32[4,4] value=0\n compute O adamw"}},
+	{"dead-overwritten", []string{"compute E gelu eval", "compute E fill aside:f32[1] value=0\n compute E gelu eval"}},
+	{"dead-change", []string{"compute   O adamw", "compute O fill aside:f32[1] value=0\n compute O cross_entropy aside:f32[1] = dw:f32[1,5,3] scale=1\n compute O adamw"}},
+	{"dead-message", []string{"send y:f32[4,4] peer=$prev\n", "send y:f32[4,4] peer=$prev\n send_prev B send y:f32[4,4] peer=$prev\n",
+		"recv_next B m0 s0 l0 p0 recv dy:f32[4,4] peer=$next\n", "recv_next B m0 s0 l0 p0 recv dy:f32[4,4] peer=$next\n recv_next B recv eval:f32[4,4] peer=$next\n"}},
+	{"dead-init", []string{"compute I fill loss:f32[1] value=0\n", "compute I fill loss:f32[1] value=0\n compute I fill aside:f32[2] value=0\n"}},
 	{"message-missing", []string{
 		"recv_next B m0 s0 l0 p0 recv dy:f32[4,4] peer=$next", "compute B wait e1",
 		"recv_next B m0 s0 l0 p0 record e4", "compute B fill dy:f32[4,4] value=0 ",
 		"compute   B m0 s0 l0 p0 wait e4", "compute   B wait e1",
 	}},
-	{"message-extra", []string{"recv_prev F m0 s0 l1 p1 record e0", "recv_prev F recv y:f32[4,4] peer=$prev\n recv_prev F record e0"}},
+	{"message-extra", []string{"recv_prev F m0 s0 l1 p1 record e0", "recv_prev F recv extra:f32[4,4] peer=$prev\n recv_prev F record e0",
+		"buffer loss device 0x40 4", "buffer loss device 0x40 4\n buffer extra device 0x44 64", "arena device 68", "arena device 132"}},
 	{"message-size", []string{"send y:f32[4,4] peer=$next", "send y:f32[2,4] peer=$next"}},
 	{"message-type", []string{"send y:f32[4,4] peer=$next", "send y:bf16[16] peer=$next"}},
 	{"message-peer", []string{"send y:f32[4,4] peer=$next", "send y:f32[4,4] peer=7"}},
@@ -146,8 +157,9 @@ var mutations = []struct {
 	{"deadlock", []string{
 		"recv_prev F m0 s0 l1 p1 recv y:f32[4,4] peer=$prev", "compute F fill y:f32[4,4] value=1",
 		"recv_prev F m0 s0 l1 p1 record e0", "compute F record e0",
-		"send y:f32[4,4] peer=$prev\n", "send y:f32[4,4] peer=$prev\n send_prev B record e2\n recv_prev B wait e2\n recv_prev B recv y:f32[4,4] peer=$prev\n",
+		"send y:f32[4,4] peer=$prev\n", "send y:f32[4,4] peer=$prev\n send_prev B record e2\n recv_prev B wait e2\n recv_prev B recv extra:f32[4,4] peer=$prev\n",
 		"events=2", "events=3",
+		"buffer loss device 0x40 4", "buffer loss device 0x40 4\n buffer extra device 0x44 64", "arena device 68", "arena device 132",
 	}},
 	{"capacity", []string{"device_memory = 1024", "device_memory = 512"}},
 	{"capacity-host", []string{"host_memory = 1024", "host_memory = 252"}},

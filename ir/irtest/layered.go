@@ -180,20 +180,20 @@ func (l *layered) backward(s int) {
 			}
 			l.emit(ir.CopyH2D, ir.H2D, []ir.View{view(back(name), 0, size), view(l.host(name, s, i), 0, size)}, nil)
 		}
-		dx, dq := l.temp("dx", s, i), l.temp("dq", s, i)
+		dy, dx, dq := l.temp("dy", s, i), l.temp("dx", s, i), l.temp("dq", s, i)
 		w, dw := view(y.w, 0, width, width), view(y.dw, 0, width, width)
-		l.emit(ir.Fill, ir.Compute, []ir.View{view(dx, 0, n, width)}, []ir.Attr{ir.Float(1)})
-		l.emit(ir.AllReduce, ir.Coll, []ir.View{view(dx, 0, n, width)}, []ir.Attr{ir.Int(groupSP)})
-		l.matmul(dw, view(back("x"), 0, n, width), view(dx, 0, n, width), ir.Bool(true), ir.Bool(false), ir.Bool(true))
+		l.emit(ir.Fill, ir.Compute, []ir.View{view(dy, 0, n, width)}, []ir.Attr{ir.Float(1)})
+		l.emit(ir.AllReduce, ir.Coll, []ir.View{view(dy, 0, n, width)}, []ir.Attr{ir.Int(groupSP)})
+		l.matmul(dw, view(back("x"), 0, n, width), view(dy, 0, n, width), ir.Bool(true), ir.Bool(false), ir.Bool(true))
 		l.emit(ir.AttentionGrad, ir.Compute, []ir.View{
-			view(dq, 0, n, width), view(y.dk, 0, before+n, width), view(y.dv, 0, before+n, width), view(dx, 0, n, width),
+			view(dq, 0, n, width), view(y.dk, 0, before+n, width), view(y.dv, 0, before+n, width), view(dy, 0, n, width),
 			view(back("q"), 0, n, width), view(y.k, 0, before+n, width), view(y.v, 0, before+n, width),
 			view(back("o"), 0, n, width), view(back("lse"), 0, n, 1), ir.Absent(),
 		}, append(attentionAttrs[:4:4], ir.Int(int64(before)), ir.Bool(true), ir.Bool(false), ir.Int(0)))
-		for _, d := range []int{y.dk, y.dv} {
+		for k, d := range []int{y.dk, y.dv} {
 			l.matmul(dw, view(back("x"), 0, n, width), view(d, start, n, width), ir.Bool(true), ir.Bool(false), ir.Bool(true))
-			l.matmul(view(dx, 0, n, width), view(d, start, n, width), w, ir.Bool(false), ir.Bool(true), ir.Bool(true))
-			l.emit(ir.BiasGrad, ir.Compute, []ir.View{view(y.b, 0, width), view(dx, 0, n, width)}, []ir.Attr{ir.Bool(true)})
+			l.matmul(view(dx, 0, n, width), view(d, start, n, width), w, ir.Bool(false), ir.Bool(true), ir.Bool(k > 0))
+			l.emit(ir.BiasGrad, ir.Compute, []ir.View{view(y.b, 0, width), view(dy, 0, n, width)}, []ir.Attr{ir.Bool(true)})
 		}
 		for range 8 {
 			l.emit(ir.GeluGrad, ir.Compute, []ir.View{view(dx, 0, n, width), view(dx, 0, n, width), view(dq, 0, n, width)}, nil)

@@ -133,7 +133,7 @@ func (g *generator) message(from, to *stage, out, in ir.Stream) {
 		peer, back = back, peer
 	}
 	from.emit(ir.Send, out, []ir.View{from.readable(ir.Device, dtype, shape)}, []ir.Attr{peer})
-	to.emit(ir.Recv, in, []ir.View{to.writable(ir.Device, dtype, shape)}, []ir.Attr{back})
+	to.emit(ir.Recv, in, []ir.View{to.write(ir.Device, dtype, shape, false)}, []ir.Attr{back})
 }
 
 func (g *generator) collective(st *stage) {
@@ -150,13 +150,13 @@ func (g *generator) collective(st *stage) {
 	switch g.r.IntN(4) {
 	case 3:
 		x := st.readable(ir.Device, dtype, share)
-		st.emit(ir.Rotate, stream, []ir.View{st.writable(ir.Device, dtype, share), x}, attrs)
+		st.emit(ir.Rotate, stream, []ir.View{st.write(ir.Device, dtype, share, false), x}, attrs)
 	case 0:
 		x := st.readable(ir.Device, dtype, share)
-		st.emit(ir.AllGather, stream, []ir.View{st.writable(ir.Device, dtype, whole), x}, attrs)
+		st.emit(ir.AllGather, stream, []ir.View{st.write(ir.Device, dtype, whole, false), x}, attrs)
 	case 1:
 		x := st.readable(ir.Device, dtype, whole)
-		st.emit(ir.ReduceScatter, stream, []ir.View{st.writable(ir.Device, dtype, share), x}, attrs)
+		st.emit(ir.ReduceScatter, stream, []ir.View{st.write(ir.Device, dtype, share, false), x}, attrs)
 	default:
 		g.allToAll(st, stream, dtype, size, ir.Int(int64(group)))
 	}
@@ -177,14 +177,14 @@ func (g *generator) allToAll(st *stage, stream ir.Stream, dtype ir.DType, size i
 		from, to = tall, wide
 	}
 	x := st.readable(ir.Device, dtype, from)
-	st.emit(ir.AllToAll, stream, []ir.View{st.writable(ir.Device, dtype, to), x}, []ir.Attr{group, ir.Int(int64(copies)), ir.Bool(inverse)})
+	st.emit(ir.AllToAll, stream, []ir.View{st.write(ir.Device, dtype, to, false), x}, []ir.Attr{group, ir.Int(int64(copies)), ir.Bool(inverse)})
 }
 
 // allReduce sums over the first and the last stage.
 func (g *generator) allReduce() {
 	dtype, shape := g.dtype(), g.shape()
 	for _, st := range []*stage{g.stages[0], g.stages[g.pp-1]} {
-		st.emit(ir.AllReduce, ir.Coll, []ir.View{st.readable(ir.Device, dtype, shape)}, []ir.Attr{ir.Int(groupEnds)})
+		st.emit(ir.AllReduce, ir.Coll, []ir.View{st.changeable(ir.Device, dtype, shape)}, []ir.Attr{ir.Int(groupEnds)})
 	}
 }
 
@@ -239,8 +239,10 @@ func (st *stage) local(op ir.Op) {
 		switch {
 		case o.Optional && in.leftOut(args, i):
 			args[i] = ir.Absent()
-		case !write:
+		case o.Dir == ir.Read:
 			args[i] = st.readable(o.Arena, dtype, shape)
+		case !write:
+			args[i] = st.changeable(o.Arena, dtype, shape)
 		default:
 			args[i] = in.output(args, i, o, dtype, shape)
 		}
@@ -371,10 +373,10 @@ func (in *instance) output(args []ir.View, i int, o *ir.Operand, dtype ir.DType,
 		for j := in.row.Written(); j < len(args); j++ {
 			v := args[j]
 			free := !slices.Contains(args[:in.row.Written()], v) && !slices.Contains(args[j+1:], v) && !slices.Contains(args[in.row.Written():j], v)
-			if free && v.Present() && v.DType == dtype && v.Shape == shape && in.st.aloneAt(v, args, j) {
+			if free && v.Present() && v.DType == dtype && v.Shape == shape && in.st.aloneAt(v, args, j) && in.st.buffers[v.Buffer].mayChange() {
 				return v
 			}
 		}
 	}
-	return in.st.writable(o.Arena, dtype, shape)
+	return in.st.write(o.Arena, dtype, shape, false)
 }

@@ -2,6 +2,7 @@ package irtest
 
 import (
 	"fmt"
+	"slices"
 
 	"sppo.dev/ir"
 )
@@ -30,7 +31,15 @@ type buffer struct {
 	ir.Buffer
 	persistent bool
 	place      *place
+
+	// In this section: it holds what the section has written, its value has been read, it was changed after that.
+	written, read, stale bool
 }
+
+// mayRead and mayChange say whether a read sees what the buffer stands for, and whether nobody has read what a change in
+// place does away with.
+func (b *buffer) mayRead() bool   { return !b.stale }
+func (b *buffer) mayChange() bool { return !b.stale && !(b.written && b.read) }
 
 type place struct {
 	size  ir.Bytes
@@ -51,6 +60,7 @@ func (st *stage) begin(s ir.Section) {
 	for i := range st.buffers {
 		b := &st.buffers[i]
 		b.place.write, b.place.reads = access{}, clock{}
+		b.read, b.stale, b.written = false, false, i == st.step
 		if b.persistent {
 			st.live = append(st.live, i)
 		}
@@ -97,6 +107,15 @@ func (st *stage) finish() ir.Code {
 
 // readable is a view of something that was written.
 func (st *stage) readable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
+	return st.some(arena, dtype, shape, (*buffer).mayRead)
+}
+
+// changeable is a view of something that was written and may be changed in place.
+func (st *stage) changeable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
+	return st.some(arena, dtype, shape, (*buffer).mayChange)
+}
+
+func (st *stage) some(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64, may func(*buffer) bool) ir.View {
 	v := ir.View{DType: dtype, Shape: shape}
 	r := st.g.r
 	for range 4 {
@@ -105,7 +124,7 @@ func (st *stage) readable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int6
 		}
 		i := st.live[r.IntN(len(st.live))]
 		b := &st.buffers[i]
-		if b.Arena == arena && b.Size >= v.Bytes() && !st.used(i) {
+		if b.Arena == arena && b.Size >= v.Bytes() && !st.used(i) && may(b) {
 			v.Buffer = uint32(i)
 			v.Offset = st.offset(b.Size-v.Bytes(), dtype)
 			st.inUse = append(st.inUse, i)
@@ -130,14 +149,6 @@ func (st *stage) fresh(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) 
 	}
 	st.inUse = append(keep, made)
 	return v
-}
-
-// writable is a view that may be written: a part of something, or a new buffer as a whole.
-func (st *stage) writable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
-	if st.g.r.IntN(2) == 0 {
-		return st.readable(arena, dtype, shape)
-	}
-	return st.write(arena, dtype, shape, false)
 }
 
 // write makes a new buffer of the view's size, often where another one was that nobody will read again.
@@ -248,7 +259,32 @@ func (st *stage) emit(op ir.Op, s ir.Stream, args []ir.View, attrs []ir.Attr) {
 			pl.write, pl.reads = access{s, st.count[s]}, clock{}
 		}
 	}
+	st.note(&in)
 	st.inUse = nil
+}
+
+// note keeps the books of values.
+func (st *stage) note(in *ir.Instr) {
+	for i, v := range in.Args {
+		if !v.Present() {
+			continue
+		}
+		b := &st.buffers[v.Buffer]
+		reads, writes := false, false
+		for k := range in.Args {
+			if in.Args[k] == v {
+				r, w := in.Access(k)
+				reads, writes = reads || r, writes || w
+			}
+		}
+		switch first := slices.Index(in.Args, v) == i; {
+		case !writes:
+			b.read = true
+		case first:
+			b.stale = reads && !b.written && b.read
+			b.written, b.read = true, false
+		}
+	}
 }
 
 func (st *stage) push(in ir.Instr) {

@@ -1,0 +1,372 @@
+package ir
+
+import (
+	"fmt"
+	"slices"
+	"sort"
+)
+
+// Lives and values.
+//
+// A byte holds the buffer through which it was written last, and may be read through no other. What a section finds at
+// its start is what the init section has left and no section puts another buffer over: steps and evaluations may come in
+// any number and order, so nothing that only one of them writes may be read by the next before it is written again.
+//
+// In a section a buffer has one life, which ends when another buffer is written over any of its bytes, and each byte of
+// it has one value: it is written once, perhaps changed in place, and then read. So a read sees what its name stands for,
+// wherever it is issued. Three things more are allowed:
+//
+//   - what the section found at its start, as optimizer state and weights, may be read, then changed in place or
+//     overwritten once, and be read no more;
+//   - a value that one copy or collective has moved out, and nobody else has read, may be overwritten by what it has
+//     become: the copy or collective that brings it back to the very bytes;
+//   - an instruction may change in place a value that nobody but other such instructions has read.
+//
+// Of everything that an instruction writes something is read: in its section, in a later one, by the VM as a result, or
+// by a checkpoint. Exempt are operands that the opcode's row calls spare.
+
+// changes reports whether operand j is both read and written, by itself or with another operand: the instruction changes
+// its value in place.
+func (in *Instr) changes(j int) bool {
+	reads, writes := in.Access(j)
+	for k := range in.Args {
+		if in.Args[k] == in.Args[j] {
+			r, w := in.Access(k)
+			reads, writes = reads || r, writes || w
+		}
+	}
+	return reads && writes
+}
+
+// noteRead notes that something of what an access wrote has been read.
+func (o *orderer) noteRead(a access) {
+	if i := o.instrAt(a); i != None {
+		o.read[i] |= 1 << a.operand
+	}
+}
+
+// abuse reports a value that is not what its buffer stands for, once for an instruction.
+func (o *orderer) abuse(i, other int, format string, args ...any) {
+	if o.abused != i+1 && !o.v.AllowReuse {
+		o.abused = i + 1
+		o.v.report(FindLife, o.section, i, other, format, args...)
+	}
+}
+
+// found marks the bytes of states, which steps and evaluations find as they were left.
+func (o *orderer) found() {
+	for i := range o.v.code.States {
+		s := &o.v.code.States[i]
+		if s.Role != RoleGrad && o.section != SectionInit {
+			lo, hi := o.v.code.extent(&s.View)
+			o.shadows[o.v.code.Buffers[s.View.Buffer].Arena].replace(lo, hi, state{buffer: s.View.Buffer})
+		}
+	}
+}
+
+// change changes the value of operand j in place.
+func (o *orderer) change(i int, in *Instr, j int) {
+	view := &in.Args[j]
+	lo, hi := o.v.code.extent(view)
+	writer := access{in.Stream, uint8(j), o.clocks[in.Stream][in.Stream]}
+	o.shadows[in.Info().Operands[j].Arena].visit(lo, hi, func(lo, hi Bytes, st *state) {
+		next := state{buffer: view.Buffer, writer: writer, past: st.past & (readAsWas | replaced), origin: st.origin}
+		switch {
+		case st.writer.number == 0 && st.past&readOnce != 0:
+			next.past |= readAsWas
+		case st.writer.number != 0 && st.past&(readOnce|replaced) != 0:
+			o.abuse(i, o.otherOf(in, st), "changes %s (%s) in place after it has been read or replaced",
+				o.v.code.Buffers[view.Buffer].Name, byteRange(lo, hi))
+		}
+		*st = next
+	})
+}
+
+// otherOf is an instruction that has read a value, or else the one that has written it.
+func (o *orderer) otherOf(in *Instr, st *state) int {
+	for t, n := range st.reads {
+		if n != 0 && (Stream(t) != in.Stream || n != o.clocks[in.Stream][in.Stream]) {
+			return int(o.number[t][n-1])
+		}
+	}
+	return o.instrAt(st.writer)
+}
+
+// begin begins the value of operand j.
+func (o *orderer) begin(i int, in *Instr, j int) {
+	view, arena := &in.Args[j], in.Info().Operands[j].Arena
+	name := o.v.code.Buffers[view.Buffer].Name
+	if by := o.ended[view.Buffer]; by > 0 {
+		o.abuse(i, int(by-1), "writes %s, whose life has ended: another buffer was written over it", name)
+	}
+	lo, hi := o.v.code.extent(view)
+	next := state{buffer: view.Buffer, writer: access{in.Stream, uint8(j), o.clocks[in.Stream][in.Stream]}, origin: o.originOf(i, in)}
+	back := false
+	o.shadows[arena].visit(lo, hi, func(lo, hi Bytes, st *state) {
+		switch {
+		case st.buffer == NoBuffer:
+		case st.buffer != view.Buffer:
+			o.ended[st.buffer] = int32(i) + 1
+		case st.writer.number == 0:
+			next.past |= replaced
+			if st.past&readOnce != 0 {
+				next.past |= readAsWas
+			}
+		case o.bringsBack(in, st, next.origin):
+			back = true
+		default:
+			o.abuse(i, o.instrAt(st.writer), "writes %s (%s) a second time: what it held is lost to later readers",
+				name, byteRange(lo, hi))
+		}
+	})
+	if back {
+		next.origin = 0 // it is home
+	}
+	o.shadows[arena].replace(lo, hi, next)
+}
+
+// originOf is the origin of what an instruction writes that moves bytes, or adds them up among ranks: that of what it
+// reads, or else itself. A reload is always one.
+func (o *orderer) originOf(i int, in *Instr) uint32 {
+	class := in.Info().Class
+	if class != ClassMove && class != ClassComm || len(in.Args) != 2 {
+		return 0
+	}
+	if in.Op == CopyH2D {
+		return uint32(i) + 1
+	}
+	origin, some := uint32(0), false
+	lo, hi := o.v.code.extent(&in.Args[1])
+	o.shadows[Device].visit(lo, hi, func(_, _ Bytes, st *state) {
+		if some && st.origin != origin {
+			origin = 0
+		} else if !some {
+			origin, some = st.origin, true
+		}
+	})
+	if origin == 0 {
+		return uint32(i) + 1
+	}
+	return origin
+}
+
+// bringsBack reports whether an instruction brings a value back to where the origin moved it out, and nobody else has
+// read it there.
+func (o *orderer) bringsBack(in *Instr, st *state, origin uint32) bool {
+	if origin == 0 || st.past&(readOnce|readTwice) != readOnce {
+		return false
+	}
+	moved := &o.v.code.Sections[o.section][origin-1]
+	n := st.reads[moved.Stream]
+	return len(moved.Args) == 2 && n != 0 && o.number[moved.Stream][n-1] == int32(origin-1) &&
+		moved.Args[1].Buffer == in.Args[0].Buffer && moved.Args[1].Offset == in.Args[0].Offset &&
+		moved.Args[1].Bytes() == in.Args[0].Bytes()
+}
+
+// stranger reports bytes that hold another buffer than the one they are read through.
+func (o *orderer) stranger(i int, name string, st *state, lo, hi Bytes) {
+	o.v.report(FindUninitialised, o.section, i, o.instrAt(st.writer), "reads %s, but bytes 0x%x to 0x%x now hold %s",
+		name, int64(lo), int64(hi), o.v.code.Buffers[st.buffer].Name)
+}
+
+// claim notes that bytes which this section has not written must hold a buffer when it begins.
+func (o *orderer) claim(n need, st *state) {
+	if st.buffer != n.buffer {
+		o.needs = append(o.needs, n)
+		st.buffer = n.buffer
+	}
+}
+
+// fill is what the VM writes before the section.
+func (o *orderer) fill() {
+	for i := range o.v.code.Results {
+		r := &o.v.code.Results[i]
+		if rule := resultRuleOf(r.Name); rule != nil && rule.filled && rule.section == o.section {
+			lo, hi := o.v.code.extent(&r.View)
+			st := state{buffer: r.View.Buffer, writer: access{byVM, 0, 1}}
+			o.shadows[o.v.code.Buffers[r.View.Buffer].Arena].replace(lo, hi, st)
+		}
+	}
+}
+
+// after is what the VM reads after the section: its results, and after a step the gradients.
+func (o *orderer) after() {
+	for i := range o.v.code.Results {
+		r := &o.v.code.Results[i]
+		if rule := resultRuleOf(r.Name); rule != nil && !rule.filled && rule.section == o.section {
+			o.readByVM("result "+r.Name, &r.View)
+		}
+	}
+	for i := range o.v.code.States {
+		if s := &o.v.code.States[i]; s.Role == RoleGrad && o.section == SectionStep {
+			o.readByVM("the gradient of "+o.v.p.Tensors[s.Tensor].Name, &s.View)
+		}
+	}
+}
+
+func (o *orderer) readByVM(name string, view *View) {
+	b := &o.v.code.Buffers[view.Buffer]
+	lo, hi := o.v.code.extent(view)
+	o.shadows[b.Arena].visit(lo, hi, func(lo, hi Bytes, st *state) {
+		switch {
+		case st.writer.number == 0:
+			o.claim(need{b.Arena, lo, hi, view.Buffer, None, name}, st)
+		case st.buffer != view.Buffer:
+			o.v.reportCode(FindUninitialised, "%s is to be read after the %s section, but bytes 0x%x to 0x%x then hold %s",
+				name, o.section, int64(lo), int64(hi), o.v.code.Buffers[st.buffer].Name)
+		}
+		o.noteRead(st.writer)
+	})
+}
+
+// lives settles what sections need to find: the init section must have written it, and no other section may leave
+// another buffer there. Checkpoints need the same of every state but gradients.
+func (v *codeVerifier) lives(sections *[NumSections]*orderer) {
+	for s, o := range sections {
+		for _, n := range o.needs {
+			v.settle(sections, Section(s), n)
+		}
+	}
+	for i := range v.code.States {
+		s := &v.code.States[i]
+		if s.Role == RoleGrad || len(v.code.Sections[SectionInit]) == 0 {
+			continue
+		}
+		lo, hi := v.code.extent(&s.View)
+		name := fmt.Sprintf("a checkpoint's %s of %s", roleNames[s.Role], v.p.Tensors[s.Tensor].Name)
+		v.settle(sections, SectionStep, need{v.code.Buffers[s.View.Buffer].Arena, lo, hi, s.View.Buffer, None, name})
+	}
+	v.unread = unreadResults(v.code, sections)
+}
+
+func (v *codeVerifier) settle(sections *[NumSections]*orderer, s Section, n need) {
+	name := v.code.Buffers[n.buffer].Name
+	if s == SectionInit {
+		v.unmet(s, n, "reads %s before anything has written bytes 0x%x to 0x%x of it", name, int64(n.lo), int64(n.hi))
+		return
+	}
+	at := n.lo
+	for _, w := range overlapping(sections[SectionInit].left[n.arena], n.lo, n.hi) {
+		if w.buffer != n.buffer || w.lo > at {
+			break
+		}
+		at = w.hi
+	}
+	if at < n.hi {
+		v.unmet(s, n, "reads %s, of which neither this section so far nor the init section has written bytes 0x%x to 0x%x", name, int64(at), int64(n.hi))
+		return
+	}
+	for other := SectionInit; other < NumSections; other++ {
+		for _, w := range overlapping(sections[other].left[n.arena], n.lo, n.hi) {
+			if w.buffer != n.buffer {
+				v.unmet(s, n, "reads %s as the init section left it, but the %s section puts %s there", name, other, v.code.Buffers[w.buffer].Name)
+				return
+			}
+			sections[other].noteRead(w.writer)
+		}
+	}
+}
+
+// unmet reports a need.
+func (v *codeVerifier) unmet(s Section, n need, format string, args ...any) {
+	if n.at != None {
+		v.report(FindUninitialised, s, n.at, None, format, args...)
+		return
+	}
+	v.reportCode(FindUninitialised, "%s %s", n.by, fmt.Sprintf(format, args...))
+}
+
+// overlapping is the part of a sorted list that meets a range.
+func overlapping(list []owned, lo, hi Bytes) []owned {
+	i := sort.Search(len(list), func(i int) bool { return list[i].hi > lo })
+	j := sort.Search(len(list), func(j int) bool { return list[j].lo >= hi })
+	return list[i:max(i, j)]
+}
+
+// result is an operand that an instruction writes.
+type result struct {
+	section        Section
+	index, operand int
+}
+
+// unreadResults lists the results of which nobody reads anything, where the opcode's row does not call them spare.
+func unreadResults(c *Code, sections *[NumSections]*orderer) (list []result) {
+	for s, o := range sections {
+		for i := range c.Sections[s] {
+			in := &c.Sections[s][i]
+			row := in.Info()
+			for j := range row.Written() {
+				if in.Args[j].Present() && !row.Operands[j].Spare && o.read[i]>>j&1 == 0 {
+					list = append(list, result{Section(s), i, j})
+				}
+			}
+		}
+	}
+	return list
+}
+
+// verifyUnread reports the results that nobody reads. A collective is of use where another member reads its own.
+func verifyUnread(p *Program, unread [][]result, all *findings) {
+	u := unusedCollectives{p: p, calls: map[[2]int][][]int32{}, unused: map[collective]bool{}}
+	for c, list := range unread {
+		for _, r := range list {
+			if p.Codes[c].Sections[r.section][r.index].Info().findAttr(KindGroup) >= 0 {
+				u.unused[collective{c, r.section, int32(r.index)}] = true
+			}
+		}
+	}
+	for c, list := range unread {
+		v := codeVerifier{p: p, code: &p.Codes[c], findings: findings{limit: findingLimit}}
+		for _, r := range list {
+			at := collective{c, r.section, int32(r.index)}
+			if u.unused[at] && u.usedElsewhere(at) {
+				continue
+			}
+			in := &v.code.Sections[r.section][r.index]
+			v.report(FindDead, r.section, r.index, None, "nothing reads %s, which it writes to %s: the work is in vain",
+				in.Info().Operands[r.operand].Name, v.code.Buffers[in.Args[r.operand].Buffer].Name)
+		}
+		all.append(&v.findings)
+	}
+}
+
+// unusedCollectives are those whose results nobody reads on the ranks of a code.
+type unusedCollectives struct {
+	p      *Program
+	calls  map[[2]int][][]int32 // [code, section][group]: instructions
+	unused map[collective]bool
+}
+
+// collective is a call of one, as the ranks of a code make it.
+type collective struct {
+	code    int
+	section Section
+	index   int32
+}
+
+func (u *unusedCollectives) callsOf(code int, s Section) [][]int32 {
+	key := [2]int{code, int(s)}
+	if u.calls[key] == nil {
+		u.calls[key] = trafficOf(u.p, &u.p.Codes[code], s).groups
+	}
+	return u.calls[key]
+}
+
+// usedElsewhere reports whether a member of the group of a collective reads what it gets of it.
+func (u *unusedCollectives) usedElsewhere(at collective) bool {
+	in := &u.p.Codes[at.code].Sections[at.section][at.index]
+	group := in.Attrs[in.Info().findAttr(KindGroup)].Bits
+	n, _ := slices.BinarySearch(u.callsOf(at.code, at.section)[group], at.index)
+	for r := range u.p.Ranks {
+		if int(u.p.Ranks[r].Code) != at.code {
+			continue
+		}
+		for _, m := range u.p.Ranks[r].Groups[group] {
+			other := int(u.p.Ranks[m].Code)
+			if !u.unused[collective{other, at.section, u.callsOf(other, at.section)[group][n]}] {
+				return true
+			}
+		}
+	}
+	return false
+}
