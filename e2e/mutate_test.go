@@ -1,0 +1,356 @@
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"testing"
+
+	"sppo.dev/ir"
+)
+
+// mutation breaks a section of a code in one way, or returns false where it finds nothing to break. What it returns
+// must be refused, if the kind is promised: the others are counted.
+type mutation struct {
+	name     string
+	promised bool
+	apply    func(m *mutant) bool
+}
+
+var mutations = []mutation{
+	{"drop wait", true, func(m *mutant) bool { return m.drop(isOp(ir.Wait)) }},
+	{"drop record", true, func(m *mutant) bool { return m.drop(isOp(ir.Record)) }},
+	{"drop copy", true, func(m *mutant) bool { return m.drop(isCopy) }},
+	{"drop write", true, func(m *mutant) bool { return m.drop(onlyWrites) }},
+	{"drop message", true, func(m *mutant) bool { return m.drop(isOp(ir.Send, ir.Recv)) }},
+	{"redirect copy", true, func(m *mutant) bool { return m.redirect(isCopy, 0) }},
+	{"redirect write", true, func(m *mutant) bool { return m.redirect(onlyWrites, 0) }},
+	{"shift destination", true, (*mutant).shift},
+	{"overwrite before read", true, (*mutant).overwrite},
+	{"write again after read", true, (*mutant).rewrite},
+	{"share bytes", true, (*mutant).share},
+	{"dead instruction", true, (*mutant).dead},
+	{"read before write", true, (*mutant).hoist},
+	{"swap outputs", true, (*mutant).swapOutputs},
+	{"drop change in place", false, func(m *mutant) bool { return m.drop(changesAlone) }},
+	{"redirect source of copy", false, func(m *mutant) bool { return m.redirect(isCopy, 1) }},
+	{"swap inputs", false, (*mutant).swapInputs},
+}
+
+// TestMutants breaks programs of specs at random. Of kinds that the verifier promises to refuse none is accepted.
+func TestMutants(t *testing.T) {
+	specs, each, seed := 10, 4, uint64(1)
+	if os.Getenv("SPPO_LONG") != "" {
+		specs, each, seed = 600, 12, rand.Uint64()
+	}
+	t.Logf("seed %d", seed)
+	tried, accepted := map[string]int{}, map[string]int{}
+	for i := range specs {
+		p := drawnProgram(t, rand.New(rand.NewPCG(seed, uint64(i))))
+		for k, kind := range mutations {
+			for n := range each {
+				m := newMutant(rand.New(rand.NewPCG(seed+uint64(i), uint64(k*each+n))), p)
+				if !kind.apply(m) {
+					continue
+				}
+				tried[kind.name]++
+				if err := (ir.VerifyOptions{AllowOverCapacity: true}).Verify(m.p); err != nil {
+					continue
+				}
+				if accepted[kind.name]++; kind.promised {
+					t.Errorf("%s, spec %d: accepted: %s", kind.name, i, m.what)
+				}
+			}
+		}
+	}
+	for _, kind := range mutations {
+		t.Logf("%-24s %5d mutants, %3d accepted", kind.name, tried[kind.name], accepted[kind.name])
+		if tried[kind.name] == 0 {
+			t.Errorf("no mutants: %s", kind.name)
+		}
+	}
+}
+
+// drawnProgram is that of the next spec which can be scheduled.
+func drawnProgram(t *testing.T, r *rand.Rand) *ir.Program {
+	t.Helper()
+	for {
+		d := drawSpec(r)
+		_, p, err := compile(d.text, d.drawn()...)
+		if err != nil {
+			continue
+		}
+		if err := (ir.VerifyOptions{AllowOverCapacity: true}).Verify(p); err != nil {
+			t.Fatalf("%v\n%v\n%s", err, d.drawn(), d.text)
+		}
+		return p
+	}
+}
+
+// mutant is a program of which one section of one code may be changed.
+type mutant struct {
+	*rand.Rand
+	p    *ir.Program
+	code *ir.Code
+	s    ir.Section
+	what string
+}
+
+func newMutant(r *rand.Rand, p *ir.Program) *mutant {
+	q := *p
+	q.Codes = slices.Clone(p.Codes)
+	m := &mutant{Rand: r, p: &q, code: &q.Codes[r.IntN(len(q.Codes))], s: ir.SectionStep}
+	if r.IntN(4) == 0 && len(m.code.Sections[ir.SectionEval]) > 0 {
+		m.s = ir.SectionEval
+	}
+	m.code.Buffers = slices.Clone(m.code.Buffers)
+	m.code.Sections[m.s] = slices.Clone(m.code.Sections[m.s])
+	for i := range m.code.Sections[m.s] {
+		in := &m.code.Sections[m.s][i]
+		in.Args = slices.Clone(in.Args)
+	}
+	return m
+}
+
+func (m *mutant) instrs() []ir.Instr { return m.code.Sections[m.s] }
+
+// any is an instruction that suits, or -1.
+func (m *mutant) any(suits func(*ir.Instr) bool) int {
+	list := m.instrs()
+	for n, at := 0, m.IntN(len(list)); n < len(list); n++ {
+		if i := (at + n) % len(list); suits(&list[i]) {
+			m.what = fmt.Sprintf("%s, %s %d: %s", m.code.Name, m.s, i, m.p.Text(m.code, &list[i]))
+			return i
+		}
+	}
+	return -1
+}
+
+func isOp(ops ...ir.Op) func(*ir.Instr) bool {
+	return func(in *ir.Instr) bool { return slices.Contains(ops, in.Op) }
+}
+
+func isCopy(in *ir.Instr) bool { return in.Info().Class == ir.ClassMove }
+
+// onlyWrites says whether an instruction has results that it begins, and changes nothing in place.
+func onlyWrites(in *ir.Instr) bool {
+	return in.Info().Written() > 0 && !changes(in) && class(in) != ir.ClassSync
+}
+
+func class(in *ir.Instr) ir.Class { return in.Info().Class }
+
+// changes says whether an instruction changes an operand in place.
+func changes(in *ir.Instr) bool {
+	for j, v := range in.Args {
+		reads, writes := in.Access(j)
+		for k := range in.Args {
+			r, w := in.Access(k)
+			reads, writes = reads || r && in.Args[k] == v, writes || w && in.Args[k] == v
+		}
+		if reads && writes {
+			return true
+		}
+	}
+	return false
+}
+
+func changesAlone(in *ir.Instr) bool { return in.Info().Written() == 1 && changes(in) }
+
+func (m *mutant) drop(suits func(*ir.Instr) bool) bool {
+	i := m.any(suits)
+	if i >= 0 {
+		m.code.Sections[m.s] = slices.Delete(m.code.Sections[m.s], i, i+1)
+	}
+	return i >= 0
+}
+
+func (m *mutant) insert(i int, in ir.Instr) {
+	in.Args = slices.Clone(in.Args)
+	m.code.Sections[m.s] = slices.Insert(m.code.Sections[m.s], i, in)
+}
+
+// redirect gives an operand another buffer of its arena that has room for it.
+func (m *mutant) redirect(suits func(*ir.Instr) bool, operand int) bool {
+	i := m.any(suits)
+	if i < 0 {
+		return false
+	}
+	v := &m.instrs()[i].Args[operand]
+	old := m.code.Buffers[v.Buffer]
+	for range 100 {
+		b := uint32(m.IntN(len(m.code.Buffers)))
+		to := m.code.Buffers[b]
+		if b != v.Buffer && to.Arena == old.Arena && to.Size >= v.Offset+v.Bytes() && (to.Offset+v.Offset)%v.DType.Bytes() == 0 {
+			m.what += " with " + to.Name
+			v.Buffer = b
+			return true
+		}
+	}
+	return false
+}
+
+// shift moves what an instruction writes by an element.
+func (m *mutant) shift() bool {
+	room := func(in *ir.Instr) bool {
+		return onlyWrites(in) && in.Args[0].Offset+in.Args[0].Bytes()+in.Args[0].DType.Bytes() <= m.code.Buffers[in.Args[0].Buffer].Size
+	}
+	i := m.any(room)
+	if i >= 0 {
+		m.instrs()[i].Args[0].Offset += m.instrs()[i].Args[0].DType.Bytes()
+	}
+	return i >= 0
+}
+
+// overlap says whether two views of the code share bytes.
+func (m *mutant) overlap(v, w ir.View) bool {
+	if !v.Present() || !w.Present() {
+		return false
+	}
+	b, c := m.code.Buffers[v.Buffer], m.code.Buffers[w.Buffer]
+	return b.Arena == c.Arena && b.Offset+v.Offset < c.Offset+w.Offset+w.Bytes() && c.Offset+w.Offset < b.Offset+v.Offset+v.Bytes()
+}
+
+// readers are the instructions that read a buffer's bytes under its name after an instruction.
+func (m *mutant) readers(after int, v ir.View) (list []int) {
+	for i := after + 1; i < len(m.instrs()); i++ {
+		in := &m.instrs()[i]
+		for j, a := range in.Args {
+			if reads, _ := in.Access(j); reads && a.Buffer == v.Buffer && m.overlap(a, v) {
+				list = append(list, i)
+				break
+			}
+		}
+	}
+	return list
+}
+
+// overwrite repeats a write before its first reader.
+func (m *mutant) overwrite() bool { return m.repeat(func(readers []int) int { return readers[0] }) }
+
+// rewrite repeats a write before its last reader.
+func (m *mutant) rewrite() bool {
+	return m.repeat(func(readers []int) int { return readers[len(readers)-1] })
+}
+
+func (m *mutant) repeat(where func([]int) int) bool {
+	i := m.any(func(in *ir.Instr) bool { return onlyWrites(in) && class(in) != ir.ClassComm })
+	if i < 0 {
+		return false
+	}
+	readers := m.readers(i, m.instrs()[i].Args[0])
+	if len(readers) == 0 {
+		return false
+	}
+	m.insert(where(readers), m.instrs()[i])
+	return true
+}
+
+// share puts a buffer where another one is that is in use at the same time.
+func (m *mutant) share() bool {
+	i := m.any(onlyWrites)
+	if i < 0 {
+		return false
+	}
+	v := m.instrs()[i].Args[0]
+	readers := m.readers(i, v)
+	if len(readers) == 0 {
+		return false
+	}
+	last := readers[len(readers)-1]
+	for k := i + 1; k < last; k++ {
+		other := &m.instrs()[k]
+		if !onlyWrites(other) || m.instrs()[last].Op == ir.Send && k > last {
+			continue
+		}
+		w := other.Args[0]
+		from, to := &m.code.Buffers[v.Buffer], &m.code.Buffers[w.Buffer]
+		if v.Buffer == w.Buffer || from.Arena != to.Arena || v.Offset > 0 || w.Offset > 0 || from.Size > to.Size || len(m.readers(k, w)) == 0 {
+			continue
+		}
+		m.what += " in the place of " + to.Name
+		from.Offset = to.Offset
+		return true
+	}
+	return false
+}
+
+// dead adds an instruction that writes to a buffer which nobody knows.
+func (m *mutant) dead() bool {
+	i := m.any(func(in *ir.Instr) bool {
+		return onlyWrites(in) && class(in) != ir.ClassComm && in.Info().Written() == 1
+	})
+	if i < 0 {
+		return false
+	}
+	in := m.instrs()[i]
+	arena := m.code.Buffers[in.Args[0].Buffer].Arena
+	end := (m.code.Arenas[arena] + ir.Alignment - 1) / ir.Alignment * ir.Alignment
+	b := ir.Buffer{Name: "nowhere", Arena: arena, Offset: end, Size: in.Args[0].Bytes()}
+	m.code.Buffers = append(m.code.Buffers, b)
+	m.code.Arenas[arena] = end + b.Size
+	m.insert(i+1, in)
+	m.instrs()[i+1].Args[0].Buffer, m.instrs()[i+1].Args[0].Offset = uint32(len(m.code.Buffers)-1), 0
+	return true
+}
+
+// hoist moves a reader before the write that it reads.
+func (m *mutant) hoist() bool {
+	i := m.any(func(in *ir.Instr) bool { return onlyWrites(in) && class(in) != ir.ClassComm })
+	if i < 0 {
+		return false
+	}
+	for _, k := range m.readers(i, m.instrs()[i].Args[0]) {
+		if in := m.instrs()[k]; class(&in) != ir.ClassComm {
+			m.code.Sections[m.s] = slices.Delete(m.code.Sections[m.s], k, k+1)
+			m.insert(i, in)
+			return true
+		}
+	}
+	return false
+}
+
+// swapOutputs has two instructions write what the other was to write.
+func (m *mutant) swapOutputs() bool {
+	i := m.any(func(in *ir.Instr) bool { return onlyWrites(in) && class(in) != ir.ClassComm })
+	if i < 0 {
+		return false
+	}
+	a := &m.instrs()[i]
+	for k := i + 1; k < len(m.instrs()); k++ {
+		b := &m.instrs()[k]
+		if onlyWrites(b) && b.Args[0].DType == a.Args[0].DType && b.Args[0].Shape == a.Args[0].Shape && b.Args[0] != a.Args[0] &&
+			m.code.Buffers[a.Args[0].Buffer].Arena == m.code.Buffers[b.Args[0].Buffer].Arena && m.between(i, k) {
+			a.Args[0], b.Args[0] = b.Args[0], a.Args[0]
+			return true
+		}
+	}
+	return false
+}
+
+// between says whether something reads what instruction i writes before instruction k.
+func (m *mutant) between(i, k int) bool {
+	readers := m.readers(i, m.instrs()[i].Args[0])
+	return len(readers) > 0 && readers[0] < k
+}
+
+// swapInputs exchanges two operands of equal type that an instruction reads.
+func (m *mutant) swapInputs() bool {
+	var a, b int
+	i := m.any(func(in *ir.Instr) bool {
+		for a = in.Info().Written(); a < len(in.Args); a++ {
+			for b = a + 1; b < len(in.Args); b++ {
+				v, w := in.Args[a], in.Args[b]
+				if v.Present() && w.Present() && v.DType == w.DType && v.Shape == w.Shape && v != w && !changes(in) && in.Op != ir.Add {
+					return true
+				}
+			}
+		}
+		return false
+	})
+	if i >= 0 {
+		args := m.instrs()[i].Args
+		args[a], args[b] = args[b], args[a]
+	}
+	return i >= 0
+}
