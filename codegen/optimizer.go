@@ -65,7 +65,7 @@ func (s *stage) optimizer() {
 // It gives the buffer that they are sent from, or -1.
 func (s *stage) update(p *param) int {
 	if p.cut.Slices() > 1 && p.zero == 0 {
-		g := p.view(p.grad, ir.F32)
+		g := p.view(s.takeOver(p.grad), ir.F32)
 		s.gather(p, g, p.sum)
 		p.sum = g
 	}

@@ -18,8 +18,8 @@ import (
 //
 //   - what the section found at its start, as optimizer state and weights, may be read, then changed in place or
 //     overwritten once, and be read no more;
-//   - a value that one copy or collective has moved out, and nobody else has read, may be overwritten by what it has
-//     become: the copy or collective that brings it back to the very bytes;
+//   - a value that a reload or a rotation has moved out, and nobody else has read, may be overwritten by what it has
+//     become: by the copy or rotation that brings it back to the very bytes;
 //   - an instruction may change in place a value that nobody but other such instructions has read.
 //
 // Of everything that an instruction writes something is read: in its section, in a later one, by the VM as a result, or
@@ -125,15 +125,15 @@ func (o *orderer) begin(i int, in *Instr, j int) {
 	o.shadows[arena].replace(lo, hi, next)
 }
 
-// originOf is the origin of what an instruction writes that moves bytes, or adds them up among ranks: that of what it
-// reads, or else itself. A reload is always one.
+// originOf is the origin of what an instruction writes that moves bytes out of a place and back: a reload is one itself,
+// what leaves for the host has that of what it reads, and what goes round in a ring too, or it begins there.
 func (o *orderer) originOf(i int, in *Instr) uint32 {
-	class := in.Info().Class
-	if class != ClassMove && class != ClassComm || len(in.Args) != 2 {
-		return 0
-	}
-	if in.Op == CopyH2D {
+	switch in.Op {
+	case CopyH2D:
 		return uint32(i) + 1
+	case CopyD2H, Rotate:
+	default:
+		return 0
 	}
 	origin, some := uint32(0), false
 	lo, hi := o.v.code.extent(&in.Args[1])
@@ -144,7 +144,7 @@ func (o *orderer) originOf(i int, in *Instr) uint32 {
 			origin, some = st.origin, true
 		}
 	})
-	if origin == 0 {
+	if origin == 0 && in.Op == Rotate {
 		return uint32(i) + 1
 	}
 	return origin
@@ -158,7 +158,7 @@ func (o *orderer) bringsBack(in *Instr, st *state, origin uint32) bool {
 	}
 	moved := &o.v.code.Sections[o.section][origin-1]
 	n := st.reads[moved.Stream]
-	return len(moved.Args) == 2 && n != 0 && o.number[moved.Stream][n-1] == int32(origin-1) &&
+	return n != 0 && o.number[moved.Stream][n-1] == int32(origin-1) &&
 		moved.Args[1].Buffer == in.Args[0].Buffer && moved.Args[1].Offset == in.Args[0].Offset &&
 		moved.Args[1].Bytes() == in.Args[0].Bytes()
 }
