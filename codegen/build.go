@@ -152,11 +152,14 @@ func (l *layout) program(codes []ir.Code) *ir.Program {
 		Name: plan.Name, Model: ir.Model(plan.Model), Machine: ir.Machine(plan.Cluster), FlopsModel: plan.Throughput.ModelFlops, Bubble: plan.Time.BubbleRatio,
 		Lines: l.lines.texts, Passes: passes.Names(), Consts: l.consts, Groups: graph.GroupNames, Tensors: l.tensors, Codes: codes,
 		Run: ir.Run{
-			Sequence: t.Sequence, Batch: t.Batch, EvalSequences: l.evalSequences(), EvalBatch: t.EvalBatch, EvalEvery: t.EvalEvery,
+			Sequence: t.Sequence, Batch: t.Batch, EvalSequences: l.evalSequences(), EvalEvery: t.EvalEvery,
 			Steps: t.Steps, Seed: t.Seed, Vocab: plan.Model.Vocab, LR: t.Optimizer.LR, MinLR: t.MinLR, Warmup: t.Warmup,
 			LRDecay: t.LRDecay, Beta1: t.Optimizer.Beta1, Beta2: t.Optimizer.Beta2,
 			DataKind: t.Data.Kind, DataFiles: t.Data.Files, Holdout: t.Holdout,
 		},
+	}
+	if t.Validates() {
+		p.Run.EvalBatch = t.EvalBatch
 	}
 	for r := range plan.Parallel.Ranks() {
 		p.Ranks = append(p.Ranks, l.rank(r))

@@ -73,7 +73,9 @@ func (l *layout) lower(i int) *stage {
 	s.code.Name = fmt.Sprintf("stage%d", i)
 	s.lowerInit()
 	s.lowerStep()
-	s.lowerEval()
+	if l.plan.Train.Validates() {
+		s.lowerEval()
+	}
 	return s
 }
 
@@ -128,7 +130,9 @@ func (s *stage) lowerInit() {
 	if s.last() {
 		s.head = s.newParams(s.model.Head, "")
 		s.loss = s.result(ir.ResultLoss, 1)
-		s.evalLoss = s.result(ir.ResultEvalLoss, 1)
+		if s.plan.Train.Validates() {
+			s.evalLoss = s.result(ir.ResultEvalLoss, 1)
+		}
 	}
 	s.stepBuf = s.result(ir.ResultStep, 3)
 	s.norm = s.result(ir.ResultGradNorm, 2)
@@ -511,4 +515,9 @@ func (s *stage) evalHead(t passes.Task, x uint32) {
 }
 
 // evalSequences is how many sequences one eval section covers over all replicas.
-func (l *layout) evalSequences() int { return l.plan.Parallel.DP * l.plan.Parallel.Microbatch }
+func (l *layout) evalSequences() int {
+	if !l.plan.Train.Validates() {
+		return 0
+	}
+	return l.plan.Parallel.DP * l.plan.Parallel.Microbatch
+}

@@ -322,13 +322,13 @@ var trainKeys = []*Key{
 		Doc: "Where tokens come from.",
 		set: setData},
 	{Block: blockTrain, Name: "holdout", takes: valueType{number: &number{max: 1, below: true}}, Default: "0.05", Example: "0.1",
-		Doc: "Share of the data, from its end, that is kept for validation.",
+		Doc: "Share of the data, from its end, that is kept for validation; 0 switches validation off.",
 		set: func(s *Spec, v value) { s.Train.Holdout = v.num }},
 	{Block: blockTrain, Name: "eval_every", takes: whole(0, maxTokens), Default: "0", Example: "100",
 		Doc: "Steps from one validation to the next; 0 validates at the end only.",
 		set: func(s *Spec, v value) { s.Train.EvalEvery = v.Int() }},
-	{Block: blockTrain, Name: "eval_batch", takes: whole(1, maxCount), Default: "8", Example: "16",
-		Doc: "Sequences of one validation.",
+	{Block: blockTrain, Name: "eval_batch", takes: whole(0, maxCount), Default: "8", Example: "16",
+		Doc: "Sequences of one validation; 0 switches validation off.",
 		set: func(s *Spec, v value) { s.Train.EvalBatch = v.Int() }},
 }
 

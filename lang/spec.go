@@ -110,10 +110,13 @@ type Train struct {
 	MinLR     float64   `json:"min_lr"`    // where cosine ends
 	GradClip  float64   `json:"grad_clip"` // global L2 norm; 0: off
 	Data      Data      `json:"data"`
-	Holdout   float64   `json:"holdout"`    // share of the data kept for validation, from its end
+	Holdout   float64   `json:"holdout"`    // share of the data kept for validation, from its end; 0: none
 	EvalEvery int       `json:"eval_every"` // steps between validations; 0: only at the end
-	EvalBatch int       `json:"eval_batch"` // sequences a validation
+	EvalBatch int       `json:"eval_batch"` // sequences a validation; 0: none
 }
+
+// Validates reports whether a run validates: it needs data for that and sequences.
+func (t *Train) Validates() bool { return t.Holdout > 0 && t.EvalBatch > 0 }
 
 // Offload is the policy for Type-1 activations.
 type Offload struct {
