@@ -461,8 +461,14 @@ func (p *Plan) decideOrder() {
 	p.decide("schedule", "strategy", s.name, s.doc)
 	if v := p.Parallel.VirtualStages; v > 1 && !p.layerOrder() {
 		why := "groups of layers of each rank"
-		if s.rounds {
-			why = fmt.Sprintf("groups of %d subsequences pass through one virtual stage of a rank after another: the bubble is 1/%d of the plain pipeline's", 2*p.Parallel.PP, v)
+		group := 2 * p.Parallel.PP
+		switch {
+		case p.Parallel.PP == 1:
+			why = "groups of the layers of the only stage, which has no bubble that they could shorten"
+		case s.rounds && p.Subsequences.N%group == 0:
+			why = fmt.Sprintf("groups of %d subsequences pass through one virtual stage of a rank after another: the bubble is 1/%d of the plain pipeline's", group, v)
+		case s.rounds:
+			why = fmt.Sprintf("groups of at most %d subsequences pass through one virtual stage of a rank after another, for a smaller bubble", min(group, p.Subsequences.N))
 		}
 		p.decide("schedule", "virtual_stages", fmt.Sprint(v), why)
 	}

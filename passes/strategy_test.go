@@ -356,3 +356,26 @@ func TestRenamesAreSearched(t *testing.T) {
 		}
 	}
 }
+
+// What is said of virtual stages holds for the sizes at hand.
+func TestReasonForVirtualStages(t *testing.T) {
+	for set, want := range map[string]string{
+		"schedule.pp=1 schedule.subsequences=1": "no bubble",
+		"schedule.pp=2 schedule.subsequences=2": "groups of at most 2 subsequences",
+		"schedule.pp=2 schedule.subsequences=4": "the bubble is 1/2",
+	} {
+		flags := append(strings.Fields(set), "model.layers=4", "schedule.virtual_stages=2", "schedule.strategy=sppo")
+		sp, err := lang.Load("../examples/tiny.sppo", lang.Options{Shipped: examples.Shipped, Set: flags})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := New(sp)
+		if err := Run(sp, p, Options{}); err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(p.Decisions, func(d Decision) bool { return d.Pass == "schedule" && d.What == "virtual_stages" })
+		if i < 0 || !strings.Contains(p.Decisions[i].Why, want) {
+			t.Errorf("%s: %v has no %q", set, p.Decisions, want)
+		}
+	}
+}
