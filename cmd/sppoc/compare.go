@@ -356,7 +356,7 @@ func remarks(rows []result, same []string) string {
 	case best < 0:
 		fmt.Fprintln(&b, "None of them fits.")
 	default:
-		fmt.Fprintf(&b, "The fastest that fits: %s.\n", rows[best].label(oneJob(rows)))
+		fmt.Fprintln(&b, fastest(rows, rows[best].rate()))
 	}
 	heard := map[string]bool{}
 	for i := range rows {
@@ -374,6 +374,23 @@ func remarks(rows []result, same []string) string {
 		fmt.Fprintf(&b, "Not compiled: %s: %s\n", strings.Join(names, "; "), why)
 	}
 	return b.String()
+}
+
+// tie is the relative difference of speeds below which neither counts as faster.
+const tie = 1e-3
+
+// fastest names the lines that fit and are as fast as the best.
+func fastest(rows []result, best float64) string {
+	var names []string
+	for i := range rows {
+		if r := &rows[i]; r.Error == "" && r.Fits && r.rate() >= (1-tie)*best {
+			names = append(names, r.label(oneJob(rows)))
+		}
+	}
+	if len(names) == 1 {
+		return fmt.Sprintf("The fastest that fits: %s.", names[0])
+	}
+	return fmt.Sprintf("The fastest that fit, within %g%% of each other: %s.", 100*tie, strings.Join(names, "; "))
 }
 
 // rate is how many tokens a second all GPUs do.
