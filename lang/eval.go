@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 type valueKind int
@@ -215,6 +216,11 @@ func (e *evaluator) number(n *factorNode) (value, bool) {
 }
 
 func unitHint(name string) string {
+	for _, known := range sortedKeys(units) {
+		if strings.EqualFold(known, name) {
+			return "did you mean `" + known + "`?"
+		}
+	}
 	if near := nearest(name, sortedKeys(units)); near != "" {
 		return "did you mean `" + near + "`?"
 	}

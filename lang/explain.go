@@ -8,7 +8,7 @@ import (
 )
 
 // Explain describes a key ("schedule.offload", or "offload" where that is unique), a block ("model"), a diagnostic's code
-// ("lengths-sum"), or with "" what can be asked. An unknown word is an error that names the nearest.
+// ("lengths-sum"), a word of the glossary ("bubble") or a value of a key ("ulysses"), or with "" what can be asked. An unknown word is an error that names the nearest.
 func Explain(word string) (string, error) {
 	if word == "" {
 		return explainAll(), nil
@@ -39,6 +39,12 @@ func Explain(word string) (string, error) {
 	if block = blockOfCall(word); block != nil {
 		return explainBlock(block), nil
 	}
+	if t := FindTerm(word); t != nil {
+		return t.explain(), nil
+	}
+	if text := explainValue(word); text != "" {
+		return text, nil
+	}
 	if near := nearestTopic(word); near != "" {
 		return "", fmt.Errorf("nothing is known about %q; did you mean %q?", word, near)
 	}
@@ -58,6 +64,10 @@ func nearestTopic(word string) string {
 	}
 	for _, c := range Codes {
 		paths = append(paths, string(c.Code))
+	}
+	paths = append(paths, termNames()...)
+	for _, k := range Keys {
+		paths = append(paths, k.values()...)
 	}
 	if near := nearest(word, sortedKeys(byName)); near != "" {
 		return byName[near]
@@ -81,7 +91,8 @@ func explainAll() string {
 		fmt.Fprintf(&b, "\n%s\n", block.Name)
 		b.WriteString(wrap(keyNames(block.Name), "    "))
 	}
-	b.WriteString("\nAsk for a block (model), a key (schedule.offload) or the code of a diagnostic (lengths-sum).\n")
+	b.WriteString("\nterms\n" + wrap(strings.Join(termNames(), ", "), "    "))
+	b.WriteString("\n" + wrap("Ask for a block (model), a key (schedule.offload), a value of one (ulysses), a term (bubble) or the code of a diagnostic (lengths-sum).", ""))
 	return b.String()
 }
 

@@ -86,3 +86,40 @@ func TestRangeHint(t *testing.T) {
 		}
 	}
 }
+
+// Every word of the glossary and every value of a key is explained, and listed or found by a typing error.
+func TestWordsAreExplained(t *testing.T) {
+	all, err := Explain("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, term := range Terms {
+		if text, err := Explain(term.Name); err != nil || !strings.Contains(text, term.Name) || !strings.Contains(all, term.Name) {
+			t.Errorf("%s: %v\n%s", term.Name, err, text)
+		}
+		if FindKey(term.Name) != nil || findBlock(term.Name) != nil {
+			t.Errorf("%s is a key or a block and needs no other explanation", term.Name)
+		}
+	}
+	for _, k := range Keys {
+		for _, v := range k.values() {
+			if text, err := Explain(v); err != nil || text == "" {
+				t.Errorf("%s, a value of %s: %v", v, k.Path(), err)
+			}
+		}
+	}
+	for word, part := range map[string]string{"MFU": "utilisation", "ulysses": "all-to-all", "carry": "may lag", "text": "one token a byte"} {
+		if text, err := Explain(word); err != nil || !strings.Contains(text, part) {
+			t.Errorf("%s: %v\n%s", word, err, text)
+		}
+	}
+}
+
+// A unit in other letters is named.
+func TestUnitsInOtherLetters(t *testing.T) {
+	for word, want := range map[string]string{"k": "K", "m": "M", "kib": "KiB", "GIB": "GiB"} {
+		if got := unitHint(word); got != "did you mean `"+want+"`?" {
+			t.Errorf("%s: %s", word, got)
+		}
+	}
+}

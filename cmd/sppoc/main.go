@@ -39,7 +39,7 @@ var app = cli.App{
 		{
 			Name: "check", Args: "FILE... [--set KEY=VALUE]", MinArgs: 1, MaxArgs: -1, Setup: check, Files: cli.SpecFiles,
 			Doc:      "read a spec and say what is wrong with it",
-			Details:  "Prints nothing when all is well.",
+			Details:  "When all is well it says so on a terminal, and nothing elsewhere. FILE - is standard input.",
 			Examples: []string{"sppoc check examples/tiny.sppo", "sppoc check examples/tiny.sppo --set schedule.offload=none"},
 		},
 		{
@@ -48,9 +48,9 @@ var app = cli.App{
 			Examples: []string{"sppoc fmt mine.sppo", "sppoc fmt -w examples/*.sppo", "sppoc fmt -l examples/*.sppo"},
 		},
 		{
-			Name: "explain", Args: "[KEY | OPCODE | PASS | CODE]", MaxArgs: 1, Setup: explain, Words: explained,
-			Doc:      "look up a key of the language, an opcode, a pass or a diagnostic's code",
-			Examples: []string{"sppoc explain", "sppoc explain schedule.offload", "sppoc explain attention", "sppoc explain partition"},
+			Name: "explain", Args: "[KEY | VALUE | TERM | OPCODE | PASS | CODE]", MaxArgs: 1, Setup: explain, Words: explained,
+			Doc:      "look up a key of the language or a value of one, a term, an opcode, a pass or a diagnostic's code",
+			Examples: []string{"sppoc explain", "sppoc explain schedule.offload", "sppoc explain attention", "sppoc explain bubble"},
 		},
 		{
 			Name: "plan", Args: "FILE [--json] [--set KEY=VALUE]", MinArgs: 1, MaxArgs: 1, Setup: plan, Files: cli.PlanFiles,
