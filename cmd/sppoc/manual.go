@@ -60,6 +60,9 @@ func explained() []string {
 	for _, b := range lang.Blocks {
 		words = append(words, b.Name)
 	}
+	for _, t := range lang.Terms {
+		words = append(words, t.Name)
+	}
 	words = append(words, passes.Names()...)
 	return append(words, ir.Opcodes()...)
 }

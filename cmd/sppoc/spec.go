@@ -20,6 +20,9 @@ func check(flags *pflag.FlagSet) cli.Action {
 	return func(env *cli.Env, files []string) error {
 		return each(env, files, func(file string) error {
 			_, err := cli.LoadSpec(file, *set)
+			if err == nil && cli.IsTerminal(env.Stdout) {
+				fmt.Fprintf(env.Stdout, "%s: ok\n", file)
+			}
 			return err
 		})
 	}

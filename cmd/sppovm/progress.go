@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"time"
 
 	"sppo.dev/cmd/internal/cli"
@@ -30,15 +29,6 @@ type progress struct {
 
 // printEvery is how often a step gets a line where lines stay.
 const printEvery = time.Second
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}
 
 // header says what is about to run.
 func (s *progress) header(p *ir.Program, device string) {

@@ -228,7 +228,7 @@ func (f *runFlags) progress(env *cli.Env, p *ir.Program, device string) *progres
 	if f.quiet {
 		show.text = io.Discard
 	}
-	show.rewrite = isTerminal(show.text)
+	show.rewrite = cli.IsTerminal(show.text)
 	if f.json {
 		show.json = env.Stdout
 	}

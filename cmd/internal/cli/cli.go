@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -35,6 +36,19 @@ type Env struct {
 	Stdout  io.Writer       // results
 	Stderr  io.Writer       // progress and errors
 	Name    string          // of the program, before its errors; Main fills it in
+}
+
+// IsTerminal reports whether what is written there is read by a person as it comes.
+func IsTerminal(w io.Writer) bool {
+	if r, ok := w.(*results); ok {
+		w = r.w
+	}
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
 // Action does a command's work, once its flags are read.

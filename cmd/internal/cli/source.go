@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -42,6 +43,14 @@ func LoadSpec(file string, set []string) (*lang.Spec, error) {
 	}
 	if err := IsSpec(file); err != nil {
 		return nil, err
+	}
+	if file == "-" {
+		text, err := io.ReadAll(os.Stdin)
+		if err != nil {
+			return nil, err
+		}
+		spec, err := sppo.Parse("standard input", text, set...)
+		return spec, Wrong(err)
 	}
 	spec, err := sppo.Load(file, set...)
 	return spec, Wrong(err)
