@@ -192,8 +192,9 @@ const (
 func (b *binder) launch(kernel string, grid [3]int64, args ...any) *Launch {
 	l := Launch{Source: b.source, Kernel: kernel, Grid: grid, Block: threads, Args: b.args(args...)}
 	for i, n := range grid {
-		if limit := int64(math.MaxInt32); i > 0 && n > 65535 || n > limit {
-			b.err = fmt.Errorf("%s would need a grid of %v blocks, more than a GPU takes", kernel, grid)
+		if limit := [3]int64{math.MaxInt32, math.MaxUint16, math.MaxUint16}[i]; n > limit {
+			b.err = fmt.Errorf("%s needs %d blocks in dimension %c of its grid, where a GPU takes %d: "+
+				"more schedule.subsequences or a smaller schedule.microbatch make its operands smaller", kernel, n, 'x'+i, limit)
 		}
 	}
 	b.plan.Launches = append(b.plan.Launches, l)

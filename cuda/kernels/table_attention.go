@@ -2,6 +2,7 @@ package kernels
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 
@@ -116,7 +117,7 @@ func attention(b *binder) {
 // hopperAttention has tiles brought by the copy engine, or by the threads that multiply.
 func (b *binder) hopperAttention(s attentionShape, args []any) {
 	name, grid := fmt.Sprintf("%d_%s", s.dim, b.types("o")), [3]int64{ceil(s.n, 128), s.heads, s.batch}
-	if !b.card.CopyEngine || !b.aligned("q", "k", "v") {
+	if !b.card.CopyEngine || !b.aligned("q", "k", "v") || !s.mapped() {
 		l := b.launch("attention_hopper_"+name, grid, args...)
 		l.Source, l.SharedBytes = hopperSource, hopperBytes(s.dim, 0)
 		return
@@ -124,6 +125,11 @@ func (b *binder) hopperAttention(s attentionShape, args []any) {
 	l := b.launch("attention_bulk_"+name, grid, append([]any{args[0], args[1], tabled}, args[5:]...)...)
 	l.Source, l.Block, l.SharedBytes = hopperSource, bulkThreads, hopperBytes(s.dim, barrierBytes)
 	l.Boxes = b.boxes(s, 128, []any{args[2]}, "k", "v")
+}
+
+// mapped reports whether tensor maps hold the operands: a coordinate of the copy engine has 31 bits, a stride 40.
+func (s *attentionShape) mapped() bool {
+	return max(s.n, s.keys, s.heads, s.batch) <= math.MaxInt32 && 2*s.dim*max(s.heads, s.kvHeads)*s.batch < 1<<40
 }
 
 // boxes are tensor maps, of operands on the queries' side and then of those on the keys', for boxes of so many tokens of a panel.
@@ -188,7 +194,7 @@ func (b *binder) attentionGradLaunch(s attentionShape, keys, queries []any) {
 
 // hopperGrad launches one of the two kernels of the gradient: args are the gradient of o, q, k, v and the rest.
 func (b *binder) hopperGrad(s attentionShape, name string, grid [3]int64, results, args []any) {
-	if !b.card.CopyEngine || !b.aligned("do", "q", "k", "v") {
+	if !b.card.CopyEngine || !b.aligned("do", "q", "k", "v") || !s.mapped() {
 		l := b.launch("attention_hopper"+name, grid, slices.Concat(results, args)...)
 		l.Source, l.SharedBytes = hopperGradSource, hopperBytes(s.dim, statisticsBytes)
 		return

@@ -3,6 +3,7 @@ package simd
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"sync"
@@ -70,6 +71,9 @@ func (b *blas) open() error {
 // gemm does the product if it is in use and the operands are float32, and says whether it did. c is cut over its longer side.
 func (b *blas) gemm(p *Pool, transA, transB bool, m, n, k int, a, bm Mat, accumulate bool, bias []float32, c Mat) bool {
 	if !b.use || a.BF16 != nil || bm.BF16 != nil || c.BF16 != nil || k == 0 {
+		return false
+	}
+	if max(m, n, k, a.Ld, bm.Ld, c.Ld) > math.MaxInt32 { // its integers have 32 bits
 		return false
 	}
 	parts, rows := max(1, min(p.Threads(), m*n/4096)), m >= n

@@ -1,6 +1,7 @@
 package simd
 
 import (
+	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -103,6 +104,11 @@ func (p *Pool) Close() {
 // Run calls f(0) to f(parts-1), each once, on the caller and on idle workers, and returns when all have returned.
 // The parts must not depend on one another.
 func (p *Pool) Run(parts int, f func(part int)) {
+	if parts > math.MaxInt32 { // which a job counts with
+		p.Run(parts/2, f)
+		p.Run(parts-parts/2, func(part int) { f(parts/2 + part) })
+		return
+	}
 	if p == nil || parts <= 1 || len(p.workers) == 0 {
 		for i := range parts {
 			f(i)
