@@ -10,25 +10,21 @@ import (
 	"sppo.dev/vm"
 )
 
-var errOutOfBounds = errors.New("lies outside its buffer or arena")
-
 // place finds the address of a view, in device memory or pinned host memory.
 func (d *Device) place(v ir.View) (driver.Ptr, error) {
-	if int(v.Buffer) >= len(d.code.Buffers) {
-		return 0, fmt.Errorf("buffer %d of %d", v.Buffer, len(d.code.Buffers))
+	start, _, err := d.code.Locate(&v)
+	if err != nil {
+		return 0, err
 	}
-	b := &d.code.Buffers[v.Buffer]
-	n, start := v.Bytes(), b.Offset+v.Offset
-	if v.Offset < 0 || n < 0 || v.Offset+n > b.Size || b.Offset < 0 || start+n > d.code.Arenas[b.Arena] {
-		return 0, errOutOfBounds
+	return d.address(d.code.Buffers[v.Buffer].Arena, start), nil
+}
+
+// address is where a byte of an arena lies.
+func (d *Device) address(a ir.Arena, at ir.Bytes) driver.Ptr {
+	if a == ir.Host {
+		return d.host.at(int64(at))
 	}
-	if n > 0 && start%v.DType.Bytes() != 0 {
-		return 0, fmt.Errorf("is not aligned to its elements of %s", v.DType)
-	}
-	if b.Arena == ir.Host {
-		return d.host.at(int64(start)), nil
-	}
-	return d.device + driver.Ptr(start), nil
+	return d.device + driver.Ptr(at)
 }
 
 // hostBytes are those of a view into the host arena that place has approved.
@@ -119,16 +115,16 @@ func (b *binder) operands() error {
 			}
 			continue
 		}
-		p, err := b.device.place(v)
+		start, end, err := b.device.code.Locate(&v)
 		if err != nil {
-			return fmt.Errorf("%s %w", o.Name, err)
+			return fmt.Errorf("%s: %w", o.Name, err)
 		}
-		buffer := &b.device.code.Buffers[v.Buffer]
-		if b.in.Info().Class != ir.ClassMove && buffer.Arena != o.Arena {
-			return fmt.Errorf("%s lies in the %s arena", o.Name, buffer.Arena)
+		arena := b.device.code.Buffers[v.Buffer].Arena
+		if b.in.Info().Class != ir.ClassMove && arena != o.Arena {
+			return fmt.Errorf("%s lies in the %s arena", o.Name, arena)
 		}
-		b.places[i] = p
-		b.out.top[buffer.Arena] = max(b.out.top[buffer.Arena], buffer.Offset+v.Offset+v.Bytes())
+		b.places[i] = b.device.address(arena, start)
+		b.out.top[arena] = max(b.out.top[arena], end)
 	}
 	return nil
 }
@@ -184,8 +180,12 @@ func (d *Device) tokenBytes() int64 {
 	n := int64(0)
 	for s := range ir.NumSections {
 		for i := range d.code.Sections[s] {
-			if in := &d.code.Sections[s][i]; in.Op == ir.LoadTokens && len(in.Args) == 1 {
-				n += stagedBytes(in)
+			in := &d.code.Sections[s][i]
+			if in.Op != ir.LoadTokens || len(in.Args) != 1 {
+				continue
+			}
+			if _, _, err := d.code.Locate(&in.Args[0]); err == nil { // else binding refuses it
+				n = ir.Plus(n, stagedBytes(in))
 			}
 		}
 	}
@@ -193,7 +193,7 @@ func (d *Device) tokenBytes() int64 {
 }
 
 // stagedBytes keeps loads on cache lines of their own.
-func stagedBytes(in *ir.Instr) int64 { return (int64(in.Args[0].Bytes()) + 63 + 64) &^ 63 }
+func stagedBytes(in *ir.Instr) int64 { return ir.Plus(int64(in.Args[0].Bytes()), 63+64) &^ 63 }
 
 func (b *binder) tokens() error {
 	v, d := b.in.Args[0], b.device

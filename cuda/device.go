@@ -135,7 +135,7 @@ func (d *Device) reserve() error {
 	if d.device, err = d.alloc(int64(need[ir.Device])); err != nil {
 		return fmt.Errorf("allocating the device arena of %s: %w", need[ir.Device], err)
 	}
-	d.host, err = newPinned(d.api, int64(need[ir.Host])+d.tokenBytes(), d.machine.piece, d.gpu.bus)
+	d.host, err = newPinned(d.api, ir.Plus(int64(need[ir.Host]), d.tokenBytes()), d.machine.piece, d.gpu.bus)
 	if err != nil {
 		return fmt.Errorf("pinning the host arena of %s: %w", need[ir.Host], err)
 	}

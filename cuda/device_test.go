@@ -365,6 +365,25 @@ func notOneError(err error) string {
 	return ""
 }
 
+// TestViewsOutsideAreRefused loads programs whose views wrap around, without a verifier.
+func TestViewsOutsideAreRefused(t *testing.T) {
+	fake := useFake(t)
+	for want, spoil := range map[string]func(v *ir.View){
+		"of i32 does not fit":           func(v *ir.View) { v.Shape = [ir.MaxDims]int64{1<<62 + 1, 4} },
+		"bytes 9223372036854775804 to ": func(v *ir.View) { v.Offset = 1<<63 - 4 },
+		"buffer 1000000 of":             func(v *ir.View) { v.Buffer = 1000000 },
+		"[0 -1 0 0] of i32 at byte":     func(v *ir.View) { v.Shape = [ir.MaxDims]int64{0, -1} },
+	} {
+		p := meeting()
+		spoil(&p.Codes[0].Sections[ir.SectionStep][0].Args[0])
+		fake.reset(1, 1<<30, 0)
+		m := fake.open(t, Options{})
+		if _, err := runSteps(p, 1, m.New, m); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, not %q", err, want)
+		}
+	}
+}
+
 func TestOutOfMemory(t *testing.T) {
 	fake := useFake(t)
 	p := meeting()

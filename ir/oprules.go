@@ -1,6 +1,9 @@
 package ir
 
-import "fmt"
+import (
+	"fmt"
+	"math"
+)
 
 // Work functions and the shape rules that dimensions alone cannot express.
 
@@ -134,8 +137,13 @@ func checkAttention(in *Instr) error {
 	if kvHeads == 0 || heads%kvHeads != 0 {
 		return fmt.Errorf("%d heads are no multiple of %d kv_heads", heads, kvHeads)
 	}
-	if q, k := in.Arg("q").Rows(), in.Arg("k").Rows(); k > Plus(q, Times(prefix, batch)) {
-		return fmt.Errorf("k has %d rows, more than prefix*batch + %d = %d", k, q, q+prefix*batch)
+	q, k := in.Arg("q").Rows(), in.Arg("k").Rows()
+	last := Plus(q, Times(prefix, batch))
+	switch {
+	case last == math.MaxInt64:
+		return fmt.Errorf("prefix is %d, and prefix*batch + %d exceeds 64 bits", prefix, q)
+	case k > last:
+		return fmt.Errorf("k has %d rows, more than prefix*batch + %d = %d", k, q, last)
 	}
 	if in.zigzag() {
 		if err := checkRing(in); err != nil {
@@ -193,7 +201,7 @@ func checkAllToAll(in *Instr) error {
 		return fmt.Errorf("both sides have two dimensions")
 	case tall.Rows()%wide.Rows() != 0:
 		return fmt.Errorf("%d rows are no multiple of %d", tall.Rows(), wide.Rows())
-	case ratio%copies != 0 || wide.Cols() != ratio/copies*tall.Cols():
+	case ratio%copies != 0 || wide.Cols() != Times(ratio/copies, tall.Cols()):
 		return fmt.Errorf("%d columns are not %d members / %d copies times %d", wide.Cols(), ratio, copies, tall.Cols())
 	}
 	return nil
@@ -210,10 +218,8 @@ func allToAllSides(in *Instr) (tall, wide View) {
 // limitsValues says whether CheckValues has a say, or the verifier for peers.
 func (in *Instr) limitsValues() bool {
 	switch in.Op {
-	case LoadTokens, InitNormal, CrossEntropyStats, CrossEntropyGrad, Send, Recv:
+	case LoadTokens, InitNormal, CrossEntropyStats, CrossEntropyGrad, Embed, EmbedGrad, Rope, Send, Recv:
 		return true
-	case Rope:
-		return in.Attr("chunks").Bits != 0
 	case Attention, AttentionGrad:
 		return in.zigzag()
 	}
@@ -226,24 +232,15 @@ func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 	value := func(name string) int64 { return in.Attr(name).Int(consts) }
 	switch in.Op {
 	case LoadTokens:
-		first, batch := value("first")+value("replica"), value("batch")
-		last := value("position") + in.Args[0].Elements()/batch
-		sequences := int64(run.Batch)
-		if s == SectionEval {
-			sequences = int64(run.EvalSequences)
-		}
-		if value("first") < 0 || first < 0 || sequences > 0 && first+batch > sequences {
-			return fmt.Errorf("sequences %d to %d of %d", first, first+batch, sequences)
-		}
-		if value("position") < 0 || run.Sequence > 0 && last > run.Sequence+1 {
-			return fmt.Errorf("tokens %d to %d of a sequence of %d and one more", value("position"), last, run.Sequence)
-		}
+		return in.checkTokens(run, s, value)
 	case InitNormal:
-		if row, col := value("row"), value("col"); row < 0 || col < 0 {
-			return fmt.Errorf("starts at row %d, column %d of its tensor", row, col)
-		}
+		return checkCorner(value("row"), value("col"), in.Args[0].Rows(), in.Args[0].Cols())
 	case Rope:
-		if member, chunks := value("member"), value("chunks"); member < 0 || member >= chunks/2 {
+		member, chunks, position := value("member"), value("chunks"), value("position")
+		if rows := Times(in.Args[0].Rows(), max(1, chunks)); position < 0 || Plus(position, rows) > maxPosition {
+			return fmt.Errorf("positions %d to %d, where float64 is exact up to %d", position, Plus(position, rows), int64(maxPosition))
+		}
+		if chunks != 0 && (member < 0 || member >= chunks/2) {
 			return fmt.Errorf("member %d of a ring of %d", member, chunks/2)
 		}
 	case Attention, AttentionGrad:
@@ -254,6 +251,60 @@ func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 		if valid, width := value("valid"), in.Arg("logits").Cols(); valid < 0 || valid > width {
 			return fmt.Errorf("%d valid entries in %d columns", valid, width)
 		}
+		return checkFirstEntry(value("first"), in.Arg("logits").Cols())
+	case Embed:
+		return checkFirstEntry(value("first"), in.Arg("table").Rows())
+	case EmbedGrad:
+		return checkFirstEntry(value("first"), in.Arg("dtable").Rows())
+	}
+	return nil
+}
+
+// checkTokens demands that the sequences and tokens of a load exist.
+func (in *Instr) checkTokens(run *Run, s Section, value func(string) int64) error {
+	sequences := int64(run.Batch)
+	if s == SectionEval {
+		sequences = int64(run.EvalSequences)
+	}
+	limit := func(n, least int64) int64 { // unknown where n is 0
+		if n == 0 {
+			return math.MaxInt64 - 1
+		}
+		return Plus(n, least)
+	}
+	first, replica, batch, position := value("first"), value("replica"), value("batch"), value("position")
+	if first < 0 || replica < 0 || position < 0 {
+		return fmt.Errorf("first is %d, replica %d and position %d, none of which may be negative", first, replica, position)
+	}
+	first = Plus(first, replica)
+	if last := Plus(first, batch); last > limit(sequences, 0) {
+		return fmt.Errorf("sequences %d to %d of %d", first, last, sequences)
+	}
+	if last := Plus(position, in.Args[0].Elements()/batch); last > limit(run.Sequence, 1) {
+		return fmt.Errorf("tokens %d to %d of a sequence of %d and one more", position, last, run.Sequence)
+	}
+	return nil
+}
+
+// checkCorner demands that every element of a rectangle has a row and a column of 64 bits in its tensor. The rectangle may
+// exceed the tensor: what does is padding.
+func checkCorner(row, col, rows, cols int64) error {
+	switch {
+	case row < 0 || col < 0:
+		return fmt.Errorf("starts at row %d, column %d of its tensor", row, col)
+	case Plus(row, rows) == math.MaxInt64 || Plus(col, cols) == math.MaxInt64:
+		return fmt.Errorf("has %d rows from %d on and %d columns from %d on, which 64 bits do not count", rows, row, cols, col)
+	}
+	return nil
+}
+
+// maxPosition bounds positions of tokens: angles are computed from them in float64, which holds no larger integers exactly.
+const maxPosition = 1 << 53
+
+// checkFirstEntry demands that the entries of a part of the vocabulary have numbers that a token can have.
+func checkFirstEntry(first, entries int64) error {
+	if first < 0 || Plus(first, entries) > math.MaxInt32+1 {
+		return fmt.Errorf("%d entries of the vocabulary from %d on, where tokens have 32 bits", entries, first)
 	}
 	return nil
 }

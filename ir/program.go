@@ -232,6 +232,14 @@ type State struct {
 	Col0   Attr
 }
 
+// extent is how many rows and columns of its tensor a state holds: a vector is a column.
+func (s *State) extent() (rows, cols int64) {
+	if len(s.View.Dims()) == 1 {
+		return s.View.Cols(), 1
+	}
+	return s.View.Rows(), s.View.Cols()
+}
+
 // Result names a view that the VM reads or fills.
 type Result struct {
 	Name string

@@ -1,8 +1,10 @@
 package ir
 
 import (
+	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 )
 
 // Sizes come from files as well as from the compiler, so their sums and products stay at the largest number where they
@@ -24,4 +26,43 @@ func Times[T ~int64](a, b T) T {
 		return math.MaxInt64
 	}
 	return T(lo)
+}
+
+// Locate returns the range of arena bytes of a view. It fails unless the view lies in its buffer, the buffer in its arena, and
+// the first byte at a multiple of the element's size. It accepts any view, well formed or not: devices rely on it
+// without knowing whether the program was verified.
+func (c *Code) Locate(v *View) (lo, hi Bytes, err error) {
+	if int64(v.Buffer) >= int64(len(c.Buffers)) {
+		return 0, 0, fmt.Errorf("buffer %d of %d", v.Buffer, len(c.Buffers))
+	}
+	b := &c.Buffers[v.Buffer]
+	if err := c.holds(b); err != nil {
+		return 0, 0, err
+	}
+	if v.DType >= NumDTypes || slices.Min(v.Shape[:]) < 0 || v.Offset < 0 {
+		return 0, 0, fmt.Errorf("%v of %s at byte %d", v.Shape, describeType(v.DType), int64(v.Offset))
+	}
+	n := v.Bytes()
+	switch lo = b.Offset + v.Offset; { // may have wrapped, which the first two cases exclude
+	case n > b.Size:
+		return 0, 0, fmt.Errorf("%v of %s does not fit into %d bytes of %s", v.Dims(), v.DType, int64(b.Size), b.Name)
+	case v.Offset > b.Size-n:
+		return 0, 0, fmt.Errorf("bytes %d to %d of the %d of %s", int64(v.Offset), int64(Plus(v.Offset, n)), int64(b.Size), b.Name)
+	case n > 0 && lo%v.DType.Bytes() != 0:
+		return 0, 0, fmt.Errorf("%s at address %d, no multiple of %d", v.DType, int64(lo), int64(v.DType.Bytes()))
+	}
+	return lo, lo + n, nil
+}
+
+// holds demands that a buffer lies in its arena.
+func (c *Code) holds(b *Buffer) error {
+	switch {
+	case b.Arena >= NumArenas:
+		return fmt.Errorf("buffer %s is in arena %d of %d", b.Name, b.Arena, NumArenas)
+	case b.Offset < 0 || b.Size < 0:
+		return fmt.Errorf("buffer %s has %d bytes at %d", b.Name, int64(b.Size), int64(b.Offset))
+	case b.Size > c.Arenas[b.Arena] || b.Offset > c.Arenas[b.Arena]-b.Size:
+		return fmt.Errorf("buffer %s ends at byte %d of a %s arena of %d", b.Name, int64(Plus(b.Offset, b.Size)), b.Arena, int64(c.Arenas[b.Arena]))
+	}
+	return nil
 }

@@ -156,11 +156,10 @@ func (v *codeVerifier) buffers() {
 	var highest [NumArenas]Bytes
 	for i := range v.code.Buffers {
 		b := &v.code.Buffers[i]
-		end := b.Offset + b.Size
-		if end > v.code.Arenas[b.Arena] {
-			v.reportCode(FindBounds, "buffer %s ends at byte %d of a %s arena of %d", b.Name, int64(end), b.Arena, int64(v.code.Arenas[b.Arena]))
+		if err := v.code.holds(b); err != nil {
+			v.reportCode(FindBounds, "%v", err)
 		}
-		highest[b.Arena] = max(highest[b.Arena], end)
+		highest[b.Arena] = max(highest[b.Arena], Plus(b.Offset, b.Size))
 	}
 	for a, peak := range v.code.Arenas {
 		if peak > highest[a] {
@@ -196,7 +195,7 @@ func (v *codeVerifier) statesAndResults() {
 	for i := range v.code.States {
 		s := &v.code.States[i]
 		name := fmt.Sprintf("state %s of %s", roleNames[s.Role], v.p.Tensors[s.Tensor].Name)
-		if err := v.inBounds(&s.View); err != nil {
+		if err := v.locate(&s.View); err != nil {
 			v.reportCode(FindBounds, "%s: %v", name, err)
 		}
 		if n := len(s.View.Dims()); n > 2 {
@@ -207,7 +206,7 @@ func (v *codeVerifier) statesAndResults() {
 	for i := range v.code.Results {
 		r := &v.code.Results[i]
 		rule := resultRuleOf(r.Name)
-		err := v.inBounds(&r.View)
+		err := v.locate(&r.View)
 		switch {
 		case rule == nil:
 			v.reportCode(FindShape, "no result is called %s", r.Name)
@@ -240,7 +239,7 @@ func (v *codeVerifier) instr(s Section, i int) {
 		if !view.Present() {
 			continue
 		}
-		if err := v.inBounds(view); err != nil {
+		if err := v.locate(view); err != nil {
 			v.report(FindBounds, s, i, None, "%s: %v", row.Operands[j].Name, err)
 			return
 		}
@@ -256,26 +255,13 @@ func (v *codeVerifier) instr(s Section, i int) {
 	v.selfOverlap(s, i)
 }
 
-// inBounds demands that a view lies in its buffer, aligned to its elements.
-func (v *codeVerifier) inBounds(view *View) error {
-	b := &v.code.Buffers[view.Buffer]
-	n := int64(view.DType.Bytes())
-	for _, d := range view.Dims() {
-		// A view of more bytes than any buffer has must not come round.
-		if n *= int64(d); n > int64(b.Size) {
-			return fmt.Errorf("%v of %s does not fit into %d bytes of %s", view.Dims(), view.DType, int64(b.Size), b.Name)
-		}
-	}
-	if view.Offset > b.Size-Bytes(n) {
-		return fmt.Errorf("bytes %d to %d of the %d of %s", int64(view.Offset), int64(view.Offset)+n, int64(b.Size), b.Name)
-	}
-	if (b.Offset+view.Offset)%view.DType.Bytes() != 0 {
-		return fmt.Errorf("%s at address %d", view.DType, int64(b.Offset+view.Offset))
-	}
-	return nil
+// locate demands that a view lies in its buffer, aligned to its elements.
+func (v *codeVerifier) locate(view *View) error {
+	_, _, err := v.code.Locate(view)
+	return err
 }
 
-// extent is the range of arena bytes of a view.
+// extent is the range of arena bytes of a view that locate has accepted.
 func (c *Code) extent(v *View) (lo, hi Bytes) {
 	lo = c.Buffers[v.Buffer].Offset + v.Offset
 	return lo, lo + v.Bytes()

@@ -25,9 +25,10 @@ func verifyConstants(p *Program, all *findings) {
 			}
 		}
 		for i := range c.States {
-			row, col := c.States[i].Row0.Int(rank.Consts), c.States[i].Col0.Int(rank.Consts)
-			if row < 0 || col < 0 {
-				all.addOnce(rankFinding(FindBounds, r, "state %d starts at row %d, column %d of %s", i, row, col, p.Tensors[c.States[i].Tensor].Name))
+			s := &c.States[i]
+			rows, cols := s.extent()
+			if err := checkCorner(s.Row0.Int(rank.Consts), s.Col0.Int(rank.Consts), rows, cols); err != nil {
+				all.addOnce(rankFinding(FindBounds, r, "state %d of %s %v", i, p.Tensors[s.Tensor].Name, err))
 			}
 		}
 	}

@@ -68,6 +68,9 @@ func CheckProgram(p *ir.Program) error {
 		}
 	}
 	for c := range p.Codes {
+		if err := checkViews(p, &p.Codes[c]); err != nil {
+			return err
+		}
 		for s := range ir.NumSections {
 			if err := checkSection(p, &p.Codes[c], s); err != nil {
 				return err
@@ -77,8 +80,35 @@ func CheckProgram(p *ir.Program) error {
 	return nil
 }
 
+// checkViews demands that what a job reads and writes by itself lies in the arenas. Operands are the devices' concern.
+func checkViews(p *ir.Program, code *ir.Code) error {
+	for a, n := range code.Arenas {
+		if n < 0 {
+			return fmt.Errorf("code %q: %s arena of %d bytes", code.Name, ir.Arena(a), int64(n))
+		}
+	}
+	for i := range code.Results {
+		if _, _, err := code.Locate(&code.Results[i].View); err != nil {
+			return fmt.Errorf("code %q, result %s: %w", code.Name, code.Results[i].Name, err)
+		}
+	}
+	for i := range code.States {
+		s := &code.States[i]
+		if s.Tensor < 0 || int(s.Tensor) >= len(p.Tensors) || int(s.Row0.Const) > len(p.Consts) || int(s.Col0.Const) > len(p.Consts) {
+			return fmt.Errorf("code %q, state %d: tensor or constant does not exist", code.Name, i)
+		}
+		if _, _, err := code.Locate(&s.View); err != nil {
+			return fmt.Errorf("code %q, state %d of %s: %w", code.Name, i, p.Tensors[s.Tensor].Name, err)
+		}
+	}
+	return nil
+}
+
 // checkSection holds instructions to the form of their rows, and every wait to a record before it.
 func checkSection(p *ir.Program, code *ir.Code, section ir.Section) error {
+	if n := code.Events[section]; n < 0 || int(n) > len(code.Sections[section]) {
+		return fmt.Errorf("code %q, section %s: %d events in %d instructions", code.Name, section, n, len(code.Sections[section]))
+	}
 	recorded := make([]bool, code.Events[section])
 	for pc := range code.Sections[section] {
 		in := &code.Sections[section][pc]
@@ -93,7 +123,7 @@ func checkSection(p *ir.Program, code *ir.Code, section ir.Section) error {
 				len(in.Args), len(in.Attrs), len(info.Operands), len(info.Attrs))
 		}
 		for _, a := range in.Attrs {
-			if int(a.Const) > len(p.Consts) {
+			if a.Const < 0 || int(a.Const) > len(p.Consts) {
 				return wrong("constant %d does not exist", a.Const-1)
 			}
 		}

@@ -16,6 +16,9 @@ import (
 func Random(seed uint64, n int) *ir.Program {
 	r := rand.New(rand.NewPCG(seed, 0))
 	g := &generator{r: r, p: frame(r), pp: 1 + r.IntN(3), sp: 1 + r.IntN(3), dp: 1 + r.IntN(2)}
+	for i := range g.p.Tensors { // the last rank of a stage holds padding, too
+		g.p.Tensors[i].Shape[0] = int64(g.sp)*shareRows - int64(i)
+	}
 	for i := range g.pp {
 		g.stages = append(g.stages, &stage{g: g, code: ir.Code{Name: fmt.Sprintf("stage%d", i)}, index: i})
 	}
@@ -46,6 +49,9 @@ const (
 	constRow
 )
 
+// shareRows is how many rows of each tensor a rank of a stage holds.
+const shareRows = 16
+
 const (
 	groupSP = iota
 	groupDP
@@ -68,8 +74,7 @@ func frame(r *rand.Rand) *ir.Program {
 		Consts: []string{"next", "prev", "first", "row"},
 		Groups: []string{"sp", "dp", "ends"},
 		Tensors: []ir.Tensor{
-			{Name: "wte", Shape: [2]int64{1 << 20, 1 << 20}}, {Name: "l0.ln1.gamma", Shape: [2]int64{1 << 20, 1}},
-			{Name: "odd name, with: signs", Shape: [2]int64{1 << 20, 1 << 20}},
+			{Name: "wte", Shape: [2]int64{shareRows, 4}}, {Name: "l0.ln1.gamma", Shape: [2]int64{shareRows, 1}}, {Name: "odd name, with: signs", Shape: [2]int64{shareRows, 3}},
 		},
 	}
 	for i := range 5 {
@@ -203,7 +208,7 @@ func (g *generator) ranks() {
 		for i := range g.pp {
 			for k := range g.sp {
 				r := ir.Rank{Code: int32(i), DP: int32(d), PP: int32(i), SP: int32(k), Groups: make([][]int32, 3)}
-				r.Consts = []int64{ir.None, ir.None, int64(k) * 7, g.r.Int64N(1 << 16)}
+				r.Consts = []int64{ir.None, ir.None, int64(k) * 7, int64(k) * shareRows}
 				if i+1 < g.pp {
 					r.Consts[constNext] = int64(at(d, i+1, k))
 				}

@@ -76,11 +76,8 @@ func (st *stage) begin(s ir.Section) {
 
 // lasting makes the buffers that live from the init section on.
 func (st *stage) lasting() {
-	for i, t := range st.g.p.Tensors[:2] {
-		shape := [ir.MaxDims]int64{4, 4}
-		if t.Shape[1] == 1 {
-			shape = [ir.MaxDims]int64{16, 1}
-		}
+	for i, t := range st.g.p.Tensors {
+		shape := [ir.MaxDims]int64{shareRows, t.Shape[1]}
 		v := st.write(ir.Device, ir.F32, shape, true)
 		st.emit(ir.InitNormal, ir.Compute, []ir.View{v}, []ir.Attr{ir.Int(int64(i)), ir.ConstRef(constRow), ir.Int(0), ir.Float(0.02)})
 		st.code.States = append(st.code.States, ir.State{Tensor: int32(i), Role: ir.RoleWeight, View: v, Row0: ir.ConstRef(constRow), Col0: ir.Int(0)})

@@ -63,12 +63,13 @@ func (b *binder) bind() bound {
 			}
 			continue
 		}
-		if _, err := b.device.bytes(v); err != nil {
-			b.fail(b.in.Info().Operands[i].Name, err)
+		_, end, err := b.device.code.Locate(&v)
+		if err != nil {
+			b.fail(b.in.Info().Operands[i].Name+":", err)
 			return out
 		}
-		buffer := &b.device.code.Buffers[v.Buffer]
-		out.top[buffer.Arena] = max(out.top[buffer.Arena], buffer.Offset+v.Offset+v.Bytes())
+		arena := b.device.code.Buffers[v.Buffer].Arena
+		out.top[arena] = max(out.top[arena], end)
 	}
 	switch b.in.Info().Class {
 	case ir.ClassSync:
@@ -112,10 +113,6 @@ func (b *binder) bytes(name string) []byte {
 	bytes, err := b.device.bytes(v)
 	if err != nil {
 		b.fail(name, err)
-	}
-	if len(bytes) > 0 && (int(b.device.code.Buffers[v.Buffer].Offset)+int(v.Offset))%int(v.DType.Bytes()) != 0 {
-		b.fail(name, fmt.Errorf("is not aligned to its elements of %s", v.DType))
-		return nil
 	}
 	return bytes
 }

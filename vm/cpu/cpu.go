@@ -18,7 +18,6 @@
 package cpu
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -226,18 +225,11 @@ func (d *Device) Close() error {
 	return nil
 }
 
-var errOutOfBounds = errors.New("lies outside its buffer or arena")
-
 // bytes finds the bytes of a view.
 func (d *Device) bytes(v ir.View) ([]byte, error) {
-	if int(v.Buffer) >= len(d.code.Buffers) {
-		return nil, fmt.Errorf("buffer %d of %d", v.Buffer, len(d.code.Buffers))
+	lo, hi, err := d.code.Locate(&v)
+	if err != nil {
+		return nil, err
 	}
-	buffer := &d.code.Buffers[v.Buffer]
-	n := v.Bytes()
-	start := buffer.Offset + v.Offset
-	if v.Offset < 0 || n < 0 || v.Offset+n > buffer.Size || buffer.Offset < 0 || int(start+n) > len(d.arenas[buffer.Arena]) {
-		return nil, errOutOfBounds
-	}
-	return d.arenas[buffer.Arena][start : start+n : start+n], nil
+	return d.arenas[d.code.Buffers[v.Buffer].Arena][lo:hi:hi], nil
 }

@@ -439,14 +439,20 @@ func TestTraceShowsTheProgramsOrder(t *testing.T) {
 func TestBadProgramsAreRefused(t *testing.T) {
 	step := func(p *ir.Program) []ir.Instr { return p.Codes[0].Sections[ir.SectionStep] }
 	for want, spoil := range map[string]func(p *ir.Program){
-		"pc 3 (embed), from bigram.sppo:1: model: y lies outside": func(p *ir.Program) { step(p)[3].Args[0].Shape[0] *= 1000 },
-		"tokens is f32, not i32":                                  func(p *ir.Program) { step(p)[0].Args[0].DType = ir.F32 },
-		"x is missing":                                            func(p *ir.Program) { step(p)[9].Args[1] = ir.Absent() },
-		"x is not aligned":                                        func(p *ir.Program) { step(p)[6].Args[0].Offset, step(p)[6].Args[0].Shape[0] = 2, 3 },
-		"is not in the group":                                     func(p *ir.Program) { p.Ranks[1].Groups = [][]int32{{0}} },
-		"event 6 is not recorded":                                 func(p *ir.Program) { step(p)[5].Attrs[0] = ir.Int(6) },
-		"event 0 is recorded twice":                               func(p *ir.Program) { step(p)[7].Attrs[0] = ir.Int(0) },
-		"1 operands and 1 attributes":                             func(p *ir.Program) { step(p)[2].Op = ir.AllGather },
+		"pc 3 (embed), from bigram.sppo:1: model: y: [128000 7] of f32 does not fit": func(p *ir.Program) { step(p)[3].Args[0].Shape[0] *= 1000 },
+		"tokens is f32, not i32": func(p *ir.Program) { step(p)[0].Args[0].DType = ir.F32 },
+		"y: [4611686018427387905 4] of f32 does not fit": func(p *ir.Program) {
+			step(p)[3].Args[0].Shape = [ir.MaxDims]int64{1<<62 + 1, 4}
+		},
+		"y: bytes 9223372036854775804 to 9223372036854775807": func(p *ir.Program) { step(p)[3].Args[0].Offset = 1<<63 - 4 },
+		"state 0 of table":            func(p *ir.Program) { p.Codes[0].States[0].View.Shape[0] = 1 << 62 },
+		"-1 events":                   func(p *ir.Program) { p.Codes[0].Events[ir.SectionStep] = -1 },
+		"x is missing":                func(p *ir.Program) { step(p)[9].Args[1] = ir.Absent() },
+		"x: f32 at address 1858":      func(p *ir.Program) { step(p)[6].Args[0].Offset, step(p)[6].Args[0].Shape[0] = 2, 3 },
+		"is not in the group":         func(p *ir.Program) { p.Ranks[1].Groups = [][]int32{{0}} },
+		"event 6 is not recorded":     func(p *ir.Program) { step(p)[5].Attrs[0] = ir.Int(6) },
+		"event 0 is recorded twice":   func(p *ir.Program) { step(p)[7].Attrs[0] = ir.Int(0) },
+		"1 operands and 1 attributes": func(p *ir.Program) { step(p)[2].Op = ir.AllGather },
 		"the instruction makes no sense": func(p *ir.Program) {
 			in := &step(p)[3]
 			in.Op, in.Args, in.Attrs = ir.Rope, []ir.View{in.Args[0], in.Args[0]}, make([]ir.Attr, 8)

@@ -146,7 +146,9 @@ func bind(p *ir.Program, code *ir.Code, section ir.Section, pr *prices) (*bindin
 			w := in.Work()
 			s.kind, s.duration, s.spreads = kindWork, pr.own(w), pr.one && cost.Spreads(w)
 		}
-		b.touch(code, in)
+		if err := b.touch(code, in); err != nil {
+			return nil, fmt.Errorf("code %q, %s: %w", code.Name, vm.At(p, section, pc, in), err)
+		}
 	}
 	return b, nil
 }
@@ -158,13 +160,21 @@ func portOf(in *ir.Instr) port {
 	return port{team: true, stream: in.Stream, group: int32(in.Attr("group").Bits)}
 }
 
-func (b *binding) touch(code *ir.Code, in *ir.Instr) {
-	for _, v := range in.Args {
-		if v.Present() && int(v.Buffer) < len(code.Buffers) {
-			buffer := &code.Buffers[v.Buffer]
-			b.peaks[buffer.Arena] = max(b.peaks[buffer.Arena], buffer.Offset+v.Offset+v.Bytes())
+// touch notes the highest bytes of an instruction's operands, which must lie in their arenas.
+func (b *binding) touch(code *ir.Code, in *ir.Instr) error {
+	for i := range in.Args {
+		v := &in.Args[i]
+		if !v.Present() {
+			continue
 		}
+		_, end, err := code.Locate(v)
+		if err != nil {
+			return fmt.Errorf("%s: %w", in.Info().Operands[i].Name, err)
+		}
+		arena := code.Buffers[v.Buffer].Arena
+		b.peaks[arena] = max(b.peaks[arena], end)
 	}
+	return nil
 }
 
 // resolve is the other end of a message port for a rank.

@@ -3,6 +3,7 @@ package sim_test
 import (
 	"bytes"
 	"math"
+	"strings"
 	"testing"
 
 	"sppo.dev/ir"
@@ -23,6 +24,23 @@ func TestSizesBeyond32Bits(t *testing.T) {
 		}
 		checkFiles(t, p)
 		run(t, p, sim.Options{})
+	}
+}
+
+// TestViewsOutsideAreRefused runs programs whose views wrap around, without a verifier.
+func TestViewsOutsideAreRefused(t *testing.T) {
+	for want, spoil := range map[string]func(v *ir.View){
+		"[4611686018427387905 4] of f32 does not fit":             func(v *ir.View) { v.DType, v.Shape = ir.F32, [ir.MaxDims]int64{1<<62 + 1, 4} },
+		"bytes 9223372036854775804 to 9223372036854775807 of the": func(v *ir.View) { v.Offset = 1<<63 - 4 },
+		"buffer 7 of 2": func(v *ir.View) { v.Buffer = 7 },
+	} {
+		s := &script{}
+		s.work(ir.Compute, 8)
+		spoil(&s.code.Sections[ir.SectionStep][0].Args[1])
+		p := &ir.Program{Name: "spoilt", Codes: []ir.Code{s.code}, Ranks: []ir.Rank{{}}}
+		if _, err := sim.Run(p, ir.SectionStep, sim.Options{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, not %q", err, want)
+		}
 	}
 }
 

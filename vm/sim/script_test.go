@@ -25,9 +25,9 @@ func (s *script) view(a ir.Arena, t ir.DType, dims ...int) ir.View {
 	for i, d := range dims {
 		v.Shape[i] = int64(d)
 	}
-	at := s.code.Arenas[a]
+	at := (s.code.Arenas[a] + 3) &^ 3
 	s.code.Buffers = append(s.code.Buffers, ir.Buffer{Name: fmt.Sprint("b", v.Buffer), Arena: a, Offset: at, Size: v.Bytes()})
-	s.code.Arenas[a] += v.Bytes()
+	s.code.Arenas[a] = at + v.Bytes()
 	return v
 }
 
