@@ -11,6 +11,7 @@ type FindingKind string
 // Kinds of findings.
 const (
 	FindMalformed     FindingKind = "malformed"     // an index points at nothing, an operand is missing
+	FindHeader        FindingKind = "header"        // a figure of the run, a tensor or a rank that cannot be
 	FindShape         FindingKind = "shape"         // shapes, element types or attributes that the row rules out
 	FindBounds        FindingKind = "bounds"        // a view, buffer or arena is too small or misaligned
 	FindPlace         FindingKind = "place"         // an operand in the wrong arena, an instruction on the wrong stream

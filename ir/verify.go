@@ -16,6 +16,8 @@ import (
 //   - a buffer stands for one value in a section: nothing is overwritten or changed under readers of the same name;
 //   - of all that is written something is read;
 //   - sends and receives match, collectives agree, and the job cannot deadlock (verifyranks.go);
+//   - the header is in range, ranks together hold every tensor once, and the results that a run needs exist
+//     (verifyheader.go);
 //   - the arenas fit the machine.
 //
 // What depends on the code alone is checked once for all ranks that run it.
@@ -40,9 +42,15 @@ func (o VerifyOptions) Verify(p *Program) error {
 		all.add(Finding{Kind: FindMalformed, At: Site{Rank: None, Index: None}, Msg: err.Error()})
 	}
 	if all.empty() {
+		verifyHeader(p, &all)
+	}
+	if all.empty() {
 		unread, sound := o.verifyCodes(p, &all)
 		if sound {
 			verifyRanks(p, &all)
+		}
+		if all.empty() {
+			verifyRoles(p, &all)
 		}
 		if all.empty() && !o.AllowUnread {
 			verifyUnread(p, unread, &all)
@@ -227,6 +235,10 @@ func (v *codeVerifier) instr(s Section, i int) {
 	row := in.Info()
 	if len(row.Streams) > 0 && !slices.Contains(row.Streams, in.Stream) {
 		v.report(FindPlace, s, i, None, "%s does not run on stream %s", row.Name, in.Stream)
+	}
+	if o := &in.Prov; min(o.Microbatch, o.Subsequence, o.Layer, int32(o.Stage)) < None {
+		v.report(FindHeader, s, i, None, "comes from microbatch %d, subsequence %d, layer %d and stage %d, none of which may be below %d",
+			o.Microbatch, o.Subsequence, o.Layer, o.Stage, None)
 	}
 	for j := range in.Attrs {
 		if row.Attrs[j].Kind == KindBool && in.Attrs[j].Bits > 1 {

@@ -1,0 +1,280 @@
+package ir
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"reflect"
+	"slices"
+)
+
+// What the header promises: the run, the machine, the tensors, and how ranks hold them. Figures of the run that are 0 are
+// unknown, since programs written by hand need none of them.
+
+// headerRule is one demand on a number or a name of the header.
+type headerRule struct {
+	ok   bool
+	key  string
+	got  any
+	want string
+}
+
+// verifyHeader checks what is written in the header, each figure by itself and in relation to others.
+func verifyHeader(p *Program, all *findings) {
+	r := &p.Run
+	rules := []headerRule{
+		{r.Sequence >= 0 && r.Sequence < math.MaxInt64, "sequence", r.Sequence, "0 or more"},
+		{counts(r.Vocab), "vocab", r.Vocab, "0 to 2147483647, since tokens have 32 bits"},
+		{counts(r.Batch), "batch", r.Batch, "0 to 2147483647"},
+		{counts(r.EvalSequences), "eval_sequences", r.EvalSequences, "0 to 2147483647"},
+		{counts(r.EvalBatch), "eval_batch", r.EvalBatch, "0 to 2147483647"},
+		{r.EvalBatch <= 0 || r.EvalSequences > 0, "eval_sequences", r.EvalSequences, "1 or more where eval_batch is not 0"},
+		{r.EvalEvery >= 0, "eval_every", r.EvalEvery, "0 or more"},
+		{r.Steps >= 0, "steps", r.Steps, "0 or more"},
+		{r.Warmup >= 0, "warmup", r.Warmup, "0 or more"},
+		{finite(r.LR) && r.LR >= 0, "lr", r.LR, "0 or more"},
+		{finite(r.MinLR) && r.MinLR >= 0, "min_lr", r.MinLR, "0 or more"},
+		{r.Beta1 >= 0 && r.Beta1 < 1, "beta1", r.Beta1, "from 0 to below 1"},
+		{r.Beta2 >= 0 && r.Beta2 < 1, "beta2", r.Beta2, "from 0 to below 1"},
+		{r.Holdout >= 0 && r.Holdout < 1, "holdout", r.Holdout, "from 0 to below 1"},
+		{slices.Contains([]string{"", "constant", "cosine"}, r.LRDecay), "lr_decay", r.LRDecay, "constant or cosine"},
+		{slices.Contains([]string{"", "text", "random"}, r.DataKind), "data_kind", r.DataKind, "text or random"},
+		{finite(p.FlopsModel) && p.FlopsModel >= 0, "flops_model", p.FlopsModel, "0 or more"},
+	}
+	for _, rule := range rules {
+		if !rule.ok {
+			all.add(headerFinding("run: %s is %v, which must be %s", rule.key, rule.got, rule.want))
+		}
+	}
+	if p.Model.Vocab != 0 && r.Vocab != 0 && p.Model.Vocab != r.Vocab {
+		all.add(headerFinding("the vocabulary is %d of the run and %d of the model, which must be the same", r.Vocab, p.Model.Vocab))
+	}
+	verifyMachine(&p.Machine, all)
+	verifyTensors(p, all)
+	verifyCoordinates(p, all)
+}
+
+func headerFinding(format string, args ...any) Finding {
+	return Finding{Kind: FindHeader, At: Site{Rank: None, Index: None}, Msg: fmt.Sprintf(format, args...)}
+}
+
+func counts(n int) bool { return n >= 0 && n <= math.MaxInt32 }
+
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
+// verifyMachine demands that no figure of the machine is negative, and that its names exist.
+func verifyMachine(m *Machine, all *findings) {
+	if !slices.Contains([]string{"", "full", "half"}, m.CopyDuplex) {
+		all.add(headerFinding("machine: copy_duplex is %q, which must be full or half", m.CopyDuplex))
+	}
+	v := reflect.ValueOf(*m)
+	for i := range v.NumField() {
+		key, f, ok := v.Type().Field(i).Tag.Get("json"), v.Field(i), true
+		switch f.Kind() {
+		case reflect.Int, reflect.Int64:
+			ok = f.Int() >= 0
+		case reflect.Float64:
+			ok = finite(f.Float()) && f.Float() >= 0
+		case reflect.Slice:
+			for _, point := range f.Interface().([]CurvePoint) {
+				ok = ok && finite(point[0]) && finite(point[1]) && point[0] >= 0 && point[1] > 0
+			}
+		}
+		if !ok {
+			all.add(headerFinding("machine: %s is %v, which must not be negative", key, f))
+		}
+	}
+}
+
+// verifyTensors demands shapes whose elements can be counted, in bytes too.
+func verifyTensors(p *Program, all *findings) {
+	for i := range p.Tensors {
+		t := &p.Tensors[i]
+		if t.Shape[0] < 1 || t.Shape[1] < 1 || Times(4, t.elements()) == math.MaxInt64 {
+			all.add(headerFinding("tensor %s has shape %v: it must have 1 or more rows and columns, and fewer than 2^61 elements", t.Name, t.Shape))
+		}
+	}
+}
+
+// elements is the size of a tensor, saturated. Its dimensions are positive.
+func (t *Tensor) elements() int64 { return Times(t.Shape[0], t.Shape[1]) }
+
+// verifyCoordinates demands ranks, each at a place of its own where the program says where they are.
+func verifyCoordinates(p *Program, all *findings) {
+	if len(p.Ranks) == 0 {
+		all.add(headerFinding("the program has no ranks: it needs one at least"))
+	}
+	places := map[[3]int32]int{}
+	for i := range p.Ranks {
+		r := &p.Ranks[i]
+		at := [3]int32{r.DP, r.PP, r.SP}
+		if r.DP < 0 || r.PP < 0 || r.SP < 0 {
+			all.addOnce(rankFinding(FindHeader, i, "has coordinates dp=%d pp=%d sp=%d, which must be 0 or more", r.DP, r.PP, r.SP))
+		}
+		if other, ok := places[at]; ok && at != [3]int32{} {
+			all.addOnce(rankFinding(FindHeader, i, "is at dp=%d pp=%d sp=%d, as rank %d is: every rank needs a place of its own", r.DP, r.PP, r.SP, other))
+		}
+		places[at] = i
+	}
+}
+
+// verifyRoles demands what the VM needs for training: results that it reads and fills, and every tensor held once. It asks
+// nothing of a program without states, or without updates of weights: that trains nothing.
+func verifyRoles(p *Program, all *findings) {
+	has := map[string]bool{}
+	updates, holds := false, false
+	for i := range p.Codes {
+		c := &p.Codes[i]
+		for j := range c.Results {
+			has[c.Results[j].Name] = true
+		}
+		updates, holds = updates || c.updates(), holds || len(c.States) > 0
+	}
+	if !updates || !holds {
+		return
+	}
+	for i := range p.Codes {
+		c := &p.Codes[i]
+		if c.updates() && !slices.ContainsFunc(c.Results, func(r Result) bool { return r.Name == ResultStep }) {
+			all.add(Finding{Kind: FindHeader, At: Site{Rank: None, Code: c.Name, Index: None},
+				Msg: fmt.Sprintf("updates weights without a result %s, which brings the learning rate", ResultStep)})
+		}
+	}
+	if !has[ResultLoss] {
+		all.add(headerFinding("no code has the result %s, which a step reports", ResultLoss))
+	}
+	if p.Run.EvalBatch > 0 && !has[ResultEvalLoss] {
+		all.add(headerFinding("no code has the result %s, which the validation of eval_batch = %d reports", ResultEvalLoss, p.Run.EvalBatch))
+	}
+	verifyStates(p, all)
+}
+
+// updates reports whether a step of the code changes weights.
+func (c *Code) updates() bool {
+	return slices.ContainsFunc(c.Sections[SectionStep], func(in Instr) bool { return in.Op == AdamW })
+}
+
+// rectangle is part of a tensor: rows from..to and columns from..to.
+type rectangle struct{ row, endRow, col, endCol int64 }
+
+// held is the rectangles of a role of a tensor, and the rank that was the first to hold each.
+type held map[rectangle]int
+
+// verifyStates demands that the rectangles that ranks hold of a role of a tensor cover it once. Equal rectangles on several ranks are
+// copies, and one in another is a part that a rank has apart from the whole.
+func verifyStates(p *Program, all *findings) {
+	type key struct {
+		tensor int32
+		role   Role
+	}
+	parts, twice := map[key]held{}, map[key]int{}
+	type likeness struct{ code, consts string }
+	seen := map[likeness]bool{}
+	for r := range p.Ranks {
+		rank := &p.Ranks[r]
+		code := &p.Codes[rank.Code]
+		like := likeness{code.Name, fmt.Sprint(rank.Consts)}
+		if seen[like] {
+			continue
+		}
+		seen[like] = true
+		for i := range code.States {
+			s := &code.States[i]
+			k := key{s.Tensor, s.Role}
+			if parts[k] == nil {
+				parts[k] = held{}
+			}
+			x := s.rectangle(rank.Consts, &p.Tensors[s.Tensor])
+			if first, ok := parts[k][x]; !ok {
+				parts[k][x] = r
+			} else if first == r && x != (rectangle{}) {
+				twice[k] = r
+			}
+		}
+	}
+	for t := range p.Tensors {
+		for role := range NumRoles {
+			rects := parts[key{int32(t), role}]
+			if rects == nil && role != RoleWeight {
+				continue
+			}
+			if r, ok := twice[key{int32(t), role}]; ok {
+				all.add(rankFinding(FindHeader, r, "holds a part of %s of %s twice: one state is enough", role, p.Tensors[t].Name))
+			}
+			if why := rects.covers(&p.Tensors[t]); why != "" {
+				all.add(headerFinding("states %s of tensor %s %v %s: all ranks together must hold each element, by rectangles that do not overlap",
+					role, p.Tensors[t].Name, p.Tensors[t].Shape, why))
+			}
+		}
+	}
+}
+
+// rectangle is the part of the tensor that a rank's state holds, without padding; the zero value if it is all padding.
+func (s *State) rectangle(consts []int64, t *Tensor) rectangle {
+	rows, cols := s.extent()
+	row, col := s.Row0.Int(consts), s.Col0.Int(consts)
+	x := rectangle{row, min(Plus(row, rows), t.Shape[0]), col, min(Plus(col, cols), t.Shape[1])}
+	if x.row >= x.endRow || x.col >= x.endCol {
+		return rectangle{}
+	}
+	return x
+}
+
+func (x rectangle) area() int64 { return Times(x.endRow-x.row, x.endCol-x.col) }
+
+func (x rectangle) contains(y rectangle) bool {
+	return x.row <= y.row && y.endRow <= x.endRow && x.col <= y.col && y.endCol <= x.endCol
+}
+
+// outermost leaves out rectangles that lie in others, such as the slice of a weight that a rank updates and then gathers.
+func (h held) outermost() []rectangle {
+	all := slices.SortedFunc(maps.Keys(h), func(a, b rectangle) int { return cmp.Compare(b.area(), a.area()) })
+	var out []rectangle
+	for _, x := range all {
+		if !slices.ContainsFunc(out, func(outer rectangle) bool { return outer.contains(x) }) {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+// covers says why a role's rectangles do not cover a tensor once, or nothing where they do.
+func (h held) covers(t *Tensor) string {
+	if len(h) == 0 {
+		return "are held by no rank"
+	}
+	if untiled(t, slices.Collect(maps.Keys(h))) == "" {
+		return ""
+	}
+	return untiled(t, h.outermost())
+}
+
+// untiled says why rectangles do not tile a tensor, or nothing where they do. They tile it if their areas add up to its own and
+// every corner but its four is shared by an even number of them.
+func untiled(t *Tensor, rects []rectangle) string {
+	area := int64(0)
+	corners := map[[2]int64]bool{}
+	for _, x := range rects {
+		area = Plus(area, x.area())
+		if x == (rectangle{}) {
+			continue
+		}
+		for _, c := range [][2]int64{{x.row, x.col}, {x.row, x.endCol}, {x.endRow, x.col}, {x.endRow, x.endCol}} {
+			if corners[c] {
+				delete(corners, c)
+			} else {
+				corners[c] = true
+			}
+		}
+	}
+	tiles := len(corners) == 4 && corners[[2]int64{0, 0}] && corners[[2]int64{0, t.Shape[1]}] &&
+		corners[[2]int64{t.Shape[0], 0}] && corners[t.Shape]
+	switch {
+	case area != t.elements():
+		return fmt.Sprintf("cover %d of its %d elements", area, t.elements())
+	case !tiles:
+		return "leave elements out or hold them twice"
+	}
+	return ""
+}
