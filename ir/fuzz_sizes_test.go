@@ -1,0 +1,370 @@
+package ir_test
+
+import (
+	"encoding/binary"
+	"math"
+	"math/big"
+	"slices"
+	"testing"
+
+	"sppo.dev/codegen"
+	"sppo.dev/examples"
+	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
+	"sppo.dev/lang"
+	"sppo.dev/passes"
+)
+
+// compiled is the program of a spec of the examples.
+func compiled(t testing.TB, file string) *ir.Program {
+	t.Helper()
+	spec, err := lang.Load("../examples/"+file, lang.Options{Shipped: examples.Shipped})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := passes.New(spec)
+	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := codegen.Build(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// mutator turns the fuzzer's bytes into changes of a program that keep its structure.
+type mutator struct {
+	p    *ir.Program
+	data []byte
+}
+
+func (m *mutator) number() uint64 {
+	var b [8]byte
+	m.data = m.data[copy(b[:], m.data):]
+	return binary.LittleEndian.Uint64(b[:])
+}
+
+func (m *mutator) below(n int) int {
+	if n < 1 || len(m.data) == 0 {
+		return 0
+	}
+	b := m.data[:min(4, len(m.data))]
+	m.data = m.data[len(b):]
+	v := uint64(0)
+	for _, x := range b {
+		v = v<<8 | uint64(x)
+	}
+	return int(v % uint64(n))
+}
+
+// value replaces a number by one near it, or one near the end of a range.
+func (m *mutator) value(was int64) int64 {
+	edges := []int64{0, 1, -1, 1 << 31, 1 << 32, 1 << 33, 1 << 40, 1 << 61, 1 << 62, math.MaxInt64, math.MinInt64, math.MaxInt32}
+	switch m.below(5) {
+	case 0:
+		return was + int64(m.below(9)) - 4
+	case 1:
+		return was * int64(1+m.below(8))
+	case 2:
+		return edges[m.below(len(edges))] + int64(m.below(3)) - 1
+	case 3:
+		return edges[m.below(len(edges))] / max(was, 1)
+	}
+	return int64(m.number())
+}
+
+func (m *mutator) view(v *ir.View) {
+	switch k := m.below(8); k {
+	case 0:
+		v.Offset = ir.Bytes(m.value(int64(v.Offset)))
+	case 1:
+		v.Buffer = uint32(m.value(int64(v.Buffer)))
+	case 2:
+		v.DType = ir.DType(m.below(int(ir.NumDTypes) + 1))
+	default:
+		d := &v.Shape[k%ir.MaxDims]
+		*d = m.value(*d)
+	}
+}
+
+// change changes one number of the program.
+func (m *mutator) change() {
+	p := m.p
+	code := &p.Codes[m.below(len(p.Codes))]
+	switch m.below(10) {
+	case 0:
+		b := &code.Buffers[m.below(len(code.Buffers))]
+		b.Offset = ir.Bytes(m.value(int64(b.Offset)))
+	case 1:
+		b := &code.Buffers[m.below(len(code.Buffers))]
+		b.Size = ir.Bytes(m.value(int64(b.Size)))
+	case 2:
+		a := &code.Arenas[m.below(len(code.Arenas))]
+		*a = ir.Bytes(m.value(int64(*a)))
+	case 3:
+		if len(code.States) > 0 {
+			m.view(&code.States[m.below(len(code.States))].View)
+		}
+	case 4:
+		if len(code.Results) > 0 {
+			m.view(&code.Results[m.below(len(code.Results))].View)
+		}
+	case 5:
+		d := &p.Tensors[m.below(len(p.Tensors))].Shape[m.below(2)]
+		*d = m.value(*d)
+	case 6:
+		consts := p.Ranks[m.below(len(p.Ranks))].Consts
+		if i := m.below(len(consts)); i < len(consts) {
+			consts[i] = m.value(consts[i])
+		}
+	default:
+		section := code.Sections[m.below(int(ir.NumSections))]
+		if len(section) == 0 {
+			return
+		}
+		in := &section[m.below(len(section))]
+		if i := m.below(len(in.Args) + len(in.Attrs)); i < len(in.Args) {
+			m.view(&in.Args[i])
+		} else if i -= len(in.Args); i < len(in.Attrs) && in.Attrs[i].Const == 0 {
+			in.Attrs[i].Bits = uint64(m.value(int64(in.Attrs[i].Bits)))
+		}
+	}
+}
+
+// FuzzVerifySizes changes sizes, places and numbers of valid programs, and holds the verdict of the verifier to sums and products
+// of integers without limits.
+func FuzzVerifySizes(f *testing.F) {
+	bases := [][]byte{encode(f, irtest.Random(1, 40)), encode(f, irtest.Random(5, 80)), encode(f, compiled(f, "tiny.sppo"))}
+	for i := range bases {
+		for seed := range 8 {
+			f.Add(uint8(i), []byte{byte(seed), 3, byte(7 * seed), 1, 0, 5, byte(seed), 0, 0, 2, 0, 0, 0, 9, 9, 9, 9})
+		}
+	}
+	f.Fuzz(func(t *testing.T, base uint8, data []byte) {
+		p, err := ir.Decode(bases[int(base)%len(bases)])
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := mutator{p, data}
+		for range 1 + m.below(3) {
+			m.change()
+		}
+		checkSizes(t, p)
+	})
+}
+
+func checkSizes(t *testing.T, p *ir.Program) {
+	t.Helper()
+	views, values := (&exact{p}).verdict(t)
+	err := ir.Verify(p)
+	if err == nil {
+		if !views || !values {
+			t.Fatalf("a program is verified whose sizes do not fit: views %v, values %v", views, values)
+		}
+		checkWork(t, p)
+		return
+	}
+	for _, f := range err.(*ir.VerifyError).Findings {
+		switch {
+		case f.Kind == ir.FindBounds && f.At.Rank == ir.None && views:
+			t.Fatalf("all views fit, but: %v", f)
+		case f.Kind == ir.FindBounds && f.At.Rank != ir.None && values:
+			t.Fatalf("all values fit, but: %v", f)
+		}
+	}
+}
+
+// exact judges a program with integers that have no limits.
+type exact struct{ p *ir.Program }
+
+func number(v int64) *big.Int    { return big.NewInt(v) }
+func sum(a, b *big.Int) *big.Int { return new(big.Int).Add(a, b) }
+func productOf(v *ir.View) (n *big.Int) {
+	n = number(1)
+	eachDim(v, func(d int64) { n.Mul(n, number(d)) })
+	return n
+}
+func least(a, b *big.Int) (smaller bool) { return a.Cmp(b) <= 0 }
+func largest(bits uint) *big.Int         { return new(big.Int).Lsh(number(1), bits) }
+func saturated(n *big.Int) int64 {
+	if n.IsInt64() {
+		return n.Int64()
+	}
+	return math.MaxInt64
+}
+func bytesOf(v *ir.View) *big.Int {
+	return new(big.Int).Mul(productOf(v), number(int64(v.DType.Bytes())))
+}
+func eachDim(v *ir.View, visit func(int64)) {
+	for _, d := range v.Dims() {
+		visit(d)
+	}
+}
+
+// verdict says whether all views fit, and whether all numbers that count rows, tokens and entries do.
+func (e *exact) verdict(t *testing.T) (views, values bool) {
+	t.Helper()
+	views, values = true, true
+	for i := range e.p.Codes {
+		c := &e.p.Codes[i]
+		highest := [ir.NumArenas]*big.Int{number(0), number(0)}
+		for j := range c.Buffers {
+			b := &c.Buffers[j]
+			end := sum(number(int64(b.Offset)), number(int64(b.Size)))
+			if b.Offset < 0 || b.Size < 0 || !least(end, number(int64(c.Arenas[b.Arena]))) {
+				views = false
+			}
+			if end.Cmp(highest[b.Arena]) > 0 {
+				highest[b.Arena] = end
+			}
+		}
+		for a, n := range c.Arenas {
+			views = views && n >= 0 && least(number(int64(n)), highest[a])
+		}
+		e.each(c, func(v *ir.View) {
+			fits := e.fits(c, v)
+			if _, _, err := c.Locate(v); wellFormed(v) && fits != (err == nil) {
+				t.Fatalf("%+v fits: %v, but Locate says %v", *v, fits, err)
+			}
+			views = views && fits
+		})
+	}
+	for i := range e.p.Tensors {
+		s := e.p.Tensors[i].Shape
+		views = views && s[0] > 0 && s[1] > 0 && least(new(big.Int).Mul(number(s[0]), number(s[1])), largest(61))
+	}
+	return views, values && (!views || e.values())
+}
+
+// each visits all views of a code.
+func (e *exact) each(c *ir.Code, visit func(*ir.View)) {
+	for s := range c.Sections {
+		for i := range c.Sections[s] {
+			for j := range c.Sections[s][i].Args {
+				if v := &c.Sections[s][i].Args[j]; v.Present() {
+					visit(v)
+				}
+			}
+		}
+	}
+	for i := range c.States {
+		visit(&c.States[i].View)
+	}
+	for i := range c.Results {
+		visit(&c.Results[i].View)
+	}
+}
+
+// wellFormed reports whether positive dimensions come first and zeros fill the rest.
+func wellFormed(v *ir.View) bool {
+	n := len(v.Dims())
+	return n > 0 && slices.Min(v.Shape[:n]) > 0 && !slices.ContainsFunc(v.Shape[n:], func(d int64) bool { return d != 0 }) && v.DType < ir.NumDTypes
+}
+
+func (e *exact) fits(c *ir.Code, v *ir.View) bool {
+	if !wellFormed(v) || int(v.Buffer) >= len(c.Buffers) || v.Offset < 0 {
+		return false
+	}
+	b := &c.Buffers[v.Buffer]
+	from := sum(number(int64(b.Offset)), number(int64(v.Offset)))
+	return b.Offset >= 0 && b.Size >= 0 && least(sum(number(int64(b.Offset)), number(int64(b.Size))), number(int64(c.Arenas[b.Arena]))) &&
+		least(sum(number(int64(v.Offset)), bytesOf(v)), number(int64(b.Size))) &&
+		new(big.Int).Mod(from, number(int64(v.DType.Bytes()))).Sign() == 0
+}
+
+// values says whether what attributes of all ranks count is there.
+func (e *exact) values() bool {
+	for r := range e.p.Ranks {
+		rank := &e.p.Ranks[r]
+		c := &e.p.Codes[rank.Code]
+		for s := range c.Sections {
+			for i := range c.Sections[s] {
+				if !e.counts(&c.Sections[s][i], ir.Section(s), rank.Consts) {
+					return false
+				}
+			}
+		}
+		for i := range c.States {
+			s := &c.States[i]
+			rows, cols := s.View.Rows(), s.View.Cols()
+			if len(s.View.Dims()) == 1 {
+				rows, cols = cols, 1
+			}
+			if !corner(s.Row0.Int(rank.Consts), s.Col0.Int(rank.Consts), rows, cols) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// corner reports whether a rectangle starts in range, and its last row and column are below the largest int64.
+func corner(row, col, rows, cols int64) bool {
+	limit := number(math.MaxInt64 - 1)
+	return row >= 0 && col >= 0 && least(sum(number(row), number(rows)), limit) && least(sum(number(col), number(cols)), limit)
+}
+
+// counts says whether tokens, entries and positions of an instruction exist.
+func (e *exact) counts(in *ir.Instr, s ir.Section, consts []int64) bool {
+	value := func(name string) int64 { return in.Attr(name).Int(consts) }
+	through := func(first, n, limit int64) bool {
+		return first >= 0 && least(sum(number(first), number(n)), number(limit))
+	}
+	switch in.Op {
+	case ir.LoadTokens:
+		sequences, batch := int64(e.p.Run.Batch), value("batch")
+		if s == ir.SectionEval {
+			sequences = int64(e.p.Run.EvalSequences)
+		}
+		if batch < 1 || value("replica") < 0 || value("first") < 0 {
+			return false
+		}
+		last := sum(sum(number(value("first")), number(value("replica"))), number(batch))
+		return least(last, number(sequences)) && through(value("position"), in.Args[0].Elements()/batch, e.p.Run.Sequence+1)
+	case ir.InitNormal:
+		return corner(value("row"), value("col"), in.Args[0].Rows(), in.Args[0].Cols())
+	case ir.Rope:
+		span := new(big.Int).Mul(number(in.Args[0].Rows()), number(max(1, value("chunks"))))
+		memberless := value("chunks") == 0 || value("member") >= 0 && value("member") < value("chunks")/2
+		return memberless && value("position") >= 0 && least(sum(number(value("position")), span), largest(53))
+	case ir.Attention, ir.AttentionGrad:
+		z := value("zigzag")
+		return z >= 0 && z <= ir.ZigzagBehind
+	case ir.Embed, ir.EmbedGrad:
+		table := map[ir.Op]string{ir.Embed: "table", ir.EmbedGrad: "dtable"}[in.Op]
+		return through(value("first"), in.Arg(table).Rows(), 1<<31)
+	case ir.CrossEntropyStats, ir.CrossEntropyGrad:
+		n := in.Arg("logits").Cols()
+		return value("valid") >= 0 && value("valid") <= n && through(value("first"), n, 1<<31)
+	}
+	return true
+}
+
+// checkWork holds the bytes of an instruction that has been verified to their exact number.
+func checkWork(t *testing.T, p *ir.Program) {
+	t.Helper()
+	for i := range p.Codes {
+		for s := range p.Codes[i].Sections {
+			for j := range p.Codes[i].Sections[s] {
+				in := &p.Codes[i].Sections[s][j]
+				w := in.Work()
+				if in.Info().Work != ir.WorkMemory {
+					continue
+				}
+				want := number(0)
+				for k := range in.Args {
+					reads, writes := in.Access(k)
+					for _, touched := range []bool{reads, writes} {
+						if touched {
+							want.Add(want, bytesOf(&in.Args[k]))
+						}
+					}
+				}
+				if int64(w.Bytes) != saturated(want) {
+					t.Fatalf("%s moves %d bytes, not %v", in.Info().Name, int64(w.Bytes), want)
+				}
+			}
+		}
+	}
+}
