@@ -149,7 +149,7 @@ func (s *stage) synchronise() {
 func (l *layout) program(codes []ir.Code) *ir.Program {
 	plan, t := l.plan, &l.plan.Train
 	p := &ir.Program{
-		Name: plan.Name, Model: ir.Model(plan.Model), Machine: ir.Machine(plan.Cluster), FlopsModel: plan.Throughput.ModelFlops, Bubble: plan.Time.BubbleRatio,
+		Name: plan.Name, Model: ir.Model(plan.Model), Machine: ir.Machine(plan.Cluster), FlopsModel: plan.Throughput.ModelFlops,
 		Lines: l.lines.texts, Passes: passes.Names(), Consts: l.consts, Groups: graph.GroupNames, Tensors: l.tensors, Codes: codes,
 		Run: ir.Run{
 			Sequence: t.Sequence, Batch: t.Batch, EvalSequences: l.evalSequences(), EvalEvery: t.EvalEvery,

@@ -50,7 +50,7 @@ func decodeParts(body []byte) (*Program, error) {
 		return nil, fmt.Errorf("header: %w", err)
 	}
 	p := &Program{
-		Name: h.Name, Run: h.Run, Model: h.Model, Machine: h.Machine, FlopsModel: h.FlopsModel, Bubble: h.Bubble, Lines: h.Lines,
+		Name: h.Name, Run: h.Run, Model: h.Model, Machine: h.Machine, FlopsModel: h.FlopsModel, Lines: h.Lines,
 		Passes: h.Passes, Consts: h.Consts, Groups: h.Groups, Tensors: h.Tensors,
 	}
 	if err := decodeCodes(p, parts[1:len(parts)-1]); err != nil {

@@ -77,7 +77,6 @@ type header struct {
 	Model      Model    `json:"model"`
 	Machine    Machine  `json:"machine"`
 	FlopsModel float64  `json:"flops_model"`
-	Bubble     float64  `json:"bubble"`
 	Lines      []string `json:"lines"`
 	Passes     []string `json:"passes"`
 	Consts     []string `json:"consts"`
@@ -86,7 +85,7 @@ type header struct {
 }
 
 func headerOf(p *Program) header {
-	return header{p.Name, p.Run, p.Model, p.Machine, p.FlopsModel, p.Bubble, p.Lines, p.Passes, p.Consts, p.Groups, p.Tensors}
+	return header{p.Name, p.Run, p.Model, p.Machine, p.FlopsModel, p.Lines, p.Passes, p.Consts, p.Groups, p.Tensors}
 }
 
 // marshalHeader is the header as JSON. It fails where JSON could not give the same header back.

@@ -365,7 +365,7 @@ func (ps *parser) parse() error {
 }
 
 // topWords are the entries of a file; the first topOnce of them come once.
-var topWords = []string{"program", "flops_model", "bubble", "run", "model", "machine", "line", "pass", "const", "group", "tensor", "code", "rank"}
+var topWords = []string{"program", "flops_model", "run", "model", "machine", "line", "pass", "const", "group", "tensor", "code", "rank"}
 
 const topOnce = 5
 
@@ -376,8 +376,6 @@ func (ps *parser) entry(word string) (err error) {
 		return ps.json("the name", &p.Name)
 	case "flops_model":
 		return ps.json("flops_model", &p.FlopsModel)
-	case "bubble":
-		return ps.json("bubble", &p.Bubble)
 	case "run":
 		return ps.record("run", &p.Run)
 	case "model":

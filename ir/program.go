@@ -290,7 +290,6 @@ type Program struct {
 	Model      Model
 	Machine    Machine
 	FlopsModel float64  // model FLOPs of a step, all ranks, attention counted causal: what MFU is taken of
-	Bubble     float64  // predicted idle over busy time of the step, for the final report
 	Lines      []string // spec lines that instructions point to: "file:line: text"
 	Passes     []string
 	Consts     []string // names of per-rank constants

@@ -16,7 +16,6 @@ import (
 //	sppir 2
 //	program "tiny"
 //	flops_model 1.5e+09
-//	bubble 0.125
 //
 //	run {                                  one "key = JSON" a line; keys as in the binary header
 //	  sequence = 4096
@@ -171,8 +170,7 @@ func (t *printer) header() {
 	p := t.p
 	t.printf("%s %d\n", textMagic, version)
 	t.printf("program %s\n", jsonText(p.Name))
-	t.printf("flops_model %s\n", jsonText(p.FlopsModel))
-	t.printf("bubble %s\n\n", jsonText(p.Bubble))
+	t.printf("flops_model %s\n\n", jsonText(p.FlopsModel))
 	t.record("run", p.Run)
 	t.record("model", p.Model)
 	t.record("machine", p.Machine)

@@ -60,7 +60,7 @@ const (
 
 func frame(r *rand.Rand) *ir.Program {
 	p := &ir.Program{
-		Name: "random \"#\" program", FlopsModel: 1.5e12, Bubble: r.Float64(),
+		Name: "random \"#\" program", FlopsModel: 1.5e12 * r.Float64(),
 		Run: ir.Run{
 			Sequence: 1 << 20, Batch: 1 << 10, EvalSequences: 1 << 10, Steps: r.IntN(100), LR: 3e-4, LRDecay: "cosine",
 			DataKind: "text", DataFiles: []string{"a b.txt", "# no comment"}, Seed: r.Int64(),

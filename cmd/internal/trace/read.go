@@ -88,7 +88,7 @@ func Read(r io.Reader, p *ir.Program) (*sim.Timeline, error) {
 // part of it.
 func fingerprint(p *ir.Program) (string, error) {
 	q := *p
-	q.Machine, q.Run, q.Bubble, q.Lines = ir.Machine{}, ir.Run{}, 0, slices.Repeat([]string{""}, len(p.Lines))
+	q.Machine, q.Run, q.Lines = ir.Machine{}, ir.Run{}, slices.Repeat([]string{""}, len(p.Lines))
 	sum := sha256.New()
 	if err := ir.Encode(sum, &q); err != nil {
 		return "", err
