@@ -158,6 +158,11 @@ var phaseNames = [NumPhases]string{"init", "forward", "backward", "optimizer", "
 
 func (p Phase) String() string { return phaseNames[p] }
 
+// OfTask reports whether instructions of the phase belong to a task of the pipeline: to a forward, a backward or a weight gradient.
+func (p Phase) OfTask() bool {
+	return p == PhaseForward || p == PhaseBackward || p == PhaseWeights
+}
+
 // None is the value of a provenance field that does not apply.
 const None = -1
 

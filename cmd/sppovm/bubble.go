@@ -9,17 +9,20 @@ import (
 
 	"sppo.dev/ir"
 	"sppo.dev/vm"
+	"sppo.dev/vm/sim"
 )
 
-// bubbleMeter measures how much of the steps the ranks' compute streams stand idle. Each process measures its own ranks; that
-// of process 0 asks the others.
+// bubbleMeter measures the bubble of steps, by the simulator's definition. Each process measures its own ranks; process 0 asks
+// the others.
 type bubbleMeter struct {
-	program    *ir.Program
-	wanted     func(section ir.Section, round int64) bool // what to measure; nil: everything
-	traces     []*vm.Trace                                // nil where a rank is in another process
-	others     func(question string) ([][]byte, error)    // nil: there are no other processes
-	last       []*vm.Timeline                             // of the last step, by rank
-	idle, busy time.Duration
+	program *ir.Program
+	wanted  func(section ir.Section, round int64) bool // what to measure; nil: everything
+	traces  []*vm.Trace                                // nil where a rank is in another process
+	others  func(question string) ([][]byte, error)    // nil: there are no other processes
+	last    []*vm.Timeline                             // of the last step, by rank
+	books   *sim.Books                                 // nil before the first step
+	idle    ir.Seconds                                 // of all steps measured
+	busy    ir.Seconds
 }
 
 func newBubbleMeter(p *ir.Program) *bubbleMeter {
@@ -40,37 +43,27 @@ func (m *bubbleMeter) wrap(rank int, d vm.Device) vm.Device {
 	return m.traces[rank]
 }
 
-// stepTimes are those of a step on the ranks of a process. A step is as long as its last instruction on any rank says.
-type stepTimes struct{ Makespan, Busy time.Duration }
-
-// here takes up the step that has just ended; false if it was not measured.
-func (m *bubbleMeter) here() (s stepTimes, measured bool) {
+// here takes up the step that has just ended, on the ranks of this process; no ranks if it was not measured.
+func (m *bubbleMeter) here() (all sim.Pipeline, err error) {
 	m.last = m.last[:0]
-	for rank, t := range m.traces {
+	if m.unmeasured() {
+		return all, nil
+	}
+	if m.books == nil {
+		if m.books, err = sim.NewBooks(m.program, ir.SectionStep); err != nil {
+			return all, err
+		}
+	}
+	for _, t := range m.traces {
 		if t == nil {
 			m.last = append(m.last, nil)
 			continue
 		}
-		if len(t.Timelines) == 0 {
-			return s, false
-		}
 		last := t.Timelines[len(t.Timelines)-1]
 		m.last = append(m.last, &last)
-		section := m.program.Codes[m.program.Ranks[rank].Code].Sections[ir.SectionStep]
-		streams := &last.Streams
-		for _, spans := range streams {
-			if n := len(spans); n > 0 {
-				s.Makespan = max(s.Makespan, spans[n-1].End)
-			}
-		}
-		for _, span := range streams[ir.Compute] {
-			if section[span.PC].Info().Class != ir.ClassSync {
-				s.Busy += span.End - span.Begin
-			}
-		}
 	}
 	m.forget()
-	return s, true
+	return m.books.Pipeline(sim.SpansOf(m.program, m.last)), nil
 }
 
 // add takes up the step that has just ended, on all ranks.
@@ -78,17 +71,19 @@ func (m *bubbleMeter) add() error {
 	if m.unmeasured() {
 		return nil
 	}
-	s, _ := m.here()
+	s, err := m.here()
+	if err != nil {
+		return err
+	}
 	all, err := m.ask(askStep)
 	for _, text := range all {
-		var other stepTimes
+		var other sim.Pipeline
 		if err := json.Unmarshal(text, &other); err != nil {
 			return err
 		}
-		s.Makespan, s.Busy = max(s.Makespan, other.Makespan), s.Busy+other.Busy
+		s = s.Add(other)
 	}
-	m.busy += s.Busy
-	m.idle += s.Makespan*time.Duration(len(m.traces)) - s.Busy
+	m.busy, m.idle = m.busy+s.Busy, m.idle+s.Idle()
 	return err
 }
 
@@ -140,7 +135,10 @@ func (m *bubbleMeter) reply(question, kind string) ([]byte, error) {
 	case askKind:
 		return []byte(kind), nil
 	case askStep:
-		s, _ := m.here()
+		s, err := m.here()
+		if err != nil {
+			return nil, err
+		}
 		return json.Marshal(s)
 	case askClock:
 		return json.Marshal(time.Now().UnixNano())

@@ -63,7 +63,7 @@ func TestRunInREADME(t *testing.T) {
 
 var (
 	lossShown = regexp.MustCompile(`loss [0-9.]+`)
-	timeShown = regexp.MustCompile(`[0-9.]+( [KM])? tokens/s|[0-9hms.]+s left|steps in [0-9hms.]+s|idle [0-9]+%|device cpu, .*`)
+	timeShown = regexp.MustCompile(`[0-9.]+( [KM])? tokens/s|[0-9hms.]+s left|steps in [0-9hms.]+s|bubble [0-9]+%|device cpu, .*`)
 )
 
 // withoutTimes is a text with a dash for everything that another run or machine may say otherwise, and the losses in it.

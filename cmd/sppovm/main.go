@@ -5,7 +5,7 @@
 //	launch.go    which one this process is of several, by flags or by who started it
 //	simulate.go  run in virtual time
 //	progress.go  what a user sees of a run, and the lines of --json
-//	bubble.go    idle over busy time, measured
+//	bubble.go    the bubble, measured
 //	profile.go   the timeline of the last step, measured
 //	computer.go  who computes: the cpu or GPUs
 //	gpus.go      GPUs; gpus_static.go what a static build says instead (-tags static)
@@ -44,8 +44,9 @@ var app = cli.App{
 				"error. With --json standard output gets one object a line: for each step {\"step\",\"loss\",\"tokens_per_s\",\"step_s\",\n" +
 				"\"grad_norm\"}, for each validation {\"step\",\"eval_loss\"}, at the end {\"done\":true,\"steps\",\"final_loss\",\n" +
 				"\"device_peak_bytes\",\"host_peak_bytes\",\"bubble_ratio\"}. Peaks are those of the rank with the highest; bubble_ratio is\n" +
-				"idle over busy time of the compute streams as measured, where a rank that waits for a processor core counts as busy; on\n" +
-				"GPUs, where measuring takes time, that of the second step and every hundredth.\n\n" +
+				"what sppoc plan calls bubble, as measured: idle time of the ranks divided by busy time, from the start of a step to its\n" +
+				"last task. A rank that waits for a processor core counts as busy. On GPUs, where measuring takes time, it is that of the\n" +
+				"second step and every hundredth.\n\n" +
 				"With --device sim nothing is computed and no data is read: the same instructions run in virtual time on the cluster\n" +
 				"that the program was compiled for. Every line says that it is simulated, and every object has \"simulated\":true.\n\n" +
 				"With --device cuda ranks are dealt to the GPUs in turn; several may share one. Libraries are looked for in SPPO_CUDA_PATH\n" +

@@ -109,7 +109,7 @@ func (s *progress) done(steps int, loss float64, device, host ir.Bytes, bubble f
 	if s.evalStep == steps { // an older one would pass for the present
 		summary += fmt.Sprintf(", validation loss %.4f", s.eval)
 	}
-	s.say("%s; peak %s device and %s host memory a rank; compute streams stood idle %.0f%% of their busy time", summary, device, host, 100*bubble)
+	s.say("%s; peak %s device and %s host memory a rank; bubble %.0f%%", summary, device, host, 100*bubble)
 	s.line(doneLine{true, steps, number(loss), device, host, number(bubble)})
 }
 

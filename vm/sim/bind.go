@@ -46,6 +46,7 @@ type binding struct {
 	steps []step
 	ports []port
 	peaks [ir.NumArenas]ir.Bytes // highest byte that an instruction touches
+	tasks int                    // 1 + the last instruction of a task on the compute stream; 0: there is none
 }
 
 // prices knows what each distinct piece of work takes.
@@ -123,6 +124,9 @@ func bind(p *ir.Program, code *ir.Code, section ir.Section, pr *prices) (*bindin
 		in := &instrs[pc]
 		s := &b.steps[pc]
 		s.stream, s.op = in.Stream, in.Op
+		if in.Stream == ir.Compute && in.Prov.Phase.OfTask() && in.Info().Class != ir.ClassSync {
+			b.tasks = pc + 1
+		}
 		switch in.Info().Class {
 		case ir.ClassSync:
 			s.kind, s.arg = kindRecord, int32(in.Attrs[0].Bits)

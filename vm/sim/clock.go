@@ -35,6 +35,7 @@ type rank struct {
 	blocked  *meeting
 	waits    [ir.NumStreams]float64 // of the compute stream, for work on each other stream
 	idle     float64                // of the compute stream, while the stream that it waits for waits, too
+	pipeline Pipeline               // as far as the rank has come
 	spans    []Span
 	wake     chan error // of a device: its goroutine sleeps on it
 }
@@ -43,7 +44,7 @@ type rank struct {
 func (r *rank) begin(events int32, link cost.HostLink, spans bool) {
 	r.pc, r.blocked = 0, nil
 	r.clocks, r.link = [ir.NumStreams]clock{}, link
-	r.waits, r.idle = [ir.NumStreams]float64{}, 0
+	r.waits, r.idle, r.pipeline = [ir.NumStreams]float64{}, 0, Pipeline{Ranks: 1}
 	if cap(r.events) < int(events) {
 		r.events = make([]moment, events)
 	}
@@ -56,9 +57,26 @@ func (r *rank) begin(events int32, link cost.HostLink, spans bool) {
 // occupy has a stream work from begin to end.
 func (r *rank) occupy(pc int, s ir.Stream, begin, end float64) {
 	r.lead(s, begin, end)
-	r.clocks[s].busy += end - begin
+	r.worked(pc, s, end-begin)
 	if r.spans != nil {
 		r.spans[pc] = Span{ir.Seconds(begin), ir.Seconds(end)}
+	}
+}
+
+// worked adds to the books of a stream.
+func (r *rank) worked(pc int, s ir.Stream, seconds float64) {
+	r.clocks[s].busy += seconds
+	if pc+1 == r.binding.tasks {
+		r.pipeline = r.books()
+	}
+}
+
+// books are those of the pipeline, if it ends here.
+func (r *rank) books() Pipeline {
+	c := &r.clocks[ir.Compute]
+	return Pipeline{
+		Ranks: 1, End: ir.Seconds(c.now), Busy: ir.Seconds(c.busy + r.waits[ir.Coll]),
+		Exposed: ir.Seconds(r.waits[ir.D2H] + r.waits[ir.H2D]),
 	}
 }
 

@@ -2,20 +2,45 @@ package sim
 
 import (
 	"fmt"
-	"slices"
+	"time"
 
 	"sppo.dev/ir"
 	"sppo.dev/vm"
 )
 
-// Measured is the timeline of a section that a device ran, with the books of a simulation: who waited for whom follows
+// Measured is the timeline of a section that a device ran, with the books of a simulation: what each wait was for follows
 // from the same instructions, when from the device. The spans are by rank and pc; their begins are changed to what a
 // simulation means by them.
 func Measured(p *ir.Program, section ir.Section, device string, spans [][]Span) (*Timeline, error) {
+	b, err := NewBooks(p, section)
+	if err != nil {
+		return nil, err
+	}
+	if len(spans) != len(p.Ranks) {
+		return nil, fmt.Errorf("%d ranks were measured, the program has %d", len(spans), len(p.Ranks))
+	}
+	for r := range spans {
+		if got, want := len(spans[r]), len(b.world.binding(r).steps); got != want {
+			return nil, fmt.Errorf("rank %d: %d instructions were measured, section %s has %d", r, got, section, want)
+		}
+	}
+	t := b.replay(spans)
+	t.Measured = device
+	return t, nil
+}
+
+// Books are what a program says of how a measured section is to be read. They serve any number of runs of the section.
+type Books struct {
+	world    world    // without ranks
+	meetings [][]site // the instructions of each message and collective
+}
+
+// NewBooks reads a section of a program.
+func NewBooks(p *ir.Program, section ir.Section) (*Books, error) {
 	if err := vm.CheckProgram(p); err != nil {
 		return nil, err
 	}
-	w := &world{program: p, section: section, prices: newPrices(p, false), options: Options{Spans: true}}
+	w := world{program: p, section: section, prices: newPrices(p, false), options: Options{Spans: true}}
 	for c := range p.Codes {
 		b, err := bind(p, &p.Codes[c], section, w.prices)
 		if err != nil {
@@ -23,27 +48,29 @@ func Measured(p *ir.Program, section ir.Section, device string, spans [][]Span) 
 		}
 		w.bindings = append(w.bindings, b)
 	}
-	if len(spans) != len(p.Ranks) {
-		return nil, fmt.Errorf("%d ranks were measured, the program has %d", len(spans), len(p.Ranks))
-	}
-	for r := range spans {
-		if got, want := len(spans[r]), len(w.binding(r).steps); got != want {
-			return nil, fmt.Errorf("rank %d: %d instructions were measured, section %s has %d", r, got, section, want)
+	return &Books{w, meetingsOf(p, section)}, nil
+}
+
+// Pipeline is that of the ranks that were measured; the spans of others are nil. A collective with ranks that were not
+// measured counts from when the first of the measured was there. Begins of spans change, as Measured says.
+func (b *Books) Pipeline(spans [][]Span) Pipeline { return b.replay(spans).Pipeline() }
+
+func (b *Books) replay(spans [][]Span) *Timeline {
+	b.align(spans)
+	w := b.world
+	for index := range spans {
+		if spans[index] == nil {
+			continue
 		}
-	}
-	alignMeetings(p, section, spans)
-	for index := range p.Ranks {
-		b := w.binding(index)
-		r := &rank{index: index, class: index, slow: 1, binding: b}
-		w.classes, w.ranks = append(w.classes, int32(index)), append(w.ranks, r)
+		steps := w.binding(index)
+		r := &rank{index: index, class: len(w.ranks), slow: 1, binding: steps}
+		w.classes, w.ranks = append(w.classes, int32(r.class)), append(w.ranks, r)
 		w.begin(r, w.options.Spans)
 		for pc, span := range spans[index] {
-			r.replay(pc, &b.steps[pc], span)
+			r.replay(pc, &steps.steps[pc], span)
 		}
 	}
-	t := w.timeline()
-	t.Measured = device
-	return t, nil
+	return w.timeline()
 }
 
 // replay takes up an instruction as it was measured. A pause before work that meets nobody is the device's own, between
@@ -66,7 +93,7 @@ func (r *rank) replay(pc int, st *step, span Span) {
 		r.occupy(pc, st.stream, max(begin, c.cause.at), max(end, c.cause.at))
 	default:
 		r.lead(st.stream, min(begin, c.cause.at), end)
-		c.busy += end - begin
+		r.worked(pc, st.stream, end-begin)
 	}
 	r.spans[pc] = span
 }
@@ -82,14 +109,14 @@ type encounter struct {
 // site is an instruction of a rank.
 type site struct{ rank, pc int }
 
-// alignMeetings moves the begin of messages and collectives to when the last of their ranks was there, as a simulation counts: a
-// device measures from when its own stream was.
-func alignMeetings(p *ir.Program, section ir.Section, spans [][]Span) {
-	sites := map[encounter][]site{}
-	for r := range spans {
+// meetingsOf finds the instructions that meet.
+func meetingsOf(p *ir.Program, section ir.Section) [][]site {
+	numbers := map[encounter]int{}
+	var out [][]site
+	for r := range p.Ranks {
 		rank := &p.Ranks[r]
 		counts := map[encounter]int{}
-		for pc := range spans[r] {
+		for pc := range p.Codes[rank.Code].Sections[section] {
 			in := &p.Codes[rank.Code].Sections[section][pc]
 			if in.Info().Class != ir.ClassComm {
 				continue
@@ -106,43 +133,50 @@ func alignMeetings(p *ir.Program, section ir.Section, spans [][]Span) {
 			kind := key
 			counts[kind]++
 			key.number = counts[kind]
-			sites[key] = append(sites[key], site{r, pc})
+			n, known := numbers[key]
+			if !known {
+				n = len(out)
+				numbers[key], out = n, append(out, nil)
+			}
+			out[n] = append(out[n], site{r, pc})
 		}
 	}
-	for _, all := range sites {
-		last := slices.MaxFunc(all, func(a, b site) int { return compareBegins(spans, a, b) })
-		begin := spans[last.rank][last.pc].Begin
+	return out
+}
+
+// align moves the begin of messages and collectives to when the last of their ranks was there, as a simulation counts: a
+// device measures from when its own stream was.
+func (b *Books) align(spans [][]Span) {
+	for _, all := range b.meetings {
+		var last ir.Seconds
 		for _, s := range all {
-			span := &spans[s.rank][s.pc]
-			span.Begin = max(span.Begin, min(begin, span.End))
+			if spans[s.rank] != nil {
+				last = max(last, spans[s.rank][s.pc].Begin)
+			}
+		}
+		for _, s := range all {
+			if spans[s.rank] != nil {
+				span := &spans[s.rank][s.pc]
+				span.Begin = max(span.Begin, min(last, span.End))
+			}
 		}
 	}
 }
 
-func compareBegins(spans [][]Span, a, b site) int {
-	x, y := spans[a.rank][a.pc].Begin, spans[b.rank][b.pc].Begin
-	switch {
-	case x < y:
-		return -1
-	case x > y:
-		return 1
-	}
-	return 0
-}
-
-// SpansOf sorts what devices reported of a section by rank and pc, in seconds since the first rank began.
+// SpansOf sorts what devices reported of a section by rank and pc, in seconds since the first rank began. Ranks without a
+// timeline have no spans.
 func SpansOf(p *ir.Program, timelines []*vm.Timeline) [][]Span {
 	spans := make([][]Span, len(timelines))
-	if len(timelines) == 0 {
-		return spans
-	}
-	start := timelines[0].Start
+	var start time.Time
 	for _, t := range timelines {
-		if t.Start.Before(start) {
+		if t != nil && (start.IsZero() || t.Start.Before(start)) {
 			start = t.Start
 		}
 	}
 	for r, t := range timelines {
+		if t == nil {
+			continue
+		}
 		spans[r] = make([]Span, len(p.Codes[p.Ranks[r].Code].Sections[t.Section]))
 		late := ir.Seconds(t.Start.Sub(start).Seconds())
 		for _, stream := range t.Streams {

@@ -132,3 +132,9 @@ func near(t *testing.T, what string, got, want float64) {
 		t.Errorf("%s is %g, want %g", what, got, want)
 	}
 }
+
+// phase says what the last instruction is part of.
+func (s *script) phase(p ir.Phase) {
+	list := s.code.Sections[ir.SectionStep]
+	list[len(list)-1].Prov.Phase = p
+}

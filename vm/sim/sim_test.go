@@ -121,8 +121,38 @@ func TestExposed(t *testing.T) {
 	near(t, "exposed", float64(tl.Exposed()), 6)
 	near(t, "idle", float64(tl.Rank(0).Idle), 0)
 	near(t, "makespan", float64(tl.Makespan), 10)
-	near(t, "idle ratio", tl.IdleRatio(), 6.0/4)
 	near(t, "bubble", tl.BubbleRatio(), 0)
+}
+
+// The optimizer is no part of the pipeline: neither its work nor the waits after the last task of any rank. An exposed copy is
+// neither idle nor busy.
+func TestPipelineEndsWithTheLastTask(t *testing.T) {
+	for _, optimizer := range []int{0, 1, 50} {
+		a, b := &script{}, &script{}
+		a.work(ir.Compute, 3)
+		a.phase(ir.PhaseForward)
+		a.then(ir.Compute, ir.H2D)
+		a.h2d(2)
+		a.then(ir.H2D, ir.Compute)
+		a.work(ir.Compute, 4) // 5 .. 9
+		a.phase(ir.PhaseBackward)
+		b.work(ir.Compute, 6)
+		b.phase(ir.PhaseWeights)
+		for _, s := range []*script{a, b} {
+			s.then(ir.Compute, ir.Coll)
+			s.gather(1, 2) // 9 .. 10, by then nobody has a task
+			s.then(ir.Coll, ir.Compute)
+			s.work(ir.Compute, optimizer)
+			s.phase(ir.PhaseOptimizer)
+		}
+		tl := run(t, program(a, b), sim.Options{})
+		if diff := cmp.Diff(sim.Pipeline{Ranks: 2, End: 9, Busy: 13, Exposed: 2}, tl.Pipeline()); diff != "" {
+			t.Errorf("an optimizer of %d s: %s", optimizer, diff)
+		}
+		near(t, "bubble", tl.BubbleRatio(), 3.0/13)
+		near(t, "idle share", tl.Pipeline().IdleShare(), 3.0/18)
+		near(t, "makespan", float64(tl.Makespan), float64(10+optimizer))
+	}
 }
 
 // What a stream waited for itself goes to whom it waited for: here a collective may not start before a copy has ended.

@@ -38,6 +38,43 @@ type Rank struct {
 	// Idle is the rest of the time to the makespan: nothing was under way on this rank, it was up to others.
 	Idle  ir.Seconds
 	Spans []Span // by pc; nil unless asked for
+
+	Pipeline Pipeline // of one such rank, to its own last task
+}
+
+// Pipeline is the time that ranks spend on the pipeline: from the start of a section to the last task of any of them. Optimizer
+// and what follows are not part of it. In a section without tasks it is the whole section.
+type Pipeline struct {
+	Ranks   int
+	End     ir.Seconds // of the last task
+	Busy    ir.Seconds // of all ranks: the compute stream works, or waits for a collective of its task that is under way
+	Exposed ir.Seconds // of all ranks: it waits for copies to or from the host
+}
+
+// Add joins the pipeline of some ranks with that of others.
+func (p Pipeline) Add(q Pipeline) Pipeline {
+	return Pipeline{p.Ranks + q.Ranks, max(p.End, q.End), p.Busy + q.Busy, p.Exposed + q.Exposed}
+}
+
+// Idle is the time of all ranks in which they have nothing to run. Exposed copies are not part of it.
+func (p Pipeline) Idle() ir.Seconds {
+	return max(0, p.End*ir.Seconds(p.Ranks)-p.Busy-p.Exposed)
+}
+
+// BubbleRatio is idle time divided by busy time: (PP-1)/N for the plain sequence pipeline.
+func (p Pipeline) BubbleRatio() float64 {
+	if p.Busy == 0 {
+		return 0
+	}
+	return float64(p.Idle() / p.Busy)
+}
+
+// IdleShare is idle time divided by all time of the pipeline.
+func (p Pipeline) IdleShare() float64 {
+	if p.End == 0 {
+		return 0
+	}
+	return float64(p.Idle() / (p.End * ir.Seconds(p.Ranks)))
 }
 
 func (w *world) timeline() *Timeline {
@@ -54,8 +91,14 @@ func (w *world) timeline() *Timeline {
 		t.Ranks[c].Count++
 		t.Instructions += int64(len(w.ranks[c].binding.steps))
 	}
+	tasks := slices.ContainsFunc(w.ranks, func(r *rank) bool { return r.binding.tasks > 0 })
 	for i, r := range w.ranks {
 		t.Ranks[i].Idle = ir.Seconds(r.idle) + t.Makespan - ir.Seconds(r.clocks[ir.Compute].now)
+		t.Ranks[i].Pipeline = r.pipeline
+		if !tasks {
+			t.Ranks[i].Pipeline = r.books()
+			t.Ranks[i].Pipeline.End = t.Makespan
+		}
 	}
 	return t
 }
@@ -71,35 +114,17 @@ func (r *Rank) Messages() ir.Seconds {
 	return r.Waits[ir.SendNext] + r.Waits[ir.RecvPrev] + r.Waits[ir.SendPrev] + r.Waits[ir.RecvNext] + r.Waits[ir.Mux] + r.Waits[ir.MuxIn]
 }
 
-// occupied is the time in which a rank has something to run: collectives are a part of its tasks.
-func (r *Rank) occupied() ir.Seconds { return r.Busy[ir.Compute] + r.Waits[ir.Coll] }
-
-// sum adds a figure of all ranks.
-func (t *Timeline) sum(f func(r *Rank) ir.Seconds) (total ir.Seconds) {
+// Pipeline is that of all ranks.
+func (t *Timeline) Pipeline() (all Pipeline) {
 	for i := range t.Ranks {
-		total += f(&t.Ranks[i]) * ir.Seconds(t.Ranks[i].Count)
+		p, count := t.Ranks[i].Pipeline, ir.Seconds(t.Ranks[i].Count)
+		all = all.Add(Pipeline{t.Ranks[i].Count, p.End, p.Busy * count, p.Exposed * count})
 	}
-	return total
+	return all
 }
 
-// BubbleRatio is the time in which ranks have nothing to run over the time in which they have. Waiting for a
-// collective under way is part of a task, waiting for a copy is an exposed transfer: neither is bubble.
-func (t *Timeline) BubbleRatio() float64 {
-	occupied := t.sum((*Rank).occupied)
-	if occupied == 0 {
-		return 0
-	}
-	return float64(t.sum(func(r *Rank) ir.Seconds { return r.Idle + r.Messages() }) / occupied)
-}
-
-// IdleRatio is all time in which compute streams stand still over the time in which they run.
-func (t *Timeline) IdleRatio() float64 {
-	busy := t.sum(func(r *Rank) ir.Seconds { return r.Busy[ir.Compute] })
-	if busy == 0 {
-		return 0
-	}
-	return float64((t.Makespan*ir.Seconds(len(t.Class)) - busy) / busy)
-}
+// BubbleRatio is that of the pipeline.
+func (t *Timeline) BubbleRatio() float64 { return t.Pipeline().BubbleRatio() }
 
 // Exposed is the longest that any rank waits for copies.
 func (t *Timeline) Exposed() (longest ir.Seconds) {
