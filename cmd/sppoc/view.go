@@ -218,7 +218,7 @@ func measured(file string, p *ir.Program) (*sim.Timeline, error) {
 // put adds a timeline of the last program.
 func (p *page) put(name, machine string, t *sim.Timeline) {
 	program, chosen := p.last, p.chosen
-	rank, stream, share := t.Critical()
+	rank, stream, share := t.Busiest()
 	x := pageProgram{
 		Name: name, Machine: machine, Measured: t.Measured != "",
 		Makespan: float64(t.Makespan), TGS: t.TGS(), MFU: t.MFU(), Bubble: t.BubbleRatio(), Exposed: float64(t.Exposed()),

@@ -53,19 +53,20 @@ type binding struct {
 type prices struct {
 	model cost.Model
 	one   bool // they are those of one processor of several that ranks share
+	scale map[ir.WorkKind]float64
 	alone map[ir.Work]float64
 	index map[ir.Work]int32
 	works []ir.Work               // of meetings
 	links map[cost.Link][]float64 // by index of the work; NaN where nobody has asked yet
 }
 
-func newPrices(p *ir.Program, shares bool) *prices {
+func newPrices(p *ir.Program, shares bool, scale map[ir.WorkKind]float64) *prices {
 	model := cost.New(p.Machine, len(p.Ranks))
 	if shares {
 		model = model.Alone()
 	}
 	return &prices{
-		model: model, one: p.Machine.Parallelism > 0, alone: map[ir.Work]float64{},
+		model: model, one: p.Machine.Parallelism > 0, scale: scale, alone: map[ir.Work]float64{},
 		index: map[ir.Work]int32{}, links: map[cost.Link][]float64{},
 	}
 }
@@ -74,8 +75,17 @@ func newPrices(p *ir.Program, shares bool) *prices {
 func (p *prices) own(w ir.Work) float64 {
 	t, ok := p.alone[w]
 	if !ok {
-		t = float64(p.model.One(w, cost.Link{}))
+		t = p.price(w, cost.Link{})
 		p.alone[w] = t
+	}
+	return t
+}
+
+// price is the duration of work on a link.
+func (p *prices) price(w ir.Work, l cost.Link) float64 {
+	t := float64(p.model.One(w, l))
+	if f, ok := p.scale[w.Kind]; ok {
+		t *= f
 	}
 	return t
 }

@@ -31,7 +31,7 @@ func New(p *ir.Program, o Options) (*Job, error) {
 		return nil, err
 	}
 	o.NoFold, o.Spans = true, false
-	return &Job{program: p, prices: newPrices(p, o.shares(p)), options: o, shares: o.shares(p), running: len(p.Ranks), blocked: map[*rank]bool{}}, nil
+	return &Job{program: p, prices: newPrices(p, o.shares(p), o.Scale), options: o, shares: o.shares(p), running: len(p.Ranks), blocked: map[*rank]bool{}}, nil
 }
 
 // Device is that of a rank.

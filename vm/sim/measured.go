@@ -32,7 +32,7 @@ func Measured(p *ir.Program, section ir.Section, device string, spans [][]Span) 
 // Books are what a program says of how a measured section is to be read. They serve any number of runs of the section.
 type Books struct {
 	world    world    // without ranks
-	meetings [][]site // the instructions of each message and collective
+	meetings [][]Site // the instructions of each message and collective
 }
 
 // NewBooks reads a section of a program.
@@ -40,7 +40,7 @@ func NewBooks(p *ir.Program, section ir.Section) (*Books, error) {
 	if err := vm.CheckProgram(p); err != nil {
 		return nil, err
 	}
-	w := world{program: p, section: section, prices: newPrices(p, false), options: Options{Spans: true}}
+	w := world{program: p, section: section, prices: newPrices(p, false, nil), options: Options{Spans: true}}
 	for c := range p.Codes {
 		b, err := bind(p, &p.Codes[c], section, w.prices)
 		if err != nil {
@@ -106,13 +106,10 @@ type encounter struct {
 	number   int // of its kind so far
 }
 
-// site is an instruction of a rank.
-type site struct{ rank, pc int }
-
 // meetingsOf finds the instructions that meet.
-func meetingsOf(p *ir.Program, section ir.Section) [][]site {
+func meetingsOf(p *ir.Program, section ir.Section) [][]Site {
 	numbers := map[encounter]int{}
-	var out [][]site
+	var out [][]Site
 	for r := range p.Ranks {
 		rank := &p.Ranks[r]
 		counts := map[encounter]int{}
@@ -138,7 +135,7 @@ func meetingsOf(p *ir.Program, section ir.Section) [][]site {
 				n = len(out)
 				numbers[key], out = n, append(out, nil)
 			}
-			out[n] = append(out[n], site{r, pc})
+			out[n] = append(out[n], Site{r, pc})
 		}
 	}
 	return out
@@ -150,13 +147,13 @@ func (b *Books) align(spans [][]Span) {
 	for _, all := range b.meetings {
 		var last ir.Seconds
 		for _, s := range all {
-			if spans[s.rank] != nil {
-				last = max(last, spans[s.rank][s.pc].Begin)
+			if spans[s.Rank] != nil {
+				last = max(last, spans[s.Rank][s.PC].Begin)
 			}
 		}
 		for _, s := range all {
-			if spans[s.rank] != nil {
-				span := &spans[s.rank][s.pc]
+			if spans[s.Rank] != nil {
+				span := &spans[s.Rank][s.PC]
 				span.Begin = max(span.Begin, min(last, span.End))
 			}
 		}

@@ -70,7 +70,7 @@ func (w *world) arrive(a arrival) (*meeting, error) {
 func (w *world) duration(m *meeting) float64 {
 	price := &m.price[m.arrived[0].step().work]
 	if *price != *price {
-		*price = float64(w.prices.model.One(w.prices.works[m.arrived[0].step().work], m.link))
+		*price = w.prices.price(w.prices.works[m.arrived[0].step().work], m.link)
 	}
 	return *price * w.jitterOf(m)
 }

@@ -11,7 +11,7 @@ func Run(p *ir.Program, section ir.Section, o Options) (*Timeline, error) {
 	if err := check(p, &o); err != nil {
 		return nil, err
 	}
-	pr := newPrices(p, o.shares(p))
+	pr := newPrices(p, o.shares(p), o.Scale)
 	w, err := newWorld(p, section, pr, o)
 	if err != nil {
 		return nil, err

@@ -12,6 +12,7 @@
 //	share.go     the same where ranks share processors or copies in time: one clock for all
 //	device.go    the same as a vm.Device, behind the interpreter loop that every device has
 //	timeline.go  what came out: times, waits, bubble, memory
+//	path.go      what each instruction waited for, and the critical path
 //	measured.go  the same books of what a device measured
 //
 // What a copy shares with other ranks of its node, and a message with other groups, is in its price: the cost model
@@ -40,7 +41,9 @@ type Options struct {
 	Seed   uint64 // of the jitter
 	Round  int64  // of the section that Run runs; each has its own jitter
 	Spans  bool   // keep when each instruction began and ended
-	NoFold bool   // simulate every rank, also where one stands for several
+	// Scale multiplies the durations of kinds of work, of all ranks; 1 where it has no entry.
+	Scale  map[ir.WorkKind]float64
+	NoFold bool // simulate every rank, also where one stands for several
 	// Contention has ranks of a node share copies to and from the host as they come, rather than each have its part. Processors,
 	// where the machine says that ranks share them, are always shared so.
 	Contention bool
@@ -54,6 +57,11 @@ func (o *Options) shares(p *ir.Program) bool {
 func (o *Options) check(p *ir.Program) error {
 	if !(o.Jitter >= 0) || math.IsInf(o.Jitter, 0) {
 		return fmt.Errorf("a jitter of %g: it is a standard deviation, 0 or more", o.Jitter)
+	}
+	for kind, f := range o.Scale {
+		if !(f >= 0) || math.IsInf(f, 0) {
+			return fmt.Errorf("work of kind %d is to take %g times as long: a factor is 0 or more", kind, f)
+		}
 	}
 	for r, f := range o.Slow {
 		if r < 0 || r >= len(p.Ranks) {

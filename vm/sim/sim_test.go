@@ -100,7 +100,7 @@ func TestByHand(t *testing.T) {
 	near(t, "the message before it", float64(second.Messages()), 3)
 	near(t, "idle time", float64(second.Idle), 77)
 	near(t, "busy time", float64(second.Busy[ir.Compute]), 21)
-	rank, stream, share := tl.Critical()
+	rank, stream, share := tl.Busiest()
 	if rank != 0 || stream != ir.Compute {
 		t.Errorf("critical is %s of rank %d", stream, rank)
 	}

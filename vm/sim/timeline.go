@@ -134,8 +134,8 @@ func (t *Timeline) Exposed() (longest ir.Seconds) {
 	return longest
 }
 
-// Critical is the stream that is busy for the largest share of the makespan, and the first rank on which it is.
-func (t *Timeline) Critical() (rank int, stream ir.Stream, share float64) {
+// Busiest is the stream that is busy for the largest share of the makespan, and the first rank on which it is.
+func (t *Timeline) Busiest() (rank int, stream ir.Stream, share float64) {
 	for i := range t.Ranks {
 		for s, busy := range t.Ranks[i].Busy {
 			if part := float64(busy / t.Makespan); part > share {

@@ -1,0 +1,337 @@
+package sim
+
+import (
+	"slices"
+
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+)
+
+// Why a section takes as long as it does follows from its spans: every instruction begins when the last of what it waits for ends.
+// What that is the program says: the instruction before on its stream, the one behind an event, the last rank at a meeting.
+
+// Site is an instruction of a rank.
+type Site struct{ Rank, PC int }
+
+// Nowhere is the site of nothing.
+var Nowhere = Site{-1, -1}
+
+// Segment is a part of a critical path. A pause, in which nothing is known to have run, has the site Nowhere.
+type Segment struct {
+	Site
+	Begin, End ir.Seconds
+}
+
+// Causes answers what instructions of a timeline waited for. The timeline needs spans.
+type Causes struct {
+	timeline *Timeline
+	codes    []*codeOrder // by code; nil until asked for
+	ranks    map[int]*rankMeetings
+}
+
+// Causes are those of the timeline.
+func (t *Timeline) Causes() *Causes {
+	return &Causes{t, make([]*codeOrder, len(t.program.Codes)), map[int]*rankMeetings{}}
+}
+
+// codeOrder is the order of the instructions of a section on each stream.
+type codeOrder struct {
+	before []int32                // by pc: the instruction before it on its stream, or -1
+	record []int32                // by pc of a wait: that of the record
+	copies [ir.NumStreams][]int32 // copies to and from the host, by stream
+}
+
+func (c *Causes) order(rank int) *codeOrder {
+	p := c.timeline.program
+	number := p.Ranks[rank].Code
+	if c.codes[number] == nil {
+		code := &p.Codes[number]
+		c.codes[number] = newCodeOrder(code.Sections[c.timeline.Section], code.Events[c.timeline.Section])
+	}
+	return c.codes[number]
+}
+
+func newCodeOrder(instrs []ir.Instr, events int32) *codeOrder {
+	o := &codeOrder{before: make([]int32, len(instrs)), record: make([]int32, len(instrs))}
+	recorded := make([]int32, events)
+	var last [ir.NumStreams]int32
+	for s := range last {
+		last[s] = -1
+	}
+	for pc := range instrs {
+		in := &instrs[pc]
+		o.before[pc], o.record[pc] = last[in.Stream], -1
+		last[in.Stream] = int32(pc)
+		switch in.Op {
+		case ir.Record:
+			recorded[in.Attr("event").Bits] = int32(pc)
+		case ir.Wait:
+			o.record[pc] = recorded[in.Attr("event").Bits]
+		case ir.CopyD2H, ir.CopyH2D:
+			o.copies[in.Stream] = append(o.copies[in.Stream], int32(pc))
+		}
+	}
+	return o
+}
+
+// meeting ordinals of a rank: the n-th operation of a kind meets the n-th of its peers.
+type rankMeetings struct {
+	lists map[meetingKind][]int32
+	nth   map[int32]int32 // by pc
+	kinds map[int32]meetingKind
+}
+
+// meetingKind is what tells the meetings of a rank apart, but for their order.
+type meetingKind struct {
+	team    bool
+	group   int32 // the first with these members
+	stream  ir.Stream
+	peer    int
+	sends   bool
+	channel vm.Channel
+}
+
+// firstGroup is the first group of a rank that has these members.
+func firstGroup(r *ir.Rank, members []int32) int32 {
+	return int32(slices.IndexFunc(r.Groups, func(g []int32) bool { return slices.Equal(g, members) }))
+}
+
+func (c *Causes) meetings(rank int) *rankMeetings {
+	m := c.ranks[rank]
+	if m != nil {
+		return m
+	}
+	m = &rankMeetings{map[meetingKind][]int32{}, map[int32]int32{}, map[int32]meetingKind{}}
+	c.ranks[rank] = m
+	p := c.timeline.program
+	r := &p.Ranks[rank]
+	first := make([]int32, len(r.Groups))
+	for g := range first {
+		first[g] = firstGroup(r, r.Groups[g])
+	}
+	instrs := p.Codes[r.Code].Sections[c.timeline.Section]
+	for pc := range instrs {
+		in := &instrs[pc]
+		if in.Info().Class != ir.ClassComm {
+			continue
+		}
+		var k meetingKind
+		if in.Op == ir.Send || in.Op == ir.Recv {
+			k = meetingKind{peer: int(in.Attr("peer").Int(r.Consts)), sends: in.Op == ir.Send, channel: vm.ChannelOf(in.Stream)}
+		} else {
+			k = meetingKind{team: true, group: first[in.Attr("group").Bits], stream: in.Stream}
+		}
+		m.kinds[int32(pc)], m.nth[int32(pc)] = k, int32(len(m.lists[k]))
+		m.lists[k] = append(m.lists[k], int32(pc))
+	}
+	return m
+}
+
+// others are the instructions that an instruction of a rank meets. Ranks that do the same at the same times stand for each other.
+func (c *Causes) others(at Site) (out []Site) {
+	p, t := c.timeline.program, c.timeline
+	mine := c.meetings(at.Rank)
+	kind, nth := mine.kinds[int32(at.PC)], mine.nth[int32(at.PC)]
+	if !kind.team {
+		there := kind
+		there.peer, there.sends = at.Rank, !kind.sends
+		return c.append(out, kind.peer, there, nth)
+	}
+	members := p.Ranks[at.Rank].Groups[kind.group]
+	seen := []int32{t.Class[at.Rank]}
+	for _, m := range members {
+		if class := t.Class[m]; !slices.Contains(seen, class) {
+			seen = append(seen, class)
+			there := kind
+			there.group = firstGroup(&p.Ranks[m], members)
+			out = c.append(out, int(m), there, nth)
+		}
+	}
+	return out
+}
+
+func (c *Causes) append(out []Site, rank int, kind meetingKind, nth int32) []Site {
+	if list := c.meetings(rank).lists[kind]; int(nth) < len(list) {
+		out = append(out, Site{rank, int(list[nth])})
+	}
+	return out
+}
+
+func (c *Causes) span(at Site) Span { return c.timeline.Rank(at.Rank).Spans[at.PC] }
+
+func (c *Causes) instr(at Site) *ir.Instr {
+	p := c.timeline.program
+	return &p.Codes[p.Ranks[at.Rank].Code].Sections[c.timeline.Section][at.PC]
+}
+
+// Of is the instruction that one had to wait for last: a wait for what its event stands behind, a message or a collective for what
+// the last rank did before it, all else for what its stream did before. It is an instruction that takes time, or Nowhere, at the
+// start of the section.
+func (c *Causes) Of(at Site) Site {
+	for next := c.step(at); next != Nowhere; next = c.step(next) {
+		if span := c.span(next); c.instr(next).Op != ir.Wait && span.End > span.Begin {
+			return next
+		}
+	}
+	return Nowhere
+}
+
+// step is the instruction right before, which may take no time.
+func (c *Causes) step(at Site) Site {
+	order, in := c.order(at.Rank), c.instr(at)
+	span := c.span(at)
+	before := Site{at.Rank, int(order.before[at.PC])}
+	switch {
+	case in.Op == ir.Wait && span.End > span.Begin:
+		return Site{at.Rank, int(order.record[at.PC])}
+	case in.Info().Class == ir.ClassComm:
+		last, end := before, c.end(before)
+		for _, o := range c.others(at) {
+			arrived := Site{o.Rank, int(c.order(o.Rank).before[o.PC])}
+			if e := c.end(arrived); e > end {
+				last, end = arrived, e
+			}
+		}
+		before = last
+	case in.Op == ir.CopyD2H || in.Op == ir.CopyH2D:
+		before = c.turn(at, before)
+	}
+	if before.PC < 0 {
+		return Nowhere
+	}
+	return before
+}
+
+func (c *Causes) end(at Site) ir.Seconds {
+	if at.PC < 0 {
+		return 0
+	}
+	return c.span(at).End
+}
+
+// turn is the copy the other way that a copy had to let pass, or what its stream did before.
+func (c *Causes) turn(at, before Site) Site {
+	if !c.timeline.program.Machine.HalfDuplex() || c.end(before) >= c.span(at).Begin {
+		return before
+	}
+	other := ir.D2H
+	if c.instr(at).Stream == ir.D2H {
+		other = ir.H2D
+	}
+	list := c.order(at.Rank).copies[other]
+	spans, begin := c.timeline.Rank(at.Rank).Spans, c.span(at).Begin
+	i, _ := slices.BinarySearchFunc(list, begin, func(pc int32, t ir.Seconds) int {
+		if spans[pc].End <= t+nearly*c.timeline.Makespan {
+			return -1
+		}
+		return 1
+	})
+	if i > 0 && spans[list[i-1]].End > c.end(before) {
+		return Site{at.Rank, int(list[i-1])}
+	}
+	return before
+}
+
+// nearly is the part of a section below which two times are one: sums of other terms differ in rounding.
+const nearly = 1e-12
+
+// Path is the critical path of the section: from its start to its end without a gap, each segment the work that the next one had to
+// wait for.
+func (c *Causes) Path() []Segment {
+	at, end := c.last()
+	var path []Segment
+	for end > 0 {
+		if at == Nowhere {
+			path = append(path, Segment{Nowhere, 0, end})
+			break
+		}
+		span := c.span(at)
+		if span.End < end-nearly*c.timeline.Makespan {
+			path = append(path, Segment{Nowhere, span.End, end})
+			end = span.End
+		}
+		next := c.Of(at)
+		begin := span.Begin
+		if next != Nowhere && c.end(next) > begin || begin <= nearly*c.timeline.Makespan {
+			begin = c.end(next)
+		}
+		if begin < end {
+			path = append(path, Segment{at, begin, end})
+			end = begin
+		}
+		at = next
+	}
+	slices.Reverse(path)
+	return path
+}
+
+// last is the instruction that ends last.
+func (c *Causes) last() (at Site, end ir.Seconds) {
+	at = Nowhere
+	for i := range c.timeline.Ranks {
+		r := &c.timeline.Ranks[i]
+		for pc := range r.Spans {
+			site := Site{r.Index, pc}
+			if e := r.Spans[pc].End; e > end && c.instr(site).Info().Class != ir.ClassSync {
+				at, end = site, e
+			}
+		}
+	}
+	return at, end
+}
+
+// Sort is a sort of work that is sped up in the same way.
+type Sort int
+
+// Sorts of work. Pauses are what a device that was measured does between instructions.
+const (
+	SortMatmul Sort = iota
+	SortAttention
+	SortMemory
+	SortD2H
+	SortH2D
+	SortMessages
+	SortCollectives
+	SortOther
+	SortPauses
+	NumSorts
+)
+
+// sorts are the names of sorts, the kinds of work in them, and what makes less of it.
+var sorts = [NumSorts]struct {
+	name   string
+	kinds  []ir.WorkKind
+	remedy string
+}{
+	SortMatmul:      {"matmul", []ir.WorkKind{ir.WorkMatmul}, "schedule.recompute, schedule.align, more GPUs"},
+	SortAttention:   {"attention", []ir.WorkKind{ir.WorkAttention, ir.WorkAttentionGrad}, "schedule.recompute = keep_attention, more GPUs"},
+	SortMemory:      {"memory-bound kernels", []ir.WorkKind{ir.WorkMemory}, "longer subsequences, schedule.recompute"},
+	SortD2H:         {"copies to the host", []ir.WorkKind{ir.WorkD2H}, "schedule.offload, schedule.recompute, cluster.d2h_bandwidth"},
+	SortH2D:         {"copies to the device", []ir.WorkKind{ir.WorkH2D}, "schedule.offload, schedule.recompute, cluster.h2d_bandwidth"},
+	SortMessages:    {"messages", []ir.WorkKind{ir.WorkP2P}, "schedule.pp, schedule.mux, cluster.node_network_bandwidth"},
+	SortCollectives: {"collectives", []ir.WorkKind{ir.WorkAllGather, ir.WorkReduceScatter, ir.WorkAllReduce, ir.WorkAllToAll, ir.WorkRotate}, "schedule.sp, schedule.sp_mode, schedule.zero"},
+	SortOther:       {"other", []ir.WorkKind{ir.WorkNone}, ""},
+	SortPauses:      {"pauses", nil, ""},
+}
+
+func (s Sort) String() string { return sorts[s].name }
+
+// Remedy names the keys that change how much of such work there is.
+func (s Sort) Remedy() string { return sorts[s].remedy }
+
+// Kinds are the kinds of work of the sort.
+func (s Sort) Kinds() []ir.WorkKind { return sorts[s].kinds }
+
+// SortOf is the sort of the work of a segment.
+func (c *Causes) SortOf(s Segment) Sort {
+	if s.Site == Nowhere {
+		return SortPauses
+	}
+	kind := c.instr(s.Site).Work().Kind
+	for sort := range NumSorts {
+		if slices.Contains(sorts[sort].kinds, kind) {
+			return sort
+		}
+	}
+	return SortOther
+}
