@@ -87,23 +87,39 @@ func insertEvents(instrs []ir.Instr, edges []edge, pass uint8) ([]ir.Instr, int3
 	for i := range attrs {
 		attrs[i] = ir.Int(int64(i - 1))
 	}
-	mark := func(op ir.Op, event int32, at *ir.Instr) ir.Instr {
+	lines, lined := make([]uint16, count+1), make([]bool, count+1) // by event: of its record
+	for _, e := range edges {
+		if n := event[e.producer]; !lined[n] {
+			lined[n], lines[n] = true, crossing(&instrs[e.producer-1], &instrs[e.consumer-1])
+		}
+	}
+	mark := func(op ir.Op, event int32, at *ir.Instr, line uint16) ir.Instr {
 		in := ir.Instr{Op: op, Stream: at.Stream, Prov: at.Prov, Attrs: attrs[event : event+1 : event+1]}
-		in.Prov.Pass = pass
+		in.Prov.Pass, in.Prov.Line = pass, line
 		return in
 	}
 	out := make([]ir.Instr, 0, len(instrs)+len(edges)+int(count))
 	for i := range instrs {
 		in, t := &instrs[i], tick(i+1)
 		for ; len(edges) > 0 && edges[0].consumer == t; edges = edges[1:] {
-			out = append(out, mark(ir.Wait, event[edges[0].producer], in))
+			producer := edges[0].producer
+			out = append(out, mark(ir.Wait, event[producer], in, crossing(&instrs[producer-1], in)))
 		}
 		out = append(out, *in)
 		if event[t] != 0 {
-			out = append(out, mark(ir.Record, event[t], in))
+			out = append(out, mark(ir.Record, event[t], in, lines[event[t]]))
 		}
 	}
 	return out, count
+}
+
+// crossing is the spec line behind an event: that of the copy, the message or the collective that it is for. Between two streams of
+// these it is that of the work which is waited for.
+func crossing(producer, consumer *ir.Instr) uint16 {
+	if producer.Stream == ir.Compute {
+		return consumer.Prov.Line
+	}
+	return producer.Prov.Line
 }
 
 // history remembers for every byte who wrote it last and who has touched it since. Bytes with the same past form a
