@@ -33,6 +33,7 @@ func build(plan *passes.Plan, events bool) (*ir.Program, error) {
 	}
 	l := newLayout(plan)
 	codes := make([]ir.Code, plan.Parallel.PP)
+	peaks := make([][ir.NumArenas]ir.Peak, len(codes))
 	var wg sync.WaitGroup
 	limit := make(chan struct{}, runtime.GOMAXPROCS(0))
 	for i := range codes {
@@ -41,7 +42,7 @@ func build(plan *passes.Plan, events bool) (*ir.Program, error) {
 		go func() {
 			defer func() { <-limit; wg.Done() }()
 			s := l.lower(i)
-			s.place()
+			peaks[i] = s.code.Peaks(s.place())
 			if events {
 				s.synchronise()
 			}
@@ -49,29 +50,30 @@ func build(plan *passes.Plan, events bool) (*ir.Program, error) {
 		}()
 	}
 	wg.Wait()
-	fillMemory(plan, codes)
+	fillMemory(plan, codes, peaks)
 	if !events {
 		return nil, nil
 	}
 	return l.program(codes), nil
 }
 
-// fillMemory records the peaks that placing found.
-func fillMemory(plan *passes.Plan, codes []ir.Code) {
+// fillMemory records the peaks that placing found, and what fills them.
+func fillMemory(plan *passes.Plan, codes []ir.Code, peaks [][ir.NumArenas]ir.Peak) {
 	m := &plan.Memory
 	m.Placed, m.Fits = true, true
-	m.DevicePeakBytes, m.HostPeakBytes = nil, nil
+	m.DevicePeakBytes, m.HostPeakBytes, m.Device, m.Host = nil, nil, nil, nil
 	for i := range codes {
 		device, host := codes[i].Arenas[ir.Device], codes[i].Arenas[ir.Host]
 		m.DevicePeakBytes = append(m.DevicePeakBytes, device)
 		m.HostPeakBytes = append(m.HostPeakBytes, host)
+		m.Device, m.Host = append(m.Device, peaks[i][ir.Device]), append(m.Host, peaks[i][ir.Host])
 		m.Fits = m.Fits && device <= m.DeviceCapacityBytes && host <= m.HostCapacityBytes
 	}
 }
 
 // place gives buffers their offsets: what persists at the bottom of the arena, above it each section's own. Sections
-// run one after another, so they share the bytes above.
-func (s *stage) place() {
+// run one after another, so they share the bytes above. It returns the lives of the buffers.
+func (s *stage) place() (lives []ir.Life) {
 	base := s.placePersistent()
 	extents := [ir.NumArenas]ir.Bytes{ir.Device: base}
 	s.code.Buffers = slices.Grow(s.code.Buffers, len(s.buffers))
@@ -88,7 +90,24 @@ func (s *stage) place() {
 		s.code.Buffers = append(s.code.Buffers, ir.Buffer{Name: b.name, Arena: b.arena, Offset: b.offset, Size: b.size})
 	}
 	s.code.Arenas = extents
+	lives = s.lives()
 	s.buffers = nil
+	return lives
+}
+
+// lives are those that the buffers were placed by.
+func (s *stage) lives() []ir.Life {
+	lives := make([]ir.Life, len(s.buffers))
+	for section, p := range s.parts {
+		for i := p.first; i < p.end; i++ {
+			b := &s.buffers[i]
+			lives[i] = ir.Life{Section: ir.Section(section), First: int(b.start), End: int(b.end)}
+		}
+	}
+	for i := range s.buffers {
+		lives[i].Whole = s.buffers[i].persistent
+	}
+	return lives
 }
 
 func (s *stage) placePersistent() ir.Bytes {

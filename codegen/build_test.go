@@ -29,6 +29,19 @@ func planOf(t testing.TB, file string, set ...string) *passes.Plan {
 	return plan
 }
 
+// tryPlan is planOf where there may be no plan: nil then.
+func tryPlan(file string, set ...string) *passes.Plan {
+	spec, err := lang.Load(file, lang.Options{Shipped: examples.Shipped, Set: set})
+	if err != nil {
+		return nil
+	}
+	plan := passes.New(spec)
+	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
+		return nil
+	}
+	return plan
+}
+
 func buildOf(t testing.TB, plan *passes.Plan) *ir.Program {
 	t.Helper()
 	p, err := Build(plan)

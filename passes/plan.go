@@ -210,19 +210,33 @@ type Memory struct {
 	DeviceCapacityBytes ir.Bytes   `json:"device_capacity_bytes"`
 	HostCapacityBytes   ir.Bytes   `json:"host_capacity_bytes"` // of one rank
 	Fits                bool       `json:"fits"`
+	Device              []ir.Peak  `json:"device_peaks,omitempty"` // [stage], what fills it where it is fullest
+	Host                []ir.Peak  `json:"host_peaks,omitempty"`   // [stage], of one rank
 }
 
-// Time is predicted from the cost model.
+// Time is that of a step on the cluster's cost model: simulated from the program, or estimated from the plan alone.
 type Time struct {
 	StepS            ir.Seconds   `json:"step_s"`
-	BusyS            []ir.Seconds `json:"busy_s"`             // [stage]
+	EstimateS        ir.Seconds   `json:"estimate_s"`         // of a step; what the search compares plans by
+	Simulated        bool         `json:"simulated"`          // all but EstimateS is the simulator's; else estimated, as StepS then is
+	BusyS            []ir.Seconds `json:"busy_s"`             // [stage], of a rank, on average, until the end of the pipeline
 	OptimizerS       ir.Seconds   `json:"optimizer_s"`        // from the end of the pipeline to the end of the step
-	BubbleRatio      float64      `json:"bubble_ratio"`       // idle over busy, of the whole pipeline, without the optimizer
-	IdleShare        float64      `json:"idle_share"`         // idle over makespan of the pipeline
+	BubbleRatio      float64      `json:"bubble_ratio"`       // idle over busy of all ranks, until the end of the pipeline
+	IdleShare        float64      `json:"idle_share"`         // idle over all time of the pipeline
 	ExposedTransferS ir.Seconds   `json:"exposed_transfer_s"` // in which the stage that waits longest waits for copies
+
+	CriticalPath []CriticalPart `json:"critical_path,omitempty"` // of a simulated step; its parts add up to the step
 }
 
-// Throughput is predicted too.
+// CriticalPart is the time that a sort of work of a stage has on the critical path: the chain of work, each part waiting for the one
+// before it, that is as long as the step.
+type CriticalPart struct {
+	Work    string     `json:"work"`
+	Stage   int        `json:"stage"` // pipeline rank; -1: nothing ran
+	Seconds ir.Seconds `json:"seconds"`
+}
+
+// Throughput is simulated or estimated, as Time is.
 type Throughput struct {
 	TGS        float64 `json:"tgs"`         // tokens per GPU per second
 	MFU        float64 `json:"mfu"`         // model FLOPs, attention counted causal, over the cluster's peak

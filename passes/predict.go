@@ -8,13 +8,14 @@ import (
 	"sppo.dev/ir/cost"
 )
 
-// predict fills in what the plan leads to: time, throughput, capacities. The exact memory is codegen's to say.
+// predict estimates what the plan leads to: time, throughput, capacities. The exact memory is codegen's to say.
 func predict(c *Context, p *Plan) {
 	model := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
 	p.Memory = p.capacities()
 	p.simulation(c, p.allCosts(c, model)).run().report(p)
 	p.Time.OptimizerS = optimizerTime(c, p, model)
 	p.Time.StepS += p.Time.OptimizerS
+	p.Time.EstimateS = p.Time.StepS
 	p.throughput(model.Peak(c.Model(p).DType()))
 }
 

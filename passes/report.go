@@ -1,6 +1,7 @@
 package passes
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -20,6 +21,8 @@ func Report(w io.Writer, p *Plan) error {
 		p.reportStages(&b)
 		p.reportTotals(&b)
 	}
+	p.reportPath(&b)
+	p.reportMemory(&b)
 	p.reportFit(&b)
 	p.reportSearch(&b)
 	p.reportReasons(&b)
@@ -219,12 +222,115 @@ func ofCapacity(n, capacity ir.Bytes) string {
 func (p *Plan) reportTotals(b *strings.Builder) {
 	t := p.Time
 	table(b, func(line func(...string)) {
-		line("step", fmt.Sprintf("%s, of it %s for the optimizer", t.StepS, t.OptimizerS))
+		source := "estimated"
+		if t.Simulated {
+			source = fmt.Sprintf("simulated; the search estimated %s", t.EstimateS)
+		}
+		line("step", fmt.Sprintf("%s, of it %s for the optimizer (%s)", t.StepS, t.OptimizerS, source))
 		line("bubble", fmt.Sprintf("%.1f%% of the busy time; stages idle %.1f%% of the pipeline's time", 100*t.BubbleRatio, 100*t.IdleShare))
 		line("exposed copies", durationOrNone(t.ExposedTransferS))
 		line("throughput", fmt.Sprintf("%.0f tokens/s a GPU, %.1f%% of the peak in model FLOPs (MFU)", p.Throughput.TGS, 100*p.Throughput.MFU))
 	})
 	b.WriteByte('\n')
+}
+
+// reportPath says what a step is made of, from its start to its end: the sorts of work on its critical path, the longest first.
+func (p *Plan) reportPath(b *strings.Builder) {
+	path := p.Time.CriticalPath
+	if len(path) == 0 {
+		return
+	}
+	sums, stages := map[string]ir.Seconds{}, map[string][]ir.Seconds{}
+	var works []string
+	for _, c := range path {
+		if sums[c.Work] == 0 {
+			works = append(works, c.Work)
+			stages[c.Work] = make([]ir.Seconds, len(p.Tasks))
+		}
+		sums[c.Work] += c.Seconds
+		if c.Stage >= 0 {
+			stages[c.Work][c.Stage] += c.Seconds
+		}
+	}
+	slices.SortStableFunc(works, func(a, b string) int { return cmp.Compare(sums[b], sums[a]) })
+	b.WriteString("Critical path of a step, by stage:\n")
+	table(b, func(line func(...string)) {
+		head := []string{"stage", "in all", "share"}
+		shown := min(len(p.Tasks), mostStages)
+		for s := range shown {
+			head = append(head, fmt.Sprint(s))
+		}
+		if shown < len(p.Tasks) {
+			head = append(head, fmt.Sprintf("(%d more)", len(p.Tasks)-shown))
+		}
+		line(head...)
+		for _, w := range works {
+			cells := []string{w, sums[w].String(), fmt.Sprintf("%.1f%%", 100*float64(sums[w]/p.Time.StepS))}
+			for _, t := range stages[w][:shown] {
+				cells = append(cells, t.String())
+			}
+			line(cells...)
+		}
+	})
+	b.WriteByte('\n')
+}
+
+// reportMemory says what fills each stage at its peak, and names the largest buffers of the fullest.
+func (p *Plan) reportMemory(b *strings.Builder) {
+	for _, arena := range []struct {
+		name  string
+		peaks []ir.Peak
+	}{{"device", p.Memory.Device}, {"host", p.Memory.Host}} {
+		fullest := 0
+		for s := range arena.peaks {
+			if arena.peaks[s].Bytes > arena.peaks[fullest].Bytes {
+				fullest = s
+			}
+		}
+		if len(arena.peaks) == 0 || arena.peaks[fullest].Bytes == 0 {
+			continue
+		}
+		fmt.Fprintf(b, "Peak of %s memory, by stage:\n", arena.name)
+		table(b, func(line func(...string)) { partRows(arena.peaks, line) })
+		peak := &arena.peaks[fullest]
+		fmt.Fprintf(b, "Largest on stage %d, in %s:\n", fullest, peak.At)
+		table(b, func(line func(...string)) {
+			for _, h := range peak.Largest {
+				line(h.Bytes.String(), h.Name, h.Part.String())
+			}
+		})
+		b.WriteByte('\n')
+	}
+}
+
+// mostStages are the stages that a table of parts shows; JSON has all.
+const mostStages = 8
+
+// partRows writes a row for each part that any of the peaks has, and their sum.
+func partRows(peaks []ir.Peak, line func(cells ...string)) {
+	shown := peaks[:min(len(peaks), mostStages)]
+	row := func(name string, bytes func(*ir.Peak) ir.Bytes) {
+		cells, any := []string{name}, false
+		for s := range shown {
+			n := bytes(&shown[s])
+			cells, any = append(cells, n.String()), any || n > 0
+		}
+		if any {
+			line(cells...)
+		}
+	}
+	head := []string{"stage"}
+	for s := range shown {
+		head = append(head, fmt.Sprint(s))
+	}
+	if len(shown) < len(peaks) {
+		head = append(head, fmt.Sprintf("(%d more)", len(peaks)-len(shown)))
+	}
+	line(head...)
+	for part := range ir.NumParts {
+		row(part.String(), func(p *ir.Peak) ir.Bytes { return p.Parts[part] })
+	}
+	row("in all", func(p *ir.Peak) ir.Bytes { return p.Bytes })
 }
 
 func durationOrNone(t ir.Seconds) string {
@@ -263,7 +369,7 @@ const mostRejected = 6
 // reportSearch says what else solve has looked at.
 func (p *Plan) reportSearch(b *strings.Builder) {
 	if len(p.Alternatives) > 0 {
-		b.WriteString("Next best, as predicted; memory is a bound:\n")
+		b.WriteString("Next best, as estimated (this plan: " + p.Time.EstimateS.String() + "); memory is a bound:\n")
 		table(b, func(line func(...string)) {
 			for i := range p.Alternatives {
 				a := &p.Alternatives[i]
@@ -275,14 +381,14 @@ func (p *Plan) reportSearch(b *strings.Builder) {
 	if len(p.Rejected) == 0 {
 		return
 	}
-	b.WriteString("Not taken, and how much longer a step would be, or what lacks at least:\n")
+	b.WriteString("Not taken, and how much longer a step is estimated to be, or what lacks at least:\n")
 	table(b, func(line func(...string)) {
 		for first := 0; first < len(p.Rejected); {
 			end := first
 			var words []string
 			for end < len(p.Rejected) && p.Rejected[end].Key == p.Rejected[first].Key {
 				r := &p.Rejected[end]
-				words = append(words, fmt.Sprintf("%s (%s)", r.Value, r.than(p.Time.StepS)))
+				words = append(words, fmt.Sprintf("%s (%s)", r.Value, r.than(p.Time.EstimateS)))
 				end++
 			}
 			if more := len(words) - mostRejected; more > 0 {

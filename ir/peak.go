@@ -1,0 +1,412 @@
+package ir
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Part is what memory is used for.
+type Part uint8
+
+// Parts, the most specific first: a buffer that two of them describe is the first.
+const (
+	PartWeights Part = iota
+	PartOptimizer
+	PartGradients // of weights
+	PartKVGradients
+	PartKV
+	PartLogits
+	PartSaved // activations that a forward leaves to its backward
+	PartMessages
+	PartStaging // on the host, of what is none of the above
+	PartWorking
+	PartGaps
+	NumParts
+)
+
+// partInfo is the name of a part, in reports and in JSON.
+var partInfo = [NumParts]struct{ name, key string }{
+	PartWeights:     {"weights", "weights"},
+	PartOptimizer:   {"optimizer", "optimizer"},
+	PartGradients:   {"gradients", "gradients"},
+	PartKVGradients: {"gradients of K and V", "kv_gradients"},
+	PartKV:          {"K and V", "kv"},
+	PartLogits:      {"logits", "logits"},
+	PartSaved:       {"saved activations", "saved_activations"},
+	PartMessages:    {"messages", "messages"},
+	PartStaging:     {"staging on the host", "staging"},
+	PartWorking:     {"working memory", "working"},
+	PartGaps:        {"gaps", "gaps"},
+}
+
+func (p Part) String() string { return partInfo[p].name }
+
+// roleParts are the parts of what a checkpoint holds.
+var roleParts = [NumRoles]Part{
+	RoleWeight: PartWeights, RoleMaster: PartOptimizer, RoleMoment1: PartOptimizer, RoleMoment2: PartOptimizer, RoleGrad: PartGradients,
+}
+
+// operandParts are the operands that say what a buffer is for. A product with a transposed first factor is the gradient of a
+// weight; the second factor of any other is a weight.
+var operandParts = map[Op]map[string]Part{
+	Matmul:            {"b": PartWeights, "bias": PartWeights},
+	Embed:             {"table": PartWeights},
+	EmbedGrad:         {"dtable": PartGradients},
+	PositionEmbed:     {"table": PartWeights},
+	PositionEmbedGrad: {"dtable": PartGradients},
+	LayerNorm:         {"gamma": PartWeights, "beta": PartWeights},
+	LayerNormGrad:     {"gamma": PartWeights, "dgamma": PartGradients, "dbeta": PartGradients},
+	RMSNorm:           {"gamma": PartWeights},
+	RMSNormGrad:       {"gamma": PartWeights, "dgamma": PartGradients},
+	BiasGrad:          {"db": PartGradients},
+	Attention:         {"k": PartKV, "v": PartKV},
+	AttentionGrad:     {"k": PartKV, "v": PartKV, "dk": PartKVGradients, "dv": PartKVGradients},
+	CrossEntropyStats: {"logits": PartLogits},
+	CrossEntropyGrad:  {"logits": PartLogits, "dlogits": PartLogits},
+	SumSq:             {"x": PartGradients},
+	AdamW:             {"w": PartOptimizer, "m": PartOptimizer, "v": PartOptimizer, "copy": PartWeights, "grad": PartGradients},
+	Send:              {"x": PartMessages},
+	Recv:              {"y": PartMessages},
+}
+
+// partOfOperand is what operand i says of its buffer.
+func (in *Instr) partOfOperand(i int) (Part, bool) {
+	name := in.Info().Operands[i].Name
+	if in.Op == Matmul && in.Attr("trans_a").Bits != 0 {
+		return PartGradients, name == "c"
+	}
+	part, known := operandParts[in.Op][name]
+	return part, known
+}
+
+// use is what the instructions of a code do with a buffer.
+type use struct {
+	part   Part
+	phases [NumPhases]bool // of tasks that touch it
+	tasks  int             // that touch it, counted up to 2
+	task   Provenance      // the last of them
+}
+
+// sameTask reports whether two instructions belong to one task.
+func (p Provenance) sameTask(q Provenance) bool {
+	return p.Phase == q.Phase && p.Microbatch == q.Microbatch && p.Subsequence == q.Subsequence && p.Stage == q.Stage
+}
+
+// task names the task of an instruction, or its section where it has none.
+func (p Provenance) task(s Section) string {
+	if !p.Phase.OfTask() {
+		return p.Phase.String() + " of the " + s.String() + " section"
+	}
+	text := p.Phase.String()
+	for _, x := range []struct {
+		name  string
+		index int32
+	}{{"microbatch", p.Microbatch}, {"subsequence", p.Subsequence}, {"stage", int32(p.Stage)}, {"layer", p.Layer}} {
+		if x.index != None {
+			text += fmt.Sprintf(" %s %d", x.name, x.index)
+		}
+	}
+	return text
+}
+
+// note takes up an instruction that touches the buffer as its operand i.
+func (u *use) note(in *Instr, i int) {
+	if part, known := in.partOfOperand(i); known {
+		u.part = min(u.part, part)
+	}
+	if in.Prov.Phase.OfTask() {
+		u.phases[in.Prov.Phase] = true
+		if u.tasks == 0 || u.tasks == 1 && !u.task.sameTask(in.Prov) {
+			u.tasks++
+			u.task = in.Prov
+		}
+	}
+}
+
+// settle decides what passes from one task to another. What a backward takes over is saved for it.
+func (u *use) settle() {
+	later := u.phases[PhaseBackward] || u.phases[PhaseWeights]
+	switch {
+	case u.phases[PhaseForward] && later, u.phases[PhaseBackward] && u.phases[PhaseWeights]:
+		u.part = min(u.part, PartSaved)
+	case u.tasks > 1:
+		u.part = min(u.part, PartMessages)
+	}
+}
+
+// parts says what each buffer of a code is for.
+func (c *Code) parts() []Part {
+	uses := make([]use, len(c.Buffers))
+	for b := range uses {
+		uses[b].part = PartWorking
+	}
+	for i := range c.States {
+		if s := &c.States[i]; s.View.Present() {
+			u := &uses[s.View.Buffer]
+			u.part = min(u.part, roleParts[s.Role])
+		}
+	}
+	c.eachOperand(func(_ Section, _ int, in *Instr, i int) { uses[in.Args[i].Buffer].note(in, i) })
+	for b := range uses {
+		uses[b].settle()
+	}
+	for range 2 { // to the host and from there to what is reloaded
+		c.eachOperand(func(_ Section, _ int, in *Instr, i int) {
+			if in.Op == CopyD2H || in.Op == CopyH2D {
+				y, x := &uses[in.Args[0].Buffer], &uses[in.Args[1].Buffer]
+				both := min(y.part, x.part)
+				y.part, x.part = both, both
+			}
+		})
+	}
+	parts := make([]Part, len(uses))
+	for b := range uses {
+		parts[b] = uses[b].part
+		if c.Buffers[b].Arena == Host && parts[b] >= PartMessages {
+			parts[b] = PartStaging
+		}
+	}
+	return parts
+}
+
+// eachOperand calls f for every operand that is present.
+func (c *Code) eachOperand(f func(s Section, pc int, in *Instr, i int)) {
+	for s := range NumSections {
+		for pc := range c.Sections[s] {
+			in := &c.Sections[s][pc]
+			for i := range in.Args {
+				if in.Args[i].Present() {
+					f(s, pc, in, i)
+				}
+			}
+		}
+	}
+}
+
+// Peak is what fills an arena of a rank where it is fullest. Its parts add up to its bytes.
+type Peak struct {
+	Bytes   Bytes  `json:"bytes"` // the highest placed byte
+	At      string `json:"at"`    // where in a step most is held, as in "backward microbatch 0 subsequence 3 stage 1 layer 7"
+	Parts   Parts  `json:"parts"`
+	Largest []Held `json:"largest"`
+}
+
+// Held is a buffer that holds something.
+type Held struct {
+	Name  string `json:"name"`
+	Part  Part   `json:"part"`
+	Bytes Bytes  `json:"bytes"`
+}
+
+// Parts are the bytes of each part. In JSON those of 0 bytes are left out.
+type Parts [NumParts]Bytes
+
+// MarshalJSON implements json.Marshaler: an object with the parts in their order.
+func (p Parts) MarshalJSON() ([]byte, error) {
+	var b strings.Builder
+	b.WriteByte('{')
+	for part, n := range p {
+		if n == 0 {
+			continue
+		}
+		if b.Len() > 1 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, "%q:%d", partInfo[part].key, n)
+	}
+	b.WriteByte('}')
+	return []byte(b.String()), nil
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (p *Parts) UnmarshalJSON(text []byte) error {
+	var all map[Part]Bytes
+	if err := json.Unmarshal(text, &all); err != nil {
+		return err
+	}
+	*p = Parts{}
+	for part, n := range all {
+		p[part] = n
+	}
+	return nil
+}
+
+// MarshalText implements encoding.TextMarshaler: the part's key.
+func (p Part) MarshalText() ([]byte, error) { return []byte(partInfo[p].key), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (p *Part) UnmarshalText(text []byte) error {
+	for part := range NumParts {
+		if partInfo[part].key == string(text) {
+			*p = part
+			return nil
+		}
+	}
+	return fmt.Errorf("no part of memory is named %q", text)
+}
+
+// mostHeld is the number of buffers that a Peak names.
+const mostHeld = 10
+
+// Peaks says what fills each arena, given the lives of all buffers. Without lives it takes those that follow from the instructions.
+func (c *Code) Peaks(lives []Life) (peaks [NumArenas]Peak) {
+	if lives == nil {
+		lives = c.lives()
+	}
+	parts := c.parts()
+	for a := range peaks {
+		peaks[a] = c.peak(Arena(a), parts, lives)
+	}
+	return peaks
+}
+
+// Life is the span of instructions of one section over which a buffer owns its bytes.
+type Life struct {
+	Whole      bool // in all sections, at all times
+	Section    Section
+	First, End int // instructions; none where the end is before the first
+}
+
+func (l *Life) at(s Section, pc int) bool {
+	return l.Whole || l.Section == s && l.First <= pc && pc <= l.End
+}
+
+// lives follow from the instructions that touch a buffer. What a stream other than compute touches last is held until the
+// compute stream has waited for it.
+func (c *Code) lives() []Life {
+	lives := make([]Life, len(c.Buffers))
+	touched := make([]bool, len(c.Buffers))
+	for b := range lives {
+		lives[b].End = -1
+	}
+	whole := func(v View) {
+		if v.Present() {
+			lives[v.Buffer].Whole = true
+		}
+	}
+	for i := range c.States {
+		whole(c.States[i].View)
+	}
+	for i := range c.Results {
+		whole(c.Results[i].View)
+	}
+	var awaited [NumSections][]int
+	for s := range c.Sections {
+		awaited[s] = c.awaited(Section(s))
+	}
+	c.eachOperand(func(s Section, pc int, in *Instr, i int) {
+		b := in.Args[i].Buffer
+		l := &lives[b]
+		switch {
+		case !touched[b]:
+			touched[b], l.Section, l.First = true, s, pc
+		case l.Section != s:
+			l.Whole = true
+		}
+		l.End = max(l.End, awaited[s][pc])
+	})
+	return lives
+}
+
+// awaited is, for every instruction of a section, the wait of the compute stream after which its work is known to be done. It is the
+// instruction itself on the compute stream, and where nothing waits for it.
+func (c *Code) awaited(s Section) []int {
+	instrs := c.Sections[s]
+	out := make([]int, len(instrs))
+	waits := make([]int, c.Events[s]) // by event: 0, or the position of the wait
+	for pc := range instrs {
+		if in := &instrs[pc]; in.Op == Wait && in.Stream == Compute {
+			waits[in.Attr("event").Bits] = pc
+		}
+	}
+	var next [NumStreams]int // the wait for what a stream has done so far
+	for pc := len(instrs) - 1; pc >= 0; pc-- {
+		in := &instrs[pc]
+		if in.Op == Record && in.Stream != Compute {
+			if at := waits[in.Attr("event").Bits]; at > 0 && (next[in.Stream] == 0 || at < next[in.Stream]) {
+				next[in.Stream] = at
+			}
+		}
+		out[pc] = max(pc, next[in.Stream])
+	}
+	return out
+}
+
+// peak gives every byte of an arena to the buffer that owns it at the fullest moment.
+func (c *Code) peak(a Arena, parts []Part, lives []Life) Peak {
+	p := Peak{Bytes: c.Arenas[a], Largest: []Held{}}
+	section, pc := c.fullest(a, lives)
+	if pc < len(c.Sections[section]) {
+		p.At = c.Sections[section][pc].Prov.task(section)
+	}
+	free := extents{{0, p.Bytes}}
+	for b := range c.Buffers {
+		if x := &c.Buffers[b]; x.Arena == a && lives[b].at(section, pc) {
+			own := free.take(x.Offset, x.Offset+x.Size)
+			p.Parts[parts[b]] += own
+			p.Largest = append(p.Largest, Held{x.Name, parts[b], own})
+		}
+	}
+	p.Parts[PartGaps] = p.Bytes
+	for part := range PartGaps {
+		p.Parts[PartGaps] -= p.Parts[part]
+	}
+	slices.SortStableFunc(p.Largest, func(x, y Held) int { return cmp.Compare(y.Bytes, x.Bytes) })
+	p.Largest = p.Largest[:min(len(p.Largest), mostHeld)]
+	return p
+}
+
+// extents are ranges of bytes, in order.
+type extents []struct{ from, to Bytes }
+
+// take removes a range, and returns the number of bytes of it that were there.
+func (e *extents) take(from, to Bytes) (taken Bytes) {
+	first, _ := slices.BinarySearchFunc(*e, from, func(x struct{ from, to Bytes }, at Bytes) int {
+		if x.to <= at {
+			return -1
+		}
+		return 1
+	})
+	end := first
+	var rest extents
+	for ; end < len(*e) && (*e)[end].from < to; end++ {
+		x := (*e)[end]
+		taken += min(x.to, to) - max(x.from, from)
+		if x.from < from {
+			rest = append(rest, struct{ from, to Bytes }{x.from, from})
+		}
+		if to < x.to {
+			rest = append(rest, struct{ from, to Bytes }{to, x.to})
+		}
+	}
+	*e = slices.Replace(*e, first, end, rest...)
+	return taken
+}
+
+// fullest is the first instruction at which most bytes are held.
+func (c *Code) fullest(a Arena, lives []Life) (section Section, pc int) {
+	var changes [NumSections][]Bytes // by instruction, from it on
+	for s := range changes {
+		changes[s] = make([]Bytes, len(c.Sections[s])+1)
+	}
+	for b := range c.Buffers {
+		x, l := &c.Buffers[b], &lives[b]
+		if x.Arena == a && !l.Whole && l.First <= l.End {
+			changes[l.Section][l.First] += x.Size
+			changes[l.Section][l.End+1] -= x.Size
+		}
+	}
+	section, most := SectionStep, Bytes(-1)
+	for s := range changes {
+		held := Bytes(0)
+		for at := range c.Sections[s] {
+			if held += changes[s][at]; held > most {
+				section, pc, most = Section(s), at, held
+			}
+		}
+	}
+	return section, pc
+}
