@@ -339,7 +339,7 @@ func (c *Code) awaited(s Section) []int {
 func (c *Code) peak(a Arena, parts []Part, lives []Life) Peak {
 	p := Peak{Bytes: c.Arenas[a], Largest: []Held{}}
 	section, pc := c.fullest(a, lives)
-	if pc < len(c.Sections[section]) {
+	if p.Bytes > 0 && pc < len(c.Sections[section]) {
 		p.At = c.Sections[section][pc].Prov.task(section)
 	}
 	free := extents{{0, p.Bytes}}

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/codegen"
 	"sppo.dev/ir"
 	"sppo.dev/passes"
 )
@@ -57,8 +56,11 @@ func diffPlans(w io.Writer, files []string, sets [2][]string) error {
 		if err != nil {
 			return err
 		}
-		if err := codegen.Measure(job.Plan); err != nil {
+		if err := job.Measure(); err != nil {
 			return cli.Wrong(err)
+		}
+		if err := job.Simulate(); err != nil {
+			return err
 		}
 		if flat[i], err = flatten(job.Plan); err != nil {
 			return err
@@ -87,8 +89,8 @@ func diffPlans(w io.Writer, files []string, sets [2][]string) error {
 	return err
 }
 
-// flatten turns a plan into paths and values. Decisions go by what they decide, not by their place; where things
-// stand in the spec is left out.
+// flatten turns a plan into paths and values. Decisions go by what they decide, and parts of the critical path by their work and
+// stage, not by their place. Where things stand in the spec is left out, and so is which buffers are the largest.
 func flatten(p *passes.Plan) (map[string]string, error) {
 	var text bytes.Buffer
 	if err := p.WriteJSON(&text); err != nil {
@@ -103,6 +105,17 @@ func flatten(p *passes.Plan) (map[string]string, error) {
 	delete(all, "decisions")
 	delete(all, "lines")
 	delete(all, "spec")
+	path := map[string]any{}
+	for _, c := range p.Time.CriticalPath {
+		path[fmt.Sprintf("%s of stage %d", c.Work, c.Stage)] = float64(c.Seconds)
+	}
+	all["time"].(map[string]any)["critical_path"] = path
+	for _, arena := range []string{"device_peaks", "host_peaks"} {
+		peaks, _ := all["memory"].(map[string]any)[arena].([]any)
+		for _, peak := range peaks {
+			delete(peak.(map[string]any), "largest")
+		}
+	}
 	out := map[string]string{}
 	flattenInto(out, "", all)
 	for _, d := range p.Decisions {

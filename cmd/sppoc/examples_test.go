@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/codegen"
 	"sppo.dev/passes"
 )
 
@@ -21,7 +20,7 @@ func TestExamplesReport(t *testing.T) {
 	var b bytes.Buffer
 	b.WriteString("# What the examples plan\n\n" +
 		"Written by `go test ./cmd/sppoc -update`; `sppoc plan FILE` gives each with its reasons. Peaks are those of the fullest\n" +
-		"stage, exact to the byte; times are predicted from the cluster file.\n\n" +
+		"stage, exact to the byte; times are those of the simulated program.\n\n" +
 		"| spec | dp x pp x sp | N | lengths | device peak | host peak of a rank | fits | step | bubble | tokens/s a GPU | MFU |\n" +
 		"| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	old, err := os.ReadFile(examplesReport)
@@ -95,7 +94,10 @@ func exampleRow(t *testing.T, file string) string {
 		t.Fatal(err)
 	}
 	p := job.Plan
-	if err := codegen.Measure(p); err != nil {
+	if err := job.Measure(); err != nil {
+		t.Fatal(err)
+	}
+	if err := job.Simulate(); err != nil {
 		t.Fatal(err)
 	}
 	device, host := cli.Peaks(&p.Memory)

@@ -98,7 +98,6 @@ func (s *fleetSearch) plan(f fleet) (string, error) {
 		return "", cli.Wrong(err)
 	}
 	p := job.Plan
-	device, host := cli.Peaks(&p.Memory)
-	return fmt.Sprintf("dp %d x pp %d x sp %d, %s a step, %s of device memory, %s of host memory",
-		p.Parallel.DP, p.Parallel.PP, p.Parallel.SP, p.Time.StepS, device, host), nil
+	words, err := needs(job)
+	return fmt.Sprintf("dp %d x pp %d x sp %d, %s", p.Parallel.DP, p.Parallel.PP, p.Parallel.SP, words), err
 }

@@ -28,7 +28,8 @@ func adviseFit(job *cli.Job, set []string) error {
 	for _, change := range scheduleChanges(job) {
 		ways = appendWay(ways, job, set, change)
 	}
-	slices.SortStableFunc(ways, func(a, b way) int { return cmp.Compare(a.step, b.step) })
+	step := func(w way) ir.Seconds { return w.job.Plan.Time.EstimateS }
+	slices.SortStableFunc(ways, func(a, b way) int { return cmp.Compare(step(a), step(b)) })
 	ways = ways[:min(len(ways), maxAdvice)]
 	for _, group := range otherChanges(job) {
 		if len(ways) == maxAdvice {
@@ -39,27 +40,43 @@ func adviseFit(job *cli.Job, set []string) error {
 	if len(ways) > 0 {
 		lines := []string{file + " does not fit; it would with one of"}
 		for _, w := range ways {
-			lines = append(lines, "  --set "+w.words)
+			needs, err := needs(w.job)
+			if err != nil {
+				return err
+			}
+			lines = append(lines, "  --set "+w.words+": "+needs)
 		}
 		return fmt.Errorf("%s", strings.Join(lines, "\n"))
 	}
-	if line := tryAll(job, set); line != "" {
+	if line, err := tryAll(job, set); err != nil {
+		return err
+	} else if line != "" {
 		return fmt.Errorf("%s does not fit, nor with any single change; it would with all of\n  %s", file, line)
 	}
 	return fmt.Errorf("%s does not fit, nor with any single change of its schedule, eight times the nodes or an eighth of the sequence", file)
 }
 
-// way is a change with which a job fits, and how long a step then takes.
+// way is a change with which a job fits.
 type way struct {
-	step  ir.Seconds
 	words string
+	job   *cli.Job // as changed
+}
+
+// needs says what a step of a placed job takes.
+func needs(job *cli.Job) (string, error) {
+	if err := job.Simulate(); err != nil {
+		return "", err
+	}
+	device, host := cli.Peaks(&job.Plan.Memory)
+	return fmt.Sprintf("%s a step, %s of device memory, %s of host memory", job.Plan.Time.StepS, device, host), nil
 }
 
 // appendWay adds the first of some changes with which the job fits.
 func appendWay(ways []way, job *cli.Job, set []string, changes ...string) []way {
 	for _, change := range changes {
 		if w, ok := try(job, set, change); ok {
-			if !slices.Contains(ways, w) { // auto may have found what another change says
+			same := func(x way) bool { return x.words == w.words }
+			if !slices.ContainsFunc(ways, same) { // auto may have found what another change says
 				ways = append(ways, w)
 			}
 			break
@@ -94,14 +111,11 @@ func try(asked *cli.Job, set []string, change string) (w way, ok bool) {
 	if len(said) == 0 { // that it is searched changes what no key says
 		said = []string{quoted(change)}
 	}
-	device, host := cli.Peaks(&job.Plan.Memory)
-	words := strings.TrimPrefix(strings.Join(said, " "), "--set ")
-	step := job.Plan.Time.StepS
-	return way{step, fmt.Sprintf("%s: %s a step, %s of device memory, %s of host memory", words, step, device, host)}, true
+	return way{strings.TrimPrefix(strings.Join(said, " "), "--set "), job}, true
 }
 
 // tryAll leaves the whole schedule to the search, and says in what the plan that it finds differs from what was asked for.
-func tryAll(job *cli.Job, set []string) string {
+func tryAll(job *cli.Job, set []string) (string, error) {
 	keys, asked := passes.Pins(job.Spec.Schedule)
 	all := set[:len(set):len(set)]
 	for i, key := range keys {
@@ -111,7 +125,7 @@ func tryAll(job *cli.Job, set []string) string {
 	}
 	free, err := cli.OpenPlan(job.Spec.File, all, passes.Options{})
 	if err != nil || lack(free) != "" {
-		return ""
+		return "", nil
 	}
 	var changes []string
 	_, found := passes.Pins(free.Plan.Schedule)
@@ -120,8 +134,8 @@ func tryAll(job *cli.Job, set []string) string {
 			changes = append(changes, "--set "+quoted(key+"="+found[i]))
 		}
 	}
-	device, host := cli.Peaks(&free.Plan.Memory)
-	return fmt.Sprintf("%s: %s a step, %s of device memory, %s of host memory", strings.Join(changes, " "), free.Plan.Time.StepS, device, host)
+	needs, err := needs(free)
+	return strings.Join(changes, " ") + ": " + needs, err
 }
 
 // lack is what a job lacks, or "". A plan is placed unless the bound on its memory says that it is in vain.

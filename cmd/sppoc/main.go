@@ -56,10 +56,15 @@ var app = cli.App{
 			Name: "plan", Args: "FILE [--json] [--set KEY=VALUE]", MinArgs: 1, MaxArgs: 1, Setup: plan, Files: cli.PlanFiles,
 			Doc: "decide how a job runs: sizes, memory, predicted time, and why",
 			Details: "FILE is a spec, or a plan that --json wrote before. When the job does not fit, the plan is printed all the same,\n" +
-				"then what would make it fit, and the exit code is 3.",
+				"then what would make it fit, and the exit code is 3.\n\n" +
+				"Time is that of the simulated program, which compare, view and sppovm run --device sim say, too; alternatives and what\n" +
+				"was not taken are estimates of the search. Bubble is the time in which ranks have nothing to run divided by the time in\n" +
+				"which they have, from the start of a step to its last task. The critical path is the chain of work, each part waiting\n" +
+				"for the one before it, that is as long as the step. The parts of a peak add up to its bytes.",
 			Examples: []string{
 				"sppoc plan examples/tiny.sppo",
 				"sppoc plan examples/paper/gpt-7b-1m.sppo --json",
+				"sppoc plan examples/tiny.sppo --why-idle",
 				"sppoc plan examples/tiny.sppo --set schedule.subsequences=8 --set train.sequence=256",
 				"sppoc plan examples/tiny.sppo --stop-after partition --print-after partition",
 				"sppoc plan examples/paper/gpt-7b-1m.sppo --max-sequence",

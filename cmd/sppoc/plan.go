@@ -29,12 +29,15 @@ func plan(flags *pflag.FlagSet) cli.Action {
 	asJSON := flags.Bool("json", false, "print the plan as JSON, which build reads")
 	set := cli.SetFlag(flags, "set")
 	options := passFlags(flags)
+	idle := flags.Bool("why-idle", false, "say, too, what would shorten a step, and what the longest waits are for")
 	longest := flags.Bool("max-sequence", false, "search the longest sequence that fits, all else as the spec has it, and say what bounds it")
 	fewest := flags.Bool("min-gpus", false, "search the fewest GPUs of this kind on which the job fits, and say what fewer lack")
 	return func(env *cli.Env, args []string) error {
 		switch {
 		case *longest && *fewest:
 			return cli.Usagef("plan: --max-sequence and --min-gpus are two questions: ask one at a time")
+		case *asJSON && *idle:
+			return cli.Usagef("plan: --json prints the critical path of a step; --why-idle goes with a report")
 		case *asJSON && (*longest || *fewest):
 			return cli.Usagef("plan: --json prints a plan, which is no answer to --max-sequence or --min-gpus")
 		}
@@ -58,12 +61,20 @@ func plan(flags *pflag.FlagSet) cli.Action {
 			if err := job.Measure(); err != nil {
 				return cli.Wrong(err)
 			}
+			if err := job.Simulate(); err != nil {
+				return err
+			}
 		}
 		var out bytes.Buffer
 		if *asJSON {
 			err = job.Plan.WriteJSON(&out)
 		} else {
 			err = passes.Report(&out, job.Plan)
+			if err == nil && *idle && whole {
+				var text string
+				text, err = whyIdle(job)
+				out.WriteString("\n" + text)
+			}
 		}
 		if _, werr := out.WriteTo(env.Stdout); err != nil || werr != nil {
 			return errors.Join(err, werr)

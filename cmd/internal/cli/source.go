@@ -17,6 +17,7 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
+	"sppo.dev/vm/sim"
 )
 
 // SetFlag is the flag that overrides keys of a spec.
@@ -72,6 +73,8 @@ type Job struct {
 	Spec    *lang.Spec
 	Plan    *passes.Plan
 	Program *ir.Program
+
+	Timeline *sim.Timeline // of a step, with spans, once Simulate has run
 }
 
 // IsProgram says whether a file is a program by its name: whatever is neither a spec nor a plan.

@@ -1,0 +1,93 @@
+package cli
+
+import (
+	"maps"
+	"slices"
+
+	"sppo.dev/codegen"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
+	"sppo.dev/vm/sim"
+)
+
+// mostSimulated is the number of ranks up to which a report is of the simulated program: groups of that many ranks make
+// programs too large to build for a few figures. Above it the estimate stays.
+const mostSimulated = 1 << 13
+
+// Simulate replaces the plan's estimate of time by what the simulator says of the plan's program.
+func (j *Job) Simulate() error {
+	if j.Plan.Time.Simulated || j.Plan.Parallel.Ranks() > mostSimulated {
+		return nil
+	}
+	program := j.Program
+	if program == nil {
+		var err error
+		if program, err = codegen.Build(j.Plan); err != nil {
+			return Wrong(err)
+		}
+	}
+	t, err := sim.Run(program, ir.SectionStep, sim.Options{Spans: true})
+	if err != nil {
+		return Wrong(err)
+	}
+	reportTime(j.Plan, program, t)
+	j.Program, j.Timeline = program, t
+	return nil
+}
+
+// Peaks are what fills the arenas of each code: by the lives that its buffers were placed by, or, of a program that was read, by those
+// that its instructions show.
+func (j *Job) Peaks() [][ir.NumArenas]ir.Peak {
+	peaks := make([][ir.NumArenas]ir.Peak, len(j.Program.Codes))
+	for i := range peaks {
+		if j.Plan != nil && len(j.Plan.Memory.Device) == len(peaks) {
+			peaks[i] = [ir.NumArenas]ir.Peak{ir.Device: j.Plan.Memory.Device[i], ir.Host: j.Plan.Memory.Host[i]}
+		} else {
+			peaks[i] = j.Program.Codes[i].Peaks(nil)
+		}
+	}
+	return peaks
+}
+
+// reportTime writes a simulated step into the plan.
+func reportTime(plan *passes.Plan, program *ir.Program, t *sim.Timeline) {
+	pipeline := t.Pipeline()
+	plan.Time = passes.Time{
+		StepS: t.Makespan, EstimateS: plan.Time.EstimateS, Simulated: true, OptimizerS: t.Makespan - pipeline.End,
+		BubbleRatio: pipeline.BubbleRatio(), IdleShare: pipeline.IdleShare(), ExposedTransferS: t.Exposed(),
+		BusyS: make([]ir.Seconds, plan.Parallel.PP),
+	}
+	ranks := make([]ir.Seconds, plan.Parallel.PP)
+	for r := range program.Ranks {
+		stage := program.Ranks[r].PP
+		plan.Time.BusyS[stage] += t.Rank(r).Pipeline.Busy
+		ranks[stage]++
+	}
+	for stage := range ranks {
+		plan.Time.BusyS[stage] /= ranks[stage]
+	}
+	plan.Time.CriticalPath = CriticalPath(program, t)
+	plan.Throughput.TGS, plan.Throughput.MFU = t.TGS(), t.MFU()
+}
+
+// CriticalPath sums up the path by sort of work and stage.
+func CriticalPath(program *ir.Program, t *sim.Timeline) (out []passes.CriticalPart) {
+	causes := t.Causes()
+	var sums [sim.NumSorts]map[int]ir.Seconds
+	for _, s := range causes.Path() {
+		sort, stage := causes.SortOf(s), -1
+		if s.Site != sim.Nowhere {
+			stage = int(program.Ranks[s.Rank].PP)
+		}
+		if sums[sort] == nil {
+			sums[sort] = map[int]ir.Seconds{}
+		}
+		sums[sort][stage] += s.End - s.Begin
+	}
+	for sort := range sums {
+		for _, stage := range slices.Sorted(maps.Keys(sums[sort])) {
+			out = append(out, passes.CriticalPart{Work: sim.Sort(sort).String(), Stage: stage, Seconds: sums[sort][stage]})
+		}
+	}
+	return out
+}

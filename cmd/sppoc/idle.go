@@ -1,0 +1,130 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
+	"sppo.dev/vm/sim"
+)
+
+// The answer to --why-idle shows so many waits, and what so many sorts of work would save.
+const (
+	waitsShown = 6
+	sortsShown = 4
+	fasterBy   = 2
+)
+
+// whyIdle says what would shorten a simulated step, and what the longest waits of each stage are for.
+func whyIdle(job *cli.Job) (string, error) {
+	if job.Timeline == nil {
+		return "", cli.Usagef("--why-idle: the job has too many ranks to be simulated")
+	}
+	var b strings.Builder
+	if err := shorten(&b, job.Program, job.Timeline); err != nil {
+		return "", err
+	}
+	longestWaits(&b, job.Program, job.Timeline)
+	return b.String(), nil
+}
+
+// shorten simulates the step again with the sorts of work that take most of the critical path faster.
+func shorten(b *strings.Builder, p *ir.Program, t *sim.Timeline) error {
+	causes := t.Causes()
+	var on [sim.NumSorts]ir.Seconds
+	for _, s := range causes.Path() {
+		on[causes.SortOf(s)] += s.End - s.Begin
+	}
+	order := make([]sim.Sort, 0, len(on))
+	for sort := range sim.NumSorts {
+		if on[sort] > 0 && len(sort.Kinds()) > 0 {
+			order = append(order, sort)
+		}
+	}
+	slices.SortStableFunc(order, func(x, y sim.Sort) int { return cmp.Compare(on[y], on[x]) })
+	fmt.Fprintf(b, "What would shorten a step of %s, simulated with work that is faster by a factor of %d:\n", t.Makespan, fasterBy)
+	for _, sort := range order[:min(len(order), sortsShown)] {
+		scale := map[ir.WorkKind]float64{}
+		for _, kind := range sort.Kinds() {
+			scale[kind] = 1.0 / fasterBy
+		}
+		faster, err := sim.Run(p, ir.SectionStep, sim.Options{Scale: scale})
+		if err != nil {
+			return cli.Wrong(err)
+		}
+		fmt.Fprintf(b, "  %-21s %s (%.1f%% less)", sort, faster.Makespan, 100*(1-float64(faster.Makespan/t.Makespan)))
+		if sort.Remedy() != "" {
+			fmt.Fprintf(b, "; see %s", sort.Remedy())
+		}
+		b.WriteByte('\n')
+	}
+	b.WriteByte('\n')
+	return nil
+}
+
+// longestWaits names, of one rank of each stage, the longest waits of the compute stream and what they are for.
+func longestWaits(b *strings.Builder, p *ir.Program, t *sim.Timeline) {
+	type wait struct {
+		at   sim.Site
+		took ir.Seconds
+	}
+	var waits []wait
+	seen := map[int32]bool{}
+	for r := range p.Ranks {
+		code := p.Ranks[r].Code
+		if seen[code] {
+			continue
+		}
+		seen[code] = true
+		spans := t.Rank(r).Spans
+		for pc := range p.Codes[code].Sections[ir.SectionStep] {
+			if in := &p.Codes[code].Sections[ir.SectionStep][pc]; in.Op == ir.Wait && in.Stream == ir.Compute && spans[pc].End > spans[pc].Begin {
+				waits = append(waits, wait{sim.Site{Rank: r, PC: pc}, spans[pc].End - spans[pc].Begin})
+			}
+		}
+	}
+	slices.SortStableFunc(waits, func(x, y wait) int { return cmp.Compare(y.took, x.took) })
+	if len(waits) == 0 {
+		b.WriteString("No rank waits.\n\n")
+		return
+	}
+	fmt.Fprintf(b, "Longest of %d waits of the compute streams, on the first rank of each stage:\n", len(waits))
+	causes := t.Causes()
+	for _, w := range waits[:min(len(waits), waitsShown)] {
+		fmt.Fprintf(b, "  %s\n    %s from %s, for\n", siteText(p, w.at), w.took, t.Rank(w.at.Rank).Spans[w.at.PC].Begin)
+		for at, depth := causes.Of(w.at), 0; at != sim.Nowhere && depth < 3; at, depth = causes.Of(at), depth+1 {
+			span := t.Rank(at.Rank).Spans[at.PC]
+			fmt.Fprintf(b, "    %s, from %s to %s\n", siteText(p, at), span.Begin, span.End)
+			if span.Begin <= t.Rank(w.at.Rank).Spans[w.at.PC].Begin {
+				break // it was under way already
+			}
+			if depth < 2 {
+				b.WriteString("      which waited for\n")
+			}
+		}
+	}
+	b.WriteByte('\n')
+}
+
+// siteText names an instruction: rank, stream, number, opcode, task, result.
+func siteText(p *ir.Program, at sim.Site) string {
+	code := &p.Codes[p.Ranks[at.Rank].Code]
+	in := &code.Sections[ir.SectionStep][at.PC]
+	text := fmt.Sprintf("rank %d %s %d: %s", at.Rank, in.Stream, at.PC, in.Info().Name)
+	v := &in.Prov
+	if letter, ok := map[ir.Phase]string{ir.PhaseForward: "F", ir.PhaseBackward: "B", ir.PhaseWeights: "W"}[v.Phase]; ok && v.Subsequence >= 0 {
+		text += fmt.Sprintf(" in %s%d.%d@%d", letter, max(0, v.Microbatch), v.Subsequence, v.Stage)
+	}
+	if v.Layer >= 0 {
+		text += fmt.Sprintf(" layer %d", v.Layer)
+	}
+	if in.Info().Written() > 0 && in.Args[0].Present() {
+		text += " of " + code.Buffers[in.Args[0].Buffer].Name
+	} else if in.Op == ir.Send {
+		text += " of " + code.Buffers[in.Args[0].Buffer].Name
+	}
+	return text
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"math"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/lang"
+	"sppo.dev/passes"
+	"sppo.dev/vm/sim"
+)
+
+// answer runs a command and returns what it prints.
+func answer(t *testing.T, args ...string) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	env := &cli.Env{Context: t.Context(), Stdout: &out, Stderr: io.Discard}
+	if code := app.Main(env, args); code != cli.Done {
+		t.Fatalf("%v: exit %d", args, code)
+	}
+	return out.Bytes()
+}
+
+// Plan and compare say the same of a job, whatever kind of machine it runs on; so does a plan that was written and read again. The
+// parts of the critical path add up to the step.
+func TestOneNumber(t *testing.T) {
+	for _, job := range [][]string{
+		{"../../examples/tiny.sppo"},
+		{"../../examples/tiny.sppo", "schedule.strategy=zb-h1", "schedule.mux=off"},
+		{"../../examples/llama-docs.sppo"},
+		{"../../examples/paper/gpt-7b-512k.sppo", "model.layers=8"},
+		{"../../examples/paper/gpt-7b-512k.sppo", "model.layers=8", "schedule.offload=full", "cluster.d2h_bandwidth=3GB/s"},
+	} {
+		var set []string
+		for _, s := range job[1:] {
+			set = append(set, "--set", s)
+		}
+		var plan passes.Plan
+		if err := json.Unmarshal(answer(t, append([]string{"plan", job[0], "--json"}, set...)...), &plan); err != nil {
+			t.Fatal(err)
+		}
+		var table struct{ Rows []result }
+		if err := json.Unmarshal(answer(t, append([]string{"compare", job[0], "--format", "json"}, set...)...), &table); err != nil {
+			t.Fatal(err)
+		}
+		r := table.Rows[0]
+		for _, x := range []struct {
+			what      string
+			plan, row float64
+		}{
+			{"step", float64(plan.Time.StepS), r.StepS}, {"bubble", plan.Time.BubbleRatio, r.BubbleRatio},
+			{"exposed", float64(plan.Time.ExposedTransferS), r.ExposedS}, {"TGS", plan.Throughput.TGS, r.TGS}, {"MFU", plan.Throughput.MFU, r.MFU},
+		} {
+			if x.plan != x.row {
+				t.Errorf("%v: plan says %s %g, compare %g", job, x.what, x.plan, x.row)
+			}
+		}
+		path := 0.0
+		for _, c := range plan.Time.CriticalPath {
+			path += float64(c.Seconds)
+		}
+		if step := float64(plan.Time.StepS); !plan.Time.Simulated || math.Abs(path/step-1) > 1e-9 || plan.Time.EstimateS <= 0 {
+			t.Errorf("%v: simulated %v: a path of %g s in a step of %g s, estimated as %s", job, plan.Time.Simulated, path, step, plan.Time.EstimateS)
+		}
+		idle := plan.Time.BubbleRatio / (1 + plan.Time.BubbleRatio)
+		if exposed := plan.Time.IdleShare - idle; exposed > 1e-9 || plan.Time.ExposedTransferS == 0 && exposed < -1e-9 {
+			t.Errorf("%v: a bubble of %g and an idle share of %g", job, plan.Time.BubbleRatio, plan.Time.IdleShare)
+		}
+	}
+}
+
+// The answer to --why-idle names ranks, streams, instructions and tasks, and what would shorten a step.
+func TestWhyIdle(t *testing.T) {
+	text := string(answer(t, "plan", "../../examples/tiny.sppo", "--why-idle"))
+	for _, want := range []string{
+		"What would shorten a step of 4.24 ms", "collectives ", "see schedule.sp",
+		"rank 0 compute 339: wait in B0.3@0 layer 0", "rank 0 recv_next 310: recv in B0.3@0 of m0.s3.l0.d.out", "which waited for\n    rank 2 compute",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("there is no %q in\n%s", want, text[strings.Index(text, "Why:"):])
+		}
+	}
+	alone := string(answer(t, "plan", "../../examples/tiny.sppo", "--why-idle", "--set", "schedule.pp=1", "--set", "schedule.sp=1", "--set", "schedule.offload=none", "--set", "schedule.dp=1"))
+	if !strings.Contains(alone, "No rank waits.") {
+		t.Errorf("a single rank waits:\n%s", alone[strings.Index(alone, "Why:"):])
+	}
+}
+
+// What would shorten a step is said by keys that there are.
+func TestRemediesAreKeys(t *testing.T) {
+	keys := 0
+	for sort := range sim.NumSorts {
+		for _, word := range regexp.MustCompile(`(schedule|cluster)\.\w+`).FindAllString(sort.Remedy(), -1) {
+			keys++
+			if lang.FindKey(word) == nil {
+				t.Errorf("%s: no key is named %s", sort, word)
+			}
+		}
+	}
+	if keys < 8 {
+		t.Errorf("only %d keys", keys)
+	}
+}
