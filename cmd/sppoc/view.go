@@ -77,9 +77,10 @@ type page struct {
 	spans    int
 	ranks    int
 
-	last   *ir.Program // added last
-	chosen []int       // its ranks
-	paired bool        // the second was measured of the first
+	last   *ir.Program             // added last
+	peaks  [][ir.NumArenas]ir.Peak // of its codes
+	chosen []int                   // its ranks
+	paired bool                    // the second was measured of the first
 }
 
 // source says where what is shown comes from.
@@ -109,6 +110,8 @@ type pageProgram struct {
 	Passes   []string   `json:"passes"`
 	Lines    []string   `json:"lines"`
 	Results  []string   `json:"results"` // names of buffers
+	Path     pagePath   `json:"path"`    // critical
+	Sums     any        `json:"sums"`    // of the path
 	Codes    []pageCode `json:"codes"`
 	Ranks    []pageRank `json:"ranks"`
 }
@@ -128,6 +131,15 @@ type pageCode struct {
 	Result column `json:"result"`
 }
 
+// pagePath has a column for each property of its segments. Ranks are indexes of those shown: the rank itself, or one that does the
+// same; -1 where nothing ran.
+type pagePath struct {
+	Rank  column `json:"rank"`
+	PC    column `json:"pc"`
+	Begin column `json:"begin"`
+	End   column `json:"end"`
+}
+
 type pageRank struct {
 	Rank   int          `json:"rank"`
 	Stage  int32        `json:"stage"`
@@ -136,12 +148,26 @@ type pageRank struct {
 	Begin  column       `json:"begin"`
 	End    column       `json:"end"`
 	Memory []pageMemory `json:"memory"`
+
+	Cause pageCauses `json:"cause"`
+}
+
+// pageCauses has a column for each property of what instructions waited for last: the instruction, the index of a rank that is shown,
+// the instruction there, and the rank that it was.
+type pageCauses struct {
+	Of   column `json:"of"`
+	At   column `json:"at"`
+	PC   column `json:"pc"`
+	Rank column `json:"rank"`
 }
 
 type pageMemory struct {
 	Arena    string   `json:"arena"`
 	Placed   ir.Bytes `json:"placed"` // the highest byte
 	Capacity ir.Bytes `json:"capacity"`
+	When     string   `json:"when"`    // most is held
+	Parts    [][2]any `json:"parts"`   // name and bytes
+	Largest  [][3]any `json:"largest"` // name, part and bytes
 
 	At    column `json:"at"`
 	Bytes column `json:"bytes"`
@@ -152,10 +178,11 @@ func draw(env *cli.Env, files, set []string, ranks, out string) error {
 	if len(files) > 1 {
 		return cli.Usagef("view: a figure shows one program; pages compare two")
 	}
-	program, t, chosen, err := simulated(files[0], set, ranks)
+	job, t, chosen, err := simulated(files[0], set, ranks)
 	if err != nil {
 		return err
 	}
+	program := job.Program
 	title := strings.TrimSuffix(filepath.Base(files[0]), ".sppo")
 	err = cli.WriteFile(out, func(w io.Writer) error { return timelineFigure(w, title, program, t, chosen) })
 	if err == nil {
@@ -165,7 +192,7 @@ func draw(env *cli.Env, files, set []string, ranks, out string) error {
 }
 
 // simulated runs a step of a job and chooses the ranks to show.
-func simulated(file string, set []string, ranks string) (*ir.Program, *sim.Timeline, []int, error) {
+func simulated(file string, set []string, ranks string) (*cli.Job, *sim.Timeline, []int, error) {
 	job, err := cli.OpenProgram(file, set)
 	if err != nil {
 		return nil, nil, nil, err
@@ -175,7 +202,7 @@ func simulated(file string, set []string, ranks string) (*ir.Program, *sim.Timel
 		return nil, nil, nil, cli.Wrong(err)
 	}
 	chosen, err := chooseRanks(ranks, job.Program, t)
-	return job.Program, t, chosen, err
+	return job, t, chosen, err
 }
 
 // add simulates a job and puts it on the page; of a trace, what was measured of the job before it.
@@ -189,12 +216,12 @@ func (p *page) add(file string, set []string, ranks string) error {
 		}
 		return err
 	}
-	program, t, chosen, err := simulated(file, set, ranks)
+	job, t, chosen, err := simulated(file, set, ranks)
 	if err != nil {
 		return err
 	}
-	p.last, p.chosen = program, chosen
-	p.put(name, program.Machine.Name, t)
+	p.last, p.chosen, p.peaks = job.Program, chosen, job.Peaks()
+	p.put(name, job.Program.Machine.Name, t)
 	return nil
 }
 
@@ -223,8 +250,10 @@ func (p *page) put(name, machine string, t *sim.Timeline) {
 		Name: name, Machine: machine, Measured: t.Measured != "",
 		Makespan: float64(t.Makespan), TGS: t.TGS(), MFU: t.MFU(), Bubble: t.BubbleRatio(), Exposed: float64(t.Exposed()),
 		Critical: fmt.Sprintf("%s of rank %d, %.0f%%", stream, rank, 100*share),
-		Passes:   program.Passes, Lines: program.Lines,
+		Passes:   program.Passes, Lines: program.Lines, Sums: cli.CriticalPath(program, t),
 	}
+	causes, standIns := t.Causes(), newStandIns(program, t, chosen)
+	x.Path = p.path(causes, standIns)
 	for s := range ir.NumStreams {
 		x.Streams = append(x.Streams, s.String())
 	}
@@ -238,7 +267,9 @@ func (p *page) put(name, machine string, t *sim.Timeline) {
 			shown[code] = len(x.Codes)
 			x.Codes = append(x.Codes, p.code(&x, &program.Codes[code], t.Rank(r).Spans))
 		}
-		x.Ranks = append(x.Ranks, p.rank(t, r, shown[code], program.Ranks[r].PP, len(chosen) < len(program.Ranks)))
+		rank := p.rank(t, r, shown[code], program.Ranks[r].PP, len(chosen) < len(program.Ranks))
+		p.causes(&rank, causes, standIns)
+		x.Ranks = append(x.Ranks, rank)
 	}
 	p.programs = append(p.programs, x)
 }
@@ -260,11 +291,30 @@ func (p *page) rank(t *sim.Timeline, r, code int, stage int32, alone bool) pageR
 		for _, l := range t.Memory(r, a) {
 			at, held = append(at, float64(l.At)), append(held, float64(l.Bytes))
 		}
-		x.Memory = append(x.Memory, pageMemory{a.String(), p.last.Codes[p.last.Ranks[r].Code].Arenas[a], capacity[a], addColumn(p, "f64", at), addColumn(p, "f64", held)})
+		code := p.last.Ranks[r].Code
+		m := pageMemory{
+			Arena: a.String(), Placed: p.last.Codes[code].Arenas[a], Capacity: capacity[a],
+			At: addColumn(p, "f64", at), Bytes: addColumn(p, "f64", held),
+		}
+		m.fill(&p.peaks[code][a])
+		x.Memory = append(x.Memory, m)
 	}
 	p.spans += len(spans)
 	p.ranks++
 	return x
+}
+
+// fill says what the memory is used for at its peak.
+func (m *pageMemory) fill(peak *ir.Peak) {
+	m.When, m.Parts, m.Largest = peak.At, [][2]any{}, [][3]any{}
+	for part, n := range peak.Parts {
+		if n > 0 {
+			m.Parts = append(m.Parts, [2]any{ir.Part(part).String(), n})
+		}
+	}
+	for _, h := range peak.Largest {
+		m.Largest = append(m.Largest, [3]any{h.Name, h.Part.String(), h.Bytes})
+	}
 }
 
 // code adds what instructions are; the spans are of a rank that runs them.

@@ -42,6 +42,9 @@ func TestViewIsAlone(t *testing.T) {
 	}
 }
 
+// detail is what a page says of what was clicked.
+const detail = `const detail = () => document.getElementById("detail").textContent;`
+
 // In a real browser a page loads without an error, and what a link asks for is found and shown with its spec line.
 func TestViewInBrowser(t *testing.T) {
 	browser, err := exec.LookPath("chromium")
@@ -68,6 +71,15 @@ func TestViewInBrowser(t *testing.T) {
 		{tiny, "", `drag(300, 500, { shiftKey: true });
 			says("range", document.getElementById("detail").textContent); key("Escape"); says("free", document.getElementById("detail").textContent)`,
 			[]string{"of it, on the compute streams:", "rank 2: ", "bubble ", "free Click an instruction"}},
+		{tiny, "find=wait+F0.1@1", detail + `says("first", detail()); document.getElementById("cause").onclick(); says("second", detail()); key("c"); says("third", detail());
+			key("b"); says("fourth", detail())`,
+			[]string{"waits for rank 2, recv_prev, pc", "second recv s1", "begins after rank 0, compute, pc", "third add s1 l0", "fourth recv s1"}},
+		{tiny, "path=1&theme=dark", detail + `says("path", detail()); key("x"); says("without", detail())`,
+			[]string{"path critical path of the step, 4.24", "collectives 3.", "stage 1 ", "without Click an instruction"}},
+		{tiny, "table=1", `const sums = () => document.getElementById("sums").textContent; says("all", sums()); drag(300, 500, { shiftKey: true }); says("part", sums())`,
+			[]string{"all 2 ranks, the whole step", "computematmul312", "part 2 ranks, ", "us, from "}},
+		{tiny, "", detail + `for (let y = 40; y < 600 && !detail().includes("at the peak"); y += 8) { mouse("pointerdown", 700, y); mouse("pointerup", 700, y); }
+			says("memory", detail())`, []string{"at the peak, in forward microbatch 1 subsequence 1 stage 0 layer 0: weights 45.2 KiB, optimizer 90.4 KiB", "gaps 7.20 KiB", "embed.m (optimizer) 16.0 KiB"}},
 	} {
 		page := viewOf(t, c.args...)
 		act(t, page, c.acts)

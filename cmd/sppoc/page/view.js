@@ -30,8 +30,9 @@
   for (const p of head.programs) {
     makespan = Math.max(makespan, p.makespan);
     for (const c of p.codes) for (const k of ["op", "stream", "kind", "phase", "sub", "layer", "micro", "stage", "line", "pass", "result"]) c[k] = array(c[k]);
+    p.path = { rank: array(p.path.rank), pc: array(p.path.pc), begin: array(p.path.begin), end: array(p.path.end) };
     for (const r of p.ranks) {
-      r.program = p; ranks.push(r);
+      r.program = p; r.rows = {}; ranks.push(r);
       for (const m of r.memory) most[m.arena] = Math.max(most[m.arena] || 1, m.placed);
     }
   }
@@ -41,6 +42,7 @@
     const p = r.program;
     r.code = p.codes[r.code];
     r.begin = array(r.begin); r.end = array(r.end);
+    for (const k of ["of", "at", "pc", "rank"]) r.cause[k] = array(r.cause[k]);
     const title = (head.programs.length > 1 ? p.name + ": " : "") + `rank ${r.rank}, stage ${r.stage}`;
     addRow({ title, note: r.count > 1 ? `and ${r.count - 1} more that do the same at the same times` : "" }, titleHeight);
     const lists = p.streams.map(() => []);
@@ -50,7 +52,7 @@
     lists.forEach((list, s) => {
       if (!list.length) return;
       spanCount += list.length;
-      addRow({ rank: r, label: p.streams[s], list: Int32Array.from(list) }, streamHeight);
+      addRow(r.rows[s] = { rank: r, label: p.streams[s], list: Int32Array.from(list) }, streamHeight);
     });
     for (const m of r.memory) {
       const bytes = array(m.bytes), at = array(m.at);
@@ -164,6 +166,7 @@
       if (y + row.height < axisHeight || y > height) continue;
       if (row.title) drawTitle(row, y); else if (row.list) drawSpans(row, y); else if (row.tasks) drawTasks(row, y); else drawMemory(row, y);
     }
+    if (pathShown) drawPath();
     if (range) drawRange();
     g.restore();
     g.fillStyle = colours.panel; g.fillRect(0, 0, width, axisHeight);
@@ -204,6 +207,30 @@
       if (g.measureText(text).width < w - 4) { g.fillStyle = light ? colours.text : inks[kind]; g.fillText(text, Math.max(b, labelWidth) + 2, y + row.height / 2 - 1); }
     }
     g.restore();
+  }
+  // drawPath dims all but the critical path, and joins its segments from row to row.
+  function drawPath() {
+    g.globalAlpha = 0.72; g.fillStyle = colours.back; g.fillRect(labelWidth, axisHeight, plot(), height); g.globalAlpha = 1;
+    for (const p of head.programs) {
+      const { rank, pc, begin, end } = p.path;
+      let a = 0, b = begin.length;
+      while (a < b) { const m = (a + b) >> 1; if (end[m] < from) a = m + 1; else b = m; }
+      let lastY = -1, lastX = -1, lastRank = -1, lastJoin = -9;
+      for (let i = a; i < begin.length && begin[i] <= to; i++) {
+        if (rank[i] < 0) { lastY = -1; continue; }
+        const r = p.ranks[rank[i]], row = r.rows[r.code.stream[pc[i]]];
+        if (!row) continue;
+        const y = row.y - scroll + axisHeight, px = Math.max(x(begin[i]), labelWidth - 2), e = Math.min(x(end[i]), width + 2);
+        const between = rank[i] !== lastRank; // ranks: never left out
+        if (lastY >= 0 && lastY !== y && px >= labelWidth && (between || px > lastJoin + 6)) {
+          g.fillStyle = between ? colours.mark : colours.soft; g.fillRect(px - 0.5, Math.min(lastY, y) + row.height / 2, 1, Math.abs(lastY - y));
+          lastJoin = px;
+        }
+        lastRank = rank[i];
+        if (e - lastX > 0.5 || lastY !== y) { g.fillStyle = colours[kinds[r.code.kind[pc[i]]][0]]; g.fillRect(px, y, Math.max(e - px, 0.6), row.height - 2); lastX = e; }
+        lastY = y;
+      }
+    }
   }
   function drawRange() {
     const a = x(range.a), b = x(range.b);
@@ -323,10 +350,43 @@
       `${phases[c.phase[t.pc]]} of microbatch ${Math.max(0, c.micro[t.pc])}, subsequence ${c.sub[t.pc]} on stage ${c.stage[t.pc]}, by rank ${r.rank}\n` +
       `of its time: ${sharesOf(t.sums, t.end - t.begin)}`;
   }
+  function describePeak(row) {
+    const m = row.memory, part = m.parts.map(([name, n]) => `${name} ${bytesText(n)}`).join(", ");
+    return `\nat the peak, in ${m.when}: ${part}\nthe largest: ` + m.largest.map(([name, of, n]) => `${name} (${of}) ${bytesText(n)}`).join(", ");
+  }
   function describeMemory(row, t) {
     const m = row.memory;
     return `rank ${row.rank.rank}, ${row.label}: ${bytesText(row.bytes[levelAt(row, t)])} are in use at ${moment(t, (to - from) / plot())}, at most ${bytesText(row.peak)}\n` +
       `the highest byte that is placed: ${bytesText(m.placed)}, of ${bytesText(m.capacity)} that there are`;
+  }
+  // causeOf is what an instruction had to wait for last: what is listed, or what its stream did before.
+  function causeOf(r, pc) {
+    const { of, at, pc: to, rank } = r.cause;
+    let a = 0, b = of.length;
+    while (a < b) { const m = (a + b) >> 1; if (of[m] < pc) a = m + 1; else b = m; }
+    if (of[a] === pc) return at[a] < 0 ? null : { o: r.program.ranks[at[a]], pc: to[a], rank: rank[a] };
+    const list = r.rows[r.code.stream[pc]].list, i = list.indexOf(pc);
+    return i > 0 && r.program.ops[r.code.op[pc]] !== "wait" ? { o: r, pc: list[i - 1], rank: r.rank } : null;
+  }
+  // describeCause says what an instruction had to wait for last: for a wait the work behind its event.
+  function describeCause(r, pc) {
+    const cause = causeOf(r, pc);
+    if (!cause) return "";
+    const { o, pc: to, rank } = cause;
+    return `\n${r.program.ops[r.code.op[pc]] === "wait" ? "waits for" : "begins after"} rank ${rank}${rank !== o.rank ? ` (as rank ${o.rank} here)` : ""}, ${r.program.streams[o.code.stream[to]]}, ` +
+      `pc ${to}: ${name(o, to)}${taskName(o, to) ? ", task " + taskName(o, to) : ""}, ${period(o.begin[to], o.end[to])}`;
+  }
+  function describePath() {
+    return head.programs.map(p => {
+      const sums = new Map();
+      for (const { work, stage, seconds } of p.sums) {
+        const s = sums.get(work) || { all: 0, stages: [] };
+        s.all += seconds; if (stage >= 0) s.stages.push(`stage ${stage} ${duration(seconds)}`);
+        sums.set(work, s);
+      }
+      const lines = [...sums].sort((a, b) => b[1].all - a[1].all).map(([work, s]) => `${work} ${duration(s.all)} (${(100 * s.all / p.makespan).toFixed(1)}%): ${s.stages.join(", ")}`);
+      return `critical path of ${head.programs.length > 1 ? p.name : "the step"}, ${duration(p.makespan)}: the work that each had to wait for\n` + lines.join("\n");
+    }).join("\n");
   }
   // describeRange sums up what the compute streams do in a range of time.
   function describeRange() {
@@ -350,7 +410,7 @@
     const task = taskName(r, pc);
     return `${name(r, pc)}   ${period(r.begin[pc], r.end[pc])}${kind ? "   (" + kind[1] + ")" : ""}\n` +
       `rank ${r.rank}, ${p.streams[c.stream[pc]]}, pc ${pc}; ${where.join(", ")}${task ? ", task " + task : ""}${result}\n` +
-      `${p.passes[c.pass[pc]] || ""}: ${p.lines[c.line[pc]] || ""}`;
+      `${p.passes[c.pass[pc]] || ""}: ${p.lines[c.line[pc]] || ""}` + describeCause(r, pc);
   }
   function spanAt(px, py) {
     const row = rows.find(r => !r.title && py >= r.y - scroll + axisHeight && py < r.y - scroll + axisHeight + r.height);
@@ -371,8 +431,49 @@
   const help = $("detail").textContent;
   function select(s) {
     selected = s; range = null;
-    $("detail").textContent = s ? s.says : help;
+    $("detail").textContent = (s ? s.says : pathShown ? describePath() : help) + (s && s.row.memory ? describePeak(s.row) : "");
+    if (s && s.pc !== undefined && causeOf(s.rank, s.pc)) {
+      const b = document.createElement("button");
+      b.textContent = "go there (c)"; b.id = "cause"; b.onclick = follow;
+      $("detail").append(" ", b);
+    }
+    fillTable();
     queue();
+  }
+  // follow goes to what the selected instruction waited for; back returns.
+  const trail = [];
+  function follow() {
+    const cause = selected && selected.pc !== undefined && causeOf(selected.rank, selected.pc);
+    if (!cause) return;
+    const { o, pc } = cause;
+    trail.push(selected);
+    reveal({ rank: o, pc, row: o.rows[o.code.stream[pc]] });
+  }
+  const back = () => { const s = trail.pop(); if (s) reveal(s); };
+  let pathShown = false, tableShown = false;
+  function togglePath() { pathShown = !pathShown; $("path").ariaPressed = pathShown; select(null); }
+  function toggleTable() { tableShown = !tableShown; $("table").ariaPressed = tableShown; $("sums").style.display = tableShown ? "block" : "none"; fillTable(); }
+  // fillTable sums up the time of each opcode on each stream, of all ranks that are shown, in the range or the whole step.
+  function fillTable() {
+    if (!tableShown) return;
+    const [a, b] = range ? [range.a, range.b] : [0, makespan];
+    $("sums").innerHTML = "";
+    for (const p of head.programs) {
+      const sums = new Map();
+      for (const r of p.ranks) for (const s in r.rows) {
+        const row = r.rows[s];
+        for (let i = firstVisible(row, a); i < row.list.length && r.begin[row.list[i]] < b; i++) {
+          const pc = row.list[i], key = row.label + " " + p.ops[r.code.op[pc]];
+          const x = sums.get(key) || { n: 0, t: 0 };
+          x.n++; x.t += Math.min(r.end[pc], b) - Math.max(r.begin[pc], a);
+          sums.set(key, x);
+        }
+      }
+      const table = document.createElement("table"), add = (tag, cells) => { const tr = document.createElement("tr"); cells.forEach(c => tr.append(cell(tag, c))); table.append(tr); };
+      add("th", ["stream", "opcode", "times", "time", "of the ranks' time"]);
+      for (const [key, x] of [...sums].sort((u, v) => v[1].t - u[1].t)) add("td", [...key.split(" "), String(x.n), duration(x.t), (100 * x.t / ((b - a) * p.ranks.length)).toFixed(1) + "%"]);
+      $("sums").append(cell("div", `${head.programs.length > 1 ? p.name + ": " : ""}${p.ranks.length} ranks, ${range ? period(a, b) : "the whole step"}`), table);
+    }
   }
 
   // moving
@@ -409,7 +510,7 @@
       if (Math.abs(dx) + Math.abs(dy) > 3) drag.moved = true;
       if (drag.moved && drag.measure) {
         const [a, b] = [drag.x, e.offsetX].sort((p, q) => p - q).map(px => Math.min(makespan, Math.max(0, timeAt(px))));
-        if (b > a) { range = { a, b }; selected = null; $("detail").textContent = describeRange(); queue(); }
+        if (b > a) { range = { a, b }; selected = null; $("detail").textContent = describeRange(); fillTable(); queue(); }
       } else if (drag.moved) { const d = dx / plot() * (drag.to - drag.from); show(drag.from - d, drag.to - d); scrollTo(drag.scroll - dy); tip.style.display = "none"; }
       return;
     }
@@ -464,6 +565,7 @@
   const keys = {
     w: () => zoom(0.7, here()), s: () => zoom(1 / 0.7, here()), a: () => pan(-0.15), d: () => pan(0.15), "+": () => zoom(0.7, here()), "-": () => zoom(1 / 0.7, here()),
     0: () => frame(null), f: () => frame(selected), Escape: () => select(null), n: () => go(1), p: () => go(-1),
+    c: follow, b: back, x: togglePath, t: toggleTable,
     ArrowLeft: () => pan(-0.1), ArrowRight: () => pan(0.1), ArrowUp: () => scrollTo(scroll - 60), ArrowDown: () => scrollTo(scroll + 60),
   };
   addEventListener("keydown", e => {
@@ -471,6 +573,7 @@
     if (keys[e.key] && !e.ctrlKey && !e.metaKey && document.activeElement !== $("search")) { e.preventDefault(); keys[e.key](); }
   });
   $("in").onclick = () => zoom(0.7); $("out").onclick = () => zoom(1 / 0.7); $("help").onclick = () => select(null); $("fit").onclick = keys[0];
+  $("path").onclick = togglePath; $("table").onclick = toggleTable;
   $("theme").onclick = () => { setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); };
   function setTheme(t) { document.documentElement.dataset.theme = t; look(); }
 
@@ -482,7 +585,7 @@
   const badge = (p) => { const e = cell("span", p.measured ? "measured" : "simulated"); e.className = "badge " + e.textContent; return e; };
   for (const p of head.programs) line("td", [head.programs.length > 1 ? p.name : "", badge(p), duration(p.makespan) + (p !== first ? ` (${(p.makespan / first.makespan).toFixed(3)} x)` : ""), p.tgs >= 1000 ? Math.round(p.tgs).toString() : p.tgs.toPrecision(4), (100 * p.mfu).toFixed(1) + "%", (100 * p.bubble).toFixed(1) + "%", p.exposed ? duration(p.exposed) : "0 s", p.critical, p.machine]);
 
-  // A link may say what to look at: #find=attention&theme=dark&from=0.1&to=0.2
+  // A link may say what to look at: #find=attention&theme=dark&from=0.1&to=0.2&path=1&table=1
   const wish = new URLSearchParams(location.hash.slice(1));
   const dark = matchMedia("(prefers-color-scheme: dark)");
   dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
@@ -492,6 +595,8 @@
   setTheme(wish.get("theme") || (dark.matches ? "dark" : "light"));
   show(0, makespan * 1.01);
   if (wish.get("from")) show(Number(wish.get("from")), Number(wish.get("to")));
+  if (wish.get("path")) togglePath();
+  if (wish.get("table")) toggleTable();
   if (wish.get("find")) { $("search").value = wish.get("find"); find(wish.get("find")); }
   resize(); // the legend has its height now
   const began = performance.now();

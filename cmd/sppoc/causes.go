@@ -1,0 +1,77 @@
+package main
+
+import (
+	"sppo.dev/ir"
+	"sppo.dev/vm/sim"
+)
+
+// standIns are the ranks of a page by those that they stand for.
+type standIns struct {
+	program *ir.Program
+	t       *sim.Timeline
+	ranks   map[int]int   // index among those shown
+	classes map[int32]int // the first that does the same at the same times
+	codes   map[int32]int // the first that runs the same code
+}
+
+func newStandIns(p *ir.Program, t *sim.Timeline, chosen []int) *standIns {
+	s := &standIns{p, t, map[int]int{}, map[int32]int{}, map[int32]int{}}
+	for i, r := range chosen {
+		s.ranks[r] = i
+		if _, ok := s.classes[t.Class[r]]; !ok {
+			s.classes[t.Class[r]] = i
+		}
+		if _, ok := s.codes[p.Ranks[r].Code]; !ok {
+			s.codes[p.Ranks[r].Code] = i
+		}
+	}
+	return s
+}
+
+// of is the index of the rank that stands for one; -1: none does.
+func (s *standIns) of(rank int) int {
+	if rank < 0 {
+		return -1
+	}
+	for _, find := range []func() (int, bool){
+		func() (int, bool) { i, ok := s.ranks[rank]; return i, ok },
+		func() (int, bool) { i, ok := s.classes[s.t.Class[rank]]; return i, ok },
+		func() (int, bool) { i, ok := s.codes[s.program.Ranks[rank].Code]; return i, ok },
+	} {
+		if i, ok := find(); ok {
+			return i
+		}
+	}
+	return -1
+}
+
+// path puts the critical path on the page.
+func (p *page) path(causes *sim.Causes, s *standIns) pagePath {
+	var ranks []int16
+	var pcs []int32
+	var begins, ends []float64
+	for _, x := range causes.Path() {
+		ranks, pcs = append(ranks, int16(s.of(x.Rank))), append(pcs, int32(x.PC))
+		begins, ends = append(begins, float64(x.Begin)), append(ends, float64(x.End))
+	}
+	return pagePath{addColumn(p, "i16", ranks), addColumn(p, "i32", pcs), addColumn(p, "f64", begins), addColumn(p, "f64", ends)}
+}
+
+// causes puts on the page what the instructions of a rank waited for, where that is not what their own stream did before.
+func (p *page) causes(x *pageRank, causes *sim.Causes, s *standIns) {
+	instrs := s.program.Codes[s.program.Ranks[x.Rank].Code].Sections[s.t.Section]
+	var of, pcs, ranks []int32
+	var at []int16
+	for pc, span := range s.t.Rank(x.Rank).Spans {
+		if span.End <= span.Begin {
+			continue
+		}
+		c := causes.Of(sim.Site{Rank: x.Rank, PC: pc})
+		if c == sim.Nowhere || c.Rank == x.Rank && instrs[c.PC].Stream == instrs[pc].Stream {
+			continue
+		}
+		of, at = append(of, int32(pc)), append(at, int16(s.of(c.Rank)))
+		pcs, ranks = append(pcs, int32(c.PC)), append(ranks, int32(c.Rank))
+	}
+	x.Cause = pageCauses{addColumn(p, "i32", of), addColumn(p, "i16", at), addColumn(p, "i32", pcs), addColumn(p, "i32", ranks)}
+}
