@@ -485,11 +485,14 @@ func (f *fitting) consider() {
 	}
 }
 
-// try makes some units again and copies what else must go. It says whether that fits with copies alone that computation hides: to
-// make more units again would only take longer.
+// try recomputes some units and copies what else must go. It reports whether recomputing more units could only take longer:
+// the plan fits with copies that computation hides, or is no faster than the best even without its copies.
 func (f *fitting) try(units []remake) (enough bool) {
 	f.remakeFirst(units)
-	if !f.couldFit() {
+	switch {
+	case f.best != nil && f.run().end() >= f.fastest: // before anything is copied
+		return true
+	case !f.couldFit():
 		return false
 	}
 	from := f.snapshot()
@@ -555,8 +558,12 @@ func (f *fitting) remakeToFit(hidden [][]turn, units []remake) {
 func (h *chooser) copyAll() {
 	h.plan.Offload.Lag, h.plan.Offload.Ahead = 1, 1
 	for s := range h.plan.Tasks {
-		h.turn(s, h.lettersOf(s), h.roomOnHost(s, h.leave(s)))
+		h.copyAllOf(s)
 	}
+}
+
+func (h *chooser) copyAllOf(stage int) {
+	h.turn(stage, h.lettersOf(stage), h.roomOnHost(stage, h.leave(stage)))
 }
 
 // run simulates the plan as it stands.
@@ -569,12 +576,17 @@ func (h *chooser) simulation() *simulation {
 	return h.trial
 }
 
-// couldFit says whether anything would fit with more copies, however long they were waited for.
+// couldFit reports whether the plan would fit with more copies, however long they were waited for.
 func (h *chooser) couldFit() bool {
 	now := h.snapshot()
 	defer h.restore(now)
-	h.copyAll()
-	return h.allFit()
+	h.plan.Offload.Lag, h.plan.Offload.Ahead = 1, 1
+	for s := range h.plan.Tasks {
+		if h.copyAllOf(s); h.shared == nil && !h.fits(s) { // what a stage borrows depends on others
+			return false
+		}
+	}
+	return h.shared == nil || h.allFit()
 }
 
 // copyToFit sends as little to the host as fits, first what is hidden.
