@@ -34,6 +34,7 @@ type bounds struct {
 	links      map[Parallel]cost.Link // between neighbours
 	known      *catalogue
 	held       map[workingKey]ir.Bytes // see Context
+	work       work
 }
 
 type lengthsKey struct {
@@ -82,7 +83,7 @@ func (b *bounds) context(p *Plan) *Context {
 	if b.graphs[split] == nil {
 		b.graphs[split] = p.Graph()
 	}
-	return &Context{model: b.graphs[split], split: split, known: b.known, held: b.held}
+	return &Context{model: b.graphs[split], split: split, known: b.known, held: b.held, work: &b.work}
 }
 
 // sized is a plan of a candidate with its sizes, as far as they are pinned, and the lengths of its subsequences. Stages whose

@@ -94,14 +94,14 @@ func (n *node) weighs() bool {
 	return n.weighed || n.schedule.Offload.Policy == policyMemory || n.schedule.Recompute == policyAuto
 }
 
-// closest is what to show where nothing fits: of what was evaluated that which lacks least, or the candidate that lacks least where
-// it is lean, if that lacks less.
+// closest returns what to show where nothing fits: the evaluated candidate with the smallest shortfall, or another that needs less
+// memory, if one is found in time. That one may even fit, where the search for time ended before it found one that does.
 func (s *search) closest() *node {
 	b := *s.bounds
-	b.timeless = true
+	b.timeless, b.work = true, 0
 	all := &search{bounds: &b, context: s.context, verdicts: map[string]map[string]*Rejection{}, nearest: true}
 	all.push(&node{schedule: s.request.Schedule})
-	for all.frontier.Len() > 0 {
+	for all.frontier.Len() > 0 && (s.least == nil || all.impatience() < 1) {
 		n := heap.Pop(&all.frontier).(*node)
 		switch {
 		case n.level < len(dimensions):

@@ -233,6 +233,7 @@ func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, i
 	r.persist()
 	persistent := r.now[TermWeights] + r.now[TermOptimizer]
 	tasks := p.Tasks[stage]
+	c.work.spend(len(r.away))
 	for i, t := range tasks {
 		r.reloaded = 0
 		r.now[TermMessages] += inputs[i]

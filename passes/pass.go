@@ -124,6 +124,7 @@ type Context struct {
 	ran    *course    // of the tasks that were run last
 	shaped *shapes    // of the lengths that were asked for last
 
+	work      *work
 	candidate bool // the plan is one of a search, so that nobody reads its reasons
 	untimed   bool // copies begin as late as they may and last no longer than they must, whatever time that costs
 
@@ -171,6 +172,9 @@ type Options struct {
 
 	// Fitting asks whether anything fits: solve takes the first plan that does, and looks for no faster one.
 	Fitting bool
+
+	// Patience scales the work after which solve accepts a plan that may not be the best; 0 is 1.
+	Patience float64
 }
 
 // Run refines a plan made by New pass by pass, checking it after each, and predicts what it will cost. A mistake of

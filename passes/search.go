@@ -13,9 +13,8 @@ import (
 
 // The search of solve: best first, over candidates of which ever more dimensions are pinned. What is taken next is what has
 // the least bound, so that the first complete candidate that comes to its turn with its exact time beats all that are left, to
-// a part of 1/searchSlack; whatever surely does not fit never gets a turn. Exact is what the passes behind solve and the
-// prediction make of it, and whether it fits codegen says, where it is at hand.
-const searchSlack = 330
+// a gap; whatever surely does not fit never gets a turn. Exact is what the passes behind solve and the prediction make of it,
+// and whether it fits codegen says, where it is at hand. gap.go says how long the search goes on.
 
 // searchHandicap is by how much a candidate must be faster than a plainer one that shares no tasks, cuts no backward in two and has
 // the usual grid. It needs more memory and messages, or has tasks of less equal work, and its bound is looser: without a handicap ever
@@ -90,10 +89,12 @@ type search struct {
 	least    *node // of those that were evaluated and do not fit, that which lacks least
 	lacking  Lack  // of it
 	nearest  bool  // whatever does not fit has its turn, too
+	gap      float64
+	proved   float64 // by how much less time than the winner a candidate may take that was not evaluated
 }
 
 func newSearch(c *Context, p *Plan) *search {
-	s := &search{bounds: newBounds(p), context: c, verdicts: map[string]map[string]*Rejection{}}
+	s := &search{bounds: newBounds(p), context: c, verdicts: map[string]map[string]*Rejection{}, gap: searchGap}
 	s.timeless = c.options.Fitting
 	return s
 }
@@ -102,14 +103,23 @@ func newSearch(c *Context, p *Plan) *search {
 func (s *search) run() (winner *node, alternatives []*node) {
 	s.push(&node{schedule: s.request.Schedule})
 	for winner == nil && s.frontier.Len() > 0 {
+		if s.widen(); s.spent(stopAt) {
+			winner = s.soFar()
+			break
+		}
 		winner = s.step()
 	}
 	switch {
 	case winner == nil:
-		return s.weigh(s.closest()), nil
+		if winner = s.weigh(s.closest()); winner != nil && winner.need.lack(winner.plan.Memory) == nil {
+			s.proved = s.distance(winner)
+		}
+		return winner, nil
 	case s.timeless:
 		return winner, nil
 	}
+	s.proved = s.distance(winner)
+	winner = s.refine(winner)
 	alternatives = s.others(winner)
 	for _, n := range slices.Concat(s.frontier, alternatives) {
 		if n.plan != nil || !s.regrids(n) { // of which the usual grid says more
@@ -135,6 +145,27 @@ func (s *search) step() *node {
 		s.evaluate(n)
 	}
 	return nil
+}
+
+// refine tries the values that the search has passed over on the plan that it found, one dimension after another.
+func (s *search) refine(winner *node) *node {
+	for i := range dimensions {
+		d := &dimensions[i]
+		if !d.refine || d.text(&s.request.Schedule) != "" {
+			continue
+		}
+		for _, v := range d.values(&s.space, &winner.schedule)[1:] {
+			n := &node{schedule: winner.schedule, level: len(dimensions), weighed: winner.weighed}
+			v.set(&n.schedule)
+			if s.made++; s.finish(n) && n.plan.Time.StepS < winner.plan.Time.StepS && s.fits(n) {
+				s.note(winner, nil)
+				winner = n
+			} else if n.plan != nil {
+				s.note(n, n.need.lack(n.plan.Memory))
+			}
+		}
+	}
+	return winner
 }
 
 // weigh leaves what is kept of the candidate that lacks least to the pass offload, if it then fits.
@@ -167,7 +198,7 @@ func (s *search) others(winner *node) []*node {
 		}
 	}
 	var rest frontier
-	for most := s.exact + 8*mostAlternatives; s.frontier.Len() > 0 && len(best) <= mostAlternatives && s.exact < most; {
+	for most := s.exact + 8*mostAlternatives; s.frontier.Len() > 0 && len(best) <= mostAlternatives && s.exact < most && !s.spent(stopAt); {
 		switch n := heap.Pop(&s.frontier).(*node); {
 		case s.regrids(n):
 			rest = append(rest, n) // of a class that has the usual one
@@ -233,9 +264,6 @@ func (s *search) handicap(n *node) ir.Seconds {
 // regrids says whether a candidate has a grid of its own.
 func (s *search) regrids(n *node) bool { return n.schedule.Align != s.request.Schedule.Align }
 
-// slackened is the least time that is not as good as another.
-func slackened(t ir.Seconds) ir.Seconds { return t * searchSlack / (searchSlack + 1) }
-
 // advance pins one more dimension. Before it is about what is kept, the sizes get their exact bound.
 func (s *search) advance(n *node) {
 	if n.level >= levelOfKept && n.bare == nil && !s.timeless {
@@ -243,7 +271,11 @@ func (s *search) advance(n *node) {
 		return
 	}
 	d := &dimensions[n.level]
-	for _, v := range d.values(&s.space, &n.schedule) {
+	values := d.values(&s.space, &n.schedule)
+	if d.refine {
+		values = values[:1]
+	}
+	for _, v := range values {
 		next := &node{schedule: n.schedule, level: n.level + 1, bare: n.bare}
 		v.set(&next.schedule)
 		s.push(next)
@@ -271,7 +303,7 @@ func (s *search) strip(n *node) {
 	n.bound = max(n.bound, p.Time.StepS*s.handicap(n))
 	need, fits := footprintWithin(c, p, p.Memory)
 	if text := dimensions[len(dimensions)-1].text(&n.schedule); fits && (text == "" || text == "none") {
-		n = &node{schedule: schedule, level: len(dimensions), bound: slackened(n.bound), number: n.number, plan: p, need: &need}
+		n = &node{schedule: schedule, level: len(dimensions), bound: s.slackened(n.bound), number: n.number, plan: p, need: &need}
 	}
 	n.bare, n.tight = p, !fits
 	heap.Push(&s.frontier, n)
@@ -289,6 +321,21 @@ func bare(schedule lang.Schedule) lang.Schedule {
 
 // evaluate takes the exact time of a candidate and the bound on its memory.
 func (s *search) evaluate(n *node) bool {
+	if !s.finish(n) {
+		return false
+	}
+	if s.timeless {
+		device, _ := n.need.peaks()
+		s.want(n, device, n.need.lack(n.plan.Memory))
+	} else {
+		n.bound = s.slackened(n.plan.Time.StepS * s.handicap(n))
+	}
+	heap.Push(&s.frontier, n)
+	return true
+}
+
+// finish plans a candidate in full, unless a pass refuses it.
+func (s *search) finish(n *node) bool {
 	p, c := n.bare, (*Context)(nil)
 	if p == nil || n.weighed || p.Schedule.Offload.Policy != n.schedule.Offload.Policy || p.Schedule.Recompute != n.schedule.Recompute || !slices.Equal(p.Schedule.Keep, n.schedule.Keep) {
 		p, c = s.planOf(n.schedule)
@@ -300,13 +347,6 @@ func (s *search) evaluate(n *node) bool {
 	}
 	need := footprint(c, p)
 	n.plan, n.need = p, &need
-	if s.timeless {
-		device, _ := need.peaks()
-		s.want(n, device, need.lack(p.Memory))
-	} else {
-		n.bound = slackened(p.Time.StepS * s.handicap(n))
-	}
-	heap.Push(&s.frontier, n)
 	return true
 }
 
@@ -461,6 +501,10 @@ func class(n *node) string {
 
 // choose writes what the search has found into the plan.
 func (s *search) choose(p *Plan, winner *node, alternatives []*node) {
+	if s.proved > searchGap+searchHandicap {
+		p.decide("solve", "search", fmt.Sprintf("within %.1f%% of the best", 100*s.proved), fmt.Sprintf(
+			"%d candidates, %d of them planned in full; the bounds on what is left do not rule out a faster one", s.made, s.exact))
+	}
 	for _, n := range alternatives {
 		a := Alternative{StepS: n.plan.Time.StepS}
 		a.DevicePeakBytes, a.HostPeakBytes = n.need.peaks()

@@ -204,7 +204,7 @@ func compareSearch(t *testing.T, job string, brute *search, request *Plan) int {
 		}
 	case winner == nil || winner.need.lack(winner.plan.Memory) != nil:
 		t.Errorf("%s\nit found nothing that fits, and there is %v", job, inWords(best.plan))
-	case winner.time() > best.time()*(1+1.0/searchSlack)*(1+searchHandicap):
+	case winner.time() > best.time()*(1+searchGap)*(1+searchHandicap):
 		t.Errorf("%s\nit found %v with %v, and the best is %v with %v", job, inWords(winner.plan), winner.time(), inWords(best.plan), best.time())
 	}
 	fitting, _ := any.run()

@@ -14,6 +14,7 @@ type simulation struct {
 	*costs
 	*course
 	stages  []simStage
+	work    *work
 	outs    bool                     // something is copied to the host
 	backs   bool                     // units come back
 	streams bool                     // K and V do
@@ -28,7 +29,7 @@ type simulation struct {
 func (p *Plan) simulate(t *costs) { p.simulation(&Context{}, t).run().report(p) }
 
 func (p *Plan) simulation(c *Context, t *costs) *simulation {
-	s := &simulation{costs: t, course: c.course(p), streams: p.Streams()}
+	s := &simulation{costs: t, course: c.course(p), streams: p.Streams(), work: c.work}
 	s.arrives, s.rest = make([]ir.Seconds, len(s.stops)), make([]ir.Seconds, len(s.stops))
 	s.sent, s.back = make([]ir.Seconds, s.layers), make([]ir.Seconds, s.layers)
 	return s
@@ -93,6 +94,7 @@ func anyCopies(copies [][][]ir.Seconds) bool {
 
 func (s *simulation) run() *simulation {
 	s.reset()
+	s.work.spend(s.layers)
 	for _, n := range s.order {
 		s.visitTask(n)
 		s.rest[n] = -s.stages[s.stops[n].rank].busy
@@ -108,6 +110,7 @@ func (s *simulation) run() *simulation {
 func (s *simulation) within(limit ir.Seconds) bool {
 	const rounding = 1 - 1e-9
 	s.reset()
+	s.work.spend(s.layers)
 	for _, n := range s.order {
 		s.visitTask(n)
 		if s.stages[s.stops[n].rank].now+s.rest[n]*rounding > limit {

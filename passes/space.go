@@ -20,6 +20,7 @@ type dimension struct {
 	detail bool                                 // candidates that differ in nothing else are one alternative
 	plain  string                               // needs no reason where it is all that is possible
 	tight  string                               // why it has a value besides that of "auto", which is tried where memory binds alone
+	refine bool                                 // the search goes by the first value, and tries the others on what it has found
 	weighs bool                                 // "auto" is a policy, too: the pass offload weighs unit against unit once the sizes are known
 }
 
@@ -40,7 +41,7 @@ var dimensions = []dimension{
 	number("schedule.pp", func(s *lang.Schedule) *int { return &s.PP }, (*space).stages),
 	choice("schedule.strategy", func(s *lang.Schedule) *string { return &s.Strategy }, (*space).strategies),
 	number("schedule.virtual_stages", func(s *lang.Schedule) *int { return &s.VirtualStages }, (*space).virtualStages),
-	plainly("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions))),
+	refined(plainly("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions)))),
 	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
 	plainly("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes)),
 	{key: "schedule.align", text: alignText, values: asSizesHaveIt, detail: true,
@@ -106,6 +107,11 @@ func detail(d dimension) dimension {
 
 func weighed(d dimension) dimension {
 	d.weighs = true
+	return d
+}
+
+func refined(d dimension) dimension {
+	d.refine = true
 	return d
 }
 

@@ -13,8 +13,10 @@ import (
 	"sppo.dev/passes"
 )
 
-// maxAdvice is how many ways out are shown.
-const maxAdvice = 3
+const (
+	maxAdvice      = 3   // ways out that are shown
+	advicePatience = 0.2 // of the searches for them, of which there are many
+)
 
 // adviseFit says which single change of a spec would make its job fit. First come the fastest of those that leave the job as it is: each
 // value that the schedule pins is searched anew. Then there are more machines, smaller numbers, and shorter sequences; and if nothing
@@ -88,7 +90,7 @@ func appendWay(ways []way, job *cli.Job, set []string, changes ...string) []way 
 // try says what a changed spec needs, if it fits. What the change leaves to the search is said as it was found, and with it the grid,
 // which is searched as soon as anything is.
 func try(asked *cli.Job, set []string, change string) (w way, ok bool) {
-	job, err := cli.OpenPlan(asked.Spec.File, append(set[:len(set):len(set)], change), passes.Options{})
+	job, err := cli.OpenPlan(asked.Spec.File, append(set[:len(set):len(set)], change), passes.Options{Patience: advicePatience})
 	if err != nil || lack(job) != "" {
 		return way{}, false
 	}
