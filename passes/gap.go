@@ -16,7 +16,7 @@ const (
 	searchGap = 1.0 / 330 // at first
 	widestGap = 0.01
 
-	patience work = 2_500_000 // visits before the gap widens, of a search with Options.Patience 1
+	patience work = 1_800_000 // visits before the gap widens, of a search with Options.Patience 1
 	widestAt      = 2         // times that work, when the gap is widest
 	stopAt        = 3         // times that work, when the fastest plan found so far is taken
 )
