@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"container/heap"
 	"math"
+	"slices"
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
@@ -94,6 +95,17 @@ func (n *node) weighs() bool {
 	return n.weighed || n.schedule.Offload.Policy == policyMemory || n.schedule.Recompute == policyAuto
 }
 
+// closestPatience is how much of a search's patience goes into what to show where nothing fits.
+const closestPatience = 0.3
+
+// keepLean drops all candidates but those whose memory is known, if there are any.
+func (s *search) keepLean() {
+	if lean := slices.DeleteFunc(slices.Clone(s.frontier), func(n *node) bool { return !n.wanted.lean }); len(lean) > 0 {
+		s.frontier = lean
+		heap.Init(&s.frontier)
+	}
+}
+
 // closest returns what to show where nothing fits: the evaluated candidate with the smallest shortfall, or another that needs less
 // memory, if one is found in time. That one may even fit, where the search for time ended before it found one that does.
 func (s *search) closest() *node {
@@ -101,7 +113,13 @@ func (s *search) closest() *node {
 	b.timeless, b.work = true, 0
 	all := &search{bounds: &b, context: s.context, verdicts: map[string]map[string]*Rejection{}, nearest: true}
 	all.push(&node{schedule: s.request.Schedule})
-	for all.frontier.Len() > 0 && (s.least == nil || all.impatience() < 1) {
+	for all.frontier.Len() > 0 {
+		if all.impatience() > closestPatience {
+			if s.least != nil {
+				return s.least
+			}
+			all.keepLean()
+		}
 		n := heap.Pop(&all.frontier).(*node)
 		switch {
 		case n.level < len(dimensions):

@@ -90,7 +90,11 @@ func appendWay(ways []way, job *cli.Job, set []string, changes ...string) []way 
 // try says what a changed spec needs, if it fits. What the change leaves to the search is said as it was found, and with it the grid,
 // which is searched as soon as anything is.
 func try(asked *cli.Job, set []string, change string) (w way, ok bool) {
-	job, err := cli.OpenPlan(asked.Spec.File, append(set[:len(set):len(set)], change), passes.Options{Patience: advicePatience})
+	set = append(set[:len(set):len(set)], change)
+	if any, err := cli.OpenPlan(asked.Spec.File, set, passes.Options{Fitting: true}); err != nil || lack(any) != "" {
+		return way{}, false
+	}
+	job, err := cli.OpenPlan(asked.Spec.File, set, passes.Options{Patience: advicePatience})
 	if err != nil || lack(job) != "" {
 		return way{}, false
 	}
