@@ -29,21 +29,18 @@ func (s *stage) sendAway(reader passes.Task, x uint32) {
 
 // fetch begins to bring back what the next task starts from: its input, and K and V of its layers where it is the first
 // backward through them.
-func (s *stage) fetch(next *passes.Task) {
-	if next == nil {
-		return
-	}
+func (s *stage) fetch(next passes.Task) {
 	prov := s.prov
-	s.at(*next)
+	s.at(next)
 	s.decidedBy("offload", "schedule.offload")
-	if host, ok := s.away[*next]; ok {
-		x := s.allocateInput(*next)
+	if host, ok := s.away[next]; ok {
+		x := s.allocateInput(next)
 		rows := asBytes(0, s.buffers[x].size)
 		s.op(ir.CopyH2D, ir.H2D, []ir.View{in(x, rows), in(host, rows)})
-		s.inputs[*next] = x
+		s.inputs[next] = x
 	}
-	if s.plan.Unparks(*next) {
-		s.unpark(*next)
+	if s.plan.Unparks(next) {
+		s.unpark(next)
 	}
 	s.prov = prov
 }

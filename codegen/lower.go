@@ -6,6 +6,7 @@ import (
 	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/passes"
+	"sppo.dev/schedule"
 )
 
 // stage lowers the tasks of one pipeline rank to instructions.
@@ -13,6 +14,8 @@ type stage struct {
 	*layout
 	index0  int          // number of the pipeline rank
 	order   *passes.Plan // whose tasks the section does
+	tasks   []passes.Task
+	list    *schedule.List // of these tasks
 	steps   []step
 	code    ir.Code
 	buffers []buffer
@@ -42,6 +45,7 @@ type stage struct {
 	away      map[passes.Task]uint32 // the same, on the host
 	outputs   map[passes.Task]uint32 // results that are yet to be sent
 	lent      map[lentKey]*lentBlock // of other stages' keys
+	rows      uint32                 // what the task that runs has come to: rows, or their gradients
 	beside    *help                  // with others' tasks, that goes along with the task that runs
 	lagging   []uint32               // buffers whose messages may still be under way: held until the end of the next task
 	training  bool
@@ -170,23 +174,28 @@ func (s *stage) lowerStep() {
 	if s.last() {
 		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.loss, ir.F32, 1)}, ir.Float(0))
 	}
-	tasks := s.plan.Tasks[s.index0]
-	s.findDetours(tasks)
-	s.streams = streams{queue: passes.NewLoadQueue(s.plan, s.model, tasks)}
+	s.setTasks(s.plan.Tasks[s.index0], s.pipeline, s.index0)
 	s.visits.plan(s, s.steps)
 	for _, st := range s.steps {
-		s.step(tasks, st)
+		s.step(st)
 	}
 	s.optimizer()
 	s.end()
 }
 
-func (s *stage) step(tasks []passes.Task, st step) {
+// setTasks begins with the tasks of a section, and writes their schedule.
+func (s *stage) setTasks(tasks []passes.Task, of *schedule.Pipeline, rank int) {
+	s.tasks, s.list = tasks, of.Write(rank, s.plan.Offload.Lag, s.plan.Offload.Ahead, nil)
+	s.findDetours(tasks)
+	s.streams = streams{queue: passes.NewLoadQueue(s.plan, s.model, tasks)}
+}
+
+func (s *stage) step(st step) {
 	if !st.kind.own() {
 		s.share(st)
 		return
 	}
-	t := tasks[st.task]
+	t := s.tasks[st.task]
 	s.at(t)
 	switch st.kind {
 	case receiving:
@@ -194,33 +203,53 @@ func (s *stage) step(tasks []passes.Task, st step) {
 	case sending:
 		s.send(t)
 	case sharing:
-		start, lagging := s.now(), s.lagging
-		s.lagging = nil
-		s.sharedSlot(tasks, st.task)
-		for _, b := range lagging {
-			s.hold(b)
-		}
-		s.taskStart = start
+		s.runTask(st, s.newSharedSlot(t).act)
 	case running:
-		start, lagging := s.now(), s.lagging
-		s.lagging = nil
 		s.beside = s.helpWith(st.shared)
-		switch beside := s.around(tasks, st.task); t.Kind {
-		case passes.Forward:
-			s.forward(t, beside)
-		case passes.Backward:
-			s.backward(t, beside)
-		case passes.WeightGrad:
-			s.weightGrads(t, beside)
-		}
+		s.runTask(st, s.act)
 		s.beside.rest()
-		for _, b := range lagging {
-			s.hold(b)
-		}
-		s.taskStart = start
 	}
 	s.nowhere()
 }
+
+// runTask expands the actions of a task. Buffers that messages may still read are held until it ends.
+func (s *stage) runTask(st step, expand func(schedule.Action)) {
+	start, lagging := s.now(), s.lagging
+	s.lagging = nil
+	for _, a := range s.list.Of(st.task) {
+		expand(a)
+	}
+	for _, b := range lagging {
+		s.hold(b)
+	}
+	s.taskStart = start
+}
+
+// act emits an action of a task that this rank runs alone.
+func (s *stage) act(a schedule.Action) {
+	t := s.tasks[a.Task]
+	switch a.Op {
+	case schedule.Begin:
+		s.rows = s.input(t)
+	case schedule.StageIn:
+		s.fetch(t)
+	case schedule.Embedding:
+		s.runEmbedding(t)
+	case schedule.Head:
+		s.rows = s.backwardHead(t, s.rows)
+	case schedule.Visit:
+		s.visit(t, s.layerOf(a))
+	case schedule.Release:
+		s.releaseOffloaded(t, s.layerOf(a))
+	case schedule.Reload:
+		s.reload(t, s.layerOf(a))
+	case schedule.End:
+		s.endTask(t)
+	}
+}
+
+// layerOf is the global number of an action's layer.
+func (s *stage) layerOf(a schedule.Action) int { return s.stages[s.tasks[a.Task].Stage][a.Layer] }
 
 // nowhere clears the provenance of a task.
 func (s *stage) nowhere() {
@@ -241,25 +270,6 @@ func (s *stage) at(t passes.Task) {
 	default:
 		s.prov.Phase = ir.PhaseBackward
 	}
-}
-
-// neighbours are the tasks beside one whose copies go along with it: leaving are forwards before it, whose offloads end while
-// it runs; coming are backwards after it, whose units come back meanwhile. A backward that follows its own forward is the
-// turn: nothing runs between its copies out and back.
-type neighbours struct {
-	leaving []passes.Task
-	coming  []passes.Task
-	next    *passes.Task // of any kind
-	turn    bool
-}
-
-func (s *stage) around(tasks []passes.Task, i int) neighbours {
-	n := neighbours{leaving: s.order.Leaving(tasks, i), coming: s.order.Coming(tasks, i)}
-	n.turn = i > 0 && tasks[i].Undoes(tasks[i-1])
-	if i+1 < len(tasks) {
-		n.next = &tasks[i+1]
-	}
-	return n
 }
 
 // hidden is the size and view of the rows that stages pass on.
@@ -284,18 +294,13 @@ func (s *stage) label(t passes.Task, layer int, value string) string {
 	return fmt.Sprintf("%s.l%d.%s", subsequence, layer, value)
 }
 
-func (s *stage) forward(t passes.Task, beside neighbours) {
-	s.fetch(beside.next)
-	x := s.forwardInput(t)
-	for k, l := range s.path(t) {
-		x = s.forwardLayer(t, l, x)
-		s.copiesBeside(t, beside, k)
+// endTask passes the task's result on, if it has one.
+func (s *stage) endTask(t passes.Task) {
+	if _, _, ok := s.order.Target(t); ok || t.Kind == passes.Forward && s.training {
+		s.pass(t, s.rows)
+	} else if t.Kind == passes.Forward {
+		s.evalHead(t, s.rows)
 	}
-	if _, _, ok := s.order.Target(t); !ok && !s.training {
-		s.evalHead(t, x)
-		return
-	}
-	s.pass(t, x)
 }
 
 // pass hands a result on: to a task of the same rank, by way of the host or not, or to a message.
@@ -318,14 +323,35 @@ func (s *stage) input(t passes.Task) uint32 {
 	return x
 }
 
-func (s *stage) forwardInput(t passes.Task) uint32 {
-	if _, _, fed := s.order.Source(t); fed {
-		return s.input(t)
+// runEmbedding emits the embedding in the direction of a task.
+func (s *stage) runEmbedding(t passes.Task) {
+	switch t.Kind {
+	case passes.Forward:
+		s.rows = s.embed(t)
+	case passes.Backward:
+		s.embeddingGradients(t, s.rows)
+	case passes.WeightGrad:
+		s.finishBackward(t)
 	}
+}
+
+func (s *stage) embed(t passes.Task) uint32 {
 	s.decidedBy("lower", "model.vocab")
 	e := s.newEnv(s.model.Embedding, s.embedding, t, ir.None, s.plan.SizeOf(t))
 	e.run(s.model.Embedding.Forward)
 	return e.at[s.model.Embedding.Output].buffer
+}
+
+// visit emits a layer in the direction of a task.
+func (s *stage) visit(t passes.Task, layer int) {
+	switch t.Kind {
+	case passes.Forward:
+		s.rows = s.forwardLayer(t, layer, s.rows)
+	case passes.Backward:
+		s.rows = s.backwardLayer(t, layer, s.rows)
+	case passes.WeightGrad:
+		s.finishBackward(t)
+	}
 }
 
 // block is the dataflow of a layer for a task: what its backward makes again is the plan's to say.
@@ -402,27 +428,6 @@ func (s *stage) message(op ir.Op, stream ir.Stream, peer string, t passes.Task, 
 	s.op(op, stream, []ir.View{view(b)}, s.constRef(peer))
 }
 
-// backward emits the gradients of a task.
-func (s *stage) backward(t passes.Task, beside neighbours) {
-	s.beginBackward(t, beside)
-	s.fetch(beside.next)
-	var dy uint32
-	if _, _, fed := s.order.Source(t); fed {
-		dy = s.input(t)
-	} else {
-		dy = s.backwardHead(t)
-	}
-	for k, l := range s.path(t) {
-		dy = s.backwardLayer(t, l, dy)
-		s.copiesBeside(t, beside, k)
-	}
-	if _, _, ok := s.order.Target(t); ok {
-		s.pass(t, dy)
-		return
-	}
-	s.embeddingGradients(t, dy)
-}
-
 func (s *stage) embeddingGradients(t passes.Task, dy uint32) {
 	s.decidedBy("lower", "model.vocab")
 	e := s.newEnv(s.model.Embedding, s.embedding, t, ir.None, s.plan.SizeOf(t))
@@ -431,19 +436,14 @@ func (s *stage) embeddingGradients(t passes.Task, dy uint32) {
 	e.runBackward()
 }
 
-// weightGrads emits what a backward has left: the second halves of its blocks, in the order of the first.
-func (s *stage) weightGrads(t passes.Task, beside neighbours) {
-	s.fetch(beside.next)
-	for k, e := range s.deferred[t] {
-		s.prov.Layer = int32(e.layer)
-		s.decidedBy("lower", e.key())
-		e.runWeightGrads()
-		s.prov.Layer = ir.None
-		if e.layer != ir.None {
-			s.copiesBeside(t, beside, k)
-		}
-	}
-	delete(s.deferred, t)
+// finishBackward emits the next of the second halves that a backward has deferred, in the order of the first.
+func (s *stage) finishBackward(t passes.Task) {
+	e := s.deferred[t][0]
+	s.deferred[t] = s.deferred[t][1:]
+	s.prov.Layer = int32(e.layer)
+	s.decidedBy("lower", e.key())
+	e.runWeightGrads()
+	s.prov.Layer = ir.None
 }
 
 func (s *stage) backwardLayer(t passes.Task, layer int, dy uint32) uint32 {
@@ -460,12 +460,12 @@ func (s *stage) backwardLayer(t passes.Task, layer int, dy uint32) uint32 {
 	return e.at[b.DInput].buffer
 }
 
-func (s *stage) backwardHead(t passes.Task) uint32 {
+func (s *stage) backwardHead(t passes.Task, x uint32) uint32 {
 	b := s.model.Head
 	s.decidedBy("lower", "model.vocab")
 	e := s.newEnv(b, s.head, t, ir.None, s.plan.SizeOf(t))
 	e.lossScale = 1 / (float64(s.plan.Train.Sequence) * float64(s.plan.Train.Batch))
-	e.put(b.Input, s.input(t), 0)
+	e.put(b.Input, x, 0)
 	e.put(b.Loss, s.loss, 0)
 	e.run(b.Backward)
 	return e.at[b.DInput].buffer
@@ -492,11 +492,10 @@ func (s *stage) lowerEval() {
 			tasks = append(tasks, t)
 		}
 	}
+	s.setTasks(tasks, schedule.New([][]passes.Task{tasks}, s.plan.LayersPerStage, 0), 0)
 	s.visits.plan(s, steps)
-	s.findDetours(tasks)
-	s.streams = streams{queue: passes.NewLoadQueue(s.plan, s.model, tasks)}
 	for _, st := range steps {
-		s.step(tasks, step{kind: st.kind, task: index[st.task]})
+		s.step(step{kind: st.kind, task: index[st.task]})
 	}
 	if s.last() {
 		s.averageOverReplicas(s.evalLoss)

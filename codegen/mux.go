@@ -7,160 +7,122 @@ import (
 	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/passes"
+	"sppo.dev/schedule"
 )
 
-// Tasks that the ranks of several stages share. A layer of a piece has two halves: what comes before attention, or in the
-// backward pass before the gradients of K and V are used; then rows of K and V, or what others add to their gradients,
-// travel; then the rest. In a shared slot every rank goes round its stages: of each it runs the second half of the layer
-// before and the first half of the next, so that what travels for one stage has the time of the others. All ranks issue
-// the messages of a slot in one order, slot by slot, layer by layer, stage by stage: the job cannot deadlock.
+// Tasks that the ranks of several stages share: schedule/slot.go has the order of what they do. All ranks issue the messages of
+// a slot in one order, slot by slot, layer by layer, stage by stage.
 
-// sharedSlot emits what this rank does of the slot that begins with a task.
-func (s *stage) sharedSlot(tasks []passes.Task, first int) {
-	end := first
-	for end < len(tasks) && passes.SameSlot(tasks[first], tasks[end]) {
-		end++
-	}
-	t := tasks[first]
-	w := &sharedWork{
-		stage: s, mine: tasks[first:end], all: s.plan.SlotTasks(t.Kind, t.Microbatch, t.Slot()),
-		beside: s.around(tasks, end-1), x: map[passes.Task]uint32{}, envs: map[passes.Task]*env{}, adds: map[int][]sum{},
-	}
-	if t.Kind == passes.Forward {
-		w.forward(t.Slot())
-	} else {
-		w.backward(t.Slot())
-	}
-}
-
-// sharedWork is what a rank does of a slot.
-type sharedWork struct {
+// sharedSlot is what a rank does of a slot.
+type sharedSlot struct {
 	*stage
-	mine, all []passes.Task // of this rank, of all ranks
-	beside    neighbours
+	mine, all []passes.Task          // of this rank, of all ranks
 	x         map[passes.Task]uint32 // what tasks have come to: rows or their gradients
 	envs      map[passes.Task]*env   // of the layer that tasks are at
 	adds      map[int][]sum          // [stage]: what has come for gradients and is yet to be added
+	working   int                    // stage whose pieces the rank works on; -1: none
+	since     position               // from where on it does
+}
+
+// newSharedSlot is of the slot of a task.
+func (s *stage) newSharedSlot(t passes.Task) *sharedSlot {
+	w := &sharedSlot{
+		stage: s, all: s.plan.SlotTasks(t.Kind, t.Microbatch, t.Slot()), x: map[passes.Task]uint32{},
+		envs: map[passes.Task]*env{}, adds: map[int][]sum{}, working: -1,
+	}
+	for _, mine := range s.tasks {
+		if schedule.SameSlot(mine, t) {
+			w.mine = append(w.mine, mine)
+		}
+	}
+	return w
+}
+
+// act emits an action of the slot.
+func (w *sharedSlot) act(a schedule.Action) {
+	t := w.tasks[a.Task]
+	switch a.Op {
+	case schedule.HandOut:
+		w.handOut()
+	case schedule.HandIn:
+		w.handIn()
+	case schedule.Lend:
+		w.lendWeights(int(a.Of), int(a.Layer))
+	case schedule.Enter:
+		w.workOn(int(a.Of))
+		w.enterShared(int(a.Of), int(a.Layer))
+	case schedule.FirstHalf:
+		w.workOn(t.Stage)
+		w.firstHalf(t, w.layerOf(a))
+	case schedule.SecondHalf:
+		w.workOn(t.Stage)
+		w.secondHalf(t, w.layerOf(a))
+	case schedule.Exchange:
+		w.workOn(int(a.Of))
+		w.exchange(int(a.Of), int(a.Layer))
+		w.working = -1
+	case schedule.Return:
+		w.returnGradients(int(a.Layer))
+	case schedule.Leave:
+		w.leave(int(a.Layer))
+		w.working = -1
+	case schedule.End:
+		if _, _, ok := w.order.Target(t); ok {
+			w.pass(t, w.x[t])
+		}
+	default:
+		w.stage.act(a)
+	}
+}
+
+// workOn notes from where on the rank works on the pieces of a stage.
+func (w *sharedSlot) workOn(stage int) {
+	if w.working != stage {
+		w.working, w.since = stage, w.now()
+	}
 }
 
 // sum is a part of a gradient that another rank has sent.
 type sum struct{ to, part ir.View }
 
-func (w *sharedWork) forward(slot int) {
-	w.handOut()
-	for _, t := range w.mine {
-		if _, known := w.x[t]; !known {
-			w.x[t] = w.input(t)
-		}
-	}
-	w.layerByLayer(slot, halves{w.beginForward, w.shareRows, func(e *env) {
-		w.x[e.task] = w.finish(e, e.block.Forward[e.block.BeforeAttention():], e.block.Output)
-	}})
-	for _, t := range w.mine {
-		w.pass(t, w.x[t])
-	}
+// tasksOf are the tasks of a stage in the slot.
+func (w *sharedSlot) tasksOf(stage int) []passes.Task {
+	return slices.DeleteFunc(slices.Clone(w.all), func(t passes.Task) bool { return t.Stage != stage })
 }
 
-func (w *sharedWork) backward(slot int) {
-	for _, t := range w.mine {
-		w.reloadUpTo(t, nil, w.plan.Offload.Ahead-1)
-		w.x[t] = w.input(t)
-	}
-	w.layerByLayer(slot, halves{w.beginBackward, w.shareGradients, func(e *env) {
-		w.x[e.task] = w.finish(e, e.block.Backward[e.block.BeforeCacheGrads():], e.block.DInput)
-	}})
-	for _, t := range w.mine {
-		if t.Stage > 0 {
-			w.pass(t, w.x[t])
-		}
-	}
-	w.handIn()
+// enterShared begins the visit of the layer that own tasks come to as their k-th.
+func (w *sharedSlot) enterShared(stage, k int) {
+	t := w.tasksOf(stage)[0]
+	layer := w.path(t)[k]
+	w.provide(t, layer)
+	w.enter(layer)
 }
 
-// halves are what a pass does of a layer: the first half of a task, the messages of a stage, the second half.
-type halves struct {
-	begin  func(t passes.Task, layer int)
-	share  func(tasks []passes.Task, layer int)
-	finish func(*env)
-}
-
-// layerByLayer takes all tasks through their layers side by side. Weights are lent while the slot before runs, or, in the first
-// slot of a pass, the layer before. In the last backward slot of a stage the gradients of lent weights go back behind each layer.
-func (w *sharedWork) layerByLayer(slot int, do halves) {
-	layers, kind := slices.Max(w.plan.LayersPerStage), w.mine[0].Kind
-	next, first := w.plan.NextShared(kind, slot)
-	if first {
-		w.lendWeights(slot, 0)
-	}
-	for k := range layers + 1 {
-		for tasks := w.all; len(tasks) > 0; {
-			n := runOf(tasks, func(t passes.Task) int { return t.Stage })
-			w.goOn(tasks[:n], k, do)
-			tasks = tasks[n:]
-		}
-		if first {
-			w.lendWeights(slot, k+1)
-		}
-		w.lendWeights(next, k)
-		if k > 0 {
-			w.release(k - 1)
-			w.endRound(k - 1)
-		}
-	}
-	for round := layers; round < layers+w.plan.Parallel.PP-2-slot; round++ {
-		w.endRound(round)
-	}
-	w.provide(w.mine[len(w.mine)-1], ir.None)
-}
-
-// goOn takes the tasks of one stage from the middle of a layer to the middle of their k-th.
-func (w *sharedWork) goOn(tasks []passes.Task, k int, do halves) {
-	path, start := w.path(tasks[0]), w.now()
-	if 0 < k && k <= len(path) {
-		w.provide(tasks[0], path[k-1])
-		w.addUp(tasks[0].Stage)
-		for _, t := range w.mine {
-			if t.Stage == tasks[0].Stage {
-				w.at(t)
-				do.finish(w.envs[t])
-				w.reloadUpTo(t, nil, k-1+w.plan.Offload.Ahead)
-			}
-		}
-	}
-	if k >= len(path) {
+// exchange issues the messages of the layer that the tasks of a stage have come to as their k-th. What comes in may come while
+// this rank works on the stage.
+func (w *sharedSlot) exchange(stage, k int) {
+	tasks := w.tasksOf(stage)
+	layer := w.path(tasks[0])[k]
+	w.provide(tasks[0], layer)
+	if tasks[0].Kind == passes.Forward {
+		w.shareRows(tasks)
 		return
 	}
-	if tasks[0].Stage == w.index0 {
-		w.provide(tasks[0], path[k])
-		w.enter(path[k])
-	}
-	for _, t := range w.mine {
-		if t.Stage == tasks[0].Stage {
-			w.at(t)
-			do.begin(t, path[k])
-		}
-	}
-	w.provide(tasks[0], path[k])
-	do.share(tasks, path[k])
-	for _, a := range w.adds[tasks[0].Stage] {
-		w.reserve(a.part.Buffer, start)
+	w.shareGradients(tasks, layer)
+	for _, a := range w.adds[stage] {
+		w.reserve(a.part.Buffer, w.since)
 	}
 }
 
-// endRound is behind the second halves of the layers that tasks have come to as their round-th. What has the last shared tasks of
-// its stage leaves a layer when the gradients of those who helped have come through.
-func (w *sharedWork) endRound(round int) {
-	w.returnGradients(round)
-	if slot := w.mine[0].Slot(); w.index0 == slot {
-		round -= w.plan.Parallel.PP - 2 - slot
-	}
-	w.leave(round)
-}
-
-// leave ends the visit of the layer that own tasks have come to as their k-th.
-func (w *sharedWork) leave(k int) {
+// leave ends the visit of the layer that own tasks have come to as their k-th. What has the last shared tasks of its stage leaves a
+// layer when the gradients of those who helped have come through.
+func (w *sharedSlot) leave(k int) {
 	t := w.mine[0]
-	t.Stage, t.Subsequence = w.index0, t.Slot()-w.index0
+	slot := t.Slot()
+	if w.index0 == slot {
+		k -= w.plan.Parallel.PP - 2 - slot
+	}
+	t.Stage, t.Subsequence = w.index0, slot-w.index0
 	if path := w.path(t); t.Kind == passes.Backward && t.Subsequence >= 0 && 0 <= k && k < len(path) {
 		w.provide(t, path[k])
 		w.leaveBackward(t, path[k])
@@ -168,22 +130,12 @@ func (w *sharedWork) leave(k int) {
 }
 
 // addUp adds to gradients of K and V what has come for them.
-func (w *sharedWork) addUp(stage int) {
-	for _, a := range w.adds[stage] {
+func (w *sharedSlot) addUp(t passes.Task, layer int) {
+	w.provide(t, layer)
+	for _, a := range w.adds[t.Stage] {
 		w.op(ir.Add, ir.Compute, []ir.View{a.to, a.to, a.part})
 	}
-	delete(w.adds, stage)
-}
-
-// release ends and begins the copies of other tasks that go along with the k-th layer of the slot.
-func (w *sharedWork) release(k int) {
-	layers := slices.Max(w.plan.LayersPerStage)
-	for _, t := range w.beside.leaving {
-		w.releaseLayer(t, k)
-	}
-	if last := k + w.plan.Offload.Ahead - layers; last >= 0 && len(w.beside.coming) > 0 {
-		w.reloadUpTo(w.beside.coming[0], w.beside.coming[1:], last)
-	}
+	delete(w.adds, t.Stage)
 }
 
 // runOf is how many of the first tasks have the same key.
@@ -202,7 +154,7 @@ func (s *stage) provide(t passes.Task, layer int) {
 	s.decidedBy("mux", "schedule.mux")
 }
 
-func (w *sharedWork) layerEnv(t passes.Task, layer int) *env {
+func (w *sharedSlot) layerEnv(t passes.Task, layer int) *env {
 	w.prov.Layer = int32(layer)
 	w.decidedBy("lower", "model.layers")
 	e := w.newEnv(w.block(t, layer), w.paramsOf(t, layer), t, layer, w.sizeOf(t))
@@ -210,27 +162,39 @@ func (w *sharedWork) layerEnv(t passes.Task, layer int) *env {
 	return e
 }
 
-func (w *sharedWork) beginForward(t passes.Task, layer int) {
+// firstHalf emits a layer until K and V, or their gradients, are made.
+func (w *sharedSlot) firstHalf(t passes.Task, layer int) {
+	w.at(t)
+	if _, known := w.x[t]; !known {
+		w.x[t] = w.input(t)
+	}
 	e := w.layerEnv(t, layer)
-	e.put(e.block.Input, w.x[t], 0)
-	e.saveUnits()
-	e.run(e.block.Forward[:e.block.BeforeAttention()])
-}
-
-func (w *sharedWork) beginBackward(t passes.Task, layer int) {
-	e := w.layerEnv(t, layer)
+	if t.Kind == passes.Forward {
+		e.put(e.block.Input, w.x[t], 0)
+		e.saveUnits()
+		e.run(e.block.Forward[:e.block.BeforeAttention()])
+		return
+	}
 	e.put(e.block.DOutput, w.x[t], 0)
 	e.loadUnits()
 	e.run(e.block.Backward[:e.block.BeforeCacheGrads()])
 }
 
-// finish emits the second half of a layer and gives its result.
-func (w *sharedWork) finish(e *env, nodes []graph.Node, result int) uint32 {
+// secondHalf emits the rest of a layer.
+func (w *sharedSlot) secondHalf(t passes.Task, layer int) {
+	w.addUp(t, layer)
+	w.at(t)
+	e := w.envs[t]
 	w.prov.Layer = int32(e.layer)
 	w.decidedBy("lower", "model.layers")
-	e.run(nodes)
+	if t.Kind == passes.Forward {
+		e.run(e.block.Forward[e.block.BeforeAttention():])
+		w.x[t] = e.at[e.block.Output].buffer
+	} else {
+		e.run(e.block.Backward[e.block.BeforeCacheGrads():])
+		w.x[t] = e.at[e.block.DInput].buffer
+	}
 	w.prov.Layer = ir.None
-	return e.at[result].buffer
 }
 
 // sizeOf is the shape of a task as this rank does it: of another stage's K and V it has the rows up to the last that it helps
@@ -275,7 +239,7 @@ func (s *stage) fromRank(stage int, v ir.View) {
 }
 
 // shareRows brings the rows of K and V that tasks of one stage have made to the ranks that will look at them.
-func (w *sharedWork) shareRows(tasks []passes.Task, _ int) {
+func (w *sharedSlot) shareRows(tasks []passes.Task) {
 	w.eachExchange(tasks, graph.Cache, func(from, to int, _ string, view func() ir.View) {
 		switch w.index0 {
 		case from:
@@ -288,7 +252,7 @@ func (w *sharedWork) shareRows(tasks []passes.Task, _ int) {
 
 // shareGradients brings what ranks have added to the gradients of the rows of tasks to the ranks that run them, which will add
 // it up in the order of ranks.
-func (w *sharedWork) shareGradients(tasks []passes.Task, layer int) {
+func (w *sharedSlot) shareGradients(tasks []passes.Task, layer int) {
 	w.eachExchange(tasks, graph.CacheGrad, func(to, from int, value string, view func() ir.View) {
 		switch w.index0 {
 		case from:
@@ -306,7 +270,7 @@ func (w *sharedWork) shareGradients(tasks []passes.Task, layer int) {
 
 // eachExchange visits the pairs of a rank that runs pieces of a stage and a rank that sees them, for each cache or each
 // gradient of one. The view is of the rows of the pieces, on a rank that takes part.
-func (w *sharedWork) eachExchange(tasks []passes.Task, kind graph.Kind, visit func(runner, other int, value string, view func() ir.View)) {
+func (w *sharedSlot) eachExchange(tasks []passes.Task, kind graph.Kind, visit func(runner, other int, value string, view func() ir.View)) {
 	for len(tasks) > 0 {
 		n := runOf(tasks, w.plan.Runner)
 		run, runner := tasks[:n], w.plan.Runner(tasks[0])
@@ -326,7 +290,7 @@ func (w *sharedWork) eachExchange(tasks []passes.Task, kind graph.Kind, visit fu
 }
 
 // envOfStage is one of this rank's tasks on a stage.
-func (w *sharedWork) envOfStage(stage int) *env {
+func (w *sharedSlot) envOfStage(stage int) *env {
 	for _, t := range w.mine {
 		if t.Stage == stage {
 			return w.envs[t]
@@ -336,7 +300,7 @@ func (w *sharedWork) envOfStage(stage int) *env {
 }
 
 // rowsOf are the rows of a cache, or of a gradient of one, that belong to a run of pieces.
-func (w *sharedWork) rowsOf(e *env, value int, run []passes.Task) ir.View {
+func (w *sharedSlot) rowsOf(e *env, value int, run []passes.Task) ir.View {
 	z := w.plan.SizeOf(run[0])
 	for _, t := range run[1:] {
 		other := w.plan.SizeOf(t)
@@ -347,7 +311,7 @@ func (w *sharedWork) rowsOf(e *env, value int, run []passes.Task) ir.View {
 }
 
 // handOut embeds the subsequence that enters the pipeline, and brings its pieces to the ranks that begin with them.
-func (w *sharedWork) handOut() {
+func (w *sharedSlot) handOut() {
 	for _, t := range w.all {
 		if t.Stage > 0 {
 			continue
@@ -355,7 +319,7 @@ func (w *sharedWork) handOut() {
 		runner, home := w.plan.Runner(t), w.plan.Home(0)
 		w.at(t)
 		if w.index0 == home {
-			w.x[t] = w.forwardInput(t)
+			w.x[t] = w.embed(t)
 		}
 		if runner == home {
 			continue
@@ -374,7 +338,7 @@ func (w *sharedWork) handOut() {
 }
 
 // handIn brings the gradients of the first stage's pieces to the rank that has the embedding.
-func (w *sharedWork) handIn() {
+func (w *sharedSlot) handIn() {
 	for _, t := range w.all {
 		if t.Stage > 0 {
 			continue
@@ -401,13 +365,13 @@ func (w *sharedWork) handIn() {
 
 // lendWeights brings the weights of the layers that the tasks of a slot come to as their k-th to the ranks that begin to help:
 // from the rank that has them to the first, and from each to the next.
-func (w *sharedWork) lendWeights(slot, k int) {
+func (w *sharedSlot) lendWeights(slot, k int) {
 	for stage := range slot + 1 {
 		w.lendWeightsOf(stage, slot, k)
 	}
 }
 
-func (w *sharedWork) lendWeightsOf(stage, slot, k int) {
+func (w *sharedSlot) lendWeightsOf(stage, slot, k int) {
 	t := w.mine[0]
 	t.Stage = stage
 	path := w.path(t)
@@ -438,7 +402,7 @@ func (w *sharedWork) lendWeightsOf(stage, slot, k int) {
 
 // lendingWay lists the rank that has a stage and those that begin to help it in a slot, in the order in which weights
 // go from one to the next, and the parameters of a layer that each and those after it read. A borrower gets new params.
-func (w *sharedWork) lendingWay(t passes.Task, layer, slot int) (way []int, needed []passes.ParamSet) {
+func (w *sharedSlot) lendingWay(t passes.Task, layer, slot int) (way []int, needed []passes.ParamSet) {
 	way = []int{w.plan.Home(t.Stage)}
 	for rank := range w.plan.Parallel.PP {
 		if w.plan.Begins(t.Kind, rank, t.Stage, slot) {
@@ -456,7 +420,7 @@ func (w *sharedWork) lendingWay(t passes.Task, layer, slot int) (way []int, need
 }
 
 // borrow makes the parameters of a layer of another stage, without their weights.
-func (w *sharedWork) borrow(t passes.Task, layer int) (ps []*param) {
+func (w *sharedSlot) borrow(t passes.Task, layer int) (ps []*param) {
 	for i := range w.model.Layer.Params {
 		g := &w.model.Layer.Params[i]
 		ps = append(ps, &param{Param: g, name: fmt.Sprintf("m%d.%s%s", t.Microbatch, layerPrefix(layer), g.Name), weight: ir.NoBuffer})
@@ -478,7 +442,7 @@ func (s *stage) paramsFor(stage, layer int) []*param {
 // returnGradients brings the gradients of borrowed weights to the rank that has the weights: the last helper's go to the one
 // before it, which adds its own, and so on. Each passes a layer on a round later than the one behind it, so that nobody waits
 // for the whole row. The stage with the number of the slot has no more shared tasks.
-func (w *sharedWork) returnGradients(round int) {
+func (w *sharedSlot) returnGradients(round int) {
 	t := w.mine[0]
 	t.Stage = t.Slot()
 	t.Subsequence = 0
@@ -500,7 +464,7 @@ func (w *sharedWork) returnGradients(round int) {
 }
 
 // addGradient adds up where the message comes in: nothing else waits for the sum.
-func (w *sharedWork) addGradient(p *param, from, microbatch int) {
+func (w *sharedSlot) addGradient(p *param, from, microbatch int) {
 	sum := p.whole(w.gradBuffer(p), ir.F32)
 	name := fmt.Sprintf("m%d.%s.grad.from%d", microbatch, p.name, from)
 	part := in(w.allocate(name, ir.Device, sum.Bytes()), sum)

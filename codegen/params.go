@@ -6,6 +6,7 @@ import (
 	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/passes"
+	"sppo.dev/schedule"
 )
 
 // layout is what all ranks of a job share: the dataflow, the tensors of the model in one global order, the names of
@@ -20,8 +21,9 @@ type layout struct {
 	ranges    []tokenRange // of which the ranks of a stage divide rows: subsequences, or their pieces
 	lines     *lineTable
 	slices    map[string]slicePlace // constants of slices by name
-	steps     [][]step              // of every pipeline rank
-	eval      *passes.Plan          // what a validation does
+	pipeline  *schedule.Pipeline
+	steps     [][]step     // of every pipeline rank
+	eval      *passes.Plan // what a validation does
 	evalSteps [][]step
 	stages    [][]int // layers of every virtual stage
 }
@@ -49,7 +51,7 @@ func newLayout(plan *passes.Plan) *layout {
 		l.stages = append(l.stages, plan.Layers(j))
 	}
 	l.consts = l.constNames()
-	l.steps = timeline(plan)
+	l.pipeline, l.steps = plan.Pipeline(), timeline(plan)
 	l.eval, l.evalSteps = plan, l.steps
 	if plan.Mux.Left || plan.Mux.Right {
 		l.eval = plan.Unshared()

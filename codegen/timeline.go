@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"sppo.dev/passes"
+	"sppo.dev/schedule"
 )
 
 // step is one thing that a rank issues: a task, or the message that brings a task's input or takes its result away. In lockstep
@@ -76,7 +77,7 @@ func timeline(p *passes.Plan) [][]step {
 		for i, start := range starts[r] {
 			kind := running
 			if t := p.Tasks[r][i]; p.Shared(t) {
-				if i > 0 && passes.SameSlot(p.Tasks[r][i-1], t) {
+				if i > 0 && schedule.SameSlot(p.Tasks[r][i-1], t) {
 					continue
 				}
 				kind = sharing

@@ -115,43 +115,6 @@ func in(b uint32, v ir.View) ir.View {
 	return v
 }
 
-// copiesBeside ends and begins the copies that go along with the k-th layer of a task. The offloads of the k-th layer of
-// forwards before it have had their time: what takes their bytes from here on waits for them. What the plan wants to be on
-// its way back by now is issued, into the bytes that this layer has just freed: of the task itself, where it is a
-// backward, and of those that come after it.
-func (s *stage) copiesBeside(t passes.Task, n neighbours, k int) {
-	layers := len(s.stages[t.Stage])
-	for _, l := range n.leaving {
-		s.releaseLayer(l, k)
-		for rest := k + 1; k == layers-1 && rest < len(s.stages[l.Stage]); rest++ { // it may have more layers than this task
-			s.releaseLayer(l, rest)
-		}
-	}
-	s.reloadUpTo(t, n.coming, k+s.plan.Offload.Ahead)
-}
-
-// releaseLayer lets go of the k-th layer of a forward.
-func (s *stage) releaseLayer(t passes.Task, k int) {
-	if layers := s.stages[t.Stage]; k < len(layers) {
-		s.releaseOffloaded(t, layers[k])
-	}
-}
-
-// reloadUpTo reloads the layers up to the last-th from the start of a task on, in the order in which it and the backwards
-// that come behind it will come to them.
-func (s *stage) reloadUpTo(t passes.Task, coming []passes.Task, last int) {
-	for {
-		layers := s.stages[t.Stage]
-		for at := 0; at <= last && at < len(layers) && t.Kind == passes.Backward; at++ {
-			s.reload(t, layers[len(layers)-1-at])
-		}
-		if last -= len(layers); last < 0 || len(coming) == 0 {
-			return
-		}
-		t, coming = coming[0], coming[1:]
-	}
-}
-
 // releaseOffloaded ends the time that copies out of a layer have: who takes the bytes from here on waits for them. What is on its
 // way back already has other bytes.
 func (s *stage) releaseOffloaded(t passes.Task, layer int) {
@@ -163,17 +126,6 @@ func (s *stage) releaseOffloaded(t passes.Task, layer int) {
 			s.saved[key] = saved
 		}
 	}
-}
-
-// beginBackward ends the offloads of a forward whose backward follows at once, and begins the reloads that no earlier task
-// has begun.
-func (s *stage) beginBackward(t passes.Task, n neighbours) {
-	if n.turn {
-		for _, l := range s.stages[t.Stage] {
-			s.releaseOffloaded(t, l)
-		}
-	}
-	s.reloadUpTo(t, n.coming, s.plan.Offload.Ahead-1)
 }
 
 // reload issues the copies that bring a layer's units back for a backward task, in the order of need, unless they have been

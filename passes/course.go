@@ -1,6 +1,10 @@
 package passes
 
-import "fmt"
+import (
+	"fmt"
+
+	"sppo.dev/schedule"
+)
 
 // course is what of a run of a plan's tasks no time changes: in which order they may be visited, and what hands its result to
 // what. A plan is run many times while its copies are decided, so this is worked out once, and tasks are numbers there: those of
@@ -14,6 +18,15 @@ type course struct {
 	places []int32 // [placeOf]: 1 + number; 0: there is no such task
 	ranges int     // pieces and whole subsequences
 	layers int     // of all tasks together
+
+	pipeline *schedule.Pipeline // nil: nothing is written yet
+	lists    []writtenList      // [rank]
+}
+
+// writtenList is the schedule of a rank with a lag and an ahead.
+type writtenList struct {
+	lag, ahead int
+	list       *schedule.List
 }
 
 // stop is a task in a course.
@@ -30,7 +43,6 @@ type stop struct {
 	rank, home     int32 // who does it; who has its stage
 	first, end     int32 // where the layers of its stage lie among all of its home's
 	from, to, next int32 // tasks before and behind it in the pipeline, and who does the latter; -1: there is none
-	since          int32 // place of the first task of the rank from which on there is no backward before it
 	undone         int32 // the forward that a backward undoes; -1: there is none
 	layers         int32 // of all tasks with smaller numbers
 }
@@ -54,7 +66,7 @@ func (p *Plan) mustCourse() *course {
 // course fails where stages wait for each other for ever.
 func (p *Plan) course() (*course, error) {
 	c := &course{plan: p, tasks: p.Tasks, ranges: p.rangeOf(Task{Subsequence: p.Subsequences.N})}
-	c.places = make([]int32, len(taskKinds)*p.Parallel.Microbatches*c.ranges*p.Parallel.Stages())
+	c.places = make([]int32, len(schedule.Kinds)*p.Parallel.Microbatches*c.ranges*p.Parallel.Stages())
 	number := int32(0)
 	for _, tasks := range p.Tasks {
 		c.firsts = append(c.firsts, int(number))
@@ -70,12 +82,8 @@ func (p *Plan) course() (*course, error) {
 		first[j], end[j], homes[j] = int32(f), int32(e), int32(p.Home(j))
 	}
 	for rank, tasks := range p.Tasks {
-		since := int32(0)
-		for i, t := range tasks {
+		for _, t := range tasks {
 			s := c.stopOf(rank, t, homes)
-			if s.since = since; t.Kind == Backward {
-				since = int32(i) + 1
-			}
 			s.first, s.end, s.layers = first[t.Stage], end[t.Stage], int32(c.layers)
 			c.layers += int(s.end - s.first)
 			c.stops = append(c.stops, s)
@@ -99,14 +107,22 @@ func (c *course) task(n int32) Task {
 	return c.tasks[rank][int(n)-c.firsts[rank]]
 }
 
-// leaving appends the numbers of the forwards whose offloads end while a rank's task at a place runs.
-func (c *course) leaving(out []int, rank, at int) []int {
-	first := c.firsts[rank]
-	out = c.plan.leaving(out, c.tasks[rank], int(c.stops[first+at].since), at)
-	for i := range out {
-		out[i] += first
+// schedule is the list of a rank's actions, with the timing of copies that the plan has now. It is written again when the
+// timing has changed.
+func (c *course) schedule(rank int) *schedule.List {
+	if c.pipeline == nil {
+		c.pipeline, c.lists = c.plan.Pipeline(), make([]writtenList, len(c.tasks))
 	}
-	return out
+	w, o := &c.lists[rank], &c.plan.Offload
+	if w.list == nil || w.lag != o.Lag || w.ahead != o.Ahead {
+		*w = writtenList{o.Lag, o.Ahead, c.pipeline.Write(rank, o.Lag, o.Ahead, w.list)}
+	}
+	return w.list
+}
+
+// Pipeline is what the schedules of all ranks are written from.
+func (p *Plan) Pipeline() *schedule.Pipeline {
+	return schedule.New(p.Tasks, p.LayersPerStage, p.sharedSlots())
 }
 
 // position is that of a task among those of its rank.
@@ -115,7 +131,7 @@ func (c *course) position(n int32) int { return int(n) - c.firsts[c.stops[n].ran
 // stopOf is a task's. The same task of the next stage has the next place.
 func (c *course) stopOf(rank int, t Task, homes []int32) stop {
 	p, place := c.plan, c.placeOf(t)
-	kinds := len(c.places) / len(taskKinds)
+	kinds := len(c.places) / len(schedule.Kinds)
 	s := stop{
 		kind: t.Kind, subsequence: int32(t.Subsequence), stage: int32(t.Stage), at: int32(p.rangeOf(t)), rank: int32(rank), home: homes[t.Stage],
 		from: -1, next: -1, undone: -1,
@@ -136,7 +152,7 @@ func (c *course) stopOf(rank int, t Task, homes []int32) stop {
 		home := int(homes[next])
 		s.feeds, s.to, s.next = true, int32(home), c.places[place+on]-1
 		if t.Piece > 0 {
-			s.to = int32(p.Runner(Task{t.Kind, t.Microbatch, t.Subsequence, next, t.Piece}))
+			s.to = int32(p.Runner(Task{Kind: t.Kind, Microbatch: t.Microbatch, Subsequence: t.Subsequence, Stage: next, Piece: t.Piece}))
 			s.aside = s.rank != s.to && (s.rank != s.home || int(s.to) != home)
 		}
 		s.backwards = !p.Onwards(t.Kind, int(s.home), home)

@@ -9,11 +9,11 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
+	"sppo.dev/schedule"
 )
 
-// A bound on memory, for passes that choose among plans before anything is placed. It walks the tasks of a stage as codegen
-// lowers them, layer by layer, and adds up whose bytes are held. Plan.Memory is what codegen then places, to the byte; a test
-// in codegen holds the two together.
+// A bound on memory, for passes that choose among plans before anything is placed. It goes through the schedule of a stage and
+// adds up whose bytes are held. Plan.Memory is what codegen then places, to the byte; a test in codegen holds the two together.
 
 // Term is one of the things that a rank's device memory goes to.
 type Term int
@@ -129,20 +129,16 @@ type residence struct {
 	owed  ir.Bytes    // gradients that the visit before has given away, and what the collectives that may not be done make of them
 	lent  [2]ir.Bytes // keys of the stages that it helps, and their gradients
 
-	units      []*unitsLeft  // [i]: nil until the first forward
-	away       []copiesState // of each layer of each forward
-	begun      int           // layers of all tasks of the ranks before
-	leaving    []int         // numbers of forwards whose copies the task sees leave
-	reloads    int           // backwards behind the task whose reloads may begin while it runs
-	reloaded   int           // layers from the start of the task on whose reloads have begun; 0: not looked at
-	streaming  []int         // values of which a rank holds own rows alone
-	loads      loadsHeld
-	foreseeing bool // copies are run alone
-	visits     visitBytes
-	path       []int    // under ZeroWeights, own layers in the order of visits
-	visited    int      // of these
-	gathered   ir.Bytes // weights that are whole, and what they are gathered from
-	passing    params   // of the layer that runs those that are whole for this visit alone, and so not among these
+	units     []*unitsLeft // [i]: nil until the first forward
+	leaving   []bool       // [layer of a task, as stops count them, from begun on]: its offloaded tensors hold their bytes
+	begun     int          // layers of all tasks of the ranks before
+	streaming []int        // values of which a rank holds own rows alone
+	loads     loadsHeld
+	visits    visitBytes
+	path      []int    // under ZeroWeights, own layers in the order of visits
+	visited   int      // of these
+	gathered  ir.Bytes // weights that are whole, and what they are gathered from
+	passing   params   // of the layer that runs those that are whole for this visit alone, and so not among these
 
 	detours []bool        // by task; nil: there are none
 	waits   map[Task]bool // tasks whose input waits on the host
@@ -203,7 +199,7 @@ func (c *Context) newResidence(p *Plan, stage int) *residence {
 	if to < len(r.stops) {
 		end = int(r.stops[to].layers)
 	}
-	r.away, r.units = make([]copiesState, end-r.begun), make([]*unitsLeft, len(r.sizes))
+	r.leaving, r.units = make([]bool, end-r.begun), make([]*unitsLeft, len(r.sizes))
 	if p.layerOrder() || p.Streams() {
 		r.detours, r.waits = p.Detours(p.Tasks[stage]), map[Task]bool{}
 	}
@@ -212,7 +208,6 @@ func (c *Context) newResidence(p *Plan, stage int) *residence {
 			r.streaming = append(r.streaming, i)
 		}
 	}
-	r.foresee()
 	if p.Streams() {
 		r.loads.queue = NewLoadQueue(p, r.graph, p.Tasks[stage])
 	}
@@ -232,19 +227,12 @@ func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, i
 	r := c.newResidence(p, stage)
 	r.persist()
 	persistent := r.now[TermWeights] + r.now[TermOptimizer]
-	tasks := p.Tasks[stage]
-	c.work.spend(len(r.away))
-	for i, t := range tasks {
-		r.reloaded = 0
+	c.work.spend(len(r.leaving))
+	list := r.schedule(stage)
+	for i, t := range p.Tasks[stage] {
 		r.now[TermMessages] += inputs[i]
-		r.unpark(tasks, i)
-		switch n := r.firsts[stage] + i; t.Kind {
-		case Forward:
-			r.forward(t, n)
-		case Backward:
-			r.backward(t, n)
-		case WeightGrad:
-			r.weightGrads(t, n)
+		for _, a := range list.Of(i) {
+			r.act(t, a)
 		}
 		r.now[TermMessages] -= inputs[i]
 		if r.detours != nil {
@@ -319,108 +307,142 @@ func wholeGradients(b *graph.Block, of params) (n ir.Bytes) {
 	return n
 }
 
-func (r *residence) forward(t Task, n int) {
-	z, at := r.sizes[t.Subsequence], &r.stops[n]
-	if !at.fed {
-		r.note(t, r.context.working(r.graph, r.graph.Embedding, forwardPass, z, 0, 0))
-	}
-	u := r.leave(t)
-	r.findLeaving(n)
-	r.borrow(t)
-	for k := range r.layers[t.Stage] {
-		b, own := r.block(t, k), r.first[t.Stage]+k
-		if t.Subsequence == 0 {
-			r.now[TermCaches] += r.caches(b, graph.Cache, z)
-			r.host += r.streamed(graph.Cache, z.Sequence)
+// act takes and frees the bytes of an action of a task.
+func (r *residence) act(t Task, a schedule.Action) {
+	at := &r.stops[r.firsts[r.stage]+int(a.Task)]
+	switch a.Op {
+	case schedule.Begin:
+		if t.Kind == Forward {
+			r.borrow(t)
 		}
-		r.enter()
-		r.now[TermLoads] = r.attend(t, k, b)
-		r.note(t, r.working(b, forwardPass, z, 0)+r.sharing(t))
-		r.now[TermLoads] = r.loads.bytes()
-		r.exit()
-		r.park(t, b)
-		r.now[TermKept] += u.kept[own]
-		r.host += u.offloaded[own]
-		if k == 0 && r.waits[t] {
-			r.host -= r.hidden(z)
+	case schedule.StageIn:
+		r.unpark(r.plan.Tasks[r.stage][a.Task])
+	case schedule.Embedding:
+		r.embedding(t, at)
+	case schedule.Head:
+		r.touching(t, r.graph.Head, r.ofHead(), backwardPass, r.sizes[t.Subsequence])
+	case schedule.Visit:
+		r.visit(t, at, a)
+	case schedule.Release:
+		r.release(at, a)
+	case schedule.Reload:
+		r.reload(at, a)
+	case schedule.End:
+		if t.Kind == Forward && t.Subsequence == len(r.sizes)-1 {
+			r.help(t)
 		}
-		if c := r.copies(at, k); !c.hurried {
-			c.leaving = true
-			r.now[TermCopies] += u.offloaded[own]
-		}
-		r.copiesBeside(n, k)
-	}
-	if t.Subsequence == len(r.sizes)-1 {
-		r.help(t)
 	}
 }
 
-func (r *residence) backward(t Task, n int) {
-	at, pass := &r.stops[n], backwardPass
+func (r *residence) embedding(t Task, at *stop) {
+	b, z := r.graph.Embedding, r.sizes[t.Subsequence]
+	switch {
+	case t.Kind == Forward:
+		r.note(t, r.context.working(r.graph, b, forwardPass, z, 0, 0))
+	case t.Kind == WeightGrad:
+		r.now[TermKept] -= r.between(b, z)
+		r.touching(t, b, r.ofEmbedding(), weightPass, z)
+	case at.split:
+		r.touching(t, b, r.ofEmbedding(), inputPass, z)
+		r.now[TermKept] += r.between(b, z)
+	default:
+		r.touching(t, b, r.ofEmbedding(), backwardPass, z)
+	}
+}
+
+func (r *residence) visit(t Task, at *stop, a schedule.Action) {
+	k := int(a.Layer)
+	b, own := r.block(t, k), r.first[t.Stage]+k
+	switch t.Kind {
+	case Forward:
+		r.forward(t, at, a, b, own)
+	case Backward:
+		r.backward(t, at, k, b, own)
+	case WeightGrad:
+		r.weightGrads(t, at, k, b, own)
+	}
+}
+
+func (r *residence) forward(t Task, at *stop, a schedule.Action, b *graph.Block, own int) {
+	z, u, k := r.sizes[t.Subsequence], r.leave(t), int(a.Layer)
+	if t.Subsequence == 0 {
+		r.now[TermCaches] += r.caches(b, graph.Cache, z)
+		r.host += r.streamed(graph.Cache, z.Sequence)
+	}
+	r.enter()
+	r.now[TermLoads] = r.attend(t, k, b)
+	r.note(t, r.working(b, forwardPass, z, 0)+r.sharing(t))
+	r.now[TermLoads] = r.loads.bytes()
+	r.exit()
+	r.park(t, b)
+	r.now[TermKept] += u.kept[own]
+	r.host += u.offloaded[own]
+	if k == 0 && r.waits[t] {
+		r.host -= r.hidden(z)
+	}
+	if a.Held {
+		*r.isLeaving(at, k) = true
+		r.now[TermCopies] += u.offloaded[own]
+	}
+}
+
+func (r *residence) backward(t Task, at *stop, k int, b *graph.Block, own int) {
+	z, u, pass := r.sizes[t.Subsequence], r.units[t.Subsequence], backwardPass
 	if at.split {
 		pass = inputPass
 	}
-	z, u := r.sizes[t.Subsequence], r.units[t.Subsequence]
-	layers := r.layers[t.Stage]
-	r.beginBackward(n)
-	if !at.fed {
-		r.touching(t, r.graph.Head, r.ofHead(), backwardPass, z)
+	r.now[TermKept] -= u.kept[own]
+	r.now[TermCopies] -= u.offloaded[own]
+	r.enter()
+	r.visiting(t, k, b, pass, z)
+	r.exit()
+	r.leaveBackward(t, own, at, b, z)
+	if t.Slot() == len(r.sizes) {
+		r.stopHelping(k + 1)
 	}
-	r.findLeaving(n)
-	for ran := range layers {
-		k := layers - 1 - ran
-		b, own := r.block(t, k), r.first[t.Stage]+k
-		r.now[TermKept] -= u.kept[own]
-		r.now[TermCopies] -= u.offloaded[own]
-		r.enter()
-		r.visiting(t, k, b, pass, z)
-		r.exit()
-		r.leaveBackward(t, own, at, b, z)
-		if t.Slot() == len(r.sizes) {
-			r.stopHelping(layers - ran)
-		}
-		if t.Subsequence == len(r.sizes)-1 {
-			r.now[TermCacheGrads] += r.caches(b, graph.CacheGrad, z)
-			r.host += r.streamed(graph.CacheGrad, z.Prefix)
-			r.most = max(r.most, r.host)
-		}
-		if t.Subsequence == 0 {
-			r.now[TermCacheGrads] -= r.caches(b, graph.CacheGrad, z)
-			r.now[TermCaches] -= r.caches(b, graph.Cache, z)
-			if at.split {
-				r.now[TermCacheGrads] += r.cachesBetween(b, z)
-			}
-			r.host -= r.streamed(graph.Cache, z.Sequence) + r.streamed(graph.CacheGrad, r.sizes[len(r.sizes)-1].Prefix)
-		}
-		r.copiesBeside(n, ran)
+	if t.Subsequence == len(r.sizes)-1 {
+		r.now[TermCacheGrads] += r.caches(b, graph.CacheGrad, z)
+		r.host += r.streamed(graph.CacheGrad, z.Prefix)
+		r.most = max(r.most, r.host)
 	}
-	if !at.feeds {
-		r.touching(t, r.graph.Embedding, r.ofEmbedding(), pass, z)
+	if t.Subsequence == 0 {
+		r.now[TermCacheGrads] -= r.caches(b, graph.CacheGrad, z)
+		r.now[TermCaches] -= r.caches(b, graph.Cache, z)
 		if at.split {
-			r.now[TermKept] += r.between(r.graph.Embedding, z)
+			r.now[TermCacheGrads] += r.cachesBetween(b, z)
 		}
+		r.host -= r.streamed(graph.Cache, z.Sequence) + r.streamed(graph.CacheGrad, r.sizes[len(r.sizes)-1].Prefix)
 	}
 }
 
 // weightGrads is the second half of a backward.
-func (r *residence) weightGrads(t Task, n int) {
-	z, layers := r.sizes[t.Subsequence], r.layers[t.Stage]
-	r.findLeaving(n)
-	for ran := range layers {
-		k := layers - 1 - ran
-		b, own := r.block(t, k), r.first[t.Stage]+k
-		r.now[TermKept] -= r.between(b, z)
-		r.visiting(t, k, b, weightPass, z)
-		r.leaveBackward(t, own, &r.stops[n], b, z)
-		if t.Subsequence == 0 {
-			r.now[TermCacheGrads] -= r.cachesBetween(b, z)
-		}
-		r.copiesBeside(n, ran)
+func (r *residence) weightGrads(t Task, at *stop, k int, b *graph.Block, own int) {
+	z := r.sizes[t.Subsequence]
+	r.now[TermKept] -= r.between(b, z)
+	r.visiting(t, k, b, weightPass, z)
+	r.leaveBackward(t, own, at, b, z)
+	if t.Subsequence == 0 {
+		r.now[TermCacheGrads] -= r.cachesBetween(b, z)
 	}
-	if t.Stage == 0 {
-		r.now[TermKept] -= r.between(r.graph.Embedding, z)
-		r.touching(t, r.graph.Embedding, r.ofEmbedding(), weightPass, z)
+}
+
+// isLeaving is whether the tensors that a forward has offloaded from its k-th layer still hold their device bytes.
+func (r *residence) isLeaving(t *stop, k int) *bool { return &r.leaving[int(t.layers)-r.begun+k] }
+
+// release ends the copy of a forward's layer to the host.
+func (r *residence) release(t *stop, a schedule.Action) {
+	if is := r.isLeaving(t, int(a.Layer)); *is {
+		r.now[TermCopies] -= r.units[t.subsequence].offloaded[t.first+a.Layer]
+		*is = false
 	}
+}
+
+// reload begins the copy back of a backward's layer.
+func (r *residence) reload(t *stop, a schedule.Action) {
+	n := r.units[t.subsequence].offloaded[t.first+a.Layer]
+	r.now[TermCopies] += n
+	r.most = max(r.most, r.host)
+	r.host -= n
 }
 
 // leaveBackward ends the visit of a layer: what its second half will read is kept, or its gradients are given away, and from
@@ -555,13 +577,13 @@ func (r *residence) park(t Task, b *graph.Block) {
 	}
 }
 
-// unpark brings them back while the task before the stage's first backward runs.
-func (r *residence) unpark(tasks []Task, i int) {
-	if i+1 == len(tasks) || !r.plan.Unparks(tasks[i+1]) {
+// unpark brings them back for the stage's first backward.
+func (r *residence) unpark(next Task) {
+	if !r.plan.Unparks(next) {
 		return
 	}
-	for k := range r.layers[tasks[i+1].Stage] {
-		caches := r.caches(r.block(tasks[i+1], k), graph.Cache, r.sizes[0])
+	for k := range r.layers[next.Stage] {
+		caches := r.caches(r.block(next, k), graph.Cache, r.sizes[0])
 		r.most = max(r.most, r.host)
 		r.now[TermCaches] += caches
 		r.host -= caches

@@ -182,14 +182,16 @@ type slot struct {
 
 func slotOf(t Task) slot { return slot{t.Kind, t.Microbatch, t.Slot()} }
 
-// Slot is the number of a task's slot in the forward pass, and of that of its forward in the backward pass.
-func (t Task) Slot() int { return t.Stage + t.Subsequence }
-
 // Shared says whether the ranks of all stages share in a task's slot, so that they run it layer by layer together.
-func (p *Plan) Shared(t Task) bool { return p.Mux.Left && t.Slot() < p.Parallel.PP-1 }
+func (p *Plan) Shared(t Task) bool { return t.Slot() < p.sharedSlots() }
 
-// SameSlot says whether two tasks are of one slot of the same pass.
-func SameSlot(a, b Task) bool { return slotOf(a) == slotOf(b) }
+// sharedSlots is the number of slots, from the first on, that the ranks of all stages share.
+func (p *Plan) sharedSlots() int {
+	if !p.Mux.Left {
+		return 0
+	}
+	return p.Parallel.PP - 1
+}
 
 // Runner is the pipeline rank that does a task: the one that has its stage, or the one that helps it.
 func (p *Plan) Runner(t Task) int {
@@ -230,18 +232,6 @@ func (p *Plan) Begins(kind TaskKind, rank, stage, slot int) bool {
 		before = slot + 1
 	}
 	return p.helps(rank, stage, slot) && (before < stage || !p.helps(rank, stage, before))
-}
-
-// NextShared is the shared slot behind one in the order of its pass, -1 if there is none; first says that there is none before it.
-func (p *Plan) NextShared(kind TaskKind, slot int) (next int, first bool) {
-	last := p.Parallel.PP - 2
-	switch {
-	case kind == Backward:
-		return slot - 1, slot == last
-	case slot == last:
-		return -1, slot == 0
-	}
-	return slot + 1, slot == 0
 }
 
 // ParamSet is a set of a layer's parameters, a bit for each.
@@ -340,33 +330,6 @@ func (p *Plan) borrowedTasks() [][]Task {
 		}
 	}
 	return orders
-}
-
-// leavingTurns is leaving where subsequences are cut: pieces that run one after another, or layer by layer together, count as
-// one task, and the last of them sees the others leave.
-func (p *Plan) leavingTurns(out []int, tasks []Task, i int) []int {
-	if i+1 < len(tasks) && SameSlot(tasks[i], tasks[i+1]) {
-		return out
-	}
-	for j, back := i, 0; j > 0 && back <= p.Offload.Lag; j-- {
-		if !SameSlot(tasks[j-1], tasks[j]) {
-			if back++; tasks[j-1].Kind != Forward {
-				break
-			}
-		}
-		if back == p.Offload.Lag || back > 0 && back < p.Offload.Lag && tasks[i].Kind == Backward {
-			out = append(out, j-1)
-		}
-	}
-	first := i // of the turn
-	for first > 0 && SameSlot(tasks[first-1], tasks[i]) {
-		first--
-	}
-	out = slices.DeleteFunc(out, func(at int) bool {
-		return slices.ContainsFunc(tasks[first:i+1], func(b Task) bool { return b.Undoes(tasks[at]) })
-	})
-	slices.Reverse(out)
-	return out
 }
 
 // ownTasks are the forwards of a stage from a subsequence on.

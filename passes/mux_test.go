@@ -111,7 +111,7 @@ func TestEvenPieces(t *testing.T) {
 		}
 	}
 	for piece, want := range []int{1, 1, 2, 2, 3, 3} { // thirds
-		if got := p.Runner(Task{Forward, 0, 1, 1, piece + 1}); got != want {
+		if got := p.Runner(Task{Kind: Forward, Subsequence: 1, Stage: 1, Piece: piece + 1}); got != want {
 			t.Errorf("piece %d of subsequence 1 on stage 1 is rank %d's, want %d", piece+1, got, want)
 		}
 	}

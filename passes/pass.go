@@ -42,7 +42,7 @@ var Passes = [...]Pass{
 		},
 	},
 	{
-		Name: "schedule", Run: schedule, Check: checkSchedule,
+		Name: "schedule", Run: orderTasks, Check: checkSchedule,
 		Doc: "Orders the tasks of every stage by the strategy: forwards of subsequences from the first to the last, backwards from the last to the first, and, where they are put off, gradients of weights.",
 		After: []Order{
 			{"partition", "tasks are forwards and backwards of subsequences"},

@@ -14,6 +14,7 @@ import (
 	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/schedule"
 )
 
 // Plan holds every decision about a job. It is a plain value: passes refine it, JSON carries it, and a plan that
@@ -80,40 +81,18 @@ type Subsequences struct {
 	Imbalance float64 `json:"imbalance"` // largest forward FLOPs of a subsequence over the mean, minus 1
 }
 
-// TaskKind says what a task computes.
-type TaskKind uint8
+// Task is what a pipeline rank runs of one subsequence; Plan.Home says which rank has its stage.
+type Task = schedule.Task
 
-// Kinds of tasks. A backward whose weight gradients are a task of their own computes the gradient of its input alone.
+// TaskKind is what a task computes.
+type TaskKind = schedule.Kind
+
+// Kinds of tasks.
 const (
-	Forward TaskKind = 1 + iota
-	Backward
-	WeightGrad
+	Forward    = schedule.Forward
+	Backward   = schedule.Backward
+	WeightGrad = schedule.WeightGrad
 )
-
-var taskKinds = []TaskKind{Forward, Backward, WeightGrad}
-
-// String is the kind's letter, and nothing for no task.
-func (k TaskKind) String() string { return [...]string{"", "F", "B", "W"}[k] }
-
-// Task is the forward or backward of one subsequence of one microbatch through the layers of one virtual stage, or what a
-// backward has left of the gradients of its weights. It is written "F0.3@1" in JSON: kind, microbatch, subsequence,
-// virtual stage; "F0.3/2@1" for the second piece of a subsequence.
-type Task struct {
-	Kind        TaskKind
-	Microbatch  int
-	Subsequence int
-	Stage       int // virtual stage; Plan.Home says which pipeline rank has it
-	Piece       int // of a subsequence that is cut, from 1; 0: the whole
-}
-
-// As is the task of another kind for the same subsequence on the same virtual stage.
-func (t Task) As(kind TaskKind) Task {
-	t.Kind = kind
-	return t
-}
-
-// Undoes says whether a backward is that of a forward.
-func (t Task) Undoes(f Task) bool { return f.Kind == Forward && t == f.As(Backward) }
 
 // UnitType is the paper's class of an activation by its lifespan.
 type UnitType int

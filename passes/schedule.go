@@ -3,49 +3,16 @@ package passes
 import (
 	"fmt"
 	"slices"
-	"strings"
 )
 
-// schedule orders the tasks of every pipeline rank.
+// orderTasks orders the tasks of every pipeline rank.
 //
 // Input: Parallel, Subsequences. Output: Tasks. Paper: section 3; a stage forwards s_0 .. s_{N-1} and then goes
 // backward from s_{N-1} to s_0, since gradients of K and V flow from later to earlier subsequences. Other strategies
 // differ in how they weave several sequences, and in whether gradients of weights are tasks of their own.
-func schedule(_ *Context, p *Plan) error {
+func orderTasks(_ *Context, p *Plan) error {
 	p.decideOrder()
 	return nil
-}
-
-// MarshalText writes "F0.3@1": kind, microbatch, subsequence, virtual stage; "F0.3/2@1" with a piece.
-func (t Task) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
-
-func (t Task) String() string {
-	piece := ""
-	if t.Piece > 0 {
-		piece = fmt.Sprintf("/%d", t.Piece)
-	}
-	return fmt.Sprintf("%s%d.%d%s@%d", t.Kind, t.Microbatch, t.Subsequence, piece, t.Stage)
-}
-
-// UnmarshalText reads what MarshalText writes.
-func (t *Task) UnmarshalText(text []byte) error {
-	word := string(text)
-	for _, kind := range taskKinds {
-		rest, ok := strings.CutPrefix(word, kind.String())
-		if !ok {
-			continue
-		}
-		read := Task{Kind: kind}
-		if rest, stage, found := strings.Cut(rest, "@"); found {
-			rest, piece, _ := strings.Cut(rest, "/")
-			_, _ = fmt.Sscanf(stage+" "+rest+" "+piece, "%d %d.%d %d", &read.Stage, &read.Microbatch, &read.Subsequence, &read.Piece)
-		}
-		if read.String() == word { // whatever was read
-			*t = read
-			return nil
-		}
-	}
-	return fmt.Errorf("%q is no task: write F, B or W, microbatch, dot, subsequence, @, virtual stage, as in F0.3@1", word)
 }
 
 // checkSchedule: every task once on every stage, in an order that the dataflow allows, the same on all stages where
@@ -95,7 +62,7 @@ func (p *Plan) checkStage(rank int, tasks []Task) error {
 			continue
 		case Forward:
 			if t.Subsequence != forward[at] {
-				return fmt.Errorf("%s comes where %s is due: it reads K and V of all before it", t, Task{Forward, t.Microbatch, forward[at], t.Stage, 0})
+				return fmt.Errorf("%s comes where %s is due: it reads K and V of all before it", t, Task{Kind: Forward, Microbatch: t.Microbatch, Subsequence: forward[at], Stage: t.Stage})
 			}
 			forward[at]++
 			continue

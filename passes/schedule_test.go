@@ -27,7 +27,7 @@ func TestScheduleOfABatch(t *testing.T) {
 }
 
 func TestTaskText(t *testing.T) {
-	for _, task := range []Task{{Kind: WeightGrad, Subsequence: 3, Stage: 2}, {Forward, 0, 3, 0, 0}, {Backward, 12, 345, 0, 0}, {Forward, 1, 2, 3, 4}} {
+	for _, task := range []Task{{Kind: WeightGrad, Subsequence: 3, Stage: 2}, {Kind: Forward, Subsequence: 3}, {Kind: Backward, Microbatch: 12, Subsequence: 345}, {Kind: Forward, Microbatch: 1, Subsequence: 2, Stage: 3, Piece: 4}} {
 		text, _ := task.MarshalText()
 		var back Task
 		if err := back.UnmarshalText(text); err != nil || back != task {
@@ -57,11 +57,11 @@ func TestBrokenSchedules(t *testing.T) {
 		{"a piece of what is whole", "no such microbatch", func(p *Plan) { p.Tasks[0][0].Piece = 1 }},
 		{"no such virtual stage", "no such microbatch", func(p *Plan) { p.Tasks[0][0].Stage = 2 }},
 		{"another rank's virtual stage", "virtual stage 1 belongs to stage 1", func(p *Plan) { p.Tasks[0][0].Stage = 1 }},
-		{"gradients of weights too early", "W0.3@0 comes before B0.3@0", func(p *Plan) { p.Tasks[0] = slices.Insert(p.Tasks[0], 4, Task{WeightGrad, 0, 3, 0, 0}) }},
+		{"gradients of weights too early", "W0.3@0 comes before B0.3@0", func(p *Plan) { p.Tasks[0] = slices.Insert(p.Tasks[0], 4, Task{Kind: WeightGrad, Subsequence: 3}) }},
 		{"gradients of weights twice", "there are 17", func(p *Plan) {
-			p.Tasks[0] = append(p.Tasks[0], Task{WeightGrad, 0, 3, 0, 0}, Task{WeightGrad, 0, 3, 0, 0})
+			p.Tasks[0] = append(p.Tasks[0], Task{Kind: WeightGrad, Subsequence: 3}, Task{Kind: WeightGrad, Subsequence: 3})
 		}},
-		{"gradients of no such weights", "no such microbatch", func(p *Plan) { p.Tasks[0] = append(p.Tasks[0], Task{WeightGrad, 0, 4, 0, 0}) }},
+		{"gradients of no such weights", "no such microbatch", func(p *Plan) { p.Tasks[0] = append(p.Tasks[0], Task{Kind: WeightGrad, Subsequence: 4}) }},
 		{"microbatches cross", "waits for ever", func(p *Plan) { exchangeMicrobatches(p.Tasks[1]) }},
 	} {
 		p := planOf(t, "tiny.sppo")
@@ -85,7 +85,7 @@ func exchangeMicrobatches(tasks []Task) {
 func TestStagesThatWaitForEachOther(t *testing.T) {
 	p := planOf(t, "tiny.sppo", "schedule.subsequences=1")
 	allForward := func(stage int) []Task {
-		return []Task{{Forward, 0, 0, stage, 0}, {Forward, 1, 0, stage, 0}, {Backward, 0, 0, stage, 0}, {Backward, 1, 0, stage, 0}}
+		return []Task{{Kind: Forward, Stage: stage}, {Kind: Forward, Microbatch: 1, Stage: stage}, {Kind: Backward, Stage: stage}, {Kind: Backward, Microbatch: 1, Stage: stage}}
 	}
 	p.Tasks[1] = allForward(1)
 	if err := Verify(p); err == nil || !strings.Contains(err.Error(), "waits for ever") {
@@ -106,7 +106,7 @@ func TestOverlappedMakespan(t *testing.T) {
 		for _, b := range []ir.Seconds{2, 2.5, 3} {
 			p, costs := interleavedOf(stages, v, slices.Repeat([]ir.Seconds{1}, n), slices.Repeat([]ir.Seconds{b}, n))
 			p.Parallel.Microbatches, p.Schedule.Strategy = microbatches, "overlapped-sppo"
-			if err := schedule(nil, p); err != nil {
+			if err := orderTasks(nil, p); err != nil {
 				t.Fatal(err)
 			}
 			if err := checkSchedule(nil, p); err != nil {

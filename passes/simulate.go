@@ -3,13 +3,11 @@ package passes
 import (
 	"sppo.dev/ir"
 	"sppo.dev/ir/cost"
+	"sppo.dev/schedule"
 )
 
-// simulation runs the tasks of all stages against each other in virtual time, layer by layer, with copies to and from
-// the host beside them, in the order that the program will have: the copies of a layer leave once it has run; what
-// takes their bytes, the same layer of the next task but one, waits for them; in the backward a layer of the next task
-// comes back once this task has freed the bytes of the same layer. It can be run again after a change of fates or of when
-// copies begin.
+// simulation gives the actions of all ranks' schedules durations, and runs them against each other in virtual time, with
+// copies to and from the host beside them. It can be run again after a change of placements or of when copies begin.
 type simulation struct {
 	*costs
 	*course
@@ -36,20 +34,19 @@ func (p *Plan) simulation(c *Context, t *costs) *simulation {
 }
 
 type simStage struct {
-	job        *simulation
-	tasks      []Task
-	done       int   // tasks
-	leaving    []int // numbers of forwards whose copies the task sees leave
-	behind     int   // backwards behind the task whose reloads may begin while it runs
-	now        ir.Seconds
-	busy       ir.Seconds
-	exposed    ir.Seconds
-	late       []ir.Seconds // [i]: part of exposed
-	link       cost.HostLink
-	sendFree   [2]ir.Seconds // towards the next and the previous stage
-	muxOut     ir.Seconds    // messages between ranks that share tasks
-	muxIn      ir.Seconds
-	reloadedTo int // layers from the start of the task on whose reloads have begun; 0: not looked at
+	job      *simulation
+	tasks    []Task
+	list     *schedule.List
+	first    int32 // number of the first of the tasks
+	done     int   // tasks
+	now      ir.Seconds
+	busy     ir.Seconds
+	exposed  ir.Seconds
+	late     []ir.Seconds // [i]: part of exposed
+	link     cost.HostLink
+	sendFree [2]ir.Seconds // towards the next and the previous stage
+	muxOut   ir.Seconds    // messages between ranks that share tasks
+	muxIn    ir.Seconds
 	simHost
 	simStream
 }
@@ -69,7 +66,9 @@ func (s *simulation) reset() {
 	s.stages = make([]simStage, len(p.Tasks))
 	for i := range s.stages {
 		tasks := p.Tasks[i]
-		s.stages[i] = simStage{job: s, link: s.link, tasks: tasks, late: make([]ir.Seconds, p.Subsequences.N)}
+		s.stages[i] = simStage{
+			job: s, tasks: tasks, list: s.schedule(i), first: int32(s.firsts[i]), link: s.link, late: make([]ir.Seconds, p.Subsequences.N),
+		}
 		if p.layerOrder() || s.streams {
 			s.stages[i].simHost = newSimHost(p.Detours(tasks))
 		}
@@ -140,32 +139,50 @@ func (s *simulation) late() [][]ir.Seconds {
 func (s *simulation) visitTask(n int32) {
 	t := &s.stops[n]
 	st := &s.stages[t.rank]
-	st.reloadedTo = 0
 	if t.shared {
 		if t.opens {
 			newSharedSlot(s, s.task(n)).run()
 		}
-		st.done++
 		return
 	}
-	begin := st.now
-	st.now = max(st.now, s.arrives[n])
-	st.await()
-	lagging := st.lagging
-	switch t.kind {
-	case Forward:
-		s.forwardTask(st, n)
-	case Backward:
-		s.backwardTask(st, n, begin)
-	case WeightGrad:
-		s.weightTask(st, n)
+	for _, a := range st.list.Of(int(n - st.first)) {
+		s.act(st, n, a)
 	}
-	st.waitFor(lagging)
-	detours := st.detours != nil && st.detours[st.done]
+}
+
+// act gives an action of a task that a rank runs alone its time.
+func (s *simulation) act(st *simStage, n int32, a schedule.Action) {
+	t := &s.stops[n]
+	switch a.Op {
+	case schedule.Begin:
+		st.now = max(st.now, s.arrives[n])
+		st.await()
+	case schedule.StageIn:
+		s.stageIn(st, int(a.Task))
+	case schedule.Embedding:
+		s.runEmbedding(st, t)
+	case schedule.Head:
+		st.run(s.head[t.at])
+	case schedule.Visit:
+		s.visit(st, t, a)
+	case schedule.Release:
+		s.release(st, t, a)
+	case schedule.Reload:
+		s.reload(st, a)
+	case schedule.End:
+		s.endTask(st, n)
+	}
+}
+
+// endTask passes the task's result on.
+func (s *simulation) endTask(st *simStage, n int32) {
+	st.waitFor(st.lagging)
 	st.done++
-	if detours {
+	t := &s.stops[n]
+	switch {
+	case st.detours != nil && st.detours[st.done-1]:
 		s.depart(st, n)
-	} else if t.next >= 0 {
+	case t.next >= 0:
 		s.deliver(t)
 	}
 }
@@ -210,45 +227,41 @@ func (st *simStage) waitFor(until ir.Seconds) {
 	}
 }
 
-// findLeaving lists the numbers of the forwards whose offloads end while a task runs.
-func (s *simulation) findLeaving(st *simStage, at int, rank int32) []int {
-	if st.leaving = st.leaving[:0]; s.outs {
-		st.leaving = s.course.leaving(st.leaving, int(rank), at)
-	}
-	return st.leaving
-}
-
-// release waits for the k-th layer of all forwards that leave.
-func (s *simulation) release(st *simStage, leaving []int, k int) {
-	for _, n := range leaving {
-		if f := &s.stops[n]; k < int(f.end-f.first) {
-			st.wait(f.subsequence, s.sent[int(f.layers)+k])
-		}
-	}
-}
-
-func (s *simulation) forwardTask(st *simStage, n int32) {
-	t := &s.stops[n]
-	s.fetch(st)
-	if !t.fed {
+func (s *simulation) runEmbedding(st *simStage, t *stop) {
+	switch t.kind {
+	case Forward:
 		st.run(s.embed[t.at])
-	}
-	leaving := s.findLeaving(st, st.done, t.rank)
-	for k := range int(t.end - t.first) {
-		begin := st.now
-		s.visit(st, t, k, s.forward[t.at])
-		if s.outs {
-			s.sent[int(t.layers)+k] = s.leave(st, t, k, begin)
-			s.sentRows(st, k, st.link.Until(cost.Out))
-			s.release(st, leaving, k)
-		}
-		s.reloadUpTo(st, n, k+s.plan.Offload.Ahead)
+	case Backward:
+		st.run(s.embedGrad[t.at].of(t.split))
+	case WeightGrad:
+		st.run(s.embedGrad[t.at].weights)
 	}
 }
 
-// leave is when the copies of a forward's k-th layer have left, which follow their producers through the layer; 0 where
+func (s *simulation) visit(st *simStage, t *stop, a schedule.Action) {
+	k := int(a.Layer)
+	switch t.kind {
+	case Forward:
+		begin := st.now
+		s.runLayer(st, t, k, s.forward[t.at])
+		if s.outs {
+			s.sent[int(t.layers)+k] = s.offload(st, t, k, begin)
+			s.sentRows(st, k, st.link.Until(cost.Out))
+		}
+	case Backward:
+		if s.backs {
+			st.wait(t.subsequence, s.back[int(t.layers)+k])
+		}
+		s.waitCaches(st, t, k)
+		s.runLayer(st, t, k, s.backwardOf(t, k).of(t.split))
+	case WeightGrad:
+		st.run(s.backwardOf(t, k).weights)
+	}
+}
+
+// offload is when the copies of a forward's k-th layer have left, which follow their producers through the layer; 0 where
 // there are none.
-func (s *simulation) leave(st *simStage, t *stop, k int, begin ir.Seconds) ir.Seconds {
+func (s *simulation) offload(st *simStage, t *stop, k int, begin ir.Seconds) ir.Seconds {
 	d := s.out(st, t, k)
 	if d == 0 {
 		return 0
@@ -258,46 +271,11 @@ func (s *simulation) leave(st *simStage, t *stop, k int, begin ir.Seconds) ir.Se
 	return left
 }
 
-// backwardTask begins its reloads, where it follows its own forward, before its gradient arrives.
-func (s *simulation) backwardTask(st *simStage, n int32, begin ir.Seconds) {
-	t := &s.stops[n]
-	layers, ahead := int(t.end-t.first), s.plan.Offload.Ahead
-	leaving := s.findLeaving(st, st.done, t.rank)
-	for at := range min(ahead, layers) {
-		s.reload(st, n, at, begin)
-	}
-	s.reloadUpTo(st, n, ahead-1)
-	s.fetch(st)
-	if !t.fed {
-		st.run(s.head[t.at])
-	}
-	for at := range layers {
-		k := layers - 1 - at
-		if s.backs {
-			st.wait(t.subsequence, s.back[int(t.layers)+k])
-		}
-		s.waitCaches(st, t, k)
-		s.visit(st, t, k, s.backwardOf(t, k).of(t.split))
-		s.release(st, leaving, at)
-		s.reloadUpTo(st, n, at+ahead)
-	}
-	if !t.feeds {
-		st.run(s.embedGrad[t.at].of(t.split))
-	}
-}
-
-func (s *simulation) weightTask(st *simStage, n int32) {
-	t := &s.stops[n]
-	s.fetch(st)
-	leaving := s.findLeaving(st, st.done, t.rank)
-	layers := int(t.end - t.first)
-	for at := range layers {
-		st.run(s.backwardOf(t, layers-1-at).weights)
-		s.release(st, leaving, at)
-		s.reloadUpTo(st, n, at+s.plan.Offload.Ahead)
-	}
-	if t.stage == 0 {
-		st.run(s.embedGrad[t.at].weights)
+// release waits for the copies of a forward's layer. Where the forward's own backward follows it, reloads wait for them instead.
+func (s *simulation) release(st *simStage, t *stop, a schedule.Action) {
+	if n := st.first + a.Task; s.outs && t.undone != n {
+		f := &s.stops[n]
+		st.wait(f.subsequence, s.sent[f.layers+a.Layer])
 	}
 }
 
@@ -309,41 +287,13 @@ func (s *simulation) backwardOf(t *stop, k int) backwardTime {
 	return s.backward[t.at].plus(s.again[t.home][t.at][int(t.first)+k], 1)
 }
 
-// reloadUpTo begins the reloads of backward layers up to the last-th from the start of a task on, counted through the backwards
-// that come. What it has looked at for this task it does not look at again.
-func (s *simulation) reloadUpTo(st *simStage, n int32, last int) {
-	if !s.backs {
-		return
+// reload begins the copies that bring a layer back, which has to have left.
+func (s *simulation) reload(st *simStage, a schedule.Action) {
+	t := &s.stops[st.first+a.Task]
+	if copies := s.h2d[t.home][t.at][t.first+a.Layer]; copies > 0 {
+		gone := s.sent[s.stops[t.undone].layers+a.Layer]
+		s.back[t.layers+a.Layer] = st.link.Copies(cost.Back, max(st.now, gone), copies)
 	}
-	if st.reloadedTo == 0 {
-		st.behind = s.plan.coming(st.tasks, st.done)
-	}
-	first := 0 // layer of the task, from the start of the one that is looked at
-	for m := int(n); m <= int(n)+st.behind && first <= last; m++ {
-		t := &s.stops[m]
-		layers := int(t.end - t.first)
-		if t.kind == Backward {
-			for at := max(0, st.reloadedTo-first); at < layers && first+at <= last; at++ {
-				s.reload(st, int32(m), at, st.now)
-			}
-		}
-		first += layers
-	}
-	st.reloadedTo = max(st.reloadedTo, last+1)
-}
-
-// reload begins the copies of the layer that a backward task comes to as its at-th, no earlier than from. What is on its
-// way already stays so.
-func (s *simulation) reload(st *simStage, n int32, at int, from ir.Seconds) {
-	t := &s.stops[n]
-	k := int(t.end-t.first) - 1 - at
-	copies := s.h2d[t.home][t.at][int(t.first)+k]
-	back := &s.back[int(t.layers)+k]
-	if copies == 0 || *back > 0 {
-		return
-	}
-	gone := s.sent[int(s.stops[t.undone].layers)+k]
-	*back = st.link.Copies(cost.Back, max(from, gone), copies)
 }
 
 // exposed is how long the stage that waits longest waits for copies.

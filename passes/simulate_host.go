@@ -36,10 +36,9 @@ func (s *simulation) depart(st *simStage, n int32) {
 	st.waits[at], st.gone[at], st.lagging = true, left, left
 }
 
-// fetch brings back what the task after this one starts from.
-func (s *simulation) fetch(st *simStage) {
-	at := st.done + 1
-	if st.detours == nil || at == len(st.tasks) {
+// stageIn brings back what a task, the rank's next, starts from.
+func (s *simulation) stageIn(st *simStage, at int) {
+	if st.detours == nil {
 		return
 	}
 	next := st.tasks[at]

@@ -1,11 +1,10 @@
 package passes
 
 import (
-	"slices"
-
 	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/ir/cost"
+	"sppo.dev/schedule"
 )
 
 // Tasks that ranks share at the start of the pipeline, in virtual time: slots are run layer by layer by all ranks at once, as
@@ -126,8 +125,8 @@ type sharedSlot struct {
 	*simulation
 	first   Task
 	all     []slotTask
-	mine    [][2]int32 // of the first, and of what is behind the last
-	leaving [][]int
+	actions [][]schedule.Action  // of this slot, yet to be run
+	whole   []ir.Seconds         // when parameters of the layer that own tasks visit have been brought together
 	ready   []map[int]ir.Seconds // [stage]: when what other ranks have made is there
 	summed  []ir.Seconds         // when what helpers have given back last was added up
 }
@@ -163,81 +162,87 @@ type lentLayer struct{ rank, stage, k int }
 
 // newSharedSlot is of the slot that all ranks have come to.
 func newSharedSlot(s *simulation, t Task) *sharedSlot {
-	w := &sharedSlot{simulation: s, first: t, all: s.plan.sharedTasks(t)}
+	w := &sharedSlot{
+		simulation: s, first: t, all: s.plan.sharedTasks(t),
+		whole: make([]ir.Seconds, len(s.stages)), summed: make([]ir.Seconds, len(s.stages)),
+	}
 	for r := range s.stages {
-		st := &s.stages[r]
-		end := st.done
-		for end < len(st.tasks) && SameSlot(st.tasks[end], t) {
-			end++
-		}
-		w.mine = append(w.mine, [2]int32{int32(s.firsts[r] + st.done), int32(s.firsts[r] + end)})
-		w.leaving = append(w.leaving, slices.Clone(s.findLeaving(st, end-1, int32(r))))
-		w.ready, w.summed = append(w.ready, map[int]ir.Seconds{}), append(w.summed, 0)
+		w.actions, w.ready = append(w.actions, s.stages[r].list.Of(s.stages[r].done)), append(w.ready, map[int]ir.Seconds{})
 	}
 	return w
 }
 
+// run takes every rank through its own actions up to the next in which all take part.
 func (w *sharedSlot) run() {
-	slot, layers := w.first.Slot(), slices.Max(w.plan.LayersPerStage)
-	next, first := w.plan.NextShared(w.first.Kind, slot)
-	if w.first.Kind == Forward {
-		w.enter()
-	}
-	if first {
-		w.lend(slot, 0)
-	}
-	for k := range layers + 1 {
-		visited := w.visit(slot, k)
-		for tasks := w.all; len(tasks) > 0; {
-			stage := tasks[0].Stage
-			w.eachTask(stage, k-1, w.finish)
-			w.eachTask(stage, k, w.begin)
-			for ; len(tasks) > 0 && tasks[0].Stage == stage; tasks = tasks[1:] {
-				w.exchange(tasks[0], k)
-			}
-		}
-		if first {
-			w.lend(slot, k+1)
-		}
-		w.lend(next, k)
-		for r, until := range visited {
-			w.stages[r].now = max(w.stages[r].now, until)
-		}
-		if k == 0 {
-			continue
-		}
+	for {
+		var common []schedule.Action
 		for r := range w.stages {
-			w.release(&w.stages[r], w.leaving[r], k-1)
-		}
-		w.giveBack(k - 1)
-	}
-	for round := layers; round < layers+w.plan.Parallel.PP-2-slot; round++ {
-		w.giveBack(round)
-	}
-	for r := range w.stages {
-		for n := w.mine[r][0]; n < w.mine[r][1]; n++ {
-			if t := &w.stops[n]; t.feeds {
-				w.deliver(t)
+			for len(w.actions[r]) > 0 && !w.actions[r][0].Op.Common() {
+				w.actAlone(r, w.actions[r][0])
+				w.actions[r] = w.actions[r][1:]
+			}
+			if len(w.actions[r]) > 0 {
+				common, w.actions[r] = w.actions[r][:1], w.actions[r][1:]
 			}
 		}
-	}
-	if w.first.Kind == Backward {
-		w.leave()
+		if common == nil {
+			return
+		}
+		w.actTogether(common[0])
 	}
 }
 
-// visit is until when each rank that has tasks of its own brings together parameters of its k-th layer, beside what it computes.
-func (w *sharedSlot) visit(slot, k int) []ir.Seconds {
-	until := make([]ir.Seconds, slot+1)
-	for r := range until {
-		if k < w.plan.LayersPerStage[r] {
-			until[r] = w.stages[r].now + w.left.visit.weights
-			if w.first.Kind == Backward {
-				until[r] += w.left.visit.gradients
-			}
+// actAlone gives an action of one rank its time.
+func (w *sharedSlot) actAlone(rank int, a schedule.Action) {
+	st := &w.stages[rank]
+	n := st.first + a.Task
+	switch a.Op {
+	case schedule.Enter:
+		w.enter(rank)
+	case schedule.Leave:
+		st.now = max(st.now, w.whole[rank])
+	case schedule.FirstHalf:
+		w.firstHalf(st, n, int(a.Layer))
+	case schedule.SecondHalf:
+		w.secondHalf(st, n, int(a.Layer))
+	case schedule.Release:
+		w.release(st, &w.stops[st.first+int32(st.done)], a)
+	case schedule.Reload:
+		w.reload(st, a)
+	case schedule.End:
+		st.done++
+		if t := &w.stops[n]; t.feeds {
+			w.deliver(t)
 		}
 	}
-	return until
+}
+
+// actTogether gives an action of all ranks its time.
+func (w *sharedSlot) actTogether(a schedule.Action) {
+	switch a.Op {
+	case schedule.HandOut:
+		w.handOut()
+	case schedule.HandIn:
+		w.handIn()
+	case schedule.Lend:
+		w.lend(int(a.Of), int(a.Layer))
+	case schedule.Exchange:
+		for _, t := range w.all {
+			if t.Stage == int(a.Of) {
+				w.exchange(t)
+			}
+		}
+	case schedule.Return:
+		w.giveBack(int(a.Layer))
+	}
+}
+
+// enter brings together parameters of the layer that own tasks come to, beside what the rank computes.
+func (w *sharedSlot) enter(rank int) {
+	w.whole[rank] = w.stages[rank].now + w.left.visit.weights
+	if w.first.Kind == Backward {
+		w.whole[rank] += w.left.visit.gradients
+	}
 }
 
 // lend brings the weights of the k-th layers of a slot to the ranks that begin to help then, from one to the next.
@@ -273,8 +278,8 @@ func (w *sharedSlot) giveBack(round int) {
 	}
 }
 
-// enter embeds the pieces of the first stage.
-func (w *sharedSlot) enter() {
+// handOut embeds the pieces of the first stage.
+func (w *sharedSlot) handOut() {
 	home := &w.stages[w.plan.Home(0)]
 	for _, t := range w.all {
 		if t.Stage == 0 {
@@ -286,8 +291,8 @@ func (w *sharedSlot) enter() {
 	}
 }
 
-// leave brings the gradients of the first stage's pieces to its embedding. Behind the last slot all messages have arrived.
-func (w *sharedSlot) leave() {
+// handIn brings the gradients of the first stage's pieces to its embedding. Behind the last slot all messages have arrived.
+func (w *sharedSlot) handIn() {
 	home := &w.stages[w.plan.Home(0)]
 	for _, t := range w.all {
 		if t.Stage == 0 {
@@ -304,27 +309,8 @@ func (w *sharedSlot) leave() {
 	}
 }
 
-// eachTask visits the tasks of a stage that have a k-th layer to do, and that layer's number on its stage.
-func (w *sharedSlot) eachTask(stage, k int, visit func(st *simStage, n int32, layer int)) {
-	layers := w.plan.LayersPerStage[stage]
-	if k < 0 || k >= layers {
-		return
-	}
-	for r := range w.stages {
-		for n := w.mine[r][0]; n < w.mine[r][1]; n++ {
-			switch t := &w.stops[n]; {
-			case int(t.stage) != stage:
-			case t.kind == Forward:
-				visit(&w.stages[r], n, k)
-			default:
-				visit(&w.stages[r], n, layers-1-k)
-			}
-		}
-	}
-}
-
-// begin runs a layer until K and V, or their gradients, are made.
-func (w *sharedSlot) begin(st *simStage, n int32, layer int) {
+// firstHalf runs a layer until K and V, or their gradients, are made.
+func (w *sharedSlot) firstHalf(st *simStage, n int32, layer int) {
 	t := &w.stops[n]
 	st.now = max(st.now, w.arrives[n])
 	k := layer
@@ -336,16 +322,12 @@ func (w *sharedSlot) begin(st *simStage, n int32, layer int) {
 		st.run(w.left.forward[0][t.at])
 		return
 	}
-	layers := int(t.end - t.first)
-	for at := range min(layers, layers-layer+w.plan.Offload.Ahead-1) {
-		w.reload(st, n, at, st.now)
-	}
 	st.wait(t.subsequence, w.back[int(t.layers)+layer])
 	st.run(w.left.backward[0][t.at] + w.backwardOf(t, layer).whole - w.backward[t.at].whole)
 }
 
-// finish runs the rest of a layer.
-func (w *sharedSlot) finish(st *simStage, n int32, layer int) {
+// secondHalf runs the rest of a layer.
+func (w *sharedSlot) secondHalf(st *simStage, n int32, layer int) {
 	t := &w.stops[n]
 	st.now = max(st.now, w.ready[t.rank][int(t.stage)])
 	begin := st.now
@@ -354,14 +336,12 @@ func (w *sharedSlot) finish(st *simStage, n int32, layer int) {
 		return
 	}
 	st.run(w.left.forward[1][t.at])
-	w.sent[int(t.layers)+layer] = w.simulation.leave(st, t, layer, begin)
+	w.sent[int(t.layers)+layer] = w.offload(st, t, layer, begin)
 }
 
-// exchange brings K and V of a task's k-th layer to who looks at them, or what was added to their gradients to who runs their rows.
-func (w *sharedSlot) exchange(t slotTask, k int) {
-	if k >= w.plan.LayersPerStage[t.Stage] {
-		return
-	}
+// exchange brings K and V of a task's layer to the ranks that read them, or what was added to their gradients to the rank that
+// runs their rows.
+func (w *sharedSlot) exchange(t slotTask) {
 	a := &w.stages[t.runner]
 	for _, other := range t.seers {
 		b := &w.stages[other.rank]

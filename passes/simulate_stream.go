@@ -115,8 +115,8 @@ func (s *simulation) take(st *simStage) {
 	st.coming = st.coming[1:]
 }
 
-// visit runs the k-th layer of a task, whose attention takes blocks as they come.
-func (s *simulation) visit(st *simStage, at *stop, k int, whole ir.Seconds) {
+// runLayer runs the k-th layer of a task, whose attention takes blocks as they come.
+func (s *simulation) runLayer(st *simStage, at *stop, k int, whole ir.Seconds) {
 	if !s.streams {
 		s.layer(st, at, whole)
 		return

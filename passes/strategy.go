@@ -242,7 +242,7 @@ func (p *Plan) forwardOrder(rank, microbatch int) []Task {
 	for first := 0; first < n; first += group {
 		for _, stage := range p.StagesOf(rank) {
 			for i := first; i < min(first+group, n); i++ {
-				order = append(order, Task{Forward, microbatch, i, stage, 0})
+				order = append(order, Task{Kind: Forward, Microbatch: microbatch, Subsequence: i, Stage: stage})
 			}
 		}
 	}
@@ -259,8 +259,8 @@ func (p *Plan) inRounds(rank, rounds int) (forward, backward []Task) {
 		for c := range stages {
 			for m := first; m < first+size; m++ {
 				for i := range n {
-					forward = append(forward, Task{Forward, m, i, stages[c], 0})
-					backward = append(backward, Task{Backward, m, n - 1 - i, stages[len(stages)-1-c], 0})
+					forward = append(forward, Task{Kind: Forward, Microbatch: m, Subsequence: i, Stage: stages[c]})
+					backward = append(backward, Task{Kind: Backward, Microbatch: m, Subsequence: n - 1 - i, Stage: stages[len(stages)-1-c]})
 				}
 			}
 		}
@@ -347,13 +347,13 @@ func (f *folded) do(kind TaskKind, side int) {
 	m := f.done[side][kind]
 	f.done[side][kind]++
 	if m < f.most {
-		f.order = append(f.order, Task{kind, m, 0, f.stages[side], 0})
+		f.order = append(f.order, Task{Kind: kind, Microbatch: m, Stage: f.stages[side]})
 	}
 }
 
 // putOff appends the next backward without its gradients of weights.
 func (f *folded) putOff(side int) {
-	f.late = append(f.late, Task{WeightGrad, f.done[side][Backward], 0, f.stages[side], 0})
+	f.late = append(f.late, Task{Kind: WeightGrad, Microbatch: f.done[side][Backward], Stage: f.stages[side]})
 	f.do(Backward, side)
 }
 

@@ -1,0 +1,304 @@
+// Package schedule is the form between a plan and its program. A plan says which tasks a pipeline rank runs, and in which
+// order; a schedule says what the rank does inside and around each of them, as one list of coarse actions: wait for the
+// input, visit a layer, end the time that the copies of a layer have had, begin to bring another layer back, pass the
+// result on.
+//
+// Pipeline.Write is the only code that decides this order. Three readers follow its lists, and none of them knows why an
+// action is where it is:
+//
+//	passes/simulate.go   gives each action a duration: the time estimate
+//	passes/memory.go     adds up the bytes that each action takes and frees: the memory tracker
+//	codegen/lower.go     expands each action to instructions
+//
+// A list depends on the order of tasks and on two numbers, how many tasks a copy to the host may lag and how many layers
+// ahead a reload is issued. It does not depend on the placement of saved tensors: a layer that keeps all of them on the
+// device has its Release and its Reload like any other, and copies nothing. A search that weighs thousands of placements
+// therefore reads one list again and again.
+//
+// Here is a stage of two layers in the middle of a pipeline that runs two subsequences, with lag and ahead of 1:
+//
+//	F0.0  Begin  StageIn  Visit 0  Visit 1  End
+//	F0.1  Begin  StageIn  Visit 0  Release F0.0 0  Visit 1  Release F0.0 1  End
+//	B0.1  Release F0.1 0  Release F0.1 1  Reload B0.1 1  Begin  StageIn
+//	      Visit 1  Reload B0.1 0  Visit 0  Reload B0.0 1  End
+//	B0.0  Begin  Visit 1  Reload B0.0 0  Visit 0  End
+//
+// Slots that the ranks of all stages share (mux) have one list for each rank as well; slot.go has their actions.
+package schedule
+
+// Op is what an action does.
+type Op uint8
+
+// Actions of one rank. Each names a task and, where it is about a layer, the layer's place in the task's stage.
+const (
+	Begin     Op = iota // waits for the task's input
+	StageIn             // begins to bring from the host what the task, the next of the rank, starts from
+	Embedding           // runs the embedding in the direction of the task
+	Head                // runs the head with the loss, forward and backward
+	Visit               // runs a layer in the direction of the task; a forward issues its copies to the host
+	Release             // ends the time that the copies of a forward's layer have had: from now on, who takes its bytes waits
+	Reload              // issues the copies that bring a layer back for a backward
+	End                 // passes the result on
+)
+
+// Action is one entry of a schedule.
+type Action struct {
+	Op    Op
+	Held  bool  // of a forward's Visit: offloaded tensors hold their device bytes until a Release, as no Reload comes first
+	Task  int32 // place among the tasks of the rank
+	Layer int32 // place among the layers of the task's stage; of Lend and Return a round
+	Of    int32 // of Exchange the stage, of Lend the slot
+}
+
+// List is the schedule of one rank.
+type List struct {
+	actions []Action
+	begins  []int32 // [place]: of each task its first action
+}
+
+// Of returns the actions of a task. All actions of a shared slot are those of its first task.
+func (l *List) Of(place int) []Action {
+	if place+1 < len(l.begins) {
+		return l.actions[l.begins[place]:l.begins[place+1]]
+	}
+	return l.actions[l.begins[place]:]
+}
+
+// Pipeline is what schedules are written from.
+type Pipeline struct {
+	Layers []int // [virtual stage]
+	Shared int   // slots from the first on that the ranks of all stages share in forward, and in backward
+	tasks  [][]Task
+	undone [][]int32 // [rank][place]: of a backward the place of its forward
+	first  [][]int32 // [rank][place]: layers of the tasks before
+}
+
+// New prepares the schedules of some tasks, those of each rank in its order.
+func New(tasks [][]Task, layers []int, shared int) *Pipeline {
+	p := &Pipeline{Layers: layers, Shared: shared, tasks: tasks}
+	for _, mine := range tasks {
+		place := make(map[Task]int32, len(mine))
+		undone, first, n := make([]int32, len(mine)), make([]int32, len(mine)), 0
+		for i, t := range mine {
+			undone[i], first[i] = -1, int32(n)
+			n += layers[t.Stage]
+			if t.Kind == Forward {
+				place[t] = int32(i)
+			} else if f, ok := place[t.As(Forward)]; ok && t.Kind == Backward {
+				undone[i] = f
+			}
+		}
+		p.undone, p.first = append(p.undone, undone), append(p.first, first)
+	}
+	return p
+}
+
+// Write lists the actions of a rank. Copies to the host may lag that many tasks behind their forward, reloads are issued that
+// many layers of backward ahead of need. It reuses the storage of a list that is no longer read; reuse may be nil.
+func (p *Pipeline) Write(rank, lag, ahead int, reuse *List) *List {
+	if reuse == nil {
+		reuse = &List{}
+	}
+	tasks, n := p.tasks[rank], 0
+	if last := len(tasks) - 1; last >= 0 {
+		n = int(p.first[rank][last]) + p.Layers[tasks[last].Stage]
+	}
+	w := writer{
+		Pipeline: p, rank: rank, list: reuse, tasks: tasks, undone: p.undone[rank], first: p.first[rank], lag: lag, ahead: ahead,
+		copies: make([]copies, n), reloaded: make([]int, len(tasks)),
+	}
+	w.list.actions, w.list.begins = w.list.actions[:0], w.list.begins[:0]
+	for i := 0; i < len(tasks); {
+		end := w.turnEnd(i)
+		for ; i < end; i++ {
+			w.list.begins = append(w.list.begins, int32(len(w.list.actions)))
+			switch {
+			case !w.isShared(tasks[i]):
+				w.task(i, end)
+			case i == w.turnFirst:
+				w.slot(i, end)
+			}
+		}
+		w.endTurn(end)
+	}
+	return w.list
+}
+
+// writer writes the list of one rank.
+type writer struct {
+	*Pipeline
+	rank       int
+	list       *List
+	tasks      []Task
+	undone     []int32
+	first      []int32
+	lag, ahead int
+
+	copies   []copies // of each layer of each task, as first counts them
+	reloaded []int    // [place]: layers of a backward whose reloads are issued
+
+	turn, turnFirst int        // number and first task of the turn that is written
+	waiting         []offloads // forwards whose copies have not had their time, oldest first
+	leaving         []int      // of these the tasks whose copies end while the turn runs
+}
+
+// copies are what the list has of the copies of a forward's layer so far.
+type copies struct {
+	visit    int32 // the action that issues them
+	released bool
+}
+
+// offloads are the copies to the host of a forward.
+type offloads struct{ task, turn int }
+
+func (w *writer) add(a Action) { w.list.actions = append(w.list.actions, a) }
+
+func (w *writer) layersOf(i int) int { return w.Layers[w.tasks[i].Stage] }
+
+// isShared reports whether the ranks of all stages share in a task's slot.
+func (p *Pipeline) isShared(t Task) bool { return t.Slot() < p.Shared }
+
+// turnEnd begins the turn of a task and returns the place after its last. Pieces that run one after another, or layer by layer
+// together, are one turn, and the last of them sees the copies of others end; any other task is a turn of its own.
+func (w *writer) turnEnd(i int) (end int) {
+	w.turn++
+	w.turnFirst = i
+	for end = i + 1; end < len(w.tasks) && w.tasks[i].Piece > 0 && SameSlot(w.tasks[i], w.tasks[end]); end++ {
+	}
+	w.leaving = w.leaving[:0]
+	for len(w.waiting) > 0 && (w.tasks[i].Kind == Backward || w.waiting[0].turn+w.lag <= w.turn) {
+		if task := w.waiting[0].task; !w.undoes(i, end, task) {
+			w.leaving = append(w.leaving, task)
+		}
+		w.waiting = w.waiting[1:]
+	}
+	return end
+}
+
+// undoes reports whether one of some tasks is the backward of a forward.
+func (w *writer) undoes(first, end, forward int) bool {
+	for i := first; i < end; i++ {
+		if int(w.undone[i]) == forward {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *writer) endTurn(end int) {
+	for i := w.turnFirst; i < end; i++ {
+		if w.tasks[i].Kind == Forward {
+			w.waiting = append(w.waiting, offloads{i, w.turn})
+		}
+	}
+}
+
+// task lists the actions of a task that its rank runs alone. A backward that directly follows its forward finds nothing else
+// that could hide the copies: they end before it begins.
+func (w *writer) task(i, turnEnd int) {
+	t, place := w.tasks[i], int32(i)
+	layers, coming := w.layersOf(i), w.coming(i)
+	if t.Kind == Backward {
+		if f := i - 1; int(w.undone[i]) == f && f >= 0 {
+			for k := range layers {
+				w.release(f, k)
+			}
+		}
+		w.reloadUpTo(i, 0, w.ahead-1)
+	}
+	w.add(Action{Op: Begin, Task: place})
+	if t.Kind == Backward {
+		w.reloadUpTo(i, coming, w.ahead-1)
+	}
+	if i+1 < len(w.tasks) {
+		w.add(Action{Op: StageIn, Task: place + 1})
+	}
+	switch {
+	case t.Kind == Forward && t.Stage == 0:
+		w.add(Action{Op: Embedding, Task: place})
+	case t.Kind == Backward && t.Stage == len(w.Layers)-1:
+		w.add(Action{Op: Head, Task: place})
+	}
+	for at := range layers {
+		w.visit(Visit, i, at)
+		if i+1 == turnEnd {
+			w.releaseBeside(at, at == layers-1)
+		}
+		w.reloadUpTo(i, coming, at+w.ahead)
+	}
+	if t.Kind != Forward && t.Stage == 0 {
+		w.add(Action{Op: Embedding, Task: place})
+	}
+	w.add(Action{Op: End, Task: place})
+}
+
+// visit lists the work of a task in the layer that it comes to as its at-th.
+func (w *writer) visit(op Op, i, at int) {
+	k := at
+	if w.tasks[i].Kind != Forward {
+		k = w.layersOf(i) - 1 - at
+	}
+	held := w.tasks[i].Kind == Forward
+	if held {
+		w.copies[int(w.first[i])+k].visit = int32(len(w.list.actions))
+	}
+	w.add(Action{Op: op, Held: held, Task: int32(i), Layer: int32(k)})
+}
+
+// releaseBeside lists the releases that go along with the at-th layer of a turn: each forward's layer has the time of as many
+// turns as it may lag. The last layer of the turn has those of forwards with more layers, too.
+func (w *writer) releaseBeside(at int, last bool) {
+	for _, f := range w.leaving {
+		for k, layers := at, w.layersOf(f); k < layers && (k == at || last); k++ {
+			w.release(f, k)
+		}
+	}
+}
+
+func (w *writer) release(forward, k int) {
+	w.copies[int(w.first[forward])+k].released = true
+	w.add(Action{Op: Release, Task: int32(forward), Layer: int32(k)})
+}
+
+// coming is the number of backwards after a task, with nothing else between, whose reloads may be issued while it runs: as
+// many as ahead reaches. There are none where the first of them undoes the task, which has yet to offload. After a forward
+// there is one at most, since the copies of others may not have ended.
+func (w *writer) coming(i int) int {
+	rest := w.tasks[i+1:]
+	if len(rest) == 0 || int(w.undone[i+1]) == i {
+		return 0
+	}
+	if w.tasks[i].Kind == Forward {
+		rest = rest[:1]
+	}
+	n := 0
+	for layers := 0; n < len(rest) && rest[n].Kind == Backward && layers < w.ahead; n++ {
+		layers += w.Layers[rest[n].Stage]
+	}
+	return n
+}
+
+// reloadUpTo lists the reloads, as far as they are not listed yet, of the layers up to the last-th from the start of a task on,
+// in the order in which the task and the backwards that come after it need them.
+func (w *writer) reloadUpTo(i, coming, last int) {
+	for m := i; m <= i+coming && last >= 0; m++ {
+		layers := w.layersOf(m)
+		if w.tasks[m].Kind == Backward {
+			for ; w.reloaded[m] <= last && w.reloaded[m] < layers; w.reloaded[m]++ {
+				w.reload(m, layers-1-w.reloaded[m])
+			}
+		}
+		last -= layers
+	}
+}
+
+// reload lists the reload of a backward's layer. Where it comes before the Release, the forward's visit holds no bytes: nobody
+// ever waits for them.
+func (w *writer) reload(i, k int) {
+	if f := w.undone[i]; f >= 0 {
+		if c := &w.copies[int(w.first[f])+k]; !c.released {
+			w.list.actions[c.visit].Held = false
+		}
+	}
+	w.add(Action{Op: Reload, Task: int32(i), Layer: int32(k)})
+}

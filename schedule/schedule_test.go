@@ -1,0 +1,234 @@
+package schedule
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// text is a list in words, a task a line.
+func text(l *List, tasks []Task) string {
+	names := []string{
+		"Begin", "StageIn", "Embedding", "Head", "Visit", "Release", "Reload", "End",
+		"HandOut", "HandIn", "Lend", "Exchange", "Return", "Enter", "Leave", "FirstHalf", "SecondHalf",
+	}
+	var b strings.Builder
+	for i, t := range tasks {
+		b.WriteString(strings.TrimSuffix(t.String(), fmt.Sprintf("@%d", t.Stage)))
+		for _, a := range l.Of(i) {
+			b.WriteString("  " + names[a.Op])
+			switch a.Op {
+			case Visit:
+				fmt.Fprintf(&b, " %d", a.Layer)
+			case Release, Reload:
+				of := tasks[a.Task]
+				fmt.Fprintf(&b, " %s %d", strings.TrimSuffix(of.String(), fmt.Sprintf("@%d", of.Stage)), a.Layer)
+			}
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+// TestExample holds the package's documentation to what Write does.
+func TestExample(t *testing.T) {
+	task := func(kind Kind, i int) Task { return Task{Kind: kind, Subsequence: i, Stage: 1} }
+	tasks := []Task{task(Forward, 0), task(Forward, 1), task(Backward, 1), task(Backward, 0)}
+	got := text(New([][]Task{tasks}, []int{2, 2, 2}, 0).Write(0, 1, 1, nil), tasks)
+	source, err := os.ReadFile("schedule.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, doc, _ := strings.Cut(string(source), "lag and ahead of 1:\n//\n")
+	doc, _, _ = strings.Cut(doc, "//\n// Slots")
+	if words := strings.Fields(strings.ReplaceAll(doc, "//", "")); !slices.Equal(words, strings.Fields(got)) {
+		t.Errorf("the documentation says\n%s\nand Write lists\n%s", doc, got)
+	}
+}
+
+// drawn are the tasks of one rank in an order that a strategy might have: the forwards of each microbatch in order, its backwards
+// in the other direction, several microbatches at a time, weight gradients late or together with their backwards.
+func drawn(r *rand.Rand) (tasks []Task, layers []int) {
+	virtual := 1 + r.IntN(3)
+	for range virtual * 2 {
+		layers = append(layers, 1+r.IntN(4))
+	}
+	n, microbatches, late := 1+r.IntN(5), 1+r.IntN(3), r.IntN(3) == 0
+	type run struct{ microbatch, forward, backward, weights int }
+	runs := make([]run, microbatches)
+	for m := range runs {
+		runs[m].microbatch = m
+	}
+	all := n * virtual
+	at := func(kind Kind, m, k int) Task {
+		return Task{Kind: kind, Microbatch: m, Subsequence: k / virtual, Stage: 2 * (k % virtual)}
+	}
+	for {
+		open := slices.DeleteFunc(slices.Clone(runs), func(x run) bool { return x.backward == all && (!late || x.weights == all) })
+		if len(open) == 0 {
+			return tasks, layers
+		}
+		m := open[r.IntN(len(open))].microbatch
+		switch x := &runs[m]; {
+		case x.forward < all:
+			tasks = append(tasks, at(Forward, m, x.forward))
+			x.forward++
+		case x.backward < all && (!late || x.weights == x.backward || r.IntN(2) == 0):
+			tasks = append(tasks, at(Backward, m, all-1-x.backward))
+			x.backward++
+		default:
+			tasks = append(tasks, at(WeightGrad, m, all-1-x.weights))
+			x.weights++
+		}
+	}
+}
+
+// layer is one of a forward.
+type layer struct {
+	forward Task
+	k       int32
+}
+
+// TestCopies: in any order of tasks, with any lag and ahead, each layer of a backward is reloaded exactly once, after its
+// forward and before its visit; offloaded tensors hold device bytes exactly until a release that comes before the reload.
+func TestCopies(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	var list *List
+	for range 2000 {
+		tasks, layers := drawn(r)
+		lag, ahead := 1+r.IntN(4), 1+r.IntN(6)
+		list = New([][]Task{tasks}, layers, 0).Write(0, lag, ahead, list)
+		held, gone, back := map[layer]bool{}, map[layer]bool{}, map[layer]bool{}
+		fail := func(what string, at layer) {
+			t.Fatalf("lag %d, ahead %d: %s of layer %d of %s\n%s", lag, ahead, what, at.k, at.forward, text(list, tasks))
+		}
+		for i, task := range tasks {
+			visits := int32(0)
+			for _, a := range list.Of(i) {
+				at := layer{tasks[a.Task].As(Forward), a.Layer}
+				switch a.Op {
+				case Visit:
+					visits++
+					switch order := visits - 1; {
+					case task.Kind == Forward && a.Layer != order, task.Kind != Forward && a.Layer != int32(layers[task.Stage])-visits:
+						fail("a visit out of order", at)
+					case task.Kind == Forward:
+						gone[at], held[at] = true, a.Held
+					case task.Kind == Backward && !back[at]:
+						fail("a visit before the reload", at)
+					case task.Kind == Backward && held[at]:
+						fail("bytes that are held for ever", at)
+					}
+				case Release:
+					if !gone[at] {
+						fail("a release without copies", at)
+					}
+					delete(held, at)
+				case Reload:
+					if !gone[at] || back[at] || held[at] {
+						fail("a reload that is too early or one too many", at)
+					}
+					back[at] = true
+				}
+			}
+			if visits != int32(layers[task.Stage]) {
+				fail("not every layer is visited", layer{task, visits})
+			}
+		}
+	}
+}
+
+// TestLag: copies of a forward have the time of as many tasks as they may lag.
+func TestLag(t *testing.T) {
+	const n, layers = 6, 2
+	var tasks []Task
+	for i := range n {
+		tasks = append(tasks, Task{Kind: Forward, Subsequence: i})
+	}
+	for lag := 1; lag < n; lag++ {
+		list := New([][]Task{tasks}, []int{layers}, 0).Write(0, lag, 1, nil)
+		for i := range n {
+			for _, a := range list.Of(i) {
+				if a.Op == Release && int(a.Task) != i-lag {
+					t.Errorf("lag %d: %s ends the copies of %s", lag, tasks[i], tasks[a.Task])
+				}
+			}
+		}
+	}
+}
+
+// TestSlots: actions in which all ranks take part stand in the same order in the lists of all, however tasks and layers are dealt
+// out, and each piece has both halves of every layer in turn.
+func TestSlots(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for range 200 {
+		pp := 2 + r.IntN(4)
+		layers, tasks := make([]int, pp), make([][]Task, pp)
+		for i := range layers {
+			layers[i] = 1 + r.IntN(3)
+		}
+		own := func(kind Kind) { // the task at the turn
+			for rank := range tasks {
+				tasks[rank] = append(tasks[rank], Task{Kind: kind, Subsequence: pp - 1, Stage: rank})
+			}
+		}
+		shared := func(kind Kind, slot int) {
+			for stage := range slot + 1 {
+				for piece := range pp {
+					rank := stage
+					if piece > slot {
+						rank = piece
+					}
+					tasks[rank] = append(tasks[rank], Task{Kind: kind, Subsequence: slot - stage, Stage: stage, Piece: piece + 1})
+				}
+			}
+		}
+		for slot := range pp - 1 {
+			shared(Forward, slot)
+		}
+		own(Forward)
+		own(Backward)
+		for slot := range pp - 1 {
+			shared(Backward, pp-2-slot)
+		}
+		p := New(tasks, layers, pp-1)
+		var first []Action
+		for rank := range tasks {
+			list := p.Write(rank, 1, 1+r.IntN(3), nil)
+			var common []Action
+			halves := map[layer]Op{}
+			for _, a := range list.actions {
+				at := layer{tasks[rank][a.Task], a.Layer}
+				switch {
+				case a.Op.Common():
+					a.Task = 0 // of this rank
+					common = append(common, a)
+				case a.Op == FirstHalf:
+					halves[at] = a.Op
+				case a.Op == SecondHalf && halves[at] != FirstHalf:
+					t.Fatalf("%s: layer %d has its second half before its first", at.forward, at.k)
+				case a.Op == SecondHalf:
+					halves[at] = a.Op
+				}
+			}
+			if rank == 0 {
+				first = common
+			} else if !slices.Equal(first, common) {
+				t.Fatalf("%d stages of %d layers: ranks 0 and %d do not agree on what they do together", pp, layers, rank)
+			}
+			for _, task := range tasks[rank] {
+				if task.Piece == 0 {
+					continue
+				}
+				for k := range layers[task.Stage] {
+					if halves[layer{task, int32(k)}] != SecondHalf {
+						t.Fatalf("%s does not run layer %d", task, k)
+					}
+				}
+			}
+		}
+	}
+}

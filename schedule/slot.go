@@ -1,0 +1,120 @@
+package schedule
+
+import "slices"
+
+// Actions of a slot that the ranks of all stages share. In the lists of all ranks those that say "all ranks" stand in the same
+// order, so that readers may take them as one: codegen issues the messages of each rank in that order, and the job cannot
+// deadlock.
+//
+// A layer of a piece has two halves: what comes before attention, or in the backward pass before the gradients of K and V are
+// used; then rows of K and V, or what others add to their gradients, travel; then the rest. Every rank goes round its stages:
+// of each it runs the second half of the layer before and the first half of the next, so that what travels for one stage has the
+// time of the others.
+const (
+	HandOut    Op = End + 1 + iota // all ranks: embeds a subsequence and brings its pieces to the ranks that begin with them
+	HandIn                         // all ranks: brings the gradients of pieces to the rank that has the embedding
+	Lend                           // all ranks: the weights of a layer of each stage go to the ranks that begin to help
+	Exchange                       // all ranks: rows of K and V of a stage's layer, or their gradients, go where they are read
+	Return                         // all ranks: weight gradients of helpers go one rank on, towards the rank with the weights
+	Enter                          // makes the weights of a layer of the rank's own stage whole
+	Leave                          // gives the weight gradients of the layer away whose visit ends with a round
+	FirstHalf                      // runs a layer up to what travels
+	SecondHalf                     // runs the rest
+)
+
+// Common reports whether all ranks take part in an action.
+func (op Op) Common() bool { return HandOut <= op && op <= Return }
+
+// slot lists the actions of a shared slot. Weights are lent while the slot before runs, or, in the first slot of a pass, the
+// layer before. In the last backward slot of a stage the gradients of lent weights go back after each layer.
+func (w *writer) slot(first, end int) {
+	t, place := w.tasks[first], int32(first)
+	number, rounds := t.Slot(), slices.Max(w.Layers)
+	if t.Kind == Forward {
+		w.add(Action{Op: HandOut, Task: place})
+	}
+	for i := first; i < end; i++ {
+		w.reloadUpTo(i, 0, w.ahead-1)
+	}
+	next, opens := w.nextShared(t.Kind, number)
+	if opens {
+		w.add(Action{Op: Lend, Task: place, Of: int32(number)})
+	}
+	for k := range rounds + 1 {
+		for at := range number + 1 {
+			stage := at
+			if t.Kind == Backward {
+				stage = number - at
+			}
+			w.round(first, end, stage, k)
+		}
+		if opens {
+			w.add(Action{Op: Lend, Task: place, Layer: int32(k + 1), Of: int32(number)})
+		}
+		if next >= 0 {
+			w.add(Action{Op: Lend, Task: place, Layer: int32(k), Of: int32(next)})
+		}
+		if k > 0 {
+			w.copiesBesideSlot(end, k-1, rounds)
+			w.endRound(place, k-1)
+		}
+	}
+	for k := rounds; k < rounds+w.Shared-1-number; k++ {
+		w.endRound(place, k)
+	}
+	for i := first; i < end; i++ {
+		w.add(Action{Op: End, Task: int32(i)})
+	}
+	if t.Kind == Backward {
+		w.add(Action{Op: HandIn, Task: place})
+	}
+}
+
+// nextShared is the shared slot after one in the order of its pass, -1 if there is none; first reports that none is before it.
+func (w *writer) nextShared(kind Kind, slot int) (next int, first bool) {
+	last := w.Shared - 1
+	switch {
+	case kind == Backward:
+		return slot - 1, slot == last
+	case slot == last:
+		return -1, slot == 0
+	}
+	return slot + 1, slot == 0
+}
+
+// round takes the pieces of one stage from the middle of a layer to the middle of their k-th.
+func (w *writer) round(first, end, stage, k int) {
+	layers := w.Layers[stage]
+	for i := first; i < end && 0 < k && k <= layers; i++ {
+		if w.tasks[i].Stage == stage {
+			w.visit(SecondHalf, i, k-1)
+			w.reloadUpTo(i, 0, k-1+w.ahead)
+		}
+	}
+	if k >= layers {
+		return
+	}
+	place := int32(first)
+	if stage == w.rank {
+		w.add(Action{Op: Enter, Task: place, Layer: int32(k), Of: int32(stage)})
+	}
+	for i := first; i < end; i++ {
+		if w.tasks[i].Stage == stage {
+			w.visit(FirstHalf, i, k)
+		}
+	}
+	w.add(Action{Op: Exchange, Task: place, Layer: int32(k), Of: int32(stage)})
+}
+
+// copiesBesideSlot lists the copies of other turns that go along with a round.
+func (w *writer) copiesBesideSlot(end, round, rounds int) {
+	w.releaseBeside(round, false)
+	if last := round + w.ahead - rounds; last >= 0 && w.coming(end-1) > 0 {
+		w.reloadUpTo(end, w.coming(end-1)-1, last)
+	}
+}
+
+func (w *writer) endRound(place int32, round int) {
+	w.add(Action{Op: Return, Task: place, Layer: int32(round)})
+	w.add(Action{Op: Leave, Task: place, Layer: int32(round)})
+}
