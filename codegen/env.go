@@ -121,7 +121,7 @@ func (e *env) node(n *graph.Node) {
 		e.s.decidedBy("lower", e.key())
 	}
 	e.offload(n)
-	e.park(n)
+	e.stageCachesOut(n)
 }
 
 // rename gives a working value that a node writes anew, after others have read it, a buffer of its own in the same place:

@@ -40,7 +40,7 @@ type stage struct {
 	visits    visits
 	streams   streams
 	taskStart position               // where the previous task began
-	detours   map[passes.Task]bool   // of this section's tasks those whose result waits on the host
+	staged    map[passes.Task]bool   // of this section's tasks those whose result waits on the host
 	inputs    map[passes.Task]uint32 // what tasks start from, where another task or rank has made it
 	away      map[passes.Task]uint32 // the same, on the host
 	outputs   map[passes.Task]uint32 // results that are yet to be sent
@@ -186,7 +186,7 @@ func (s *stage) lowerStep() {
 // setTasks begins with the tasks of a section, and writes their schedule.
 func (s *stage) setTasks(tasks []passes.Task, of *schedule.Pipeline, rank int) {
 	s.tasks, s.list = tasks, of.Write(rank, s.plan.Offload.Lag, s.plan.Offload.Ahead, nil)
-	s.findDetours(tasks)
+	s.findStaged(tasks)
 	s.streams = streams{queue: passes.NewLoadQueue(s.plan, s.model, tasks)}
 }
 
@@ -232,7 +232,7 @@ func (s *stage) act(a schedule.Action) {
 	case schedule.Begin:
 		s.rows = s.input(t)
 	case schedule.StageIn:
-		s.fetch(t)
+		s.stageIn(t)
 	case schedule.Embedding:
 		s.runEmbedding(t)
 	case schedule.Head:
@@ -309,8 +309,8 @@ func (s *stage) pass(t passes.Task, x uint32) {
 	switch {
 	case to != s.index0:
 		s.outputs[t] = x
-	case s.detours[t]:
-		s.sendAway(reader, x)
+	case s.staged[t]:
+		s.stageOut(reader, x)
 	default:
 		s.inputs[reader] = x
 	}

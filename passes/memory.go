@@ -108,8 +108,8 @@ func (p *Plan) woven() bool {
 	return s.late || p.Parallel.VirtualStages > 1 && !s.rounds
 }
 
-// residence adds up what one stage holds while its tasks run.
-type residence struct {
+// tracker adds up what one stage holds while its tasks run.
+type tracker struct {
 	*course
 	*shapes
 	context *Context
@@ -140,12 +140,12 @@ type residence struct {
 	gathered  ir.Bytes // weights that are whole, and what they are gathered from
 	passing   params   // of the layer that runs those that are whole for this visit alone, and so not among these
 
-	detours []bool        // by task; nil: there are none
-	waits   map[Task]bool // tasks whose input waits on the host
-	loans   []Lending     // [stage]: what it lends this one
-	last    blockOf
-	was     workingKey // of the layer that ran last
-	held    ir.Bytes   // by it
+	staged []bool        // by task; nil: there are none
+	waits  map[Task]bool // tasks whose input waits on the host
+	loans  []Lending     // [stage]: what it lends this one
+	last   blockOf
+	was    workingKey // of the layer that ran last
+	held   ir.Bytes   // by it
 }
 
 // blockOf is the dataflow that letters stand for.
@@ -182,8 +182,8 @@ func (c *Context) shapes(p *Plan) *shapes {
 	return c.shaped
 }
 
-func (c *Context) newResidence(p *Plan, stage int) *residence {
-	r := &residence{context: c, course: c.course(p), shapes: c.shapes(p), plan: p, stage: stage, graph: c.Model(p), layers: p.LayersPerStage}
+func (c *Context) newTracker(p *Plan, stage int) *tracker {
+	r := &tracker{context: c, course: c.course(p), shapes: c.shapes(p), plan: p, stage: stage, graph: c.Model(p), layers: p.LayersPerStage}
 	r.visits = p.visitBytes(r.graph)
 	r.whole, r.given = make([]params, p.layersOf(stage)+2), make([]bool, p.layersOf(stage))
 	for j := range r.layers {
@@ -201,7 +201,7 @@ func (c *Context) newResidence(p *Plan, stage int) *residence {
 	}
 	r.leaving, r.units = make([]bool, end-r.begun), make([]*unitsLeft, len(r.sizes))
 	if p.layerOrder() || p.Streams() {
-		r.detours, r.waits = p.Detours(p.Tasks[stage]), map[Task]bool{}
+		r.staged, r.waits = p.StagedOut(p.Tasks[stage]), map[Task]bool{}
 	}
 	for i := range r.graph.Layer.Values {
 		if v := &r.graph.Layer.Values[i]; v.Rows == graph.Full && (v.Kind == graph.Cache || v.Kind == graph.CacheGrad) {
@@ -224,7 +224,7 @@ func (c *Context) newResidence(p *Plan, stage int) *residence {
 }
 
 func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
-	r := c.newResidence(p, stage)
+	r := c.newTracker(p, stage)
 	r.persist()
 	persistent := r.now[TermWeights] + r.now[TermOptimizer]
 	c.work.spend(len(r.leaving))
@@ -235,8 +235,8 @@ func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, i
 			r.act(t, a)
 		}
 		r.now[TermMessages] -= inputs[i]
-		if r.detours != nil {
-			r.detour(t, r.detours[i])
+		if r.staged != nil {
+			r.endStaged(t, r.staged[i])
 		}
 	}
 	r.optimizer()
@@ -246,7 +246,7 @@ func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, i
 }
 
 // note compares a moment with the peak so far: what is held, and what runs.
-func (r *residence) note(t Task, working ir.Bytes) {
+func (r *tracker) note(t Task, working ir.Bytes) {
 	r.now[TermWorking] = working
 	var sum ir.Bytes
 	for _, n := range r.now {
@@ -258,11 +258,11 @@ func (r *residence) note(t Task, working ir.Bytes) {
 	r.most = max(r.most, r.host)
 }
 
-func (r *residence) firstStage() bool { return r.stage == r.plan.Home(0) }
-func (r *residence) lastStage() bool  { return r.stage == r.plan.Home(r.plan.Parallel.Stages()-1) }
+func (r *tracker) firstStage() bool { return r.stage == r.plan.Home(0) }
+func (r *tracker) lastStage() bool  { return r.stage == r.plan.Home(r.plan.Parallel.Stages()-1) }
 
 // persist counts what lives through the whole run.
-func (r *residence) persist() {
+func (r *tracker) persist() {
 	add := func(b *graph.Block, layers ir.Bytes) {
 		weights, _, optimizer := r.plan.stateBytes(r.graph, b)
 		r.now[TermWeights] += layers * weights
@@ -280,11 +280,11 @@ func (r *residence) persist() {
 }
 
 // ofEmbedding and ofHead are their places behind those of layers.
-func (r *residence) ofEmbedding() int { return len(r.given) }
-func (r *residence) ofHead() int      { return len(r.given) + 1 }
+func (r *tracker) ofEmbedding() int { return len(r.given) }
+func (r *tracker) ofHead() int      { return len(r.given) + 1 }
 
 // begins are the gradients of a block that a pass adds to, and that are not there yet.
-func (r *residence) begins(b *graph.Block, own int, pass direction) params {
+func (r *tracker) begins(b *graph.Block, own int, pass direction) params {
 	if r.adds.block != b || r.adds.pass != pass {
 		r.adds = addedTo{b, pass, addsTo(b, pass)}
 	}
@@ -292,7 +292,7 @@ func (r *residence) begins(b *graph.Block, own int, pass direction) params {
 }
 
 // begin counts gradients from now on.
-func (r *residence) begin(b *graph.Block, own int, begins params) {
+func (r *tracker) begin(b *graph.Block, own int, begins params) {
 	r.whole[own] |= begins
 	r.now[TermGradients] += wholeGradients(b, begins)
 }
@@ -308,7 +308,7 @@ func wholeGradients(b *graph.Block, of params) (n ir.Bytes) {
 }
 
 // act takes and frees the bytes of an action of a task.
-func (r *residence) act(t Task, a schedule.Action) {
+func (r *tracker) act(t Task, a schedule.Action) {
 	at := &r.stops[r.firsts[r.stage]+int(a.Task)]
 	switch a.Op {
 	case schedule.Begin:
@@ -316,7 +316,7 @@ func (r *residence) act(t Task, a schedule.Action) {
 			r.borrow(t)
 		}
 	case schedule.StageIn:
-		r.unpark(r.plan.Tasks[r.stage][a.Task])
+		r.stageCachesIn(r.plan.Tasks[r.stage][a.Task])
 	case schedule.Embedding:
 		r.embedding(t, at)
 	case schedule.Head:
@@ -334,7 +334,7 @@ func (r *residence) act(t Task, a schedule.Action) {
 	}
 }
 
-func (r *residence) embedding(t Task, at *stop) {
+func (r *tracker) embedding(t Task, at *stop) {
 	b, z := r.graph.Embedding, r.sizes[t.Subsequence]
 	switch {
 	case t.Kind == Forward:
@@ -350,7 +350,7 @@ func (r *residence) embedding(t Task, at *stop) {
 	}
 }
 
-func (r *residence) visit(t Task, at *stop, a schedule.Action) {
+func (r *tracker) visit(t Task, at *stop, a schedule.Action) {
 	k := int(a.Layer)
 	b, own := r.block(t, k), r.first[t.Stage]+k
 	switch t.Kind {
@@ -363,7 +363,7 @@ func (r *residence) visit(t Task, at *stop, a schedule.Action) {
 	}
 }
 
-func (r *residence) forward(t Task, at *stop, a schedule.Action, b *graph.Block, own int) {
+func (r *tracker) forward(t Task, at *stop, a schedule.Action, b *graph.Block, own int) {
 	z, u, k := r.sizes[t.Subsequence], r.leave(t), int(a.Layer)
 	if t.Subsequence == 0 {
 		r.now[TermCaches] += r.caches(b, graph.Cache, z)
@@ -374,7 +374,7 @@ func (r *residence) forward(t Task, at *stop, a schedule.Action, b *graph.Block,
 	r.note(t, r.working(b, forwardPass, z, 0)+r.sharing(t))
 	r.now[TermLoads] = r.loads.bytes()
 	r.exit()
-	r.park(t, b)
+	r.stageCachesOut(t, b)
 	r.now[TermKept] += u.kept[own]
 	r.host += u.offloaded[own]
 	if k == 0 && r.waits[t] {
@@ -386,7 +386,7 @@ func (r *residence) forward(t Task, at *stop, a schedule.Action, b *graph.Block,
 	}
 }
 
-func (r *residence) backward(t Task, at *stop, k int, b *graph.Block, own int) {
+func (r *tracker) backward(t Task, at *stop, k int, b *graph.Block, own int) {
 	z, u, pass := r.sizes[t.Subsequence], r.units[t.Subsequence], backwardPass
 	if at.split {
 		pass = inputPass
@@ -416,7 +416,7 @@ func (r *residence) backward(t Task, at *stop, k int, b *graph.Block, own int) {
 }
 
 // weightGrads is the second half of a backward.
-func (r *residence) weightGrads(t Task, at *stop, k int, b *graph.Block, own int) {
+func (r *tracker) weightGrads(t Task, at *stop, k int, b *graph.Block, own int) {
 	z := r.sizes[t.Subsequence]
 	r.now[TermKept] -= r.between(b, z)
 	r.visiting(t, k, b, weightPass, z)
@@ -427,10 +427,10 @@ func (r *residence) weightGrads(t Task, at *stop, k int, b *graph.Block, own int
 }
 
 // isLeaving is whether the tensors that a forward has offloaded from its k-th layer still hold their device bytes.
-func (r *residence) isLeaving(t *stop, k int) *bool { return &r.leaving[int(t.layers)-r.begun+k] }
+func (r *tracker) isLeaving(t *stop, k int) *bool { return &r.leaving[int(t.layers)-r.begun+k] }
 
 // release ends the copy of a forward's layer to the host.
-func (r *residence) release(t *stop, a schedule.Action) {
+func (r *tracker) release(t *stop, a schedule.Action) {
 	if is := r.isLeaving(t, int(a.Layer)); *is {
 		r.now[TermCopies] -= r.units[t.subsequence].offloaded[t.first+a.Layer]
 		*is = false
@@ -438,7 +438,7 @@ func (r *residence) release(t *stop, a schedule.Action) {
 }
 
 // reload begins the copy back of a backward's layer.
-func (r *residence) reload(t *stop, a schedule.Action) {
+func (r *tracker) reload(t *stop, a schedule.Action) {
 	n := r.units[t.subsequence].offloaded[t.first+a.Layer]
 	r.now[TermCopies] += n
 	r.most = max(r.most, r.host)
@@ -447,7 +447,7 @@ func (r *residence) reload(t *stop, a schedule.Action) {
 
 // leaveBackward ends the visit of a layer: what its second half will read is kept, or its gradients are given away, and from
 // then on what the visit before has given away is on its way. Gradients that are not complete wait, whole.
-func (r *residence) leaveBackward(t Task, own int, at *stop, b *graph.Block, z graph.Size) {
+func (r *tracker) leaveBackward(t Task, own int, at *stop, b *graph.Block, z graph.Size) {
 	if at.split {
 		r.now[TermKept] += r.between(b, z)
 		return
@@ -468,12 +468,12 @@ func (r *residence) leaveBackward(t Task, own int, at *stop, b *graph.Block, z g
 }
 
 // between are the bytes that a block holds from the first half of its backward to the second.
-func (r *residence) between(b *graph.Block, z graph.Size) ir.Bytes {
+func (r *tracker) between(b *graph.Block, z graph.Size) ir.Bytes {
 	return r.working(b, betweenHalves, z, 0)
 }
 
 // cachesBetween are the gradients of K and V that the second half reads.
-func (r *residence) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
+func (r *tracker) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
 	for _, v := range b.Between {
 		if b.Values[v].Kind == graph.CacheGrad {
 			n += graph.Align(b.Values[v].Bytes(z))
@@ -483,7 +483,7 @@ func (r *residence) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
 }
 
 // visiting notes a backward pass of the k-th layer of a task, and what it begins.
-func (r *residence) visiting(t Task, k int, b *graph.Block, pass direction, z graph.Size) {
+func (r *tracker) visiting(t Task, k int, b *graph.Block, pass direction, z graph.Size) {
 	own := r.first[t.Stage] + k
 	begins := r.begins(b, own, pass)
 	working := r.working(b, pass, z, begins) + r.sharing(t)
@@ -498,14 +498,14 @@ func (r *residence) visiting(t Task, k int, b *graph.Block, pass direction, z gr
 }
 
 // touching notes a backward pass of the embedding or the head, and what it begins.
-func (r *residence) touching(t Task, b *graph.Block, own int, pass direction, z graph.Size) {
+func (r *tracker) touching(t Task, b *graph.Block, own int, pass direction, z graph.Size) {
 	begins := r.begins(b, own, pass)
 	r.note(t, r.working(b, pass, z, begins)+r.sharing(t))
 	r.begin(b, own, begins)
 }
 
 // block is the dataflow of the k-th layer of a task.
-func (r *residence) block(t Task, k int) *graph.Block {
+func (r *tracker) block(t Task, k int) *graph.Block {
 	units := len(r.saved[0])
 	at := (r.first[t.Stage] + k) * units
 	if letters := r.plan.Offload.Fate[r.stage][t.Subsequence][at : at+units]; letters != r.last.letters {
@@ -515,7 +515,7 @@ func (r *residence) block(t Task, k int) *graph.Block {
 }
 
 // working is what a block holds while it runs: most layers of a task hold the same.
-func (r *residence) working(b *graph.Block, pass direction, z graph.Size, begins params) ir.Bytes {
+func (r *tracker) working(b *graph.Block, pass direction, z graph.Size, begins params) ir.Bytes {
 	if key := (workingKey{b, pass, z, begins, r.passing}); key != r.was {
 		r.was, r.held = key, r.context.working(r.graph, b, pass, z, begins, r.passing)
 	}
@@ -523,7 +523,7 @@ func (r *residence) working(b *graph.Block, pass direction, z graph.Size, begins
 }
 
 // leave is what a forward will leave.
-func (r *residence) leave(t Task) *unitsLeft {
+func (r *tracker) leave(t Task) *unitsLeft {
 	u := r.units[t.Subsequence]
 	if u != nil {
 		return u
@@ -551,8 +551,8 @@ func (r *residence) leave(t Task) *unitsLeft {
 	return u
 }
 
-// detour counts what waits on the host for its reader. A layer's input becomes its unit there.
-func (r *residence) detour(t Task, away bool) {
+// endStaged counts what waits on the host for its reader. A layer's input becomes its unit there.
+func (r *tracker) endStaged(t Task, away bool) {
 	if r.waits[t] && t.Kind == Backward {
 		r.host -= r.hidden(r.sizes[t.Subsequence])
 	}
@@ -563,9 +563,9 @@ func (r *residence) detour(t Task, away bool) {
 	}
 }
 
-// park lets K and V of a layer go once the last subsequence has passed it.
-func (r *residence) park(t Task, b *graph.Block) {
-	if !r.plan.Parks(t.Stage) {
+// stageCachesOut lets K and V of a layer go once the last subsequence has passed it.
+func (r *tracker) stageCachesOut(t Task, b *graph.Block) {
+	if !r.plan.StagesCachesOut(t.Stage) {
 		return
 	}
 	caches := r.caches(b, graph.Cache, r.sizes[0])
@@ -577,9 +577,9 @@ func (r *residence) park(t Task, b *graph.Block) {
 	}
 }
 
-// unpark brings them back for the stage's first backward.
-func (r *residence) unpark(next Task) {
-	if !r.plan.Unparks(next) {
+// stageCachesIn brings them back for the stage's first backward.
+func (r *tracker) stageCachesIn(next Task) {
+	if !r.plan.StagesCachesIn(next) {
 		return
 	}
 	for k := range r.layers[next.Stage] {
@@ -591,12 +591,12 @@ func (r *residence) unpark(next Task) {
 }
 
 // hidden are the bytes of the rows that stages pass on.
-func (r *residence) hidden(z graph.Size) ir.Bytes {
+func (r *tracker) hidden(z graph.Size) ir.Bytes {
 	return graph.Align(r.graph.Layer.Values[r.graph.Layer.Input].Bytes(z))
 }
 
 // caches are the bytes of K and V of a layer, or of their gradients.
-func (r *residence) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.Bytes) {
+func (r *tracker) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.Bytes) {
 	for v := range b.Values {
 		if b.Values[v].Kind == kind && b.Values[v].Spans() {
 			n += graph.Align(b.Values[v].Bytes(z))
@@ -606,7 +606,7 @@ func (r *residence) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.
 }
 
 // streamed are the bytes of some tokens of what streams.
-func (r *residence) streamed(kind graph.Kind, tokens int64) (n ir.Bytes) {
+func (r *tracker) streamed(kind graph.Kind, tokens int64) (n ir.Bytes) {
 	z := r.sizes[0]
 	z.Tokens = tokens
 	for _, i := range r.streaming {
@@ -658,9 +658,9 @@ type arrival struct{ time, task int }
 func (w *inputs) send(rank int) {
 	p, first := w.plan, w.firsts[rank]
 	tasks := p.Tasks[rank]
-	var detours []bool
+	var staged []bool
 	if p.layerOrder() || p.Streams() {
-		detours = p.Detours(tasks)
+		staged = p.StagedOut(tasks)
 	}
 	for i := range tasks {
 		n := first + i
@@ -674,7 +674,7 @@ func (w *inputs) send(rank int) {
 			continue
 		}
 		size := w.hidden[t.subsequence]
-		if detours != nil && detours[i] { // on its way out, and back
+		if staged != nil && staged[i] { // on its way out, and back
 			w.held[n+1] += size
 			w.held[next-1] += size
 			continue

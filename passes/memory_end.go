@@ -19,7 +19,7 @@ type ending struct {
 }
 
 // endings are the parameters that a stage's ranks update.
-func (r *residence) endings() (list []ending) {
+func (r *tracker) endings() (list []ending) {
 	add := func(b *graph.Block, layers int) {
 		var of []ending
 		for i := range b.Params {
@@ -40,7 +40,7 @@ func (r *residence) endings() (list []ending) {
 	return list
 }
 
-func (r *residence) ending(b *graph.Block, param *graph.Param) ending {
+func (r *tracker) ending(b *graph.Block, param *graph.Param) ending {
 	e := ending{zero: r.plan.ZeroOf(b, param), cut: r.plan.Slicing(param)}
 	elements := ir.Bytes(param.Local[0] * param.Local[1])
 	of := func(slices int64, d ir.DType) ir.Bytes { return graph.Align(elements / ir.Bytes(slices) * d.Bytes()) }
@@ -58,7 +58,7 @@ func (r *residence) ending(b *graph.Block, param *graph.Param) ending {
 }
 
 // optimizer notes the end of the step. What is made of whole gradients is counted with what runs.
-func (r *residence) optimizer() {
+func (r *tracker) optimizer() {
 	r.note(Task{}, r.hidden(r.sizes[0])) // which the last backward passes on
 	r.now[TermGradients] -= r.owed
 	list, running := r.endings(), ir.Bytes(0)
@@ -100,7 +100,7 @@ func (e *ending) letGo() ir.Bytes {
 }
 
 // norm notes the sums of squares: of all tensors, by replica and by rank of a stage.
-func (r *residence) norm(running ir.Bytes) {
+func (r *tracker) norm(running ir.Bytes) {
 	n := len(r.graph.Embedding.Params) + r.plan.Model.Layers*len(r.graph.Layer.Params)
 	for i := range r.graph.Head.Params {
 		if !r.graph.Head.Params[i].Tied {

@@ -20,7 +20,7 @@ type loadsHeld struct {
 func (l *loadsHeld) bytes() ir.Bytes { return l.early + l.sent[0] + l.sent[1] }
 
 // take is the next load. Those that the plan wants under way by then come, and what was sent off before the last has left.
-func (r *residence) take() Load {
+func (r *tracker) take() Load {
 	h := &r.loads
 	h.sent = [2]ir.Bytes{h.sent[1], 0}
 	for l, ok := h.queue.Next(); ok; l, ok = h.queue.Next() {
@@ -33,7 +33,7 @@ func (r *residence) take() Load {
 }
 
 // loadBytes are those that a load brings.
-func (r *residence) loadBytes(l Load) ir.Bytes {
+func (r *tracker) loadBytes(l Load) ir.Bytes {
 	n := r.streamed(graph.Cache, l.End-l.First)
 	if l.Grads {
 		n += r.streamed(graph.CacheGrad, l.End-l.First)
@@ -42,7 +42,7 @@ func (r *residence) loadBytes(l Load) ir.Bytes {
 }
 
 // noteOwn notes a backward of a layer up to where it takes its own rows of K and V, and takes them.
-func (r *residence) noteOwn(t Task, working ir.Bytes) {
+func (r *tracker) noteOwn(t Task, working ir.Bytes) {
 	h := &r.loads
 	r.now[TermLoads] = h.bytes()
 	if len(h.coming) > 0 { // the layer that runs holds them
@@ -54,7 +54,7 @@ func (r *residence) noteOwn(t Task, working ir.Bytes) {
 }
 
 // attend takes the blocks of a visit of the k-th layer of a task, and gives the most bytes of loads that are held meanwhile.
-func (r *residence) attend(t Task, k int, b *graph.Block) (most ir.Bytes) {
+func (r *tracker) attend(t Task, k int, b *graph.Block) (most ir.Bytes) {
 	h := &r.loads
 	if h.queue == nil {
 		return 0

@@ -10,7 +10,7 @@ import (
 // behind a visit those that one of the next two wants again.
 
 // planVisits notes the visits of a stage's tasks; the second half of a backward reads no weights.
-func (r *residence) planVisits() {
+func (r *tracker) planVisits() {
 	for _, t := range r.plan.Tasks[r.stage] {
 		if t.Kind == WeightGrad {
 			continue
@@ -26,7 +26,7 @@ func (r *residence) planVisits() {
 }
 
 // layerAt is that of a visit; -1: there is none.
-func (r *residence) layerAt(visit int) int {
+func (r *tracker) layerAt(visit int) int {
 	if visit < 0 || visit >= len(r.path) {
 		return -1
 	}
@@ -35,7 +35,7 @@ func (r *residence) layerAt(visit int) int {
 
 // enter begins a visit: the next layer's weights are gathered, too, unless they are whole. Those of the layer itself are among what it
 // holds while it runs, unless one of the next two visits is of the same.
-func (r *residence) enter() {
+func (r *tracker) enter() {
 	if r.path == nil {
 		return
 	}
@@ -60,14 +60,14 @@ func (r *residence) enter() {
 }
 
 // exit ends a visit.
-func (r *residence) exit() {
+func (r *tracker) exit() {
 	if r.path != nil {
 		r.visited++
 		r.passing = 0
 	}
 }
 
-func (r *residence) hasWhole(n ir.Bytes) {
+func (r *tracker) hasWhole(n ir.Bytes) {
 	r.now[TermWeights] += n - r.gathered
 	r.gathered = n
 }

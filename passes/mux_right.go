@@ -309,7 +309,7 @@ func (pr pricer) shareLayer(p *Plan, g *graph.Model, t Task, far cost.Link) (out
 }
 
 // borrow counts the blocks of other stages' keys that have come by the time that a task begins.
-func (r *residence) borrow(t Task) {
+func (r *tracker) borrow(t Task) {
 	for i := r.stage + 1; i < len(r.plan.Tasks) && r.plan.Mux.Right; i++ {
 		if i+r.loans[i].Behind+1 == t.Slot() {
 			r.now[TermCaches] += r.lentBytes(i, graph.Cache)
@@ -318,13 +318,13 @@ func (r *residence) borrow(t Task) {
 }
 
 // lentBytes are those of a stage's keys and values that this one holds, or of their gradients.
-func (r *residence) lentBytes(stage int, kind graph.Kind) (n ir.Bytes) {
+func (r *tracker) lentBytes(stage int, kind graph.Kind) (n ir.Bytes) {
 	l := r.loans[stage]
 	return r.keyBytes(kind, l.End-l.First) * ir.Bytes(r.plan.layersOf(stage))
 }
 
 // keyBytes are those of some tokens of a layer's keys and values, or of their gradients.
-func (r *residence) keyBytes(kind graph.Kind, tokens int64) (n ir.Bytes) {
+func (r *tracker) keyBytes(kind graph.Kind, tokens int64) (n ir.Bytes) {
 	rows := tokens * r.sizes[0].Batch
 	for _, v := range r.graph.Layer.Values {
 		if v.Kind == kind {
@@ -337,7 +337,7 @@ func (r *residence) keyBytes(kind graph.Kind, tokens int64) (n ir.Bytes) {
 // help counts what a stage holds between its last forward and its first backward: all blocks with their gradients, and of
 // the slot with the longest tasks what travels, for all stages at once. With even shares it holds the blocks and gradients on
 // until its own backward has left the slots of the turn.
-func (r *residence) help(t Task) {
+func (r *tracker) help(t Task) {
 	if !r.plan.Mux.Right || r.stage == len(r.plan.Tasks)-1 {
 		return
 	}
@@ -368,7 +368,7 @@ func (r *residence) help(t Task) {
 }
 
 // stopHelping ends it in the first of so many layers that are left.
-func (r *residence) stopHelping(layers int) {
+func (r *tracker) stopHelping(layers int) {
 	for k, term := range []Term{TermCaches, TermCacheGrads} {
 		n := r.lent[k] / ir.Bytes(layers)
 		r.now[term] -= n
@@ -377,7 +377,7 @@ func (r *residence) stopHelping(layers int) {
 }
 
 // travelling is what a stage holds of others' queries, and of what becomes of them, while it helps in a slot.
-func (r *residence) travelling(slot int) (held ir.Bytes) {
+func (r *tracker) travelling(slot int) (held ir.Bytes) {
 	for _, shared := range r.plan.slotTasks(Backward, slot) {
 		if shared.Stage > r.stage && r.plan.Helpers(shared) > r.stage {
 			rows, stats := r.queryBytes(shared)
@@ -388,7 +388,7 @@ func (r *residence) travelling(slot int) (held ir.Bytes) {
 }
 
 // queryBytes are those of a task's queries, and of a number for each of their heads.
-func (r *residence) queryBytes(t Task) (rows, stats ir.Bytes) {
+func (r *tracker) queryBytes(t Task) (rows, stats ir.Bytes) {
 	nodes := r.graph.Layer.Forward
 	for i := range nodes {
 		if nodes[i].Op == ir.Attention {
@@ -400,7 +400,7 @@ func (r *residence) queryBytes(t Task) (rows, stats ir.Bytes) {
 }
 
 // sharing is what a layer of a task holds besides because helpers share its attention: the parts that come from them.
-func (r *residence) sharing(t Task) ir.Bytes {
+func (r *tracker) sharing(t Task) ir.Bytes {
 	helpers := ir.Bytes(r.plan.Helpers(t))
 	if helpers == 0 {
 		return 0

@@ -47,7 +47,7 @@ type simStage struct {
 	sendFree [2]ir.Seconds // towards the next and the previous stage
 	muxOut   ir.Seconds    // messages between ranks that share tasks
 	muxIn    ir.Seconds
-	simHost
+	simStaging
 	simStream
 }
 
@@ -70,7 +70,7 @@ func (s *simulation) reset() {
 			job: s, tasks: tasks, list: s.schedule(i), first: int32(s.firsts[i]), link: s.link, late: make([]ir.Seconds, p.Subsequences.N),
 		}
 		if p.layerOrder() || s.streams {
-			s.stages[i].simHost = newSimHost(p.Detours(tasks))
+			s.stages[i].simStaging = newSimStaging(p.StagedOut(tasks))
 		}
 		if s.streams {
 			s.stages[i].simStream = newSimStream(NewLoadQueue(p, s.graph, tasks))
@@ -180,8 +180,8 @@ func (s *simulation) endTask(st *simStage, n int32) {
 	st.done++
 	t := &s.stops[n]
 	switch {
-	case st.detours != nil && st.detours[st.done-1]:
-		s.depart(st, n)
+	case st.staged != nil && st.staged[st.done-1]:
+		s.stageOut(st, n)
 	case t.next >= 0:
 		s.deliver(t)
 	}

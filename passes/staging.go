@@ -28,13 +28,13 @@ func (p *Plan) Reader(t Task) (to int, reader Task, ok bool) {
 	return p.Home(t.Stage), t.As(Backward), true
 }
 
-// Detours says for each of some tasks of a rank whether its result waits for its reader on the host. It follows the input of
+// StagedOut says for each of some tasks of a rank whether its result waits for its reader on the host. It follows the input of
 // the later of the two stages, which is the same rows: gradients go where what they are of went, and what the head reads with
 // the input of the last stage.
-func (p *Plan) Detours(tasks []Task) []bool {
-	detours := make([]bool, len(tasks))
+func (p *Plan) StagedOut(tasks []Task) []bool {
+	staged := make([]bool, len(tasks))
 	if !p.layerOrder() && !p.Streams() {
-		return detours
+		return staged
 	}
 	index := make(map[Task]int, len(tasks))
 	for i, t := range tasks {
@@ -47,16 +47,18 @@ func (p *Plan) Detours(tasks []Task) []bool {
 		}
 		later := t
 		later.Stage = max(t.Stage, reader.Stage)
-		detours[i] = p.FateOf(later, 0)[inputUnit] == FateOffload
+		staged[i] = p.FateOf(later, 0)[inputUnit] == FateOffload
 	}
-	return detours
+	return staged
 }
 
-// Parks says whether K and V of a stage's layers wait on the host between its last forward and its first backward. Those of
+// StagesCachesOut says whether K and V of a stage's layers wait on the host between its last forward and its first backward. Those of
 // the last stage do not: its backward follows.
-func (p *Plan) Parks(stage int) bool { return p.Offload.Park && stage < p.Parallel.Stages()-1 }
+func (p *Plan) StagesCachesOut(stage int) bool {
+	return p.Offload.Park && stage < p.Parallel.Stages()-1
+}
 
-// Unparks says whether K and V of a task's stage come back for it, while the task before it runs.
-func (p *Plan) Unparks(t Task) bool {
-	return t.Kind == Backward && t.Subsequence == p.Subsequences.N-1 && p.Parks(t.Stage)
+// StagesCachesIn says whether K and V of a task's stage come back for it, while the task before it runs.
+func (p *Plan) StagesCachesIn(t Task) bool {
+	return t.Kind == Backward && t.Subsequence == p.Subsequences.N-1 && p.StagesCachesOut(t.Stage)
 }

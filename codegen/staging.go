@@ -9,15 +9,15 @@ import (
 // What waits on the host in layer order: hidden states between layers, gradients between layers, K and V of a layer between
 // its forwards and its backwards.
 
-func (s *stage) findDetours(tasks []passes.Task) {
-	s.detours = map[passes.Task]bool{}
-	for i, detour := range s.plan.Detours(tasks) {
-		s.detours[tasks[i]] = detour
+func (s *stage) findStaged(tasks []passes.Task) {
+	s.staged = map[passes.Task]bool{}
+	for i, detour := range s.plan.StagedOut(tasks) {
+		s.staged[tasks[i]] = detour
 	}
 }
 
-// sendAway copies what a later task starts from to the host. Its device bytes are held until the end of the next task.
-func (s *stage) sendAway(reader passes.Task, x uint32) {
+// stageOut copies what a later task starts from to the host. Its device bytes are held until the end of the next task.
+func (s *stage) stageOut(reader passes.Task, x uint32) {
 	size, _ := s.hidden(s.plan.SizeOf(reader))
 	rows := asBytes(0, size)
 	host := s.allocate(s.buffers[x].name+".host", ir.Host, size)
@@ -27,9 +27,9 @@ func (s *stage) sendAway(reader passes.Task, x uint32) {
 	s.lagging = append(s.lagging, x)
 }
 
-// fetch begins to bring back what the next task starts from: its input, and K and V of its layers where it is the first
+// stageIn begins to bring back what the next task starts from: its input, and K and V of its layers where it is the first
 // backward through them.
-func (s *stage) fetch(next passes.Task) {
+func (s *stage) stageIn(next passes.Task) {
 	prov := s.prov
 	s.at(next)
 	s.decidedBy("offload", "schedule.offload")
@@ -39,15 +39,15 @@ func (s *stage) fetch(next passes.Task) {
 		s.op(ir.CopyH2D, ir.H2D, []ir.View{in(x, rows), in(host, rows)})
 		s.inputs[next] = x
 	}
-	if s.plan.Unparks(next) {
-		s.unpark(next)
+	if s.plan.StagesCachesIn(next) {
+		s.stageCachesIn(next)
 	}
 	s.prov = prov
 }
 
-// park copies the rows of K and V that a forward node has written to the host, where the layer's wait for its backward, or for
+// stageCachesOut copies the rows of K and V that a forward node has written to the host, where the layer's wait for its backward, or for
 // whoever streams them.
-func (e *env) park(n *graph.Node) {
+func (e *env) stageCachesOut(n *graph.Node) {
 	s := e.s
 	for i, a := range n.Args {
 		if a.Value == graph.Missing || e.block.Values[a.Value].Kind != graph.Cache || ir.Ops[n.Op].Operands[i].Dir == ir.Read {
@@ -55,7 +55,7 @@ func (e *env) park(n *graph.Node) {
 		}
 		v, by := &e.block.Values[a.Value], "schedule.keep"
 		if v.Spans() {
-			if by = "schedule.order"; !s.training || !s.plan.Parks(e.task.Stage) {
+			if by = "schedule.order"; !s.training || !s.plan.StagesCachesOut(e.task.Stage) {
 				continue
 			}
 		} else if !s.training && e.task.Subsequence == s.plan.Subsequences.N-1 {
@@ -69,8 +69,8 @@ func (e *env) park(n *graph.Node) {
 	}
 }
 
-// unpark brings K and V of a stage's layers back, in the order of need.
-func (s *stage) unpark(t passes.Task) {
+// stageCachesIn brings K and V of a stage's layers back, in the order of need.
+func (s *stage) stageCachesIn(t passes.Task) {
 	s.decidedBy("offload", "schedule.order")
 	layers, values := s.stages[t.Stage], s.model.Layer.Values
 	for k := range layers {
