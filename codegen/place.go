@@ -46,11 +46,6 @@ func placeLives(lives []life, base ir.Bytes) (offsets []ir.Bytes, extent ir.Byte
 	return p.offsets, extent
 }
 
-// liveBound is the most bytes ever live at once: no placement has a smaller extent.
-func liveBound(lives []life) ir.Bytes {
-	return newCalendar(lives).peak()
-}
-
 // calendar translates issue positions to instants, the distinct starts of lives. Two lives meet exactly when some
 // instant is in both: the later of their starts.
 type calendar struct {

@@ -101,6 +101,11 @@ func TestPlaceLivesEdges(t *testing.T) {
 	}
 }
 
+// liveBound is the most bytes ever live at once: no placement has a smaller extent.
+func liveBound(lives []life) ir.Bytes {
+	return newCalendar(lives).peak()
+}
+
 // checkPlaces sweeps over time with the live ranges in offset order, and compares each with its neighbours only.
 func checkPlaces(t *testing.T, lives []life, offsets []ir.Bytes, base, extent ir.Bytes) {
 	t.Helper()

@@ -23,7 +23,6 @@ type Case struct {
 	Partition                 string // flops | length | list
 	Offload                   string // none | full | 0.5 | adaptive | memory | auto | list
 	Mux                       string // off | left | right | on
-	Shares                    string // fluid | even
 	Recompute                 string // none | selective | keep_attention | full | auto
 	// An empty string stands for the first of its choices.
 
@@ -186,12 +185,11 @@ schedule tiny {
   offload = %s
   recompute = %s
   mux = %s
-  mux_shares = %s
 }
 `, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, c.Vocab, c.DType, c.Tied, c.Positions, ropeTheta, normEps,
 		ranks, c.Sequence, c.Batch, c.Steps, lr, beta1, beta2, eps, weightDecay, c.warmup(), minLR, gradClip, evalBatch,
 		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), c.Microbatch, c.virtualStages(), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
-		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"), orElse(c.Shares, "fluid"))
+		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"))
 }
 
 func (c Case) String() string {
@@ -201,7 +199,7 @@ func (c Case) String() string {
 	}
 	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s-%s-%s%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
 		c.Batch, c.Microbatch, c.DP, orElse(c.Zero, "0"), c.PP, max(1, c.VirtualStages), c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload,
-		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux + c.Shares}[orElse(c.Mux, "off") != "off"])
+		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"])
 }
 
 // kept is what stays on the device, in a word.

@@ -39,17 +39,13 @@ func (c Case) completeMux() Case {
 	return c
 }
 
-// bothShares are complete cases, each with either kind of shares.
-func bothShares(cases []Case) []Case {
-	var both []Case
-	for _, c := range cases {
-		c = c.completeMux()
-		c.Shares = "fluid"
-		both = append(both, c)
-		c.Shares = "even"
-		both = append(both, c)
+// completeCases are the cases of mux with what they leave open.
+func completeCases() []Case {
+	var all []Case
+	for _, c := range muxCases {
+		all = append(all, c.completeMux())
 	}
-	return both
+	return all
 }
 
 // TestMuxIsEqual holds shared tasks to the plain program within rounding, and offload and recomputation to the last bit.
@@ -60,15 +56,14 @@ func TestMuxIsEqual(t *testing.T) {
 		{PP: 4, N: 8, SP: 2, DP: 2, Family: "llama", KVHeads: 1, Positions: "rope", DType: "bf16", Offload: "0.5", Layers: 4, Zero: "3", Recompute: "selective"},
 		{PP: 3, N: 8, SP: 1, DP: 2, Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Offload: "full", Layers: 3, Zero: "1", Sequence: 120},
 	}
-	for _, mux := range []string{"left", "right", "on", "left even", "right even", "on even"} {
-		mux, shares, _ := strings.Cut(mux, " ")
+	for _, mux := range []string{"left", "right", "on"} {
 		cases := append(slices.Clone(muxCases), divided...)
 		for i, c := range cases {
-			if i < len(muxCases) && (mux == [2]string{"on", "right"}[i%2] || shares == "even" && mux == "left" && i%2 == 0) {
+			if i < len(muxCases) && mux == [2]string{"on", "right"}[i%2] {
 				continue // they share the cases
 			}
 			c = c.completeMux()
-			c.Mux, c.Shares = mux, shares
+			c.Mux = mux
 			t.Run(c.String(), func(t *testing.T) {
 				t.Parallel()
 				got := run(t, c)
@@ -86,7 +81,7 @@ func TestMuxIsEqual(t *testing.T) {
 
 // TestMuxShares asks the program: each rank attends with as many rows of a task as its share is, to a quantum of SP.
 func TestMuxShares(t *testing.T) {
-	for _, c := range bothShares(muxCases) {
+	for _, c := range completeCases() {
 		plan, p, err := compile(c.Spec())
 		if err != nil {
 			t.Fatal(err)
@@ -102,7 +97,7 @@ func TestMuxShares(t *testing.T) {
 		}
 		for i := range c.PP {
 			for x := range c.N {
-				shares := passes.MuxShares{Left: true, Even: c.Shares == "even"}.Of(c.PP, c.N, i, x)
+				shares := passes.MuxShares{Left: true}.Of(c.PP, c.N, i, x)
 				for rank := range c.PP {
 					share := new(big.Rat)
 					if of := shares[rank]; of != nil {
@@ -123,7 +118,7 @@ func TestMuxShares(t *testing.T) {
 // TestMuxKeyShares asks the program for the other end: of the keys that the queries of a task look at on the average each helper
 // has its share, to a step of the grid, and the stage itself the rest.
 func TestMuxKeyShares(t *testing.T) {
-	for _, c := range bothShares(muxCases) {
+	for _, c := range completeCases() {
 		c.Mux = "right"
 		plan, p, err := compile(c.Spec())
 		if err != nil {
@@ -142,7 +137,7 @@ func TestMuxKeyShares(t *testing.T) {
 		for i := range c.PP {
 			for x := range c.N {
 				z := plan.Size(x)
-				shares := passes.MuxShares{Right: true, Even: c.Shares == "even"}.Of(c.PP, c.N, i, x)
+				shares := passes.MuxShares{Right: true}.Of(c.PP, c.N, i, x)
 				all := 0.0
 				for rank := range c.PP {
 					got := keys[task{rank, i, x}]
@@ -150,9 +145,6 @@ func TestMuxKeyShares(t *testing.T) {
 					if share := shares[rank]; rank != i && share != nil {
 						ideal, _ := share.Float64()
 						ideal *= float64(z.Prefix) + float64(z.Tokens+1)/2
-						if c.Shares == "even" {
-							ideal = min(ideal, float64(plan.Size(c.N-i).Prefix)/float64(i)) // what there is room for
-						}
 						if off := got - ideal; off > float64(plan.Subsequences.Align) || -off > float64(plan.Subsequences.Align) {
 							t.Errorf("%v: rank %d attends to %g keys of subsequence %d on stage %d, its share is %g", c, rank, got, x, i, ideal)
 						}
@@ -182,7 +174,7 @@ func stepInstrs(code *ir.Code, op ir.Op, phase ir.Phase) []*ir.Instr {
 // TestMuxKeepsActivations asks the program: what a piece left for its backward is read on the rank that made it, and no
 // message of a backward pass carries any of it.
 func TestMuxKeepsActivations(t *testing.T) {
-	for _, c := range bothShares(muxCases) {
+	for _, c := range completeCases() {
 		plan, p, err := compile(c.Spec())
 		if err != nil {
 			t.Fatal(err)

@@ -164,7 +164,6 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 		moves("offload", drawOffload(r, n), "none"),
 		moves("recompute", draw(r, "recompute"), "none"),
 		same("mux", mux, "off"),
-		same("mux_shares", draw(r, "mux_shares"), "fluid"),
 		same("keep", keep, "[k, v]"),
 		order("order", draw(r, "order"), "sequence"),
 	}
@@ -178,12 +177,11 @@ var choices = map[string][]string{
 	"virtual_stages": {"auto", "auto", "1", "2", "3"},
 	"strategy": {"sppo", "sppo", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "seq1f1b", "zb-h1", "zb-h2",
 		"gpipe", "1f1b", "interleaved-1f1b", "zb-v", "dualpipe-v"}, // from gpipe on they take whole sequences
-	"offload":    {"none", "full", "adaptive", "carry", "memory", "auto", "0.3", "list"},
-	"recompute":  {"none", "none", "selective", "keep_attention", "full", "auto"},
-	"mux":        {"off", "off", "off", "left", "right", "on"},
-	"mux_shares": {"fluid", "fluid", "even"},
-	"keep":       {"[k, v]", "[k, v]", "[k, v]", "[k]", "[]"},
-	"order":      {"sequence", "sequence", "sequence", "layer"},
+	"offload":   {"none", "full", "adaptive", "carry", "memory", "auto", "0.3", "list"},
+	"recompute": {"none", "none", "selective", "keep_attention", "full", "auto"},
+	"mux":       {"off", "off", "off", "left", "right", "on"},
+	"keep":      {"[k, v]", "[k, v]", "[k, v]", "[k]", "[]"},
+	"order":     {"sequence", "sequence", "sequence", "layer"},
 }
 
 func draw(r *rand.Rand, key string) string { return pick(r, choices[key]...) }

@@ -40,13 +40,6 @@ func listTraits() []trait {
 			list = append(list, trait{name: key + " = " + value, asked: func(d *drawn) bool { return d.ask(key) == value && d.matters(key, value) }})
 		}
 	}
-	for _, mux := range []string{"left", "right", "on"} { // both shares of each
-		for _, shares := range []string{"fluid", "even"} {
-			list = append(list, trait{name: "mux = " + mux + ", " + shares, asked: func(d *drawn) bool {
-				return d.ask("mux") == mux && d.ask("mux_shares") == shares && d.over("pp")
-			}})
-		}
-	}
 	return list
 }
 
@@ -70,7 +63,7 @@ func (d *drawn) matters(key, value string) bool {
 		return d.over("sp")
 	case "zero":
 		return value == "0" || d.over("dp")
-	case "mux", "mux_shares":
+	case "mux":
 		return d.ask("mux") == "off" && value == "off" || d.ask("mux") != "off" && d.over("pp")
 	case "partition", "keep", "order":
 		return d.over("subsequences")

@@ -434,9 +434,6 @@ var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "mux", takes: names("auto", "off", "left", "right", "on"), Default: "auto", Example: "off",
 		Doc: "Whether idle stages take a part of the tasks next to the bubble: not, at the start and the end of a step (`left`: pieces of subsequences), at the turn (`right`: attention, by blocks of keys that they hold), or both (`on`). `auto` tries all where a rank has one virtual stage.",
 		set: func(s *Spec, v value) { s.Schedule.Mux = v.name }},
-	{Block: blockSchedule, Name: "mux_shares", takes: names("fluid", "even"), Default: "fluid", Example: "fluid",
-		Doc: "How mux divides a task: `fluid` by the number of stages that idle, so that all ranks carry the same; `even` over the range of stages, those that do not idle too, as the paper's text has it.",
-		set: func(s *Spec, v value) { s.Schedule.MuxShares = v.name }},
 }
 
 func setSubsequences(s *Spec, v value) {

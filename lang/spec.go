@@ -149,7 +149,6 @@ type Schedule struct {
 	VirtualStages int          `json:"virtual_stages"`
 	Offload       Offload      `json:"offload"`
 	Mux           string       `json:"mux"` // off left right on auto
-	MuxShares     string       `json:"mux_shares"`
 }
 
 // SharesTasks says whether ranks are to take parts of each other's tasks: mux is pinned, and not to off.

@@ -150,7 +150,6 @@ type profile struct {
 	each, attention        []ir.Seconds      // subsequence of a layer, and of its attention
 	first, last            crossing          // of a layer, of the first subsequence and of the last
 	shares                 [2]share          // of a layer, of the last subsequence: forward and backward
-	piece                  crossing          // of a layer, of the shortest piece of a subsequence that there may be
 	embed, embedGrad       ir.Seconds        // of the first subsequence
 	streaming              ir.Seconds        // in which the blocks of K and V of a layer come, one after another
 	hidden                 ir.Bytes          // of a message, of the first subsequence
@@ -240,7 +239,7 @@ func (b *bounds) newProfile(p *Plan, v visit) *profile {
 	z := t.size(p.Train.Sequence-n, n)
 	out.last, out.shares = crossing(z), t.shares(z)
 	z = t.size(0, p.Subsequences.Lengths[0])
-	out.first, out.piece = crossing(z), crossing(t.size(0, int64(p.Parallel.SP)))
+	out.first = crossing(z)
 	out.embed, out.embedGrad = t.time(g, g.Embedding, g.Embedding.Forward, z), t.time(g, g.Embedding, g.Embedding.Backward, z)
 	out.hidden, out.streaming = g.Layer.Values[g.Layer.Input].Bytes(z), streamingTime(p, g)
 	return out
@@ -582,7 +581,7 @@ func (b *bounds) ways(p *Plan, of *profile, late bool) (before, after []ir.Secon
 // messages that come one by one. The rank waits meanwhile, and, where the start is not shared, for the way of the first
 // subsequence to it and back, as ever.
 //
-// Where the start is shared, the first rank does of subsequence x at least the first (x+1)/PP tokens, of even shares 1/PP, and so at
+// Where the start is shared, the first rank does of subsequence x at least the first (x+1)/PP tokens, and so at
 // least the square of that of the work, for attention looks back. The last does all of its own tasks, and before and behind them
 // helps all others. For that it receives, one by one, their layers' weights, K and V, and sends back what is to be added to the
 // gradients of both.
@@ -606,11 +605,8 @@ func (b *bounds) shared(p *Plan, of *profile, layers []int, side string) ir.Seco
 	for rank := stages - 1; rank >= 0; rank-- {
 		if side != "left" {
 			for k := range rank {
-				x, helpers := len(of.attention)-rank+k, rank
-				if p.Schedule.MuxShares != "even" {
-					helpers = k + 1
-				}
-				own[rank] -= ir.Seconds(layers[rank]) * (1 - stays(x, helpers)) * of.attention[x]
+				x := len(of.attention) - rank + k
+				own[rank] -= ir.Seconds(layers[rank]) * (1 - stays(x, k+1)) * of.attention[x]
 			}
 		}
 		if side == "right" {
@@ -623,10 +619,7 @@ func (b *bounds) shared(p *Plan, of *profile, layers []int, side string) ir.Seco
 	if side != "right" {
 		first := of.layer
 		for x, t := range of.each[:min(stages-1, len(of.each))] {
-			part := 1 / float64(stages)
-			if p.Schedule.MuxShares != "even" {
-				part *= float64(x + 1)
-			}
+			part := float64(x+1) / float64(stages)
 			first -= ir.Seconds(1-part*part) * t
 		}
 		least = max(ir.Seconds(layers[0])*first+turn, own[stages-1]+b.helping(p, of, layers, message))
@@ -643,7 +636,7 @@ func (p *Plan) attentionThatStays() func(x, helpers int) ir.Seconds {
 	}
 	return func(x, helpers int) ir.Seconds {
 		least := 1 / float64(helpers+1)
-		if p.Schedule.MuxShares != "even" && keys[x] >= stages*grid {
+		if keys[x] >= stages*grid {
 			least = max(least, 1-float64(helpers)/stages-grid/2/keys[x])
 		}
 		return ir.Seconds(least)
@@ -663,17 +656,11 @@ func (of *profile) given(helpers int, stays ir.Seconds, message func(ir.Bytes) i
 	return t
 }
 
-// helping is what the last rank takes where it helps all others: weights, K and V come, one by one, and gradients of both go. Of even
-// parts, which others have not all of the same size, it runs many pieces, each a task.
+// helping is what the last rank takes where it helps all others: weights, K and V come, one by one, and gradients of both go.
 func (b *bounds) helping(p *Plan, of *profile, layers []int, message func(ir.Bytes) ir.Seconds) ir.Seconds {
 	g := b.context(p).model
 	fewest := ir.Seconds(slices.Min(layers))
 	var lent, rows, gradients ir.Seconds
-	if p.Schedule.MuxShares == "even" {
-		pieces := fewest * ir.Seconds(p.lastPieces())
-		rows, gradients = pieces*of.piece.forward, pieces*of.piece.backward
-		return rows + max(gradients, b.givingBack(p, layers, message))
-	}
 	for x := range p.Parallel.PP - 1 {
 		z, times := p.Size(x), ir.Seconds(p.Parallel.PP-1-x)*fewest // stages that it helps with the subsequence
 		part := func(v *graph.Value) ir.Seconds {
@@ -695,22 +682,6 @@ func (b *bounds) helping(p *Plan, of *profile, layers []int, message func(ir.Byt
 		gradients += times * message(n*ir.F32.Bytes())
 	}
 	return lent + rows + max(lent, gradients, b.givingBack(p, layers, message))
-}
-
-// lastPieces is how many pieces of other stages' tasks the last rank runs under even shares: its part is the last of each.
-func (p *Plan) lastPieces() (n int) {
-	for x := range p.Parallel.PP - 1 {
-		q := Plan{Parallel: p.Parallel, Subsequences: p.Subsequences, Mux: Mux{Even: true}}
-		pieces := q.cut(x)
-		for stage := range p.Parallel.PP - 1 - x {
-			begins, at := q.evenPart(x, p.Parallel.PP-stage, p.Parallel.PP-stage-1), int64(0)
-			for _, tokens := range pieces {
-				n += count(at >= begins)
-				at += tokens
-			}
-		}
-	}
-	return n
 }
 
 // givingBack is how long gradients of weights that the last rank has borrowed are on their way home where the start is shared. In

@@ -84,3 +84,6 @@ func jsonOf(t *testing.T, p *Plan) []byte {
 	}
 	return b.Bytes()
 }
+
+// simulate predicts how long a plan takes.
+func (p *Plan) simulate(t *costs) { p.simulation(&Context{}, t).run().report(p) }

@@ -122,12 +122,11 @@ type tracker struct {
 	now   [numTerms]ir.Bytes
 	host  ir.Bytes
 	peak  Peak
-	most  ir.Bytes    // on the host
-	whole []params    // of each layer, of the embedding and of the head: those whose gradients are there, whole
-	adds  addedTo     // of the backward that ran last
-	given []bool      // layers of whose gradients there are sums of slices
-	owed  ir.Bytes    // gradients that the visit before has given away, and what the collectives that may not be done make of them
-	lent  [2]ir.Bytes // keys of the stages that it helps, and their gradients
+	most  ir.Bytes // on the host
+	whole []params // of each layer, of the embedding and of the head: those whose gradients are there, whole
+	adds  addedTo  // of the backward that ran last
+	given []bool   // layers of whose gradients there are sums of slices
+	owed  ir.Bytes // gradients that the visit before has given away, and what the collectives that may not be done make of them
 
 	units     []*unitsLeft // [i]: nil until the first forward
 	leaving   []bool       // [layer of a task, as stops count them, from begun on]: its offloaded tensors hold their bytes
@@ -397,9 +396,6 @@ func (r *tracker) backward(t Task, at *stop, k int, b *graph.Block, own int) {
 	r.visiting(t, k, b, pass, z)
 	r.exit()
 	r.leaveBackward(t, own, at, b, z)
-	if t.Slot() == len(r.sizes) {
-		r.stopHelping(k + 1)
-	}
 	if t.Subsequence == len(r.sizes)-1 {
 		r.now[TermCacheGrads] += r.caches(b, graph.CacheGrad, z)
 		r.host += r.streamed(graph.CacheGrad, z.Prefix)

@@ -14,12 +14,10 @@ import (
 // Input: Parallel, Subsequences, Tasks. Output: Mux, Tasks. Paper: section 4.2; left, steady and right by its table, which
 // needs at least as many subsequences as stages. A forward of subsequence x on stage i stands in slot i + x, its backward
 // in slot PP + N - 2 - (i + x). With n stages active in a slot before PP - 1, each of the others takes 1/PP of every active task
-// and owners keep n/PP (shares = fluid): all ranks then carry n/PP. Every subsequence that has such a task is cut by
-// tokens into PP pieces, the same for all stages: of a task in slot t the owner runs the first t + 1 and rank j the (j+1)-th,
-// so that a helper keeps its piece from stage to stage until it owns the stage. Backward and forward of a piece are on
-// the same rank: activations stay where they were computed. With even shares, those of the paper's text, the ranks of the left
-// range divide a task evenly, whether they idle or not: pieces end where the parts of any stage do, and a rank runs a few. The
-// other end is mux_right.go's.
+// and owners keep n/PP: all ranks then carry n/PP. Every subsequence that has such a task is cut by tokens into PP pieces, the
+// same for all stages: of a task in slot t the owner runs the first t + 1 and rank j the (j+1)-th, so that a helper keeps its
+// piece from stage to stage until it owns the stage. Backward and forward of a piece are on the same rank: activations stay
+// where they were computed. The other end is mux_right.go's.
 func mux(c *Context, p *Plan) error {
 	muxOff(c, p)
 	if !p.Schedule.SharesTasks() {
@@ -52,7 +50,6 @@ func (p *Plan) share() []problem {
 
 // shareProblems are why tasks cannot be shared as they are to be.
 func (p *Plan) shareProblems() []problem {
-	p.Mux.Even = p.Schedule.MuxShares == "even"
 	if left, right := p.wantsShared(); !left && !right {
 		return nil
 	}
@@ -80,13 +77,8 @@ func (p *Plan) shareLeft() {
 // decideMux notes what shares lead to at best.
 func (p *Plan) decideMux(why string) {
 	takes := func(m MuxShares) string { return Makespan(p.Parallel.PP, p.Subsequences.N, m, 1, 2).FloatString(2) }
-	shares, names := p.Mux.shares(), []string{"fluid", "even"}
-	other := shares
-	if other.Even = !shares.Even; shares.Even {
-		slices.Reverse(names)
-	}
-	p.decide("mux", "mux", p.Schedule.Mux, fmt.Sprintf("%s; with tasks of one unit of time forward and two backward, and free copies, the pipeline takes %s with %s shares instead of %s, and would take %s with %s ones",
-		why, takes(shares), names[0], takes(MuxShares{}), takes(other), names[1]))
+	p.decide("mux", "mux", p.Schedule.Mux, fmt.Sprintf("%s; with tasks of one unit of time forward and two backward, and free copies, the pipeline takes %s instead of %s",
+		why, takes(p.Mux.shares()), takes(MuxShares{})))
 }
 
 func muxOff(_ *Context, p *Plan) {
@@ -111,31 +103,15 @@ func stagesFromTo(first, last int) []int {
 	return out
 }
 
-// cut is how a subsequence that is shared is cut: into a piece for every stage, or, with even shares, where a part of any of the
-// stages ends that share it.
+// cut is how a subsequence that is shared is cut: into a piece for every stage, as even as the grid of SP allows.
 func (p *Plan) cut(x int) []int64 {
-	fewest := p.Parallel.PP
-	if p.Mux.Even {
-		fewest = x + 2
+	step, n := int64(p.Parallel.SP), int64(p.Parallel.PP)
+	pieces, begin := make([]int64, n), int64(0)
+	for k := range pieces {
+		end := (p.Subsequences.Lengths[x]*int64(k+1) + step*n/2) / (step * n) * step
+		pieces[k], begin = end-begin, end
 	}
-	var ends []int64
-	for parts := fewest; parts <= p.Parallel.PP; parts++ {
-		for k := range parts {
-			ends = append(ends, p.evenPart(x, parts, k+1))
-		}
-	}
-	slices.Sort(ends)
-	ends = slices.Compact(ends)
-	for k := len(ends) - 1; k > 0; k-- {
-		ends[k] -= ends[k-1]
-	}
-	return ends
-}
-
-// evenPart is where, in a subsequence, the k-th of parts begins that are as even as the grid of SP allows.
-func (p *Plan) evenPart(x, parts, k int) int64 {
-	step, n := int64(p.Parallel.SP), int64(parts)
-	return (p.Subsequences.Lengths[x]*int64(k) + step*n/2) / (step * n) * step
+	return pieces
 }
 
 // muxProblems are why a requested mux cannot be, each with the nearest thing that can.
@@ -152,15 +128,10 @@ func muxProblems(p *Plan) []problem {
 		return []problem{fault("schedule.mux", lang.Infeasible, fmt.Sprintf("subsequences = %d, or mux = off", par.PP),
 			"mux needs as many subsequences as stages: there are %d for %d", n, par.PP)}
 	}
-	var found []problem
-	left, right := p.wantsShared()
-	if left {
-		found = append(found, leftProblems(p)...)
+	if left, _ := p.wantsShared(); left {
+		return leftProblems(p)
 	}
-	if right {
-		found = append(found, rightProblems(p)...)
-	}
-	return found
+	return nil
 }
 
 func leftProblems(p *Plan) []problem {
@@ -195,34 +166,16 @@ func (p *Plan) sharedSlots() int {
 
 // Runner is the pipeline rank that does a task: the one that has its stage, or the one that helps it.
 func (p *Plan) Runner(t Task) int {
-	switch helper := t.Piece - 1; {
-	case !p.Shared(t):
-	case p.Mux.Even:
-		return t.Stage + p.evenPartOf(t)
-	case helper > t.Slot():
+	if helper := t.Piece - 1; p.Shared(t) && helper > t.Slot() {
 		return helper
 	}
 	return p.Home(t.Stage)
 }
 
-// evenPartOf is the part of its subsequence that a piece lies in, where those who share its stage have even ones.
-func (p *Plan) evenPartOf(t Task) int {
-	at := int64(0)
-	for _, n := range p.Mux.Pieces[t.Subsequence][:t.Piece-1] {
-		at += n
-	}
-	parts := p.Parallel.PP - t.Stage
-	part := parts - 1
-	for part > 0 && p.evenPart(t.Subsequence, parts, part) > at {
-		part--
-	}
-	return part
-}
-
 // helps says whether a rank has a part of the tasks that a stage, another rank's, has in a shared slot. Those who do are the
 // last, and their parts come behind the owner's, in the order of ranks.
 func (p *Plan) helps(rank, stage, slot int) bool {
-	return rank > stage && slot < p.Parallel.PP-1 && (p.Mux.Even || rank > slot)
+	return rank > stage && rank > slot && slot < p.Parallel.PP-1
 }
 
 // Begins says whether a slot is the first, in the order of its pass, in which a rank helps a stage.
@@ -390,7 +343,7 @@ func (p *Plan) checkPieces() error {
 		return fmt.Errorf("mux: pieces are given for %d subsequences, and %d are shared", len(p.Mux.Pieces), pp-1)
 	}
 	for x, pieces := range p.Mux.Pieces {
-		if !p.Mux.Even && len(pieces) != pp {
+		if len(pieces) != pp {
 			return fmt.Errorf("mux: subsequence %d has %d pieces for %d stages", x, len(pieces), pp)
 		}
 		sum := int64(0)
@@ -403,48 +356,28 @@ func (p *Plan) checkPieces() error {
 		if want := p.Subsequences.Lengths[x]; sum != want {
 			return fmt.Errorf("mux: the pieces of subsequence %d make %d tokens of %d", x, sum, want)
 		}
-		if want := p.cut(x); p.Mux.Even && !slices.Equal(pieces, want) {
-			return fmt.Errorf("mux: the pieces of subsequence %d are %d, and even shares want %d", x, pieces, want)
-		}
 	}
 	return nil
 }
 
-// MuxShares is how the tasks of a pipeline are shared.
-type MuxShares struct {
-	Left, Right bool
-	Even        bool // over the ranges of the paper's table, instead of by the slot
-}
+// MuxShares says at which ends of a pipeline tasks are shared.
+type MuxShares struct{ Left, Right bool }
 
-func (m Mux) shares() MuxShares { return MuxShares{Left: m.Left, Right: m.Right, Even: m.Even} }
+func (m Mux) shares() MuxShares { return MuxShares{Left: m.Left, Right: m.Right} }
 
 // Of are the shares of ranks in subsequence x of n on stage i of pp. They add up to 1; who is not there has none.
 func (m MuxShares) Of(pp, n, i, x int) map[int]*big.Rat {
-	part := func(a, b int) *big.Rat { return big.NewRat(int64(a), int64(b)) }
-	shares := map[int]*big.Rat{}
+	part := func(a int) *big.Rat { return big.NewRat(int64(a), int64(pp)) }
 	first, end, active := i, i, pp // ranks that help, stages that do not idle in the slot
 	switch slot := i + x; {
-	case m.Left && slot < pp-1 && m.Even:
-		first, end = i, pp
 	case m.Left && slot < pp-1:
 		first, end, active = slot+1, pp, slot+1
-	case m.Right && slot >= n && m.Even:
-		first, end = 0, i+1
 	case m.Right && slot >= n:
 		first, end, active = 0, slot-n+1, pp-1-(slot-n)
 	}
-	if m.Even && end > first {
-		active = pp
-	}
+	shares := map[int]*big.Rat{i: part(active)}
 	for r := first; r < end; r++ {
-		if m.Even {
-			shares[r] = part(1, end-first)
-		} else {
-			shares[r] = part(1, pp)
-		}
-	}
-	if !m.Even || end == first {
-		shares[i] = part(active, pp)
+		shares[r] = part(1)
 	}
 	return shares
 }

@@ -7,14 +7,12 @@ import (
 	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/ir/cost"
-	"sppo.dev/lang"
 )
 
 // The right part of mux: near the turn, in slot t = stage + subsequence >= N, the stages 0 .. t-N have nothing to forward
 // any more. Each of them takes a part of the attention of every task of the slot: stage i's helper j < i takes a block of its
 // keys and values in the tasks from subsequence N-i+j on, all queries of which come behind the block. Matmuls stay where
-// they are. The backward of these tasks finds the same stages idle, and shares in the same way. With even shares all stages before
-// one help it from its first such task on, also those that have tasks of their own.
+// they are. The backward of these tasks finds the same stages idle, and shares in the same way.
 
 // shareRight says which keys the helpers of the last tasks of each stage take.
 func (p *Plan) shareRight() {
@@ -25,28 +23,18 @@ func (p *Plan) shareRight() {
 }
 
 // blocks are the borders, in tokens, of the blocks of a stage's keys that its helpers take in each of its last tasks: helper j
-// from the j-th to the next. Each block is 1/PP of the keys that a query of the task looks back at on the average, or with even
-// shares 1/(i+1), to the nearest step of the grid. It ends before the first task begins that its helper has a part in: what a
-// helper will ever need has been made by then.
+// from the j-th to the next. Each block is 1/PP of the keys that a query of the task looks back at on the average, to the
+// nearest step of the grid. It ends before the first task begins that its helper has a part in: what a helper will ever need has
+// been made by then.
 func (p *Plan) blocks(stage int) [][]int64 {
-	n, grid, parts := p.Subsequences.N, p.Subsequences.Align, p.Parallel.PP
-	if p.Mux.Even {
-		parts = stage + 1
-	}
+	n, grid := p.Subsequences.N, p.Subsequences.Align
 	var tasks [][]int64
 	for x := n - stage; x < n; x++ {
-		helpers := p.Helpers(Task{Kind: Forward, Subsequence: x, Stage: stage})
 		borders := []int64{0}
-		share := p.meanKeys(x) / float64(parts)
-		if p.Mux.Even { // there is not always room
-			share = min(share, float64(p.Size(n-stage).Prefix)/float64(stage))
-		}
-		for j := range helpers {
+		share := p.meanKeys(x) / float64(p.Parallel.PP)
+		for j := range p.Helpers(Task{Kind: Forward, Subsequence: x, Stage: stage}) {
 			end := int64(share*float64(j+1)/float64(grid)+0.5) * grid
 			room := p.Size(p.firstHelped(stage, j)).Prefix
-			if p.Mux.Even {
-				room -= int64(helpers-1-j) * grid
-			}
 			borders = append(borders, max(borders[j]+grid, min(end, room)))
 		}
 		tasks = append(tasks, borders)
@@ -62,23 +50,14 @@ func (p *Plan) meanKeys(x int) float64 {
 
 // Helpers are how many stages, from the first on, take a part of a task's attention: each a block of keys.
 func (p *Plan) Helpers(t Task) int {
-	switch slot := t.Slot(); {
-	case !p.Mux.Right || slot < p.Subsequences.N:
+	if !p.Mux.Right {
 		return 0
-	case p.Mux.Even:
-		return t.Stage
-	default:
-		return slot - p.Subsequences.N + 1
 	}
+	return max(0, t.Slot()-p.Subsequences.N+1)
 }
 
 // firstHelped is the first subsequence of a stage that a helper has a part in; it has one in all behind it.
-func (p *Plan) firstHelped(stage, helper int) int {
-	if p.Mux.Even {
-		helper = 0
-	}
-	return p.Subsequences.N - stage + helper
-}
+func (p *Plan) firstHelped(stage, helper int) int { return p.Subsequences.N - stage + helper }
 
 // HelpedBlocks are the borders of the blocks of keys that a task's helpers take.
 func (p *Plan) HelpedBlocks(t Task) []int64 {
@@ -125,20 +104,6 @@ func (p *Plan) rightInWords() string {
 		}
 	}
 	return fmt.Sprintf("right: stages 0-%d hold blocks of %d-%d tokens of the keys of those behind them, and share the attention of their last tasks", last-1, least, most)
-}
-
-// rightProblems are why the helpers of a stage cannot all have a block.
-func rightProblems(p *Plan) []problem {
-	if !p.Mux.Even {
-		return nil
-	}
-	for i := 1; i < p.Parallel.PP; i++ {
-		if room, want := p.Size(p.Subsequences.N-i).Prefix, int64(i)*p.Subsequences.Align; room < want {
-			return []problem{fault("schedule.mux_shares", lang.Infeasible, "fluid, or more tokens", "even shares give %d stages a block each of the %d tokens before subsequence %d, and blocks are multiples of align = %d",
-				i, room, p.Subsequences.N-i, p.Subsequences.Align)}
-		}
-	}
-	return nil
 }
 
 // checkBlocks: every stage but the first has a block for each stage before it, which the tasks that it is for come behind.
@@ -335,17 +300,13 @@ func (r *tracker) keyBytes(kind graph.Kind, tokens int64) (n ir.Bytes) {
 }
 
 // help counts what a stage holds between its last forward and its first backward: all blocks with their gradients, and of
-// the slot with the longest tasks what travels, for all stages at once. With even shares it holds the blocks and gradients on
-// until its own backward has left the slots of the turn.
+// the slot with the longest tasks what travels, for all stages at once.
 func (r *tracker) help(t Task) {
 	if !r.plan.Mux.Right || r.stage == len(r.plan.Tasks)-1 {
 		return
 	}
 	var blocks, gradients, travels ir.Bytes
 	at := r.stage + 1 // it gets its gradients back layer by layer in the slot in which it begins
-	if r.plan.Mux.Even {
-		at = 1
-	}
 	for i := r.stage + 1; i < len(r.plan.Tasks); i++ {
 		if i+r.loans[i].Behind+1 > t.Slot() {
 			r.now[TermCaches] += r.lentBytes(i, graph.Cache)
@@ -362,18 +323,8 @@ func (r *tracker) help(t Task) {
 	}
 	r.now[TermCacheGrads] += gradients
 	r.note(t, travels)
-	if r.lent = [2]ir.Bytes{blocks, gradients}; !r.plan.Mux.Even || r.stage == 0 {
-		r.stopHelping(1)
-	}
-}
-
-// stopHelping ends it in the first of so many layers that are left.
-func (r *tracker) stopHelping(layers int) {
-	for k, term := range []Term{TermCaches, TermCacheGrads} {
-		n := r.lent[k] / ir.Bytes(layers)
-		r.now[term] -= n
-		r.lent[k] -= n
-	}
+	r.now[TermCaches] -= blocks
+	r.now[TermCacheGrads] -= gradients
 }
 
 // travelling is what a stage holds of others' queries, and of what becomes of them, while it helps in a slot.

@@ -160,9 +160,8 @@ func remadeBy(letters string) (remade graph.Units) {
 
 // Mux is the split of tasks next to bubbles over other stages' ranks.
 type Mux struct {
-	Left   bool       `json:"left"`           // tasks at the start of the pipeline, and their backwards at its end, are shared
-	Right  bool       `json:"right"`          // attention of tasks before the turn, and of their backwards behind it, is shared
-	Even   bool       `json:"even,omitempty"` // over the ranges of the paper's table, instead of by the slot
+	Left   bool       `json:"left"`  // tasks at the start of the pipeline, and their backwards at its end, are shared
+	Right  bool       `json:"right"` // attention of tasks before the turn, and of their backwards behind it, is shared
 	Stages []MuxStage `json:"stages"`
 	Pieces [][]int64  `json:"pieces,omitempty"` // [i]: tokens of the pieces of a subsequence; those behind are whole
 }

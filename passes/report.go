@@ -87,9 +87,6 @@ func (p *Plan) leftInWords() string {
 		least, most = min(least, slices.Min(pieces)), max(most, slices.Max(pieces))
 	}
 	last := p.Parallel.PP - 1
-	if p.Mux.Even {
-		return fmt.Sprintf("left: subsequences 0-%d are cut into pieces, of %d-%d tokens, so that a stage and all behind it run even parts of every task of the stage that lies before a bubble", last-1, least, most)
-	}
 	return fmt.Sprintf("left: subsequences 0-%d are cut into %d pieces, of %d-%d tokens, up to %.1f%% off an even share; until it has a task of its own, stage j of 1-%d runs piece j+1 of every task under way",
 		last-1, last+1, least, most, 100*p.worstRounding(), last)
 }

@@ -23,9 +23,6 @@ type simulation struct {
 	lent    map[lentLayer]ir.Seconds // when the weights that ranks borrow are there
 }
 
-// simulate predicts how long a plan takes.
-func (p *Plan) simulate(t *costs) { p.simulation(&Context{}, t).run().report(p) }
-
 func (p *Plan) simulation(c *Context, t *costs) *simulation {
 	s := &simulation{costs: t, course: c.course(p), streams: p.Streams(), work: c.work}
 	s.arrives, s.rest = make([]ir.Seconds, len(s.stops)), make([]ir.Seconds, len(s.stops))
