@@ -40,7 +40,6 @@ type stage struct {
 	visits    visits
 	streams   streams
 	taskStart position               // where the previous task began
-	staged    map[passes.Task]bool   // of this section's tasks those whose result waits on the host
 	inputs    map[passes.Task]uint32 // what tasks start from, where another task or rank has made it
 	away      map[passes.Task]uint32 // the same, on the host
 	outputs   map[passes.Task]uint32 // results that are yet to be sent
@@ -186,7 +185,6 @@ func (s *stage) lowerStep() {
 // setTasks begins with the tasks of a section, and writes their schedule.
 func (s *stage) setTasks(tasks []passes.Task, of *schedule.Pipeline, rank int) {
 	s.tasks, s.list = tasks, of.Write(rank, s.plan.Offload.Lag, s.plan.Offload.Ahead, nil)
-	s.findStaged(tasks)
 	s.streams = streams{queue: passes.NewLoadQueue(s.plan, s.model, tasks)}
 }
 
@@ -233,6 +231,8 @@ func (s *stage) act(a schedule.Action) {
 		s.rows = s.input(t)
 	case schedule.StageIn:
 		s.stageIn(t)
+	case schedule.CachesIn:
+		s.cachesIn(t)
 	case schedule.Embedding:
 		s.runEmbedding(t)
 	case schedule.Head:
@@ -243,6 +243,12 @@ func (s *stage) act(a schedule.Action) {
 		s.releaseOffloaded(t, s.layerOf(a))
 	case schedule.Reload:
 		s.reload(t, s.layerOf(a))
+	case schedule.StageOut:
+		if reader := s.tasks[a.Of]; s.plan.StagesOut(t, reader) {
+			s.stageOut(reader, s.rows)
+			break
+		}
+		s.endTask(t)
 	case schedule.End:
 		s.endTask(t)
 	}
@@ -303,16 +309,13 @@ func (s *stage) endTask(t passes.Task) {
 	}
 }
 
-// pass hands a result on: to a task of the same rank, by way of the host or not, or to a message.
+// pass hands a result on: to a task of the same rank, or to a message.
 func (s *stage) pass(t passes.Task, x uint32) {
 	to, reader, _ := s.order.Reader(t)
-	switch {
-	case to != s.index0:
-		s.outputs[t] = x
-	case s.staged[t]:
-		s.stageOut(reader, x)
-	default:
+	if to == s.index0 {
 		s.inputs[reader] = x
+	} else {
+		s.outputs[t] = x
 	}
 }
 
@@ -492,7 +495,7 @@ func (s *stage) lowerEval() {
 			tasks = append(tasks, t)
 		}
 	}
-	s.setTasks(tasks, schedule.New([][]passes.Task{tasks}, s.plan.LayersPerStage, 0), 0)
+	s.setTasks(tasks, s.plan.PipelineOf([][]passes.Task{tasks}, 0), 0)
 	s.visits.plan(s, steps)
 	for _, st := range steps {
 		s.step(step{kind: st.kind, task: index[st.task]})

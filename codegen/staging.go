@@ -9,13 +9,6 @@ import (
 // What waits on the host in layer order: hidden states between layers, gradients between layers, K and V of a layer between
 // its forwards and its backwards.
 
-func (s *stage) findStaged(tasks []passes.Task) {
-	s.staged = map[passes.Task]bool{}
-	for i, detour := range s.plan.StagedOut(tasks) {
-		s.staged[tasks[i]] = detour
-	}
-}
-
 // stageOut copies what a later task starts from to the host. Its device bytes are held until the end of the next task.
 func (s *stage) stageOut(reader passes.Task, x uint32) {
 	size, _ := s.hidden(s.plan.SizeOf(reader))
@@ -27,8 +20,7 @@ func (s *stage) stageOut(reader passes.Task, x uint32) {
 	s.lagging = append(s.lagging, x)
 }
 
-// stageIn begins to bring back what the next task starts from: its input, and K and V of its layers where it is the first
-// backward through them.
+// stageIn begins to bring back what the next task starts from, if that waits on the host.
 func (s *stage) stageIn(next passes.Task) {
 	prov := s.prov
 	s.at(next)
@@ -38,9 +30,6 @@ func (s *stage) stageIn(next passes.Task) {
 		rows := asBytes(0, s.buffers[x].size)
 		s.op(ir.CopyH2D, ir.H2D, []ir.View{in(x, rows), in(host, rows)})
 		s.inputs[next] = x
-	}
-	if s.plan.StagesCachesIn(next) {
-		s.stageCachesIn(next)
 	}
 	s.prov = prov
 }
@@ -55,7 +44,7 @@ func (e *env) stageCachesOut(n *graph.Node) {
 		}
 		v, by := &e.block.Values[a.Value], "schedule.keep"
 		if v.Spans() {
-			if by = "schedule.order"; !s.training || !s.plan.StagesCachesOut(e.task.Stage) {
+			if by = "schedule.order"; !s.training || !s.plan.StagesCaches(e.task.Stage) {
 				continue
 			}
 		} else if !s.training && e.task.Subsequence == s.plan.Subsequences.N-1 {
@@ -69,8 +58,13 @@ func (e *env) stageCachesOut(n *graph.Node) {
 	}
 }
 
-// stageCachesIn brings K and V of a stage's layers back, in the order of need.
-func (s *stage) stageCachesIn(t passes.Task) {
+// cachesIn brings K and V of a stage's layers back for its first backward, in the order of need, where they wait on the host.
+func (s *stage) cachesIn(t passes.Task) {
+	if !s.plan.StagesCaches(t.Stage) {
+		return
+	}
+	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
+	s.at(t)
 	s.decidedBy("offload", "schedule.order")
 	layers, values := s.stages[t.Stage], s.model.Layer.Values
 	for k := range layers {

@@ -121,8 +121,13 @@ func (c *course) schedule(rank int) *schedule.List {
 }
 
 // Pipeline is what the schedules of all ranks are written from.
-func (p *Plan) Pipeline() *schedule.Pipeline {
-	return schedule.New(p.Tasks, p.LayersPerStage, p.sharedSlots())
+func (p *Plan) Pipeline() *schedule.Pipeline { return p.PipelineOf(p.Tasks, p.sharedSlots()) }
+
+// PipelineOf is the same for other tasks, of which ranks share the slots up to one.
+func (p *Plan) PipelineOf(tasks [][]Task, shared int) *schedule.Pipeline {
+	of := schedule.New(tasks, p.LayersPerStage)
+	of.Shared, of.Staged = shared, p.layerOrder() || p.Streams()
+	return of
 }
 
 // position is that of a task among those of its rank.

@@ -139,12 +139,11 @@ type tracker struct {
 	gathered  ir.Bytes // weights that are whole, and what they are gathered from
 	passing   params   // of the layer that runs those that are whole for this visit alone, and so not among these
 
-	staged []bool        // by task; nil: there are none
-	waits  map[Task]bool // tasks whose input waits on the host
-	loans  []Lending     // [stage]: what it lends this one
-	last   blockOf
-	was    workingKey // of the layer that ran last
-	held   ir.Bytes   // by it
+	waits map[Task]bool // tasks whose input waits on the host
+	loans []Lending     // [stage]: what it lends this one
+	last  blockOf
+	was   workingKey // of the layer that ran last
+	held  ir.Bytes   // by it
 }
 
 // blockOf is the dataflow that letters stand for.
@@ -200,7 +199,7 @@ func (c *Context) newTracker(p *Plan, stage int) *tracker {
 	}
 	r.leaving, r.units = make([]bool, end-r.begun), make([]*unitsLeft, len(r.sizes))
 	if p.layerOrder() || p.Streams() {
-		r.staged, r.waits = p.StagedOut(p.Tasks[stage]), map[Task]bool{}
+		r.waits = map[Task]bool{}
 	}
 	for i := range r.graph.Layer.Values {
 		if v := &r.graph.Layer.Values[i]; v.Rows == graph.Full && (v.Kind == graph.Cache || v.Kind == graph.CacheGrad) {
@@ -234,9 +233,6 @@ func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, i
 			r.act(t, a)
 		}
 		r.now[TermMessages] -= inputs[i]
-		if r.staged != nil {
-			r.endStaged(t, r.staged[i])
-		}
 	}
 	r.optimizer()
 	r.peak.Terms[TermPacking] = p.packed(r.peak.Bytes - persistent)
@@ -314,8 +310,8 @@ func (r *tracker) act(t Task, a schedule.Action) {
 		if t.Kind == Forward {
 			r.borrow(t)
 		}
-	case schedule.StageIn:
-		r.stageCachesIn(r.plan.Tasks[r.stage][a.Task])
+	case schedule.CachesIn:
+		r.cachesIn(r.plan.Tasks[r.stage][a.Task])
 	case schedule.Embedding:
 		r.embedding(t, at)
 	case schedule.Head:
@@ -326,7 +322,8 @@ func (r *tracker) act(t Task, a schedule.Action) {
 		r.release(at, a)
 	case schedule.Reload:
 		r.reload(at, a)
-	case schedule.End:
+	case schedule.End, schedule.StageOut:
+		r.endStaged(t, a)
 		if t.Kind == Forward && t.Subsequence == len(r.sizes)-1 {
 			r.help(t)
 		}
@@ -373,7 +370,7 @@ func (r *tracker) forward(t Task, at *stop, a schedule.Action, b *graph.Block, o
 	r.note(t, r.working(b, forwardPass, z, 0)+r.sharing(t))
 	r.now[TermLoads] = r.loads.bytes()
 	r.exit()
-	r.stageCachesOut(t, b)
+	r.cachesOut(t, b)
 	r.now[TermKept] += u.kept[own]
 	r.host += u.offloaded[own]
 	if k == 0 && r.waits[t] {
@@ -548,20 +545,22 @@ func (r *tracker) leave(t Task) *unitsLeft {
 }
 
 // endStaged counts what waits on the host for its reader. A layer's input becomes its unit there.
-func (r *tracker) endStaged(t Task, away bool) {
+func (r *tracker) endStaged(t Task, a schedule.Action) {
 	if r.waits[t] && t.Kind == Backward {
 		r.host -= r.hidden(r.sizes[t.Subsequence])
 	}
-	if away {
-		_, reader, _ := r.plan.Reader(t)
+	if a.Op != schedule.StageOut {
+		return
+	}
+	if reader := r.plan.Tasks[r.stage][a.Of]; r.plan.StagesOut(t, reader) {
 		r.waits[reader] = true
 		r.host += r.hidden(r.sizes[t.Subsequence])
 	}
 }
 
-// stageCachesOut lets K and V of a layer go once the last subsequence has passed it.
-func (r *tracker) stageCachesOut(t Task, b *graph.Block) {
-	if !r.plan.StagesCachesOut(t.Stage) {
+// cachesOut lets K and V of a layer go once the last subsequence has passed it.
+func (r *tracker) cachesOut(t Task, b *graph.Block) {
+	if !r.plan.StagesCaches(t.Stage) {
 		return
 	}
 	caches := r.caches(b, graph.Cache, r.sizes[0])
@@ -573,9 +572,9 @@ func (r *tracker) stageCachesOut(t Task, b *graph.Block) {
 	}
 }
 
-// stageCachesIn brings them back for the stage's first backward.
-func (r *tracker) stageCachesIn(next Task) {
-	if !r.plan.StagesCachesIn(next) {
+// cachesIn brings them back for the stage's first backward.
+func (r *tracker) cachesIn(next Task) {
+	if !r.plan.StagesCaches(next.Stage) {
 		return
 	}
 	for k := range r.layers[next.Stage] {
@@ -654,10 +653,7 @@ type arrival struct{ time, task int }
 func (w *inputs) send(rank int) {
 	p, first := w.plan, w.firsts[rank]
 	tasks := p.Tasks[rank]
-	var staged []bool
-	if p.layerOrder() || p.Streams() {
-		staged = p.StagedOut(tasks)
-	}
+	list := w.schedule(rank)
 	for i := range tasks {
 		n := first + i
 		t := &w.stops[n]
@@ -670,7 +666,7 @@ func (w *inputs) send(rank int) {
 			continue
 		}
 		size := w.hidden[t.subsequence]
-		if staged != nil && staged[i] { // on its way out, and back
+		if a := list.Last(i); a.Op == schedule.StageOut && p.StagesOut(tasks[i], tasks[a.Of]) { // on its way out, and back
 			w.held[n+1] += size
 			w.held[next-1] += size
 			continue

@@ -67,7 +67,7 @@ func (s *simulation) reset() {
 			job: s, tasks: tasks, list: s.schedule(i), first: int32(s.firsts[i]), link: s.link, late: make([]ir.Seconds, p.Subsequences.N),
 		}
 		if p.layerOrder() || s.streams {
-			s.stages[i].simStaging = newSimStaging(p.StagedOut(tasks))
+			s.stages[i].simStaging = newSimStaging(len(tasks))
 		}
 		if s.streams {
 			s.stages[i].simStream = newSimStream(NewLoadQueue(p, s.graph, tasks))
@@ -156,6 +156,8 @@ func (s *simulation) act(st *simStage, n int32, a schedule.Action) {
 		st.await()
 	case schedule.StageIn:
 		s.stageIn(st, int(a.Task))
+	case schedule.CachesIn:
+		s.cachesIn(st, int(a.Task))
 	case schedule.Embedding:
 		s.runEmbedding(st, t)
 	case schedule.Head:
@@ -166,19 +168,19 @@ func (s *simulation) act(st *simStage, n int32, a schedule.Action) {
 		s.release(st, t, a)
 	case schedule.Reload:
 		s.reload(st, a)
-	case schedule.End:
-		s.endTask(st, n)
+	case schedule.End, schedule.StageOut:
+		s.endTask(st, n, a)
 	}
 }
 
 // endTask passes the task's result on.
-func (s *simulation) endTask(st *simStage, n int32) {
+func (s *simulation) endTask(st *simStage, n int32, a schedule.Action) {
 	st.waitFor(st.lagging)
 	st.done++
 	t := &s.stops[n]
 	switch {
-	case st.staged != nil && st.staged[st.done-1]:
-		s.stageOut(st, n)
+	case a.Op == schedule.StageOut && s.plan.StagesOut(s.task(n), st.tasks[a.Of]):
+		s.stageOut(st, t, a.Of)
 	case t.next >= 0:
 		s.deliver(t)
 	}

@@ -17,9 +17,9 @@
 //
 // Here is a stage of two layers in the middle of a pipeline that runs two subsequences, with lag and ahead of 1:
 //
-//	F0.0  Begin  StageIn  Visit 0  Visit 1  End
-//	F0.1  Begin  StageIn  Visit 0  Release F0.0 0  Visit 1  Release F0.0 1  End
-//	B0.1  Release F0.1 0  Release F0.1 1  Reload B0.1 1  Begin  StageIn
+//	F0.0  Begin  Visit 0  Visit 1  End
+//	F0.1  Begin  Visit 0  Release F0.0 0  Visit 1  Release F0.0 1  End
+//	B0.1  Release F0.1 0  Release F0.1 1  Reload B0.1 1  Begin
 //	      Visit 1  Reload B0.1 0  Visit 0  Reload B0.0 1  End
 //	B0.0  Begin  Visit 1  Reload B0.0 0  Visit 0  End
 //
@@ -33,12 +33,14 @@ type Op uint8
 const (
 	Begin     Op = iota // waits for the task's input
 	StageIn             // begins to bring from the host what the task, the next of the rank, starts from
+	CachesIn            // begins to bring K and V of the stage's layers back for the task, the next of the rank
 	Embedding           // runs the embedding in the direction of the task
 	Head                // runs the head with the loss, forward and backward
 	Visit               // runs a layer in the direction of the task; a forward issues its copies to the host
 	Release             // ends the time that the copies of a forward's layer have had: from now on, who takes its bytes waits
 	Reload              // issues the copies that bring a layer back for a backward
-	End                 // passes the result on
+	End                 // passes the result on, on the device or by a message
+	StageOut            // the same, but the result goes to the host if the tensor is placed there: Of is the place of its reader
 )
 
 // Action is one entry of a schedule.
@@ -47,7 +49,7 @@ type Action struct {
 	Held  bool  // of a forward's Visit: offloaded tensors hold their device bytes until a Release, as no Reload comes first
 	Task  int32 // place among the tasks of the rank
 	Layer int32 // place among the layers of the task's stage; of Lend and Return a round
-	Of    int32 // of Exchange the stage, of Lend the slot
+	Of    int32 // of Exchange and Enter the stage, of Lend the slot, of StageOut the task that reads the result
 }
 
 // List is the schedule of one rank.
@@ -64,31 +66,64 @@ func (l *List) Of(place int) []Action {
 	return l.actions[l.begins[place]:]
 }
 
+// Last is the last action of a task, or of a shared slot's first task; the zero action of its others.
+func (l *List) Last(place int) (last Action) {
+	if of := l.Of(place); len(of) > 0 {
+		last = of[len(of)-1]
+	}
+	return last
+}
+
 // Pipeline is what schedules are written from.
 type Pipeline struct {
 	Layers []int // [virtual stage]
 	Shared int   // slots from the first on that the ranks of all stages share in forward, and in backward
+	Staged bool  // results whose readers come much later wait on the host, and so may K and V between forward and backward
 	tasks  [][]Task
-	undone [][]int32 // [rank][place]: of a backward the place of its forward
-	first  [][]int32 // [rank][place]: layers of the tasks before
+	links  [][]link // [rank][place]
 }
 
+// link is how a task is joined to others of its rank. Places are -1 where there is no such task.
+type link struct {
+	undone int32 // of a backward: its forward
+	reader int32 // the task that reads the result: of the next stage, or the backward that begins with the head
+	first  int32 // layers of the tasks before
+	last   bool  // no task of a later subsequence goes through the stage in this direction
+}
+
+// nearby is how many tasks later a result is read that stays on the device: one for the way to the host, one for the way back.
+const nearby = 2
+
 // New prepares the schedules of some tasks, those of each rank in its order.
-func New(tasks [][]Task, layers []int, shared int) *Pipeline {
-	p := &Pipeline{Layers: layers, Shared: shared, tasks: tasks}
+func New(tasks [][]Task, layers []int) *Pipeline {
+	p := &Pipeline{Layers: layers, tasks: tasks}
 	for _, mine := range tasks {
-		place := make(map[Task]int32, len(mine))
-		undone, first, n := make([]int32, len(mine)), make([]int32, len(mine)), 0
+		place, n, last := make(map[Task]int32, len(mine)), 0, 0
 		for i, t := range mine {
-			undone[i], first[i] = -1, int32(n)
-			n += layers[t.Stage]
-			if t.Kind == Forward {
-				place[t] = int32(i)
-			} else if f, ok := place[t.As(Forward)]; ok && t.Kind == Backward {
-				undone[i] = f
-			}
+			place[t], last = int32(i), max(last, t.Subsequence)
 		}
-		p.undone, p.first = append(p.undone, undone), append(p.first, first)
+		find := func(t Task) int32 {
+			if at, ok := place[t]; ok {
+				return at
+			}
+			return -1
+		}
+		links := make([]link, len(mine))
+		for i, t := range mine {
+			links[i] = link{undone: -1, reader: -1, first: int32(n), last: t.Subsequence == last}
+			n += layers[t.Stage]
+			next := t
+			switch next.Stage++; {
+			case t.Kind == WeightGrad:
+				continue
+			case t.Kind == Backward:
+				links[i].undone, next.Stage = find(t.As(Forward)), t.Stage-1
+			case next.Stage == len(layers):
+				next = t.As(Backward)
+			}
+			links[i].reader = find(next)
+		}
+		p.links = append(p.links, links)
 	}
 	return p
 }
@@ -101,10 +136,10 @@ func (p *Pipeline) Write(rank, lag, ahead int, reuse *List) *List {
 	}
 	tasks, n := p.tasks[rank], 0
 	if last := len(tasks) - 1; last >= 0 {
-		n = int(p.first[rank][last]) + p.Layers[tasks[last].Stage]
+		n = int(p.links[rank][last].first) + p.Layers[tasks[last].Stage]
 	}
 	w := writer{
-		Pipeline: p, rank: rank, list: reuse, tasks: tasks, undone: p.undone[rank], first: p.first[rank], lag: lag, ahead: ahead,
+		Pipeline: p, rank: rank, list: reuse, tasks: tasks, links: p.links[rank], lag: lag, ahead: ahead,
 		copies: make([]copies, n), reloaded: make([]int, len(tasks)),
 	}
 	w.list.actions, w.list.begins = w.list.actions[:0], w.list.begins[:0]
@@ -130,8 +165,7 @@ type writer struct {
 	rank       int
 	list       *List
 	tasks      []Task
-	undone     []int32
-	first      []int32
+	links      []link
 	lag, ahead int
 
 	copies   []copies // of each layer of each task, as first counts them
@@ -178,7 +212,7 @@ func (w *writer) turnEnd(i int) (end int) {
 // undoes reports whether one of some tasks is the backward of a forward.
 func (w *writer) undoes(first, end, forward int) bool {
 	for i := first; i < end; i++ {
-		if int(w.undone[i]) == forward {
+		if int(w.links[i].undone) == forward {
 			return true
 		}
 	}
@@ -199,7 +233,7 @@ func (w *writer) task(i, turnEnd int) {
 	t, place := w.tasks[i], int32(i)
 	layers, coming := w.layersOf(i), w.coming(i)
 	if t.Kind == Backward {
-		if f := i - 1; int(w.undone[i]) == f && f >= 0 {
+		if f := i - 1; int(w.links[i].undone) == f && f >= 0 {
 			for k := range layers {
 				w.release(f, k)
 			}
@@ -210,9 +244,7 @@ func (w *writer) task(i, turnEnd int) {
 	if t.Kind == Backward {
 		w.reloadUpTo(i, coming, w.ahead-1)
 	}
-	if i+1 < len(w.tasks) {
-		w.add(Action{Op: StageIn, Task: place + 1})
-	}
+	w.stageIn(i + 1)
 	switch {
 	case t.Kind == Forward && t.Stage == 0:
 		w.add(Action{Op: Embedding, Task: place})
@@ -229,7 +261,22 @@ func (w *writer) task(i, turnEnd int) {
 	if t.Kind != Forward && t.Stage == 0 {
 		w.add(Action{Op: Embedding, Task: place})
 	}
-	w.add(Action{Op: End, Task: place})
+	end := Action{Op: End, Task: place}
+	if reader := w.links[i].reader; w.Staged && reader > place+nearby {
+		end.Op, end.Of = StageOut, reader
+	}
+	w.add(end)
+}
+
+// stageIn lists what comes back from the host for a task while the one before it runs.
+func (w *writer) stageIn(i int) {
+	if !w.Staged || i == len(w.tasks) {
+		return
+	}
+	w.add(Action{Op: StageIn, Task: int32(i)})
+	if t := w.tasks[i]; t.Kind == Backward && w.links[i].last && t.Stage < len(w.Layers)-1 {
+		w.add(Action{Op: CachesIn, Task: int32(i)})
+	}
 }
 
 // visit lists the work of a task in the layer that it comes to as its at-th.
@@ -240,7 +287,7 @@ func (w *writer) visit(op Op, i, at int) {
 	}
 	held := w.tasks[i].Kind == Forward
 	if held {
-		w.copies[int(w.first[i])+k].visit = int32(len(w.list.actions))
+		w.copies[int(w.links[i].first)+k].visit = int32(len(w.list.actions))
 	}
 	w.add(Action{Op: op, Held: held, Task: int32(i), Layer: int32(k)})
 }
@@ -256,7 +303,7 @@ func (w *writer) releaseBeside(at int, last bool) {
 }
 
 func (w *writer) release(forward, k int) {
-	w.copies[int(w.first[forward])+k].released = true
+	w.copies[int(w.links[forward].first)+k].released = true
 	w.add(Action{Op: Release, Task: int32(forward), Layer: int32(k)})
 }
 
@@ -265,7 +312,7 @@ func (w *writer) release(forward, k int) {
 // there is one at most, since the copies of others may not have ended.
 func (w *writer) coming(i int) int {
 	rest := w.tasks[i+1:]
-	if len(rest) == 0 || int(w.undone[i+1]) == i {
+	if len(rest) == 0 || int(w.links[i+1].undone) == i {
 		return 0
 	}
 	if w.tasks[i].Kind == Forward {
@@ -295,8 +342,8 @@ func (w *writer) reloadUpTo(i, coming, last int) {
 // reload lists the reload of a backward's layer. Where it comes before the Release, the forward's visit holds no bytes: nobody
 // ever waits for them.
 func (w *writer) reload(i, k int) {
-	if f := w.undone[i]; f >= 0 {
-		if c := &w.copies[int(w.first[f])+k]; !c.released {
+	if f := w.links[i].undone; f >= 0 {
+		if c := &w.copies[int(w.links[f].first)+k]; !c.released {
 			w.list.actions[c.visit].Held = false
 		}
 	}

@@ -12,7 +12,7 @@ import (
 // text is a list in words, a task a line.
 func text(l *List, tasks []Task) string {
 	names := []string{
-		"Begin", "StageIn", "Embedding", "Head", "Visit", "Release", "Reload", "End",
+		"Begin", "StageIn", "CachesIn", "Embedding", "Head", "Visit", "Release", "Reload", "End", "StageOut",
 		"HandOut", "HandIn", "Lend", "Exchange", "Return", "Enter", "Leave", "FirstHalf", "SecondHalf",
 	}
 	var b strings.Builder
@@ -37,7 +37,7 @@ func text(l *List, tasks []Task) string {
 func TestExample(t *testing.T) {
 	task := func(kind Kind, i int) Task { return Task{Kind: kind, Subsequence: i, Stage: 1} }
 	tasks := []Task{task(Forward, 0), task(Forward, 1), task(Backward, 1), task(Backward, 0)}
-	got := text(New([][]Task{tasks}, []int{2, 2, 2}, 0).Write(0, 1, 1, nil), tasks)
+	got := text(New([][]Task{tasks}, []int{2, 2, 2}).Write(0, 1, 1, nil), tasks)
 	source, err := os.ReadFile("schedule.go")
 	if err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func TestCopies(t *testing.T) {
 	for range 2000 {
 		tasks, layers := drawn(r)
 		lag, ahead := 1+r.IntN(4), 1+r.IntN(6)
-		list = New([][]Task{tasks}, layers, 0).Write(0, lag, ahead, list)
+		list = New([][]Task{tasks}, layers).Write(0, lag, ahead, list)
 		held, gone, back := map[layer]bool{}, map[layer]bool{}, map[layer]bool{}
 		fail := func(what string, at layer) {
 			t.Fatalf("lag %d, ahead %d: %s of layer %d of %s\n%s", lag, ahead, what, at.k, at.forward, text(list, tasks))
@@ -149,7 +149,7 @@ func TestLag(t *testing.T) {
 		tasks = append(tasks, Task{Kind: Forward, Subsequence: i})
 	}
 	for lag := 1; lag < n; lag++ {
-		list := New([][]Task{tasks}, []int{layers}, 0).Write(0, lag, 1, nil)
+		list := New([][]Task{tasks}, []int{layers}).Write(0, lag, 1, nil)
 		for i := range n {
 			for _, a := range list.Of(i) {
 				if a.Op == Release && int(a.Task) != i-lag {
@@ -194,7 +194,8 @@ func TestSlots(t *testing.T) {
 		for slot := range pp - 1 {
 			shared(Backward, pp-2-slot)
 		}
-		p := New(tasks, layers, pp-1)
+		p := New(tasks, layers)
+		p.Shared = pp - 1
 		var first []Action
 		for rank := range tasks {
 			list := p.Write(rank, 1, 1+r.IntN(3), nil)

@@ -11,15 +11,15 @@ import "slices"
 // of each it runs the second half of the layer before and the first half of the next, so that what travels for one stage has the
 // time of the others.
 const (
-	HandOut    Op = End + 1 + iota // all ranks: embeds a subsequence and brings its pieces to the ranks that begin with them
-	HandIn                         // all ranks: brings the gradients of pieces to the rank that has the embedding
-	Lend                           // all ranks: the weights of a layer of each stage go to the ranks that begin to help
-	Exchange                       // all ranks: rows of K and V of a stage's layer, or their gradients, go where they are read
-	Return                         // all ranks: weight gradients of helpers go one rank on, towards the rank with the weights
-	Enter                          // makes the weights of a layer of the rank's own stage whole
-	Leave                          // gives the weight gradients of the layer away whose visit ends with a round
-	FirstHalf                      // runs a layer up to what travels
-	SecondHalf                     // runs the rest
+	HandOut    Op = StageOut + 1 + iota // all ranks: embeds a subsequence and brings its pieces to the ranks that begin with them
+	HandIn                              // all ranks: brings the gradients of pieces to the rank that has the embedding
+	Lend                                // all ranks: the weights of a layer of each stage go to the ranks that begin to help
+	Exchange                            // all ranks: rows of K and V of a stage's layer, or their gradients, go where they are read
+	Return                              // all ranks: weight gradients of helpers go one rank on, towards the rank with the weights
+	Enter                               // makes the weights of a layer of the rank's own stage whole
+	Leave                               // gives the weight gradients of the layer away whose visit ends with a round
+	FirstHalf                           // runs a layer up to what travels
+	SecondHalf                          // runs the rest
 )
 
 // Common reports whether all ranks take part in an action.
