@@ -248,9 +248,9 @@ func (s *stage) act(a schedule.Action) {
 			s.stageOut(reader, s.rows)
 			break
 		}
-		s.endTask(t)
+		s.endTask(t, a, s.rows)
 	case schedule.End:
-		s.endTask(t)
+		s.endTask(t, a, s.rows)
 	}
 }
 
@@ -300,22 +300,16 @@ func (s *stage) label(t passes.Task, layer int, value string) string {
 	return fmt.Sprintf("%s.l%d.%s", subsequence, layer, value)
 }
 
-// endTask passes the task's result on, if it has one.
-func (s *stage) endTask(t passes.Task) {
-	if _, _, ok := s.order.Target(t); ok || t.Kind == passes.Forward && s.training {
-		s.pass(t, s.rows)
-	} else if t.Kind == passes.Forward {
-		s.evalHead(t, s.rows)
-	}
-}
-
-// pass hands a result on: to a task of the same rank, or to a message.
-func (s *stage) pass(t passes.Task, x uint32) {
-	to, reader, _ := s.order.Reader(t)
-	if to == s.index0 {
-		s.inputs[reader] = x
-	} else {
+// endTask passes the task's result on, if it has one: to a task of the same rank, or to a message.
+func (s *stage) endTask(t passes.Task, a schedule.Action, x uint32) {
+	_, _, feeds := s.order.Target(t)
+	switch {
+	case a.Of >= 0:
+		s.inputs[s.tasks[a.Of]] = x
+	case feeds:
 		s.outputs[t] = x
+	case t.Kind == passes.Forward:
+		s.evalHead(t, x)
 	}
 }
 

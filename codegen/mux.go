@@ -67,9 +67,7 @@ func (w *sharedSlot) act(a schedule.Action) {
 		w.leave(int(a.Layer))
 		w.working = -1
 	case schedule.End:
-		if _, _, ok := w.order.Target(t); ok {
-			w.pass(t, w.x[t])
-		}
+		w.endTask(t, a, w.x[t])
 	default:
 		w.stage.act(a)
 	}

@@ -16,15 +16,6 @@ const (
 // inputUnit is a layer's input among its units, which stand in the order of their producers.
 const inputUnit = 0
 
-// Reader is the task that takes a task's result and the pipeline rank that does it: the same task of the next stage, or the
-// backward of the last stage's forward, which begins with the head.
-func (p *Plan) Reader(t Task) (to int, reader Task, ok bool) {
-	if to, reader, ok = p.Target(t); ok || t.Kind != Forward {
-		return to, reader, ok
-	}
-	return p.Home(t.Stage), t.As(Backward), true
-}
-
 // StagesOut reports whether a result that could wait on the host for its reader does. It follows the input of the later of the
 // two stages, which is the same rows: gradients go where what they are of went, and what the head reads with the input of the
 // last stage.

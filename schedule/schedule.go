@@ -40,7 +40,7 @@ const (
 	Release             // ends the time that the copies of a forward's layer have had: from now on, who takes its bytes waits
 	Reload              // issues the copies that bring a layer back for a backward
 	End                 // passes the result on, on the device or by a message
-	StageOut            // the same, but the result goes to the host if the tensor is placed there: Of is the place of its reader
+	StageOut            // the same, but the result goes to the host if its tensor is placed there
 )
 
 // Action is one entry of a schedule.
@@ -48,8 +48,8 @@ type Action struct {
 	Op    Op
 	Held  bool  // of a forward's Visit: offloaded tensors hold their device bytes until a Release, as no Reload comes first
 	Task  int32 // place among the tasks of the rank
-	Layer int32 // place among the layers of the task's stage; of Lend and Return a round
-	Of    int32 // of Exchange and Enter the stage, of Lend the slot, of StageOut the task that reads the result
+	Layer int32 // place among the layers of the task's stage
+	Of    int32 // of End and StageOut the place of the task that reads the result, -1 where no task of the rank does
 }
 
 // List is the schedule of one rank.
@@ -261,9 +261,14 @@ func (w *writer) task(i, turnEnd int) {
 	if t.Kind != Forward && t.Stage == 0 {
 		w.add(Action{Op: Embedding, Task: place})
 	}
-	end := Action{Op: End, Task: place}
-	if reader := w.links[i].reader; w.Staged && reader > place+nearby {
-		end.Op, end.Of = StageOut, reader
+	w.end(i)
+}
+
+// end lists how a task's result goes on.
+func (w *writer) end(i int) {
+	end := Action{Op: End, Task: int32(i), Of: w.links[i].reader}
+	if w.Staged && int(end.Of) > i+nearby {
+		end.Op = StageOut
 	}
 	w.add(end)
 }

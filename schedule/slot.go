@@ -2,9 +2,11 @@ package schedule
 
 import "slices"
 
-// Actions of a slot that the ranks of all stages share. In the lists of all ranks those that say "all ranks" stand in the same
-// order, so that readers may take them as one: codegen issues the messages of each rank in that order, and the job cannot
-// deadlock.
+// Actions of a slot that the ranks of all stages share. Task is the first task of the rank in the slot; of halves and of End it is
+// the piece. Layer is a round, except of halves. Of is the stage; of Lend it is the slot whose ranks borrow.
+//
+// In the lists of all ranks those that say "all ranks" stand in the same order, so that a reader may take them as one. Codegen
+// issues the messages of every rank in that order, and the job cannot deadlock.
 //
 // A layer of a piece has two halves: what comes before attention, or in the backward pass before the gradients of K and V are
 // used; then rows of K and V, or what others add to their gradients, travel; then the rest. Every rank goes round its stages:
@@ -63,7 +65,7 @@ func (w *writer) slot(first, end int) {
 		w.endRound(place, k)
 	}
 	for i := first; i < end; i++ {
-		w.add(Action{Op: End, Task: int32(i)})
+		w.end(i)
 	}
 	if t.Kind == Backward {
 		w.add(Action{Op: HandIn, Task: place})
