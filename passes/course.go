@@ -130,9 +130,6 @@ func (p *Plan) PipelineOf(tasks [][]Task, shared int) *schedule.Pipeline {
 	return of
 }
 
-// position is that of a task among those of its rank.
-func (c *course) position(n int32) int { return int(n) - c.firsts[c.stops[n].rank] }
-
 // stopOf is a task's. The same task of the next stage has the next place.
 func (c *course) stopOf(rank int, t Task, homes []int32) stop {
 	p, place := c.plan, c.placeOf(t)
