@@ -1,21 +1,22 @@
-// Package schedule is the form between a plan and its program. A plan says which tasks a pipeline rank runs, and in which
-// order; a schedule says what the rank does inside and around each of them, as one list of coarse actions: wait for the
-// input, visit a layer, end the time that the copies of a layer have had, begin to bring another layer back, pass the
-// result on.
+// Package schedule is the form between a plan and its program. A plan says which tasks a pipeline rank
+// runs, and in which order; a schedule says what the rank does inside and around each of them, as one list
+// of coarse actions: wait for the input, visit a layer, end the time that the copies of a layer have had,
+// begin to bring another layer back, pass the result on.
 //
-// Pipeline.Write is the only code that decides this order. Three readers follow its lists, and none of them knows why an
-// action is where it is:
+// Pipeline.Write is the only code that decides this order. Three readers follow its lists, and none of
+// them knows why an action is where it is:
 //
 //	passes/simulate.go   gives each action a duration: the time estimate
 //	passes/memory.go     adds up the bytes that each action takes and frees: the memory tracker
 //	codegen/lower.go     expands each action to instructions
 //
-// A list depends on the order of tasks and on two numbers, how many tasks a copy to the host may lag and how many layers
-// ahead a reload is issued. It does not depend on the placement of saved tensors: a layer that keeps all of them on the
-// device has its Release and its Reload like any other, and copies nothing. A search that weighs thousands of placements
-// therefore reads one list again and again.
+// A list depends on the order of tasks and on two numbers, how many tasks a copy to the host may lag and
+// how many layers ahead a reload is issued. It does not depend on the placement of saved tensors: a layer
+// that keeps all of them on the device has its Release and its Reload like any other, and copies nothing.
+// A search that weighs thousands of placements therefore reads one list again and again.
 //
-// Here is a stage of two layers in the middle of a pipeline that runs two subsequences, with lag and ahead of 1:
+// Here is a stage of two layers in the middle of a pipeline that runs two subsequences, with lag and ahead
+// of 1:
 //
 //	F0.0  Begin  Visit 0  Visit 1  End
 //	F0.1  Begin  Visit 0  Release F0.0 0  Visit 1  Release F0.0 1  End
@@ -23,13 +24,15 @@
 //	      Visit 1  Reload B0.1 0  Visit 0  Reload B0.0 1  End
 //	B0.0  Begin  Visit 1  Reload B0.0 0  Visit 0  End
 //
-// Slots that the ranks of all stages share (mux) have one list for each rank as well; slot.go has their actions.
+// Slots that the ranks of all stages share (mux) have one list for each rank as well; slot.go has their
+// actions.
 package schedule
 
 // Op is what an action does.
 type Op uint8
 
-// Actions of one rank. Each names a task and, where it is about a layer, the layer's place in the task's stage.
+// Actions of one rank. Each names a task and, where it is about a layer, the layer's place in the task's
+// stage.
 const (
 	Begin     Op = iota // waits for the task's input
 	StageIn             // begins to bring from the host what the task, the next of the rank, starts from
@@ -37,7 +40,7 @@ const (
 	Embedding           // runs the embedding in the direction of the task
 	Head                // runs the head with the loss, forward and backward
 	Visit               // runs a layer in the direction of the task; a forward issues its copies to the host
-	Release             // ends the time that the copies of a forward's layer have had: from now on, who takes its bytes waits
+	Release             // ends the time that a forward's layer had for its copies: who takes its bytes waits
 	Reload              // issues the copies that bring a layer back for a backward
 	End                 // passes the result on, on the device or by a message
 	StageOut            // the same, but the result goes to the host if its tensor is placed there
@@ -46,10 +49,10 @@ const (
 // Action is one entry of a schedule.
 type Action struct {
 	Op    Op
-	Held  bool  // of a forward's Visit: offloaded tensors hold their device bytes until a Release, as no Reload comes first
+	Held  bool  // of a forward's Visit: what it offloads holds its device bytes until a Release
 	Task  int32 // place among the tasks of the rank
 	Layer int32 // place among the layers of the task's stage
-	Of    int32 // of End and StageOut the place of the task that reads the result, -1 where no task of the rank does
+	Of    int32 // of End and StageOut the place of the task that reads the result, -1: none of the rank
 }
 
 // List is the schedule of one rank.
@@ -77,8 +80,8 @@ func (l *List) Last(place int) (last Action) {
 // Pipeline is what schedules are written from.
 type Pipeline struct {
 	Layers []int // [virtual stage]
-	Shared int   // slots from the first on that the ranks of all stages share in forward, and in backward
-	Staged bool  // results whose readers come much later wait on the host, and so may K and V between forward and backward
+	Shared int   // slots, from the first on, that the ranks of all stages share in both passes
+	Staged bool  // results that are read much later wait on the host, and so may K and V
 	tasks  [][]Task
 	links  [][]link // [rank][place]
 }
@@ -91,7 +94,8 @@ type link struct {
 	last   bool  // no task of a later subsequence goes through the stage in this direction
 }
 
-// nearby is how many tasks later a result is read that stays on the device: one for the way to the host, one for the way back.
+// nearby is how many tasks later a result is read that stays on the device: one for the way to the host,
+// one for the way back.
 const nearby = 2
 
 // New prepares the schedules of some tasks, those of each rank in its order.
@@ -128,8 +132,9 @@ func New(tasks [][]Task, layers []int) *Pipeline {
 	return p
 }
 
-// Write lists the actions of a rank. Copies to the host may lag that many tasks behind their forward, reloads are issued that
-// many layers of backward ahead of need. It reuses the storage of a list that is no longer read; reuse may be nil.
+// Write lists the actions of a rank. Copies to the host may lag that many tasks behind their forward,
+// reloads are issued that many layers of backward ahead of need. It reuses the storage of a list that is
+// no longer read; reuse may be nil.
 func (p *Pipeline) Write(rank, lag, ahead int, reuse *List) *List {
 	if reuse == nil {
 		reuse = &List{}
@@ -192,8 +197,9 @@ func (w *writer) layersOf(i int) int { return w.Layers[w.tasks[i].Stage] }
 // isShared reports whether the ranks of all stages share in a task's slot.
 func (p *Pipeline) isShared(t Task) bool { return t.Slot() < p.Shared }
 
-// turnEnd begins the turn of a task and returns the place after its last. Pieces that run one after another, or layer by layer
-// together, are one turn, and the last of them sees the copies of others end; any other task is a turn of its own.
+// turnEnd begins the turn of a task and returns the place after its last. Pieces that run one after
+// another, or layer by layer together, are one turn, and the last of them sees the copies of others end;
+// any other task is a turn of its own.
 func (w *writer) turnEnd(i int) (end int) {
 	w.turn++
 	w.turnFirst = i
@@ -227,8 +233,8 @@ func (w *writer) endTurn(end int) {
 	}
 }
 
-// task lists the actions of a task that its rank runs alone. A backward that directly follows its forward finds nothing else
-// that could hide the copies: they end before it begins.
+// task lists the actions of a task that its rank runs alone. A backward that directly follows its forward
+// finds nothing else that could hide the copies: they end before it begins.
 func (w *writer) task(i, turnEnd int) {
 	t, place := w.tasks[i], int32(i)
 	layers, coming := w.layersOf(i), w.coming(i)
@@ -297,8 +303,9 @@ func (w *writer) visit(op Op, i, at int) {
 	w.add(Action{Op: op, Held: held, Task: int32(i), Layer: int32(k)})
 }
 
-// releaseBeside lists the releases that go along with the at-th layer of a turn: each forward's layer has the time of as many
-// turns as it may lag. The last layer of the turn has those of forwards with more layers, too.
+// releaseBeside lists the releases that go along with the at-th layer of a turn: each forward's layer has
+// the time of as many turns as it may lag. The last layer of the turn has those of forwards with more
+// layers, too.
 func (w *writer) releaseBeside(at int, last bool) {
 	for _, f := range w.leaving {
 		for k, layers := at, w.layersOf(f); k < layers && (k == at || last); k++ {
@@ -312,9 +319,9 @@ func (w *writer) release(forward, k int) {
 	w.add(Action{Op: Release, Task: int32(forward), Layer: int32(k)})
 }
 
-// coming is the number of backwards after a task, with nothing else between, whose reloads may be issued while it runs: as
-// many as ahead reaches. There are none where the first of them undoes the task, which has yet to offload. After a forward
-// there is one at most, since the copies of others may not have ended.
+// coming is the number of backwards after a task, with nothing else between, whose reloads may be issued
+// while it runs: as many as ahead reaches. There are none where the first of them undoes the task, which
+// has yet to offload. After a forward there is one at most, since the copies of others may not have ended.
 func (w *writer) coming(i int) int {
 	rest := w.tasks[i+1:]
 	if len(rest) == 0 || int(w.links[i+1].undone) == i {
@@ -330,8 +337,8 @@ func (w *writer) coming(i int) int {
 	return n
 }
 
-// reloadUpTo lists the reloads, as far as they are not listed yet, of the layers up to the last-th from the start of a task on,
-// in the order in which the task and the backwards that come after it need them.
+// reloadUpTo lists the reloads, as far as they are not listed yet, of the layers up to the last-th from
+// the start of a task on, in the order in which the task and the backwards that come after it need them.
 func (w *writer) reloadUpTo(i, coming, last int) {
 	for m := i; m <= i+coming && last >= 0; m++ {
 		layers := w.layersOf(m)
@@ -344,8 +351,8 @@ func (w *writer) reloadUpTo(i, coming, last int) {
 	}
 }
 
-// reload lists the reload of a backward's layer. Where it comes before the Release, the forward's visit holds no bytes: nobody
-// ever waits for them.
+// reload lists the reload of a backward's layer. Where it comes before the Release, the forward's visit
+// holds no bytes: nobody ever waits for them.
 func (w *writer) reload(i, k int) {
 	if f := w.links[i].undone; f >= 0 {
 		if c := &w.copies[int(w.links[f].first)+k]; !c.released {

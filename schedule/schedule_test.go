@@ -42,15 +42,16 @@ func TestExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, doc, _ := strings.Cut(string(source), "lag and ahead of 1:\n//\n")
+	_, doc, _ := strings.Cut(string(source), "of 1:\n//\n")
 	doc, _, _ = strings.Cut(doc, "//\n// Slots")
 	if words := strings.Fields(strings.ReplaceAll(doc, "//", "")); !slices.Equal(words, strings.Fields(got)) {
 		t.Errorf("the documentation says\n%s\nand Write lists\n%s", doc, got)
 	}
 }
 
-// drawn are the tasks of one rank in an order that a strategy might have: the forwards of each microbatch in order, its backwards
-// in the other direction, several microbatches at a time, weight gradients late or together with their backwards.
+// drawn are the tasks of one rank in an order that a strategy might have: the forwards of each microbatch
+// in order, its backwards in the other direction, several microbatches at a time, weight gradients late or
+// together with their backwards.
 func drawn(r *rand.Rand) (tasks []Task, layers []int) {
 	virtual := 1 + r.IntN(3)
 	for range virtual * 2 {
@@ -67,7 +68,9 @@ func drawn(r *rand.Rand) (tasks []Task, layers []int) {
 		return Task{Kind: kind, Microbatch: m, Subsequence: k / virtual, Stage: 2 * (k % virtual)}
 	}
 	for {
-		open := slices.DeleteFunc(slices.Clone(runs), func(x run) bool { return x.backward == all && (!late || x.weights == all) })
+		open := slices.DeleteFunc(slices.Clone(runs), func(x run) bool {
+			return x.backward == all && (!late || x.weights == all)
+		})
 		if len(open) == 0 {
 			return tasks, layers
 		}
@@ -92,8 +95,9 @@ type layer struct {
 	k       int32
 }
 
-// TestCopies: in any order of tasks, with any lag and ahead, each layer of a backward is reloaded exactly once, after its
-// forward and before its visit; offloaded tensors hold device bytes exactly until a release that comes before the reload.
+// TestCopies: in any order of tasks, with any lag and ahead, each layer of a backward is reloaded exactly
+// once, after its forward and before its visit; offloaded tensors hold device bytes exactly until a
+// release that comes before the reload.
 func TestCopies(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	var list *List
@@ -103,7 +107,8 @@ func TestCopies(t *testing.T) {
 		list = New([][]Task{tasks}, layers).Write(0, lag, ahead, list)
 		held, gone, back := map[layer]bool{}, map[layer]bool{}, map[layer]bool{}
 		fail := func(what string, at layer) {
-			t.Fatalf("lag %d, ahead %d: %s of layer %d of %s\n%s", lag, ahead, what, at.k, at.forward, text(list, tasks))
+			words := text(list, tasks)
+			t.Fatalf("lag %d, ahead %d: %s of layer %d of %s\n%s", lag, ahead, what, at.k, at.forward, words)
 		}
 		for i, task := range tasks {
 			visits := int32(0)
@@ -113,7 +118,8 @@ func TestCopies(t *testing.T) {
 				case Visit:
 					visits++
 					switch order := visits - 1; {
-					case task.Kind == Forward && a.Layer != order, task.Kind != Forward && a.Layer != int32(layers[task.Stage])-visits:
+					case task.Kind == Forward && a.Layer != order,
+						task.Kind != Forward && a.Layer != int32(layers[task.Stage])-visits:
 						fail("a visit out of order", at)
 					case task.Kind == Forward:
 						gone[at], held[at] = true, a.Held
@@ -160,8 +166,8 @@ func TestLag(t *testing.T) {
 	}
 }
 
-// TestSlots: actions in which all ranks take part stand in the same order in the lists of all, however tasks and layers are dealt
-// out, and each piece has both halves of every layer in turn.
+// TestSlots: actions in which all ranks take part stand in the same order in the lists of all, however
+// tasks and layers are dealt out, and each piece has both halves of every layer in turn.
 func TestSlots(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 200 {
@@ -182,7 +188,8 @@ func TestSlots(t *testing.T) {
 					if piece > slot {
 						rank = piece
 					}
-					tasks[rank] = append(tasks[rank], Task{Kind: kind, Subsequence: slot - stage, Stage: stage, Piece: piece + 1})
+					t := Task{Kind: kind, Subsequence: slot - stage, Stage: stage, Piece: piece + 1}
+					tasks[rank] = append(tasks[rank], t)
 				}
 			}
 		}

@@ -2,24 +2,25 @@ package schedule
 
 import "slices"
 
-// Actions of a slot that the ranks of all stages share. Task is the first task of the rank in the slot; of halves and of End it is
-// the piece. Layer is a round, except of halves. Of is the stage; of Lend it is the slot whose ranks borrow.
+// Actions of a slot that the ranks of all stages share. Task is the first task of the rank in the slot; of
+// halves and of End it is the piece. Layer is a round, except of halves. Of is the stage; of Lend it is
+// the slot whose ranks borrow.
 //
-// In the lists of all ranks those that say "all ranks" stand in the same order, so that a reader may take them as one. Codegen
-// issues the messages of every rank in that order, and the job cannot deadlock.
+// In the lists of all ranks those that say "all ranks" stand in the same order, so that a reader may take
+// them as one. Codegen issues the messages of every rank in that order, and the job cannot deadlock.
 //
-// A layer of a piece has two halves: what comes before attention, or in the backward pass before the gradients of K and V are
-// used; then rows of K and V, or what others add to their gradients, travel; then the rest. Every rank goes round its stages:
-// of each it runs the second half of the layer before and the first half of the next, so that what travels for one stage has the
-// time of the others.
+// A layer of a piece has two halves: what comes before attention, or in the backward pass before the
+// gradients of K and V are used; then rows of K and V, or what others add to their gradients, travel; then
+// the rest. Every rank goes round its stages: of each it runs the second half of the layer before and the
+// first half of the next, so that what travels for one stage has the time of the others.
 const (
-	HandOut    Op = StageOut + 1 + iota // all ranks: embeds a subsequence and brings its pieces to the ranks that begin with them
-	HandIn                              // all ranks: brings the gradients of pieces to the rank that has the embedding
-	Lend                                // all ranks: the weights of a layer of each stage go to the ranks that begin to help
-	Exchange                            // all ranks: rows of K and V of a stage's layer, or their gradients, go where they are read
-	Return                              // all ranks: weight gradients of helpers go one rank on, towards the rank with the weights
+	HandOut    Op = StageOut + 1 + iota // all ranks: embeds a subsequence and deals out its pieces
+	HandIn                              // all ranks: gradients of pieces go to the rank with the embedding
+	Lend                                // all ranks: weights of a layer of each stage go to new helpers
+	Exchange                            // all ranks: rows of K and V, or their gradients, go where they are read
+	Return                              // all ranks: weight gradients of helpers go one rank on, homewards
 	Enter                               // makes the weights of a layer of the rank's own stage whole
-	Leave                               // gives the weight gradients of the layer away whose visit ends with a round
+	Leave                               // gives weight gradients away at the end of a visit
 	FirstHalf                           // runs a layer up to what travels
 	SecondHalf                          // runs the rest
 )
@@ -27,8 +28,9 @@ const (
 // Common reports whether all ranks take part in an action.
 func (op Op) Common() bool { return HandOut <= op && op <= Return }
 
-// slot lists the actions of a shared slot. Weights are lent while the slot before runs, or, in the first slot of a pass, the
-// layer before. In the last backward slot of a stage the gradients of lent weights go back after each layer.
+// slot lists the actions of a shared slot. Weights are lent while the slot before runs, or, in the first
+// slot of a pass, the layer before. In the last backward slot of a stage the gradients of lent weights go
+// back after each layer.
 func (w *writer) slot(first, end int) {
 	t, place := w.tasks[first], int32(first)
 	number, rounds := t.Slot(), slices.Max(w.Layers)
@@ -72,7 +74,8 @@ func (w *writer) slot(first, end int) {
 	}
 }
 
-// nextShared is the shared slot after one in the order of its pass, -1 if there is none; first reports that none is before it.
+// nextShared is the shared slot after one in the order of its pass, -1 if there is none; first reports
+// that none is before it.
 func (w *writer) nextShared(kind Kind, slot int) (next int, first bool) {
 	last := w.Shared - 1
 	switch {

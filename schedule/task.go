@@ -8,7 +8,8 @@ import (
 // Kind is what a task computes.
 type Kind uint8
 
-// Kinds of tasks. A backward whose weight gradients are a task of their own computes the gradient of its input alone.
+// Kinds of tasks. A backward whose weight gradients are a task of their own computes the gradient of its
+// input alone.
 const (
 	Forward Kind = 1 + iota
 	Backward
@@ -21,9 +22,9 @@ var Kinds = []Kind{Forward, Backward, WeightGrad}
 // String is the kind's letter, and nothing for no task.
 func (k Kind) String() string { return [...]string{"", "F", "B", "W"}[k] }
 
-// Task is the forward or backward of one subsequence of one microbatch through the layers of one virtual stage, or the
-// weight gradients that a backward has deferred. It is written "F0.3@1" in JSON: kind, microbatch, subsequence, virtual
-// stage; "F0.3/2@1" for the second piece of a subsequence.
+// Task is the forward or backward of one subsequence of one microbatch through the layers of one virtual
+// stage, or the weight gradients that a backward has deferred. It is written "F0.3@1" in JSON: kind,
+// microbatch, subsequence, virtual stage; "F0.3/2@1" for the second piece of a subsequence.
 type Task struct {
 	Kind        Kind
 	Microbatch  int
@@ -41,8 +42,8 @@ func (t Task) As(kind Kind) Task {
 // Undoes reports whether a backward is that of a forward.
 func (t Task) Undoes(f Task) bool { return f.Kind == Forward && t == f.As(Backward) }
 
-// Slot is the number of a task's slot in the forward pass, and of that of its forward in the backward pass. In a pipeline
-// of equal tasks those of one slot run at the same time.
+// Slot is the number of a task's slot in the forward pass, and of that of its forward in the backward
+// pass. In a pipeline of equal tasks those of one slot run at the same time.
 func (t Task) Slot() int { return t.Stage + t.Subsequence }
 
 // SameSlot reports whether two tasks are in one slot of the same pass.
@@ -72,12 +73,14 @@ func (t *Task) UnmarshalText(text []byte) error {
 		read := Task{Kind: kind}
 		if rest, stage, found := strings.Cut(rest, "@"); found {
 			rest, piece, _ := strings.Cut(rest, "/")
-			_, _ = fmt.Sscanf(stage+" "+rest+" "+piece, "%d %d.%d %d", &read.Stage, &read.Microbatch, &read.Subsequence, &read.Piece)
+			words := stage + " " + rest + " " + piece
+			_, _ = fmt.Sscanf(words, "%d %d.%d %d", &read.Stage, &read.Microbatch, &read.Subsequence, &read.Piece)
 		}
 		if read.String() == word { // whatever was read
 			*t = read
 			return nil
 		}
 	}
-	return fmt.Errorf("%q is no task: write F, B or W, microbatch, dot, subsequence, @, virtual stage, as in F0.3@1", word)
+	const form = "write F, B or W, microbatch, dot, subsequence, @, virtual stage, as in F0.3@1"
+	return fmt.Errorf("%q is no task: %s", word, form)
 }
