@@ -26,20 +26,36 @@ func touch(t *testing.T, paths ...string) {
 func TestCandidatesStandInOrder(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
-	touch(t, in("ours/libx.so.1"), in("ours/lib64/libx.so.2"), in("toolkit/lib64/libx.so.1"),
+	touch(t, in("ours/libx.so.1"), in("ours/lib64/libx.so.2"), in("ours/x_wheel/lib/libx.so.1"), in("ours/cu13/lib/libx.so.1"),
+		in("toolkit/lib64/libx.so.1"),
 		in("venv/lib/python3.11/site-packages/nvidia/x_wheel/lib/libx.so.1"),
 		in("venv/lib/python3.11/site-packages/nvidia/cu13/lib/libx.so.2"))
 	t.Setenv(PathVariable, in("ours"))
 	t.Setenv("CUDA_HOME", in("toolkit"))
 	t.Setenv("VIRTUAL_ENV", in("venv"))
 	want := []string{
-		in("ours/libx.so.1"), in("ours/lib64/libx.so.2"), "libx.so.2", "libx.so.1", in("toolkit/lib64/libx.so.1"),
+		in("ours/libx.so.1"), in("ours/lib64/libx.so.2"), in("ours/x_wheel/lib/libx.so.1"), in("ours/cu13/lib/libx.so.1"), "libx.so.2", "libx.so.1", in("toolkit/lib64/libx.so.1"),
 		in("venv/lib/python3.11/site-packages/nvidia/x_wheel/lib/libx.so.1"),
 		in("venv/lib/python3.11/site-packages/nvidia/cu13/lib/libx.so.2"),
 	}
 	got := Candidates(&Wanted{Files: []string{"libx.so.2", "libx.so.1"}, Wheel: "x_wheel"})
 	if !slices.Equal(got, want) {
 		t.Errorf("%q\nwant %q", got, want)
+	}
+}
+
+// Folders that container images and their virtual environments use.
+func TestPatternsCoverContainers(t *testing.T) {
+	for _, folder := range []string{
+		"/opt/torch/.venv/lib/python3.12/site-packages", "/opt/conda/lib/python3.11/site-packages",
+		"/opt/ml/torch/lib/python3.12/site-packages", "/usr/local/lib/python3.12/dist-packages",
+	} {
+		if !slices.ContainsFunc(pythons, func(p string) bool { ok, _ := filepath.Match(p, folder); return ok }) {
+			t.Errorf("no pattern matches %s", folder)
+		}
+	}
+	if !slices.Contains(toolkits, "/usr/local/nvidia") || !slices.Contains(inside, "lib64") {
+		t.Error("/usr/local/nvidia/lib64 is not searched")
 	}
 }
 

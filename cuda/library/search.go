@@ -12,16 +12,18 @@ const PathVariable = "SPPO_CUDA_PATH"
 
 // Order says in words where Candidates looks, for documentation and messages.
 const Order = PathVariable + ", the loader's path, toolkit folders ($CUDA_HOME, $CUDA_PATH, /usr/local/cuda*, /opt/cuda), " +
-	"NVIDIA's Python packages ($VIRTUAL_ENV, $CONDA_PREFIX, the user's and the system's)"
+	"the folder of the driver in containers (/usr/local/nvidia), NVIDIA's Python packages ($VIRTUAL_ENV, $CONDA_PREFIX, " +
+	"the user's, the system's, and virtual environments in /opt)"
 
 // toolkits and pythons are patterns of folders; variables are expanded, and what is not set is left out.
 var (
-	toolkits = []string{"$CUDA_HOME", "$CUDA_PATH", "/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda"}
+	toolkits = []string{"$CUDA_HOME", "$CUDA_PATH", "/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda", "/usr/local/nvidia"}
 	inside   = []string{"lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"}
 	pythons  = []string{
 		"$VIRTUAL_ENV/lib/python3*/site-packages", "$CONDA_PREFIX/lib/python3*/site-packages",
 		"$HOME/.local/lib/python3*/site-packages",
 		"/usr/local/lib/python3*/*-packages", "/usr/lib/python3*/*-packages", "/opt/*/lib/python3*/site-packages",
+		"/opt/*/*/lib/python3*/site-packages", "/opt/*/.venv/lib/python3*/site-packages",
 	}
 )
 
@@ -36,14 +38,22 @@ func Candidates(w *Wanted) []string {
 			}
 		}
 	}
+	// wheel looks in nvidia/ of Python packages. Since CUDA 13 one folder of it holds the libraries of several packages.
+	wheel := func(folder string) {
+		if w.Wheel == "" {
+			return
+		}
+		add(filepath.Join(folder, w.Wheel, "lib"))
+		for _, newer := range expand([]string{filepath.Join(folder, "cu1*", "lib")}) {
+			add(newer)
+		}
+	}
 	for _, folder := range filepath.SplitList(os.Getenv(PathVariable)) {
 		add(folder)
 		for _, sub := range inside {
 			add(filepath.Join(folder, sub))
 		}
-		if w.Wheel != "" {
-			add(filepath.Join(folder, w.Wheel, "lib"))
-		}
+		wheel(folder)
 	}
 	out = append(out, w.Files...)
 	for _, folder := range expand(toolkits) {
@@ -51,13 +61,8 @@ func Candidates(w *Wanted) []string {
 			add(filepath.Join(folder, sub))
 		}
 	}
-	if w.Wheel != "" {
-		for _, folder := range expand(pythons) {
-			add(filepath.Join(folder, "nvidia", w.Wheel, "lib"))
-			for _, newer := range expand([]string{filepath.Join(folder, "nvidia", "cu1*", "lib")}) {
-				add(newer) // from CUDA 13 on, one folder holds the libraries of all packages
-			}
-		}
+	for _, folder := range expand(pythons) {
+		wheel(filepath.Join(folder, "nvidia"))
 	}
 	return out
 }
