@@ -5,6 +5,7 @@ package nvrtc
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -75,7 +76,18 @@ func Open() (*API, error) {
 	}
 	a := &API{Path: lib.Path}
 	copy(a.addrs[:], lib.Addrs)
+	a.loadBuiltins()
 	return a, nil
+}
+
+// loadBuiltins loads the library of built-in functions that lies beside the compiler, which looks for it by its bare name: since CUDA 13
+// the loader does not find it in a folder off its own path. Where there is none, compiling reports it.
+func (a *API) loadBuiltins() {
+	version, err := a.Version()
+	if err != nil || !strings.Contains(a.Path, "/") {
+		return
+	}
+	_, _ = purego.Dlopen(filepath.Join(filepath.Dir(a.Path), "libnvrtc-builtins.so."+version), purego.RTLD_NOW|purego.RTLD_LOCAL)
 }
 
 // Error is a call that failed. The log is the compiler's, where there is one.
