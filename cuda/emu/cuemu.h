@@ -50,6 +50,7 @@ void copied();                                    // makes the copies that this 
 void init(Barrier *b, int arrivals);
 void arrive(Barrier *b, int bytes); // and announces bytes
 void wait(const Barrier *b, unsigned parity);
+void turn(int number, bool stay);
 void bring(unsigned char *to, const Map *map, Barrier *b, int element, int head, int sequence, int token);
 
 // changed is where a byte lies of what has rows of 128 bytes, bits 4 to 6 of whose places are changed by bits 7 to 9, or of 64: bits 4
@@ -125,6 +126,10 @@ static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline float __fsqrt_rn(float a) { return sqrtf(a); }
 static inline double __dmul_rn(double a, double b) { return a * b; }
+static inline float __fdividef(float a, float b) { return a / b; }
+static inline void sincospif(float a, float *sine, float *cosine) {
+    *sine = (float)sin(M_PI * (double)a), *cosine = (float)cos(M_PI * (double)a);
+}
 static inline float rsqrtf(float a) { return 1.0f / sqrtf(a); }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }
@@ -232,6 +237,8 @@ static inline void bulk_copy(void *to, const void *map, unsigned long long *b, i
     emu::bring((unsigned char *)to, (const emu::Map *)map, (emu::Barrier *)b, element, head, sequence, token);
 }
 static inline void map_ready(const void *) {}
+static inline void turn_wait(int turn) { emu::turn(turn, true); }
+static inline void turn_pass(int turn) { emu::turn(turn, false); }
 template <int N> void registers_down() {}
 template <int N> void registers_up() {}
 static inline unsigned matrix_pair(const void *low, int low_at, const void *high, int high_at) {

@@ -1,7 +1,8 @@
 // Attention in bf16 by Hopper's matrix units, for heads of 64, 96 and 128. Arguments, masks and layout are those of attention.cu.
 // Two warpgroups have 64 queries each; tiles of 128 tokens lie in dynamic shared memory, two of keys and two of values, so
 // that copies of the next run while products of this one do. While a warpgroup takes the softmax of a tile of keys, the
-// product of the probabilities before with their values is under way.
+// product of the probabilities before with their values is under way. By the copy engine's way, which leaves
+// them free, the two take turns to begin products, so that the softmax of one falls into the products of the other.
 //
 // There are two ways to bring tiles: by copies of the threads that multiply, who meet at every tile; and by the copy
 // engine, told by a warp of a third warpgroup, which has given its registers away. Then nobody meets: barriers say which
@@ -66,8 +67,12 @@ template <int DIM> DEV Part part_of(const Heads &s, unsigned char *memory) {
     return x;
 }
 
-// attend is the work of a warpgroup, the one of two that group says. Way brings tiles: before(t) returns when keys of tile t and values
-// of the tile before are there; keys_used and values_used say that a tile is needed no more.
+// attend is the work of a warpgroup, the one of two that group says. Way brings tiles: soon(t) returns when keys of tile t are there,
+// before(t) when values of the tile before are there, too; keys_used and values_used say that a tile is needed no more; turn waits for
+// a warpgroup's turn, pass gives it.
+//
+// soon stands between a softmax and the wait for the product beside it on purpose. ptxas moves that wait up within a basic block,
+// ahead of the whole softmax, so that nothing would overlap; the loop that waits for a tile ends the block.
 template <int DIM, class O, class Way>
 DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
     const unsigned char *const mine = x.queries + group * 64 * ROW_BYTES;
@@ -94,29 +99,35 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
         UNROLL for (int c = 0; c < DIM / 8; c++) UNROLL for (int e = 0; e < 4; e++) sum[c][e] *= old[e / 2];
         UNROLL for (int c = 0; c < 8; c++) as_operand(weights[c], p[2 * c], p[2 * c + 1]);
     };
-    way.before(0);
+    way.first();
     products_begin();
     scores<DIM>(p, mine, x.keys);
     products_wait<0>();
     settle<16>(p);
     way.keys_used(0);
     soften(0);
+    way.soon(1);
     pass_on();
+    if (group == 1) way.pass(0);
     for (int tile = 1; tile < x.tiles; tile++) {
         way.before(tile);
         settle<16>(p), settle<DIM / 8>(sum), settle<8>(weights);
+        way.turn(group);
         products_begin();
         scores<DIM>(p, mine, x.keys + tile % 2 * TILE_BYTES(128));
         weigh<DIM>(sum, weights, x.values + (tile + 1) % 2 * TILE_BYTES(128));
+        way.pass(group ^ 1);
         products_wait<1>();
         settle<16>(p);
         way.keys_used(tile);
         soften(tile);
+        way.soon(tile + 1);
         products_wait<0>();
         settle<DIM / 8>(sum), settle<8>(weights);
         way.values_used(tile - 1);
         pass_on();
     }
+    if (group == 0) way.turn(0); // the last that was passed
     way.before(x.tiles);
     settle<DIM / 8>(sum), settle<8>(weights);
     products_begin();
@@ -139,16 +150,30 @@ template <int DIM> struct ByThreads {
     const bf16 *k, *v;
     const Heads &s;
     const Part &x;
-    METHOD void before(int tile) const {
+    METHOD void keys(int tile) const {
+        if (tile < x.tiles) fetch<DIM, 128, 256>(x.keys + tile % 2 * TILE_BYTES(128), k, tile * (i64)128, x.end, x.b, s.batch, x.kvh, s.kv_heads);
+    }
+    METHOD void values(int tile) const {
+        if (tile < x.tiles) fetch<DIM, 128, 256>(x.values + tile % 2 * TILE_BYTES(128), v, tile * (i64)128, x.end, x.b, s.batch, x.kvh, s.kv_heads);
+    }
+    METHOD void first() const {
         copies_done();
-        __syncthreads(); // and nobody reads any more what is overwritten next
-        if (tile + 1 < x.tiles)
-            fetch<DIM, 128, 256>(x.keys + (tile + 1) % 2 * TILE_BYTES(128), k, (tile + 1) * (i64)128, x.end, x.b, s.batch, x.kvh, s.kv_heads);
-        if (tile < x.tiles)
-            fetch<DIM, 128, 256>(x.values + tile % 2 * TILE_BYTES(128), v, tile * (i64)128, x.end, x.b, s.batch, x.kvh, s.kv_heads);
+        __syncthreads();
+        keys(1), values(0);
+    }
+    METHOD void soon(int tile) const {
+        copies_done();
+        __syncthreads(); // and nobody reads the keys before these any more
+        keys(tile + 1);
+    }
+    METHOD void before(int tile) const {
+        __syncthreads(); // nobody reads the values before the last any more
+        values(tile);
     }
     METHOD void keys_used(int) const {}
     METHOD void values_used(int) const {}
+    METHOD void turn(int) const {} // they meet at every tile
+    METHOD void pass(int) const {}
 };
 
 template <int DIM, class O>
@@ -168,17 +193,22 @@ enum { KEYS_HERE = 0, VALUES_HERE = 2, KEYS_USED = 4, VALUES_USED = 6, QUERIES_H
 struct ByEngine {
     u64 *barriers;
     int tiles;
-    METHOD void before(int tile) const {
-        if (tile == 0) barrier_wait(barriers + QUERIES_HERE, 0);
-        if (tile < tiles) barrier_wait(barriers + KEYS_HERE + tile % 2, tile / 2 & 1);
-        if (tile > 0) barrier_wait(barriers + VALUES_HERE + (tile - 1) % 2, (tile - 1) / 2 & 1);
+    METHOD void first() const {
+        barrier_wait(barriers + QUERIES_HERE, 0);
+        soon(0);
     }
+    METHOD void soon(int tile) const {
+        if (tile < tiles) barrier_wait(barriers + KEYS_HERE + tile % 2, tile / 2 & 1);
+    }
+    METHOD void before(int tile) const { barrier_wait(barriers + VALUES_HERE + (tile - 1) % 2, (tile - 1) / 2 & 1); }
     METHOD void keys_used(int tile) const {
         if ((threadIdx.x & 31) == 0) barrier_arrive(barriers + KEYS_USED + tile % 2);
     }
     METHOD void values_used(int tile) const {
         if ((threadIdx.x & 31) == 0) barrier_arrive(barriers + VALUES_USED + tile % 2);
     }
+    METHOD void turn(int group) const { turn_wait(group); }
+    METHOD void pass(int group) const { turn_pass(group); }
 };
 
 // bring has a lane tell the copy engine of a tile. Maps have boxes of 128 tokens of a panel.

@@ -61,8 +61,9 @@ template <int DIM> DEV Part of_keys(const Heads &s, unsigned char *memory) {
     return x;
 }
 
-// change_queries is the work of a warpgroup on dq, the one of two that group says. Way brings tiles: before(t) returns when pair t is
-// there; used(t) says that it is needed no more.
+// change_queries is the work of a warpgroup on dq, the one of two that group says. Way brings tiles: soon(t) and before(t) return when
+// pair t is there, one of them before the products that read it; used(t) says that it is needed no more. soon keeps ptxas from moving
+// the wait for products up, ahead of the exponentials (see attend).
 template <int DIM, class O, class Way>
 DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads &s, const Part &x, int group, i64 accumulate, Way way) {
     const unsigned char *const mine = x.kept + group * 64 * ROW_BYTES;
@@ -108,6 +109,7 @@ DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads
         products_wait<2>();
         settle<8>(p);
         weigh(tile);
+        way.soon(tile + 1);
         products_wait<1>();
         settle<8>(dp);
         change();
@@ -191,6 +193,9 @@ DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int gr
 template <class Bring> struct ByThreads {
     const Bring &bring;
     int tiles;
+    METHOD void soon(int tile) const {
+        if (tile < tiles) copies_done();
+    }
     METHOD void before(int tile) const {
         copies_done();
         __syncthreads(); // and nobody reads any more what is overwritten next
@@ -250,9 +255,13 @@ enum { PAIR_HERE = 0, PAIR_USED = 3, KEPT_HERE = 6, BARRIERS = 7 };
 
 struct ByEngine {
     u64 *barriers;
+    int tiles;
+    METHOD void soon(int tile) const {
+        if (tile < tiles) barrier_wait(barriers + PAIR_HERE + tile % 3, tile / 3 & 1);
+    }
     METHOD void before(int tile) const {
         if (tile == 0) barrier_wait(barriers + KEPT_HERE, 0);
-        barrier_wait(barriers + PAIR_HERE + tile % 3, tile / 3 & 1);
+        soon(tile);
     }
     METHOD void used(int tile) const {
         __syncwarp(); // all its lanes have read the statistics
@@ -304,7 +313,7 @@ DEV void bulk_dq(O *dq, const unsigned char *maps, const float *lse, const float
     u64 *const barriers = barriers_of<DIM>(x, 1);
     if (threadIdx.x >= 128) {
         registers_up<240>();
-        return change_queries<DIM>(dq, lse, delta, s, x, warpgroup() - 1, accumulate, ByEngine{barriers});
+        return change_queries<DIM>(dq, lse, delta, s, x, warpgroup() - 1, accumulate, ByEngine{barriers, x.tiles});
     }
     registers_down<24>();
     if (threadIdx.x >= 32) return;
@@ -320,7 +329,7 @@ DEV void bulk_dkv(float *dk, float *dv, const unsigned char *maps, const float *
     u64 *const barriers = barriers_of<DIM>(x, 2);
     if (threadIdx.x >= 128) {
         registers_up<240>();
-        return change_keys<DIM>(dk, dv, s, x, warpgroup() - 1, accumulate, ByEngine{barriers});
+        return change_keys<DIM>(dk, dv, s, x, warpgroup() - 1, accumulate, ByEngine{barriers, x.tiles});
     }
     registers_down<24>();
     if (threadIdx.x >= 32 || x.tiles == 0) return;

@@ -53,6 +53,12 @@ DEV unsigned short bf16_bits(float x) {
 }
 DEV u32 bf16_pair(float low, float high) { return (u32)bf16_bits(low) | (u32)bf16_bits(high) << 16; }
 #endif
+// quick_exp is the exponential by the unit for special functions: off by at most (|x| + 2) * 2^-23 of itself.
+#ifndef CUDA_EMULATOR
+DEV float quick_exp(float x) { return __expf(x); }
+#else
+DEV float quick_exp(float x) { return expf(x); }
+#endif
 // rounded is a number as it will be read again from where the first argument points.
 DEV float rounded(const float *, float x) { return x; }
 DEV float rounded(const bf16 *, float x) { return __uint_as_float((u32)bf16_bits(x) << 16); }

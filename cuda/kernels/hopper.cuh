@@ -72,13 +72,33 @@ DEV void barrier_arrive(u64 *b) { asm volatile("mbarrier.arrive.shared::cta.b64 
 DEV void barrier_expect(u64 *b, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes) : "memory");
 }
-DEV void barrier_wait(u64 *b, u32 parity) {
+DEV u32 barrier_over(u64 *b, u32 parity) {
     u32 over;
-    do {
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                     : "=r"(over) : "r"(shared_address(b)), "r"(parity) : "memory");
-    } while (!over);
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(over) : "r"(shared_address(b)), "r"(parity) : "memory");
+    return over;
 }
+#ifndef BOUNDED_WAITS
+DEV void barrier_wait(u64 *b, u32 parity) {
+    while (!barrier_over(b, parity)) {}
+}
+#else
+// A wait that lasts for seconds writes its line, block and thread to pinned memory of the host, and ends the program.
+extern "C" {
+__device__ u64 *wait_record;
+}
+DEV void barrier_wait_at(u64 *b, u32 parity, int line) {
+    const i64 began = clock64(), most = 1ll << 32; // cycles
+    while (!barrier_over(b, parity))
+        if (clock64() - began > most) {
+            wait_record[1] = (u64)blockIdx.x | (u64)blockIdx.y << 32, wait_record[2] = (u64)blockIdx.z | (u64)threadIdx.x << 32;
+            wait_record[0] = (u64)line;
+            __threadfence_system();
+            asm volatile("trap;");
+        }
+}
+#define barrier_wait(b, parity) barrier_wait_at(b, parity, __LINE__)
+#endif
 // bulk_copy has the copy engine bring a box of a tensor, which a map in device memory describes, and tell a barrier.
 DEV void bulk_copy(void *to, const void *map, u64 *b, int element, int head, int sequence, int token) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2,%3,%4,%5}], [%6];"
@@ -89,6 +109,9 @@ DEV void map_ready(const void *map) { asm volatile("fence.proxy.tensormap::gener
 // A warpgroup gives registers away, or takes some that were given away.
 template <int N> DEV void registers_down() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> DEV void registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+// Two warpgroups take turns. turn_wait waits for a turn, which the other has given by turn_pass: each for each, in pairs.
+DEV void turn_wait(int turn) { asm volatile("bar.sync %0, 256;" ::"r"(turn + 1) : "memory"); }
+DEV void turn_pass(int turn) { asm volatile("bar.arrive %0, 256;" ::"r"(turn + 1) : "memory"); }
 DEV float power2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
