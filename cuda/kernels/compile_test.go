@@ -42,7 +42,11 @@ func TestCompile(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("%s, release %s", api.Path, version)
-	uses := map[string]map[string]use{} // by kernel and architecture
+	uses, costs := map[string]map[string]use{}, map[string]cost{} // by kernel and architecture; by kernel
+	tool := disassembler()
+	if tool == "" {
+		t.Logf("SKIPPED: there is no nvdisasm to read machine code with")
+	}
 	for _, arch := range archs {
 		if number, _ := strconv.Atoi(strings.TrimSuffix(arch, "a")); !slices.Contains(known, number) {
 			t.Logf("SKIPPED: release %s of the compiler does not know sm_%s", version, arch)
@@ -52,24 +56,37 @@ func TestCompile(t *testing.T) {
 			if target := kernels.Target(source); target != arch && (target != "" || strings.HasSuffix(arch, "a")) {
 				continue
 			}
-			for _, u := range compile(t, api, source, arch) {
+			report, image := compile(t, api, source, arch)
+			for _, u := range report {
 				if uses[u.kernel] == nil {
 					uses[u.kernel] = map[string]use{}
 				}
 				uses[u.kernel][arch] = u
 			}
+			if tool != "" && strings.HasPrefix(arch, "90") {
+				for kernel, blocks := range disassemble(t, tool, image) {
+					if c := costOf(blocks); kernels.Target(source) != "" {
+						checkOverlap(t, kernel, instructions(blocks))
+					} else if c.bytes > 0 && !exempt.MatchString(kernel) {
+						costs[kernel] = c
+					}
+				}
+			}
 		}
 	}
 	t.Log(useTable(uses))
+	if len(costs) > 0 {
+		t.Log(costTable(t, costs))
+	}
 }
 
-func compile(t *testing.T, api *nvrtc.API, source, arch string) []use {
+func compile(t *testing.T, api *nvrtc.API, source, arch string) ([]use, []byte) {
 	t.Helper()
 	out, err := api.Compile(nvrtc.Source{Name: source, Text: kernels.Text(source), Headers: kernels.Headers()},
 		"--gpu-architecture=sm_"+arch, "--std=c++17", "--ptxas-options=-v")
 	if err != nil {
 		t.Errorf("%s for sm_%s: %v", source, arch, err)
-		return nil
+		return nil, nil
 	}
 	if strings.Contains(strings.ToLower(out.Log), "warning") || strings.Contains(out.Log, "serialized") {
 		t.Errorf("%s for sm_%s: the compiler warns:\n%s", source, arch, out.Log)
@@ -83,7 +100,7 @@ func compile(t *testing.T, api *nvrtc.API, source, arch string) []use {
 			t.Errorf("%s for sm_%s spills %d bytes of registers, more than the %d that are allowed", r.kernel, arch, r.spilled, spillsAllowed)
 		}
 	}
-	return report
+	return report, out.Image
 }
 
 // useTable is a line for each kernel: for each architecture registers, bytes spilled, and bytes of stack.

@@ -15,11 +15,17 @@
         embed_grad(dtable, tokens, dy, rows, vocab, cols, first);                                           \
     }
 
+#define LOOKS 8 // tokens that a thread compares from one barrier to the next
+
 // seen says whether a token is among tokens[0 .. end-1]. All threads of the block get the answer.
 DEV bool seen(const int *tokens, i64 end, int token) {
-    for (i64 i = end; i > 0; i -= blockDim.x) { // backwards: a frequent token was there a moment ago
-        const i64 at = i - 1 - threadIdx.x;
-        if (block_max(at >= 0 && tokens[at] == token ? 1.0f : 0.0f) > 0.0f) return true;
+    for (i64 i = end; i > 0; i -= LOOKS * blockDim.x) { // backwards: a frequent token was there a moment ago
+        float found = 0;
+        UNROLL for (int k = 0; k < LOOKS; k++) {
+            const i64 at = i - 1 - threadIdx.x - k * (i64)blockDim.x;
+            if (at >= 0 && tokens[at] == token) found = 1;
+        }
+        if (block_max(found) > 0.0f) return true;
     }
     return false;
 }
@@ -28,18 +34,20 @@ DEV bool seen(const int *tokens, i64 end, int token) {
 // thread has eight columns.
 template <class T>
 DEV void embed_grad(float *dtable, const int *tokens, const T *dy, i64 rows, i64 vocab, i64 cols, i64 first) {
-    SHARED(u32, matches, 32);
+    SHARED(u32, matches, LOOKS * 32);
     const int token = tokens[blockIdx.x], warps = blockDim.x >> 5;
     const i64 at = (i64)token - first, c = ((i64)blockIdx.y * blockDim.x + threadIdx.x) * 8;
     if (at < 0 || at >= vocab || seen(tokens, blockIdx.x, token)) return;
     float sum[8], d[8];
     if (c < cols) load_some(dtable + at * cols + c, sum, cols - c);
-    for (i64 base = blockIdx.x; base < rows; base += blockDim.x) {
-        const i64 i = base + threadIdx.x;
-        const u32 bits = __ballot_sync(ALL, i < rows && tokens[i] == token);
-        if ((threadIdx.x & 31) == 0) matches[threadIdx.x >> 5] = bits;
+    for (i64 base = blockIdx.x; base < rows; base += LOOKS * blockDim.x) {
+        UNROLL for (int k = 0; k < LOOKS; k++) {
+            const i64 i = base + k * (i64)blockDim.x + threadIdx.x;
+            const u32 bits = __ballot_sync(ALL, i < rows && tokens[i] == token);
+            if ((threadIdx.x & 31) == 0) matches[k * warps + (threadIdx.x >> 5)] = bits;
+        }
         __syncthreads();
-        for (int w = 0; w < warps; w++)
+        for (int w = 0; w < LOOKS * warps; w++)
             for (u32 left = matches[w]; left; left &= left - 1) {
                 const i64 row = base + w * 32 + __ffs((int)left) - 1;
                 if (c >= cols) continue;

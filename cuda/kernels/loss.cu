@@ -2,19 +2,20 @@
 #include "common.cuh"
 
 // One pass: every thread keeps the maximum of what it has seen and the sum of exponentials below it. load brings eight logits.
+// An exponential of x < 0 by the unit for special functions is off by (|x| + 2) * 2^-23 of itself, of e^x of the largest term.
 template <class T, class Load> DEV void row_stats(float *stats, const T *logits, i64 label, i64 valid, Load load) {
     float largest = MINUS_INFINITY, sum = 0, v[8];
     ROW8(c, valid) {
         load(v, c);
+        if (valid - c < 8) UNROLL for (int j = 1; j < 8; j++)
+            if (c + j >= valid) v[j] = MINUS_INFINITY;
         float m = largest;
-        UNROLL for (int j = 0; j < 8; j++)
-            if (c + j < valid) m = fmaxf(m, v[j]);
-        if (m > largest) sum *= expf(largest - m), largest = m;
-        UNROLL for (int j = 0; j < 8; j++)
-            if (c + j < valid) sum += expf(v[j] - largest);
+        UNROLL for (int j = 0; j < 8; j++) m = fmaxf(m, v[j]);
+        if (m > largest) sum *= quick_exp(largest - m), largest = m;
+        UNROLL for (int j = 0; j < 8; j++) sum += quick_exp(v[j] - largest);
     }
     const float all = block_max(largest);
-    const float total = block_sum(largest == all ? sum : sum * expf(largest - all));
+    const float total = block_sum(largest == all ? sum : sum * quick_exp(largest - all));
     if (threadIdx.x == 0) {
         stats[0] = all, stats[1] = total;
         stats[2] = label >= 0 && label < valid ? as_float(logits[label]) : 0.0f;
@@ -30,15 +31,15 @@ FOR_TYPES(CE)
 
 // join combines the statistics of a row over the parts of the vocabulary, in rank order.
 struct Joined {
-    double largest, sum, label;
+    float largest, sum, label;
 };
 DEV Joined join(const float *stats, i64 parts, i64 rows, i64 row) {
-    Joined j = {(double)stats[3 * row], 0, 0};
-    for (i64 p = 1; p < parts; p++) j.largest = fmax(j.largest, (double)stats[3 * (p * rows + row)]);
+    Joined j = {stats[3 * row], 0, 0};
+    for (i64 p = 1; p < parts; p++) j.largest = fmaxf(j.largest, stats[3 * (p * rows + row)]);
     for (i64 p = 0; p < parts; p++) {
         const float *s = stats + 3 * (p * rows + row);
-        j.sum += (double)s[1] * exp((double)s[0] - j.largest);
-        j.label += (double)s[2];
+        j.sum += s[0] == j.largest ? s[1] : s[1] * expf(s[0] - j.largest);
+        j.label += s[2]; // of one part; the others have zero
     }
     return j;
 }
@@ -48,7 +49,7 @@ KERNEL(cross_entropy, (float *loss, const float *stats, i64 parts, i64 rows, dou
     double sum = 0;
     for (i64 row = threadIdx.x; row < rows; row += blockDim.x) {
         const Joined j = join(stats, parts, rows, row);
-        sum += j.largest + log(j.sum) - j.label;
+        sum += (double)(j.largest - j.label) + (double)logf(j.sum);
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) *loss += (float)(scale * sum);
@@ -60,15 +61,16 @@ DEV void ce_grad(D *dlogits, const float *stats, i64 label, i64 parts, i64 rows,
     SHARED(float, both, 2);
     if (threadIdx.x == 0) {
         const Joined j = join(stats, parts, rows, blockIdx.x);
-        both[0] = (float)j.largest, both[1] = (float)(1.0 / j.sum);
+        both[0] = j.largest, both[1] = 1.0f / j.sum;
     }
     __syncthreads();
     const float largest = both[0], inverse = both[1], factor = (float)scale;
     ROW8(c, cols) {
         float v[8];
+        const int left = (int)min(valid - c, (i64)8), hit = (int)max(min(label - c, (i64)8), (i64)-1);
         load(v, c);
         UNROLL for (int j = 0; j < 8; j++)
-            v[j] = c + j < valid ? (expf(v[j] - largest) * inverse - (c + j == label ? 1.0f : 0.0f)) * factor : 0.0f;
+            v[j] = j < left ? (quick_exp(v[j] - largest) * inverse - (j == hit ? 1.0f : 0.0f)) * factor : 0.0f;
         store_some(dlogits + c, v, cols - c);
     }
 }

@@ -1,19 +1,21 @@
-// rope. A block has a token: its angles are computed once, in f64, for all heads and all sequences of the batch.
+// rope. A block has a token: its angles are computed once for all heads and all sequences of the batch. rates are theta^(-2i/head_dim)
+// in turns, from the host: the part of a turn that is left of an angle is exact to 2^-52 times the position, so that sines need no f64.
 #include "common.cuh"
 
 #define MAX_PAIRS 512
 
 template <class Y, class X>
-DEV void rope(Y *y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position, double theta, i64 inverse, i64 chunks, i64 member) {
+DEV void rope(Y *y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position, const double *rates, i64 inverse, i64 chunks, i64 member) {
     SHARED(float, cosines, MAX_PAIRS);
     SHARED(float, sines, MAX_PAIRS);
     const i64 half = head_dim / 2, token = blockIdx.x, chunk = gridDim.x / 2;
     if (chunks) position += token < chunk ? member * chunk : (chunks - 2 - member) * chunk;
     for (i64 i = threadIdx.x; i < half; i += blockDim.x) {
-        double s, c;
-        sincos((double)(position + token) * pow(theta, -2.0 * (double)i / (double)head_dim), &s, &c);
-        cosines[i] = (float)c;
-        sines[i] = inverse ? -(float)s : (float)s;
+        const double turns = (double)(position + token) * rates[i];
+        float s, c;
+        sincospif(2.0f * (float)(turns - rint(turns)), &s, &c);
+        cosines[i] = c;
+        sines[i] = inverse ? -s : s;
     }
     __syncthreads();
     const i64 eights = (half + 7) / 8;
@@ -34,9 +36,9 @@ DEV void rope(Y *y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position
 }
 
 #define ROPE(S, Y, X)                                                                                               \
-    KERNEL(rope_##S, (Y * y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position, double theta, i64 inverse, \
-                      i64 chunks, i64 member)) {                                                                    \
-        rope(y, x, heads, head_dim, batch, position, theta, inverse, chunks, member);                               \
+    KERNEL(rope_##S, (Y * y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position,                \
+                      const double *rates, i64 inverse, i64 chunks, i64 member)) {                                  \
+        rope(y, x, heads, head_dim, batch, position, rates, inverse, chunks, member);                               \
     }
 ROPE(ff, float, float)
 ROPE(fb, float, bf16)

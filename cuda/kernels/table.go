@@ -171,7 +171,12 @@ func rope(b *binder) {
 	if dim > 2*512 {
 		b.err = fmt.Errorf("a head_dim of %d is more than the kernel's 1024", dim)
 	}
-	b.launch("rope_"+b.types("y", "x"), rows(r/batch), "y", "x", b.int("heads"), dim, batch, b.int("position"), b.float("theta"), b.int("inverse"), b.int("chunks"), b.int("member"))
+	var rates []Arg
+	for i := range dim / 2 {
+		rates = append(rates, b.arg(math.Pow(b.float("theta"), -2*float64(i)/float64(dim))/(2*math.Pi)))
+	}
+	b.launch("rope_"+b.types("y", "x"), rows(r/batch), "y", "x", b.int("heads"), dim, batch, b.int("position"), tabled,
+		b.int("inverse"), b.int("chunks"), b.int("member")).Table = rates
 }
 
 func embedRows(b *binder) {

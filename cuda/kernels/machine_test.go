@@ -1,0 +1,295 @@
+package kernels_test
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"sppo.dev/cuda/library"
+)
+
+// What the compiler makes of the kernels' order, read from machine code: a GPU would show it as time only.
+
+// disassembler is the path of nvdisasm, which make kernels gets beside the compiler; empty where there is none.
+func disassembler() string {
+	for _, folder := range filepath.SplitList(os.Getenv(library.PathVariable)) {
+		for _, pattern := range []string{"bin/nvdisasm", "cu1*/bin/nvdisasm"} {
+			if found, _ := filepath.Glob(filepath.Join(folder, pattern)); len(found) > 0 {
+				return found[len(found)-1]
+			}
+		}
+	}
+	path, _ := exec.LookPath("nvdisasm")
+	return path
+}
+
+// block is a run of instructions that only its last one leaves.
+type block struct {
+	instructions []string
+	next         []int
+}
+
+var (
+	sectionLine     = regexp.MustCompile(`^\.text\.(\w+):`)
+	labelLine       = regexp.MustCompile(`^(\.L_\w+):`)
+	instructionLine = regexp.MustCompile(`^\s+/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;`)
+	target          = regexp.MustCompile("`\\((\\.L_\\w+)\\)")
+	leaving         = regexp.MustCompile(`^(@!?U?P\w+ )?(BRA|BRX|EXIT|RET)\b`)
+)
+
+// disassemble reads the machine code of an image: blocks by kernel, in the order of their addresses.
+func disassemble(t *testing.T, tool string, image []byte) map[string][]block {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "image")
+	if err := os.WriteFile(file, image, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	text, err := exec.Command(tool, "-c", file).Output()
+	if err != nil {
+		t.Fatalf("%s: %v", tool, err)
+	}
+	kernels, kernel := map[string][]block{}, ""
+	labels := map[string]int{} // they are one kernel's each
+	for line := range strings.Lines(string(text)) {
+		if m := sectionLine.FindStringSubmatch(line); m != nil {
+			kernel = m[1]
+			kernels[kernel] = []block{{}}
+			continue
+		}
+		all := kernels[kernel]
+		if len(all) == 0 {
+			continue
+		}
+		last := &all[len(all)-1]
+		if m := labelLine.FindStringSubmatch(line); m != nil {
+			if len(last.instructions) > 0 {
+				all = append(all, block{})
+			}
+			labels[m[1]] = len(all) - 1
+		} else if m := instructionLine.FindStringSubmatch(line); m != nil {
+			last.instructions = append(last.instructions, m[1])
+			if leaving.MatchString(m[1]) {
+				all = append(all, block{})
+			}
+		}
+		kernels[kernel] = all
+	}
+	for _, blocks := range kernels {
+		connect(blocks, labels)
+	}
+	return kernels
+}
+
+func connect(blocks []block, labels map[string]int) {
+	for i := range blocks {
+		falls := i+1 < len(blocks)
+		if n := len(blocks[i].instructions); n > 0 {
+			last := blocks[i].instructions[n-1]
+			if leaving.MatchString(last) {
+				falls = falls && strings.HasPrefix(last, "@") || strings.Contains(last, "BRA.DIV")
+				if m := target.FindStringSubmatch(last); m != nil {
+					blocks[i].next = append(blocks[i].next, labels[m[1]])
+				}
+			}
+		}
+		if falls {
+			blocks[i].next = append(blocks[i].next, i+1)
+		}
+	}
+}
+
+// instructions are those of all blocks, one after another.
+func instructions(blocks []block) (out []string) {
+	for _, b := range blocks {
+		out = append(out, b.instructions...)
+	}
+	return out
+}
+
+// overlaps says of which kernels exponentials must stand between two instructions: how many, between which.
+var overlaps = []struct {
+	kernel, from, to string
+	exponentials     int
+}{
+	{`^attention_(bulk|hopper)_\d+_\w$`, "WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0", 64},
+	{`^attention_(bulk|hopper)_dq_\d+_\w$`, "WARPGROUP.DEPBAR.LE gsb0, 0x2", "WARPGROUP.DEPBAR.LE gsb0, 0x1", 32},
+	{`^attention_(bulk|hopper)_dkv_\d+$`, "WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.ARRIVE", 32},
+}
+
+// checkOverlap reports where softmax does not run beside a product, and where registers of a kernel for Hopper lie in memory.
+func checkOverlap(t *testing.T, kernel string, code []string) {
+	t.Helper()
+	for _, in := range code {
+		if strings.Contains(in, "LDL") || strings.Contains(in, "STL") || strings.Contains(in, "HMMA") {
+			t.Errorf("%s: %s: registers that lie in memory, or tensor cores in the way of older cards", kernel, in)
+			break
+		}
+	}
+	seen := false
+	for _, o := range overlaps {
+		if !regexp.MustCompile(o.kernel).MatchString(kernel) {
+			continue
+		}
+		seen = true
+		most := 0
+		for i, in := range code {
+			if !strings.HasPrefix(in, o.from) {
+				continue
+			}
+			n := 0
+			for _, in := range code[i+1:] {
+				if strings.HasPrefix(in, o.to) {
+					break
+				}
+				if strings.Contains(in, "MUFU.EX2") {
+					n++
+				}
+			}
+			most = max(most, n)
+		}
+		if most < o.exponentials {
+			t.Errorf("%s: %d exponentials stand between %q and %q, fewer than %d: softmax waits for products", kernel, most, o.from, o.to, o.exponentials)
+		}
+	}
+	if !seen {
+		t.Errorf("%s: nothing says what should overlap in it", kernel)
+	}
+}
+
+// cost is what a thread does in one turn of a loop that moves vectors of 16 bytes.
+type cost struct {
+	instructions, special, doubles int // in all; on the unit for special functions; in f64
+	bytes                          int
+}
+
+// An H200 as the model sees it: lanes that issue, lanes of the unit for special functions and for f64 a cycle of a
+// multiprocessor, and bytes of device memory that are its share of 4.1 TB/s copied at 1.7 GHz by 132 of them.
+const (
+	issueLanes, specialLanes, doubleLanes = 128, 16, 64
+	bytesPerCycle                         = 4.1e12 / 132 / 1.7e9
+)
+
+// share is the part of the time that the memory takes for which the busiest unit is needed.
+func (c cost) share() float64 {
+	busiest := max(float64(c.instructions)/issueLanes, float64(c.special)/specialLanes, float64(c.doubles)/doubleLanes)
+	return busiest / (float64(c.bytes) / bytesPerCycle)
+}
+
+// costOf finds the loop of a kernel that moves the most by vectors, and its way through that moves all it can in the fewest
+// instructions: aligned, and past the slow branches of functions.
+func costOf(blocks []block) (best cost) {
+	state := make([]int, len(blocks)) // 1: on the way; 2: seen
+	var tails [][2]int
+	var walk func(int)
+	walk = func(i int) {
+		state[i] = 1
+		for _, next := range blocks[i].next {
+			switch state[next] {
+			case 0:
+				walk(next)
+			case 1:
+				tails = append(tails, [2]int{i, next})
+			}
+		}
+		state[i] = 2
+	}
+	if len(blocks) > 0 {
+		walk(0)
+	}
+	for _, edge := range tails {
+		if c := wayThrough(blocks, edge[1], edge[0], tails); better(c, best) {
+			best = c
+		}
+	}
+	return best
+}
+
+func better(a, b cost) bool {
+	return a.bytes > b.bytes || a.bytes == b.bytes && a.instructions < b.instructions
+}
+
+// wayThrough is the best way from the head of a loop to its tail, which enters no loop twice.
+func wayThrough(blocks []block, head, tail int, back [][2]int) cost {
+	known := map[int]*cost{}
+	var from func(int) *cost
+	from = func(i int) *cost {
+		if c, ok := known[i]; ok {
+			return c
+		}
+		known[i] = nil
+		var best *cost
+		for _, next := range blocks[i].next {
+			if i == tail || slices.Contains(back, [2]int{i, next}) {
+				continue
+			}
+			if c := from(next); c != nil && (best == nil || better(*c, *best)) {
+				best = c
+			}
+		}
+		if i == tail {
+			best = &cost{}
+		}
+		if best == nil {
+			return nil
+		}
+		c := *best
+		for _, in := range blocks[i].instructions {
+			c.add(in)
+		}
+		known[i] = &c
+		return &c
+	}
+	if c := from(head); c != nil {
+		return *c
+	}
+	return cost{}
+}
+
+var (
+	vectors = regexp.MustCompile(`\b(LDG|STG)\.E(\.\w+)*\.128\b`)
+	doubles = regexp.MustCompile(`\b(DADD|DMUL|DFMA|DSETP)\b`)
+)
+
+func (c *cost) add(instruction string) {
+	c.instructions++
+	switch {
+	case vectors.MatchString(instruction):
+		c.bytes += 16
+	case strings.Contains(instruction, "MUFU"):
+		c.special++
+	case doubles.MatchString(instruction):
+		c.doubles++
+	}
+}
+
+// mostIssue is the share of cycles in which a kernel that is bound by memory may need to issue, or use one of the units.
+const mostIssue = 0.85
+
+// exempt are kernels with a vector loop that are not bound by memory, and those whose share is known to be larger.
+var exempt = regexp.MustCompile(`^(attention|matmul)`)
+
+// costTable is a line for each kernel that moves vectors, the busiest first.
+func costTable(t *testing.T, costs map[string]cost) string {
+	text := strings.Builder{}
+	fmt.Fprintf(&text, "estimated from machine code: of the cycles that its bytes take on an H200, those in which a kernel issues or has its busiest unit at work\n")
+	fmt.Fprintf(&text, "%-28s %12s %8s %6s %6s %8s", "kernel", "instructions", "special", "f64", "bytes", "share")
+	names := slices.SortedFunc(maps.Keys(costs), func(a, b string) int {
+		return cmp.Or(cmp.Compare(costs[b].share(), costs[a].share()), cmp.Compare(a, b))
+	})
+	for _, name := range names {
+		c := costs[name]
+		fmt.Fprintf(&text, "\n%-28s %12d %8d %6d %6d %7.0f%%", name, c.instructions, c.special, c.doubles, c.bytes, 100*c.share())
+		if c.share() > mostIssue {
+			t.Errorf("%s: %d instructions for %d bytes take %.0f%% of the cycles of those bytes, more than %.0f%%",
+				name, c.instructions, c.bytes, 100*c.share(), 100*mostIssue)
+		}
+	}
+	return text.String()
+}
