@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"bufio"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -9,6 +10,7 @@ import (
 	"unsafe"
 
 	"sppo.dev/cuda/driver"
+	"sppo.dev/ir"
 )
 
 // pinned is host memory that copies reach without the processor. It is outside the garbage collector's sight.
@@ -21,10 +23,11 @@ type pinned struct {
 }
 
 // pinBytes is how much the driver is given to pin at once: from release 580 on it refuses 512 GiB and more, for want of a
-// table of so many pages. Pieces are large because no copy may reach from one into the next.
-const pinBytes = 64 << 30
+// table of so many pages, and hosts whose memory grows with use give it bit by bit. No copy may reach from one piece into the next.
+const pinBytes = 4 << 30
 
-// newPinned maps memory, has it placed on the NUMA node of the GPU at a bus address, and pins it by pieces.
+// newPinned maps memory, has it placed on the NUMA node of the GPU at a bus address, and pins it by pieces. The pages of a piece are
+// made just before it is pinned, so that an error says how much the host had.
 func newPinned(api *driver.API, bytes, piece int64, bus string) (*pinned, error) {
 	p := &pinned{api: api, piece: piece, unmap: func() error { return nil }}
 	if bytes == 0 {
@@ -37,9 +40,11 @@ func newPinned(api *driver.API, bytes, piece int64, bus string) (*pinned, error)
 	p.memory, p.unmap = memory, unmap
 	for rest := memory; len(rest) > 0; {
 		chunk := rest[:min(int64(len(rest)), piece)]
+		populate(chunk)
 		if err := api.Register(chunk); err != nil {
+			pinned := len(memory) - len(rest)
 			_ = p.close() // the first error is the one to tell
-			return nil, err
+			return nil, fmt.Errorf("after %s: %w", ir.Bytes(pinned), err)
 		}
 		p.registered = append(p.registered, chunk)
 		rest = rest[len(chunk):]

@@ -14,7 +14,7 @@ const (
 	populateWrite = 23 // MADV_POPULATE_WRITE
 )
 
-// mapMemory maps memory whose pages exist when it returns, on a NUMA node where that may be asked for. Placement is a
+// mapMemory maps memory, on a NUMA node where that may be asked for. Placement is a
 // wish: containers often forbid it, and memory elsewhere is slower, not wrong.
 func mapMemory(bytes int64, node int) ([]byte, func() error, error) {
 	memory, err := unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
@@ -27,7 +27,6 @@ func mapMemory(bytes int64, node int) ([]byte, func() error, error) {
 			uintptr(unsafe.Pointer(&mask)), 65, 0)
 	}
 	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE)
-	populate(memory)
 	return memory, func() error { return unix.Munmap(memory) }, nil
 }
 

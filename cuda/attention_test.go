@@ -1,11 +1,13 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -246,6 +248,43 @@ func TestTrial(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "failed their trial: result 3 of attention and its gradient is off by") || !strings.Contains(err.Error(), PortableVariable+"=1") {
 			t.Errorf("%v", err)
 		}
+	}
+	if n := fake.live(); n != 0 {
+		t.Errorf("%d things were not given back", n)
+	}
+}
+
+// A kernel that gave up a wait has left its line in pinned memory, and the error says which it is.
+func TestEndlessWaitIsNamed(t *testing.T) {
+	fake, emulated := useFake(t), needEmulator(t)
+	m, err := open(Options{OwnProducts: true, Check: true}, fixedCode(emulated.Path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.tried = smallTrial
+	source := "attention_hopper.cu"
+	before, _, found := strings.Cut(kernels.Text(source), "barrier_wait(barriers + KEYS_HERE")
+	if !found {
+		t.Fatal("the source has no such wait")
+	}
+	p, _, _ := attentionProgram(attentionShape{n: 5, heads: 1, kvHeads: 1, dim: 64})
+	d := m.New(0).(*Device)
+	if err := d.Load(p, 0, &vm.Env{Transport: m}); err != nil {
+		t.Fatal(err)
+	}
+	slot := slices.Index(d.recorded, source)
+	if slot < 0 {
+		t.Fatalf("records are of %v", d.recorded)
+	}
+	vm.Uint16s(d.records.memory[slot*recordBytes:])[0] = uint16(strings.Count(before, "\n") + 1)
+	d.keep(errors.New("the driver's error"))
+	want := "a wait without end, attention_hopper.cu:"
+	if err := d.Join(); err == nil || !strings.HasPrefix(err.Error(), want) || !strings.Contains(err.Error(), "KEYS_HERE + tile % 2") ||
+		!strings.HasSuffix(err.Error(), "in thread 0 of block (0,0,0): the driver's error") {
+		t.Errorf("%v", err)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
 	}
 	if n := fake.live(); n != 0 {
 		t.Errorf("%d things were not given back", n)

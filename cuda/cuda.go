@@ -5,6 +5,7 @@
 //	cuda.go       Machine: the libraries, the GPUs, what ranks of one process share
 //	device.go     Device: one rank; arenas, streams, events, issue and join
 //	bind.go       from an instruction to prepared driver calls
+//	waits.go      which wait of a kernel was given up
 //	launch.go     from a kernel's row in the table to launches; images and where they are kept
 //	trial.go      kernels for one architecture, tried before they are trusted
 //	tuned.go      what was found to be the fastest, kept from run to run
@@ -26,6 +27,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 
 	"sppo.dev/cuda/cublas"
@@ -45,6 +47,7 @@ type Options struct {
 	Portable    bool   // take no kernels that are for one architecture alone
 	ThreadsCopy bool   // on Hopper have threads bring the tiles of attention, not the copy engine
 	Tune        bool   // time the algorithms that cuBLASLt proposes, and take the fastest; else its first, which is always the same
+	Check       bool   // bound each wait of a kernel by time, so that one without end becomes an error; slower
 	Graphs      bool   // capture each section once and replay it; for programs of one rank
 	CacheDir    string // where compiled kernels are kept; empty: the user's cache
 	World       *World // nil: all ranks are in this process
@@ -78,6 +81,7 @@ type Machine struct {
 	blas    *cublas.API         // nil: our own kernels multiply
 
 	profiler *nvtx.Profiler // nil: none listens
+	notes    *notes
 }
 
 // gpu is one card.
@@ -100,27 +104,39 @@ func (g *gpu) arch() int { return 10*g.major + g.minor }
 
 // Open finds the driver, the GPUs and the compiler of kernels. What is missing is said in one error.
 func Open(options Options) (*Machine, error) {
-	code := &compiler{folder: options.CacheDir}
+	options.Check = options.Check || os.Getenv(CheckVariable) == "1"
+	code := &compiler{folder: options.CacheDir, carried: os.Getenv(KernelsVariable), check: options.Check}
 	m, err := open(options, code)
-	if err := errors.Join(err, code.open()); err != nil {
+	missing := code.open()
+	if code.carried != "" {
+		missing = nil // what is not carried says so when it is compiled
+	}
+	if err := errors.Join(err, missing); err != nil {
 		return nil, fmt.Errorf("the cuda device cannot run here: %w", err)
 	}
 	return m, nil
 }
 
 // settings are variables that the driver reads when it starts. What the user has set stays.
-var settings = []struct{ name, value string }{
-	// Loaded when it is first launched, a kernel may have the driver wait for all that runs: for a peer, perhaps for ever.
-	{"CUDA_MODULE_LOADING", "EAGER"},
-	// A rank has more streams than the eight queues to a GPU that there are as a rule: in one queue, who waits holds up others.
-	{"CUDA_DEVICE_MAX_CONNECTIONS", "32"},
+func (o *Options) settings() map[string]string {
+	// Our kernels are loaded when a program is, since cuModuleGetFunction loads. Those of libraries are loaded when they are first
+	// launched, and the driver may then wait for all that runs: with NCCL for a peer, perhaps for ever.
+	loading := "LAZY"
+	if o.NCCL {
+		loading = "EAGER"
+	}
+	return map[string]string{
+		"CUDA_MODULE_LOADING": loading,
+		// A rank has more streams than the eight queues to a GPU that there are as a rule: in one queue, who waits holds up others.
+		"CUDA_DEVICE_MAX_CONNECTIONS": "32",
+	}
 }
 
 // open opens all but the compiler.
 func open(options Options, code codeSource) (*Machine, error) {
-	for _, s := range settings {
-		if _, told := os.LookupEnv(s.name); !told {
-			if err := os.Setenv(s.name, s.value); err != nil {
+	for name, value := range options.settings() {
+		if _, told := os.LookupEnv(name); !told {
+			if err := os.Setenv(name, value); err != nil {
 				return nil, err
 			}
 		}
@@ -129,7 +145,7 @@ func open(options Options, code codeSource) (*Machine, error) {
 	if err != nil {
 		return nil, noDriver(err)
 	}
-	m := &Machine{options: options, api: api, meeting: newMeetings(), code: code, trials: &trial{}, engines: &once[string, bool]{}, tried: triedShape, timed: timedShape, piece: pinBytes}
+	m := &Machine{options: options, api: api, meeting: newMeetings(), code: code, trials: &trial{}, engines: &once[string, bool]{}, tried: triedShape, timed: timedShape, piece: pinBytes, notes: &notes{}}
 	all, err := findGPUs(api)
 	if err != nil {
 		return nil, err
@@ -232,10 +248,32 @@ func (m *Machine) Check(p *ir.Program) error {
 				g.index, g.name, ir.Bytes(g.total), need, host)
 		}
 	}
-	if there := hostMemory(); there > 0 && int64(host) > there {
-		return fmt.Errorf("the host has %s free, the program pins %s", ir.Bytes(there), host)
+	if there := hostMemory(); there > 0 && int64(host) > there { // no error: memory of virtual machines may grow as it is used
+		m.notes.add("the host reports %s of free memory and the program pins %s", ir.Bytes(there), host)
 	}
 	return nil
+}
+
+// notes are facts for the user that stop nothing. Ranks add to them at the same time.
+type notes struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (n *notes) add(format string, args ...any) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if line := fmt.Sprintf(format, args...); !slices.Contains(n.lines, line) {
+		n.lines = append(n.lines, line)
+	}
+}
+
+// Notes returns what Check and loading found out that stops nothing: memory that may be short, products that no algorithm of cuBLASLt
+// serves. Each line is there once.
+func (m *Machine) Notes() []string {
+	m.notes.mu.Lock()
+	defer m.notes.mu.Unlock()
+	return slices.Clone(m.notes.lines)
 }
 
 // New makes the device of a rank. All calls must come from one goroutine.

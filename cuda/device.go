@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync"
 
 	"sppo.dev/cuda/cublas"
 	"sppo.dev/cuda/driver"
@@ -33,6 +34,7 @@ type Device struct {
 	modules      map[string]driver.Module  // by source
 	functions    map[[2]string]driver.Func // by source and name
 	allowed      map[driver.Func]int64     // more shared memory than a kernel has without asking
+	tables       map[string]driver.Ptr     // of launches, by their bytes
 	blas         *cublas.Handle            // nil: our own kernels multiply
 	free         []func() error            // in the order of making; Close goes backwards
 	bound        [ir.NumSections][]bound
@@ -42,6 +44,8 @@ type Device struct {
 	comms        map[string]*guarded // by NCCL
 	ranges       *ranges             // nil: no profiler listens
 	graphs       *graphs             // nil: every call is made every time
+	records      *pinned             // of waits that were given up; nil: none are
+	recorded     []string            // the sources that have one, in their order
 
 	section ir.Section
 	round   int64
@@ -64,6 +68,7 @@ func (d *Device) Load(p *ir.Program, rank int, env *vm.Env) error {
 	d.program, d.rank, d.env = p, rank, env
 	d.api, d.code = d.machine.api, &p.Codes[p.Ranks[rank].Code]
 	d.modules, d.functions, d.allowed = map[string]driver.Module{}, map[[2]string]driver.Func{}, map[driver.Func]int64{}
+	d.tables = map[string]driver.Ptr{}
 	err := d.load()
 	if err != nil {
 		d.machine.Abort(fmt.Errorf("rank %d: %w", rank, err))
@@ -86,15 +91,34 @@ func (d *Device) load() error {
 func (d *Device) enter() (err error) {
 	runtime.LockOSThread()
 	d.locked = true
-	if d.context, err = d.api.Retain(d.gpu.device); err != nil {
+	if d.context, err = primary(d.api, d.gpu.device); err != nil {
 		return err
 	}
-	d.later(func() error { return d.api.Release(d.gpu.device) })
 	if err := d.api.SetCurrent(d.context); err != nil {
 		return err
 	}
 	d.later(func() error { return d.api.SetCurrent(0) })
 	return d.reachPeers()
+}
+
+// contexts are the primary contexts of GPUs, which this process keeps until it ends: giving the last hold on one back destroys it, and
+// the next device would wait for another to be made.
+var contexts = struct {
+	mu   sync.Mutex
+	held map[driver.Device]driver.Context
+}{held: map[driver.Device]driver.Context{}}
+
+func primary(api *driver.API, gpu driver.Device) (driver.Context, error) {
+	contexts.mu.Lock()
+	defer contexts.mu.Unlock()
+	if c, ok := contexts.held[gpu]; ok {
+		return c, nil
+	}
+	c, err := api.Retain(gpu)
+	if err == nil {
+		contexts.held[gpu] = c
+	}
+	return c, err
 }
 
 // reachPeers lets kernels read the memory of the other GPUs, for the sums of ranks that meet by copies.
@@ -106,11 +130,10 @@ func (d *Device) reachPeers() error {
 		if g == d.gpu {
 			continue
 		}
-		peer, err := d.api.Retain(g.device)
+		peer, err := primary(d.api, g.device)
 		if err != nil {
 			return err
 		}
-		d.later(func() error { return d.api.Release(g.device) })
 		if err := d.api.EnablePeer(peer); err != nil {
 			return fmt.Errorf("GPU %d does not reach the memory of GPU %d, so let ranks meet by NCCL: %w", d.gpu.index, g.index, err)
 		}
@@ -290,6 +313,7 @@ func (d *Device) keep(err error) {
 	if err == nil || d.err != nil {
 		return
 	}
+	err = d.endless(err)
 	d.err = err
 	reason := fmt.Errorf("rank %d: %w", d.rank, err)
 	d.machine.Abort(reason)

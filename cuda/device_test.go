@@ -309,7 +309,7 @@ func TestSharedMemoryIsTheMost(t *testing.T) {
 func TestEveryCallMayFail(t *testing.T) {
 	t.Run("copies", func(t *testing.T) { everyCallMayFail(t, meeting(), 1, Options{OwnProducts: true}) })
 	t.Run("NCCL", func(t *testing.T) { everyCallMayFail(t, meeting(), 1, Options{OwnProducts: true, NCCL: true}) })
-	t.Run("graphs", func(t *testing.T) { everyCallMayFail(t, alone(), 2, Options{OwnProducts: true, Graphs: true}) })
+	t.Run("graphs", func(t *testing.T) { everyCallMayFail(t, alone(), 3, Options{OwnProducts: true, Graphs: true}) })
 }
 
 func everyCallMayFail(t *testing.T, p *ir.Program, steps int, options Options) {

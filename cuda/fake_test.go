@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -125,6 +126,10 @@ func TestMain(m *testing.M) {
 type fixedCode string
 
 func (c fixedCode) image(string, int) ([]byte, error) { return []byte(c), nil }
+
+func (c fixedCode) compiled(string, int) ([]byte, error) {
+	return nil, errors.New("there is no compiler")
+}
 
 func (c fixedCode) knowsHopper() bool { return true }
 

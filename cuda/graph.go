@@ -8,12 +8,14 @@ import (
 	"sppo.dev/ir"
 )
 
-// graphs replay sections: the first time that one is issued its calls are captured instead of made, and from then on the
-// driver is handed the whole section at once. All arguments are the same every time; tokens are brought to the same place.
+// graphs replay sections: the first time that one is issued its calls are made, since libraries load and set up what they need at
+// their first, which a capture may forbid; the second time they are captured, and from then on the driver is handed the whole section
+// at once. All arguments are the same every time; tokens are brought to the same place.
 type graphs struct {
 	origin    driver.Stream // where capture begins and ends, and what graphs are launched on
 	fork      driver.Event
 	joins     [ir.NumStreams]driver.Event
+	issued    [ir.NumSections]bool         // its calls have been made
 	launch    [ir.NumSections]*driver.Call // nil: not yet captured
 	capturing bool
 	replaying bool
@@ -52,6 +54,10 @@ func (g *graphs) begin(d *Device) error {
 		return nil
 	}
 	if g.replaying = g.launch[d.section] != nil; g.replaying {
+		return nil
+	}
+	if !g.issued[d.section] {
+		g.issued[d.section] = true
 		return nil
 	}
 	if err := d.api.BeginCapture(g.origin); err != nil {

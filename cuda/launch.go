@@ -22,6 +22,8 @@ import (
 // codeSource gives the machine code of a kernel source for an architecture.
 type codeSource interface {
 	image(source string, arch int) ([]byte, error)
+	// compiled is the same, but nothing that was carried here: the driver has refused that.
+	compiled(source string, arch int) ([]byte, error)
 	// knows says whether sources for Hopper alone can be had.
 	knowsHopper() bool
 }
@@ -35,10 +37,15 @@ func (d *Device) kernel(source, name string) (driver.Func, error) {
 			return 0, err
 		}
 		if module, err = d.api.LoadModule(image); err != nil {
-			return 0, fmt.Errorf("%s: %w", source, err)
+			if module, err = d.loadCompiled(source, err); err != nil {
+				return 0, fmt.Errorf("%s: %w", source, err)
+			}
 		}
 		d.modules[source] = module
 		d.later(func() error { return d.api.UnloadModule(module) })
+		if err := d.recordWaits(module, source); err != nil {
+			return 0, fmt.Errorf("%s: %w", source, err)
+		}
 	}
 	key := [2]string{source, name}
 	if f, ok := d.functions[key]; ok {
@@ -51,11 +58,31 @@ func (d *Device) kernel(source, name string) (driver.Func, error) {
 	return f, err
 }
 
+// loadCompiled loads what the compiler here makes of a source, after the driver has refused the image at hand.
+func (d *Device) loadCompiled(source string, refused error) (driver.Module, error) {
+	image, err := d.machine.code.compiled(source, d.gpu.arch())
+	if err != nil {
+		return 0, errors.Join(refused, err)
+	}
+	d.machine.notes.add("%s was compiled here: the driver refuses the image that was at hand: %v", source, refused)
+	return d.api.LoadModule(image)
+}
+
+// KernelsVariable names a folder of compiled kernels, as KeepKernels fills it. Images are taken from there before any is compiled, so
+// that a machine without a compiler can run them.
+const KernelsVariable = "SPPO_CUDA_KERNELS"
+
+// CheckVariable is the variable that sets Options.Check.
+const CheckVariable = "SPPO_CUDA_CHECK"
+
 // compiler compiles sources with NVRTC, which it opens when it is first needed, and keeps what comes out in a folder. The
 // ranks of a process share one.
 type compiler struct {
-	folder string // empty: the user's cache
-	images once[string, []byte]
+	folder  string // empty: the user's cache
+	carried string // a folder of images that were compiled elsewhere; empty: there is none
+	check   bool   // waits are bounded
+	images  once[string, []byte]
+	made    once[string, []byte]
 
 	opened  sync.Once
 	api     *nvrtc.API
@@ -81,6 +108,11 @@ func (c *compiler) open() error {
 const oldestForHopper = 12
 
 func (c *compiler) knowsHopper() bool {
+	for _, source := range kernels.Sources() {
+		if target := kernels.Target(source); target != "" && c.carriedImage(source, target) != nil {
+			return true
+		}
+	}
 	if c.open() != nil {
 		return false
 	}
@@ -91,6 +123,19 @@ func (c *compiler) knowsHopper() bool {
 
 func (c *compiler) image(source string, arch int) ([]byte, error) {
 	return c.images.get(fmt.Sprint(source, " ", arch), func() ([]byte, error) {
+		target := kernels.Target(source)
+		if target == "" {
+			target = strconv.Itoa(arch)
+		}
+		if image := c.carriedImage(source, target); image != nil {
+			return image, nil
+		}
+		return c.compiled(source, arch)
+	})
+}
+
+func (c *compiler) compiled(source string, arch int) ([]byte, error) {
+	return c.made.get(fmt.Sprint(source, " ", arch), func() ([]byte, error) {
 		if err := c.open(); err != nil {
 			return nil, err
 		}
@@ -101,18 +146,80 @@ func (c *compiler) image(source string, arch int) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		src := sourceOf(source)
-		file := c.file(src, option)
+		src, options := sourceOf(source), c.options(source, option)
+		file := c.file(src, options)
 		if image, err := os.ReadFile(file); err == nil && len(image) > 0 {
 			return image, nil
 		}
-		out, err := c.api.Compile(src, option, "--std=c++17", "--fmad=true")
+		out, err := c.api.Compile(src, options...)
 		if err != nil {
 			return nil, fmt.Errorf("compiling %s: %w", source, err)
 		}
 		keep(file, out.Image)
 		return out.Image, nil
 	})
+}
+
+// options are those that a source is compiled with, the architecture's first. Waits are of the kernels for one architecture.
+func (c *compiler) options(source, architecture string) []string {
+	out := []string{architecture, "--std=c++17", "--fmad=true"}
+	if c.check && kernels.Target(source) != "" {
+		out = append(out, "-DBOUNDED_WAITS")
+	}
+	return out
+}
+
+// carriedImage is the image of a source for an architecture, such as 90a, that was compiled elsewhere from the same text; nil if there
+// is none.
+func (c *compiler) carriedImage(source, target string) []byte {
+	if c.carried == "" {
+		return nil
+	}
+	image, err := os.ReadFile(filepath.Join(c.carried, imageName("", sourceOf(source), c.options(source, "--gpu-architecture=sm_"+target))))
+	if err != nil || len(image) == 0 {
+		return nil
+	}
+	return image
+}
+
+// KeepKernels writes the machine code of every kernel for architectures such as 80 and 90a into a folder, for KernelsVariable. compile
+// makes an image of a source; nil is NVRTC.
+func KeepKernels(folder string, targets []string, compile func(source string, options []string) ([]byte, error)) error {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		return err
+	}
+	c := &compiler{}
+	if compile == nil {
+		if err := c.open(); err != nil {
+			return err
+		}
+		compile = func(source string, options []string) ([]byte, error) {
+			out, err := c.api.Compile(sourceOf(source), options...)
+			if err != nil {
+				return nil, err
+			}
+			return out.Image, nil
+		}
+	}
+	for _, source := range kernels.Sources() {
+		for _, target := range targets {
+			own := kernels.Target(source)
+			if own != target && (own != "" || strings.HasSuffix(target, "a")) {
+				continue
+			}
+			for _, c.check = range []bool{false, true}[:1+min(len(own), 1)] {
+				options := c.options(source, "--gpu-architecture=sm_"+target)
+				image, err := compile(source, options)
+				if err == nil {
+					err = os.WriteFile(filepath.Join(folder, imageName("", sourceOf(source), options)), image, 0o644)
+				}
+				if err != nil {
+					return fmt.Errorf("%s for sm_%s: %w", source, target, err)
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // architecture is the option for a card: its own machine code where the compiler knows it, else PTX of the newest that
@@ -136,20 +243,25 @@ func architecture(known []int, arch int) (string, error) {
 // oldestArch is Ampere: kernels use its instructions.
 const oldestArch = 80
 
-// file is where an image is kept: a name that everything it depends on has part in.
-func (c *compiler) file(s nvrtc.Source, option string) string {
+// file is where an image is kept, or nothing.
+func (c *compiler) file(s nvrtc.Source, options []string) string {
+	folder := cacheFolder(c.folder)
+	if folder == "" {
+		return ""
+	}
+	return filepath.Join(folder, imageName(c.version, s, options))
+}
+
+// imageName is a name that everything an image depends on has part in: the compiler's release, if it is to matter, options and texts.
+func imageName(version string, s nvrtc.Source, options []string) string {
 	hash := sha256.New()
-	for _, part := range []string{c.version, option, s.Name, s.Text} {
+	for _, part := range append([]string{version, s.Name, s.Text}, options...) {
 		fmt.Fprintf(hash, "%d %s\n", len(part), part)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Headers)) {
 		fmt.Fprintf(hash, "%s %d %s\n", name, len(s.Headers[name]), s.Headers[name])
 	}
-	folder := cacheFolder(c.folder)
-	if folder == "" {
-		return ""
-	}
-	return filepath.Join(folder, strings.TrimSuffix(s.Name, ".cu")+"-"+hex.EncodeToString(hash.Sum(nil)[:16]))
+	return strings.TrimSuffix(s.Name, ".cu") + "-" + hex.EncodeToString(hash.Sum(nil)[:16])
 }
 
 // cacheFolder is where what is costly to make is kept: a folder of the user's cache where none is given, or nowhere.

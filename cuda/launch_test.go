@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"strings"
 	"testing"
+	"time"
 
 	"sppo.dev/cuda/library"
 	"sppo.dev/cuda/nvrtc"
@@ -52,9 +54,10 @@ func TestCompiledKernelsAreKept(t *testing.T) {
 		t.Fatalf("%d files, %v", len(files), err)
 	}
 	src := sourceOf(sumSource)
-	name := first.file(src, "--gpu-architecture=sm_90")
+	options := first.options(sumSource, "--gpu-architecture=sm_90")
+	name := first.file(src, options)
 	src.Headers["common.cuh"] += " "
-	if name == first.file(src, "--gpu-architecture=sm_90") || name == first.file(sourceOf(sumSource), "--gpu-architecture=sm_80") {
+	if name == first.file(src, options) || name == first.file(sourceOf(sumSource), first.options(sumSource, "--gpu-architecture=sm_80")) {
 		t.Error("images of different sources have one name")
 	}
 	if err := os.WriteFile(name, []byte("kept"), 0o644); err != nil {
@@ -77,3 +80,43 @@ func TestCompilerTellsItsLog(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// Images that were compiled elsewhere are taken before the compiler is asked; one that the driver refuses is compiled here, which is
+// noted, or the refusal is the error.
+func TestCarriedKernels(t *testing.T) {
+	fake, folder := useFake(t), t.TempDir()
+	if err := KeepKernels(folder, []string{"90", "90a"}, func(source string, options []string) ([]byte, error) {
+		return []byte(strings.Join(options, " ")), nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, check := range []bool{false, true} {
+		c := &compiler{carried: folder, check: check}
+		if image, err := c.image("attention_hopper.cu", 90); err != nil || strings.Contains(string(image), "BOUNDED") != check {
+			t.Errorf("check %t: %q, %v", check, image, err)
+		}
+		if image, err := c.image(sumSource, 90); err != nil || strings.Contains(string(image), "BOUNDED") || !c.knowsHopper() {
+			t.Errorf("check %t: %q, %v", check, image, err)
+		}
+	}
+	m := fake.open(t, Options{OwnProducts: true})
+	m.code = refusedCode{fixedCode(fake.stubs)}
+	within(t, time.Minute, func() {
+		if _, err := runSteps(meeting(), 1, m.New, m); err != nil {
+			t.Error(err)
+		}
+	})
+	if notes := m.Notes(); len(notes) != 1 || !strings.Contains(notes[0], sumSource+" was compiled here: the driver refuses") {
+		t.Errorf("notes: %q", notes)
+	}
+	if n := fake.live(); n != 0 {
+		t.Errorf("%d things were not given back", n)
+	}
+}
+
+// refusedCode has images that no driver takes, and a compiler.
+type refusedCode struct{ fixedCode }
+
+func (c refusedCode) image(string, int) ([]byte, error) { return []byte("of another release"), nil }
+
+func (c refusedCode) compiled(string, int) ([]byte, error) { return []byte(c.fixedCode), nil }

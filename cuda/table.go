@@ -160,7 +160,7 @@ func from(p driver.Ptr, a kernels.Arg) uint64 {
 	return uint64(p) + a.Offset
 }
 
-// table puts the table of a launch, tensor maps first, into device memory, where it stays.
+// table puts the table of a launch, tensor maps first, into device memory, where it stays. Equal tables are one.
 func (b *binder) table(l *kernels.Launch) (driver.Ptr, error) {
 	var words []byte
 	for _, x := range l.Boxes {
@@ -181,6 +181,9 @@ func (b *binder) table(l *kernels.Launch) (driver.Ptr, error) {
 		}
 		words = binary.LittleEndian.AppendUint64(words, value)
 	}
+	if at, ok := b.device.tables[string(words)]; ok {
+		return at, nil
+	}
 	at, err := b.device.alloc(int64(len(words)))
 	if err != nil || len(words) == 0 {
 		return at, err
@@ -188,6 +191,7 @@ func (b *binder) table(l *kernels.Launch) (driver.Ptr, error) {
 	if err := b.device.api.ToDevice(at, words); err != nil {
 		return 0, err
 	}
+	b.device.tables[string(words)] = at
 	return at, b.device.api.Synchronize(0) // as in Write
 }
 
@@ -213,6 +217,7 @@ func (b *binder) product() (bool, error) {
 		Workspace: uintptr(d.scratch[b.in.Stream]), WorkspaceBytes: d.scratchBytes[b.in.Stream], Stream: uintptr(b.stream),
 	}, d.gpu.choices, d.timer(b.stream))
 	if e := (*cublas.Error)(nil); errors.As(err, &e) && e.Unsupported() {
+		d.machine.notes.add("our own kernel makes products that cuBLASLt does not: %v", err)
 		return false, nil
 	}
 	if err != nil {

@@ -20,8 +20,19 @@ const PortableVariable = "SPPO_CUDA_PORTABLE"
 // trialTolerance is how far results may be apart, over their norm: both ways round probabilities to bf16, where each sums.
 const trialTolerance = 2e-2
 
-// trialLimit is how long a trial may take: who waits for a barrier that nobody turns waits for ever.
-const trialLimit = 3 * time.Minute
+// trialLimit is how long a trial may take: who waits for a barrier that nobody turns waits for ever. Where waits are bounded, it ends by
+// itself, so that a limit of checkedLimit is for what cannot be bounded.
+const (
+	trialLimit   = 3 * time.Minute
+	checkedLimit = 15 * time.Second
+)
+
+func (m *Machine) trialLimit() time.Duration {
+	if m.options.Check {
+		return checkedLimit
+	}
+	return trialLimit
+}
 
 // trial is once for all cards of a name.
 type trial = once[string, struct{}]
@@ -46,7 +57,7 @@ func (m *Machine) try(g *gpu) error {
 		for i := range results {
 			again := m.alone(g)
 			again.options.Portable = i == 1
-			if err := aside(func() (err error) {
+			if err := m.aside(func() (err error) {
 				results[i], err = attempt(again, int64(dim))
 				return err
 			}); err != nil {
@@ -71,14 +82,14 @@ func (m *Machine) alone(g *gpu) *Machine {
 }
 
 // aside does something in a goroutine of its own, since the caller's thread has its context, and waits for its end, within limits.
-func aside(do func() error) error {
+func (m *Machine) aside(do func() error) error {
 	failed := make(chan error, 1)
 	go func() { failed <- do() }()
 	select {
 	case err := <-failed:
 		return err
-	case <-time.After(trialLimit):
-		return fmt.Errorf("attention of a few tokens did not end within %s", trialLimit)
+	case <-time.After(m.trialLimit()):
+		return fmt.Errorf("attention of a few tokens did not end within %s", m.trialLimit())
 	}
 }
 

@@ -79,7 +79,7 @@ func (m *Machine) engine(g *gpu, op ir.Op, dim int64) (bool, error) {
 		for i := range took {
 			again := m.alone(g)
 			again.options.ThreadsCopy = i == 1
-			if err := aside(func() (err error) {
+			if err := m.aside(func() (err error) {
 				took[i], err = again.timeAttention(op, dim)
 				return err
 			}); err != nil {

@@ -86,12 +86,13 @@ const (
 	preferAlignment   = 5 // of a; b, c and d follow
 	algorithmWords    = 8 // of 64 bits: cublasLtMatmulAlgo_t
 	mostProposals     = 8
+	statusInvalid     = 7
 	statusUnsupported = 15
 )
 
 // statuses are the library's codes in words.
 var statuses = map[int]string{
-	1: "not initialised", 3: "allocation failed", 7: "invalid value", 8: "architecture mismatch", 11: "mapping error",
+	1: "not initialised", 3: "allocation failed", statusInvalid: "invalid value", 8: "architecture mismatch", 11: "mapping error",
 	13: "execution failed", 14: "internal error", statusUnsupported: "not supported", 16: "licence error",
 }
 
@@ -136,8 +137,11 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s (code %d)", e.Call, text, e.Code)
 }
 
-// Unsupported says that there is no algorithm for what was asked.
-func (e *Error) Unsupported() bool { return e.Code == statusUnsupported }
+// Unsupported reports whether there is no algorithm for what was asked. Of combinations of types, releases differ in which they call
+// unsupported and which invalid.
+func (e *Error) Unsupported() bool {
+	return e.Code == statusUnsupported || e.Code == statusInvalid && e.Call == functions[fnHeuristic].Name
+}
 
 // call makes a call and turns its code into an error.
 //

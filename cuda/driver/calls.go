@@ -34,6 +34,7 @@ const (
 	streamNonBlocking    = 1
 	eventDisableTiming   = 2
 	hostRegisterPortable = 1
+	hostRegisterMapped   = 2
 	captureThreadLocal   = 1
 )
 
@@ -124,9 +125,9 @@ func (a *API) Alloc(bytes int64) (p Ptr, err error) {
 // Free frees it.
 func (a *API) Free(p Ptr) error { return a.call(fnMemFree, uintptr(p)) }
 
-// Register pins host memory, which must not be Go's, for every context.
+// Register pins host memory, which must not be Go's, for every context and for kernels to write to.
 func (a *API) Register(memory []byte) error {
-	return a.call(fnMemHostRegister, uintptr(unsafe.Pointer(&memory[0])), uintptr(len(memory)), hostRegisterPortable)
+	return a.call(fnMemHostRegister, uintptr(unsafe.Pointer(&memory[0])), uintptr(len(memory)), hostRegisterPortable|hostRegisterMapped)
 }
 
 // Unregister undoes it.
@@ -195,7 +196,7 @@ func (a *API) ElapsedMillis(from, to Event) (ms float32, err error) {
 
 // LoadModule loads a cubin or PTX into the current context.
 func (a *API) LoadModule(image []byte) (m Module, err error) {
-	image = append(image, 0) // PTX is a C string
+	image = append(image[:len(image):len(image)], 0) // PTX is a C string; the copy leaves images that are shared as they are
 	err = a.call(fnModuleLoadData, uintptr(unsafe.Pointer(&m)), uintptr(unsafe.Pointer(&image[0])))
 	return m, err
 }
@@ -210,6 +211,16 @@ func (a *API) Function(m Module, name string) (f Func, err error) {
 		return 0, fmt.Errorf("kernel %s: %w", name, err)
 	}
 	return f, nil
+}
+
+// Global finds a variable of a module.
+func (a *API) Global(m Module, name string) (p Ptr, err error) {
+	text, bytes := append([]byte(name), 0), uint64(0)
+	err = a.call(fnModuleGetGlobal, uintptr(unsafe.Pointer(&p)), uintptr(unsafe.Pointer(&bytes)), uintptr(m), uintptr(unsafe.Pointer(&text[0])))
+	if err != nil {
+		return 0, fmt.Errorf("variable %s: %w", name, err)
+	}
+	return p, nil
 }
 
 // AllowShared raises a kernel's limit of dynamic shared memory, which is 48 KiB for those that do not ask.
@@ -323,9 +334,12 @@ func (a *API) EndCapture(s Stream) (g Graph, err error) {
 	return g, err
 }
 
+// graphNodePriority keeps the priorities of the streams that were captured.
+const graphNodePriority = 8
+
 // Instantiate makes a graph ready to be launched.
 func (a *API) Instantiate(g Graph) (x Exec, err error) {
-	err = a.call(fnGraphInstantiate, uintptr(unsafe.Pointer(&x)), uintptr(g), 0)
+	err = a.call(fnGraphInstantiate, uintptr(unsafe.Pointer(&x)), uintptr(g), graphNodePriority)
 	return x, err
 }
 

@@ -63,6 +63,7 @@ const (
 	fnModuleLoadData
 	fnModuleUnload
 	fnModuleGetFunction
+	fnModuleGetGlobal
 	fnFuncSetAttribute
 	fnLaunchKernel
 	fnStreamBeginCapture
@@ -112,6 +113,7 @@ var functions = [numFunctions]library.Function{
 	fnModuleLoadData:      {Name: "cuModuleLoadData"},
 	fnModuleUnload:        {Name: "cuModuleUnload"},
 	fnModuleGetFunction:   {Name: "cuModuleGetFunction"},
+	fnModuleGetGlobal:     {Name: "cuModuleGetGlobal_v2"},
 	fnFuncSetAttribute:    {Name: "cuFuncSetAttribute"},
 	fnLaunchKernel:        {Name: "cuLaunchKernel"},
 	fnStreamBeginCapture:  {Name: "cuStreamBeginCapture_v2"},

@@ -278,7 +278,7 @@ static int free_memory(Ptr p) {
 Result cuMemFree_v2(Ptr p) { LEAVE(free_memory(p)); }
 Result cuMemHostRegister_v2(Ptr p, size_t n, unsigned flags) {
     ENTER(1);
-    if (!p || !n || flags != 1 || find(HOST_MEMORY, p)) return out(INVALID_VALUE);
+    if (!p || !n || flags != 3 || find(HOST_MEMORY, p)) return out(INVALID_VALUE);
     add(HOST_MEMORY, p, n);
     return out(OK);
 }
@@ -400,6 +400,8 @@ struct Module {
     void *library;
     struct Kernel kernels[256];
     int count;
+    uint64_t variable;
+    int shown; // it has been asked for
 };
 Result cuModuleLoadData(uintptr_t *p, const char *image) {
     ENTER(1);
@@ -411,7 +413,19 @@ Result cuModuleLoadData(uintptr_t *p, const char *image) {
     add(MODULE, *p, 0);
     return out(OK);
 }
-Result cuModuleUnload(uintptr_t p) { LEAVE(take(MODULE, p)); }
+Result cuModuleUnload(uintptr_t p) {
+    LEAVE(take(MODULE, p) && (!((struct Module *)p)->shown || take(DEVICE_MEMORY, (uintptr_t)&((struct Module *)p)->variable)));
+}
+// Every module has a variable of 8 bytes, under any name.
+Result cuModuleGetGlobal_v2(Ptr *at, size_t *bytes, uintptr_t p, const char *name) {
+    ENTER(1);
+    if (!find(MODULE, p) || !name) return out(INVALID_HANDLE);
+    struct Module *m = (struct Module *)p;
+    *at = (uintptr_t)&m->variable, *bytes = sizeof m->variable;
+    if (!m->shown) add(DEVICE_MEMORY, *at, *bytes);
+    m->shown = 1;
+    return out(OK);
+}
 Result cuModuleGetFunction(uintptr_t *f, uintptr_t p, const char *name) {
     ENTER(1);
     if (!find(MODULE, p)) return out(INVALID_HANDLE);
@@ -507,7 +521,7 @@ Result cuStreamEndCapture(uintptr_t p, uintptr_t *out_graph) {
 }
 Result cuGraphInstantiateWithFlags(uintptr_t *p, uintptr_t graph, uint64_t flags) {
     ENTER(1);
-    if (!find(GRAPH, graph) || flags) return out(INVALID_VALUE);
+    if (!find(GRAPH, graph) || flags != 8) return out(INVALID_VALUE);
     struct Exec *x = calloc(1, sizeof *x);
     x->graph = calloc(1, sizeof *x->graph);
     *x->graph = *(struct Graph *)graph, ((struct Graph *)graph)->first = NULL; // its nodes are the executable's now
@@ -596,12 +610,11 @@ int64_t fake_calls(void) {
     pthread_mutex_unlock(&lock);
     return n;
 }
-// fake_live is the number of things that exist, contexts among them.
+// fake_live is the number of things that exist beside contexts, which processes keep.
 int64_t fake_live(void) {
     pthread_mutex_lock(&lock);
     int64_t n = 0;
     for (int i = 0; i < KINDS; i++) n += live[i];
-    for (int i = 0; i < DEVICES; i++) n += retained[i];
     pthread_mutex_unlock(&lock);
     return n;
 }

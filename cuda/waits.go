@@ -1,0 +1,54 @@
+package cuda
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"sppo.dev/cuda/driver"
+	"sppo.dev/cuda/kernels"
+)
+
+// Where waits are bounded, a kernel that gives one up writes which it was to pinned memory before it ends: device memory cannot be read
+// any more then. Each source has a record of its own.
+
+// recordBytes is the size of a record: the line of the wait, the block, and the thread.
+const recordBytes = 64
+
+// recordWaits shows a module of a source where its records belong.
+func (d *Device) recordWaits(module driver.Module, source string) error {
+	if !d.machine.options.Check || kernels.Target(source) == "" {
+		return nil
+	}
+	if d.records == nil {
+		var err error
+		if d.records, err = newPinned(d.api, int64(len(kernels.Sources()))*recordBytes, d.machine.piece, d.gpu.bus); err != nil {
+			return err
+		}
+		d.later(d.records.close)
+	}
+	at, err := d.api.Global(module, "wait_record")
+	if err != nil {
+		return err
+	}
+	d.recorded = append(d.recorded, source)
+	address := binary.LittleEndian.AppendUint64(nil, uint64(d.records.at(int64(len(d.recorded)-1)*recordBytes)))
+	if err := d.api.ToDevice(at, address); err != nil {
+		return err
+	}
+	return d.api.Synchronize(0) // as in Write
+}
+
+// endless adds to an error which wait of a kernel was given up, if one was.
+func (d *Device) endless(err error) error {
+	for i, source := range d.recorded {
+		record := d.records.memory[i*recordBytes:]
+		word := func(i int) uint64 { return binary.LittleEndian.Uint64(record[8*i:]) }
+		lines := strings.Split(kernels.Text(source), "\n")
+		if line := word(0); line > 0 && line <= uint64(len(lines)) {
+			return fmt.Errorf("a wait without end, %s:%d: %s, in thread %d of block (%d,%d,%d): %w", source, line,
+				strings.TrimSpace(lines[line-1]), word(2)>>32, uint32(word(1)), word(1)>>32, uint32(word(2)), err)
+		}
+	}
+	return err
+}
