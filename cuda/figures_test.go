@@ -47,7 +47,13 @@ var gpuSizes = sizes{
 	layers: "model x { family = gpt layers = 4 hidden = 4096 heads = 32 vocab = 32000 dtype = bf16 } train { sequence = 64K batch = 1 steps = 1 data = random() }",
 }
 
-// figures measures and writes.
+var smallSizes = sizes{
+	tokens: 8, models: map[string][]int64{"7B": {16, 24}}, sequences: []int64{16}, heads: probe.Heads{Heads: 2, KVHeads: 1, Dim: 64},
+	bytes: 4096, cols: 64, plain: 4096,
+	layers: "model x { family = gpt layers = 1 hidden = 32 heads = 4 vocab = 64 dtype = f32 } train { sequence = 64 batch = 1 steps = 1 data = random() }",
+}
+
+// figures measures and writes. Each figure is a test of its own, so that one that cannot be had costs no other.
 type figures struct {
 	ctx  context.Context
 	out  *json.Encoder
@@ -67,14 +73,21 @@ func (f *figures) bench(o Options) (*probe.Bench, error) {
 	}}, nil
 }
 
-// all writes everything.
-func (f *figures) all() error {
-	for _, write := range []func() error{f.products, f.attention, f.memory, f.plainCopies, f.issues} {
-		if err := write(); err != nil {
-			return err
+// all writes everything, in tests by kind.
+func (f *figures) all(t *testing.T) {
+	t.Run("attention", f.attention)
+	t.Run("products", f.products)
+	t.Run("memory", f.memory)
+	t.Run("issue", f.issues)
+}
+
+// each runs a test of a figure.
+func (f *figures) each(t *testing.T, name string, measure func() error) {
+	t.Run(name, func(t *testing.T) {
+		if err := measure(); err != nil {
+			t.Fatal(err)
 		}
-	}
-	return nil
+	})
 }
 
 func (f *figures) put(kind, by string, t probe.Timing, share float64) error {
@@ -89,31 +102,37 @@ func (f *figures) put(kind, by string, t probe.Timing, share float64) error {
 
 // products: of the shapes of layers, forward, gradient of the input and of the weight, by cuBLASLt's first algorithm, by
 // the fastest that it proposes, and by our own kernel. The share is that of the fastest's rate.
-func (f *figures) products() error {
+func (f *figures) products(t *testing.T) {
 	ways := []struct {
 		by      string
 		options Options
 	}{{"cuBLASLt, the fastest", Options{Tune: true}}, {"cuBLASLt", Options{}}, {"own", Options{OwnProducts: true}}}
-	best := map[string]float64{}
+	var benches []*probe.Bench
 	for _, way := range ways {
 		bench, err := f.bench(way.options)
 		if err != nil {
-			return err
+			t.Fatal(err)
 		}
-		for _, item := range f.layerProducts() {
-			t, err := bench.Measure(f.ctx, item, 1)
-			if err != nil {
-				return err
-			}
-			if way.options.Tune {
-				best[item.Name] = t.Seconds
-			}
-			if err := f.put("matmul", way.by, t, best[item.Name]/t.Seconds); err != nil {
-				return err
-			}
-		}
+		benches = append(benches, bench)
 	}
-	return nil
+	for _, item := range f.layerProducts() {
+		f.each(t, item.Name, func() error {
+			best := 0.0
+			for i, way := range ways {
+				t, err := benches[i].Measure(f.ctx, item, 1)
+				if err != nil {
+					return fmt.Errorf("by %s: %w", way.by, err)
+				}
+				if way.options.Tune {
+					best = t.Seconds
+				}
+				if err := f.put("matmul", way.by, t, best/t.Seconds); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
 }
 
 // layerProducts are those of the linear parts of layers.
@@ -143,66 +162,66 @@ func (f *figures) layerProducts() (out []probe.Item) {
 	return out
 }
 
-// attention: of whole sequences, by the kernels for the card and by the portable ones.
-func (f *figures) attention() error {
+// attention: of whole sequences, by the kernels for the card and by the portable ones, those for the card first.
+func (f *figures) attention(t *testing.T) {
 	for _, o := range ways {
 		bench, err := f.bench(o)
 		if err != nil {
-			return err
+			t.Fatal(err)
 		}
-		for _, n := range f.size.sequences {
-			for _, item := range []probe.Item{probe.Attention(n, 0, f.size.heads, ir.BF16), probe.AttentionGrad(n, 0, f.size.heads, ir.BF16)} {
-				t, err := bench.Measure(f.ctx, item, 1)
-				if err != nil {
-					return err
-				}
-				if err := f.put("attention", attentionOf(o), t, 0); err != nil {
-					return err
+		t.Run(attentionOf(o), func(t *testing.T) {
+			for _, n := range f.size.sequences {
+				for _, item := range []probe.Item{probe.Attention(n, 0, f.size.heads, ir.BF16), probe.AttentionGrad(n, 0, f.size.heads, ir.BF16)} {
+					f.each(t, item.Name, func() error {
+						t, err := bench.Measure(f.ctx, item, 1)
+						if err != nil {
+							return err
+						}
+						return f.put("attention", attentionOf(o), t, 0)
+					})
 				}
 			}
-		}
+		})
 	}
-	return nil
 }
 
 // memory: the copy bandwidth, the share of it that kernels reach, and copies to and from pinned host memory.
-func (f *figures) memory() error {
+func (f *figures) memory(t *testing.T) {
 	bench, err := f.bench(Options{})
 	if err != nil {
-		return err
+		t.Fatal(err)
 	}
-	measure := func(kind string, item probe.Item, of float64) (rate float64, err error) {
-		t, err := bench.Measure(f.ctx, item, 1)
-		if err != nil {
-			return 0, err
-		}
-		rate = t.Bytes(0)
-		share := 0.0
-		if of > 0 {
-			share = rate / of
-		}
-		return rate, f.put(kind, "", t, share)
-	}
-	copied, err := measure("copy", probe.Copy(ir.CopyD2D, f.size.bytes), 0)
-	if err != nil {
-		return err
-	}
-	for _, t := range []ir.DType{ir.BF16, ir.F32} {
-		for _, item := range append(probe.MemoryBound(f.size.bytes, f.size.cols, t), f.memoryBound(t)...) {
-			if _, err := measure("memory", item, copied); err != nil {
+	copied := 0.0 // bytes a second; each process measures it anew
+	measure := func(kind string, item probe.Item) {
+		f.each(t, item.Name, func() error {
+			t, err := bench.Measure(f.ctx, item, 1)
+			if err != nil {
 				return err
 			}
+			share := 0.0
+			if kind == "memory" && copied > 0 {
+				share = t.Bytes(0) / copied
+			}
+			return f.put(kind, "", t, share)
+		})
+	}
+	of := probe.Copy(ir.CopyD2D, f.size.bytes)
+	copying, err := bench.Measure(f.ctx, of, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied = copying.Bytes(0)
+	measure("copy", of)
+	for _, dtype := range []ir.DType{ir.BF16, ir.F32} {
+		for _, item := range append(probe.MemoryBound(f.size.bytes, f.size.cols, dtype), f.memoryBound(dtype)...) {
+			measure("memory", item)
 		}
-		if err := f.joined(t, copied); err != nil {
-			return err
-		}
+		f.joined(t, dtype, copied)
 	}
 	for _, op := range []ir.Op{ir.CopyD2H, ir.CopyH2D} {
-		if _, err := measure("copy", probe.Copy(op, f.size.bytes), 0); err != nil {
-			return err
-		}
+		measure("copy", probe.Copy(op, f.size.bytes))
 	}
-	return nil
+	f.each(t, "plain copies", f.plainCopies)
 }
 
 // plainCopies are copies from and to host memory that is not pinned.
@@ -264,7 +283,7 @@ func (i *issuing) Join() error {
 }
 
 // issues: layers of a model in eight subsequences with all copies there are, issued call by call and as graphs.
-func (f *figures) issues() error {
+func (f *figures) issues(t *testing.T) {
 	const one = `
 import "clusters/h200.sppo"
 cluster here = h200(nodes = 1)
@@ -272,17 +291,14 @@ schedule x { pp = 1 sp = 1 dp = 1 subsequences = 8 offload = full }
 `
 	p, err := compiled(one + f.size.layers)
 	if err != nil {
-		return err
+		t.Fatal(err)
 	}
 	for _, way := range []struct {
 		by      string
 		options Options
 	}{{"calls", Options{}}, {"graphs", Options{Graphs: true}}} {
-		if err := f.issue(way.by, p, way.options); err != nil {
-			return err
-		}
+		f.each(t, way.by, func() error { return f.issue(way.by, p, way.options) })
 	}
-	return nil
 }
 
 // issue writes what issuing takes of the steps of a program; of its ranks, the most.
@@ -302,9 +318,9 @@ func (f *figures) issue(by string, p *ir.Program, o Options) error {
 	if err := job.Init(f.ctx); err != nil {
 		return err
 	}
-	const steps = 4
-	for i := range steps + 1 {
-		if i == 1 {
+	const steps, before = 4, 2 // graphs are captured in the second
+	for i := range steps + before {
+		if i == before {
 			for _, r := range ranks {
 				r.issued, r.joined = 0, 0
 			}
@@ -324,25 +340,18 @@ func (f *figures) issue(by string, p *ir.Program, o Options) error {
 	return job.Close()
 }
 
-// figuresFile names the file that TestGPUFigures writes.
-const figuresFile = "SPPO_GPU_FIGURES"
+// figuresVariable asks for figures: gpu, or small for a rehearsal without one.
+const figuresVariable = "SPPO_GPU_FIGURES"
 
-// What a GPU does in a second, for bench/gpu. It takes minutes, so it runs where its file is asked for.
+// What a GPU does in a second, a line of JSON for each figure on standard output, for bench/gpu. It takes minutes, so it runs where it is
+// asked for.
 func TestGPUFigures(t *testing.T) {
-	path := os.Getenv(figuresFile)
-	if path == "" {
-		t.Skip("speeds are for make gpu-check: " + figuresFile + " names no file")
+	size, ok := map[string]sizes{"gpu": gpuSizes, "small": smallSizes}[os.Getenv(figuresVariable)]
+	if !ok {
+		t.Skip("speeds are for make gpu-check: " + figuresVariable + " is neither gpu nor small")
 	}
 	needGPU(t, Options{})
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	x := newFigures(t, f, Open, gpuSizes)
-	if err := x.all(); err != nil {
-		t.Fatal(err)
-	}
+	newFigures(t, os.Stdout, Open, size).all(t)
 }
 
 func newFigures(t *testing.T, w io.Writer, open func(Options) (*Machine, error), s sizes) *figures {
@@ -364,14 +373,8 @@ func TestFigures(t *testing.T) {
 			m.tried = smallTrial
 		}
 		return m, err
-	}, sizes{
-		tokens: 8, models: map[string][]int64{"7B": {16, 24}}, sequences: []int64{16}, heads: probe.Heads{Heads: 2, KVHeads: 1, Dim: 64},
-		bytes: 4096, cols: 64, plain: 4096,
-		layers: "model x { family = gpt layers = 1 hidden = 32 heads = 4 vocab = 64 dtype = f32 } train { sequence = 64 batch = 1 steps = 1 data = random() }",
-	})
-	if err := x.all(); err != nil {
-		t.Fatal(err)
-	}
+	}, smallSizes)
+	x.all(t)
 	kinds := map[string]int{}
 	for line := range strings.Lines(text.String()) {
 		var got figure

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"testing"
 
 	"sppo.dev/ir"
 	"sppo.dev/vm"
@@ -92,29 +93,30 @@ func (f *figures) groups(t ir.DType) []group {
 
 // joined measures groups, over and over. What counts as bytes is what one has to move: what it reads and did not make, and
 // what it writes.
-func (f *figures) joined(t ir.DType, copied float64) error {
-	for _, g := range f.groups(t) {
-		b := &builder{}
-		g.put(b)
-		code := &b.code.Sections[ir.SectionStep]
-		bytes := traffic(*code)
-		one := *code
-		const copies = 10
-		for range copies - 1 {
-			*code = append(*code, one...)
-		}
-		took, err := f.steps(&ir.Program{Name: g.name, Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Lines: []string{""}})
-		if err != nil {
-			return fmt.Errorf("%s: %w", g.name, err)
-		}
-		x := figure{Kind: "memory", Name: g.name, By: "joined", Seconds: took[len(took)/2] / copies, Spread: (took[len(took)-1] - took[0]) / took[len(took)/2]}
-		x.GBps = float64(bytes) / x.Seconds / 1e9
-		x.Share = x.GBps * 1e9 / copied
-		if err := f.out.Encode(x); err != nil {
-			return err
-		}
+func (f *figures) joined(t *testing.T, dtype ir.DType, copied float64) {
+	for _, g := range f.groups(dtype) {
+		f.each(t, g.name, func() error { return f.join(g, copied) })
 	}
-	return nil
+}
+
+func (f *figures) join(g group, copied float64) error {
+	b := &builder{}
+	g.put(b)
+	code := &b.code.Sections[ir.SectionStep]
+	bytes := traffic(*code)
+	one := *code
+	const copies = 10
+	for range copies - 1 {
+		*code = append(*code, one...)
+	}
+	took, err := f.steps(&ir.Program{Name: g.name, Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Lines: []string{""}})
+	if err != nil {
+		return err
+	}
+	x := figure{Kind: "memory", Name: g.name, By: "joined", Seconds: took[len(took)/2] / copies, Spread: (took[len(took)-1] - took[0]) / took[len(took)/2]}
+	x.GBps = float64(bytes) / x.Seconds / 1e9
+	x.Share = x.GBps * 1e9 / copied
+	return f.out.Encode(x)
 }
 
 // steps runs a program and returns how long some steps took, shortest first.
