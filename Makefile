@@ -39,18 +39,26 @@ kernels: ## compile every kernel for each kind of GPU: registers and spills; NVR
 	@bash cuda/nvrtc/get.sh out/nvrtc
 	@SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" $(GO) test -count 1 -timeout 30m -v -run '^TestCompile$$' ./cuda/kernels
 
-gpu-bundle: ## what gpu-check needs on a machine without Go, into out/gpu
-	@mkdir -p out/gpu
-	CGO_ENABLED=0 $(GO) test -c -o out/gpu/cuda.test ./cuda
-	CGO_ENABLED=0 $(GO) test -c -o out/gpu/e2e.test ./e2e
-	CGO_ENABLED=0 $(GO) build -o out/gpu/ ./cmd/sppoc ./cmd/sppovm
-	CGO_ENABLED=0 $(GO) build -o out/gpu/report ./bench/gpu
-	out/gpu/sppoc build examples/gpt-docs.sppo -o out/gpu/gpt-docs.sppb --set 'train.data=random()' --set train.steps=100
-	out/gpu/sppoc build examples/llama-docs.sppo -o out/gpu/llama-docs.sppb --set 'train.data=random()' --set train.steps=100
+# Of the GPUs that kernels are compiled for here; on others, and under drivers too old for them, they are compiled there.
+GPUS  = 80 90 90a 100
+SMALL = -trimpath -ldflags='-s -w'
+
+gpu-bundle: ## what gpu-check needs on a machine without Go, into out/gpu: binaries, compiled kernels, losses of the cpu
+	rm -rf out/gpu && mkdir -p out/gpu
+	CGO_ENABLED=0 $(GO) test -c $(SMALL) -o out/gpu/cuda.test ./cuda
+	CGO_ENABLED=0 $(GO) test -c $(SMALL) -o out/gpu/e2e.test ./e2e
+	CGO_ENABLED=0 $(GO) build $(SMALL) -o out/gpu/ ./cmd/sppoc ./cmd/sppovm ./bench/gpu
+	@bash cuda/nvrtc/get.sh out/nvrtc
+	SPPO_CUDA_PATH="$(CURDIR)/out/nvrtc/nvidia:$$SPPO_CUDA_PATH" out/gpu/gpu kernels out/gpu/kernels $(GPUS) || echo "SKIPPED: no kernels were compiled"
+	for job in gpt-docs llama-docs; do \
+	  out/gpu/sppoc build examples/$$job.sppo -o out/gpu/$$job.sppb --set 'train.data=random()' --set train.steps=100 && \
+	  out/gpu/sppovm run out/gpu/$$job.sppb --device cpu --json -q >out/gpu/$$job.cpu.jsonl || exit 1; \
+	done
 	cp bench/gpu/check.sh bench/gpu/*.sppo bench/peers/torch_layers.py out/gpu/
+	@du -sh out/gpu
 
 gpu-check: gpu-bundle ## on a machine with a GPU: the device against the cpu, then how fast it is, into bench/gpu
-	cd out/gpu && rm -f 20*.json; bash check.sh; status=$$?; cp 20*.json ../../bench/gpu/; exit $$status
+	rm -rf out/gpu-results; OUT=out/gpu-results bash out/gpu/check.sh; status=$$?; cp out/gpu-results/20*.json bench/gpu/; exit $$status
 
 release: ## archives for every platform with checksums, into out/release; equal sources give equal bytes
 	$(GO) run ./cmd/release

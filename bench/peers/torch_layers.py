@@ -1,15 +1,20 @@
 #!/usr/bin/env python3
-"""The models of bench/gpu by PyTorch, on one GPU: the same layers, lengths and batch, bf16 arithmetic on f32 weights, flash
-attention, AdamW. A line of JSON for each model and way of fitting it: its step time, or why it did not run."""
+"""The models of bench/gpu by PyTorch, on one GPU: the same layers, lengths and batch, bf16 arithmetic on f32 weights, attention by
+PyTorch's flash kernels or by cuDNN's, AdamW. A line of JSON for each model and way of fitting it, written as it is measured: its step
+time, or why it did not run. Run one configuration a call where time is short: what one leaves behind slows none down."""
 
 import argparse
 import gc
+import itertools
 import json
 import statistics
 import time
 
 PARSER = argparse.ArgumentParser(description=__doc__)
 PARSER.add_argument("--only", metavar="NAME", help="of the runs the one of this name, such as 7b-128k")
+PARSER.add_argument("--way", metavar="WAY", help="of the ways of fitting a model the one of this name, such as plain")
+PARSER.add_argument("--attention", choices=["flash", "cudnn"], help="of the two kernels of attention this one")
+PARSER.add_argument("--steps", type=int, default=3, help="steps that are timed, after one that warms up")
 OPTIONS = PARSER.parse_args()  # before PyTorch, which takes its time to come
 
 import torch
@@ -31,7 +36,7 @@ SHAPES = {
     "llama": dict(hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256),
 }
 WAYS = ["plain", "checkpointing", "save_on_cpu", "checkpointing and save_on_cpu"]
-STEPS = 3  # timed, behind one that warms up
+KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 LOSS_TOKENS = 8192  # logits of so many tokens at a time
 
 
@@ -54,10 +59,10 @@ def norm(layer, x):
         return F.rms_norm(x, shape, weight, 1e-5)
 
 
-def attention(q, k, v):
-    """Causal, by flash attention. Releases before 2.5 know no groups of queries."""
+def attention(q, k, v, kernel):
+    """Causal, by one of KERNELS. Releases before 2.5 know no groups of queries."""
     groups = q.shape[1] // k.shape[1]
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+    with sdpa_kernel(KERNELS[kernel]):
         if groups == 1:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         try:
@@ -68,9 +73,9 @@ def attention(q, k, v):
 
 
 class Layer(nn.Module):
-    def __init__(self, family, hidden, heads, kv_heads, ffn, vocab):
+    def __init__(self, family, kernel, hidden, heads, kv_heads, ffn, vocab):
         super().__init__()
-        self.family, self.heads, self.kv_heads = family, heads, kv_heads
+        self.kernel, self.family, self.heads, self.kv_heads = kernel, family, heads, kv_heads
         gpt = family == "gpt"
         kv = hidden // heads * kv_heads
         kind = nn.LayerNorm if gpt else nn.RMSNorm
@@ -87,7 +92,7 @@ class Layer(nn.Module):
         q, k, v = (t.view(b, n, h, -1).transpose(1, 2) for t, h in ((q, self.heads), (k, self.kv_heads), (v, self.kv_heads)))
         if self.family == "llama":
             q, k = rope(q), rope(k)
-        x = x + self.out(attention(q, k, v).transpose(1, 2).reshape(b, n, -1))
+        x = x + self.out(attention(q, k, v, self.kernel).transpose(1, 2).reshape(b, n, -1))
         h = self.up(norm(self.norm2, x))
         if self.family == "gpt":
             return x + self.down(F.gelu(h, approximate="tanh"))
@@ -96,12 +101,12 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, family, layers, tokens):
+    def __init__(self, family, kernel, layers, tokens):
         super().__init__()
         shape = SHAPES[family]
         self.embed = nn.Embedding(shape["vocab"], shape["hidden"])
         self.positions = nn.Embedding(tokens, shape["hidden"]) if family == "gpt" else None
-        self.layers = nn.ModuleList(Layer(family, **shape) for _ in range(layers))
+        self.layers = nn.ModuleList(Layer(family, kernel, **shape) for _ in range(layers))
         self.norm = (nn.LayerNorm if family == "gpt" else nn.RMSNorm)(shape["hidden"])
         self.head = nn.Linear(shape["hidden"], shape["vocab"], bias=False)
 
@@ -119,14 +124,14 @@ class Model(nn.Module):
         return torch.stack(parts).sum() / labels.numel()
 
 
-def step_seconds(family, layers, tokens, way):
+def step_seconds(family, kernel, layers, tokens, way):
     torch.manual_seed(1)
     with torch.device("cuda"):
-        model = Model(family, layers, tokens)
+        model = Model(family, kernel, layers, tokens)
         data = torch.randint(SHAPES[family]["vocab"], (1, tokens + 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     took = []
-    for _ in range(STEPS + 1):
+    for _ in range(OPTIONS.steps + 1):
         torch.cuda.synchronize()
         began = time.perf_counter()
         saving = torch.autograd.graph.save_on_cpu(pin_memory=True) if "save_on_cpu" in way else torch.enable_grad()
@@ -147,10 +152,12 @@ def main():
     for name, family, layers, tokens in RUNS:
         if OPTIONS.only not in (None, name):
             continue
-        for way in WAYS:
-            line = {"name": name, "by": "PyTorch " + torch.__version__, "way": way}
+        for way, kernel in itertools.product(WAYS, KERNELS):
+            if OPTIONS.way not in (None, way) or OPTIONS.attention not in (None, kernel):
+                continue
+            line = {"name": name, "by": "PyTorch " + torch.__version__, "way": way, "attention": kernel}
             try:
-                line["step_s"] = step_seconds(family, layers, tokens, way)
+                line["step_s"] = step_seconds(family, kernel, layers, tokens, way)
             except (RuntimeError, MemoryError) as e:  # of which being out of memory is one
                 line["error"] = str(e).splitlines()[0][:200]
             print(json.dumps(line), flush=True)

@@ -53,12 +53,16 @@ DEV unsigned short bf16_bits(float x) {
 }
 DEV u32 bf16_pair(float low, float high) { return (u32)bf16_bits(low) | (u32)bf16_bits(high) << 16; }
 #endif
-// quick_exp is the exponential by the unit for special functions: off by at most (|x| + 2) * 2^-23 of itself.
+// power2 is 2^x by the unit for special functions, zero where that is below 2^-126. quick_exp is the exponential by it: off by at most
+// (|x| + 2) * 2^-23 of itself.
 #ifndef CUDA_EMULATOR
-DEV float quick_exp(float x) { return __expf(x); }
-#else
-DEV float quick_exp(float x) { return expf(x); }
+DEV float power2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 #endif
+DEV float quick_exp(float x) { return power2(x * 1.4426950408889634f); }
 // rounded is a number as it will be read again from where the first argument points.
 DEV float rounded(const float *, float x) { return x; }
 DEV float rounded(const bf16 *, float x) { return __uint_as_float((u32)bf16_bits(x) << 16); }

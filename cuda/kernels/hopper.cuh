@@ -112,11 +112,6 @@ template <int N> DEV void registers_up() { asm volatile("setmaxnreg.inc.sync.ali
 // Two warpgroups take turns. turn_wait waits for a turn, which the other has given by turn_pass: each for each, in pairs.
 DEV void turn_wait(int turn) { asm volatile("bar.sync %0, 256;" ::"r"(turn + 1) : "memory"); }
 DEV void turn_pass(int turn) { asm volatile("bar.arrive %0, 256;" ::"r"(turn + 1) : "memory"); }
-DEV float power2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 #endif
 
 // Descriptors of a tile of ROWS tokens: its rows are as long as its panels are wide, and eight of them are what repeats.

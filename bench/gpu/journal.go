@@ -1,0 +1,134 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// Result is a line of the journal.
+type Result struct {
+	Time  time.Time       `json:"time"`
+	Stage string          `json:"stage"`
+	Task  string          `json:"task"`
+	Kind  string          `json:"kind"` // of the data: see the kinds below
+	Data  json.RawMessage `json:"data"`
+}
+
+// Kinds of results.
+const (
+	kindDevice  = "device"  // a line of text of sppovm devices
+	kindTest    = "test"    // Test
+	kindFigure  = "figure"  // Figure
+	kindCPU     = "cpu"     // a line of sppovm run --json on the cpu
+	kindRun     = "run"     // the same on the GPU
+	kindSim     = "sim"     // the same in virtual time
+	kindProgram = "program" // Facts of the program that runs
+	kindProbe   = "probe"   // a line of sppovm probe --json
+	kindPeer    = "peer"    // Peer
+	kindClocks  = "clocks"  // Clocks
+	kindEnd     = "end"     // End
+)
+
+// Test is a test that has ended, or that its process has ended with.
+type Test struct {
+	Name   string `json:"name"`
+	Result string `json:"result"` // pass, skip, fail, crash, or hang
+}
+
+// End says how a task ended.
+type End struct {
+	Status  string  `json:"status"` // ok, skipped, failed
+	Seconds float64 `json:"seconds"`
+	Why     string  `json:"why,omitempty"`
+}
+
+// files of the folder of results.
+const (
+	journalFile = "results.jsonl"
+	logFile     = "log.txt"      // what the processes wrote, up to mostLog
+	clusterFile = "cluster.sppo" // the machine as it was probed
+	mostLog     = 12 << 20
+)
+
+// journal appends results to a file. Each is written at once, whole.
+type journal struct {
+	mu     sync.Mutex
+	file   *os.File
+	log    *os.File
+	logged int64
+	err    error // the first
+}
+
+func openJournal(folder string) (*journal, error) {
+	path := filepath.Join(folder, journalFile)
+	before, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	j := &journal{}
+	if j.file, err = os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644); err != nil {
+		return nil, err
+	}
+	if j.log, err = os.OpenFile(filepath.Join(folder, logFile), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644); err != nil {
+		return nil, err
+	}
+	if info, err := j.log.Stat(); err == nil {
+		j.logged = info.Size()
+	}
+	if len(before) > 0 && before[len(before)-1] != '\n' { // whoever wrote it was killed in the middle of a line
+		_, err = j.file.Write([]byte("\n"))
+	}
+	return j, err
+}
+
+func (j *journal) close() error { return errors.Join(j.err, j.file.Close(), j.log.Close()) }
+
+// add writes a result.
+func (j *journal) add(stage, task, kind string, data any) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	text, err := json.Marshal(data)
+	if err == nil {
+		text, err = json.Marshal(Result{time.Now().UTC().Truncate(time.Millisecond), stage, task, kind, text})
+	}
+	if err == nil {
+		_, err = j.file.Write(append(text, '\n'))
+	}
+	if j.err == nil {
+		j.err = err
+	}
+}
+
+// say adds a line to the log.
+func (j *journal) say(line string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.logged += int64(len(line)) + 1; j.logged <= mostLog {
+		_, _ = j.log.WriteString(line + "\n") // results do not depend on it
+	}
+}
+
+// readJournal reads all results of a folder; lines that are cut off are counted.
+func readJournal(folder string) (results []Result, broken int, err error) {
+	text, err := os.ReadFile(filepath.Join(folder, journalFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, 0, nil
+	}
+	for line := range bytes.Lines(text) {
+		var r Result
+		switch line = bytes.TrimSpace(line); {
+		case len(line) == 0:
+		case json.Unmarshal(line, &r) != nil:
+			broken++
+		default:
+			results = append(results, r)
+		}
+	}
+	return results, broken, err
+}

@@ -1,0 +1,321 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"sppo.dev/ir"
+)
+
+// Report is the file that is written.
+type Report struct {
+	Date     string            `json:"date"`
+	Card     string            `json:"card"`
+	Devices  []string          `json:"devices"`
+	Tasks    []Task            `json:"tasks"`
+	Broken   int               `json:"broken_lines,omitempty"` // of the journal
+	Goals    []Goal            `json:"goals"`
+	Tests    map[string]string `json:"tests"` // pass, skip, fail, crash or hang, by test and first subtests
+	Training []Training        `json:"training"`
+	Figures  []Figure          `json:"figures"`
+	Layers   []Layers          `json:"layers"`
+	Machine  json.RawMessage   `json:"machine,omitempty"`
+	Peers    []Peer            `json:"peers"`
+}
+
+// Task is what became of a part of a stage.
+type Task struct {
+	Stage  string  `json:"stage"`
+	Name   string  `json:"name"`
+	End            // of one that was killed, its status is "cut off"
+	Clocks *Clocks `json:"clocks,omitempty"`
+}
+
+// Training is a run on the cpu and the same on the GPU.
+type Training struct {
+	Job       string  `json:"job"`
+	Steps     int     `json:"steps"`
+	CPULoss   float64 `json:"cpu_loss"` // of the last step
+	GPULoss   float64 `json:"gpu_loss"`
+	Worst     float64 `json:"worst_relative_difference"` // of all steps
+	Tokens    float64 `json:"gpu_tokens_per_s"`
+	Tolerance float64 `json:"tolerance"`
+}
+
+// Figure is one of cuda.test, as it writes it.
+type Figure struct {
+	Kind    string  `json:"kind"`
+	Name    string  `json:"name"`
+	By      string  `json:"by,omitempty"`
+	Seconds float64 `json:"seconds"`
+	Spread  float64 `json:"spread"`
+	TFLOPS  float64 `json:"tflops,omitempty"`
+	GBps    float64 `json:"gb_per_s,omitempty"`
+	Share   float64 `json:"share,omitempty"`
+}
+
+// Layers is a model with few layers on one GPU.
+type Layers struct {
+	Name      string   `json:"name"`
+	Tokens    int64    `json:"tokens"`
+	Step      float64  `json:"step_s"` // the median after the first
+	Simulated float64  `json:"simulated_step_s"`
+	TGS       float64  `json:"tokens_per_s"`
+	MFU       float64  `json:"mfu"`
+	Device    ir.Bytes `json:"device_peak_bytes"`
+	Host      ir.Bytes `json:"host_peak_bytes"`
+}
+
+// Peer is what another program does with the same layers.
+type Peer struct {
+	Name   string  `json:"name"` // of our layers
+	By     string  `json:"by"`
+	Way    string  `json:"way"`
+	Kernel string  `json:"attention"` // flash or cudnn
+	Step   float64 `json:"step_s,omitempty"`
+	Error  string  `json:"error,omitempty"`
+	Faster float64 `json:"ours_is_faster,omitempty"` // its step over ours
+}
+
+// Clocks are samples of a task.
+type Clocks struct {
+	Samples  int     `json:"samples"`
+	MaxMHz   float64 `json:"max_sm_mhz"`
+	MeanMHz  float64 `json:"mean_sm_mhz"`
+	MaxWatt  float64 `json:"max_w"`
+	MeanWatt float64 `json:"mean_w"`
+}
+
+// write makes DATE-CARD.json of a folder's journal, in that folder.
+func write(folder string, now time.Time) (string, error) {
+	results, broken, err := readJournal(folder)
+	if err != nil {
+		return "", err
+	}
+	r := &reader{of: latest(results)}
+	report := r.report()
+	report.Date, report.Broken = now.Format(time.DateOnly), broken
+	if r.err != nil {
+		return "", r.err
+	}
+	report.Goals = goals(report)
+	text, err := json.MarshalIndent(report, "", "  ")
+	if err != nil {
+		return "", err
+	}
+	card := strings.Trim(regexp.MustCompile(`[^a-z0-9]+`).ReplaceAllString(strings.ToLower(report.Card), "-"), "-")
+	name := filepath.Join(folder, report.Date+"-"+card+".json")
+	return name, os.WriteFile(name, append(text, '\n'), 0o644)
+}
+
+// about is a task.
+type about struct{ stage, task string }
+
+// part are the results of the last run of a task.
+type part struct {
+	about
+	results []Result
+}
+
+// latest keeps of each task its last run, in the order in which tasks ran first. One that was cut off takes nothing from the run before.
+func latest(results []Result) (parts []*part) {
+	by, before := map[about]*part{}, map[about]int{} // before: how many results are of a run that has ended
+	for _, r := range results {
+		key := about{r.Stage, r.Task}
+		p := by[key]
+		if p == nil {
+			p = &part{about: key}
+			by[key], parts = p, append(parts, p)
+		}
+		p.results = append(p.results, r)
+		if r.Kind == kindEnd {
+			p.results = p.results[before[key]:]
+			before[key] = len(p.results)
+		}
+	}
+	return parts
+}
+
+// reader reads parts. What makes no sense is an error.
+type reader struct {
+	of  []*part
+	err error
+}
+
+// objects are all results of a kind.
+func objects[T any](r *reader, kind string) (out []T) {
+	for _, p := range r.of {
+		out = append(out, objectsOf[T](r, p, kind)...)
+	}
+	return out
+}
+
+func objectsOf[T any](r *reader, p *part, kind string) (out []T) {
+	for _, result := range p.results {
+		if result.Kind != kind {
+			continue
+		}
+		var x T
+		if err := json.Unmarshal(result.Data, &x); err != nil {
+			r.err = errors.Join(r.err, fmt.Errorf("%s, %s: %w: %s", p.stage, p.task, err, result.Data))
+			continue
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+func (r *reader) report() *Report {
+	x := &Report{Card: "unknown", Tests: map[string]string{}, Training: []Training{}, Layers: []Layers{}, Peers: []Peer{}}
+	x.Devices = objects[string](r, kindDevice)
+	for _, line := range x.Devices {
+		if m := regexp.MustCompile(`GPU 0: ([^,]+),`).FindStringSubmatch(line); m != nil {
+			x.Card = m[1]
+		}
+	}
+	for _, p := range r.of {
+		x.Tasks = append(x.Tasks, r.task(p))
+		switch p.stage {
+		case "training":
+			if t := r.training(p); t.Steps > 0 {
+				x.Training = append(x.Training, t)
+			}
+		case "layers":
+			if slices.Contains(layerNames(), p.task) {
+				x.Layers = append(x.Layers, r.layers(p))
+			}
+		}
+	}
+	for _, t := range objects[Test](r, kindTest) {
+		worst(x.Tests, t)
+	}
+	x.Figures = distinct(objects[Figure](r, kindFigure))
+	if probed := objects[struct{ Machine json.RawMessage }](r, kindProbe); len(probed) > 0 {
+		x.Machine = probed[len(probed)-1].Machine
+	}
+	x.Peers = append(x.Peers, objects[Peer](r, kindPeer)...)
+	for i := range x.Peers {
+		for _, ours := range x.Layers {
+			if p := &x.Peers[i]; p.Name == ours.Name && ours.Step > 0 {
+				p.Faster = p.Step / ours.Step
+			}
+		}
+	}
+	return x
+}
+
+// distinct keeps the last of figures of the same.
+func distinct(all []Figure) (out []Figure) {
+	for i, f := range all {
+		same := func(later Figure) bool { return later.Kind == f.Kind && later.Name == f.Name && later.By == f.By }
+		if !slices.ContainsFunc(all[i+1:], same) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+func (r *reader) task(p *part) Task {
+	t := Task{Stage: p.stage, Name: p.task, End: End{Status: "cut off"}}
+	if p.results[len(p.results)-1].Kind == kindEnd {
+		t.End = objectsOf[End](r, p, kindEnd)[0]
+	}
+	if clocks := objectsOf[Clocks](r, p, kindClocks); len(clocks) > 0 {
+		t.Clocks = &clocks[0]
+	}
+	return t
+}
+
+// worst keeps of each opcode and schedule the result of its worst test.
+func worst(results map[string]string, t Test) {
+	order := []string{"pass", "skip", "fail", "crash", "hang"}
+	parts := strings.Split(t.Name, "/")
+	name := strings.Join(parts[:min(len(parts), 3)], "/")
+	if slices.Index(order, t.Result) > slices.Index(order, results[name]) {
+		results[name] = t.Result
+	}
+}
+
+// stepLine is what sppovm run --json writes, as far as it matters here.
+type stepLine struct {
+	Step    int
+	Loss    *float64
+	Tokens  float64  `json:"tokens_per_s"`
+	Seconds float64  `json:"step_s"`
+	Median  float64  `json:"step_s_median"`
+	Device  ir.Bytes `json:"device_peak_bytes"`
+	Host    ir.Bytes `json:"host_peak_bytes"`
+	Done    bool
+}
+
+func steps(all []stepLine) []stepLine {
+	return slices.DeleteFunc(slices.Clone(all), func(s stepLine) bool { return s.Done || s.Loss == nil || s.Step == 0 })
+}
+
+// bf16Tolerance is how far a loss may be off, relatively, where both computers round to bf16.
+const bf16Tolerance = 3e-2
+
+func (r *reader) training(p *part) Training {
+	t := Training{Job: p.task, Tolerance: bf16Tolerance}
+	cpu, gpu := steps(objectsOf[stepLine](r, p, kindCPU)), steps(objectsOf[stepLine](r, p, kindRun))
+	t.Steps = min(len(cpu), len(gpu))
+	for i := range t.Steps {
+		c, g := *cpu[i].Loss, *gpu[i].Loss
+		t.CPULoss, t.GPULoss, t.Tokens = c, g, gpu[i].Tokens
+		t.Worst = max(t.Worst, abs(g-c)/abs(c))
+	}
+	return t
+}
+
+func abs(x float64) float64 { return max(x, -x) }
+
+func (r *reader) layers(p *part) Layers {
+	x := Layers{Name: p.task}
+	run := objectsOf[stepLine](r, p, kindRun)
+	seconds := []float64{}
+	for _, s := range steps(run) {
+		seconds = append(seconds, s.Seconds)
+	}
+	for _, s := range run {
+		x.Device, x.Host = max(x.Device, s.Device), max(x.Host, s.Host)
+	}
+	for _, other := range r.of {
+		if other.about == (about{p.stage, p.task + ", simulated"}) {
+			for _, s := range objectsOf[stepLine](r, other, kindSim) {
+				x.Simulated = max(x.Simulated, s.Median)
+			}
+		}
+	}
+	facts := objectsOf[Facts](r, p, kindProgram)
+	if len(facts) == 0 || len(seconds) < 2 {
+		return x
+	}
+	seconds = seconds[1:]
+	slices.Sort(seconds)
+	x.Step = seconds[len(seconds)/2]
+	x.Tokens = facts[0].Tokens
+	x.TGS = float64(x.Tokens) / x.Step
+	if facts[0].Peak > 0 {
+		x.MFU = facts[0].Flops / (x.Step * facts[0].Peak)
+	}
+	return x
+}
+
+// add takes a line of "MHz, W" into the means.
+func (c *Clocks) add(line string) {
+	var mhz, watt float64
+	if n, _ := fmt.Sscanf(strings.ReplaceAll(line, ",", " "), "%f %f", &mhz, &watt); n != 2 {
+		return
+	}
+	n := float64(c.Samples)
+	c.Samples++
+	c.MaxMHz, c.MaxWatt = max(c.MaxMHz, mhz), max(c.MaxWatt, watt)
+	c.MeanMHz, c.MeanWatt = (c.MeanMHz*n+mhz)/(n+1), (c.MeanWatt*n+watt)/(n+1)
+}

@@ -1,0 +1,346 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// check runs stages.
+type check struct {
+	ctx      context.Context
+	out      io.Writer
+	folder   string // of results
+	files    string // of binaries and specs
+	work     string // of temporary files
+	end      time.Time
+	patience time.Duration // in place of every task's quiet; 0: as they have it
+	journal  *journal
+	failed   []string // tasks
+}
+
+// task is a process, or tests in as many processes as they need.
+type task struct {
+	name  string
+	limit time.Duration // of all of it
+	quiet time.Duration // the longest time without a line; 0: the limit
+	argv  []string      // a file of the bundle, or a program of the system, and its arguments; {files}, {work} and {out} are folders
+	tests string        // a pattern: argv is a binary of tests
+	env   []string
+	kind  string                                              // of lines that are JSON
+	first func(c *check) (map[string][]any, error)            // what is known or made before: results by kind
+	found func(c *check, line string) (kind string, data any) // of a line that is no JSON; no kind is no result
+}
+
+var (
+	errTime    = errors.New("out of time")
+	errSilent  = errors.New("nothing was heard of it any more")
+	errSkipped = errors.New("skipped")
+)
+
+// task runs one and says how it ended, on screen and in the journal.
+func (c *check) task(stage string, t task) {
+	began := time.Now()
+	limit := t.limit
+	if !c.end.IsZero() {
+		limit = min(limit, time.Until(c.end))
+	}
+	r := &running{check: c, task: t, stage: stage, deadline: began.Add(limit)}
+	end := End{Status: "ok"}
+	err := errTime
+	if limit > 0 && c.ctx.Err() == nil {
+		c.journal.say(fmt.Sprintf("== %s: %s", stage, t.name))
+		sampled := c.sampleClocks(stage, t.name)
+		err = r.run()
+		sampled()
+	}
+	if err != nil {
+		end.Status, end.Why = "failed", err.Error()
+		if errors.Is(err, errSkipped) {
+			end.Status = "skipped"
+		}
+		c.failed = append(c.failed, stage+": "+t.name)
+	}
+	end.Seconds = time.Since(began).Seconds()
+	c.journal.add(stage, t.name, kindEnd, end)
+	fmt.Fprintf(c.out, "%-8s %6.1f s  %s  %s\n", end.Status, end.Seconds, t.name, end.Why)
+}
+
+// running is a task under way.
+type running struct {
+	*check
+	task
+	stage    string
+	deadline time.Time
+	last     []string // lines of the process at hand
+}
+
+func (r *running) add(kind string, data any) { r.journal.add(r.stage, r.task.name, kind, data) }
+
+func (r *running) run() error {
+	if r.first != nil {
+		results, err := r.first(r.check)
+		for kind, all := range results {
+			for _, data := range all {
+				r.add(kind, data)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if len(r.argv) == 0 {
+		return nil
+	}
+	if r.tests != "" {
+		return r.runTests()
+	}
+	return r.process(nil, r.line)
+}
+
+// line takes a line of a process that is no test.
+func (r *running) line(line string) {
+	if r.kind != "" && json.Valid([]byte(line)) && strings.HasPrefix(line, "{") {
+		r.add(r.kind, json.RawMessage(line))
+	} else if r.found != nil {
+		if kind, data := r.found(r.check, line); kind != "" {
+			r.add(kind, data)
+		}
+	}
+}
+
+// process runs the task's program with further arguments, hands every line that it writes to read, and ends it and all that it has
+// started when its time is over. An error says why it did not end well, with the end of what it wrote.
+func (r *running) process(more []string, read func(line string)) error {
+	argv := append(slices.Clone(r.argv), more...)
+	for i := range argv {
+		argv[i] = strings.NewReplacer("{files}", r.files, "{work}", r.work, "{out}", r.folder).Replace(argv[i])
+	}
+	if own := filepath.Join(r.files, argv[0]); !strings.Contains(argv[0], "/") {
+		if _, err := os.Stat(own); err == nil {
+			argv[0] = own
+		}
+	}
+	from, to, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	runtime.LockOSThread() // the process is told of the end of the thread that starts it
+	defer runtime.UnlockOSThread()
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Env = append(os.Environ(), r.env...)
+	cmd.Stdout, cmd.Stderr, cmd.Dir = to, to, r.work
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	err = cmd.Start()
+	to.Close()
+	if err != nil {
+		return err
+	}
+	var heard atomic.Int64 // when it was heard last
+	heard.Store(time.Now().UnixNano())
+	drained := make(chan struct{})
+	r.last = nil
+	go func() {
+		defer close(drained)
+		lines := bufio.NewReaderSize(from, 1<<20)
+		for {
+			line, err := lines.ReadString('\n')
+			if line = strings.TrimRight(line, "\r\n"); line != "" {
+				heard.Store(time.Now().UnixNano())
+				r.journal.say(line)
+				r.last = append(r.last, line)
+				r.last = r.last[max(0, len(r.last)-5):]
+				read(line)
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	err = r.await(ended, &heard)
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // and what it has left behind
+	select {
+	case <-drained:
+	case <-time.After(5 * time.Second):
+		from.Close()
+		<-drained
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, strings.Join(r.last, " | "))
+	}
+	return nil
+}
+
+// quietest is the longest time without a line.
+func (r *running) quietest() time.Duration {
+	if r.patience > 0 {
+		return r.patience
+	}
+	return r.quiet
+}
+
+// await waits for the end of a process, or for the end of its time.
+func (r *running) await(ended <-chan error, heard *atomic.Int64) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-r.ctx.Done():
+			return errors.New("stopped")
+		case now := <-tick.C:
+			if now.After(r.deadline) {
+				return errTime
+			}
+			if quiet := r.quietest(); quiet > 0 && now.Sub(time.Unix(0, heard.Load())) > quiet {
+				return errSilent
+			}
+		}
+	}
+}
+
+var (
+	testBegins = regexp.MustCompile(`^=== RUN\s+(\S+)`)
+	testEnds   = regexp.MustCompile(`^\s*--- (PASS|FAIL|SKIP): (\S+)`)
+)
+
+// results are those of tests so far, in all processes.
+type results struct {
+	open, done []string // tests that run in the process at hand; tests that have passed or failed by themselves
+	bad, first []string // tests that did not pass; why
+	skipped    string   // why one was skipped
+}
+
+// runTests runs tests until each has had its turn. The first failure ends a process, because an error of a GPU may fail all that follows
+// in it; the next process goes on behind it. So does one after a process that crashed or was silent.
+func (r *running) runTests() error {
+	var s results
+	for {
+		s.open = nil
+		known := len(s.done)
+		args := []string{"-test.v=test2json", "-test.failfast", "-test.timeout=0", "-test.run", r.tests}
+		if len(s.done) > 0 {
+			args = append(args, "-test.skip", skipPattern(s.done))
+		}
+		err := r.process(args, func(line string) { r.testLine(&s, line) })
+		switch {
+		case err == nil:
+			return s.err()
+		case len(s.open) > 0: // the process ended in the middle of a test
+			result := "crash"
+			if errors.Is(err, errSilent) || errors.Is(err, errTime) {
+				result = "hang"
+			}
+			name := s.open[len(s.open)-1]
+			r.add(kindTest, Test{name, result})
+			s.done, s.bad, s.first = append(s.done, name), append(s.bad, name), append(s.first, err.Error())
+		case len(s.done) == known: // nothing would change
+			return errors.Join(s.err(), err)
+		}
+		if time.Now().After(r.deadline) || r.ctx.Err() != nil {
+			return errors.Join(err, s.err())
+		}
+	}
+}
+
+// testLine takes a line of a binary of tests.
+func (r *running) testLine(s *results, line string) {
+	for part := range strings.SplitSeq(line, "\x16") { // marks what the testing package writes
+		if m := testBegins.FindStringSubmatch(part); m != nil {
+			s.open = append(s.open, m[1])
+		} else if m := testEnds.FindStringSubmatch(part); m != nil {
+			r.testEnd(s, m[2], strings.ToLower(m[1]))
+		} else if at := strings.Index(part, "SKIPPED: "); at >= 0 && s.skipped == "" {
+			s.skipped = part[at:]
+		} else {
+			r.line(part)
+		}
+	}
+}
+
+func (r *running) testEnd(s *results, name, result string) {
+	s.open = slices.DeleteFunc(s.open, func(open string) bool { return open == name })
+	within := func(other string) bool { return strings.HasPrefix(other, name+"/") }
+	if result == "fail" && slices.ContainsFunc(s.bad, within) {
+		return // told by the test within it; others within it may not have run
+	}
+	s.done = append(slices.DeleteFunc(s.done, within), name)
+	if result == "fail" {
+		s.bad, s.first = append(s.bad, name), append(s.first, strings.Join(r.last, " | "))
+	}
+	r.add(kindTest, Test{name, result})
+}
+
+func (s *results) err() error {
+	switch {
+	case len(s.bad) > 0:
+		return fmt.Errorf("%d tests failed, the first is %s: %s", len(s.bad), s.bad[0], s.first[0])
+	case s.skipped != "":
+		return fmt.Errorf("%w: %s", errSkipped, s.skipped)
+	case len(s.done) == 0:
+		return errors.New("no test has run")
+	}
+	return nil
+}
+
+// skipPattern leaves tests out.
+func skipPattern(names []string) string {
+	var all []string
+	for _, name := range names {
+		var parts []string
+		for part := range strings.SplitSeq(name, "/") {
+			parts = append(parts, "^"+regexp.QuoteMeta(part)+"$")
+		}
+		all = append(all, strings.Join(parts, "/"))
+	}
+	return strings.Join(all, "|")
+}
+
+// sampleClocks asks the card for clock and power once a second until what it returns is called, which writes their means.
+func (c *check) sampleClocks(stage, name string) func() {
+	tool, err := exec.LookPath("nvidia-smi")
+	if err != nil {
+		return func() {}
+	}
+	cmd := exec.Command(tool, "-i", "0", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	out, err := cmd.StdoutPipe()
+	if err != nil || cmd.Start() != nil {
+		return func() {}
+	}
+	clocks, done := &Clocks{}, make(chan struct{})
+	go func() {
+		defer close(done)
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			clocks.add(lines.Text())
+		}
+	}()
+	return func() {
+		_ = cmd.Process.Kill()
+		select {
+		case <-done:
+			_ = cmd.Wait() // it was killed
+			if clocks.Samples > 0 {
+				c.journal.add(stage, name, kindClocks, clocks)
+			}
+		case <-time.After(time.Second):
+		}
+	}
+}

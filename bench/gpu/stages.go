@@ -1,0 +1,275 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"sppo.dev/examples"
+	"sppo.dev/ir"
+)
+
+// stage is what can be asked for by name.
+type stage struct {
+	name, about string
+	names       []string // of what it is about, one of which is given after it
+	tasks       func(name string) []task
+}
+
+// stages are all there are. What a stage takes is the sum of its tasks' limits, none over mostStage.
+var stages = []stage{
+	{"first", "libraries, attention right, three figures, five opcodes", nil, firstTasks},
+	{"devices", "what is found: driver, GPUs, libraries", nil, deviceTasks},
+	{"trial", "each kernel of attention against the cpu and the portable ones, its waits bounded", nil, trialTasks},
+	{"attention", "attention, forward and backward, by each way", nil, attentionTasks},
+	{"conformance", "every opcode against naive formulas", nil, conformanceTasks},
+	{"products", "products of layers, by cuBLASLt and by our own kernels", nil, figureTasks("products", 280*time.Second)},
+	{"memory", "kernels that memory bounds, copies, and what issuing takes", nil, memoryTasks},
+	{"training", "a hundred steps against the cpu, ranks on one GPU, graphs", nil, trainingTasks},
+	{"schedules", "schedules against one another, and going on from a checkpoint", nil, scheduleTasks},
+	{"probe", "a cluster file of the machine, for layers", nil, probeTasks},
+	{"layers", "layers of a model, measured and simulated", layerNames(), layerTasks},
+	{"peers", "the same by PyTorch", layerNames(), peerTasks},
+	{"nccl", "NCCL with one rank", nil, ncclTasks},
+	{"report", "all results of the folder in one file; it is written after any stage", nil, nil},
+}
+
+// usual is the order without arguments: what matters most stands first, so that it is there whenever time is over.
+const usual = "first conformance training attention products memory nccl probe layers 7b-128k layers 8b-128k peers 7b-128k peers 8b-128k " +
+	"schedules layers 7b-32k-none layers 7b-32k-full layers 7b-512k"
+
+const (
+	mostStage = 5 * time.Minute
+	mostFirst = 4 * time.Minute
+)
+
+// quietTest is how long one test may take: a kernel that hangs writes nothing.
+const quietTest = 40 * time.Second
+
+func testTask(name, binary, pattern string, limit time.Duration, env ...string) task {
+	return task{name: name, limit: limit, quiet: quietTest, argv: []string{binary}, tests: pattern, env: env}
+}
+
+func deviceTasks(string) []task {
+	return []task{{name: "devices", limit: 20 * time.Second, argv: []string{"sppovm", "devices"},
+		found: func(_ *check, line string) (string, any) { return kindDevice, line }}}
+}
+
+// checked are the variables by which each wait of a kernel is bounded.
+const checked = "SPPO_CUDA_CHECK=1"
+
+func trialTasks(string) []task {
+	return []task{
+		testTask("attention against the cpu", "cuda.test", "^TestGPUAttention$", 50*time.Second, checked),
+		testTask("attention of many tokens", "cuda.test", "^TestGPUAttentionOfManyTokens$", 30*time.Second, checked),
+	}
+}
+
+// figures are asked for by the figure's pattern within TestGPUFigures.
+func figures(name, pattern string, limit time.Duration) task {
+	t := testTask(name, "cuda.test", "^TestGPUFigures$/"+pattern, limit, "SPPO_GPU_FIGURES="+figureSize())
+	t.kind = kindFigure
+	return t
+}
+
+// figureSize is gpu, unless this is a rehearsal without one.
+func figureSize() string {
+	if size := os.Getenv("SPPO_GPU_FIGURES"); size != "" {
+		return size
+	}
+	return "gpu"
+}
+
+func figureTasks(kind string, limit time.Duration) func(string) []task {
+	return func(string) []task { return []task{figures(kind, "^"+kind+"$", limit)} }
+}
+
+func attentionTasks(string) []task {
+	return []task{
+		figures("for the card", "^attention$/^for_the_card$", 80*time.Second),
+		figures("for the card, copied by threads", "^attention$/^for_the_card,_copied", 80*time.Second),
+		figures("portable", "^attention$/^portable$", 120*time.Second),
+	}
+}
+
+func memoryTasks(string) []task {
+	return []task{figures("memory", "^memory$", 200*time.Second), figures("issue", "^issue$", 80*time.Second)}
+}
+
+// someOpcodes are those that show the most: tensor cores, sums over rows, exponentials, state in f32.
+const someOpcodes = "^(matmul|attention|attention_grad|rmsnorm_grad|adamw)$"
+
+func conformanceTasks(string) []task {
+	return []task{
+		testTask("by cuBLASLt", "cuda.test", "^TestGPUConformance$/^cuBLASLt$", 150*time.Second),
+		testTask("by our own products", "cuda.test", "^TestGPUConformance$/^own_products$/^(matmul|bias_grad)$", 60*time.Second),
+	}
+}
+
+func firstTasks(string) []task {
+	tasks := append(deviceTasks(""), trialTasks("")...)
+	card := figures("three figures", "^attention$/^for_the_card$/(^attention_bf16|^attention_grad_bf16,_32768)", 50*time.Second)
+	return append(tasks, card, testTask("five opcodes", "cuda.test", "^TestGPUConformance$/^own_products$/"+someOpcodes, 50*time.Second, checked))
+}
+
+func trainingTasks(string) []task {
+	tasks := []task{
+		testTask("ranks on one GPU", "cuda.test", "^TestGPUTrainingIsThatOfTheCPU$", 130*time.Second),
+		testTask("graphs and peaks", "cuda.test", "^TestGPU(Graphs|Peaks|sOfSeveralProcesses)$", 60*time.Second),
+	}
+	for _, job := range []string{"gpt-docs", "llama-docs"} {
+		tasks = append(tasks, task{name: job, limit: 50 * time.Second, kind: kindRun, first: referenceOf(job),
+			argv: []string{"sppovm", "run", "{files}/" + job + ".sppb", "--device", "cuda", "--json", "-q"}})
+	}
+	return tasks
+}
+
+// referenceOf are the losses of a job on the cpu, which make gpu-bundle has computed.
+func referenceOf(job string) func(*check) (map[string][]any, error) {
+	return func(c *check) (map[string][]any, error) {
+		text, err := os.ReadFile(filepath.Join(c.files, job+".cpu.jsonl"))
+		var all []any
+		for line := range bytes.Lines(text) {
+			all = append(all, json.RawMessage(bytes.TrimSpace(line)))
+		}
+		return map[string][]any{kindCPU: all}, err
+	}
+}
+
+func scheduleTasks(string) []task {
+	return []task{
+		testTask("schedules", "e2e.test", "^TestGPUSchedulesAreEqual$", 220*time.Second),
+		testTask("resume", "e2e.test", "^TestGPUResume$", 80*time.Second),
+	}
+}
+
+func probeTasks(string) []task {
+	return []task{{name: "probe", limit: 240 * time.Second, kind: kindProbe,
+		argv: []string{"sppovm", "probe", "--device", "cuda", "--json", "-q", "-o", "{out}/" + clusterFile, "--name", "measured"}}}
+}
+
+func ncclTasks(string) []task {
+	return []task{testTask("one rank", "cuda.test", "^TestGPUNCCL$", 80*time.Second)}
+}
+
+// layers are models whose layers are timed, as peers/torch_layers.py has them too.
+var layers = []struct {
+	name, spec string
+	set        []string
+}{
+	{"7b-32k-none", "7b.sppo", []string{"train.sequence=32K", "schedule.offload=none"}},
+	{"7b-32k-full", "7b.sppo", []string{"train.sequence=32K", "schedule.offload=full"}},
+	{"7b-128k", "7b.sppo", nil},
+	{"7b-512k", "7b.sppo", []string{"train.sequence=512K", "model.layers=1", "train.steps=3"}},
+	{"8b-128k", "8b.sppo", nil},
+}
+
+func layerNames() (names []string) {
+	for _, l := range layers {
+		names = append(names, l.name)
+	}
+	return names
+}
+
+func layerTasks(name string) []task {
+	program := "{work}/" + name + ".sppb"
+	var tasks []task
+	for _, l := range layers {
+		if l.name != name {
+			continue
+		}
+		build := task{name: name + ", compiled", limit: 40 * time.Second, argv: []string{"sppoc", "build", "{work}/" + l.spec, "-o", program}, first: specs}
+		for _, s := range l.set {
+			build.argv = append(build.argv, "--set", s)
+		}
+		tasks = append(tasks, build)
+	}
+	facts := func(c *check) (map[string][]any, error) { return programFacts(filepath.Join(c.work, name+".sppb")) }
+	return append(tasks,
+		task{name: name, limit: 200 * time.Second, kind: kindRun, first: facts, argv: []string{"sppovm", "run", program, "--device", "cuda", "--json", "-q"}},
+		task{name: name + ", simulated", limit: 40 * time.Second, kind: kindSim, argv: []string{"sppovm", "run", program, "--device", "sim", "--json", "-q"}})
+}
+
+// Facts of a program that its report needs.
+type Facts struct {
+	Tokens int64   `json:"tokens"` // of a step
+	Flops  float64 `json:"flops"`  // of a step, as the model has them
+	Peak   float64 `json:"peak"`   // of the ranks' GPUs in bf16, a second
+}
+
+func programFacts(path string) (map[string][]any, error) {
+	p, err := ir.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return map[string][]any{kindProgram: {Facts{
+		Tokens: p.Run.Sequence * int64(p.Run.Batch), Flops: p.FlopsModel, Peak: p.Machine.PeakBF16 * float64(len(p.Ranks)),
+	}}}, nil
+}
+
+var clusterName = regexp.MustCompile(`(?m)^cluster (\w+)`)
+
+// specs puts the models and their cluster into the folder of temporary files: the machine as it was probed, else the shipped cluster of
+// its kind of card.
+func specs(c *check) (map[string][]any, error) {
+	cluster, err := os.ReadFile(filepath.Join(c.folder, clusterFile))
+	if err != nil {
+		shipped := c.shippedCluster()
+		if cluster, err = examples.Shipped.ReadFile("clusters/" + shipped + ".sppo"); err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(c.out, "there is no %s of a probe: the cluster is the shipped %s\n", clusterFile, shipped)
+		cluster = clusterName.ReplaceAll(cluster, []byte("cluster measured"))
+	}
+	errs := []error{os.WriteFile(filepath.Join(c.work, clusterFile), cluster, 0o644)}
+	for _, name := range []string{"7b.sppo", "8b.sppo"} {
+		text, err := os.ReadFile(filepath.Join(c.files, name))
+		errs = append(errs, err, os.WriteFile(filepath.Join(c.work, name), text, 0o644))
+	}
+	return nil, errors.Join(errs...)
+}
+
+// shippedCluster is the name of the shipped cluster of the card that the journal tells of; of an H200 if it tells of none that is known.
+func (c *check) shippedCluster() string {
+	results, _, _ := readJournal(c.folder) // without it the card is not known
+	for _, r := range results {
+		for kind, cluster := range map[string]string{"H100": "h100", "A100": "a100-80g", "B200": "b200"} {
+			if r.Kind == kindDevice && bytes.Contains(r.Data, []byte("GPU 0: ")) && bytes.Contains(r.Data, []byte(kind)) {
+				return cluster
+			}
+		}
+	}
+	return "h200"
+}
+
+// peerTasks are processes of one configuration each: by both of PyTorch's kernels of attention, with and without recomputation.
+func peerTasks(name string) (tasks []task) {
+	for _, kernel := range []string{"cudnn", "flash"} {
+		for _, way := range []string{"plain", "checkpointing"} {
+			tasks = append(tasks, task{name: fmt.Sprintf("%s %s, %s", name, way, kernel), limit: 70 * time.Second, kind: kindPeer, env: []string{"PYTHONUNBUFFERED=1"},
+				argv: []string{python(), "{files}/torch_layers.py", "--only", name, "--way", way, "--attention", kernel, "--steps", "2"}})
+		}
+	}
+	return tasks
+}
+
+// python finds an interpreter whose PyTorch has CUDA; python3 if none has.
+func python() string {
+	candidates := []string{"python3"}
+	for _, pattern := range []string{"/opt/*/bin/python3", "/opt/*/.venv/bin/python3", "/opt/*/*/bin/python3"} {
+		found, _ := filepath.Glob(pattern) // only a bad pattern is an error
+		candidates = append(candidates, found...)
+	}
+	for _, path := range candidates {
+		if exec.Command(path, "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)").Run() == nil {
+			return path
+		}
+	}
+	return "python3"
+}

@@ -1,0 +1,336 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sppo.dev/ir"
+)
+
+// This binary stands in for every program of the bundle, in its way to print, so that each can be made to fail, to hang or to die at each
+// of its results.
+const (
+	roleVariable  = "SPPO_STAND_IN"
+	faultVariable = "SPPO_STAND_IN_FAULT" // what happens, and at which result: "hang TestGPUFigures/attention/b"
+)
+
+// programs are the files of the bundle that run.
+var programs = []string{"cuda.test", "e2e.test", "sppoc", "sppovm", "python3", "gpu"}
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleVariable); role != "" {
+		os.Exit(standIn(role, os.Args[1:]))
+	}
+	os.Exit(m.Run())
+}
+
+// bundle makes a folder with all stand-ins.
+func bundle(t *testing.T) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	files := map[string]string{"7b.sppo": "", "8b.sppo": "", "torch_layers.py": ""}
+	for _, name := range programs {
+		files[name] = fmt.Sprintf("#!/bin/sh\n%s=%s exec %s \"$@\"\n", roleVariable, name, self)
+	}
+	for _, job := range []string{"gpt-docs", "llama-docs"} {
+		files[job+".cpu.jsonl"] = `{"step":1,"loss":5}` + "\n"
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// reached is a result; the fault that is asked for happens there. It says whether to fail.
+func reached(result string) bool {
+	mode, at, _ := strings.Cut(os.Getenv(faultVariable), " ")
+	if at == "" || !strings.Contains(result, at) {
+		return false
+	}
+	switch mode {
+	case "hang":
+		child := exec.Command("sleep", "20") // and a process of its own, which must not outlive it
+		child.Stdout = os.Stdout
+		_ = child.Start() // a fault without it is one, too
+		select {}
+	case "die":
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	}
+	return true
+}
+
+func standIn(role string, args []string) int {
+	say := func(result, line string) {
+		if reached(result) {
+			fmt.Println("it goes wrong")
+			os.Exit(1)
+		}
+		fmt.Println(line)
+	}
+	switch {
+	case role == "gpu":
+		return command(context.Background(), args, os.Stdout, os.Stderr)
+	case strings.HasSuffix(role, ".test"):
+		testing.Main(regexp.MatchString, standInTests[role], nil, nil) // it ends the process
+	case role == "python3":
+		say("peer", `{"name":"7b-128k","by":"PyTorch","way":"plain","step_s":2}`)
+	case role == "sppoc":
+		p := &ir.Program{Name: "p", Codes: []ir.Code{{Name: "c"}}, Ranks: []ir.Rank{{}}, Lines: []string{""}, Run: ir.Run{Sequence: 8, Batch: 1}}
+		say("build", "built")
+		if err := ir.WriteFile(args[slices.Index(args, "-o")+1], p); err != nil {
+			return 1
+		}
+	case args[0] == "devices":
+		say("devices 1", "cuda  a driver")
+		say("devices 2", "GPU 0: NVIDIA H200, sm_90")
+	case args[0] == "probe":
+		say("probe 1", `{"item":"a","seconds":1}`)
+		say("probe 2", `{"done":true,"machine":{"name":"measured"}}`)
+		return map[bool]int{true: 1}[os.WriteFile(args[slices.Index(args, "-o")+1], []byte("cluster measured {}\n"), 0o644) != nil]
+	default:
+		device := args[slices.Index(args, "--device")+1]
+		for i := range 3 {
+			say(fmt.Sprint(device, " step ", i+1), fmt.Sprintf(`{"step":%d,"loss":5,"step_s":1,"step_s_median":1}`, i+1))
+		}
+	}
+	return 0
+}
+
+// standInTests are the names that stages ask for, each with subtests.
+var standInTests = map[string][]testing.InternalTest{
+	"cuda.test": {
+		{Name: "TestGPUAttention", F: within("a", "b", "c")},
+		{Name: "TestGPUAttentionOfManyTokens", F: within("a", "b", "c")},
+		{Name: "TestGPUConformance", F: within("cuBLASLt/matmul", "cuBLASLt/gelu", "own products/matmul", "own products/bias_grad", "own products/adamw")},
+		{Name: "TestGPUTrainingIsThatOfTheCPU", F: within("a", "b", "c")},
+		{Name: "TestGPUGraphs", F: within("a")}, {Name: "TestGPUPeaks", F: within("b")}, {Name: "TestGPUNCCL", F: within("a", "b")},
+		{Name: "TestGPUFigures", F: within("attention/for the card/attention bf16, 8", "attention/for the card/attention_grad bf16, 32768",
+			"attention/for the card, copied by threads/a", "attention/for the card, copied by threads/b", "attention/portable/a", "attention/portable/b",
+			"products/a", "products/b", "products/c", "memory/a", "memory/b", "issue/a", "issue/b")},
+	},
+	"e2e.test": {{Name: "TestGPUSchedulesAreEqual", F: within("a", "b", "c")}, {Name: "TestGPUResume", F: within("a", "b")}},
+}
+
+// within are subtests by path. Those of figures write one.
+func within(paths ...string) func(t *testing.T) {
+	return func(t *testing.T) {
+		heads := []string{}
+		for _, path := range paths {
+			if head, _, _ := strings.Cut(path, "/"); !slices.Contains(heads, head) {
+				heads = append(heads, head)
+			}
+		}
+		for _, head := range heads {
+			var below []string
+			for _, path := range paths {
+				if name, rest, deeper := strings.Cut(path, "/"); name == head && deeper {
+					below = append(below, rest)
+				}
+			}
+			t.Run(head, func(t *testing.T) {
+				if len(below) > 0 {
+					within(below...)(t)
+					return
+				}
+				if reached(t.Name()) {
+					t.Fatal("it goes wrong")
+				}
+				if strings.HasPrefix(t.Name(), "TestGPUFigures") {
+					fmt.Printf("{\"kind\":\"figure\",\"name\":%q,\"seconds\":1}\n", t.Name())
+				}
+			})
+		}
+	}
+}
+
+// measured runs stages over the stand-ins and returns what is in the folder then: each result as a text, but for ends.
+func measured(t *testing.T, files, fault string, args ...string) (got []string, out string, status int) {
+	t.Helper()
+	dir := t.TempDir()
+	t.Setenv(outVariable, dir)
+	t.Setenv(filesVariable, files)
+	t.Setenv(quietVariable, "400ms")
+	t.Setenv(faultVariable, fault)
+	text := strings.Builder{}
+	status = command(t.Context(), args, &text, io.Discard)
+	return resultsOf(t, dir), text.String(), status
+}
+
+func resultsOf(t *testing.T, dir string) (got []string) {
+	t.Helper()
+	results, broken, err := readJournal(dir)
+	if err != nil || broken > 0 {
+		t.Fatalf("%d broken lines, %v", broken, err)
+	}
+	for _, r := range results {
+		if r.Kind != kindEnd && r.Kind != kindClocks {
+			got = append(got, fmt.Sprintf("%s, %s: %s", r.Stage, r.Task, r.Data))
+		}
+	}
+	return got
+}
+
+// Whatever one result comes to, all others are there: those before it, those of the tests after it, and those of the other tasks.
+func TestFaultsCostOneResult(t *testing.T) {
+	files := bundle(t)
+	for _, c := range []struct{ at, stage, name, lost string }{
+		{"devices 2", "devices", "", "GPU 0"},
+		{"TestGPUAttention/b", "trial", "", "TestGPUAttention/b"},
+		{"card/attention_grad", "first", "", "attention_grad"},
+		{"copied_by_threads/a", "attention", "", "copied_by_threads/a"},
+		{"cuBLASLt/matmul", "conformance", "", "cuBLASLt/matmul"},
+		{"products/b", "products", "", "products/b"},
+		{"memory/a", "memory", "", "memory/a"},
+		{"issue/a", "memory", "", "issue/a"},
+		{"TrainingIsThatOfTheCPU/a", "training", "", "OfTheCPU/a"},
+		{"cuda step 3", "training", "", `"step":3`},
+		{"Equal/c", "schedules", "", "Equal/c"},
+		{"probe 2", "probe", "", "done"},
+		{"cuda step 2", "layers", "7b-128k", `training|7b-128k: {"step":(2|3)`},
+		{"sim step 2", "layers", "7b-128k", `simulated: {"step":(2|3)`},
+		{"peer", "peers", "7b-128k", "PyTorch"},
+		{"NCCL/a", "nccl", "", "NCCL/a"},
+	} {
+		args := slices.DeleteFunc([]string{c.stage, c.name}, func(s string) bool { return s == "" })
+		right, out, status := measured(t, files, "", args...)
+		if status != 0 || len(right) == 0 {
+			t.Fatalf("%s: status %d\n%s", c.stage, status, out)
+		}
+		for _, mode := range []string{"fail", "hang", "die"} {
+			began := time.Now()
+			got, out, status := measured(t, files, mode+" "+c.at, args...)
+			for _, want := range right {
+				if !slices.Contains(got, want) && !regexp.MustCompile(c.lost).MatchString(want) {
+					t.Errorf("%s at %s: lost %s\n%s", mode, c.at, want, out)
+				}
+			}
+			told := slices.ContainsFunc(got, func(g string) bool { return regexp.MustCompile(`"(fail|hang|crash)"`).MatchString(g) })
+			if status != 1 || !strings.Contains(out, "failed") || strings.Contains(c.at, "/") && !told || !strings.Contains(out, ".json") {
+				t.Errorf("%s at %s: status %d, results %v\n%s", mode, c.at, status, got, out)
+			}
+			if took := time.Since(began); took > 20*time.Second {
+				t.Errorf("%s at %s took %v", mode, c.at, took)
+			}
+		}
+	}
+}
+
+// A check that is killed has lost what was being measured, and has left no process behind; the report comes of what there is.
+func TestKillCostsOneResult(t *testing.T) {
+	files := bundle(t)
+	for _, c := range []struct {
+		at   string
+		args []string
+	}{
+		{"devices 2", []string{"first"}}, {"card/attention_grad", []string{"first"}}, {"own_products/bias_grad", []string{"conformance"}},
+		{"products/c", []string{"products"}}, {"issue/b", []string{"memory"}}, {"cuda step 3", []string{"training"}}, {"Resume/b", []string{"schedules"}},
+		{"probe 2", []string{"probe"}}, {"sim step 3", []string{"layers", "8b-128k"}}, {"peer", []string{"peers", "7b-128k"}}, {"NCCL/b", []string{"nccl"}},
+	} {
+		right, _, _ := measured(t, files, "", c.args...)
+		dir := t.TempDir()
+		cmd := exec.Command(filepath.Join(files, "gpu"), c.args...)
+		cmd.Env = append(os.Environ(), outVariable+"="+dir, quietVariable+"=1m", faultVariable+"=hang "+c.at)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// The result at which it hangs is the first that is not there.
+		at := slices.IndexFunc(right, func(s string) bool { return strings.Contains(s, wordOf[c.at]) })
+		if at < 0 {
+			t.Fatalf("%s: no result is %q among %v", c.at, wordOf[c.at], right)
+		}
+		deadline := time.Now().Add(20 * time.Second)
+		for len(resultsOf(t, dir)) < at && time.Now().Before(deadline) {
+			time.Sleep(10 * time.Millisecond)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if got := resultsOf(t, dir); !slices.Equal(got, right[:at]) {
+			t.Errorf("%s: %v\nwant %v", c.at, got, right[:at])
+		}
+		for left := alive(dir); len(left) > 0; left = alive(dir) {
+			if time.Now().After(deadline) {
+				t.Errorf("%s: processes %v are left", c.at, left)
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		t.Setenv(outVariable, dir)
+		if status := command(t.Context(), []string{"report"}, io.Discard, io.Discard); status != 0 {
+			t.Errorf("%s: the report's status is %d", c.at, status)
+		}
+		if made, _ := filepath.Glob(filepath.Join(dir, "20*.json")); len(made) != 1 {
+			t.Errorf("%s: reports %v", c.at, made)
+		}
+	}
+}
+
+// wordOf is a part of the result that is made where a fault happens.
+var wordOf = map[string]string{
+	"devices 2": "GPU 0", "card/attention_grad": "card/attention_grad", "own_products/bias_grad": "own_products/bias_grad", "products/c": "products/c",
+	"issue/b": "issue/b", "cuda step 3": `"step":3`, "Resume/b": "Resume/b", "probe 2": "done", "sim step 3": `simulated: {"step":3`, "peer": "PyTorch", "NCCL/b": "NCCL/b",
+}
+
+// alive are the stand-ins that run for a folder of results.
+func alive(dir string) (pids []string) {
+	self, _ := os.Executable() // it was found before
+	environments, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, path := range environments {
+		environment, _ := os.ReadFile(path) // a process may have ended
+		program, _ := os.Readlink(filepath.Join(filepath.Dir(path), "exe"))
+		if program == self && strings.Contains(string(environment), outVariable+"="+dir) {
+			pids = append(pids, path)
+		}
+	}
+	return pids
+}
+
+// No stage takes longer than it may, every one in the usual order exists, and wrong names are told so.
+func TestStages(t *testing.T) {
+	for _, s := range stages {
+		if s.tasks == nil {
+			continue
+		}
+		all := time.Duration(0)
+		for _, task := range s.tasks(append(slices.Clone(s.names), "")[0]) {
+			all += task.limit
+		}
+		if most := map[bool]time.Duration{true: mostFirst, false: mostStage}[s.name == "first"]; all > most || all == 0 {
+			t.Errorf("%s takes %v, more than %v", s.name, all, most)
+		}
+	}
+	if plan, err := choose(nil); err != nil || plan[0].stage.name != "first" || len(plan) < len(stages)-3 {
+		t.Errorf("%v, %v", plan, err)
+	}
+	for _, args := range [][]string{{"nothing"}, {"layers"}, {"layers", "nobody"}} {
+		var errs strings.Builder
+		if status := command(t.Context(), args, io.Discard, &errs); status != 2 || errs.Len() == 0 {
+			t.Errorf("%v: status %d, %s", args, status, errs.String())
+		}
+	}
+}
+
+// What there is no time for is left out and said to be.
+func TestLimitOfAll(t *testing.T) {
+	t.Setenv(limitVariable, "1ns")
+	got, out, status := measured(t, bundle(t), "", "devices", "nccl")
+	if len(got) > 0 || status != 1 || strings.Count(out, "out of time") != 2 {
+		t.Errorf("%v, status %d\n%s", got, status, out)
+	}
+}
