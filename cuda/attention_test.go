@@ -159,10 +159,14 @@ func TestGPUAttention(t *testing.T) {
 
 // Where the cpu would take too long, the two ways are held against each other.
 func TestGPUAttentionOfManyTokens(t *testing.T) {
-	for _, c := range []attentionCase{
+	cases := []attentionCase{
 		{n: 4096, prefix: 0, heads: 8, kvHeads: 2, dim: 128}, {n: 1000, prefix: 7191, heads: 4, kvHeads: 4, dim: 128, accumulatesKeys: true},
 		{n: 2048, prefix: 1024, heads: 4, kvHeads: 2, dim: 96},
-	} {
+	}
+	if rehearsed() {
+		cases = attentionCases[:1]
+	}
+	for _, c := range cases {
 		for _, item := range c.items() {
 			t.Run(item.Name, func(t *testing.T) {
 				got := make([][][]byte, len(ways))

@@ -343,6 +343,9 @@ func (f *figures) issue(by string, p *ir.Program, o Options) error {
 // figuresVariable asks for figures: gpu, or small for a rehearsal without one.
 const figuresVariable = "SPPO_GPU_FIGURES"
 
+// rehearsed reports whether tests of GPUs run on stand-ins, which are slow.
+func rehearsed() bool { return os.Getenv(figuresVariable) == "small" }
+
 // What a GPU does in a second, a line of JSON for each figure on standard output, for bench/gpu. It takes minutes, so it runs where it is
 // asked for.
 func TestGPUFigures(t *testing.T) {

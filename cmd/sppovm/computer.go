@@ -19,6 +19,7 @@ type computer struct {
 	transport vm.Transport // nil: in the memory of this process
 	threads   int          // that ranks share; 0: each computes on a device of its own
 	slowed    bool         // measuring when instructions run slows them down
+	notes     func() []string // what the user should know that stops nothing; nil: nothing
 	close     func()
 }
 

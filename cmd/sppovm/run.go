@@ -205,6 +205,11 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 		defer cancel()
 	}
 	r := &training{f: f, program: job.Program, job: j, meter: meter, device: computer.name, kind: computer.kind, show: f.progress(env, job.Program, computer.name)}
+	if computer.notes != nil {
+		for _, note := range computer.notes() {
+			r.show.say("note: %s", note)
+		}
+	}
 	err = r.all(ctx)
 	return errors.Join(err, j.Close())
 }

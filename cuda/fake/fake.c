@@ -7,11 +7,13 @@
 // the end steer it: the n-th call fails, memory is short, streams run late.
 #include <dlfcn.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { OK, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719, NOT_WHILE_CAPTURED = 900, UNJOINED = 904, ISOLATION = 905 };
 typedef int Result;
@@ -188,6 +190,25 @@ static void push(struct Stream *s, struct Work work) { // with the lock
     pthread_cond_broadcast(&changed);
 }
 
+// SPPO_FAKE_FAULT has a process of its own go wrong at a call: "fail 300 FILE", "hang 300 FILE" or "die 300 FILE". The file is made then, and
+// where it exists nothing goes wrong, so that of many processes one does.
+static char env_mode[8], env_file[256];
+static long env_at;
+__attribute__((constructor)) static void steer(void) {
+    const char *text = getenv("SPPO_FAKE_FAULT");
+    if (!text || sscanf(text, "%7s %ld %255s", env_mode, &env_at, env_file) != 3) env_at = 0;
+}
+static int wrong_here(void) { // with the lock
+    if (!env_at || calls != env_at) return 0;
+    FILE *f = fopen(env_file, "wx");
+    if (!f) return 0;
+    fclose(f);
+    if (env_mode[0] == 'd') raise(SIGKILL);
+    while (env_mode[0] == 'h') sleep(1);
+    fault = 1; // and so is every call that waits from now on
+    return 1;
+}
+
 // enter counts a call and says whether it is the one to fail; it leaves the lock held, and out lets it go.
 static Result out(Result r) {
     pthread_mutex_unlock(&lock);
@@ -196,6 +217,7 @@ static Result out(Result r) {
 static Result enter(int context) {
     pthread_mutex_lock(&lock);
     calls++;
+    if (wrong_here()) return ILLEGAL_ADDRESS;
     if (fail_at && calls == fail_at) return fail_code;
     if (context && !current) return INVALID_CONTEXT;
     return OK;
