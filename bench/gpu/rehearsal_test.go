@@ -115,7 +115,7 @@ func TestRehearsal(t *testing.T) {
 				cmd := exec.Command(filepath.Join(files, "gpu"), c.args...)
 				cmd.Env = append(os.Environ(), outVariable+"="+dir, quietVariable+"=90s")
 				if fault != "" {
-					cmd.Env = append(cmd.Env, fmt.Sprintf("SPPO_FAKE_FAULT=%s %d %s", fault, c.call, flag), quietVariable+"=20s")
+					cmd.Env = append(cmd.Env, fmt.Sprintf("SPPO_FAKE_FAULT=%s %d %s", fault, c.call, flag), quietVariable+"=60s")
 				}
 				out, _ := cmd.CombinedOutput() // its status is in the report
 				_, err := os.Stat(flag)

@@ -250,10 +250,11 @@ func (c *check) shippedCluster() string {
 
 // peerTasks are processes of one configuration each: by both of PyTorch's kernels of attention, with and without recomputation.
 func peerTasks(name string) (tasks []task) {
+	interpreter := python()
 	for _, kernel := range []string{"cudnn", "flash"} {
 		for _, way := range []string{"plain", "checkpointing"} {
 			tasks = append(tasks, task{name: fmt.Sprintf("%s %s, %s", name, way, kernel), limit: 70 * time.Second, kind: kindPeer, env: []string{"PYTHONUNBUFFERED=1"},
-				argv: []string{python(), "{files}/torch_layers.py", "--only", name, "--way", way, "--attention", kernel, "--steps", "2"}})
+				argv: []string{interpreter, "{files}/torch_layers.py", "--only", name, "--way", way, "--attention", kernel, "--steps", "2"}})
 		}
 	}
 	return tasks

@@ -40,8 +40,8 @@ var ErrNoCompiler = errors.New("no g++ on this machine: it compiles the kernels 
 
 // Library is the kernels compiled for the CPU.
 type Library struct {
-	Path                 string
-	find, source, launch uintptr
+	Path                       string
+	find, source, launch, skip uintptr
 }
 
 // Build compiles all sources of the kernels, and further ones by name and text, into a shared library, which stays in a
@@ -141,7 +141,7 @@ func open(path string) (*Library, error) {
 		return nil, err
 	}
 	l := &Library{Path: path}
-	for name, at := range map[string]*uintptr{"emu_find": &l.find, "emu_source": &l.source, "emu_launch": &l.launch} {
+	for name, at := range map[string]*uintptr{"emu_find": &l.find, "emu_source": &l.source, "emu_launch": &l.launch, "emu_skip": &l.skip} {
 		if *at, err = purego.Dlsym(handle, name); err != nil {
 			return nil, err
 		}
@@ -156,6 +156,12 @@ func (l *Library) Source(kernel string) string {
 		return text(file)
 	}
 	return ""
+}
+
+// Skip leaves out the barrier_wait at a line of a source in all launches that follow, to show that it is needed; line 0 leaves out none.
+func (l *Library) Skip(source string, line int) {
+	file := append([]byte(source), 0)
+	purego.SyscallN(l.skip, uintptr(unsafe.Pointer(&file[0])), uintptr(line))
 }
 
 func (l *Library) kernel(name string) uintptr {

@@ -272,7 +272,7 @@ func (c *cost) add(instruction string) {
 // mostIssue is the share of cycles in which a kernel that is bound by memory may need to issue, or use one of the units.
 const mostIssue = 0.85
 
-// exempt are kernels with a vector loop that are not bound by memory, and those whose share is known to be larger.
+// exempt are kernels with a loop that moves vectors, bound by arithmetic rather than memory.
 var exempt = regexp.MustCompile(`^(attention|matmul)`)
 
 // costTable is a line for each kernel that moves vectors, the busiest first.
