@@ -40,6 +40,7 @@ type task struct {
 	argv  []string      // a file of the bundle, or a program of the system, and its arguments; {files}, {work} and {out} are folders
 	tests string        // a pattern: argv is a binary of tests
 	env   []string
+	must  string                                              // what some line must hold; empty: nothing
 	kind  string                                              // of lines that are JSON
 	first func(c *check) (map[string][]any, error)            // what is known or made before: results by kind
 	found func(c *check, line string) (kind string, data any) // of a line that is no JSON; no kind is no result
@@ -86,6 +87,7 @@ type running struct {
 	stage    string
 	deadline time.Time
 	last     []string // lines of the process at hand
+	met      bool     // a line held what one must
 }
 
 func (r *running) add(kind string, data any) { r.journal.add(r.stage, r.task.name, kind, data) }
@@ -108,11 +110,16 @@ func (r *running) run() error {
 	if r.tests != "" {
 		return r.runTests()
 	}
-	return r.process(nil, r.line)
+	err := r.process(nil, r.line)
+	if err == nil && r.must != "" && !r.met {
+		err = fmt.Errorf("no line has %q", r.must)
+	}
+	return err
 }
 
 // line takes a line of a process that is no test.
 func (r *running) line(line string) {
+	r.met = r.met || strings.Contains(line, r.must)
 	if r.kind != "" && json.Valid([]byte(line)) && strings.HasPrefix(line, "{") {
 		r.add(r.kind, json.RawMessage(line))
 	} else if r.found != nil {

@@ -57,7 +57,7 @@ func testTask(name, binary, pattern string, limit time.Duration, env ...string) 
 }
 
 func deviceTasks(string) []task {
-	return []task{{name: "devices", limit: 20 * time.Second, argv: []string{"sppovm", "devices"},
+	return []task{{name: "devices", limit: 20 * time.Second, argv: []string{"sppovm", "devices"}, must: "GPU 0: ",
 		found: func(_ *check, line string) (string, any) { return kindDevice, line }}}
 }
 
