@@ -47,7 +47,7 @@ type Options struct {
 	Portable    bool   // take no kernels that are for one architecture alone
 	ThreadsCopy bool   // on Hopper have threads bring the tiles of attention, not the copy engine
 	Tune        bool   // time the algorithms that cuBLASLt proposes, and take the fastest; else its first, which is always the same
-	Check       bool   // bound each wait of a kernel by time, so that one without end becomes an error; slower
+	Check       bool   // bound each wait of a kernel by time, so that one without end becomes an error
 	Graphs      bool   // capture each section once and replay it; for programs of one rank
 	CacheDir    string // where compiled kernels are kept; empty: the user's cache
 	World       *World // nil: all ranks are in this process

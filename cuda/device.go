@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"runtime"
@@ -292,7 +293,7 @@ func (d *Device) issue(pc int) {
 		}
 	}
 	if d.machine.options.Sync {
-		if err := d.api.Synchronize(d.streams[b.stream]); err != nil {
+		if err := cmp.Or(d.api.Synchronize(d.streams[b.stream]), d.gaveUp()); err != nil {
 			d.failAt(pc, err)
 			return
 		}
@@ -313,7 +314,6 @@ func (d *Device) keep(err error) {
 	if err == nil || d.err != nil {
 		return
 	}
-	err = d.endless(err)
 	d.err = err
 	reason := fmt.Errorf("rank %d: %w", d.rank, err)
 	d.machine.Abort(reason)
@@ -334,6 +334,7 @@ func (d *Device) Join() error {
 			_ = d.api.Synchronize(stream) // peers' memory may be given back next; the first error has been told
 		}
 	}
+	d.keep(d.gaveUp())
 	if d.err == nil && d.timing {
 		d.keep(d.spans.collect(d))
 	}

@@ -194,10 +194,15 @@ func KeepKernels(folder string, targets []string, compile func(source string, op
 			return err
 		}
 		compile = func(source string, options []string) ([]byte, error) {
+			file := c.file(sourceOf(source), options)
+			if image, err := os.ReadFile(file); err == nil && len(image) > 0 {
+				return image, nil
+			}
 			out, err := c.api.Compile(sourceOf(source), options...)
 			if err != nil {
 				return nil, err
 			}
+			keep(file, out.Image)
 			return out.Image, nil
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
+	"strings"
 
 	"sppo.dev/cuda/cublas"
 	"sppo.dev/cuda/driver"
@@ -16,9 +18,11 @@ import (
 // sumSource is where the kernels stand by which ranks meet; no opcode's row names them.
 const sumSource = "meet.cu"
 
-// sourceOf is a source of package kernels as the compiler wants it.
+// sourceOf is a source of package kernels as the compiler wants it, with the headers that it includes; they include no others.
 func sourceOf(name string) nvrtc.Source {
-	return nvrtc.Source{Name: name, Text: kernels.Text(name), Headers: kernels.Headers()}
+	s := nvrtc.Source{Name: name, Text: kernels.Text(name), Headers: kernels.Headers()}
+	maps.DeleteFunc(s.Headers, func(header, _ string) bool { return !strings.Contains(s.Text, `#include "`+header+`"`) })
+	return s
 }
 
 // plansOf asks the table what every kernel of the code launches, and allocates for each stream as much workspace as its

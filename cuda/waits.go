@@ -9,8 +9,8 @@ import (
 	"sppo.dev/cuda/kernels"
 )
 
-// Where waits are bounded, a kernel that gives one up writes which it was to pinned memory before it ends: device memory cannot be read
-// any more then. Each source has a record of its own.
+// Where waits are bounded, a kernel that gives one up writes which it was to pinned memory and goes on to its end, with results that are
+// good for nothing. Each source has a record of its own.
 
 // recordBytes is the size of a record: the line of the wait, the block, and the thread.
 const recordBytes = 64
@@ -39,16 +39,16 @@ func (d *Device) recordWaits(module driver.Module, source string) error {
 	return d.api.Synchronize(0) // as in Write
 }
 
-// endless adds to an error which wait of a kernel was given up, if one was.
-func (d *Device) endless(err error) error {
+// gaveUp is an error if a kernel has given up a wait, and says which.
+func (d *Device) gaveUp() error {
 	for i, source := range d.recorded {
 		record := d.records.memory[i*recordBytes:]
 		word := func(i int) uint64 { return binary.LittleEndian.Uint64(record[8*i:]) }
 		lines := strings.Split(kernels.Text(source), "\n")
 		if line := word(0); line > 0 && line <= uint64(len(lines)) {
-			return fmt.Errorf("a wait without end, %s:%d: %s, in thread %d of block (%d,%d,%d): %w", source, line,
-				strings.TrimSpace(lines[line-1]), word(2)>>32, uint32(word(1)), word(1)>>32, uint32(word(2)), err)
+			return fmt.Errorf("a wait without end, %s:%d: %s, in thread %d of block (%d,%d,%d)", source, line,
+				strings.TrimSpace(lines[line-1]), word(2)>>32, uint32(word(1)), word(1)>>32, uint32(word(2)))
 		}
 	}
-	return err
+	return nil
 }
