@@ -1,10 +1,13 @@
 package cuda
 
 import (
+	"bytes"
+	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -175,11 +178,35 @@ func (c *compiler) carriedImage(source, target string) []byte {
 	if c.carried == "" {
 		return nil
 	}
-	image, err := os.ReadFile(filepath.Join(c.carried, imageName("", sourceOf(source), c.options(source, "--gpu-architecture=sm_"+target))))
+	file, err := os.Open(carriedFile(c.carried, source, c.options(source, "--gpu-architecture=sm_"+target)))
+	if err != nil {
+		return nil
+	}
+	defer file.Close()
+	packed, err := gzip.NewReader(file)
+	if err != nil {
+		return nil
+	}
+	image, err := io.ReadAll(packed)
 	if err != nil || len(image) == 0 {
 		return nil
 	}
 	return image
+}
+
+// carriedFile is where the image of a source lies that is carried, packed, since machine code packs well.
+func carriedFile(folder, source string, options []string) string {
+	return filepath.Join(folder, imageName("", sourceOf(source), options)+".gz")
+}
+
+func writePacked(path string, image []byte) error {
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	_, err := w.Write(image)
+	if err = errors.Join(err, w.Close()); err != nil {
+		return err
+	}
+	return os.WriteFile(path, packed.Bytes(), 0o644)
 }
 
 // KeepKernels writes the machine code of every kernel for architectures such as 80 and 90a into a folder, for KernelsVariable. compile
@@ -216,7 +243,7 @@ func KeepKernels(folder string, targets []string, compile func(source string, op
 				options := c.options(source, "--gpu-architecture=sm_"+target)
 				image, err := compile(source, options)
 				if err == nil {
-					err = os.WriteFile(filepath.Join(folder, imageName("", sourceOf(source), options)), image, 0o644)
+					err = writePacked(carriedFile(folder, source, options), image)
 				}
 				if err != nil {
 					return fmt.Errorf("%s for sm_%s: %w", source, target, err)
