@@ -16,7 +16,7 @@ import (
 
 // tinyModel takes the place of the models whose layers are timed.
 const tinyModel = `import "cluster.sppo"
-model tiny { family = llama layers = 1 hidden = 64 heads = 1 vocab = 64 dtype = bf16 }
+model tiny { family = llama layers = 1 hidden = 64 heads = 2 vocab = 64 dtype = bf16 }
 cluster here = measured()
 train { sequence = 32 batch = 1 steps = 3 data = random() }
 schedule one { sp = 1 pp = 1 dp = 1 }
@@ -83,7 +83,8 @@ func rehearsal(t *testing.T) string {
 	return dir
 }
 
-// rehearsed are stages, and a call of the driver in the middle of each.
+// rehearsed are stages, and a call of the driver in the middle of each. The probe measures shapes that a processor does not come to the
+// end of, so it is begun only.
 var rehearsed = []struct {
 	args []string
 	call int
@@ -123,13 +124,14 @@ func TestRehearsal(t *testing.T) {
 			}
 			all, out, took, _ := run("")
 			t.Logf("%d results in %v\n%s", all, took, out)
-			if all == 0 || strings.Contains(out, "\nfailed") {
+			if all == 0 || c.args[0] != "probe" && strings.Contains(out, "\nfailed") {
 				t.Errorf("as it should be: %d results\n%s", all, out)
 			}
 			for _, fault := range []string{"fail", "hang", "die"} {
 				got, out, took, happened := run(fault)
 				t.Logf("%s: %d of %d results in %v\n%s", fault, got, all, took, out)
-				if !happened || !strings.Contains(out, "failed") || !strings.Contains(out, ".json") || len(c.args) == 1 && c.call > 100 && got < all*2/3 {
+				tests := c.call > 100 && c.args[0] != "probe" && c.args[0] != "layers"
+				if !happened || !strings.Contains(out, "failed") || !strings.Contains(out, ".json") || tests && got < all*2/3 {
 					t.Errorf("%s at call %d (it happened: %t): %d of %d results\n%s", fault, c.call, happened, got, all, out)
 				}
 			}
