@@ -90,7 +90,7 @@ var rehearsed = []struct {
 	call int
 }{
 	{[]string{"devices"}, 4}, {[]string{"nccl"}, 60}, {[]string{"attention"}, 150}, {[]string{"products"}, 400}, {[]string{"memory"}, 400},
-	{[]string{"probe"}, 300}, {[]string{"layers", "7b-32k-none"}, 150}, {[]string{"trial"}, 150}, {[]string{"conformance"}, 1500}, {[]string{"training"}, 2000},
+	{[]string{"probe"}, 300}, {[]string{"layers", "8b-128k"}, 150}, {[]string{"trial"}, 150}, {[]string{"conformance"}, 1500}, {[]string{"training"}, 2000},
 }
 
 // The whole check with every program as it is, over the stand-in driver: each stage as it should be, and with a call of the driver that
