@@ -54,7 +54,8 @@ func build(plan *passes.Plan, events bool) (*ir.Program, error) {
 	if !events {
 		return nil, nil
 	}
-	return l.program(codes), nil
+	program := l.program(codes)
+	return program, ir.VerifyHeader(program) // an edited plan may say anything of its run and machine
 }
 
 // fillMemory records the peaks that placing found, and what fills them.

@@ -20,6 +20,15 @@ type headerRule struct {
 	want string
 }
 
+// VerifyHeader checks the header alone. The error is a *VerifyError.
+func VerifyHeader(p *Program) error {
+	all := findings{limit: findingLimit}
+	if verifyHeader(p, &all); all.empty() {
+		return nil
+	}
+	return &VerifyError{Findings: all.list, More: all.more}
+}
+
 // verifyHeader checks what is written in the header, each figure by itself and in relation to others.
 func verifyHeader(p *Program, all *findings) {
 	r := &p.Run
