@@ -8,7 +8,7 @@ GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 # As go test prints, and at the end every test that was skipped, with its reason.
 TEST = $(GO) run $(GOTESTSUM) --format standard-quiet --
 
-.PHONY: all build run test race long bench kernels gpu-bundle gpu-check release release-check lint fuzz cover docs paper clean
+.PHONY: all build run test race long fleet bench kernels gpu-bundle gpu-check release release-check lint fuzz cover docs paper clean
 
 all: build test
 
@@ -31,6 +31,9 @@ race: ## the concurrent packages under the race detector; needs gcc
 
 long: ## the tests that take hours: every combination of settings, every key of every job of the paper pinned
 	SPPO_LONG=1 $(TEST) -timeout 600m ./...
+
+fleet: ## jobs that people have, on the machines that they have: what plan says of each, held to its program
+	SPPO_LONG=1 $(GO) test ./cmd/sppoc -run TestFleet -v -timeout 120m
 
 bench: ## speed, as ratios within one run
 	$(GO) test -run '^$$' -bench . -benchtime 1x -timeout 60m ./...

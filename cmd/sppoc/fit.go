@@ -91,7 +91,7 @@ func appendWay(ways []way, job *cli.Job, set []string, changes ...string) []way 
 // which is searched as soon as anything is.
 func try(asked *cli.Job, set []string, change string) (w way, ok bool) {
 	set = append(set[:len(set):len(set)], change)
-	if any, err := cli.OpenPlan(asked.Spec.File, set, passes.Options{Fitting: true}); err != nil || lack(any) != "" {
+	if any, err := cli.OpenPlan(asked.Spec.File, set, passes.Options{Fitting: true, Patience: advicePatience}); err != nil || lack(any) != "" {
 		return way{}, false
 	}
 	job, err := cli.OpenPlan(asked.Spec.File, set, passes.Options{Patience: advicePatience})

@@ -16,9 +16,9 @@ type computer struct {
 	name      string // for people
 	kind      string // what it has in common with others that round alike
 	device    func(rank int) vm.Device
-	transport vm.Transport // nil: in the memory of this process
-	threads   int          // that ranks share; 0: each computes on a device of its own
-	slowed    bool         // measuring when instructions run slows them down
+	transport vm.Transport    // nil: in the memory of this process
+	threads   int             // that ranks share; 0: each computes on a device of its own
+	slowed    bool            // measuring when instructions run slows them down
 	notes     func() []string // what the user should know that stops nothing; nil: nothing
 	close     func()
 }

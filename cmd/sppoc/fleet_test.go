@@ -1,0 +1,210 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
+	"sppo.dev/passes"
+	"sppo.dev/vm/sim"
+)
+
+// What `plan` says of a job must be true of the program: a fleet of the jobs that people have. Where the plan says that it
+// fits, the program must build, verify, simulate and take the memory that the plan says; where it says that it does not, each
+// hint must fit when it is followed.
+
+// fleetModels are published sizes. The language has no biases of q, k and v yet: Qwen2.5 is here without them.
+var fleetModels = map[string]string{
+	"llama-3.2-1b": "family = llama layers = 16 hidden = 2048 heads = 32 kv_heads = 8 ffn = 8192 vocab = 128256 tied = true",
+	"llama-3.2-3b": "family = llama layers = 28 hidden = 3072 heads = 24 kv_heads = 8 ffn = 8192 vocab = 128256 tied = true",
+	"llama-8b":     "family = llama layers = 32 hidden = 4096 heads = 32 kv_heads = 8 ffn = 14336 vocab = 128256",
+	"llama-70b":    "family = llama layers = 80 hidden = 8192 heads = 64 kv_heads = 8 ffn = 28672 vocab = 128256",
+	"llama-405b":   "family = llama layers = 126 hidden = 16384 heads = 128 kv_heads = 8 ffn = 53248 vocab = 128256",
+	"qwen2.5-7b":   "family = llama layers = 28 hidden = 3584 heads = 28 kv_heads = 4 ffn = 18944 vocab = 152064",
+	"qwen2.5-14b":  "family = llama layers = 48 hidden = 5120 heads = 40 kv_heads = 8 ffn = 13824 vocab = 152064",
+	"qwen2.5-32b":  "family = llama layers = 64 hidden = 5120 heads = 40 kv_heads = 8 ffn = 27648 vocab = 152064",
+	"qwen2.5-72b":  "family = llama layers = 80 hidden = 8192 heads = 64 kv_heads = 8 ffn = 29568 vocab = 152064",
+	"qwen3-4b":     "family = llama layers = 36 hidden = 2560 heads = 32 kv_heads = 8 head_dim = 128 ffn = 9728 vocab = 151936 tied = true",
+	"qwen3-14b":    "family = llama layers = 40 hidden = 5120 heads = 40 kv_heads = 8 ffn = 17408 vocab = 151936",
+	"mistral-7b":   "family = llama layers = 32 hidden = 4096 heads = 32 kv_heads = 8 ffn = 14336 vocab = 32768",
+	"nemo-12b":     "family = llama layers = 40 hidden = 5120 heads = 32 kv_heads = 8 head_dim = 128 ffn = 14336 vocab = 131072",
+	"gpt-1.3b":     "family = gpt layers = 24 hidden = 2048 heads = 16 vocab = 50304",
+	"gpt-7b":       "family = gpt layers = 32 hidden = 4096 heads = 32 vocab = 50304",
+	"gpt-13b":      "family = gpt layers = 40 hidden = 5120 heads = 40 vocab = 50304",
+}
+
+// fleetJobs are model, cluster, nodes, GPUs of a node, sequence, and what is set besides. Those that `make test` takes come first.
+var fleetJobs = []string{
+	"llama-8b h100 1 8 1M",
+	"qwen2.5-7b h100 1 8 512K",
+	"llama-3.2-1b h200 1 1 128K",
+	"llama-8b h100 1 1 128K",
+	"gpt-7b a100-80g 4 8 512K schedule.pp=4 schedule.sp=8",
+	"mistral-7b a100-80g 1 8 256K schedule.sp=4",
+
+	"llama-3.2-1b h100 1 1 32K",
+	"llama-3.2-1b h100 1 1 512K",
+	"llama-3.2-1b h100 1 8 4M",
+	"llama-3.2-1b b200 1 8 16M",
+	"llama-3.2-1b a100-80g 2 8 2M schedule.order=layer",
+	"llama-3.2-3b h200 1 1 64K",
+	"llama-3.2-3b h100 1 8 1M schedule.pp=2",
+	"llama-3.2-3b a100-80g 1 8 2M",
+	"llama-8b h100 1 8 32K",
+	"llama-8b h100 1 8 512K schedule.sp=4",
+	"llama-8b h100 1 8 1M schedule.pp=8",
+	"llama-8b h100 1 8 1M schedule.sp=4",
+	"llama-8b h100 1 8 1M schedule.partition=auto",
+	"llama-8b h100 1 8 1M schedule.keep=auto schedule.order=auto schedule.partition=auto",
+	"llama-8b h100 1 8 2M",
+	"llama-8b h100 1 8 4M",
+	"llama-8b h100 2 8 4M",
+	"llama-8b h100 1 8 16M",
+	"llama-8b h100 4 8 4M",
+	"llama-8b h100 16 8 16M",
+	"llama-8b h200 1 1 32K",
+	"llama-8b h200 1 8 1M train.batch=2",
+	"llama-8b h200 1 8 2M",
+	"llama-8b b200 1 8 2M",
+	"llama-8b b200 2 8 4M",
+	"llama-8b a100-80g 1 8 512K",
+	"llama-8b a100-80g 4 8 2M schedule.mux=on",
+	"llama-70b h200 4 8 1M",
+	"llama-70b h100 4 8 512K",
+	"llama-70b h100 16 8 1M",
+	"llama-70b b200 4 8 2M",
+	"llama-70b h100 1 8 128K",
+	"llama-70b a100-80g 16 8 512K schedule.pp=16",
+	"llama-405b h200 16 8 128K",
+	"llama-405b b200 16 8 256K",
+	"llama-405b h100 4 8 128K",
+	"qwen2.5-7b h100 1 8 2M",
+	"qwen2.5-7b h200 1 8 1M schedule.recompute=full",
+	"qwen2.5-7b h200 2 8 4M",
+	"qwen2.5-14b h100 1 8 512K",
+	"qwen2.5-14b h100 2 8 2M",
+	"qwen2.5-32b h200 2 8 512K",
+	"qwen2.5-32b a100-80g 1 8 128K",
+	"qwen2.5-72b h200 4 8 512K",
+	"qwen3-4b h100 1 8 1M",
+	"qwen3-4b a100-80g 1 8 256K schedule.offload=full",
+	"qwen3-14b h200 1 8 512K",
+	"qwen3-14b h100 4 8 1M schedule.strategy=sppo",
+	"mistral-7b h100 1 8 1M schedule.zero=3",
+	"mistral-7b b200 1 8 4M",
+	"mistral-7b h200 1 1 512K",
+	"nemo-12b h100 1 8 512K",
+	"nemo-12b h100 2 8 1M schedule.subsequences=64",
+	"gpt-1.3b a100-80g 1 8 512K",
+	"gpt-1.3b h100 1 1 64K",
+	"gpt-7b a100-80g 4 8 1M schedule.offload=adaptive",
+	"gpt-7b a100-80g 1 8 4M",
+	"gpt-13b a100-80g 8 8 1M",
+	"gpt-13b h100 1 8 256K",
+}
+
+const (
+	shortFleet   = 6
+	timeAccuracy = 0.02 // of the search's estimate, against the simulated program
+)
+
+func TestFleet(t *testing.T) {
+	jobs := fleetJobs
+	if os.Getenv("SPPO_LONG") == "" {
+		jobs = jobs[:shortFleet]
+	}
+	var table strings.Builder
+	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "job\tverdict\tplanned\testimate\tstep\tdevice peak\thost peak\tbuilt and simulated")
+	for _, name := range jobs {
+		t.Run(name, func(t *testing.T) { fmt.Fprintln(w, name+"\t"+flight(t, name)) })
+	}
+	w.Flush()
+	t.Log("CPU seconds of the search; a step is simulated, the estimate is the search's\n" + table.String())
+}
+
+// flight holds one job to what its plan says, and returns its row.
+func flight(t *testing.T, name string) string {
+	f := strings.Fields(name)
+	set := append([]string{"train.sequence=" + f[4]}, f[5:]...)
+	text := fmt.Sprintf("import \"clusters/%s.sppo\"\nmodel m { %s dtype = bf16 }\ncluster c = %s(nodes = %s, gpus_per_node = %s)\ntrain { data = random() }\n",
+		f[1], fleetModels[f[0]], f[1], f[2], f[3])
+	file := filepath.Join(t.TempDir(), "job.sppo")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	before := processorTime()
+	job, err := cli.OpenPlan(file, set, passes.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	planned := processorTime() - before
+	if err := job.Measure(); err != nil {
+		t.Fatal(err)
+	}
+	m := job.Plan.Memory
+	device, host := cli.Peaks(&m)
+	if !m.Fits {
+		return fmt.Sprintf("does not fit\t%.1f s\t\t\t%s\t%s\t%s", planned.Seconds(), device, host, followed(t, job, set))
+	}
+	estimate := job.Plan.Time.StepS
+	before = processorTime()
+	if err := job.Compile(); err != nil { // verifies
+		t.Fatal(err)
+	}
+	timeline, err := sim.Run(job.Program, ir.SectionStep, sim.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for s, code := range job.Program.Codes {
+		if code.Arenas[ir.Device] != m.DevicePeakBytes[s] || code.Arenas[ir.Host] != m.HostPeakBytes[s] {
+			t.Errorf("stage %d of the program takes %v, and the plan says %s and %s", s, code.Arenas, m.DevicePeakBytes[s], m.HostPeakBytes[s])
+		}
+	}
+	if off := float64(estimate/timeline.Makespan) - 1; math.Abs(off) > timeAccuracy {
+		t.Errorf("the search estimated %s, %.1f%% off the simulated %s", estimate, 100*off, timeline.Makespan)
+	}
+	return fmt.Sprintf("fits\t%.1f s\t%s\t%s\t%s\t%s\t%.1f s", planned.Seconds(), estimate, timeline.Makespan, device, host, (processorTime() - before).Seconds())
+}
+
+// followed checks that every hint for a job that does not fit makes it fit, and returns how many there were.
+func followed(t *testing.T, job *cli.Job, set []string) string {
+	hints := 0
+	for _, line := range strings.Split(adviseFit(job, set).Error(), "\n") {
+		changes, ok := strings.CutPrefix(line, "  --set ")
+		if !ok {
+			continue
+		}
+		changes = changes[:strings.LastIndex(changes, ": ")]
+		hints++
+		with := set[:len(set):len(set)]
+		for _, change := range strings.Split(changes, " --set ") {
+			with = append(with, strings.Trim(change, "'"))
+		}
+		hinted, err := cli.OpenPlan(job.Spec.File, with, passes.Options{})
+		if err == nil {
+			err = hinted.Measure()
+		}
+		if err != nil || !hinted.Plan.Memory.Fits {
+			t.Errorf("the hint %q does not fit: %v", changes, err)
+		}
+	}
+	return fmt.Sprintf("%d hints followed", hints)
+}
+
+// processorTime is what this process has used of all processors.
+func processorTime() time.Duration {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
