@@ -167,8 +167,8 @@ func (c *Code) updates() bool {
 // rectangle is part of a tensor: rows from..to and columns from..to.
 type rectangle struct{ row, endRow, col, endCol int64 }
 
-// held is the rectangles of a role of a tensor, and the rank that was the first to hold each.
-type held map[rectangle]int
+// held is a set of rectangles of a role of a tensor.
+type held map[rectangle]bool
 
 // verifyStates demands that the rectangles that ranks hold of a role of a tensor cover it once. Equal rectangles on several ranks are
 // copies, and one in another is a part that a rank has apart from the whole.
@@ -188,18 +188,22 @@ func verifyStates(p *Program, all *findings) {
 			continue
 		}
 		seen[like] = true
+		own := map[key]held{} // before padding is cut off: with it a slice may differ from the whole
 		for i := range code.States {
 			s := &code.States[i]
 			k := key{s.Tensor, s.Role}
+			if own[k] == nil {
+				own[k] = held{}
+			}
+			if x := s.padded(rank.Consts); own[k][x] {
+				twice[k] = r
+			} else {
+				own[k][x] = true
+			}
 			if parts[k] == nil {
 				parts[k] = held{}
 			}
-			x := s.rectangle(rank.Consts, &p.Tensors[s.Tensor])
-			if first, ok := parts[k][x]; !ok {
-				parts[k][x] = r
-			} else if first == r && x != (rectangle{}) {
-				twice[k] = r
-			}
+			parts[k][s.rectangle(rank.Consts, &p.Tensors[s.Tensor])] = true
 		}
 	}
 	for t := range p.Tensors {
@@ -221,13 +225,19 @@ func verifyStates(p *Program, all *findings) {
 
 // rectangle is the part of the tensor that a rank's state holds, without padding; the zero value if it is all padding.
 func (s *State) rectangle(consts []int64, t *Tensor) rectangle {
-	rows, cols := s.extent()
-	row, col := s.Row0.Int(consts), s.Col0.Int(consts)
-	x := rectangle{row, min(Plus(row, rows), t.Shape[0]), col, min(Plus(col, cols), t.Shape[1])}
+	x := s.padded(consts)
+	x.endRow, x.endCol = min(x.endRow, t.Shape[0]), min(x.endCol, t.Shape[1])
 	if x.row >= x.endRow || x.col >= x.endCol {
 		return rectangle{}
 	}
 	return x
+}
+
+// padded is what a state holds, with rows and columns that divide evenly among ranks but lie outside its tensor.
+func (s *State) padded(consts []int64) rectangle {
+	rows, cols := s.extent()
+	row, col := s.Row0.Int(consts), s.Col0.Int(consts)
+	return rectangle{row, Plus(row, rows), col, Plus(col, cols)}
 }
 
 func (x rectangle) area() int64 { return Times(x.endRow-x.row, x.endCol-x.col) }

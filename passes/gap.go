@@ -16,9 +16,9 @@ const (
 	searchGap = 1.0 / 330 // at first
 	widestGap = 0.01
 
-	patience work = 1_800_000 // visits before the gap widens, of a search with Options.Patience 1
-	widestAt      = 2         // times that work, when the gap is widest
-	stopAt        = 3         // times that work, when the fastest plan found so far is taken
+	patience = 1_800_000 // visits before the gap widens, of a search with Options.Patience 1
+	widestAt = 2         // times that work, when the gap is widest
+	stopAt   = 3         // times that work, when the fastest plan found so far is taken
 )
 
 // work counts what a search has done, in visits of a layer by a task: those of simulations and of memory footprints, where
@@ -33,7 +33,7 @@ func (w *work) spend(visits int) {
 
 // impatience returns the work done by a search as a multiple of its patience.
 func (s *search) impatience() float64 {
-	return float64(s.work) / float64(patience) / cmp.Or(s.context.options.Patience, 1)
+	return float64(s.work) / patience / cmp.Or(s.context.options.Patience, 1)
 }
 
 // spent reports whether a search has done so many times the work of its patience.

@@ -51,7 +51,7 @@ func command(ctx context.Context, args []string, out, errs io.Writer) int {
 	}
 	if len(args) > 0 && args[0] == "kernels" {
 		if len(args) < 3 {
-			return fail(2, errors.New("usage: gpu kernels FOLDER ARCHITECTURE..."))
+			return fail(2, errors.New("usage: gpu kernels FOLDER ARCHITECTURE [ARCHITECTURE]"))
 		}
 		if err := cuda.KeepKernels(args[1], args[2:], nil); err != nil {
 			return fail(1, err)
