@@ -36,8 +36,14 @@ func (s *search) impatience() float64 {
 	return float64(s.work) / patience / cmp.Or(s.context.options.Patience, 1)
 }
 
-// spent reports whether a search has done so many times the work of its patience.
-func (s *search) spent(times float64) bool { return !s.timeless && s.impatience() >= times }
+// spent reports whether a search has done so many times the work of its patience. One for anything that fits has more: its
+// answer is yes or no, and a no should be true.
+func (s *search) spent(times float64) bool {
+	if s.timeless {
+		times *= 2
+	}
+	return s.impatience() >= times
+}
 
 // widen sets the gap for the work done so far. Complete candidates come to their turn by it.
 func (s *search) widen() {
