@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -21,8 +22,27 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// pages show what commands print, in blocks marked console: commands behind "$ ", each with its whole output.
-var pages = []string{"README.md", "ARCHITECTURE.md", "RATIONALE.md"}
+// pages lists the documents from the root: Markdown at the root and under docs. Blocks marked console hold commands after
+// "$ ", each with its whole output.
+func pages(t *testing.T) []string {
+	t.Helper()
+	var names []string
+	for _, pattern := range []string{"*.md", "docs/*.md"} {
+		found, err := filepath.Glob(filepath.Join("../..", pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range found {
+			names = append(names, filepath.ToSlash(strings.TrimPrefix(name, filepath.FromSlash("../../"))))
+		}
+	}
+	for _, name := range []string{"README.md", "ARCHITECTURE.md", "docs/tour.md", "docs/walkthrough.md"} {
+		if !slices.Contains(names, name) {
+			t.Fatalf("%s is not among %v", name, names)
+		}
+	}
+	return names
+}
 
 var console = regexp.MustCompile("(?s)```console\n(.*?)```\n")
 
@@ -32,7 +52,7 @@ func TestPages(t *testing.T) {
 		t.Skip("no sh to run the pages' commands with")
 	}
 	path := commandFolder(t)
-	for _, page := range pages {
+	for _, page := range pages(t) {
 		name := filepath.Join("../..", page)
 		text, err := os.ReadFile(name)
 		if err != nil {
@@ -55,6 +75,46 @@ func TestPages(t *testing.T) {
 		if err := os.WriteFile(name, now, 0o644); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+var (
+	pageLink   = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)|(?:src|srcset)="([^":]+)"`)
+	pageFile   = regexp.MustCompile("`([a-z][a-z0-9_.-]*/[a-zA-Z0-9_./-]+\\.(?:go|md|cu|sppo|sh|css))`")
+	pageSymbol = regexp.MustCompile("`([A-Za-z]+)` (?:in|of) `([a-z][a-z0-9_/]*/[a-z0-9_]+\\.go)`")
+)
+
+// Links of the pages lead to files, files that they name exist, and a name that is said to be in a Go file is there.
+func TestPageReferences(t *testing.T) {
+	links, paths, symbols := 0, 0, 0
+	for _, page := range pages(t) {
+		text, err := os.ReadFile(filepath.Join("../..", page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range pageLink.FindAllSubmatch(text, -1) {
+			links++
+			target := string(m[1]) + string(m[2])
+			if _, err := os.Stat(filepath.Join("../..", filepath.Dir(page), target)); err != nil {
+				t.Errorf("%s links to %s: %v", page, target, err)
+			}
+		}
+		for _, m := range pageFile.FindAllSubmatch(text, -1) {
+			paths++
+			if _, err := os.Stat(filepath.Join("../..", string(m[1]))); err != nil && page != "CHANGELOG.md" {
+				t.Errorf("%s names %s: %v", page, m[1], err)
+			}
+		}
+		for _, m := range pageSymbol.FindAllSubmatch(text, -1) {
+			symbols++
+			source, err := os.ReadFile(filepath.Join("../..", string(m[2])))
+			if err != nil || !regexp.MustCompile(`\b`+string(m[1])+`\b`).Match(source) {
+				t.Errorf("%s says that %s is in %s: %v", page, m[1], m[2], err)
+			}
+		}
+	}
+	if links < 20 || paths < 40 || symbols < 5 {
+		t.Errorf("only %d links, %d files and %d names were checked", links, paths, symbols)
 	}
 }
 
