@@ -203,6 +203,7 @@ func (b *bounds) newProfile(p *Plan, v visit) *profile {
 	c := b.context(p)
 	t := newTaskTime(c, p)
 	g, out := c.model, &profile{}
+	b.work.spend(8 * len(p.Subsequences.Lengths))
 	known := map[graph.Size]restTimes{}
 	forward := func(z graph.Size) ir.Seconds { return t.makespan(t.layer, t.layer.Forward, z, v.forward) }
 	backward := func(z graph.Size) ir.Seconds { return t.makespan(t.layer, t.layer.Backward, z, v.forward+v.backward) }

@@ -22,7 +22,7 @@ const (
 )
 
 // work counts what a search has done, in visits of a layer by a task: those of simulations and of memory footprints, where
-// the time goes. A nil *work counts nothing.
+// most time goes, and for bounds as many as take as long. A nil *work counts nothing.
 type work int64
 
 func (w *work) spend(visits int) {

@@ -43,6 +43,7 @@ func (b *bounds) roomOf(p *Plan) room {
 	}
 	c := b.context(p)
 	g, sizes := c.model, p.Sizes()
+	b.work.spend(4 * len(sizes))
 	first, last := sizes[0], sizes[len(sizes)-1]
 	for _, z := range sizes {
 		of.kept += keptBytes(g, p.Recompute, z)

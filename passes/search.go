@@ -232,6 +232,7 @@ func (s *search) push(n *node) {
 		n.level++
 	}
 	s.made++
+	s.work.spend(50)
 	n.number = s.made
 	bound, least := s.of(n.schedule, n.level)
 	if bound >= unreachable {
