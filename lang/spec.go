@@ -82,6 +82,14 @@ type Cluster struct {
 // GPUs is the number of devices, and so the number of ranks a job may have.
 func (c Cluster) GPUs() int { return c.Nodes * c.GPUsPerNode }
 
+// Unit names one of those devices: ranks that share the processors of a node have no GPU.
+func (c Cluster) Unit() string {
+	if c.Parallelism > 0 {
+		return "CPU rank"
+	}
+	return "GPU"
+}
+
 // Optimizer is AdamW (Loshchilov and Hutter, 2019), the only one so far.
 type Optimizer struct {
 	Kind        string  `json:"kind"` // adamw

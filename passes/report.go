@@ -47,7 +47,7 @@ func (p *Plan) reportJob(b *strings.Builder) {
 	table(b, func(line func(...string)) {
 		line("model", fmt.Sprintf("%s, %s, hidden %d, %s of %d (%d of keys and values), ffn %d, vocabulary %d, %s",
 			m.Family, plural(m.Layers, "layer"), m.Hidden, plural(m.Heads, "head"), m.HeadDim, m.KVHeads, m.FFN, m.Vocab, m.DType))
-		line("ranks", fmt.Sprintf("%d of %d GPUs: dp %d x pp %d x sp %d", par.Ranks(), p.Cluster.GPUs(), par.DP, par.PP, par.SP))
+		line("ranks", fmt.Sprintf("%d of %s: dp %d x pp %d x sp %d", par.Ranks(), plural(p.Cluster.GPUs(), p.Cluster.Unit()), par.DP, par.PP, par.SP))
 		line("subsequences", p.subsequencesInWords())
 		if par.Microbatches > 1 || par.Microbatch > 1 {
 			line("microbatches", fmt.Sprintf("%d of %s", par.Microbatches, plural(par.Microbatch, "sequence")))
@@ -226,7 +226,7 @@ func (p *Plan) reportTotals(b *strings.Builder) {
 		line("step", fmt.Sprintf("%s, of it %s for the optimizer (%s)", t.StepS, t.OptimizerS, source))
 		line("bubble", fmt.Sprintf("%.1f%% of the busy time; stages idle %.1f%% of the pipeline's time", 100*t.BubbleRatio, 100*t.IdleShare))
 		line("exposed copies", durationOrNone(t.ExposedTransferS))
-		line("throughput", fmt.Sprintf("%.0f tokens/s a GPU, %.1f%% of the peak in model FLOPs (MFU)", p.Throughput.TGS, 100*p.Throughput.MFU))
+		line("throughput", fmt.Sprintf("%.0f tokens/s a %s, %.1f%% of the peak in model FLOPs (MFU)", p.Throughput.TGS, p.Cluster.Unit(), 100*p.Throughput.MFU))
 	})
 	b.WriteByte('\n')
 }

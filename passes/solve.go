@@ -81,7 +81,7 @@ func solveParallel(p *Plan) {
 	if par.DP == 0 {
 		par.DP = 1
 	}
-	p.decide("solve", "dp", fmt.Sprint(par.DP), given(s.DP != 0, "auto is 1: GPUs that are left serve the pipeline of one sequence"))
+	p.decide("solve", "dp", fmt.Sprint(par.DP), given(s.DP != 0, "auto is 1: ranks that are left serve the pipeline of one sequence"))
 	par.Order = OrderSequence
 	if s.Order == OrderLayer {
 		solveLayerOrder(p, &par)
@@ -89,7 +89,7 @@ func solveParallel(p *Plan) {
 	if par.PP == 0 {
 		par.PP = max(1, min(gpus/(par.SP*par.DP), p.Model.Layers/par.VirtualStages))
 	}
-	p.decide("solve", "pp", fmt.Sprint(par.PP), given(s.PP != 0, "auto is a stage for every GPU that sp and dp leave, as long as each has a layer"))
+	p.decide("solve", "pp", fmt.Sprint(par.PP), given(s.PP != 0, "auto is a stage for every rank that sp and dp leave, as long as each has a layer"))
 	if par.Placement == PlacedV {
 		p.decide("solve", "placement", par.Placement, "of the strategy: the virtual stages lie there and back, so that the first rank also has the last")
 	}
@@ -269,7 +269,7 @@ func sizeProblems(p *Plan) []problem {
 	gpus := p.Cluster.GPUs()
 	tooMany := par.SP > gpus || par.PP > gpus || par.DP > gpus || par.Ranks() > gpus // the product alone might overflow
 	add(tooMany, fault("schedule.pp", lang.TooManyRanks, fmt.Sprintf("the product of sp, pp and dp is at most %d", gpus),
-		"sp %d x pp %d x dp %d make %d ranks, and the cluster has %d GPUs", par.SP, par.PP, par.DP, par.Ranks(), gpus))
+		"sp %d x pp %d x dp %d make %d ranks, and the cluster has %s", par.SP, par.PP, par.DP, par.Ranks(), plural(gpus, p.Cluster.Unit())))
 	add(par.Placement != PlacedRound && par.Placement != PlacedV && par.Placement != "", fault("schedule.strategy", lang.UnknownName, PlacedRound+" or "+PlacedV,
 		"virtual stages have no placement %q", par.Placement))
 	stages := par.PP * par.VirtualStages

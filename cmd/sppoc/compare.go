@@ -276,7 +276,7 @@ var tables = map[string]func(io.Writer, []result) error{
 }
 
 // heading are the columns that every table has, behind the names of its lines.
-const heading = "dp x pp x sp\tN\tm\tstep\tspeed\ttokens/s a GPU\tMFU\tbubble\texposed\tdevice peak\thost peak\t"
+const heading = "dp x pp x sp\tN\tm\tstep\tspeed\ttokens/s a rank\tMFU\tbubble\texposed\tdevice peak\thost peak\t"
 
 func compareText(w io.Writer, rows []result) error {
 	differ, same := decisions(rows)
@@ -339,7 +339,7 @@ func remarks(rows []result, same []string) string {
 	var b strings.Builder
 	fmt.Fprint(&b, "\nSimulated. N: subsequences of a sequence; m: sequences of a step")
 	if len(rows) > 1 {
-		fmt.Fprint(&b, "; speed: tokens a second of all GPUs, over those of the first line")
+		fmt.Fprint(&b, "; speed: tokens a second of all ranks, over those of the first line")
 	}
 	fmt.Fprintln(&b, ".")
 	if len(same) > 0 {

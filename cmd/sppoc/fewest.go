@@ -17,7 +17,7 @@ func fewestGPUs(file string, set []string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	fleets := fleetsOf(spec.Cluster.GPUsPerNode)
+	fleets := fleetsOf(spec.Cluster.GPUsPerNode, spec.Cluster.Unit())
 	s := fleetSearch{file, set, map[int]string{}}
 	enough, few := 0, -1
 	for s.lacking(fleets, enough) != "" {
@@ -45,25 +45,28 @@ func fewestGPUs(file string, set []string) (string, error) {
 }
 
 // fleet is some nodes, or a part of one.
-type fleet struct{ nodes, gpus int }
+type fleet struct {
+	nodes, gpus int
+	unit        string // what one of them is called
+}
 
 func (f fleet) String() string {
 	if f.nodes == 1 {
-		return fmt.Sprintf("%d of the GPUs of a node", f.gpus)
+		return fmt.Sprintf("%d of the %ss of a node", f.gpus, f.unit)
 	}
-	return fmt.Sprintf("%d GPUs (%d nodes of %d)", f.nodes*f.gpus, f.nodes, f.gpus)
+	return fmt.Sprintf("%d %ss (%d nodes of %d)", f.nodes*f.gpus, f.unit, f.nodes, f.gpus)
 }
 
 // fleetsOf are all numbers worth a try, from the smallest: divisors of a node, then whole nodes.
-func fleetsOf(node int) []fleet {
+func fleetsOf(node int, unit string) []fleet {
 	var out []fleet
 	for n := 1; n <= node; n++ {
 		if node%n == 0 {
-			out = append(out, fleet{1, n})
+			out = append(out, fleet{1, n, unit})
 		}
 	}
 	for nodes := 2; nodes*node <= mostGPUs; nodes++ {
-		out = append(out, fleet{nodes, node})
+		out = append(out, fleet{nodes, node, unit})
 	}
 	return out
 }

@@ -286,14 +286,14 @@ func prevailing(shares *[len(showNames)]float64) (kind, level int) {
 	return kind, max(1, int(4*min(busy, 1)+0.5))
 }
 
-// comparisonFigure draws tokens a GPU and second of every line as bars.
+// comparisonFigure draws tokens a rank and second of every line as bars.
 func comparisonFigure(w io.Writer, rows []result) error {
 	f := &figure{y: figureTitle}
-	f.text(10, 14, "start", "font-size:12px;font-weight:600", "tokens a GPU and second, simulated")
+	f.text(10, 14, "start", "font-size:12px;font-weight:600", "tokens a rank and second, simulated")
 	most, names, same := 0.0, 0, oneJob(rows)
 	if same && len(rows[0].Set) > 0 {
 		f = &figure{y: figureTitle}
-		f.text(10, 14, "start", "font-size:12px;font-weight:600", rows[0].job()+": tokens a GPU and second, simulated")
+		f.text(10, 14, "start", "font-size:12px;font-weight:600", rows[0].job()+": tokens a rank and second, simulated")
 	}
 	for i := range rows {
 		most, names = max(most, rows[i].TGS), max(names, len(rows[i].label(same)))

@@ -110,7 +110,7 @@ func (s *simulation) end(p *ir.Program) {
 	if least < most {
 		took = fmt.Sprintf("%s a step in the median, %s to %s", ir.Seconds(median), ir.Seconds(least), ir.Seconds(most))
 	}
-	s.show.say("simulated: %s, %s tokens a GPU and second, MFU %.1f%%, bubble %.1f%%, exposed transfers %s; peak %s device and %s host memory a rank",
+	s.show.say("simulated: %s, %s tokens a rank and second, MFU %.1f%%, bubble %.1f%%, exposed transfers %s; peak %s device and %s host memory a rank",
 		took, cli.Short(tgs), 100*t.MFU(), 100*t.BubbleRatio(), t.Exposed(), device, host)
 	s.show.line(simulatedEnd{
 		true, true, len(s.took), number(median), number(least), number(most), number(tgs), number(t.MFU()),
