@@ -8,7 +8,7 @@ GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 # As go test prints, and at the end every test that was skipped, with its reason.
 TEST = $(GO) run $(GOTESTSUM) --format standard-quiet --
 
-.PHONY: all build run test race long fleet bench kernels gpu-bundle gpu-check release release-check lint fuzz cover docs paper clean
+.PHONY: all build run test race long fleet bench kernels gpu-bundle gpu-check release release-check lint fuzz cover docs paper records clean
 
 all: build test
 
@@ -78,6 +78,9 @@ lint: ## formatting, vet, staticcheck
 
 paper: ## the paper's evaluation, simulated again: docs/paper.md, its tables and figures
 	$(GO) run ./cmd/paper
+
+records: ## published results beside predictions for the same jobs: docs/records.md
+	$(GO) run ./cmd/records
 
 fuzz: ## every fuzz target for FUZZTIME
 	@for p in $$($(GO) list ./...); do \

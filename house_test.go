@@ -53,6 +53,7 @@ var floors = []struct {
 	{"cmd/internal/trace", 5, "*"},
 	{"bench/gpu", 6, "*"},
 	{"cmd/paper", 6, "*"},
+	{"cmd/records", 6, "*"},
 	{"cmd/release", 6, "*"},
 	{"cmd/sppoc", 6, "*"},
 	{"cmd/sppovm", 6, "*"},

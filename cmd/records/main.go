@@ -1,0 +1,44 @@
+// Command records writes docs/records.md: published results of training on very long sequences, each beside what the compiler
+// predicts for the same job on the same hardware.
+//
+//	main.go     the command
+//	table.go    the records: what was published and where, the job as a spec, why the figures differ
+//	predict.go  a record's job planned, compiled and simulated; the ceiling of its arithmetic
+//	page.go     the page, with its text
+package main
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+
+	"github.com/spf13/pflag"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "records:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	flags := pflag.NewFlagSet("records", pflag.ContinueOnError)
+	only := flags.String("only", "", "predict the records that match this expression alone, and keep the other rows of the page")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	wanted, err := regexp.Compile(*only)
+	if err != nil {
+		return err
+	}
+	old, err := os.ReadFile(page)
+	if err != nil && *only != "" {
+		return err
+	}
+	text, err := render(string(old), wanted)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(page, []byte(text), 0o644)
+}

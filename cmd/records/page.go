@@ -1,0 +1,101 @@
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// page is the file that is written, from the root of the repository.
+const page = "docs/records.md"
+
+const intro = `# Published records beside predictions
+
+Written by ` + "`make records`" + `. Published results of training on very long sequences, each beside what ` + "`sppoc`" + ` plans for the same model and
+hardware with every choice left to it, one sequence a step. **All figures of ours are simulated**: no such job has run. Clusters are those
+of ` + "`examples/clusters`" + `, with 2 TB of host memory a node, all of it for the job; their kernel rates are assumptions, stated there.
+
+- *fits*: whether the published number of tokens fits here; if not, the other figures are those of the longest sequence that does, searched
+  in steps of 64K tokens where a plan takes seconds.
+- *MFU*: model FLOPs, three times the forward's with attention counted causal, over the peak. Publications may count differently.
+- *ceiling*: the speed of the published job's arithmetic alone, at the assumed rates of the kernels and with nothing computed twice. No
+  schedule exceeds it; a published figure above it says that the rates are too low, or that FLOPs are counted differently.
+
+`
+
+const head = "| record | job | published | fits here | tokens | step, simulated | tokens/s a GPU, simulated | MFU, simulated | ceiling: tokens/s a GPU | ceiling: MFU |\n" +
+	"| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+
+const formula = `
+The ceiling in seconds a token and GPU, with the forward FLOPs a token of the matmuls (M) and of causal attention (A), and the best
+efficiencies (e) of the cluster:
+
+    (3 M / e_matmul + A / e_attention + 2.5 A / e_attention_grad) / peak
+
+The backward kernel of attention computes the scores again: 2.5 times the forward's FLOPs, of which MFU counts two.
+
+## Why they differ, and sources
+
+`
+
+// render is the page. Rows of records that are not wanted are those of the old page.
+func render(old string, wanted *regexp.Regexp) (string, error) {
+	var b strings.Builder
+	b.WriteString(intro + head)
+	for i := range records {
+		r := &records[i]
+		row, known := rowOf(old, r)
+		if !known || wanted.MatchString(r.name) {
+			p, err := r.predict()
+			if err != nil {
+				return "", fmt.Errorf("%s: %w", r.name, err)
+			}
+			row = r.row(&p)
+		}
+		b.WriteString(row)
+	}
+	b.WriteString(formula)
+	for _, r := range records {
+		fmt.Fprintf(&b, "- **%s** (%s). %s\n", r.name, r.source, r.why)
+	}
+	return b.String(), nil
+}
+
+// begin is what a row begins with: everything that is not predicted.
+func (r *record) begin() string { return fmt.Sprintf("| %s | %s | %s |", r.name, r.job, r.claim) }
+
+// rowOf finds a record's row on a page.
+func rowOf(text string, r *record) (string, bool) {
+	for _, line := range strings.SplitAfter(text, "\n") {
+		if strings.HasPrefix(line, r.begin()) {
+			return line, true
+		}
+	}
+	return "", false
+}
+
+func (r *record) row(p *prediction) string {
+	fits := "no"
+	if p.fits {
+		fits = "yes"
+	}
+	cells := " none | | | |"
+	switch {
+	case r.unsearched && !p.fits:
+		cells = " not searched | | | |"
+	case p.sequence > 0:
+		cells = fmt.Sprintf(" %s | %.4g s | %.4g | %.1f%% |", count(p.sequence), p.stepS, p.tgs, 100*p.mfu)
+	}
+	return fmt.Sprintf("%s %s |%s %.4g | %.1f%% |\n", r.begin(), fits, cells, p.ceiling.tgs, 100*p.ceiling.mfu)
+}
+
+// count writes tokens with K or M of 1024 where that is exact.
+func count(tokens int64) string {
+	switch {
+	case tokens%(1<<20) == 0:
+		return fmt.Sprintf("%dM", tokens>>20)
+	case tokens%(1<<10) == 0:
+		return fmt.Sprintf("%dK", tokens>>10)
+	}
+	return fmt.Sprint(tokens)
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"fmt"
+	"sort"
+
+	"sppo.dev"
+	"sppo.dev/lang"
+	"sppo.dev/passes"
+)
+
+// prediction is what the compiler and the simulator say of a record's job.
+type prediction struct {
+	fits     bool  // with the published number of tokens
+	sequence int64 // tokens of what follows: the published number, or the longest that fits; 0: none does
+	stepS    float64
+	tgs, mfu float64
+	ceiling  ceiling // of the published number of tokens
+}
+
+// ceiling is the speed of the job's arithmetic alone, at the kernels' rates.
+type ceiling struct{ tgs, mfu float64 }
+
+// grid is what lengths are multiples of where the published one does not fit.
+const grid = 64 << 10
+
+// spec is the job with a number of tokens.
+func (r *record) spec(sequence int64) (*lang.Spec, error) {
+	text := fmt.Sprintf("import \"../%s\"\nimport \"clusters/%s.sppo\"\ncluster machine = %s\n"+
+		"train {\n  sequence = %d\n  batch = 1\n  data = random()\n}\nschedule record {}\n", r.model, r.cluster, r.machine, sequence)
+	return sppo.Parse("examples/today/record.sppo", []byte(text))
+}
+
+// predict plans and simulates the job with the published number of tokens, or if that does not fit with the most that do.
+func (r *record) predict() (prediction, error) {
+	spec, err := r.spec(r.sequence)
+	if err != nil {
+		return prediction{}, err
+	}
+	out := prediction{sequence: r.sequence, ceiling: ceilingOf(spec)}
+	if out.fits, err = r.fits(r.sequence); err != nil {
+		return out, err
+	}
+	if !out.fits {
+		if r.unsearched {
+			return out, nil
+		}
+		if out.sequence, err = r.longest(); err != nil || out.sequence == 0 {
+			return out, err
+		}
+	}
+	if spec, err = r.spec(out.sequence); err != nil {
+		return out, err
+	}
+	plan, err := sppo.Plan(spec)
+	if err != nil {
+		return out, err
+	}
+	program, err := sppo.Build(plan)
+	if err != nil {
+		return out, err
+	}
+	if !plan.Memory.Fits {
+		return out, fmt.Errorf("%s: %d tokens were found to fit, and their program does not: %s", r.name, out.sequence, sppo.Shortfall(&plan.Memory))
+	}
+	t, err := sppo.Simulate(program)
+	if err != nil {
+		return out, err
+	}
+	out.stepS, out.tgs, out.mfu = float64(t.Makespan), t.TGS(), t.MFU()
+	return out, nil
+}
+
+// longest is the most tokens that fit, in steps of the grid, of fewer than were published.
+func (r *record) longest() (int64, error) {
+	var failed error
+	steps := sort.Search(int(r.sequence/grid), func(i int) bool {
+		fits, err := r.fits(int64(i+1) * grid)
+		if err != nil {
+			failed = err
+		}
+		return !fits
+	})
+	return int64(steps) * grid, failed
+}
+
+// fits reports whether some plan fits. What the bound on its memory says to fit is not placed.
+func (r *record) fits(sequence int64) (bool, error) {
+	spec, err := r.spec(sequence)
+	if err != nil {
+		return false, err
+	}
+	plan, err := sppo.PlanWith(spec, passes.Options{Fitting: true})
+	if err != nil {
+		return false, err
+	}
+	m := &plan.Memory
+	if m.Placed {
+		return m.Fits, nil
+	}
+	return passes.FootprintOf(plan).Fits(m.DeviceCapacityBytes, m.HostCapacityBytes), nil
+}
+
+// ceilingOf is the speed of a job whose GPUs do nothing but the arithmetic of its model, without any of it twice:
+//
+//	seconds a token = (3 M / e_matmul + A / e_attention + 2.5 A / e_attention_grad) / peak
+//
+// M are the forward FLOPs of the matmuls a token, A those of causal attention, e the efficiencies of the cluster at their best. The
+// backward kernel of attention computes the scores again, so that it has 2.5 times the FLOPs of the forward and not twice (Dao 2023).
+func ceilingOf(s *lang.Spec) ceiling {
+	m, c := s.Model, s.Cluster
+	head, layers := float64(m.HeadDim), float64(m.Layers)
+	projections := 2 * float64(m.Hidden) * head * float64(2*m.Heads+2*m.KVHeads)
+	mlp := 2 * 2 * float64(m.Hidden) * float64(m.FFN) // up, down
+	if m.Family == lang.FamilyLlama {
+		mlp *= 1.5 // gate
+	}
+	matmul := layers*(projections+mlp) + 2*float64(m.Hidden)*float64(m.Vocab)
+	attention := layers * 2 * float64(s.Train.Sequence) * head * float64(m.Heads) // 4 s h, of which causality leaves half
+	seconds := (3*matmul/best(c.MatmulEfficiency) + attention/best(c.AttentionEfficiency) + 2.5*attention/best(c.AttentionGradEff)) / c.PeakBF16
+	return ceiling{1 / seconds, 3 * (matmul + attention) / (seconds * c.PeakBF16)}
+}
+
+// best is the highest share of the peak on a curve.
+func best(curve []lang.CurvePoint) float64 {
+	share := 0.0
+	for _, p := range curve {
+		share = max(share, p[1])
+	}
+	return share
+}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"math"
+	"os"
+	"regexp"
+	"testing"
+
+	"sppo.dev"
+	"sppo.dev/ir/irtest"
+	"sppo.dev/passes"
+)
+
+func TestMain(m *testing.M) {
+	if err := os.Chdir("../.."); err != nil { // all paths are from the root of the repository
+		panic(err)
+	}
+	irtest.Main(m)
+}
+
+// The page is what the program makes of the table: one row predicted anew, or with SPPO_LONG all.
+func TestPage(t *testing.T) {
+	old, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range records {
+		if _, ok := rowOf(string(old), &records[i]); !ok {
+			t.Fatalf("%s has no row of %s: make records", page, records[i].name)
+		}
+	}
+	wanted := regexp.MustCompile("^TRL$")
+	if os.Getenv("SPPO_LONG") != "" {
+		wanted = regexp.MustCompile("")
+	}
+	text, err := render(string(old), wanted)
+	if err != nil {
+		t.Fatal(err)
+	}
+	irtest.Golden(t, page, []byte(text))
+}
+
+// The ceiling counts the FLOPs that a plan counts, and no plan is above it.
+func TestCeiling(t *testing.T) {
+	for _, r := range records {
+		if r.name != "TRL" && r.name != "Memo" { // a llama and a gpt, planned in a second
+			continue
+		}
+		spec, err := r.spec(r.sequence)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plan, err := sppo.PlanWith(spec, passes.Options{Fitting: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, planned := ceilingOf(spec), plan.Throughput
+		if got, want := c.mfu/c.tgs*spec.Cluster.PeakBF16, planned.ModelFlops/float64(r.sequence); math.Abs(got-want) > 1e-6*want {
+			t.Errorf("%s: %g FLOPs a token, %g in the plan", r.name, got, want)
+		}
+		if planned.TGS > c.tgs || planned.TGS < c.tgs/2 {
+			t.Errorf("%s: %g tokens/s a GPU are planned, and %g are the ceiling", r.name, planned.TGS, c.tgs)
+		}
+	}
+}

@@ -1,0 +1,75 @@
+package main
+
+// record is a published result and the job that stands for it here.
+type record struct {
+	name   string
+	job    string // for people
+	claim  string // what was published
+	source string
+
+	model    string // the file of the model, from examples/
+	cluster  string // the file of the cluster, from examples/clusters/
+	machine  string // the cluster with its arguments
+	sequence int64  // tokens; a step has one sequence
+
+	unsearched bool // for the longest that fits: its plans take minutes each
+
+	why string // the figures differ
+}
+
+const (
+	alst  = "Arctic Long Sequence Training, arXiv 2506.13996, abstract"
+	memo  = "Memo: Fine-grained Tensor Management for Ultra-long Context LLM Training, arXiv 2407.12117, abstract"
+	upipe = "Untied Ulysses: Memory-Efficient Context Parallelism via Headwise Chunking, arXiv 2602.21196, abstract"
+	slim  = "SlimPipe: Memory-Thrifty and Efficient Pipeline Parallelism, arXiv 2504.14519, abstract"
+	trl   = "TRL documentation, \"Training Beyond 1M Tokens\": 380 s a step of 1,048,576 tokens, so 345 tokens/s a GPU"
+	paper = "SPPO: Efficient Long-sequence LLM Training via Adaptive Sequence Pipeline Parallel Offloading, arXiv 2503.10377, abstract"
+)
+
+var records = []record{
+	{
+		name: "ALST, 1 GPU", job: "Llama-3.1-8B on one H100", claim: "500K tokens", source: alst,
+		model: "today/llama-3.1-8b.sppo", cluster: "h100", machine: "h100(gpus_per_node = 1)", sequence: 500_000,
+		why: "Weights, gradients and the optimizer's state take 18 bytes a parameter, 135 GiB in all, and stay on the device here, which has " +
+			"75.6 GiB. No GPU of 80 GB holds them, so the publication must keep most of them on the host.",
+	},
+	{
+		name: "ALST, 8 GPUs", job: "Llama-3.1-8B on 8 H100", claim: "3.7M tokens", source: alst,
+		model: "today/llama-3.1-8b.sppo", cluster: "h100", machine: "h100()", sequence: 3_700_000,
+		why: "ALST cuts the MLP and the loss into tiles and keeps little but the inputs of layers, on the host. Here the layer that runs holds " +
+			"all of its subsequence in memory at once, and more than the inputs of layers waits on the host.",
+	},
+	{
+		name: "ALST, 32 GPUs", job: "Llama-3.1-8B on 32 H100", claim: "15M tokens", source: alst,
+		model: "today/llama-3.1-8b.sppo", cluster: "h100", machine: "h100(nodes = 4)", sequence: 15_000_000, unsearched: true,
+		why: "As with 8 GPUs.",
+	},
+	{
+		name: "UPipe", job: "Llama-3-8B on 8 H100", claim: "5M tokens", source: upipe,
+		model: "today/llama-3.1-8b.sppo", cluster: "h100", machine: "h100()", sequence: 5_000_000,
+		why: "UPipe runs the attention of a few heads at a time and reuses their buffers. Here all heads of a rank are in memory at once.",
+	},
+	{
+		name: "TRL", job: "Qwen3-8B on 8 H100", claim: "1M tokens, 345 tokens/s a GPU", source: trl,
+		model: "today/qwen3-8b.sppo", cluster: "h100", machine: "h100()", sequence: 1 << 20,
+		why: "TRL checkpoints layers, so every forward runs twice, attention included. Here the outputs of attention go to the host instead. " +
+			"A measured step also has costs that the simulator does not know.",
+	},
+	{
+		name: "Memo", job: "GPT-7B on 8 A800", claim: "1M tokens, 52.30% MFU", source: memo,
+		model: "paper/gpt-7b.sppo", cluster: "a100-80g", machine: "a100-80g()", sequence: 1 << 20,
+		why: "52.3% is above the ceiling here: its kernels ran faster than the rates assumed for an A100, or it counts FLOPs differently. An A800 " +
+			"is an A100 with slower NVLink, which hardly matters at this length.",
+	},
+	{
+		name: "SlimPipe", job: "Llama-70B on 256 GPUs (Hopper, 80 GB)", claim: "2048K tokens, over 45% MFU", source: slim,
+		model: "today/llama-3.1-70b.sppo", cluster: "h100", machine: "h100(nodes = 32)", sequence: 2 << 20,
+		why: "The rates assumed for attention on an H100 keep every schedule below 45%. The abstract does not say how many sequences a step has; " +
+			"here it is one, whose pipeline fills and drains once a step.",
+	},
+	{
+		name: "SPPO", job: "GPT-7B on 128 A100", claim: "4M tokens", source: paper,
+		model: "paper/gpt-7b.sppo", cluster: "a100-80g", machine: "a100-80g(nodes = 16)", sequence: 4 << 20,
+		why: "The abstract gives no speed at this length; docs/paper.md compares the paper's speeds at shorter ones.",
+	},
+}
