@@ -60,8 +60,12 @@ func sharedFiles(root, programs string) (files, error) {
 			return nil, err
 		}
 	}
-	if err := all.addTree(root, "examples", ".sppo"); err != nil {
-		return nil, err
+	for folder, endings := range map[string][]string{"examples": {".sppo"}, "docs": {".md", ".svg"}} {
+		for _, ending := range endings {
+			if err := all.addTree(root, folder, ending); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return all, all.addLicenses(root)
 }
