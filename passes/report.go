@@ -181,7 +181,7 @@ func (p *Plan) reportStages(b *strings.Builder) {
 		line(head...)
 		for s := range p.Tasks {
 			cells := []string{fmt.Sprint(s), p.layerRanges(s), p.Time.BusyS[s].String(),
-				fmt.Sprintf("%.1f%%", 100*(1-float64(p.Time.BusyS[s]/max(makespan, 1e-12))))}
+				fmt.Sprintf("%.1f%%", 100*max(0, 1-float64(p.Time.BusyS[s]/max(makespan, 1e-12))))}
 			if p.Memory.Placed {
 				cells = append(cells, ofCapacity(p.Memory.DevicePeakBytes[s], p.Memory.DeviceCapacityBytes),
 					ofCapacity(p.Memory.HostPeakBytes[s], p.Memory.HostCapacityBytes))
