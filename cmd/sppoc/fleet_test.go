@@ -125,7 +125,11 @@ func TestFleet(t *testing.T) {
 	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "job\tverdict\tplanned\testimate\tstep\tdevice peak\thost peak\tbuilt and simulated")
 	for _, name := range jobs {
-		t.Run(name, func(t *testing.T) { fmt.Fprintln(w, name+"\t"+flight(t, name)) })
+		t.Run(name, func(t *testing.T) {
+			row := flight(t, name)
+			t.Log(row) // in case that a later job does not end
+			fmt.Fprintln(w, name+"\t"+row)
+		})
 	}
 	w.Flush()
 	t.Log("CPU seconds of the search; a step is simulated, the estimate is the search's\n" + table.String())
