@@ -245,7 +245,7 @@ func TestFunctionLength(t *testing.T) {
 	}
 }
 
-// generator says whether a file is a program that writes other files.
+// generator reports whether a file is a program that writes other files.
 func generator(s source) bool {
 	return strings.Contains(s.text, "//go:build ignore") || within(s.folder, "vm/cpu/simd/internal")
 }

@@ -50,7 +50,7 @@ func TestEditedPlans(t *testing.T) {
 
 func inString(text string, at int) bool { return strings.Count(text[:at], `"`)%2 == 1 }
 
-// buildEdited says whether the plan was accepted; an error is what must not happen.
+// buildEdited reports whether the plan was accepted; an error is what must not happen.
 func buildEdited(text string) (ok bool, err error) {
 	defer func() {
 		if r := recover(); r != nil {

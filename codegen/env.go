@@ -227,7 +227,7 @@ func (e *env) attr(n *graph.Node, a graph.Attr) ir.Attr {
 	panic("internal: attribute without a source")
 }
 
-// touchAll says whether what a node adds to by an attribute has been written before in this step, and notes that it is
+// touchAll reports whether what a node adds to by an attribute has been written before in this step, and notes that it is
 // now.
 func (e *env) touchAll(n *graph.Node, attribute string) bool {
 	before := false

@@ -221,7 +221,7 @@ func (s *stage) helpedTokens(t passes.Task) int64 {
 	return end
 }
 
-// aside says whether a message between two tasks goes to or from a rank that helps, and so not along the ring.
+// aside reports whether a message between two tasks goes to or from a rank that helps, and so not along the ring.
 func (s *stage) aside(from, to passes.Task) bool {
 	helped := func(t passes.Task) bool { return s.order.Runner(t) != s.plan.Home(t.Stage) }
 	return helped(from) || helped(to)

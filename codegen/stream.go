@@ -190,7 +190,7 @@ func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
 	}
 }
 
-// attends says whether a node attends in parts.
+// attends reports whether a node attends in parts.
 func (e *env) attends(n *graph.Node) bool { return e.s.plan.Streams() && n.Attends() }
 
 // part is the instruction of a node for the keys of some tokens.

@@ -29,7 +29,7 @@ const (
 	borrowing // it
 )
 
-// own says whether a step belongs to a task of the rank itself.
+// own reports whether a step belongs to a task of the rank itself.
 func (k stepKind) own() bool { return k <= sharing }
 
 // moment orders the steps of all ranks: by time; messages before the tasks that begin when they end; messages of one

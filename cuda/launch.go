@@ -27,7 +27,7 @@ type codeSource interface {
 	image(source string, arch int) ([]byte, error)
 	// compiled is the same, but nothing that was carried here: the driver has refused that.
 	compiled(source string, arch int) ([]byte, error)
-	// knows says whether sources for Hopper alone can be had.
+	// knows reports whether sources for Hopper alone can be had.
 	knowsHopper() bool
 }
 

@@ -62,7 +62,7 @@ const (
 	byThreads = "threads"
 )
 
-// engine says whether the copy engine brings tiles of attention or of its gradient: as a rule; on a machine that tunes, where it is faster
+// engine reports whether the copy engine brings tiles of attention or of its gradient: as a rule; on a machine that tunes, where it is faster
 // for a head of this width. Both ways leave the same bits.
 func (m *Machine) engine(g *gpu, op ir.Op, dim int64) (bool, error) {
 	if m.options.ThreadsCopy || !m.options.Tune || m.trying {

@@ -76,7 +76,7 @@ func (c Case) unpiped() Case {
 	return c
 }
 
-// oneTurn says whether each layer has one turn in the backward pass of a step. If it has more, ranks that divide gradients add up
+// oneTurn reports whether each layer has one turn in the backward pass of a step. If it has more, ranks that divide gradients add up
 // each turn's among themselves first, and others each their own.
 func (c Case) oneTurn() bool {
 	return (c.N == 1 || c.Order == "layer") && c.Batch == c.DP*c.Microbatch

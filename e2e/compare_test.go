@@ -162,7 +162,7 @@ func checkBound(t testing.TB, c Case, plan *passes.Plan, p *ir.Program) {
 	}
 }
 
-// takesOver says whether an instruction writes operand i over one that it reads through another buffer.
+// takesOver reports whether an instruction writes operand i over one that it reads through another buffer.
 func takesOver(c *ir.Code, in *ir.Instr, i int) bool {
 	at := func(v ir.View) ir.Bytes { return c.Buffers[v.Buffer].Offset + v.Offset }
 	_, writes := in.Access(i)

@@ -49,7 +49,7 @@ var (
 	oneStage        = []string{"zb-h2"}
 )
 
-// among says whether the strategy of that index is one of some.
+// among reports whether the strategy of that index is one of some.
 func among(strategy int, names ...string) bool {
 	var c Case
 	space[settingIndex("strategy")].set(&c, strategy)
@@ -99,7 +99,7 @@ func settingIndex(name string) int {
 	return i
 }
 
-// allowed says whether a row, which may have open places, can become a spec.
+// allowed reports whether a row, which may have open places, can become a spec.
 func (r row) allowed() bool {
 	for _, f := range forbidden {
 		if a, b := r[settingIndex(f.a)], r[settingIndex(f.b)]; a >= 0 && b >= 0 && f.clash(a, b) {

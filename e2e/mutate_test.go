@@ -134,12 +134,12 @@ func isOp(ops ...ir.Op) func(*ir.Instr) bool {
 
 func isCopy(in *ir.Instr) bool { return in.Info().Class == ir.ClassMove }
 
-// onlyWrites says whether an instruction has results that it begins, and changes nothing in place.
+// onlyWrites reports whether an instruction has results that it begins, and changes nothing in place.
 func onlyWrites(in *ir.Instr) bool {
 	return in.Info().Written() > 0 && !changes(in) && class(in) != ir.ClassSync
 }
 
-// writesState says whether an instruction overwrites weights or optimizer state, which would otherwise stay as they were.
+// writesState reports whether an instruction overwrites weights or optimizer state, which would otherwise stay as they were.
 func (m *mutant) writesState(in *ir.Instr) bool {
 	return onlyWrites(in) && slices.ContainsFunc(m.code.States, func(s ir.State) bool {
 		return s.Role != ir.RoleGrad && s.View.Buffer == in.Args[0].Buffer
@@ -150,7 +150,7 @@ func (m *mutant) writesNoState(in *ir.Instr) bool { return onlyWrites(in) && !m.
 
 func class(in *ir.Instr) ir.Class { return in.Info().Class }
 
-// changes says whether an instruction changes an operand in place.
+// changes reports whether an instruction changes an operand in place.
 func changes(in *ir.Instr) bool {
 	for j, v := range in.Args {
 		reads, writes := in.Access(j)
@@ -212,7 +212,7 @@ func (m *mutant) shift() bool {
 	return i >= 0
 }
 
-// overlap says whether two views of the code share bytes.
+// overlap reports whether two views of the code share bytes.
 func (m *mutant) overlap(v, w ir.View) bool {
 	if !v.Present() || !w.Present() {
 		return false
@@ -338,7 +338,7 @@ func (m *mutant) swapOutputs() bool {
 	return false
 }
 
-// between says whether something reads what instruction i writes before instruction k.
+// between reports whether something reads what instruction i writes before instruction k.
 func (m *mutant) between(i, k int) bool {
 	readers := m.readers(i, m.instrs()[i].Args[0])
 	return len(readers) > 0 && readers[0] < k

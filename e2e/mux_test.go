@@ -211,7 +211,7 @@ func pieces(code *ir.Code, op ir.Op, phase ir.Phase) map[string]bool {
 	return found
 }
 
-// saved says whether a buffer is of a unit that the backward pass reads.
+// saved reports whether a buffer is of a unit that the backward pass reads.
 func saved(plan *passes.Plan, name string) bool {
 	for _, u := range plan.Units {
 		of, ok := strings.CutSuffix(strings.TrimSuffix(name, ".reload"), "."+u.Name)

@@ -53,10 +53,10 @@ func (d *drawn) ask(key string) string {
 	return value
 }
 
-// over says whether a number is more than one.
+// over reports whether a number is more than one.
 func (d *drawn) over(key string) bool { return d.ask(key) != "1" }
 
-// matters says whether a choice other than the plainest has something to decide.
+// matters reports whether a choice other than the plainest has something to decide.
 func (d *drawn) matters(key, value string) bool {
 	switch key {
 	case "sp_mode":
@@ -71,7 +71,7 @@ func (d *drawn) matters(key, value string) bool {
 	return true
 }
 
-// fated says whether a plan has that in mind for a unit.
+// fated reports whether a plan has that in mind for a unit.
 func fated(fate byte) func(*drawn) bool {
 	return func(d *drawn) bool { return strings.ContainsRune(fmt.Sprint(d.plan.Offload.Fate), rune(fate)) }
 }

@@ -52,7 +52,7 @@ func (v *Value) rowCount(s Size) int64 {
 	return v.Count
 }
 
-// Spans says whether the value has rows of the whole sequence, which all its subsequences share.
+// Spans reports whether the value has rows of the whole sequence, which all its subsequences share.
 func (v *Value) Spans() bool { return v.Rows == Whole || v.Rows == WholeLocal }
 
 // Bytes is the size of the value's storage.

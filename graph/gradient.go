@@ -63,7 +63,7 @@ func (b *builder) hoistCollectives(nodes []Node) {
 	}
 }
 
-// ofWeights says whether all that a node writes are gradients of weights.
+// ofWeights reports whether all that a node writes are gradients of weights.
 func (b *builder) ofWeights(n Node) bool {
 	return !slices.ContainsFunc(b.writes(&n), func(v int) bool { return b.Values[v].Kind != WeightGrad })
 }
@@ -158,7 +158,7 @@ func (b *builder) need(v int) Arg {
 	return all(b.remat[v])
 }
 
-// saves says whether the results of a forward node stay for the backward pass.
+// saves reports whether the results of a forward node stay for the backward pass.
 func (b *builder) saves(i int, n *Node) bool { return !moves(n) && (b.keep == nil || b.keep[i]) }
 
 // makeAgain appends a forward node to the backward pass, and before it those that have begun what it goes on with.

@@ -100,10 +100,10 @@ func (g *Model) DType() ir.DType {
 	return ir.F32
 }
 
-// ulysses says whether rows are exchanged for heads; one rank has all of both.
+// ulysses reports whether rows are exchanged for heads; one rank has all of both.
 func (g *Model) ulysses() bool { return g.Mode == ModeUlysses && g.SP > 1 }
 
-// Replicates says whether every rank has the weights of a layer whole.
+// Replicates reports whether every rank has the weights of a layer whole.
 func (s Split) Replicates() bool { return s.Mode != ModeMegatron && s.Mode != "" && s.SP > 1 }
 
 // cacheKind is the kind of K and V or of their gradients: of a whole sequence they are activations like any other.

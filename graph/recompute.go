@@ -9,7 +9,7 @@ import (
 // Units is a set of units of a layer, by their numbers.
 type Units uint64
 
-// Has says whether a unit is in the set.
+// Has reports whether a unit is in the set.
 func (s Units) Has(number int) bool { return s>>number&1 != 0 }
 
 // Len is the number of units in the set.

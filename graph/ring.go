@@ -46,7 +46,7 @@ func (g *Model) RingConsts() (names []string) {
 	return names
 }
 
-// ring says whether K and V go round.
+// ring reports whether K and V go round.
 func (s Split) ring() bool { return s.Mode == ModeRing && s.SP > 1 }
 
 // Chunks is in how many chunks of zigzag order the tokens of a subsequence are; 0 where they are in order.

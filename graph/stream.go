@@ -6,10 +6,10 @@ import (
 	"sppo.dev/ir"
 )
 
-// Attends says whether a node looks at K and V of earlier tokens.
+// Attends reports whether a node looks at K and V of earlier tokens.
 func (n *Node) Attends() bool { return n.Op == ir.Attention || n.Op == ir.AttentionGrad }
 
-// LooksBack says whether what a node does depends on how many tokens lie before those of the subsequence.
+// LooksBack reports whether what a node does depends on how many tokens lie before those of the subsequence.
 func (b *Block) LooksBack(n *Node) bool {
 	return n.Attends() || slices.ContainsFunc(n.Args, func(a Arg) bool {
 		return a.Value != Missing && (a.Span == Seen || b.Values[a.Value].Rows == SeenLocal)

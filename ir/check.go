@@ -6,7 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// Check says whether the program is well formed: every index points at something, every row of the opcode table gets
+// Check reports whether the program is well formed: every index points at something, every row of the opcode table gets
 // the operands and attributes that it names, every name can be written down. Both file forms hold exactly the well
 // formed programs, so what reads one may index without asking. Whether a program is right is Verify's question.
 func (p *Program) Check() error {
@@ -174,7 +174,7 @@ func (c *checker) instr(code *Code, in *Instr, events int32) {
 	}
 }
 
-// inTable says whether i indexes a table of n entries. Programs written by hand may leave out the tables of provenance.
+// inTable reports whether i indexes a table of n entries. Programs written by hand may leave out the tables of provenance.
 func inTable(i, n int) bool { return i < n || i == 0 && n == 0 }
 
 // describeType names an element type that may be none.
@@ -192,7 +192,7 @@ func describeAttr(a *Attr) string {
 	return fmt.Sprint(int64(a.Bits))
 }
 
-// attr says whether an attribute refers to something that exists. What selects code rather than a number must be
+// attr reports whether an attribute refers to something that exists. What selects code rather than a number must be
 // literal, so that one look at a code settles it for all ranks.
 func (c *checker) attr(a *Attr, kind AttrKind, events int32) bool {
 	if a.Const != 0 {
@@ -223,7 +223,7 @@ func (c *checker) view(code *Code, name string, v *View) {
 	}
 }
 
-// wellShaped says whether positive dimensions come first and zeros fill the rest.
+// wellShaped reports whether positive dimensions come first and zeros fill the rest.
 func wellShaped(shape *[MaxDims]int64) bool {
 	used := true
 	for i, d := range shape {

@@ -102,7 +102,7 @@ func (e *VerifyError) Error() string {
 	return b.String()
 }
 
-// Has says whether a finding is of that kind.
+// Has reports whether a finding is of that kind.
 func (e *VerifyError) Has(kind FindingKind) bool {
 	for i := range e.Findings {
 		if e.Findings[i].Kind == kind {

@@ -202,7 +202,7 @@ func eachDim(v *ir.View, visit func(int64)) {
 	}
 }
 
-// verdict says whether all views fit, and whether all numbers that count rows, tokens and entries do.
+// verdict reports whether all views fit, and whether all numbers that count rows, tokens and entries do.
 func (e *exact) verdict(t *testing.T) (views, values bool) {
 	t.Helper()
 	views, values = true, true
@@ -273,7 +273,7 @@ func (e *exact) fits(c *ir.Code, v *ir.View) bool {
 		new(big.Int).Mod(from, number(int64(v.DType.Bytes()))).Sign() == 0
 }
 
-// values says whether what attributes of all ranks count is there.
+// values reports whether what attributes of all ranks count is there.
 func (e *exact) values() bool {
 	for r := range e.p.Ranks {
 		rank := &e.p.Ranks[r]
@@ -305,7 +305,7 @@ func corner(row, col, rows, cols int64) bool {
 	return row >= 0 && col >= 0 && least(sum(number(row), number(rows)), limit) && least(sum(number(col), number(cols)), limit)
 }
 
-// counts says whether tokens, entries and positions of an instruction exist.
+// counts reports whether tokens, entries and positions of an instruction exist.
 func (e *exact) counts(in *ir.Instr, s ir.Section, consts []int64) bool {
 	value := func(name string) int64 { return in.Attr(name).Int(consts) }
 	through := func(first, n, limit int64) bool {

@@ -59,7 +59,7 @@ func (in *Instr) Arg(name string) View { return in.Args[in.Info().operand(name)]
 // Attr is the attribute with that name in the opcode's row.
 func (in *Instr) Attr(name string) Attr { return in.Attrs[in.Info().attr(name)] }
 
-// Access says whether operand i is read and whether it is written.
+// Access reports whether operand i is read and whether it is written.
 func (in *Instr) Access(i int) (reads, writes bool) {
 	if !in.Args[i].Present() {
 		return false, false

@@ -33,7 +33,7 @@ type Machine struct {
 	CollectiveEfficiency float64      `json:"collective_efficiency"` // share of link bandwidth that collectives reach
 }
 
-// HalfDuplex says whether a device's copies to and from its host take turns.
+// HalfDuplex reports whether a device's copies to and from its host take turns.
 func (m Machine) HalfDuplex() bool { return m.CopyDuplex == "half" }
 
 // HostMemoryPerRank is what one rank may take of its node's memory.

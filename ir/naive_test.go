@@ -14,7 +14,7 @@ import (
 
 // The verifier against another that is slow and plain: order as a relation between instructions, lives byte by byte.
 
-// naiveRaces says whether a section has two conflicting accesses that are not ordered.
+// naiveRaces reports whether a section has two conflicting accesses that are not ordered.
 func naiveRaces(c *ir.Code, s ir.Section) bool {
 	instrs := c.Sections[s]
 	before := make([][]bool, len(instrs))
@@ -157,7 +157,7 @@ func naiveLives(c *ir.Code, read map[uint32]bool) bool {
 	return true
 }
 
-// naiveUnread says whether nobody reads what some operand was written for. Collectives depend on other codes.
+// naiveUnread reports whether nobody reads what some operand was written for. Collectives depend on other codes.
 func naiveUnread(c *ir.Code, read map[uint32]bool) bool {
 	for s := range ir.NumSections {
 		for i := range c.Sections[s] {
@@ -173,7 +173,7 @@ func naiveUnread(c *ir.Code, read map[uint32]bool) bool {
 	return false
 }
 
-// changesInPlace says whether operand j is read and written.
+// changesInPlace reports whether operand j is read and written.
 func changesInPlace(in *ir.Instr, j int) bool {
 	reads, writes := false, false
 	for k := range in.Args {
@@ -187,7 +187,7 @@ func changesInPlace(in *ir.Instr, j int) bool {
 // value is what a section has done with a byte of a buffer.
 type value struct{ written, read, stale, replaced bool }
 
-// naiveValues says whether in a section every buffer stands for one value, where nothing is brought back. The section
+// naiveValues reports whether in a section every buffer stands for one value, where nothing is brought back. The section
 // finds states and what it reads before it writes it.
 func naiveValues(c *ir.Code, s ir.Section) bool {
 	type place struct {
@@ -323,7 +323,7 @@ func TestVerifierAgreesWithANaiveOne(t *testing.T) {
 	}
 }
 
-// isComm says whether a finding is about communication.
+// isComm reports whether a finding is about communication.
 func isComm(c *ir.Code, f *ir.Finding) bool {
 	return c.Sections[f.At.Section][f.At.Index].Info().Class == ir.ClassComm
 }

@@ -215,7 +215,7 @@ func allToAllSides(in *Instr) (tall, wide View) {
 	return in.Args[0], in.Args[1]
 }
 
-// limitsValues says whether CheckValues has a say, or the verifier for peers.
+// limitsValues reports whether CheckValues has a say, or the verifier for peers.
 func (in *Instr) limitsValues() bool {
 	switch in.Op {
 	case LoadTokens, InitNormal, CrossEntropyStats, CrossEntropyGrad, Embed, EmbedGrad, Rope, Send, Recv:

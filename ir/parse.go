@@ -141,7 +141,7 @@ func (ps *parser) mark() int {
 	return ps.at
 }
 
-// atEnd says whether nothing but a comment is left of the line.
+// atEnd reports whether nothing but a comment is left of the line.
 func (ps *parser) atEnd() bool {
 	ps.space()
 	return ps.at >= len(ps.line) || ps.line[ps.at] == '#'

@@ -2,7 +2,7 @@ package ir
 
 // Types of operands, as rows write them.
 
-// allows says whether the operand may have elements of type d, all by itself.
+// allows reports whether the operand may have elements of type d, all by itself.
 func (o *Operand) allows(d DType) bool {
 	switch o.Types {
 	case "any":

@@ -98,7 +98,7 @@ func (j *job) release(r int) {
 	j.ready = append(j.ready, r)
 }
 
-// message says whether the peer is at the other end, and then releases it.
+// message reports whether the peer is at the other end, and then releases it.
 func (j *job) message(r int, in *Instr) bool {
 	peer := j.peer(r, in)
 	if !j.blocked[peer] || !j.atOtherEnd(r, in, peer) {
@@ -108,7 +108,7 @@ func (j *job) message(r int, in *Instr) bool {
 	return true
 }
 
-// atOtherEnd says whether a rank is at the other half of a message.
+// atOtherEnd reports whether a rank is at the other half of a message.
 func (j *job) atOtherEnd(r int, in *Instr, peer int) bool {
 	other := j.current(peer)
 	if other == nil || other.Op == in.Op || other.Op != Send && other.Op != Recv {
@@ -117,7 +117,7 @@ func (j *job) atOtherEnd(r int, in *Instr, peer int) bool {
 	return channelOf(other.Stream) == channelOf(in.Stream) && j.peer(peer, other) == r
 }
 
-// meet says whether r is the last to arrive, and then releases the others.
+// meet reports whether r is the last to arrive, and then releases the others.
 func (j *job) meet(m *meeting, r int) bool {
 	m.arrived++
 	if m.arrived < len(m.members) {

@@ -131,7 +131,7 @@ func (o *orderer) instrAt(a access) int {
 	return int(o.number[a.stream][a.number-1])
 }
 
-// comesAfter says whether stream s has what is needed to come after an access.
+// comesAfter reports whether stream s has what is needed to come after an access.
 func (o *orderer) comesAfter(s Stream, a access) bool {
 	return a.stream == byVM || o.clocks[s][a.stream] >= a.number
 }

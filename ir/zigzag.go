@@ -19,7 +19,7 @@ func ZigzagChunk(j, chunks int64) int64 {
 	return chunks - 1 - j/2
 }
 
-// zigzag says whether an instruction attends to keys of another member of a ring.
+// zigzag reports whether an instruction attends to keys of another member of a ring.
 func (in *Instr) zigzag() bool {
 	a := in.Attr("zigzag")
 	return a.Const != 0 || a.Bits != 0

@@ -189,7 +189,7 @@ func (s *Spec) At(key string) Pos {
 	return at.pos()
 }
 
-// Written says whether the user gave the key a value, in a file or by --set.
+// Written reports whether the user gave the key a value, in a file or by --set.
 func (s *Spec) Written(key string) bool {
 	_, written := s.source.find(key)
 	return written

@@ -56,7 +56,7 @@ func (v value) String() string {
 // Int is a whole number that its key has checked; a name such as auto counts as 0.
 func (v value) Int() int { return int(v.num) }
 
-// Auto says whether the choice is left to the passes.
+// Auto reports whether the choice is left to the passes.
 func (v value) Auto() bool { return v.kind == isName && v.name == "auto" }
 
 // binding is what a name stands for.

@@ -225,7 +225,7 @@ func between(prev, t lexer.Token, sign, second bool) string {
 	return " "
 }
 
-// endsValue says whether a `-` behind the token subtracts.
+// endsValue reports whether a `-` behind the token subtracts.
 func endsValue(t lexer.Token) bool {
 	return t.Type == tokName || t.Type == tokNumber || t.Type == tokString || t.Value == ")" || t.Value == "]"
 }
@@ -260,7 +260,7 @@ func endsOpen(code string) bool {
 	return strings.HasSuffix(code, "{") || strings.HasSuffix(code, "(") || strings.HasSuffix(code, "[")
 }
 
-// closesNext says whether the first line with anything on it begins with a closing bracket.
+// closesNext reports whether the first line with anything on it begins with a closing bracket.
 func closesNext(lines []*line) bool {
 	for _, l := range lines {
 		if !l.empty() {

@@ -84,7 +84,7 @@ func (k *Key) Path() string { return k.Block + "." + k.Name }
 // Words returns the names that the key takes as a value, such as auto; other values it may take are not among them.
 func (k *Key) Words() []string { return slices.Clone(k.takes.names) }
 
-// Required says whether a spec must give the key.
+// Required reports whether a spec must give the key.
 func (k *Key) Required() bool { return k.Default == "" && k.Derived == "" }
 
 const (
@@ -495,7 +495,7 @@ func findBlock(name string) *Block {
 	return nil
 }
 
-// inText says whether blocks of this name are written as blocks, not as a call.
+// inText reports whether blocks of this name are written as blocks, not as a call.
 func (b *Block) inText() bool { return !strings.Contains(b.Name, ".") }
 
 // allNames are the bare names that a type takes at any depth, and the calls that may be written without arguments.

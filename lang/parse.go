@@ -268,7 +268,7 @@ func repair(toks []lexer.Token, i int) []lexer.Token {
 	return dropStatement(toks, from, to)
 }
 
-// unfinished says whether the text before i breaks off within `key = value`.
+// unfinished reports whether the text before i breaks off within `key = value`.
 func unfinished(toks []lexer.Token, i int) bool {
 	prev, before := previous(toks, i, 1), previous(toks, i, 2)
 	return isOperator(prev.Value) || prev.Type == tokName && !isOperator(before.Value)
@@ -306,7 +306,7 @@ func dropStatement(toks []lexer.Token, from, to int) []lexer.Token {
 	return splice(toks, from, to)
 }
 
-// isHeader says whether a line reads like the first line of a block.
+// isHeader reports whether a line reads like the first line of a block.
 func isHeader(line []lexer.Token) bool {
 	if len(line) < 2 || line[0].Type != tokName || line[1].Value == "=" {
 		return false

@@ -159,5 +159,5 @@ type Schedule struct {
 	Mux           string       `json:"mux"` // off left right on auto
 }
 
-// SharesTasks says whether ranks are to take parts of each other's tasks: mux is pinned, and not to off.
+// SharesTasks reports whether ranks are to take parts of each other's tasks: mux is pinned, and not to off.
 func (s *Schedule) SharesTasks() bool { return s.Mux != "" && s.Mux != "auto" && s.Mux != "off" }

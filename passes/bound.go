@@ -305,7 +305,7 @@ type leastKey struct {
 	ranks                      int
 }
 
-// cutByLength says whether the lengths of so many subsequences are known, whatever the stages are.
+// cutByLength reports whether the lengths of so many subsequences are known, whatever the stages are.
 func cutByLength(s *lang.Schedule) bool {
 	return s.Partition == "flops" || s.Partition == "length" || len(s.Subsequences.Lengths) > 0
 }
@@ -476,7 +476,7 @@ func (b *bounds) layersOfMost(p *Plan) int {
 	return (p.Model.Layers + stages - 1) / stages
 }
 
-// mayShare says whether ranks may take parts of each other's tasks.
+// mayShare reports whether ranks may take parts of each other's tasks.
 func (b *bounds) mayShare(s *lang.Schedule) bool {
 	if s.SharesTasks() || s.Mux == "off" {
 		return s.SharesTasks()

@@ -117,7 +117,7 @@ func (p *Plan) toBeShared() *Plan {
 	return &q
 }
 
-// fits says whether a stage has room as it stands.
+// fits reports whether a stage has room as it stands.
 func (h *chooser) fits(stage int) bool {
 	device, host := h.bound(stage)
 	return device <= h.device && host <= h.host
@@ -260,7 +260,7 @@ func (h *chooser) hideBest() {
 	h.restore(best)
 }
 
-// nothingStays says whether all that may leave does.
+// nothingStays reports whether all that may leave does.
 func (h *chooser) nothingStays() bool {
 	for s := range h.plan.Tasks {
 		for _, t := range h.leave(s) {

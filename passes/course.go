@@ -195,7 +195,7 @@ func (c *course) arrange() error {
 	return nil
 }
 
-// gathered says whether every rank has come to a shared slot, which begins on all of them at once.
+// gathered reports whether every rank has come to a shared slot, which begins on all of them at once.
 func (p *Plan) gathered(t Task, next []int) bool {
 	for rank, tasks := range p.Tasks {
 		if at := next[rank]; at == len(tasks) || slotOf(tasks[at]) != slotOf(t) {

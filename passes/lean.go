@@ -90,7 +90,7 @@ func (p *Plan) earlier(c *Context) (n ir.Bytes) {
 	return n + p.packed(n)
 }
 
-// weighs says whether the pass offload weighs fates against each other.
+// weighs reports whether the pass offload weighs fates against each other.
 func (n *node) weighs() bool {
 	return n.weighed || n.schedule.Offload.Policy == policyMemory || n.schedule.Recompute == policyAuto
 }

@@ -152,7 +152,7 @@ func (l *lives) nodes() (nodes []graph.Node, given []int, result int) {
 	return nil, b.Between, graph.Missing // between the halves
 }
 
-// holdsUnit says whether the bytes of a unit are this pass's. The input's are counted with what is given.
+// holdsUnit reports whether the bytes of a unit are this pass's. The input's are counted with what is given.
 func (l *lives) holdsUnit(u *graph.Unit, given []int) bool {
 	switch l.pass {
 	case forwardPass:
@@ -171,7 +171,7 @@ func (l *lives) needed(v, end int) int {
 	return 0
 }
 
-// streams says whether a value is K, V or one of their gradients, of own rows alone.
+// streams reports whether a value is K, V or one of their gradients, of own rows alone.
 func (l *lives) streams(v int) bool {
 	kind := l.block.Values[v].Kind
 	return (kind == graph.Cache || kind == graph.CacheGrad) && l.block.Values[v].Rows == graph.Full
@@ -193,7 +193,7 @@ func (l *lives) attends(i int, n *graph.Node) {
 	l.spans = append(l.spans, liveSpan{i, i, bytes})
 }
 
-// counts says whether a value's bytes are this pass's: weights and caches persist, as a rule, and so do gradients once they are begun.
+// counts reports whether a value's bytes are this pass's: weights and caches persist, as a rule, and so do gradients once they are begun.
 func (l *lives) counts(v int) bool {
 	if l.streams(v) {
 		return true

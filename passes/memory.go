@@ -56,7 +56,7 @@ type Footprint struct {
 // FootprintOf bounds what codegen will place for a plan.
 func FootprintOf(p *Plan) Footprint { return footprint(&Context{}, p) }
 
-// Fits says whether a plan that needs no more than this has room.
+// Fits reports whether a plan that needs no more than this has room.
 func (f Footprint) Fits(device, host ir.Bytes) bool {
 	for s := range f.Device {
 		if f.Device[s].Bytes > device || f.Host[s] > host {
@@ -71,7 +71,7 @@ func footprint(c *Context, p *Plan) Footprint {
 	return f
 }
 
-// footprintWithin says whether a plan has room, and looks no further than it takes to know: of one that has none the footprint
+// footprintWithin reports whether a plan has room, and looks no further than it takes to know: of one that has none the footprint
 // is in part.
 func footprintWithin(c *Context, p *Plan, m Memory) (f Footprint, fits bool) {
 	if p.Mux.Left {
@@ -102,7 +102,7 @@ func (p *Plan) packed(n ir.Bytes) ir.Bytes {
 	return ir.Bytes(float64(n) * packing)
 }
 
-// woven says whether activations of several microbatches on several virtual stages, or of backwards in halves, live at once.
+// woven reports whether activations of several microbatches on several virtual stages, or of backwards in halves, live at once.
 func (p *Plan) woven() bool {
 	s := p.chosenStrategy()
 	return s.late || p.Parallel.VirtualStages > 1 && !s.rounds

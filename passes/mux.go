@@ -153,7 +153,7 @@ type slot struct {
 
 func slotOf(t Task) slot { return slot{t.Kind, t.Microbatch, t.Slot()} }
 
-// Shared says whether the ranks of all stages share in a task's slot, so that they run it layer by layer together.
+// Shared reports whether the ranks of all stages share in a task's slot, so that they run it layer by layer together.
 func (p *Plan) Shared(t Task) bool { return t.Slot() < p.sharedSlots() }
 
 // sharedSlots is the number of slots, from the first on, that the ranks of all stages share.
@@ -172,13 +172,13 @@ func (p *Plan) Runner(t Task) int {
 	return p.Home(t.Stage)
 }
 
-// helps says whether a rank has a part of the tasks that a stage, another rank's, has in a shared slot. Those who do are the
+// helps reports whether a rank has a part of the tasks that a stage, another rank's, has in a shared slot. Those who do are the
 // last, and their parts come behind the owner's, in the order of ranks.
 func (p *Plan) helps(rank, stage, slot int) bool {
 	return rank > stage && rank > slot && slot < p.Parallel.PP-1
 }
 
-// Begins says whether a slot is the first, in the order of its pass, in which a rank helps a stage.
+// Begins reports whether a slot is the first, in the order of its pass, in which a rank helps a stage.
 func (p *Plan) Begins(kind TaskKind, rank, stage, slot int) bool {
 	before := slot - 1
 	if kind == Backward {
@@ -251,7 +251,7 @@ func (p *Plan) SlotTasks(kind TaskKind, microbatch, slot int) []Task {
 	return tasks
 }
 
-// Sees says whether a rank has a later part of the sequence than a task's to do on the task's stage: in the forward pass it
+// Sees reports whether a rank has a later part of the sequence than a task's to do on the task's stage: in the forward pass it
 // then needs K and V of the task, in the backward pass it adds to their gradients.
 func (p *Plan) Sees(rank int, t Task) bool { return p.sees(rank, t, p.Runner(t)) }
 
@@ -259,7 +259,7 @@ func (p *Plan) sees(rank int, t Task, runner int) bool {
 	return rank == p.Home(t.Stage) || p.helps(rank, t.Stage, t.Slot()+1) || p.waitsFor(rank, t, runner)
 }
 
-// waitsFor says whether a rank that helps a task's stage sees the task, which a runner does, in its own slot.
+// waitsFor reports whether a rank that helps a task's stage sees the task, which a runner does, in its own slot.
 func (p *Plan) waitsFor(rank int, t Task, runner int) bool {
 	return p.helps(rank, t.Stage, t.Slot()) && rank > runner
 }

@@ -77,7 +77,7 @@ func (p *Plan) chooseTiming(s *simulation) {
 	p.chooseAhead(s)
 }
 
-// copies says whether anything goes to the host.
+// copies reports whether anything goes to the host.
 func (p *Plan) copies() bool {
 	for _, stage := range p.Offload.Fate {
 		for _, fate := range stage {

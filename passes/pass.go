@@ -258,7 +258,7 @@ func (o Options) print(pass *Pass, p *Plan) error {
 	return p.WriteJSON(o.Print)
 }
 
-// complete says whether every pass of the plan has run.
+// complete reports whether every pass of the plan has run.
 func complete(ran []*Pass) bool {
 	for i := range Passes {
 		if Passes[i].Run != nil && !slices.Contains(ran, &Passes[i]) {
@@ -278,7 +278,7 @@ func check(c *Context, p *Plan, ran []*Pass) error {
 	return nil
 }
 
-// Verify says whether a complete plan, such as one that was edited, can be compiled.
+// Verify reports whether a complete plan, such as one that was edited, can be compiled.
 func Verify(p *Plan) error {
 	c := &Context{}
 	for i := range Passes {

@@ -272,7 +272,7 @@ func (p *Plan) Home(stage int) int {
 	return at
 }
 
-// Onwards says whether a message goes to the next rank of the ring, rather than back to the previous one. Of two ranks the
+// Onwards reports whether a message goes to the next rank of the ring, rather than back to the previous one. Of two ranks the
 // other one is both: there results go on and gradients back.
 func (p *Plan) Onwards(kind TaskKind, from, to int) bool {
 	if p.Parallel.PP == 2 {

@@ -262,7 +262,7 @@ func (s *search) handicap(n *node) ir.Seconds {
 	return 1
 }
 
-// regrids says whether a candidate has a grid of its own.
+// regrids reports whether a candidate has a grid of its own.
 func (s *search) regrids(n *node) bool { return n.schedule.Align != s.request.Schedule.Align }
 
 // advance pins one more dimension. Before it is about what is kept, the sizes get their exact bound.

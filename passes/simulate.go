@@ -101,7 +101,7 @@ func (s *simulation) run() *simulation {
 	return s
 }
 
-// within says whether all is done by a time, and looks no further than it takes to know. What ranks have to do must be what they
+// within reports whether all is done by a time, and looks no further than it takes to know. What ranks have to do must be what they
 // had when all was run.
 func (s *simulation) within(limit ir.Seconds) bool {
 	const rounding = 1 - 1e-9

@@ -160,7 +160,7 @@ func autoAlign(p *Plan) int64 {
 	return align
 }
 
-// onGrid says whether all lengths but the last are multiples of align.
+// onGrid reports whether all lengths but the last are multiples of align.
 func onGrid(lengths []int64, align int64) bool {
 	for _, n := range lengths[:len(lengths)-1] {
 		if n%align != 0 {

@@ -248,10 +248,10 @@ func (sp *space) strategies(s *lang.Schedule) []string {
 	return names
 }
 
-// alone says whether a replica has one microbatch.
+// alone reports whether a replica has one microbatch.
 func (sp *space) alone(s *lang.Schedule) bool { return sp.train.Batch == s.DP*s.Microbatch }
 
-// breadthFirst says whether a candidate is that of a microbatch that goes through one virtual stage as a whole, then through the
+// breadthFirst reports whether a candidate is that of a microbatch that goes through one virtual stage as a whole, then through the
 // next. The search need not try it where its rounds would be sppo's.
 func (sp *space) breadthFirst(s *lang.Schedule) bool {
 	st := findStrategy(s.Strategy)
@@ -285,7 +285,7 @@ func (sp *space) virtualStages(s *lang.Schedule) []int {
 	return suiting(upTo(most), known.has)
 }
 
-// oneRound says whether subsequences on one stage may go through groups of its layers in a single round: then gradients of K and V
+// oneRound reports whether subsequences on one stage may go through groups of its layers in a single round: then gradients of K and V
 // are there for one group at a time, as in layer order.
 func (sp *space) oneRound(s *lang.Schedule) bool {
 	st := findStrategy(s.Strategy)

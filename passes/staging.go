@@ -4,7 +4,7 @@ package passes
 // layer's results wait for all other subsequences, and K and V of a layer for those of all layers behind it. These wait on the
 // host, so that the device holds one layer's worth of a sequence.
 
-// layerOrder says whether one stage takes all subsequences through a layer before the next layer.
+// layerOrder reports whether one stage takes all subsequences through a layer before the next layer.
 func (p *Plan) layerOrder() bool { return p.Parallel.Order == OrderLayer }
 
 // Orders inside a stage.

@@ -20,7 +20,7 @@ type Stream struct {
 	Early  int      `json:"early"`  // blocks that are on their way, or there, before they are needed
 }
 
-// Streams says whether K, V or both pass by.
+// Streams reports whether K, V or both pass by.
 func (p *Plan) Streams() bool { return len(p.Stream.Caches) > 0 }
 
 // streamable are K and V by the names that specs and the dataflow have for them.
@@ -126,7 +126,7 @@ type visitKind struct {
 	again       bool // the backward makes attention again
 }
 
-// makesAttention says whether a layer's backward computes attention again.
+// makesAttention reports whether a layer's backward computes attention again.
 func makesAttention(b *graph.Block) bool {
 	return slices.ContainsFunc(b.Backward, func(n graph.Node) bool { return n.Op == ir.Attention })
 }

@@ -33,7 +33,7 @@ func (p *Plan) ZeroOf(b *graph.Block, param *graph.Param) int {
 	return p.Parallel.Zero
 }
 
-// Completes says whether a backward of a layer completes its gradient over ranks, under ZeroGradients: each does in sequence
+// Completes reports whether a backward of a layer completes its gradient over ranks, under ZeroGradients: each does in sequence
 // order, where the next layer's follows; in layer order that of the first subsequence, which is the microbatch's last.
 func (p *Plan) Completes(t Task) bool { return !p.layerOrder() || t.Subsequence == 0 }
 
@@ -93,7 +93,7 @@ func (p *Plan) Slicing(param *graph.Param) Slicing {
 	return whole
 }
 
-// divides says whether each piece of a parameter has that many equal slices: the position table has a piece for every
+// divides reports whether each piece of a parameter has that many equal slices: the position table has a piece for every
 // subsequence, two in zigzag order, and as many as ranks run rows of a subsequence that they share.
 func (p *Plan) divides(param *graph.Param, n int64) bool {
 	if param.Shard != graph.ByTokens {

@@ -44,7 +44,7 @@ func (l *Local) Abort(reason error) {
 	}
 }
 
-// abort says whether the reason is the first.
+// abort reports whether the reason is the first.
 func (l *Local) abort(reason error) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -76,7 +76,7 @@ func simulateAll(env *cli.Env, variants []variant) ([]result, error) {
 	return rows, nil
 }
 
-// hopeless says whether an error is one of the command line, or of a file that cannot be read: not what one compares.
+// hopeless reports whether an error is one of the command line, or of a file that cannot be read: not what one compares.
 func hopeless(err error) bool {
 	var d *lang.Diagnostic
 	if !errors.As(err, &d) {

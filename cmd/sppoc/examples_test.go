@@ -48,7 +48,7 @@ func TestExamplesReport(t *testing.T) {
 	}
 }
 
-// quick says whether a row is computed in every test run: those with many subsequences take seconds each, and the longest, up to a
+// quick reports whether a row is computed in every test run: those with many subsequences take seconds each, and the longest, up to a
 // minute each, are rewritten by the long tests alone.
 func quick(file string) bool {
 	switch {

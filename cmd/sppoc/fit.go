@@ -165,7 +165,7 @@ func lack(job *cli.Job) string {
 	return sppo.Shortfall(&p.Memory)
 }
 
-// opens says whether a key that is pinned to a value is left to the search for a way out: a default is nothing that was asked for.
+// opens reports whether a key that is pinned to a value is left to the search for a way out: a default is nothing that was asked for.
 func opens(key, value string) bool { return value != "" && value != lang.FindKey(key).Default }
 
 // scheduleChanges are overrides of what the schedule pins.

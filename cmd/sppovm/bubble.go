@@ -87,7 +87,7 @@ func (m *bubbleMeter) add() error {
 	return err
 }
 
-// unmeasured says whether nothing is known of the step that has just ended: what ranks measure, they all do.
+// unmeasured reports whether nothing is known of the step that has just ended: what ranks measure, they all do.
 func (m *bubbleMeter) unmeasured() bool {
 	for _, t := range m.traces {
 		if t != nil {

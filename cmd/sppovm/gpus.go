@@ -13,7 +13,7 @@ import (
 	"sppo.dev/vm/world"
 )
 
-// set says whether a variable of the environment is set.
+// set reports whether a variable of the environment is set.
 func set(variable string) bool { return os.Getenv(variable) == "1" }
 
 func (f *runFlags) openGPUs(p *ir.Program, w *world.World) (*computer, error) {

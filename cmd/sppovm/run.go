@@ -42,7 +42,7 @@ type runFlags struct {
 	launch    *launch // nil: this process is alone
 }
 
-// leads says whether this process prints, and writes what there is to keep.
+// leads reports whether this process prints, and writes what there is to keep.
 func (f *runFlags) leads() bool { return f.launch == nil || f.launch.process == 0 }
 
 func run(flags *pflag.FlagSet) cli.Action {

@@ -228,7 +228,7 @@ func (a *API) AllowShared(f Func, bytes int) error {
 	return a.call(fnFuncSetAttribute, uintptr(f), funcMaxDynamicSharedSize, uintptr(bytes))
 }
 
-// TensorMaps says whether the driver makes tensor maps: from CUDA 12 on.
+// TensorMaps reports whether the driver makes tensor maps: from CUDA 12 on.
 func (a *API) TensorMaps() bool { return a.addrs[fnTensorMapEncodeTiled] != 0 }
 
 // Numbers of the driver's enumerations for tensor maps.

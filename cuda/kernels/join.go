@@ -97,7 +97,7 @@ func (j *joiner) find(pc int, row *join) (group []int, at int, ok bool) {
 	return group, pc, true
 }
 
-// joins says whether the last of a group can be launched with those before.
+// joins reports whether the last of a group can be launched with those before.
 func (j *joiner) joins(group []int, row *join) bool {
 	ins := make([]*ir.Instr, len(group))
 	for i, pc := range group {
@@ -112,7 +112,7 @@ func (j *joiner) joins(group []int, row *join) bool {
 	return last == 0 || row.fits(ins)
 }
 
-// independent says whether two instructions, a the i-th and b the k-th of a group, do not disturb each other when they run by
+// independent reports whether two instructions, a the i-th and b the k-th of a group, do not disturb each other when they run by
 // turns, row by row: they share no bytes that one of them writes, but for the tensor that a hands b, and what b writes in
 // the very place of something of the same shape that a reads.
 func (j *joiner) independent(a, b *ir.Instr, i, k int, row *join) bool {
@@ -135,7 +135,7 @@ func (j *joiner) independent(a, b *ir.Instr, i, k int, row *join) bool {
 
 func (j *joiner) start(v ir.View) ir.Bytes { return j.code.Buffers[v.Buffer].Offset + v.Offset }
 
-// meet says whether two views share bytes.
+// meet reports whether two views share bytes.
 func (j *joiner) meet(u, v ir.View) bool {
 	if !u.Present() || !v.Present() || j.code.Buffers[u.Buffer].Arena != j.code.Buffers[v.Buffer].Arena {
 		return false

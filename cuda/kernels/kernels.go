@@ -254,7 +254,7 @@ func (b *binder) has(name string) bool      { return b.in.Arg(name).Present() }
 func (b *binder) int(name string) int64     { return b.in.Attr(name).Int(b.consts) }
 func (b *binder) float(name string) float64 { return b.in.Attr(name).Float(b.consts) }
 
-// aligned says whether operands lie where the copy engine can take them from.
+// aligned reports whether operands lie where the copy engine can take them from.
 func (b *binder) aligned(names ...string) bool {
 	buffers := b.program.Codes[b.program.Ranks[b.rank].Code].Buffers
 	for _, name := range names {

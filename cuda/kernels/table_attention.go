@@ -12,7 +12,7 @@ import (
 // tensorDims are the head widths that attention_tensor.cu serves, in bf16.
 var tensorDims = []int64{64, 96, 128}
 
-// OnTensorCores says whether heads of this width are for tensor cores, in bf16: they take probabilities in bf16, too.
+// OnTensorCores reports whether heads of this width are for tensor cores, in bf16: they take probabilities in bf16, too.
 func OnTensorCores(dim int64) bool { return slices.Contains(tensorDims, dim) }
 
 // HopperDims are the head widths that the kernels for Hopper serve.

@@ -215,7 +215,7 @@ func (a *API) init(handle *uintptr, ranks int, id ID, rank int, cfg *config) err
 		w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14], w[15])
 }
 
-// Poll says whether all that was asked of a communicator has been accepted, or what went wrong since.
+// Poll reports whether all that was asked of a communicator has been accepted, or what went wrong since.
 func (c *Comm) Poll() (settled bool, err error) {
 	var state int32
 	if err := c.api.call(fnCommGetAsyncError, c.handle, c.handle, uintptr(unsafe.Pointer(&state))); err != nil {

@@ -88,7 +88,7 @@ func (c Model) Spread(one ir.Seconds, processors float64) ir.Seconds {
 	return min(one, ir.Seconds(c.machine.KernelLatency)+one/ir.Seconds(processors*c.machine.SpreadEfficiency))
 }
 
-// Spreads says whether work is done by several processors at once where ranks share them.
+// Spreads reports whether work is done by several processors at once where ranks share them.
 func Spreads(w ir.Work) bool {
 	switch w.Kind {
 	case ir.WorkMatmul, ir.WorkAttention, ir.WorkAttentionGrad, ir.WorkMemory:

@@ -15,7 +15,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite golden files instead of comparing with them")
 
-// Update says whether golden files are to be rewritten.
+// Update reports whether golden files are to be rewritten.
 func Update() bool { return *update }
 
 var goldens struct {

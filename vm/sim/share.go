@@ -39,7 +39,7 @@ type link struct {
 	next           ir.Stream // that waits
 }
 
-// enter says whether a stream may copy; otherwise it is next.
+// enter reports whether a stream may copy; otherwise it is next.
 func (l *link) enter(s ir.Stream) bool {
 	if l.taken {
 		l.awaited, l.next = true, s

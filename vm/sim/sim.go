@@ -49,7 +49,7 @@ type Options struct {
 	Contention bool
 }
 
-// shares says whether time depends on what other ranks do at the moment.
+// shares reports whether time depends on what other ranks do at the moment.
 func (o *Options) shares(p *ir.Program) bool {
 	return p.Machine.Parallelism > 0 || o.Contention && p.Machine.NodeCopyBandwidth > 0
 }
@@ -145,7 +145,7 @@ func (w *world) work(r *rank, pc int, st *step) {
 	r.occupy(pc, st.stream, now, now+d)
 }
 
-// takesTurns says whether an instruction is a copy that others of its rank hold up.
+// takesTurns reports whether an instruction is a copy that others of its rank hold up.
 func (w *world) takesTurns(st *step) bool {
 	return w.program.Machine.HalfDuplex() && (st.op == ir.CopyD2H || st.op == ir.CopyH2D)
 }

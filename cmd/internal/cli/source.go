@@ -77,7 +77,7 @@ type Job struct {
 	Timeline *sim.Timeline // of a step, with spans, once Simulate has run
 }
 
-// IsProgram says whether a file is a program by its name: whatever is neither a spec nor a plan.
+// IsProgram reports whether a file is a program by its name: whatever is neither a spec nor a plan.
 func IsProgram(file string) bool {
 	ext := strings.ToLower(filepath.Ext(file))
 	return ext != ".sppo" && ext != ".json"

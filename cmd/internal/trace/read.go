@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// Is says whether a file is a trace by how it begins: plans are JSON, too.
+// Is reports whether a file is a trace by how it begins: plans are JSON, too.
 func Is(file string) bool {
 	f, err := os.Open(file)
 	if err != nil {
