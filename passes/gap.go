@@ -89,7 +89,7 @@ func (s *search) distance(winner *node) float64 {
 	least := winner.plan.Time.StepS
 	for _, n := range s.frontier {
 		if n.plan == nil {
-			least = min(least, n.bound)
+			least = min(least, n.bound/s.handicap(n))
 		}
 	}
 	return float64(winner.plan.Time.StepS/least) - 1

@@ -90,6 +90,7 @@ type search struct {
 	lacking  Lack  // of it
 	nearest  bool  // whatever does not fit has its turn, too
 	gap      float64
+	ended    bool    // before all candidates had their turn
 	proved   float64 // by how much less time than the winner a candidate may take that was not evaluated
 }
 
@@ -104,7 +105,7 @@ func (s *search) run() (winner *node, alternatives []*node) {
 	s.push(&node{schedule: s.request.Schedule})
 	for winner == nil && s.frontier.Len() > 0 {
 		if s.widen(); s.spent(stopAt) {
-			winner = s.soFar()
+			winner, s.ended = s.soFar(), true
 			break
 		}
 		winner = s.step()
@@ -502,6 +503,10 @@ func class(n *node) string {
 
 // choose writes what the search has found into the plan.
 func (s *search) choose(p *Plan, winner *node, alternatives []*node) {
+	if s.ended && winner.need.lack(winner.plan.Memory) != nil {
+		p.decide("solve", "search", "not exhausted", fmt.Sprintf(
+			"nothing that fits was found among %d candidates, %d of them planned in full; not all were looked at", s.made, s.exact))
+	}
 	if s.proved > searchGap+searchHandicap {
 		p.decide("solve", "search", fmt.Sprintf("within %.1f%% of the best", 100*s.proved), fmt.Sprintf(
 			"%d candidates, %d of them planned in full; the bounds on what is left do not rule out a faster one", s.made, s.exact))
