@@ -8,7 +8,7 @@
 //	err = sppo.Run(ctx, program, each)                          // training on the CPU: package vm
 //
 // The results are plain values of those packages, which do the work. A Program may also be written by hand: ir.Verify
-// proves it, whoever wrote it. To run on other devices, give vm.Open a function that makes them; package cuda has the
+// proves it, wherever it comes from. To run on other devices, give vm.Open a function that makes them; package cuda has the
 // one for NVIDIA GPUs.
 //
 // As long as the major version is 0, this package changes with the language and its file forms; see CHANGELOG.md.

@@ -81,7 +81,7 @@ func openJournal(folder string) (*journal, error) {
 	if info, err := j.log.Stat(); err == nil {
 		j.logged = info.Size()
 	}
-	if len(before) > 0 && before[len(before)-1] != '\n' { // whoever wrote it was killed in the middle of a line
+	if len(before) > 0 && before[len(before)-1] != '\n' { // its writer was killed in the middle of a line
 		_, err = j.file.Write([]byte("\n"))
 	}
 	return j, err

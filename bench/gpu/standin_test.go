@@ -57,7 +57,7 @@ func bundle(t *testing.T) string {
 	return dir
 }
 
-// reached is a result; the fault that is asked for happens there. It says whether to fail.
+// reached is a result; the fault that is asked for happens there. It reports whether to fail.
 func reached(result string) bool {
 	mode, at, _ := strings.Cut(os.Getenv(faultVariable), " ")
 	if at == "" || !strings.Contains(result, at) {
@@ -160,7 +160,7 @@ func within(paths ...string) func(t *testing.T) {
 	}
 }
 
-// measured runs stages over the stand-ins and returns what is in the folder then: each result as a text, but for ends.
+// measured runs stages over the stand-ins and returns what is in the folder then: each result as a text, except ends.
 func measured(t *testing.T, files, fault string, args ...string) (got []string, out string, status int) {
 	t.Helper()
 	dir := t.TempDir()
