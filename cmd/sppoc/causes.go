@@ -5,13 +5,13 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// standIns are the ranks of a page by those that they stand for.
+// standIns maps every rank to the shown rank that represents it.
 type standIns struct {
 	program *ir.Program
 	t       *sim.Timeline
-	ranks   map[int]int   // index among those shown
-	classes map[int32]int // the first that does the same at the same times
-	codes   map[int32]int // the first that runs the same code
+	ranks   map[int]int   // index among the shown ranks
+	classes map[int32]int // class to the first rank that does the same at the same times
+	codes   map[int32]int // code to the first rank that runs it
 }
 
 func newStandIns(p *ir.Program, t *sim.Timeline, chosen []int) *standIns {
@@ -28,7 +28,7 @@ func newStandIns(p *ir.Program, t *sim.Timeline, chosen []int) *standIns {
 	return s
 }
 
-// of is the index of the rank that stands for one; -1: none does.
+// of returns the index of the shown rank that represents a rank, or -1.
 func (s *standIns) of(rank int) int {
 	if rank < 0 {
 		return -1
@@ -45,7 +45,7 @@ func (s *standIns) of(rank int) int {
 	return -1
 }
 
-// path puts the critical path on the page.
+// path adds the critical path to the page.
 func (p *page) path(causes *sim.Causes, s *standIns) pagePath {
 	var ranks []int16
 	var pcs []int32
@@ -57,7 +57,7 @@ func (p *page) path(causes *sim.Causes, s *standIns) pagePath {
 	return pagePath{addColumn(p, "i16", ranks), addColumn(p, "i32", pcs), addColumn(p, "f64", begins), addColumn(p, "f64", ends)}
 }
 
-// causes puts on the page what the instructions of a rank waited for, where that is not what their own stream did before.
+// causes adds to the page what each instruction waited for, except for its predecessor on the same stream.
 func (p *page) causes(x *pageRank, causes *sim.Causes, s *standIns) {
 	instrs := s.program.Codes[s.program.Ranks[x.Rank].Code].Sections[s.t.Section]
 	var of, pcs, ranks []int32

@@ -10,13 +10,13 @@ import (
 	"sppo.dev/cmd/internal/cli"
 )
 
-// A spec may come through standard input; what is no terminal is told nothing when all is well.
+// A spec may come through standard input. Without a terminal, success prints nothing.
 func TestCheckReadsStandardInput(t *testing.T) {
 	spec, err := os.ReadFile("../../examples/tiny.sppo")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Chdir("../../examples") // where what it imports and reads lies
+	t.Chdir("../../examples") // imports and data are relative to this folder
 	for text, want := range map[string]string{string(spec): "", strings.Replace(string(spec), "train {", "train { stepps = 1", 1): "standard input:"} {
 		file := filepath.Join(t.TempDir(), "in")
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {

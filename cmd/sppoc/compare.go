@@ -24,7 +24,7 @@ import (
 )
 
 func compareJobs(flags *pflag.FlagSet) cli.Action {
-	sweeps := flags.StringArray("sweep", nil, "`KEY=V1,V2,...`: one line for each value of a key; given again, for every combination")
+	sweeps := flags.StringArray("sweep", nil, "`KEY=V1,V2,...`: one line for each value of a key; repeat the flag for every combination")
 	cli.Words(flags, "sweep", cli.KeyWords())
 	var format string
 	cli.Choice(flags, &format, "format", "text", "text, csv, json or svg", "text", "csv", "json", "svg")
@@ -43,10 +43,11 @@ func compareJobs(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// sayEvery is how often somebody who waits is told how far it is.
+// sayEvery is the interval between progress messages.
 const sayEvery = 3 * time.Second
 
-// simulateAll makes all lines. One that cannot be compiled says why, unless none can, or no other value would mend it.
+// simulateAll computes all lines. A line that cannot be compiled shows the reason. If none can, or if no
+// other value would help, the error is returned.
 func simulateAll(env *cli.Env, variants []variant) ([]result, error) {
 	var rows []result
 	var last error
@@ -76,7 +77,7 @@ func simulateAll(env *cli.Env, variants []variant) ([]result, error) {
 	return rows, nil
 }
 
-// hopeless reports whether an error is one of the command line, or of a file that cannot be read: not what one compares.
+// hopeless reports whether an error concerns the command line or an unreadable file rather than one variant.
 func hopeless(err error) bool {
 	var d *lang.Diagnostic
 	if !errors.As(err, &d) {
@@ -86,26 +87,26 @@ func hopeless(err error) bool {
 	return strings.HasPrefix(d.Pos.File, "--") && (d.Code == lang.UnknownKey || d.Code == lang.Syntax)
 }
 
-// variant is one line to be.
+// variant is one line before it is simulated.
 type variant struct {
 	file  string
-	set   []string // of all lines
-	swept []string // of this one
+	set   []string // overrides for all lines
+	swept []string // overrides for this line
 }
 
-// variantsOf is every file with every combination of swept values, the last sweep running fastest.
+// variantsOf combines every file with every combination of swept values; the last sweep varies fastest.
 func variantsOf(files, set, sweeps []string) ([]variant, error) {
 	combinations := [][]string{nil}
 	for _, text := range sweeps {
 		key, list, ok := strings.Cut(text, "=")
 		if !ok || key == "" || list == "" {
-			return nil, cli.Usagef("--sweep %s: it is KEY=V1,V2,... as in schedule.subsequences=16,32", text)
+			return nil, cli.Usagef("--sweep %s: write KEY=V1,V2,..., for example schedule.subsequences=16,32", text)
 		}
 		var next [][]string
 		for _, c := range combinations {
 			for _, value := range splitValues(list) {
 				if strings.TrimSpace(value) == "" {
-					return nil, cli.Usagef("--sweep %s: a value between two commas is missing", text)
+					return nil, cli.Usagef("--sweep %s: there is an empty value between two commas", text)
 				}
 				next = append(next, append(c[:len(c):len(c)], key+"="+strings.TrimSpace(value)))
 			}
@@ -119,7 +120,7 @@ func variantsOf(files, set, sweeps []string) ([]variant, error) {
 			name string
 		}{{cli.IsProgram(file), "program"}, {filepath.Ext(file) == ".json", "plan"}} {
 			if len(sweeps) > 0 && kind.is {
-				return nil, cli.Usagef("%s is a %s: --sweep goes with a spec", file, kind.name)
+				return nil, cli.Usagef("%s is a %s: --sweep needs a spec", file, kind.name)
 			}
 		}
 		for _, c := range combinations {
@@ -149,7 +150,7 @@ func splitValues(list string) []string {
 	return append(out, list[from:])
 }
 
-// result is a line. Its JSON keys, and the columns of CSV after them, are a contract.
+// result is one line of the table. Its JSON keys, and the CSV columns that follow them, are a contract.
 type result struct {
 	Name         string   `json:"name"`
 	Set          []string `json:"set"`
@@ -167,13 +168,13 @@ type result struct {
 	Fits         bool     `json:"fits"`
 	Error        string   `json:"error,omitempty"`
 	Batch        int64    `json:"batch"`    // sequences of a step
-	Schedule     []string `json:"schedule"` // what was decided, as in "schedule.strategy=sppo"; nothing is known of a program
+	Schedule     []string `json:"schedule"` // decisions such as "schedule.strategy=sppo"; empty for a program
 }
 
-// job is a file's name for people.
+// job is the file's name without folder and extension.
 func (r *result) job() string { return strings.TrimSuffix(filepath.Base(r.Name), ".sppo") }
 
-// label is a line's name where others are of the same job, or not.
+// label names a line; same reports whether other lines have the same job.
 func (r *result) label(same bool) string {
 	var words []string
 	if !same || len(r.Set) == 0 {
@@ -185,7 +186,7 @@ func (r *result) label(same bool) string {
 	return strings.Join(words, " ")
 }
 
-// keyName is the text behind a key's block: "pp" of "schedule.pp", "lr = 1" of "train.optimizer.lr = 1".
+// keyName returns the part after the block: "pp" of "schedule.pp", "lr = 1" of "train.optimizer.lr = 1".
 func keyName(text string) string {
 	key, _, _ := strings.Cut(text, "=")
 	return text[strings.LastIndexByte(key, '.')+1:]
@@ -195,7 +196,7 @@ func oneJob(rows []result) bool {
 	return !slices.ContainsFunc(rows, func(r result) bool { return r.Name != rows[0].Name })
 }
 
-// simulate compiles a variant and runs a step of it. The program is gone before the next one is made.
+// simulate compiles a variant and runs one step. The program is released before the next variant is compiled.
 func (v *variant) simulate() (result, error) {
 	c := result{Name: v.file, Set: append([]string{}, v.swept...), Simulated: true, Schedule: []string{}}
 	job, err := cli.OpenProgram(v.file, append(v.set[:len(v.set):len(v.set)], v.swept...))
@@ -234,7 +235,7 @@ func (v *variant) simulate() (result, error) {
 	return c, nil
 }
 
-// asSwept says of a mistake in a swept value which flag it is in.
+// asSwept names the flag in an error about a swept value.
 func (v *variant) asSwept(err error) error {
 	var all lang.Diagnostics
 	if errors.As(err, &all) {
@@ -247,7 +248,7 @@ func (v *variant) asSwept(err error) error {
 	return err
 }
 
-// plainly is what an error says in one line; that a mistake is in the command line goes without saying.
+// plainly reduces an error to one line without the position on the command line.
 func plainly(err error) string {
 	var d *lang.Diagnostic
 	if errors.As(err, &d) {
@@ -260,7 +261,7 @@ func plainly(err error) string {
 	return first
 }
 
-// tables are the formats.
+// tables maps each format to its writer.
 var tables = map[string]func(io.Writer, []result) error{
 	"text": compareText,
 	"csv":  compareCSV,
@@ -275,7 +276,7 @@ var tables = map[string]func(io.Writer, []result) error{
 	},
 }
 
-// heading are the columns that every table has, behind the names of its lines.
+// heading lists the columns that every table has after the names of its lines.
 const heading = "dp x pp x sp\tN\tm\tstep\tspeed\ttokens/s a rank\tMFU\tbubble\texposed\tdevice peak\thost peak\t"
 
 func compareText(w io.Writer, rows []result) error {
@@ -334,16 +335,16 @@ func compareText(w io.Writer, rows []result) error {
 	return nil
 }
 
-// remarks stand below the table: what all lines share, the best of them, and what is no line.
+// remarks follow the table: what all lines share, the fastest, and what could not be compiled.
 func remarks(rows []result, same []string) string {
 	var b strings.Builder
 	fmt.Fprint(&b, "\nSimulated. N: subsequences of a sequence; m: sequences of a step")
 	if len(rows) > 1 {
-		fmt.Fprint(&b, "; speed: tokens a second of all ranks, over those of the first line")
+		fmt.Fprint(&b, "; speed: tokens per second of all ranks, relative to the first line")
 	}
 	fmt.Fprintln(&b, ".")
 	if len(same) > 0 {
-		fmt.Fprintf(&b, "In all lines: %s.\n", strings.Join(same, ", "))
+		fmt.Fprintf(&b, "The same in all lines: %s.\n", strings.Join(same, ", "))
 	}
 	best := -1
 	for i := range rows {
@@ -376,10 +377,10 @@ func remarks(rows []result, same []string) string {
 	return b.String()
 }
 
-// tie is the relative difference of speeds below which neither counts as faster.
+// tie is the relative difference below which two speeds count as equal.
 const tie = 1e-3
 
-// fastest names the lines that fit and are as fast as the best.
+// fastest names the lines that fit and tie with the best.
 func fastest(rows []result, best float64) string {
 	var names []string
 	for i := range rows {
@@ -393,10 +394,10 @@ func fastest(rows []result, best float64) string {
 	return fmt.Sprintf("The fastest that fit, within %g%% of each other: %s.", 100*tie, strings.Join(names, "; "))
 }
 
-// rate is how many tokens a second all GPUs do.
+// rate returns the tokens per second of all GPUs.
 func (r *result) rate() float64 { return r.TGS * float64(r.Ranks) }
 
-// decided is the value of a key in the plan, or nothing.
+// decided returns the value of a key in the plan, or "".
 func (r *result) decided(key string) string {
 	for _, s := range r.Schedule {
 		if k, value, _ := strings.Cut(s, "="); k == key {
@@ -406,7 +407,8 @@ func (r *result) decided(key string) string {
 	return ""
 }
 
-// decisions are the keys by which the plans of the lines differ, and what they share. What is swept or has a column is in neither.
+// decisions returns the keys in which the plans differ and those in which they agree. Swept keys and keys
+// with a column are in neither.
 func decisions(rows []result) (differ, same []string) {
 	skip := []string{"schedule.dp", "schedule.pp", "schedule.sp", "schedule.subsequences"}
 	for _, s := range rows[0].Set {

@@ -14,8 +14,8 @@ import (
 	"sppo.dev/passes"
 )
 
-// completions are command lines whose last word a shell completes: what it then offers. The folder has job.sppo,
-// job.sppb, notes.txt and the folder more.
+// completions are command lines to complete at the last word, with the expected candidates. The folder holds
+// job.sppo, job.sppb, notes.txt and the folder "more".
 var completions = []struct {
 	words []string
 	want  []string
@@ -38,7 +38,7 @@ var completions = []struct {
 	{[]string{"man", "spp"}, []string{"sppo", "sppoc"}},
 }
 
-// The script of bash offers what the table says. The words go to it as bash splits them, at "=".
+// The bash script offers the expected candidates. It receives words as bash splits them, at "=".
 func TestCompletionInBash(t *testing.T) {
 	bash, err := exec.LookPath("bash")
 	if err != nil {
@@ -108,7 +108,7 @@ func TestCompletionForZsh(t *testing.T) {
 	shell(t, commandFolder(t), zsh, "source <(sppoc completion zsh | sed 's/^\\tcompdef.*/:/')\nwhence -f _sppoc > /dev/null")
 }
 
-// inFolder makes the files that completion may offer.
+// inFolder creates the files that completion may offer.
 func inFolder(t *testing.T) {
 	t.Helper()
 	t.Chdir(t.TempDir())
@@ -122,7 +122,7 @@ func inFolder(t *testing.T) {
 	}
 }
 
-// shell is what a script prints; what goes to standard error fails the test.
+// shell runs a script and returns its output; output on standard error fails the test.
 func shell(t *testing.T, path, program, script string) string {
 	t.Helper()
 	c := exec.Command(program, "-c", script)
@@ -135,7 +135,7 @@ func shell(t *testing.T, path, program, script string) string {
 	return string(out)
 }
 
-// The manual has all rows of the tables, and programs that read manuals find no mistake in it.
+// The manual contains all rows of the tables, and mandoc and man accept it.
 func TestManual(t *testing.T) {
 	path := commandFolder(t)
 	own := shell(t, path, "sh", "sppoc man")
@@ -173,7 +173,7 @@ func TestManual(t *testing.T) {
 			c.Stderr = &errs
 			out, err := c.Output()
 			found := errs.String()
-			if reader[0] == "mandoc" { // a page is as old as its program, and has no date
+			if reader[0] == "mandoc" { // pages have no date: they are as old as the program
 				lines := slices.Collect(strings.Lines(string(out)))
 				found += strings.Join(slices.DeleteFunc(lines, func(l string) bool { return strings.Contains(l, "missing date") }), "")
 			} else if err != nil {

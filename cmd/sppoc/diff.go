@@ -48,7 +48,7 @@ func diffPrograms(w io.Writer, files []string, sets [2][]string, context int) er
 	return err
 }
 
-// diffPlans prints one line for each value of the plans that differs: where it is, what it was, what it is.
+// diffPlans prints one line for each differing value of two plans: its path, the old and the new value.
 func diffPlans(w io.Writer, files []string, sets [2][]string) error {
 	var flat [2]map[string]string
 	for i, file := range files {
@@ -89,8 +89,8 @@ func diffPlans(w io.Writer, files []string, sets [2][]string) error {
 	return err
 }
 
-// flatten turns a plan into paths and values. Decisions go by what they decide, and parts of the critical path by their work and
-// stage, not by their place. Where things stand in the spec is left out, and so is which buffers are the largest.
+// flatten turns a plan into paths and values. Decisions are keyed by subject, and parts of the critical path
+// by kind of work and stage, rather than by index. Spec positions and lists of largest buffers are left out.
 func flatten(p *passes.Plan) (map[string]string, error) {
 	var text bytes.Buffer
 	if err := p.WriteJSON(&text); err != nil {

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// asCommand makes the test binary the command itself, so that the pages' pipelines can run it.
+// asCommand makes the test binary act as the command, so that pipelines in the pages can run it.
 const asCommand = "SPPOC_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
@@ -22,8 +22,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// pages lists the documents from the root: Markdown at the root and under docs. Blocks marked console hold commands after
-// "$ ", each with its whole output.
+// pages lists the Markdown documents at the root and under docs. Blocks marked console hold commands after "$
+// ", each followed by its complete output.
 func pages(t *testing.T) []string {
 	t.Helper()
 	var names []string
@@ -46,7 +46,7 @@ func pages(t *testing.T) []string {
 
 var console = regexp.MustCompile("(?s)```console\n(.*?)```\n")
 
-// Every console block of the pages is what its commands print today. With -update it becomes that.
+// Every console block shows the current output of its commands. -update rewrites the blocks.
 func TestPages(t *testing.T) {
 	if _, err := exec.LookPath("sh"); err != nil {
 		t.Skip("no sh to run the pages' commands with")
@@ -68,7 +68,7 @@ func TestPages(t *testing.T) {
 			continue
 		}
 		if !*update {
-			t.Errorf("%s shows what its commands no longer print; go test ./cmd/sppoc -update rewrites it\n%s",
+			t.Errorf("%s shows outdated output; go test ./cmd/sppoc -update rewrites it\n%s",
 				page, unified(page, "today", strings.Split(string(text), "\n"), strings.Split(string(now), "\n"), 1))
 			continue
 		}
@@ -84,7 +84,7 @@ var (
 	pageSymbol = regexp.MustCompile("`([A-Za-z]+)` (?:in|of) `([a-z][a-z0-9_/]*/[a-z0-9_]+\\.go)`")
 )
 
-// Links of the pages lead to files, files that they name exist, and a name that is said to be in a Go file is there.
+// Links lead to files, named files exist, and a name that a page places in a Go file is declared there.
 func TestPageReferences(t *testing.T) {
 	links, paths, symbols := 0, 0, 0
 	for _, page := range pages(t) {
@@ -118,7 +118,7 @@ func TestPageReferences(t *testing.T) {
 	}
 }
 
-// commandFolder is a folder to put before PATH, with sppoc in it.
+// commandFolder returns a folder for PATH that contains sppoc.
 func commandFolder(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
@@ -133,7 +133,8 @@ func commandFolder(t *testing.T) string {
 	return dir + string(os.PathListSeparator) + os.Getenv("PATH")
 }
 
-// transcript runs the commands of a block at the root of the repository. What they print on standard error counts too.
+// transcript runs the commands of a block at the root of the repository. Standard error is part of the
+// output.
 func transcript(t *testing.T, path, block string) string {
 	t.Helper()
 	var out strings.Builder

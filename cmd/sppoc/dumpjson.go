@@ -7,7 +7,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// What dump --format json writes: names instead of indexes, addresses instead of offsets in buffers.
+// The form of dump --format json: names instead of indexes, addresses instead of offsets in buffers.
 type (
 	jsonProgram struct {
 		Name    string      `json:"name"`
@@ -55,7 +55,7 @@ type (
 	}
 )
 
-// dumpJSON writes the program, or the part of one rank with its constants filled in.
+// dumpJSON writes the program, or one rank's part with its constants filled in.
 func dumpJSON(w io.Writer, p *ir.Program, rank int) error {
 	out := jsonProgram{Name: p.Name, Run: p.Run, Model: p.Model, Machine: p.Machine, Tensors: p.Tensors}
 	codes, ranks := span(len(p.Codes)), span(len(p.Ranks))
@@ -123,7 +123,7 @@ func instrJSON(p *ir.Program, c *ir.Code, pc int, in *ir.Instr, consts []int64) 
 	return out
 }
 
-// attrJSON resolves what has a name; a constant of the rank is "$name" where no rank is chosen.
+// attrJSON resolves indexes to names; without a chosen rank, a constant of the rank is "$name".
 func attrJSON(p *ir.Program, kind ir.AttrKind, a ir.Attr, consts []int64) any {
 	if a.Const != 0 && consts == nil {
 		return "$" + p.Consts[a.Const-1]

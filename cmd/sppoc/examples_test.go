@@ -15,11 +15,11 @@ import (
 
 const examplesReport = "../../examples/REPORT.md"
 
-// What the shipped examples plan is written down, so that a change of any pass, formula or placement shows.
+// The plans of the shipped examples are recorded, so that every change of a pass, formula or placement shows.
 func TestExamplesReport(t *testing.T) {
 	var b bytes.Buffer
 	b.WriteString("# What the examples plan\n\n" +
-		"Written by `go test ./cmd/sppoc -update`; `sppoc plan FILE` gives each with its reasons. Peaks are those of the fullest\n" +
+		"Written by `go test ./cmd/sppoc -update`; `sppoc plan FILE` prints each with its reasons. Peaks are those of the fullest\n" +
 		"stage, exact to the byte; times are those of the simulated program.\n\n" +
 		"| spec | dp x pp x sp | N | lengths | device peak | host peak of a rank | fits | step | bubble | tokens/s a rank | MFU |\n" +
 		"| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
@@ -48,8 +48,8 @@ func TestExamplesReport(t *testing.T) {
 	}
 }
 
-// quick reports whether a row is computed in every test run: those with many subsequences take seconds each, and the longest, up to a
-// minute each, are rewritten by the long tests alone.
+// quick reports whether a row is computed in every test run. Rows with many subsequences take seconds, the
+// longest up to a minute; only the long tests rewrite them.
 func quick(file string) bool {
 	switch {
 	case os.Getenv("SPPO_LONG") != "":
@@ -66,7 +66,7 @@ func quick(file string) bool {
 	return true
 }
 
-// exampleSpecs are those with a schedule: what others import is none.
+// exampleSpecs lists the files with a schedule; files that others import have none.
 func exampleSpecs(t *testing.T) []string {
 	t.Helper()
 	var specs []string

@@ -7,11 +7,11 @@ import (
 	"sppo.dev/passes"
 )
 
-// mostGPUs bounds the search for enough of them.
+// mostGPUs limits the search.
 const mostGPUs = 1 << 14
 
-// fewestGPUs says on how few GPUs of the spec's kind the job fits, and what the next smaller number lacks. What the spec leaves
-// open is searched anew for each.
+// fewestGPUs returns the smallest number of GPUs of the spec's kind on which the job fits, and the shortfall
+// on the next smaller number. Open choices are searched again for each number.
 func fewestGPUs(file string, set []string) (string, error) {
 	spec, err := cli.LoadSpec(file, set)
 	if err != nil {
@@ -22,7 +22,7 @@ func fewestGPUs(file string, set []string) (string, error) {
 	enough, few := 0, -1
 	for s.lacking(fleets, enough) != "" {
 		if enough == len(fleets)-1 {
-			return "", cli.DoesNotFit(fmt.Errorf("%s does not fit on %s either: %s", file, fleets[enough], s.lacking(fleets, enough)))
+			return "", cli.DoesNotFit(fmt.Errorf("%s does not fit even on %s: %s", file, fleets[enough], s.lacking(fleets, enough)))
 		}
 		few, enough = enough, min(2*enough+1, len(fleets)-1)
 	}
@@ -39,15 +39,15 @@ func fewestGPUs(file string, set []string) (string, error) {
 	}
 	text := fmt.Sprintf("%s are enough: %s\n", fleets[enough], words)
 	if few >= 0 {
-		text += fmt.Sprintf("%s are not: %s\n", fleets[few], s.lacking(fleets, few))
+		text += fmt.Sprintf("%s are not enough: %s\n", fleets[few], s.lacking(fleets, few))
 	}
 	return text, nil
 }
 
-// fleet is some nodes, or a part of one.
+// fleet is a number of nodes, or part of one.
 type fleet struct {
 	nodes, gpus int
-	unit        string // what one of them is called
+	unit        string // "GPU" or "CPU rank"
 }
 
 func (f fleet) String() string {
@@ -57,7 +57,7 @@ func (f fleet) String() string {
 	return fmt.Sprintf("%d %ss (%d nodes of %d)", f.nodes*f.gpus, f.unit, f.nodes, f.gpus)
 }
 
-// fleetsOf are all numbers worth a try, from the smallest: divisors of a node, then whole nodes.
+// fleetsOf lists the numbers to try, smallest first: divisors of a node, then whole nodes.
 func fleetsOf(node int, unit string) []fleet {
 	var out []fleet
 	for n := 1; n <= node; n++ {
@@ -74,10 +74,10 @@ func fleetsOf(node int, unit string) []fleet {
 type fleetSearch struct {
 	file  string
 	set   []string
-	known map[int]string // what the job lacks on a fleet
+	known map[int]string // shortfall by fleet; "" if the job fits
 }
 
-// on are the overrides that make a fleet the cluster.
+// on returns the overrides that make the fleet the cluster.
 func (s *fleetSearch) on(f fleet) []string {
 	return append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("cluster.nodes=%d", f.nodes), fmt.Sprintf("cluster.gpus_per_node=%d", f.gpus))
 }
@@ -91,7 +91,7 @@ func (s *fleetSearch) lacking(fleets []fleet, i int) string {
 	return lacking
 }
 
-// plan says how the job runs fastest on a fleet.
+// plan describes the fastest plan on a fleet.
 func (s *fleetSearch) plan(f fleet) (string, error) {
 	job, err := cli.OpenPlan(s.file, s.on(f), passes.Options{})
 	if err != nil {

@@ -14,13 +14,14 @@ import (
 )
 
 const (
-	maxAdvice      = 3   // ways out that are shown
-	advicePatience = 0.2 // of the searches for them, of which there are many
+	maxAdvice      = 3   // suggestions shown
+	advicePatience = 0.2 // factor on the work limit of each search, because there are many
 )
 
-// adviseFit says which single change of a spec would make its job fit. First come the fastest of those that leave the job as it is: each
-// value that the schedule pins is searched anew. Then there are more machines, smaller numbers, and shorter sequences; and if nothing
-// does, all that the schedule pins at once. All are measured like the plan itself.
+// adviseFit names single changes to a spec with which its job would fit. First come the fastest of those that
+// keep the job: each pinned value of the schedule is searched again. Then come more machines, smaller numbers
+// and shorter sequences. If no single change suffices, it leaves all pinned values to the search at once. All
+// suggestions are measured like the plan itself.
 func adviseFit(job *cli.Job, set []string) error {
 	if job.Spec == nil {
 		return fmt.Errorf("the plan does not fit: %s", sppo.Shortfall(&job.Plan.Memory))
@@ -40,7 +41,7 @@ func adviseFit(job *cli.Job, set []string) error {
 		ways = appendWay(ways, job, set, group...)
 	}
 	if len(ways) > 0 {
-		lines := []string{file + " does not fit; it would with one of"}
+		lines := []string{file + " does not fit; each of these changes would make it fit"}
 		for _, w := range ways {
 			needs, err := needs(w.job)
 			if err != nil {
@@ -53,18 +54,18 @@ func adviseFit(job *cli.Job, set []string) error {
 	if line, err := tryAll(job, set); err != nil {
 		return err
 	} else if line != "" {
-		return fmt.Errorf("%s does not fit, nor with any single change; it would with all of\n  %s", file, line)
+		return fmt.Errorf("%s does not fit, nor does any single change make it fit; together these would\n  %s", file, line)
 	}
-	return fmt.Errorf("%s does not fit, nor with any single change of its schedule, eight times the nodes or an eighth of the sequence", file)
+	return fmt.Errorf("%s does not fit, nor would it with any single change of its schedule, eight times the nodes or an eighth of the sequence", file)
 }
 
 // way is a change with which a job fits.
 type way struct {
 	words string
-	job   *cli.Job // as changed
+	job   *cli.Job // after the change
 }
 
-// needs says what a step of a placed job takes.
+// needs describes the time and memory of a step of a placed job.
 func needs(job *cli.Job) (string, error) {
 	if err := job.Simulate(); err != nil {
 		return "", err
@@ -73,12 +74,12 @@ func needs(job *cli.Job) (string, error) {
 	return fmt.Sprintf("%s a step, %s of device memory, %s of host memory", job.Plan.Time.StepS, device, host), nil
 }
 
-// appendWay adds the first of some changes with which the job fits.
+// appendWay adds the first of several changes with which the job fits.
 func appendWay(ways []way, job *cli.Job, set []string, changes ...string) []way {
 	for _, change := range changes {
 		if w, ok := try(job, set, change); ok {
 			same := func(x way) bool { return x.words == w.words }
-			if !slices.ContainsFunc(ways, same) { // auto may have found what another change says
+			if !slices.ContainsFunc(ways, same) { // auto may have found the same as another change
 				ways = append(ways, w)
 			}
 			break
@@ -87,8 +88,8 @@ func appendWay(ways []way, job *cli.Job, set []string, changes ...string) []way 
 	return ways
 }
 
-// try says what a changed spec needs, if it fits. What the change leaves to the search is said as it was found, and with it the grid,
-// which is searched as soon as anything is.
+// try plans a changed spec and describes what it needs, if it fits. Values that the change leaves to the
+// search are named as found, including the grid, which is then searched too.
 func try(asked *cli.Job, set []string, change string) (w way, ok bool) {
 	set = append(set[:len(set):len(set)], change)
 	if any, err := cli.OpenPlan(asked.Spec.File, set, passes.Options{Fitting: true, Patience: advicePatience}); err != nil || lack(any) != "" {
@@ -114,13 +115,13 @@ func try(asked *cli.Job, set []string, change string) (w way, ok bool) {
 			said = append(said, "--set "+now)
 		}
 	}
-	if len(said) == 0 { // that it is searched changes what no key says
+	if len(said) == 0 { // leaving the grid to the search changes no named key
 		said = []string{quoted(change)}
 	}
 	return way{strings.TrimPrefix(strings.Join(said, " "), "--set "), job}, true
 }
 
-// tryAll leaves the whole schedule to the search, and says in what the plan that it finds differs from what was asked for.
+// tryAll leaves the whole schedule to the search and returns how the found plan differs from the request.
 func tryAll(job *cli.Job, set []string) (string, error) {
 	keys, asked := passes.Pins(job.Spec.Schedule)
 	all := set[:len(set):len(set)]
@@ -144,9 +145,10 @@ func tryAll(job *cli.Job, set []string) (string, error) {
 	return strings.Join(changes, " ") + ": " + needs, err
 }
 
-// lack is what a job lacks, or "". A plan is placed unless the bound on its memory says that it is in vain.
+// lack returns the shortfall of a job, or "". The plan is placed unless its memory bound already rules it
+// out.
 func lack(job *cli.Job) string {
-	const slack = 1.05 // of the bound
+	const slack = 1.05 // of the memory bound
 	p := job.Plan
 	if !p.Memory.Placed {
 		need, bound := passes.FootprintOf(p), p.Memory
@@ -165,10 +167,10 @@ func lack(job *cli.Job) string {
 	return sppo.Shortfall(&p.Memory)
 }
 
-// opens reports whether a key that is pinned to a value is left to the search for a way out: a default is nothing that was asked for.
+// opens reports whether a pinned key should be left to the search. A default is not a request.
 func opens(key, value string) bool { return value != "" && value != lang.FindKey(key).Default }
 
-// scheduleChanges are overrides of what the schedule pins.
+// scheduleChanges returns overrides for what the schedule pins.
 func scheduleChanges(job *cli.Job) (changes []string) {
 	keys, values := passes.Pins(job.Spec.Schedule)
 	for i, key := range keys {
@@ -177,12 +179,13 @@ func scheduleChanges(job *cli.Job) (changes []string) {
 		}
 	}
 	if job.Plan.Streams() {
-		changes = append(changes, "schedule.keep=[k, v]") // where the host lacks
+		changes = append(changes, "schedule.keep=[k, v]") // where host memory is short
 	}
 	return changes
 }
 
-// otherChanges are overrides that make another job of it, in groups of the same kind: of each the first that fits is enough.
+// otherChanges returns overrides that change the job, in groups of one kind; the first of each group that
+// fits is enough.
 func otherChanges(job *cli.Job) (groups [][]string) {
 	nodes, s := job.Spec.Cluster.Nodes, job.Plan.Train.Sequence
 	var more, shorter []string
@@ -197,7 +200,7 @@ func otherChanges(job *cli.Job) (groups [][]string) {
 	return append(groups, shorter)
 }
 
-// quoted is an argument as a shell wants it.
+// quoted quotes an argument for a shell.
 func quoted(change string) string {
 	if strings.ContainsAny(change, " []()\"*") {
 		return "'" + change + "'"
@@ -205,7 +208,7 @@ func quoted(change string) string {
 	return change
 }
 
-// tokens writes a length as specs do.
+// tokens writes a length in the units of specs.
 func tokens(n int64) string {
 	if n > 0 && n%1024 == 0 {
 		return fmt.Sprintf("%dK", n/1024)

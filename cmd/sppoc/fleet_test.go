@@ -17,11 +17,11 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// What `plan` says of a job must be true of the program: a fleet of the jobs that people have. Where the plan says that it
-// fits, the program must build, verify, simulate and take the memory that the plan says; where it says that it does not, each
-// hint must fit when it is followed.
+// What `plan` reports must hold for the program, over a fleet of common jobs. If the plan fits, the program
+// must build, verify, simulate, and use the planned memory. If it does not, following any hint must make it
+// fit.
 
-// fleetModels are published sizes. The language has no biases of q, k and v yet: Qwen2.5 is here without them.
+// fleetModels are published sizes. Qwen2.5 lacks its q, k and v biases here.
 var fleetModels = map[string]string{
 	"llama-3.2-1b": "family = llama layers = 16 hidden = 2048 heads = 32 kv_heads = 8 ffn = 8192 vocab = 128256 tied = true",
 	"llama-3.2-3b": "family = llama layers = 28 hidden = 3072 heads = 24 kv_heads = 8 ffn = 8192 vocab = 128256 tied = true",
@@ -41,7 +41,8 @@ var fleetModels = map[string]string{
 	"gpt-13b":      "family = gpt layers = 40 hidden = 5120 heads = 40 vocab = 50304",
 }
 
-// fleetJobs are model, cluster, nodes, GPUs of a node, sequence, and what is set besides. Those that `make test` takes come first.
+// fleetJobs lists model, cluster, nodes, GPUs per node, sequence and further settings. The jobs that `make
+// test` runs come first.
 var fleetJobs = []string{
 	"llama-8b h100 1 8 1M",
 	"qwen2.5-7b h100 1 8 512K",
@@ -113,7 +114,7 @@ var fleetJobs = []string{
 
 const (
 	shortFleet   = 6
-	timeAccuracy = 0.02 // of the search's estimate, against the simulated program
+	timeAccuracy = 0.02 // of the search's estimate against the simulated program
 )
 
 func TestFleet(t *testing.T) {
@@ -127,7 +128,7 @@ func TestFleet(t *testing.T) {
 	for _, name := range jobs {
 		t.Run(name, func(t *testing.T) {
 			row := flight(t, name)
-			t.Log(row) // in case that a later job does not end
+			t.Log(row) // in case a later job does not end
 			fmt.Fprintln(w, name+"\t"+row)
 		})
 	}
@@ -135,7 +136,7 @@ func TestFleet(t *testing.T) {
 	t.Log("CPU seconds of the search; a step is simulated, the estimate is the search's\n" + table.String())
 }
 
-// flight holds one job to what its plan says, and returns its row.
+// flight checks one job against its plan and returns its row.
 func flight(t *testing.T, name string) string {
 	f := strings.Fields(name)
 	set := append([]string{"train.sequence=" + f[4]}, f[5:]...)
@@ -179,7 +180,7 @@ func flight(t *testing.T, name string) string {
 	return fmt.Sprintf("fits\t%.1f s\t%s\t%s\t%s\t%s\t%.1f s", planned.Seconds(), estimate, timeline.Makespan, device, host, (processorTime() - before).Seconds())
 }
 
-// followed checks that every hint for a job that does not fit makes it fit, and returns how many there were.
+// followed checks that every hint makes the job fit, and returns the number of hints.
 func followed(t *testing.T, job *cli.Job, set []string) string {
 	hints := 0
 	for _, line := range strings.Split(adviseFit(job, set).Error(), "\n") {
@@ -204,7 +205,7 @@ func followed(t *testing.T, job *cli.Job, set []string) string {
 	return fmt.Sprintf("%d hints followed", hints)
 }
 
-// processorTime is what this process has used of all processors.
+// processorTime returns the CPU time used by this process.
 func processorTime() time.Duration {
 	var u syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {

@@ -11,17 +11,17 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// The answer to --why-idle shows so many waits, and what so many sorts of work would save.
+// Limits of the answer to --why-idle: waits shown, and kinds of work whose speed-up is simulated.
 const (
 	waitsShown = 6
 	sortsShown = 4
 	fasterBy   = 2
 )
 
-// whyIdle says what would shorten a simulated step, and what the longest waits of each stage are for.
+// whyIdle reports what would shorten a simulated step, and the causes of the longest waits of each stage.
 func whyIdle(job *cli.Job) (string, error) {
 	if job.Timeline == nil {
-		return "", cli.Usagef("--why-idle: the job has too many ranks to be simulated")
+		return "", cli.Usagef("--why-idle: the job has too many ranks to simulate")
 	}
 	var b strings.Builder
 	if err := shorten(&b, job.Program, job.Timeline); err != nil {
@@ -31,7 +31,7 @@ func whyIdle(job *cli.Job) (string, error) {
 	return b.String(), nil
 }
 
-// shorten simulates the step again with the sorts of work that take most of the critical path faster.
+// shorten simulates the step again, each time with one kind of work on the critical path made faster.
 func shorten(b *strings.Builder, p *ir.Program, t *sim.Timeline) error {
 	causes := t.Causes()
 	var on [sim.NumSorts]ir.Seconds
@@ -45,7 +45,7 @@ func shorten(b *strings.Builder, p *ir.Program, t *sim.Timeline) error {
 		}
 	}
 	slices.SortStableFunc(order, func(x, y sim.Sort) int { return cmp.Compare(on[y], on[x]) })
-	fmt.Fprintf(b, "What would shorten a step of %s, simulated with work that is faster by a factor of %d:\n", t.Makespan, fasterBy)
+	fmt.Fprintf(b, "What would shorten a step of %s, simulated with work that is %d times as fast:\n", t.Makespan, fasterBy)
 	for _, sort := range order[:min(len(order), sortsShown)] {
 		scale := map[ir.WorkKind]float64{}
 		for _, kind := range sort.Kinds() {
@@ -65,7 +65,7 @@ func shorten(b *strings.Builder, p *ir.Program, t *sim.Timeline) error {
 	return nil
 }
 
-// longestWaits names, of one rank of each stage, the longest waits of the compute stream and what they are for.
+// longestWaits describes the longest waits of the compute stream on one rank of each stage.
 func longestWaits(b *strings.Builder, p *ir.Program, t *sim.Timeline) {
 	type wait struct {
 		at   sim.Site
@@ -91,15 +91,15 @@ func longestWaits(b *strings.Builder, p *ir.Program, t *sim.Timeline) {
 		b.WriteString("No rank waits.\n\n")
 		return
 	}
-	fmt.Fprintf(b, "Longest of %d waits of the compute streams, on the first rank of each stage:\n", len(waits))
+	fmt.Fprintf(b, "Longest of %d waits on compute streams, on the first rank of each stage:\n", len(waits))
 	causes := t.Causes()
 	for _, w := range waits[:min(len(waits), waitsShown)] {
-		fmt.Fprintf(b, "  %s\n    %s from %s, for\n", siteText(p, w.at), w.took, t.Rank(w.at.Rank).Spans[w.at.PC].Begin)
+		fmt.Fprintf(b, "  %s\n    %s from %s for\n", siteText(p, w.at), w.took, t.Rank(w.at.Rank).Spans[w.at.PC].Begin)
 		for at, depth := causes.Of(w.at), 0; at != sim.Nowhere && depth < 3; at, depth = causes.Of(at), depth+1 {
 			span := t.Rank(at.Rank).Spans[at.PC]
 			fmt.Fprintf(b, "    %s, from %s to %s\n", siteText(p, at), span.Begin, span.End)
 			if span.Begin <= t.Rank(w.at.Rank).Spans[w.at.PC].Begin {
-				break // it was under way already
+				break // it was already running
 			}
 			if depth < 2 {
 				b.WriteString("      which waited for\n")
@@ -109,7 +109,7 @@ func longestWaits(b *strings.Builder, p *ir.Program, t *sim.Timeline) {
 	b.WriteByte('\n')
 }
 
-// siteText names an instruction: rank, stream, number, opcode, task, result.
+// siteText describes an instruction: rank, stream, number, opcode, task, result.
 func siteText(p *ir.Program, at sim.Site) string {
 	code := &p.Codes[p.Ranks[at.Rank].Code]
 	in := &code.Sections[ir.SectionStep][at.PC]

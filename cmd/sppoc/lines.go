@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// edit is a run of lines that are in both texts, or in one of them.
+// edit is a run of lines that both texts contain, or only one.
 type edit struct {
 	kind   byte // ' ', '-', '+'
 	lines  []string
-	a0, b0 int // where it begins in each
+	a0, b0 int // start in each text
 }
 
-// unified is the difference of two texts as patch shows it, empty where there is none.
+// unified returns the difference of two texts in unified format, or "" if they are equal.
 func unified(nameA, nameB string, a, b []string, context int) string {
 	edits := compare(a, b)
 	var out strings.Builder
@@ -21,7 +21,7 @@ func unified(nameA, nameB string, a, b []string, context int) string {
 			i++
 			continue
 		}
-		j := i // the hunk is edits[i:j], which equal runs of up to twice the context join
+		j := i // the hunk is edits[i:j], joined by equal runs of up to twice the context
 		for j < len(edits) && (edits[j].kind != ' ' || j+1 < len(edits) && len(edits[j].lines) <= 2*context) {
 			j++
 		}
@@ -34,7 +34,7 @@ func unified(nameA, nameB string, a, b []string, context int) string {
 	return out.String()
 }
 
-// hunk shows edits[i:j] with the context around them.
+// hunk prints edits[i:j] with the context around them.
 func hunk(edits []edit, i, j, context int) string {
 	var body strings.Builder
 	a0, b0, na, nb := edits[i].a0, edits[i].b0, 0, 0
@@ -64,7 +64,7 @@ func hunk(edits []edit, i, j, context int) string {
 	return fmt.Sprintf("@@ -%s +%s @@\n%s", place(a0, na), place(b0, nb), body.String())
 }
 
-// place counts lines from 1; an empty range stands behind the line that it names.
+// place writes a line range of a hunk header. Lines count from 1; an empty range names the line before it.
 func place(first, n int) string {
 	if n == 0 {
 		return fmt.Sprintf("%d,0", first)
@@ -72,7 +72,7 @@ func place(first, n int) string {
 	return fmt.Sprintf("%d,%d", first+1, n)
 }
 
-// compare splits two texts into runs that are equal and runs that are not.
+// compare splits two texts into equal and differing runs.
 func compare(a, b []string) []edit {
 	c := comparison{a: a, b: b}
 	c.part(0, len(a), 0, len(b))
@@ -95,8 +95,9 @@ func (c *comparison) put(kind byte, lines []string, a0, b0 int) {
 	c.edits = append(c.edits, edit{kind, lines, a0, b0})
 }
 
-// part compares a[a0:a1] with b[b0:b1]: equal ends first, then around lines that are once in each (Bram Cohen's patience
-// difference), which suits listings: they repeat little and move less. Between such lines all is replaced.
+// part compares a[a0:a1] with b[b0:b1]. It matches equal ends first, then lines that occur once in each (Bram
+// Cohen's patience diff), which suits listings: they repeat little and move less. Everything between is
+// replaced.
 func (c *comparison) part(a0, a1, b0, b1 int) {
 	head := 0
 	for a0+head < a1 && b0+head < b1 && c.a[a0+head] == c.b[b0+head] {
@@ -123,7 +124,8 @@ func (c *comparison) part(a0, a1, b0, b1 int) {
 	c.put(' ', c.a[a1:a1+tail], a1, b1)
 }
 
-// anchors are the lines that are once in both parts, as many as keep their order: places in a and b, rising in both.
+// anchors returns the lines that occur once in both parts, as many as keep their order: ascending indexes
+// into a and b.
 func (c *comparison) anchors(a0, a1, b0, b1 int) [][2]int {
 	type count struct{ inA, inB, atB int }
 	seen := map[string]*count{}
@@ -150,9 +152,10 @@ func (c *comparison) anchors(a0, a1, b0, b1 int) [][2]int {
 	return rising(pairs)
 }
 
-// rising is the longest sequence of pairs, which rise in the first, that rise in the second too.
+// rising returns the longest subsequence of pairs, ascending in the first element, that also ascends in the
+// second.
 func rising(pairs [][2]int) [][2]int {
-	ends := []int{} // ends[k]: the pair with the smallest second that ends a sequence of k+1
+	ends := []int{} // ends[k] is the pair with the smallest second element that ends a subsequence of k+1
 	before := make([]int, len(pairs))
 	for i, p := range pairs {
 		low, high := 0, len(ends)

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Whatever the texts, what compare says is in the first gives the first, and the second the second.
+// For any two texts, the runs of compare rebuild both.
 func TestCompareRebuildsBothTexts(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

@@ -3,8 +3,8 @@
 //	main.go     the table of subcommands
 //	spec.go     check, fmt, explain
 //	plan.go     plan, passes
-//	fit.go      what would make a plan fit that does not
-//	longest.go  how long a sequence fits; fewest.go on how few GPUs
+//	fit.go      suggests changes for a plan that does not fit
+//	longest.go  the longest sequence that fits; fewest.go the fewest GPUs
 //	program.go  build, asm, verify, dump
 //	compare.go  compare
 //	trace.go    trace
@@ -13,7 +13,7 @@
 //	diff.go     diff, and lines.go the comparison of texts
 //	manual.go   the manual page of the language
 //
-// It holds no knowledge of the compilation itself: lang, passes, codegen and ir do the work.
+// It knows nothing of compilation itself: lang, passes, codegen and ir do the work.
 package main
 
 import (
@@ -34,17 +34,17 @@ func main() {
 
 var app = cli.App{
 	Name: "sppoc",
-	Doc:  "sppoc compiles a specification of a training job (.sppo) to a program for sppovm (.sppb).",
+	Doc:  "sppoc compiles the specification of a training job (.sppo) to a program for sppovm (.sppb).",
 	Commands: []cli.Command{
 		{
 			Name: "check", Args: "FILE... [--set KEY=VALUE]", MinArgs: 1, MaxArgs: -1, Setup: check, Files: cli.SpecFiles,
-			Doc:      "read a spec and say what is wrong with it",
-			Details:  "When all is well it says so on a terminal, and nothing elsewhere. FILE - is standard input.",
+			Doc:      "check a spec and report its mistakes",
+			Details:  "Without mistakes it says so on a terminal, and prints nothing elsewhere. FILE - is standard input.",
 			Examples: []string{"sppoc check examples/tiny.sppo", "sppoc check examples/tiny.sppo --set schedule.offload=none"},
 		},
 		{
 			Name: "fmt", Args: "[-w | -l] FILE...", MinArgs: 1, MaxArgs: -1, Setup: format, Files: cli.SpecFiles,
-			Doc:      "write a spec in the one style",
+			Doc:      "format a spec in the standard style",
 			Examples: []string{"sppoc fmt mine.sppo", "sppoc fmt -w examples/*.sppo", "sppoc fmt -l examples/*.sppo"},
 		},
 		{
@@ -54,13 +54,13 @@ var app = cli.App{
 		},
 		{
 			Name: "plan", Args: "FILE [--json] [--set KEY=VALUE]", MinArgs: 1, MaxArgs: 1, Setup: plan, Files: cli.PlanFiles,
-			Doc: "decide how a job runs: sizes, memory, predicted time, and why",
-			Details: "FILE is a spec, or a plan that --json wrote before. When the job does not fit, the plan is printed all the same,\n" +
-				"then what would make it fit, and the exit code is 3.\n\n" +
-				"Time is that of the simulated program, which compare, view and sppovm run --device sim say, too; alternatives and what\n" +
-				"was not taken are estimates of the search. Bubble is the time in which ranks have nothing to run divided by the time in\n" +
-				"which they have, from the start of a step to its last task. The critical path is the chain of work, each part waiting\n" +
-				"for the one before it, that is as long as the step. The parts of a peak add up to its bytes.",
+			Doc: "decide how a job runs, and report sizes, memory, predicted time and reasons",
+			Details: "FILE is a spec, or a plan that --json wrote. If the job does not fit, the plan is printed with suggestions that make it\n" +
+				"fit, and the exit code is 3.\n\n" +
+				"Times are those of the simulated program, as in compare, view and sppovm run --device sim. Times of alternatives and of\n" +
+				"rejected choices are the search's estimates. The bubble is the time in which ranks have nothing to run, divided by the\n" +
+				"time in which they are busy, from the start of a step to its last task. The critical path is the chain of work, each\n" +
+				"part waiting for the one before it, that is as long as the step. The parts of a peak add up to its bytes.",
 			Examples: []string{
 				"sppoc plan examples/tiny.sppo",
 				"sppoc plan examples/paper/gpt-7b-1m.sppo --json",
@@ -74,15 +74,15 @@ var app = cli.App{
 		{
 			Name: "build", Args: "FILE [-o PROGRAM] [--force]", MinArgs: 1, MaxArgs: 1, Setup: build, Files: cli.PlanFiles,
 			Doc: "compile a spec or a plan to a verified program",
-			Details: "The name of the output says its form: .sppir is text, every other is binary. Without -o it is FILE with .sppb\n" +
+			Details: "The extension of the output selects its form: .sppir is text, any other is binary. Without -o it is FILE with .sppb\n" +
 				"in the current folder. A job that does not fit the cluster's memory is refused with exit code 3 unless --force is given.",
 			Examples: []string{"sppoc build examples/tiny.sppo -o tiny.sppb", "sppoc build plan.json -o tiny.sppir"},
 		},
 		{
 			Name: "dump", Args: "FILE [--rank R] [--section NAME] [--after PASS] [--format text|json]", MinArgs: 1, MaxArgs: 1, Setup: dump, Files: cli.JobFiles,
-			Doc: "show a program, or what a pass made of it",
-			Details: "FILE is a program, a spec or a plan; the last two are compiled first. With --rank it is the code of one rank with its\n" +
-				"own constants filled in, each instruction with its number and addresses.",
+			Doc: "print a program, or the result of a pass",
+			Details: "FILE is a program, a spec or a plan; the last two are compiled first. With --rank it prints the code of one rank with\n" +
+				"its constants filled in, each instruction with its number and addresses.",
 			Examples: []string{
 				"sppoc dump examples/tiny.sppo --rank 0 --section step",
 				"sppoc dump tiny.sppb",
@@ -93,7 +93,7 @@ var app = cli.App{
 		},
 		{
 			Name: "asm", Args: "PROGRAM.sppir -o PROGRAM.sppb", MinArgs: 1, MaxArgs: 1, Setup: asm, Files: cli.ProgramFiles,
-			Doc:      "turn the text form of a program into the binary one, or back",
+			Doc:      "convert a program between text and binary form",
 			Details:  "The program is verified first.",
 			Examples: []string{"sppoc asm tiny.sppir -o tiny.sppb", "sppoc asm tiny.sppb -o tiny.sppir"},
 		},
@@ -104,9 +104,9 @@ var app = cli.App{
 		},
 		{
 			Name: "diff", Args: "A B", MinArgs: 2, MaxArgs: 2, Setup: diff, Files: cli.JobFiles,
-			Doc: "show what changed between two plans or two programs",
+			Doc: "print the differences between two plans or two programs",
 			Details: "Specs and plans (.sppo, .json) are compared as plans, unless --programs is given; programs as text.\n" +
-				"Without a difference nothing is printed. The exit code is 0 either way.",
+				"If there is no difference, nothing is printed. The exit code is 0 either way.",
 			Examples: []string{
 				"sppoc diff examples/tiny.sppo examples/tiny.sppo --set-b schedule.offload=none",
 				"sppoc diff old.sppb new.sppb",
@@ -114,9 +114,9 @@ var app = cli.App{
 		},
 		{
 			Name: "compare", Args: "FILE... [--sweep KEY=V1,V2,...] [--format text|csv|json|svg]", MinArgs: 1, MaxArgs: -1, Setup: compareJobs, Files: cli.JobFiles,
-			Doc: "simulate several jobs and put them in one table",
-			Details: "FILEs are specs, plans or programs. Each is compiled and a step of it simulated; what cannot be compiled has its\n" +
-				"reason in its line. What does not fit its cluster is simulated all the same, and says so.",
+			Doc: "simulate several jobs and print one table",
+			Details: "Each FILE is a spec, plan or program; it is compiled and one step is simulated. A job that cannot be compiled has the\n" +
+				"reason in its line. A job that does not fit its cluster is simulated anyway and marked.",
 			Examples: []string{
 				"sppoc compare examples/tiny.sppo --sweep schedule.subsequences=2,4,8",
 				"sppoc compare examples/tiny.sppo --sweep schedule.strategy=sppo,gpipe --sweep schedule.offload=none,full --format csv",
@@ -125,12 +125,12 @@ var app = cli.App{
 		},
 		{
 			Name: "view", Args: "FILE [FILE | TRACE] -o OUT.html|OUT.svg [--ranks LIST]", MinArgs: 1, MaxArgs: 2, Setup: view, Files: cli.JobFiles,
-			Doc: "simulate a program, or two, and draw the timeline as a page",
-			Details: "FILEs are programs, specs or plans. The page is one file that needs no network: the streams of one rank of every\n" +
-				"stage and what its memory holds, on one time axis, with zoom, search and the spec line of every instruction.\n" +
-				"Of two programs that show the same ranks the second's stand below the first's, rank by rank; so does a TRACE that\n" +
-				"sppovm run --profile wrote of FILE, below the simulation.\n" +
-				"Where the output is called .svg it is a figure of one program, for print.",
+			Doc: "simulate one or two programs and draw their timelines",
+			Details: "Each FILE is a program, spec or plan. The page is one file that needs no network: the streams of one rank of every\n" +
+				"stage and the contents of its memory, on one time axis, with zoom, search and the spec line of every instruction.\n" +
+				"If two programs show the same ranks, each rank of the second is below its counterpart. So is a TRACE of FILE, which\n" +
+				"sppovm run --profile writes: measured below simulated.\n" +
+				"An output called .svg is a figure of one program, for print.",
 			Examples: []string{
 				"sppoc view examples/tiny.sppo -o tiny.html",
 				"sppoc view old.sppb new.sppb -o both.html --ranks 0,2",
@@ -142,7 +142,7 @@ var app = cli.App{
 			Name: "trace", Args: "FILE -o OUT.json [--ranks LIST]", MinArgs: 1, MaxArgs: 1, Setup: writeTrace, Files: cli.JobFiles,
 			Doc: "simulate a program and write its timeline for Perfetto",
 			Details: "FILE is a program, a spec or a plan. The trace-event JSON has a process for each rank, a thread for each stream, an\n" +
-				"arrow for each message and the memory that each arena holds; ui.perfetto.dev opens it. Times are virtual.",
+				"arrow for each message and a counter for the memory of each arena; ui.perfetto.dev opens it. Times are virtual.",
 			Examples: []string{
 				"sppoc trace examples/tiny.sppo -o tiny.json",
 				"sppoc trace examples/paper/gpt-7b-512k.sppo -o 7b.json --ranks stages",

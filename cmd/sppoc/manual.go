@@ -9,7 +9,7 @@ import (
 	"sppo.dev/passes"
 )
 
-// languagePage describes specs, passes and opcodes, by the tables that explain reads.
+// languagePage describes specs, passes and opcodes, from the tables that explain reads.
 var languagePage = cli.Page{Name: "sppo", Section: 5, Doc: "specifications of training jobs", Write: writeLanguage}
 
 func writeLanguage(m *cli.Manual) {
@@ -28,7 +28,7 @@ func writeLanguage(m *cli.Manual) {
 				panic("internal: " + err.Error())
 			}
 			_, facts, _ := strings.Cut(text, "\n\n")
-			facts, _, _ = strings.Cut(facts, "\n\n") // a call's block has an entry of its own
+			facts, _, _ = strings.Cut(facts, "\n\n") // the keys of a call have entries of their own
 			m.Literal(facts)
 		}
 	}
@@ -48,7 +48,7 @@ func writeLanguage(m *cli.Manual) {
 	m.Text("sppoc(1), sppovm(1)")
 }
 
-// explained are the words that explain knows.
+// explained lists the words that explain knows.
 func explained() []string {
 	var words []string
 	for _, k := range lang.Keys {

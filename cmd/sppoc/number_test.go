@@ -26,8 +26,8 @@ func answer(t *testing.T, args ...string) []byte {
 	return out.Bytes()
 }
 
-// Plan and compare say the same of a job, whatever kind of machine it runs on; so does a plan that was written and read again. The
-// parts of the critical path add up to the step.
+// Plan and compare report the same figures for a job, on every kind of machine and for a plan that was
+// written and read again. The parts of the critical path add up to the step.
 func TestOneNumber(t *testing.T) {
 	for _, job := range [][]string{
 		{"../../examples/tiny.sppo"},
@@ -91,7 +91,7 @@ func TestWhyIdle(t *testing.T) {
 	}
 }
 
-// What would shorten a step is said by keys that there are.
+// Suggestions for shortening a step name existing keys.
 func TestRemediesAreKeys(t *testing.T) {
 	keys := 0
 	for sort := range sim.NumSorts {

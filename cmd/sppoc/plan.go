@@ -12,13 +12,13 @@ import (
 	"sppo.dev/passes"
 )
 
-// passFlags choose what of the passes runs.
+// passFlags select the passes to run.
 func passFlags(flags *pflag.FlagSet) *passes.Options {
 	o := &passes.Options{}
-	flags.StringSliceVar(&o.PrintAfter, "print-after", nil, "print the plan as JSON after each of these `PASSES`, or after all; it comes before the result")
-	flags.StringVar(&o.StopAfter, "stop-after", "", "run no pass after this `PASS`")
-	flags.StringSliceVar(&o.Passes, "passes", nil, "run these `PASSES`, in this order, instead of all")
-	flags.StringSliceVar(&o.Disable, "disable", nil, "leave these `PASSES` out")
+	flags.StringSliceVar(&o.PrintAfter, "print-after", nil, "print the plan as JSON after each of these `PASSES`, or after all of them, before the result")
+	flags.StringVar(&o.StopAfter, "stop-after", "", "stop after this `PASS`")
+	flags.StringSliceVar(&o.Passes, "passes", nil, "run only these `PASSES`, in this order")
+	flags.StringSliceVar(&o.Disable, "disable", nil, "skip these `PASSES`")
 	for _, name := range []string{"print-after", "stop-after", "passes", "disable"} {
 		cli.Words(flags, name, passes.Names())
 	}
@@ -26,20 +26,20 @@ func passFlags(flags *pflag.FlagSet) *passes.Options {
 }
 
 func plan(flags *pflag.FlagSet) cli.Action {
-	asJSON := flags.Bool("json", false, "print the plan as JSON, which build reads")
+	asJSON := flags.Bool("json", false, "print the plan as JSON, which build accepts")
 	set := cli.SetFlag(flags, "set")
 	options := passFlags(flags)
-	idle := flags.Bool("why-idle", false, "say, too, what would shorten a step, and what the longest waits are for")
-	longest := flags.Bool("max-sequence", false, "search the longest sequence that fits, all else as the spec has it, and say what bounds it")
-	fewest := flags.Bool("min-gpus", false, "search the fewest GPUs of this kind on which the job fits, and say what fewer lack")
+	idle := flags.Bool("why-idle", false, "also report what would shorten a step, and the causes of the longest waits")
+	longest := flags.Bool("max-sequence", false, "find the longest sequence that fits, everything else as in the spec, and what limits it")
+	fewest := flags.Bool("min-gpus", false, "find the fewest GPUs of this kind on which the job fits, and what fewer would need")
 	return func(env *cli.Env, args []string) error {
 		switch {
 		case *longest && *fewest:
-			return cli.Usagef("plan: --max-sequence and --min-gpus are two questions: ask one at a time")
+			return cli.Usagef("plan: use --max-sequence and --min-gpus one at a time")
 		case *asJSON && *idle:
-			return cli.Usagef("plan: --json prints the critical path of a step; --why-idle goes with a report")
+			return cli.Usagef("plan: --why-idle is part of the report; with --json, the critical path is in the plan")
 		case *asJSON && (*longest || *fewest):
-			return cli.Usagef("plan: --json prints a plan, which is no answer to --max-sequence or --min-gpus")
+			return cli.Usagef("plan: --json prints a plan and cannot be combined with --max-sequence or --min-gpus")
 		}
 		for _, question := range []struct {
 			asked  bool

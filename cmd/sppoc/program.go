@@ -18,19 +18,19 @@ import (
 )
 
 func build(flags *pflag.FlagSet) cli.Action {
-	out := flags.StringP("output", "o", "", "the program to write")
+	out := flags.StringP("output", "o", "", "write the program to this file")
 	cli.Files(flags, "output", cli.ProgramFiles...)
-	force := flags.Bool("force", false, "write a program that does not fit, too")
+	force := flags.Bool("force", false, "write the program even if it does not fit")
 	set := cli.SetFlag(flags, "set")
 	options := passFlags(flags)
 	return func(env *cli.Env, args []string) error {
 		file := args[0]
 		options.Print = env.Stdout
 		if info, err := os.Stat(file); err == nil && info.IsDir() {
-			return cli.Usagef("%s is a folder: build wants a spec or a plan", file)
+			return cli.Usagef("%s is a folder: build needs a spec or a plan", file)
 		}
 		if cli.IsProgram(file) {
-			return cli.Usagef("%s is a program already; asm changes its form", file)
+			return cli.Usagef("%s is already a program; asm converts between its forms", file)
 		}
 		path := *out
 		if path == "" {
@@ -49,7 +49,7 @@ func build(flags *pflag.FlagSet) cli.Action {
 		if !job.Plan.Memory.Fits {
 			lack := sppo.Shortfall(&job.Plan.Memory)
 			if !*force {
-				return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan says what would, --force builds it all the same", file, lack))
+				return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan suggests changes, --force builds it anyway", file, lack))
 			}
 			fmt.Fprintf(env.Stderr, "%s: %s does not fit: %s\n", env.Name, file, lack)
 		}
@@ -58,12 +58,12 @@ func build(flags *pflag.FlagSet) cli.Action {
 }
 
 func asm(flags *pflag.FlagSet) cli.Action {
-	out := flags.StringP("output", "o", "", "the program to write; its name says the form")
+	out := flags.StringP("output", "o", "", "write the program to this file; its extension selects the form")
 	cli.Files(flags, "output", cli.ProgramFiles...)
-	force := flags.Bool("force", false, "write a program that needs more memory than its machine has, too")
+	force := flags.Bool("force", false, "write the program even if it needs more memory than its machine has")
 	return func(env *cli.Env, args []string) error {
 		if *out == "" {
-			return cli.Usagef("asm: -o says where the program goes")
+			return cli.Usagef("asm: give the output file with -o")
 		}
 		if err := cli.CheckOutput(*out); err != nil {
 			return err
@@ -100,7 +100,7 @@ func verify(*pflag.FlagSet) cli.Action {
 	}
 }
 
-// dumpFlags are what dump is asked for.
+// dumpFlags are the flags of dump.
 type dumpFlags struct {
 	rank    int
 	section string
@@ -110,9 +110,9 @@ type dumpFlags struct {
 
 func dump(flags *pflag.FlagSet) cli.Action {
 	var f dumpFlags
-	flags.IntVar(&f.rank, "rank", -1, "show what this rank runs, instead of all codes")
-	cli.Choice(flags, &f.section, "section", "", "show only this section: "+strings.Join(sectionNames(), ", "), sectionNames()...)
-	cli.Choice(flags, &f.after, "after", "", "show the plan, or the program, as this pass left it", passes.Names()...)
+	flags.IntVar(&f.rank, "rank", -1, "print the code of this rank, instead of all codes")
+	cli.Choice(flags, &f.section, "section", "", "print only this section: "+strings.Join(sectionNames(), ", "), sectionNames()...)
+	cli.Choice(flags, &f.after, "after", "", "print the plan or program as this pass left it", passes.Names()...)
 	cli.Choice(flags, &f.format, "format", "text", "text or json", "text", "json")
 	set := cli.SetFlag(flags, "set")
 	return func(env *cli.Env, args []string) error {
@@ -127,10 +127,10 @@ func dump(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// dumpPlan shows the plan as a pass left it.
+// dumpPlan prints the plan as a pass left it.
 func dumpPlan(w io.Writer, file string, set []string, f dumpFlags) error {
 	if cli.IsProgram(file) {
-		return cli.Usagef("%s is a program: only a spec can be shown after a pass", file)
+		return cli.Usagef("%s is a program: --after needs a spec or a plan", file)
 	}
 	job, err := cli.OpenPlan(file, set, passes.Options{StopAfter: f.after})
 	if err != nil {
@@ -142,8 +142,8 @@ func dumpPlan(w io.Writer, file string, set []string, f dumpFlags) error {
 	return passes.Report(w, job.Plan)
 }
 
-// asAfter takes back what the passes of code generation behind the given one have added: sync the events, place the
-// offsets.
+// asAfter removes from the program what later passes of code generation added: the events of sync, the
+// offsets of place.
 func asAfter(p *ir.Program, pass string) *ir.Program {
 	if pass != "lower" && pass != "place" {
 		return p
@@ -187,7 +187,7 @@ func dumpProgram(w io.Writer, p *ir.Program, f dumpFlags) error {
 	return printer.Print(w, p)
 }
 
-// onlySection is the program with all other sections empty.
+// onlySection returns the program with all other sections empty.
 func onlySection(p *ir.Program, name string) *ir.Program {
 	q := *p
 	q.Codes = slices.Clone(p.Codes)
@@ -201,12 +201,12 @@ func onlySection(p *ir.Program, name string) *ir.Program {
 	return &q
 }
 
-// withoutLines drops lines that begin with one of its prefixes. Whoever asks for one section wants its instructions, which show
-// addresses already.
+// withoutLines drops lines that begin with one of its prefixes. With --section only instructions are wanted,
+// which already show addresses.
 type withoutLines struct {
 	w        io.Writer
 	prefixes []string
-	begun    []byte // a line without its end
+	begun    []byte // an incomplete line
 }
 
 func (f *withoutLines) Write(data []byte) (int, error) {

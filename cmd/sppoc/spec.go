@@ -28,8 +28,8 @@ func check(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// each goes on behind a failure, so that one run shows what is wrong with all files; the last one's error is left to
-// be reported as every error is.
+// each continues after a failure, so that one run reports mistakes in all files. The last error is returned
+// and reported like any other.
 func each(env *cli.Env, files []string, do func(file string) error) error {
 	var last error
 	for _, file := range files {
@@ -46,8 +46,8 @@ func each(env *cli.Env, files []string, do func(file string) error) error {
 }
 
 func format(flags *pflag.FlagSet) cli.Action {
-	write := flags.BoolP("write", "w", false, "change the files instead of printing them")
-	list := flags.BoolP("list", "l", false, "print the names of files that are in another style; exit 1 if there are any")
+	write := flags.BoolP("write", "w", false, "rewrite the files instead of printing them")
+	list := flags.BoolP("list", "l", false, "list files whose style differs; exit 1 if there are any")
 	return func(env *cli.Env, files []string) error {
 		other := false
 		err := each(env, files, func(file string) error {
@@ -82,7 +82,8 @@ func format(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// explain asks every package that has a reference. A word may mean several things: partition is a key and a pass.
+// explain asks every package that has a reference. A word may have several meanings: partition is a key and a
+// pass.
 func explain(*pflag.FlagSet) cli.Action {
 	return func(env *cli.Env, args []string) error {
 		word := ""
@@ -115,12 +116,12 @@ func explanation(word string) (string, error) {
 		return strings.Join(found, "\n"), nil
 	}
 	if near := lang.Nearest(word, explained()); near != "" {
-		return "", fmt.Errorf("nothing is known about %q; did you mean %q?", word, near)
+		return "", fmt.Errorf("unknown word %q; did you mean %q?", word, near)
 	}
-	return "", fmt.Errorf("nothing is known about %q; sppoc explain lists what is", word)
+	return "", fmt.Errorf("unknown word %q; sppoc explain lists the known ones", word)
 }
 
-// wrapped breaks the lines that are too long for a terminal.
+// wrapped breaks lines that are too long for a terminal.
 func wrapped(text string) string {
 	var b strings.Builder
 	for _, line := range strings.SplitAfter(text, "\n") {

@@ -22,14 +22,15 @@ const (
 	figureTitle  = 22
 )
 
-// showNames are the kinds of spans in the order of their numbers: the names of their colours, and what they mean.
+// showNames lists the kinds of spans in the order of their numbers: the names of their colours, and their
+// meanings.
 var showNames = [...][2]string{
 	{"forward", "forward"}, {"backward", "backward"}, {"other", "optimizer and other"}, {"d2h", "copy to host"},
 	{"h2d", "copy to device"}, {"collective", "collective"}, {"message", "message"}, {"bubble", "bubble"},
-	{"exposed", "exposed transfer"}, {"collwait", "waits for collective"}, {"weights", "gradients of weights, put off"},
+	{"exposed", "exposed transfer"}, {"collwait", "waiting for collective"}, {"weights", "deferred weight gradients"},
 }
 
-// colour is one of the page's, in light.
+// colour returns a colour of the page's light theme.
 func colour(name string) string {
 	m := regexp.MustCompile(`--` + name + `: (#[0-9a-f]+);`).FindStringSubmatch(pageStyle)
 	if m == nil {
@@ -62,7 +63,7 @@ func (f *figure) write(w io.Writer) error {
 	return b.Flush()
 }
 
-// legend names the kinds that appear.
+// legend lists the kinds that occur.
 func (f *figure) legend(seen [len(showNames)]bool) {
 	x := figureLabels
 	f.y += 18
@@ -88,7 +89,7 @@ func fill(kind int) string {
 	return colour(showNames[kind][0])
 }
 
-// axis marks round times under all rows.
+// axis marks round times below all rows.
 func (f *figure) axis(makespan ir.Seconds) {
 	f.y += 12
 	order := math.Pow(10, math.Floor(math.Log10(float64(makespan)/4)))
@@ -112,7 +113,7 @@ func (f *figure) axis(makespan ir.Seconds) {
 	f.y += 6
 }
 
-// timelineFigure draws one rank of every stage, or those that were chosen, for print.
+// timelineFigure draws one rank of every stage, or the chosen ranks, for print.
 func timelineFigure(w io.Writer, title string, p *ir.Program, t *sim.Timeline, ranks []int) error {
 	f := &figure{y: figureTitle}
 	f.text(figureLabels, 14, "start", "font-size:12px;font-weight:600",
@@ -137,10 +138,11 @@ func timelineFigure(w io.Writer, title string, p *ir.Program, t *sim.Timeline, r
 	return f.write(w)
 }
 
-// taskNames says how the tasks of a code are told apart: by what they do not all have alike. The page names them by the same rule.
+// taskNames selects the properties by which the tasks of a code differ. The page names tasks by the same
+// rule.
 type taskNames struct{ microbatch, subsequence, stage bool }
 
-// taskKinds are the colours of what makes up tasks, taskLetters the names.
+// taskKinds are the colours of the kinds that make up tasks, taskLetters their names.
 var (
 	taskKinds   = map[ir.Phase]int{ir.PhaseForward: showForward, ir.PhaseBackward: showBackward, ir.PhaseWeights: showWeights}
 	taskLetters = map[ir.Phase]string{ir.PhaseForward: "F", ir.PhaseBackward: "B", ir.PhaseWeights: "W"}
@@ -163,7 +165,7 @@ func taskNamesOf(code *ir.Code) (n taskNames) {
 	return n
 }
 
-// of is the name of a task, and whether it is one of the lighter.
+// of returns the name of a task, and whether it has a lighter shade.
 func (n taskNames) of(v ir.Provenance) (name string, light bool) {
 	at := v.Subsequence
 	name = taskLetters[v.Phase]
@@ -180,8 +182,8 @@ func (n taskNames) of(v ir.Provenance) (name string, light bool) {
 	return name, at%2 == 1
 }
 
-// tasks draws what a plan lists: every run of kernels that are of one task, by turns lighter and darker, with its name where it
-// has the room.
+// tasks draws every run of kernels of one task, alternately lighter and darker, with its name where there is
+// space.
 func (f *figure) tasks(code *ir.Code, spans []sim.Span, makespan ir.Seconds) {
 	names := taskNamesOf(code)
 	var of ir.Provenance
@@ -201,7 +203,7 @@ func (f *figure) tasks(code *ir.Code, spans []sim.Span, makespan ir.Seconds) {
 			x, f.y+1, max(width-0.5, 0.2), figureRow-2, fill(kind), opacity)
 		if width > float64(6*len(name)+2) {
 			ink := "font-size:9px"
-			if kind == showForward && !light { // the one dark ground
+			if kind == showForward && !light { // the only dark background
 				ink += ";fill:" + colour("back")
 			}
 			f.text(int(x+width/2), f.y+figureRow-3, "middle", ink, name)
@@ -224,8 +226,8 @@ func (f *figure) tasks(code *ir.Code, spans []sim.Span, makespan ir.Seconds) {
 	f.y += figureRow
 }
 
-// stream draws a row: in each pixel the kind that takes most of it, as high as the stream is busy there. It says
-// whether there was anything.
+// stream draws a row. Each pixel shows the kind that takes most of its time, as high as the stream is busy.
+// It reports whether anything was drawn.
 func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Stream, makespan ir.Seconds, seen *[len(showNames)]bool) bool {
 	cells := make([][len(showNames)]float64, figurePlot)
 	any := false
@@ -270,7 +272,7 @@ func (f *figure) stream(code *ir.Code, spans []sim.Span, kinds []uint8, s ir.Str
 
 func pixels(t, makespan ir.Seconds) float64 { return float64(t/makespan) * figurePlot }
 
-// prevailing is the kind that takes most of a cell, and how busy the cell is in quarters.
+// prevailing returns the kind that takes most of a cell, and how busy the cell is, in quarters.
 func prevailing(shares *[len(showNames)]float64) (kind, level int) {
 	kind = -1
 	busy, most := 0.0, 0.0
@@ -286,14 +288,14 @@ func prevailing(shares *[len(showNames)]float64) (kind, level int) {
 	return kind, max(1, int(4*min(busy, 1)+0.5))
 }
 
-// comparisonFigure draws tokens a rank and second of every line as bars.
+// comparisonFigure draws the tokens per second and rank of every line as bars.
 func comparisonFigure(w io.Writer, rows []result) error {
 	f := &figure{y: figureTitle}
-	f.text(10, 14, "start", "font-size:12px;font-weight:600", "tokens a rank and second, simulated")
+	f.text(10, 14, "start", "font-size:12px;font-weight:600", "tokens per second and rank, simulated")
 	most, names, same := 0.0, 0, oneJob(rows)
 	if same && len(rows[0].Set) > 0 {
 		f = &figure{y: figureTitle}
-		f.text(10, 14, "start", "font-size:12px;font-weight:600", rows[0].job()+": tokens a rank and second, simulated")
+		f.text(10, 14, "start", "font-size:12px;font-weight:600", rows[0].job()+": tokens per second and rank, simulated")
 	}
 	for i := range rows {
 		most, names = max(most, rows[i].TGS), max(names, len(rows[i].label(same)))

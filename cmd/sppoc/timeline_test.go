@@ -12,10 +12,10 @@ import (
 	"sppo.dev/cmd/internal/cli"
 )
 
-// timeline is the picture of the README, in the colours of the page for light and for dark grounds.
+// timeline lists the README's picture for light and dark backgrounds.
 var timeline = map[string]bool{"../../docs/timeline.svg": false, "../../docs/timeline-dark.svg": true}
 
-// The picture is what view draws today. With -update it becomes that. The dark form has the page's dark colours.
+// The picture is what view draws now; -update rewrites it. The dark form has the page's dark colours.
 func TestTimelineInREADME(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "timeline.svg")
 	env := &cli.Env{Context: t.Context(), Stdout: io.Discard, Stderr: io.Discard}
@@ -68,7 +68,7 @@ func inDarkColours(t *testing.T, svg []byte) []byte {
 		}
 		replace[m[2]] = darkOf[m[1]]
 	}
-	svg = bytes.ReplaceAll(svg, []byte(`font-size:9px"`), []byte(`font-size:9px;fill:`+colour("back")+`"`)) // names on bars
+	svg = bytes.ReplaceAll(svg, []byte(`font-size:9px"`), []byte(`font-size:9px;fill:`+colour("back")+`"`)) // names inside bars
 	return regexp.MustCompile(`#[0-9a-f]{6}`).ReplaceAllFunc(svg, func(c []byte) []byte {
 		d := replace[string(c)]
 		if d == "" {

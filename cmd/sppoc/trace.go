@@ -15,13 +15,13 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// mostSpans is how many instructions a trace has before it is cut down to one rank of each stage: beyond,
-// files get too large for viewers to be pleasant.
+// mostSpans is the number of instructions above which a trace shows one rank of each stage only, because
+// viewers handle larger files badly.
 const mostSpans = 500_000
 
 func writeTrace(flags *pflag.FlagSet) cli.Action {
-	out := flags.StringP("output", "o", "", "the trace to write")
-	ranks := flags.String("ranks", "", "all, stages (one rank of each) or a list as in 0,8,16; all by default, or stages where all would be too many")
+	out := flags.StringP("output", "o", "", "write the trace to this file")
+	ranks := flags.String("ranks", "", "all, stages (one rank of each), or a list such as 0,8,16; default all, or stages if a trace of all would be too large")
 	var section string
 	cli.Choice(flags, &section, "section", "step", "init, step or eval", sectionNames()...)
 	cli.Files(flags, "output", "json")
@@ -29,7 +29,7 @@ func writeTrace(flags *pflag.FlagSet) cli.Action {
 	set := cli.SetFlag(flags, "set")
 	return func(env *cli.Env, args []string) error {
 		if *out == "" {
-			return cli.Usagef("trace: -o says which file to write")
+			return cli.Usagef("trace: give the output file with -o")
 		}
 		if err := cli.CheckOutput(*out, args...); err != nil {
 			return err
@@ -49,14 +49,14 @@ func writeTrace(flags *pflag.FlagSet) cli.Action {
 		}
 		err = cli.WriteFile(*out, func(w io.Writer) error { return trace.Write(w, job.Program, timeline, chosen) })
 		if err == nil {
-			fmt.Fprintf(env.Stderr, "%s: simulated %s of %d ranks in %s; %d of them are in %s\n",
+			fmt.Fprintf(env.Stderr, "%s: simulated %s of %d ranks in %s; wrote %d of them to %s\n",
 				env.Name, section, len(job.Program.Ranks), timeline.Makespan, len(chosen), *out)
 		}
 		return err
 	}
 }
 
-// rankWords may stand for a list of ranks.
+// rankWords may replace a list of ranks.
 var rankWords = []string{"all", "stages"}
 
 // chooseRanks reads --ranks.
@@ -79,7 +79,7 @@ func chooseRanks(text string, p *ir.Program, t *sim.Timeline) ([]int, error) {
 	for _, word := range strings.Split(text, ",") {
 		r, err := strconv.Atoi(strings.TrimSpace(word))
 		if err != nil || r < 0 || r >= len(p.Ranks) {
-			return nil, cli.Usagef("--ranks %s: it is all, stages, or ranks from 0 to %d", text, len(p.Ranks)-1)
+			return nil, cli.Usagef("--ranks %s: write all, stages, or ranks from 0 to %d", text, len(p.Ranks)-1)
 		}
 		if !slices.Contains(list, r) {
 			list = append(list, r)

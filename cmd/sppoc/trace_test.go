@@ -11,7 +11,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// The trace is what viewers read: slices of a thread one after another, an end for every arrow, and all that takes time.
+// A trace is fit for viewers: slices of a thread do not overlap, every arrow has an end, and everything that
+// takes time is there.
 func TestTrace(t *testing.T) {
 	out := t.TempDir() + "/trace.json"
 	env := &cli.Env{Context: t.Context(), Stdout: io.Discard, Stderr: io.Discard}

@@ -3,7 +3,7 @@ package main
 import (
 	"bytes"
 	"compress/gzip"
-	_ "embed" // the page's parts
+	_ "embed" // the parts of the page
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
@@ -23,7 +23,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// The page is one file: its parts are put together here, with the data in it. It asks nothing of a network.
+// The page is one file: its parts are joined here, with the data. It loads nothing from a network.
 var (
 	//go:embed page/view.html
 	pageHTML string
@@ -34,15 +34,15 @@ var (
 )
 
 func view(flags *pflag.FlagSet) cli.Action {
-	out := flags.StringP("output", "o", "", "the page to write")
-	ranks := flags.String("ranks", "stages", "stages (one rank of each), all, or a list as in 0,8,16")
+	out := flags.StringP("output", "o", "", "write the page to this file")
+	ranks := flags.String("ranks", "stages", "stages (one rank of each), all, or a list such as 0,8,16")
 	cli.Files(flags, "output", "html", "svg")
 	cli.Words(flags, "ranks", rankWords)
-	svg := flags.Bool("svg", false, "draw a figure for print, as for an output that is called .svg")
+	svg := flags.Bool("svg", false, "draw a figure for print, as for an output called .svg")
 	set := cli.SetFlag(flags, "set")
 	return func(env *cli.Env, files []string) error {
 		if *out == "" {
-			return cli.Usagef("view: -o says which file to write")
+			return cli.Usagef("view: give the output file with -o")
 		}
 		if err := cli.CheckOutput(*out, files...); err != nil {
 			return err
@@ -51,10 +51,10 @@ func view(flags *pflag.FlagSet) cli.Action {
 		case ext == ".svg" || *svg:
 			return draw(env, files, *set, *ranks, *out)
 		case ext != "" && ext != ".html" && ext != ".htm":
-			return cli.Usagef("cannot write %s: a page is called .html, a figure .svg", *out)
+			return cli.Usagef("cannot write %s: call a page .html, a figure .svg", *out)
 		}
 		if trace.Is(files[0]) {
-			return cli.Usagef("%s is a trace: it is shown beside the program that was run, as in %s view PROGRAM %s", files[0], env.Name, files[0])
+			return cli.Usagef("%s is a trace: give the program that was run before it, as in %s view PROGRAM %s", files[0], env.Name, files[0])
 		}
 		var p page
 		for _, file := range files {
@@ -70,35 +70,35 @@ func view(flags *pflag.FlagSet) cli.Action {
 	}
 }
 
-// page is what the script of the page reads: a head in JSON, and columns of numbers that it refers to.
+// page is the input of the page's script: a head in JSON, and the columns of numbers that it refers to.
 type page struct {
 	programs []pageProgram
 	columns  bytes.Buffer
 	spans    int
 	ranks    int
 
-	last   *ir.Program             // added last
-	peaks  [][ir.NumArenas]ir.Peak // of its codes
-	chosen []int                   // its ranks
-	paired bool                    // the second was measured of the first
+	last   *ir.Program             // the one added last
+	peaks  [][ir.NumArenas]ir.Peak // of each of its codes
+	chosen []int                   // its shown ranks
+	paired bool                    // the second timeline is a measurement of the first program
 }
 
-// source says where what is shown comes from.
+// source describes the origin of the timelines.
 func (p *page) source() string {
 	if !p.paired {
 		return "simulated"
 	}
 	simulated, measured := p.programs[0].Makespan, p.programs[1].Makespan
-	return fmt.Sprintf("a step took %s as measured, %.3f times the simulated %s", ir.Seconds(measured), measured/simulated, ir.Seconds(simulated))
+	return fmt.Sprintf("a measured step took %s, %.3f times the simulated %s", ir.Seconds(measured), measured/simulated, ir.Seconds(simulated))
 }
 
-// column is where the numbers of a column start, how many there are, and of which type.
+// column holds the start, the length and the type of a column of numbers.
 type column [3]any
 
 type pageProgram struct {
 	Name     string     `json:"name"`
 	Machine  string     `json:"machine"`
-	Measured bool       `json:"measured"` // rather than simulated
+	Measured bool       `json:"measured"` // otherwise simulated
 	Makespan float64    `json:"makespan"`
 	TGS      float64    `json:"tgs"`
 	MFU      float64    `json:"mfu"`
@@ -110,7 +110,7 @@ type pageProgram struct {
 	Passes   []string   `json:"passes"`
 	Lines    []string   `json:"lines"`
 	Results  []string   `json:"results"` // names of buffers
-	Path     pagePath   `json:"path"`    // critical
+	Path     pagePath   `json:"path"`    // the critical path
 	Sums     any        `json:"sums"`    // of the path
 	Codes    []pageCode `json:"codes"`
 	Ranks    []pageRank `json:"ranks"`
@@ -131,8 +131,8 @@ type pageCode struct {
 	Result column `json:"result"`
 }
 
-// pagePath has a column for each property of its segments. Ranks are indexes of those shown: the rank itself, or one that does the
-// same; -1 where nothing ran.
+// pagePath has a column for each property of its segments. Ranks are indexes of shown ranks: the rank itself,
+// or one that does the same; -1 where nothing ran.
 type pagePath struct {
 	Rank  column `json:"rank"`
 	PC    column `json:"pc"`
@@ -144,7 +144,7 @@ type pageRank struct {
 	Rank   int          `json:"rank"`
 	Stage  int32        `json:"stage"`
 	Count  int          `json:"count"`
-	Code   int          `json:"code"` // of those that are shown
+	Code   int          `json:"code"` // index among the shown codes
 	Begin  column       `json:"begin"`
 	End    column       `json:"end"`
 	Memory []pageMemory `json:"memory"`
@@ -152,8 +152,8 @@ type pageRank struct {
 	Cause pageCauses `json:"cause"`
 }
 
-// pageCauses has a column for each property of what instructions waited for last: the instruction, the index of a rank that is shown,
-// the instruction there, and the rank that it was.
+// pageCauses has a column for each property of an instruction's last dependency: the waiting instruction, the
+// index of a shown rank, the instruction there, and the actual rank.
 type pageCauses struct {
 	Of   column `json:"of"`
 	At   column `json:"at"`
@@ -163,9 +163,9 @@ type pageCauses struct {
 
 type pageMemory struct {
 	Arena    string   `json:"arena"`
-	Placed   ir.Bytes `json:"placed"` // the highest byte
+	Placed   ir.Bytes `json:"placed"` // highest byte in use
 	Capacity ir.Bytes `json:"capacity"`
-	When     string   `json:"when"`    // most is held
+	When     string   `json:"when"`    // the time of the most live bytes
 	Parts    [][2]any `json:"parts"`   // name and bytes
 	Largest  [][3]any `json:"largest"` // name, part and bytes
 
@@ -176,7 +176,7 @@ type pageMemory struct {
 // draw writes a figure of one job.
 func draw(env *cli.Env, files, set []string, ranks, out string) error {
 	if len(files) > 1 {
-		return cli.Usagef("view: a figure shows one program; pages compare two")
+		return cli.Usagef("view: a figure shows one program; use a page to compare two")
 	}
 	job, t, chosen, err := simulated(files[0], set, ranks)
 	if err != nil {
@@ -191,7 +191,7 @@ func draw(env *cli.Env, files, set []string, ranks, out string) error {
 	return err
 }
 
-// simulated runs a step of a job and chooses the ranks to show.
+// simulated runs a step of a job and selects the ranks to show.
 func simulated(file string, set []string, ranks string) (*cli.Job, *sim.Timeline, []int, error) {
 	job, err := cli.OpenProgram(file, set)
 	if err != nil {
@@ -205,7 +205,7 @@ func simulated(file string, set []string, ranks string) (*cli.Job, *sim.Timeline
 	return job, t, chosen, err
 }
 
-// add simulates a job and puts it on the page; of a trace, what was measured of the job before it.
+// add simulates a job and adds it to the page; for a trace, it adds the measurement of the job before it.
 func (p *page) add(file string, set []string, ranks string) error {
 	name := strings.TrimSuffix(filepath.Base(file), ".sppo")
 	if trace.Is(file) {
@@ -225,7 +225,7 @@ func (p *page) add(file string, set []string, ranks string) error {
 	return nil
 }
 
-// measured reads what a device did.
+// measured reads a trace.
 func measured(file string, p *ir.Program) (*sim.Timeline, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -237,7 +237,7 @@ func measured(file string, p *ir.Program) (*sim.Timeline, error) {
 	case err != nil:
 		return nil, cli.Usagef("%s: %w", file, err)
 	case t.Section != ir.SectionStep:
-		return nil, cli.Usagef("%s: it is of section %s, not of a step", file, t.Section)
+		return nil, cli.Usagef("%s: it is a trace of section %s, not of a step", file, t.Section)
 	}
 	return t, nil
 }
@@ -304,7 +304,7 @@ func (p *page) rank(t *sim.Timeline, r, code int, stage int32, alone bool) pageR
 	return x
 }
 
-// fill says what the memory is used for at its peak.
+// fill records what the memory holds at its peak.
 func (m *pageMemory) fill(peak *ir.Peak) {
 	m.When, m.Parts, m.Largest = peak.At, [][2]any{}, [][3]any{}
 	for part, n := range peak.Parts {
@@ -317,7 +317,7 @@ func (m *pageMemory) fill(peak *ir.Peak) {
 	}
 }
 
-// code adds what instructions are; the spans are of a rank that runs them.
+// code adds the instructions of a code; spans are those of a rank that runs it.
 func (p *page) code(x *pageProgram, code *ir.Code, spans []sim.Span) pageCode {
 	instrs := code.Sections[ir.SectionStep]
 	n := len(instrs)
@@ -344,7 +344,7 @@ func (p *page) code(x *pageProgram, code *ir.Code, spans []sim.Span) pageCode {
 	}
 }
 
-// addColumn puts numbers where an array of their type may start.
+// addColumn stores numbers at the alignment of their type.
 func addColumn[T any](p *page, kind string, values []T) column {
 	for p.columns.Len()%8 != 0 {
 		p.columns.WriteByte(0)
@@ -356,7 +356,7 @@ func addColumn[T any](p *page, kind string, values []T) column {
 	return c
 }
 
-// Kinds of spans: the colours of the page. The script has the same list.
+// Kinds of spans, which are the colours of the page. The script has the same list.
 const (
 	showForward = iota
 	showBackward
@@ -372,12 +372,12 @@ const (
 	showNothing = 255
 )
 
-// spanKinds says of each instruction how it is shown. A wait of the compute stream is coloured by what it is for; that
-// another stream waits needs no colour.
+// spanKinds returns how each instruction is shown. A wait of the compute stream has the colour of what it
+// waits for; waits of other streams are not coloured.
 func spanKinds(code *ir.Code, spans []sim.Span) []uint8 {
 	instrs := code.Sections[ir.SectionStep]
 	kinds := make([]uint8, len(instrs))
-	recorded := make([]int, code.Events[ir.SectionStep]) // the instruction that an event stands behind
+	recorded := make([]int, code.Events[ir.SectionStep]) // the instruction after which an event is recorded
 	var last [ir.NumStreams]int
 	for pc := range instrs {
 		in := &instrs[pc]
@@ -404,8 +404,8 @@ func spanKinds(code *ir.Code, spans []sim.Span) []uint8 {
 	return kinds
 }
 
-// waitKind is bubble when what is waited for had not begun yet for most of the wait: copies queue behind each other,
-// messages and collectives wait for other ranks.
+// waitKind returns bubble if the awaited work had not begun for most of the wait: copies queue, messages and
+// collectives wait for other ranks.
 func waitKind(stream ir.Stream, wait, work sim.Span) uint8 {
 	late := work.Begin-wait.Begin > (wait.End-wait.Begin)/2
 	switch {
@@ -433,7 +433,7 @@ func workKind(in *ir.Instr) uint8 {
 	return showOther
 }
 
-// write puts the page together.
+// write assembles the page.
 func (p *page) write(w io.Writer) error {
 	var names []string
 	for i := range p.programs {

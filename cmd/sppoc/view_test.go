@@ -42,10 +42,10 @@ func TestViewIsAlone(t *testing.T) {
 	}
 }
 
-// detail is what a page says of what was clicked.
+// detail returns the page's description of the selected item.
 const detail = `const detail = () => document.getElementById("detail").textContent;`
 
-// In a real browser a page loads without an error, and what a link asks for is found and shown with its spec line.
+// In a real browser a page loads without an error, and following a link shows its target with the spec line.
 func TestViewInBrowser(t *testing.T) {
 	browser, err := exec.LookPath("chromium")
 	if err != nil {
@@ -55,7 +55,7 @@ func TestViewInBrowser(t *testing.T) {
 	for _, c := range []struct {
 		args []string
 		link string
-		acts string // of a user, as a script; says adds to what is looked at
+		acts string // a script of user actions; says adds to the text that is checked
 		want []string
 	}{
 		{tiny, "find=gelu_grad+s2&theme=dark", "", []string{`data-theme="dark"`, "gelu_grad s2", "rank 0, compute, pc", "subsequence 2", "task B0.2@0", "sppo:", "1 of "}},
@@ -70,7 +70,7 @@ func TestViewInBrowser(t *testing.T) {
 			says("digits", Math.abs((to - from) * 1000 / took - 1) < 0.01)`, []string{"digits true"}}, // however late a short instruction is
 		{tiny, "", `drag(300, 500, { shiftKey: true });
 			says("range", document.getElementById("detail").textContent); key("Escape"); says("free", document.getElementById("detail").textContent)`,
-			[]string{"of it, on the compute streams:", "rank 2: ", "bubble ", "free Click an instruction"}},
+			[]string{"shares of it, on the compute streams:", "rank 2: ", "bubble ", "free Click an instruction"}},
 		{tiny, "find=wait+F0.1@1", detail + `says("first", detail()); document.getElementById("cause").onclick(); says("second", detail()); key("c"); says("third", detail());
 			key("b"); says("fourth", detail())`,
 			[]string{"waits for rank 2, recv_prev, pc", "second recv s1", "begins after rank 0, compute, pc", "third add s1 l0", "fourth recv s1"}},
@@ -95,7 +95,7 @@ func TestViewInBrowser(t *testing.T) {
 			t.Errorf("the page has errors:\n%s", errs.String())
 		}
 		text := html.UnescapeString(out.String())
-		if before, after, ok := strings.Cut(text, `<script type="application/json"`); ok { // what the page says, not what it holds
+		if before, after, ok := strings.Cut(text, `<script type="application/json"`); ok { // what the page says, without its data
 			_, rest, _ := strings.Cut(after, "</body>")
 			text = before + rest
 		}
@@ -108,7 +108,8 @@ func TestViewInBrowser(t *testing.T) {
 	}
 }
 
-// act adds a user to a page: what the script does with keys and mouse once the page is drawn, and what it says of that.
+// act adds a simulated user to a page: a script of key and mouse events that runs once the page is drawn, and
+// reports what it finds.
 func act(t *testing.T, page, script string) {
 	t.Helper()
 	if script == "" {
@@ -136,7 +137,7 @@ func act(t *testing.T, page, script string) {
 	}
 }
 
-// A trace of the program goes onto the page, rank by rank; alone, or of another program, it is refused.
+// A trace of the program is added to the page, rank by rank. Alone, or of another program, it is refused.
 func TestViewOfATrace(t *testing.T) {
 	job, err := cli.OpenProgram("testdata/base/tiny.sppo", nil)
 	if err != nil {
@@ -161,8 +162,8 @@ func TestViewOfATrace(t *testing.T) {
 		says  string
 	}{
 		{[]string{"testdata/base/tiny.sppo", measured}, cli.Done, "1.000 times the simulated"},
-		{[]string{measured}, cli.BadInput, "it is shown beside the program that was run"},
-		{[]string{"testdata/base/small.sppo", measured}, cli.BadInput, "it was measured of another program, tiny"},
+		{[]string{measured}, cli.BadInput, "give the program that was run before it"},
+		{[]string{"testdata/base/small.sppo", measured}, cli.BadInput, "it was measured on another program, tiny"},
 	} {
 		out := filepath.Join(t.TempDir(), "view.html")
 		var errs bytes.Buffer
@@ -177,7 +178,7 @@ func TestViewOfATrace(t *testing.T) {
 	}
 }
 
-// A figure is well-formed, and its bars of every stream are inside of it.
+// A figure is well-formed, and every bar is inside its row.
 func TestFigure(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "view.svg")
 	env := &cli.Env{Context: t.Context(), Stdout: io.Discard, Stderr: io.Discard}
@@ -217,7 +218,7 @@ func TestFigure(t *testing.T) {
 	}
 }
 
-// A task is called by what tells it from the others of its rank.
+// A task is named by what distinguishes it from the others of its rank.
 func TestTaskNames(t *testing.T) {
 	whole := []string{"schedule.subsequences=1", "schedule.offload=none"}
 	for _, c := range []struct {

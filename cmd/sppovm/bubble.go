@@ -12,16 +12,16 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// bubbleMeter measures the bubble of steps, by the simulator's definition. Each process measures its own ranks; process 0 asks
-// the others.
+// bubbleMeter measures the bubble of steps by the simulator's definition. Each process measures its own
+// ranks; process 0 collects the results.
 type bubbleMeter struct {
 	program *ir.Program
-	wanted  func(section ir.Section, round int64) bool // what to measure; nil: everything
-	traces  []*vm.Trace                                // nil where a rank is in another process
+	wanted  func(section ir.Section, round int64) bool // steps to measure; nil: all
+	traces  []*vm.Trace                                // nil for ranks of other processes
 	others  func(question string) ([][]byte, error)    // nil: there are no other processes
 	last    []*vm.Timeline                             // of the last step, by rank
 	books   *sim.Books                                 // nil before the first step
-	idle    ir.Seconds                                 // of all steps measured
+	idle    ir.Seconds                                 // of all measured steps
 	busy    ir.Seconds
 }
 
@@ -29,8 +29,8 @@ func newBubbleMeter(p *ir.Program) *bubbleMeter {
 	return &bubbleMeter{program: p, traces: make([]*vm.Trace, len(p.Ranks))}
 }
 
-// sampled are the steps that are measured where measuring slows them down: the second, for the first warms up, one of many
-// behind it, and one that a profile is wanted of.
+// sampled selects the steps to measure where measuring slows a step down: the second, because the first warms
+// up, one in many after it, and the profiled one.
 func sampled(profiled int64) func(section ir.Section, step int64) bool {
 	return func(section ir.Section, step int64) bool {
 		return section == ir.SectionStep && (step == 2 || step%100 == 0 || step == profiled)
@@ -43,7 +43,8 @@ func (m *bubbleMeter) wrap(rank int, d vm.Device) vm.Device {
 	return m.traces[rank]
 }
 
-// here takes up the step that has just ended, on the ranks of this process; no ranks if it was not measured.
+// here returns the pipeline of the step that has just ended, for the ranks of this process; empty if it was
+// not measured.
 func (m *bubbleMeter) here() (all sim.Pipeline, err error) {
 	m.last = m.last[:0]
 	if m.unmeasured() {
@@ -66,7 +67,7 @@ func (m *bubbleMeter) here() (all sim.Pipeline, err error) {
 	return m.books.Pipeline(sim.SpansOf(m.program, m.last)), nil
 }
 
-// add takes up the step that has just ended, on all ranks.
+// add includes the step that has just ended, over all ranks.
 func (m *bubbleMeter) add() error {
 	if m.unmeasured() {
 		return nil
@@ -87,7 +88,8 @@ func (m *bubbleMeter) add() error {
 	return err
 }
 
-// unmeasured reports whether nothing is known of the step that has just ended: what ranks measure, they all do.
+// unmeasured reports whether the step that has just ended was not measured. Either all ranks measure a step
+// or none does.
 func (m *bubbleMeter) unmeasured() bool {
 	for _, t := range m.traces {
 		if t != nil {
@@ -97,7 +99,7 @@ func (m *bubbleMeter) unmeasured() bool {
 	return true
 }
 
-// forget drops the timelines that nobody will ask for.
+// forget drops timelines that will not be read.
 func (m *bubbleMeter) forget() {
 	for _, t := range m.traces {
 		if t != nil {
@@ -106,7 +108,7 @@ func (m *bubbleMeter) forget() {
 	}
 }
 
-// ratio is idle over busy time; 0 before the first step that was measured.
+// ratio returns idle time divided by busy time, or 0 before the first measured step.
 func (m *bubbleMeter) ratio() float64 {
 	if m.busy == 0 {
 		return 0
@@ -114,12 +116,12 @@ func (m *bubbleMeter) ratio() float64 {
 	return float64(m.idle) / float64(m.busy)
 }
 
-// What process 0 asks the others.
+// Questions that process 0 asks the others.
 const (
-	askKind      = "what do you compute on?"
-	askStep      = "how long was the step?"
+	askKind      = "which kind of device?"
+	askStep      = "how long did the step take?"
 	askClock     = "what time is it?"
-	askTimelines = "what ran when?"
+	askTimelines = "when did each instruction run?"
 )
 
 func (m *bubbleMeter) ask(question string) ([][]byte, error) {
@@ -129,7 +131,7 @@ func (m *bubbleMeter) ask(question string) ([][]byte, error) {
 	return m.others(question)
 }
 
-// reply answers for the ranks of this process, which computes on something of a kind.
+// reply answers for the ranks of this process, whose device is of the given kind.
 func (m *bubbleMeter) reply(question, kind string) ([]byte, error) {
 	switch question {
 	case askKind:
@@ -156,7 +158,7 @@ func (m *bubbleMeter) reply(question, kind string) ([]byte, error) {
 	return nil, fmt.Errorf("internal: %q has no answer", question)
 }
 
-// kinds is what the other processes compute on.
+// kinds returns the kinds of devices of the other processes.
 func (m *bubbleMeter) kinds() (out []string, err error) {
 	all, err := m.ask(askKind)
 	for _, kind := range all {
@@ -165,7 +167,8 @@ func (m *bubbleMeter) kinds() (out []string, err error) {
 	return out, err
 }
 
-// gather brings the timelines of the last step from the other processes, as our clock would have measured them.
+// gather fetches the timelines of the last step from the other processes and converts them to the clock of
+// this one.
 func (m *bubbleMeter) gather() error {
 	late, err := m.clocks()
 	if err != nil {
@@ -187,14 +190,14 @@ func (m *bubbleMeter) gather() error {
 	}
 	for rank, t := range m.last {
 		if t == nil {
-			return fmt.Errorf("of rank %d nothing was measured", rank)
+			return fmt.Errorf("nothing was measured on rank %d", rank)
 		}
 	}
 	return nil
 }
 
-// clocks is by how much the clock of each other process is ahead of ours: of several answers that of the shortest way there and
-// back, half-way.
+// clocks returns how far the clock of each other process is ahead of ours, taken half-way through the fastest
+// of several round trips.
 func (m *bubbleMeter) clocks() (ahead []time.Duration, err error) {
 	shortest := time.Duration(0)
 	for range 10 {

@@ -11,7 +11,7 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// clusterText is a cluster file of measured figures, in the one style, each with where it comes from.
+// clusterText returns a cluster file of measured figures in the standard style, each with its origin.
 func clusterText(name, about string, f *probe.Figures) ([]byte, error) {
 	m := &f.Machine
 	var b strings.Builder
@@ -56,7 +56,7 @@ func clusterText(name, about string, f *probe.Figures) ([]byte, error) {
 	return lang.FormatFile("the cluster file", []byte(b.String()))
 }
 
-// unit is one of the language's, largest first in a list.
+// unit is a unit of the language; lists of units begin with the largest.
 type unit struct {
 	name  string
 	scale float64
@@ -68,7 +68,7 @@ var (
 	timeUnits = []unit{{"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}}
 )
 
-// quantity writes a figure in the largest unit of which it is one or more.
+// quantity writes a figure in the largest unit that makes it at least one.
 func quantity(x float64, units []unit) string {
 	if x == 0 {
 		return "0"
@@ -82,7 +82,7 @@ func quantity(x float64, units []unit) string {
 	return digits(x/u.scale) + u.name
 }
 
-// digits keeps four of a number: measurements are not better than that. What is above 0 stays so.
+// digits rounds to four digits, the precision of a measurement. Positive numbers stay positive.
 func digits(x float64) string {
 	rounded, err := strconv.ParseFloat(strconv.FormatFloat(x, 'g', 4, 64), 64)
 	if err != nil {

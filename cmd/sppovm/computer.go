@@ -11,19 +11,20 @@ import (
 	"sppo.dev/vm/world"
 )
 
-// computer is what computes: where the devices of ranks come from, and how they meet.
+// computer holds the devices of ranks and the transport between them.
 type computer struct {
 	name      string // for people
-	kind      string // what it has in common with others that round alike
+	kind      string // shared by computers that round alike
 	device    func(rank int) vm.Device
-	transport vm.Transport    // nil: in the memory of this process
-	threads   int             // that ranks share; 0: each computes on a device of its own
-	slowed    bool            // measuring when instructions run slows them down
-	notes     func() []string // what the user should know that stops nothing; nil: nothing
+	transport vm.Transport    // nil: the memory of this process
+	threads   int             // shared by the ranks; 0: each rank has its own device
+	slowed    bool            // measuring instructions slows them down
+	notes     func() []string // remarks for the user; nil: none
 	close     func()
 }
 
-// open makes the one that was asked for. A program that GPUs have no room for is refused before anything is allocated.
+// open returns the requested computer. A program too large for the GPUs is refused before anything is
+// allocated.
 func (f *runFlags) open(p *ir.Program, w *world.World) (*computer, error) {
 	if f.device == "cuda" {
 		return f.openGPUs(p, w)
@@ -34,7 +35,7 @@ func (f *runFlags) open(p *ir.Program, w *world.World) (*computer, error) {
 		local := vm.NewWired(w)
 		w.OnFailure(local.Abort)
 		transport = local
-		if _, n := w.Local(); threads == 0 { // processes of a host share its processors
+		if _, n := w.Local(); threads == 0 { // the processes of a host share its processors
 			threads = max(1, runtime.NumCPU()/n)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"sppo.dev/cuda"
 )
 
-// Where there is no GPU, devices and run say what is missing and how to get it; devices is not a failure.
+// Without a GPU, devices and run say what is missing and how to get it; devices succeeds.
 func TestWithoutGPU(t *testing.T) {
 	if _, err := cuda.Open(cuda.Options{}); err == nil {
 		t.Skip("SKIPPED: this machine has a GPU")

@@ -15,7 +15,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// README.md shows a run. Its words are those of today and its losses are near; what is time differs from run to run. With -update it is this run.
+// The run in README.md has today's words and nearly its losses; times differ from run to run. -update
+// replaces it by this run.
 func TestRunInREADME(t *testing.T) {
 	t.Chdir("../..")
 	text, err := os.ReadFile("README.md")
@@ -66,13 +67,13 @@ var (
 	timeShown = regexp.MustCompile(`[0-9.]+( [KM])? tokens/s|[0-9hms.]+s left|steps in [0-9hms.]+s|bubble [0-9]+%|device cpu, .*`)
 )
 
-// withoutTimes is a text with a dash for everything that another run or machine may say otherwise, and the losses in it.
+// withoutTimes replaces everything that varies between runs or machines by a dash, and returns the losses.
 func withoutTimes(text string) (string, []float64) {
 	var lines []string
 	var losses []float64
 	for line := range strings.Lines(text) {
 		if step, _, ok := strings.Cut(strings.TrimSpace(line), "/"); ok && strings.HasPrefix(step, "step ") && step != "step 1" && step != "step 10" {
-			continue // which others are shown depends on the time
+			continue // which other steps are printed depends on time
 		}
 		for _, m := range lossShown.FindAllString(line, -1) {
 			v, _ := strconv.ParseFloat(strings.TrimPrefix(m, "loss "), 64)

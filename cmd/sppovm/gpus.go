@@ -13,7 +13,7 @@ import (
 	"sppo.dev/vm/world"
 )
 
-// set reports whether a variable of the environment is set.
+// set reports whether an environment variable is "1".
 func set(variable string) bool { return os.Getenv(variable) == "1" }
 
 func (f *runFlags) openGPUs(p *ir.Program, w *world.World) (*computer, error) {
@@ -21,7 +21,7 @@ func (f *runFlags) openGPUs(p *ir.Program, w *world.World) (*computer, error) {
 	if w != nil {
 		first, end := w.Ranks()
 		local, _ := w.Local()
-		o.NCCL = true // memory of another process is out of reach
+		o.NCCL = true // memory of other processes cannot be read directly
 		o.World = &cuda.World{First: first, End: end, FirstOnHost: local * (end - first), Share: w.Share}
 	}
 	m, err := cuda.Open(o)
@@ -39,7 +39,7 @@ func (f *runFlags) openGPUs(p *ir.Program, w *world.World) (*computer, error) {
 	return out, nil
 }
 
-// onGPUs is how ranks on GPUs of several processes meet: by NCCL, but abort has to reach all processes.
+// onGPUs joins ranks on GPUs of several processes by NCCL; its Abort reaches all processes.
 type onGPUs struct {
 	*cuda.Machine
 	world *world.World
@@ -51,7 +51,7 @@ func (g *onGPUs) Abort(reason error) {
 	g.world.Failed(reason)
 }
 
-// deviceReserve is what a GPU keeps for its context, libraries and workspaces.
+// deviceReserve is the memory of a GPU left for context, libraries and workspaces.
 const deviceReserve = 4 << 30
 
 func (f *probeFlags) openCUDA(b *bench) error {
@@ -68,7 +68,7 @@ func (f *probeFlags) openCUDA(b *bench) error {
 	b.scale, b.about = probe.GPU, fmt.Sprintf("cuda, %s, %d ranks", m.Describe(), b.facts.Ranks)
 	b.facts.DeviceMemory, b.facts.HostMemory = max(cards[0].Memory-deviceReserve, cards[0].Memory/2)/shared, hostMemory()*3/4
 	if c := sheetOf(cards[0].Name); c != nil {
-		b.facts.PeakBF16, b.facts.PeakF32, b.facts.PeakSource = c.PeakBF16, c.PeakF32, "not measured: as in "+c.Name+".sppo, which ships"
+		b.facts.PeakBF16, b.facts.PeakF32, b.facts.PeakSource = c.PeakBF16, c.PeakF32, "not measured: taken from "+c.Name+".sppo, which is shipped"
 	}
 	b.Open = func(p *ir.Program) (func(int) vm.Device, vm.Transport, error) {
 		again, err := m.Again()
@@ -80,5 +80,5 @@ func (f *probeFlags) openCUDA(b *bench) error {
 	return nil
 }
 
-// reportGPUs describes the GPUs and libraries that are there, and what is missing.
+// reportGPUs describes the available GPUs and libraries, and what is missing.
 func reportGPUs() []string { return cuda.Report() }

@@ -9,8 +9,8 @@ import (
 	"sppo.dev/vm/world"
 )
 
-// errStatic is why a static build has no GPUs: the libraries that reach them need the loader of the C library.
-var errStatic = errors.New("this build of sppovm is static and cannot open NVIDIA's libraries: take the one that is not")
+// errStatic explains why a static build has no GPUs: NVIDIA's libraries need the C library's loader.
+var errStatic = errors.New("this build of sppovm is static and cannot open NVIDIA's libraries; use the dynamic build")
 
 func (f *runFlags) openGPUs(*ir.Program, *world.World) (*computer, error) { return nil, errStatic }
 

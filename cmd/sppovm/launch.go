@@ -20,44 +20,44 @@ import (
 	"sppo.dev/vm/world"
 )
 
-// launch is how the processes of a job were started, as one of them finds it.
+// launch describes how the processes of a job were started, from the view of one of them.
 type launch struct {
 	process, processes int
-	local              int    // which one of its host; -1: unknown
-	rendezvous         string // where they meet
-	job                string // as what; empty: nothing but the program tells
-	by                 string // who started them; empty: flags say so
+	local              int    // index on its host; -1: unknown
+	rendezvous         string // address where they meet
+	job                string // the launcher's job ID; empty: only the program identifies the job
+	by                 string // the launcher; empty: flags
 }
 
-// launchFlags say what no launcher says, or something else.
+// launchFlags replace or override the launcher's variables.
 type launchFlags struct {
 	set     *pflag.FlagSet
 	asked   launch
 	timeout time.Duration
-	lookup  func(variable string) string // of the environment
+	lookup  func(variable string) string // reads the environment
 }
 
 func (l *launchFlags) define(flags *pflag.FlagSet) {
 	l.set, l.lookup = flags, os.Getenv
-	flags.IntVar(&l.asked.processes, "processes", 1, "run as one of so many processes, each with as many ranks; torchrun, srun and mpirun say so themselves")
-	flags.IntVar(&l.asked.process, "process", 0, "which of the processes this is, from 0")
-	flags.StringVar(&l.asked.rendezvous, "rendezvous", "", "`HOST:PORT` where process 0 listens and the others find it")
-	flags.StringVar(&l.asked.job, "job", "", "a name that keeps apart jobs which meet at one place, where neither launcher nor program does")
-	flags.DurationVar(&l.timeout, "rendezvous-timeout", 5*time.Minute, "how long to wait until all processes are there")
+	flags.IntVar(&l.asked.processes, "processes", 1, "number of processes, each with the same number of ranks; torchrun, srun and mpirun set it")
+	flags.IntVar(&l.asked.process, "process", 0, "index of this process, from 0")
+	flags.StringVar(&l.asked.rendezvous, "rendezvous", "", "`HOST:PORT` where process 0 listens and the others connect")
+	flags.StringVar(&l.asked.job, "job", "", "job ID for jobs that share a rendezvous address, if neither launcher nor program tells them apart")
+	flags.DurationVar(&l.timeout, "rendezvous-timeout", 5*time.Minute, "how long to wait for all processes to connect")
 }
 
-// launcher is a program that starts processes, and the variables by which it tells each which one it is. Of several names the first
-// that is set counts.
+// launcher is a program that starts processes, with the variables that tell each process its place. Of
+// several names the first that is set counts.
 type launcher struct {
 	name               string
 	process, processes []string
 	local, localOf     string
-	needs              string   // a variable without which the others mean something else
-	job                []string // what tells a job from others
-	hosts              []string // lists of the hosts, the first of which is that of process 0
+	needs              string   // a variable without which the others have another meaning
+	job                []string // tells the job from others
+	hosts              []string // lists of hosts; process 0 runs on the first
 }
 
-// launchers in the order in which they are looked for: one that is started by another stands before it.
+// launchers in the order of detection: a launcher started by another one comes before it.
 var launchers = []launcher{
 	{name: "torchrun", process: []string{"RANK"}, processes: []string{"WORLD_SIZE"}, local: "LOCAL_RANK", localOf: "LOCAL_WORLD_SIZE",
 		needs: "MASTER_ADDR", job: []string{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}},
@@ -66,11 +66,11 @@ var launchers = []launcher{
 	{name: "mpiexec", process: []string{"PMI_RANK"}, processes: []string{"PMI_SIZE"}, local: "MPI_LOCALRANKID", localOf: "MPI_LOCALNRANKS",
 		needs: "MPI_LOCALRANKID"},
 	{name: "srun", process: []string{"SLURM_PROCID"}, processes: []string{"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, local: "SLURM_LOCALID",
-		needs: "SLURM_STEP_ID", // a batch script itself is one process, whatever it may start
+		needs: "SLURM_STEP_ID", // a batch script is itself one process, whatever it starts
 		job:   []string{"SLURM_JOB_ID", "SLURM_STEP_ID"}, hosts: []string{"SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_LAUNCH_NODE_IPADDR"}},
 }
 
-// find says how this process was started: nil if it is alone.
+// find returns how this process was started, or nil if it is alone.
 func (l *launchFlags) find() (*launch, error) {
 	out, err := l.ofLauncher()
 	if err != nil {
@@ -79,7 +79,7 @@ func (l *launchFlags) find() (*launch, error) {
 	changed := l.set.Changed
 	if changed("processes") || changed("process") {
 		if !changed("processes") && out.by == "" {
-			return nil, cli.Usagef("--process says which one of --processes, which is missing")
+			return nil, cli.Usagef("--process needs --processes, the number of processes")
 		}
 		out.by, out.local = "", -1
 		if changed("processes") {
@@ -88,24 +88,24 @@ func (l *launchFlags) find() (*launch, error) {
 		if changed("process") {
 			out.process = l.asked.process
 		} else if out.processes > 1 {
-			return nil, cli.Usagef("--processes %d: --process says which of them this is, from 0 to %d", out.processes, out.processes-1)
+			return nil, cli.Usagef("--processes %d: give the index of this process with --process, from 0 to %d", out.processes, out.processes-1)
 		}
 	}
 	out.rendezvous, out.job = cmp.Or(l.asked.rendezvous, out.rendezvous), cmp.Or(l.asked.job, out.job)
 	switch {
 	case out.processes < 1:
-		return nil, cli.Usagef("--processes %d: there is at least one", out.processes)
+		return nil, cli.Usagef("--processes %d: must be at least 1", out.processes)
 	case out.process < 0 || out.process >= out.processes:
-		return nil, cli.Usagef("process %d of %d: they are counted from 0 to %d", out.process, out.processes, out.processes-1)
+		return nil, cli.Usagef("process %d of %d: must be from 0 to %d", out.process, out.processes, out.processes-1)
 	case l.timeout <= 0:
-		return nil, cli.Usagef("--rendezvous-timeout is more than 0")
+		return nil, cli.Usagef("--rendezvous-timeout must be more than 0")
 	case out.processes == 1:
 		return nil, nil
 	case out.rendezvous == "":
-		return nil, cli.Usagef("%d processes have to find each other: --rendezvous HOST:PORT is where process 0 listens", out.processes)
+		return nil, cli.Usagef("%d processes need a common address: --rendezvous HOST:PORT, where process 0 listens", out.processes)
 	}
 	if _, port, err := net.SplitHostPort(out.rendezvous); err != nil || port == "" {
-		return nil, cli.Usagef("--rendezvous %s: it is HOST:PORT, as in node1:29500", out.rendezvous)
+		return nil, cli.Usagef("--rendezvous %s: write HOST:PORT, for example node1:29500", out.rendezvous)
 	}
 	return out, nil
 }
@@ -129,7 +129,7 @@ func (l *launchFlags) ofLauncher() (*launch, error) {
 			}
 			var err error
 			if *n.to, err = strconv.Atoi(n.value); err != nil {
-				return nil, cli.Usagef("%s has started this process with %s=%s, which is no number", x.name, strings.Join(n.names, " or "), n.value)
+				return nil, cli.Usagef("%s started this process with %s=%s, which is not a number", x.name, strings.Join(n.names, " or "), n.value)
 			}
 		}
 		var names []string
@@ -155,37 +155,37 @@ func (l *launchFlags) first(variables []string) string {
 	return ""
 }
 
-// place finds where process 0 listens: where the variables of torchrun say so, whoever has set them, or on the first host.
+// place finds the address of process 0: torchrun's variables, whoever set them, or the first host.
 func (l *launchFlags) place(x *launcher, out *launch) error {
 	host := cmp.Or(l.lookup("MASTER_ADDR"), firstHost(l.first(x.hosts)))
 	if host == "" && l.lookup(x.localOf) == strconv.Itoa(out.processes) {
 		host = "127.0.0.1"
 	}
 	if host == "" {
-		return nil // a flag has to say it
+		return nil // a flag must give it
 	}
 	port := portOf(cmp.Or(out.job, x.name))
 	if given := l.lookup("MASTER_PORT"); given != "" {
 		var err error
 		if port, err = strconv.Atoi(given); err != nil {
-			return cli.Usagef("MASTER_PORT=%s is no number", given)
+			return cli.Usagef("MASTER_PORT=%s is not a number", given)
 		}
 		if l.lookup("TORCHELASTIC_USE_AGENT_STORE") == "True" {
-			port++ // torchrun itself listens at the other
+			port++ // torchrun itself listens on the other port
 		}
 	}
 	out.rendezvous = net.JoinHostPort(host, strconv.Itoa(port))
 	return nil
 }
 
-// portOf picks a port by the name of a job, among those that systems do not give away by themselves.
+// portOf derives a port from the job ID, outside the range that systems assign themselves.
 func portOf(job string) int {
 	h := fnv.New32a()
 	h.Write([]byte(job))
 	return 20000 + int(h.Sum32()%10000)
 }
 
-// firstHost is the first of a list as Slurm writes it: of node[003-010,12],other it is node003.
+// firstHost returns the first host of a list in Slurm's form: node003 of node[003-010,12],other.
 func firstHost(list string) string {
 	for out := ""; ; {
 		at := strings.IndexAny(list, ",[")
@@ -204,11 +204,11 @@ func firstHost(list string) string {
 	}
 }
 
-// join meets the other processes of the job.
+// join connects to the other processes of the job.
 func (f *runFlags) join(env *cli.Env, p *ir.Program) (*world.World, error) {
 	l := f.launch
 	if n := len(p.Ranks); n%l.processes != 0 {
-		return nil, cli.Usagef("the %d ranks of the program do not divide over %d processes; they do over %s", n, l.processes, divisors(n))
+		return nil, cli.Usagef("%d ranks cannot be divided evenly over %d processes; use %s", n, l.processes, divisors(n))
 	}
 	sum := sha256.New()
 	if err := ir.Encode(sum, p); err != nil {
@@ -245,7 +245,7 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
-// divisors lists those of a number, for people.
+// divisors lists the divisors of a number in words.
 func divisors(n int) string {
 	var out []string
 	for d := 1; d <= n; d++ {
@@ -259,7 +259,7 @@ func divisors(n int) string {
 	return strings.Join(out[:len(out)-1], ", ") + " or " + out[len(out)-1]
 }
 
-// untilStopped is a context that ends also when the user of another process asks to stop.
+// untilStopped returns a context that also ends when the user of another process asks to stop.
 func untilStopped(ctx context.Context, w *world.World) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {

@@ -24,7 +24,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the transcripts")
 
-// asCommand makes the test binary the command itself, for what needs a process of its own.
+// asCommand makes the test binary act as the command, for tests that need a separate process.
 const asCommand = "SPPOVM_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
@@ -38,7 +38,7 @@ func TestTranscripts(t *testing.T) {
 	clitest.Run(t, "testdata/transcripts/*.txt", "testdata/base", &app, *update)
 }
 
-// inBase goes to a fresh folder with the test's files.
+// inBase changes to a new folder with copies of the test's files.
 func inBase(t *testing.T) {
 	t.Helper()
 	base := os.DirFS("testdata/base")
@@ -49,7 +49,7 @@ func inBase(t *testing.T) {
 	t.Chdir(dir)
 }
 
-// sppovm runs the command in process.
+// sppovm runs the command in this process.
 func sppovm(t *testing.T, ctx context.Context, args ...string) (stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -59,7 +59,7 @@ func sppovm(t *testing.T, ctx context.Context, args ...string) (stdout, stderr s
 	return out.String(), errs.String()
 }
 
-// objects reads the lines of --json.
+// objects parses the lines of --json.
 func objects(t *testing.T, text string) []map[string]any {
 	t.Helper()
 	var out []map[string]any
@@ -107,7 +107,7 @@ func TestJSONLines(t *testing.T) {
 	}
 }
 
-// Every object of a simulation says that it is one, and none has a loss.
+// Every object of a simulation is marked as simulated, and none has a loss.
 func TestSimulatedJSON(t *testing.T) {
 	inBase(t)
 	out, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--device", "sim", "--steps", "2", "--json")
@@ -135,7 +135,7 @@ func TestSimulatedJSON(t *testing.T) {
 	}
 }
 
-// The peaks that a run reports are the ones that the plan of the same spec promises.
+// A run reports the peaks that the plan of the same spec predicts.
 func TestPeaksArePlanned(t *testing.T) {
 	inBase(t)
 	out, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--json", "--steps", "1")
@@ -151,7 +151,7 @@ func TestPeaksArePlanned(t *testing.T) {
 	}
 }
 
-// losses are those of the steps.
+// losses returns the losses of the steps.
 func losses(t *testing.T, text string) []float64 {
 	t.Helper()
 	var out []float64
@@ -188,12 +188,12 @@ func TestSeed(t *testing.T) {
 	}
 }
 
-// A user who asks to stop gets a summary and a checkpoint, and the exit code of success.
+// A run that the user stops ends with a summary, a checkpoint and exit code 0.
 func TestStop(t *testing.T) {
 	inBase(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	r, w := io.Pipe()
-	go func() { // stops the run behind its second step
+	go func() { // stops the run after its second step
 		lines := bufio.NewScanner(r)
 		for n := 0; lines.Scan(); n++ {
 			if n == 2 {
@@ -204,7 +204,7 @@ func TestStop(t *testing.T) {
 	var errs bytes.Buffer
 	code := app.Main(&cli.Env{Context: ctx, Stdout: w, Stderr: &errs}, []string{"run", "tiny.sppo", "--set", "train.steps=100000", "--json", "--save", "stop.ckpt"})
 	w.Close()
-	if code != cli.Done || !strings.Contains(errs.String(), "stopped behind step ") {
+	if code != cli.Done || !strings.Contains(errs.String(), "stopped after step ") {
 		t.Errorf("exit %d\n%s", code, errs.String())
 	}
 	if _, err := os.Stat("stop.ckpt"); err != nil {

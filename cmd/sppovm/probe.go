@@ -20,32 +20,32 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// probeFlags are what probe is asked for.
+// probeFlags are the flags of probe.
 type probeFlags struct {
-	run   runFlags // the device and how it computes
+	run   runFlags // the device and its options
 	out   string
 	name  string
 	ranks int
 	span  time.Duration
 	scale probe.Scale
 
-	rounds int // on the cpu; 0 is cpuRounds
+	rounds int // on the CPU; 0: cpuRounds
 }
 
 func probeMachine(flags *pflag.FlagSet) cli.Action {
 	var f probeFlags
 	cli.Choice(flags, &f.run.device, "device", "cpu", "cpu; or cuda: NVIDIA GPUs", "cpu", "cuda")
-	flags.StringVarP(&f.out, "output", "o", "", "the cluster file to write; without it the file goes to standard output")
-	flags.StringVar(&f.name, "name", "measured", "what the cluster is to be called")
+	flags.StringVarP(&f.out, "output", "o", "", "write the cluster file here; by default to standard output")
+	flags.StringVar(&f.name, "name", "measured", "name of the cluster")
 	cli.Files(flags, "output", cli.SpecFiles...)
-	flags.IntVar(&f.ranks, "ranks", 0, "ranks of a node; 0 is one a GPU, and 4 on the cpu, whose cores they share")
-	flags.DurationVar(&f.span, "span", 50*time.Millisecond, "repeat what is measured for at least this long")
-	flags.BoolVar(&f.run.json, "json", false, "write one JSON object a measurement to standard output, and the figures behind them")
+	flags.IntVar(&f.ranks, "ranks", 0, "ranks of a node; 0 is one per GPU, and 4 on the CPU, which share its cores")
+	flags.DurationVar(&f.span, "span", 50*time.Millisecond, "repeat each measurement for at least this long")
+	flags.BoolVar(&f.run.json, "json", false, "write one JSON object per measurement to standard output, and the figures after them")
 	flags.BoolVarP(&f.run.quiet, "quiet", "q", false, "show no progress")
-	cli.Choice(flags, &f.run.blas, "blas", "go", "cpu: who multiplies matrices: go, or openblas where it is installed", blasNames...)
-	flags.IntVar(&f.run.threads, "threads", 0, "cpu: threads that the ranks share; 0 is one a processor core")
-	flags.BoolVar(&f.run.nccl, "nccl", false, "cuda: ranks meet by NCCL instead of by copies between their memories")
-	flags.BoolVar(&f.run.tune, "tune", false, "cuda: take the fastest way in which cuBLASLt can make each product")
+	cli.Choice(flags, &f.run.blas, "blas", "go", "cpu: matrix products by go, or by openblas where it is installed", blasNames...)
+	flags.IntVar(&f.run.threads, "threads", 0, "cpu: threads that the ranks share; 0 is one per processor core")
+	flags.BoolVar(&f.run.nccl, "nccl", false, "cuda: connect ranks by NCCL instead of copying between their memories")
+	flags.BoolVar(&f.run.tune, "tune", false, "cuda: use the fastest cuBLASLt algorithm for each product")
 	return func(env *cli.Env, args []string) error {
 		if err := f.check(); err != nil {
 			return err
@@ -59,10 +59,10 @@ func (f *probeFlags) check() error {
 		return err
 	}
 	if f.ranks < 0 || f.span < 0 {
-		return cli.Usagef("probe: --ranks and --span are not negative")
+		return cli.Usagef("probe: --ranks and --span must not be negative")
 	}
 	if _, err := lang.FormatFile("--name", []byte("cluster "+f.name+" {}\n")); err != nil {
-		return cli.Usagef("--name %s: it is letters, digits, - and _, a letter first", f.name)
+		return cli.Usagef("--name %s: use letters, digits, - and _, starting with a letter", f.name)
 	}
 	if f.out == "" {
 		return nil
@@ -90,10 +90,10 @@ func (f *probeFlags) measure(env *cli.Env) error {
 		return err
 	}
 	show.line(probedLine{true, figures.Machine, figures.Notes, figures.Disturbed})
-	head := fmt.Sprintf("%s, as sppovm probe measured it on %s", b.about, time.Now().Format(time.DateOnly))
+	head := fmt.Sprintf("%s, measured by sppovm probe on %s", b.about, time.Now().Format(time.DateOnly))
 	if figures.Disturbed > mostDisturbed {
-		disturbed := fmt.Sprintf("other work slowed %.0f%% of the measurements down", 100*figures.Disturbed)
-		show.say("%s: on a calm computer the figures are more reliable", disturbed)
+		disturbed := fmt.Sprintf("other work slowed down %.0f%% of the measurements", 100*figures.Disturbed)
+		show.say("%s: measure again on an idle machine for reliable figures", disturbed)
 		head += "; " + disturbed
 	}
 	text, err := clusterText(f.name, head, figures)
@@ -109,19 +109,19 @@ func (f *probeFlags) measure(env *cli.Env) error {
 	return err
 }
 
-// bench is what is measured on: a device with what is known of it.
+// bench is the measured device, with what is known about it.
 type bench struct {
 	probe.Bench
 	facts probe.Facts
 	scale probe.Scale
-	about string // in words
+	about string // description
 	close func()
 }
 
-// mostDisturbed is the share of measurements that may be disturbed without a word.
+// mostDisturbed is the share of disturbed measurements above which probe warns.
 const mostDisturbed = 0.1
 
-// cpuRounds is how often measurements take turns on the cpu: other programs make it faster and slower by the second.
+// cpuRounds is the number of rounds on the CPU, whose speed changes by the second under other programs.
 const cpuRounds = 15
 
 func (f *probeFlags) open() (*bench, error) {
@@ -148,8 +148,8 @@ func (f *probeFlags) open() (*bench, error) {
 	return b, nil
 }
 
-// sheetOf finds the shipped cluster of a card, whose peaks are the data sheet's; nil where none is of it. Cards of one
-// name in another form, such as on PCIe, are slower.
+// sheetOf returns the shipped cluster with a card's data sheet, or nil. Other forms of a card, such as PCIe,
+// are slower and do not match.
 func sheetOf(card string) *lang.Cluster {
 	words := strings.Fields(strings.ToLower(card))
 	files, err := examples.Shipped.ReadDir("clusters")
@@ -169,7 +169,7 @@ func sheetOf(card string) *lang.Cluster {
 	return nil
 }
 
-// shippedCluster reads the figures of a cluster that ships.
+// shippedCluster returns the figures of a shipped cluster.
 func shippedCluster(name string) *lang.Cluster {
 	text := fmt.Sprintf("import \"clusters/%s.sppo\"\nmodel m { layers = 1 hidden = 64 heads = 1 vocab = 64 family = gpt dtype = bf16 }\ncluster it = %s()\n"+
 		"train { sequence = 64 batch = 1 data = random() }\nschedule s { sp = 1 pp = 1 dp = 1 }\n", name, name)
@@ -181,7 +181,7 @@ func shippedCluster(name string) *lang.Cluster {
 	return &spec.Cluster
 }
 
-// hostMemory is what the machine has, or a guess where it does not say.
+// hostMemory returns the memory of the machine, or a guess if it is unknown.
 func hostMemory() int64 {
 	text, err := os.ReadFile("/proc/meminfo")
 	_, after, found := strings.Cut(string(text), "MemTotal:")
@@ -205,7 +205,7 @@ func sayTiming(show *progress, t probe.Timing) {
 		line.Bytes = t.Bytes(0)
 		rate = fmt.Sprintf(", %.4g GB/s", line.Bytes/1e9)
 	}
-	show.say("%s on %s: %s%s; runs differ by %.0f%%", t.Item.Name, count(t.Ranks, "rank"), ir.Seconds(t.Seconds), rate, 100*t.Spread)
+	show.say("%s on %s: %s%s; repeated measurements differ by %.0f%%", t.Item.Name, count(t.Ranks, "rank"), ir.Seconds(t.Seconds), rate, 100*t.Spread)
 	show.line(line)
 }
 
@@ -225,6 +225,6 @@ type (
 		Done      bool              `json:"done"`
 		Machine   ir.Machine        `json:"machine"`
 		Notes     map[string]string `json:"notes"`
-		Disturbed float64           `json:"disturbed"` // share of measurements that other work slowed down
+		Disturbed float64           `json:"disturbed"` // share of measurements disturbed by other work
 	}
 )

@@ -17,12 +17,12 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// smallest is a scale of which all is measured in moments.
+// smallest is a scale at which everything is measured quickly.
 var smallest = probe.Scale{
 	DType: ir.F32, Inner: 32, Rows: []int64{8, 32}, Tokens: []int64{4, 16}, Prefix: 16, Heads: probe.Heads{Heads: 2, KVHeads: 1, Dim: 8}, Bytes: 64 << 10, Cols: 64,
 }
 
-// What probe writes is a cluster file in the one style, and a spec that imports it has the figures that were measured.
+// probe writes a cluster file in the standard style, and a spec that imports it has the measured figures.
 func TestProbedFileIsACluster(t *testing.T) {
 	t.Chdir(t.TempDir())
 	f := probeFlags{run: runFlags{device: "cpu", blas: "go", json: true}, out: "here.sppo", name: "here", ranks: 2, scale: smallest, rounds: 2}
@@ -37,7 +37,7 @@ func TestProbedFileIsACluster(t *testing.T) {
 	if again, err := lang.FormatFile("here.sppo", text); err != nil || string(again) != string(text) {
 		t.Errorf("formatted again (%v):\n%s\nit was\n%s", err, again, text)
 	}
-	for _, line := range strings.Split(string(text), "\n") { // every figure says where it comes from
+	for _, line := range strings.Split(string(text), "\n") { // every figure has its origin
 		key, _, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if strings.Contains(line, " = ") && !strings.Contains(line, "#") && !slices.Contains([]string{"nodes", "gpus_per_node", "device_memory", "host_memory"}, key) {
 			t.Errorf("without a source: %s", line)
@@ -60,7 +60,7 @@ func TestProbedFileIsACluster(t *testing.T) {
 	}
 }
 
-// sameFigures compares all numbers of two machines to the digits that a file keeps.
+// sameFigures compares all numbers of two machines to the precision of the file.
 func sameFigures(t *testing.T, got, want ir.Machine) {
 	t.Helper()
 	near := func(field string, a, b float64) {
@@ -89,7 +89,7 @@ func sameFigures(t *testing.T, got, want ir.Machine) {
 	}
 }
 
-// The peaks of a card are those of the shipped cluster that is of it.
+// A card has the peaks of its shipped cluster.
 func TestSheets(t *testing.T) {
 	for card, want := range map[string]string{
 		"NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA A100-SXM4-80GB": "a100-80g", "NVIDIA B200": "b200",

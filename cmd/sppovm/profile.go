@@ -12,10 +12,10 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// writeProfile writes the last step's timeline, and says how it compares with the simulator's.
+// writeProfile writes the timeline of the last step and compares it with the simulation.
 func (r *training) writeProfile() error {
 	if len(r.meter.last) == 0 {
-		r.show.say("no step was measured: %s is not written", r.f.profile)
+		r.show.say("no step was measured; %s is not written", r.f.profile)
 		return nil
 	}
 	if err := r.meter.gather(); err != nil {
@@ -37,22 +37,22 @@ func (r *training) writeProfile() error {
 	if err != nil {
 		return err
 	}
-	r.show.say("%s: step %d took %s, %.3f times the %s that are simulated on %s", r.f.profile, measured.Round, measured.Makespan,
+	r.show.say("%s: step %d took %s, %.3f times the simulated %s on %s", r.f.profile, measured.Round, measured.Makespan,
 		float64(measured.Makespan/simulated.Makespan), simulated.Makespan, r.program.Machine.Name)
 	for _, line := range compareOpcodes(r.program, measured, simulated) {
 		r.show.say("%s", line)
 	}
 	if m := &r.program.Machine; m.Parallelism > 0 && float64(len(all)) > m.Parallelism {
-		r.show.say("  measured, ranks wait for a processor between instructions; simulated, all are at work more slowly")
+		r.show.say("  measured ranks wait for a processor between instructions; simulated ranks all work, more slowly")
 	}
 	return nil
 }
 
-// mostOpcodes is how many are compared: those that take the most time.
+// mostOpcodes is the number of opcodes compared: those that take most time.
 const mostOpcodes = 8
 
-// compareOpcodes says of the opcodes that take the most time how long their instructions took in all, on all ranks, and how long the
-// simulator takes them to take. What a message or a collective waits for its peers does not count.
+// compareOpcodes compares, for the opcodes that take most time, the measured and simulated time over all
+// ranks. Waits of messages and collectives for their peers do not count.
 func compareOpcodes(p *ir.Program, measured, simulated *sim.Timeline) []string {
 	type sum struct {
 		op        ir.Op

@@ -13,7 +13,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// readProfile reads what a run of a spec has written.
+// readProfile reads the profile that a run of a spec wrote.
 func readProfile(t *testing.T, spec, file string) (*ir.Program, *sim.Timeline) {
 	t.Helper()
 	job, err := cli.OpenProgram(spec, nil)
@@ -58,7 +58,7 @@ func TestProfile(t *testing.T) {
 	}
 }
 
-// Where measuring slows steps down, few are measured, and the one that a profile is of.
+// Where measuring slows steps down, only a few steps and the profiled one are measured.
 func TestSampled(t *testing.T) {
 	wanted := sampled(7)
 	for step, want := range map[int64]bool{1: false, 2: true, 3: false, 7: true, 99: false, 100: true, 300: true} {
@@ -68,7 +68,7 @@ func TestSampled(t *testing.T) {
 	}
 }
 
-// The meter takes what was measured, and keeps the last of it.
+// The meter counts the measured steps and keeps the last.
 func TestMeterOfSomeSteps(t *testing.T) {
 	inBase(t)
 	job, err := cli.OpenProgram("tiny.sppo", nil)

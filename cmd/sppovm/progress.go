@@ -12,25 +12,25 @@ import (
 	"sppo.dev/vm"
 )
 
-// progress shows a run: to a person on text, to a program on json.
+// progress reports a run: as text for people, as json for programs.
 type progress struct {
 	text    io.Writer
-	json    io.Writer // nil: nobody reads it
-	rewrite bool      // text is a terminal: the line of the step is written over
-	steps   int       // the last one
+	json    io.Writer // nil: not wanted
+	rewrite bool      // text is a terminal, so the line of the step is overwritten
+	steps   int       // number of the last one
 
-	began    time.Time // of the first step
-	first    int       // steps that were done before
+	began    time.Time // start of the first step
+	first    int       // steps done before
 	shown    time.Time
-	pending  bool    // the terminal's line has no end yet
-	eval     float64 // loss of the last validation, which came behind evalStep
+	pending  bool    // the terminal's current line is not finished
+	eval     float64 // loss of the last validation, after step evalStep
 	evalStep int
 }
 
-// printEvery is how often a step gets a line where lines stay.
+// printEvery is the shortest time between lines for steps where lines are not overwritten.
 const printEvery = time.Second
 
-// header says what is about to run.
+// header describes the run.
 func (s *progress) header(p *ir.Program, device string) {
 	dp, pp, sp := int32(0), int32(0), int32(0)
 	var memory [ir.NumArenas]ir.Bytes
@@ -44,14 +44,14 @@ func (s *progress) header(p *ir.Program, device string) {
 	for _, t := range p.Tensors {
 		parameters += t.Shape[0] * t.Shape[1]
 	}
-	fmt.Fprintf(s.text, "%s: %s parameters, %d sequences of %d tokens a step in %d subsequences\n",
+	fmt.Fprintf(s.text, "%s: %s parameters, %d sequences of %d tokens per step in %d subsequences\n",
 		p.Name, cli.Short(float64(parameters)), p.Run.Batch, p.Run.Sequence, subsequences(p))
-	fmt.Fprintf(s.text, "%d ranks = %d replicas x %d stages x %d ranks a stage; at most %s device and %s host memory a rank\n",
+	fmt.Fprintf(s.text, "%d ranks = %d replicas x %d stages x %d ranks per stage; at most %s device and %s host memory per rank\n",
 		len(p.Ranks), dp, pp, sp, memory[ir.Device], memory[ir.Host])
 	fmt.Fprintf(s.text, "device %s\n", device)
 }
 
-// subsequences counts them by what instructions say of themselves.
+// subsequences counts the subsequences named by the instructions' provenance.
 func subsequences(p *ir.Program) int32 {
 	highest := int32(0)
 	for c := range p.Codes {
@@ -84,7 +84,7 @@ func (s *progress) step(r vm.StepResult) {
 	s.pending = true
 }
 
-// say writes a line that stays.
+// say writes a permanent line.
 func (s *progress) say(format string, args ...any) {
 	if s.pending {
 		fmt.Fprintln(s.text)
@@ -100,20 +100,20 @@ func (s *progress) validation(step int, loss float64) {
 }
 
 func (s *progress) done(steps int, loss float64, device, host ir.Bytes, bubble float64) {
-	if steps == s.first { // there is no loss
-		s.say("done: there was no step to do behind step %d", steps)
+	if steps == s.first { // no loss
+		s.say("done: no step left after step %d", steps)
 		s.line(doneLine{true, steps, number(math.NaN()), device, host, number(math.NaN())})
 		return
 	}
 	summary := fmt.Sprintf("done: %d steps in %s, last loss %.4f", steps-s.first, time.Since(s.began).Round(100*time.Millisecond), loss)
-	if s.evalStep == steps { // an older one would pass for the present
+	if s.evalStep == steps { // an older one would be mistaken for the current one
 		summary += fmt.Sprintf(", validation loss %.4f", s.eval)
 	}
-	s.say("%s; peak %s device and %s host memory a rank; bubble %.0f%%", summary, device, host, 100*bubble)
+	s.say("%s; peak %s device and %s host memory per rank; bubble %.0f%%", summary, device, host, 100*bubble)
 	s.line(doneLine{true, steps, number(loss), device, host, number(bubble)})
 }
 
-// line writes an object.
+// line writes a JSON object.
 func (s *progress) line(object any) {
 	if s.json == nil {
 		return
@@ -148,7 +148,7 @@ type (
 	}
 )
 
-// number is null where JSON has no word for a value.
+// number is null where JSON cannot express the value.
 type number float64
 
 // MarshalJSON implements json.Marshaler.

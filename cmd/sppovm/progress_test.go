@@ -9,7 +9,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// On a terminal the step's line is written over, and ended before a line that stays.
+// On a terminal the step's line is overwritten, and ended before a permanent line.
 func TestProgressOnATerminal(t *testing.T) {
 	var out strings.Builder
 	s := progress{text: &out, rewrite: true, steps: 3}
@@ -24,7 +24,7 @@ func TestProgressOnATerminal(t *testing.T) {
 	}
 }
 
-// Elsewhere lines stay, at most one a second, and always one for the last step.
+// Elsewhere every line is permanent: at most one per second, and always one for the last step.
 func TestProgressInAFile(t *testing.T) {
 	var out strings.Builder
 	s := progress{text: &out, steps: 1000}
@@ -38,7 +38,7 @@ func TestProgressInAFile(t *testing.T) {
 	}
 }
 
-// JSON has no word for what is no number.
+// JSON cannot express NaN and infinities; they become null.
 func TestNumbersThatAreNone(t *testing.T) {
 	var out strings.Builder
 	s := progress{text: &strings.Builder{}, json: &out, steps: 1}

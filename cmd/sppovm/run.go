@@ -18,7 +18,7 @@ import (
 	"sppo.dev/vm/world"
 )
 
-// runFlags are what run is asked for.
+// runFlags are the flags of run.
 type runFlags struct {
 	device  string
 	steps   int
@@ -39,45 +39,45 @@ type runFlags struct {
 	sim     simFlags
 
 	launching launchFlags
-	launch    *launch // nil: this process is alone
+	launch    *launch // nil: the only process
 }
 
-// leads reports whether this process prints, and writes what there is to keep.
+// leads reports whether this process prints and writes files.
 func (f *runFlags) leads() bool { return f.launch == nil || f.launch.process == 0 }
 
 func run(flags *pflag.FlagSet) cli.Action {
 	var f runFlags
 	cli.Choice(flags, &f.device, "device", "cpu", "cpu; cuda: NVIDIA GPUs; or sim: virtual time on the cluster of the program", "cpu", "cuda", "sim")
-	flags.IntVar(&f.steps, "steps", -1, "stop behind this step instead of the program's last (sim: the first); the learning rate still follows the program's schedule")
-	flags.BoolVar(&f.json, "json", false, "write one JSON object a line to standard output")
+	flags.IntVar(&f.steps, "steps", -1, "stop after this step instead of the program's last (sim: the first); the learning rate still follows the program's schedule")
+	flags.BoolVar(&f.json, "json", false, "write one JSON object per line to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
-	flags.Int64Var(&f.seed, "seed", 0, "start from this seed instead of the program's")
+	flags.Int64Var(&f.seed, "seed", 0, "use this seed instead of the program's")
 	set := cli.SetFlag(flags, "set")
 	flags.StringVar(&f.save, "save", "", "write a checkpoint to this file at the end")
-	flags.StringVar(&f.resume, "resume", "", "go on from this checkpoint")
-	flags.StringVar(&f.dir, "dir", "", "the folder that relative data files start from, instead of the current one")
-	cli.Choice(flags, &f.blas, "blas", "go", "who multiplies matrices: go, or openblas where it is installed", blasNames...)
-	flags.IntVar(&f.threads, "threads", 0, "threads that share the kernels' work; 0 is one a processor core")
-	flags.BoolVar(&f.nccl, "nccl", false, "cuda: ranks meet by NCCL, each on a GPU of its own, instead of by copies between their memories")
-	flags.BoolVar(&f.tune, "tune", false, "cuda: time the ways in which cuBLASLt can make each product, and take the fastest; other runs may then round differently")
-	flags.BoolVar(&f.graphs, "graphs", false, "cuda: capture each section of the program once and replay it as a graph; for programs of one rank")
-	flags.StringVar(&f.profile, "profile", "", "write to this file when each instruction of the last step ran; sppoc view shows it beside the simulation")
+	flags.StringVar(&f.resume, "resume", "", "continue from this checkpoint")
+	flags.StringVar(&f.dir, "dir", "", "resolve relative data files in this folder instead of the current one")
+	cli.Choice(flags, &f.blas, "blas", "go", "matrix products by go, or by openblas where it is installed", blasNames...)
+	flags.IntVar(&f.threads, "threads", 0, "threads that share the work of kernels; 0 is one per processor core")
+	flags.BoolVar(&f.nccl, "nccl", false, "cuda: connect ranks by NCCL, one GPU each, instead of copying between their memories")
+	flags.BoolVar(&f.tune, "tune", false, "cuda: measure cuBLASLt's algorithms for each product and use the fastest; runs may then round differently")
+	flags.BoolVar(&f.graphs, "graphs", false, "cuda: capture each section once and replay it as a graph; for programs of one rank")
+	flags.StringVar(&f.profile, "profile", "", "write the start and end of each instruction of the last step to this file; sppoc view shows them below the simulation")
 	for _, name := range []string{"save", "resume"} {
 		cli.Files(flags, name)
 	}
 	cli.Files(flags, "profile", "json")
 	f.launching.define(flags)
-	flags.BoolVar(&f.force, "force", false, "run what does not fit its cluster, too")
-	flags.BoolVar(&f.sim.contention, "contention", false, "sim: copies of a node's ranks share its bandwidth as they come, instead of each having its part")
-	flags.Float64Var(&f.sim.jitter, "jitter", 0, "sim: vary every duration, by this standard deviation of its logarithm")
-	flags.StringArrayVar(&f.sim.slow, "slow", nil, "sim: `RANK=FACTOR`, a rank whose kernels and copies take longer by a factor; may be given again")
+	flags.BoolVar(&f.force, "force", false, "run the job even if it does not fit its cluster")
+	flags.BoolVar(&f.sim.contention, "contention", false, "sim: copies on a node share its bandwidth dynamically, instead of having a fixed share each")
+	flags.Float64Var(&f.sim.jitter, "jitter", 0, "sim: vary every duration; the value is the standard deviation of its logarithm")
+	flags.StringArrayVar(&f.sim.slow, "slow", nil, "sim: `RANK=FACTOR` makes the kernels and copies of a rank slower; may be repeated")
 	return func(env *cli.Env, args []string) error {
 		f.seeded = flags.Changed("seed")
 		if flags.Changed("steps") && f.steps < 0 || f.threads < 0 {
-			return cli.Usagef("--steps and --threads are 0 or more")
+			return cli.Usagef("--steps and --threads must not be negative")
 		}
 		if f.seed < 0 {
-			return cli.Usagef("--seed %d: it is 0 or more, like train.seed", f.seed)
+			return cli.Usagef("--seed %d: must not be negative, like train.seed", f.seed)
 		}
 		var err error
 		if f.launch, err = f.launching.find(); err != nil {
@@ -119,21 +119,21 @@ func (f *runFlags) check() error {
 	switch f.device {
 	case "cpu", "cuda":
 		if f.sim.jitter != 0 || len(f.sim.slow) > 0 || f.sim.contention {
-			return cli.Usagef("--jitter, --slow and --contention go with --device sim")
+			return cli.Usagef("--jitter, --slow and --contention need --device sim")
 		}
 	case "sim":
 		if f.save != "" || f.resume != "" {
-			return cli.Usagef("a simulation has no weights: --save and --resume go with --device cpu")
+			return cli.Usagef("--save and --resume need weights, which --device sim does not have")
 		}
 		if f.profile != "" {
-			return cli.Usagef("a simulation is not measured: sppoc trace writes its timeline")
+			return cli.Usagef("--profile measures a device; for a simulation use sppoc trace")
 		}
 		if f.launch != nil {
-			return cli.Usagef("a simulation is one process, not %d", f.launch.processes)
+			return cli.Usagef("a simulation runs in one process, not in %d", f.launch.processes)
 		}
 	}
 	if (f.nccl || f.tune || f.graphs) && f.device != "cuda" {
-		return cli.Usagef("--nccl, --tune and --graphs go with --device cuda")
+		return cli.Usagef("--nccl, --tune and --graphs need --device cuda")
 	}
 	if f.blas == "openblas" {
 		return cli.Wrong(simd.UseOpenBLAS(true))
@@ -141,10 +141,10 @@ func (f *runFlags) check() error {
 	return nil
 }
 
-// blasNames are what may multiply matrices on the CPU.
+// blasNames lists the implementations of matrix products on the CPU.
 var blasNames = []string{"go", "openblas"}
 
-// accept refuses programs that would not end well, and applies the flags that change one.
+// accept refuses programs that cannot succeed, and applies the flags that change the program.
 func (f *runFlags) accept(file string, job *cli.Job) error {
 	switch {
 	case job.Plan == nil:
@@ -152,10 +152,10 @@ func (f *runFlags) accept(file string, job *cli.Job) error {
 			return err
 		}
 	case !job.Plan.Memory.Fits && !f.force:
-		return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan says what would, --force runs it all the same", file, sppo.Shortfall(&job.Plan.Memory)))
+		return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan suggests changes, --force runs it anyway", file, sppo.Shortfall(&job.Plan.Memory)))
 	}
 	if n := len(job.Program.Ranks); f.graphs && n > 1 {
-		return cli.Usagef("--graphs is for programs of one rank, and %s has %d that meet", file, n)
+		return cli.Usagef("--graphs needs a program of one rank; %s has %d ranks", file, n)
 	}
 	if f.seeded {
 		job.Program.Run.Seed = f.seed
@@ -170,7 +170,7 @@ func (f *runFlags) accept(file string, job *cli.Job) error {
 	return nil
 }
 
-// run trains, in a world of several processes with those.
+// run trains, together with the other processes of the world if there are any.
 func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	tokens, err := openData(job, f.dir)
 	if err != nil {
@@ -214,13 +214,13 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	return errors.Join(err, j.Close())
 }
 
-// follow does what process 0 orders. A user who asks this process to stop asks all.
+// follow carries out the orders of process 0. An interrupt of this process stops all.
 func follow(ctx context.Context, w *world.World, j *vm.Job) error {
 	defer context.AfterFunc(ctx, w.Stop)()
 	return j.Follow()
 }
 
-// profiled is the step that a profile is of; no step is 0.
+// profiled returns the number of the step to profile, or 0.
 func (f *runFlags) profiled() int64 {
 	if f.profile == "" {
 		return 0
@@ -241,8 +241,8 @@ func (f *runFlags) progress(env *cli.Env, p *ir.Program, device string) *progres
 	return show
 }
 
-// openData finds the data before anything is allocated; what is wrong with it is the input's fault, and where there is a
-// spec, its line's.
+// openData opens the data before anything is allocated. Its errors count as input errors, at the spec's line
+// if there is a spec.
 func openData(job *cli.Job, dir string) (vm.Tokens, error) {
 	if job.Program.Run.DataKind == "" {
 		return nil, nil
@@ -254,25 +254,25 @@ func openData(job *cli.Job, dir string) (vm.Tokens, error) {
 	return tokens, cli.Wrong(err)
 }
 
-// training is a run under way.
+// training is a run in progress.
 type training struct {
 	f       *runFlags
 	program *ir.Program
 	job     *vm.Job
 	meter   *bubbleMeter
 	device  string
-	kind    string // of it, which decides how results are rounded
+	kind    string // kind of device, which determines rounding
 	show    *progress
 	loss    float64 // of the last step
 }
 
-// all trains from the start, or a checkpoint, to the last step or until the user stops it.
+// all trains from the start or a checkpoint until the last step, or until the user stops it.
 func (r *training) all(ctx context.Context) error {
 	if err := r.warn(); err != nil {
 		return err
 	}
 	if err := r.start(ctx); err != nil {
-		r.f.save = "" // there is no state yet
+		r.f.save = "" // there is no state to save yet
 		return r.stopped(err)
 	}
 	if r.job.Steps() == 0 && r.program.Run.EvalEvery > 0 {
@@ -289,12 +289,13 @@ func (r *training) all(ctx context.Context) error {
 	return r.end()
 }
 
-// warn says when processes compute on different things, whose results may differ in rounding from those of one process.
+// warn reports whether processes use different kinds of devices, so that results may differ in rounding from
+// those of one process.
 func (r *training) warn() error {
 	all, err := r.meter.kinds()
 	for i, kind := range all {
 		if kind != r.kind {
-			r.show.say("process %d computes on %s, process 0 on %s: what is rounded differently there shows in the losses", i+1, kind, r.kind)
+			r.show.say("process %d computes on %s, process 0 on %s: losses may differ by rounding", i+1, kind, r.kind)
 		}
 	}
 	return err
@@ -318,7 +319,7 @@ func (r *training) step(ctx context.Context) error {
 	r.loss = result.Loss
 	r.show.step(result)
 	if math.IsNaN(result.Loss) || math.IsInf(result.Loss, 0) {
-		return fmt.Errorf("step %d: the loss is %g: a smaller learning rate or gradient clipping may help", result.Step, result.Loss)
+		return fmt.Errorf("step %d: the loss is %g; try a smaller learning rate or gradient clipping", result.Step, result.Loss)
 	}
 	every := r.program.Run.EvalEvery
 	if last := result.Step >= r.f.steps; last || every > 0 && result.Step%every == 0 {
@@ -339,12 +340,12 @@ func (r *training) validate(ctx context.Context) error {
 	return err
 }
 
-// stopped ends a run before its time: as a success when the user wished so.
+// stopped ends a run early; if the user asked for it, that is a success.
 func (r *training) stopped(err error) error {
 	if !errors.Is(err, context.Canceled) {
 		return err
 	}
-	r.show.say("stopped behind step %d", r.job.Steps())
+	r.show.say("stopped after step %d", r.job.Steps())
 	return r.end()
 }
 

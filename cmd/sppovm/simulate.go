@@ -14,14 +14,14 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// simFlags are what a simulated run may be asked for besides.
+// simFlags are the flags of simulated runs.
 type simFlags struct {
 	jitter     float64
 	slow       []string
 	contention bool
 }
 
-// options reads "RANK=FACTOR".
+// options parses "RANK=FACTOR".
 func (f *simFlags) options(seed int64) (sim.Options, error) {
 	o := sim.Options{Jitter: f.jitter, Contention: f.contention, Seed: uint64(seed), Slow: map[int]float64{}}
 	for _, text := range f.slow {
@@ -29,7 +29,7 @@ func (f *simFlags) options(seed int64) (sim.Options, error) {
 		rank, rankErr := strconv.Atoi(left)
 		factor, factorErr := strconv.ParseFloat(right, 64)
 		if !ok || rankErr != nil || factorErr != nil {
-			return o, cli.Usagef("--slow %s: it is RANK=FACTOR, as in 3=1.2", text)
+			return o, cli.Usagef("--slow %s: write RANK=FACTOR, for example 3=1.2", text)
 		}
 		o.Slow[rank] = factor
 	}
@@ -45,7 +45,7 @@ type simulation struct {
 	took  []float64 // seconds of each step
 }
 
-// simulate runs a job without computing anything. Without jitter all steps are alike, so that one is enough.
+// simulate runs a job without computing. Without jitter all steps are equal, so one is enough.
 func (f *runFlags) simulate(env *cli.Env, job *cli.Job) error {
 	o, err := f.sim.options(job.Program.Run.Seed)
 	if err != nil {
@@ -92,7 +92,7 @@ func (s *simulation) step(env *cli.Env) error {
 	return nil
 }
 
-// end sums up: the times of the steps as a distribution, all else of the last one.
+// end summarises: step times as a distribution, everything else from the last step.
 func (s *simulation) end(p *ir.Program) {
 	if len(s.took) == 0 {
 		return
@@ -108,9 +108,9 @@ func (s *simulation) end(p *ir.Program) {
 	tgs := float64(p.Run.Sequence) * float64(p.Run.Batch) / (median * float64(len(p.Ranks)))
 	took := fmt.Sprintf("%s a step", ir.Seconds(median))
 	if least < most {
-		took = fmt.Sprintf("%s a step in the median, %s to %s", ir.Seconds(median), ir.Seconds(least), ir.Seconds(most))
+		took = fmt.Sprintf("median %s a step, from %s to %s", ir.Seconds(median), ir.Seconds(least), ir.Seconds(most))
 	}
-	s.show.say("simulated: %s, %s tokens a rank and second, MFU %.1f%%, bubble %.1f%%, exposed transfers %s; peak %s device and %s host memory a rank",
+	s.show.say("simulated: %s, %s tokens per second and rank, MFU %.1f%%, bubble %.1f%%, exposed transfers %s; peak %s device and %s host memory per rank",
 		took, cli.Short(tgs), 100*t.MFU(), 100*t.BubbleRatio(), t.Exposed(), device, host)
 	s.show.line(simulatedEnd{
 		true, true, len(s.took), number(median), number(least), number(most), number(tgs), number(t.MFU()),
@@ -118,7 +118,7 @@ func (s *simulation) end(p *ir.Program) {
 	})
 }
 
-// The objects of --json of a simulation: each says that it is one.
+// The --json objects of a simulation; each is marked as simulated.
 type (
 	simulatedStep struct {
 		Simulated       bool   `json:"simulated"`

@@ -32,7 +32,7 @@ type process struct {
 	code int
 }
 
-// launchAll starts processes of their own; args may differ from one to the next.
+// launchAll starts the processes; their arguments may differ.
 func launchAll(t *testing.T, processes int, args func(process int) []string, variables ...func(process int) []string) []*process {
 	t.Helper()
 	self, err := os.Executable()
@@ -59,13 +59,13 @@ func launchAll(t *testing.T, processes int, args func(process int) []string, var
 	return all
 }
 
-// end waits for all processes; it fails the test if one hangs. What they have printed comes back.
+// end waits for all processes and returns their output. A process that hangs fails the test.
 func end(t *testing.T, all []*process) (stdout []string) {
 	t.Helper()
 	stdout = make([]string, len(all))
 	timer := time.AfterFunc(2*time.Minute, func() {
 		for _, p := range all {
-			p.Process.Signal(syscall.SIGQUIT) // which prints what it was doing
+			p.Process.Signal(syscall.SIGQUIT) // which prints its goroutines
 		}
 	})
 	defer timer.Stop()
@@ -82,7 +82,7 @@ func end(t *testing.T, all []*process) (stdout []string) {
 	return stdout
 }
 
-// alone is what one process prints, which knows nothing of what tests have made of this one.
+// alone returns the output of a single process, unaffected by the tests' environment variables.
 func alone(t *testing.T, args ...string) string {
 	t.Helper()
 	all := launchAll(t, 1, func(int) []string { return args })
@@ -93,7 +93,7 @@ func alone(t *testing.T, args ...string) string {
 	return out[0]
 }
 
-// inWorld is the arguments of each of several processes that run one job here.
+// inWorld returns the arguments of each of several processes that run one job on this host.
 func inWorld(t *testing.T, processes int, args ...string) func(int) []string {
 	place := vmtest.FreePlace(t)
 	return func(i int) []string {
@@ -101,7 +101,7 @@ func inWorld(t *testing.T, processes int, args ...string) func(int) []string {
 	}
 }
 
-// numbersOf are the lines of --json without what the clock says.
+// numbersOf returns the lines of --json without times.
 func numbersOf(t *testing.T, text string) (out []map[string]any) {
 	for _, o := range objects(t, text) {
 		for _, timed := range []string{"tokens_per_s", "step_s", "bubble_ratio"} {
@@ -112,19 +112,19 @@ func numbersOf(t *testing.T, text string) (out []map[string]any) {
 	return out
 }
 
-// A job of several processes prints and saves what it does in one, to the last bit, however its ranks lie.
+// A job prints and saves bitwise the same in several processes as in one, however its ranks are distributed.
 func TestProcessesAreOneJob(t *testing.T) {
 	inBase(t)
 	for _, c := range []struct {
 		processes int
 		set       string
 	}{
-		{4, "pp=4 sp=1 dp=1 model.layers=4"},                                  // a stage each
+		{4, "pp=4 sp=1 dp=1 model.layers=4"},                                  // one stage each
 		{4, "pp=1 sp=4 dp=1 subsequences=2"},                                  // gathers and scatters across processes
 		{2, "pp=2 sp=2 dp=1 mux=on"},                                          // borrowed work
 		{2, "pp=1 sp=4 dp=1 sp_mode=ulysses model.kv_heads=2"},                // two ranks of a group in each process
 		{4, "pp=1 sp=2 dp=2 sp_mode=ring zero=1 order=layer"},                 // rings, and divided optimizer state
-		{2, "pp=1 sp=2 dp=2 sp_mode=ulysses zero=3 model.dtype=bf16 batch=2"}, // weights that come from afar
+		{2, "pp=1 sp=2 dp=2 sp_mode=ulysses zero=3 model.dtype=bf16 batch=2"}, // gathered weights
 	} {
 		var args []string
 		for _, s := range strings.Fields(c.set) {
@@ -170,7 +170,7 @@ func same(t *testing.T, a, b string) {
 	}
 }
 
-// asTorchrun is the variables that torchrun gives each process.
+// asTorchrun returns the variables that torchrun sets for each process.
 func asTorchrun(t *testing.T, processes int) func(int) []string {
 	host, port, err := net.SplitHostPort(vmtest.FreePlace(t))
 	if err != nil {
@@ -182,7 +182,8 @@ func asTorchrun(t *testing.T, processes int) func(int) []string {
 	}
 }
 
-// Several processes, as a launcher starts them, go on where one has stopped, and write the profile of all ranks.
+// Several processes, started as a launcher does, continue where one process stopped, and write the profile of
+// all ranks.
 func TestProcessesResumeAndProfile(t *testing.T) {
 	inBase(t)
 	whole := alone(t, "tiny.sppo", "--json", "--save", "whole.ckpt")
@@ -214,8 +215,8 @@ func TestProcessesResumeAndProfile(t *testing.T) {
 	}
 }
 
-// behind waits until a process has printed some lines of --json.
-func behind(t *testing.T, p *process, lines int) {
+// afterLines waits until a process has printed a number of --json lines.
+func afterLines(t *testing.T, p *process, lines int) {
 	t.Helper()
 	in := bufio.NewReader(p.out)
 	for range lines {
@@ -233,12 +234,12 @@ func behind(t *testing.T, p *process, lines int) {
 // endless are arguments of a job that does not end by itself.
 var endless = []string{"tiny.sppo", "--set", "train.steps=1000000", "--json", "-q"}
 
-// A process that is killed ends all others, and each says which one it was.
+// A killed process ends all others, and each names it.
 func TestProcessKilled(t *testing.T) {
 	inBase(t)
 	for victim := range 2 {
 		all := launchAll(t, 2, inWorld(t, 2, append(endless, "--save", "never.ckpt")...))
-		behind(t, all[0], 3)
+		afterLines(t, all[0], 3)
 		all[victim].Process.Kill()
 		killed := time.Now()
 		end(t, all)
@@ -257,7 +258,7 @@ func TestProcessKilled(t *testing.T) {
 	}
 }
 
-// A process that fails by itself says why, and the others say that it was this one.
+// A process that fails reports why, and the others name it.
 func TestProcessFails(t *testing.T) {
 	inBase(t)
 	if err := os.WriteFile("other.txt", bytes.Repeat([]byte("Other words, as long as those of the other process.\n"), 40), 0o644); err != nil {
@@ -271,7 +272,7 @@ func TestProcessFails(t *testing.T) {
 	}
 	for _, c := range []struct {
 		dir  string
-		want []string // of each process
+		want []string // per process
 		code []int
 	}{
 		{"nowhere", []string{"sppovm: process 1 (ranks 2 to 3, on HOST) failed: ", "there is no file nowhere/words.txt"}, []int{cli.Failed, cli.BadInput}},
@@ -294,7 +295,7 @@ func TestProcessFails(t *testing.T) {
 	}
 }
 
-// What keeps processes from meeting is one line of each.
+// Each failure to connect is reported in one line per process.
 func TestProcessesThatDoNotMeet(t *testing.T) {
 	inBase(t)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -332,7 +333,7 @@ func TestProcessesThatDoNotMeet(t *testing.T) {
 	}
 }
 
-// Two jobs that meet at one place without a name do not mix: who belongs to the other is told so, and the first goes on.
+// Two unnamed jobs at one address do not mix: processes of the second are told so, and the first continues.
 func TestJobsAtOnePlace(t *testing.T) {
 	inBase(t)
 	place := vmtest.FreePlace(t)
@@ -361,13 +362,13 @@ func TestJobsAtOnePlace(t *testing.T) {
 	}
 }
 
-// Whoever is interrupted, all stop behind the same step, with a checkpoint, as a success.
+// Whichever process is interrupted, all stop after the same step, with a checkpoint and exit code 0.
 func TestProcessInterrupted(t *testing.T) {
 	inBase(t)
 	for who := range 2 {
 		os.Remove("stop.ckpt")
 		all := launchAll(t, 2, inWorld(t, 2, append(endless, "--save", "stop.ckpt")...))
-		behind(t, all[0], 3)
+		afterLines(t, all[0], 3)
 		all[who].Process.Signal(os.Interrupt)
 		out := end(t, all)
 		for i, p := range all {
@@ -384,7 +385,7 @@ func TestProcessInterrupted(t *testing.T) {
 	}
 }
 
-// Who stops a run before it has begun keeps the checkpoint that is there.
+// Stopping a run before its first step keeps the existing checkpoint.
 func TestStopBeforeTheBeginning(t *testing.T) {
 	inBase(t)
 	if err := os.WriteFile("kept.ckpt", []byte("kept"), 0o644); err != nil {
@@ -393,12 +394,12 @@ func TestStopBeforeTheBeginning(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, text := sppovm(t, ctx, "run", "tiny.sppo", "--save", "kept.ckpt")
-	if kept, err := os.ReadFile("kept.ckpt"); err != nil || string(kept) != "kept" || !strings.Contains(text, "stopped behind step 0") {
+	if kept, err := os.ReadFile("kept.ckpt"); err != nil || string(kept) != "kept" || !strings.Contains(text, "stopped after step 0") {
 		t.Errorf("%q, %v\n%s", kept, err, text)
 	}
 }
 
-// The variables of launchers say where a process stands; flags say otherwise.
+// Launcher variables tell a process its place; flags override them.
 func TestLaunchers(t *testing.T) {
 	type variables map[string]string
 	torch := variables{"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n0", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "0"}
@@ -431,13 +432,13 @@ func TestLaunchers(t *testing.T) {
 		{name: "one task", env: with(slurm, variables{"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"})},
 		{name: "mpirun on one host", env: mpi, want: &launch{1, 4, 1, fmt.Sprintf("127.0.0.1:%d", portOf("mpirun ns")), "mpirun ns", "mpirun"}},
 		{name: "mpirun over srun", env: with(mpi, slurm), want: &launch{1, 4, 1, fmt.Sprintf("127.0.0.1:%d", portOf("mpirun ns")), "mpirun ns", "mpirun"}},
-		{name: "mpirun on hosts", env: with(mpi, variables{"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}), err: "4 processes have to find each other: --rendezvous HOST:PORT is where process 0 listens"},
+		{name: "mpirun on hosts", env: with(mpi, variables{"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}), err: "4 processes need a common address: --rendezvous HOST:PORT, where process 0 listens"},
 		{name: "mpirun on hosts, told where", env: with(mpi, variables{"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}), args: []string{"--rendezvous", "n1:9"}, want: &launch{1, 4, 1, "n1:9", "mpirun ns", "mpirun"}},
 		{name: "mpiexec", env: variables{"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, want: &launch{0, 2, 0, fmt.Sprintf("127.0.0.1:%d", portOf("mpiexec")), "", "mpiexec"}},
 		{name: "flags", args: []string{"--processes", "2", "--process", "1", "--rendezvous", "[::1]:9", "--job", "j"}, want: &launch{1, 2, -1, "[::1]:9", "j", ""}},
 		{name: "flags before variables", env: torch, args: []string{"--processes", "1", "--process", "0"}},
-		{name: "no number", env: with(torch, variables{"RANK": "third"}), err: "torchrun has started this process with RANK=third, which is no number"},
-		{name: "no port", env: with(torch, variables{"MASTER_PORT": "high"}), err: "MASTER_PORT=high is no number"},
+		{name: "no number", env: with(torch, variables{"RANK": "third"}), err: "torchrun started this process with RANK=third, which is not a number"},
+		{name: "no port", env: with(torch, variables{"MASTER_PORT": "high"}), err: "MASTER_PORT=high is not a number"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var l launchFlags
@@ -468,7 +469,7 @@ func TestFirstHost(t *testing.T) {
 	}
 }
 
-// Times of other processes are put on the clock of the first.
+// Times of other processes are converted to the first one's clock.
 func TestClocks(t *testing.T) {
 	const ahead = 3 * time.Second
 	m := &bubbleMeter{others: func(string) ([][]byte, error) {

@@ -10,13 +10,14 @@ import (
 	"sppo.dev/lang"
 )
 
-// choice is the value of a flag that takes one of several words.
+// choice is a flag value that accepts one of several words.
 type choice struct {
 	value *string
 	words []string
 }
 
-// Choice defines a flag that takes one of the words. The default may be another, such as "" for a flag that is not given.
+// Choice defines a flag that accepts one of the words. The default may be another value, such as "" for a
+// flag that is not given.
 func Choice(flags *pflag.FlagSet, to *string, name, value, usage string, words ...string) {
 	*to = value
 	flags.Var(&choice{to, words}, name, usage)
@@ -33,7 +34,7 @@ func (c *choice) Set(value string) error {
 	return nil
 }
 
-// listed joins words as in "a, b and c".
+// listed joins words, as in "a, b and c".
 func listed(words []string) string {
 	if len(words) < 2 {
 		return strings.Join(words, "")
@@ -42,18 +43,19 @@ func listed(words []string) string {
 	return strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// Annotations of flags that only completion reads.
+// Flag annotations, read by completion only.
 const (
-	wordsAnnotation = "words" // what the flag takes, or what that begins with
-	filesAnnotation = "files" // the extensions of its files; none: any
+	wordsAnnotation = "words" // accepted words, or their beginnings
+	filesAnnotation = "files" // file extensions; none: any
 )
 
-// Words tells completion what a flag takes. Of "KEY=VALUE" it offers the part up to "=" first.
+// Words declares the words that a flag accepts, for completion. For "KEY=VALUE" it offers the part up to "="
+// first.
 func Words(flags *pflag.FlagSet, name string, words []string) {
 	annotate(flags, name, wordsAnnotation, words)
 }
 
-// Files tells completion that a flag takes a file with one of the extensions, or any.
+// Files declares that a flag accepts a file with one of the extensions, or any file.
 func Files(flags *pflag.FlagSet, name string, extensions ...string) {
 	annotate(flags, name, filesAnnotation, extensions)
 }
@@ -64,7 +66,8 @@ func annotate(flags *pflag.FlagSet, name, annotation string, values []string) {
 	}
 }
 
-// KeyWords are the keys of a spec as --set takes them, each with "=", then with each word that may follow.
+// KeyWords returns the keys of a spec as --set accepts them, each with "=", and with each possible word after
+// it.
 func KeyWords() []string {
 	var words []string
 	for _, k := range lang.Keys {

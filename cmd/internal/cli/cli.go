@@ -1,18 +1,18 @@
-// Package cli is what the two commands share: a table of subcommands with their flags and examples, the exit codes,
-// and the opening of whatever file is named.
+// Package cli is shared by the two commands: a table of subcommands with flags and examples, exit codes, and
+// the opening of input files of any kind.
 //
-//	cli.go       the table's type, dispatch, help
-//	exit.go      exit codes and what becomes of an error
-//	choice.go    flags that take one of several words, and what completion knows of others
+//	cli.go       the type of the table, dispatch, help
+//	exit.go      exit codes and error reports
+//	choice.go    flags that accept one of several words, and hints for completion
 //	complete.go  completion of command lines; the shells' scripts are in completion/
 //	man.go       manual pages
 //	version.go   release and build
-//	source.go    a file on the command line: spec, plan or program
+//	source.go    input files: spec, plan or program
 //	memory.go    the highest peaks
 //	words.go     text for a terminal
 //	write.go     results that appear whole or not at all
 //
-// It knows no subcommand: those stand in cmd/sppoc and cmd/sppovm.
+// It knows no subcommand: those are in cmd/sppoc and cmd/sppovm.
 package cli
 
 import (
@@ -30,15 +30,15 @@ import (
 	"sppo.dev/lang"
 )
 
-// Env is what a command may touch of the outside.
+// Env is the outside world of a command.
 type Env struct {
 	Context context.Context // ends when the user asks to stop
 	Stdout  io.Writer       // results
 	Stderr  io.Writer       // progress and errors
-	Name    string          // of the program, before its errors; Main fills it in
+	Name    string          // of the program, printed before errors; set by Main
 }
 
-// IsTerminal reports whether what is written there is read by a person as it comes.
+// IsTerminal reports whether output goes to a terminal.
 func IsTerminal(w io.Writer) bool {
 	if r, ok := w.(*results); ok {
 		w = r.w
@@ -51,7 +51,7 @@ func IsTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// Action does a command's work, once its flags are read.
+// Action runs a command after its flags have been parsed.
 type Action func(env *Env, args []string) error
 
 // Command is one subcommand.
@@ -63,7 +63,7 @@ type Command struct {
 	Examples []string
 	MinArgs  int
 	MaxArgs  int             // -1: any number
-	Files    []string        // extensions of the files that arguments name, for completion
+	Files    []string        // extensions of file arguments, for completion
 	Words    func() []string // other arguments, for completion
 	Setup    func(flags *pflag.FlagSet) Action
 }
@@ -72,25 +72,25 @@ type Command struct {
 type App struct {
 	Name     string
 	Doc      string
-	Commands []Command           // its own; completion, man and version come with the type
-	Aliases  map[string][]string // a first argument that stands for others: "--list-passes" for "passes"
-	Pages    []Page              // of the manual besides its own
+	Commands []Command           // excluding completion, man and version, which every App has
+	Aliases  map[string][]string // first arguments that stand for a command: "--list-passes" for "passes"
+	Pages    []Page              // manual pages besides the program's own
 }
 
-// commands are all, in the order of help.
+// commands returns all commands in the order of help.
 func (a *App) commands() []Command {
 	return append(slices.Clone(a.Commands), a.completionCommand(), a.manCommand(), a.versionCommand())
 }
 
-// Main runs the command that the arguments name and returns the exit code. A panic is a bug of ours: it becomes a
-// message that says so.
+// Main runs the command that the arguments name and returns the exit code. A panic is a bug and is reported
+// as such.
 func (a *App) Main(env *Env, args []string) (code int) {
 	out := &results{w: env.Stdout}
 	env = &Env{Context: env.Context, Stdout: out, Stderr: env.Stderr, Name: a.Name}
 	defer func() {
 		if p := recover(); p != nil {
 			fmt.Fprintf(env.Stderr, "%s: internal error: %v\n", a.Name, p)
-			fmt.Fprintf(env.Stderr, "This is a bug. Please report it with the command line, the input and what follows:\n\n%s", debug.Stack())
+			fmt.Fprintf(env.Stderr, "This is a bug. Please report it with the command line, the input and the following:\n\n%s", debug.Stack())
 			code = Failed
 		}
 	}()
@@ -101,7 +101,8 @@ func (a *App) Main(env *Env, args []string) (code int) {
 	return env.Report(err)
 }
 
-// results is standard output. It remembers that something could not be written: then a command has failed, whether or not it looks.
+// results is standard output. It remembers write errors, so that a command fails even if it does not check
+// them.
 type results struct {
 	w   io.Writer
 	err error
@@ -122,7 +123,7 @@ func (a *App) dispatch(env *Env, args []string) error {
 		}
 	}
 	if len(args) == 0 {
-		return Usagef("what to do?\n\n%s", strings.TrimSpace(a.overview()))
+		return Usagef("no command given\n\n%s", strings.TrimSpace(a.overview()))
 	}
 	switch args[0] {
 	case "help", "-h", "--help":
@@ -153,16 +154,17 @@ func (a *App) run(env *Env, c *Command, args []string) error {
 	return action(env, rest)
 }
 
-// wrongFlag says what is wrong with a flag: of a bad value what it wants, of an unknown name which one may be meant.
+// wrongFlag explains a flag error: for a bad value the accepted ones, for an unknown name the most similar
+// one.
 func wrongFlag(flags *pflag.FlagSet, err error) string {
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "" {
 		var names []string
 		flags.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 		if near := lang.Nearest(unknown.GetSpecifiedName(), names); near != "" {
-			return fmt.Sprintf("there is no flag --%s; did you mean --%s?", unknown.GetSpecifiedName(), near)
+			return fmt.Sprintf("unknown flag --%s; did you mean --%s?", unknown.GetSpecifiedName(), near)
 		}
-		return fmt.Sprintf("there is no flag --%s", unknown.GetSpecifiedName())
+		return fmt.Sprintf("unknown flag --%s", unknown.GetSpecifiedName())
 	}
 	var bad *pflag.InvalidValueError
 	if !errors.As(err, &bad) {
@@ -171,8 +173,8 @@ func wrongFlag(flags *pflag.FlagSet, err error) string {
 	if c, ok := bad.GetFlag().Value.(*choice); ok {
 		return fmt.Sprintf("--%s %s: there are %s", bad.GetFlag().Name, bad.GetValue(), listed(c.words))
 	}
-	wanted := map[string]string{"int": "a whole number", "int64": "a whole number", "uint64": "a whole number that is not negative", "float64": "a number",
-		"bool": "true or false", "duration": "a time, as in 50ms"}
+	wanted := map[string]string{"int": "a whole number", "int64": "a whole number", "uint64": "a whole number, 0 or more", "float64": "a number",
+		"bool": "true or false", "duration": "a time such as 50ms"}
 	want, ok := wanted[bad.GetFlag().Value.Type()]
 	if !ok {
 		return err.Error()
@@ -182,7 +184,7 @@ func wrongFlag(flags *pflag.FlagSet, err error) string {
 
 func countWords(got, least int) string {
 	if got < least {
-		return "a file is missing"
+		return "no file given"
 	}
 	return "too many arguments"
 }
@@ -194,7 +196,7 @@ func (a *App) setup(c *Command) (*pflag.FlagSet, Action) {
 	flags.Usage = func() {}
 	action := c.Setup(flags)
 	flags.VisitAll(func(f *pflag.Flag) {
-		if f.DefValue == "-1" { // stands for a flag that is not given
+		if f.DefValue == "-1" { // stands for a flag that was not given
 			f.DefValue = "0"
 		}
 	})
@@ -210,16 +212,16 @@ func (a *App) find(name string) (*Command, error) {
 		names = append(names, c.Name)
 	}
 	if near := lang.Nearest(name, names); near != "" {
-		return nil, Usagef("there is no command %q; did you mean %q?", name, near)
+		return nil, Usagef("unknown command %q; did you mean %q?", name, near)
 	}
-	return nil, Usagef("there is no command %q; %s help lists them", name, a.Name)
+	return nil, Usagef("unknown command %q; %s help lists all", name, a.Name)
 }
 
 func (a *App) usage(c *Command) string {
 	return strings.TrimSpace(a.Name + " " + c.Name + " " + c.Args)
 }
 
-// help describes one command, or all.
+// help describes one command, or lists all.
 func (a *App) help(env *Env, args []string) error {
 	if len(args) == 0 {
 		_, err := io.WriteString(env.Stdout, a.overview())
@@ -258,7 +260,7 @@ func (a *App) overview() string {
 	for i := range all {
 		fmt.Fprintf(&b, "  %s %-*s  %s\n", a.Name, widest, all[i].Name, all[i].Doc)
 	}
-	fmt.Fprintf(&b, "\n%s help COMMAND shows flags and examples.\n", a.Name)
-	fmt.Fprintf(&b, "Exit: %d done, %d failed, %d the input is wrong, %d does not fit.\n", Done, Failed, BadInput, NoFit)
+	fmt.Fprintf(&b, "\n%s help COMMAND prints flags and examples.\n", a.Name)
+	fmt.Fprintf(&b, "Exit codes: %d done, %d failed, %d wrong input, %d does not fit.\n", Done, Failed, BadInput, NoFit)
 	return b.String()
 }

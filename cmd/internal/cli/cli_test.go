@@ -15,7 +15,7 @@ import (
 	"sppo.dev/lang"
 )
 
-// try runs an app of one command that ends with an error, or panics with it.
+// try runs an app with one command that fails with an error, or panics with it.
 func try(t *testing.T, err error, panics bool) (code int, stdout, stderr string) {
 	t.Helper()
 	app := App{Name: "app", Doc: "app does things.", Commands: []Command{{Name: "do", Doc: "do it", Setup: func(*pflag.FlagSet) Action {
@@ -62,7 +62,7 @@ func TestPanicIsReported(t *testing.T) {
 	}
 }
 
-// A result that cannot be finished leaves what was there, and nothing beside it.
+// A result that cannot be completed leaves the old file unchanged and no other file behind.
 func TestWriteFileIsAllOrNothing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "result")
@@ -119,7 +119,7 @@ func TestWriteFileKeepsWhatThePathIs(t *testing.T) {
 	}
 }
 
-// What could not be printed is a failure, also where the command does not look.
+// Output that could not be written is a failure, even if the command does not check.
 func TestLostResults(t *testing.T) {
 	app := App{Name: "app", Commands: []Command{{Name: "do", Setup: func(*pflag.FlagSet) Action {
 		return func(env *Env, _ []string) error { fmt.Fprintln(env.Stdout, "a line"); return nil }

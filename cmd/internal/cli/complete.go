@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// The scripts ask the program itself, by the hidden command __complete with the words typed so far, the last of which
-// is to be completed. It answers with a line for each candidate, "word<TAB>description", and a last line that begins
-// with ":", which says what else goes: ":files EXTENSION..." files, ":nospace" that a word is to be continued.
+// The scripts call the hidden command __complete with the words typed so far, the last of which is to be
+// completed. It prints one line for each candidate, "word<TAB>description", and a last line starting with ":"
+// that names what else is possible: ":files EXTENSION..." for files, ":nospace" if the word continues.
 var (
 	//go:embed completion/bash.sh
 	bashScript string
@@ -31,9 +31,9 @@ var shellNames = []string{"bash", "zsh", "fish"}
 func (a *App) completionCommand() Command {
 	return Command{
 		Name: "completion", Args: "bash|zsh|fish", MinArgs: 1, MaxArgs: 1, Words: func() []string { return shellNames },
-		Doc: "write the completion script of a shell",
-		Details: fmt.Sprintf("The script completes commands, flags, their values, keys of --set and files. It asks %s for them, so it stays\n"+
-			"right when %s is replaced. Put it where the shell looks, or load it in every session:\n\n"+
+		Doc: "print the completion script of a shell",
+		Details: fmt.Sprintf("The script completes commands, flags and their values, keys of --set, and files. It asks %s for them, so it stays\n"+
+			"correct when %s is updated. Install it where the shell looks, or load it in every session:\n\n"+
 			"  bash  %[1]s completion bash > ~/.local/share/bash-completion/completions/%[1]s\n"+
 			"  zsh   %[1]s completion zsh > \"${fpath[1]}/_%[1]s\"\n"+
 			"  fish  %[1]s completion fish > ~/.config/fish/completions/%[1]s.fish", a.Name, a.Name),
@@ -42,7 +42,7 @@ func (a *App) completionCommand() Command {
 			return func(env *Env, args []string) error {
 				script, ok := shells[args[0]]
 				if !ok {
-					return Usagef("completion %s: there are %s", args[0], listed(shellNames))
+					return Usagef("completion %s: available shells are %s", args[0], listed(shellNames))
 				}
 				_, err := io.WriteString(env.Stdout, strings.ReplaceAll(script, "PROGRAM", a.Name))
 				return err
@@ -51,12 +51,12 @@ func (a *App) completionCommand() Command {
 	}
 }
 
-// candidates is what may stand at a place.
+// candidates are the possible words at a position.
 type candidates struct {
 	words   []string
-	docs    map[string]string // of words, one line each
+	docs    map[string]string // one-line descriptions by word
 	files   bool
-	endings []string // of the files; none: any
+	endings []string // file extensions; none: any
 }
 
 // complete prints the candidates for the last word.
@@ -92,7 +92,7 @@ func (a *App) complete(env *Env, words []string) error {
 	return err
 }
 
-// candidates are those for the word after the given ones, of which the first is a command.
+// candidates returns those for the word after the given ones, the first of which is a command.
 func (a *App) candidates(before []string, current string) candidates {
 	if len(before) == 0 || len(before) == 1 && before[0] == "help" {
 		c := candidates{words: []string{}, docs: map[string]string{}}
@@ -100,7 +100,7 @@ func (a *App) candidates(before []string, current string) candidates {
 			c.words, c.docs[command.Name] = append(c.words, command.Name), command.Doc
 		}
 		if len(before) == 0 {
-			c.words, c.docs["help"] = append(c.words, "help", "--version", "--help"), "show flags and examples of a command"
+			c.words, c.docs["help"] = append(c.words, "help", "--version", "--help"), "print flags and examples of a command"
 		}
 		return c
 	}
@@ -109,7 +109,7 @@ func (a *App) candidates(before []string, current string) candidates {
 		return candidates{}
 	}
 	flags, _ := a.setup(command)
-	var pending *pflag.Flag // whose value comes next
+	var pending *pflag.Flag // its value comes next
 	onlyFiles := false
 	for _, word := range before[1:] {
 		if pending != nil {
@@ -140,7 +140,7 @@ func (a *App) candidates(before []string, current string) candidates {
 	return c
 }
 
-// awaits returns the flag that a word names if its value is the next word.
+// awaits returns the flag named by a word if its value is the next word.
 func awaits(flags *pflag.FlagSet, word string) *pflag.Flag {
 	var f *pflag.Flag
 	if name, long := strings.CutPrefix(word, "--"); long {
@@ -163,13 +163,13 @@ func flagNames(flags *pflag.FlagSet) candidates {
 	return c
 }
 
-// valuesOf are the values of a flag, each behind a prefix. A list goes on after its last comma.
+// valuesOf returns the values of a flag, each after a prefix. A list continues after its last comma.
 func valuesOf(f *pflag.Flag, prefix, current string) candidates {
 	c := candidates{words: slices.Clone(f.Annotations[wordsAnnotation])}
 	if one, ok := f.Value.(*choice); ok {
 		c.words = slices.Clone(one.words)
 	}
-	c.endings, c.files = f.Annotations[filesAnnotation] // no ending: any file
+	c.endings, c.files = f.Annotations[filesAnnotation] // no extension: any file
 	if f.Value.Type() == "stringSlice" {
 		prefix = current[:max(len(prefix), strings.LastIndexByte(current, ',')+1)]
 	}

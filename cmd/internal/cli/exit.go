@@ -16,7 +16,7 @@ const (
 	NoFit    = 3
 )
 
-// exit is an error that knows its exit code. Without an error in it nothing is left to say.
+// exit is an error with an exit code. Without a wrapped error there is nothing left to print.
 type exit struct {
 	code int
 	err  error
@@ -31,7 +31,7 @@ func (e *exit) Error() string {
 
 func (e *exit) Unwrap() error { return e.err }
 
-// Wrong marks an error as the input's fault.
+// Wrong marks an error as caused by the input.
 func Wrong(err error) error {
 	if err == nil {
 		return nil
@@ -39,16 +39,16 @@ func Wrong(err error) error {
 	return &exit{BadInput, err}
 }
 
-// Usagef is a mistake on the command line.
+// Usagef returns an error about the command line.
 func Usagef(format string, args ...any) error { return Wrong(fmt.Errorf(format, args...)) }
 
-// DoesNotFit marks an error as a lack of memory.
+// DoesNotFit marks an error as a memory shortfall.
 func DoesNotFit(err error) error { return &exit{NoFit, err} }
 
-// Silent is a failure that the output has explained already.
+// Silent is a failure that the output has already explained.
 func Silent(code int) error { return &exit{code: code} }
 
-// ExitCode is the code that belongs to an error. Diagnostics are about what the user wrote.
+// ExitCode returns the exit code of an error. Diagnostics are input errors.
 func ExitCode(err error) int {
 	var e *exit
 	var d *lang.Diagnostic
@@ -65,7 +65,7 @@ func ExitCode(err error) int {
 	return Failed
 }
 
-// Report prints an error as its kind wants it: diagnostics as they are, all others in one line behind the command's name.
+// Report prints an error: diagnostics as they are, others in one line after the command's name.
 func (env *Env) Report(err error) int {
 	code := ExitCode(err)
 	var d *lang.Diagnostic
@@ -79,14 +79,14 @@ func (env *Env) Report(err error) int {
 	return code
 }
 
-// plain says a failed system call as a person would.
+// plain rewords a failed system call.
 func plain(err error) error {
 	var p *fs.PathError
 	if !errors.As(err, &p) || err.Error() != p.Error() {
 		return err
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%s: there is no such file", p.Path)
+		return fmt.Errorf("%s: no such file", p.Path)
 	}
 	return fmt.Errorf("%s: %w", p.Path, p.Err)
 }

@@ -18,12 +18,12 @@ type Page struct {
 	Write   func(m *Manual)
 }
 
-// Manual writes a page in the man macros of roff, which man and mandoc read.
+// Manual writes a page in roff's man macros, for man and mandoc.
 type Manual struct{ b strings.Builder }
 
 var roff = strings.NewReplacer(`\`, `\e`, `-`, `\-`, "`", `\(ga`, `'`, `\(aq`)
 
-// line writes a line of text that is no request, whatever it begins with.
+// line writes a line of text, escaped where it would be a request.
 func (m *Manual) line(text string) {
 	text = roff.Replace(text)
 	if strings.HasPrefix(text, ".") {
@@ -32,15 +32,15 @@ func (m *Manual) line(text string) {
 	m.b.WriteString(text + "\n")
 }
 
-// Heading begins a part, in capitals as manuals have them.
+// Heading starts a section, in capitals as usual.
 func (m *Manual) Heading(title string) {
 	fmt.Fprintf(&m.b, ".SH %s\n", roff.Replace(strings.ToUpper(title)))
 }
 
-// Under begins a part of a part.
+// Under starts a subsection.
 func (m *Manual) Under(title string) { fmt.Fprintf(&m.b, ".SS %s\n", roff.Replace(title)) }
 
-// Text writes paragraphs, which blank lines part. Indented lines stay as they are.
+// Text writes paragraphs separated by blank lines. Indented lines are kept as they are.
 func (m *Manual) Text(text string) {
 	for i, paragraph := range strings.Split(strings.Trim(text, "\n"), "\n\n") {
 		if i > 0 {
@@ -56,7 +56,7 @@ func (m *Manual) Text(text string) {
 	}
 }
 
-// Literal writes lines as they are.
+// Literal writes lines unchanged.
 func (m *Manual) Literal(text string) {
 	m.b.WriteString(".nf\n")
 	for line := range strings.Lines(text) {
@@ -65,16 +65,16 @@ func (m *Manual) Literal(text string) {
 	m.b.WriteString(".fi\n")
 }
 
-// Term writes an entry of a list, with what it means.
+// Term writes a list entry with its description.
 func (m *Manual) Term(term, text string) {
 	fmt.Fprintf(&m.b, ".TP\n\\fB%s\\fR\n", roff.Replace(term))
 	m.Text(text)
 }
 
-// End leaves a list.
+// End ends a list.
 func (m *Manual) End() { m.b.WriteString(".PP\n") }
 
-// render is the whole page.
+// render returns the whole page.
 func (p *Page) render() string {
 	var m Manual
 	fmt.Fprintf(&m.b, ".TH %s %d \"\" \"sppo %s\" \"sppo manual\"\n", strings.ToUpper(p.Name), p.Section, sppo.Version)
@@ -84,13 +84,13 @@ func (p *Page) render() string {
 	return m.b.String()
 }
 
-// pages are the program's own page and the others.
+// pages returns the program's own page and the others.
 func (a *App) pages() []Page {
 	_, doc, _ := strings.Cut(strings.TrimSuffix(a.Doc, "."), " ")
 	return append([]Page{{Name: a.Name, Section: 1, Doc: doc, Write: a.manual}}, a.Pages...)
 }
 
-// manual describes all commands by the rows that help reads.
+// manual describes all commands, from the rows that help reads.
 func (a *App) manual(m *Manual) {
 	m.Heading("synopsis")
 	all := a.commands()
@@ -133,7 +133,7 @@ func (a *App) manual(m *Manual) {
 	}
 }
 
-// flagTerm is a flag as one types it.
+// flagTerm writes a flag as it is typed.
 func flagTerm(f *pflag.Flag, kind string) string {
 	term := "--" + f.Name
 	if f.Shorthand != "" {
@@ -161,8 +161,8 @@ func (a *App) manCommand() Command {
 		examples = append(examples, fmt.Sprintf("%s man %s > ~/.local/share/man/man%d/%[2]s.%[3]d", a.Name, p.Name, p.Section))
 	}
 	return Command{
-		Name: "man", Args: args, MaxArgs: 1, Words: names, Doc: "write the manual page", Examples: examples,
-		Details: "The page is in roff: man -l shows it.",
+		Name: "man", Args: args, MaxArgs: 1, Words: names, Doc: "print the manual page", Examples: examples,
+		Details: "The page is in roff format; man -l displays it.",
 		Setup: func(*pflag.FlagSet) Action {
 			return func(env *Env, args []string) error {
 				for _, p := range a.pages() {
@@ -171,7 +171,7 @@ func (a *App) manCommand() Command {
 						return err
 					}
 				}
-				return Usagef("man %s: there are %s", args[0], listed(names()))
+				return Usagef("man %s: available pages are %s", args[0], listed(names()))
 			}
 		},
 	}

@@ -5,7 +5,7 @@ import (
 	"sppo.dev/passes"
 )
 
-// Peaks are the highest of all stages.
+// Peaks returns the highest peaks over all stages.
 func Peaks(m *passes.Memory) (device, host ir.Bytes) {
 	for _, b := range m.DevicePeakBytes {
 		device = max(device, b)

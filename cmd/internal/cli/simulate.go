@@ -10,11 +10,11 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// mostSimulated is the number of ranks up to which a report is of the simulated program: groups of that many ranks make
-// programs too large to build for a few figures. Above it the estimate stays.
+// mostSimulated is the largest number of ranks for which reports are simulated. Above it, programs are too
+// large to build for a few figures, and the estimate stays.
 const mostSimulated = 1 << 13
 
-// Simulate replaces the plan's estimate of time by what the simulator says of the plan's program.
+// Simulate replaces the plan's estimate of time by the simulated time of its program.
 func (j *Job) Simulate() error {
 	if j.Plan.Time.Simulated || j.Plan.Parallel.Ranks() > mostSimulated {
 		return nil
@@ -35,8 +35,8 @@ func (j *Job) Simulate() error {
 	return nil
 }
 
-// Peaks are what fills the arenas of each code: by the lives that its buffers were placed by, or, of a program that was read, by those
-// that its instructions show.
+// Peaks returns what fills the arenas of each code at its peak. Lifetimes are those of placement or, for a
+// program read from a file, those that its instructions show.
 func (j *Job) Peaks() [][ir.NumArenas]ir.Peak {
 	peaks := make([][ir.NumArenas]ir.Peak, len(j.Program.Codes))
 	for i := range peaks {
@@ -49,7 +49,7 @@ func (j *Job) Peaks() [][ir.NumArenas]ir.Peak {
 	return peaks
 }
 
-// reportTime writes a simulated step into the plan.
+// reportTime writes the figures of a simulated step into the plan.
 func reportTime(plan *passes.Plan, program *ir.Program, t *sim.Timeline) {
 	pipeline := t.Pipeline()
 	plan.Time = passes.Time{
@@ -70,7 +70,7 @@ func reportTime(plan *passes.Plan, program *ir.Program, t *sim.Timeline) {
 	plan.Throughput.TGS, plan.Throughput.MFU = t.TGS(), t.MFU()
 }
 
-// CriticalPath sums up the path by sort of work and stage.
+// CriticalPath sums the path by kind of work and stage.
 func CriticalPath(program *ir.Program, t *sim.Timeline) (out []passes.CriticalPart) {
 	causes := t.Causes()
 	var sums [sim.NumSorts]map[int]ir.Seconds

@@ -20,14 +20,14 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// SetFlag is the flag that overrides keys of a spec.
+// SetFlag defines the flag that overrides keys of a spec.
 func SetFlag(flags *pflag.FlagSet, name string) *[]string {
-	set := flags.StringArray(name, nil, "override a key of the spec by `KEY=VALUE`, as in schedule.sp=4; may be given again")
+	set := flags.StringArray(name, nil, "override a key of the spec by `KEY=VALUE`, as in schedule.sp=4; may be repeated")
 	Words(flags, name, KeyWords())
 	return set
 }
 
-// Extensions of the files that commands read.
+// Extensions of input files.
 var (
 	SpecFiles    = []string{"sppo"}
 	PlanFiles    = []string{"sppo", "json"}
@@ -35,11 +35,11 @@ var (
 	JobFiles     = append(PlanFiles[:2:2], ProgramFiles...)
 )
 
-// LoadSpec reads and checks a specification; shipped clusters are found from anywhere.
+// LoadSpec reads and checks a specification; imports of shipped files work in any folder.
 func LoadSpec(file string, set []string) (*lang.Spec, error) {
 	for _, s := range set {
 		if !strings.Contains(s, "=") {
-			return nil, Usagef("--set %s: it is KEY=VALUE, as in schedule.sp=4", s)
+			return nil, Usagef("--set %s: write KEY=VALUE, for example schedule.sp=4", s)
 		}
 	}
 	if err := IsSpec(file); err != nil {
@@ -57,33 +57,34 @@ func LoadSpec(file string, set []string) (*lang.Spec, error) {
 	return spec, Wrong(err)
 }
 
-// IsSpec refuses files that are something else by their name, rather than complain about every character of them.
+// IsSpec refuses files whose extension shows that they are not specs, instead of reporting every character in
+// them.
 func IsSpec(file string) error {
 	switch strings.ToLower(filepath.Ext(file)) {
 	case ".sppb", ".sppir":
-		return Usagef("%s is a program: this wants what it is made of, a spec", file)
+		return Usagef("%s is a program; this command needs a spec", file)
 	case ".json":
-		return Usagef("%s is a plan by its name: this wants a spec", file)
+		return Usagef("%s is a plan; this command needs a spec", file)
 	}
 	return nil
 }
 
-// Job is what a file on the command line stands for, as far as it is known: a program has no plan, a plan no spec.
+// Job is an input file with what is known about it: a program has no plan, a plan no spec.
 type Job struct {
 	Spec    *lang.Spec
 	Plan    *passes.Plan
 	Program *ir.Program
 
-	Timeline *sim.Timeline // of a step, with spans, once Simulate has run
+	Timeline *sim.Timeline // of a simulated step, with spans; set by Simulate
 }
 
-// IsProgram reports whether a file is a program by its name: whatever is neither a spec nor a plan.
+// IsProgram reports whether a file is a program by its name: anything but a spec or a plan.
 func IsProgram(file string) bool {
 	ext := strings.ToLower(filepath.Ext(file))
 	return ext != ".sppo" && ext != ".json"
 }
 
-// OpenPlan makes a plan of a spec, or reads one. A plan that was read is taken as it is.
+// OpenPlan plans a spec, or reads a plan, which is used unchanged.
 func OpenPlan(file string, set []string, o passes.Options) (*Job, error) {
 	if filepath.Ext(file) == ".json" {
 		return readPlan(file, set, o)
@@ -99,7 +100,7 @@ func OpenPlan(file string, set []string, o passes.Options) (*Job, error) {
 	return &Job{Spec: spec, Plan: plan}, nil
 }
 
-// Measure places the plan, where the search of its sizes has not done so.
+// Measure places the plan, unless the search of its sizes already has.
 func (j *Job) Measure() error {
 	if j.Plan.Memory.Placed {
 		return nil
@@ -110,9 +111,9 @@ func (j *Job) Measure() error {
 func readPlan(file string, set []string, o passes.Options) (*Job, error) {
 	switch {
 	case len(set) > 0:
-		return nil, Usagef("%s is a plan: --set goes with a spec", file)
+		return nil, Usagef("%s is a plan: --set needs a spec", file)
 	case len(o.Passes)+len(o.Disable)+len(o.PrintAfter) > 0 || o.StopAfter != "":
-		return nil, Usagef("%s is a plan: its passes have run", file)
+		return nil, Usagef("%s is a plan: its passes have already run", file)
 	}
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -129,7 +130,7 @@ func readPlan(file string, set []string, o passes.Options) (*Job, error) {
 	if err := passes.Verify(plan); err != nil {
 		return nil, Usagef("%s: %w", file, err)
 	}
-	passes.Predict(plan) // of what may have been edited
+	passes.Predict(plan) // the plan may have been edited
 	return &Job{Plan: plan}, nil
 }
 
@@ -137,7 +138,7 @@ func readPlan(file string, set []string, o passes.Options) (*Job, error) {
 func OpenProgram(file string, set []string) (*Job, error) {
 	if IsProgram(file) {
 		if len(set) > 0 {
-			return nil, Usagef("%s is a program: --set goes with a spec", file)
+			return nil, Usagef("%s is a program: --set needs a spec", file)
 		}
 		program, err := ReadProgram(file)
 		return &Job{Program: program}, err
@@ -149,22 +150,22 @@ func OpenProgram(file string, set []string) (*Job, error) {
 	return job, job.Compile()
 }
 
-// ReadProgram reads what is a program already.
+// ReadProgram reads a program.
 func ReadProgram(file string) (*ir.Program, error) {
 	if !IsProgram(file) {
-		return nil, Usagef("%s is no program: sppoc build makes one of a spec or a plan", file)
+		return nil, Usagef("%s is not a program; sppoc build compiles specs and plans", file)
 	}
 	program, err := ir.ReadFile(file)
 	return program, Wrong(err)
 }
 
-// Compile builds the program of the plan. Whether it fits is Plan.Memory's.
+// Compile builds the program of the plan. Plan.Memory says whether it fits.
 func (j *Job) Compile() (err error) {
 	j.Program, err = sppo.Build(j.Plan)
 	return Wrong(err)
 }
 
-// Verify proves a program that came from a file. A lack of memory is what force overlooks, and nothing else.
+// Verify proves a program read from a file. With force it tolerates a memory shortfall, and nothing else.
 func Verify(file string, p *ir.Program, force bool) error {
 	err := ir.VerifyOptions{AllowOverCapacity: force}.Verify(p)
 	if err == nil {

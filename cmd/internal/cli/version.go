@@ -14,8 +14,8 @@ import (
 	"sppo.dev"
 )
 
-// Version names a command's release, its build and the Go release that compiled it. Two builds of one source have the
-// same version; two that may behave differently do not, so the processes of a job compare it.
+// Version names a command's release, its build and the Go release that compiled it. Builds of one source have
+// the same version; builds that may behave differently do not, so the processes of a job compare versions.
 func Version(name string) string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -24,8 +24,9 @@ func Version(name string) string {
 	return fmt.Sprintf("%s %s (%s, %s)", name, sppo.Version, buildOf(info, executableHash), runtime.Version())
 }
 
-// buildOf identifies the source of a build: by the checksum of the module that go install fetched, by the commit where
-// nothing was changed since, else by a hash of the executable, which differs for other processors and paths, too.
+// buildOf identifies the source of a build: by the checksum of the module that go install fetched, by the
+// commit of an unmodified checkout, or else by a hash of the executable, which also depends on platform and
+// paths.
 func buildOf(info *debug.BuildInfo, executable func() (string, error)) string {
 	if info.Main.Sum != "" {
 		return fmt.Sprintf("module %s %s", info.Main.Version, info.Main.Sum)
@@ -44,14 +45,14 @@ func buildOf(info *debug.BuildInfo, executable func() (string, error)) string {
 	return "build " + hash
 }
 
-// executableHash is the start of the SHA-256 of the file that runs, in hexadecimal.
+// executableHash returns the start of the SHA-256 of the running executable, in hexadecimal.
 func executableHash() (string, error) {
 	path, err := os.Executable()
 	if err != nil {
 		return "", err
 	}
 	if runtime.GOOS == "linux" {
-		path = "/proc/self/exe" // also once the file was replaced
+		path = "/proc/self/exe" // works even after the file was replaced
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -65,7 +66,7 @@ func executableHash() (string, error) {
 	return hex.EncodeToString(sum.Sum(nil)[:6]), nil
 }
 
-// versionCommand is version, which every program has.
+// versionCommand returns the version command, which every program has.
 func (a *App) versionCommand() Command {
 	return Command{Name: "version", Doc: "print version and build", Setup: func(*pflag.FlagSet) Action {
 		return func(env *Env, _ []string) error {

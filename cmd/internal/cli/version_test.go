@@ -32,7 +32,7 @@ func TestBuildOf(t *testing.T) {
 	}
 }
 
-// Two programs that differ by a byte have different hashes, and the same one has one.
+// Programs that differ by a byte have different hashes; equal programs have equal ones.
 func TestExecutableHash(t *testing.T) {
 	const child = "SPPO_TEST_PRINT_HASH"
 	if os.Getenv(child) != "" {
@@ -71,7 +71,7 @@ func TestExecutableHash(t *testing.T) {
 		return string(hash)
 	}
 	same, again := hashOf("same", binary), hashOf("again", binary)
-	other := hashOf("other", append(binary, 0)) // what follows the last section is not loaded
+	other := hashOf("other", append(binary, 0)) // bytes after the last section are not loaded
 	if same != again || same == other {
 		t.Errorf("hashes of two copies are %s and %s, of another build %s", same, again, other)
 	}

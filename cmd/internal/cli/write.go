@@ -8,8 +8,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// CheckOutput refuses a path that cannot be written to, before any work is done for it, and one that would replace what it is
-// made of.
+// CheckOutput refuses a path that cannot be written, or that would overwrite an input, before any work is
+// done.
 func CheckOutput(path string, inputs ...string) error {
 	folder, err := os.Stat(filepath.Dir(path))
 	if err != nil || !folder.IsDir() {
@@ -24,13 +24,13 @@ func CheckOutput(path string, inputs ...string) error {
 	}
 	for _, input := range inputs {
 		if read, err := os.Stat(input); err == nil && info.Mode().IsRegular() && os.SameFile(info, read) {
-			return Usagef("cannot write %s: it is read, and would be lost", path)
+			return Usagef("cannot write %s: it is also an input and would be lost", path)
 		}
 	}
 	return nil
 }
 
-// WriteFile puts a result at path, whole or not at all.
+// WriteFile writes a result to path, whole or not at all.
 func WriteFile(path string, write func(io.Writer) error) error {
 	return ir.ReplaceFile(path, func(f *os.File) error { return write(f) })
 }

@@ -1,17 +1,17 @@
-// Package clitest runs commands in process and compares what they say with transcripts. It is for tests only.
+// Package clitest runs commands in process and compares their output with transcripts. It is for tests only.
 //
-// A transcript is a text file. It begins with commands, one a line behind "$ ". Files that they need follow, each behind
-// a line "-- NAME --"; the last, "-- want --", is what happened: each command, its output ("> " before standard output,
-// "! " before standard error), its exit code where that is not 0, and at the end the files that the commands made.
-// `go test -update` writes that part.
+// A transcript is a text file. It begins with commands, one per line after "$ ". Input files follow, each
+// after a line "-- NAME --". The last part, "-- want --", is the result: each command, its output ("> "
+// before standard output, "! " before standard error), its exit code unless 0, and at the end the files
+// created. `go test -update` writes that part.
 //
-// Besides the commands under test there are, to prepare inputs:
+// Besides the commands under test, these commands prepare inputs:
 //
 //	cp FROM TO             copy a file
 //	truncate FILE BYTES    keep only the first bytes
-//	flip FILE OFFSET       turn around one byte; from the end if negative
-//	replace FILE OLD NEW   change a text, which must be there
-//	compile FILE TO        a program of a spec
+//	flip FILE OFFSET       invert one byte; from the end if negative
+//	replace FILE OLD NEW   replace a text, which must be there
+//	compile FILE TO        compile a spec to a program
 package clitest
 
 import (
@@ -31,7 +31,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Run runs all transcripts of a folder, each in a fresh folder that begins with what is in base.
+// Run runs all transcripts of a folder, each in a new folder with a copy of base.
 func Run(t *testing.T, pattern, base string, app *cli.App, update bool) {
 	names, err := filepath.Glob(pattern)
 	if err != nil || len(names) == 0 {
@@ -138,7 +138,7 @@ func write(t *testing.T, name, text string) {
 	}
 }
 
-// list are all files below the current folder.
+// list returns all files below the current folder.
 func list(t *testing.T) []string {
 	t.Helper()
 	var names []string
@@ -154,7 +154,7 @@ func list(t *testing.T) []string {
 	return names
 }
 
-// perform runs one line and says what happened.
+// perform runs one line and returns its result.
 func perform(line string, app *cli.App) string {
 	var out, errs bytes.Buffer
 	code := app.Main(&cli.Env{Context: context.Background(), Stdout: &out, Stderr: &errs}, fields(line)[1:])
@@ -190,7 +190,7 @@ func fields(line string) []string {
 	return words
 }
 
-// prepare makes an input.
+// prepare creates an input.
 func prepare(t *testing.T, words []string) {
 	t.Helper()
 	if words[0] == "compile" {
@@ -217,7 +217,7 @@ func prepare(t *testing.T, words []string) {
 		data[place(t, words[2], len(data))] ^= 0xff
 	case "replace":
 		if !bytes.Contains(data, []byte(words[2])) {
-			t.Fatalf("%s does not hold %q", words[1], words[2])
+			t.Fatalf("%s does not contain %q", words[1], words[2])
 		}
 		data = bytes.Replace(data, []byte(words[2]), []byte(words[3]), 1)
 	default:
@@ -226,7 +226,7 @@ func prepare(t *testing.T, words []string) {
 	write(t, to, string(data))
 }
 
-// place is an offset, from the end where it is negative.
+// place returns an offset; negative ones count from the end.
 func place(t *testing.T, word string, size int) int {
 	t.Helper()
 	n, err := strconv.Atoi(word)

@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// Is reports whether a file is a trace by how it begins: plans are JSON, too.
+// Is reports whether a file is a trace, judged by its start: plans are JSON too.
 func Is(file string) bool {
 	f, err := os.Open(file)
 	if err != nil {
@@ -26,10 +26,10 @@ func Is(file string) bool {
 	return err == nil && bytes.Equal(begin, []byte(opening))
 }
 
-// opening is what Write writes first.
+// opening is the start of every file that Write produces.
 const opening = `{"displayTimeUnit"`
 
-// Read reads what was measured of a program, which must be the one that was run.
+// Read returns the measured timeline of a program, which must be the one that was run.
 func Read(r io.Reader, p *ir.Program) (*sim.Timeline, error) {
 	var file struct {
 		OtherData otherData
@@ -44,18 +44,18 @@ func Read(r io.Reader, p *ir.Program) (*sim.Timeline, error) {
 		} `json:"traceEvents"`
 	}
 	if err := json.NewDecoder(r).Decode(&file); err != nil {
-		return nil, fmt.Errorf("it is no trace: %w", err)
+		return nil, fmt.Errorf("not a trace: %w", err)
 	}
 	o := &file.OtherData
 	if o.Simulated {
-		return nil, fmt.Errorf("it is simulated: what is shown beside a program is measured, by sppovm run --profile")
+		return nil, fmt.Errorf("it is a simulated trace; only one measured by sppovm run --profile can be shown below a program")
 	}
 	mine, err := fingerprint(p)
 	if err != nil {
 		return nil, err
 	}
 	if o.Fingerprint != mine {
-		return nil, fmt.Errorf("it was measured of another program, %s: the instructions differ from those of %s", o.Program, p.Name)
+		return nil, fmt.Errorf("it was measured on another program, %s, whose instructions differ from those of %s", o.Program, p.Name)
 	}
 	section := ir.Section(0)
 	for section < ir.NumSections && section.String() != o.Section {
@@ -73,7 +73,7 @@ func Read(r io.Reader, p *ir.Program) (*sim.Timeline, error) {
 			continue
 		}
 		if e.Args.PC == nil || e.Rank < 0 || e.Rank >= len(spans) || *e.Args.PC < 0 || *e.Args.PC >= len(spans[e.Rank]) {
-			return nil, fmt.Errorf("a slice of rank %d is of no instruction", e.Rank)
+			return nil, fmt.Errorf("a slice of rank %d belongs to no instruction", e.Rank)
 		}
 		spans[e.Rank][*e.Args.PC] = sim.Span{Begin: ir.Seconds(e.Begin / 1e6), End: ir.Seconds((e.Begin + e.Took) / 1e6)}
 	}
@@ -84,8 +84,7 @@ func Read(r io.Reader, p *ir.Program) (*sim.Timeline, error) {
 	return t, err
 }
 
-// fingerprint tells programs apart by their instructions. Where a program runs, from what seed and for how long are not
-// part of it.
+// fingerprint identifies a program by its instructions, regardless of cluster, seed and number of steps.
 func fingerprint(p *ir.Program) (string, error) {
 	q := *p
 	q.Machine, q.Run, q.Lines = ir.Machine{}, ir.Run{}, slices.Repeat([]string{""}, len(p.Lines))

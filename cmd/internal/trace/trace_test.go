@@ -32,8 +32,8 @@ func run(t *testing.T, p *ir.Program) *sim.Timeline {
 	return timeline
 }
 
-// What was measured is found again to the nanosecond, whatever cluster the program was compiled for; what is of another
-// program, or simulated, is refused.
+// A measured timeline is read back to the nanosecond, whatever cluster the program was compiled for.
+// Timelines of other programs and simulated ones are refused.
 func TestReadIsTheInverseOfWrite(t *testing.T) {
 	p := open(t)
 	timeline := run(t, p)
@@ -63,9 +63,9 @@ func TestReadIsTheInverseOfWrite(t *testing.T) {
 		}
 	}
 	for want, read := range map[string]func() (*sim.Timeline, error){
-		"it is simulated":   func() (*sim.Timeline, error) { return trace.Read(&simulated, p) },
-		"of another progra": func() (*sim.Timeline, error) { return trace.Read(&measured, open(t, "schedule.offload=none")) },
-		"it is no trace":    func() (*sim.Timeline, error) { return trace.Read(strings.NewReader("[1, 2]"), p) },
+		"it is a simulated":  func() (*sim.Timeline, error) { return trace.Read(&simulated, p) },
+		"on another program": func() (*sim.Timeline, error) { return trace.Read(&measured, open(t, "schedule.offload=none")) },
+		"not a trace":        func() (*sim.Timeline, error) { return trace.Read(strings.NewReader("[1, 2]"), p) },
 	} {
 		if _, err := read(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
@@ -73,7 +73,7 @@ func TestReadIsTheInverseOfWrite(t *testing.T) {
 	}
 }
 
-// Traces are told from plans, both JSON.
+// Traces are told apart from plans; both are JSON.
 func TestIs(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"trace.json": `{"displayTimeUnit":"ms","otherData":{}`, "plan.json": `{"name": "tiny"}`, "empty.json": ""} {

@@ -1,8 +1,8 @@
-// Package trace is the file form of timelines: trace-event JSON, which viewers such as Perfetto read, of simulated
-// sections and of measured ones.
+// Package trace is the file form of simulated and measured timelines: trace-event JSON, for viewers such as
+// Perfetto.
 //
 //	write.go  Write: a process for each rank, a thread for each stream
-//	read.go   Read: a timeline that was measured, back again beside its program
+//	read.go   Read: a measured timeline, matched with its program
 package trace
 
 import (
@@ -18,27 +18,28 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// writer writes trace events one by one: nothing of a trace's size is in memory.
+// writer writes trace events one by one, so that no trace is held in memory.
 type writer struct {
 	w        *bufio.Writer
 	program  *ir.Program
 	timeline *sim.Timeline
 	shown    map[int]bool
-	messages map[messageKey]int // so far
+	messages map[messageKey]int // number so far
 	first    bool
 	lines    []string // of the program, as JSON
 	buf      []byte
 }
 
-// messageKey is a direction in which messages keep their order.
+// messageKey is a channel in which messages keep their order.
 type messageKey struct {
 	from, to int
 	channel  vm.Channel
-	received bool // counted by the receiver
+	received bool // counted at the receiver
 }
 
-// Write writes the trace-event format: a process for each rank, a thread for each stream, an arrow for each message, a
-// counter for each arena. What was measured is written so that Read finds it again: every instruction of the ranks.
+// Write writes the trace-event format: a process for each rank, a thread for each stream, an arrow for each
+// message, a counter for each arena. A measured timeline is written with every instruction of its ranks, so
+// that Read can restore it.
 func Write(w io.Writer, p *ir.Program, t *sim.Timeline, ranks []int) error {
 	x := &writer{w: bufio.NewWriterSize(w, 1<<20), program: p, timeline: t, shown: map[int]bool{}, messages: map[messageKey]int{}, first: true}
 	for _, line := range p.Lines {
@@ -59,10 +60,10 @@ func Write(w io.Writer, p *ir.Program, t *sim.Timeline, ranks []int) error {
 	return x.w.Flush()
 }
 
-// otherData is what a trace says of itself.
+// otherData describes a trace.
 type otherData struct {
 	Simulated   bool   `json:"simulated"`
-	Device      string `json:"device,omitempty"` // that it was measured on
+	Device      string `json:"device,omitempty"` // on which it was measured
 	Program     string `json:"program"`
 	Fingerprint string `json:"fingerprint,omitempty"` // of the program's instructions
 	Machine     string `json:"machine"`
@@ -126,8 +127,8 @@ func (x *writer) rank(r int) {
 	}
 }
 
-// instruction writes a slice, and the end of an arrow where it is one. A simulated record, or wait for what was there
-// before, takes no time and is left out.
+// instruction writes a slice, and an arrow's end if there is one. Simulated records, and waits that did not
+// wait, take no time and are left out.
 func (x *writer) instruction(r int, code *ir.Code, pc int, in *ir.Instr) {
 	span := x.timeline.Rank(r).Spans[pc]
 	class := in.Info().Class
@@ -160,7 +161,7 @@ func (x *writer) instruction(r int, code *ir.Code, pc int, in *ir.Instr) {
 	}
 }
 
-// sliceName is short: what, and of which subsequence and layer.
+// sliceName is short: the opcode, subsequence and layer.
 func sliceName(in *ir.Instr) string {
 	name := in.Info().Name
 	if s := in.Prov.Subsequence; s != ir.None {
@@ -179,7 +180,8 @@ func category(in *ir.Instr) string {
 	return in.Info().Class.String()
 }
 
-// arrow writes one end of a message's arrow, if both ends are shown. Sends and receives are counted apart.
+// arrow writes one end of a message's arrow if both ends are shown. Sends and receives are counted
+// separately.
 func (x *writer) arrow(r int, in *ir.Instr, span sim.Span) {
 	peer := int(in.Attr("peer").Int(x.program.Ranks[r].Consts))
 	if !x.shown[peer] {
@@ -194,9 +196,9 @@ func (x *writer) arrow(r int, in *ir.Instr, span sim.Span) {
 		phase, r, in.Stream, micros(nanos(span.Begin)), key.from, key.to, key.channel, x.messages[key])
 }
 
-// nanos is what the format can tell apart. Begins and ends are rounded, not lengths: of two slices of which one follows the other
-// the first must not end behind the second's begin, or viewers put one inside of the other.
+// nanos rounds to the precision of the format. Starts and ends are rounded, not durations: if a slice ended
+// after the start of its successor, viewers would nest them.
 func nanos(s ir.Seconds) int64 { return int64(math.Round(float64(s) * 1e9)) }
 
-// micros writes a time as the format wants it.
+// micros formats a time in microseconds.
 func micros(nanos int64) string { return strconv.FormatFloat(float64(nanos)/1e3, 'f', 3, 64) }

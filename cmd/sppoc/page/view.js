@@ -1,6 +1,6 @@
 "use strict";
-// The timeline of one or two programs. The head says what there is, the data holds all arrays, gzipped: spans and
-// instructions are columns, so that hundreds of thousands of them are a few megabytes and quick to walk.
+// The timeline of one or two programs. The head lists the contents; the data holds all arrays, gzipped. Spans and
+// instructions are columns, so that hundreds of thousands of them take a few megabytes and are fast to walk.
 (async () => {
   const $ = id => document.getElementById(id);
   const head = JSON.parse($("head").textContent);
@@ -14,11 +14,11 @@
   const kinds = [
     ["forward", "forward"], ["backward", "backward"], ["other", "optimizer and other"], ["d2h", "copy to host"],
     ["h2d", "copy to device"], ["collective", "collective"], ["message", "message"], ["bubble", "bubble"],
-    ["exposed", "exposed transfer"], ["collwait", "waits for collective"], ["weights", "gradients of weights, put off"],
+    ["exposed", "exposed transfer"], ["collwait", "waiting for collective"], ["weights", "deferred weight gradients"],
   ];
   const BUBBLE = 7, EXPOSED = 8, HIDDEN = 255;
   const phases = ["init", "forward", "backward", "optimizer", "eval", "weights"];
-  const taskLetters = { 1: "F", 2: "B", 5: "W" }; // of phases, as plans name tasks
+  const taskLetters = { 1: "F", 2: "B", 5: "W" }; // by phase, as in plans
   const taskKinds = { 1: 0, 2: 1, 5: 10 };
 
   // rows
@@ -44,7 +44,7 @@
     r.begin = array(r.begin); r.end = array(r.end);
     for (const k of ["of", "at", "pc", "rank"]) r.cause[k] = array(r.cause[k]);
     const title = (head.programs.length > 1 ? p.name + ": " : "") + `rank ${r.rank}, stage ${r.stage}`;
-    addRow({ title, note: r.count > 1 ? `and ${r.count - 1} more that do the same at the same times` : "" }, titleHeight);
+    addRow({ title, note: r.count > 1 ? `and ${r.count - 1} more with the same instructions at the same times` : "" }, titleHeight);
     const lists = p.streams.map(() => []);
     for (let pc = 0; pc < r.begin.length; pc++) if (r.code.kind[pc] !== HIDDEN && r.end[pc] > r.begin[pc]) { lists[r.code.stream[pc]].push(pc); seen.add(r.code.kind[pc]); }
     const tasks = tasksOf(r, lists[0]);
@@ -61,14 +61,14 @@
       if (peak > 0) addRow({ rank: r, label: m.arena + " memory", memory: m, at, bytes, peak }, memoryHeight);
     }
   }
-  // tasksOf finds the runs of a compute stream that are of one task: what a plan lists.
+  // tasksOf finds the runs of one task on a compute stream, as a plan lists them.
   function tasksOf(r, list) {
     const c = r.code, out = [];
     let last = null;
     for (const pc of list) {
       if (!taskLetters[c.phase[pc]] || c.sub[pc] < 0) { last = null; continue; }
       if (!last || c.phase[pc] !== c.phase[last.pc] || c.sub[pc] !== c.sub[last.pc] || c.micro[pc] !== c.micro[last.pc] || c.stage[pc] !== c.stage[last.pc]) {
-        if (idle(c.kind[pc])) continue; // a task begins with its first kernel
+        if (idle(c.kind[pc])) continue; // a task starts at its first kernel
         last = { pc, begin: r.begin[pc], end: r.end[pc], sums: new Float64Array(kinds.length) };
         out.push(last);
       }
@@ -78,7 +78,7 @@
     return out;
   }
   function idle(kind) { return kind >= BUBBLE && kind < 10; }
-  // layout gives rows what room there is, up to twice and a half of what they need.
+  // layout divides the available height among the rows, up to two and a half times what they need.
   let contentHeight = 0;
   function layout() {
     let fixed = 4, least = 0, top = 4;
@@ -117,7 +117,7 @@
     queue();
   }
   let hatches = [], inks = [];
-  // ink is black or white, whichever stands out more from a colour.
+  // ink returns black or white, whichever contrasts more with a colour.
   function ink(colour) {
     const [r, g, b] = [1, 3, 5].map(i => (parseInt(colour.slice(i, i + 2), 16) / 255) ** 2.2);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#111" : "#fff";
@@ -134,7 +134,7 @@
     const [u, n] = units.find(([u]) => Math.abs(t) >= u) || units[3];
     return (t / u).toPrecision(4).replace(/\.?0+$/, "") + " " + n;
   }
-  // moment is a time with digits enough to tell it from others that are so far apart, in the unit that suits the latest of them.
+  // moment formats a time with enough digits to tell it from others at a given distance, in the unit that suits the latest.
   function moment(t, apart, latest = t) {
     const [u, n] = units.find(([u]) => Math.abs(latest) >= u) || units[3];
     return (t / u).toFixed(Math.max(0, Math.min(12, Math.ceil(-Math.log10(Math.max(apart, 1e-12) / u) - 1e-9)))) + " " + n;
@@ -145,7 +145,7 @@
     while (n >= 1024 && u < 4) { n /= 1024; u++; }
     return n.toPrecision(3) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][u];
   }
-  // firstVisible is the first span of a list that ends behind a time.
+  // firstVisible returns the first span of a list that ends after a time.
   function firstVisible(row, t = from) {
     let a = 0, b = row.list.length;
     while (a < b) { const m = (a + b) >> 1; if (row.rank.end[row.list[m]] < t) a = m + 1; else b = m; }
@@ -192,7 +192,7 @@
     if (end - first > plot()) drawDense(row, y, first, end); else drawEach(row, y, first, end);
     g.restore();
   }
-  // drawTasks tells neighbours apart by their lightness, and names those that have the room.
+  // drawTasks alternates the lightness of neighbours, and names tasks that are wide enough.
   function drawTasks(row, y) {
     g.fillStyle = colours.soft; g.fillText(row.label, 20, y + row.height / 2);
     g.save(); g.beginPath(); g.rect(labelWidth, y, plot(), row.height); g.clip();
@@ -221,7 +221,7 @@
         const r = p.ranks[rank[i]], row = r.rows[r.code.stream[pc[i]]];
         if (!row) continue;
         const y = row.y - scroll + axisHeight, px = Math.max(x(begin[i]), labelWidth - 2), e = Math.min(x(end[i]), width + 2);
-        const between = rank[i] !== lastRank; // ranks: never left out
+        const between = rank[i] !== lastRank; // rank changes are always drawn
         if (lastY >= 0 && lastY !== y && px >= labelWidth && (between || px > lastJoin + 6)) {
           g.fillStyle = between ? colours.mark : colours.soft; g.fillRect(px - 0.5, Math.min(lastY, y) + row.height / 2, 1, Math.abs(lastY - y));
           lastJoin = px;
@@ -246,7 +246,7 @@
     }
     drawWords(row, y);
   }
-  // drawDense draws for each pixel the kind that takes most of it, as high as its stream is busy there.
+  // drawDense draws for each pixel the kind that takes most of it, as high as the stream is busy there.
   const share = new Float64Array(kinds.length);
   function drawDense(row, y, first, last) {
     const { rank, list } = row, { begin, end, code } = rank, h = row.height - 2;
@@ -277,7 +277,7 @@
     close();
     flush(column);
   }
-  // drawWords separates spans, and names those that have the room: with the subsequence and the layer, or without.
+  // drawWords separates spans, and names those that are wide enough, with or without subsequence and layer.
   function drawWords(row, y) {
     const { rank, list } = row, { begin, end } = rank;
     g.font = "10px system-ui, sans-serif";
@@ -298,7 +298,7 @@
     }
     g.font = "11px system-ui, sans-serif";
   }
-  // drawMemory draws, for each pixel, the most that is held there.
+  // drawMemory draws for each pixel the most bytes held during it.
   function drawMemory(row, y) {
     const { at, bytes, peak, memory } = row, h = row.height - 4, base = y + row.height - 2, scale = h / most[memory.arena];
     g.fillStyle = colours.soft; g.fillText(row.label, 20, y + row.height / 2 - 6); g.fillText(`${bytesText(peak)} of ${bytesText(memory.capacity)}`, 28, y + row.height / 2 + 7);
@@ -316,7 +316,7 @@
     g.lineTo(end, base); g.closePath(); g.fill();
     g.restore();
   }
-  // levelAt is the last level of a memory that begins before a time.
+  // levelAt returns the memory level at a time.
   function levelAt(row, t) {
     let a = 0, b = row.at.length;
     while (a < b) { const m = (a + b) >> 1; if (row.at[m] <= t) a = m + 1; else b = m; }
@@ -328,12 +328,12 @@
     const c = r.code;
     return r.program.ops[c.op[pc]] + (c.sub[pc] >= 0 ? " s" + c.sub[pc] : "") + (c.layer[pc] >= 0 ? " l" + c.layer[pc] : "");
   }
-  // taskName is a task as plans write it: forward of microbatch 0, subsequence 3, on virtual stage 1 is F0.3@1.
+  // taskName writes a task as plans do: forward of microbatch 0, subsequence 3, on virtual stage 1 is F0.3@1.
   function taskName(r, pc) {
     const c = r.code, letter = taskLetters[c.phase[pc]];
     return letter && c.sub[pc] >= 0 ? `${letter}${Math.max(0, c.micro[pc])}.${c.sub[pc]}@${c.stage[pc]}` : "";
   }
-  // manyOf says of what there are several among the tasks of a rank: what all have alike tells none apart.
+  // manyOf finds the properties in which the tasks of a rank differ.
   function manyOf(r) {
     const c = r.code, task = i => taskLetters[c.phase[i]] && c.sub[i] >= 0;
     return c.many ||= { micro: c.micro.some((m, i) => task(i) && m > 0), sub: c.sub.some((s, i) => task(i) && s > 0), stage: c.stage.some((s, i) => task(i) && s !== r.stage) };
@@ -357,9 +357,9 @@
   function describeMemory(row, t) {
     const m = row.memory;
     return `rank ${row.rank.rank}, ${row.label}: ${bytesText(row.bytes[levelAt(row, t)])} are in use at ${moment(t, (to - from) / plot())}, at most ${bytesText(row.peak)}\n` +
-      `the highest byte that is placed: ${bytesText(m.placed)}, of ${bytesText(m.capacity)} that there are`;
+      `highest placed byte: ${bytesText(m.placed)} of ${bytesText(m.capacity)}`;
   }
-  // causeOf is what an instruction had to wait for last: what is listed, or what its stream did before.
+  // causeOf returns the last dependency of an instruction: the listed one, or its predecessor on the stream.
   function causeOf(r, pc) {
     const { of, at, pc: to, rank } = r.cause;
     let a = 0, b = of.length;
@@ -368,7 +368,7 @@
     const list = r.rows[r.code.stream[pc]].list, i = list.indexOf(pc);
     return i > 0 && r.program.ops[r.code.op[pc]] !== "wait" ? { o: r, pc: list[i - 1], rank: r.rank } : null;
   }
-  // describeCause says what an instruction had to wait for last: for a wait the work behind its event.
+  // describeCause describes the last dependency of an instruction; for a wait, the work before its event.
   function describeCause(r, pc) {
     const cause = causeOf(r, pc);
     if (!cause) return "";
@@ -385,12 +385,12 @@
         sums.set(work, s);
       }
       const lines = [...sums].sort((a, b) => b[1].all - a[1].all).map(([work, s]) => `${work} ${duration(s.all)} (${(100 * s.all / p.makespan).toFixed(1)}%): ${s.stages.join(", ")}`);
-      return `critical path of ${head.programs.length > 1 ? p.name : "the step"}, ${duration(p.makespan)}: the work that each had to wait for\n` + lines.join("\n");
+      return `critical path of ${head.programs.length > 1 ? p.name : "the step"}, ${duration(p.makespan)}: each part waits for the one before it\n` + lines.join("\n");
     }).join("\n");
   }
-  // describeRange sums up what the compute streams do in a range of time.
+  // describeRange sums the work of the compute streams in a range of time.
   function describeRange() {
-    const whole = range.b - range.a, lines = [`${period(range.a, range.b)}; of it, on the compute streams:`];
+    const whole = range.b - range.a, lines = [`${period(range.a, range.b)}; shares of it, on the compute streams:`];
     for (const row of rows) {
       if (!row.list || row.label !== "compute") continue;
       const r = row.rank, sums = new Float64Array(kinds.length);
@@ -440,7 +440,7 @@
     fillTable();
     queue();
   }
-  // follow goes to what the selected instruction waited for; back returns.
+  // follow selects the dependency of the selected instruction; back returns.
   const trail = [];
   function follow() {
     const cause = selected && selected.pc !== undefined && causeOf(selected.rank, selected.pc);
@@ -453,7 +453,7 @@
   let pathShown = false, tableShown = false;
   function togglePath() { pathShown = !pathShown; $("path").ariaPressed = pathShown; select(null); }
   function toggleTable() { tableShown = !tableShown; $("table").ariaPressed = tableShown; $("sums").style.display = tableShown ? "block" : "none"; fillTable(); }
-  // fillTable sums up the time of each opcode on each stream, of all ranks that are shown, in the range or the whole step.
+  // fillTable sums the time of each opcode on each stream over all shown ranks, in the range or the whole step.
   function fillTable() {
     if (!tableShown) return;
     const [a, b] = range ? [range.a, range.b] : [0, makespan];
@@ -487,8 +487,8 @@
   }
   const zoom = (factor, t = (from + to) / 2) => show(t - (t - from) * factor, t + (to - t) * factor);
   const pan = share => show(from + (to - from) * share, to + (to - from) * share);
-  const here = () => pointer === null ? undefined : timeAt(pointer); // keys zoom about the pointer, as in other timelines
-  function frame(s) { // shows a span, a task, or all
+  const here = () => pointer === null ? undefined : timeAt(pointer); // keys zoom around the pointer, as in other timelines
+  function frame(s) { // zooms to a span, a task, or everything
     if (!s || !s.task && s.pc === undefined) { show(0, makespan * 1.01); scrollTo(0); return; }
     const [b, e] = s.task ? [s.task.begin, s.task.end] : [s.rank.begin[s.pc], s.rank.end[s.pc]];
     show(b - (e - b) * 0.1, e + (e - b) * 0.1);
@@ -496,7 +496,7 @@
   function scrollTo(y) { scroll = Math.max(0, Math.min(y, contentHeight - height + axisHeight + 10)); queue(); }
   canvas.addEventListener("wheel", e => {
     e.preventDefault();
-    const fits = contentHeight <= height - axisHeight; // then a wheel has nothing to scroll
+    const fits = contentHeight <= height - axisHeight; // nothing to scroll
     if (e.ctrlKey || e.metaKey || fits && !e.shiftKey && !e.deltaX) zoom(Math.exp(e.deltaY * 0.003), timeAt(e.offsetX));
     else if (e.shiftKey || Math.abs(e.deltaX) > Math.abs(e.deltaY)) pan((e.deltaX || e.deltaY) / plot());
     else scrollTo(scroll + e.deltaY);
@@ -523,7 +523,7 @@
   canvas.addEventListener("pointerleave", () => { pointer = null; $("tip").style.display = "none"; });
   canvas.addEventListener("dblclick", e => { const s = spanAt(e.offsetX, e.offsetY); if (s) frame(s); });
 
-  // finding: every word must be in the instruction's name, buffer, stream, phase or spec line.
+  // search: every word must occur in the instruction's name, buffer, stream, phase or spec line.
   let hits = [], hit = -1;
   function find(text) {
     hits = []; hit = -1;
@@ -585,7 +585,7 @@
   const badge = (p) => { const e = cell("span", p.measured ? "measured" : "simulated"); e.className = "badge " + e.textContent; return e; };
   for (const p of head.programs) line("td", [head.programs.length > 1 ? p.name : "", badge(p), duration(p.makespan) + (p !== first ? ` (${(p.makespan / first.makespan).toFixed(3)} x)` : ""), p.tgs >= 1000 ? Math.round(p.tgs).toString() : p.tgs.toPrecision(4), (100 * p.mfu).toFixed(1) + "%", (100 * p.bubble).toFixed(1) + "%", p.exposed ? duration(p.exposed) : "0 s", p.critical, p.machine]);
 
-  // A link may say what to look at: #find=attention&theme=dark&from=0.1&to=0.2&path=1&table=1
+  // A link may select what is shown: #find=attention&theme=dark&from=0.1&to=0.2&path=1&table=1
   const wish = new URLSearchParams(location.hash.slice(1));
   const dark = matchMedia("(prefers-color-scheme: dark)");
   dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
@@ -598,10 +598,10 @@
   if (wish.get("path")) togglePath();
   if (wish.get("table")) toggleTable();
   if (wish.get("find")) { $("search").value = wish.get("find"); find(wish.get("find")); }
-  resize(); // the legend has its height now
+  resize(); // after the legend has its height
   const began = performance.now();
   draw();
-  g.getImageData(0, 0, 1, 1); // waits until it is drawn
+  g.getImageData(0, 0, 1, 1); // waits until drawing is done
   document.body.dataset.spans = spanCount;
   document.body.dataset.drawMs = (performance.now() - began).toFixed(1);
 })();
