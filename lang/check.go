@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// checker holds the rules that no single key can know. It sees a spec whose every value is of the right type and range.
+// checker holds the rules that involve several keys. In its spec every single value has the right type and
+// range.
 type checker struct {
 	*Spec
 	report func(*Diagnostic)
@@ -28,7 +29,7 @@ func (c *checker) fail(key string, code Code, hint, format string, args ...any) 
 	c.report(c.Diagnose(key, code, format, args...).WithHint("%s", hint))
 }
 
-// culprit is the first of the keys that the user wrote: the one to point at.
+// culprit returns the first of the keys that the user wrote, for diagnostics to point at.
 func (c *checker) culprit(keys ...string) string {
 	for _, k := range keys {
 		if c.Written(k) {
@@ -42,20 +43,20 @@ func (c *checker) model() {
 	m := c.Model
 	if !c.Written("model.head_dim") && m.Hidden%m.Heads != 0 {
 		c.fail("model.heads", Indivisible,
-			fmt.Sprintf("heads = %s divides %d; or give head_dim", nearDivisors(m.Hidden, m.Heads), m.Hidden),
-			"%d heads do not divide hidden = %d", m.Heads, m.Hidden)
+			fmt.Sprintf("heads = %s divides %d; or set head_dim", nearDivisors(m.Hidden, m.Heads), m.Hidden),
+			"hidden = %[2]d is not divisible by %[1]d heads", m.Heads, m.Hidden)
 	}
 	if m.Heads%m.KVHeads != 0 {
 		c.fail("model.kv_heads", Indivisible, fmt.Sprintf("kv_heads = %s divides %d", nearDivisors(m.Heads, m.KVHeads), m.Heads),
-			"%d key and value heads do not divide heads = %d", m.KVHeads, m.Heads)
+			"heads = %[2]d is not divisible by %[1]d key and value heads", m.KVHeads, m.Heads)
 	}
 	if m.Positions == PositionsRope && m.HeadDim%2 != 0 {
 		c.fail(c.culprit("model.head_dim", "model.heads", "model.hidden"), Indivisible,
 			fmt.Sprintf("head_dim = %d or %d", m.HeadDim-1, m.HeadDim+1),
-			"rotary positions want an even head_dim, and it is %d", m.HeadDim)
+			"rotary positions need an even head_dim, not %d", m.HeadDim)
 	}
 	if c.Train.Data.Kind == "text" && m.Vocab < 256 {
-		c.fail("model.vocab", SmallVocab, "vocab = 256", "text is read as bytes, and vocab = %d leaves some out", m.Vocab)
+		c.fail("model.vocab", SmallVocab, "vocab = 256", "text is read as bytes, some of which do not fit vocab = %d", m.Vocab)
 	}
 }
 
@@ -71,10 +72,10 @@ func (c *checker) cluster() {
 		for i, p := range curve.points {
 			at := fmt.Sprintf("%s[%d]", curve.key, i)
 			if p[1] > 1 {
-				c.fail(at, OutOfRange, "write [rows, share], as in [1K, 0.5]", "a share is at most 1, and this is %g", p[1])
+				c.fail(at, OutOfRange, "write [rows, share], for example [1K, 0.5]", "a share is at most 1, not %g", p[1])
 			}
 			if i > 0 && p[0] <= curve.points[i-1][0] {
-				c.fail(at, OutOfRange, "", "rows must grow from point to point: %g after %g", p[0], curve.points[i-1][0])
+				c.fail(at, OutOfRange, "", "rows must increase from point to point: %g comes after %g", p[0], curve.points[i-1][0])
 			}
 		}
 	}
@@ -100,7 +101,7 @@ func (c *checker) train() {
 	}
 }
 
-// sizes checks sp, pp, dp against model and machines. A size left to the passes counts as 1.
+// sizes checks sp, pp and dp against model and machines. A size left to the passes counts as 1.
 func (c *checker) sizes() {
 	s, m := c.Schedule, c.Model
 	sp, pp, dp := max(1, s.SP), max(1, s.PP), max(1, s.DP)
@@ -108,9 +109,9 @@ func (c *checker) sizes() {
 	case s.SPMode == "ring": // every rank has all heads
 	case m.Heads%sp != 0:
 		c.fail("schedule.sp", Indivisible, fmt.Sprintf("sp = %s divides %d", nearDivisors(m.Heads, sp), m.Heads),
-			"%d heads do not divide by sp = %d", m.Heads, sp)
+			"%d heads are not divisible by sp = %d", m.Heads, sp)
 	case m.Heads%m.KVHeads == 0 && m.KVHeads%sp != 0 && sp%m.KVHeads != 0:
-		c.fail("schedule.sp", Indivisible, fmt.Sprintf("kv_heads must divide sp or be divided by it: sp = %s", nearDivisors(m.KVHeads, sp)),
+		c.fail("schedule.sp", Indivisible, fmt.Sprintf("kv_heads must divide sp or be a multiple of it: sp = %s", nearDivisors(m.KVHeads, sp)),
 			"%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp)
 	}
 	if stages := int64(pp) * int64(max(1, s.VirtualStages)); stages > int64(m.Layers) {
@@ -119,8 +120,8 @@ func (c *checker) sizes() {
 			words = fmt.Sprintf("pp * virtual_stages = %d", stages)
 		}
 		c.fail(c.culprit("schedule.pp", "schedule.virtual_stages"), TooFewLayers,
-			fmt.Sprintf("%s at most, one stage a layer", strings.Replace(words, fmt.Sprint(stages), fmt.Sprint(m.Layers), 1)),
-			"%s wants as many layers, and the model has %d", words, m.Layers)
+			fmt.Sprintf("at most %s, one stage per layer", strings.Replace(words, fmt.Sprint(stages), fmt.Sprint(m.Layers), 1)),
+			"%s needs as many layers, and the model has %d", words, m.Layers)
 	}
 	gpus := int64(c.Cluster.Nodes) * int64(c.Cluster.GPUsPerNode)
 	if ranks := int64(sp) * int64(pp) * int64(dp); ranks > gpus {
@@ -137,9 +138,9 @@ func (c *checker) sizes() {
 			fmt.Sprintf("the product of sp, pp and dp is at most %d", gpus),
 			"more ranks than the cluster has: %s make %d, and %s has %d", strings.Join(parts, ", "), ranks, clusterWords(c.Cluster), gpus)
 	}
-	if m.Heads%sp == 0 && c.Train.Sequence%int64(sp) != 0 { // one fault of sp is enough
+	if m.Heads%sp == 0 && c.Train.Sequence%int64(sp) != 0 { // one diagnostic about sp is enough
 		c.fail(c.culprit("train.sequence", "schedule.sp"), Indivisible, "sequence = "+nearMultiples(c.Train.Sequence, int64(sp)),
-			"sequence = %d does not divide by sp = %d", c.Train.Sequence, sp)
+			"sequence = %d is not divisible by sp = %d", c.Train.Sequence, sp)
 	}
 }
 
@@ -167,7 +168,7 @@ func (c *checker) subsequences() {
 		sum += n
 		if n%sp != 0 {
 			c.fail(fmt.Sprintf("schedule.subsequences[%d]", i), Indivisible, nearMultiples(n, sp),
-				"a subsequence of %d tokens does not divide by sp = %d", n, sp)
+				"a subsequence of %d tokens is not divisible by sp = %d", n, sp)
 		}
 	}
 	if sum != seq {
@@ -202,7 +203,7 @@ func (c *checker) align() {
 	for i, n := range sub.Lengths[:len(sub.Lengths)-1] {
 		if n%align != 0 {
 			c.fail(fmt.Sprintf("schedule.subsequences[%d]", i), BadAlign, nearMultiples(n, align),
-				"a subsequence of %d tokens ends off the grid of align = %d", n, align)
+				"a subsequence of %d tokens is not a multiple of align = %d", n, align)
 		}
 	}
 }
@@ -217,11 +218,11 @@ func (c *checker) lists() {
 		c.fail("schedule.keep", Duplicate, "", "keep names `%s` twice", s.Keep[0])
 	}
 	if s.Order == "layer" && s.PP > 1 {
-		c.fail("schedule.order", Conflict, "pp = 1, or order = sequence", "order = layer works within one stage, and pp = %d", s.PP)
+		c.fail("schedule.order", Conflict, "pp = 1, or order = sequence", "order = layer needs a single stage, not pp = %d", s.PP)
 	}
 }
 
-// nearDivisors names the divisors of n on both sides of x.
+// nearDivisors returns the divisors of n nearest to x on both sides.
 func nearDivisors(n, x int) string {
 	below, above := 1, n
 	for d := 1; d <= int(math.Sqrt(float64(n)))+1; d++ {
@@ -240,7 +241,7 @@ func nearDivisors(n, x int) string {
 	return twoOf(int64(min(below, n)), int64(above))
 }
 
-// nearMultiples names the multiples of step on both sides of x.
+// nearMultiples returns the multiples of step nearest to x on both sides.
 func nearMultiples(x, step int64) string {
 	below := x / step * step
 	return twoOf(below, below+step)

@@ -1,6 +1,6 @@
 package lang
 
-// Code says what kind of mistake a diagnostic is about. Codes never change their meaning.
+// Code identifies the kind of mistake in a diagnostic. The meaning of a code never changes.
 type Code string
 
 // Mistakes found by this package.
@@ -29,7 +29,7 @@ const (
 	Conflict       Code = "conflict"
 )
 
-// Mistakes found by later phases, at positions that the Spec remembers.
+// Mistakes found by later phases, at positions recorded in the Spec.
 const (
 	NotYet     Code = "not-yet"
 	BadData    Code = "bad-data"
@@ -41,11 +41,11 @@ const (
 type CodeInfo struct {
 	Code    Code
 	Doc     string
-	Example string // a text that fails with it, or passes this package where Later is set
-	Later   bool   // raised by a later phase
+	Example string // a text that fails with this code, or passes this package if Later is set
+	Later   bool   // reported by a later phase
 }
 
-// exampleBase is the file that examples of codes import, as "base.sppo"; what they say themselves goes before it.
+// exampleBase is imported by the examples of codes as "base.sppo"; their own blocks take precedence.
 const exampleBase = `model small {
   family = gpt
   layers = 4
@@ -88,56 +88,56 @@ train {
 
 // Codes is the table of codes.
 var Codes = []CodeInfo{
-	{Code: Syntax, Doc: "The text does not follow the grammar (GRAMMAR.md). The statement is skipped, and reading goes on behind it.",
+	{Code: Syntax, Doc: "The text does not follow the grammar (GRAMMAR.md). The statement is skipped, and reading continues after it.",
 		Example: "train {\n  sequence =\n}\n"},
-	{Code: BadImport, Doc: "An import names no file, neither beside the importing one nor among the shipped ones, or leads back to itself.",
+	{Code: BadImport, Doc: "An imported file was not found, neither beside the importing file nor among the shipped ones, or a file imports itself.",
 		Example: "import \"clusters/a100.sppo\"\n"},
-	{Code: UnknownBlock, Doc: "There is no block of this kind.",
+	{Code: UnknownBlock, Doc: "There is no such kind of block.",
 		Example: "import \"base.sppo\"\n\nshedule s {\n  sp = 2\n}\n"},
-	{Code: UnknownKey, Doc: "The block, the call or the override names a key that is not in the table (KEYS.md).",
+	{Code: UnknownKey, Doc: "The block, the call or the override names a key that does not exist (KEYS.md).",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  offlod = full\n}\n"},
-	{Code: UnknownName, Doc: "A name is none of those that the key takes, and no `let` or parameter defines it.",
+	{Code: UnknownName, Doc: "The key does not accept this name, and no `let` or parameter defines it.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  partition = flop\n}\n"},
-	{Code: UnknownUnit, Doc: "The letters behind a number are no unit.",
+	{Code: UnknownUnit, Doc: "The letters after a number are not a unit.",
 		Example: "import \"base.sppo\"\n\ntrain {\n  sequence = 1Mi\n  data     = random()\n}\n"},
-	{Code: BadArgument, Doc: "A call or a parameterised block gets an argument that it does not take, or lacks one.",
+	{Code: BadArgument, Doc: "An argument of a call or a block with parameters is missing or unknown.",
 		Example: "import \"base.sppo\"\n\ncluster mine = four(gpus = 2)\n"},
-	{Code: Duplicate, Doc: "Something is said twice.",
+	{Code: Duplicate, Doc: "Something is defined twice.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  sp = 2\n  sp = 4\n}\n"},
 	{Code: MissingBlock, Doc: "A spec needs a model, a cluster and a train block, its own or imported ones.",
 		Example: "schedule s {\n  sp = 2\n}\n"},
-	{Code: AmbiguousBlock, Doc: "It is open which of two blocks counts: of each kind there is one in the file itself, or else one in all that it imports, where blocks with parameters count only when there is no other.",
+	{Code: AmbiguousBlock, Doc: "Two blocks of a kind could be meant. The blocks in the file itself precede imported ones, and blocks with parameters count only if there is no other.",
 		Example: "import \"base.sppo\"\n\nschedule a {\n  sp = 2\n}\n\nschedule b {\n  sp = 4\n}\n"},
-	{Code: MissingKey, Doc: "A key without default is left out. The diagnostic points at its block.",
+	{Code: MissingKey, Doc: "A key without a default is missing. The diagnostic points at its block.",
 		Example: "import \"base.sppo\"\n\ntrain {\n  batch = 4\n}\n"},
-	{Code: WrongDimension, Doc: "A value is in another dimension than its key: a time for a rate, bytes for tokens, a number without its unit.",
+	{Code: WrongDimension, Doc: "A value has another dimension than its key: a time for a rate, bytes for tokens, a number without its unit.",
 		Example: "import \"base.sppo\"\n\ntrain {\n  sequence = 1MiB\n  data     = random()\n}\n"},
-	{Code: WrongType, Doc: "A value is of another type than its key takes: a list for a number, a string for a name.",
+	{Code: WrongType, Doc: "A value has another type than its key: a list for a number, a string for a name.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  sp = [2]\n}\n"},
-	{Code: OutOfRange, Doc: "A number is outside of what its key takes.",
+	{Code: OutOfRange, Doc: "A number is out of range.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  offload = 1.5\n}\n"},
-	{Code: Indivisible, Doc: "A number does not divide another as it must: heads over SP ranks, sequences over replicas. The hint names the nearest values that do.",
+	{Code: Indivisible, Doc: "A number is not divisible by another, for example heads by SP ranks or sequences by replicas. The hint names the nearest values that work.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  sp = 3\n}\n"},
 	{Code: TooFewLayers, Doc: "There are more pipeline stages than layers.",
 		Example: "import \"base.sppo\"\n\ncluster mine = four(ranks = 16)\n\nschedule s {\n  pp = 8\n}\n"},
-	{Code: TooManyRanks, Doc: "sp * pp * dp is more than the cluster has devices.",
+	{Code: TooManyRanks, Doc: "sp * pp * dp is more than the number of devices in the cluster.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  sp = 4\n  pp = 2\n}\n"},
-	{Code: LengthsSum, Doc: "The lengths of subsequences do not sum to the sequence.",
+	{Code: LengthsSum, Doc: "The lengths of subsequences do not add up to the sequence.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  subsequences = [512, 256, 128]\n}\n"},
-	{Code: LengthOfList, Doc: "A list that has one entry for each subsequence has another number of them.",
+	{Code: LengthOfList, Doc: "A list needs one entry for each subsequence and has another number of them.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  subsequences = 4\n  offload      = [1, 0.5, 0]\n}\n"},
-	{Code: BadAlign, Doc: "The grid of subsequence borders does not go with the lengths or with SP, or subsequences are shorter than it allows.",
+	{Code: BadAlign, Doc: "The grid of subsequence borders does not match the lengths or SP, or subsequences are shorter than the grid.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  subsequences = 16\n  align        = 128\n}\n"},
-	{Code: SmallVocab, Doc: "The vocabulary does not hold all tokens that the data has.",
+	{Code: SmallVocab, Doc: "The vocabulary is smaller than the number of different tokens in the data.",
 		Example: "import \"base.sppo\"\n\nmodel m {\n  family = gpt\n  layers = 4\n  hidden = 64\n  heads  = 8\n  vocab  = 128\n  dtype  = f32\n}\n\ntrain {\n  sequence = 1K\n  data     = text(\"base.sppo\")\n}\n"},
-	{Code: Conflict, Doc: "Two keys exclude each other as they stand.",
+	{Code: Conflict, Doc: "Two keys contradict each other.",
 		Example: "import \"base.sppo\"\n\ntrain {\n  sequence = 1K\n  steps    = 10\n  warmup   = 20\n  data     = random()\n}\n"},
 
-	{Code: NotYet, Later: true, Doc: "The value is part of the language, and the compiler cannot do it yet.",
+	{Code: NotYet, Later: true, Doc: "The value is part of the language, but the compiler does not support it yet.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  sp           = 2\n  sp_mode      = ring\n  subsequences = 4\n  keep         = []\n}\n"},
 	{Code: BadData, Later: true, Doc: "A data file cannot be read, or is shorter than one sequence.",
 		Example: "import \"base.sppo\"\n\ntrain {\n  sequence = 1K\n  data     = text(\"nowhere.txt\")\n}\n"},
-	{Code: Infeasible, Later: true, Doc: "No plan can do what is pinned, for example because so many subsequences cannot be cut on so coarse a grid.",
+	{Code: Infeasible, Later: true, Doc: "No plan satisfies the pinned values, for example because a grid is too coarse for that many subsequences.",
 		Example: "import \"base.sppo\"\n\nschedule s {\n  subsequences = 8\n  align        = 128\n  partition    = flops\n}\n"},
 	{Code: DoesNotFit, Later: true, Doc: "The plan needs more memory than the cluster has.",
 		Example: "import \"base.sppo\"\n\ntrain {\n  sequence = 64M\n  data     = random()\n}\n"},

@@ -8,7 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// Pos is a place in a source text. Lines and columns count from 1, columns in characters; the zero Pos is nowhere.
+// Pos is a position in a source text. Lines and columns count from 1, columns in characters. The zero Pos is
+// no position.
 type Pos struct {
 	File   string `json:"file"`
 	Line   int    `json:"line"`
@@ -23,13 +24,13 @@ func (p Pos) String() string {
 	return fmt.Sprintf("%s:%d:%d", p.File, p.Line, p.Column)
 }
 
-// Diagnostic is one mistake of the user: where, what, and what would be right.
+// Diagnostic is one mistake of the user: its place, the problem, and a remedy.
 type Diagnostic struct {
 	Code    Code
 	Pos     Pos
 	Message string
-	Hint    string // empty when there is nothing to add
-	Source  string // the line that Pos points into
+	Hint    string // may be empty
+	Source  string // the line of Pos
 	Width   int    // characters to underline, at least 1
 }
 
@@ -43,13 +44,13 @@ func newDiagnostic(code Code, at span, hint, format string, args ...any) *Diagno
 	return d
 }
 
-// WithHint adds what would be right instead.
+// WithHint sets the remedy.
 func (d *Diagnostic) WithHint(format string, args ...any) *Diagnostic {
 	d.Hint = fmt.Sprintf(format, args...)
 	return d
 }
 
-// Error shows the diagnostic as compilers do: place and message, the source line, a caret, a hint.
+// Error formats the diagnostic as compilers do: place and message, the source line, a caret, a hint.
 func (d *Diagnostic) Error() string {
 	var b strings.Builder
 	if d.Pos != (Pos{}) {
@@ -66,8 +67,8 @@ func (d *Diagnostic) Error() string {
 	return b.String()
 }
 
-// window is the source line in three parts, the second of them to be underlined. A line that is too long for a screen
-// is cut to the surroundings of that part.
+// window returns the source line in three parts, the second to be underlined. A line too long for a screen is
+// cut to the surroundings of that part.
 func (d *Diagnostic) window() (before, marked, after string) {
 	const most, lead = 160, 40
 	line := []rune(d.Source)
@@ -89,7 +90,7 @@ func (d *Diagnostic) window() (before, marked, after string) {
 	return before, string(line[at:end]), after
 }
 
-// blank is as wide as the text; tabs stay tabs, so that it is so in any terminal.
+// blank returns white space as wide as the text. Tabs are kept, so that the width is right in any terminal.
 func blank(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\t' {
@@ -99,7 +100,7 @@ func blank(text string) string {
 	}, text)
 }
 
-// short keeps a message to a few lines, whatever it quotes.
+// short limits a message to a few lines.
 func short(message string) string {
 	const most = 400
 	if runes := []rune(message); len(runes) > most {
@@ -108,7 +109,7 @@ func short(message string) string {
 	return message
 }
 
-// clean keeps control characters of a hostile file away from the terminal.
+// clean removes control characters, so that a hostile file cannot reach the terminal with them.
 func clean(line string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' && r != '\t' || r == 0x7f || r == utf8.RuneError {
@@ -118,7 +119,7 @@ func clean(line string) string {
 	}, line)
 }
 
-// Diagnostics is what is wrong with a spec: sorted by place, without repetitions.
+// Diagnostics is a list of mistakes in a spec, sorted by place, without duplicates.
 type Diagnostics []*Diagnostic
 
 func (ds Diagnostics) Error() string {
@@ -129,7 +130,7 @@ func (ds Diagnostics) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Unwrap lets errors.As find a Diagnostic.
+// Unwrap allows errors.As to find a Diagnostic.
 func (ds Diagnostics) Unwrap() []error {
 	errs := make([]error, len(ds))
 	for i, d := range ds {
@@ -141,7 +142,7 @@ func (ds Diagnostics) Unwrap() []error {
 // maxDiagnostics is more than anyone reads.
 const maxDiagnostics = 50
 
-// Err is nil when there is no diagnostic, else the first of ds, sorted and without repetitions.
+// Err returns nil if there is no diagnostic, else the first ones, sorted and without duplicates.
 func (ds Diagnostics) Err() error {
 	if len(ds) == 0 {
 		return nil
@@ -156,10 +157,10 @@ func (ds Diagnostics) Err() error {
 	return sorted[:min(len(sorted), maxDiagnostics)]
 }
 
-// source is what a Spec remembers of its text: where each key that was written has its value, and each block its head.
+// source is what a Spec remembers of its text: the positions of written values and of blocks.
 type source struct {
-	values map[string]span // "schedule.sp"; elements as "train.data[0]"
-	blocks map[string]span // "schedule"
+	values map[string]span // by key, such as "schedule.sp"; elements as "train.data[0]"
+	blocks map[string]span // by name, such as "schedule"
 }
 
 func (s *source) find(key string) (at span, written bool) {
@@ -169,7 +170,7 @@ func (s *source) find(key string) (at span, written bool) {
 	if at, ok := s.values[key]; ok {
 		return at, true
 	}
-	for part := key; part != ""; { // the nearest thing around it that was written
+	for part := key; part != ""; { // the nearest enclosing part that was written
 		i := strings.LastIndexAny(part, ".[")
 		if i < 0 {
 			return s.blocks[part], false
@@ -182,8 +183,8 @@ func (s *source) find(key string) (at span, written bool) {
 	return span{}, false
 }
 
-// At is where the value of a key such as "schedule.sp" was written; for a key that was left out it is the place of
-// what would hold it: its call, or its block. Elements of lists are "schedule.subsequences[3]".
+// At returns the position of the value of a key such as "schedule.sp". For a key that was left out it returns
+// the position of its call or block. Elements of lists are named as in "schedule.subsequences[3]".
 func (s *Spec) At(key string) Pos {
 	at, _ := s.source.find(key)
 	return at.pos()
@@ -195,8 +196,8 @@ func (s *Spec) Written(key string) bool {
 	return written
 }
 
-// Diagnose makes a diagnostic at the value of a key, for phases that find fault with it later. A Spec
-// that was not read from text gets one without a place.
+// Diagnose returns a diagnostic at the value of a key, for later phases. A Spec that was not read from text
+// gives one without a position.
 func (s *Spec) Diagnose(key string, code Code, format string, args ...any) *Diagnostic {
 	at, _ := s.source.find(key)
 	if at.src == nil {

@@ -12,20 +12,20 @@ type valueKind int
 
 const (
 	isNumber valueKind = iota
-	isName             // a bare name that is bound to nothing: auto, bf16
+	isName             // a bare name that is not bound: auto, bf16
 	isText
 	isList
 	isCall
-	isBad // what it was has been reported
+	isBad // already reported
 )
 
-// value is what an expression comes to. Its span is where it was written, or where the argument was
-// that a parameter stands for: the place to point at.
+// value is the result of an expression. Its span is where it was written, or for a parameter where its
+// argument was: the position for diagnostics.
 type value struct {
 	kind  valueKind
 	num   float64
 	dim   dim
-	name  string // of a name or a call
+	name  string // of a name or call
 	text  string
 	list  []value // items of a list, positional arguments of a call
 	named []namedValue
@@ -53,18 +53,18 @@ func (v value) String() string {
 	return v.name + "(...)"
 }
 
-// Int is a whole number that its key has checked; a name such as auto counts as 0.
+// Int returns a whole number that its key has checked; a name such as auto gives 0.
 func (v value) Int() int { return int(v.num) }
 
 // Auto reports whether the choice is left to the passes.
 func (v value) Auto() bool { return v.kind == isName && v.name == "auto" }
 
-// binding is what a name stands for.
+// binding is the value of a name.
 type binding struct {
 	value value
-	given bool // by an argument, so that faults point there
+	given bool // by an argument, so diagnostics point there
 	at    span
-	bad   bool // its fault has been reported, so uses are silent
+	bad   bool // already reported, so uses are silent
 }
 
 // scope is a chain of names: a block's own, then the file's.
@@ -90,15 +90,15 @@ func (s *scope) all() []string {
 	return out
 }
 
-// evaluator computes expressions of one text in one scope.
+// evaluator evaluates the expressions of one text in one scope.
 type evaluator struct {
 	src    *sourceText
 	scope  *scope
-	enum   []string // names that mean themselves where a value is wanted, even when also bound
+	enum   []string // names that stand for themselves where a value is expected, even if they are also bound
 	report func(*Diagnostic)
 }
 
-// expr returns false when something was wrong, which it has reported.
+// expr returns false after reporting a diagnostic.
 func (e *evaluator) expr(n *exprNode) (value, bool) {
 	left, ok := e.term(n.First)
 	for _, next := range n.Rest {
@@ -160,7 +160,7 @@ func (e *evaluator) term(n *termNode) (value, bool) {
 func (e *evaluator) numbers(op string, vs ...value) bool {
 	for _, v := range vs {
 		if v.kind != isNumber {
-			e.fail(WrongType, v.at, "", "`%s` wants numbers, found %s", op, v)
+			e.fail(WrongType, v.at, "", "`%s` needs numbers, found %s", op, v)
 			return false
 		}
 	}
@@ -237,7 +237,7 @@ func (e *evaluator) text(n *factorNode) (value, bool) {
 	at := nodeSpan(e.src, n.Tokens)
 	text, err := strconv.Unquote(n.Text)
 	if err != nil {
-		e.fail(Syntax, at, `a backslash itself is written \\`, "wrong escape in a string")
+		e.fail(Syntax, at, `write a backslash as \\`, "invalid escape in a string")
 		return value{}, false
 	}
 	return value{kind: isText, text: text, at: at}, true
@@ -253,7 +253,7 @@ func (e *evaluator) list(n *factorNode) (value, bool) {
 	return v, all
 }
 
-// call resolves a bare name, or builds a call whose arguments the key checks.
+// call resolves a bare name, or returns a call whose arguments the key checks.
 func (e *evaluator) call(n *callNode) (value, bool) {
 	at := nodeSpan(e.src, n.Tokens)
 	if n.Args == nil {
@@ -298,7 +298,7 @@ func (e *evaluator) name(name string, at span) (value, bool) {
 
 func (e *evaluator) nameHint(name string) string {
 	bound := e.scope.all()
-	for i := range name { // `a-1` is one name
+	for i := range name { // `a-1` is a single name
 		if name[i] == '-' && e.scope.find(name[:i]) != nil {
 			return "put blanks around `-` to subtract"
 		}

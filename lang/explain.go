@@ -46,9 +46,9 @@ func Explain(word string) (string, error) {
 		return text, nil
 	}
 	if near := nearestTopic(word); near != "" {
-		return "", fmt.Errorf("nothing is known about %q; did you mean %q?", word, near)
+		return "", fmt.Errorf("unknown word %q; did you mean %q?", word, near)
 	}
-	return "", fmt.Errorf("nothing is known about %q", word)
+	return "", fmt.Errorf("unknown word %q", word)
 }
 
 // nearestTopic takes keys by their names first, so that a typing error in a bare name finds its key.

@@ -76,7 +76,7 @@ func TestShowNumber(t *testing.T) {
 	}
 }
 
-// A hint names the end of the range that a number is beyond.
+// The hint for a number out of range names the bound that it exceeds.
 func TestRangeHint(t *testing.T) {
 	for num, want := range map[float64]string{0: "it must be above 0", 1e30: "it must be at most 1e+21"} {
 		var got string
@@ -87,7 +87,8 @@ func TestRangeHint(t *testing.T) {
 	}
 }
 
-// Every word of the glossary and every value of a key is explained, and listed or found by a typing error.
+// Every word of the glossary and every value of a key is explained, and listed or suggested for a typing
+// error.
 func TestWordsAreExplained(t *testing.T) {
 	all, err := Explain("")
 	if err != nil {
@@ -108,14 +109,14 @@ func TestWordsAreExplained(t *testing.T) {
 			}
 		}
 	}
-	for word, part := range map[string]string{"MFU": "utilisation", "ulysses": "all-to-all", "carry": "may lag", "text": "one token a byte"} {
+	for word, part := range map[string]string{"MFU": "utilisation", "ulysses": "all-to-all", "carry": "may lag", "text": "one token per byte"} {
 		if text, err := Explain(word); err != nil || !strings.Contains(text, part) {
 			t.Errorf("%s: %v\n%s", word, err, text)
 		}
 	}
 }
 
-// A unit in other letters is named.
+// A unit in the wrong letter case is recognised in the hint.
 func TestUnitsInOtherLetters(t *testing.T) {
 	for word, want := range map[string]string{"k": "K", "m": "M", "kib": "KiB", "GIB": "GiB"} {
 		if got := unitHint(word); got != "did you mean `"+want+"`?" {

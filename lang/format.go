@@ -8,17 +8,19 @@ import (
 	"github.com/alecthomas/participle/v2/lexer"
 )
 
-// Format writes a specification in the one style. It changes blanks and line ends only, so that the result means the
-// same; it is idempotent and keeps comments. A text with syntax errors is not touched: they come back as Diagnostics.
+// Format writes a specification in the standard style. It changes only blanks and line ends, so the meaning
+// stays the same. It is idempotent and keeps comments. A text with syntax errors is not formatted; the errors
+// are returned as Diagnostics.
 //
-// The style: two blanks of indentation, one blank around operators, none inside brackets; `=` aligned over consecutive
-// lines that hold one key each, comments behind code aligned over consecutive lines; keys that the user put on one line
-// stay there, three blanks apart; at most one empty line, none at the edges of a block.
+// The style: indentation of two blanks, one blank around operators, none inside brackets; `=` aligned over
+// consecutive lines with one key each, trailing comments aligned over consecutive lines; keys that the user
+// put on one line stay there, separated by three blanks; at most one empty line, none at the edges of a
+// block.
 func Format(text []byte) ([]byte, error) {
 	return format("<input>", text)
 }
 
-// FormatFile is Format for the text of a file, so that diagnostics name it.
+// FormatFile is Format for the text of a named file, for diagnostics.
 func FormatFile(file string, text []byte) ([]byte, error) {
 	return format(file, text)
 }
@@ -46,7 +48,7 @@ type line struct {
 	indent  int
 	code    string
 	comment string // with its `#`
-	gap     int    // blanks before a comment that stands behind code
+	gap     int    // blanks before a trailing comment
 	equals  int    // bytes of code before the `=` of the only key; -1 where `=` is not aligned
 }
 
@@ -68,8 +70,8 @@ func (l *line) String() string {
 
 func (l *line) width() int { return 2*l.indent + utf8.RuneCountInString(l.code) }
 
-// layout cuts tokens into lines and spaces them. A block that does not end on the line on which it began has
-// nothing behind its `{` nor before its `}`.
+// layout cuts tokens into lines and spaces them. In a block over several lines, nothing follows its `{` nor
+// precedes its `}` on their lines.
 func layout(toks []lexer.Token) []*line {
 	var lines []*line
 	for _, row := range rows(toks) {
@@ -96,15 +98,15 @@ func closes(t lexer.Token) bool { return t.Value == "}" || t.Value == ")" || t.V
 
 func opens(t lexer.Token) bool { return t.Value == "{" || t.Value == "(" || t.Value == "[" }
 
-// row is what will stand on one line.
+// row holds the tokens of one line.
 type row struct {
 	toks    []lexer.Token
 	depth   int         // open brackets before it
-	inBlock bool        // between the braces of a block and within no other bracket
+	inBlock bool        // directly inside the braces of a block
 	before  lexer.Token // the token before it, which tells a sign from a subtraction
 }
 
-// rows splits at line ends, behind the `{` of a block over several lines, and before its `}`.
+// rows splits at line ends, after the `{` of a block over several lines, and before its `}`.
 func rows(toks []lexer.Token) []row {
 	several := bracesOverLines(toks)
 	var out []row
@@ -141,7 +143,7 @@ func rows(toks []lexer.Token) []row {
 	return out
 }
 
-// bracesOverLines marks the braces of blocks that do not end on the line on which they began.
+// bracesOverLines marks the braces of blocks over several lines.
 func bracesOverLines(toks []lexer.Token) map[int]bool {
 	several := map[int]bool{}
 	opening := -1
@@ -159,7 +161,7 @@ func bracesOverLines(toks []lexer.Token) map[int]bool {
 	return several
 }
 
-// soleKey is the index of the `=` of a line that holds one whole `key = value` or `let`, else 0.
+// soleKey returns the index of the `=` of a line with exactly one `key = value` or `let`, else 0.
 func soleKey(code []lexer.Token, r row) int {
 	at, depth := 0, 0
 	for i, t := range code {
@@ -189,7 +191,7 @@ func spaced(toks []lexer.Token, before lexer.Token) string {
 	depth := 0
 	prev := before
 	sign := false   // prev is the sign of a number
-	second := false // a key stands before on this line
+	second := false // another key precedes on this line
 	for i, t := range toks {
 		key := depth == 0 && (t.Value == "let" || i+1 < len(toks) && toks[i+1].Value == "=" && prev.Value != "let")
 		if i > 0 {
@@ -208,7 +210,7 @@ func spaced(toks []lexer.Token, before lexer.Token) string {
 	return b.String()
 }
 
-// between is what separates two tokens of a line; second says that t begins another key behind one.
+// between returns the separator of two tokens of a line; second reports that t starts another key.
 func between(prev, t lexer.Token, sign, second bool) string {
 	switch {
 	case sign, prev.Value == "(", prev.Value == "[":
@@ -225,12 +227,12 @@ func between(prev, t lexer.Token, sign, second bool) string {
 	return " "
 }
 
-// endsValue reports whether a `-` behind the token subtracts.
+// endsValue reports whether a `-` after the token subtracts.
 func endsValue(t lexer.Token) bool {
 	return t.Type == tokName || t.Type == tokNumber || t.Type == tokString || t.Value == ")" || t.Value == "]"
 }
 
-// comment has one blank behind its sign, and none at its end.
+// comment puts one blank after the `#` and none at the end.
 func comment(text string) string {
 	body := strings.TrimRight(strings.TrimPrefix(text, "#"), " \t\r\ufeff")
 	if body == "" || strings.HasPrefix(body, " ") || strings.HasPrefix(body, "#") || strings.HasPrefix(body, "!") {
@@ -239,7 +241,7 @@ func comment(text string) string {
 	return "# " + strings.TrimLeft(body, "\t")
 }
 
-// collapse keeps one empty line of several, and none at the start, the end, or the edges of brackets.
+// collapse keeps one of several empty lines, and none at the start, the end, or the edges of brackets.
 func collapse(lines []*line) []*line {
 	var out []*line
 	for i, l := range lines {
@@ -260,7 +262,7 @@ func endsOpen(code string) bool {
 	return strings.HasSuffix(code, "{") || strings.HasSuffix(code, "(") || strings.HasSuffix(code, "[")
 }
 
-// closesNext reports whether the first line with anything on it begins with a closing bracket.
+// closesNext reports whether the first non-empty line starts with a closing bracket.
 func closesNext(lines []*line) bool {
 	for _, l := range lines {
 		if !l.empty() {
@@ -270,7 +272,7 @@ func closesNext(lines []*line) bool {
 	return false
 }
 
-// alignEquals widens the keys of consecutive lines to the longest.
+// alignEquals pads the keys of consecutive lines to the longest.
 func alignEquals(lines []*line) {
 	for from := 0; from < len(lines); {
 		to := from
@@ -288,7 +290,7 @@ func alignEquals(lines []*line) {
 	}
 }
 
-// alignComments puts the comments behind code of consecutive lines under each other.
+// alignComments aligns the trailing comments of consecutive lines.
 func alignComments(lines []*line) {
 	const gap = 3
 	behind := func(l *line) bool { return l.code != "" && l.comment != "" }

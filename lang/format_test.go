@@ -32,7 +32,7 @@ func TestFormatRefusesSyntaxErrors(t *testing.T) {
 	}
 }
 
-// checkFormat demands that formatting is idempotent, changes no token, and leaves the meaning as it was.
+// checkFormat checks that formatting is idempotent, changes no token, and preserves the meaning.
 func checkFormat(t *testing.T, text string) {
 	t.Helper()
 	once, err := Format([]byte(text))
@@ -59,7 +59,7 @@ func checkFormat(t *testing.T, text string) {
 	}
 }
 
-// words are the tokens that mean something, and what comments say.
+// words returns the tokens with a meaning, and the text of comments.
 func words(text string) []string {
 	var out []string
 	for _, t := range lex(&sourceText{text: text}) {
@@ -74,7 +74,7 @@ func words(text string) []string {
 	return out
 }
 
-// TestFormatOfShuffledBlanks formats examples whose blanks, line ends and comments were disturbed at random.
+// TestFormatOfShuffledBlanks formats examples whose blanks, line ends and comments were changed at random.
 func TestFormatOfShuffledBlanks(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

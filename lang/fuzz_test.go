@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// seeds are all specs that the repository has: right ones, wrong ones, badly formatted ones.
+// seeds returns all specs of the repository: valid, invalid and badly formatted ones.
 func seeds(f *testing.F) []string {
 	f.Helper()
 	var out []string
@@ -27,7 +27,8 @@ func seeds(f *testing.F) []string {
 	return append(out, exampleBase)
 }
 
-// FuzzParse demands of any text and any override: no panic, and diagnostics at places that exist.
+// FuzzParse checks that no text and no override causes a panic, and that diagnostics point at existing
+// places.
 func FuzzParse(f *testing.F) {
 	for _, text := range seeds(f) {
 		f.Add(text, "schedule.sp=4")
@@ -72,7 +73,7 @@ func checkDiagnostic(t *testing.T, d *Diagnostic, texts map[string]string) {
 	}
 }
 
-// FuzzFormat demands that formatting is idempotent and changes neither tokens nor meaning.
+// FuzzFormat checks that formatting is idempotent and changes neither tokens nor meaning.
 func FuzzFormat(f *testing.F) {
 	for _, text := range seeds(f) {
 		f.Add(text)

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Term is a word that reports and messages use and no key is called.
+// Term is a word of reports and messages that is not a key.
 type Term struct {
 	Name string
 	Doc  string
@@ -15,25 +15,25 @@ type Term struct {
 // Terms is the glossary.
 var Terms = []Term{
 	{"activation", "A tensor that a forward pass computes. Those that the backward pass reads are saved: kept on the device, offloaded to the host, or recomputed."},
-	{"alpha", "The share of the bytes that a layer saves of a subsequence which is offloaded, from 0 to 1."},
-	{"arena", "One allocation of a rank: device memory, or pinned host memory. Buffers get fixed places in it when a program is built."},
-	{"bubble", "Time in which a rank waits while the pipeline fills, turns round or drains. The bubble of a step is idle time divided by busy time, over all ranks."},
-	{"exposed", "Exposed transfers are the time in which computation waits for copies between device and host."},
-	{"footprint", "The bytes that a plan needs of each arena, as predicted before buffers are placed."},
+	{"alpha", "The share of the activation bytes saved for a subsequence that is offloaded, from 0 to 1."},
+	{"arena", "One allocation of a rank: device memory, or pinned host memory. The compiler gives each buffer a fixed address in it."},
+	{"bubble", "Time in which a rank has nothing to run while the pipeline fills, turns around or drains. The bubble of a step is idle time divided by busy time, over all ranks."},
+	{"exposed", "Time in which computation waits for copies between device and host."},
+	{"footprint", "The bytes that a plan needs in each arena, as predicted before buffers are placed."},
 	{"mfu", "Model FLOPs utilisation: the FLOPs of the model, causal attention counted and recomputation not, divided by what the GPUs could do at their peak in the same time."},
-	{"rank", "One GPU of a job, or what stands for one on the CPU. Rank (d*pp + i)*sp + k is member k of stage i of replica d."},
+	{"rank", "One GPU of a job, or its counterpart on the CPU. Rank (d*pp + i)*sp + k is member k of stage i of replica d."},
 	{"replica", "One of schedule.dp copies of the pipeline. Each takes its own sequences of the batch."},
-	{"stage", "A part of the layers that follow one another, on the sp ranks that share it. A virtual stage is one of several that a rank holds."},
-	{"subsequence", "A slice of a sequence. Slices pass through the pipeline one after another, as microbatches do elsewhere; see schedule.subsequences."},
-	{"task", "The forward or the backward pass of one subsequence through one stage, or the part of a backward pass that was put off."},
-	{"tgs", "Tokens that one GPU trains on in a second."},
-	{"turn", "Where a stage goes over from the forward pass of the last subsequence to its backward pass."},
+	{"stage", "A contiguous part of the layers, on the sp ranks that share it. A virtual stage is one of several that a rank holds."},
+	{"subsequence", "A contiguous chunk of a sequence. Chunks pass through the pipeline one after another, as microbatches do elsewhere; see schedule.subsequences."},
+	{"task", "The forward or the backward pass of one subsequence through one stage, or the deferred part of a split backward pass."},
+	{"tgs", "Tokens per second and GPU."},
+	{"turn", "The point at which a stage changes from the forward pass of the last subsequence to its backward pass."},
 	{"type-0", "Activations that later subsequences read: K and V."},
-	{"type-1", "Activations that the backward pass alone reads. They may be offloaded or recomputed."},
+	{"type-1", "Activations that only the backward pass reads. They may be offloaded or recomputed."},
 	{"unit", "The smallest group of saved activations that is offloaded or recomputed as one."},
 }
 
-// FindTerm finds a word of the glossary.
+// FindTerm returns a word of the glossary, or nil.
 func FindTerm(name string) *Term {
 	i := slices.IndexFunc(Terms, func(t Term) bool { return strings.EqualFold(t.Name, name) })
 	if i < 0 {
@@ -52,7 +52,7 @@ func termNames() []string {
 	return names
 }
 
-// values are the words that a key takes, names and calls.
+// values returns the words that a key accepts, names and calls.
 func (k *Key) values() []string {
 	names := slices.Clone(k.takes.names)
 	if k.takes.list != nil {
@@ -64,7 +64,7 @@ func (k *Key) values() []string {
 	return names
 }
 
-// explainValue describes the keys that take a word: in full where there is one, else their names.
+// explainValue describes the keys that accept a word: in full if there is one, else by name.
 func explainValue(word string) string {
 	var takers []*Key
 	var paths []string

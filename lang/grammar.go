@@ -1,12 +1,13 @@
-// Package lang reads specifications (.sppo): it parses, resolves and checks them, formats them, and explains them.
+// Package lang reads specifications (.sppo): it parses, resolves, checks, formats and explains them.
 //
-// The way of a file: grammar.go turns text into a tree and survives syntax errors; load.go follows imports, binds names
-// and picks the blocks that count; eval.go computes values with their dimensions; keys.go is the one table of keys that
-// checks, documents, completes and fills the Spec; check.go holds what no single key can know. Every mistake is a
-// Diagnostic (diag.go, codes.go). format.go is the one style; explain.go answers questions from the table of keys.
+// grammar.go turns text into a tree and survives syntax errors. load.go follows imports, binds names and
+// selects the blocks that count. eval.go computes values with their dimensions. keys.go is the table of keys
+// that checks, documents, completes and fills the Spec. check.go holds the rules that involve several keys.
+// Every mistake is a Diagnostic (diag.go, codes.go). format.go is the standard style; explain.go answers
+// questions from the table of keys.
 //
-// The package does not know what a schedule does, which of its values are implemented, or whether a plan fits: it
-// knows what may be written. It imports nothing else of this module.
+// The package knows what may be written. It does not know what a schedule does, which values the compiler
+// supports, or whether a plan fits. It imports no other package of this module.
 package lang
 
 import (
@@ -14,19 +15,20 @@ import (
 	"github.com/alecthomas/participle/v2/lexer"
 )
 
-// A name may contain `-` and `.` directly between name characters (gpt-7b, a100-80g, gpt-1.3b), so subtraction wants a
-// blank on at least one side of its sign. A name may start with a digit only in the form digits, letter, digits, letter (1f1b).
-// A unit stands directly behind its number (80GiB, 32GB/s): a blank between them would make `5 s = 3` two readings.
+// A name may contain `-` and `.` directly between name characters (gpt-7b, a100-80g, gpt-1.3b), so
+// subtraction needs a blank on at least one side of its sign. A name may start with a digit only in the form
+// digits, letter, digits, letter (1f1b). A unit directly follows its number (80GiB, 32GB/s): with a blank
+// between them `5 s = 3` would have two readings.
 var tokenRules = []lexer.SimpleRule{
 	{Name: "Comment", Pattern: `#[^\n]*`},
 	{Name: "NL", Pattern: `\n`},
 	{Name: "Space", Pattern: `[ \t\r\x{FEFF}]+`},
 	{Name: "String", Pattern: `"(\\[^\n]|[^"\\\n])*"`},
-	{Name: "OpenString", Pattern: `"[^\n]*`}, // never in the grammar: a string without its end
+	{Name: "OpenString", Pattern: `"[^\n]*`}, // never in the grammar: an unterminated string
 	{Name: "Name", Pattern: `([A-Za-z_]|[0-9]+[a-df-z][0-9]+[a-z])[A-Za-z0-9_]*([-.][A-Za-z0-9_]+)*`},
 	{Name: "Number", Pattern: `[0-9][0-9_]*(\.[0-9]+)?([eE][+-]?[0-9]+)?([A-Za-zµ][A-Za-z0-9]*(/s\b)?)?`},
 	{Name: "Punct", Pattern: `[{}()\[\],=+\-*/]`},
-	{Name: "Stray", Pattern: `(?s:.)`}, // never in the grammar: a character that begins nothing
+	{Name: "Stray", Pattern: `(?s:.)`}, // never in the grammar: a character that starts no token
 }
 
 var tokens = lexer.MustSimple(tokenRules)
@@ -43,7 +45,7 @@ var (
 	tokStray      = tokens.Symbols()["Stray"]
 )
 
-// A line ends a value except inside ( ) and [ ], where the parser is not shown line ends at all (parse.go).
+// A line end ends a value except inside ( ) and [ ], where the parser does not see line ends (parse.go).
 type (
 	fileNode struct {
 		Items []*itemNode `parser:"NL* (@@ NL*)*"`
@@ -129,7 +131,8 @@ type (
 		Args []*argNode `parser:"'(' (@@ ((?! ',' ')') ',' @@)* ','?)? ')'"`
 	}
 
-	// argNode is an argument of a call, or a parameter of a block, where Value alone is a parameter without default.
+	// argNode is an argument of a call or a parameter of a block. For a parameter, Value alone means that
+	// there is no default.
 	argNode struct {
 		Tokens []lexer.Token
 		Name   string    `parser:"((?= Name '=') @Name '=')?"`
@@ -141,7 +144,8 @@ type (
 	}
 )
 
-// No lookahead, except where a rule asks for it: an error is then where the first wrong token is, not where its rule began.
+// No lookahead except where a rule asks for it, so that an error is reported at the first wrong token, not at
+// the start of its rule.
 var (
 	fileParser  = participle.MustBuild[fileNode](participle.Lexer(tokens), participle.UseLookahead(0))
 	entryParser = participle.MustBuild[entryNode](participle.Lexer(tokens), participle.UseLookahead(0))

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// Names of blocks; the fifth is the optimizer's call, whose arguments are keys too.
+// Names of blocks. The fifth is the optimizer's call, whose arguments are keys too.
 const (
 	blockModel     = "model"
 	blockCluster   = "cluster"
@@ -24,16 +24,16 @@ type Block struct {
 	Required bool
 }
 
-// Blocks are the kinds of blocks, in the order in which a spec usually has them.
+// Blocks lists the kinds of blocks in their usual order.
 var Blocks = []Block{
-	{blockModel, "The network: `model NAME { ... }`. Sizes are global, before any division over ranks.", true},
-	{blockCluster, "The machines: `cluster NAME { ... }`, or `cluster NAME = OTHER(nodes = 4)` for one with parameters. A shipped one comes by `import \"clusters/a100-80g.sppo\"`.", true},
+	{blockModel, "The network: `model NAME { ... }`. All sizes are global, before any division over ranks.", true},
+	{blockCluster, "The machines: `cluster NAME { ... }`, or `cluster NAME = OTHER(nodes = 4)` for one with parameters. Shipped clusters are imported, as in `import \"clusters/a100-80g.sppo\"`.", true},
 	{blockTrain, "One training run: `train { ... }`.", true},
-	{blockSchedule, "What is pinned of the schedule: `schedule NAME { ... }`. All of it may be left out: what is `auto` is chosen by the passes. Systems that one compares with are shipped: `schedule NAME = megatron(sp = 8, pp = 4)` behind `import \"baselines/megatron.sppo\"`.", false},
+	{blockSchedule, "The pinned part of the schedule: `schedule NAME { ... }`. It may be left out: the passes choose everything that is `auto`. Schedules of other systems are shipped for comparison: `schedule NAME = megatron(sp = 8, pp = 4)` after `import \"baselines/megatron.sppo\"`.", false},
 	{blockOptimizer, "Arguments of the call that `optimizer` takes: `optimizer = adamw(lr = 3e-4)`. They are named like keys in `explain` and `--set`: `train.optimizer.lr`.", false},
 }
 
-// number is the range of the numbers that a key takes.
+// number is the range of a numeric key.
 type number struct {
 	dim      dim
 	whole    bool
@@ -42,13 +42,13 @@ type number struct {
 	below    bool // max itself is excluded
 }
 
-// list bounds a list and says what its items are.
+// list bounds the length of a list and gives the type of its items.
 type list struct {
 	item     valueType
 	min, max int
 }
 
-// valueType is what a key takes: any of the forms that are set.
+// valueType describes the values that a key accepts: any of the forms that are set.
 type valueType struct {
 	names  []string
 	number *number
@@ -56,20 +56,20 @@ type valueType struct {
 	calls  []callType
 }
 
-// callType is a call such as adamw(...); its named arguments are the keys of a block of that name.
+// callType is a call such as adamw(...). Its named arguments are the keys of a block of that name.
 type callType struct {
 	name  string
 	block string
-	texts bool // takes strings by position, at least one
+	texts bool // accepts positional strings, at least one
 	doc   string
 }
 
-// Key is one row of the table of keys: it checks a value, documents it, completes it and puts it into the Spec.
+// Key is one row of the table of keys: it checks, documents and completes a value, and puts it into the Spec.
 type Key struct {
 	Block   string
 	Name    string
-	Default string // as it would be written; "" when the key must be given
-	Derived string // how the default comes from other keys, in words; then derive computes it
+	Default string // as written in a spec; "" if the key must be given
+	Derived string // how the default follows from other keys, in words; derive computes it
 	Doc     string
 	Example string
 
@@ -78,10 +78,10 @@ type Key struct {
 	derive func(*Spec)
 }
 
-// Path is how messages, explain and --set call the key.
+// Path returns the name of the key in messages, explain and --set.
 func (k *Key) Path() string { return k.Block + "." + k.Name }
 
-// Words returns the names that the key takes as a value, such as auto; other values it may take are not among them.
+// Words returns the names that the key accepts as a value, such as auto, but not its other values.
 func (k *Key) Words() []string { return slices.Clone(k.takes.names) }
 
 // Required reports whether a spec must give the key.
@@ -113,7 +113,7 @@ func bytes(least float64) valueType {
 	return valueType{number: &number{dim: dimBytes, whole: true, min: least, max: maxBytes}}
 }
 
-// share is a part of a whole, above nothing.
+// share is a positive part of a whole.
 func share() valueType {
 	return valueType{number: &number{above: true, max: 1}}
 }
@@ -130,7 +130,7 @@ func (t valueType) orList(item valueType, least, most int) valueType {
 
 func autoOr(t valueType) valueType { return t.orNames("auto") }
 
-// curve is an efficiency: one share, or pairs of size and share.
+// curve is an efficiency: a share, or pairs of size and share.
 func curve() valueType {
 	pair := valueType{}.orList(valueType{number: &number{above: true, max: maxTokens}}, 2, 2)
 	return share().orList(pair, 1, 1000)
@@ -147,7 +147,7 @@ func setCurve(v value) []CurvePoint {
 	return points
 }
 
-// Keys is the table of all keys. Within a block it has the order in which a reader wants them.
+// Keys is the table of all keys, ordered for readers within each block.
 var Keys = slices.Concat(modelKeys, clusterKeys, trainKeys, optimizerKeys, scheduleKeys)
 
 var modelKeys = []*Key{
@@ -220,13 +220,13 @@ var clusterKeys = []*Key{
 		Doc: "Devices of one machine; on the cpu device, ranks.",
 		set: func(s *Spec, v value) { s.Cluster.GPUsPerNode = v.Int() }},
 	{Block: blockCluster, Name: "device_memory", takes: bytes(1), Example: "76GiB",
-		Doc: "Bytes that one device offers to its arena: what it has, less what driver and libraries keep.",
+		Doc: "Bytes of one device available to its arena: its memory minus what driver and libraries use.",
 		set: func(s *Spec, v value) { s.Cluster.DeviceMemory = int64(v.num) }},
 	{Block: blockCluster, Name: "host_memory", takes: bytes(0), Example: "1900GB",
-		Doc: "Bytes of memory that one node offers to the host arenas of all its ranks.",
+		Doc: "Bytes of one node available to the host arenas of all its ranks.",
 		set: func(s *Spec, v value) { s.Cluster.HostMemory = int64(v.num) }},
 	{Block: blockCluster, Name: "peak_bf16", takes: positive(dimCompute), Example: "312TFLOPS",
-		Doc: "Peak rate of dense bf16 matrix products of one device. Sparse figures of data sheets are twice that.",
+		Doc: "Peak rate of dense bf16 matrix products of one device. The sparse figures of data sheets are twice as high.",
 		set: func(s *Spec, v value) { s.Cluster.PeakBF16 = v.num }},
 	{Block: blockCluster, Name: "peak_f32", takes: positive(dimCompute), Example: "19.5TFLOPS",
 		Doc: "Peak rate of f32 arithmetic of one device, without reduced-precision tensor cores.",
@@ -235,22 +235,22 @@ var clusterKeys = []*Key{
 		Doc: "Rate of device memory.",
 		set: func(s *Spec, v value) { s.Cluster.MemoryBandwidth = v.num }},
 	{Block: blockCluster, Name: "d2h_bandwidth", takes: positive(dimRate), Example: "32GB/s",
-		Doc: "Rate of copies from one device to its host. It sets how much can be offloaded behind computation.",
+		Doc: "Rate of copies from one device to its host. It limits how much can be offloaded behind computation.",
 		set: func(s *Spec, v value) { s.Cluster.D2HBandwidth = v.num }},
 	{Block: blockCluster, Name: "h2d_bandwidth", takes: positive(dimRate), Example: "32GB/s",
 		Doc: "Rate of copies from the host to one device.",
 		set: func(s *Spec, v value) { s.Cluster.H2DBandwidth = v.num }},
 	{Block: blockCluster, Name: "node_copy_bandwidth", takes: notNegative(dimRate), Default: "0", Example: "256GB/s",
-		Doc: "Rate of host copies of all devices of a node together, each way; 0 when they do not hold each other up.",
+		Doc: "Rate of host copies shared by all devices of a node, each way; 0 if there is no shared limit.",
 		set: func(s *Spec, v value) { s.Cluster.NodeCopyBandwidth = v.num }},
 	{Block: blockCluster, Name: "copy_duplex", takes: names("full", "half"), Default: "full", Example: "half",
-		Doc: "Whether a device copies to the host and back at the same time, or one way at a time: then both share its bandwidth, and that of its node.",
+		Doc: "Whether a device copies to the host and back at the same time, or one way at a time. One way at a time, both share its bandwidth and that of its node.",
 		set: func(s *Spec, v value) { s.Cluster.CopyDuplex = v.name }},
 	{Block: blockCluster, Name: "parallelism", takes: notNegative(dimCount), Default: "0", Example: "8",
-		Doc: "Processors that the ranks of a node share, as threads of one computer do; 0 where each rank has a device of its own. The other rates are then those of one processor: everything takes one, and one kernel at a time also those that are idle.",
+		Doc: "Number of processors that the ranks of a node share, as threads of one computer do; 0 if each rank has its own device. If it is not 0, the other rates are those of one processor: every instruction takes one, and one kernel at a time also uses idle ones.",
 		set: func(s *Spec, v value) { s.Cluster.Parallelism = v.num }},
 	{Block: blockCluster, Name: "spread_efficiency", takes: share(), Default: "1", Example: "0.9",
-		Doc: "Share of the rate of several processors that a kernel reaches on them, where ranks share processors.",
+		Doc: "Share of the rate of several processors that a kernel reaches when it runs on all of them, where ranks share processors.",
 		set: func(s *Spec, v value) { s.Cluster.SpreadEfficiency = v.num }},
 	{Block: blockCluster, Name: "nvlink_bandwidth", takes: positive(dimRate), Example: "300GB/s",
 		Doc: "Rate of one device to the others of its node, each way.",
@@ -259,25 +259,25 @@ var clusterKeys = []*Key{
 		Doc: "Rate of one node to the others, each way, shared by its devices.",
 		set: func(s *Spec, v value) { s.Cluster.NodeNetworkBandwidth = v.num }},
 	{Block: blockCluster, Name: "nvlink_latency", takes: notNegative(dimDuration), Example: "5us",
-		Doc: "Time from one device to another of its node for a message of no length.",
+		Doc: "Time for an empty message from one device to another of its node.",
 		set: func(s *Spec, v value) { s.Cluster.NVLinkLatency = v.num }},
 	{Block: blockCluster, Name: "network_latency", takes: notNegative(dimDuration), Example: "10us",
-		Doc: "Time from one node to another for a message of no length.",
+		Doc: "Time for an empty message from one node to another.",
 		set: func(s *Spec, v value) { s.Cluster.NetworkLatency = v.num }},
 	{Block: blockCluster, Name: "kernel_latency", takes: notNegative(dimDuration), Example: "5us",
-		Doc: "Time from the end of one kernel to the start of the next on a stream. Where ranks share processors: what it takes to spread a kernel over several, which short ones save.",
+		Doc: "Time from the end of one kernel to the start of the next on a stream. Where ranks share processors: the time to spread a kernel over several of them, which short kernels avoid.",
 		set: func(s *Spec, v value) { s.Cluster.KernelLatency = v.num }},
 	{Block: blockCluster, Name: "matmul_efficiency", takes: curve(), Example: "[[128, 0.3], [1K, 0.5], [8K, 0.62]]",
-		Doc: "Share of the peak that matrix products reach: one number, or pairs of rows and share with growing rows.",
+		Doc: "Share of the peak that matrix products reach: one number, or pairs of rows and share with increasing rows.",
 		set: func(s *Spec, v value) { s.Cluster.MatmulEfficiency = setCurve(v) }},
 	{Block: blockCluster, Name: "attention_efficiency", takes: curve(), Example: "0.58",
-		Doc: "Share of the peak that attention reaches forward: one number, or pairs of query rows and share with growing rows.",
+		Doc: "Share of the peak that attention reaches forward: one number, or pairs of query rows and share with increasing rows.",
 		set: func(s *Spec, v value) { s.Cluster.AttentionEfficiency = setCurve(v) }},
 	{Block: blockCluster, Name: "attention_grad_efficiency", takes: curve(), Example: "0.48",
-		Doc: "Share of the peak that attention reaches backward: one number, or pairs of query rows and share with growing rows.",
+		Doc: "Share of the peak that attention reaches backward: one number, or pairs of query rows and share with increasing rows.",
 		set: func(s *Spec, v value) { s.Cluster.AttentionGradEff = setCurve(v) }},
 	{Block: blockCluster, Name: "copy_efficiency", takes: share(), Example: "0.85",
-		Doc: "Share of `memory_bandwidth` that kernels bound by memory reach.",
+		Doc: "Share of `memory_bandwidth` that memory-bound kernels reach.",
 		set: func(s *Spec, v value) { s.Cluster.CopyEfficiency = v.num }},
 	{Block: blockCluster, Name: "collective_efficiency", takes: share(), Example: "0.8",
 		Doc: "Share of a link's rate that collectives reach.",
@@ -295,34 +295,34 @@ var trainKeys = []*Key{
 		Doc: "Optimizer steps of the run.",
 		set: func(s *Spec, v value) { s.Train.Steps = v.Int() }},
 	{Block: blockTrain, Name: "seed", takes: whole(0, 1<<53), Default: "1", Example: "42",
-		Doc: "Decides initial weights and which data a step sees, for any number of ranks alike.",
+		Doc: "Determines initial weights and the data of each step, independently of the number of ranks.",
 		set: func(s *Spec, v value) { s.Train.Seed = int64(v.num) }},
 	{Block: blockTrain, Name: "optimizer", Default: "adamw()", Example: "adamw(lr = 3e-4, betas = [0.9, 0.95])",
 		takes: valueType{calls: []callType{{name: "adamw", block: blockOptimizer, doc: "AdamW (Loshchilov and Hutter, 2019)"}}},
 		Doc:   "How gradients change weights. AdamW is the only one so far.",
 		set:   func(s *Spec, v value) { s.Train.Optimizer.Kind = v.name }},
 	{Block: blockTrain, Name: "warmup", takes: whole(0, maxTokens), Default: "0", Example: "100",
-		Doc: "Steps in which the learning rate grows linearly from nothing.",
+		Doc: "Steps in which the learning rate grows linearly from 0.",
 		set: func(s *Spec, v value) { s.Train.Warmup = v.Int() }},
 	{Block: blockTrain, Name: "lr_decay", takes: names("constant", "cosine"), Default: "cosine", Example: "constant",
-		Doc: "The learning rate after the warm-up: it stays, or falls along a half cosine to `min_lr` at the last step.",
+		Doc: "The learning rate after the warm-up: constant, or falling along a half cosine to `min_lr` at the last step.",
 		set: func(s *Spec, v value) { s.Train.LRDecay = v.name }},
 	{Block: blockTrain, Name: "min_lr", takes: notNegative(dimCount), Derived: "optimizer.lr / 10", Example: "3e-5",
 		Doc:    "The learning rate at which `cosine` ends.",
 		set:    func(s *Spec, v value) { s.Train.MinLR = v.num },
 		derive: func(s *Spec) { s.Train.MinLR = s.Train.Optimizer.LR / 10 }},
 	{Block: blockTrain, Name: "grad_clip", takes: notNegative(dimCount), Default: "1.0", Example: "0.5",
-		Doc: "Global L2 norm to which gradients are scaled down; 0 switches it off.",
+		Doc: "Global L2 norm to which larger gradients are scaled down; 0 switches clipping off.",
 		set: func(s *Spec, v value) { s.Train.GradClip = v.num }},
 	{Block: blockTrain, Name: "data", Example: `text("corpus/*.txt")`,
 		takes: valueType{calls: []callType{
-			{name: "text", texts: true, doc: "the bytes of files, one token a byte; patterns with `*` are allowed, and paths start at the folder of the file that holds them"},
+			{name: "text", texts: true, doc: "the bytes of files, one token per byte; patterns with `*` are allowed, and paths are relative to the folder of the file that contains them"},
 			{name: "random", doc: "noise from the seed, for benchmarks"},
 		}},
 		Doc: "Where tokens come from.",
 		set: setData},
 	{Block: blockTrain, Name: "holdout", takes: valueType{number: &number{max: 1, below: true}}, Default: "0.05", Example: "0.1",
-		Doc: "Share of the data, from its end, that is kept for validation; 0 switches validation off.",
+		Doc: "Share of the data, at its end, that is kept for validation; 0 switches validation off.",
 		set: func(s *Spec, v value) { s.Train.Holdout = v.num }},
 	{Block: blockTrain, Name: "eval_every", takes: whole(0, maxTokens), Default: "0", Example: "100",
 		Doc: "Steps from one validation to the next; 0 validates at the end only.",
@@ -332,7 +332,7 @@ var trainKeys = []*Key{
 		set: func(s *Spec, v value) { s.Train.EvalBatch = v.Int() }},
 }
 
-// setData resolves paths against the folder of the text that each was written in.
+// setData resolves paths relative to the folder of the text in which each was written.
 func setData(s *Spec, v value) {
 	s.Train.Data = Data{Kind: v.name}
 	for _, file := range v.list {
@@ -365,40 +365,40 @@ var optimizerKeys = []*Key{
 
 var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "sp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "8",
-		Doc: "Ranks that share the layers of a stage and divide heads, features and rows of the sequence: tensor and sequence parallelism in one. It divides `model.heads`, unless `sp_mode` is `ring`; inside a node it is cheapest. `auto` tries all that divide them.",
+		Doc: "Ranks that share the layers of a stage and divide heads, features and rows of the sequence: tensor and sequence parallelism in one. It divides `model.heads`, unless `sp_mode` is `ring`. It is cheapest inside a node. `auto` tries all divisors.",
 		set: func(s *Spec, v value) { s.Schedule.SP = v.Int() }},
 	{Block: blockSchedule, Name: "pp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "4",
-		Doc: "Pipeline stages. Each holds contiguous layers. `auto` tries all that have GPUs and layers.",
+		Doc: "Pipeline stages. Each holds contiguous layers. `auto` tries all numbers that GPUs and layers allow.",
 		set: func(s *Spec, v value) { s.Schedule.PP = v.Int() }},
 	{Block: blockSchedule, Name: "dp", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
-		Doc: "Replicas of the whole pipeline, over different sequences of the batch. `auto` tries what divides the batch.",
+		Doc: "Replicas of the whole pipeline, for different sequences of the batch. `auto` tries the divisors of the batch.",
 		set: func(s *Spec, v value) { s.Schedule.DP = v.Int() }},
 	{Block: blockSchedule, Name: "sp_mode", takes: names("auto", "megatron", "ulysses", "ring"), Default: "auto", Example: "ulysses",
-		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, all-to-all around attention. `ring`: weights are replicated, every rank holds two chunks of each subsequence in zigzag order, and the K and V so far go round: for few subsequences, and heads that do not divide. `auto` tries the first two.",
+		Doc: "How SP ranks share a layer. `megatron`: weights are divided. `ulysses`: weights are replicated, with all-to-all around attention. `ring`: weights are replicated, every rank holds two chunks of each subsequence in zigzag order, and K and V are passed around; it suits few subsequences, and heads that are not divisible by SP. `auto` tries the first two.",
 		set: func(s *Spec, v value) { s.Schedule.SPMode = v.name }},
 	{Block: blockSchedule, Name: "zero", takes: autoOr(whole(0, 3)), Default: "auto", Example: "3",
-		Doc: "What ranks that hold the same matrix, replicas or, with `ulysses` and `ring`, the ranks of a stage, divide among themselves (ZeRO's stages): 1, the optimizer's state; 2, of layers the gradients too, completed as soon as another layer's turn in the backward pass comes; " +
-			"3, the weights too, brought together before each forward and backward of the layer. `auto` tries them where there are any such ranks. It changes no result but by rounding, where a layer has several turns in a step under 2 or 3.",
+		Doc: "What ranks that hold the same matrix divide among themselves (ZeRO's stages). These are replicas and, with `ulysses` and `ring`, the ranks of a stage. 1: the optimizer state. 2: also the gradients of layers, completed when the backward pass moves to another layer. " +
+			"3: also the weights of layers, gathered before each forward and backward. `auto` tries all if there are such ranks. Results change by rounding only, and only under 2 or 3 where a layer has several backward passes in a step.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Zero = "auto"; !v.Auto() {
 				s.Schedule.Zero = strconv.Itoa(v.Int())
 			}
 		}},
 	{Block: blockSchedule, Name: "microbatch", takes: autoOr(whole(1, maxCount)), Default: "auto", Example: "2",
-		Doc: "Sequences that one task carries side by side. `auto` tries several where sequences are short.",
+		Doc: "Sequences that one task processes together. `auto` tries several if sequences are short.",
 		set: func(s *Spec, v value) { s.Schedule.Microbatch = v.Int() }},
 	{Block: blockSchedule, Name: "subsequences", takes: autoOr(whole(1, maxRanks)).orList(whole(1, maxTokens), 1, maxRanks), Default: "auto", Example: "160",
-		Doc: "Slices into which a sequence is cut for the pipeline: their number, or a list of their lengths that sums to `train.sequence`. `auto` tries numbers that grow by the root of two, down to 1K tokens each; 1 where the strategy takes whole sequences.",
+		Doc: "Chunks into which a sequence is cut for the pipeline: their number, or a list of their lengths that adds up to `train.sequence`. `auto` tries numbers that grow by a factor of √2, down to chunks of 1K tokens, and 1 if the strategy needs whole sequences.",
 		set: setSubsequences},
 	{Block: blockSchedule, Name: "partition", takes: names("auto", "flops", "time", "length"), Default: "flops", Example: "length",
-		Doc: "What the subsequences have alike: floating-point operations (later ones are shorter, since attention looks back), predicted time, or length. `auto` tries all three. An explicit list of lengths goes before it.",
+		Doc: "What is equal for all subsequences: floating-point operations (later ones are shorter, because attention looks back), predicted time, or length. `auto` tries all three. A list of lengths overrides it.",
 		set: func(s *Spec, v value) { s.Schedule.Partition = v.name }},
 	{Block: blockSchedule, Name: "align", takes: autoOr(whole(1, maxTokens)), Default: "auto", Example: "128",
-		Doc: "Borders of subsequences are multiples of it. It is a multiple of `sp` and at most the average length; `auto` is 128, or less for short subsequences; where memory binds and `solve` chooses among sizes, also what makes the first subsequence shorter, if a step takes less time so.",
+		Doc: "Borders of subsequences are multiples of it. It is a multiple of `sp` and at most the average length. `auto` is 128, or less for short subsequences. If memory is short and `solve` searches sizes, it also tries values that make the first subsequence shorter, if the step gets faster.",
 		set: func(s *Spec, v value) { s.Schedule.Align = v.Int() }},
 	{Block: blockSchedule, Name: "keep", takes: autoOr(valueType{}.orList(names("k", "v"), 0, 2)), Default: "[k, v]", Example: "[]",
-		Doc: "Which of K and V stay on the device from forward to backward. What is left out waits on the host and streams: each layer of each subsequence brings the rows of earlier tokens back block by block, " +
-			"in the backward with their gradients, so that host memory bounds the sequence. Subsequences of 8K tokens or more hide the traffic. `auto` keeps both where that fits, and else tries the others.",
+		Doc: "Which of K and V stay on the device between forward and backward. The others are kept on the host and streamed: each layer of each subsequence reloads the rows of earlier tokens block by block, " +
+			"in the backward pass with their gradients, so that host memory limits the sequence. Subsequences of 8K tokens or more hide the traffic. `auto` keeps both if they fit, and otherwise tries the rest.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Keep = nil; v.Auto() {
 				return
@@ -409,30 +409,30 @@ var scheduleKeys = []*Key{
 			}
 		}},
 	{Block: blockSchedule, Name: "order", takes: names("auto", "sequence", "layer"), Default: "sequence", Example: "layer",
-		Doc: "Order inside a stage: all layers of a subsequence first, or all subsequences of a layer first, which one stage alone can do. In layer order the device holds K and V of one layer, " +
-			"and those of the others wait on the host, like the hidden states between layers, unless `offload` keeps them. `virtual_stages` makes groups of layers take turns instead of single ones. `auto` tries both.",
+		Doc: "Order inside a stage: all layers of a subsequence first, or all subsequences of a layer first, which needs a single stage. In layer order the device holds K and V of one layer, " +
+			"and those of the others are on the host, like the hidden states between layers unless `offload` keeps them. With `virtual_stages`, groups of layers take turns instead of single ones. `auto` tries both.",
 		set: func(s *Spec, v value) { s.Schedule.Order = v.name }},
 	{Block: blockSchedule, Name: "recompute", takes: names("auto", "none", "full", "selective", "keep_attention"), Default: "auto", Example: "selective",
-		Doc: "Which activations are computed again in the backward instead of being saved: none, all of a layer, outputs of norms and activation functions, or all but attention. `auto` makes nothing again where there is room; else units of layers in the order of the time that a byte costs, against copies to the host, and only where it must.",
+		Doc: "Which activations are recomputed in the backward pass instead of being saved: none, all of a layer, outputs of norms and activation functions, or all but attention. `auto` recomputes nothing if memory suffices. Otherwise it weighs units against copies to the host, in the order of recomputation time per byte.",
 		set: func(s *Spec, v value) { s.Schedule.Recompute = v.name }},
 	{Block: blockSchedule, Name: "strategy", takes: names("auto", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "gpipe", "1f1b", "interleaved-1f1b", "seq1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"), Default: "auto", Example: "1f1b",
-		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward, sequence after sequence; `overlapped-sppo` begins the next one while this one turns round; the others are the systems that it is compared with. " +
-			"Over subsequences too: `terapipe` all sequences forward, then backward; `seq1f1b` forwards and backwards in turn; `zb-h1` and `zb-h2` the same with gradients of weights put off, " +
-			"for a smaller bubble, and with more activations for none. Whole sequences: `gpipe`, `1f1b`, and on two virtual stages a rank that lie there and back `zb-v` and `dualpipe-v`. " +
+		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward, one sequence after another. `overlapped-sppo` starts the next sequence while this one turns around. The others are for comparison. " +
+			"Also with subsequences: `terapipe` runs all sequences forward, then backward; `seq1f1b` alternates forwards and backwards; `zb-h1` and `zb-h2` also defer weight gradients, " +
+			"for a smaller bubble, or for none with more activations. With whole sequences: `gpipe`, `1f1b`, and with two virtual stages per rank, arranged there and back, `zb-v` and `dualpipe-v`. " +
 			"`interleaved-sppo` and `interleaved-1f1b` are `sppo` and `1f1b` with `virtual_stages` of 2 or more. `auto` tries all that make a difference.",
 		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
 	{Block: blockSchedule, Name: "virtual_stages", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
-		Doc: "Groups of layers that one rank holds, dealt out in turn; the bubble shrinks by as much. `auto` tries up to 16, as far as `strategy` knows them. " +
-			"With `order = layer`, the groups of the one stage, and `auto` is one for each layer.",
+		Doc: "Groups of layers per rank, assigned round-robin; they divide the bubble by their number. `auto` tries up to 16, as far as `strategy` supports them. " +
+			"With `order = layer`, the groups of the single stage, and `auto` is one per layer.",
 		set: func(s *Spec, v value) { s.Schedule.VirtualStages = v.Int() }},
 	{Block: blockSchedule, Name: "offload", Default: "auto", Example: "full",
 		takes: valueType{number: &number{max: 1}}.orNames("auto", "none", "full", "adaptive", "carry", "memory").
 			orList(valueType{number: &number{max: 1}}, 1, maxRanks),
-		Doc: "How much of the activations goes to the host between forward and backward: nothing, all, a share, a share for each subsequence in a list, or a policy. " +
-			"`adaptive`: what can be copied behind the next task. `carry`: copies may lag, and drain by the turn. `memory`: the lowest peak without waiting for a copy. `auto`: whatever makes the step shortest; nothing where all fits, else first what computation hides.",
+		Doc: "Activations that are on the host between forward and backward: none, all, a share, a list with a share for each subsequence, or a policy. " +
+			"`adaptive`: what can be copied during the next task. `carry`: copies may lag, and drain by the turnaround. `memory`: the lowest peak without exposed copies. `auto`: the shortest step; nothing if everything fits, otherwise first what computation hides.",
 		set: setOffload},
 	{Block: blockSchedule, Name: "mux", takes: names("auto", "off", "left", "right", "on"), Default: "auto", Example: "off",
-		Doc: "Whether idle stages take a part of the tasks next to the bubble: not, at the start and the end of a step (`left`: pieces of subsequences), at the turn (`right`: attention, by blocks of keys that they hold), or both (`on`). `auto` tries all where a rank has one virtual stage.",
+		Doc: "Whether idle stages take over part of the tasks next to the bubble: not at all, at the start and end of a step (`left`: pieces of subsequences), at the turnaround (`right`: attention, by blocks of keys that they hold), or both (`on`). `auto` tries all if a rank has one virtual stage.",
 		set: func(s *Spec, v value) { s.Schedule.Mux = v.name }},
 }
 
@@ -465,7 +465,7 @@ func setOffload(s *Spec, v value) {
 	}
 }
 
-// KeysOf are the keys of one block, in the order of the table.
+// KeysOf returns the keys of one block, in the order of the table.
 func KeysOf(block string) []*Key {
 	var keys []*Key
 	for _, k := range Keys {
@@ -495,10 +495,11 @@ func findBlock(name string) *Block {
 	return nil
 }
 
-// inText reports whether blocks of this name are written as blocks, not as a call.
+// inText reports whether blocks of this kind are written as blocks, not as a call.
 func (b *Block) inText() bool { return !strings.Contains(b.Name, ".") }
 
-// allNames are the bare names that a type takes at any depth, and the calls that may be written without arguments.
+// allNames returns the bare names that a type accepts at any depth, and the calls that may omit their
+// arguments.
 func (t valueType) allNames() []string {
 	out := slices.Clone(t.names)
 	for _, c := range t.calls {
@@ -510,7 +511,7 @@ func (t valueType) allNames() []string {
 	return out
 }
 
-// plainNames are the bare names that mean something to any key.
+// plainNames are the bare names that have a meaning for some key.
 var plainNames = sync.OnceValue(func() []string {
 	var out []string
 	for _, k := range Keys {

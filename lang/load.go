@@ -13,15 +13,15 @@ import (
 	"github.com/alecthomas/participle/v2/lexer"
 )
 
-// Options of Load and Parse. The zero value reads the disk, knows no shipped files and overrides nothing.
+// Options of Load and Parse. The zero value reads the disk, has no shipped files and overrides nothing.
 type Options struct {
-	Set      []string                          // overrides as written behind --set: "schedule.sp=4"; later ones win
-	Shipped  fs.FS                             // files that an import finds when the disk has none of that name
+	Set      []string                          // overrides as given to --set: "schedule.sp=4"; later ones win
+	Shipped  fs.FS                             // files for imports that are not found on disk
 	ReadFile func(name string) ([]byte, error) // nil: os.ReadFile
 }
 
-// Load reads and checks a specification. A mistake of the user comes back as Diagnostics, a file that cannot be
-// read as the error of reading it.
+// Load reads and checks a specification. Mistakes of the user are returned as Diagnostics, a file that cannot
+// be read as the error from reading it.
 func Load(file string, opts Options) (*Spec, error) {
 	text, err := opts.readFile(file)
 	if err != nil {
@@ -30,7 +30,7 @@ func Load(file string, opts Options) (*Spec, error) {
 	return Parse(file, text, opts)
 }
 
-// Parse is Load for a text at hand; file is its name in diagnostics and the place that its imports start from.
+// Parse is Load for a given text; file is its name in diagnostics and the base of its imports.
 func Parse(file string, text []byte, opts Options) (*Spec, error) {
 	l := &loader{
 		opts:   opts,
@@ -69,25 +69,25 @@ type loader struct {
 	opts   Options
 	spec   *Spec
 	diags  Diagnostics
-	broken bool // something could not be read, so that what seems missing may be there
+	broken bool // something could not be read, so missing parts may exist there
 
 	main   *sourceText
 	global *scope
 	loaded map[string]bool // by path: true once done, false while its imports are followed
-	blocks []*blockRef     // in the order of reading: imports before the file that wants them
+	blocks []*blockRef     // in the order of reading: imports before the importing file
 	flags  []*flagRef
 }
 
-// blockRef is a block with the text that it stands in.
+// blockRef is a block with its source text.
 type blockRef struct {
 	node  *blockNode
 	src   *sourceText
-	depth int // 0 for the file itself, else an import's distance
+	depth int // 0 for the file itself, else the number of imports to it
 }
 
 func (b *blockRef) head() span { return tokenSpan(b.src, b.node.Tokens[0]) }
 
-// flagRef is one --set; the last of several for one key counts.
+// flagRef is one --set; for one key the last counts.
 type flagRef struct {
 	path string
 	src  *sourceText
@@ -119,7 +119,7 @@ func (l *loader) loadText(src *sourceText, key string, shipped bool, depth int) 
 	l.loaded[key] = true
 }
 
-// maxImports bounds chains of imports; each file is read once, so this is only against very long ones.
+// maxImports limits chains of imports. Each file is read once, so this only guards against very long ones.
 const maxImports = 32
 
 func (l *loader) follow(src *sourceText, n *importNode, shipped bool, depth int) {
@@ -127,7 +127,7 @@ func (l *loader) follow(src *sourceText, n *importNode, shipped bool, depth int)
 	name, err := strconv.Unquote(n.Path)
 	if err != nil || name == "" {
 		l.broken = true
-		l.fail(BadImport, at, "", "an import wants a path in quotes")
+		l.fail(BadImport, at, "", "an import needs a path in quotes")
 		return
 	}
 	if depth >= maxImports {
@@ -152,7 +152,7 @@ func (l *loader) follow(src *sourceText, n *importNode, shipped bool, depth int)
 	l.loadText(&sourceText{name: fullName, text: string(text), dir: dir}, fullName, fromShipped, depth+1)
 }
 
-// shippedPrefix marks the names of shipped files in diagnostics: they are on no disk.
+// shippedPrefix marks the names of shipped files in diagnostics, because they are not on disk.
 const shippedPrefix = "shipped:"
 
 // readImport looks beside the importing file first, then among the shipped files.
@@ -191,7 +191,7 @@ func orErr(err, otherwise error) error {
 
 func plainError(err error) string {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrInvalid) {
-		return "there is no such file"
+		return "no such file"
 	}
 	var p *fs.PathError
 	if errors.As(err, &p) {
@@ -200,7 +200,7 @@ func plainError(err error) string {
 	return err.Error()
 }
 
-// importHint names the shipped file that is nearest to the one wanted, or all.
+// importHint names the most similar shipped file, or all.
 func (l *loader) importHint(name string) string {
 	if l.opts.Shipped == nil {
 		return ""
@@ -215,7 +215,7 @@ func (l *loader) importHint(name string) string {
 	return "shipped are " + strings.Join(files, ", ")
 }
 
-// bind gives a name its value; name is the token that introduces it.
+// bind assigns a value to a name; name is the token that introduces it.
 func (l *loader) bind(src *sourceText, sc *scope, name lexer.Token, n *exprNode) {
 	at := tokenSpan(src, name)
 	if old := sc.names[name.Value]; old != nil {
@@ -241,14 +241,14 @@ func (l *loader) readFlags() {
 		}
 		at := tokenSpan(src, n.Tokens[0])
 		if n.Let || FindKey(n.Key) == nil {
-			l.fail(UnknownKey, at, pathHint(n.Key), "there is no key `%s`", n.Key)
+			l.fail(UnknownKey, at, pathHint(n.Key), "unknown key `%s`", n.Key)
 			continue
 		}
 		l.flags = append(l.flags, &flagRef{n.Key, src, n})
 	}
 }
 
-// pathHint finds the key that a wrong path may have meant: the same name in a block, or a path like it.
+// pathHint suggests the key meant by a wrong path: the same name in a block, or a similar path.
 func pathHint(wrong string) string {
 	var paths, same []string
 	for _, k := range Keys {
@@ -278,7 +278,7 @@ func (l *loader) flag(path string) *flagRef {
 	return nil
 }
 
-// nameBlocks checks what can be said of every block, used or not: its kind, its name, the names of its keys.
+// nameBlocks checks every block, used or not: its kind, its name, the names of its keys.
 func (l *loader) nameBlocks() {
 	seen := map[string]span{}
 	for _, b := range l.blocks {
@@ -318,7 +318,7 @@ func blockHint(wrong string) string {
 	return "blocks are " + strings.Join(quoted(kinds), ", ")
 }
 
-// keyHint looks in the block first, then for the same name in another.
+// keyHint looks in the block first, then for the same name in other blocks.
 func keyHint(block, wrong string) string {
 	var inBlock []string
 	for _, k := range KeysOf(block) {
@@ -335,7 +335,7 @@ func keyHint(block, wrong string) string {
 	return "its keys are " + strings.Join(quoted(inBlock), ", ")
 }
 
-// needBlocks points at the start of the file when blocks are missing, since nothing else is there to point at.
+// needBlocks reports missing blocks, at the start of the file for lack of a better place.
 func (l *loader) needBlocks() {
 	var missing []string
 	for _, kind := range Blocks {
@@ -348,11 +348,11 @@ func (l *loader) needBlocks() {
 	}
 	start := lexer.Position{Line: 1, Column: 1}
 	l.fail(MissingBlock, span{l.main, start, start}, "write "+missing[0]+" { ... }, or import it",
-		"the spec lacks %s", strings.Join(quoted(missing), ", "))
+		"the spec has no %s", strings.Join(quoted(missing), ", "))
 }
 
-// choose finds the block of a kind that the spec means: the file's own go before imported ones, and one with parameters
-// counts only when there is no other.
+// choose returns the block of a kind to use: the file's own precede imported ones, and one with parameters
+// counts only if there is no other.
 func (l *loader) choose(kind *Block) *blockRef {
 	var own, imported []*blockRef
 	for _, b := range l.blocks {
@@ -370,8 +370,8 @@ func (l *loader) choose(kind *Block) *blockRef {
 			plain = level
 		}
 		if len(plain) > 1 {
-			l.fail(AmbiguousBlock, plain[1].head(), "keep one, or put the other into a file of its own",
-				"two `%s` blocks could be meant: the other is at %s", kind.Name, plain[0].head().pos())
+			l.fail(AmbiguousBlock, plain[1].head(), "keep one, or move the other to a file of its own",
+				"two `%s` blocks could be meant; the other is at %s", kind.Name, plain[0].head().pos())
 		}
 		if len(plain) > 0 {
 			return plain[0]
@@ -380,7 +380,7 @@ func (l *loader) choose(kind *Block) *blockRef {
 	return nil
 }
 
-// fillBlock evaluates the block that is meant and puts its values into the spec.
+// fillBlock evaluates the selected block and puts its values into the spec.
 func (l *loader) fillBlock(kind *Block) {
 	ref := l.choose(kind)
 	if ref == nil {
@@ -407,8 +407,8 @@ func (l *loader) setBlockName(kind, name string) {
 	}
 }
 
-// valuesOf evaluates the entries of a block. For `cluster a = b(nodes = 4)` these are b's, with its parameters bound
-// to the arguments of from; seen guards against a block that is made from itself.
+// valuesOf evaluates the entries of a block. For `cluster a = b(nodes = 4)` these are b's, with its
+// parameters bound to the arguments of from; seen guards against a block that is made from itself.
 func (l *loader) valuesOf(ref *blockRef, args *argsNode, from *blockRef, seen []*blockRef) (map[string]namedValue, bool) {
 	sc, ok := l.parameters(ref, args, from)
 	if ref.node.Value != nil {
@@ -449,15 +449,15 @@ func (l *loader) valuesOf(ref *blockRef, args *argsNode, from *blockRef, seen []
 	return values, ok
 }
 
-// shippedFolders hold the blocks of a kind that are shipped.
+// shippedFolders are the folders of shipped blocks, by kind.
 var shippedFolders = map[string]string{blockCluster: "clusters", blockSchedule: "baselines"}
 
-// base finds the block that `= name(...)` speaks of.
+// base returns the block named in `= name(...)`.
 func (l *loader) base(ref *blockRef) (*blockRef, *argsNode) {
 	at := nodeSpan(ref.src, ref.node.Value.Tokens)
 	call := ref.node.Value.asCall()
 	if call == nil {
-		l.fail(WrongType, at, "", "`%s %s =` wants the name of another %s, with its parameters", ref.node.Kind, ref.node.Name, ref.node.Kind)
+		l.fail(WrongType, at, "", "`%s %s =` needs the name of another %s, with its parameters", ref.node.Kind, ref.node.Name, ref.node.Kind)
 		return nil, nil
 	}
 	var others []string
@@ -474,7 +474,7 @@ func (l *loader) base(ref *blockRef) (*blockRef, *argsNode) {
 	if near := nearest(call.Name, others); near != "" {
 		hint = "did you mean `" + near + "`?"
 	} else if folder := shippedFolders[ref.node.Kind]; folder != "" {
-		hint = fmt.Sprintf("a shipped one comes by import \"%s/%s.sppo\"", folder, call.Name)
+		hint = fmt.Sprintf("import a shipped one with import \"%s/%s.sppo\"", folder, call.Name)
 	}
 	if !l.broken {
 		l.fail(UnknownName, at, hint, "there is no %s `%s`", ref.node.Kind, call.Name)
@@ -482,7 +482,8 @@ func (l *loader) base(ref *blockRef) (*blockRef, *argsNode) {
 	return nil, nil
 }
 
-// parameters binds those of a block: an override of the key of that name first, then arguments, then defaults.
+// parameters binds the parameters of a block: first an override of the key of that name, then arguments, then
+// defaults.
 func (l *loader) parameters(ref *blockRef, args *argsNode, from *blockRef) (*scope, bool) {
 	sc := &scope{names: map[string]*binding{}, outer: l.global}
 	var params, given []*argNode
@@ -524,7 +525,7 @@ func (l *loader) parameter(ref *blockRef, sc *scope, p *argNode, name string, fa
 	flag := l.flag(ref.node.Kind + "." + name)
 	switch {
 	case name == "":
-		l.fail(BadArgument, at, "write `name` or `name = default`", "a parameter is a name")
+		l.fail(BadArgument, at, "write `name` or `name = default`", "a parameter must be a name")
 		return false
 	case sc.names[name] != nil:
 		l.fail(Duplicate, at, "", "parameter `%s` is given twice", name)
@@ -566,7 +567,7 @@ func parameterHint(params []*argNode, wrong string) string {
 	return "it has " + strings.Join(quoted(names), ", ")
 }
 
-// parameter reads an argument node as a parameter: its name, and its default where it has one.
+// parameter reads an argument node as a parameter: its name, and its default if it has one.
 func (n *argNode) parameter() (name string, fallback *exprNode) {
 	if n.Name != "" {
 		return n.Name, n.Value
@@ -577,7 +578,7 @@ func (n *argNode) parameter() (name string, fallback *exprNode) {
 	return "", nil
 }
 
-// asCall is the name or call that an expression consists of, or nil.
+// asCall returns the name or call that makes up an expression, or nil.
 func (n *exprNode) asCall() *callNode {
 	f := n.First.First
 	if len(n.Rest) > 0 || len(n.First.Rest) > 0 || f.Negative {
@@ -610,7 +611,7 @@ func (l *loader) fillKeys(block string, head span, values map[string]namedValue)
 	}
 }
 
-// written is the value that the user gave a key, a flag first.
+// written returns the value that the user gave a key; flags take precedence.
 func (l *loader) written(k *Key, values map[string]namedValue) (value, bool) {
 	if f := l.flag(k.Path()); f != nil {
 		e := &evaluator{src: f.src, scope: l.global, enum: k.takes.allNames(), report: l.report}
@@ -660,7 +661,7 @@ func (l *loader) fillArguments(k *Key, v value) {
 	l.fillKeys(block, v.at, values)
 }
 
-// defaultValue evaluates the default as written in the table.
+// defaultValue evaluates the default from the table.
 func (k *Key) defaultValue() value {
 	src := &sourceText{name: k.Path(), text: k.Default}
 	fail := func(d *Diagnostic) { panic("internal: default of " + k.Path() + ": " + d.Error()) }
@@ -674,7 +675,7 @@ func (k *Key) defaultValue() value {
 	return v
 }
 
-// derive computes the keys that were left out and follow from others.
+// derive computes keys that were left out and follow from others.
 func (l *loader) derive() {
 	for _, k := range Keys {
 		if k.derive != nil && !l.spec.Written(k.Path()) {

@@ -14,7 +14,7 @@ import (
 
 var shipped = os.DirFS("../examples")
 
-// base reads files of testdata, and base.sppo as the examples of codes have it.
+// base reads files of testdata; base.sppo is that of the examples of codes.
 func base(name string) ([]byte, error) {
 	if filepath.Base(name) == "base.sppo" {
 		return []byte(exampleBase), nil
@@ -81,7 +81,7 @@ func TestExamplesAreFormatted(t *testing.T) {
 	}
 }
 
-// TestShippedClusters loads each by itself, and demands that it gives every key but those with a default.
+// TestShippedClusters loads each cluster by itself and checks that it sets every key without a default.
 func TestShippedClusters(t *testing.T) {
 	for name, gpus := range map[string]int{"local": 4, "a100-80g": 8, "h100": 8, "h200": 8, "b200": 8} {
 		s := load(t, "import \"base.sppo\"\nimport \"clusters/"+name+".sppo\"\ncluster c = "+name+"\n")
@@ -150,7 +150,8 @@ func TestOverrides(t *testing.T) {
 	}
 }
 
-// TestOverrideOfParameter checks that what a block computes from a parameter follows the override of the key of that name.
+// TestOverrideOfParameter checks that values computed from a parameter follow an override of the key of that
+// name.
 func TestOverrideOfParameter(t *testing.T) {
 	text := "import \"base.sppo\"\ncluster t(nodes = 1) {\n" + strings.SplitN(exampleBase, "ranks = 4) {\n", 2)[1]
 	text = strings.Replace(text, "  nodes         = 1\n  gpus_per_node = ranks", "  nodes = nodes\n  gpus_per_node = 2 * nodes", 1)
@@ -187,7 +188,7 @@ func TestPositions(t *testing.T) {
 	s := load(t, "import \"base.sppo\"\n\ncluster c = four(ranks = 2)\n\ntrain {\n  sequence = 1K\n  data = text(\"a\", \"b\")\n}\n\n"+
 		"schedule s {\n  subsequences = [512, 512]\n}\n")
 	for key, want := range map[string]string{
-		"cluster.gpus_per_node":    "test.sppo:3:26", // the argument that the parameter stands for
+		"cluster.gpus_per_node":    "test.sppo:3:26", // the argument of the parameter
 		"train.data[1]":            "test.sppo:7:20",
 		"train.optimizer.lr":       "test.sppo:5:1",
 		"schedule.subsequences[1]": "test.sppo:11:24",
@@ -216,7 +217,7 @@ func TestPositions(t *testing.T) {
 	}
 }
 
-// TestImportOrder checks that files on the disk go before shipped ones.
+// TestImportOrder checks that files on disk take precedence over shipped ones.
 func TestImportOrder(t *testing.T) {
 	files := map[string]string{
 		"dir/a.sppo":              "import \"sub/b.sppo\"\nimport \"base.sppo\"\nimport \"clusters/local.sppo\"\ncluster c = local\n",
@@ -254,7 +255,7 @@ func TestTableOfKeys(t *testing.T) {
 		_, err := Parse("test.sppo", []byte("import \"base.sppo\"\n"), Options{ReadFile: base, Set: set})
 		var ds Diagnostics
 		errors.As(err, &ds)
-		for _, d := range ds { // an example need not go with the rest of the spec, but it must be a value of its key
+		for _, d := range ds { // an example need not fit the rest of the spec, but must be a valid value of its key
 			switch d.Code {
 			case Indivisible, TooManyRanks, TooFewLayers, BadAlign, Conflict:
 			default:
@@ -262,12 +263,13 @@ func TestTableOfKeys(t *testing.T) {
 			}
 		}
 		if k.Default != "" {
-			k.defaultValue() // panics when it is wrong
+			k.defaultValue() // panics if it is wrong
 		}
 	}
 }
 
-// TestClusterKeysMatchFields keeps the keys of a cluster one to one with the fields, by their JSON names.
+// TestClusterKeysMatchFields checks that the keys of a cluster correspond one to one to fields, by their JSON
+// names.
 func TestClusterKeysMatchFields(t *testing.T) {
 	var fields, keys []string
 	typ := reflect.TypeFor[Cluster]()
@@ -307,7 +309,7 @@ func TestRendering(t *testing.T) {
 	}
 }
 
-// A block made from one that is not there may mean a shipped one: the hint says where those of its kind are.
+// A missing base block may be a shipped one: the hint names their folder.
 func TestShippedHint(t *testing.T) {
 	for text, want := range map[string]string{
 		"cluster c = a100-80g(nodes = 4)\n": `import "clusters/a100-80g.sppo"`,

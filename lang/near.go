@@ -6,20 +6,20 @@ import (
 	"slices"
 )
 
-// Nearest is the candidate that is most like the word, or "" when none is like it.
+// Nearest returns the candidate most similar to the word, or "" if none is similar.
 func Nearest(word string, candidates []string) string { return nearest(word, candidates) }
 
 func nearest(word string, candidates []string) string {
 	best, bestAt := "", 1+max(1, len(word)/3)
 	for _, c := range candidates {
-		if d := distance(word, c); d < bestAt && d < max(len(word), len(c)) && c != word { // something of it is left
+		if d := distance(word, c); d < bestAt && d < max(len(word), len(c)) && c != word { // some of it is left
 			best, bestAt = c, d
 		}
 	}
 	return best
 }
 
-// distance is how many characters must be put in, left out, changed or swapped with their neighbour to make a into b.
+// distance counts the insertions, deletions, changes and swaps of neighbours that turn a into b.
 func distance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return 64

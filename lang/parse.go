@@ -9,21 +9,21 @@ import (
 	"github.com/alecthomas/participle/v2/lexer"
 )
 
-// Limits keep hostile input from using up time or stack; no spec comes near them.
+// Limits protect time and stack against hostile input; no spec comes near them.
 const (
 	maxTextBytes    = 256 << 10
 	maxNesting      = 64
 	maxSyntaxErrors = 20
 )
 
-// sourceText is one piece of text that positions point into: a file, or one --set flag.
+// sourceText is one text with positions: a file, or a --set flag.
 type sourceText struct {
 	name string // shown in diagnostics
 	text string
-	dir  string // that relative paths written in it start from
+	dir  string // base of relative paths written in it
 }
 
-// span is a stretch of source text. The zero span is nowhere.
+// span is a range of source text. The zero span is no place.
 type span struct {
 	src        *sourceText
 	start, end lexer.Position
@@ -50,15 +50,15 @@ func (s span) pos() Pos {
 	return Pos{File: s.src.name, Line: s.start.Line, Column: s.start.Column, Offset: s.start.Offset}
 }
 
-// words is the text of the span, for messages.
+// words returns the text of the span, for messages.
 func (s span) words() string {
 	if s.src == nil {
 		return ""
 	}
-	return s.src.text[s.start.Offset:min(s.end.Offset, len(s.src.text))] // a repair's brace is in no text
+	return s.src.text[s.start.Offset:min(s.end.Offset, len(s.src.text))] // the brace of a repair is in no text
 }
 
-// line is the source line on which the span starts.
+// line returns the source line on which the span starts.
 func (s span) line() string {
 	if s.src == nil {
 		return ""
@@ -69,7 +69,8 @@ func (s span) line() string {
 	return strings.TrimRight(line, "\r")
 }
 
-// lex cuts text into tokens, blanks left out. It cannot fail: what begins nothing becomes a Stray token.
+// lex cuts text into tokens, without blanks. It cannot fail: a character that starts no token becomes a Stray
+// token.
 func lex(src *sourceText) []lexer.Token {
 	lx, err := tokens.LexString(src.name, src.text)
 	if err != nil {
@@ -90,7 +91,7 @@ func lex(src *sourceText) []lexer.Token {
 	}
 }
 
-// tokenList feeds tokens that are already cut to participle.
+// tokenList feeds existing tokens to participle.
 type tokenList []lexer.Token
 
 func (l *tokenList) Next() (lexer.Token, error) {
@@ -101,7 +102,7 @@ func (l *tokenList) Next() (lexer.Token, error) {
 	return t, nil
 }
 
-// visible leaves out what the grammar does not see: comments, and line ends inside ( ) and [ ].
+// visible removes what the grammar does not see: comments, and line ends inside ( ) and [ ].
 func visible(tokens []lexer.Token) []lexer.Token {
 	out := make([]lexer.Token, 0, len(tokens))
 	depth := 0
@@ -143,8 +144,8 @@ func parseTokens[N any](p *participle.Parser[N], tokens []lexer.Token) (*N, int)
 	return node, len(tokens) - 1
 }
 
-// parseFile parses a whole file. After a syntax error it drops the guilty statement and tries again, so that
-// one run reports several mistakes; the tree is then what is left.
+// parseFile parses a whole file. After a syntax error it drops the offending statement and tries again, so
+// that one run reports several mistakes. The tree holds the remaining statements.
 func parseFile(src *sourceText, report func(*Diagnostic)) *fileNode {
 	if len(src.text) > maxTextBytes {
 		at := span{src: src, start: lexer.Position{Line: 1, Column: 1}, end: lexer.Position{Line: 1, Column: 1}}
@@ -167,7 +168,7 @@ func parseFile(src *sourceText, report func(*Diagnostic)) *fileNode {
 	return &fileNode{}
 }
 
-// parseFlag parses `block.key=value` as written behind --set.
+// parseFlag parses `block.key=value`, as given to --set.
 func parseFlag(src *sourceText, report func(*Diagnostic)) *entryNode {
 	toks := lex(src)
 	deep := tooDeep(toks)
@@ -199,8 +200,8 @@ func tooDeep(toks []lexer.Token) int {
 	return -1
 }
 
-// openAt returns the indexes of the brackets still open before token i, outermost first. A block's brace closes
-// whatever was left open in it.
+// openAt returns the indexes of the brackets open before token i, outermost first. A block's closing brace
+// closes everything left open in it.
 func openAt(toks []lexer.Token, i int) []int {
 	var open []int
 	for j, t := range toks[:i] {
@@ -238,8 +239,8 @@ func lineEnd(toks []lexer.Token, i int) int {
 	return i
 }
 
-// repair returns tokens without the statement that holds the offending token i, or with a block closed before it, so
-// that parsing gets further every time.
+// repair returns the tokens without the statement that holds the offending token i, or with a block closed
+// before it, so that each attempt gets further.
 func repair(toks []lexer.Token, i int) []lexer.Token {
 	open := openAt(toks, i)
 	inBlock := len(open) > 0 && toks[open[0]].Value == "{"
@@ -248,7 +249,7 @@ func repair(toks []lexer.Token, i int) []lexer.Token {
 		brackets = open[1:]
 	}
 	from, to := lineStart(toks, i), lineEnd(toks, i)
-	if len(brackets) > 0 { // the statement began where its first bracket was opened, and ends before the next line
+	if len(brackets) > 0 { // the statement began at its first open bracket, and ends before the next line
 		if start := lineStart(toks, brackets[0]); start < from {
 			from, to = start, max(from, start+1)
 		}
@@ -268,14 +269,14 @@ func repair(toks []lexer.Token, i int) []lexer.Token {
 	return dropStatement(toks, from, to)
 }
 
-// unfinished reports whether the text before i breaks off within `key = value`.
+// unfinished reports whether the text before i ends within `key = value`.
 func unfinished(toks []lexer.Token, i int) bool {
 	prev, before := previous(toks, i, 1), previous(toks, i, 2)
 	return isOperator(prev.Value) || prev.Type == tokName && !isOperator(before.Value)
 }
 
-// dropStatement removes tokens from..to, keeping a closing brace that belongs to a block opened before, and
-// taking along a block that it opens.
+// dropStatement removes tokens from..to. It keeps a closing brace of an earlier block, and removes a block
+// that the statement opens.
 func dropStatement(toks []lexer.Token, from, to int) []lexer.Token {
 	depth, keep := 0, -1
 	for j := from; j < to; j++ {
@@ -306,7 +307,7 @@ func dropStatement(toks []lexer.Token, from, to int) []lexer.Token {
 	return splice(toks, from, to)
 }
 
-// isHeader reports whether a line reads like the first line of a block.
+// isHeader reports whether a line looks like the start of a block.
 func isHeader(line []lexer.Token) bool {
 	if len(line) < 2 || line[0].Type != tokName || line[1].Value == "=" {
 		return false
@@ -326,7 +327,7 @@ func splice(toks []lexer.Token, from, to int, put ...lexer.Token) []lexer.Token 
 	return append(out, toks[to:]...)
 }
 
-// syntaxDiagnostic says what is wrong at token i, in terms of what stands before it.
+// syntaxDiagnostic explains the error at token i by its context.
 func syntaxDiagnostic(src *sourceText, toks []lexer.Token, i int) *Diagnostic {
 	t := toks[i]
 	at := tokenSpan(src, t)
@@ -337,7 +338,7 @@ func syntaxDiagnostic(src *sourceText, toks []lexer.Token, i int) *Diagnostic {
 	}
 	switch {
 	case t.Type == tokOpenString:
-		return newDiagnostic(Syntax, at, `close it with a double quote on the same line`, "string is not closed")
+		return newDiagnostic(Syntax, at, `close it with a double quote on the same line`, "unterminated string")
 	case t.Type == tokStray:
 		return strayDiagnostic(at, t)
 	case t.EOF() && inner != "":
@@ -353,12 +354,12 @@ func syntaxDiagnostic(src *sourceText, toks []lexer.Token, i int) *Diagnostic {
 			whole += "/s"
 		}
 		return newDiagnostic(Syntax, tokenSpan(src, prev), "write "+whole,
-			"the unit `%s` stands apart from its number", prev.Value)
+			"the unit `%s` must directly follow its number", prev.Value)
 	}
 	return expectation(src, toks, i, open)
 }
 
-// expectation says what could stand at token i instead; open are the brackets around it.
+// expectation describes what could be at token i instead; open are the brackets around it.
 func expectation(src *sourceText, toks []lexer.Token, i int, open []int) *Diagnostic {
 	at, prev, found := tokenSpan(src, toks[i]), previous(toks, i, 1), describe(toks[i])
 	fail := func(hint, format string, args ...any) *Diagnostic {
@@ -385,11 +386,11 @@ func expectation(src *sourceText, toks []lexer.Token, i int, open []int) *Diagno
 	case inner == "{" && prev.Type == tokName:
 		return fail("", "expected `=` after `%s`", prev.Value)
 	case inner == "{":
-		return fail("a block holds `key = value`", "expected a key")
+		return fail("a block contains `key = value`", "expected a key")
 	case prev.Type == tokName:
 		return fail("a block is `kind name { key = value }`", "expected `{` or `=` after `%s`", prev.Value)
 	}
-	return fail("a file holds `import`, `let` and blocks", "expected a block")
+	return fail("a file contains `import`, `let` and blocks", "expected a block")
 }
 
 var closing = map[string]string{"(": ")", "[": "]", "{": "}"}
@@ -398,18 +399,18 @@ func strayDiagnostic(at span, t lexer.Token) *Diagnostic {
 	hint := ""
 	switch t.Value {
 	case "'":
-		hint = "strings stand in double quotes"
+		hint = "write strings in double quotes"
 	case ".":
 		hint = "a number starts with a digit: 0.5"
 	case ";":
-		hint = "keys are separated by blanks or line ends"
+		hint = "separate keys by blanks or line ends"
 	case ":":
 		hint = "write `key = value`"
 	}
 	return newDiagnostic(Syntax, at, hint, "unexpected character %q", t.Value)
 }
 
-// previous is the n-th token before i, comments not counted; the zero token when there is none.
+// previous returns the n-th token before i, not counting comments; the zero token if there is none.
 func previous(toks []lexer.Token, i, n int) lexer.Token {
 	for i--; i >= 0; i-- {
 		if toks[i].Type == tokComment {

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// keysPage is KEYS.md: the reference of all keys, from the table.
+// keysPage returns KEYS.md: the reference of all keys, from the table.
 func keysPage() string {
 	var b strings.Builder
 	b.WriteString("# Keys\n\nWritten from the table in keys.go; `sppoc explain` shows the same. `KEY = VALUE` stands in the block of its section;\n" +
@@ -51,7 +51,7 @@ func keyDoc(k *Key) string {
 	return doc
 }
 
-// errorsPage is ERRORS.md: what each code means, with a text that fails and the diagnostic.
+// errorsPage returns ERRORS.md: the meaning of each code, with a text that fails and its diagnostic.
 func errorsPage() string {
 	var b strings.Builder
 	b.WriteString("# Errors\n\nWritten from the table in codes.go, whose examples are run by a test. They import this `base.sppo`; blocks of a file itself\n" +
@@ -67,13 +67,13 @@ func errorsPage() string {
 	return b.String()
 }
 
-// grammarPage is GRAMMAR.md: the grammar as the parser has it, and what its tokens are.
+// grammarPage returns GRAMMAR.md: the parser's grammar, and its tokens.
 func grammarPage() string {
 	var b strings.Builder
 	b.WriteString("# Grammar\n\nWritten from grammar.go. Literals stand in quotes, tokens in angle brackets; `(?= ...)` looks ahead without reading.\n\n```\n")
 	b.WriteString(strings.ReplaceAll(fileParser.String(), "Node", "") + "\n```\n\n")
 	b.WriteString("Comments and blanks may stand anywhere. Line ends (`<nl>`) end a value, except inside `( )` and `[ ]`, where they are\n" +
-		"blanks too. `-` and `.` directly between the characters of a name belong to it, so subtraction wants a blank. A name\n" +
+		"blanks too. `-` and `.` directly between the characters of a name belong to it, so subtraction needs a blank. A name\n" +
 		"may start with a digit in the form of `1f1b`. A unit stands directly behind its number.\n\n| token | pattern |\n| --- | --- |\n")
 	for _, r := range tokenRules {
 		if r.Name != "OpenString" && r.Name != "Stray" {
@@ -109,7 +109,7 @@ func TestPages(t *testing.T) {
 	golden(t, "GRAMMAR.md", grammarPage())
 }
 
-// runExample reads the example of a code beside the base that it imports.
+// runExample reads the example of a code, with the base that it imports.
 func runExample(c CodeInfo) error {
 	files := map[string]string{"example.sppo": c.Example, "base.sppo": exampleBase}
 	_, err := Load("example.sppo", Options{ReadFile: readFrom(files), Shipped: shipped})
@@ -156,7 +156,7 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// codesDeclared reads the constants of type Code from the source, so that none can be left out of the table.
+// codesDeclared returns the constants of type Code from the source, so that none is missing in the table.
 func codesDeclared(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile("codes.go")

@@ -1,8 +1,8 @@
 package lang
 
-// Spec is a checked specification: every name resolved, every value in the base unit of its dimension
+// Spec is a checked specification: every name is resolved, every value is in the base unit of its dimension
 // (tokens, bytes, bytes per second, FLOP per second, seconds). It holds plain values only, so that a Plan can
-// carry its parts and be read back without the file that they came from.
+// carry parts of it and be read back without the file.
 type Spec struct {
 	File     string // as given on the command line
 	Name     string // name of the schedule block, for reports
@@ -11,7 +11,7 @@ type Spec struct {
 	Train    Train
 	Schedule Schedule
 
-	source *source // positions and text, for diagnostics raised by later phases
+	source *source // positions and text, for diagnostics of later phases
 }
 
 // Families of models.
@@ -51,7 +51,7 @@ type Model struct {
 // rows reaches. An alias, so that Cluster converts to ir.Machine.
 type CurvePoint = [2]float64
 
-// Cluster is data about machines. Its fields equal those of ir.Machine, to which it converts directly.
+// Cluster describes machines. Its fields equal those of ir.Machine, to which it converts directly.
 type Cluster struct {
 	Name                 string       `json:"name"`
 	Nodes                int          `json:"nodes"`
@@ -79,10 +79,10 @@ type Cluster struct {
 	CollectiveEfficiency float64      `json:"collective_efficiency"` // share of link bandwidth that collectives reach
 }
 
-// GPUs is the number of devices, and so the number of ranks a job may have.
+// GPUs returns the number of devices, the maximum number of ranks of a job.
 func (c Cluster) GPUs() int { return c.Nodes * c.GPUsPerNode }
 
-// Unit names one of those devices: ranks that share the processors of a node have no GPU.
+// Unit returns what one of those devices is called: ranks that share the processors of a node have no GPU.
 func (c Cluster) Unit() string {
 	if c.Parallelism > 0 {
 		return "CPU rank"
@@ -100,7 +100,7 @@ type Optimizer struct {
 	WeightDecay float64 `json:"weight_decay"` // not applied to biases, norms
 }
 
-// Data is where tokens come from.
+// Data is the source of tokens.
 type Data struct {
 	Kind  string   `json:"kind"`  // text: bytes of files, one token a byte | random: seeded noise, for benchmarks
 	Files []string `json:"files"` // as written, resolved against the spec's folder, globs not yet expanded
@@ -139,14 +139,15 @@ type Subsequences struct {
 	Lengths []int64 `json:"lengths,omitempty"` // given explicitly; Count is their number
 }
 
-// Schedule is what the user pinned. Integers are 0 and strings "auto" where the choice is left to the passes.
+// Schedule is what the user pinned. Integers are 0 and strings are "auto" if the choice is left to the
+// passes.
 type Schedule struct {
 	SP            int          `json:"sp"`
 	PP            int          `json:"pp"`
 	DP            int          `json:"dp"`
 	SPMode        string       `json:"sp_mode"`    // megatron | ulysses | ring | auto
 	Zero          string       `json:"zero"`       // 0 | 1 | 2 | 3 | auto
-	Microbatch    int          `json:"microbatch"` // sequences that one task carries side by side
+	Microbatch    int          `json:"microbatch"` // sequences that one task processes together
 	Subsequences  Subsequences `json:"subsequences"`
 	Partition     string       `json:"partition"` // flops | length | time | auto
 	Align         int          `json:"align"`     // 0: auto
@@ -159,5 +160,6 @@ type Schedule struct {
 	Mux           string       `json:"mux"` // off left right on auto
 }
 
-// SharesTasks reports whether ranks are to take parts of each other's tasks: mux is pinned, and not to off.
+// SharesTasks reports whether ranks take over parts of each other's tasks: mux is pinned to something other
+// than off.
 func (s *Schedule) SharesTasks() bool { return s.Mux != "" && s.Mux != "auto" && s.Mux != "off" }

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// fit checks a value against what a key takes and returns it in its final form: a call written as a bare name becomes a
-// call. What is the fault of one item of a list is reported at that item.
+// fit checks a value against a type and returns it in its final form: a call written as a bare name becomes a
+// call. An error in an item of a list is reported at that item.
 func (t valueType) fit(what string, v value, report func(*Diagnostic)) (value, bool) {
 	fail := func(code Code, hint, format string, args ...any) (value, bool) {
 		report(newDiagnostic(code, v.at, hint, format, args...))
@@ -47,10 +47,10 @@ func (t valueType) fit(what string, v value, report func(*Diagnostic)) (value, b
 		}
 	case isText:
 		if len(t.calls) > 0 && t.calls[0].texts {
-			return fail(WrongType, fmt.Sprintf("write %s(%q)", t.calls[0].name, v.text), "%s wants %s, found a string", what, t)
+			return fail(WrongType, fmt.Sprintf("write %s(%q)", t.calls[0].name, v.text), "%s needs %s, found a string", what, t)
 		}
 	}
-	return fail(WrongType, "", "%s wants %s, found %s", what, t, v)
+	return fail(WrongType, "", "%s needs %s, found %s", what, t, v)
 }
 
 func (n *number) fit(what string, v value, report func(*Diagnostic)) (value, bool) {
@@ -59,19 +59,19 @@ func (n *number) fit(what string, v value, report func(*Diagnostic)) (value, boo
 		return v, false
 	}
 	if v.dim != n.dim && v.num != 0 {
-		return fail(WrongDimension, n.unitHint(v), "%s wants %s, found %s", what, n.dim, v.dim)
+		return fail(WrongDimension, n.unitHint(v), "%s needs %s, found %s", what, n.dim, v.dim)
 	}
 	v.dim = n.dim
-	if n.whole && n.dim == dimBytes { // 0.9 * 80GiB need not come out even
+	if n.whole && n.dim == dimBytes { // 0.9 * 80GiB need not be a whole number
 		v.num = math.Floor(v.num)
 	}
 	if n.whole && v.num != math.Trunc(v.num) {
 		return fail(OutOfRange, fmt.Sprintf("%s or %s", showNumber(math.Floor(v.num), n.dim), showNumber(math.Ceil(v.num), n.dim)),
-			"%s wants a whole number, found %s", what, v)
+			"%s needs a whole number, found %s", what, v)
 	}
 	if v.num < n.min || n.above && v.num == n.min || v.num > n.max || n.below && v.num == n.max {
 		words := n.rangeWords()
-		if n.above && n.max >= maxRanks && v.num > n.max { // of which they say nothing
+		if n.above && n.max >= maxRanks && v.num > n.max { // not documented
 			words = "at most " + showNumber(n.max, n.dim)
 		}
 		return fail(OutOfRange, "it must be "+words, "%s is out of range: %s", what, v)
@@ -79,10 +79,10 @@ func (n *number) fit(what string, v value, report func(*Diagnostic)) (value, boo
 	return v, true
 }
 
-// unitHint rewrites a number without unit, the commonest fault, and else names the units that are right.
+// unitHint rewrites a number without unit, the most common mistake, or else names the right units.
 func (n *number) unitHint(v value) string {
 	if n.dim == dimCount {
-		return "write a number without unit, or with K or M for 1024 or 1024K"
+		return "write a number without a unit, or with K or M for 1024 or 1024K"
 	}
 	hint := "its units are " + strings.Join(unitsOf(n.dim), " ")
 	if v.dim == dimCount {
@@ -99,7 +99,7 @@ func (n *number) rangeWords() string {
 	case n.max >= maxRanks && n.min >= 0:
 		return fmt.Sprintf("from %s to %s", least, most)
 	case n.above && n.below:
-		return fmt.Sprintf("between %s and %s, without these", least, most)
+		return fmt.Sprintf("above %s and below %s", least, most)
 	case n.above:
 		return fmt.Sprintf("above %s and at most %s", least, most)
 	case n.below:
@@ -114,7 +114,7 @@ func (l *list) fit(what string, v value, report func(*Diagnostic)) (value, bool)
 		if l.min == l.max {
 			wants = fmt.Sprint(l.min)
 		}
-		report(newDiagnostic(WrongType, v.at, "", "%s wants a list of %s values, found %d", what, wants, len(v.list)))
+		report(newDiagnostic(WrongType, v.at, "", "%s needs a list of %s values, found %d", what, wants, len(v.list)))
 		return v, false
 	}
 	out, all := v, true
@@ -135,7 +135,7 @@ func (t valueType) call(name string) *callType {
 	return nil
 }
 
-// fitCall checks the positional arguments; the named ones are keys and are checked as such (load.go).
+// fitCall checks the positional arguments; named ones are keys and are checked as such (load.go).
 func (t valueType) fitCall(what string, v value, report func(*Diagnostic)) (value, bool) {
 	c := t.call(v.name)
 	if c == nil {
@@ -155,13 +155,13 @@ func (t valueType) fitCall(what string, v value, report func(*Diagnostic)) (valu
 		return v, false
 	}
 	if c.texts && len(v.list) == 0 {
-		report(newDiagnostic(BadArgument, v.at, fmt.Sprintf("write %s(\"file.txt\")", c.name), "`%s` wants at least one string", c.name))
+		report(newDiagnostic(BadArgument, v.at, fmt.Sprintf("write %s(\"file.txt\")", c.name), "`%s` needs at least one string", c.name))
 		return v, false
 	}
 	all := true
 	for _, item := range v.list {
 		if item.kind != isText || item.text == "" {
-			report(newDiagnostic(BadArgument, item.at, "", "`%s` wants strings that are not empty, found %s", c.name, item))
+			report(newDiagnostic(BadArgument, item.at, "", "`%s` needs strings that are not empty, found %s", c.name, item))
 			all = false
 		}
 	}
@@ -172,7 +172,7 @@ func (t valueType) fitCall(what string, v value, report func(*Diagnostic)) (valu
 	return v, all
 }
 
-// String says what the type takes, for messages and for the reference.
+// String describes the type for messages and for the reference.
 func (t valueType) String() string {
 	var forms []string
 	for _, n := range t.names {

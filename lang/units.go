@@ -6,18 +6,18 @@ import (
 	"strings"
 )
 
-// dim is the dimension of a number: the powers of byte, floating-point operation and second in it.
+// dim is the dimension of a number: its powers of bytes, floating-point operations and seconds.
 type dim struct{ bytes, flops, seconds int8 }
 
 var (
-	dimCount    = dim{} // plain numbers, token counts among them
+	dimCount    = dim{} // plain numbers, including token counts
 	dimBytes    = dim{bytes: 1}
 	dimRate     = dim{bytes: 1, seconds: -1}
 	dimCompute  = dim{flops: 1, seconds: -1}
 	dimDuration = dim{seconds: 1}
 )
 
-// dimensions says how each dimension that a key can have is called, and shows one value of it.
+// dimensions describes each dimension of keys, with an example.
 var dimensions = []struct {
 	dim           dim
 	name, example string
@@ -49,7 +49,8 @@ func (d dim) String() string {
 	return "a value in " + strings.Join(parts, " ")
 }
 
-// times is the dimension of a product (sign 1) or quotient (sign -1); false when the powers leave all reason.
+// times returns the dimension of a product (sign 1) or quotient (sign -1), and false if a power becomes
+// unreasonable.
 func (d dim) times(e dim, sign int8) (dim, bool) {
 	out := dim{d.bytes + sign*e.bytes, d.flops + sign*e.flops, d.seconds + sign*e.seconds}
 	for _, p := range []int8{out.bytes, out.flops, out.seconds} {
@@ -65,7 +66,8 @@ type unit struct {
 	dim   dim
 }
 
-// of converts to base units. Below 1 it divides, since 5 / 1e6 is the number nearest to 5us and 5 * 1e-6 is not.
+// of converts to base units. For units below 1 it divides: 5 / 1e6 is the number nearest to 5us, and 5 * 1e-6
+// is not.
 func (u unit) of(x float64) float64 {
 	if u.scale < 1 {
 		return x / math.Round(1/u.scale)
@@ -73,7 +75,7 @@ func (u unit) of(x float64) float64 {
 	return x * u.scale
 }
 
-// units are all that may stand behind a number. K and M count tokens, and so are powers of 1024.
+// units are the units of numbers. K and M count tokens, so they are powers of 1024.
 var units = map[string]unit{
 	"K": {1 << 10, dimCount}, "M": {1 << 20, dimCount},
 	"B":   {1, dimBytes},
@@ -98,7 +100,7 @@ func unitsOf(d dim) []string {
 	return names
 }
 
-// splitNumber cuts a literal such as 1_000.5e3GB/s into its value and the unit behind it.
+// splitNumber cuts a literal such as 1_000.5e3GB/s into its value and unit.
 func splitNumber(literal string) (value float64, unitName string, ok bool) {
 	end := len(literal)
 	for i, r := range literal {
@@ -123,7 +125,7 @@ func exponentFollows(rest string) bool {
 	return rest != "" && rest[0] >= '0' && rest[0] <= '9'
 }
 
-// decimal is x without the last digits, in which conversion between units shows.
+// decimal rounds off the last digits, which show errors of unit conversion.
 func decimal(x float64) string {
 	rounded, err := strconv.ParseFloat(strconv.FormatFloat(x, 'g', 12, 64), 64)
 	if err != nil {

@@ -171,7 +171,7 @@ func wrongFlag(flags *pflag.FlagSet, err error) string {
 		return err.Error()
 	}
 	if c, ok := bad.GetFlag().Value.(*choice); ok {
-		return fmt.Sprintf("--%s %s: there are %s", bad.GetFlag().Name, bad.GetValue(), listed(c.words))
+		return fmt.Sprintf("--%s %s: it accepts %s", bad.GetFlag().Name, bad.GetValue(), listed(c.words))
 	}
 	wanted := map[string]string{"int": "a whole number", "int64": "a whole number", "uint64": "a whole number, 0 or more", "float64": "a number",
 		"bool": "true or false", "duration": "a time such as 50ms"}
@@ -179,7 +179,7 @@ func wrongFlag(flags *pflag.FlagSet, err error) string {
 	if !ok {
 		return err.Error()
 	}
-	return fmt.Sprintf("--%s %s: it wants %s", bad.GetFlag().Name, bad.GetValue(), want)
+	return fmt.Sprintf("--%s %s: it must be %s", bad.GetFlag().Name, bad.GetValue(), want)
 }
 
 func countWords(got, least int) string {
