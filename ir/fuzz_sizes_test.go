@@ -329,8 +329,8 @@ func (e *exact) counts(in *ir.Instr, s ir.Section, consts []int64) bool {
 		memberless := value("chunks") == 0 || value("member") >= 0 && value("member") < value("chunks")/2
 		return memberless && value("position") >= 0 && least(sum(number(value("position")), span), largest(53))
 	case ir.Attention, ir.AttentionGrad:
-		z := value("zigzag")
-		return z >= 0 && z <= ir.ZigzagBehind
+		z, chunks := value("zigzag"), value("chunks")
+		return z >= 0 && z <= ir.ZigzagBehind && (chunks == 0 || value("member") >= 0 && value("member") < chunks/2)
 	case ir.Embed, ir.EmbedGrad:
 		table := map[ir.Op]string{ir.Embed: "table", ir.EmbedGrad: "dtable"}[in.Op]
 		return through(value("first"), in.Arg(table).Rows(), 1<<31)

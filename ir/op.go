@@ -201,7 +201,14 @@ var (
 	attrGroup      = AttrInfo{"group", KindGroup, "the ranks that take part"}
 	attrEvent      = AttrInfo{"event", KindEvent, "event of this section"}
 	attrChunks     = AttrInfo{"chunks", KindOption, "the tokens are cut into so many chunks, an even number, in zigzag order: the first, the last, the second, the last but one, and so on; 0: they are in order"}
+	attrWindow     = AttrInfo{"window", KindOption, "query r sees keys from prefix+r-window+1 on alone; 0: from the first on"}
 	attrZigzag     = AttrInfo{"zigzag", KindOption, "0: as above. Else queries are two chunks of a member of a ring in zigzag order, and keys behind the prefix two of another's: all queries see the first of them where it is 1, because the other stands before; the second half of the queries sees both where it is 2, because it stands behind"}
+)
+
+// Attributes of attention in a ring whose keys have been gathered.
+var (
+	attrQueryChunks = AttrInfo{"chunks", KindOption, "where it is not 0, the queries are two of this many chunks of the tokens after the prefix, in zigzag order, and the keys are all of them, in order"}
+	attrQueryMember = AttrInfo{"member", KindOption, "with chunks, the queries are the chunk of this number and the one as far from the end"}
 )
 
 // Ops is THE opcode table. Encoder, decoder, printer, parser, verifier, simulator and OPCODES.md walk it.
@@ -385,7 +392,7 @@ var Ops = [NumOps]OpInfo{
 	Attention: {
 		Name: "attention", Class: ClassKernel, Streams: onCompute,
 		Doc: "Causal attention of n queries over keys, all tokens so far or a block of them: query r sees keys 0 .. min(keys-1, prefix+r). Scores are scaled by 1/sqrt(head_dim); query head i uses key head i / (heads/kv_heads). " +
-			"Never stores scores of a whole row of tokens. Where accumulate is set, the softmax goes on from the o and lse that other keys gave.",
+			"Never stores scores of a whole row of tokens. Where accumulate is set, the softmax goes on from the o and lse that other keys gave: it must be where a window leaves a query without a key.",
 		Operands: []Operand{
 			{Name: "o", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Doc: "f32 where blocks follow in bf16, so that it is rounded once"},
 			{Name: "lse", Dir: WriteOrAdd, Types: "f32", Dims: "n*batch,heads", Spare: true, Doc: "natural logarithm of the sum of exponentials of the scaled scores"},
@@ -394,7 +401,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "v", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
 		},
 		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix,
-			{"accumulate", KindBool, "go on from the o and lse that are there instead of writing them"}, attrZigzag},
+			{"accumulate", KindBool, "go on from the o and lse that are there instead of writing them"}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember},
 		Rule: RuleAttention, Work: WorkAttention, Source: "Dao et al. 2022; paper section 2",
 	},
 	AttentionGrad: {
@@ -414,7 +421,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "delta", Types: "f32", Dims: "n*batch,heads", Optional: true, Doc: "of attention_delta, where blocks share it or o is elsewhere"},
 		},
 		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix, attrAccumulate,
-			{"accumulate_q", KindBool, "add to dq instead of writing it"}, attrZigzag},
+			{"accumulate_q", KindBool, "add to dq instead of writing it"}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember},
 		Rule: RuleAttention, Work: WorkAttentionGrad,
 	},
 	Gelu: {

@@ -107,55 +107,6 @@ func checkMatmul(in *Instr) error {
 	return nil
 }
 
-// visiblePairs counts queries times the keys that each sees: query r sees prefix+r+1, and no more than there are.
-func visiblePairs(n, prefix, keys int64) float64 {
-	partly := float64(max(0, min(n, keys-prefix)))
-	return partly*float64(prefix) + partly*(partly+1)/2 + (float64(n)-partly)*float64(keys)
-}
-
-// attentionWork is 4*head_dim FLOPs for each visible pair of query and key and head (QK and PV), times a factor
-// for the backward pass, which multiplies five such matrices instead of two.
-func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
-	batch := int64(in.Attr("batch").Bits)
-	n, keys := in.Arg("q").Rows()/max(batch, 1), in.Arg("k").Rows()/max(batch, 1)
-	pairs := visiblePairs(n, int64(in.Attr("prefix").Bits), keys)
-	if in.zigzag() { // whichever half of them is seen
-		pairs = float64(n)*float64(in.Attr("prefix").Bits) + float64(n)*float64(n)/2
-	}
-	w := memoryWork(in)
-	w.Kind = kind
-	w.Flops = Flops(factor * 4 * pairs * float64(batch) * float64(in.Arg("q").Cols()))
-	w.Rows = min(n, keys)
-	w.DType = in.Arg("q").DType
-	return w
-}
-
-func checkAttention(in *Instr) error {
-	batch := int64(in.Attr("batch").Bits)
-	prefix := int64(in.Attr("prefix").Bits)
-	heads, kvHeads := in.Attr("heads").Bits, in.Attr("kv_heads").Bits
-	if kvHeads == 0 || heads%kvHeads != 0 {
-		return fmt.Errorf("%d heads are no multiple of %d kv_heads", heads, kvHeads)
-	}
-	q, k := in.Arg("q").Rows(), in.Arg("k").Rows()
-	last := Plus(q, Times(prefix, batch))
-	switch {
-	case last == math.MaxInt64:
-		return fmt.Errorf("prefix is %d, and prefix*batch + %d exceeds 64 bits", prefix, q)
-	case k > last:
-		return fmt.Errorf("k has %d rows, more than prefix*batch + %d = %d", k, q, last)
-	}
-	if in.zigzag() {
-		if err := checkRing(in); err != nil {
-			return err
-		}
-	}
-	if in.Op == AttentionGrad && in.Arg("o").Present() == in.Arg("delta").Present() {
-		return fmt.Errorf("one of o and delta is given, not both or neither")
-	}
-	return nil
-}
-
 func checkAdamW(in *Instr) error {
 	n := in.Args[0].Elements()
 	for i, o := range in.Info().Operands[:5] {
@@ -221,7 +172,7 @@ func (in *Instr) limitsValues() bool {
 	case LoadTokens, InitNormal, CrossEntropyStats, CrossEntropyGrad, Embed, EmbedGrad, Rope, Send, Recv:
 		return true
 	case Attention, AttentionGrad:
-		return in.zigzag()
+		return in.zigzag() || in.Attr("chunks").Bits != 0
 	}
 	return false
 }
@@ -240,13 +191,9 @@ func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 		if rows := Times(in.Args[0].Rows(), max(1, chunks)); position < 0 || Plus(position, rows) > maxPosition {
 			return fmt.Errorf("positions %d to %d, where float64 is exact up to %d", position, Plus(position, rows), int64(maxPosition))
 		}
-		if chunks != 0 && (member < 0 || member >= chunks/2) {
-			return fmt.Errorf("member %d of a ring of %d", member, chunks/2)
-		}
+		return checkPlace(member, chunks)
 	case Attention, AttentionGrad:
-		if z := value("zigzag"); z < ZigzagBefore || z > ZigzagBehind {
-			return fmt.Errorf("zigzag is %d, not %d or %d", z, ZigzagBefore, ZigzagBehind)
-		}
+		return in.checkMember(value)
 	case CrossEntropyStats, CrossEntropyGrad:
 		if valid, width := value("valid"), in.Arg("logits").Cols(); valid < 0 || valid > width {
 			return fmt.Errorf("%d valid entries in %d columns", valid, width)

@@ -19,33 +19,6 @@ func ZigzagChunk(j, chunks int64) int64 {
 	return chunks - 1 - j/2
 }
 
-// zigzag reports whether an instruction attends to keys of another member of a ring.
-func (in *Instr) zigzag() bool {
-	a := in.Attr("zigzag")
-	return a.Const != 0 || a.Bits != 0
-}
-
-// AttentionPart is causal attention of some of an instruction's queries over its first keys, in tokens.
-type AttentionPart struct{ Query, Queries, Keys, Prefix int64 }
-
-// AttentionParts are what an instruction of attention, or of its gradient, does on a rank. The first has the most keys; it, and
-// those that follow, cover different queries.
-func (in *Instr) AttentionParts(consts []int64) []AttentionPart {
-	batch := max(1, in.Attr("batch").Int(consts))
-	n, keys, prefix := in.Arg("q").Rows()/batch, in.Arg("k").Rows()/batch, in.Attr("prefix").Int(consts)
-	switch in.Attr("zigzag").Int(consts) {
-	case 0:
-		return []AttentionPart{{0, n, keys, prefix}}
-	case ZigzagBefore:
-		return []AttentionPart{{0, n, prefix + n/2, prefix + n/2}}
-	}
-	parts := []AttentionPart{{n / 2, n - n/2, keys, keys}}
-	if prefix > 0 {
-		parts = append(parts, AttentionPart{0, n / 2, prefix, prefix})
-	}
-	return parts
-}
-
 // checkRing: another member's keys are as many as a rank's own, and its result goes on from that of those.
 func checkRing(in *Instr) error {
 	batch, prefix := int64(in.Attr("batch").Bits), int64(in.Attr("prefix").Bits)

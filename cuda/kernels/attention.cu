@@ -1,7 +1,8 @@
 // Attention and its gradient in plain arithmetic, for any element type and any head of up to 256 elements: what is always
 // right. attention_tensor.cu is faster where it can serve.
 //
-// Query i of n stands prefix tokens behind the first of the keys and sees keys 0 .. min(keys-1, prefix+i). Row t*batch+b of an operand is token t of sequence
+// Query i of n stands prefix tokens after the first of the keys and sees keys prefix+i-window+1 .. prefix+i, if they exist: every
+// query sees at least one. Tiles that none of a block's queries sees are skipped. Row t*batch+b of an operand is token t of sequence
 // b, all heads side by side. A warp has a query (or a key, for dk and dv); keys (or queries) come by tiles of 32, one to a
 // lane while scores are made. Nothing is added atomically: every run gives the same bits.
 #include "common.cuh"
@@ -10,7 +11,7 @@
 #define LD (MAX_DIM + 1)
 
 struct Shape {
-    i64 n, keys, heads, kv_heads, dim, batch, prefix;
+    i64 n, keys, heads, kv_heads, dim, batch, prefix, window;
 };
 
 // at is the index of the first element of a head of a token.
@@ -59,19 +60,20 @@ DEV void attention(O *o, float *lse, const T *q, const T *k, const T *v, const S
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 8; // the longest rows first
     const i64 i = min(first + warp, s.n - 1), h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = min(s.keys, s.prefix + min(first + 8, s.n)), seen = min(s.keys, s.prefix + i + 1);
+    const i64 begin = max(s.prefix + first - s.window + 1, (i64)0) / 32 * 32, hidden = s.prefix + i - s.window;
     const float scale = 1.0f / sqrtf((float)dim);
     float *query = own + warp * MAX_DIM;
     own_row(query, q + at(i, b, s.batch, h, s.heads, dim), dim);
     O *out = o + at(i, b, s.batch, h, s.heads, dim);
     float *const log_sum = lse + (i * s.batch + b) * s.heads + h;
-    float sum[MAX_DIM / 32] = {}, largest = MINUS_INFINITY, total = 0;
+    float sum[MAX_DIM / 32] = {}, largest = LOWEST, total = 0; // not infinity: a query may see nothing of the first tile
     if (accumulate) { // other keys are one more, whose score is lse and whose value is o
         largest = *log_sum, total = 1;
         UNROLL for (int j = 0; j < MAX_DIM / 32; j++) sum[j] = lane + 32 * j < dim ? as_float(out[lane + 32 * j]) : 0.0f;
     }
-    for (i64 key = 0; key < end; key += 32) {
+    for (i64 key = begin; key < end; key += 32) {
         load_tile(tile, k, key, end, b, s.batch, kvh, s.kv_heads, dim);
-        const float score = key + lane < seen ? dot(query, tile + lane * LD, dim) * scale : MINUS_INFINITY;
+        const float score = key + lane < seen && key + lane > hidden ? dot(query, tile + lane * LD, dim) * scale : MINUS_INFINITY;
         const float m = fmaxf(largest, warp_max(score)), p = expf(score - m), old = expf(largest - m);
         total = total * old + warp_sum(p);
         largest = m;
@@ -103,9 +105,10 @@ DEV void attention_dq(O *dq, const T *dout, const T *q, const T *k, const T *v, 
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 8;
     const i64 i = min(first + warp, s.n - 1), h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = min(s.keys, s.prefix + min(first + 8, s.n)), seen = min(s.keys, s.prefix + i + 1), row = (i * s.batch + b) * s.heads + h;
+    const i64 begin = max(s.prefix + first - s.window + 1, (i64)0) / 32 * 32, hidden = s.prefix + i - s.window;
     const float scale = 1.0f / sqrtf((float)dim);
     float *mine = own + warp * MAX_DIM, sum[MAX_DIM / 32] = {};
-    for (i64 key = 0; key < end; key += 32) {
+    for (i64 key = begin; key < end; key += 32) {
         __syncwarp();
         own_row(mine, dout + row * dim, dim);
         load_tile(tile, v, key, end, b, s.batch, kvh, s.kv_heads, dim);
@@ -113,7 +116,7 @@ DEV void attention_dq(O *dq, const T *dout, const T *q, const T *k, const T *v, 
         __syncwarp();
         own_row(mine, q + row * dim, dim);
         load_tile(tile, k, key, end, b, s.batch, kvh, s.kv_heads, dim);
-        const float p = key + lane < seen ? expf(dot(mine, tile + lane * LD, dim) * scale - lse[row]) : 0.0f;
+        const float p = key + lane < seen && key + lane > hidden ? expf(dot(mine, tile + lane * LD, dim) * scale - lse[row]) : 0.0f;
         add_rows(sum, p * (dp - delta[row]) * scale, tile, dim);
     }
     if (first + warp >= s.n) return;
@@ -133,15 +136,17 @@ DEV void attention_dkv(float *dk, float *dv, const T *dout, const T *q, const T 
     const i64 first = (i64)blockIdx.x * 8, key = min(first + warp, s.keys - 1);
     const i64 kvh = blockIdx.y, b = blockIdx.z, group = s.heads / s.kv_heads, row = at(key, b, s.batch, kvh, s.kv_heads, dim);
     const float scale = 1.0f / sqrtf((float)dim);
-    const i64 start = max(first - s.prefix, (i64)0) / 32 * 32;
+    const i64 start = max(first - s.prefix, (i64)0) / 32 * 32; // queries that see one of the keys
+    const i64 stop = min(s.n, min(first + 8, s.keys) - 1 + s.window - s.prefix);
+    if (accumulate && start >= stop) return;
     float *mine = own + warp * MAX_DIM, sum_k[MAX_DIM / 32] = {}, sum_v[MAX_DIM / 32] = {};
     for (i64 h = kvh * group; h < (kvh + 1) * group; h++)
-        for (i64 base = start; base < s.n; base += 32) {
+        for (i64 base = start; base < stop; base += 32) {
             const i64 i = base + lane, at_i = (min(i, s.n - 1) * s.batch + b) * s.heads + h;
             __syncwarp();
             own_row(mine, k + row, dim);
             load_tile(tile, q, base, s.n, b, s.batch, h, s.heads, dim);
-            const float p = i < s.n && key <= s.prefix + i ? expf(dot(mine, tile + lane * LD, dim) * scale - lse[at_i]) : 0.0f;
+            const float p = i < stop && key <= s.prefix + i && key > s.prefix + i - s.window ? expf(dot(mine, tile + lane * LD, dim) * scale - lse[at_i]) : 0.0f;
             __syncwarp();
             own_row(mine, v + row, dim);
             load_tile(tile, dout, base, s.n, b, s.batch, h, s.heads, dim);
@@ -165,7 +170,7 @@ DEV void attention_merge(O *o, float *lse, const P *parts, const float *lses, i6
     const i64 row = (i64)blockIdx.x * 8 + (threadIdx.x >> 5);
     const int lane = threadIdx.x & 31;
     if (row >= rows) return;
-    float largest = MINUS_INFINITY, total = 0;
+    float largest = LOWEST, total = 0; // not infinity: a query may see nothing of the first tile
     for (i64 b = 0; b < p; b++) largest = fmaxf(largest, lses[b * rows + row]);
     for (i64 b = 0; b < p; b++) total += expf(lses[b * rows + row] - largest);
     const float joined = largest + logf(total);
@@ -182,20 +187,20 @@ DEV void attention_merge(O *o, float *lse, const P *parts, const float *lses, i6
         attention_delta(delta, dout, o, rows, dim);                                                                       \
     }                                                                                                                     \
     KERNEL(attention_dkv_##S, (float *dk, float *dv, const T *dout, const T *q, const T *k, const T *v, const float *lse,  \
-                               const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch, i64 prefix, \
+                               const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch, i64 prefix, i64 window, \
                                i64 accumulate)) {                                                                         \
-        attention_dkv(dk, dv, dout, q, k, v, lse, delta, Shape{n, keys, heads, kv_heads, dim, batch, prefix}, accumulate); \
+        attention_dkv(dk, dv, dout, q, k, v, lse, delta, Shape{n, keys, heads, kv_heads, dim, batch, prefix, window}, accumulate); \
     }
 FOR_TYPES(ATTENTION)
 
 #define RESULTS(S, O, T)                                                                                                  \
     KERNEL(attention_##S, (O * o, float *lse, const T *q, const T *k, const T *v, i64 n, i64 keys, i64 heads, i64 kv_heads, \
-                           i64 dim, i64 batch, i64 prefix, i64 accumulate)) {                                             \
-        attention(o, lse, q, k, v, Shape{n, keys, heads, kv_heads, dim, batch, prefix}, accumulate);                      \
+                           i64 dim, i64 batch, i64 prefix, i64 window, i64 accumulate)) {                                             \
+        attention(o, lse, q, k, v, Shape{n, keys, heads, kv_heads, dim, batch, prefix, window}, accumulate);                      \
     }                                                                                                                     \
     KERNEL(attention_dq_##S, (O * dq, const T *dout, const T *q, const T *k, const T *v, const float *lse, const float *delta, \
-                              i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch, i64 prefix, i64 accumulate)) { \
-        attention_dq(dq, dout, q, k, v, lse, delta, Shape{n, keys, heads, kv_heads, dim, batch, prefix}, accumulate);     \
+                              i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch, i64 prefix, i64 window, i64 accumulate)) { \
+        attention_dq(dq, dout, q, k, v, lse, delta, Shape{n, keys, heads, kv_heads, dim, batch, prefix, window}, accumulate);     \
     }                                                                                                                     \
     KERNEL(attention_merge_##S, (O * o, float *lse, const T *parts, const float *lses, i64 p, i64 rows, i64 dim)) {       \
         attention_merge(o, lse, parts, lses, p, rows, dim);                                                               \

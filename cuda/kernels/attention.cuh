@@ -2,7 +2,13 @@
 // 2t+1 of rows g and g+8, where g = lane/4 and t = lane%4: so lie the accumulators of mma.sync and those of wgmma.
 
 struct Heads {
-    i64 n, keys, heads, kv_heads, batch, prefix;
+    i64 n, keys, heads, kv_heads, batch, prefix, window;
+    // first_key is the first key that a query sees, or a number below 0.
+    METHOD i64 first_key(i64 query) const { return prefix + query - window + 1; }
+    // first_tile is the first key of the first tile of so many that a query sees.
+    METHOD i64 first_tile(i64 query, i64 tile) const { return max(first_key(query), (i64)0) / tile * tile; }
+    // end_of_queries is the end of those that see one of the keys from first up to an end.
+    METHOD i64 end_of_queries(i64 end) const { return min(n, min(end, keys) - 1 + window - prefix); }
 };
 
 #ifndef CUDA_EMULATOR
@@ -32,6 +38,11 @@ template <int N> DEV void clear(float (*sum)[4]) {
 // visible is the last key of a tile of so many that a query sees, counted from a lane's first.
 DEV int visible(const Heads &s, i64 query, i64 key, i64 tile, int lane_first) {
     return (int)min(min(s.prefix + query, s.keys - 1) - key, tile) - lane_first;
+}
+
+// hidden is how many keys of a tile of so many are before the window of a query, counted from a lane's first.
+DEV int hidden(const Heads &s, i64 query, i64 key, i64 tile, int lane_first) {
+    return (int)min(max(s.first_key(query) - key, (i64)0), tile) - lane_first;
 }
 
 DEV void store_pair(float *p, float a, float b) { p[0] = a, p[1] = b; }

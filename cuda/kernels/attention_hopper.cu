@@ -16,10 +16,10 @@ struct Softmax {
     float largest[2], total[2];
 };
 
-// hide takes away the scores of a row behind the last key that it sees.
-DEV void hide(float (*p)[4], int half, int last) {
+// hide takes away the scores of a row before the first and after the last key that it sees.
+DEV void hide(float (*p)[4], int half, int first, int last) {
     UNROLL for (int c = 0; c < 16; c++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++)
-        if (8 * c + e % 2 > last) p[c][e] = MINUS_INFINITY;
+        if (8 * c + e % 2 > last || 8 * c + e % 2 < first) p[c][e] = MINUS_INFINITY;
 }
 
 // take makes scores of a tile probabilities, and says by what to scale what was summed before.
@@ -53,7 +53,7 @@ template <int DIM> DEV void weigh(float (*sum)[4], const u32 (*p)[4], const unsi
 // Part is what a block works on, and where its tiles lie.
 struct Part {
     i64 first, h, b, kvh;
-    i64 end; // keys that some row sees
+    i64 begin, end; // keys that some row sees, from the first tile on
     int tiles;
     unsigned char *queries, *keys, *values;
 };
@@ -62,7 +62,8 @@ template <int DIM> DEV Part part_of(const Heads &s, unsigned char *memory) {
     x.first = (i64)(gridDim.x - 1 - blockIdx.x) * 128; // the longest rows first
     x.h = blockIdx.y, x.b = blockIdx.z, x.kvh = x.h / (s.heads / s.kv_heads);
     x.end = min(s.keys, s.prefix + min(x.first + 128, s.n));
-    x.tiles = (int)((x.end + 127) / 128);
+    x.begin = s.first_tile(x.first, 128);
+    x.tiles = (int)((x.end - x.begin + 127) / 128);
     x.queries = tile_start(memory), x.keys = x.queries + TILE_BYTES(128), x.values = x.keys + 2 * TILE_BYTES(128);
     return x;
 }
@@ -78,9 +79,9 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
     const unsigned char *const mine = x.queries + group * 64 * ROW_BYTES;
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 row = x.first + warp * 16 + g; // of the lane, and row+8
-    const i64 all = min(s.keys, s.prefix + x.first + 1); // keys that every row sees
+    const i64 from = s.first_key(min(x.first + 127, s.n - 1)), all = min(s.keys, s.prefix + x.first + 1); // keys that every row sees
     const float scale = LOG2E / sqrtf((float)DIM);
-    Softmax soft = {{MINUS_INFINITY, MINUS_INFINITY}, {0, 0}};
+    Softmax soft = {{LOWEST, LOWEST}, {0, 0}}; // finite: a row may see nothing of the first tile
     float sum[DIM / 8][4], p[16][4], old[2];
     u32 weights[8][4];
     clear<DIM / 8>(sum);
@@ -91,8 +92,9 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
             sum[c][2 * half + e] = as_float(o[at * DIM + 8 * c + 2 * t + e]);
     }
     const auto soften = [&](int tile) {
-        const i64 key = tile * (i64)128;
-        if (key + 128 > all) UNROLL for (int half = 0; half < 2; half++) hide(p, half, visible(s, row + 8 * half, key, 128, 2 * t));
+        const i64 key = x.begin + tile * (i64)128;
+        if (key + 128 > all || key < from) UNROLL for (int half = 0; half < 2; half++)
+            hide(p, half, hidden(s, row + 8 * half, key, 128, 2 * t), visible(s, row + 8 * half, key, 128, 2 * t));
         take(&soft, p, old, scale);
     };
     const auto pass_on = [&]() {
@@ -151,10 +153,10 @@ template <int DIM> struct ByThreads {
     const Heads &s;
     const Part &x;
     METHOD void keys(int tile) const {
-        if (tile < x.tiles) fetch<DIM, 128, 256>(x.keys + tile % 2 * TILE_BYTES(128), k, tile * (i64)128, x.end, x.b, s.batch, x.kvh, s.kv_heads);
+        if (tile < x.tiles) fetch<DIM, 128, 256>(x.keys + tile % 2 * TILE_BYTES(128), k, x.begin + tile * (i64)128, x.end, x.b, s.batch, x.kvh, s.kv_heads);
     }
     METHOD void values(int tile) const {
-        if (tile < x.tiles) fetch<DIM, 128, 256>(x.values + tile % 2 * TILE_BYTES(128), v, tile * (i64)128, x.end, x.b, s.batch, x.kvh, s.kv_heads);
+        if (tile < x.tiles) fetch<DIM, 128, 256>(x.values + tile % 2 * TILE_BYTES(128), v, x.begin + tile * (i64)128, x.end, x.b, s.batch, x.kvh, s.kv_heads);
     }
     METHOD void first() const {
         copies_done();
@@ -181,7 +183,7 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
     DYNAMIC_SHARED(memory);
     const Part x = part_of<DIM>(s, memory);
     fetch<DIM, 128, 256>(x.queries, q, x.first, s.n, x.b, s.batch, x.h, s.heads);
-    fetch<DIM, 128, 256>(x.keys, k, 0, x.end, x.b, s.batch, x.kvh, s.kv_heads);
+    fetch<DIM, 128, 256>(x.keys, k, x.begin, x.end, x.b, s.batch, x.kvh, s.kv_heads);
     attend<DIM>(o, lse, s, x, threadIdx.x / 128, accumulate, ByThreads<DIM>{k, v, s, x});
 }
 
@@ -224,14 +226,14 @@ template <int DIM> DEV void direct(const unsigned char *maps, u64 *barriers, con
     map_ready(of_q), map_ready(of_k), map_ready(of_v);
     const auto keys = [&](int tile) {
         barrier_wait(barriers + KEYS_USED + tile % 2, (tile / 2 & 1) ^ 1);
-        bring<DIM>(x.keys + tile % 2 * TILE_BYTES(128), of_k, barriers + KEYS_HERE + tile % 2, x.kvh, x.b, tile * (i64)128);
+        bring<DIM>(x.keys + tile % 2 * TILE_BYTES(128), of_k, barriers + KEYS_HERE + tile % 2, x.kvh, x.b, x.begin + tile * (i64)128);
     };
     bring<DIM>(x.queries, of_q, barriers + QUERIES_HERE, x.h, x.b, x.first);
     keys(0);
     for (int tile = 0; tile < x.tiles; tile++) {
         if (tile + 1 < x.tiles) keys(tile + 1);
         barrier_wait(barriers + VALUES_USED + tile % 2, (tile / 2 & 1) ^ 1);
-        bring<DIM>(x.values + tile % 2 * TILE_BYTES(128), of_v, barriers + VALUES_HERE + tile % 2, x.kvh, x.b, tile * (i64)128);
+        bring<DIM>(x.values + tile % 2 * TILE_BYTES(128), of_v, barriers + VALUES_HERE + tile % 2, x.kvh, x.b, x.begin + tile * (i64)128);
     }
 }
 
@@ -255,12 +257,12 @@ template <int DIM, class O> DEV void attention_bulk(O *o, float *lse, const unsi
 
 #define FORWARD(DIM, S, O)                                                                                                    \
     KERNEL(attention_hopper_##DIM##_##S, (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys,    \
-                                          i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 accumulate)) {                  \
-        attention<DIM>(o, lse, q, k, v, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);                          \
+                                          i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, i64 accumulate)) {                  \
+        attention<DIM>(o, lse, q, k, v, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);                          \
     }                                                                                                                         \
     KERNEL_THREE(attention_bulk_##DIM##_##S, (O * o, float *lse, const unsigned char *maps, i64 n, i64 keys, i64 heads,       \
-                                              i64 kv_heads, i64 batch, i64 prefix, i64 accumulate)) {                         \
-        attention_bulk<DIM>(o, lse, maps, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);                        \
+                                              i64 kv_heads, i64 batch, i64 prefix, i64 window, i64 accumulate)) {                         \
+        attention_bulk<DIM>(o, lse, maps, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);                        \
     }
 FORWARD(64, f, float)
 FORWARD(64, b, bf16)

@@ -29,12 +29,13 @@ DEV void as_weights(u32 (*weights)[4], const float (*p)[4]) {
 // Part is what a block works on, and where its tiles lie. Pair t of dk and dv is of the queries from query(t) on, of head(t).
 struct Part {
     i64 first, b, kvh; // of what is kept
-    i64 h, end;        // of dq: the head, and the keys that some row sees
-    i64 start, group;  // of dk and dv: the first query, and the heads that see the keys
+    i64 h, begin, end; // of dq: the head, and the keys that some row sees, from the first tile on
+    i64 start, stop, group; // of dk and dv: the queries, and the heads, that see the keys
     int each, tiles;   // pairs of a head, and of all
     unsigned char *kept, *pairs;
     float *stats; // of the queries of each pair: lse, delta
     METHOD i64 head(int tile) const { return kvh * group + tile / each; }
+    METHOD i64 key(int tile) const { return begin + tile * (i64)64; }
     METHOD i64 query(int tile) const { return start + tile % each * (i64)64; }
 };
 template <int DIM> DEV void places(Part *x, unsigned char *memory) {
@@ -47,7 +48,8 @@ template <int DIM> DEV Part of_queries(const Heads &s, unsigned char *memory) {
     x.first = (i64)(gridDim.x - 1 - blockIdx.x) * 128; // the longest rows first
     x.h = blockIdx.y, x.b = blockIdx.z, x.kvh = x.h / (s.heads / s.kv_heads);
     x.end = min(s.keys, s.prefix + min(x.first + 128, s.n));
-    x.tiles = (int)((x.end + 63) / 64);
+    x.begin = s.first_tile(x.first, 64);
+    x.tiles = (int)((x.end - x.begin + 63) / 64);
     return x;
 }
 // of_keys: a block has 128 keys, and all queries that see them, of all heads of the group.
@@ -57,7 +59,8 @@ template <int DIM> DEV Part of_keys(const Heads &s, unsigned char *memory) {
     x.first = (i64)blockIdx.x * 128;
     x.kvh = blockIdx.y, x.b = blockIdx.z, x.group = s.heads / s.kv_heads;
     x.start = max(x.first - s.prefix, (i64)0) / 64 * 64;
-    x.each = (int)((s.n - min(x.start, s.n) + 63) / 64), x.tiles = x.each * (int)x.group;
+    x.stop = max(s.end_of_queries(x.first + 128), x.start);
+    x.each = (int)((x.stop - x.start + 63) / 64), x.tiles = x.each * (int)x.group;
     return x;
 }
 
@@ -69,7 +72,7 @@ DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads
     const unsigned char *const mine = x.kept + group * 64 * ROW_BYTES;
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 row = x.first + warp * 16 + g; // of the lane, and row+8
-    const i64 all = min(s.keys, s.prefix + x.first + 1); // keys that every row sees
+    const i64 from = s.first_key(min(x.first + 127, s.n - 1)), all = min(s.keys, s.prefix + x.first + 1); // keys that every row sees
     const float factor = 1.0f / sqrtf((float)DIM), scale = factor * LOG2E;
     float sum[DIM / 8][4], p[8][4], dp[8][4], log_sum[2], del[2];
     u32 changes[4][4];
@@ -85,11 +88,11 @@ DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads
         compare<DIM>(p, dp, mine, x.pairs + tile % 3 * PAIR);
     };
     const auto weigh = [&](int tile) {
-        const i64 key = tile * (i64)64;
-        if (key + 64 > all) UNROLL for (int half = 0; half < 2; half++) {
-            const int last = visible(s, row + 8 * half, key, 64, 2 * t);
+        const i64 key = x.key(tile);
+        if (key + 64 > all || key < from) UNROLL for (int half = 0; half < 2; half++) {
+            const int first_seen = hidden(s, row + 8 * half, key, 64, 2 * t), last = visible(s, row + 8 * half, key, 64, 2 * t);
             UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++)
-                if (8 * c + e % 2 > last) p[c][e] = MINUS_INFINITY;
+                if (8 * c + e % 2 > last || 8 * c + e % 2 < first_seen) p[c][e] = MINUS_INFINITY;
         }
         UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++) p[c][e] = power2(p[c][e] * scale - log_sum[e / 2]);
     };
@@ -139,9 +142,12 @@ DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int gr
     const unsigned char *const mine = x.kept + group * 64 * ROW_BYTES;
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 row = x.first + warp * 16 + g; // of the lane, and row+8
-    // Counted from the first query: all of them, the first that the row sees, and the first that all rows see.
-    const int queries = (int)(s.n - x.start), seeing = (int)max(row - s.prefix - x.start, (i64)-8);
+    if (accumulate && x.tiles == 0) return;
+    // Counted from the first query: the end of them, the first and the end of those that see the row, and those that see all rows.
+    const int queries = (int)(x.stop - x.start), seeing = (int)max(row - s.prefix - x.start, (i64)-8);
+    const int until = (int)min(row - s.prefix - x.start + s.window, (i64)queries);
     const int whole = (int)max(x.first + 127 - s.prefix - x.start, (i64)0);
+    const int end = (int)min(x.first - s.prefix - x.start + s.window, (i64)queries);
     const float factor = 1.0f / sqrtf((float)DIM);
     float sum_k[DIM / 8][4], sum_v[DIM / 8][4];
     clear<DIM / 8>(sum_k), clear<DIM / 8>(sum_v);
@@ -157,9 +163,9 @@ DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int gr
         compare<DIM>(p, dp, mine, pair);
         products_wait<1>(); // for the first product
         settle<8>(p);
-        if (base + 64 > queries || base < whole) UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++) {
+        if (base + 64 > end || base < whole) UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++) {
             const int query = base + 8 * c + 2 * t + e % 2;
-            if (query >= queries || query < seeing + 8 * (e / 2)) p[c][e] = MINUS_INFINITY;
+            if (query >= queries || query < seeing + 8 * (e / 2) || query >= until + 8 * (e / 2)) p[c][e] = MINUS_INFINITY;
         }
         UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++)
             p[c][e] = power2((p[c][e] * factor - log_sum[8 * c + e % 2]) * LOG2E);
@@ -218,8 +224,8 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
     const Part x = of_queries<DIM>(s, memory);
     const auto bring = [&](int tile) {
         unsigned char *const to = x.pairs + tile % 3 * PAIR;
-        fetch<DIM, 64, 256>(to, k, tile * (i64)64, x.end, x.b, s.batch, x.kvh, s.kv_heads);
-        fetch<DIM, 64, 256>(to + TILE_BYTES(64), v, tile * (i64)64, x.end, x.b, s.batch, x.kvh, s.kv_heads);
+        fetch<DIM, 64, 256>(to, k, x.key(tile), x.end, x.b, s.batch, x.kvh, s.kv_heads);
+        fetch<DIM, 64, 256>(to + TILE_BYTES(64), v, x.key(tile), x.end, x.b, s.batch, x.kvh, s.kv_heads);
     };
     keep_by_threads<DIM>(x, q, dout, s.n, s.batch, x.h, s.heads);
     bring(0);
@@ -319,7 +325,7 @@ DEV void bulk_dq(O *dq, const unsigned char *maps, const float *lse, const float
     if (threadIdx.x >= 32) return;
     maps_ready(maps);
     keep<DIM>(x, maps, maps + 128, barriers, x.h);
-    for (int tile = 0; tile < x.tiles; tile++) pair<DIM>(x, tile, maps + 256, maps + 384, barriers, x.kvh, tile * (i64)64);
+    for (int tile = 0; tile < x.tiles; tile++) pair<DIM>(x, tile, maps + 256, maps + 384, barriers, x.kvh, x.key(tile));
 }
 
 template <int DIM>
@@ -351,26 +357,26 @@ DEV void bulk_dkv(float *dk, float *dv, const unsigned char *maps, const float *
 #define RESULTS(DIM, S, O)                                                                                                    \
     KERNEL(attention_hopper_dq_##DIM##_##S, (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,           \
                                              const float *lse, const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads,  \
-                                             i64 batch, i64 prefix, i64 accumulate)) {                                        \
-        attention_dq<DIM>(dq, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);         \
+                                             i64 batch, i64 prefix, i64 window, i64 accumulate)) {                                        \
+        attention_dq<DIM>(dq, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);         \
     }                                                                                                                         \
     KERNEL_THREE(attention_bulk_dq_##DIM##_##S, (O * dq, const unsigned char *maps, const float *lse, const float *delta,     \
-                                                 i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch, i64 prefix,             \
+                                                 i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window,             \
                                                  i64 accumulate)) {                                                           \
-        bulk_dq<DIM>(dq, maps, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);                       \
+        bulk_dq<DIM>(dq, maps, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);                       \
     }
 #define GRADIENTS(DIM)                                                                                                        \
     RESULTS(DIM, f, float)                                                                                                    \
     RESULTS(DIM, b, bf16)                                                                                                     \
     KERNEL(attention_hopper_dkv_##DIM, (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,  \
                                         const float *lse, const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads,       \
-                                        i64 batch, i64 prefix, i64 accumulate)) {                                             \
-        attention_dkv<DIM>(dk, dv, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);    \
+                                        i64 batch, i64 prefix, i64 window, i64 accumulate)) {                                             \
+        attention_dkv<DIM>(dk, dv, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);    \
     }                                                                                                                         \
     KERNEL_THREE(attention_bulk_dkv_##DIM, (float *dk, float *dv, const unsigned char *maps, const float *lse,                \
                                             const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch,          \
-                                            i64 prefix, i64 accumulate)) {                                                    \
-        bulk_dkv<DIM>(dk, dv, maps, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);                  \
+                                            i64 prefix, i64 window, i64 accumulate)) {                                                    \
+        bulk_dkv<DIM>(dk, dv, maps, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);                  \
     }
 GRADIENTS(64)
 GRADIENTS(96)

@@ -91,8 +91,9 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
         load_tile<64, D>(place(key), k, key, end, b, s.batch, kvh, s.kv_heads);
         load_tile<64, D>(place(key) + 64 * (D + 8), v, key, end, b, s.batch, kvh, s.kv_heads);
     };
-    bring(0);
-    float sum[D / 8][4], largest[2] = {MINUS_INFINITY, MINUS_INFINITY}, total[2] = {0, 0};
+    const i64 begin = s.first_tile(first, 64);
+    bring(begin);
+    float sum[D / 8][4], largest[2] = {LOWEST, LOWEST}, total[2] = {0, 0}; // finite: a row may see nothing of the first tile
     clear<D / 8>(sum);
     if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // other keys are one more, whose score is lse and whose value is o
         const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + b) * s.heads + h;
@@ -100,7 +101,7 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
         UNROLL for (int c = 0; c < D / 8; c++) UNROLL for (int e = 0; e < 2; e++)
             sum[c][2 * half + e] = as_float(o[at * D + 8 * c + 2 * t + e]);
     }
-    for (i64 key = 0; key < end; key += 64) {
+    for (i64 key = begin; key < end; key += 64) {
         tiles_here();
         if (key + 64 < end) bring(key + 64);
         const bf16 *const ks = place(key), *const vs = ks + 64 * (D + 8);
@@ -108,10 +109,10 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
         clear<8>(p);
         multiply<64, D>(p, query, ks);
         UNROLL for (int half = 0; half < 2; half++) {
-            const int last = visible(s, row + 8 * half, key, 64, 2 * t);
+            const int first_seen = hidden(s, row + 8 * half, key, 64, 2 * t), last = visible(s, row + 8 * half, key, 64, 2 * t);
             float m = largest[half];
             UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) {
-                if (8 * c + e % 2 > last) p[c][e] = MINUS_INFINITY;
+                if (8 * c + e % 2 > last || 8 * c + e % 2 < first_seen) p[c][e] = MINUS_INFINITY;
                 m = fmaxf(m, p[c][e]);
             }
             m = row_max(m);
@@ -155,14 +156,15 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
         load_tile<32, D>(place(key), k, key, end, b, s.batch, kvh, s.kv_heads);
         load_tile<32, D>(place(key) + 32 * (D + 8), v, key, end, b, s.batch, kvh, s.kv_heads);
     };
-    bring(0);
+    const i64 begin = s.first_tile(first, 32);
+    bring(begin);
     float sum[D / 8][4], log_sum[2], del[2];
     clear<D / 8>(sum);
     UNROLL for (int half = 0; half < 2; half++) {
         const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + b) * s.heads + h;
         log_sum[half] = lse[at] * LOG2E, del[half] = delta[at];
     }
-    for (i64 key = 0; key < end; key += 32) {
+    for (i64 key = begin; key < end; key += 32) {
         tiles_here();
         if (key + 32 < end) bring(key + 32);
         const bf16 *const ks = place(key), *const vs = ks + 32 * (D + 8);
@@ -170,11 +172,14 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
         clear<4>(p), clear<4>(dp);
         multiply<32, D>(p, query, ks);
         multiply_tile<32, D>(dp, ds, vs);
-        int last[2]; // visible column of either row, from the lane's first
-        UNROLL for (int half = 0; half < 2; half++)
+        int first_seen[2], last[2]; // visible columns of either row, from the lane's first
+        UNROLL for (int half = 0; half < 2; half++) {
+            first_seen[half] = hidden(s, row + 8 * half, key, 32, 2 * t);
             last[half] = row + 8 * half < s.n ? visible(s, row + 8 * half, key, 32, 2 * t) : -1;
+        }
         UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
-            p[c][e] = 8 * c + e % 2 <= last[e / 2] ? exp2f(p[c][e] * (factor * LOG2E) - log_sum[e / 2]) * (dp[c][e] - del[e / 2]) : 0.0f;
+            const bool seen = 8 * c + e % 2 <= last[e / 2] && 8 * c + e % 2 >= first_seen[e / 2];
+            p[c][e] = seen ? exp2f(p[c][e] * (factor * LOG2E) - log_sum[e / 2]) * (dp[c][e] - del[e / 2]) : 0.0f;
         }
         gather<32, D>(sum, p, ks);
     }
@@ -198,7 +203,9 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
     const i64 first = (i64)blockIdx.x * 64, row = first + warp * 16 + g;
     const i64 kvh = blockIdx.y, b = blockIdx.z, group = s.heads / s.kv_heads;
     const i64 start = max(first - s.prefix, (i64)0) / 32 * 32;
-    const int each = (int)((s.n - min(start, s.n) + 31) / 32), tiles = each * (int)group;
+    const i64 stop = max(s.end_of_queries(first + 64), start);
+    const int each = (int)((stop - start + 31) / 32), tiles = each * (int)group;
+    if (accumulate && tiles == 0) return;
     const float factor = 1.0f / sqrtf((float)D);
     const auto bring = [&](int tile) {
         const i64 h = kvh * group + tile / each, base = start + tile % each * (i64)32;
@@ -228,9 +235,10 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
         multiply_tile<32, D>(p, ks, qs);
         multiply_tile<32, D>(dp, vs, ds);
         const int see = (int)max(row - s.prefix - base, (i64)-8), queries = (int)min(s.n - base, (i64)32);
+        const int until = (int)min(row - s.prefix - base + s.window, (i64)32); // queries that the row's window reaches
         UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
             const int column = 8 * c + 2 * t + e % 2;
-            const bool visible = column < queries && column >= see + 8 * (e / 2);
+            const bool visible = column < queries && column >= see + 8 * (e / 2) && column < until + 8 * (e / 2);
             p[c][e] = visible ? exp2f((p[c][e] * factor - stats[column]) * LOG2E) : 0.0f;
             dp[c][e] = p[c][e] * (dp[c][e] - stats[32 + column]);
         }
@@ -247,21 +255,21 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
 
 #define RESULTS(S, D, O)                                                                                                      \
     KERNEL(attention_tensor_##D##_##S, (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys, i64 heads, \
-                                        i64 kv_heads, i64 batch, i64 prefix, i64 accumulate)) {                               \
-        attention<D>(o, lse, q, k, v, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);                            \
+                                        i64 kv_heads, i64 batch, i64 prefix, i64 window, i64 accumulate)) {                               \
+        attention<D>(o, lse, q, k, v, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);                            \
     }                                                                                                                         \
     KERNEL(attention_tensor_dq_##D##_##S, (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, \
-                                           const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch, i64 prefix, \
+                                           const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, \
                                            i64 accumulate)) {                                                                 \
-        attention_dq<D>(dq, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);           \
+        attention_dq<D>(dq, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);           \
     }
 #define ATTENTION(D)                                                                                                          \
     RESULTS(f, D, float)                                                                                                      \
     RESULTS(b, D, bf16)                                                                                                       \
     KERNEL(attention_tensor_dkv_##D, (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,    \
                                       const float *lse, const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch, \
-                                      i64 prefix, i64 accumulate)) {                                                          \
-        attention_dkv<D>(dk, dv, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix}, accumulate);      \
+                                      i64 prefix, i64 window, i64 accumulate)) {                                                          \
+        attention_dkv<D>(dk, dv, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);      \
     }
 ATTENTION(64)
 ATTENTION(96)

@@ -29,6 +29,7 @@ struct bf16 {
 
 static const u32 ALL = 0xffffffffu;
 #define MINUS_INFINITY __int_as_float(0xff800000)
+#define LOWEST __int_as_float(0xff7fffff) // of finite numbers
 
 DEV float as_float(float x) { return x; }
 DEV float as_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }

@@ -74,6 +74,11 @@ var attentionShapes = []map[string]int64{
 	{"": 3, "n": 70, "prefix": 200, "keys": 65, "heads": 4, "kv_heads": 2, "head_dim": 128, "batch": 1, "T": 1},
 	{"": 3, "n": 260, "prefix": 150, "heads": 2, "kv_heads": 1, "head_dim": 128, "batch": 1, "T": 1},
 	{"": 3, "n": 129, "prefix": 0, "heads": 1, "kv_heads": 1, "head_dim": 128, "batch": 2, "T": 1},
+	{"": 3, "n": 200, "prefix": 300, "keys": 500, "heads": 2, "kv_heads": 1, "head_dim": 64, "batch": 1, "T": 1, "window": 1},
+	{"": 3, "n": 200, "prefix": 300, "keys": 500, "heads": 2, "kv_heads": 2, "head_dim": 128, "batch": 1, "T": 1, "window": 33},
+	{"": 3, "n": 260, "prefix": 128, "keys": 388, "heads": 1, "kv_heads": 1, "head_dim": 96, "batch": 2, "T": 1, "window": 128},
+	{"": 3, "n": 300, "prefix": 60, "keys": 200, "heads": 1, "kv_heads": 1, "head_dim": 64, "batch": 1, "T": 1, "window": 100, "accumulate": 1, "accumulate_q": 1},
+	{"": 3, "n": 90, "prefix": 200, "keys": 290, "heads": 2, "kv_heads": 1, "head_dim": 80, "batch": 1, "window": 40},
 	{"": 3, "n": 130, "prefix": 5, "keys": 40, "heads": 1, "kv_heads": 1, "head_dim": 96, "batch": 2, "T": 1},
 }
 
@@ -170,6 +175,7 @@ func (d *draw) attributes() {
 	} else if d.rng.IntN(2) == 0 {
 		d.names["keys"] = 1 + d.rng.Int64N(d.names["keys"])
 	}
+	d.window()
 	if _, ok := d.names["valid"]; ok {
 		d.names["valid"] = 1 + d.rng.Int64N(d.number("v"))
 	}
@@ -182,6 +188,19 @@ func (d *draw) attributes() {
 		}
 		d.in.Attrs = append(d.in.Attrs, ir.Int(d.names[a.Name]))
 	}
+}
+
+// window draws one that leaves no query without a key, or not all where the results of other keys are there.
+func (d *draw) window() {
+	fixed, ok := d.fixed["window"]
+	if d.info.Rule != ir.RuleAttention || ok && fixed > 0 || !ok && d.rng.IntN(2) == 0 {
+		return
+	}
+	least := d.names["prefix"] + d.number("n") - d.names["keys"] + 1
+	if goesOn := map[ir.Op]string{ir.Attention: "accumulate", ir.AttentionGrad: "accumulate_q"}[d.in.Op]; d.names[goesOn] != 0 {
+		least -= d.number("n") - 1
+	}
+	d.names["window"] = max(1, least) + d.rng.Int64N(d.number("n")+2)
 }
 
 func (d *draw) dtype(types string, common ir.DType) ir.DType {
@@ -257,7 +276,7 @@ func rounded(in *ir.Instr, before, want [][]byte) map[string][]float64 {
 		return nil
 	}
 	attr := func(name string) int { return int(in.Attr(name).Int(nil)) }
-	a := naive.AttentionShape{Prefix: attr("prefix"), Batch: attr("batch"), Heads: attr("heads"), KVHeads: attr("kv_heads"), HeadDim: attr("head_dim")}
+	a := naive.AttentionShape{Prefix: attr("prefix"), Window: attr("window"), Batch: attr("batch"), Heads: attr("heads"), KVHeads: attr("kv_heads"), HeadDim: attr("head_dim")}
 	if !kernels.OnTensorCores(int64(a.HeadDim)) {
 		return nil
 	}

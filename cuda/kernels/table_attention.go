@@ -63,7 +63,7 @@ func (b *binder) attentionShape(p ir.AttentionPart) attentionShape {
 	if !s.tensor {
 		s.args = append(s.args, s.dim)
 	}
-	s.args = append(s.args, s.batch, p.Prefix)
+	s.args = append(s.args, s.batch, p.Prefix, p.Window)
 	if s.dim > maxHeadDim {
 		b.err = fmt.Errorf("a head_dim of %d is more than the kernel's %d", s.dim, maxHeadDim)
 	}

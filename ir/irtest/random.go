@@ -295,6 +295,9 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 		in.set[a.Name] = r.IntN(2) == 0
 		return ir.Bool(in.set[a.Name])
 	case ir.KindOption:
+		if a.Name == "window" && r.IntN(2) == 0 {
+			return ir.Int(in.window())
+		}
 		return ir.Int(0)
 	case ir.KindTensor:
 		return ir.Int(r.Int64N(int64(len(in.st.g.p.Tensors))))
@@ -316,6 +319,16 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 	}
 	in.named[a.Name] = v
 	return ir.Int(int64(v))
+}
+
+// window is one that leaves no query without a key, or, where other keys have been attended to before, not all queries.
+func (in *instance) window() int64 {
+	end := in.named["prefix"] + in.name("n")
+	least := end - in.name("keys") + 1
+	if in.set["accumulate_q"] || in.set["accumulate"] && in.row.Work == ir.WorkAttention {
+		least -= in.name("n") - 1
+	}
+	return max(1, least) + int64(in.st.g.r.IntN(4))
 }
 
 // name gives a dimension its value when it is first asked for.

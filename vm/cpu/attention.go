@@ -12,7 +12,7 @@ func (b *binder) attentionParts() (parts []attentionPart) {
 	batch := max(b.int("batch"), 1)
 	for _, p := range b.in.AttentionParts(b.consts) {
 		parts = append(parts, attentionPart{simd.Attention{
-			Tokens: int(p.Queries), Keys: int(p.Keys), Prefix: int(p.Prefix), Batch: batch,
+			Tokens: int(p.Queries), Keys: int(p.Keys), Prefix: int(p.Prefix), Window: int(p.Window), Batch: batch,
 			Heads: b.int("heads"), KVHeads: b.int("kv_heads"), HeadDim: b.int("head_dim"),
 		}, int(p.Query) * batch})
 	}

@@ -10,7 +10,8 @@ import (
 )
 
 // attentionShapes hold a lone token, a prefix, several sequences, grouped heads, more tokens than a tile, blocks of
-// keys that all queries see, or of which the first see a part, and heads wide enough for tensor cores.
+// keys that all queries see, or of which the first see a part, heads wide enough for tensor cores, and windows: of one key,
+// shorter than a block, up to a block's border, before and across the first query, and longer than the sequence.
 var attentionShapes = []naive.AttentionShape{
 	{Queries: 1, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 2},
 	{Queries: 4, Prefix: 3, Batch: 1, Heads: 2, KVHeads: 2, HeadDim: 5},
@@ -22,11 +23,18 @@ var attentionShapes = []naive.AttentionShape{
 	{Queries: 130, Prefix: 141, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 16},
 	{Queries: 130, Prefix: 20, Keys: 120, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 16},
 	{Queries: 70, Prefix: 61, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 64},
+	{Queries: 4, Prefix: 3, Batch: 2, Heads: 2, KVHeads: 1, HeadDim: 5, Window: 1},
+	{Queries: 5, Prefix: 9, Batch: 1, Heads: 2, KVHeads: 2, HeadDim: 4, Window: 3},
+	{Queries: 4, Prefix: 6, Keys: 8, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 4, Window: 3},
+	{Queries: 3, Prefix: 2, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 3, Window: 50},
+	{Queries: 130, Prefix: 141, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 16, Window: 40},
+	{Queries: 70, Prefix: 122, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 64, Window: 64},
+	{Queries: 140, Prefix: 0, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 64, Window: 17},
 }
 
 func attentionAttrs(a naive.AttentionShape) attrs {
 	return attrs{"heads": float64(a.Heads), "kv_heads": float64(a.KVHeads), "head_dim": float64(a.HeadDim),
-		"batch": float64(a.Batch), "prefix": float64(a.Prefix)}
+		"batch": float64(a.Batch), "prefix": float64(a.Prefix), "window": float64(a.Window)}
 }
 
 func (s *suite) attentionOperands(a naive.AttentionShape) (q, k, v *value) {
@@ -48,7 +56,11 @@ func caseAttention(s *suite) {
 	}
 	for _, r := range rings {
 		s.sub(fmt.Sprintf("in a ring %+v", r), func(s *suite) { s.attentionInRing(r) })
+		for _, window := range r.windows() {
+			s.sub(fmt.Sprintf("of chunks %+v, window %d", r, window), func(s *suite) { s.attentionOfChunks(r, window) })
+		}
 	}
+	s.sub("window of all", (*suite).attentionWindowOfAll)
 }
 
 func caseAttentionGrad(s *suite) {
@@ -62,7 +74,11 @@ func caseAttentionGrad(s *suite) {
 	}
 	for _, r := range rings {
 		s.sub(fmt.Sprintf("in a ring %+v", r), func(s *suite) { s.attentionGradInRing(r) })
+		for _, window := range r.windows() {
+			s.sub(fmt.Sprintf("of chunks %+v, window %d", r, window), func(s *suite) { s.attentionGradOfChunks(r, window) })
+		}
 	}
+	s.sub("window of all", (*suite).attentionGradWindowOfAll)
 }
 
 func (s *suite) attentionGrad(a naive.AttentionShape, accumulate bool) {
@@ -148,6 +164,9 @@ func (s *suite) blocks() blocks {
 	if s.rng.IntN(3) == 0 {
 		b.HeadDim = tensorDim
 	}
+	if s.rng.IntN(2) == 0 {
+		b.Window = 1 + s.rng.IntN(b.Prefix+b.Queries)
+	}
 	b.q, b.k, b.v = s.attentionOperands(b.AttentionShape)
 	keys := b.Prefix + b.Queries
 	for range s.rng.IntN(5) {
@@ -159,14 +178,32 @@ func (s *suite) blocks() blocks {
 	return b
 }
 
-// each visits the blocks: the shape of the block with keys from first on, and the first query that sees one of them.
+// goesOn reports whether what a block gives is joined with what is there. With a window the first block is, too, with what
+// counts for nothing: there are queries that do not see it.
+func (b *blocks) goesOn(first int) bool { return first > 0 || b.Window > 0 }
+
+// before are the results that the first block goes on from.
+func (b *blocks) before(s *suite) (o, lse *value) {
+	o, lse = s.sum(true, b.q.shape...), s.sum(true, b.Queries*b.Batch, b.Heads)
+	if b.Window > 0 {
+		for i := range lse.data {
+			lse.data[i] = -1e30
+		}
+	}
+	return o, lse
+}
+
+// each visits the blocks of which a query sees a key: the shape of the block with keys from first on, and the first query that
+// sees one of them.
 func (b *blocks) each(visit func(a naive.AttentionShape, first, query int)) {
 	first := 0
 	for _, end := range b.cuts {
 		a := b.AttentionShape
 		query := max(0, first-b.Prefix)
 		a.Queries, a.Prefix, a.Keys = b.Queries-query, b.Prefix+query-first, end-first
-		visit(a, first, query)
+		if b.Window == 0 || a.Prefix-b.Window+1 < a.Keys {
+			visit(a, first, query)
+		}
 		first = end
 	}
 }
@@ -185,17 +222,17 @@ func (b *blocks) put(v *value, token int, data []float64) {
 // is joined. Of f32 both must give what the whole gives.
 func (s *suite) attentionInBlocks() {
 	b := s.blocks()
-	o, lse := s.sum(true, b.q.shape...), s.sum(true, b.Queries*b.Batch, b.Heads)
+	o, lse := b.before(s)
 	parts, lses := &value{dtype: ir.F32}, &value{dtype: ir.F32}
 	b.each(func(a naive.AttentionShape, first, query int) {
 		at := attentionAttrs(a)
-		at["accumulate"] = truth(first > 0)
+		at["accumulate"] = truth(b.goesOn(first))
 		in := args{"q": b.rows(b.q, query, a.Queries), "k": b.rows(b.k, first, a.Keys), "v": b.rows(b.v, first, a.Keys)}
 		in["o"], in["lse"] = b.rows(o, query, a.Queries), b.rows(lse, query, a.Queries)
 		out := s.run(call{op: ir.Attention, attrs: at, args: in})
 		b.put(o, query, out["o"])
 		b.put(lse, query, out["lse"])
-		if query == 0 {
+		if query == 0 && b.Window == 0 {
 			at["accumulate"] = 0
 			out = s.run(call{op: ir.Attention, attrs: at, args: in})
 			parts.data, lses.data = append(parts.data, out["o"]...), append(lses.data, out["lse"]...)
@@ -219,9 +256,12 @@ func (s *suite) attentionGradInBlocks() {
 	o, lse := s.attentionResults(b.q, b.k, b.v, b.AttentionShape)
 	delta := &value{dtype: ir.F32, shape: lse.shape, data: innerProducts(do.data, o.data, b.HeadDim)}
 	dq, dk, dv := s.sum(true, b.q.shape...), s.sum(true, b.k.shape...), s.sum(true, b.v.shape...)
+	if b.Window > 0 {
+		dq, dk, dv = zeros(b.q.shape...), zeros(b.k.shape...), zeros(b.v.shape...)
+	}
 	b.each(func(a naive.AttentionShape, first, query int) {
 		at := attentionAttrs(a)
-		at["accumulate_q"] = truth(first > 0)
+		at["accumulate_q"] = truth(b.goesOn(first))
 		out := s.run(call{op: ir.AttentionGrad, attrs: at, args: args{
 			"dq": b.rows(dq, query, a.Queries), "dk": b.rows(dk, first, a.Keys), "dv": b.rows(dv, first, a.Keys),
 			"do": b.rows(do, query, a.Queries), "q": b.rows(b.q, query, a.Queries), "k": b.rows(b.k, first, a.Keys), "v": b.rows(b.v, first, a.Keys),
@@ -285,4 +325,38 @@ func caseAttentionDelta(s *suite) {
 	out := s.run(call{op: ir.AttentionDelta, attrs: attrs{"heads": heads, "head_dim": dim},
 		args: args{"delta": s.outF32(rows, heads), "do": do, "o": o}})
 	s.equal("delta", out["delta"], innerProducts(do.data, o.data, dim), ir.F32)
+}
+
+// attentionWindowOfAll demands the bits of attention without a window where a window covers all keys.
+func (s *suite) attentionWindowOfAll() {
+	for _, a := range []naive.AttentionShape{
+		{Queries: 37, Prefix: 120, Batch: 2, Heads: 4, KVHeads: 2, HeadDim: 12}, {Queries: 70, Prefix: 61, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: tensorDim},
+	} {
+		q, k, v := s.attentionOperands(a)
+		in := args{"o": s.out(q.shape...), "lse": s.outF32(q.shape[0], a.Heads), "q": q, "k": k, "v": v}
+		s.sameBits(call{op: ir.Attention, attrs: attentionAttrs(a), args: in}, a)
+	}
+}
+
+func (s *suite) attentionGradWindowOfAll() {
+	a := naive.AttentionShape{Queries: 37, Prefix: 120, Batch: 2, Heads: 4, KVHeads: 2, HeadDim: 12}
+	q, k, v := s.attentionOperands(a)
+	do := s.normal(q.shape...)
+	o, lse := s.attentionResults(q, k, v, a)
+	s.sameBits(call{op: ir.AttentionGrad, attrs: attentionAttrs(a), args: args{"dq": s.out(q.shape...), "dk": s.sum(false, k.shape...),
+		"dv": s.sum(false, v.shape...), "do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}}, a)
+}
+
+// sameBits runs a call without a window, and with windows that cover all keys.
+func (s *suite) sameBits(c call, a naive.AttentionShape) {
+	s.Helper()
+	want := s.run(c)
+	for _, window := range []int{a.Prefix + a.Queries, a.Prefix + a.Queries + 1, 1 << 40} {
+		c.attrs["window"] = float64(window)
+		for name, got := range s.run(c) {
+			if !slices.Equal(got, want[name]) {
+				s.Errorf("a window of %d tokens, of which there are %d, changes %s", window, a.Prefix+a.Queries, name)
+			}
+		}
+	}
 }

@@ -138,3 +138,59 @@ func minus(a, b []float64) []float64 {
 	}
 	return out
 }
+
+// windows are those that queries of a member are given: every query its own key alone, within a chunk, as long as one,
+// into the chunk before, across all of this subsequence, and none.
+func (r ring) windows() []int {
+	return []int{0, 1, max(1, r.chunk-1), r.chunk, r.chunk + 1, 2*r.members*r.chunk + r.prefix}
+}
+
+// ofMember are the attributes of attention whose queries are a member's and whose keys are all.
+func (r ring) ofMember(member, window int) attrs {
+	at := attentionAttrs(r.whole())
+	at["window"], at["chunks"], at["member"] = float64(window), float64(2*r.members), float64(member)
+	return at
+}
+
+// attentionOfChunks has each member attend to gathered keys.
+func (s *suite) attentionOfChunks(r ring, window int) {
+	a := r.whole()
+	a.Window = window
+	q, k, v := s.attentionOperands(a)
+	o, lse := zeros(q.shape...), zeros(q.shape[0], a.Heads)
+	for member := range r.members {
+		mine := r.tokens(member, false)
+		out := s.run(call{op: ir.Attention, attrs: r.ofMember(member, window), args: args{
+			"o": s.sum(false, len(mine)*r.batch, q.shape[1]), "lse": s.outF32(len(mine)*r.batch, a.Heads), "q": r.take(q, mine), "k": k, "v": v}})
+		r.put(o, mine, out["o"])
+		r.put(lse, mine, out["lse"])
+	}
+	s.checkAttention("", o.data, lse.data, ir.F32, q, k, v, a)
+}
+
+// attentionGradOfChunks adds up what the members give of the gradients of keys. Every other member adds to what is there.
+func (s *suite) attentionGradOfChunks(r ring, window int) {
+	a := r.whole()
+	a.Window = window
+	q, k, v := s.attentionOperands(a)
+	do := s.normal(q.shape...)
+	o, lse := s.attentionResults(q, k, v, a)
+	dq, dk, dv := zeros(q.shape...), zeros(k.shape...), zeros(v.shape...)
+	for member := range r.members {
+		mine, at := r.tokens(member, false), r.ofMember(member, window)
+		at["accumulate"] = truth(member%2 == 1)
+		in := args{"dq": s.sum(false, len(mine)*r.batch, q.shape[1]), "dk": s.sum(member%2 == 1, k.shape...), "dv": s.sum(member%2 == 1, v.shape...),
+			"do": r.take(do, mine), "q": r.take(q, mine), "k": k, "v": v, "o": r.take(o, mine), "lse": r.take(lse, mine)}
+		beforeK, beforeV := in["dk"].data, in["dv"].data
+		out := s.run(call{op: ir.AttentionGrad, attrs: at, args: in})
+		if member%2 == 1 {
+			out["dk"], out["dv"] = minus(out["dk"], beforeK), minus(out["dv"], beforeV)
+		}
+		r.put(dq, mine, out["dq"])
+		for i := range dk.data {
+			dk.data[i] += out["dk"][i]
+			dv.data[i] += out["dv"][i]
+		}
+	}
+	s.checkAttentionGrad(dq.data, dk.data, dv.data, ir.F32, q, k, v, o, do, a)
+}

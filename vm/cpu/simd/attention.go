@@ -6,14 +6,21 @@ import (
 )
 
 // Attention is causal self-attention of Tokens query tokens over Keys tokens, all so far or a block of them, the first of
-// which comes Prefix tokens before the first query: query token t sees key tokens 0 to min(Keys-1, Prefix+t). Sequences of a batch are interleaved: row t*Batch+b of a
-// matrix is token t of sequence b. Query head h uses key head h/(Heads/KVHeads).
+// which comes Prefix tokens before the first query: query token t sees key tokens Prefix+t-Window+1 to Prefix+t, if they
+// exist. Every query sees at least one. Sequences of a batch are interleaved: row t*Batch+b of a matrix is token t of
+// sequence b. Query head h uses key head h/(Heads/KVHeads).
 //
 // The maths runs on transposed score tiles, keys by queries: the running maximum and sum of a query are then lanes
 // of vectors, and probabilities lie as the micro-kernel reads a transposed left operand.
 type Attention struct {
-	Tokens, Keys, Prefix, Batch, Heads, KVHeads, HeadDim int
+	Tokens, Keys, Prefix, Window, Batch, Heads, KVHeads, HeadDim int
 }
+
+// firstKey is the first key that a query sees.
+func (a Attention) firstKey(query int) int { return max(0, a.Prefix+query-a.Window+1) }
+
+// firstBlock is the first key of the first block that a query sees.
+func (a Attention) firstBlock(query int) int { return a.firstKey(query) / keyBlock * keyBlock }
 
 const (
 	// keyBlock is the number of keys in a score tile, tileQueries that of queries: strips of nr, of which it is a multiple.
@@ -118,13 +125,14 @@ func (f *attentionPart) scores(tile []float32, rows int, a, bT []float32, strips
 	}
 }
 
-// hide sets to minus infinity what a query must not see: key r of the tile is hidden from the first r+offset queries.
-func hide(tile []float32, ld, rows, offset int) {
+// hide sets to minus infinity what a query must not see: key r of the tile is hidden from the first r+offset queries, and
+// from those that are a window or more after it.
+func hide(tile []float32, ld, rows, offset, window int) {
 	for r := max(0, 1-offset); r < rows; r++ {
-		row := tile[r*ld : r*ld+min(ld, r+offset)]
-		for i := range row {
-			row[i] = float32(math.Inf(-1))
-		}
+		Fill(tile[r*ld:r*ld+min(ld, r+offset)], float32(math.Inf(-1)))
+	}
+	for r := 0; r < rows && r+offset+window < ld; r++ {
+		Fill(tile[r*ld+max(0, r+offset+window):(r+1)*ld], float32(math.Inf(-1)))
 	}
 }
 
@@ -141,7 +149,7 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 	out, tile := f.s.floats(3, f.nq*f.dp), f.s.floats(4, keyBlock*tileQueries)
 	state := f.s.floats(5, 3*padded)
 	rowMax, sum, alpha := state[:padded], state[padded:2*padded], state[2*padded:]
-	Fill(rowMax, float32(math.Inf(-1)))
+	Fill(rowMax, -math.MaxFloat32) // finite: a query may see nothing of the first block
 	clear(sum)
 	if accumulate { // other keys are one more, whose score is lse and whose value is o
 		f.tokens(o, f.head, f.q0).load(out, f.dp, f.nq, d)
@@ -151,30 +159,31 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 	}
 
 	seen := min(f.Keys, f.Prefix+f.q0+f.nq)
-	for k0 := 0; k0 < seen; k0 += keyBlock {
+	for k0 := f.firstBlock(f.q0); k0 < seen; k0 += keyBlock {
 		nk := min(keyBlock, seen-k0)
 		f.tokens(k, f.kvHead(), k0).load(f.keys, f.dp, nk, d)
 		f.tokens(v, f.kvHead(), k0).load(f.values, f.dp, nk, d)
 		for i := 0; i < f.nq; i += tileQueries {
 			n := min(tileQueries, f.nq-i)
 			first := f.Prefix + f.q0 + i // the last key that the group's first query sees
-			rows := min(nk, first+n-k0)
-			if rows <= 0 {
+			begin, rows := f.firstBlock(f.q0+i), min(nk, first+n-k0)
+			if rows <= 0 || k0 < begin {
 				continue
 			}
+			goesOn := accumulate || k0 > begin
 			strips := ceilDiv(n, nr)
 			f.scores(tile, rows, f.keys, f.qT[i*d:], strips)
-			hide(tile, tileQueries, rows, k0-first)
+			hide(tile, tileQueries, rows, k0-first, f.Window)
 			for j := i; j < i+strips*nr; j += nr {
 				active.softmaxStrip(tile[j-i:], tileQueries, rows, rowMax[j:j+nr], sum[j:j+nr], alpha[j:j+nr], f.scale())
 			}
-			for j := i; (accumulate || k0 > 0) && j < i+n; j++ {
+			for j := i; goesOn && j < i+n; j++ {
 				if alpha[j] != 1 {
 					row := out[j*f.dp : j*f.dp+d]
 					active.scale(row, row, alpha[j])
 				}
 			}
-			f.product(n, d, rows, tile, 1, tileQueries, f.values, f.dp, out[i*f.dp:], f.dp, accumulate || k0 > 0)
+			f.product(n, d, rows, tile, 1, tileQueries, f.values, f.dp, out[i*f.dp:], f.dp, goesOn)
 		}
 	}
 	for j := range f.nq {

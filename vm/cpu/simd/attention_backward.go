@@ -99,7 +99,7 @@ func (a Attention) backwardInPhases(p *Pool, g AttentionGrads, member int) {
 	cuts := ceilDiv(2*p.Threads(), heads)
 	for q0 := 0; q0 < a.Tokens; q0 += queryChunk {
 		nq := min(queryChunk, a.Tokens-q0)
-		seen := min(a.Keys, a.Prefix+q0+nq)
+		seen, begin := min(a.Keys, a.Prefix+q0+nq), a.firstBlock(q0)
 		queryCuts := min(cuts, ceilDiv(nq, tileQueries))
 		phase := func(cuts int, work func(b *attentionBackward, piece int)) {
 			p.Run(heads*cuts, func(part int) {
@@ -112,7 +112,7 @@ func (a Attention) backwardInPhases(p *Pool, g AttentionGrads, member int) {
 				work(b, part/heads)
 			})
 		}
-		for k0 := 0; k0 < seen; k0 += panelBlocks * keyBlock {
+		for k0 := begin; k0 < seen; k0 += panelBlocks * keyBlock {
 			keys := min(panelBlocks*keyBlock, seen-k0)
 			keyCuts := min(cuts, ceilDiv(keys, keyBlock))
 			phase(keyCuts, func(b *attentionBackward, piece int) {
@@ -123,7 +123,7 @@ func (a Attention) backwardInPhases(p *Pool, g AttentionGrads, member int) {
 			phase(queryCuts, func(b *attentionBackward, piece int) {
 				b.q0, b.q1 = cut(nq, queryCuts, piece, tileQueries)
 				b.panel, b.k0, b.k1 = k0, k0, k0+keys
-				b.queryPhase(k0 == 0, k0+keys == seen)
+				b.queryPhase(k0 == begin, k0+keys == seen)
 			})
 		}
 	}
@@ -253,7 +253,7 @@ func (b *attentionBackward) endQueries(lo, hi int) {
 // blocks passes over every block of keys that one of the chunk's queries sees.
 func (b *attentionBackward) blocks() {
 	end := min(b.k1, b.Prefix+b.attentionPart.q0+b.nq)
-	for k0 := b.k0; k0 < end; k0 += keyBlock {
+	for k0 := max(b.k0, b.firstBlock(b.attentionPart.q0)); k0 < end; k0 += keyBlock {
 		b.block(k0, min(keyBlock, b.k1-k0))
 	}
 }
@@ -297,9 +297,12 @@ func (b *attentionBackward) block(k0, nk int) {
 	}
 }
 
-// sees is how many queries a tile has, and how many of so many keys they see.
+// sees is how many queries a tile has, and up to which of so many keys they see some.
 func (b *attentionBackward) sees(i, k0, nk int) (n, rows int) {
 	n = min(tileQueries, b.nq-i)
+	if k0 < b.firstBlock(b.attentionPart.q0+i) {
+		return n, 0
+	}
 	return n, min(nk, b.Prefix+b.attentionPart.q0+i+n-k0)
 }
 
@@ -309,7 +312,7 @@ func (b *attentionBackward) group(i, n, rows, offset int) {
 	strips := ceilDiv(n, nr)
 	b.scores(b.tile, rows, b.keyRows, b.qT[i*d:], strips)
 	b.scores(b.dTile, rows, b.valueRows, b.doT[i*d:], strips)
-	hide(b.tile, tileQueries, rows, offset)
+	hide(b.tile, tileQueries, rows, offset, b.Window)
 	for j := 0; j < strips*nr; j += nr {
 		active.softmaxGrads(b.tile[j:], b.dTile[j:], tileQueries, rows, b.lseStrip[i+j:], b.delta[i+j:], b.scale())
 	}

@@ -39,7 +39,7 @@ func (a *naiveAttention) run() {
 }
 
 func (a *naiveAttention) row(t, b, h int) {
-	seen, qi := min(a.Keys, a.Prefix+t+1), a.qAt(t, b, h)
+	first, seen, qi := max(0, a.Prefix+t-a.Window+1), min(a.Keys, a.Prefix+t+1), a.qAt(t, b, h)
 	scale := 1 / math.Sqrt(float64(a.HeadDim))
 	inner := func(x []float64, xi int, y []float64, yi int) (s float64) {
 		for i := range a.HeadDim {
@@ -48,13 +48,13 @@ func (a *naiveAttention) row(t, b, h int) {
 		return s
 	}
 	sum := 0.0
-	for j := range seen {
+	for j := first; j < seen; j++ {
 		a.probs[j] = math.Exp(inner(a.q, qi, a.k, a.kAt(j, b, h)) * scale)
 		sum += a.probs[j]
 	}
 	a.lse[(t*a.Batch+b)*a.Heads+h] = math.Log(sum)
 	mean := 0.0
-	for j := range seen {
+	for j := first; j < seen; j++ {
 		a.probs[j] /= sum
 		for i := range a.HeadDim {
 			a.o[qi+i] += a.probs[j] * a.v[a.kAt(j, b, h)+i]
@@ -62,7 +62,7 @@ func (a *naiveAttention) row(t, b, h int) {
 		a.dscores[j] = inner(a.dout, qi, a.v, a.kAt(j, b, h))
 		mean += a.probs[j] * a.dscores[j]
 	}
-	for j := range seen {
+	for j := first; j < seen; j++ {
 		d, ki := a.probs[j]*(a.dscores[j]-mean)*scale, a.kAt(j, b, h)
 		for i := range a.HeadDim {
 			a.dq[qi+i] += d * a.k[ki+i]
@@ -147,13 +147,17 @@ func TestAttention(t *testing.T) {
 			kv := 1 + r.IntN(3)
 			a := Attention{Tokens: 1 + r.IntN(90), Prefix: r.IntN(150), Batch: 1 + r.IntN(3), KVHeads: kv, Heads: kv * (1 + r.IntN(3)), HeadDim: 1 + r.IntN(70)}
 			a.Keys = a.Prefix + a.Tokens
-			if r.IntN(3) == 0 {
+			a.Window = a.Keys
+			switch r.IntN(4) {
+			case 0:
 				a.Keys = min(a.Keys, 4+r.IntN(a.Keys)) // with one key dq would be 0
+			case 1, 2:
+				a.Window = 1 + r.IntN(a.Keys+2)
 			}
 			checkAttention(t, p, a, r.IntN(4) == 0, r.IntN(2) == 0, r)
 		}
-		checkAttention(t, p, Attention{Tokens: 300, Keys: 300, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 16}, false, false, r)
-		checkAttention(t, p, Attention{Tokens: 1, Keys: 1, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 1}, false, false, r)
+		checkAttention(t, p, Attention{Tokens: 300, Keys: 300, Window: 300, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 16}, false, false, r)
+		checkAttention(t, p, Attention{Tokens: 1, Keys: 1, Window: 1, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 1}, false, false, r)
 	})
 }
 
@@ -163,9 +167,10 @@ func TestAttentionIsTheSameForAnyThreads(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)
 		for _, heads := range [][]int{{1, 2, 1}, {1, 6, 3}, {3, 4, 2}} {
-			a := Attention{Tokens: 270, Keys: 1000, Prefix: 730, Batch: heads[0], Heads: heads[1], KVHeads: heads[2], HeadDim: 5}
-			for _, bf16 := range []bool{false, true} {
-				checkThreads(t, a, bf16, r)
+			for i, window := range []int{1000, 1, 100, 300} {
+				a := Attention{Tokens: 270, Keys: 1000, Prefix: 730, Window: window, Batch: heads[0], Heads: heads[1], KVHeads: heads[2], HeadDim: 5}
+				checkThreads(t, a, i%2 == 0, r)
+				checkThreads(t, a, i%2 == 1, r)
 			}
 		}
 	})

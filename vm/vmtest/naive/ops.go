@@ -102,10 +102,10 @@ func rotate(x []float64, batch, heads, headDim, prefix int, theta, sign float64)
 // AttentionShape is the shape of causal attention of Queries tokens after a prefix of Prefix tokens. Queries are
 // [Queries*Batch, Heads*HeadDim]; keys and values, the prefix's first, are [Keys*Batch, KVHeads*HeadDim]: all
 // Prefix+Queries tokens, which Keys = 0 means, or the first of them. Heads share keys and values in groups of
-// consecutive heads (Ainslie et al., 2023).
-type AttentionShape struct{ Queries, Prefix, Batch, Heads, KVHeads, HeadDim, Keys int }
+// consecutive heads (Ainslie et al., 2023). A query sees the last Window keys up to its own place, or all where it is 0.
+type AttentionShape struct{ Queries, Prefix, Batch, Heads, KVHeads, HeadDim, Keys, Window int }
 
-// Seen is how many keys query t sees.
+// Seen is the end of the keys that query t sees.
 func (s AttentionShape) Seen(t int) int {
 	if s.Keys == 0 {
 		return s.Prefix + t + 1
@@ -160,10 +160,14 @@ func (s AttentionShape) each(visit func(t, b, h, row int)) {
 	}
 }
 
-// scores are those of the keys that a query sees: its products with them.
+// scores are the products of a query with the keys up to its place, minus infinity for those before its window.
 func (s AttentionShape) scores(q, k []float64, t, b, h int) []float64 {
 	scores := make([]float64, s.Seen(t))
 	for u := range scores {
+		if s.Window > 0 && u <= s.Prefix+t-s.Window {
+			scores[u] = math.Inf(-1)
+			continue
+		}
 		for d := range s.HeadDim {
 			scores[u] += q[s.query(t, b, h)+d] * k[s.key(u, b, h)+d] / math.Sqrt(float64(s.HeadDim))
 		}

@@ -1,0 +1,197 @@
+package ir
+
+import (
+	"fmt"
+	"math"
+)
+
+// What an instruction of attention, or of its gradient, does: which pairs of queries and keys, hence how much work.
+
+// zigzag reports whether an instruction attends to keys of another member of a ring.
+func (in *Instr) zigzag() bool {
+	a := in.Attr("zigzag")
+	return a.Const != 0 || a.Bits != 0
+}
+
+// AttentionPart is causal attention of some of an instruction's queries over its first keys, in tokens. Query r of the
+// part sees the keys from Prefix+r-Window+1 to Prefix+r that exist; every query of the part sees at least one.
+type AttentionPart struct{ Query, Queries, Keys, Prefix, Window int64 }
+
+// AttentionParts returns what an instruction of attention, or of its gradient, does on a rank. The first part has the
+// most keys; it, and those that follow, cover different queries. Queries that see no key belong to no part.
+func (in *Instr) AttentionParts(consts []int64) []AttentionPart {
+	s := in.attention()
+	if chunks := in.Attr("chunks").Int(consts); chunks != 0 {
+		each, member := s.n/2, in.Attr("member").Int(consts)
+		return []AttentionPart{
+			s.part(each, s.n-each, s.prefix+(chunks-1-member)*each),
+			s.part(0, each, s.prefix+member*each),
+		}
+	}
+	switch in.Attr("zigzag").Int(consts) {
+	case 0:
+		p := AttentionPart{0, s.n, s.keys, s.prefix, s.window}
+		p.Queries = min(p.Queries, s.keys+s.window-1-s.prefix)
+		return []AttentionPart{p}
+	case ZigzagBefore:
+		return []AttentionPart{s.part(0, s.n, s.prefix+s.n/2).over(s.prefix + s.n/2)}
+	}
+	parts := []AttentionPart{s.part(s.n/2, s.n-s.n/2, s.keys).over(s.keys)}
+	if s.prefix > 0 {
+		parts = append(parts, s.part(0, s.n/2, s.prefix).over(s.prefix))
+	}
+	return parts
+}
+
+// attentionSize is the size of an instruction of attention, in tokens.
+type attentionSize struct{ n, keys, prefix, window, batch, chunks int64 }
+
+// attention reads the size from operands and literal attributes. The window is at most all tokens up to the last query,
+// which is what no window means.
+func (in *Instr) attention() attentionSize {
+	s := attentionSize{batch: max(1, int64(in.Attr("batch").Bits)), prefix: int64(in.Attr("prefix").Bits)}
+	s.chunks = int64(in.Attr("chunks").Bits)
+	s.n, s.keys = in.Arg("q").Rows()/s.batch, in.Arg("k").Rows()/s.batch
+	s.window = s.end()
+	if w := int64(in.Attr("window").Bits); w != 0 {
+		s.window = min(s.window, w)
+	}
+	return s
+}
+
+// end is the number of tokens up to the last query, counted from the first key.
+func (s attentionSize) end() int64 { return Plus(s.prefix, Times(s.n, max(1, s.chunks/2))) }
+
+// part is the attention of some queries, the first of which has prefix keys before it.
+func (s attentionSize) part(query, queries, prefix int64) AttentionPart {
+	return AttentionPart{query, queries, min(s.keys, prefix+queries), prefix, s.window}
+}
+
+// over makes a part one over its first keys, all of which its window covers.
+func (p AttentionPart) over(keys int64) AttentionPart {
+	p.Keys, p.Window = keys, p.Prefix+p.Queries
+	return p
+}
+
+// firstSeen is the first key that a query sees, and lastSeen the end of those that some query sees.
+func (s attentionSize) firstSeen() int64 { return min(max(0, s.prefix-s.window+1), s.keys) }
+func (s attentionSize) lastSeen() int64  { return min(s.keys, s.end()) }
+
+// visiblePairs counts queries times the keys that each sees: query r sees the keys from prefix+r-window+1 to prefix+r, and
+// no more than there are.
+func visiblePairs(n, prefix, keys, window int64) float64 {
+	pairs := pairsBelow(n, prefix+1, keys)
+	if hidden := prefix - window + 1; hidden >= 0 {
+		return pairs - pairsBelow(n, hidden, keys)
+	} else if n += hidden; n > 0 {
+		return pairs - pairsBelow(n, 0, keys)
+	}
+	return pairs
+}
+
+// pairsBelow is the sum over n queries r of min(keys, first+r).
+func pairsBelow(n, first, keys int64) float64 {
+	partly := float64(max(0, min(n, keys-first+1)))
+	return partly*float64(first-1) + partly*(partly+1)/2 + (float64(n)-partly)*float64(keys)
+}
+
+// attentionWork is 4*head_dim FLOPs for each visible pair of query and key and head (QK and PV), times a factor
+// for the backward pass, which multiplies five such matrices instead of two. Members of a ring have equal shares of the
+// pairs of all. Keys that no query sees are not read, and their gradients change only where they are written.
+func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
+	s := in.attention()
+	members := max(1, s.chunks/2)
+	pairs := visiblePairs(s.n*members, s.prefix, s.keys, s.window) / float64(members)
+	if in.zigzag() { // either half of them is seen
+		pairs = float64(s.n)*float64(s.prefix) + float64(s.n)*float64(s.n)/2
+	}
+	w := memoryWork(in)
+	w.Bytes -= in.unseenBytes(s)
+	w.Kind = kind
+	w.Flops = Flops(factor * 4 * pairs * float64(s.batch) * float64(in.Arg("q").Cols()))
+	w.Rows = min(s.n, s.keys, s.window)
+	w.DType = in.Arg("q").DType
+	return w
+}
+
+// unseenBytes is what memoryWork counts of keys and values before the window, and of their gradients where those are added to.
+func (in *Instr) unseenBytes(s attentionSize) (bytes Bytes) {
+	unseen := s.firstSeen() * s.batch
+	if unseen == 0 {
+		return 0
+	}
+	row := func(name string) Bytes { return in.Arg(name).Bytes() / Bytes(max(1, in.Arg(name).Rows())) }
+	bytes = Bytes(unseen) * (row("k") + row("v"))
+	if in.Op == AttentionGrad && in.Attr("accumulate").Bits != 0 {
+		bytes += 2 * Bytes(unseen) * (row("dk") + row("dv"))
+	}
+	return bytes
+}
+
+func checkAttention(in *Instr) error {
+	heads, kvHeads := in.Attr("heads").Bits, in.Attr("kv_heads").Bits
+	if kvHeads == 0 || heads%kvHeads != 0 {
+		return fmt.Errorf("%d heads are no multiple of %d kv_heads", heads, kvHeads)
+	}
+	for _, name := range []string{"window", "chunks"} {
+		if a := in.Attr(name); a.Const != 0 || int64(a.Bits) < 0 {
+			return fmt.Errorf("attribute %s must be literal and not negative", name)
+		}
+	}
+	s := in.attention()
+	q, k, last := in.Arg("q").Rows(), in.Arg("k").Rows(), Times(s.end(), s.batch)
+	switch {
+	case last == math.MaxInt64:
+		return fmt.Errorf("prefix is %d, and prefix*batch + %d exceeds 64 bits", s.prefix, q)
+	case s.chunks != 0 && (k != last || s.chunks < 2 || s.chunks%2 != 0 || s.n%2 != 0):
+		return fmt.Errorf("%d queries are not two of %d chunks of the %d keys after %d", s.n, s.chunks, s.keys, s.prefix)
+	case k > last:
+		return fmt.Errorf("k has %d rows, more than prefix*batch + %d = %d", k, q, last)
+	}
+	if err := checkWindow(in, s); err != nil {
+		return err
+	}
+	if in.zigzag() {
+		if err := checkRing(in); err != nil {
+			return err
+		}
+	}
+	if in.Op == AttentionGrad && in.Arg("o").Present() == in.Arg("delta").Present() {
+		return fmt.Errorf("one of o and delta is given, not both or neither")
+	}
+	return nil
+}
+
+// checkWindow demands that some query sees a key, and that a result to which no key contributes is there before.
+func checkWindow(in *Instr, s attentionSize) error {
+	continued := "accumulate"
+	if in.Op == AttentionGrad {
+		continued = "accumulate_q"
+	}
+	a := in.Attr(continued)
+	switch {
+	case in.zigzag() && (in.Attr("window").Bits != 0 || s.chunks != 0):
+		return fmt.Errorf("zigzag excludes window and chunks")
+	case s.keys-1 < s.prefix-s.window+1:
+		return fmt.Errorf("no query sees a key: the first of them sees keys from %d on, and there are %d", s.prefix-s.window+1, s.keys)
+	case s.keys-1 < s.end()-s.window && (a.Const != 0 || a.Bits == 0):
+		return fmt.Errorf("the last query sees keys from %d on, and there are %d, which wants %s", s.end()-s.window, s.keys, continued)
+	}
+	return nil
+}
+
+// checkMember demands that a rank's place in a ring is one.
+func (in *Instr) checkMember(value func(string) int64) error {
+	if z := value("zigzag"); in.zigzag() && (z < ZigzagBefore || z > ZigzagBehind) {
+		return fmt.Errorf("zigzag is %d, not %d or %d", z, ZigzagBefore, ZigzagBehind)
+	}
+	return checkPlace(value("member"), value("chunks"))
+}
+
+// checkPlace demands that the member of a ring of so many chunks exists.
+func checkPlace(member, chunks int64) error {
+	if chunks != 0 && (member < 0 || member >= chunks/2) {
+		return fmt.Errorf("member %d of a ring of %d", member, chunks/2)
+	}
+	return nil
+}
