@@ -35,7 +35,7 @@ func ExampleParse() {
 	_, err := sppo.Parse("job.sppo", []byte("import \"clusters/local.sppo\"\nschedule s {\n  subsequence = 4\n}\n"))
 	fmt.Println(err)
 	// Output:
-	// job.sppo:1:1: error: the spec lacks `model`, `train` [missing-block]
+	// job.sppo:1:1: error: the spec has no `model`, `train` [missing-block]
 	//     import "clusters/local.sppo"
 	//     ^
 	//     hint: write model { ... }, or import it

@@ -75,7 +75,7 @@ type binder struct {
 func (b *binder) bind(out *bound) (err error) {
 	defer func() { // what an unverified program may bring, such as a division by its batch of 0
 		if r := recover(); r != nil {
-			err = fmt.Errorf("the instruction makes no sense: %v", r)
+			err = fmt.Errorf("invalid instruction: %v", r)
 		}
 	}()
 	b.out, out.stream = out, b.in.Stream

@@ -369,7 +369,7 @@ func (m *member) match() error {
 	c := &m.call
 	for i := range m.team.calls {
 		if other := &m.team.calls[i]; other.op != c.op || other.t != c.t || other.x.bytes != c.x.bytes || other.e != c.e {
-			return fmt.Errorf("rank %d calls %s of %d bytes of %s where rank %d calls %s of %d bytes of %s",
+			return fmt.Errorf("rank %d calls %s of %d bytes of %s, but rank %d calls %s of %d bytes of %s",
 				m.team.members[m.index], ir.Ops[c.op].Name, c.x.bytes, c.t,
 				m.team.members[i], ir.Ops[other.op].Name, other.x.bytes, other.t)
 		}

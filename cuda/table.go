@@ -68,7 +68,7 @@ func (d *Device) plansOf() (plans [ir.NumSections][]kernels.Plan, err error) {
 func (d *Device) plan(in *ir.Instr) (plan kernels.Plan, err error) {
 	defer func() { // what an unverified program may bring, such as a division by its batch of 0
 		if r := recover(); r != nil {
-			err = fmt.Errorf("the instruction makes no sense: %v", r)
+			err = fmt.Errorf("invalid instruction: %v", r)
 		}
 	}()
 	card := d.machine.card(d.gpu)

@@ -14,19 +14,21 @@ import (
 	"sppo.dev/ir"
 )
 
-// A checkpoint is the state of the training, not of the ranks: whole tensors, so that it does not depend on how a
-// model is divided, and one program's checkpoint continues under another of the same model. Which that is stands in it: names and
-// shapes of tensors do not say what is computed with them. Data and optimizer may change from one run to the next.
+// A checkpoint is the state of the training, not of the ranks. It holds whole tensors, so it does not depend
+// on how a model is divided, and one program's checkpoint continues under another program of the same model.
+// It names the model, because names and shapes of tensors do not determine what is computed. Data and
+// optimizer settings may change between runs.
 //
 //	magic        16 bytes
 //	size         of the header, 8 bytes, little-endian
 //	header       JSON: checkpointHeader
 //	values       of every entry, f32, little-endian, rows first, in the header's order
-//	checksum     CRC-32C of all that stands before, 4 bytes, little-endian
+//	checksum     CRC-32C of everything before, 4 bytes, little-endian
 
 const (
 	checkpointMagic = "sppo checkpoint2"
-	// Format 1 does not say of which model a checkpoint is, so nobody could tell whether it goes on.
+	// Format 1 does not name the model of a checkpoint, so it cannot be checked before a run continues from
+	// it.
 	firstMagic = "sppo checkpoint1"
 )
 
@@ -45,8 +47,8 @@ type checkpointEntry struct {
 	role   ir.Role
 }
 
-// entries lists what a checkpoint of this program holds. A weight that has a master is not among them: it is the
-// master rounded. Gradients are not either: every step makes its own.
+// entries lists the contents of a checkpoint of this program. Weights with a master copy are not included,
+// because they are the rounded master; nor are gradients, which every step computes anew.
 func (j *Job) entries() []checkpointEntry {
 	var list []checkpointEntry
 	for i, t := range j.program.Tensors {
@@ -60,11 +62,11 @@ func (j *Job) entries() []checkpointEntry {
 	return list
 }
 
-// Save writes a checkpoint. The path always holds a whole one, after a loss of power too.
+// Save writes a checkpoint. The file at path is complete at all times, even after a power failure.
 func (j *Job) Save(path string) error {
 	err := ir.ReplaceFile(path, func(file *os.File) error {
 		err := j.writeCheckpoint(file)
-		if sync := file.Sync(); err == nil && !errors.Is(sync, syscall.EINVAL) { // which pipes and devices say
+		if sync := file.Sync(); err == nil && !errors.Is(sync, syscall.EINVAL) { // returned for pipes and devices
 			err = sync
 		}
 		return err
@@ -100,8 +102,8 @@ func (j *Job) writeCheckpoint(file io.Writer) error {
 	return buffered.Flush()
 }
 
-// Restore takes up the state of a checkpoint, after which the next step is what it would have been. The whole file is
-// checked before any state changes.
+// Restore loads a checkpoint; the next step is then what it would have been. The whole file is checked before
+// any state changes.
 func (j *Job) Restore(path string) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -136,7 +138,7 @@ func (j *Job) readCheckpoint(file *os.File) error {
 	return nil
 }
 
-// checkFile reads the header and verifies the checksum, and leaves the file at the first value.
+// checkFile reads the header, verifies the checksum, and leaves the file at the first value.
 func checkFile(file *os.File) (*checkpointHeader, error) {
 	info, err := file.Stat()
 	if err != nil {
@@ -146,18 +148,18 @@ func checkFile(file *os.File) (*checkpointHeader, error) {
 	_, err = io.ReadFull(file, prefix)
 	switch found := string(prefix[:len(checkpointMagic)]); {
 	case err == nil && found == firstMagic:
-		return nil, errors.New("is of format 1, which does not say of which model it is, and this release reads format 2: the release that wrote it goes on from it")
+		return nil, errors.New("has format 1, which does not name its model; this release reads format 2, so continue with the release that wrote it")
 	case err != nil || found != checkpointMagic:
 		return nil, errors.New("is not a checkpoint of this version")
 	}
 	size := binary.LittleEndian.Uint64(prefix[len(checkpointMagic):])
 	if size > uint64(info.Size()) {
-		return nil, errors.New("is cut short")
+		return nil, errors.New("is truncated")
 	}
 	text := make([]byte, size)
 	var header checkpointHeader
 	if _, err := io.ReadFull(file, text); err != nil {
-		return nil, errors.New("is cut short")
+		return nil, errors.New("is truncated")
 	}
 	if err := json.Unmarshal(text, &header); err != nil {
 		return nil, fmt.Errorf("is damaged: header: %w", err)
@@ -168,7 +170,7 @@ func checkFile(file *os.File) (*checkpointHeader, error) {
 	}
 	start := int64(len(prefix) + len(text))
 	if have := info.Size() - start - 4; have != values {
-		return nil, fmt.Errorf("is damaged or cut short: %d bytes of values where its header announces %d", have, values)
+		return nil, fmt.Errorf("is damaged or truncated: %d bytes of values, and its header announces %d", have, values)
 	}
 	if err := checkSum(file, info.Size()-4); err != nil {
 		return nil, err
@@ -190,32 +192,33 @@ func checkSum(file *os.File, size int64) error {
 		return err
 	}
 	if binary.LittleEndian.Uint32(stored[:]) != sum.Sum32() {
-		return errors.New("is damaged: its checksum is wrong")
+		return errors.New("is damaged: wrong checksum")
 	}
 	return nil
 }
 
-// acceptsModel holds a checkpoint to the program's own model. A program that nobody compiled may not say which that is.
+// acceptsModel compares a checkpoint's model with the program's. A program that was not compiled may lack its
+// model.
 func (j *Job) acceptsModel(header *checkpointHeader) error {
 	mine, theirs := j.program.Model.Difference(&header.Model)
 	switch {
 	case mine == "":
 		return nil
 	case j.program.Model == ir.Model{}:
-		return fmt.Errorf("is of model %q, and this program does not say of which model it is: compile it again", header.Model.Name)
+		return fmt.Errorf("is of model %q, and this program does not name its model: compile it again", header.Model.Name)
 	case header.Model == ir.Model{}:
-		return fmt.Errorf("of program %q does not say of which model it is, and this program is of model %q", header.Program, j.program.Model.Name)
+		return fmt.Errorf("of program %q does not name its model, and this program is of model %q", header.Program, j.program.Model.Name)
 	}
-	return fmt.Errorf("of program %q is of another model: it has %s where this program has %s", header.Program, theirs, mine)
+	return fmt.Errorf("of program %q is of another model: it has %s, this program has %s", header.Program, theirs, mine)
 }
 
-// accepts compares a checkpoint's model and contents with what this program holds.
+// accepts compares a checkpoint's model and contents with the program's.
 func (j *Job) accepts(header *checkpointHeader) error {
 	if err := j.acceptsModel(header); err != nil {
 		return err
 	}
 	if header.Seed != j.program.Run.Seed {
-		return fmt.Errorf("was made with seed %d, this program runs with %d", header.Seed, j.program.Run.Seed)
+		return fmt.Errorf("was made with seed %d, and this program runs with %d", header.Seed, j.program.Run.Seed)
 	}
 	entries := j.entries()
 	for i, e := range entries {
@@ -224,12 +227,12 @@ func (j *Job) accepts(header *checkpointHeader) error {
 		}
 		got := header.Entries[i]
 		if got.Tensor != e.Tensor || got.Role != e.Role || got.Shape != e.Shape {
-			return fmt.Errorf("of program %q holds %s of %s %v where this program has %s of %s %v",
+			return fmt.Errorf("of program %q has %s of %s %v, this program has %s of %s %v",
 				header.Program, got.Role, got.Tensor, got.Shape, e.Role, e.Tensor, e.Shape)
 		}
 	}
 	if n := len(header.Entries); n > len(entries) {
-		return fmt.Errorf("of program %q holds %s of %s, which this program has not", header.Program, header.Entries[n-1].Role, header.Entries[n-1].Tensor)
+		return fmt.Errorf("of program %q has %s of %s, which this program lacks", header.Program, header.Entries[n-1].Role, header.Entries[n-1].Tensor)
 	}
 	return nil
 }

@@ -8,24 +8,25 @@ import (
 	"sppo.dev/ir"
 )
 
-// Crew is the processes of a job that has several. One leads: its job is used as if all ranks were in that process. The
-// others follow: their jobs do with their ranks what the leader orders, and nothing else.
+// Crew connects the processes of a job. One leads: its job is used as if all ranks were in that process. The
+// others follow: their jobs carry out the leader's orders on their ranks.
 type Crew interface {
-	Wires // of which a transport may use more than Here and Failed, or not
+	Wires // a transport may use more of it than Here and Failed
 	Leads() bool
-	// Order tells all followers what to do. Answers waits until all have done it, and gives theirs, one by one.
+	// Order sends an order to all followers. Answers waits until all have carried it out, and returns their
+	// answers one by one.
 	Order(o Order) error
 	Answers() ([][]byte, error)
-	// Ask has the process of a rank do something, and waits for its answer.
+	// Ask sends an order to the process of a rank and waits for its answer.
 	Ask(rank int, o Order) ([]byte, error)
-	// Next is a follower's next order. Answer says that it is done.
+	// Next returns a follower's next order. Answer reports that it was carried out.
 	Next() (Order, error)
 	Answer(data []byte) error
-	// Cause is why the processes cannot go on, told of the first that could not; nil while they can.
+	// Cause returns why the processes cannot continue, from the first that failed; nil if none has.
 	Cause() error
 }
 
-// Order is what a leader has a follower do.
+// Order is a command of the leader to a follower.
 type Order struct {
 	What     string
 	Section  ir.Section
@@ -33,22 +34,22 @@ type Order struct {
 	Rank     int
 	View     ir.View
 	Question string
-	Data     []byte // to write
+	Data     []byte // to be written
 }
 
-// What is ordered.
+// Kinds of orders.
 const (
-	OrderReady   = "ready"   // all ranks have loaded; the answer says what data they have
-	OrderSection = "section" // run one
-	OrderRead    = "read"    // the bytes of a rank's view
+	OrderReady   = "ready"   // all ranks have loaded; the answer describes their data
+	OrderSection = "section" // run a section
+	OrderRead    = "read"    // return the bytes of a rank's view
 	OrderWrite   = "write"
-	OrderPeaks   = "peaks" // of a rank's arenas
-	OrderAsk     = "ask"   // what Options.Reply knows
+	OrderPeaks   = "peaks" // return the peaks of a rank's arenas
+	OrderAsk     = "ask"   // return the answer of Options.Reply
 	OrderClose   = "close"
 )
 
-// together does something with the ranks of this process while the followers do the same with theirs. Of several errors it
-// returns the first in cause.
+// together acts on the ranks of this process while the followers act on theirs. Of several errors it returns
+// the root cause.
 func (j *Job) together(o Order, here func() error) ([][]byte, error) {
 	if j.crew == nil || !j.crew.Leads() {
 		return nil, here()
@@ -58,7 +59,7 @@ func (j *Job) together(o Order, here func() error) ([][]byte, error) {
 	}
 	err := here()
 	if err != nil {
-		j.transport.Abort(err) // or the followers would wait for ever
+		j.transport.Abort(err) // otherwise the followers would wait forever
 	}
 	answers, other := j.crew.Answers()
 	if err == nil || errors.Is(err, ErrAborted) && other != nil {
@@ -67,32 +68,33 @@ func (j *Job) together(o Order, here func() error) ([][]byte, error) {
 	return answers, err
 }
 
-// ready waits until the ranks of all processes are loaded, and sees that they train on the same data.
+// ready waits until the ranks of all processes are loaded, and checks that they train on the same data.
 func (j *Job) ready() error {
 	mine := j.data()
 	answers, err := j.together(Order{What: OrderReady}, func() error { return nil })
 	for i, theirs := range answers {
 		if err == nil && string(theirs) != mine {
-			err = fmt.Errorf("process %d reads other data than process 0: %s, not %s", i+1, theirs, mine)
+			err = fmt.Errorf("process %d reads other data than process 0: %s instead of %s", i+1, theirs, mine)
 		}
 	}
 	return err
 }
 
-// data says which data set this process has.
+// data describes the data set of this process.
 func (j *Job) data() string {
 	if d, ok := j.tokens.(interface{ Describe() string }); ok {
 		return d.Describe()
 	}
-	return "none that could differ"
+	return "data that cannot differ"
 }
 
-// Others asks all other processes something that Options.Reply answers.
+// Others asks all other processes a question, which Options.Reply answers.
 func (j *Job) Others(question string) ([][]byte, error) {
 	return j.together(Order{What: OrderAsk, Question: question}, func() error { return nil })
 }
 
-// Follow does what the leader orders until it orders to close. An error of this process has then been told to the others.
+// Follow carries out the leader's orders until it closes the job. An error of this process has been reported
+// to the others when Follow returns.
 func (j *Job) Follow() error {
 	for {
 		o, err := j.crew.Next()
@@ -110,7 +112,7 @@ func (j *Job) Follow() error {
 	}
 }
 
-// firstCause is the error of another process where that was the cause of ours.
+// firstCause replaces our error by that of another process if that caused ours.
 func (j *Job) firstCause(err error) error {
 	if j.crew != nil && errors.Is(err, ErrAborted) && j.crew.Cause() != nil {
 		return j.crew.Cause()
@@ -130,7 +132,7 @@ func (j *Job) obey(o Order) ([]byte, error) {
 		return j.reply(o.Question)
 	}
 	if o.Rank < 0 || o.Rank >= len(j.ranks) || j.ranks[o.Rank].work == nil {
-		return nil, fmt.Errorf("internal: asked for rank %d, which is not here", o.Rank)
+		return nil, fmt.Errorf("internal: asked for rank %d, which is in another process", o.Rank)
 	}
 	r := j.ranks[o.Rank]
 	switch o.What {
@@ -143,7 +145,7 @@ func (j *Job) obey(o Order) ([]byte, error) {
 		peaks, err := j.peaks(r)
 		return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, uint64(peaks[ir.Device])), uint64(peaks[ir.Host])), err
 	}
-	return nil, fmt.Errorf("internal: there is no order %q", o.What)
+	return nil, fmt.Errorf("internal: unknown order %q", o.What)
 }
 
 // read copies the bytes of a view of any rank.
@@ -153,7 +155,7 @@ func (j *Job) read(r *rank, v ir.View, out []byte) error {
 	}
 	data, err := j.crew.Ask(r.index, Order{What: OrderRead, Rank: r.index, View: v})
 	if err == nil && len(data) != len(out) {
-		err = fmt.Errorf("internal: asked for %d bytes, %d came", len(out), len(data))
+		err = fmt.Errorf("internal: asked for %d bytes, received %d", len(out), len(data))
 	}
 	copy(out, data)
 	return err

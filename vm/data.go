@@ -15,7 +15,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// OpenData opens the data set of a run. Relative files start from dir.
+// OpenData opens the data set of a run. Relative files are looked up in dir.
 func OpenData(run *ir.Run, dir string) (Tokens, error) {
 	switch run.DataKind {
 	case "random":
@@ -31,12 +31,11 @@ func OpenData(run *ir.Run, dir string) (Tokens, error) {
 		}
 		return newTextData(run, text)
 	}
-	return nil, fmt.Errorf("data set of kind %q: text and random exist", run.DataKind)
+	return nil, fmt.Errorf("unknown kind of data set %q; use text or random", run.DataKind)
 }
 
-// randomData is noise: token t of a sequence is a function of seed, round, sequence and t.
-// Window is what a load_tokens instruction asks of a source: sequences side by side from one on, tokens from one on, in zigzag
-// order of so many chunks where that is not 0.
+// Window is the request of a load_tokens instruction: adjacent sequences and adjacent tokens, in zigzag order
+// of Chunks chunks unless that is 0.
 type Window struct {
 	Batch, Chunks      int
 	Sequence, Position int64
@@ -45,7 +44,7 @@ type Window struct {
 // Load fills out with the window's tokens.
 func (w *Window) Load(from Tokens, section ir.Section, round int64, out []int32) error {
 	chunks := max(1, w.Chunks)
-	each := len(out) / chunks // rows of a chunk
+	each := len(out) / chunks // rows per chunk
 	for j := range chunks {
 		position := w.Position + ir.ZigzagChunk(int64(j), int64(chunks))*int64(each/w.Batch)
 		rows := out[j*each : (j+1)*each]
@@ -58,16 +57,17 @@ func (w *Window) Load(from Tokens, section ir.Section, round int64, out []int32)
 	return nil
 }
 
+// randomData is noise: token t of a sequence is a function of seed, round, sequence and t.
 type randomData struct{ run ir.Run }
 
-// Tokens implements the interface of that name.
+// Tokens implements Tokens.
 func (d *randomData) Tokens(section ir.Section, round, sequence, position int64, out []int32, stride int) error {
 	if err := checkWindow(&d.run, position, out, stride); err != nil {
 		return err
 	}
 	name := "random tokens"
 	if section == ir.SectionEval {
-		// Counted through, so that the set is the same whatever one section covers.
+		// Numbered consecutively, so that the set does not depend on the size of a section.
 		name, round, sequence = "random validation tokens", 0, round*int64(d.run.EvalSequences)+sequence
 	}
 	r := NewRandom(d.run.Seed, name, round, sequence)
@@ -82,7 +82,7 @@ func (d *randomData) Tokens(section ir.Section, round, sequence, position int64,
 type textData struct {
 	run         ir.Run
 	train, held []byte
-	windows     int64 // of the validation
+	windows     int64 // in the validation
 }
 
 func newTextData(run *ir.Run, text []byte) (*textData, error) {
@@ -90,7 +90,7 @@ func newTextData(run *ir.Run, text []byte) (*textData, error) {
 		return nil, errors.New("the data is empty")
 	}
 	if highest := slices.Max(text); int(highest) >= run.Vocab {
-		return nil, fmt.Errorf("the data holds byte %d, which a vocabulary of %d does not: 256 covers every text", highest, run.Vocab)
+		return nil, fmt.Errorf("the data contains byte %d, outside a vocabulary of %d; 256 covers every text", highest, run.Vocab)
 	}
 	held := int(float64(len(text)) * run.Holdout)
 	d := &textData{run: *run, train: text[:len(text)-held], held: text[len(text)-held:]}
@@ -99,23 +99,23 @@ func newTextData(run *ir.Run, text []byte) (*textData, error) {
 	}
 	window := run.Sequence + 1
 	if int64(len(d.train)) < window {
-		return nil, fmt.Errorf("%d bytes of data to train on (%d held out) are fewer than the %d of one sequence and its last label",
+		return nil, fmt.Errorf("%d bytes of training data (%d held out) are fewer than the %d of one sequence and its last label",
 			len(d.train), held, window)
 	}
 	if d.windows > 0 && int64(held) < window {
-		return nil, fmt.Errorf("%d of %d bytes are held out for validation, fewer than the %d of one sequence and its last label: hold out a share of at least %.3g",
+		return nil, fmt.Errorf("%d of %d bytes are held out for validation, fewer than the %d of one sequence and its last label; set holdout to %.3g or more",
 			held, len(text), window, float64(window)/float64(len(text))+0.0005)
 	}
 	return d, nil
 }
 
-// Describe tells this text from others.
+// Describe identifies the text.
 func (d *textData) Describe() string {
 	table := crc32.MakeTable(crc32.Castagnoli)
 	return fmt.Sprintf("%d bytes with checksum %08x", len(d.train)+len(d.held), crc32.Update(crc32.Checksum(d.train, table), table, d.held))
 }
 
-// Tokens implements the interface of that name.
+// Tokens implements Tokens.
 func (d *textData) Tokens(section ir.Section, round, sequence, position int64, out []int32, stride int) error {
 	if err := checkWindow(&d.run, position, out, stride); err != nil {
 		return err
@@ -137,7 +137,7 @@ func (d *textData) Tokens(section ir.Section, round, sequence, position int64, o
 	return nil
 }
 
-// offset is where a sample starts, anywhere that leaves room for a whole one.
+// offset returns the start of a sample, at random where a whole one fits.
 func (d *textData) offset(step, sequence int64) int64 {
 	return NewRandom(d.run.Seed, "text offset", step).Below(uint64(sequence), int64(len(d.train))-d.run.Sequence)
 }
@@ -145,7 +145,7 @@ func (d *textData) offset(step, sequence int64) int64 {
 // validationOffset spreads the validation's windows evenly over the held-out text.
 func (d *textData) validationOffset(window int64) (int64, error) {
 	if window < 0 || window >= d.windows {
-		return 0, fmt.Errorf("sequence %d of a validation that has %d", window, d.windows)
+		return 0, fmt.Errorf("sequence %d of a validation of %d", window, d.windows)
 	}
 	if d.windows == 1 {
 		return 0, nil
@@ -157,12 +157,12 @@ func (d *textData) validationOffset(window int64) (int64, error) {
 func checkWindow(run *ir.Run, position int64, out []int32, stride int) error {
 	n := int64((len(out) + stride - 1) / stride)
 	if position < 0 || position+n > run.Sequence+1 {
-		return fmt.Errorf("tokens %d to %d of a sequence that offers %d", position, position+n-1, run.Sequence+1)
+		return fmt.Errorf("tokens %d to %d of a sequence of %d", position, position+n-1, run.Sequence+1)
 	}
 	return nil
 }
 
-// concatenate reads files in their order, a newline between each.
+// concatenate joins files in order, with a newline between them.
 func concatenate(files []string) ([]byte, error) {
 	var text []byte
 	for i, file := range files {
@@ -178,8 +178,8 @@ func concatenate(files []string) ([]byte, error) {
 	return text, nil
 }
 
-// expand finds the files that patterns name, sorted, each once. In a pattern ** stands for any number of folders; the
-// rest is path.Match's.
+// expand returns the files that match patterns, sorted, each once. In a pattern ** stands for any number of
+// folders; the rest follows path.Match.
 func expand(patterns []string, dir string) ([]string, error) {
 	if len(patterns) == 0 {
 		return nil, errors.New("text data without files")
@@ -202,16 +202,16 @@ func expand(patterns []string, dir string) ([]string, error) {
 
 const special = `*?[\`
 
-// glob walks the folder above the first special character. A pattern without one must name a file.
+// glob walks the folder before the first special character. A pattern without one must name a file.
 func glob(pattern string) ([]string, error) {
 	at := strings.IndexAny(pattern, special)
 	if at < 0 {
 		info, err := os.Stat(pattern)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			err = fmt.Errorf("there is no file %s", pattern)
+			err = fmt.Errorf("no such file: %s", pattern)
 		case err == nil && info.IsDir():
-			err = fmt.Errorf("%s is a folder: add /** for the files in it", pattern)
+			err = fmt.Errorf("%s is a folder; append /** to read the files in it", pattern)
 		}
 		return []string{pattern}, err
 	}
@@ -230,7 +230,7 @@ func glob(pattern string) ([]string, error) {
 	})
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		err = fmt.Errorf("there is no folder %s", strings.TrimSuffix(root, "/"))
+		err = fmt.Errorf("no such folder: %s", strings.TrimSuffix(root, "/"))
 	case err == nil && len(files) == 0:
 		err = fmt.Errorf("no file matches %s", pattern)
 	}

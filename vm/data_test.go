@@ -12,7 +12,7 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// write makes files below a temporary folder.
+// write creates files in a temporary folder.
 func write(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -58,7 +58,7 @@ func TestPatterns(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := strings.Split(string(text), "\n")
-		slices.Sort(got) // the order of folders is the sorted paths'
+		slices.Sort(got) // folders are in the order of the sorted paths
 		if strings.Join(got, " ") != c.want {
 			t.Errorf("%s finds %q, want %q", c.patterns, got, c.want)
 		}
@@ -75,17 +75,17 @@ func TestDataErrors(t *testing.T) {
 		run  *ir.Run
 		want string
 	}{
-		"missing":   {textRun("nowhere"), "there is no file"},
+		"missing":   {textRun("nowhere"), "no such file"},
 		"no match":  {textRun("*.sppo"), "no file matches"},
-		"no folder": {textRun("nowhere/**"), "there is no folder"},
-		"folder":    {textRun("."), "is a folder: add /**"},
+		"no folder": {textRun("nowhere/**"), "no such folder"},
+		"folder":    {textRun("."), "is a folder; append /**"},
 		"none":      {textRun(), "without files"},
 		"pattern":   {textRun("[a"), "syntax error in pattern"},
 		"empty":     {textRun("empty"), "empty"},
-		"short":     {textRun("short"), "2 bytes of data to train on (0 held out) are fewer than the 4 of one sequence"},
-		"vocab":     {&ir.Run{DataKind: "text", DataFiles: []string{"high"}, Sequence: 3, Vocab: 128}, "holds byte 255"},
+		"short":     {textRun("short"), "2 bytes of training data (0 held out) are fewer than the 4 of one sequence"},
+		"vocab":     {&ir.Run{DataKind: "text", DataFiles: []string{"high"}, Sequence: 3, Vocab: 128}, "contains byte 255"},
 		"held out": {&ir.Run{DataKind: "text", DataFiles: []string{"long"}, Sequence: 3, Vocab: 256, Holdout: 0.02, EvalBatch: 1, EvalSequences: 1},
-			"2 of 100 bytes are held out for validation, fewer than the 4 of one sequence and its last label: hold out a share of at least 0.0405"},
+			"2 of 100 bytes are held out for validation, fewer than the 4 of one sequence and its last label; set holdout to 0.0405 or more"},
 		"kind": {&ir.Run{DataKind: "images"}, "images"},
 	} {
 		_, err := OpenData(c.run, dir)
@@ -95,7 +95,8 @@ func TestDataErrors(t *testing.T) {
 	}
 }
 
-// TestText holds samples to be windows of the training part, and validation windows to be spread over the held-out one.
+// TestText checks that samples are windows of the training part, and that validation windows are spread over
+// the held-out part.
 func TestText(t *testing.T) {
 	var text []byte
 	for i := range 200 {
@@ -181,7 +182,7 @@ func TestNormals(t *testing.T) {
 	if math.Abs(mean) > 0.02 || math.Abs(square-4) > 0.05 || math.Abs(fourth-48) > 2 {
 		t.Errorf("mean %v, second moment %v, fourth %v; want 0, 4, 48", mean, square, fourth)
 	}
-	for _, first := range []uint64{1, 2, 77} { // any part is the same as in the whole
+	for _, first := range []uint64{1, 2, 77} { // any part equals that part of the whole
 		part := make([]float32, 5)
 		r.Normals(first, part, 2)
 		if !slices.Equal(part, x[first:first+5]) {
@@ -195,7 +196,7 @@ func TestNormals(t *testing.T) {
 			t.Error("different streams agree")
 		}
 	}
-	// Initial values are part of every published result: they must not change unnoticed.
+	// Initial values determine every published result and must not change unnoticed.
 	got := [3]float32{}
 	InitialValues(42, "layer.0.wq").Normals(1000, got[:], 0.02)
 	if want := goldenNormals; got != want {

@@ -7,13 +7,13 @@ import (
 	"sppo.dev/ir"
 )
 
-// Float32s sees bytes as f32 values. The bytes must be aligned to 4.
+// Float32s views bytes as f32 values. The bytes must be aligned to 4.
 func Float32s(b []byte) []float32 { return elements[float32](b) }
 
-// Uint16s sees bytes as the bits of bf16 values. The bytes must be aligned to 2.
+// Uint16s views bytes as the bits of bf16 values. The bytes must be aligned to 2.
 func Uint16s(b []byte) []uint16 { return elements[uint16](b) }
 
-// Int32s sees bytes as i32 values. The bytes must be aligned to 4.
+// Int32s views bytes as i32 values. The bytes must be aligned to 4.
 func Int32s(b []byte) []int32 { return elements[int32](b) }
 
 func elements[T float32 | uint16 | int32](b []byte) []T {
@@ -27,7 +27,7 @@ func elements[T float32 | uint16 | int32](b []byte) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), len(b)/int(unsafe.Sizeof(one)))
 }
 
-// BytesOf sees f32 values as bytes.
+// BytesOf views f32 values as bytes.
 func BytesOf(f []float32) []byte {
 	if len(f) == 0 {
 		return nil
@@ -35,7 +35,7 @@ func BytesOf(f []float32) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&f[0])), 4*len(f))
 }
 
-// BF16 rounds to the nearest bf16, to even on a tie. A NaN stays one.
+// BF16 rounds to the nearest bf16, ties to even. NaN stays NaN.
 func BF16(f float32) uint16 {
 	bits := math.Float32bits(f)
 	if f != f {
@@ -44,10 +44,10 @@ func BF16(f float32) uint16 {
 	return uint16((bits + 0x7fff + bits>>16&1) >> 16)
 }
 
-// FromBF16 is the value of bf16 bits.
+// FromBF16 returns the value of bf16 bits.
 func FromBF16(h uint16) float32 { return math.Float32frombits(uint32(h) << 16) }
 
-// widen converts bytes of f32 or bf16 values.
+// widen converts bytes of f32 or bf16 to f32 values.
 func widen(out []float32, b []byte, t ir.DType) {
 	if t == ir.F32 {
 		copy(out, Float32s(b))
@@ -58,7 +58,7 @@ func widen(out []float32, b []byte, t ir.DType) {
 	}
 }
 
-// narrow is the opposite of widen.
+// narrow is the inverse of widen.
 func narrow(b []byte, in []float32, t ir.DType) {
 	if t == ir.F32 {
 		copy(Float32s(b), in)

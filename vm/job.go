@@ -12,18 +12,18 @@ import (
 
 // Options of a job.
 type Options struct {
-	Dir       string    // that relative data files start from; empty: the working folder
+	Dir       string    // base of relative data files; empty: the working folder
 	Transport Transport // nil: all ranks are in this process
-	Tokens    Tokens    // nil: the data set that the program names
+	Tokens    Tokens    // nil: the data set named by the program
 
 	Crew  Crew                                  // nil: all ranks are in this process
-	Reply func(question string) ([]byte, error) // what a follower answers to Others
+	Reply func(question string) ([]byte, error) // a follower's answers to Others
 }
 
-// Job is a program loaded on its devices. Its methods are for one goroutine at a time. After an error of Init, Step
-// or Eval that is not the context's, the job is dead and says so again.
+// Job is a program loaded on its devices. Its methods must be called by one goroutine at a time. After an
+// error of Init, Step or Eval other than the context's, the job has failed for good and repeats the error.
 //
-// With a crew the leader's job is used like any other, and the others' are told to Follow, then to Close.
+// With a crew, the leader's job is used like any other; the others call Follow, then Close.
 type Job struct {
 	program   *ir.Program
 	ranks     []*rank
@@ -35,7 +35,7 @@ type Job struct {
 	dead      error
 }
 
-// StepResult is what a step reports.
+// StepResult is the result of a step.
 type StepResult struct {
 	Step            int
 	Loss            float64
@@ -45,7 +45,7 @@ type StepResult struct {
 	TokensPerSecond float64
 }
 
-// rank is a goroutine that makes all calls of one device. A rank of another process has neither.
+// rank is a goroutine that makes all calls to one device. A rank of another process has neither.
 type rank struct {
 	index  int
 	code   *ir.Code
@@ -53,7 +53,7 @@ type rank struct {
 	work   chan func()
 }
 
-// Open makes the device of every rank and loads the program on all.
+// Open creates the device of every rank and loads the program on all.
 func Open(p *ir.Program, newDevice func(rank int) (Device, error), opts Options) (*Job, error) {
 	if err := CheckProgram(p); err != nil {
 		return nil, err
@@ -93,7 +93,7 @@ func Open(p *ir.Program, newDevice func(rank int) (Device, error), opts Options)
 	return j, nil
 }
 
-// usesData tells whether any code loads tokens: a program that trains nothing needs no data set.
+// usesData reports whether any code loads tokens; otherwise a program needs no data set.
 func usesData(p *ir.Program) bool {
 	for c := range p.Codes {
 		for _, section := range p.Codes[c].Sections {
@@ -113,8 +113,8 @@ func (r *rank) serve() {
 	}
 }
 
-// each runs f on the goroutine of every rank that is here and returns the error that came first in cause: that of a rank
-// which failed by itself, not because another did.
+// each runs f on the goroutine of every local rank and returns the root cause: the error of a rank that
+// failed by itself, not because another did.
 func (j *Job) each(f func(r *rank) error) error {
 	errs := make([]error, len(j.ranks))
 	var done sync.WaitGroup
@@ -148,8 +148,8 @@ func (r *rank) one(f func(d Device) error) error {
 	return <-done
 }
 
-// section runs a section on all ranks at once. A step that has begun ends, whatever becomes of the context: half a
-// step would leave the model between two states.
+// section runs a section on all ranks at once. A step that has begun is completed even if the context is
+// cancelled: half a step would leave the model between two states.
 func (j *Job) section(ctx context.Context, section ir.Section, round int64) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -161,7 +161,7 @@ func (j *Job) section(ctx context.Context, section ir.Section, round int64) erro
 	return j.dead
 }
 
-// runHere runs a section on the ranks of this process. A step's parameters go in before.
+// runHere runs a section on the ranks of this process, after writing a step's parameters.
 func (j *Job) runHere(section ir.Section, round int64) error {
 	parameters := stepParameters(&j.program.Run, round)
 	return j.each(func(r *rank) error {
@@ -174,16 +174,16 @@ func (j *Job) runHere(section ir.Section, round int64) error {
 	})
 }
 
-// Init gives the model its initial values and sets the step counter back to 0.
+// Init sets the model's initial values and resets the step counter to 0.
 func (j *Job) Init(ctx context.Context) error {
 	j.step = 0
 	return j.section(ctx, ir.SectionInit, 0)
 }
 
-// Steps is the number of steps done.
+// Steps returns the number of steps done.
 func (j *Job) Steps() int { return int(j.step) }
 
-// Step does one step.
+// Step performs one step.
 func (j *Job) Step(ctx context.Context) (StepResult, error) {
 	t := j.step + 1
 	began := time.Now()
@@ -202,13 +202,13 @@ func (j *Job) Step(ctx context.Context) (StepResult, error) {
 	return result, err
 }
 
-// elapsed is what a section took: by the devices' clocks, where they have some, else by ours.
+// elapsed returns the duration of a section: by the devices' clocks, if they have some, otherwise by ours.
 func (j *Job) elapsed(here time.Duration) time.Duration {
 	var longest time.Duration
 	for _, r := range j.ranks {
 		d, ok := elapsed(r.device)
 		if !ok {
-			return here // so it is with ranks of other processes
+			return here // as for ranks of other processes
 		}
 		longest = max(longest, d)
 	}
@@ -222,7 +222,8 @@ func elapsed(d Device) (time.Duration, bool) {
 	return 0, false
 }
 
-// Eval is the mean loss over the validation's sequences: as many eval sections as cover EvalBatch.
+// Eval returns the mean loss over the validation's sequences, running as many eval sections as cover
+// EvalBatch.
 func (j *Job) Eval(ctx context.Context) (float64, error) {
 	r := &j.program.Run
 	if r.EvalBatch <= 0 || r.EvalSequences <= 0 {
@@ -243,7 +244,7 @@ func (j *Job) Eval(ctx context.Context) (float64, error) {
 	return sum / float64(rounds), nil
 }
 
-// result finds a result's view in the rank's code.
+// result returns a result's view in the rank's code.
 func (r *rank) result(name string) (ir.View, bool) {
 	for i := range r.code.Results {
 		if r.code.Results[i].Name == name {
@@ -253,7 +254,7 @@ func (r *rank) result(name string) (ir.View, bool) {
 	return ir.View{}, false
 }
 
-// scalar reads the first number of a result from the first rank that has it; 0 where none does.
+// scalar reads the first number of a result from the first rank that has it, or 0.
 func (j *Job) scalar(name string) (float64, error) {
 	for _, r := range j.ranks {
 		v, ok := r.result(name)
@@ -269,13 +270,13 @@ func (j *Job) scalar(name string) (float64, error) {
 	return 0, nil
 }
 
-// Peaks is the highest byte of each arena that a rank has touched so far.
+// Peaks returns the highest byte of each arena that a rank has touched so far.
 func (j *Job) Peaks(rank int) [ir.NumArenas]ir.Bytes {
-	peaks, _ := j.peaks(j.ranks[rank]) // of a process that was lost nothing is known
+	peaks, _ := j.peaks(j.ranks[rank]) // unknown for a lost process
 	return peaks
 }
 
-// Close frees the devices and ends the ranks' goroutines. A leader has the others close theirs.
+// Close frees the devices and ends the ranks' goroutines. A leader closes the other jobs too.
 func (j *Job) Close() error {
 	here := func() error {
 		return j.each(func(r *rank) error {

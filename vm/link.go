@@ -6,16 +6,16 @@ import (
 	"sppo.dev/ir"
 )
 
-// Transport joins the ranks of a job. It has NCCL's semantics: an operation holds up its stream until its peers
-// arrive. Links and teams are looked up when a program is loaded; their operations allocate nothing.
+// Transport connects the ranks of a job with NCCL's semantics: an operation blocks its stream until its peers
+// arrive. Links and teams are created when a program is loaded; their operations allocate nothing.
 //
-// A link carries the messages of one direction between two ranks on one channel, in order. A team is the same
-// collective meeting place for the same members on the same stream; its operations match in order.
+// A link carries messages in one direction between two ranks on one channel, in order. A team is a member's
+// handle to the collectives of a group on a stream; its operations match in order.
 type Transport interface {
 	Link(from, to int, channel Channel) Link
 	Team(rank int, members []int32, stream ir.Stream) (Team, error)
-	// Abort makes every operation under way and to come, on every rank, fail with an error that is ErrAborted and
-	// tells the reason. Only the first reason counts.
+	// Abort makes every current and future operation on every rank fail with an error that wraps ErrAborted
+	// and names the reason. Only the first reason counts.
 	Abort(reason error)
 }
 
@@ -28,8 +28,8 @@ type Link interface {
 	Recv(y []byte) error
 }
 
-// Team is one member's side of collectives. Sums are taken in f32 in the order of the members and rounded once, so
-// they do not depend on who arrives first.
+// Team is one member's side of collectives. Sums are taken in f32 in the order of the members and rounded
+// once, so they do not depend on the order of arrival.
 type Team interface {
 	AllGather(y, x []byte) error
 	ReduceScatter(y, x []byte, t ir.DType) error
@@ -38,7 +38,7 @@ type Team interface {
 	Rotate(y, x []byte) error
 }
 
-// Exchange is the layout of an all_to_all; the opcode's row says what the figures mean.
+// Exchange is the layout of an all_to_all; its fields are explained at the opcode's row.
 type Exchange struct {
 	Rows, Cols int // r and c
 	Copies     int
@@ -46,10 +46,10 @@ type Exchange struct {
 	DType      ir.DType
 }
 
-// wide is the number of columns that all members of a group of n have together.
+// wide returns the number of columns of all members of a group of n together.
 func (e Exchange) wide(n int) int { return n / e.Copies * e.Cols }
 
-// Channel tells apart the messages that two ranks have under way in one direction.
+// Channel distinguishes messages in flight between two ranks in one direction.
 type Channel uint8
 
 // Channels: activations forward, gradients backward, borrowed work.
@@ -59,7 +59,7 @@ const (
 	ChannelMux
 )
 
-// ChannelOf is the channel that a stream's messages use: what is sent on send_next is received on recv_prev.
+// ChannelOf returns the channel of a stream's messages: what is sent on send_next is received on recv_prev.
 func ChannelOf(s ir.Stream) Channel {
 	switch s {
 	case ir.SendNext, ir.RecvPrev:

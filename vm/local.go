@@ -10,11 +10,12 @@ import (
 	"sppo.dev/ir"
 )
 
-// Local is the Transport between ranks of one process: messages are copies from the sender's memory to the
-// receiver's, and every member of a collective does its share of the work on all members' memory. Over wires it joins
-// ranks of other processes, too: then a member works on what theirs have sent it, in the same order.
+// Local is the Transport between ranks of one process. Messages are copies from the sender's memory to the
+// receiver's, and every member of a collective does its share of the work in all members' memory. Over wires
+// it also connects ranks of other processes: then a member works on the parts received from them, in the same
+// order.
 type Local struct {
-	wires   Wires // nil: all ranks are here
+	wires   Wires // nil: all ranks are in this process
 	mu      sync.Mutex
 	links   map[linkKey]*localLink
 	teams   map[string]*localTeam
@@ -27,10 +28,10 @@ type linkKey struct {
 	channel  Channel
 }
 
-// NewLocal is a transport for the ranks of one process.
+// NewLocal returns a transport for the ranks of one process.
 func NewLocal() *Local { return NewWired(nil) }
 
-// NewWired is a transport for the ranks of this process and, over wires, those of others.
+// NewWired returns a transport for the ranks of this process and, over wires, those of others.
 func NewWired(wires Wires) *Local {
 	return &Local{wires: wires, links: map[linkKey]*localLink{}, teams: map[string]*localTeam{}, aborted: make(chan struct{})}
 }
@@ -80,7 +81,7 @@ type localLink struct {
 	local  *Local
 	key    linkKey
 	offers chan []byte
-	taken  chan struct{} // holds one, so that a receiver never waits to say that it is done
+	taken  chan struct{} // has capacity 1, so a receiver need not wait to report that it is done
 }
 
 func (l *localLink) Send(x []byte) error {
@@ -138,12 +139,13 @@ func (l *Local) Team(rank int, members []int32, stream ir.Stream) (Team, error) 
 	return m, nil
 }
 
-// localTeam is where the members of a collective meet. A call has two meetings: the first after everybody has laid
-// down what it brings, the second after everybody has done its share, so that nobody leaves with its buffers in use.
+// localTeam is where the members of a collective meet. A call has two barriers: the first after all members
+// have published their buffers, the second after all have done their share, so that no member leaves while
+// its buffers are in use.
 type localTeam struct {
 	members []int32
-	here    int        // of them in this process
-	calls   []teamCall // of those
+	here    int        // number in this process
+	calls   []teamCall // by local member
 
 	mu      sync.Mutex
 	round   sync.Cond
@@ -152,42 +154,43 @@ type localTeam struct {
 	failed  error
 }
 
-// teamCall is what a member brings.
+// teamCall is a member's contribution to a call.
 type teamCall struct {
 	op   ir.Op
 	t    ir.DType
 	y, x []byte
-	e    Exchange // of all_to_all
+	e    Exchange // for all_to_all
 }
 
 type localMember struct {
 	team    *localTeam
 	index   int
-	parts   []piece // by member: what this one needs of it
-	in, out []Wire  // by member: nil where it is in this process; all nil where every one is
+	parts   []piece // by member: the part that this one needs
+	in, out []Wire  // by member: nil for members in this process; all nil if every member is
 	staged  [][]byte
 	packed  []byte
 }
 
-// part is what one member needs of another's x: rows of bytes at even distances.
+// part is what one member needs of another's x: rows of bytes at a fixed stride.
 type part struct{ at, row, stride, rows int }
 
 func (p part) bytes() int { return p.row * p.rows }
 
-// piece is a part where it can be read: here, or as it arrived.
+// piece is a readable part: in place, or as received.
 type piece struct {
 	x      []byte
 	stride int
 }
 
-// share is the part of the elements of an all_reduce that a member sums.
+// share returns the range of elements of an all_reduce that a member sums.
 func (c *teamCall) share(members, member int) (from, to int) {
 	size := int(c.t.Bytes())
 	elements := len(c.x) / size
 	return elements * member / members * size, elements * (member + 1) / members * size
 }
 
-// part says what a member needs of another one's x. All calls of a collective are alike, so any of them tells.
+// part returns what one member needs of another's x. All calls of a collective are alike, so any of them will
+// do.
 func (c *teamCall) part(members, to, from int) part {
 	whole := part{row: len(c.x), rows: 1}
 	switch c.op {
@@ -212,8 +215,8 @@ func (c *teamCall) part(members, to, from int) part {
 	return whole
 }
 
-// meetYields is how often a member lets others run before it sleeps. They come soon, as a rule, and whoever is awake by then is
-// found by any processor that has nothing to do.
+// meetYields is how often a member yields before it blocks. The others usually arrive soon, and an awake
+// goroutine can be taken over by any idle processor.
 const meetYields = 200
 
 func (t *localTeam) meet() error {
@@ -265,14 +268,14 @@ func (m *localMember) AllToAll(y, x []byte, e Exchange) error {
 		from, to = to, from
 	}
 	if len(x) != from || len(y) != to {
-		return fmt.Errorf("%d bytes to %d where %d ranks exchange %d bytes to %d", len(x), len(y), n, from, to)
+		return fmt.Errorf("%d bytes to %d, but %d ranks exchange %d bytes to %d", len(x), len(y), n, from, to)
 	}
 	return m.call(teamCall{op: ir.AllToAll, t: e.DType, y: y, x: x, e: e})
 }
 
 func (m *localMember) Rotate(y, x []byte) error {
 	if len(y) != len(x) {
-		return fmt.Errorf("%d bytes go round, and %d come", len(x), len(y))
+		return fmt.Errorf("%d bytes are sent around, and %d are received", len(x), len(y))
 	}
 	return m.call(teamCall{op: ir.Rotate, y: y, x: x})
 }
@@ -285,7 +288,7 @@ func (m *localMember) call(c teamCall) error {
 	}
 	for i := range t.calls {
 		if other := &t.calls[i]; m.isHere(i) && (other.op != c.op || other.t != c.t || len(other.x) != len(c.x) || other.e != c.e) {
-			return fmt.Errorf("rank %d calls %s of %d bytes of %s where rank %d calls %s of %d bytes of %s",
+			return fmt.Errorf("rank %d calls %s of %d bytes of %s, but rank %d calls %s of %d bytes of %s",
 				t.members[m.index], ir.Ops[c.op].Name, len(c.x), c.t,
 				t.members[i], ir.Ops[other.op].Name, len(other.x), other.t)
 		}
@@ -302,7 +305,7 @@ func (m *localMember) call(c teamCall) error {
 	return t.meet()
 }
 
-// gather finds the parts that this member needs.
+// gather collects the parts that this member needs.
 func (m *localMember) gather(c *teamCall) error {
 	n := len(m.parts)
 	for i := range m.parts {
@@ -317,7 +320,7 @@ func (m *localMember) gather(c *teamCall) error {
 	return m.exchange(c)
 }
 
-// work makes of the parts what this member is to have.
+// work computes this member's result from the parts.
 func (m *localMember) work(c *teamCall) {
 	switch c.op {
 	case ir.AllGather:
@@ -344,7 +347,7 @@ func (m *localMember) work(c *teamCall) {
 	}
 }
 
-// spread writes this member's share of an all_reduce to every member: nobody else touches that share.
+// spread writes this member's share of an all_reduce to every member; no other member writes that share.
 func (m *localMember) spread(c *teamCall) error {
 	from, to := c.share(len(m.parts), m.index)
 	for i := range m.parts {
@@ -358,7 +361,7 @@ func (m *localMember) spread(c *teamCall) error {
 	return m.spreadFar(c)
 }
 
-// rowsToColumns takes this member's columns out of every member's rows.
+// rowsToColumns takes this member's columns from every member's rows.
 func (m *localMember) rowsToColumns(c *teamCall) {
 	n, y := c.e.Cols*int(c.t.Bytes()), c.y
 	for i, p := range m.parts {
@@ -369,7 +372,8 @@ func (m *localMember) rowsToColumns(c *teamCall) {
 	}
 }
 
-// columnsToRows takes this member's rows out of every member's columns, and adds those of members with equal columns.
+// columnsToRows takes this member's rows from every member's columns, and adds those of members with equal
+// columns.
 func (m *localMember) columnsToRows(c *teamCall) {
 	n, y := c.e.Cols*int(c.t.Bytes()), c.y
 	for row := range c.e.Rows {
@@ -385,7 +389,7 @@ func (m *localMember) columnsToRows(c *teamCall) {
 	}
 }
 
-// sum puts into y the sum over parts, in their order and in f32, from byte at on. y may be a part's own bytes: every
+// sum writes to y the sum of the parts, in order and in f32, starting at byte at. y may alias a part: every
 // block is read from all parts before it is written.
 func sum(y []byte, parts []piece, at int, dtype ir.DType) {
 	var sums, addend [256]float32

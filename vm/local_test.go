@@ -65,7 +65,7 @@ func TestMessagesKeepTheirOrderByChannel(t *testing.T) {
 	}))
 }
 
-// TestSendReturnsAfterReceipt holds a send to NCCL's semantics: its buffer may change once it returns.
+// TestSendReturnsAfterReceipt checks NCCL's semantics of a send: its buffer may change once it returns.
 func TestSendReturnsAfterReceipt(t *testing.T) {
 	link := NewLocal().Link(0, 1, ChannelNext)
 	x, y := []byte{1}, []byte{0}
@@ -108,7 +108,7 @@ func TestMessageSizesMustAgree(t *testing.T) {
 	}
 }
 
-// TestCollectives compares with sums taken in the order of the group, to the last bit, for odd sizes and both types.
+// TestCollectives compares bitwise with sums in the order of the group, for odd sizes and both types.
 func TestCollectives(t *testing.T) {
 	for _, dtype := range []ir.DType{ir.F32, ir.BF16} {
 		for _, members := range [][]int32{{0}, {1, 0}, {2, 0, 1}, {0, 1, 2, 3, 4}} {
@@ -180,7 +180,7 @@ func collectives(t *testing.T, dtype ir.DType, members []int32, each int) {
 	}))
 }
 
-// TestAllToAll follows every element from its place to the other side and back, with and without shared columns.
+// TestAllToAll follows every element to the other side and back, with and without shared columns.
 func TestAllToAll(t *testing.T) {
 	for _, dtype := range []ir.DType{ir.F32, ir.BF16} {
 		for _, members := range [][]int32{{0}, {1, 0}, {2, 0, 1}, {3, 1, 0, 2}} {
@@ -254,7 +254,7 @@ func TestCollectivesMustAgree(t *testing.T) {
 		}
 		return team.AllReduce(make([]byte, 12), ir.F32)
 	})
-	if errs[0] == nil || !strings.Contains(errs[0].Error(), "rank 0 calls all_reduce of 8 bytes of f32 where rank 1 calls all_reduce of 12") {
+	if errs[0] == nil || !strings.Contains(errs[0].Error(), "rank 0 calls all_reduce of 8 bytes of f32, but rank 1 calls all_reduce of 12") {
 		t.Error(errs)
 	}
 	if _, err := local.Team(3, []int32{0, 1}, ir.Coll); err == nil {
@@ -300,7 +300,7 @@ func TestTransportAllocatesNothing(t *testing.T) {
 	const runs = 200
 	done := make(chan error, 1)
 	go func() {
-		for range runs + 1 { // AllocsPerRun warms up once
+		for range runs + 1 { // one more, because AllocsPerRun warms up once
 			if err := errors.Join(link.Recv(y), teams[1].AllReduce(y, ir.F32), teams[1].AllGather(make([]byte, 0), nil)); err != nil {
 				done <- err
 				return
@@ -316,7 +316,7 @@ func TestTransportAllocatesNothing(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	if allocs > 1 { // the counter sees the whole process
+	if allocs > 1 { // the counter covers the whole process
 		t.Errorf("%v allocations by a message and two collectives", allocs)
 	}
 }

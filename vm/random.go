@@ -5,14 +5,15 @@ import (
 	"math/bits"
 )
 
-// Random is a counter-based generator: value i of a stream is a pure function of the stream's key and i, so that any
-// rank draws any part of it without drawing the rest. It is SplitMix64 (Steele, Lea, Flood 2014) opened to random
+// Random is a counter-based generator: value i of a stream is a pure function of the stream's key and i, so
+// any rank can draw any part without drawing the rest. It is SplitMix64 (Steele, Lea, Flood 2014) with random
 // access: the finaliser over key + (i+1)*golden.
 type Random struct{ key uint64 }
 
 const golden = 0x9e3779b97f4a7c15
 
-// NewRandom is the stream of a seed, a name and numbers. Streams that differ in any of them are unrelated.
+// NewRandom returns the stream of a seed, a name and numbers. Streams that differ in any of them are
+// unrelated.
 func NewRandom(seed int64, name string, numbers ...int64) Random {
 	key := mix(uint64(seed) + golden)
 	for _, c := range []byte(name) {
@@ -24,7 +25,7 @@ func NewRandom(seed int64, name string, numbers ...int64) Random {
 	return Random{key}
 }
 
-// Key is what tells the stream from others, for a device that draws from it with code of its own.
+// Key returns the stream's key, for devices with their own generator code.
 func (r Random) Key() uint64 { return r.key }
 
 func mix(z uint64) uint64 {
@@ -33,20 +34,21 @@ func mix(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// Uint64 is value i.
+// Uint64 returns value i.
 func (r Random) Uint64(i uint64) uint64 { return mix(r.key + (i+1)*golden) }
 
-// Below is value i as an integer of 0 .. n-1. Its bias, n/2^64, is beyond any experiment.
+// Below returns value i as an integer in [0, n). Its bias, n/2^64, is negligible.
 func (r Random) Below(i uint64, n int64) int64 {
 	hi, _ := bits.Mul64(r.Uint64(i), uint64(n))
 	return int64(hi)
 }
 
-// uniform is value i as a number in (0, 1], which has a logarithm.
+// uniform returns value i as a number in (0, 1], so that it has a logarithm.
 func (r Random) uniform(i uint64) float64 { return float64(r.Uint64(i)>>11+1) * 0x1p-53 }
 
-// Normals fills out with elements first, first+1, ... of the stream of normal numbers with mean 0 and deviation 1.
-// Elements 2j and 2j+1 are the two of Box and Muller 1958 for the uniform values 2j and 2j+1, computed in f64.
+// Normals fills out with elements first, first+1, ... of the stream of normal numbers with mean 0 and
+// standard deviation std. Elements 2j and 2j+1 are the pair of Box and Muller (1958) for the uniform values
+// 2j and 2j+1, computed in f64.
 func (r Random) Normals(first uint64, out []float32, std float64) {
 	for n := 0; n < len(out); {
 		pair := (first + uint64(n)) &^ 1
@@ -63,6 +65,6 @@ func (r Random) Normals(first uint64, out []float32, std float64) {
 	}
 }
 
-// InitialValues is the stream whose normal number row*columns+column is the initial value of that element of a
-// tensor. Every device must draw from it, or a model would depend on where it starts.
+// InitialValues returns the stream whose normal number row*columns+column is the initial value of that
+// element of a tensor. Every device must draw from it, or a model would depend on the device.
 func InitialValues(seed int64, tensor string) Random { return NewRandom(seed, "init "+tensor) }

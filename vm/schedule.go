@@ -6,8 +6,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// learningRate is the rate of step t, counted from 1: a line up to LR over the warm-up, then constant, or half a
-// cosine down to MinLR at the last step.
+// learningRate returns the rate of step t, counted from 1: linear up to LR over the warm-up, then constant,
+// or half a cosine down to MinLR at the last step.
 func learningRate(run *ir.Run, t int64) float64 {
 	warmup, steps := int64(run.Warmup), int64(run.Steps)
 	switch {
@@ -22,7 +22,7 @@ func learningRate(run *ir.Run, t int64) float64 {
 	return run.MinLR + 0.5*(run.LR-run.MinLR)*(1+math.Cos(math.Pi*share))
 }
 
-// stepParameters is what ResultStep holds for step t.
+// stepParameters returns the contents of ResultStep for step t.
 func stepParameters(run *ir.Run, t int64) [3]float32 {
 	correction := func(beta float64) float32 { return float32(1 / (1 - math.Pow(beta, float64(t)))) }
 	return [3]float32{float32(learningRate(run, t)), correction(run.Beta1), correction(run.Beta2)}

@@ -7,8 +7,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Tensor gathers a whole tensor from the rectangles that ranks hold, row by row, and its shape. With f32 weights,
-// which are their own master, RoleMaster gives the weight.
+// Tensor gathers a whole tensor, row by row, from the rectangles of the ranks, and returns its shape. f32
+// weights are their own master, so RoleMaster returns the weight.
 func (j *Job) Tensor(name string, role ir.Role) ([]float32, [2]int64, error) {
 	tensor, err := j.tensor(name)
 	if err != nil {
@@ -39,13 +39,13 @@ func (j *Job) Tensor(name string, role ir.Role) ([]float32, [2]int64, error) {
 		return nil
 	})
 	if err == nil && missing > 0 {
-		err = fmt.Errorf("no rank holds %d of the %d elements of %s of %s", missing, len(out), role, name)
+		err = fmt.Errorf("ranks lack %d of the %d elements of %s of %s", missing, len(out), role, name)
 	}
 	return out, shape, err
 }
 
-// SetTensor gives a whole tensor its values on every rank that holds a part; padding becomes 0. RoleMaster sets the
-// weight too, whose truth it is.
+// SetTensor writes a whole tensor to every rank that holds a part of it; padding becomes 0. RoleMaster also
+// sets the weight, which follows from it.
 func (j *Job) SetTensor(name string, role ir.Role, values []float32) error {
 	tensor, err := j.tensor(name)
 	if err != nil {
@@ -80,7 +80,7 @@ func (j *Job) tensor(name string) (int, error) {
 	return i, nil
 }
 
-// holds tells whether any rank holds a role of a tensor.
+// holds reports whether any rank holds a role of a tensor.
 func (j *Job) holds(tensor int, role ir.Role) bool {
 	for _, r := range j.ranks {
 		for _, s := range r.code.States {
@@ -92,14 +92,14 @@ func (j *Job) holds(tensor int, role ir.Role) bool {
 	return false
 }
 
-// rectangle is the part of a tensor that a view holds.
+// rectangle is the part of a tensor in a view.
 type rectangle struct {
 	view       ir.View
 	row0, col0 int64
 	rows, cols int64
 }
 
-// rectangles visits all that ranks hold of a role of a tensor, the first replica's first.
+// rectangles visits all parts of a role of a tensor, beginning with the first replica's.
 func (j *Job) rectangles(tensor int, role ir.Role, visit func(*rank, rectangle) error) error {
 	ranks := slices.Clone(j.ranks)
 	slices.SortStableFunc(ranks, func(a, b *rank) int {
@@ -123,7 +123,7 @@ func (j *Job) rectangles(tensor int, role ir.Role, visit func(*rank, rectangle) 
 	return nil
 }
 
-// each visits the elements of the rectangle that lie in the tensor: their index there and in the view.
+// each visits the elements of the rectangle inside the tensor: their index there and in the view.
 func (rect *rectangle) each(shape [2]int64, visit func(at, i int64)) {
 	for row := range rect.rows {
 		for col := range rect.cols {

@@ -7,34 +7,35 @@ import (
 	"sppo.dev/ir"
 )
 
-// Span is one executed instruction. Times are since the section began: real ones, or the simulator's.
+// Span is one executed instruction. Times count from the start of the section, in real or simulated time.
 type Span struct {
 	PC         int32
 	Begin, End time.Duration
 }
 
-// Spans is where a device reports the instructions of the current section, in the order in which each stream executed
-// them. A stream appends only to its own list, so that recording orders no stream against another.
+// Spans receives a device's report on the instructions of the current section, in the order in which each
+// stream executed them. A stream appends only to its own list, so that recording orders no stream against
+// another.
 type Spans struct {
-	Start   time.Time // of the section: what times are counted from. A device with its own clock says when that began
-	Off     bool      // nobody wants to know of this section: a device for which reporting costs time leaves it out
+	Start   time.Time // start of the section, from which times count; set by devices with their own clock
+	Off     bool      // this section is not wanted: a device may skip reports that cost time
 	Streams [ir.NumStreams][]Span
 }
 
-// Timeline is what a rank did in one section.
+// Timeline is the record of a rank's section.
 type Timeline struct {
 	Section ir.Section
 	Round   int64
-	Start   time.Time // of the times, on a clock that the ranks of a process share
+	Start   time.Time // origin of the times, on a clock shared by the ranks of a process
 	Streams [ir.NumStreams][]Span
 }
 
-// Trace wraps any device and keeps the timelines of its sections. The times come from the device; the wrapper adds
-// what every device has in common: which section they belong to.
+// Trace wraps a device and keeps the timelines of its sections. The device measures times; the wrapper adds
+// the section.
 type Trace struct {
 	Device
 	Timelines []Timeline
-	Wanted    func(section ir.Section, round int64) bool // of which sections; nil: of all
+	Wanted    func(section ir.Section, round int64) bool // selects sections; nil: all
 	spans     Spans
 	current   Timeline
 }
@@ -42,7 +43,7 @@ type Trace struct {
 // NewTrace wraps a device that is not loaded yet.
 func NewTrace(d Device) *Trace { return &Trace{Device: d} }
 
-// Load hands the device the place to report to.
+// Load gives the device its Spans.
 func (t *Trace) Load(p *ir.Program, rank int, env *Env) error {
 	traced := *env
 	traced.Spans = &t.spans
@@ -59,7 +60,7 @@ func (t *Trace) Begin(section ir.Section, round int64) error {
 	return t.Device.Begin(section, round)
 }
 
-// Join ends the timeline, which is kept even if the section failed: it shows how far each stream came.
+// Join ends the timeline, which is kept even if the section failed: it shows how far each stream got.
 func (t *Trace) Join() error {
 	err := t.Device.Join()
 	if t.spans.Off {
@@ -73,5 +74,5 @@ func (t *Trace) Join() error {
 	return err
 }
 
-// Elapsed is that of a device with a clock.
+// Elapsed returns the elapsed time of a device with a clock.
 func (t *Trace) Elapsed() (time.Duration, bool) { return elapsed(t.Device) }

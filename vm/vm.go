@@ -1,21 +1,19 @@
-// Package vm runs programs: it issues every instruction of every rank to a Device, joins the ranks by a Transport,
-// and gives the training run around them (data, learning rate, results, checkpoints).
+// Package vm runs programs: it issues every instruction of every rank to a Device, connects the ranks by a
+// Transport, and provides the training run around them (data, learning rate, results, checkpoints).
 //
-// The map:
-//
-//	vm.go         the interpreter loop: the same one for every device
-//	device.go     Device, what it owns and how the cpu, the simulator and CUDA each fit it
-//	link.go       Transport, how ranks meet; local.go is the one inside a process, over wire.go also between several
+//	vm.go         the interpreter loop, the same for every device
+//	device.go     Device, and how the cpu, the simulator and CUDA implement it
+//	link.go       Transport, which connects ranks; local.go inside a process, with wire.go between several
 //	job.go        Job: open, init, step, eval, close
-//	crew.go       the processes of one job: who leads, what the others do
+//	crew.go       the processes of one job: leader and followers
 //	schedule.go   the learning rate of a step
-//	tensor.go     whole tensors from the rectangles that ranks hold, and back
+//	tensor.go     whole tensors from the rectangles of ranks, and back
 //	checkpoint.go save and restore
-//	data.go       data sets: which token stands where; random.go is the generator behind them and initial values
-//	trace.go      what ran when, on any device
-//	elements.go   bytes seen as numbers
+//	data.go       data sets; random.go is the generator behind them and behind initial values
+//	trace.go      timelines on any device
+//	elements.go   bytes viewed as numbers
 //
-// The package knows no spec, no plan and no kernel: the program says what happens, the device how.
+// The package knows no spec, no plan and no kernel: the program determines what happens, the device how.
 package vm
 
 import (
@@ -24,8 +22,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// run issues one section of a rank's code and waits for its end. It decides nothing but the method to call: which
-// stream an instruction goes to, what it works on and what it waits for were fixed when the device loaded the program.
+// run issues one section of a rank's code and waits for its end. Its only decision is which method to call:
+// the stream, operands and dependencies of an instruction were fixed when the device loaded the program.
 func run(d Device, code *ir.Code, section ir.Section, round int64) error {
 	if err := d.Begin(section, round); err != nil {
 		return err
@@ -51,8 +49,8 @@ func run(d Device, code *ir.Code, section ir.Section, round int64) error {
 	return d.Join()
 }
 
-// CheckProgram refuses what would hang or index out of range in any device, whoever wrote the program. The verifier
-// proves far more; this is what the VM itself relies on.
+// CheckProgram refuses programs that would hang or index out of range on any device. The verifier proves far
+// more; this is what the VM itself relies on.
 func CheckProgram(p *ir.Program) error {
 	if len(p.Ranks) == 0 {
 		return fmt.Errorf("program %q has no ranks", p.Name)
@@ -63,7 +61,7 @@ func CheckProgram(p *ir.Program) error {
 			return fmt.Errorf("rank %d: no code %d", r, rank.Code)
 		}
 		if len(rank.Consts) != len(p.Consts) || len(rank.Groups) != len(p.Groups) {
-			return fmt.Errorf("rank %d: %d constants and %d groups, the program names %d and %d",
+			return fmt.Errorf("rank %d: %d constants and %d groups, and the program names %d and %d",
 				r, len(rank.Consts), len(rank.Groups), len(p.Consts), len(p.Groups))
 		}
 	}
@@ -80,7 +78,8 @@ func CheckProgram(p *ir.Program) error {
 	return nil
 }
 
-// checkViews demands that what a job reads and writes by itself lies in the arenas. Operands are the devices' concern.
+// checkViews checks that the views that a job itself reads and writes lie in the arenas. Operands are checked
+// by devices.
 func checkViews(p *ir.Program, code *ir.Code) error {
 	for a, n := range code.Arenas {
 		if n < 0 {
@@ -104,7 +103,7 @@ func checkViews(p *ir.Program, code *ir.Code) error {
 	return nil
 }
 
-// checkSection holds instructions to the form of their rows, and every wait to a record before it.
+// checkSection checks the form of instructions against their rows, and that every wait follows its record.
 func checkSection(p *ir.Program, code *ir.Code, section ir.Section) error {
 	if n := code.Events[section]; n < 0 || int(n) > len(code.Sections[section]) {
 		return fmt.Errorf("code %q, section %s: %d events in %d instructions", code.Name, section, n, len(code.Sections[section]))
@@ -119,7 +118,7 @@ func checkSection(p *ir.Program, code *ir.Code, section ir.Section) error {
 			return wrong("opcode %d on stream %d does not exist", in.Op, in.Stream)
 		}
 		if info := in.Info(); len(in.Args) != len(info.Operands) || len(in.Attrs) != len(info.Attrs) {
-			return wrong("%d operands and %d attributes, its row has %d and %d",
+			return wrong("%d operands and %d attributes; its row has %d and %d",
 				len(in.Args), len(in.Attrs), len(info.Operands), len(info.Attrs))
 		}
 		for _, a := range in.Attrs {
@@ -137,7 +136,7 @@ func checkSection(p *ir.Program, code *ir.Code, section ir.Section) error {
 		case in.Op == ir.Record && recorded[event]:
 			return wrong("event %d is recorded twice", event)
 		case in.Op == ir.Wait && !recorded[event]:
-			return wrong("event %d is not recorded before", event)
+			return wrong("event %d was not recorded before", event)
 		}
 		recorded[event] = true
 	}

@@ -6,22 +6,23 @@ import (
 	"sppo.dev/ir"
 )
 
-// Wires join ranks of this process to ranks of others. Local makes of them what programs ask for.
+// Wires connect ranks of this process with ranks of others. Local builds links and teams on them.
 type Wires interface {
-	// Here tells whether a rank is of this process.
+	// Here reports whether a rank is in this process.
 	Here(rank int) bool
-	// Wire is the way from one rank to another, one of which is here, for a purpose: both ends call it the same.
+	// Wire returns the channel from one rank to another, one of which is in this process. Both ends give the
+	// same purpose.
 	Wire(from, to int, purpose string) Wire
-	// Failed tells the other processes why this one cannot go on.
+	// Failed tells the other processes why this one cannot continue.
 	Failed(reason error)
 }
 
-// Wire is one end of a way for messages, which keep their order. The receiving end says first where the next one goes, and
-// nothing is sent before: so nobody keeps bytes that nobody has asked for yet, and they arrive where they belong.
+// Wire is one end of an ordered channel for messages. The receiver announces where the next one goes before
+// it is sent, so that no process buffers messages, and bytes arrive at their destination.
 type Wire interface {
 	Link
-	// Expect says where the next message goes; Arrived waits until it is there, or in case of an error until nobody writes
-	// there any more. Recv is both.
+	// Expect announces the destination of the next message. Arrived waits until it is there or, after an
+	// error, until nothing writes there any more. Recv does both.
 	Expect(y []byte)
 	Arrived() error
 }
@@ -29,10 +30,10 @@ type Wire interface {
 // channelNames are the purposes of links.
 var channelNames = [...]string{ChannelNext: "next", ChannelPrev: "prev", ChannelMux: "mux"}
 
-// isHere tells whether another member of the team is in this process.
+// isHere reports whether another member of the team is in this process.
 func (m *localMember) isHere(i int) bool { return m.in == nil || m.in[i] == nil }
 
-// wire opens the ways to and from members in other processes.
+// wire opens the channels to and from members in other processes.
 func (m *localMember) wire(l *Local, team string) {
 	n := len(m.team.members)
 	m.in, m.out, m.staged = make([]Wire, n), make([]Wire, n), make([][]byte, n)
@@ -44,8 +45,8 @@ func (m *localMember) wire(l *Local, team string) {
 	}
 }
 
-// exchange sends members in other processes the parts that they need of this one's x, and brings theirs. Everybody says where
-// parts go before it sends any, so every part that is sent is taken.
+// exchange sends members in other processes the parts that they need of this one's x, and receives theirs.
+// All announce their parts before sending any, so every part sent is received.
 func (m *localMember) exchange(c *teamCall) error {
 	n := len(m.parts)
 	for i, in := range m.in {
@@ -69,7 +70,7 @@ func (m *localMember) exchange(c *teamCall) error {
 	return err
 }
 
-// place is where a part from afar goes: into the result, if it is a run of bytes there as it is, or aside.
+// place returns the destination of a remote part: the result, if the part is contiguous there, or a buffer.
 func (m *localMember) place(c *teamCall, from, bytes int) []byte {
 	switch {
 	case c.op == ir.AllGather, c.op == ir.AllToAll && !c.e.Inverse:
@@ -82,7 +83,7 @@ func (m *localMember) place(c *teamCall, from, bytes int) []byte {
 	return m.staged[from][:bytes]
 }
 
-// pack makes one run of bytes of a part.
+// pack copies a part into contiguous bytes.
 func (m *localMember) pack(x []byte, p part) []byte {
 	if p.rows == 1 {
 		return x[p.at : p.at+p.row]
@@ -97,7 +98,7 @@ func (m *localMember) pack(x []byte, p part) []byte {
 	return out
 }
 
-// spreadFar sends this member's share of an all_reduce to members in other processes, and brings theirs.
+// spreadFar sends this member's share of an all_reduce to members in other processes, and receives theirs.
 func (m *localMember) spreadFar(c *teamCall) error {
 	n := len(m.parts)
 	for i, in := range m.in {

@@ -10,8 +10,8 @@ import (
 
 const hugePage = 2 << 20
 
-// newArena returns zeroed memory outside the garbage collector's sight, on huge pages where there are any, and what
-// gives it back.
+// newArena returns zeroed memory outside the Go heap, on huge pages if available, and a function that frees
+// it.
 func newArena(size int) ([]byte, func(), error) {
 	if size == 0 {
 		return nil, func() {}, nil
@@ -20,7 +20,7 @@ func newArena(size int) ([]byte, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // a wish; without it the pages are small
+	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // optional: without it the pages are small
 	skip := int(-uintptr(unsafe.Pointer(&memory[0])) & (hugePage - 1))
 	return memory[skip : skip+size : skip+size], func() { _ = unix.Munmap(memory) }, nil
 }

@@ -4,7 +4,8 @@ package cpu
 
 import "unsafe"
 
-// newArena returns memory of the heap, the only one that the race detector watches, on a cache line's boundary.
+// newArena returns memory of the Go heap, the only kind that the race detector watches, aligned to a cache
+// line.
 func newArena(size int) ([]byte, func(), error) {
 	memory := make([]byte, size+64)
 	skip := int(-uintptr(unsafe.Pointer(&memory[0])) & 63)

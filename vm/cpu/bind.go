@@ -9,14 +9,14 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// bound is an instruction ready to execute: everything that the program says about it has been looked up.
+// bound is an instruction ready to execute, with everything that the program says about it looked up.
 type bound struct {
 	kernel func()       // computes
-	action func() error // moves or meets; may fail
-	record bool         // neither of the two: record or wait
+	action func() error // moves bytes or communicates; may fail
+	record bool         // neither: record or wait
 	stream ir.Stream
 	event  int32
-	top    [ir.NumArenas]ir.Bytes // the highest byte that it touches
+	top    [ir.NumArenas]ir.Bytes // highest byte touched
 }
 
 // bind prepares a section.
@@ -34,7 +34,7 @@ func (d *Device) bind(section ir.Section) error {
 	return nil
 }
 
-// binder resolves the operands of one instruction. Its first error sticks, so that kernels need not look.
+// binder resolves the operands of one instruction. Its first error is kept, so that kernels need not check.
 type binder struct {
 	device *Device
 	in     *ir.Instr
@@ -44,11 +44,12 @@ type binder struct {
 	err    error
 }
 
-// guarded makes an error of what an unverified program may drive a kernel to, such as a division by its batch of 0.
+// guarded turns into an error what an unverified program may cause in a kernel, such as a division by its
+// batch of 0.
 func (b *binder) guarded() (out bound) {
 	defer func() {
 		if r := recover(); r != nil {
-			b.fail("the instruction", fmt.Errorf("makes no sense: %v", r))
+			b.fail("the instruction", fmt.Errorf("invalid instruction: %v", r))
 		}
 	}()
 	return b.bind()
@@ -91,20 +92,20 @@ func (b *binder) fail(name string, err error) {
 
 func (b *binder) has(name string) bool { return b.in.Arg(name).Present() }
 
-// same tells whether two operands are the very same view.
+// same reports whether two operands are the same view.
 func (b *binder) same(a, c string) bool { return b.in.Arg(a) == b.in.Arg(c) }
 
 func (b *binder) int(name string) int       { return int(b.in.Attr(name).Int(b.consts)) }
 func (b *binder) bool(name string) bool     { return b.int(name) != 0 }
 func (b *binder) float(name string) float64 { return b.in.Attr(name).Float(b.consts) }
 
-// shape sees an operand as a matrix.
+// shape returns the shape of an operand seen as a matrix.
 func (b *binder) shape(name string) (rows, cols int) {
 	v := b.in.Arg(name)
 	return int(v.Rows()), int(v.Cols())
 }
 
-// bytes is an operand as it is stored; nil where it is absent.
+// bytes returns an operand's stored bytes, or nil if it is absent.
 func (b *binder) bytes(name string) []byte {
 	v := b.in.Arg(name)
 	if !v.Present() {
@@ -125,11 +126,11 @@ func (b *binder) typed(name string, want ir.DType) []byte {
 	return b.bytes(name)
 }
 
-// floats is an operand of type f32, ints one of type i32.
+// floats returns an operand of type f32, ints one of type i32.
 func (b *binder) floats(name string) []float32 { return vm.Float32s(b.typed(name, ir.F32)) }
 func (b *binder) ints(name string) []int32     { return vm.Int32s(b.typed(name, ir.I32)) }
 
-// mat is an operand of type f32 or bf16 as a matrix.
+// mat returns an operand of type f32 or bf16 as a matrix.
 func (b *binder) mat(name string) simd.Mat {
 	_, cols := b.shape(name)
 	if b.in.Arg(name).DType == ir.BF16 {
@@ -138,13 +139,13 @@ func (b *binder) mat(name string) simd.Mat {
 	return simd.F32(b.floats(name), cols)
 }
 
-// scratch reserves floats that live while the kernel runs.
+// scratch reserves floats for the duration of the kernel.
 func (b *binder) scratch(n int) scratch {
 	b.used += n
 	return scratch{b.stream, b.used - n, n}
 }
 
-// scratch is a part of its stream's scratch memory, which exists once all is bound.
+// scratch is a part of its stream's scratch memory, which is allocated after binding.
 type scratch struct {
 	stream *stream
 	at, n  int
@@ -152,13 +153,13 @@ type scratch struct {
 
 func (s scratch) floats() []float32 { return s.stream.scratch[s.at : s.at+s.n] }
 
-// vector is an operand of type f32 or bf16 whose f32 values kernels want in one piece.
+// vector is an operand of type f32 or bf16 whose f32 values a kernel needs contiguously.
 type vector struct {
 	mat  simd.Mat
 	wide scratch
 }
 
-// vector binds one. Absent, its values are nil.
+// vector binds one; its values are nil if it is absent.
 func (b *binder) vector(name string) vector {
 	v := vector{mat: b.mat(name)}
 	if v.mat.BF16 != nil {

@@ -1,20 +1,19 @@
-// Package cpu is the device that computes real numbers in plain Go: the reference for every other device, and what
-// runs where there is no GPU.
-//
-// The map:
+// Package cpu is the device that computes real numbers in Go: the reference for every other device, and the
+// one for machines without a GPU.
 //
 //	cpu.go        Device: arenas, load, begin, join
-//	stream.go     streams and events: goroutines, their queues, how they sleep and wake
+//	stream.go     streams and events: goroutines, their queues, how they block and wake
 //	bind.go       from an instruction to a closure over slices
-//	kernels.go    the table of kernels by opcode; one file for each family beside it
+//	kernels.go    the table of kernels by opcode; each family has a file of its own
 //	arena_*.go    memory
-//	pulse.go      how fast the processors are at the moment, for those who measure
-//	race_*.go     what differs under the race detector
+//	pulse.go      the current speed of the processors, for measurements
+//	race_*.go     differences under the race detector
 //
-// The arithmetic below the opcodes is in package simd. A kernel's values are f32; bf16 is how they are stored, rounded
-// to nearest even on the way out. Results are bit-identical for any number of threads.
+// The arithmetic of opcodes is in package simd. Kernels compute in f32; bf16 is how values are stored,
+// rounded to nearest even. Results are bit-identical for any number of threads.
 //
-// The package does not know why an instruction is there, nor how ranks are joined: that is the Transport's.
+// The package does not know why an instruction exists, nor how ranks are connected: that is the Transport's
+// part.
 package cpu
 
 import (
@@ -27,7 +26,8 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// Device is one rank on this computer's processors. Streams are goroutines, so a missing event is a real race.
+// Device is one rank on this computer's processors. Streams are goroutines, so a missing event is a real
+// race.
 type Device struct {
 	pool    *simd.Pool
 	program *ir.Program
@@ -42,10 +42,10 @@ type Device struct {
 	events  []event
 	tables  map[ropeKey]*ropeTable
 
-	// The section that is being issued. Written by Begin, while all streams are idle.
+	// The section being issued. Written by Begin, while all streams are idle.
 	section    ir.Section
 	round      int64
-	generation uint64 // an event is recorded when it holds this
+	generation uint64 // an event is recorded when it holds this value
 
 	joined sync.WaitGroup
 	failed atomic.Bool
@@ -53,10 +53,11 @@ type Device struct {
 	err    error
 }
 
-// New makes a device whose kernels share the workers of a pool with all others that have it; nil means one thread.
+// New returns a device whose kernels share the workers of a pool with its other devices; nil means one
+// thread.
 func New(pool *simd.Pool) *Device {
 	if raceEnabled {
-		pool = nil // its hand-overs would order streams that nothing else orders, and hide their races
+		pool = nil // its synchronisation would order streams that nothing else orders, and hide their races
 	}
 	return &Device{pool: pool}
 }
@@ -97,7 +98,7 @@ func (d *Device) Load(p *ir.Program, rank int, env *vm.Env) error {
 	return nil
 }
 
-// makeStreams makes those that the code uses, each with a queue for its longest section.
+// makeStreams creates the streams that the code uses, each with a queue for its longest section.
 func (d *Device) makeStreams() {
 	events := int32(0)
 	for s := range ir.NumSections {
@@ -163,7 +164,7 @@ func (d *Device) Join() error {
 	return d.err
 }
 
-// fail keeps the first error, tells the other ranks and wakes every stream, so that none waits for what never comes.
+// fail keeps the first error, tells the other ranks and wakes every stream, so that none waits forever.
 func (d *Device) fail(err error) {
 	d.once.Do(func() {
 		d.err = err
@@ -225,7 +226,7 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// bytes finds the bytes of a view.
+// bytes returns the bytes of a view.
 func (d *Device) bytes(v ir.View) ([]byte, error) {
 	lo, hi, err := d.code.Locate(&v)
 	if err != nil {

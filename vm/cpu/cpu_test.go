@@ -22,11 +22,11 @@ func TestEveryOpcodeHasItsKernel(t *testing.T) {
 	}
 }
 
-// TestConformance also holds results to be the same to the last bit for any number of threads.
+// TestConformance also checks that results are bitwise equal for any number of threads.
 func TestConformance(t *testing.T) {
 	var want map[string]uint64
 	counts := []int{1, 2, 3, 5}
-	if raceEnabled { // which leaves one thread
+	if raceEnabled { // under the race detector there is one thread
 		counts = counts[:1]
 	}
 	for _, threads := range counts {
@@ -50,7 +50,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// stripParent drops the part of a name that says which run of the suite it is from.
+// stripParent removes the part of a name that identifies the run of the suite.
 func stripParent(digests map[string]uint64) map[string]uint64 {
 	out := map[string]uint64{}
 	for name, digest := range digests {

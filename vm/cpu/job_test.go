@@ -21,7 +21,7 @@ import (
 // builder writes a code by hand.
 type builder struct{ code ir.Code }
 
-// buffer places a new buffer behind the last of its arena.
+// buffer places a new buffer after the last of its arena.
 func (b *builder) buffer(name string, arena ir.Arena, t ir.DType, shape ...int64) ir.View {
 	v := ir.View{Buffer: uint32(len(b.code.Buffers)), DType: t}
 	copy(v.Shape[:], shape)
@@ -35,7 +35,7 @@ func (b *builder) put(section ir.Section, op ir.Op, stream ir.Stream, args []ir.
 	b.code.Sections[section] = append(b.code.Sections[section], ir.Instr{Op: op, Stream: stream, Args: args, Attrs: attrs})
 }
 
-// event makes one stream wait for what another has been given so far.
+// event makes one stream wait for all work issued to another so far.
 func (b *builder) event(section ir.Section, from, to ir.Stream) {
 	event := ir.Int(int64(b.code.Events[section]))
 	b.code.Events[section]++
@@ -55,9 +55,9 @@ const (
 	bigramBatch    = 4
 )
 
-// bigram trains a table that predicts the next byte from this one: two ranks hold halves of its rows, of which the
-// second's last is padding, and add their logits up. Each rank computes the whole loss. The logits take a way over the
-// host and back.
+// bigram trains a table that predicts the next byte from the current one. Two ranks hold halves of its rows
+// (the last row of the second is padding) and add their logits. Each rank computes the whole loss. The logits
+// travel to the host and back.
 func bigram(t ir.DType) *ir.Program {
 	b := &builder{}
 	const rows, tokens = (bigramVocab + 1) / 2, bigramSequence * bigramBatch
@@ -135,7 +135,7 @@ func bigram(t ir.DType) *ir.Program {
 	}
 }
 
-// cyclic is text in which every token follows from the one before, but for the first of each run.
+// cyclic is text in which every token determines the next, except at the start of a run.
 type cyclic struct{}
 
 // Tokens implements vm.Tokens.
@@ -162,7 +162,7 @@ func open(t *testing.T, p *ir.Program, tokens vm.Tokens) *vm.Job {
 	return job
 }
 
-// start opens a job and gives it its initial values.
+// start opens a job and initialises it.
 func start(t *testing.T, p *ir.Program) *vm.Job {
 	t.Helper()
 	job := open(t, p, cyclic{})
@@ -172,7 +172,7 @@ func start(t *testing.T, p *ir.Program) *vm.Job {
 	return job
 }
 
-// steps does n steps and returns their losses.
+// steps runs n steps and returns their losses.
 func steps(t *testing.T, job *vm.Job, n int) (losses []float64) {
 	t.Helper()
 	for range n {
@@ -307,17 +307,17 @@ func TestBadCheckpointsAreRefused(t *testing.T) {
 	}{
 		"foreign": {[]byte("#!/bin/sh\necho this is something else\n"), bigram(ir.F32), "not a checkpoint"},
 		"empty":   {nil, bigram(ir.F32), "not a checkpoint"},
-		"header":  {good[:40], bigram(ir.F32), "cut short"},
-		"short":   {good[:len(good)-1], bigram(ir.F32), "cut short"},
+		"header":  {good[:40], bigram(ir.F32), "truncated"},
+		"short":   {good[:len(good)-1], bigram(ir.F32), "truncated"},
 		"long":    {append(slices.Clone(good), 0), bigram(ir.F32), "damaged"},
 		"flipped": {flipped, bigram(ir.F32), "checksum"},
-		"seed":    {good, otherSeed, "was made with seed 3, this program runs with 4"},
-		"shape":   {good, otherShape, "holds weight of table [7 7] where this program has weight of table [6 7]"},
-		"model":   {ofModel, otherModel, `is of another model: it has heads = 4 where this program has heads = 2`},
-		"which":   {ofModel, bigram(ir.F32), `is of model "m", and this program does not say of which model it is`},
-		"any":     {good, named, `does not say of which model it is, and this program is of model "m"`},
-		"first":   {append([]byte("sppo checkpoint1"), good[16:]...), bigram(ir.F32), "is of format 1, which does not say of which model it is"},
-		"type":    {good, otherType, "holds weight of table [7 7] where this program has master of table [7 7]"},
+		"seed":    {good, otherSeed, "was made with seed 3, and this program runs with 4"},
+		"shape":   {good, otherShape, "has weight of table [7 7], this program has weight of table [6 7]"},
+		"model":   {ofModel, otherModel, `is of another model: it has heads = 4, this program has heads = 2`},
+		"which":   {ofModel, bigram(ir.F32), `is of model "m", and this program does not name its model`},
+		"any":     {good, named, `does not name its model, and this program is of model "m"`},
+		"first":   {append([]byte("sppo checkpoint1"), good[16:]...), bigram(ir.F32), "has format 1, which does not name its model"},
+		"type":    {good, otherType, "has weight of table [7 7], this program has master of table [7 7]"},
 	} {
 		bad := filepath.Join(dir, name)
 		if err := os.WriteFile(bad, c.bytes, 0o666); err != nil {
@@ -336,7 +336,7 @@ func TestBadCheckpointsAreRefused(t *testing.T) {
 	}
 }
 
-// faulty fails on one rank's reading of a step: it is the only one that asks at that moment.
+// faulty fails when one rank reads the tokens of a step: only that rank reads at that moment.
 type faulty struct {
 	cyclic
 	panics bool
@@ -390,7 +390,7 @@ func TestCancelledStepDoesNotStart(t *testing.T) {
 	if _, err := job.Step(ctx); !errors.Is(err, context.Canceled) || job.Steps() != 0 {
 		t.Errorf("%v after %d steps", err, job.Steps())
 	}
-	steps(t, job, 1) // the job is none the worse
+	steps(t, job, 1) // the job still works
 }
 
 func TestTraceShowsTheProgramsOrder(t *testing.T) {
@@ -435,7 +435,7 @@ func TestTraceShowsTheProgramsOrder(t *testing.T) {
 	}
 }
 
-// TestBadProgramsAreRefused names the instruction of what cannot be bound.
+// TestBadProgramsAreRefused checks that the error names the instruction that cannot be bound.
 func TestBadProgramsAreRefused(t *testing.T) {
 	step := func(p *ir.Program) []ir.Instr { return p.Codes[0].Sections[ir.SectionStep] }
 	for want, spoil := range map[string]func(p *ir.Program){
@@ -450,18 +450,18 @@ func TestBadProgramsAreRefused(t *testing.T) {
 		"x is missing":                func(p *ir.Program) { step(p)[9].Args[1] = ir.Absent() },
 		"x: f32 at address 1858":      func(p *ir.Program) { step(p)[6].Args[0].Offset, step(p)[6].Args[0].Shape[0] = 2, 3 },
 		"is not in the group":         func(p *ir.Program) { p.Ranks[1].Groups = [][]int32{{0}} },
-		"event 6 is not recorded":     func(p *ir.Program) { step(p)[5].Attrs[0] = ir.Int(6) },
+		"event 6 was not recorded":    func(p *ir.Program) { step(p)[5].Attrs[0] = ir.Int(6) },
 		"event 0 is recorded twice":   func(p *ir.Program) { step(p)[7].Attrs[0] = ir.Int(0) },
 		"1 operands and 1 attributes": func(p *ir.Program) { step(p)[2].Op = ir.AllGather },
-		"the instruction makes no sense": func(p *ir.Program) {
+		"invalid instruction": func(p *ir.Program) {
 			in := &step(p)[3]
 			in.Op, in.Args, in.Attrs = ir.Rope, []ir.View{in.Args[0], in.Args[0]}, make([]ir.Attr, 8)
 		},
-		"opcode 200":                    func(p *ir.Program) { step(p)[2].Op = 200 },
-		"constant 3 does not exist":     func(p *ir.Program) { step(p)[3].Attrs[0] = ir.ConstRef(3) },
-		"no code 4":                     func(p *ir.Program) { p.Ranks[0].Code = 4 },
-		"has no ranks":                  func(p *ir.Program) { p.Ranks = nil },
-		"0 constants and 1 groups, the": func(p *ir.Program) { p.Ranks[1].Consts = nil },
+		"opcode 200":                        func(p *ir.Program) { step(p)[2].Op = 200 },
+		"constant 3 does not exist":         func(p *ir.Program) { step(p)[3].Attrs[0] = ir.ConstRef(3) },
+		"no code 4":                         func(p *ir.Program) { p.Ranks[0].Code = 4 },
+		"has no ranks":                      func(p *ir.Program) { p.Ranks = nil },
+		"0 constants and 1 groups, and the": func(p *ir.Program) { p.Ranks[1].Consts = nil },
 	} {
 		p := bigram(ir.F32)
 		spoil(p)
@@ -475,8 +475,8 @@ func TestBadProgramsAreRefused(t *testing.T) {
 	}
 }
 
-// TestEventsOrderStreams runs random programs of copies whose conflicts are all ordered by events, and compares with
-// the same copies one after another. The race detector sees an event that does not order.
+// TestEventsOrderStreams runs random programs of copies whose conflicts are all ordered by events, and
+// compares with sequential execution. The race detector notices an event that does not order.
 func TestEventsOrderStreams(t *testing.T) {
 	const seed = 19
 	for round := range 20 {
@@ -497,7 +497,7 @@ func TestEventsOrderStreams(t *testing.T) {
 
 const randomBuffers = 12
 
-// randomCopies is a program of copies and fills over streams and what it leaves in its buffers.
+// randomCopies returns a program of copies and fills over streams, and the final contents of its buffers.
 func randomCopies(rng *rand.Rand, n int) (*ir.Program, []float32) {
 	const width = 50
 	b := &builder{}
@@ -510,11 +510,11 @@ func randomCopies(rng *rand.Rand, n int) (*ir.Program, []float32) {
 	b.put(ir.SectionInit, ir.Fill, ir.Compute, []ir.View{all}, ir.Float(0))
 	var (
 		values  [randomBuffers]float32
-		last    [randomBuffers]ir.Stream          // that wrote it
+		last    [randomBuffers]ir.Stream          // the writer
 		written [randomBuffers]bool               //
 		readers [randomBuffers]map[ir.Stream]bool // since then
 	)
-	streams := []ir.Stream{ir.Compute, ir.Mux, ir.D2H, ir.H2D} // the device does not mind copies on the latter two
+	streams := []ir.Stream{ir.Compute, ir.Mux, ir.D2H, ir.H2D} // the device accepts copies on all of them
 	for i := range n {
 		stream, to, from := streams[rng.IntN(len(streams))], rng.IntN(randomBuffers), rng.IntN(randomBuffers)
 		for _, at := range []int{to, from} {

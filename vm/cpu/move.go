@@ -40,7 +40,7 @@ func recv(b *binder) func() error {
 	return func() error { return link.Recv(y) }
 }
 
-// team joins the instruction's group.
+// team returns the instruction's team.
 func (b *binder) team() vm.Team {
 	group := b.device.program.Ranks[b.device.rank].Groups[b.int("group")]
 	team, err := b.device.env.Transport.Team(b.device.rank, group, b.in.Stream)
@@ -55,11 +55,11 @@ func allGather(b *binder) func() error {
 	return func() error { return team.AllGather(y, x) }
 }
 
-// sumType refuses what cannot be summed.
+// sumType refuses types that cannot be summed.
 func (b *binder) sumType(name string) ir.DType {
 	t := b.in.Arg(name).DType
 	if t != ir.F32 && t != ir.BF16 {
-		b.fail(name, errors.New("is of a type that has no sum"))
+		b.fail(name, errors.New("has a type that cannot be summed"))
 	}
 	return t
 }

@@ -10,20 +10,20 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// pulseSide is the side of the products that a pulse is of: operands and result stay in a core's own cache.
+// pulseSide is the size of a pulse's square products: operands and result fit a core's own cache.
 const pulseSide = 128
 
-// pulseProducts is how many products there are to a pulse, which take a few milliseconds.
+// pulseProducts is the number of products in a pulse, which take a few milliseconds.
 const pulseProducts = 100
 
-// Pulse tells how fast the processors are at the moment: they are slower while somebody else has the other half of a core, or
-// its clock is lower, and take longer where others have their turn. It does arithmetic on all of them at once and needs no memory
-// that others could be in the way of.
+// Pulse measures the current speed of the processors. They are slower while another hyperthread uses the
+// core, or at a lower clock, and take longer while other programs run. It computes on all of them at once and
+// needs no shared memory.
 type Pulse struct {
-	operands [][]float32 // of a processor: one for all three
+	operands [][]float32 // by processor: one buffer for all three
 }
 
-// NewPulse is one for so many processors.
+// NewPulse returns a pulse for a number of processors.
 func NewPulse(processors int) *Pulse {
 	p := &Pulse{}
 	for range processors {
@@ -34,7 +34,7 @@ func NewPulse(processors int) *Pulse {
 	return p
 }
 
-// Take is how long the slowest processor takes.
+// Take returns the time of the slowest processor.
 func (p *Pulse) Take() time.Duration {
 	var all sync.WaitGroup
 	var there atomic.Int32
@@ -42,7 +42,7 @@ func (p *Pulse) Take() time.Duration {
 	for i, x := range p.operands {
 		all.Go(func() {
 			for there.Add(1); there.Load() < int32(len(p.operands)); {
-				runtime.Gosched() // one that ran later would find the others' processors free
+				runtime.Gosched() // a goroutine that ran later would find idle processors
 			}
 			slowest[i] = products(x)
 		})

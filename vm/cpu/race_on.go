@@ -2,8 +2,8 @@
 
 package cpu
 
-// Under the race detector streams are handed a whole section at once and look for events instead of sleeping, so that
-// the only order among streams is that of events and messages.
+// Under the race detector streams receive a whole section at once and poll events instead of blocking, so
+// that only events and messages order streams.
 const (
 	raceEnabled  = true
 	publishEvery = 1 << 30

@@ -10,8 +10,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// stream is a goroutine that executes what is issued to it, in order. The queue holds a whole section, so issuing never
-// waits, and counters never wrap: the entry of instruction number n is n-base.
+// stream is a goroutine that executes what is issued to it, in order. The queue holds a whole section, so
+// issuing never blocks, and counters never wrap: the entry of instruction number n is n-base.
 type stream struct {
 	device  *Device
 	index   ir.Stream
@@ -19,7 +19,7 @@ type stream struct {
 	serving bool
 
 	base, next uint64 // of the issuing goroutine: the section's first number, and the next to fill
-	issued     uint64 // what the issuing goroutine has published
+	issued     uint64 // published by the issuing goroutine
 	_          [64]byte
 	published  atomic.Uint64
 	sleeping   atomic.Bool
@@ -27,28 +27,28 @@ type stream struct {
 	signal     func() // signalSleeper, bound once
 	_          [64]byte
 
-	done        uint64 // of the stream's goroutine, as all below
+	done        uint64 // of the stream's goroutine, like all below
 	pc          int32
 	scratch     []float32
 	scratchNeed int // grows while binding
 	peaks       [ir.NumArenas]ir.Bytes
 }
 
-// What stands in a queue besides instructions.
+// Queue entries besides instructions.
 const (
 	endOfSection int32 = -1
 	endOfStream  int32 = -2
 )
 
-// event is recorded when its generation is the device's. A stream that sleeps for it has its bit set.
+// event is recorded when its generation is the device's. Each stream that blocks on it has its bit set.
 type event struct {
 	generation atomic.Uint64
 	waiters    atomic.Uint32
 }
 
-// Before it sleeps, a stream looks this often for what it waits for; then it lets others run this often. Waking
-// somebody costs several microseconds, most waits are shorter. Ten times as many turns cost ranks that are more than
-// processors a tenth and more of their time.
+// Before it blocks, a stream polls this often, and then yields this often. Waking a goroutine costs several
+// microseconds, and most waits are shorter. Ten times as many turns cost at least a tenth of the speed if
+// there are more ranks than processors.
 const (
 	looks  = 100
 	yields = 20
@@ -60,7 +60,7 @@ func newStream(d *Device, index ir.Stream) *stream {
 	return s
 }
 
-// push fills the next place of the queue.
+// push fills the next entry of the queue.
 func (s *stream) push(pc int32) {
 	s.queue[s.next-s.base] = pc
 	s.next++
@@ -69,7 +69,7 @@ func (s *stream) push(pc int32) {
 	}
 }
 
-// publish hands over what was pushed.
+// publish hands over the pushed entries.
 func (s *stream) publish() {
 	s.issued = s.next
 	s.published.Store(s.next)
@@ -78,9 +78,9 @@ func (s *stream) publish() {
 	}
 }
 
-// rouse wakes the stream if it sleeps. A wake too many does no harm: whoever sleeps looks again. Somebody who is woken waits in
-// the queue of his waker's processor, where a processor whose worker looks about for kernels never finds him: so the worker does
-// the waking, if there is one.
+// rouse wakes the stream if it is blocked. A redundant wake is harmless, because the stream checks again. A
+// woken goroutine joins the queue of its waker's processor, where a spinning worker on another processor
+// never finds it. So a spinning worker does the waking, if there is one.
 func (s *stream) rouse() {
 	if !s.device.pool.Errand(&s.signal) {
 		s.signal()
@@ -94,7 +94,7 @@ func (s *stream) signalSleeper() {
 	}
 }
 
-// serve is the stream's life.
+// serve is the main loop of the stream.
 func (s *stream) serve() {
 	for {
 		to := s.await()
@@ -106,7 +106,7 @@ func (s *stream) serve() {
 	}
 }
 
-// await returns the number up to which instructions are there, once there are any.
+// await returns the number of issued instructions, once there are new ones.
 func (s *stream) await() uint64 {
 	for tries := 0; ; tries++ {
 		if to := s.published.Load(); to != s.done {
@@ -126,8 +126,8 @@ func (s *stream) await() uint64 {
 	}
 }
 
-// execute works up to a number and says whether the stream has ended. A panic of a kernel fails the device, and the
-// stream goes on with the next entry, which it will skip.
+// execute runs the entries up to a number and reports whether the stream has ended. A panic of a kernel fails
+// the device, and the stream continues with the next entry, which it skips.
 func (s *stream) execute(to uint64) (ended bool) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -160,7 +160,7 @@ func stack() string {
 	return string(buffer[:runtime.Stack(buffer, false)])
 }
 
-// timed executes one instruction and reports when.
+// timed executes one instruction and records when.
 func (s *stream) timed(spans *vm.Spans) {
 	d, begin := s.device, time.Since(spans.Start)
 	s.step(&d.bound[d.section][s.pc])

@@ -7,19 +7,19 @@ import (
 	"sppo.dev/vm"
 )
 
-// What others do on a computer is not its figure: a virtual machine loses a third of a core's speed as soon as somebody else runs
-// on the other half of that core, for a tenth of a second or for minutes. Which measurements that has happened to cannot be seen in
-// themselves, since slow ones would be left out because they are slow. So a pulse, which has nothing to do with what is measured, is
-// taken before and after each, and those count beside which it was fast.
+// Other programs disturb measurements: a virtual machine loses a third of a core's speed as soon as another
+// one uses the other hyperthread, for a tenth of a second or for minutes. A measurement itself does not show
+// this, because slow ones must not be dropped for being slow. So a pulse, which is independent of what is
+// measured, is taken before and after each measurement, and those with fast pulses count.
 
-// Sample is a measurement, and the slower of the pulses before and after it.
+// Sample is a measurement with the slower of the pulses before and after it.
 type Sample struct {
 	Seconds float64
 	Pulse   time.Duration
 }
 
-// Sample takes the time of a step of a job. It waits until the computer is calm, but not for longer in all than samples have taken:
-// on one that never is, half of the time is spent in vain, not all of it.
+// Sample measures a step of a job. It waits until the computer is calm, but in total no longer than samples
+// have taken: on a computer that is never calm, half of the time is lost, not all of it.
 func (b *Bench) Sample(step func() (vm.StepResult, error)) (Sample, error) {
 	start := time.Now()
 	before := b.pulse()
@@ -33,7 +33,7 @@ func (b *Bench) Sample(step func() (vm.StepResult, error)) (Sample, error) {
 	return Sample{r.Seconds, max(before, b.pulse())}, err
 }
 
-// calmMargin is how much of the fastest pulse one may take on a calm computer, in percent.
+// calmMargin is the longest pulse of a calm computer, in percent of the fastest pulse.
 const calmMargin = 110
 
 func (b *Bench) pulse() time.Duration {
@@ -47,10 +47,11 @@ func (b *Bench) pulse() time.Duration {
 	return p
 }
 
-// calmShare is the share of measurements that counts.
+// calmShare is the inverse of the share of measurements that counts.
 const calmShare = 3
 
-// Calm are the seconds of the third of measurements with the fastest pulses, rising: of all, where there is no pulse.
+// Calm returns the seconds of the third of measurements with the fastest pulses, ascending; of all if there
+// is no pulse.
 func Calm(samples []Sample) (seconds []float64) {
 	for _, s := range calmest(samples) {
 		seconds = append(seconds, s.Seconds)
@@ -72,8 +73,8 @@ func calmest(samples []Sample) []Sample {
 	return slices.DeleteFunc(slices.Clone(samples), func(s Sample) bool { return s.Pulse > limit })
 }
 
-// Disturbed is the share of what counts of these samples that somebody else's work has slowed down, by its pulse: the computer was
-// not calm for long enough to do without.
+// Disturbed returns the share of the counted samples whose pulse was slow: the computer was not calm for long
+// enough to do without them.
 func (b *Bench) Disturbed(samples ...[]Sample) float64 {
 	slow, all := 0, 0
 	for _, x := range samples {

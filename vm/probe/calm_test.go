@@ -9,7 +9,7 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// What counts is chosen by pulses alone: the third with the fastest, and those as fast as its last.
+// Pulses alone select the samples that count: the third with the fastest, and those as fast as its last.
 func TestCalm(t *testing.T) {
 	sample := func(seconds float64, pulse time.Duration) probe.Sample {
 		return probe.Sample{Seconds: seconds, Pulse: pulse}
@@ -30,7 +30,7 @@ func TestCalm(t *testing.T) {
 	}
 }
 
-// Of the samples that count, those are disturbed whose pulse is slower than the fastest of all by more than the margin.
+// A counted sample is disturbed if its pulse is slower than the fastest of all by more than the margin.
 func TestDisturbed(t *testing.T) {
 	b := &probe.Bench{Pulse: func() time.Duration { return 100 }}
 	step := func() (vm.StepResult, error) { return vm.StepResult{Seconds: 1}, nil }
@@ -53,7 +53,7 @@ func TestDisturbed(t *testing.T) {
 	}
 }
 
-// A computer that is not calm is waited for, but not for longer than is measured.
+// The probe waits for a calm computer, but no longer than it measures.
 func TestSampleWaits(t *testing.T) {
 	pulses := []time.Duration{10, 10, 10, 30, 30, 10, 40}
 	taken := 0
@@ -73,7 +73,7 @@ func TestSampleWaits(t *testing.T) {
 	if taken != len(pulses) {
 		t.Errorf("%d pulses were taken, not %d: the third sample waits for one as fast as the first", taken, len(pulses))
 	}
-	start := time.Now() // now none is fast any more
+	start := time.Now() // from now on none is fast
 	for range 3 {
 		if _, err := b.Sample(step); err != nil {
 			t.Fatal(err)

@@ -12,25 +12,25 @@ import (
 
 // Facts are what cannot be measured.
 type Facts struct {
-	Name         string // of the machine, for people
-	Ranks        int    // that a node of it runs
-	Processors   int    // that they share, as threads of one computer do; 0: each has its own
-	DeviceMemory int64  // bytes that a rank may take
-	HostMemory   int64  // bytes that all ranks of a node may take
+	Name         string // of the machine
+	Ranks        int    // per node
+	Processors   int    // shared by the ranks, as threads of one computer; 0: each rank has its own
+	DeviceMemory int64  // bytes per rank
+	HostMemory   int64  // bytes per node
 	PeakBF16     float64
-	PeakF32      float64 // of the data sheet; 0: the best that is measured
-	PeakSource   string  // which data sheet
+	PeakF32      float64 // from the data sheet; 0: the best measurement
+	PeakSource   string  // the data sheet
 }
 
-// Scale says how large the items are.
+// Scale gives the sizes of the items.
 type Scale struct {
-	DType  ir.DType // of most items: what models on such a machine are of
+	DType  ir.DType // of most items: the usual type of models on such a machine
 	Inner  int64    // columns and depth of products
-	Rows   []int64  // of products, rising: two at least, where ranks share processors
-	Tokens []int64  // of attention, rising: two at least, too
+	Rows   []int64  // of products, ascending; at least two where ranks share processors
+	Tokens []int64  // of attention, ascending; at least two where ranks share processors
 	Prefix int64    // tokens before them
 	Heads  Heads
-	Bytes  int64 // of what memory-bound kernels and copies work on, and of messages: activations of a layer
+	Bytes  int64 // operands of memory-bound kernels, copies and messages: activations of a layer
 	Cols   int64 // of a row of those kernels
 }
 
@@ -46,24 +46,25 @@ var (
 	}
 )
 
-// Figures is a machine as measured. Notes say of its fields, by their JSON names, where each figure comes from.
+// Figures is a measured machine. Notes give the origin of each figure, by the JSON name of the field.
 type Figures struct {
 	Machine   ir.Machine
 	Notes     map[string]string
 	Timings   []Timing
-	Disturbed float64 // share of what they follow from that others' work has slowed down
+	Disturbed float64 // share of the measurements that other work slowed down
 }
 
-// prober works out figures from measurements; after an error nothing counts any more.
+// prober derives figures from measurements; after an error nothing counts any more.
 type prober struct {
 	*Figures
 	facts Facts
 	scale Scale
-	take  func(Item, int) Timing // the measurement of an item on so many ranks at once
+	take  func(Item, int) Timing // measures an item on a number of ranks at once
 }
 
-// Probe measures everything that a cluster file says. What it measures does not depend on what comes out, so that it works the
-// figures out twice: once to learn what is asked for, which is then measured in rounds, and once from that.
+// Probe measures all figures of a cluster file. Its measurements do not depend on their results, so the
+// figures are derived twice: first to collect the list of measurements, which are then taken in rounds, and
+// then from their results.
 func (b *Bench) Probe(ctx context.Context, facts Facts, scale Scale) (*Figures, error) {
 	t := newTurns()
 	figures(facts, scale, t.ask)
@@ -76,16 +77,16 @@ func (b *Bench) Probe(ctx context.Context, facts Facts, scale Scale) (*Figures, 
 	return f, nil
 }
 
-// figures are in the order in which they depend on each other.
+// figures derives them in the order of their dependencies.
 func figures(facts Facts, scale Scale, take func(Item, int) Timing) *Figures {
 	p := &prober{Figures: &Figures{Notes: map[string]string{}}, facts: facts, scale: scale, take: take}
 	m := &p.Machine
 	m.Name, m.Nodes, m.GPUsPerNode = facts.Name, 1, facts.Ranks
 	m.DeviceMemory, m.HostMemory = facts.DeviceMemory, facts.HostMemory
 	m.Parallelism = float64(facts.Processors)
-	p.note("parallelism", "every rank has a processor of its own")
+	p.note("parallelism", "every rank has its own processor")
 	if facts.Processors > 0 {
-		p.note("parallelism", "threads; rates are those of one of them")
+		p.note("parallelism", "threads; rates are those of a single one")
 	}
 	p.latency()
 	p.memory()
@@ -97,8 +98,8 @@ func figures(facts Facts, scale Scale, take func(Item, int) Timing) *Figures {
 	return p.Figures
 }
 
-// own is an item that every rank of the node does at the same time, as in training. Where ranks share processors it is one rank for
-// each of those.
+// own measures an item on every rank of the node at the same time, as in training. Where ranks share
+// processors it uses one rank for each processor.
 func (p *prober) own(item Item) Timing {
 	if n := p.facts.Processors; n > 0 {
 		return p.take(item, n)
@@ -106,8 +107,8 @@ func (p *prober) own(item Item) Timing {
 	return p.take(item, p.facts.Ranks)
 }
 
-// start is what starting an instruction takes of its time. On processors that ranks share it is what spreading a kernel over several
-// takes, and none of the measurements of all ranks at once spread.
+// start returns the time to start an instruction. On shared processors that is the time to spread a kernel
+// over several, which no measurement of all ranks at once includes.
 func (p *prober) start() float64 {
 	if p.facts.Processors > 0 {
 		return 0
@@ -122,7 +123,7 @@ func (p *prober) note(field, format string, args ...any) {
 func (p *prober) latency() {
 	m := &p.Machine
 	m.SpreadEfficiency = 1
-	p.note("spread_efficiency", "every rank has a processor of its own")
+	p.note("spread_efficiency", "every rank has its own processor")
 	if p.facts.Processors == 0 {
 		m.KernelLatency = p.own(Nothing()).Seconds
 		p.note("kernel_latency", "kernels on 8 elements, one after another")
@@ -138,9 +139,9 @@ func (p *prober) latency() {
 	for _, item := range large {
 		shares = append(shares, p.own(item).Seconds/m.Parallelism/p.take(item, 1).Seconds)
 	}
-	resident := min(cmp.Or(median(shares), 1), 1) // of a kernel that finds what it has left itself in each processor's cache
+	resident := min(cmp.Or(median(shares), 1), 1) // of a kernel that finds its own results in each processor's cache
 
-	late, sum := 0.0, 0.0 // measurements are off by a share of themselves: the shorter a kernel, the more it says
+	late, sum := 0.0, 0.0 // errors of measurements are relative, so short kernels say more
 	for _, item := range small {
 		alone, own := p.take(item, 1).Seconds, p.own(item).Seconds
 		weight := 1 / (own * own)
@@ -149,11 +150,11 @@ func (p *prober) latency() {
 	if sum > 0 {
 		m.KernelLatency = max(late/sum, 0)
 	}
-	p.note("kernel_latency", "what %d kernels of a rank alone, most of all the shortest, take longer than larger ones", len(small))
+	p.note("kernel_latency", "extra time of %d kernels of a rank alone, especially the shortest, compared with larger ones", len(small))
 }
 
-// layers: how much longer kernels with a curve take in a layer than by themselves, when they find their operands in a cache, and what
-// of the rate of several processors a rank alone reaches there.
+// layers measures how much longer kernels with a curve take in a layer than alone with operands in a cache,
+// and the share of the rate of several processors that a rank alone reaches there.
 func (p *prober) layers() {
 	m := &p.Machine
 	if p.facts.Processors == 0 {
@@ -188,15 +189,15 @@ func (p *prober) layers() {
 	p.layersAlone(rows)
 }
 
-// stack is several layers: weights that all fit into a processor's own cache would come from there each time.
+// stack has several layers: the weights of a single one could stay in a processor's own cache.
 func (p *prober) stack(tokens int64) Item { return Layers(4, tokens, p.scale) }
 
-// layersAlone: what a rank alone reaches of the rate of several processors shows in layers of many tokens, and what it takes to wake
-// them in those of few, if that is longer than behind nothing else.
+// layersAlone measures what a rank alone reaches of the rate of several processors in layers of many tokens,
+// and the time to wake them in layers of few tokens, if that is longer than between small kernels.
 func (p *prober) layersAlone(rows []int64) {
 	m := &p.Machine
 	least, few, many := m.KernelLatency, rows[0], rows[max(len(rows)-2, 0):]
-	for range 4 { // each follows from the other
+	for range 4 { // each depends on the other
 		m.SpreadEfficiency = 0
 		for _, n := range many {
 			own, alone := p.own(p.stack(n)), p.take(p.stack(n), 1)
@@ -209,10 +210,10 @@ func (p *prober) layersAlone(rows []int64) {
 		m.KernelLatency = max(least, over(late, float64(len(own.Works))))
 	}
 	p.note("kernel_latency", "%s, or in layers of %d tokens, whichever is longer", p.Notes["kernel_latency"], few)
-	p.note("spread_efficiency", "what a rank alone reaches in layers of so many tokens: %v", many)
+	p.note("spread_efficiency", "share that a rank alone reaches in layers of these numbers of tokens: %v", many)
 }
 
-// spread are kernels that are worth spreading over processors: the largest of each kind, and others.
+// spread returns the kernels that are worth spreading over processors: the largest of each kind, and others.
 func (p *prober) spread() (small, large []Item) {
 	s := p.scale
 	for i, rows := range s.Rows[1:] {
@@ -240,7 +241,8 @@ func median(x []float64) float64 {
 	return x[len(x)/2]
 }
 
-// memory: the bandwidth is that of the fastest copy or kernel, the efficiency what kernels reach of it in the middle.
+// memory measures the bandwidth, that of the fastest copy or kernel, and the efficiency, the median share
+// that kernels reach.
 func (p *prober) memory() {
 	m := &p.Machine
 	fastest := p.own(Copy(ir.CopyD2D, p.scale.Bytes))
@@ -258,7 +260,7 @@ func (p *prober) memory() {
 	p.note("copy_efficiency", "the median of %d memory-bound kernels; the slowest reaches %.2f", len(rates), rates[0]/m.MemoryBandwidth)
 }
 
-// products: the peaks, and the share of them by rows.
+// products measures the peaks, and the share of them by rows.
 func (p *prober) products() {
 	m, s := &p.Machine, p.scale
 	peaks := map[ir.DType]*float64{ir.BF16: &m.PeakBF16, ir.F32: &m.PeakF32}
@@ -285,15 +287,15 @@ func (p *prober) products() {
 		}
 	}
 	m.MatmulEfficiency = p.curve(timings[1:], *peaks[s.DType])
-	p.note("matmul_efficiency", "share of the peak by rows, %s, %d columns and as deep", s.DType, s.Inner)
+	p.note("matmul_efficiency", "share of the peak by rows, %s, %d columns, inner size equal to that", s.DType, s.Inner)
 }
 
-// curve is the share of a peak that timings reach, by their size.
+// curve returns the share of a peak that timings reach, by size.
 func (p *prober) curve(timings []Timing, peak float64) (points []ir.CurvePoint) {
 	for _, t := range timings {
 		share := min(t.Flops(p.start())/peak, 1)
 		if n := len(points); n > 0 && points[n-1][0] == float64(t.Work().Rows) {
-			points[n-1][1] = max(points[n-1][1], share) // sizes beyond the other two dimensions count as those
+			points[n-1][1] = max(points[n-1][1], share) // rows beyond the other two dimensions count as equal to those
 			continue
 		}
 		points = append(points, ir.CurvePoint{float64(t.Work().Rows), share})
@@ -313,12 +315,13 @@ func (p *prober) attention() {
 		backward = append(backward, p.own(AttentionGrad(n, s.Prefix, s.Heads, s.DType)))
 	}
 	m.AttentionEfficiency, m.AttentionGradEff = p.curve(forward, peak), p.curve(backward, peak)
-	shape := fmt.Sprintf("by tokens, %s, behind %d others, %d heads of %d", s.DType, s.Prefix, s.Heads.Heads, s.Heads.Dim)
+	shape := fmt.Sprintf("by tokens, %s, after a prefix of %d, %d heads of %d", s.DType, s.Prefix, s.Heads.Heads, s.Heads.Dim)
 	p.note("attention_efficiency", "%s", shape)
 	p.note("attention_grad_efficiency", "%s", shape)
 }
 
-// shared is the share of its own rate that a rank keeps while all copy, above which nothing counts as shared.
+// shared is the share of its own rate that a rank must keep while all copy, for the rate to count as not
+// shared.
 const shared = 0.95
 
 func (p *prober) copies() {
@@ -329,7 +332,7 @@ func (p *prober) copies() {
 		field string
 		rate  *float64
 	}{{ir.CopyD2H, "d2h_bandwidth", &m.D2HBandwidth}, {ir.CopyH2D, "h2d_bandwidth", &m.H2DBandwidth}} {
-		if p.facts.Processors > 0 { // what copies share with each other is the processors
+		if p.facts.Processors > 0 { // copies share the processors with each other
 			*c.rate = p.own(Copy(c.op, p.scale.Bytes)).Bytes(p.start())
 			p.note(c.field, "%s at a time", ir.Bytes(p.scale.Bytes))
 			continue
@@ -351,11 +354,12 @@ func (p *prober) copies() {
 	}
 }
 
-// smallMessage is one whose bytes take next to no time.
+// smallMessage is the size of a message whose bytes take negligible time.
 const smallMessage = 4096
 
-// meeting is what it takes ranks on a processor each to meet behind a kernel, where they share processors: they do not come at the
-// same time, and who is early may sleep. Ranks that do nothing but meet never do. However many they are, they meet once.
+// meeting returns the time for ranks with a processor each to meet after a kernel, where they share
+// processors: they do not arrive at the same time, and early ones may block. Ranks that do nothing but meet
+// never block. The number of ranks does not matter.
 func (p *prober) meeting() float64 {
 	s, n := p.scale, p.facts.Processors
 	if n < 2 {
@@ -365,8 +369,8 @@ func (p *prober) meeting() float64 {
 	return p.own(Behind(kernel, Gather(smallMessage, n))).Seconds - p.own(kernel).Seconds
 }
 
-// links: between two ranks, and among all. A rank alone has none, and a network is not looked for: then the figures are
-// those of copies to the host, which messages would have to go through.
+// links measures the links between two ranks, and among all. A rank alone has none, and networks are not
+// measured: then the figures are those of copies to the host, which messages would have to pass.
 func (p *prober) links() {
 	m := &p.Machine
 	if p.facts.Ranks < 2 {
@@ -390,7 +394,7 @@ func (p *prober) links() {
 		}
 		m.CollectiveEfficiency = min(over(moved, seconds)/m.NVLinkBandwidth, 1)
 		p.note("nvlink_bandwidth", "messages of %s between two ranks", ir.Bytes(p.scale.Bytes))
-		p.note("nvlink_latency", "messages of %s between two ranks, or a step of an all_gather of as much, by itself or behind kernels, whichever is longest", ir.Bytes(smallMessage))
+		p.note("nvlink_latency", "messages of %s between two ranks, or a step of an all_gather of that size, alone or after kernels, whichever takes longest", ir.Bytes(smallMessage))
 		p.note("collective_efficiency", "all_gather and reduce_scatter of %s among %d ranks", ir.Bytes(p.scale.Bytes), n)
 	}
 	m.NodeNetworkBandwidth, m.NetworkLatency = m.NVLinkBandwidth, m.NVLinkLatency

@@ -8,16 +8,17 @@ import (
 	"sppo.dev/ir/cost"
 )
 
-// A computer is what figures are worked out of: its measurements are the cost model's prices, but for what only shows in a layer, or
-// behind a kernel.
+// A computer answers with the cost model's own times, except for effects that appear only in a layer or after
+// a kernel.
 type computer struct {
 	ir.Machine
 	processors int
-	longer     float64 // take kernels with a curve in a layer than by themselves
-	meeting    float64 // seconds it takes ranks to meet behind a kernel
+	longer     float64 // factor for kernels with a curve in a layer
+	meeting    float64 // seconds for ranks to meet after a kernel
 }
 
-// take measures an item: on as many ranks as there are processors each has one of its own, a rank alone has all of them.
+// take measures an item. On as many ranks as processors each rank has one of its own; a rank alone has all of
+// them.
 func (c computer) take(t *testing.T, item Item, ranks int) Timing {
 	t.Helper()
 	p, err := item.program(ranks, 1)
@@ -66,7 +67,8 @@ func few() computer {
 	}
 }
 
-// What shows nowhere but in layers and behind kernels gets into the figures as it is: each by a value that no other figure explains.
+// Effects that appear only in layers and after kernels reach the figures unchanged: each has a value that no
+// other figure explains.
 func TestFiguresOfProcessors(t *testing.T) {
 	for name, change := range map[string]func(*computer){
 		"nothing shows there":     func(*computer) {},

@@ -6,8 +6,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// Matmul is a product c[m,n] = a[m,k] b[k,n], all of one type. Its operands lie in a cache: what reading them from memory takes, if
-// that is longer than the arithmetic, the cost model knows from the bandwidth, and the efficiency is to say what the shape costs.
+// Matmul is a product c[m,n] = a[m,k] b[k,n], all of one type. Its operands are in a cache. The cost model
+// knows from the bandwidth how long reading them from memory takes, so the efficiency reflects the shape
+// only.
 func Matmul(m, n, k int64, t ir.DType) Item {
 	return Item{
 		Name: fmt.Sprintf("matmul %s [%d,%d] x [%d,%d]", t, m, k, k, n), Op: ir.Matmul,
@@ -15,7 +16,7 @@ func Matmul(m, n, k int64, t ir.DType) Item {
 	}
 }
 
-// Heads is the shape of attention beside its tokens.
+// Heads is the shape of attention apart from its tokens.
 type Heads struct {
 	Heads, KVHeads, Dim int64
 }
@@ -24,32 +25,32 @@ func (h Heads) attrs(prefix int64) map[string]float64 {
 	return map[string]float64{"heads": float64(h.Heads), "kv_heads": float64(h.KVHeads), "head_dim": float64(h.Dim), "batch": 1, "prefix": float64(prefix)}
 }
 
-// Attention is the forward of n tokens behind a prefix, on operands in a cache as those of products.
+// Attention is the forward pass of n tokens after a prefix, on operands in a cache as for products.
 func Attention(n, prefix int64, h Heads, t ir.DType) Item {
 	q := Arg{Type: t, Shape: []int64{n, h.Heads * h.Dim}, Fresh: true}
 	kv := Arg{Type: t, Shape: []int64{prefix + n, h.KVHeads * h.Dim}, Fresh: true}
 	return Item{
-		Name: fmt.Sprintf("attention %s, %d tokens behind %d, %d heads of %d", t, n, prefix, h.Heads, h.Dim), Op: ir.Attention,
+		Name: fmt.Sprintf("attention %s, %d tokens after %d, %d heads of %d", t, n, prefix, h.Heads, h.Dim), Op: ir.Attention,
 		Args:  []Arg{q, {Type: ir.F32, Shape: []int64{n, h.Heads}, Fresh: true}, q, kv, kv},
 		Attrs: h.attrs(prefix),
 	}
 }
 
-// AttentionGrad is its backward.
+// AttentionGrad is the backward pass of Attention.
 func AttentionGrad(n, prefix int64, h Heads, t ir.DType) Item {
 	q := Arg{Type: t, Shape: []int64{n, h.Heads * h.Dim}, Fresh: true}
 	kv := Arg{Type: t, Shape: []int64{prefix + n, h.KVHeads * h.Dim}, Fresh: true}
 	sum, lse := Arg{Type: ir.F32, Shape: kv.Shape, Fresh: true}, Arg{Type: ir.F32, Shape: []int64{n, h.Heads}, Value: 8, Fresh: true}
 	return Item{
-		Name: fmt.Sprintf("attention_grad %s, %d tokens behind %d, %d heads of %d", t, n, prefix, h.Heads, h.Dim), Op: ir.AttentionGrad,
+		Name: fmt.Sprintf("attention_grad %s, %d tokens after %d, %d heads of %d", t, n, prefix, h.Heads, h.Dim), Op: ir.AttentionGrad,
 		Args:  []Arg{q, sum, sum, q, q, kv, kv, q, lse},
 		Attrs: h.attrs(prefix),
 	}
 }
 
-// Layers is what a stack of layers of a GPT does forward and then backward of n tokens: each kernel reads what others have just
-// written, on whichever processor that was, what has rested since forward, or weights that have rested while others had their turn.
-// The inner size is that of the scale's products.
+// Layers is the forward and then the backward pass of n tokens through a stack of GPT layers. Each kernel
+// reads what others have just written, on whichever processor, or what has rested since the forward pass, or
+// weights that rested meanwhile. The inner size is that of the scale's products.
 func Layers(depth int, n int64, s Scale) Item {
 	var items []Item
 	stack := make([]layer, depth)
@@ -66,7 +67,7 @@ func Layers(depth int, n int64, s Scale) Item {
 	return first
 }
 
-// layer is one of a stack whose items are being listed. What is written twice is one buffer.
+// layer is one layer of a stack while its items are listed. Values written twice share a buffer.
 type layer struct {
 	scale  Scale
 	tokens int64
@@ -74,10 +75,11 @@ type layer struct {
 	items  []Item
 }
 
-// kept is what forward keeps for backward: a value before each product and each kernel that is not linear.
+// kept holds what the forward pass keeps for the backward pass: a value before each product and each
+// non-linear kernel.
 type kept struct {
-	x, a, queries, keys, values, o, lse Arg // x is the layer's input, o what attention puts out
-	m, b, h, g                          Arg // m is the input of the half behind it, h and g what gelu takes and makes
+	x, a, queries, keys, values, o, lse Arg // x is the layer's input, o the output of attention
+	m, b, h, g                          Arg // m is the input of the MLP half, h and g the input and output of gelu
 }
 
 func (l *layer) kept() kept {
@@ -90,7 +92,7 @@ func (l *layer) kept() kept {
 	}
 }
 
-// forward is from x to the next layer's.
+// forward lists the items from x to the next layer's x.
 func (l *layer) forward() []Item {
 	l.items = nil
 	k, s := l.kept(), l.scale
@@ -112,7 +114,7 @@ func (l *layer) forward() []Item {
 	return l.items
 }
 
-// backward is from the next layer's dx to dx.
+// backward lists the items from the next layer's dx to dx.
 func (l *layer) backward() []Item {
 	l.items = nil
 	k, s := l.kept(), l.scale
@@ -147,27 +149,27 @@ func (l *layer) do(op ir.Op, attrs map[string]float64, args ...Arg) {
 	l.items = append(l.items, Item{Op: op, Args: args, Attrs: attrs})
 }
 
-// operand is one of this layer alone.
+// operand returns an operand of this layer alone.
 func (l *layer) operand(key string, t ir.DType, shape ...int64) Arg {
 	return Arg{Type: t, Shape: shape, Key: fmt.Sprint(key, " of ", l.index), Fresh: true}
 }
 
-// value is one that forward keeps for backward.
+// value returns a value that the forward pass keeps for the backward pass.
 func (l *layer) value(key string, cols int64) Arg {
 	return l.operand(key, l.scale.DType, l.tokens, cols)
 }
 
-// shared is a value that no layer keeps.
+// shared returns a value that no layer keeps.
 func (l *layer) shared(key string, cols int64) Arg {
 	return Arg{Type: l.scale.DType, Shape: []int64{l.tokens, cols}, Key: key, Fresh: true}
 }
 
-// border is the value before the layer of an index.
+// border returns the value before the layer of an index.
 func (l *layer) border(key string, index int) Arg {
 	return l.shared(fmt.Sprint(key, " before ", index), l.scale.Inner)
 }
 
-// weight has small values, so that nothing grows beyond measure.
+// weight returns small values, so that results stay bounded.
 func (l *layer) weight(key string, rows, cols int64) Arg {
 	a := l.operand(key, l.scale.DType, rows, cols)
 	a.Value = 0.02
@@ -184,7 +186,7 @@ func (l *layer) sum(key string, shape ...int64) Arg {
 	return l.operand("gradient of "+key, ir.F32, shape...)
 }
 
-// linear is y = x w, plus a bias where it is not left to whoever adds y to something.
+// linear computes y = x w, plus a bias unless a later sum adds it.
 func (l *layer) linear(w string, y, x Arg, bias bool) {
 	in, out := x.Shape[1], y.Shape[1]
 	add := Arg{}
@@ -194,7 +196,7 @@ func (l *layer) linear(w string, y, x Arg, bias bool) {
 	l.do(ir.Matmul, nil, y, x, l.weight(w, in, out), add)
 }
 
-// linearGrad is what dy makes of dx and of the gradients of weight and bias.
+// linearGrad computes dx from dy, and the gradients of weight and bias.
 func (l *layer) linearGrad(w string, dx, dy, x Arg, accumulate bool) {
 	in, out := x.Shape[1], dy.Shape[1]
 	attrs := map[string]float64{"trans_b": 1}
@@ -206,7 +208,7 @@ func (l *layer) linearGrad(w string, dx, dy, x Arg, accumulate bool) {
 	l.do(ir.BiasGrad, map[string]float64{"accumulate": 1}, l.sum("bias of "+w, out), dy)
 }
 
-// norm is y of x, under the name of its gamma and beta.
+// norm computes y from x, with the gamma and beta of a name.
 func (l *layer) norm(name string, y, x Arg) {
 	l.do(ir.LayerNorm, map[string]float64{"eps": 1e-5}, y, l.operand("stats of "+name, ir.F32, l.tokens, 2), x,
 		l.vector("gamma of "+name, x.Shape[1]), l.vector("beta of "+name, x.Shape[1]))
@@ -218,7 +220,7 @@ func (l *layer) normGrad(name string, dx, dy, x, residual Arg) {
 		l.operand("stats of "+name, ir.F32, l.tokens, 2), l.vector("gamma of "+name, cols), residual)
 }
 
-// rope turns in place.
+// rope works in place.
 func (l *layer) rope(x Arg, inverse bool) {
 	dim := l.scale.Heads.Dim
 	attrs := map[string]float64{"heads": float64(x.Shape[1] / dim), "head_dim": float64(dim), "batch": 1, "theta": 10000}
@@ -228,8 +230,8 @@ func (l *layer) rope(x Arg, inverse bool) {
 	l.do(ir.Rope, attrs, x, x)
 }
 
-// MemoryBound are kernels that are as fast as memory, on operands of about so many bytes with rows of so many columns. What comes
-// from the kernel before is fresh; what forward has kept for backward, weights and their moments are not.
+// MemoryBound returns kernels limited by memory bandwidth, on operands of about the given bytes and columns.
+// Results of the previous kernel are fresh; values kept for the backward pass, weights and moments are not.
 func MemoryBound(bytes, cols int64, t ir.DType) []Item {
 	rows := max(bytes/int64(t.Bytes())/cols, 1)
 	x := Arg{Type: t, Shape: []int64{rows, cols}}
@@ -257,35 +259,35 @@ func MemoryBound(bytes, cols int64, t ir.DType) []Item {
 	}
 }
 
-// Copy is a copy of bytes: CopyD2D, CopyD2H or CopyH2D. What goes to the host goes behind its last reader.
+// Copy is a copy of bytes: CopyD2D, CopyD2H or CopyH2D. A copy to the host follows the last reader.
 func Copy(op ir.Op, bytes int64) Item {
 	y, x := Arg{Type: ir.U8, Shape: []int64{bytes}}, Arg{Type: ir.U8, Shape: []int64{bytes}, Fresh: op == ir.CopyD2H}
 	return Item{Name: fmt.Sprintf("%s of %s", ir.Ops[op].Name, ir.Bytes(bytes)), Op: op, Args: []Arg{y, x}}
 }
 
-// Nothing is a kernel with next to nothing to do.
+// Nothing is a kernel with almost no work.
 func Nothing() Item {
 	return Item{Name: "a kernel on 8 elements", Op: ir.Fill, Args: []Arg{{Type: ir.F32, Shape: []int64{8}}}, Attrs: map[string]float64{"value": 1}}
 }
 
-// Message is one from the first rank to the second.
+// Message is a message from the first rank to the second.
 func Message(bytes int64) Item {
 	return Item{Name: fmt.Sprintf("message of %s", ir.Bytes(bytes)), Op: ir.Send, Args: []Arg{{Type: ir.U8, Shape: []int64{bytes}}}}
 }
 
-// Gather is an all_gather of so many bytes in all.
+// Gather is an all_gather of the given bytes in total.
 func Gather(bytes int64, ranks int) Item {
 	whole, part := collective(bytes, ranks)
 	return Item{Name: among(ir.AllGather, whole, ranks), Op: ir.AllGather, Args: []Arg{whole, part}}
 }
 
-// Scatter is a reduce_scatter of so many bytes in all.
+// Scatter is a reduce_scatter of the given bytes in total.
 func Scatter(bytes int64, ranks int) Item {
 	whole, part := collective(bytes, ranks)
 	return Item{Name: among(ir.ReduceScatter, whole, ranks), Op: ir.ReduceScatter, Args: []Arg{part, whole}}
 }
 
-// Behind is an item behind a kernel, which has to be done, and is to be done before the next.
+// Behind is an item after a kernel, which it waits for, and before the next kernel, which waits for it.
 func Behind(kernel, then Item) Item {
 	kernel.Name = fmt.Sprintf("%s, and %s", kernel.Name, then.Name)
 	kernel.Then = []Item{then}

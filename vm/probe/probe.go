@@ -1,15 +1,15 @@
-// Package probe measures devices: how long instructions take, as tiny programs of nothing else, and what figures of a
-// cluster follow from that.
+// Package probe measures how long instructions take on a device, by running tiny programs, and derives the
+// figures of a cluster from that.
 //
 //	probe.go    Bench and Measure: one instruction, repeated, on any device
-//	program.go  Item: an instruction with operands of its own, and the program that repeats it
-//	items.go    the items that there are
+//	program.go  Item: an instruction with its operands, and the program that repeats it
+//	items.go    the items
 //	turns.go    measurements take turns
-//	calm.go     Sample and Calm: which of them count on a computer that others use, too
-//	figures.go  Probe: from measurements to the figures of package cost, by whose formulas they are taken
+//	calm.go     Sample and Calm: which measurements count on a computer that others use too
+//	figures.go  Probe: from measurements to the figures of package cost, by inverting its formulas
 //
-// A device is measured through vm's loop, as training uses it. The package knows no device by name; data sheets and
-// memory sizes come from its caller as Facts.
+// A device is measured through vm's loop, as in training. The package knows no device by name; data sheets
+// and memory sizes come from its caller as Facts.
 package probe
 
 import (
@@ -24,34 +24,35 @@ import (
 
 // Bench is where items are measured.
 type Bench struct {
-	// Open makes what a program runs on: a device for each rank, and how they meet (nil: in this process).
+	// Open returns what a program runs on: a device for each rank, and the transport (nil: inside this
+	// process).
 	Open func(p *ir.Program) (device func(rank int) vm.Device, transport vm.Transport, err error)
-	// Span is how long a measurement should take at least: an instruction is repeated until it does.
+	// Span is the minimum duration of a measurement: an instruction is repeated until it is reached.
 	Span time.Duration
-	// Rounds is how often Probe goes through its measurements; 0: once.
+	// Rounds is the number of rounds in which Probe takes its measurements; 0: one.
 	Rounds int
-	// Pulse is what a piece of work that is always the same takes at the moment; nil: the computer is nobody else's.
+	// Pulse measures the current speed of the computer; nil: nothing else uses it.
 	Pulse func() time.Duration
-	// Between is called behind each round; nil: nothing is.
+	// Between is called after each round; nil: nothing is.
 	Between func()
-	// Say is told of every measurement; nil: nobody is.
+	// Say receives every measurement; may be nil.
 	Say func(Timing)
 
 	fastest         time.Duration // pulse so far
-	waited, sampled time.Duration // for a calm computer, and then
+	waited, sampled time.Duration // time spent waiting for a calm computer, and measuring
 }
 
-// Timing is what came of an item.
+// Timing is the measurement of an item.
 type Timing struct {
 	Item    Item
-	Ranks   int       // that did it at the same time
+	Ranks   int       // that ran it at the same time
 	Copies  int       // of the instruction in a run
-	Seconds float64   // of one: the median of calm runs
-	Spread  float64   // of these: longest less shortest, over the median
-	Works   []ir.Work // what one does, each by itself: the item and what follows it
+	Seconds float64   // per instruction: the median of calm runs
+	Spread  float64   // of the calm runs: longest minus shortest, divided by the median
+	Works   []ir.Work // per repetition, by instruction: the item and those that follow it
 }
 
-// Work is what one does in all. Its kind, size and type are those of the first.
+// Work returns the total work of one repetition, with the kind, size and type of the first instruction.
 func (t Timing) Work() (all ir.Work) {
 	for i, w := range t.Works {
 		if i == 0 {
@@ -64,27 +65,27 @@ func (t Timing) Work() (all ir.Work) {
 	return all
 }
 
-// Bytes is the rate of bytes in B/s, once what an empty instruction takes is taken away.
+// Bytes returns the rate in B/s, after subtracting the time of an empty instruction.
 func (t Timing) Bytes(latency float64) float64 {
 	return over(float64(t.Work().Bytes), t.Seconds-latency)
 }
 
-// Flops is the rate of arithmetic in FLOP/s.
+// Flops returns the rate of arithmetic in FLOP/s.
 func (t Timing) Flops(latency float64) float64 {
 	return over(float64(t.Work().Flops), t.Seconds-latency)
 }
 
-// over divides by what is above 0 even where noise makes it less.
+// over divides by a positive time even if noise makes it negative.
 func over(amount, seconds float64) float64 { return amount / max(seconds, 1e-9) }
 
 const (
-	// mostCopies bounds the size of programs.
+	// mostCopies limits the size of programs.
 	mostCopies = 4096
-	// runs are timed at least, behind one that warms up.
+	// runs is the minimum number of timed runs, after one for warming up.
 	runs = 5
 )
 
-// Measure repeats an item on so many ranks at once.
+// Measure repeats an item on a number of ranks at once.
 func (b *Bench) Measure(ctx context.Context, item Item, ranks int) (Timing, error) {
 	t := Timing{Item: item, Ranks: ranks}
 	job, err := b.start(ctx, &t)
@@ -100,14 +101,14 @@ func (b *Bench) Measure(ctx context.Context, item Item, ranks int) (Timing, erro
 	return t, nil
 }
 
-// start opens an item's program with as many copies of it as take long enough, and runs it once.
+// start opens a program with enough copies of an item to reach the minimum duration, and runs it once.
 func (b *Bench) start(ctx context.Context, t *Timing) (*vm.Job, error) {
 	t.Copies = 1
 	job, err := b.open(ctx, t)
 	if err != nil {
 		return nil, err
 	}
-	took, err := t.run(ctx, b, job, 2) // the first of which warms up
+	took, err := t.run(ctx, b, job, 2) // the first warms up
 	if err := errors.Join(err, job.Close()); err != nil {
 		return nil, err
 	}
@@ -127,7 +128,7 @@ func (b *Bench) say(t Timing) {
 	}
 }
 
-// open makes the item's program and gives its operands values.
+// open compiles the item's program and initialises its operands.
 func (b *Bench) open(ctx context.Context, t *Timing) (job *vm.Job, err error) {
 	defer func() { err = t.failed(err) }()
 	p, err := t.Item.program(t.Ranks, t.Copies)

@@ -13,7 +13,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// machine is one whose every figure differs from all others.
+// machine has a different value in every figure.
 var machine = ir.Machine{
 	Name: "made up", Nodes: 1, GPUsPerNode: 4, DeviceMemory: 80 << 30, HostMemory: 1 << 40, PeakBF16: 900e12, PeakF32: 60e12,
 	MemoryBandwidth: 3e12, D2HBandwidth: 50e9, H2DBandwidth: 40e9, NodeCopyBandwidth: 120e9, NVLinkBandwidth: 400e9,
@@ -24,7 +24,7 @@ var machine = ir.Machine{
 	CopyEfficiency:      1, CollectiveEfficiency: 0.8,
 }
 
-// simulated is a bench whose programs run in virtual time on the machine, after they are proved.
+// simulated returns a bench whose programs are verified and run in virtual time on the machine.
 func simulated(t *testing.T, m ir.Machine) *probe.Bench {
 	return &probe.Bench{Span: time.Millisecond, Open: func(p *ir.Program) (func(int) vm.Device, vm.Transport, error) {
 		p.Machine = m
@@ -39,7 +39,7 @@ func simulated(t *testing.T, m ir.Machine) *probe.Bench {
 	}}
 }
 
-// What the simulator takes from a machine's figures, the probe finds again: both count by the same formulas.
+// The probe recovers the figures that the simulator uses: both have the same formulas.
 func TestProbeFindsTheFigures(t *testing.T) {
 	facts := probe.Facts{Name: machine.Name, Ranks: 4, DeviceMemory: machine.DeviceMemory, HostMemory: machine.HostMemory,
 		PeakBF16: machine.PeakBF16, PeakF32: machine.PeakF32, PeakSource: "data sheet"}
@@ -75,7 +75,8 @@ func TestProbeFindsTheFigures(t *testing.T) {
 	}
 }
 
-// Where ranks share processors, rates are those of one of them, and what spreading costs a rank alone is found from kernels of all sizes.
+// Where ranks share processors, rates are those of one of them, and the cost of spreading a kernel is found
+// from kernels of all sizes.
 func TestProbeFindsSharing(t *testing.T) {
 	few := machine
 	few.Parallelism, few.SpreadEfficiency, few.NodeCopyBandwidth = 2, 0.9, 0
@@ -97,7 +98,7 @@ func TestProbeFindsSharing(t *testing.T) {
 			t.Errorf("%s: %g, the machine has %g", c.name, c.got, c.want)
 		}
 	}
-	for i, p := range g.AttentionGradEff { // nothing in a layer takes longer here than by itself
+	for i, p := range g.AttentionGradEff { // in this simulation a layer takes no longer than its kernels
 		if want := few.PeakBF16 / g.PeakBF16 * cost.Efficiency(few.AttentionGradEff, int64(p[0])); math.Abs(p[1]-want) > 0.04*want {
 			t.Errorf("point %d of attention_grad's efficiency: %g, the machine has %g", i, p[1], want)
 		}
@@ -116,7 +117,8 @@ func at(curve []ir.CurvePoint, size float64) float64 {
 	return math.NaN()
 }
 
-// Without a data sheet the fastest product is the peak; without a peer what links would need is said not to be measured.
+// Without a data sheet the fastest product is the peak. Without a peer, figures of links are noted as not
+// measured.
 func TestProbeAlone(t *testing.T) {
 	got, err := simulated(t, machine).Probe(t.Context(), probe.Facts{Ranks: 1}, probe.GPU)
 	if err != nil {
@@ -130,7 +132,7 @@ func TestProbeAlone(t *testing.T) {
 	}
 }
 
-// The same items run on a device that computes, alone and among several ranks.
+// The same items run on a device that computes, on one rank and on several.
 func TestItemsRunOnTheCPU(t *testing.T) {
 	bench := &probe.Bench{Span: 100 * time.Microsecond, Open: func(*ir.Program) (func(int) vm.Device, vm.Transport, error) {
 		return func(int) vm.Device { return cpu.New(nil) }, nil, nil

@@ -7,33 +7,33 @@ import (
 	"sppo.dev/ir"
 )
 
-// Item is an instruction to measure. Its operands stand in the order of the opcode's row.
+// Item is an instruction to measure. Its operands are in the order of the opcode's row.
 type Item struct {
-	Name  string // for people: what, and of which size
+	Name  string // description with size
 	Op    ir.Op
 	Args  []Arg
 	Attrs map[string]float64 // those that are not 0
-	Then  []Item             // what follows it each time
+	Then  []Item             // instructions that follow it each time
 }
 
-// Arg is an operand in a buffer of its own. One without a shape is absent.
+// Arg is an operand with its own buffer. One without a shape is absent.
 type Arg struct {
 	Type  ir.DType
 	Shape []int64
-	Value float64 // what a run finds in it; 0: random numbers, for arithmetic on zeros may be faster than on data
-	Fresh bool    // training has just written it, or read: all repetitions have the same
-	Key   string  // operands with the same are one buffer, of an item and of what follows it; they are fresh
+	Value float64 // initial contents; 0: random numbers, because arithmetic on zeros may be faster than on data
+	Fresh bool    // just written or read in training: all repetitions share the buffer
+	Key   string  // operands with the same key share one buffer, across an item and those that follow; they are fresh
 }
 
-// builder makes the program of an item.
+// builder builds the program of an item.
 type builder struct {
 	p    *ir.Program
 	code *ir.Code
 	keys map[string]ir.View
 }
 
-// program is the item on so many ranks, so many times one after another in the step section; the init section gives the
-// operands values. Of two ranks that exchange messages the second receives what the first sends.
+// program repeats the item on a number of ranks in the step section; the init section initialises operands.
+// If two ranks exchange messages, the second receives what the first sends.
 func (it *Item) program(ranks, copies int) (*ir.Program, error) {
 	p := &ir.Program{Name: it.Name, Lines: []string{""}, Passes: []string{"probe"}, Groups: []string{"all"}, Run: ir.Run{Seed: 1}}
 	members := make([]int32, ranks)
@@ -57,7 +57,7 @@ func (it *Item) program(ranks, copies int) (*ir.Program, error) {
 	return p, nil
 }
 
-// works is what the item and what follows it do, each by itself, in a program of its.
+// works returns the work of the item and of those that follow it in a program.
 func (it *Item) works(p *ir.Program) (works []ir.Work) {
 	for _, in := range p.Codes[0].Sections[ir.SectionStep] {
 		if in.Info().Class != ir.ClassSync && len(works) <= len(it.Then) {
@@ -67,14 +67,15 @@ func (it *Item) works(p *ir.Program) (works []ir.Work) {
 	return works
 }
 
-// Instructions take turns with operands of so many bytes in all, or so many sets, whichever is less: training finds
-// operands in memory, not in a cache that the same instruction has just filled, but for those that are fresh.
+// Instructions alternate between sets of operands, up to a number of bytes or sets, whichever is less:
+// training finds operands in memory, not in a cache that the same instruction has just filled, unless they
+// are fresh.
 const (
 	coldBytes = 64 << 20
 	mostSets  = 64
 )
 
-// sets is how many sets of operands so many instructions take turns with.
+// sets returns the number of sets of operands for a number of instructions.
 func (it *Item) sets(copies int) int {
 	var bytes int64
 	for _, a := range it.Args {
@@ -117,7 +118,7 @@ func (b *builder) fill(it *Item, peer, copies int) error {
 	return nil
 }
 
-// then has a stream wait for another one.
+// then makes one stream wait for another.
 func (b *builder) then(s ir.Section, first, next ir.Stream) {
 	if first == next {
 		return
@@ -128,8 +129,8 @@ func (b *builder) then(s ir.Section, first, next ir.Stream) {
 	b.put(s, ir.Instr{Op: ir.Wait, Stream: next, Attrs: []ir.Attr{event}})
 }
 
-// instruction is an item on operands of its own, but for those that it shares with the first and with others of the same key. What
-// it reads and nobody has written gets values.
+// instruction returns an item with its own operands, except for those that it shares with the first
+// instruction or by key. What it reads and nothing has written is initialised.
 func (b *builder) instruction(it *Item, peer int, first []ir.View) (ir.Instr, error) {
 	info := &ir.Ops[it.Op]
 	in := ir.Instr{Op: it.Op, Stream: info.Streams[0]}
@@ -167,7 +168,7 @@ func (b *builder) instruction(it *Item, peer int, first []ir.View) (ir.Instr, er
 	return in, in.CheckRule()
 }
 
-// operand is the view of one, and whether it is a new buffer.
+// operand returns the view of an operand, and whether it is a new buffer.
 func (b *builder) operand(info *ir.Operand, a Arg, first []ir.View, i int) (v ir.View, own bool, err error) {
 	if a.Shape == nil {
 		return ir.Absent(), false, nil
@@ -185,7 +186,7 @@ func (b *builder) operand(info *ir.Operand, a Arg, first []ir.View, i int) (v ir
 	return v, true, err
 }
 
-// buffer places an operand behind the last of its arena.
+// buffer places an operand after the last of its arena.
 func (b *builder) buffer(name string, arena ir.Arena, a Arg) (ir.View, error) {
 	v := ir.View{Buffer: uint32(len(b.code.Buffers)), DType: a.Type}
 	for i, n := range a.Shape {
@@ -209,7 +210,7 @@ func (b *builder) put(s ir.Section, in ir.Instr) {
 	b.code.Sections[s] = append(b.code.Sections[s], in)
 }
 
-// again gives an operand the values of the first of its kind, which is faster than to draw others.
+// again copies the values of the first operand of its kind, which is faster than drawing new ones.
 func (b *builder) again(v, first ir.View, a Arg, later bool) {
 	if !later || b.code.Buffers[v.Buffer].Arena == ir.Host {
 		b.initial(v, a)
@@ -218,7 +219,7 @@ func (b *builder) again(v, first ir.View, a Arg, later bool) {
 	b.copy(v, first, int64(v.Bytes()))
 }
 
-// initial gives an operand its values; what lies on the host comes by way of the device.
+// initial initialises an operand; on the host, by way of the device.
 func (b *builder) initial(v ir.View, a Arg) {
 	if b.code.Buffers[v.Buffer].Arena == ir.Host {
 		there, err := b.buffer("source", ir.Device, a)
@@ -237,12 +238,12 @@ func (b *builder) initial(v ir.View, a Arg) {
 	b.draw(v, a)
 }
 
-// drawn is how many numbers of an operand are drawn; the rest repeats them, which is faster.
+// drawn is the number of random values drawn for an operand; the rest repeats them, which is faster.
 const drawn = 1 << 18
 
 func (b *builder) draw(v ir.View, a Arg) {
 	whole, rows, cols := int64(v.Bytes()), int64(1), v.Elements()
-	if v.DType == ir.U8 { // bytes that are numbers, as what is copied is
+	if v.DType == ir.U8 { // bytes of copies
 		v.DType, cols = ir.F32, cols/4
 	}
 	if n := a.Shape[len(a.Shape)-1]; n > 1 && cols%n == 0 {

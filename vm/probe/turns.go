@@ -7,14 +7,15 @@ import (
 	"sppo.dev/vm"
 )
 
-// turns are the measurements that figures ask for, first to be listed, then to be answered. They take turns in several
-// rounds: a computer whose speed changes by the second is then measured at the same speeds by all.
+// turns holds the measurements that figures ask for: first they are listed, then answered. They alternate in
+// several rounds, so that all are measured at the same speeds of a computer whose speed changes by the
+// second.
 type turns struct {
 	timings []Timing
 	index   map[turn]int
 }
 
-// turn is an item by its name, on so many ranks.
+// turn is an item, by name, on a number of ranks.
 type turn struct {
 	item  string
 	ranks int
@@ -22,7 +23,7 @@ type turn struct {
 
 func newTurns() *turns { return &turns{index: map[turn]int{}} }
 
-// ask lists a measurement. What it returns is not one.
+// ask lists a measurement and returns a placeholder.
 func (t *turns) ask(item Item, ranks int) Timing {
 	key := turn{item.Name, ranks}
 	if _, ok := t.index[key]; !ok {
@@ -32,12 +33,13 @@ func (t *turns) ask(item Item, ranks int) Timing {
 	return Timing{Item: item, Ranks: ranks, Seconds: 1}
 }
 
-// answer is a measurement that was listed.
+// answer returns a listed measurement.
 func (t *turns) answer(item Item, ranks int) Timing {
 	return t.timings[t.index[turn{item.Name, ranks}]]
 }
 
-// measure takes all that were listed, and says each as soon as it stands. Programs that take turns stay open.
+// measure takes all listed measurements, and reports each as soon as it is final. Programs stay open between
+// their turns.
 func (t *turns) measure(ctx context.Context, b *Bench) (took [][]Sample, err error) {
 	took = make([][]Sample, len(t.timings))
 	jobs := make([]*vm.Job, len(t.timings))
@@ -83,14 +85,14 @@ func (t *turns) measure(ctx context.Context, b *Bench) (took [][]Sample, err err
 	return took, err
 }
 
-// warm runs the item's program without measuring it. Others have had their turns since it last ran, for seconds, and in a virtual
-// machine memory that rests as long is slow to write at first. Training never lets it rest.
+// warm runs the item's program without measuring it. Its memory has rested for seconds during the turns of
+// others, and in a virtual machine such memory is slow to write at first. Training never lets it rest.
 func (t *Timing) warm(ctx context.Context, job *vm.Job) error {
 	_, err := job.Step(ctx)
 	return t.failed(err)
 }
 
-// settle takes the median of calm runs, as what is predicted from it is compared with the median of calm steps.
+// settle takes the median of calm runs, because predictions are compared with the median of calm steps.
 func (t *Timing) settle(samples []Sample) {
 	calm := Calm(samples)
 	middle := median(calm)

@@ -19,30 +19,30 @@ import (
 //	text   JSON: message
 //	data   bytes
 
-// message says what its kind needs; the other fields are empty.
+// message has the fields that its kind needs; the others are empty.
 type message struct {
 	Kind    string
 	Text    string    `json:",omitempty"` // for people, or the name of a value
-	Order   *vm.Order `json:",omitempty"` // its Data travels as data
+	Order   *vm.Order `json:",omitempty"` // its Data follows the JSON
 	Hello   *hello    `json:",omitempty"`
 	Welcome *welcome  `json:",omitempty"`
 }
 
 // Kinds of messages.
 const (
-	kindHello   = "hello"   // a process comes to process 0
-	kindSeated  = "seated"  // it may stay
-	kindWelcome = "welcome" // all are there
-	kindRefused = "refused" // it may not come
+	kindHello   = "hello"   // a process introduces itself to process 0
+	kindSeated  = "seated"  // it is accepted
+	kindWelcome = "welcome" // all processes are there
+	kindRefused = "refused" // it is rejected
 	kindWire    = "wire"    // a connection for bytes
 	kindOrder   = "order"
 	kindAnswer  = "answer"
-	kindStop    = "stop"   // a user wishes the job to stop
-	kindFailed  = "failed" // a process cannot go on
-	kindAbort   = "abort"  // nobody can
-	kindEnd     = "end"    // the job is over
-	kindPut     = "put"    // here is a value
-	kindGet     = "get"    // who has it?
+	kindStop    = "stop"   // a user asks the job to stop
+	kindFailed  = "failed" // a process cannot continue
+	kindAbort   = "abort"  // no process can
+	kindEnd     = "end"    // the job has ended
+	kindPut     = "put"    // a value
+	kindGet     = "get"    // a request for a value
 	kindValue   = "value"
 )
 
@@ -73,13 +73,13 @@ func (c *conn) write(m message, data []byte) error {
 	return err
 }
 
-// Limits of what is read from anybody; data has none once one knows who sends.
+// Limits for unidentified peers. Data is unlimited once the sender is known.
 const (
 	longestText = 1 << 24
 	anyLength   = 1 << 62
 )
 
-var errForeign = errors.New("it does not speak as a process of a job does")
+var errForeign = errors.New("it does not speak the protocol of a job's processes")
 
 func (c *conn) read(longestData uint64) (m message, data []byte, err error) {
 	var head [12]byte
@@ -102,7 +102,7 @@ func (c *conn) read(longestData uint64) (m message, data []byte, err error) {
 	return m, data, err
 }
 
-// closeWrite says that nothing more comes.
+// closeWrite announces that nothing more will be sent.
 func (c *conn) closeWrite() {
 	if tcp, ok := c.Conn.(*net.TCPConn); ok {
 		_ = tcp.CloseWrite() // it may be closed already

@@ -9,11 +9,11 @@ import (
 	"sppo.dev/vm"
 )
 
-// control is what waits between a process's connections and its job.
+// control holds what passes between a process's connections and its job.
 type control struct {
-	answers  []chan []byte // of process 0: by process
-	orders   chan vm.Order // of the others
-	stop     chan struct{} // closes when somebody wishes to stop
+	answers  []chan []byte // in process 0: by process
+	orders   chan vm.Order // in the others
+	stop     chan struct{} // closed when a user asks to stop
 	stopOnce *sync.Once
 }
 
@@ -25,7 +25,7 @@ func newControl(processes int) control {
 	return c
 }
 
-// serve reads what a process sends, until its connection ends.
+// serve handles the messages of a process until its connection ends.
 func (w *World) serve(process int, c *conn) {
 	defer w.gone.Done()
 	for {
@@ -57,7 +57,7 @@ func (w *World) receive(process int, m message, data []byte) {
 		w.board.put(m.Text, data)
 	case kindGet:
 		w.board.get(m.Text, func(value []byte) {
-			_ = w.conns[process].write(message{Kind: kindValue, Text: m.Text}, value) // a lost process is noticed where it is read
+			_ = w.conns[process].write(message{Kind: kindValue, Text: m.Text}, value) // a lost process is noticed by its reader
 		})
 	}
 }
@@ -131,7 +131,7 @@ func (w *World) Answer(data []byte) error {
 	return w.Cause()
 }
 
-// Stop tells process 0 that a user wishes the job to stop.
+// Stop asks process 0 to stop the job.
 func (w *World) Stop() {
 	if w.Leads() {
 		w.receive(0, message{Kind: kindStop}, nil)
@@ -140,10 +140,11 @@ func (w *World) Stop() {
 	_ = w.conns[0].write(message{Kind: kindStop}, nil) // if it is lost, all stop
 }
 
-// Stopped closes in process 0 when somebody wishes the job to stop.
+// Stopped is closed in process 0 when a user asks the job to stop.
 func (w *World) Stopped() <-chan struct{} { return w.control.stop }
 
-// Share gives all processes a value that one of them makes. That one has the function that makes it, the others have nil.
+// Share distributes a value that one process creates. That process passes the function that creates it, the
+// others nil.
 func (w *World) Share(name string, create func() ([]byte, error)) ([]byte, error) {
 	if create != nil {
 		value, err := create()
@@ -172,7 +173,7 @@ func (w *World) Share(name string, create func() ([]byte, error)) ([]byte, error
 	}
 }
 
-// board is values by name, and who waits for them.
+// board holds values by name, and the functions that wait for them.
 type board struct {
 	mu      sync.Mutex
 	values  map[string][]byte
@@ -193,7 +194,7 @@ func (b *board) put(name string, value []byte) {
 	}
 }
 
-// get calls a function with a value, once it is there.
+// get calls a function with a value once it is there.
 func (b *board) get(name string, f func(value []byte)) {
 	b.mu.Lock()
 	value, ok := b.values[name]

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// hello is what a process says of itself when it comes to process 0.
+// hello is how a process introduces itself to process 0.
 type hello struct {
 	Magic              string
 	Job                string
@@ -20,10 +20,10 @@ type hello struct {
 	Terms              []Term
 	Host               string
 	Local              int
-	Port               string // of its wires
+	Port               string // where its wires listen
 }
 
-// welcome is what process 0 says when all have come.
+// welcome is process 0's message when all have arrived.
 type welcome struct {
 	Key     string
 	Members []Member
@@ -31,11 +31,11 @@ type welcome struct {
 
 const magic = "sppo rendezvous 1"
 
-// introduction is how long whoever connects may take to say who it is.
+// introduction is the time in which a new connection must introduce itself.
 const introduction = 10 * time.Second
 
-// Join finds the other processes: process 0 listens, the others come. It returns when all are there and joined, or with what
-// keeps them from it.
+// Join connects the processes: process 0 listens, the others connect. It returns when all are connected, or
+// with the reason why not.
 func Join(ctx context.Context, o Options) (*World, error) {
 	w := newWorld(o)
 	wires, err := w.listen(ctx)
@@ -64,7 +64,7 @@ func Join(ctx context.Context, o Options) (*World, error) {
 	return w, nil
 }
 
-// meet makes the connections of the control plane.
+// meet opens the connections of the control plane.
 func (w *World) meet(ctx context.Context, wires net.Listener) error {
 	limited, cancel := context.WithTimeout(ctx, w.options.Timeout)
 	defer cancel()
@@ -74,7 +74,7 @@ func (w *World) meet(ctx context.Context, wires net.Listener) error {
 	return w.come(limited, ctx, wires)
 }
 
-// listen opens a port for wires. Where the rendezvous is on this host alone, so are they.
+// listen opens a port for wires, on the loopback interface if the rendezvous is there.
 func (w *World) listen(ctx context.Context) (net.Listener, error) {
 	if !w.options.Wires {
 		return nil, nil
@@ -86,7 +86,7 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 	return (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 }
 
-// listenHost is what to listen on: every address, or one that no other host sees.
+// listenHost returns the address to listen on: all interfaces, or loopback.
 func (w *World) listenHost() string {
 	host, _, err := net.SplitHostPort(w.options.Rendezvous)
 	if ip := net.ParseIP(host); err == nil && (host == "localhost" || ip != nil && ip.IsLoopback()) {
@@ -106,23 +106,23 @@ func portOf(l net.Listener) string {
 	return port
 }
 
-// hello is this process's own.
+// hello returns this process's introduction.
 func (w *World) hello(wires net.Listener) *hello {
 	host, err := os.Hostname()
 	if err != nil {
-		host = "a host without a name"
+		host = "an unnamed host"
 	}
 	o := &w.options
 	return &hello{Magic: magic, Job: o.Job, Process: o.Process, Processes: o.Processes, Terms: o.Terms, Host: host, Local: o.Local, Port: portOf(wires)}
 }
 
-// arrival is a process that has come.
+// arrival is a process that has connected.
 type arrival struct {
 	conn  *conn
 	hello *hello
 }
 
-// host waits as process 0 for all others, and welcomes them.
+// host waits in process 0 for all others, and welcomes them.
 func (w *World) host(ctx context.Context, wires net.Listener) error {
 	_, port, err := net.SplitHostPort(w.options.Rendezvous)
 	if err != nil {
@@ -130,7 +130,7 @@ func (w *World) host(ctx context.Context, wires net.Listener) error {
 	}
 	l, err := listen(ctx, net.JoinHostPort(w.listenHost(), port))
 	if err != nil {
-		return fmt.Errorf("process 0 cannot listen at %s, where the others look for it: %w", w.options.Rendezvous, cmp.Or(errors.Unwrap(err), err))
+		return fmt.Errorf("process 0 cannot listen at %s, where the others connect: %w", w.options.Rendezvous, cmp.Or(errors.Unwrap(err), err))
 	}
 	arrivals := make(chan arrival)
 	defer l.Close()
@@ -149,8 +149,8 @@ func (w *World) host(ctx context.Context, wires net.Listener) error {
 	return w.welcome(present)
 }
 
-// await fills the list of those present, or says why it cannot. Processes of other jobs are turned away and change nothing; when one
-// of this job does not belong, the others have a moment to come and hear of it.
+// await fills the list of present processes, or returns why it cannot. Processes of other jobs are turned
+// away without effect. If one of this job is rejected, the others have a moment to connect and learn why.
 func (w *World) await(ctx context.Context, arrivals <-chan arrival, present []arrival) (problem error) {
 	remind, stranger := time.After(5*time.Second), ""
 	var enough <-chan time.Time
@@ -158,7 +158,7 @@ func (w *World) await(ctx context.Context, arrivals <-chan arrival, present []ar
 		select {
 		case a := <-arrivals:
 			if a.hello.Job != w.options.Job {
-				refuse(a.conn, fmt.Sprintf("%s is where job %q meets, not %q: let one of them meet elsewhere", w.options.Rendezvous, w.options.Job, a.hello.Job))
+				refuse(a.conn, fmt.Sprintf("%s is the rendezvous of job %q, not %q: use another address for one of them", w.options.Rendezvous, w.options.Job, a.hello.Job))
 				stranger = fmt.Sprintf("process %d of job %q from %s, which is not job %q", a.hello.Process, a.hello.Job, a.hello.Host, w.options.Job)
 				w.tell("turned away " + stranger)
 				continue
@@ -188,7 +188,7 @@ func (w *World) tell(what string) {
 	}
 }
 
-// gaveUp says who did not come, and who did instead.
+// gaveUp returns the error that names the missing processes, and any rejected one.
 func (w *World) gaveUp(ctx context.Context, missing, stranger string) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return fmt.Errorf("stopped while waiting for %s at %s", missing, w.options.Rendezvous)
@@ -197,7 +197,7 @@ func (w *World) gaveUp(ctx context.Context, missing, stranger string) error {
 	if stranger != "" {
 		instead = "; " + stranger + ", did"
 	}
-	return fmt.Errorf("%s of %d did not come to %s within %s%s", missing, w.options.Processes, w.options.Rendezvous, w.options.Timeout, instead)
+	return fmt.Errorf("%s of %d did not connect to %s within %s%s", missing, w.options.Processes, w.options.Rendezvous, w.options.Timeout, instead)
 }
 
 // missingOf lists processes: "processes 1, 2 and 3".
@@ -215,15 +215,15 @@ func missingOf(present []arrival) string {
 	return "processes " + strings.Join(list[:last], ", ") + " and " + list[last]
 }
 
-// differs says what keeps a process of this job from taking part.
+// differs returns why a process of this job cannot take part, or nil.
 func (w *World) differs(h *hello, present []arrival) error {
 	switch mine := present[0].hello; {
 	case h.Processes != mine.Processes:
-		return fmt.Errorf("process %d on %s is one of %d processes, process 0 one of %d", h.Process, h.Host, h.Processes, mine.Processes)
+		return fmt.Errorf("process %d on %s is one of %d processes, but process 0 is one of %d", h.Process, h.Host, h.Processes, mine.Processes)
 	case h.Process <= 0 || h.Process >= h.Processes:
-		return fmt.Errorf("there is no process %d of %d, which comes from %s", h.Process, h.Processes, h.Host)
+		return fmt.Errorf("there is no process %d of %d, but one connected from %s", h.Process, h.Processes, h.Host)
 	case present[h.Process].hello != nil:
-		return fmt.Errorf("process %d came twice, from %s and from %s", h.Process, present[h.Process].hello.Host, h.Host)
+		return fmt.Errorf("process %d connected twice, from %s and from %s", h.Process, present[h.Process].hello.Host, h.Host)
 	}
 	for i, term := range w.options.Terms {
 		if i >= len(h.Terms) || h.Terms[i] != term {
@@ -231,19 +231,19 @@ func (w *World) differs(h *hello, present []arrival) error {
 			if i < len(h.Terms) {
 				theirs = h.Terms[i].Value
 			}
-			return fmt.Errorf("process %d on %s has another %s than process 0 on %s: %s, not %s",
+			return fmt.Errorf("process %d on %s has another %s than process 0 on %s: %s instead of %s",
 				h.Process, h.Host, term.Name, present[0].hello.Host, theirs, term.Value)
 		}
 	}
 	return nil
 }
 
-// accept takes connections and hears who comes. What does not speak as a process does is left alone.
+// accept accepts connections and their introductions. Peers that do not speak the protocol are ignored.
 func accept(ctx context.Context, l net.Listener, arrivals chan<- arrival) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
-			return // closed: all have come, or nobody waits any more
+			return // closed: all have arrived, or the wait is over
 		}
 		go func() {
 			conn := newConn(c)
@@ -268,7 +268,7 @@ func refuse(c *conn, why string) {
 	c.Close()
 }
 
-// welcome tells all who is where.
+// welcome sends all processes the list of addresses.
 func (w *World) welcome(present []arrival) error {
 	w.key = rand.Text()
 	w.conns = make([]*conn, len(present))
@@ -285,7 +285,7 @@ func (w *World) welcome(present []arrival) error {
 			if err != nil {
 				return err
 			}
-			if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() { // else it is on our host, which others know by another name
+			if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() { // otherwise it is on our host, which others know by another name
 				m.Address = net.JoinHostPort(host, a.hello.Port)
 			}
 		}
@@ -299,7 +299,8 @@ func (w *World) welcome(present []arrival) error {
 	return nil
 }
 
-// come goes to process 0, as often as it takes until that listens. Whoever has a seat waits as long as process 0 does.
+// come connects to process 0, repeatedly until it listens. An accepted process waits as long as process 0
+// does.
 func (w *World) come(limited, ctx context.Context, wires net.Listener) error {
 	h := w.hello(wires)
 	var last error
@@ -312,7 +313,7 @@ func (w *World) come(limited, ctx context.Context, wires net.Listener) error {
 			return err
 		}
 		if limited.Err() == nil {
-			last = err // when time is up, what was wrong before tells more
+			last = err // after a timeout the earlier error says more
 		}
 		select {
 		case <-limited.Done():
@@ -329,7 +330,7 @@ func (w *World) stopped() error {
 	return fmt.Errorf("stopped while waiting for process 0 at %s", w.options.Rendezvous)
 }
 
-// refusal is an answer of process 0.
+// refusal is a rejection by process 0.
 type refusal struct{ why string }
 
 func (r *refusal) Error() string { return r.why }
@@ -353,14 +354,14 @@ func (w *World) seat(ctx context.Context, h *hello) (*conn, error) {
 	case err == nil && m.Kind == kindRefused:
 		err = &refusal{m.Text}
 	default:
-		err = fmt.Errorf("it did not answer as process 0 of a job does: %w", cmp.Or(err, errForeign))
+		err = fmt.Errorf("its answer is not that of process 0 of a job: %w", cmp.Or(err, errForeign))
 	}
 	release()
 	c.Close()
 	return nil, err
 }
 
-// listenTo waits until process 0 says that all are there, or that they will not be.
+// listenTo waits until process 0 reports that all are there, or that they will not be.
 func (w *World) listenTo(ctx context.Context, c *conn) error {
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	m, _, err := c.read(0)
@@ -368,7 +369,7 @@ func (w *World) listenTo(ctx context.Context, c *conn) error {
 	case ctx.Err() != nil:
 		return w.stopped()
 	case err != nil:
-		return fmt.Errorf("process 0 at %s was lost while others were awaited: its connection closed", w.options.Rendezvous)
+		return fmt.Errorf("process 0 at %s was lost before all processes had connected: its connection closed", w.options.Rendezvous)
 	case m.Kind != kindWelcome || m.Welcome == nil:
 		return &refusal{m.Text}
 	}
@@ -376,7 +377,7 @@ func (w *World) listenTo(ctx context.Context, c *conn) error {
 	return w.reachable()
 }
 
-// reachable completes the addresses of those on the host of process 0, which is where we have found it.
+// reachable completes addresses on the host of process 0, which is the address we connected to.
 func (w *World) reachable() error {
 	host, _, err := net.SplitHostPort(w.conns[0].RemoteAddr().String())
 	if err != nil {

@@ -15,15 +15,16 @@ import (
 	"sppo.dev/vm"
 )
 
-// Bytes go from one rank to another as frames:
+// Bytes travel between ranks in frames:
 //
 //	kind   1 byte
-//	wire   8 bytes, little-endian: which way the message goes
+//	wire   8 bytes, little-endian: the channel of the message
 //	size   8 bytes, little-endian
 //
-// The receiving end says "ready" with the size that it expects. Then data come in pieces, each behind a frame with its size, so
-// that messages of several streams take turns on one connection. Whoever reads a connection always knows where bytes go, and
-// never waits for anything else: so no two processes can fill each other's sockets and stand still.
+// The receiving end sends "ready" with the size that it expects. Then data follow in pieces, each after a
+// frame with its size, so that messages of several streams share a connection. The reader of a connection
+// always knows where bytes go, and never waits for anything else, so two processes cannot block each other on
+// full sockets.
 const (
 	frameReady byte = iota
 	frameData
@@ -31,7 +32,7 @@ const (
 	pieceBytes = 1 << 18
 )
 
-// wires are the connections for bytes, and the ways over them.
+// wires holds the connections for bytes, and the channels on them.
 type wires struct {
 	mu    sync.Mutex
 	all   map[uint64]*wire
@@ -43,22 +44,22 @@ type wires struct {
 type link struct {
 	net.Conn
 	in     *bufio.Reader
-	mu     sync.Mutex // of writing
+	mu     sync.Mutex // held while writing
 	frame  [frameBytes]byte
 	vector [2][]byte
 }
 
-// wire is one way from rank to rank, at one of its ends. It implements vm.Wire.
+// wire is one end of a channel between two ranks. It implements vm.Wire.
 type wire struct {
 	world    *World
-	process  int // at the other end
+	process  int // of the other end
 	id       uint64
 	name     string
 	from, to int
 
-	ready   chan uint64   // of the sending end: what the other expects
-	arrived chan struct{} // of the receiving end
-	mu      sync.Mutex    // held while bytes are written to the place of a message
+	ready   chan uint64   // for sending: the size expected by the receiver
+	arrived chan struct{} // for receiving
+	mu      sync.Mutex    // held while bytes are written to a message's destination
 	place   []byte
 	filled  int
 	waiting bool
@@ -71,7 +72,7 @@ func (w *World) Wire(from, to int, purpose string) vm.Wire {
 	w.wires.mu.Lock()
 	defer w.wires.mu.Unlock()
 	if x.name != "" && x.name != name {
-		panic(fmt.Sprintf("internal: %q and %q have one number", x.name, name))
+		panic(fmt.Sprintf("internal: %q and %q have the same number", x.name, name))
 	}
 	x.world, x.name, x.from, x.to, x.process = w, name, from, to, w.processOf(from)
 	if w.Here(from) {
@@ -86,7 +87,7 @@ func wireID(name string) uint64 {
 	return h.Sum64()
 }
 
-// get finds a wire, which a peer may use before it is known here.
+// get returns a wire, which a peer may use before it is known here.
 func (ws *wires) get(id uint64) *wire {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -129,7 +130,7 @@ func (x *wire) Expect(y []byte) {
 	x.place, x.filled, x.waiting = y, 0, true
 	x.mu.Unlock()
 	if err := w.wires.links[x.process].write(frameReady, x, y); err != nil {
-		_ = w.broken(x.process, err) // which Arrived returns
+		_ = w.broken(x.process, err) // returned by Arrived
 	}
 }
 
@@ -152,7 +153,7 @@ func (x *wire) Recv(y []byte) error {
 	return x.Arrived()
 }
 
-// write sends a frame, and behind one of data the data.
+// write sends a frame, followed by the data if it has some.
 func (l *link) write(kind byte, x *wire, b []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -168,18 +169,19 @@ func (l *link) write(kind byte, x *wire, b []byte) error {
 	return err
 }
 
-// broken waits for what process 0 says of a broken connection, which knows more, and else says it itself.
+// broken waits for process 0's explanation of a broken connection, and otherwise gives its own.
 func (w *World) broken(process int, err error) error {
 	select {
 	case <-w.failed:
 	case <-w.ending:
 	case <-time.After(farewell):
-		w.Failed(fmt.Errorf("the connection with %s broke: %w", w.name(process), err))
+		w.Failed(fmt.Errorf("the connection to %s broke: %w", w.name(process), err))
 	}
 	return w.aborted()
 }
 
-// receiveBytes reads what a process sends until the connection ends. A peer that closes it has ended or is lost, which process 0 tells.
+// receiveBytes handles the frames of a process until the connection ends. A peer that closes it has ended or
+// is lost, which process 0 reports.
 func (w *World) receiveBytes(process int, l *link) {
 	defer w.wires.done.Done()
 	var frame [frameBytes]byte
@@ -198,15 +200,15 @@ func (w *World) receiveBytes(process int, l *link) {
 		case errors.Is(err, io.EOF):
 			return
 		default:
-			_ = w.broken(process, err) // nobody waits for this goroutine
+			_ = w.broken(process, err) // this goroutine's error is not returned
 			return
 		}
 	}
 }
 
-var errUnasked = errors.New("something came that nobody asked for")
+var errUnasked = errors.New("received bytes that were not expected")
 
-// offer notes what the receiving end expects.
+// offer records what the receiving end expects.
 func (x *wire) offer(size uint64) error {
 	select {
 	case x.ready <- size:
@@ -216,7 +218,7 @@ func (x *wire) offer(size uint64) error {
 	}
 }
 
-// take writes a piece of a message where it belongs.
+// take writes a piece of a message to its destination.
 func (x *wire) take(in io.Reader, size uint64) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -232,7 +234,7 @@ func (x *wire) take(in io.Reader, size uint64) error {
 	return err
 }
 
-// stop wakes everybody who reads or writes bytes, after a failure.
+// stop wakes all readers and writers after a failure.
 func (ws *wires) stop() {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
@@ -254,21 +256,21 @@ func (ws *wires) close() {
 	ws.done.Wait()
 }
 
-// joinWires connects this process with every other: those before it are called, those behind it call.
+// joinWires connects this process with every other: it connects to those before it and accepts those after it.
 func (w *World) joinWires(ctx context.Context, l net.Listener) error {
 	ctx, cancel := context.WithTimeout(ctx, w.options.Timeout)
 	defer cancel()
 	w.OnFailure(func(error) { cancel() })
 	for process := range w.options.Process {
 		if err := w.call(ctx, process); err != nil {
-			return fmt.Errorf("%s is not reached: %w", w.name(process), err)
+			return fmt.Errorf("cannot reach %s: %w", w.name(process), err)
 		}
 	}
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	for missing := w.options.Processes - 1 - w.options.Process; missing > 0; {
 		raw, err := l.Accept()
 		if err != nil {
-			return fmt.Errorf("%d processes do not reach %s: %w", missing, w.name(w.options.Process), err)
+			return fmt.Errorf("%d processes cannot reach %s: %w", missing, w.name(w.options.Process), err)
 		}
 		if w.called(raw) {
 			missing--
@@ -287,7 +289,7 @@ func (w *World) call(ctx context.Context, process int) error {
 	return c.write(message{Kind: kindWire, Text: w.key, Hello: &hello{Process: w.options.Process}}, nil)
 }
 
-// called takes the connection of a process behind this one, and of nobody else.
+// called accepts the connection of a process after this one, and no other.
 func (w *World) called(raw net.Conn) bool {
 	c := newConn(raw)
 	_ = c.SetReadDeadline(time.Now().Add(introduction))

@@ -1,17 +1,16 @@
-// Package world joins the processes of one job, on one host or on several, over TCP.
+// Package world connects the processes of one job, on one or more hosts, over TCP.
 //
-// The map:
-//
-//	world.go       World: which process has which ranks, how the job ends, and what is said when it cannot go on
-//	rendezvous.go  how processes find each other, and what they must have alike
-//	control.go     what the first process orders and the others answer; values that one makes for all
+//	world.go       World: which process has which ranks, how the job ends, and errors
+//	rendezvous.go  how processes find each other, and what must be equal among them
+//	control.go     orders of the first process and answers of the others; values that one creates for all
 //	conn.go        messages of the control plane
 //	wires.go       bytes between ranks of different processes: vm.Wires
 //
-// Every process has one connection to process 0: orders, answers and the reason of a failure go over it, and when it breaks the
-// process at the other end is lost. Where ranks meet over TCP, every two processes have one more, for the bytes of messages.
+// Every process has one connection to process 0, for orders, answers and the reason of a failure; if it
+// breaks, the process at the other end is lost. If ranks communicate over TCP, every pair of processes has
+// another connection for the bytes of messages.
 //
-// The package does not know what an order means, nor what is in the bytes.
+// The package knows neither the meaning of orders nor the contents of messages.
 package world
 
 import (
@@ -27,33 +26,33 @@ import (
 // Options of a world.
 type Options struct {
 	Process, Processes int
-	Ranks              int               // of the program; every process has as many as the others, in a row
-	Rendezvous         string            // HOST:PORT where process 0 is found
-	Timeout            time.Duration     // until all must be there
-	Job                string            // tells this job from others that try the same place
-	Terms              []Term            // what all processes must have alike
-	Local              int               // which one this is of the processes of its host; -1: by their order
-	Wires              bool              // whether ranks meet over TCP, or have a network of their own
-	Tell               func(what string) // whom process 0 waits for, and whom it has turned away
+	Ranks              int               // of the program; each process has an equal, contiguous part
+	Rendezvous         string            // HOST:PORT where process 0 listens
+	Timeout            time.Duration     // for all processes to connect
+	Job                string            // tells this job from others at the same address
+	Terms              []Term            // must be equal in all processes
+	Local              int               // index among the processes of its host; -1: in order of arrival
+	Wires              bool              // whether ranks communicate over TCP rather than a network of their own
+	Tell               func(what string) // receives progress: missing processes, rejected ones
 }
 
-// Term is something that all processes must have alike.
+// Term is a value that must be equal in all processes.
 type Term struct{ Name, Value string }
 
 // Member is a process of a job.
 type Member struct {
 	Host    string
-	Local   int    // which one of those on its host
-	Address string // where others reach its wires; a host that is missing is the rendezvous's
+	Local   int    // index on its host
+	Address string // where others reach its wires; an empty host is that of the rendezvous
 }
 
-// World is the processes of a job, as one of them sees them. It is the vm.Crew of their jobs.
+// World is the processes of a job, from the view of one of them. It is the vm.Crew of their jobs.
 type World struct {
 	Members []Member
 
 	options Options
-	key     string  // of this one meeting, which nobody else can have
-	conns   []*conn // of process 0: by process; of the others: the one to process 0
+	key     string  // unique to this job
+	conns   []*conn // in process 0: by process; in the others: the one to process 0
 	wires   wires
 	control control
 	board   board
@@ -62,7 +61,7 @@ type World struct {
 	cause   error // set once, before failed closes
 	abort   []func(reason error)
 	failed  chan struct{}
-	ending  chan struct{} // closes when connections may close
+	ending  chan struct{} // closed when connections may close
 	endOnce sync.Once
 	gone    sync.WaitGroup
 }
@@ -74,7 +73,7 @@ func newWorld(o Options) *World {
 	return w
 }
 
-// Process is which one this is.
+// Process returns the index of this process.
 func (w *World) Process() int { return w.options.Process }
 
 // Leads implements vm.Crew.
@@ -82,18 +81,18 @@ func (w *World) Leads() bool { return w.options.Process == 0 }
 
 func (w *World) each() int { return w.options.Ranks / w.options.Processes }
 
-// processOf is where a rank is.
+// processOf returns the process of a rank.
 func (w *World) processOf(rank int) int { return rank / w.each() }
 
 // Here implements vm.Wires.
 func (w *World) Here(rank int) bool { return w.processOf(rank) == w.options.Process }
 
-// Ranks are those of this process: from the first to before the end.
+// Ranks returns the ranks of this process as the range [first, end).
 func (w *World) Ranks() (first, end int) {
 	return w.options.Process * w.each(), (w.options.Process + 1) * w.each()
 }
 
-// Local is which one this is of the processes on its host, and how many those are.
+// Local returns the index of this process on its host, and the number of processes there.
 func (w *World) Local() (index, of int) {
 	me := w.Members[w.options.Process]
 	for _, m := range w.Members {
@@ -104,7 +103,7 @@ func (w *World) Local() (index, of int) {
 	return me.Local, of
 }
 
-// Hosts is on how many the processes are.
+// Hosts returns the number of hosts.
 func (w *World) Hosts() int {
 	hosts := map[string]bool{}
 	for _, m := range w.Members {
@@ -113,7 +112,7 @@ func (w *World) Hosts() int {
 	return len(hosts)
 }
 
-// name is what people call a process.
+// name describes a process in messages.
 func (w *World) name(process int) string {
 	first, last := process*w.each(), (process+1)*w.each()-1
 	ranks := fmt.Sprintf("ranks %d to %d", first, last)
@@ -123,7 +122,8 @@ func (w *World) name(process int) string {
 	return fmt.Sprintf("process %d (%s, on %s)", process, ranks, w.Members[process].Host)
 }
 
-// OnFailure has a function called, once, when a process cannot go on; now, if that has happened.
+// OnFailure registers a function to call once when a process cannot continue; it is called at once if that
+// has happened.
 func (w *World) OnFailure(abort func(reason error)) {
 	w.mu.Lock()
 	cause := w.cause
@@ -137,11 +137,12 @@ func (w *World) OnFailure(abort func(reason error)) {
 // Failed implements vm.Wires.
 func (w *World) Failed(reason error) {
 	if w.fail(fmt.Errorf("%s failed: %w", w.name(w.options.Process), reason)) && !w.Leads() {
-		_ = w.conns[0].write(message{Kind: kindFailed, Text: reason.Error()}, nil) // if it is lost, everybody is told
+		_ = w.conns[0].write(message{Kind: kindFailed, Text: reason.Error()}, nil) // if it is lost, all are told
 	}
 }
 
-// fail stops everything in this process, and process 0 tells the others. It says whether the reason is the first.
+// fail stops everything in this process; process 0 tells the others. It reports whether the reason is the
+// first.
 func (w *World) fail(cause error) bool {
 	w.mu.Lock()
 	if w.cause != nil {
@@ -160,14 +161,14 @@ func (w *World) fail(cause error) bool {
 		for _, c := range w.conns {
 			if c != nil {
 				_ = c.SetWriteDeadline(time.Now().Add(farewell))
-				_ = c.write(message{Kind: kindAbort, Text: cause.Error()}, nil) // whoever is not there needs no telling
+				_ = c.write(message{Kind: kindAbort, Text: cause.Error()}, nil) // lost processes need no message
 			}
 		}
 	}
 	return true
 }
 
-// lost is a process whose connection broke: an error, unless the end has come.
+// lost handles the broken connection of a process: an error, unless the job has ended.
 func (w *World) lost(process int) {
 	select {
 	case <-w.ending:
@@ -183,14 +184,14 @@ func (w *World) Cause() error {
 	return w.cause
 }
 
-// aborted is the error of what a failure cut short.
+// aborted returns the error of operations that a failure interrupted.
 func (w *World) aborted() error { return fmt.Errorf("%w: %w", vm.ErrAborted, w.Cause()) }
 
-// farewell is how long a process waits for others to hear of its end.
+// farewell is how long a process waits for others to learn of its end.
 const farewell = 3 * time.Second
 
-// Close ends this process's part, with the error that it has of its own. The others end when process 0 does: theirs is the cause of
-// a failure, or none.
+// Close ends this process's part with its own error. The others end when process 0 does, with the cause of a
+// failure or none.
 func (w *World) Close(err error) error {
 	if err != nil && w.Cause() == nil {
 		w.Failed(err)
@@ -201,7 +202,7 @@ func (w *World) Close(err error) error {
 	case w.Leads():
 		w.end()
 		for _, c := range w.conns[1:] {
-			_ = c.write(message{Kind: kindEnd}, nil) // whoever is gone has ended, too
+			_ = c.write(message{Kind: kindEnd}, nil) // lost processes have ended too
 		}
 	default:
 		err = w.awaitEnd()
@@ -210,7 +211,7 @@ func (w *World) Close(err error) error {
 	return err
 }
 
-// awaitEnd waits until process 0 says that all is done.
+// awaitEnd waits until process 0 reports the end of the job.
 func (w *World) awaitEnd() error {
 	select {
 	case <-w.ending:
@@ -220,7 +221,7 @@ func (w *World) awaitEnd() error {
 	}
 }
 
-// leave closes connections, from our side first, and waits a little for the other sides to have heard all.
+// leave closes connections, our side first, and waits briefly until the others have received everything.
 func (w *World) leave() {
 	for _, c := range w.conns {
 		if c != nil {
@@ -241,8 +242,8 @@ func (w *World) leave() {
 	w.wires.close()
 }
 
-// end lets connections close.
+// end allows connections to close.
 func (w *World) end() { w.endOnce.Do(func() { close(w.ending) }) }
 
-// keepAlive finds out within half a minute that a host is gone which closes nothing.
+// keepAlive detects within half a minute that a host is gone without closing its connections.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}

@@ -31,7 +31,7 @@ func within(t *testing.T, limit time.Duration, f func()) {
 	}
 }
 
-// joined is a world of several processes, all of them this one.
+// joined returns the worlds of several processes, all of them inside this one.
 func joined(t *testing.T, processes, ranks int, change func(*Options)) ([]*World, []error) {
 	t.Helper()
 	place := vmtest.FreePlace(t)
@@ -62,7 +62,7 @@ func mustJoin(t *testing.T, processes, ranks int) []*World {
 	return worlds
 }
 
-// closeAll ends a world; the errors are those that each process ends with.
+// closeAll ends all worlds and returns the error of each process.
 func closeAll(t *testing.T, worlds []*World, err error) []error {
 	t.Helper()
 	errs := make([]error, len(worlds))
@@ -76,7 +76,7 @@ func closeAll(t *testing.T, worlds []*World, err error) []error {
 	return errs
 }
 
-// transports joins the ranks of a world, each process's by its own.
+// transports returns a transport for each process.
 func transports(worlds []*World) []*vm.Local {
 	var out []*vm.Local
 	for _, w := range worlds {
@@ -87,8 +87,8 @@ func transports(worlds []*World) []*vm.Local {
 	return out
 }
 
-// script is what every rank does: collectives in several groups at once, on a stream for each, and messages in a ring. It
-// returns all that a rank has received.
+// script is run by every rank: collectives in several groups at once, on a stream each, and messages in a
+// ring. It returns everything that a rank received.
 func script(ranks int, of func(rank int) vm.Transport) (results [][]byte, err error) {
 	results, errs := make([][]byte, ranks), make([]error, ranks)
 	var all sync.WaitGroup
@@ -109,7 +109,8 @@ func script(ranks int, of func(rank int) vm.Transport) (results [][]byte, err er
 
 const seed = 5
 
-// numbers are a rank's own, of either type; with bf16 any bits would do, but NaN would compare badly in a failure's text.
+// numbers returns a rank's own numbers of either type. With bf16 any bits would do, but NaN would compare
+// badly in failure messages.
 func numbers(rank, n int, t ir.DType) []byte {
 	rng := rand.New(rand.NewPCG(seed, uint64(rank*1000+n)))
 	out := make([]byte, n*int(t.Bytes()))
@@ -124,7 +125,7 @@ func numbers(rank, n int, t ir.DType) []byte {
 	return out
 }
 
-// collect does the collectives of groups that lie across processes in all ways: neighbours, every other, all, in odd orders.
+// collect runs the collectives of groups across processes: neighbours, every second rank, all, in odd orders.
 func collect(rank, ranks int, tr vm.Transport) (got []byte, err error) {
 	even, odd, all := []int32{}, []int32{}, []int32{}
 	for r := ranks - 1; r >= 0; r-- {
@@ -146,7 +147,7 @@ func collect(rank, ranks int, tr vm.Transport) (got []byte, err error) {
 			for _, each := range []int{1, 3, 2000} {
 				size := int(t.Bytes())
 				x, share, whole, before := numbers(rank, n*each, t), make([]byte, each*size), make([]byte, n*each*size), make([]byte, n*each*size)
-				odd := numbers(rank, n*each+n/2, t) // which does not divide
+				odd := numbers(rank, n*each+n/2, t) // not divisible
 				err := errors.Join(team.ReduceScatter(share, x, t), team.AllGather(whole, share), team.Rotate(before, x), team.AllReduce(odd, t))
 				if err != nil {
 					return nil, err
@@ -188,7 +189,7 @@ func exchange(rank, ranks int, tr vm.Transport) (got []byte, err error) {
 	return got, nil
 }
 
-// ring sends messages of all sizes both ways round at once, on two channels.
+// ring sends messages of all sizes in both directions at once, on two channels.
 func ring(rank, ranks int, tr vm.Transport) ([]byte, error) {
 	next, before := (rank+1)%ranks, (rank+ranks-1)%ranks
 	sizes := []int{0, 1, 17, 1 << 10, 3<<18 + 5}
@@ -213,7 +214,7 @@ func ring(rank, ranks int, tr vm.Transport) ([]byte, error) {
 	return slices.Concat(got...), errors.Join(errs...)
 }
 
-// What ranks of several processes receive is, to the last bit, what they receive in one.
+// Ranks of several processes receive bitwise what they receive in one.
 func TestRanksOfSeveralProcesses(t *testing.T) {
 	for _, c := range []struct{ ranks, processes int }{{4, 2}, {4, 4}, {6, 3}, {3, 3}} {
 		t.Run(fmt.Sprint(c), func(t *testing.T) {
@@ -242,7 +243,7 @@ func TestRanksOfSeveralProcesses(t *testing.T) {
 	}
 }
 
-// Sizes that do not agree are one error for all.
+// Mismatched sizes are one error for all.
 func TestSizesAcrossProcesses(t *testing.T) {
 	worlds := mustJoin(t, 2, 2)
 	over := transports(worlds)
@@ -265,7 +266,7 @@ func TestSizesAcrossProcesses(t *testing.T) {
 	closeAll(t, worlds, nil)
 }
 
-// A process that cannot go on, or is gone, stops whatever the others wait for.
+// A process that fails or disappears stops all waits of the others.
 func TestFailureReachesAll(t *testing.T) {
 	for _, killed := range []bool{false, true} {
 		for process := range 3 {
@@ -311,7 +312,8 @@ func TestFailureReachesAll(t *testing.T) {
 	}
 }
 
-// A connection for bytes that breaks while both processes live is a failure, too: whoever waits for bytes hears of it.
+// A connection for bytes that breaks while both processes live is a failure too, and is reported to all that
+// wait for bytes.
 func TestBrokenWire(t *testing.T) {
 	t.Parallel()
 	worlds := mustJoin(t, 2, 2)
@@ -327,7 +329,7 @@ func TestBrokenWire(t *testing.T) {
 		all.Wait()
 	})
 	for i, err := range errs {
-		if !errors.Is(err, vm.ErrAborted) || !strings.Contains(err.Error(), "process 0 (rank 0, on ") || !strings.Contains(err.Error(), "failed: the connection with process 1 (rank 1, on ") {
+		if !errors.Is(err, vm.ErrAborted) || !strings.Contains(err.Error(), "process 0 (rank 0, on ") || !strings.Contains(err.Error(), "failed: the connection to process 1 (rank 1, on ") {
 			t.Errorf("process %d: %v", i, err)
 		}
 	}
@@ -336,7 +338,7 @@ func TestBrokenWire(t *testing.T) {
 
 // kill closes the connections of a process, as the system does when it dies.
 func kill(w *World) {
-	w.end() // a dead process says nothing more
+	w.end() // a dead process sends nothing more
 	for _, c := range w.conns {
 		if c != nil {
 			c.Close()
@@ -411,30 +413,30 @@ func TestOrders(t *testing.T) {
 	})
 }
 
-// What keeps processes from meeting is said in one sentence, to all that it concerns.
+// Every reason that keeps processes from connecting is one sentence, reported to all processes concerned.
 func TestRendezvous(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change func(*Options)
-		want   []string // of each process
+		want   []string // by process
 	}{
 		{"another program", func(o *Options) {
 			if o.Process == 1 {
 				o.Terms = []Term{{"program", "two"}}
 			}
-		}, []string{"process 1 on HOST has another program than process 0 on HOST: two, not one", "process 1 on HOST has another program", "process 1 on HOST has another program"}},
+		}, []string{"process 1 on HOST has another program than process 0 on HOST: two instead of one", "process 1 on HOST has another program", "process 1 on HOST has another program"}},
 		{"another number", func(o *Options) {
 			if o.Process == 1 {
 				o.Processes = 4
 			}
-		}, []string{"process 1 on HOST is one of 4 processes, process 0 one of 3", "is one of 4 processes", "is one of 4 processes"}},
-		{"twice", func(o *Options) { o.Process = min(o.Process, 1) }, []string{"process 1 came twice, from HOST and from HOST", "came twice", "came twice"}},
+		}, []string{"process 1 on HOST is one of 4 processes, but process 0 is one of 3", "is one of 4 processes", "is one of 4 processes"}},
+		{"twice", func(o *Options) { o.Process = min(o.Process, 1) }, []string{"process 1 connected twice, from HOST and from HOST", "connected twice", "connected twice"}},
 		{"missing", func(o *Options) {
 			o.Timeout = 300 * time.Millisecond
 			if o.Process == 2 {
 				o.Job = "other"
 			}
-		}, []string{`process 2 of 3 did not come to PLACE within 300ms; process 2 of job "other" from HOST, which is not job "test", did`, "process 2 of 3 did not come", `PLACE is where job "test" meets, not "other"`}},
+		}, []string{`process 2 of 3 did not connect to PLACE within 300ms; process 2 of job "other" from HOST, which is not job "test", did`, "process 2 of 3 did not connect", `PLACE is the rendezvous of job "test", not "other"`}},
 		{"no process 0", func(o *Options) {
 			o.Timeout = 300 * time.Millisecond
 			o.Process = max(o.Process, 1)
@@ -467,17 +469,17 @@ func TestPortTaken(t *testing.T) {
 	}
 	defer l.Close()
 	_, err = Join(t.Context(), Options{Processes: 2, Ranks: 2, Rendezvous: l.Addr().String(), Timeout: time.Second})
-	if want := fmt.Sprintf("process 0 cannot listen at %s, where the others look for it: bind: address already in use", l.Addr()); err == nil || err.Error() != want {
+	if want := fmt.Sprintf("process 0 cannot listen at %s, where the others connect: bind: address already in use", l.Addr()); err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
-	// What listens there is no process of a job, and says nothing.
+	// The listener there is not a process of a job, and stays silent.
 	_, err = Join(t.Context(), Options{Process: 1, Processes: 2, Ranks: 2, Rendezvous: l.Addr().String(), Timeout: 200 * time.Millisecond})
-	if err == nil || !strings.Contains(err.Error(), "it did not answer as process 0 of a job does") {
+	if err == nil || !strings.Contains(err.Error(), "its answer is not that of process 0 of a job") {
 		t.Error(err)
 	}
 }
 
-// Whoever connects without being a process of the job changes nothing.
+// A peer that is not a process of the job changes nothing.
 func TestStrangers(t *testing.T) {
 	place := vmtest.FreePlace(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -504,7 +506,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// Who is asked to stop while it waits says for whom it waited.
+// A process asked to stop while it waits names the missing ones.
 func TestStopWhileWaiting(t *testing.T) {
 	for process, want := range []string{"stopped while waiting for process 1 at ", "stopped while waiting for process 0 at "} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
