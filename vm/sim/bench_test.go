@@ -18,7 +18,7 @@ func benchmark(b *testing.B, p *ir.Program, o sim.Options) {
 	b.ReportMetric(float64(instructions)/b.Elapsed().Seconds(), "instructions/s")
 }
 
-// BenchmarkLayered simulates every rank of a job of middle size.
+// BenchmarkLayered simulates every rank of a medium-sized job.
 func BenchmarkLayered(b *testing.B) {
 	p := irtest.Layered(irtest.Size{Stages: 4, Layers: 8, Subsequences: 32, RanksPerStage: 16, Rows: 256})
 	benchmark(b, p, sim.Options{NoFold: true})
@@ -38,7 +38,7 @@ func BenchmarkPaper(b *testing.B) {
 	b.Run("spans", func(b *testing.B) { benchmark(b, p, sim.Options{Spans: true}) })
 }
 
-// BenchmarkShared has all ranks of a node share its processors: one clock for all.
+// BenchmarkShared simulates a node whose ranks share its processors: one clock for all.
 func BenchmarkShared(b *testing.B) {
 	p := irtest.Layered(irtest.Size{Stages: 4, Layers: 8, Subsequences: 32, RanksPerStage: 16, Rows: 256})
 	p.Machine.Parallelism = 2

@@ -10,7 +10,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// kind is what a step does to the clocks.
+// kind is the effect of a step on the clocks.
 type kind uint8
 
 const (
@@ -20,9 +20,9 @@ const (
 	kindMeet // arg is a port
 )
 
-// step is an instruction as the clocks see it.
+// step is an instruction as far as clocks are concerned.
 type step struct {
-	duration float64 // of the rank's own work, in seconds; where ranks share processors, on one of them
+	duration float64 // of the rank's own work, in seconds; on one processor where ranks share them
 	work     int32   // of a meeting: index into prices
 	arg      int32
 	kind     kind
@@ -31,7 +31,7 @@ type step struct {
 	op       ir.Op
 }
 
-// port is one way in which a code meets other ranks: messages with a peer, or collectives of a group on a stream.
+// port is a connection of a code to other ranks: messages with a peer, or collectives of a group on a stream.
 type port struct {
 	team    bool
 	stream  ir.Stream // of collectives
@@ -41,23 +41,23 @@ type port struct {
 	channel vm.Channel
 }
 
-// binding is a section of a code, bound: what all ranks of the code share.
+// binding is a bound section of a code, shared by all ranks of the code.
 type binding struct {
 	steps []step
 	ports []port
 	peaks [ir.NumArenas]ir.Bytes // highest byte that an instruction touches
-	tasks int                    // 1 + the last instruction of a task on the compute stream; 0: there is none
+	tasks int                    // 1 + the last instruction of a task on the compute stream; 0: none
 }
 
-// prices knows what each distinct piece of work takes.
+// prices caches the duration of each distinct piece of work.
 type prices struct {
 	model cost.Model
-	one   bool // they are those of one processor of several that ranks share
+	one   bool // durations are on one of several processors that ranks share
 	scale map[ir.WorkKind]float64
 	alone map[ir.Work]float64
 	index map[ir.Work]int32
 	works []ir.Work               // of meetings
-	links map[cost.Link][]float64 // by index of the work; NaN where nobody has asked yet
+	links map[cost.Link][]float64 // by index of the work; NaN: not yet computed
 }
 
 func newPrices(p *ir.Program, shares bool, scale map[ir.WorkKind]float64) *prices {
@@ -71,7 +71,7 @@ func newPrices(p *ir.Program, shares bool, scale map[ir.WorkKind]float64) *price
 	}
 }
 
-// own is the duration of work that a rank does by itself.
+// own returns the duration of work that a rank does by itself.
 func (p *prices) own(w ir.Work) float64 {
 	t, ok := p.alone[w]
 	if !ok {
@@ -81,7 +81,7 @@ func (p *prices) own(w ir.Work) float64 {
 	return t
 }
 
-// price is the duration of work on a link.
+// price returns the duration of work on a link.
 func (p *prices) price(w ir.Work, l cost.Link) float64 {
 	t := float64(p.model.One(w, l))
 	if f, ok := p.scale[w.Kind]; ok {
@@ -90,7 +90,7 @@ func (p *prices) price(w ir.Work, l cost.Link) float64 {
 	return t
 }
 
-// peak is the FLOP rate of the type that is multiplied: the fastest, where there are several.
+// peak returns the FLOP rate of the type of the products: the fastest if there are several.
 func (p *prices) peak() float64 {
 	rate := 0.0
 	for w := range p.alone {
@@ -101,7 +101,7 @@ func (p *prices) peak() float64 {
 	return rate
 }
 
-// number gives work of a meeting its index.
+// number assigns an index to the work of a meeting.
 func (p *prices) number(w ir.Work) int32 {
 	i, ok := p.index[w]
 	if !ok {
@@ -112,7 +112,7 @@ func (p *prices) number(w ir.Work) int32 {
 	return i
 }
 
-// on is the table of a link for all works that are numbered.
+// on returns the durations of all numbered work on a link.
 func (p *prices) on(l cost.Link) []float64 {
 	table := p.links[l]
 	if len(table) == len(p.works) {
@@ -125,7 +125,7 @@ func (p *prices) on(l cost.Link) []float64 {
 	return table
 }
 
-// bind turns a section of a code into steps. The program has passed vm.CheckProgram.
+// bind turns a section of a code into steps. The program must have passed vm.CheckProgram.
 func bind(p *ir.Program, code *ir.Code, section ir.Section, pr *prices) (*binding, error) {
 	instrs := code.Sections[section]
 	b := &binding{steps: make([]step, len(instrs))}
@@ -174,7 +174,7 @@ func portOf(in *ir.Instr) port {
 	return port{team: true, stream: in.Stream, group: int32(in.Attr("group").Bits)}
 }
 
-// touch notes the highest bytes of an instruction's operands, which must lie in their arenas.
+// touch records the highest bytes of an instruction's operands, which must lie in their arenas.
 func (b *binding) touch(code *ir.Code, in *ir.Instr) error {
 	for i := range in.Args {
 		v := &in.Args[i]
@@ -191,7 +191,7 @@ func (b *binding) touch(code *ir.Code, in *ir.Instr) error {
 	return nil
 }
 
-// resolve is the other end of a message port for a rank.
+// resolve returns the rank at the other end of a message port.
 func (w *port) resolve(p *ir.Program, rank int) int { return int(w.peer.Int(p.Ranks[rank].Consts)) }
 
 // checkPorts refuses peers and groups that a rank does not have.

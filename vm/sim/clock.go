@@ -5,42 +5,42 @@ import (
 	"sppo.dev/ir/cost"
 )
 
-// clock is where a stream of a rank stands.
+// clock is the time of a rank's stream.
 type clock struct {
-	now   float64 // when all that was issued so far is done
+	now   float64 // when everything issued so far is done
 	cause moment  // why now is not earlier
 	busy  float64
 }
 
-// moment is a time and what led to it: a stream that worked without a pause since, and what that one had waited for.
+// moment is a time with its cause: a stream that has worked without pause since, and what it had waited for.
 type moment struct {
 	at, since float64
 	stream    ir.Stream
-	before    int32 // 1 + index into rank.causes; 0: nothing of this rank
+	before    int32 // 1 + index into rank.causes; 0: no cause in this rank
 }
 
-// rank is one rank, or the one that stands for all of its class.
+// rank is one rank, or the representative of its class.
 type rank struct {
-	index    int // of the rank
+	index    int // in the job
 	class    int
 	slow     float64
 	round    int64 // of the section
 	binding  *binding
 	pc       int
 	clocks   [ir.NumStreams]clock
-	link     cost.HostLink // of copies that take turns
+	link     cost.HostLink // for copies that take turns
 	events   []moment
-	causes   []moment   // that others go back to
+	causes   []moment   // referenced by other moments
 	meetings []*meeting // by port
 	blocked  *meeting
 	waits    [ir.NumStreams]float64 // of the compute stream, for work on each other stream
-	idle     float64                // of the compute stream, while the stream that it waits for waits, too
-	pipeline Pipeline               // as far as the rank has come
+	idle     float64                // of the compute stream, while the stream that it waits for waits too
+	pipeline Pipeline               // up to the rank's current position
 	spans    []Span
-	wake     chan error // of a device: its goroutine sleeps on it
+	wake     chan error // used by a device: its goroutine blocks on it
 }
 
-// begin sets a rank to the start of a section.
+// begin resets a rank to the start of a section.
 func (r *rank) begin(events int32, link cost.HostLink, spans bool) {
 	r.pc, r.blocked = 0, nil
 	r.clocks, r.link = [ir.NumStreams]clock{}, link
@@ -54,7 +54,7 @@ func (r *rank) begin(events int32, link cost.HostLink, spans bool) {
 	}
 }
 
-// occupy has a stream work from begin to end.
+// occupy makes a stream work from begin to end.
 func (r *rank) occupy(pc int, s ir.Stream, begin, end float64) {
 	r.lead(s, begin, end)
 	r.worked(pc, s, end-begin)
@@ -63,7 +63,7 @@ func (r *rank) occupy(pc int, s ir.Stream, begin, end float64) {
 	}
 }
 
-// worked adds to the books of a stream.
+// worked records the work of a stream.
 func (r *rank) worked(pc int, s ir.Stream, seconds float64) {
 	r.clocks[s].busy += seconds
 	if pc+1 == r.binding.tasks {
@@ -71,7 +71,7 @@ func (r *rank) worked(pc int, s ir.Stream, seconds float64) {
 	}
 }
 
-// books are those of the pipeline, if it ends here.
+// books returns the pipeline's times if it ended here.
 func (r *rank) books() Pipeline {
 	c := &r.clocks[ir.Compute]
 	return Pipeline{
@@ -80,8 +80,8 @@ func (r *rank) books() Pipeline {
 	}
 }
 
-// copied has a stream copy to or from the host, in turns with copies the other way. While it waits for these it counts as at
-// work: who waits for the copy waits for a transfer.
+// copied makes a stream copy to or from the host, taking turns with copies the other way. While it waits for
+// its turn it counts as working, so that a wait for it is a wait for a transfer.
 func (r *rank) copied(pc int, s ir.Stream, ready, begin, end float64) {
 	r.lead(s, ready, end)
 	r.clocks[s].busy += end - begin
@@ -90,21 +90,21 @@ func (r *rank) copied(pc int, s ir.Stream, ready, begin, end float64) {
 	}
 }
 
-// lead moves a stream to the end of work, and keeps why it ends no earlier.
+// lead advances a stream to the end of work, and keeps the cause.
 func (r *rank) lead(s ir.Stream, begin, end float64) {
 	c := &r.clocks[s]
 	m := moment{at: end, since: c.cause.since, stream: s, before: c.cause.before}
 	switch waited := c.cause.stream != s; {
-	case begin > c.cause.at: // until other ranks were there
+	case begin > c.cause.at: // when other ranks arrived
 		m.since, m.before = begin, 0
-	case waited: // for another stream of this rank
+	case waited: // when another stream of this rank was done
 		r.causes = append(r.causes, c.cause)
 		m.since, m.before = begin, int32(len(r.causes))
 	}
 	c.now, c.cause = end, m
 }
 
-// record stores where a stream is, and why.
+// record stores a stream's time and cause.
 func (r *rank) record(pc int, st *step) {
 	c := &r.clocks[st.stream]
 	r.events[st.arg] = moment{c.now, c.cause.since, c.cause.stream, c.cause.before}
@@ -113,7 +113,7 @@ func (r *rank) record(pc int, st *step) {
 	}
 }
 
-// wait holds a stream up until an event.
+// wait delays a stream until an event.
 func (r *rank) wait(pc int, st *step) {
 	c, e := &r.clocks[st.stream], &r.events[st.arg]
 	begin := c.now
@@ -128,8 +128,8 @@ func (r *rank) wait(pc int, st *step) {
 	}
 }
 
-// blame keeps books on whom the compute stream waits for: the stream that was at work at each time of the wait, back
-// along what each had waited for itself. What is left is idle: it was up to other ranks.
+// blame attributes a wait of the compute stream: to the stream that was working at each time of the wait,
+// following what each had waited for itself. The rest is idle time: other ranks caused it.
 func (r *rank) blame(begin float64, m moment) {
 	until := m.at
 	for {
@@ -145,7 +145,7 @@ func (r *rank) blame(begin float64, m moment) {
 	r.idle += until - begin
 }
 
-// finish is the time at which all streams are done.
+// finish returns the time at which all streams are done.
 func (r *rank) finish() float64 {
 	end := 0.0
 	for s := range r.clocks {

@@ -9,23 +9,23 @@ import (
 	"sppo.dev/vm"
 )
 
-// Job is the ranks of a program as devices for a vm.Job. All of them run in one process, each behind its own
+// Job provides the ranks of a program as devices for a vm.Job. All run in one process, each with its own
 // interpreter loop; where they meet, they exchange clocks.
 type Job struct {
 	program *ir.Program
 	worlds  [ir.NumSections]*world
 	prices  *prices
 	options Options
-	shares  bool // time passes in Join, for all ranks at once; before, nothing happens
+	shares  bool // time passes in Join for all ranks at once; nothing happens before
 
 	mu      sync.Mutex
-	running int // ranks that neither wait for others nor are done with the section
+	running int // ranks that neither wait for others nor have finished the section
 	blocked map[*rank]bool
-	last    ir.Section // that has been begun
+	last    ir.Section // the last one begun
 	failed  error
 }
 
-// New makes a job. Options that are about one call of Run are not heeded.
+// New returns a job. Options about a single call of Run are ignored.
 func New(p *ir.Program, o Options) (*Job, error) {
 	if err := check(p, &o); err != nil {
 		return nil, err
@@ -34,10 +34,10 @@ func New(p *ir.Program, o Options) (*Job, error) {
 	return &Job{program: p, prices: newPrices(p, o.shares(p), o.Scale), options: o, shares: o.shares(p), running: len(p.Ranks), blocked: map[*rank]bool{}}, nil
 }
 
-// Device is that of a rank.
+// Device returns the device of a rank.
 func (j *Job) Device(rank int) vm.Device { return &device{job: j, index: rank} }
 
-// Timeline is the section that all ranks have ended last.
+// Timeline returns the last section that all ranks have finished.
 func (j *Job) Timeline() *Timeline {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -47,7 +47,7 @@ func (j *Job) Timeline() *Timeline {
 	return j.worlds[j.last].timeline()
 }
 
-// world is that of a section, made when the first rank begins it.
+// world returns the world of a section, created when the first rank begins it.
 func (j *Job) world(s ir.Section, round int64) (*world, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -66,7 +66,7 @@ func (j *Job) world(s ir.Section, round int64) (*world, error) {
 	return w, nil
 }
 
-// meet has a rank arrive and sleep until the others have, too.
+// meet makes a rank arrive, and blocks it until the others have arrived too.
 func (j *Job) meet(w *world, r *rank) error {
 	j.mu.Lock()
 	if j.failed != nil {
@@ -92,7 +92,7 @@ func (j *Job) meet(w *world, r *rank) error {
 	return <-r.wake
 }
 
-// rest takes a rank from those that run. When none is left, those that are blocked wait for ever.
+// rest removes a rank from the running ones. If none is left, blocked ranks would wait forever: a deadlock.
 func (j *Job) rest(w *world) error {
 	if j.running--; j.running > 0 {
 		return nil
@@ -100,11 +100,11 @@ func (j *Job) rest(w *world) error {
 	if len(j.blocked) > 0 {
 		return w.deadlock()
 	}
-	j.running = len(j.program.Ranks) // all are done: the next section begins
+	j.running = len(j.program.Ranks) // all are done: the next section may begin
 	return nil
 }
 
-// share has the last rank that comes run the section of all, while the others sleep.
+// share lets the last rank to arrive run the section of all ranks, while the others block.
 func (j *Job) share(w *world, r *rank) error {
 	j.mu.Lock()
 	if j.failed != nil {
@@ -129,14 +129,14 @@ func (j *Job) share(w *world, r *rank) error {
 	return nil
 }
 
-// fail wakes everybody for the same reason.
+// fail wakes all ranks with the same error.
 func (j *Job) fail(err error) {
 	j.failed = fmt.Errorf("%w: %w", vm.ErrAborted, err)
 	for r := range j.blocked {
 		delete(j.blocked, r)
 		select {
 		case r.wake <- j.failed:
-		default: // the rank that found out
+		default: // the rank that found the error
 		}
 	}
 }
@@ -146,7 +146,7 @@ type device struct {
 	job   *Job
 	index int
 	env   *vm.Env
-	world *world // of the section under way
+	world *world // of the current section
 	rank  *rank
 	peaks [ir.NumArenas]ir.Bytes
 	err   error
@@ -155,7 +155,7 @@ type device struct {
 // Load implements vm.Device.
 func (d *device) Load(p *ir.Program, rank int, env *vm.Env) error {
 	if p != d.job.program || rank != d.index {
-		return fmt.Errorf("the device was made for rank %d of program %q", d.index, d.job.program.Name)
+		return fmt.Errorf("the device belongs to rank %d of program %q", d.index, d.job.program.Name)
 	}
 	d.env = env
 	return nil
@@ -237,7 +237,7 @@ func (d *device) Join() error {
 	return d.err
 }
 
-// report hands over the spans, each stream's in its order.
+// report delivers the spans, each stream's in order.
 func (d *device) report() {
 	if d.env.Spans == nil {
 		return
@@ -253,7 +253,7 @@ func duration(s ir.Seconds) time.Duration { return time.Duration(float64(s)*1e9 
 // Elapsed implements vm.Clock.
 func (d *device) Elapsed() (time.Duration, bool) { return duration(ir.Seconds(d.rank.finish())), true }
 
-// Read implements vm.Device: there is no data, and these bytes are no numbers in any type of floating point.
+// Read implements vm.Device. There is no data: the bytes are NaN in any floating-point type.
 func (d *device) Read(_ ir.View, out []byte) error {
 	for i := range out {
 		out[i] = 0xff
@@ -270,7 +270,7 @@ func (d *device) Peak(a ir.Arena) ir.Bytes { return d.peaks[a] }
 // Close implements vm.Device.
 func (d *device) Close() error { return nil }
 
-// NoTokens is a source for runs that look at no data.
+// NoTokens is a source for runs that read no data.
 type NoTokens struct{}
 
 // Tokens implements vm.Tokens.

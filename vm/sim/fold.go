@@ -8,13 +8,13 @@ import (
 	"sppo.dev/ir/cost"
 )
 
-// fold puts ranks into classes of which one member is simulated for all: w.classes.
+// fold divides ranks into classes, w.classes, of which one member is simulated for all.
 //
-// Two ranks stay in one class when they run the same code at the same speed, and each way in which the code meets
-// others leads, over a link of the same kind, to ranks that are in one class again and that see the meeting as the
-// same way of theirs. Then the n-th operation on that way meets the same instruction of the same class for both, so
-// that all their clocks are equal, by induction over the meetings in the order in which they take place. Classes begin
-// as ranks of one code and speed and are split until that holds.
+// Two ranks are in one class if they run the same code at the same speed, and each port of the code leads,
+// over a link of the same kind, to ranks of one class that see the meeting through the same port of theirs.
+// Then the n-th operation on that port meets the same instruction of the same class for both, so all their
+// clocks are equal, by induction over the meetings in the order in which they take place. Classes start as
+// the ranks of one code and speed, and are split until this holds.
 func (w *world) fold(f *folding) {
 	w.classes = make([]int32, len(w.program.Ranks))
 	if w.options.NoFold || w.options.Jitter > 0 || w.options.shares(w.program) || !f.refine() {
@@ -24,7 +24,7 @@ func (w *world) fold(f *folding) {
 	}
 }
 
-// folding knows where every way of every rank leads.
+// folding knows where every port of every rank leads.
 type folding struct {
 	*world
 	ways    [][]way // by rank and port
@@ -32,25 +32,26 @@ type folding struct {
 	gathers map[gathering]*ends
 }
 
-// way is a port of a rank. Ports of a rank that lead to the same meeting are one way, named by the first of them.
+// way is a port of a rank. Ports of a rank that lead to the same meeting are one way, named after the first
+// of them.
 type way struct {
-	meets int32 // the peer, or the number of the members' list
-	same  int32 // first port that leads where this one does
+	meets int32 // the peer, or the number of the member list
+	same  int32 // first port that leads to the same place
 	*ends
 }
 
-// gathering is the members of a list on a stream.
+// gathering is a member list on a stream.
 type gathering struct {
 	list   int32
 	stream ir.Stream
 }
 
-// ends are the ranks that a way leads to, which all members of a team share.
+// ends holds the ranks to which a way leads, shared by all members of a team.
 type ends struct {
 	ranks []int32
-	ports []int32 // of each rank: the first port of its own that leads here; -1: none does
+	ports []int32 // by rank: its first port that leads here; -1: none
 	link  cost.Link
-	key   int32 // among all ends: those with the same number lead to the same classes in the same way
+	key   int32 // among all ends: equal numbers lead to the same classes in the same way
 }
 
 func newFolding(w *world) *folding {
@@ -110,7 +111,8 @@ func (f *folding) look(r int32, mine *port, meets int32) *ends {
 	return e
 }
 
-// find is the first port of a rank that meets a team, or a peer in a direction, as a port like this one does; -1: none.
+// find returns the first port of a rank that meets a team, or a peer in a direction, like a given port; -1:
+// none.
 func (f *folding) find(r int32, like *port, sends bool, meets int32) int32 {
 	for i, p := range f.binding(int(r)).ports {
 		if p.team == like.team && p.sends == sends && p.stream == like.stream && p.channel == like.channel && f.ways[r][i].meets == meets {
@@ -120,7 +122,7 @@ func (f *folding) find(r int32, like *port, sends bool, meets int32) int32 {
 	return -1
 }
 
-// refine splits classes until they stand; it says whether they can be used.
+// refine splits classes until they are stable, and reports whether they can be used.
 func (f *folding) refine() bool {
 	keys := make([]string, len(f.ways))
 	for r := range keys {
@@ -154,7 +156,7 @@ func (f *folding) number(keys []string) int {
 	return len(seen)
 }
 
-// key is all that has to be equal for ranks to stay in one class.
+// key returns what must be equal for ranks to stay in one class.
 func (f *folding) key(r int) string {
 	k := binary.LittleEndian.AppendUint32(nil, uint32(f.classes[r]))
 	for i := range f.ways[r] {
@@ -164,8 +166,8 @@ func (f *folding) key(r int) string {
 	return string(k)
 }
 
-// numberEnds gives equal numbers to ends whose links are of one kind and whose ranks are in the same classes and see
-// the meeting in the same way.
+// numberEnds gives equal numbers to ends whose links are of one kind and whose ranks are in the same classes
+// and see the meeting in the same way.
 func (f *folding) numberEnds() {
 	seen := map[string]int32{}
 	number := func(e *ends) {
@@ -191,13 +193,13 @@ func (f *folding) numberEnds() {
 	}
 }
 
-// sound refuses classes whose members meet each other in different ways: the one that is simulated would wait for
+// sound rejects classes whose members meet each other in different ways: the simulated member would wait for
 // itself.
 func (f *folding) sound() bool {
 	for r := range f.ways {
 		for i, p := range f.binding(r).ports {
 			x := &f.ways[r][i]
-			if p.team && int(x.ranks[0]) != r { // its first member looks
+			if p.team && int(x.ranks[0]) != r { // its first member checks
 				continue
 			}
 			if f.twisted(r, p.team, x.ends) {
@@ -223,9 +225,9 @@ func (f *folding) twisted(r int, team bool, x *ends) bool {
 	return false
 }
 
-// connect gives the ranks that are simulated the meetings that their ports lead to.
+// connect gives the simulated ranks the meetings of their ports.
 func (w *world) connect(f *folding) {
-	type place struct{ rank, port int32 } // of a sender, or of a team's first member
+	type place struct{ rank, port int32 } // a sender, or a team's first member
 	meetings := map[place]*meeting{}
 	for _, r := range w.ranks {
 		ports := r.binding.ports
@@ -236,7 +238,7 @@ func (w *world) connect(f *folding) {
 			if ports[i].team || !ports[i].sends { // named by another
 				at = place{int32(w.ranks[w.classes[x.ranks[0]]].index), x.ports[0]}
 			}
-			if at.port < 0 { // nobody ever comes
+			if at.port < 0 { // nobody ever arrives
 				at = place{int32(-1 - r.index), int32(i)}
 			}
 			if meetings[at] == nil {

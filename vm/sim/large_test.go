@@ -10,8 +10,8 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// TestSizesBeyond32Bits builds jobs whose largest operands have more bytes than 32 bits count, and one whose largest
-// have more elements. Their programs must verify, survive both forms of the file, and run.
+// TestSizesBeyond32Bits builds jobs whose largest operands have more bytes, and one whose largest have more
+// elements, than 32 bits can count. The programs must verify, survive both file forms, and run.
 func TestSizesBeyond32Bits(t *testing.T) {
 	for file, least := range map[string]int64{"8b-1m.sppo": 0, "one-layer-16m.sppo": math.MaxUint32} {
 		_, p := compile(t, "../vm/sim/testdata/"+file, "cluster.device_memory=2TiB", "cluster.host_memory=16TiB")
@@ -27,7 +27,7 @@ func TestSizesBeyond32Bits(t *testing.T) {
 	}
 }
 
-// TestViewsOutsideAreRefused runs programs whose views wrap around, without a verifier.
+// TestViewsOutsideAreRefused runs unverified programs whose views wrap around.
 func TestViewsOutsideAreRefused(t *testing.T) {
 	for want, spoil := range map[string]func(v *ir.View){
 		"[4611686018427387905 4] of f32 does not fit":             func(v *ir.View) { v.DType, v.Shape = ir.F32, [ir.MaxDims]int64{1<<62 + 1, 4} },
@@ -58,7 +58,7 @@ func largestView(p *ir.Program) (size ir.Bytes, elements int64) {
 	return size, elements
 }
 
-// checkFiles demands that the text form and the binary form hold a program exactly.
+// checkFiles checks that both file forms represent a program exactly.
 func checkFiles(t *testing.T, p *ir.Program) {
 	t.Helper()
 	encode := func(p *ir.Program) []byte {

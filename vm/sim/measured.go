@@ -8,20 +8,20 @@ import (
 	"sppo.dev/vm"
 )
 
-// Measured is the timeline of a section that a device ran, with the books of a simulation: what each wait was for follows
-// from the same instructions, when from the device. The spans are by rank and pc; their begins are changed to what a
-// simulation means by them.
+// Measured returns the timeline of a section that a device ran, analysed like a simulation: the instructions
+// tell what each wait was for, the device when. Spans are by rank and pc; their begins are changed to the
+// simulator's definition.
 func Measured(p *ir.Program, section ir.Section, device string, spans [][]Span) (*Timeline, error) {
 	b, err := NewBooks(p, section)
 	if err != nil {
 		return nil, err
 	}
 	if len(spans) != len(p.Ranks) {
-		return nil, fmt.Errorf("%d ranks were measured, the program has %d", len(spans), len(p.Ranks))
+		return nil, fmt.Errorf("%d ranks were measured, and the program has %d", len(spans), len(p.Ranks))
 	}
 	for r := range spans {
 		if got, want := len(spans[r]), len(b.world.binding(r).steps); got != want {
-			return nil, fmt.Errorf("rank %d: %d instructions were measured, section %s has %d", r, got, section, want)
+			return nil, fmt.Errorf("rank %d: %d instructions were measured, and section %s has %d", r, got, section, want)
 		}
 	}
 	t := b.replay(spans)
@@ -29,7 +29,8 @@ func Measured(p *ir.Program, section ir.Section, device string, spans [][]Span) 
 	return t, nil
 }
 
-// Books are what a program says of how a measured section is to be read. They serve any number of runs of the section.
+// Books hold what a program says about reading a measured section. They serve any number of runs of the
+// section.
 type Books struct {
 	world    world    // without ranks
 	meetings [][]Site // the instructions of each message and collective
@@ -51,8 +52,9 @@ func NewBooks(p *ir.Program, section ir.Section) (*Books, error) {
 	return &Books{w, meetingsOf(p, section)}, nil
 }
 
-// Pipeline is that of the ranks that were measured; the spans of others are nil. A collective with ranks that were not
-// measured counts from when the first of the measured was there. Begins of spans change, as Measured says.
+// Pipeline returns the pipeline's times for the measured ranks; the spans of other ranks are nil. A
+// collective with ranks that were not measured counts from the arrival of the first measured one. Begins of
+// spans change as in Measured.
 func (b *Books) Pipeline(spans [][]Span) Pipeline { return b.replay(spans).Pipeline() }
 
 func (b *Books) replay(spans [][]Span) *Timeline {
@@ -73,8 +75,8 @@ func (b *Books) replay(spans [][]Span) *Timeline {
 	return w.timeline()
 }
 
-// replay takes up an instruction as it was measured. A pause before work that meets nobody is the device's own, between
-// one kernel and the next: it belongs to the work, as far as causes go, but does not count as busy.
+// replay applies a measured instruction. A pause before work that meets no other rank belongs to the device,
+// between one kernel and the next: it is part of the work for causes, but does not count as busy.
 func (r *rank) replay(pc int, st *step, span Span) {
 	begin, end := float64(span.Begin), float64(span.End)
 	c := &r.clocks[st.stream]
@@ -98,12 +100,12 @@ func (r *rank) replay(pc int, st *step, span Span) {
 	r.spans[pc] = span
 }
 
-// encounter is a meeting of ranks by who they are and how many such there were before: each rank issues them in order.
+// encounter identifies a meeting by its ranks and its number among theirs: each rank issues them in order.
 type encounter struct {
-	from, to int // of a message; -1 of a collective
+	from, to int // of a message; -1 for a collective
 	channel  vm.Channel
 	group    string
-	number   int // of its kind so far
+	number   int // among meetings of its kind
 }
 
 // meetingsOf finds the instructions that meet.
@@ -141,8 +143,8 @@ func meetingsOf(p *ir.Program, section ir.Section) [][]Site {
 	return out
 }
 
-// align moves the begin of messages and collectives to when the last of their ranks was there, as a simulation counts: a
-// device measures from when its own stream was.
+// align moves the begin of messages and collectives to the arrival of the last rank, as in a simulation: a
+// device measures from the arrival of its own stream.
 func (b *Books) align(spans [][]Span) {
 	for _, all := range b.meetings {
 		var last ir.Seconds
@@ -160,8 +162,8 @@ func (b *Books) align(spans [][]Span) {
 	}
 }
 
-// SpansOf sorts what devices reported of a section by rank and pc, in seconds since the first rank began. Ranks without a
-// timeline have no spans.
+// SpansOf sorts the reports of devices on a section by rank and pc, in seconds since the first rank began.
+// Ranks without a timeline have no spans.
 func SpansOf(p *ir.Program, timelines []*vm.Timeline) [][]Span {
 	spans := make([][]Span, len(timelines))
 	var start time.Time

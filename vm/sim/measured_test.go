@@ -11,8 +11,8 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// A device that ran exactly as simulated gets the simulation's books. Its messages are measured from when its own stream
-// was there, which is what alignment takes back.
+// A device that ran exactly as simulated gives the simulation's figures. Its messages are measured from its
+// own stream's arrival, which alignment corrects.
 func TestMeasuredAsSimulated(t *testing.T) {
 	_, p := compile(t, "tiny.sppo")
 	want, err := sim.Run(p, ir.SectionStep, sim.Options{Spans: true, NoFold: true, Jitter: 0.3, Seed: 5})
@@ -64,7 +64,7 @@ func TestMeasuredAsSimulated(t *testing.T) {
 	}
 }
 
-// Ranks count from when they began themselves; together they count from the first.
+// Each rank's times count from its own start; together they count from the first one's.
 func TestSpansOf(t *testing.T) {
 	p := &ir.Program{Codes: []ir.Code{{}}, Ranks: []ir.Rank{{}, {}}}
 	p.Codes[0].Sections[ir.SectionStep] = make([]ir.Instr, 2)

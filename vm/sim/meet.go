@@ -9,11 +9,11 @@ import (
 	"sppo.dev/vm"
 )
 
-// meeting is where the ranks of a message or a collective find each other. It begins when the last one has reached it
-// on its stream, lasts what its work takes on the link, and ends for all.
+// meeting is where the ranks of a message or collective meet. It begins when the last has reached it on its
+// stream, takes the duration of its work on the link, and ends for all.
 type meeting struct {
-	need    int       // ranks that must come
-	members []int32   // of the job, for messages that say who is missing
+	need    int       // ranks that must arrive
+	members []int32   // in the job; of messages, for errors that name the missing
 	price   []float64 // by work
 	link    cost.Link
 	arrived []arrival
@@ -27,8 +27,8 @@ type arrival struct {
 
 func (a arrival) step() *step { return &a.binding.steps[a.pc] }
 
-// meet has a rank arrive with the instruction that it is at. It says whether the meeting has taken place; the others
-// then stand behind it, too, and release was called for each.
+// meet makes a rank arrive with its current instruction, and reports whether the meeting has taken place. If
+// so, the others have passed it too, and release was called for each.
 func (w *world) meet(r *rank, release func(*rank)) (bool, error) {
 	m, err := w.arrive(arrival{r, r.pc})
 	if err != nil {
@@ -54,7 +54,7 @@ func (w *world) meet(r *rank, release func(*rank)) (bool, error) {
 	return true, nil
 }
 
-// arrive adds a rank to the meeting that its instruction is part of, which must be the same operation for all.
+// arrive adds a rank to the meeting of its instruction, which must be the same operation for all.
 func (w *world) arrive(a arrival) (*meeting, error) {
 	m := a.meetings[a.step().arg]
 	if len(m.arrived) > 0 {
@@ -66,7 +66,7 @@ func (w *world) arrive(a arrival) (*meeting, error) {
 	return m, nil
 }
 
-// duration is what a meeting takes where its ranks are.
+// duration returns how long a meeting takes where its ranks are.
 func (w *world) duration(m *meeting) float64 {
 	price := &m.price[m.arrived[0].step().work]
 	if *price != *price {
@@ -98,18 +98,18 @@ func (w *world) at(r *rank, pc int) string {
 	return fmt.Sprintf("rank %d at %s", r.index, vm.At(p, w.section, pc, &code.Sections[w.section][pc]))
 }
 
-// mostBlocked is how many of the ranks that wait for ever an error tells of.
+// mostBlocked is the number of blocked ranks that an error describes.
 const mostBlocked = 8
 
-// DeadlockError says that ranks wait for each other.
+// DeadlockError reports that ranks wait for each other.
 type DeadlockError struct {
-	Ranks []int // that wait
+	Ranks []int // the waiting ranks
 	text  string
 }
 
 func (e *DeadlockError) Error() string { return e.text }
 
-// deadlock is the error of the ranks that are blocked while none runs.
+// deadlock returns the error for ranks that are blocked while none runs.
 func (w *world) deadlock() error {
 	e := &DeadlockError{}
 	var lines []string
@@ -125,11 +125,11 @@ func (w *world) deadlock() error {
 	if more := len(e.Ranks) - len(lines); more > 0 {
 		lines = append(lines, fmt.Sprintf("  and %d more", more))
 	}
-	e.text = fmt.Sprintf("deadlock: %d ranks wait for ever\n%s", len(e.Ranks), strings.Join(lines, "\n"))
+	e.text = fmt.Sprintf("deadlock: %d ranks wait forever\n%s", len(e.Ranks), strings.Join(lines, "\n"))
 	return e
 }
 
-// missing are the ranks that have not come to the meeting of a rank, and where the first of them is.
+// missing describes the ranks that have not arrived at a rank's meeting, and where the first of them is.
 func (w *world) missing(r *rank) string {
 	here := map[int32]bool{}
 	for _, x := range r.blocked.arrived {
@@ -152,7 +152,7 @@ func (w *world) missing(r *rank) string {
 		away = append(away[:mostBlocked], "...")
 	}
 	text := "rank " + strings.Join(away, ", ")
-	if len(w.ranks) == len(w.program.Ranks) { // one for each: it is known where
+	if len(w.ranks) == len(w.program.Ranks) { // one for each, so its position is known
 		text += "; " + w.at(w.ranks[first], w.ranks[first].pc)
 	}
 	return text

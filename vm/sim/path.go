@@ -7,13 +7,14 @@ import (
 	"sppo.dev/vm"
 )
 
-// Why a section takes as long as it does follows from its spans: every instruction begins when the last of what it waits for ends.
-// What that is the program says: the instruction before on its stream, the one behind an event, the last rank at a meeting.
+// The spans show why a section takes as long as it does: every instruction begins when the last of its
+// dependencies ends. The program tells the dependencies: the instruction before it on its stream, the one
+// before an event, the last rank at a meeting.
 
 // Site is an instruction of a rank.
 type Site struct{ Rank, PC int }
 
-// Nowhere is the site of nothing.
+// Nowhere is no site.
 var Nowhere = Site{-1, -1}
 
 // Segment is a part of a critical path. A pause, in which nothing is known to have run, has the site Nowhere.
@@ -22,14 +23,14 @@ type Segment struct {
 	Begin, End ir.Seconds
 }
 
-// Causes answers what instructions of a timeline waited for. The timeline needs spans.
+// Causes finds what the instructions of a timeline waited for. The timeline needs spans.
 type Causes struct {
 	timeline *Timeline
-	codes    []*codeOrder // by code; nil until asked for
+	codes    []*codeOrder // by code; nil until requested
 	ranks    map[int]*rankMeetings
 }
 
-// Causes are those of the timeline.
+// Causes returns the causes of the timeline.
 func (t *Timeline) Causes() *Causes {
 	return &Causes{t, make([]*codeOrder, len(t.program.Codes)), map[int]*rankMeetings{}}
 }
@@ -74,14 +75,14 @@ func newCodeOrder(instrs []ir.Instr, events int32) *codeOrder {
 	return o
 }
 
-// meeting ordinals of a rank: the n-th operation of a kind meets the n-th of its peers.
+// rankMeetings numbers the meetings of a rank: the n-th operation of a kind meets the n-th of its peers.
 type rankMeetings struct {
 	lists map[meetingKind][]int32
 	nth   map[int32]int32 // by pc
 	kinds map[int32]meetingKind
 }
 
-// meetingKind is what tells the meetings of a rank apart, but for their order.
+// meetingKind distinguishes the meetings of a rank, except for their order.
 type meetingKind struct {
 	team    bool
 	group   int32 // the first with these members
@@ -91,7 +92,7 @@ type meetingKind struct {
 	channel vm.Channel
 }
 
-// firstGroup is the first group of a rank that has these members.
+// firstGroup returns the first group of a rank with these members.
 func firstGroup(r *ir.Rank, members []int32) int32 {
 	return int32(slices.IndexFunc(r.Groups, func(g []int32) bool { return slices.Equal(g, members) }))
 }
@@ -127,7 +128,8 @@ func (c *Causes) meetings(rank int) *rankMeetings {
 	return m
 }
 
-// others are the instructions that an instruction of a rank meets. Ranks that do the same at the same times stand for each other.
+// others returns the instructions that an instruction of a rank meets. Ranks that do the same at the same
+// times represent each other.
 func (c *Causes) others(at Site) (out []Site) {
 	p, t := c.timeline.program, c.timeline
 	mine := c.meetings(at.Rank)
@@ -164,9 +166,9 @@ func (c *Causes) instr(at Site) *ir.Instr {
 	return &p.Codes[p.Ranks[at.Rank].Code].Sections[c.timeline.Section][at.PC]
 }
 
-// Of is the instruction that one had to wait for last: a wait for what its event stands behind, a message or a collective for what
-// the last rank did before it, all else for what its stream did before. It is an instruction that takes time, or Nowhere, at the
-// start of the section.
+// Of returns the last dependency of an instruction: for a wait, the work before its event; for a message or
+// collective, what the last rank did before it; otherwise, the predecessor on its stream. It is an
+// instruction that takes time, or Nowhere at the start of the section.
 func (c *Causes) Of(at Site) Site {
 	for next := c.step(at); next != Nowhere; next = c.step(next) {
 		if span := c.span(next); c.instr(next).Op != ir.Wait && span.End > span.Begin {
@@ -176,7 +178,7 @@ func (c *Causes) Of(at Site) Site {
 	return Nowhere
 }
 
-// step is the instruction right before, which may take no time.
+// step returns the direct predecessor, which may take no time.
 func (c *Causes) step(at Site) Site {
 	order, in := c.order(at.Rank), c.instr(at)
 	span := c.span(at)
@@ -209,7 +211,7 @@ func (c *Causes) end(at Site) ir.Seconds {
 	return c.span(at).End
 }
 
-// turn is the copy the other way that a copy had to let pass, or what its stream did before.
+// turn returns the copy in the other direction that delayed a copy, or the predecessor on its stream.
 func (c *Causes) turn(at, before Site) Site {
 	if !c.timeline.program.Machine.HalfDuplex() || c.end(before) >= c.span(at).Begin {
 		return before
@@ -232,11 +234,12 @@ func (c *Causes) turn(at, before Site) Site {
 	return before
 }
 
-// nearly is the part of a section below which two times are one: sums of other terms differ in rounding.
+// nearly is the part of a section below which two times are equal: sums in different orders differ by
+// rounding.
 const nearly = 1e-12
 
-// Path is the critical path of the section: from its start to its end without a gap, each segment the work that the next one had to
-// wait for.
+// Path returns the critical path of the section: from start to end without a gap, each segment the dependency
+// of the next.
 func (c *Causes) Path() []Segment {
 	at, end := c.last()
 	var path []Segment
@@ -265,7 +268,7 @@ func (c *Causes) Path() []Segment {
 	return path
 }
 
-// last is the instruction that ends last.
+// last returns the instruction that ends last.
 func (c *Causes) last() (at Site, end ir.Seconds) {
 	at = Nowhere
 	for i := range c.timeline.Ranks {
@@ -280,10 +283,10 @@ func (c *Causes) last() (at Site, end ir.Seconds) {
 	return at, end
 }
 
-// Sort is a sort of work that is sped up in the same way.
+// Sort is a kind of work that is sped up in the same way.
 type Sort int
 
-// Sorts of work. Pauses are what a device that was measured does between instructions.
+// Sorts of work. Pauses are what a measured device does between instructions.
 const (
 	SortMatmul Sort = iota
 	SortAttention
@@ -297,7 +300,7 @@ const (
 	NumSorts
 )
 
-// sorts are the names of sorts, the kinds of work in them, and what makes less of it.
+// sorts lists names, the kinds of work of each sort, and what reduces it.
 var sorts = [NumSorts]struct {
 	name   string
 	kinds  []ir.WorkKind
@@ -316,13 +319,13 @@ var sorts = [NumSorts]struct {
 
 func (s Sort) String() string { return sorts[s].name }
 
-// Remedy names the keys that change how much of such work there is.
+// Remedy names the keys that reduce such work.
 func (s Sort) Remedy() string { return sorts[s].remedy }
 
-// Kinds are the kinds of work of the sort.
+// Kinds returns the kinds of work of the sort.
 func (s Sort) Kinds() []ir.WorkKind { return sorts[s].kinds }
 
-// SortOf is the sort of the work of a segment.
+// SortOf returns the sort of a segment's work.
 func (c *Causes) SortOf(s Segment) Sort {
 	if s.Site == Nowhere {
 		return SortPauses

@@ -8,7 +8,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// pathJobs are programs that wait for different things.
+// pathJobs are programs with different kinds of waits.
 func pathJobs(t *testing.T) map[string]*ir.Program {
 	jobs := map[string]*ir.Program{}
 	for _, job := range []struct {
@@ -30,7 +30,7 @@ func pathJobs(t *testing.T) map[string]*ir.Program {
 	return jobs
 }
 
-// byKind are the seconds of a path by kind of work.
+// byKind returns the seconds of a path by kind of work.
 func byKind(t *testing.T, name string, p *ir.Program, tl *sim.Timeline) map[ir.WorkKind]float64 {
 	t.Helper()
 	out := map[ir.WorkKind]float64{}
@@ -62,8 +62,8 @@ func byKind(t *testing.T, name string, p *ir.Program, tl *sim.Timeline) map[ir.W
 	return out
 }
 
-// The critical path has no gap and is as long as the step. Without contention, work that is not on it may be faster without any
-// effect, and work that is on it saves at most its time there.
+// The critical path has no gap and is as long as the step. Without contention, speeding up work that is not
+// on it has no effect, and speeding up work on it saves at most its time there.
 func TestCriticalPath(t *testing.T) {
 	for name, p := range pathJobs(t) {
 		tl := run(t, p, sim.Options{Spans: true})
@@ -74,7 +74,7 @@ func TestCriticalPath(t *testing.T) {
 			}
 		}
 		if p.Machine.Parallelism > 0 || p.Machine.HalfDuplex() {
-			continue // what is faster there may hold up something else
+			continue // faster work may delay other work here
 		}
 		off := 0
 		for kind := ir.WorkMatmul; kind <= ir.WorkRotate; kind++ {
@@ -93,7 +93,7 @@ func TestCriticalPath(t *testing.T) {
 	}
 }
 
-// A wait leads to the work that its event stands behind, and from a message that came late to what its sender did before.
+// The cause of a wait is the work before its event; that of a late message is what its sender did before.
 func TestCauses(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.work(ir.Compute, 7)           // pc 0: 0 .. 7

@@ -6,7 +6,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Run runs a section of all ranks, each as far as it gets without others, and says what took how long.
+// Run runs a section of all ranks, each as far as possible without others, and returns the timeline.
 func Run(p *ir.Program, section ir.Section, o Options) (*Timeline, error) {
 	if err := check(p, &o); err != nil {
 		return nil, err
@@ -18,7 +18,7 @@ func Run(p *ir.Program, section ir.Section, o Options) (*Timeline, error) {
 	}
 	err = w.run()
 	var d *DeadlockError
-	if errors.As(err, &d) && len(w.ranks) < len(p.Ranks) { // say where every rank is
+	if errors.As(err, &d) && len(w.ranks) < len(p.Ranks) { // report the position of every rank
 		o.NoFold = true
 		if w, err = newWorld(p, section, pr, o); err == nil {
 			err = w.run()
@@ -30,7 +30,7 @@ func Run(p *ir.Program, section ir.Section, o Options) (*Timeline, error) {
 	return w.timeline(), nil
 }
 
-// run goes on with whoever can until all are done.
+// run continues runnable ranks until all are done.
 func (w *world) run() error {
 	if w.options.shares(w.program) {
 		return w.share()
@@ -71,7 +71,7 @@ func (w *world) advance(r *rank, release func(*rank)) error {
 			if done, err := w.meet(r, release); err != nil || !done {
 				return err
 			}
-			continue // it stands behind the meeting already
+			continue // it has already passed the meeting
 		}
 		r.pc++
 	}

@@ -7,19 +7,19 @@ import (
 	"sppo.dev/ir"
 )
 
-// machine makes figures of instructions readable: a d2d of n bytes takes n seconds, and so does a copy to or from the
-// host, a message, and the whole of a collective's operand on the ring.
+// machine makes durations readable: a d2d of n bytes takes n seconds, as does a copy to or from the host, a
+// message, or a collective whose whole operand has n bytes on the ring.
 var machine = ir.Machine{
 	Nodes: 1, GPUsPerNode: 8, PeakF32: 2, PeakBF16: 4, MemoryBandwidth: 2, CopyEfficiency: 1,
 	D2HBandwidth: 1, H2DBandwidth: 1, NVLinkBandwidth: 1, NodeNetworkBandwidth: 1, CollectiveEfficiency: 1,
 }
 
-// script writes the step of one rank by hand. Each rank has a code of its own.
+// script writes the step of one rank by hand. Each rank has its own code.
 type script struct {
 	code ir.Code
 }
 
-// view is a buffer of its own.
+// view returns a view of a new buffer.
 func (s *script) view(a ir.Arena, t ir.DType, dims ...int) ir.View {
 	v := ir.View{Buffer: uint32(len(s.code.Buffers)), DType: t}
 	for i, d := range dims {
@@ -71,14 +71,14 @@ func (s *script) wait(stream ir.Stream, event int) {
 	s.add(ir.Wait, stream, nil, ir.Int(int64(event)))
 }
 
-// then has stream b wait for what stream a has done so far.
+// then makes stream b wait for everything that stream a has done so far.
 func (s *script) then(a, b ir.Stream) {
 	event := int(s.code.Events[ir.SectionStep])
 	s.record(a, event)
 	s.wait(b, event)
 }
 
-// program joins one script for each rank; group 0 is all of them.
+// program joins one script for each rank; group 0 has all of them.
 func program(scripts ...*script) *ir.Program {
 	p := &ir.Program{Name: "script", Machine: machine, Groups: []string{"all"}, Lines: []string{""}}
 	var all []int32
@@ -93,8 +93,8 @@ func program(scripts ...*script) *ir.Program {
 	return p
 }
 
-// pipeline is a sequence pipeline with given times of the forward and backward of each subsequence, and messages that
-// take no time.
+// pipeline is a sequence pipeline with given times for the forward and backward of each subsequence, and
+// messages that take no time.
 func pipeline(stages int, f, b []int) *ir.Program {
 	var scripts []*script
 	for i := range stages {
@@ -133,7 +133,7 @@ func near(t *testing.T, what string, got, want float64) {
 	}
 }
 
-// phase says what the last instruction is part of.
+// phase sets the phase of the last instruction.
 func (s *script) phase(p ir.Phase) {
 	list := s.code.Sections[ir.SectionStep]
 	list[len(list)-1].Prov.Phase = p

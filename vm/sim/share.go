@@ -7,14 +7,15 @@ import (
 	"sppo.dev/ir"
 )
 
-// What ranks of a node share in time: processors, where ranks are threads of one computer, and copies to and from the host.
-// Everything takes one of them, and where more are taken than there are, all are slowed down alike. One kernel at a time has the
-// workers, of which there is one for each further processor: they take parts of it while processors are idle. Then the one that has
-// been under way for longest has them.
-// So how long an instruction takes depends on what else runs, also of ranks that it has nothing to do with. Clocks that each run as
-// far as they get cannot know that; here all of them go forward together, from one end of an instruction to the next.
+// What the ranks of a node share in time: processors, where ranks are threads of one computer, and copies to
+// and from the host. Every instruction takes one processor. If more are taken than exist, all instructions
+// are slowed down equally. One kernel at a time has the workers, one for each further processor, which take
+// parts of it while processors are idle; then the kernel that has run longest gets them. So the duration of
+// an instruction depends on everything that runs, including unrelated ranks. Clocks that run ahead
+// independently cannot express that; here all of them advance together, from one end of an instruction to the
+// next.
 
-// sharing is a section under way in one order of time.
+// sharing is a section being simulated in order of time.
 type sharing struct {
 	*world
 	now    float64
@@ -28,15 +29,16 @@ type sharing struct {
 // queue is a stream of a rank: its instructions in order.
 type queue struct {
 	pcs   []int32
-	at    int     // of the instruction under way
-	ready float64 // when that could begin
-	start float64 // and did
+	at    int     // the current instruction
+	ready float64 // when it could begin
+	start float64 // when it did
 }
 
-// link is the way of a rank to its host where copies take turns: one that is under way, and one the other way that waits.
+// link is a rank's connection to its host where copies take turns: one in progress, and one in the other
+// direction that waits.
 type link struct {
 	taken, awaited bool
-	next           ir.Stream // that waits
+	next           ir.Stream // the waiting one
 }
 
 // enter reports whether a stream may copy; otherwise it is next.
@@ -49,37 +51,37 @@ func (l *link) enter(s ir.Stream) bool {
 	return true
 }
 
-// leave ends a copy and says whose turn it is.
+// leave ends a copy and returns the stream whose turn it is.
 func (l *link) leave() (next ir.Stream, awaited bool) {
 	awaited, l.taken, l.awaited = l.awaited, false, false
 	return l.next, awaited
 }
 
-// event is what other streams of its rank may wait for.
+// event may be awaited by other streams of its rank.
 type event struct {
 	recorded bool
 	waiting  []ir.Stream
 }
 
-// pool is something that instructions share: those that take as much as its width run at full speed, more slow each other
-// down alike.
+// pool is a shared resource. Instructions that take up to its width run at full speed; beyond it, all are
+// slowed down equally.
 type pool struct {
-	width      float64 // 0: no limit
+	width      float64 // 0: unlimited
 	efficiency float64 // of a kernel that workers help
-	taken      float64 // by what is in it
-	work       float64 // seconds of full speed that each instruction in it has had since the start
+	taken      float64 // by its instructions
+	work       float64 // seconds at full speed that each of its instructions has had since the start
 	since      float64 // time up to which work has been counted
-	tasks      tasks   // but for the following
-	helped     task    // the kernel that has the workers; rank nil: they are free
-	left       float64 // seconds of full speed that it needs yet
+	tasks      tasks   // except for the helped one
+	helped     task    // the kernel that has the workers; its rank is nil if they are free
+	left       float64 // seconds at full speed that it still needs
 }
 
-// task is an instruction, or a meeting, that ends when its pool has worked for it long enough.
+// task is an instruction or a meeting, which ends when its pool has worked on it for long enough.
 type task struct {
 	until  float64 // pool.work at which it is done
 	takes  float64 // of the pool's width
-	number int     // in order of starts: who started first ends first
-	spread bool    // it is a kernel that is worth the workers
+	number int     // in order of starts: of two that end together, the first started ends first
+	spread bool    // a kernel that is worth the workers
 	rank   *rank
 	pc     int32
 	meet   *meeting
@@ -102,7 +104,7 @@ func (t *tasks) Pop() any {
 	return last
 }
 
-// speed is that of each instruction in the pool.
+// speed returns the speed of each instruction in the pool.
 func (p *pool) speed() float64 {
 	if p.width > 0 && p.taken > p.width {
 		return p.width / p.taken
@@ -110,7 +112,7 @@ func (p *pool) speed() float64 {
 	return 1
 }
 
-// spreadSpeed is that of the kernel with the workers.
+// spreadSpeed returns the speed of the kernel with the workers.
 func (p *pool) spreadSpeed() float64 {
 	idle := math.Floor(p.width - p.taken)
 	if idle < 1 {
@@ -121,7 +123,8 @@ func (p *pool) spreadSpeed() float64 {
 
 func (p *pool) busy() bool { return len(p.tasks) > 0 || p.helped.rank != nil }
 
-// ends is when the first of its instructions is done if nothing else happens, and whether that is the one with the workers.
+// ends returns when the first of its instructions ends if nothing else happens, and whether that is the one
+// with the workers.
 func (p *pool) ends() (at float64, helped bool) {
 	at = math.Inf(1)
 	if len(p.tasks) > 0 {
@@ -135,14 +138,14 @@ func (p *pool) ends() (at float64, helped bool) {
 	return at, false
 }
 
-// advance counts what the pool has done up to a time.
+// advance counts the work of the pool up to a time.
 func (p *pool) advance(now float64) {
 	p.left = max(p.left-(now-p.since)*p.spreadSpeed(), 0)
 	p.work += (now - p.since) * p.speed()
 	p.since = now
 }
 
-// helpNext gives the workers to the first of the kernels that can have them.
+// helpNext gives the workers to the first kernel that can have them.
 func (p *pool) helpNext() {
 	first := -1
 	for i := range p.tasks {
@@ -156,7 +159,7 @@ func (p *pool) helpNext() {
 	}
 }
 
-// pop takes out what ends first, at that time.
+// pop removes the instruction that ends first.
 func (p *pool) pop(now float64, helped bool) (t task) {
 	p.advance(now)
 	if helped {
@@ -170,7 +173,7 @@ func (p *pool) pop(now float64, helped bool) (t task) {
 	return t
 }
 
-// Pools. The first has no limit, each node has the others.
+// Pools. The first is unlimited, each node has one of the others.
 const (
 	poolFree       = 0
 	poolProcessors = 1
@@ -179,7 +182,7 @@ const (
 	poolsOfNode    = 3
 )
 
-// share runs the section of all ranks. It needs one clock for each: nobody stands for others.
+// share runs the section of all ranks. Every rank needs its own clock, so none represents others.
 func (w *world) share() error {
 	s := newSharing(w)
 	for _, r := range w.ranks {
@@ -234,7 +237,7 @@ func newSharing(w *world) *sharing {
 	return s
 }
 
-// queues are the instructions of each stream.
+// queues returns the instructions of each stream.
 func (b *binding) queues() (q [ir.NumStreams]queue) {
 	for pc := range b.steps {
 		list := &q[b.steps[pc].stream].pcs
@@ -243,12 +246,12 @@ func (b *binding) queues() (q [ir.NumStreams]queue) {
 	return q
 }
 
-// pool is where an instruction of a rank gets its work done, and how much of it that takes.
+// pool returns the pool of a rank's instruction, and how much of it that takes.
 func (s *sharing) pool(r *rank, op ir.Op) (p *pool, takes float64) {
 	m := &s.program.Machine
 	node := 1 + r.index/max(1, m.GPUsPerNode)*poolsOfNode
 	switch {
-	case m.Parallelism > 0: // copies and messages are the processors' work, too
+	case m.Parallelism > 0: // copies and messages are the processors' work too
 		return &s.pools[node+poolProcessors-1], 1
 	case op == ir.CopyD2H:
 		return &s.pools[node+poolD2H-1], 1
@@ -260,7 +263,7 @@ func (s *sharing) pool(r *rank, op ir.Op) (p *pool, takes float64) {
 	return &s.pools[poolFree], 1
 }
 
-// next is the pool in which an instruction ends first; nil: nothing is under way.
+// next returns the pool in which an instruction ends first; nil: nothing is running.
 func (s *sharing) next() (first *pool) {
 	soonest := 0.0
 	for i := range s.pools {
@@ -275,7 +278,7 @@ func (s *sharing) next() (first *pool) {
 	return first
 }
 
-// start puts an instruction that takes so much of a pool, and so long at full speed, into it.
+// start puts an instruction into a pool, given how much of it and how long at full speed it takes.
 func (s *sharing) start(p *pool, takes, seconds float64, t task) {
 	p.advance(s.now)
 	t.until, t.takes, t.number = p.work+seconds, takes, s.starts
@@ -284,8 +287,8 @@ func (s *sharing) start(p *pool, takes, seconds float64, t task) {
 	heap.Push(&p.tasks, t)
 }
 
-// help starts a kernel that takes so long on one processor and has the workers. To wake them takes a time, if there is a processor
-// that they can go to.
+// help starts a kernel with the workers, given its time on one processor. Waking them takes time, if there is
+// a processor for them.
 func (s *sharing) help(p *pool, seconds float64, t task) {
 	p.advance(s.now)
 	t.takes, t.number = 1, s.starts
@@ -297,8 +300,8 @@ func (s *sharing) help(p *pool, seconds float64, t task) {
 	}
 }
 
-// work starts the instruction that a stream has come to and its rank does by itself, unless that must wait for its turn. A kernel
-// has the workers if they are free and it is worth it.
+// work starts the next instruction of a stream that its rank does by itself, unless it must wait for its
+// turn. A kernel gets the workers if they are free and it is worth it.
 func (s *sharing) work(r *rank, stream ir.Stream) {
 	q := &s.queues[r.class][stream]
 	pc := int(q.pcs[q.at])
@@ -317,7 +320,7 @@ func (s *sharing) work(r *rank, stream ir.Stream) {
 	s.start(p, takes, seconds, t)
 }
 
-// finish goes forward to the first end in a pool, and on with whoever took part.
+// finish advances to the first end in a pool, and continues with the streams that took part.
 func (s *sharing) finish(p *pool) error {
 	end, helped := p.ends()
 	s.now = max(s.now, end)
@@ -335,7 +338,7 @@ func (s *sharing) finish(p *pool) error {
 	return nil
 }
 
-// ended notes an instruction's time and goes on with its stream.
+// ended records an instruction's time and continues its stream.
 func (s *sharing) ended(a arrival) error {
 	stream := a.step().stream
 	q := &s.queues[a.class][stream]
@@ -351,7 +354,7 @@ func (s *sharing) ended(a arrival) error {
 	return s.proceed(a.rank, stream)
 }
 
-// proceed goes on with a stream until it is at work or waits.
+// proceed runs a stream until it works or waits.
 func (s *sharing) proceed(r *rank, stream ir.Stream) error {
 	q := &s.queues[r.class][stream]
 	for q.at < len(q.pcs) {
@@ -380,7 +383,7 @@ func (s *sharing) proceed(r *rank, stream ir.Stream) error {
 	return nil
 }
 
-// record lets the streams that wait for an event go on.
+// record continues the streams that wait for an event.
 func (s *sharing) record(r *rank, pc int, st *step) error {
 	r.record(pc, st)
 	e := &s.events[r.class][st.arg]
@@ -395,7 +398,7 @@ func (s *sharing) record(r *rank, pc int, st *step) error {
 	return nil
 }
 
-// join has a rank arrive at a meeting, which begins with the last of them.
+// join makes a rank arrive at a meeting, which begins with the last of them.
 func (s *sharing) join(a arrival) error {
 	m, err := s.arrive(a)
 	if err != nil || len(m.arrived) < m.need {

@@ -12,14 +12,15 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// shared has ranks of a node share processors of that number.
+// shared makes the ranks of a node share a number of processors.
 func shared(p *ir.Program, processors float64) *ir.Program {
 	q := *p
 	q.Machine.Parallelism = processors
 	return &q
 }
 
-// With processors for all, over which no kernel spreads, one clock for all ranks gives what a clock for each gives, to rounding.
+// With processors for all, over which no kernel spreads, one clock for all ranks gives the times of separate
+// clocks, up to rounding.
 func TestSharedWithoutNeed(t *testing.T) {
 	for seed := range uint64(100) {
 		p := irtest.Random(seed, 300)
@@ -49,7 +50,7 @@ func TestSharedByHand(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.work(ir.Compute, 4)      // 0 .. 8: half speed
 	a.then(ir.Compute, ir.D2H) // 8
-	a.d2h(6)                   // 8 .. 18: half speed until 14, when 3 of 6 are done, alone from then on: 17
+	a.d2h(6)                   // 8 .. 18: half speed until 14, when 3 of 6 are done; alone until 17
 	b.work(ir.Compute, 7)      // 0 .. 14: 4 of 7 at time 8, 7 at 14
 	tl := run(t, shared(program(a, b), 1), sim.Options{Spans: true})
 	near(t, "the first kernel's end", float64(tl.Rank(0).Spans[0].End), 8)
@@ -58,15 +59,15 @@ func TestSharedByHand(t *testing.T) {
 	near(t, "the makespan with one and a half", float64(run(t, shared(program(a, b), 1.5), sim.Options{}).Makespan), 37.0/3) // 16/3, 28/3, and the last 3 alone
 }
 
-// A kernel has the workers if no other has them as it begins: they take parts of it while processors are idle; a copy takes one.
-// Seconds are those of one processor.
+// A kernel has the workers if no other has them when it begins: they take parts of it while processors are
+// idle. A copy takes one processor. Seconds are those of one processor.
 func TestSpreadByHand(t *testing.T) {
 	a, b := &script{}, &script{}
-	a.work(ir.Compute, 12) // on 3 of 3, at three quarters of their rate: 2.25 a second, of which the latency is one
+	a.work(ir.Compute, 12) // on 3 of 3, at three quarters of their rate: 2.25 per second, one of which is the latency
 	b.recv(ir.RecvNext, 2, 0)
 	a.send(ir.SendPrev, 2, 1) // 0 .. 2; two are left for the kernel, which does 3 of its 14.25
 	b.then(ir.RecvNext, ir.Compute)
-	b.work(ir.Compute, 4) // 2 .. 6, on one: no worker is free. The long kernel has two yet, and does 6
+	b.work(ir.Compute, 4) // 2 .. 6, on one: no worker is free. The long kernel still has two, and does 6
 	p := shared(program(a, b), 3)
 	p.Machine.SpreadEfficiency, p.Machine.KernelLatency = 0.75, 1
 	tl := run(t, p, sim.Options{Spans: true})
@@ -75,13 +76,13 @@ func TestSpreadByHand(t *testing.T) {
 	near(t, "the long kernel's end", float64(tl.Rank(0).Spans[0].End), 6+5.25/2.25)
 }
 
-// A worker whose processor is taken as its kernel begins is late by that.
+// A worker whose processor is taken when its kernel begins starts late.
 func TestSpreadBesideACopy(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.d2h(4)              // 0 .. 4
-	b.work(ir.Compute, 2) // 0 .. 2: beside the copy on one
+	b.work(ir.Compute, 2) // 0 .. 2: on one, beside the copy
 	b.work(ir.Compute, 8) // 2 .. 7: its worker begins at 4, when 6 are left
-	b.work(ir.Compute, 4) // 7 .. 9.5: both at once, behind the latency
+	b.work(ir.Compute, 4) // 7 .. 9.5: both at once, after the latency
 	p := shared(program(a, b), 2)
 	p.Machine.SpreadEfficiency, p.Machine.KernelLatency = 1, 0.5
 	tl := run(t, p, sim.Options{Spans: true})
@@ -91,7 +92,7 @@ func TestSpreadBesideACopy(t *testing.T) {
 	near(t, "the last kernel's end", float64(tl.Rank(1).Spans[2].End), 9.5)
 }
 
-// Workers go on with the kernel that has been under way for longest, and can use them.
+// Workers continue with the kernel that has run longest and can use them.
 func TestWorkersGoOn(t *testing.T) {
 	a, b, c := &script{}, &script{}, &script{}
 	a.d2h(30)              // 0 .. 40: two thirds of its speed until 30
@@ -107,7 +108,7 @@ func TestWorkersGoOn(t *testing.T) {
 	near(t, "the end of the kernel that has the workers first", float64(tl.Rank(2).Spans[0].End), 30)
 }
 
-// A computer that is never idle takes the sum of all work, whatever the schedule.
+// On a computer that is never idle, any schedule takes the sum of all work.
 func TestSharedConservesWork(t *testing.T) {
 	f, b := []int{3, 1, 2, 4}, []int{5, 2, 6, 1}
 	for _, stages := range []int{1, 2, 3, 4} {
@@ -116,13 +117,13 @@ func TestSharedConservesWork(t *testing.T) {
 	}
 }
 
-// Copies that a node limits slow each other down while they run together, and only then.
+// Copies limited by a node slow each other down while they run together, and only then.
 func TestContention(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.d2h(4)
 	b.work(ir.Compute, 2)
 	b.then(ir.Compute, ir.D2H)
-	b.d2h(4) // from 2 on both at half speed, until 6, when a is done; alone until 8
+	b.d2h(4) // from 2 on both at half speed; at 6 a is done; alone until 8
 	b.h2d(3) // the other direction is free: 0 .. 3
 	p := program(a, b)
 	p.Machine.NodeCopyBandwidth = 1
@@ -166,7 +167,7 @@ func openSimulated(t *testing.T, p *ir.Program) *vm.Job {
 	return j
 }
 
-// The device behind the interpreter loop shares as Run does, step after step.
+// The device with the interpreter loop shares as Run does, step after step.
 func TestSharedDeviceEqualsRun(t *testing.T) {
 	_, p := compile(t, "tiny.sppo", "cluster.parallelism=1.25")
 	want := run(t, p, sim.Options{})
@@ -193,21 +194,22 @@ func TestSharedDeviceEqualsRun(t *testing.T) {
 	}
 }
 
-// half makes copies of a program take turns.
+// half makes the copies of a program take turns.
 func half(p *ir.Program) *ir.Program {
 	q := *p
 	q.Machine.CopyDuplex = "half"
 	return &q
 }
 
-// Copies both ways at once: side by side, or in turns. The compute stream that waits for one of them waits for a transfer.
+// Copies both ways at once: side by side, or in turns. A wait of the compute stream for either is a wait for
+// a transfer.
 func TestHalfDuplex(t *testing.T) {
 	s := &script{}
 	s.work(ir.Compute, 2)      // 0 .. 2
 	s.then(ir.Compute, ir.D2H) //
 	s.d2h(4)                   // 2 .. 6 both ways
-	s.h2d(3)                   // 0 .. 3; in turns it has no room before the other, which comes first in the program: 6 .. 9
-	s.h2d(1)                   // 3 .. 4; 0 .. 1 would do, but a way keeps its order: 9 .. 10
+	s.h2d(3)                   // 0 .. 3; in turns there is no gap before the other, which comes first in the program: 6 .. 9
+	s.h2d(1)                   // 3 .. 4; 0 .. 1 would be free, but a direction keeps its order: 9 .. 10
 	s.then(ir.H2D, ir.Compute) //
 	s.work(ir.Compute, 1)      // 4 .. 5; 10 .. 11
 	p := program(s)
@@ -221,7 +223,7 @@ func TestHalfDuplex(t *testing.T) {
 	near(t, "time of copies", float64(tl.Rank(0).Busy[ir.D2H]+tl.Rank(0).Busy[ir.H2D]), 8)
 }
 
-// With one clock for all ranks who is ready first copies first: a copy back of 3 before the one out.
+// With one clock for all ranks the copy that is ready first goes first: a copy back of 3 before the one out.
 func TestHalfDuplexShared(t *testing.T) {
 	s := &script{}
 	s.work(ir.Compute, 2)
@@ -240,7 +242,7 @@ func TestHalfDuplexShared(t *testing.T) {
 	near(t, "the other rank's copy", float64(tl.Rank(1).Spans[0].End), 5)
 }
 
-// Both ways share what a node has, too: a copy out of one rank slows down one back of another.
+// Both directions also share a node's limit: a copy out of one rank slows down one into another.
 func TestHalfDuplexContention(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.d2h(4) // 0 .. 7: half speed until 6
@@ -251,7 +253,7 @@ func TestHalfDuplexContention(t *testing.T) {
 	tl := run(t, half(p), sim.Options{Contention: true, Spans: true})
 	near(t, "the copy back", float64(tl.Rank(1).Spans[0].End), 6)
 	near(t, "the copy out", float64(tl.Rank(0).Spans[0].End), 7)
-	p.Machine.H2DBandwidth = 0.5 // takes 6 alone, and half of what the node has: full speed would want 1.5 of it
+	p.Machine.H2DBandwidth = 0.5 // takes 6 alone, and half of the node's limit: full speed would need 1.5 of it
 	tl = run(t, half(p), sim.Options{Contention: true, Spans: true})
 	near(t, "the copy out beside a slow one", float64(tl.Rank(0).Spans[0].End), 6)
 	near(t, "the slow copy back", float64(tl.Rank(1).Spans[0].End), 8)

@@ -1,24 +1,23 @@
-// Package sim runs programs in virtual time: the same instructions in the same order as on any device, each stream of
-// each rank with a clock instead of work, and nothing of the model's size in memory.
-//
-// The map:
+// Package sim runs programs in virtual time: the same instructions in the same order as on any device, with a
+// clock for each stream of each rank instead of work, and nothing of the model's size in memory.
 //
 //	sim.go       Options; a world of ranks and how a section begins in it
-//	bind.go      from instructions to steps with durations, which package ir/cost knows
+//	bind.go      from instructions to steps with durations from package ir/cost
 //	clock.go     the rules of a rank's clocks: work, record, wait
-//	meet.go      messages and collectives: where clocks of several ranks meet, and deadlocks
-//	fold.go      ranks that provably do the same at the same times, of which one is enough
+//	meet.go      messages and collectives, where clocks of several ranks meet; deadlocks
+//	fold.go      ranks that provably do the same at the same times, of which one is simulated
 //	run.go       Run: a whole section of all ranks in one goroutine, the fast way
 //	share.go     the same where ranks share processors or copies in time: one clock for all
-//	device.go    the same as a vm.Device, behind the interpreter loop that every device has
-//	timeline.go  what came out: times, waits, bubble, memory
+//	device.go    the same as a vm.Device, with the interpreter loop of every device
+//	timeline.go  results: times, waits, bubble, memory
 //	path.go      what each instruction waited for, and the critical path
-//	measured.go  the same books of what a device measured
+//	measured.go  the same analysis of a measurement
 //
-// What a copy shares with other ranks of its node, and a message with other groups, is in its price: the cost model
-// divides what a node has by the ranks of the job on it, which in these programs copy at the same time. Two streams of
-// a rank do not slow each other down, but for copies where they take turns. Where ranks are threads of one computer that would be wrong by much, so there, and on
-// request for copies, share.go divides by who is at work at the moment.
+// The duration of a copy includes what it shares with other ranks of its node, and that of a message what it
+// shares with other groups: the cost model divides a node's bandwidth by the ranks of the job on it, which in
+// these programs copy at the same time. Two streams of a rank do not slow each other down, except for copies
+// that take turns. Where ranks are threads of one computer this would be far off. There, and on request for
+// copies, share.go divides by the work in progress.
 //
 // The package knows no plan, no spec and no data.
 package sim
@@ -40,41 +39,41 @@ type Options struct {
 	Jitter float64
 	Seed   uint64 // of the jitter
 	Round  int64  // of the section that Run runs; each has its own jitter
-	Spans  bool   // keep when each instruction began and ended
-	// Scale multiplies the durations of kinds of work, of all ranks; 1 where it has no entry.
+	Spans  bool   // keep the start and end of each instruction
+	// Scale multiplies the durations of kinds of work of all ranks; 1 if there is no entry.
 	Scale  map[ir.WorkKind]float64
-	NoFold bool // simulate every rank, also where one stands for several
-	// Contention has ranks of a node share copies to and from the host as they come, rather than each have its part. Processors,
-	// where the machine says that ranks share them, are always shared so.
+	NoFold bool // simulate every rank, even where one represents several
+	// Contention makes the ranks of a node share copies to and from the host dynamically, instead of having a
+	// fixed share each. Processors that the machine declares shared are always shared dynamically.
 	Contention bool
 }
 
-// shares reports whether time depends on what other ranks do at the moment.
+// shares reports whether durations depend on what other ranks do at the moment.
 func (o *Options) shares(p *ir.Program) bool {
 	return p.Machine.Parallelism > 0 || o.Contention && p.Machine.NodeCopyBandwidth > 0
 }
 
 func (o *Options) check(p *ir.Program) error {
 	if !(o.Jitter >= 0) || math.IsInf(o.Jitter, 0) {
-		return fmt.Errorf("a jitter of %g: it is a standard deviation, 0 or more", o.Jitter)
+		return fmt.Errorf("jitter %g must not be negative: it is a standard deviation", o.Jitter)
 	}
 	for kind, f := range o.Scale {
 		if !(f >= 0) || math.IsInf(f, 0) {
-			return fmt.Errorf("work of kind %d is to take %g times as long: a factor is 0 or more", kind, f)
+			return fmt.Errorf("the factor %[2]g for work of kind %[1]d must not be negative", kind, f)
 		}
 	}
 	for r, f := range o.Slow {
 		if r < 0 || r >= len(p.Ranks) {
-			return fmt.Errorf("rank %d is to be slow: there are %d ranks", r, len(p.Ranks))
+			return fmt.Errorf("there is no rank %d to slow down, only %d ranks", r, len(p.Ranks))
 		}
 		if !(f > 0) || math.IsInf(f, 0) {
-			return fmt.Errorf("rank %d is to be slow by %g: a factor is more than 0", r, f)
+			return fmt.Errorf("the slow-down %[2]g of rank %[1]d must be positive", r, f)
 		}
 	}
 	return nil
 }
 
-// slow is the factor of a rank.
+// slow returns the factor of a rank.
 func (o *Options) slow(r int) float64 {
 	if f, ok := o.Slow[r]; ok {
 		return f
@@ -82,7 +81,7 @@ func (o *Options) slow(r int) float64 {
 	return 1
 }
 
-// world is the ranks in one section.
+// world holds the ranks in one section.
 type world struct {
 	program  *ir.Program
 	options  Options
@@ -93,7 +92,7 @@ type world struct {
 	ranks    []*rank    // one for each class
 }
 
-// newWorld binds a section, finds what ranks stand for others, and sets them to its start.
+// newWorld binds a section, finds the classes of ranks, and sets them to the start of the section.
 func newWorld(p *ir.Program, section ir.Section, pr *prices, o Options) (*world, error) {
 	w := &world{program: p, options: o, section: section, prices: pr}
 	for c := range p.Codes {
@@ -129,7 +128,7 @@ func (w *world) begin(r *rank, spans bool) {
 	r.begin(w.program.Codes[w.program.Ranks[r.index].Code].Events[w.section], w.prices.model.HostLink(), spans)
 }
 
-// work is an instruction that a rank does by itself.
+// work runs an instruction that a rank does by itself.
 func (w *world) work(r *rank, pc int, st *step) {
 	d := w.own(r, pc, st.duration)
 	now := r.clocks[st.stream].now
@@ -145,12 +144,12 @@ func (w *world) work(r *rank, pc int, st *step) {
 	r.occupy(pc, st.stream, now, now+d)
 }
 
-// takesTurns reports whether an instruction is a copy that others of its rank hold up.
+// takesTurns reports whether an instruction is a copy that others of its rank may delay.
 func (w *world) takesTurns(st *step) bool {
 	return w.program.Machine.HalfDuplex() && (st.op == ir.CopyD2H || st.op == ir.CopyH2D)
 }
 
-// own is how long a rank takes for an instruction of its own of that price.
+// own returns the time that a rank takes for an instruction of its own with a given price.
 func (w *world) own(r *rank, pc int, price float64) float64 {
 	d := price * r.slow
 	if w.options.Jitter > 0 {
@@ -159,8 +158,8 @@ func (w *world) own(r *rank, pc int, price float64) float64 {
 	return d
 }
 
-// jitter is the factor on the duration of one instruction. It follows from what the instruction is, not from the order
-// in which ranks are simulated.
+// jitter returns the factor on the duration of one instruction. It depends on the instruction, not on the
+// order in which ranks are simulated.
 func (w *world) jitter(r *rank, pc int) float64 {
 	key := w.options.Seed
 	for _, x := range [...]uint64{uint64(r.index), uint64(w.section), uint64(r.round), uint64(pc)} {
@@ -171,7 +170,7 @@ func (w *world) jitter(r *rank, pc int) float64 {
 	return math.Exp(w.options.Jitter * normal)
 }
 
-// jitterOf is that of a meeting: of the instruction of its lowest rank.
+// jitterOf returns the jitter of a meeting: of the instruction of its lowest rank.
 func (w *world) jitterOf(m *meeting) float64 {
 	if w.options.Jitter == 0 {
 		return 1
@@ -193,7 +192,7 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// unit is a number above 0 and up to 1.
+// unit returns a number in (0, 1].
 func unit(x uint64) float64 { return (float64(x>>11) + 1) / (1 << 53) }
 
 // check refuses programs that no device can run.

@@ -32,10 +32,10 @@ func run(t testing.TB, p *ir.Program, o sim.Options) *sim.Timeline {
 	return timeline
 }
 
-// compile builds the program of a spec of the examples.
+// compile builds the program of an example spec.
 func compile(t testing.TB, file string, set ...string) (*passes.Plan, *ir.Program) {
 	t.Helper()
-	set = append([]string{"cluster.parallelism=0"}, set...) // each rank has a device of its own, where a test does not say otherwise
+	set = append([]string{"cluster.parallelism=0"}, set...) // each rank has its own device unless a test says otherwise
 	spec, err := lang.Load("../../examples/"+file, lang.Options{Set: set, Shipped: examples.Shipped})
 	if err != nil {
 		t.Fatal(err)
@@ -51,7 +51,7 @@ func compile(t testing.TB, file string, set ...string) (*passes.Plan, *ir.Progra
 	return plan, program
 }
 
-// TestByHand has every class of instruction, with times that were computed on paper.
+// TestByHand contains every class of instruction, with times computed by hand.
 func TestByHand(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.work(ir.Compute, 5)                                                                            // 0 .. 5
@@ -67,8 +67,8 @@ func TestByHand(t *testing.T) {
 	a.wait(ir.H2D, 1)                                            // 0 .. 13
 	a.h2d(6)                                                     // 13 .. 19
 	a.record(ir.H2D, 2)                                          // at 19
-	a.wait(ir.Compute, 2)                                        // 105: it was there long ago
-	a.gather(4, 2)                                               // 8 bytes, half of them move: b comes at 23, 23 .. 27
+	a.wait(ir.Compute, 2)                                        // 105: it was recorded long ago
+	a.gather(4, 2)                                               // 8 bytes, half of them move: b arrives at 23, 23 .. 27
 	a.record(ir.Coll, 3)                                         // at 27
 	a.wait(ir.Mux, 3)                                            // 0 .. 27
 	a.work(ir.Mux, 2)                                            // 27 .. 29
@@ -107,7 +107,8 @@ func TestByHand(t *testing.T) {
 	near(t, "its share", share, 1)
 }
 
-// A wait for a copy is exposed from when the copy stream works on end, also on copies before.
+// A wait for a copy is exposed from the time at which the copy stream works without pause, including earlier
+// copies.
 func TestExposed(t *testing.T) {
 	s := &script{}
 	s.work(ir.Compute, 2)
@@ -124,8 +125,8 @@ func TestExposed(t *testing.T) {
 	near(t, "bubble", tl.BubbleRatio(), 0)
 }
 
-// The optimizer is no part of the pipeline: neither its work nor the waits after the last task of any rank. An exposed copy is
-// neither idle nor busy.
+// The optimizer is not part of the pipeline: neither its work nor the waits after the last task of any rank.
+// An exposed copy is neither idle nor busy time.
 func TestPipelineEndsWithTheLastTask(t *testing.T) {
 	for _, optimizer := range []int{0, 1, 50} {
 		a, b := &script{}, &script{}
@@ -140,7 +141,7 @@ func TestPipelineEndsWithTheLastTask(t *testing.T) {
 		b.phase(ir.PhaseWeights)
 		for _, s := range []*script{a, b} {
 			s.then(ir.Compute, ir.Coll)
-			s.gather(1, 2) // 9 .. 10, by then nobody has a task
+			s.gather(1, 2) // 9 .. 10, when no rank has a task any more
 			s.then(ir.Coll, ir.Compute)
 			s.work(ir.Compute, optimizer)
 			s.phase(ir.PhaseOptimizer)
@@ -155,7 +156,8 @@ func TestPipelineEndsWithTheLastTask(t *testing.T) {
 	}
 }
 
-// What a stream waited for itself goes to whom it waited for: here a collective may not start before a copy has ended.
+// What an awaited stream waits for itself is attributed to that: here a collective may not start before a
+// copy has ended.
 func TestBlame(t *testing.T) {
 	a, b := &script{}, &script{}
 	for _, s := range []*script{a, b} {
@@ -172,7 +174,7 @@ func TestBlame(t *testing.T) {
 	near(t, "idle", float64(tl.Rank(0).Idle), 0)
 }
 
-// The closed forms of the sequence pipeline, exact also with unequal subsequences.
+// The closed forms of the sequence pipeline, which also hold exactly for unequal subsequences.
 func TestClosedForms(t *testing.T) {
 	for stages := 1; stages <= 6; stages++ {
 		for n := 1; n <= 8; n++ {
@@ -192,7 +194,7 @@ func TestClosedForms(t *testing.T) {
 	}
 }
 
-// Streams run in program order: nothing begins before what stands before it on its stream has ended.
+// Streams run in program order: nothing begins before its predecessor on the stream has ended.
 func TestStreamOrder(t *testing.T) {
 	_, p := compile(t, "tiny.sppo")
 	tl := run(t, p, sim.Options{Spans: true, Jitter: 0.5, Seed: 3})
@@ -220,7 +222,7 @@ func sameTimelines(t *testing.T, what string, p *ir.Program, a, b *sim.Timeline)
 	}
 }
 
-// The simulation of one rank for many gives what the simulation of all gives.
+// Simulating one rank for many gives the same as simulating all.
 func TestFoldedEqualsUnfolded(t *testing.T) {
 	for _, c := range []struct {
 		classes int
@@ -273,7 +275,7 @@ func TestFoldedEqualsUnfoldedAtRandom(t *testing.T) {
 	}
 }
 
-// The device behind the interpreter loop and the fast way are one simulator.
+// The device with the interpreter loop and the fast way give the same simulation.
 func TestDeviceEqualsRun(t *testing.T) {
 	_, p := compile(t, "tiny.sppo")
 	for _, o := range []sim.Options{{}, {Jitter: 0.2, Seed: 9}, {Slow: map[int]float64{3: 1.5}}} {
@@ -364,7 +366,8 @@ func TestJitter(t *testing.T) {
 func TestStraggler(t *testing.T) {
 	p := pipeline(3, []int{2, 2, 2}, []int{2, 2, 2})
 	tl := run(t, p, sim.Options{Slow: map[int]float64{1: 2}})
-	// The slow one runs forward from 2 to 14, then the last from 14 to 18, the slow one to 30, and the first to 32.
+	// The slow rank runs forward from 2 to 14, then the last from 14 to 18, the slow one to 30, and the first
+	// to 32.
 	near(t, "makespan", float64(tl.Makespan), 32)
 }
 
@@ -377,7 +380,7 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
-// deadlocks are programs that must end with an error that says what these words say.
+// deadlocks are programs that must end with an error that contains the given words.
 func deadlocks() map[string]struct {
 	p    *ir.Program
 	want []string
@@ -398,8 +401,8 @@ func deadlocks() map[string]struct {
 		p    *ir.Program
 		want []string
 	}{
-		"circle": {program(circle...), []string{"3 ranks wait for ever", "rank 0 at section step, pc 0 (recv) waits for rank 2; rank 2 at section step, pc 0 (recv)"}},
-		"alone":  {program(alone...), []string{"1 ranks wait for ever", "rank 0 at section step, pc 1 (all_gather) waits for rank 1; rank 1 at the end of its step section"}},
+		"circle": {program(circle...), []string{"3 ranks wait forever", "rank 0 at section step, pc 0 (recv) waits for rank 2; rank 2 at section step, pc 0 (recv)"}},
+		"alone":  {program(alone...), []string{"1 ranks wait forever", "rank 0 at section step, pc 1 (all_gather) waits for rank 1; rank 1 at the end of its step section"}},
 		"sizes":  {program(sizes...), []string{"of 1 bytes meets", "of 2 bytes", "(send)", "(recv)"}},
 	}
 }
@@ -433,7 +436,7 @@ func TestDeadlock(t *testing.T) {
 	}
 }
 
-// Ranks that are folded say who waits as those that are not.
+// Folded ranks report the same deadlock as unfolded ones.
 func TestFoldedDeadlock(t *testing.T) {
 	_, p := compile(t, "tiny.sppo")
 	code := &p.Codes[0].Sections[ir.SectionStep]
@@ -453,7 +456,7 @@ func TestFoldedDeadlock(t *testing.T) {
 	}
 }
 
-// What simulation says is what the passes predict, within what tasks know less than instructions.
+// The simulation agrees with the prediction of the passes, within what tasks know less than instructions.
 func TestAgreesWithPrediction(t *testing.T) {
 	several := []string{"train.batch=8", "train.sequence=64K", "schedule.subsequences=8", "schedule.offload=none"}
 	for _, set := range [][]string{
@@ -515,7 +518,8 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// The paper's jobs as they are: collectives across nodes are where placed bytes make streams wait for each other.
+// The paper's jobs as they are: with collectives across nodes, streams wait for each other because buffers
+// share bytes.
 func TestAgreesOnPaperJobs(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
 		t.Skip("a minute; SPPO_LONG=1 runs it")
@@ -530,7 +534,7 @@ func TestAgreesOnPaperJobs(t *testing.T) {
 		ratio := float64(tl.Makespan / plan.Time.StepS)
 		t.Logf("%s: simulated %s, predicted %s, ratio %.4f; bubble %.4f and %.4f", filepath.Base(file), tl.Makespan, plan.Time.StepS, ratio, tl.BubbleRatio(), plan.Time.BubbleRatio)
 		near := 0.001
-		if strings.Contains(file, "65b") { // its stages lie across nodes
+		if strings.Contains(file, "65b") { // its stages span nodes
 			near = 0.005
 		}
 		if math.Abs(ratio-1) > near {

@@ -8,13 +8,13 @@ import (
 	"sppo.dev/ir/cost"
 )
 
-// Span is when an instruction began and ended. A message or collective begins when the last of its ranks is there; a
-// wait begins when its stream has reached it.
+// Span is when an instruction began and ended. A message or collective begins when the last of its ranks
+// arrives, a wait when its stream reaches it.
 type Span struct{ Begin, End ir.Seconds }
 
 // Timeline is a section in virtual time, or as a device ran it.
 type Timeline struct {
-	Measured     string // on which device; empty: simulated
+	Measured     string // the device; empty: simulated
 	Section      ir.Section
 	Round        int64
 	Makespan     ir.Seconds
@@ -23,45 +23,46 @@ type Timeline struct {
 	Ranks        []Rank  // one for all ranks that do the same at the same times
 
 	program *ir.Program
-	peak    float64 // FLOP/s of a device for what the section multiplies
+	peak    float64 // FLOP/s of a device for the section's products
 }
 
-// Rank is what one rank did.
+// Rank is what one rank did, or several that did the same.
 type Rank struct {
-	Index int        // of the first rank of which this is true
-	Count int        // of ranks of which it is
+	Index int        // the first such rank
+	Count int        // number of such ranks
 	End   ir.Seconds // of its last stream
 	Busy  [ir.NumStreams]ir.Seconds
-	// Waits is how long the compute stream waited for work under way on each other stream, also where that is what the
-	// stream that it waits for waits for.
+	// Waits is how long the compute stream waited for work in progress on each other stream, directly or
+	// through another stream.
 	Waits [ir.NumStreams]ir.Seconds
-	// Idle is the rest of the time to the makespan: nothing was under way on this rank, it was up to others.
+	// Idle is the rest of the time up to the makespan: nothing was in progress on this rank, and other ranks
+	// determined when it continued.
 	Idle  ir.Seconds
 	Spans []Span // by pc; nil unless asked for
 
-	Pipeline Pipeline // of one such rank, to its own last task
+	Pipeline Pipeline // of one such rank, up to its own last task
 }
 
-// Pipeline is the time that ranks spend on the pipeline: from the start of a section to the last task of any of them. Optimizer
-// and what follows are not part of it. In a section without tasks it is the whole section.
+// Pipeline is the time that ranks spend on the pipeline: from the start of a section to the last task of any
+// of them. The optimizer and what follows are not part of it. A section without tasks counts as a whole.
 type Pipeline struct {
 	Ranks   int
 	End     ir.Seconds // of the last task
-	Busy    ir.Seconds // of all ranks: the compute stream works, or waits for a collective of its task that is under way
+	Busy    ir.Seconds // of all ranks: the compute stream works, or waits for a collective of its task that is in progress
 	Exposed ir.Seconds // of all ranks: it waits for copies to or from the host
 }
 
-// Add joins the pipeline of some ranks with that of others.
+// Add joins the pipeline times of two sets of ranks.
 func (p Pipeline) Add(q Pipeline) Pipeline {
 	return Pipeline{p.Ranks + q.Ranks, max(p.End, q.End), p.Busy + q.Busy, p.Exposed + q.Exposed}
 }
 
-// Idle is the time of all ranks in which they have nothing to run. Exposed copies are not part of it.
+// Idle returns the time of all ranks in which they have nothing to run. Exposed copies are not part of it.
 func (p Pipeline) Idle() ir.Seconds {
 	return max(0, p.End*ir.Seconds(p.Ranks)-p.Busy-p.Exposed)
 }
 
-// BubbleRatio is idle time divided by busy time: (PP-1)/N for the plain sequence pipeline.
+// BubbleRatio returns idle time divided by busy time: (PP-1)/N for the plain sequence pipeline.
 func (p Pipeline) BubbleRatio() float64 {
 	if p.Busy == 0 {
 		return 0
@@ -69,7 +70,7 @@ func (p Pipeline) BubbleRatio() float64 {
 	return float64(p.Idle() / p.Busy)
 }
 
-// IdleShare is idle time divided by all time of the pipeline.
+// IdleShare returns idle time divided by all time of the pipeline.
 func (p Pipeline) IdleShare() float64 {
 	if p.End == 0 {
 		return 0
@@ -103,18 +104,18 @@ func (w *world) timeline() *Timeline {
 	return t
 }
 
-// Rank is what rank r of the job did.
+// Rank returns what rank r of the job did.
 func (t *Timeline) Rank(r int) *Rank { return &t.Ranks[t.Class[r]] }
 
-// Transfers is how long the compute stream waited for copies between host and device.
+// Transfers returns how long the compute stream waited for copies between host and device.
 func (r *Rank) Transfers() ir.Seconds { return r.Waits[ir.D2H] + r.Waits[ir.H2D] }
 
-// Messages is how long it waited for messages under way.
+// Messages returns how long it waited for messages in progress.
 func (r *Rank) Messages() ir.Seconds {
 	return r.Waits[ir.SendNext] + r.Waits[ir.RecvPrev] + r.Waits[ir.SendPrev] + r.Waits[ir.RecvNext] + r.Waits[ir.Mux] + r.Waits[ir.MuxIn]
 }
 
-// Pipeline is that of all ranks.
+// Pipeline returns the pipeline times of all ranks.
 func (t *Timeline) Pipeline() (all Pipeline) {
 	for i := range t.Ranks {
 		p, count := t.Ranks[i].Pipeline, ir.Seconds(t.Ranks[i].Count)
@@ -123,10 +124,10 @@ func (t *Timeline) Pipeline() (all Pipeline) {
 	return all
 }
 
-// BubbleRatio is that of the pipeline.
+// BubbleRatio returns that of the pipeline.
 func (t *Timeline) BubbleRatio() float64 { return t.Pipeline().BubbleRatio() }
 
-// Exposed is the longest that any rank waits for copies.
+// Exposed returns the longest time that any rank waits for copies.
 func (t *Timeline) Exposed() (longest ir.Seconds) {
 	for i := range t.Ranks {
 		longest = max(longest, t.Ranks[i].Transfers())
@@ -134,7 +135,8 @@ func (t *Timeline) Exposed() (longest ir.Seconds) {
 	return longest
 }
 
-// Busiest is the stream that is busy for the largest share of the makespan, and the first rank on which it is.
+// Busiest returns the stream that is busy for the largest share of the makespan, and the first rank on which
+// it is.
 func (t *Timeline) Busiest() (rank int, stream ir.Stream, share float64) {
 	for i := range t.Ranks {
 		for s, busy := range t.Ranks[i].Busy {
@@ -146,7 +148,7 @@ func (t *Timeline) Busiest() (rank int, stream ir.Stream, share float64) {
 	return rank, stream, share
 }
 
-// TGS is tokens per device and second, when the section is a step.
+// TGS returns tokens per device and second, if the section is a step.
 func (t *Timeline) TGS() float64 {
 	if t.Makespan == 0 {
 		return 0
@@ -155,7 +157,7 @@ func (t *Timeline) TGS() float64 {
 	return float64(run.Sequence) * float64(run.Batch) / t.deviceSeconds()
 }
 
-// MFU is the share of the devices' peak that the model's FLOPs take, when the section is a step.
+// MFU returns the share of the devices' peak that the model's FLOPs take, if the section is a step.
 func (t *Timeline) MFU() float64 {
 	if t.Makespan == 0 || t.peak == 0 {
 		return 0
@@ -165,14 +167,15 @@ func (t *Timeline) MFU() float64 {
 
 func (t *Timeline) deviceSeconds() float64 { return float64(t.Makespan) * float64(len(t.Class)) }
 
-// Level is how many bytes hold something from a time on.
+// Level is the number of live bytes from a time on.
 type Level struct {
 	At    ir.Seconds
 	Bytes ir.Bytes
 }
 
-// Memory is how much of an arena rank r holds over time: each buffer from the begin of the first instruction that
-// touches it to the end of the last one; what other sections or checkpoints know of, all the time. It needs spans.
+// Memory returns how much of an arena rank r uses over time: each buffer from the start of the first
+// instruction that touches it to the end of the last one. Buffers that other sections or checkpoints use are
+// live all the time. It needs spans.
 func (t *Timeline) Memory(r int, a ir.Arena) []Level {
 	code := &t.program.Codes[t.program.Ranks[r].Code]
 	lives := t.lives(code, t.Rank(r).Spans)
@@ -183,7 +186,7 @@ func (t *Timeline) Memory(r int, a ir.Arena) []Level {
 		}
 	}
 	slices.SortFunc(changes, func(x, y Level) int {
-		return cmp.Or(cmp.Compare(x.At, y.At), cmp.Compare(x.Bytes, y.Bytes)) // what ends gives its place to what begins
+		return cmp.Or(cmp.Compare(x.At, y.At), cmp.Compare(x.Bytes, y.Bytes)) // what ends frees its place for what begins
 	})
 	curve := []Level{{}}
 	for _, c := range changes {
@@ -197,7 +200,7 @@ func (t *Timeline) Memory(r int, a ir.Arena) []Level {
 	return curve
 }
 
-// lives are from when to when the buffers of a code hold something; the end is before the begin where they never do.
+// lives returns when the buffers of a code are live; for buffers that never are, the end is before the begin.
 func (t *Timeline) lives(code *ir.Code, spans []Span) []Span {
 	lives := make([]Span, len(code.Buffers))
 	for b := range lives {
@@ -228,7 +231,7 @@ func (t *Timeline) lives(code *ir.Code, spans []Span) []Span {
 		}
 		for pc := range code.Sections[s] {
 			for _, v := range code.Sections[s][pc].Args {
-				if v.Present() && lives[v.Buffer].End >= 0 { // in this section and in another: it lasts
+				if v.Present() && lives[v.Buffer].End >= 0 { // used in this section and in another: always live
 					whole(v)
 				}
 			}
