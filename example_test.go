@@ -87,9 +87,9 @@ func ExampleCompile_doesNotFit() {
 	// the job does not fit: a rank of stage 0 needs 1.16 GiB of device memory and has 1.00 GiB
 }
 
-// A program by hand: four numbers go to the host and back on streams of their own, and their sum of squares is the
-// loss. Events order the streams. Without them the verifier refuses the program, because a stream could read what
-// another has not written yet.
+// A program by hand: four numbers travel to the host and back on separate streams, and their sum of squares
+// is the loss. Events order the streams. Without them the verifier refuses the program, because a stream
+// could read what another has not written yet.
 func ExampleOpen_programByHand() {
 	const x, host, back, loss = 0, 1, 2, 3 // indices of buffers
 	f32 := func(buffer uint32, n int64) ir.View {

@@ -1,5 +1,5 @@
-// Package sppo compiles training jobs for very long sequences, simulates them and runs them. It is what the commands
-// sppoc and sppovm do, for Go programs.
+// Package sppo compiles training jobs for very long sequences, simulates them and runs them. It offers to Go
+// programs what the commands sppoc and sppovm do.
 //
 //	spec, err := sppo.Load("job.sppo", "schedule.offload=full") // the language: package lang
 //	plan, err := sppo.Plan(spec)                                // every decision, with its reason: package passes
@@ -7,11 +7,12 @@
 //	timeline, err := sppo.Simulate(program)                     // one step in virtual time: package vm/sim
 //	err = sppo.Run(ctx, program, each)                          // training on the CPU: package vm
 //
-// The results are plain values of those packages, which do the work. A Program may also be written by hand: ir.Verify
-// proves it, wherever it comes from. To run on other devices, give vm.Open a function that makes them; package cuda has the
-// one for NVIDIA GPUs.
+// The results are plain values of those packages. A Program may also be written by hand: ir.Verify proves it,
+// whatever its origin. To run on other devices, give vm.Open a function that creates them; package cuda has
+// the one for NVIDIA GPUs.
 //
-// As long as the major version is 0, this package changes with the language and its file forms; see CHANGELOG.md.
+// As long as the major version is 0, this package changes with the language and its file forms; see
+// CHANGELOG.md.
 package sppo
 
 import (
@@ -31,16 +32,16 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// Version is the release that this source is, or will become. CHANGELOG.md begins with it.
+// Version is the release of this source, current or next. CHANGELOG.md begins with it.
 const Version = "0.1.0"
 
-// Load reads and checks a spec. Each override is KEY=VALUE, as in "schedule.sp=4". Imports of shipped clusters and
-// baselines are found wherever the file is. An error about the spec is a lang.Diagnostics.
+// Load reads and checks a spec. Each override is KEY=VALUE, as in "schedule.sp=4". Shipped clusters and
+// baselines can be imported from any folder. An error about the spec is a lang.Diagnostics.
 func Load(file string, overrides ...string) (*lang.Spec, error) {
 	return lang.Load(file, languageOptions(overrides))
 }
 
-// Parse checks a spec in memory. The name stands for the file in diagnostics and in relative imports.
+// Parse checks a spec in memory. The name is its file in diagnostics and the base of relative imports.
 func Parse(name string, text []byte, overrides ...string) (*lang.Spec, error) {
 	return lang.Parse(name, text, languageOptions(overrides))
 }
@@ -62,9 +63,9 @@ func PlanWith(spec *lang.Spec, o passes.Options) (*passes.Plan, error) {
 	return plan, nil
 }
 
-// Build compiles a plan and proves the program free of races, bad accesses, unmatched messages and deadlocks. It sets
-// Plan.Memory to the placed peaks; a program that exceeds its cluster's memory is built all the same. Build panics if
-// its own program fails the proof, which is a bug.
+// Build compiles a plan and proves the program free of races, bad accesses, unmatched messages and deadlocks.
+// It sets Plan.Memory to the placed peaks. It also builds programs that exceed their cluster's memory. Build
+// panics if its own program fails the proof, which is a bug.
 func Build(plan *passes.Plan) (*ir.Program, error) {
 	program, err := codegen.Build(plan)
 	if err != nil {
@@ -76,7 +77,7 @@ func Build(plan *passes.Plan) (*ir.Program, error) {
 	return program, nil
 }
 
-// verify proves all but that the program fits its machine.
+// verify proves everything except that the program fits its machine.
 func verify(p *ir.Program) error { return ir.VerifyOptions{AllowOverCapacity: true}.Verify(p) }
 
 // Compile plans and builds. A job that does not fit its cluster is a *FitError.
@@ -100,7 +101,7 @@ type FitError struct{ Memory passes.Memory }
 
 func (e *FitError) Error() string { return "the job does not fit: " + Shortfall(&e.Memory) }
 
-// Shortfall names the stage with the highest peak in each kind of memory that is exceeded; "" where none is.
+// Shortfall names the stage with the highest peak in each kind of memory that is exceeded, or "".
 func Shortfall(m *passes.Memory) string {
 	var out []string
 	for _, a := range []struct {
@@ -130,15 +131,15 @@ func Simulate(p *ir.Program) (*sim.Timeline, error) {
 	return sim.Run(p, ir.SectionStep, sim.Options{})
 }
 
-// A Job is a program loaded on the CPU. Its methods Init, Step and Eval run it; Tensor, Save and Restore reach its
-// weights. It is for one goroutine at a time.
+// A Job is a program loaded on the CPU. Init, Step and Eval run it; Tensor, Save and Restore access its
+// weights. It must be used by one goroutine at a time.
 type Job struct {
 	*vm.Job
 	pool *simd.Pool
 }
 
-// Open verifies a program and loads it: every stream of every rank becomes a goroutine, and their kernels share a
-// number of threads, GOMAXPROCS if it is 0. Close frees what Open took.
+// Open verifies a program and loads it: every stream of every rank becomes a goroutine, and all kernels share
+// a number of threads, GOMAXPROCS if threads is 0. Close releases them.
 func Open(p *ir.Program, threads int) (*Job, error) {
 	if err := verify(p); err != nil {
 		return nil, err
@@ -158,8 +159,8 @@ func (j *Job) Close() error {
 	return j.Job.Close()
 }
 
-// Run trains on the CPU from initial weights to the program's last step and calls each after every step; nil calls
-// nothing. Relative data files start from the working folder.
+// Run trains on the CPU from initial weights to the program's last step and calls each after every step,
+// unless it is nil. Relative data files are looked up in the working folder.
 func Run(ctx context.Context, p *ir.Program, each func(vm.StepResult)) (err error) {
 	job, err := Open(p, 0)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package examples holds specifications that ship with the commands: clusters that any spec can import, and examples.
-// It knows nothing but its files.
+// Package examples holds the specifications that ship with the commands: clusters that any spec can import,
+// and examples. It knows nothing but its files.
 package examples
 
 import "embed"

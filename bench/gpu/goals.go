@@ -5,16 +5,16 @@ import (
 	"strings"
 )
 
-// Goal is something that is wanted of a card. One that could not be looked at is not met.
+// Goal is a requirement for a card. A goal without figures is not met.
 type Goal struct {
 	Name string  `json:"name"`
 	Want string  `json:"want"`
 	Got  float64 `json:"got"`
-	Seen int     `json:"seen"` // how many figures it was looked at by
+	Seen int     `json:"seen"` // number of figures
 	Met  bool    `json:"met"`
 }
 
-// least is a goal of at least so much, by the smallest of what was seen.
+// least is a lower limit, compared with the smallest figure.
 func least(name, want string, limit float64, seen []float64) Goal {
 	g := Goal{Name: name, Want: want, Seen: len(seen)}
 	for i, x := range seen {
@@ -26,7 +26,7 @@ func least(name, want string, limit float64, seen []float64) Goal {
 	return g
 }
 
-// most is a goal of at most so much, by the largest.
+// most is an upper limit, compared with the largest figure.
 func most(name, want string, limit float64, seen []float64) Goal {
 	g := Goal{Name: name, Want: want, Seen: len(seen)}
 	for _, x := range seen {
@@ -36,7 +36,7 @@ func most(name, want string, limit float64, seen []float64) Goal {
 	return g
 }
 
-// goals are those of a Hopper card. A figure's own share is what it is held to.
+// goals are the requirements for a Hopper card. Figures with their own limit are compared with it.
 func goals(r *Report) []Goal {
 	figures := func(kind, name, by string, value func(Figure) float64) (out []float64) {
 		for _, f := range r.Figures {
@@ -71,14 +71,14 @@ func goals(r *Report) []Goal {
 	}
 	return []Goal{
 		most("tests", "none fails or is skipped", 0, failed),
-		most("training", "losses as the cpu's, within bf16 rounding: the largest difference over what is allowed", 1, worst),
-		least("products", "90% of the fastest algorithm of cuBLASLt", 0.9, figures("matmul", "", "cuBLASLt", share)),
+		most("training", "losses equal to the CPU's within bf16 rounding; shown is the largest difference divided by the tolerance", 1, worst),
+		least("products", "90% of cuBLASLt's fastest algorithm", 0.9, figures("matmul", "", "cuBLASLt", share)),
 		least("attention", "500 TFLOP/s forward", 500, figures("attention", "attention ", "for the card", tflops)),
 		least("attention_grad", "400 TFLOP/s backward", 400, figures("attention", "attention_grad ", "for the card", tflops)),
 		least("memory-bound kernels", "85% of the copy bandwidth", 0.85, figures("memory", "", "", share)),
-		least("layers", "an MFU of 50% from 128K tokens on", 0.5, mfu),
+		least("layers", "MFU of 50% from 128K tokens on", 0.5, mfu),
 		most("offload", "costs less than 2% where both fit", 0.02, offload),
 		most("issue", "less than 2% of a step", 0.02, figures("issue", "", "calls", share)),
-		most("simulation", "within 10% of what was measured", 0.1, simulated),
+		most("simulation", "within 10% of the measurement", 0.1, simulated),
 	}
 }

@@ -16,7 +16,7 @@ type Result struct {
 	Time  time.Time       `json:"time"`
 	Stage string          `json:"stage"`
 	Task  string          `json:"task"`
-	Kind  string          `json:"kind"` // of the data: see the kinds below
+	Kind  string          `json:"kind"` // of the data: one of the kinds below
 	Data  json.RawMessage `json:"data"`
 }
 
@@ -28,31 +28,31 @@ const (
 	kindCPU     = "cpu"     // a line of sppovm run --json on the cpu
 	kindRun     = "run"     // the same on the GPU
 	kindSim     = "sim"     // the same in virtual time
-	kindProgram = "program" // Facts of the program that runs
+	kindProgram = "program" // Facts of the running program
 	kindProbe   = "probe"   // a line of sppovm probe --json
 	kindPeer    = "peer"    // Peer
 	kindClocks  = "clocks"  // Clocks
 	kindEnd     = "end"     // End
 )
 
-// Test is a test that has ended, or that its process has ended with.
+// Test is a test that has ended, by itself or with its process.
 type Test struct {
 	Name   string `json:"name"`
 	Result string `json:"result"` // pass, skip, fail, crash, or hang
 }
 
-// End says how a task ended.
+// End is how a task ended.
 type End struct {
 	Status  string  `json:"status"` // ok, skipped, failed
 	Seconds float64 `json:"seconds"`
 	Why     string  `json:"why,omitempty"`
 }
 
-// files of the folder of results.
+// Files of the results folder.
 const (
 	journalFile = "results.jsonl"
-	logFile     = "log.txt"      // what the processes wrote, up to mostLog
-	clusterFile = "cluster.sppo" // the machine as it was probed
+	logFile     = "log.txt"      // output of the processes, up to mostLog
+	clusterFile = "cluster.sppo" // cluster file of this machine, by probe
 	mostLog     = 12 << 20
 )
 
@@ -62,7 +62,7 @@ type journal struct {
 	file   *os.File
 	log    *os.File
 	logged int64
-	err    error // the first
+	err    error // the first one
 }
 
 func openJournal(folder string) (*journal, error) {
@@ -114,7 +114,7 @@ func (j *journal) say(line string) {
 	}
 }
 
-// readJournal reads all results of a folder; lines that are cut off are counted.
+// readJournal reads all results of a folder and counts incomplete lines.
 func readJournal(folder string) (results []Result, broken int, err error) {
 	text, err := os.ReadFile(filepath.Join(folder, journalFile))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,16 +1,16 @@
-// Command gpu runs the check of a machine with a GPU in stages, and makes one JSON file of what they found: what the GPU was shown to do,
-// and which of the goals of this project it meets. It runs where there is no Go.
+// Command gpu checks a machine with a GPU in stages, and writes one JSON report: what the GPU was shown to
+// do, and which of this project's goals it meets. It needs no Go installation.
 //
-//	check.sh    the same, as a user types it
+//	check.sh    the same, for users
 //	main.go     the command line
-//	stages.go   THE table: by stage, what runs and for how long
-//	run.go      processes with limits; tests that go on after a failure in a new process
-//	journal.go  results.jsonl: a line for each result, written as it arises
-//	report.go   the journal to one report
-//	goals.go    what is wanted of a card, and what the report says of it
+//	stages.go   the table of stages: what runs, and for how long
+//	run.go      processes with limits; tests continue after a failure in a new process
+//	journal.go  results.jsonl: a line for each result, written at once
+//	report.go   from the journal to the report
+//	goals.go    the goals, and how the report compares with them
 //	*.sppo      models whose layers are timed
 //
-// Results are on disk as soon as they are known, so whatever ends a run costs only what was being measured.
+// Results are on disk as soon as they are known, so an interruption loses only the current measurement.
 package main
 
 import (
@@ -29,12 +29,12 @@ import (
 	"sppo.dev/cuda"
 )
 
-// Variables of the environment.
+// Environment variables.
 const (
-	outVariable   = "OUT"            // the folder of results; empty: the current one
-	limitVariable = "SPPO_GPU_LIMIT" // how long all stages may take together, such as 9m30s; empty: as long as they need
+	outVariable   = "OUT"            // the results folder; empty: the current folder
+	limitVariable = "SPPO_GPU_LIMIT" // limit for all stages together, such as 9m30s; empty: none
 	filesVariable = "SPPO_GPU_FILES" // the folder of binaries and specs; empty: that of this program
-	quietVariable = "SPPO_GPU_QUIET" // how long a process may write nothing, such as 10s; empty: as the stage has it
+	quietVariable = "SPPO_GPU_QUIET" // longest silence of a process, such as 10s; empty: the stage's own
 )
 
 func main() {
@@ -43,7 +43,7 @@ func main() {
 	os.Exit(command(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// command runs stages by their names and returns the exit status: 2 where it was called wrongly, 1 where something failed.
+// command runs stages by name and returns the exit status: 2 for wrong usage, 1 for a failure.
 func command(ctx context.Context, args []string, out, errs io.Writer) int {
 	fail := func(status int, err error) int {
 		fmt.Fprintln(errs, "gpu:", err)
@@ -70,13 +70,13 @@ func command(ctx context.Context, args []string, out, errs io.Writer) int {
 	return c.all(plan)
 }
 
-// chosen is a stage, with the name of what it is about if it wants one.
+// chosen is a stage, with its argument if it takes one.
 type chosen struct {
 	stage *stage
 	name  string
 }
 
-// choose reads stages and names from the command line; none is the usual order.
+// choose reads stages and arguments from the command line; none means the usual order.
 func choose(args []string) (plan []chosen, err error) {
 	if len(args) == 0 {
 		args = strings.Fields(usual)
@@ -84,12 +84,12 @@ func choose(args []string) (plan []chosen, err error) {
 	for i := 0; i < len(args); i++ {
 		at := slices.IndexFunc(stages, func(s stage) bool { return s.name == args[i] })
 		if at < 0 {
-			return nil, fmt.Errorf("there is no stage %q\n%s", args[i], help())
+			return nil, fmt.Errorf("unknown stage %q\n%s", args[i], help())
 		}
 		c := chosen{stage: &stages[at]}
 		if len(c.stage.names) > 0 {
 			if i++; i == len(args) || !slices.Contains(c.stage.names, args[i]) {
-				return nil, fmt.Errorf("%s wants one of %s after it", c.stage.name, strings.Join(c.stage.names, ", "))
+				return nil, fmt.Errorf("%s needs one of %s after it", c.stage.name, strings.Join(c.stage.names, ", "))
 			}
 			c.name = args[i]
 		}
@@ -99,7 +99,7 @@ func choose(args []string) (plan []chosen, err error) {
 }
 
 func help() string {
-	text := "usage: check.sh [STAGE [NAME]]...\nstages, each with its limit; without one all run in the usual order:\n"
+	text := "usage: check.sh [STAGE [NAME]]...\nstages, each with its limit; by default all run in the usual order:\n"
 	for i := range stages {
 		s := &stages[i]
 		limit := time.Duration(0)
@@ -117,7 +117,7 @@ func help() string {
 	return text + "usual order: " + usual
 }
 
-// newCheck opens the folder of results.
+// newCheck opens the results folder.
 func newCheck(ctx context.Context, out io.Writer) (*check, error) {
 	c := &check{ctx: ctx, out: out, folder: os.Getenv(outVariable), files: os.Getenv(filesVariable)}
 	if c.files == "" {
@@ -137,7 +137,7 @@ func newCheck(ctx context.Context, out io.Writer) (*check, error) {
 	if c.patience, err = duration(quietVariable); err != nil {
 		return nil, err
 	}
-	if c.folder, err = filepath.Abs(c.folder); err != nil { // the current folder, where none is named
+	if c.folder, err = filepath.Abs(c.folder); err != nil { // the current folder if none is named
 		return nil, err
 	}
 	if c.work, err = os.MkdirTemp("", "sppo-gpu-"); err != nil {
@@ -150,7 +150,7 @@ func newCheck(ctx context.Context, out io.Writer) (*check, error) {
 	return c, err
 }
 
-// duration is that of a variable; 0 where it is not set.
+// duration returns the value of a variable, or 0 if it is not set.
 func duration(variable string) (time.Duration, error) {
 	text := os.Getenv(variable)
 	if text == "" {
@@ -158,7 +158,7 @@ func duration(variable string) (time.Duration, error) {
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("%s=%s is no duration such as 9m30s", variable, text)
+		return 0, fmt.Errorf("%s=%s is not a duration such as 9m30s", variable, text)
 	}
 	return d, nil
 }
@@ -168,11 +168,11 @@ func (c *check) close() {
 	_ = os.RemoveAll(c.work) // of temporary files
 }
 
-// all runs stages one after another, whatever becomes of them, and reports.
+// all runs stages one after another, whatever their results, and writes the report.
 func (c *check) all(plan []chosen) int {
 	for _, p := range plan {
 		if p.stage.tasks == nil {
-			continue // the report follows in any case
+			continue // the report follows anyway
 		}
 		fmt.Fprintf(c.out, "== %s %s\n", p.stage.name, p.name)
 		for _, t := range p.stage.tasks(p.name) {
@@ -186,7 +186,7 @@ func (c *check) all(plan []chosen) int {
 	}
 	fmt.Fprintln(c.out, name)
 	if len(c.failed) > 0 {
-		fmt.Fprintln(c.out, "not as it should be:", strings.Join(c.failed, "; "))
+		fmt.Fprintln(c.out, "failed:", strings.Join(c.failed, "; "))
 		return 1
 	}
 	return 0

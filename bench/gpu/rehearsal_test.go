@@ -14,7 +14,7 @@ import (
 	"sppo.dev/cuda/emu"
 )
 
-// tinyModel takes the place of the models whose layers are timed.
+// tinyModel replaces the models whose layers are timed.
 const tinyModel = `import "cluster.sppo"
 model tiny { family = llama layers = 1 hidden = 64 heads = 2 vocab = 64 dtype = bf16 }
 cluster here = measured()
@@ -22,7 +22,8 @@ train { sequence = 32 batch = 1 steps = 3 data = random() }
 schedule one { sp = 1 pp = 1 dp = 1 }
 `
 
-// rehearsal builds the bundle with every program as it is, stand-ins for the libraries of NVIDIA, and kernels for the processor.
+// rehearsal builds the bundle with the real programs, stand-ins for NVIDIA's libraries, and kernels compiled
+// for the CPU.
 func rehearsal(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -83,8 +84,8 @@ func rehearsal(t *testing.T) string {
 	return dir
 }
 
-// rehearsed are stages, and a call of the driver in the middle of each. The probe measures shapes that a processor does not come to the
-// end of, so it is begun only.
+// rehearsed lists stages, and a driver call in the middle of each. The probe measures shapes too large for a
+// CPU, so it is only started.
 var rehearsed = []struct {
 	args []string
 	call int
@@ -93,8 +94,9 @@ var rehearsed = []struct {
 	{[]string{"probe"}, 300}, {[]string{"layers", "8b-128k"}, 150}, {[]string{"trial"}, 150}, {[]string{"conformance"}, 1500}, {[]string{"training"}, 2000},
 }
 
-// The whole check with every program as it is, over the stand-in driver: each stage as it should be, and with a call of the driver that
-// fails, that never returns, and that the process dies at. What was measured before is there, and what comes after.
+// The whole check with real programs on the stand-in driver: each stage without faults, then with a driver
+// call that fails, that never returns, and that kills the process. Results before and after the fault must be
+// there.
 func TestRehearsal(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
 		t.Skip("SPPO_LONG=1 rehearses the check over the stand-in driver: kernels on the processor take their time")

@@ -14,15 +14,15 @@ import (
 	"sppo.dev/ir"
 )
 
-// Report is the file that is written.
+// Report is the output file.
 type Report struct {
 	Date     string            `json:"date"`
 	Card     string            `json:"card"`
 	Devices  []string          `json:"devices"`
 	Tasks    []Task            `json:"tasks"`
-	Broken   int               `json:"broken_lines,omitempty"` // of the journal
+	Broken   int               `json:"broken_lines,omitempty"` // in the journal
 	Goals    []Goal            `json:"goals"`
-	Tests    map[string]string `json:"tests"` // pass, skip, fail, crash or hang, by test and first subtests
+	Tests    map[string]string `json:"tests"` // pass, skip, fail, crash or hang, by test and first-level subtest
 	Training []Training        `json:"training"`
 	Figures  []Figure          `json:"figures"`
 	Layers   []Layers          `json:"layers"`
@@ -30,26 +30,26 @@ type Report struct {
 	Peers    []Peer            `json:"peers"`
 }
 
-// Task is what became of a part of a stage.
+// Task is the result of a part of a stage.
 type Task struct {
 	Stage  string  `json:"stage"`
 	Name   string  `json:"name"`
-	End            // of one that was killed, its status is "cut off"
+	End            // if it was killed, its status is "cut off"
 	Clocks *Clocks `json:"clocks,omitempty"`
 }
 
-// Training is a run on the cpu and the same on the GPU.
+// Training is a run on the CPU and the same run on the GPU.
 type Training struct {
 	Job       string  `json:"job"`
 	Steps     int     `json:"steps"`
 	CPULoss   float64 `json:"cpu_loss"` // of the last step
 	GPULoss   float64 `json:"gpu_loss"`
-	Worst     float64 `json:"worst_relative_difference"` // of all steps
+	Worst     float64 `json:"worst_relative_difference"` // over all steps
 	Tokens    float64 `json:"gpu_tokens_per_s"`
 	Tolerance float64 `json:"tolerance"`
 }
 
-// Figure is one of cuda.test, as it writes it.
+// Figure is a figure in the form written by cuda.test.
 type Figure struct {
 	Kind    string  `json:"kind"`
 	Name    string  `json:"name"`
@@ -73,7 +73,7 @@ type Layers struct {
 	Host      ir.Bytes `json:"host_peak_bytes"`
 }
 
-// Peer is what another program does with the same layers.
+// Peer is another program's result for the same layers.
 type Peer struct {
 	Name   string  `json:"name"` // of our layers
 	By     string  `json:"by"`
@@ -81,10 +81,10 @@ type Peer struct {
 	Kernel string  `json:"attention"` // flash or cudnn
 	Step   float64 `json:"step_s,omitempty"`
 	Error  string  `json:"error,omitempty"`
-	Faster float64 `json:"ours_is_faster,omitempty"` // its step over ours
+	Faster float64 `json:"ours_is_faster,omitempty"` // its step time divided by ours
 }
 
-// Clocks are samples of a task.
+// Clocks are the samples of a task.
 type Clocks struct {
 	Samples  int     `json:"samples"`
 	MaxMHz   float64 `json:"max_sm_mhz"`
@@ -93,7 +93,7 @@ type Clocks struct {
 	MeanWatt float64 `json:"mean_w"`
 }
 
-// write makes DATE-CARD.json of a folder's journal, in that folder.
+// write writes DATE-CARD.json from a folder's journal, in that folder.
 func write(folder string, now time.Time) (string, error) {
 	results, broken, err := readJournal(folder)
 	if err != nil {
@@ -115,18 +115,19 @@ func write(folder string, now time.Time) (string, error) {
 	return name, os.WriteFile(name, append(text, '\n'), 0o644)
 }
 
-// about is a task.
+// about identifies a task.
 type about struct{ stage, task string }
 
-// part are the results of the last run of a task.
+// part holds the results of the last run of a task.
 type part struct {
 	about
 	results []Result
 }
 
-// latest keeps of each task its last run, in the order in which tasks ran first. One that was cut off takes nothing from the run before.
+// latest keeps the last run of each task, in the order of first runs. A run that was cut off does not replace
+// an earlier one.
 func latest(results []Result) (parts []*part) {
-	by, before := map[about]*part{}, map[about]int{} // before: how many results are of a run that has ended
+	by, before := map[about]*part{}, map[about]int{} // before: number of results from runs that have ended
 	for _, r := range results {
 		key := about{r.Stage, r.Task}
 		p := by[key]
@@ -143,13 +144,13 @@ func latest(results []Result) (parts []*part) {
 	return parts
 }
 
-// reader reads parts. What makes no sense is an error.
+// reader reads parts. Unreadable data is an error.
 type reader struct {
 	of  []*part
 	err error
 }
 
-// objects are all results of a kind.
+// objects returns all results of a kind.
 func objects[T any](r *reader, kind string) (out []T) {
 	for _, p := range r.of {
 		out = append(out, objectsOf[T](r, p, kind)...)
@@ -211,7 +212,7 @@ func (r *reader) report() *Report {
 	return x
 }
 
-// distinct keeps the last of figures of the same.
+// distinct keeps the last of equal figures.
 func distinct(all []Figure) (out []Figure) {
 	for i, f := range all {
 		same := func(later Figure) bool { return later.Kind == f.Kind && later.Name == f.Name && later.By == f.By }
@@ -233,7 +234,7 @@ func (r *reader) task(p *part) Task {
 	return t
 }
 
-// worst keeps of each opcode and schedule the result of its worst test.
+// worst keeps the worst result for each opcode and schedule.
 func worst(results map[string]string, t Test) {
 	order := []string{"pass", "skip", "fail", "crash", "hang"}
 	parts := strings.Split(t.Name, "/")
@@ -243,7 +244,7 @@ func worst(results map[string]string, t Test) {
 	}
 }
 
-// stepLine is what sppovm run --json writes, as far as it matters here.
+// stepLine has the needed fields of sppovm run --json.
 type stepLine struct {
 	Step    int
 	Loss    *float64
@@ -259,7 +260,7 @@ func steps(all []stepLine) []stepLine {
 	return slices.DeleteFunc(slices.Clone(all), func(s stepLine) bool { return s.Done || s.Loss == nil || s.Step == 0 })
 }
 
-// bf16Tolerance is how far a loss may be off, relatively, where both computers round to bf16.
+// bf16Tolerance is the largest relative difference of losses where both sides round to bf16.
 const bf16Tolerance = 3e-2
 
 func (r *reader) training(p *part) Training {
@@ -308,7 +309,7 @@ func (r *reader) layers(p *part) Layers {
 	return x
 }
 
-// add takes a line of "MHz, W" into the means.
+// add adds a line of "MHz, W" to the means.
 func (c *Clocks) add(line string) {
 	var mhz, watt float64
 	if n, _ := fmt.Sscanf(strings.ReplaceAll(line, ",", " "), "%f %f", &mhz, &watt); n != 2 {

@@ -27,7 +27,7 @@ type check struct {
 	files    string // of binaries and specs
 	work     string // of temporary files
 	end      time.Time
-	patience time.Duration // in place of every task's quiet; 0: as they have it
+	patience time.Duration // replaces every task's quiet; 0: does not
 	journal  *journal
 	failed   []string // tasks
 }
@@ -35,24 +35,24 @@ type check struct {
 // task is a process, or tests in as many processes as they need.
 type task struct {
 	name  string
-	limit time.Duration // of all of it
-	quiet time.Duration // the longest time without a line; 0: the limit
-	argv  []string      // a file of the bundle, or a program of the system, and its arguments; {files}, {work} and {out} are folders
-	tests string        // a pattern: argv is a binary of tests
+	limit time.Duration // for the whole task
+	quiet time.Duration // longest time without a line; 0: the limit
+	argv  []string      // a file of the bundle or a program of the system, and its arguments; {files}, {work} and {out} are folders
+	tests string        // a pattern: argv is a test binary
 	env   []string
-	must  string                                              // what some line must hold; empty: nothing
-	kind  string                                              // of lines that are JSON
-	first func(c *check) (map[string][]any, error)            // what is known or made before: results by kind
-	found func(c *check, line string) (kind string, data any) // of a line that is no JSON; no kind is no result
+	must  string                                              // text that some line must contain; empty: none
+	kind  string                                              // of JSON lines
+	first func(c *check) (map[string][]any, error)            // results known before the task runs, by kind
+	found func(c *check, line string) (kind string, data any) // parses a line that is not JSON; an empty kind is no result
 }
 
 var (
 	errTime    = errors.New("out of time")
-	errSilent  = errors.New("nothing was heard of it any more")
+	errSilent  = errors.New("it was silent for too long")
 	errSkipped = errors.New("skipped")
 )
 
-// task runs one and says how it ended, on screen and in the journal.
+// task runs a task and reports how it ended, on screen and in the journal.
 func (c *check) task(stage string, t task) {
 	began := time.Now()
 	limit := t.limit
@@ -80,14 +80,14 @@ func (c *check) task(stage string, t task) {
 	fmt.Fprintf(c.out, "%-8s %6.1f s  %s  %s\n", end.Status, end.Seconds, t.name, end.Why)
 }
 
-// running is a task under way.
+// running is a task in progress.
 type running struct {
 	*check
 	task
 	stage    string
 	deadline time.Time
-	last     []string // lines of the process at hand
-	met      bool     // a line held what one must
+	last     []string // lines of the current process
+	met      bool     // a line contained the required text
 }
 
 func (r *running) add(kind string, data any) { r.journal.add(r.stage, r.task.name, kind, data) }
@@ -112,12 +112,12 @@ func (r *running) run() error {
 	}
 	err := r.process(nil, r.line)
 	if err == nil && r.must != "" && !r.met {
-		err = fmt.Errorf("no line has %q", r.must)
+		err = fmt.Errorf("no line contains %q", r.must)
 	}
 	return err
 }
 
-// line takes a line of a process that is no test.
+// line handles a line of a process that is not a test.
 func (r *running) line(line string) {
 	r.met = r.met || strings.Contains(line, r.must)
 	if r.kind != "" && json.Valid([]byte(line)) && strings.HasPrefix(line, "{") {
@@ -129,8 +129,9 @@ func (r *running) line(line string) {
 	}
 }
 
-// process runs the task's program with further arguments, hands every line that it writes to read, and ends it and all that it has
-// started when its time is over. An error says why it did not end well, with the end of what it wrote.
+// process runs the task's program with further arguments, passes every line of its output to read, and kills
+// it with all its children when its time is up. An error says why it did not end well, with the end of its
+// output.
 func (r *running) process(more []string, read func(line string)) error {
 	argv := append(slices.Clone(r.argv), more...)
 	for i := range argv {
@@ -146,7 +147,7 @@ func (r *running) process(more []string, read func(line string)) error {
 		return err
 	}
 	defer from.Close()
-	runtime.LockOSThread() // the process is told of the end of the thread that starts it
+	runtime.LockOSThread() // the kernel kills the process when the thread that started it ends
 	defer runtime.UnlockOSThread()
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), r.env...)
@@ -157,7 +158,7 @@ func (r *running) process(more []string, read func(line string)) error {
 	if err != nil {
 		return err
 	}
-	var heard atomic.Int64 // when it was heard last
+	var heard atomic.Int64 // time of its last output
 	heard.Store(time.Now().UnixNano())
 	drained := make(chan struct{})
 	r.last = nil
@@ -181,7 +182,7 @@ func (r *running) process(more []string, read func(line string)) error {
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	err = r.await(ended, &heard)
-	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // and what it has left behind
+	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // and its remaining children
 	select {
 	case <-drained:
 	case <-time.After(5 * time.Second):
@@ -194,7 +195,7 @@ func (r *running) process(more []string, read func(line string)) error {
 	return nil
 }
 
-// quietest is the longest time without a line.
+// quietest returns the longest time without a line.
 func (r *running) quietest() time.Duration {
 	if r.patience > 0 {
 		return r.patience
@@ -202,7 +203,7 @@ func (r *running) quietest() time.Duration {
 	return r.quiet
 }
 
-// await waits for the end of a process, or for the end of its time.
+// await waits for a process to end, or for its time to run out.
 func (r *running) await(ended <-chan error, heard *atomic.Int64) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -230,13 +231,14 @@ var (
 
 // results are those of tests so far, in all processes.
 type results struct {
-	open, done []string // tests that run in the process at hand; tests that have passed or failed by themselves
+	open, done []string // tests running in the current process; tests that have passed or failed by themselves
 	bad, first []string // tests that did not pass; why
 	skipped    string   // why one was skipped
 }
 
-// runTests runs tests until each has had its turn. The first failure ends a process, because an error of a GPU may fail all that follows
-// in it; the next process goes on behind it. So does one after a process that crashed or was silent.
+// runTests runs tests until each has had its turn. The first failure ends a process, because an error of a
+// GPU may fail everything after it; the next process continues with the next test. The same happens after a
+// crash or a hang.
 func (r *running) runTests() error {
 	var s results
 	for {
@@ -267,9 +269,9 @@ func (r *running) runTests() error {
 	}
 }
 
-// testLine takes a line of a binary of tests.
+// testLine handles a line of a test binary.
 func (r *running) testLine(s *results, line string) {
-	for part := range strings.SplitSeq(line, "\x16") { // marks what the testing package writes
+	for part := range strings.SplitSeq(line, "\x16") { // marks lines of the testing package
 		if m := testBegins.FindStringSubmatch(part); m != nil {
 			s.open = append(s.open, m[1])
 		} else if m := testEnds.FindStringSubmatch(part); m != nil {
@@ -286,7 +288,7 @@ func (r *running) testEnd(s *results, name, result string) {
 	s.open = slices.DeleteFunc(s.open, func(open string) bool { return open == name })
 	within := func(other string) bool { return strings.HasPrefix(other, name+"/") }
 	if result == "fail" && slices.ContainsFunc(s.bad, within) {
-		return // told by the test within it; others within it may not have run
+		return // reported by its subtest; other subtests may not have run
 	}
 	s.done = append(slices.DeleteFunc(s.done, within), name)
 	if result == "fail" {
@@ -302,12 +304,12 @@ func (s *results) err() error {
 	case s.skipped != "":
 		return fmt.Errorf("%w: %s", errSkipped, s.skipped)
 	case len(s.done) == 0:
-		return errors.New("no test has run")
+		return errors.New("no test was run")
 	}
 	return nil
 }
 
-// skipPattern leaves tests out.
+// skipPattern returns a pattern that excludes tests.
 func skipPattern(names []string) string {
 	var all []string
 	for _, name := range names {
@@ -320,7 +322,8 @@ func skipPattern(names []string) string {
 	return strings.Join(all, "|")
 }
 
-// sampleClocks asks the card for clock and power once a second until what it returns is called, which writes their means.
+// sampleClocks samples the card's clock and power once a second, until the returned function is called, which
+// records their means.
 func (c *check) sampleClocks(stage, name string) func() {
 	tool, err := exec.LookPath("nvidia-smi")
 	if err != nil {

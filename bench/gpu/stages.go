@@ -15,32 +15,32 @@ import (
 	"sppo.dev/ir"
 )
 
-// stage is what can be asked for by name.
+// stage can be requested by name.
 type stage struct {
 	name, about string
-	names       []string // of what it is about, one of which is given after it
+	names       []string // its possible arguments, one of which follows it
 	tasks       func(name string) []task
 }
 
-// stages are all there are. What a stage takes is the sum of its tasks' limits, none over mostStage.
+// stages is the table of stages. A stage may take the sum of its tasks' limits, at most mostStage.
 var stages = []stage{
-	{"first", "libraries, attention right, three figures, five opcodes", nil, firstTasks},
-	{"devices", "what is found: driver, GPUs, libraries", nil, deviceTasks},
-	{"trial", "each kernel of attention against the cpu and the portable ones, its waits bounded", nil, trialTasks},
-	{"attention", "attention, forward and backward, by each way", nil, attentionTasks},
+	{"first", "libraries, correct attention, three figures, five opcodes", nil, firstTasks},
+	{"devices", "driver, GPUs and libraries found", nil, deviceTasks},
+	{"trial", "each attention kernel against the CPU and the portable ones, with bounded waits", nil, trialTasks},
+	{"attention", "attention, forward and backward, with each kind of kernel", nil, attentionTasks},
 	{"conformance", "every opcode against naive formulas", nil, conformanceTasks},
 	{"products", "products of layers, by cuBLASLt and by our own kernels", nil, figureTasks("products", 280*time.Second)},
-	{"memory", "kernels that memory bounds, copies, and what issuing takes", nil, memoryTasks},
-	{"training", "a hundred steps against the cpu, ranks on one GPU, graphs", nil, trainingTasks},
-	{"schedules", "schedules against one another, and going on from a checkpoint", nil, scheduleTasks},
+	{"memory", "memory-bound kernels, copies, and the time to issue instructions", nil, memoryTasks},
+	{"training", "a hundred steps against the CPU, several ranks on one GPU, graphs", nil, trainingTasks},
+	{"schedules", "schedules against each other, and continuing from a checkpoint", nil, scheduleTasks},
 	{"probe", "a cluster file of the machine, for layers", nil, probeTasks},
 	{"layers", "layers of a model, measured and simulated", layerNames(), layerTasks},
 	{"peers", "the same by PyTorch", layerNames(), peerTasks},
 	{"nccl", "NCCL with one rank", nil, ncclTasks},
-	{"report", "all results of the folder in one file; it is written after any stage", nil, nil},
+	{"report", "all results of the folder in one file; written after every stage", nil, nil},
 }
 
-// usual is the order without arguments: what matters most stands first, so that it is there whenever time is over.
+// usual is the order without arguments. The most important stages come first, in case time runs out.
 const usual = "first conformance training attention products memory nccl probe layers 7b-128k layers 8b-128k peers 7b-128k peers 8b-128k " +
 	"schedules layers 7b-32k-none layers 7b-32k-full layers 7b-512k"
 
@@ -49,7 +49,7 @@ const (
 	mostFirst = 4 * time.Minute
 )
 
-// quietTest is how long one test may take: a kernel that hangs writes nothing.
+// quietTest is the longest time for one test: a hanging kernel writes nothing.
 const quietTest = 40 * time.Second
 
 func testTask(name, binary, pattern string, limit time.Duration, env ...string) task {
@@ -61,24 +61,24 @@ func deviceTasks(string) []task {
 		found: func(_ *check, line string) (string, any) { return kindDevice, line }}}
 }
 
-// checked are the variables by which each wait of a kernel is bounded.
+// checked is the setting that bounds each wait of a kernel.
 const checked = "SPPO_CUDA_CHECK=1"
 
 func trialTasks(string) []task {
 	return []task{
-		testTask("attention against the cpu", "cuda.test", "^TestGPUAttention$", 50*time.Second, checked),
-		testTask("attention of many tokens", "cuda.test", "^TestGPUAttentionOfManyTokens$", 30*time.Second, checked),
+		testTask("attention against the CPU", "cuda.test", "^TestGPUAttention$", 50*time.Second, checked),
+		testTask("attention over many tokens", "cuda.test", "^TestGPUAttentionOfManyTokens$", 30*time.Second, checked),
 	}
 }
 
-// figures are asked for by the figure's pattern within TestGPUFigures.
+// figures runs the subtests of TestGPUFigures that match a pattern.
 func figures(name, pattern string, limit time.Duration) task {
 	t := testTask(name, "cuda.test", "^TestGPUFigures$/"+pattern, limit, "SPPO_GPU_FIGURES="+figureSize())
 	t.kind = kindFigure
 	return t
 }
 
-// figureSize is gpu, unless this is a rehearsal without one.
+// figureSize is gpu, except in a rehearsal without one.
 func figureSize() string {
 	if size := os.Getenv("SPPO_GPU_FIGURES"); size != "" {
 		return size
@@ -102,7 +102,7 @@ func memoryTasks(string) []task {
 	return []task{figures("memory", "^memory$", 200*time.Second), figures("issue", "^issue$", 80*time.Second)}
 }
 
-// someOpcodes are those that show the most: tensor cores, sums over rows, exponentials, state in f32.
+// someOpcodes are the most revealing ones: tensor cores, sums over rows, exponentials, state in f32.
 const someOpcodes = "^(matmul|attention|attention_grad|rmsnorm_grad|adamw)$"
 
 func conformanceTasks(string) []task {
@@ -130,7 +130,7 @@ func trainingTasks(string) []task {
 	return tasks
 }
 
-// referenceOf are the losses of a job on the cpu, which make gpu-bundle has computed.
+// referenceOf returns the losses of a job on the CPU, computed by make gpu-bundle.
 func referenceOf(job string) func(*check) (map[string][]any, error) {
 	return func(c *check) (map[string][]any, error) {
 		text, err := os.ReadFile(filepath.Join(c.files, job+".cpu.jsonl"))
@@ -158,7 +158,7 @@ func ncclTasks(string) []task {
 	return []task{testTask("one rank", "cuda.test", "^TestGPUNCCL$", 80*time.Second)}
 }
 
-// layers are models whose layers are timed, as peers/torch_layers.py has them too.
+// layers are the models whose layers are timed, also by peers/torch_layers.py.
 var layers = []struct {
 	name, spec string
 	set        []string
@@ -198,9 +198,9 @@ func layerTasks(name string) []task {
 
 // Facts of a program that its report needs.
 type Facts struct {
-	Tokens int64   `json:"tokens"` // of a step
-	Flops  float64 `json:"flops"`  // of a step, as the model has them
-	Peak   float64 `json:"peak"`   // of the ranks' GPUs in bf16, a second
+	Tokens int64   `json:"tokens"` // per step
+	Flops  float64 `json:"flops"`  // per step, counted for the model
+	Peak   float64 `json:"peak"`   // of the ranks' GPUs in bf16, per second
 }
 
 func programFacts(path string) (map[string][]any, error) {
@@ -215,8 +215,8 @@ func programFacts(path string) (map[string][]any, error) {
 
 var clusterName = regexp.MustCompile(`(?m)^cluster (\w+)`)
 
-// specs puts the models and their cluster into the folder of temporary files: the machine as it was probed, else the shipped cluster of
-// its kind of card.
+// specs writes the models and their cluster to the folder of temporary files: the probed machine, or the
+// shipped cluster of the card.
 func specs(c *check) (map[string][]any, error) {
 	cluster, err := os.ReadFile(filepath.Join(c.folder, clusterFile))
 	if err != nil {
@@ -224,7 +224,7 @@ func specs(c *check) (map[string][]any, error) {
 		if cluster, err = examples.Shipped.ReadFile("clusters/" + shipped + ".sppo"); err != nil {
 			return nil, err
 		}
-		fmt.Fprintf(c.out, "there is no %s of a probe: the cluster is the shipped %s\n", clusterFile, shipped)
+		fmt.Fprintf(c.out, "there is no %s from a probe; using the shipped cluster %s\n", clusterFile, shipped)
 		cluster = clusterName.ReplaceAll(cluster, []byte("cluster measured"))
 	}
 	errs := []error{os.WriteFile(filepath.Join(c.work, clusterFile), cluster, 0o644)}
@@ -235,9 +235,10 @@ func specs(c *check) (map[string][]any, error) {
 	return nil, errors.Join(errs...)
 }
 
-// shippedCluster is the name of the shipped cluster of the card that the journal tells of; of an H200 if it tells of none that is known.
+// shippedCluster returns the shipped cluster of the card in the journal; that of an H200 if the card is
+// unknown.
 func (c *check) shippedCluster() string {
-	results, _, _ := readJournal(c.folder) // without it the card is not known
+	results, _, _ := readJournal(c.folder) // without it the card is unknown
 	for _, r := range results {
 		for kind, cluster := range map[string]string{"H100": "h100", "A100": "a100-80g", "B200": "b200"} {
 			if r.Kind == kindDevice && bytes.Contains(r.Data, []byte("GPU 0: ")) && bytes.Contains(r.Data, []byte(kind)) {
@@ -248,7 +249,8 @@ func (c *check) shippedCluster() string {
 	return "h200"
 }
 
-// peerTasks are processes of one configuration each: by both of PyTorch's kernels of attention, with and without recomputation.
+// peerTasks returns one process for each configuration: both of PyTorch's attention kernels, with and without
+// recomputation.
 func peerTasks(name string) (tasks []task) {
 	interpreter := python()
 	for _, kernel := range []string{"cudnn", "flash"} {
@@ -260,7 +262,7 @@ func peerTasks(name string) (tasks []task) {
 	return tasks
 }
 
-// python finds an interpreter whose PyTorch has CUDA; python3 if none has.
+// python returns an interpreter whose PyTorch has CUDA, or else python3.
 func python() string {
 	candidates := []string{"python3"}
 	for _, pattern := range []string{"/opt/*/bin/python3", "/opt/*/.venv/bin/python3", "/opt/*/*/bin/python3"} {

@@ -17,14 +17,14 @@ import (
 	"sppo.dev/ir"
 )
 
-// This binary stands in for every program of the bundle, in its way to print, so that each can be made to fail, to hang or to die at each
-// of its results.
+// This binary imitates the output of every program of the bundle, so that each can be made to fail, hang or
+// die at each of its results.
 const (
 	roleVariable  = "SPPO_STAND_IN"
-	faultVariable = "SPPO_STAND_IN_FAULT" // what happens, and at which result: "hang TestGPUFigures/attention/b"
+	faultVariable = "SPPO_STAND_IN_FAULT" // the fault, and at which result: "hang TestGPUFigures/attention/b"
 )
 
-// programs are the files of the bundle that run.
+// programs are the executable files of the bundle.
 var programs = []string{"cuda.test", "e2e.test", "sppoc", "sppovm", "python3", "gpu"}
 
 func TestMain(m *testing.M) {
@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// bundle makes a folder with all stand-ins.
+// bundle creates a folder with all stand-ins.
 func bundle(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
@@ -57,7 +57,7 @@ func bundle(t *testing.T) string {
 	return dir
 }
 
-// reached is a result; the fault that is asked for happens there. It reports whether to fail.
+// reached marks a result; the requested fault happens there. It reports whether to fail.
 func reached(result string) bool {
 	mode, at, _ := strings.Cut(os.Getenv(faultVariable), " ")
 	if at == "" || !strings.Contains(result, at) {
@@ -65,9 +65,9 @@ func reached(result string) bool {
 	}
 	switch mode {
 	case "hang":
-		child := exec.Command("sleep", "20") // and a process of its own, which must not outlive it
+		child := exec.Command("sleep", "20") // with a process of its own, which must not outlive it
 		child.Stdout = os.Stdout
-		_ = child.Start() // a fault without it is one, too
+		_ = child.Start() // even without it this is a fault
 		select {}
 	case "die":
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -113,7 +113,7 @@ func standIn(role string, args []string) int {
 	return 0
 }
 
-// standInTests are the names that stages ask for, each with subtests.
+// standInTests are the tests that stages request, each with subtests.
 var standInTests = map[string][]testing.InternalTest{
 	"cuda.test": {
 		{Name: "TestGPUAttention", F: within("a", "b", "c")},
@@ -128,7 +128,7 @@ var standInTests = map[string][]testing.InternalTest{
 	"e2e.test": {{Name: "TestGPUSchedulesAreEqual", F: within("a", "b", "c")}, {Name: "TestGPUResume", F: within("a", "b")}},
 }
 
-// within are subtests by path. Those of figures write one.
+// within runs subtests by path. Those of figures write one.
 func within(paths ...string) func(t *testing.T) {
 	return func(t *testing.T) {
 		heads := []string{}
@@ -160,7 +160,7 @@ func within(paths ...string) func(t *testing.T) {
 	}
 }
 
-// measured runs stages over the stand-ins and returns what is in the folder then: each result as a text, except ends.
+// measured runs stages on the stand-ins and returns the results in the folder, each as text, except ends.
 func measured(t *testing.T, files, fault string, args ...string) (got []string, out string, status int) {
 	t.Helper()
 	dir := t.TempDir()
@@ -187,7 +187,8 @@ func resultsOf(t *testing.T, dir string) (got []string) {
 	return got
 }
 
-// Whatever one result comes to, all others are there: those before it, those of the tests after it, and those of the other tasks.
+// Whatever happens to one result, all others are there: earlier ones, those of later tests, and those of
+// other tasks.
 func TestFaultsCostOneResult(t *testing.T) {
 	files := bundle(t)
 	for _, c := range []struct{ at, stage, name, lost string }{
@@ -232,7 +233,7 @@ func TestFaultsCostOneResult(t *testing.T) {
 	}
 }
 
-// A check that is killed has lost what was being measured, and has left no process behind; the report comes of what there is.
+// A killed check loses only the current measurement and leaves no process behind; the report covers the rest.
 func TestKillCostsOneResult(t *testing.T) {
 	files := bundle(t)
 	for _, c := range []struct {
@@ -250,7 +251,7 @@ func TestKillCostsOneResult(t *testing.T) {
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		// The result at which it hangs is the first that is not there.
+		// The result at which it hangs is the first missing one.
 		at := slices.IndexFunc(right, func(s string) bool { return strings.Contains(s, wordOf[c.at]) })
 		if at < 0 {
 			t.Fatalf("%s: no result is %q among %v", c.at, wordOf[c.at], right)
@@ -281,15 +282,15 @@ func TestKillCostsOneResult(t *testing.T) {
 	}
 }
 
-// wordOf is a part of the result that is made where a fault happens.
+// wordOf is the part of a result at which a fault happens.
 var wordOf = map[string]string{
 	"devices 2": "GPU 0", "card/attention_grad": "card/attention_grad", "own_products/bias_grad": "own_products/bias_grad", "products/c": "products/c",
 	"issue/b": "issue/b", "cuda step 3": `"step":3`, "Resume/b": "Resume/b", "probe 2": "done", "sim step 3": `simulated: {"step":3`, "peer": "PyTorch", "NCCL/b": "NCCL/b",
 }
 
-// alive are the stand-ins that run for a folder of results.
+// alive returns the stand-ins that run for a results folder.
 func alive(dir string) (pids []string) {
-	self, _ := os.Executable() // it was found before
+	self, _ := os.Executable() // found before
 	environments, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, path := range environments {
 		environment, _ := os.ReadFile(path) // a process may have ended
@@ -301,7 +302,7 @@ func alive(dir string) (pids []string) {
 	return pids
 }
 
-// No stage takes longer than it may, every one in the usual order exists, and wrong names are told so.
+// No stage exceeds its limit, every stage of the usual order exists, and unknown names are reported.
 func TestStages(t *testing.T) {
 	for _, s := range stages {
 		if s.tasks == nil {
@@ -326,7 +327,7 @@ func TestStages(t *testing.T) {
 	}
 }
 
-// What there is no time for is left out and said to be.
+// Stages for which no time is left are skipped and reported.
 func TestLimitOfAll(t *testing.T) {
 	t.Setenv(limitVariable, "1ns")
 	got, out, status := measured(t, bundle(t), "", "devices", "nccl")

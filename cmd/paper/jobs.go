@@ -9,13 +9,13 @@ import (
 	"sppo.dev/lang"
 )
 
-// row is a line of the paper's table of configurations. What SPPO and Megatron have there, SP, PP and N, stands in the spec
-// of that name.
+// row is a line of the paper's table of configurations. Its SP, PP and N for SPPO and Megatron are in the
+// spec of that name.
 type row struct {
 	name    string // of the spec in examples/paper
-	tuned   [2]int // SP and PP of Megatron as tuned
-	ulysses int    // SP of DeepSpeed-Ulysses; 13B and 65B have none in the table
-	paper   string // what the text says of the row, "Model-Specific Performance"
+	tuned   [2]int // SP and PP of the tuned Megatron
+	ulysses int    // SP of DeepSpeed-Ulysses; the table has none for 13B and 65B
+	paper   string // the result in the section "Model-Specific Performance"
 }
 
 var rows = []row{
@@ -39,22 +39,22 @@ var rows = []row{
 // broken are the rows of the paper's breakdown.
 var broken = []string{"gpt-13b-512k", "gpt-65b-640k"}
 
-// model is the file that a row imports.
+// model returns the file that a row imports.
 func (r row) model() string {
 	parts := strings.Split(r.name, "-")
 	return strings.Join(parts[:2], "-")
 }
 
-// length is that of the row's sequence, as its name has it.
+// length returns the row's sequence length, as in its name.
 func (r row) length() string { return strings.ToUpper(strings.TrimPrefix(r.name, r.model()+"-")) }
 
-// system is a column: a schedule for every row that it is for.
+// system is a column: a schedule for each applicable row.
 type system struct {
 	name  string
 	m     int // sequences in a batch
 	only  []string
 	text  func(r row, s *lang.Spec) string // the schedule; nil: that of the row's spec
-	set   func(s *lang.Spec) []string      // over the row's spec
+	set   func(s *lang.Spec) []string      // overrides of the row's spec
 	skips func(r row, s *lang.Spec) bool
 }
 
@@ -70,20 +70,21 @@ func tuned(m int) system {
 		text: func(r row, _ *lang.Spec) string {
 			return fmt.Sprintf("megatron(sp = %d, pp = %d)", r.tuned[0], r.tuned[1])
 		},
-		skips: func(r row, s *lang.Spec) bool { // it is Megatron, or without a pipeline to fill
+		skips: func(r row, s *lang.Spec) bool { // it is Megatron, or has no pipeline to fill
 			return r.tuned == [2]int{s.Schedule.SP, s.Schedule.PP} || r.tuned[1] == 1 && m > 1
 		},
 	}
 }
 
-// replicas of Ulysses where heads do not divide by all GPUs: as many as the table's SP leaves.
+// replicas returns the replicas of Ulysses where heads are not divisible by all GPUs: as many as the table's
+// SP allows.
 func (r row) replicas(s *lang.Spec) int { return max(1, s.Cluster.GPUs()/r.ulysses) }
 
 func ours(name string, set ...string) system {
 	return system{name: name, m: 1, set: func(*lang.Spec) []string { return set }}
 }
 
-// interleaved has as many virtual stages as the layers of a rank divide into, at most eight.
+// interleaved uses as many virtual stages as divide the layers of a rank, at most eight.
 func interleaved(s *lang.Spec) []string {
 	layers, v := s.Model.Layers/s.Schedule.PP, 8
 	for layers%v != 0 {
@@ -100,10 +101,10 @@ func breakdownOnly(s system) system {
 // free is the system whose schedule is left to the solver.
 const free = "auto"
 
-// chunk is the tokens of a chunk of FPDT, as its authors take them.
+// chunk is the number of tokens in a chunk of FPDT, as chosen by its authors.
 const chunk = 64 << 10
 
-// systems are all columns.
+// systems are the columns.
 var systems = []system{
 	megatron(1), megatron(8), megatron(32), tuned(1), tuned(32),
 	{name: "deepspeed-ulysses", m: 1, text: func(r row, s *lang.Spec) string {
@@ -124,7 +125,8 @@ var systems = []system{
 	slowly("sppo, full offload", "full", "13.6"), slowly("sppo, full offload", "full", "3"), slowly("sppo", "adaptive", "3"),
 }
 
-// slowly offloads at other rates than the testbed's 32 GB/s: at 13.6, which the transfer times in the paper's text imply, and at 3.
+// slowly offloads at other rates than the testbed's 32 GB/s: at 13.6, which the transfer times in the paper's
+// text imply, and at 3.
 func slowly(name, policy, rate string) system {
 	return breakdownOnly(ours(name+" at "+rate+" GB/s",
 		"cluster.d2h_bandwidth="+rate+"GB/s", "cluster.h2d_bandwidth="+rate+"GB/s", "schedule.offload="+policy))
@@ -139,7 +141,7 @@ type job struct {
 // key names a job in the results.
 func (j job) key() string { return j.row.name + ", " + j.system.name }
 
-// jobs are all pairs of rows and systems that there are.
+// jobs returns all applicable pairs of rows and systems.
 func jobs() ([]job, error) {
 	var list []job
 	for _, r := range rows {
@@ -157,14 +159,14 @@ func jobs() ([]job, error) {
 	return list, nil
 }
 
-// folder is where the rows' specs are, from the root of the repository.
+// folder contains the rows' specs, relative to the root of the repository.
 const folder = "examples/paper/"
 
 func load(name string, set []string) (*lang.Spec, error) {
 	return sppo.Load(folder+name+".sppo", set...)
 }
 
-// spec is the job's.
+// spec returns the job's spec.
 func (j job) spec() (*lang.Spec, error) {
 	own, err := load(j.row.name, nil)
 	if err != nil || j.system.text == nil {
@@ -175,13 +177,13 @@ func (j job) spec() (*lang.Spec, error) {
 	}
 	schedule := j.system.text(j.row, own)
 	batch := j.system.m
-	if strings.Contains(schedule, "dp = ") { // each replica has a sequence of its own
+	if strings.Contains(schedule, "dp = ") { // each replica has its own sequence
 		batch *= j.row.replicas(own)
 	}
 	return parse(j.row.model(), schedule, own.Train.Sequence, batch, nil)
 }
 
-// parse makes the spec of a shipped schedule for a model, or of none.
+// parse returns the spec of a shipped schedule for a model, or of no schedule.
 func parse(model, schedule string, sequence int64, batch int, set []string) (*lang.Spec, error) {
 	name, _, _ := strings.Cut(schedule, "(")
 	text := fmt.Sprintf("import %q\ntrain {\n  sequence = %d\n  batch = %d\n  data = random()\n}\n", model+".sppo", sequence, batch)

@@ -1,13 +1,14 @@
-// Command paper works the evaluation of the SPPO paper out again, in virtual time, and writes docs/paper.md around it.
+// Command paper repeats the evaluation of the SPPO paper in virtual time, and writes the figures of
+// docs/paper.md.
 //
-//	main.go    the command: simulate what is asked for, then write
-//	jobs.go    the table of rows and systems, and the text of a job
+//	main.go    the command: simulate the selected jobs, then write
+//	jobs.go    the table of rows and systems, and the spec of a job
 //	run.go     from a job to its outcome; the longest sequence that fits
-//	tables.go  outcomes as tables, beside what the paper says
-//	plot.go    figures
-//	write.go   results, tables and figures to files
+//	tables.go  outcomes as tables, beside the paper's figures
+//	plot.go    charts
+//	write.go   results, tables and charts to files
 //
-// It knows nothing of how anything works: it compares, and quotes.
+// It only compares and quotes; it knows nothing about how plans are made.
 package main
 
 import (
@@ -28,7 +29,7 @@ func main() {
 
 func run(args []string) error {
 	flags := pflag.NewFlagSet("paper", pflag.ContinueOnError)
-	only := flags.String("only", "", "simulate the jobs that match this expression alone, and keep what is known of the others; ^$ just writes")
+	only := flags.String("only", "", "simulate only the jobs that match this expression, and keep the results of the others; ^$ only writes")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -46,7 +47,7 @@ func run(args []string) error {
 	if err := known.fill(wanted); err != nil {
 		return err
 	}
-	fmt.Fprintf(os.Stderr, "%d jobs and %d searches are on the page, those of today done in %s\n",
+	fmt.Fprintf(os.Stderr, "%d jobs and %d searches are on the page; those simulated now took %s\n",
 		len(known.Jobs), len(known.Longest), time.Since(begin).Round(time.Second))
 	return known.write()
 }

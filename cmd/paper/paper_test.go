@@ -11,13 +11,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if err := os.Chdir("../.."); err != nil { // all paths are from the root of the repository
+	if err := os.Chdir("../.."); err != nil { // all paths are relative to the root of the repository
 		panic(err)
 	}
 	irtest.Main(m)
 }
 
-// The page and its figures are what the results make of them.
+// The page and its charts match the results.
 func TestPage(t *testing.T) {
 	r, err := readResults()
 	if err != nil {
@@ -42,7 +42,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// Left alone, the solver is nowhere slower than a schedule that fits.
+// The solver's choice is nowhere slower than a schedule that fits.
 func TestFreeIsFastest(t *testing.T) {
 	r, err := readResults()
 	if err != nil {
@@ -51,12 +51,12 @@ func TestFreeIsFastest(t *testing.T) {
 	for key, o := range r.Jobs {
 		row, system, _ := strings.Cut(key, ", ")
 		if best := r.Jobs[row+", "+free]; o.Fits && o.TGS > best.TGS && !strings.HasSuffix(system, "GB/s") {
-			t.Errorf("%s: %.4g tokens/s a GPU, and %.4g left alone", key, o.TGS, best.TGS)
+			t.Errorf("%s: %.4g tokens/s per GPU, and %.4g left alone", key, o.TGS, best.TGS)
 		}
 	}
 }
 
-// What is simulated is within 3% of what was worked out by hand.
+// Simulated figures are within 3% of those computed by hand.
 func TestFiguresByHand(t *testing.T) {
 	r, err := readResults()
 	if err != nil {
@@ -69,7 +69,8 @@ func TestFiguresByHand(t *testing.T) {
 	}
 }
 
-// The results are of today's compiler and cost model, to a fiftieth: of the quick jobs, or with SPPO_LONG of all.
+// The results match today's compiler and cost model to within 2%: for the quick jobs, or with SPPO_LONG for
+// all.
 func TestResults(t *testing.T) {
 	wanted := regexp.MustCompile(`^gpt-7b-512k, (megatron, m = 8|deepspeed-ulysses|fpdt|sppo|sppo interleaved)$|^longest, .*, 32 GPUs$`)
 	if os.Getenv("SPPO_LONG") != "" {

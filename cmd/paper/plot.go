@@ -14,11 +14,11 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// chart is groups of bars, in panels that have a scale each.
+// chart has groups of bars, in panels with their own scales.
 type chart struct {
 	title   string
 	series  []string
-	marks   string // what a mark on a bar means; empty: there are none
+	marks   string // meaning of a mark on a bar; empty: no marks
 	columns int    // of panels
 	panels  []panel
 }
@@ -37,13 +37,13 @@ type group struct {
 type bar struct {
 	series int
 	value  float64
-	mark   float64 // what the paper says; 0: nothing
+	mark   float64 // the paper's value; 0: none
 	open   bool    // outlined only: it does not fit
 }
 
-// look is the colours of a page.
+// look is the set of colours of a page.
 type look struct {
-	suffix          string // of the files
+	suffix          string // of the file names
 	back, ink, rule color.Color
 }
 
@@ -54,7 +54,8 @@ var looks = []look{
 	{"-dark", color.RGBA{0x0d, 0x11, 0x17, 255}, grey(0xe6), grey(0x48)},
 }
 
-// shades of systems differ for the colour-blind, too (Okabe and Ito), and are the same in all figures; nil is the ink.
+// shades are the colours of systems in all charts, distinguishable by the colour-blind (Okabe and Ito); nil
+// is the text colour.
 var shades = map[string]color.Color{
 	"megatron, m = 1": grey(0xc4), "megatron, m = 32": grey(0x77), "megatron tuned, m = 1": orange, "megatron tuned": orange,
 	"deepspeed-ulysses": sky, "fpdt": color.RGBA{0x00, 0x72, 0xb2, 255}, "sppo": color.RGBA{0x00, 0x9e, 0x73, 255},
@@ -67,7 +68,7 @@ var (
 	sky    = color.RGBA{0x56, 0xb4, 0xe9, 255}
 )
 
-// Measures of a figure, in points. A bar is as wide in all figures.
+// Measures of a chart, in points. Bars have the same width in all charts.
 const (
 	barWidth    = 9
 	barGap      = 1
@@ -78,10 +79,10 @@ const (
 	titleHeight = 26
 	legendWidth = 140
 	margin      = 8
-	wider       = 1.15 // fonts that stand for ours may be
+	wider       = 1.15 // fonts that replace ours may be
 )
 
-// typeface is of the same widths as Arial, which stands for it where it is not installed.
+// typeface has the same widths as Arial, which it replaces where Arial is not installed.
 var typeface = font.Font{Typeface: "Liberation", Variant: "Sans"}
 
 func init() { plot.DefaultFont, plotter.DefaultFont = typeface, typeface }
@@ -133,10 +134,10 @@ func (c *chart) svg(l look) (string, error) {
 	return strings.ReplaceAll(b.String(), "font-family:Liberation Sans", "font-family:Liberation Sans,Arial,sans-serif"), err
 }
 
-// slotWidth is that of a group with a bar for every series.
+// slotWidth returns the width of a group with a bar for every series.
 func (c *chart) slotWidth() float64 { return float64(len(c.series)*(barWidth+barGap) + groupGap) }
 
-// plot draws the groups of a panel into as many slots.
+// plot draws the groups of a panel into a number of slots.
 func (c *chart) plot(p panel, slots int, l look) (*plot.Plot, error) {
 	out := plot.New()
 	out.BackgroundColor = l.back
@@ -156,7 +157,7 @@ func (c *chart) plot(p panel, slots int, l look) (*plot.Plot, error) {
 	}
 	out.NominalX(labels...)
 	out.X.Min, out.X.Max, out.X.Padding = -0.5, float64(slots)-0.5, 0
-	out.X.Tick.Length, out.X.Tick.Color = 3, l.back // room for the labels
+	out.X.Tick.Length, out.X.Tick.Color = 3, l.back // space for the labels
 	out.Y.Min, out.Y.Max, out.Y.Padding, out.Y.Tick.Length, out.Y.LineStyle.Width = 0, 1.04*out.Y.Max, 0, 0, 0
 	out.X.LineStyle.Color, out.Y.Tick.Marker = l.ink, plot.TickerFunc(roundTicks)
 	for _, axis := range []*plot.Axis{&out.X, &out.Y} {
@@ -165,7 +166,7 @@ func (c *chart) plot(p panel, slots int, l look) (*plot.Plot, error) {
 	return out, nil
 }
 
-// roundTicks are a few, at multiples of 1, 2 or 5 times a power of ten.
+// roundTicks returns a few ticks at multiples of 1, 2 or 5 times a power of ten.
 func roundTicks(_, most float64) (ticks []plot.Tick) {
 	order := math.Pow(10, math.Floor(math.Log10(most/4)))
 	step := order
@@ -180,7 +181,7 @@ func roundTicks(_, most float64) (ticks []plot.Tick) {
 	return ticks
 }
 
-// add draws a bar, with its middle at x, and its mark.
+// add draws a bar centred at x, and its mark.
 func (c *chart) add(to *plot.Plot, x float64, b bar, l look) error {
 	drawn, err := plotter.NewBarChart(plotter.Values{b.value}, barWidth)
 	if err != nil {
@@ -201,7 +202,7 @@ func (c *chart) add(to *plot.Plot, x float64, b bar, l look) error {
 	return nil
 }
 
-// markFrom is a level line.
+// markFrom draws a horizontal line.
 func markFrom(from, to, y float64, l look) *plotter.Line {
 	return &plotter.Line{XYs: plotter.XYs{{X: from, Y: y}, {X: to, Y: y}}, LineStyle: draw.LineStyle{Color: l.ink, Width: 2}}
 }
@@ -232,7 +233,7 @@ func (c *chart) legend(l look) (*plot.Legend, error) {
 	return &legend, nil
 }
 
-// figures by the name of their file.
+// figures lists the charts with their file names.
 var figures = []struct {
 	name string
 	make func(r *results) *chart
@@ -244,7 +245,7 @@ var figures = []struct {
 }
 
 func throughputChart(r *results) *chart {
-	c := &chart{columns: 1, title: "Throughput, simulated: tokens a GPU and second; dashed where it would take more memory than there is",
+	c := &chart{columns: 1, title: "Throughput, simulated: tokens per GPU and second; dashed bars need more memory than there is",
 		series: []string{"megatron, m = 1", "megatron, m = 32", "megatron tuned, m = 1", "deepspeed-ulysses", "fpdt", "sppo", "sppo mux", "sppo interleaved", "auto"}}
 	for _, row := range rows {
 		if len(c.panels) == 0 || c.panels[len(c.panels)-1].caption != row.model() {
@@ -262,12 +263,12 @@ func throughputChart(r *results) *chart {
 	return c
 }
 
-// breakdownChart has the paper's factors at the bars of the techniques that they are for.
+// breakdownChart shows the paper's factors at the bars of their techniques.
 func breakdownChart(r *results) *chart {
 	said := map[string]float64{"gpt-13b-512k, sppo": 1.23, "gpt-13b-512k, sppo mux": 1.44, "gpt-65b-640k, sppo": 3.38, "gpt-65b-640k, sppo mux": 3.48}
 	c := &chart{columns: 2, title: "Breakdown, simulated: speed over Megatron", marks: "the paper"}
 	for _, t := range techniques {
-		if _, ok := shades[t.system]; ok { // those at other rates of copies are in the table alone
+		if _, ok := shades[t.system]; ok { // other copy rates are in the table only
 			c.series = append(c.series, t.system)
 		}
 	}
@@ -288,13 +289,13 @@ func breakdownChart(r *results) *chart {
 }
 
 func longestChart(r *results) *chart {
-	c := &chart{columns: 1, title: "Longest sequence of GPT-7B, by the bound on memory: millions of tokens", series: lengthSystems, marks: "the paper"}
+	c := &chart{columns: 1, title: "Longest sequence of GPT-7B, by the memory bound: millions of tokens", series: lengthSystems, marks: "the paper"}
 	p := panel{}
 	for _, n := range lengthGPUs {
 		g := group{label: fmt.Sprintf("%d GPUs", n)}
 		for i, s := range lengthSystems {
 			var said float64
-			fmt.Sscan(lengths[fmt.Sprintf("%s, %d", s, n)], &said) // nothing is 0
+			fmt.Sscan(lengths[fmt.Sprintf("%s, %d", s, n)], &said) // nothing scanned: 0
 			g.bars = append(g.bars, bar{series: i, value: r.millions(s, n), mark: said})
 		}
 		p.groups = append(p.groups, g)
@@ -304,7 +305,7 @@ func longestChart(r *results) *chart {
 }
 
 func bubbleChart(r *results) *chart {
-	c := &chart{columns: 3, title: "Bubble over busy time, in percent, simulated", series: []string{"sppo", "sppo mux", "sppo interleaved"}, marks: "(pp - 1)/N"}
+	c := &chart{columns: 3, title: "Bubble (idle divided by busy time), in percent, simulated", series: []string{"sppo", "sppo mux", "sppo interleaved"}, marks: "(pp - 1)/N"}
 	for _, row := range rows {
 		if len(c.panels) == 0 || c.panels[len(c.panels)-1].caption != row.model() {
 			c.panels = append(c.panels, panel{caption: row.model()})

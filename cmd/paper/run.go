@@ -13,7 +13,7 @@ import (
 	"sppo.dev/passes"
 )
 
-// outcome is what a simulated step shows.
+// outcome is the result of a simulated step.
 type outcome struct {
 	Schedule  string   `json:"schedule"` // dp x pp x sp, subsequences
 	Sequences int      `json:"m"`        // of a replica's batch
@@ -22,16 +22,16 @@ type outcome struct {
 	MFU       float64  `json:"mfu"`
 	Bubble    float64  `json:"bubble_ratio"`
 	ExposedS  float64  `json:"exposed_transfer_s"`
-	Imbalance float64  `json:"imbalance"` // of the subsequences' operations
+	Imbalance float64  `json:"imbalance"` // of the FLOPs of subsequences
 	Device    ir.Bytes `json:"device_peak_bytes"`
 	Host      ir.Bytes `json:"host_peak_bytes"`
 	Fits      bool     `json:"fits"`
 
-	Found map[string]string `json:"found,omitempty"` // by solve, of what nobody asked for
-	Error string            `json:"error,omitempty"` // there is no such job, and why
+	Found map[string]string `json:"found,omitempty"` // chosen by solve where the job leaves a key open
+	Error string            `json:"error,omitempty"` // why there is no such job
 }
 
-// results are all outcomes by the key of the job, and longest sequences in tokens by that of the search.
+// results holds all outcomes by job, and longest sequences in tokens by search.
 type results struct {
 	Jobs    map[string]outcome `json:"jobs"`
 	Longest map[string]int64   `json:"longest"`
@@ -55,7 +55,7 @@ func (r *results) fill(wanted *regexp.Regexp) error {
 			return fmt.Errorf("%s: %w", j.key(), err)
 		}
 		r.Jobs[j.key()] = o
-		fmt.Fprintf(os.Stderr, "%-40s %8.4g tokens/s a GPU  %s\n", j.key(), o.TGS, o.Error)
+		fmt.Fprintf(os.Stderr, "%-40s %8.4g tokens/s per GPU  %s\n", j.key(), o.TGS, o.Error)
 	}
 	for _, s := range searches {
 		if !wanted.MatchString(s.key()) {
@@ -69,7 +69,8 @@ func (r *results) fill(wanted *regexp.Regexp) error {
 	return nil
 }
 
-// simulate plans, compiles, verifies and runs a step. What the language or the passes refuse is an outcome, too.
+// simulate plans, compiles, verifies and runs a step. A refusal by the language or the passes is an outcome
+// too.
 func (j job) simulate() (outcome, error) {
 	spec, err := j.spec()
 	if err != nil {
@@ -102,7 +103,7 @@ func (j job) simulate() (outcome, error) {
 	return o, nil
 }
 
-// found is the schedule of a plan, by key.
+// found returns the schedule of a plan, by key.
 func found(plan *passes.Plan) map[string]string {
 	out := map[string]string{}
 	keys, values := passes.Pins(plan.Schedule)
@@ -112,7 +113,7 @@ func found(plan *passes.Plan) map[string]string {
 	return out
 }
 
-// refusal is the outcome of a job that the compiler refuses for a reason of the job's.
+// refusal turns the compiler's refusal of a job into an outcome.
 func refusal(err error) (outcome, error) {
 	var d lang.Diagnostics
 	if !errors.As(err, &d) || len(d) == 0 {
@@ -121,17 +122,18 @@ func refusal(err error) (outcome, error) {
 	return outcome{Error: d[0].Message}, nil
 }
 
-// search asks for the longest sequence of GPT-7B on some nodes.
+// search finds the longest sequence of GPT-7B on a number of nodes.
 type search struct {
 	system string
 	nodes  int
-	// schedule of a sequence, as parse wants it; a subsequence of SPPO has what the paper calls profitable.
+	// schedule for a sequence, in the form of parse; subsequences of SPPO have the length that the paper
+	// calls profitable.
 	schedule func(sequence int64) string
 }
 
 func (s search) key() string { return fmt.Sprintf("longest, %s, %d GPUs", s.system, 8*s.nodes) }
 
-// The grid of a search, and where it ends.
+// The grid of a search, and its end.
 const (
 	searchStep = 64 << 10
 	searchMost = 16 << 20
@@ -152,7 +154,7 @@ var searches = func() (list []search) {
 	return list
 }()
 
-// run halves the range between what fits and what does not.
+// run bisects between what fits and what does not.
 func (s search) run() (int64, error) {
 	fits, over := int64(0), int64(searchMost/searchStep)
 	for over-fits > 1 {
@@ -170,7 +172,7 @@ func (s search) run() (int64, error) {
 	return fits * searchStep, nil
 }
 
-// fits asks the bound on memory that passes choose by: nothing is compiled.
+// fits uses the memory bound of the passes; nothing is compiled.
 func (s search) fits(sequence int64) (bool, error) {
 	set := []string{fmt.Sprintf("cluster.nodes=%d", s.nodes)}
 	var spec *lang.Spec

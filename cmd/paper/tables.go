@@ -9,7 +9,7 @@ import (
 	"sppo.dev/passes"
 )
 
-// table is rows of cells under a head, in Markdown.
+// table is a Markdown table.
 type table struct {
 	head  []string
 	lines [][]string
@@ -18,7 +18,7 @@ type table struct {
 
 func (t *table) add(cells ...string) { t.lines = append(t.lines, cells) }
 
-// note says something once.
+// note adds a note once.
 func (t *table) note(text string) {
 	if !slices.Contains(t.notes, text) {
 		t.notes = append(t.notes, text)
@@ -42,7 +42,7 @@ func (t *table) String() string {
 	return b.String()
 }
 
-// tables by the name that the page gives their places.
+// tables lists the tables with their names on the page.
 var tables = []struct {
 	name string
 	make func(r *results) (string, error)
@@ -57,7 +57,7 @@ var tables = []struct {
 	{"byhand", byHand},
 }
 
-// rate is a cell of tokens per GPU and second.
+// rate returns a cell with tokens per GPU and second.
 func (r *results) rate(t *table, row, system string) string {
 	o, ok := r.Jobs[row+", "+system]
 	switch {
@@ -67,13 +67,13 @@ func (r *results) rate(t *table, row, system string) string {
 		t.note(fmt.Sprintf("– of %s: %s", system, o.Error))
 		return "–"
 	case !o.Fits:
-		t.note("In parentheses: it would take more memory than there is.")
+		t.note("In parentheses: needs more memory than there is.")
 		return fmt.Sprintf("(%s)", short(o.TGS))
 	}
 	return short(o.TGS)
 }
 
-// short is a rate with four digits at most.
+// short writes a rate with at most four digits.
 func short(v float64) string {
 	if v < 100 {
 		return fmt.Sprintf("%.1f", v)
@@ -100,7 +100,7 @@ func throughput(r *results) (string, error) {
 	return t.String(), nil
 }
 
-// over is the ratio of two jobs of a row; 0 where there is none.
+// over returns the speed of one job of a row relative to another; 0 if either is missing.
 func (r *results) over(row, system, base string) float64 {
 	a, b := r.Jobs[row+", "+system], r.Jobs[row+", "+base]
 	if b.TGS == 0 {
@@ -116,7 +116,8 @@ func times(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// filled is the ratio against Megatron whose pipeline is always full: with m sequences it takes (m + pp - 1) / m of that time.
+// filled returns the speed relative to a Megatron whose pipeline is always full: with m sequences it takes (m
+// + pp - 1) / m of that time.
 func (r *results) filled(row, system string) float64 {
 	const m = 32
 	base := r.Jobs[fmt.Sprintf("%s, megatron, m = %d", row, m)]
@@ -138,7 +139,7 @@ func speedup(r *results) (string, error) {
 	return t.String(), nil
 }
 
-// best is the fastest system of ours that fits.
+// best returns our fastest system that fits.
 func (r *results) best(row string) string {
 	best := "sppo"
 	for _, s := range systems {
@@ -149,11 +150,11 @@ func (r *results) best(row string) string {
 	return best
 }
 
-// left is what the solver finds for each row, and how much faster that is than what the paper's table has with the best that SPPO
-// does with it.
+// left shows what the solver finds for each row, and how much faster that is than the best SPPO schedule with
+// the row's sizes.
 func left(r *results) (string, error) {
 	keys := []string{"strategy", "virtual_stages", "sp_mode", "mux", "recompute", "offload"}
-	t := &table{head: append(append([]string{"row", "of the row", "found"}, keys...), "device memory", "host memory", "over best of sppo")}
+	t := &table{head: append(append([]string{"row", "in the row", "found"}, keys...), "device memory", "host memory", "relative to best of sppo")}
 	for _, row := range rows {
 		o := r.Jobs[row.name+", "+free]
 		cells := []string{row.name, r.Jobs[row.name+", sppo"].Schedule, o.Schedule}
@@ -165,8 +166,8 @@ func left(r *results) (string, error) {
 	return t.String(), nil
 }
 
-// techniques of the breakdown, and what the paper's text says of each for 13B at 512K and 65B at 640K: factors over Megatron,
-// but for full offload, which is over SPPO without offload.
+// techniques of the breakdown, with the paper's factors over Megatron for 13B at 512K and 65B at 640K. The
+// factor for full offload is over SPPO without offload.
 var techniques = []struct {
 	system string
 	paper  [2]string
@@ -186,7 +187,7 @@ var techniques = []struct {
 }
 
 func breakdown(r *results) (string, error) {
-	t := &table{head: []string{"row", "technique", "tokens/s a GPU", "device memory", "over megatron, m = 1", "m = 32", "over tuned, m = 1", "the paper"}}
+	t := &table{head: []string{"row", "technique", "tokens/s per GPU", "device memory", "over megatron, m = 1", "m = 32", "over tuned, m = 1", "the paper"}}
 	for i, row := range broken {
 		for _, x := range techniques {
 			o := r.Jobs[row+", "+x.system]
@@ -201,14 +202,14 @@ func breakdown(r *results) (string, error) {
 	return t.String(), nil
 }
 
-// lengths are what the paper's text says of the longest sequence: factors by GPUs, of about a million tokens.
+// lengths are the paper's factors for the longest sequence, by GPUs, relative to about a million tokens.
 var lengths = map[string]string{
 	"sppo, 32": "1.3", "sppo, 64": "2", "sppo, 128": "4",
 	"megatron tuned, 32": "1", "megatron tuned, 64": "1.375", "megatron tuned, 128": "2.13",
 	"deepspeed-ulysses, 32": "1", "deepspeed-ulysses, 64": "0", "deepspeed-ulysses, 128": "0",
 }
 
-// lengthSystems and their cluster sizes are the lines and columns of the table and the figure.
+// lengthSystems and their cluster sizes are the rows and columns of the table and the chart.
 var (
 	lengthSystems = []string{"megatron tuned", "deepspeed-ulysses", "fpdt", "sppo"}
 	lengthGPUs    = []int{32, 64, 128}
@@ -237,15 +238,15 @@ func (r *results) millions(system string, gpus int) float64 {
 	return float64(r.Longest[fmt.Sprintf("longest, %s, %d GPUs", system, gpus)]) / (1 << 20)
 }
 
-// shape reads stages and subsequences off an outcome.
+// shape extracts stages and subsequences from an outcome.
 func (o *outcome) shape() (pp, n int) {
 	var dp, sp int
-	fmt.Sscanf(o.Schedule, "%d x %d x %d, N = %d", &dp, &pp, &sp, &n) // as simulate writes it
+	fmt.Sscanf(o.Schedule, "%d x %d x %d, N = %d", &dp, &pp, &sp, &n) // as written by simulate
 	return pp, n
 }
 
 func bubbles(r *results) (string, error) {
-	t := &table{head: []string{"row", "pp", "N", "(pp - 1)/N", "simulated", "interleaved", "imbalance of operations", "exposed transfer"}}
+	t := &table{head: []string{"row", "pp", "N", "(pp - 1)/N", "simulated", "interleaved", "imbalance of FLOPs", "exposed transfer"}}
 	for _, row := range rows {
 		o := r.Jobs[row.name+", sppo"]
 		pp, n := o.shape()
@@ -257,10 +258,10 @@ func bubbles(r *results) (string, error) {
 
 func percent(v float64) string { return fmt.Sprintf("%.1f%%", 100*v) }
 
-// activations sets the paper's figure of activation memory across subsequences, of one layer of 65B at 128K on one GPU, beside
-// what its own count of 36 bytes gives with lengths of equal causal operations.
+// activations compares the paper's figure of activation memory across subsequences (one layer of 65B at 128K
+// on one GPU) with its own count of 36 bytes at lengths of equal causal FLOPs.
 func activations(*results) (string, error) {
-	t := &table{head: []string{"N", "first, last length", "36 bytes a token and hidden element", "what is saved here", "the paper"}}
+	t := &table{head: []string{"N", "first, last length", "36 bytes per token and hidden element", "what is saved here", "the paper"}}
 	for _, c := range []struct {
 		n    int
 		said string
@@ -289,7 +290,7 @@ func activations(*results) (string, error) {
 	return t.String(), nil
 }
 
-// worked are the figures that were worked out by hand for 7B at 512K with N = 32, in seconds a sequence.
+// worked are the figures computed by hand for 7B at 512K with N = 32, in seconds per sequence.
 var worked = []struct {
 	system string
 	byHand float64

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Where things are, from the root of the repository.
+// Paths relative to the root of the repository.
 const (
 	page        = "docs/paper.md"
 	plots       = "docs/paper"
@@ -26,7 +26,7 @@ func readResults() (*results, error) {
 	return r, nil
 }
 
-// write puts the results, and what is made of them, into their files.
+// write writes the results, tables and charts to their files.
 func (r *results) write() error {
 	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
@@ -52,7 +52,7 @@ func (r *results) write() error {
 	return nil
 }
 
-// render is the page with new tables, and the figures, by file.
+// render returns the page with new tables, and the charts, by file.
 func (r *results) render(text string) (map[string]string, error) {
 	files := map[string]string{}
 	for _, t := range tables {
@@ -77,7 +77,7 @@ func (r *results) render(text string) (map[string]string, error) {
 	return files, nil
 }
 
-// replace puts a table between its two marks.
+// replace inserts a table between its two markers.
 func replace(text, name, table string) (string, error) {
 	begin, end := fmt.Sprintf("<!-- %s: written by make paper -->\n", name), fmt.Sprintf("<!-- end of %s -->", name)
 	before, rest, ok := strings.Cut(text, begin)

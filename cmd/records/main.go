@@ -1,9 +1,9 @@
-// Command records writes docs/records.md: published results of training on very long sequences, each beside what the compiler
-// predicts for the same job on the same hardware.
+// Command records writes docs/records.md: published results of training on very long sequences, beside the
+// compiler's predictions for the same jobs on the same hardware.
 //
 //	main.go     the command
-//	table.go    the records: what was published and where, the job as a spec, why the figures differ
-//	predict.go  a record's job planned, compiled and simulated; the ceiling of its arithmetic
+//	table.go    the records: publication, job as a spec, why the figures differ
+//	predict.go  plans, compiles and simulates a record's job; the ceiling of its arithmetic
 //	page.go     the page, with its text
 package main
 
@@ -24,7 +24,7 @@ func main() {
 
 func run(args []string) error {
 	flags := pflag.NewFlagSet("records", pflag.ContinueOnError)
-	only := flags.String("only", "", "predict the records that match this expression alone, and keep the other rows of the page")
+	only := flags.String("only", "", "predict only the records that match this expression, and keep the other rows of the page")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

@@ -6,39 +6,40 @@ import (
 	"strings"
 )
 
-// page is the file that is written, from the root of the repository.
+// page is the output file, relative to the root of the repository.
 const page = "docs/records.md"
 
 const intro = `# Published records beside predictions
 
-Written by ` + "`make records`" + `. Published results of training on very long sequences, each beside what ` + "`sppoc`" + ` plans for the same model and
-hardware with every choice left to it, one sequence a step. **All figures of ours are simulated**: no such job has run. Clusters are those
-of ` + "`examples/clusters`" + `, with 2 TB of host memory a node, all of it for the job; their kernel rates are assumptions, stated there.
+Written by ` + "`make records`" + `. Published results of training on very long sequences, beside what ` + "`sppoc`" + ` plans for the same model and
+hardware when every choice is left to it, with one sequence per step. **All our figures are simulated**: no such job has run. The clusters
+are those of ` + "`examples/clusters`" + `, with 2 TB of host memory per node, all of it for the job. Their kernel rates are assumptions, stated there.
 
-- *fits*: whether the published number of tokens fits here; if not, the other figures are those of the longest sequence that does, searched
-  in steps of 64K tokens where a plan takes seconds.
-- *MFU*: model FLOPs, three times the forward's with attention counted causal, over the peak. Publications may count differently.
-- *ceiling*: the speed of the published job's arithmetic alone, at the assumed rates of the kernels and with nothing computed twice. No
-  schedule exceeds it; a published figure above it says that the rates are too low, or that FLOPs are counted differently.
+- *fits*: whether the published number of tokens fits here. If not, the other figures are those of the longest sequence that does, searched
+  in steps of 64K tokens if a plan takes seconds.
+- *MFU*: model FLOPs divided by the peak. Model FLOPs are three times those of the forward pass, with causal attention. Publications may
+  count differently.
+- *ceiling*: the speed of the published job's arithmetic alone, at the assumed rates of the kernels, each operation once. No schedule
+  exceeds it. A published figure above it means that the rates are too low, or that FLOPs are counted differently.
 
 `
 
-const head = "| record | job | published | fits here | tokens | step, simulated | tokens/s a GPU, simulated | MFU, simulated | ceiling: tokens/s a GPU | ceiling: MFU |\n" +
+const head = "| record | job | published | fits here | tokens | step, simulated | tokens/s per GPU, simulated | MFU, simulated | ceiling: tokens/s per GPU | ceiling: MFU |\n" +
 	"| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
 
 const formula = `
-The ceiling in seconds a token and GPU, with the forward FLOPs a token of the matmuls (M) and of causal attention (A), and the best
+The ceiling in seconds per token and GPU, with the forward FLOPs per token of matmuls (M) and causal attention (A), and the best
 efficiencies (e) of the cluster:
 
     (3 M / e_matmul + A / e_attention + 2.5 A / e_attention_grad) / peak
 
-The backward kernel of attention computes the scores again: 2.5 times the forward's FLOPs, of which MFU counts two.
+The backward kernel of attention recomputes the scores: 2.5 times the forward's FLOPs, of which MFU counts two.
 
 ## Why they differ, and sources
 
 `
 
-// render is the page. Rows of records that are not wanted are those of the old page.
+// render returns the page. Rows that are not wanted are copied from the old page.
 func render(old string, wanted *regexp.Regexp) (string, error) {
 	var b strings.Builder
 	b.WriteString(intro + head)
@@ -61,10 +62,10 @@ func render(old string, wanted *regexp.Regexp) (string, error) {
 	return b.String(), nil
 }
 
-// begin is what a row begins with: everything that is not predicted.
+// begin returns the start of a row: everything that is not predicted.
 func (r *record) begin() string { return fmt.Sprintf("| %s | %s | %s |", r.name, r.job, r.claim) }
 
-// rowOf finds a record's row on a page.
+// rowOf returns a record's row of a page.
 func rowOf(text string, r *record) (string, bool) {
 	for _, line := range strings.SplitAfter(text, "\n") {
 		if strings.HasPrefix(line, r.begin()) {

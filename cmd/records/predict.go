@@ -9,29 +9,30 @@ import (
 	"sppo.dev/passes"
 )
 
-// prediction is what the compiler and the simulator say of a record's job.
+// prediction is the result of compiler and simulator for a record's job.
 type prediction struct {
 	fits     bool  // with the published number of tokens
-	sequence int64 // tokens of what follows: the published number, or the longest that fits; 0: none does
+	sequence int64 // the published number of tokens, or the longest that fits; 0: none does
 	stepS    float64
 	tgs, mfu float64
-	ceiling  ceiling // of the published number of tokens
+	ceiling  ceiling // for the published number of tokens
 }
 
 // ceiling is the speed of the job's arithmetic alone, at the kernels' rates.
 type ceiling struct{ tgs, mfu float64 }
 
-// grid is what lengths are multiples of where the published one does not fit.
+// grid divides the lengths tried where the published one does not fit.
 const grid = 64 << 10
 
-// spec is the job with a number of tokens.
+// spec returns the job with a number of tokens.
 func (r *record) spec(sequence int64) (*lang.Spec, error) {
 	text := fmt.Sprintf("import \"../%s\"\nimport \"clusters/%s.sppo\"\ncluster machine = %s\n"+
 		"train {\n  sequence = %d\n  batch = 1\n  data = random()\n}\nschedule record {}\n", r.model, r.cluster, r.machine, sequence)
 	return sppo.Parse("examples/today/record.sppo", []byte(text))
 }
 
-// predict plans and simulates the job with the published number of tokens, or if that does not fit with the most that do.
+// predict plans and simulates the job with the published number of tokens or, if that does not fit, the
+// longest that does.
 func (r *record) predict() (prediction, error) {
 	spec, err := r.spec(r.sequence)
 	if err != nil {
@@ -61,7 +62,7 @@ func (r *record) predict() (prediction, error) {
 		return out, err
 	}
 	if !plan.Memory.Fits {
-		return out, fmt.Errorf("%s: %d tokens were found to fit, and their program does not: %s", r.name, out.sequence, sppo.Shortfall(&plan.Memory))
+		return out, fmt.Errorf("%s: %d tokens seemed to fit, but their program does not: %s", r.name, out.sequence, sppo.Shortfall(&plan.Memory))
 	}
 	t, err := sppo.Simulate(program)
 	if err != nil {
@@ -71,7 +72,7 @@ func (r *record) predict() (prediction, error) {
 	return out, nil
 }
 
-// longest is the most tokens that fit, in steps of the grid, of fewer than were published.
+// longest returns the longest fitting length below the published one, in steps of the grid.
 func (r *record) longest() (int64, error) {
 	var failed error
 	steps := sort.Search(int(r.sequence/grid), func(i int) bool {
@@ -84,7 +85,7 @@ func (r *record) longest() (int64, error) {
 	return int64(steps) * grid, failed
 }
 
-// fits reports whether some plan fits. What the bound on its memory says to fit is not placed.
+// fits reports whether some plan fits. A plan is not placed if its memory bound already fits.
 func (r *record) fits(sequence int64) (bool, error) {
 	spec, err := r.spec(sequence)
 	if err != nil {
@@ -101,12 +102,13 @@ func (r *record) fits(sequence int64) (bool, error) {
 	return passes.FootprintOf(plan).Fits(m.DeviceCapacityBytes, m.HostCapacityBytes), nil
 }
 
-// ceilingOf is the speed of a job whose GPUs do nothing but the arithmetic of its model, without any of it twice:
+// ceilingOf returns the speed of a job whose GPUs do only the arithmetic of its model, each operation once:
 //
-//	seconds a token = (3 M / e_matmul + A / e_attention + 2.5 A / e_attention_grad) / peak
+//	seconds per token = (3 M / e_matmul + A / e_attention + 2.5 A / e_attention_grad) / peak
 //
-// M are the forward FLOPs of the matmuls a token, A those of causal attention, e the efficiencies of the cluster at their best. The
-// backward kernel of attention computes the scores again, so that it has 2.5 times the FLOPs of the forward and not twice (Dao 2023).
+// M are the forward FLOPs of matmuls per token, A those of causal attention, e the best efficiencies of the
+// cluster. The backward kernel of attention recomputes the scores, so it has 2.5 times the FLOPs of the
+// forward rather than twice (Dao 2023).
 func ceilingOf(s *lang.Spec) ceiling {
 	m, c := s.Model, s.Cluster
 	head, layers := float64(m.HeadDim), float64(m.Layers)
@@ -116,12 +118,12 @@ func ceilingOf(s *lang.Spec) ceiling {
 		mlp *= 1.5 // gate
 	}
 	matmul := layers*(projections+mlp) + 2*float64(m.Hidden)*float64(m.Vocab)
-	attention := layers * 2 * float64(s.Train.Sequence) * head * float64(m.Heads) // 4 s h, of which causality leaves half
+	attention := layers * 2 * float64(s.Train.Sequence) * head * float64(m.Heads) // 4 s h, halved by causality
 	seconds := (3*matmul/best(c.MatmulEfficiency) + attention/best(c.AttentionEfficiency) + 2.5*attention/best(c.AttentionGradEff)) / c.PeakBF16
 	return ceiling{1 / seconds, 3 * (matmul + attention) / (seconds * c.PeakBF16)}
 }
 
-// best is the highest share of the peak on a curve.
+// best returns the highest share of the peak on a curve.
 func best(curve []lang.CurvePoint) float64 {
 	share := 0.0
 	for _, p := range curve {

@@ -12,13 +12,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if err := os.Chdir("../.."); err != nil { // all paths are from the root of the repository
+	if err := os.Chdir("../.."); err != nil { // all paths are relative to the root of the repository
 		panic(err)
 	}
 	irtest.Main(m)
 }
 
-// The page is what the program makes of the table: one row predicted anew, or with SPPO_LONG all.
+// The page matches what the program makes of the table: one row predicted again, or with SPPO_LONG all.
 func TestPage(t *testing.T) {
 	old, err := os.ReadFile(page)
 	if err != nil {
@@ -40,10 +40,10 @@ func TestPage(t *testing.T) {
 	irtest.Golden(t, page, []byte(text))
 }
 
-// The ceiling counts the FLOPs that a plan counts, and no plan is above it.
+// The ceiling counts the same FLOPs as plans, and no plan exceeds it.
 func TestCeiling(t *testing.T) {
 	for _, r := range records {
-		if r.name != "TRL" && r.name != "Memo" { // a llama and a gpt, planned in a second
+		if r.name != "TRL" && r.name != "Memo" { // a llama and a gpt that are planned in a second
 			continue
 		}
 		spec, err := r.spec(r.sequence)
@@ -59,7 +59,7 @@ func TestCeiling(t *testing.T) {
 			t.Errorf("%s: %g FLOPs a token, %g in the plan", r.name, got, want)
 		}
 		if planned.TGS > c.tgs || planned.TGS < c.tgs/2 {
-			t.Errorf("%s: %g tokens/s a GPU are planned, and %g are the ceiling", r.name, planned.TGS, c.tgs)
+			t.Errorf("%s: %g tokens/s per GPU are planned, and %g are the ceiling", r.name, planned.TGS, c.tgs)
 		}
 	}
 }

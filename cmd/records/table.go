@@ -1,20 +1,20 @@
 package main
 
-// record is a published result and the job that stands for it here.
+// record is a published result with the job that represents it here.
 type record struct {
 	name   string
-	job    string // for people
-	claim  string // what was published
+	job    string // description
+	claim  string // published result
 	source string
 
-	model    string // the file of the model, from examples/
-	cluster  string // the file of the cluster, from examples/clusters/
+	model    string // model file below examples/
+	cluster  string // cluster file below examples/clusters/
 	machine  string // the cluster with its arguments
 	sequence int64  // tokens; a step has one sequence
 
-	unsearched bool // for the longest that fits: its plans take minutes each
+	unsearched bool // skip the search for the longest length: its plans take minutes each
 
-	why string // the figures differ
+	why string // why the figures differ
 }
 
 const (
@@ -22,7 +22,7 @@ const (
 	memo  = "Memo: Fine-grained Tensor Management for Ultra-long Context LLM Training, arXiv 2407.12117, abstract"
 	upipe = "Untied Ulysses: Memory-Efficient Context Parallelism via Headwise Chunking, arXiv 2602.21196, abstract"
 	slim  = "SlimPipe: Memory-Thrifty and Efficient Pipeline Parallelism, arXiv 2504.14519, abstract"
-	trl   = "TRL documentation, \"Training Beyond 1M Tokens\": 380 s a step of 1,048,576 tokens, so 345 tokens/s a GPU"
+	trl   = "TRL documentation, \"Training Beyond 1M Tokens\": 380 s for a step of 1,048,576 tokens, which is 345 tokens/s per GPU"
 	paper = "SPPO: Efficient Long-sequence LLM Training via Adaptive Sequence Pipeline Parallel Offloading, arXiv 2503.10377, abstract"
 )
 
@@ -30,14 +30,14 @@ var records = []record{
 	{
 		name: "ALST, 1 GPU", job: "Llama-3.1-8B on one H100", claim: "500K tokens", source: alst,
 		model: "today/llama-3.1-8b.sppo", cluster: "h100", machine: "h100(gpus_per_node = 1)", sequence: 500_000,
-		why: "Weights, gradients and the optimizer's state take 18 bytes a parameter, 135 GiB in all, and stay on the device here, which has " +
+		why: "Weights, gradients and optimizer state take 18 bytes per parameter, 135 GiB in total, and stay on the device here, which has " +
 			"75.6 GiB. No GPU of 80 GB holds them, so the publication must keep most of them on the host.",
 	},
 	{
 		name: "ALST, 8 GPUs", job: "Llama-3.1-8B on 8 H100", claim: "3.7M tokens", source: alst,
 		model: "today/llama-3.1-8b.sppo", cluster: "h100", machine: "h100()", sequence: 3_700_000,
-		why: "ALST cuts the MLP and the loss into tiles and keeps little but the inputs of layers, on the host. Here the layer that runs holds " +
-			"all of its subsequence in memory at once, and more than the inputs of layers waits on the host.",
+		why: "ALST processes the MLP and the loss in tiles and keeps little but the inputs of layers, on the host. Here the running layer holds " +
+			"its whole subsequence in memory at once, and more than the inputs of layers is kept on the host.",
 	},
 	{
 		name: "ALST, 32 GPUs", job: "Llama-3.1-8B on 32 H100", claim: "15M tokens", source: alst,
@@ -50,10 +50,10 @@ var records = []record{
 		why: "UPipe runs the attention of a few heads at a time and reuses their buffers. Here all heads of a rank are in memory at once.",
 	},
 	{
-		name: "TRL", job: "Qwen3-8B on 8 H100", claim: "1M tokens, 345 tokens/s a GPU", source: trl,
+		name: "TRL", job: "Qwen3-8B on 8 H100", claim: "1M tokens, 345 tokens/s per GPU", source: trl,
 		model: "today/qwen3-8b.sppo", cluster: "h100", machine: "h100()", sequence: 1 << 20,
-		why: "TRL checkpoints layers, so every forward runs twice, attention included. Here the outputs of attention go to the host instead. " +
-			"A measured step also has costs that the simulator does not know.",
+		why: "TRL checkpoints layers, so every forward runs twice, including attention. Here the outputs of attention go to the host instead. " +
+			"A measured step also has costs that the simulator does not model.",
 	},
 	{
 		name: "Memo", job: "GPT-7B on 8 A800", claim: "1M tokens, 52.30% MFU", source: memo,
@@ -64,8 +64,8 @@ var records = []record{
 	{
 		name: "SlimPipe", job: "Llama-70B on 256 GPUs (Hopper, 80 GB)", claim: "2048K tokens, over 45% MFU", source: slim,
 		model: "today/llama-3.1-70b.sppo", cluster: "h100", machine: "h100(nodes = 32)", sequence: 2 << 20,
-		why: "The rates assumed for attention on an H100 keep every schedule below 45%. The abstract does not say how many sequences a step has; " +
-			"here it is one, whose pipeline fills and drains once a step.",
+		why: "The rates assumed for attention on an H100 keep every schedule below 45%. The abstract does not give the number of sequences per step; " +
+			"here it is one, whose pipeline fills and drains once per step.",
 	},
 	{
 		name: "SPPO", job: "GPT-7B on 128 A100", claim: "4M tokens", source: paper,

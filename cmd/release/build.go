@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// build compiles the commands for a platform into a folder. Neither paths nor symbols of the builder are in them.
+// build compiles the commands for a platform into a folder, without paths and symbols of the builder.
 func build(root, folder string, p platform) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
@@ -34,7 +34,8 @@ func build(root, folder string, p platform) error {
 	return nil
 }
 
-// sharedFiles are those of every archive: what the programs in a folder say of themselves, documents, and licenses.
+// sharedFiles returns the files of every archive: the output of the programs in a folder, documents, and
+// licenses.
 func sharedFiles(root, programs string) (files, error) {
 	all := files{}
 	for name, pages := range commands {
@@ -70,7 +71,7 @@ func sharedFiles(root, programs string) (files, error) {
 	return all, all.addLicenses(root)
 }
 
-// print adds what a program prints.
+// print adds the output of a program.
 func (f files) print(at, program string, args ...string) error {
 	var errs bytes.Buffer
 	c := exec.Command(program, args...)
@@ -83,7 +84,7 @@ func (f files) print(at, program string, args ...string) error {
 	return nil
 }
 
-// addTree adds the files below a folder that have an ending.
+// addTree adds the files below a folder that have an extension.
 func (f files) addTree(root, folder, ending string) error {
 	return fs.WalkDir(os.DirFS(root), folder, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || path.Ext(name) != ending {
@@ -93,7 +94,7 @@ func (f files) addTree(root, folder, ending string) error {
 	})
 }
 
-// addLicenses adds the licenses of Go and of every module in the programs, which ask for that.
+// addLicenses adds the licenses of Go and of every module in the programs, as they require.
 func (f files) addLicenses(root string) error {
 	list := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}}\t{{.Dir}}{{end}}{{end}}", "./cmd/sppoc", "./cmd/sppovm")
 	goroot := exec.Command("go", "env", "GOROOT")
@@ -121,7 +122,7 @@ func (f files) addLicenses(root string) error {
 	return nil
 }
 
-// licenseIn finds the license of a module. Go may be installed without its own, in a folder beside it.
+// licenseIn finds the license of a module. Go's own may be in the parent folder.
 func licenseIn(folder string) (string, error) {
 	for _, name := range []string{"LICENSE", "COPYING", "LICENSE.txt", "LICENSE.md", "../LICENSE"} {
 		if at := filepath.Join(folder, name); exists(at) {

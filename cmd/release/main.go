@@ -1,11 +1,11 @@
-// Command release builds the archives of a release: the commands for every platform, with manual pages, completions,
-// examples and licenses. Equal sources, built by one release of Go, give equal bytes.
+// Command release builds the archives of a release: the commands for every platform, with manual pages,
+// completions, examples and licenses. Equal sources, built by one release of Go, give equal bytes.
 //
 //	main.go   platforms, and the files of an archive
-//	build.go  programs by the go command
+//	build.go  runs the go command
 //	pack.go   archives and checksums
 //
-// It knows no package of the compiler: it runs what it has built.
+// It imports no package of the compiler: it runs the binaries that it built.
 package main
 
 import (
@@ -23,19 +23,19 @@ import (
 	"sppo.dev/cmd/internal/cli"
 )
 
-// platform is what an archive is for.
+// platform is the target of an archive.
 type platform struct {
 	os, arch string
-	static   bool // sppovm opens no libraries, so it needs no loader: no GPUs, no OpenBLAS
+	static   bool // sppovm opens no libraries and needs no loader: no GPUs, no OpenBLAS
 }
 
-// platforms are all that there are archives for. Programs for macOS are never static.
+// platforms are the targets. Programs for macOS are never static.
 var platforms = []platform{
 	{"linux", "amd64", false}, {"linux", "amd64", true}, {"linux", "arm64", false}, {"linux", "arm64", true},
 	{"darwin", "amd64", false}, {"darwin", "arm64", false},
 }
 
-// name is that of the archive and of the folder in it.
+// name returns the name of the archive and of the folder in it.
 func (p platform) name() string {
 	name := fmt.Sprintf("sppo-%s-%s-%s", sppo.Version, p.os, p.arch)
 	if p.static {
@@ -44,10 +44,10 @@ func (p platform) name() string {
 	return name
 }
 
-// mostBytes is the size that an archive must not exceed.
+// mostBytes is the maximum size of an archive.
 const mostBytes = 30 << 20
 
-// commands are the programs of an archive, by the pages of their manuals.
+// commands lists the programs of an archive with their manual pages.
 var commands = map[string][]string{"sppoc": {"sppoc.1", "sppo.5"}, "sppovm": {"sppovm.1"}}
 
 func main() {
@@ -60,7 +60,7 @@ func main() {
 func run(args []string) error {
 	flags := pflag.NewFlagSet("release", pflag.ContinueOnError)
 	out := flags.StringP("output", "o", "out/release", "the folder for the archives")
-	only := flags.String("only", "", "build the archives whose names match this expression alone")
+	only := flags.String("only", "", "build only the archives whose names match this expression")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func run(args []string) error {
 	return release(".", *out, list, os.Stderr)
 }
 
-// release builds archives of the module at root, and their checksums.
+// release builds the archives of the module at root, and their checksums.
 func release(root, out string, list []platform, progress io.Writer) error {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return err
@@ -115,7 +115,7 @@ func release(root, out string, list []platform, progress io.Writer) error {
 			return err
 		}
 		if len(data) > mostBytes {
-			return fmt.Errorf("%s has %d bytes, more than %d", archive, len(data), mostBytes)
+			return fmt.Errorf("%s has %d bytes, and the limit is %d", archive, len(data), mostBytes)
 		}
 		if err := cli.WriteFile(filepath.Join(out, archive), writes(data)); err != nil {
 			return err

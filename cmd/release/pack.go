@@ -20,19 +20,20 @@ type file struct {
 	mode fs.FileMode
 }
 
-// files are those of an archive, by their paths in it.
+// files are the files of an archive, by path.
 type files map[string]file
 
 func (f files) clone() files { return maps.Clone(f) }
 
-// add takes a file from disk.
+// add reads a file from disk.
 func (f files) add(at, from string, mode fs.FileMode) error {
 	data, err := os.ReadFile(from)
 	f[at] = file{data, mode}
 	return err
 }
 
-// pack makes a compressed archive. Files are sorted and have neither times nor owners, so equal files give equal bytes.
+// pack makes a compressed archive. Files are sorted and have neither times nor owners, so equal files give
+// equal bytes.
 func (f files) pack(folder string) ([]byte, error) {
 	var out bytes.Buffer
 	z, err := gzip.NewWriterLevel(&out, gzip.BestCompression)
@@ -59,10 +60,10 @@ func (f files) pack(folder string) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// checksum is the SHA-256 in hexadecimal.
+// checksum returns the SHA-256 in hexadecimal.
 func checksum(data []byte) string { return fmt.Sprintf("%x", sha256.Sum256(data)) }
 
-// sumLines are checksums as sha256sum writes and checks them.
+// sumLines writes checksums in the format of sha256sum.
 func sumLines(sums map[string]string) []byte {
 	var b bytes.Buffer
 	for _, name := range slices.Sorted(maps.Keys(sums)) {

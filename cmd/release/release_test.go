@@ -23,7 +23,7 @@ import (
 
 const root = "../.."
 
-// copyModule copies what is compiled, and what goes with it, to another folder.
+// copyModule copies the sources and everything that is packed to another folder.
 func copyModule(t *testing.T) string {
 	t.Helper()
 	to := t.TempDir()
@@ -41,7 +41,7 @@ func copyModule(t *testing.T) string {
 	return to
 }
 
-// eachFile visits the files of the module, by their paths from its root, without hidden ones and outputs.
+// eachFile visits the files of the module, by path, except hidden files and outputs.
 func eachFile(visit func(name string) error) error {
 	return fs.WalkDir(os.DirFS(root), ".", func(name string, d fs.DirEntry, err error) error {
 		switch {
@@ -59,7 +59,7 @@ func eachFile(visit func(name string) error) error {
 	})
 }
 
-// The same files give the same bytes, in whatever order they come.
+// Equal files give equal bytes, in any order.
 func TestPackIsExact(t *testing.T) {
 	f := files{}
 	for _, name := range []string{"b", "a", "c/d", "c/a", "z"} {
@@ -74,8 +74,8 @@ func TestPackIsExact(t *testing.T) {
 	}
 }
 
-// The archive is complete, static, and runs where nothing else is. In the long tests, two copies of the sources in
-// different folders give the same one.
+// The archive is complete and static, and its programs run without anything else. In the long tests, copies
+// of the sources in different folders give equal archives.
 func TestArchive(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("SKIPPED: the archive that this looks into is for Linux")
@@ -158,8 +158,8 @@ func unpack(t *testing.T, archive []byte) string {
 	}
 }
 
-// go install fetches the module from a proxy, builds both commands, and they know the release that they are of. It
-// compiles everything once more, so it is for the long tests.
+// go install fetches the module from a proxy, builds both commands, and they know their release. It compiles
+// everything again, so it is a long test.
 func TestGoInstall(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
 		t.Skip("SKIPPED: SPPO_LONG is not set")
