@@ -13,21 +13,22 @@ import (
 	"sppo.dev/ir"
 )
 
-// pinned is host memory that copies reach without the processor. It is outside the garbage collector's sight.
+// pinned is page-locked host memory, which copies reach without the processor. It is outside the Go heap.
 type pinned struct {
 	api        *driver.API
 	memory     []byte
-	piece      int64    // so much is pinned at once
+	piece      int64    // bytes pinned per call
 	registered [][]byte // the pieces
 	unmap      func() error
 }
 
-// pinBytes is how much the driver is given to pin at once: from release 580 on it refuses 512 GiB and more, for want of a
-// table of so many pages, and hosts whose memory grows with use give it bit by bit. No copy may reach from one piece into the next.
+// pinBytes is the amount of memory that the driver pins per call. From release 580 on it refuses 512 GiB and
+// more, because the page table would be too large, and hosts whose memory grows with use provide it
+// gradually. No copy may cross the border of two pieces.
 const pinBytes = 4 << 30
 
-// newPinned maps memory, has it placed on the NUMA node of the GPU at a bus address, and pins it by pieces. The pages of a piece are
-// made just before it is pinned, so that an error says how much the host had.
+// newPinned maps memory, preferably on the NUMA node of the GPU at a bus address, and pins it in pieces. The
+// pages of a piece are allocated just before it is pinned, so that an error tells how much the host had.
 func newPinned(api *driver.API, bytes, piece int64, bus string) (*pinned, error) {
 	p := &pinned{api: api, piece: piece, unmap: func() error { return nil }}
 	if bytes == 0 {
@@ -43,7 +44,7 @@ func newPinned(api *driver.API, bytes, piece int64, bus string) (*pinned, error)
 		populate(chunk)
 		if err := api.Register(chunk); err != nil {
 			pinned := len(memory) - len(rest)
-			_ = p.close() // the first error is the one to tell
+			_ = p.close() // the first error is returned
 			return nil, fmt.Errorf("after %s: %w", ir.Bytes(pinned), err)
 		}
 		p.registered = append(p.registered, chunk)
@@ -52,12 +53,13 @@ func newPinned(api *driver.API, bytes, piece int64, bus string) (*pinned, error)
 	return p, nil
 }
 
-// at is the address of a byte.
+// at returns the address of a byte.
 func (p *pinned) at(offset int64) driver.Ptr {
 	return driver.Ptr(uintptr(unsafe.Pointer(unsafe.SliceData(p.memory))) + uintptr(offset))
 }
 
-// run is how many of so many bytes from an address on lie in one piece; all, where the address is none of this memory.
+// run returns how many of the given bytes from an address on lie in one piece; all if the address is not in
+// this memory.
 func (p *pinned) run(at driver.Ptr, bytes int64) int64 {
 	start := p.at(0)
 	if at < start || at >= start+driver.Ptr(len(p.memory)) {
@@ -66,7 +68,8 @@ func (p *pinned) run(at driver.Ptr, bytes int64) int64 {
 	return min(bytes, p.piece-int64(at-start)%p.piece)
 }
 
-// close undoes all. Memory that could not be unregistered stays mapped: the GPU may still write to it.
+// close undoes everything. Memory that could not be unregistered stays mapped, because the GPU may still
+// write to it.
 func (p *pinned) close() error {
 	for ; len(p.registered) > 0; p.registered = p.registered[1:] {
 		if err := p.api.Unregister(p.registered[0]); err != nil {
@@ -76,10 +79,10 @@ func (p *pinned) close() error {
 	return p.unmap()
 }
 
-// noNode says that placement does not matter or is not known.
+// noNode means that placement is irrelevant or unknown.
 const noNode = -1
 
-// nodeOf finds the NUMA node that a GPU is attached to.
+// nodeOf returns the NUMA node of a GPU.
 func nodeOf(bus string) int {
 	text, err := os.ReadFile(filepath.Join("/sys/bus/pci/devices", strings.ToLower(bus), "numa_node"))
 	if err != nil {
@@ -92,7 +95,7 @@ func nodeOf(bus string) int {
 	return node
 }
 
-// hostMemory is what the host could still give, 0 where it does not say.
+// hostMemory returns the free memory of the host, or 0 if unknown.
 func hostMemory() int64 {
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {

@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	mpolPreferred = 1  // MPOL_BIND would have the kernel end the process where the node is full, though others are not
+	mpolPreferred = 1  // with MPOL_BIND the kernel would kill the process if the node is full, even if others are not
 	populateWrite = 23 // MADV_POPULATE_WRITE
 )
 
-// mapMemory maps memory, on a NUMA node where that may be asked for. Placement is a
-// wish: containers often forbid it, and memory elsewhere is slower, not wrong.
+// mapMemory maps memory, on a NUMA node if possible. Placement is optional: containers often forbid it, and
+// memory elsewhere is only slower.
 func mapMemory(bytes int64, node int) ([]byte, func() error, error) {
 	memory, err := unix.Mmap(-1, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
@@ -30,14 +30,15 @@ func mapMemory(bytes int64, node int) ([]byte, func() error, error) {
 	return memory, func() error { return unix.Munmap(memory) }, nil
 }
 
-// populateShare is what a thread takes at a time, populateThreads the most of them.
+// populateShare is the number of bytes that a thread takes at a time, populateThreads the maximum number of
+// threads.
 const (
 	populateShare   = 256 << 20
 	populateThreads = 16
 )
 
-// populate has the pages made, by several threads: one alone clears a few GB a second. Older kernels do not know how; the
-// driver's pinning then brings the pages.
+// populate allocates the pages with several threads, since one alone clears only a few GB per second. Older
+// kernels do not support this; then pinning allocates them.
 func populate(memory []byte) {
 	shares := (len(memory) + populateShare - 1) / populateShare
 	var next atomic.Int64

@@ -4,7 +4,7 @@ package cuda
 
 import "errors"
 
-// mapMemory exists where there are GPUs to copy to.
+// mapMemory is only available on systems with CUDA.
 func mapMemory(int64, int) ([]byte, func() error, error) {
 	return nil, nil, errors.New("there is no CUDA on this system")
 }

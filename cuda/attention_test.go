@@ -18,7 +18,8 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// attentionCase is a shape of attention in bf16, with heads of a width that cards of one architecture have kernels of their own for.
+// attentionCase is a shape of bf16 attention, with a head width for which some architecture has its own
+// kernels.
 type attentionCase struct {
 	n, prefix           int64
 	heads, kvHeads, dim int64
@@ -30,7 +31,7 @@ var attentionCases = []attentionCase{
 	{n: 5, prefix: 300, heads: 4, kvHeads: 2, dim: 128}, {n: 129, prefix: 61, heads: 1, kvHeads: 1, dim: 64, accumulatesKeys: true},
 }
 
-// items are the forward and the backward, on numbers as a normal distribution has them.
+// items returns the forward and the backward pass, on normally distributed numbers.
 func (c attentionCase) items() []probe.Item {
 	h := probe.Heads{Heads: c.heads, KVHeads: c.kvHeads, Dim: c.dim}
 	forward, backward := probe.Attention(c.n, c.prefix, h, ir.BF16), probe.AttentionGrad(c.n, c.prefix, h, ir.BF16)
@@ -40,7 +41,7 @@ func (c attentionCase) items() []probe.Item {
 	return []probe.Item{forward, backward}
 }
 
-// execute runs an item once and returns what its operands hold then.
+// execute runs an item once and returns the contents of its operands.
 func execute(t *testing.T, item probe.Item, device vm.Device, transport vm.Transport) [][]byte {
 	t.Helper()
 	b := &builder{}
@@ -88,7 +89,7 @@ func execute(t *testing.T, item probe.Item, device vm.Device, transport vm.Trans
 	return out
 }
 
-// normal are the bytes of random numbers around a value.
+// normal returns the bytes of random numbers around a value.
 func normal(rng *rand.Rand, v ir.View, around float64) []byte {
 	out := make([]byte, v.Bytes())
 	for e := range int(v.Elements()) {
@@ -102,7 +103,7 @@ func normal(rng *rand.Rand, v ir.View, around float64) []byte {
 	return out
 }
 
-// distance is the norm of the difference of two results over that of the second.
+// distance returns the norm of the difference of two results divided by that of the second.
 func distance(t ir.DType, got, want []byte) float64 {
 	at := func(b []byte, e int) float64 {
 		if t == ir.BF16 {
@@ -119,17 +120,18 @@ func distance(t ir.DType, got, want []byte) float64 {
 	return math.Sqrt(difference / size)
 }
 
-// checkAttention compares the results of two ways. Both round probabilities to bf16, each where it sums.
+// checkAttention compares the results of two implementations. Both round probabilities to bf16, each at its
+// own point of the sum.
 func checkAttention(t *testing.T, item probe.Item, got, want [][]byte) {
 	t.Helper()
 	for i := range want {
-		if d := distance(item.Args[i].Type, got[i], want[i]); !(d <= 1e-2) { // also true for not-a-number
+		if d := distance(item.Args[i].Type, got[i], want[i]); !(d <= 1e-2) { // also true for NaN
 			t.Errorf("%s: %s is off by %.2g of its norm", item.Name, ir.Ops[item.Op].Operands[i].Name, d)
 		}
 	}
 }
 
-// ways are the kernels of attention: those for the card's architecture, and those for every one.
+// ways are the attention kernels: those for the card's architecture, and the portable ones.
 var ways = []Options{{OwnProducts: true}, {OwnProducts: true, ThreadsCopy: true}, {OwnProducts: true, Portable: true}}
 
 func attentionOf(o Options) string {
@@ -142,7 +144,7 @@ func attentionOf(o Options) string {
 	return "for the card"
 }
 
-// Attention is the cpu's, by the kernels for the card and by the portable ones.
+// Attention on the GPU agrees with the CPU, with the kernels for the card and with the portable ones.
 func TestGPUAttention(t *testing.T) {
 	for _, o := range ways {
 		m := needGPU(t, o)
@@ -156,7 +158,7 @@ func TestGPUAttention(t *testing.T) {
 	}
 }
 
-// Where the cpu would take too long, the two ways are held against each other.
+// Where the CPU would take too long, the two kinds of kernels are compared with each other.
 func TestGPUAttentionOfManyTokens(t *testing.T) {
 	cases := []attentionCase{
 		{n: 4096, prefix: 0, heads: 8, kvHeads: 2, dim: 128}, {n: 1000, prefix: 7191, heads: 4, kvHeads: 4, dim: 128, accumulatesKeys: true},
@@ -181,10 +183,11 @@ func TestGPUAttentionOfManyTokens(t *testing.T) {
 	}
 }
 
-// smallTrial is for tests that are about something else: TestAttentionForTheCard has the trial as it is.
+// smallTrial is for tests of other things; TestAttentionForTheCard runs the full trial.
 var smallTrial = attentionShape{n: 20, prefix: 10, heads: 1, kvHeads: 1}
 
-// The same on the stand-in driver, whose card says that it is a Hopper: it proves the test, and the way to the kernels.
+// The same on the stand-in driver, whose card claims to be a Hopper: this tests the test itself, and the
+// selection of kernels.
 func TestAttentionForTheCard(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
@@ -213,7 +216,7 @@ func TestAttentionForTheCard(t *testing.T) {
 	}
 }
 
-// A card on which its own kernels compute something else runs nothing, and the user is told what would run.
+// A card on which its own kernels compute wrong results runs nothing, and the error names the remedy.
 func TestTrial(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
@@ -223,7 +226,7 @@ func TestTrial(t *testing.T) {
 	for _, name := range []string{"attention.cu", "attention_tensor.cu", "attention_hopper.cu", "attention_hopper_grad.cu"} {
 		sources[name] = kernels.Text(name)
 	}
-	wider := regexp.MustCompile(`(?m)^(FORWARD|GRADIENTS)\((96|128).*\n`) // it fails on the first width that is tried
+	wider := regexp.MustCompile(`(?m)^(FORWARD|GRADIENTS)\((96|128).*\n`) // fails on the first width tried
 	for _, name := range []string{"attention_hopper.cu", "attention_hopper_grad.cu"} {
 		sources[name] = wider.ReplaceAllString(sources[name], "")
 	}
@@ -257,7 +260,7 @@ func TestTrial(t *testing.T) {
 	}
 }
 
-// A kernel that gave up a wait has left its line in pinned memory, and the error says which it is.
+// A kernel that gave up a wait has left its line in pinned memory, and the error names it.
 func TestEndlessWaitIsNamed(t *testing.T) {
 	fake, emulated := useFake(t), needEmulator(t)
 	m, err := open(Options{OwnProducts: true, Check: true}, fixedCode(emulated.Path))
@@ -280,7 +283,7 @@ func TestEndlessWaitIsNamed(t *testing.T) {
 		t.Fatalf("records are of %v", d.recorded)
 	}
 	vm.Uint16s(d.records.memory[slot*recordBytes:])[0] = uint16(strings.Count(before, "\n") + 1)
-	want := "a wait without end, attention_hopper.cu:"
+	want := "endless wait at attention_hopper.cu:"
 	if err := d.Join(); err == nil || !strings.HasPrefix(err.Error(), want) || !strings.Contains(err.Error(), "KEYS_HERE + tile % 2") ||
 		!strings.HasSuffix(err.Error(), "in thread 0 of block (0,0,0)") {
 		t.Errorf("%v", err)

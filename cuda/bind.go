@@ -10,7 +10,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// place finds the address of a view, in device memory or pinned host memory.
+// place returns the address of a view, in device or pinned host memory.
 func (d *Device) place(v ir.View) (driver.Ptr, error) {
 	start, _, err := d.code.Locate(&v)
 	if err != nil {
@@ -19,7 +19,7 @@ func (d *Device) place(v ir.View) (driver.Ptr, error) {
 	return d.address(d.code.Buffers[v.Buffer].Arena, start), nil
 }
 
-// address is where a byte of an arena lies.
+// address returns the address of a byte of an arena.
 func (d *Device) address(a ir.Arena, at ir.Bytes) driver.Ptr {
 	if a == ir.Host {
 		return d.host.at(int64(at))
@@ -27,7 +27,7 @@ func (d *Device) address(a ir.Arena, at ir.Bytes) driver.Ptr {
 	return d.device + driver.Ptr(at)
 }
 
-// hostBytes are those of a view into the host arena that place has approved.
+// hostBytes returns the bytes of a view in the host arena that place has accepted.
 func (d *Device) hostBytes(v ir.View) []byte {
 	start := d.code.Buffers[v.Buffer].Offset + v.Offset
 	return d.host.memory[start : start+v.Bytes()]
@@ -66,14 +66,14 @@ type binder struct {
 	pc      int
 	section ir.Section
 	stream  driver.Stream
-	places  []driver.Ptr // of the operands, 0 where absent
+	places  []driver.Ptr // of the operands, 0 if absent
 	plan    *kernels.Plan
-	staged  *int64 // where in host memory tokens wait, beyond the arena
+	staged  *int64 // offset of staged tokens in host memory, after the arena
 	out     *bound
 }
 
 func (b *binder) bind(out *bound) (err error) {
-	defer func() { // what an unverified program may bring, such as a division by its batch of 0
+	defer func() { // caused by an unverified program, such as a division by its batch of 0
 		if r := recover(); r != nil {
 			err = fmt.Errorf("invalid instruction: %v", r)
 		}
@@ -104,7 +104,7 @@ func (b *binder) bind(out *bound) (err error) {
 	return nil
 }
 
-// operands finds their places and the highest byte.
+// operands determines their addresses and the highest byte.
 func (b *binder) operands() error {
 	b.places = make([]driver.Ptr, len(b.in.Args))
 	for i, v := range b.in.Args {
@@ -135,10 +135,10 @@ func (b *binder) add(c driver.Call) { b.out.actions = append(b.out.actions, &c) 
 func (b *binder) consts() []int64     { return b.device.program.Ranks[b.device.rank].Consts }
 func (b *binder) int(name string) int { return int(b.in.Attr(name).Int(b.consts())) }
 
-// operand is the place and the size of the operand at an index of the row.
+// operand returns the address and size of an operand, by its index in the row.
 func (b *binder) operand(i int) span { return span{b.places[i], int64(b.in.Args[i].Bytes())} }
 
-// span is a piece of memory.
+// span is a range of memory.
 type span struct {
 	at    driver.Ptr
 	bytes int64
@@ -155,7 +155,8 @@ func (b *binder) move() error {
 	return nil
 }
 
-// copies prepares a copy: one call, or one for each piece of pinned memory, since the driver takes none that reaches from one into the next.
+// copies prepares a copy: one call for each piece of pinned memory, since the driver accepts none across
+// their border.
 func (b *binder) copies(to, from driver.Ptr, bytes int64) (calls []driver.Call) {
 	host := b.device.host
 	for bytes > 0 {
@@ -166,8 +167,9 @@ func (b *binder) copies(to, from driver.Ptr, bytes int64) (calls []driver.Call) 
 	return calls
 }
 
-// tokenLoad brings tokens from the data set to pinned memory, while the instruction is issued, and has the stream copy
-// them on. Each load has a place of its own, so none waits for another; sections end before the next fills it again.
+// tokenLoad copies tokens from the data set to pinned memory while the instruction is issued, and makes the
+// stream copy them on. Each load has its own place, so none waits for another; a section ends before its next
+// run fills them again.
 type tokenLoad struct {
 	d      *Device
 	out    []int32
@@ -175,7 +177,7 @@ type tokenLoad struct {
 	copies []driver.Call
 }
 
-// tokenBytes is what the tokens of all loads need.
+// tokenBytes returns the size of the tokens of all loads.
 func (d *Device) tokenBytes() int64 {
 	n := int64(0)
 	for s := range ir.NumSections {
@@ -184,7 +186,7 @@ func (d *Device) tokenBytes() int64 {
 			if in.Op != ir.LoadTokens || len(in.Args) != 1 {
 				continue
 			}
-			if _, _, err := d.code.Locate(&in.Args[0]); err == nil { // else binding refuses it
+			if _, _, err := d.code.Locate(&in.Args[0]); err == nil { // otherwise binding refuses it
 				n = ir.Plus(n, stagedBytes(in))
 			}
 		}
@@ -192,13 +194,13 @@ func (d *Device) tokenBytes() int64 {
 	return n
 }
 
-// stagedBytes keeps loads on cache lines of their own.
+// stagedBytes rounds up to cache lines.
 func stagedBytes(in *ir.Instr) int64 { return ir.Plus(int64(in.Args[0].Bytes()), 63+64) &^ 63 }
 
 func (b *binder) tokens() error {
 	v, d := b.in.Args[0], b.device
 	if v.DType != ir.I32 {
-		return fmt.Errorf("tokens is %s, not %s", v.DType, ir.I32)
+		return fmt.Errorf("tokens is %s instead of %s", v.DType, ir.I32)
 	}
 	start := (*b.staged + 63) &^ 63
 	*b.staged += stagedBytes(b.in)
@@ -229,7 +231,7 @@ func (t *tokenLoad) Make() error {
 	return nil
 }
 
-// fill is the host's part of it.
+// fill does the host's part.
 func (t *tokenLoad) fill() error {
 	return t.window.Load(t.d.env.Tokens, t.d.section, t.d.round, t.out)
 }

@@ -13,9 +13,9 @@ import (
 	"sppo.dev/vm"
 )
 
-// collective is the ranks' way to meet by NCCL. There is a communicator for each group on each stream, and one of two
-// ranks for each direction of each channel of messages: so each has one stream at every member, and what a stream waits
-// for is what the program says. Sums are NCCL's: in the type of the elements, in an order of its own.
+// collective connects ranks by NCCL. There is a communicator for each group on each stream, and one of two
+// ranks for each direction of each channel of messages. So each has one stream at every member, and streams
+// wait only as the program says. Sums are NCCL's: in the type of the elements, in an order of its own.
 type collective struct {
 	api    *nccl.API
 	world  *World
@@ -30,7 +30,7 @@ func newCollective(world *World) (*collective, error) {
 	return &collective{api: api, world: world}, err
 }
 
-// id is that of a communicator. The process of its first member makes it.
+// id returns the ID of a communicator, created by the process of its first member.
 func (c *collective) id(p *place) (nccl.ID, error) {
 	return c.ids.get(p.name, func() (id nccl.ID, err error) {
 		if c.world == nil {
@@ -45,13 +45,13 @@ func (c *collective) id(p *place) (nccl.ID, error) {
 		}
 		value, err := c.world.Share(p.name, create)
 		if err == nil && copy(id[:], value) != len(value) {
-			err = fmt.Errorf("internal: %d bytes are no ID", len(value))
+			err = fmt.Errorf("internal: an ID does not have %d bytes", len(value))
 		}
 		return id, err
 	})
 }
 
-// guarded is a communicator that abort may end at any time: calls hold the lock for reading.
+// guarded is a communicator that Abort may end at any time: calls hold the lock for reading.
 type guarded struct {
 	mu     sync.RWMutex
 	comm   *nccl.Comm
@@ -61,7 +61,7 @@ type guarded struct {
 	shared *collective
 }
 
-// use makes a call unless the communicator has been aborted, and waits until it has been accepted.
+// use makes a call, unless the communicator has been aborted, and waits until it has been accepted.
 func (g *guarded) use(f func(c *nccl.Comm) error) error {
 	if err := g.call(f); err != nil {
 		return err
@@ -78,7 +78,7 @@ func (g *guarded) call(f func(c *nccl.Comm) error) error {
 	return f(g.comm)
 }
 
-// settle asks without a pause at first: most calls are accepted sooner than a sleeping thread wakes.
+// settle polls without a pause at first: most calls are accepted sooner than a sleeping thread wakes.
 func (g *guarded) settle() error {
 	const eager = 64
 	pause := 5 * time.Microsecond
@@ -98,7 +98,7 @@ func (g *guarded) settle() error {
 	}
 }
 
-// why is the reason that communicators were aborted for.
+// why returns the reason why communicators were aborted.
 func (c *collective) why() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -128,11 +128,11 @@ func (g *guarded) abort() {
 	defer g.mu.Unlock()
 	if !g.ended {
 		g.ended = true
-		_ = g.comm.Abort() // there is nothing left to do about an error
+		_ = g.comm.Abort() // nothing can be done about an error
 	}
 }
 
-// close ends a communicator in order, or at once if it is not in order.
+// close ends a communicator: properly, or at once after an error.
 func (g *guarded) close() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -155,13 +155,13 @@ func (g *guarded) close() error {
 
 const closeTimeout = 30 * time.Second
 
-// place names a communicator: all ranks of a program derive the same list of them, and join theirs in its order.
+// place identifies a communicator. All ranks of a program derive the same list, and join theirs in its order.
 type place struct {
 	name    string
 	members []int32
 }
 
-// places lists the communicators of a program, and those of a rank are the ones that it is a member of.
+// places lists the communicators of a program; a rank joins those of which it is a member.
 func places(p *ir.Program) []place {
 	var out []place
 	seen := map[string]bool{}
@@ -186,7 +186,7 @@ func places(p *ir.Program) []place {
 	return out
 }
 
-// placeOf is the communicator of an instruction of a rank.
+// placeOf returns the communicator of an instruction of a rank.
 func placeOf(in *ir.Instr, rank int, of *ir.Rank) place {
 	switch in.Op {
 	case ir.Send, ir.Recv:
@@ -229,7 +229,7 @@ func (c *collective) join(d *Device) (map[string]*guarded, error) {
 	return out, nil
 }
 
-// register has abort know a communicator; too late for one that has happened.
+// register makes a communicator known to abort, or fails if an abort has happened.
 func (c *collective) register(g *guarded) error {
 	c.mu.Lock()
 	failed := c.failed
@@ -241,7 +241,7 @@ func (c *collective) register(g *guarded) error {
 	return failed
 }
 
-// await waits for a stream and looks meanwhile for errors of the rank's communicators.
+// await waits for a stream, and watches for errors of the rank's communicators meanwhile.
 func (c *collective) await(d *Device, stream driver.Stream) error {
 	for pause := 20 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		done, err := d.api.Done(stream)
@@ -251,7 +251,7 @@ func (c *collective) await(d *Device, stream driver.Stream) error {
 		for name, g := range d.comms {
 			err := g.call(func(comm *nccl.Comm) error { _, err := comm.Poll(); return err })
 			if err != nil && !errors.Is(err, vm.ErrAborted) {
-				d.keep(fmt.Errorf("%s: %w", name, err)) // which aborts them all, so that the stream comes to its end
+				d.keep(fmt.Errorf("%s: %w", name, err)) // which aborts them all, so that the stream ends
 			}
 		}
 		time.Sleep(pause)
@@ -263,7 +263,7 @@ type collecting struct {
 	g              *guarded
 	op             func(c *nccl.Comm) error
 	sum            summer
-	before, behind []sumArgs // of all_to_all: changes of layout
+	before, behind []sumArgs // for all_to_all: changes of layout
 }
 
 // Make implements action.
@@ -289,7 +289,7 @@ func (c *collective) bind(b *binder) error {
 	p := placeOf(b.in, d.rank, &d.program.Ranks[d.rank])
 	g := d.comms[p.name]
 	if g == nil {
-		return fmt.Errorf("rank %d is none of %s", d.rank, p.name)
+		return fmt.Errorf("rank %d is not in %s", d.rank, p.name)
 	}
 	out := &collecting{g: g}
 	stream := uintptr(b.stream)
@@ -339,7 +339,8 @@ func (c *collective) collect(b *binder, out *collecting, call teamCall) error {
 	return nil
 }
 
-// exchange binds an all_to_all: messages among all members at once, around a change of layout in the stream's workspace.
+// exchange binds an all_to_all: messages among all members at once, and changes of layout in the stream's
+// workspace before and after.
 func (c *collective) exchange(b *binder, out *collecting, call teamCall) error {
 	sum, err := b.device.sumCall(call.t, b.stream)
 	if err != nil {
@@ -360,7 +361,7 @@ func (c *collective) exchange(b *binder, out *collecting, call teamCall) error {
 			out.behind = append(out.behind, a)
 		}
 	}
-	for i := 0; i < n && !e.Inverse; i++ { // the columns of each member in one piece
+	for i := 0; i < n && !e.Inverse; i++ { // makes the columns of each member contiguous
 		out.before = append(out.before, sumArgs{y: workspace + driver.Ptr(int64(i)*block), calls: []teamCall{call},
 			at: int64(i/e.Copies) * cols * size, rows: rows, cols: cols, yStride: cols, xStride: wide})
 	}

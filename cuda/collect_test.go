@@ -49,7 +49,7 @@ type lostTokens struct{ tokens }
 var errLost = errors.New("the data set went away")
 
 func (l lostTokens) Tokens(s ir.Section, round, sequence, position int64, out []int32, stride int) error {
-	if sequence == 6 { // rank 3 alone asks for it, see meeting
+	if sequence == 6 { // only rank 3 asks for it, see meeting
 		return errLost
 	}
 	return l.tokens.Tokens(s, round, sequence, position, out, stride)
@@ -84,7 +84,7 @@ func TestNCCLAbort(t *testing.T) {
 	}
 }
 
-// An error that comes up asynchronously, at any poll, is one clear error and no hang.
+// An asynchronous error at any poll is one clear error, without a hang.
 func TestNCCLAsynchronousError(t *testing.T) {
 	fake := useFake(t)
 	p := meeting()

@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/vmtest"
 )
 
-// emulator compiles the kernels for the processor once, into the user's cache.
+// emulator compiles the kernels for the CPU once, into the user's cache.
 var emulator = sync.OnceValues(func() (*emu.Library, error) {
 	folder, err := os.UserCacheDir()
 	if err != nil {
@@ -39,8 +39,8 @@ func needEmulator(t *testing.T) *emu.Library {
 	return l
 }
 
-// The device as a whole, on the stand-in driver: the kernels' own sources run on the processor, products are those of the
-// stand-in for cuBLASLt. TestTrainingIsThatOfTheCPU has our own products.
+// The whole device on the stand-in driver: the kernels' own sources run on the CPU, products are those of the
+// stand-in for cuBLASLt. TestTrainingIsThatOfTheCPU covers our own products.
 func TestConformance(t *testing.T) {
 	fake, kernels := useFake(t), needEmulator(t)
 	m := fake.open(t, Options{})
@@ -54,8 +54,8 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// Of the algorithms that cuBLASLt proposes the fastest is found by timing them, once for all ranks, past those that fail
-// when they are tried; without timing the first is taken.
+// Tuning finds the fastest of the algorithms that cuBLASLt proposes by timing them, once for all ranks,
+// skipping those that fail. Without tuning the first is used.
 func TestTune(t *testing.T) {
 	fake, kernels := useFake(t), needEmulator(t)
 	for _, tune := range []bool{false, true} {

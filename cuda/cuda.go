@@ -1,26 +1,25 @@
 // Package cuda is the device that runs programs on NVIDIA GPUs.
 //
-// The map:
-//
-//	cuda.go       Machine: the libraries, the GPUs, what ranks of one process share
+//	cuda.go       Machine: libraries, GPUs, what ranks of one process share
 //	device.go     Device: one rank; arenas, streams, events, issue and join
 //	bind.go       from an instruction to prepared driver calls
 //	waits.go      which wait of a kernel was given up
-//	launch.go     from a kernel's row in the table to launches; images and where they are kept
-//	trial.go      kernels for one architecture, tried before they are trusted
-//	tuned.go      what was found to be the fastest, kept from run to run
+//	launch.go     from a kernel's row in the table to launches; images and their cache
+//	trial.go      kernels for one architecture are tried before use
+//	tuned.go      cached results of tuning
 //	arena.go      pinned host memory on the GPU's NUMA node
-//	local.go      how ranks of one process meet: copies between their memories, sums in the order of the ranks
-//	collect.go    how they meet by NCCL
-//	graph.go      sections that are captured once and replayed
+//	local.go      communication of ranks of one process: copies between their memories, sums in rank order
+//	collect.go    communication by NCCL
+//	graph.go      sections captured once and replayed
 //	spans.go      when instructions ran
 //	ranges.go     what a profiler is told
 //	report.go     what was found, what is missing and how to get it
 //
-// Everything about an instruction is fixed when a program is loaded: addresses, streams, events, launch shapes. Issuing
-// one is a driver call or two with arguments that lie ready, and allocates nothing.
+// Everything about an instruction is fixed when a program is loaded: addresses, streams, events, launch
+// shapes. Issuing one takes one or two driver calls with prepared arguments, and allocates nothing.
 //
-// Kernels are those of package kernels; this package knows none of them. It does not know why an instruction is there.
+// Kernels are in package kernels; this package knows none of them. It does not know why an instruction
+// exists.
 package cuda
 
 import (
@@ -40,31 +39,33 @@ import (
 
 // Options of a machine.
 type Options struct {
-	GPUs        []int  // which of the GPUs to use, in this order; nil: all
-	NCCL        bool   // ranks meet by NCCL, each on a GPU of its own, instead of by copies
-	Sync        bool   // wait behind every instruction, so that an error is that of the instruction it names; slow
-	OwnProducts bool   // multiply by our own kernels even where cuBLASLt is installed
-	Portable    bool   // take no kernels that are for one architecture alone
-	ThreadsCopy bool   // on Hopper have threads bring the tiles of attention, not the copy engine
-	Tune        bool   // time the algorithms that cuBLASLt proposes, and take the fastest; else its first, which is always the same
-	Check       bool   // bound each wait of a kernel by time, so that one without end becomes an error
+	GPUs        []int  // GPUs to use, in this order; nil: all
+	NCCL        bool   // connect ranks by NCCL, one GPU each, instead of by copies
+	Sync        bool   // wait after every instruction, so that an error names the right one; slow
+	OwnProducts bool   // use our own kernels for products even if cuBLASLt is installed
+	Portable    bool   // disable kernels written for one architecture
+	ThreadsCopy bool   // on Hopper, let threads load the tiles of attention, not the copy engine
+	Tune        bool   // time the algorithms that cuBLASLt proposes, and use the fastest; otherwise the first, which is always the same
+	Check       bool   // limit each wait of a kernel in time, so that an endless one becomes an error
 	Graphs      bool   // capture each section once and replay it; for programs of one rank
-	CacheDir    string // where compiled kernels are kept; empty: the user's cache
+	CacheDir    string // for compiled kernels; empty: the user's cache
 	World       *World // nil: all ranks are in this process
 }
 
-// World is what there is to know of other processes that ranks are in. With some, ranks meet by NCCL.
+// World describes the other processes of the job. If there are any, ranks communicate by NCCL.
 type World struct {
-	First, End  int // the ranks of this process: from the first to before the end
-	FirstOnHost int // how many ranks processes before this one have on its host
-	// Share gives all processes a value that one makes: that one has the function, the others have nil.
+	First, End  int // the ranks of this process: [First, End)
+	FirstOnHost int // number of ranks of earlier processes on its host
+	// Share distributes a value that one process creates. That process passes the function that creates it,
+	// the others nil.
 	Share func(name string, create func() ([]byte, error)) ([]byte, error)
 }
 
-// here tells whether a rank is in this process.
+// here reports whether a rank is in this process.
 func (w *World) here(rank int) bool { return w == nil || w.First <= rank && rank < w.End }
 
-// Machine is what the ranks of one process share. It is their vm.Transport, too: abort reaches all of them.
+// Machine is shared by the ranks of one process. It is also their vm.Transport: its Abort reaches all of
+// them.
 type Machine struct {
 	options Options
 	api     *driver.API
@@ -72,15 +73,15 @@ type Machine struct {
 	code    codeSource
 	meeting *meetings
 	trials  *trial
-	engines *once[string, bool] // by card and width of a head: whether the copy engine brings tiles
-	tried   attentionShape      // by which kernels for one architecture are tried
-	timed   attentionShape      // by which the two ways are compared
-	trying  bool                // this is one of the two of a trial
-	piece   int64               // how much host memory is pinned at once
+	engines *once[string, bool] // by card and head width: whether the copy engine loads tiles
+	tried   attentionShape      // shape for trials of kernels for one architecture
+	timed   attentionShape      // shape for comparing the two ways to load tiles
+	trying  bool                // this machine runs a trial
+	piece   int64               // bytes of host memory pinned per call
 	collect *collective         // nil without NCCL
-	blas    *cublas.API         // nil: our own kernels multiply
+	blas    *cublas.API         // nil: our own kernels compute products
 
-	profiler *nvtx.Profiler // nil: none listens
+	profiler *nvtx.Profiler // nil: no profiler is attached
 	notes    *notes
 }
 
@@ -96,20 +97,20 @@ type gpu struct {
 	total  int64
 
 	choices *cublas.Choices // of all cards of this name
-	tuned   *tuned          // nil: nothing is kept
+	tuned   *tuned          // nil: not cached
 }
 
-// Arch is the architecture of a card as compilers call it: 90 for Hopper.
+// arch returns the architecture of a card as compilers name it: 90 for Hopper.
 func (g *gpu) arch() int { return 10*g.major + g.minor }
 
-// Open finds the driver, the GPUs and the compiler of kernels. What is missing is said in one error.
+// Open finds the driver, the GPUs and the compiler of kernels. One error names everything that is missing.
 func Open(options Options) (*Machine, error) {
 	options.Check = options.Check || os.Getenv(CheckVariable) == "1"
 	code := &compiler{folder: options.CacheDir, carried: os.Getenv(KernelsVariable), check: options.Check}
 	m, err := open(options, code)
 	missing := code.open()
 	if code.carried != "" {
-		missing = nil // what is not carried says so when it is compiled
+		missing = nil // a kernel that is not in the folder says so when it is needed
 	}
 	if err := errors.Join(err, missing); err != nil {
 		return nil, fmt.Errorf("the cuda device cannot run here: %w", err)
@@ -117,22 +118,24 @@ func Open(options Options) (*Machine, error) {
 	return m, nil
 }
 
-// settings are variables that the driver reads when it starts. What the user has set stays.
+// settings are environment variables that the driver reads at its start. The user's values take precedence.
 func (o *Options) settings() map[string]string {
-	// Our kernels are loaded when a program is, since cuModuleGetFunction loads. Those of libraries are loaded when they are first
-	// launched, and the driver may then wait for all that runs: with NCCL for a peer, perhaps for ever.
+	// Our kernels are loaded with the program, because cuModuleGetFunction loads them. Library kernels are
+	// loaded at their first launch, and the driver may then wait for everything that runs: with NCCL for a
+	// peer, perhaps forever.
 	loading := "LAZY"
 	if o.NCCL {
 		loading = "EAGER"
 	}
 	return map[string]string{
 		"CUDA_MODULE_LOADING": loading,
-		// A rank has more streams than the eight queues to a GPU that there are as a rule: in one queue, who waits holds up others.
+		// A rank has more streams than the usual eight queues to a GPU. Streams in one queue would delay each
+		// other while they wait.
 		"CUDA_DEVICE_MAX_CONNECTIONS": "32",
 	}
 }
 
-// open opens all but the compiler.
+// open opens everything except the compiler.
 func open(options Options, code codeSource) (*Machine, error) {
 	for name, value := range options.settings() {
 		if _, told := os.LookupEnv(name); !told {
@@ -162,7 +165,7 @@ func open(options Options, code codeSource) (*Machine, error) {
 		return nil, err
 	}
 	if !options.OwnProducts {
-		m.blas, _ = cublas.Open() // without it our own kernels multiply; Report says so
+		m.blas, _ = cublas.Open() // without it our own kernels compute products; Report says so
 	}
 	return m, m.remember()
 }
@@ -177,7 +180,7 @@ func choose(all []*gpu, wanted []int) ([]*gpu, error) {
 	var out []*gpu
 	for _, i := range wanted {
 		if i < 0 || i >= len(all) {
-			return nil, fmt.Errorf("there is no GPU %d, the driver finds %d", i, len(all))
+			return nil, fmt.Errorf("there is no GPU %d; the driver finds %d", i, len(all))
 		}
 		out = append(out, all[i])
 	}
@@ -212,14 +215,14 @@ func findGPUs(api *driver.API) ([]*gpu, error) {
 	return out, nil
 }
 
-// card is what kernels on a GPU may count on.
+// card describes a GPU for kernels.
 func (m *Machine) card(g *gpu) kernels.Card {
 	hopper := g.arch() == 90 && !m.options.Portable && m.code.knowsHopper()
 	return kernels.Card{Hopper: hopper, CopyEngine: hopper && m.api.TensorMaps() && !m.options.ThreadsCopy}
 }
 
-// gpuOf says where a rank of this process runs: the ranks of a host are dealt to its GPUs in turn. Where each process sees
-// GPUs of its own, as many as it has ranks, that is one each, too.
+// gpuOf returns the GPU of a rank of this process: the ranks of a host are assigned to its GPUs in turn. If
+// each process sees its own GPUs, one for each of its ranks, this also gives one each.
 func (m *Machine) gpuOf(rank int) *gpu {
 	if w := m.options.World; w != nil {
 		rank += w.FirstOnHost - w.First
@@ -227,7 +230,7 @@ func (m *Machine) gpuOf(rank int) *gpu {
 	return m.gpus[rank%len(m.gpus)]
 }
 
-// Check says before anything is allocated whether a program's memory is there, with the figures of both sides.
+// Check reports, before anything is allocated, a program that needs more memory than the GPUs have.
 func (m *Machine) Check(p *ir.Program) error {
 	device, host, ranks := map[*gpu]ir.Bytes{}, ir.Bytes(0), 0
 	for r := range p.Ranks {
@@ -240,21 +243,21 @@ func (m *Machine) Check(p *ir.Program) error {
 		host += arenas[ir.Host]
 	}
 	if m.collect != nil && ranks > len(m.gpus) {
-		return fmt.Errorf("%d ranks on %d GPUs: NCCL takes a GPU for each rank", ranks, len(m.gpus))
+		return fmt.Errorf("%d ranks on %d GPUs: NCCL needs one GPU per rank", ranks, len(m.gpus))
 	}
 	for _, g := range m.gpus {
 		if need := device[g]; int64(need) > g.total {
-			return fmt.Errorf("GPU %d (%s) has %s, the ranks on it need %s (and %s of pinned host memory in all)",
+			return fmt.Errorf("GPU %d (%s) has %s, and its ranks need %s (and %s of pinned host memory in total)",
 				g.index, g.name, ir.Bytes(g.total), need, host)
 		}
 	}
-	if there := hostMemory(); there > 0 && int64(host) > there { // no error: memory of virtual machines may grow as it is used
-		m.notes.add("the host reports %s of free memory and the program pins %s", ir.Bytes(there), host)
+	if there := hostMemory(); there > 0 && int64(host) > there { // not an error: the memory of virtual machines may grow as it is used
+		m.notes.add("the host reports %s of free memory, and the program pins %s", ir.Bytes(there), host)
 	}
 	return nil
 }
 
-// notes are facts for the user that stop nothing. Ranks add to them at the same time.
+// notes are remarks for the user. Ranks add to them concurrently.
 type notes struct {
 	mu    sync.Mutex
 	lines []string
@@ -268,18 +271,18 @@ func (n *notes) add(format string, args ...any) {
 	}
 }
 
-// Notes returns what Check and loading found out that stops nothing: memory that may be short, products that no algorithm of cuBLASLt
-// serves. Each line is there once.
+// Notes returns the remarks of Check and of loading: memory that may be short, products for which cuBLASLt
+// has no algorithm. Each line occurs once.
 func (m *Machine) Notes() []string {
 	m.notes.mu.Lock()
 	defer m.notes.mu.Unlock()
 	return slices.Clone(m.notes.lines)
 }
 
-// New makes the device of a rank. All calls must come from one goroutine.
+// New returns the device of a rank. All calls to it must come from one goroutine.
 func (m *Machine) New(rank int) vm.Device { return &Device{machine: m, gpu: m.gpuOf(rank)} }
 
-// Again is the same machine for another job: ranks of one meet no ranks of another.
+// Again returns the same machine for another job: ranks of different jobs do not communicate.
 func (m *Machine) Again() (*Machine, error) {
 	again := *m
 	again.meeting = newMeetings()
@@ -290,15 +293,15 @@ func (m *Machine) Again() (*Machine, error) {
 	return &again, err
 }
 
-// Card is what is known of a GPU.
+// Card describes a GPU.
 type Card struct {
 	Name            string
-	Arch            int // as compilers call it: 90 for Hopper
+	Arch            int // as compilers name it: 90 for Hopper
 	Multiprocessors int
 	Memory          int64 // bytes
 }
 
-// Cards are those that ranks are dealt to, in that order.
+// Cards returns the GPUs that ranks are assigned to, in that order.
 func (m *Machine) Cards() (out []Card) {
 	for _, g := range m.gpus {
 		out = append(out, Card{g.name, g.arch(), g.sms, g.total})
@@ -306,7 +309,7 @@ func (m *Machine) Cards() (out []Card) {
 	return out
 }
 
-// Describe names the cards, for people.
+// Describe names the cards.
 func (m *Machine) Describe() string {
 	text := m.gpus[0].name
 	if len(m.gpus) > 1 {
@@ -323,20 +326,20 @@ func (m *Machine) Abort(reason error) {
 	}
 }
 
-// Link implements vm.Transport: device memory does not travel by it.
+// Link implements vm.Transport; device memory does not travel by it.
 func (m *Machine) Link(int, int, vm.Channel) vm.Link { return noLink{} }
 
 // Team implements vm.Transport.
 func (m *Machine) Team(int, []int32, ir.Stream) (vm.Team, error) { return nil, errNotHost }
 
-var errNotHost = errors.New("ranks on GPUs do not meet in host memory")
+var errNotHost = errors.New("ranks on GPUs do not communicate through host memory")
 
 type noLink struct{}
 
 func (noLink) Send([]byte) error { return errNotHost }
 func (noLink) Recv([]byte) error { return errNotHost }
 
-// once remembers what the first to ask got, for all who ask later.
+// once computes a value for each key at first use, and remembers it.
 type once[K comparable, V any] struct {
 	mu   sync.Mutex
 	done map[K]*entry[V]

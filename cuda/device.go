@@ -13,7 +13,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// Device is one rank on a GPU. The goroutine that loads it is bound to its thread, because contexts are a thread's.
+// Device is one rank on a GPU. The goroutine that loads it is bound to its thread, because contexts belong to
+// threads.
 type Device struct {
 	machine *Machine
 	api     *driver.API
@@ -26,7 +27,7 @@ type Device struct {
 	locked       bool
 	context      driver.Context
 	device       driver.Ptr                // the arena
-	host         *pinned                   // the arena, behind it what tokens wait in
+	host         *pinned                   // the arena, followed by staged tokens
 	scratch      [ir.NumStreams]driver.Ptr // workspace of kernels
 	scratchBytes [ir.NumStreams]int64
 	streams      [ir.NumStreams]driver.Stream
@@ -34,19 +35,19 @@ type Device struct {
 	events       []driver.Event
 	modules      map[string]driver.Module  // by source
 	functions    map[[2]string]driver.Func // by source and name
-	allowed      map[driver.Func]int64     // more shared memory than a kernel has without asking
-	tables       map[string]driver.Ptr     // of launches, by their bytes
-	blas         *cublas.Handle            // nil: our own kernels multiply
-	free         []func() error            // in the order of making; Close goes backwards
+	allowed      map[driver.Func]int64     // dynamic shared memory above the default limit
+	tables       map[string]driver.Ptr     // of launches, by content
+	blas         *cublas.Handle            // nil: our own kernels compute products
+	free         []func() error            // in the order of creation; Close runs them backwards
 	bound        [ir.NumSections][]bound
 	peaks        [ir.NumArenas]ir.Bytes
 	spans        *spanEvents         // nil: no section is timed
-	timing       bool                // this section is
+	timing       bool                // this section is timed
 	comms        map[string]*guarded // by NCCL
-	ranges       *ranges             // nil: no profiler listens
-	graphs       *graphs             // nil: every call is made every time
-	records      *pinned             // of waits that were given up; nil: none are
-	recorded     []string            // the sources that have one, in their order
+	ranges       *ranges             // nil: no profiler is attached
+	graphs       *graphs             // nil: calls are made one by one
+	records      *pinned             // of waits that were given up; nil: waits are not limited
+	recorded     []string            // the sources with a record, in order
 
 	section ir.Section
 	round   int64
@@ -56,12 +57,12 @@ type Device struct {
 // bound is an instruction ready to be issued.
 type bound struct {
 	actions []action
-	tokens  *tokenLoad // the one among the actions that brings tokens, or nil
+	tokens  *tokenLoad // its token load, or nil
 	stream  ir.Stream
-	top     [ir.NumArenas]ir.Bytes // the highest byte that it touches
+	top     [ir.NumArenas]ir.Bytes // highest byte touched
 }
 
-// action is a driver call, or what stands for several.
+// action is a driver call, or a group of calls.
 type action interface{ Make() error }
 
 // Load implements vm.Device.
@@ -88,7 +89,7 @@ func (d *Device) load() error {
 	return nil
 }
 
-// enter makes the GPU's context that of this goroutine's thread.
+// enter makes the GPU's context current on this goroutine's thread.
 func (d *Device) enter() (err error) {
 	runtime.LockOSThread()
 	d.locked = true
@@ -102,8 +103,8 @@ func (d *Device) enter() (err error) {
 	return d.reachPeers()
 }
 
-// contexts are the primary contexts of GPUs, which this process keeps until it ends: giving the last hold on one back destroys it, and
-// the next device would wait for another to be made.
+// contexts are the primary contexts of GPUs, kept until the process ends: releasing the last reference
+// destroys a context, and the next device would wait for a new one.
 var contexts = struct {
 	mu   sync.Mutex
 	held map[driver.Device]driver.Context
@@ -122,7 +123,7 @@ func primary(api *driver.API, gpu driver.Device) (driver.Context, error) {
 	return c, err
 }
 
-// reachPeers lets kernels read the memory of the other GPUs, for the sums of ranks that meet by copies.
+// reachPeers lets kernels read the memory of other GPUs, for the sums of ranks connected by copies.
 func (d *Device) reachPeers() error {
 	if d.machine.collect != nil {
 		return nil
@@ -136,16 +137,16 @@ func (d *Device) reachPeers() error {
 			return err
 		}
 		if err := d.api.EnablePeer(peer); err != nil {
-			return fmt.Errorf("GPU %d does not reach the memory of GPU %d, so let ranks meet by NCCL: %w", d.gpu.index, g.index, err)
+			return fmt.Errorf("GPU %d cannot access the memory of GPU %d; connect ranks by NCCL instead: %w", d.gpu.index, g.index, err)
 		}
 	}
 	return nil
 }
 
-// later has Close undo something.
+// later registers a function for Close.
 func (d *Device) later(undo func() error) { d.free = append(d.free, undo) }
 
-// reserve allocates both arenas. What is lacking is said with the figures of both sides.
+// reserve allocates both arenas. Errors give the available and the needed size.
 func (d *Device) reserve() error {
 	need := d.code.Arenas
 	free, total, err := d.api.MemInfo()
@@ -153,7 +154,7 @@ func (d *Device) reserve() error {
 		return err
 	}
 	if int64(need[ir.Device]) > free {
-		return fmt.Errorf("GPU %d (%s) has %s free of %s, the device arena needs %s (and the host arena %s)",
+		return fmt.Errorf("GPU %d (%s) has %s free of %s, and the device arena needs %s (and the host arena %s)",
 			d.gpu.index, d.gpu.name, ir.Bytes(free), ir.Bytes(total), need[ir.Device], need[ir.Host])
 	}
 	if d.device, err = d.alloc(int64(need[ir.Device])); err != nil {
@@ -167,7 +168,7 @@ func (d *Device) reserve() error {
 	return nil
 }
 
-// alloc allocates device memory until Close; nothing for nothing.
+// alloc allocates device memory until Close; nothing for 0 bytes.
 func (d *Device) alloc(bytes int64) (driver.Ptr, error) {
 	if bytes == 0 {
 		return 0, nil
@@ -179,7 +180,7 @@ func (d *Device) alloc(bytes int64) (driver.Ptr, error) {
 	return p, err
 }
 
-// makeStreams makes those that the code uses, and its events.
+// makeStreams creates the streams and events of the code.
 func (d *Device) makeStreams() error {
 	events := int32(0)
 	for s := range ir.NumSections {
@@ -204,7 +205,7 @@ func (d *Device) makeStream(s ir.Stream) error {
 	if d.streams[s] != 0 {
 		return nil
 	}
-	// What meets other ranks does not wait until every block of a long kernel has begun.
+	// Communication does not wait until every block of a long kernel has started.
 	stream, err := d.api.NewStream(s != ir.Compute)
 	if err != nil {
 		return err
@@ -214,7 +215,7 @@ func (d *Device) makeStream(s ir.Stream) error {
 	return nil
 }
 
-// newEvent makes an event that lives until Close.
+// newEvent creates an event that lives until Close.
 func (d *Device) newEvent(timed bool) (driver.Event, error) {
 	e, err := d.api.NewEvent(timed)
 	if err == nil {
@@ -223,7 +224,7 @@ func (d *Device) newEvent(timed bool) (driver.Event, error) {
 	return e, err
 }
 
-// meet opens the communicators, where ranks meet by NCCL.
+// meet opens the communicators if ranks are connected by NCCL.
 func (d *Device) meet() (err error) {
 	if d.machine.collect != nil {
 		d.comms, err = d.machine.collect.join(d)
@@ -269,7 +270,7 @@ func (d *Device) Record(pc int) { d.issue(pc) }
 // Wait implements vm.Device.
 func (d *Device) Wait(pc int) { d.issue(pc) }
 
-// issue makes an instruction's calls. After an error nothing is issued any more.
+// issue makes an instruction's calls. After an error nothing more is issued.
 func (d *Device) issue(pc int) {
 	if d.err != nil {
 		return
@@ -320,7 +321,7 @@ func (d *Device) keep(err error) {
 	d.env.Transport.Abort(reason)
 }
 
-// Join implements vm.Device. Whatever failed, it returns when no stream works on the arenas any more.
+// Join implements vm.Device. Even after a failure it returns only when no stream uses the arenas any more.
 func (d *Device) Join() error {
 	d.ranges.issued()
 	defer d.ranges.end()
@@ -331,7 +332,7 @@ func (d *Device) Join() error {
 		}
 		if err := d.await(ir.Stream(s)); err != nil {
 			d.keep(fmt.Errorf("section %s, stream %s: %w%s", d.section, ir.Stream(s), err, hintSync(d.machine.options.Sync)))
-			_ = d.api.Synchronize(stream) // peers' memory may be given back next; the first error has been told
+			_ = d.api.Synchronize(stream) // peers' memory may be freed next; the first error has been reported
 		}
 	}
 	d.keep(d.gaveUp())
@@ -341,18 +342,19 @@ func (d *Device) Join() error {
 	return d.err
 }
 
-// hintSync says how to learn more of an error that came up after its instruction was issued.
+// hintSync tells how to locate an error that appeared after its instruction was issued.
 func hintSync(sync bool) string {
 	if sync {
 		return ""
 	}
-	return "; run with " + SyncVariable + "=1 to learn at which instruction"
+	return "; run with " + SyncVariable + "=1 to find the instruction"
 }
 
-// SyncVariable is the variable that sets Options.Sync.
+// SyncVariable sets Options.Sync.
 const SyncVariable = "SPPO_CUDA_SYNC"
 
-// await waits for a stream. With NCCL it looks meanwhile whether a peer was lost, which the stream would never tell.
+// await waits for a stream. With NCCL it also checks whether a peer was lost, which the stream itself would
+// not report.
 func (d *Device) await(stream ir.Stream) error {
 	if d.machine.collect != nil {
 		return d.machine.collect.await(d, d.streams[stream])
@@ -394,14 +396,15 @@ func (d *Device) Write(v ir.View, in []byte) error {
 	if err := d.api.ToDevice(p, in); err != nil {
 		return err
 	}
-	// The call returns once the bytes have left in; our streams do not wait for their arrival by themselves.
+	// The call returns once the bytes have left the buffer; our streams do not wait for their arrival by
+	// themselves.
 	return d.api.Synchronize(0)
 }
 
 // Peak implements vm.Device.
 func (d *Device) Peak(a ir.Arena) ir.Bytes { return d.peaks[a] }
 
-// Close implements vm.Device. It may follow a Load that failed half-way.
+// Close implements vm.Device. It may follow a failed Load.
 func (d *Device) Close() error {
 	var errs []error
 	for _, stream := range d.streams {
@@ -418,7 +421,7 @@ func (d *Device) Close() error {
 		runtime.UnlockOSThread()
 	}
 	if d.err != nil {
-		return nil // after a fault of the GPU every call fails, and the fault has been told
+		return nil // after a fault of the GPU every call fails, and the fault has been reported
 	}
 	return errors.Join(errs...)
 }

@@ -22,7 +22,7 @@ import (
 // builder writes a code by hand.
 type builder struct{ code ir.Code }
 
-// buffer places a new buffer behind the last of its arena.
+// buffer places a new buffer after the last of its arena.
 func (b *builder) buffer(arena ir.Arena, t ir.DType, shape ...int64) ir.View {
 	v := ir.View{Buffer: uint32(len(b.code.Buffers)), DType: t}
 	copy(v.Shape[:], shape)
@@ -37,7 +37,7 @@ func (b *builder) put(op ir.Op, stream ir.Stream, args []ir.View, attrs ...ir.At
 	*s = append(*s, ir.Instr{Op: op, Stream: stream, Args: args, Attrs: attrs})
 }
 
-// event makes one stream wait for what another has been given so far.
+// event makes one stream wait for all work issued to another so far.
 func (b *builder) event(from, to ir.Stream) {
 	event := ir.Int(int64(b.code.Events[ir.SectionStep]))
 	b.code.Events[ir.SectionStep]++
@@ -45,8 +45,9 @@ func (b *builder) event(from, to ir.Stream) {
 	b.put(ir.Wait, to, nil, event)
 }
 
-// meeting is a program of four ranks that loads tokens, takes a detour over the host, sends around the ring on both
-// channels, and calls every collective in both types; no instruction of it is a kernel. Every rank runs the same code.
+// meeting is a program of four ranks that loads tokens, copies to the host and back, sends around the ring on
+// both channels, and calls every collective in both types. None of its instructions is a kernel. Every rank
+// runs the same code.
 const ranks = 4
 
 func meeting() *ir.Program {
@@ -67,7 +68,7 @@ func meeting() *ir.Program {
 	b.event(ir.Compute, ir.Coll)
 	b.event(ir.Compute, ir.SendNext)
 
-	// Even ranks send first, so that all can meet; the code is one, so both orders stand in two codes below.
+	// Even ranks send first, so that all can meet. There is one code, so the two orders are two codes below.
 	got := view(ir.F32, 1000)
 	b.put(ir.Send, ir.SendNext, []ir.View{copied}, next)
 	b.put(ir.Recv, ir.RecvPrev, []ir.View{got}, prev)
@@ -90,7 +91,7 @@ func meeting() *ir.Program {
 	return jobOf(b)
 }
 
-// jobOf gives four ranks a code, odd ones with the first message's two sides in the other order.
+// jobOf gives four ranks a code; odd ones have the two sides of the first message in the other order.
 func jobOf(b *builder) *ir.Program {
 	odd := b.code
 	section := append([]ir.Instr(nil), odd.Sections[ir.SectionStep]...)
@@ -112,7 +113,7 @@ func jobOf(b *builder) *ir.Program {
 	return p
 }
 
-// tokens is a data set whose every token says where it stands.
+// tokens is a data set in which every token encodes its position.
 type tokens struct{}
 
 func (tokens) Tokens(_ ir.Section, round, sequence, position int64, out []int32, stride int) error {
@@ -123,7 +124,7 @@ func (tokens) Tokens(_ ir.Section, round, sequence, position int64, out []int32,
 	return nil
 }
 
-// filled wraps a device, fills its memory before every step and reads it back behind.
+// filled wraps a device, fills its memory before every step and reads it back after it.
 type filled struct {
 	vm.Device
 	p    *ir.Program
@@ -145,7 +146,7 @@ func (f *filled) Begin(s ir.Section, round int64) error {
 	rng := rand.New(rand.NewPCG(uint64(f.rank), uint64(round)))
 	for i := range f.code.Buffers {
 		in := make([]byte, f.code.Buffers[i].Size)
-		for j := 0; j+1 < len(in); j += 2 { // numbers of moderate size, seen as f32 or as bf16
+		for j := 0; j+1 < len(in); j += 2 { // numbers of moderate size, viewed as f32 or as bf16
 			in[j], in[j+1] = byte(rng.IntN(256)), byte(0x3e+rng.IntN(3))
 		}
 		if err := f.Write(f.view(i), in); err != nil {
@@ -171,7 +172,7 @@ func (f *filled) Join() error {
 	return nil
 }
 
-// runSteps runs steps of a program and returns every rank's memory behind each.
+// runSteps runs steps of a program and returns every rank's memory after each.
 func runSteps(p *ir.Program, steps int, newDevice func(rank int) vm.Device, transport vm.Transport) (out [][][]byte, err error) {
 	got := make([][]byte, len(p.Ranks))
 	open := func(rank int) (vm.Device, error) { return &filled{Device: newDevice(rank), got: &got}, nil }
@@ -188,7 +189,7 @@ func runSteps(p *ir.Program, steps int, newDevice func(rank int) vm.Device, tran
 	return out, job.Close()
 }
 
-// within fails a test that hangs, telling where.
+// within fails a test that hangs, and prints where.
 func within(t *testing.T, limit time.Duration, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -239,7 +240,7 @@ func TestMeetingsAreThoseOfTheCPU(t *testing.T) {
 	}
 }
 
-// Host memory that is pinned by pieces takes what goes over from one into the next: the driver would refuse a copy that did.
+// Copies across the border of two pieces of pinned memory are split: the driver would refuse them.
 func TestPinnedPieces(t *testing.T) {
 	fake := useFake(t)
 	b := &builder{}
@@ -271,7 +272,7 @@ func TestPinnedPieces(t *testing.T) {
 	}
 }
 
-// A kernel may have as much shared memory as the neediest of its instructions wants, whichever comes last.
+// A kernel gets as much shared memory as the largest of its instructions needs, whichever comes last.
 func TestSharedMemoryIsTheMost(t *testing.T) {
 	m := useFake(t).open(t, Options{OwnProducts: true})
 	d := m.New(0).(*Device)
@@ -304,8 +305,8 @@ func TestSharedMemoryIsTheMost(t *testing.T) {
 	}
 }
 
-// Every single call fails once, in loading, running and closing: each time there is one error that names the call, no
-// rank hangs, and everything is given back.
+// Every single call fails once, during loading, running and closing: each time there is one error that names
+// the call, no rank hangs, and everything is released.
 func TestEveryCallMayFail(t *testing.T) {
 	t.Run("copies", func(t *testing.T) { everyCallMayFail(t, meeting(), 1, Options{OwnProducts: true}) })
 	t.Run("NCCL", func(t *testing.T) { everyCallMayFail(t, meeting(), 1, Options{OwnProducts: true, NCCL: true}) })
@@ -334,7 +335,7 @@ func everyCallMayFail(t *testing.T, p *ir.Program, steps int, options Options) {
 		within(t, time.Minute, func() {
 			fake.fail(at, 719)
 			err := run()
-			if fake.calls() < at { // polling takes as many calls as it takes
+			if fake.calls() < at { // the number of polling calls varies
 				return
 			}
 			if why := notOneError(err); why != "" {
@@ -351,7 +352,7 @@ func everyCallMayFail(t *testing.T, p *ir.Program, steps int, options Options) {
 	t.Logf("%d calls", calls)
 }
 
-// notOneError says why an error is not that of one call, told once.
+// notOneError explains why an error is not that of one call, reported once.
 func notOneError(err error) string {
 	var call *driver.Error
 	switch {
@@ -365,7 +366,7 @@ func notOneError(err error) string {
 	return ""
 }
 
-// TestViewsOutsideAreRefused loads programs whose views wrap around, without a verifier.
+// TestViewsOutsideAreRefused loads unverified programs whose views wrap around.
 func TestViewsOutsideAreRefused(t *testing.T) {
 	fake := useFake(t)
 	for want, spoil := range map[string]func(v *ir.View){
@@ -403,7 +404,7 @@ func TestOutOfMemory(t *testing.T) {
 	}
 }
 
-// A fault comes up when a stream is waited for; with Sync, at its instruction.
+// A fault appears when a stream is waited for; with Sync, at its instruction.
 func TestFaultNamesItsInstruction(t *testing.T) {
 	fake := useFake(t)
 	for _, sync := range []bool{false, true} {
@@ -438,7 +439,7 @@ func TestFaultNamesItsInstruction(t *testing.T) {
 	}
 }
 
-// sabotaged has its first copy point nowhere.
+// sabotaged makes its first copy use an invalid address.
 type sabotaged struct{ *Device }
 
 func (s *sabotaged) Begin(section ir.Section, round int64) error {
@@ -504,7 +505,7 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// Issuing allocates nothing: everything lies ready since the program was loaded.
+// Issuing allocates nothing: everything was prepared when the program was loaded.
 func TestIssueAllocatesNothing(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
@@ -542,7 +543,7 @@ func TestIssueAllocatesNothing(t *testing.T) {
 	}
 }
 
-// Every item of the probe is loaded and issued, one machine after another, and nothing is left behind.
+// Every item of the probe is loaded and issued, one machine after another, and everything is released.
 func TestProbe(t *testing.T) {
 	fake, kernels := useFake(t), needEmulator(t)
 	fake.reset(2, 1<<30, 0)

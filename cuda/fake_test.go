@@ -14,7 +14,7 @@ import (
 	"sppo.dev/cuda/nvtx"
 )
 
-// fake is the stand-in driver, built once and found by the search path like a real one.
+// fake is the stand-in driver, built once and found on the search path like a real one.
 type fake struct {
 	reset func(gpus int32, memory int64, delayMicros int32)
 	fail  func(at int64, code int32)
@@ -22,14 +22,14 @@ type fake struct {
 	live  func() int64
 	stubs string // a library of kernels
 
-	failPoll func(poll int64) // of the stand-in for NCCL, as the next
+	failPoll func(poll int64) // of the stand-in for NCCL, like the next
 	comms    func() int64
 
 	heard  func() string // by the profiler
 	forget func()
 
-	products func() int64 // what exists in the stand-in for cuBLASLt
-	fast     func() int64 // products by its fast algorithm, so far
+	products func() int64 // live objects in the stand-in for cuBLASLt
+	fast     func() int64 // number of products by its fast algorithm
 }
 
 var (
@@ -38,7 +38,7 @@ var (
 	fakeWhy  string
 )
 
-// useFake opens the stand-in, or skips the test where there is no compiler to build it with.
+// useFake opens the stand-in, or skips the test if there is no compiler to build it.
 func useFake(t *testing.T) *fake {
 	t.Helper()
 	fakeOnce.Do(func() { fakeLib, fakeWhy = buildFake() })
@@ -79,7 +79,7 @@ func fakePaths() (driver, stubs, nccl, blas, profiler string) {
 	return in("libcuda.so.1"), in("stubs.so"), in("libnccl.so.2"), in("libcublasLt.so.12"), in("profiler.so")
 }
 
-// bindFake opens what has been built.
+// bindFake opens the built library.
 func bindFake() (*fake, string) {
 	driver, stubs, nccl, blas, profiler := fakePaths()
 	os.Setenv(library.PathVariable, fakeFolder+string(os.PathListSeparator)+os.Getenv(library.PathVariable))
@@ -133,7 +133,7 @@ func (c fixedCode) compiled(string, int) ([]byte, error) {
 
 func (c fixedCode) knowsHopper() bool { return true }
 
-// open opens a machine on the stand-in, whose kernels are the stubs.
+// open opens a machine on the stand-in, whose kernels are stubs.
 func (f *fake) open(t *testing.T, options Options) *Machine {
 	t.Helper()
 	m, err := open(options, fixedCode(f.stubs))

@@ -16,7 +16,7 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// figure is a line of what TestGPUFigures writes: bench/gpu makes its report of them.
+// figure is a line of the output of TestGPUFigures, from which bench/gpu makes its report.
 type figure struct {
 	Kind    string  `json:"kind"` // matmul, attention, memory, copy, issue
 	Name    string  `json:"name"`
@@ -28,7 +28,7 @@ type figure struct {
 	Share   float64 `json:"share,omitempty"` // of the best algorithm, of the copy bandwidth, or of the step
 }
 
-// sizes say how large the instructions are: those of models for a GPU, next to nothing to try the writer itself.
+// sizes are the sizes of instructions: those of models for a GPU, or tiny ones to test the test.
 type sizes struct {
 	span      time.Duration
 	tokens    int64              // of products
@@ -38,7 +38,7 @@ type sizes struct {
 	bytes     int64
 	cols      int64
 	plain     int64  // bytes of copies from memory that is not pinned
-	layers    string // a model's keys, and its sequence, whose steps are issued
+	layers    string // model keys and sequence of the job whose issuing is measured
 }
 
 var gpuSizes = sizes{
@@ -53,7 +53,7 @@ var smallSizes = sizes{
 	layers: "model x { family = gpt layers = 1 hidden = 32 heads = 4 vocab = 64 dtype = f32 } train { sequence = 64 batch = 1 steps = 1 data = random() }",
 }
 
-// figures measures and writes. Each figure is a test of its own, so that one that cannot be had costs no other.
+// figures measures and writes. Each figure is a subtest, so that a failing one does not prevent others.
 type figures struct {
 	ctx  context.Context
 	out  *json.Encoder
@@ -61,7 +61,7 @@ type figures struct {
 	size sizes
 }
 
-// bench is on one rank of a machine with these options.
+// bench returns a bench with one rank of a machine with these options.
 func (f *figures) bench(o Options) (*probe.Bench, error) {
 	m, err := f.open(o)
 	if err != nil {
@@ -73,7 +73,7 @@ func (f *figures) bench(o Options) (*probe.Bench, error) {
 	}}, nil
 }
 
-// all writes everything, in tests by kind.
+// all writes everything, in subtests by kind.
 func (f *figures) all(t *testing.T) {
 	t.Run("attention", f.attention)
 	t.Run("products", f.products)
@@ -81,7 +81,7 @@ func (f *figures) all(t *testing.T) {
 	t.Run("issue", f.issues)
 }
 
-// each runs a test of a figure.
+// each runs the subtest of a figure.
 func (f *figures) each(t *testing.T, name string, measure func() error) {
 	t.Run(name, func(t *testing.T) {
 		if err := measure(); err != nil {
@@ -100,8 +100,8 @@ func (f *figures) put(kind, by string, t probe.Timing, share float64) error {
 	return f.out.Encode(x)
 }
 
-// products: of the shapes of layers, forward, gradient of the input and of the weight, by cuBLASLt's first algorithm, by
-// the fastest that it proposes, and by our own kernel. The share is that of the fastest's rate.
+// products measures the shapes of layers: forward, gradient of the input and of the weight, by cuBLASLt's
+// first algorithm, by its fastest, and by our own kernel. The share is relative to the fastest's rate.
 func (f *figures) products(t *testing.T) {
 	ways := []struct {
 		by      string
@@ -135,7 +135,7 @@ func (f *figures) products(t *testing.T) {
 	}
 }
 
-// layerProducts are those of the linear parts of layers.
+// layerProducts returns the products of the linear parts of layers.
 func (f *figures) layerProducts() (out []probe.Item) {
 	n := f.size.tokens
 	names := []string{}
@@ -162,7 +162,7 @@ func (f *figures) layerProducts() (out []probe.Item) {
 	return out
 }
 
-// attention: of whole sequences, by the kernels for the card and by the portable ones, those for the card first.
+// attention measures whole sequences, with the kernels for the card first, then with the portable ones.
 func (f *figures) attention(t *testing.T) {
 	for _, o := range ways {
 		bench, err := f.bench(o)
@@ -185,13 +185,14 @@ func (f *figures) attention(t *testing.T) {
 	}
 }
 
-// memory: the copy bandwidth, the share of it that kernels reach, and copies to and from pinned host memory.
+// memory measures the copy bandwidth, the share of it that kernels reach, and copies to and from pinned host
+// memory.
 func (f *figures) memory(t *testing.T) {
 	bench, err := f.bench(Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	copied := 0.0 // bytes a second; each process measures it anew
+	copied := 0.0 // bytes per second; measured anew in each process
 	measure := func(kind string, item probe.Item) {
 		f.each(t, item.Name, func() error {
 			t, err := bench.Measure(f.ctx, item, 1)
@@ -224,7 +225,7 @@ func (f *figures) memory(t *testing.T) {
 	f.each(t, "plain copies", f.plainCopies)
 }
 
-// plainCopies are copies from and to host memory that is not pinned.
+// plainCopies measures copies from and to host memory that is not pinned.
 func (f *figures) plainCopies() error {
 	m, err := f.open(Options{})
 	if err != nil {
@@ -263,7 +264,7 @@ func (f *figures) plainCopies() error {
 	return d.Close()
 }
 
-// issuing says how much of a program's steps its rank's goroutine spends with issuing instructions.
+// issuing measures the share of a program's steps in which its rank's goroutine issues instructions.
 type issuing struct {
 	*Device
 	began          time.Time
@@ -282,7 +283,8 @@ func (i *issuing) Join() error {
 	return err
 }
 
-// issues: layers of a model in eight subsequences with all copies there are, issued call by call and as graphs.
+// issues measures layers of a model in eight subsequences with all possible copies, issued call by call and
+// as graphs.
 func (f *figures) issues(t *testing.T) {
 	const one = `
 import "clusters/h200.sppo"
@@ -301,7 +303,7 @@ schedule x { pp = 1 sp = 1 dp = 1 subsequences = 8 offload = full }
 	}
 }
 
-// issue writes what issuing takes of the steps of a program; of its ranks, the most.
+// issue writes the issuing time of the steps of a program, for the slowest rank.
 func (f *figures) issue(by string, p *ir.Program, o Options) error {
 	m, err := f.open(o)
 	if err != nil {
@@ -318,7 +320,7 @@ func (f *figures) issue(by string, p *ir.Program, o Options) error {
 	if err := job.Init(f.ctx); err != nil {
 		return err
 	}
-	const steps, before = 4, 2 // graphs are captured in the second
+	const steps, before = 4, 2 // graphs are captured in the second step
 	for i := range steps + before {
 		if i == before {
 			for _, r := range ranks {
@@ -340,14 +342,14 @@ func (f *figures) issue(by string, p *ir.Program, o Options) error {
 	return job.Close()
 }
 
-// figuresVariable asks for figures: gpu, or small for a rehearsal without one.
+// figuresVariable requests figures: gpu, or small for a rehearsal without one.
 const figuresVariable = "SPPO_GPU_FIGURES"
 
 // rehearsed reports whether tests of GPUs run on stand-ins, which are slow.
 func rehearsed() bool { return os.Getenv(figuresVariable) == "small" }
 
-// What a GPU does in a second, a line of JSON for each figure on standard output, for bench/gpu. It takes minutes, so it runs where it is
-// asked for.
+// What a GPU does per second: a line of JSON for each figure on standard output, for bench/gpu. It takes
+// minutes, so it only runs on request.
 func TestGPUFigures(t *testing.T) {
 	size, ok := map[string]sizes{"gpu": gpuSizes, "small": smallSizes}[os.Getenv(figuresVariable)]
 	if !ok {
@@ -361,7 +363,7 @@ func newFigures(t *testing.T, w io.Writer, open func(Options) (*Machine, error),
 	return &figures{ctx: t.Context(), out: json.NewEncoder(w), open: open, size: s}
 }
 
-// The writer itself, on the stand-in driver: every kind is there, with rates and shares that are numbers.
+// The output on the stand-in driver has every kind of figure, with finite rates and shares.
 func TestFigures(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")

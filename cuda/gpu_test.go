@@ -12,7 +12,7 @@ import (
 	"sppo.dev/vm/vmtest"
 )
 
-// The tests of this file want a GPU. They are what `make gpu-check` runs, from a binary that needs no Go there.
+// The tests in this file need a GPU. `make gpu-check` runs them from a binary that needs no Go installation.
 
 // needGPU opens the machine's GPUs.
 func needGPU(t *testing.T, options Options) *Machine {
@@ -25,7 +25,7 @@ func needGPU(t *testing.T, options Options) *Machine {
 	return m
 }
 
-// products are the two ways to multiply: by cuBLASLt where it is installed, and by our own kernels.
+// products are the two implementations of products: cuBLASLt if it is installed, and our own kernels.
 var products = []struct {
 	name    string
 	options Options
@@ -41,7 +41,8 @@ func TestGPUConformance(t *testing.T) {
 	}
 }
 
-// Ranks on one GPU, each with its own streams, learn for a hundred steps what they learn on the cpu: over so many, rounding grows.
+// Ranks on one GPU, each with its own streams, train for a hundred steps as on the CPU; rounding differences
+// grow over that many.
 func TestGPUTrainingIsThatOfTheCPU(t *testing.T) {
 	for _, c := range trainings {
 		for _, by := range products {
@@ -60,7 +61,7 @@ func TestGPUTrainingIsThatOfTheCPU(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for i := 0; i < len(want); i += 2 { // losses; norms stand between them
+				for i := 0; i < len(want); i += 2 { // losses; norms are between them
 					if !(math.Abs(got[i]-want[i]) <= max(c.tolerance, 1e-3)*math.Abs(want[i])) {
 						t.Fatalf("step %d: loss %g, the cpu's %g", i/2+1, got[i], want[i])
 					}
@@ -70,7 +71,7 @@ func TestGPUTrainingIsThatOfTheCPU(t *testing.T) {
 	}
 }
 
-// Sections that are captured once and replayed train what their calls train, to the last bit.
+// Captured and replayed sections train bitwise as individual calls do.
 func TestGPUGraphs(t *testing.T) {
 	dir, p := wordsFolder(t), trainingProgram(t, "llama", "bf16", "pp=1", "sp=1", "offload=full")
 	p.Run.Steps = 20
@@ -87,7 +88,7 @@ func TestGPUGraphs(t *testing.T) {
 	}
 }
 
-// The highest bytes that a GPU touches are those that the program declares, as on the cpu.
+// The highest bytes that a GPU touches are those that the program declares, as on the CPU.
 func TestGPUPeaks(t *testing.T) {
 	m := needGPU(t, Options{})
 	p := trainingProgram(t, "gpt", "f32")

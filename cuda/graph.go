@@ -8,26 +8,27 @@ import (
 	"sppo.dev/ir"
 )
 
-// graphs replay sections: the first time that one is issued its calls are made, since libraries load and set up what they need at
-// their first, which a capture may forbid; the second time they are captured, and from then on the driver is handed the whole section
-// at once. All arguments are the same every time; tokens are brought to the same place.
+// graphs replays sections. The first time a section is issued call by call, because libraries load and
+// initialise during their first calls, which a capture may forbid. The second time it is captured, and from
+// then on the driver receives the whole section at once. All arguments are the same every time; tokens are
+// copied to the same place.
 type graphs struct {
-	origin    driver.Stream // where capture begins and ends, and what graphs are launched on
+	origin    driver.Stream // capture begins and ends here, and graphs are launched here
 	fork      driver.Event
 	joins     [ir.NumStreams]driver.Event
-	issued    [ir.NumSections]bool         // its calls have been made
+	issued    [ir.NumSections]bool         // the section has been issued once
 	launch    [ir.NumSections]*driver.Call // nil: not yet captured
 	capturing bool
 	replaying bool
 }
 
-// makeGraphs is for ranks that meet no others: a peer's part is no part of the graph.
+// makeGraphs is for ranks that meet no others: a peer's part would not be in the graph.
 func (d *Device) makeGraphs() (err error) {
 	if !d.machine.options.Graphs || d.machine.options.Sync || len(d.code.Sections[ir.SectionStep]) == 0 {
 		return nil
 	}
 	if len(d.program.Ranks) > 1 {
-		return fmt.Errorf("graphs hold what one rank does by itself, and the program has %d that meet", len(d.program.Ranks))
+		return fmt.Errorf("graphs need a program of a single rank, and this one has %d", len(d.program.Ranks))
 	}
 	g := &graphs{}
 	if g.fork, err = d.newEvent(false); err != nil {
@@ -48,7 +49,7 @@ func (d *Device) makeGraphs() (err error) {
 	return nil
 }
 
-// begin captures or replays a section, unless it is to be timed instruction by instruction.
+// begin captures or replays a section, unless its instructions are to be timed.
 func (g *graphs) begin(d *Device) error {
 	if g == nil || d.timing || d.section == ir.SectionInit {
 		return nil
@@ -75,7 +76,7 @@ func (g *graphs) begin(d *Device) error {
 	return err
 }
 
-// end launches what was captured, now or before.
+// end launches what was captured, now or earlier.
 func (g *graphs) end(d *Device) error {
 	if g == nil || !g.capturing && !g.replaying {
 		return nil
@@ -93,7 +94,7 @@ func (g *graphs) end(d *Device) error {
 	return g.launch[d.section].Make()
 }
 
-// keep ends a capture and makes it a graph that can be launched. After an error of an instruction there is nothing to keep.
+// keep ends a capture and instantiates the graph. After an error of an instruction there is nothing to keep.
 func (g *graphs) keep(d *Device) (err error) {
 	var errs []error
 	for s, stream := range d.streams {
@@ -108,7 +109,7 @@ func (g *graphs) keep(d *Device) (err error) {
 		defer func() { err = errors.Join(err, d.api.DestroyGraph(graph)) }()
 	}
 	if d.err != nil {
-		return nil // told already; that the capture is invalid follows from it
+		return nil // already reported; the invalid capture is a consequence
 	}
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return err

@@ -11,7 +11,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// alone is a program of one rank that takes its tokens over the host, on four streams; no instruction of it is a kernel.
+// alone is a program of one rank that moves its tokens over the host, on four streams; none of its
+// instructions is a kernel.
 func alone() *ir.Program {
 	b := &builder{}
 	tokens := b.buffer(ir.Device, ir.I32, 12)
@@ -26,7 +27,7 @@ func alone() *ir.Program {
 	return &ir.Program{Name: "alone", Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Run: ir.Run{Sequence: 64, Batch: 8, Vocab: 1000, Steps: 3}}
 }
 
-// A captured section does every time what its calls do, with the tokens of that time.
+// A captured section does every time what its calls do, with the current tokens.
 func TestGraphsReplay(t *testing.T) {
 	fake := useFake(t)
 	var all [2][][][]byte
@@ -53,7 +54,8 @@ func TestGraphsReplay(t *testing.T) {
 	}
 }
 
-// Training by graphs is training by calls, to the last bit, offload and validation and all; a step then takes few calls.
+// Training by graphs is bitwise equal to training by calls, including offload and validation; a step then
+// takes few calls.
 func TestGraphsTrain(t *testing.T) {
 	fake, kernels := useFake(t), needEmulator(t)
 	dir := wordsFolder(t)
@@ -85,7 +87,7 @@ func TestGraphsTrain(t *testing.T) {
 	}
 }
 
-// counted counts the calls of the last step, to the end of its join.
+// counted counts the calls of the last step, up to the end of its join.
 type counted struct {
 	vm.Device
 	fake  *fake
@@ -108,7 +110,7 @@ func TestGraphsAreForOneRank(t *testing.T) {
 	fake := useFake(t)
 	m := fake.open(t, Options{OwnProducts: true, Graphs: true})
 	_, err := runSteps(meeting(), 1, m.New, m)
-	if err == nil || !strings.Contains(err.Error(), "graphs hold what one rank does by itself, and the program has 4 that meet") {
+	if err == nil || !strings.Contains(err.Error(), "graphs need a program of a single rank, and this one has 4") {
 		t.Errorf("opening says %v", err)
 	}
 	if n := fake.live(); n != 0 {

@@ -11,7 +11,7 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// memoryBound are kernels that are as fast as memory beside those that every device is probed with.
+// memoryBound are memory-bound kernels beyond those that every device is probed with.
 func (f *figures) memoryBound(t ir.DType) []probe.Item {
 	cols := f.size.cols
 	rows := max(f.size.bytes/int64(t.Bytes())/cols, 1)
@@ -32,13 +32,13 @@ func (f *figures) memoryBound(t ir.DType) []probe.Item {
 	}
 }
 
-// group are instructions that are launched as one.
+// group is a list of instructions launched as one.
 type group struct {
 	name string
 	put  func(b *builder)
 }
 
-// groups are those that there are kernels for.
+// groups are those for which there are kernels.
 func (f *figures) groups(t ir.DType) []group {
 	cols := f.size.cols
 	rows, eps := max(f.size.bytes/int64(t.Bytes())/f.size.cols, 1), ir.Float(1e-5)
@@ -91,8 +91,8 @@ func (f *figures) groups(t ir.DType) []group {
 	return out
 }
 
-// joined measures groups, over and over. What counts as bytes is what one has to move: what it reads and did not make, and
-// what it writes.
+// joined measures groups. The bytes that count are those that must be moved: inputs that the group did not
+// compute, and outputs.
 func (f *figures) joined(t *testing.T, dtype ir.DType, copied float64) {
 	for _, g := range f.groups(dtype) {
 		f.each(t, g.name, func() error { return f.join(g, copied) })
@@ -119,7 +119,7 @@ func (f *figures) join(g group, copied float64) error {
 	return f.out.Encode(x)
 }
 
-// steps runs a program and returns how long some steps took, shortest first.
+// steps runs a program and returns the durations of some steps, shortest first.
 func (f *figures) steps(p *ir.Program) (took []float64, err error) {
 	m, err := f.open(Options{})
 	if err != nil {
@@ -143,7 +143,7 @@ func (f *figures) steps(p *ir.Program) (took []float64, err error) {
 	return took, nil
 }
 
-// traffic is what must be read and written of a list of instructions.
+// traffic returns the bytes that a list of instructions must read and write.
 func traffic(code []ir.Instr) (bytes ir.Bytes) {
 	made, taken := map[uint32]bool{}, map[uint32]bool{}
 	for i := range code {

@@ -22,16 +22,16 @@ import (
 	"sppo.dev/cuda/nvrtc"
 )
 
-// codeSource gives the machine code of a kernel source for an architecture.
+// codeSource provides the machine code of a kernel source for an architecture.
 type codeSource interface {
 	image(source string, arch int) ([]byte, error)
-	// compiled is the same, but nothing that was carried here: the driver has refused that.
+	// compiled is the same without precompiled images: the driver has refused the one there was.
 	compiled(source string, arch int) ([]byte, error)
-	// knows reports whether sources for Hopper alone can be had.
+	// knowsHopper reports whether kernels for Hopper are available.
 	knowsHopper() bool
 }
 
-// kernel finds a kernel, loading its source's module when its first is asked for.
+// kernel returns a kernel, loading its source's module at first use.
 func (d *Device) kernel(source, name string) (driver.Func, error) {
 	module, ok := d.modules[source]
 	if !ok {
@@ -61,29 +61,29 @@ func (d *Device) kernel(source, name string) (driver.Func, error) {
 	return f, err
 }
 
-// loadCompiled loads what the compiler here makes of a source, after the driver has refused the image at hand.
+// loadCompiled compiles and loads a source after the driver has refused its precompiled image.
 func (d *Device) loadCompiled(source string, refused error) (driver.Module, error) {
 	image, err := d.machine.code.compiled(source, d.gpu.arch())
 	if err != nil {
 		return 0, errors.Join(refused, err)
 	}
-	d.machine.notes.add("%s was compiled here: the driver refuses the image that was at hand: %v", source, refused)
+	d.machine.notes.add("%s was compiled here, because the driver refused its precompiled image: %v", source, refused)
 	return d.api.LoadModule(image)
 }
 
-// KernelsVariable names a folder of compiled kernels, as KeepKernels fills it. Images are taken from there before any is compiled, so
-// that a machine without a compiler can run them.
+// KernelsVariable names a folder of compiled kernels, as written by KeepKernels. Images from there are
+// preferred, so that a machine without a compiler can run them.
 const KernelsVariable = "SPPO_CUDA_KERNELS"
 
-// CheckVariable is the variable that sets Options.Check.
+// CheckVariable sets Options.Check.
 const CheckVariable = "SPPO_CUDA_CHECK"
 
-// compiler compiles sources with NVRTC, which it opens when it is first needed, and keeps what comes out in a folder. The
+// compiler compiles sources with NVRTC, which it opens at first use, and caches the results in a folder. The
 // ranks of a process share one.
 type compiler struct {
 	folder  string // empty: the user's cache
-	carried string // a folder of images that were compiled elsewhere; empty: there is none
-	check   bool   // waits are bounded
+	carried string // a folder of images compiled elsewhere; empty: none
+	check   bool   // limit waits
 	images  once[string, []byte]
 	made    once[string, []byte]
 
@@ -107,7 +107,7 @@ func (c *compiler) open() error {
 	return c.err
 }
 
-// oldestForHopper is the release of the compiler from which on it knows sm_90a.
+// oldestForHopper is the first compiler release that supports sm_90a.
 const oldestForHopper = 12
 
 func (c *compiler) knowsHopper() bool {
@@ -163,7 +163,8 @@ func (c *compiler) compiled(source string, arch int) ([]byte, error) {
 	})
 }
 
-// options are those that a source is compiled with, the architecture's first. Waits are of the kernels for one architecture.
+// options returns the compiler options of a source, the architecture's first. Only kernels for one
+// architecture contain waits.
 func (c *compiler) options(source, architecture string) []string {
 	out := []string{architecture, "--std=c++17", "--fmad=true"}
 	if c.check && kernels.Target(source) != "" {
@@ -172,8 +173,8 @@ func (c *compiler) options(source, architecture string) []string {
 	return out
 }
 
-// carriedImage is the image of a source for an architecture, such as 90a, that was compiled elsewhere from the same text; nil if there
-// is none.
+// carriedImage returns the image of a source for an architecture, such as 90a, that was compiled elsewhere
+// from the same text; nil if there is none.
 func (c *compiler) carriedImage(source, target string) []byte {
 	if c.carried == "" {
 		return nil
@@ -194,7 +195,7 @@ func (c *compiler) carriedImage(source, target string) []byte {
 	return image
 }
 
-// carriedFile is where the image of a source lies that is carried, packed, since machine code packs well.
+// carriedFile returns the path of a source's precompiled image, which is compressed.
 func carriedFile(folder, source string, options []string) string {
 	return filepath.Join(folder, imageName("", sourceOf(source), options)+".gz")
 }
@@ -209,8 +210,8 @@ func writePacked(path string, image []byte) error {
 	return os.WriteFile(path, packed.Bytes(), 0o644)
 }
 
-// KeepKernels writes the machine code of every kernel for architectures such as 80 and 90a into a folder, for KernelsVariable. compile
-// makes an image of a source; nil is NVRTC.
+// KeepKernels writes the machine code of every kernel for architectures such as 80 and 90a into a folder, for
+// KernelsVariable. compile compiles a source; nil means NVRTC.
 func KeepKernels(folder string, targets []string, compile func(source string, options []string) ([]byte, error)) error {
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
@@ -254,8 +255,8 @@ func KeepKernels(folder string, targets []string, compile func(source string, op
 	return nil
 }
 
-// architecture is the option for a card: its own machine code where the compiler knows it, else PTX of the newest that
-// it knows below, which the driver translates.
+// architecture returns the compiler option for a card: its own machine code if the compiler supports it,
+// otherwise PTX for the newest older architecture, which the driver translates.
 func architecture(known []int, arch int) (string, error) {
 	best := 0
 	for _, a := range known {
@@ -272,10 +273,10 @@ func architecture(known []int, arch int) (string, error) {
 	return fmt.Sprintf("--gpu-architecture=compute_%d", best), nil
 }
 
-// oldestArch is Ampere: kernels use its instructions.
+// oldestArch is Ampere, whose instructions the kernels use.
 const oldestArch = 80
 
-// file is where an image is kept, or nothing.
+// file returns the path of a cached image, or "".
 func (c *compiler) file(s nvrtc.Source, options []string) string {
 	folder := cacheFolder(c.folder)
 	if folder == "" {
@@ -284,7 +285,8 @@ func (c *compiler) file(s nvrtc.Source, options []string) string {
 	return filepath.Join(folder, imageName(c.version, s, options))
 }
 
-// imageName is a name that everything an image depends on has part in: the compiler's release, if it is to matter, options and texts.
+// imageName returns a name derived from everything that an image depends on: the compiler's release if it
+// matters, options and texts.
 func imageName(version string, s nvrtc.Source, options []string) string {
 	hash := sha256.New()
 	for _, part := range append([]string{version, s.Name, s.Text}, options...) {
@@ -296,7 +298,7 @@ func imageName(version string, s nvrtc.Source, options []string) string {
 	return strings.TrimSuffix(s.Name, ".cu") + "-" + hex.EncodeToString(hash.Sum(nil)[:16])
 }
 
-// cacheFolder is where what is costly to make is kept: a folder of the user's cache where none is given, or nowhere.
+// cacheFolder returns the folder for expensive results: a folder of the user's cache by default, or "".
 func cacheFolder(given string) string {
 	if given != "" {
 		return given
@@ -308,8 +310,8 @@ func cacheFolder(given string) string {
 	return filepath.Join(cache, "sppo", "cubin")
 }
 
-// keep stores an image for the next process, whole or not at all. That it cannot is no error: compiling again costs
-// a second.
+// keep stores an image for the next process, whole or not at all. A failure is not an error: compiling again
+// costs a second.
 func keep(file string, image []byte) {
 	if file == "" || os.MkdirAll(filepath.Dir(file), 0o755) != nil {
 		return

@@ -31,7 +31,7 @@ func TestArchitecture(t *testing.T) {
 	}
 }
 
-// The compiler needs no GPU. What it made is found by the next process, and by none whose source differs.
+// The compiler needs no GPU. The next process finds its output, unless the source differs.
 func TestCompiledKernelsAreKept(t *testing.T) {
 	dir := t.TempDir()
 	first := &compiler{folder: dir}
@@ -81,8 +81,8 @@ func TestCompilerTellsItsLog(t *testing.T) {
 	}
 }
 
-// Images that were compiled elsewhere are taken before the compiler is asked; one that the driver refuses is compiled here, which is
-// noted, or the refusal is the error.
+// Precompiled images are preferred. One that the driver refuses is compiled here, which is noted, or the
+// refusal is the error.
 func TestCarriedKernels(t *testing.T) {
 	fake, folder := useFake(t), t.TempDir()
 	if err := KeepKernels(folder, []string{"90", "90a"}, func(source string, options []string) ([]byte, error) {
@@ -106,7 +106,7 @@ func TestCarriedKernels(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if notes := m.Notes(); len(notes) != 1 || !strings.Contains(notes[0], sumSource+" was compiled here: the driver refuses") {
+	if notes := m.Notes(); len(notes) != 1 || !strings.Contains(notes[0], sumSource+" was compiled here, because the driver refused") {
 		t.Errorf("notes: %q", notes)
 	}
 	if n := fake.live(); n != 0 {
@@ -114,7 +114,7 @@ func TestCarriedKernels(t *testing.T) {
 	}
 }
 
-// refusedCode has images that no driver takes, and a compiler.
+// refusedCode has images that no driver accepts, and a compiler.
 type refusedCode struct{ fixedCode }
 
 func (c refusedCode) image(string, int) ([]byte, error) { return []byte("of another release"), nil }

@@ -11,10 +11,10 @@ import (
 	"sppo.dev/vm"
 )
 
-// meetings is where ranks of one process meet. A rank that issues a message or a collective waits on the host until its
-// peers have issued theirs; what their streams then do is ordered by events alone. So work is submitted only after what
-// it waits for: streams that share one of the GPU's queues cannot hold each other up for ever. Programs issue
-// communication in one order that lets all ranks meet.
+// meetings connects ranks of one process. A rank that issues a message or a collective waits on the host
+// until its peers have issued theirs; afterwards only events order their streams. So work is submitted only
+// after what it waits for, and streams that share one of the GPU's queues cannot block each other forever.
+// Programs issue communication in an order in which all ranks can meet.
 type meetings struct {
 	mu      sync.Mutex
 	links   map[linkKey]*link
@@ -48,7 +48,7 @@ func (m *meetings) abort(reason error) {
 	}
 }
 
-// failed is why ranks no longer meet, or nil.
+// failed returns why ranks can no longer meet, or nil.
 func (m *meetings) failed() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -58,10 +58,10 @@ func (m *meetings) failed() error {
 // link carries the messages of one direction on one channel.
 type link struct {
 	offers chan offer
-	taken  chan driver.Event // holds one, so that a receiver never waits to say that it is done
+	taken  chan driver.Event // has capacity 1, so a receiver need not wait to report that it is done
 }
 
-// offer is what a sender holds out: there once the event has passed.
+// offer is a sender's buffer, ready once the event has passed.
 type offer struct {
 	span
 	there driver.Event
@@ -89,7 +89,7 @@ func (m *Machine) comm(b *binder) error {
 	return b.collective()
 }
 
-// endpoint is one side of a link: an event that it records, and calls that are changed for each message.
+// endpoint is one side of a link: an event that it records, and calls that are updated for each message.
 type endpoint struct {
 	meetings *meetings
 	link     *link
@@ -123,7 +123,7 @@ type sending struct {
 	x span
 }
 
-// Make implements action: the stream goes on once the receiver's copy is done.
+// Make implements action: the stream continues once the receiver's copy is done.
 func (s *sending) Make() error {
 	if err := s.record.Make(); err != nil {
 		return err
@@ -153,7 +153,7 @@ func (r *receiving) Make() error {
 	select {
 	case o := <-r.link.offers:
 		if o.bytes != r.y.bytes {
-			return fmt.Errorf("the peer sends %d bytes, this rank receives %d", o.bytes, r.y.bytes)
+			return fmt.Errorf("the peer sends %d bytes, but this rank receives %d", o.bytes, r.y.bytes)
 		}
 		if err := r.take(o); err != nil {
 			return err
@@ -179,8 +179,8 @@ func (r *receiving) take(o offer) error {
 	return r.record.Make()
 }
 
-// team is where the members of a collective meet: first after everybody has laid down what it brings, then after
-// everybody has issued its share of the work.
+// team is where the members of a collective meet: first after all have published their buffers, then after
+// all have issued their share of the work.
 type team struct {
 	members []int32
 	calls   []teamCall
@@ -192,12 +192,12 @@ type team struct {
 	failed  error
 }
 
-// teamCall is what a member brings, and the events of its stream: what it brings is there, and its share is done.
+// teamCall is a member's contribution, and the events of its stream: its data is there, its share is done.
 type teamCall struct {
 	op          ir.Op
 	t           ir.DType
 	y, x        span
-	e           vm.Exchange // of all_to_all
+	e           vm.Exchange // for all_to_all
 	there, done driver.Event
 }
 
@@ -234,7 +234,7 @@ type member struct {
 	team   *team
 	index  int
 	call   teamCall
-	theirs []driver.Event // that the shares of all are done
+	theirs []driver.Event // reached when all shares are done
 	there  driver.Call
 	done   driver.Call
 	wait   driver.Call
@@ -242,11 +242,11 @@ type member struct {
 	sum    summer
 }
 
-// collectiveOf reads a collective's operands: what it writes, what it reads, how.
+// collectiveOf reads a collective's operands: output, input, parameters.
 func (b *binder) collectiveOf(n int) (teamCall, error) {
 	c := teamCall{op: b.in.Op, y: b.operand(0), x: b.operand(len(b.in.Args) - 1), t: b.in.Args[len(b.in.Args)-1].DType}
 	if c.op != ir.AllGather && c.op != ir.Rotate && c.t != ir.F32 && c.t != ir.BF16 {
-		return c, fmt.Errorf("%s has no sum", c.t)
+		return c, fmt.Errorf("%s cannot be summed", c.t)
 	}
 	wrong := false
 	switch c.op {
@@ -269,7 +269,7 @@ func (b *binder) collectiveOf(n int) (teamCall, error) {
 		wrong = int(c.x.bytes) != from || int(c.y.bytes) != to
 	}
 	if wrong {
-		return c, fmt.Errorf("%d bytes do not give %d among %d ranks", c.x.bytes, c.y.bytes, n)
+		return c, fmt.Errorf("%d bytes from %[3]d ranks do not give %[2]d", c.x.bytes, c.y.bytes, n)
 	}
 	return c, nil
 }
@@ -284,7 +284,7 @@ func (b *binder) exchange() vm.Exchange {
 	return e
 }
 
-// group finds the members of the instruction's group and this rank among them.
+// group returns the members of the instruction's group and the index of this rank.
 func (b *binder) group() (members []int32, index int, err error) {
 	d := b.device
 	group := b.int("group")
@@ -305,7 +305,7 @@ func (b *binder) collective() error {
 		return err
 	}
 	if len(members) > maxSummands {
-		return fmt.Errorf("%d ranks of one process meet on GPUs, at most %d can: let them meet by NCCL", len(members), maxSummands)
+		return fmt.Errorf("%d ranks of one process on GPUs, and at most %d can communicate by copies: use NCCL", len(members), maxSummands)
 	}
 	m := &member{d: d, team: d.machine.meeting.team(members, b.in.Stream), index: index, theirs: make([]driver.Event, len(members))}
 	if m.call, err = b.collectiveOf(len(members)); err != nil {
@@ -340,7 +340,8 @@ func (m *member) Make() error {
 	if err := m.match(); err != nil {
 		return err
 	}
-	// What others have laid down is theirs again behind the second meeting: what is needed then is kept.
+	// After the second meeting the published values belong to their members again, so what is needed later is
+	// copied.
 	for i := range t.calls {
 		m.theirs[i] = t.calls[i].done
 		if err := m.waitFor(i, t.calls[i].there); err != nil {
@@ -364,7 +365,7 @@ func (m *member) Make() error {
 	return nil
 }
 
-// match refuses what cannot belong together.
+// match refuses calls that do not belong together.
 func (m *member) match() error {
 	c := &m.call
 	for i := range m.team.calls {
@@ -377,7 +378,7 @@ func (m *member) match() error {
 	return nil
 }
 
-// waitFor has the stream wait for an event of another member.
+// waitFor makes the stream wait for an event of another member.
 func (m *member) waitFor(i int, e driver.Event) error {
 	if i == m.index {
 		return nil
@@ -419,7 +420,7 @@ func (m *member) copyBytes(to, from driver.Ptr, bytes int64) error {
 	return m.copy.Make()
 }
 
-// allReduce sums one share of the elements and copies it to every member: nobody else touches that share.
+// allReduce sums one share of the elements and copies it to every member; no other member writes that share.
 func (m *member) allReduce() error {
 	c, n, size := &m.call, int64(len(m.team.members)), int64(m.call.t.Bytes())
 	elements, index := c.x.bytes/size, int64(m.index)
@@ -436,7 +437,7 @@ func (m *member) allReduce() error {
 	return nil
 }
 
-// rowsToColumns takes this member's columns out of every member's rows.
+// rowsToColumns takes this member's columns from every member's rows.
 func (m *member) rowsToColumns() error {
 	e, size := &m.call.e, int64(m.call.t.Bytes())
 	rows, cols := int64(e.Rows), int64(e.Cols)
@@ -453,7 +454,8 @@ func (m *member) rowsToColumns() error {
 	return nil
 }
 
-// columnsToRows takes this member's rows out of every member's columns, and adds those of members with equal columns.
+// columnsToRows takes this member's rows from every member's columns, and adds those of members with equal
+// columns.
 func (m *member) columnsToRows() error {
 	e, size := &m.call.e, int64(m.call.t.Bytes())
 	rows, cols := int64(e.Rows), int64(e.Cols)
@@ -470,25 +472,25 @@ func (m *member) columnsToRows() error {
 	return nil
 }
 
-// sumArgs describe y[row,col] = the sum over calls, in their order and in f32, of x[row,col] from byte at on.
+// sumArgs describe y[row,col] = the sum over calls, in order and in f32, of x[row,col], starting at byte at.
 type sumArgs struct {
 	y                driver.Ptr
 	calls            []teamCall
 	at               int64
 	rows, cols       int64
-	yStride, xStride int64 // in elements, from row to row
+	yStride, xStride int64 // row stride, in elements
 }
 
-// maxSummands is how many addresses the kernel of sums takes.
+// maxSummands is the number of addresses that the summing kernel accepts.
 const maxSummands = 16
 
-// sumThreads is the width of its blocks, sumBlocks the most of them.
+// sumThreads is the width of its blocks, sumBlocks the maximum number of them.
 const (
 	sumThreads = 256
 	sumBlocks  = 1024
 )
 
-// sumCall prepares a launch of the kernel of sums, whose arguments rows fills in.
+// sumCall prepares a launch of the summing kernel, whose arguments rows sets.
 func (d *Device) sumCall(t ir.DType, stream driver.Stream) (summer, error) {
 	name := "sum_ranks_f32"
 	if t == ir.BF16 {
@@ -506,7 +508,7 @@ func (d *Device) sumCall(t ir.DType, stream driver.Stream) (summer, error) {
 	return summer{d.api.Launch(l, arguments...)}, nil
 }
 
-// summer is a prepared launch of the kernel of sums.
+// summer is a prepared launch of the summing kernel.
 type summer struct{ call driver.Call }
 
 // rows launches it.

@@ -10,7 +10,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// oneRank is a program of one rank, whose collectives leave what they take.
+// oneRank is a program of one rank, whose collectives return their input.
 func oneRank() *ir.Program {
 	b := &builder{}
 	for _, t := range []ir.DType{ir.F32, ir.BF16} {
@@ -23,7 +23,7 @@ func oneRank() *ir.Program {
 		Ranks: []ir.Rank{{Groups: [][]int32{{0}}}}, Run: ir.Run{Sequence: 64, Batch: 8, Vocab: 1000, Steps: 1}}
 }
 
-// checkOneRank runs collectives of one rank by NCCL and ends its communicator, in order and by an abort.
+// checkOneRank runs collectives of one rank by NCCL and ends its communicator, properly and by an abort.
 func checkOneRank(t *testing.T, m *Machine) {
 	t.Helper()
 	p := oneRank()
@@ -70,10 +70,11 @@ func checkOneRank(t *testing.T, m *Machine) {
 	})
 }
 
-// The library itself, as far as one GPU shows it: its configuration, an initialisation that does not block, collectives, and both ends.
+// The library as far as one GPU can test it: its configuration, non-blocking initialisation, collectives, and
+// both ways to end.
 func TestGPUNCCL(t *testing.T) { checkOneRank(t, needGPU(t, Options{NCCL: true})) }
 
-// The same on the stand-ins: it proves the test.
+// The same on the stand-ins: this tests the test.
 func TestNCCLOfOneRank(t *testing.T) {
 	fake := useFake(t)
 	fake.reset(1, 1<<30, 100)

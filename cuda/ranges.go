@@ -7,12 +7,12 @@ import (
 	"sppo.dev/ir"
 )
 
-// ranges tell a profiler what a rank is issuing: the section, and inside it the task and layer that the compute stream is at, in
-// the letters of a program's text form.
+// ranges tell a profiler what a rank is issuing: the section, and inside it the task and layer of the compute
+// stream, in the letters of a program's text form.
 type ranges struct {
 	profiler *nvtx.Profiler
 	sections [ir.NumSections]*nvtx.Name
-	names    [ir.NumSections][]*nvtx.Name // of the range that an instruction begins; nil: it begins none
+	names    [ir.NumSections][]*nvtx.Name // of the range that an instruction begins, or nil
 	inside   bool
 }
 
@@ -50,7 +50,7 @@ func (r *ranges) at(s ir.Section, pc int) {
 	r.inside = true
 }
 
-// issued ends the last of the inner ranges: what follows is waiting.
+// issued ends the last of the inner ranges; only waiting follows.
 func (r *ranges) issued() {
 	if r != nil && r.inside {
 		r.profiler.Pop()

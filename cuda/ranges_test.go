@@ -7,8 +7,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// A profiler hears of each section, inside it of every task and layer that the compute stream comes to, in that order, and every
-// range ends.
+// A profiler receives each section and, inside it, every task and layer of the compute stream in order, and
+// every range ends.
 func TestRanges(t *testing.T) {
 	fake, kernels := useFake(t), needEmulator(t)
 	m := fake.open(t, Options{OwnProducts: true})

@@ -13,8 +13,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Report says in lines of text what was found to run on: libraries with their versions and places, GPUs, and of what is
-// missing how to get it. It reports also what stands by itself, such as a compiler without a GPU.
+// Report describes the libraries found, with versions and paths, and the GPUs, and how to get what is
+// missing. It also reports partial finds, such as a compiler without a GPU.
 func Report() []string {
 	var out []string
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
@@ -69,7 +69,7 @@ func reportedGPUs(api *driver.API, say func(string, ...any)) []*gpu {
 	return all
 }
 
-// noDriver explains a driver that is there but has no GPU to drive.
+// noDriver explains a driver that finds no GPU.
 func noDriver(err error) error {
 	if e := (*driver.Error)(nil); errors.As(err, &e) && e.Code == driver.NoDevice {
 		return fmt.Errorf("the NVIDIA driver is installed, but finds no GPU: %w", err)

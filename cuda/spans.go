@@ -8,8 +8,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// spanEvents times instructions: one event before and one behind each, read when the section is joined. Times are the
-// GPU's, since an event at the section's begin.
+// spanEvents times instructions: one event before and one after each, read when the section is joined. Times
+// are the GPU's, since an event at the start of the section.
 type spanEvents struct {
 	start driver.Event
 	pairs [ir.NumSections][][2]driver.Event
@@ -17,8 +17,8 @@ type spanEvents struct {
 	first ir.Stream // that records start
 }
 
-// make makes the events and puts their recordings around the actions: the first and the last of each instruction, which a
-// section that is not timed leaves out.
+// make creates the events and puts their recording around the actions of each instruction; sections that are
+// not timed skip it.
 func (s *spanEvents) make(d *Device) (err error) {
 	if s.start, err = d.newEvent(true); err != nil {
 		return err
@@ -52,7 +52,7 @@ func (s *spanEvents) begin(d *Device) error {
 	if err := s.begun.Make(); err != nil {
 		return err
 	}
-	err := d.joins[s.first].Make() // else other streams could begin before the time that theirs are counted from
+	err := d.joins[s.first].Make() // otherwise other streams could start before the origin of their times
 	d.env.Spans.Start = time.Now()
 	return err
 }

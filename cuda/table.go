@@ -15,18 +15,19 @@ import (
 	"sppo.dev/vm"
 )
 
-// sumSource is where the kernels stand by which ranks meet; no opcode's row names them.
+// sumSource contains the kernels of communication; no opcode's row names them.
 const sumSource = "meet.cu"
 
-// sourceOf is a source of package kernels as the compiler wants it, with the headers that it includes; they include no others.
+// sourceOf returns a source of package kernels in the compiler's form, with the headers that it includes;
+// they include no others.
 func sourceOf(name string) nvrtc.Source {
 	s := nvrtc.Source{Name: name, Text: kernels.Text(name), Headers: kernels.Headers()}
 	maps.DeleteFunc(s.Headers, func(header, _ string) bool { return !strings.Contains(s.Text, `#include "`+header+`"`) })
 	return s
 }
 
-// plansOf asks the table what every kernel of the code launches, and allocates for each stream as much workspace as its
-// neediest instruction has.
+// plansOf returns the launches of every kernel of the code, and allocates for each stream the largest
+// workspace that an instruction needs.
 func (d *Device) plansOf() (plans [ir.NumSections][]kernels.Plan, err error) {
 	var need [ir.NumStreams]int64
 	for s := range ir.NumSections {
@@ -66,7 +67,7 @@ func (d *Device) plansOf() (plans [ir.NumSections][]kernels.Plan, err error) {
 }
 
 func (d *Device) plan(in *ir.Instr) (plan kernels.Plan, err error) {
-	defer func() { // what an unverified program may bring, such as a division by its batch of 0
+	defer func() { // caused by an unverified program, such as a division by its batch of 0
 		if r := recover(); r != nil {
 			err = fmt.Errorf("invalid instruction: %v", r)
 		}
@@ -86,7 +87,7 @@ func (d *Device) plan(in *ir.Instr) (plan kernels.Plan, err error) {
 	return plan, err
 }
 
-// plainShared is what a kernel may have of dynamic shared memory without asking.
+// plainShared is the default limit of a kernel's dynamic shared memory.
 const plainShared = 48 << 10
 
 // kernel prepares the launches of a kernel opcode.
@@ -126,7 +127,7 @@ func (b *binder) kernel(plan *kernels.Plan) error {
 	return nil
 }
 
-// allowShared lets a kernel have so much dynamic shared memory, and what other instructions want of it.
+// allowShared raises a kernel's limit of dynamic shared memory to the largest request so far.
 func (d *Device) allowShared(f driver.Func, bytes int64) error {
 	if bytes <= max(plainShared, d.allowed[f]) {
 		return nil
@@ -135,7 +136,7 @@ func (d *Device) allowShared(f driver.Func, bytes int64) error {
 	return d.api.AllowShared(f, int(bytes))
 }
 
-// value is an argument of a launch whose table lies there.
+// value returns an argument of a launch whose table is at the given address.
 func (b *binder) value(a kernels.Arg, table driver.Ptr) (uint64, error) {
 	switch a.Kind {
 	case kernels.Operand:
@@ -156,7 +157,7 @@ func (b *binder) value(a kernels.Arg, table driver.Ptr) (uint64, error) {
 	return a.Value, nil
 }
 
-// from is the address of an argument's operand, or 0 where that is absent.
+// from returns the address of an argument's operand, or 0 if it is absent.
 func from(p driver.Ptr, a kernels.Arg) uint64 {
 	if p == 0 {
 		return 0
@@ -164,7 +165,8 @@ func from(p driver.Ptr, a kernels.Arg) uint64 {
 	return uint64(p) + a.Offset
 }
 
-// table puts the table of a launch, tensor maps first, into device memory, where it stays. Equal tables are one.
+// table puts the table of a launch, tensor maps first, into device memory, where it stays. Equal tables are
+// shared.
 func (b *binder) table(l *kernels.Launch) (driver.Ptr, error) {
 	var words []byte
 	for _, x := range l.Boxes {
@@ -199,10 +201,10 @@ func (b *binder) table(l *kernels.Launch) (driver.Ptr, error) {
 	return at, b.device.api.Synchronize(0) // as in Write
 }
 
-// productWorkspaceBytes is what cuBLASLt's fastest algorithms ask for on Hopper.
+// productWorkspaceBytes is the workspace that cuBLASLt's fastest algorithms need on Hopper.
 const productWorkspaceBytes = 32 << 20
 
-// product hands a matmul to cuBLASLt; false where that has no algorithm for it.
+// product hands a matmul to cuBLASLt; false if that has no algorithm for it.
 func (b *binder) product() (bool, error) {
 	d := b.device
 	a, c := b.in.Arg("a"), b.in.Arg("c")
@@ -221,7 +223,7 @@ func (b *binder) product() (bool, error) {
 		Workspace: uintptr(d.scratch[b.in.Stream]), WorkspaceBytes: d.scratchBytes[b.in.Stream], Stream: uintptr(b.stream),
 	}, d.gpu.choices, d.timer(b.stream))
 	if e := (*cublas.Error)(nil); errors.As(err, &e) && e.Unsupported() {
-		d.machine.notes.add("our own kernel makes products that cuBLASLt does not: %v", err)
+		d.machine.notes.add("our own kernel computes products that cuBLASLt does not support: %v", err)
 		return false, nil
 	}
 	if err != nil {
@@ -232,8 +234,8 @@ func (b *binder) product() (bool, error) {
 	return true, nil
 }
 
-// timer times products on a stream by events; nil where they are not to be timed. They work on memory that no section
-// has written yet.
+// timer returns a timer for products on a stream, using events, or nil if they are not to be timed. They work
+// on memory that no section has written yet.
 func (d *Device) timer(stream driver.Stream) cublas.Timer {
 	if !d.machine.options.Tune {
 		return nil

@@ -50,7 +50,7 @@ schedule tiny {
 }
 `
 
-// trainingProgram is trainingSpec, compiled; requests are keys of the schedule, as in pp=1.
+// trainingProgram compiles trainingSpec; requests set keys of the schedule, as in pp=1.
 func trainingProgram(t *testing.T, family, dtype string, requests ...string) *ir.Program {
 	t.Helper()
 	text := strings.NewReplacer("FAMILY", family, "DTYPE", dtype).Replace(trainingSpec)
@@ -65,7 +65,7 @@ func trainingProgram(t *testing.T, family, dtype string, requests ...string) *ir
 	return p
 }
 
-// compiled is a spec's program.
+// compiled returns a spec's program.
 func compiled(text string, set ...string) (*ir.Program, error) {
 	spec, err := lang.Parse("case.sppo", []byte(text), lang.Options{Shipped: examples.Shipped, Set: set})
 	if err != nil {
@@ -78,7 +78,7 @@ func compiled(text string, set ...string) (*ir.Program, error) {
 	return codegen.Build(plan)
 }
 
-// losses trains and returns the loss and the gradient's norm of every step.
+// losses trains and returns the loss and gradient norm of every step.
 func losses(p *ir.Program, dir string, newDevice func(rank int) vm.Device, transport vm.Transport) (out []float64, err error) {
 	open := func(rank int) (vm.Device, error) { return newDevice(rank), nil }
 	job, err := vm.Open(p, open, vm.Options{Dir: dir, Transport: transport})
@@ -104,7 +104,7 @@ func losses(p *ir.Program, dir string, newDevice func(rank int) vm.Device, trans
 	return out, nil
 }
 
-// wordsFolder holds the data of trainingSpec, drawn at random from a fixed seed.
+// wordsFolder contains the data of trainingSpec, drawn at random from a fixed seed.
 func wordsFolder(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -119,8 +119,8 @@ func wordsFolder(t *testing.T) string {
 	return dir
 }
 
-// trainings are runs that between them use every kind of instruction: gpt and llama in a pipeline, and each way to divide,
-// borrow, put off and stream the work.
+// trainings are runs that together use every kind of instruction: gpt and llama in a pipeline, and each way
+// to divide, share, defer and stream the work.
 var trainings = []struct {
 	name, family, dtype string
 	requests            []string
@@ -137,7 +137,7 @@ var trainings = []struct {
 	{"layer by layer", "llama", "f32", []string{"pp=1", "order=layer", "offload=full", "recompute=selective"}, 2e-4},
 }
 
-// Whole training runs: ranks on one GPU, whose streams run late at random, learn what they learn on the cpu.
+// Whole training runs: ranks on one GPU, whose streams are delayed at random, train as on the CPU.
 func TestTrainingIsThatOfTheCPU(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out of -short: kernels on the processor take their time")
@@ -148,7 +148,7 @@ func TestTrainingIsThatOfTheCPU(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := trainingProgram(t, c.family, c.dtype, c.requests...)
 			if os.Getenv("SPPO_LONG") == "" {
-				p.Run.Steps = 2 // the second reads what the first has written
+				p.Run.Steps = 2 // the second step reads what the first has written
 			}
 			want, err := losses(p, dir, func(int) vm.Device { return cpu.New(nil) }, nil)
 			if err != nil {

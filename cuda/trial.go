@@ -10,18 +10,19 @@ import (
 	"sppo.dev/vm"
 )
 
-// Kernels that are for one architecture alone are tried before they are trusted: attention on a small shape, forward and
-// backward, must give what the portable kernels give on the same card. Where it does not, nothing runs until the user says
-// that the portable ones shall.
+// Kernels for one architecture are tried before use: attention of a small shape, forward and backward, must
+// agree with the portable kernels on the same card. If it does not, nothing runs until the user selects the
+// portable ones.
 
-// PortableVariable is the variable that sets Options.Portable.
+// PortableVariable sets Options.Portable.
 const PortableVariable = "SPPO_CUDA_PORTABLE"
 
-// trialTolerance is how far results may be apart, over their norm: both ways round probabilities to bf16, where each sums.
+// trialTolerance is the largest relative distance of results: both kernels round probabilities to bf16, each
+// at its own point of the sum.
 const trialTolerance = 2e-2
 
-// trialLimit is how long a trial may take: who waits for a barrier that nobody turns waits for ever. Where waits are bounded, it ends by
-// itself, so that a limit of checkedLimit is for what cannot be bounded.
+// trialLimit is the longest time for a trial, since a thread may wait forever at a broken barrier. With
+// limited waits a trial ends by itself, so checkedLimit only covers what cannot be limited.
 const (
 	trialLimit   = 3 * time.Minute
 	checkedLimit = 15 * time.Second
@@ -34,23 +35,23 @@ func (m *Machine) trialLimit() time.Duration {
 	return trialLimit
 }
 
-// trial is once for all cards of a name.
+// trial runs once for all cards of a name.
 type trial = once[string, struct{}]
 
-// trusted is an error where the kernels for the architecture of a GPU compute something else than the portable ones.
+// trusted returns an error if the kernels for a GPU's architecture disagree with the portable ones.
 func (m *Machine) trusted(g *gpu) error {
 	if m.trying {
 		return nil
 	}
 	_, err := m.trials.get(g.name, func() (struct{}, error) { return struct{}{}, m.try(g) })
 	if err != nil {
-		return fmt.Errorf("kernels for the architecture of GPU %d (%s) failed their trial: %w; with %s=1 the portable ones run",
+		return fmt.Errorf("the kernels for the architecture of GPU %d (%s) failed their trial: %w; set %s=1 to use the portable ones",
 			g.index, g.name, err, PortableVariable)
 	}
 	return nil
 }
 
-// try compares the two ways, for heads of each width that there are such kernels for.
+// try compares the two kinds of kernels, for each head width with its own kernels.
 func (m *Machine) try(g *gpu) error {
 	for _, dim := range kernels.HopperDims {
 		var results [2][][]float32
@@ -65,7 +66,7 @@ func (m *Machine) try(g *gpu) error {
 			}
 		}
 		for i, want := range results[1] {
-			if d := apart(results[0][i], want); !(d <= trialTolerance) { // also true for not-a-number
+			if d := apart(results[0][i], want); !(d <= trialTolerance) { // also true for NaN
 				return fmt.Errorf("result %d of attention and its gradient is off by %.2g", i, d)
 			}
 		}
@@ -73,7 +74,7 @@ func (m *Machine) try(g *gpu) error {
 	return nil
 }
 
-// alone is the machine with one GPU, for one rank that tries or times something.
+// alone returns a machine with one GPU, for one rank that tries or times something.
 func (m *Machine) alone(g *gpu) *Machine {
 	again := *m
 	again.gpus, again.meeting, again.collect, again.trying = []*gpu{g}, newMeetings(), nil, true
@@ -81,7 +82,8 @@ func (m *Machine) alone(g *gpu) *Machine {
 	return &again
 }
 
-// aside does something in a goroutine of its own, since the caller's thread has its context, and waits for its end, within limits.
+// aside runs do in a goroutine of its own, because the caller's thread has its own context, and waits for it
+// within a time limit.
 func (m *Machine) aside(do func() error) error {
 	failed := make(chan error, 1)
 	go func() { failed <- do() }()
@@ -93,7 +95,7 @@ func (m *Machine) aside(do func() error) error {
 	}
 }
 
-// triedShape has a tile that is whole and one that is not, of queries and of keys, and heads that share keys.
+// triedShape has whole and partial tiles of queries and keys, and heads that share keys.
 var triedShape = attentionShape{n: 150, prefix: 70, heads: 2, kvHeads: 1}
 
 // attempt runs attention and its gradient and returns their results.
@@ -122,7 +124,7 @@ func attempt(m *Machine, dim int64) (results [][]float32, err error) {
 	return results, err
 }
 
-// runAlone loads a program of one rank, gives its inputs values, and does something with it.
+// runAlone loads a program of one rank, initialises its inputs, and calls do with it.
 func (m *Machine) runAlone(p *ir.Program, inputs []ir.View, do func(d *Device) error) (err error) {
 	d := m.New(0).(*Device)
 	defer func() {
@@ -137,7 +139,7 @@ func (m *Machine) runAlone(p *ir.Program, inputs []ir.View, do func(d *Device) e
 	for _, v := range inputs {
 		bytes := make([]byte, v.Bytes())
 		values := vm.Uint16s(bytes)
-		for i := range values { // sums of four numbers are normal enough
+		for i := range values { // sums of four numbers are close enough to normal
 			x := float32(0)
 			for range 4 {
 				state = state*1664525 + 1013904223
@@ -152,12 +154,12 @@ func (m *Machine) runAlone(p *ir.Program, inputs []ir.View, do func(d *Device) e
 	return do(d)
 }
 
-// attentionShape is that of attention that is tried or timed.
+// attentionShape is the shape of attention that is tried or timed.
 type attentionShape struct {
 	n, prefix, heads, kvHeads, dim int64
 }
 
-// attentionProgram is attention of tokens behind others, with all results in f32, and its gradient.
+// attentionProgram is a program of attention after a prefix, with all results in f32, and its gradient.
 func attentionProgram(s attentionShape) (p *ir.Program, inputs, outputs []ir.View) {
 	n, prefix, heads, kvHeads, dim := s.n, s.prefix, s.heads, s.kvHeads, s.dim
 	code := ir.Code{Name: "trial"}
@@ -193,7 +195,7 @@ func attentionProgram(s attentionShape) (p *ir.Program, inputs, outputs []ir.Vie
 	return p, []ir.View{q, dout, half, k, v}, []ir.View{o, lse, dq, dk, dv}
 }
 
-// apart is the norm of a difference over that of the second.
+// apart returns the norm of a difference divided by the norm of the second value.
 func apart(got, want []float32) float64 {
 	difference, size := 0.0, 0.0
 	for i := range want {

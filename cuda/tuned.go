@@ -13,15 +13,15 @@ import (
 	"sppo.dev/ir"
 )
 
-// tuned keeps what was found to be the fastest on a card, beside the compiled kernels: a small file for each choice, whose name
-// everything that it depends on has part in. A file is there whole or not at all, so processes that tune at the same time
-// do no more than measure twice.
+// tuned caches results of tuning on a card, beside the compiled kernels: a small file for each choice, whose
+// name is derived from everything that it depends on. A file is written whole or not at all, so processes
+// that tune at the same time merely measure twice.
 type tuned struct {
 	folder string
-	about  string // the card, and the releases of the driver and of the libraries
+	about  string // the card, and the releases of driver and libraries
 }
 
-// remember has cards of a machine that tunes keep their choices.
+// remember makes the cards of a machine that tunes cache their choices.
 func (m *Machine) remember() error {
 	folder := cacheFolder(m.options.CacheDir)
 	if !m.options.Tune || folder == "" {
@@ -56,14 +56,14 @@ func (t *tuned) Get(key string) ([]byte, bool) {
 // Put implements cublas.Keeper.
 func (t *tuned) Put(key string, value []byte) { keep(t.file(key), value) }
 
-// The ways to bring the tiles of attention on Hopper, as they are kept.
+// The ways to load the tiles of attention on Hopper, as cached.
 const (
 	byEngine  = "copy engine"
 	byThreads = "threads"
 )
 
-// engine reports whether the copy engine brings tiles of attention or of its gradient: as a rule; on a machine that tunes, where it is faster
-// for a head of this width. Both ways leave the same bits.
+// engine reports whether the copy engine loads the tiles of attention or of its gradient: by default yes; on
+// a machine that tunes, if it is faster for this head width. Both ways give equal bits.
 func (m *Machine) engine(g *gpu, op ir.Op, dim int64) (bool, error) {
 	if m.options.ThreadsCopy || !m.options.Tune || m.trying {
 		return !m.options.ThreadsCopy, nil
@@ -97,10 +97,10 @@ func (m *Machine) engine(g *gpu, op ir.Op, dim int64) (bool, error) {
 	})
 }
 
-// timedShape is that of attention by which ways are compared, for heads of every width.
+// timedShape is the shape on which the ways are compared, for heads of every width.
 var timedShape = attentionShape{n: 8192, heads: 16, kvHeads: 16}
 
-// timeAttention is how long attention or its gradient takes, the shortest of some times.
+// timeAttention returns the duration of attention or its gradient, the shortest of several runs.
 func (m *Machine) timeAttention(op ir.Op, dim int64) (best time.Duration, err error) {
 	shape := m.timed
 	shape.dim = int64(dim)

@@ -11,7 +11,8 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// What was timed is kept for the next process, by what it depends on; what is damaged is timed again.
+// Results of timing are kept for the next process, by everything they depend on; a damaged file is timed
+// again.
 func TestTunedIsKept(t *testing.T) {
 	fake, kernels := useFake(t), needEmulator(t)
 	dir := t.TempDir()

@@ -9,13 +9,13 @@ import (
 	"sppo.dev/cuda/kernels"
 )
 
-// Where waits are bounded, a kernel that gives one up writes which it was to pinned memory and goes on to its end, with results that are
-// good for nothing. Each source has a record of its own.
+// If waits are limited, a kernel that gives one up writes its location to pinned memory and continues to its
+// end with useless results. Each source has its own record.
 
 // recordBytes is the size of a record: the line of the wait, the block, and the thread.
 const recordBytes = 64
 
-// recordWaits shows a module of a source where its records belong.
+// recordWaits tells a source's module where its record is.
 func (d *Device) recordWaits(module driver.Module, source string) error {
 	if !d.machine.options.Check || kernels.Target(source) == "" {
 		return nil
@@ -39,14 +39,14 @@ func (d *Device) recordWaits(module driver.Module, source string) error {
 	return d.api.Synchronize(0) // as in Write
 }
 
-// gaveUp is an error if a kernel has given up a wait, and says which.
+// gaveUp returns an error that names the wait, if a kernel has given one up.
 func (d *Device) gaveUp() error {
 	for i, source := range d.recorded {
 		record := d.records.memory[i*recordBytes:]
 		word := func(i int) uint64 { return binary.LittleEndian.Uint64(record[8*i:]) }
 		lines := strings.Split(kernels.Text(source), "\n")
 		if line := word(0); line > 0 && line <= uint64(len(lines)) {
-			return fmt.Errorf("a wait without end, %s:%d: %s, in thread %d of block (%d,%d,%d)", source, line,
+			return fmt.Errorf("endless wait at %s:%d: %s, in thread %d of block (%d,%d,%d)", source, line,
 				strings.TrimSpace(lines[line-1]), word(2)>>32, uint32(word(1)), word(1)>>32, uint32(word(2)))
 		}
 	}

@@ -19,10 +19,11 @@ import (
 	"sppo.dev/vm/world"
 )
 
-// asProcess makes the test binary one of several processes of a job. Its value is the folder of the stand-ins.
+// asProcess makes the test binary one of several processes of a job. Its value is the folder of the
+// stand-ins.
 const asProcess = "SPPO_CUDA_TEST_PROCESS"
 
-// What such a process is told beside.
+// Further settings of such a process.
 const (
 	processVariable = "SPPO_CUDA_TEST_INDEX"
 	placeVariable   = "SPPO_CUDA_TEST_PLACE"
@@ -31,7 +32,8 @@ const (
 	jobSteps        = 2
 )
 
-// beProcess runs its part of the meeting program, and writes what its ranks have in memory behind each step to the working folder.
+// beProcess runs its part of the meeting program, and writes the memory of its ranks after each step to the
+// working folder.
 func beProcess() int {
 	index, err := strconv.Atoi(os.Getenv(processVariable))
 	if err == nil {
@@ -114,7 +116,7 @@ func keepMemory(step string, got [][]byte, first int) error {
 
 func memoryFile(step string, rank int) string { return fmt.Sprintf("memory.%s.%d", step, rank) }
 
-// aborting has abort reach the other processes.
+// aborting makes abort reach the other processes.
 type aborting struct {
 	*Machine
 	world *world.World
@@ -125,7 +127,7 @@ func (a *aborting) Abort(reason error) {
 	a.world.Failed(reason)
 }
 
-// processes runs the job in several, in a folder of its own.
+// processes runs the job in several processes, in a folder of its own.
 func processes(t *testing.T, folder string, variables ...string) (errs []error, texts []string) {
 	t.Helper()
 	self, err := os.Executable()
@@ -156,7 +158,8 @@ func processes(t *testing.T, folder string, variables ...string) (errs []error, 
 	return errs, texts
 }
 
-// Ranks of two processes meet by NCCL, whose identifiers come over the rendezvous: all of their memory is as on the cpu in one.
+// Ranks of two processes communicate by NCCL, whose IDs travel over the rendezvous: all of their memory is as
+// on the CPU in one process.
 func TestNCCLOfSeveralProcesses(t *testing.T) {
 	useFake(t)
 	want, err := runSteps(meeting(), jobSteps, func(int) vm.Device { return cpu.New(nil) }, nil)
@@ -187,7 +190,7 @@ func TestNCCLOfSeveralProcesses(t *testing.T) {
 	}
 }
 
-// A rank that fails ends the communicators of all processes, and each says which rank it was.
+// A rank that fails ends the communicators of all processes, and each process names it.
 func TestNCCLAbortOfSeveralProcesses(t *testing.T) {
 	useFake(t)
 	errs, texts := processes(t, t.TempDir(), failVariable+"=1")
@@ -199,7 +202,7 @@ func TestNCCLAbortOfSeveralProcesses(t *testing.T) {
 	}
 }
 
-// A process takes the GPUs of its place on the host, or those that it alone is given.
+// A process uses the GPUs of its place on the host, or those that only it can see.
 func TestGPUsOfSeveralProcesses(t *testing.T) {
 	gpus := func(n int) (out []*gpu) {
 		for i := range n {

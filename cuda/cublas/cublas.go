@@ -1,7 +1,7 @@
-// Package cublas binds cuBLASLt: matrix products of row-major operands with f32 sums, an optional bias, and the choice
-// of an algorithm for each shape.
+// Package cublas binds cuBLASLt: matrix products of row-major operands with f32 sums, an optional bias, and
+// the choice of an algorithm for each shape.
 //
-// It allocates no device memory: the workspace is its caller's. What it knows of a product is Shape.
+// It allocates no device memory: the caller provides the workspace. All it knows of a product is Shape.
 package cublas
 
 import (
@@ -19,12 +19,12 @@ import (
 	"sppo.dev/cuda/library"
 )
 
-// Wanted says where the library may be found.
+// Wanted describes where the library may be found.
 var Wanted = library.Wanted{
 	Name:  "NVIDIA's matrix products (libcublasLt)",
 	Files: []string{"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so.11", "libcublasLt.so"},
 	Wheel: "cublas",
-	Get:   "pip install nvidia-cublas-cu12, or install a CUDA toolkit; without it our own kernels multiply, which is slower",
+	Get:   "pip install nvidia-cublas-cu12, or install a CUDA toolkit; without it our own, slower kernels compute products",
 }
 
 type function int
@@ -63,7 +63,7 @@ var functions = [numFunctions]library.Function{
 	fnMatmul:                 {Name: "cublasLtMatmul"},
 }
 
-// DType is how elements are stored, by the numbers of cudaDataType.
+// DType is the storage type of elements, by the numbers of cudaDataType.
 type DType int
 
 // Types.
@@ -102,7 +102,7 @@ type API struct {
 	addrs [numFunctions]uintptr
 }
 
-// Open finds it.
+// Open finds the library.
 func Open() (*API, error) {
 	lib, err := library.Open(&Wanted, functions[:])
 	if err != nil {
@@ -113,11 +113,11 @@ func Open() (*API, error) {
 	return a, nil
 }
 
-// Version is the library's, such as 12.4.5.
+// Version returns the library's version, such as 12.4.5.
 func (a *API) Version() string {
 	v, _, _ := purego.SyscallN(a.addrs[fnGetVersion])
 	n := int(v)
-	if n >= 100000 { // from 11.4 on, a digit more for the minor
+	if n >= 100000 { // from 11.4 on, the minor version has one digit more
 		return fmt.Sprintf("%d.%d.%d", n/10000, n/100%100, n%100)
 	}
 	return fmt.Sprintf("%d.%d.%d", n/1000, n/100%10, n%100)
@@ -137,8 +137,8 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s (code %d)", e.Call, text, e.Code)
 }
 
-// Unsupported reports whether there is no algorithm for what was asked. Of combinations of types, releases differ in which they call
-// unsupported and which invalid.
+// Unsupported reports whether there is no algorithm for the request. Releases differ in which combinations of
+// types they call unsupported or invalid.
 func (e *Error) Unsupported() bool {
 	return e.Code == statusUnsupported || e.Code == statusInvalid && e.Call == functions[fnHeuristic].Name
 }
@@ -154,13 +154,13 @@ func (a *API) call(f function, args ...uintptr) error {
 	return nil
 }
 
-// Handle is the library's state for the context that is current where it is made.
+// Handle is the library's state for the context current at its creation.
 type Handle struct {
 	api    *API
 	handle uintptr
 }
 
-// NewHandle makes one.
+// NewHandle creates a handle.
 func (a *API) NewHandle() (*Handle, error) {
 	h := &Handle{api: a}
 	return h, a.call(fnCreate, uintptr(unsafe.Pointer(&h.handle)))
@@ -169,7 +169,8 @@ func (a *API) NewHandle() (*Handle, error) {
 // Close frees it.
 func (h *Handle) Close() error { return h.api.call(fnDestroy, h.handle) }
 
-// Shape is a product c[m,n] = op(a) op(b) of row-major matrices, plus a bias for each column or plus what c holds.
+// Shape is a product c[m,n] = op(a) op(b) of row-major matrices, plus a bias for each column or the old
+// contents of c.
 type Shape struct {
 	M, N, K        int64
 	TransA, TransB bool // a is stored [k,m], b is stored [n,k]
@@ -178,7 +179,7 @@ type Shape struct {
 	Bias           bool // in the type of the inputs
 }
 
-// Product is a product on certain addresses and a stream, ready to be made again and again without allocating.
+// Product is a product at fixed addresses on a stream, which can be run repeatedly without allocating.
 type Product struct {
 	handle  *Handle
 	objects []object
@@ -187,22 +188,22 @@ type Product struct {
 	args    []uintptr
 }
 
-// Choices remembers algorithms by what they depend on. Ranks on cards of one kind share it, so that equal products are
-// made by equal algorithms.
+// Choices remembers algorithms by everything they depend on. Ranks on cards of one kind share it, so that
+// equal products use equal algorithms.
 type Choices struct {
-	Kept Keeper // what was timed before, by other processes too; nil: nothing is kept
+	Kept Keeper // cached timings, also of other processes; nil: none
 
 	mu   sync.Mutex
 	made map[choice][algorithmWords]uint64
 }
 
-// Keeper keeps small values by what they depend on.
+// Keeper caches small values by everything they depend on.
 type Keeper interface {
 	Get(key string) ([]byte, bool)
 	Put(key string, value []byte)
 }
 
-// Len is for how many products an algorithm is known.
+// Len returns the number of products with a known algorithm.
 func (c *Choices) Len() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -215,8 +216,9 @@ type choice struct {
 	workspace int64
 }
 
-// choiceOf is a product's key. Views start anywhere in an arena: an algorithm may count on no more alignment than there is. The bias
-// is read as widely as the result is written, and there is no other way to say how it is aligned.
+// choiceOf returns a product's key. Views start anywhere in an arena, so an algorithm may not assume more
+// alignment than there is. The bias is read as widely as the result is written; its alignment cannot be given
+// separately.
 func choiceOf(s Shape, o Operands) choice {
 	c := choice{shape: s, workspace: o.WorkspaceBytes}
 	for i, at := range [...]uintptr{o.B, o.A, o.C, o.C | o.Bias} {
@@ -228,7 +230,7 @@ func choiceOf(s Shape, o Operands) choice {
 	return c
 }
 
-// object is something that the library made for us.
+// object is an object created by the library.
 type object struct {
 	destroy function
 	at      uintptr
@@ -251,9 +253,9 @@ type heuristic struct {
 	reserved  [4]int32
 }
 
-// Prepare sets a product up and asks for an algorithm unless choices has one: for the fastest of several where there is a
-// timer, else for the first. The library stores by columns: it sees
-// every matrix of ours transposed, so it is asked for c' = op(b)' op(a)', which needs no copy.
+// Prepare sets up a product and chooses an algorithm unless choices has one: the fastest of several with a
+// timer, otherwise the first. The library stores by columns, so it sees our matrices transposed and is asked
+// for c' = op(b)' op(a)', which needs no copy.
 func (h *Handle) Prepare(s Shape, o Operands, choices *Choices, time Timer) (*Product, error) {
 	p := &Product{handle: h, scale: [2]float32{1, 0}}
 	if s.Accumulate {
@@ -313,7 +315,7 @@ func (p *Product) prepare(s Shape, o Operands, choices *Choices, time Timer) err
 	return nil
 }
 
-// make asks the library for an object, which Close gives back.
+// made registers an object created by the library, which Close destroys.
 func (p *Product) made(destroy function, at uintptr, err error) (uintptr, error) {
 	if err == nil {
 		p.objects = append(p.objects, object{destroy, at})
@@ -342,7 +344,7 @@ func (p *Product) describe(s Shape, o Operands) (uintptr, error) {
 	}
 	if s.Bias && err == nil {
 		set(descEpilogue, epilogueBias)
-		if s.In != s.Out { // older releases know no other type than the result's
+		if s.In != s.Out { // older releases accept no other type than the result's
 			set(descBiasType, int32(s.In))
 		}
 		bias := uint64(o.Bias)
@@ -353,7 +355,8 @@ func (p *Product) describe(s Shape, o Operands) (uintptr, error) {
 	return desc, err
 }
 
-// layout describes a matrix that, once transposed where it is stored so, has these rows and columns.
+// layout describes a matrix that has these rows and columns after the transposition, if it is stored
+// transposed.
 func (p *Product) layout(t DType, rows, cols int64, transposed bool) (uintptr, error) {
 	if transposed {
 		rows, cols = cols, rows
@@ -363,7 +366,7 @@ func (p *Product) layout(t DType, rows, cols int64, transposed bool) (uintptr, e
 	return p.made(fnLayoutDestroy, at, err)
 }
 
-// propose asks the library for algorithms, the one that it takes for the fastest first.
+// propose asks the library for algorithms, in its estimated order of speed.
 func (p *Product) propose(desc, first, second, out uintptr, c choice, several bool) ([]heuristic, error) {
 	a := p.handle.api
 	var preference uintptr
@@ -394,10 +397,11 @@ func (p *Product) propose(desc, first, second, out uintptr, c choice, several bo
 	return results, err
 }
 
-// Timer says how long a product takes, in seconds.
+// Timer returns the time of a product, in seconds.
 type Timer func(product func() error) (float64, error)
 
-// choose takes the fastest algorithm; without a timer the first. One that fails where it is tried is left out.
+// choose takes the fastest algorithm, or the first without a timer. Algorithms that fail when tried are
+// skipped.
 func (p *Product) choose(proposals []heuristic, time Timer) error {
 	best, chosen := math.Inf(1), proposals[0].algo
 	for i := range proposals {
@@ -420,7 +424,7 @@ func (p *Product) choose(proposals []heuristic, time Timer) error {
 	return nil
 }
 
-// kept takes the algorithm that was the fastest when it was timed, if the library still proposes it.
+// kept takes the algorithm that was fastest when it was timed, if the library still proposes it.
 func (p *Product) kept(k Keeper, c choice, proposals []heuristic, time Timer) bool {
 	if k == nil || time == nil {
 		return false
@@ -442,7 +446,7 @@ func (p *Product) keep(k Keeper, c choice, time Timer) {
 	}
 }
 
-// bytes are those of the algorithm.
+// bytes returns the bytes of the algorithm.
 func (h *heuristic) bytes() (out []byte) {
 	for _, w := range h.algo {
 		out = binary.LittleEndian.AppendUint64(out, w)
@@ -450,7 +454,7 @@ func (h *heuristic) bytes() (out []byte) {
 	return out
 }
 
-// Make makes the product on its stream.
+// Make runs the product on its stream.
 func (p *Product) Make() error {
 	r, _, _ := purego.SyscallN(p.handle.api.addrs[fnMatmul], p.args...)
 	if code := int32(r); code != 0 {
@@ -459,7 +463,7 @@ func (p *Product) Make() error {
 	return nil
 }
 
-// Close frees what was set up.
+// Close frees the product's objects.
 func (p *Product) Close() error {
 	var first error
 	for _, o := range p.objects {

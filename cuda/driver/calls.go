@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Handles. A Ptr is an address of device memory, or of host memory where unified addressing takes both.
+// Handles. A Ptr is an address of device memory, or of host memory where unified addressing allows both.
 type (
 	Device  int32
 	Context uintptr
@@ -38,7 +38,7 @@ const (
 	captureThreadLocal   = 1
 )
 
-// Version is that of CUDA which the driver supports, such as 12.4.
+// Version returns the CUDA version that the driver supports, such as 12.4.
 func (a *API) Version() (string, error) {
 	var v int32
 	err := a.call(fnDriverGetVersion, uintptr(unsafe.Pointer(&v)))
@@ -60,28 +60,28 @@ func (a *API) Devices() ([]Device, error) {
 	return out, nil
 }
 
-// Name is what the vendor calls a GPU.
+// Name returns the vendor's name of a GPU.
 func (a *API) Name(d Device) (string, error) {
 	buffer := make([]byte, 256)
 	err := a.call(fnDeviceGetName, uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)-1), uintptr(d))
 	return unix.ByteSliceToString(buffer), err
 }
 
-// PCIBus is where a GPU is plugged in, such as 0000:3b:00.0.
+// PCIBus returns the PCI address of a GPU, such as 0000:3b:00.0.
 func (a *API) PCIBus(d Device) (string, error) {
 	buffer := make([]byte, 64)
 	err := a.call(fnDeviceGetPCIBusID, uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)-1), uintptr(d))
 	return unix.ByteSliceToString(buffer), err
 }
 
-// Attribute is a figure of a GPU.
+// Attribute returns a property of a GPU.
 func (a *API) Attribute(attribute int, d Device) (int, error) {
 	var v int32
 	err := a.call(fnDeviceGetAttribute, uintptr(unsafe.Pointer(&v)), uintptr(attribute), uintptr(d))
 	return int(v), err
 }
 
-// TotalMem is a GPU's memory in bytes.
+// TotalMem returns a GPU's memory in bytes.
 func (a *API) TotalMem(d Device) (int64, error) {
 	var n uint64
 	err := a.call(fnDeviceTotalMem, uintptr(unsafe.Pointer(&n)), uintptr(d))
@@ -94,13 +94,13 @@ func (a *API) Retain(d Device) (c Context, err error) {
 	return c, err
 }
 
-// Release gives it back.
+// Release releases it.
 func (a *API) Release(d Device) error { return a.call(fnPrimaryCtxRelease, uintptr(d)) }
 
-// SetCurrent makes a context that of the calling thread; 0 takes away what it has.
+// SetCurrent makes a context current on the calling thread; 0 removes it.
 func (a *API) SetCurrent(c Context) error { return a.call(fnCtxSetCurrent, uintptr(c)) }
 
-// EnablePeer lets the current context reach the memory of another; that it could do so already is no error.
+// EnablePeer lets the current context access the memory of another; it is not an error if it already could.
 func (a *API) EnablePeer(c Context) error {
 	err := a.call(fnCtxEnablePeerAccess, uintptr(c), 0)
 	if e := (*Error)(nil); errors.As(err, &e) && e.Code == alreadyEnabled {
@@ -109,7 +109,7 @@ func (a *API) EnablePeer(c Context) error {
 	return err
 }
 
-// MemInfo is free and total memory of the current context's GPU.
+// MemInfo returns free and total memory of the current context's GPU.
 func (a *API) MemInfo() (free, total int64, err error) {
 	var f, t uint64
 	err = a.call(fnMemGetInfo, uintptr(unsafe.Pointer(&f)), uintptr(unsafe.Pointer(&t)))
@@ -130,23 +130,23 @@ func (a *API) Register(memory []byte) error {
 	return a.call(fnMemHostRegister, uintptr(unsafe.Pointer(&memory[0])), uintptr(len(memory)), hostRegisterPortable|hostRegisterMapped)
 }
 
-// Unregister undoes it.
+// Unregister unpins it.
 func (a *API) Unregister(memory []byte) error {
 	return a.call(fnMemHostUnregister, uintptr(unsafe.Pointer(&memory[0])))
 }
 
-// ToDevice and ToHost copy and wait.
+// ToDevice copies to device memory and waits.
 func (a *API) ToDevice(to Ptr, from []byte) error {
 	return a.call(fnMemcpyHtoD, uintptr(to), uintptr(unsafe.Pointer(&from[0])), uintptr(len(from)))
 }
 
-// ToHost is the opposite of ToDevice.
+// ToHost copies from device memory and waits.
 func (a *API) ToHost(to []byte, from Ptr) error {
 	return a.call(fnMemcpyDtoH, uintptr(unsafe.Pointer(&to[0])), uintptr(from), uintptr(len(to)))
 }
 
-// NewStream makes a stream that does not wait for the default one. Blocks of an urgent one's kernels are the first to run where
-// a multiprocessor falls free.
+// NewStream creates a stream that does not wait for the default one. Blocks of an urgent stream's kernels are
+// scheduled first when a multiprocessor becomes free.
 func (a *API) NewStream(urgent bool) (s Stream, err error) {
 	var least, greatest int32
 	if err := a.call(fnStreamPriorityRange, uintptr(unsafe.Pointer(&least)), uintptr(unsafe.Pointer(&greatest))); err != nil {
@@ -160,13 +160,13 @@ func (a *API) NewStream(urgent bool) (s Stream, err error) {
 	return s, err
 }
 
-// DestroyStream destroys one.
+// DestroyStream destroys a stream.
 func (a *API) DestroyStream(s Stream) error { return a.call(fnStreamDestroy, uintptr(s)) }
 
-// Synchronize waits until a stream has done all that was issued to it.
+// Synchronize waits until a stream has finished everything issued to it.
 func (a *API) Synchronize(s Stream) error { return a.call(fnStreamSynchronize, uintptr(s)) }
 
-// Done asks whether it has.
+// Done reports whether it has.
 func (a *API) Done(s Stream) (bool, error) {
 	err := a.call(fnStreamQuery, uintptr(s))
 	if e := (*Error)(nil); errors.As(err, &e) && e.Code == NotReady {
@@ -175,7 +175,7 @@ func (a *API) Done(s Stream) (bool, error) {
 	return err == nil, err
 }
 
-// NewEvent makes an event; only one that is timed has a time.
+// NewEvent creates an event; only a timed one has a time.
 func (a *API) NewEvent(timed bool) (e Event, err error) {
 	flags := uintptr(eventDisableTiming)
 	if timed {
@@ -185,10 +185,10 @@ func (a *API) NewEvent(timed bool) (e Event, err error) {
 	return e, err
 }
 
-// DestroyEvent destroys one.
+// DestroyEvent destroys an event.
 func (a *API) DestroyEvent(e Event) error { return a.call(fnEventDestroy, uintptr(e)) }
 
-// ElapsedMillis is the time between two recorded events.
+// ElapsedMillis returns the time between two recorded events.
 func (a *API) ElapsedMillis(from, to Event) (ms float32, err error) {
 	err = a.call(fnEventElapsedTime, uintptr(unsafe.Pointer(&ms)), uintptr(from), uintptr(to))
 	return ms, err
@@ -196,15 +196,15 @@ func (a *API) ElapsedMillis(from, to Event) (ms float32, err error) {
 
 // LoadModule loads a cubin or PTX into the current context.
 func (a *API) LoadModule(image []byte) (m Module, err error) {
-	image = append(image[:len(image):len(image)], 0) // PTX is a C string; the copy leaves images that are shared as they are
+	image = append(image[:len(image):len(image)], 0) // PTX is a C string; copying leaves shared images unchanged
 	err = a.call(fnModuleLoadData, uintptr(unsafe.Pointer(&m)), uintptr(unsafe.Pointer(&image[0])))
 	return m, err
 }
 
-// UnloadModule unloads one.
+// UnloadModule unloads a module.
 func (a *API) UnloadModule(m Module) error { return a.call(fnModuleUnload, uintptr(m)) }
 
-// Function finds a kernel.
+// Function returns a kernel of a module.
 func (a *API) Function(m Module, name string) (f Func, err error) {
 	text := append([]byte(name), 0)
 	if err := a.call(fnModuleGetFunction, uintptr(unsafe.Pointer(&f)), uintptr(m), uintptr(unsafe.Pointer(&text[0]))); err != nil {
@@ -213,7 +213,7 @@ func (a *API) Function(m Module, name string) (f Func, err error) {
 	return f, nil
 }
 
-// Global finds a variable of a module.
+// Global returns a variable of a module.
 func (a *API) Global(m Module, name string) (p Ptr, err error) {
 	text, bytes := append([]byte(name), 0), uint64(0)
 	err = a.call(fnModuleGetGlobal, uintptr(unsafe.Pointer(&p)), uintptr(unsafe.Pointer(&bytes)), uintptr(m), uintptr(unsafe.Pointer(&text[0])))
@@ -223,12 +223,12 @@ func (a *API) Global(m Module, name string) (p Ptr, err error) {
 	return p, nil
 }
 
-// AllowShared raises a kernel's limit of dynamic shared memory, which is 48 KiB for those that do not ask.
+// AllowShared raises a kernel's limit of dynamic shared memory, which is 48 KiB by default.
 func (a *API) AllowShared(f Func, bytes int) error {
 	return a.call(fnFuncSetAttribute, uintptr(f), funcMaxDynamicSharedSize, uintptr(bytes))
 }
 
-// TensorMaps reports whether the driver makes tensor maps: from CUDA 12 on.
+// TensorMaps reports whether the driver supports tensor maps: from CUDA 12 on.
 func (a *API) TensorMaps() bool { return a.addrs[fnTensorMapEncodeTiled] != 0 }
 
 // Numbers of the driver's enumerations for tensor maps.
@@ -239,11 +239,11 @@ const (
 	mapPromote256 = 3
 )
 
-// TensorMap describes a tensor of bf16 in device memory to the copy engine: dense, four dimensions, the innermost first, brought in
-// boxes whose rows of 128 or 64 bytes change the places of their chunks. Outside of it is zero.
+// TensorMap describes a dense bf16 tensor in device memory to the copy engine: four dimensions, innermost
+// first, loaded in boxes whose rows of 128 or 64 bytes have swizzled chunks. Elements outside of it are zero.
 func (a *API) TensorMap(at Ptr, extent, box [4]int64) ([]byte, error) {
 	room := make([]byte, 192)
-	start := -uintptr(unsafe.Pointer(&room[0])) & 63 // where the driver wants it; memory that C writes does not move
+	start := -uintptr(unsafe.Pointer(&room[0])) & 63 // aligned as the driver requires; memory that C writes does not move
 	out := room[start : start+128 : start+128]
 	var extents, strides [4]uint64
 	var boxes, steps [4]uint32
@@ -262,7 +262,7 @@ func (a *API) TensorMap(at Ptr, extent, box [4]int64) ([]byte, error) {
 	return out, err
 }
 
-// Launch is where and how wide a kernel runs.
+// Launch is the shape of a kernel launch and its stream.
 type Launch struct {
 	Func   Func
 	Grid   [3]int
@@ -271,10 +271,10 @@ type Launch struct {
 	Stream Stream
 }
 
-// Launch prepares a launch. Each argument is the bytes of its value, as the kernel declares it.
+// Launch prepares a launch. Each argument has the bytes of its value, as the kernel declares it.
 func (a *API) Launch(l Launch, arguments ...[]byte) Call {
 	values := make([][]byte, len(arguments))
-	params := make([]uintptr, len(arguments)+1) // ended by a null: real drivers know the number, stand-ins need not
+	params := make([]uintptr, len(arguments)+1) // ended by a null: real drivers know the number of arguments, stand-ins need not
 	for i, value := range arguments {
 		aligned := make([]uint64, (len(value)+7)/8+1)
 		values[i] = unsafe.Slice((*byte)(unsafe.Pointer(&aligned[0])), len(value))
@@ -298,15 +298,15 @@ func (a *API) Record(e Event, s Stream) Call {
 	return Call{api: a, f: fnEventRecord, args: []uintptr{uintptr(e), uintptr(s)}}
 }
 
-// Wait prepares a stream's wait for what an event has recorded last.
+// Wait prepares a stream's wait for the latest recording of an event.
 func (a *API) Wait(s Stream, e Event) Call {
 	return Call{api: a, f: fnStreamWaitEvent, args: []uintptr{uintptr(s), uintptr(e), 0}}
 }
 
-// Argument is the memory of a launch's argument.
+// Argument returns the memory of a launch's argument.
 func (c *Call) Argument(i int) []byte { return c.values[i] }
 
-// SetCopy changes what a prepared copy copies; SetEvent what a prepared wait waits for.
+// SetCopy changes the addresses and size of a prepared copy.
 func (c *Call) SetCopy(to, from Ptr, bytes int64) {
 	c.args[0], c.args[1], c.args[2] = uintptr(to), uintptr(from), uintptr(bytes)
 }
@@ -322,34 +322,34 @@ func (a *API) Join(s Stream) Call {
 	return Call{api: a, f: fnStreamSynchronize, args: []uintptr{uintptr(s)}}
 }
 
-// BeginCapture has what this thread issues to a stream, and to those that come to wait for it, kept for a graph instead of
-// run.
+// BeginCapture makes the driver record what this thread issues to a stream, and to streams that wait for it,
+// as a graph instead of running it.
 func (a *API) BeginCapture(s Stream) error {
 	return a.call(fnStreamBeginCapture, uintptr(s), captureThreadLocal)
 }
 
-// EndCapture ends it on the stream where it began. All other streams must have been joined.
+// EndCapture ends the capture on the stream where it began. All other streams must have been joined.
 func (a *API) EndCapture(s Stream) (g Graph, err error) {
 	err = a.call(fnStreamEndCapture, uintptr(s), uintptr(unsafe.Pointer(&g)))
 	return g, err
 }
 
-// graphNodePriority keeps the priorities of the streams that were captured.
+// graphNodePriority keeps the priorities of the captured streams.
 const graphNodePriority = 8
 
-// Instantiate makes a graph ready to be launched.
+// Instantiate makes a graph executable.
 func (a *API) Instantiate(g Graph) (x Exec, err error) {
 	err = a.call(fnGraphInstantiate, uintptr(unsafe.Pointer(&x)), uintptr(g), graphNodePriority)
 	return x, err
 }
 
-// LaunchGraph prepares the launch of one on a stream.
+// LaunchGraph prepares the launch of an executable graph on a stream.
 func (a *API) LaunchGraph(x Exec, s Stream) Call {
 	return Call{api: a, f: fnGraphLaunch, args: []uintptr{uintptr(x), uintptr(s)}}
 }
 
-// DestroyGraph and DestroyExec destroy.
+// DestroyGraph destroys a graph.
 func (a *API) DestroyGraph(g Graph) error { return a.call(fnGraphDestroy, uintptr(g)) }
 
-// DestroyExec destroys one.
+// DestroyExec destroys an executable graph.
 func (a *API) DestroyExec(x Exec) error { return a.call(fnGraphExecDestroy, uintptr(x)) }

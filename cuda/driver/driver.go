@@ -1,11 +1,11 @@
-// Package driver binds the part of CUDA's driver API that the device needs: contexts, memory, streams, events, copies,
-// modules and launches.
+// Package driver binds the part of CUDA's driver API that the device needs: contexts, memory, streams,
+// events, copies, modules and launches.
 //
 //	driver.go  API: open, the table of functions, errors, prepared calls
 //	calls.go   one method for each function
 //
-// It holds no state of its own and knows nothing of programs. Contexts belong to threads: whoever calls has locked its
-// goroutine to one.
+// It holds no state of its own and knows nothing of programs. Contexts belong to threads, so callers must
+// have locked their goroutine to one.
 package driver
 
 import (
@@ -17,7 +17,7 @@ import (
 	"sppo.dev/cuda/library"
 )
 
-// Wanted says where the driver may be found. It comes with the kernel module, never with a toolkit.
+// Wanted describes where the driver may be found. It comes with the kernel module, never with a toolkit.
 var Wanted = library.Wanted{
 	Name:  "the NVIDIA driver (libcuda)",
 	Files: []string{"libcuda.so.1", "libcuda.so"},
@@ -76,7 +76,7 @@ const (
 	numFunctions
 )
 
-// functions are the names in the library. Headers would map the plain names to these; there are none here.
+// functions are the names in the library. C headers would map the plain names to these.
 var functions = [numFunctions]library.Function{
 	fnInit:                {Name: "cuInit"},
 	fnDriverGetVersion:    {Name: "cuDriverGetVersion"},
@@ -143,7 +143,7 @@ func Open() (*API, error) {
 	return a, a.call(fnInit, 0)
 }
 
-// Codes that callers ask for.
+// Codes that callers check.
 const (
 	OutOfMemory    = 2
 	NoDevice       = 100
@@ -187,13 +187,13 @@ func (a *API) fail(f function, code int) error {
 	return e
 }
 
-// Call is a call with its arguments, ready to be made again and again: making it allocates nothing.
+// Call is a call with its arguments, which can be made repeatedly without allocating.
 type Call struct {
 	api  *API
 	f    function
 	args []uintptr
 
-	values [][]byte  // of a launch: its arguments, which may be changed between calls
+	values [][]byte  // for a launch: its arguments, which may be changed between calls
 	params []uintptr // their addresses
 }
 

@@ -1,11 +1,13 @@
-// Package emu runs CUDA kernels' own sources on the CPU, to prove them where there is no GPU. It is for tests only.
+// Package emu runs the CUDA kernels' own sources on the CPU, to test them without a GPU. It is for tests
+// only.
 //
-//	cuemu.h        what the CUDA compiler has built in, for g++
+//	cuemu.h        replaces the CUDA compiler's built-ins, for g++
 //	scheduler.inc  the scheduler: a fiber for each thread of a block
 //	emu.go         Build and Launch
 //
-// It finds wrong results, lanes that diverge at a warp operation, barriers that threads miss, and, by permuting the order
-// of lanes and warps, barriers that are missing. It does not know time, registers, memory ordering or bank conflicts.
+// It finds wrong results, lanes that diverge at a warp operation, barriers that threads miss, and, by
+// permuting the order of lanes and warps, missing barriers. It does not model time, registers, memory
+// ordering or bank conflicts.
 package emu
 
 import (
@@ -35,17 +37,17 @@ var header string
 //go:embed scheduler.inc
 var scheduler string
 
-// ErrNoCompiler says that nothing can be proved here.
+// ErrNoCompiler is returned on machines without g++.
 var ErrNoCompiler = errors.New("no g++ on this machine: it compiles the kernels for the CPU")
 
-// Library is the kernels compiled for the CPU.
+// Library holds the kernels compiled for the CPU.
 type Library struct {
 	Path                       string
 	find, source, launch, skip uintptr
 }
 
-// Build compiles all sources of the kernels, and further ones by name and text, into a shared library, which stays in a
-// folder for the next time.
+// Build compiles all sources of the kernels, and extra ones by name and text, into a shared library, which is
+// cached in a folder.
 func Build(folder string, extra map[string]string) (*Library, error) {
 	sources := map[string]string{}
 	for _, name := range kernels.Sources() {
@@ -55,7 +57,7 @@ func Build(folder string, extra map[string]string) (*Library, error) {
 	return BuildSources(folder, sources)
 }
 
-// BuildSources compiles these sources alone.
+// BuildSources compiles only these sources.
 func BuildSources(folder string, sources map[string]string) (*Library, error) {
 	compiler, err := exec.LookPath("g++")
 	if err != nil {
@@ -67,13 +69,13 @@ func BuildSources(folder string, sources map[string]string) (*Library, error) {
 	return build(folder, compiler, texts, append(slices.Sorted(maps.Keys(sources)), "scheduler.inc"))
 }
 
-// -O1 compiles in a quarter of -O2's time; the rest keeps arithmetic as it is written.
+// -O1 compiles in a quarter of -O2's time; the other options keep arithmetic as written.
 var arguments = []string{"-fPIC", "-O1", "-std=c++20", "-ffp-contract=off", "-w", "-I", ".", "-include", "cuemu.h", "-x", "c++", "-c"}
 
-// build makes a library unless it is there. Processes that want the same one wait for the first.
+// build makes a library unless it exists. Processes that need the same one wait for the first.
 func build(folder, compiler string, texts map[string]string, sources []string) (*Library, error) {
 	sum := sha256.New()
-	fmt.Fprintln(sum, compiler, arguments, texts, runtime.GOARCH) // maps print in order of their keys
+	fmt.Fprintln(sum, compiler, arguments, texts, runtime.GOARCH) // maps print in the order of their keys
 	path := filepath.Join(folder, "emu-"+hex.EncodeToString(sum.Sum(nil)[:8])+".so")
 	lock, err := os.Create(path + ".lock")
 	if err != nil {
@@ -105,7 +107,7 @@ func build(folder, compiler string, texts map[string]string, sources []string) (
 	return open(path)
 }
 
-// compile makes new.so of sources in a folder, by as many compilers at once as there are processors.
+// compile makes new.so from sources in a folder, with as many compilers at once as there are processors.
 func compile(folder, compiler string, sources []string) error {
 	errs := make([]error, len(sources))
 	limit := make(chan struct{}, runtime.NumCPU())
@@ -149,7 +151,7 @@ func open(path string) (*Library, error) {
 	return l, nil
 }
 
-// Source is the file that holds a kernel, or nothing.
+// Source returns the file that contains a kernel, or "".
 func (l *Library) Source(kernel string) string {
 	if found := l.kernel(kernel); found != 0 {
 		file, _, _ := purego.SyscallN(l.source, found)
@@ -158,7 +160,8 @@ func (l *Library) Source(kernel string) string {
 	return ""
 }
 
-// Skip leaves out the barrier_wait at a line of a source in all launches that follow, to show that it is needed; line 0 leaves out none.
+// Skip omits the barrier_wait at a line of a source in all later launches, to show that it is needed; line 0
+// omits none.
 func (l *Library) Skip(source string, line int) {
 	file := append([]byte(source), 0)
 	purego.SyscallN(l.skip, uintptr(unsafe.Pointer(&file[0])), uintptr(line))
@@ -170,7 +173,7 @@ func (l *Library) kernel(name string) uintptr {
 	return found
 }
 
-// Launch runs a kernel to its end. The arguments are the 8 bytes of each; memory that they point to must not be Go's, or
+// Launch runs a kernel to its end. Each argument has 8 bytes; memory that they point to must not be Go's, or
 // must be pinned. A seed other than 0 permutes the order in which lanes and warps run.
 func (l *Library) Launch(kernel string, grid [3]int64, block, shared int64, args []uint64, seed uint64) error {
 	found := l.kernel(kernel)

@@ -8,7 +8,7 @@ import (
 	"unsafe"
 )
 
-// faults are kernels that do what a GPU punishes at times only, and one that is right.
+// faults are kernels with errors that a GPU does not always show, and a correct one.
 const faults = `
 #include "common.cuh"
 #include "hopper.cuh"
@@ -66,7 +66,7 @@ func library(t *testing.T) *Library {
 	return l
 }
 
-// launch runs a kernel with two blocks of 64 threads and returns what it wrote.
+// launch runs a kernel with two blocks of 64 threads and returns its output.
 func launch(l *Library, kernel string, barrier uint64, seed uint64) ([]int32, error) {
 	out := make([]int32, 128)
 	var pins runtime.Pinner
@@ -94,7 +94,7 @@ func TestRight(t *testing.T) {
 	}
 }
 
-// Who waits for a phase goes on when it is over, and not before.
+// A thread that waits for a phase continues when it is over, and not before.
 func TestPhases(t *testing.T) {
 	l := library(t)
 	for seed := range uint64(5) {

@@ -1,10 +1,10 @@
-// Package library finds NVIDIA's shared libraries at run time and looks their functions up, so that building needs no
-// toolkit and a machine without a GPU is told what is missing and how to get it.
+// Package library finds NVIDIA's shared libraries at run time and looks up their functions, so that building
+// needs no toolkit and a machine without a GPU is told what is missing and how to get it.
 //
 //	library.go  Open: one library, its functions by a table
-//	search.go   where libraries may be, in what order
+//	search.go   where libraries may be, in order
 //
-// The package knows no library by name: each binding says under what names its own may be installed.
+// The package knows no library by name: each binding gives the names of its own.
 package library
 
 import (
@@ -15,31 +15,31 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// Wanted describes a library: under what names it may be there, and what to tell a user who has none.
+// Wanted describes a library: its possible names, and what to tell a user who lacks it.
 type Wanted struct {
 	Name  string   // for messages
 	Files []string // file names, preferred ones first
-	Wheel string   // folder of NVIDIA's Python packages that holds it: nvidia/WHEEL/lib; empty: it is in none
-	Get   string   // how to get it, a sentence
+	Wheel string   // folder of NVIDIA's Python packages that contains it: nvidia/WHEEL/lib; empty: none does
+	Get   string   // how to get it, as a sentence
 }
 
 // Function is one entry of a binding's table.
 type Function struct {
 	Name     string
-	Optional bool // newer than the oldest release that will do
+	Optional bool // newer than the oldest supported release
 }
 
 // Library is an open library. It is never closed: its threads may outlive any use of it.
 type Library struct {
 	Wanted *Wanted
-	Path   string // as it was opened: a file's path, or a name that the loader found
+	Path   string // as it was opened: a file's path, or a name found by the loader
 	Addrs  []uintptr
 }
 
-// MissingError says that a library was not found, or that none of those found would do.
+// MissingError reports that a library was not found, or that those found are unusable.
 type MissingError struct {
 	Wanted *Wanted
-	Tried  []string // a line each
+	Tried  []string // one line each
 }
 
 func (e *MissingError) Error() string {
@@ -50,8 +50,8 @@ func (e *MissingError) Error() string {
 	return text + ": " + e.Wanted.Get
 }
 
-// Open opens the first library that is there and has all functions that are not optional. The address of an optional
-// one that it lacks is 0.
+// Open opens the first library found that has all required functions. The address of a missing optional
+// function is 0.
 func Open(w *Wanted, functions []Function) (*Library, error) {
 	missing := &MissingError{Wanted: w}
 	for _, path := range Candidates(w) {
@@ -75,7 +75,7 @@ func lookup(handle uintptr, functions []Function) ([]uintptr, error) {
 	for i, f := range functions {
 		addr, err := purego.Dlsym(handle, f.Name)
 		if err != nil && !f.Optional {
-			return nil, errors.New("it has no " + f.Name)
+			return nil, errors.New("it lacks " + f.Name)
 		}
 		if err == nil {
 			addrs[i] = addr

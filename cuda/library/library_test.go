@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// touch makes empty files.
+// touch creates empty files.
 func touch(t *testing.T, paths ...string) {
 	t.Helper()
 	for _, path := range paths {
@@ -44,7 +44,7 @@ func TestCandidatesStandInOrder(t *testing.T) {
 	}
 }
 
-// Folders that container images and their virtual environments use.
+// The patterns cover folders that container images and their virtual environments use.
 func TestPatternsCoverContainers(t *testing.T) {
 	for _, folder := range []string{
 		"/opt/torch/.venv/lib/python3.12/site-packages", "/opt/conda/lib/python3.11/site-packages",
@@ -68,7 +68,7 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// A library that lacks a function is passed over, and said to be too old if there is no better one.
+// A library that lacks a function is skipped, and reported as too old if there is no better one.
 func TestFunctions(t *testing.T) {
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
@@ -90,7 +90,7 @@ func TestFunctions(t *testing.T) {
 	if err != nil || filepath.Base(l.Path) != "libx.so.1" || l.Addrs[0] == 0 || l.Addrs[1] == 0 || l.Addrs[2] != 0 {
 		t.Errorf("%+v, %v", l, err)
 	}
-	if _, err := Open(w, []Function{{Name: "three"}}); err == nil || !strings.Contains(err.Error(), "libx.so.2 is too old: it has no three") {
+	if _, err := Open(w, []Function{{Name: "three"}}); err == nil || !strings.Contains(err.Error(), "libx.so.2 is too old: it lacks three") {
 		t.Errorf("%v", err)
 	}
 }

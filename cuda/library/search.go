@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// PathVariable names folders to look in first, separated by colons.
+// PathVariable names folders to search first, separated by colons.
 const PathVariable = "SPPO_CUDA_PATH"
 
-// Order says in words where Candidates looks, for documentation and messages.
+// Order describes the search order of Candidates, for documentation and messages.
 const Order = PathVariable + ", the loader's path, toolkit folders ($CUDA_HOME, $CUDA_PATH, /usr/local/cuda*, /opt/cuda), " +
 	"the folder of the driver in containers (/usr/local/nvidia), NVIDIA's Python packages ($VIRTUAL_ENV, $CONDA_PREFIX, " +
 	"the user's, the system's, and virtual environments in /opt)"
 
-// toolkits and pythons are patterns of folders; variables are expanded, and what is not set is left out.
+// toolkits and pythons are patterns of folders. Variables are expanded; unset ones are skipped.
 var (
 	toolkits = []string{"$CUDA_HOME", "$CUDA_PATH", "/usr/local/cuda", "/usr/local/cuda-*", "/opt/cuda", "/usr/local/nvidia"}
 	inside   = []string{"lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib"}
@@ -27,8 +27,8 @@ var (
 	}
 )
 
-// Candidates lists what to try to open, in order. Files that are in no folder of the search stand there by their bare
-// name, which the loader looks up on its own path.
+// Candidates lists what to try to open, in order. File names without a folder are left to the loader's own
+// path.
 func Candidates(w *Wanted) []string {
 	var out []string
 	add := func(folder string) {
@@ -38,7 +38,8 @@ func Candidates(w *Wanted) []string {
 			}
 		}
 	}
-	// wheel looks in nvidia/ of Python packages. Since CUDA 13 one folder of it holds the libraries of several packages.
+	// wheel looks in nvidia/ of Python packages. Since CUDA 13 one folder contains the libraries of several
+	// packages.
 	wheel := func(folder string) {
 		if w.Wheel == "" {
 			return
@@ -67,7 +68,7 @@ func Candidates(w *Wanted) []string {
 	return out
 }
 
-// expand finds the folders of patterns, newest version first.
+// expand returns the folders that match patterns, newest version first.
 func expand(patterns []string) []string {
 	var out []string
 	for _, pattern := range patterns {

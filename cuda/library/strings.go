@@ -2,7 +2,7 @@ package library
 
 import "unsafe"
 
-// Bytes is a text as C has it.
+// Bytes returns a text as a C string.
 func Bytes(s string) []byte { return append([]byte(s), 0) }
 
 // String copies a C string at an address that a library returned.
@@ -10,8 +10,8 @@ func String(at uintptr) string {
 	if at == 0 {
 		return ""
 	}
-	// The address is C's, so the collector never moves what is there; going by way of a pointer's own bits keeps vet
-	// from taking it for one of Go's.
+	// The address belongs to C, so the collector never moves it; converting through the pointer's bits
+	// satisfies vet.
 	p := *(*unsafe.Pointer)(unsafe.Pointer(&at))
 	n := 0
 	for *(*byte)(unsafe.Add(p, n)) != 0 {
@@ -33,8 +33,8 @@ func (s *Strings) Add(text string) {
 	s.array = append(s.array, &b[0])
 }
 
-// Len is the number of texts.
+// Len returns the number of texts.
 func (s *Strings) Len() int { return len(s.array) }
 
-// Pointer is the array's address, nil for an empty one.
+// Pointer returns the array's address, nil for an empty one.
 func (s *Strings) Pointer() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(s.array)) }

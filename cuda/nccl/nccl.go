@@ -1,5 +1,5 @@
-// Package nccl binds NVIDIA's collectives: communicators that never block the host, messages and collectives on
-// streams, errors that are polled, and abort.
+// Package nccl binds NVIDIA's collectives: communicators that never block the host, messages and collectives
+// on streams, polled errors, and abort.
 //
 // It does not know how ranks learn each other's ID, nor which communicators a program needs.
 package nccl
@@ -18,7 +18,7 @@ import (
 	"sppo.dev/cuda/library"
 )
 
-// Wanted says where the library may be found.
+// Wanted describes where the library may be found.
 var Wanted = library.Wanted{
 	Name:  "NVIDIA's collectives (libnccl)",
 	Files: []string{"libnccl.so.2", "libnccl.so"},
@@ -68,7 +68,7 @@ var functions = [numFunctions]library.Function{
 	fnAllReduce:          {Name: "ncclAllReduce"},
 }
 
-// DType is how elements are stored.
+// DType is the storage type of elements.
 type DType int
 
 // Types.
@@ -83,7 +83,7 @@ const (
 	inProgress = 7
 )
 
-// oldest is the release whose configuration we fill in and whose calls we make; newer ones take it as it is.
+// oldest is the release whose configuration and calls we use; newer ones accept them unchanged.
 const oldest = 21800
 
 // API is the open library.
@@ -92,7 +92,7 @@ type API struct {
 	addrs [numFunctions]uintptr
 }
 
-// Open finds it, and refuses what is too old.
+// Open finds the library, and refuses one that is too old.
 func Open() (*API, error) {
 	lib, err := library.Open(&Wanted, functions[:])
 	if err != nil {
@@ -113,7 +113,7 @@ func (a *API) number() (int, error) {
 	return int(v), err
 }
 
-// Version is the library's release, such as 2.21.5.
+// Version returns the library's release, such as 2.21.5.
 func (a *API) Version() (string, error) {
 	v, err := a.number()
 	return release(v), err
@@ -126,7 +126,7 @@ type Error struct {
 	Call string
 	Code int
 	Text string
-	Last string // what the library last had to say
+	Last string // the library's last message
 }
 
 func (e *Error) Error() string {
@@ -147,23 +147,24 @@ func (a *API) call(f function, comm uintptr, args ...uintptr) error {
 
 func (a *API) check(f function, comm uintptr, code int32) error {
 	if code == 0 || code == inProgress {
-		return nil // progress is what Poll tells
+		return nil // progress is reported by Poll
 	}
 	text, _, _ := purego.SyscallN(a.addrs[fnGetErrorString], uintptr(code))
 	last, _, _ := purego.SyscallN(a.addrs[fnGetLastError], comm)
 	return &Error{Call: functions[f].Name, Code: int(code), Text: library.String(text), Last: library.String(last)}
 }
 
-// ID is what the members of a communicator agree on. It serves one initialisation.
+// ID identifies a communicator to its members. It serves one initialisation.
 type ID [128]byte
 
-// NewID makes one; the process that does must be that of a member.
+// NewID creates one, in the process of a member.
 func (a *API) NewID() (id ID, err error) {
 	err = a.call(fnGetUniqueID, 0, uintptr(unsafe.Pointer(&id)))
 	return id, err
 }
 
-// config is ncclConfig_t of release 2.18. Newer libraries read as much as its size says, and take the rest to be unset.
+// config is ncclConfig_t of release 2.18. Newer libraries read as much as its size says, and treat the rest
+// as unset.
 type config struct {
 	size       uint64
 	magic      uint32
@@ -182,14 +183,14 @@ const (
 	unset       = math.MinInt32
 )
 
-// Comm is one rank's side of a communicator. Its calls are for the thread whose current context is the rank's GPU; only
-// Abort may come from any, and nothing may come after it.
+// Comm is one rank's side of a communicator. Its calls must come from the thread whose current context is the
+// rank's GPU. Only Abort may come from any thread, and nothing may follow it.
 type Comm struct {
 	api    *API
 	handle uintptr
 }
 
-// Init begins to join a communicator and returns at once; Settle waits for it.
+// Init starts to join a communicator and returns at once; Settle waits for it.
 func (a *API) Init(ranks int, id ID, rank int) (*Comm, error) {
 	cfg := config{
 		size: configSize, magic: configMagic, version: oldest, blocking: 0,
@@ -199,8 +200,8 @@ func (a *API) Init(ranks int, id ID, rank int) (*Comm, error) {
 	return c, a.init(&c.handle, ranks, id, rank, &cfg)
 }
 
-// init passes the ID by value. On amd64 what is too large for registers lies on the stack, behind the arguments that
-// fill the six registers; elsewhere it goes by its address.
+// init passes the ID by value. On amd64, values too large for registers are on the stack, after the arguments
+// in the six registers; elsewhere they are passed by address.
 func (a *API) init(handle *uintptr, ranks int, id ID, rank int, cfg *config) error {
 	if runtime.GOARCH != "amd64" {
 		return a.call(fnCommInitRankConfig, 0, uintptr(unsafe.Pointer(handle)), uintptr(ranks),
@@ -215,7 +216,7 @@ func (a *API) init(handle *uintptr, ranks int, id ID, rank int, cfg *config) err
 		w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13], w[14], w[15])
 }
 
-// Poll reports whether all that was asked of a communicator has been accepted, or what went wrong since.
+// Poll reports whether a communicator has accepted all calls so far, or what went wrong since.
 func (c *Comm) Poll() (settled bool, err error) {
 	var state int32
 	if err := c.api.call(fnCommGetAsyncError, c.handle, c.handle, uintptr(unsafe.Pointer(&state))); err != nil {
@@ -224,7 +225,7 @@ func (c *Comm) Poll() (settled bool, err error) {
 	return state != inProgress, c.api.check(fnCommGetAsyncError, c.handle, state)
 }
 
-// Settle polls until a communicator has accepted what it was asked for; stop ends the wait with its error.
+// Settle polls until a communicator has accepted all calls; stop ends the wait with its error.
 func (c *Comm) Settle(stop func() error) error {
 	for pause := 10 * time.Microsecond; ; pause = min(2*pause, time.Millisecond) {
 		settled, err := c.Poll()
@@ -238,10 +239,10 @@ func (c *Comm) Settle(stop func() error) error {
 	}
 }
 
-// Abort ends a communicator at once, with whatever it has under way. It is the only way to end one after an error.
+// Abort ends a communicator at once, whatever is in progress. It is the only way to end one after an error.
 func (c *Comm) Abort() error { return c.api.call(fnCommAbort, 0, c.handle) }
 
-// Destroy ends a communicator that has done all it was asked for.
+// Destroy ends a communicator that has finished its work.
 func (c *Comm) Destroy(stop func() error) error {
 	if err := c.api.call(fnCommFinalize, c.handle, c.handle); err != nil {
 		return err
@@ -252,7 +253,7 @@ func (c *Comm) Destroy(stop func() error) error {
 	return c.api.call(fnCommDestroy, 0, c.handle)
 }
 
-// Group makes what f asks for one operation. The thread must not change meanwhile: groups belong to threads.
+// Group makes the calls of f one operation. The thread must not change meanwhile: groups belong to threads.
 func (a *API) Group(f func() error) error {
 	if err := a.call(fnGroupStart, 0); err != nil {
 		return err
@@ -260,17 +261,17 @@ func (a *API) Group(f func() error) error {
 	return errors.Join(f(), a.call(fnGroupEnd, 0))
 }
 
-// Send and Recv move elements between two members; addresses are of device memory.
+// Send sends elements to a member; addresses are in device memory.
 func (c *Comm) Send(x uintptr, count int64, t DType, peer int, stream uintptr) error {
 	return c.api.call(fnSend, c.handle, x, uintptr(count), uintptr(t), uintptr(peer), c.handle, stream)
 }
 
-// Recv is the opposite of Send.
+// Recv receives elements from a member.
 func (c *Comm) Recv(y uintptr, count int64, t DType, peer int, stream uintptr) error {
 	return c.api.call(fnRecv, c.handle, y, uintptr(count), uintptr(t), uintptr(peer), c.handle, stream)
 }
 
-// AllGather brings count elements of each member to all.
+// AllGather copies count elements of each member to all.
 func (c *Comm) AllGather(y, x uintptr, count int64, t DType, stream uintptr) error {
 	return c.api.call(fnAllGather, c.handle, x, y, uintptr(count), uintptr(t), c.handle, stream)
 }

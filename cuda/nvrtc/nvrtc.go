@@ -1,4 +1,4 @@
-// Package nvrtc binds NVIDIA's run-time compiler: CUDA C++ in, machine code of one card out. It needs no GPU.
+// Package nvrtc binds NVIDIA's run-time compiler, from CUDA C++ to machine code of one card. It needs no GPU.
 //
 // It keeps no cache and knows none of our kernels.
 package nvrtc
@@ -16,14 +16,14 @@ import (
 	"sppo.dev/cuda/library"
 )
 
-// Wanted says where the compiler may be found.
+// Wanted describes where the compiler may be found.
 var Wanted = library.Wanted{
 	Name: "NVIDIA's run-time compiler (libnvrtc)",
 	Files: []string{
 		"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so",
 	},
 	Wheel: "cuda_nvrtc",
-	Get:   "pip install nvidia-cuda-nvrtc-cu12, or install a CUDA toolkit of release 12 or later; libnvrtc-builtins belongs beside it",
+	Get:   "pip install nvidia-cuda-nvrtc-cu12, or install a CUDA toolkit of release 12 or later; libnvrtc-builtins must be in the same folder",
 }
 
 type function int
@@ -68,7 +68,7 @@ type API struct {
 	addrs [numFunctions]uintptr
 }
 
-// Open finds it.
+// Open finds the compiler.
 func Open() (*API, error) {
 	lib, err := library.Open(&Wanted, functions[:])
 	if err != nil {
@@ -80,8 +80,9 @@ func Open() (*API, error) {
 	return a, nil
 }
 
-// loadBuiltins loads the library of built-in functions that lies beside the compiler, which looks for it by its bare name: since CUDA 13
-// the loader does not find it in a folder off its own path. Where there is none, compiling reports it.
+// loadBuiltins loads the library of built-in functions beside the compiler. The compiler looks for it by its
+// bare name, and since CUDA 13 the loader does not find it outside its own path. If it is missing, compiling
+// reports it.
 func (a *API) loadBuiltins() {
 	version, err := a.Version()
 	if err != nil || !strings.Contains(a.Path, "/") {
@@ -90,7 +91,7 @@ func (a *API) loadBuiltins() {
 	_, _ = purego.Dlopen(filepath.Join(filepath.Dir(a.Path), "libnvrtc-builtins.so."+version), purego.RTLD_NOW|purego.RTLD_LOCAL)
 }
 
-// Error is a call that failed. The log is the compiler's, where there is one.
+// Error is a call that failed, with the compiler's log if there is one.
 type Error struct {
 	Call string
 	Code int
@@ -119,14 +120,14 @@ func (a *API) call(f function, args ...uintptr) error {
 	return &Error{Call: functions[f].Name, Code: int(code), Text: library.String(text)}
 }
 
-// Version is that of the compiler, such as 12.4.
+// Version returns the compiler's version, such as 12.4.
 func (a *API) Version() (string, error) {
 	var major, minor int32
 	err := a.call(fnVersion, uintptr(unsafe.Pointer(&major)), uintptr(unsafe.Pointer(&minor)))
 	return fmt.Sprintf("%d.%d", major, minor), err
 }
 
-// Archs lists the architectures that it compiles for, such as 80 and 90.
+// Archs lists the supported architectures, such as 80 and 90.
 func (a *API) Archs() ([]int, error) {
 	var n int32
 	if err := a.call(fnGetNumSupportedArchs, uintptr(unsafe.Pointer(&n))); err != nil {
@@ -151,13 +152,14 @@ type Source struct {
 	Headers map[string]string
 }
 
-// Result is what came of compiling.
+// Result is the output of a compilation.
 type Result struct {
-	Image []byte // a cubin where an architecture sm_.. was asked for, else PTX
-	Log   string // warnings, and what --ptxas-options says
+	Image []byte // a cubin for an architecture sm_.., otherwise PTX
+	Log   string // warnings, and the output of --ptxas-options
 }
 
-// one compiler call at a time in a process: some releases are not safe with more, and several gain little.
+// one compiler call at a time in a process: some releases are not safe with more, and parallel calls gain
+// little
 var one sync.Mutex
 
 // Compile compiles a source. The options must name an architecture (--gpu-architecture=sm_90).
@@ -206,7 +208,7 @@ func (a *API) compile(program uintptr, options []string) (*Result, error) {
 	return &Result{Image: image, Log: strings.TrimRight(string(log), "\x00\n")}, err
 }
 
-// bytes asks for a size and then for as many bytes.
+// bytes asks for a size and then for that many bytes.
 func (a *API) bytes(size, get function, program uintptr) ([]byte, error) {
 	var n uint64
 	if err := a.call(size, program, uintptr(unsafe.Pointer(&n))); err != nil {

@@ -1,8 +1,9 @@
-// Package nvtx tells a profiler such as Nsight Systems what a thread is at: ranges with names, one inside another.
+// Package nvtx tells a profiler such as Nsight Systems what a thread is doing: nested ranges with names.
 //
-// There is no library to link to. A profiler sets a variable to the path of its own, which is opened here, asks for a
-// table of places, and writes the addresses of its functions there; what it leaves empty is not called. That is what
-// NVIDIA's header does (NVTX 3, nvtxInit.h, nvtxImpl.h, nvtxTypes.h: tables, their sizes and the order of their entries).
+// There is no library to link to. A profiler sets a variable to the path of its own library, which is opened
+// here, asks for a table of function addresses, and fills it; entries that it leaves empty are not called.
+// This is what NVIDIA's header does (NVTX 3, nvtxInit.h, nvtxImpl.h, nvtxTypes.h: tables, their sizes and the
+// order of their entries).
 package nvtx
 
 import (
@@ -14,28 +15,28 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// Variable is where a profiler says what to open.
+// Variable is set by a profiler to the path of its library.
 const Variable = "NVTX_INJECTION64_PATH"
 
 // Export tables, by number.
 const tableCallbacks, tableVersion = 1, 3
 
-// modules are the numbers of functions of each module, by its number; the first entry of each is none. Modules but the first
-// are there because profilers ask for them.
+// modules are the numbers of functions of each module; the first entry of each is unused. Only the first
+// module is called; profilers ask for the others.
 var modules = [...]int{1: 16, 2: 9, 3: 15, 4: 7, 5: 16, 6: 7}
 
-// Functions that are called here, all of module 1.
+// Functions called here, all of module 1.
 const (
 	core         = 1
-	rangePush    = 9  // (char *name): of the calling thread
+	rangePush    = 9  // (char *name): on the calling thread
 	rangePop     = 11 // ()
 	mostOfModule = 16
 )
 
-// apiVersion is what profilers are told: that of the header which this follows.
+// apiVersion is the version of the header that this follows.
 const apiVersion = 3
 
-// What the profiler writes to, and reads. It is global memory because that stays where it is.
+// Memory that the profiler reads and writes. It is global so that it does not move.
 var (
 	functions [len(modules)][mostOfModule]uintptr
 	places    [len(modules)][mostOfModule + 1]*uintptr // ended by a null
@@ -50,7 +51,7 @@ var (
 	}
 )
 
-// Profiler is one that listens. A nil Profiler is none.
+// Profiler is an attached profiler; nil is none.
 type Profiler struct{}
 
 var open = sync.OnceValues(func() (*Profiler, error) {
@@ -72,10 +73,10 @@ var open = sync.OnceValues(func() (*Profiler, error) {
 	return &Profiler{}, nil
 })
 
-// Open finds the profiler that the process was started under, once; nil where there is none.
+// Open returns the profiler under which the process was started, or nil.
 func Open() (*Profiler, error) { return open() }
 
-// exportTable is the function that hands the profiler its tables.
+// exportTable returns the function that gives the profiler its tables.
 func exportTable() uintptr {
 	for m := range modules {
 		for f := range modules[m] {
@@ -96,7 +97,7 @@ func exportTable() uintptr {
 	})
 }
 
-// moduleTable says where the addresses of a module's functions belong.
+// moduleTable returns where the addresses of a module's functions go.
 func moduleTable(module int32, table *unsafe.Pointer, size *uint32) int32 {
 	if module <= 0 || int(module) >= len(modules) {
 		return 0
@@ -110,13 +111,13 @@ func moduleTable(module int32, table *unsafe.Pointer, size *uint32) int32 {
 	return 1
 }
 
-// Name is the name of a range, ready to be told: telling it allocates nothing.
+// Name is the name of a range, prepared so that using it allocates nothing.
 type Name struct {
 	text      []byte
 	arguments []uintptr
 }
 
-// NameOf makes one.
+// NameOf prepares a name.
 func NameOf(text string) *Name {
 	n := &Name{text: append([]byte(text), 0)}
 	n.arguments = []uintptr{uintptr(unsafe.Pointer(&n.text[0]))}
