@@ -48,6 +48,7 @@ var floors = []struct {
 	{"cuda/nvtx", 0, ""},
 	{"cuda", 3, "vm ir cuda/library cuda/driver cuda/nvrtc cuda/cublas cuda/nccl cuda/nvtx cuda/kernels"},
 	{"examples", 0, ""},
+	{"hf/safetensors", 0, ""},
 	{".", 4, "lang passes codegen ir vm vm/cpu vm/cpu/simd vm/sim examples"},
 	{"cmd/internal/cli", 5, "*"},
 	{"cmd/internal/trace", 5, "*"},
