@@ -37,6 +37,7 @@ type checkpointHeader struct {
 	Model   ir.Model          `json:"model"`
 	Step    int64             `json:"step"`
 	Seed    int64             `json:"seed"`
+	Origin  string            `json:"origin,omitempty"` // of the weights that the run started from
 	Entries []checkpointEntry `json:"entries"`
 }
 
@@ -78,7 +79,7 @@ func (j *Job) Save(path string) error {
 }
 
 func (j *Job) writeCheckpoint(file io.Writer) error {
-	header := checkpointHeader{Program: j.program.Name, Model: j.program.Model, Step: j.step, Seed: j.program.Run.Seed, Entries: j.entries()}
+	header := checkpointHeader{Program: j.program.Name, Model: j.program.Model, Step: j.step, Seed: j.program.Run.Seed, Origin: j.origin, Entries: j.entries()}
 	text, err := json.Marshal(header)
 	if err != nil {
 		return err
@@ -134,7 +135,7 @@ func (j *Job) readCheckpoint(file *os.File) error {
 			return err
 		}
 	}
-	j.step = header.Step
+	j.step, j.origin = header.Step, header.Origin
 	return nil
 }
 

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -41,6 +42,7 @@ type Order struct {
 const (
 	OrderReady   = "ready"   // all ranks have loaded; the answer describes their data
 	OrderSection = "section" // run a section
+	OrderLoad    = "load"    // load weights; the answer describes them
 	OrderRead    = "read"    // return the bytes of a rank's view
 	OrderWrite   = "write"
 	OrderPeaks   = "peaks" // return the peaks of a rank's arenas
@@ -126,6 +128,11 @@ func (j *Job) obey(o Order) ([]byte, error) {
 		return []byte(j.data()), nil
 	case OrderSection:
 		return nil, j.runHere(o.Section, o.Round)
+	case OrderLoad:
+		if err := j.loadHere(context.Background()); err != nil {
+			return nil, err
+		}
+		return []byte(j.weights.Describe()), nil
 	case OrderClose:
 		return nil, j.Close()
 	case OrderAsk:

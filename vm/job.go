@@ -15,6 +15,7 @@ type Options struct {
 	Dir       string    // base of relative data files; empty: the working folder
 	Transport Transport // nil: all ranks are in this process
 	Tokens    Tokens    // nil: the data set named by the program
+	Weights   Weights   // what Load reads; nil: the run starts from random weights
 
 	Crew  Crew                                  // nil: all ranks are in this process
 	Reply func(question string) ([]byte, error) // a follower's answers to Others
@@ -29,6 +30,8 @@ type Job struct {
 	ranks     []*rank
 	transport Transport
 	tokens    Tokens
+	weights   Weights
+	origin    string // of the weights that the run started from; empty: drawn by chance
 	crew      Crew
 	reply     func(question string) ([]byte, error)
 	step      int64 // steps done
@@ -69,7 +72,7 @@ func Open(p *ir.Program, newDevice func(rank int) (Device, error), opts Options)
 		}
 		env.Tokens = tokens
 	}
-	j := &Job{program: p, transport: env.Transport, tokens: env.Tokens, crew: opts.Crew, reply: opts.Reply}
+	j := &Job{program: p, transport: env.Transport, tokens: env.Tokens, weights: opts.Weights, crew: opts.Crew, reply: opts.Reply}
 	for i := range p.Ranks {
 		r := &rank{index: i, code: &p.Codes[p.Ranks[i].Code]}
 		if j.crew == nil || j.crew.Here(i) {
@@ -176,7 +179,7 @@ func (j *Job) runHere(section ir.Section, round int64) error {
 
 // Init sets the model's initial values and resets the step counter to 0.
 func (j *Job) Init(ctx context.Context) error {
-	j.step = 0
+	j.step, j.origin = 0, ""
 	return j.section(ctx, ir.SectionInit, 0)
 }
 

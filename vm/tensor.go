@@ -99,6 +99,23 @@ type rectangle struct {
 	rows, cols int64
 }
 
+// rectangleOf is where a rank's state lies in its tensor.
+func rectangleOf(s *ir.State, consts []int64) rectangle {
+	rect := rectangle{view: s.View, row0: s.Row0.Int(consts), col0: s.Col0.Int(consts), rows: s.View.Rows(), cols: s.View.Cols()}
+	if len(s.View.Dims()) == 1 { // a vector is a column
+		rect.rows, rect.cols = rect.cols, 1
+	}
+	return rect
+}
+
+// band is the view of some of its rows.
+func (rect *rectangle) band(first, rows int64) ir.View {
+	v := rect.view
+	v.Offset += ir.Bytes(first*rect.cols) * v.DType.Bytes()
+	v.Shape[0] = rows
+	return v
+}
+
 // rectangles visits all parts of a role of a tensor, beginning with the first replica's.
 func (j *Job) rectangles(tensor int, role ir.Role, visit func(*rank, rectangle) error) error {
 	ranks := slices.Clone(j.ranks)
@@ -111,11 +128,7 @@ func (j *Job) rectangles(tensor int, role ir.Role, visit func(*rank, rectangle) 
 			if int(s.Tensor) != tensor || s.Role != role {
 				continue
 			}
-			rect := rectangle{view: s.View, row0: s.Row0.Int(consts), col0: s.Col0.Int(consts), rows: s.View.Rows(), cols: s.View.Cols()}
-			if len(s.View.Dims()) == 1 { // a vector is a column
-				rect.rows, rect.cols = rect.cols, 1
-			}
-			if err := visit(r, rect); err != nil {
+			if err := visit(r, rectangleOf(&s, consts)); err != nil {
 				return fmt.Errorf("%s of %s on rank %d: %w", role, j.program.Tensors[tensor].Name, r.index, err)
 			}
 		}

@@ -1,0 +1,107 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"sppo.dev/ir"
+)
+
+// Weights give tensors values that a run starts from.
+type Weights interface {
+	// Read fills out with rows by columns of a tensor from (row, col) on, rows first. Ranks call it at the same time.
+	Read(tensor string, row, col, rows, cols int64, out []float32) error
+	// Describe tells these weights from others.
+	Describe() string
+}
+
+// loadElements is how many values of a tensor are in memory at a time on their way to a rank.
+const loadElements = 8 << 20
+
+// Load gives all weights the values of Options.Weights. Each rank reads the parts that it holds, a band of rows at a time. Init
+// comes before it: optimizer states stay as it left them. origin is what checkpoints name as the source of the weights.
+func (j *Job) Load(ctx context.Context, origin string) error {
+	if j.dead != nil {
+		return fmt.Errorf("the job has failed: %w", j.dead)
+	}
+	if j.weights == nil {
+		return errors.New("the job was opened without weights")
+	}
+	mine := j.weights.Describe()
+	answers, err := j.together(Order{What: OrderLoad}, func() error { return j.loadHere(ctx) })
+	for i, theirs := range answers {
+		if err == nil && string(theirs) != mine {
+			err = fmt.Errorf("process %d reads other weights than process 0: %s, not %s", i+1, theirs, mine)
+		}
+	}
+	if j.dead = err; err == nil {
+		j.origin = origin
+	}
+	return err
+}
+
+// loadHere loads the ranks of this process.
+func (j *Job) loadHere(ctx context.Context) error {
+	if j.weights == nil {
+		return errors.New("process without weights: all want the same command line")
+	}
+	return j.each(func(r *rank) error {
+		consts := j.program.Ranks[r.index].Consts
+		for i := range r.code.States {
+			s := &r.code.States[i]
+			if s.Role != ir.RoleWeight && s.Role != ir.RoleMaster {
+				continue
+			}
+			rect := rectangleOf(s, consts)
+			if err := j.loadRectangle(ctx, r.device, &j.program.Tensors[s.Tensor], rect); err != nil {
+				return fmt.Errorf("loading %s: %w", j.program.Tensors[s.Tensor].Name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// loadRectangle fills a rank's part of a tensor; what lies beyond the tensor is padding and becomes 0.
+func (j *Job) loadRectangle(ctx context.Context, d Device, t *ir.Tensor, rect rectangle) error {
+	rows := max(1, loadElements/rect.cols)
+	cols := min(max(t.Shape[1]-rect.col0, 0), rect.cols)
+	for first := int64(0); first < rect.rows; first += rows {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n := min(rows, rect.rows-first)
+		there := min(max(t.Shape[0]-rect.row0-first, 0), n)
+		values := make([]float32, there*cols)
+		if len(values) > 0 {
+			if err := j.weights.Read(t.Name, rect.row0+first, rect.col0, there, cols, values); err != nil {
+				return err
+			}
+		}
+		padded := make([]float32, n*rect.cols)
+		for row := range there {
+			copy(padded[row*rect.cols:], values[row*cols:(row+1)*cols])
+		}
+		view := rect.band(first, n)
+		bytes := make([]byte, view.Bytes())
+		narrow(bytes, padded, view.DType)
+		if err := d.Write(view, bytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Precision is the type in which a program holds a tensor most exactly: its master's, where it has one.
+func Precision(p *ir.Program, tensor int) ir.DType {
+	held := ir.BF16
+	for c := range p.Codes {
+		for i := range p.Codes[c].States {
+			s := &p.Codes[c].States[i]
+			if int(s.Tensor) == tensor && (s.Role == ir.RoleWeight || s.Role == ir.RoleMaster) && s.View.DType == ir.F32 {
+				held = ir.F32
+			}
+		}
+	}
+	return held
+}
