@@ -49,6 +49,7 @@ var floors = []struct {
 	{"cuda", 3, "vm ir cuda/library cuda/driver cuda/nvrtc cuda/cublas cuda/nccl cuda/nvtx cuda/kernels"},
 	{"examples", 0, ""},
 	{"hf/safetensors", 0, ""},
+	{"hf", 1, "lang ir examples hf/safetensors"},
 	{".", 4, "lang passes codegen ir vm vm/cpu vm/cpu/simd vm/sim examples"},
 	{"cmd/internal/cli", 5, "*"},
 	{"cmd/internal/trace", 5, "*"},

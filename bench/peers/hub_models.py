@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Tiny random models as transformers saves them, with what transformers computes of them: the fixtures of package hf.
+
+    python3 -m venv venv && venv/bin/pip install torch transformers safetensors
+    venv/bin/python bench/peers/hub_models.py hf/testdata/models
+
+Each folder holds config.json, the weights and expected.json: tokens, the loss of each token after the first, their mean and the
+norm of its gradient over all parameters, computed in f32. Sizes are odd: heads whose width is not hidden / heads, one head of keys and
+values, a vocabulary that nothing divides. The tests of hf compare its results with these, and with those of a fresh run of this
+script where SPPO_HUB_PYTHON names a Python that has transformers."""
+
+import json
+import pathlib
+import sys
+
+import torch
+import transformers as hub
+
+TOKENS = 24
+SMALL = dict(vocab_size=37, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+             max_position_embeddings=64, initializer_range=0.3, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=16)
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=2.0, original_max_position_embeddings=12)
+LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=4.0)
+GEMMA = dict(SMALL, head_dim=6, query_pre_attn_scalar=10, num_hidden_layers=3, sliding_window=7)
+
+# Name, class, config, type of the stored weights, bytes of a shard, and members of config.json that are written the old way.
+MODELS = [
+    ("llama", hub.LlamaConfig, dict(SMALL, head_dim=6), "bfloat16", None),
+    ("llama-f32-shards", hub.LlamaConfig, dict(SMALL, num_key_value_heads=2), "float32", "3KB"),
+    ("llama-tied-f16", hub.LlamaConfig, dict(SMALL, head_dim=4, tie_word_embeddings=True), "float16", None),
+    ("llama-bias", hub.LlamaConfig, dict(SMALL, head_dim=6, attention_bias=True, mlp_bias=True), "bfloat16", None),
+    ("llama-3.1", hub.LlamaConfig, dict(SMALL, head_dim=8, rope_parameters=LLAMA3), "bfloat16", None),
+    ("llama-linear", hub.LlamaConfig, dict(SMALL, head_dim=6, rope_parameters=LINEAR), "bfloat16", None),
+    ("mistral", hub.MistralConfig, dict(SMALL, head_dim=6, sliding_window=None), "bfloat16", None),
+    ("mistral-window", hub.MistralConfig, dict(SMALL, head_dim=6, sliding_window=5), "bfloat16", None),
+    ("qwen2", hub.Qwen2Config, dict(SMALL, tie_word_embeddings=True), "bfloat16", None),
+    ("qwen3", hub.Qwen3Config, dict(SMALL, head_dim=6), "bfloat16", None),
+    ("qwen3-yarn", hub.Qwen3Config, dict(SMALL, head_dim=8, rope_parameters=YARN), "bfloat16", None),
+    ("phi3", hub.Phi3Config, dict(SMALL, num_key_value_heads=2, sliding_window=None), "bfloat16", None),
+    ("phi3-longrope", hub.Phi3Config, dict(
+        SMALL, hidden_size=16, original_max_position_embeddings=16, rope_parameters=dict(
+            rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.75, short_factor=[1.0, 1.1, 1.2],
+            long_factor=[1.0, 2.0, 4.0])), "bfloat16", None),
+    ("olmo2", hub.Olmo2Config, SMALL, "bfloat16", None),
+    ("smollm3", hub.SmolLM3Config, dict(SMALL, num_hidden_layers=4, pad_token_id=0), "bfloat16", None),
+    ("gemma2", hub.Gemma2Config, GEMMA, "bfloat16", None),
+    ("gemma3", hub.Gemma3TextConfig, dict(GEMMA, num_hidden_layers=7, rope_parameters=dict(
+        sliding_attention=dict(rope_type="default", rope_theta=10000.0),
+        full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0))), "bfloat16", None),
+    ("gpt2", hub.GPT2Config, dict(vocab_size=37, n_embd=8, n_layer=2, n_head=2, n_positions=32, initializer_range=0.3, bos_token_id=None,
+                                  eos_token_id=None), "float32", None),
+]
+
+
+def randomise(model):
+    """Norms and biases differ from their initial ones, so that a swapped pair shows."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.dim() == 1:
+                p.add_(torch.randn_like(p) * 0.2)
+
+
+def expected(folder):
+    """Losses and the gradient's norm of the model as it was saved, in f32."""
+    model = hub.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    tokens = torch.randint(0, model.config.vocab_size, (1, TOKENS + 1), generator=torch.Generator().manual_seed(7))
+    logits = model(tokens[:, :-1]).logits
+    losses = torch.nn.functional.cross_entropy(logits[0], tokens[0, 1:], reduction="none")
+    losses.mean().backward()
+    square = sum(p.grad.double().pow(2).sum() for p in model.parameters() if p.grad is not None)
+    return dict(tokens=tokens[0].tolist(), losses=losses.tolist(), loss=losses.double().mean().item(), grad_norm=square.sqrt().item(),
+                parameters=sum(p.numel() for p in model.parameters()))
+
+
+def main(out):
+    for seed, (name, config, arguments, dtype, shard) in enumerate(MODELS):
+        folder = pathlib.Path(out) / name
+        torch.manual_seed(seed)
+        model = hub.AutoModelForCausalLM.from_config(config(**arguments))
+        randomise(model)
+        model.to(getattr(torch, dtype)).save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        (folder / "expected.json").write_text(json.dumps(expected(folder)) + "\n")
+        print(name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,195 @@
+package hf
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// ConfigFile is the file that describes a model.
+const ConfigFile = "config.json"
+
+// maxConfig is the most bytes that config.json may have; the largest of the hub have some thousands.
+const maxConfig = 16 << 20
+
+// config is an object of config.json. It remembers which members were read, and the first that is wrong: a reader may ask for
+// all that it wants and look at the error afterwards.
+type config struct {
+	prefix   string // of its members in messages: "rope_scaling."
+	members  map[string]json.RawMessage
+	defaults map[string]any // of members that are absent; one that is null has none
+	used     map[string]bool
+	err      *error // shared by all objects of a file
+}
+
+// readConfig reads config.json of a folder.
+func readConfig(dir string) (*config, error) {
+	path := filepath.Join(dir, ConfigFile)
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, maxConfig+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case len(text) > maxConfig:
+		return nil, fmt.Errorf("%s has more than %d bytes", path, maxConfig)
+	}
+	c, err := parseConfig(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return c, nil
+}
+
+func parseConfig(text []byte) (*config, error) {
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(text, &members); err != nil {
+		return nil, fmt.Errorf("is no JSON object: %w", err)
+	}
+	if members == nil {
+		return nil, errors.New("is no JSON object")
+	}
+	return &config{members: members, used: map[string]bool{}, err: new(error)}, nil
+}
+
+// failf keeps the first mistake.
+func (c *config) failf(key, format string, args ...any) {
+	if *c.err == nil {
+		*c.err = fmt.Errorf("%s%s %s", c.prefix, key, fmt.Sprintf(format, args...))
+	}
+}
+
+// raw is a member as written, or its default where it is absent. It is nil without one, and where the member is null.
+func (c *config) raw(key string) json.RawMessage {
+	c.used[key] = true
+	v, there := c.members[key]
+	switch {
+	case there && string(v) == "null":
+		return nil
+	case there:
+		return v
+	case c.defaults[key] == nil:
+		return nil
+	}
+	text, _ := json.Marshal(c.defaults[key])
+	return text
+}
+
+// has reports whether a member is there, or has a default, and is not null.
+func (c *config) has(key string) bool {
+	used := c.used[key]
+	found := c.raw(key) != nil
+	c.used[key] = used
+	return found
+}
+
+// quote is a value in messages.
+func quote(v json.RawMessage) string {
+	const most = 60
+	if len(v) > most {
+		return strings.ToValidUTF8(string(v[:most]), "") + " ..."
+	}
+	return string(v)
+}
+
+// get decodes a member that must be there.
+func get[T any](c *config, key, kind string) T {
+	var out T
+	v := c.raw(key)
+	if v == nil {
+		c.failf(key, "is missing")
+		return out
+	}
+	if json.Unmarshal(v, &out) != nil {
+		c.failf(key, "= %s is no %s", quote(v), kind)
+	}
+	return out
+}
+
+// count is a positive whole number.
+func (c *config) count(key string) int64 {
+	v := get[int64](c, key, "whole number")
+	if *c.err == nil && v <= 0 {
+		c.failf(key, "= %d is not positive", v)
+	}
+	return v
+}
+
+func (c *config) number(key string) float64 { return get[float64](c, key, "number") }
+
+func (c *config) positive(key string) float64 {
+	v := c.number(key)
+	if *c.err == nil && v <= 0 {
+		c.failf(key, "= %v is not positive", v)
+	}
+	return v
+}
+
+func (c *config) numbers(key string) []float64 { return get[[]float64](c, key, "list of numbers") }
+func (c *config) truth(key string) bool        { return get[bool](c, key, "truth value") }
+func (c *config) word(key string) string       { return get[string](c, key, "text") }
+func (c *config) words(key string) []string    { return get[[]string](c, key, "list of texts") }
+
+// object is a member that is an object.
+func (c *config) object(key string) *config {
+	members := get[map[string]json.RawMessage](c, key, "object")
+	return &config{prefix: c.prefix + key + ".", members: members, used: map[string]bool{}, err: c.err}
+}
+
+// want refuses a member that is there with another value than the one that the language covers.
+func (c *config) want(key string, covered any) {
+	v := c.raw(key)
+	text, _ := json.Marshal(covered)
+	if v != nil && string(v) != string(text) {
+		c.failf(key, "= %s is not covered; %s is", quote(v), text)
+	}
+}
+
+// skip marks members that change nothing that is trained.
+func (c *config) skip(keys ...string) {
+	for _, key := range keys {
+		c.used[key] = true
+	}
+}
+
+// finish refuses members that nothing has read. One that is null, false or empty asks for nothing.
+func (c *config) finish() {
+	var rest []string
+	for key, v := range c.members {
+		switch string(v) {
+		case "null", "false", "[]", "{}", `""`:
+			continue
+		}
+		if !c.used[key] && !slices.Contains(inert, key) {
+			rest = append(rest, key)
+		}
+	}
+	slices.Sort(rest)
+	if len(rest) > 0 {
+		c.failf(rest[0], "= %s is not covered", quote(c.members[rest[0]]))
+	}
+}
+
+// inert are members that say nothing about the network as it is trained: names, token numbers, settings of generation, of other
+// tasks and of classes that every config inherits.
+var inert = []string{
+	"_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "architectures", "attn_implementation",
+	"auto_map", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "cache_implementation", "decoder_start_token_id",
+	"eos_token_id", "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id",
+	"id2label", "image_token_id", "image_token_index", "initializer_range", "keys_to_ignore_at_inference", "label2id", "language", "length_penalty",
+	"license", "max_length", "max_position_embeddings", "min_length", "model_type", "n_ctx", "no_repeat_ngram_size", "num_beam_groups",
+	"num_beams", "num_return_sequences", "output_attentions", "output_hidden_states", "output_scores", "pad_token_id",
+	"prefix", "pretraining_tp", "problem_type", "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id",
+	"suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torchscript",
+	"transformers_version", "typical_p", "unsloth_fixed", "unsloth_version", "use_cache", "diversity_penalty", "early_stopping",
+	"encoder_no_repeat_ngram_size", "is_decoder", "remove_invalid_values", "use_bfloat16", "bad_words_ids", "hybrid_cache",
+	"summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "gradient_checkpointing",
+}

@@ -1,0 +1,337 @@
+package hf
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"sppo.dev/hf/safetensors"
+	"sppo.dev/ir"
+)
+
+// Types of weights that Export writes, as the language and transformers call them.
+var (
+	exportTypes = map[string]string{"f32": safetensors.F32, "f16": safetensors.F16, "bf16": safetensors.BF16}
+	ExportTypes = []string{"f32", "bf16", "f16"}
+)
+
+// carried are files of a folder that belong to its tokenizer, to generation, or to people, and go along with new weights.
+var carried = []string{
+	"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+	"vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
+	"processor_config.json", "LICENSE", "LICENSE.txt", "NOTICE", "USE_POLICY.md",
+}
+
+// Export is a folder to be written.
+type Export struct {
+	Values  Values
+	Tensors []ir.Tensor
+	From    *Model // of the folder that gives config, names, types and other files
+	DType   string // of all weights; empty: as in From
+
+	shardBytes int64 // 0: safetensors.ShardBytes
+}
+
+// Write writes the folder: config.json, weights, and what goes along with them. dir must be absent or empty; it appears whole at
+// the end, or not at all. Memory holds a band of one tensor at a time.
+func (e *Export) Write(ctx context.Context, dir string) error {
+	return newFolder(dir, func(to string) error {
+		sources, done, err := e.sources(ctx)
+		if err != nil {
+			return err
+		}
+		defer done()
+		config, err := e.config()
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(to, ConfigFile), config, 0o644); err != nil {
+			return err
+		}
+		for _, name := range carried {
+			if err := copyFile(filepath.Join(to, name), filepath.Join(e.From.Dir, name)); err != nil {
+				return err
+			}
+		}
+		shard := e.shardBytes
+		if shard == 0 {
+			shard = safetensors.ShardBytes
+		}
+		return safetensors.Write(ctx, to, sources, map[string]string{"format": "pt"}, shard)
+	})
+}
+
+// sources are all tensors of the folder that the model comes from: those of the model with new values, others as they are.
+func (e *Export) sources(ctx context.Context) ([]safetensors.Source, func() error, error) {
+	w, err := e.From.OpenWeights(e.Tensors)
+	if err != nil {
+		return nil, nil, err
+	}
+	index := map[string]*stored{}
+	for _, s := range w.stored {
+		index[s.name] = s
+	}
+	rename := e.From.renaming(w.folder)
+	names := e.From.arch.names.tensors
+	embed := index[rename(names["embed"].name)]
+	index[rename(names["head"].name)] = cmpOr(index[rename(names["head"].name)], embed) // the other name of a tied table
+	var list []safetensors.Source
+	for i := range w.folder.Tensors() {
+		t := &w.folder.Tensors()[i]
+		source := safetensors.Source{Info: t.Info}
+		s := index[t.Name]
+		if s == nil {
+			source.Write = func(to io.Writer) error { return copyValues(ctx, to, t, 0) }
+			list = append(list, source)
+			continue
+		}
+		if e.DType != "" {
+			source.DType = exportTypes[e.DType]
+		}
+		dtype := source.DType
+		source.Write = func(to io.Writer) error {
+			if err := e.write(ctx, to, s, dtype); err != nil {
+				return err
+			}
+			return e.restOf(ctx, to, t, s, dtype)
+		}
+		list = append(list, source)
+	}
+	return list, w.Close, nil
+}
+
+func cmpOr(a, b *stored) *stored {
+	if a != nil {
+		return a
+	}
+	return b
+}
+
+// writeElements is how many values of a tensor are in memory at a time on their way to a file.
+const writeElements = 4 << 20
+
+// write writes our values of a stored tensor, a band of rows at a time.
+func (e *Export) write(ctx context.Context, to io.Writer, s *stored, dtype string) error {
+	cols := s.cols()
+	rows := max(1, writeElements/cols)
+	var raw []byte
+	for first := int64(0); first < s.rows(); first += rows {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		n := min(rows, s.rows()-first)
+		out := make([]float32, n*cols)
+		for i := range s.parts {
+			if err := s.parts[i].read(e.Values, first, n, cols, out); err != nil {
+				return err
+			}
+		}
+		var err error
+		if raw, err = safetensors.Append(raw[:0], out, dtype); err != nil {
+			return fmt.Errorf("rows %d to %d: %w", first, first+n-1, err)
+		}
+		if _, err := to.Write(raw); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// read puts what the part has of n rows of the stored tensor, from first on, into its place among them.
+func (p *part) read(from Values, first, n, width int64, out []float32) error {
+	rows, cols := p.Shape[0], p.Shape[1] // of the stored tensor
+	if p.transposed {
+		rows, cols = cols, rows
+	}
+	low, high := max(first, p.row), min(first+n, p.row+rows)
+	if low >= high {
+		return nil
+	}
+	count := high - low
+	values := make([]float32, count*cols)
+	var err error
+	if p.transposed {
+		err = from.Read(p.Name, 0, low-p.row, cols, count, values)
+	} else {
+		err = from.Read(p.Name, low-p.row, 0, count, cols, values)
+	}
+	if err != nil {
+		return err
+	}
+	for r := range count {
+		line := out[(low-first+r)*width+p.col:]
+		if !p.transposed {
+			copy(line, values[r*cols:(r+1)*cols])
+			continue
+		}
+		for c := range cols {
+			line[c] = values[c*count+r]
+		}
+	}
+	return nil
+}
+
+// restOf writes the rows of a table of positions that the run was too short for: they stay as they were.
+func (e *Export) restOf(ctx context.Context, to io.Writer, t *safetensors.Tensor, s *stored, dtype string) error {
+	had := s.rows() * s.cols()
+	if had == t.Elements() {
+		return nil
+	}
+	if dtype == t.DType {
+		return copyValues(ctx, to, t, t.Bytes()/t.Elements()*had)
+	}
+	values := make([]float32, t.Elements()-had)
+	if _, err := t.Float32s(values, had, nil); err != nil {
+		return err
+	}
+	raw, err := safetensors.Append(nil, values, dtype)
+	if err == nil {
+		_, err = to.Write(raw)
+	}
+	return err
+}
+
+func copyValues(ctx context.Context, to io.Writer, t *safetensors.Tensor, from int64) error {
+	buffer := make([]byte, 1<<20)
+	for at := from; at < t.Bytes(); at += int64(len(buffer)) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		part := buffer[:min(int64(len(buffer)), t.Bytes()-at)]
+		if _, err := t.ReadAt(part, at); err != nil {
+			return err
+		}
+		if _, err := to.Write(part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// config is config.json of the folder, with the type of the weights where that is another now.
+func (e *Export) config() ([]byte, error) {
+	text, err := os.ReadFile(filepath.Join(e.From.Dir, ConfigFile))
+	if err != nil || e.DType == "" {
+		return text, err
+	}
+	return withType(text, typeNames[exportTypes[e.DType]])
+}
+
+// withType sets every member of config.json that says the type of weights, and touches nothing else.
+func withType(text []byte, name string) ([]byte, error) {
+	var spots [][2]int64
+	in := json.NewDecoder(bytes.NewReader(text))
+	if _, err := in.Token(); err != nil {
+		return nil, err
+	}
+	if err := typeSpots(in, &spots); err != nil {
+		return nil, err
+	}
+	if len(spots) == 0 {
+		at := bytes.IndexByte(text, '{') + 1
+		return slices.Concat(text[:at], []byte("\n  \"dtype\": \""+name+"\","), text[at:]), nil
+	}
+	for _, spot := range slices.Backward(spots) {
+		text = slices.Concat(text[:spot[0]], []byte(" \""+name+"\""), text[spot[1]:])
+	}
+	return text, nil
+}
+
+// typeSpots finds the values of dtype and torch_dtype in an object whose { has been read, and in those within it.
+func typeSpots(in *json.Decoder, spots *[][2]int64) error {
+	for in.More() {
+		key, err := in.Token()
+		if err != nil {
+			return err
+		}
+		start := in.InputOffset() + 1 // behind the colon
+		value, err := in.Token()
+		switch {
+		case err != nil:
+			return err
+		case value == json.Delim('{'):
+			err = typeSpots(in, spots)
+		case value == json.Delim('['):
+			err = skipList(in)
+		case key == "dtype" || key == "torch_dtype":
+			*spots = append(*spots, [2]int64{start, in.InputOffset()})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	_, err := in.Token()
+	return err
+}
+
+// skipList reads a list whose [ has been read.
+func skipList(in *json.Decoder) error {
+	for in.More() {
+		var v json.RawMessage
+		if err := in.Decode(&v); err != nil {
+			return err
+		}
+	}
+	_, err := in.Token()
+	return err
+}
+
+func copyFile(to, from string) error {
+	text, err := os.Open(from)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer text.Close()
+	out, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, text)
+	return errors.Join(err, out.Close())
+}
+
+// newFolder makes a folder that appears whole: fill writes to one beside it, which takes the name at the end.
+func newFolder(dir string, fill func(to string) error) error {
+	if err := CheckTarget(dir); err != nil {
+		return err
+	}
+	dir = filepath.Clean(dir)
+	to, err := os.MkdirTemp(filepath.Dir(dir), "."+filepath.Base(dir)+".*")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(to) // nothing is left there where all went well
+	if err := errors.Join(fill(to), os.Chmod(to, 0o755)); err != nil {
+		return err
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return os.Rename(to, dir)
+}
+
+// CheckTarget refuses a folder to write that is there and holds something.
+func CheckTarget(dir string) error {
+	entries, err := os.ReadDir(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		if info, err := os.Stat(filepath.Dir(filepath.Clean(dir))); err != nil || !info.IsDir() {
+			return fmt.Errorf("cannot write %s: there is no folder %s", dir, filepath.Dir(filepath.Clean(dir)))
+		}
+		return nil
+	case err != nil:
+		return err
+	case len(entries) > 0:
+		return fmt.Errorf("cannot write %s: the folder is not empty", dir)
+	}
+	return nil
+}

@@ -1,0 +1,341 @@
+package hf_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sppo.dev/hf"
+	"sppo.dev/hf/safetensors"
+	"sppo.dev/ir"
+)
+
+// small is a config of the fixtures with members changed; a nil one is taken out.
+func small(t *testing.T, changes map[string]any) []byte {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", "models", "llama", hf.ConfigFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var members map[string]any
+	if err := json.Unmarshal(text, &members); err != nil {
+		t.Fatal(err)
+	}
+	for k, v := range changes {
+		if members[k] = v; v == nil {
+			delete(members, k)
+		}
+	}
+	text, err = json.Marshal(members)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+func configFolder(t *testing.T, text []byte) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "Model-1.5B")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, hf.ConfigFile), text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+type members = map[string]any
+
+func TestRefusedConfigs(t *testing.T) {
+	for want, text := range map[string][]byte{
+		`model_type = "mamba" is not covered; covered are gemma2,`: small(t, members{"model_type": "mamba"}),
+		"model_type is missing":                                small(t, members{"model_type": nil}),
+		"is no JSON object":                                    []byte("null"),
+		"is no JSON object: unexpected end":                    []byte("{"),
+		"hidden_size is missing":                               small(t, members{"hidden_size": nil}),
+		`hidden_size = "8" is no whole number`:                 small(t, members{"hidden_size": "8"}),
+		"hidden_size = 8.5 is no whole number":                 small(t, members{"hidden_size": 8.5}),
+		"num_hidden_layers = 0 is not positive":                small(t, members{"num_hidden_layers": 0}),
+		"head_dim = -6 is not positive":                        small(t, members{"head_dim": -6}),
+		"is no multiple of num_attention_heads":                small(t, members{"head_dim": nil, "num_attention_heads": 3}),
+		"rms_norm_eps = 0 is not positive":                     small(t, members{"rms_norm_eps": 0}),
+		`hidden_act = "mish" is not covered`:                   small(t, members{"hidden_act": "mish"}),
+		`dtype = "float64" is not covered`:                     small(t, members{"dtype": "float64"}),
+		"sinks = true is not covered":                          small(t, members{"sinks": true}),
+		"num_local_experts = 8 is not covered":                 small(t, members{"num_local_experts": 8}),
+		"quantised gptq weights are not covered":               small(t, members{"quantization_config": members{"quant_method": "gptq", "bits": 4}}),
+		"quantised weights are not covered":                    small(t, members{"quantization_config": members{"bits": 4}}),
+		`rope_parameters.rope_type = "dynamic" is not covered`: small(t, members{"rope_parameters": members{"rope_type": "dynamic", "factor": 2, "rope_theta": 1e4}}),
+		`rope_scaling.type = "dynamic" is not covered`:         small(t, members{"rope_parameters": nil, "rope_scaling": members{"type": "dynamic", "factor": 2}}),
+		"rope_parameters.factor is missing":                    small(t, members{"rope_parameters": members{"rope_type": "linear", "rope_theta": 1e4}}),
+		"rope_parameters.mscale_x = 1 is not covered":          small(t, members{"rope_parameters": members{"rope_type": "default", "mscale_x": 1, "rope_theta": 1e4}}),
+		"rope_parameters = 3 is no object":                     small(t, members{"rope_parameters": 3}),
+	} {
+		_, err := hf.ReadModel(configFolder(t, text))
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), hf.ConfigFile) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("got %v, want %s and %q", err, hf.ConfigFile, want)
+		}
+	}
+	if _, err := hf.ReadModel(t.TempDir()); err == nil || !strings.Contains(err.Error(), "has no config.json") {
+		t.Errorf("of an empty folder: %v", err)
+	}
+}
+
+// Both forms that transformers has had for rotary positions, and what older files leave out, give the same keys.
+func TestFormsOfConfig(t *testing.T) {
+	want := importText(t, small(t, members{"rope_parameters": members{"rope_type": "default", "rope_theta": 5e5}}))
+	for name, changes := range map[string]members{
+		"transformers 4":       {"rope_parameters": nil, "rope_theta": 5e5, "rope_scaling": nil, "torch_dtype": "bfloat16", "dtype": nil},
+		"prefixed type":        {"rope_parameters": nil, "rope_theta": 500000, "dtype": "torch.bfloat16"},
+		"scaling of no kind":   {"rope_parameters": nil, "rope_theta": 5e5, "rope_scaling": members{"type": "default"}},
+		"settings of no model": {"rope_parameters": members{"rope_theta": 5e5}, "pretraining_tp": 1, "use_cache": false, "_name_or_path": "x", "sinks": false},
+	} {
+		if got := importText(t, small(t, changes)); got != want {
+			t.Errorf("%s:\n%s\nwant\n%s", name, got, want)
+		}
+	}
+}
+
+// importText is the keys without where they come from.
+func importText(t *testing.T, config []byte) string {
+	t.Helper()
+	model, err := hf.ReadModel(configFolder(t, config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, k := range model.Keys {
+		lines = append(lines, k.Name+" = "+k.Value)
+	}
+	return model.Name + "\n" + strings.Join(lines, "\n")
+}
+
+// folder is a copy of a fixture whose tensors are changed; the returned ones are those of the program.
+func folder(t *testing.T, fixture string, change func(list []safetensors.Source) []safetensors.Source) (string, []ir.Tensor) {
+	t.Helper()
+	from := filepath.Join("testdata", "models", fixture)
+	f, err := safetensors.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	var list []safetensors.Source
+	for i := range f.Tensors() {
+		x := &f.Tensors()[i]
+		data := make([]byte, x.Bytes())
+		if _, err := x.ReadAt(data, 0); err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, source(x.Info, data))
+	}
+	config, err := os.ReadFile(filepath.Join(from, hf.ConfigFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := configFolder(t, config)
+	if err := safetensors.Write(t.Context(), dir, change(list), nil, 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	e := readExpected(t, from)
+	return dir, compile(t, from, 1, e).Tensors
+}
+
+func source(info safetensors.Info, data []byte) safetensors.Source {
+	return safetensors.Source{Info: info, Write: func(w io.Writer) error { _, err := w.Write(data); return err }}
+}
+
+func named(list []safetensors.Source, name string) *safetensors.Source {
+	for i := range list {
+		if list[i].Name == name {
+			return &list[i]
+		}
+	}
+	return nil
+}
+
+type sources = []safetensors.Source
+
+func TestRefusedWeights(t *testing.T) {
+	const q = "model.layers.1.self_attn.q_proj.weight"
+	for _, c := range []struct {
+		name, fixture, want string // without want they are accepted
+		change              func(sources) sources
+	}{
+		{"unchanged", "llama", "", func(l sources) sources { return l }},
+		{"missing", "llama", `has no tensor "` + q + `"`, func(l sources) sources { named(l, q).Name = "model.rotary_emb.inv_freq"; return l }},
+		{"unknown", "llama", `no tensor of the model is called "extra"`, func(l sources) sources {
+			return append(l, source(safetensors.Info{Name: "extra", DType: "F32", Shape: []int64{1}}, make([]byte, 4)))
+		}},
+		{"bias", "llama", `is called "model.layers.0.self_attn.q_proj.bias"`, func(l sources) sources {
+			return append(l, source(safetensors.Info{Name: "model.layers.0.self_attn.q_proj.bias", DType: "F32", Shape: []int64{1}}, make([]byte, 4)))
+		}},
+		{"buffer", "llama", "", func(l sources) sources {
+			return append(l, source(safetensors.Info{Name: "model.layers.0.self_attn.rotary_emb.inv_freq", DType: "F32", Shape: []int64{1}}, make([]byte, 4)))
+		}},
+		{"turned", "llama", "has the shape [8 12], and the model wants [12 8]", func(l sources) sources {
+			named(l, q).Shape = []int64{8, 12}
+			return l
+		}},
+		{"whole numbers", "llama", "values of type I16", func(l sources) sources { named(l, q).DType = "I16"; return l }},
+		{"quantised", "llama", "values of type F8_E4M3", func(l sources) sources {
+			*named(l, q) = source(safetensors.Info{Name: q, DType: "F8_E4M3", Shape: []int64{12, 8}}, make([]byte, 96))
+			return l
+		}},
+		{"tied twice", "llama-tied-f16", "", func(l sources) sources {
+			head := *named(l, "model.embed_tokens.weight")
+			head.Name = "lm_head.weight"
+			return append(l, head)
+		}},
+		{"tied and other", "llama-tied-f16", "differ, and tie_word_embeddings = true", func(l sources) sources {
+			info := named(l, "model.embed_tokens.weight").Info
+			info.Name = "lm_head.weight"
+			return append(l, source(info, make([]byte, info.Bytes())))
+		}},
+		{"without prefix", "llama-tied-f16", "", func(l sources) sources {
+			for i := range l {
+				l[i].Name = strings.TrimPrefix(l[i].Name, "model.")
+			}
+			return l
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir, list := folder(t, c.fixture, c.change)
+			model, err := hf.ReadModel(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w, err := model.OpenWeights(list)
+			if c.want == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				w.Close()
+			} else if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+// constant are values that are all the same.
+type constant float32
+
+func (c constant) Read(_ string, _, _, _, _ int64, out []float32) error {
+	for i := range out {
+		out[i] = float32(c)
+	}
+	return nil
+}
+
+// A folder that could not be written whole is not there, and nothing is left beside it.
+func TestExportIsWholeOrNothing(t *testing.T) {
+	from, list := folder(t, "llama-tied-f16", func(l sources) sources { return l })
+	model, err := hf.ReadModel(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	for _, c := range []struct {
+		name string
+		ctx  context.Context
+		from hf.Values
+		want string
+	}{
+		{"stopped", stopped, constant(1), "context canceled"},
+		{"beyond f16", t.Context(), constant(1e6), "beyond the largest of f16"},
+		{"right", t.Context(), constant(1), ""},
+	} {
+		parent := t.TempDir()
+		e := hf.Export{Values: c.from, Tensors: list, From: model}
+		err := e.Write(c.ctx, filepath.Join(parent, "out"))
+		entries, _ := os.ReadDir(parent)
+		if c.want == "" {
+			if err != nil || len(entries) != 1 {
+				t.Errorf("%s: %d entries, %v", c.name, len(entries), err)
+			}
+		} else if err == nil || !strings.Contains(err.Error(), c.want) || len(entries) != 0 {
+			t.Errorf("%s: %d entries, %v", c.name, len(entries), err)
+		}
+	}
+}
+
+// Another type of weights changes the weights, their type in the config, and nothing else of it.
+func TestExportInAnotherType(t *testing.T) {
+	from := filepath.Join("testdata", "models", "llama-f32-shards")
+	e := readExpected(t, from)
+	program := compile(t, from, 1, e, "model.dtype=f32")
+	out := exported(t, open(t, from, program, e), "bf16")
+	before, err := os.ReadFile(filepath.Join(from, hf.ConfigFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := os.ReadFile(filepath.Join(out, hf.ConfigFile))
+	if want := bytes.Replace(before, []byte("float32"), []byte("bfloat16"), 1); err != nil || !bytes.Equal(after, want) {
+		t.Errorf("config.json is\n%s", after)
+	}
+	was, is := floats(t, from), floats(t, out)
+	for name, values := range was {
+		for i, v := range values {
+			if r := is[name][i]; math.Abs(float64(r-v)) > math.Abs(float64(v))/256 || math.Float32bits(r)&0xffff != 0 {
+				t.Fatalf("%s: %g became %g", name, v, r)
+			}
+		}
+	}
+	again, err := hf.ReadModel(out)
+	if err != nil || !strings.Contains(again.Text(), "bf16") {
+		t.Errorf("%v: %s", err, again.Text())
+	}
+}
+
+func floats(t *testing.T, dir string) map[string][]float32 {
+	t.Helper()
+	f, err := safetensors.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	out := map[string][]float32{}
+	for i := range f.Tensors() {
+		x := &f.Tensors()[i]
+		values := make([]float32, x.Elements())
+		if _, err := x.Float32s(values, 0, nil); err != nil {
+			t.Fatal(err)
+		}
+		out[x.Name] = values
+	}
+	return out
+}
+
+// FuzzConfig: a config of any contents is refused with one line, or is a model that the language accepts or diagnoses.
+func FuzzConfig(f *testing.F) {
+	files, err := filepath.Glob(filepath.Join("testdata", "models", "*", hf.ConfigFile))
+	if err != nil || len(files) == 0 {
+		f.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		model, err := hf.ReadModel(configFolder(t, text))
+		if err != nil {
+			if strings.Contains(err.Error(), "\n") && !bytes.ContainsRune(text, '\n') {
+				t.Errorf("several lines: %q", err)
+			}
+			return
+		}
+		model.Text()
+		_, _ = model.Lang(16)
+	})
+}

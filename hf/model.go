@@ -1,0 +1,216 @@
+package hf
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"sppo.dev/examples"
+	"sppo.dev/lang"
+)
+
+// Key is a key of the language's model block with its value as written, and where in config.json it comes from.
+type Key struct{ Name, Value, From string }
+
+// Model is a model of the hub in terms of the language.
+type Model struct {
+	Name    string // for the model block
+	Dir     string
+	Keys    []Key
+	Notices []string // what the config asks for and training leaves out
+
+	arch  *architecture
+	conf  *config
+	outer bool // the language model is a part of what the folder holds
+}
+
+// Context is how many tokens the config says that a sequence may have; 0 where it does not.
+func (m *Model) Context() int64 {
+	for _, key := range []string{"max_position_embeddings", "n_positions"} {
+		if m.conf.has(key) {
+			return m.conf.count(key)
+		}
+	}
+	return 0
+}
+
+// Architecture is the model_type that config.json has.
+func (m *Model) Architecture() string { return m.arch.modelType }
+
+// ReadModel reads the config.json of a folder. An error names the file and the key.
+func ReadModel(dir string) (*Model, error) {
+	c, err := readConfig(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s has no %s: is it the folder of a model?", dir, ConfigFile)
+	}
+	if err != nil {
+		return nil, err
+	}
+	m, err := newModel(nameOf(dir, c), dir, c)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, ConfigFile), err)
+	}
+	return m, nil
+}
+
+func newModel(name, dir string, c *config) (*Model, error) {
+	if c.has("quantization_config") {
+		q := c.object("quantization_config")
+		method := "weights"
+		if q.has("quant_method") {
+			method = q.word("quant_method") + " weights"
+		}
+		return nil, fmt.Errorf("quantization_config: quantised %s are not covered; the folder that they were made of is", method)
+	}
+	a, inner := find(c)
+	if a == nil {
+		return nil, *c.err
+	}
+	m := &Model{Name: name, Dir: dir, arch: a, conf: inner, outer: inner != c}
+	m.inherit(c)
+	c = inner
+	c.defaults = a.defaults
+	m.set("family", m.arch.family, "model_type = "+a.modelType)
+	a.read(m, c)
+	c.finish()
+	if *c.err == nil {
+		*c.err = m.covered()
+	}
+	return m, *c.err
+}
+
+// covered refuses what the language has no key or no word for.
+func (m *Model) covered() error {
+	for _, k := range m.Keys {
+		key := lang.FindKey("model." + k.Name)
+		switch {
+		case key == nil:
+			return fmt.Errorf("%s is not covered: models have no %s", k.From, k.Name)
+		case unicode.IsLetter(rune(k.Value[0])) && !slices.Contains(key.Words(), k.Value):
+			return fmt.Errorf("%s is not covered: %s = %s does not exist", k.From, k.Name, k.Value)
+		}
+	}
+	return nil
+}
+
+// inherit gives the language model the type of values that the whole model has.
+func (m *Model) inherit(whole *config) {
+	for _, key := range []string{"dtype", "torch_dtype"} {
+		if m.outer && whole.has(key) && !m.conf.has("dtype") && !m.conf.has("torch_dtype") {
+			m.conf.members[key] = whole.raw(key)
+		}
+	}
+}
+
+// find returns the architecture of a config and the object that describes its language model.
+func find(c *config) (*architecture, *config) {
+	name := c.word("model_type")
+	for i := range architectures {
+		a := &architectures[i]
+		switch {
+		case name == a.modelType:
+			return a, c
+		case name == a.outer && c.has("text_config"):
+			return a, c.object("text_config")
+		}
+	}
+	var names []string
+	for i := range architectures {
+		names = append(names, architectures[i].modelType)
+	}
+	slices.Sort(names)
+	c.failf("model_type", "= %q is not covered; covered are %s", name, strings.Join(names, ", "))
+	return nil, c
+}
+
+// nameOf makes a name for the model block of the folder's, or of the name that the config remembers.
+func nameOf(dir string, c *config) string {
+	if abs, err := filepath.Abs(dir); err == nil {
+		dir = abs
+	}
+	name := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'A' && r <= 'Z':
+			return r + 'a' - 'A'
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '.', r == '-', r == '_':
+			return r
+		}
+		return '-'
+	}, filepath.Base(dir))
+	name = strings.TrimLeft(name, ".-_0123456789")
+	return strings.TrimRight(cmp.Or(name, "model"), ".-")
+}
+
+// set adds a key.
+func (m *Model) set(name, value, from string) { m.Keys = append(m.Keys, Key{name, value, from}) }
+
+func (m *Model) setCount(name string, v int64, from string) {
+	m.set(name, strconv.FormatInt(v, 10), from)
+}
+
+func (m *Model) setNumber(name string, v float64, from string) { m.set(name, number(v), from) }
+
+func (m *Model) setList(name string, words []string, from string) {
+	m.set(name, "["+strings.Join(words, ", ")+"]", from)
+}
+
+// value is what a key was set to; empty where it was not.
+func (m *Model) value(name string) string {
+	for _, k := range m.Keys {
+		if k.Name == name {
+			return k.Value
+		}
+	}
+	return ""
+}
+
+func (m *Model) notice(format string, args ...any) {
+	m.Notices = append(m.Notices, fmt.Sprintf(format, args...))
+}
+
+// number writes a number so that the language reads the same one.
+func number(v float64) string {
+	if v == math.Trunc(v) && math.Abs(v) < 1e15 {
+		return strconv.FormatFloat(v, 'f', -1, 64)
+	}
+	return strings.Replace(strconv.FormatFloat(v, 'g', -1, 64), "e+", "e", 1)
+}
+
+// Text is the model block, with the origin of each key.
+func (m *Model) Text() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "model %s {\n", m.Name)
+	for _, k := range m.Keys {
+		fmt.Fprintf(&b, "%s = %s # %s\n", k.Name, k.Value, k.From)
+	}
+	b.WriteString("}\n")
+	text, err := lang.Format([]byte(b.String()))
+	if err != nil {
+		panic("internal: the imported model does not parse: " + err.Error())
+	}
+	return string(text)
+}
+
+// Spec is the text of a whole spec around the model: a shipped cluster with arguments such as "nodes = 1", and a run on that many
+// tokens of random data, as a question about memory and time needs it.
+func (m *Model) Spec(cluster, arguments, sequence string) string {
+	return fmt.Sprintf("import \"clusters/%s.sppo\"\n\n%s\ncluster machines = %s(%s)\n\ntrain {\n  sequence = %s\n  data = random()\n}\n",
+		cluster, m.Text(), cluster, arguments, sequence)
+}
+
+// Lang is the model as the language has it, for sequences of that many tokens.
+func (m *Model) Lang(sequence int64) (lang.Model, error) {
+	text := m.Spec("local", "", strconv.FormatInt(sequence, 10))
+	spec, err := lang.Parse(filepath.Join(m.Dir, ConfigFile), []byte(text), lang.Options{Shipped: examples.Shipped})
+	if err != nil {
+		return lang.Model{}, err
+	}
+	return spec.Model, nil
+}

@@ -1,0 +1,245 @@
+package hf_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"sppo.dev"
+	"sppo.dev/hf"
+	"sppo.dev/hf/safetensors"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/cpu/simd"
+)
+
+// expected is what transformers computes of a fixture.
+type expected struct {
+	Sequence   []int32   `json:"tokens"`
+	Losses     []float64 `json:"losses"`
+	Loss       float64   `json:"loss"`
+	GradNorm   float64   `json:"grad_norm"`
+	Parameters int64     `json:"parameters"`
+}
+
+func readExpected(t *testing.T, dir string) expected {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "expected.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e expected
+	if err := json.Unmarshal(text, &e); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// Tokens gives every step the same sequence.
+func (e expected) Tokens(_ ir.Section, _, _, position int64, out []int32, stride int) error {
+	for i := 0; i < len(out); i += stride {
+		out[i] = e.Sequence[position]
+		position++
+	}
+	return nil
+}
+
+// fixtures are the folders that bench/peers/hub_models.py made: those here, or fresh ones where SPPO_HUB_PYTHON names a Python.
+func fixtures(t *testing.T) []string {
+	t.Helper()
+	root := filepath.Join("testdata", "models")
+	if python := os.Getenv("SPPO_HUB_PYTHON"); python != "" {
+		root = t.TempDir()
+		script := filepath.Join("..", "bench", "peers", "hub_models.py")
+		if out, err := exec.Command(python, script, root).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	list, err := filepath.Glob(filepath.Join(root, "*", "config.json"))
+	if err != nil || len(list) == 0 {
+		t.Fatalf("no models in %s: %v", root, err)
+	}
+	for i := range list {
+		list[i] = filepath.Dir(list[i])
+	}
+	return list
+}
+
+// compile makes a program that trains the model of a folder on its tokens.
+func compile(t *testing.T, dir string, ranks int, e expected, set ...string) *ir.Program {
+	t.Helper()
+	model, err := hf.ReadModel(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := model.Spec("local", fmt.Sprintf("ranks = %d", ranks), fmt.Sprint(len(e.Losses)))
+	set = append([]string{"train.holdout=0", "train.grad_clip=0", "train.eval_batch=0", "schedule.align=2"}, set...)
+	spec, err := sppo.Parse(filepath.Join(dir, "test.sppo"), []byte(text), set...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := sppo.Compile(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return program
+}
+
+// open starts a program from the weights of a folder.
+func open(t *testing.T, dir string, program *ir.Program, tokens vm.Tokens) *vm.Job {
+	t.Helper()
+	model, err := hf.ReadModel(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	weights, err := model.OpenWeights(program.Tensors)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { weights.Close() })
+	pool := simd.NewPool(2)
+	t.Cleanup(pool.Close)
+	job, err := vm.Open(program, func(int) (vm.Device, error) { return cpu.New(pool), nil }, vm.Options{Weights: weights, Tokens: tokens})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { job.Close() })
+	if err := job.Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := job.Load(t.Context(), dir); err != nil {
+		t.Fatal(err)
+	}
+	return job
+}
+
+var schedules = []struct {
+	name  string
+	ranks int
+	set   []string
+}{
+	{"plain", 1, []string{"schedule.subsequences=1", "schedule.offload=none"}},
+	{"pp2", 2, []string{"schedule.pp=2", "schedule.sp=1", "schedule.subsequences=3", "schedule.offload=full"}},
+	{"sp2", 2, []string{"schedule.sp=2", "schedule.pp=1", "schedule.sp_mode=megatron"}},
+	{"ulysses", 2, []string{"schedule.sp=2", "schedule.pp=1", "schedule.sp_mode=ulysses", "schedule.zero=3"}},
+	{"ring", 2, []string{"schedule.sp=2", "schedule.pp=1", "schedule.sp_mode=ring", "schedule.align=4", "schedule.subsequences=2"}},
+	{"sp2-pp2-mux", 4, []string{"schedule.sp=2", "schedule.pp=2", "schedule.mux=left", "schedule.subsequences=4"}},
+}
+
+// The loss and the gradient's norm are those of transformers, however the model is divided.
+func TestModelsAgree(t *testing.T) {
+	for _, dir := range fixtures(t) {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			e := readExpected(t, dir)
+			for _, s := range schedules {
+				program := compile(t, dir, s.ranks, e, append(s.set, "model.dtype=f32")...)
+				result, err := open(t, dir, program, e).Step(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if d := math.Abs(result.Loss - e.Loss); !(d <= 1e-4) {
+					t.Errorf("%s: loss %.6f, transformers has %.6f", s.name, result.Loss, e.Loss)
+				}
+				if d := math.Abs(result.GradNorm-e.GradNorm) / e.GradNorm; !(d <= 1e-4) {
+					t.Errorf("%s: gradient norm %.6f, transformers has %.6f", s.name, result.GradNorm, e.GradNorm)
+				}
+			}
+		})
+	}
+}
+
+// parameters counts those of a program.
+func parameters(p *ir.Program) (n int64) {
+	for _, t := range p.Tensors {
+		n += t.Shape[0] * t.Shape[1]
+	}
+	return n
+}
+
+// What was loaded and not trained is exported to the byte, from f32 as from bf16 with masters.
+func TestRoundTrip(t *testing.T) {
+	for _, dir := range fixtures(t) {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			e := readExpected(t, dir)
+			for _, dtype := range []string{"f32", "bf16"} {
+				program := compile(t, dir, 2, e, "model.dtype="+dtype, "schedule.sp=2", "schedule.pp=1", "schedule.subsequences=2")
+				if n := parameters(program); n != e.Parameters && program.Model.Positions != lang.PositionsLearned {
+					t.Errorf("%d parameters, transformers has %d", n, e.Parameters)
+				}
+				out := exported(t, open(t, dir, program, e), "")
+				sameFiles(t, dir, out)
+				if err := hf.CheckTarget(out); err == nil {
+					t.Error("a folder that is full is no target")
+				}
+			}
+		})
+	}
+}
+
+// exported saves a job and exports the checkpoint with the folder that it started from.
+func exported(t *testing.T, job *vm.Job, dtype string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "checkpoint")
+	if err := job.Save(file); err != nil {
+		t.Fatal(err)
+	}
+	c, err := vm.OpenCheckpoint(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	from, err := hf.ReadModel(c.Origin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(t.TempDir(), "out")
+	if err := (&hf.Export{Values: c, Tensors: c.Tensors(), From: from, DType: dtype}).Write(t.Context(), out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// sameFiles demands of two folders the same config and tensors.
+func sameFiles(t *testing.T, want, got string) {
+	t.Helper()
+	a, err := os.ReadFile(filepath.Join(want, hf.ConfigFile))
+	b, other := os.ReadFile(filepath.Join(got, hf.ConfigFile))
+	if err != nil || other != nil || !bytes.Equal(a, b) {
+		t.Errorf("config.json differs: %v, %v", err, other)
+	}
+	mine, theirs := tensors(t, got), tensors(t, want)
+	for name, value := range theirs {
+		if mine[name] != value {
+			t.Errorf("%s differs", name)
+		}
+	}
+	if len(mine) != len(theirs) {
+		t.Errorf("%d tensors, want %d", len(mine), len(theirs))
+	}
+}
+
+// tensors are types, shapes and values of all tensors of a folder.
+func tensors(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	f, err := safetensors.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	out := map[string]string{}
+	for _, x := range f.Tensors() {
+		data := make([]byte, x.Bytes())
+		if _, err := x.ReadAt(data, 0); err != nil {
+			t.Fatal(err)
+		}
+		out[x.Name] = fmt.Sprint(x.DType, x.Shape, data)
+	}
+	return out
+}

@@ -1,0 +1,229 @@
+package hf
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sppo.dev/ir"
+)
+
+// naming says where an architecture keeps our tensors: by our name without the number of a layer, the place in theirs.
+type naming struct {
+	tensors map[string]place
+	prefix  string   // of all names but the head's, which some folders leave out
+	ignored []string // ends of names of buffers that older files hold and nobody needs
+}
+
+// how a tensor of a layer or of the whole model lies in one of theirs.
+type how int
+
+const (
+	same       how = iota
+	transposed     // as nn.Linear has it: [out, in], where ours are [in, out]
+)
+
+// place is where a tensor is. In a fused one it starts behind others: after names them.
+type place struct {
+	name  string // * stands for the number of a layer
+	how   how
+	after []string // of our tensors, in the same layer
+}
+
+const layerMark = "*"
+
+func linear(name string, after ...string) place { return place{name, transposed, after} }
+func plain(name string, after ...string) place  { return place{name, same, after} }
+
+// merged is tables of places, the later ones instead of the earlier; a place without name takes one out.
+func merged(tables ...map[string]place) map[string]place {
+	out := map[string]place{}
+	for _, table := range tables {
+		for ours, p := range table {
+			if out[ours] = p; p.name == "" {
+				delete(out, ours)
+			}
+		}
+	}
+	return out
+}
+
+var llamaPlaces = map[string]place{
+	"embed": plain("model.embed_tokens.weight"), "ln_f.gamma": plain("model.norm.weight"), "head": plain("lm_head.weight"),
+
+	"layer.ln1.gamma": plain("model.layers.*.input_layernorm.weight"),
+	"layer.wq":        linear("model.layers.*.self_attn.q_proj.weight"), "layer.bq": plain("model.layers.*.self_attn.q_proj.bias"),
+	"layer.wk": linear("model.layers.*.self_attn.k_proj.weight"), "layer.bk": plain("model.layers.*.self_attn.k_proj.bias"),
+	"layer.wv": linear("model.layers.*.self_attn.v_proj.weight"), "layer.bv": plain("model.layers.*.self_attn.v_proj.bias"),
+	"layer.wo": linear("model.layers.*.self_attn.o_proj.weight"), "layer.bo": plain("model.layers.*.self_attn.o_proj.bias"),
+	"layer.q_norm.gamma": plain("model.layers.*.self_attn.q_norm.weight"), "layer.k_norm.gamma": plain("model.layers.*.self_attn.k_norm.weight"),
+
+	"layer.ln2.gamma": plain("model.layers.*.post_attention_layernorm.weight"),
+	"layer.w_gate":    linear("model.layers.*.mlp.gate_proj.weight"), "layer.b_gate": plain("model.layers.*.mlp.gate_proj.bias"),
+	"layer.w_up": linear("model.layers.*.mlp.up_proj.weight"), "layer.b_up": plain("model.layers.*.mlp.up_proj.bias"),
+	"layer.w_down": linear("model.layers.*.mlp.down_proj.weight"), "layer.b_down": plain("model.layers.*.mlp.down_proj.bias"),
+}
+
+// Norms after attention and MLP have names of their own.
+var (
+	olmoPlaces = map[string]place{
+		"layer.ln1.gamma": {}, "layer.ln2.gamma": {},
+		"layer.ln1_post.gamma": plain("model.layers.*.post_attention_layernorm.weight"),
+		"layer.ln2_post.gamma": plain("model.layers.*.post_feedforward_layernorm.weight"),
+	}
+	gemmaPlaces = map[string]place{
+		"layer.ln1_post.gamma": plain("model.layers.*.post_attention_layernorm.weight"),
+		"layer.ln2.gamma":      plain("model.layers.*.pre_feedforward_layernorm.weight"),
+		"layer.ln2_post.gamma": plain("model.layers.*.post_feedforward_layernorm.weight"),
+	}
+	phiPlaces = map[string]place{
+		"layer.wq":     linear("model.layers.*.self_attn.qkv_proj.weight"),
+		"layer.wk":     linear("model.layers.*.self_attn.qkv_proj.weight", "layer.wq"),
+		"layer.wv":     linear("model.layers.*.self_attn.qkv_proj.weight", "layer.wq", "layer.wk"),
+		"layer.w_gate": linear("model.layers.*.mlp.gate_up_proj.weight"),
+		"layer.w_up":   linear("model.layers.*.mlp.gate_up_proj.weight", "layer.w_gate"),
+	}
+)
+
+// rotaryBuffers are tables that files of transformers before 4.32 hold; they follow from the config.
+var rotaryBuffers = []string{".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"}
+
+var (
+	llamaNames = naming{tensors: llamaPlaces, prefix: "model.", ignored: rotaryBuffers}
+	olmoNames  = naming{tensors: merged(llamaPlaces, olmoPlaces), prefix: "model.", ignored: rotaryBuffers}
+	gemmaNames = naming{tensors: merged(llamaPlaces, gemmaPlaces), prefix: "model.", ignored: rotaryBuffers}
+	phiNames   = naming{tensors: merged(llamaPlaces, phiPlaces), prefix: "model.", ignored: rotaryBuffers}
+
+	// GPT-2's Conv1D is [in, out], as ours are; c_attn holds q, k and v side by side.
+	gpt2Names = naming{prefix: "transformer.", ignored: []string{".attn.bias", ".attn.masked_bias"}, tensors: map[string]place{
+		"embed": plain("transformer.wte.weight"), "pos": plain("transformer.wpe.weight"), "head": plain("lm_head.weight"),
+		"ln_f.gamma": plain("transformer.ln_f.weight"), "ln_f.beta": plain("transformer.ln_f.bias"),
+
+		"layer.ln1.gamma": plain("transformer.h.*.ln_1.weight"), "layer.ln1.beta": plain("transformer.h.*.ln_1.bias"),
+		"layer.wq": plain("transformer.h.*.attn.c_attn.weight"), "layer.bq": plain("transformer.h.*.attn.c_attn.bias"),
+		"layer.wk": plain("transformer.h.*.attn.c_attn.weight", "layer.wq"), "layer.bk": plain("transformer.h.*.attn.c_attn.bias", "layer.bq"),
+		"layer.wv": plain("transformer.h.*.attn.c_attn.weight", "layer.wq", "layer.wk"),
+		"layer.bv": plain("transformer.h.*.attn.c_attn.bias", "layer.bq", "layer.bk"),
+		"layer.wo": plain("transformer.h.*.attn.c_proj.weight"), "layer.bo": plain("transformer.h.*.attn.c_proj.bias"),
+
+		"layer.ln2.gamma": plain("transformer.h.*.ln_2.weight"), "layer.ln2.beta": plain("transformer.h.*.ln_2.bias"),
+		"layer.w1": plain("transformer.h.*.mlp.c_fc.weight"), "layer.b1": plain("transformer.h.*.mlp.c_fc.bias"),
+		"layer.w2": plain("transformer.h.*.mlp.c_proj.weight"), "layer.b2": plain("transformer.h.*.mlp.c_proj.bias"),
+	}}
+)
+
+// isVector reports whether one of our tensors, rows by columns, is a vector: it has one column.
+func isVector(t *ir.Tensor) bool { return t.Shape[1] == 1 }
+
+// part is one of our tensors within one of theirs: element (r, c) of ours is (row+r, col+c) of theirs, or (row+c, col+r).
+type part struct {
+	ir.Tensor
+	transposed bool
+	row, col   int64
+}
+
+// stored is one of their tensors with all parts that make it up, in the order in which they lie.
+type stored struct {
+	name  string
+	shape []int64
+	parts []part
+}
+
+// rows and columns of a stored tensor; a vector has one column.
+func (s *stored) rows() int64 { return s.shape[0] }
+
+func (s *stored) cols() int64 {
+	if len(s.shape) == 1 {
+		return 1
+	}
+	return s.shape[1]
+}
+
+// layout finds where the architecture keeps each of the tensors. Theirs come in the order of the first of ours that they hold.
+func (n *naming) layout(tensors []ir.Tensor) ([]*stored, error) {
+	index := map[string]*ir.Tensor{}
+	for i := range tensors {
+		index[tensors[i].Name] = &tensors[i]
+	}
+	byName := map[string]*stored{}
+	var list []*stored
+	for i := range tensors {
+		t := &tensors[i]
+		key, layer := splitName(t.Name)
+		p, ok := n.tensors[key]
+		if !ok {
+			return nil, fmt.Errorf("the architecture has no tensor for %s", t.Name)
+		}
+		name := strings.Replace(p.name, layerMark, layer, 1)
+		s := byName[name]
+		if s == nil {
+			s = &stored{name: name}
+			byName[name] = s
+			list = append(list, s)
+		}
+		at := int64(0) // columns of ours before it
+		for _, other := range p.after {
+			o := index[joinName(other, layer)]
+			if o == nil {
+				return nil, fmt.Errorf("%s holds %s after %s, which the model has not", name, t.Name, joinName(other, layer))
+			}
+			at += across(o)
+		}
+		s.add(*t, p.how == transposed, at)
+	}
+	return list, nil
+}
+
+// across is the size of the side along which tensors are fused: columns of a matrix, elements of a vector.
+func across(t *ir.Tensor) int64 {
+	if isVector(t) {
+		return t.Shape[0]
+	}
+	return t.Shape[1]
+}
+
+// add puts one of ours behind others: in theirs that is a range of rows where it is transposed or a vector, else of columns.
+func (s *stored) add(t ir.Tensor, turned bool, at int64) {
+	p := part{Tensor: t, transposed: turned}
+	var shape []int64
+	switch {
+	case isVector(&t) && !turned:
+		p.row, shape = at, []int64{at + t.Shape[0]}
+	case turned:
+		p.row, shape = at, []int64{at + t.Shape[1], t.Shape[0]}
+	default:
+		p.col, shape = at, []int64{t.Shape[0], at + t.Shape[1]}
+	}
+	if s.shape == nil {
+		s.shape = shape
+	}
+	for i := range s.shape {
+		s.shape[i] = max(s.shape[i], shape[i])
+	}
+	s.parts = append(s.parts, p)
+}
+
+const layerPrefix = "layer."
+
+// splitName takes the number out of the name of a layer's tensor: "layer.3.wq" is "layer.wq" and "3".
+func splitName(name string) (key, layer string) {
+	rest, ok := strings.CutPrefix(name, layerPrefix)
+	number, rest, found := strings.Cut(rest, ".")
+	if _, err := strconv.Atoi(number); !ok || !found || err != nil {
+		return name, ""
+	}
+	return layerPrefix + rest, number
+}
+
+func joinName(key, layer string) string {
+	if layer == "" {
+		return key
+	}
+	return layerPrefix + layer + "." + strings.TrimPrefix(key, layerPrefix)
+}
+
+// ignorable reports whether a tensor of a folder is a buffer that nobody needs.
+func (n *naming) ignorable(name string) bool {
+	return slices.ContainsFunc(n.ignored, func(end string) bool { return strings.HasSuffix(name, end) })
+}

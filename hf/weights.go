@@ -1,0 +1,229 @@
+package hf
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"slices"
+	"strings"
+
+	"sppo.dev/hf/safetensors"
+	"sppo.dev/ir"
+)
+
+// Values gives the values of our tensors: rows by columns of one from (row, col) on, rows first, as f32.
+type Values interface {
+	Read(tensor string, row, col, rows, cols int64, out []float32) error
+}
+
+// Weights are a folder's weights as values of our tensors. Its methods may be called by several goroutines at once.
+type Weights struct {
+	// Ignored are tensors of the folder that no tensor of the model takes its values from: buffers, another copy of a tied
+	// embedding, and parts of the folder that are no language model.
+	Ignored []string
+
+	folder *safetensors.Folder
+	stored []*stored           // those that the model has, under their names in the folder
+	places map[string]location // by our names
+}
+
+type location struct {
+	part   *part
+	tensor *safetensors.Tensor
+}
+
+// OpenWeights opens the weights of a folder for the tensors of a model. All of those must be there, with their shapes and a type
+// that can be converted, and nothing else but what may be ignored.
+func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
+	folder, err := safetensors.Open(m.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			folder.Close()
+		}
+	}()
+	w := &Weights{folder: folder, places: map[string]location{}}
+	if w.stored, err = m.arch.names.layout(tensors); err != nil {
+		return nil, err
+	}
+	rename := m.renaming(folder)
+	known := map[string]bool{}
+	for _, s := range w.stored {
+		s.name = rename(s.name)
+		known[s.name] = true
+		t := folder.Find(s.name)
+		if t == nil {
+			return nil, fmt.Errorf("%s has no tensor %q, which the model needs", m.Dir, s.name)
+		}
+		if err := s.accepts(t); err != nil {
+			return nil, err
+		}
+		for i := range s.parts {
+			w.places[s.parts[i].Name] = location{&s.parts[i], t}
+		}
+	}
+	for _, t := range folder.Tensors() {
+		if known[t.Name] {
+			continue
+		}
+		if err := w.ignore(m, &t, rename); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
+}
+
+// Close closes the files.
+func (w *Weights) Close() error { return w.folder.Close() }
+
+// renaming is how the folder writes the names of its architecture's tensors: as they are, without the prefix where it holds a
+// model without head, or behind another where the language model is a part.
+func (m *Model) renaming(folder *safetensors.Folder) func(string) string {
+	prefix := m.arch.names.prefix
+	for _, form := range []struct{ body, head string }{
+		{prefix, ""}, {"language_model." + prefix, "language_model."}, {prefix + "language_model.", ""}, {"", ""},
+	} {
+		rename := func(name string) string {
+			if rest, ok := strings.CutPrefix(name, prefix); ok {
+				return form.body + rest
+			}
+			return form.head + name
+		}
+		if folder.Find(rename(m.arch.names.tensors["embed"].name)) != nil {
+			return rename
+		}
+	}
+	return func(name string) string { return name }
+}
+
+// accepts compares a tensor of the folder with what the model wants. A table of positions may have more rows than a run needs.
+func (s *stored) accepts(t *safetensors.Tensor) error {
+	shape := slices.Clone(s.shape)
+	if s.parts[0].Name == posName && len(t.Shape) == 2 {
+		if t.Shape[0] < shape[0] {
+			return fmt.Errorf("tensor %q has %d positions, and train.sequence is %d", t.Name, t.Shape[0], shape[0])
+		}
+		shape[0] = t.Shape[0]
+	}
+	switch {
+	case !slices.Equal(t.Shape, shape):
+		return fmt.Errorf("%s: tensor %q has the shape %v, and the model wants %v", t.File, t.Name, t.Shape, shape)
+	case !safetensors.Convertible(t.DType):
+		return fmt.Errorf("%s: tensor %q has values of type %s; F32, F16 and BF16 are covered", t.File, t.Name, t.DType)
+	}
+	return nil
+}
+
+// posName is our table of learned positions.
+const posName = "pos"
+
+// ignore decides about a tensor that the model does not have.
+func (w *Weights) ignore(m *Model, t *safetensors.Tensor, rename func(string) string) error {
+	names := &m.arch.names
+	head, embed := rename(names.tensors["head"].name), rename(names.tensors["embed"].name)
+	switch {
+	case names.ignorable(t.Name):
+	case t.Name == head:
+		same, err := equal(t, w.folder.Find(embed))
+		if err != nil {
+			return err
+		}
+		if !same {
+			return fmt.Errorf("tensors %q and %q differ, and tie_word_embeddings = true", head, embed)
+		}
+	case m.outer && !strings.Contains(t.Name, "language_model."):
+	default:
+		return fmt.Errorf("%s: no tensor of the model is called %q", t.File, t.Name)
+	}
+	w.Ignored = append(w.Ignored, t.Name)
+	return nil
+}
+
+// equal compares the bytes of two tensors.
+func equal(a, b *safetensors.Tensor) (bool, error) {
+	if a.DType != b.DType || !slices.Equal(a.Shape, b.Shape) {
+		return false, nil
+	}
+	const step = 1 << 20
+	x, y := make([]byte, step), make([]byte, step)
+	for at := int64(0); at < a.Bytes(); at += step {
+		n := min(step, a.Bytes()-at)
+		for _, r := range []struct {
+			t   *safetensors.Tensor
+			out []byte
+		}{{a, x[:n]}, {b, y[:n]}} {
+			if _, err := r.t.ReadAt(r.out, at); err != nil {
+				return false, err
+			}
+		}
+		if !slices.Equal(x[:n], y[:n]) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// Describe tells these weights from others by names, types, shapes and places of all tensors, not by their values.
+func (w *Weights) Describe() string {
+	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
+	for _, t := range w.folder.Tensors() {
+		text, _ := json.Marshal(t.Info)
+		sum.Write(text)
+	}
+	return fmt.Sprintf("weights of %d tensors with checksum %08x", len(w.folder.Tensors()), sum.Sum32())
+}
+
+// Wider are tensors whose values in the folder are of a type that the given one does not represent exactly.
+func (w *Weights) Wider(tensor string, than ir.DType) bool {
+	return than == ir.BF16 && w.places[tensor].tensor.DType != safetensors.BF16
+}
+
+// bandRows is how many rows of a stored tensor are turned at a time, so that whole cache lines are written.
+const bandRows = 32
+
+// Read implements Values. It reads no byte of the folder that it is not asked for.
+func (w *Weights) Read(tensor string, row, col, rows, cols int64, out []float32) error {
+	at, ok := w.places[tensor]
+	if !ok {
+		return fmt.Errorf("internal: no weights of %s", tensor)
+	}
+	p, t := at.part, at.tensor
+	width := int64(1)
+	if len(t.Shape) == 2 {
+		width = t.Shape[1]
+	}
+	var buffer []byte
+	var err error
+	if !p.transposed {
+		if cols == width && p.col == 0 {
+			_, err = t.Float32s(out, (p.row+row)*width, nil)
+			return err
+		}
+		for r := range rows {
+			from := (p.row+row+r)*width + p.col + col
+			if buffer, err = t.Float32s(out[r*cols:(r+1)*cols], from, buffer); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	band := make([]float32, bandRows*rows)
+	for first := int64(0); first < cols; first += bandRows {
+		n := min(bandRows, cols-first)
+		for c := range n {
+			from := (p.row+col+first+c)*width + p.col + row
+			if buffer, err = t.Float32s(band[c*rows:(c+1)*rows], from, buffer); err != nil {
+				return err
+			}
+		}
+		for r := range rows {
+			line := out[r*cols+first:]
+			for c := range n {
+				line[c] = band[c*rows+r]
+			}
+		}
+	}
+	return nil
+}
