@@ -2,6 +2,7 @@
 //
 //	main.go     the table of subcommands
 //	spec.go     check, fmt, explain
+//	import.go   import
 //	plan.go     plan, passes
 //	fit.go      suggests changes for a plan that does not fit
 //	longest.go  the longest sequence that fits; fewest.go the fewest GPUs
@@ -53,10 +54,17 @@ var app = cli.App{
 			Examples: []string{"sppoc explain", "sppoc explain schedule.offload", "sppoc explain attention", "sppoc explain bubble"},
 		},
 		{
+			Name: "import", Args: "DIR [-o FILE.sppo] [--force]", MinArgs: 1, MaxArgs: 1, Setup: importModel,
+			Doc: "write the model block of a folder from the Hugging Face hub",
+			Details: "DIR holds a config.json, of transformers 4 or 5. Each key of the block says where in the config it comes from. What\n" +
+				"the config asks for and the language cannot say is refused by the name of its key.",
+			Examples: []string{"sppoc import Llama-3.1-8B -o llama.sppo", "sppoc import Qwen3-4B"},
+		},
+		{
 			Name: "plan", Args: "FILE [--json] [--set KEY=VALUE]", MinArgs: 1, MaxArgs: 1, Setup: plan, Files: cli.PlanFiles,
 			Doc: "decide how a job runs, and report sizes, memory, predicted time and reasons",
-			Details: "FILE is a spec, or a plan that --json wrote. If the job does not fit, the plan is printed with suggestions that make it\n" +
-				"fit, and the exit code is 3.\n\n" +
+			Details: "FILE is a spec, a plan that --json wrote, or the folder of a model from the Hugging Face hub, which needs --cluster but\n" +
+				"no weights. If the job does not fit, the plan is printed with suggestions that make it fit, and the exit code is 3.\n\n" +
 				"Times are those of the simulated program, as in compare, view and sppovm run --device sim. Times of alternatives and of\n" +
 				"rejected choices are the search's estimates. The bubble is the time in which ranks have nothing to run, divided by the\n" +
 				"time in which they are busy, from the start of a step to its last task. The critical path is the chain of work, each\n" +
@@ -64,6 +72,7 @@ var app = cli.App{
 			Examples: []string{
 				"sppoc plan examples/tiny.sppo",
 				"sppoc plan examples/paper/gpt-7b-1m.sppo --json",
+				"sppoc plan Llama-3.1-8B --cluster h100 --nodes 1 --sequence 1M",
 				"sppoc plan examples/tiny.sppo --why-idle",
 				"sppoc plan examples/tiny.sppo --set schedule.subsequences=8 --set train.sequence=256",
 				"sppoc plan examples/tiny.sppo --stop-after partition --print-after partition",

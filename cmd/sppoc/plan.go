@@ -28,6 +28,7 @@ func passFlags(flags *pflag.FlagSet) *passes.Options {
 func plan(flags *pflag.FlagSet) cli.Action {
 	asJSON := flags.Bool("json", false, "print the plan as JSON, which build accepts")
 	set := cli.SetFlag(flags, "set")
+	folder := cli.FolderFlags(flags)
 	options := passFlags(flags)
 	idle := flags.Bool("why-idle", false, "also report what would shorten a step, and the causes of the longest waits")
 	longest := flags.Bool("max-sequence", false, "find the longest sequence that fits, everything else as in the spec, and what limits it")
@@ -41,18 +42,22 @@ func plan(flags *pflag.FlagSet) cli.Action {
 		case *asJSON && (*longest || *fewest):
 			return cli.Usagef("plan: --json prints a plan and cannot be combined with --max-sequence or --min-gpus")
 		}
+		set, err := folder(*set)
+		if err != nil {
+			return err
+		}
 		for _, question := range []struct {
 			asked  bool
 			answer func(file string, set []string) (string, error)
 		}{{*longest, longestSequence}, {*fewest, fewestGPUs}} {
 			if question.asked {
-				text, err := question.answer(args[0], *set)
+				text, err := question.answer(args[0], set)
 				io.WriteString(env.Stdout, text)
 				return err
 			}
 		}
 		options.Print = env.Stdout
-		job, err := cli.OpenPlan(args[0], *set, *options)
+		job, err := cli.OpenPlan(args[0], set, *options)
 		if err != nil {
 			return err
 		}
@@ -82,7 +87,7 @@ func plan(flags *pflag.FlagSet) cli.Action {
 		if !whole || job.Plan.Memory.Fits {
 			return nil
 		}
-		return cli.DoesNotFit(adviseFit(job, *set))
+		return cli.DoesNotFit(adviseFit(job, set))
 	}
 }
 

@@ -22,24 +22,26 @@ func build(flags *pflag.FlagSet) cli.Action {
 	cli.Files(flags, "output", cli.ProgramFiles...)
 	force := flags.Bool("force", false, "write the program even if it does not fit")
 	set := cli.SetFlag(flags, "set")
+	folder := cli.FolderFlags(flags)
 	options := passFlags(flags)
 	return func(env *cli.Env, args []string) error {
 		file := args[0]
-		options.Print = env.Stdout
-		if info, err := os.Stat(file); err == nil && info.IsDir() {
-			return cli.Usagef("%s is a folder: build needs a spec or a plan", file)
+		set, err := folder(*set)
+		if err != nil {
+			return err
 		}
+		options.Print = env.Stdout
 		if cli.IsProgram(file) {
 			return cli.Usagef("%s is already a program; asm converts between its forms", file)
 		}
 		path := *out
 		if path == "" {
-			path = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)) + ".sppb"
+			path = programOf(file)
 		}
 		if err := cli.CheckOutput(path, file); err != nil {
 			return err
 		}
-		job, err := cli.OpenPlan(file, *set, *options)
+		job, err := cli.OpenPlan(file, set, *options)
 		if err != nil {
 			return err
 		}
@@ -55,6 +57,17 @@ func build(flags *pflag.FlagSet) cli.Action {
 		}
 		return ir.WriteFile(path, job.Program)
 	}
+}
+
+// programOf names the program of a file or folder, for the current folder.
+func programOf(file string) string {
+	if info, err := os.Stat(file); err == nil && info.IsDir() {
+		if abs, err := filepath.Abs(file); err == nil {
+			file = abs
+		}
+		return filepath.Base(file) + ".sppb"
+	}
+	return strings.TrimSuffix(filepath.Base(file), filepath.Ext(file)) + ".sppb"
 }
 
 func asm(flags *pflag.FlagSet) cli.Action {

@@ -9,6 +9,7 @@
 //	profile.go   the measured timeline of the last step
 //	computer.go  the device: the CPU or GPUs
 //	gpus.go      GPUs; gpus_static.go replaces it in a static build (-tags static)
+//	weights.go   run --weights, export: folders of the Hugging Face hub
 //	devices.go   lists available devices
 //	probe.go     measures them; clusterfile.go writes the figures as a cluster file
 //
@@ -63,6 +64,9 @@ var app = cli.App{
 				"program, version and data. Process 0 prints, and reads and writes checkpoints. On CPUs ranks of different processes connect\n" +
 				"by TCP; losses and weights are bitwise those of a single process. On GPUs they connect by NCCL, one GPU for each rank. If\n" +
 				"one process fails or is lost, all end, and each names it.\n\n" +
+				"With --weights the run starts from the weights of a folder from the Hugging Face hub (safetensors). Its config.json must\n" +
+				"describe the program's model. Each rank reads only its own parts. Buffers of the folder that the model does not need are\n" +
+				"listed and ignored.\n\n" +
 				"Ctrl-C finishes the current step, writes a checkpoint if --save is given, and stops; a second Ctrl-C aborts. In any process\n" +
 				"it stops all of them.",
 			Examples: []string{
@@ -70,12 +74,20 @@ var app = cli.App{
 				"sppovm run out/gpt-docs.sppb --steps 50 --json",
 				"sppovm run examples/tiny.sppo --steps 5 --save tiny.ckpt",
 				"sppovm run examples/tiny.sppo --resume tiny.ckpt",
+				"sppovm run llama-docs.sppo --weights Llama-3.1-8B --save tuned.ckpt",
 				"sppovm run examples/tiny.sppo --profile tiny.json",
 				"sppovm run examples/paper/gpt-7b-512k.sppo --device sim",
 				"sppovm run examples/tiny.sppo --device sim --steps 20 --jitter 0.05 --slow 3=1.2",
 				"srun --nodes 2 --ntasks-per-node 2 sppovm run examples/tiny.sppo",
 				"sppovm run examples/tiny.sppo --processes 2 --process 0 --rendezvous node1:29500",
 			},
+		},
+		{
+			Name: "export", Args: "CHECKPOINT -o DIR [--from DIR] [--dtype f32|bf16|f16]", MinArgs: 1, MaxArgs: 1, Setup: export,
+			Doc: "write the weights of a checkpoint as a folder that transformers loads",
+			Details: "Config, tokenizer, names and types of tensors come from the folder that the run started from, or from --from. Weights have\n" +
+				"that folder's types unless --dtype gives another. DIR must be absent or empty; it appears only when complete.",
+			Examples: []string{"sppovm export tuned.ckpt -o tuned", "sppovm export tuned.ckpt -o tuned --from Llama-3.1-8B --dtype bf16"},
 		},
 		{Name: "devices", Setup: devices, Doc: "list available devices, and what is missing for GPUs"},
 		{

@@ -11,6 +11,7 @@ import (
 
 	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/hf"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/vm"
@@ -27,6 +28,8 @@ type runFlags struct {
 	seed    int64
 	save    string
 	resume  string
+	weights string
+	cast    bool
 	dir     string
 	blas    string
 	threads int
@@ -55,6 +58,8 @@ func run(flags *pflag.FlagSet) cli.Action {
 	set := cli.SetFlag(flags, "set")
 	flags.StringVar(&f.save, "save", "", "write a checkpoint to this file at the end")
 	flags.StringVar(&f.resume, "resume", "", "continue from this checkpoint")
+	flags.StringVar(&f.weights, "weights", "", "start from the weights of this `FOLDER` from the Hugging Face hub, at step 0 with zero moments")
+	flags.BoolVar(&f.cast, "cast", false, "let --weights round values that the program cannot hold exactly")
 	flags.StringVar(&f.dir, "dir", "", "resolve relative data files in this folder instead of the current one")
 	cli.Choice(flags, &f.blas, "blas", "go", "matrix products by go, or by openblas where it is installed", blasNames...)
 	flags.IntVar(&f.threads, "threads", 0, "threads that share the work of kernels; 0 is one per processor core")
@@ -62,7 +67,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.BoolVar(&f.tune, "tune", false, "cuda: measure cuBLASLt's algorithms for each product and use the fastest; runs may then round differently")
 	flags.BoolVar(&f.graphs, "graphs", false, "cuda: capture each section once and replay it as a graph; for programs of one rank")
 	flags.StringVar(&f.profile, "profile", "", "write the start and end of each instruction of the last step to this file; sppoc view shows them below the simulation")
-	for _, name := range []string{"save", "resume"} {
+	for _, name := range []string{"save", "resume", "weights"} {
 		cli.Files(flags, name)
 	}
 	cli.Files(flags, "profile", "json")
@@ -116,14 +121,20 @@ func run(flags *pflag.FlagSet) cli.Action {
 }
 
 func (f *runFlags) check() error {
+	switch {
+	case f.weights != "" && f.resume != "":
+		return cli.Usagef("--weights starts a run and --resume continues one: give only one of them")
+	case f.cast && f.weights == "":
+		return cli.Usagef("--cast needs --weights")
+	}
 	switch f.device {
 	case "cpu", "cuda":
 		if f.sim.jitter != 0 || len(f.sim.slow) > 0 || f.sim.contention {
 			return cli.Usagef("--jitter, --slow and --contention need --device sim")
 		}
 	case "sim":
-		if f.save != "" || f.resume != "" {
-			return cli.Usagef("--save and --resume need weights, which --device sim does not have")
+		if f.save != "" || f.resume != "" || f.weights != "" {
+			return cli.Usagef("--save, --resume and --weights need weights, which --device sim does not have")
 		}
 		if f.profile != "" {
 			return cli.Usagef("--profile measures a device; for a simulation use sppoc trace")
@@ -176,6 +187,13 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	if err != nil {
 		return err
 	}
+	weights, err := f.openWeights(job.Program)
+	if err != nil {
+		return err
+	}
+	if weights != nil {
+		defer weights.Close()
+	}
 	computer, err := f.open(job.Program, w)
 	if err != nil {
 		return err
@@ -187,6 +205,9 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	}
 	open := func(rank int) (vm.Device, error) { return meter.wrap(rank, computer.device(rank)), nil }
 	options := vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport}
+	if weights != nil {
+		options.Weights = weights
+	}
 	if w != nil {
 		options.Crew, options.Reply = w, func(question string) ([]byte, error) { return meter.reply(question, computer.kind) }
 	}
@@ -204,7 +225,7 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 		ctx, cancel = untilStopped(ctx, w)
 		defer cancel()
 	}
-	r := &training{f: f, program: job.Program, job: j, meter: meter, device: computer.name, kind: computer.kind, show: f.progress(env, job.Program, computer.name)}
+	r := &training{f: f, weights: weights, program: job.Program, job: j, meter: meter, device: computer.name, kind: computer.kind, show: f.progress(env, job.Program, computer.name)}
 	if computer.notes != nil {
 		for _, note := range computer.notes() {
 			r.show.say("note: %s", note)
@@ -259,6 +280,7 @@ type training struct {
 	f       *runFlags
 	program *ir.Program
 	job     *vm.Job
+	weights *hf.Weights // nil: the run does not start from a folder
 	meter   *bubbleMeter
 	device  string
 	kind    string // kind of device, which determines rounding
@@ -302,10 +324,16 @@ func (r *training) warn() error {
 }
 
 func (r *training) start(ctx context.Context) error {
-	if err := r.job.Init(ctx); err != nil || r.f.resume == "" {
+	if err := r.job.Init(ctx); err != nil {
 		return err
 	}
-	return cli.Wrong(r.job.Restore(r.f.resume))
+	switch {
+	case r.weights != nil:
+		return r.load(ctx, r.weights)
+	case r.f.resume != "":
+		return cli.Wrong(r.job.Restore(r.f.resume))
+	}
+	return nil
 }
 
 func (r *training) step(ctx context.Context) error {

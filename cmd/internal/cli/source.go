@@ -37,7 +37,13 @@ var (
 
 // LoadSpec reads and checks a specification; imports of shipped files work in any folder.
 func LoadSpec(file string, set []string) (*lang.Spec, error) {
+	if isFolder(file) {
+		return loadFolder(file, set)
+	}
 	for _, s := range set {
+		if strings.HasPrefix(s, clusterPrefix) {
+			return nil, Usagef("--cluster goes with the folder of a model; %s names its cluster itself", file)
+		}
 		if !strings.Contains(s, "=") {
 			return nil, Usagef("--set %s: write KEY=VALUE, for example schedule.sp=4", s)
 		}
@@ -81,7 +87,7 @@ type Job struct {
 // IsProgram reports whether a file is a program by its name: anything but a spec or a plan.
 func IsProgram(file string) bool {
 	ext := strings.ToLower(filepath.Ext(file))
-	return ext != ".sppo" && ext != ".json"
+	return ext != ".sppo" && ext != ".json" && !isFolder(file)
 }
 
 // OpenPlan plans a spec, or reads a plan, which is used unchanged.

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/hf"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/vm"
+)
+
+// openWeights opens the folder that a run starts from, and sees that it is of the program's model. It returns nil where the run
+// starts from weights drawn by chance.
+func (f *runFlags) openWeights(p *ir.Program) (*hf.Weights, error) {
+	if f.weights == "" {
+		return nil, nil
+	}
+	model, err := hf.ReadModel(f.weights)
+	if err != nil {
+		return nil, cli.Wrong(err)
+	}
+	if err := sameModel(model, &p.Model, p.Run.Sequence, "the program"); err != nil {
+		return nil, cli.Wrong(err)
+	}
+	w, err := model.OpenWeights(p.Tensors)
+	if err != nil {
+		return nil, cli.Wrong(err)
+	}
+	for i := range p.Tensors {
+		if name := p.Tensors[i].Name; !f.cast && w.Wider(name, vm.Precision(p, i)) {
+			w.Close()
+			return nil, cli.Usagef("%s: the program holds %s as bf16 alone, which rounds the folder's values: --cast permits that", f.weights, name)
+		}
+	}
+	return w, nil
+}
+
+// sameModel compares the model of a folder with that of a program or a checkpoint, which may store it as another type.
+func sameModel(model *hf.Model, other *ir.Model, sequence int64, whose string) error {
+	l, err := model.Lang(sequence)
+	var d lang.Diagnostics
+	if errors.As(err, &d) {
+		return fmt.Errorf("%s: %w", model.Dir, d[0])
+	}
+	if err != nil {
+		return err
+	}
+	mine := ir.Model(l)
+	mine.DType = other.DType
+	if a, b := mine.Difference(other); a != "" {
+		return fmt.Errorf("%s is another model than %s: it has %s, where %s has %s", model.Dir, whose, a, whose, b)
+	}
+	return nil
+}
+
+// load starts from the folder's weights.
+func (r *training) load(ctx context.Context, w *hf.Weights) error {
+	if len(w.Ignored) > 0 {
+		r.show.say("weights that the model does not need: %s", strings.Join(w.Ignored, ", "))
+	}
+	origin, err := filepath.Abs(r.f.weights)
+	if err != nil {
+		return err
+	}
+	if err := r.job.Load(ctx, origin); err != nil {
+		return err
+	}
+	r.show.say("loaded %s", r.f.weights)
+	return nil
+}
+
+// exportFlags are what export is asked for.
+type exportFlags struct{ out, from, dtype string }
+
+func export(flags *pflag.FlagSet) cli.Action {
+	var f exportFlags
+	flags.StringVarP(&f.out, "output", "o", "", "the `FOLDER` to write, which is absent or empty")
+	flags.StringVar(&f.from, "from", "", "the `FOLDER` that config, tokenizer and other files come from, instead of that which the run started from")
+	cli.Choice(flags, &f.dtype, "dtype", "", "type of the weights, instead of that in the folder they come from", hf.ExportTypes...)
+	return func(env *cli.Env, args []string) error {
+		if f.out == "" {
+			return cli.Usagef("export: -o says where the folder goes")
+		}
+		if err := hf.CheckTarget(f.out); err != nil {
+			return cli.Wrong(err)
+		}
+		c, err := vm.OpenCheckpoint(args[0])
+		if err != nil {
+			return cli.Wrong(err)
+		}
+		defer c.Close()
+		model, err := f.origin(c)
+		if err != nil {
+			return cli.Wrong(err)
+		}
+		e := hf.Export{Values: c, Tensors: c.Tensors(), From: model, DType: f.dtype}
+		if err := e.Write(env.Context, f.out); err != nil {
+			return err
+		}
+		fmt.Fprintf(env.Stderr, "wrote %s: the weights after step %d\n", f.out, c.Step)
+		return nil
+	}
+}
+
+// origin is the model of the folder that gives all but the values.
+func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, error) {
+	dir := f.from
+	if dir == "" {
+		dir = c.Origin
+	}
+	switch _, err := os.Stat(dir); {
+	case dir == "":
+		return nil, errors.New("the run started from no folder: --from names one of the same model, for config and tokenizer")
+	case err != nil && f.from == "":
+		return nil, fmt.Errorf("the run started from %s, which is not there: --from names a folder of the same model", dir)
+	case err != nil:
+		return nil, err
+	}
+	model, err := hf.ReadModel(dir)
+	if err != nil {
+		return nil, err
+	}
+	return model, sameModel(model, &c.Model, sequenceOf(c), "the checkpoint")
+}
+
+// sequenceOf is a length of sequence that the checkpoint's model is for.
+func sequenceOf(c *vm.Checkpoint) int64 {
+	for _, t := range c.Tensors() {
+		if t.Name == "pos" {
+			return t.Shape[0]
+		}
+	}
+	return 1 << 10
+}
