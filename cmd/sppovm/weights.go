@@ -128,7 +128,14 @@ func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	return model, sameModel(model, &c.Model, sequenceOf(c), "the checkpoint")
+	if err := sameModel(model, &c.Model, sequenceOf(c), "the checkpoint"); err != nil {
+		return nil, err
+	}
+	w, err := model.OpenWeights(c.Tensors()) // whose types and names go along
+	if err != nil {
+		return nil, err
+	}
+	return model, w.Close()
 }
 
 // sequenceOf is a length of sequence that the checkpoint's model is for.

@@ -19,22 +19,22 @@ const clusterPrefix = "cluster="
 // FolderFlags adds flags that make a job of the folder of a model: without a spec, something else must say on which machines and
 // on how many tokens. The function returns what follows for --set, appended to that.
 func FolderFlags(flags *pflag.FlagSet) func(set []string) ([]string, error) {
-	cluster := flags.String("cluster", "", "of a folder: a shipped `CLUSTER`, as in h100, or 'h200(gpus_per_node = 1)'")
-	nodes := flags.Int("nodes", 0, "of a folder: how many nodes the cluster has, where it is not one")
-	sequence := flags.String("sequence", "", "of a folder: `TOKENS` of a sequence, as in 1M; what the model's config has otherwise")
+	cluster := flags.String("cluster", "", "for the folder of a model: a shipped `CLUSTER`, as in h100 or 'h200(gpus_per_node = 1)'")
+	nodes := flags.Int("nodes", 0, "for the folder of a model: the number of nodes of the cluster")
+	sequence := flags.String("sequence", "", "for the folder of a model: `TOKENS` of a sequence, as in 1M, instead of the longest in its config")
 	return func(set []string) ([]string, error) {
 		if *sequence != "" {
 			set = append(set[:len(set):len(set)], "train.sequence="+*sequence)
 		}
 		if *cluster == "" {
 			if flags.Changed("nodes") {
-				return nil, Usagef("--nodes goes with --cluster")
+				return nil, Usagef("--nodes needs --cluster")
 			}
 			return set, nil
 		}
 		name, arguments, ok := strings.Cut(strings.TrimSuffix(*cluster, ")"), "(")
 		if ok != strings.HasSuffix(*cluster, ")") {
-			return nil, Usagef("--cluster %s: it is a name, or a name with arguments as in h200(gpus_per_node = 1)", *cluster)
+			return nil, Usagef("--cluster %s: write a name, or a name with arguments as in h200(gpus_per_node = 1)", *cluster)
 		}
 		if flags.Changed("nodes") {
 			arguments = strings.TrimPrefix(arguments+", nodes = "+strconv.Itoa(*nodes), ", ")
@@ -61,7 +61,7 @@ func loadFolder(dir string, set []string) (*lang.Spec, error) {
 		}
 	}
 	if cluster == "" {
-		return nil, Usagef("%s is a folder: --cluster says on which machines its model is to be trained, as in --cluster h100 --nodes 1", dir)
+		return nil, Usagef("%s is a folder: give the machines to train its model on, as in --cluster h100 --nodes 1", dir)
 	}
 	model, err := hf.ReadModel(dir)
 	if err != nil {
@@ -71,7 +71,7 @@ func loadFolder(dir string, set []string) (*lang.Spec, error) {
 	if sequence == 0 {
 		sequence = 1 // and the override has the right one
 		if !overrides(others, "train.sequence") {
-			return nil, Usagef("%s does not say how long its sequences are: give --sequence", dir)
+			return nil, Usagef("%s does not give the length of sequences: use --sequence", dir)
 		}
 	}
 	name, arguments, _ := strings.Cut(strings.TrimSuffix(cluster, ")"), "(")

@@ -42,7 +42,7 @@ func LoadSpec(file string, set []string) (*lang.Spec, error) {
 	}
 	for _, s := range set {
 		if strings.HasPrefix(s, clusterPrefix) {
-			return nil, Usagef("--cluster goes with the folder of a model; %s names its cluster itself", file)
+			return nil, Usagef("--cluster is for the folder of a model; %s names its own cluster", file)
 		}
 		if !strings.Contains(s, "=") {
 			return nil, Usagef("--set %s: write KEY=VALUE, for example schedule.sp=4", s)
