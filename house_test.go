@@ -27,6 +27,7 @@ var floors = []struct {
 }{
 	{"lang", 0, ""},
 	{"ir", 0, ""},
+	{"tokenizer", 0, ""},
 	{"vm/cpu/simd", 0, "vm/cpu/simd/internal"},
 	{"vm/cpu/simd/internal", 0, ""},
 	{"ir/cost", 1, "ir"},
@@ -71,6 +72,9 @@ var libraries = map[string]string{
 	"github.com/google/go-cmp":            "test",
 	"github.com/ebitengine/purego":        "vm/cpu/simd cuda",
 	"gonum.org/v1/plot":                   "cmd/paper",
+	"github.com/dlclark/regexp2/v2":       "tokenizer",
+	"golang.org/x/text":                   "tokenizer",
+	"google.golang.org/protobuf":          "tokenizer",
 	"golang.org/x/sys":                    "vm vm/cpu vm/cpu/simd cuda cmd",
 }
 

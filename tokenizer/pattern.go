@@ -1,0 +1,255 @@
+package tokenizer
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/dlclark/regexp2/v2"
+)
+
+// pattern finds what Split and Replace look for: a text, or a regular expression with look-ahead.
+type pattern struct {
+	text   string // where regexp is nil
+	regexp *regexp2.Regexp
+}
+
+// span is a part of a text in bytes, and whether the pattern matched it.
+type span struct {
+	start, end int
+	match      bool
+}
+
+const (
+	maxPattern = 64 << 10 // bytes of an expression
+	maxStack   = 16 << 20 // entries of the stack of a match
+)
+
+func readPattern(raw json.RawMessage, where string) (pattern, error) {
+	var p struct{ String, Regex *string }
+	if err := unmarshal(raw, &p, where); err != nil {
+		return pattern{}, err
+	}
+	switch {
+	case p.String != nil && p.Regex == nil:
+		return pattern{text: *p.String}, nil
+	case p.Regex == nil || p.String != nil:
+		return pattern{}, fmt.Errorf(`%s: it is neither {"String": ...} nor {"Regex": ...}`, where)
+	}
+	compiled, err := compile(*p.Regex)
+	if err != nil {
+		return pattern{}, fmt.Errorf("%s: %w", where, err)
+	}
+	return pattern{regexp: compiled}, nil
+}
+
+// compile translates an expression of Oniguruma's Ruby syntax.
+func compile(expression string) (re *regexp2.Regexp, err error) {
+	if len(expression) > maxPattern {
+		return nil, fmt.Errorf("an expression of %d bytes: at most %d are read", len(expression), maxPattern)
+	}
+	translated, err := translate(expression)
+	if err != nil {
+		return nil, fmt.Errorf("expression %.200q: %w", expression, err)
+	}
+	defer func() {
+		if r := recover(); r != nil { // the compiler of a hostile expression
+			re, err = nil, fmt.Errorf("expression %.200q: %v", expression, r)
+		}
+	}()
+	re, err = regexp2.Compile(translated, regexp2.Multiline, regexp2.OptionMaxBacktrackingStackSize(maxStack))
+	if err != nil {
+		return nil, fmt.Errorf("expression %.200q: %w", expression, err)
+	}
+	return re, nil
+}
+
+// translator rewrites what the two syntaxes read differently and refuses what only one of them has.
+type translator struct {
+	in    string
+	out   strings.Builder
+	class bool // inside [ ]
+}
+
+// categories are the names after \p that mean the same in both: general categories but Mn and Mc, of which one
+// character changed sides between versions of Unicode.
+var categories = map[string]bool{
+	"L": true, "Lu": true, "Ll": true, "Lt": true, "Lm": true, "Lo": true, "M": true, "Me": true,
+	"N": true, "Nd": true, "Nl": true, "No": true, "P": true, "Pc": true, "Pd": true, "Ps": true, "Pe": true,
+	"Pi": true, "Pf": true, "Po": true, "S": true, "Sm": true, "Sc": true, "Sk": true, "So": true,
+	"Z": true, "Zs": true, "Zl": true, "Zp": true,
+}
+
+func translate(in string) (string, error) {
+	if !utf8.ValidString(in) {
+		return "", fmt.Errorf("invalid UTF-8")
+	}
+	t := translator{in: in}
+	for i := 0; i < len(in); {
+		n, err := t.next(in[i:], i)
+		if err != nil {
+			return "", err
+		}
+		i += n
+	}
+	return t.out.String(), nil
+}
+
+// next translates what stands at the start of s and returns its length.
+func (t *translator) next(s string, at int) (int, error) {
+	fail := func(what string) (int, error) { return 0, fmt.Errorf("%s at byte %d is not supported", what, at) }
+	switch {
+	case s[0] == '\\':
+		return t.escape(s, at)
+	case t.class && s[0] == '[':
+		return fail("a class inside a class")
+	case t.class && strings.HasPrefix(s, "&&"):
+		return fail("an intersection of classes")
+	case t.class && s[0] == ']':
+		t.class = false
+	case !t.class && s[0] == '[':
+		t.class = true
+		for _, open := range []string{"[^]", "[]"} {
+			if strings.HasPrefix(s, open) {
+				return fail("a class that begins with ]")
+			}
+		}
+		if strings.HasPrefix(s, "[^") {
+			t.out.WriteString("[^")
+			return 2, nil
+		}
+	case !t.class && (s[0] == '+' || s[0] == '*' || s[0] == '?') && len(s) > 1 && s[1] == '+':
+		return fail("a possessive quantifier")
+	case !t.class && strings.HasPrefix(s, "(?") && len(s) > 2 && !strings.ContainsRune(":=!<>", rune(s[2])) &&
+		!strings.HasPrefix(s, "(?i:") && !(at == 0 && strings.HasPrefix(s, "(?i)")) && !strings.HasPrefix(s, "(?-i:"):
+		return fail("this kind of group")
+	}
+	t.out.WriteByte(s[0])
+	return 1, nil
+}
+
+// escape translates an escape. Categories get the characters of newer Unicode versions.
+func (t *translator) escape(s string, at int) (int, error) {
+	fail := func(what string) (int, error) { return 0, fmt.Errorf("%.20q at byte %d is not supported", what, at) }
+	if len(s) < 2 {
+		return 0, fmt.Errorf("a \\ at its end")
+	}
+	category, negated, n := "", false, 2
+	switch c := s[1]; {
+	case c == 'p' || c == 'P':
+		end := strings.IndexByte(s, '}')
+		if end < 0 || s[2] != '{' || !categories[strings.TrimPrefix(s[3:end], "^")] {
+			return fail(s[:min(len(s), 20)])
+		}
+		category, n = strings.TrimPrefix(s[3:end], "^"), end+1
+		negated = (c == 'P') != (s[3] == '^')
+	case c == 'd' || c == 'D':
+		category, negated = "Nd", c == 'D'
+	case strings.IndexByte("rntfvsSAzZ", c) >= 0 || c < 0x80 && c > ' ' && !isASCIIWord(c):
+		t.out.WriteString(s[:2])
+		return 2, nil
+	default:
+		return fail(s[:2])
+	}
+	if negated && t.class {
+		return fail(s[:n])
+	}
+	open, end := "[", "]"
+	if negated {
+		open = "[^"
+	}
+	if t.class {
+		open, end = "", ""
+	}
+	t.out.WriteString(open + `\p{` + category + "}")
+	newerOf(category, func(r [2]rune) {
+		t.out.WriteRune(r[0])
+		if r[0] != r[1] {
+			t.out.WriteByte('-')
+			t.out.WriteRune(r[1])
+		}
+	})
+	t.out.WriteString(end)
+	return n, nil
+}
+
+func isASCIIWord(c byte) bool {
+	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+}
+
+// spans cuts s into matches and what is between them. The result is valid until the next call.
+func (p *pattern) spans(e *encoder, s string) ([]span, error) {
+	out := e.spans[:0]
+	defer func() { e.spans = out }()
+	done := 0
+	add := func(start, end int) {
+		if done < start {
+			out = append(out, span{done, start, false})
+		}
+		out = append(out, span{start, end, true})
+		done = end
+	}
+	if p.regexp == nil {
+		for p.text != "" {
+			i := strings.Index(s[done:], p.text)
+			if i < 0 {
+				break
+			}
+			add(done+i, done+i+len(p.text))
+		}
+	} else if err := p.matches(e, s, add); err != nil {
+		return nil, err
+	}
+	if done < len(s) {
+		out = append(out, span{done, len(s), false})
+	}
+	return out, nil
+}
+
+// matches calls f for each match of the expression, in bytes.
+func (p *pattern) matches(e *encoder, s string, f func(start, end int)) error {
+	e.runes = e.runes[:0]
+	for _, r := range s {
+		e.runes = append(e.runes, r)
+	}
+	at, offset := 0, 0 // the same place in runes and bytes
+	to := func(index int) int {
+		for ; at < index; at++ {
+			offset += utf8.RuneLen(e.runes[at])
+		}
+		return offset
+	}
+	err := p.regexp.FindRunesMatches(e.runes, 0, func(m regexp2.MatchView) bool {
+		index, length, _ := m.GroupRange(0)
+		start := to(index)
+		f(start, to(index+length))
+		return true
+	})
+	if err != nil {
+		return fmt.Errorf("matching %d bytes: %w", len(s), err)
+	}
+	return nil
+}
+
+func (p *pattern) replace(e *encoder, s, by string) (string, error) {
+	if p.regexp == nil {
+		if p.text == "" {
+			return s, nil
+		}
+		return strings.ReplaceAll(s, p.text, by), nil
+	}
+	spans, err := p.spans(e, s)
+	if err != nil {
+		return s, err
+	}
+	var b strings.Builder
+	for _, x := range spans {
+		if x.match {
+			b.WriteString(by)
+		} else {
+			b.WriteString(s[x.start:x.end])
+		}
+	}
+	return b.String(), nil
+}
