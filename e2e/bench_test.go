@@ -19,7 +19,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// gpt is a model for the benchmark of training.
+// gpt is a model for the training benchmark.
 type gpt struct {
 	name                                          string
 	layers, hidden, heads, sequence, batch, vocab int
@@ -67,19 +67,20 @@ schedule whole {
 `, g.layers, g.hidden, g.heads, g.vocab, g.tied, g.sequence, g.batch, g.batch)
 }
 
-// flops of one step: 6 for each token and each weight that multiplies (2 forward, 4 backward; the head's matrix counts,
-// the look-up in the embedding does not), and for attention 6*T*h for each token and layer (2*T*h forward, when a token
-// sees half of the others on average, and twice that backward; what the backward computes again does not count).
+// flops returns the FLOPs of a step: 6 for each token and each multiplying weight (2 forward, 4 backward;
+// including the head's matrix, excluding the embedding's look-up), and for attention 6*T*h for each token and
+// layer (2*T*h forward, since a token sees half of the others on average, and twice that backward, without
+// recomputation).
 func (g gpt) flops() float64 {
 	h, tokens := float64(g.hidden), float64(g.sequence*g.batch)
 	weights := float64(g.layers)*12*h*h + float64(g.vocab)*h
 	return tokens * (6*weights + 6*float64(g.layers)*float64(g.sequence)*h)
 }
 
-// BenchmarkTrain measures steps (forward, backward, AdamW) of three GPTs in f32 on one rank with a thread for each
-// processor: tokens/s, and the share of the rate of a large matrix product. That is measured right before and after each
-// step, so that what else the machine does weighs on both alike; the median step counts. One iteration is two seconds of
-// steps. With -v it also shows which opcodes take the time.
+// BenchmarkTrain measures steps (forward, backward, AdamW) of three GPTs in f32 on one rank with a thread for
+// each processor: tokens/s, and the share of the rate of a large matrix product. The product is measured
+// right before and after each step, so that other programs affect both alike; the median step counts. One
+// iteration is two seconds of steps. With -v it also shows which opcodes take the time.
 func BenchmarkTrain(b *testing.B) {
 	for _, g := range gpts {
 		b.Run(g.name, func(b *testing.B) {
@@ -141,7 +142,7 @@ func newProduct() *product {
 	return p
 }
 
-// rate is the best of a few goes, in FLOP/s.
+// rate returns the best of several runs, in FLOP/s.
 func (p *product) rate() float64 {
 	const n = productSize
 	best := 0.0
@@ -153,7 +154,7 @@ func (p *product) rate() float64 {
 	return best
 }
 
-// opTable is the time that the first rank's instructions took, by opcode; matrix products by what is transposed.
+// opTable holds the time of the first rank's instructions by opcode; matrix products also by transposition.
 type opTable struct {
 	program *ir.Program
 	spent   map[string]time.Duration
@@ -211,8 +212,8 @@ func (o *opTable) String() string {
 	return s.String()
 }
 
-// BenchmarkCompile shows that the time of compiling grows as the number of instructions: each doubles the subsequences,
-// and so the instructions, and reports the nanoseconds that each phase takes for one, at best.
+// BenchmarkCompile shows that compile time is linear in the number of instructions. Each case doubles the
+// subsequences, and so the instructions, and reports the best time per instruction of each phase.
 func BenchmarkCompile(b *testing.B) {
 	for n := 32; n <= 512; n *= 2 {
 		b.Run(fmt.Sprintf("subsequences=%d", n), func(b *testing.B) {
@@ -255,7 +256,7 @@ func countInstructions(p *ir.Program) int {
 	return n
 }
 
-// jobs are as large as they come: 65B parameters on a million tokens and 128 GPUs, and on 4,096.
+// jobs are the largest ones: 65B parameters on a million tokens, on 128 GPUs and on 4,096.
 var jobs = []struct {
 	name string
 	set  []string
@@ -264,7 +265,8 @@ var jobs = []struct {
 	{"4096ranks", []string{"cluster.nodes=512", "train.batch=64", "schedule.sp=8", "schedule.pp=16", "schedule.dp=32", "schedule.offload=full"}},
 }
 
-// BenchmarkJobs takes jobs from their spec to the end of the first simulated step, and says how much memory Go has ever had for it.
+// BenchmarkJobs takes jobs from the spec to the end of the first simulated step, and reports Go's peak
+// memory.
 func BenchmarkJobs(b *testing.B) {
 	for _, job := range jobs {
 		b.Run(job.name, func(b *testing.B) {

@@ -17,8 +17,8 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// calibrated are plans of one model that BenchmarkCalibration runs and simulates: pipelines, subsequences, offload,
-// recomputation, virtual stages and splits of a layer, of one to four ranks.
+// calibrated are plans of one model for BenchmarkCalibration: pipelines, subsequences, offload,
+// recomputation, virtual stages and splits of a layer, on one to four ranks.
 var calibrated = []string{
 	"pp=1 sp=1 subsequences=1 offload=none",
 	"pp=1 sp=1 subsequences=4 offload=none",
@@ -51,13 +51,14 @@ schedule s {
 }
 `
 
-// BenchmarkCalibration probes this computer, as `sppovm probe` does, and sets simulated step times beside the cpu device's: one
-// line a plan, how many plans are within 15%, the worst difference, how many pairs of plans the measurement tells apart, and how
-// many of those the simulation puts in the same order. How much of what counts other work on this computer has slowed down tells
-// what the rest is worth. Measurements of the probe and steps of the plans take turns, each behind one of its own that warms up,
-// and of both those count that the computer did not disturb; medians of them are compared. With -v it shows the lines.
+// BenchmarkCalibration probes this computer, as `sppovm probe` does, and compares simulated step times with
+// the cpu device's. It reports one line per plan, how many plans are within 15%, the worst difference, how
+// many pairs of plans the measurement distinguishes, how many of those the simulation orders alike, and how
+// much other programs disturbed the measurements. Measurements of the probe and steps of the plans take
+// turns, each after a warm-up run; the undisturbed ones count, and their medians are compared. With -v it
+// shows the lines.
 //
-// It takes a quarter of an hour: with fewer rounds the order of plans is that of the noise where others are at work.
+// It takes a quarter of an hour. With fewer rounds, noise decides the order of plans on a busy computer.
 func BenchmarkCalibration(b *testing.B) {
 	for b.Loop() {
 		plans := make([]calibration, len(calibrated))
@@ -114,13 +115,14 @@ func report(b *testing.B, plans []calibration) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// rankCorrelation is Spearman's of the plans by median measured and by simulated time: 1 where both put them in one order.
+// rankCorrelation returns Spearman's correlation between the median measured and the simulated times of the
+// plans: 1 if both give the same order.
 func rankCorrelation(plans []calibration) float64 {
 	rank := func(of func(*calibration) float64) []float64 {
 		ranks := make([]float64, len(plans))
 		for i := range plans {
 			for j := range plans {
-				ranks[i] += float64(1+cmp.Compare(of(&plans[i]), of(&plans[j]))) / 2 // equals share theirs
+				ranks[i] += float64(1+cmp.Compare(of(&plans[i]), of(&plans[j]))) / 2 // equal values share their ranks
 			}
 		}
 		return ranks
@@ -136,13 +138,13 @@ func rankCorrelation(plans []calibration) float64 {
 	return both / math.Sqrt(of*other)
 }
 
-// order is -1 where the first list's values are smaller, 1 where they are larger, 0 where the measurement does not tell: the rank
-// sum test of Mann and Whitney, by which one of a hundred pairs of lists that do not differ would be told apart. It asks nothing of
-// how measurements are distributed.
+// order returns -1 if the first list's values are smaller, 1 if they are larger, 0 if the measurement does
+// not tell. It is the rank sum test of Mann and Whitney, at a level of 1% for lists that do not differ, and
+// assumes no distribution.
 func order(a, b []float64) int {
 	const sure = 2.576 // standard deviations
 	n, m := float64(len(a)), float64(len(b))
-	smaller := 0.0 // pairs in which the first one's value is
+	smaller := 0.0 // pairs in which the first value is smaller
 	for _, x := range a {
 		for _, y := range b {
 			smaller += float64(1-cmp.Compare(x, y)) / 2
@@ -155,8 +157,8 @@ func order(a, b []float64) int {
 	return -cmp.Compare(off, 0)
 }
 
-// probed is this computer with four ranks, and the share of measurements that other work disturbed. A step of each plan is measured
-// behind each round of measurements.
+// probed probes this computer with four ranks, and returns the share of disturbed measurements. A step of
+// each plan follows each round of measurements.
 func probed(b *testing.B, plans []calibration) (machine ir.Machine, disturbed float64) {
 	pool := simd.NewPool(0)
 	defer pool.Close()
@@ -167,7 +169,7 @@ func probed(b *testing.B, plans []calibration) (machine ir.Machine, disturbed fl
 	bench.Between = func() {
 		for i := range plans {
 			p := &plans[i]
-			doSteps(b, p.job, 1) // what has rested for a round is slow at first
+			doSteps(b, p.job, 1) // memory that rested for a round is slow at first
 			s, err := bench.Sample(func() (vm.StepResult, error) { return p.job.Step(b.Context()) })
 			if err != nil {
 				b.Fatal(err)
@@ -194,7 +196,7 @@ type calibration struct {
 	program   *ir.Program
 	job       *vm.Job
 	samples   []probe.Sample // of steps
-	seconds   []float64      // of those that count, rising
+	seconds   []float64      // of the counted samples, ascending
 	simulated float64        // of a step
 }
 
@@ -224,13 +226,13 @@ func (c *calibration) simulate(b *testing.B, machine ir.Machine) {
 	c.simulated = float64(timeline.Makespan)
 }
 
-// What the calibration says of an order.
+// The result of order for lists that differ, that do not, and that are short.
 func TestOrderOfPlans(t *testing.T) {
 	few, many, more := []float64{1, 2, 3}, []float64{1, 2, 3, 4, 5, 6, 7, 8}, []float64{7, 8, 9, 10, 11, 12, 13, 14}
 	for _, c := range []struct {
 		a, b []float64
 		want int
-	}{{many, more, -1}, {more, many, 1}, {many, many, 0}, {few, more[3:], 0}} { // three measurements tell nothing
+	}{{many, more, -1}, {more, many, 1}, {many, many, 0}, {few, more[3:], 0}} { // three measurements are not enough
 		if got := order(c.a, c.b); got != c.want {
 			t.Errorf("%v and %v: %d, want %d", c.a, c.b, got, c.want)
 		}

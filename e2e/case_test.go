@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// Case is one point of the space: a tiny model, and how it is scheduled. Fields that name a choice hold what the spec
-// says after "=".
+// Case is one point of the space: a tiny model and its schedule. Fields that name a choice hold the text
+// after "=" in the spec.
 type Case struct {
 	Family, Positions, DType string
 	Tied                     bool
 	KVHeads, Batch           int
 
 	PP, SP, DP, N, Microbatch int
-	VirtualStages             int    // 0 stands for 1
+	VirtualStages             int    // 0 means 1
 	Order                     string // sequence | layer
 	Keep                      string // [k, v] | [] | [k] | [v]
 	Strategy                  string // one of schedule.strategy
@@ -24,12 +24,13 @@ type Case struct {
 	Offload                   string // none | full | 0.5 | adaptive | memory | auto | list
 	Mux                       string // off | left | right | on
 	Recompute                 string // none | selective | keep_attention | full | auto
-	// An empty string stands for the first of its choices.
+	// An empty string means the first of the choices.
 
 	Steps, Layers, Sequence, Vocab int
 }
 
-// Sizes of the tiny model. Vocabulary and ffn divide by no number of ranks, so both are padded; heads divide by all.
+// Sizes of the tiny model. Vocabulary and ffn are divisible by no number of ranks, so both are padded; heads
+// are divisible by all.
 const (
 	hidden    = 32
 	heads     = 4
@@ -42,15 +43,16 @@ const (
 	ranks     = 32
 )
 
-// The optimizer of every case. The rate is high enough that 20 steps change the weights, and eps so large that a
-// gradient which is nothing but rounding moves nothing.
+// The optimizer of every case. The rate is high enough that 20 steps change the weights, and eps is so large
+// that a gradient which is only rounding changes nothing.
 const (
 	lr, minLR         = 2e-3, 5e-4
 	beta1, beta2, eps = 0.9, 0.95, 1e-6
 	weightDecay       = 0.1
 )
 
-// plain is the model of a case on one rank, in one piece, with nothing offloaded: what every schedule is held against.
+// plain returns the model of a case on one rank, undivided, without offload: the reference for every
+// schedule.
 func (c Case) plain() Case {
 	c.Mux = "off"
 	c.PP, c.SP, c.DP, c.N, c.Microbatch, c.VirtualStages = 1, 1, 1, 1, 1, 1
@@ -59,9 +61,9 @@ func (c Case) plain() Case {
 	return c
 }
 
-// unpiped is the case on one stage with nothing offloaded, computed again or put off, and no more divided among replicas than
-// what sums ask for: equal to the last bit by E1 and E2. What alternates forwards and backwards sums in the order of the
-// simplest that does.
+// unpiped returns the case on one stage without offload, recomputation or deferred gradients, and divided
+// among replicas only as far as sums require: bitwise equal by E1 and E2. Strategies that alternate forwards
+// and backwards sum in the order of the simplest one that does.
 func (c Case) unpiped() Case {
 	c.Mux = "off"
 	if c.Strategy != "sppo" && c.Strategy != "" {
@@ -76,8 +78,8 @@ func (c Case) unpiped() Case {
 	return c
 }
 
-// oneTurn reports whether each layer has one turn in the backward pass of a step. If it has more, ranks that divide gradients add up
-// each turn's among themselves first, and others each their own.
+// oneTurn reports whether each layer has one backward pass in a step. If it has more, ranks that divide
+// gradients sum each pass's among themselves first, and others sum their own.
 func (c Case) oneTurn() bool {
 	return (c.N == 1 || c.Order == "layer") && c.Batch == c.DP*c.Microbatch
 }
@@ -85,7 +87,7 @@ func (c Case) oneTurn() bool {
 // lengths of the list partition of 48 tokens: uneven, rising and falling, multiples of every SP.
 var lengths = map[int][]int{1: {48}, 3: {12, 20, 16}, 8: {8, 4, 4, 12, 4, 4, 8, 4}}
 
-// shares of the list policy: some subsequences stay, some leave, some leave in part, also the last.
+// shares of the list policy: some subsequences are kept, some offloaded, some in part, including the last.
 var shares = map[int][]float64{1: {0.7}, 3: {0.3, 1, 0.6}, 8: {1, 0, 0.5, 0.25, 1, 0, 1, 0.4}}
 
 func listOf[N int | int64 | float64](values []N) string {
@@ -94,7 +96,7 @@ func listOf[N int | int64 | float64](values []N) string {
 
 func (c Case) virtualStages() string {
 	if c.Order == "layer" && c.VirtualStages < 2 {
-		return "auto" // one for each layer
+		return "auto" // one per layer
 	}
 	return fmt.Sprint(max(1, c.VirtualStages))
 }
@@ -111,7 +113,7 @@ func (c Case) subsequences() string {
 }
 
 func (c Case) partition() string {
-	if c.Partition == "list" { // the list goes before it
+	if c.Partition == "list" { // the list overrides it
 		return "flops"
 	}
 	return c.Partition
@@ -124,7 +126,7 @@ func (c Case) offload() string {
 	return c.Offload
 }
 
-// orElse is a choice, or the plainest where a case leaves it open.
+// orElse returns a choice, or the plainest if a case leaves it open.
 func orElse(choice, plainest string) string {
 	if choice == "" {
 		return plainest
@@ -134,7 +136,7 @@ func orElse(choice, plainest string) string {
 
 func (c Case) warmup() int { return min(3, c.Steps) }
 
-// Spec is the case as a file.
+// Spec returns the case as a spec.
 func (c Case) Spec() string {
 	return fmt.Sprintf(`import "clusters/local.sppo"
 
@@ -202,7 +204,7 @@ func (c Case) String() string {
 		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"])
 }
 
-// kept is what stays on the device, in a word.
+// kept names what stays on the device.
 func (c Case) kept() string {
 	return "keep" + strings.NewReplacer("[", "", "]", "", ", ", "").Replace(orElse(c.Keep, "[k, v]"))
 }

@@ -9,8 +9,8 @@ import (
 	"sppo.dev/passes"
 )
 
-// TestChosenToFit gives devices less memory than a case needs, and leaves it to the passes what stays, what goes to the host and
-// what is made again: the program fits, and no bit differs from the one that has room.
+// TestChosenToFit gives devices less memory than a case needs, and leaves to the passes what is kept,
+// offloaded and recomputed: the program fits, and equals bitwise the one with enough memory.
 func TestChosenToFit(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", Positions: "learned", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 2, DP: 1, N: 6},
@@ -44,7 +44,8 @@ func TestChosenToFit(t *testing.T) {
 	}
 }
 
-// halfway is a capacity between what a case needs with nothing away and what it needs with as much away as the choice allows.
+// halfway returns a capacity between what a case needs with everything kept and with as much moved away as
+// the choice allows.
 func halfway(t *testing.T, c Case) ir.Bytes {
 	t.Helper()
 	least, _, err := compile(c.Spec(), "cluster.device_memory=1KiB")

@@ -14,7 +14,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// checkSame demands that two runs agree to the last bit in losses, norms, gradients and final weights.
+// checkSame checks that two runs agree bitwise in losses, norms, gradients and final weights.
 func checkSame(t *testing.T, what string, got, want *Result) {
 	t.Helper()
 	for i := range want.Losses {
@@ -50,26 +50,26 @@ func differing(got, want map[string][]float32, names []string) []string {
 	return list
 }
 
-// tolerance is what rounding may change.
+// tolerance bounds differences by rounding.
 type tolerance struct {
 	loss   float64 // of every step, relative
-	global float64 // of the gradient of step 1, against its whole norm
-	tensor float64 // of each tensor's part, against its own norm
+	global float64 // of the gradient of step 1, relative to its total norm
+	tensor float64 // of each tensor's part, relative to its own norm
 }
 
-// tolerances by storage type, as the design states them.
+// tolerances by storage type.
 var tolerances = map[string]tolerance{
 	"f32":  {loss: 1e-5, global: 1e-5, tensor: 1e-4},
 	"bf16": {loss: 2e-2, global: 3e-2, tensor: 0.2},
 }
 
-// zeroGradient tells tensors whose gradient is zero in theory: without rotation, a key bias adds the same to all scores
-// of a query, and softmax does not see it.
+// zeroGradient reports whether a tensor's gradient is zero in theory: without rotation, a key bias adds the
+// same to all scores of a query, which softmax ignores.
 func zeroGradient(c Case, tensor string) bool {
 	return strings.HasSuffix(tensor, ".bk") && c.Positions != "rope"
 }
 
-// checkClose demands that two runs of a case's model agree within rounding.
+// checkClose checks that two runs of a case's model agree within rounding.
 func checkClose(t *testing.T, c Case, what string, got, want *Result) {
 	t.Helper()
 	tol := tolerances[c.DType]
@@ -82,12 +82,12 @@ func checkClose(t *testing.T, c Case, what string, got, want *Result) {
 
 func checkRelative(t *testing.T, what string, got, want, tolerance float64) {
 	t.Helper()
-	if !(math.Abs(got-want) <= tolerance*math.Abs(want)) { // also true for not-a-number
+	if !(math.Abs(got-want) <= tolerance*math.Abs(want)) { // also true for NaN
 		t.Errorf("%s is %.9g, not %.9g: relative error %.2g", what, got, want, math.Abs(got-want)/math.Abs(want))
 	}
 }
 
-// checkGradients compares each tensor with its own norm, and all together with the norm of all.
+// checkGradients compares each tensor relative to its own norm, and all together relative to the total norm.
 func checkGradients[F float32 | float64](t *testing.T, c Case, what string, got map[string][]float32, want map[string][]F, names []string, tol tolerance) {
 	t.Helper()
 	difference, size := 0.0, 0.0
@@ -103,7 +103,7 @@ func checkGradients[F float32 | float64](t *testing.T, c Case, what string, got 
 	}
 }
 
-// distance is the norm of the difference of two tensors, and that of the second.
+// distance returns the norm of the difference of two tensors, and the norm of the second.
 func distance[F float32 | float64](got []float32, want []F) (difference, size float64) {
 	if len(got) != len(want) {
 		return math.NaN(), 0
@@ -115,8 +115,8 @@ func distance[F float32 | float64](got []float32, want []F) (difference, size fl
 	return math.Sqrt(difference), math.Sqrt(size)
 }
 
-// checkPeaks is the first half of E5: the highest byte that a rank touched is the program's declared peak, which is the
-// plan's, to the byte.
+// checkPeaks is the first half of E5: the highest byte that a rank touched is the program's declared peak,
+// and the plan's, to the byte.
 func checkPeaks(t testing.TB, c Case, plan *passes.Plan, p *ir.Program, job *vm.Job) {
 	t.Helper()
 	checkBound(t, c, plan, p)
@@ -136,9 +136,10 @@ func checkPeaks(t testing.TB, c Case, plan *passes.Plan, p *ir.Program, job *vm.
 	}
 }
 
-// checkBound holds what passes choose by to what lives at once in the program, which it is never less than, and to what was placed. It
-// counts a share for the gaps that placing leaves; where few buffers make an arena they may be more than that, by less than the
-// largest buffer, and by less than the twentieth to which placing keeps.
+// checkBound compares the memory bound of the passes with the live bytes of the program, which it must never
+// be less than, and with the placed bytes. The bound includes a margin for gaps of placement. In an arena of
+// few buffers the gaps may exceed it, by less than the largest buffer, and by less than the 5% that placement
+// guarantees.
 func checkBound(t testing.TB, c Case, plan *passes.Plan, p *ir.Program) {
 	t.Helper()
 	bound := passes.FootprintOf(plan)
@@ -171,8 +172,9 @@ func takesOver(c *ir.Code, in *ir.Instr, i int) bool {
 	})
 }
 
-// mostLive is the most bytes of an arena that lie between first and last use of their buffers at once, in the issue order of a
-// section. What several sections use, or one reads that has not written it, is there throughout.
+// mostLive returns the largest number of bytes of an arena between first and last use of their buffers, in
+// the issue order of a section. Buffers used by several sections, or read before they are written, are live
+// throughout.
 func mostLive(c *ir.Code, arena ir.Arena) ir.Bytes {
 	type use struct{ section, first, last int }
 	uses := map[uint32]use{}
@@ -188,7 +190,7 @@ func mostLive(c *ir.Code, arena ir.Arena) ir.Bytes {
 				if !known {
 					u = use{int(section), at, at}
 					if takesOver(c, in, i) {
-						u.first++ // until then the bytes are the other buffer's
+						u.first++ // until then the bytes belong to the other buffer
 					}
 					throughout[v.Buffer], _ = in.Access(i)
 				}
@@ -221,8 +223,8 @@ func mostLive(c *ir.Code, arena ir.Arena) ir.Bytes {
 	return always + most
 }
 
-// checkOrder is the second half of E5: every stream executed the instructions that the program gives it, in the
-// program's order, each once a section. It drops the timelines that it has seen.
+// checkOrder is the second half of E5: every stream executed the program's instructions in order, each once
+// per section. It drops the timelines that it has checked.
 func checkOrder(t testing.TB, c Case, p *ir.Program, traces []*vm.Trace) {
 	t.Helper()
 	for r, trace := range traces {
@@ -244,7 +246,7 @@ func checkOrder(t testing.TB, c Case, p *ir.Program, traces []*vm.Trace) {
 	}
 }
 
-// checkSimulated runs a step and a validation in virtual time, where they must take the same order and the same bytes.
+// checkSimulated runs a step and a validation in virtual time, which must have the same order and bytes.
 func checkSimulated(t testing.TB, c Case, p *ir.Program) {
 	t.Helper()
 	ranks, err := sim.New(p, sim.Options{})

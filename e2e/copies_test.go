@@ -12,9 +12,9 @@ import (
 	"sppo.dev/passes"
 )
 
-// TestWhenCopiesGo: how long copies out may lag and how early copies back are issued changes no bit, whatever the order of
-// tasks; every such plan verifies, and its peaks are what a run touches. Lags and distances are put into the plan by hand,
-// for the passes choose them by time, and tiny jobs give them no reason to.
+// TestWhenCopiesGo: the lag of copies out and the distance of reloads change no bit, for any order of tasks.
+// Every such plan verifies, and a run touches its peaks. Lags and distances are edited into the plan, because
+// the passes choose them by time, and tiny jobs give them no reason to.
 func TestWhenCopiesGo(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 1, DP: 1, N: 5, Microbatch: 1, Offload: "full"},
@@ -41,8 +41,8 @@ func TestWhenCopiesGo(t *testing.T) {
 	}
 }
 
-// TestGradientsPutOff splits backwards by hand and puts the gradients of their weights anywhere behind them. As long as those
-// keep their order, no bit changes, whatever else the plan says.
+// TestGradientsPutOff splits backwards by hand and moves their weight-gradient halves anywhere later. As long
+// as those keep their order, no bit changes, whatever else the plan says.
 func TestGradientsPutOff(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -70,7 +70,7 @@ func TestGradientsPutOff(t *testing.T) {
 	}
 }
 
-// putOff splits the last backwards, as many as chance will have it, and draws where their second halves go.
+// putOff splits a random number of the last backwards, and draws the positions of their second halves.
 func putOff(r *rand.Rand, tasks []passes.Task) []passes.Task {
 	backwards := 0
 	for _, t := range tasks {
@@ -94,8 +94,8 @@ func putOff(r *rand.Rand, tasks []passes.Task) []passes.Task {
 	return append(out, late...)
 }
 
-// TestBlocksOfKeys: how early blocks of K and V come changes no bit, and how long they are only rounding, whether they divide the
-// subsequences or are longer than all of them.
+// TestBlocksOfKeys: how early blocks of K and V arrive changes no bit, and their length changes only
+// rounding, whether they divide the subsequences or are longer than all of them.
 func TestBlocksOfKeys(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 4, Batch: 2, PP: 2, SP: 2, DP: 1, N: 5, Microbatch: 2, Offload: "full", Keep: "[]"},
@@ -141,8 +141,8 @@ func runPlan(t *testing.T, c Case, plan *passes.Plan) *Result {
 	return result
 }
 
-// TestMixedFates: every unit of every layer, subsequence and stage may stay, go to the host or be made again, whatever the others
-// do: no bit changes. The letters are drawn.
+// TestMixedFates: every unit of every layer, subsequence and stage may be kept, offloaded or recomputed
+// independently of others: no bit changes. Placements are drawn at random.
 func TestMixedFates(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -170,7 +170,8 @@ func TestMixedFates(t *testing.T) {
 	}
 }
 
-// drawFates gives every unit a letter; the layer's input, the first of a layer, cannot be made again.
+// drawFates draws a placement for every unit; the layer's input, the first unit of a layer, cannot be
+// recomputed.
 func drawFates(r *rand.Rand, plan *passes.Plan) {
 	units := slices.DeleteFunc(slices.Clone(plan.Units), func(u passes.Unit) bool { return u.Block != "layer" || u.Type != passes.Type1 })
 	for s := range plan.Offload.Fate {

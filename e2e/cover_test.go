@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// setting is one dimension of the space: how many values it has, and how a case takes one.
+// setting is one dimension of the space: its number of values, and how a case takes one.
 type setting struct {
 	name string
 	size int
@@ -18,7 +18,7 @@ func choice[V any](name string, set func(*Case, V), values ...V) setting {
 	return setting{name, len(values), func(c *Case, i int) { set(c, values[i]) }}
 }
 
-// space is every setting. In each the first value is the plainest.
+// space lists the settings. The first value of each is the plainest.
 var space = []setting{
 	choice("family", func(c *Case, v string) { c.Family = v }, "gpt", "llama"),
 	choice("kv_heads", func(c *Case, v int) { c.KVHeads = v }, 4, 2, 1),
@@ -42,21 +42,21 @@ var space = []setting{
 	choice("order", func(c *Case, v string) { c.Order = v }, "sequence", "layer"),
 }
 
-// Strategies by what they do not know: subsequences; one virtual stage; two.
+// Strategies by what they do not support: subsequences; one virtual stage; two.
 var (
 	wholeStrategies = []string{"gpipe", "1f1b", "zb-v", "dualpipe-v"}
 	twoStages       = []string{"zb-v", "dualpipe-v"}
 	oneStage        = []string{"zb-h2"}
 )
 
-// among reports whether the strategy of that index is one of some.
+// among reports whether the strategy of that index is one of the names.
 func among(strategy int, names ...string) bool {
 	var c Case
 	space[settingIndex("strategy")].set(&c, strategy)
 	return slices.Contains(names, c.Strategy)
 }
 
-// row gives every setting the index of its value; -1 where it is open.
+// row holds the value index of every setting; -1: open.
 type row []int
 
 func (r row) toCase() Case {
@@ -70,7 +70,7 @@ func (r row) toCase() Case {
 	return c
 }
 
-// forbidden are pairs of choices that no spec can have together.
+// forbidden are pairs of choices that no spec can combine.
 var forbidden = []struct {
 	a, b   string
 	clash  func(a, b int) bool // by the index of the values
@@ -99,7 +99,7 @@ func settingIndex(name string) int {
 	return i
 }
 
-// allowed reports whether a row, which may have open places, can become a spec.
+// allowed reports whether a row, which may have open settings, can become a spec.
 func (r row) allowed() bool {
 	for _, f := range forbidden {
 		if a, b := r[settingIndex(f.a)], r[settingIndex(f.b)]; a >= 0 && b >= 0 && f.clash(a, b) {
@@ -109,10 +109,10 @@ func (r row) allowed() bool {
 	return true
 }
 
-// tuple is a combination of values of few settings: 1 + value by setting, 0 where any will do.
+// tuple is a combination of values of few settings: 1 + value by setting, 0 for any.
 type tuple [24]uint8
 
-// tuples are the parts of a row of that many settings.
+// tuples yields the parts of a row with the given number of settings.
 func (r row) tuples(strength int) iter.Seq[tuple] {
 	return func(yield func(tuple) bool) { r.extend(tuple{}, 0, strength, yield) }
 }
@@ -134,7 +134,7 @@ func (r row) extend(t tuple, from, left int, yield func(tuple) bool) bool {
 	return true
 }
 
-// coverage is the tuples of a space that some spec can have, and which of them rows have so far.
+// coverage holds the tuples of a space that some spec can have, and which of them the rows have so far.
 type coverage struct {
 	strength int
 	order    []tuple // all of them, in order of settings and values
@@ -147,7 +147,7 @@ func newCoverage(strength int) *coverage {
 	return v
 }
 
-// fill adds what a row becomes when that many more settings take a value.
+// fill adds what a row becomes when a number of further settings take a value.
 func (v *coverage) fill(r row, from, left int) {
 	if left == 0 {
 		if r.allowed() {
@@ -182,7 +182,8 @@ func (v *coverage) add(r row) {
 	}
 }
 
-// next is a row that has the first tuple still open, and then, setting by setting, the value that closes most others.
+// next returns a row with the first uncovered tuple and then, setting by setting, the value that covers most
+// others.
 func (v *coverage) next() row {
 	r := openRow()
 	for _, t := range v.order {
@@ -222,7 +223,8 @@ func (v *coverage) best(r row, i int) int {
 	return best
 }
 
-// cover is rows that have every pair of values, and then, up to a limit, as many triples as greed finds.
+// cover returns rows that have every pair of values and then, up to a limit, as many triples as a greedy
+// search finds.
 func cover(limit int) (rows []row, pairs, triples *coverage) {
 	pairs, triples = newCoverage(2), newCoverage(3)
 	for len(pairs.open) > 0 || len(rows) < limit && len(triples.open) > 0 {
@@ -238,8 +240,8 @@ func cover(limit int) (rows []row, pairs, triples *coverage) {
 	return rows, pairs, triples
 }
 
-// TestCover holds the set to its promise by counting again, plainly: every two values of two settings that a spec can
-// have together are together in a case, and there are at most 80 cases.
+// TestCover checks the set by counting again: every pair of values that a spec can combine occurs in a case,
+// and there are at most 80 cases.
 func TestCover(t *testing.T) {
 	rows, pairs, triples := cover(coverLimit)
 	t.Logf("%d cases cover %d of %d pairs and %d of %d triples", len(rows), pairs.covered(), len(pairs.order), triples.covered(), len(triples.order))

@@ -1,21 +1,22 @@
-// Package e2e holds what must be equal, end to end: a spec's text goes through every phase, its program runs on the
-// cpu device, and what comes out is compared with another schedule of the same model, or with the published maths. The
-// guarantees carry the numbers of the design: E1 to E6.
+// Package e2e tests what must be equal, end to end: a spec's text goes through every phase, its program runs
+// on the cpu device, and the result is compared with another schedule of the same model, or with the
+// published maths. The guarantees are numbered E1 to E6.
 //
 //	case_test.go      Case, one point of the space of models and schedules, and its text as a spec
-//	run_test.go       from a case to a result; every program is verified and taken through both of its forms on the way
-//	compare_test.go   what equal means: to the last bit, or within rounding
+//	run_test.go       from a case to a result; every program is verified and converted to both file forms and back
+//	compare_test.go   definitions of equality: bitwise, or within rounding
 //	cover_test.go     the set of cases that covers all pairs of settings
 //	equal_test.go     E1, E2, E3, E5 over that set, and over a large sample with SPPO_LONG=1
-//	random_test.go    the same over models and schedules at random, of odd sizes
-//	traits_test.go    what specs at random have, all of which the long form must have drawn
-//	baselines_test.go  the shipped schedules of systems that one compares with
+//	random_test.go    the same over random models and schedules of odd sizes
+//	traits_test.go    properties of random specs, all of which the long form must have drawn
+//	baselines_test.go  the shipped schedules of other systems
 //	zero_test.go      parameters that ranks divide among themselves
 //	naive_test.go     E4: the plain program against an independent implementation in float64
 //	resume_test.go    E6: checkpoints
 //	world_test.go     jobs of several processes
-//	gpu_test.go       E1, E2, E3, E5 and E6 on GPUs, where there are some
+//	gpu_test.go       E1, E2, E3, E5 and E6 on GPUs, if there are any
 //	bench_test.go     training throughput, and compile time by number of instructions
 //
-// There is nothing here but tests. They know every package by what it exports, and nothing of how any does its work.
+// The package contains only tests. They use the exported names of every package, and nothing of how any
+// works.
 package e2e

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// TestSchedulesAreEqual runs the covering set. Each case must equal, to the last bit, the same case on one stage with
-// nothing offloaded (E1, E2), and within rounding the plain program of its model (E3). Every run checks E5.
+// TestSchedulesAreEqual runs the covering set. Each case must equal, bitwise, the same case on one stage
+// without offload (E1, E2) and, within rounding, the plain program of its model (E3). Every run checks E5.
 func TestSchedulesAreEqual(t *testing.T) {
 	rows, _, _ := cover(coverLimit)
 	for _, r := range rows {
@@ -31,8 +31,8 @@ func checkCase(t *testing.T, c Case) {
 	checkClose(t, c, "E3: against the plain program", got, run(t, c.plain()))
 }
 
-// outside are cases that the space does not have: sequences longer than the tiles of attention, a vocabulary so wide that
-// the head goes over a subsequence in several chunks, stages that hold different numbers of layers, more replicas.
+// outside are cases beyond the space: sequences longer than the tiles of attention, a vocabulary so wide that
+// the head takes several chunks of a subsequence, stages with different numbers of layers, more replicas.
 var outside = []Case{
 	{Family: "gpt", KVHeads: 2, Positions: "learned", DType: "f32", Batch: 2, Layers: 2, Sequence: 640, Vocab: tinyVocab,
 		PP: 2, SP: 2, DP: 1, N: 5, Microbatch: 2, Partition: "flops", Offload: "full"},
@@ -70,7 +70,7 @@ var outside = []Case{
 		PP: 2, SP: 1, DP: 1, N: 2, Microbatch: 1, VirtualStages: 4, Strategy: "zb-h1", Partition: "flops", Offload: "carry"},
 }
 
-// TestOutsideTheSpace holds hand-picked cases to E1, E2 and E3, and their plain programs to E4.
+// TestOutsideTheSpace checks hand-picked cases for E1, E2 and E3, and their plain programs for E4.
 func TestOutsideTheSpace(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
@@ -85,10 +85,11 @@ func TestOutsideTheSpace(t *testing.T) {
 	}
 }
 
-// TestProduct runs the full product of what decides arithmetic and order: family, key and value heads, storage, pp, sp, dp,
-// subsequences, offload, batch. The settings that are left are drawn for each group of cases that differ in pp and
-// offload alone, which share what they are held against. It runs with SPPO_LONG=1, and ends after 25 minutes, or as many
-// as SPPO_LONG says. It prints how many cases there were; SPPO_SEED repeats a run.
+// TestProduct runs the full product of the settings that decide arithmetic and order: family, key and value
+// heads, storage, pp, sp, dp, subsequences, offload, batch. The other settings are drawn once for each group
+// of cases that differ only in pp and offload, so that the group shares its references. It runs with
+// SPPO_LONG=1, and ends after 25 minutes or as many as SPPO_LONG says. It prints the number of cases;
+// SPPO_SEED repeats a run.
 func TestProduct(t *testing.T) {
 	minutes, _ := strconv.Atoi(os.Getenv("SPPO_LONG"))
 	switch minutes {
@@ -154,7 +155,7 @@ func productGroups(random *rand.Rand) [][]row {
 	return groups
 }
 
-// combine gives rows every combination of values of some settings.
+// combine extends rows by every combination of values of some settings.
 func combine(rows []row, settings []int) []row {
 	for _, i := range settings {
 		var more []row

@@ -9,13 +9,13 @@ import (
 	"sppo.dev/vm/cpu"
 )
 
-// The tests whose names begin with TestGPU want a GPU. They are what `make gpu-check` runs, from a binary that needs no Go
-// there.
+// Tests whose names begin with TestGPU need a GPU. `make gpu-check` runs them from a binary that needs no Go
+// installation.
 
-// computer gives a job its devices, and how they meet.
+// computer provides a job's devices and their transport.
 type computer func() (device func(rank int) vm.Device, transport vm.Transport, err error)
 
-// onGPU is GPUs, or skips the test.
+// onGPU provides GPUs, or skips the test.
 func onGPU(t *testing.T, options cuda.Options) computer {
 	t.Helper()
 	m, err := cuda.Open(options)
@@ -28,7 +28,7 @@ func onGPU(t *testing.T, options cuda.Options) computer {
 	}
 }
 
-// runOn is the result of a case on a computer. It checks E5 on the way.
+// runOn returns the result of a case on a computer, and checks E5.
 func runOn(t *testing.T, c Case, on computer) *Result {
 	t.Helper()
 	plan, p := mustCompile(t, c)
@@ -52,9 +52,9 @@ func runOn(t *testing.T, c Case, on computer) *Result {
 	return r
 }
 
-// checkOn holds a case on a computer to E1, E2 and E5 there, and to E3 against the plain program on the cpu. Whoever
-// chooses how to multiply by where operands lie makes the same product differently in another schedule: then bits are not
-// compared.
+// checkOn checks a case on a computer for E1, E2 and E5, and for E3 against the plain program on the CPU.
+// Bits are not compared if the device chooses algorithms for products by the addresses of operands, which
+// differ between schedules.
 func checkOn(t *testing.T, c Case, on computer, bits bool) {
 	t.Helper()
 	got := runOn(t, c, on)
@@ -64,7 +64,7 @@ func checkOn(t *testing.T, c Case, on computer, bits bool) {
 	checkClose(t, c, "E3: against the plain program on the cpu", got, run(t, c.plain()))
 }
 
-// resumeOn is E6 on a computer: a checkpoint of half a run, taken up in a fresh job.
+// resumeOn is E6 on a computer: a checkpoint of half a run, continued in a fresh job.
 func resumeOn(t *testing.T, c Case, on computer) {
 	t.Helper()
 	whole := runOn(t, c, on)
@@ -120,7 +120,7 @@ func forResumed(t *testing.T, f func(t *testing.T, c Case)) {
 	}
 }
 
-// Every pair of settings, all ranks on the GPUs that there are: E1, E2, E3 and E5.
+// Every pair of settings, all ranks on the available GPUs: E1, E2, E3 and E5.
 func TestGPUSchedulesAreEqual(t *testing.T) {
 	for _, by := range []struct {
 		name    string
@@ -141,7 +141,7 @@ func TestGPUResume(t *testing.T) {
 	forResumed(t, func(t *testing.T, c Case) { resumeOn(t, c, on) })
 }
 
-// What the tests on GPUs do, on the cpu: it proves the tests.
+// The tests for GPUs on the CPU, which tests the tests.
 func TestOnAnyComputer(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")

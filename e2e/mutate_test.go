@@ -10,8 +10,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// mutation breaks a section of a code in one way, or returns false where it finds nothing to break. What it breaks must be
-// refused, if the kind is promised; of the others the verifier cannot know what was meant, and they are counted.
+// mutation breaks a section of a code in one way, or returns false if it finds nothing to break. The result
+// must be refused if the kind is promised. For other kinds the verifier cannot know what was meant, and
+// refusals are counted.
 type mutation struct {
 	name     string
 	promised bool
@@ -39,7 +40,7 @@ var mutations = []mutation{
 	{"swap inputs", false, (*mutant).swapInputs},
 }
 
-// TestMutants breaks programs of specs at random. Of kinds that the verifier promises to refuse none is accepted.
+// TestMutants breaks programs of random specs. Mutations of a promised kind are never accepted.
 func TestMutants(t *testing.T) {
 	specs, each, seed := 10, 4, uint64(1)
 	if os.Getenv("SPPO_LONG") != "" {
@@ -73,7 +74,7 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-// drawnProgram is that of the next spec which can be scheduled.
+// drawnProgram returns the program of the next spec that can be scheduled.
 func drawnProgram(t *testing.T, r *rand.Rand) *ir.Program {
 	t.Helper()
 	for {
@@ -116,7 +117,7 @@ func newMutant(r *rand.Rand, p *ir.Program) *mutant {
 
 func (m *mutant) instrs() []ir.Instr { return m.code.Sections[m.s] }
 
-// any is an instruction that suits, or -1.
+// any returns a random suitable instruction, or -1.
 func (m *mutant) any(suits func(*ir.Instr) bool) int {
 	list := m.instrs()
 	for n, at := 0, m.IntN(len(list)); n < len(list); n++ {
@@ -134,12 +135,13 @@ func isOp(ops ...ir.Op) func(*ir.Instr) bool {
 
 func isCopy(in *ir.Instr) bool { return in.Info().Class == ir.ClassMove }
 
-// onlyWrites reports whether an instruction has results that it begins, and changes nothing in place.
+// onlyWrites reports whether an instruction starts new results and changes nothing in place.
 func onlyWrites(in *ir.Instr) bool {
 	return in.Info().Written() > 0 && !changes(in) && class(in) != ir.ClassSync
 }
 
-// writesState reports whether an instruction overwrites weights or optimizer state, which would otherwise stay as they were.
+// writesState reports whether an instruction overwrites weights or optimizer state, which would otherwise
+// keep their values.
 func (m *mutant) writesState(in *ir.Instr) bool {
 	return onlyWrites(in) && slices.ContainsFunc(m.code.States, func(s ir.State) bool {
 		return s.Role != ir.RoleGrad && s.View.Buffer == in.Args[0].Buffer
@@ -180,7 +182,7 @@ func (m *mutant) insert(i int, in ir.Instr) {
 	m.code.Sections[m.s] = slices.Insert(m.code.Sections[m.s], i, in)
 }
 
-// redirect gives an operand another buffer of its arena that has room for it.
+// redirect gives an operand another buffer of its arena that is large enough.
 func (m *mutant) redirect(suits func(*ir.Instr) bool, operand int) bool {
 	i := m.any(suits)
 	if i < 0 {
@@ -200,7 +202,7 @@ func (m *mutant) redirect(suits func(*ir.Instr) bool, operand int) bool {
 	return false
 }
 
-// shift moves what an instruction writes by an element.
+// shift moves an instruction's output by one element.
 func (m *mutant) shift() bool {
 	room := func(in *ir.Instr) bool {
 		return onlyWrites(in) && in.Args[0].Offset+in.Args[0].Bytes()+in.Args[0].DType.Bytes() <= m.code.Buffers[in.Args[0].Buffer].Size
@@ -221,7 +223,7 @@ func (m *mutant) overlap(v, w ir.View) bool {
 	return b.Arena == c.Arena && b.Offset+v.Offset < c.Offset+w.Offset+w.Bytes() && c.Offset+w.Offset < b.Offset+v.Offset+v.Bytes()
 }
 
-// readers are the instructions that read a buffer's bytes under its name after an instruction.
+// readers returns the instructions after an instruction that read a buffer's bytes under its name.
 func (m *mutant) readers(after int, v ir.View) (list []int) {
 	for i := after + 1; i < len(m.instrs()); i++ {
 		in := &m.instrs()[i]
@@ -256,7 +258,7 @@ func (m *mutant) repeat(where func([]int) int) bool {
 	return true
 }
 
-// share puts a buffer where another one is that is in use at the same time.
+// share moves a buffer onto another one that is in use at the same time.
 func (m *mutant) share() bool {
 	i := m.any(onlyWrites)
 	if i < 0 {
@@ -285,7 +287,7 @@ func (m *mutant) share() bool {
 	return false
 }
 
-// dead adds an instruction that writes to a buffer which nobody knows.
+// dead adds an instruction whose result is never read.
 func (m *mutant) dead() bool {
 	i := m.any(func(in *ir.Instr) bool {
 		return onlyWrites(in) && class(in) != ir.ClassComm && in.Info().Written() == 1
@@ -320,7 +322,7 @@ func (m *mutant) hoist() bool {
 	return false
 }
 
-// swapOutputs has two instructions write what the other was to write.
+// swapOutputs exchanges the outputs of two instructions.
 func (m *mutant) swapOutputs() bool {
 	i := m.any(func(in *ir.Instr) bool { return onlyWrites(in) && class(in) != ir.ClassComm })
 	if i < 0 {
@@ -338,7 +340,7 @@ func (m *mutant) swapOutputs() bool {
 	return false
 }
 
-// between reports whether something reads what instruction i writes before instruction k.
+// between reports whether anything before instruction k reads what instruction i writes.
 func (m *mutant) between(i, k int) bool {
 	readers := m.readers(i, m.instrs()[i].Args[0])
 	return len(readers) > 0 && readers[0] < k

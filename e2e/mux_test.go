@@ -12,7 +12,8 @@ import (
 	"sppo.dev/passes"
 )
 
-// muxCases are pipelines of several sizes that share tasks, with every other setting that these meet.
+// muxCases are pipelines of several sizes that share tasks, with every other setting that interacts with
+// sharing.
 var muxCases = []Case{
 	{PP: 2, N: 4, SP: 1, DP: 1, Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Offload: "none", Layers: 4},
 	{PP: 2, N: 4, SP: 2, DP: 2, Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Offload: "full", Layers: 3, Zero: "1"},
@@ -39,7 +40,7 @@ func (c Case) completeMux() Case {
 	return c
 }
 
-// completeCases are the cases of mux with what they leave open.
+// completeCases returns the mux cases with their open settings filled in.
 func completeCases() []Case {
 	var all []Case
 	for _, c := range muxCases {
@@ -48,9 +49,10 @@ func completeCases() []Case {
 	return all
 }
 
-// TestMuxIsEqual holds shared tasks to the plain program within rounding, and offload and recomputation to the last bit.
+// TestMuxIsEqual compares shared tasks with the plain program within rounding, and offload and recomputation
+// bitwise.
 func TestMuxIsEqual(t *testing.T) {
-	divided := []Case{ // gradients, and weights; in the last, pieces of an odd number of rows are two replicas' positions
+	divided := []Case{ // gradients, and weights; in the last case, pieces of an odd number of rows are two replicas' positions
 		{PP: 2, N: 4, SP: 2, DP: 2, Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", Offload: "full", Layers: 5, SPMode: "ulysses", Zero: "2", Batch: 4},
 		{PP: 3, N: 7, SP: 1, DP: 2, Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", Offload: "none", Layers: 7, Zero: "3"},
 		{PP: 4, N: 8, SP: 2, DP: 2, Family: "llama", KVHeads: 1, Positions: "rope", DType: "bf16", Offload: "0.5", Layers: 4, Zero: "3", Recompute: "selective"},
@@ -79,7 +81,8 @@ func TestMuxIsEqual(t *testing.T) {
 	}
 }
 
-// TestMuxShares asks the program: each rank attends with as many rows of a task as its share is, to a quantum of SP.
+// TestMuxShares checks in the program that each rank attends with its share of a task's rows, to a quantum of
+// SP.
 func TestMuxShares(t *testing.T) {
 	for _, c := range completeCases() {
 		plan, p, err := compile(c.Spec())
@@ -115,8 +118,8 @@ func TestMuxShares(t *testing.T) {
 	}
 }
 
-// TestMuxKeyShares asks the program for the other end: of the keys that the queries of a task look at on the average each helper
-// has its share, to a step of the grid, and the stage itself the rest.
+// TestMuxKeyShares checks in the program the turnaround: of the keys that the queries of a task see on
+// average, each helper has its share, to a step of the grid, and the stage itself the rest.
 func TestMuxKeyShares(t *testing.T) {
 	for _, c := range completeCases() {
 		c.Mux = "right"
@@ -160,7 +163,7 @@ func TestMuxKeyShares(t *testing.T) {
 	}
 }
 
-// stepInstrs are the instructions of a phase of a training step with an opcode.
+// stepInstrs returns the instructions of a phase of a training step with an opcode.
 func stepInstrs(code *ir.Code, op ir.Op, phase ir.Phase) []*ir.Instr {
 	var list []*ir.Instr
 	for i := range code.Sections[ir.SectionStep] {
@@ -171,8 +174,8 @@ func stepInstrs(code *ir.Code, op ir.Op, phase ir.Phase) []*ir.Instr {
 	return list
 }
 
-// TestMuxKeepsActivations asks the program: what a piece left for its backward is read on the rank that made it, and no
-// message of a backward pass carries any of it.
+// TestMuxKeepsActivations checks in the program that what a piece saved for its backward is read on the rank
+// that computed it, and that no message of a backward pass carries any of it.
 func TestMuxKeepsActivations(t *testing.T) {
 	for _, c := range completeCases() {
 		plan, p, err := compile(c.Spec())
@@ -201,7 +204,7 @@ func TestMuxKeepsActivations(t *testing.T) {
 	}
 }
 
-// pieces are the parts of layers that a code runs with an opcode: "m0.s1p2.l3".
+// pieces returns the parts of layers that a code runs with an opcode: "m0.s1p2.l3".
 func pieces(code *ir.Code, op ir.Op, phase ir.Phase) map[string]bool {
 	found := map[string]bool{}
 	for _, in := range stepInstrs(code, op, phase) {
@@ -211,7 +214,7 @@ func pieces(code *ir.Code, op ir.Op, phase ir.Phase) map[string]bool {
 	return found
 }
 
-// saved reports whether a buffer is of a unit that the backward pass reads.
+// saved reports whether a buffer belongs to a unit that the backward pass reads.
 func saved(plan *passes.Plan, name string) bool {
 	for _, u := range plan.Units {
 		of, ok := strings.CutSuffix(strings.TrimSuffix(name, ".reload"), "."+u.Name)

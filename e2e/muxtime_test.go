@@ -12,7 +12,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// workCluster makes time of floating-point operations alone: nothing else takes any to speak of.
+// workCluster has costs for floating-point operations only.
 const workCluster = `cluster work {
   nodes = 1
   gpus_per_node = 64
@@ -39,8 +39,9 @@ train { sequence = %d batch = 1 data = random() }
 schedule { strategy = sppo virtual_stages = 1 pp = %d sp = 1 subsequences = %d offload = none recompute = none mux = %s }
 `
 
-// TestMuxMakespan: in virtual time in which only operations count, shared tasks take the pipeline near to what ideal shares
-// of equal tasks do. What is shared at the turn is attention alone, so sequences are long enough for it to be what counts.
+// TestMuxMakespan: in virtual time in which only operations count, shared tasks bring the pipeline close to
+// ideal shares of equal tasks. At the turnaround only attention is shared, so sequences are long enough for
+// it to dominate.
 func TestMuxMakespan(t *testing.T) {
 	for _, c := range []struct {
 		mux    string
@@ -80,7 +81,8 @@ func TestMuxMakespan(t *testing.T) {
 	}
 }
 
-// pipelineSpan simulates a step: when its last forward or backward ends, and how long all ranks compute for them.
+// pipelineSpan simulates a step and returns when its last forward or backward ends, and the total time that
+// ranks compute for them.
 func pipelineSpan(t *testing.T, p *ir.Program) (end, work time.Duration) {
 	t.Helper()
 	ranks, err := sim.New(p, sim.Options{})

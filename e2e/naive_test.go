@@ -10,18 +10,20 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// yardstick is how far the plain program may be from the maths in float64.
+// yardstick is the tolerance of the plain program compared with the maths in float64.
 var yardstick = map[string]tolerance{
 	"f32":  {loss: 2e-6, global: 2e-6, tensor: 1e-5},
 	"bf16": {loss: 2e-2, global: 3e-2, tensor: 0.2},
 }
 
-// TestPlainEqualsNaive is E4: over every family, kind of positions, number of key and value heads, tied or not, the plain
-// program gives in every step the loss and the gradient of every tensor that an independent implementation in float64 gives at the
-// same weights on the same tokens, and the weights that the optimizer's formula makes of those and that gradient.
+// TestPlainEqualsNaive is E4: for every family, kind of positions, number of key and value heads, tied or
+// not, the plain program gives in every step the loss and the gradient of every tensor that an independent
+// implementation in float64 gives at the same weights on the same tokens, and the weights that the
+// optimizer's formula computes from those and that gradient.
 //
-// Weights are not compared with those of a training of its own: the first steps of AdamW go by the learning rate in the direction of
-// a gradient's sign, however small it is, and the sign of one that is less than its rounding is anybody's.
+// Weights are not compared with those of a separate training run: the first steps of AdamW move by the
+// learning rate in the direction of a gradient's sign, however small it is, and the sign of a gradient below
+// its rounding error is arbitrary.
 func TestPlainEqualsNaive(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
@@ -83,7 +85,7 @@ func checkNaive(t *testing.T, c Case) {
 	}
 }
 
-// checkRounded holds what the forward pass reads to the f32 truth, which it returns.
+// checkRounded compares the weights that the forward pass reads with the f32 masters, which it returns.
 func checkRounded(t *testing.T, c Case, p *ir.Program, job *vm.Job) naive.Tensors {
 	t.Helper()
 	truth, read := tensors(t, p, job, ir.RoleMaster), tensors(t, p, job, ir.RoleWeight)
@@ -110,9 +112,9 @@ func doubles(tensors map[string][]float32) naive.Tensors {
 	return out
 }
 
-// checkUpdate compares weights after a step of the optimizer. In f32 the factor by which a weight decays is off by half a unit in the
-// place below 1, the product with it and the difference with the step by half a unit of their own; the step itself, of the order of the
-// rate, by what a dozen operations make of its moments.
+// checkUpdate compares weights after an optimizer step. In f32 the decay factor has an error of half a unit
+// in the place below 1; the product with it and the difference with the step add half a unit of their own.
+// The step itself, of the order of the rate, has the error of a dozen operations on its moments.
 func checkUpdate(t *testing.T, when string, got, want naive.Tensors, names []string) {
 	t.Helper()
 	const unit = 1.0 / (1 << 23)
@@ -126,7 +128,7 @@ func checkUpdate(t *testing.T, when string, got, want naive.Tensors, names []str
 	}
 }
 
-// tokensOf is a step's batch, from the data set that the program names.
+// tokensOf returns a step's batch from the program's data set.
 func tokensOf(t *testing.T, p *ir.Program, step int) [][]int32 {
 	t.Helper()
 	data, err := vm.OpenData(&p.Run, "")

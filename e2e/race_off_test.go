@@ -4,10 +4,11 @@ package e2e
 
 const (
 	steps   = 20   // of a training run
-	numbers = true // whether to run what is about numbers alone, or only new by its sizes
+	numbers = true // whether to run tests that are only about numbers, or differ only in sizes
 
-	randomDraws = 40 // specs that TestRandomSpecs draws
+	randomDraws = 40 // number of specs that TestRandomSpecs draws
 
-	// coverLimit is how many cases the covering set has: all pairs take a third of them, the rest go to triples.
+	// coverLimit is the number of cases in the covering set: all pairs take a third of them, the rest goes to
+	// triples.
 	coverLimit = 60
 )

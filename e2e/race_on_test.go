@@ -2,8 +2,8 @@
 
 package e2e
 
-// Under the race detector, which is slow, the covering set stops at pairs, few specs are drawn, and what is about numbers
-// alone is left out. Every step has the same instructions, so few will do.
+// Under the race detector, which is slow, the covering set stops at pairs, few specs are drawn, and tests
+// that are only about numbers are skipped. Every step has the same instructions, so a few suffice.
 const (
 	steps       = 4
 	coverLimit  = 0

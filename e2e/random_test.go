@@ -18,12 +18,12 @@ import (
 	"sppo.dev/vm"
 )
 
-// TestRandomSpecs draws models and schedules at random, odd sizes and all, where the covering set has a tiny model and
-// few values of each setting. A draw is refused with a diagnostic, or it is held to all that any spec is held to: it
-// verifies, both forms of the program give it back, it touches what the plan says in the order that the program says,
-// on the cpu device and in virtual time, moving only bytes it equals itself to the last bit (E1, E2), and it equals the plain
-// program within rounding (E3). SPPO_SEED repeats a run; without it `make test` always draws the same. Each spec is drawn until
-// it has one more of the traits that there are, in turn, so that the long form leaves none out.
+// TestRandomSpecs draws random models and schedules, including odd sizes, while the covering set has a tiny
+// model and few values of each setting. A draw is refused with a diagnostic, or must keep all promises: it
+// verifies, both file forms restore it, it touches what the plan says in the order of the program, on the cpu
+// device and in virtual time, it equals itself bitwise if only bytes move (E1, E2), and it equals the plain
+// program within rounding (E3). SPPO_SEED repeats a run; without it `make test` always draws the same. Each
+// spec is drawn until it has the next trait of the list, so that the long form omits none.
 func TestRandomSpecs(t *testing.T) {
 	draws, seed, long := randomDraws, uint64(1), os.Getenv("SPPO_LONG") != ""
 	if long {
@@ -45,20 +45,21 @@ func TestRandomSpecs(t *testing.T) {
 	}
 }
 
-// drawn is a spec at random: a model, and what its schedule asks for.
+// drawn is a random spec: a model, and the requests of its schedule.
 type drawn struct {
-	model    Case // what tolerances depend on
+	model    Case // determines tolerances
 	text     string
-	batch    int // sequences that replicas take one after another, by microbatches
+	batch    int // sequences that replicas process one after another, by microbatches
 	schedule []request
-	room     string       // flag that leaves less memory than all would take
-	plan     *passes.Plan // once it has been compiled
+	room     string       // flag that leaves less memory than everything would take
+	plan     *passes.Plan // set by compile
 }
 
-// request is a key of the schedule: as drawn, as it is where only bytes move, and as it is in the plain program.
+// request is a key of the schedule: as drawn, as in the reference that only moves other bytes, and as in the
+// plain program.
 type request struct{ key, value, neutral, plain string }
 
-// set are the flags that give the schedule's keys one of their three values.
+// set returns the flags that give the schedule's keys one of their three values.
 func (d *drawn) set(which func(request) string) []string {
 	var flags []string
 	for _, r := range d.schedule {
@@ -81,13 +82,13 @@ func pick[V any](r *rand.Rand, values ...V) V { return values[r.IntN(len(values)
 
 func between(r *rand.Rand, least, most int) int { return least + r.IntN(most-least+1) }
 
-// drawSpec draws. Most draws can be scheduled; the rest are for diagnostics to refuse.
+// drawSpec draws a spec. Most can be scheduled; the rest are for diagnostics to refuse.
 func drawSpec(r *rand.Rand) *drawn {
 	d := &drawn{model: Case{Family: pick(r, "gpt", "llama"), Positions: pick(r, "learned", "rope", "none"), DType: pick(r, "f32", "f32", "bf16")}}
 	heads := pick(r, 1, 2, 3, 4, 6, 8)
 	hidden := max(heads*pick(r, 4, 6, 8, 16), 8)
 	if hidden < 32 {
-		d.model.DType = "f32" // bf16's tolerance is for rounding that averages out over a row
+		d.model.DType = "f32" // bf16's tolerance assumes rounding that averages out over a row
 	}
 	kv := pick(r, divisors(heads)...)
 	layers, sequence := between(r, 1, 7), 8*between(r, 3, 16)
@@ -134,15 +135,15 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 		return request{key, fmt.Sprint(value), fmt.Sprint(value), plain}
 	}
 	keep := draw(r, "keep")
-	moves := func(key string, value any, plain string) request { // moves bytes alone
+	moves := func(key string, value any, plain string) request { // only moves bytes
 		return request{key, fmt.Sprint(value), plain, plain}
 	}
 	mux := draw(r, "mux")
-	if keep != "[k, v]" { // where blocks of K and V end follows from all the rest, and rounds
+	if keep != "[k, v]" { // the ends of blocks of K and V depend on everything else, and affect rounding
 		moves = same
 	}
 	stages := moves
-	if mux != "off" { // which rank runs a piece decides what it adds up
+	if mux != "off" { // the rank that runs a piece determines what it sums
 		stages = same
 	}
 	zero := draw(r, "zero")
@@ -169,14 +170,14 @@ func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {
 	}
 }
 
-// choices are the values of keys that are drawn, the frequent ones more than once.
+// choices are the values of drawn keys; frequent ones occur more than once.
 var choices = map[string][]string{
 	"sp_mode":        {"megatron", "ulysses", "ring"},
 	"partition":      {"flops", "length", "time"},
 	"zero":           {"0", "0", "1", "1", "2", "3"},
 	"virtual_stages": {"auto", "auto", "1", "2", "3"},
 	"strategy": {"sppo", "sppo", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "seq1f1b", "zb-h1", "zb-h2",
-		"gpipe", "1f1b", "interleaved-1f1b", "zb-v", "dualpipe-v"}, // from gpipe on they take whole sequences
+		"gpipe", "1f1b", "interleaved-1f1b", "zb-v", "dualpipe-v"}, // from gpipe on they need whole sequences
 	"offload":   {"none", "full", "adaptive", "carry", "memory", "auto", "0.3", "list"},
 	"recompute": {"none", "none", "selective", "keep_attention", "full", "auto"},
 	"mux":       {"off", "off", "off", "left", "right", "on"},
@@ -186,7 +187,7 @@ var choices = map[string][]string{
 
 func draw(r *rand.Rand, key string) string { return pick(r, choices[key]...) }
 
-// drawStrategy: what alternates forwards and backwards sums in one order.
+// drawStrategy: strategies that alternate forwards and backwards sum in one order.
 func drawStrategy(r *rand.Rand, n int) request {
 	names := choices["strategy"]
 	if n > 1 {
@@ -221,7 +222,7 @@ func divisors(n int) []int {
 	return list
 }
 
-// checkDrawn draws until a spec has a trait and can be scheduled, and holds that to its promises. It returns what it has.
+// checkDrawn draws until a spec has a trait and can be scheduled, checks its promises, and returns it.
 func checkDrawn(t *testing.T, r *rand.Rand, wanted trait) *drawn {
 	t.Helper()
 	for range 20000 {
@@ -236,7 +237,7 @@ func checkDrawn(t *testing.T, r *rand.Rand, wanted trait) *drawn {
 		})
 		lengths, align := listOf(d.plan.Subsequences.Lengths), fmt.Sprint(d.plan.Subsequences.Align)
 		got := d.run(t, d.drawn())
-		same := d.run(t, append(d.neutral(), "schedule.subsequences="+lengths, "schedule.align="+align)) // partition = time gives others
+		same := d.run(t, append(d.neutral(), "schedule.subsequences="+lengths, "schedule.align="+align)) // partition = time would give others
 		plain := d.run(t, d.plain())
 		if !t.Failed() {
 			checkSame(t, "E1 and E2: against one stage without offload", got, same)
@@ -248,8 +249,8 @@ func checkDrawn(t *testing.T, r *rand.Rand, wanted trait) *drawn {
 	return nil
 }
 
-// compile plans a draw; false: a diagnostic refuses it. Of those that passes may choose in, every other one gets less memory than it would
-// take with nothing chosen, where that suffices.
+// compile plans a draw; false: a diagnostic refuses it. Every second draw with choices left to the passes
+// gets less memory than everything would take, if the choices can save enough.
 func (d *drawn) compile(t *testing.T) bool {
 	t.Helper()
 	var err error

@@ -9,8 +9,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// TestResume is E6: a run that stops at a checkpoint and goes on in a fresh job is equal, to the last bit, to one that
-// never stopped; also when it goes on under another schedule that E1 and E2 declare equal.
+// TestResume is E6: a run that stops at a checkpoint and continues in a fresh job is bitwise equal to an
+// uninterrupted one, also when it continues under another schedule that E1 and E2 declare equal.
 func TestResume(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, N: 3, Offload: "0.5"},
@@ -36,8 +36,8 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// A checkpoint goes on under its own model alone: one whose tensors have the same names and shapes is refused by what differs. Data
-// and optimizer may change.
+// A checkpoint continues only under its own model: one whose tensors have the same names and shapes is
+// refused, naming the difference. Data and optimizer settings may change.
 func TestResumeOfAnotherModel(t *testing.T) {
 	c := Case{Family: "llama", KVHeads: 4, Positions: "rope", DType: "bf16", PP: 1, SP: 1, DP: 1, N: 1, Offload: "none",
 		Partition: "flops", Batch: 1, Microbatch: 1, Steps: 2, Layers: 1, Sequence: 16, Vocab: tinyVocab}
@@ -67,7 +67,7 @@ func TestResumeOfAnotherModel(t *testing.T) {
 	}
 }
 
-// save runs some steps, saves, and runs one more that nothing may remember.
+// save runs some steps, saves, and runs one more step that must have no effect later.
 func save(t *testing.T, p *ir.Program, path string, steps int) {
 	t.Helper()
 	job := open(t, p, 1, nil)

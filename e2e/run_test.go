@@ -16,7 +16,7 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// compile takes a spec's text to a verified program.
+// compile turns a spec's text into a verified program.
 func compile(text string, set ...string) (*passes.Plan, *ir.Program, error) {
 	spec, err := parse(text, set...)
 	if err != nil {
@@ -45,7 +45,7 @@ func parse(text string, set ...string) (*lang.Spec, error) {
 	return spec, nil
 }
 
-// mustCompile also holds the program to what is promised of every one: it verifies, and both of its forms give it back.
+// mustCompile also checks what is promised of every program: it verifies, and both file forms restore it.
 func mustCompile(t testing.TB, c Case) (*passes.Plan, *ir.Program) {
 	t.Helper()
 	plan, program, err := compile(c.Spec())
@@ -59,7 +59,7 @@ func mustCompile(t testing.TB, c Case) (*passes.Plan, *ir.Program) {
 	return plan, program
 }
 
-// checkForms takes a program through its binary and its text form. What comes back is compared by its binary form.
+// checkForms converts a program to its binary and its text form and back, and compares binary forms.
 func checkForms(t testing.TB, c Case, p *ir.Program) {
 	t.Helper()
 	binary := encode(t, p)
@@ -92,8 +92,8 @@ func encode(t testing.TB, p *ir.Program) []byte {
 	return b.Bytes()
 }
 
-// open loads a program on cpu devices whose kernels share a pool of that many threads. Where traces are asked for, they
-// come one for each rank.
+// open loads a program on cpu devices whose kernels share a pool of threads. With traces, there is one for
+// each rank.
 func open(t testing.TB, p *ir.Program, threads int, traces *[]*vm.Trace) *vm.Job {
 	t.Helper()
 	var pool *simd.Pool
@@ -111,7 +111,7 @@ func open(t testing.TB, p *ir.Program, threads int, traces *[]*vm.Trace) *vm.Job
 	})
 }
 
-// openOn loads a program on devices that are made at once by all ranks. The job lives as long as the test.
+// openOn loads a program on devices, which all ranks create at once. The job lives as long as the test.
 func openOn(t testing.TB, p *ir.Program, device func(rank int) vm.Device) *vm.Job {
 	t.Helper()
 	job, err := vm.Open(p, func(rank int) (vm.Device, error) { return device(rank), nil }, vm.Options{})
@@ -126,14 +126,14 @@ func openOn(t testing.TB, p *ir.Program, device func(rank int) vm.Device) *vm.Jo
 	return job
 }
 
-// Result is all that a run leaves to compare.
+// Result holds everything of a run that is compared.
 type Result struct {
 	Names    []string             // of the tensors, in the program's order
 	Losses   []float64            // of every step
 	Norms    []float64            // of the gradient, before clipping
 	EvalLoss float64              // after the last step
 	Grads    map[string][]float32 // of step 1
-	Weights  map[string][]float32 // f32 truth, after the last step
+	Weights  map[string][]float32 // f32 masters, after the last step
 	Rounded  map[string][]float32 // as the forward pass reads them
 }
 
@@ -151,7 +151,7 @@ func tensors(t testing.TB, p *ir.Program, job *vm.Job, role ir.Role) map[string]
 	return all
 }
 
-// train runs all steps of a program and a validation, and calls after behind each.
+// train runs all steps of a program and a validation, and calls after each of them.
 func train(t testing.TB, p *ir.Program, job *vm.Job, after func()) *Result {
 	t.Helper()
 	if err := job.Init(t.Context()); err != nil {
@@ -187,11 +187,11 @@ var results sync.Map // Case -> *outcome
 
 type outcome struct {
 	once   sync.Once
-	result *Result // nil where the run failed
+	result *Result // nil if the run failed
 }
 
-// run is the result of a case. It checks E5 on the way: what the devices touched of their arenas, and in which order
-// they worked.
+// run returns the result of a case. It also checks E5: the bytes that devices touched in their arenas, and
+// the order of their work.
 func run(t testing.TB, c Case) *Result {
 	t.Helper()
 	stored, _ := results.LoadOrStore(c, new(outcome))
@@ -210,7 +210,7 @@ func run(t testing.TB, c Case) *Result {
 	return o.result
 }
 
-// forget drops results, but those of plain programs, which many cases share.
+// forget drops results, except those of plain programs, which many cases share.
 func forget(cases ...Case) {
 	for _, c := range cases {
 		if c != c.plain() {
@@ -219,5 +219,5 @@ func forget(cases ...Case) {
 	}
 }
 
-// threadsOf varies the workers of the kernels, which must never show in a result.
+// threadsOf varies the number of threads, which must never show in a result.
 func threadsOf(c Case) int { return 1 + (c.PP+c.SP+c.N)%2 }

@@ -11,14 +11,14 @@ import (
 	"sppo.dev/passes"
 )
 
-// trait is something that a spec at random can have: one that it asks for, or one that its plan shows. A choice that changes nothing,
-// like a ring of one rank, is none.
+// trait is a property of a random spec: one that it requests, or one that its plan has. A choice without
+// effect, like a ring of one rank, does not count.
 type trait struct {
 	name           string
 	asked, planned func(*drawn) bool
 }
 
-// traits are all values of all choices, and what follows from several.
+// traits are all values of all choices, and consequences of several.
 var traits = listTraits()
 
 func listTraits() []trait {
@@ -43,7 +43,7 @@ func listTraits() []trait {
 	return list
 }
 
-// ask is what the schedule asks for a key.
+// ask returns the schedule's request for a key.
 func (d *drawn) ask(key string) string {
 	i := slices.IndexFunc(d.schedule, func(r request) bool { return r.key == key })
 	value := d.schedule[i].value
@@ -56,7 +56,7 @@ func (d *drawn) ask(key string) string {
 // over reports whether a number is more than one.
 func (d *drawn) over(key string) bool { return d.ask(key) != "1" }
 
-// matters reports whether a choice other than the plainest has something to decide.
+// matters reports whether a choice other than the plainest has any effect.
 func (d *drawn) matters(key, value string) bool {
 	switch key {
 	case "sp_mode":
@@ -71,12 +71,12 @@ func (d *drawn) matters(key, value string) bool {
 	return true
 }
 
-// fated reports whether a plan has that in mind for a unit.
+// fated reports whether a plan has that placement for a unit.
 func fated(fate byte) func(*drawn) bool {
 	return func(d *drawn) bool { return strings.ContainsRune(fmt.Sprint(d.plan.Offload.Fate), rune(fate)) }
 }
 
-// tally counts the traits of specs that were held to their promises.
+// tally counts the traits of checked specs.
 type tally struct {
 	sync.Mutex
 	specs int
@@ -100,7 +100,7 @@ func (c *tally) add(d *drawn) {
 	}
 }
 
-// report prints what the specs had. Where all is wanted, what none had is an error.
+// report prints what the specs had. With all, a missing trait is an error.
 func (c *tally) report(t *testing.T, all bool) {
 	var counts []string
 	for _, x := range traits {

@@ -15,8 +15,9 @@ import (
 	"sppo.dev/vm/world"
 )
 
-// TestWorlds: a job whose ranks are in several processes is, to the last bit, the job in one, with collectives and messages of
-// every kind between processes. The processes are worlds of this one: between them is nothing but connections.
+// TestWorlds: a job whose ranks are in several processes is bitwise the job in one, with collectives and
+// messages of every kind between processes. The processes are worlds inside this one: only connections join
+// them.
 func TestWorlds(t *testing.T) {
 	for _, c := range []struct {
 		Case
@@ -44,8 +45,8 @@ type party struct {
 	err   error
 }
 
-// openWorld opens a program in several worlds, each with tokens of its own. All but the first do what that orders, and end; wait
-// waits for them.
+// openWorld opens a program in several worlds, each with its own tokens. All but the first follow its orders
+// until the end; wait waits for them.
 func openWorld(t *testing.T, p *ir.Program, processes int, tokens func(process int) vm.Tokens) (all []*party, wait func()) {
 	t.Helper()
 	place := vmtest.FreePlace(t)
@@ -97,7 +98,7 @@ func runWorld(t *testing.T, p *ir.Program, processes int) *Result {
 	return result
 }
 
-// lost are tokens that go away in the second step.
+// lost are tokens that disappear in the second step.
 type lost struct{ data vm.Tokens }
 
 var errLost = errors.New("the data went away")
@@ -109,7 +110,8 @@ func (l lost) Tokens(s ir.Section, round, sequence, position int64, out []int32,
 	return l.data.Tokens(s, round, sequence, position, out, stride)
 }
 
-// A rank that fails in the middle ends every process's part, and all say which rank it was, and where in the program.
+// A rank that fails in the middle ends every process's part, and all report which rank it was, and where in
+// the program.
 func TestWorldFails(t *testing.T) {
 	c := Case{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, N: 3, Offload: "full", Batch: 2, Microbatch: 1,
 		Steps: 3, Layers: 4, Sequence: 48, Vocab: tinyVocab, Partition: "flops"}

@@ -6,9 +6,9 @@ import (
 	"sppo.dev/ir"
 )
 
-// TestDividedParameters: where a step goes backward through each layer once, dividing optimizer state, gradients and weights
-// changes no bit. State is there throughout and weights nearly so: dividing them leaves less at the peak of what lives at once.
-// Gradients need not be there at the peak: dividing them leaves no more.
+// TestDividedParameters: if a step has one backward pass through each layer, dividing optimizer state,
+// gradients and weights changes no bit. State is live throughout and weights almost: dividing them lowers the
+// peak of live bytes. Gradients may not be live at the peak: dividing them does not raise it.
 func TestDividedParameters(t *testing.T) {
 	for _, c := range []Case{
 		{Family: "gpt", KVHeads: 2, Positions: "learned", DType: "f32", PP: 1, SP: 2, SPMode: "ulysses", DP: 2, Batch: 2, Recompute: "full"},
@@ -33,7 +33,7 @@ func TestDividedParameters(t *testing.T) {
 	}
 }
 
-// mostOnDevice is the most bytes that live at once on a rank of the first stage.
+// mostOnDevice returns the largest number of live bytes on a rank of the first stage.
 func mostOnDevice(t *testing.T, c Case) ir.Bytes {
 	_, p := mustCompile(t, c)
 	return mostLive(&p.Codes[0], ir.Device)

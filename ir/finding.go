@@ -5,22 +5,22 @@ import (
 	"strings"
 )
 
-// FindingKind says which promise of a program is broken.
+// FindingKind is the promise of a program that is broken.
 type FindingKind string
 
 // Kinds of findings.
 const (
 	FindMalformed     FindingKind = "malformed"     // an index points at nothing, an operand is missing
-	FindHeader        FindingKind = "header"        // a figure of the run, a tensor or a rank that cannot be
+	FindHeader        FindingKind = "header"        // an impossible figure of the run, tensor or rank
 	FindShape         FindingKind = "shape"         // shapes, element types or attributes that the row rules out
 	FindBounds        FindingKind = "bounds"        // a view, buffer or arena is too small or misaligned
 	FindPlace         FindingKind = "place"         // an operand in the wrong arena, an instruction on the wrong stream
 	FindOverlap       FindingKind = "overlap"       // an instruction writes over its own operands
-	FindEvent         FindingKind = "event"         // an event recorded twice, or waited for in vain
+	FindEvent         FindingKind = "event"         // an event recorded twice, or never recorded
 	FindRace          FindingKind = "race"          // two conflicting accesses that no event orders
 	FindUninitialised FindingKind = "uninitialised" // a read of bytes that do not hold this buffer
-	FindLife          FindingKind = "life"          // a value overwritten or changed where its buffer still stands for the old one
-	FindDead          FindingKind = "dead"          // a result of which nothing is read
+	FindLife          FindingKind = "life"          // a value overwritten or changed while its buffer still stands for the old one
+	FindDead          FindingKind = "dead"          // a result that is never read
 	FindMessage       FindingKind = "message"       // sends and receives that do not match
 	FindCollective    FindingKind = "collective"    // members of a group that do not agree
 	FindDeadlock      FindingKind = "deadlock"      // ranks that wait for each other
@@ -34,7 +34,7 @@ type Site struct {
 	Section Section
 	Index   int    // of the instruction in its section; None: the code or rank as a whole
 	Text    string // the instruction
-	Line    string // the spec line that it comes from
+	Line    string // the spec line of its origin
 }
 
 func (s *Site) String() string {
@@ -51,7 +51,7 @@ func (s *Site) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// detail is the instruction and its origin, on lines of their own.
+// detail returns the instruction and its origin, on separate lines.
 func (s *Site) detail() string {
 	if s.Text == "" {
 		return ""
@@ -67,7 +67,7 @@ func (s *Site) detail() string {
 type Finding struct {
 	Kind  FindingKind
 	At    Site
-	Other *Site // the other instruction of the pair, where there is one
+	Other *Site // the other instruction of the pair, if there is one
 	Msg   string
 }
 
@@ -83,7 +83,7 @@ func (f *Finding) String() string {
 	return s
 }
 
-// VerifyError is all that was found, up to a limit.
+// VerifyError holds the findings, up to a limit.
 type VerifyError struct {
 	Findings []Finding
 	More     int // findings beyond the limit
@@ -112,7 +112,7 @@ func (e *VerifyError) Has(kind FindingKind) bool {
 	return false
 }
 
-// findings gathers up to a limit.
+// findings collects up to a limit.
 type findings struct {
 	list  []Finding
 	more  int
@@ -127,7 +127,7 @@ func (f *findings) add(x Finding) {
 	f.more++
 }
 
-// addOnce adds a finding unless another rank has the same: the same of its kind at the same instruction.
+// addOnce adds a finding unless another rank has the same kind at the same instruction.
 func (f *findings) addOnce(x Finding) {
 	for i := range f.list {
 		y := &f.list[i]

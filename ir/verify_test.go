@@ -50,7 +50,7 @@ func TestSmallProgramVerifies(t *testing.T) {
 	}
 }
 
-// Without any one of its waits the program has exactly one race.
+// Removing any one wait leaves exactly one race.
 func TestEveryWaitIsNeeded(t *testing.T) {
 	lines := strings.SplitAfter(small(t), "\n")
 	removed := 0
@@ -72,10 +72,10 @@ func TestEveryWaitIsNeeded(t *testing.T) {
 	}
 }
 
-// mutations break the small program in one way each. The kind comes before the first dash of the name.
+// mutations break the small program in one way each. The kind is the part of the name before the first dash.
 var mutations = []struct {
 	name  string
-	edits []string // old and new by turns
+	edits []string // alternately old and new text
 }{
 	{"bounds-view", []string{"embed x:f32[4,4] =", "embed x+4:f32[4,4] ="}},
 	{"bounds-misaligned", []string{"part:f32[1] = dw", "part+2:f32[1] = dw"}},

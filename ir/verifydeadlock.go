@@ -5,22 +5,22 @@ import (
 	"strings"
 )
 
-// job runs the communication of a section, rank by rank in issue order, with neither data nor time.
+// job runs the communication of a section, rank by rank in issue order, without data or time.
 type job struct {
 	v       *ranksVerifier
-	next    []int  // by rank: place in the traffic of its code
-	blocked []bool // by rank: waits where it is
+	next    []int  // by rank: position in the traffic of its code
+	blocked []bool // by rank: it is waiting
 	group   [][]*meeting
 	ready   []int
 }
 
-// meeting is a group of ranks and how many of them have arrived at their next collective.
+// meeting is a group of ranks, and the number that have arrived at their next collective.
 type meeting struct {
 	members []int32
 	arrived int
 }
 
-// deadlock runs the section and reports who is left.
+// deadlock runs the section and reports ranks that do not reach its end.
 func (v *ranksVerifier) deadlock() {
 	n := len(v.p.Ranks)
 	j := job{v: v, next: make([]int, n), blocked: make([]bool, n), group: make([][]*meeting, n)}
@@ -53,7 +53,7 @@ func (v *ranksVerifier) deadlock() {
 	}
 }
 
-// current is the instruction that a rank is at, or nil at the end.
+// current returns the instruction that a rank has reached, or nil at the end.
 func (j *job) current(r int) *Instr {
 	list := j.v.traffic[j.v.p.Ranks[r].Code].all
 	if j.next[r] == len(list) {
@@ -62,7 +62,7 @@ func (j *job) current(r int) *Instr {
 	return j.v.instr(r, list[j.next[r]])
 }
 
-// run goes on with a rank until it has to wait for another.
+// run advances a rank until it must wait for another.
 func (j *job) run(r int) {
 	j.blocked[r] = false
 	for {
@@ -91,14 +91,14 @@ func (j *job) peer(r int, in *Instr) int {
 	return int(in.Attrs[0].Int(j.v.p.Ranks[r].Consts))
 }
 
-// release lets a waiting rank go on.
+// release lets a waiting rank continue.
 func (j *job) release(r int) {
 	j.next[r]++
 	j.blocked[r] = false
 	j.ready = append(j.ready, r)
 }
 
-// message reports whether the peer is at the other end, and then releases it.
+// message reports whether the peer is at the other end, and if so releases it.
 func (j *job) message(r int, in *Instr) bool {
 	peer := j.peer(r, in)
 	if !j.blocked[peer] || !j.atOtherEnd(r, in, peer) {
@@ -117,7 +117,7 @@ func (j *job) atOtherEnd(r int, in *Instr, peer int) bool {
 	return channelOf(other.Stream) == channelOf(in.Stream) && j.peer(peer, other) == r
 }
 
-// meet reports whether r is the last to arrive, and then releases the others.
+// meet reports whether r is the last to arrive, and if so releases the others.
 func (j *job) meet(m *meeting, r int) bool {
 	m.arrived++
 	if m.arrived < len(m.members) {
@@ -132,7 +132,7 @@ func (j *job) meet(m *meeting, r int) bool {
 	return true
 }
 
-// waitsFor is a rank that r cannot go on without.
+// waitsFor returns a rank that r waits for.
 func (j *job) waitsFor(r int) int {
 	in := j.current(r)
 	if in == nil {
@@ -151,7 +151,7 @@ func (j *job) waitsFor(r int) int {
 	return None
 }
 
-// report follows who waits for whom from a rank that is left until a rank comes again.
+// report follows the waits from a stuck rank until a rank repeats.
 func (j *job) report(r int) {
 	seen := map[int]bool{}
 	for r != None && !seen[r] {
@@ -168,7 +168,7 @@ func (j *job) report(r int) {
 		}
 	}
 	f := Finding{Kind: FindDeadlock, At: j.site(r)}
-	f.Msg = "waits for ever: " + strings.Join(append(circle, circle[0]), " waits for ")
+	f.Msg = "waits forever: " + strings.Join(append(circle, circle[0]), " waits for ")
 	if next := j.waitsFor(r); next != None && j.current(next) != nil {
 		other := j.site(next)
 		f.Other = &other

@@ -2,12 +2,13 @@ package ir
 
 import "fmt"
 
-// Order. Issue order is the order of the instructions of a section; an instruction comes after those before it on its
-// stream, and a wait after its record and all that the record comes after. A clock for each stream holds how far on every
-// stream it has come; a section's end joins all streams. Messages order nothing: a rank must not depend on another's
-// timing. What the bytes hold meanwhile is checked in verifylives.go.
+// Order. Issue order is the order of the instructions of a section. An instruction comes after its
+// predecessors on its stream, and a wait comes after its record and everything that the record comes after. A
+// clock for each stream holds its position relative to every stream; the end of a section joins all streams.
+// Messages order nothing: a rank must not depend on another's timing. The contents of bytes are checked in
+// verifylives.go.
 
-// clock is how many instructions of each stream something comes after.
+// clock counts, for each stream, the instructions that precede something.
 type clock [NumStreams]uint32
 
 func (c *clock) join(o *clock) {
@@ -31,16 +32,16 @@ func (v *codeVerifier) order() {
 type orderer struct {
 	v       *codeVerifier
 	section Section
-	clocks  [NumStreams]clock // of the last instruction of each stream; its own entry counts the stream
+	clocks  [NumStreams]clock // of the last instruction of each stream; a stream's own entry counts its instructions
 	events  []event
-	number  [NumStreams][]int32 // instructions of each stream by their number less 1
+	number  [NumStreams][]int32 // instructions of each stream, by number - 1
 	shadows [NumArenas]*shadow
 	needs   []need
-	ended   []int32            // [buffer]: 1 + the instruction that wrote another buffer over it; 0: none did
-	read    []uint8            // [instruction]: a bit for each of its operands of which something was read after it
+	ended   []int32            // [buffer]: 1 + the instruction that wrote another buffer over it; 0: none
+	read    []uint8            // [instruction]: a bit for each operand of which something was read later
 	raced   int                // 1 + the last instruction with a race
 	abused  int                // 1 + the last instruction with a finding about values
-	left    [NumArenas][]owned // what the section leaves
+	left    [NumArenas][]owned // contents at the end of the section
 }
 
 type event struct {
@@ -54,7 +55,7 @@ type need struct {
 	lo, hi Bytes
 	buffer uint32
 	at     int    // instruction, or None
-	by     string // who reads where no instruction does
+	by     string // the reader if it is not an instruction
 }
 
 func newOrderer(v *codeVerifier, s Section) *orderer {
@@ -99,7 +100,7 @@ func (o *orderer) sync(i int, in *Instr) {
 	e := &o.events[in.Attrs[0].Bits]
 	switch {
 	case in.Op == Record && e.recorded != None:
-		o.v.report(FindEvent, o.section, i, int(e.recorded), "event %d is recorded a second time", in.Attrs[0].Bits)
+		o.v.report(FindEvent, o.section, i, int(e.recorded), "event %d is recorded twice", in.Attrs[0].Bits)
 	case in.Op == Record:
 		e.recorded, e.at = int32(i), o.clocks[in.Stream]
 	case e.recorded == None:
@@ -109,7 +110,7 @@ func (o *orderer) sync(i int, in *Instr) {
 	}
 }
 
-// access looks at what the instruction reads before what it writes: it may do both to the same bytes.
+// access checks reads before writes: an instruction may do both to the same bytes.
 func (o *orderer) access(i int, in *Instr) {
 	for j := range in.Args {
 		if reads, _ := in.Access(j); reads {
@@ -123,7 +124,7 @@ func (o *orderer) access(i int, in *Instr) {
 	}
 }
 
-// instrAt is the instruction of an access.
+// instrAt returns the instruction of an access.
 func (o *orderer) instrAt(a access) int {
 	if a.stream == byVM || a.number == 0 {
 		return None
@@ -131,12 +132,12 @@ func (o *orderer) instrAt(a access) int {
 	return int(o.number[a.stream][a.number-1])
 }
 
-// comesAfter reports whether stream s has what is needed to come after an access.
+// comesAfter reports whether stream s is ordered after an access.
 func (o *orderer) comesAfter(s Stream, a access) bool {
 	return a.stream == byVM || o.clocks[s][a.stream] >= a.number
 }
 
-// forgive lets stream s come after an access from now on, so that one missing wait is one finding.
+// forgive treats stream s as ordered after an access from now on, so that one missing wait is one finding.
 func (o *orderer) forgive(s Stream, a access) {
 	o.clocks[s][a.stream] = max(o.clocks[s][a.stream], a.number)
 }
@@ -155,7 +156,7 @@ func (o *orderer) reads(i int, in *Instr, j int) {
 		case st.buffer != view.Buffer:
 			o.stranger(i, o.v.code.Buffers[view.Buffer].Name, st, lo, hi)
 		case !changes && st.past&readAsWas != 0:
-			o.abuse(i, o.instrAt(st.writer), "reads %s (%s) after a change, and the section has read it before the change",
+			o.abuse(i, o.instrAt(st.writer), "reads %s (%s) after a change, and the section has also read it before the change",
 				o.v.code.Buffers[view.Buffer].Name, byteRange(lo, hi))
 		}
 		o.noteRead(st.writer)
@@ -188,7 +189,8 @@ func (o *orderer) writes(i int, in *Instr, j int) {
 	}
 }
 
-// race reports two accesses that nothing orders; one an instruction, since what lacks a wait often meets several.
+// race reports two accesses without an order, at most once per instruction, because a missing wait often
+// affects several.
 func (o *orderer) race(i, j int, other access, lo, hi Bytes, mine, theirs string) {
 	in := &o.v.code.Sections[o.section][i]
 	o.forgive(in.Stream, other)

@@ -5,15 +5,15 @@ import (
 	"slices"
 )
 
-// What ranks owe each other. Every section is looked at by itself, as all ranks run the same sections in the same
-// order.
+// Agreement among ranks. Every section is checked by itself, because all ranks run the same sections in the
+// same order.
 //
-// The proof against deadlock is stricter than streams need: it lets every rank run its instructions one after another
-// in issue order, each message holding the whole rank until its peers arrive. A job that ends so ends on any device:
-// an instruction that streams let start earlier never starts later, and where the kernels of communication run one at
-// a time they do so in this order.
+// The proof against deadlock is stricter than streams require: every rank runs its instructions one after
+// another in issue order, and each message blocks the whole rank until its peers arrive. A job that ends this
+// way ends on any device: instructions that streams let start earlier never start later, and where
+// communication kernels run one at a time they do so in this order.
 
-// channel is a way between two ranks; messages on it keep their order.
+// channel is a connection between two ranks on which messages keep their order.
 type channel uint8
 
 const (
@@ -32,14 +32,14 @@ func channelOf(s Stream) channel {
 	return chanMux
 }
 
-// traffic is the communication of a section of a code, in issue order: indexes of instructions.
+// traffic is the communication of a section of a code, in issue order, as indexes of instructions.
 type traffic struct {
 	all    []int32
 	links  map[link][]int32
 	groups [][]int32 // by group
 }
 
-// link is one end of a channel, before the rank and so the peer is known.
+// link is one end of a channel, independent of the rank, and so of the peer.
 type link struct {
 	peer    Attr
 	channel channel
@@ -98,7 +98,7 @@ func rankFinding(kind FindingKind, rank int, format string, args ...any) Finding
 	return Finding{Kind: kind, At: Site{Rank: rank, Index: None}, Msg: fmt.Sprintf(format, args...)}
 }
 
-// site is an instruction as a rank runs it.
+// site returns an instruction as run by a rank.
 func (v *ranksVerifier) site(rank int, i int32) Site {
 	s := siteOf(v.p, v.codeOf(rank), v.section, int(i))
 	s.Rank = rank
@@ -111,7 +111,7 @@ func (v *ranksVerifier) instr(rank int, i int32) *Instr {
 	return &v.codeOf(rank).Sections[v.section][i]
 }
 
-// verifyGroups demands that the members of a group agree on it.
+// verifyGroups checks that the members of a group agree on it.
 func verifyGroups(p *Program, all *findings) {
 	for r := range p.Ranks {
 		for g, members := range p.Ranks[r].Groups {
@@ -125,18 +125,18 @@ func verifyGroups(p *Program, all *findings) {
 				continue
 			}
 			if !slices.Contains(members, int32(r)) {
-				all.add(rankFinding(FindCollective, r, "is no member of its own group %s, %v", p.Groups[g], members))
+				all.add(rankFinding(FindCollective, r, "is not a member of its own group %s, %v", p.Groups[g], members))
 				continue
 			}
 			if m := disagrees(p, g, members); m != None {
-				all.add(rankFinding(FindCollective, r, "group %s is %v here and %v for rank %d", p.Groups[g], members, p.Ranks[m].Groups[g], m))
+				all.add(rankFinding(FindCollective, r, "group %s is %v here, but %v on rank %d", p.Groups[g], members, p.Ranks[m].Groups[g], m))
 			}
 		}
 	}
 }
 
-// disagrees is a member that sees a group otherwise, or None. Where all members name the same first one and each has
-// the list of the first, all have the same list: that is asked for, since comparing all with all takes the cube.
+// disagrees returns a member that sees a group differently, or None. If all members name the same first one
+// and each has the first one's list, all lists are equal. Comparing all with all would take cubic time.
 func disagrees(p *Program, g int, members []int32) int {
 	first := int(members[0])
 	if !slices.Equal(p.Ranks[first].Groups[g], members) {
@@ -150,8 +150,8 @@ func disagrees(p *Program, g int, members []int32) int {
 	return None
 }
 
-// gathers compares the sizes of all_gather, reduce_scatter and all_to_all with the size of the group, and demands that
-// every rank has the groups that its code uses.
+// gathers compares the sizes of all_gather, reduce_scatter and all_to_all with the size of the group, and
+// checks that every rank has the groups that its code uses.
 func (v *ranksVerifier) gathers() {
 	type use struct {
 		group int
@@ -184,7 +184,7 @@ func (v *ranksVerifier) gathers() {
 	}
 }
 
-// gatherRatio is how many shares make the whole, or 0 where there is no such thing.
+// gatherRatio returns the size of the whole divided by the share, or 0 if there is no such ratio.
 func gatherRatio(in *Instr) int64 {
 	switch in.Info().Rule {
 	case RuleAllToAll:
@@ -198,7 +198,7 @@ func gatherRatio(in *Instr) int64 {
 	return max(a, b) / min(a, b)
 }
 
-// conversation is the messages of one channel from one rank to another, as both ends see them.
+// conversation holds the messages of one channel from one rank to another, as both ends see them.
 type conversation struct{ sends, recvs []int32 }
 
 type channelKey struct {
@@ -241,7 +241,7 @@ func (v *ranksVerifier) messages() {
 	}
 }
 
-// mergeSorted joins two lists in issue order; nearly always the first is empty.
+// mergeSorted joins two lists in issue order; usually the first is empty.
 func mergeSorted(a, b []int32) []int32 {
 	if len(a) == 0 {
 		return b
@@ -251,7 +251,7 @@ func mergeSorted(a, b []int32) []int32 {
 	return all
 }
 
-// match walks both ends of a channel.
+// match compares both ends of a channel.
 func (v *ranksVerifier) match(k channelKey, talk *conversation) {
 	from, to := int(k.from), int(k.to)
 	for n := range max(len(talk.sends), len(talk.recvs)) {
@@ -277,7 +277,7 @@ func (v *ranksVerifier) mismatch(rank int, i int32, other *Site, format string, 
 	v.addOnce(Finding{Kind: FindMessage, At: v.site(rank, i), Other: other, Msg: fmt.Sprintf(format, args...)})
 }
 
-// collectives demands that the members of a group do the same.
+// collectives checks that the members of a group do the same.
 func (v *ranksVerifier) collectives() {
 	for g := range v.p.Groups {
 		for r := range v.p.Ranks {
@@ -312,7 +312,7 @@ func (v *ranksVerifier) agree(g, first, r int) {
 	}
 }
 
-// disagree names what two halves of a collective differ in.
+// disagree describes the difference between two halves of a collective.
 func disagree(a, b *Instr) string {
 	switch {
 	case a.Op != b.Op:

@@ -17,24 +17,24 @@ const (
 	numWays
 )
 
-// HostLink is a device's copies in virtual time. Each way has one copy at a time, in the order in which they are asked for. Where
-// the machine is half-duplex both ways have one between them: a copy begins in the first gap that has room for it, so that one
-// which is asked for early and waits long holds nobody up.
+// HostLink simulates a device's copies. Each direction has one copy at a time, in the order of requests. On a
+// half-duplex machine both directions share one copy at a time: a copy begins in the first gap that is long
+// enough, so one that is requested early but ready late delays no other.
 type HostLink struct {
 	half  bool
 	until [numWays]ir.Seconds
-	taken []interval // of half duplex: in order and apart
+	taken []interval // for half duplex: ordered and disjoint
 }
 
 type interval struct{ begin, end ir.Seconds }
 
-// HostLink is that of one device, on which nothing has been copied yet.
+// HostLink returns the link of one device, before any copy.
 func (c Model) HostLink() HostLink { return HostLink{half: c.machine.HalfDuplex()} }
 
-// Until is when all copies of a way that were asked for are done.
+// Until returns when all requested copies of a direction are done.
 func (l *HostLink) Until(w Way) ir.Seconds { return l.until[w] }
 
-// Copy is the end of a copy that may begin when it is ready and takes d.
+// Copy returns the end of a copy that may begin at ready and takes d.
 func (l *HostLink) Copy(w Way, ready, d ir.Seconds) ir.Seconds {
 	begin := max(ready, l.until[w])
 	if l.half {
@@ -48,7 +48,7 @@ func (l *HostLink) Copy(w Way, ready, d ir.Seconds) ir.Seconds {
 	return l.until[w]
 }
 
-// Copies is the end of many copies that take d in all, so small that they fit into any gap.
+// Copies returns the end of many copies that take d in total, each small enough for any gap.
 func (l *HostLink) Copies(w Way, ready, d ir.Seconds) ir.Seconds {
 	at := max(ready, l.until[w])
 	if l.half {
@@ -67,20 +67,20 @@ func (l *HostLink) Copies(w Way, ready, d ir.Seconds) ir.Seconds {
 	return l.until[w]
 }
 
-// Hold keeps the next copy of a way from beginning before a time.
+// Hold keeps the next copy of a direction from beginning before a time.
 func (l *HostLink) Hold(w Way, until ir.Seconds) { l.until[w] = max(l.until[w], until) }
 
-// forget drops what lies before anything that may still begin.
+// forget drops intervals before anything that may still begin.
 func (l *HostLink) forget() {
 	l.taken = slices.Delete(l.taken, 0, l.after(min(l.until[Out], l.until[Back])))
 }
 
-// after is the first interval that ends behind a time.
+// after returns the first interval that ends after a time.
 func (l *HostLink) after(t ir.Seconds) int {
 	return sort.Search(len(l.taken), func(i int) bool { return l.taken[i].end > t })
 }
 
-// take fills a gap, or a part of one.
+// take fills a gap or part of one.
 func (l *HostLink) take(begin, end ir.Seconds) {
 	if end <= begin {
 		return

@@ -7,7 +7,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Copies of both ways at once: side by side on a full-duplex machine, in turns on a half-duplex one.
+// Copies in both directions at once: side by side on a full-duplex machine, in turn on a half-duplex one.
 func TestHostLink(t *testing.T) {
 	type copied struct {
 		way        Way
@@ -37,7 +37,7 @@ func TestHostLink(t *testing.T) {
 	}
 }
 
-// Many small copies fill gaps before they go on.
+// Many small copies fill gaps first.
 func TestHostLinkFillsGaps(t *testing.T) {
 	l := New(ir.Machine{CopyDuplex: "half"}, 1).HostLink()
 	l.Copy(Out, 2, 3)
@@ -50,7 +50,7 @@ func TestHostLinkFillsGaps(t *testing.T) {
 	}
 }
 
-// Copies in turns never overlap, none begins before it is ready, and both ways keep their order.
+// Copies in turn never overlap, none begins before it is ready, and both directions keep their order.
 func TestHostLinkTakesTurns(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 0))
 	for range 200 {

@@ -1,11 +1,12 @@
-// Package cost says how long work takes on a machine. Passes price tasks with it before anything is lowered, and the
-// simulator prices instructions with it, so a prediction and a simulation differ by what they know, never by rates.
+// Package cost computes how long work takes on a machine. Passes estimate tasks with it before anything is
+// lowered, and the simulator uses it for instructions, so a prediction and a simulation differ by what they
+// know, never by rates.
 //
-// It knows nothing of streams, order or contention in time: it prices one instruction that has the machine's links to
-// itself, as shared by a job that uses every rank of a node alike.
+// It knows nothing of streams, order or contention in time. It computes the duration of one instruction with
+// its share of the machine's links, in a job that uses every rank of a node alike.
 //
-// Where ranks are threads of one computer, rates are those of one of its processors. A copy or a message is the work of
-// one; a kernel is the work of all that are idle as it begins, if it is worth waking them.
+// Where ranks are threads of one computer, rates are those of one processor. A copy or a message uses one
+// processor; a kernel uses all that are idle when it begins, if it is worth waking them.
 package cost
 
 import (
@@ -15,28 +16,30 @@ import (
 	"sppo.dev/ir"
 )
 
-// Model prices work on a machine for a job.
+// Model computes durations on a machine for a job.
 type Model struct {
 	machine      ir.Machine
-	ranksPerNode int // of the job: what they share, each has a part of
+	ranksPerNode int // of the job: they divide what they share evenly
 }
 
-// New is the cost model of a job of that many ranks, numbered node by node, which all use what they share at the same time.
+// New returns the cost model of a job with a number of ranks, numbered node by node, which all use shared
+// resources at the same time.
 func New(m ir.Machine, ranks int) Model {
 	return Model{machine: m, ranksPerNode: max(1, min(ranks, m.GPUsPerNode))}
 }
 
-// Alone is the cost model in which copies to and from the host are not shared: for those who know at each moment who else
-// copies.
+// Alone returns the cost model in which host copies are not shared, for simulations that know at each moment
+// which ranks copy.
 func (c Model) Alone() Model {
 	c.machine.NodeCopyBandwidth = 0
 	return c
 }
 
-// RanksPerNode is how many ranks of the job share a node.
+// RanksPerNode returns how many ranks of the job share a node.
 func (c Model) RanksPerNode() int { return c.ranksPerNode }
 
-// Devices is how many devices of the peak compute for so many ranks: as many, or the processors that they share.
+// Devices returns how many devices of the peak rate a number of ranks has: as many, or the processors that
+// they share.
 func Devices(m ir.Machine, ranks int) float64 {
 	if m.Parallelism == 0 {
 		return float64(ranks)
@@ -45,13 +48,13 @@ func Devices(m ir.Machine, ranks int) float64 {
 	return float64((ranks+per-1)/per) * m.Parallelism
 }
 
-// Link is what a message or a collective crosses.
+// Link is what a message or collective crosses.
 type Link struct {
-	Ranks int // that take part
-	Nodes int // that they are spread over
+	Ranks int // taking part
+	Nodes int // over which they are spread
 }
 
-// LinkOf is the link among ranks of the job.
+// LinkOf returns the link among ranks of the job.
 func (c Model) LinkOf(ranks []int32) Link {
 	per := int32(max(1, c.machine.GPUsPerNode))
 	nodes := make([]int32, len(ranks))
@@ -62,8 +65,8 @@ func (c Model) LinkOf(ranks []int32) Link {
 	return Link{Ranks: len(ranks), Nodes: len(slices.Compact(nodes))}
 }
 
-// Time is the duration of an instruction. The link matters to messages and collectives only. Of processors that the ranks of a
-// node share, each has its part.
+// Time returns the duration of an instruction. The link matters to messages and collectives only. Ranks that
+// share the processors of a node have equal shares of them.
 func (c Model) Time(w ir.Work, l Link) ir.Seconds {
 	if c.machine.Parallelism == 0 {
 		return c.One(w, l)
@@ -71,7 +74,8 @@ func (c Model) Time(w ir.Work, l Link) ir.Seconds {
 	return c.on(w, c.One(w, l), c.machine.Parallelism/float64(c.ranksPerNode))
 }
 
-// on is the duration on so many processors of work that takes one of them so long. Below one, ranks take turns.
+// on returns the duration on several processors of work that takes one of them the given time. Below one,
+// ranks take turns.
 func (c Model) on(w ir.Work, one ir.Seconds, processors float64) ir.Seconds {
 	switch {
 	case processors < 1:
@@ -82,8 +86,8 @@ func (c Model) on(w ir.Work, one ir.Seconds, processors float64) ir.Seconds {
 	return c.Spread(one, processors)
 }
 
-// Spread is the duration on several processors of a kernel that takes one of them so long: they have to be woken, which short
-// kernels had better not do.
+// Spread returns the duration on several processors of a kernel that takes one of them the given time. Waking
+// them takes time, which short kernels avoid.
 func (c Model) Spread(one ir.Seconds, processors float64) ir.Seconds {
 	return min(one, ir.Seconds(c.machine.KernelLatency)+one/ir.Seconds(processors*c.machine.SpreadEfficiency))
 }
@@ -97,7 +101,7 @@ func Spreads(w ir.Work) bool {
 	return false
 }
 
-// One is the duration of an instruction on a device, or on one processor where ranks share them.
+// One returns the duration of an instruction on a device, or on one processor where ranks share them.
 func (c Model) One(w ir.Work, l Link) ir.Seconds {
 	switch w.Kind {
 	case ir.WorkNone:
@@ -126,10 +130,10 @@ func (c Model) One(w ir.Work, l Link) ir.Seconds {
 	case ir.WorkRotate:
 		return c.rotate(w.Bytes, l)
 	}
-	panic("internal: no price for this kind of work")
+	panic("internal: no cost for this kind of work")
 }
 
-// Peak is the FLOP rate of a device for products of an element type.
+// Peak returns the FLOP rate of a device for products of an element type.
 func (c Model) Peak(d ir.DType) float64 {
 	if d == ir.BF16 {
 		return c.machine.PeakBF16
@@ -146,8 +150,9 @@ func (c Model) kernel(w ir.Work, efficiency []ir.CurvePoint) ir.Seconds {
 	return c.latency(0) + t
 }
 
-// memory is the rate at which a kernel's operands come and go. Where ranks share processors, what kernels that are bound by memory
-// reach of it is what their own instructions leave of it; products fetch ahead while they multiply.
+// memory returns the rate at which a kernel reads and writes its operands. Where ranks share processors,
+// memory-bound kernels reach only part of the bandwidth, because of their other instructions; products
+// prefetch while they multiply.
 func (c Model) memory(k ir.WorkKind) float64 {
 	if c.machine.Parallelism > 0 && k != ir.WorkMemory {
 		return c.machine.MemoryBandwidth
@@ -155,7 +160,7 @@ func (c Model) memory(k ir.WorkKind) float64 {
 	return c.machine.MemoryBandwidth * c.machine.CopyEfficiency
 }
 
-// copy shares what a node can copy in all with the node's other ranks, which copy at the same time in such a job.
+// copy divides a node's total copy rate among its ranks, which in such a job copy at the same time.
 func (c Model) copy(n ir.Bytes, rate float64) ir.Seconds {
 	if node := c.machine.NodeCopyBandwidth; node > 0 {
 		rate = min(rate, node/float64(c.ranksPerNode))
@@ -163,8 +168,8 @@ func (c Model) copy(n ir.Bytes, rate float64) ir.Seconds {
 	return c.latency(0) + over(n, rate)
 }
 
-// ring is the time of passes of a ring collective over the whole operand of n bytes: in t-1 steps each rank passes on
-// a part of n/t.
+// ring returns the time for a number of passes of a ring collective over the whole operand of n bytes: in t-1
+// steps each rank passes on n/t.
 func (c Model) ring(n ir.Bytes, l Link, passes int) ir.Seconds {
 	if l.Ranks < 2 {
 		return 0
@@ -175,7 +180,7 @@ func (c Model) ring(n ir.Bytes, l Link, passes int) ir.Seconds {
 	return c.latency(latency*steps) + moved
 }
 
-// rotate is one step of a ring, in which each rank passes n bytes on.
+// rotate is one step of a ring, in which each rank passes on n bytes.
 func (c Model) rotate(n ir.Bytes, l Link) ir.Seconds {
 	if l.Ranks < 2 {
 		return 0
@@ -184,8 +189,8 @@ func (c Model) rotate(n ir.Bytes, l Link) ir.Seconds {
 	return c.latency(latency) + over(n, rate*c.machine.CollectiveEfficiency)
 }
 
-// allToAll is the time in which each rank sends every other its part of n/t, all messages at once: what stays in the
-// node and what leaves it go side by side, and the ranks of a node share the way out.
+// allToAll returns the time in which each rank sends every other its part of n/t, all messages at once.
+// Traffic inside the node and out of it overlap, and the ranks of a node share the way out.
 func (c Model) allToAll(n ir.Bytes, l Link) ir.Seconds {
 	if l.Ranks < 2 {
 		return 0
@@ -198,8 +203,8 @@ func (c Model) allToAll(n ir.Bytes, l Link) ir.Seconds {
 	return c.latency(latency) + max(inside, outside)
 }
 
-// wire is the rate and latency of the slowest hop of a link. Groups like this one fill the node, and those that leave
-// it share its network: a group with two ranks on each node has as much of it as they are of the node's ranks.
+// wire returns the rate and latency of the slowest hop of a link. Groups like this one fill the node, and
+// those that leave it share its network: a group with two ranks on each node has two ranks' share of it.
 func (c Model) wire(l Link) (rate, latency float64) {
 	m := c.machine
 	if l.Nodes < 2 {
@@ -213,8 +218,8 @@ func (c Model) wire(l Link) (rate, latency float64) {
 	return network, m.NetworkLatency
 }
 
-// latency is the start of any instruction plus that of its links. Where ranks share processors, it is waking some that takes
-// time, and not every instruction does.
+// latency returns the start of any instruction plus the latency of its links. Where ranks share processors,
+// waking them takes the time, and not every instruction does that.
 func (c Model) latency(links float64) ir.Seconds {
 	if c.machine.Parallelism > 0 {
 		return ir.Seconds(links)
@@ -222,7 +227,7 @@ func (c Model) latency(links float64) ir.Seconds {
 	return ir.Seconds(c.machine.KernelLatency + links)
 }
 
-// over divides bytes by a rate; a rate that a machine does not give costs nothing.
+// over divides bytes by a rate. An unknown rate costs nothing.
 func over(n ir.Bytes, rate float64) ir.Seconds {
 	if rate <= 0 {
 		return 0
@@ -230,8 +235,8 @@ func over(n ir.Bytes, rate float64) ir.Seconds {
 	return ir.Seconds(float64(n) / rate)
 }
 
-// Efficiency reads a curve at a size: linear in the logarithm of the size between points, constant beyond them, and 1
-// for an empty curve.
+// Efficiency interpolates a curve at a size: linear in the logarithm of the size between points, constant
+// beyond them, and 1 for an empty curve.
 func Efficiency(curve []ir.CurvePoint, size int64) float64 {
 	if len(curve) == 0 {
 		return 1

@@ -127,8 +127,8 @@ func TestLinkOf(t *testing.T) {
 	}
 }
 
-// Ranks that share processors take turns where there are more ranks than processors, and spread kernels, not copies, where there are
-// fewer.
+// Ranks that share processors take turns if there are more ranks than processors. If there are fewer, kernels
+// spread and copies do not.
 func TestParallelism(t *testing.T) {
 	few := machine
 	few.Parallelism, few.SpreadEfficiency, few.KernelLatency = 4, 0.5, 1e-3
