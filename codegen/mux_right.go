@@ -29,7 +29,7 @@ type lentBlock struct {
 
 // rows are those of a view of the whole that lie from one key to another.
 func (b *lentBlock) rows(v ir.View, z graph.Size, first, end int64) ir.View {
-	return passes.RowsOf(v, (first-b.First)*z.Batch, (end-first)*z.Batch)
+	return graph.RowsOf(v, (first-b.First)*z.Batch, (end-first)*z.Batch)
 }
 
 // shareTimeline adds the steps by which ranks help each other, and the messages that bring what that takes.
@@ -97,7 +97,7 @@ func (s *stage) lend(t passes.Task, helper int, owner bool) {
 		s.decidedBy("mux", "schedule.mux")
 		b := s.plan.LayerOf(s.model, t, k)
 		_, in := attentionOf(b, b.Forward, ir.Attention, z)
-		in = passes.OverKeys(in, z, lent.First, lent.End)
+		in = graph.OverKeys(in, z, lent.First, lent.End)
 		block := &lentBlock{Lending: lent}
 		for _, name := range []string{"k", "v"} {
 			v := in.Arg(name)
@@ -124,7 +124,7 @@ func (s *stage) lend(t passes.Task, helper int, owner bool) {
 func attentionOf(b *graph.Block, nodes []graph.Node, op ir.Op, z graph.Size) (found bool, in ir.Instr) {
 	for i := range nodes {
 		if nodes[i].Op == op {
-			return true, passes.BlockInstr(b, &nodes[i], z)
+			return true, graph.BlockInstr(b, &nodes[i], z)
 		}
 	}
 	return false, in
@@ -170,7 +170,7 @@ func (e *env) shares(n *graph.Node) bool {
 		return false
 	}
 	in := e.block.Instr(n, e.size, e.view, func(a graph.Attr) ir.Attr { return e.attr(n, a) })
-	own := passes.OverKeys(in, e.size, e.s.plan.HelpedBlocks(e.task)[helpers], e.size.Prefix+e.size.Tokens)
+	own := graph.OverKeys(in, e.size, e.s.plan.HelpedBlocks(e.task)[helpers], e.size.Prefix+e.size.Tokens)
 	e.s.decidedBy("mux", "schedule.mux")
 	if n.Op == ir.Attention {
 		e.shareAttention(e.block.Values[n.Args[0].Value].Name, in, own, helpers)
@@ -277,7 +277,7 @@ func (e *env) clearKeys(in ir.Instr, helpers int) {
 	before := e.task
 	before.Subsequence++
 	first, end := s.plan.HelpedBlocks(e.task)[helpers], s.plan.HelpedBlocks(before)[helpers]
-	s.clear(passes.OverKeys(in, e.size, first, end))
+	s.clear(graph.OverKeys(in, e.size, first, end))
 }
 
 // clear sets gradients of keys and values to zero.
@@ -294,7 +294,7 @@ func (s *stage) clear(in ir.Instr) {
 // or those with which the next helper's begin.
 func (e *env) takeBack(in ir.Instr, helper int) {
 	s, borders, lent := e.s, e.s.plan.HelpedBlocks(e.task), e.s.plan.Lent(e.task.Stage, helper)
-	fresh, more := passes.OverKeys(in, e.size, lent.First, borders[helper+1]), passes.OverKeys(in, e.size, borders[helper+1], lent.End)
+	fresh, more := graph.OverKeys(in, e.size, lent.First, borders[helper+1]), graph.OverKeys(in, e.size, borders[helper+1], lent.End)
 	for _, name := range []string{"dk", "dv"} {
 		s.op(ir.Recv, ir.RecvPrev, []ir.View{fresh.Arg(name)}, s.constRef(rankConst(helper)))
 		if sum := more.Arg(name); sum.Rows() > 0 {
@@ -406,7 +406,7 @@ func (s *stage) helped(t passes.Task, at int, op ir.Op) *helped {
 	}
 	borders := s.plan.HelpedBlocks(t)
 	first, end := borders[s.index0], borders[s.index0+1]
-	h := &helped{s: s, task: t, layer: layers[k], in: passes.OverKeys(in, z, first, end), first: first, end: end}
+	h := &helped{s: s, task: t, layer: layers[k], in: graph.OverKeys(in, z, first, end), first: first, end: end}
 	h.block = s.lent[lentKey{t.Microbatch, h.layer}]
 	setArg(&h.in, "k", h.block.rows(h.block.k, z, first, end))
 	setArg(&h.in, "v", h.block.rows(h.block.v, z, first, end))
@@ -470,7 +470,7 @@ func (h *helped) compute() {
 func (h *helped) beginGradients() {
 	z, b := h.s.plan.SizeOf(h.task), h.block
 	name := fmt.Sprintf("m%d.l%d", h.task.Microbatch, h.layer)
-	lent := passes.OverKeys(h.in, z, 0, b.End-b.First)
+	lent := graph.OverKeys(h.in, z, 0, b.End-b.First)
 	b.dk = h.s.fresh(name+".d.k.lent", lent.Arg("dk"))
 	b.dv = h.s.fresh(name+".d.v.lent", lent.Arg("dv"))
 	setArg(&lent, "dk", b.rows(b.dk, z, b.First, h.first))

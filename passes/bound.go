@@ -25,15 +25,13 @@ import (
 type bounds struct {
 	space
 	request    *Plan
-	graphs     map[graph.Split]*graph.Model
+	cache      *cache
 	lengths    map[lengthsKey][]int64
 	profiles   map[profileKey]*profile
 	optimizers map[endKey]end
 	least      map[leastKey]*profile // nil: refused
 	rooms      map[roomKey]room
 	links      map[Parallel]cost.Link // between neighbours
-	known      *catalogue
-	held       map[workingKey]ir.Bytes // see Context
 	work       work
 }
 
@@ -69,21 +67,11 @@ type end struct {
 // the backward has besides. In layer order not every backward completes gradients, so that is none of them.
 type visit struct{ forward, backward ir.Seconds }
 
-func newBounds(p *Plan) *bounds {
+func newBounds(c *cache, p *Plan) *bounds {
 	return &bounds{
-		space: space{model: p.Model, cluster: p.Cluster, train: p.Train, asked: p.Schedule}, request: p,
-		graphs: map[graph.Split]*graph.Model{}, lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{}, least: map[leastKey]*profile{}, rooms: map[roomKey]room{}, links: map[Parallel]cost.Link{},
-		known: newCatalogue(), held: map[workingKey]ir.Bytes{},
+		space: space{model: p.Model, cluster: p.Cluster, train: p.Train, asked: p.Schedule}, request: p, cache: c,
+		lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{}, least: map[leastKey]*profile{}, rooms: map[roomKey]room{}, links: map[Parallel]cost.Link{},
 	}
-}
-
-// context has the dataflow of a plan at hand.
-func (b *bounds) context(p *Plan) *Context {
-	split := p.Split()
-	if b.graphs[split] == nil {
-		b.graphs[split] = p.Graph()
-	}
-	return &Context{model: b.graphs[split], split: split, known: b.known, held: b.held, work: &b.work}
 }
 
 // sized is a plan of a candidate with its sizes, as far as they are pinned, and the lengths of its subsequences. Stages whose
@@ -125,7 +113,7 @@ func (b *bounds) lengthsOf(p *Plan) []int64 {
 		case "length":
 			x = evenBoundaries(p.Train.Sequence, key.n, key.align)
 		default:
-			x = timeBoundaries(b.context(p), p)
+			x = timeBoundaries(b.cache, p)
 		}
 		b.lengths[key] = lengthsOf(x)
 	}
@@ -200,9 +188,8 @@ func (p *Plan) pricedRanks() int {
 }
 
 func (b *bounds) newProfile(p *Plan, v visit) *profile {
-	c := b.context(p)
-	t := newTaskTime(c, p)
-	g, out := c.model, &profile{}
+	t := newTaskTime(b.cache, p)
+	g, out := t.model, &profile{}
 	b.work.spend(8 * len(p.Subsequences.Lengths))
 	known := map[graph.Size]restTimes{}
 	forward := func(z graph.Size) ir.Seconds { return t.makespan(t.layer, t.layer.Forward, z, v.forward) }
@@ -271,7 +258,7 @@ type restTimes struct{ layer, embedding, head ir.Seconds }
 // shares are what the attention of a layer would take from other ranks.
 func (t *taskTime) shares(z graph.Size) (out [2]share) {
 	for _, n := range t.attends {
-		in, d := BlockInstr(t.layer, n, z), t.back(t.layer, n, z)
+		in, d := graph.BlockInstr(t.layer, n, z), t.back(t.layer, n, z)
 		q, stats := in.Arg("q").Bytes(), in.Arg("lse").Bytes()
 		if n.Op == ir.Attention {
 			out[0] = share{d, []ir.Bytes{q, in.Arg("o").Bytes(), stats}}
@@ -659,7 +646,7 @@ func (of *profile) given(helpers int, stays ir.Seconds, message func(ir.Bytes) i
 
 // helping is what the last rank takes where it helps all others: weights, K and V come, one by one, and gradients of both go.
 func (b *bounds) helping(p *Plan, of *profile, layers []int, message func(ir.Bytes) ir.Seconds) ir.Seconds {
-	g := b.context(p).model
+	g := b.cache.model(p)
 	fewest := ir.Seconds(slices.Min(layers))
 	var lent, rows, gradients ir.Seconds
 	for x := range p.Parallel.PP - 1 {
@@ -689,7 +676,7 @@ func (b *bounds) helping(p *Plan, of *profile, layers []int, message func(ir.Byt
 // every slot those of a stage come by all ranks behind it, one after another, each of which adds its own, and no rank begins the
 // next slot's before the last has come home: of the rank that then got them, the last rank helps to make those of keys.
 func (b *bounds) givingBack(p *Plan, layers []int, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
-	g, m := b.context(p).model, p.costModel()
+	g, m := b.cache.model(p), p.costModel()
 	var hop ir.Seconds
 	for i := range g.Layer.Params {
 		n := ir.Bytes(g.Layer.Params[i].Local[0] * g.Layer.Params[i].Local[1])
@@ -722,7 +709,7 @@ func (b *bounds) endOf(p *Plan) end {
 	if e, ok := b.optimizers[key]; ok {
 		return e
 	}
-	g := b.context(p).model
+	g := b.cache.model(p)
 	u := newUpdater(p, g, cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks()))
 	e := end{layer: u.block(g.Layer), embedding: u.block(g.Embedding)}
 	if !g.Tied {

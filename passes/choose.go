@@ -17,31 +17,33 @@ import (
 
 // chooser changes the fates of a plan's units, and keeps what they cost beside them.
 type chooser struct {
-	context *Context
-	plan    *Plan
-	pricer  pricer
-	graph   *graph.Model
-	sizes   [][]ir.Bytes // [i][unit]
-	order   []int        // units of a layer: which go to the host first
-	apart   bool         // all of a unit goes before any of the next in order
-	inputs  [][]ir.Bytes // of stages: messages that are held beside each task; nil: to be found
-	costs   *costs
-	trial   *simulation // with these costs
-	remake  []remake    // in which order units are made again; empty: none are
-	shared  *Plan       // with tasks shared as the mux pass will, since what ranks borrow takes room; nil: none are
-	whole   *Plan       // the same with the tasks of the start whole
-	why     string      // of shares that were asked for
+	context   *Context
+	estimator *estimator
+	plan      *Plan
+	pricer    pricer
+	graph     *graph.Model
+	sizes     [][]ir.Bytes // [i][unit]
+	order     []int        // units of a layer: which go to the host first
+	apart     bool         // all of a unit goes before any of the next in order
+	inputs    [][]ir.Bytes // of stages: messages that are held beside each task; nil: to be found
+	costs     *costs
+	trial     *simulation // with these costs
+	remake    []remake    // in which order units are made again; empty: none are
+	shared    *Plan       // with tasks shared as the mux pass will, since what ranks borrow takes room; nil: none are
+	whole     *Plan       // the same with the tasks of the start whole
+	memory    *meter      // of it, or of the plan
+	why       string      // of shares that were asked for
 
 	device, host ir.Bytes // that one rank has
 }
 
 func newChooser(c *Context, p *Plan) *chooser {
 	m, machine := p.costModel(), ir.Machine(p.Cluster)
-	g := c.Model(p)
+	g, e := c.Model(p), c.estimator(p)
 	h := &chooser{
 		device: ir.Bytes(machine.DeviceMemory), host: machine.HostMemoryPerRank(),
-		context: c, plan: p, graph: g, pricer: newPricer(c, p, m),
-		costs: taskCosts(c, p, m),
+		context: c, estimator: e, plan: p, graph: g, pricer: newPricer(c.cache, p, m), memory: e.memory(),
+		costs: e.costs(m),
 	}
 	for _, z := range p.Sizes() {
 		h.sizes = append(h.sizes, unitSizes(g.Layer, z))
@@ -49,6 +51,7 @@ func newChooser(c *Context, p *Plan) *chooser {
 	h.order = bySize(h.sizes[0])
 	if h.shared = p.toBeShared(); h.shared != nil {
 		h.whole = h.shared.unmuxed()
+		h.memory = h.memory.of(h.whole)
 	}
 	if p.Recompute == policyAuto {
 		h.remake = h.remakes()
@@ -91,17 +94,15 @@ func (h *chooser) put(stage int, l letters) {
 
 // bound is the footprint of one stage as it stands, with what it will borrow of others.
 func (h *chooser) bound(stage int) (device, host ir.Bytes) {
-	p := h.plan
-	if h.shared != nil {
+	if p := h.plan; h.shared != nil {
 		h.shared.Offload, h.whole.Offload = p.Offload, p.Offload
-		p = h.whole
 	}
 	if h.inputs == nil {
-		h.inputs = h.context.waitingInputs(p)
+		h.inputs = h.memory.waitingInputs()
 	}
-	peak, host := h.context.stageFootprint(p, stage, h.inputs[stage])
+	peak, host := h.memory.stage(stage, h.inputs[stage])
 	if h.shared != nil && h.shared.Mux.Left {
-		peak, host = h.shared.withBorrowed(h.context, stage, peak, host)
+		peak, host = h.shared.withBorrowed(h.graph, stage, peak, host)
 	}
 	return peak.Bytes, host
 }
@@ -434,7 +435,7 @@ func (h *chooser) choose(policy string) {
 		h.fitByRemaking()
 	default:
 		h.why = p.takeShares(h.context)
-		h.costs = taskCosts(h.context, p, h.pricer.cost)
+		h.costs = h.estimator.costs(h.pricer.cost)
 		p.chooseTiming(h.simulation())
 		h.fitByRemaking()
 	}
@@ -571,7 +572,7 @@ func (h *chooser) run() *simulation { return h.simulation().run() }
 
 func (h *chooser) simulation() *simulation {
 	if h.trial == nil || h.trial.costs != h.costs {
-		h.trial = h.plan.simulation(h.context, h.costs)
+		h.trial = h.estimator.simulation(h.costs)
 	}
 	return h.trial
 }

@@ -142,7 +142,7 @@ func TestRecomputeByPrice(t *testing.T) {
 	if !FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, p.Memory.HostCapacityBytes) {
 		t.Error("it does not fit")
 	}
-	c := &Context{}
+	c := newContext(nil, Options{})
 	order := newChooser(c, p).remake
 	for s := range p.Tasks {
 		part := 1.0

@@ -47,14 +47,6 @@ type stop struct {
 	layers         int32 // of all tasks with smaller numbers
 }
 
-// course is that of the tasks that a plan has, worked out once: passes that change tasks make new ones.
-func (c *Context) course(p *Plan) *course {
-	if r := c.ran; r == nil || r.plan != p || len(r.tasks) != len(p.Tasks) || &r.tasks[0] != &p.Tasks[0] {
-		c.ran = p.mustCourse()
-	}
-	return c.ran
-}
-
 func (p *Plan) mustCourse() *course {
 	c, err := p.course()
 	if err != nil {

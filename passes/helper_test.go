@@ -86,4 +86,4 @@ func jsonOf(t *testing.T, p *Plan) []byte {
 }
 
 // simulate predicts how long a plan takes.
-func (p *Plan) simulate(t *costs) { p.simulation(&Context{}, t).run().report(p) }
+func (p *Plan) simulate(t *costs) { newSimulation(p.mustCourse(), t, nil).run().report(p) }

@@ -50,18 +50,18 @@ func (s *search) lean(n *node) {
 		heap.Push(&s.frontier, n)
 		return
 	}
-	p, c := s.passed(n.schedule, true)
+	p, e := s.passed(n.schedule, true)
 	if p == nil {
 		return
 	}
 	p.Memory = p.capacities()
 	limit := Memory{DeviceCapacityBytes: math.MaxInt64, HostCapacityBytes: math.MaxInt64}
 	if !s.nearest {
-		limit = p.mayFit(c)
+		limit = e.mayFit(p.Memory)
 	}
-	need, fits := footprintWithin(c, p, limit)
+	need, fits := e.memory().within(limit)
 	for i := range need.Host {
-		need.Host[i] -= min(need.Host[i], p.earlier(c))
+		need.Host[i] -= min(need.Host[i], e.earlier())
 	}
 	lack := need.lack(p.Memory)
 	if !fits {
@@ -74,17 +74,18 @@ func (s *search) lean(n *node) {
 }
 
 // mayFit is what a footprint may take so that placed it may fit.
-func (p *Plan) mayFit(c *Context) Memory {
-	m := p.Memory
+func (e *estimator) mayFit(m Memory) Memory {
+	p := e.plan
 	more := ir.Bytes(float64(max(m.DeviceCapacityBytes, m.HostCapacityBytes)) * p.slack() / (1 - p.slack()))
 	m.DeviceCapacityBytes += more
-	m.HostCapacityBytes += more + p.earlier(c)
+	m.HostCapacityBytes += more + e.earlier()
 	return m
 }
 
 // earlier are the bytes that reloads may have taken from the host where they begin earlier than they must.
-func (p *Plan) earlier(c *Context) (n ir.Bytes) {
-	for _, size := range c.shapes(p).saved[0] {
+func (e *estimator) earlier() (n ir.Bytes) {
+	p := e.plan
+	for _, size := range e.saved[0] {
 		n += ir.Bytes(p.longestAhead()-1) * graph.Align(size)
 	}
 	return n + p.packed(n)

@@ -50,13 +50,13 @@ func addsTo(b *graph.Block, pass direction) (s params) {
 // working is the most bytes that a block holds at once while a pass of it runs: its input, what it has saved or will save, its
 // result; gradients of its weights that this run begins, and of its caches where it does; of weights those that are whole for this run
 // alone, until they were read last. Between its halves it is what the second will read.
-func (c *Context) working(g *graph.Model, b *graph.Block, pass direction, z graph.Size, begins, passing params) ir.Bytes {
+// blockBytes are the most bytes that blocks hold, as far as they were asked for.
+type blockBytes map[workingKey]ir.Bytes
+
+func (c blockBytes) working(g *graph.Model, b *graph.Block, pass direction, z graph.Size, begins, passing params) ir.Bytes {
 	key := workingKey{b, pass, z, begins, passing}
-	n, known := c.held[key]
+	n, known := c[key]
 	if !known {
-		if c.held == nil {
-			c.held = map[workingKey]ir.Bytes{}
-		}
 		l := lives{block: b, pass: pass, size: z, begins: begins, passing: passing, of: make([]int, len(b.Values))}
 		l.size.Rows = g.ChunkRows(z)
 		if pass == attendingPass {
@@ -66,7 +66,7 @@ func (c *Context) working(g *graph.Model, b *graph.Block, pass direction, z grap
 			})
 		}
 		n = l.run()
-		c.held[key] = n
+		c[key] = n
 	}
 	return n
 }

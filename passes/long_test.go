@@ -23,13 +23,14 @@ func TestLongJobsFit(t *testing.T) {
 		if err := Run(sp, p, Options{StopAfter: "lifespan"}); err != nil {
 			t.Fatal(err)
 		}
-		c := &Context{}
+		c := newContext(nil, Options{})
 		p.keepAll(c, "full")
 		p.takeShares(c)
 		p.Offload.Ahead = 2
-		machine, inputs := ir.Machine(p.Cluster), c.waitingInputs(p)
+		m := c.estimator(p).memory()
+		machine, inputs := ir.Machine(p.Cluster), m.waitingInputs()
 		for _, s := range []int{0, 1, p.Parallel.PP - 1} { // all others are as the second
-			device, host := c.stageFootprint(p, s, inputs[s])
+			device, host := m.stage(s, inputs[s])
 			if has, hasHost := ir.Bytes(machine.DeviceMemory), machine.HostMemoryPerRank(); device.Bytes > has || host > hasHost {
 				t.Errorf("%s: stage %d holds up to %s of %s, and %s of %s on the host", job.file, s, device.Bytes, has, host, hasHost)
 			}

@@ -54,7 +54,7 @@ type Footprint struct {
 }
 
 // FootprintOf bounds what codegen will place for a plan.
-func FootprintOf(p *Plan) Footprint { return footprint(&Context{}, p) }
+func FootprintOf(p *Plan) Footprint { return newEstimator(newCache(), nil, p).memory().footprint() }
 
 // Fits reports whether a plan that needs no more than this has room.
 func (f Footprint) Fits(device, host ir.Bytes) bool {
@@ -66,22 +66,34 @@ func (f Footprint) Fits(device, host ir.Bytes) bool {
 	return true
 }
 
-func footprint(c *Context, p *Plan) Footprint {
-	f, _ := footprintWithin(c, p, Memory{DeviceCapacityBytes: math.MaxInt64, HostCapacityBytes: math.MaxInt64})
+// meter bounds the memory of one plan.
+type meter struct {
+	*course
+	*shapes
+	blocks blockBytes
+	work   *work
+}
+
+// of is the meter of a plan whose tasks are others, of the same sizes.
+func (m *meter) of(p *Plan) *meter { return &meter{p.mustCourse(), m.shapes, m.blocks, m.work} }
+
+func (m *meter) footprint() Footprint {
+	f, _ := m.within(Memory{DeviceCapacityBytes: math.MaxInt64, HostCapacityBytes: math.MaxInt64})
 	return f
 }
 
-// footprintWithin reports whether a plan has room, and looks no further than it takes to know: of one that has none the footprint
+// within reports whether a plan has room, and looks no further than it takes to know: of one that has none the footprint
 // is in part.
-func footprintWithin(c *Context, p *Plan, m Memory) (f Footprint, fits bool) {
+func (m *meter) within(limit Memory) (f Footprint, fits bool) {
+	p := m.plan
 	if p.Mux.Left {
-		return leftFootprint(c, p, m)
+		return m.leftFootprint(limit)
 	}
 	f = Footprint{Device: make([]Peak, len(p.Tasks)), Host: make([]ir.Bytes, len(p.Tasks))}
-	inputs := c.waitingInputs(p)
+	inputs := m.waitingInputs()
 	for s := range p.Tasks {
-		f.Device[s], f.Host[s] = c.stageFootprint(p, s, inputs[s])
-		if f.Device[s].Bytes > m.DeviceCapacityBytes || f.Host[s] > m.HostCapacityBytes {
+		f.Device[s], f.Host[s] = m.stage(s, inputs[s])
+		if f.Device[s].Bytes > limit.DeviceCapacityBytes || f.Host[s] > limit.HostCapacityBytes {
 			return f, false
 		}
 	}
@@ -110,14 +122,12 @@ func (p *Plan) woven() bool {
 
 // tracker adds up what one stage holds while its tasks run.
 type tracker struct {
-	*course
-	*shapes
-	context *Context
-	plan    *Plan
-	stage   int
-	graph   *graph.Model
-	layers  []int // of each virtual stage
-	first   []int // of each virtual stage, where its layers begin among all of its rank
+	*meter
+	plan   *Plan
+	stage  int
+	graph  *graph.Model
+	layers []int // of each virtual stage
+	first  []int // of each virtual stage, where its layers begin among all of its rank
 
 	now   [numTerms]ir.Bytes
 	host  ir.Bytes
@@ -162,26 +172,9 @@ type addedTo struct {
 // unitsLeft is what the forwards of a subsequence leave, layer by layer of all of the rank.
 type unitsLeft struct{ kept, offloaded []ir.Bytes }
 
-// shapes are the sizes of a plan's subsequences, whatever becomes of what they leave.
-type shapes struct {
-	lengths []int64
-	sizes   []graph.Size
-	saved   [][]ir.Bytes // units of a layer
-}
-
-// shapes are worked out once for a plan's lengths.
-func (c *Context) shapes(p *Plan) *shapes {
-	if s := c.shaped; s == nil || len(s.lengths) != len(p.Subsequences.Lengths) || &s.lengths[0] != &p.Subsequences.Lengths[0] {
-		c.shaped = &shapes{lengths: p.Subsequences.Lengths, sizes: p.Sizes()}
-		for _, z := range c.shaped.sizes {
-			c.shaped.saved = append(c.shaped.saved, unitSizes(c.Model(p).Layer, z))
-		}
-	}
-	return c.shaped
-}
-
-func (c *Context) newTracker(p *Plan, stage int) *tracker {
-	r := &tracker{context: c, course: c.course(p), shapes: c.shapes(p), plan: p, stage: stage, graph: c.Model(p), layers: p.LayersPerStage}
+func (m *meter) newTracker(stage int) *tracker {
+	p := m.plan
+	r := &tracker{meter: m, plan: p, stage: stage, graph: m.model, layers: p.LayersPerStage}
 	r.visits = p.visitBytes(r.graph)
 	r.whole, r.given = make([]params, p.layersOf(stage)+2), make([]bool, p.layersOf(stage))
 	for j := range r.layers {
@@ -221,11 +214,12 @@ func (c *Context) newTracker(p *Plan, stage int) *tracker {
 	return r
 }
 
-func (c *Context) stageFootprint(p *Plan, stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
-	r := c.newTracker(p, stage)
+// stage bounds the arenas of a stage; inputs are those of waitingInputs.
+func (m *meter) stage(stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
+	p, r := m.plan, m.newTracker(stage)
 	r.persist()
 	persistent := r.now[TermWeights] + r.now[TermOptimizer]
-	c.work.spend(len(r.leaving))
+	m.work.spend(len(r.leaving))
 	list := r.schedule(stage)
 	for i, t := range p.Tasks[stage] {
 		r.now[TermMessages] += inputs[i]
@@ -334,7 +328,7 @@ func (r *tracker) embedding(t Task, at *stop) {
 	b, z := r.graph.Embedding, r.sizes[t.Subsequence]
 	switch {
 	case t.Kind == Forward:
-		r.note(t, r.context.working(r.graph, b, forwardPass, z, 0, 0))
+		r.note(t, r.blocks.working(r.graph, b, forwardPass, z, 0, 0))
 	case t.Kind == WeightGrad:
 		r.now[TermKept] -= r.between(b, z)
 		r.touching(t, b, r.ofEmbedding(), weightPass, z)
@@ -510,7 +504,7 @@ func (r *tracker) block(t Task, k int) *graph.Block {
 // working is what a block holds while it runs: most layers of a task hold the same.
 func (r *tracker) working(b *graph.Block, pass direction, z graph.Size, begins params) ir.Bytes {
 	if key := (workingKey{b, pass, z, begins, r.passing}); key != r.was {
-		r.was, r.held = key, r.context.working(r.graph, b, pass, z, begins, r.passing)
+		r.was, r.held = key, r.blocks.working(r.graph, b, pass, z, begins, r.passing)
 	}
 	return r.held
 }
@@ -614,9 +608,8 @@ func (r *tracker) streamed(kind graph.Kind, tokens int64) (n ir.Bytes) {
 
 // waitingInputs are, for every task of every stage, the bytes of messages that are held while it runs: results of the task
 // before it on their way out, inputs of tasks behind it that have come already or may come while it runs.
-func (c *Context) waitingInputs(p *Plan) [][]ir.Bytes {
-	w := inputs{course: c.course(p), shapes: c.shapes(p)}
-	g := c.Model(p)
+func (m *meter) waitingInputs() [][]ir.Bytes {
+	w, p, g := inputs{meter: m}, m.plan, m.model
 	for _, z := range w.sizes {
 		w.hidden = append(w.hidden, graph.Align(g.Layer.Values[g.Layer.Input].Bytes(z)))
 	}
@@ -638,8 +631,7 @@ func (c *Context) waitingInputs(p *Plan) [][]ir.Bytes {
 
 // inputs are the messages of a plan's tasks. Lists are by number of the task, or by rank.
 type inputs struct {
-	*course
-	*shapes
+	*meter
 	hidden       []ir.Bytes // [i]
 	starts, ends []int
 	held         []ir.Bytes

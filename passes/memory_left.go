@@ -18,20 +18,21 @@ func (p *Plan) unmuxed() *Plan {
 
 // leftFootprint bounds the arenas of a plan whose ranks share tasks at the start: what each would hold without, and all that it
 // borrows, as if there were one moment that has all of both.
-func leftFootprint(c *Context, p *Plan, m Memory) (f Footprint, fits bool) {
-	if f, fits = footprintWithin(c, p.unmuxed(), m); !fits {
+func (m *meter) leftFootprint(limit Memory) (f Footprint, fits bool) {
+	p := m.plan
+	if f, fits = m.of(p.unmuxed()).within(limit); !fits {
 		return f, false
 	}
 	for rank := range f.Device {
-		f.Device[rank], f.Host[rank] = p.withBorrowed(c, rank, f.Device[rank], f.Host[rank])
+		f.Device[rank], f.Host[rank] = p.withBorrowed(m.model, rank, f.Device[rank], f.Host[rank])
 	}
-	return f, f.Fits(m.DeviceCapacityBytes, m.HostCapacityBytes)
+	return f, f.Fits(limit.DeviceCapacityBytes, limit.HostCapacityBytes)
 }
 
 // withBorrowed adds what a rank borrows to what it holds without.
-func (p *Plan) withBorrowed(c *Context, rank int, peak Peak, host ir.Bytes) (Peak, ir.Bytes) {
+func (p *Plan) withBorrowed(g *graph.Model, rank int, peak Peak, host ir.Bytes) (Peak, ir.Bytes) {
 	was := peak.Bytes
-	host += p.borrowed(c, rank, &peak.Terms)
+	host += p.borrowed(g, rank, &peak.Terms)
 	peak.Bytes = 0
 	for _, n := range peak.Terms {
 		peak.Bytes += n
@@ -42,8 +43,7 @@ func (p *Plan) withBorrowed(c *Context, rank int, peak Peak, host ir.Bytes) (Pea
 
 // borrowed adds to terms what a rank holds for the stages that it helps with one sequence: their weights and gradients, K and V
 // up to its last piece, and what its pieces leave for their backwards. It returns what of that is on the host.
-func (p *Plan) borrowed(c *Context, rank int, terms *[numTerms]ir.Bytes) (host ir.Bytes) {
-	g := c.Model(p)
+func (p *Plan) borrowed(g *graph.Model, rank int, terms *[numTerms]ir.Bytes) (host ir.Bytes) {
 	whole := *p
 	whole.Parallel.Zero = 0
 	weights, gradients, _ := whole.stateBytes(g, g.Layer) // also where their own rank divides them

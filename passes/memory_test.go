@@ -28,15 +28,15 @@ func TestFootprintTerms(t *testing.T) {
 
 func BenchmarkFootprint(b *testing.B) {
 	p := planOf(b, "paper/gpt-65b-1m.sppo")
-	c := &Context{}
+	m := newEstimator(newCache(), nil, p).memory()
 	for b.Loop() {
-		footprint(c, p)
+		m.footprint()
 	}
 }
 
 func BenchmarkSimulate(b *testing.B) {
 	p := planOf(b, "paper/gpt-65b-1m.sppo")
-	t := taskCosts(&Context{}, p, cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks()))
+	t := newEstimator(newCache(), nil, p).costs(cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks()))
 	for b.Loop() {
 		p.simulate(t)
 	}

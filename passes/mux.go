@@ -27,6 +27,7 @@ func mux(c *Context, p *Plan) error {
 	if found := p.share(); len(found) > 0 {
 		return c.diagnose(found)
 	}
+	c.forget()
 	if !c.candidate {
 		p.decideMux("given")
 	}

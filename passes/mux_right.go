@@ -249,12 +249,12 @@ func (pr pricer) shareLayer(p *Plan, g *graph.Model, t Task, far cost.Link) (out
 		if nodes[i].Op != op {
 			continue
 		}
-		in := BlockInstr(g.Layer, &nodes[i], z)
+		in := graph.BlockInstr(g.Layer, &nodes[i], z)
 		out.whole = m.Time(in.Work(), pr.link)
-		own := OverKeys(in, z, borders[helpers], z.Prefix+z.Tokens)
+		own := graph.OverKeys(in, z, borders[helpers], z.Prefix+z.Tokens)
 		out.own = m.Time(own.Work(), pr.link)
 		for j := range helpers {
-			part := OverKeys(in, z, borders[j], borders[j+1])
+			part := graph.OverKeys(in, z, borders[j], borders[j+1])
 			out.helping = max(out.helping, m.Time(part.Work(), pr.link))
 		}
 		send := func(name string) ir.Seconds {
@@ -343,7 +343,7 @@ func (r *tracker) queryBytes(t Task) (rows, stats ir.Bytes) {
 	nodes := r.graph.Layer.Forward
 	for i := range nodes {
 		if nodes[i].Op == ir.Attention {
-			in := BlockInstr(r.graph.Layer, &nodes[i], r.sizes[t.Subsequence])
+			in := graph.BlockInstr(r.graph.Layer, &nodes[i], r.sizes[t.Subsequence])
 			return graph.Align(in.Arg("q").Bytes()), graph.Align(in.Arg("lse").Bytes())
 		}
 	}
@@ -366,34 +366,4 @@ func (r *tracker) sharing(t Task) ir.Bytes {
 	}
 	inF32 := rows * ir.Bytes(4/r.graph.DType().Bytes())
 	return helpers*rows + inF32 + stats + others
-}
-
-// BlockInstr is the instruction of a node before anything is placed.
-func BlockInstr(b *graph.Block, n *graph.Node, z graph.Size) ir.Instr {
-	return b.Instr(n, z, func(_ graph.Arg, v ir.View) ir.View { return v }, func(graph.Attr) ir.Attr { return ir.Int(0) })
-}
-
-// OverKeys is an instruction of attention, or of its gradient, over a block of its keys.
-func OverKeys(in ir.Instr, z graph.Size, first, end int64) ir.Instr {
-	row := in.Info()
-	in.Args, in.Attrs = append([]ir.View(nil), in.Args...), append([]ir.Attr(nil), in.Attrs...)
-	for i := range row.Operands {
-		switch row.Operands[i].Name {
-		case "k", "v", "dk", "dv":
-			in.Args[i] = RowsOf(in.Args[i], first*z.Batch, (end-first)*z.Batch)
-		}
-	}
-	for i := range row.Attrs {
-		if row.Attrs[i].Name == "prefix" {
-			in.Attrs[i] = ir.Int(z.Prefix - first)
-		}
-	}
-	return in
-}
-
-// RowsOf is a run of a matrix's rows.
-func RowsOf(v ir.View, first, rows int64) ir.View {
-	v.Offset += ir.Bytes(first*v.Cols()) * v.DType.Bytes()
-	v.Shape[0] = rows
-	return v
 }

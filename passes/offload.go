@@ -31,7 +31,8 @@ func offload(c *Context, p *Plan) error {
 	if !p.copies() && !p.Streams() { // nothing takes time beside tasks
 		return nil
 	}
-	s := p.simulation(c, taskCosts(c, p, p.costModel()))
+	e := c.estimator(p)
+	s := e.simulation(e.costs(p.costModel()))
 	p.chooseEarly(s)
 	p.chooseTiming(s)
 	p.explainTiming()
@@ -175,7 +176,7 @@ func (p *Plan) wantedAlpha(c *Context) (alpha func(i int) float64, why string) {
 // alpha_{N-1} = 0, for the backward of the last subsequence follows at once.
 func (p *Plan) adaptiveAlpha(c *Context) func(i int) float64 {
 	m := p.costModel()
-	pr := newPricer(c, p, m)
+	pr := newPricer(c.cache, p, m)
 	g := c.Model(p)
 	forward, copied := make([]ir.Seconds, p.Subsequences.N), make([]ir.Seconds, p.Subsequences.N) // of one layer
 	remade := g.RemadeBy(p.Recompute)

@@ -120,7 +120,7 @@ func TestAdaptive(t *testing.T) {
 	p := planOf(t, "paper/gpt-7b-1m.sppo", "schedule.offload=adaptive", "cluster.d2h_bandwidth=13.6GB/s", "cluster.h2d_bandwidth=13.6GB/s")
 	n := p.Subsequences.N
 	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
-	costs := taskCosts(&Context{}, p, m)
+	costs := newEstimator(newCache(), nil, p).costs(m)
 	sizes := make([]float64, n)
 	for i := range n {
 		for _, b := range unitSizes(p.Graph().Layer, p.Size(i)) {

@@ -13,6 +13,7 @@ import (
 // Input: Subsequences.N and Align. Output: Lengths, Imbalance. Paper: section 4, with the order of lengths corrected:
 // later tokens cost more, so later subsequences are shorter.
 func partition(c *Context, p *Plan) error {
+	defer c.forget()
 	seq, n, align := p.Train.Sequence, p.Subsequences.N, p.Subsequences.Align
 	given := p.Schedule.Subsequences.Lengths
 	why := ""
@@ -22,7 +23,7 @@ func partition(c *Context, p *Plan) error {
 	case p.Schedule.Partition == "length":
 		p.Subsequences.Lengths, why = lengthsOf(evenBoundaries(seq, n, align)), "equal lengths, to the nearest step of align"
 	case p.Schedule.Partition == "time":
-		p.Subsequences.Lengths, why = lengthsOf(timeBoundaries(c, p)), "equal predicted time, forward and backward: the longest task is as short as the grid allows"
+		p.Subsequences.Lengths, why = lengthsOf(timeBoundaries(c.cache, p)), "equal predicted time, forward and backward: the longest task is as short as the grid allows"
 	default:
 		p.Subsequences.Lengths = lengthsOf(flopsBoundaries(p.Model, seq, n, align))
 		why = "equal forward operations, to the nearest step of align: causal attention makes later tokens dearer"

@@ -113,7 +113,7 @@ func TestImbalance(t *testing.T) {
 // whose efficiencies do not depend on size, the step is then that of equal operations, to a thousandth.
 func TestPartitionByTime(t *testing.T) {
 	p := planOf(t, "gpt-docs.sppo", "schedule.partition=time", "schedule.subsequences=3", "train.sequence=64", "schedule.align=4")
-	tt := newTaskTime(&Context{}, p)
+	tt := newTaskTime(newCache(), p)
 	x := []int64{0, p.Subsequences.Lengths[0], p.Subsequences.Lengths[0] + p.Subsequences.Lengths[1], 64}
 	got, _ := tt.longest(x)
 	for a := int64(4); a < 64; a += 4 {

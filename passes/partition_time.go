@@ -26,9 +26,9 @@ type blockTimes struct {
 	alone, perToken        ir.Seconds
 }
 
-func newTaskTime(c *Context, p *Plan) *taskTime {
+func newTaskTime(c *cache, p *Plan) *taskTime {
 	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
-	t := &taskTime{pricer: newPricer(c, p, m), plan: p, model: c.Model(p), rest: map[int64]blockTimes{}}
+	t := &taskTime{pricer: newPricer(c, p, m), plan: p, model: c.model(p), rest: map[int64]blockTimes{}}
 	b := t.model.LayerWithout(t.model.RemadeBy(p.Recompute))
 	t.layer = b
 	for _, nodes := range [][]graph.Node{b.Forward, b.Backward} {
@@ -107,7 +107,7 @@ func (t *taskTime) attentionTime(z graph.Size) ir.Seconds {
 
 // timeBoundaries are N+1 borders on the grid under which the longest task is as short as can be, to a part in timePrecision:
 // model.md, section 4, has the longest forward and backward PP-1 times in the makespan.
-func timeBoundaries(c *Context, p *Plan) []int64 {
+func timeBoundaries(c *cache, p *Plan) []int64 {
 	const timePrecision = 1 << 12
 	t, seq, n := newTaskTime(c, p), p.Train.Sequence, p.Subsequences.N
 	best := flopsBoundaries(p.Model, seq, n, p.Subsequences.Align)

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"sppo.dev/graph"
-	"sppo.dev/ir"
 	"sppo.dev/lang"
 )
 
@@ -114,19 +113,14 @@ func Find(name string) *Pass {
 	return nil
 }
 
-// Context is what passes may look at besides the plan.
+// Context is what passes of one plan may look at besides it.
 type Context struct {
-	spec   *lang.Spec // nil for a plan that came as JSON
-	model  *graph.Model
-	split  graph.Split // that model was built for
-	held   map[workingKey]ir.Bytes
-	known  *catalogue // of prices; nil: none yet
-	ran    *course    // of the tasks that were run last
-	shaped *shapes    // of the lengths that were asked for last
-
+	spec      *lang.Spec // nil for a plan that came as JSON
+	cache     *cache
 	work      *work
-	candidate bool // the plan is one of a search, so that nobody reads its reasons
-	untimed   bool // copies begin as late as they may and last no longer than they must, whatever time that costs
+	estimates *estimator // of the plan with its present lengths and tasks; nil: none yet
+	candidate bool       // the plan is one of a search, so that nobody reads its reasons
+	untimed   bool       // copies begin as late as they may and last no longer than they must, whatever time that costs
 
 	options Options
 	later   []*Pass // behind solve, by default: what its search runs candidates through
@@ -134,7 +128,7 @@ type Context struct {
 }
 
 func newContext(sp *lang.Spec, o Options) *Context {
-	c := &Context{spec: sp, options: o}
+	c := &Context{spec: sp, cache: newCache(), options: o}
 	for i := range Passes {
 		if Passes[i].Run != nil && i > 0 {
 			c.later = append(c.later, &Passes[i])
@@ -144,20 +138,18 @@ func newContext(sp *lang.Spec, o Options) *Context {
 }
 
 // Model is the dataflow of the plan's model on one rank.
-func (c *Context) Model(p *Plan) *graph.Model {
-	if c.model == nil || c.split != p.Split() {
-		c.model, c.split = p.Graph(), p.Split()
+func (c *Context) Model(p *Plan) *graph.Model { return c.cache.model(p) }
+
+// estimator is that of the context's plan, once its lengths and tasks are decided.
+func (c *Context) estimator(p *Plan) *estimator {
+	if c.estimates == nil {
+		c.estimates = newEstimator(c.cache, c.work, p)
 	}
-	return c.model
+	return c.estimates
 }
 
-// catalogue is where prices are kept.
-func (c *Context) catalogue() *catalogue {
-	if c.known == nil {
-		c.known = newCatalogue()
-	}
-	return c.known
-}
+// forget is for passes that change the lengths or the tasks of the plan.
+func (c *Context) forget() { c.estimates = nil }
 
 // Options choose what of the passes runs and what of the plan is shown on the way.
 type Options struct {
@@ -208,7 +200,7 @@ func Run(sp *lang.Spec, p *Plan, o Options) error {
 		}
 	}
 	if complete(ran) {
-		predict(c, p)
+		c.estimator(p).predict()
 		if c.winner != nil && c.winner.Memory.Placed {
 			p.Memory = c.winner.Memory // equal requests make equal plans
 		}
@@ -280,7 +272,7 @@ func check(c *Context, p *Plan, ran []*Pass) error {
 
 // Verify reports whether a complete plan, such as one that was edited, can be compiled.
 func Verify(p *Plan) error {
-	c := &Context{}
+	c := newContext(nil, Options{})
 	for i := range Passes {
 		if Passes[i].Check == nil {
 			continue

@@ -9,14 +9,15 @@ import (
 )
 
 // predict estimates what the plan leads to: time, throughput, capacities. The exact memory is codegen's to say.
-func predict(c *Context, p *Plan) {
+func (e *estimator) predict() {
+	p := e.plan
 	model := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
 	p.Memory = p.capacities()
-	p.simulation(c, p.allCosts(c, model)).run().report(p)
-	p.Time.OptimizerS = optimizerTime(c, p, model)
+	e.simulation(e.allCosts(model)).run().report(p)
+	p.Time.OptimizerS = optimizerTime(p, e.model, model)
 	p.Time.StepS += p.Time.OptimizerS
 	p.Time.EstimateS = p.Time.StepS
-	p.throughput(model.Peak(c.Model(p).DType()))
+	p.throughput(model.Peak(e.model.DType()))
 }
 
 // capacities are what a rank has.
@@ -25,8 +26,8 @@ func (p *Plan) capacities() Memory {
 	return Memory{DeviceCapacityBytes: ir.Bytes(m.DeviceMemory), HostCapacityBytes: m.HostMemoryPerRank()}
 }
 
-// Predict is predict for a plan that was edited.
-func Predict(p *Plan) { predict(&Context{}, p) }
+// Predict estimates what a plan leads to, for a plan that was edited.
+func Predict(p *Plan) { newEstimator(newCache(), nil, p).predict() }
 
 // costs are the durations of everything that a step is made of. Indices: i a subsequence, s a stage, k a layer of it.
 type costs struct {
@@ -75,14 +76,16 @@ type remadeKey struct {
 	remade graph.Units
 }
 
-func taskCosts(c *Context, p *Plan, m cost.Model) *costs {
-	g, n := c.Model(p), p.Subsequences.N
+// costs are those of the plan as it stands, without shared tasks.
+func (e *estimator) costs(m cost.Model) *costs { return taskCosts(e.cache, e.plan, e.shapes, m) }
+
+func taskCosts(c *cache, p *Plan, shapes *shapes, m cost.Model) *costs {
+	g, n := shapes.model, p.Subsequences.N
 	pr := newPricer(c, p, m)
 	weights, gradients := newUpdater(p, g, m).visit()
 	between := p.widestLink(m, p.neighbours)
 	stages := p.Parallel.PP
 	t := &costs{graph: g, link: m.HostLink(), again: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
-	shapes := c.shapes(p)
 	for i, z := range shapes.sizes {
 		t.forward = append(t.forward, pr.makespan(g.Layer, g.Layer.Forward, z, weights))
 		under := visitTime{weights: weights}
@@ -228,8 +231,7 @@ func (p *Plan) widestLink(m cost.Model, group func(s, k int) []int32) cost.Link 
 }
 
 // optimizerTime is from the last gradient to the last new weight on the slowest stage.
-func optimizerTime(c *Context, p *Plan, m cost.Model) ir.Seconds {
-	g := c.Model(p)
+func optimizerTime(p *Plan, g *graph.Model, m cost.Model) ir.Seconds {
 	u := newUpdater(p, g, m)
 	layer, embedding, head := u.block(g.Layer), u.block(g.Embedding), u.block(g.Head)
 	var slowest ir.Seconds

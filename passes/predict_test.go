@@ -20,7 +20,7 @@ func interleavedOf(stages, v int, f, b []ir.Seconds) (*Plan, *costs) {
 		LayersPerStage: slices.Repeat([]int{1}, stages*v),
 		Offload:        Offload{Lag: 1, Ahead: 1},
 	}
-	if err := orderTasks(nil, p); err != nil {
+	if err := orderTasks(&Context{}, p); err != nil {
 		panic("internal: " + err.Error())
 	}
 	none := make([]ir.Seconds, n)

@@ -16,12 +16,12 @@ type pricer struct {
 	known *prices
 }
 
-func newPricer(c *Context, p *Plan, m cost.Model) pricer {
+func newPricer(c *cache, p *Plan, m cost.Model) pricer {
 	pr := pricer{cost: m, link: p.widestLink(m, p.stageRanks)}
 	if p.Streams() {
 		pr.block = p.Stream.Block
 	}
-	pr.known = c.catalogue().of(pr)
+	pr.known = c.prices.of(pr)
 	return pr
 }
 

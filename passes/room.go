@@ -41,16 +41,15 @@ func (b *bounds) roomOf(p *Plan) room {
 	if known {
 		return of
 	}
-	c := b.context(p)
-	g, sizes := c.model, p.Sizes()
+	g, sizes := b.cache.model(p), p.Sizes()
 	b.work.spend(4 * len(sizes))
 	first, last := sizes[0], sizes[len(sizes)-1]
 	for _, z := range sizes {
 		of.kept += keptBytes(g, p.Recompute, z)
 	}
 	of.all, of.resident = cachesOf(g, first)
-	of.working = c.working(g, g.LayerWithout(g.RemadeBy(p.Recompute)), backwardPass, first, 0, 0)
-	of.head, of.lastHead = c.working(g, g.Head, backwardPass, first, 0, 0), c.working(g, g.Head, backwardPass, last, 0, 0)
+	of.working = b.cache.blocks.working(g, g.LayerWithout(g.RemadeBy(p.Recompute)), backwardPass, first, 0, 0)
+	of.head, of.lastHead = b.cache.blocks.working(g, g.Head, backwardPass, first, 0, 0), b.cache.blocks.working(g, g.Head, backwardPass, last, 0, 0)
 	b.rooms[key] = of
 	return of
 }
@@ -113,7 +112,7 @@ func (b *bounds) lackOf(h holding) *Lack {
 
 // heldByShare is where the number of subsequences may be open.
 func (b *bounds) heldByShare(p *Plan) holding {
-	g := b.context(p).model
+	g := b.cache.model(p)
 	weights, gradients, optimizer := p.stateBytes(g, g.Layer)
 	return holding{device: ir.Bytes(b.layersOfMost(p)) * (weights + optimizer + max(gradients, b.stays(p, b.roomOf(p)).values))}
 }
@@ -198,7 +197,7 @@ func (b *bounds) stays(p *Plan, of room) caches {
 
 // state is what a rank holds from step to step, and the gradients that it ends a step with.
 func (b *bounds) state(p *Plan, r rankOf) (state, gradients ir.Bytes) {
-	g := b.context(p).model
+	g := b.cache.model(p)
 	for _, part := range []struct {
 		block *graph.Block
 		times int

@@ -10,7 +10,8 @@ import (
 // Input: Parallel, Subsequences. Output: Tasks. Paper: section 3; a stage forwards s_0 .. s_{N-1} and then goes
 // backward from s_{N-1} to s_0, since gradients of K and V flow from later to earlier subsequences. Other strategies
 // differ in how they weave several sequences, and in whether gradients of weights are tasks of their own.
-func orderTasks(_ *Context, p *Plan) error {
+func orderTasks(c *Context, p *Plan) error {
+	c.forget()
 	p.decideOrder()
 	return nil
 }

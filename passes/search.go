@@ -95,7 +95,7 @@ type search struct {
 }
 
 func newSearch(c *Context, p *Plan) *search {
-	s := &search{bounds: newBounds(p), context: c, verdicts: map[string]map[string]*Rejection{}, gap: searchGap}
+	s := &search{bounds: newBounds(c.cache, p), context: c, verdicts: map[string]map[string]*Rejection{}, gap: searchGap}
 	s.timeless = c.options.Fitting
 	return s
 }
@@ -298,12 +298,12 @@ func (s *search) advance(n *node) {
 // sizes is faster.
 func (s *search) strip(n *node) {
 	schedule := bare(n.schedule)
-	p, c := s.planOf(schedule)
+	p, e := s.planOf(schedule)
 	if p == nil {
 		return
 	}
 	n.bound = max(n.bound, p.Time.StepS*s.handicap(n))
-	need, fits := footprintWithin(c, p, p.Memory)
+	need, fits := e.memory().within(p.Memory)
 	if text := dimensions[len(dimensions)-1].text(&n.schedule); fits && (text == "" || text == "none") {
 		n = &node{schedule: schedule, level: len(dimensions), bound: s.slackened(n.bound), number: n.number, plan: p, need: &need}
 	}
@@ -338,39 +338,38 @@ func (s *search) evaluate(n *node) bool {
 
 // finish plans a candidate in full, unless a pass refuses it.
 func (s *search) finish(n *node) bool {
-	p, c := n.bare, (*Context)(nil)
+	p, e := n.bare, (*estimator)(nil)
 	if p == nil || n.weighed || p.Schedule.Offload.Policy != n.schedule.Offload.Policy || p.Schedule.Recompute != n.schedule.Recompute || !slices.Equal(p.Schedule.Keep, n.schedule.Keep) {
-		p, c = s.planOf(n.schedule)
+		p, e = s.planOf(n.schedule)
 	} else {
-		c = s.bounds.context(p)
+		e = newEstimator(s.cache, &s.work, p)
 	}
 	if p == nil {
 		return false
 	}
-	need := footprint(c, p)
+	need := e.memory().footprint()
 	n.plan, n.need = p, &need
 	return true
 }
 
 // planOf runs the passes behind solve, and has what they have worked out at hand. What they refuse is no plan.
-func (s *search) planOf(schedule lang.Schedule) (*Plan, *Context) {
+func (s *search) planOf(schedule lang.Schedule) (*Plan, *estimator) {
 	s.exact++
-	p, c := s.passed(schedule, false)
+	p, e := s.passed(schedule, false)
 	if p != nil {
-		predict(c, p)
+		e.predict()
 	}
-	return p, c
+	return p, e
 }
 
 // passed is a plan as the passes leave it, with copies timed or not.
-func (s *search) passed(schedule lang.Schedule, untimed bool) (*Plan, *Context) {
+func (s *search) passed(schedule lang.Schedule, untimed bool) (*Plan, *estimator) {
 	r := s.request
 	p := &Plan{Name: r.Name, Spec: r.Spec, Model: r.Model, Cluster: r.Cluster, Train: r.Train, Schedule: schedule, Lines: r.Lines}
-	if size(&Context{}, p, s.bounds) != nil {
+	c := &Context{cache: s.cache, work: &s.work, candidate: true, untimed: untimed}
+	if size(c, p, s.bounds) != nil {
 		return nil, nil
 	}
-	c := s.bounds.context(p)
-	c.candidate, c.untimed = true, untimed
 	for _, pass := range s.context.later {
 		switch {
 		case slices.Contains(s.context.options.Disable, pass.Name):
@@ -379,7 +378,7 @@ func (s *search) passed(schedule lang.Schedule, untimed bool) (*Plan, *Context) 
 			return nil, nil
 		}
 	}
-	return p, c
+	return p, c.estimator(p)
 }
 
 // fits places a candidate, where that is possible and has not surely the wrong end.

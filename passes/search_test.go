@@ -227,13 +227,13 @@ func (s *search) leaner(n *node) error {
 	if n.weighs() {
 		return nil
 	}
-	p, c := s.passed(n.schedule, true)
+	p, e := s.passed(n.schedule, true)
 	if p == nil {
 		return fmt.Errorf("it is no plan when it is lean")
 	}
-	need := footprint(c, p)
+	need := e.memory().footprint()
 	for i := range need.Device {
-		if need.Device[i].Bytes <= n.need.Device[i].Bytes && need.Host[i] <= n.need.Host[i]+p.earlier(c) {
+		if need.Device[i].Bytes <= n.need.Device[i].Bytes && need.Host[i] <= n.need.Host[i]+e.earlier() {
 			continue
 		}
 		placed := *n.plan
@@ -241,7 +241,7 @@ func (s *search) leaner(n *node) error {
 			return err
 		}
 		placed.Memory.DeviceCapacityBytes, placed.Memory.HostCapacityBytes = placed.Memory.DevicePeakBytes[i], placed.Memory.HostPeakBytes[i]
-		if limit := placed.mayFit(c); need.Device[i].Bytes > limit.DeviceCapacityBytes || need.Host[i] > limit.HostCapacityBytes {
+		if limit := e.mayFit(placed.Memory); need.Device[i].Bytes > limit.DeviceCapacityBytes || need.Host[i] > limit.HostCapacityBytes {
 			return fmt.Errorf("stage %d holds %v and %v on the host when it is lean, and placed %v and %v", i, need.Device[i].Bytes, need.Host[i],
 				placed.Memory.DevicePeakBytes[i], placed.Memory.HostPeakBytes[i])
 		}

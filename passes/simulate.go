@@ -23,8 +23,8 @@ type simulation struct {
 	lent    map[lentLayer]ir.Seconds // when the weights that ranks borrow are there
 }
 
-func (p *Plan) simulation(c *Context, t *costs) *simulation {
-	s := &simulation{costs: t, course: c.course(p), streams: p.Streams(), work: c.work}
+func newSimulation(r *course, t *costs, w *work) *simulation {
+	s := &simulation{costs: t, course: r, streams: r.plan.Streams(), work: w}
 	s.arrives, s.rest = make([]ir.Seconds, len(s.stops)), make([]ir.Seconds, len(s.stops))
 	s.sent, s.back = make([]ir.Seconds, s.layers), make([]ir.Seconds, s.layers)
 	return s

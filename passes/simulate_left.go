@@ -21,11 +21,16 @@ type leftCosts struct {
 }
 
 // allCosts are the costs of a plan whose subsequences may be cut: indices i are of ranges, pieces or whole subsequences.
-func (p *Plan) allCosts(c *Context, m cost.Model) *costs {
-	q := p.inRanges()
-	t := taskCosts(c, q, m)
-	g, far := c.Model(p), p.widestLink(m, p.farthest)
-	pr, b := newPricer(c, p, m), g.Layer
+func (e *estimator) allCosts(m cost.Model) *costs {
+	p, g := e.plan, e.model
+	q, s := p, e.shapes
+	if len(p.Mux.Pieces) > 0 {
+		q = p.inRanges()
+		s = newShapes(q, g)
+	}
+	t := taskCosts(e.cache, q, s, m)
+	far := p.widestLink(m, p.farthest)
+	pr, b := newPricer(e.cache, p, m), g.Layer
 	if p.Mux.Right {
 		t.shared = pr.sharedCosts(p, g, t, far)
 	}
@@ -96,9 +101,6 @@ func (p *Plan) rangeOf(t Task) int {
 
 // inRanges is the plan with pieces for subsequences: what it takes to price them. It has no tasks of its own.
 func (p *Plan) inRanges() *Plan {
-	if len(p.Mux.Pieces) == 0 {
-		return p
-	}
 	q := *p
 	q.Subsequences.Lengths, q.Offload.Fate = nil, make([][]string, len(p.Offload.Fate))
 	for x := range p.Subsequences.N {
