@@ -500,7 +500,7 @@ func (b *bounds) message(p *Plan, of *profile) ir.Seconds {
 	m, key := p.costModel(), Parallel{SP: p.Parallel.SP, PP: p.Parallel.PP, DP: p.Parallel.DP}
 	link, known := b.links[key]
 	if !known {
-		link = p.widestLink(m, p.neighbours)
+		link = p.widestLink(m, neighbours)
 		b.links[key] = link
 	}
 	return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: of.hidden}, link)
@@ -575,7 +575,7 @@ func (b *bounds) ways(p *Plan, of *profile, late bool) (before, after []ir.Secon
 // gradients of both.
 func (b *bounds) shared(p *Plan, of *profile, layers []int, side string) ir.Seconds {
 	m := p.costModel()
-	far := p.widestLink(m, p.farthest)
+	far := p.widestLink(m, farthest)
 	message := func(n ir.Bytes) ir.Seconds { return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: n}, far) }
 	own, crossed := make([]ir.Seconds, len(layers)), make([]ir.Seconds, len(layers)) // of a rank: all of its tasks, the last subsequence
 	var all, turn, least ir.Seconds

@@ -75,8 +75,8 @@ func TestAutoOffload(t *testing.T) {
 // A host without memory takes nothing: what is weighed against copies is made again instead.
 func TestNoHostMemory(t *testing.T) {
 	p := planOf(t, "tiny.sppo", "cluster.host_memory=0GB", "cluster.device_memory=250KiB", "schedule.offload=auto", "schedule.recompute=auto")
-	if p.copies() || p.shareMadeAgain() == 0 || !FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, 0) {
-		t.Errorf("copies: %t, %.2f of the bytes made again", p.copies(), p.shareMadeAgain())
+	if fates := fmt.Sprint(p.Offload.Fate); p.copies() || !strings.ContainsRune(fates, FateRecompute) || !FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, 0) {
+		t.Errorf("copies: %t, and fates are %s", p.copies(), fates)
 	}
 }
 
@@ -142,7 +142,7 @@ func TestRecomputeByPrice(t *testing.T) {
 	if !FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, p.Memory.HostCapacityBytes) {
 		t.Error("it does not fit")
 	}
-	c := newContext(nil, Options{})
+	c := &Context{cache: newCache()}
 	order := newChooser(c, p).remake
 	for s := range p.Tasks {
 		part := 1.0
@@ -170,7 +170,7 @@ func TestRecomputeByPrice(t *testing.T) {
 	if explained != len(order) {
 		t.Errorf("%d of %d units are explained", explained, len(order))
 	}
-	if err := Verify(p); err != nil {
+	if err := VerifyPlan(p); err != nil {
 		t.Error(err)
 	}
 }

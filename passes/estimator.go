@@ -40,7 +40,7 @@ func newEstimator(c *cache, w *work, p *Plan) *estimator {
 }
 
 // memory bounds the plan's memory.
-func (e *estimator) memory() *meter { return &meter{e.course, e.shapes, e.cache.blocks, e.work} }
+func (e *estimator) memory() *meter { return newMeter(e.course, e.shapes, e.cache.blocks, e.work) }
 
 // simulation runs the plan's tasks with some costs.
 func (e *estimator) simulation(t *costs) *simulation { return newSimulation(e.course, t, e.work) }

@@ -20,7 +20,7 @@ func TestGapHolds(t *testing.T) {
 		search := func(patience float64) *Plan {
 			sp := load(t, "paper/gpt-7b-512k.sppo", set...)
 			p := New(sp)
-			if err := Run(sp, p, Options{Patience: patience}); err != nil {
+			if err := RunWith(sp, p, Options{Patience: patience}); err != nil {
 				t.Fatal(err)
 			}
 			return p

@@ -7,12 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"sppo.dev/examples"
+	"sppo.dev/graph"
 	"sppo.dev/lang"
 )
 
@@ -39,10 +41,16 @@ func golden(t *testing.T, name string, got []byte) {
 	}
 }
 
+// RunPlan and VerifyPlan are passes.Run with no options and passes.Verify, for tests of the packages that these import.
+var (
+	RunPlan    func(*lang.Spec, *Plan) error
+	VerifyPlan func(*Plan) error
+)
+
 // load reads an example, with overrides as behind --set.
 func load(t testing.TB, file string, set ...string) *lang.Spec {
 	t.Helper()
-	sp, err := lang.Load("../examples/"+file, lang.Options{Shipped: examples.Shipped, Set: set})
+	sp, err := lang.Load(FolderOfExamples()+file, lang.Options{Shipped: examples.Shipped, Set: set})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,10 +62,46 @@ func planOf(t testing.TB, file string, set ...string) *Plan {
 	t.Helper()
 	sp := load(t, file, set...)
 	p := New(sp)
-	if err := Run(sp, p, Options{}); err != nil {
+	if err := RunPlan(sp, p); err != nil {
 		t.Fatal(err)
 	}
 	return p
+}
+
+// FolderOfExamples is the way to the examples from the folder of a test.
+func FolderOfExamples() string {
+	up := "../"
+	for range 3 {
+		if _, err := os.Stat(up + "examples"); err == nil {
+			break
+		}
+		up += "../"
+	}
+	return up + "examples/"
+}
+
+// expect runs the passes over a bad request.
+func expect(t *testing.T, sp *lang.Spec, code lang.Code, words, key, name string) {
+	t.Helper()
+	err := RunPlan(sp, New(sp))
+	ds, ok := err.(lang.Diagnostics)
+	if !ok || len(ds) == 0 || ds[0].Code != code || !strings.Contains(ds[0].Message, words) {
+		t.Errorf("%s: %v, want %s: %s", name, err, code, words)
+		return
+	}
+	if want := sp.At(key); ds[0].Pos != want {
+		t.Errorf("%s: at %s, want %s of %s", name, ds[0].Pos, want, key)
+	}
+}
+
+// kept is what a token leaves in memory for later subsequences and for the backward, in a layer of a rank.
+func kept(p *Plan) (bytes float64) {
+	for _, u := range p.Units {
+		if u.Block == graph.BlockLayer && u.Type != Type2 {
+			bytes += u.BytesPerToken
+		}
+	}
+	return bytes
 }
 
 // random is a source whose seed a failing test shows, and SPPO_SEED repeats. `make test` always draws the same, the long tests

@@ -20,10 +20,10 @@ func TestLongJobsFit(t *testing.T) {
 		sp := load(t, job.file, append(job.set, "schedule.sp=8", "schedule.dp=1", "schedule.microbatch=1", "schedule.strategy=sppo", "schedule.mux=off",
 			"schedule.recompute=none", "schedule.offload=full")...)
 		p := New(sp)
-		if err := Run(sp, p, Options{StopAfter: "lifespan"}); err != nil {
+		if err := RunWith(sp, p, Options{StopAfter: "lifespan"}); err != nil {
 			t.Fatal(err)
 		}
-		c := newContext(nil, Options{})
+		c := &Context{cache: newCache()}
 		p.keepAll(c, "full")
 		p.takeShares(c)
 		p.Offload.Ahead = 2

@@ -54,7 +54,9 @@ type Footprint struct {
 }
 
 // FootprintOf bounds what codegen will place for a plan.
-func FootprintOf(p *Plan) Footprint { return newEstimator(newCache(), nil, p).memory().footprint() }
+func FootprintOf(p *Plan) Footprint {
+	return newMeter(p.mustCourse(), newShapes(p, p.Graph()), blockBytes{}, nil).footprint()
+}
 
 // Fits reports whether a plan that needs no more than this has room.
 func (f Footprint) Fits(device, host ir.Bytes) bool {
@@ -73,6 +75,8 @@ type meter struct {
 	blocks blockBytes
 	work   *work
 }
+
+func newMeter(r *course, s *shapes, b blockBytes, w *work) *meter { return &meter{r, s, b, w} }
 
 // of is the meter of a plan whose tasks are others, of the same sizes.
 func (m *meter) of(p *Plan) *meter { return &meter{p.mustCourse(), m.shapes, m.blocks, m.work} }

@@ -28,7 +28,7 @@ func TestFootprintTerms(t *testing.T) {
 
 func BenchmarkFootprint(b *testing.B) {
 	p := planOf(b, "paper/gpt-65b-1m.sppo")
-	m := newEstimator(newCache(), nil, p).memory()
+	m := newMeter(p.mustCourse(), newShapes(p, p.Graph()), blockBytes{}, nil)
 	for b.Loop() {
 		m.footprint()
 	}

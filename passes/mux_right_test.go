@@ -67,7 +67,7 @@ func TestEditedBlocks(t *testing.T) {
 	} {
 		p := planOf(t, "tiny.sppo", "schedule.mux=right")
 		c.edit(p)
-		wantError(t, Verify(p), c.say)
+		wantError(t, VerifyPlan(p), c.say)
 	}
 }
 
@@ -79,6 +79,6 @@ func TestMuxRequests(t *testing.T) {
 		{"schedule.pp=1", "nobody to share"},
 	} {
 		sp := load(t, "tiny.sppo", append(strings.Fields(c.set), "schedule.mux=right")...)
-		wantError(t, Run(sp, New(sp), Options{}), c.say)
+		wantError(t, RunPlan(sp, New(sp)), c.say)
 	}
 }

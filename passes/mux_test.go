@@ -76,7 +76,7 @@ func TestBrokenSharing(t *testing.T) {
 			t.Fatalf("18 tokens over two stages of two ranks are cut into %v", p.Mux.Pieces[0])
 		}
 		c.edit(p)
-		if err := Verify(p); err == nil || !strings.Contains(err.Error(), c.want) {
+		if err := VerifyPlan(p); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want it to say %q", err, c.want)
 		}
 	}
@@ -90,7 +90,7 @@ func TestMuxRefusals(t *testing.T) {
 		"schedule.strategy=seq1f1b": "strategy = sppo, or mux = off",
 	} {
 		sp := load(t, "tiny.sppo", "schedule.mux=left", set)
-		if err := Run(sp, New(sp), Options{}); err == nil || !strings.Contains(err.Error(), hint) {
+		if err := RunPlan(sp, New(sp)); err == nil || !strings.Contains(err.Error(), hint) {
 			t.Errorf("%s: %v, want the hint %q", set, err, hint)
 		}
 	}

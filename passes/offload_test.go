@@ -108,7 +108,7 @@ func TestBrokenFates(t *testing.T) {
 	} {
 		p := planOf(t, "tiny.sppo")
 		c.edit(&p.Offload)
-		if err := Verify(p); err == nil || !strings.Contains(err.Error(), c.want) {
+		if err := VerifyPlan(p); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want it to say %q", err, c.want)
 		}
 	}

@@ -118,20 +118,6 @@ func TestLeftToThePasses(t *testing.T) {
 	}
 }
 
-// expect runs the passes over a bad request.
-func expect(t *testing.T, sp *lang.Spec, code lang.Code, words, key, name string) {
-	t.Helper()
-	err := Run(sp, New(sp), Options{})
-	ds, ok := err.(lang.Diagnostics)
-	if !ok || len(ds) == 0 || ds[0].Code != code || !strings.Contains(ds[0].Message, words) {
-		t.Errorf("%s: %v, want %s: %s", name, err, code, words)
-		return
-	}
-	if want := sp.At(key); ds[0].Pos != want {
-		t.Errorf("%s: at %s, want %s of %s", name, ds[0].Pos, want, key)
-	}
-}
-
 // strategyOf asks for a strategy over whole sequences, one a microbatch.
 func strategyOf(name string, virtualStages, batch int) func(*lang.Spec) {
 	return func(s *lang.Spec) {

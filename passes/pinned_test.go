@@ -56,7 +56,7 @@ type pinJob struct {
 // paperJob is a job of the paper; drawnJob one at random, with little memory.
 func paperJob(file string, base []string, most int) pinJob {
 	return pinJob{file, base, most, func(set ...string) (*lang.Spec, error) {
-		return lang.Load("../examples/"+file, lang.Options{Shipped: examples.Shipped, Set: append(slices.Clone(base), set...)})
+		return lang.Load(FolderOfExamples()+file, lang.Options{Shipped: examples.Shipped, Set: append(slices.Clone(base), set...)})
 	}}
 }
 
@@ -155,7 +155,7 @@ func (j *pinJob) check(t *testing.T, r *rand.Rand) {
 // fastest is what is found for a request, if it fits. Where every bound of what is left is beyond a limit, which is a tenth beyond
 // what is to be beaten, it is looked for no further: tests of the search hold bounds to all candidates of small jobs.
 func fastest(sp *lang.Spec, limit ir.Seconds) *Plan {
-	s := newSearch(newContext(sp, Options{Measure: place}), New(sp))
+	s := newSearch(ContextOf(sp, Options{Measure: place}), New(sp))
 	s.push(&node{schedule: s.request.Schedule})
 	for s.frontier.Len() > 0 && s.frontier[0].bound <= limit {
 		if n := s.step(); n != nil {
@@ -168,7 +168,7 @@ func fastest(sp *lang.Spec, limit ir.Seconds) *Plan {
 // whatFits is what is found for a request, if it fits.
 func whatFits(sp *lang.Spec) *Plan {
 	p := New(sp)
-	if Run(nil, p, Options{Measure: place}) != nil || place(p) != nil || !p.Memory.Fits {
+	if RunWith(nil, p, Options{Measure: place}) != nil || place(p) != nil || !p.Memory.Fits {
 		return nil
 	}
 	return p

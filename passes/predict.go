@@ -83,7 +83,7 @@ func taskCosts(c *cache, p *Plan, shapes *shapes, m cost.Model) *costs {
 	g, n := shapes.model, p.Subsequences.N
 	pr := newPricer(c, p, m)
 	weights, gradients := newUpdater(p, g, m).visit()
-	between := p.widestLink(m, p.neighbours)
+	between := p.widestLink(m, neighbours)
 	stages := p.Parallel.PP
 	t := &costs{graph: g, link: m.HostLink(), again: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
 	for i, z := range shapes.sizes {
@@ -202,7 +202,7 @@ func (t *costs) timeAgain(pr pricer, g *graph.Model, i int, remade graph.Units, 
 // rank is a rank of the first replica.
 func (p *Plan) rank(stage, k int) int32 { return int32(stage*p.Parallel.SP + k) }
 
-func (p *Plan) stageRanks(s, _ int) []int32 {
+func stageRanks(p *Plan, s, _ int) []int32 {
 	ranks := make([]int32, p.Parallel.SP)
 	for k := range ranks {
 		ranks[k] = p.rank(s, k)
@@ -211,18 +211,18 @@ func (p *Plan) stageRanks(s, _ int) []int32 {
 }
 
 // farthest are the ranks of a stage and of the first, which is farthest.
-func (p *Plan) farthest(s, k int) []int32 { return []int32{p.rank(0, k), p.rank(s, k)} }
+func farthest(p *Plan, s, k int) []int32 { return []int32{p.rank(0, k), p.rank(s, k)} }
 
-func (p *Plan) neighbours(s, k int) []int32 {
+func neighbours(p *Plan, s, k int) []int32 {
 	return []int32{p.rank(s, k), p.rank((s+1)%p.Parallel.PP, k)}
 }
 
 // widestLink is the worst link among groups of the first replica.
-func (p *Plan) widestLink(m cost.Model, group func(s, k int) []int32) cost.Link {
+func (p *Plan) widestLink(m cost.Model, group func(p *Plan, s, k int) []int32) cost.Link {
 	var worst cost.Link
 	for s := range p.Parallel.PP {
 		for k := range p.Parallel.SP {
-			if l := m.LinkOf(group(s, k)); l.Nodes >= worst.Nodes {
+			if l := m.LinkOf(group(p, s, k)); l.Nodes >= worst.Nodes {
 				worst = l
 			}
 		}

@@ -20,9 +20,7 @@ func interleavedOf(stages, v int, f, b []ir.Seconds) (*Plan, *costs) {
 		LayersPerStage: slices.Repeat([]int{1}, stages*v),
 		Offload:        Offload{Lag: 1, Ahead: 1},
 	}
-	if err := orderTasks(&Context{}, p); err != nil {
-		panic("internal: " + err.Error())
-	}
+	p.decideOrder()
 	none := make([]ir.Seconds, n)
 	c := &costs{forward: f, embed: none, embedGrad: make([]backwardTime, n), head: none, message: none}
 	for _, whole := range b {
@@ -56,7 +54,7 @@ func TestBubbleOfVirtualStages(t *testing.T) {
 	for _, c := range [][3]int{{2, 2, 4}, {2, 4, 8}, {4, 2, 8}, {4, 8, 16}, {8, 4, 32}} {
 		stages, v, n := c[0], c[1], c[2]
 		p, costs := interleavedOf(stages, v, slices.Repeat([]ir.Seconds{1}, n), slices.Repeat([]ir.Seconds{2}, n))
-		if err := checkSchedule(nil, p); err != nil {
+		if err := p.Walk(func(int, Task) {}); err != nil {
 			t.Fatal(err)
 		}
 		p.simulate(costs)

@@ -17,7 +17,7 @@ type pricer struct {
 }
 
 func newPricer(c *cache, p *Plan, m cost.Model) pricer {
-	pr := pricer{cost: m, link: p.widestLink(m, p.stageRanks)}
+	pr := pricer{cost: m, link: p.widestLink(m, stageRanks)}
 	if p.Streams() {
 		pr.block = p.Stream.Block
 	}

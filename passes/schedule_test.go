@@ -106,10 +106,8 @@ func TestOverlappedMakespan(t *testing.T) {
 		for _, b := range []ir.Seconds{2, 2.5, 3} {
 			p, costs := interleavedOf(stages, v, slices.Repeat([]ir.Seconds{1}, n), slices.Repeat([]ir.Seconds{b}, n))
 			p.Parallel.Microbatches, p.Schedule.Strategy = microbatches, "overlapped-sppo"
-			if err := orderTasks(&Context{}, p); err != nil {
-				t.Fatal(err)
-			}
-			if err := checkSchedule(nil, p); err != nil {
+			p.decideOrder()
+			if err := p.Walk(func(int, Task) {}); err != nil {
 				t.Fatal(err)
 			}
 			p.simulate(costs)

@@ -401,11 +401,11 @@ func (s *search) fits(n *node) bool {
 
 // lack is the worst of a footprint.
 func (f *Footprint) lack(m Memory) *Lack {
-	device := make([]ir.Bytes, len(f.Device))
-	for s := range device {
-		device[s] = f.Device[s].Bytes
+	m.DevicePeakBytes, m.HostPeakBytes = make([]ir.Bytes, len(f.Device)), f.Host
+	for s := range f.Device {
+		m.DevicePeakBytes[s] = f.Device[s].Bytes
 	}
-	return worstLack(device, f.Host, m)
+	return m.lack()
 }
 
 // Slack is how much of a footprint may be too much: a test in codegen holds it to that.
@@ -433,15 +433,13 @@ func (f *Footprint) peaks() (device, host ir.Bytes) {
 }
 
 // lack is the worst of a placed plan.
-func (m Memory) lack() *Lack { return worstLack(m.DevicePeakBytes, m.HostPeakBytes, m) }
-
-func worstLack(device, host []ir.Bytes, m Memory) *Lack {
+func (m Memory) lack() *Lack {
 	var worst *Lack
 	for _, arena := range []struct {
 		name     string
 		peaks    []ir.Bytes
 		capacity ir.Bytes
-	}{{"device", device, m.DeviceCapacityBytes}, {"host", host, m.HostCapacityBytes}} {
+	}{{"device", m.DevicePeakBytes, m.DeviceCapacityBytes}, {"host", m.HostPeakBytes, m.HostCapacityBytes}} {
 		for s, peak := range arena.peaks {
 			if over := peak - arena.capacity; over > 0 && (worst == nil || over > worst.Bytes) {
 				worst = &Lack{s, arena.name, over}

@@ -142,7 +142,7 @@ func TestSearchOfStreams(t *testing.T) {
 func checkSearch(t *testing.T, draw int, text string, set []string, most int) int {
 	t.Helper()
 	request := New(parse(t, text, set...))
-	brute, candidates := newSearch(newContext(nil, Options{}), request), 0
+	brute, candidates := newSearch(ContextOf(nil, Options{}), request), 0
 	if brute.complete([]node{{schedule: request.Schedule}}, func([]node) { candidates++ }); candidates > most {
 		return -1
 	}
@@ -154,7 +154,7 @@ func checkSearch(t *testing.T, draw int, text string, set []string, most int) in
 // compareSearch gives the number of candidates that are plans.
 func compareSearch(t *testing.T, job string, brute *search, request *Plan) int {
 	t.Helper()
-	any := newSearch(newContext(nil, Options{Fitting: true}), request)
+	any := newSearch(ContextOf(nil, Options{Fitting: true}), request)
 	var best, tight *node // what fits and is fastest of all that are tried, and of those that are tried where memory binds
 	plans := 0
 	brute.complete([]node{{schedule: request.Schedule}}, func(chain []node) {
@@ -191,7 +191,7 @@ func compareSearch(t *testing.T, job string, brute *search, request *Plan) int {
 			*fastest = &leaf
 		}
 	})
-	s := newSearch(newContext(nil, Options{}), request)
+	s := newSearch(ContextOf(nil, Options{}), request)
 	winner, _ := s.run()
 	switch {
 	case plans == 0:
@@ -269,13 +269,13 @@ func unwritten() []string {
 
 // paperSpecs are the specs of the paper's evaluation.
 func paperSpecs(t *testing.T) []string {
-	files, err := filepath.Glob("../examples/paper/*-*-*.sppo")
+	files, err := filepath.Glob(FolderOfExamples() + "paper/*-*-*.sppo")
 	if err != nil || len(files) == 0 {
 		t.Fatal(err, files)
 	}
 	var out []string
 	for _, file := range files {
-		out = append(out, strings.TrimPrefix(file, "../examples/"))
+		out = append(out, strings.TrimPrefix(file, FolderOfExamples()))
 	}
 	return out
 }
@@ -303,7 +303,7 @@ func TestSearchReports(t *testing.T) {
 func benchmarkSolve(b *testing.B, file string, nodes int, set ...string) {
 	request := New(load(b, file, slices.Concat(unwritten(), []string{fmt.Sprintf("cluster.nodes=%d", nodes)}, set)...))
 	for b.Loop() {
-		s := newSearch(newContext(nil, Options{}), request)
+		s := newSearch(ContextOf(nil, Options{}), request)
 		winner, _ := s.run()
 		if winner == nil {
 			b.Fatal("nothing found")
@@ -322,7 +322,7 @@ func BenchmarkSolve4096(b *testing.B) {
 func TestClosestSharesTasks(t *testing.T) {
 	for _, mux := range []string{"left", "right", "on"} {
 		set := append(unwritten(), "cluster.nodes=2", "cluster.device_memory=1GiB", "train.sequence=32K", "schedule.mux="+mux)
-		s := newSearch(newContext(nil, Options{}), New(load(t, "paper/gpt-7b-512k.sppo", set...)))
+		s := newSearch(ContextOf(nil, Options{}), New(load(t, "paper/gpt-7b-512k.sppo", set...)))
 		switch n, _ := s.run(); {
 		case n == nil:
 			t.Errorf("mux = %s: nothing is shown", mux)

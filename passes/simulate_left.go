@@ -29,7 +29,7 @@ func (e *estimator) allCosts(m cost.Model) *costs {
 		s = newShapes(q, g)
 	}
 	t := taskCosts(e.cache, q, s, m)
-	far := p.widestLink(m, p.farthest)
+	far := p.widestLink(m, farthest)
 	pr, b := newPricer(e.cache, p, m), g.Layer
 	if p.Mux.Right {
 		t.shared = pr.sharedCosts(p, g, t, far)

@@ -27,15 +27,6 @@ func TestUlysses(t *testing.T) {
 	}
 }
 
-func kept(p *Plan) (bytes float64) {
-	for _, u := range p.Units {
-		if u.Block == layerBlock && u.Type != Type2 {
-			bytes += u.BytesPerToken
-		}
-	}
-	return bytes
-}
-
 // TestSlicing: matrices are sliced over the ranks that hold the same rows, as far as they divide.
 func TestSlicing(t *testing.T) {
 	for _, c := range []struct {

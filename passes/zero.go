@@ -198,7 +198,7 @@ func newUpdater(p *Plan, g *graph.Model, m cost.Model) updater {
 	for d := range replicas {
 		replicas[d] = int32(d * p.Parallel.PP * p.Parallel.SP)
 	}
-	stage := p.stageRanks(0, 0)
+	stage := stageRanks(p, 0, 0)
 	return updater{p, g, m, m.LinkOf(stage), m.LinkOf(stage[:g.KVCopies()]), m.LinkOf(replicas)}
 }
 

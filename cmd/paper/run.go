@@ -122,8 +122,8 @@ func refusal(err error) (outcome, error) {
 	return outcome{Error: d[0].Message}, nil
 }
 
-// search finds the longest sequence of GPT-7B on a number of nodes.
-type search struct {
+// frontier finds the longest sequence of GPT-7B on a number of nodes.
+type frontier struct {
 	system string
 	nodes  int
 	// schedule for a sequence, in the form of parse; subsequences of SPPO have the length that the paper
@@ -131,7 +131,7 @@ type search struct {
 	schedule func(sequence int64) string
 }
 
-func (s search) key() string { return fmt.Sprintf("longest, %s, %d GPUs", s.system, 8*s.nodes) }
+func (s frontier) key() string { return fmt.Sprintf("longest, %s, %d GPUs", s.system, 8*s.nodes) }
 
 // The grid of a search, and its end.
 const (
@@ -140,22 +140,22 @@ const (
 	perTask    = 16 << 10 // tokens of a subsequence
 )
 
-var searches = func() (list []search) {
+var searches = func() (list []frontier) {
 	for _, nodes := range []int{4, 8, 16} {
 		list = append(list,
-			search{"deepspeed-ulysses", nodes, func(int64) string { return fmt.Sprintf("deepspeed-ulysses(sp = %d)", 8*nodes) }},
-			search{"megatron tuned", nodes, func(int64) string { return fmt.Sprintf("megatron(sp = 32, pp = %d)", nodes/4) }},
-			search{"fpdt", nodes, func(n int64) string {
+			frontier{"deepspeed-ulysses", nodes, func(int64) string { return fmt.Sprintf("deepspeed-ulysses(sp = %d)", 8*nodes) }},
+			frontier{"megatron tuned", nodes, func(int64) string { return fmt.Sprintf("megatron(sp = 32, pp = %d)", nodes/4) }},
+			frontier{"fpdt", nodes, func(n int64) string {
 				return fmt.Sprintf("fpdt(sp = 32, dp = %d, chunks = %d)", nodes/4, max(2, n/chunk))
 			}},
-			search{"sppo", nodes, nil},
+			frontier{"sppo", nodes, nil},
 		)
 	}
 	return list
 }()
 
 // run bisects between what fits and what does not.
-func (s search) run() (int64, error) {
+func (s frontier) run() (int64, error) {
 	fits, over := int64(0), int64(searchMost/searchStep)
 	for over-fits > 1 {
 		middle := (fits + over) / 2
@@ -173,7 +173,7 @@ func (s search) run() (int64, error) {
 }
 
 // fits uses the memory bound of the passes; nothing is compiled.
-func (s search) fits(sequence int64) (bool, error) {
+func (s frontier) fits(sequence int64) (bool, error) {
 	set := []string{fmt.Sprintf("cluster.nodes=%d", s.nodes)}
 	var spec *lang.Spec
 	var err error

@@ -61,7 +61,7 @@ var app = cli.App{
 			Examples: []string{"sppoc import Llama-3.1-8B -o llama.sppo", "sppoc import Qwen3-4B"},
 		},
 		{
-			Name: "plan", Args: "FILE [--json] [--set KEY=VALUE]", MinArgs: 1, MaxArgs: 1, Setup: plan, Files: cli.PlanFiles,
+			Name: "plan", Args: "FILE [--json] [--set KEY=VALUE]", MinArgs: 1, MaxArgs: 1, Setup: planJob, Files: cli.PlanFiles,
 			Doc: "decide how a job runs, and report sizes, memory, predicted time and reasons",
 			Details: "FILE is a spec, a plan that --json wrote, or the folder of a model from the Hugging Face hub, which needs --cluster but\n" +
 				"no weights. If the job does not fit, the plan is printed with suggestions that make it fit, and the exit code is 3.\n\n" +

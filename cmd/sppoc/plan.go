@@ -25,7 +25,7 @@ func passFlags(flags *pflag.FlagSet) *passes.Options {
 	return o
 }
 
-func plan(flags *pflag.FlagSet) cli.Action {
+func planJob(flags *pflag.FlagSet) cli.Action {
 	asJSON := flags.Bool("json", false, "print the plan as JSON, which build accepts")
 	set := cli.SetFlag(flags, "set")
 	folder := cli.FolderFlags(flags)
