@@ -26,6 +26,7 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 	"sppo.dev/vm/cpu/simd"
@@ -51,12 +52,12 @@ func languageOptions(overrides []string) lang.Options {
 }
 
 // Plan decides what the spec leaves open and predicts a step. Plan.Memory is an estimate until the plan is built.
-func Plan(spec *lang.Spec) (*passes.Plan, error) { return PlanWith(spec, passes.Options{}) }
+func Plan(spec *lang.Spec) (*plan.Plan, error) { return PlanWith(spec, passes.Options{}) }
 
 // PlanWith is Plan with a choice of passes. The search measures candidates by placing their buffers.
-func PlanWith(spec *lang.Spec, o passes.Options) (*passes.Plan, error) {
+func PlanWith(spec *lang.Spec, o passes.Options) (*plan.Plan, error) {
 	o.Measure = codegen.Measure
-	plan := passes.New(spec)
+	plan := plan.New(spec)
 	if err := passes.Run(spec, plan, o); err != nil {
 		return nil, err
 	}
@@ -66,7 +67,7 @@ func PlanWith(spec *lang.Spec, o passes.Options) (*passes.Plan, error) {
 // Build compiles a plan and proves the program free of races, bad accesses, unmatched messages and deadlocks.
 // It sets Plan.Memory to the placed peaks. It also builds programs that exceed their cluster's memory. Build
 // panics if its own program fails the proof, which is a bug.
-func Build(plan *passes.Plan) (*ir.Program, error) {
+func Build(plan *plan.Plan) (*ir.Program, error) {
 	program, err := codegen.Build(plan)
 	if err != nil {
 		return nil, err
@@ -97,12 +98,12 @@ func Compile(spec *lang.Spec) (*ir.Program, error) {
 }
 
 // FitError reports a job that needs more memory than its cluster has.
-type FitError struct{ Memory passes.Memory }
+type FitError struct{ Memory plan.Memory }
 
 func (e *FitError) Error() string { return "the job does not fit: " + Shortfall(&e.Memory) }
 
 // Shortfall names the stage with the highest peak in each kind of memory that is exceeded, or "".
-func Shortfall(m *passes.Memory) string {
+func Shortfall(m *plan.Memory) string {
 	var out []string
 	for _, a := range []struct {
 		name     string

@@ -14,20 +14,21 @@ import (
 	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 // Build compiles a plan. It also fills plan.Memory with the exact peaks.
-func Build(plan *passes.Plan) (*ir.Program, error) {
+func Build(plan *plan.Plan) (*ir.Program, error) {
 	return build(plan, true)
 }
 
 // Measure fills plan.Memory without inserting events: what a report needs.
-func Measure(plan *passes.Plan) error {
+func Measure(plan *plan.Plan) error {
 	_, err := build(plan, false)
 	return err
 }
 
-func build(plan *passes.Plan, events bool) (*ir.Program, error) {
+func build(plan *plan.Plan, events bool) (*ir.Program, error) {
 	if err := passes.Verify(plan); err != nil {
 		return nil, err
 	}
@@ -59,7 +60,7 @@ func build(plan *passes.Plan, events bool) (*ir.Program, error) {
 }
 
 // fillMemory records the peaks that placing found, and what fills them.
-func fillMemory(plan *passes.Plan, codes []ir.Code, peaks [][ir.NumArenas]ir.Peak) {
+func fillMemory(plan *plan.Plan, codes []ir.Code, peaks [][ir.NumArenas]ir.Peak) {
 	m := &plan.Memory
 	m.Placed, m.Fits = true, true
 	m.DevicePeakBytes, m.HostPeakBytes, m.Device, m.Host = nil, nil, nil, nil
@@ -258,25 +259,25 @@ type lineTable struct {
 	index map[string]uint16
 }
 
-func newLineTable(plan *passes.Plan) *lineTable {
+func newLineTable(p *plan.Plan) *lineTable {
 	t := &lineTable{index: map[string]uint16{}}
 	keys := []string{"model", "model.layers", "model.vocab", "schedule.pp", "schedule.sp", "schedule.offload", "train.optimizer"}
-	if plan.Mux.Left || plan.Mux.Right {
+	if p.Mux.Left || p.Mux.Right {
 		keys = append(keys, "schedule.mux")
 	}
-	if plan.Parallel.Zero >= passes.ZeroGradients {
+	if p.Parallel.Zero >= plan.ZeroGradients {
 		keys = append(keys, "schedule.zero")
 	}
-	if plan.Streams() {
+	if p.Streams() {
 		keys = append(keys, "schedule.keep")
 	}
-	if plan.Parallel.Order == passes.OrderLayer {
+	if p.Parallel.Order == plan.OrderLayer {
 		keys = append(keys, "schedule.order")
 	}
 	for _, key := range keys {
-		text, ok := plan.Lines[key]
+		text, ok := p.Lines[key]
 		if !ok {
-			text = plan.Spec + ": " + key
+			text = p.Spec + ": " + key
 		}
 		t.index[key] = uint16(len(t.texts))
 		t.texts = append(t.texts, text)

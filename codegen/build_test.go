@@ -11,18 +11,19 @@ import (
 	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 func TestMain(m *testing.M) { irtest.Main(m) }
 
 // planOf runs the passes over a spec file.
-func planOf(t testing.TB, file string, set ...string) *passes.Plan {
+func planOf(t testing.TB, file string, set ...string) *plan.Plan {
 	t.Helper()
 	spec, err := lang.Load(file, lang.Options{Shipped: examples.Shipped, Set: set})
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan := passes.New(spec)
+	plan := plan.New(spec)
 	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
 		t.Fatal(err)
 	}
@@ -30,19 +31,19 @@ func planOf(t testing.TB, file string, set ...string) *passes.Plan {
 }
 
 // tryPlan is planOf where there may be no plan: nil then.
-func tryPlan(file string, set ...string) *passes.Plan {
+func tryPlan(file string, set ...string) *plan.Plan {
 	spec, err := lang.Load(file, lang.Options{Shipped: examples.Shipped, Set: set})
 	if err != nil {
 		return nil
 	}
-	plan := passes.New(spec)
+	plan := plan.New(spec)
 	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
 		return nil
 	}
 	return plan
 }
 
-func buildOf(t testing.TB, plan *passes.Plan) *ir.Program {
+func buildOf(t testing.TB, plan *plan.Plan) *ir.Program {
 	t.Helper()
 	p, err := Build(plan)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 // A plan may be edited as JSON. Whatever number is put in the place of any other, the plan is refused, or builds a program
@@ -57,7 +57,7 @@ func buildEdited(text string) (ok bool, err error) {
 			err = fmt.Errorf("panic: %v", r)
 		}
 	}()
-	plan, readErr := passes.ReadJSON(strings.NewReader(text))
+	plan, readErr := plan.ReadJSON(strings.NewReader(text))
 	if readErr != nil {
 		return false, nil
 	}

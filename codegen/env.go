@@ -6,7 +6,7 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 // place is where a value of a block lies while a task runs.
@@ -21,7 +21,7 @@ type env struct {
 	s         *stage
 	block     *graph.Block
 	params    []*param
-	task      passes.Task
+	task      plan.Task
 	layer     int // global, or ir.None
 	size      graph.Size
 	at        []place
@@ -32,7 +32,7 @@ type env struct {
 	lossScale float64
 }
 
-func (s *stage) newEnv(b *graph.Block, params []*param, t passes.Task, layer int, z graph.Size) *env {
+func (s *stage) newEnv(b *graph.Block, params []*param, t plan.Task, layer int, z graph.Size) *env {
 	return &env{s: s, block: b, params: params, task: t, layer: layer, size: z, at: make([]place, len(b.Values)), read: make([]bool, len(b.Values))}
 }
 
@@ -61,7 +61,7 @@ func (e *env) run(nodes []graph.Node) {
 func (e *env) runBackward() {
 	if e.s.split[e.task] {
 		e.run(e.block.Halves[graph.InputGradient])
-		later := e.task.As(passes.WeightGrad)
+		later := e.task.As(plan.WeightGrad)
 		e.s.deferred[later] = append(e.s.deferred[later], e)
 		return
 	}

@@ -5,16 +5,17 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/walk"
 	"sppo.dev/schedule"
 )
 
 // stage lowers the tasks of one pipeline rank to instructions.
 type stage struct {
 	*layout
-	index0  int          // number of the pipeline rank
-	order   *passes.Plan // whose tasks the section does
-	tasks   []passes.Task
+	index0  int        // number of the pipeline rank
+	order   *plan.Plan // whose tasks the section does
+	tasks   []plan.Task
 	list    *schedule.List // of these tasks
 	steps   []step
 	code    ir.Code
@@ -31,18 +32,18 @@ type stage struct {
 	stepBuf   uint32
 	norm      uint32
 
-	split     map[passes.Task]bool   // backwards whose weight gradients are tasks of their own
-	deferred  map[passes.Task][]*env // what those have yet to run
-	touched   map[touch]bool         // accumulators that this section has written
-	caches    map[cacheKey]uint32    // K, V and their gradients
-	parked    map[cacheKey]uint32    // K and V on the host
+	split     map[plan.Task]bool   // backwards whose weight gradients are tasks of their own
+	deferred  map[plan.Task][]*env // what those have yet to run
+	touched   map[touch]bool       // accumulators that this section has written
+	caches    map[cacheKey]uint32  // K, V and their gradients
+	parked    map[cacheKey]uint32  // K and V on the host
 	saved     map[unitKey]savedUnit
 	visits    visits
 	streams   streams
 	taskStart position               // where the previous task began
-	inputs    map[passes.Task]uint32 // what tasks start from, where another task or rank has made it
-	away      map[passes.Task]uint32 // the same, on the host
-	outputs   map[passes.Task]uint32 // results that are yet to be sent
+	inputs    map[plan.Task]uint32   // what tasks start from, where another task or rank has made it
+	away      map[plan.Task]uint32   // the same, on the host
+	outputs   map[plan.Task]uint32   // results that are yet to be sent
 	lent      map[lentKey]*lentBlock // of other stages' keys
 	rows      uint32                 // what the task that runs has come to: rows, or their gradients
 	beside    *help                  // with others' tasks, that goes along with the task that runs
@@ -72,7 +73,7 @@ type savedUnit struct {
 
 // lower makes the code of stage i: sections, buffers with their lives, no places and no events yet.
 func (l *layout) lower(i int) *stage {
-	s := &stage{layout: l, index0: i, steps: l.steps[i], layer: map[int][]*param{}, borrowed: map[int][]*param{}, split: l.plan.Splits(i), deferred: map[passes.Task][]*env{}}
+	s := &stage{layout: l, index0: i, steps: l.steps[i], layer: map[int][]*param{}, borrowed: map[int][]*param{}, split: l.plan.Splits(i), deferred: map[plan.Task][]*env{}}
 	s.code.Name = fmt.Sprintf("stage%d", i)
 	s.lowerInit()
 	s.lowerStep()
@@ -99,7 +100,7 @@ func (s *stage) layers() []int {
 func (s *stage) begin(section ir.Section, phase ir.Phase) {
 	s.emitter = &emitter{section: section, buffers: &s.buffers}
 	s.touched, s.caches, s.saved = map[touch]bool{}, map[cacheKey]uint32{}, map[unitKey]savedUnit{}
-	s.inputs, s.outputs, s.away = map[passes.Task]uint32{}, map[passes.Task]uint32{}, map[passes.Task]uint32{}
+	s.inputs, s.outputs, s.away = map[plan.Task]uint32{}, map[plan.Task]uint32{}, map[plan.Task]uint32{}
 	s.parked, s.lent = map[cacheKey]uint32{}, map[lentKey]*lentBlock{}
 	s.lagging, s.taskStart, s.visits = nil, 0, visits{whole: map[int]bool{}}
 	s.prov = ir.Provenance{Phase: phase, Stage: int16(s.index0), Layer: ir.None, Subsequence: ir.None, Microbatch: ir.None}
@@ -183,9 +184,9 @@ func (s *stage) lowerStep() {
 }
 
 // setTasks begins with the tasks of a section, and writes their schedule.
-func (s *stage) setTasks(tasks []passes.Task, of *schedule.Pipeline, rank int) {
+func (s *stage) setTasks(tasks []plan.Task, of *schedule.Pipeline, rank int) {
 	s.tasks, s.list = tasks, of.Write(rank, s.plan.Offload.Lag, s.plan.Offload.Ahead, nil)
-	s.streams = streams{queue: passes.NewLoadQueue(s.plan, s.model, tasks)}
+	s.streams = streams{queue: walk.NewLoadQueue(s.plan, s.model, tasks)}
 }
 
 func (s *stage) step(st step) {
@@ -263,15 +264,15 @@ func (s *stage) nowhere() {
 }
 
 // at sets the provenance of what a task emits.
-func (s *stage) at(t passes.Task) {
+func (s *stage) at(t plan.Task) {
 	s.prov.Microbatch, s.prov.Subsequence = int32(t.Microbatch), int32(t.Subsequence)
 	s.prov.Stage = int16(t.Stage)
 	switch {
 	case !s.training:
 		s.prov.Phase = ir.PhaseEval
-	case t.Kind == passes.Forward:
+	case t.Kind == plan.Forward:
 		s.prov.Phase = ir.PhaseForward
-	case t.Kind == passes.WeightGrad:
+	case t.Kind == plan.WeightGrad:
 		s.prov.Phase = ir.PhaseWeights
 	default:
 		s.prov.Phase = ir.PhaseBackward
@@ -285,7 +286,7 @@ func (s *stage) hidden(z graph.Size) (ir.Bytes, func(uint32) ir.View) {
 }
 
 // label names a buffer of a task: "m0.s3.l2.q"; "m0.s3p1.l2.q" where it is of a piece.
-func (s *stage) label(t passes.Task, layer int, value string) string {
+func (s *stage) label(t plan.Task, layer int, value string) string {
 	prefix := ""
 	if !s.training {
 		prefix = "eval."
@@ -301,38 +302,38 @@ func (s *stage) label(t passes.Task, layer int, value string) string {
 }
 
 // endTask passes the task's result on, if it has one: to a task of the same rank, or to a message.
-func (s *stage) endTask(t passes.Task, a schedule.Action, x uint32) {
+func (s *stage) endTask(t plan.Task, a schedule.Action, x uint32) {
 	_, _, feeds := s.order.Target(t)
 	switch {
 	case a.Of >= 0:
 		s.inputs[s.tasks[a.Of]] = x
 	case feeds:
 		s.outputs[t] = x
-	case t.Kind == passes.Forward:
+	case t.Kind == plan.Forward:
 		s.evalHead(t, x)
 	}
 }
 
 // input is what a task starts from.
-func (s *stage) input(t passes.Task) uint32 {
+func (s *stage) input(t plan.Task) uint32 {
 	x := s.inputs[t]
 	delete(s.inputs, t)
 	return x
 }
 
 // runEmbedding emits the embedding in the direction of a task.
-func (s *stage) runEmbedding(t passes.Task) {
+func (s *stage) runEmbedding(t plan.Task) {
 	switch t.Kind {
-	case passes.Forward:
+	case plan.Forward:
 		s.rows = s.embed(t)
-	case passes.Backward:
+	case plan.Backward:
 		s.embeddingGradients(t, s.rows)
-	case passes.WeightGrad:
+	case plan.WeightGrad:
 		s.finishBackward(t)
 	}
 }
 
-func (s *stage) embed(t passes.Task) uint32 {
+func (s *stage) embed(t plan.Task) uint32 {
 	s.decidedBy("lower", "model.vocab")
 	e := s.newEnv(s.model.Embedding, s.embedding, t, ir.None, s.plan.SizeOf(t))
 	e.run(s.model.Embedding.Forward)
@@ -340,23 +341,23 @@ func (s *stage) embed(t passes.Task) uint32 {
 }
 
 // visit emits a layer in the direction of a task.
-func (s *stage) visit(t passes.Task, layer int) {
+func (s *stage) visit(t plan.Task, layer int) {
 	switch t.Kind {
-	case passes.Forward:
+	case plan.Forward:
 		s.rows = s.forwardLayer(t, layer, s.rows)
-	case passes.Backward:
+	case plan.Backward:
 		s.rows = s.backwardLayer(t, layer, s.rows)
-	case passes.WeightGrad:
+	case plan.WeightGrad:
 		s.finishBackward(t)
 	}
 }
 
 // block is the dataflow of a layer for a task: what its backward makes again is the plan's to say.
-func (s *stage) block(t passes.Task, layer int) *graph.Block {
+func (s *stage) block(t plan.Task, layer int) *graph.Block {
 	return s.plan.LayerOf(s.model, t, layer-s.stages[t.Stage][0])
 }
 
-func (s *stage) forwardLayer(t passes.Task, layer int, x uint32) uint32 {
+func (s *stage) forwardLayer(t plan.Task, layer int, x uint32) uint32 {
 	b := s.block(t, layer)
 	s.prov.Layer = int32(layer)
 	s.enter(layer)
@@ -374,7 +375,7 @@ func (s *stage) forwardLayer(t passes.Task, layer int, x uint32) uint32 {
 
 // receive issues the message that brings a task's input. Its buffer is reserved from the start of the task before it
 // on, so that the message may arrive while that task runs.
-func (s *stage) receive(t passes.Task) {
+func (s *stage) receive(t plan.Task) {
 	from, source, _ := s.order.Source(t)
 	stream, peer := ir.RecvPrev, constPrev
 	switch {
@@ -390,10 +391,10 @@ func (s *stage) receive(t passes.Task) {
 }
 
 // allocateInput makes the buffer of what a task starts from and another one has made.
-func (s *stage) allocateInput(t passes.Task) uint32 {
+func (s *stage) allocateInput(t plan.Task) uint32 {
 	layers, name := s.stages[t.Stage], "ln1.in"
 	layer := layers[0]
-	if t.Kind == passes.Backward {
+	if t.Kind == plan.Backward {
 		layer, name = layers[len(layers)-1], "d.out"
 		if t.Stage == len(s.stages)-1 {
 			layer, name = ir.None, "ln_f.in"
@@ -404,7 +405,7 @@ func (s *stage) allocateInput(t passes.Task) uint32 {
 }
 
 // send issues the message that takes a task's result on; its buffer is held until the end of the next task.
-func (s *stage) send(t passes.Task) {
+func (s *stage) send(t plan.Task) {
 	to, target, _ := s.order.Target(t)
 	stream, peer := ir.SendNext, constNext
 	switch {
@@ -419,13 +420,13 @@ func (s *stage) send(t passes.Task) {
 	s.lagging = append(s.lagging, b)
 }
 
-func (s *stage) message(op ir.Op, stream ir.Stream, peer string, t passes.Task, b uint32) {
+func (s *stage) message(op ir.Op, stream ir.Stream, peer string, t plan.Task, b uint32) {
 	_, view := s.hidden(s.plan.SizeOf(t))
 	s.decidedBy("schedule", "schedule.pp")
 	s.op(op, stream, []ir.View{view(b)}, s.constRef(peer))
 }
 
-func (s *stage) embeddingGradients(t passes.Task, dy uint32) {
+func (s *stage) embeddingGradients(t plan.Task, dy uint32) {
 	s.decidedBy("lower", "model.vocab")
 	e := s.newEnv(s.model.Embedding, s.embedding, t, ir.None, s.plan.SizeOf(t))
 	e.suffix = ".b"
@@ -434,7 +435,7 @@ func (s *stage) embeddingGradients(t passes.Task, dy uint32) {
 }
 
 // finishBackward emits the next of the second halves that a backward has deferred, in the order of the first.
-func (s *stage) finishBackward(t passes.Task) {
+func (s *stage) finishBackward(t plan.Task) {
 	e := s.deferred[t][0]
 	s.deferred[t] = s.deferred[t][1:]
 	s.prov.Layer = int32(e.layer)
@@ -443,7 +444,7 @@ func (s *stage) finishBackward(t passes.Task) {
 	s.prov.Layer = ir.None
 }
 
-func (s *stage) backwardLayer(t passes.Task, layer int, dy uint32) uint32 {
+func (s *stage) backwardLayer(t plan.Task, layer int, dy uint32) uint32 {
 	b := s.block(t, layer)
 	s.prov.Layer = int32(layer)
 	s.enter(layer)
@@ -457,7 +458,7 @@ func (s *stage) backwardLayer(t passes.Task, layer int, dy uint32) uint32 {
 	return e.at[b.DInput].buffer
 }
 
-func (s *stage) backwardHead(t passes.Task, x uint32) uint32 {
+func (s *stage) backwardHead(t plan.Task, x uint32) uint32 {
 	b := s.model.Head
 	s.decidedBy("lower", "model.vocab")
 	e := s.newEnv(b, s.head, t, ir.None, s.plan.SizeOf(t))
@@ -475,12 +476,12 @@ func (s *stage) lowerEval() {
 	if s.last() {
 		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.evalLoss, ir.F32, 1)}, ir.Float(0))
 	}
-	var tasks []passes.Task
+	var tasks []plan.Task
 	var steps []step
 	index := map[int]int{} // of the rank's tasks among these
 	for _, st := range s.evalSteps[s.index0] {
 		t := s.order.Tasks[s.index0][st.task]
-		if t.Kind != passes.Forward || t.Microbatch != 0 {
+		if t.Kind != plan.Forward || t.Microbatch != 0 {
 			continue
 		}
 		steps = append(steps, st)
@@ -489,7 +490,7 @@ func (s *stage) lowerEval() {
 			tasks = append(tasks, t)
 		}
 	}
-	s.setTasks(tasks, s.plan.PipelineOf([][]passes.Task{tasks}, 0), 0)
+	s.setTasks(tasks, walk.PipelineOf(s.plan, [][]plan.Task{tasks}, 0), 0)
 	s.visits.plan(s, steps)
 	for _, st := range steps {
 		s.step(step{kind: st.kind, task: index[st.task]})
@@ -500,7 +501,7 @@ func (s *stage) lowerEval() {
 	s.end()
 }
 
-func (s *stage) evalHead(t passes.Task, x uint32) {
+func (s *stage) evalHead(t plan.Task, x uint32) {
 	b := s.model.Head
 	s.decidedBy("lower", "model.vocab")
 	e := s.newEnv(b, s.head, t, ir.None, s.plan.SizeOf(t))

@@ -7,7 +7,8 @@ import (
 	"testing"
 
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/memory"
+	"sppo.dev/passes/plan"
 )
 
 // TestFootprint holds the bound that passes choose by to what is placed: never below, and at most a twenty-fifth above, or a
@@ -67,7 +68,7 @@ func TestFootprintIsExact(t *testing.T) {
 		"schedule.sp_mode=ulysses schedule.zero=3 schedule.pp=1 schedule.subsequences=1 schedule.recompute=full model.layers=3",
 		"schedule.sp_mode=ulysses schedule.zero=3 schedule.strategy=seq1f1b schedule.offload=none", "schedule.zero=3 schedule.dp=2 schedule.pp=1 schedule.order=layer") {
 		plan := planOf(t, "../examples/tiny.sppo", set...)
-		bound, l := passes.FootprintOf(plan), newLayout(plan)
+		bound, l := memory.FootprintOf(plan), newLayout(plan)
 		for i, peak := range bound.Device {
 			s := l.lower(i)
 			base := aligned(s.placePersistent())
@@ -76,7 +77,7 @@ func TestFootprintIsExact(t *testing.T) {
 				lives, _ := s.livesOf(part, ir.Device)
 				most = max(most, base+liveBound(lives))
 			}
-			if got := peak.Bytes - peak.Terms[passes.TermPacking]; got < most || got > most+aligning {
+			if got := peak.Bytes - peak.Terms[memory.TermPacking]; got < most || got > most+aligning {
 				t.Errorf("%v, stage %d: the bound is %d before gaps, and %d live at once: %d more", set, i, got, most, got-most)
 			}
 		}
@@ -116,8 +117,8 @@ func settings(lines ...string) [][]string {
 	return sets
 }
 
-func checkFootprint(t *testing.T, name string, plan *passes.Plan) {
-	bound := passes.FootprintOf(plan)
+func checkFootprint(t *testing.T, name string, plan *plan.Plan) {
+	bound := memory.FootprintOf(plan)
 	if err := Measure(plan); err != nil {
 		t.Fatal(err)
 	}

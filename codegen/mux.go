@@ -6,7 +6,7 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 	"sppo.dev/schedule"
 )
 
@@ -16,19 +16,19 @@ import (
 // sharedSlot is what a rank does of a slot.
 type sharedSlot struct {
 	*stage
-	mine, all []passes.Task          // of this rank, of all ranks
-	x         map[passes.Task]uint32 // what tasks have come to: rows or their gradients
-	envs      map[passes.Task]*env   // of the layer that tasks are at
-	adds      map[int][]sum          // [stage]: what has come for gradients and is yet to be added
-	working   int                    // stage whose pieces the rank works on; -1: none
-	since     position               // from where on it does
+	mine, all []plan.Task          // of this rank, of all ranks
+	x         map[plan.Task]uint32 // what tasks have come to: rows or their gradients
+	envs      map[plan.Task]*env   // of the layer that tasks are at
+	adds      map[int][]sum        // [stage]: what has come for gradients and is yet to be added
+	working   int                  // stage whose pieces the rank works on; -1: none
+	since     position             // from where on it does
 }
 
 // newSharedSlot is of the slot of a task.
-func (s *stage) newSharedSlot(t passes.Task) *sharedSlot {
+func (s *stage) newSharedSlot(t plan.Task) *sharedSlot {
 	w := &sharedSlot{
-		stage: s, all: s.plan.SlotTasks(t.Kind, t.Microbatch, t.Slot()), x: map[passes.Task]uint32{},
-		envs: map[passes.Task]*env{}, adds: map[int][]sum{}, working: -1,
+		stage: s, all: s.plan.SlotTasks(t.Kind, t.Microbatch, t.Slot()), x: map[plan.Task]uint32{},
+		envs: map[plan.Task]*env{}, adds: map[int][]sum{}, working: -1,
 	}
 	for _, mine := range s.tasks {
 		if schedule.SameSlot(mine, t) {
@@ -84,8 +84,8 @@ func (w *sharedSlot) workOn(stage int) {
 type sum struct{ to, part ir.View }
 
 // tasksOf are the tasks of a stage in the slot.
-func (w *sharedSlot) tasksOf(stage int) []passes.Task {
-	return slices.DeleteFunc(slices.Clone(w.all), func(t passes.Task) bool { return t.Stage != stage })
+func (w *sharedSlot) tasksOf(stage int) []plan.Task {
+	return slices.DeleteFunc(slices.Clone(w.all), func(t plan.Task) bool { return t.Stage != stage })
 }
 
 // enterShared begins the visit of the layer that own tasks come to as their k-th.
@@ -102,7 +102,7 @@ func (w *sharedSlot) exchange(stage, k int) {
 	tasks := w.tasksOf(stage)
 	layer := w.path(tasks[0])[k]
 	w.provide(tasks[0], layer)
-	if tasks[0].Kind == passes.Forward {
+	if tasks[0].Kind == plan.Forward {
 		w.shareRows(tasks)
 		return
 	}
@@ -121,14 +121,14 @@ func (w *sharedSlot) leave(k int) {
 		k -= w.plan.Parallel.PP - 2 - slot
 	}
 	t.Stage, t.Subsequence = w.index0, slot-w.index0
-	if path := w.path(t); t.Kind == passes.Backward && t.Subsequence >= 0 && 0 <= k && k < len(path) {
+	if path := w.path(t); t.Kind == plan.Backward && t.Subsequence >= 0 && 0 <= k && k < len(path) {
 		w.provide(t, path[k])
 		w.leaveBackward(t, path[k])
 	}
 }
 
 // addUp adds to gradients of K and V what has come for them.
-func (w *sharedSlot) addUp(t passes.Task, layer int) {
+func (w *sharedSlot) addUp(t plan.Task, layer int) {
 	w.provide(t, layer)
 	for _, a := range w.adds[t.Stage] {
 		w.op(ir.Add, ir.Compute, []ir.View{a.to, a.to, a.part})
@@ -137,7 +137,7 @@ func (w *sharedSlot) addUp(t passes.Task, layer int) {
 }
 
 // runOf is how many of the first tasks have the same key.
-func runOf(tasks []passes.Task, key func(passes.Task) int) int {
+func runOf(tasks []plan.Task, key func(plan.Task) int) int {
 	n := 1
 	for n < len(tasks) && key(tasks[n]) == key(tasks[0]) {
 		n++
@@ -146,13 +146,13 @@ func runOf(tasks []passes.Task, key func(passes.Task) int) int {
 }
 
 // provide sets the provenance of what is lent, shared or returned.
-func (s *stage) provide(t passes.Task, layer int) {
+func (s *stage) provide(t plan.Task, layer int) {
 	s.at(t)
 	s.prov.Layer = int32(layer)
 	s.decidedBy("mux", "schedule.mux")
 }
 
-func (w *sharedSlot) layerEnv(t passes.Task, layer int) *env {
+func (w *sharedSlot) layerEnv(t plan.Task, layer int) *env {
 	w.prov.Layer = int32(layer)
 	w.decidedBy("lower", "model.layers")
 	e := w.newEnv(w.block(t, layer), w.paramsOf(t, layer), t, layer, w.sizeOf(t))
@@ -161,13 +161,13 @@ func (w *sharedSlot) layerEnv(t passes.Task, layer int) *env {
 }
 
 // firstHalf emits a layer until K and V, or their gradients, are made.
-func (w *sharedSlot) firstHalf(t passes.Task, layer int) {
+func (w *sharedSlot) firstHalf(t plan.Task, layer int) {
 	w.at(t)
 	if _, known := w.x[t]; !known {
 		w.x[t] = w.input(t)
 	}
 	e := w.layerEnv(t, layer)
-	if t.Kind == passes.Forward {
+	if t.Kind == plan.Forward {
 		e.put(e.block.Input, w.x[t], 0)
 		e.saveUnits()
 		e.run(e.block.Forward[:e.block.BeforeAttention()])
@@ -179,13 +179,13 @@ func (w *sharedSlot) firstHalf(t passes.Task, layer int) {
 }
 
 // secondHalf emits the rest of a layer.
-func (w *sharedSlot) secondHalf(t passes.Task, layer int) {
+func (w *sharedSlot) secondHalf(t plan.Task, layer int) {
 	w.addUp(t, layer)
 	w.at(t)
 	e := w.envs[t]
 	w.prov.Layer = int32(e.layer)
 	w.decidedBy("lower", "model.layers")
-	if t.Kind == passes.Forward {
+	if t.Kind == plan.Forward {
 		e.run(e.block.Forward[e.block.BeforeAttention():])
 		w.x[t] = e.at[e.block.Output].buffer
 	} else {
@@ -197,7 +197,7 @@ func (w *sharedSlot) secondHalf(t passes.Task, layer int) {
 
 // sizeOf is the shape of a task as this rank does it: of another stage's K and V it has the rows up to the last that it helps
 // with.
-func (s *stage) sizeOf(t passes.Task) graph.Size {
+func (s *stage) sizeOf(t plan.Task) graph.Size {
 	z := s.plan.SizeOf(t)
 	if s.helps(t) {
 		z.Sequence = s.helpedTokens(t)
@@ -205,12 +205,12 @@ func (s *stage) sizeOf(t passes.Task) graph.Size {
 	return z
 }
 
-func (s *stage) helps(t passes.Task) bool {
+func (s *stage) helps(t plan.Task) bool {
 	return s.order.Runner(t) == s.index0 && s.plan.Home(t.Stage) != s.index0
 }
 
 // helpedTokens are those up to the end of this rank's last task on a stage that it helps.
-func (s *stage) helpedTokens(t passes.Task) int64 {
+func (s *stage) helpedTokens(t plan.Task) int64 {
 	end := int64(0)
 	for _, other := range s.plan.Tasks[s.index0] {
 		if other.Stage == t.Stage {
@@ -222,8 +222,8 @@ func (s *stage) helpedTokens(t passes.Task) int64 {
 }
 
 // aside reports whether a message between two tasks goes to or from a rank that helps, and so not along the ring.
-func (s *stage) aside(from, to passes.Task) bool {
-	helped := func(t passes.Task) bool { return s.order.Runner(t) != s.plan.Home(t.Stage) }
+func (s *stage) aside(from, to plan.Task) bool {
+	helped := func(t plan.Task) bool { return s.order.Runner(t) != s.plan.Home(t.Stage) }
 	return helped(from) || helped(to)
 }
 
@@ -237,7 +237,7 @@ func (s *stage) fromRank(stage int, v ir.View) {
 }
 
 // shareRows brings the rows of K and V that tasks of one stage have made to the ranks that will look at them.
-func (w *sharedSlot) shareRows(tasks []passes.Task) {
+func (w *sharedSlot) shareRows(tasks []plan.Task) {
 	w.eachExchange(tasks, graph.Cache, func(from, to int, _ string, view func() ir.View) {
 		switch w.index0 {
 		case from:
@@ -250,7 +250,7 @@ func (w *sharedSlot) shareRows(tasks []passes.Task) {
 
 // shareGradients brings what ranks have added to the gradients of the rows of tasks to the ranks that run them, which will add
 // it up in the order of ranks.
-func (w *sharedSlot) shareGradients(tasks []passes.Task, layer int) {
+func (w *sharedSlot) shareGradients(tasks []plan.Task, layer int) {
 	w.eachExchange(tasks, graph.CacheGrad, func(to, from int, value string, view func() ir.View) {
 		switch w.index0 {
 		case from:
@@ -268,7 +268,7 @@ func (w *sharedSlot) shareGradients(tasks []passes.Task, layer int) {
 
 // eachExchange visits the pairs of a rank that runs pieces of a stage and a rank that sees them, for each cache or each
 // gradient of one. The view is of the rows of the pieces, on a rank that takes part.
-func (w *sharedSlot) eachExchange(tasks []passes.Task, kind graph.Kind, visit func(runner, other int, value string, view func() ir.View)) {
+func (w *sharedSlot) eachExchange(tasks []plan.Task, kind graph.Kind, visit func(runner, other int, value string, view func() ir.View)) {
 	for len(tasks) > 0 {
 		n := runOf(tasks, w.plan.Runner)
 		run, runner := tasks[:n], w.plan.Runner(tasks[0])
@@ -298,7 +298,7 @@ func (w *sharedSlot) envOfStage(stage int) *env {
 }
 
 // rowsOf are the rows of a cache, or of a gradient of one, that belong to a run of pieces.
-func (w *sharedSlot) rowsOf(e *env, value int, run []passes.Task) ir.View {
+func (w *sharedSlot) rowsOf(e *env, value int, run []plan.Task) ir.View {
 	z := w.plan.SizeOf(run[0])
 	for _, t := range run[1:] {
 		other := w.plan.SizeOf(t)
@@ -400,14 +400,14 @@ func (w *sharedSlot) lendWeightsOf(stage, slot, k int) {
 
 // lendingWay lists the rank that has a stage and those that begin to help it in a slot, in the order in which weights
 // go from one to the next, and the parameters of a layer that each and those after it read. A borrower gets new params.
-func (w *sharedSlot) lendingWay(t passes.Task, layer, slot int) (way []int, needed []passes.ParamSet) {
+func (w *sharedSlot) lendingWay(t plan.Task, layer, slot int) (way []int, needed []plan.ParamSet) {
 	way = []int{w.plan.Home(t.Stage)}
 	for rank := range w.plan.Parallel.PP {
 		if w.plan.Begins(t.Kind, rank, t.Stage, slot) {
 			way = append(way, rank)
 		}
 	}
-	needed = make([]passes.ParamSet, len(way)+1)
+	needed = make([]plan.ParamSet, len(way)+1)
 	for hop := len(way) - 1; hop > 0; hop-- {
 		needed[hop] = needed[hop+1] | w.plan.Borrows(w.model, t.Kind, way[hop], t.Stage, layer-w.stages[t.Stage][0])
 		if way[hop] == w.index0 {
@@ -418,7 +418,7 @@ func (w *sharedSlot) lendingWay(t passes.Task, layer, slot int) (way []int, need
 }
 
 // borrow makes the parameters of a layer of another stage, without their weights.
-func (w *sharedSlot) borrow(t passes.Task, layer int) (ps []*param) {
+func (w *sharedSlot) borrow(t plan.Task, layer int) (ps []*param) {
 	for i := range w.model.Layer.Params {
 		g := &w.model.Layer.Params[i]
 		ps = append(ps, &param{Param: g, name: fmt.Sprintf("m%d.%s%s", t.Microbatch, layerPrefix(layer), g.Name), weight: ir.NoBuffer})
@@ -427,7 +427,7 @@ func (w *sharedSlot) borrow(t passes.Task, layer int) (ps []*param) {
 }
 
 // paramsOf are the weights that a task uses: the rank's own, or those that it has borrowed.
-func (s *stage) paramsOf(t passes.Task, layer int) []*param { return s.paramsFor(t.Stage, layer) }
+func (s *stage) paramsOf(t plan.Task, layer int) []*param { return s.paramsFor(t.Stage, layer) }
 
 // paramsFor are those of a layer of a stage.
 func (s *stage) paramsFor(stage, layer int) []*param {
@@ -445,7 +445,7 @@ func (w *sharedSlot) returnGradients(round int) {
 	t.Stage = t.Slot()
 	t.Subsequence = 0
 	path, last := w.path(t), w.plan.Parallel.PP-1
-	for from := t.Stage + 1; from <= last && t.Kind == passes.Backward; from++ {
+	for from := t.Stage + 1; from <= last && t.Kind == plan.Backward; from++ {
 		k := round - (last - from)
 		if k < 0 || k >= len(path) || w.index0 != from && w.index0 != from-1 {
 			continue

@@ -6,7 +6,7 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 // The right part of mux: helpers compute a task's attention over the blocks of its stage's keys that they hold. Rank k of a
@@ -22,7 +22,7 @@ type lentKey struct{ microbatch, layer int }
 
 // lentBlock is what a stage lends of its keys and values, and their gradients once there are some.
 type lentBlock struct {
-	passes.Lending
+	plan.Lending
 	k, v, dk, dv ir.View
 	begun        bool
 }
@@ -33,28 +33,28 @@ func (b *lentBlock) rows(v ir.View, z graph.Size, first, end int64) ir.View {
 }
 
 // shareTimeline adds the steps by which ranks help each other, and the messages that bring what that takes.
-func shareTimeline(p *passes.Plan, items [][]item, starts, ends [][]int, messages int) {
+func shareTimeline(p *plan.Plan, items [][]item, starts, ends [][]int, messages int) {
 	if !p.Mux.Right {
 		return
 	}
 	for m := range p.Parallel.Microbatches {
 		for i := range p.Mux.Stages {
 			for j := range i {
-				t := passes.Task{Kind: passes.Forward, Microbatch: m, Subsequence: p.Lent(i, j).Behind, Stage: i}
+				t := plan.Task{Kind: plan.Forward, Microbatch: m, Subsequence: p.Lent(i, j).Behind, Stage: i}
 				when := moment{message: messages}
 				for at, own := range p.Tasks[i] {
 					if own.Piece = 0; own == t {
 						when.time = max(when.time, ends[i][at])
 					}
 				}
-				items[i] = append(items[i], item{when, step{kind: lending, shared: []passes.Task{t}, helper: j}})
-				items[j] = append(items[j], item{when, step{kind: borrowing, shared: []passes.Task{t}, helper: j}})
+				items[i] = append(items[i], item{when, step{kind: lending, shared: []plan.Task{t}, helper: j}})
+				items[j] = append(items[j], item{when, step{kind: borrowing, shared: []plan.Task{t}, helper: j}})
 				messages++
 			}
 		}
 	}
 	type slot struct{ time, helper int }
-	helped := map[slot][]passes.Task{}
+	helped := map[slot][]plan.Task{}
 	for i, tasks := range p.Tasks {
 		for at, t := range tasks {
 			for j := range p.Helpers(t) {
@@ -89,7 +89,7 @@ func (s *stage) share(st step) {
 }
 
 // lend sends or receives a block of the keys of every layer of a stage.
-func (s *stage) lend(t passes.Task, helper int, owner bool) {
+func (s *stage) lend(t plan.Task, helper int, owner bool) {
 	lent, z := s.plan.Lent(t.Stage, helper), s.plan.Size(t.Subsequence)
 	s.at(t)
 	for k, layer := range s.stages[t.Stage] {
@@ -308,7 +308,7 @@ func (e *env) takeBack(in ir.Instr, helper int) {
 // help is what a rank does of other stages' tasks of a slot, phase by phase: each is the attention of a layer, or its gradient.
 type help struct {
 	s      *stage
-	tasks  []passes.Task
+	tasks  []plan.Task
 	phases int
 	next   int // phase
 }
@@ -320,7 +320,7 @@ func phaseOf(layer int, op ir.Op) int {
 	return 2 * layer
 }
 
-func (s *stage) helpWith(tasks []passes.Task) *help {
+func (s *stage) helpWith(tasks []plan.Task) *help {
 	h := &help{s: s, tasks: tasks}
 	for _, t := range tasks {
 		h.phases = max(h.phases, phaseOf(len(s.stages[t.Stage]), ir.Attention))
@@ -377,7 +377,7 @@ func (parts helpedParts) giveBack() { parts.each((*helped).giveBack) }
 // helped is this rank's part of the attention of a layer of another stage's task.
 type helped struct {
 	s     *stage
-	task  passes.Task
+	task  plan.Task
 	layer int
 	in    ir.Instr // over its block of the keys
 	block *lentBlock
@@ -386,18 +386,18 @@ type helped struct {
 }
 
 // helped is the part in the layer that a task comes to as its at-th, or nil where it has no such instruction.
-func (s *stage) helped(t passes.Task, at int, op ir.Op) *helped {
+func (s *stage) helped(t plan.Task, at int, op ir.Op) *helped {
 	layers := s.stages[t.Stage]
 	if at >= len(layers) {
 		return nil
 	}
 	k := at
-	if t.Kind == passes.Backward {
+	if t.Kind == plan.Backward {
 		k = len(layers) - 1 - at
 	}
 	b, z := s.plan.LayerOf(s.model, t, k), s.plan.SizeOf(t)
 	nodes := b.Forward
-	if t.Kind == passes.Backward {
+	if t.Kind == plan.Backward {
 		nodes = b.Backward
 	}
 	found, in := attentionOf(b, nodes, op, z)
@@ -426,7 +426,7 @@ func (h *helped) make(name string) ir.View {
 	switch {
 	case h.in.Op == ir.AttentionGrad:
 		suffix = ".grad.part"
-	case h.task.Kind == passes.Backward:
+	case h.task.Kind == plan.Backward:
 		suffix = ".again.part"
 	}
 	v := h.s.fresh(h.s.label(h.task, h.layer, name+suffix), h.in.Arg(name))

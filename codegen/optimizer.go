@@ -3,7 +3,7 @@ package codegen
 import (
 	"sppo.dev/graph"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 // params are the parameters of the stage in the global order of tensors, a tied head last.
@@ -23,7 +23,7 @@ func (s *stage) gradBuffer(p *param) uint32 {
 		if p.shared != nil {
 			name += ".head" // a tied embedding always has two partial gradients
 		}
-		if p.zero >= passes.ZeroGradients {
+		if p.zero >= plan.ZeroGradients {
 			name = s.byVisit(name)
 		}
 		p.grad = s.allocate(name, ir.Device, ir.Bytes(p.elements())*ir.F32.Bytes())
@@ -75,7 +75,7 @@ func (s *stage) update(p *param) int {
 		p.sum, vector(s.stepBuf, ir.F32, 3), vector(s.norm, ir.F32, 2)}
 	if act != ir.F32 {
 		weight = p.stateView(p.kept, act)
-		if p.zero == passes.ZeroState || p.zero == passes.ZeroGradients {
+		if p.zero == plan.ZeroState || p.zero == plan.ZeroGradients {
 			weight = s.scratch(p, ".slice", p.stateRows(), act)
 		}
 		args[3] = weight
@@ -86,7 +86,7 @@ func (s *stage) update(p *param) int {
 	}
 	s.op(ir.AdamW, ir.Compute, args, ir.Float(o.Beta1), ir.Float(o.Beta2), ir.Float(o.Eps), ir.Float(weightDecay))
 	s.addState(p, ir.RoleGrad, s.stateRectangles(p, p.sum.Buffer, ir.F32))
-	if p.zero == 0 || p.zero >= passes.ZeroWeights {
+	if p.zero == 0 || p.zero >= plan.ZeroWeights {
 		return -1
 	}
 	s.gather(p, p.view(p.weight, act), weight)
@@ -109,7 +109,7 @@ func (s *stage) allReduce(v ir.View, group int64) {
 func (s *stage) completeGradients() {
 	s.settle()
 	for _, p := range s.params() {
-		if p.zero >= passes.ZeroGradients {
+		if p.zero >= plan.ZeroGradients {
 			continue // a visit has
 		}
 		g := p.view(s.gradBuffer(p), ir.F32)
@@ -121,7 +121,7 @@ func (s *stage) completeGradients() {
 		s.op(ir.Add, ir.Compute, []ir.View{to, to, g})
 	}
 	for _, p := range s.params() {
-		if p.shared != nil || p.zero >= passes.ZeroGradients {
+		if p.shared != nil || p.zero >= plan.ZeroGradients {
 			continue
 		}
 		if s.plan.Model.Tied && s.first() != s.last() && s.tensors[p.tensor].Name == "embed" {

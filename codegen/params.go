@@ -5,7 +5,8 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/walk"
 	"sppo.dev/schedule"
 )
 
@@ -13,7 +14,7 @@ import (
 // constants and groups. The order of tensors does not depend on the number of stages, and so neither does the
 // gradient norm.
 type layout struct {
-	plan      *passes.Plan
+	plan      *plan.Plan
 	model     *graph.Model
 	tensors   []ir.Tensor
 	index     map[string]int32 // tensor by name
@@ -22,23 +23,23 @@ type layout struct {
 	lines     *lineTable
 	slices    map[string]slicePlace // constants of slices by name
 	pipeline  *schedule.Pipeline
-	steps     [][]step     // of every pipeline rank
-	eval      *passes.Plan // what a validation does
+	steps     [][]step   // of every pipeline rank
+	eval      *plan.Plan // what a validation does
 	evalSteps [][]step
 	stages    [][]int // layers of every virtual stage
 }
 
-func newLayout(plan *passes.Plan) *layout {
-	l := &layout{plan: plan, index: map[string]int32{}, lines: newLineTable(plan)}
-	l.model = plan.Graph()
+func newLayout(p *plan.Plan) *layout {
+	l := &layout{plan: p, index: map[string]int32{}, lines: newLineTable(p)}
+	l.model = p.Graph()
 	l.addTensors(l.model.Embedding, "")
-	for i := range plan.Model.Layers {
+	for i := range p.Model.Layers {
 		l.addTensors(l.model.Layer, layerPrefix(i))
 	}
 	l.addTensors(l.model.Head, "")
-	for i := range plan.Subsequences.N {
-		for _, t := range plan.Pieces(passes.Task{Subsequence: i}) {
-			z := plan.SizeOf(t)
+	for i := range p.Subsequences.N {
+		for _, t := range p.Pieces(plan.Task{Subsequence: i}) {
+			z := p.SizeOf(t)
 			if l.model.Chunks() > 0 { // in zigzag order a rank has a part of each half
 				half := z.Tokens / 2
 				l.ranges = append(l.ranges, tokenRange{z.Prefix, half, false}, tokenRange{z.Prefix + half, half, true})
@@ -47,14 +48,14 @@ func newLayout(plan *passes.Plan) *layout {
 			l.ranges = append(l.ranges, tokenRange{z.Prefix, z.Tokens, false})
 		}
 	}
-	for j := range plan.Parallel.Stages() {
-		l.stages = append(l.stages, plan.Layers(j))
+	for j := range p.Parallel.Stages() {
+		l.stages = append(l.stages, p.Layers(j))
 	}
 	l.consts = l.constNames()
-	l.pipeline, l.steps = plan.Pipeline(), timeline(plan)
-	l.eval, l.evalSteps = plan, l.steps
-	if plan.Mux.Left || plan.Mux.Right {
-		l.eval = plan.Unshared()
+	l.pipeline, l.steps = walk.Pipeline(p), timeline(p)
+	l.eval, l.evalSteps = p, l.steps
+	if p.Mux.Left || p.Mux.Right {
+		l.eval = p.Unshared()
 		l.evalSteps = timeline(l.eval)
 	}
 	return l
@@ -144,7 +145,7 @@ type param struct {
 	weight                         uint32 // whole: kept, or where a visit has it
 	master, moment1, moment2, grad uint32
 	gradReady                      bool // grad has been allocated in this step
-	cut                            passes.Slicing
+	cut                            plan.Slicing
 	zero                           int     // stage of ZeRO: from which on this rank has what of its slice alone
 	sum                            ir.View // the gradient, complete: of the slice where there is one
 	owner                          bool    // counts in the gradient norm (false on a tied copy)
@@ -172,13 +173,13 @@ func (s *stage) newParam(e *emitter, b *graph.Block, g *graph.Param, prefix stri
 		return p
 	}
 	state, name := ir.Bytes(p.stateElements()), p.name
-	if p.zero >= passes.ZeroWeights {
+	if p.zero >= plan.ZeroWeights {
 		n, name = state, name+".slice"
 	}
 	p.kept = e.persist(name, n*act.Bytes())
 	p.weight, p.master = p.kept, p.kept
 	n = state
-	if act != ir.F32 || p.zero == passes.ZeroState || p.zero == passes.ZeroGradients {
+	if act != ir.F32 || p.zero == plan.ZeroState || p.zero == plan.ZeroGradients {
 		p.master = e.persist(p.name+".master", n*ir.F32.Bytes())
 	}
 	p.moment1 = e.persist(p.name+".m", n*ir.F32.Bytes())
@@ -194,7 +195,7 @@ func (s *stage) initialise(e *emitter, p *param) {
 	if p.kept != p.master {
 		act := s.model.DType()
 		v := p.view(p.kept, act)
-		if p.zero >= passes.ZeroWeights {
+		if p.zero >= plan.ZeroWeights {
 			v = p.stateView(p.kept, act)
 		}
 		s.firstValues(e, p, v, s.keptRectangles(p, v))
@@ -260,7 +261,7 @@ func rowsOf(v ir.View, first, rows, cols int64) ir.View {
 
 // keptRectangles maps what is kept of the weight, whose view begins with that one, to the tensor.
 func (s *stage) keptRectangles(p *param, v ir.View) []rectangle {
-	if p.zero >= passes.ZeroWeights {
+	if p.zero >= plan.ZeroWeights {
 		return s.stateRectangles(p, v.Buffer, v.DType)
 	}
 	return s.rectangles(p, v)

@@ -3,14 +3,14 @@ package codegen
 import (
 	"sppo.dev/graph"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 // What waits on the host in layer order: hidden states between layers, gradients between layers, K and V of a layer between
 // its forwards and its backwards.
 
 // stageOut copies what a later task starts from to the host. Its device bytes are held until the end of the next task.
-func (s *stage) stageOut(reader passes.Task, x uint32) {
+func (s *stage) stageOut(reader plan.Task, x uint32) {
 	size, _ := s.hidden(s.plan.SizeOf(reader))
 	rows := asBytes(0, size)
 	host := s.allocate(s.buffers[x].name+".host", ir.Host, size)
@@ -21,7 +21,7 @@ func (s *stage) stageOut(reader passes.Task, x uint32) {
 }
 
 // stageIn begins to bring back what the next task starts from, if that waits on the host.
-func (s *stage) stageIn(next passes.Task) {
+func (s *stage) stageIn(next plan.Task) {
 	prov := s.prov
 	s.at(next)
 	s.decidedBy("offload", "schedule.offload")
@@ -59,7 +59,7 @@ func (e *env) stageCachesOut(n *graph.Node) {
 }
 
 // cachesIn brings K and V of a stage's layers back for its first backward, in the order of need, where they wait on the host.
-func (s *stage) cachesIn(t passes.Task) {
+func (s *stage) cachesIn(t plan.Task) {
 	if !s.plan.StagesCaches(t.Stage) {
 		return
 	}

@@ -5,7 +5,8 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/walk"
 )
 
 // K and V that stream: a subsequence has its own rows on the device, and attention passes over those before them block by
@@ -13,14 +14,14 @@ import (
 
 // streams is what of a section is under way.
 type streams struct {
-	queue    *passes.LoadQueue
+	queue    *walk.LoadQueue
 	arrivals []arrival   // issued and not taken
 	sent     [2][]uint32 // blocks of dK and dV on their way out: of the last load but one, of the last
 }
 
 // arrival is a load and the buffers that it fills, by the names of values.
 type arrival struct {
-	passes.Load
+	walk.Load
 	buffers map[string]uint32
 }
 
@@ -85,7 +86,7 @@ func (s *stage) take() arrival {
 }
 
 // load issues the copies of a load.
-func (s *stage) load(l passes.Load) map[string]uint32 {
+func (s *stage) load(l walk.Load) map[string]uint32 {
 	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
 	s.at(l.Task)
 	s.prov.Layer = int32(l.Layer)
@@ -101,13 +102,13 @@ func (s *stage) load(l passes.Load) map[string]uint32 {
 }
 
 // loadName tells the buffers of a task's loads apart.
-func loadName(l passes.Load, v *graph.Value) string {
+func loadName(l walk.Load, v *graph.Value) string {
 	switch {
 	case l.Own:
 		return v.Name + ".own"
 	case l.Again:
 		return fmt.Sprintf("%s.at%d.again", v.Name, l.First)
-	case l.Task.Kind == passes.Backward:
+	case l.Task.Kind == plan.Backward:
 		return fmt.Sprintf("%s.at%d.back", v.Name, l.First)
 	}
 	return fmt.Sprintf("%s.at%d", v.Name, l.First)
@@ -133,7 +134,7 @@ func (e *env) takeOwn() {
 // f32, and so does the sum of the gradients of the queries.
 func (e *env) attend(n *graph.Node) {
 	prefix, end := e.size.Prefix, e.size.Prefix+e.size.Tokens
-	blocks := e.s.plan.Blocks(prefix)
+	blocks := walk.Blocks(e.s.plan, prefix)
 	own := e.part(n, prefix, end, e.view)
 	result := own.Args[0] // o, or dq
 	sum := result

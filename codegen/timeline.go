@@ -4,7 +4,8 @@ import (
 	"cmp"
 	"slices"
 
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/walk"
 	"sppo.dev/schedule"
 )
 
@@ -12,9 +13,9 @@ import (
 // also a part of others' tasks, and the messages that bring what it takes.
 type step struct {
 	kind   stepKind
-	task   int           // index into the rank's tasks
-	shared []passes.Task // of other ranks: those that are helped, beside an own one or not, or the one behind which a block of keys is whole
-	helper int           // which block it is
+	task   int         // index into the rank's tasks
+	shared []plan.Task // of other ranks: those that are helped, beside an own one or not, or the one behind which a block of keys is whole
+	helper int         // which block it is
 }
 
 type stepKind uint8
@@ -63,16 +64,16 @@ type item struct {
 // layer's forward takes one unit of time, its backward two or each of its halves one, and messages none: a message stands where its sender's task ends, in
 // the sender's order and in the receiver's. All orders are thus parts of one order of all steps of the job, in which whatever a
 // step waits for comes before it: the job cannot deadlock, even where each rank runs one step at a time.
-func timeline(p *passes.Plan) [][]step {
+func timeline(p *plan.Plan) [][]step {
 	items := make([][]item, p.Parallel.PP)
-	index := make([]map[passes.Task]int, p.Parallel.PP)
+	index := make([]map[plan.Task]int, p.Parallel.PP)
 	for r, tasks := range p.Tasks {
-		index[r] = make(map[passes.Task]int, len(tasks))
+		index[r] = make(map[plan.Task]int, len(tasks))
 		for i, t := range tasks {
 			index[r][t] = i
 		}
 	}
-	starts, ends := p.Times()
+	starts, ends := walk.Times(p)
 	for r := range p.Tasks {
 		for i, start := range starts[r] {
 			kind := running

@@ -3,7 +3,7 @@ package codegen
 import (
 	"sppo.dev/graph"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 // Activation units between forward and backward: where they are kept, when they leave, when they come back.
@@ -75,7 +75,7 @@ func (e *env) offload(n *graph.Node) {
 func (e *env) offloadUnit(u int) {
 	s := e.s
 	k := e.layer - s.stages[e.task.Stage][0]
-	if s.plan.FateOf(e.task, k)[e.block.Units[u].Number] != passes.FateOffload {
+	if s.plan.FateOf(e.task, k)[e.block.Units[u].Number] != plan.FateOffload {
 		return
 	}
 	saved := s.saved[e.unitKey(u)]
@@ -91,7 +91,7 @@ func (e *env) offloadUnit(u int) {
 }
 
 // unitViews are the bytes of a unit's values within its buffer; what aligns them is not copied.
-func (s *stage) unitViews(b *graph.Block, u int, t passes.Task) []ir.View {
+func (s *stage) unitViews(b *graph.Block, u int, t plan.Task) []ir.View {
 	z := s.plan.SizeOf(t)
 	unit := &b.Units[u]
 	offsets, _ := b.UnitLayout(unit, z)
@@ -117,7 +117,7 @@ func in(b uint32, v ir.View) ir.View {
 
 // releaseOffloaded ends the time that copies out of a layer have: who takes the bytes from here on waits for them. What is on its
 // way back already has other bytes.
-func (s *stage) releaseOffloaded(t passes.Task, layer int) {
+func (s *stage) releaseOffloaded(t plan.Task, layer int) {
 	for u := range s.block(t, layer).Units {
 		key := unitKey{t.Microbatch, t.Subsequence, t.Piece, layer, u}
 		if saved := s.saved[key]; saved.onHost && !saved.left && !saved.returned {
@@ -130,7 +130,7 @@ func (s *stage) releaseOffloaded(t passes.Task, layer int) {
 
 // reload issues the copies that bring a layer's units back for a backward task, in the order of need, unless they have been
 // issued.
-func (s *stage) reload(t passes.Task, layer int) {
+func (s *stage) reload(t plan.Task, layer int) {
 	b := s.block(t, layer)
 	units := b.Units
 	for _, u := range byReader(units) {

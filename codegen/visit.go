@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 // A rank visits its layers: a visit is the work of one task in one layer. Around visits are the second and third stage of
@@ -44,16 +44,16 @@ func (v *visits) plan(s *stage, steps []step) {
 				continue // others' tasks alone
 			}
 		}
-		if t.Kind != passes.WeightGrad {
+		if t.Kind != plan.WeightGrad {
 			v.order = append(v.order, s.path(t)...)
 		}
 	}
 }
 
 // path is the layers of a task in the order in which it visits them.
-func (s *stage) path(t passes.Task) []int {
+func (s *stage) path(t plan.Task) []int {
 	layers := s.stages[t.Stage]
-	if t.Kind == passes.Backward {
+	if t.Kind == plan.Backward {
 		layers = slices.Clone(layers)
 		slices.Reverse(layers)
 	}
@@ -76,7 +76,7 @@ func (s *stage) enter(layer int) {
 	}
 	v.done++
 	v.number++
-	if s.plan.Parallel.Zero < passes.ZeroWeights {
+	if s.plan.Parallel.Zero < plan.ZeroWeights {
 		return
 	}
 	for _, b := range v.lent {
@@ -95,7 +95,7 @@ func (s *stage) enter(layer int) {
 
 // gatherWeights brings the weights of a layer together, unless they are.
 func (s *stage) gatherWeights(layer int) {
-	if s.visits.whole[layer] || s.plan.Parallel.Zero < passes.ZeroWeights {
+	if s.visits.whole[layer] || s.plan.Parallel.Zero < plan.ZeroWeights {
 		return
 	}
 	s.visits.whole[layer] = true
@@ -103,7 +103,7 @@ func (s *stage) gatherWeights(layer int) {
 	s.prov.Layer = int32(layer)
 	s.decidedBy("solve", "schedule.zero")
 	for _, p := range s.layer[layer] {
-		if p.zero < passes.ZeroWeights {
+		if p.zero < plan.ZeroWeights {
 			continue
 		}
 		p.weight = s.allocate(s.byVisit(p.name), ir.Device, ir.Bytes(p.elements())*act.Bytes())
@@ -115,15 +115,15 @@ func (s *stage) gatherWeights(layer int) {
 }
 
 // leaveBackward ends a backward visit.
-func (s *stage) leaveBackward(t passes.Task, layer int) {
-	if s.plan.Parallel.Zero < passes.ZeroGradients || !s.plan.Completes(t) {
+func (s *stage) leaveBackward(t plan.Task, layer int) {
+	if s.plan.Parallel.Zero < plan.ZeroGradients || !s.plan.Completes(t) {
 		return
 	}
 	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
 	s.settle()
 	s.decidedBy("solve", "schedule.zero")
 	for _, p := range s.layer[layer] {
-		if p.zero < passes.ZeroGradients {
+		if p.zero < plan.ZeroGradients {
 			continue
 		}
 		g := p.view(p.grad, ir.F32)

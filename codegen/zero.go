@@ -7,7 +7,7 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 // Slices of parameters: ranks that hold the same matrix complete its gradient in slices, and with ZeRO keep the
@@ -17,7 +17,7 @@ import (
 type slicePlace struct {
 	start string // constant with the first row of the piece; empty: 0
 	rows  int64  // of a slice
-	cut   passes.Slicing
+	cut   plan.Slicing
 }
 
 func (c slicePlace) name() string {
@@ -90,7 +90,7 @@ func (l *layout) sliceRow(c slicePlace, d, i, k int) int64 {
 
 // stateRows are the rows that this rank has optimizer state of.
 func (p *param) stateRows() int64 {
-	if p.zero >= passes.ZeroState {
+	if p.zero >= plan.ZeroState {
 		return p.Local[0] / p.cut.Slices()
 	}
 	return p.Local[0]
@@ -100,7 +100,7 @@ func (p *param) stateElements() int64 { return p.stateRows() * p.Local[1] }
 
 // stateView is a buffer of optimizer state.
 func (p *param) stateView(b uint32, d ir.DType) ir.View {
-	if p.zero >= passes.ZeroState {
+	if p.zero >= plan.ZeroState {
 		return matrix(b, d, p.stateRows(), p.Local[1])
 	}
 	return p.view(b, d)
@@ -109,7 +109,7 @@ func (p *param) stateView(b uint32, d ir.DType) ir.View {
 // stateRectangles maps a buffer that has the rows of the optimizer's state to the tensor. The slices of pieces stand one after
 // another.
 func (s *stage) stateRectangles(p *param, b uint32, d ir.DType) []rectangle {
-	if p.zero < passes.ZeroState {
+	if p.zero < plan.ZeroState {
 		return s.rectangles(p, p.whole(b, d))
 	}
 	var list []rectangle
@@ -184,7 +184,7 @@ func (s *stage) eachPiece(p *param, whole, slice ir.View, visit func(whole, part
 // scratch is some rows of a parameter that are needed for a while.
 func (s *stage) scratch(p *param, ending string, rows int64, d ir.DType) ir.View {
 	name := p.name + ending
-	if p.zero >= passes.ZeroGradients {
+	if p.zero >= plan.ZeroGradients {
 		name = s.byVisit(name)
 	}
 	return matrix(s.allocate(name, ir.Device, ir.Bytes(rows*p.Local[1])*d.Bytes()), d, rows, p.Local[1])

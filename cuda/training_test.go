@@ -16,6 +16,7 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 )
@@ -71,7 +72,7 @@ func compiled(text string, set ...string) (*ir.Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	plan := passes.New(spec)
+	plan := plan.New(spec)
 	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 // TestBaselines: the shipped schedules of other systems are schedules like any other, and train what the
@@ -29,7 +30,7 @@ func TestBaselines(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			plan := passes.New(spec)
+			plan := plan.New(spec)
 			if err := passes.Run(spec, plan, passes.Options{}); err != nil {
 				t.Fatal(err)
 			}

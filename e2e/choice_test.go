@@ -6,7 +6,8 @@ import (
 	"testing"
 
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/memory"
+	"sppo.dev/passes/plan"
 )
 
 // TestChosenToFit gives devices less memory than a case needs, and leaves to the passes what is kept,
@@ -58,9 +59,9 @@ func halfway(t *testing.T, c Case) ir.Bytes {
 		t.Fatal(err)
 	}
 	var sum ir.Bytes
-	for _, p := range []*passes.Plan{least, most} {
+	for _, p := range []*plan.Plan{least, most} {
 		var peak ir.Bytes
-		for _, k := range passes.FootprintOf(p).Device {
+		for _, k := range memory.FootprintOf(p).Device {
 			peak = max(peak, k.Bytes)
 		}
 		sum += peak

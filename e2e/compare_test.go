@@ -9,7 +9,8 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/memory"
+	"sppo.dev/passes/plan"
 	"sppo.dev/vm"
 	"sppo.dev/vm/sim"
 )
@@ -117,7 +118,7 @@ func distance[F float32 | float64](got []float32, want []F) (difference, size fl
 
 // checkPeaks is the first half of E5: the highest byte that a rank touched is the program's declared peak,
 // and the plan's, to the byte.
-func checkPeaks(t testing.TB, c Case, plan *passes.Plan, p *ir.Program, job *vm.Job) {
+func checkPeaks(t testing.TB, c Case, plan *plan.Plan, p *ir.Program, job *vm.Job) {
 	t.Helper()
 	checkBound(t, c, plan, p)
 	planned := [ir.NumArenas][]ir.Bytes{ir.Device: plan.Memory.DevicePeakBytes, ir.Host: plan.Memory.HostPeakBytes}
@@ -140,9 +141,9 @@ func checkPeaks(t testing.TB, c Case, plan *passes.Plan, p *ir.Program, job *vm.
 // be less than, and with the placed bytes. The bound includes a margin for gaps of placement. In an arena of
 // few buffers the gaps may exceed it, by less than the largest buffer, and by less than the 5% that placement
 // guarantees.
-func checkBound(t testing.TB, c Case, plan *passes.Plan, p *ir.Program) {
+func checkBound(t testing.TB, c Case, plan *plan.Plan, p *ir.Program) {
 	t.Helper()
-	bound := passes.FootprintOf(plan)
+	bound := memory.FootprintOf(plan)
 	for s := range bound.Device {
 		check := func(arena ir.Arena, got, placed ir.Bytes) {
 			if live := mostLive(&p.Codes[s], arena); live > got {

@@ -9,7 +9,7 @@ import (
 
 	"sppo.dev/codegen"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 // TestWhenCopiesGo: the lag of copies out and the distance of reloads change no bit, for any order of tasks.
@@ -71,20 +71,20 @@ func TestGradientsPutOff(t *testing.T) {
 }
 
 // putOff splits a random number of the last backwards, and draws the positions of their second halves.
-func putOff(r *rand.Rand, tasks []passes.Task) []passes.Task {
+func putOff(r *rand.Rand, tasks []plan.Task) []plan.Task {
 	backwards := 0
 	for _, t := range tasks {
-		if t.Kind == passes.Backward {
+		if t.Kind == plan.Backward {
 			backwards++
 		}
 	}
 	whole := r.IntN(backwards)
-	var out, late []passes.Task
+	var out, late []plan.Task
 	for _, t := range tasks {
 		out = append(out, t)
-		if t.Kind == passes.Backward {
+		if t.Kind == plan.Backward {
 			if whole--; whole < 0 {
-				late = append(late, t.As(passes.WeightGrad))
+				late = append(late, t.As(plan.WeightGrad))
 			}
 		}
 		for len(late) > 0 && r.IntN(3) == 0 {
@@ -126,7 +126,7 @@ func TestBlocksOfKeys(t *testing.T) {
 }
 
 // runPlan builds, verifies and runs a plan.
-func runPlan(t *testing.T, c Case, plan *passes.Plan) *Result {
+func runPlan(t *testing.T, c Case, plan *plan.Plan) *Result {
 	t.Helper()
 	p, err := codegen.Build(plan)
 	if err != nil {
@@ -172,19 +172,19 @@ func TestMixedFates(t *testing.T) {
 
 // drawFates draws a placement for every unit; the layer's input, the first unit of a layer, cannot be
 // recomputed.
-func drawFates(r *rand.Rand, plan *passes.Plan) {
-	units := slices.DeleteFunc(slices.Clone(plan.Units), func(u passes.Unit) bool { return u.Block != "layer" || u.Type != passes.Type1 })
-	for s := range plan.Offload.Fate {
-		for i, fate := range plan.Offload.Fate[s] {
+func drawFates(r *rand.Rand, p *plan.Plan) {
+	units := slices.DeleteFunc(slices.Clone(p.Units), func(u plan.Unit) bool { return u.Block != "layer" || u.Type != plan.Type1 })
+	for s := range p.Offload.Fate {
+		for i, fate := range p.Offload.Fate[s] {
 			letters := []byte(fate)
 			for at := range letters {
 				letters[at] = "okr"[r.IntN(3)]
-				if at%len(units) == 0 && letters[at] == passes.FateRecompute {
-					letters[at] = passes.FateOffload
+				if at%len(units) == 0 && letters[at] == plan.FateRecompute {
+					letters[at] = plan.FateOffload
 				}
 			}
-			plan.Offload.Fate[s][i] = string(letters)
+			p.Offload.Fate[s][i] = string(letters)
 		}
 	}
-	plan.Offload.Lag, plan.Offload.Ahead = 1+r.IntN(3), 1+r.IntN(2)
+	p.Offload.Lag, p.Offload.Ahead = 1+r.IntN(3), 1+r.IntN(2)
 }

@@ -9,7 +9,8 @@ import (
 	"testing"
 
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/mux"
+	"sppo.dev/passes/plan"
 )
 
 // muxCases are pipelines of several sizes that share tasks, with every other setting that interacts with
@@ -100,7 +101,7 @@ func TestMuxShares(t *testing.T) {
 		}
 		for i := range c.PP {
 			for x := range c.N {
-				shares := passes.MuxShares{Left: true}.Of(c.PP, c.N, i, x)
+				shares := mux.Shares{Left: true}.Of(c.PP, c.N, i, x)
 				for rank := range c.PP {
 					share := new(big.Rat)
 					if of := shares[rank]; of != nil {
@@ -140,7 +141,7 @@ func TestMuxKeyShares(t *testing.T) {
 		for i := range c.PP {
 			for x := range c.N {
 				z := plan.Size(x)
-				shares := passes.MuxShares{Right: true}.Of(c.PP, c.N, i, x)
+				shares := mux.Shares{Right: true}.Of(c.PP, c.N, i, x)
 				all := 0.0
 				for rank := range c.PP {
 					got := keys[task{rank, i, x}]
@@ -215,10 +216,10 @@ func pieces(code *ir.Code, op ir.Op, phase ir.Phase) map[string]bool {
 }
 
 // saved reports whether a buffer belongs to a unit that the backward pass reads.
-func saved(plan *passes.Plan, name string) bool {
-	for _, u := range plan.Units {
+func saved(p *plan.Plan, name string) bool {
+	for _, u := range p.Units {
 		of, ok := strings.CutSuffix(strings.TrimSuffix(name, ".reload"), "."+u.Name)
-		if u.Type == passes.Type1 && ok && !strings.HasSuffix(of, ".d") { // which is its gradient
+		if u.Type == plan.Type1 && ok && !strings.HasSuffix(of, ".d") { // which is its gradient
 			return true
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 	"sppo.dev/vm"
 )
 
@@ -51,8 +51,8 @@ type drawn struct {
 	text     string
 	batch    int // sequences that replicas process one after another, by microbatches
 	schedule []request
-	room     string       // flag that leaves less memory than everything would take
-	plan     *passes.Plan // set by compile
+	room     string     // flag that leaves less memory than everything would take
+	plan     *plan.Plan // set by compile
 }
 
 // request is a key of the schedule: as drawn, as in the reference that only moves other bytes, and as in the

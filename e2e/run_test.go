@@ -11,13 +11,14 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 	"sppo.dev/vm"
 	"sppo.dev/vm/cpu"
 	"sppo.dev/vm/cpu/simd"
 )
 
 // compile turns a spec's text into a verified program.
-func compile(text string, set ...string) (*passes.Plan, *ir.Program, error) {
+func compile(text string, set ...string) (*plan.Plan, *ir.Program, error) {
 	spec, err := parse(text, set...)
 	if err != nil {
 		return nil, nil, err
@@ -25,8 +26,8 @@ func compile(text string, set ...string) (*passes.Plan, *ir.Program, error) {
 	return build(spec)
 }
 
-func build(spec *lang.Spec) (*passes.Plan, *ir.Program, error) {
-	plan := passes.New(spec)
+func build(spec *lang.Spec) (*plan.Plan, *ir.Program, error) {
+	plan := plan.New(spec)
 	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
 		return nil, nil, fmt.Errorf("planning: %w", err)
 	}
@@ -46,7 +47,7 @@ func parse(text string, set ...string) (*lang.Spec, error) {
 }
 
 // mustCompile also checks what is promised of every program: it verifies, and both file forms restore it.
-func mustCompile(t testing.TB, c Case) (*passes.Plan, *ir.Program) {
+func mustCompile(t testing.TB, c Case) (*plan.Plan, *ir.Program) {
 	t.Helper()
 	plan, program, err := compile(c.Spec())
 	if err != nil {

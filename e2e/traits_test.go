@@ -4,11 +4,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sppo.dev/passes/plan"
 	"strings"
 	"sync"
 	"testing"
-
-	"sppo.dev/passes"
 )
 
 // trait is a property of a random spec: one that it requests, or one that its plan has. A choice without
@@ -30,8 +29,8 @@ func listTraits() []trait {
 		{name: "microbatches of several sequences", asked: func(d *drawn) bool { return d.over("microbatch") }},
 		{name: "several microbatches", asked: func(d *drawn) bool { return d.batch > 1 }},
 		{name: "virtual stages", asked: func(d *drawn) bool { return d.over("pp") }, planned: func(d *drawn) bool { return d.plan.Parallel.VirtualStages > 1 }},
-		{name: "a recompute that auto chose", asked: func(d *drawn) bool { return d.ask("recompute") == "auto" }, planned: fated(passes.FateRecompute)},
-		{name: "an offload that auto chose", asked: func(d *drawn) bool { return d.ask("offload") == "auto" }, planned: fated(passes.FateOffload)},
+		{name: "a recompute that auto chose", asked: func(d *drawn) bool { return d.ask("recompute") == "auto" }, planned: fated(plan.FateRecompute)},
+		{name: "an offload that auto chose", asked: func(d *drawn) bool { return d.ask("offload") == "auto" }, planned: fated(plan.FateOffload)},
 		{name: "a bf16 model", asked: func(d *drawn) bool { return d.model.DType == "bf16" }},
 	}
 	for _, key := range slices.Sorted(maps.Keys(choices)) {

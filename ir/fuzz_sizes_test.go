@@ -13,6 +13,7 @@ import (
 	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 // compiled is the program of a spec of the examples.
@@ -22,7 +23,7 @@ func compiled(t testing.TB, file string) *ir.Program {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan := passes.New(spec)
+	plan := plan.New(spec)
 	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
 		t.Fatal(err)
 	}

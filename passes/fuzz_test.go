@@ -3,20 +3,23 @@ package passes
 import (
 	"bytes"
 	"testing"
+
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/plantest"
 )
 
 // FuzzReadJSON: a plan file of any contents is refused or verified, never a panic, and what reads is written back the same.
 func FuzzReadJSON(f *testing.F) {
 	for _, set := range []string{"schedule.offload=full", "schedule.offload=0.5", "schedule.virtual_stages=1"} {
 		var b bytes.Buffer
-		if err := planOf(f, "tiny.sppo", set).WriteJSON(&b); err != nil {
+		if err := plantest.Plan(f, "tiny.sppo", set).WriteJSON(&b); err != nil {
 			f.Fatal(err)
 		}
 		f.Add(b.Bytes())
 	}
 	f.Add([]byte(`{"name":"x"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		p, err := ReadJSON(bytes.NewReader(data))
+		p, err := plan.ReadJSON(bytes.NewReader(data))
 		if err != nil {
 			return
 		}
@@ -25,7 +28,7 @@ func FuzzReadJSON(f *testing.F) {
 		if err := p.WriteJSON(&first); err != nil {
 			t.Fatal(err)
 		}
-		again, err := ReadJSON(bytes.NewReader(first.Bytes()))
+		again, err := plan.ReadJSON(bytes.NewReader(first.Bytes()))
 		if err != nil {
 			t.Fatalf("what was written does not read: %v", err)
 		}

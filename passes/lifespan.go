@@ -6,21 +6,23 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
+	"sppo.dev/passes/pass"
+	"sppo.dev/passes/plan"
 )
 
 // lifespan lists what a layer leaves in memory, and for how long.
 //
 // Input: Parallel. Output: Units. Paper: section 4.1, its three types of activations; found from readers and writers
 // in the dataflow, so a change of the model changes the list.
-func lifespan(c *Context, p *Plan) error {
+func lifespan(c *pass.Context, p *plan.Plan) error {
 	p.Units = unitsOf(c.Model(p))
-	bytes := map[UnitType]float64{}
+	bytes := map[plan.UnitType]float64{}
 	for _, u := range p.Units {
 		if u.Block == layerBlock {
 			bytes[u.Type] += u.BytesPerToken
 		}
 	}
-	p.decide("lifespan", "bytes_per_token", fmt.Sprintf("%.6g of type 0, %.6g of type 1", bytes[Type0], bytes[Type1]),
+	p.Decide("lifespan", "bytes_per_token", fmt.Sprintf("%.6g of type 0, %.6g of type 1", bytes[plan.Type0], bytes[plan.Type1]),
 		"on one rank, of one layer: K and V are read by later subsequences, type 1 by the backward pass alone")
 	return nil
 }
@@ -31,11 +33,11 @@ const (
 	headBlock  = "head"
 )
 
-func unitsOf(g *graph.Model) []Unit {
+func unitsOf(g *graph.Model) []plan.Unit {
 	units := layerUnits(g)
 	for i := range g.Head.Units {
 		if u := &g.Head.Units[i]; u.Producer < 0 {
-			units = append(units, newUnit(g, g.Head, Type1, u.Values, nil))
+			units = append(units, newUnit(g, g.Head, plan.Type1, u.Values, nil))
 		}
 	}
 	return units
@@ -43,13 +45,13 @@ func unitsOf(g *graph.Model) []Unit {
 
 // layerUnits are the caches, then what is saved for the backward pass in the order of graph.Block.Units, then what
 // the forward alone uses.
-func layerUnits(g *graph.Model) []Unit {
+func layerUnits(g *graph.Model) []plan.Unit {
 	b := g.Layer
-	var units []Unit
+	var units []plan.Unit
 	saved := map[int]bool{}
 	for v := range b.Values {
 		if b.Values[v].Kind == graph.Cache {
-			units = append(units, newUnit(g, b, Type0, []int{v}, writer(b, v)))
+			units = append(units, newUnit(g, b, plan.Type0, []int{v}, writer(b, v)))
 			saved[v] = true
 		}
 	}
@@ -59,7 +61,7 @@ func layerUnits(g *graph.Model) []Unit {
 		if u.Producer >= 0 {
 			by = &b.Forward[u.Producer]
 		}
-		units = append(units, newUnit(g, b, Type1, u.Values, by))
+		units = append(units, newUnit(g, b, plan.Type1, u.Values, by))
 		for _, v := range u.Values {
 			saved[v] = true
 		}
@@ -68,15 +70,15 @@ func layerUnits(g *graph.Model) []Unit {
 		n := &b.Forward[i]
 		for _, v := range written(n) {
 			if !saved[v] && v != b.Output && b.Values[v].Kind == graph.Activation {
-				units = append(units, newUnit(g, b, Type2, []int{v}, n))
+				units = append(units, newUnit(g, b, plan.Type2, []int{v}, n))
 			}
 		}
 	}
 	return units
 }
 
-func newUnit(g *graph.Model, b *graph.Block, t UnitType, values []int, by *graph.Node) Unit {
-	u := Unit{Block: b.Name, Name: b.Values[values[0]].Name, Type: t, Written: "input"}
+func newUnit(g *graph.Model, b *graph.Block, t plan.UnitType, values []int, by *graph.Node) plan.Unit {
+	u := plan.Unit{Block: b.Name, Name: b.Values[values[0]].Name, Type: t, Written: "input"}
 	for _, v := range values {
 		u.Values = append(u.Values, b.Values[v].Name)
 		u.BytesPerToken += bytesPerToken(g, &b.Values[v])
@@ -90,7 +92,7 @@ func newUnit(g *graph.Model, b *graph.Block, t UnitType, values []int, by *graph
 		}
 	}
 	for i := range b.Backward {
-		if t != Type2 && reads(&b.Backward[i], values) {
+		if t != plan.Type2 && reads(&b.Backward[i], values) {
 			u.FirstBackward = ir.Ops[b.Backward[i].Op].Name
 			break
 		}
@@ -134,7 +136,7 @@ func reads(n *graph.Node, values []int) bool {
 }
 
 // checkLifespan: the list is what the dataflow says; it is there to be read, not to be edited.
-func checkLifespan(c *Context, p *Plan) error {
+func checkLifespan(c *pass.Context, p *plan.Plan) error {
 	want := unitsOf(c.Model(p))
 	if len(p.Units) != len(want) {
 		return fmt.Errorf("units: there are %d, and the model has %d", len(p.Units), len(want))

@@ -6,9 +6,11 @@ import (
 	"testing"
 
 	"sppo.dev/ir"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/plantest"
 )
 
-func names(p *Plan, t UnitType) []string {
+func names(p *plan.Plan, t plan.UnitType) []string {
 	var out []string
 	for _, u := range p.Units {
 		if u.Block == layerBlock && u.Type == t {
@@ -19,16 +21,16 @@ func names(p *Plan, t UnitType) []string {
 }
 
 func TestUnitsOfGPT(t *testing.T) {
-	p := planOf(t, "tiny.sppo")
-	if got := names(p, Type0); !slices.Equal(got, []string{"k", "v"}) {
+	p := plantest.Plan(t, "tiny.sppo")
+	if got := names(p, plan.Type0); !slices.Equal(got, []string{"k", "v"}) {
 		t.Errorf("type 0: %v", got)
 	}
 	want := []string{"ln1.in", "ln1.out", "q", "attn.out", "ln2.in", "ln2.out", "fc1.out", "gelu.out"}
-	if got := names(p, Type1); !slices.Equal(got, want) {
+	if got := names(p, plan.Type1); !slices.Equal(got, want) {
 		t.Errorf("type 1: %v, want %v", got, want)
 	}
 	for _, u := range p.Units {
-		saved := u.Type != Type2
+		saved := u.Type != plan.Type2
 		if saved != (u.FirstBackward != "") || u.Written == "" || u.LastForward == "" {
 			t.Errorf("%+v: a unit is written and read in forward, and read in backward unless transient", u)
 		}
@@ -36,23 +38,23 @@ func TestUnitsOfGPT(t *testing.T) {
 }
 
 func TestUnitsOfLlama(t *testing.T) {
-	p := planOf(t, "llama-docs.sppo")
+	p := plantest.Plan(t, "llama-docs.sppo")
 	for _, want := range []string{"ln1.in", "q", "attn.out", "gate", "up"} {
-		if !slices.Contains(names(p, Type1), want) {
-			t.Errorf("type 1 lacks %s: %v", want, names(p, Type1))
+		if !slices.Contains(names(p, plan.Type1), want) {
+			t.Errorf("type 1 lacks %s: %v", want, names(p, plan.Type1))
 		}
 	}
-	if got := names(p, Type0); !slices.Equal(got, []string{"k", "v"}) {
+	if got := names(p, plan.Type0); !slices.Equal(got, []string{"k", "v"}) {
 		t.Errorf("type 0: %v", got)
 	}
 }
 
 // TestBytesOfThePaper: a GPT layer saves 32 bytes for every token and hidden feature, besides statistics.
 func TestBytesOfThePaper(t *testing.T) {
-	p := planOf(t, "paper/gpt-7b-1m.sppo")
+	p := plantest.Plan(t, "paper/gpt-7b-1m.sppo")
 	sum := 0.0
 	for _, u := range p.Units {
-		if u.Block == layerBlock && u.Type != Type2 {
+		if u.Block == layerBlock && u.Type != plan.Type2 {
 			sum += u.BytesPerToken
 		}
 	}
@@ -67,10 +69,10 @@ func TestRecomputeSavesLess(t *testing.T) {
 	var bytes ir.Bytes
 	var busy ir.Seconds
 	for i, policy := range []string{"none", "selective", "keep_attention", "full"} {
-		p := planOf(t, "paper/gpt-7b-512k.sppo", "schedule.recompute="+policy)
+		p := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.recompute="+policy)
 		sum := ir.Bytes(0)
-		for u, n := range unitSizes(p.Graph().Layer, p.Size(0)) {
-			if p.FateOf(p.Tasks[0][0], 0)[u] != FateRecompute {
+		for u, n := range plan.UnitSizes(p.Graph().Layer, p.Size(0)) {
+			if p.FateOf(p.Tasks[0][0], 0)[u] != plan.FateRecompute {
 				sum += n
 			}
 		}

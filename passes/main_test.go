@@ -3,12 +3,15 @@ package passes_test
 import (
 	"testing"
 
-	"sppo.dev/codegen"
+	"sppo.dev/lang"
 	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/plantest"
 )
 
-// TestMain hands tests what places plans: codegen imports the package, whose own tests cannot import it.
+// TestMain hands tests what stands on floors above.
 func TestMain(m *testing.M) {
-	passes.Place = codegen.Measure
+	plantest.Run = func(sp *lang.Spec, p *plan.Plan) error { return passes.Run(sp, p, passes.Options{}) }
+	plantest.Verify = passes.Verify
 	m.Run()
 }

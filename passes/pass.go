@@ -1,95 +1,89 @@
+// Package passes decides how a job runs. A plan starts as what the spec asks for (plan.New); the passes of one list
+// refine it one after another (Run) until every decision is in it, each with its reason, and a cost model has predicted
+// what they lead to.
+//
+// Read pass.go for the list, then the package of each pass. The packages below know nothing of instructions, addresses
+// or devices: codegen turns a plan into those, and fills in the memory that it exactly takes.
 package passes
 
 import (
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
-	"sppo.dev/graph"
 	"sppo.dev/lang"
+	"sppo.dev/passes/estimate"
+	"sppo.dev/passes/mux"
+	"sppo.dev/passes/offload"
+	"sppo.dev/passes/partition"
+	"sppo.dev/passes/pass"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/search"
 )
 
-// Pass is one step from a requested spec to a program. Its Run refines the plan; Check states what the plan must
-// satisfy once the pass has run, whoever made it.
-type Pass struct {
-	Name  string
-	Doc   string
-	Run   func(*Context, *Plan) error // nil for the passes of codegen, which refine the program
-	Check func(*Context, *Plan) error
-	Off   func(*Context, *Plan) // what the plan says where the pass is switched off; nil: the pass is required
-	After []Order
-}
-
-// Order says that a pass comes later than another, and why.
-type Order struct{ Name, Reason string }
-
-// Required says that nothing can be built without the pass.
-func (p *Pass) Required() bool { return p.Off == nil }
-
 // Passes are all passes in the order of a default run.
-var Passes = [...]Pass{
+var Passes = [...]pass.Pass{
 	{
-		Name: "solve", Run: solve, Check: checkSolved,
+		Name: "solve", Run: search.Run, Check: search.Check,
 		Doc: "Chooses what the spec leaves `auto`: SP, PP, DP, the number of subsequences, the grid of their borders, and how many layers each stage holds.",
 	},
 	{
-		Name: "partition", Run: partition, Check: checkPartition,
+		Name: "partition", Run: partition.Run, Check: partition.Check,
 		Doc: "Cuts the sequence into subsequences: of equal floating-point operations (`flops`, so that later ones, which look back further, are shorter), of equal length, or as given.",
-		After: []Order{
-			{"solve", "the number of subsequences and their grid are sizes"},
+		After: []pass.Order{
+			{Name: "solve", Reason: "the number of subsequences and their grid are sizes"},
 		},
 	},
 	{
 		Name: "schedule", Run: orderTasks, Check: checkSchedule,
 		Doc: "Orders the tasks of every stage by the strategy: forwards of subsequences from the first to the last, backwards from the last to the first, and, where they are put off, gradients of weights.",
-		After: []Order{
-			{"partition", "tasks are forwards and backwards of subsequences"},
+		After: []pass.Order{
+			{Name: "partition", Reason: "tasks are forwards and backwards of subsequences"},
 		},
 	},
 	{
 		Name: "lifespan", Run: lifespan, Check: checkLifespan,
 		Doc: "Finds in the model's dataflow what one layer leaves in memory and for how long: read by later subsequences (type 0), by the backward pass (type 1), or by the same forward alone (type 2).",
-		After: []Order{
-			{"solve", "SP divides the rows and columns of values"},
+		After: []pass.Order{
+			{Name: "solve", Reason: "SP divides the rows and columns of values"},
 		},
 	},
 	{
-		Name: "offload", Run: offload, Check: checkOffload, Off: offloadOff,
+		Name: "offload", Run: offload.Run, Check: offload.Check, Off: offload.Off,
 		Doc: "Decides the fate of every type-1 unit, for every stage, subsequence and layer: it stays on the device between forward and backward, goes to the host, or is made again by the backward pass.",
-		After: []Order{
-			{"partition", "bytes and the time to copy them grow with the length of a subsequence"},
-			{"schedule", "a copy runs behind the next task of the stage"},
-			{"lifespan", "only whole units of type 1 are offloaded or made again"},
+		After: []pass.Order{
+			{Name: "partition", Reason: "bytes and the time to copy them grow with the length of a subsequence"},
+			{Name: "schedule", Reason: "a copy runs behind the next task of the stage"},
+			{Name: "lifespan", Reason: "only whole units of type 1 are offloaded or made again"},
 		},
 	},
 	{
-		Name: "mux", Run: mux, Check: checkMux, Off: muxOff,
+		Name: "mux", Run: mux.Run, Check: mux.Check, Off: mux.Off,
 		Doc: "Says which tasks of a stage lie next to a bubble, and whether stages that idle there take a part of them.",
-		After: []Order{
-			{"schedule", "the bubbles are known once tasks are ordered"},
-			{"offload", "what is offloaded leaves room for borrowed work"},
+		After: []pass.Order{
+			{Name: "schedule", Reason: "the bubbles are known once tasks are ordered"},
+			{Name: "offload", Reason: "what is offloaded leaves room for borrowed work"},
 		},
 	},
 	{
 		Name: "lower",
 		Doc:  "Turns the tasks of every stage into instructions: the model's nodes, messages between stages, copies to and from the host.",
-		After: []Order{
-			{"mux", "every decision of the plan is in the instructions"},
+		After: []pass.Order{
+			{Name: "mux", Reason: "every decision of the plan is in the instructions"},
 		},
 	},
 	{
 		Name: "place",
 		Doc:  "Gives every buffer its offset in the device or host arena; buffers whose lives do not meet share bytes.",
-		After: []Order{
-			{"lower", "lives are known from first and last use"},
+		After: []pass.Order{
+			{Name: "lower", Reason: "lives are known from first and last use"},
 		},
 	},
 	{
 		Name: "sync",
 		Doc:  "Orders conflicting accesses of different streams with the fewest events.",
-		After: []Order{
-			{"place", "buffers that share bytes conflict too"},
+		After: []pass.Order{
+			{Name: "place", Reason: "buffers that share bytes conflict too"},
 		},
 	},
 }
@@ -104,7 +98,7 @@ func Names() []string {
 }
 
 // Find is the pass of that name, or nil.
-func Find(name string) *Pass {
+func Find(name string) *pass.Pass {
 	for i := range Passes {
 		if Passes[i].Name == name {
 			return &Passes[i]
@@ -113,78 +107,32 @@ func Find(name string) *Pass {
 	return nil
 }
 
-// Context is what passes of one plan may look at besides it.
-type Context struct {
-	spec      *lang.Spec // nil for a plan that came as JSON
-	cache     *cache
-	work      *work
-	estimates *estimator // of the plan with its present lengths and tasks; nil: none yet
-	candidate bool       // the plan is one of a search, so that nobody reads its reasons
-	untimed   bool       // copies begin as late as they may and last no longer than they must, whatever time that costs
-
-	options Options
-	later   []*Pass // behind solve, by default: what its search runs candidates through
-	winner  *Plan   // of that search
-}
-
-func newContext(sp *lang.Spec, o Options) *Context {
-	c := &Context{spec: sp, cache: newCache(), options: o}
+func newContext(sp *lang.Spec, o pass.Options) *pass.Context {
+	c := &pass.Context{Spec: sp, Cache: estimate.NewCache(), Options: o}
 	for i := range Passes {
 		if Passes[i].Run != nil && i > 0 {
-			c.later = append(c.later, &Passes[i])
+			c.Later = append(c.Later, &Passes[i])
 		}
 	}
 	return c
 }
 
-// Model is the dataflow of the plan's model on one rank.
-func (c *Context) Model(p *Plan) *graph.Model { return c.cache.model(p) }
-
-// estimator is that of the context's plan, once its lengths and tasks are decided.
-func (c *Context) estimator(p *Plan) *estimator {
-	if c.estimates == nil {
-		c.estimates = newEstimator(c.cache, c.work, p)
-	}
-	return c.estimates
-}
-
-// forget is for passes that change the lengths or the tasks of the plan.
-func (c *Context) forget() { c.estimates = nil }
-
-// Options choose what of the passes runs and what of the plan is shown on the way.
-type Options struct {
-	Passes     []string  // instead of the default order; empty: all
-	Disable    []string  // passes to leave out
-	PrintAfter []string  // print the plan after these; "all" is every pass
-	StopAfter  string    // run no pass after this one
-	Print      io.Writer // where PrintAfter goes
-
-	// Measure fills a plan's Memory by placing it, as codegen does; without it solve goes by the bound that it has.
-	Measure func(*Plan) error
-
-	// Fitting asks whether anything fits: solve takes the first plan that does, and looks for no faster one.
-	Fitting bool
-
-	// Patience scales the work after which solve accepts a plan that may not be the best; 0 is 1.
-	Patience float64
-}
-
 // Run refines a plan made by New pass by pass, checking it after each, and predicts what it will cost. A mistake of
 // the user is a lang.Diagnostic; sp may be nil for a plan whose spec is not at hand.
-func Run(sp *lang.Spec, p *Plan, o Options) error {
-	order, err := o.order()
+func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
+	order, err := order(o)
 	if err != nil {
 		return err
 	}
 	c := newContext(sp, o)
-	var ran []*Pass
+	var ran []*pass.Pass
 	for _, pass := range order {
 		if pass.Run == nil {
 			break
 		}
 		if slices.Contains(o.Disable, pass.Name) {
 			pass.Off(c, p)
-			p.decide(pass.Name, "pass", "off", "switched off by the command line")
+			p.Decide(pass.Name, "pass", "off", "switched off by the command line")
 		} else if err := pass.Run(c, p); err != nil {
 			return err
 		}
@@ -192,7 +140,7 @@ func Run(sp *lang.Spec, p *Plan, o Options) error {
 		if err := check(c, p, ran); err != nil {
 			return fmt.Errorf("after pass %s: %w", pass.Name, err)
 		}
-		if err := o.print(pass, p); err != nil {
+		if err := print(o, pass, p); err != nil {
 			return err
 		}
 		if pass.Name == o.StopAfter {
@@ -200,16 +148,16 @@ func Run(sp *lang.Spec, p *Plan, o Options) error {
 		}
 	}
 	if complete(ran) {
-		c.estimator(p).predict()
-		if c.winner != nil && c.winner.Memory.Placed {
-			p.Memory = c.winner.Memory // equal requests make equal plans
+		c.Estimator(p).Predict()
+		if c.Winner != nil && c.Winner.Memory.Placed {
+			p.Memory = c.Winner.Memory // equal requests make equal plans
 		}
 	}
 	return nil
 }
 
 // order is what will run: known names, no required pass missing before the last, every constraint kept.
-func (o Options) order() ([]*Pass, error) {
+func order(o pass.Options) ([]*pass.Pass, error) {
 	for _, name := range slices.Concat(o.Passes, o.Disable, o.PrintAfter, []string{o.StopAfter}) {
 		if name != "" && name != "all" && Find(name) == nil {
 			return nil, fmt.Errorf("no pass is named %q: there are %s", name, strings.Join(Names(), ", "))
@@ -224,7 +172,7 @@ func (o Options) order() ([]*Pass, error) {
 	if len(names) == 0 {
 		names = Names()
 	}
-	var order []*Pass
+	var order []*pass.Pass
 	for i, name := range names {
 		p := Find(name)
 		if p == nil || slices.Contains(names[:i], name) {
@@ -240,7 +188,7 @@ func (o Options) order() ([]*Pass, error) {
 	return order, nil
 }
 
-func (o Options) print(pass *Pass, p *Plan) error {
+func print(o pass.Options, pass *pass.Pass, p *plan.Plan) error {
 	if o.Print == nil || !slices.Contains(o.PrintAfter, pass.Name) && !slices.Contains(o.PrintAfter, "all") {
 		return nil
 	}
@@ -251,7 +199,7 @@ func (o Options) print(pass *Pass, p *Plan) error {
 }
 
 // complete reports whether every pass of the plan has run.
-func complete(ran []*Pass) bool {
+func complete(ran []*pass.Pass) bool {
 	for i := range Passes {
 		if Passes[i].Run != nil && !slices.Contains(ran, &Passes[i]) {
 			return false
@@ -261,7 +209,7 @@ func complete(ran []*Pass) bool {
 }
 
 // check applies the invariants of all passes that have run, in order: a later pass may break an earlier one's.
-func check(c *Context, p *Plan, ran []*Pass) error {
+func check(c *pass.Context, p *plan.Plan, ran []*pass.Pass) error {
 	for _, pass := range ran {
 		if err := pass.Check(c, p); err != nil {
 			return err
@@ -271,8 +219,8 @@ func check(c *Context, p *Plan, ran []*Pass) error {
 }
 
 // Verify reports whether a complete plan, such as one that was edited, can be compiled.
-func Verify(p *Plan) error {
-	c := newContext(nil, Options{})
+func Verify(p *plan.Plan) error {
+	c := newContext(nil, pass.Options{})
 	for i := range Passes {
 		if Passes[i].Check == nil {
 			continue
@@ -308,3 +256,6 @@ func Explain(name string) string {
 	}
 	return b.String()
 }
+
+// Options choose what of the passes runs and what of the plan is shown on the way.
+type Options = pass.Options

@@ -8,6 +8,10 @@ import (
 	"testing"
 
 	"sppo.dev/lang"
+	"sppo.dev/passes/pass"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/plantest"
+	"sppo.dev/passes/report"
 )
 
 // TestPassesDocument keeps PASSES.md what the list says.
@@ -19,7 +23,7 @@ func TestPassesDocument(t *testing.T) {
 		_, body, _ := strings.Cut(Explain(name), "\n")
 		b.WriteString(strings.ReplaceAll(strings.ReplaceAll(body, "\nRuns after\n", "\nRuns after\n\n"), "\n  ", "\n- "))
 	}
-	golden(t, "PASSES.md", b.Bytes())
+	plantest.Golden(t, "PASSES.md", b.Bytes())
 }
 
 func TestDefaultOrderKeepsItsConstraints(t *testing.T) {
@@ -47,26 +51,26 @@ func TestExplainKnowsEveryPass(t *testing.T) {
 func TestOptionsThatCannotBe(t *testing.T) {
 	for _, c := range []struct {
 		want string
-		o    Options
+		o    pass.Options
 	}{
-		{`no pass is named "solv"`, Options{StopAfter: "solv"}},
-		{"cannot be switched off", Options{Disable: []string{"partition"}}},
-		{"cannot be switched off", Options{Disable: []string{"all"}}},
-		{"partition needs solve before it", Options{Passes: []string{"partition", "solve"}}},
-		{"listed twice", Options{Passes: []string{"solve", "solve"}}},
+		{`no pass is named "solv"`, pass.Options{StopAfter: "solv"}},
+		{"cannot be switched off", pass.Options{Disable: []string{"partition"}}},
+		{"cannot be switched off", pass.Options{Disable: []string{"all"}}},
+		{"partition needs solve before it", pass.Options{Passes: []string{"partition", "solve"}}},
+		{"listed twice", pass.Options{Passes: []string{"solve", "solve"}}},
 	} {
-		sp := load(t, "tiny.sppo")
-		if err := Run(sp, New(sp), c.o); err == nil || !strings.Contains(err.Error(), c.want) {
+		sp := plantest.Load(t, "tiny.sppo")
+		if err := Run(sp, plan.New(sp), c.o); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v, want %q", c.o, err, c.want)
 		}
 	}
 }
 
 func TestStopAfter(t *testing.T) {
-	sp := load(t, "tiny.sppo")
-	p := New(sp)
+	sp := plantest.Load(t, "tiny.sppo")
+	p := plan.New(sp)
 	var b bytes.Buffer
-	if err := Run(sp, p, Options{StopAfter: "partition", PrintAfter: []string{"solve"}, Print: &b}); err != nil {
+	if err := Run(sp, p, pass.Options{StopAfter: "partition", PrintAfter: []string{"solve"}, Print: &b}); err != nil {
 		t.Fatal(err)
 	}
 	if len(p.Subsequences.Lengths) == 0 || len(p.Tasks) > 0 || p.Time.StepS > 0 {
@@ -75,18 +79,18 @@ func TestStopAfter(t *testing.T) {
 	if !strings.HasPrefix(b.String(), "# plan after solve\n{") || !strings.Contains(b.String(), `"lengths": null`) {
 		t.Errorf("printed after solve:\n%s", b.String())
 	}
-	if err := Report(&b, p); err != nil {
+	if err := report.Write(&b, p); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestDisable(t *testing.T) {
-	sp := load(t, "tiny.sppo")
-	p := New(sp)
-	if err := Run(sp, p, Options{Disable: []string{"offload", "mux"}}); err != nil {
+	sp := plantest.Load(t, "tiny.sppo")
+	p := plan.New(sp)
+	if err := Run(sp, p, pass.Options{Disable: []string{"offload", "mux"}}); err != nil {
 		t.Fatal(err)
 	}
-	if strings.Contains(p.Offload.Fate[0][0], string(FateOffload)) || p.Offload.Policy != "none" {
+	if strings.Contains(p.Offload.Fate[0][0], string(plan.FateOffload)) || p.Offload.Policy != "none" {
 		t.Errorf("without the pass, %s: %s", p.Offload.Policy, p.Offload.Fate[0][0])
 	}
 	if err := Verify(p); err != nil {
@@ -98,13 +102,13 @@ func TestDisable(t *testing.T) {
 func TestRunnerNamesThePass(t *testing.T) {
 	good := Passes[1].Run
 	defer func() { Passes[1].Run = good }()
-	Passes[1].Run = func(c *Context, p *Plan) error {
+	Passes[1].Run = func(c *pass.Context, p *plan.Plan) error {
 		err := good(c, p)
 		p.Subsequences.Lengths[0] += 2
 		return err
 	}
-	sp := load(t, "tiny.sppo")
-	err := Run(sp, New(sp), Options{})
+	sp := plantest.Load(t, "tiny.sppo")
+	err := Run(sp, plan.New(sp), pass.Options{})
 	if err == nil || !strings.Contains(err.Error(), "after pass partition: lengths sum to 66") {
 		t.Errorf("%v", err)
 	}
@@ -112,8 +116,8 @@ func TestRunnerNamesThePass(t *testing.T) {
 
 // TestLeftToThePasses: whatever may be left open.
 func TestLeftToThePasses(t *testing.T) {
-	sp := load(t, "gpt-docs.sppo", "schedule.mux=auto", "schedule.recompute=auto", "schedule.offload=auto")
-	if err := Run(sp, New(sp), Options{}); err != nil {
+	sp := plantest.Load(t, "gpt-docs.sppo", "schedule.mux=auto", "schedule.recompute=auto", "schedule.offload=auto")
+	if err := Run(sp, plan.New(sp), pass.Options{}); err != nil {
 		t.Errorf("what is left to the passes: %v", err)
 	}
 }
@@ -161,19 +165,8 @@ func TestBadRequests(t *testing.T) {
 		{lang.Conflict, "mux = left does that", "schedule.keep", func(s *lang.Spec) { s.Schedule.Keep, s.Schedule.Mux = []string{"k"}, "left" }},
 		{lang.LengthOfList, "lists 2 shares for 8", "schedule.offload", func(s *lang.Spec) { s.Schedule.Offload = lang.Offload{Policy: "list", Alpha: []float64{1, 0}} }},
 	} {
-		sp := load(t, "gpt-docs.sppo")
+		sp := plantest.Load(t, "gpt-docs.sppo")
 		c.edit(sp)
-		expect(t, sp, c.code, c.words, c.key, c.words)
-	}
-}
-
-func TestNearestValues(t *testing.T) {
-	for _, c := range [][2]string{
-		{nearDivisors(12, 5), "4 or 6"}, {nearDivisors(12, 20), "12"}, {nearDivisors(7, 2), "1 or 7"},
-		{nearMultiples(255, 2), "254 or 256"}, {nearMultiples(3, 8), "8"},
-	} {
-		if c[0] != c[1] {
-			t.Errorf("%s, want %s", c[0], c[1])
-		}
+		plantest.Expect(t, sp, c.code, c.words, c.key, c.words)
 	}
 }

@@ -15,6 +15,13 @@ import (
 
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/passes/estimate"
+	"sppo.dev/passes/partition"
+	"sppo.dev/passes/pass"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/plantest"
+	"sppo.dev/passes/report"
+	"sppo.dev/passes/words"
 )
 
 // TestPlansOfSpecs writes the report and the JSON of every spec in testdata/plan.
@@ -25,17 +32,17 @@ func TestPlansOfSpecs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := New(sp)
-		if err := Run(sp, p, Options{}); err != nil {
+		p := plan.New(sp)
+		if err := Run(sp, p, pass.Options{}); err != nil {
 			t.Fatal(err)
 		}
 		var b bytes.Buffer
-		if err := Report(&b, p); err != nil {
+		if err := report.Write(&b, p); err != nil {
 			t.Fatal(err)
 		}
 		base := strings.TrimSuffix(file, ".sppo")
-		golden(t, base+".want", b.Bytes())
-		golden(t, base+".json", jsonOf(t, p))
+		plantest.Golden(t, base+".want", b.Bytes())
+		plantest.Golden(t, base+".json", plantest.JSON(t, p))
 	}
 	files, _ := filepath.Glob("testdata/plan/*")
 	for _, file := range files {
@@ -53,25 +60,25 @@ func TestPlansOfThePaper(t *testing.T) {
 	}
 	var b bytes.Buffer
 	for _, file := range files {
-		p := planOf(t, "paper/"+filepath.Base(file))
+		p := plantest.Plan(t, "paper/"+filepath.Base(file))
 		par, sub := p.Parallel, p.Subsequences
 		fmt.Fprintf(&b, "%s: sp %d pp %d n %d align %d imbalance %.4f\n", filepath.Base(file), par.SP, par.PP, sub.N, sub.Align, sub.Imbalance)
-		fmt.Fprintf(&b, "  %s\n", list(sub.Lengths))
-		want := flopsBoundaries(p.Model, p.Train.Sequence, sub.N, 128)
-		if diff := cmp.Diff(lengthsOf(want), sub.Lengths); diff != "" {
+		fmt.Fprintf(&b, "  %s\n", words.List(sub.Lengths))
+		want := partition.ByFlops(p.Model, p.Train.Sequence, sub.N, 128)
+		if diff := cmp.Diff(partition.Lengths(want), sub.Lengths); diff != "" {
 			t.Errorf("%s: not the partition on a grid of 128:\n%s", file, diff)
 		}
 		if bubble := float64(par.PP-1) / float64(sub.N); p.Time.BubbleRatio < bubble || p.Time.BubbleRatio > 1.35*bubble {
 			t.Errorf("%s: bubble %.4f, and (PP-1)/N is %.4f", file, p.Time.BubbleRatio, bubble)
 		}
 	}
-	golden(t, "testdata/paper/lengths.want", b.Bytes())
+	plantest.Golden(t, "testdata/paper/lengths.want", b.Bytes())
 }
 
 // TestReferenceTime compares with the figure worked out under the same assumptions, which leaves out the kernels
 // bound by memory and the head.
 func TestReferenceTime(t *testing.T) {
-	p := planOf(t, "paper/gpt-7b-512k.sppo")
+	p := plantest.Plan(t, "paper/gpt-7b-512k.sppo")
 	if got := float64(p.Time.StepS); math.Abs(got-59.8) > 0.02*59.8 {
 		t.Errorf("7B, 512K tokens on 8 x 4: %.2f s, want 59.8 within 2%%", got)
 	}
@@ -79,16 +86,16 @@ func TestReferenceTime(t *testing.T) {
 
 func TestJSONRoundTrip(t *testing.T) {
 	for _, file := range []string{"tiny.sppo", "llama-docs.sppo", "paper/gpt-65b-1m.sppo"} {
-		p := planOf(t, file)
-		text := jsonOf(t, p)
-		back, err := ReadJSON(bytes.NewReader(text))
+		p := plantest.Plan(t, file)
+		text := plantest.JSON(t, p)
+		back, err := plan.ReadJSON(bytes.NewReader(text))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(p, back); diff != "" {
 			t.Errorf("%s changed on its way through JSON:\n%s", file, diff)
 		}
-		if !bytes.Equal(text, jsonOf(t, back)) {
+		if !bytes.Equal(text, plantest.JSON(t, back)) {
 			t.Errorf("%s is written differently the second time", file)
 		}
 		if err := Verify(back); err != nil {
@@ -98,14 +105,14 @@ func TestJSONRoundTrip(t *testing.T) {
 }
 
 func TestTwiceTheSame(t *testing.T) {
-	a, b := jsonOf(t, planOf(t, "gpt-docs.sppo")), jsonOf(t, planOf(t, "gpt-docs.sppo"))
+	a, b := plantest.JSON(t, plantest.Plan(t, "gpt-docs.sppo")), plantest.JSON(t, plantest.Plan(t, "gpt-docs.sppo"))
 	if !bytes.Equal(a, b) {
 		t.Error("planning twice gives two plans")
 	}
 }
 
 func TestJSONThatIsNoPlan(t *testing.T) {
-	good := string(jsonOf(t, planOf(t, "tiny.sppo")))
+	good := string(plantest.JSON(t, plantest.Plan(t, "tiny.sppo")))
 	for _, c := range []struct{ old, new, want string }{
 		{`"parallel"`, `"paralel"`, "plans have no key \"paralel\" here [unknown-key]\n      \"paralel\": {\n      ^"},
 		{`"F0.0@0"`, `"G0.0@0"`, "is no task"},
@@ -118,7 +125,7 @@ func TestJSONThatIsNoPlan(t *testing.T) {
 		{good, "[]", "plan:1:1: error: a plan is an object, found array"},
 	} {
 		text := strings.Replace(good, c.old, c.new, 1)
-		if _, err := ReadJSON(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := plan.ReadJSON(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s for %.20s: %v, want %q", c.new, c.old, err, c.want)
 		}
 	}
@@ -126,17 +133,17 @@ func TestJSONThatIsNoPlan(t *testing.T) {
 
 // TestJoinLists: texts with brackets and quotes inside do not disturb the joining.
 func TestJoinLists(t *testing.T) {
-	p := planOf(t, "tiny.sppo")
+	p := plantest.Plan(t, "tiny.sppo")
 	p.Lines = map[string]string{"a": "x = [1, # open", "b": `"quoted" ] [`, "c": "]", "d": `back\slash"[`}
 	p.Decisions = nil
-	back, err := ReadJSON(bytes.NewReader(jsonOf(t, p)))
+	back, err := plan.ReadJSON(bytes.NewReader(plantest.JSON(t, p)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(p, back); diff != "" {
 		t.Errorf("changed:\n%s", diff)
 	}
-	for _, line := range strings.Split(string(jsonOf(t, p)), "\n") {
+	for _, line := range strings.Split(string(plantest.JSON(t, p)), "\n") {
 		if strings.Contains(line, "F0.0@0") && !strings.Contains(line, "B0.0") {
 			t.Errorf("tasks are not joined: %s", line)
 		}
@@ -147,27 +154,27 @@ func TestJoinLists(t *testing.T) {
 func TestBrokenSizes(t *testing.T) {
 	for _, c := range []struct {
 		want string
-		edit func(p *Plan)
+		edit func(p *plan.Plan)
 	}{
-		{"layers_per_stage sums to 3", func(p *Plan) { p.LayersPerStage[1] = 2 }},
-		{"layers_per_stage has 1 entries", func(p *Plan) { p.LayersPerStage = []int{2} }},
-		{"stage 0 has 0 layers", func(p *Plan) { p.LayersPerStage = []int{0, 2} }},
-		{"make 8 ranks", func(p *Plan) { p.Parallel.DP = 2 }},
-		{"microbatches is 1", func(p *Plan) { p.Parallel.Microbatches = 1 }},
-		{"4 lengths for 5", func(p *Plan) { p.Subsequences.N = 5 }},
-		{"no positive multiple of sp", func(p *Plan) { p.Subsequences.Lengths[0] = 17 }},
-		{"lengths sum to 66", func(p *Plan) { p.Subsequences.Lengths[0] = 20 }},
-		{"units", func(p *Plan) { p.Units = p.Units[1:] }},
-		{"units", func(p *Plan) { p.Units[0].Name = "x" }},
-		{"mux of stage 0 covers", func(p *Plan) { p.Mux.Stages[0].Left++ }},
-		{"mux of stage 0: applied is true", func(p *Plan) { p.Mux.Stages[0].Applied = true }},
-		{"schedule.recompute", func(p *Plan) { p.Recompute = "some" }},
-		{"model.kv_heads", func(p *Plan) { p.Model.KVHeads = 3 }},
-		{"model.heads: it is 0", func(p *Plan) { p.Model.Heads = 0 }},
-		{"model.family", func(p *Plan) { p.Model.Family = "rnn" }},
-		{"sizes are at least 1", func(p *Plan) { p.Parallel.SP = 0 }},
+		{"layers_per_stage sums to 3", func(p *plan.Plan) { p.LayersPerStage[1] = 2 }},
+		{"layers_per_stage has 1 entries", func(p *plan.Plan) { p.LayersPerStage = []int{2} }},
+		{"stage 0 has 0 layers", func(p *plan.Plan) { p.LayersPerStage = []int{0, 2} }},
+		{"make 8 ranks", func(p *plan.Plan) { p.Parallel.DP = 2 }},
+		{"microbatches is 1", func(p *plan.Plan) { p.Parallel.Microbatches = 1 }},
+		{"4 lengths for 5", func(p *plan.Plan) { p.Subsequences.N = 5 }},
+		{"no positive multiple of sp", func(p *plan.Plan) { p.Subsequences.Lengths[0] = 17 }},
+		{"lengths sum to 66", func(p *plan.Plan) { p.Subsequences.Lengths[0] = 20 }},
+		{"units", func(p *plan.Plan) { p.Units = p.Units[1:] }},
+		{"units", func(p *plan.Plan) { p.Units[0].Name = "x" }},
+		{"mux of stage 0 covers", func(p *plan.Plan) { p.Mux.Stages[0].Left++ }},
+		{"mux of stage 0: applied is true", func(p *plan.Plan) { p.Mux.Stages[0].Applied = true }},
+		{"schedule.recompute", func(p *plan.Plan) { p.Recompute = "some" }},
+		{"model.kv_heads", func(p *plan.Plan) { p.Model.KVHeads = 3 }},
+		{"model.heads: it is 0", func(p *plan.Plan) { p.Model.Heads = 0 }},
+		{"model.family", func(p *plan.Plan) { p.Model.Family = "rnn" }},
+		{"sizes are at least 1", func(p *plan.Plan) { p.Parallel.SP = 0 }},
 	} {
-		p := planOf(t, "tiny.sppo")
+		p := plantest.Plan(t, "tiny.sppo")
 		c.edit(p)
 		if err := Verify(p); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want it to say %q", err, c.want)
@@ -178,12 +185,12 @@ func TestBrokenSizes(t *testing.T) {
 // TestEditedNumbers puts strange numbers in the place of every number of a plan: reading, verifying and predicting
 // may refuse them, and never panic.
 func TestEditedNumbers(t *testing.T) {
-	text := string(jsonOf(t, planOf(t, "tiny.sppo")))
+	text := string(plantest.JSON(t, plantest.Plan(t, "tiny.sppo")))
 	numbers := regexp.MustCompile(`[ \[]-?[0-9][0-9.e+-]*`).FindAllStringIndex(text, -1)
 	refused := 0
 	for _, at := range numbers {
 		for _, n := range []string{"0", "-1", "3", "9007199254740993", "1e300"} {
-			p, err := ReadJSON(strings.NewReader(text[:at[0]+1] + n + text[at[1]:]))
+			p, err := plan.ReadJSON(strings.NewReader(text[:at[0]+1] + n + text[at[1]:]))
 			if err == nil {
 				err = Verify(p)
 			}
@@ -191,8 +198,8 @@ func TestEditedNumbers(t *testing.T) {
 				refused++
 				continue
 			}
-			Predict(p)
-			_ = Report(io.Discard, p)
+			estimate.Predict(p)
+			_ = report.Write(io.Discard, p)
 		}
 	}
 	if refused < len(numbers) {
@@ -214,7 +221,7 @@ func TestSizes(t *testing.T) {
 		{[]string{"schedule.dp=2", "schedule.sp=1"}, 2, []int{2, 2}, 4},
 		{[]string{"schedule.sp=1", "schedule.pp=3", "model.vocab=64K"}, 2, []int{2, 1, 1}, 8}, // the loss costs much
 	} {
-		p := planOf(t, "gpt-docs.sppo", append(c.set, "train.batch=8")...)
+		p := plantest.Plan(t, "gpt-docs.sppo", append(c.set, "train.batch=8")...)
 		if p.Subsequences.Align != c.align || p.Parallel.Microbatches != c.microbatches || !cmp.Equal(p.LayersPerStage, c.layers) {
 			t.Errorf("%v: align %d, microbatches %d, layers %v; want %d, %d, %v", c.set, p.Subsequences.Align, p.Parallel.Microbatches, p.LayersPerStage, c.align, c.microbatches, c.layers)
 		}
@@ -222,8 +229,8 @@ func TestSizes(t *testing.T) {
 }
 
 func TestMuxSets(t *testing.T) {
-	p := planOf(t, "paper/gpt-7b-512k.sppo")
-	want := []MuxStage{
+	p := plantest.Plan(t, "paper/gpt-7b-512k.sppo")
+	want := []plan.MuxStage{
 		{Left: 3, Steady: 29, Right: 0, LeftRange: []int{0, 1, 2, 3}, RightRange: []int{}},
 		{Left: 2, Steady: 29, Right: 1, LeftRange: []int{1, 2, 3}, RightRange: []int{0, 1}},
 		{Left: 1, Steady: 29, Right: 2, LeftRange: []int{2, 3}, RightRange: []int{0, 1, 2}},
@@ -240,21 +247,21 @@ func TestReportOfWhatDoesNotFit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := New(sp)
-	if err := Run(sp, p, Options{}); err != nil {
+	p := plan.New(sp)
+	if err := Run(sp, p, pass.Options{}); err != nil {
 		t.Fatal(err)
 	}
 	p.Memory.Placed = true
 	p.Memory.DevicePeakBytes = []ir.Bytes{3 << 29, 1 << 29}
 	p.Memory.HostPeakBytes = []ir.Bytes{1 << 20, 5 << 30}
 	var b bytes.Buffer
-	if err := Report(&b, p); err != nil {
+	if err := report.Write(&b, p); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "testdata/report/over.want", b.Bytes())
+	plantest.Golden(t, "testdata/report/over.want", b.Bytes())
 	p.Memory.Fits = true
 	b.Reset()
-	if err := Report(&b, p); err != nil {
+	if err := report.Write(&b, p); err != nil {
 		t.Fatal(err)
 	}
 	if text := b.String(); !strings.Contains(text, "It fits.") || strings.Contains(text, "does not fit") {

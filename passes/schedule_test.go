@@ -6,36 +6,38 @@ import (
 	"strings"
 	"testing"
 
-	"sppo.dev/ir"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/plantest"
+	"sppo.dev/passes/words"
 )
 
 func TestScheduleOfOneSequence(t *testing.T) {
-	p := planOf(t, "tiny.sppo", "train.batch=1")
+	p := plantest.Plan(t, "tiny.sppo", "train.batch=1")
 	for s, tasks := range p.Tasks {
 		want := strings.ReplaceAll("F0.0@s F0.1@s F0.2@s F0.3@s B0.3@s B0.2@s B0.1@s B0.0@s", "s", strconv.Itoa(s))
-		if got := list(tasks); got != want {
+		if got := words.List(tasks); got != want {
 			t.Errorf("stage %d: %s, want %s", s, got, want)
 		}
 	}
 }
 
 func TestScheduleOfABatch(t *testing.T) {
-	p := planOf(t, "tiny.sppo", "schedule.subsequences=2")
-	if got, want := list(p.Tasks[0]), "F0.0@0 F0.1@0 B0.1@0 B0.0@0 F1.0@0 F1.1@0 B1.1@0 B1.0@0"; got != want {
+	p := plantest.Plan(t, "tiny.sppo", "schedule.subsequences=2")
+	if got, want := words.List(p.Tasks[0]), "F0.0@0 F0.1@0 B0.1@0 B0.0@0 F1.0@0 F1.1@0 B1.1@0 B1.0@0"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
 
 func TestTaskText(t *testing.T) {
-	for _, task := range []Task{{Kind: WeightGrad, Subsequence: 3, Stage: 2}, {Kind: Forward, Subsequence: 3}, {Kind: Backward, Microbatch: 12, Subsequence: 345}, {Kind: Forward, Microbatch: 1, Subsequence: 2, Stage: 3, Piece: 4}} {
+	for _, task := range []plan.Task{{Kind: plan.WeightGrad, Subsequence: 3, Stage: 2}, {Kind: plan.Forward, Subsequence: 3}, {Kind: plan.Backward, Microbatch: 12, Subsequence: 345}, {Kind: plan.Forward, Microbatch: 1, Subsequence: 2, Stage: 3, Piece: 4}} {
 		text, _ := task.MarshalText()
-		var back Task
+		var back plan.Task
 		if err := back.UnmarshalText(text); err != nil || back != task {
 			t.Errorf("%s came back as %s, %v", text, back, err)
 		}
 	}
 	for _, bad := range []string{"", "F", "F1", "X0.0", "F0.a@0", "B.1@0", "F0.1", "F0.1@1x", "F0.01@1"} {
-		if err := new(Task).UnmarshalText([]byte(bad)); err == nil {
+		if err := new(plan.Task).UnmarshalText([]byte(bad)); err == nil {
 			t.Errorf("%q passed for a task", bad)
 		}
 	}
@@ -45,26 +47,28 @@ func TestTaskText(t *testing.T) {
 func TestBrokenSchedules(t *testing.T) {
 	for _, c := range []struct {
 		name, want string
-		edit       func(p *Plan)
+		edit       func(p *plan.Plan)
 	}{
-		{"a stage less", "for 1 stages of 2", func(p *Plan) { p.Tasks = p.Tasks[:1] }},
-		{"a task less", "there are 15", func(p *Plan) { p.Tasks[1] = p.Tasks[1][:15] }},
-		{"twice the same", "F0.0@0 comes where F0.1@0 is due", func(p *Plan) { p.Tasks[0][1] = p.Tasks[0][0] }},
-		{"forward out of order", "F0.1@0 comes where F0.0@0 is due", func(p *Plan) { swap(p.Tasks[0], 0, 1) }},
-		{"backward out of order", "B0.2@0 comes too early", func(p *Plan) { swap(p.Tasks[0], 4, 5) }},
-		{"backward too early", "B0.3@0 comes too early", func(p *Plan) { swap(p.Tasks[0], 3, 4) }},
-		{"no such microbatch", "no such microbatch", func(p *Plan) { p.Tasks[0][0].Microbatch = 2 }},
-		{"a piece of what is whole", "no such microbatch", func(p *Plan) { p.Tasks[0][0].Piece = 1 }},
-		{"no such virtual stage", "no such microbatch", func(p *Plan) { p.Tasks[0][0].Stage = 2 }},
-		{"another rank's virtual stage", "virtual stage 1 belongs to stage 1", func(p *Plan) { p.Tasks[0][0].Stage = 1 }},
-		{"gradients of weights too early", "W0.3@0 comes before B0.3@0", func(p *Plan) { p.Tasks[0] = slices.Insert(p.Tasks[0], 4, Task{Kind: WeightGrad, Subsequence: 3}) }},
-		{"gradients of weights twice", "there are 17", func(p *Plan) {
-			p.Tasks[0] = append(p.Tasks[0], Task{Kind: WeightGrad, Subsequence: 3}, Task{Kind: WeightGrad, Subsequence: 3})
+		{"a stage less", "for 1 stages of 2", func(p *plan.Plan) { p.Tasks = p.Tasks[:1] }},
+		{"a task less", "there are 15", func(p *plan.Plan) { p.Tasks[1] = p.Tasks[1][:15] }},
+		{"twice the same", "F0.0@0 comes where F0.1@0 is due", func(p *plan.Plan) { p.Tasks[0][1] = p.Tasks[0][0] }},
+		{"forward out of order", "F0.1@0 comes where F0.0@0 is due", func(p *plan.Plan) { swap(p.Tasks[0], 0, 1) }},
+		{"backward out of order", "B0.2@0 comes too early", func(p *plan.Plan) { swap(p.Tasks[0], 4, 5) }},
+		{"backward too early", "B0.3@0 comes too early", func(p *plan.Plan) { swap(p.Tasks[0], 3, 4) }},
+		{"no such microbatch", "no such microbatch", func(p *plan.Plan) { p.Tasks[0][0].Microbatch = 2 }},
+		{"a piece of what is whole", "no such microbatch", func(p *plan.Plan) { p.Tasks[0][0].Piece = 1 }},
+		{"no such virtual stage", "no such microbatch", func(p *plan.Plan) { p.Tasks[0][0].Stage = 2 }},
+		{"another rank's virtual stage", "virtual stage 1 belongs to stage 1", func(p *plan.Plan) { p.Tasks[0][0].Stage = 1 }},
+		{"gradients of weights too early", "W0.3@0 comes before B0.3@0", func(p *plan.Plan) {
+			p.Tasks[0] = slices.Insert(p.Tasks[0], 4, plan.Task{Kind: plan.WeightGrad, Subsequence: 3})
 		}},
-		{"gradients of no such weights", "no such microbatch", func(p *Plan) { p.Tasks[0] = append(p.Tasks[0], Task{Kind: WeightGrad, Subsequence: 4}) }},
-		{"microbatches cross", "waits for ever", func(p *Plan) { exchangeMicrobatches(p.Tasks[1]) }},
+		{"gradients of weights twice", "there are 17", func(p *plan.Plan) {
+			p.Tasks[0] = append(p.Tasks[0], plan.Task{Kind: plan.WeightGrad, Subsequence: 3}, plan.Task{Kind: plan.WeightGrad, Subsequence: 3})
+		}},
+		{"gradients of no such weights", "no such microbatch", func(p *plan.Plan) { p.Tasks[0] = append(p.Tasks[0], plan.Task{Kind: plan.WeightGrad, Subsequence: 4}) }},
+		{"microbatches cross", "waits for ever", func(p *plan.Plan) { exchangeMicrobatches(p.Tasks[1]) }},
 	} {
-		p := planOf(t, "tiny.sppo")
+		p := plantest.Plan(t, "tiny.sppo")
 		c.edit(p)
 		if err := Verify(p); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want it to say %q", c.name, err, c.want)
@@ -72,9 +76,9 @@ func TestBrokenSchedules(t *testing.T) {
 	}
 }
 
-func swap(tasks []Task, i, j int) { tasks[i], tasks[j] = tasks[j], tasks[i] }
+func swap(tasks []plan.Task, i, j int) { tasks[i], tasks[j] = tasks[j], tasks[i] }
 
-func exchangeMicrobatches(tasks []Task) {
+func exchangeMicrobatches(tasks []plan.Task) {
 	for i := range tasks {
 		tasks[i].Microbatch = 1 - tasks[i].Microbatch
 	}
@@ -83,9 +87,9 @@ func exchangeMicrobatches(tasks []Task) {
 // TestStagesThatWaitForEachOther: stage 0 wants the gradient of microbatch 0 before it sends microbatch 1, which
 // stage 1 wants before it goes backward.
 func TestStagesThatWaitForEachOther(t *testing.T) {
-	p := planOf(t, "tiny.sppo", "schedule.subsequences=1")
-	allForward := func(stage int) []Task {
-		return []Task{{Kind: Forward, Stage: stage}, {Kind: Forward, Microbatch: 1, Stage: stage}, {Kind: Backward, Stage: stage}, {Kind: Backward, Microbatch: 1, Stage: stage}}
+	p := plantest.Plan(t, "tiny.sppo", "schedule.subsequences=1")
+	allForward := func(stage int) []plan.Task {
+		return []plan.Task{{Kind: plan.Forward, Stage: stage}, {Kind: plan.Forward, Microbatch: 1, Stage: stage}, {Kind: plan.Backward, Stage: stage}, {Kind: plan.Backward, Microbatch: 1, Stage: stage}}
 	}
 	p.Tasks[1] = allForward(1)
 	if err := Verify(p); err == nil || !strings.Contains(err.Error(), "waits for ever") {
@@ -94,32 +98,5 @@ func TestStagesThatWaitForEachOther(t *testing.T) {
 	p.Tasks[0] = allForward(0)
 	if err := Verify(p); err != nil {
 		t.Errorf("two microbatches forward, then backward, on both stages: %v", err)
-	}
-}
-
-// TestOverlappedMakespan: one bubble for the batch, with one layer a virtual stage, a forward of 1 and backwards from 2 to 3:
-// (M N + PP-1) (f + b), where a start is no longer than a sequence. Virtual stages come nearer to it than one sequence after
-// another.
-func TestOverlappedMakespan(t *testing.T) {
-	for _, c := range [][4]int{{2, 1, 4, 2}, {2, 1, 4, 5}, {3, 1, 8, 2}, {4, 1, 16, 4}, {4, 1, 12, 3}, {8, 1, 40, 2}, {2, 2, 4, 3}, {4, 2, 16, 3}, {4, 3, 24, 2}} {
-		stages, v, n, microbatches := c[0], c[1], c[2], c[3]
-		for _, b := range []ir.Seconds{2, 2.5, 3} {
-			p, costs := interleavedOf(stages, v, slices.Repeat([]ir.Seconds{1}, n), slices.Repeat([]ir.Seconds{b}, n))
-			p.Parallel.Microbatches, p.Schedule.Strategy = microbatches, "overlapped-sppo"
-			p.decideOrder()
-			if err := p.Walk(func(int, Task) {}); err != nil {
-				t.Fatal(err)
-			}
-			p.simulate(costs)
-			want := ir.Seconds(v*microbatches*n+stages-1) * (1 + b)
-			if v > 1 {
-				oneByOne := ir.Seconds(microbatches*(v*n+stages-1)) * (1 + b)
-				if p.Time.StepS < want || p.Time.StepS >= oneByOne {
-					t.Errorf("pp %d, v %d, n %d, m %d, b %g: makespan %g, want it from %g to below %g", stages, v, n, microbatches, b, p.Time.StepS, want, oneByOne)
-				}
-			} else if !near(p.Time.StepS, want) {
-				t.Errorf("pp %d, v %d, n %d, m %d, b %g: makespan %g, want %g", stages, v, n, microbatches, b, p.Time.StepS, want)
-			}
-		}
 	}
 }

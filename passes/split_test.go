@@ -7,12 +7,15 @@ import (
 	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/passes/pass"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/plantest"
 )
 
 // TestUlysses: the request is taken, weights and their gradients' sums are priced whole, and what a rank keeps between
 // forward and backward is what it keeps with weights divided.
 func TestUlysses(t *testing.T) {
-	megatron, ulysses := planOf(t, "gpt-docs.sppo"), planOf(t, "gpt-docs.sppo", "schedule.sp_mode=ulysses")
+	megatron, ulysses := plantest.Plan(t, "gpt-docs.sppo"), plantest.Plan(t, "gpt-docs.sppo", "schedule.sp_mode=ulysses")
 	if got := megatron.Parallel.SPMode; got != graph.ModeMegatron {
 		t.Errorf("without a request the mode is %q", got)
 	}
@@ -22,7 +25,7 @@ func TestUlysses(t *testing.T) {
 	if ulysses.Time.OptimizerS <= megatron.Time.OptimizerS {
 		t.Errorf("the optimizer of whole weights takes %s, of divided ones %s", ulysses.Time.OptimizerS, megatron.Time.OptimizerS)
 	}
-	if m, u := kept(megatron), kept(ulysses); m != u {
+	if m, u := plantest.Kept(megatron), plantest.Kept(ulysses); m != u {
 		t.Errorf("%g bytes a token are kept, and %g with weights divided", u, m)
 	}
 }
@@ -32,17 +35,17 @@ func TestSlicing(t *testing.T) {
 	for _, c := range []struct {
 		set   []string
 		param string
-		want  Slicing
+		want  plan.Slicing
 	}{
-		{nil, "wq", Slicing{1, 1}},
-		{[]string{"schedule.sp_mode=ulysses"}, "wq", Slicing{2, 1}},
-		{[]string{"schedule.sp_mode=ulysses"}, "bq", Slicing{1, 1}},
-		{[]string{"schedule.pp=1", "schedule.dp=2"}, "wq", Slicing{1, 2}},
-		{[]string{"schedule.pp=1", "schedule.dp=2"}, "ln1.gamma", Slicing{1, 1}},
-		{[]string{"schedule.pp=1", "schedule.dp=2", "schedule.sp_mode=ulysses"}, "wo", Slicing{2, 2}},
-		{[]string{"schedule.pp=1", "schedule.dp=2", "schedule.sp_mode=ulysses", "model.ffn=258"}, "w2", Slicing{2, 1}},
+		{nil, "wq", plan.Slicing{SP: 1, DP: 1}},
+		{[]string{"schedule.sp_mode=ulysses"}, "wq", plan.Slicing{SP: 2, DP: 1}},
+		{[]string{"schedule.sp_mode=ulysses"}, "bq", plan.Slicing{SP: 1, DP: 1}},
+		{[]string{"schedule.pp=1", "schedule.dp=2"}, "wq", plan.Slicing{SP: 1, DP: 2}},
+		{[]string{"schedule.pp=1", "schedule.dp=2"}, "ln1.gamma", plan.Slicing{SP: 1, DP: 1}},
+		{[]string{"schedule.pp=1", "schedule.dp=2", "schedule.sp_mode=ulysses"}, "wo", plan.Slicing{SP: 2, DP: 2}},
+		{[]string{"schedule.pp=1", "schedule.dp=2", "schedule.sp_mode=ulysses", "model.ffn=258"}, "w2", plan.Slicing{SP: 2, DP: 1}},
 	} {
-		p := planOf(t, "gpt-docs.sppo", c.set...)
+		p := plantest.Plan(t, "gpt-docs.sppo", c.set...)
 		g := p.Graph()
 		for i := range g.Layer.Params {
 			if param := &g.Layer.Params[i]; param.Name == c.param {
@@ -56,13 +59,13 @@ func TestSlicing(t *testing.T) {
 
 func TestZeroSavesStateAndTime(t *testing.T) {
 	set := []string{"schedule.pp=1", "schedule.dp=2"}
-	divided, whole := planOf(t, "gpt-docs.sppo", set...), planOf(t, "gpt-docs.sppo", append(set, "schedule.zero=0")...)
+	divided, whole := plantest.Plan(t, "gpt-docs.sppo", set...), plantest.Plan(t, "gpt-docs.sppo", append(set, "schedule.zero=0")...)
 	if divided.Parallel.Zero != 1 || whole.Parallel.Zero != 0 {
 		t.Fatalf("zero is %d by itself and %d where 0 is asked for", divided.Parallel.Zero, whole.Parallel.Zero)
 	}
 	g := divided.Graph()
-	_, _, d := divided.stateBytes(g, g.Layer)
-	if _, _, w := whole.stateBytes(g, g.Layer); d >= w {
+	_, _, d := divided.StateBytes(g, g.Layer)
+	if _, _, w := whole.StateBytes(g, g.Layer); d >= w {
 		t.Errorf("divided state has %d bytes, whole has %d", d, w)
 	}
 	if divided.Time.OptimizerS >= whole.Time.OptimizerS {
@@ -74,9 +77,9 @@ func TestZeroSavesStateAndTime(t *testing.T) {
 // instead is in their time.
 func TestZeroTradesMemoryForTraffic(t *testing.T) {
 	set := []string{"schedule.pp=1", "schedule.sp=1", "schedule.dp=4", "train.batch=4", "schedule.subsequences=1", "model.layers=6", "cluster.nvlink_bandwidth=100MB/s"}
-	var before *Plan
+	var before *plan.Plan
 	for _, zero := range []string{"0", "1", "2", "3"} {
-		p := planOf(t, "gpt-docs.sppo", append(set, "schedule.zero="+zero)...)
+		p := plantest.Plan(t, "gpt-docs.sppo", append(set, "schedule.zero="+zero)...)
 		if before != nil && layerState(p) >= layerState(before) {
 			t.Errorf("with zero = %s a layer keeps %d bytes, with the stage before %d", zero, layerState(p), layerState(before))
 		}
@@ -88,27 +91,27 @@ func TestZeroTradesMemoryForTraffic(t *testing.T) {
 		}
 		before = p
 	}
-	p := planOf(t, "gpt-docs.sppo")
+	p := plantest.Plan(t, "gpt-docs.sppo")
 	p.Parallel.Zero = 4
 	if err := Verify(p); err == nil || !strings.Contains(err.Error(), "there is no 4") {
 		t.Errorf("an edited plan: %v", err)
 	}
 }
 
-func layerState(p *Plan) ir.Bytes {
+func layerState(p *plan.Plan) ir.Bytes {
 	g := p.Graph()
-	weights, gradients, optimizer := p.stateBytes(g, g.Layer)
+	weights, gradients, optimizer := p.StateBytes(g, g.Layer)
 	return weights + gradients + optimizer
 }
 
 func TestUlyssesWantsHeads(t *testing.T) {
-	sp := load(t, "gpt-docs.sppo")
+	sp := plantest.Load(t, "gpt-docs.sppo")
 	sp.Schedule.SPMode, sp.Schedule.SP, sp.Schedule.PP, sp.Schedule.Align, sp.Train.Sequence = graph.ModeUlysses, 3, 1, 3, 255
-	err := Run(sp, New(sp), Options{})
+	err := Run(sp, plan.New(sp), pass.Options{})
 	if ds, ok := err.(lang.Diagnostics); !ok || !strings.Contains(ds[0].Message, "4 heads do not divide by sp = 3") || !strings.Contains(ds[0].Hint, "sp = 2 or 4") {
 		t.Errorf("%v", err)
 	}
-	p := planOf(t, "gpt-docs.sppo")
+	p := plantest.Plan(t, "gpt-docs.sppo")
 	p.Parallel.SPMode = "rings"
 	if err := Verify(p); err == nil || !strings.Contains(err.Error(), `there is no "rings"`) {
 		t.Errorf("an edited plan: %v", err)

@@ -13,19 +13,23 @@ import (
 
 	"sppo.dev/examples"
 	"sppo.dev/lang"
+	"sppo.dev/passes/pass"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/strategy"
+	"sppo.dev/passes/walk"
 )
 
 // ordered is a plan with the tasks of a strategy, verified, and nothing else.
-func ordered(t *testing.T, name string, pp, v, n, m int) *Plan {
+func ordered(t *testing.T, name string, pp, v, n, m int) *plan.Plan {
 	t.Helper()
-	s := findStrategy(name)
-	p := &Plan{
-		Parallel:       Parallel{PP: pp, SP: 1, DP: 1, VirtualStages: v, Placement: s.placed, Microbatches: m},
-		Subsequences:   Subsequences{N: n},
+	s := strategy.Find(name)
+	p := &plan.Plan{
+		Parallel:       plan.Parallel{PP: pp, SP: 1, DP: 1, VirtualStages: v, Placement: s.Placed, Microbatches: m},
+		Subsequences:   plan.Subsequences{N: n},
 		LayersPerStage: slices.Repeat([]int{1}, pp*v),
 	}
 	p.Schedule.Strategy = name
-	p.decideOrder()
+	strategy.Order(p)
 	if err := checkSchedule(nil, p); err != nil {
 		t.Fatalf("%s, pp %d, v %d, n %d, m %d: %v", name, pp, v, n, m, err)
 	}
@@ -44,16 +48,16 @@ type clock struct {
 	held     []int // the same, or for whose weights it has no gradients yet
 }
 
-func (u unitCosts) run(t *testing.T, p *Plan) clock {
+func (u unitCosts) run(t *testing.T, p *plan.Plan) clock {
 	t.Helper()
 	ranks := len(p.Tasks)
 	c := clock{span: make([]int, ranks), busy: make([]int, ranks), kept: make([]int, ranks), held: make([]int, ranks)}
 	now, begun, kept, held := make([]int, ranks), make([]int, ranks), make([]int, ranks), make([]int, ranks)
-	ends, split := map[Task]int{}, make([]map[Task]bool, ranks)
+	ends, split := map[plan.Task]int{}, make([]map[plan.Task]bool, ranks)
 	for r := range split {
 		split[r], begun[r] = p.Splits(r), -1
 	}
-	err := p.Walk(func(r int, task Task) {
+	err := walk.Visit(p, func(r int, task plan.Task) {
 		if _, source, fed := p.Source(task); fed {
 			now[r] = max(now[r], ends[source])
 		}
@@ -62,10 +66,10 @@ func (u unitCosts) run(t *testing.T, p *Plan) clock {
 		}
 		cost := u.f
 		switch {
-		case task.Kind == Forward:
+		case task.Kind == plan.Forward:
 			kept[r]++
 			held[r]++
-		case task.Kind == WeightGrad:
+		case task.Kind == plan.WeightGrad:
 			cost = u.w
 			held[r]--
 		case split[r][task]:
@@ -257,7 +261,7 @@ func TestOrdersOfPyTorch(t *testing.T) {
 
 // actions writes tasks as PyTorch does: virtual stage, kind, microbatch. There B is the whole backward, and I its part that
 // is not W.
-func actions(p *Plan) string {
+func actions(p *plan.Plan) string {
 	var b strings.Builder
 	for r, tasks := range p.Tasks {
 		split := p.Splits(r)
@@ -280,7 +284,7 @@ func TestStrategyNames(t *testing.T) {
 	_, takes, _ := strings.Cut(text, "takes:")
 	takes, _, _ = strings.Cut(takes, "default:")
 	known := strings.FieldsFunc(strings.ReplaceAll(takes, " or ", " "), func(r rune) bool { return r == ',' || unicode.IsSpace(r) })
-	if names := append([]string{"auto"}, strategyNames()...); !slices.Equal(known, names) {
+	if names := append([]string{"auto"}, strategy.Names()...); !slices.Equal(known, names) {
 		t.Errorf("the language has %v, the passes have %v", known, names)
 	}
 }
@@ -288,15 +292,15 @@ func TestStrategyNames(t *testing.T) {
 // TestEverySizeHasAnOrder: for all small sizes that a strategy takes its tasks fit together, and gradients of weights are
 // summed in the order of microbatches, whatever the number of stages.
 func TestEverySizeHasAnOrder(t *testing.T) {
-	for _, s := range strategies {
+	for _, s := range strategy.All {
 		for pp := 1; pp <= 5; pp++ {
-			for v := s.stages.least; v <= 3 && (s.stages.most == 0 || v <= s.stages.most); v++ {
-				for n := 1; n <= 4 && (n == 1 || s.sliced == ""); n++ {
+			for v := s.Stages.Least; v <= 3 && (s.Stages.Most == 0 || v <= s.Stages.Most); v++ {
+				for n := 1; n <= 4 && (n == 1 || s.Sliced == ""); n++ {
 					for m := 1; m <= 12; m++ {
-						p := &Plan{Parallel: Parallel{PP: pp, DP: 1, VirtualStages: v, Microbatch: 1, Microbatches: m}}
-						p.Schedule.Strategy = s.name
-						if batchProblems(p) == nil {
-							checkSums(t, ordered(t, s.name, pp, v, n, m))
+						p := &plan.Plan{Parallel: plan.Parallel{PP: pp, DP: 1, VirtualStages: v, Microbatch: 1, Microbatches: m}}
+						p.Schedule.Strategy = s.Name
+						if strategy.BatchProblems(p) == nil {
+							checkSums(t, ordered(t, s.Name, pp, v, n, m))
 						}
 					}
 				}
@@ -307,12 +311,12 @@ func TestEverySizeHasAnOrder(t *testing.T) {
 
 // checkSums: on each virtual stage, contributions to gradients of weights come by microbatch, and from the last subsequence to
 // the first.
-func checkSums(t *testing.T, p *Plan) {
+func checkSums(t *testing.T, p *plan.Plan) {
 	t.Helper()
 	for r, tasks := range p.Tasks {
-		split, last := p.Splits(r), map[int]Task{}
+		split, last := p.Splits(r), map[int]plan.Task{}
 		for _, task := range tasks {
-			if task.Kind == Forward || split[task] {
+			if task.Kind == plan.Forward || split[task] {
 				continue
 			}
 			before, known := last[task.Stage]
@@ -326,32 +330,32 @@ func checkSums(t *testing.T, p *Plan) {
 
 // TestRenamesAreSearched: what a strategy that solve does not try does, one that it tries does with other values of other keys.
 func TestRenamesAreSearched(t *testing.T) {
-	for i := range strategies {
-		s := &strategies[i]
-		if s.same == "" {
+	for i := range strategy.All {
+		s := &strategy.All[i]
+		if s.Same == "" {
 			continue
 		}
-		if same := findStrategy(s.same); same == nil || same.same != "" {
-			t.Errorf("%s is to be searched as %q", s.name, s.same)
+		if same := strategy.Find(s.Same); same == nil || same.Same != "" {
+			t.Errorf("%s is to be searched as %q", s.Name, s.Same)
 		}
 		for _, v := range []string{"1", "2", "4"} {
 			set := []string{"model.layers=8", "cluster.nodes=4", "train.batch=4", "schedule.dp=1", "schedule.virtual_stages=" + v}
-			if s.sliced != "" {
+			if s.Sliced != "" {
 				set = append(set, "schedule.subsequences=1")
 			}
-			find := func(name string) *Plan {
+			find := func(name string) *plan.Plan {
 				sp, err := lang.Load("../examples/tiny.sppo", lang.Options{Shipped: examples.Shipped, Set: append(slices.Clone(set), "schedule.pp=2", "schedule.strategy="+name)})
 				if err != nil {
 					t.Fatal(err)
 				}
-				p := New(sp)
-				if Run(sp, p, Options{}) != nil {
+				p := plan.New(sp)
+				if Run(sp, p, pass.Options{}) != nil {
 					return nil
 				}
 				return p
 			}
-			if p, same := find(s.name), find(s.same); p != nil && (same == nil || !reflect.DeepEqual(p.Tasks, same.Tasks) || p.Time.StepS != same.Time.StepS) {
-				t.Errorf("%s with %s virtual stages is not %s", s.name, v, s.same)
+			if p, same := find(s.Name), find(s.Same); p != nil && (same == nil || !reflect.DeepEqual(p.Tasks, same.Tasks) || p.Time.StepS != same.Time.StepS) {
+				t.Errorf("%s with %s virtual stages is not %s", s.Name, v, s.Same)
 			}
 		}
 	}
@@ -369,11 +373,11 @@ func TestReasonForVirtualStages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := New(sp)
-		if err := Run(sp, p, Options{}); err != nil {
+		p := plan.New(sp)
+		if err := Run(sp, p, pass.Options{}); err != nil {
 			t.Fatal(err)
 		}
-		i := slices.IndexFunc(p.Decisions, func(d Decision) bool { return d.Pass == "schedule" && d.What == "virtual_stages" })
+		i := slices.IndexFunc(p.Decisions, func(d plan.Decision) bool { return d.Pass == "schedule" && d.What == "virtual_stages" })
 		if i < 0 || !strings.Contains(p.Decisions[i].Why, want) {
 			t.Errorf("%s: %v has no %q", set, p.Decisions, want)
 		}

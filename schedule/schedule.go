@@ -6,9 +6,9 @@
 // Pipeline.Write is the only code that decides this order. Three readers follow its lists, and none of
 // them knows why an action is where it is:
 //
-//	passes/simulate.go   gives each action a duration: the time estimate
-//	passes/memory.go     adds up the bytes that each action takes and frees: the memory tracker
-//	codegen/lower.go     expands each action to instructions
+//	passes/estimate   gives each action a duration: the time estimate
+//	passes/memory     adds up the bytes that each action takes and frees: the memory tracker
+//	codegen           expands each action to instructions
 //
 // A list depends on the order of tasks and on two numbers, how many tasks a copy to the host may lag and
 // how many layers ahead a reload is issued. It does not depend on the placement of saved tensors: a layer

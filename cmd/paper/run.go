@@ -11,6 +11,9 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
+	"sppo.dev/passes/memory"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/search"
 )
 
 // outcome is the result of a simulated step.
@@ -76,7 +79,7 @@ func (j job) simulate() (outcome, error) {
 	if err != nil {
 		return refusal(err)
 	}
-	plan := passes.New(spec)
+	plan := plan.New(spec)
 	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
 		return refusal(err)
 	}
@@ -104,9 +107,9 @@ func (j job) simulate() (outcome, error) {
 }
 
 // found returns the schedule of a plan, by key.
-func found(plan *passes.Plan) map[string]string {
+func found(plan *plan.Plan) map[string]string {
 	out := map[string]string{}
-	keys, values := passes.Pins(plan.Schedule)
+	keys, values := search.Pins(plan.Schedule)
 	for i, key := range keys {
 		out[strings.TrimPrefix(key, "schedule.")] = values[i]
 	}
@@ -188,14 +191,14 @@ func (s frontier) fits(sequence int64) (bool, error) {
 		spec, err = load("gpt-7b-1m", append(set, fmt.Sprintf("schedule.pp=%d", s.nodes), "schedule.offload=full",
 			fmt.Sprintf("train.sequence=%d", sequence), fmt.Sprintf("schedule.subsequences=%d", max(int64(2*s.nodes), sequence/perTask))))
 	}
-	var plan *passes.Plan
+	var p *plan.Plan
 	if err == nil {
-		plan = passes.New(spec)
-		err = passes.Run(spec, plan, passes.Options{})
+		p = plan.New(spec)
+		err = passes.Run(spec, p, passes.Options{})
 	}
 	if err != nil {
 		_, err = refusal(err)
 		return false, err
 	}
-	return passes.FootprintOf(plan).Fits(plan.Memory.DeviceCapacityBytes, plan.Memory.HostCapacityBytes), nil
+	return memory.FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, p.Memory.HostCapacityBytes), nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"sppo.dev/ir"
 	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 // table is a Markdown table.
@@ -271,19 +272,19 @@ func activations(*results) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		plan := passes.New(spec)
-		if err := passes.Run(spec, plan, passes.Options{}); err != nil {
+		p := plan.New(spec)
+		if err := passes.Run(spec, p, passes.Options{}); err != nil {
 			return "", err
 		}
 		saved := 0.0
-		for _, u := range plan.Units {
-			if u.Block == "layer" && u.Type == passes.Type1 {
+		for _, u := range p.Units {
+			if u.Block == "layer" && u.Type == plan.Type1 {
 				saved += u.BytesPerToken
 			}
 		}
-		at := plan.Subsequences.Lengths
+		at := p.Subsequences.Lengths
 		first, last := float64(at[0]), float64(at[len(at)-1])
-		each := 36 * float64(plan.Model.Hidden)
+		each := 36 * float64(p.Model.Hidden)
 		t.add(fmt.Sprint(c.n), fmt.Sprintf("%d, %d", at[0], at[len(at)-1]), fmt.Sprintf("%.2f to %.2f GB", first*each/1e9, last*each/1e9),
 			fmt.Sprintf("%s to %s", ir.Bytes(first*saved), ir.Bytes(last*saved)), c.said)
 	}

@@ -7,6 +7,7 @@ import (
 	"sppo.dev"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
+	"sppo.dev/passes/memory"
 )
 
 // prediction is the result of compiler and simulator for a record's job.
@@ -99,7 +100,7 @@ func (r *record) fits(sequence int64) (bool, error) {
 	if m.Placed {
 		return m.Fits, nil
 	}
-	return passes.FootprintOf(plan).Fits(m.DeviceCapacityBytes, m.HostCapacityBytes), nil
+	return memory.FootprintOf(plan).Fits(m.DeviceCapacityBytes, m.HostCapacityBytes), nil
 }
 
 // ceilingOf returns the speed of a job whose GPUs do only the arithmetic of its model, each operation once:

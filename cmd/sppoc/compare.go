@@ -19,7 +19,7 @@ import (
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
-	"sppo.dev/passes"
+	"sppo.dev/passes/search"
 	"sppo.dev/vm/sim"
 )
 
@@ -206,7 +206,7 @@ func (v *variant) simulate() (result, error) {
 	p := job.Program
 	c.Batch = int64(p.Run.Batch)
 	if job.Plan != nil {
-		keys, values := passes.Pins(job.Plan.Schedule)
+		keys, values := search.Pins(job.Plan.Schedule)
 		for i, key := range keys {
 			if values[i] != "" {
 				c.Schedule = append(c.Schedule, key+"="+values[i])

@@ -11,6 +11,8 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
+	"sppo.dev/passes/memory"
+	"sppo.dev/passes/search"
 )
 
 const (
@@ -101,8 +103,8 @@ func try(asked *cli.Job, set []string, change string) (w way, ok bool) {
 	}
 	const grid = "schedule.align"
 	changed, _, _ := strings.Cut(change, "=")
-	keys, values := passes.Pins(job.Plan.Schedule)
-	_, before := passes.Pins(asked.Spec.Schedule)
+	keys, values := search.Pins(job.Plan.Schedule)
+	_, before := search.Pins(asked.Spec.Schedule)
 	said := []string{quoted(change)}
 	for i, key := range keys {
 		switch now := quoted(key + "=" + values[i]); {
@@ -123,7 +125,7 @@ func try(asked *cli.Job, set []string, change string) (w way, ok bool) {
 
 // tryAll leaves the whole schedule to the search and returns how the found plan differs from the request.
 func tryAll(job *cli.Job, set []string) (string, error) {
-	keys, asked := passes.Pins(job.Spec.Schedule)
+	keys, asked := search.Pins(job.Spec.Schedule)
 	all := set[:len(set):len(set)]
 	for i, key := range keys {
 		if opens(key, asked[i]) {
@@ -135,7 +137,7 @@ func tryAll(job *cli.Job, set []string) (string, error) {
 		return "", nil
 	}
 	var changes []string
-	_, found := passes.Pins(free.Plan.Schedule)
+	_, found := search.Pins(free.Plan.Schedule)
 	for i, key := range keys {
 		if opens(key, asked[i]) && found[i] != "" && found[i] != asked[i] {
 			changes = append(changes, "--set "+quoted(key+"="+found[i]))
@@ -151,7 +153,7 @@ func lack(job *cli.Job) string {
 	const slack = 1.05 // of the memory bound
 	p := job.Plan
 	if !p.Memory.Placed {
-		need, bound := passes.FootprintOf(p), p.Memory
+		need, bound := memory.FootprintOf(p), p.Memory
 		for s := range need.Device {
 			bound.DevicePeakBytes = append(bound.DevicePeakBytes, need.Device[s].Bytes)
 			bound.HostPeakBytes = append(bound.HostPeakBytes, need.Host[s])
@@ -172,7 +174,7 @@ func opens(key, value string) bool { return value != "" && value != lang.FindKey
 
 // scheduleChanges returns overrides for what the schedule pins.
 func scheduleChanges(job *cli.Job) (changes []string) {
-	keys, values := passes.Pins(job.Spec.Schedule)
+	keys, values := search.Pins(job.Spec.Schedule)
 	for i, key := range keys {
 		if opens(key, values[i]) || values[i] != "" && key == "schedule.keep" {
 			changes = append(changes, key+"=auto")

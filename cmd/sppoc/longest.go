@@ -5,6 +5,7 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/passes"
+	"sppo.dev/passes/memory"
 )
 
 // searchedGrid divides every length where the number of subsequences is searched too; all its divisors divide
@@ -76,7 +77,7 @@ func probe(file string, set []string) string {
 		return plainly(err)
 	}
 	m := &job.Plan.Memory
-	if !m.Placed && passes.FootprintOf(job.Plan).Fits(m.DeviceCapacityBytes, m.HostCapacityBytes) {
+	if !m.Placed && memory.FootprintOf(job.Plan).Fits(m.DeviceCapacityBytes, m.HostCapacityBytes) {
 		return ""
 	}
 	return lack(job)

@@ -11,7 +11,7 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/lang"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 	"sppo.dev/vm/sim"
 )
 
@@ -40,7 +40,7 @@ func TestOneNumber(t *testing.T) {
 		for _, s := range job[1:] {
 			set = append(set, "--set", s)
 		}
-		var plan passes.Plan
+		var plan plan.Plan
 		if err := json.Unmarshal(answer(t, append([]string{"plan", job[0], "--json"}, set...)...), &plan); err != nil {
 			t.Fatal(err)
 		}

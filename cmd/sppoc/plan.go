@@ -10,6 +10,7 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/passes"
+	"sppo.dev/passes/report"
 )
 
 // passFlags select the passes to run.
@@ -74,7 +75,7 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 		if *asJSON {
 			err = job.Plan.WriteJSON(&out)
 		} else {
-			err = passes.Report(&out, job.Plan)
+			err = report.Write(&out, job.Plan)
 			if err == nil && *idle && whole {
 				var text string
 				text, err = whyIdle(job)

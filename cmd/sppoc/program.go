@@ -15,6 +15,7 @@ import (
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
 	"sppo.dev/passes"
+	"sppo.dev/passes/report"
 )
 
 func build(flags *pflag.FlagSet) cli.Action {
@@ -152,7 +153,7 @@ func dumpPlan(w io.Writer, file string, set []string, f dumpFlags) error {
 	if f.format == "json" {
 		return job.Plan.WriteJSON(w)
 	}
-	return passes.Report(w, job.Plan)
+	return report.Write(w, job.Plan)
 }
 
 // asAfter removes from the program what later passes of code generation added: the events of sync, the

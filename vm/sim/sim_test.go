@@ -19,6 +19,7 @@ import (
 	"sppo.dev/ir/irtest"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 	"sppo.dev/vm"
 	"sppo.dev/vm/sim"
 )
@@ -33,14 +34,14 @@ func run(t testing.TB, p *ir.Program, o sim.Options) *sim.Timeline {
 }
 
 // compile builds the program of an example spec.
-func compile(t testing.TB, file string, set ...string) (*passes.Plan, *ir.Program) {
+func compile(t testing.TB, file string, set ...string) (*plan.Plan, *ir.Program) {
 	t.Helper()
 	set = append([]string{"cluster.parallelism=0"}, set...) // each rank has its own device unless a test says otherwise
 	spec, err := lang.Load("../../examples/"+file, lang.Options{Set: set, Shipped: examples.Shipped})
 	if err != nil {
 		t.Fatal(err)
 	}
-	plan := passes.New(spec)
+	plan := plan.New(spec)
 	if err := passes.Run(spec, plan, passes.Options{}); err != nil {
 		t.Fatal(err)
 	}

@@ -2,11 +2,11 @@ package cli
 
 import (
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 )
 
 // Peaks returns the highest peaks over all stages.
-func Peaks(m *passes.Memory) (device, host ir.Bytes) {
+func Peaks(m *plan.Memory) (device, host ir.Bytes) {
 	for _, b := range m.DevicePeakBytes {
 		device = max(device, b)
 	}

@@ -6,7 +6,7 @@ import (
 
 	"sppo.dev/codegen"
 	"sppo.dev/ir"
-	"sppo.dev/passes"
+	"sppo.dev/passes/plan"
 	"sppo.dev/vm/sim"
 )
 
@@ -50,28 +50,28 @@ func (j *Job) Peaks() [][ir.NumArenas]ir.Peak {
 }
 
 // reportTime writes the figures of a simulated step into the plan.
-func reportTime(plan *passes.Plan, program *ir.Program, t *sim.Timeline) {
+func reportTime(p *plan.Plan, program *ir.Program, t *sim.Timeline) {
 	pipeline := t.Pipeline()
-	plan.Time = passes.Time{
-		StepS: t.Makespan, EstimateS: plan.Time.EstimateS, Simulated: true, OptimizerS: t.Makespan - pipeline.End,
+	p.Time = plan.Time{
+		StepS: t.Makespan, EstimateS: p.Time.EstimateS, Simulated: true, OptimizerS: t.Makespan - pipeline.End,
 		BubbleRatio: pipeline.BubbleRatio(), IdleShare: pipeline.IdleShare(), ExposedTransferS: t.Exposed(),
-		BusyS: make([]ir.Seconds, plan.Parallel.PP),
+		BusyS: make([]ir.Seconds, p.Parallel.PP),
 	}
-	ranks := make([]ir.Seconds, plan.Parallel.PP)
+	ranks := make([]ir.Seconds, p.Parallel.PP)
 	for r := range program.Ranks {
 		stage := program.Ranks[r].PP
-		plan.Time.BusyS[stage] += t.Rank(r).Pipeline.Busy
+		p.Time.BusyS[stage] += t.Rank(r).Pipeline.Busy
 		ranks[stage]++
 	}
 	for stage := range ranks {
-		plan.Time.BusyS[stage] /= ranks[stage]
+		p.Time.BusyS[stage] /= ranks[stage]
 	}
-	plan.Time.CriticalPath = CriticalPath(program, t)
-	plan.Throughput.TGS, plan.Throughput.MFU = t.TGS(), t.MFU()
+	p.Time.CriticalPath = CriticalPath(program, t)
+	p.Throughput.TGS, p.Throughput.MFU = t.TGS(), t.MFU()
 }
 
 // CriticalPath sums the path by kind of work and stage.
-func CriticalPath(program *ir.Program, t *sim.Timeline) (out []passes.CriticalPart) {
+func CriticalPath(program *ir.Program, t *sim.Timeline) (out []plan.CriticalPart) {
 	causes := t.Causes()
 	var sums [sim.NumSorts]map[int]ir.Seconds
 	for _, s := range causes.Path() {
@@ -86,7 +86,7 @@ func CriticalPath(program *ir.Program, t *sim.Timeline) (out []passes.CriticalPa
 	}
 	for sort := range sums {
 		for _, stage := range slices.Sorted(maps.Keys(sums[sort])) {
-			out = append(out, passes.CriticalPart{Work: sim.Sort(sort).String(), Stage: stage, Seconds: sums[sort][stage]})
+			out = append(out, plan.CriticalPart{Work: sim.Sort(sort).String(), Stage: stage, Seconds: sums[sort][stage]})
 		}
 	}
 	return out

@@ -17,6 +17,8 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
+	"sppo.dev/passes/estimate"
+	"sppo.dev/passes/plan"
 	"sppo.dev/vm/sim"
 )
 
@@ -78,7 +80,7 @@ func IsSpec(file string) error {
 // Job is an input file with what is known about it: a program has no plan, a plan no spec.
 type Job struct {
 	Spec    *lang.Spec
-	Plan    *passes.Plan
+	Plan    *plan.Plan
 	Program *ir.Program
 
 	Timeline *sim.Timeline // of a simulated step, with spans; set by Simulate
@@ -125,7 +127,7 @@ func readPlan(file string, set []string, o passes.Options) (*Job, error) {
 	if err != nil {
 		return nil, Wrong(err)
 	}
-	plan, err := passes.ReadJSON(bytes.NewReader(data))
+	plan, err := plan.ReadJSON(bytes.NewReader(data))
 	var at *lang.Diagnostic
 	if errors.As(err, &at) {
 		at.Pos.File = file
@@ -136,7 +138,7 @@ func readPlan(file string, set []string, o passes.Options) (*Job, error) {
 	if err := passes.Verify(plan); err != nil {
 		return nil, Usagef("%s: %w", file, err)
 	}
-	passes.Predict(plan) // the plan may have been edited
+	estimate.Predict(plan) // the plan may have been edited
 	return &Job{Plan: plan}, nil
 }
 

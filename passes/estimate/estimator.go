@@ -1,0 +1,55 @@
+// Package estimate predicts the time of a step from its plan. Costs are the durations of layers, copies and messages on
+// the cluster's cost model; a Simulation runs the actions of all ranks against each other with them. An Estimator keeps
+// what a plan's estimates of time and memory have in common.
+package estimate
+
+import (
+	"sppo.dev/graph"
+	"sppo.dev/passes/memory"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/walk"
+)
+
+// Cache is what estimates of plans of one job have in common: the dataflow of its model for each split over
+// the ranks of a stage, the times of nodes, the bytes of blocks that run. What it keeps never changes.
+type Cache struct {
+	graphs map[graph.Split]*graph.Model
+	prices *prices
+	Blocks memory.Blocks
+}
+
+// NewCache has nothing yet.
+func NewCache() *Cache {
+	return &Cache{graphs: map[graph.Split]*graph.Model{}, prices: newPrices(), Blocks: memory.Blocks{}}
+}
+
+// Model is the dataflow of a plan's model on one rank.
+func (c *Cache) Model(p *plan.Plan) *graph.Model {
+	split := p.Split()
+	if c.graphs[split] == nil {
+		c.graphs[split] = p.Graph()
+	}
+	return c.graphs[split]
+}
+
+// Estimator predicts the time and the memory of one plan, whose stages, lengths and tasks are those that it had
+// when the estimator was made. Placements of saved tensors and the timing of copies may change meanwhile.
+type Estimator struct {
+	*walk.Walk
+	*walk.Shapes
+	cache *Cache
+	work  *walk.Work
+}
+
+// New is the estimator of a plan as it stands; it counts its work in w, if that is not nil.
+func New(c *Cache, w *walk.Work, p *plan.Plan) *Estimator {
+	return &Estimator{walk.Must(p), walk.NewShapes(p, c.Model(p)), c, w}
+}
+
+// Memory bounds the plan's memory.
+func (e *Estimator) Memory() *memory.Meter {
+	return memory.NewMeter(e.Walk, e.Shapes, e.cache.Blocks, e.work)
+}
+
+// Simulation runs the plan's tasks with some costs.
+func (e *Estimator) Simulation(t *Costs) *Simulation { return newSimulation(e.Walk, t, e.work) }

@@ -1,0 +1,356 @@
+package estimate
+
+import (
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/walk"
+	"sppo.dev/schedule"
+)
+
+// Tasks that ranks share at the start of the pipeline, in virtual time: slots are run layer by layer by all ranks at once, as
+// the program does.
+
+// leftCosts are what sharing adds to the costs of ranges.
+type leftCosts struct {
+	forward, backward [2][]ir.Seconds                   // [half][range], of a layer: until K and V are made, or their gradients, and behind that
+	visit             VisitTime                         // of parameters, which all pieces of a slot have in common
+	rows, gradients   []ir.Seconds                      // [range], to bring K and V of a layer, or what was added to their gradients, to one rank
+	lend              [plan.Backward + 1][][]ir.Seconds // [kind][stage][layer of the stage], its weights to one rank
+	give              ir.Seconds                        // a layer's gradients of weights from one rank
+	add               ir.Seconds                        // these gradients up
+}
+
+// allCosts are the costs of a plan whose subsequences may be cut: indices i are of ranges, pieces or whole subsequences.
+func (e *Estimator) allCosts(m cost.Model) *Costs {
+	p, g := e.Plan, e.Model
+	q, s := p, e.Shapes
+	if len(p.Mux.Pieces) > 0 {
+		q = inRanges(p)
+		s = walk.NewShapes(q, g)
+	}
+	t := taskCosts(e.cache, q, s, m)
+	far := WidestLink(p, m, Farthest)
+	pr, b := NewPricer(e.cache, p, m), g.Layer
+	if p.Mux.Right {
+		t.shared = pr.sharedCosts(p, g, t, far)
+	}
+	if !p.Mux.Left {
+		return t
+	}
+	message := func(n ir.Bytes) ir.Seconds { return m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: n}, far) }
+	t.left = &leftCosts{visit: t.under[0]}
+	halves := func(of *[2][]ir.Seconds, nodes []graph.Node, first int, z graph.Size) {
+		half := pr.Makespan(b, nodes[:first], z, 0)
+		of[0], of[1] = append(of[0], half), append(of[1], pr.Makespan(b, nodes, z, 0)-half)
+	}
+	for _, z := range q.Sizes() {
+		halves(&t.left.forward, b.Forward, b.BeforeAttention(), z)
+		halves(&t.left.backward, b.Backward, b.BeforeCacheGrads(), z)
+		var rows, gradients ir.Seconds
+		for v := range b.Values {
+			part := b.Values[v].Bytes(z) * ir.Bytes(z.Tokens) / ir.Bytes(z.Sequence)
+			switch b.Values[v].Kind {
+			case graph.Cache:
+				rows += message(part)
+			case graph.CacheGrad:
+				gradients += message(part)
+			}
+		}
+		t.left.rows, t.left.gradients = append(t.left.rows, rows), append(t.left.gradients, gradients)
+	}
+	for i := range b.Params {
+		n := ir.Bytes(b.Params[i].Local[0] * b.Params[i].Local[1])
+		t.left.give += message(n * ir.F32.Bytes())
+		t.left.add += m.Time(ir.Work{Kind: ir.WorkMemory, Bytes: 3 * n * ir.F32.Bytes()}, cost.Link{})
+	}
+	for _, kind := range []plan.TaskKind{plan.Forward, plan.Backward} {
+		t.left.lend[kind] = lendTimes(p, g, kind, message)
+	}
+	return t
+}
+
+// lendTimes are the durations of bringing the weights of each stage's layers to a rank that helps in a pass, of all that any
+// helper reads.
+func lendTimes(p *plan.Plan, g *graph.Model, kind plan.TaskKind, message func(ir.Bytes) ir.Seconds) (times [][]ir.Seconds) {
+	for stage, layers := range p.LayersPerStage {
+		of := make([]ir.Seconds, layers)
+		for k := range of {
+			var read plan.ParamSet
+			for rank := range p.Tasks {
+				read |= p.Borrows(g, kind, rank, stage, k)
+			}
+			for i := range g.Layer.Params {
+				if w := &g.Layer.Params[i]; read>>i&1 == 1 {
+					of[k] += message(ir.Bytes(w.Local[0]*w.Local[1]) * g.DType().Bytes())
+				}
+			}
+		}
+		times = append(times, of)
+	}
+	return times
+}
+
+// inRanges is the plan with pieces for subsequences: what it takes to price them. It has no tasks of its own.
+func inRanges(p *plan.Plan) *plan.Plan {
+	q := *p
+	q.Subsequences.Lengths, q.Offload.Fate = nil, make([][]string, len(p.Offload.Fate))
+	for x := range p.Subsequences.N {
+		for _, t := range p.Pieces(plan.Task{Subsequence: x}) {
+			q.Subsequences.Lengths = append(q.Subsequences.Lengths, p.SizeOf(t).Tokens)
+			for s := range q.Offload.Fate {
+				q.Offload.Fate[s] = append(q.Offload.Fate[s], p.Offload.Fate[s][x])
+			}
+		}
+	}
+	q.Subsequences.N = len(q.Subsequences.Lengths)
+	return &q
+}
+
+// transfer is a message between ranks that share tasks; each sends one at a time, and receives one.
+func (s *Simulation) transfer(from, to *simStage, ready, d ir.Seconds) ir.Seconds {
+	from.muxOut = max(from.muxOut, to.muxIn, ready) + d
+	to.muxIn = from.muxOut
+	return to.muxIn
+}
+
+// sharedSlot is a slot while it is simulated. All lists are by rank; tasks are numbers.
+type sharedSlot struct {
+	*Simulation
+	first   plan.Task
+	all     []slotTask
+	actions [][]schedule.Action  // of this slot, yet to be run
+	whole   []ir.Seconds         // when parameters of the layer that own tasks visit have been brought together
+	ready   []map[int]ir.Seconds // [stage]: when what other ranks have made is there
+	summed  []ir.Seconds         // when what helpers have given back last was added up
+}
+
+// slotTask is a task of a slot, and what each of its layers asks for again.
+type slotTask struct {
+	plan.Task
+	runner, at int    // who does it; its tokens among pieces and whole subsequences
+	seers      []seer // other ranks
+}
+
+// seer is a rank that sees a task, in the same slot, where it waits for it, or in later ones.
+type seer struct {
+	rank  int
+	waits bool
+}
+
+func sharedTasks(p *plan.Plan, of plan.Task) (out []slotTask) {
+	for _, t := range p.SlotTasks(of.Kind, of.Microbatch, of.Slot()) {
+		w := slotTask{Task: t, runner: p.Runner(t), at: walk.RangeOf(p, t)}
+		for rank := range p.Parallel.PP {
+			if rank != w.runner && p.SeesFrom(rank, t, w.runner) {
+				w.seers = append(w.seers, seer{rank, p.WaitsFor(rank, t, w.runner)})
+			}
+		}
+		out = append(out, w)
+	}
+	return out
+}
+
+// lentLayer is the k-th layer of a stage, in the order of need, on a rank that borrows it.
+type lentLayer struct{ rank, stage, k int }
+
+// newSharedSlot is of the slot that all ranks have come to.
+func newSharedSlot(s *Simulation, t plan.Task) *sharedSlot {
+	w := &sharedSlot{
+		Simulation: s, first: t, all: sharedTasks(s.Plan, t),
+		whole: make([]ir.Seconds, len(s.stages)), summed: make([]ir.Seconds, len(s.stages)),
+	}
+	for r := range s.stages {
+		w.actions, w.ready = append(w.actions, s.stages[r].list.Of(s.stages[r].done)), append(w.ready, map[int]ir.Seconds{})
+	}
+	return w
+}
+
+// run takes every rank through its own actions up to the next in which all take part.
+func (w *sharedSlot) run() {
+	for {
+		var common []schedule.Action
+		for r := range w.stages {
+			for len(w.actions[r]) > 0 && !w.actions[r][0].Op.Common() {
+				w.actAlone(r, w.actions[r][0])
+				w.actions[r] = w.actions[r][1:]
+			}
+			if len(w.actions[r]) > 0 {
+				common, w.actions[r] = w.actions[r][:1], w.actions[r][1:]
+			}
+		}
+		if common == nil {
+			return
+		}
+		w.actTogether(common[0])
+	}
+}
+
+// actAlone gives an action of one rank its time.
+func (w *sharedSlot) actAlone(rank int, a schedule.Action) {
+	st := &w.stages[rank]
+	n := st.first + a.Task
+	switch a.Op {
+	case schedule.Enter:
+		w.enter(rank)
+	case schedule.Leave:
+		st.now = max(st.now, w.whole[rank])
+	case schedule.FirstHalf:
+		w.firstHalf(st, n, int(a.Layer))
+	case schedule.SecondHalf:
+		w.secondHalf(st, n, int(a.Layer))
+	case schedule.Release:
+		w.release(st, &w.Nodes[st.first+int32(st.done)], a)
+	case schedule.Reload:
+		w.reload(st, a)
+	case schedule.End:
+		st.done++
+		if t := &w.Nodes[n]; t.Feeds {
+			w.deliver(t)
+		}
+	}
+}
+
+// actTogether gives an action of all ranks its time.
+func (w *sharedSlot) actTogether(a schedule.Action) {
+	switch a.Op {
+	case schedule.HandOut:
+		w.handOut()
+	case schedule.HandIn:
+		w.handIn()
+	case schedule.Lend:
+		w.lend(int(a.Of), int(a.Layer))
+	case schedule.Exchange:
+		for _, t := range w.all {
+			if t.Stage == int(a.Of) {
+				w.exchange(t)
+			}
+		}
+	case schedule.Return:
+		w.giveBack(int(a.Layer))
+	}
+}
+
+// enter brings together parameters of the layer that own tasks come to, beside what the rank computes.
+func (w *sharedSlot) enter(rank int) {
+	w.whole[rank] = w.stages[rank].now + w.left.visit.Weights
+	if w.first.Kind == plan.Backward {
+		w.whole[rank] += w.left.visit.Gradients
+	}
+}
+
+// lend brings the weights of the k-th layers of a slot to the ranks that begin to help then, from one to the next.
+func (w *sharedSlot) lend(slot, k int) {
+	for stage := range slot + 1 {
+		if k >= w.Plan.LayersPerStage[stage] {
+			continue
+		}
+		layer := k
+		if w.first.Kind == plan.Backward {
+			layer = w.Plan.LayersPerStage[stage] - 1 - k
+		}
+		lender, there := w.Plan.Home(stage), ir.Seconds(0)
+		for r := range w.stages {
+			if w.Plan.Begins(w.first.Kind, r, stage, slot) {
+				there = w.transfer(&w.stages[lender], &w.stages[r], there, w.left.lend[w.first.Kind][stage][layer])
+				w.lent[lentLayer{r, stage, k}], lender = there, r
+			}
+		}
+	}
+}
+
+// giveBack takes the gradients of lent weights a rank nearer to who has the weights; they are added up as they come in.
+func (w *sharedSlot) giveBack(round int) {
+	stage, last := w.first.Slot(), len(w.stages)-1
+	for from := stage + 1; from <= last && w.first.Kind == plan.Backward; from++ {
+		if k := round - (last - from); 0 <= k && k < w.Plan.LayersPerStage[stage] {
+			st, to := &w.stages[from], &w.stages[from-1]
+			w.transfer(st, to, max(st.now, w.summed[from]), w.left.give)
+			to.muxIn = max(to.muxIn, to.now) + w.left.add
+			w.summed[from-1] = to.muxIn
+		}
+	}
+}
+
+// handOut embeds the pieces of the first stage.
+func (w *sharedSlot) handOut() {
+	home := &w.stages[w.Plan.Home(0)]
+	for _, t := range w.all {
+		if t.Stage == 0 {
+			home.run(w.embed[t.at])
+			if st := &w.stages[t.runner]; st != home {
+				w.arrives[w.NumberOf(t.Task)] = w.transfer(home, st, home.now, w.message[t.at])
+			}
+		}
+	}
+}
+
+// handIn brings the gradients of the first stage's pieces to its embedding. Behind the last slot all messages have arrived.
+func (w *sharedSlot) handIn() {
+	home := &w.stages[w.Plan.Home(0)]
+	for _, t := range w.all {
+		if t.Stage == 0 {
+			if st := &w.stages[t.runner]; st != home {
+				home.now = max(home.now, w.transfer(st, home, st.now, w.message[t.at]))
+			}
+			home.run(w.embedGrad[t.at].Whole)
+		}
+	}
+	if w.first.Slot() == 0 {
+		for r := range w.stages {
+			w.stages[r].now = max(w.stages[r].now, w.stages[r].muxOut, w.stages[r].muxIn)
+		}
+	}
+}
+
+// firstHalf runs a layer until K and V, or their gradients, are made.
+func (w *sharedSlot) firstHalf(st *simStage, n int32, layer int) {
+	t := &w.Nodes[n]
+	st.now = max(st.now, w.arrives[n])
+	k := layer
+	if t.Kind == plan.Backward {
+		k = int(t.End-t.First) - 1 - layer
+	}
+	st.now = max(st.now, w.lent[lentLayer{int(t.Rank), int(t.Stage), k}])
+	if t.Kind == plan.Forward {
+		st.run(w.left.forward[0][t.At])
+		return
+	}
+	st.wait(t.Subsequence, w.back[int(t.Layers)+layer])
+	st.run(w.left.backward[0][t.At] + w.backwardOf(t, layer).Whole - w.backward[t.At].Whole)
+}
+
+// secondHalf runs the rest of a layer.
+func (w *sharedSlot) secondHalf(st *simStage, n int32, layer int) {
+	t := &w.Nodes[n]
+	st.now = max(st.now, w.ready[t.Rank][int(t.Stage)])
+	begin := st.now
+	if t.Kind == plan.Backward {
+		st.run(w.left.backward[1][t.At])
+		return
+	}
+	st.run(w.left.forward[1][t.At])
+	w.sent[int(t.Layers)+layer] = w.offload(st, t, layer, begin)
+}
+
+// exchange brings K and V of a task's layer to the ranks that read them, or what was added to their gradients to the rank that
+// runs their rows.
+func (w *sharedSlot) exchange(t slotTask) {
+	a := &w.stages[t.runner]
+	for _, other := range t.seers {
+		b := &w.stages[other.rank]
+		if t.Kind == plan.Backward {
+			added := ir.Seconds(0) // in slots before
+			if other.waits {
+				added = b.now
+			}
+			w.ready[t.runner][t.Stage] = w.transfer(b, a, added, w.left.gradients[t.at])
+			continue
+		}
+		end := w.transfer(a, b, a.now, w.left.rows[t.at])
+		if other.waits {
+			w.ready[other.rank][t.Stage] = end
+		}
+	}
+}

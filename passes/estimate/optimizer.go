@@ -1,0 +1,126 @@
+package estimate
+
+import (
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
+	"sppo.dev/passes/plan"
+)
+
+// Updater prices the end of a step.
+type Updater struct {
+	plan     *plan.Plan
+	graph    *graph.Model
+	cost     cost.Model
+	sp, kv   cost.Link // ranks of a stage; those of them that hold the same key and value heads
+	replicas cost.Link
+}
+
+// NewUpdater prices the end of a step of a plan; g is its model on one rank.
+func NewUpdater(p *plan.Plan, g *graph.Model, m cost.Model) Updater {
+	replicas := make([]int32, p.Parallel.DP)
+	for d := range replicas {
+		replicas[d] = int32(d * p.Parallel.PP * p.Parallel.SP)
+	}
+	stage := stageRanks(p, 0, 0)
+	return Updater{p, g, m, m.LinkOf(stage), m.LinkOf(stage[:g.KVCopies()]), m.LinkOf(replicas)}
+}
+
+// Block is the time to complete gradients, take their norm and update the weights of a block. The reductions of
+// vectors inside a stage are left out: they are small.
+func (u Updater) Block(b *graph.Block) ir.Seconds {
+	var t ir.Seconds
+	for i := range b.Params {
+		param := &b.Params[i]
+		t += u.kernels(b, param)
+		if zero := u.plan.ZeroOf(b, param); zero < plan.ZeroGradients {
+			t += u.completed(param)
+		}
+		t += u.returned(b, param)
+	}
+	return t
+}
+
+// completed is the time to add up a gradient over all ranks that hold the parameter, each for its slice.
+func (u Updater) completed(param *graph.Param) (t ir.Seconds) {
+	s := u.plan.Slicing(param)
+	bytes := ir.Bytes(param.Local[0]*param.Local[1]) * ir.F32.Bytes()
+	add := func(kind ir.WorkKind, l cost.Link) { t += u.cost.Time(ir.Work{Kind: kind, Bytes: bytes}, l) }
+	matrix := param.Shape[1] > 1
+	switch {
+	case s.SP > 1:
+		add(ir.WorkReduceScatter, u.sp)
+		bytes /= ir.Bytes(s.SP)
+	case matrix && param.Reduce == graph.GroupNames[graph.GroupSP]:
+		add(ir.WorkAllReduce, u.sp)
+	case matrix && param.Reduce == graph.GroupNames[graph.GroupKV]:
+		add(ir.WorkAllReduce, u.kv)
+	}
+	if s.DP > 1 {
+		add(ir.WorkReduceScatter, u.replicas)
+	} else {
+		add(ir.WorkAllReduce, u.replicas)
+	}
+	return t
+}
+
+// gathered is the time to bring the slices of a parameter back to all ranks that hold it.
+func (u Updater) gathered(param *graph.Param, d ir.DType) (t ir.Seconds) {
+	s := u.plan.Slicing(param)
+	bytes := ir.Bytes(param.Local[0]*param.Local[1]) * d.Bytes()
+	add := func(n ir.Bytes, l cost.Link) { t += u.cost.Time(ir.Work{Kind: ir.WorkAllGather, Bytes: n}, l) }
+	if s.DP > 1 {
+		add(bytes/ir.Bytes(s.SP), u.replicas)
+	}
+	if s.SP > 1 {
+		add(bytes, u.sp)
+	}
+	return t
+}
+
+// returned is the time in which what was sliced goes back to all ranks at the end of a step: gradients, or new weights.
+func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
+	switch u.plan.ZeroOf(b, param) {
+	case 0:
+		return u.gathered(param, ir.F32)
+	case plan.ZeroWeights:
+		return 0
+	}
+	return u.gathered(param, u.graph.DType())
+}
+
+// Visit is the traffic of parameters that a layer has beside it in a task: the weights of the next layer and, where a backward
+// completes them, the gradients of the one before. Two layers are always whole; a rank with no more keeps them.
+func (u Updater) Visit() (weights, gradients ir.Seconds) {
+	layer := u.graph.Layer
+	many := false
+	for r := range u.plan.Parallel.PP {
+		many = many || u.plan.LayersOf(r) > 2
+	}
+	for i := range layer.Params {
+		param := &layer.Params[i]
+		zero := u.plan.ZeroOf(layer, param)
+		if zero >= plan.ZeroWeights && many {
+			weights += u.gathered(param, u.graph.DType())
+		}
+		if zero >= plan.ZeroGradients {
+			gradients += u.completed(param)
+		}
+	}
+	return weights, gradients
+}
+
+// kernels are the sum of squares over a rank's slice and AdamW over what it has the state of.
+func (u Updater) kernels(b *graph.Block, param *graph.Param) ir.Seconds {
+	rows := func(slices int64) ir.View {
+		return ir.View{Shape: [ir.MaxDims]int64{param.Local[0] / slices, param.Local[1]}, DType: ir.F32}
+	}
+	w, half := rows(u.plan.StateSlices(b, param)), ir.Absent()
+	if u.graph.DType() == ir.BF16 {
+		half = w
+		half.DType = ir.BF16
+	}
+	adamw := ir.Instr{Op: ir.AdamW, Args: []ir.View{w, w, w, half, w, {}, {}}, Attrs: make([]ir.Attr, len(ir.Ops[ir.AdamW].Attrs))}
+	sumsq := ir.Instr{Op: ir.SumSq, Args: []ir.View{{}, rows(u.plan.Slicing(param).Slices())}, Attrs: make([]ir.Attr, len(ir.Ops[ir.SumSq].Attrs))}
+	return u.cost.Time(adamw.Work(), cost.Link{}) + u.cost.Time(sumsq.Work(), cost.Link{})
+}

@@ -1,0 +1,262 @@
+package estimate
+
+import (
+	"math"
+
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
+	"sppo.dev/passes/memory"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/walk"
+)
+
+// CostModel is that of the cluster of a plan, with the ranks that it uses.
+func CostModel(p *plan.Plan) cost.Model { return cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks()) }
+
+// Predict estimates what the plan leads to: time, throughput, capacities. The exact memory is codegen's to say.
+func (e *Estimator) Predict() {
+	p := e.Plan
+	model := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
+	p.Memory = memory.Capacities(p)
+	e.Simulation(e.allCosts(model)).Run().Report(p)
+	p.Time.OptimizerS = optimizerTime(p, e.Model, model)
+	p.Time.StepS += p.Time.OptimizerS
+	p.Time.EstimateS = p.Time.StepS
+	throughput(p, model.Peak(e.Model.DType()))
+}
+
+// Predict estimates what a plan leads to, for a plan that was edited.
+func Predict(p *plan.Plan) { New(NewCache(), nil, p).Predict() }
+
+// Costs are the durations of everything that a step is made of. Indices: i a subsequence, s a stage, k a layer of it.
+type Costs struct {
+	Forward               []ir.Seconds       // [i], of one layer
+	backward              []backwardTime     // [i], of one layer
+	again                 [][][]backwardTime // [s][i][k]: what a layer's backward takes longer because it makes units again; nil: nothing
+	embed, head           []ir.Seconds       // [i]; all of the head runs in the backward
+	embedGrad             []backwardTime     // [i]
+	message               []ir.Seconds       // [i], to a neighbour
+	d2h, h2d              [][][]ir.Seconds   // [s][i][k]
+	link                  cost.HostLink      // of a rank that has copied nothing yet
+	hiddenOut, hiddenBack []ir.Seconds       // [i], of a task's input
+	cacheOut              []ir.Seconds       // [i], of a layer's K and V
+	cacheBack             ir.Seconds         // of K and V of a whole sequence
+	left                  *leftCosts         // of tasks that ranks share at the start; nil: there are none
+	shared                *sharedCosts       // of tasks with helpers; nil: there are none
+	under                 []VisitTime        // [i]: collectives of parameters that a layer's backward finds under way
+	remaking              map[remadeKey]backwardTime
+	lastFate              lastFate
+	stream                streamCosts
+	graph                 *graph.Model
+}
+
+// VisitTime is that of the collectives of weights and gradients that run beside a layer.
+type VisitTime struct{ Weights, Gradients ir.Seconds }
+
+// backwardTime is that of a block's backward pass, and of its halves where they run apart.
+type backwardTime struct{ Whole, input, weights ir.Seconds }
+
+// of is the time until the gradient of the input is there.
+func (b backwardTime) of(split bool) ir.Seconds {
+	if split {
+		return b.input
+	}
+	return b.Whole
+}
+
+// plus adds so many times another.
+func (b backwardTime) plus(o backwardTime, times ir.Seconds) backwardTime {
+	return backwardTime{b.Whole + times*o.Whole, b.input + times*o.input, b.weights + times*o.weights}
+}
+
+// remadeKey is what the time to make units of a layer again depends on.
+type remadeKey struct {
+	i      int
+	remade graph.Units
+}
+
+// Costs are those of the plan as it stands, without shared tasks.
+func (e *Estimator) Costs(m cost.Model) *Costs { return taskCosts(e.cache, e.Plan, e.Shapes, m) }
+
+func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs {
+	g, n := shapes.Model, p.Subsequences.N
+	pr := NewPricer(c, p, m)
+	weights, gradients := NewUpdater(p, g, m).Visit()
+	between := WidestLink(p, m, Neighbours)
+	stages := p.Parallel.PP
+	t := &Costs{graph: g, link: m.HostLink(), again: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
+	for i, z := range shapes.Sizes {
+		t.Forward = append(t.Forward, pr.Makespan(g.Layer, g.Layer.Forward, z, weights))
+		under := VisitTime{Weights: weights}
+		if p.Completes(plan.Task{Kind: plan.Backward, Subsequence: i}) {
+			under.Gradients = gradients
+		}
+		t.under = append(t.under, under)
+		t.backward = append(t.backward, pr.layerBackward(g.Layer, z, under))
+		t.embed = append(t.embed, pr.Time(g, g.Embedding, g.Embedding.Forward, z))
+		t.embedGrad = append(t.embedGrad, pr.embedGrad(g, z))
+		t.head = append(t.head, pr.Time(g, g.Head, g.Head.Backward, z))
+		x := g.Layer.Values[g.Layer.Input].Bytes(z)
+		t.message = append(t.message, m.Time(ir.Work{Kind: ir.WorkP2P, Bytes: x}, between))
+		t.hiddenOut = append(t.hiddenOut, m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: x}, cost.Link{}))
+		t.hiddenBack = append(t.hiddenBack, m.Time(ir.Work{Kind: ir.WorkH2D, Bytes: x}, cost.Link{}))
+		t.addCaches(m, g.Layer, z)
+		if p.Streams() {
+			t.addStretches(pr, g, z, weights, under.Weights+under.Gradients)
+		}
+		sizes := shapes.Saved[i]
+		for s := range stages {
+			t.SetFate(pr, g, s, i, p.Offload.Fate[s][i], sizes, z)
+		}
+	}
+	t.stream.in, t.stream.out = CopyCosts(p, g, m)
+	return t
+}
+
+// addCaches prices the copies of K and V, out by subsequence, back as a whole.
+func (t *Costs) addCaches(m cost.Model, b *graph.Block, z graph.Size) {
+	var out, back ir.Seconds
+	for v := range b.Values {
+		if b.Values[v].Kind != graph.Cache || !b.Values[v].Spans() {
+			continue
+		}
+		whole := b.Values[v].Bytes(z)
+		out += m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: whole * ir.Bytes(z.Tokens) / ir.Bytes(z.Sequence)}, cost.Link{})
+		back += m.Time(ir.Work{Kind: ir.WorkH2D, Bytes: whole}, cost.Link{})
+	}
+	t.cacheOut, t.cacheBack = append(t.cacheOut, out), back
+}
+
+func perStage[T any](stages, n int) [][][]T {
+	out := make([][][]T, stages)
+	for s := range out {
+		out[s] = make([][]T, n)
+	}
+	return out
+}
+
+// fateTimes is what the fate of a stage's units of a subsequence adds to each of its layers: copies, one instruction a unit, and
+// what its backward makes again.
+type fateTimes struct {
+	out, back []ir.Seconds
+	again     []backwardTime
+}
+
+// SetFate prices the fate of a stage's units of a subsequence. Stages often have one fate, and layers of a stage.
+func (t *Costs) SetFate(pr Pricer, g *graph.Model, stage, i int, fate string, sizes []ir.Bytes, z graph.Size) {
+	if last := &t.lastFate; last.i != i || last.fate != fate {
+		*last = lastFate{i, fate, t.timesOf(pr, g, i, fate, sizes, z)}
+	}
+	of := &t.lastFate.times
+	t.d2h[stage][i], t.h2d[stage][i], t.again[stage][i] = of.out, of.back, of.again
+}
+
+// lastFate is the one that was priced last.
+type lastFate struct {
+	i     int
+	fate  string
+	times fateTimes
+}
+
+func (t *Costs) timesOf(pr Pricer, g *graph.Model, i int, fate string, sizes []ir.Bytes, z graph.Size) fateTimes {
+	units := len(sizes)
+	layers := len(fate) / units
+	of := fateTimes{make([]ir.Seconds, layers), make([]ir.Seconds, layers), make([]backwardTime, layers)}
+	before := ""
+	for k := range layers {
+		letters := fate[k*units : (k+1)*units]
+		if letters == before {
+			of.out[k], of.back[k], of.again[k] = of.out[k-1], of.back[k-1], of.again[k-1]
+			continue
+		}
+		before = letters
+		for u, n := range sizes {
+			if letters[u] == plan.FateOffload {
+				o, b := pr.Copies(n)
+				of.out[k], of.back[k] = of.out[k]+o, of.back[k]+b
+			}
+		}
+		of.again[k] = t.TimeAgain(pr, g, i, plan.RemadeBy(letters), z)
+	}
+	return of
+}
+
+// TimeAgain is how much longer the backward of a layer takes that makes units again.
+func (t *Costs) TimeAgain(pr Pricer, g *graph.Model, i int, remade graph.Units, z graph.Size) backwardTime {
+	if remade == 0 {
+		return backwardTime{}
+	}
+	key := remadeKey{i, remade}
+	d, known := t.remaking[key]
+	if !known {
+		if t.remaking == nil {
+			t.remaking = map[remadeKey]backwardTime{}
+		}
+		d = pr.layerBackward(g.LayerWithout(remade), z, t.under[i]).plus(t.backward[i], -1)
+		t.remaking[key] = d
+	}
+	return d
+}
+
+// rank is a rank of the first replica.
+func rank(p *plan.Plan, stage, k int) int32 { return int32(stage*p.Parallel.SP + k) }
+
+func stageRanks(p *plan.Plan, s, _ int) []int32 {
+	ranks := make([]int32, p.Parallel.SP)
+	for k := range ranks {
+		ranks[k] = rank(p, s, k)
+	}
+	return ranks
+}
+
+// Farthest are the ranks of a stage and of the first, which is farthest.
+func Farthest(p *plan.Plan, s, k int) []int32 { return []int32{rank(p, 0, k), rank(p, s, k)} }
+
+// Neighbours are ranks of a stage and of the next.
+func Neighbours(p *plan.Plan, s, k int) []int32 {
+	return []int32{rank(p, s, k), rank(p, (s+1)%p.Parallel.PP, k)}
+}
+
+// WidestLink is the worst link among groups of the first replica.
+func WidestLink(p *plan.Plan, m cost.Model, group func(p *plan.Plan, s, k int) []int32) cost.Link {
+	var worst cost.Link
+	for s := range p.Parallel.PP {
+		for k := range p.Parallel.SP {
+			if l := m.LinkOf(group(p, s, k)); l.Nodes >= worst.Nodes {
+				worst = l
+			}
+		}
+	}
+	return worst
+}
+
+// optimizerTime is from the last gradient to the last new weight on the slowest stage.
+func optimizerTime(p *plan.Plan, g *graph.Model, m cost.Model) ir.Seconds {
+	u := NewUpdater(p, g, m)
+	layer, embedding, head := u.Block(g.Layer), u.Block(g.Embedding), u.Block(g.Head)
+	var slowest ir.Seconds
+	for s := range p.Parallel.PP {
+		t := layer * ir.Seconds(p.LayersOf(s))
+		if s == p.Home(0) {
+			t += embedding
+		}
+		if s == p.Home(p.Parallel.Stages()-1) && !g.Tied {
+			t += head
+		}
+		slowest = max(slowest, t)
+	}
+	return slowest
+}
+
+// throughput counts model FLOPs: three times the forward, attention causal, recomputation and padding left out.
+func throughput(p *plan.Plan, peak float64) {
+	tokens := float64(p.Train.Sequence) * float64(p.Train.Batch)
+	head := 2 * float64(p.Model.Hidden) * float64(p.Model.Vocab) * tokens
+	layers := FlopsOfLayer(p.Model).of(p.Train.Sequence) * float64(p.Model.Layers) * float64(p.Train.Batch)
+	p.Throughput = plan.Throughput{ModelFlops: 3 * (layers + head)}
+	if seconds := float64(p.Time.StepS); seconds > 0 && !math.IsInf(seconds, 0) {
+		p.Throughput.TGS = tokens / (seconds * float64(p.Parallel.Ranks()))
+		p.Throughput.MFU = p.Throughput.ModelFlops / (seconds * cost.Devices(ir.Machine(p.Cluster), p.Parallel.Ranks()) * peak)
+	}
+}

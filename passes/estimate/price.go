@@ -1,0 +1,235 @@
+package estimate
+
+import (
+	"sync"
+
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
+	"sppo.dev/passes/plan"
+)
+
+// Pricer takes nodes of a block to time.
+type Pricer struct {
+	Cost  cost.Model
+	link  cost.Link // among the SP ranks of a stage
+	block int64     // tokens of K and V that attention takes at a time; 0: all
+	known *nodePrices
+}
+
+// NewPricer prices nodes for the stages of a plan, with the times that the cache has.
+func NewPricer(c *Cache, p *plan.Plan, m cost.Model) Pricer {
+	pr := Pricer{Cost: m, link: WidestLink(p, m, stageRanks)}
+	if p.Streams() {
+		pr.block = p.Stream.Block
+	}
+	pr.known = c.prices.of(pr)
+	return pr
+}
+
+// prices keeps what pricers have found, for all candidates of a search: they differ in little that nodes know of.
+type prices struct {
+	mutex  sync.Mutex
+	prices map[pricedFor]*nodePrices
+}
+
+// pricedFor is what prices depend on besides the dataflow, where the machine is the same.
+type pricedFor struct {
+	ranksPerNode int
+	link         cost.Link
+	block        int64
+}
+
+// newPrices has no times yet.
+func newPrices() *prices { return &prices{prices: map[pricedFor]*nodePrices{}} }
+
+func (c *prices) of(pr Pricer) *nodePrices {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	key := pricedFor{pr.Cost.RanksPerNode(), pr.link, pr.block}
+	if c.prices[key] == nil {
+		c.prices[key] = &nodePrices{lists: map[listOfNodes][]ir.Seconds{}, back: map[nodeOfSize]ir.Seconds{}}
+	}
+	return c.prices[key]
+}
+
+// nodePrices are times of nodes by themselves. Few depend on what lies before a subsequence: attention, and in a ring what goes round.
+type nodePrices struct {
+	mutex sync.Mutex
+	lists map[listOfNodes][]ir.Seconds
+	back  map[nodeOfSize]ir.Seconds
+}
+
+// looksBack stands in a list for a node that is priced by what lies before the subsequence, too.
+const looksBack ir.Seconds = -1
+
+type listOfNodes struct {
+	first *graph.Node
+	n     int
+	size  graph.Size // without what lies before it
+}
+
+type nodeOfSize struct {
+	node *graph.Node
+	size graph.Size
+}
+
+// list are the times of nodes, but of those that look back.
+func (pr Pricer) list(b *graph.Block, nodes []graph.Node, z graph.Size) []ir.Seconds {
+	z.Prefix = 0
+	key := listOfNodes{&nodes[0], len(nodes), z}
+	pr.known.mutex.Lock()
+	defer pr.known.mutex.Unlock()
+	times, known := pr.known.lists[key]
+	if !known {
+		times = make([]ir.Seconds, len(nodes))
+		for i := range nodes {
+			if times[i] = looksBack; !b.LooksBack(&nodes[i]) {
+				times[i] = pr.Cost.Time(b.Work(&nodes[i], z), pr.link)
+			}
+		}
+		pr.known.lists[key] = times
+	}
+	return times
+}
+
+// Back is the time of a node that looks back, by itself.
+func (pr Pricer) Back(b *graph.Block, n *graph.Node, z graph.Size) ir.Seconds {
+	key := nodeOfSize{n, z}
+	pr.known.mutex.Lock()
+	defer pr.known.mutex.Unlock()
+	t, known := pr.known.back[key]
+	if !known {
+		if pr.block == 0 || !n.Attends() {
+			t = pr.Cost.Time(b.Work(n, z), pr.link)
+		} else {
+			for _, d := range pr.pieces(b, n, z) {
+				t += d
+			}
+		}
+		pr.known.back[key] = t
+	}
+	return t
+}
+
+// pieces are the times of attention over own rows, then over each block before them.
+func (pr Pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Seconds {
+	piece := func(first, end int64) ir.Seconds {
+		in := b.Piece(n, z, first, end, func(_ graph.Arg, v ir.View) ir.View { return v }, func(graph.Attr) ir.Attr { return ir.Int(1) })
+		return pr.Cost.Time(in.Work(), pr.link)
+	}
+	times := []ir.Seconds{piece(z.Prefix, z.Prefix+z.Tokens)}
+	for at := int64(0); at < z.Prefix; at += pr.block {
+		times = append(times, piece(at, min(at+pr.block, z.Prefix)))
+	}
+	return times
+}
+
+// Makespan is until computation and collectives are through; collectives that were issued before hold theirs up.
+func (pr Pricer) Makespan(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
+	free := [2]ir.Seconds{0, taken} // computation, collectives
+	if len(nodes) == 0 {
+		return taken
+	}
+	const usual = 128 // values of a block
+	var few [usual]ir.Seconds
+	ready := few[:]
+	if len(b.Values) > usual {
+		ready = make([]ir.Seconds, len(b.Values))
+	}
+	for i, took := range pr.list(b, nodes, z) {
+		n := &nodes[i]
+		op := &ir.Ops[n.Op]
+		stream := 0
+		if op.Class == ir.ClassComm {
+			stream = 1
+		}
+		end := free[stream]
+		for _, a := range n.Args {
+			if a.Value != graph.Missing {
+				end = max(end, ready[a.Value])
+			}
+		}
+		if took == looksBack {
+			took = pr.Back(b, n, z)
+		}
+		end += took
+		free[stream] = end
+		for k, a := range n.Args {
+			if a.Value != graph.Missing && op.Operands[k].Dir != ir.Read {
+				ready[a.Value] = end
+			}
+		}
+	}
+	return max(free[0], free[1])
+}
+
+// Time is how long nodes take that run as the program will: each stream in order, collectives beside computation, an
+// instruction as soon as what it reads is there. Chunked nodes run once for every chunk of rows.
+func (pr Pricer) Time(g *graph.Model, b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {
+	var t ir.Seconds
+	for first := 0; first < len(nodes); {
+		end := first
+		for end < len(nodes) && nodes[end].Chunked == nodes[first].Chunked {
+			end++
+		}
+		if !nodes[first].Chunked {
+			t += pr.Makespan(b, nodes[first:end], z, 0)
+		} else {
+			t += pr.chunks(g, b, nodes[first:end], z)
+		}
+		first = end
+	}
+	return t
+}
+
+func (pr Pricer) chunks(g *graph.Model, b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {
+	rows, step := z.Tokens*z.Batch, g.ChunkRows(z)
+	z.Rows = step
+	t := pr.Makespan(b, nodes, z, 0) * ir.Seconds(rows/step)
+	if z.Rows = rows % step; z.Rows > 0 {
+		t += pr.Makespan(b, nodes, z, 0)
+	}
+	return t
+}
+
+// layerBackward is that of a layer. Weights are gathered beside the first half, and gradients given away beside the second.
+func (pr Pricer) layerBackward(b *graph.Block, z graph.Size, under VisitTime) backwardTime {
+	input, weights := pr.Halves(b, z, under)
+	return backwardTime{pr.Makespan(b, b.Backward, z, under.Weights+under.Gradients), input, weights}
+}
+
+// Halves are the times of the two halves of a layer's backward.
+func (pr Pricer) Halves(b *graph.Block, z graph.Size, under VisitTime) (input, weights ir.Seconds) {
+	return pr.Makespan(b, b.Halves[graph.InputGradient], z, under.Weights), pr.abreast(b, b.Halves[graph.WeightGradient], z, under.Gradients)
+}
+
+// abreast is the time of one of several like blocks whose collectives wait for nothing that they compute, so that those of the next
+// run beside the computation of this one. It is the longer of the two.
+func (pr Pricer) abreast(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
+	busy := [2]ir.Seconds{0, taken} // computation, collectives
+	if len(nodes) == 0 {
+		return taken
+	}
+	for i, took := range pr.list(b, nodes, z) {
+		stream := 0
+		if ir.Ops[nodes[i].Op].Class == ir.ClassComm {
+			stream = 1
+		}
+		if took == looksBack {
+			took = pr.Back(b, &nodes[i], z)
+		}
+		busy[stream] += took
+	}
+	return max(busy[0], busy[1])
+}
+
+func (pr Pricer) embedGrad(g *graph.Model, z graph.Size) backwardTime {
+	b := g.Embedding
+	return backwardTime{pr.Time(g, b, b.Backward, z), pr.Time(g, b, b.Halves[graph.InputGradient], z), pr.Time(g, b, b.Halves[graph.WeightGradient], z)}
+}
+
+// Copies are the times of a copy to the host and of one back.
+func (pr Pricer) Copies(n ir.Bytes) (out, back ir.Seconds) {
+	return pr.Cost.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{}), pr.Cost.Time(ir.Work{Kind: ir.WorkH2D, Bytes: n}, cost.Link{})
+}

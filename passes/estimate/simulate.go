@@ -1,0 +1,326 @@
+package estimate
+
+import (
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/walk"
+	"sppo.dev/schedule"
+)
+
+// Simulation gives the actions of all ranks' schedules durations, and runs them against each other in virtual time, with
+// copies to and from the host beside them. It can be run again after a change of placements or of when copies begin.
+type Simulation struct {
+	*Costs
+	*walk.Walk
+	stages  []simStage
+	work    *walk.Work
+	outs    bool                     // something is copied to the host
+	backs   bool                     // units come back
+	streams bool                     // K and V do
+	arrives []ir.Seconds             // inputs of tasks
+	sent    []ir.Seconds             // of each layer of a forward: when its copies have left
+	back    []ir.Seconds             // of each layer of a backward: when its units are back
+	rest    []ir.Seconds             // what the rank of a task has to do behind it, once all has run
+	lent    map[lentLayer]ir.Seconds // when the weights that ranks borrow are there
+}
+
+func newSimulation(r *walk.Walk, t *Costs, w *walk.Work) *Simulation {
+	s := &Simulation{Costs: t, Walk: r, streams: r.Plan.Streams(), work: w}
+	s.arrives, s.rest = make([]ir.Seconds, len(s.Nodes)), make([]ir.Seconds, len(s.Nodes))
+	s.sent, s.back = make([]ir.Seconds, s.Layers), make([]ir.Seconds, s.Layers)
+	return s
+}
+
+type simStage struct {
+	job      *Simulation
+	tasks    []plan.Task
+	list     *schedule.List
+	first    int32 // number of the first of the tasks
+	done     int   // tasks
+	now      ir.Seconds
+	busy     ir.Seconds
+	exposed  ir.Seconds
+	late     []ir.Seconds // [i]: part of exposed
+	link     cost.HostLink
+	sendFree [2]ir.Seconds // towards the next and the previous stage
+	muxOut   ir.Seconds    // messages between ranks that share tasks
+	muxIn    ir.Seconds
+	simStaging
+	simStream
+}
+
+// reset goes back to the start of the step.
+func (s *Simulation) reset() {
+	p := s.Plan
+	s.outs, s.backs = p.Offload.Park || s.streams || anyCopies(s.d2h), anyCopies(s.h2d)
+	clear(s.arrives)
+	s.lent = map[lentLayer]ir.Seconds{}
+	if s.outs {
+		clear(s.sent)
+	}
+	if s.backs {
+		clear(s.back)
+	}
+	s.stages = make([]simStage, len(p.Tasks))
+	for i := range s.stages {
+		tasks := p.Tasks[i]
+		s.stages[i] = simStage{
+			job: s, tasks: tasks, list: s.Schedule(i), first: int32(s.Firsts[i]), link: s.link, late: make([]ir.Seconds, p.Subsequences.N),
+		}
+		if p.LayerOrder() || s.streams {
+			s.stages[i].simStaging = newSimStaging(len(tasks))
+		}
+		if s.streams {
+			s.stages[i].simStream = newSimStream(walk.NewLoadQueue(p, s.graph, tasks))
+		}
+	}
+}
+
+func anyCopies(copies [][][]ir.Seconds) bool {
+	for _, stage := range copies {
+		for _, layers := range stage {
+			for _, t := range layers {
+				if t > 0 {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// Run runs all tasks from the start of the step, with the placements and the timing that the plan has now.
+func (s *Simulation) Run() *Simulation {
+	s.reset()
+	s.work.Spend(s.Layers)
+	for _, n := range s.Order {
+		s.visitTask(n)
+		s.rest[n] = -s.stages[s.Nodes[n].Rank].busy
+	}
+	for n := range s.rest {
+		s.rest[n] += s.stages[s.Nodes[n].Rank].busy
+	}
+	return s
+}
+
+// Within reports whether all is done by a time, and looks no further than it takes to know. What ranks have to do must be what they
+// had when all was run.
+func (s *Simulation) Within(limit ir.Seconds) bool {
+	const rounding = 1 - 1e-9
+	s.reset()
+	s.work.Spend(s.Layers)
+	for _, n := range s.Order {
+		s.visitTask(n)
+		if s.stages[s.Nodes[n].Rank].now+s.rest[n]*rounding > limit {
+			return false
+		}
+	}
+	return s.End() <= limit
+}
+
+// End returns when the last rank is done.
+func (s *Simulation) End() (end ir.Seconds) {
+	for i := range s.stages {
+		end = max(end, s.stages[i].now)
+	}
+	return end
+}
+
+// Late is how long each stage waits for the copies of each subsequence. Waits do not count twice: what waited for one copy has
+// given the next ones time.
+func (s *Simulation) Late() [][]ir.Seconds {
+	late := make([][]ir.Seconds, len(s.stages))
+	for i := range s.stages {
+		late[i] = s.stages[i].late
+	}
+	return late
+}
+
+func (s *Simulation) visitTask(n int32) {
+	t := &s.Nodes[n]
+	st := &s.stages[t.Rank]
+	if t.Shared {
+		if t.Opens {
+			newSharedSlot(s, s.Task(n)).run()
+		}
+		return
+	}
+	for _, a := range st.list.Of(int(n - st.first)) {
+		s.act(st, n, a)
+	}
+}
+
+// act gives an action of a task that a rank runs alone its time.
+func (s *Simulation) act(st *simStage, n int32, a schedule.Action) {
+	t := &s.Nodes[n]
+	switch a.Op {
+	case schedule.Begin:
+		st.now = max(st.now, s.arrives[n])
+		st.await()
+	case schedule.StageIn:
+		s.stageIn(st, int(a.Task))
+	case schedule.CachesIn:
+		s.cachesIn(st, int(a.Task))
+	case schedule.Embedding:
+		s.runEmbedding(st, t)
+	case schedule.Head:
+		st.run(s.head[t.At])
+	case schedule.Visit:
+		s.visit(st, t, a)
+	case schedule.Release:
+		s.release(st, t, a)
+	case schedule.Reload:
+		s.reload(st, a)
+	case schedule.End, schedule.StageOut:
+		s.endTask(st, n, a)
+	}
+}
+
+// endTask passes the task's result on.
+func (s *Simulation) endTask(st *simStage, n int32, a schedule.Action) {
+	st.waitFor(st.lagging)
+	st.done++
+	t := &s.Nodes[n]
+	switch {
+	case a.Op == schedule.StageOut && s.Plan.StagesOut(s.Task(n), st.tasks[a.Of]):
+		s.stageOut(st, t, a.Of)
+	case t.Next >= 0:
+		s.deliver(t)
+	}
+}
+
+// deliver brings a task's result to the rank that goes on with it, along the ring or aside; messages of a direction keep their
+// order.
+func (s *Simulation) deliver(t *walk.Node) {
+	from, to := &s.stages[t.Rank], &s.stages[t.To]
+	switch {
+	case from == to:
+		s.arrives[t.Next] = from.now
+	case t.Aside:
+		s.arrives[t.Next] = s.transfer(from, to, from.now, s.message[t.At])
+	default:
+		direction := 0
+		if t.Backwards {
+			direction = 1
+		}
+		from.sendFree[direction] = max(from.sendFree[direction], from.now) + s.message[t.At]
+		s.arrives[t.Next] = from.sendFree[direction]
+	}
+}
+
+func (st *simStage) run(d ir.Seconds) {
+	st.now += d
+	st.busy += d
+}
+
+// wait is for the copy of a unit of subsequence i.
+func (st *simStage) wait(i int32, until ir.Seconds) {
+	if until > st.now {
+		st.late[i] += until - st.now
+		st.waitFor(until)
+	}
+}
+
+// waitFor is for any copy: what it costs is exposed.
+func (st *simStage) waitFor(until ir.Seconds) {
+	if until > st.now {
+		st.exposed += until - st.now
+		st.now = until
+	}
+}
+
+func (s *Simulation) runEmbedding(st *simStage, t *walk.Node) {
+	switch t.Kind {
+	case plan.Forward:
+		st.run(s.embed[t.At])
+	case plan.Backward:
+		st.run(s.embedGrad[t.At].of(t.Split))
+	case plan.WeightGrad:
+		st.run(s.embedGrad[t.At].weights)
+	}
+}
+
+func (s *Simulation) visit(st *simStage, t *walk.Node, a schedule.Action) {
+	k := int(a.Layer)
+	switch t.Kind {
+	case plan.Forward:
+		begin := st.now
+		s.runLayer(st, t, k, s.Forward[t.At])
+		if s.outs {
+			s.sent[int(t.Layers)+k] = s.offload(st, t, k, begin)
+			s.sentRows(st, k, st.link.Until(cost.Out))
+		}
+	case plan.Backward:
+		if s.backs {
+			st.wait(t.Subsequence, s.back[int(t.Layers)+k])
+		}
+		s.waitCaches(st, t, k)
+		s.runLayer(st, t, k, s.backwardOf(t, k).of(t.Split))
+	case plan.WeightGrad:
+		st.run(s.backwardOf(t, k).weights)
+	}
+}
+
+// offload is when the copies of a forward's k-th layer have left, which follow their producers through the layer; 0 where
+// there are none.
+func (s *Simulation) offload(st *simStage, t *walk.Node, k int, begin ir.Seconds) ir.Seconds {
+	d := s.out(st, t, k)
+	if d == 0 {
+		return 0
+	}
+	left := max(st.link.Copies(cost.Out, begin, d), st.now)
+	st.link.Hold(cost.Out, left)
+	return left
+}
+
+// release waits for the copies of a forward's layer. Where the forward's own backward follows it, reloads wait for them instead.
+func (s *Simulation) release(st *simStage, t *walk.Node, a schedule.Action) {
+	if n := st.first + a.Task; s.outs && t.Undone != n {
+		f := &s.Nodes[n]
+		st.wait(f.Subsequence, s.sent[f.Layers+a.Layer])
+	}
+}
+
+// backwardOf is the time of the k-th layer of a backward.
+func (s *Simulation) backwardOf(t *walk.Node, k int) backwardTime {
+	if s.again == nil {
+		return s.backward[t.At]
+	}
+	return s.backward[t.At].plus(s.again[t.Home][t.At][int(t.First)+k], 1)
+}
+
+// reload begins the copies that bring a layer back, which has to have left.
+func (s *Simulation) reload(st *simStage, a schedule.Action) {
+	t := &s.Nodes[st.first+a.Task]
+	if copies := s.h2d[t.Home][t.At][t.First+a.Layer]; copies > 0 {
+		gone := s.sent[s.Nodes[t.Undone].Layers+a.Layer]
+		s.back[t.Layers+a.Layer] = st.link.Copies(cost.Back, max(st.now, gone), copies)
+	}
+}
+
+// Exposed is how long the stage that waits longest waits for copies.
+func (s *Simulation) Exposed() (most ir.Seconds) {
+	for i := range s.stages {
+		most = max(most, s.stages[i].exposed)
+	}
+	return most
+}
+
+// Report writes what was found into the plan's Time.
+func (s *Simulation) Report(p *plan.Plan) {
+	var busy, idle ir.Seconds
+	end := s.End()
+	p.Time = plan.Time{StepS: end}
+	for i := range s.stages {
+		st := &s.stages[i]
+		p.Time.BusyS = append(p.Time.BusyS, st.busy)
+		busy += st.busy
+		idle += end - st.busy - st.exposed
+	}
+	p.Time.ExposedTransferS = s.Exposed()
+	if busy > 0 {
+		p.Time.BubbleRatio = float64(idle / busy)
+		p.Time.IdleShare = float64(idle / (end * ir.Seconds(len(s.stages))))
+	}
+}

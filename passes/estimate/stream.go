@@ -1,0 +1,180 @@
+package estimate
+
+import (
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/walk"
+)
+
+// streamCosts are the durations of what streams.
+type streamCosts struct {
+	forward, again, backward []stretch    // [i], of one layer; again is attention that the backward makes once more
+	rows                     []ir.Seconds // [i], own rows of a layer, out
+	in                       func(walk.Load) ir.Seconds
+	out                      func(walk.Load) ir.Seconds // dK and dV of a block
+}
+
+// stretch is attention over own rows and over blocks, and what of a layer comes before it.
+type stretch struct {
+	before, own ir.Seconds
+	blocks      []ir.Seconds
+}
+
+func (s *stretch) total() ir.Seconds {
+	t := s.before + s.own
+	for _, d := range s.blocks {
+		t += d
+	}
+	return t
+}
+
+// addStretches prices a layer; the collectives that its passes find under way hold up theirs.
+func (t *Costs) addStretches(pr Pricer, g *graph.Model, z graph.Size, forwardFinds, backwardFinds ir.Seconds) {
+	b := g.Layer
+	forward, backward := pr.stretch(b, b.Forward, z, forwardFinds), pr.stretch(b, b.Backward, z, backwardFinds)
+	again := forward
+	again.before = 0
+	t.stream.forward, t.stream.backward = append(t.stream.forward, forward), append(t.stream.backward, backward)
+	t.stream.again = append(t.stream.again, again)
+	var rows ir.Seconds
+	for i := range b.Values {
+		if v := &b.Values[i]; v.Kind == graph.Cache && v.Rows == graph.Full {
+			rows += pr.Cost.Time(ir.Work{Kind: ir.WorkD2H, Bytes: v.Bytes(z)}, cost.Link{})
+		}
+	}
+	t.stream.rows = append(t.stream.rows, rows)
+}
+
+// stretch finds the node of a pass that attends.
+func (pr Pricer) stretch(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) stretch {
+	for i := range nodes {
+		if nodes[i].Attends() {
+			pieces := pr.pieces(b, &nodes[i], z)
+			return stretch{pr.Makespan(b, nodes[:i], z, taken), pieces[0], pieces[1:]}
+		}
+	}
+	panic("internal: a layer without attention")
+}
+
+// CopyCosts prices loads and what goes back, one instruction for each buffer.
+func CopyCosts(p *plan.Plan, g *graph.Model, m cost.Model) (in, out func(walk.Load) ir.Seconds) {
+	price := func(work ir.WorkKind, of graph.Kind) func(walk.Load) ir.Seconds {
+		known := map[int64]ir.Seconds{} // by tokens
+		return func(l walk.Load) ir.Seconds {
+			t, ok := known[l.End-l.First]
+			if !ok {
+				z := graph.Size{Tokens: l.End - l.First, Batch: int64(p.Parallel.Microbatch), SP: 1}
+				for i := range g.Layer.Values {
+					if v := &g.Layer.Values[i]; v.Kind == of && v.Rows == graph.Full {
+						t += m.Time(ir.Work{Kind: work, Bytes: v.Bytes(z)}, cost.Link{})
+					}
+				}
+				known[z.Tokens] = t
+			}
+			return t
+		}
+	}
+	caches, grads := price(ir.WorkH2D, graph.Cache), price(ir.WorkH2D, graph.CacheGrad)
+	in = func(l walk.Load) ir.Seconds {
+		t := caches(l)
+		if l.Grads {
+			t += grads(l)
+		}
+		return t
+	}
+	return in, price(ir.WorkD2H, graph.CacheGrad)
+}
+
+// simStream is what streams through a rank, in virtual time.
+type simStream struct {
+	queue  *walk.LoadQueue
+	coming []ir.Seconds  // loads that are issued and not taken
+	rows   []ir.Seconds  // [LoadQueue.place]: when the last rows of K and V were on the host
+	grads  []ir.Seconds  // and of dK and dV
+	freed  [2]ir.Seconds // when the last blocks of dK and dV but one, and the last, had left: a load takes the bytes of the former
+}
+
+func newSimStream(q *walk.LoadQueue) simStream {
+	return simStream{queue: q, rows: make([]ir.Seconds, len(q.Rows)), grads: make([]ir.Seconds, len(q.Rows))}
+}
+
+// take waits for the next load, having issued those that the plan wants on their way by then.
+func (s *Simulation) take(st *simStage) {
+	for l, ok := st.queue.Next(); ok; l, ok = st.queue.Next() {
+		start, at := max(st.now, st.freed[0]), st.queue.Place(l)
+		if l.Own || l.End == st.queue.Sizes[l.Task.Subsequence].Prefix {
+			start = max(start, st.rows[at])
+		}
+		if l.Own && l.Grads {
+			start = max(start, st.grads[at])
+		}
+		st.coming = append(st.coming, st.link.Copies(cost.Back, start, s.stream.in(l)))
+	}
+	st.queue.Take()
+	st.waitFor(st.coming[0])
+	st.coming = st.coming[1:]
+}
+
+// runLayer runs the k-th layer of a task, whose attention takes blocks as they come.
+func (s *Simulation) runLayer(st *simStage, at *walk.Node, k int, whole ir.Seconds) {
+	if !s.streams {
+		s.layer(st, at, whole)
+		return
+	}
+	t, i := st.tasks[st.done], at.Subsequence
+	if t.Kind == plan.Forward {
+		whole -= s.attend(st, &s.stream.forward[i])
+		st.run(max(0, whole))
+		return
+	}
+	s.take(st)
+	if again := whole - s.backward[i].Whole; s.makesAttention(t, k) {
+		a := &s.stream.again[i]
+		st.run(max(0, again-a.total()))
+		whole -= again
+		s.attend(st, a)
+	}
+	b := &s.stream.backward[i]
+	st.run(b.before + b.own)
+	layer, block := s.Plan.Layers(t.Stage)[k], s.Plan.Stream.Block
+	for j, d := range b.blocks {
+		s.take(st)
+		st.run(d)
+		first := int64(j) * block
+		s.sendGrads(st, walk.Load{Task: t, Layer: layer, First: first, End: min(first+block, st.queue.Sizes[i].Prefix)})
+	}
+	st.run(max(0, whole-b.total()))
+}
+
+// attend runs up to the end of attention and returns how long that took without waiting.
+func (s *Simulation) attend(st *simStage, a *stretch) ir.Seconds {
+	st.run(a.before + a.own)
+	for _, d := range a.blocks {
+		s.take(st)
+		st.run(d)
+	}
+	return a.total()
+}
+
+func (s *Simulation) sendGrads(st *simStage, l walk.Load) {
+	left := st.link.Copies(cost.Out, st.now, s.stream.out(l))
+	st.grads[st.queue.Place(l)] = left
+	st.freed = [2]ir.Seconds{st.freed[1], left}
+	st.queue.SentGrads(l)
+}
+
+// sentRows notes that the copies of a forward's layer, with its rows of K and V, have left by then.
+func (s *Simulation) sentRows(st *simStage, k int, left ir.Seconds) {
+	if s.streams {
+		t := st.tasks[st.done]
+		l := walk.Load{Task: t, Layer: s.Plan.Layers(t.Stage)[k]}
+		st.rows[st.queue.Place(l)] = left
+		st.queue.SentRows(t, l.Layer)
+	}
+}
+
+func (s *Simulation) makesAttention(t plan.Task, k int) bool {
+	return walk.MakesAttention(s.Plan.LayerOf(s.graph, t, k))
+}

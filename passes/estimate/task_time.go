@@ -1,0 +1,111 @@
+package estimate
+
+import (
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/ir/cost"
+	"sppo.dev/passes/plan"
+)
+
+// TaskTime predicts what a subsequence takes on the stage that needs longest for it, forward and backward together, as a
+// function of where the subsequence lies. Only attention depends on the prefix, and nothing runs beside it, so the rest
+// is computed once for each length.
+type TaskTime struct {
+	Pricer
+	Plan    *plan.Plan
+	Model   *graph.Model
+	Layer   *graph.Block // as the policy of recomputation leaves it
+	Attends []*graph.Node
+	rest    map[int64]blockTimes // by tokens
+}
+
+// blockTimes are forward and backward of each block for one number of tokens, of the layer without attention. Attention takes
+// some time for each token of the prefix and some besides, where that holds.
+type blockTimes struct {
+	embedding, layer, head ir.Seconds
+	linear                 bool
+	alone, perToken        ir.Seconds
+}
+
+// NewTaskTime predicts tasks of a plan whose stages are decided.
+func NewTaskTime(c *Cache, p *plan.Plan) *TaskTime {
+	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
+	t := &TaskTime{Pricer: NewPricer(c, p, m), Plan: p, Model: c.Model(p), rest: map[int64]blockTimes{}}
+	b := t.Model.LayerWithout(t.Model.RemadeBy(p.Recompute))
+	t.Layer = b
+	for _, nodes := range [][]graph.Node{b.Forward, b.Backward} {
+		for i := range nodes {
+			if nodes[i].Attends() {
+				t.Attends = append(t.Attends, &nodes[i])
+			}
+		}
+	}
+	return t
+}
+
+// Of is the time of tokens prefix .. prefix+tokens-1.
+func (t *TaskTime) Of(prefix, tokens int64) ir.Seconds {
+	rest, ok := t.rest[tokens]
+	if !ok {
+		z := t.Size(0, tokens)
+		rest = blockTimes{embedding: t.Both(t.Model.Embedding, z), layer: t.Both(t.Layer, z) - t.AttentionTime(z), head: t.Time(t.Model, t.Model.Head, t.Model.Head.Backward, z)}
+		t.straighten(&rest, tokens)
+		t.rest[tokens] = rest
+	}
+	layer := rest.layer
+	if rest.linear {
+		layer += rest.alone + rest.perToken*ir.Seconds(prefix)
+	} else {
+		layer += t.AttentionTime(t.Size(prefix, tokens))
+	}
+	var longest ir.Seconds
+	for s := range t.Plan.Parallel.PP {
+		stage := layer * ir.Seconds(t.Plan.LayersOf(s))
+		if s == t.Plan.Home(0) {
+			stage += rest.embedding
+		}
+		if s == t.Plan.Home(t.Plan.Parallel.Stages()-1) {
+			stage += rest.head
+		}
+		longest = max(longest, stage)
+	}
+	return longest
+}
+
+// straighten finds whether attention of a number of tokens is linear in the prefix: so it is unless memory bounds its kernels, or
+// the prefix comes in blocks.
+func (t *TaskTime) straighten(b *blockTimes, tokens int64) {
+	most := t.Plan.Train.Sequence - tokens
+	if most < 2 {
+		return
+	}
+	at := func(prefix int64) ir.Seconds { return t.AttentionTime(t.Size(prefix, tokens)) }
+	b.alone = at(0)
+	b.perToken = (at(most) - b.alone) / ir.Seconds(most)
+	b.linear = true
+	for _, prefix := range []int64{1, most / 7, most / 2} {
+		if d := at(prefix) - b.alone - b.perToken*ir.Seconds(prefix); d*d > 1e-18*at(most)*at(most) {
+			b.linear = false
+		}
+	}
+}
+
+// Both is the time of a block forward and backward.
+func (t *TaskTime) Both(b *graph.Block, z graph.Size) ir.Seconds {
+	return t.Time(t.Model, b, b.Forward, z) + t.Time(t.Model, b, b.Backward, z)
+}
+
+// Size is the shape of tokens behind a prefix.
+func (t *TaskTime) Size(prefix, tokens int64) graph.Size {
+	p := t.Plan
+	return graph.Size{Sequence: p.Train.Sequence, Prefix: prefix, Tokens: tokens, Batch: int64(p.Parallel.Microbatch), SP: int64(p.Parallel.SP)}
+}
+
+// AttentionTime is that of a layer's attention, forward and backward.
+func (t *TaskTime) AttentionTime(z graph.Size) ir.Seconds {
+	var sum ir.Seconds
+	for _, n := range t.Attends {
+		sum += t.Back(t.Layer, n, z)
+	}
+	return sum
+}

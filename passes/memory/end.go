@@ -1,0 +1,119 @@
+package memory
+
+import (
+	"slices"
+
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes/plan"
+)
+
+// The end of a step, in the order of codegen: gradients are completed, parameter by parameter, over the ranks of a stage and then
+// over replicas; their norm is taken; every parameter takes its step, and new weights go out while the next one takes its own.
+
+// ending is a parameter at the end of a step.
+type ending struct {
+	zero                    int
+	cut                     plan.Slicing
+	whole, half, slice      ir.Bytes // its gradient; what is left of it when the ranks of a stage have divided it, and replicas
+	halfWeight, sliceWeight ir.Bytes // what goes out, on its way and to begin with; 0: that stays
+}
+
+// endings are the parameters that a stage's ranks update.
+func (r *tracker) endings() (list []ending) {
+	add := func(b *graph.Block, layers int) {
+		var of []ending
+		for i := range b.Params {
+			if b.Params[i].Tied && r.firstStage() {
+				continue // its gradient is added to the embedding's
+			}
+			of = append(of, r.ending(b, &b.Params[i]))
+		}
+		list = append(list, slices.Repeat(of, layers)...)
+	}
+	if r.firstStage() {
+		add(r.graph.Embedding, 1)
+	}
+	add(r.graph.Layer, len(r.given))
+	if r.lastStage() {
+		add(r.graph.Head, 1)
+	}
+	return list
+}
+
+func (r *tracker) ending(b *graph.Block, param *graph.Param) ending {
+	e := ending{zero: r.plan.ZeroOf(b, param), cut: r.plan.Slicing(param)}
+	elements := ir.Bytes(param.Local[0] * param.Local[1])
+	of := func(slices int64, d ir.DType) ir.Bytes { return graph.Align(elements / ir.Bytes(slices) * d.Bytes()) }
+	e.whole, e.half, e.slice = of(1, ir.F32), of(e.cut.SP, ir.F32), of(e.cut.Slices(), ir.F32)
+	sent := ir.F32 // gradients, where there is no ZeRO
+	if e.zero == plan.ZeroState || e.zero == plan.ZeroGradients {
+		if sent = r.graph.DType(); sent != ir.F32 {
+			e.sliceWeight = of(e.cut.Slices(), sent)
+		}
+	}
+	if e.cut.SP > 1 && e.cut.DP > 1 && e.zero < plan.ZeroWeights {
+		e.halfWeight = of(e.cut.SP, sent)
+	}
+	return e
+}
+
+// optimizer notes the end of the step. What is made of whole gradients is counted with what runs.
+func (r *tracker) optimizer() {
+	r.note(plan.Task{}, r.hidden(r.Sizes[0])) // which the last backward passes on
+	r.now[TermGradients] -= r.owed
+	list, running := r.endings(), ir.Bytes(0)
+	step := func(more, less ir.Bytes) {
+		running += more
+		r.note(plan.Task{}, running)
+		running -= less
+	}
+	for _, e := range list {
+		if e.zero < plan.ZeroGradients && e.cut.SP > 1 {
+			step(e.half, e.letGo())
+		}
+	}
+	for _, e := range list {
+		switch {
+		case e.zero >= plan.ZeroGradients || e.cut.DP == 1:
+		case e.cut.SP > 1:
+			step(e.slice, e.half)
+		default:
+			step(e.slice, e.letGo())
+		}
+	}
+	r.norm(running)
+	lagging := ir.Bytes(0)
+	for _, e := range list {
+		step(e.sliceWeight+e.halfWeight, e.halfWeight+lagging)
+		if lagging = e.sliceWeight; e.zero == 0 && e.cut.Slices() > 1 {
+			running -= e.slice // all are back in the whole
+		}
+	}
+}
+
+// letGo is the whole gradient once there are slices of it, unless they come back there.
+func (e *ending) letGo() ir.Bytes {
+	if e.zero == 0 {
+		return 0
+	}
+	return e.whole
+}
+
+// norm notes the sums of squares: of all tensors, by replica and by rank of a stage.
+func (r *tracker) norm(running ir.Bytes) {
+	n := len(r.graph.Embedding.Params) + r.plan.Model.Layers*len(r.graph.Layer.Params)
+	for i := range r.graph.Head.Params {
+		if !r.graph.Head.Params[i].Tied {
+			n++
+		}
+	}
+	before := ir.Bytes(0)
+	for _, ranks := range []int{1, r.plan.Parallel.DP, r.plan.Parallel.SP} {
+		if n *= ranks; ranks > 1 || before == 0 {
+			after := graph.Align(ir.Bytes(n) * ir.F32.Bytes())
+			r.note(plan.Task{}, running+before+after)
+			before = after
+		}
+	}
+}

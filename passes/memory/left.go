@@ -1,0 +1,132 @@
+package memory
+
+import (
+	"slices"
+
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/strategy"
+)
+
+// Unmuxed is the plan with every task whole and on the rank that has its stage.
+func Unmuxed(p *plan.Plan) *plan.Plan {
+	q := *p
+	q.Decisions = nil
+	q.Mux.Left, q.Mux.Pieces = false, nil
+	strategy.Order(&q)
+	return &q
+}
+
+// leftFootprint bounds the arenas of a plan whose ranks share tasks at the start: what each would hold without, and all that it
+// borrows, as if there were one moment that has all of both.
+func (m *Meter) leftFootprint(limit plan.Memory) (f Footprint, fits bool) {
+	p := m.Plan
+	if f, fits = m.Of(Unmuxed(p)).Within(limit); !fits {
+		return f, false
+	}
+	for rank := range f.Device {
+		f.Device[rank], f.Host[rank] = WithBorrowed(p, m.Model, rank, f.Device[rank], f.Host[rank])
+	}
+	return f, f.Fits(limit.DeviceCapacityBytes, limit.HostCapacityBytes)
+}
+
+// WithBorrowed adds what a rank borrows to what it holds without.
+func WithBorrowed(p *plan.Plan, g *graph.Model, rank int, peak Peak, host ir.Bytes) (Peak, ir.Bytes) {
+	was := peak.Bytes
+	host += borrowed(p, g, rank, &peak.Terms)
+	peak.Bytes = 0
+	for _, n := range peak.Terms {
+		peak.Bytes += n
+	}
+	peak.Bytes = max(peak.Bytes, was)
+	return peak, host
+}
+
+// borrowed adds to terms what a rank holds for the stages that it helps with one sequence: their weights and gradients, K and V
+// up to its last piece, and what its pieces leave for their backwards. It returns what of that is on the host.
+func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes) (host ir.Bytes) {
+	whole := *p
+	whole.Parallel.Zero = 0
+	weights, gradients, _ := whole.StateBytes(g, g.Layer) // also where their own rank divides them
+	visited := visitBytesOf(p, g)                         // a layer more than without is under way at a time
+	terms[TermGradients] += visited.gradients + visited.halfSums + visited.sums
+	seen := map[int]int64{} // [stage]: tokens
+	for _, t := range p.Tasks[rank] {
+		if t.Kind != plan.Forward || t.Microbatch > 0 {
+			continue
+		}
+		if p.Home(t.Stage) == rank { // and pieces of its own, whose units are rounded up each
+			if t.Piece > 0 {
+				n := ir.Bytes(p.LayersPerStage[t.Stage]*len(g.Layer.Units)) * ir.Alignment
+				host, terms[TermKept] = host+n, terms[TermKept]+n
+			}
+			continue
+		}
+		z := p.SizeOf(t)
+		seen[t.Stage] = max(seen[t.Stage], z.Prefix+z.Tokens)
+		sizes := plan.UnitSizes(g.Layer, z)
+		for k := range p.LayersPerStage[t.Stage] {
+			for u, letter := range []byte(p.FateOf(t, k)) {
+				switch letter {
+				case plan.FateOffload:
+					host += graph.Align(sizes[u]) + ir.Alignment
+					terms[TermCopies] += graph.Align(sizes[u]) // at most: few are under way at a time
+				case plan.FateKeep:
+					terms[TermKept] += graph.Align(sizes[u])
+				}
+			}
+		}
+	}
+	for stage, tokens := range seen {
+		layers := ir.Bytes(p.LayersPerStage[stage])
+		terms[TermWeights] += layers * weights
+		terms[TermGradients] += layers * gradients
+		z := p.Size(0)
+		z.Sequence = tokens
+		for v := range g.Layer.Values {
+			switch n := layers * graph.Align(g.Layer.Values[v].Bytes(z)); g.Layer.Values[v].Kind {
+			case graph.Cache:
+				terms[TermCaches] += n
+			case graph.CacheGrad:
+				terms[TermCacheGrads] += n
+			}
+		}
+	}
+	terms[TermMessages] += gradientParts(p, g, rank)
+	if rank+1 < p.Parallel.PP { // what the rank behind has added to gradients of weights comes in one by one
+		terms[TermMessages] += largestGradient(g.Layer)
+	}
+	return host
+}
+
+// largestGradient is that of a block's largest parameter, whole.
+func largestGradient(b *graph.Block) (most ir.Bytes) {
+	for i := range b.Params {
+		most = max(most, wholeGradients(b, 1<<i))
+	}
+	return most
+}
+
+// gradientParts are what comes in for gradients of K and V in the slot that has most of it: a layer of all that the rank runs there.
+func gradientParts(p *plan.Plan, g *graph.Model, rank int) (most ir.Bytes) {
+	slots := make([]ir.Bytes, p.Parallel.PP-1)
+	for _, t := range p.Tasks[rank] {
+		if t.Kind != plan.Backward || t.Microbatch > 0 || !p.Shared(t) {
+			continue
+		}
+		z, senders := p.SizeOf(t), ir.Bytes(0)
+		for other := range p.Parallel.PP {
+			if other != rank && p.Sees(other, t) {
+				senders++
+			}
+		}
+		z.Sequence = z.Tokens
+		for v := range g.Layer.Values {
+			if value := &g.Layer.Values[v]; value.Kind == graph.CacheGrad {
+				slots[t.Slot()] += senders * graph.Align(value.Bytes(z))
+			}
+		}
+	}
+	return slices.Max(slots)
+}

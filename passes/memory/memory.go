@@ -1,0 +1,764 @@
+// Package memory bounds what a plan holds on the device and on the host, before anything is placed. A Meter goes through
+// the actions of a rank and adds up whose bytes are held.
+//
+// Read memory.go for the walk; live.go finds what one block holds while it runs.
+package memory
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/strategy"
+	"sppo.dev/passes/walk"
+	"sppo.dev/schedule"
+)
+
+// A bound on memory, for passes that choose among plans before anything is placed. It goes through the schedule of a stage and
+// adds up whose bytes are held. Plan.Memory is what codegen then places, to the byte; a test in codegen holds the two together.
+
+// Term is one of the things that a rank's device memory goes to.
+type Term int
+
+// Terms.
+const (
+	TermWeights    Term = iota
+	TermOptimizer       // moments and f32 masters
+	TermGradients       // of weights, those that the step has touched
+	TermCaches          // K and V
+	TermCacheGrads      // dK and dV
+	TermLoads           // of these, rows that stream
+	TermKept            // units between their forward and their backward
+	TermCopies          // units on their way to the host or back
+	TermMessages        // between stages, and what waits for the head
+	TermWorking         // what runs: a layer, the embedding, a chunk of the head
+	TermPacking         // gaps that placing may leave
+	numTerms
+)
+
+var termNames = [numTerms]string{
+	"weights", "optimizer state", "gradients", "K and V", "dK and dV", "K and V that stream", "kept activations", "copies under way", "messages", "the layer that runs", "gaps",
+}
+
+// String names the term as reports do.
+func (t Term) String() string { return termNames[t] }
+
+// Peak is the moment at which a stage's ranks hold most on the device.
+type Peak struct {
+	Bytes ir.Bytes           // sum of the terms
+	Terms [numTerms]ir.Bytes // at that moment
+	Task  plan.Task          // that runs then
+}
+
+// Footprint bounds a plan's arenas from above.
+type Footprint struct {
+	Device []Peak     // [stage]
+	Host   []ir.Bytes // [stage], of one rank
+}
+
+// FootprintOf bounds what codegen will place for a plan.
+func FootprintOf(p *plan.Plan) Footprint {
+	return NewMeter(walk.Must(p), walk.NewShapes(p, p.Graph()), Blocks{}, nil).Footprint()
+}
+
+// Fits reports whether a plan that needs no more than this has room.
+func (f Footprint) Fits(device, host ir.Bytes) bool {
+	for s := range f.Device {
+		if f.Device[s].Bytes > device || f.Host[s] > host {
+			return false
+		}
+	}
+	return true
+}
+
+// Meter bounds the memory of one plan.
+type Meter struct {
+	*walk.Walk
+	*walk.Shapes
+	blocks Blocks
+	work   *walk.Work
+}
+
+// NewMeter bounds the memory of a walk's plan; it keeps what blocks hold in b, and counts its work in w, if that is not nil.
+func NewMeter(r *walk.Walk, s *walk.Shapes, b Blocks, w *walk.Work) *Meter { return &Meter{r, s, b, w} }
+
+// Of is the meter of a plan whose tasks are others, of the same sizes.
+func (m *Meter) Of(p *plan.Plan) *Meter { return &Meter{walk.Must(p), m.Shapes, m.blocks, m.work} }
+
+// Footprint bounds all arenas.
+func (m *Meter) Footprint() Footprint {
+	f, _ := m.Within(plan.Memory{DeviceCapacityBytes: math.MaxInt64, HostCapacityBytes: math.MaxInt64})
+	return f
+}
+
+// Within reports whether a plan has room, and looks no further than it takes to know: of one that has none the footprint
+// is in part.
+func (m *Meter) Within(limit plan.Memory) (f Footprint, fits bool) {
+	p := m.Plan
+	if p.Mux.Left {
+		return m.leftFootprint(limit)
+	}
+	f = Footprint{Device: make([]Peak, len(p.Tasks)), Host: make([]ir.Bytes, len(p.Tasks))}
+	inputs := m.WaitingInputs()
+	for s := range p.Tasks {
+		f.Device[s], f.Host[s] = m.Stage(s, inputs[s])
+		if f.Device[s].Bytes > limit.DeviceCapacityBytes || f.Host[s] > limit.HostCapacityBytes {
+			return f, false
+		}
+	}
+	return f, true
+}
+
+// Packing is the share of what does not persist that placing may lose in gaps: a test holds placed plans to it. Lives that end
+// in another order than they began leave larger ones.
+const (
+	packing        = 0.03
+	packingOfWoven = 0.08
+)
+
+// Packed returns what placing n bytes may lose in gaps.
+func Packed(p *plan.Plan, n ir.Bytes) ir.Bytes {
+	if woven(p) {
+		return ir.Bytes(float64(n) * packingOfWoven)
+	}
+	return ir.Bytes(float64(n) * packing)
+}
+
+// woven reports whether activations of several microbatches on several virtual stages, or of backwards in halves, live at once.
+func woven(p *plan.Plan) bool {
+	s := strategy.Of(p)
+	return s.Late || p.Parallel.VirtualStages > 1 && !s.Rounds
+}
+
+// tracker adds up what one stage holds while its tasks run.
+type tracker struct {
+	*Meter
+	plan   *plan.Plan
+	stage  int
+	graph  *graph.Model
+	layers []int // of each virtual stage
+	first  []int // of each virtual stage, where its layers begin among all of its rank
+
+	now   [numTerms]ir.Bytes
+	host  ir.Bytes
+	peak  Peak
+	most  ir.Bytes // on the host
+	whole []params // of each layer, of the embedding and of the head: those whose gradients are there, whole
+	adds  addedTo  // of the backward that ran last
+	given []bool   // layers of whose gradients there are sums of slices
+	owed  ir.Bytes // gradients that the visit before has given away, and what the collectives that may not be done make of them
+
+	units     []*unitsLeft // [i]: nil until the first forward
+	leaving   []bool       // [layer of a task, as nodes count them, from begun on]: its offloaded tensors hold their bytes
+	begun     int          // layers of all tasks of the ranks before
+	streaming []int        // values of which a rank holds own rows alone
+	loads     loadsHeld
+	visits    visitBytes
+	path      []int    // under ZeroWeights, own layers in the order of visits
+	visited   int      // of these
+	gathered  ir.Bytes // weights that are whole, and what they are gathered from
+	passing   params   // of the layer that runs those that are whole for this visit alone, and so not among these
+
+	waits map[plan.Task]bool // tasks whose input waits on the host
+	loans []plan.Lending     // [stage]: what it lends this one
+	last  blockOf
+	was   workingKey // of the layer that ran last
+	held  ir.Bytes   // by it
+}
+
+// blockOf is the dataflow that letters stand for.
+type blockOf struct {
+	letters string
+	block   *graph.Block
+}
+
+// addedTo are the parameters whose gradients a pass adds to.
+type addedTo struct {
+	block  *graph.Block
+	pass   Direction
+	params params
+}
+
+// unitsLeft is what the forwards of a subsequence leave, layer by layer of all of the rank.
+type unitsLeft struct{ kept, offloaded []ir.Bytes }
+
+func (m *Meter) newTracker(stage int) *tracker {
+	p := m.Plan
+	r := &tracker{Meter: m, plan: p, stage: stage, graph: m.Model, layers: p.LayersPerStage}
+	r.visits = visitBytesOf(p, r.graph)
+	r.whole, r.given = make([]params, p.LayersOf(stage)+2), make([]bool, p.LayersOf(stage))
+	for j := range r.layers {
+		first, _ := p.Span(j)
+		r.first = append(r.first, first)
+	}
+	from, to := r.Firsts[stage], len(r.Nodes)
+	if stage+1 < len(r.Firsts) {
+		to = r.Firsts[stage+1]
+	}
+	r.begun = int(r.Nodes[from].Layers)
+	end := r.Walk.Layers
+	if to < len(r.Nodes) {
+		end = int(r.Nodes[to].Layers)
+	}
+	r.leaving, r.units = make([]bool, end-r.begun), make([]*unitsLeft, len(r.Sizes))
+	if p.LayerOrder() || p.Streams() {
+		r.waits = map[plan.Task]bool{}
+	}
+	for i := range r.graph.Layer.Values {
+		if v := &r.graph.Layer.Values[i]; v.Rows == graph.Full && (v.Kind == graph.Cache || v.Kind == graph.CacheGrad) {
+			r.streaming = append(r.streaming, i)
+		}
+	}
+	if p.Streams() {
+		r.loads.queue = walk.NewLoadQueue(p, r.graph, p.Tasks[stage])
+	}
+	if p.Parallel.Zero >= plan.ZeroWeights {
+		r.planVisits()
+	}
+	if p.Mux.Right {
+		r.loans = make([]plan.Lending, len(p.Tasks))
+		for i := stage + 1; i < len(p.Tasks); i++ {
+			r.loans[i] = p.Lent(i, stage)
+		}
+	}
+	return r
+}
+
+// Stage bounds the arenas of a stage; inputs are those of waitingInputs.
+func (m *Meter) Stage(stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
+	p, r := m.Plan, m.newTracker(stage)
+	r.persist()
+	persistent := r.now[TermWeights] + r.now[TermOptimizer]
+	m.work.Spend(len(r.leaving))
+	list := r.Schedule(stage)
+	for i, t := range p.Tasks[stage] {
+		r.now[TermMessages] += inputs[i]
+		for _, a := range list.Of(i) {
+			r.act(t, a)
+		}
+		r.now[TermMessages] -= inputs[i]
+	}
+	r.optimizer()
+	r.peak.Terms[TermPacking] = Packed(p, r.peak.Bytes-persistent)
+	r.peak.Bytes += r.peak.Terms[TermPacking]
+	return r.peak, r.most + Packed(p, r.most)
+}
+
+// note compares a moment with the peak so far: what is held, and what runs.
+func (r *tracker) note(t plan.Task, working ir.Bytes) {
+	r.now[TermWorking] = working
+	var sum ir.Bytes
+	for _, n := range r.now {
+		sum += n
+	}
+	if sum > r.peak.Bytes {
+		r.peak = Peak{sum, r.now, t}
+	}
+	r.most = max(r.most, r.host)
+}
+
+func (r *tracker) firstStage() bool { return r.stage == r.plan.Home(0) }
+
+func (r *tracker) lastStage() bool { return r.stage == r.plan.Home(r.plan.Parallel.Stages()-1) }
+
+// persist counts what lives through the whole run.
+func (r *tracker) persist() {
+	add := func(b *graph.Block, layers ir.Bytes) {
+		weights, _, optimizer := r.plan.StateBytes(r.graph, b)
+		r.now[TermWeights] += layers * weights
+		r.now[TermOptimizer] += layers * optimizer
+	}
+	const scalars = 4 // losses, the step's parameters, the norm of gradients
+	r.now[TermWeights] = scalars * ir.Alignment
+	add(r.graph.Layer, ir.Bytes(len(r.given)))
+	if r.firstStage() {
+		add(r.graph.Embedding, 1)
+	}
+	if r.lastStage() {
+		add(r.graph.Head, 1)
+	}
+}
+
+// ofEmbedding and ofHead are their places behind those of layers.
+func (r *tracker) ofEmbedding() int { return len(r.given) }
+
+func (r *tracker) ofHead() int { return len(r.given) + 1 }
+
+// begins are the gradients of a block that a pass adds to, and that are not there yet.
+func (r *tracker) begins(b *graph.Block, own int, pass Direction) params {
+	if r.adds.block != b || r.adds.pass != pass {
+		r.adds = addedTo{b, pass, addsTo(b, pass)}
+	}
+	return r.adds.params &^ r.whole[own]
+}
+
+// begin counts gradients from now on.
+func (r *tracker) begin(b *graph.Block, own int, begins params) {
+	r.whole[own] |= begins
+	r.now[TermGradients] += wholeGradients(b, begins)
+}
+
+// wholeGradients are the bytes of some of a block's.
+func wholeGradients(b *graph.Block, of params) (n ir.Bytes) {
+	for i := range b.Params {
+		if of.has(i) {
+			n += graph.Align(ir.Bytes(b.Params[i].Local[0]*b.Params[i].Local[1]) * ir.F32.Bytes())
+		}
+	}
+	return n
+}
+
+// act takes and frees the bytes of an action of a task.
+func (r *tracker) act(t plan.Task, a schedule.Action) {
+	at := &r.Nodes[r.Firsts[r.stage]+int(a.Task)]
+	switch a.Op {
+	case schedule.Begin:
+		if t.Kind == plan.Forward {
+			r.borrow(t)
+		}
+	case schedule.CachesIn:
+		r.cachesIn(r.plan.Tasks[r.stage][a.Task])
+	case schedule.Embedding:
+		r.embedding(t, at)
+	case schedule.Head:
+		r.touching(t, r.graph.Head, r.ofHead(), BackwardPass, r.Sizes[t.Subsequence])
+	case schedule.Visit:
+		r.visit(t, at, a)
+	case schedule.Release:
+		r.release(at, a)
+	case schedule.Reload:
+		r.reload(at, a)
+	case schedule.End, schedule.StageOut:
+		r.endStaged(t, a)
+		if t.Kind == plan.Forward && t.Subsequence == len(r.Sizes)-1 {
+			r.help(t)
+		}
+	}
+}
+
+func (r *tracker) embedding(t plan.Task, at *walk.Node) {
+	b, z := r.graph.Embedding, r.Sizes[t.Subsequence]
+	switch {
+	case t.Kind == plan.Forward:
+		r.note(t, r.blocks.Bytes(r.graph, b, forwardPass, z, 0, 0))
+	case t.Kind == plan.WeightGrad:
+		r.now[TermKept] -= r.between(b, z)
+		r.touching(t, b, r.ofEmbedding(), weightPass, z)
+	case at.Split:
+		r.touching(t, b, r.ofEmbedding(), inputPass, z)
+		r.now[TermKept] += r.between(b, z)
+	default:
+		r.touching(t, b, r.ofEmbedding(), BackwardPass, z)
+	}
+}
+
+func (r *tracker) visit(t plan.Task, at *walk.Node, a schedule.Action) {
+	k := int(a.Layer)
+	b, own := r.block(t, k), r.first[t.Stage]+k
+	switch t.Kind {
+	case plan.Forward:
+		r.forward(t, at, a, b, own)
+	case plan.Backward:
+		r.backward(t, at, k, b, own)
+	case plan.WeightGrad:
+		r.weightGrads(t, at, k, b, own)
+	}
+}
+
+func (r *tracker) forward(t plan.Task, at *walk.Node, a schedule.Action, b *graph.Block, own int) {
+	z, u, k := r.Sizes[t.Subsequence], r.leave(t), int(a.Layer)
+	if t.Subsequence == 0 {
+		r.now[TermCaches] += r.caches(b, graph.Cache, z)
+		r.host += r.streamed(graph.Cache, z.Sequence)
+	}
+	r.enter()
+	r.now[TermLoads] = r.attend(t, k, b)
+	r.note(t, r.working(b, forwardPass, z, 0)+r.sharing(t))
+	r.now[TermLoads] = r.loads.bytes()
+	r.exit()
+	r.cachesOut(t, b)
+	r.now[TermKept] += u.kept[own]
+	r.host += u.offloaded[own]
+	if k == 0 && r.waits[t] {
+		r.host -= r.hidden(z)
+	}
+	if a.Held {
+		*r.isLeaving(at, k) = true
+		r.now[TermCopies] += u.offloaded[own]
+	}
+}
+
+func (r *tracker) backward(t plan.Task, at *walk.Node, k int, b *graph.Block, own int) {
+	z, u, pass := r.Sizes[t.Subsequence], r.units[t.Subsequence], BackwardPass
+	if at.Split {
+		pass = inputPass
+	}
+	r.now[TermKept] -= u.kept[own]
+	r.now[TermCopies] -= u.offloaded[own]
+	r.enter()
+	r.visiting(t, k, b, pass, z)
+	r.exit()
+	r.leaveBackward(t, own, at, b, z)
+	if t.Subsequence == len(r.Sizes)-1 {
+		r.now[TermCacheGrads] += r.caches(b, graph.CacheGrad, z)
+		r.host += r.streamed(graph.CacheGrad, z.Prefix)
+		r.most = max(r.most, r.host)
+	}
+	if t.Subsequence == 0 {
+		r.now[TermCacheGrads] -= r.caches(b, graph.CacheGrad, z)
+		r.now[TermCaches] -= r.caches(b, graph.Cache, z)
+		if at.Split {
+			r.now[TermCacheGrads] += r.cachesBetween(b, z)
+		}
+		r.host -= r.streamed(graph.Cache, z.Sequence) + r.streamed(graph.CacheGrad, r.Sizes[len(r.Sizes)-1].Prefix)
+	}
+}
+
+// weightGrads is the second half of a backward.
+func (r *tracker) weightGrads(t plan.Task, at *walk.Node, k int, b *graph.Block, own int) {
+	z := r.Sizes[t.Subsequence]
+	r.now[TermKept] -= r.between(b, z)
+	r.visiting(t, k, b, weightPass, z)
+	r.leaveBackward(t, own, at, b, z)
+	if t.Subsequence == 0 {
+		r.now[TermCacheGrads] -= r.cachesBetween(b, z)
+	}
+}
+
+// isLeaving is whether the tensors that a forward has offloaded from its k-th layer still hold their device bytes.
+func (r *tracker) isLeaving(t *walk.Node, k int) *bool { return &r.leaving[int(t.Layers)-r.begun+k] }
+
+// release ends the copy of a forward's layer to the host.
+func (r *tracker) release(t *walk.Node, a schedule.Action) {
+	if is := r.isLeaving(t, int(a.Layer)); *is {
+		r.now[TermCopies] -= r.units[t.Subsequence].offloaded[t.First+a.Layer]
+		*is = false
+	}
+}
+
+// reload begins the copy back of a backward's layer.
+func (r *tracker) reload(t *walk.Node, a schedule.Action) {
+	n := r.units[t.Subsequence].offloaded[t.First+a.Layer]
+	r.now[TermCopies] += n
+	r.most = max(r.most, r.host)
+	r.host -= n
+}
+
+// leaveBackward ends the visit of a layer: what its second half will read is kept, or its gradients are given away, and from
+// then on what the visit before has given away is on its way. Gradients that are not complete wait, whole.
+func (r *tracker) leaveBackward(t plan.Task, own int, at *walk.Node, b *graph.Block, z graph.Size) {
+	if at.Split {
+		r.now[TermKept] += r.between(b, z)
+		return
+	}
+	if r.visits.divided == 0 || !r.plan.Completes(t) {
+		return
+	}
+	r.whole[own] &^= r.visits.divided
+	r.now[TermGradients] -= r.visits.gradients + r.owed
+	r.owed = r.visits.gradients + r.visits.halfSums
+	if r.given[own] { // what is added to the sums of visits before
+		r.owed += r.visits.sums
+	} else {
+		r.given[own] = true
+		r.now[TermGradients] += r.visits.sums
+	}
+	r.now[TermGradients] += r.owed
+}
+
+// between are the bytes that a block holds from the first half of its backward to the second.
+func (r *tracker) between(b *graph.Block, z graph.Size) ir.Bytes {
+	return r.working(b, betweenHalves, z, 0)
+}
+
+// cachesBetween are the gradients of K and V that the second half reads.
+func (r *tracker) cachesBetween(b *graph.Block, z graph.Size) (n ir.Bytes) {
+	for _, v := range b.Between {
+		if b.Values[v].Kind == graph.CacheGrad {
+			n += graph.Align(b.Values[v].Bytes(z))
+		}
+	}
+	return n
+}
+
+// visiting notes a backward pass of the k-th layer of a task, and what it begins.
+func (r *tracker) visiting(t plan.Task, k int, b *graph.Block, pass Direction, z graph.Size) {
+	own := r.first[t.Stage] + k
+	begins := r.begins(b, own, pass)
+	working := r.working(b, pass, z, begins) + r.sharing(t)
+	if r.loads.queue != nil {
+		r.noteOwn(t, working)
+		r.now[TermLoads] = r.attend(t, k, b)
+		working = r.working(b, attendingPass, z, begins)
+	}
+	r.note(t, working)
+	r.now[TermLoads] = r.loads.bytes()
+	r.begin(b, own, begins)
+}
+
+// touching notes a backward pass of the embedding or the head, and what it begins.
+func (r *tracker) touching(t plan.Task, b *graph.Block, own int, pass Direction, z graph.Size) {
+	begins := r.begins(b, own, pass)
+	r.note(t, r.working(b, pass, z, begins)+r.sharing(t))
+	r.begin(b, own, begins)
+}
+
+// block is the dataflow of the k-th layer of a task.
+func (r *tracker) block(t plan.Task, k int) *graph.Block {
+	units := len(r.Saved[0])
+	at := (r.first[t.Stage] + k) * units
+	if letters := r.plan.Offload.Fate[r.stage][t.Subsequence][at : at+units]; letters != r.last.letters {
+		r.last = blockOf{letters, r.graph.LayerWithout(plan.RemadeBy(letters))}
+	}
+	return r.last.block
+}
+
+// working is what a block holds while it runs: most layers of a task hold the same.
+func (r *tracker) working(b *graph.Block, pass Direction, z graph.Size, begins params) ir.Bytes {
+	if key := (workingKey{b, pass, z, begins, r.passing}); key != r.was {
+		r.was, r.held = key, r.blocks.Bytes(r.graph, b, pass, z, begins, r.passing)
+	}
+	return r.held
+}
+
+// leave is what a forward will leave.
+func (r *tracker) leave(t plan.Task) *unitsLeft {
+	u := r.units[t.Subsequence]
+	if u != nil {
+		return u
+	}
+	n := len(r.given)
+	u = &unitsLeft{make([]ir.Bytes, n), make([]ir.Bytes, n)}
+	fate, sizes, before := r.plan.Offload.Fate[r.stage][t.Subsequence], r.Saved[t.Subsequence], ""
+	for k := range n {
+		letters := fate[k*len(sizes) : (k+1)*len(sizes)]
+		if letters == before {
+			u.kept[k], u.offloaded[k] = u.kept[k-1], u.offloaded[k-1]
+			continue
+		}
+		before = letters
+		for at, size := range sizes {
+			switch letters[at] {
+			case plan.FateOffload:
+				u.offloaded[k] += graph.Align(size)
+			case plan.FateKeep:
+				u.kept[k] += graph.Align(size)
+			}
+		}
+	}
+	r.units[t.Subsequence] = u
+	return u
+}
+
+// endStaged counts what waits on the host for its reader. A layer's input becomes its unit there.
+func (r *tracker) endStaged(t plan.Task, a schedule.Action) {
+	if r.waits[t] && t.Kind == plan.Backward {
+		r.host -= r.hidden(r.Sizes[t.Subsequence])
+	}
+	if a.Op != schedule.StageOut {
+		return
+	}
+	if reader := r.plan.Tasks[r.stage][a.Of]; r.plan.StagesOut(t, reader) {
+		r.waits[reader] = true
+		r.host += r.hidden(r.Sizes[t.Subsequence])
+	}
+}
+
+// cachesOut lets K and V of a layer go once the last subsequence has passed it.
+func (r *tracker) cachesOut(t plan.Task, b *graph.Block) {
+	if !r.plan.StagesCaches(t.Stage) {
+		return
+	}
+	caches := r.caches(b, graph.Cache, r.Sizes[0])
+	if t.Subsequence == 0 {
+		r.host += caches
+	}
+	if t.Subsequence == len(r.Sizes)-1 {
+		r.now[TermCaches] -= caches
+	}
+}
+
+// cachesIn brings them back for the stage's first backward.
+func (r *tracker) cachesIn(next plan.Task) {
+	if !r.plan.StagesCaches(next.Stage) {
+		return
+	}
+	for k := range r.layers[next.Stage] {
+		caches := r.caches(r.block(next, k), graph.Cache, r.Sizes[0])
+		r.most = max(r.most, r.host)
+		r.now[TermCaches] += caches
+		r.host -= caches
+	}
+}
+
+// hidden are the bytes of the rows that stages pass on.
+func (r *tracker) hidden(z graph.Size) ir.Bytes {
+	return graph.Align(r.graph.Layer.Values[r.graph.Layer.Input].Bytes(z))
+}
+
+// caches are the bytes of K and V of a layer, or of their gradients.
+func (r *tracker) caches(b *graph.Block, kind graph.Kind, z graph.Size) (n ir.Bytes) {
+	for v := range b.Values {
+		if b.Values[v].Kind == kind && b.Values[v].Spans() {
+			n += graph.Align(b.Values[v].Bytes(z))
+		}
+	}
+	return n
+}
+
+// streamed are the bytes of some tokens of what streams.
+func (r *tracker) streamed(kind graph.Kind, tokens int64) (n ir.Bytes) {
+	z := r.Sizes[0]
+	z.Tokens = tokens
+	for _, i := range r.streaming {
+		if v := &r.graph.Layer.Values[i]; v.Kind == kind {
+			n += graph.Align(v.Bytes(z))
+		}
+	}
+	return n
+}
+
+// WaitingInputs are, for every task of every stage, the bytes of messages that are held while it runs: results of the task
+// before it on their way out, inputs of tasks behind it that have come already or may come while it runs.
+func (m *Meter) WaitingInputs() [][]ir.Bytes {
+	w, p, g := inputs{Meter: m}, m.Plan, m.Model
+	for _, z := range w.Sizes {
+		w.hidden = append(w.hidden, graph.Align(g.Layer.Values[g.Layer.Input].Bytes(z)))
+	}
+	w.starts, w.ends = w.Times()
+	w.held, w.arrivals = make([]ir.Bytes, len(w.Nodes)), make([][]arrival, len(p.Tasks))
+	held := make([][]ir.Bytes, len(p.Tasks))
+	for rank, tasks := range p.Tasks {
+		w.arrivals[rank] = make([]arrival, 0, len(tasks))
+	}
+	for rank := range p.Tasks {
+		w.send(rank)
+	}
+	for rank, tasks := range p.Tasks {
+		w.wait(rank)
+		held[rank] = w.held[w.Firsts[rank] : w.Firsts[rank]+len(tasks)]
+	}
+	return held
+}
+
+// inputs are the messages of a plan's tasks. Lists are by number of the task, or by rank.
+type inputs struct {
+	*Meter
+	hidden       []ir.Bytes // [i]
+	starts, ends []int
+	held         []ir.Bytes
+	arrivals     [][]arrival
+}
+
+// arrival is of a task's input.
+type arrival struct{ time, task int }
+
+// send notes where the results of a rank's tasks go, and what is held of them on the way.
+func (w *inputs) send(rank int) {
+	p, first := w.Plan, w.Firsts[rank]
+	tasks := p.Tasks[rank]
+	list := w.Schedule(rank)
+	for i := range tasks {
+		n := first + i
+		t := &w.Nodes[n]
+		to, next := int(t.To), int(t.Next)
+		switch {
+		case t.Feeds:
+		case t.Kind == plan.Forward: // the backward begins with the head
+			to, next = rank, int(w.NumberOf(w.Task(int32(n)).As(plan.Backward)))
+		default:
+			continue
+		}
+		size := w.hidden[t.Subsequence]
+		if a := list.Last(i); a.Op == schedule.StageOut && p.StagesOut(tasks[i], tasks[a.Of]) { // on its way out, and back
+			w.held[n+1] += size
+			w.held[next-1] += size
+			continue
+		}
+		if to == rank { // it is the task's until it ends
+			w.arrivals[to] = append(w.arrivals[to], arrival{w.starts[n+1] + 1, next})
+			continue
+		}
+		w.arrivals[to] = append(w.arrivals[to], arrival{w.ends[n], next})
+		if i+1 < len(tasks) {
+			w.held[n+1] += size
+		}
+	}
+}
+
+// wait adds up what has come to a rank, or may come, while each of its tasks runs.
+func (w *inputs) wait(rank int) {
+	arrivals, first := w.arrivals[rank], w.Firsts[rank]
+	slices.SortFunc(arrivals, func(a, b arrival) int { return cmp.Compare(a.time, b.time) })
+	come := make([]bool, len(w.Tasks[rank]))
+	var waiting ir.Bytes
+	next := 0
+	for i := range come {
+		n := first + i
+		for next < len(arrivals) && (i+1 == len(come) || arrivals[next].time <= w.starts[n+1]) {
+			at := arrivals[next].task
+			come[at-first] = true
+			waiting += w.hidden[w.Nodes[at].Subsequence]
+			next++
+		}
+		if come[i] { // the layer that runs holds its input
+			waiting -= w.hidden[w.Nodes[n].Subsequence]
+		}
+		w.held[n] += waiting
+	}
+}
+
+// InWords lists the terms that matter, largest first.
+func (k Peak) InWords() string {
+	order := make([]Term, numTerms)
+	for t := range order {
+		order[t] = Term(t)
+	}
+	slices.SortStableFunc(order, func(a, b Term) int { return cmp.Compare(k.Terms[b], k.Terms[a]) })
+	var words []string
+	for _, t := range order {
+		if k.Terms[t] > k.Bytes/100 {
+			words = append(words, fmt.Sprintf("%s of %s", k.Terms[t], t))
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// Capacities are what a rank has.
+func Capacities(p *plan.Plan) plan.Memory {
+	m := ir.Machine(p.Cluster)
+	return plan.Memory{DeviceCapacityBytes: ir.Bytes(m.DeviceMemory), HostCapacityBytes: m.HostMemoryPerRank()}
+}
+
+// Lack is the worst of a footprint.
+func (f *Footprint) Lack(m plan.Memory) *plan.Lack {
+	m.DevicePeakBytes, m.HostPeakBytes = make([]ir.Bytes, len(f.Device)), f.Host
+	for s := range f.Device {
+		m.DevicePeakBytes[s] = f.Device[s].Bytes
+	}
+	return m.Lack()
+}
+
+// Slack is how much of a footprint may be too much: a test in codegen holds it to that.
+func Slack(p *plan.Plan) float64 {
+	if p.Mux.Left { // as if all that a rank borrows were there at once, and all that is its own
+		return 0.6
+	}
+	if woven(p) {
+		return 0.1
+	}
+	return 0.04
+}
+
+// Peaks are those of the fullest stages.
+func (f *Footprint) Peaks() (device, host ir.Bytes) {
+	for s := range f.Device {
+		device, host = max(device, f.Device[s].Bytes), max(host, f.Host[s])
+	}
+	return device, host
+}

@@ -1,0 +1,107 @@
+package memory
+
+import (
+	"slices"
+
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes/plan"
+)
+
+// Weights that are divided are whole where codegen has them so: those of the layer that is visited and of the next, and
+// behind a visit those that one of the next two wants again.
+
+// planVisits notes the visits of a stage's tasks; the second half of a backward reads no weights.
+func (r *tracker) planVisits() {
+	for _, t := range r.plan.Tasks[r.stage] {
+		if t.Kind == plan.WeightGrad {
+			continue
+		}
+		first := len(r.path)
+		for k := range r.layers[t.Stage] {
+			r.path = append(r.path, r.first[t.Stage]+k)
+		}
+		if t.Kind == plan.Backward {
+			slices.Reverse(r.path[first:])
+		}
+	}
+}
+
+// layerAt is that of a visit; -1: there is none.
+func (r *tracker) layerAt(visit int) int {
+	if visit < 0 || visit >= len(r.path) {
+		return -1
+	}
+	return r.path[visit]
+}
+
+// enter begins a visit: the next layer's weights are gathered, too, unless they are whole. Those of the layer itself are among what it
+// holds while it runs, unless one of the next two visits is of the same.
+func (r *tracker) enter() {
+	if r.path == nil {
+		return
+	}
+	v := r.visited
+	before, layer, next, then := r.layerAt(v-1), r.layerAt(v), r.layerAt(v+1), r.layerAt(v+2)
+	n := ir.Bytes(0)
+	if next == layer || then == layer {
+		n += r.visits.weights
+	} else {
+		r.passing = r.visits.gathered
+	}
+	if next >= 0 && next != layer {
+		n += r.visits.weights
+		if next != before {
+			n += r.visits.halves
+		}
+	}
+	if before < 0 {
+		n += r.visits.halves
+	}
+	r.hasWhole(n)
+}
+
+// exit ends a visit.
+func (r *tracker) exit() {
+	if r.path != nil {
+		r.visited++
+		r.passing = 0
+	}
+}
+
+func (r *tracker) hasWhole(n ir.Bytes) {
+	r.now[TermWeights] += n - r.gathered
+	r.gathered = n
+}
+
+// visitBytes are those that a visit of a layer needs for a while besides what is divided.
+type visitBytes struct {
+	gathered, divided  params   // of a layer: of these the weights, the gradients
+	weights, gradients ir.Bytes // whole
+	halves, halfSums   ir.Bytes // where there are two steps, between these
+	sums               ir.Bytes // slices of the gradients, added up
+}
+
+func visitBytesOf(p *plan.Plan, g *graph.Model) (n visitBytes) {
+	for i := range g.Layer.Params {
+		param := &g.Layer.Params[i]
+		zero, cut := p.ZeroOf(g.Layer, param), p.Slicing(param)
+		whole := ir.Bytes(param.Local[0] * param.Local[1])
+		half := ir.Bytes(0) // of the way, where both the ranks of a stage and replicas divide
+		if cut.SP > 1 && cut.DP > 1 {
+			half = whole / ir.Bytes(cut.SP)
+		}
+		if zero >= plan.ZeroWeights {
+			n.gathered |= 1 << i
+			n.weights += graph.Align(whole * g.DType().Bytes())
+			n.halves += graph.Align(half * g.DType().Bytes())
+		}
+		if zero >= plan.ZeroGradients {
+			n.divided |= 1 << i
+			n.gradients += graph.Align(whole * ir.F32.Bytes())
+			n.halfSums += graph.Align(half * ir.F32.Bytes())
+			n.sums += graph.Align(whole / ir.Bytes(cut.Slices()) * ir.F32.Bytes())
+		}
+	}
+	return n
+}

@@ -1,0 +1,296 @@
+// Package mux decides which tasks ranks share where stages would idle: at the start of the pipeline and at its turn.
+package mux
+
+import (
+	"fmt"
+	"math/big"
+	"slices"
+
+	"sppo.dev/lang"
+	"sppo.dev/passes/pass"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/strategy"
+)
+
+// Run lets stages that idle at the start or the end of the pipeline take a part of the tasks of those that do not.
+//
+// Input: Parallel, Subsequences, Tasks. Output: Mux, Tasks. Paper: section 4.2; left, steady and right by its table, which
+// needs at least as many subsequences as stages. A forward of subsequence x on stage i stands in slot i + x, its backward
+// in slot PP + N - 2 - (i + x). With n stages active in a slot before PP - 1, each of the others takes 1/PP of every active task
+// and owners keep n/PP: all ranks then carry n/PP. Every subsequence that has such a task is cut by tokens into PP pieces, the
+// same for all stages: of a task in slot t the owner runs the first t + 1 and rank j the (j+1)-th, so that a helper keeps its
+// piece from stage to stage until it owns the stage. Backward and forward of a piece are on the same rank: activations stay
+// where they were computed. The other end is mux_right.go's.
+func Run(c *pass.Context, p *plan.Plan) error {
+	Off(c, p)
+	if !p.Schedule.SharesTasks() {
+		p.Decide("mux", "mux", "off", "every stage does its own tasks")
+		return nil
+	}
+	if found := Share(p); len(found) > 0 {
+		return c.Diagnose(found)
+	}
+	c.Forget()
+	if !c.Candidate {
+		decideMux(p, "given")
+	}
+	return nil
+}
+
+// Share shares tasks as they are to be, or says why they cannot be.
+func Share(p *plan.Plan) []plan.Problem {
+	if found := ShareProblems(p); len(found) > 0 {
+		return found
+	}
+	left, right := wantsShared(p)
+	if left {
+		shareLeft(p)
+	}
+	if right {
+		shareRight(p)
+	}
+	return nil
+}
+
+// ShareProblems are why tasks cannot be shared as they are to be.
+func ShareProblems(p *plan.Plan) []plan.Problem {
+	if left, right := wantsShared(p); !left && !right {
+		return nil
+	}
+	return Problems(p)
+}
+
+// wantsShared are the ends of the pipeline that are shared, or are to be.
+func wantsShared(p *plan.Plan) (left, right bool) {
+	m := p.Schedule.Mux
+	return p.Mux.Left || m == "left" || m == "on", p.Mux.Right || m == "right" || m == "on"
+}
+
+// shareLeft cuts the first subsequences and deals out their tasks.
+func shareLeft(p *plan.Plan) {
+	p.Mux.Left = true
+	for x := range p.Parallel.PP - 1 {
+		p.Mux.Pieces = append(p.Mux.Pieces, cut(p, x))
+	}
+	for i := range p.Parallel.PP - 1 {
+		p.Mux.Stages[i].Applied = true
+	}
+	p.Tasks = Order(p)
+}
+
+// decideMux notes what shares lead to at best.
+func decideMux(p *plan.Plan, why string) {
+	takes := func(m Shares) string { return Makespan(p.Parallel.PP, p.Subsequences.N, m, 1, 2).FloatString(2) }
+	p.Decide("mux", "mux", p.Schedule.Mux, fmt.Sprintf("%s; with tasks of one unit of time forward and two backward, and free copies, the pipeline takes %s instead of %s",
+		why, takes(SharesOf(p.Mux)), takes(Shares{})))
+}
+
+// Off counts the tasks of each stage next to a bubble, and shares none.
+func Off(_ *pass.Context, p *plan.Plan) {
+	pp, n := p.Parallel.PP, p.Subsequences.N
+	p.Mux = plan.Mux{Stages: make([]plan.MuxStage, pp)}
+	for i := range p.Mux.Stages {
+		s := plan.MuxStage{Steady: n, LeftRange: []int{}, RightRange: []int{}}
+		if n >= pp {
+			s.Left, s.Steady, s.Right = pp-1-i, n-(pp-1), i
+			s.LeftRange, s.RightRange = stagesFromTo(i, pp-1), stagesFromTo(0, i)
+		}
+		p.Mux.Stages[i] = s
+	}
+}
+
+// stagesFromTo lists a range of stages; a single one has nobody to share with.
+func stagesFromTo(first, last int) []int {
+	out := []int{}
+	for s := first; s <= last && first < last; s++ {
+		out = append(out, s)
+	}
+	return out
+}
+
+// cut is how a subsequence that is shared is cut: into a piece for every stage, as even as the grid of SP allows.
+func cut(p *plan.Plan, x int) []int64 {
+	step, n := int64(p.Parallel.SP), int64(p.Parallel.PP)
+	pieces, begin := make([]int64, n), int64(0)
+	for k := range pieces {
+		end := (p.Subsequences.Lengths[x]*int64(k+1) + step*n/2) / (step * n) * step
+		pieces[k], begin = end-begin, end
+	}
+	return pieces
+}
+
+// Problems are why a requested mux cannot be, each with the nearest thing that can.
+func Problems(p *plan.Plan) []plan.Problem {
+	par, n := p.Parallel, p.Subsequences.N
+	switch {
+	case par.PP < 2:
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = off, or pp of at least 2", "one stage has nobody to share its tasks with")}
+	case strategy.Of(p).Name != strategy.All[0].Name:
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "strategy = sppo, or mux = off", "mux fills the bubbles of one sequence, which strategy = %s does not have", strategy.Of(p).Name)}
+	case par.VirtualStages > 1:
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "virtual_stages = 1, or mux = off", "mux and %d virtual stages fill the same bubbles", par.VirtualStages)}
+	case n < par.PP:
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, fmt.Sprintf("subsequences = %d, or mux = off", par.PP),
+			"mux needs as many subsequences as stages: there are %d for %d", n, par.PP)}
+	}
+	if left, _ := wantsShared(p); left {
+		return leftProblems(p)
+	}
+	return nil
+}
+
+func leftProblems(p *plan.Plan) []plan.Problem {
+	par := p.Parallel
+	for x, tokens := range p.Subsequences.Lengths[:par.PP-1] {
+		if least := int64(par.PP * par.SP); tokens < least {
+			return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "fewer subsequences, or mux = off",
+				"subsequence %d has %d tokens, and %d pieces for sp = %d take at least %d", x, tokens, par.PP, par.SP, least)}
+		}
+	}
+	return nil
+}
+
+// Order are what every rank does where tasks are shared: the slots of the start, then its own stage, and the same
+// backward.
+func Order(p *plan.Plan) [][]plan.Task {
+	pp := p.Parallel.PP
+	orders := make([][]plan.Task, pp)
+	for m := range p.Parallel.Microbatches {
+		forward := make([][]plan.Task, pp)
+		for slot := range pp - 1 {
+			for _, t := range p.SlotTasks(plan.Forward, m, slot) {
+				rank := p.Runner(t)
+				forward[rank] = append(forward[rank], t)
+			}
+		}
+		for rank := range orders {
+			all := append(forward[rank], p.OwnTasks(m, rank, pp-1-rank)...)
+			orders[rank] = append(append(orders[rank], all...), strategy.Mirrored(all)...)
+		}
+	}
+	return orders
+}
+
+// Check: counts cover the tasks of a stage, pieces add up, and tasks are shared as they say.
+func Check(_ *pass.Context, p *plan.Plan) error {
+	if len(p.Mux.Stages) != p.Parallel.PP {
+		return fmt.Errorf("mux is given for %d stages of %d", len(p.Mux.Stages), p.Parallel.PP)
+	}
+	for i, s := range p.Mux.Stages {
+		if s.Left+s.Steady+s.Right != p.Subsequences.N {
+			return fmt.Errorf("mux of stage %d covers %d of %d subsequences", i, s.Left+s.Steady+s.Right, p.Subsequences.N)
+		}
+		if s.Applied != (p.Mux.Left && i < p.Parallel.PP-1 || p.Mux.Right && i > 0) {
+			return fmt.Errorf("mux of stage %d: applied is %t, left %t and right %t", i, s.Applied, p.Mux.Left, p.Mux.Right)
+		}
+	}
+	if p.Mux.Left || p.Mux.Right {
+		if err := plan.Plain(Problems(p)); err != nil {
+			return err
+		}
+	}
+	if err := checkBlocks(p); err != nil {
+		return err
+	}
+	if p.Mux.Left {
+		return CheckPieces(p)
+	}
+	if len(p.Mux.Pieces) > 0 {
+		return fmt.Errorf("mux: there are pieces, and nothing is shared")
+	}
+	return nil
+}
+
+// CheckPieces: as many pieces as stages for every subsequence that is shared, on the grid of SP, which add up to it.
+func CheckPieces(p *plan.Plan) error {
+	pp, sp := p.Parallel.PP, int64(p.Parallel.SP)
+	if len(p.Mux.Pieces) != pp-1 {
+		return fmt.Errorf("mux: pieces are given for %d subsequences, and %d are shared", len(p.Mux.Pieces), pp-1)
+	}
+	for x, pieces := range p.Mux.Pieces {
+		if len(pieces) != pp {
+			return fmt.Errorf("mux: subsequence %d has %d pieces for %d stages", x, len(pieces), pp)
+		}
+		sum := int64(0)
+		for _, n := range pieces {
+			if n < sp || n%sp != 0 {
+				return fmt.Errorf("mux: a piece of subsequence %d has %d tokens, and they are multiples of sp = %d", x, n, sp)
+			}
+			sum += n
+		}
+		if want := p.Subsequences.Lengths[x]; sum != want {
+			return fmt.Errorf("mux: the pieces of subsequence %d make %d tokens of %d", x, sum, want)
+		}
+	}
+	return nil
+}
+
+// Shares says at which ends of a pipeline tasks are shared.
+type Shares struct{ Left, Right bool }
+
+// SharesOf returns the ends of the pipeline that a plan shares.
+func SharesOf(m plan.Mux) Shares { return Shares{Left: m.Left, Right: m.Right} }
+
+// Of are the shares of ranks in subsequence x of n on stage i of pp. They add up to 1; who is not there has none.
+func (m Shares) Of(pp, n, i, x int) map[int]*big.Rat {
+	part := func(a int) *big.Rat { return big.NewRat(int64(a), int64(pp)) }
+	first, end, active := i, i, pp // ranks that help, stages that do not idle in the slot
+	switch slot := i + x; {
+	case m.Left && slot < pp-1:
+		first, end, active = slot+1, pp, slot+1
+	case m.Right && slot >= n:
+		first, end, active = 0, slot-n+1, pp-1-(slot-n)
+	}
+	shares := map[int]*big.Rat{i: part(active)}
+	for r := first; r < end; r++ {
+		shares[r] = part(1)
+	}
+	return shares
+}
+
+// Makespan is that of one sequence of n equal subsequences through pp stages, whose tasks take f and b and copies nothing:
+// every rank goes through its shares slot by slot and stage by stage; a share starts when the task before on its
+// subsequence, and the one before on its stage, are complete.
+func Makespan(pp, n int, m Shares, f, b int64) *big.Rat {
+	type task struct{ i, x int }
+	var order []task
+	for slot := range pp + n - 1 {
+		for i := max(0, slot-n+1); i <= min(pp-1, slot); i++ {
+			order = append(order, task{i, slot - i})
+		}
+	}
+	now := make([]*big.Rat, pp)
+	for r := range now {
+		now[r] = new(big.Rat)
+	}
+	pass := func(cost int64, on int) {
+		done := map[task]*big.Rat{}
+		for _, t := range order {
+			end := new(big.Rat)
+			for r, share := range m.Of(pp, n, t.i, t.x) {
+				start := now[r]
+				for _, before := range []task{{t.i - on, t.x}, {t.i, t.x - on}} {
+					start = latest(start, done[before])
+				}
+				now[r] = new(big.Rat).Add(start, new(big.Rat).Mul(share, big.NewRat(cost, 1)))
+				end = latest(end, now[r])
+			}
+			done[t] = end
+		}
+	}
+	pass(f, 1)
+	slices.Reverse(order)
+	pass(b, -1)
+	end := now[0]
+	for _, t := range now {
+		end = latest(end, t)
+	}
+	return end
+}
+
+func latest(a, b *big.Rat) *big.Rat {
+	if b != nil && b.Cmp(a) > 0 {
+		return b
+	}
+	return a
+}

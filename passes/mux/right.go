@@ -1,0 +1,98 @@
+package mux
+
+import (
+	"fmt"
+	"slices"
+
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/strategy"
+)
+
+// The right part of mux: near the turn, in slot t = stage + subsequence >= N, the stages 0 .. t-N have nothing to forward
+// any more. Each of them takes a part of the attention of every task of the slot: stage i's helper j < i takes a block of its
+// keys and values in the tasks from subsequence N-i+j on, all queries of which come behind the block. Matmuls stay where
+// they are. The backward of these tasks finds the same stages idle, and shares in the same way.
+
+// shareRight says which keys the helpers of the last tasks of each stage take.
+func shareRight(p *plan.Plan) {
+	p.Mux.Right = true
+	for i := 1; i < p.Parallel.PP; i++ {
+		p.Mux.Stages[i].Blocks, p.Mux.Stages[i].Applied = blocks(p, i), true
+	}
+}
+
+// blocks are the borders, in tokens, of the blocks of a stage's keys that its helpers take in each of its last tasks: helper j
+// from the j-th to the next. Each block is 1/PP of the keys that a query of the task looks back at on the average, to the
+// nearest step of the grid. It ends before the first task begins that its helper has a part in: what a helper will ever need has
+// been made by then.
+func blocks(p *plan.Plan, stage int) [][]int64 {
+	n, grid := p.Subsequences.N, p.Subsequences.Align
+	var tasks [][]int64
+	for x := n - stage; x < n; x++ {
+		borders := []int64{0}
+		share := meanKeys(p, x) / float64(p.Parallel.PP)
+		for j := range p.Helpers(plan.Task{Kind: plan.Forward, Subsequence: x, Stage: stage}) {
+			end := int64(share*float64(j+1)/float64(grid)+0.5) * grid
+			room := p.Size(p.FirstHelped(stage, j)).Prefix
+			borders = append(borders, max(borders[j]+grid, min(end, room)))
+		}
+		tasks = append(tasks, borders)
+	}
+	return tasks
+}
+
+// meanKeys is how many keys a query of a subsequence looks at, on the average.
+func meanKeys(p *plan.Plan, x int) float64 {
+	z := p.Size(x)
+	return float64(z.Prefix) + float64(z.Tokens+1)/2
+}
+
+// checkBlocks: every stage but the first has a block for each stage before it, which the tasks that it is for come behind.
+func checkBlocks(p *plan.Plan) error {
+	for i := range p.Mux.Stages {
+		blocks := p.Mux.Stages[i].Blocks
+		if !p.Mux.Right || i == 0 {
+			if len(blocks) > 0 {
+				return fmt.Errorf("mux of stage %d: it has blocks of keys, and nobody who holds them", i)
+			}
+			continue
+		}
+		if len(blocks) != i {
+			return fmt.Errorf("mux of stage %d: there are blocks of keys for %d tasks, and %d have helpers", i, len(blocks), i)
+		}
+		for k := range blocks {
+			if err := checkBorders(p, i, k); err != nil {
+				return fmt.Errorf("mux of stage %d, subsequence %d: %w", i, p.Subsequences.N-i+k, err)
+			}
+		}
+	}
+	if !p.Mux.Right || p.Mux.Left {
+		return nil
+	}
+	for rank, tasks := range p.Tasks {
+		if !slices.Equal(tasks, strategy.OneSequence(p, rank)) {
+			return fmt.Errorf("mux: stage %d goes through its tasks in another order than one sequence after another", rank)
+		}
+	}
+	return nil
+}
+
+// checkBorders holds the blocks of a stage's k-th task with helpers to what a helper can have, and to those of the task before.
+func checkBorders(p *plan.Plan, stage, k int) error {
+	blocks := p.Mux.Stages[stage].Blocks
+	borders := blocks[k]
+	t := plan.Task{Kind: plan.Forward, Subsequence: p.Subsequences.N - stage + k, Stage: stage}
+	if helpers := p.Helpers(t); len(borders) != helpers+1 || borders[0] != 0 {
+		return fmt.Errorf("blocks of keys have %d borders from 0 on, for %d helpers", len(borders), helpers)
+	}
+	for j := range len(borders) - 1 {
+		end := borders[j+1]
+		if room := p.Size(p.FirstHelped(stage, j)).Prefix; end <= borders[j] || end > room {
+			return fmt.Errorf("a block of keys ends at %d, which is not behind its start at %d, or is behind token %d, where the first task begins that its helper has a part in", end, borders[j], room)
+		}
+		if k > 0 && j+1 < len(blocks[k-1]) && end < blocks[k-1][j+1] {
+			return fmt.Errorf("a block of keys ends at %d, before that of the task before, at %d", end, blocks[k-1][j+1])
+		}
+	}
+	return nil
+}

@@ -1,0 +1,19 @@
+package offload_test
+
+import (
+	"testing"
+
+	"sppo.dev/lang"
+	"sppo.dev/passes"
+	"sppo.dev/passes/offload"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/plantest"
+)
+
+// TestMain hands tests what stands on floors above.
+func TestMain(m *testing.M) {
+	plantest.Run = func(sp *lang.Spec, p *plan.Plan) error { return passes.Run(sp, p, passes.Options{}) }
+	plantest.Verify = passes.Verify
+	offload.RunWith = passes.Run
+	m.Run()
+}

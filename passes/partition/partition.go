@@ -1,0 +1,177 @@
+// Package partition cuts the sequence into subsequences: the pass of that name, and its borders by operations, by
+// length and by predicted time.
+package partition
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+
+	"sppo.dev/lang"
+	"sppo.dev/passes/estimate"
+	"sppo.dev/passes/pass"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/words"
+)
+
+// Run cuts the sequence.
+//
+// Input: Subsequences.N and Align. Output: Lengths, Imbalance. Paper: section 4, with the order of lengths corrected:
+// later tokens cost more, so later subsequences are shorter.
+func Run(c *pass.Context, p *plan.Plan) error {
+	defer c.Forget()
+	seq, n, align := p.Train.Sequence, p.Subsequences.N, p.Subsequences.Align
+	given := p.Schedule.Subsequences.Lengths
+	why := ""
+	switch {
+	case len(given) > 0:
+		p.Subsequences.Lengths, why = append([]int64(nil), given...), "given"
+	case p.Schedule.Partition == "length":
+		p.Subsequences.Lengths, why = Lengths(ByLength(seq, n, align)), "equal lengths, to the nearest step of align"
+	case p.Schedule.Partition == "time":
+		p.Subsequences.Lengths, why = Lengths(ByTime(c.Cache, p)), "equal predicted time, forward and backward: the longest task is as short as the grid allows"
+	default:
+		p.Subsequences.Lengths = Lengths(ByFlops(p.Model, seq, n, align))
+		why = "equal forward operations, to the nearest step of align: causal attention makes later tokens dearer"
+	}
+	p.Subsequences.Imbalance = imbalance(p.Model, p.Subsequences.Lengths)
+	why += fmt.Sprintf("; in operations the dearest is %.2f%% above the mean", 100*p.Subsequences.Imbalance)
+	p.Decide("partition", "lengths", lengthsInWords(p.Subsequences.Lengths), why)
+	return nil
+}
+
+// lengthsInWords keeps long lists short.
+func lengthsInWords(lengths []int64) string {
+	n := len(lengths)
+	if n <= 8 {
+		return words.List(lengths)
+	}
+	return fmt.Sprintf("%s ... %s", words.List(lengths[:4]), words.List(lengths[n-2:]))
+}
+
+// cut places borders of equal work on a grid.
+type cut struct {
+	work    estimate.LayerFlops
+	total   *big.Int // of the whole sequence
+	parts   *big.Int
+	align   int64
+	maxStep int64 // the last step that leaves something behind it
+}
+
+func newCut(m lang.Model, seq int64, n int, align int64) *cut {
+	f := estimate.FlopsOfLayer(m)
+	return &cut{f, f.UpTo(seq), big.NewInt(int64(n)), align, (seq - 1) / align}
+}
+
+// nearest is the step of the grid that minimises |N*U(x) - k*U(S)|, ties to the smaller.
+func (c *cut) nearest(k int) int64 {
+	target := new(big.Int).Mul(c.total, big.NewInt(int64(k)))
+	distance := func(step int64) *big.Int { // negative below the target
+		d := new(big.Int).Mul(c.parts, c.work.UpTo(step*c.align))
+		return d.Sub(d, target)
+	}
+	above := min(c.about(k), c.maxStep)
+	for above > 0 && distance(above-1).Sign() > 0 {
+		above--
+	}
+	for above < c.maxStep && distance(above).Sign() <= 0 {
+		above++
+	}
+	if above > 0 && distance(above).CmpAbs(distance(above-1)) >= 0 {
+		return above - 1
+	}
+	return above
+}
+
+// about is the step at which the work is k parts of the total, to what rounding leaves of it.
+func (c *cut) about(k int) int64 {
+	of := func(n *big.Int) float64 {
+		v, _ := new(big.Float).SetInt(n).Float64()
+		return v
+	}
+	quadratic, half := of(c.work.Quadratic), (of(c.work.Quadratic)+of(c.work.Linear))/2
+	work := of(c.total) * float64(k) / of(c.parts)
+	x := work / (half + math.Sqrt(half*half+quadratic*work))
+	return max(0, int64(x)/c.align)
+}
+
+// ByFlops are the N+1 borders whose k-th is the multiple of align that minimises |N*U(x) - k*U(S)|, strictly
+// increasing: a border that would meet its neighbour moves on. The last is S, on the grid or not.
+func ByFlops(m lang.Model, seq int64, n int, align int64) []int64 {
+	c := newCut(m, seq, n, align)
+	x := make([]int64, n+1)
+	for k := 1; k < n; k++ {
+		least, most := x[k-1]/align+1, c.maxStep-int64(n-1-k)
+		x[k] = align * min(max(c.nearest(k), least), most)
+	}
+	x[n] = seq
+	return x
+}
+
+// ByLength deal out whole steps, the first subsequences getting what is left over.
+func ByLength(seq int64, n int, align int64) []int64 {
+	steps, parts := seq/align, int64(n)
+	x := make([]int64, n+1)
+	for k := range x {
+		x[k] = align * ((int64(k)*steps + parts - 1) / parts)
+	}
+	x[n] = seq
+	return x
+}
+
+// Lengths are the distances between borders.
+func Lengths(x []int64) []int64 {
+	lengths := make([]int64, len(x)-1)
+	for k := range lengths {
+		lengths[k] = x[k+1] - x[k]
+	}
+	return lengths
+}
+
+// imbalance is the largest forward work of a subsequence over the mean, minus 1.
+func imbalance(m lang.Model, lengths []int64) float64 {
+	f := estimate.FlopsOfLayer(m)
+	most, before, end := new(big.Int), new(big.Int), int64(0)
+	for _, n := range lengths {
+		end += n
+		u := f.UpTo(end)
+		if d := new(big.Int).Sub(u, before); d.Cmp(most) > 0 {
+			most = d
+		}
+		before = u
+	}
+	over := new(big.Rat).SetFrac(most.Mul(most, big.NewInt(int64(len(lengths)))), before)
+	v, _ := over.Sub(over, big.NewRat(1, 1)).Float64()
+	return v
+}
+
+// Check: N lengths that sum to S, each divisible by what the ranks of a stage need, all but the last on the grid.
+func Check(_ *pass.Context, p *plan.Plan) error {
+	s, grid := p.Subsequences, p.RowGrid()
+	if len(s.Lengths) != s.N {
+		return fmt.Errorf("%d lengths for %d subsequences", len(s.Lengths), s.N)
+	}
+	var sum int64
+	for i, n := range s.Lengths {
+		if n < 1 || n%grid != 0 {
+			return fmt.Errorf("subsequence %d has %d tokens, which is no positive multiple of %s", i, n, p.GridInWords())
+		}
+		if n%s.Align != 0 && i < s.N-1 {
+			return fmt.Errorf("subsequence %d has %d tokens, which is no multiple of align = %d", i, n, s.Align)
+		}
+		sum += n
+	}
+	if sum != p.Train.Sequence {
+		return fmt.Errorf("lengths sum to %d, and the sequence has %d tokens", sum, p.Train.Sequence)
+	}
+	return nil
+}
+
+// Shortest is that of the last subsequence, before any rounding.
+func Shortest(p *plan.Plan) int64 {
+	seq, n := p.Train.Sequence, int64(p.Subsequences.N)
+	if p.Schedule.Partition == "length" || n >= seq {
+		return seq / n
+	}
+	return seq - newCut(p.Model, seq, int(n), 1).nearest(int(n)-1)
+}

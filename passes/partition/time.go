@@ -1,0 +1,78 @@
+package partition
+
+import (
+	"sppo.dev/ir"
+	"sppo.dev/passes/estimate"
+	"sppo.dev/passes/plan"
+)
+
+// ByTime are N+1 borders on the grid under which the longest task is as short as can be, to a part in timePrecision:
+// model.md, section 4, has the longest forward and backward PP-1 times in the makespan.
+func ByTime(c *estimate.Cache, p *plan.Plan) []int64 {
+	const timePrecision = 1 << 12
+	t, seq, n := estimate.NewTaskTime(c, p), p.Train.Sequence, p.Subsequences.N
+	best := ByFlops(p.Model, seq, n, p.Subsequences.Align)
+	most, mean := longest(t, best)
+	least := mean * 0.9 // of any borders: what of the mean depends on them is a fraction of that
+	for most-least > most/timePrecision {
+		middle := (least + most) / 2
+		x := fill(t, middle)
+		if longest, _ := longest(t, x); longest <= middle {
+			best, most = x, longest
+		} else {
+			least = middle
+		}
+	}
+	return best
+}
+
+// longest returns the time of the longest task and that of all over their number.
+func longest(t *estimate.TaskTime, x []int64) (most, mean ir.Seconds) {
+	for i := 1; i < len(x); i++ {
+		d := t.Of(x[i-1], x[i]-x[i-1])
+		most, mean = max(most, d), mean+d
+	}
+	return most, mean / ir.Seconds(len(x)-1)
+}
+
+// fill makes every subsequence as long as a time allows, and leaves at least one step of the grid for each of those that
+// follow. The last takes what is left, whatever that takes.
+func fill(t *estimate.TaskTime, limit ir.Seconds) []int64 {
+	seq, n, align := t.Plan.Train.Sequence, t.Plan.Subsequences.N, t.Plan.Subsequences.Align
+	steps := (seq - 1) / align // borders inside the sequence
+	x := make([]int64, n+1)
+	at, length := int64(0), max(1, steps/int64(n))
+	for k := 1; k < n; k++ {
+		length = largest(length, steps-int64(n-1-k)-at, func(steps int64) bool {
+			return t.Of(at*align, steps*align) <= limit
+		})
+		at += length
+		x[k] = at * align
+	}
+	x[n] = seq
+	return x
+}
+
+// largest returns the largest of 1 to most that holds, or 1 where none does, looking near a guess first. Whatever is smaller
+// than one that holds must hold, too.
+func largest(guess, most int64, holds func(int64) bool) int64 {
+	low, high := int64(0), most+1 // the answer is low at least and below high
+	at, step := min(guess, most), int64(1)
+	for high-low > 1 {
+		if holds(at) {
+			low = at
+		} else {
+			high = at
+		}
+		switch {
+		case high > most:
+			at = min(low+step, most)
+		case low == 0:
+			at = max(high-step, 1)
+		default:
+			at = (low + high) / 2
+		}
+		step *= 2
+	}
+	return max(low, 1)
+}

@@ -1,0 +1,79 @@
+package plan
+
+import (
+	"fmt"
+
+	"sppo.dev/ir"
+)
+
+// Alternative is a candidate that would do, too, but for time. Its memory is a bound from above.
+type Alternative struct {
+	Set             []string   `json:"set"` // how it differs from the plan: "schedule.pp=8"
+	StepS           ir.Seconds `json:"step_s"`
+	DevicePeakBytes ir.Bytes   `json:"device_peak_bytes"` // of the fullest stage
+	HostPeakBytes   ir.Bytes   `json:"host_peak_bytes"`
+}
+
+// Rejection is a value of a dimension that solve has not taken, and why no candidate with it was.
+type Rejection struct {
+	Key   string     `json:"key"`
+	Value string     `json:"value"`
+	StepS ir.Seconds `json:"step_s,omitempty"` // the least of those that may fit, or a bound on it; 0: none of them can
+	Bound bool       `json:"bound,omitempty"`  // StepS is a bound from below: it may take longer
+	Lacks *Lack      `json:"lacks,omitempty"`  // the least lack of those that do not fit
+}
+
+// Lack is the worst of a placed plan.
+func (m Memory) Lack() *Lack {
+	var worst *Lack
+	for _, arena := range []struct {
+		name     string
+		peaks    []ir.Bytes
+		capacity ir.Bytes
+	}{{"device", m.DevicePeakBytes, m.DeviceCapacityBytes}, {"host", m.HostPeakBytes, m.HostCapacityBytes}} {
+		for s, peak := range arena.peaks {
+			if over := peak - arena.capacity; over > 0 && (worst == nil || over > worst.Bytes) {
+				worst = &Lack{s, arena.name, over}
+			}
+		}
+	}
+	return worst
+}
+
+// Lacking returns the bytes of memory that are missing, 0 where none are.
+func (r *Rejection) Lacking() ir.Bytes {
+	if r.Lacks == nil {
+		return 0
+	}
+	return r.Lacks.Bytes
+}
+
+// Than says how a rejected value compares with a step.
+func (r *Rejection) Than(step ir.Seconds) string {
+	longer := 100 * max(0, float64(r.StepS/step)-1)
+	switch {
+	case r.StepS > 0 && r.Bound && longer < 0.05:
+		return "no faster"
+	case r.StepS > 0 && longer < 0.05:
+		return "as fast"
+	case r.StepS > 0 && r.Bound:
+		return fmt.Sprintf("%.1f%% or more", longer)
+	case r.StepS > 0:
+		return fmt.Sprintf("%.1f%%", longer)
+	case r.Lacks != nil:
+		return r.Lacks.String()
+	}
+	return "not possible"
+}
+
+// Lack is a lack of memory.
+type Lack struct {
+	Stage int      `json:"stage"`
+	Arena string   `json:"arena"` // device or host
+	Bytes ir.Bytes `json:"bytes"` // that one rank has too few
+}
+
+// String names the stage, the bytes and the arena.
+func (l Lack) String() string {
+	return fmt.Sprintf("stage %d lacks %s on the %s", l.Stage, l.Bytes, l.Arena)
+}

@@ -1,0 +1,56 @@
+package plan
+
+// Helpers are how many stages, from the first on, take a part of a task's attention: each a block of keys.
+func (p *Plan) Helpers(t Task) int {
+	if !p.Mux.Right {
+		return 0
+	}
+	return max(0, t.Slot()-p.Subsequences.N+1)
+}
+
+// FirstHelped is the first subsequence of a stage that a helper has a part in; it has one in all behind it.
+func (p *Plan) FirstHelped(stage, helper int) int { return p.Subsequences.N - stage + helper }
+
+// HelpedBlocks are the borders of the blocks of keys that a task's helpers take.
+func (p *Plan) HelpedBlocks(t Task) []int64 {
+	return p.Mux.Stages[t.Stage].Blocks[t.Subsequence-p.FirstHelped(t.Stage, 0)]
+}
+
+// Lending is what a stage lends a helper: from the first key of the first block to the last of the last, and the last
+// subsequence with any of them, behind which they can go. Blocks grow with the sequence.
+type Lending struct {
+	First, End int64
+	Behind     int
+}
+
+// Lent is what a stage lends a helper.
+func (p *Plan) Lent(stage, helper int) Lending {
+	blocks := p.Mux.Stages[stage].Blocks
+	l := Lending{First: blocks[p.FirstHelped(stage, helper)-p.FirstHelped(stage, 0)][helper], End: blocks[len(blocks)-1][helper+1]}
+	lengths := p.Subsequences.Lengths
+	for at := lengths[0]; at < l.End; at += lengths[l.Behind] {
+		l.Behind++
+	}
+	return l
+}
+
+// Returns are the helpers that have their last part of a stage in a backward: they give the gradients of its keys back.
+func (p *Plan) Returns(t Task) (first, end int) {
+	if t.Kind != Backward || t.Piece > 1 {
+		return 0, 0
+	}
+	end = p.Helpers(t)
+	for first = end; first > 0 && p.FirstHelped(t.Stage, first-1) == t.Subsequence; first-- {
+	}
+	return first, end
+}
+
+// HelpedTasks are the tasks of a slot that have helpers, of the first microbatch.
+func (p *Plan) HelpedTasks(kind TaskKind, slot int) (tasks []Task) {
+	for i := slot - p.Subsequences.N + 1; i < p.Parallel.PP; i++ {
+		if t := (Task{Kind: kind, Subsequence: slot - i, Stage: i}); p.Helpers(t) > 0 {
+			tasks = append(tasks, p.Pieces(t)...)
+		}
+	}
+	return tasks
+}

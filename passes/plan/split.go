@@ -1,0 +1,32 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+
+	"sppo.dev/graph"
+)
+
+// How the ranks of a stage share a layer.
+
+// Split is the part of the plan that the dataflow of one rank depends on.
+func (p *Plan) Split() graph.Split {
+	stream := graph.Stream{K: slices.Contains(p.Stream.Caches, "k"), V: slices.Contains(p.Stream.Caches, "v")}
+	return graph.Split{SP: p.Parallel.SP, Mode: p.Parallel.SPMode, Whole: p.Subsequences.N == 1, Stream: stream}
+}
+
+// RowGrid is what lengths of subsequences are multiples of, so that each rank has as many rows.
+func (p *Plan) RowGrid() int64 { return p.Split().Grid() }
+
+// GridInWords says why.
+func (p *Plan) GridInWords() string {
+	if p.Split().Chunks() > 0 {
+		return fmt.Sprintf("2 * sp = %d, the chunks of zigzag order", p.RowGrid())
+	}
+	return fmt.Sprintf("sp = %d", p.Parallel.SP)
+}
+
+// Graph builds the dataflow of the plan's model on one rank.
+func (p *Plan) Graph() *graph.Model {
+	return graph.New(p.Model, p.Split(), p.Train.Sequence)
+}

@@ -1,0 +1,118 @@
+package plan
+
+import (
+	"slices"
+
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+)
+
+// What ranks that hold the same matrix divide among themselves: ZeRO (Rajbhandari et al. 2020). Such ranks complete the
+// gradient of a matrix in slices of its rows, whether they go on with slices or not, so that stage 1 changes no bit.
+
+// Stages of ZeRO: each divides what the one before it does, too. Embedding and head, which ranks of a stage divide by
+// vocabulary anyway, stay with the first.
+const (
+	ZeroState     = 1 // the optimizer's state
+	ZeroGradients = 2 // a layer's gradients, which are whole only from a task's backward of the layer to its end
+	ZeroWeights   = 3 // a layer's weights, which are brought together for each visit of the layer
+)
+
+// ZeroOf is the stage that applies to a parameter of a block.
+func (p *Plan) ZeroOf(b *graph.Block, param *graph.Param) int {
+	switch {
+	case p.Slicing(param).Slices() == 1:
+		return 0
+	case b.Name != graph.BlockLayer:
+		return min(p.Parallel.Zero, ZeroState)
+	}
+	return p.Parallel.Zero
+}
+
+// Completes reports whether a backward of a layer completes its gradient over ranks, under ZeroGradients: each does in sequence
+// order, where the next layer's follows; in layer order that of the first subsequence, which is the microbatch's last.
+func (p *Plan) Completes(t Task) bool { return !p.LayerOrder() || t.Subsequence == 0 }
+
+// Slicing is over how many ranks the rows of a parameter are sliced: those of a stage, then replicas. Rank (d, k) has
+// slice k*DP + d.
+type Slicing struct{ SP, DP int64 }
+
+// Slices is their number; with one there is nothing to slice.
+func (s Slicing) Slices() int64 { return s.SP * s.DP }
+
+// Slicing is how a parameter's gradient is completed. Vectors are not worth it, and rows that do not divide stay whole.
+func (p *Plan) Slicing(param *graph.Param) Slicing {
+	whole := Slicing{1, 1}
+	if param.Shape[1] == 1 {
+		return whole
+	}
+	most := Slicing{1, int64(p.Parallel.DP)}
+	if param.Reduce == graph.GroupNames[graph.GroupSP] {
+		most.SP = int64(p.Parallel.SP)
+	}
+	for _, s := range []Slicing{most, {most.SP, 1}, {1, most.DP}} {
+		if p.divides(param, s.Slices()) {
+			return s
+		}
+	}
+	return whole
+}
+
+// divides reports whether each piece of a parameter has that many equal slices: the position table has a piece for every
+// subsequence, two in zigzag order, and as many as ranks run rows of a subsequence that they share.
+func (p *Plan) divides(param *graph.Param, n int64) bool {
+	if param.Shard != graph.ByTokens {
+		return param.Local[0]%n == 0
+	}
+	unequal := func(tokens int64) bool { return tokens/p.RowGrid()%n != 0 }
+	if slices.ContainsFunc(p.Subsequences.Lengths, unequal) {
+		return false
+	}
+	return !slices.ContainsFunc(p.Mux.Pieces, func(pieces []int64) bool { return slices.ContainsFunc(pieces, unequal) })
+}
+
+// StateBytes are those of a block's parameters on one rank, from step to step or to the end of the step: weights, gradients, and
+// what the optimizer keeps, which is two f32 moments and an f32 master where the weight cannot be it. A tied head on the embedding's
+// rank has a gradient of its own alone.
+func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, optimizer ir.Bytes) {
+	together := p.Home(0) == p.Home(p.Parallel.Stages()-1)
+	for i := range b.Params {
+		param := &b.Params[i]
+		zero := p.ZeroOf(b, param)
+		whole := ir.Bytes(param.Local[0] * param.Local[1])
+		divided := func(stage int, d ir.DType) ir.Bytes {
+			if zero >= stage {
+				return graph.Align(whole / ir.Bytes(p.Slicing(param).Slices()) * d.Bytes())
+			}
+			return graph.Align(whole * d.Bytes())
+		}
+		gradients += p.gradientBytes(b, param)
+		if param.Tied && together {
+			continue
+		}
+		weights += divided(ZeroWeights, g.DType())
+		state := divided(ZeroState, ir.F32)
+		optimizer += 2 * state
+		if weightIsMaster := g.DType() == ir.F32 && (zero == 0 || zero == ZeroWeights); !weightIsMaster {
+			optimizer += state
+		}
+	}
+	return weights, gradients, optimizer
+}
+
+// gradientBytes are those of what stays of a parameter's gradient to the end of the step.
+func (p *Plan) gradientBytes(b *graph.Block, param *graph.Param) ir.Bytes {
+	n := ir.Bytes(param.Local[0] * param.Local[1])
+	if p.ZeroOf(b, param) >= ZeroGradients {
+		n /= ir.Bytes(p.Slicing(param).Slices())
+	}
+	return graph.Align(n * ir.F32.Bytes())
+}
+
+// StateSlices is into how many parts the optimizer state of a block's parameter is divided.
+func (p *Plan) StateSlices(b *graph.Block, param *graph.Param) int64 {
+	if p.ZeroOf(b, param) < ZeroState {
+		return 1
+	}
+	return p.Slicing(param).Slices()
+}

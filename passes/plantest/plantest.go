@@ -1,0 +1,134 @@
+// Package plantest has what tests of the passes share: example plans, sources of random numbers, golden files.
+package plantest
+
+import (
+	"bytes"
+	"flag"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sppo.dev/examples"
+	"sppo.dev/graph"
+	"sppo.dev/lang"
+	"sppo.dev/passes/plan"
+)
+
+var update = flag.Bool("update", false, "rewrite golden files")
+
+// Golden compares with a file beside the package, or rewrites it.
+func Golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatalf("%v; run the test with -update", err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s differs; run the test with -update if that is meant (-want +got):\n%s", name, diff)
+	}
+}
+
+// RunPlan and VerifyPlan are passes.Run with no options and passes.Verify, for tests of the packages that these import.
+var (
+	Run    func(*lang.Spec, *plan.Plan) error
+	Verify func(*plan.Plan) error
+)
+
+// Load reads an example, with overrides as behind --set.
+func Load(t testing.TB, file string, set ...string) *lang.Spec {
+	t.Helper()
+	sp, err := lang.Load(FolderOfExamples()+file, lang.Options{Shipped: examples.Shipped, Set: set})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sp
+}
+
+// Plan runs all passes over an example.
+func Plan(t testing.TB, file string, set ...string) *plan.Plan {
+	t.Helper()
+	sp := Load(t, file, set...)
+	p := plan.New(sp)
+	if err := Run(sp, p); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// FolderOfExamples is the way to the examples from the folder of a test.
+func FolderOfExamples() string {
+	up := "../"
+	for range 3 {
+		if _, err := os.Stat(up + "examples"); err == nil {
+			break
+		}
+		up += "../"
+	}
+	return up + "examples/"
+}
+
+// Expect runs the passes over a bad request.
+func Expect(t *testing.T, sp *lang.Spec, code lang.Code, words, key, name string) {
+	t.Helper()
+	err := Run(sp, plan.New(sp))
+	ds, ok := err.(lang.Diagnostics)
+	if !ok || len(ds) == 0 || ds[0].Code != code || !strings.Contains(ds[0].Message, words) {
+		t.Errorf("%s: %v, want %s: %s", name, err, code, words)
+		return
+	}
+	if want := sp.At(key); ds[0].Pos != want {
+		t.Errorf("%s: at %s, want %s of %s", name, ds[0].Pos, want, key)
+	}
+}
+
+// Kept is what a token leaves in memory for later subsequences and for the backward, in a layer of a rank.
+func Kept(p *plan.Plan) (bytes float64) {
+	for _, u := range p.Units {
+		if u.Block == graph.BlockLayer && u.Type != plan.Type2 {
+			bytes += u.BytesPerToken
+		}
+	}
+	return bytes
+}
+
+// Random is a source whose seed a failing test shows, and SPPO_SEED repeats. `make test` always draws the same, the long tests
+// never.
+func Random(t *testing.T) *rand.Rand { return rand.New(rand.NewPCG(SeedOf(t), 0)) }
+
+// SeedOf returns the seed of a test, and logs it.
+func SeedOf(t *testing.T) uint64 {
+	seed := uint64(1)
+	if os.Getenv("SPPO_LONG") != "" {
+		seed = uint64(time.Now().UnixNano())
+	}
+	if s, err := strconv.ParseUint(os.Getenv("SPPO_SEED"), 10, 64); err == nil {
+		seed = s
+	}
+	t.Logf("seed %d", seed)
+	return seed
+}
+
+// JSON returns a plan as JSON.
+func JSON(t *testing.T, p *plan.Plan) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := p.WriteJSON(&b); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}

@@ -1,0 +1,425 @@
+// Package report writes a plan for people.
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"sppo.dev/ir"
+	"sppo.dev/passes/memory"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/words"
+)
+
+// rightInWords says who holds what.
+func rightInWords(p *plan.Plan) string {
+	last := p.Parallel.PP - 1
+	least, most := p.Train.Sequence, int64(0)
+	for i := 1; i <= last; i++ {
+		for j := range i {
+			l := p.Lent(i, j)
+			least, most = min(least, l.End-l.First), max(most, l.End-l.First)
+		}
+	}
+	return fmt.Sprintf("right: stages 0-%d hold blocks of %d-%d tokens of the keys of those behind them, and share the attention of their last tasks", last-1, least, most)
+}
+
+// Write writes a plan for people: what will be done, how long it takes, how full each stage gets and where it does
+// not fit, and why each thing was decided.
+func Write(w io.Writer, p *plan.Plan) error {
+	var b strings.Builder
+	reportJob(p, &b)
+	if len(p.Time.BusyS) > 0 { // else stopped before the end
+		reportStages(p, &b)
+		reportTotals(p, &b)
+	}
+	reportPath(p, &b)
+	reportMemory(p, &b)
+	reportFit(p, &b)
+	reportSearch(p, &b)
+	reportReasons(p, &b)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// table aligns cells that are ended by tabs.
+func table(b *strings.Builder, rows func(line func(cells ...string))) {
+	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
+	rows(func(cells ...string) {
+		fmt.Fprintf(t, "  %s\n", strings.Join(cells, "\t"))
+	})
+	_ = t.Flush() // a Builder takes everything
+}
+
+func reportJob(p *plan.Plan, b *strings.Builder) {
+	par := p.Parallel
+	fmt.Fprintf(b, "%s on %s: %s tokens a sequence, %s a step\n\n", p.Model.Name, p.Cluster.Name,
+		words.Tokens(p.Train.Sequence), words.Plural(p.Train.Batch, "sequence"))
+	m := p.Model
+	table(b, func(line func(...string)) {
+		line("model", fmt.Sprintf("%s, %s, hidden %d, %s of %d (%d of keys and values), ffn %d, vocabulary %d, %s",
+			m.Family, words.Plural(m.Layers, "layer"), m.Hidden, words.Plural(m.Heads, "head"), m.HeadDim, m.KVHeads, m.FFN, m.Vocab, m.DType))
+		line("ranks", fmt.Sprintf("%d of %s: dp %d x pp %d x sp %d", par.Ranks(), words.Plural(p.Cluster.GPUs(), p.Cluster.Unit()), par.DP, par.PP, par.SP))
+		line("subsequences", subsequencesInWords(p))
+		if par.Microbatches > 1 || par.Microbatch > 1 {
+			line("microbatches", fmt.Sprintf("%d of %s", par.Microbatches, words.Plural(par.Microbatch, "sequence")))
+		}
+		if p.Offload.Policy != "" {
+			line("offload", offloadInWords(p))
+		}
+		if words := cachesInWords(p); words != "" {
+			line("K and V", words)
+		}
+		if again := shareMadeAgain(p); again > 0 {
+			line("recompute", fmt.Sprintf("%s: %.1f%% of the type-1 bytes are made again", p.Recompute, 100*again))
+		}
+		line("mux", muxInWords(p))
+	})
+	b.WriteByte('\n')
+}
+
+// muxInWords says who borrows what.
+func muxInWords(p *plan.Plan) string {
+	var words []string
+	if p.Mux.Left {
+		words = append(words, leftInWords(p))
+	}
+	if p.Mux.Right {
+		words = append(words, rightInWords(p))
+	}
+	if len(words) == 0 {
+		return "off"
+	}
+	return strings.Join(words, "; ")
+}
+
+func leftInWords(p *plan.Plan) string {
+	least, most := p.Mux.Pieces[0][0], p.Mux.Pieces[0][0]
+	for _, pieces := range p.Mux.Pieces {
+		least, most = min(least, slices.Min(pieces)), max(most, slices.Max(pieces))
+	}
+	last := p.Parallel.PP - 1
+	return fmt.Sprintf("left: subsequences 0-%d are cut into %d pieces, of %d-%d tokens, up to %.1f%% off an even share; until it has a task of its own, stage j of 1-%d runs piece j+1 of every task under way",
+		last-1, last+1, least, most, 100*worstRounding(p), last)
+}
+
+// worstRounding is how far a piece is from an even share of its subsequence, relative to that.
+func worstRounding(p *plan.Plan) float64 {
+	worst := 0.0
+	for x, pieces := range p.Mux.Pieces {
+		even := float64(p.Subsequences.Lengths[x]) / float64(len(pieces))
+		for _, n := range pieces {
+			worst = max(worst, math.Abs(float64(n)-even)/even)
+		}
+	}
+	return worst
+}
+
+func subsequencesInWords(p *plan.Plan) string {
+	sub := p.Subsequences
+	switch {
+	case sub.N == 1:
+		return "1: the whole sequence"
+	case len(sub.Lengths) == 0: // stopped before partition
+		return fmt.Sprint(sub.N)
+	}
+	return fmt.Sprintf("%d of %d ... %d tokens, on a grid of %d; the dearest %.2f%% above the mean",
+		sub.N, sub.Lengths[0], sub.Lengths[sub.N-1], sub.Align, 100*sub.Imbalance)
+}
+
+// streamedInWords says what would take K and V from the host.
+func streamedInWords(p *plan.Plan) string {
+	if p.Streams() {
+		return ", where K and V wait with their gradients: keep = [k, v] leaves them on the device"
+	}
+	return ""
+}
+
+// cachesInWords says where K and V wait, where that is not the device.
+func cachesInWords(p *plan.Plan) string {
+	switch {
+	case p.Streams():
+		return fmt.Sprintf("%s on the host, in blocks of %s tokens through the device", strings.Join(p.Stream.Caches, " and "), words.Tokens(p.Stream.Block))
+	case p.Offload.Park:
+		return "of one layer on the device, of the others on the host"
+	}
+	return ""
+}
+
+func offloadInWords(p *plan.Plan) string {
+	least, most := 1.0, 0.0
+	for _, stage := range p.Offload.Alpha {
+		for _, a := range stage {
+			least, most = min(least, a), max(most, a)
+		}
+	}
+	switch {
+	case most == 0:
+		return p.Offload.Policy + ": activations stay on the device"
+	case least == 1:
+		return p.Offload.Policy + ": all type-1 activations go to the host"
+	case most-least < 0.005:
+		return fmt.Sprintf("%s: %.1f%% of the type-1 bytes go to the host", p.Offload.Policy, 100*most)
+	}
+	return fmt.Sprintf("%s: %.1f%% ... %.1f%% of the type-1 bytes of a subsequence go to the host", p.Offload.Policy, 100*least, 100*most)
+}
+
+// shareMadeAgain is the part of all type-1 bytes that the backward pass makes again.
+func shareMadeAgain(p *plan.Plan) float64 {
+	g := p.Graph()
+	var again, all ir.Bytes
+	for _, stage := range p.Offload.Fate {
+		for i, fate := range stage {
+			sizes := plan.UnitSizes(g.Layer, p.Size(i))
+			for at := range len(fate) {
+				n := sizes[at%len(sizes)]
+				if all += n; fate[at] == plan.FateRecompute {
+					again += n
+				}
+			}
+		}
+	}
+	return float64(again) / float64(max(1, all))
+}
+
+// reportStages shows memory once codegen has placed it.
+func reportStages(p *plan.Plan, b *strings.Builder) {
+	makespan := p.Time.StepS - p.Time.OptimizerS
+	table(b, func(line func(...string)) {
+		head := []string{"stage", "layers", "busy", "idle"}
+		if p.Memory.Placed {
+			head = append(head, "device memory", "host memory")
+		}
+		line(head...)
+		for s := range p.Tasks {
+			cells := []string{fmt.Sprint(s), layerRanges(p, s), p.Time.BusyS[s].String(),
+				fmt.Sprintf("%.1f%%", 100*max(0, 1-float64(p.Time.BusyS[s]/max(makespan, 1e-12))))}
+			if p.Memory.Placed {
+				cells = append(cells, ofCapacity(p.Memory.DevicePeakBytes[s], p.Memory.DeviceCapacityBytes),
+					ofCapacity(p.Memory.HostPeakBytes[s], p.Memory.HostCapacityBytes))
+			}
+			line(cells...)
+		}
+	})
+	b.WriteByte('\n')
+}
+
+// layerRanges writes the layers of each virtual stage of a rank: "0-3 8-11".
+func layerRanges(p *plan.Plan, rank int) string {
+	stages := p.StagesOf(rank)
+	if p.LayerOrder() {
+		return fmt.Sprintf("0-%d in turn", p.Model.Layers-1)
+	}
+	words := make([]string, len(stages))
+	for i, j := range stages {
+		layers := p.Layers(j)
+		words[i] = fmt.Sprint(layers[0])
+		if n := len(layers); n > 1 {
+			words[i] += fmt.Sprintf("-%d", layers[n-1])
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+func ofCapacity(n, capacity ir.Bytes) string {
+	if capacity <= 0 {
+		return fmt.Sprintf("%s of %s", n, capacity)
+	}
+	return fmt.Sprintf("%s of %s (%.0f%%)", n, capacity, 100*float64(n)/float64(capacity))
+}
+
+func reportTotals(p *plan.Plan, b *strings.Builder) {
+	t := p.Time
+	table(b, func(line func(...string)) {
+		source := "estimated"
+		if t.Simulated {
+			source = fmt.Sprintf("simulated; the search estimated %s", t.EstimateS)
+		}
+		line("step", fmt.Sprintf("%s, of it %s for the optimizer (%s)", t.StepS, t.OptimizerS, source))
+		line("bubble", fmt.Sprintf("%.1f%% of the busy time; stages idle %.1f%% of the pipeline's time", 100*t.BubbleRatio, 100*t.IdleShare))
+		line("exposed copies", durationOrNone(t.ExposedTransferS))
+		line("throughput", fmt.Sprintf("%.0f tokens/s a %s, %.1f%% of the peak in model FLOPs (MFU)", p.Throughput.TGS, p.Cluster.Unit(), 100*p.Throughput.MFU))
+	})
+	b.WriteByte('\n')
+}
+
+// reportPath says what a step is made of, from its start to its end: the sorts of work on its critical path, the longest first.
+func reportPath(p *plan.Plan, b *strings.Builder) {
+	path := p.Time.CriticalPath
+	if len(path) == 0 {
+		return
+	}
+	sums, stages := map[string]ir.Seconds{}, map[string][]ir.Seconds{}
+	var works []string
+	for _, c := range path {
+		if sums[c.Work] == 0 {
+			works = append(works, c.Work)
+			stages[c.Work] = make([]ir.Seconds, len(p.Tasks))
+		}
+		sums[c.Work] += c.Seconds
+		if c.Stage >= 0 {
+			stages[c.Work][c.Stage] += c.Seconds
+		}
+	}
+	slices.SortStableFunc(works, func(a, b string) int { return cmp.Compare(sums[b], sums[a]) })
+	b.WriteString("Critical path of a step, by stage:\n")
+	table(b, func(line func(...string)) {
+		head := []string{"stage", "in all", "share"}
+		shown := min(len(p.Tasks), mostStages)
+		for s := range shown {
+			head = append(head, fmt.Sprint(s))
+		}
+		if shown < len(p.Tasks) {
+			head = append(head, fmt.Sprintf("(%d more)", len(p.Tasks)-shown))
+		}
+		line(head...)
+		for _, w := range works {
+			cells := []string{w, sums[w].String(), fmt.Sprintf("%.1f%%", 100*float64(sums[w]/p.Time.StepS))}
+			for _, t := range stages[w][:shown] {
+				cells = append(cells, t.String())
+			}
+			line(cells...)
+		}
+	})
+	b.WriteByte('\n')
+}
+
+// reportMemory says what fills each stage at its peak, and names the largest buffers of the fullest.
+func reportMemory(p *plan.Plan, b *strings.Builder) {
+	for _, arena := range []struct {
+		name  string
+		peaks []ir.Peak
+	}{{"device", p.Memory.Device}, {"host", p.Memory.Host}} {
+		fullest := 0
+		for s := range arena.peaks {
+			if arena.peaks[s].Bytes > arena.peaks[fullest].Bytes {
+				fullest = s
+			}
+		}
+		if len(arena.peaks) == 0 || arena.peaks[fullest].Bytes == 0 {
+			continue
+		}
+		fmt.Fprintf(b, "Peak of %s memory, by stage:\n", arena.name)
+		table(b, func(line func(...string)) { partRows(arena.peaks, line) })
+		peak := &arena.peaks[fullest]
+		fmt.Fprintf(b, "Largest on stage %d, in %s:\n", fullest, peak.At)
+		table(b, func(line func(...string)) {
+			for _, h := range peak.Largest {
+				line(h.Bytes.String(), h.Name, h.Part.String())
+			}
+		})
+		b.WriteByte('\n')
+	}
+}
+
+// mostStages are the stages that a table of parts shows; JSON has all.
+const mostStages = 8
+
+// partRows writes a row for each part that any of the peaks has, and their sum.
+func partRows(peaks []ir.Peak, line func(cells ...string)) {
+	shown := peaks[:min(len(peaks), mostStages)]
+	row := func(name string, bytes func(*ir.Peak) ir.Bytes) {
+		cells, any := []string{name}, false
+		for s := range shown {
+			n := bytes(&shown[s])
+			cells, any = append(cells, n.String()), any || n > 0
+		}
+		if any {
+			line(cells...)
+		}
+	}
+	head := []string{"stage"}
+	for s := range shown {
+		head = append(head, fmt.Sprint(s))
+	}
+	if len(shown) < len(peaks) {
+		head = append(head, fmt.Sprintf("(%d more)", len(peaks)-len(shown)))
+	}
+	line(head...)
+	for part := range ir.NumParts {
+		row(part.String(), func(p *ir.Peak) ir.Bytes { return p.Parts[part] })
+	}
+	row("in all", func(p *ir.Peak) ir.Bytes { return p.Bytes })
+}
+
+func durationOrNone(t ir.Seconds) string {
+	if t == 0 {
+		return "none"
+	}
+	return t.String()
+}
+
+// reportFit says where the plan does not fit, and what fills it.
+func reportFit(p *plan.Plan, b *strings.Builder) {
+	m := p.Memory
+	if !m.Placed {
+		return
+	}
+	if m.Fits {
+		b.WriteString("It fits.\n\n")
+		return
+	}
+	b.WriteString("It does not fit:\n")
+	bound := memory.FootprintOf(p)
+	for s := range m.DevicePeakBytes {
+		if over := m.DevicePeakBytes[s] - m.DeviceCapacityBytes; over > 0 {
+			fmt.Fprintf(b, "  stage %d needs %s more on every device; at the peak, in %s, it holds %s\n", s, over, bound.Device[s].Task, bound.Device[s].InWords())
+		}
+		if over := m.HostPeakBytes[s] - m.HostCapacityBytes; over > 0 {
+			fmt.Fprintf(b, "  stage %d needs %s more host memory for every rank%s\n", s, over, streamedInWords(p))
+		}
+	}
+	b.WriteByte('\n')
+}
+
+// mostRejected are the values of a key that the report names; JSON has all.
+const mostRejected = 6
+
+// reportSearch says what else solve has looked at.
+func reportSearch(p *plan.Plan, b *strings.Builder) {
+	if len(p.Alternatives) > 0 {
+		b.WriteString("Next best, as estimated (this plan: " + p.Time.EstimateS.String() + "); memory is a bound:\n")
+		table(b, func(line func(...string)) {
+			for i := range p.Alternatives {
+				a := &p.Alternatives[i]
+				line(a.StepS.String(), a.DevicePeakBytes.String()+" device", a.HostPeakBytes.String()+" host", strings.Join(a.Set, " "))
+			}
+		})
+		b.WriteByte('\n')
+	}
+	if len(p.Rejected) == 0 {
+		return
+	}
+	b.WriteString("Not taken, and how much longer a step is estimated to be, or what lacks at least:\n")
+	table(b, func(line func(...string)) {
+		for first := 0; first < len(p.Rejected); {
+			end := first
+			var words []string
+			for end < len(p.Rejected) && p.Rejected[end].Key == p.Rejected[first].Key {
+				r := &p.Rejected[end]
+				words = append(words, fmt.Sprintf("%s (%s)", r.Value, r.Than(p.Time.EstimateS)))
+				end++
+			}
+			if more := len(words) - mostRejected; more > 0 {
+				words = append(words[:mostRejected], fmt.Sprintf("%d more", more))
+			}
+			line(p.Rejected[first].Key, strings.Join(words, ", "))
+			first = end
+		}
+	})
+	b.WriteByte('\n')
+}
+
+func reportReasons(p *plan.Plan, b *strings.Builder) {
+	b.WriteString("Why:\n")
+	table(b, func(line func(...string)) {
+		for _, d := range p.Decisions {
+			line(d.Pass, d.What+" = "+d.Value, d.Why)
+		}
+	})
+}

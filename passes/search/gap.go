@@ -1,0 +1,86 @@
+package search
+
+import (
+	"cmp"
+	"container/heap"
+	"slices"
+
+	"sppo.dev/ir"
+)
+
+// How good is good enough. A search ends with a plan that is within a gap of the least bound of what is left. Where memory
+// binds, bounds on time are loose, and candidates as good as each other are many; so the gap widens with the work done,
+// and after some more work the fastest plan found so far is the answer. Work is counted, not timed, so that the same job
+// always gets the same plan.
+const (
+	searchGap = 1.0 / 330 // at first
+	widestGap = 0.01
+
+	patience = 1_800_000 // visits before the gap widens, of a search with Options.Patience 1
+	widestAt = 2         // times that work, when the gap is widest
+	stopAt   = 3         // times that work, when the fastest plan found so far is taken
+)
+
+// impatience returns the work done by a search as a multiple of its patience.
+func (s *search) impatience() float64 {
+	return float64(s.work) / patience / cmp.Or(s.context.Options.Patience, 1)
+}
+
+// spent reports whether a search has done so many times the work of its patience. One for anything that fits has more: its
+// answer is yes or no, and a no should be true.
+func (s *search) spent(times float64) bool {
+	if s.timeless {
+		times *= 2
+	}
+	return s.impatience() >= times
+}
+
+// widen sets the gap for the work done so far. Complete candidates come to their turn by it.
+func (s *search) widen() {
+	const steps = 8 // between the narrowest gap and the widest
+	share := min(1, max(0, (s.impatience()-1)/(widestAt-1)))
+	gap := searchGap + (widestGap-searchGap)*float64(int(share*steps))/steps
+	if gap <= s.gap || s.timeless {
+		return
+	}
+	s.gap = gap
+	for _, n := range s.frontier {
+		if n.plan != nil {
+			n.bound = s.slackened(n.plan.Time.StepS * s.handicap(n))
+		}
+	}
+	heap.Init(&s.frontier)
+}
+
+// slackened returns the least bound that does not beat a plan of a given step time.
+func (s *search) slackened(t ir.Seconds) ir.Seconds { return t / ir.Seconds(1+s.gap) }
+
+// soFar returns the fastest complete candidate that fits, or nil.
+func (s *search) soFar() *node {
+	var complete []*node
+	for _, n := range s.frontier {
+		if n.plan != nil {
+			complete = append(complete, n)
+		}
+	}
+	slices.SortFunc(complete, func(a, b *node) int {
+		return cmp.Or(cmp.Compare(a.plan.Time.StepS*s.handicap(a), b.plan.Time.StepS*s.handicap(b)), cmp.Compare(a.number, b.number))
+	})
+	for _, n := range complete {
+		if s.fits(n) {
+			return n
+		}
+	}
+	return nil
+}
+
+// distance returns by how much less time than a plan any candidate takes that is still open, as a part of that time at most.
+func (s *search) distance(winner *node) float64 {
+	least := winner.plan.Time.StepS
+	for _, n := range s.frontier {
+		if n.plan == nil {
+			least = min(least, n.bound/s.handicap(n))
+		}
+	}
+	return float64(winner.plan.Time.StepS/least) - 1
+}

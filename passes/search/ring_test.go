@@ -1,0 +1,50 @@
+package search
+
+import (
+	"testing"
+
+	"sppo.dev/graph"
+	"sppo.dev/lang"
+	"sppo.dev/passes/plantest"
+)
+
+// TestRing: the request is taken, a rank keeps between forward and backward what it keeps with weights divided, and heads that do not
+// divide by the ranks are no matter.
+func TestRing(t *testing.T) {
+	megatron, ring := plantest.Plan(t, "gpt-docs.sppo", "schedule.align=4"), plantest.Plan(t, "gpt-docs.sppo", "schedule.align=4", "schedule.sp_mode=ring")
+	if got := ring.Parallel.SPMode; got != graph.ModeRing {
+		t.Fatalf("the mode is %q", got)
+	}
+	if m, r := plantest.Kept(megatron), plantest.Kept(ring); m != r {
+		t.Errorf("%g bytes a token are kept, and %g with weights divided", r, m)
+	}
+	m, _ := cachesOf(megatron.Graph(), megatron.Size(0))
+	if r, _ := cachesOf(ring.Graph(), ring.Size(0)); m != r {
+		t.Errorf("K and V of a layer and their gradients take %v, and %v with heads divided", r, m)
+	}
+	three := plantest.Plan(t, "gpt-docs.sppo", "schedule.sp_mode=ring", "schedule.sp=3", "schedule.pp=1", "schedule.align=6", "train.sequence=258", "cluster.gpus_per_node=3")
+	if three.Model.Heads%3 == 0 || three.Parallel.SP != 3 {
+		t.Errorf("%d heads over %d ranks", three.Model.Heads, three.Parallel.SP)
+	}
+	if alone := plantest.Plan(t, "gpt-docs.sppo", "schedule.sp_mode=ring", "schedule.sp=1", "schedule.keep=[]"); alone.Split().Chunks() != 0 {
+		t.Error("a ring of one rank is no plain order")
+	}
+}
+
+// TestRingConflicts: what a ring does not go with is refused where it is asked for.
+func TestRingConflicts(t *testing.T) {
+	for _, c := range []struct {
+		code       lang.Code
+		words, key string
+		set        []string
+	}{
+		{lang.NotYet, "a ring of K and V that stream", "schedule.keep", []string{"schedule.keep=[]"}},
+		{lang.NotYet, "K and V go round", "schedule.mux", []string{"schedule.mux=left"}},
+		{lang.BadAlign, "align = 2 is not a multiple of 2 * sp = 4", "schedule.align", []string{"schedule.align=2"}},
+		{lang.Indivisible, "sequence = 254 does not divide by 2 * sp = 4", "train.sequence", []string{"train.sequence=254"}},
+		{lang.Indivisible, "a subsequence of 126 tokens does not divide by 2 * sp = 4", "schedule.subsequences[0]", []string{"schedule.subsequences=[126, 130]", "schedule.align=auto", "train.sequence=256"}},
+	} {
+		set := append([]string{"schedule.sp_mode=ring", "schedule.align=4"}, c.set...)
+		plantest.Expect(t, plantest.Load(t, "gpt-docs.sppo", set...), c.code, c.words, c.key, c.words)
+	}
+}

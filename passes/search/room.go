@@ -1,0 +1,213 @@
+package search
+
+import (
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes/memory"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/strategy"
+)
+
+// What a rank holds at least, whatever copies take: what bounds of candidates say of memory, and no node of the dataflow is priced
+// for it.
+//
+// There are four moments. At the end of the step there is the state of the parameters with all gradients. When the first backward
+// begins there are K and V of a microbatch and, without offload, all that its forwards keep. When the backward of the first
+// subsequence begins, which is the longest, there are in any but the shortest pipelines all of K, V, their gradients and
+// those of the weights, in the others of K, V and their gradients for one virtual stage, and what a layer holds while it runs. On the
+// last rank the head runs before it. And whatever is copied, when the first backward begins all that forwards keep is somewhere, on
+// the device or on the host, and so are K and V.
+
+// roomKey is what a room depends on.
+type roomKey struct {
+	split     graph.Split
+	recompute string
+	lengthsKey
+	microbatch int
+}
+
+// room is what the fates of units do not change.
+type room struct {
+	all, resident  caches   // of a layer; those of them that do not stream
+	kept           ir.Bytes // by a layer, for the backward
+	working        ir.Bytes // while a layer runs backward, of the first subsequence
+	head, lastHead ir.Bytes // while the head does, of the first and of the last
+}
+
+// caches are K and V of a layer for a whole sequence, and their gradients.
+type caches struct{ values, grads ir.Bytes }
+
+// roomOf is that of a plan with its lengths.
+func (b *bounds) roomOf(p *plan.Plan) room {
+	key := roomKey{p.Split(), p.Recompute, b.lengthsKey(p), p.Parallel.Microbatch}
+	of, known := b.rooms[key]
+	if known {
+		return of
+	}
+	g, sizes := b.cache.Model(p), p.Sizes()
+	b.work.Spend(4 * len(sizes))
+	first, last := sizes[0], sizes[len(sizes)-1]
+	for _, z := range sizes {
+		of.kept += keptBytes(g, p.Recompute, z)
+	}
+	of.all, of.resident = cachesOf(g, first)
+	of.working = b.cache.Blocks.Bytes(g, g.LayerWithout(g.RemadeBy(p.Recompute)), memory.BackwardPass, first, 0, 0)
+	of.head, of.lastHead = b.cache.Blocks.Bytes(g, g.Head, memory.BackwardPass, first, 0, 0), b.cache.Blocks.Bytes(g, g.Head, memory.BackwardPass, last, 0, 0)
+	b.rooms[key] = of
+	return of
+}
+
+// keptBytes is what one layer keeps of a subsequence for its backward.
+func keptBytes(g *graph.Model, recompute string, z graph.Size) (n ir.Bytes) {
+	remade := g.RemadeBy(recompute)
+	for u, size := range plan.UnitSizes(g.Layer, z) {
+		if !remade.Has(u) {
+			n += size
+		}
+	}
+	return n
+}
+
+// cachesOf are all of a layer, and those of which a rank has more than its own rows.
+func cachesOf(g *graph.Model, z graph.Size) (all, resident caches) {
+	z.Tokens = z.Sequence
+	for i := range g.Layer.Values {
+		v, n := &g.Layer.Values[i], caches{}
+		switch v.Kind {
+		case graph.Cache:
+			n.values = v.Bytes(z)
+		case graph.CacheGrad:
+			n.grads = v.Bytes(z)
+		}
+		all = caches{all.values + n.values, all.grads + n.grads}
+		if v.Rows != graph.Full {
+			resident = caches{resident.values + n.values, resident.grads + n.grads}
+		}
+	}
+	return all, resident
+}
+
+// holding is what a rank holds.
+type holding struct {
+	rank   int
+	device ir.Bytes
+	both   ir.Bytes // on device and host together
+}
+
+func (h holding) fuller(o holding) holding {
+	if o.device > h.device {
+		h.rank = o.rank
+	}
+	return holding{h.rank, max(h.device, o.device), max(h.both, o.both)}
+}
+
+// lackOf is what a rank with so much lacks, or nil.
+func (b *bounds) lackOf(h holding) *plan.Lack {
+	device := ir.Bytes(b.cluster.DeviceMemory)
+	switch over, overBoth := h.device-device, h.both-device-ir.Machine(b.cluster).HostMemoryPerRank(); {
+	case over > 0 && over >= overBoth:
+		return &plan.Lack{Stage: h.rank, Arena: "device", Bytes: over}
+	case overBoth > 0:
+		return &plan.Lack{Stage: h.rank, Arena: "host", Bytes: overBoth}
+	}
+	return nil
+}
+
+// heldByShare is where the number of subsequences may be open.
+func (b *bounds) heldByShare(p *plan.Plan) holding {
+	g := b.cache.Model(p)
+	weights, gradients, optimizer := p.StateBytes(g, g.Layer)
+	return holding{device: ir.Bytes(b.layersOfMost(p)) * (weights + optimizer + max(gradients, b.stays(p, b.roomOf(p)).values))}
+}
+
+// heldByMost is where layers are yet to be dealt out: a rank has most of them, and the last has one in each virtual stage.
+func (b *bounds) heldByMost(p *plan.Plan) holding {
+	most := b.holds(p, rankOf{0, b.layersOfMost(p), 1, false, false})
+	return most.fuller(b.holds(p, rankOf{p.Home(p.Parallel.Stages() - 1), p.Parallel.VirtualStages, 1, false, true}))
+}
+
+// heldAtLeast is of a plan with its stages.
+func (b *bounds) heldAtLeast(p *plan.Plan) (most holding) {
+	fewest := make([]int, p.Parallel.PP)
+	for j, n := range p.LayersPerStage {
+		if home := p.Home(j); fewest[home] == 0 || n < fewest[home] {
+			fewest[home] = n
+		}
+	}
+	for rank := range fewest {
+		most = most.fuller(b.holds(p, rankOf{rank, p.LayersOf(rank), fewest[rank], rank == p.Home(0), rank == p.Home(p.Parallel.Stages()-1)}))
+	}
+	return most
+}
+
+// rankOf is what a rank has of the model.
+type rankOf struct {
+	rank, layers int
+	fewest       int // layers of its smallest virtual stage
+	first, last  bool
+}
+
+// holds is what a rank holds at the fullest of the four moments.
+func (b *bounds) holds(p *plan.Plan, r rankOf) holding {
+	of, strategy := b.roomOf(p), strategy.Of(p)
+	if p.Schedule.Recompute == "auto" || p.Schedule.Recompute == "" { // and with it what is kept
+		of.kept, of.working = 0, 0
+	}
+	if strategy.Late { // the first half of a backward has less at work
+		of.working = 0
+	}
+	if strategy.Late || !r.last {
+		of.head, of.lastHead = 0, 0
+	}
+	state, gradients := b.state(p, r)
+	layers := ir.Bytes(r.layers)
+	turn := func(c caches) ir.Bytes {
+		switch {
+		case p.LayerOrder():
+			return layers * c.values
+		case p.Subsequences.N <= backwardGroup(p):
+			return layers*c.values + ir.Bytes(r.fewest)*c.grads
+		}
+		return layers*(c.values+c.grads) + gradients
+	}
+	stays := b.stays(p, of)
+	both := max(layers*(of.kept+of.all.values), turn(of.all))
+	if p.Schedule.Offload.Policy != "none" {
+		of.kept = 0
+	}
+	most := max(gradients, layers*(stays.values+of.kept)+of.lastHead, turn(stays)+max(of.working, of.head))
+	return holding{r.rank, state + most, state + both}
+}
+
+// backwardGroup is how many subsequences go backward through one virtual stage before the next.
+func backwardGroup(p *plan.Plan) int {
+	switch {
+	case p.Parallel.VirtualStages == 1:
+		return 1
+	case strategy.Of(p).Rounds:
+		return 2 * p.Parallel.PP
+	}
+	return p.Subsequences.N
+}
+
+// stays is what of K and V of a layer is on the device for a whole sequence.
+func (b *bounds) stays(p *plan.Plan, of room) caches {
+	if p.Schedule.Keep == nil || p.Schedule.Order != plan.OrderSequence {
+		return caches{}
+	}
+	return of.resident
+}
+
+// state is what a rank holds from step to step, and the gradients that it ends a step with.
+func (b *bounds) state(p *plan.Plan, r rankOf) (state, gradients ir.Bytes) {
+	g := b.cache.Model(p)
+	for _, part := range []struct {
+		block *graph.Block
+		times int
+	}{{g.Layer, r.layers}, {g.Embedding, count(r.first)}, {g.Head, count(r.last && !(r.first && g.Tied))}} {
+		weights, grads, optimizer := p.StateBytes(g, part.block)
+		state += ir.Bytes(part.times) * (weights + optimizer)
+		gradients += ir.Bytes(part.times) * grads
+	}
+	return state, gradients
+}

@@ -1,0 +1,571 @@
+// Package search chooses what a spec leaves open: the pass solve. A candidate is a schedule of which the first
+// dimensions are pinned; the search goes best first by lower bounds on time and memory.
+//
+// Read space.go for what is searched, bound.go and room.go for the bounds, then search.go. solve.go works out the sizes
+// that follow from a pinned schedule, and checks them.
+package search
+
+import (
+	"cmp"
+	"container/heap"
+	"fmt"
+	"slices"
+	"strings"
+
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/passes/estimate"
+	"sppo.dev/passes/memory"
+	"sppo.dev/passes/pass"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/strategy"
+)
+
+// The search of solve: best first, over candidates of which ever more dimensions are pinned. What is taken next is what has
+// the least bound, so that the first complete candidate that comes to its turn with its exact time beats all that are left, to
+// a gap; whatever surely does not fit never gets a turn. Exact is what the passes behind solve and the prediction make of it,
+// and whether it fits codegen says, where it is at hand. gap.go says how long the search goes on.
+
+// searchHandicap is by how much a candidate must be faster than a plainer one that shares no tasks, cuts no backward in two and has
+// the usual grid. It needs more memory and messages, or has tasks of less equal work, and its bound is looser: without a handicap ever
+// more of them would be planned, to gain less than predictions are worth. Together with the slack it stays within the hundredth by
+// which what is found may be slower than the best.
+const searchHandicap = 0.006
+
+// mostAlternatives are kept beside the winner.
+const mostAlternatives = 5
+
+// node is a candidate of which some dimensions are pinned.
+type node struct {
+	schedule lang.Schedule
+	level    int        // dimensions that are pinned
+	bound    ir.Seconds // of all plans that it stands for
+	number   int        // of equal bounds the first made goes first
+	plan     *plan.Plan // once all are pinned and its time is known
+	need     *memory.Footprint
+	tight    bool       // what is bare does not fit
+	bare     *plan.Plan // of its sizes, where nothing is copied or made again: whatever is kept otherwise, it takes as long at least
+	weighed  bool       // what dimensions that weigh are left open is the pass offload's to decide
+	wanted   wanted     // where nobody asks for time
+}
+
+// time is what a node takes, or its bound.
+func (n *node) time() ir.Seconds {
+	if n.plan != nil {
+		return n.plan.Time.StepS
+	}
+	return n.bound
+}
+
+// frontier are candidates by their bounds. Of equals that comes last which takes longest to plan.
+type frontier []*node
+
+func (f frontier) Len() int { return len(f) }
+
+func (f frontier) Less(i, j int) bool {
+	return cmp.Or(cmp.Compare(f[i].bound, f[j].bound), f[i].wanted.compare(f[j].wanted), cmp.Compare(count(f[i].weighed), count(f[j].weighed)), cmp.Compare(f[i].number, f[j].number)) < 0
+}
+
+func (f frontier) Swap(i, j int) { f[i], f[j] = f[j], f[i] }
+
+func (f *frontier) Push(n any) { *f = append(*f, n.(*node)) }
+
+func (f *frontier) Pop() any {
+	last := (*f)[len(*f)-1]
+	*f = (*f)[:len(*f)-1]
+	return last
+}
+
+type search struct {
+	*bounds
+	context  *pass.Context
+	frontier frontier
+	made     int // candidates, complete or not
+	exact    int // candidates that were evaluated
+	verdicts map[string]map[string]*plan.Rejection
+	least    *node     // of those that were evaluated and do not fit, that which lacks least
+	lacking  plan.Lack // of it
+	nearest  bool      // whatever does not fit has its turn, too
+	gap      float64
+	ended    bool    // before all candidates had their turn
+	proved   float64 // by how much less time than the winner a candidate may take that was not evaluated
+}
+
+func newSearch(c *pass.Context, p *plan.Plan) *search {
+	s := &search{bounds: newBounds(c.Cache, p), context: c, verdicts: map[string]map[string]*plan.Rejection{}, gap: searchGap}
+	s.timeless = c.Options.Fitting
+	return s
+}
+
+// run finds the winner, or nil where no candidate is a plan. A winner that does not fit is that of least lack.
+func (s *search) run() (winner *node, alternatives []*node) {
+	s.push(&node{schedule: s.request.Schedule})
+	for winner == nil && s.frontier.Len() > 0 {
+		if s.widen(); s.spent(stopAt) {
+			winner, s.ended = s.soFar(), true
+			break
+		}
+		winner = s.step()
+	}
+	switch {
+	case winner == nil:
+		if winner = s.weigh(s.closest()); winner != nil && winner.need.Lack(winner.plan.Memory) == nil {
+			s.proved = s.distance(winner)
+		}
+		return winner, nil
+	case s.timeless:
+		return winner, nil
+	}
+	s.proved = s.distance(winner)
+	winner = s.refine(winner)
+	alternatives = s.others(winner)
+	for _, n := range slices.Concat(s.frontier, alternatives) {
+		if n.plan != nil || !s.regrids(n) { // of which the usual grid says more
+			s.note(n, nil)
+		}
+	}
+	return winner, alternatives
+}
+
+// step takes the candidate whose turn it is one step further. It gives it if nothing can be faster.
+func (s *search) step() *node {
+	n := heap.Pop(&s.frontier).(*node)
+	switch {
+	case n.level < len(dimensions):
+		s.advance(n)
+	case n.plan != nil:
+		if s.fits(n) {
+			return n
+		}
+	case s.timeless && !n.wanted.lean:
+		s.lean(n)
+	default:
+		s.evaluate(n)
+	}
+	return nil
+}
+
+// refine tries the values that the search has passed over on the plan that it found, one dimension after another.
+func (s *search) refine(winner *node) *node {
+	for i := range dimensions {
+		d := &dimensions[i]
+		if !d.refine || d.text(&s.request.Schedule) != "" {
+			continue
+		}
+		for _, v := range d.values(&s.space, &winner.schedule)[1:] {
+			n := &node{schedule: winner.schedule, level: len(dimensions), weighed: winner.weighed}
+			v.set(&n.schedule)
+			if s.made++; s.finish(n) && n.plan.Time.StepS < winner.plan.Time.StepS && s.fits(n) {
+				s.note(winner, nil)
+				winner = n
+			} else if n.plan != nil {
+				s.note(n, n.need.Lack(n.plan.Memory))
+			}
+		}
+	}
+	return winner
+}
+
+// weigh leaves what is kept of the candidate that lacks least to the pass offload, if it then fits.
+func (s *search) weigh(n *node) *node {
+	if n == nil || n.weighed {
+		return n
+	}
+	w := &node{schedule: n.schedule, level: n.level, weighed: true}
+	w.schedule.Recompute, w.schedule.Offload = cmp.Or(s.request.Schedule.Recompute, plan.PolicyAuto), s.request.Schedule.Offload
+	if !s.evaluate(w) || w.need.Lack(w.plan.Memory) != nil {
+		return n
+	}
+	return w
+}
+
+// others are the best candidates of other classes than the winner's. A class is known by the candidate of it that comes to its
+// turn first.
+func (s *search) others(winner *node) []*node {
+	best := map[string]*node{class(winner): winner}
+	take := func(n *node) {
+		if lack := n.need.Lack(n.plan.Memory); lack != nil {
+			s.reject(n, *lack)
+		} else if b := best[class(n)]; b == nil || b != winner && n.time() < b.time() {
+			best[class(n)] = n
+		}
+	}
+	for _, n := range s.frontier {
+		if n.plan != nil {
+			take(n)
+		}
+	}
+	var rest frontier
+	for most := s.exact + 8*mostAlternatives; s.frontier.Len() > 0 && len(best) <= mostAlternatives && s.exact < most && !s.spent(stopAt); {
+		switch n := heap.Pop(&s.frontier).(*node); {
+		case s.regrids(n):
+			rest = append(rest, n) // of a class that has the usual one
+		case n.level >= levelOfKept && n.bare == nil && best[class(&node{schedule: bare(n.schedule)})] != nil:
+			rest = append(rest, n) // no other class than is there
+		case n.level < len(dimensions):
+			s.advance(n)
+		case n.plan != nil: // nothing is left to copy
+			take(n)
+			rest = append(rest, n)
+		case !n.weighed && best[class(n)] == nil && s.evaluate(n):
+			take(n)
+		default:
+			rest = append(rest, n)
+		}
+	}
+	s.frontier = append(s.frontier, rest...)
+	var out []*node
+	for _, n := range best {
+		if n != winner {
+			out = append(out, n)
+		}
+	}
+	slices.SortFunc(out, func(a, b *node) int { return cmp.Or(cmp.Compare(a.time(), b.time()), cmp.Compare(a.number, b.number)) })
+	return out[:min(len(out), mostAlternatives)]
+}
+
+// push bounds a candidate and puts it among those to come, unless it surely does not fit.
+func (s *search) push(n *node) {
+	for n.level < len(dimensions) && (n.weighed && dimensions[n.level].weighs || dimensions[n.level].text(&n.schedule) != "") {
+		n.level++
+	}
+	s.made++
+	s.work.Spend(50)
+	n.number = s.made
+	bound, least := s.of(n.schedule, n.level)
+	if bound >= unreachable {
+		return
+	}
+	if n.bare != nil {
+		bound = max(bound, n.bare.Time.StepS)
+	}
+	n.bound = bound * s.handicap(n)
+	lack := s.lackOf(least)
+	if lack != nil && !s.nearest {
+		s.reject(n, *lack)
+		return
+	}
+	if s.timeless {
+		s.want(n, least.device, lack)
+	}
+	heap.Push(&s.frontier, n)
+}
+
+// handicap is how much faster a candidate must be than a plainer one, to be taken: one that cuts backwards in two, shares tasks, or
+// has a grid of its own. Its bound is looser, too, so that the plainer ones come to their turn first.
+func (s *search) handicap(n *node) ir.Seconds {
+	if st := strategy.Find(n.schedule.Strategy); st != nil && st.Late || n.schedule.SharesTasks() || s.regrids(n) {
+		return 1 + searchHandicap
+	}
+	return 1
+}
+
+// regrids reports whether a candidate has a grid of its own.
+func (s *search) regrids(n *node) bool { return n.schedule.Align != s.request.Schedule.Align }
+
+// advance pins one more dimension. Before it is about what is kept, the sizes get their exact bound.
+func (s *search) advance(n *node) {
+	if n.level >= levelOfKept && n.bare == nil && !s.timeless {
+		s.strip(n)
+		return
+	}
+	d := &dimensions[n.level]
+	values := d.values(&s.space, &n.schedule)
+	if d.refine {
+		values = values[:1]
+	}
+	for _, v := range values {
+		next := &node{schedule: n.schedule, level: n.level + 1, bare: n.bare}
+		v.set(&next.schedule)
+		s.push(next)
+	}
+	if d.tight != "" && (n.tight || s.timeless) {
+		for _, v := range s.coarser(n.schedule) {
+			next := &node{schedule: n.schedule, level: n.level + 1}
+			v.set(&next.schedule)
+			s.push(next)
+		}
+	}
+	if d.weighs && !s.timeless { // what it and those behind it leave open
+		s.push(&node{schedule: n.schedule, level: n.level, bare: n.bare, weighed: true})
+	}
+}
+
+// strip plans a candidate that copies nothing, and makes nothing again but what is asked for. If that fits, nothing with the same
+// sizes is faster.
+func (s *search) strip(n *node) {
+	schedule := bare(n.schedule)
+	p, e := s.planOf(schedule)
+	if p == nil {
+		return
+	}
+	n.bound = max(n.bound, p.Time.StepS*s.handicap(n))
+	need, fits := e.Memory().Within(p.Memory)
+	if text := dimensions[len(dimensions)-1].text(&n.schedule); fits && (text == "" || text == "none") {
+		n = &node{schedule: schedule, level: len(dimensions), bound: s.slackened(n.bound), number: n.number, plan: p, need: &need}
+	}
+	n.bare, n.tight = p, !fits
+	heap.Push(&s.frontier, n)
+}
+
+// bare is a schedule that copies nothing, and makes nothing again but what is asked for.
+func bare(schedule lang.Schedule) lang.Schedule {
+	schedule.Offload = lang.Offload{Policy: "none"}
+	schedule.Recompute = recomputeOf(schedule)
+	if schedule.Keep == nil {
+		schedule.Keep = plan.Streamable
+	}
+	return schedule
+}
+
+// evaluate takes the exact time of a candidate and the bound on its memory.
+func (s *search) evaluate(n *node) bool {
+	if !s.finish(n) {
+		return false
+	}
+	if s.timeless {
+		device, _ := n.need.Peaks()
+		s.want(n, device, n.need.Lack(n.plan.Memory))
+	} else {
+		n.bound = s.slackened(n.plan.Time.StepS * s.handicap(n))
+	}
+	heap.Push(&s.frontier, n)
+	return true
+}
+
+// finish plans a candidate in full, unless a pass refuses it.
+func (s *search) finish(n *node) bool {
+	p, e := n.bare, (*estimate.Estimator)(nil)
+	if p == nil || n.weighed || p.Schedule.Offload.Policy != n.schedule.Offload.Policy || p.Schedule.Recompute != n.schedule.Recompute || !slices.Equal(p.Schedule.Keep, n.schedule.Keep) {
+		p, e = s.planOf(n.schedule)
+	} else {
+		e = estimate.New(s.cache, &s.work, p)
+	}
+	if p == nil {
+		return false
+	}
+	need := e.Memory().Footprint()
+	n.plan, n.need = p, &need
+	return true
+}
+
+// planOf runs the passes behind solve, and has what they have worked out at hand. What they refuse is no plan.
+func (s *search) planOf(schedule lang.Schedule) (*plan.Plan, *estimate.Estimator) {
+	s.exact++
+	p, e := s.passed(schedule, false)
+	if p != nil {
+		e.Predict()
+	}
+	return p, e
+}
+
+// passed is a plan as the passes leave it, with copies timed or not.
+func (s *search) passed(schedule lang.Schedule, untimed bool) (*plan.Plan, *estimate.Estimator) {
+	r := s.request
+	p := &plan.Plan{Name: r.Name, Spec: r.Spec, Model: r.Model, Cluster: r.Cluster, Train: r.Train, Schedule: schedule, Lines: r.Lines}
+	c := &pass.Context{Cache: s.cache, Work: &s.work, Candidate: true, Untimed: untimed}
+	if size(c, p, s.bounds) != nil {
+		return nil, nil
+	}
+	for _, pass := range s.context.Later {
+		switch {
+		case slices.Contains(s.context.Options.Disable, pass.Name):
+			pass.Off(c, p)
+		case pass.Run(c, p) != nil:
+			return nil, nil
+		}
+	}
+	return p, c.Estimator(p)
+}
+
+// fits places a candidate, where that is possible and has not surely the wrong end.
+func (s *search) fits(n *node) bool {
+	lack := n.need.Lack(n.plan.Memory)
+	if lack == nil && s.timeless { // it takes no more when it is placed
+		return true
+	}
+	if s.context.Options.Measure != nil && (lack == nil || lack.Bytes < n.slack()) {
+		if s.context.Options.Measure(n.plan) != nil {
+			return false
+		}
+		lack = n.plan.Memory.Lack()
+	}
+	if lack != nil {
+		s.reject(n, *lack)
+	}
+	return lack == nil
+}
+
+func (n *node) slack() ir.Bytes {
+	device, host := n.need.Peaks()
+	return ir.Bytes(memory.Slack(n.plan) * float64(max(device, host)))
+}
+
+// reject notes that a candidate lacks memory.
+func (s *search) reject(n *node, lack plan.Lack) {
+	s.note(n, &lack)
+	if n.plan != nil && (s.least == nil || lack.Bytes < s.lacking.Bytes) {
+		s.least, s.lacking = n, lack
+	}
+}
+
+// note takes a candidate into the verdict on each value that is pinned in it.
+func (s *search) note(n *node, lack *plan.Lack) {
+	for i := range dimensions[:n.level] {
+		d := &dimensions[i]
+		if d.text(&s.request.Schedule) != "" {
+			continue
+		}
+		values := s.verdicts[d.key]
+		if values == nil {
+			values = map[string]*plan.Rejection{}
+			s.verdicts[d.key] = values
+		}
+		value := d.text(&n.schedule)
+		if value == "" {
+			continue // weighed
+		}
+		v := values[value]
+		if v == nil {
+			v = &plan.Rejection{Key: d.key, Value: value}
+			values[value] = v
+		}
+		switch t := n.time(); {
+		case lack != nil && (v.Lacks == nil || lack.Bytes < v.Lacks.Bytes):
+			v.Lacks = lack
+		case lack == nil && (v.StepS == 0 || t < v.StepS):
+			v.StepS, v.Bound = t, n.plan == nil
+		}
+	}
+}
+
+// class names what of a candidate makes it another alternative.
+func class(n *node) string {
+	var words []string
+	for i := range dimensions {
+		if !dimensions[i].detail {
+			words = append(words, dimensions[i].text(&n.schedule))
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// choose writes what the search has found into the plan.
+func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
+	if s.ended && winner.need.Lack(winner.plan.Memory) != nil {
+		p.Decide("solve", "search", "not exhausted", fmt.Sprintf(
+			"nothing that fits was found among %d candidates, %d of them planned in full; not all were looked at", s.made, s.exact))
+	}
+	if s.proved > searchGap+searchHandicap {
+		p.Decide("solve", "search", fmt.Sprintf("within %.1f%% of the best", 100*s.proved), fmt.Sprintf(
+			"%d candidates, %d of them planned in full; the bounds on what is left do not rule out a faster one", s.made, s.exact))
+	}
+	for _, n := range alternatives {
+		a := plan.Alternative{StepS: n.plan.Time.StepS}
+		a.DevicePeakBytes, a.HostPeakBytes = n.need.Peaks()
+		for i := range dimensions {
+			if text := dimensions[i].text(&n.schedule); text != dimensions[i].text(&winner.schedule) {
+				a.Set = append(a.Set, dimensions[i].key+"="+cmp.Or(text, plan.PolicyAuto))
+			}
+		}
+		p.Alternatives = append(p.Alternatives, a)
+	}
+	for i := range dimensions {
+		d := &dimensions[i]
+		if d.text(&p.Schedule) != "" {
+			continue
+		}
+		value := d.text(&winner.schedule)
+		if d.tight != "" {
+			if value != "" {
+				pinned(p, d, value, d.tight)
+			}
+			continue
+		}
+		found := s.rejections(d, value)
+		if value == "" { // the pass offload says what it has weighed
+			found = slices.DeleteFunc(found, func(r plan.Rejection) bool { return r.StepS > 0 })
+			p.Rejected = append(p.Rejected, found...)
+			continue
+		}
+		p.Rejected = append(p.Rejected, found...)
+		why := reason(found, winner)
+		if len(found) == 0 && i >= levelOfKept && winner.plan == winner.bare {
+			why = "auto: there is room for it, and nothing takes less time"
+		}
+		pinned(p, d, value, why)
+	}
+	p.Schedule = winner.schedule
+}
+
+// pinned notes why a dimension has its value.
+func pinned(p *plan.Plan, d *dimension, value, why string) {
+	_, name, _ := strings.Cut(d.key, ".")
+	if value != d.plain || why != onlyPossible {
+		p.Decide("solve", name, value, why)
+	}
+}
+
+// settle pins what has only one value, as long as nothing has more, and says whether that is all.
+func (s *search) settle(p *plan.Plan) bool {
+	schedule := p.Schedule
+	var found []func()
+	for i := range dimensions {
+		d := &dimensions[i]
+		if d.text(&schedule) != "" || d.weighs {
+			continue
+		}
+		values := d.values(&s.space, &schedule)
+		if len(values) != 1 {
+			return false
+		}
+		values[0].set(&schedule)
+		found = append(found, func() { pinned(p, d, values[0].text, onlyPossible) })
+	}
+	for _, note := range found {
+		note()
+	}
+	p.Schedule = schedule
+	return true
+}
+
+// rejections are the values of a dimension that were not taken, from the fastest on; those that cannot fit come last.
+func (s *search) rejections(d *dimension, taken string) []plan.Rejection {
+	var out []plan.Rejection
+	for value, v := range s.verdicts[d.key] {
+		if value != taken {
+			if v.StepS > 0 {
+				v.Lacks = nil
+			}
+			out = append(out, *v)
+		}
+	}
+	slices.SortFunc(out, func(a, b plan.Rejection) int {
+		if (a.StepS > 0) != (b.StepS > 0) {
+			return cmp.Compare(b.StepS, a.StepS)
+		}
+		return cmp.Or(cmp.Compare(a.StepS, b.StepS), cmp.Compare(a.Lacking(), b.Lacking()), cmp.Compare(a.Value, b.Value))
+	})
+	return out
+}
+
+const onlyPossible = "auto: all that is possible"
+
+// reason is why a value was taken.
+func reason(others []plan.Rejection, winner *node) string {
+	if len(others) == 0 {
+		return onlyPossible
+	}
+	if winner.need.Lack(winner.plan.Memory) != nil && !winner.plan.Memory.Fits {
+		return "auto: nothing fits, and with this the least lacks"
+	}
+	next := &others[0]
+	if next.StepS == 0 {
+		return fmt.Sprintf("auto: nothing else fits; with %s %s at least", next.Value, next.Than(0))
+	}
+	than := next.Than(winner.plan.Time.StepS)
+	if strings.HasSuffix(than, "fast") || strings.HasSuffix(than, "faster") {
+		return fmt.Sprintf("auto: the fastest; %s is %s", next.Value, than)
+	}
+	return fmt.Sprintf("auto: the fastest; with %s a step takes %s longer", next.Value, than)
+}

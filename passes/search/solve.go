@@ -1,0 +1,482 @@
+package search
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sppo.dev/graph"
+	"sppo.dev/lang"
+	"sppo.dev/passes/partition"
+	"sppo.dev/passes/pass"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/strategy"
+	"sppo.dev/passes/words"
+)
+
+// Until predictions choose among sizes, `auto` is a plain value that this file states.
+const (
+	tokensPerTaskWanted = 8 << 10 // length of a subsequence that keeps a GPU busy and its bubbles small
+	alignWanted         = 128     // rows of a tile
+	stepsPerSubsequence = 4       // grid steps that the shortest subsequence has at least, so that rounding stays small
+)
+
+// Run fills in what the spec leaves to it: search.go says how.
+//
+// Input: the request. Output: Schedule with every dimension pinned, Parallel, LayersPerStage, Recompute, Subsequences.N and
+// Align; Alternatives and Rejected.
+func Run(c *pass.Context, p *plan.Plan) error {
+	if err := c.Diagnose(strategy.Problems(p)); err != nil {
+		return err
+	}
+	s := newSearch(c, p)
+	if !s.settle(p) {
+		if winner, alternatives := s.run(); winner != nil {
+			s.choose(p, winner, alternatives)
+			c.Winner = winner.plan
+		}
+	}
+	return size(c, p, s.bounds)
+}
+
+// size works out what follows from a request whose dimensions are pinned. Where no candidate is a plan some are open; then the
+// least is taken, and refused.
+func size(c *pass.Context, p *plan.Plan, b *bounds) error {
+	solveParallel(p)
+	solveSubsequences(p)
+	solveStream(p)
+	if err := c.Diagnose(sizeProblems(p)); err != nil {
+		return err
+	}
+	if err := c.Diagnose(strategy.BatchProblems(p)); err != nil {
+		return err
+	}
+	p.Recompute = cmp.Or(p.Schedule.Recompute, plan.PolicyAuto) // which the pass offload weighs against copies
+	if p.Recompute != graph.RecomputeNone && p.Recompute != plan.PolicyAuto {
+		p.Decide("solve", "recompute", p.Recompute, "given: that much less is kept between forward and backward, and made again")
+	}
+	cut := *p
+	cut.Subsequences.Lengths = b.lengthsOf(p)
+	b.staged(&cut)
+	p.LayersPerStage = cut.LayersPerStage
+	p.Decide("solve", "layers_per_stage", layersInWords(p.LayersPerStage), "as even as can be in time, embedding and loss counted; of equals the first stages hold one more")
+	return nil
+}
+
+// recomputeOf is the policy of a request, which is the fastest where it is open.
+func recomputeOf(s lang.Schedule) string {
+	if s.Recompute == "" || s.Recompute == "auto" {
+		return graph.RecomputeNone
+	}
+	return s.Recompute
+}
+
+func solveParallel(p *plan.Plan) {
+	s, gpus := p.Schedule, p.Cluster.GPUs()
+	strategy := strategy.Of(p)
+	par := plan.Parallel{SP: s.SP, PP: s.PP, DP: s.DP, VirtualStages: s.VirtualStages, Placement: strategy.Placed, Microbatch: max(1, s.Microbatch)}
+	if par.VirtualStages == 0 {
+		par.VirtualStages = strategy.Stages.Least
+	}
+	if par.SP == 0 {
+		par.SP = 1
+	}
+	p.Decide("solve", "sp", fmt.Sprint(par.SP), given(s.SP != 0, "auto is 1"))
+	if par.DP == 0 {
+		par.DP = 1
+	}
+	p.Decide("solve", "dp", fmt.Sprint(par.DP), given(s.DP != 0, "auto is 1: ranks that are left serve the pipeline of one sequence"))
+	par.Order = plan.OrderSequence
+	if s.Order == plan.OrderLayer {
+		solveLayerOrder(p, &par)
+	}
+	if par.PP == 0 {
+		par.PP = max(1, min(gpus/(par.SP*par.DP), p.Model.Layers/par.VirtualStages))
+	}
+	p.Decide("solve", "pp", fmt.Sprint(par.PP), given(s.PP != 0, "auto is a stage for every rank that sp and dp leave, as long as each has a layer"))
+	if par.Placement == plan.PlacedV {
+		p.Decide("solve", "placement", par.Placement, "of the strategy: the virtual stages lie there and back, so that the first rank also has the last")
+	}
+	par.Microbatches = p.Train.Batch / (par.DP * par.Microbatch)
+	p.Parallel = par
+	solveSPMode(p)
+	solveZero(p)
+}
+
+// solveLayerOrder makes virtual stages of the one stage, which all subsequences pass one after another.
+func solveLayerOrder(p *plan.Plan, par *plan.Parallel) {
+	par.Order = plan.OrderLayer
+	par.PP = max(1, par.PP)
+	why := "given: all subsequences pass a layer before the next, so that the device holds K and V of one layer"
+	if p.Schedule.VirtualStages == 0 {
+		par.VirtualStages = p.Model.Layers
+	} else {
+		why = fmt.Sprintf("given: all subsequences pass one of %d groups of layers before the next, so that the device holds K and V of one group", par.VirtualStages)
+	}
+	p.Decide("solve", "order", plan.OrderLayer, why)
+}
+
+func solveSubsequences(p *plan.Plan) {
+	req, seq := p.Schedule.Subsequences, p.Train.Sequence
+	out := &p.Subsequences
+	why := "given"
+	switch {
+	case !req.Auto && len(req.Lengths) > 0:
+		out.N = len(req.Lengths)
+	case !req.Auto && req.Count > 0:
+		out.N = req.Count
+	case strategy.Of(p).Sliced != "":
+		out.N, why = 1, "the strategy takes whole sequences"
+	case p.Schedule.Offload.Policy == "list":
+		out.N, why = len(p.Schedule.Offload.Alpha), "one for each share that offload lists"
+	default:
+		grid := max(int64(p.Schedule.Align), p.RowGrid())
+		n := max((seq+tokensPerTaskWanted-1)/tokensPerTaskWanted, int64(p.Parallel.PP))
+		out.N = int(max(1, min(n, seq/grid)))
+		why = "auto is one for every 8K tokens, at least one for every stage"
+	}
+	p.Decide("solve", "subsequences", fmt.Sprint(out.N), why)
+	if out.Align = int64(p.Schedule.Align); out.Align > 0 {
+		p.Decide("solve", "align", fmt.Sprint(out.Align), "given")
+		return
+	}
+	out.Align = autoAlign(p)
+	p.Decide("solve", "align", fmt.Sprint(out.Align), fmt.Sprintf("auto is %d, or less so that the shortest subsequence has %d steps of it; a multiple of sp", alignWanted, stepsPerSubsequence))
+}
+
+// autoAlign halves the grid until every subsequence has enough steps of it, or until it is what ranks need.
+func autoAlign(p *plan.Plan) int64 {
+	least := p.RowGrid()
+	align := least
+	for align*2 <= alignWanted {
+		align *= 2
+	}
+	var suits func(align int64) bool
+	if lengths := p.Schedule.Subsequences.Lengths; len(lengths) > 0 {
+		suits = func(align int64) bool { return onGrid(lengths, align) }
+	} else {
+		shortest := partition.Shortest(p)
+		suits = func(align int64) bool { return shortest >= stepsPerSubsequence*align }
+	}
+	for align > least && !suits(align) {
+		align /= 2
+	}
+	return align
+}
+
+// onGrid reports whether all lengths but the last are multiples of align.
+func onGrid(lengths []int64, align int64) bool {
+	for _, n := range lengths[:len(lengths)-1] {
+		if n%align != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func evenLayers(layers, stages int) []int {
+	per := make([]int, stages)
+	for i := range per {
+		per[i] = layers / stages
+		if i < layers%stages {
+			per[i]++
+		}
+	}
+	return per
+}
+
+func given(is bool, auto string) string {
+	if is {
+		return "given"
+	}
+	return auto
+}
+
+// layersInWords is the list of layers, as long as it is short.
+func layersInWords(layers []int) string {
+	least, most := slices.Min(layers), slices.Max(layers)
+	switch {
+	case len(layers) <= 8:
+		return words.List(layers)
+	case least == most:
+		return fmt.Sprintf("%d on each of %d", least, len(layers))
+	}
+	return fmt.Sprintf("%d to %d on %d", least, most, len(layers))
+}
+
+// sizeProblems are what is wrong with sizes, chosen or edited, that everything later relies on.
+func sizeProblems(p *plan.Plan) []plan.Problem {
+	found := modelProblems(p)
+	if len(found) > 0 {
+		return found
+	}
+	add := func(wrong bool, f plan.Problem) {
+		if wrong {
+			found = append(found, f)
+		}
+	}
+	par, m, seq := p.Parallel, p.Model, p.Train.Sequence
+	if par.SP < 1 || par.PP < 1 || par.DP < 1 || par.VirtualStages < 1 || par.Microbatch < 1 {
+		return append(found, plan.Fault("schedule.sp", lang.OutOfRange, "", "sizes are at least 1: sp %d, pp %d, dp %d, virtual_stages %d, microbatch %d",
+			par.SP, par.PP, par.DP, par.VirtualStages, par.Microbatch))
+	}
+	gpus := p.Cluster.GPUs()
+	tooMany := par.SP > gpus || par.PP > gpus || par.DP > gpus || par.Ranks() > gpus // the product alone might overflow
+	add(tooMany, plan.Fault("schedule.pp", lang.TooManyRanks, fmt.Sprintf("the product of sp, pp and dp is at most %d", gpus),
+		"sp %d x pp %d x dp %d make %d ranks, and the cluster has %s", par.SP, par.PP, par.DP, par.Ranks(), words.Plural(gpus, p.Cluster.Unit())))
+	add(par.Placement != plan.PlacedRound && par.Placement != plan.PlacedV && par.Placement != "", plan.Fault("schedule.strategy", lang.UnknownName, plan.PlacedRound+" or "+plan.PlacedV,
+		"virtual stages have no placement %q", par.Placement))
+	stages := par.PP * par.VirtualStages
+	add(stages > m.Layers, plan.Fault("schedule.pp", lang.TooFewLayers, fmt.Sprintf("at most %d stages", m.Layers),
+		"%d stages want as many layers, and the model has %d", stages, m.Layers))
+	add(p.LayerOrder() && par.PP > 1, plan.Fault("schedule.order", lang.Conflict, "pp = 1, or order = sequence", "order = layer works within one stage, and pp = %d", par.PP))
+	found = append(found, splitProblems(p)...)
+	found = append(found, streamProblems(p)...)
+	found = append(found, zeroProblems(p)...)
+	each := int64(par.DP * par.Microbatch)
+	add(int64(p.Train.Batch)%each != 0 || p.Train.Batch < 1, plan.Fault("train.batch", lang.Indivisible, "batch = "+words.NearMultiples(int64(p.Train.Batch), each),
+		"batch = %d is not a multiple of dp * microbatch = %d", p.Train.Batch, each))
+	add(seq%p.RowGrid() != 0, plan.Fault("train.sequence", lang.Indivisible, "sequence = "+words.NearMultiples(seq, p.RowGrid()),
+		"sequence = %d does not divide by %s", seq, p.GridInWords()))
+	return append(found, gridProblems(p)...)
+}
+
+// modelProblems are what the language has ruled out, and an edited plan has not.
+func modelProblems(p *plan.Plan) []plan.Problem {
+	m := p.Model
+	const most = 1 << 40
+	for _, size := range []struct {
+		key string
+		n   int64
+	}{
+		{"model.layers", int64(m.Layers)}, {"model.hidden", int64(m.Hidden)}, {"model.heads", int64(m.Heads)}, {"model.kv_heads", int64(m.KVHeads)},
+		{"model.head_dim", int64(m.HeadDim)}, {"model.ffn", int64(m.FFN)}, {"model.vocab", int64(m.Vocab)},
+		{"train.sequence", p.Train.Sequence}, {"train.batch", int64(p.Train.Batch)},
+	} {
+		if size.n < 1 || size.n > most {
+			return []plan.Problem{plan.Fault(size.key, lang.OutOfRange, "", "it is %d", size.n)}
+		}
+	}
+	var found []plan.Problem
+	oneOf := func(key, value string, of ...string) {
+		if !slices.Contains(of, value) {
+			found = append(found, plan.Fault(key, lang.UnknownName, strings.Join(of, " or "), "there is no %q", value))
+		}
+	}
+	oneOf("model.family", m.Family, lang.FamilyGPT, lang.FamilyLlama)
+	oneOf("model.positions", m.Positions, lang.PositionsLearned, lang.PositionsRope, lang.PositionsNone)
+	oneOf("model.dtype", m.DType, "f32", "bf16")
+	if p.Recompute != "" { // before solve has run
+		oneOf("schedule.recompute", p.Recompute, plan.PolicyAuto, graph.RecomputeNone, graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull)
+	}
+	if m.Heads%m.KVHeads != 0 {
+		found = append(found, plan.Fault("model.kv_heads", lang.Indivisible, "", "%d key and value heads do not divide heads = %d", m.KVHeads, m.Heads))
+	}
+	if m.Positions == lang.PositionsRope && m.HeadDim%2 != 0 {
+		found = append(found, plan.Fault("model.head_dim", lang.Indivisible, "", "rotary positions want an even head_dim, and it is %d", m.HeadDim))
+	}
+	return found
+}
+
+// mostTasks bounds the forwards of layers in a step, each some 150 instructions with its backward: what a compiler holds in
+// the memory of a workstation.
+const mostTasks = 150_000
+
+// taskLayers is how often each subsequence passes a layer in a step.
+func taskLayers(p *plan.Plan) int64 { return int64(max(1, p.Model.Layers*p.Parallel.Microbatches)) }
+
+func gridProblems(p *plan.Plan) []plan.Problem {
+	seq, n, align, grid := p.Train.Sequence, int64(p.Subsequences.N), p.Subsequences.Align, p.RowGrid()
+	switch {
+	case n < 1:
+		return []plan.Problem{plan.Fault("schedule.subsequences", lang.OutOfRange, "", "a sequence has at least one subsequence, not %d", n)}
+	case n > mostTasks/taskLayers(p):
+		return []plan.Problem{plan.Fault("schedule.subsequences", lang.Infeasible, fmt.Sprintf("at most %d subsequences", max(1, mostTasks/taskLayers(p))),
+			"a step of %d subsequences over %d layers and %d microbatches is a program of more than 20 million instructions", n, p.Model.Layers, p.Parallel.Microbatches)}
+	case align < 1 || align%grid != 0:
+		return []plan.Problem{plan.Fault("schedule.align", lang.BadAlign, "align = "+words.NearMultiples(align, grid), "align = %d is not a multiple of %s", align, p.GridInWords())}
+	case p.Subsequences.Lengths != nil:
+		return nil // checked as they are
+	case p.Schedule.Offload.Policy == "list" && len(p.Schedule.Offload.Alpha) != int(n):
+		return []plan.Problem{plan.Fault("schedule.offload", lang.LengthOfList, fmt.Sprintf("write %d shares", n),
+			"offload lists %d shares for %d subsequences", len(p.Schedule.Offload.Alpha), n)}
+	case len(p.Schedule.Subsequences.Lengths) > 0:
+		return lengthProblems(p)
+	case n > seq/align:
+		return []plan.Problem{plan.Fault("schedule.subsequences", lang.BadAlign, fmt.Sprintf("at most %d subsequences, or align at most %d", seq/align, seq/n/grid*grid),
+			"a sequence of %d tokens is too short for %d subsequences of at least align = %d tokens", seq, n, align)}
+	}
+	return nil
+}
+
+func lengthProblems(p *plan.Plan) []plan.Problem {
+	lengths, align, grid := p.Schedule.Subsequences.Lengths, p.Subsequences.Align, p.RowGrid()
+	var sum int64
+	for i, n := range lengths {
+		sum += n
+		key := fmt.Sprintf("schedule.subsequences[%d]", i)
+		if n < 1 || n%grid != 0 {
+			return []plan.Problem{plan.Fault(key, lang.Indivisible, words.NearMultiples(n, grid), "a subsequence of %s does not divide by %s", words.Plural(int(n), "token"), p.GridInWords())}
+		}
+		if n%align != 0 && i < len(lengths)-1 {
+			return []plan.Problem{plan.Fault(key, lang.BadAlign, words.NearMultiples(n, align), "a subsequence of %s is not a multiple of align = %d", words.Plural(int(n), "token"), align)}
+		}
+	}
+	if sum != p.Train.Sequence {
+		return []plan.Problem{plan.Fault("schedule.subsequences", lang.LengthsSum, "", "the lengths sum to %d, and sequence = %d", sum, p.Train.Sequence)}
+	}
+	return nil
+}
+
+// Check: sizes fit the cluster and the model, and stages hold all layers.
+func Check(_ *pass.Context, p *plan.Plan) error {
+	if err := plan.Plain(sizeProblems(p)); err != nil {
+		return err
+	}
+	if got, want := len(p.LayersPerStage), p.Parallel.Stages(); got != want {
+		return fmt.Errorf("layers_per_stage has %d entries for %d stages", got, want)
+	}
+	sum := 0
+	for i, n := range p.LayersPerStage {
+		if n < 1 {
+			return fmt.Errorf("layers_per_stage: stage %d has %d layers", i, n)
+		}
+		sum += n
+	}
+	if sum != p.Model.Layers {
+		return fmt.Errorf("layers_per_stage sums to %d, and the model has %d layers", sum, p.Model.Layers)
+	}
+	if want := p.Train.Batch / (p.Parallel.DP * p.Parallel.Microbatch); p.Parallel.Microbatches != want {
+		return fmt.Errorf("microbatches is %d: batch / (dp * microbatch) is %d", p.Parallel.Microbatches, want)
+	}
+	return nil
+}
+
+// solveSPMode takes the request; with one rank a stage the modes are the same.
+func solveSPMode(p *plan.Plan) {
+	p.Parallel.SPMode = graph.ModeMegatron
+	if why, ok := splitDocs[p.Schedule.SPMode]; ok {
+		p.Parallel.SPMode = p.Schedule.SPMode
+		p.Decide("solve", "sp_mode", p.Schedule.SPMode, "given: "+why)
+	}
+}
+
+// splitDocs are the reasons of modes other than the plainest.
+var splitDocs = map[string]string{
+	graph.ModeUlysses: "every rank holds the weights of a layer whole, and rows are exchanged for heads around attention",
+	graph.ModeRing:    "every rank holds the weights of a layer whole and two chunks of each subsequence in zigzag order, and keys and values go round for attention",
+}
+
+// splitProblems are faults of the split of a layer over the ranks of a stage.
+func splitProblems(p *plan.Plan) []plan.Problem {
+	var found []plan.Problem
+	sp, m := p.Parallel.SP, p.Model
+	if mode := p.Parallel.SPMode; mode != "" && !slices.Contains(graph.SPModes, mode) { // empty: megatron, in plans written before there was a choice
+		return []plan.Problem{plan.Fault("schedule.sp_mode", lang.UnknownName, strings.Join(graph.SPModes, " or "), "there is no %q", mode)}
+	}
+	if p.Split().Chunks() > 0 {
+		return ringProblems(p)
+	}
+	if m.Heads%sp != 0 {
+		return append(found, plan.Fault("schedule.sp", lang.Indivisible, "sp = "+words.NearDivisors(m.Heads, sp)+", or sp_mode = ring", "%d heads do not divide by sp = %d", m.Heads, sp))
+	}
+	if m.KVHeads%sp != 0 && sp%m.KVHeads != 0 {
+		found = append(found, plan.Fault("schedule.sp", lang.Indivisible, "kv_heads must divide sp or be divided by it; or sp_mode = ring",
+			"%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp))
+	}
+	return found
+}
+
+// ringProblems are what else asks for K and V that ranks of a stage pass round, each with the nearest thing that does not.
+func ringProblems(p *plan.Plan) []plan.Problem {
+	if p.Streams() {
+		return []plan.Problem{plan.Fault("schedule.keep", lang.NotYet, "for now keep = [k, v], or sp_mode = ulysses", "a ring of K and V that stream from the host is not implemented yet")}
+	}
+	if m := p.Schedule.Mux; p.Mux.Left || p.Mux.Right || m == "on" || m == "left" || m == "right" {
+		return []plan.Problem{plan.Fault("schedule.mux", lang.NotYet, "for now mux = off, or sp_mode = ulysses", "sharing the tasks of stages whose K and V go round is not implemented yet")}
+	}
+	return nil
+}
+
+// mostLoads bounds the blocks that a step's forwards bring back, each some ten instructions with its backward.
+const mostLoads = 200_000
+
+// solveStream takes the request, and makes blocks as long as an average subsequence, or longer where there would be too many.
+func solveStream(p *plan.Plan) {
+	p.Stream = plan.Stream{Caches: []string{}}
+	for _, name := range plan.Streamable {
+		if p.Schedule.Keep != nil && !slices.Contains(p.Schedule.Keep, name) {
+			p.Stream.Caches = append(p.Stream.Caches, name)
+		}
+	}
+	if !p.Streams() {
+		return
+	}
+	if p.Subsequences.N == 1 {
+		p.Stream.Caches = []string{}
+		p.Decide("solve", "stream", "none", "K and V of a sequence in one piece are activations like any other: offload moves them")
+		return
+	}
+	n, align, seq := int64(p.Subsequences.N), max(1, p.Subsequences.Align), p.Train.Sequence
+	visits := n * int64(p.Model.Layers) * int64(max(1, p.Parallel.Microbatches))
+	block := max((seq+n-1)/n, visits*seq/(2*mostLoads))
+	p.Stream.Block, p.Stream.Early = (block+align-1)/align*align, 2
+	p.Decide("solve", "stream", words.List(p.Stream.Caches),
+		fmt.Sprintf("given: earlier tokens come from the host in blocks of %s for each layer of each subsequence, in backward with their gradients", words.Tokens(p.Stream.Block)))
+}
+
+// streamProblems are faults of the request for streaming, or of an edited plan's.
+func streamProblems(p *plan.Plan) []plan.Problem {
+	s := p.Stream
+	if !p.Streams() {
+		return nil
+	}
+	for i, name := range s.Caches {
+		if !slices.Contains(plan.Streamable, name) || slices.Contains(s.Caches[:i], name) {
+			return []plan.Problem{plan.Fault("schedule.keep", lang.UnknownName, "k or v, each once", "%q does not stream", name)}
+		}
+	}
+	if s.Block < 1 || s.Early < 1 {
+		return []plan.Problem{plan.Fault("schedule.keep", lang.OutOfRange, "both are at least 1", "blocks of %d tokens are to come %d blocks early", s.Block, s.Early)}
+	}
+	if m := p.Schedule.Mux; p.Schedule.SharesTasks() {
+		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or mux = off", "K and V that stream from a rank's host cannot be shared with other stages, and mux = %s does that", m)}
+	}
+	if s := strategy.Of(p); s.Late {
+		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or strategy = sppo", "K and V stream with their gradients through whole backwards, and strategy = %s cuts them in two", s.Name)}
+	}
+	return nil
+}
+
+// solveZero decides whether ranks keep the state of their slice alone.
+func solveZero(p *plan.Plan) {
+	shared := p.Parallel.DP > 1 || p.Split().Replicates()
+	why := "given"
+	switch request := p.Schedule.Zero; {
+	case request != "" && request != "auto":
+		p.Parallel.Zero, _ = strconv.Atoi(request) // checked by zeroProblems
+		why = "given: " + zeroDocs[min(p.Parallel.Zero, len(zeroDocs)-1)]
+	case shared:
+		p.Parallel.Zero, why = plan.ZeroState, "auto: "+zeroDocs[plan.ZeroState]
+	}
+	if shared {
+		p.Decide("solve", "zero", fmt.Sprint(p.Parallel.Zero), why)
+	}
+}
+
+// zeroDocs are the reasons of a stage.
+var zeroDocs = [...]string{
+	"every rank keeps the state of all that it holds",
+	"ranks that hold the same matrix divide its optimizer state, at no more traffic",
+	"ranks that hold the same matrix divide its gradient, too, and complete it as soon as another layer's turn comes",
+	"ranks that hold the same matrix divide the weight itself, and bring it together before each forward and backward of its layer",
+}
+
+func zeroProblems(p *plan.Plan) []plan.Problem {
+	if z := p.Parallel.Zero; z < 0 || z >= len(zeroDocs) {
+		return []plan.Problem{plan.Fault("schedule.zero", lang.OutOfRange, "0 to 3", "ZeRO has stages 1 to 3, and 0 is none: there is no %d", z)}
+	}
+	return nil
+}

@@ -1,0 +1,390 @@
+package search
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"sppo.dev/graph"
+	"sppo.dev/lang"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/strategy"
+)
+
+// dimension is a key of the schedule that solve searches where the request leaves it open. A candidate is a request in which
+// every dimension is pinned, so that whatever is searched can be asked for, too.
+type dimension struct {
+	key    string                               // of the spec
+	text   func(*lang.Schedule) string          // what it is pinned to; empty where it is open
+	values func(*space, *lang.Schedule) []value // worth a try where the dimensions before it are pinned; of equals the first is taken
+	detail bool                                 // candidates that differ in nothing else are one alternative
+	plain  string                               // needs no reason where it is all that is possible
+	tight  string                               // why it has a value besides that of "auto", which is tried where memory binds alone
+	refine bool                                 // the search goes by the first value, and tries the others on what it has found
+	weighs bool                                 // "auto" is a policy, too: the pass offload weighs unit against unit once the sizes are known
+}
+
+// value is a way to pin a dimension.
+type value struct {
+	text string
+	set  func(*lang.Schedule)
+}
+
+// dimensions are the space in the order in which it is searched: what bounds time and memory most comes first.
+var dimensions = []dimension{
+	plainly(plan.OrderSequence, choice("schedule.order", func(s *lang.Schedule) *string { return &s.Order }, (*space).orders)),
+	number("schedule.sp", func(s *lang.Schedule) *int { return &s.SP }, (*space).sp),
+	choice("schedule.sp_mode", func(s *lang.Schedule) *string { return &s.SPMode }, (*space).spModes),
+	number("schedule.dp", func(s *lang.Schedule) *int { return &s.DP }, (*space).replicas),
+	plainly("0", choice("schedule.zero", func(s *lang.Schedule) *string { return &s.Zero }, (*space).zeros)),
+	number("schedule.microbatch", func(s *lang.Schedule) *int { return &s.Microbatch }, (*space).microbatches),
+	number("schedule.pp", func(s *lang.Schedule) *int { return &s.PP }, (*space).stages),
+	choice("schedule.strategy", func(s *lang.Schedule) *string { return &s.Strategy }, (*space).strategies),
+	number("schedule.virtual_stages", func(s *lang.Schedule) *int { return &s.VirtualStages }, (*space).virtualStages),
+	refined(plainly("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions)))),
+	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
+	plainly("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes)),
+	{key: "schedule.align", text: alignText, values: asSizesHaveIt, detail: true,
+		tight: "auto: the usual grid makes the first subsequence longer, and what it holds does not fit or takes longer to keep elsewhere"},
+	{key: "schedule.keep", text: keepText, values: (*space).keeps, plain: "[k, v]"},
+	weighed(choice("schedule.recompute", func(s *lang.Schedule) *string { return &s.Recompute }, always(
+		graph.RecomputeNone, graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull))),
+	weighed(detail(choice("schedule.offload", func(s *lang.Schedule) *string { return &s.Offload.Policy }, always("none", "carry", "adaptive", "full")))),
+}
+
+// Pins are the keys of a schedule that solve searches where they are open, with what they are pinned to; "" where they are open.
+func Pins(s lang.Schedule) (keys, values []string) {
+	for i := range dimensions {
+		keys, values = append(keys, dimensions[i].key), append(values, dimensions[i].text(&s))
+	}
+	return keys, values
+}
+
+// number is a dimension of positive integers.
+func number(key string, field func(*lang.Schedule) *int, values func(*space, *lang.Schedule) []int) dimension {
+	return dimension{
+		key: key,
+		text: func(s *lang.Schedule) string {
+			if n := *field(s); n != 0 {
+				return fmt.Sprint(n)
+			}
+			return ""
+		},
+		values: func(sp *space, s *lang.Schedule) []value {
+			var out []value
+			for _, n := range values(sp, s) {
+				out = append(out, value{fmt.Sprint(n), func(s *lang.Schedule) { *field(s) = n }})
+			}
+			return out
+		},
+	}
+}
+
+// choice is a dimension of names.
+func choice(key string, field func(*lang.Schedule) *string, values func(*space, *lang.Schedule) []string) dimension {
+	return dimension{
+		key: key,
+		text: func(s *lang.Schedule) string {
+			if *field(s) == "auto" {
+				return ""
+			}
+			return *field(s)
+		},
+		values: func(sp *space, s *lang.Schedule) []value {
+			var out []value
+			for _, name := range values(sp, s) {
+				out = append(out, value{name, func(s *lang.Schedule) { *field(s) = name }})
+			}
+			return out
+		},
+	}
+}
+
+func detail(d dimension) dimension {
+	d.detail = true
+	return d
+}
+
+func weighed(d dimension) dimension {
+	d.weighs = true
+	return d
+}
+
+func refined(d dimension) dimension {
+	d.refine = true
+	return d
+}
+
+func plainly(value string, d dimension) dimension {
+	d.plain = value
+	return d
+}
+
+// always are names that are worth a try whatever else is pinned.
+func always(names ...string) func(*space, *lang.Schedule) []string {
+	return func(*space, *lang.Schedule) []string { return names }
+}
+
+func subsequencesText(s *lang.Schedule) string {
+	if s.Subsequences.Count == 0 {
+		return ""
+	}
+	return fmt.Sprint(s.Subsequences.Count)
+}
+
+func alignText(s *lang.Schedule) string {
+	if s.Align == 0 {
+		return ""
+	}
+	return fmt.Sprint(s.Align)
+}
+
+// asSizesHaveIt leaves a dimension to what follows from the sizes.
+func asSizesHaveIt(*space, *lang.Schedule) []value { return []value{{"", func(*lang.Schedule) {}}} }
+
+// coarser are grids for a candidate whose grid is open. With each the first subsequence, which is the longest and at whose backward
+// most is held, is clearly shorter than with any finer one.
+func (b *bounds) coarser(s lang.Schedule) (out []value) {
+	p := b.sized(s)
+	if p == nil || p.Subsequences.N == 1 || len(s.Subsequences.Lengths) > 0 {
+		return nil
+	}
+	const clearly = 15.0 / 16
+	first := p.Subsequences.Lengths[0]
+	for align := 2 * p.Subsequences.Align; align <= p.Train.Sequence/int64(p.Subsequences.N); align *= 2 {
+		p.Subsequences.Align = align
+		if n := b.lengthsOf(p)[0]; float64(n) < clearly*float64(first) {
+			first = n
+			out = append(out, value{fmt.Sprint(align), func(s *lang.Schedule) { s.Align = int(align) }})
+		}
+	}
+	return out
+}
+
+// keepText writes what is kept as specs do.
+func keepText(s *lang.Schedule) string {
+	if s.Keep == nil {
+		return ""
+	}
+	return "[" + strings.Join(s.Keep, ", ") + "]"
+}
+
+// space is what of the request bounds the values of dimensions.
+type space struct {
+	model   lang.Model
+	cluster lang.Cluster
+	train   lang.Train
+	asked   lang.Schedule
+
+	timeless bool // nobody asks for time: what takes least memory is enough
+}
+
+// orders: layer by layer is for one stage and one strategy.
+func (sp *space) orders(s *lang.Schedule) []string {
+	open := func(value, plain string) bool { return value == "" || value == "auto" || value == plain }
+	if s.PP > 1 || s.VirtualStages == 1 || !open(s.Strategy, strategy.All[0].Name) || !open(s.Mux, "off") {
+		return []string{plan.OrderSequence}
+	}
+	return []string{plan.OrderSequence, plan.OrderLayer}
+}
+
+// sp: heads divide by it.
+func (sp *space) sp(s *lang.Schedule) []int {
+	most := sp.cluster.GPUs() / max(1, s.DP) / max(1, s.PP)
+	return suiting(divisors(sp.model.Heads), func(n int) bool {
+		return n <= most && (sp.model.KVHeads%n == 0 || n%sp.model.KVHeads == 0) && sp.train.Sequence%int64(n) == 0 && s.Align%n == 0
+	})
+}
+
+func (sp *space) spModes(s *lang.Schedule) []string {
+	if s.SP == 1 {
+		return []string{graph.ModeMegatron}
+	}
+	return []string{graph.ModeMegatron, graph.ModeUlysses}
+}
+
+func (sp *space) replicas(s *lang.Schedule) []int {
+	most := sp.cluster.GPUs() / s.SP / max(1, s.PP)
+	return suiting(divisors(sp.train.Batch/max(1, s.Microbatch)), func(n int) bool { return n <= most })
+}
+
+// tokensOfTask is how many tokens of several sequences one task may carry: more would not make kernels faster.
+const tokensOfTask = 64 << 10
+
+func (sp *space) microbatches(s *lang.Schedule) []int {
+	return suiting(divisors(sp.train.Batch/s.DP), func(n int) bool { return n == 1 || int64(n)*sp.train.Sequence <= tokensOfTask })
+}
+
+// zeros: where ranks hold the same matrix there is no reason to hold its state twice.
+func (sp *space) zeros(s *lang.Schedule) []string {
+	if s.DP > 1 || (graph.Split{SP: s.SP, Mode: s.SPMode}).Replicates() {
+		return []string{"1", "2", "3"}
+	}
+	return []string{"0"}
+}
+
+func (sp *space) stages(s *lang.Schedule) []int {
+	if s.Order == plan.OrderLayer {
+		return []int{1}
+	}
+	return upTo(min(sp.cluster.GPUs()/(s.SP*s.DP), sp.model.Layers/max(1, s.VirtualStages)))
+}
+
+// strategies: on one stage all come down to the first. One microbatch has nothing to weave: then what puts gradients of weights off
+// is left, and terapipe, whose virtual stages take other rounds.
+func (sp *space) strategies(s *lang.Schedule) []string {
+	names := []string{strategy.All[0].Name}
+	for i := range strategy.All {
+		st := &strategy.All[i]
+		switch {
+		case i == 0 || sp.timeless || s.PP == 1 || st.Same != "" || sp.alone(s) && !st.Late && st.Turns != strategy.LastTurn:
+		case s.VirtualStages != 0 && !st.Stages.Has(s.VirtualStages):
+		case s.SharesTasks(), st.Late && s.Keep != nil && len(s.Keep) < len(plan.Streamable):
+		case st.Sliced != "" && s.Subsequences.Count > 1:
+		default:
+			names = append(names, st.Name)
+		}
+	}
+	return names
+}
+
+// alone reports whether a replica has one microbatch.
+func (sp *space) alone(s *lang.Schedule) bool { return sp.train.Batch == s.DP*s.Microbatch }
+
+// breadthFirst reports whether a candidate is that of a microbatch that goes through one virtual stage as a whole, then through the
+// next. The search need not try it where its rounds would be sppo's.
+func (sp *space) breadthFirst(s *lang.Schedule) bool {
+	st := strategy.Find(s.Strategy)
+	return st != nil && st.Turns == strategy.LastTurn && sp.alone(s) && strategy.Find(sp.asked.Strategy) == nil
+}
+
+// mostVirtualStages bounds the virtual stages of a rank: more hardly shrink what is left of the bubble.
+const mostVirtualStages = 16
+
+func (sp *space) virtualStages(s *lang.Schedule) []int {
+	switch { // layer by layer they are groups of layers of the one stage
+	case s.Order == plan.OrderLayer && sp.asked.Order == plan.OrderLayer:
+		return []int{sp.model.Layers}
+	case s.Order == plan.OrderLayer:
+		groups := divisors(sp.model.Layers)
+		slices.Reverse(groups)
+		return groups
+	}
+	known, most := strategy.AnyStages, min(mostVirtualStages, sp.model.Layers/s.PP)
+	if st := strategy.Find(s.Strategy); st != nil {
+		known = st.Stages
+	}
+	switch {
+	case s.PP == 1 && sp.oneRound(s):
+		return suiting(upTo(most), func(n int) bool { return known.Has(n) && (n == known.Least || n == most || n&(n-1) == 0) })
+	case s.PP == 1, s.SharesTasks():
+		return []int{known.Least}
+	case sp.breadthFirst(s):
+		known.Least = 2
+	}
+	return suiting(upTo(most), known.Has)
+}
+
+// oneRound reports whether subsequences on one stage may go through groups of its layers in a single round: then gradients of K and V
+// are there for one group at a time, as in layer order.
+func (sp *space) oneRound(s *lang.Schedule) bool {
+	st := strategy.Find(s.Strategy)
+	return (st == nil || st.Rounds) && (s.Subsequences.Auto || s.Subsequences.Count > 0 && s.Subsequences.Count <= roundOfOne)
+}
+
+// roundOfOne is the round of a pipeline of one stage.
+const roundOfOne = 2
+
+func (sp *space) partitions(s *lang.Schedule) []string {
+	if st := strategy.Find(s.Strategy); st != nil && st.Sliced != "" || s.Subsequences.Count == 1 || len(s.Subsequences.Lengths) > 0 {
+		return []string{"flops"}
+	}
+	if sp.timeless { // equal lengths take least: the first subsequence, at whose backward all else is there, is shorter than by work
+		return []string{"length"}
+	}
+	return []string{"flops", "time", "length"}
+}
+
+// shortestWanted is the average length of subsequences below which kernels lose more than bubbles win; fewPerSequence
+// of a short sequence are tried all the same.
+const (
+	shortestWanted = 1 << 10
+	fewPerSequence = 64
+)
+
+// muxes: the bubbles are those of one virtual stage. What more it takes the mux pass knows.
+func (sp *space) muxes(s *lang.Schedule) []string {
+	if sp.timeless || s.PP == 1 || s.VirtualStages > 1 || s.Strategy != strategy.All[0].Name || s.Subsequences.Count < s.PP || s.Keep != nil && len(s.Keep) < len(plan.Streamable) {
+		return []string{"off"}
+	}
+	return []string{"off", "left", "right", "on"}
+}
+
+// keeps: to let K and V stream never takes less time, so the least of it that fits comes first.
+func (sp *space) keeps(s *lang.Schedule) (out []value) {
+	all := [][]string{{"k", "v"}, {"v"}, {"k"}, {}}
+	if st := strategy.Find(s.Strategy); s.Mux != "off" || st.Late || s.Subsequences.Count == 1 || sp.cluster.HostMemory == 0 {
+		all = all[:1]
+	}
+	for _, keep := range all {
+		out = append(out, value{keepText(&lang.Schedule{Keep: keep}), func(s *lang.Schedule) { s.Keep = keep }})
+	}
+	return out
+}
+
+// subsequences are numbers that grow by the root of two: between two of them the best one is within a part in a hundred of
+// what the bubble and the kernels' efficiency take from the step. With virtual stages they come in whole groups.
+func (sp *space) subsequences(s *lang.Schedule) []value {
+	var out []value
+	for _, n := range sp.counts(s) {
+		out = append(out, value{fmt.Sprint(n), func(s *lang.Schedule) { s.Subsequences = lang.Subsequences{Count: n} }})
+	}
+	return out
+}
+
+func (sp *space) counts(s *lang.Schedule) []int {
+	st := strategy.Find(s.Strategy)
+	if st != nil && st.Sliced != "" {
+		return []int{1}
+	}
+	if s.Offload.Policy == "list" {
+		return []int{len(s.Offload.Alpha)}
+	}
+	seq, group := sp.train.Sequence, 1
+	if s.VirtualStages > 1 && s.Order != plan.OrderLayer && (st == nil || st.Rounds) {
+		group = max(1, 2*s.PP)
+	}
+	tasks := int64(mostTasks / max(1, sp.model.Layers*sp.train.Batch/(s.DP*s.Microbatch)))
+	most := int(min(seq/int64(max(s.Align, s.SP)), tasks, max(seq/shortestWanted, fewPerSequence)))
+	if s.PP == 1 && group > 1 && sp.asked.VirtualStages == 0 && (st == nil || st.Stages.Least == 1) { // more rounds take no less memory than one virtual stage
+		group, most = 1, min(most, roundOfOne)
+	}
+	var out []int
+	for x := 1.0; ; x *= math.Sqrt2 {
+		n := (int(math.Round(x)) + group - 1) / group * group
+		if n > most {
+			return out
+		}
+		if sp.breadthFirst(s) && n%(2*s.PP) == 0 {
+			continue
+		}
+		if len(out) == 0 || n > out[len(out)-1] {
+			out = append(out, n)
+		}
+	}
+}
+
+func divisors(n int) []int { return suiting(upTo(n), func(d int) bool { return n%d == 0 }) }
+
+func upTo(n int) []int {
+	out := make([]int, max(0, n))
+	for i := range out {
+		out[i] = i + 1
+	}
+	return out
+}
+
+func suiting(ns []int, suits func(int) bool) []int {
+	return slices.DeleteFunc(ns, func(n int) bool { return !suits(n) })
+}

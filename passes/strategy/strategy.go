@@ -1,0 +1,481 @@
+// Package strategy has the orders in which ranks may run their tasks, a row of All for each, by the names of the papers
+// and systems that brought them.
+package strategy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"sppo.dev/lang"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/words"
+)
+
+// Strategy is an order of tasks that has a name.
+type Strategy struct {
+	Name   string
+	doc    string                            // why one would want it: the reason of the decision
+	Sliced string                            // what to take instead for subsequences; empty where it knows them
+	Stages StageCount                        // virtual stages of a rank
+	Placed string                            // how they lie on the ranks
+	Rounds bool                              // takes a sequence as one, in rounds of subsequences through the virtual stages of a rank
+	Late   bool                              // puts gradients of weights off
+	Same   string                            // the strategy that solve tries instead: the same orders with other values of other keys
+	Turns  Turning                           // microbatches between whose forwards and backwards a rank has nothing else to do
+	batch  func(p *plan.Plan) []plan.Problem // batches that the order does not go with; nil: there are none
+	order  func(p *plan.Plan, rank int) []plan.Task
+}
+
+// Turning says which microbatches turn round with the rank waiting: all forwards of it, or of all, come before what follows.
+type Turning int
+
+const (
+	noTurn   Turning = iota // forwards and backwards of several microbatches alternate
+	LastTurn                // all forwards come before all backwards
+	EachTurn                // one microbatch follows another
+)
+
+// StageCount are the virtual stages that a strategy knows: as many as layers are there for where most is 0.
+type StageCount struct{ Least, Most int }
+
+// Has reports whether a strategy knows n virtual stages.
+func (c StageCount) Has(n int) bool { return n >= c.Least && (c.Most == 0 || n <= c.Most) }
+
+var (
+	AnyStages   = StageCount{Least: 1}
+	interleaved = StageCount{Least: 2}
+	oneStage    = StageCount{1, 1}
+	twoStages   = StageCount{2, 2}
+)
+
+// All are the orders that schedule knows, by the names of the papers and systems that brought them.
+var All = []Strategy{
+	{
+		Name: "sppo", Stages: AnyStages, Placed: plan.PlacedRound, Rounds: true, Turns: EachTurn, order: OneSequence,
+		doc: "one sequence at a time, all subsequences forward, then all backward in reverse: K and V of one microbatch live at a time",
+	},
+	{
+		Name: "interleaved-sppo", Same: "sppo", Stages: interleaved, Placed: plan.PlacedRound, Rounds: true, Turns: EachTurn, order: OneSequence,
+		doc: "sppo with several virtual stages a rank: the bubble shrinks by as much, and no more activations live",
+	},
+	{
+		Name: "overlapped-sppo", Stages: AnyStages, Placed: plan.PlacedRound, Rounds: true, order: overlapped,
+		doc: "one sequence behind another, the next one begun while this one turns round: one bubble for the batch, K and V of at most two microbatches live",
+	},
+	{
+		Name: "terapipe", Stages: AnyStages, Placed: plan.PlacedRound, Turns: LastTurn, order: allForward,
+		doc: "all subsequences of all microbatches forward, then all backward: one bubble for the batch, and all activations live at the turn",
+	},
+	{
+		Name: "gpipe", Same: "terapipe", Sliced: "terapipe", Stages: AnyStages, Placed: plan.PlacedRound, Turns: LastTurn, order: allForward,
+		doc: "all microbatches forward, then all backward: one bubble for the batch, and all activations live at the turn",
+	},
+	{
+		Name: "1f1b", Same: "seq1f1b", Sliced: "seq1f1b", Stages: AnyStages, Placed: plan.PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
+		doc: "one forward, one backward in turn once the pipeline is full: one bubble for the batch, activations of at most pp microbatches live",
+	},
+	{
+		Name: "interleaved-1f1b", Same: "seq1f1b", Sliced: "seq1f1b", Stages: interleaved, Placed: plan.PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
+		doc: "1f1b with several virtual stages a rank: the bubble shrinks by as much, for a few activations more and as many times the messages",
+	},
+	{
+		Name: "seq1f1b", Stages: AnyStages, Placed: plan.PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
+		doc: "one forward, one backward in turn at the grain of subsequences: one bubble for the batch, K and V of at most two or so microbatches live",
+	},
+	{
+		Name: "zb-h1", Stages: AnyStages, Placed: plan.PlacedRound, batch: roundsProblem, Late: true, order: func(p *plan.Plan, rank int) []plan.Task { return zeroBubble(p, rank, 1) },
+		doc: "1f1b whose gradients of weights run later, where the pipeline would wait: a third of its bubble, and no more activations live",
+	},
+	{
+		Name: "zb-h2", Stages: oneStage, Placed: plan.PlacedRound, Late: true, order: func(p *plan.Plan, rank int) []plan.Task { return zeroBubble(p, rank, 2) },
+		doc: "zb-h1 with twice the forwards at the start: no bubble between the first and the last task of a stage, for twice the activations",
+	},
+	{
+		Name: "zb-v", Sliced: "zb-h1", Stages: twoStages, Placed: plan.PlacedV, Late: true, order: zeroBubbleV,
+		doc: "two virtual stages a rank, there and back, and late gradients of weights: no bubble where the three kinds of tasks take equally long, with the activations of 1f1b",
+	},
+	{
+		Name: "dualpipe-v", Sliced: "zb-h1", Stages: twoStages, Placed: plan.PlacedV, batch: fullPipelineProblem, Late: true, order: dualPipeV,
+		doc: "two virtual stages a rank, there and back: forwards of one alternate with backwards of the other, gradients of weights run late at both ends",
+	},
+}
+
+// Find is the strategy of that name, or nil.
+func Find(name string) *Strategy {
+	for i := range All {
+		if All[i].Name == name {
+			return &All[i]
+		}
+	}
+	return nil
+}
+
+// Of is what the request asks for.
+func Of(p *plan.Plan) *Strategy {
+	if s := Find(p.Schedule.Strategy); s != nil {
+		return s
+	}
+	return &All[0]
+}
+
+// Problems are requests that a strategy does not know.
+func Problems(p *plan.Plan) []plan.Problem {
+	if name := p.Schedule.Strategy; name != "" && name != "auto" && Find(name) == nil {
+		return []plan.Problem{plan.Fault("schedule.strategy", lang.UnknownName, "there are "+strings.Join(Names(), ", "), "there is no strategy %q", name)}
+	}
+	s, v, n := Of(p), p.Schedule.VirtualStages, max(p.Schedule.Subsequences.Count, len(p.Schedule.Subsequences.Lengths))
+	if s.Name != All[0].Name && p.Schedule.Order == plan.OrderLayer {
+		return []plan.Problem{plan.Fault("schedule.strategy", lang.Conflict, "strategy = sppo, or order = sequence", "strategy = %s weaves sequences, and order = layer takes them one by one", s.Name)}
+	}
+	if known := s.Stages; v != 0 && !known.Has(v) {
+		words := fmt.Sprintf("virtual_stages = %d", known.Least)
+		if known.Most == 0 {
+			words += " or more"
+		}
+		return []plan.Problem{plan.Fault("schedule.virtual_stages", lang.Conflict, words, "strategy = %s does not go with virtual_stages = %d", s.Name, v)}
+	}
+	if s.Sliced != "" && n > 1 {
+		return []plan.Problem{plan.Fault("schedule.subsequences", lang.Conflict, "subsequences = 1, or strategy = "+s.Sliced,
+			"strategy = %s takes whole sequences, not %d subsequences of one", s.Name, n)}
+	}
+	return nil
+}
+
+// BatchProblems are batches that the order of the strategy does not go with.
+func BatchProblems(p *plan.Plan) []plan.Problem {
+	if s := Of(p); s.batch != nil {
+		return s.batch(p)
+	}
+	return nil
+}
+
+// roundsProblem: microbatches go through virtual stages in rounds of equal size.
+func roundsProblem(p *plan.Plan) []plan.Problem {
+	m, rounds := p.Parallel.Microbatches, rounds(p)
+	if m%rounds == 0 {
+		return nil
+	}
+	each := int64(p.Parallel.DP * p.Parallel.Microbatch)
+	return []plan.Problem{plan.Fault("train.batch", lang.Indivisible, "batch = "+words.NearMultiples(int64(m)*each, int64(rounds)*each),
+		"%d microbatches do not make %d rounds of equal size, of at least pp = %d each, through %d virtual stages", m, rounds, p.Parallel.PP, p.Parallel.VirtualStages)}
+}
+
+// fullPipelineProblem: there is a microbatch for every virtual stage.
+func fullPipelineProblem(p *plan.Plan) []plan.Problem {
+	m, stages := p.Parallel.Microbatches, p.Parallel.Stages()
+	if m >= stages {
+		return nil
+	}
+	return []plan.Problem{plan.Fault("train.batch", lang.Conflict, fmt.Sprintf("batch = %d at least, or strategy = zb-v", stages*p.Parallel.DP*p.Parallel.Microbatch),
+		"strategy = %s wants a microbatch for each of 2 * pp = %d virtual stages, and there are %d", p.Schedule.Strategy, stages, m)}
+}
+
+// Names are the names of all strategies.
+func Names() []string {
+	names := make([]string, len(All))
+	for i := range All {
+		names[i] = All[i].Name
+	}
+	return names
+}
+
+// OneSequence is the paper's order, microbatch after microbatch.
+func OneSequence(p *plan.Plan, rank int) []plan.Task {
+	var order []plan.Task
+	for m := range p.Parallel.Microbatches {
+		forward := forwardOrder(p, rank, m)
+		order = append(order, forward...)
+		order = append(order, Mirrored(forward)...)
+	}
+	return order
+}
+
+// overlapped is the paper's order with the next microbatch begun early. Between its last forward and its first backward of a
+// microbatch a rank waits until the subsequence has been to the end of the pipeline and back; the forwards that fit into that
+// time are the start that the ranks behind it need in order to go on with the next microbatch as soon as they are through with
+// this one. With f and b for a task forward and backward, M microbatches of N subsequences, and starts no longer than N, the
+// makespan is (M N + PP - 1) (f + b). Virtual stages leave room for a start of one round.
+func overlapped(p *plan.Plan, rank int) []plan.Task {
+	var order []plan.Task
+	var early int // forwards of the microbatch that have gone before
+	for m := range p.Parallel.Microbatches {
+		forward := forwardOrder(p, rank, m)
+		order = append(order, forward[early:]...)
+		if early = 0; m+1 < p.Parallel.Microbatches {
+			next := forwardOrder(p, rank, m+1)
+			early = min((1+backwardInForwards)*(p.Parallel.PP-1-rank), firstRound(next))
+			order = append(order, next[:early]...)
+		}
+		order = append(order, Mirrored(forward)...)
+	}
+	return order
+}
+
+// firstRound is how many forwards come before the first that waits for the end of the pipeline.
+func firstRound(forward []plan.Task) int {
+	n := slices.IndexFunc(forward, func(t plan.Task) bool { return t.Stage != forward[0].Stage })
+	if n < 0 {
+		return len(forward)
+	}
+	return n
+}
+
+// backwardInForwards is how many forwards a backward takes: two of the same operations, and more where attention rules, which
+// goes back over twice and a half of them at a lower rate.
+const backwardInForwards = 3
+
+// Mirrored are the backwards of forwards, last first.
+func Mirrored(forward []plan.Task) []plan.Task {
+	back := slices.Clone(forward)
+	slices.Reverse(back)
+	for i := range back {
+		back[i].Kind = plan.Backward
+	}
+	return back
+}
+
+// forwardOrder is what a rank forwards of one microbatch. With virtual stages it takes rounds: a group of 2*PP
+// subsequences through its first virtual stage, the same group through its second, and so on; groups of PP would stall on
+// the latency of messages. In layer order the group is the whole sequence.
+func forwardOrder(p *plan.Plan, rank, microbatch int) []plan.Task {
+	n, v := p.Subsequences.N, p.Parallel.VirtualStages
+	group := n
+	if v > 1 && !p.LayerOrder() {
+		group = 2 * p.Parallel.PP
+	}
+	order := make([]plan.Task, 0, n*v)
+	for first := 0; first < n; first += group {
+		for _, stage := range p.StagesOf(rank) {
+			for i := first; i < min(first+group, n); i++ {
+				order = append(order, plan.Task{Kind: plan.Forward, Microbatch: microbatch, Subsequence: i, Stage: stage})
+			}
+		}
+	}
+	return order
+}
+
+// inRounds are the forwards of all microbatches and their backwards, each kind in the order of microbatches. A round of
+// microbatches passes through one virtual stage of the rank after another.
+func inRounds(p *plan.Plan, rank, rounds int) (forward, backward []plan.Task) {
+	stages, n, size := p.StagesOf(rank), p.Subsequences.N, p.Parallel.Microbatches/rounds
+	most := len(stages) * n * p.Parallel.Microbatches
+	forward, backward = make([]plan.Task, 0, most), make([]plan.Task, 0, most)
+	for first := 0; first < p.Parallel.Microbatches; first += size {
+		for c := range stages {
+			for m := first; m < first+size; m++ {
+				for i := range n {
+					forward = append(forward, plan.Task{Kind: plan.Forward, Microbatch: m, Subsequence: i, Stage: stages[c]})
+					backward = append(backward, plan.Task{Kind: plan.Backward, Microbatch: m, Subsequence: n - 1 - i, Stage: stages[len(stages)-1-c]})
+				}
+			}
+		}
+	}
+	return forward, backward
+}
+
+// allForward is the order of GPipe (Huang et al. 2019) and, over subsequences, of TeraPipe (Li et al. 2021). With virtual
+// stages it is breadth-first (Lamy-Poirier 2022).
+func allForward(p *plan.Plan, rank int) []plan.Task {
+	forward, backward := inRounds(p, rank, 1)
+	return slices.Concat(forward, backward)
+}
+
+// rounds is how many rounds of at least PP microbatches there are. One virtual stage wants no rounds.
+func rounds(p *plan.Plan) int {
+	if p.Parallel.VirtualStages == 1 {
+		return 1
+	}
+	return max(1, p.Parallel.Microbatches/p.Parallel.PP)
+}
+
+// oneForwardOneBackward is the order of PipeDream-flush and, with virtual stages, Megatron's interleaved one (Narayanan et
+// al. 2021); over subsequences it is that of Seq1F1B (Sun et al. 2024).
+func oneForwardOneBackward(p *plan.Plan, rank int) []plan.Task {
+	order, _ := weave(p, rank, min(2, p.Parallel.VirtualStages))
+	return order
+}
+
+// zeroBubble is ZB-H1, with one hop, or ZB-H2, with two (Qi et al. 2023): 1f1b whose gradients of weights come as many
+// backwards late as the rank has hops behind it, so that the backwards themselves reach the first rank sooner.
+func zeroBubble(p *plan.Plan, rank, hops int) []plan.Task {
+	woven, backward := weave(p, rank, hops)
+	late, done := hops*rank, 0
+	order := make([]plan.Task, 0, len(woven)+len(backward))
+	for _, t := range woven {
+		order = append(order, t)
+		if t.Kind != plan.Backward {
+			continue
+		}
+		if done++; done > late {
+			order = append(order, backward[done-1-late].As(plan.WeightGrad))
+		}
+	}
+	for _, t := range backward[max(0, done-late):] {
+		order = append(order, t.As(plan.WeightGrad))
+	}
+	return order
+}
+
+// weave alternates forwards and backwards after a number of forwards: those that come before the first backward on the last
+// rank, which are all subsequences on all virtual stages but the last, and some for every hop from there. It also gives the
+// backwards alone.
+func weave(p *plan.Plan, rank, hops int) (order, backward []plan.Task) {
+	v, n := p.Parallel.VirtualStages, p.Subsequences.N
+	forward, backward := inRounds(p, rank, rounds(p))
+	warmUp := (v-1)*n*(p.Parallel.Microbatches/rounds(p)) + n - 1 + hops*(p.Parallel.PP-1-rank)
+	warmUp = min(warmUp, len(forward))
+	order = append(make([]plan.Task, 0, len(forward)+len(backward)), forward[:warmUp]...)
+	for i, b := range backward {
+		if warmUp+i < len(forward) {
+			order = append(order, forward[warmUp+i])
+		}
+		order = append(order, b)
+	}
+	return order, backward
+}
+
+// folded writes the order of a rank whose two virtual stages lie there (0) and back (1).
+type folded struct {
+	order  []plan.Task
+	stages []int
+	done   [2]map[plan.TaskKind]int
+	most   int         // microbatches
+	late   []plan.Task // gradients of weights that have been put off
+}
+
+func newFolded(p *plan.Plan, rank int) *folded {
+	return &folded{stages: p.StagesOf(rank), done: [2]map[plan.TaskKind]int{{}, {}}, most: p.Parallel.Microbatches}
+}
+
+// do appends the next task of a kind; those of microbatches that are not there are left out.
+func (f *folded) do(kind plan.TaskKind, side int) {
+	m := f.done[side][kind]
+	f.done[side][kind]++
+	if m < f.most {
+		f.order = append(f.order, plan.Task{Kind: kind, Microbatch: m, Stage: f.stages[side]})
+	}
+}
+
+// putOff appends the next backward without its gradients of weights.
+func (f *folded) putOff(side int) {
+	f.late = append(f.late, plan.Task{Kind: plan.WeightGrad, Microbatch: f.done[side][plan.Backward], Stage: f.stages[side]})
+	f.do(plan.Backward, side)
+}
+
+// catchUp appends the gradients of weights that were put off first.
+func (f *folded) catchUp() {
+	if len(f.late) > 0 {
+		f.order, f.late = append(f.order, f.late[0]), f.late[1:]
+	}
+}
+
+// zeroBubbleV is ZB-V (Qi et al. 2023, section 6), for at least 2*PP-1 microbatches, of which some may be missing.
+func zeroBubbleV(p *plan.Plan, rank int) []plan.Task {
+	f, pp := newFolded(p, rank), p.Parallel.PP
+	m := max(2*pp-1, f.most)
+	both := func(side int) {
+		f.do(plan.Backward, side)
+		f.do(plan.WeightGrad, side)
+	}
+	for range 2*(pp-rank) - 1 {
+		f.do(plan.Forward, 0)
+	}
+	for range rank {
+		f.do(plan.Forward, 1)
+		f.do(plan.Forward, 0)
+	}
+	for range pp - rank {
+		f.do(plan.Forward, 1)
+		both(1)
+	}
+	for f.done[1][plan.Forward] < f.done[0][plan.Forward] || f.done[0][plan.Forward] < m {
+		if f.done[0][plan.Forward] < m {
+			f.do(plan.Forward, 0)
+		}
+		both(0)
+		f.do(plan.Forward, 1)
+		both(1)
+	}
+	for range rank {
+		f.do(plan.Backward, 0)
+		f.do(plan.Backward, 1)
+	}
+	for range pp - rank {
+		both(0)
+	}
+	for side := 1; side >= 0; side-- {
+		for f.done[side][plan.WeightGrad] < f.done[side][plan.Backward] {
+			f.do(plan.WeightGrad, side)
+		}
+	}
+	return f.order
+}
+
+// dualPipeV is the order of DeepSeek's DualPipeV (2025): what overlaps there follows one upon the other here.
+func dualPipeV(p *plan.Plan, rank int) []plan.Task {
+	f, pp := newFolded(p, rank), p.Parallel.PP
+	for range 2 * (pp - 1 - rank) {
+		f.do(plan.Forward, 0)
+	}
+	for range rank + 1 {
+		f.do(plan.Forward, 0)
+		f.do(plan.Forward, 1)
+	}
+	for range pp - 1 - rank {
+		f.putOff(1)
+		f.catchUp()
+		f.do(plan.Forward, 1)
+	}
+	for range f.most - 2*pp + rank + 1 {
+		f.do(plan.Forward, 0)
+		f.do(plan.Backward, 1)
+		f.do(plan.Forward, 1)
+		f.do(plan.Backward, 0)
+	}
+	for range pp - 1 - rank {
+		f.do(plan.Backward, 1)
+		f.do(plan.Forward, 1)
+		f.do(plan.Backward, 0)
+	}
+	half := rank + 1 // of the last pairs of backwards, from the middle on gradients of weights are put off
+	for i := range 2 * (rank + 1) {
+		side := 1 - i%2
+		if i >= half {
+			f.putOff(side)
+		} else {
+			f.do(plan.Backward, side)
+		}
+	}
+	for range pp - 1 - rank {
+		f.catchUp()
+		f.putOff(0)
+	}
+	for range rank + 1 {
+		f.catchUp()
+	}
+	return f.order
+}
+
+// Order fills Tasks.
+func Order(p *plan.Plan) {
+	s := Of(p)
+	p.Tasks = make([][]plan.Task, p.Parallel.PP)
+	for rank := range p.Tasks {
+		p.Tasks[rank] = s.order(p, rank)
+	}
+	p.Decide("schedule", "strategy", s.Name, s.doc)
+	if v := p.Parallel.VirtualStages; v > 1 && !p.LayerOrder() {
+		why := "groups of layers of each rank"
+		group := 2 * p.Parallel.PP
+		switch {
+		case p.Parallel.PP == 1:
+			why = "groups of the layers of the only stage, which has no bubble that they could shorten"
+		case s.Rounds && p.Subsequences.N%group == 0:
+			why = fmt.Sprintf("groups of %d subsequences pass through one virtual stage of a rank after another: the bubble is 1/%d of the plain pipeline's", group, v)
+		case s.Rounds:
+			why = fmt.Sprintf("groups of at most %d subsequences pass through one virtual stage of a rank after another, for a smaller bubble", min(group, p.Subsequences.N))
+		}
+		p.Decide("schedule", "virtual_stages", fmt.Sprint(v), why)
+	}
+}

@@ -1,0 +1,174 @@
+package walk
+
+import (
+	"slices"
+
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes/plan"
+)
+
+// K and V that do not stay on the device. A forward sends the rows that it makes to the host; attention of later subsequences
+// brings all earlier rows back, a block of tokens after another, and forgets them. In the backward dK and dV of a block come
+// with it, unless nobody has added to them yet, and go back with what this subsequence adds.
+
+// Load is an arrival of rows of K and V for one layer of a task: a block of those before its subsequence, or, in the backward, its
+// own.
+type Load struct {
+	Task       plan.Task
+	Layer      int
+	First, End int64 // tokens
+	Own        bool
+	Again      bool // for attention that the backward makes again
+	Grads      bool // with dK and dV, as later subsequences have left them
+}
+
+// Blocks are the tokens before a subsequence.
+func Blocks(p *plan.Plan, prefix int64) []Load {
+	var out []Load
+	for at := int64(0); at < prefix; at += p.Stream.Block {
+		out = append(out, Load{First: at, End: min(at+p.Stream.Block, prefix)})
+	}
+	return out
+}
+
+// VisitLoads are what one layer of a task brings, in the order of need: in the backward its own rows, then blocks, once more
+// where attention is made again. Task and Layer are left open.
+func VisitLoads(p *plan.Plan, v VisitKind) []Load {
+	z := p.Size(v.Subsequence)
+	loads := Blocks(p, z.Prefix)
+	if v.Kind == plan.Forward {
+		return loads
+	}
+	grads := v.Subsequence < p.Subsequences.N-1
+	out := []Load{{First: z.Prefix, End: z.Prefix + z.Tokens, Own: true, Grads: grads}}
+	if v.again {
+		for _, l := range loads {
+			l.Again = true
+			out = append(out, l)
+		}
+	}
+	for _, l := range loads {
+		l.Grads = grads
+		out = append(out, l)
+	}
+	return out
+}
+
+// VisitKind is what the loads of a layer of a task depend on.
+type VisitKind struct {
+	Kind        plan.TaskKind
+	Subsequence int
+	again       bool // the backward makes attention again
+}
+
+// MakesAttention reports whether a layer's backward computes attention again.
+func MakesAttention(b *graph.Block) bool {
+	return slices.ContainsFunc(b.Backward, func(n graph.Node) bool { return n.Op == ir.Attention })
+}
+
+// LoadQueue issues the loads of some tasks of a rank in the order of need, as early as the plan wants them and their rows are on
+// the host.
+type LoadQueue struct {
+	plan        *plan.Plan
+	graph       *graph.Model
+	Sizes       []graph.Size // of subsequences
+	tasks       []plan.Task  // yet to be looked at
+	visit       int          // of the first of them
+	known       map[VisitKind][]Load
+	rest        []Load // of the visit before that, of this task and layer
+	task        plan.Task
+	layer       int
+	outstanding int        // issued, and not taken
+	Rows        []int64    // [place]
+	grads       []gradRows // [place]; up to 0: there are none
+}
+
+// Place is that of K and V of a load's microbatch and layer among all.
+func (q *LoadQueue) Place(l Load) int { return l.Task.Microbatch*q.plan.Model.Layers + l.Layer }
+
+// gradRows are the rows of dK and dV up to a token, from the backward of a subsequence.
+type gradRows struct {
+	subsequence int
+	end         int64
+}
+
+// NewLoadQueue is for a section's tasks of one rank. There are none where nothing streams.
+func NewLoadQueue(p *plan.Plan, g *graph.Model, tasks []plan.Task) *LoadQueue {
+	q := &LoadQueue{plan: p, graph: g, known: map[VisitKind][]Load{}}
+	if !p.Streams() {
+		return q
+	}
+	q.tasks = tasks
+	places := p.Parallel.Microbatches * p.Model.Layers
+	q.Rows, q.grads = make([]int64, places), make([]gradRows, places)
+	for i := range p.Subsequences.N {
+		q.Sizes = append(q.Sizes, p.Size(i))
+	}
+	return q
+}
+
+// Next issues a load, if there is one that may be by now.
+func (q *LoadQueue) Next() (Load, bool) {
+	for len(q.rest) == 0 && len(q.tasks) > 0 {
+		q.nextVisit()
+	}
+	if len(q.rest) == 0 || q.outstanding > q.plan.Stream.Early {
+		return Load{}, false
+	}
+	l := q.rest[0]
+	l.Task, l.Layer = q.task, q.layer
+	if !q.ready(l) {
+		return Load{}, false
+	}
+	q.rest = q.rest[1:]
+	q.outstanding++
+	return l, true
+}
+
+func (q *LoadQueue) nextVisit() {
+	q.task = q.tasks[0]
+	layers := q.plan.Layers(q.task.Stage)
+	k := q.visit
+	v := VisitKind{Kind: q.task.Kind, Subsequence: q.task.Subsequence}
+	if q.task.Kind == plan.Backward {
+		k = len(layers) - 1 - k
+		v.again = MakesAttention(q.plan.LayerOf(q.graph, q.task, k))
+	}
+	loads, ok := q.known[v]
+	if !ok {
+		loads = VisitLoads(q.plan, v)
+		q.known[v] = loads
+	}
+	q.rest, q.layer = loads, layers[k]
+	if q.visit++; q.visit == len(layers) {
+		q.visit, q.tasks = 0, q.tasks[1:]
+	}
+}
+
+// Take uses the first load that is outstanding.
+func (q *LoadQueue) Take() { q.outstanding-- }
+
+func (q *LoadQueue) ready(l Load) bool {
+	at := q.Place(l)
+	if q.Rows[at] < l.End {
+		return false
+	}
+	g := q.grads[at]
+	by := l.Task.Subsequence + 1 // all of its blocks are there once the load's own task has sent any
+	return !l.Grads || g.end > 0 && (g.subsequence < by || g.subsequence == by && g.end >= l.End)
+}
+
+// SentRows notes that a forward has sent its rows of K and V.
+func (q *LoadQueue) SentRows(t plan.Task, layer int) {
+	if !q.plan.Streams() {
+		return
+	}
+	z := q.Sizes[t.Subsequence]
+	q.Rows[q.Place(Load{Task: t, Layer: layer})] = z.Prefix + z.Tokens
+}
+
+// SentGrads notes that dK and dV of a block are on their way to the host.
+func (q *LoadQueue) SentGrads(l Load) {
+	q.grads[q.Place(l)] = gradRows{l.Task.Subsequence, l.End}
+}

@@ -1,0 +1,23 @@
+package walk
+
+import (
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/passes/plan"
+)
+
+// Shapes are the sizes of a plan's subsequences on one rank, whatever becomes of what they leave.
+type Shapes struct {
+	Model *graph.Model
+	Sizes []graph.Size
+	Saved [][]ir.Bytes // units of a layer
+}
+
+// NewShapes works out the sizes of a plan whose lengths are decided; g is its model on one rank.
+func NewShapes(p *plan.Plan, g *graph.Model) *Shapes {
+	s := &Shapes{Model: g, Sizes: p.Sizes()}
+	for _, z := range s.Sizes {
+		s.Saved = append(s.Saved, plan.UnitSizes(g.Layer, z))
+	}
+	return s
+}

@@ -1,0 +1,224 @@
+// Package walk prepares a plan for being gone through task by task, again and again while its copies are decided: a
+// Walk has the tasks of all ranks by number, with an order in which they may run and the list of actions of each rank;
+// Shapes have the sizes of subsequences and of what layers save.
+package walk
+
+import (
+	"fmt"
+
+	"sppo.dev/passes/plan"
+	"sppo.dev/schedule"
+)
+
+// Walk is what of a run of a plan's tasks no time changes: in which order they may be visited, and what hands its result to
+// what. A plan is run many times while its copies are decided, so this is worked out once, and tasks are numbers there: those of
+// a rank follow each other, in the order in which it does them.
+type Walk struct {
+	Plan   *plan.Plan
+	Tasks  [][]plan.Task // the plan's
+	Firsts []int         // [rank]: number of its first task
+	Nodes  []Node
+	Order  []int32 // numbers, whatever a task waits for before it
+	places []int32 // [placeOf]: 1 + number; 0: there is no such task
+	ranges int     // pieces and whole subsequences
+	Layers int     // of all tasks together
+
+	pipeline *schedule.Pipeline // nil: nothing is written yet
+	lists    []writtenList      // [rank]
+}
+
+// writtenList is the schedule of a rank with a lag and an ahead.
+type writtenList struct {
+	lag, ahead int
+	list       *schedule.List
+}
+
+// Node is a task in a Walk.
+type Node struct {
+	Kind           plan.TaskKind
+	fed, Feeds     bool  // there is a task that its input comes from; one that goes on with its result
+	Split          bool  // a backward whose gradients of weights are a task of their own
+	Aside          bool  // its result does not go along the ring
+	Backwards      bool  // its result goes to the rank before
+	Shared, Opens  bool  // of a slot that ranks share in; the first of it that is visited
+	Subsequence    int32 // of a microbatch
+	Stage          int32 // virtual
+	At             int32 // of its tokens among pieces and whole subsequences
+	Rank, Home     int32 // who does it; who has its stage
+	First, End     int32 // where the layers of its stage lie among all of its home's
+	from, To, Next int32 // tasks before and behind it in the pipeline, and who does the latter; -1: there is none
+	Undone         int32 // the forward that a backward undoes; -1: there is none
+	Layers         int32 // of all tasks with smaller numbers
+}
+
+// Must is New for a plan whose order of tasks has been verified.
+func Must(p *plan.Plan) *Walk {
+	c, err := New(p)
+	if err != nil {
+		panic("internal: an order of tasks that was not verified: " + err.Error())
+	}
+	return c
+}
+
+// New fails where stages wait for each other for ever.
+func New(p *plan.Plan) (*Walk, error) {
+	c := &Walk{Plan: p, Tasks: p.Tasks, ranges: RangeOf(p, plan.Task{Subsequence: p.Subsequences.N})}
+	c.places = make([]int32, len(schedule.Kinds)*p.Parallel.Microbatches*c.ranges*p.Parallel.Stages())
+	number := int32(0)
+	for _, tasks := range p.Tasks {
+		c.Firsts = append(c.Firsts, int(number))
+		for _, t := range tasks {
+			number++
+			c.places[c.placeOf(t)] = number
+		}
+	}
+	c.Nodes = make([]Node, 0, number)
+	first, end, homes := make([]int32, p.Parallel.Stages()), make([]int32, p.Parallel.Stages()), make([]int32, p.Parallel.Stages())
+	for j := range p.LayersPerStage {
+		f, e := p.Span(j)
+		first[j], end[j], homes[j] = int32(f), int32(e), int32(p.Home(j))
+	}
+	for rank, tasks := range p.Tasks {
+		for _, t := range tasks {
+			s := c.stopOf(rank, t, homes)
+			s.First, s.End, s.Layers = first[t.Stage], end[t.Stage], int32(c.Layers)
+			c.Layers += int(s.End - s.First)
+			c.Nodes = append(c.Nodes, s)
+		}
+	}
+	return c, c.arrange()
+}
+
+// placeOf tells all tasks apart.
+func (c *Walk) placeOf(t plan.Task) int {
+	par := &c.Plan.Parallel
+	return ((int(t.Kind-plan.Forward)*par.Microbatches+t.Microbatch)*c.ranges+RangeOf(c.Plan, t))*par.Stages() + t.Stage
+}
+
+// NumberOf is -1 where there is no such task.
+func (c *Walk) NumberOf(t plan.Task) int32 { return c.places[c.placeOf(t)] - 1 }
+
+// Task is that of a number.
+func (c *Walk) Task(n int32) plan.Task {
+	rank := int(c.Nodes[n].Rank)
+	return c.Tasks[rank][int(n)-c.Firsts[rank]]
+}
+
+// Schedule is the list of a rank's actions, with the timing of copies that the plan has now. It is written again when the
+// timing has changed.
+func (c *Walk) Schedule(rank int) *schedule.List {
+	if c.pipeline == nil {
+		c.pipeline, c.lists = Pipeline(c.Plan), make([]writtenList, len(c.Tasks))
+	}
+	w, o := &c.lists[rank], &c.Plan.Offload
+	if w.list == nil || w.lag != o.Lag || w.ahead != o.Ahead {
+		*w = writtenList{o.Lag, o.Ahead, c.pipeline.Write(rank, o.Lag, o.Ahead, w.list)}
+	}
+	return w.list
+}
+
+// Pipeline is what the schedules of all ranks are written from.
+func Pipeline(p *plan.Plan) *schedule.Pipeline { return PipelineOf(p, p.Tasks, p.SharedSlots()) }
+
+// PipelineOf is the same for other tasks, of which ranks share the slots up to one.
+func PipelineOf(p *plan.Plan, tasks [][]plan.Task, shared int) *schedule.Pipeline {
+	of := schedule.New(tasks, p.LayersPerStage)
+	of.Shared, of.Staged = shared, p.LayerOrder() || p.Streams()
+	return of
+}
+
+// stopOf is a task's. The same task of the next stage has the next place.
+func (c *Walk) stopOf(rank int, t plan.Task, homes []int32) Node {
+	p, place := c.Plan, c.placeOf(t)
+	kinds := len(c.places) / len(schedule.Kinds)
+	s := Node{
+		Kind: t.Kind, Subsequence: int32(t.Subsequence), Stage: int32(t.Stage), At: int32(RangeOf(p, t)), Rank: int32(rank), Home: homes[t.Stage],
+		from: -1, Next: -1, Undone: -1,
+	}
+	on := 1
+	switch t.Kind {
+	case plan.WeightGrad:
+		return s
+	case plan.Backward:
+		on = -1
+		s.Undone, s.Split = c.places[place-kinds]-1, c.places[place+kinds] > 0
+	}
+	s.Shared = p.Shared(t)
+	if source := t.Stage - on; source >= 0 && source < len(homes) {
+		s.fed, s.from = true, c.places[place-on]-1
+	}
+	if next := t.Stage + on; next >= 0 && next < len(homes) {
+		home := int(homes[next])
+		s.Feeds, s.To, s.Next = true, int32(home), c.places[place+on]-1
+		if t.Piece > 0 {
+			s.To = int32(p.Runner(plan.Task{Kind: t.Kind, Microbatch: t.Microbatch, Subsequence: t.Subsequence, Stage: next, Piece: t.Piece}))
+			s.Aside = s.Rank != s.To && (s.Rank != s.Home || int(s.To) != home)
+		}
+		s.Backwards = !p.Onwards(t.Kind, int(s.Home), home)
+	}
+	return s
+}
+
+// arrange finds an order in which whatever a task waits for comes before it.
+func (c *Walk) arrange() error {
+	next := make([]int, len(c.Tasks)) // task that a rank does next
+	done := make([]bool, len(c.Nodes))
+	open := map[plan.Slot]bool{} // that ranks share in
+	c.Order = make([]int32, 0, len(c.Nodes))
+	for moved := true; moved; {
+		moved = false
+		for rank, tasks := range c.Tasks {
+			for ; next[rank] < len(tasks); next[rank]++ {
+				n := c.Firsts[rank] + next[rank]
+				s := &c.Nodes[n]
+				if t := tasks[next[rank]]; s.Shared && !open[plan.SlotOf(t)] {
+					if !gathered(c.Plan, t, next) {
+						break
+					}
+					open[plan.SlotOf(t)], s.Opens = true, true
+				}
+				if s.fed && (s.from < 0 || !done[s.from]) {
+					break
+				}
+				c.Order, done[n], moved = append(c.Order, int32(n)), true, true
+			}
+		}
+	}
+	for rank, tasks := range c.Tasks {
+		if next[rank] < len(tasks) {
+			return fmt.Errorf("stage %d waits for ever at %s: the orders of the stages do not fit together", rank, tasks[next[rank]])
+		}
+	}
+	return nil
+}
+
+// gathered reports whether every rank has come to a shared slot, which begins on all of them at once.
+func gathered(p *plan.Plan, t plan.Task, next []int) bool {
+	for rank, tasks := range p.Tasks {
+		if at := next[rank]; at == len(tasks) || plan.SlotOf(tasks[at]) != plan.SlotOf(t) {
+			return false
+		}
+	}
+	return true
+}
+
+// Visit visits the tasks of all stages in an order in which whatever a task waits for comes before it.
+func Visit(p *plan.Plan, visit func(rank int, t plan.Task)) error {
+	c, err := New(p)
+	if err != nil {
+		return err
+	}
+	for _, n := range c.Order {
+		visit(int(c.Nodes[n].Rank), c.Task(n))
+	}
+	return nil
+}
+
+// RangeOf is the number of a task's tokens among pieces and whole subsequences.
+func RangeOf(p *plan.Plan, t plan.Task) int {
+	at := t.Subsequence + max(0, t.Piece-1)
+	for _, pieces := range p.Mux.Pieces[:min(t.Subsequence, len(p.Mux.Pieces))] {
+		at += len(pieces) - 1
+	}
+	return at
+}

@@ -1,0 +1,56 @@
+// Package words writes numbers and lists as reasons and messages about plans have them.
+package words
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Tokens prints a count of tokens as specs write it.
+func Tokens(n int64) string {
+	const k = 1 << 10
+	switch {
+	case n >= k*k && n%(k*k) == 0:
+		return fmt.Sprintf("%dM", n/(k*k))
+	case n >= k && n%k == 0:
+		return fmt.Sprintf("%dK", n/k)
+	}
+	return fmt.Sprint(n)
+}
+
+// Plural writes a count with its noun.
+func Plural(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// List writes items with blanks between them.
+func List[T any](items []T) string {
+	return strings.Trim(fmt.Sprint(items), "[]")
+}
+
+// NearDivisors names the divisors of n on both sides of x.
+func NearDivisors(n, x int) string {
+	below, above := min(x, n), x
+	for below > 1 && n%below != 0 {
+		below--
+	}
+	for above < n && n%above != 0 {
+		above++
+	}
+	if above > n || above == below {
+		return fmt.Sprint(below)
+	}
+	return fmt.Sprintf("%d or %d", below, above)
+}
+
+// NearMultiples names the multiples of step on both sides of x.
+func NearMultiples(x, step int64) string {
+	below := x / step * step
+	if below <= 0 {
+		return fmt.Sprint(below + step)
+	}
+	return fmt.Sprintf("%d or %d", below, below+step)
+}
