@@ -36,7 +36,7 @@ var space = []setting{
 	choice("positions", func(c *Case, v string) { c.Positions = v }, "learned", "rope", "none"),
 	choice("partition", func(c *Case, v string) { c.Partition = v }, "flops", "length", "list"),
 	choice("microbatch", func(c *Case, v int) { c.Microbatch = v }, 1, 2),
-	choice("strategy", func(c *Case, v string) { c.Strategy = v }, "sppo", "overlapped-sppo", "terapipe", "seq1f1b", "zb-h1", "zb-h2", "gpipe", "1f1b", "zb-v", "dualpipe-v"),
+	choice("strategy", func(c *Case, v string) { c.Strategy = v }, "sppo", "overlapped-sppo", "terapipe", "seq1f1b", "zb-h1", "zb-h2", "gpipe", "looped-bfs", "1f1b", "zb-v", "dualpipe-v"),
 	choice("virtual_stages", func(c *Case, v int) { c.VirtualStages = v }, 1, 2),
 	choice("keep", func(c *Case, v string) { c.Keep = v }, "[k, v]", "[]", "[k]"),
 	choice("order", func(c *Case, v string) { c.Order = v }, "sequence", "layer"),
@@ -44,7 +44,7 @@ var space = []setting{
 
 // Strategies by what they do not support: subsequences; one virtual stage; two.
 var (
-	wholeStrategies = []string{"gpipe", "1f1b", "zb-v", "dualpipe-v"}
+	wholeStrategies = []string{"gpipe", "looped-bfs", "1f1b", "zb-v", "dualpipe-v"}
 	twoStages       = []string{"zb-v", "dualpipe-v"}
 	oneStage        = []string{"zb-h2"}
 )

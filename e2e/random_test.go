@@ -177,7 +177,7 @@ var choices = map[string][]string{
 	"zero":           {"0", "0", "1", "1", "2", "3"},
 	"virtual_stages": {"auto", "auto", "1", "2", "3"},
 	"strategy": {"sppo", "sppo", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "seq1f1b", "zb-h1", "zb-h2",
-		"gpipe", "1f1b", "interleaved-1f1b", "zb-v", "dualpipe-v"}, // from gpipe on they need whole sequences
+		"gpipe", "looped-bfs", "1f1b", "interleaved-1f1b", "zb-v", "dualpipe-v"}, // from gpipe on they need whole sequences
 	"offload":   {"none", "full", "adaptive", "carry", "memory", "auto", "0.3", "list"},
 	"recompute": {"none", "none", "selective", "keep_attention", "full", "auto"},
 	"mux":       {"off", "off", "off", "left", "right", "on"},
@@ -187,15 +187,18 @@ var choices = map[string][]string{
 
 func draw(r *rand.Rand, key string) string { return pick(r, choices[key]...) }
 
-// drawStrategy: strategies that alternate forwards and backwards sum in one order.
+// drawStrategy draws a strategy. All but looped-bfs and those that take one sequence after another sum in one order.
 func drawStrategy(r *rand.Rand, n int) request {
 	names := choices["strategy"]
 	if n > 1 {
 		names = names[:slices.Index(names, "gpipe")]
 	}
 	drawn := request{"strategy", pick(r, names...), "seq1f1b", "sppo"}
-	if strings.HasSuffix(drawn.value, "sppo") {
+	switch {
+	case strings.HasSuffix(drawn.value, "sppo"):
 		drawn.neutral = "sppo"
+	case drawn.value == "looped-bfs":
+		drawn.neutral = drawn.value
 	}
 	return drawn
 }

@@ -415,10 +415,10 @@ var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "recompute", takes: names("auto", "none", "full", "selective", "keep_attention"), Default: "auto", Example: "selective",
 		Doc: "Which activations are recomputed in the backward pass instead of being saved: none, all of a layer, outputs of norms and activation functions, or all but attention. `auto` recomputes nothing if memory suffices. Otherwise it weighs units against copies to the host, in the order of recomputation time per byte.",
 		set: func(s *Spec, v value) { s.Schedule.Recompute = v.name }},
-	{Block: blockSchedule, Name: "strategy", takes: names("auto", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "gpipe", "1f1b", "interleaved-1f1b", "seq1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"), Default: "auto", Example: "1f1b",
+	{Block: blockSchedule, Name: "strategy", takes: names("auto", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "gpipe", "looped-bfs", "1f1b", "interleaved-1f1b", "seq1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"), Default: "auto", Example: "1f1b",
 		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward, one sequence after another. `overlapped-sppo` starts the next sequence while this one turns around. The others are for comparison. " +
 			"Also with subsequences: `terapipe` runs all sequences forward, then backward; `seq1f1b` alternates forwards and backwards; `zb-h1` and `zb-h2` also defer weight gradients, " +
-			"for a smaller bubble, or for none with more activations. With whole sequences: `gpipe`, `1f1b`, and with two virtual stages per rank, arranged there and back, `zb-v` and `dualpipe-v`. " +
+			"for a smaller bubble, or for none with more activations. With whole sequences: `gpipe`, `1f1b`, `looped-bfs`, which is `gpipe` for virtual stages, and with two virtual stages per rank, arranged there and back, `zb-v` and `dualpipe-v`. " +
 			"`interleaved-sppo` and `interleaved-1f1b` are `sppo` and `1f1b` with `virtual_stages` of 2 or more. `auto` tries all that make a difference.",
 		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
 	{Block: blockSchedule, Name: "virtual_stages", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",

@@ -14,17 +14,18 @@ import (
 
 // Strategy is an order of tasks that has a name.
 type Strategy struct {
-	Name   string
-	doc    string                            // why one would want it: the reason of the decision
-	Sliced string                            // what to take instead for subsequences; empty where it knows them
-	Stages StageCount                        // virtual stages of a rank
-	Placed string                            // how they lie on the ranks
-	Rounds bool                              // takes a sequence as one, in rounds of subsequences through the virtual stages of a rank
-	Late   bool                              // puts gradients of weights off
-	Same   string                            // the strategy that solve tries instead: the same orders with other values of other keys
-	Turns  Turning                           // microbatches between whose forwards and backwards a rank has nothing else to do
-	batch  func(p *plan.Plan) []plan.Problem // batches that the order does not go with; nil: there are none
-	order  func(p *plan.Plan, rank int) []plan.Task
+	Name     string
+	doc      string                            // why one would want it: the reason of the decision
+	Sliced   string                            // what to take instead for subsequences; empty where it knows them
+	Stages   StageCount                        // virtual stages of a rank
+	Placed   string                            // how they lie on the ranks
+	Rounds   bool                              // takes a sequence as one, in rounds of subsequences through the virtual stages of a rank
+	Late     bool                              // puts gradients of weights off
+	Same     string                            // the strategy that the search tries instead: the same orders with other values of other keys
+	Reversed bool                              // backwards run from the last microbatch to the first
+	Turns    Turning                           // microbatches between whose forwards and backwards a rank has nothing else to do
+	batch    func(p *plan.Plan) []plan.Problem // batches that the order does not go with; nil: there are none
+	order    func(p *plan.Plan, rank int) []plan.Task
 }
 
 // Turning says which microbatches turn round with the rank waiting: all forwards of it, or of all, come before what follows.
@@ -68,8 +69,12 @@ var All = []Strategy{
 		doc: "all subsequences of all microbatches forward, then all backward: one bubble for the batch, and all activations live at the turn",
 	},
 	{
-		Name: "gpipe", Same: "terapipe", Sliced: "terapipe", Stages: AnyStages, Placed: plan.PlacedRound, Turns: LastTurn, order: allForward,
+		Name: "gpipe", Same: "terapipe", Sliced: "terapipe", Stages: oneStage, Placed: plan.PlacedRound, Turns: LastTurn, order: allForward,
 		doc: "all microbatches forward, then all backward: one bubble for the batch, and all activations live at the turn",
+	},
+	{
+		Name: "looped-bfs", Same: "terapipe", Sliced: "terapipe", Stages: AnyStages, Placed: plan.PlacedRound, Reversed: true, Turns: LastTurn, order: loopedBFS,
+		doc: "all microbatches forward through one virtual stage after another, then all backward from the last microbatch to the first: one bubble for the batch, and all activations live at the turn",
 	},
 	{
 		Name: "1f1b", Same: "seq1f1b", Sliced: "seq1f1b", Stages: AnyStages, Placed: plan.PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
@@ -274,11 +279,17 @@ func inRounds(p *plan.Plan, rank, rounds int) (forward, backward []plan.Task) {
 	return forward, backward
 }
 
-// allForward is the order of GPipe (Huang et al. 2019) and, over subsequences, of TeraPipe (Li et al. 2021). With virtual
-// stages it is breadth-first (Lamy-Poirier 2022).
+// allForward is the order of GPipe (Huang et al. 2019) and, over subsequences, of TeraPipe (Li et al. 2021).
 func allForward(p *plan.Plan, rank int) []plan.Task {
 	forward, backward := inRounds(p, rank, 1)
 	return slices.Concat(forward, backward)
+}
+
+// loopedBFS is the breadth-first order of virtual stages (Lamy-Poirier 2022). As in PyTorch's ScheduleLoopedBFS, each
+// virtual stage runs its backwards from the last microbatch to the first.
+func loopedBFS(p *plan.Plan, rank int) []plan.Task {
+	forward, _ := inRounds(p, rank, 1)
+	return append(forward, Mirrored(forward)...)
 }
 
 // rounds is how many rounds of at least PP microbatches there are. One virtual stage wants no rounds.
