@@ -66,31 +66,66 @@ func (s *stage) optimizer() {
 func (s *stage) update(p *param) int {
 	if p.cut.Slices() > 1 && p.zero == 0 {
 		g := p.view(s.takeOver(p.grad), ir.F32)
-		s.gather(p, g, p.sum)
+		s.gather(p, "", g, p.sum)
 		p.sum = g
 	}
 	act := s.model.DType()
 	weight := p.stateView(p.master, ir.F32)
-	args := []ir.View{weight, p.stateView(p.moment1, ir.F32), p.stateView(p.moment2, ir.F32), ir.Absent(),
-		p.sum, vector(s.stepBuf, ir.F32, 3), vector(s.norm, ir.F32, 2)}
+	given := map[string]ir.View{
+		graph.UpdateWeight: weight, graph.UpdateGrad: p.sum,
+		graph.UpdateStep: vector(s.stepBuf, ir.F32, 3), graph.UpdateNorm: vector(s.norm, ir.F32, 2),
+	}
+	for i, state := range p.optimizer.States {
+		given[state.Name] = p.stateView(p.states[i], state.DType)
+	}
 	if act != ir.F32 {
 		weight = p.stateView(p.kept, act)
 		if p.zero == plan.ZeroState || p.zero == plan.ZeroGradients {
 			weight = s.scratch(p, ".slice", p.stateRows(), act)
 		}
-		args[3] = weight
+		given[graph.UpdateCopy] = weight
 	}
-	o, weightDecay := s.plan.Train.Optimizer, 0.0
-	if p.Decay {
-		weightDecay = o.WeightDecay
-	}
-	s.op(ir.AdamW, ir.Compute, args, ir.Float(o.Beta1), ir.Float(o.Beta2), ir.Float(o.Eps), ir.Float(weightDecay))
+	s.applyUpdate(p, given)
 	s.addState(p, ir.RoleGrad, s.stateRectangles(p, p.sum.Buffer, ir.F32))
 	if p.zero == 0 || p.zero >= plan.ZeroWeights {
 		return -1
 	}
-	s.gather(p, p.view(p.weight, act), weight)
+	s.gather(p, "", p.view(p.weight, act), weight)
 	return int(weight.Buffer)
+}
+
+// applyUpdate emits the optimizer's instructions for a parameter, of which some tensors are given by their names.
+func (s *stage) applyUpdate(p *param, given map[string]ir.View) {
+	b := s.model.Update(&s.plan.Train.Optimizer, p.block, p.Param, p.stateSlices())
+	views := make([]ir.View, len(b.Values))
+	for i := range b.Values {
+		views[i] = given[b.Values[i].Name]
+	}
+	view := func(a graph.Arg, v ir.View) ir.View {
+		x := &views[a.Value]
+		if value := &b.Values[a.Value]; value.Kind != graph.Weight && x.Shape[0] == 0 {
+			*x = v
+			x.Buffer = s.allocate(p.name+"."+value.Name, ir.Device, v.Bytes())
+		}
+		return *x
+	}
+	attr := func(a graph.Attr) ir.Attr {
+		if a.Const == graph.ConstSlice {
+			return s.constRef(slicePlace{"", p.stateRows(), p.cut}.name())
+		}
+		return s.constRef(a.Const)
+	}
+	for i := range b.Forward {
+		in := b.Instr(&b.Forward[i], graph.Size{}, view, attr)
+		switch in.Stream = ir.Compute; {
+		case in.Op == ir.AllGather:
+			s.gather(p, ".momentum", in.Args[0], in.Args[1])
+			continue
+		case in.Info().Class == ir.ClassComm:
+			in.Stream = ir.Coll
+		}
+		s.emit(in)
+	}
 }
 
 // averageOverReplicas adds the shares of the loss; each replica has already divided by the tokens of all.

@@ -139,17 +139,21 @@ func (l *layout) constRef(name string) ir.Attr {
 // param is a parameter of a stage with its buffers.
 type param struct {
 	*graph.Param
-	tensor                         int32
-	name                           string
-	kept                           uint32 // the weight from step to step: whole, or this rank's slice
-	weight                         uint32 // whole: kept, or where a visit has it
-	master, moment1, moment2, grad uint32
-	gradReady                      bool // grad has been allocated in this step
-	cut                            plan.Slicing
-	zero                           int     // stage of ZeRO: from which on this rank has what of its slice alone
-	sum                            ir.View // the gradient, complete: of the slice where there is one
-	owner                          bool    // counts in the gradient norm (false on a tied copy)
-	shared                         *param  // the embedding whose weight this tied parameter uses on the same stage
+	block     *graph.Block
+	tensor    int32
+	name      string
+	kept      uint32 // the weight from step to step: whole, or this rank's slice
+	weight    uint32 // whole: kept, or where a visit has it
+	master    uint32
+	optimizer *graph.Optimizer
+	states    []uint32 // those of the optimizer
+	grad      uint32
+	gradReady bool // grad has been allocated in this step
+	cut       plan.Slicing
+	zero      int     // stage of ZeRO: from which on this rank has what of its slice alone
+	sum       ir.View // the gradient, complete: of the slice where there is one
+	owner     bool    // counts in the gradient norm (false on a tied copy)
+	shared    *param  // the embedding whose weight this tied parameter uses on the same stage
 }
 
 // elements is the size of the local part.
@@ -165,7 +169,8 @@ func (p *param) view(b uint32, d ir.DType) ir.View {
 
 // newParam allocates what lives through the whole run.
 func (s *stage) newParam(e *emitter, b *graph.Block, g *graph.Param, prefix string, shared *param) *param {
-	p := &param{Param: g, name: prefix + g.Name, shared: shared, owner: !g.Tied, cut: s.plan.Slicing(g), zero: s.plan.ZeroOf(b, g), sum: ir.Absent()}
+	p := &param{Param: g, block: b, name: prefix + g.Name, shared: shared, owner: !g.Tied, sum: ir.Absent()}
+	p.cut, p.zero, p.optimizer = s.plan.Slicing(g), s.plan.ZeroOf(b, g), s.plan.OptimizerOf(b, g)
 	p.tensor = s.index[p.name]
 	n, act := ir.Bytes(p.elements()), s.model.DType()
 	if shared != nil {
@@ -182,14 +187,15 @@ func (s *stage) newParam(e *emitter, b *graph.Block, g *graph.Param, prefix stri
 	if act != ir.F32 || p.zero == plan.ZeroState || p.zero == plan.ZeroGradients {
 		p.master = e.persist(p.name+".master", n*ir.F32.Bytes())
 	}
-	p.moment1 = e.persist(p.name+".m", n*ir.F32.Bytes())
-	p.moment2 = e.persist(p.name+".v", n*ir.F32.Bytes())
+	for _, state := range p.optimizer.States {
+		p.states = append(p.states, e.persist(p.name+"."+state.Name, n*state.DType.Bytes()))
+	}
 	s.initialise(e, p)
 	s.addStates(p, act)
 	return p
 }
 
-// initialise gives the parameter its first values and clears its moments.
+// initialise gives the parameter its first values and clears the optimizer's states.
 func (s *stage) initialise(e *emitter, p *param) {
 	s.firstValues(e, p, p.stateView(p.master, ir.F32), s.stateRectangles(p, p.master, ir.F32))
 	if p.kept != p.master {
@@ -200,8 +206,8 @@ func (s *stage) initialise(e *emitter, p *param) {
 		}
 		s.firstValues(e, p, v, s.keptRectangles(p, v))
 	}
-	for _, m := range []uint32{p.moment1, p.moment2} {
-		e.op(ir.Fill, ir.Compute, []ir.View{vector(m, ir.F32, p.stateElements())}, ir.Float(0))
+	for i, state := range p.optimizer.States {
+		e.op(ir.Fill, ir.Compute, []ir.View{vector(p.states[i], state.DType, p.stateElements())}, ir.Float(0))
 	}
 }
 
@@ -291,8 +297,9 @@ func (s *stage) addStates(p *param, act ir.DType) {
 		}
 		s.addState(p, role, s.stateRectangles(p, p.master, ir.F32))
 	}
-	s.addState(p, ir.RoleMoment1, s.stateRectangles(p, p.moment1, ir.F32))
-	s.addState(p, ir.RoleMoment2, s.stateRectangles(p, p.moment2, ir.F32))
+	for i, state := range p.optimizer.States {
+		s.addState(p, state.Role, s.stateRectangles(p, p.states[i], state.DType))
+	}
 }
 
 // whole is the local part of one of the parameter's buffers as checkpoints see it: vectors are n by 1 there.

@@ -107,7 +107,7 @@ func (s *stage) gatherWeights(layer int) {
 			continue
 		}
 		p.weight = s.allocate(s.byVisit(p.name), ir.Device, ir.Bytes(p.elements())*act.Bytes())
-		if on := s.gather(p, p.view(p.weight, act), p.stateView(p.kept, act)); on != p.kept {
+		if on := s.gather(p, "", p.view(p.weight, act), p.stateView(p.kept, act)); on != p.kept {
 			s.visits.lent = append(s.visits.lent, on)
 		}
 	}

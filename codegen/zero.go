@@ -50,12 +50,17 @@ func (l *layout) sliceConsts() []string {
 			if cut.Slices() == 1 {
 				continue
 			}
-			for _, part := range l.pieces(&b.Params[i]) {
-				place := slicePlace{part.start, part.rows / cut.Slices(), cut}
+			add := func(place slicePlace) {
 				if _, known := l.slices[place.name()]; !known {
 					l.slices[place.name()] = place
 					names = append(names, place.name())
 				}
+			}
+			for _, part := range l.pieces(&b.Params[i]) {
+				add(slicePlace{part.start, part.rows / cut.Slices(), cut})
+			}
+			if l.plan.OptimizerOf(b, &b.Params[i]).Whole {
+				add(slicePlace{"", b.Params[i].Local[0] / cut.Slices(), cut})
 			}
 		}
 	}
@@ -88,13 +93,16 @@ func (l *layout) sliceRow(c slicePlace, d, i, k int) int64 {
 	return row + (int64(k)*c.cut.DP+int64(d))*c.rows
 }
 
-// stateRows are the rows that this rank has optimizer state of.
-func (p *param) stateRows() int64 {
+// stateSlices is the number of slices of the parameter over which ranks divide the optimizer's state.
+func (p *param) stateSlices() int64 {
 	if p.zero >= plan.ZeroState {
-		return p.Local[0] / p.cut.Slices()
+		return p.cut.Slices()
 	}
-	return p.Local[0]
+	return 1
 }
+
+// stateRows are the rows that this rank has optimizer state of.
+func (p *param) stateRows() int64 { return p.Local[0] / p.stateSlices() }
 
 func (p *param) stateElements() int64 { return p.stateRows() * p.Local[1] }
 
@@ -153,12 +161,13 @@ func (s *stage) sumOverReplicas(p *param, g ir.View) ir.View {
 	return g
 }
 
-// gather brings the slices of all ranks back together. It gives the buffer that the last collective reads.
-func (s *stage) gather(p *param, whole, slice ir.View) uint32 {
+// gather brings the slices of all ranks back together. It gives the buffer that the last collective reads; of says what is gathered,
+// in the names of buffers.
+func (s *stage) gather(p *param, of string, whole, slice ir.View) uint32 {
 	if p.cut.DP > 1 {
 		all := whole
 		if p.cut.SP > 1 {
-			all = s.scratch(p, ".stage", p.Local[0]/p.cut.SP, whole.DType)
+			all = s.scratch(p, of+".stage", p.Local[0]/p.cut.SP, whole.DType)
 		}
 		s.eachPiece(p, all, slice, func(whole, part ir.View) {
 			s.op(ir.AllGather, ir.Coll, []ir.View{whole, part}, ir.Int(graph.GroupDP))

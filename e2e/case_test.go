@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"sppo.dev/vm/vmtest/naive"
 )
 
 // Case is one point of the space: a tiny model and its schedule. Fields that name a choice hold the text
@@ -24,6 +26,7 @@ type Case struct {
 	Offload                   string // none | full | 0.5 | adaptive | memory | auto | list
 	Mux                       string // off | left | right | on
 	Recompute                 string // none | selective | keep_attention | full | auto
+	Optimizer                 string // adamw | sgd | muon
 	// An empty string means the first of the choices.
 
 	Steps, Layers, Sequence, Vocab int
@@ -49,7 +52,25 @@ const (
 	lr, minLR         = 2e-3, 5e-4
 	beta1, beta2, eps = 0.9, 0.95, 1e-6
 	weightDecay       = 0.1
+	momentum          = 0.9
 )
+
+// optimizer is the call of the case's optimizer, and naiveOptimizer the same for the independent implementation.
+func (c Case) optimizer() string {
+	common := fmt.Sprintf("lr = %g, weight_decay = %g", lr, weightDecay)
+	means := fmt.Sprintf("betas = [%g, %g], eps = %g", beta1, beta2, eps)
+	switch c.Optimizer {
+	case "sgd":
+		return fmt.Sprintf("sgd(%s, momentum = %g)", common, momentum)
+	case "muon":
+		return fmt.Sprintf("muon(%s, momentum = %g, %s)", common, momentum, means)
+	}
+	return fmt.Sprintf("adamw(%s, %s)", common, means)
+}
+
+func (c Case) naiveOptimizer() naive.Optimizer {
+	return naive.Optimizer{Kind: c.Optimizer, LR: lr, Momentum: momentum, Beta1: beta1, Beta2: beta2, Eps: eps, WeightDecay: weightDecay}
+}
 
 // plain returns the model of a case on one rank, undivided, without offload: the reference for every
 // schedule.
@@ -163,7 +184,7 @@ train {
   batch = %d
   steps = %d
   seed = 7
-  optimizer = adamw(lr = %g, betas = [%g, %g], eps = %g, weight_decay = %g)
+  optimizer = %s
   warmup = %d
   min_lr = %g
   grad_clip = %g
@@ -189,7 +210,7 @@ schedule tiny {
   mux = %s
 }
 `, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, c.Vocab, c.DType, c.Tied, c.Positions, ropeTheta, normEps,
-		ranks, c.Sequence, c.Batch, c.Steps, lr, beta1, beta2, eps, weightDecay, c.warmup(), minLR, gradClip, evalBatch,
+		ranks, c.Sequence, c.Batch, c.Steps, c.optimizer(), c.warmup(), minLR, gradClip, evalBatch,
 		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), c.Microbatch, c.virtualStages(), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
 		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"))
 }
@@ -201,7 +222,7 @@ func (c Case) String() string {
 	}
 	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s-%s-%s%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
 		c.Batch, c.Microbatch, c.DP, orElse(c.Zero, "0"), c.PP, max(1, c.VirtualStages), c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload,
-		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"])
+		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"]+map[bool]string{true: "-" + c.Optimizer}[c.Optimizer != ""])
 }
 
 // kept names what stays on the device.

@@ -40,6 +40,7 @@ var space = []setting{
 	choice("virtual_stages", func(c *Case, v int) { c.VirtualStages = v }, 1, 2),
 	choice("keep", func(c *Case, v string) { c.Keep = v }, "[k, v]", "[]", "[k]"),
 	choice("order", func(c *Case, v string) { c.Order = v }, "sequence", "layer"),
+	choice("optimizer", func(c *Case, v string) { c.Optimizer = v }, "", "sgd", "muon"),
 }
 
 // Strategies by what they do not support: subsequences; one virtual stage; two.

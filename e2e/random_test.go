@@ -90,6 +90,7 @@ func drawSpec(r *rand.Rand) *drawn {
 	if hidden < 32 {
 		d.model.DType = "f32" // bf16's tolerance assumes rounding that averages out over a row
 	}
+	d.model.Optimizer = pick(r, "", "", "sgd", "muon")
 	kv := pick(r, divisors(heads)...)
 	layers, sequence := between(r, 1, 7), 8*between(r, 3, 16)
 	pp, sp, dp := between(r, 1, min(layers, 4)), pick(r, divisors(heads)...), pick(r, 1, 1, 2)
@@ -117,14 +118,14 @@ train {
   batch = %d
   steps = 3
   seed = %d
-  optimizer = adamw(lr = %g, betas = [%g, %g], eps = %g, weight_decay = %g)
+  optimizer = %s
   grad_clip = 1
   data = random()
   eval_batch = %d
 }
 schedule drawn { pp = 1 sp = 1 dp = 1 }
 `, d.model.Family, layers, hidden, heads, kv, between(r, 17, 90), between(r, 11, 70), d.model.DType, pick(r, true, false),
-		d.model.Positions, 0.8/math.Sqrt(float64(hidden)), sequence, batch, between(r, 1, 1000), lr, beta1, beta2, eps, weightDecay, dp*microbatch)
+		d.model.Positions, 0.8/math.Sqrt(float64(hidden)), sequence, batch, between(r, 1, 1000), d.model.optimizer(), dp*microbatch)
 	d.batch, d.schedule = batch/dp/microbatch, drawSchedule(r, pp, sp, dp, microbatch)
 	return d
 }

@@ -20,6 +20,8 @@ func TestResume(t *testing.T) {
 		{Family: "gpt", KVHeads: 2, Positions: "learned", DType: "f32", PP: 2, SP: 4, SPMode: "ring", DP: 2, Zero: "1", N: 3, Offload: "full"},
 		{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 2, SP: 1, DP: 2, Zero: "3", N: 1, Offload: "none"},
 		{Family: "llama", KVHeads: 1, Positions: "rope", DType: "bf16", Tied: true, PP: 4, SP: 4, DP: 1, N: 8, Offload: "full"},
+		{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 2, SP: 2, DP: 2, Zero: "1", N: 3, Offload: "none", Optimizer: "sgd"},
+		{Family: "gpt", KVHeads: 1, Positions: "learned", DType: "f32", PP: 2, SP: 4, DP: 2, Zero: "1", N: 3, Offload: "0.5", Optimizer: "muon"},
 	} {
 		c.Partition, c.Batch, c.Microbatch, c.Steps, c.Layers, c.Sequence, c.Vocab = "flops", 4, 2, 8, 4, 48, tinyVocab
 		t.Run(c.String(), func(t *testing.T) {
@@ -63,6 +65,30 @@ func TestResumeOfAnotherModel(t *testing.T) {
 		err = job.Restore(path)
 		if x.want == "" && err != nil || x.want != "" && (err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "is of another model: it "+x.want)) {
 			t.Errorf("%s: %v, want %s", x.set, err, x.want)
+		}
+	}
+}
+
+// A checkpoint goes on under an optimizer of the same states alone.
+func TestResumeUnderAnotherOptimizer(t *testing.T) {
+	c := Case{Family: "gpt", KVHeads: 4, Positions: "rope", DType: "bf16", PP: 1, SP: 1, DP: 1, N: 1, Offload: "none",
+		Partition: "flops", Batch: 1, Microbatch: 1, Steps: 2, Layers: 1, Sequence: 16, Vocab: tinyVocab}
+	_, p := mustCompile(t, c)
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	save(t, p, path, 1)
+	for _, x := range []struct{ optimizer, want string }{
+		{"sgd", "was saved under another optimizer: it holds moment1, moment2, this program has momentum"},
+		{"muon", "was saved under another optimizer: it holds moment1, moment2, this program has moment1, moment2, momentum"},
+	} {
+		other := c
+		other.Optimizer = x.optimizer
+		_, p := mustCompile(t, other)
+		job := open(t, p, 1, nil)
+		if err := job.Init(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := job.Restore(path); err == nil || !strings.Contains(err.Error(), x.want) {
+			t.Errorf("%s: %v, want %s", x.optimizer, err, x.want)
 		}
 	}
 }

@@ -15,6 +15,7 @@ func TestDividedParameters(t *testing.T) {
 		{Family: "llama", KVHeads: 4, Positions: "rope", DType: "bf16", Tied: true, PP: 2, SP: 1, DP: 4, Batch: 4},
 		{Family: "gpt", KVHeads: 1, Positions: "none", DType: "bf16", PP: 1, SP: 4, DP: 2, Batch: 2},
 		{Family: "gpt", KVHeads: 4, Positions: "rope", DType: "f32", PP: 1, SP: 4, SPMode: "ulysses", DP: 1, Batch: 1, N: 3, Order: "layer"},
+		{Family: "llama", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 1, SP: 2, SPMode: "ulysses", DP: 2, Batch: 2, Optimizer: "muon"},
 	} {
 		c.N, c.Microbatch, c.Steps, c.Layers, c.Sequence, c.Vocab = max(1, c.N), 1, 3, 8, 48, tinyVocab
 		c.Partition, c.Offload, c.Zero = "flops", "none", "0"

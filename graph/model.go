@@ -83,11 +83,12 @@ type Model struct {
 
 	mutex    sync.Mutex
 	remaking map[Units]*Block
+	updates  map[updateKey]*Block
 }
 
 // New builds the dataflow of a checked model. Heads divide by SP; vocabulary and FFN are padded to it.
 func New(m lang.Model, split Split, sequence int64) *Model {
-	g := &Model{Model: m, Split: split, remaking: map[Units]*Block{}}
+	g := &Model{Model: m, Split: split, remaking: map[Units]*Block{}, updates: map[updateKey]*Block{}}
 	g.Embedding, g.Layer, g.Head = g.embedding(sequence), g.layer(nil), g.head()
 	return g
 }

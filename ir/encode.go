@@ -66,7 +66,7 @@ var tableHash = sync.OnceValue(func() uint64 {
 			fmt.Fprintln(h, a.Name, a.Kind)
 		}
 	}
-	fmt.Fprintln(h, dtypes, streamNames, phaseNames, sectionNames, roleNames)
+	fmt.Fprintln(h, dtypes, streamNames, phaseNames, sectionNames, roleNames())
 	return h.Sum64()
 })
 

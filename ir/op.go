@@ -47,6 +47,10 @@ const (
 	AttentionMerge
 	AttentionDelta
 	Rotate
+	SGD
+	Nesterov
+	Axpby
+	Normalize
 	NumOps
 )
 
@@ -151,7 +155,7 @@ const (
 	RuleNone Rule = iota
 	RuleMatmul
 	RuleAttention
-	RuleAdamW
+	RuleUpdate
 	RuleGather
 	RuleAllToAll
 	RuleRotate
@@ -176,6 +180,7 @@ type OpInfo struct {
 	Operands []Operand
 	Attrs    []AttrInfo
 	InPlace  bool     // a written operand may be the very view that is read
+	Updates  bool     // changes a weight, which is operand w
 	Rule     Rule     // what Dims and Types cannot say
 	Work     WorkKind // how its work is counted
 	Source   string   // where the formula comes from
@@ -553,7 +558,7 @@ var Ops = [NumOps]OpInfo{
 		Attrs: []AttrInfo{
 			{"beta1", KindFloat, ""}, {"beta2", KindFloat, ""}, {"eps", KindFloat, ""}, {"weight_decay", KindFloat, ""},
 		},
-		Rule: RuleAdamW, Work: WorkMemory, Source: "Loshchilov, Hutter 2019",
+		Updates: true, Rule: RuleUpdate, Work: WorkMemory, Source: "Loshchilov, Hutter 2019",
 	},
 	CopyD2H: {
 		Name: "d2h", Class: ClassMove, Streams: []Stream{D2H},
@@ -680,5 +685,56 @@ var Ops = [NumOps]OpInfo{
 		},
 		Attrs: []AttrInfo{attrGroup},
 		Rule:  RuleRotate, Work: WorkRotate, Source: "Liu, Zaharia, Abbeel 2023, Ring Attention; in zigzag order Brandon et al. 2023, Striped Attention, after Zhu 2024",
+	},
+	SGD: {
+		Name: "sgd", Class: ClassKernel, Streams: onCompute,
+		Doc: "Gradient descent with momentum and decoupled weight decay: m = momentum*m + factor*grad; w -= lr*(scale*m + weight_decay*w), each product rounded. Without m the step is factor*grad itself; without norm the factor is 1.",
+		Operands: []Operand{
+			{Name: "w", Dir: ReadWrite, Types: "f32", Doc: "master weight"},
+			{Name: "m", Dir: ReadWrite, Types: "f32", Optional: true},
+			{Name: "copy", Dir: Write, Types: "bf16", Optional: true, Doc: "the weight rounded, for the next step's kernels"},
+			{Name: "grad", Types: "F", Doc: "with the rows of w from row on"},
+			{Name: "step", Types: "f32", Dims: "3", Doc: "lr, and two numbers for adamw"},
+			{Name: "norm", Types: "f32", Dims: "2", Optional: true, Doc: "of grad_norm"},
+		},
+		Attrs: []AttrInfo{
+			{"momentum", KindFloat, ""}, {"weight_decay", KindFloat, ""}, {"scale", KindFloat, "multiplies the step"},
+			{"row", KindOption, "row of grad that belongs to the first row of w"},
+		},
+		Updates: true, Rule: RuleUpdate, Work: WorkMemory, Source: "Sutskever et al. 2013; weight decay as in Loshchilov, Hutter 2019",
+	},
+	Nesterov: {
+		Name: "nesterov", Class: ClassKernel, Streams: onCompute,
+		Doc: "Nesterov's momentum: g = factor*grad; m = momentum*m + g; y = g + momentum*m, each product rounded.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "F"},
+			{Name: "m", Dir: ReadWrite, Types: "f32"},
+			{Name: "grad", Types: "f32"},
+			{Name: "norm", Types: "f32", Dims: "2", Doc: "of grad_norm"},
+		},
+		Attrs: []AttrInfo{{"momentum", KindFloat, ""}},
+		Rule:  RuleUpdate, Work: WorkMemory, Source: "Sutskever et al. 2013",
+	},
+	Axpby: {
+		Name: "axpby", Class: ClassKernel, Streams: onCompute,
+		Doc: "y = alpha*a + beta*b, each product rounded in f32; y = alpha*a without b.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
+			{Name: "a", Types: "F", Dims: "r,c"},
+			{Name: "b", Types: "T", Dims: "r,c", Optional: true},
+		},
+		Attrs:   []AttrInfo{{"alpha", KindFloat, ""}, {"beta", KindFloat, ""}},
+		InPlace: true, Work: WorkMemory,
+	},
+	Normalize: {
+		Name: "normalize", Class: ClassKernel, Streams: onCompute,
+		Doc: "y = x / (sqrt(sum) + eps): a matrix over its Frobenius norm, where sum is the sum of its squares.",
+		Operands: []Operand{
+			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
+			{Name: "x", Types: "T", Dims: "r,c"},
+			{Name: "sum", Types: "f32", Dims: "1"},
+		},
+		Attrs:   []AttrInfo{{"eps", KindFloat, "added to the norm"}},
+		InPlace: true, Work: WorkMemory,
 	},
 }

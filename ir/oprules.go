@@ -32,8 +32,8 @@ func (in *Instr) CheckRule() error {
 		return checkMatmul(in)
 	case RuleAttention:
 		return checkAttention(in)
-	case RuleAdamW:
-		return checkAdamW(in)
+	case RuleUpdate:
+		return checkUpdate(in)
 	case RuleGather:
 		return checkGather(in)
 	case RuleAllToAll:
@@ -107,12 +107,28 @@ func checkMatmul(in *Instr) error {
 	return nil
 }
 
-func checkAdamW(in *Instr) error {
-	n := in.Args[0].Elements()
-	for i, o := range in.Info().Operands[:5] {
-		if in.Args[i].Present() && in.Args[i].Elements() != n {
-			return fmt.Errorf("%s has %d elements, w has %d", o.Name, in.Args[i].Elements(), n)
+// checkUpdate demands as many elements of each operand as of the first, except of those with dimensions of their own. A gradient
+// may have more rows than its weight.
+func checkUpdate(in *Instr) error {
+	first := in.Args[0]
+	for i, o := range in.Info().Operands {
+		switch v := in.Args[i]; {
+		case !v.Present() || o.Dims != "" || v.Elements() == first.Elements():
+		case o.Name == "grad" && in.Op == SGD && v.Cols() == first.Cols() && v.Rows() > first.Rows():
+		default:
+			return fmt.Errorf("%s has %d elements, %s has %d", o.Name, v.Elements(), in.Info().Operands[0].Name, first.Elements())
 		}
+	}
+	return nil
+}
+
+// checkRow demands that the rows of grad that belong to w exist.
+func checkRow(row int64, w, grad View) error {
+	if row == 0 {
+		return nil
+	}
+	if row < 0 || Plus(row, w.Rows()) > grad.Rows() {
+		return fmt.Errorf("rows %d to %d of a gradient of %d rows", row, Plus(row, w.Rows()), grad.Rows())
 	}
 	return nil
 }
@@ -169,7 +185,7 @@ func allToAllSides(in *Instr) (tall, wide View) {
 // limitsValues reports whether CheckValues has a say, or the verifier for peers.
 func (in *Instr) limitsValues() bool {
 	switch in.Op {
-	case LoadTokens, InitNormal, CrossEntropyStats, CrossEntropyGrad, Embed, EmbedGrad, Rope, Send, Recv:
+	case LoadTokens, InitNormal, CrossEntropyStats, CrossEntropyGrad, Embed, EmbedGrad, Rope, SGD, Send, Recv:
 		return true
 	case Attention, AttentionGrad:
 		return in.zigzag() || in.Attr("chunks").Bits != 0
@@ -186,6 +202,8 @@ func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 		return in.checkTokens(run, s, value)
 	case InitNormal:
 		return checkCorner(value("row"), value("col"), in.Args[0].Rows(), in.Args[0].Cols())
+	case SGD:
+		return checkRow(value("row"), in.Args[0], in.Arg("grad"))
 	case Rope:
 		member, chunks, position := value("member"), value("chunks"), value("position")
 		if rows := Times(in.Args[0].Rows(), max(1, chunks)); position < 0 || Plus(position, rows) > maxPosition {

@@ -27,7 +27,7 @@ var mistakes = []struct{ name, old, new string }{
 	{"buffer-size", "buffer m      device 0x040 64", "buffer m device 0x040 64.5"},
 	{"buffer-negative", "buffer m      device 0x040 64", "buffer m device -64 64"},
 	{"buffer-twice", "buffer m ", "buffer w "},
-	{"state-role", "w moment1 m", "w momentum m"},
+	{"state-role", "w moment1 m", "w velocity m"},
 	{"section", "section eval", "section evil"},
 	{"section-events", "section eval events=0", "section eval"},
 	{"stream", "    d2h       F m0 s0 l0 p0 d2h", "    d2g       F m0 s0 l0 p0 d2h"},

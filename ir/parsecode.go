@@ -95,7 +95,7 @@ func (ps *parser) state(c *Code) error {
 	if err != nil {
 		return err
 	}
-	role, err := ps.choice("role", roleNames[:])
+	role, err := ps.choice("role", roleNames())
 	if err != nil {
 		return err
 	}

@@ -44,11 +44,6 @@ var partInfo = [NumParts]struct{ name, key string }{
 
 func (p Part) String() string { return partInfo[p].name }
 
-// roleParts are the parts of what a checkpoint holds.
-var roleParts = [NumRoles]Part{
-	RoleWeight: PartWeights, RoleMaster: PartOptimizer, RoleMoment1: PartOptimizer, RoleMoment2: PartOptimizer, RoleGrad: PartGradients,
-}
-
 // operandParts are the operands that say what a buffer is for. A product with a transposed first factor is the gradient of a
 // weight; the second factor of any other is a weight.
 var operandParts = map[Op]map[string]Part{
@@ -68,6 +63,8 @@ var operandParts = map[Op]map[string]Part{
 	CrossEntropyGrad:  {"logits": PartLogits, "dlogits": PartLogits},
 	SumSq:             {"x": PartGradients},
 	AdamW:             {"w": PartOptimizer, "m": PartOptimizer, "v": PartOptimizer, "copy": PartWeights, "grad": PartGradients},
+	SGD:               {"w": PartOptimizer, "m": PartOptimizer, "copy": PartWeights},
+	Nesterov:          {"m": PartOptimizer, "grad": PartGradients},
 	Send:              {"x": PartMessages},
 	Recv:              {"y": PartMessages},
 }
@@ -146,7 +143,7 @@ func (c *Code) parts() []Part {
 	for i := range c.States {
 		if s := &c.States[i]; s.View.Present() {
 			u := &uses[s.View.Buffer]
-			u.part = min(u.part, roleParts[s.Role])
+			u.part = min(u.part, roles[s.Role].part)
 		}
 	}
 	c.eachOperand(func(_ Section, _ int, in *Instr, i int) { uses[in.Args[i].Buffer].note(in, i) })

@@ -207,19 +207,39 @@ type Code struct {
 type Role uint8
 
 // Roles. The weight is what the forward pass reads; the master is its f32 truth where the weight is bf16 (with f32
-// weights there is no master).
+// weights there is no master). Optimizers keep the moments and the momentum. Numbers are append-only.
 const (
 	RoleWeight Role = iota
 	RoleMaster
 	RoleMoment1
 	RoleMoment2
 	RoleGrad
+	RoleMomentum
 	NumRoles
 )
 
-var roleNames = [NumRoles]string{"weight", "master", "moment1", "moment2", "grad"}
+// roles says of each what its buffers are called and which part of memory they are.
+var roles = [NumRoles]struct {
+	name string
+	part Part
+}{
+	RoleWeight:   {"weight", PartWeights},
+	RoleMaster:   {"master", PartOptimizer},
+	RoleMoment1:  {"moment1", PartOptimizer},
+	RoleMoment2:  {"moment2", PartOptimizer},
+	RoleGrad:     {"grad", PartGradients},
+	RoleMomentum: {"momentum", PartOptimizer},
+}
 
-func (r Role) String() string { return roleNames[r] }
+func (r Role) String() string { return roles[r].name }
+
+// roleNames are the names of roles, in their order.
+func roleNames() (names []string) {
+	for _, r := range roles {
+		names = append(names, r.name)
+	}
+	return names
+}
 
 // Tensor is a parameter of the model, as a whole.
 type Tensor struct {
@@ -251,7 +271,8 @@ type Result struct {
 	View View
 }
 
-// Names of results. ResultStep is filled by the VM before each step: {learning rate, 1/(1-beta1^t), 1/(1-beta2^t)}.
+// Names of results. ResultStep is filled by the VM before each step: {learning rate, 1/(1-beta1^t), 1/(1-beta2^t)}. An
+// optimizer without betas has betas of 0.
 const (
 	ResultLoss     = "loss"      // f32 [1]: mean over the tokens of the batch
 	ResultEvalLoss = "eval_loss" // f32 [1]: mean over the tokens of the sequences of one eval section

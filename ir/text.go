@@ -257,7 +257,7 @@ func (t *printer) state(c *Code, s *State) {
 	t.str("  state ")
 	t.name(t.p.Tensors[s.Tensor].Name)
 	t.byte(' ')
-	t.str(roleNames[s.Role])
+	t.str(s.Role.String())
 	t.byte(' ')
 	t.view(c, &s.View)
 	t.str(" row=")

@@ -202,7 +202,7 @@ func resultRuleOf(name string) *resultRule {
 func (v *codeVerifier) statesAndResults() {
 	for i := range v.code.States {
 		s := &v.code.States[i]
-		name := fmt.Sprintf("state %s of %s", roleNames[s.Role], v.p.Tensors[s.Tensor].Name)
+		name := fmt.Sprintf("state %s of %s", s.Role, v.p.Tensors[s.Tensor].Name)
 		if err := v.locate(&s.View); err != nil {
 			v.reportCode(FindBounds, "%s: %v", name, err)
 		}

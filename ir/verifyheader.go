@@ -161,7 +161,7 @@ func verifyRoles(p *Program, all *findings) {
 
 // updates reports whether a step of the code changes weights.
 func (c *Code) updates() bool {
-	return slices.ContainsFunc(c.Sections[SectionStep], func(in Instr) bool { return in.Op == AdamW })
+	return slices.ContainsFunc(c.Sections[SectionStep], func(in Instr) bool { return in.Info().Updates })
 }
 
 // rectangle is part of a tensor: rows from..to and columns from..to.

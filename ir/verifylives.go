@@ -233,7 +233,7 @@ func (v *codeVerifier) lives(sections *[NumSections]*orderer) {
 			continue
 		}
 		lo, hi := v.code.extent(&s.View)
-		name := fmt.Sprintf("a checkpoint's %s of %s", roleNames[s.Role], v.p.Tensors[s.Tensor].Name)
+		name := fmt.Sprintf("a checkpoint's %s of %s", s.Role, v.p.Tensors[s.Tensor].Name)
 		v.settle(sections, SectionStep, need{v.code.Buffers[s.View.Buffer].Arena, lo, hi, s.View.Buffer, None, name})
 	}
 	v.unread = unreadResults(v.code, sections)

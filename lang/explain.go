@@ -36,8 +36,8 @@ func Explain(word string) (string, error) {
 			return explainCode(c), nil
 		}
 	}
-	if block = blockOfCall(word); block != nil {
-		return explainBlock(block), nil
+	if c := callOf(word); c != nil {
+		return c.explain(), nil
 	}
 	if t := FindTerm(word); t != nil {
 		return t.explain(), nil
@@ -75,10 +75,11 @@ func nearestTopic(word string) string {
 	return nearest(word, paths)
 }
 
-func blockOfCall(name string) *Block {
+// callOf finds a call with named arguments, or returns nil.
+func callOf(name string) *callType {
 	for _, k := range Keys {
 		if c := k.takes.call(name); c != nil && c.block != "" {
-			return findBlock(c.block)
+			return c
 		}
 	}
 	return nil
@@ -107,11 +108,27 @@ func keyNames(block string) string {
 func explainBlock(block *Block) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n%s\n", block.Name, wrap(block.Doc, "    "))
+	b.WriteString(listKeys(KeysOf(block.Name)))
+	return b.String()
+}
+
+// explain lists the arguments of a call.
+func (c *callType) explain() string {
+	var keys []*Key
+	for _, name := range c.arguments() {
+		keys = append(keys, FindKey(c.block+"."+name))
+	}
+	return fmt.Sprintf("%s(...)\n%s\n%s", c.name, wrap(strings.ToUpper(c.doc[:1])+c.doc[1:]+".", "    "), listKeys(keys))
+}
+
+// listKeys has a line for each key, with its default.
+func listKeys(keys []*Key) string {
+	var b strings.Builder
 	widest := 0
-	for _, k := range KeysOf(block.Name) {
+	for _, k := range keys {
 		widest = max(widest, len(k.Name))
 	}
-	for _, k := range KeysOf(block.Name) {
+	for _, k := range keys {
 		fmt.Fprintf(&b, "    %-*s  %s\n", widest, k.Name, k.defaultWords())
 	}
 	return b.String()
@@ -208,10 +225,10 @@ func wrap(text, indent string) string {
 // begin with prefix.
 func Complete(block, prefix string) []string {
 	var all []string
-	if b := blockOfCall(block); b != nil {
-		block = b.Name + "."
-	}
+	call := callOf(block)
 	switch k := FindKey(block); {
+	case call != nil:
+		all = call.arguments()
 	case block == "":
 		all = []string{"import", "let"}
 		for i := range Blocks {

@@ -56,12 +56,28 @@ type valueType struct {
 	calls  []callType
 }
 
-// callType is a call such as adamw(...). Its named arguments are the keys of a block of that name.
+// callType is a call such as adamw(...). Its named arguments are keys of a block, all of them or those that args lists.
 type callType struct {
 	name  string
 	block string
+	args  []string
 	texts bool // accepts positional strings, at least one
 	doc   string
+}
+
+// has reports whether the call takes an argument of that name.
+func (c *callType) has(name string) bool {
+	return FindKey(c.block+"."+name) != nil && (c.args == nil || slices.Contains(c.args, name))
+}
+
+// arguments are the names that the call takes, in the order of the block.
+func (c *callType) arguments() (names []string) {
+	for _, k := range KeysOf(c.block) {
+		if c.has(k.Name) {
+			names = append(names, k.Name)
+		}
+	}
+	return names
 }
 
 // Key is one row of the table of keys: it checks, documents and completes a value, and puts it into the Spec.
@@ -298,9 +314,14 @@ var trainKeys = []*Key{
 		Doc: "Determines initial weights and the data of each step, independently of the number of ranks.",
 		set: func(s *Spec, v value) { s.Train.Seed = int64(v.num) }},
 	{Block: blockTrain, Name: "optimizer", Default: "adamw()", Example: "adamw(lr = 3e-4, betas = [0.9, 0.95])",
-		takes: valueType{calls: []callType{{name: "adamw", block: blockOptimizer, doc: "AdamW (Loshchilov and Hutter, 2019)"}}},
-		Doc:   "How gradients change weights. AdamW is the only one so far.",
-		set:   func(s *Spec, v value) { s.Train.Optimizer.Kind = v.name }},
+		takes: valueType{calls: []callType{
+			{name: "adamw", block: blockOptimizer, args: []string{"lr", "betas", "eps", "weight_decay"}, doc: "AdamW (Loshchilov and Hutter, 2019)"},
+			{name: "sgd", block: blockOptimizer, args: []string{"lr", "momentum", "weight_decay"}, doc: "gradient descent with momentum"},
+			{name: "muon", block: blockOptimizer, args: []string{"lr", "momentum", "betas", "eps", "weight_decay"},
+				doc: "Muon (Jordan et al., 2024) for the matrices of layers, with the step size of Liu et al. (2025); AdamW with `betas` and `eps` for all other parameters"},
+		}},
+		Doc: "How gradients change weights.",
+		set: func(s *Spec, v value) { s.Train.Optimizer.Kind = v.name }},
 	{Block: blockTrain, Name: "warmup", takes: whole(0, maxTokens), Default: "0", Example: "100",
 		Doc: "Steps in which the learning rate grows linearly from 0.",
 		set: func(s *Spec, v value) { s.Train.Warmup = v.Int() }},
@@ -350,6 +371,12 @@ var optimizerKeys = []*Key{
 	{Block: blockOptimizer, Name: "lr", takes: positive(dimCount), Default: "3e-4", Example: "1e-3",
 		Doc: "Learning rate at its highest, after the warm-up.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.LR = v.num }},
+	{Block: blockOptimizer, Name: "momentum", takes: valueType{number: &number{max: 1, below: true}}, Derived: "0.9 with sgd, 0.95 with muon", Example: "0.9",
+		Doc: "Share of the running sum of gradients that a step keeps.",
+		set: func(s *Spec, v value) { s.Train.Optimizer.Momentum = v.num },
+		derive: func(s *Spec) {
+			s.Train.Optimizer.Momentum = map[string]float64{"sgd": 0.9, "muon": 0.95}[s.Train.Optimizer.Kind]
+		}},
 	{Block: blockOptimizer, Name: "betas", takes: valueType{}.orList(beta(), 2, 2), Default: "[0.9, 0.95]", Example: "[0.9, 0.999]",
 		Doc: "Decay of the running means of the gradient and of its square.",
 		set: func(s *Spec, v value) {

@@ -335,6 +335,15 @@ func keyHint(block, wrong string) string {
 	return "its keys are " + strings.Join(quoted(inBlock), ", ")
 }
 
+// hint finds the argument that a wrong name may have meant.
+func (c *callType) hint(wrong string) string {
+	args := c.arguments()
+	if near := nearest(wrong, args); near != "" {
+		return "did you mean `" + near + "`?"
+	}
+	return "it takes " + strings.Join(quoted(args), ", ")
+}
+
 // needBlocks reports missing blocks, at the start of the file for lack of a better place.
 func (l *loader) needBlocks() {
 	var missing []string
@@ -384,7 +393,7 @@ func (l *loader) choose(kind *Block) *blockRef {
 func (l *loader) fillBlock(kind *Block) {
 	ref := l.choose(kind)
 	if ref == nil {
-		l.fillKeys(kind.Name, span{}, nil)
+		l.fillKeys(kind.Name, span{}, nil, allKeys)
 		return
 	}
 	l.spec.source.blocks[kind.Name] = ref.head()
@@ -393,7 +402,7 @@ func (l *loader) fillBlock(kind *Block) {
 	if !ok {
 		l.broken = true
 	}
-	l.fillKeys(kind.Name, ref.head(), values)
+	l.fillKeys(kind.Name, ref.head(), values, allKeys)
 }
 
 func (l *loader) setBlockName(kind, name string) {
@@ -587,10 +596,13 @@ func (n *exprNode) asCall() *callNode {
 	return f.Call
 }
 
-// fillKeys gives every key of a block its value: from a flag, from the text, or its default.
-func (l *loader) fillKeys(block string, head span, values map[string]namedValue) {
+// fillKeys gives the keys of a block that apply their values: from a flag, from the text, or the default.
+func (l *loader) fillKeys(block string, head span, values map[string]namedValue, applies func(name string) bool) {
 	var missing []string
 	for _, k := range KeysOf(block) {
+		if !applies(k.Name) {
+			continue
+		}
 		v, written := l.written(k, values)
 		switch {
 		case written && v.kind == isBad:
@@ -610,6 +622,8 @@ func (l *loader) fillKeys(block string, head span, values map[string]namedValue)
 			"`%s` lacks %s", block, strings.Join(quoted(missing), ", "))
 	}
 }
+
+func allKeys(string) bool { return true }
 
 // written returns the value that the user gave a key; flags take precedence.
 func (l *loader) written(k *Key, values map[string]namedValue) (value, bool) {
@@ -642,7 +656,8 @@ func (l *loader) fillKey(k *Key, v value) {
 
 // fillArguments treats the named arguments of a call as keys.
 func (l *loader) fillArguments(k *Key, v value) {
-	block := k.takes.call(v.name).block
+	call := k.takes.call(v.name)
+	block := call.block
 	if block == "" {
 		return
 	}
@@ -652,13 +667,18 @@ func (l *loader) fillArguments(k *Key, v value) {
 			l.fail(Duplicate, arg.nameAt, "", "`%s` is given twice", arg.name)
 			continue
 		}
-		if FindKey(block+"."+arg.name) == nil {
-			l.fail(UnknownKey, arg.nameAt, keyHint(block, arg.name), "`%s` has no argument `%s`", v.name, arg.name)
+		if !call.has(arg.name) {
+			l.fail(UnknownKey, arg.nameAt, call.hint(arg.name), "`%s` has no argument `%s`", v.name, arg.name)
 			continue
 		}
 		values[arg.name] = arg
 	}
-	l.fillKeys(block, v.at, values)
+	for _, arg := range KeysOf(block) {
+		if f := l.flag(arg.Path()); f != nil && !call.has(arg.Name) {
+			l.fail(UnknownKey, tokenSpan(f.src, f.node.Tokens[0]), call.hint(arg.Name), "`%s` has no argument `%s`", v.name, arg.Name)
+		}
+	}
+	l.fillKeys(block, v.at, values, call.has)
 }
 
 // defaultValue evaluates the default from the table.

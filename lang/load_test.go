@@ -252,6 +252,9 @@ func TestTableOfKeys(t *testing.T) {
 			t.Errorf("%s is incomplete", k.Path())
 		}
 		set := []string{k.Path() + "=" + k.Example}
+		if call := takerOf(k); call != nil {
+			set = append(set, k.Block+"="+call.name)
+		}
 		_, err := Parse("test.sppo", []byte("import \"base.sppo\"\n"), Options{ReadFile: base, Set: set})
 		var ds Diagnostics
 		errors.As(err, &ds)
@@ -266,6 +269,18 @@ func TestTableOfKeys(t *testing.T) {
 			k.defaultValue() // panics if it is wrong
 		}
 	}
+}
+
+// takerOf is a call that a key is an argument of, or nil.
+func takerOf(k *Key) *callType {
+	if of := FindKey(k.Block); of != nil {
+		for i := range of.takes.calls {
+			if c := &of.takes.calls[i]; c.block == k.Block && c.has(k.Name) {
+				return c
+			}
+		}
+	}
+	return nil
 }
 
 // TestClusterKeysMatchFields checks that the keys of a cluster correspond one to one to fields, by their JSON

@@ -90,10 +90,11 @@ func (c Cluster) Unit() string {
 	return "GPU"
 }
 
-// Optimizer is AdamW (Loshchilov and Hutter, 2019), the only one so far.
+// Optimizer is a rule by which gradients change weights. Settings that the kind does not take are 0.
 type Optimizer struct {
-	Kind        string  `json:"kind"` // adamw
+	Kind        string  `json:"kind"` // adamw | sgd | muon
 	LR          float64 `json:"lr"`
+	Momentum    float64 `json:"momentum,omitempty"`
 	Beta1       float64 `json:"beta1"`
 	Beta2       float64 `json:"beta2"`
 	Eps         float64 `json:"eps"`

@@ -9,6 +9,8 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"syscall"
 
 	"sppo.dev/ir"
@@ -213,6 +215,21 @@ func (j *Job) acceptsModel(header *checkpointHeader) error {
 	return fmt.Errorf("of program %q is of another model: it has %s, this program has %s", header.Program, theirs, mine)
 }
 
+// statesOf lists the kinds of optimizer state among the entries, in words.
+func statesOf(entries []checkpointEntry) string {
+	var names []string
+	for _, e := range entries {
+		if weight := e.Role == ir.RoleWeight.String() || e.Role == ir.RoleMaster.String(); !weight && !slices.Contains(names, e.Role) {
+			names = append(names, e.Role)
+		}
+	}
+	if len(names) == 0 {
+		return "no states"
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
+
 // accepts compares a checkpoint's model and contents with the program's.
 func (j *Job) accepts(header *checkpointHeader) error {
 	if err := j.acceptsModel(header); err != nil {
@@ -222,6 +239,9 @@ func (j *Job) accepts(header *checkpointHeader) error {
 		return fmt.Errorf("was made with seed %d, and this program runs with %d", header.Seed, j.program.Run.Seed)
 	}
 	entries := j.entries()
+	if mine, theirs := statesOf(entries), statesOf(header.Entries); mine != theirs {
+		return fmt.Errorf("of program %q was saved under another optimizer: it holds %s, this program has %s", header.Program, theirs, mine)
+	}
 	for i, e := range entries {
 		if i >= len(header.Entries) {
 			return fmt.Errorf("of program %q lacks %s of %s", header.Program, e.Role, e.Tensor)

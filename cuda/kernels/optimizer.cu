@@ -1,4 +1,4 @@
-// sumsq, grad_norm and adamw.
+// sumsq, grad_norm, adamw, sgd, and what muon is made of: nesterov, axpby, normalize.
 #include "common.cuh"
 
 // A launch serves many tensors: a table has a row of words for each, whose first is its first block or tile.
@@ -94,3 +94,74 @@ KERNEL(adamw, (const u64 *table, i64 tensors, i64 tiles, const float *step, cons
         if (copy) store_some(copy + i, ws, n - i);
     }
 }
+
+// sgd: without m the gradient is the step, without norm its factor is 1.
+#define SGD(S, T)                                                                                              \
+    KERNEL(sgd_##S, (float *w, float *m, bf16 *copy, const T *grad, const float *step, const float *norm,      \
+                     double momentum, double decay, double scale, i64 n)) {                                    \
+        const double lr = (double)step[0];                                                                     \
+        const float factor = norm ? norm[1] : 1.0f, rate = (float)__dmul_rn(lr, scale);                        \
+        const float keep = (float)(1 - __dmul_rn(lr, decay));                                                  \
+        EACH8(i, n) {                                                                                          \
+            float ws[8], ms[8], gs[8];                                                                         \
+            load_some(w + i, ws, n - i);                                                                       \
+            load_some(grad + i, gs, n - i);                                                                    \
+            UNROLL for (int j = 0; j < 8; j++) gs[j] = __fmul_rn(gs[j], factor);                               \
+            if (m) {                                                                                           \
+                load_some(m + i, ms, n - i);                                                                   \
+                UNROLL for (int j = 0; j < 8; j++) gs[j] = __fadd_rn(gs[j], __fmul_rn((float)momentum, ms[j])); \
+                store_some(m + i, gs, n - i);                                                                  \
+            }                                                                                                  \
+            UNROLL for (int j = 0; j < 8; j++) ws[j] = __fsub_rn(__fmul_rn(ws[j], keep), __fmul_rn(gs[j], rate)); \
+            store_some(w + i, ws, n - i);                                                                      \
+            if (copy) store_some(copy + i, ws, n - i);                                                         \
+        }                                                                                                      \
+    }
+FOR_TYPES(SGD)
+
+#define NESTEROV(S, T)                                                                                         \
+    KERNEL(nesterov_##S, (T * y, float *m, const float *grad, const float *norm, double momentum, i64 n)) {    \
+        EACH8(i, n) {                                                                                          \
+            float ms[8], gs[8];                                                                                \
+            load_some(m + i, ms, n - i);                                                                       \
+            load_some(grad + i, gs, n - i);                                                                    \
+            UNROLL for (int j = 0; j < 8; j++) {                                                               \
+                gs[j] = __fmul_rn(gs[j], norm[1]);                                                             \
+                ms[j] = __fadd_rn(__fmul_rn((float)momentum, ms[j]), gs[j]);                                   \
+                gs[j] = __fadd_rn(gs[j], __fmul_rn((float)momentum, ms[j]));                                   \
+            }                                                                                                  \
+            store_some(m + i, ms, n - i);                                                                      \
+            store_some(y + i, gs, n - i);                                                                      \
+        }                                                                                                      \
+    }
+FOR_TYPES(NESTEROV)
+
+#define AXPBY(S, Y, A)                                                                                         \
+    KERNEL(axpby_##S, (Y * y, const A *a, const Y *b, double alpha, double beta, i64 n)) {                     \
+        EACH8(i, n) {                                                                                          \
+            float as[8], bs[8];                                                                                \
+            load_some(a + i, as, n - i);                                                                       \
+            UNROLL for (int j = 0; j < 8; j++) as[j] = __fmul_rn((float)alpha, as[j]);                         \
+            if (b) {                                                                                           \
+                load_some(b + i, bs, n - i);                                                                   \
+                UNROLL for (int j = 0; j < 8; j++) as[j] = __fadd_rn(as[j], __fmul_rn((float)beta, bs[j]));    \
+            }                                                                                                  \
+            store_some(y + i, as, n - i);                                                                      \
+        }                                                                                                      \
+    }
+AXPBY(ff, float, float)
+AXPBY(fb, float, bf16)
+AXPBY(bf, bf16, float)
+AXPBY(bb, bf16, bf16)
+
+#define NORMALIZE(S, T)                                                                                        \
+    KERNEL(normalize_##S, (T * y, const T *x, const float *sum, double eps, i64 n)) {                          \
+        const float factor = (float)(1 / (sqrt((double)sum[0]) + eps));                                        \
+        EACH8(i, n) {                                                                                          \
+            float v[8];                                                                                        \
+            load_some(x + i, v, n - i);                                                                        \
+            UNROLL for (int j = 0; j < 8; j++) v[j] = __fmul_rn(v[j], factor);                                 \
+            store_some(y + i, v, n - i);                                                                       \
+        }                                                                                                      \
+    }
+FOR_TYPES(NORMALIZE)

@@ -337,7 +337,7 @@ func describe(p *ir.Program, in *ir.Instr) string {
 func values(rng *rand.Rand, in *ir.Instr, i int) []byte {
 	v, name := in.Args[i], in.Info().Operands[i].Name
 	out := make([]byte, v.Bytes())
-	positive := strings.Contains(" stats lse lses v sums step norm ", " "+name+" ") && v.DType == ir.F32
+	positive := strings.Contains(" stats lse lses v sum sums step norm ", " "+name+" ") && v.DType == ir.F32
 	for e := range int(v.Elements()) {
 		x := rng.NormFloat64()
 		if positive {

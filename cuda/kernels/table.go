@@ -42,6 +42,10 @@ var table = [ir.NumOps]struct {
 	ir.SumSq:             {"optimizer.cu", sumSq},
 	ir.GradNorm:          {"optimizer.cu", gradNorm},
 	ir.AdamW:             {"optimizer.cu", adamW},
+	ir.SGD:               {"optimizer.cu", sgd},
+	ir.Nesterov:          {"optimizer.cu", nesterov},
+	ir.Axpby:             {"optimizer.cu", axpby},
+	ir.Normalize:         {"optimizer.cu", normalize},
 }
 
 // each is the launch of a kernel whose operands have one shape and one type.
@@ -260,4 +264,25 @@ func adamW(b *binder) {
 	})
 	b.launch("adamw", spread(tiles*threads, 1), tabled, int64(len(b.members)), tiles, "step", "norm",
 		b.float("beta1"), b.float("beta2"), b.float("eps")).Table = words
+}
+
+func sgd(b *binder) {
+	n := b.elements("w")
+	b.launch("sgd_"+b.types("grad"), spread(n, 8), "w", "m", "copy", rowsOf{"grad", b.int("row")}, "step", "norm",
+		b.float("momentum"), b.float("weight_decay"), b.float("scale"), n)
+}
+
+func nesterov(b *binder) {
+	n := b.elements("m")
+	b.launch("nesterov_"+b.types("y"), spread(n, 8), "y", "m", "grad", "norm", b.float("momentum"), n)
+}
+
+func axpby(b *binder) {
+	n := b.elements("y")
+	b.launch("axpby_"+b.types("y", "a"), spread(n, 8), "y", "a", "b", b.float("alpha"), b.float("beta"), n)
+}
+
+func normalize(b *binder) {
+	n := b.elements("y")
+	b.launch("normalize_"+b.types("y"), spread(n, 8), "y", "x", "sum", b.float("eps"), n)
 }

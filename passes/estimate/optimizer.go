@@ -110,17 +110,21 @@ func (u Updater) Visit() (weights, gradients ir.Seconds) {
 	return weights, gradients
 }
 
-// kernels are the sum of squares over a rank's slice and AdamW over what it has the state of.
-func (u Updater) kernels(b *graph.Block, param *graph.Param) ir.Seconds {
-	rows := func(slices int64) ir.View {
-		return ir.View{Shape: [ir.MaxDims]int64{param.Local[0] / slices, param.Local[1]}, DType: ir.F32}
+// kernels are the sum of squares over a rank's slice, and the update of what it has the state of.
+func (u Updater) kernels(b *graph.Block, param *graph.Param) (t ir.Seconds) {
+	slice := ir.View{Shape: [ir.MaxDims]int64{param.Local[0] / u.plan.Slicing(param).Slices(), param.Local[1]}, DType: ir.F32}
+	sumsq := ir.Instr{Op: ir.SumSq, Args: []ir.View{{}, slice}, Attrs: make([]ir.Attr, len(ir.Ops[ir.SumSq].Attrs))}
+	t = u.cost.Time(sumsq.Work(), cost.Link{})
+	update := u.graph.Update(&u.plan.Train.Optimizer, b, param, u.plan.StateSlices(b, param))
+	for i := range update.Forward {
+		switch n := &update.Forward[i]; n.Op {
+		case ir.AllGather:
+			t += u.gathered(param, update.Values[n.Args[0].Value].DType)
+		case ir.AllReduce:
+			t += u.cost.Time(update.Work(n, graph.Size{}), u.sp)
+		default:
+			t += u.cost.Time(update.Work(n, graph.Size{}), cost.Link{})
+		}
 	}
-	w, half := rows(u.plan.StateSlices(b, param)), ir.Absent()
-	if u.graph.DType() == ir.BF16 {
-		half = w
-		half.DType = ir.BF16
-	}
-	adamw := ir.Instr{Op: ir.AdamW, Args: []ir.View{w, w, w, half, w, {}, {}}, Attrs: make([]ir.Attr, len(ir.Ops[ir.AdamW].Attrs))}
-	sumsq := ir.Instr{Op: ir.SumSq, Args: []ir.View{{}, rows(u.plan.Slicing(param).Slices())}, Attrs: make([]ir.Attr, len(ir.Ops[ir.SumSq].Attrs))}
-	return u.cost.Time(adamw.Work(), cost.Link{}) + u.cost.Time(sumsq.Work(), cost.Link{})
+	return t
 }

@@ -17,6 +17,7 @@ type ending struct {
 	cut                     plan.Slicing
 	whole, half, slice      ir.Bytes // its gradient; what is left of it when the ranks of a stage have divided it, and replicas
 	halfWeight, sliceWeight ir.Bytes // what goes out, on its way and to begin with; 0: that stays
+	update                  ir.Bytes // what the optimizer needs for a while
 }
 
 // endings are the parameters that a stage's ranks update.
@@ -55,6 +56,11 @@ func (r *tracker) ending(b *graph.Block, param *graph.Param) ending {
 	if e.cut.SP > 1 && e.cut.DP > 1 && e.zero < plan.ZeroWeights {
 		e.halfWeight = of(e.cut.SP, sent)
 	}
+	slices := r.plan.StateSlices(b, param)
+	e.update = r.blocks.updating(r.graph.Update(&r.plan.Train.Optimizer, b, param, slices))
+	if slices > 1 && e.cut.SP > 1 && e.cut.DP > 1 && r.plan.OptimizerOf(b, param).Whole {
+		e.update += of(e.cut.SP, r.graph.DType())
+	}
 	return e
 }
 
@@ -85,7 +91,8 @@ func (r *tracker) optimizer() {
 	r.norm(running)
 	lagging := ir.Bytes(0)
 	for _, e := range list {
-		step(e.sliceWeight+e.halfWeight, e.halfWeight+lagging)
+		more := max(e.halfWeight, e.update)
+		step(e.sliceWeight+more, more+lagging)
 		if lagging = e.sliceWeight; e.zero == 0 && e.cut.Slices() > 1 {
 			running -= e.slice // all are back in the whole
 		}

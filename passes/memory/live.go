@@ -71,6 +71,18 @@ func (c Blocks) Bytes(g *graph.Model, b *graph.Block, pass Direction, z graph.Si
 	return n
 }
 
+// updating is the most bytes that an optimizer's update of a parameter holds at once, besides what persists.
+func (c Blocks) updating(update *graph.Block) ir.Bytes {
+	key := workingKey{block: update}
+	n, known := c[key]
+	if !known {
+		l := lives{block: update, of: make([]int, len(update.Values))}
+		n = l.run()
+		c[key] = n
+	}
+	return n
+}
+
 // lives are the spans of a pass's nodes over which bytes are held.
 type lives struct {
 	block   *graph.Block

@@ -18,6 +18,11 @@ const (
 	ZeroWeights   = 3 // a layer's weights, which are brought together for each visit of the layer
 )
 
+// OptimizerOf is the optimizer of a parameter of a block.
+func (p *Plan) OptimizerOf(b *graph.Block, param *graph.Param) *graph.Optimizer {
+	return graph.OptimizerOf(p.Train.Optimizer.Kind, b, param)
+}
+
 // ZeroOf is the stage that applies to a parameter of a block.
 func (p *Plan) ZeroOf(b *graph.Block, param *graph.Param) int {
 	switch {
@@ -72,7 +77,7 @@ func (p *Plan) divides(param *graph.Param, n int64) bool {
 }
 
 // StateBytes are those of a block's parameters on one rank, from step to step or to the end of the step: weights, gradients, and
-// what the optimizer keeps, which is two f32 moments and an f32 master where the weight cannot be it. A tied head on the embedding's
+// what the optimizer keeps, which is its states and an f32 master where the weight cannot be it. A tied head on the embedding's
 // rank has a gradient of its own alone.
 func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, optimizer ir.Bytes) {
 	together := p.Home(0) == p.Home(p.Parallel.Stages()-1)
@@ -91,10 +96,11 @@ func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 			continue
 		}
 		weights += divided(ZeroWeights, g.DType())
-		state := divided(ZeroState, ir.F32)
-		optimizer += 2 * state
+		for _, state := range p.OptimizerOf(b, param).States {
+			optimizer += divided(ZeroState, state.DType)
+		}
 		if weightIsMaster := g.DType() == ir.F32 && (zero == 0 || zero == ZeroWeights); !weightIsMaster {
-			optimizer += state
+			optimizer += divided(ZeroState, ir.F32)
 		}
 	}
 	return weights, gradients, optimizer

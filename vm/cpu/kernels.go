@@ -35,6 +35,10 @@ var (
 		ir.SumSq:             sumSq,
 		ir.GradNorm:          gradNorm,
 		ir.AdamW:             adamW,
+		ir.SGD:               sgd,
+		ir.Nesterov:          nesterov,
+		ir.Axpby:             axpby,
+		ir.Normalize:         normalize,
 	}
 	actions = [ir.NumOps]func(*binder) func() error{
 		ir.LoadTokens:    loadTokens,

@@ -42,6 +42,10 @@ var cases = [ir.NumOps]func(*suite){
 	ir.SumSq:             caseSumSq,
 	ir.GradNorm:          caseGradNorm,
 	ir.AdamW:             caseAdamW,
+	ir.SGD:               caseSGD,
+	ir.Nesterov:          caseNesterov,
+	ir.Axpby:             caseAxpby,
+	ir.Normalize:         caseNormalize,
 	ir.CopyD2H:           caseCopy(ir.CopyD2H),
 	ir.CopyH2D:           caseCopy(ir.CopyH2D),
 	ir.CopyD2D:           caseCopy(ir.CopyD2D),
@@ -548,7 +552,7 @@ func caseGradNorm(s *suite) {
 
 func caseAdamW(s *suite) {
 	const n, step, lr, factor = 1003, 3, 0.02, 0.5
-	opt := naive.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8}
+	opt := naive.Optimizer{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8}
 	w, m, v, grad := s.f32(n), s.f32(n), s.f32(n), s.f32(n)
 	var wantW, wantM, wantV []float64
 	for i := range n {
@@ -567,11 +571,100 @@ func caseAdamW(s *suite) {
 	s.equal("w", out["w"], wantW, ir.F32)
 	s.equal("m", out["m"], wantM, ir.F32)
 	s.equal("v", out["v"], wantV, ir.F32)
+	s.isRounded(out)
+}
+
+// isRounded holds the copy of an updated weight to the weight.
+func (s *suite) isRounded(out map[string][]float64) {
+	s.Helper()
 	for i, got := range out["copy"] {
 		if want := stored(out["w"][i], ir.BF16); got != want {
 			s.Fatalf("copy[%d] = %v of weight %v, want %v", i, got, out["w"][i], want)
 		}
 	}
+}
+
+// caseSGD takes steps of a vector with momentum, and of rows of a matrix without, whose gradient has more rows.
+func caseSGD(s *suite) {
+	const lr, factor, momentum, decay, scale = 0.02, 0.5, 0.9, 0.1, 3
+	parameters, norm := s.f32(3), s.f32(2)
+	parameters.data[0], norm.data[1] = lr, factor
+	s.sub("momentum", func(s *suite) {
+		const n = 1003
+		w, m, grad := s.f32(n), s.f32(n), s.f32(n)
+		operands := args{"w": w, "m": m, "grad": grad, "step": parameters, "norm": norm}
+		if s.dtype == ir.BF16 {
+			operands["copy"] = s.out(n)
+		}
+		var wantW, wantM []float64
+		for i := range n {
+			a, b := naive.Optimizer{Momentum: momentum}.SGD(lr, decay, w.data[i], factor*grad.data[i], m.data[i])
+			wantW, wantM = append(wantW, a), append(wantM, b)
+		}
+		out := s.run(call{op: ir.SGD, args: operands, attrs: attrs{"momentum": momentum, "weight_decay": decay, "scale": 1}})
+		s.equal("w", out["w"], wantW, ir.F32)
+		s.equal("m", out["m"], wantM, ir.F32)
+		s.isRounded(out)
+	})
+	s.sub("rows", func(s *suite) {
+		const rows, cols, row = 5, 37, 3
+		w, grad := s.f32(rows, cols), s.normal(rows+4, cols)
+		var want []float64
+		for i := range w.data {
+			want = append(want, w.data[i]-lr*(scale*grad.data[row*cols+i]+decay*w.data[i]))
+		}
+		out := s.run(call{op: ir.SGD, args: args{"w": w, "grad": grad, "step": parameters},
+			attrs: attrs{"weight_decay": decay, "scale": scale, "row": row}})
+		s.equal("w", out["w"], want, ir.F32)
+	})
+}
+
+func caseNesterov(s *suite) {
+	const n, factor, momentum = 1003, 0.5, 0.9
+	m, grad, norm := s.f32(n), s.f32(n), s.f32(2)
+	norm.data[1] = factor
+	var wantY, wantM []float64
+	for i := range n {
+		g := factor * grad.data[i]
+		sum := momentum*m.data[i] + g
+		wantY, wantM = append(wantY, g+momentum*sum), append(wantM, sum)
+	}
+	out := s.run(call{op: ir.Nesterov, args: args{"y": s.out(n), "m": m, "grad": grad, "norm": norm}, attrs: attrs{"momentum": momentum}})
+	s.equal("y", out["y"], wantY, s.dtype)
+	s.equal("m", out["m"], wantM, ir.F32)
+}
+
+// caseAxpby has a first operand of either type, and results in place.
+func caseAxpby(s *suite) {
+	const rows, cols, alpha, beta = 5, 37, -1.5, 2.25
+	b := s.normal(rows, cols)
+	for _, t := range []ir.DType{ir.F32, ir.BF16} {
+		a := s.typed(t, rows, cols)
+		var one, two []float64
+		for i := range a.data {
+			one, two = append(one, alpha*a.data[i]), append(two, alpha*a.data[i]+beta*b.data[i])
+		}
+		s.sub(t.String(), func(s *suite) {
+			out := s.run(call{op: ir.Axpby, args: args{"y": s.out(rows, cols), "a": a, "b": b}, attrs: attrs{"alpha": alpha, "beta": beta}})
+			s.equal("y", out["y"], two, s.dtype)
+			out = s.run(call{op: ir.Axpby, args: args{"y": s.out(rows, cols), "a": a}, attrs: attrs{"alpha": alpha}})
+			s.equal("y", out["y"], one, s.dtype)
+			out = s.run(call{op: ir.Axpby, args: args{"a": a, "b": b}, alias: map[string]string{"y": "b"}, attrs: attrs{"alpha": alpha, "beta": beta}})
+			s.equal("y", out["b"], two, s.dtype)
+		})
+	}
+}
+
+func caseNormalize(s *suite) {
+	const rows, cols, eps = 5, 37, 0.25
+	x, sum := s.normal(rows, cols), s.f32(1)
+	sum.data[0] = 9
+	var want []float64
+	for _, v := range x.data {
+		want = append(want, v/(3+eps))
+	}
+	out := s.run(call{op: ir.Normalize, args: args{"y": s.out(rows, cols), "x": x, "sum": sum}, attrs: attrs{"eps": eps}})
+	s.equal("y", out["y"], want, s.dtype)
 }
 
 func caseCopy(op ir.Op) func(*suite) {

@@ -1,11 +1,11 @@
 // Package naive is the models' published maths in float64, as plainly as it can be written: the yardstick for the
 // compiled programs. It covers GPT (Radford et al., 2019: pre-LayerNorm, GELU, biases) and Llama (Touvron et al.,
-// 2023: RMSNorm, rotary positions, SwiGLU, grouped-query attention), their gradients by hand, and AdamW.
+// 2023: RMSNorm, rotary positions, SwiGLU, grouped-query attention), their gradients by hand, and the optimizers.
 //
 //   - model.go: the models, their tensors, the loss and the gradient of every tensor
 //   - ops.go: the forward maths of single operations, and numerical differentiation
 //   - grads.go: the same operations' gradients
-//   - adamw.go: clipping, AdamW and the learning-rate schedule
+//   - optimizer.go: clipping, the optimizers and the learning-rate schedule
 //
 // It is for tests only. It knows nothing of specs, plans, bytecode, ranks or devices, imports none of our packages, and
 // shares no code with what it judges: every row of logits and every T x T matrix of attention is held at once.

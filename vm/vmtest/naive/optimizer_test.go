@@ -8,7 +8,7 @@ import (
 // TestAdamWByHand follows one decayed weight and one bias over two steps. Gradients (3, 4) have norm 5 and are clipped
 // to 0.5: (0.3, 0.4). In the first step the bias corrections undo the factors exactly, so the move is lr times the sign.
 func TestAdamWByHand(t *testing.T) {
-	opt := AdamW{LR: 0.1, Beta1: 0.9, Beta2: 0.99, Eps: 0, WeightDecay: 0.5}
+	opt := Optimizer{LR: 0.1, Beta1: 0.9, Beta2: 0.99, Eps: 0, WeightDecay: 0.5}
 	w, grads := Tensors{"layer.0.w1": {2}, "layer.0.b1": {-1}}, Tensors{"layer.0.w1": {3}, "layer.0.b1": {4}}
 	var s State
 	if norm := s.Update(opt, 0.1, w, grads, 0.5); norm != 5 {
@@ -37,7 +37,7 @@ func TestAdamWByHand(t *testing.T) {
 
 // TestEps: eps is added to the root, not under it.
 func TestEps(t *testing.T) {
-	w, _, _ := AdamW{Eps: 1}.Scalar(1, 0, 1, 0, 3, 0, 0) // betas of zero: the moments are 3 and 9
+	w, _, _ := Optimizer{Eps: 1}.Scalar(1, 0, 1, 0, 3, 0, 0) // betas of zero: the moments are 3 and 9
 	wantClose(t, "w", []float64{w}, []float64{-0.75}, 1e-15)
 }
 
@@ -53,7 +53,7 @@ func TestDecays(t *testing.T) {
 
 func TestClipOff(t *testing.T) {
 	var s State
-	s.Update(AdamW{Beta1: 0.5}, 0, Tensors{"head": {0}}, Tensors{"head": {1000}}, 0)
+	s.Update(Optimizer{Beta1: 0.5}, 0, Tensors{"head": {0}}, Tensors{"head": {1000}}, 0)
 	wantClose(t, "m", s.M["head"], []float64{500}, 0)
 }
 
@@ -88,7 +88,7 @@ func TestLearns(t *testing.T) {
 	for _, family := range []string{gpt, llama} {
 		cfg := tiny(family, rope, 2, true)
 		w, tokens := randomWeights(r, cfg), randomTokens(r, cfg, 2)
-		opt := AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.01}
+		opt := Optimizer{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.01}
 		var s State
 		for step := 1; step <= 150; step++ {
 			_, grads := LossAndGrads(cfg, w, tokens)

@@ -1,0 +1,243 @@
+package graph
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+)
+
+// Optimizer is a row of Optimizers.
+type Optimizer struct {
+	Name   string
+	States []State
+	Whole  bool   // the rule takes whole matrices: it gathers slices, and reads ConstSlice
+	others string // the optimizer of all parameters but the matrices of layers; empty: this one takes all
+	rule   func(*updater)
+}
+
+// State is a tensor that an optimizer keeps for each parameter from step to step, besides the f32 master of the weight. It has the
+// shape of the parameter, is divided among ranks as ZeRO divides the master, and starts as 0.
+type State struct {
+	Name  string // in the rule, and at the end of the buffer's name
+	Role  ir.Role
+	DType ir.DType
+}
+
+// Optimizers are all of them, by the names that train.optimizer takes.
+var Optimizers = []Optimizer{
+	{Name: "adamw", States: []State{{"m", ir.RoleMoment1, ir.F32}, {"v", ir.RoleMoment2, ir.F32}}, rule: adamW},
+	{Name: "sgd", States: []State{{"m", ir.RoleMomentum, ir.F32}}, rule: sgd},
+	{Name: "muon", States: []State{{"m", ir.RoleMomentum, ir.F32}}, Whole: true, others: "adamw", rule: muon},
+}
+
+// OptimizerOf is the row that changes a parameter of a block under the optimizer of that name.
+func OptimizerOf(name string, b *Block, p *Param) *Optimizer {
+	i := slices.IndexFunc(Optimizers, func(o Optimizer) bool { return o.Name == name })
+	if i < 0 {
+		panic("internal: no optimizer " + name)
+	}
+	if o := &Optimizers[i]; o.others != "" && (b.Name != BlockLayer || p.Vector) {
+		return OptimizerOf(o.others, b, p)
+	}
+	return &Optimizers[i]
+}
+
+// Values of an update that the parameter, the optimizer or the step brings. States have their own names.
+const (
+	UpdateWeight = "w"    // the f32 master of the rows that this rank has the optimizer's state of
+	UpdateCopy   = "copy" // the same rows rounded, where weights are bf16
+	UpdateGrad   = "grad" // of these rows
+	UpdateStep   = "step"
+	UpdateNorm   = "norm"
+)
+
+// ConstSlice names a constant with the first of the rows of a parameter that a rank has the optimizer's state of, among the local ones.
+// The caller gives it its value.
+const ConstSlice = "slice"
+
+// Update is the dataflow by which an optimizer changes a parameter at the end of a step, on a rank that has the state of one of
+// several equal slices of its local rows. The nodes of its block are Forward, and values that are there before are of kind Weight. An all_gather brings the slices of all ranks together.
+func (g *Model) Update(settings *lang.Optimizer, block *Block, p *Param, slices int64) *Block {
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	key := updateKey{*settings, p, slices}
+	if g.updates[key] == nil {
+		g.updates[key] = g.update(settings, OptimizerOf(settings.Kind, block, p), p, slices)
+	}
+	return g.updates[key]
+}
+
+// updateKey is what an update depends on.
+type updateKey struct {
+	settings lang.Optimizer
+	param    *Param
+	slices   int64
+}
+
+func (g *Model) update(settings *lang.Optimizer, o *Optimizer, p *Param, slices int64) *Block {
+	u := &updater{builder: g.newBuilder("update"), model: g, settings: settings, param: p, slices: slices, values: map[string]int{}}
+	u.rows, u.cols = p.Local[0]/slices, p.Local[1]
+	u.bring(UpdateWeight, ir.F32)
+	for _, s := range o.States {
+		u.bring(s.Name, s.DType)
+	}
+	u.bring(UpdateGrad, ir.F32)
+	u.values[UpdateCopy] = Missing
+	if u.act != ir.F32 {
+		u.bring(UpdateCopy, u.act)
+	}
+	u.values[UpdateStep] = u.value(Value{Name: UpdateStep, Kind: Weight, Rows: Fixed, Count: 3, DType: ir.F32})
+	u.values[UpdateNorm] = u.value(Value{Name: UpdateNorm, Kind: Weight, Rows: Fixed, Count: 2, DType: ir.F32})
+	o.rule(u)
+	return &u.Block
+}
+
+// updater builds the block of an update.
+type updater struct {
+	*builder
+	model      *Model
+	settings   *lang.Optimizer
+	param      *Param
+	slices     int64
+	rows, cols int64 // of a slice
+	values     map[string]int
+}
+
+// bring adds a value of the shape of the slice that is there before the update.
+func (u *updater) bring(name string, d ir.DType) {
+	cols := u.cols
+	if u.param.Vector {
+		cols = 0
+	}
+	u.values[name] = u.value(Value{Name: name, Kind: Weight, Rows: Fixed, Count: u.rows, Cols: cols, DType: d})
+}
+
+// of is a value that is there before the update.
+func (u *updater) of(name string) Arg { return Arg{Value: u.values[name]} }
+
+// temporary adds a matrix that lives for a part of the update.
+func (u *updater) temporary(name string, rows, cols int64, d ir.DType) Arg {
+	return all(u.value(Value{Name: name, Rows: Fixed, Count: rows, Cols: cols, DType: d}))
+}
+
+// decay is the weight decay of the parameter.
+func (u *updater) decay() Attr {
+	d := u.settings.WeightDecay
+	if !u.param.Decay {
+		d = 0
+	}
+	return float("weight_decay", d)
+}
+
+// adamW follows Loshchilov and Hutter 2019.
+func adamW(u *updater) {
+	o := u.settings
+	u.node(ir.AdamW, []Attr{float("beta1", o.Beta1), float("beta2", o.Beta2), float("eps", o.Eps), u.decay()},
+		u.of(UpdateWeight), u.of("m"), u.of("v"), u.of(UpdateCopy), u.of(UpdateGrad), u.of(UpdateStep), u.of(UpdateNorm))
+}
+
+// sgd is gradient descent with momentum.
+func sgd(u *updater) {
+	u.node(ir.SGD, []Attr{float("momentum", u.settings.Momentum), u.decay(), float("scale", 1), integer("row", 0)},
+		u.of(UpdateWeight), u.of("m"), u.of(UpdateCopy), u.of(UpdateGrad), u.of(UpdateStep), u.of(UpdateNorm))
+}
+
+// muonSteps is the number of Newton-Schulz iterations, muonNorm what is added to the norm of the matrix before them, and
+// muonA, muonB and muonC the coefficients of each, all after Jordan et al. 2024. muonScale makes the step as long as one of
+// AdamW (Liu et al. 2025).
+const (
+	muonSteps           = 5
+	muonNorm            = 1e-7
+	muonA, muonB, muonC = 3.4445, -4.7750, 2.0315
+	muonScale           = 0.2
+)
+
+// muon follows Jordan et al. 2024: the step is the momentum with all singular values brought close to 1, which takes the whole matrix X.
+// Each iteration computes a*X + (b*G + c*G*G) * X with the Gram matrix G = X * X^T, or the same from the right. Ranks that divide the
+// matrix between the layers' matmuls add up their parts of G, which has the side that is not divided. Slices of ZeRO are gathered
+// before, so that its stages change no bit; ranks that would hold the same matrix without ZeRO then iterate alike.
+func muon(u *updater) {
+	rows, cols := u.param.Local[0], u.cols
+	x := u.temporary("momentum", u.rows, cols, u.act)
+	u.node(ir.Nesterov, []Attr{float("momentum", u.settings.Momentum)}, x, u.of("m"), u.of(UpdateGrad), u.of(UpdateNorm))
+	row := integer("row", 0)
+	if u.slices > 1 {
+		whole := u.temporary("momentum.whole", rows, cols, u.act)
+		u.node(ir.AllGather, nil, whole, x)
+		x, row = whole, constant("row", ConstSlice)
+	}
+	divided := u.param.Shard != Replicated && u.split.SP > 1
+	fromLeft := u.param.Shard == ByCols || !divided && rows <= cols
+	x = u.normalized(x, divided)
+	for i := range muonSteps {
+		x = u.iteration(fmt.Sprint(".", i), x, fromLeft, divided)
+	}
+	scale := muonScale * math.Sqrt(float64(max(u.param.Shape[0], u.param.Shape[1])))
+	u.node(ir.SGD, []Attr{float("momentum", 0), u.decay(), float("scale", scale), row},
+		u.of(UpdateWeight), Arg{Value: Missing}, u.of(UpdateCopy), x, u.of(UpdateStep), Arg{Value: Missing})
+}
+
+// normalized divides a matrix by its Frobenius norm.
+func (u *updater) normalized(x Arg, divided bool) Arg {
+	sum := all(u.value(Value{Name: "norm.square", Rows: Fixed, Count: 1, DType: ir.F32}))
+	counts := float("weight", 1)
+	if divided && u.param.Once != "" {
+		counts = constant("weight", u.param.Once)
+	}
+	u.node(ir.SumSq, []Attr{counts}, sum, x)
+	if divided {
+		u.node(ir.AllReduce, []Attr{group(GroupSP)}, sum)
+	}
+	y := u.temporary("normalized", u.param.Local[0], u.cols, u.act)
+	u.node(ir.Normalize, []Attr{float("eps", muonNorm)}, y, x, sum)
+	return y
+}
+
+// iteration is one of Newton and Schulz: a*x + (b*G + c*G*G)*x.
+func (u *updater) iteration(suffix string, x Arg, fromLeft, divided bool) Arg {
+	rows, cols := u.param.Local[0], u.cols
+	side := cols
+	if fromLeft {
+		side = rows
+	}
+	square := func(name string, d ir.DType) Arg { return u.temporary(name+suffix, side, side, d) }
+	gram := square("gram", u.act)
+	part := gram
+	if divided {
+		part = square("gram.sum", ir.F32)
+	}
+	u.node(ir.Matmul, product(!fromLeft, fromLeft, false), part, x, x, Arg{Value: Missing})
+	if divided {
+		u.node(ir.AllReduce, []Attr{group(GroupSP)}, part)
+		u.node(ir.Axpby, []Attr{float("alpha", 1/float64(u.copies())), float("beta", 0)}, gram, part, Arg{Value: Missing})
+	}
+	squared, poly := square("gram.square", u.act), square("polynomial", u.act)
+	u.node(ir.Matmul, product(false, false, false), squared, gram, gram, Arg{Value: Missing})
+	u.node(ir.Axpby, []Attr{float("alpha", muonB), float("beta", muonC)}, poly, gram, squared)
+	y := u.temporary("iterate"+suffix, rows, cols, u.act)
+	u.node(ir.Axpby, []Attr{float("alpha", muonA), float("beta", 0)}, y, x, Arg{Value: Missing})
+	factors := []Arg{poly, x}
+	if !fromLeft {
+		factors = []Arg{x, poly}
+	}
+	u.node(ir.Matmul, product(false, false, true), y, factors[0], factors[1], Arg{Value: Missing})
+	return y
+}
+
+// copies is the number of ranks of a stage that hold the same part of the parameter.
+func (u *updater) copies() int {
+	if u.param.Reduce == GroupNames[GroupKV] {
+		return u.model.KVCopies()
+	}
+	return 1
+}
+
+// product are the attributes of a matmul.
+func product(transA, transB, accumulate bool) []Attr {
+	return []Attr{
+		{Name: "trans_a", Value: ir.Bool(transA)}, {Name: "trans_b", Value: ir.Bool(transB)}, {Name: "accumulate", Value: ir.Bool(accumulate)},
+	}
+}

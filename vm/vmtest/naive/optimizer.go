@@ -1,0 +1,175 @@
+package naive
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// Optimizer holds an optimizer's constants. LR is the schedule's highest rate; every update is given the rate of its own step.
+type Optimizer struct {
+	Kind                                         string // adamw, which is the default; sgd; muon
+	LR, Momentum, Beta1, Beta2, Eps, WeightDecay float64
+}
+
+// State is the optimizer's memory. Before the first step it has Shapes alone, which only muon needs.
+type State struct {
+	Shapes map[string][]int // rows and columns of matrices by name
+	M, V   Tensors
+	Step   int // updates done
+}
+
+// Decays tells whether weight decay applies to a tensor: to matrices, embeddings and positions, not to biases and norms.
+func Decays(name string) bool {
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	return !slices.Contains([]string{"gamma", "beta", "bq", "bk", "bv", "bo", "b1", "b2"}, last)
+}
+
+// Update clips the gradients to a global norm of clip (0: as they are) and moves the weights in place by one step at
+// rate lr. It returns the norm before clipping and leaves grads alone.
+func (s *State) Update(opt Optimizer, lr float64, w, grads Tensors, clip float64) (norm float64) {
+	if s.M == nil {
+		s.M, s.V = Tensors{}, Tensors{}
+		for name, values := range w {
+			s.M[name], s.V[name] = make([]float64, len(values)), make([]float64, len(values))
+		}
+	}
+	s.Step++
+	norm = globalNorm(grads)
+	scale := 1.0
+	if clip > 0 && norm > clip {
+		scale = clip / norm
+	}
+	for name, values := range w {
+		decay := 0.0
+		if Decays(name) {
+			decay = opt.WeightDecay
+		}
+		m, v, shape := s.M[name], s.V[name], s.Shapes[name]
+		switch matrix := len(shape) == 2 && strings.HasPrefix(name, "layer."); {
+		case opt.Kind == "sgd":
+			for i := range values {
+				values[i], m[i] = opt.SGD(lr, decay, values[i], grads[name][i]*scale, m[i])
+			}
+		case opt.Kind == "muon" && matrix:
+			opt.muon(lr, decay, scale, shape[0], shape[1], values, grads[name], m)
+		default:
+			for i := range values {
+				values[i], m[i], v[i] = opt.Scalar(lr, decay, s.Step, values[i], grads[name][i]*scale, m[i], v[i])
+			}
+		}
+	}
+	return norm
+}
+
+// SGD is one step of gradient descent with momentum (Sutskever et al., 2013) and decoupled weight decay (Loshchilov and Hutter, 2019).
+func (opt Optimizer) SGD(lr, decay, w, g, m float64) (newW, newM float64) {
+	newM = opt.Momentum*m + g
+	return w - lr*(newM+decay*w), newM
+}
+
+// muon is one step of Muon (Jordan et al., 2024) for a matrix, as long as one of AdamW (Liu et al., 2025).
+func (opt Optimizer) muon(lr, decay, factor float64, rows, cols int, w, grad, m []float64) {
+	step := make([]float64, len(w))
+	for i := range w {
+		g := factor * grad[i]
+		m[i] = opt.Momentum*m[i] + g
+		step[i] = g + opt.Momentum*m[i]
+	}
+	step = Orthogonalize(step, rows, cols)
+	scale := 0.2 * math.Sqrt(float64(max(rows, cols)))
+	for i := range w {
+		w[i] -= lr * (scale*step[i] + decay*w[i])
+	}
+}
+
+// Orthogonalize brings the singular values of a matrix close to 1 by five iterations of Newton and Schulz.
+func Orthogonalize(x []float64, rows, cols int) []float64 {
+	norm := 0.0
+	for _, v := range x {
+		norm += v * v
+	}
+	norm = math.Sqrt(norm) + 1e-7
+	y := make([]float64, len(x))
+	for i := range x {
+		y[i] = x[i] / norm
+	}
+	for range 5 {
+		gram := product(y, transposed(y, rows, cols), rows, cols, rows)
+		square := product(gram, gram, rows, rows, rows)
+		for i := range gram {
+			gram[i] = -4.7750*gram[i] + 2.0315*square[i]
+		}
+		z := product(gram, y, rows, rows, cols)
+		for i := range y {
+			y[i] = 3.4445*y[i] + z[i]
+		}
+	}
+	return y
+}
+
+// product is [rows,inner] times [inner,cols].
+func product(a, b []float64, rows, inner, cols int) []float64 {
+	c := make([]float64, rows*cols)
+	for i := range rows {
+		for k := range inner {
+			for j := range cols {
+				c[i*cols+j] += a[i*inner+k] * b[k*cols+j]
+			}
+		}
+	}
+	return c
+}
+
+func transposed(x []float64, rows, cols int) []float64 {
+	y := make([]float64, len(x))
+	for i := range rows {
+		for j := range cols {
+			y[j*rows+i] = x[i*cols+j]
+		}
+	}
+	return y
+}
+
+// Scalar is one step of AdamW (Loshchilov and Hutter, 2019), numbered from 1, for one weight w with gradient g and moments m and v.
+func (opt Optimizer) Scalar(lr, decay float64, step int, w, g, m, v float64) (newW, newM, newV float64) {
+	newM = opt.Beta1*m + (1-opt.Beta1)*g
+	newV = opt.Beta2*v + (1-opt.Beta2)*g*g
+	meanHat := newM / (1 - math.Pow(opt.Beta1, float64(step)))
+	varHat := newV / (1 - math.Pow(opt.Beta2, float64(step)))
+	return w - lr*meanHat/(math.Sqrt(varHat)+opt.Eps) - lr*decay*w, newM, newV
+}
+
+// globalNorm adds the tensors in the order of their names, so that one run equals the next to the last bit.
+func globalNorm(grads Tensors) float64 {
+	var names []string
+	for name := range grads {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	sum := 0.0
+	for _, name := range names {
+		for _, g := range grads[name] {
+			sum += g * g
+		}
+	}
+	return math.Sqrt(sum)
+}
+
+// LearningRate is the rate of a step, numbered from 1: a line up to lr over the warm-up, then constant, or half a
+// cosine (Loshchilov and Hutter, 2017) down to minLR at the last step and minLR after it.
+func LearningRate(step, warmup, steps int, decay string, lr, minLR float64) float64 {
+	switch {
+	case step <= warmup:
+		return lr * float64(step) / float64(warmup)
+	case decay == "constant":
+		return lr
+	case decay != "cosine":
+		panic(fmt.Sprintf("internal: naive: learning-rate decay %q", decay))
+	case step > steps:
+		return minLR
+	}
+	share := float64(step-warmup) / float64(steps-warmup)
+	return minLR + 0.5*(lr-minLR)*(1+math.Cos(math.Pi*share))
+}
