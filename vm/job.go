@@ -235,16 +235,21 @@ func (j *Job) Eval(ctx context.Context) (float64, error) {
 	rounds := (r.EvalBatch + r.EvalSequences - 1) / r.EvalSequences
 	sum := 0.0
 	for round := range rounds {
-		if err := j.section(ctx, ir.SectionEval, int64(round)); err != nil {
-			return 0, err
-		}
-		loss, err := j.scalar(ir.ResultEvalLoss)
+		loss, err := j.evalSection(ctx, int64(round))
 		if err != nil {
 			return 0, err
 		}
 		sum += loss
 	}
 	return sum / float64(rounds), nil
+}
+
+// evalSection runs one eval section and returns the mean loss of its sequences.
+func (j *Job) evalSection(ctx context.Context, round int64) (float64, error) {
+	if err := j.section(ctx, ir.SectionEval, round); err != nil {
+		return 0, err
+	}
+	return j.scalar(ir.ResultEvalLoss)
 }
 
 // result returns a result's view in the rank's code.

@@ -9,6 +9,7 @@
 //	profile.go   the measured timeline of the last step
 //	computer.go  the device: the CPU or GPUs
 //	gpus.go      GPUs; gpus_static.go replaces it in a static build (-tags static)
+//	eval.go      eval
 //	weights.go   run --weights, export: folders of the Hugging Face hub
 //	devices.go   lists available devices
 //	probe.go     measures them; clusterfile.go writes the figures as a cluster file
@@ -81,6 +82,14 @@ var app = cli.App{
 				"srun --nodes 2 --ntasks-per-node 2 sppovm run examples/tiny.sppo",
 				"sppovm run examples/tiny.sppo --processes 2 --process 0 --rendezvous node1:29500",
 			},
+		},
+		{
+			Name: "eval", Args: "FILE (--weights DIR | --resume CHECKPOINT) [--split all|train|validation]", MinArgs: 1, MaxArgs: 1, Setup: evaluate, Files: cli.JobFiles,
+			Doc: "compute the loss and perplexity of weights over the data",
+			Details: "The data is read once, in windows of one sequence each that do not overlap. Tokens at the end that fill no window are\n" +
+				"reported. The result does not depend on how the job is divided, except for rounding.\n" +
+				"With --json: {\"split\",\"loss\",\"perplexity\",\"windows\",\"tokens\",\"tokens_left\",\"sequence\",\"step\"}.",
+			Examples: []string{"sppovm eval job.sppo --weights Llama-3.1-8B", "sppovm eval job.sppo --resume tuned.ckpt --split validation --json"},
 		},
 		{
 			Name: "export", Args: "CHECKPOINT -o DIR [--from DIR] [--dtype f32|bf16|f16]", MinArgs: 1, MaxArgs: 1, Setup: export,

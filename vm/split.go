@@ -1,0 +1,115 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"sppo.dev/ir"
+)
+
+// Split is a part of a data set that an evaluation reads once from its start to its end, in windows of a sequence each that do not
+// overlap. The label of a window's last token is the first token of the next.
+type Split struct {
+	run    ir.Run
+	text   []byte
+	repeat int64 // every window is this one; -1: they follow each other
+}
+
+// Names of splits.
+const (
+	SplitAll        = "all"
+	SplitTrain      = "train"
+	SplitValidation = "validation"
+)
+
+// SplitNames lists them.
+var SplitNames = []string{SplitAll, SplitTrain, SplitValidation}
+
+// OpenSplit opens a part of the data set of a run. Relative files start from dir. holdout is the share of the data that is
+// held out for validation.
+func OpenSplit(run *ir.Run, dir, split string, holdout float64) (*Split, error) {
+	if run.DataKind != "text" {
+		return nil, fmt.Errorf("data of kind %q has no end that an evaluation could reach; use text", run.DataKind)
+	}
+	files, err := expand(run.DataFiles, dir)
+	if err != nil {
+		return nil, err
+	}
+	text, err := concatenate(files)
+	if err != nil {
+		return nil, err
+	}
+	if len(text) == 0 {
+		return nil, errors.New("the data is empty")
+	}
+	if highest := slices.Max(text); int(highest) >= run.Vocab {
+		return nil, fmt.Errorf("the data has byte %d, outside a vocabulary of %d; 256 covers every text", highest, run.Vocab)
+	}
+	held := int(float64(len(text)) * holdout)
+	s := &Split{run: *run, text: text, repeat: -1}
+	switch split {
+	case SplitTrain:
+		s.text = text[:len(text)-held]
+	case SplitValidation:
+		s.text = text[len(text)-held:]
+	}
+	if windows, _ := s.Windows(); windows == 0 {
+		return nil, fmt.Errorf("the split %s has %d tokens, fewer than the %d of one sequence and its last label", split, len(s.text), run.Sequence+1)
+	}
+	return s, nil
+}
+
+// Windows returns the number of whole windows, and how many tokens after the last have no place in one.
+func (s *Split) Windows() (windows, rest int64) {
+	labelled := max(0, int64(len(s.text))-1)
+	return labelled / s.run.Sequence, labelled % s.run.Sequence
+}
+
+// Tokens implements the interface of that name. Windows are counted through the rounds; beyond the last it comes again.
+func (s *Split) Tokens(_ ir.Section, round, sequence, position int64, out []int32, stride int) error {
+	if err := checkWindow(&s.run, position, out, stride); err != nil {
+		return err
+	}
+	windows, _ := s.Windows()
+	window := min(round*int64(s.run.EvalSequences)+sequence, windows-1)
+	if s.repeat >= 0 {
+		window = s.repeat
+	}
+	at := window*s.run.Sequence + position
+	for i := 0; i < len(out); i += stride {
+		out[i] = int32(s.text[at])
+		at++
+	}
+	return nil
+}
+
+// Evaluate returns the mean loss over all windows of the split that the job was opened with, and calls each after every section
+// with how many windows are done and their mean loss.
+func (s *Split) Evaluate(ctx context.Context, j *Job, each func(windows int64, loss float64) error) (float64, error) {
+	windows, _ := s.Windows()
+	together := int64(s.run.EvalSequences)
+	sum, done := 0.0, int64(0)
+	for round := int64(0); done < windows; round++ {
+		n := min(together, windows-done)
+		loss, err := j.evalSection(ctx, round)
+		if err != nil {
+			return 0, err
+		}
+		total := loss * float64(together)
+		if n < together { // the rest of the section was the last window again
+			s.repeat = windows - 1
+			last, err := j.evalSection(ctx, 0)
+			if s.repeat = -1; err != nil {
+				return 0, err
+			}
+			total -= last * float64(together-n)
+		}
+		sum, done = sum+total, done+n
+		if err := each(done, sum/float64(done)); err != nil {
+			return 0, err
+		}
+	}
+	return sum / float64(done), nil
+}
