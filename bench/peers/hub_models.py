@@ -25,7 +25,7 @@ YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=2.0, original_max_posit
 LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=4.0)
 GEMMA = dict(SMALL, head_dim=6, query_pre_attn_scalar=10, num_hidden_layers=3, sliding_window=7)
 
-# Name, class, config, type of the stored weights, bytes of a shard, and members of config.json that are written the old way.
+# Name, class, config, type of the stored weights, bytes of a shard. There is no token for padding: transformers does not train its row.
 MODELS = [
     ("llama", hub.LlamaConfig, dict(SMALL, head_dim=6), "bfloat16", None),
     ("llama-f32-shards", hub.LlamaConfig, dict(SMALL, num_key_value_heads=2), "float32", "3KB"),
@@ -43,8 +43,8 @@ MODELS = [
         SMALL, hidden_size=16, original_max_position_embeddings=16, rope_parameters=dict(
             rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.75, short_factor=[1.0, 1.1, 1.2],
             long_factor=[1.0, 2.0, 4.0])), "bfloat16", None),
-    ("olmo2", hub.Olmo2Config, SMALL, "bfloat16", None),
-    ("smollm3", hub.SmolLM3Config, dict(SMALL, num_hidden_layers=4, pad_token_id=0), "bfloat16", None),
+    ("olmo2", hub.Olmo2Config, dict(SMALL, num_key_value_heads=2), "bfloat16", None),
+    ("smollm3", hub.SmolLM3Config, dict(SMALL, num_hidden_layers=4), "bfloat16", None),
     ("gemma2", hub.Gemma2Config, GEMMA, "bfloat16", None),
     ("gemma3", hub.Gemma3TextConfig, dict(GEMMA, num_hidden_layers=7, rope_parameters=dict(
         sliding_attention=dict(rope_type="default", rope_theta=10000.0),
