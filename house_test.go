@@ -28,6 +28,7 @@ var floors = []struct {
 	{"lang", 0, ""},
 	{"ir", 0, ""},
 	{"tokenizer", 0, ""},
+	{"corpus", 1, "tokenizer"},
 	{"vm/cpu/simd", 0, "vm/cpu/simd/internal"},
 	{"vm/cpu/simd/internal", 0, ""},
 	{"ir/cost", 1, "ir"},
@@ -48,7 +49,7 @@ var floors = []struct {
 		"passes/words lang ir ir/cost graph"},
 	{"passes", 9, "passes/plan passes/walk passes/strategy passes/estimate passes/pass passes/partition passes/mux passes/offload " +
 		"passes/search lang ir graph"},
-	{"vm", 2, "ir"},
+	{"vm", 2, "ir corpus"},
 	{"codegen", 10, "lang passes passes/plan passes/walk schedule graph ir"},
 	{"vm/cpu", 3, "vm ir vm/cpu/simd"},
 	{"vm/world", 3, "vm ir"},

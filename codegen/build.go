@@ -177,6 +177,7 @@ func (l *layout) program(codes []ir.Code) *ir.Program {
 			Steps: t.Steps, Seed: t.Seed, Vocab: plan.Model.Vocab, LR: t.Optimizer.LR, MinLR: t.MinLR, Warmup: t.Warmup,
 			LRDecay: t.LRDecay, Beta1: t.Optimizer.Beta1, Beta2: t.Optimizer.Beta2,
 			DataKind: t.Data.Kind, DataFiles: t.Data.Files, Holdout: t.Holdout,
+			DataOptions: (*ir.DataOptions)(t.Data.Options),
 		},
 	}
 	if t.Validates() {

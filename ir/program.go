@@ -304,9 +304,22 @@ type Run struct {
 	LRDecay       string   `json:"lr_decay"` // constant | cosine
 	Beta1         float64  `json:"beta1"`
 	Beta2         float64  `json:"beta2"`
-	DataKind      string   `json:"data_kind"` // text | random
+	DataKind      string   `json:"data_kind"` // text | tokens | random
 	DataFiles     []string `json:"data_files"`
 	Holdout       float64  `json:"holdout"`
+
+	DataOptions *DataOptions `json:"data_options"` // of tokens
+}
+
+// DataOptions say how files of tokens are read; package corpus documents them.
+type DataOptions struct {
+	Type      string    `json:"type"`   // auto | uint16 | uint32
+	Header    string    `json:"header"` // auto | none | llmc
+	Shuffle   bool      `json:"shuffle"`
+	Weights   []float64 `json:"weights"` // by pattern of DataFiles
+	Tokenizer string    `json:"tokenizer"`
+	Field     string    `json:"field"`
+	AppendEOS bool      `json:"append_eos"`
 }
 
 // Program is one training job for a number of ranks. It needs no spec and no plan to run.

@@ -48,7 +48,8 @@ func verifyHeader(p *Program, all *findings) {
 		{r.Beta2 >= 0 && r.Beta2 < 1, "beta2", r.Beta2, "from 0 to below 1"},
 		{r.Holdout >= 0 && r.Holdout < 1, "holdout", r.Holdout, "from 0 to below 1"},
 		{slices.Contains([]string{"", "constant", "cosine"}, r.LRDecay), "lr_decay", r.LRDecay, "constant or cosine"},
-		{slices.Contains([]string{"", "text", "random"}, r.DataKind), "data_kind", r.DataKind, "text or random"},
+		{slices.Contains([]string{"", "text", "tokens", "random"}, r.DataKind), "data_kind", r.DataKind, "text, tokens or random"},
+		{(r.DataKind == "tokens") == (r.DataOptions != nil), "data_options", r.DataOptions, "given for tokens, and for them only"},
 		{finite(p.FlopsModel) && p.FlopsModel >= 0, "flops_model", p.FlopsModel, "0 or more"},
 	}
 	for _, rule := range rules {

@@ -83,6 +83,10 @@ func (c *checker) cluster() {
 
 func (c *checker) train() {
 	t := c.Train
+	if o := t.Data.Options; o != nil && len(o.Weights) > 0 && len(o.Weights) != len(t.Data.Files) {
+		c.fail("train.data.weights", LengthOfList, fmt.Sprintf("write %d, one for each pattern of files", len(t.Data.Files)),
+			"%d weights for %d patterns of files", len(o.Weights), len(t.Data.Files))
+	}
 	if t.MinLR > t.Optimizer.LR && t.LRDecay == "cosine" {
 		c.fail("train.min_lr", Conflict, fmt.Sprintf("at most %g", t.Optimizer.LR), "min_lr = %g is above lr = %g", t.MinLR, t.Optimizer.LR)
 	}

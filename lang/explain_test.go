@@ -42,7 +42,7 @@ func TestComplete(t *testing.T) {
 		{"adamw", "", []string{"lr", "betas", "eps", "weight_decay"}},
 		{"schedule.mux", "", []string{"auto", "off", "left", "right", "on"}},
 		{"schedule.keep", "", []string{"auto", "k", "v"}},
-		{"train.data", "", []string{"text(", "random("}},
+		{"train.data", "", []string{"text(", "tokens(", "random("}},
 		{"nothing", "", nil},
 	} {
 		if got := Complete(c.block, c.prefix); !slices.Equal(got, c.want) {

@@ -8,13 +8,14 @@ import (
 	"sync"
 )
 
-// Names of blocks. The fifth is the optimizer's call, whose arguments are keys too.
+// Names of blocks. Two are calls, whose arguments are keys too.
 const (
 	blockModel     = "model"
 	blockCluster   = "cluster"
 	blockTrain     = "train"
 	blockOptimizer = "train.optimizer"
 	blockSchedule  = "schedule"
+	blockData      = "train.data"
 )
 
 // Block describes one kind of block.
@@ -31,6 +32,7 @@ var Blocks = []Block{
 	{blockTrain, "One training run: `train { ... }`.", true},
 	{blockSchedule, "The pinned part of the schedule: `schedule NAME { ... }`. It may be left out: the passes choose everything that is `auto`. Schedules of other systems are shipped for comparison: `schedule NAME = megatron(sp = 8, pp = 4)` after `import \"baselines/megatron.sppo\"`.", false},
 	{blockOptimizer, "Arguments of the call that `optimizer` takes: `optimizer = adamw(lr = 3e-4)`. They are named like keys in `explain` and `--set`: `train.optimizer.lr`.", false},
+	{blockData, "Arguments of `data = tokens(...)` beside its files: `data = tokens(\"corpus/*.bin\", type = uint16)`. They are named like keys in `explain` and `--set`: `train.data.shuffle`.", false},
 }
 
 // number is the range of a numeric key.
@@ -54,6 +56,7 @@ type valueType struct {
 	number *number
 	list   *list
 	calls  []callType
+	text   bool
 }
 
 // callType is a call such as adamw(...). Its named arguments are keys of a block, all of them or those that args lists.
@@ -164,7 +167,7 @@ func setCurve(v value) []CurvePoint {
 }
 
 // Keys is the table of all keys, ordered for readers within each block.
-var Keys = slices.Concat(modelKeys, clusterKeys, trainKeys, optimizerKeys, scheduleKeys)
+var Keys = slices.Concat(modelKeys, clusterKeys, trainKeys, optimizerKeys, dataKeys, scheduleKeys)
 
 var modelKeys = []*Key{
 	{Block: blockModel, Name: "family", takes: names(FamilyGPT, FamilyLlama), Example: "gpt",
@@ -338,13 +341,19 @@ var trainKeys = []*Key{
 	{Block: blockTrain, Name: "data", Example: `text("corpus/*.txt")`,
 		takes: valueType{calls: []callType{
 			{name: "text", texts: true, doc: "the bytes of files, one token per byte; patterns with `*` are allowed, and paths are relative to the folder of the file that contains them"},
+			{name: "tokens", texts: true, block: blockData, doc: "tokens in files, patterns as for `text`, which follow each other as listed: flat files of integers, as nanoGPT and llm.c write them; folders that `sppoc tokenize` wrote; Megatron's `.bin` with `.idx` beside it; with `tokenizer`, text and jsonl"},
 			{name: "random", doc: "noise from the seed, for benchmarks"},
 		}},
 		Doc: "Where tokens come from.",
 		set: setData},
-	{Block: blockTrain, Name: "holdout", takes: valueType{number: &number{max: 1, below: true}}, Default: "0.05", Example: "0.1",
-		Doc: "Share of the data, at its end, that is kept for validation; 0 switches validation off.",
-		set: func(s *Spec, v value) { s.Train.Holdout = v.num }},
+	{Block: blockTrain, Name: "holdout", takes: valueType{number: &number{max: 1, below: true}}, Derived: "0.05; 0 for tokens", Example: "0.1",
+		Doc: "Share of the data, at its end, that is kept for validation; 0 switches validation off. In a mixture, of each part.",
+		set: func(s *Spec, v value) { s.Train.Holdout = v.num },
+		derive: func(s *Spec) {
+			if s.Train.Holdout = 0.05; s.Train.Data.Options != nil {
+				s.Train.Holdout = 0
+			}
+		}},
 	{Block: blockTrain, Name: "eval_every", takes: whole(0, maxTokens), Default: "0", Example: "100",
 		Doc: "Steps from one validation to the next; 0 validates at the end only.",
 		set: func(s *Spec, v value) { s.Train.EvalEvery = v.Int() }},
@@ -357,12 +366,47 @@ var trainKeys = []*Key{
 func setData(s *Spec, v value) {
 	s.Train.Data = Data{Kind: v.name}
 	for _, file := range v.list {
-		name := file.text
-		if dir := file.at.src.dir; dir != "" && !path.IsAbs(name) {
-			name = path.Join(dir, name)
-		}
-		s.Train.Data.Files = append(s.Train.Data.Files, name)
+		s.Train.Data.Files = append(s.Train.Data.Files, file.path())
 	}
+	if v.name == "tokens" {
+		s.Train.Data.Options = &DataOptions{}
+	}
+}
+
+// path is a text that names a file, from the folder of the text that it was written in.
+func (v value) path() string {
+	if dir := v.at.src.dir; dir != "" && v.text != "" && !path.IsAbs(v.text) {
+		return path.Join(dir, v.text)
+	}
+	return v.text
+}
+
+var dataKeys = []*Key{
+	{Block: blockData, Name: "type", takes: names("auto", "uint16", "uint32"), Default: "auto", Example: "uint16",
+		Doc: "Type of the tokens of flat files, little-endian. `auto`: that of the header, otherwise `uint16` for a vocabulary of at most 65536, as nanoGPT does. Manifests and indexes say their own.",
+		set: func(s *Spec, v value) { s.Train.Data.Options.Type = v.name }},
+	{Block: blockData, Name: "header", takes: names("auto", "none", "llmc"), Default: "auto", Example: "none",
+		Doc: "What flat files begin with: nothing, or the 1,024 bytes of llm.c's. `auto` recognizes the latter by magic number and size, and Megatron's files by their index.",
+		set: func(s *Spec, v value) { s.Train.Data.Options.Header = v.name }},
+	{Block: blockData, Name: "shuffle", takes: names("on", "off"), Default: "on", Example: "off",
+		Doc: "Which tokens a sequence has. `off`: sequence g starts at token g * `train.sequence` and takes one more for the last label; the end wraps. `on`: the tokens are cut into such windows, and each is drawn once an epoch, in an order that follows from `train.seed` and the epoch. A sequence's tokens depend on its number alone, so a run resumes exactly, under any division.",
+		set: func(s *Spec, v value) { s.Train.Data.Options.Shuffle = v.name == "on" }},
+	{Block: blockData, Name: "weights", takes: valueType{}.orList(positive(dimCount), 0, 1000), Default: "[]", Example: "[0.7, 0.3]",
+		Doc: "Mixture: share of the sequences that each pattern of files gets, in the order of the patterns. Sequences are dealt evenly: after any number of them each part has had its share, to within a few. A part that ends starts again. `[]`: all files are one stream.",
+		set: func(s *Spec, v value) {
+			for _, w := range v.list {
+				s.Train.Data.Options.Weights = append(s.Train.Data.Options.Weights, w.num)
+			}
+		}},
+	{Block: blockData, Name: "tokenizer", takes: valueType{text: true}, Default: `""`, Example: `"tokenizers/mine"`,
+		Doc: "A tokenizer.json, a SentencePiece model or a folder with one: the files are then text, or jsonl by their name, and are tokenized when they are opened. At most 256 MiB; for more, and for compressed files and parquet, there is `sppoc tokenize`.",
+		set: func(s *Spec, v value) { s.Train.Data.Options.Tokenizer = v.path() }},
+	{Block: blockData, Name: "field", takes: valueType{text: true}, Default: `"text"`, Example: `"content"`,
+		Doc: "The field of jsonl that has the text.",
+		set: func(s *Spec, v value) { s.Train.Data.Options.Field = v.text }},
+	{Block: blockData, Name: "append_eos", takes: names("false", "true"), Default: "false", Example: "true",
+		Doc: "Whether each document of text or jsonl is followed by the tokenizer's end-of-sequence token.",
+		set: func(s *Spec, v value) { s.Train.Data.Options.AppendEOS = v.name == "true" }},
 }
 
 func beta() valueType { return valueType{number: &number{above: true, max: 1, below: true}} }

@@ -103,8 +103,21 @@ type Optimizer struct {
 
 // Data is the source of tokens.
 type Data struct {
-	Kind  string   `json:"kind"`  // text: bytes of files, one token a byte | random: seeded noise, for benchmarks
+	Kind  string   `json:"kind"`  // text: bytes of files, one token a byte | tokens | random: seeded noise, for benchmarks
 	Files []string `json:"files"` // as written, resolved against the spec's folder, globs not yet expanded
+
+	Options *DataOptions `json:"options,omitempty"` // of tokens
+}
+
+// DataOptions say how files of tokens are read.
+type DataOptions struct {
+	Type      string    `json:"type"`   // auto | uint16 | uint32
+	Header    string    `json:"header"` // auto | none | llmc
+	Shuffle   bool      `json:"shuffle"`
+	Weights   []float64 `json:"weights"`   // by pattern of Files; none: one stream
+	Tokenizer string    `json:"tokenizer"` // for text and jsonl; resolved like Files
+	Field     string    `json:"field"`     // of jsonl
+	AppendEOS bool      `json:"append_eos"`
 }
 
 // Train is one training run.

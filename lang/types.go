@@ -46,6 +46,9 @@ func (t valueType) fit(what string, v value, report func(*Diagnostic)) (value, b
 			return t.fitCall(what, v, report)
 		}
 	case isText:
+		if t.text {
+			return v, true
+		}
 		if len(t.calls) > 0 && t.calls[0].texts {
 			return fail(WrongType, fmt.Sprintf("write %s(%q)", t.calls[0].name, v.text), "%s needs %s, found a string", what, t)
 		}
@@ -186,6 +189,9 @@ func (t valueType) String() string {
 	}
 	for _, c := range t.calls {
 		forms = append(forms, "`"+c.name+"(...)`")
+	}
+	if t.text {
+		forms = append(forms, "a string")
 	}
 	return joinOr(forms)
 }

@@ -30,8 +30,10 @@ func OpenData(run *ir.Run, dir string) (Tokens, error) {
 			return nil, err
 		}
 		return newTextData(run, text)
+	case "tokens":
+		return newTokenData(run, dir)
 	}
-	return nil, fmt.Errorf("unknown kind of data set %q; use text or random", run.DataKind)
+	return nil, fmt.Errorf("unknown kind of data set %q; use text, tokens or random", run.DataKind)
 }
 
 // Window is the request of a load_tokens instruction: adjacent sequences and adjacent tokens, in zigzag order
@@ -93,10 +95,7 @@ func newTextData(run *ir.Run, text []byte) (*textData, error) {
 		return nil, fmt.Errorf("the data contains byte %d, outside a vocabulary of %d; 256 covers every text", highest, run.Vocab)
 	}
 	held := int(float64(len(text)) * run.Holdout)
-	d := &textData{run: *run, train: text[:len(text)-held], held: text[len(text)-held:]}
-	if run.EvalBatch > 0 && run.EvalSequences > 0 {
-		d.windows = int64((run.EvalBatch + run.EvalSequences - 1) / run.EvalSequences * run.EvalSequences)
-	}
+	d := &textData{run: *run, train: text[:len(text)-held], held: text[len(text)-held:], windows: validationWindows(run)}
 	window := run.Sequence + 1
 	if int64(len(d.train)) < window {
 		return nil, fmt.Errorf("%d bytes of training data (%d held out) are fewer than the %d of one sequence and its last label",
@@ -107,6 +106,14 @@ func newTextData(run *ir.Run, text []byte) (*textData, error) {
 			held, len(text), window, float64(window)/float64(len(text))+0.0005)
 	}
 	return d, nil
+}
+
+// validationWindows is how many sequences a validation has: eval sections are whole.
+func validationWindows(run *ir.Run) int64 {
+	if run.EvalBatch <= 0 || run.EvalSequences <= 0 {
+		return 0
+	}
+	return int64((run.EvalBatch + run.EvalSequences - 1) / run.EvalSequences * run.EvalSequences)
 }
 
 // Describe identifies the text.
@@ -186,11 +193,7 @@ func expand(patterns []string, dir string) ([]string, error) {
 	}
 	var files []string
 	for _, pattern := range patterns {
-		full := filepath.ToSlash(pattern)
-		if !filepath.IsAbs(pattern) {
-			full = path.Join(filepath.ToSlash(cmp.Or(dir, ".")), full)
-		}
-		found, err := glob(full)
+		found, err := glob(resolve(pattern, dir))
 		if err != nil {
 			return nil, fmt.Errorf("data %q: %w", pattern, err)
 		}
@@ -198,6 +201,15 @@ func expand(patterns []string, dir string) ([]string, error) {
 	}
 	slices.Sort(files)
 	return slices.Compact(files), nil
+}
+
+// resolve starts a relative pattern from dir, with slashes.
+func resolve(pattern, dir string) string {
+	full := filepath.ToSlash(pattern)
+	if filepath.IsAbs(pattern) {
+		return full
+	}
+	return path.Join(filepath.ToSlash(cmp.Or(dir, ".")), full)
 }
 
 const special = `*?[\`

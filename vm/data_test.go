@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"encoding/binary"
 	"math"
 	"os"
 	"path/filepath"
@@ -30,6 +31,49 @@ func write(t *testing.T, files map[string]string) string {
 
 func textRun(files ...string) *ir.Run {
 	return &ir.Run{DataKind: "text", DataFiles: files, Sequence: 3, Vocab: 256, Seed: 5}
+}
+
+// TestTokens holds step n, from 1 on, to go on where step n-1 ended, however many ranks divide a batch.
+func TestTokens(t *testing.T) {
+	var a, b []byte
+	for i := range 300 {
+		if i < 100 {
+			a = binary.LittleEndian.AppendUint16(a, uint16(i))
+		} else {
+			b = binary.LittleEndian.AppendUint16(b, uint16(i))
+		}
+	}
+	dir := write(t, map[string]string{"b.bin": string(a), "a.bin": string(b)})
+	run := &ir.Run{DataKind: "tokens", DataFiles: []string{"b.bin", "a.bin"}, Sequence: 7, Batch: 3, Vocab: 300, Seed: 1,
+		Holdout: 0.1, EvalBatch: 2, EvalSequences: 1, DataOptions: &ir.DataOptions{Type: "auto", Header: "auto"}}
+	d, err := OpenData(run, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := int32(0)
+	for step := int64(1); step <= 40; step++ {
+		for s := range int64(3) {
+			out := make([]int32, 8)
+			if err := d.Tokens(ir.SectionStep, step, s, 0, out, 1); err != nil {
+				t.Fatal(err)
+			}
+			for i, id := range out {
+				if want := (next + int32(i)) % 270; id != want {
+					t.Fatalf("step %d, sequence %d: token %d is %d, want %d", step, s, i, id, want)
+				}
+			}
+			next = (next + 7) % 270
+		}
+	}
+	for round, want := range []int32{270, 292} {
+		out := make([]int32, 8)
+		if err := d.Tokens(ir.SectionEval, int64(round), 0, 0, out, 1); err != nil || out[0] != want {
+			t.Errorf("validation window %d begins with %d, %v, want %d", round, out[0], err, want)
+		}
+	}
+	if err := d.Tokens(ir.SectionStep, 1, 0, 7, make([]int32, 2), 1); err == nil {
+		t.Error("token 8 of a sequence of 7 and a label")
+	}
 }
 
 func TestPatterns(t *testing.T) {
@@ -86,7 +130,10 @@ func TestDataErrors(t *testing.T) {
 		"vocab":     {&ir.Run{DataKind: "text", DataFiles: []string{"high"}, Sequence: 3, Vocab: 128}, "contains byte 255"},
 		"held out": {&ir.Run{DataKind: "text", DataFiles: []string{"long"}, Sequence: 3, Vocab: 256, Holdout: 0.02, EvalBatch: 1, EvalSequences: 1},
 			"2 of 100 bytes are held out for validation, fewer than the 4 of one sequence and its last label; set holdout to 0.0405 or more"},
-		"kind": {&ir.Run{DataKind: "images"}, "images"},
+		"tokens": {&ir.Run{DataKind: "tokens", DataFiles: []string{"long"}, Sequence: 50, Vocab: 9, DataOptions: &ir.DataOptions{Type: "uint16", Header: "auto"}},
+			"50 tokens to train on (0 held out) are fewer than the 51"},
+		"options": {&ir.Run{DataKind: "tokens"}, "without options"},
+		"kind":    {&ir.Run{DataKind: "images"}, "images"},
 	} {
 		_, err := OpenData(c.run, dir)
 		if err == nil || !strings.Contains(err.Error(), c.want) {

@@ -1,0 +1,162 @@
+// Package corpus reads the tokens that a run trains on, wherever they lie: flat files, what `sppoc tokenize` writes,
+// Megatron's indexed files, or text with a tokenizer.
+//
+//	corpus.go    a corpus: parts with weights, each a stream of tokens
+//	stream.go    files that follow each other, read by position
+//	flat.go      flat files, with llm.c's header or none
+//	megatron.go  .bin with .idx
+//	manifest.go  a folder with a manifest
+//	live.go      text and jsonl, tokenized when they are opened
+//	document.go  documents in text and jsonl
+//	order.go     which tokens a sequence has
+//
+// Which tokens sequence number g has is a pure function of the files, the options and g. So a run may stop and go on
+// anywhere, under any division over processes. Memory does not grow with the files: they are read where a sequence lies.
+package corpus
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Options say how files are read.
+type Options struct {
+	Type      string    `json:"type"`       // auto | uint16 | uint32: of flat files
+	Header    string    `json:"header"`     // auto | none | llmc: of flat files
+	Shuffle   bool      `json:"shuffle"`    // windows in random order, each once an epoch; otherwise one after another
+	Weights   []float64 `json:"weights"`    // share of the sequences by pattern; none: one stream
+	Tokenizer string    `json:"tokenizer"`  // file or folder, for text and jsonl
+	Field     string    `json:"field"`      // of jsonl that has the text
+	AppendEOS bool      `json:"append_eos"` // the end-of-sequence token after each document of text and jsonl
+}
+
+// Corpus is a set of parts. It is safe for concurrent use.
+type Corpus struct {
+	parts []part
+	picks []pick // how sequences are dealt to parts
+	order Order
+}
+
+// Order is how sequences are drawn.
+type Order struct {
+	Sequence int64   // tokens of one; a window has one more, the last label
+	Seed     int64   // of the shuffle
+	Holdout  float64 // share of each part, from its end, for validation
+	Held     int64   // windows of a validation; 0: none
+}
+
+// part is a stream and its division.
+type part struct {
+	stream
+	train    int64 // tokens to train on; the rest are held out
+	shuffled bool
+	seed     uint64
+}
+
+// Open opens the files that each pattern of a spec names. vocab is the number of IDs that the model takes.
+func Open(patterns [][]string, o Options, order Order, vocab int) (*Corpus, error) {
+	if len(patterns) == 0 {
+		return nil, errors.New("no files")
+	}
+	if len(o.Weights) > 0 && len(o.Weights) != len(patterns) {
+		return nil, fmt.Errorf("%d weights for %d patterns of files", len(o.Weights), len(patterns))
+	}
+	c := &Corpus{order: order}
+	r := reader{Options: o, vocab: vocab}
+	for i, files := range patterns {
+		if i == 0 || len(o.Weights) > 0 {
+			c.parts = append(c.parts, part{})
+		}
+		p := &c.parts[len(c.parts)-1]
+		for _, name := range files {
+			if err := r.open(&p.stream, name); err != nil {
+				return nil, errors.Join(err, c.Close())
+			}
+		}
+	}
+	for i := range c.parts {
+		if err := c.divide(i, o.Shuffle); err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+	}
+	c.picks = deal(o.Weights)
+	return c, nil
+}
+
+// divide holds out the end of a part.
+func (c *Corpus) divide(i int, shuffle bool) error {
+	p, window := &c.parts[i], c.order.Sequence+1
+	total := p.tokens()
+	held := int64(float64(total) * c.order.Holdout)
+	p.train = total - held
+	p.shuffled, p.seed = shuffle, scramble(scramble(uint64(c.order.Seed))+uint64(i))
+	which := ""
+	if len(c.parts) > 1 {
+		which = fmt.Sprintf(" of part %d, %s,", i+1, p.files[0].name)
+	}
+	if p.train < window {
+		return fmt.Errorf("%d tokens%s to train on (%d held out) are fewer than the %d of one sequence and its last label",
+			p.train, which, held, window)
+	}
+	if c.order.Held > 0 && held < window {
+		return fmt.Errorf("%d of %d tokens%s are held out for validation, fewer than the %d of one sequence and its last label; "+
+			"set holdout to %.3g or more", held, total, which, window, float64(window)/float64(total)+0.0005)
+	}
+	return nil
+}
+
+// Tokens is the number of tokens of all parts.
+func (c *Corpus) Tokens() int64 {
+	var n int64
+	for i := range c.parts {
+		n += c.parts[i].tokens()
+	}
+	return n
+}
+
+// Describe tells this corpus from others by names, sizes and samples of the files.
+func (c *Corpus) Describe() string {
+	var b strings.Builder
+	for i := range c.parts {
+		files := len(c.parts[i].files)
+		fmt.Fprintf(&b, "%d tokens in %d files with checksum %08x, ", c.parts[i].tokens(), files, c.parts[i].checksum())
+	}
+	return strings.TrimSuffix(b.String(), ", ")
+}
+
+// Close closes the files.
+func (c *Corpus) Close() error {
+	var errs []error
+	for i := range c.parts {
+		for _, f := range c.parts[i].files {
+			if closer, ok := f.data.(io.Closer); ok {
+				errs = append(errs, closer.Close())
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Train puts tokens position, position+1, ... of sequence g into out[0], out[stride], ...
+func (c *Corpus) Train(g, position int64, out []int32, stride int) error {
+	i, g := c.pick(g)
+	p := &c.parts[i]
+	return p.read(p.start(g, c.order.Sequence), position, 0, p.train, out, stride)
+}
+
+// Held is Train for a window of the validation: windows are spread evenly over what is held out.
+func (c *Corpus) Held(window, position int64, out []int32, stride int) error {
+	if window < 0 || window >= c.order.Held {
+		return fmt.Errorf("sequence %d of a validation that has %d", window, c.order.Held)
+	}
+	i, g := c.pick(window)
+	p := &c.parts[i]
+	held := p.tokens() - p.train
+	start := int64(0)
+	if n := c.count(i, c.order.Held); n > 1 {
+		start = mulDiv(g, held-c.order.Sequence-1, n-1)
+	}
+	return p.read(start, position, p.train, held, out, stride)
+}

@@ -1,0 +1,154 @@
+package corpus
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"sppo.dev/tokenizer"
+)
+
+// reader opens files of one corpus.
+type reader struct {
+	Options
+	vocab int
+	tok   *tokenizer.Tokenizer // once it is needed
+	text  int64                // bytes of text that were tokenized
+}
+
+// open appends what a name stands for.
+func (r *reader) open(s *stream, name string) error {
+	info, err := os.Stat(name)
+	switch {
+	case err != nil:
+		return err
+	case info.IsDir():
+		return r.openFolder(s, name)
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s: it is no regular file", name)
+	case r.Tokenizer != "":
+		return r.openText(s, name)
+	}
+	for _, ext := range []string{".jsonl", ".txt", ".json", ".gz", ".zst", ".parquet"} {
+		if strings.HasSuffix(name, ext) {
+			return fmt.Errorf("%s: it is no file of tokens: give tokenizer = ..., or tokenize it first: sppoc tokenize", name)
+		}
+	}
+	if index := strings.TrimSuffix(name, filepath.Ext(name)) + ".idx"; r.Header == "auto" && index != name && isMegatron(index) {
+		return r.openMegatron(s, name, index)
+	}
+	return r.openFlat(s, name, r.Type)
+}
+
+// header of llm.c: 256 integers of 32 bits, of which three are used.
+const headerBytes = 1024
+
+// llmc maps the magic numbers of llm.c's token files to the bytes of a token.
+var llmc = map[uint32]int64{20240520: 2, 20240801: 4}
+
+var widths = map[string]int64{"uint16": 2, "uint32": 4}
+
+func (r *reader) openFlat(s *stream, name, kind string) error {
+	data, size, err := openRegular(name)
+	if err != nil {
+		return err
+	}
+	f := file{name: name, data: data, size: size, width: widths[kind], vocab: r.vocab}
+	if r.Header != "none" {
+		err = r.readHeader(&f, kind)
+	}
+	if f.width == 0 { // nanoGPT's habit
+		f.width = 2
+		if r.vocab > 1<<16 {
+			f.width = 4
+		}
+	}
+	if rest := (f.size - f.offset) % f.width; err == nil && rest != 0 {
+		err = fmt.Errorf("%s: %d bytes of tokens, which is no multiple of the %d bytes of one", name, f.size-f.offset, f.width)
+	}
+	f.count = (f.size - f.offset) / f.width
+	if err == nil {
+		err = s.add(f)
+	}
+	if err != nil {
+		return errors.Join(err, data.Close())
+	}
+	return nil
+}
+
+// readHeader recognizes llm.c's header.
+func (r *reader) readHeader(f *file, kind string) error {
+	var b [12]byte
+	if _, err := f.data.ReadAt(b[:], 0); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s: %w", f.name, err)
+	}
+	width := llmc[binary.LittleEndian.Uint32(b[:])]
+	count := int64(binary.LittleEndian.Uint32(b[8:]))
+	fits := width > 0 && headerBytes+count*width == f.size
+	switch {
+	case fits && f.width != 0 && f.width != width:
+		return fmt.Errorf("%s: its header says %d bytes a token, and type = %s", f.name, width, kind)
+	case fits:
+		f.width, f.offset = width, headerBytes
+	case r.Header == "llmc" && width > 0:
+		return fmt.Errorf("%s: its header, at byte 8, says %d tokens of %d bytes, and %d bytes follow it", f.name, count, width, f.size-headerBytes)
+	case r.Header == "llmc":
+		return fmt.Errorf("%s: it does not begin with a header of llm.c", f.name)
+	}
+	return nil
+}
+
+// openRegular opens a file that must not be a device or a pipe.
+func openRegular(name string) (*os.File, int64, error) {
+	info, err := os.Stat(name)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s: it is no regular file", name)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, 0, err
+	}
+	if info, err = f.Stat(); err != nil {
+		return nil, 0, errors.Join(err, f.Close())
+	}
+	return f, info.Size(), nil
+}
+
+// openFolder reads a folder by its manifest.
+func (r *reader) openFolder(s *stream, name string) error {
+	m, err := ReadManifest(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%s is a folder without %s: add /** for the files in it", name, ManifestName)
+	case err != nil:
+		return err
+	case m.Highest >= int64(r.vocab):
+		return fmt.Errorf("%s: token %d occurs, and the vocabulary has %d", filepath.Join(name, ManifestName), m.Highest, r.vocab)
+	}
+	for i := range m.Shards {
+		shard := &m.Shards[i]
+		path := filepath.Join(name, shard.Name+".bin")
+		data, size, err := openRegular(path)
+		if err != nil {
+			return err
+		}
+		width := widths[m.Type]
+		if size != shard.Tokens*width {
+			err = fmt.Errorf("%s: %d bytes, and the manifest says %d tokens of %d bytes", path, size, shard.Tokens, width)
+		} else if size > 0 {
+			err = s.add(file{name: path, data: data, size: size, width: width, count: shard.Tokens, vocab: r.vocab})
+		}
+		if err != nil {
+			return errors.Join(err, data.Close())
+		}
+	}
+	return nil
+}

@@ -1,0 +1,60 @@
+package corpus
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"sppo.dev/tokenizer"
+)
+
+// maxLive is the most text that is tokenized when it is opened, in bytes: its tokens stay in memory.
+const maxLive = 256 << 20
+
+// openText tokenizes a file of text or jsonl.
+func (r *reader) openText(s *stream, name string) error {
+	in, size, err := openRegular(name)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	if r.text += size; r.text > maxLive {
+		return fmt.Errorf("%s: more than %d MiB of text: tokenize it first: sppoc tokenize", name, maxLive>>20)
+	}
+	if r.tok == nil {
+		if r.tok, err = tokenizer.Open(r.Tokenizer); err != nil {
+			return err
+		}
+	}
+	eos, ok := r.tok.EOS()
+	if r.AppendEOS && !ok {
+		return fmt.Errorf("%s: append_eos = true, and the tokenizer does not say which token that is", r.Tokenizer)
+	}
+	f := file{name: name, width: 4, vocab: r.vocab}
+	var ids []uint32
+	var out []byte
+	take := func(d Document) error {
+		var err error
+		if ids, err = r.tok.Encode(ids[:0], d.Text, false); err != nil {
+			return err
+		}
+		if d.Ends && r.AppendEOS {
+			ids = append(ids, eos)
+		}
+		for _, id := range ids {
+			out = binary.LittleEndian.AppendUint32(out, id)
+		}
+		return nil
+	}
+	if strings.HasSuffix(name, ".jsonl") {
+		err = Lines(in, r.Field, take)
+	} else {
+		err = Text(in, take)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	f.data, f.size, f.count = bytes.NewReader(out), int64(len(out)), int64(len(out))/4
+	return s.add(f)
+}

@@ -1,0 +1,120 @@
+package corpus
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// ManifestName is the file that makes a folder a corpus. It is written last, so a folder that has it is whole.
+const ManifestName = "manifest.json"
+
+const manifestFormat = "sppo tokens 1"
+
+// Manifest describes a folder of token files.
+//
+// Each shard is NAME.bin, flat little-endian tokens, and NAME.idx, the length of each document in tokens as
+// little-endian uint64.
+type Manifest struct {
+	Format    string  `json:"format"`
+	Type      string  `json:"type"` // uint16 | uint32
+	Tokens    int64   `json:"tokens"`
+	Documents int64   `json:"documents"`
+	Highest   int64   `json:"highest"`   // token that occurs; -1: none
+	Tokenizer string  `json:"tokenizer"` // hash of its file
+	Vocab     int     `json:"vocab"`     // of the tokenizer
+	EOS       int64   `json:"eos"`       // appended to each document; -1: none
+	Field     string  `json:"field"`     // of jsonl and parquet that has the text
+	Shards    []Shard `json:"shards"`    // in the order of the tokens
+}
+
+// Shard is two files of a corpus.
+type Shard struct {
+	Name      string `json:"name"`
+	Tokens    int64  `json:"tokens"`
+	Documents int64  `json:"documents"`
+	Highest   int64  `json:"highest"`
+	Checksum  string `json:"checksum"` // CRC-32C of NAME.bin, then NAME.idx, in hexadecimal
+}
+
+// ReadManifest reads the manifest of a folder. An absent one is fs.ErrNotExist.
+func ReadManifest(dir string) (*Manifest, error) {
+	name := filepath.Join(dir, ManifestName)
+	f, size, err := openRegular(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var m Manifest
+	if size > 256<<20 {
+		return nil, fmt.Errorf("%s: %d bytes, and a manifest has at most 256 MiB", name, size)
+	}
+	if err := json.NewDecoder(io.LimitReader(f, size)).Decode(&m); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if err := m.check(); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return &m, nil
+}
+
+func (m *Manifest) check() error {
+	if m.Format != manifestFormat {
+		return fmt.Errorf("format is %.40q, and %q is read", m.Format, manifestFormat)
+	}
+	if widths[m.Type] == 0 {
+		return fmt.Errorf("type is %.40q, and uint16 and uint32 exist", m.Type)
+	}
+	var tokens, documents int64
+	for i, s := range m.Shards {
+		if s.Name == "" || s.Name != filepath.Base(s.Name) || strings.HasPrefix(s.Name, ".") {
+			return fmt.Errorf("shards[%d]: the name %.80q is not that of a file in the folder", i, s.Name)
+		}
+		if s.Tokens < 0 || s.Documents < 0 || s.Tokens > 1<<60 || s.Highest > m.Highest {
+			return fmt.Errorf("shards[%d]: %d tokens, %d documents, highest token %d cannot be", i, s.Tokens, s.Documents, s.Highest)
+		}
+		tokens += s.Tokens
+		documents += s.Documents
+	}
+	if tokens != m.Tokens || documents != m.Documents {
+		return fmt.Errorf("the shards sum to %d tokens and %d documents, and it says %d and %d", tokens, documents, m.Tokens, m.Documents)
+	}
+	return nil
+}
+
+// Write puts the manifest into a folder, whole or not at all.
+func (m *Manifest) Write(dir string) error {
+	m.Format = manifestFormat
+	if err := m.check(); err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return err
+	}
+	return replace(filepath.Join(dir, ManifestName), append(text, '\n'))
+}
+
+// replace writes a file under another name, then renames it.
+func replace(name string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(name), ".tmp-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	for _, step := range []func() error{func() error { return f.Chmod(0o644) }, f.Sync, f.Close} {
+		if e := step(); err == nil {
+			err = e
+		}
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+	}
+	return err
+}

@@ -1,0 +1,101 @@
+package corpus
+
+import (
+	"math/bits"
+)
+
+// pick decides whether a sequence is the first part's, or one of the others'. The last has no choice.
+type pick struct{ share uint64 } // of 2^63
+
+const whole = 1 << 63
+
+// deal turns weights into choices between a part and the ones after it.
+func deal(weights []float64) []pick {
+	var out []pick
+	for i := range max(0, len(weights)-1) {
+		var rest float64
+		for _, w := range weights[i:] {
+			rest += w
+		}
+		out = append(out, pick{uint64(weights[i] / rest * whole)})
+	}
+	return out
+}
+
+// first is how many of the first n sequences are the part's: n*share, rounded up.
+func (p pick) first(n uint64) uint64 {
+	hi, lo := bits.Mul64(n, p.share)
+	lo, carry := bits.Add64(lo, whole-1, 0)
+	return (hi+carry)<<1 | lo>>63
+}
+
+// pick returns the part that sequence g belongs to, and its number among that part's sequences. After any number of
+// sequences, each part has had its share of them to within one for every part before it.
+func (c *Corpus) pick(g int64) (int, int64) {
+	n := uint64(g)
+	for i, p := range c.picks {
+		before := p.first(n)
+		if p.first(n+1) > before {
+			return i, int64(before)
+		}
+		n -= before
+	}
+	return len(c.parts) - 1, int64(n)
+}
+
+// count is how many of the first n sequences are those of part i.
+func (c *Corpus) count(i int, n int64) int64 {
+	left := uint64(n)
+	for j, p := range c.picks {
+		of := p.first(left)
+		if j == i {
+			return int64(of)
+		}
+		left -= of
+	}
+	return int64(left)
+}
+
+// start is the place of the first token of the part's sequence g. In order, sequence g starts at token g*S, modulo the
+// tokens of the part. Shuffled, the part is cut into windows of S tokens and a label, and every window is drawn once
+// an epoch, in an order that depends on the seed and the epoch.
+func (p *part) start(g, sequence int64) int64 {
+	if !p.shuffled {
+		hi, lo := bits.Mul64(uint64(g), uint64(sequence))
+		return int64(bits.Rem64(hi, lo, uint64(p.train)))
+	}
+	windows := (p.train - 1) / sequence
+	return permute(g%windows, windows, scramble(p.seed+uint64(g/windows))) * sequence
+}
+
+// permute is a permutation of 0 .. n-1 that a key chooses: a Feistel network of six rounds over the smallest domain of
+// an even number of bits that holds n, walked until the result is inside (Black and Rogaway, 2002).
+func permute(i, n int64, key uint64) int64 {
+	half := (bits.Len64(uint64(n-1)) + 1) / 2
+	mask := uint64(1)<<half - 1
+	x := uint64(i)
+	for {
+		left, right := x>>half, x&mask
+		for round := range uint64(6) {
+			left, right = right, left^scramble(key+round<<56^right)&mask
+		}
+		if x = left<<half | right; x < uint64(n) {
+			return int64(x)
+		}
+	}
+}
+
+// scramble is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014) after one step.
+func scramble(z uint64) uint64 {
+	z += 0x9e3779b97f4a7c15
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// mulDiv is a*b/c without overflow.
+func mulDiv(a, b, c int64) int64 {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	q, _ := bits.Div64(hi, lo, uint64(c))
+	return int64(q)
+}

@@ -1,0 +1,133 @@
+package corpus
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"sort"
+	"sync"
+)
+
+// file is a run of tokens: little-endian integers of width bytes, from a byte offset on.
+type file struct {
+	name   string
+	data   io.ReaderAt
+	size   int64 // bytes in all
+	offset int64 // of the first token
+	width  int64
+	start  int64 // number of its first token in the stream
+	count  int64
+	vocab  int
+}
+
+// stream is files that follow each other.
+type stream struct{ files []file }
+
+func (s *stream) add(f file) error {
+	if f.count == 0 {
+		return fmt.Errorf("%s: there are no tokens in it", f.name)
+	}
+	f.start = s.tokens()
+	s.files = append(s.files, f)
+	return nil
+}
+
+func (s *stream) tokens() int64 {
+	if len(s.files) == 0 {
+		return 0
+	}
+	last := &s.files[len(s.files)-1]
+	return last.start + last.count
+}
+
+// read puts tokens start+position, ... of the ring that begins at base and has size tokens into out[0], out[stride], ...
+func (s *stream) read(start, position, base, size int64, out []int32, stride int) error {
+	for i := 0; i < len(out); {
+		at := (start + position) % size // below 2^61, since start < size
+		n := min(int64((len(out)-i+stride-1)/stride), size-at)
+		if err := s.readRun(base+at, n, out[i:], stride); err != nil {
+			return err
+		}
+		i += int(n) * stride
+		position += n
+	}
+	return nil
+}
+
+// readRun reads n tokens that follow each other, across files.
+func (s *stream) readRun(at, n int64, out []int32, stride int) error {
+	i := sort.Search(len(s.files), func(i int) bool { return s.files[i].start+s.files[i].count > at })
+	for ; n > 0; i++ {
+		f := &s.files[i]
+		take := min(n, f.start+f.count-at)
+		if err := f.read(at-f.start, take, out, stride); err != nil {
+			return err
+		}
+		at, n = at+take, n-take
+		out = out[min(len(out), int(take)*stride):]
+	}
+	return nil
+}
+
+// blocks are buffers for reading.
+var blocks = sync.Pool{New: func() any { return new([64 << 10]byte) }}
+
+func (f *file) read(at, n int64, out []int32, stride int) error {
+	buf := blocks.Get().(*[64 << 10]byte)
+	defer blocks.Put(buf)
+	for i := 0; n > 0; {
+		take := min(n, int64(len(buf))/f.width)
+		offset := f.offset + at*f.width
+		b := buf[:take*f.width]
+		if got, err := f.data.ReadAt(b, offset); got < len(b) {
+			if errors.Is(err, io.EOF) {
+				err = errors.New("the file has become shorter")
+			}
+			return fmt.Errorf("%s: reading %d bytes at byte %d: %w", f.name, len(b), offset, err)
+		}
+		for j := range take {
+			id := f.token(b[j*f.width:])
+			if id >= uint64(f.vocab) {
+				return fmt.Errorf("%s: token %d at byte %d is %d, and the vocabulary has %d", f.name, at+j, offset+j*f.width, id, f.vocab)
+			}
+			out[i] = int32(id)
+			i += stride
+		}
+		at, n = at+take, n-take
+	}
+	return nil
+}
+
+func (f *file) token(b []byte) uint64 {
+	switch f.width {
+	case 1:
+		return uint64(b[0])
+	case 2:
+		return uint64(binary.LittleEndian.Uint16(b))
+	case 4:
+		return uint64(binary.LittleEndian.Uint32(b))
+	}
+	return binary.LittleEndian.Uint64(b)
+}
+
+// samples is how many places of a file the checksum reads, sampleBytes how much of each.
+const samples, sampleBytes = 32, 4 << 10
+
+// checksum reads sizes and samples of all files.
+func (s *stream) checksum() uint32 {
+	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
+	buf := make([]byte, sampleBytes)
+	for _, f := range s.files {
+		fmt.Fprintln(sum, f.size, f.offset, f.width, f.count)
+		for i := range int64(samples) {
+			n, err := f.data.ReadAt(buf, mulDiv(max(0, f.size-sampleBytes), i, samples-1))
+			if err != nil && !errors.Is(err, io.EOF) {
+				fmt.Fprintln(sum, err)
+			}
+			sum.Write(buf[:n])
+		}
+	}
+	return sum.Sum32()
+}
