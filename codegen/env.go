@@ -221,6 +221,8 @@ func (e *env) attr(n *graph.Node, a graph.Attr) ir.Attr {
 			return s.constRef(graph.ConstEvalFirst)
 		}
 		return s.constRef(a.Const)
+	case graph.FromLayer:
+		return ir.Int(s.model.Rotation(e.layer, a.Const))
 	case graph.NotFirst:
 		return ir.Bool(e.touchAll(n, a.Name))
 	}

@@ -12,6 +12,7 @@ import (
 // after "=" in the spec.
 type Case struct {
 	Family, Positions, DType string
+	Traits                   string // other keys of the model, as a spec has them
 	Tied                     bool
 	KVHeads, Batch           int
 
@@ -171,11 +172,10 @@ model tiny {
   vocab = %d
   dtype = %s
   tied = %t
-  positions = %s
-  rope_theta = %g
+%s  rope_theta = %g
   norm_eps = %g
   init_std = 0.15  # far from linear, so that every part counts
-}
+%s}
 
 cluster all = local(ranks = %d)
 
@@ -209,10 +209,39 @@ schedule tiny {
   recompute = %s
   mux = %s
 }
-`, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, c.Vocab, c.DType, c.Tied, c.Positions, ropeTheta, normEps,
+`, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, c.Vocab, c.DType, c.Tied, c.positionsLine(), ropeTheta, normEps, lines(c.Traits),
 		ranks, c.Sequence, c.Batch, c.Steps, c.optimizer(), c.warmup(), minLR, gradClip, evalBatch,
 		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), c.Microbatch, c.virtualStages(), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
 		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"))
+}
+
+// positionsLine is how the spec says Positions, where the traits do not.
+func (c Case) positionsLine() string {
+	if strings.Contains(c.Traits, "positions = ") {
+		return ""
+	}
+	return "  positions = " + c.Positions + "\n"
+}
+
+// lines is each line of a text as one of a block.
+func lines(text string) (out string) {
+	for line := range strings.Lines(text) {
+		out += "  " + strings.TrimSpace(line) + "\n"
+	}
+	return out
+}
+
+// models are the traits of published models and of some that nobody has published, by name.
+var models = map[string]string{
+	"":       "",
+	"qwen2":  "bias = [qkv]",
+	"qwen3":  "qk_norm = head\nhead_dim = 12",
+	"olmo2":  "norm_place = post\nqk_norm = all\nbias = [qkv]",
+	"gemma":  "bias = []\nnorm_offset = 1\nnorm_place = pre_post\nactivation = gelu_tanh\nembed_scale = sqrt_hidden\nqk_norm = head\nattn_scale = 0.2\nlogit_softcap = 1.5",
+	"phi3":   "rope_partial = 0.5\nrope_scaling = longrope\nrope_factor = 4\nrope_original = 16\nrope_short = [1, 1.5]\nrope_long = [1.5, 3]",
+	"llama3": "rope_scaling = llama3\nrope_factor = 4\nrope_original = 64",
+	"yarn":   "rope_scaling = yarn\nrope_factor = 4\nrope_original = 16\nrope_fast = 4\nactivation = relu2\nbias = [mlp]",
+	"smollm": "positions = [rope, none]\nrope_scaling = linear\nrope_factor = 2\nattn_scale = 0.5\nactivation = gelu\nbias = [attn_out]",
 }
 
 func (c Case) String() string {
@@ -220,9 +249,19 @@ func (c Case) String() string {
 	if c.Tied {
 		tied = "tied"
 	}
-	return fmt.Sprintf("%s-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s-%s-%s%s", c.Family, c.KVHeads, c.Positions, tied, c.DType,
+	return c.modelName() + fmt.Sprintf("-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s-%s-%s%s", c.KVHeads, c.Positions, tied, c.DType,
 		c.Batch, c.Microbatch, c.DP, orElse(c.Zero, "0"), c.PP, max(1, c.VirtualStages), c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload,
 		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"]+map[bool]string{true: "-" + c.Optimizer}[c.Optimizer != ""])
+}
+
+// modelName is the family, and the name of the traits where there are others.
+func (c Case) modelName() string {
+	for name, traits := range models {
+		if traits == c.Traits && name != "" {
+			return c.Family + "." + name
+		}
+	}
+	return c.Family
 }
 
 // kept names what stays on the device.

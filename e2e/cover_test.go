@@ -41,6 +41,7 @@ var space = []setting{
 	choice("keep", func(c *Case, v string) { c.Keep = v }, "[k, v]", "[]", "[k]"),
 	choice("order", func(c *Case, v string) { c.Order = v }, "sequence", "layer"),
 	choice("optimizer", func(c *Case, v string) { c.Optimizer = v }, "", "sgd", "muon"),
+	choice("traits", func(c *Case, v string) { c.Traits = models[v] }, "", "qwen3", "olmo2", "gemma", "smollm", "yarn"),
 }
 
 // Strategies by what they do not support: subsequences; one virtual stage; two.
@@ -88,6 +89,7 @@ var forbidden = []struct {
 	{"sp_mode", "keep", func(mode, keep int) bool { return mode == 2 && keep > 0 }, "nor does a ring have them stream"},
 	{"pp", "strategy", func(pp, s int) bool { return pp == 2 && among(s, twoStages...) }, "nor do they for a strategy"},
 	{"batch", "strategy", func(batch, s int) bool { return batch == 0 && among(s, "dualpipe-v") }, "a microbatch for each stage,"},
+	{"traits", "kv_heads", func(traits, kv int) bool { return traits == 2 && kv > 0 }, "a norm of all key heads wants them on one rank or exchanged"},
 	{"dp", "strategy", func(dp, s int) bool { return dp == 1 && among(s, "dualpipe-v") }, "of two ranks four,"},
 	{"microbatch", "strategy", func(microbatch, s int) bool { return microbatch == 1 && among(s, "dualpipe-v") }, "is the whole batch"},
 }

@@ -129,7 +129,7 @@ func TestProduct(t *testing.T) {
 var (
 	groupSettings = settingIndexes("family", "kv_heads", "dtype", "sp", "dp", "subsequences", "batch")
 	caseSettings  = settingIndexes("pp", "offload")
-	drawnSettings = settingIndexes("tied", "positions", "partition", "microbatch", "sp_mode", "recompute", "strategy", "virtual_stages", "order", "keep", "zero", "optimizer")
+	drawnSettings = settingIndexes("tied", "positions", "partition", "microbatch", "sp_mode", "recompute", "strategy", "virtual_stages", "order", "keep", "zero", "optimizer", "traits")
 )
 
 func settingIndexes(names ...string) []int {

@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"testing"
@@ -66,15 +68,40 @@ func TestOptimizersEqualNaive(t *testing.T) {
 	}
 }
 
-func (c Case) naive() naive.Config {
-	return naive.Config{Family: c.Family, Layers: c.Layers, Hidden: hidden, Heads: heads, KVHeads: c.KVHeads, HeadDim: hidden / heads,
-		FFN: ffn, Vocab: c.Vocab, Tied: c.Tied, Positions: c.Positions, RopeTheta: ropeTheta, NormEps: normEps, Sequence: c.Sequence}
+// naiveModel is the model of a program as the naive implementation takes it.
+func naiveModel(t testing.TB, p *ir.Program) naive.Config {
+	t.Helper()
+	model, err := json.Marshal(p.Model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return naive.ConfigOf(model, int(p.Run.Sequence))
+}
+
+// TestTraitsEqualNaive is E4 for models that differ from the two families in more.
+func TestTraitsEqualNaive(t *testing.T) {
+	if !numbers {
+		t.Skip("too slow under the race detector")
+	}
+	for _, name := range slices.Sorted(maps.Keys(models)) {
+		for i, family := range []string{"gpt", "llama"} {
+			for _, dtype := range []string{"f32", "bf16"} {
+				c := Case{Family: family, Traits: models[name], Positions: "rope", KVHeads: 4 >> i, Tied: i == 1, DType: dtype, Batch: 3,
+					Steps: 5, Layers: 3, Sequence: 20, Vocab: tinyVocab}.plain()
+				t.Run(c.String(), func(t *testing.T) {
+					t.Parallel()
+					checkNaive(t, c)
+				})
+			}
+		}
+	}
 }
 
 func checkNaive(t *testing.T, c Case) {
 	t.Helper()
 	_, p := mustCompile(t, c)
-	tol, names := yardstick[c.DType], naive.Names(c.naive())
+	model := naiveModel(t, p)
+	tol, names := yardstick[c.DType], naive.Names(model)
 	job := open(t, p, 1, nil)
 	if err := job.Init(t.Context()); err != nil {
 		t.Fatalf("init: %v", err)
@@ -83,10 +110,10 @@ func checkNaive(t *testing.T, c Case) {
 	if len(weights) != len(names) {
 		t.Errorf("the program has %d tensors, the model has %d", len(weights), len(names))
 	}
-	state := naive.State{Shapes: naive.Shapes(c.naive())}
+	state := naive.State{Shapes: naive.Shapes(model)}
 	for step := 1; step <= c.Steps; step++ {
 		when := fmt.Sprintf("step %d", step)
-		loss, want := naive.LossAndGrads(c.naive(), doubles(tensors(t, p, job, ir.RoleWeight)), tokensOf(t, p, step))
+		loss, want := naive.LossAndGrads(model, doubles(tensors(t, p, job, ir.RoleWeight)), tokensOf(t, p, step))
 		got, err := job.Step(t.Context())
 		if err != nil {
 			t.Fatalf("%s: %v", when, err)

@@ -92,6 +92,7 @@ func drawSpec(r *rand.Rand) *drawn {
 	}
 	d.model.Optimizer = pick(r, "", "", "sgd", "muon")
 	kv := pick(r, divisors(heads)...)
+	d.model.Traits = drawTraits(r, hidden/heads)
 	layers, sequence := between(r, 1, 7), 8*between(r, 3, 16)
 	pp, sp, dp := between(r, 1, min(layers, 4)), pick(r, divisors(heads)...), pick(r, 1, 1, 2)
 	sp = min(sp, 4)
@@ -108,10 +109,9 @@ model drawn {
   vocab = %d
   dtype = %s
   tied = %t
-  positions = %s
-  rope_theta = 100
+%s  rope_theta = 100
   init_std = %.3f  # as strong in every width
-}
+%s}
 cluster all = local(ranks = 32)
 train {
   sequence = %d
@@ -125,9 +125,52 @@ train {
 }
 schedule drawn { pp = 1 sp = 1 dp = 1 }
 `, d.model.Family, layers, hidden, heads, kv, between(r, 17, 90), between(r, 11, 70), d.model.DType, pick(r, true, false),
-		d.model.Positions, 0.8/math.Sqrt(float64(hidden)), sequence, batch, between(r, 1, 1000), d.model.optimizer(), dp*microbatch)
+		d.model.positionsLine(), 0.8/math.Sqrt(float64(hidden)), lines(d.model.Traits), sequence, batch, between(r, 1, 1000), d.model.optimizer(), dp*microbatch)
 	d.batch, d.schedule = batch/dp/microbatch, drawSchedule(r, pp, sp, dp, microbatch)
 	return d
+}
+
+// drawTraits draws a value for some of the model's keys: any word that a key takes, and numbers of those that are listed. What does not
+// go together is refused.
+func drawTraits(r *rand.Rand, headDim int) string {
+	var traits []string
+	give := func(key string, value any) { traits = append(traits, fmt.Sprintf("%s = %v", key, value)) }
+	for _, k := range lang.KeysOf("model") {
+		words := k.Words()
+		if len(words) < 2 || slices.Contains([]string{"family", "dtype", "tied", "positions", "embed_scale", "rope_truncate"}, k.Name) || r.IntN(3) > 0 {
+			continue
+		}
+		word := pick(r, words...)
+		give(k.Name, word)
+		if k.Name == "rope_scaling" && word != "none" {
+			give("rope_factor", 4)
+		}
+		switch {
+		case k.Name != "rope_scaling":
+		case word == "longrope":
+			factors := listOf(slices.Repeat([]float64{1.5}, headDim/2))
+			give("rope_original", 32)
+			give("rope_short", factors)
+			give("rope_long", factors)
+		case word != "none" && word != "linear":
+			give("rope_original", 32)
+		}
+	}
+	if r.IntN(3) == 0 {
+		give("positions", pick(r, "[rope, none]", "[none, rope, rope]"))
+	}
+	if r.IntN(3) == 0 {
+		give("bias", pick(r, "[]", "[qkv]", "[attn_out, qkv]", "[mlp]", "[qkv, attn_out, mlp]"))
+	}
+	for _, number := range []struct {
+		key   string
+		value any
+	}{{"norm_offset", 1}, {"embed_scale", "sqrt_hidden"}, {"logit_softcap", 2}, {"attn_scale", 0.3}, {"rope_partial", 0.5}} {
+		if r.IntN(6) == 0 {
+			give(number.key, number.value)
+		}
+	}
+	return strings.Join(traits, "\n")
 }
 
 func drawSchedule(r *rand.Rand, pp, sp, dp, microbatch int) []request {

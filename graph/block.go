@@ -86,15 +86,18 @@ func (b *Block) View(a Arg, s Size) ir.View {
 		first, rows = s.Chunk, s.Rows
 	}
 	out := ir.View{DType: v.DType, Offset: ir.Bytes(first*max(v.Cols, 1)) * v.DType.Bytes()}
-	dims := out.Shape[:0]
+	at := 0
 	if v.Planes > 0 && a.Span != Flat {
-		dims = append(dims, v.Planes)
+		out.Shape[at], at = v.Planes, at+1
 	}
-	dims = append(dims, rows)
-	if v.Cols > 0 {
-		dims = append(dims, v.Cols)
+	cols := v.Cols
+	if a.Heads > 0 {
+		rows, cols = rows*a.Heads, cols/a.Heads
 	}
-	_ = dims
+	out.Shape[at], at = rows, at+1
+	if cols > 0 {
+		out.Shape[at] = cols
+	}
 	return out
 }
 
@@ -130,6 +133,17 @@ func (b *Block) Instr(n *Node, s Size, view func(Arg, ir.View) ir.View, attr fun
 func (b *Block) Work(n *Node, s Size) ir.Work {
 	in := b.Instr(n, s, func(_ Arg, v ir.View) ir.View { return v }, func(Attr) ir.Attr { return ir.Int(1) })
 	return in.Work()
+}
+
+// ForwardFlops sums what the opcodes of the forward pass count, by kind of work, for all rows of a size at once.
+func (b *Block) ForwardFlops(s Size) map[ir.WorkKind]ir.Flops {
+	s.Rows = s.Tokens * s.Batch
+	sums := map[ir.WorkKind]ir.Flops{}
+	for i := range b.Forward {
+		w := b.Work(&b.Forward[i], s)
+		sums[w.Kind] += w.Flops
+	}
+	return sums
 }
 
 // UnitLayout is where the values of a unit lie in its storage, one after another, each aligned, and how much that is.

@@ -92,6 +92,9 @@ func seen(v int) Arg  { return Arg{Value: v, Span: Seen} }
 func flat(v int) Arg  { return Arg{Value: v, Span: Flat} }
 func chunk(v int) Arg { return Arg{Value: v, Span: Chunk} }
 
+// by sees each row of an operand as one for each head.
+func by(heads int64, a Arg) Arg { a.Heads = heads; return a }
+
 func integer(name string, v int64) Attr   { return Attr{Name: name, Value: ir.Int(v)} }
 func float(name string, v float64) Attr   { return Attr{Name: name, Value: ir.Float(v)} }
 func truth(name string) Attr              { return Attr{Name: name, Value: ir.Int(1)} }

@@ -20,8 +20,8 @@ var gradients = [ir.NumOps]gradient{
 	ir.Matmul:        matmulGradient,
 	ir.Rope:          ropeGradient,
 	ir.Attention:     attentionGradient,
-	ir.Gelu:          geluGradient,
-	ir.SwiGLU:        swigluGradient,
+	ir.Activation:    activationGradient,
+	ir.GLU:           gluGradient,
 	ir.Add:           addGradient,
 	ir.AllGather:     gatherGradient,
 	ir.ReduceScatter: scatterGradient,
@@ -213,6 +213,7 @@ func (b *builder) grad(a Arg) Arg {
 	if a.Span != All {
 		g.Span = a.Span
 	}
+	g.Heads = a.Heads
 	return g
 }
 
@@ -255,7 +256,7 @@ func (b *builder) takeGrad(v int) Arg {
 
 func embedGradient(b *builder, n Node) {
 	dy := b.grad(n.Args[0])
-	attrs := []Attr{n.Attrs[0], from("accumulate", NotFirst)}
+	attrs := append(slices.Clone(n.Attrs), from("accumulate", NotFirst))
 	b.node(ir.EmbedGrad, attrs, all(b.weightGrad(n.Args[2].Value)), b.need(n.Args[1].Value), dy)
 }
 
@@ -270,17 +271,17 @@ func layerNormGradient(b *builder, n Node) {
 	x, gamma, beta := n.Args[2].Value, n.Args[3].Value, n.Args[4].Value
 	dy, residual := b.grad(n.Args[0]), b.takeGrad(x)
 	dx := b.newGrad(x)
-	b.node(ir.LayerNormGrad, []Attr{from("accumulate", NotFirst)},
+	b.node(ir.LayerNormGrad, []Attr{from("accumulate", NotFirst), n.Attrs[attrIndex(n.Op, "offset")]},
 		all(dx), all(b.weightGrad(gamma)), all(b.weightGrad(beta)), dy, b.need(x), b.need(n.Args[1].Value), all(gamma), residual)
 	b.contribute(x, all(dx))
 }
 
 func rmsNormGradient(b *builder, n Node) {
-	x, gamma := n.Args[2].Value, n.Args[3].Value
-	dy, residual := b.grad(n.Args[0]), b.takeGrad(x)
+	x, gamma, heads := n.Args[2].Value, n.Args[3].Value, n.Args[2].Heads
+	dy, residual := b.inActivationType(b.grad(n.Args[0])), b.takeGrad(x)
 	dx := b.newGrad(x)
-	b.node(ir.RMSNormGrad, []Attr{from("accumulate", NotFirst)},
-		all(dx), all(b.weightGrad(gamma)), dy, b.need(x), b.need(n.Args[1].Value), all(gamma), residual)
+	b.node(ir.RMSNormGrad, []Attr{from("accumulate", NotFirst), n.Attrs[attrIndex(n.Op, "offset")]},
+		by(heads, all(dx)), all(b.weightGrad(gamma)), dy, by(heads, b.need(x)), by(heads, b.need(n.Args[1].Value)), all(gamma), by(heads, residual))
 	b.contribute(x, all(dx))
 }
 
@@ -313,8 +314,8 @@ func (b *builder) inActivationType(g Arg) Arg {
 		return g
 	}
 	y := b.value(Value{Name: v.Name + "." + b.act.String(), Rows: b.split.attentionRows(), Cols: v.Cols, DType: b.act})
-	b.node(ir.Cast, nil, all(y), g)
-	return all(y)
+	b.node(ir.Cast, nil, all(y), Arg{Value: g.Value, Span: g.Span})
+	return by(g.Heads, all(y))
 }
 
 func ropeGradient(b *builder, n Node) {
@@ -354,16 +355,16 @@ func (b *builder) cacheGrads(k, v int) (d [2]int) {
 // castGradient leaves the gradient in the type that it has.
 func castGradient(b *builder, n Node) { b.contribute(n.Args[1].Value, b.grad(n.Args[0])) }
 
-func geluGradient(b *builder, n Node) {
+func activationGradient(b *builder, n Node) {
 	dx := b.newGrad(n.Args[1].Value)
-	b.node(ir.GeluGrad, nil, all(dx), b.grad(n.Args[0]), b.need(n.Args[1].Value))
+	b.node(ir.ActivationGrad, n.Attrs, all(dx), b.grad(n.Args[0]), b.need(n.Args[1].Value))
 	b.contribute(n.Args[1].Value, all(dx))
 }
 
-func swigluGradient(b *builder, n Node) {
+func gluGradient(b *builder, n Node) {
 	gate, up := n.Args[1].Value, n.Args[2].Value
 	dgate, dup := b.newGrad(gate), b.newGrad(up)
-	b.node(ir.SwiGLUGrad, nil, all(dgate), all(dup), b.grad(n.Args[0]), b.need(gate), b.need(up))
+	b.node(ir.GLUGrad, n.Attrs, all(dgate), all(dup), b.grad(n.Args[0]), b.need(gate), b.need(up))
 	b.contribute(gate, all(dgate))
 	b.contribute(up, all(dup))
 }

@@ -2,7 +2,7 @@
 // and in the head, forward and backward. The backward half is derived from the forward half by one rule for each
 // opcode (gradient.go), so what must be kept between them follows from the dataflow and is listed nowhere by hand.
 //
-// Read model.go for the two families, block.go for how nodes become instructions of a given size. The package knows
+// Read model.go for the layer and its traits, block.go for how nodes become instructions of a given size. The package knows
 // nothing of stages, offload or addresses.
 package graph
 
@@ -66,6 +66,7 @@ const (
 type Arg struct {
 	Value int
 	Span  Span
+	Heads int64 // each row is seen as so many rows, one for each head; 0: as it is
 }
 
 // Missing is the value of an absent operand.
@@ -83,6 +84,7 @@ const (
 	FromFirst                  // index of the microbatch's first sequence
 	FromConst                  // the rank's constant of that name
 	FromLossScale              // 1 / tokens of the batch (or of the validation)
+	FromLayer                  // the layer's rotation of queries or keys: see Model.Rotation
 	NotFirst                   // false where this step has not written the accumulated rows yet, then true
 )
 
@@ -91,7 +93,7 @@ type Attr struct {
 	Name   string
 	Source AttrSource
 	Value  ir.Attr // Literal; FromPrefix adds its integer
-	Const  string  // FromConst
+	Const  string  // FromConst; FromLayer: RotationQ or RotationK
 }
 
 // Node is one operation. Args stand in the order of the opcode's row.

@@ -52,15 +52,16 @@ func (b *Block) text() string {
 func TestMain(m *testing.M) { irtest.Main(m) }
 
 func small(family, positions string) lang.Model {
-	return lang.Model{
-		Family: family, Layers: 2, Hidden: 32, Heads: 4, KVHeads: 4, HeadDim: 8, FFN: 96, Vocab: 37,
-		DType: "f32", Positions: positions, InitStd: 0.02, NormEps: 1e-5, RopeTheta: 1e4,
+	m, err := lang.ParseModel(fmt.Sprintf("family = %s positions = %s layers = 2 hidden = 32 heads = 4 ffn = 96 vocab = 37 dtype = f32", family, positions))
+	if err != nil {
+		panic(err)
 	}
+	return m
 }
 
 // The derived backward pass is read by people before it is run by machines.
 func TestDataflow(t *testing.T) {
-	grouped := small(lang.FamilyLlama, lang.PositionsRope)
+	grouped := small("llama", lang.PositionsRope)
 	grouped.KVHeads, grouped.DType, grouped.Tied = 2, "bf16", true
 	for _, c := range []struct {
 		name      string
@@ -69,16 +70,16 @@ func TestDataflow(t *testing.T) {
 		recompute string
 		mode      string
 	}{
-		{"gpt", small(lang.FamilyGPT, lang.PositionsLearned), 1, RecomputeNone, ModeMegatron},
-		{"gpt-sp2", small(lang.FamilyGPT, lang.PositionsLearned), 2, RecomputeNone, ModeMegatron},
+		{"gpt", small("gpt", lang.PositionsLearned), 1, RecomputeNone, ModeMegatron},
+		{"gpt-sp2", small("gpt", lang.PositionsLearned), 2, RecomputeNone, ModeMegatron},
 		{"llama-sp4", grouped, 4, RecomputeNone, ModeMegatron},
-		{"gpt-selective", small(lang.FamilyGPT, lang.PositionsLearned), 1, RecomputeSelective, ModeMegatron},
-		{"gpt-keep_attention", small(lang.FamilyGPT, lang.PositionsRope), 2, RecomputeKeepAttention, ModeMegatron},
+		{"gpt-selective", small("gpt", lang.PositionsLearned), 1, RecomputeSelective, ModeMegatron},
+		{"gpt-keep_attention", small("gpt", lang.PositionsRope), 2, RecomputeKeepAttention, ModeMegatron},
 		{"llama-full", grouped, 2, RecomputeFull, ModeMegatron},
-		{"gpt-ulysses2", small(lang.FamilyGPT, lang.PositionsLearned), 2, RecomputeNone, ModeUlysses},
+		{"gpt-ulysses2", small("gpt", lang.PositionsLearned), 2, RecomputeNone, ModeUlysses},
 		{"llama-ulysses4", grouped, 4, RecomputeNone, ModeUlysses},
 		{"llama-ulysses2-full", grouped, 2, RecomputeFull, ModeUlysses},
-		{"gpt-ring2", small(lang.FamilyGPT, lang.PositionsLearned), 2, RecomputeNone, ModeRing},
+		{"gpt-ring2", small("gpt", lang.PositionsLearned), 2, RecomputeNone, ModeRing},
 		{"llama-ring4", grouped, 4, RecomputeKeepAttention, ModeRing},
 		{"llama-ring2-full", grouped, 2, RecomputeFull, ModeRing},
 	} {
@@ -91,7 +92,7 @@ func TestDataflow(t *testing.T) {
 // earlier; what the weights' half reads has its last value by then in either order, what it writes nobody else reads, and of a
 // layer it has every product with a transposed first factor.
 func TestHalves(t *testing.T) {
-	for _, family := range []string{lang.FamilyGPT, lang.FamilyLlama} {
+	for _, family := range []string{"gpt", "llama"} {
 		for _, split := range []Split{{SP: 1}, {SP: 2, Whole: true}, {SP: 4, Mode: ModeUlysses}, {SP: 3, Mode: ModeRing}, {SP: 2, Mode: ModeRing, Whole: true}} {
 			g := New(small(family, lang.PositionsRope), split, 64)
 			for recompute := range recomputes {
@@ -159,7 +160,7 @@ func (b *Block) name(a Arg) string {
 
 // Every instruction of every block has the shapes and types that its opcode's row demands.
 func TestShapes(t *testing.T) {
-	for _, family := range []string{lang.FamilyGPT, lang.FamilyLlama} {
+	for _, family := range []string{"gpt", "llama"} {
 		for _, sp := range []int{1, 2, 4} {
 			for _, mode := range SPModes {
 				g := New(small(family, lang.PositionsRope), Split{SP: sp, Mode: mode}, 64)
@@ -188,7 +189,7 @@ func splits(ranks ...int) (all []Split) {
 func TestWhole(t *testing.T) {
 	for _, split := range splits(1, 2, 4) {
 		split.Whole = true
-		g := New(small(lang.FamilyLlama, lang.PositionsRope), split, 64)
+		g := New(small("llama", lang.PositionsRope), split, 64)
 		for _, v := range g.Layer.Values {
 			if v.Kind == Cache || v.Kind == CacheGrad {
 				t.Errorf("%+v: %s is a cache", split, v.Name)
@@ -217,7 +218,7 @@ func checkShapes(t *testing.T, g *Model, b *Block, z Size) {
 // 32 bytes a token and hidden element over all ranks: the paper's count for a GPT layer in bf16, the logsumexp and the
 // statistics of the norms apart.
 func TestActivationBytesOfThePaper(t *testing.T) {
-	m := small(lang.FamilyGPT, lang.PositionsNone)
+	m := small("gpt", lang.PositionsNone)
 	m.DType, m.FFN = "bf16", 4*m.Hidden
 	for _, split := range splits(1, 2, 4) {
 		sp, layer := split.SP, New(m, split, 1024).Layer
@@ -244,7 +245,7 @@ func TestActivationBytesOfThePaper(t *testing.T) {
 // TestLayerWithout draws sets of units: a layer that makes them again computes forward what every layer does, in the same
 // values, and keeps the other units, no more and no less.
 func TestLayerWithout(t *testing.T) {
-	for _, family := range []string{lang.FamilyGPT, lang.FamilyLlama} {
+	for _, family := range []string{"gpt", "llama"} {
 		for _, split := range splits(1, 2) {
 			g := New(small(family, lang.PositionsRope), split, 64)
 			all := g.RemadeBy(RecomputeFull)

@@ -1,7 +1,9 @@
 package graph
 
 import (
+	"cmp"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 
@@ -80,6 +82,7 @@ type Model struct {
 	Embedding *Block
 	Layer     *Block // every layer has the same; it makes no unit again
 	Head      *Block
+	Rotations []ir.Rotation // that its layers name, from 1 on
 
 	mutex    sync.Mutex
 	remaking map[Units]*Block
@@ -89,6 +92,7 @@ type Model struct {
 // New builds the dataflow of a checked model. Heads divide by SP; vocabulary and FFN are padded to it.
 func New(m lang.Model, split Split, sequence int64) *Model {
 	g := &Model{Model: m, Split: split, remaking: map[Units]*Block{}, updates: map[updateKey]*Block{}}
+	g.Rotations = rotationsOf(&m, sequence)
 	g.Embedding, g.Layer, g.Head = g.embedding(sequence), g.layer(nil), g.head()
 	return g
 }
@@ -241,7 +245,11 @@ func (g *Model) embedding(sequence int64) *Block {
 	tokens := b.value(Value{Name: ValueTokens, Rows: Full, DType: ir.I32})
 	b.node(ir.LoadTokens, g.loadAttrs(0), all(tokens))
 	part := b.activation("embed.out", Full, h)
-	b.node(ir.Embed, []Attr{constant("first", ConstVocab)}, all(part), all(tokens), all(table))
+	attrs := []Attr{constant("first", ConstVocab)}
+	if g.EmbedScale != 1 {
+		attrs = append(attrs, float("scale", g.EmbedScale))
+	}
+	b.node(ir.Embed, attrs, all(part), all(tokens), all(table))
 	x := b.reduceScatter(part, "embed.sum")
 	if g.Positions == lang.PositionsLearned {
 		rows := sequence / int64(g.SP)
@@ -272,8 +280,12 @@ func (g *Model) layer(keep map[int]bool) *Block {
 	h := int64(g.Hidden)
 	x := b.value(Value{Name: "ln1.in", Kind: Input, Rows: Local, Cols: h, DType: b.act})
 	b.Input = x
-	y := g.attention(b, x)
-	y = g.mlp(b, y)
+	y := g.branch(b, x, "ln1", "ln2.in", g.replicated("bo", h, 0), lang.BiasAttnOut, func(x int) int { return g.attention(b, x) })
+	mlpBias := "b2"
+	if g.Gated {
+		mlpBias = "b_down"
+	}
+	y = g.branch(b, y, "ln2", "out", g.replicated(mlpBias, h, 0), lang.BiasMLP, func(x int) int { return g.mlp(b, x) })
 	b.Output = y
 	b.DOutput = b.value(Value{Name: "d.out", Kind: Input, Rows: Local, Cols: h, DType: b.act})
 	b.grads[y] = all(b.DOutput)
@@ -281,26 +293,48 @@ func (g *Model) layer(keep map[int]bool) *Block {
 	return &b.Block
 }
 
-// norm appends the family's norm and returns its result.
+// norm appends the model's norm and returns its result.
 func (g *Model) norm(b *builder, name string, x int) int {
 	h := int64(g.Hidden)
 	y := b.activation(name+".out", Local, h)
-	gamma := b.param(g.replicated(name+".gamma", h, 1))
-	attrs := []Attr{float("eps", g.NormEps)}
-	if g.Family == lang.FamilyLlama {
+	gamma := b.param(g.replicated(name+".gamma", h, 1-g.NormOffset))
+	if g.Norm == lang.RMSNorm {
 		stats := b.value(Value{Name: name + ".stats", Rows: Local, Cols: 1, DType: ir.F32})
-		b.node(ir.RMSNorm, attrs, all(y), all(stats), all(x), all(gamma))
+		b.node(ir.RMSNorm, g.normAttrs(), all(y), all(stats), all(x), all(gamma))
 		return y
 	}
 	stats := b.value(Value{Name: name + ".stats", Rows: Local, Cols: 2, DType: ir.F32})
 	beta := b.param(g.replicated(name+".beta", h, 0))
-	b.node(ir.LayerNorm, attrs, all(y), all(stats), all(x), all(gamma), all(beta))
+	b.node(ir.LayerNorm, g.normAttrs(), all(y), all(stats), all(x), all(gamma), all(beta))
 	return y
 }
 
-// bias adds a parameter for GPT and nothing for Llama.
-func (g *Model) bias(b *builder, p Param) Arg {
-	if g.Family == lang.FamilyLlama {
+func (g *Model) normAttrs() []Attr {
+	attrs := []Attr{float("eps", g.NormEps)}
+	if g.NormOffset != 0 {
+		attrs = append(attrs, float("offset", g.NormOffset))
+	}
+	return attrs
+}
+
+// branch is a residual branch, x + f(x), with its norms; the bias of its output is added with it.
+func (g *Model) branch(b *builder, x int, norm, out string, bias Param, group string, f func(x int) int) int {
+	in := x
+	if g.NormsBefore() {
+		in = g.norm(b, norm, x)
+	}
+	sum := f(in)
+	if g.NormsAfter() {
+		sum = g.norm(b, norm+"_post", sum)
+	}
+	y := b.activation(out, Local, int64(g.Hidden))
+	b.node(ir.Add, nil, all(y), all(x), all(sum), g.bias(b, group, bias))
+	return y
+}
+
+// bias adds a parameter where the linear maps of a group have biases.
+func (g *Model) bias(b *builder, group string, p Param) Arg {
+	if !g.HasBias(group) {
 		return Arg{Value: Missing}
 	}
 	return all(b.param(p))
@@ -314,18 +348,17 @@ func (b *builder) linear(name string, rows Rows, x int, w Param, bias Arg) int {
 	return y
 }
 
-func (g *Model) attention(b *builder, x int) int {
+func (g *Model) attention(b *builder, in int) int {
 	h, d := int64(g.Hidden), int64(g.HeadDim)
 	heads, kv := g.headsLocal(), g.kvHeadsLocal()
 	q, kvAll := int64(g.Heads)*d, int64(g.KVHeads)*d
-	rows := g.enter(b, g.norm(b, "ln1", x), "ln1.gathered")
-	rotated := g.Positions == lang.PositionsRope
+	rows := g.enter(b, in, "ln1.gathered")
 	query := b.activation("q", g.attentionRows(), heads*d)
 	keys, values := g.cache(b, "k", g.Stream.K, kv*d), g.cache(b, "v", g.Stream.V, kv*d)
 	for _, p := range []projection{
-		{"q", all(query), heads, 1, g.slicedBias("bq", q, heads*d, ConstHeads), g.columns("wq", h, q, heads*d, ConstHeads), rotated},
-		{"k", tail(keys), kv, g.KVCopies(), g.kvParam(g.slicedBias("bk", kvAll, kv*d, ConstKV)), g.kvParam(g.columns("wk", h, kvAll, kv*d, ConstKV)), rotated},
-		{"v", tail(values), kv, g.KVCopies(), g.kvParam(g.slicedBias("bv", kvAll, kv*d, ConstKV)), g.kvParam(g.columns("wv", h, kvAll, kv*d, ConstKV)), false},
+		{"q", all(query), heads, 1, g.slicedBias("bq", q, heads*d, ConstHeads), g.columns("wq", h, q, heads*d, ConstHeads), RotationQ},
+		{"k", tail(keys), kv, g.KVCopies(), g.kvParam(g.slicedBias("bk", kvAll, kv*d, ConstKV)), g.kvParam(g.columns("wk", h, kvAll, kv*d, ConstKV)), RotationK},
+		{"v", tail(values), kv, g.KVCopies(), g.kvParam(g.slicedBias("bv", kvAll, kv*d, ConstKV)), g.kvParam(g.columns("wv", h, kvAll, kv*d, ConstKV)), ""},
 	} {
 		g.project(b, rows, p)
 	}
@@ -344,10 +377,7 @@ func (g *Model) attention(b *builder, x int) int {
 		o = local
 	}
 	part := b.linear("attn.proj", g.layerRows(), o, g.rows("wo", q, heads*d, h, ConstHeads), Arg{Value: Missing})
-	sum := g.leave(b, part, "attn.sum")
-	y := b.activation("ln2.in", Local, h)
-	b.node(ir.Add, nil, all(y), all(x), all(sum), g.bias(b, g.replicated("bo", h, 0)))
-	return y
+	return g.leave(b, part, "attn.sum")
 }
 
 // enter brings a rank's rows to the weights of a layer, and leave brings results back to the rank's rows.
@@ -367,31 +397,70 @@ func (g *Model) leave(b *builder, x int, name string) int {
 
 // projection is what makes Q, K or V of a layer's rows.
 type projection struct {
-	name    string
-	into    Arg   // all rows, this rank's heads
-	heads   int64 // of this rank
-	copies  int   // ranks that hold the same heads
-	bias    Param
-	weight  Param
-	rotated bool
+	name     string
+	into     Arg   // all rows, this rank's heads
+	heads    int64 // of this rank
+	copies   int   // ranks that hold the same heads
+	bias     Param
+	weight   Param
+	rotation string // RotationQ or RotationK; empty: V, which is neither normed nor rotated
 }
 
+// project goes from the matmul over the norm of heads and the exchange between ranks to the rotation, as far as the model has them. Each
+// but the last writes a value of its own.
 func (g *Model) project(b *builder, x int, p projection) {
-	bias := g.bias(b, p.bias)
-	weight, into := b.param(p.weight), p.into
-	if p.rotated {
-		into = all(b.activation(p.name+".flat", g.attentionRows(), p.heads*int64(g.HeadDim)))
+	bias, weight := g.bias(b, lang.BiasQKV, p.bias), b.param(p.weight)
+	rotated := p.rotation != "" && g.rotation(p.rotation) != plainNone
+	normed := p.rotation != "" && g.QKNorm != lang.QKNormNone
+	whole := normed && g.QKNorm == lang.QKNormAll && !g.Replicates() && g.SP > 1 // other ranks have the row's other heads
+	width := p.heads * int64(g.HeadDim)
+	local := func(name string) Arg { return all(b.activation(p.name+name, Local, p.weight.Shape[1])) }
+	into := p.into
+	if rotated {
+		into = all(b.activation(p.name+".flat", g.attentionRows(), width))
 	}
-	if g.ulysses() {
-		local := b.activation(p.name+".local", Local, p.weight.Local[1])
-		b.node(ir.Matmul, nil, all(local), all(x), all(weight), bias)
-		b.node(ir.AllToAll, exchange(p.copies, false), into, all(local))
-	} else {
-		b.node(ir.Matmul, nil, into, all(x), all(weight), bias)
+	exchanged := into // where rows with this rank's heads go
+	product := into
+	switch {
+	case g.ulysses() && normed:
+		product = local(".raw")
+	case g.ulysses():
+		product = local(".local")
+	case normed:
+		product = all(b.activation(p.name+".raw", g.attentionRows(), width))
 	}
-	if p.rotated {
-		b.node(ir.Rope, g.ropeAttrs(p.heads), p.into, into)
+	b.node(ir.Matmul, nil, product, all(x), all(weight), bias)
+	if whole {
+		rows := local(".rows")
+		b.node(ir.AllToAll, exchange(1, true), rows, product)
+		product = rows
 	}
+	if normed {
+		to := into
+		if g.ulysses() || whole {
+			to = local(".normed")
+		}
+		g.headNorm(b, p.name, to, product)
+		product = to
+	}
+	if g.ulysses() || whole {
+		b.node(ir.AllToAll, exchange(p.copies, false), exchanged, product)
+	}
+	if rotated {
+		b.node(ir.Rope, g.ropeAttrs(p), p.into, into)
+	}
+}
+
+// headNorm is RMSNorm of queries or keys, head by head or of all heads of a row.
+func (g *Model) headNorm(b *builder, name string, to, x Arg) {
+	v := b.Values[x.Value]
+	heads, width := int64(0), v.Cols
+	if g.QKNorm == lang.QKNormHead {
+		heads, width = v.Cols/int64(g.HeadDim), int64(g.HeadDim)
+	}
+	stats := b.value(Value{Name: name + ".stats", Rows: v.Rows, Cols: max(1, heads), DType: ir.F32})
+	gamma := b.param(g.replicated(name+"_norm.gamma", width, 1-g.NormOffset))
+	b.node(ir.RMSNorm, g.normAttrs(), by(heads, to), by(heads, all(stats)), by(heads, x), all(gamma))
 }
 
 // exchange is all heads of a rank's rows for a rank's heads of all rows, or inverse.
@@ -403,10 +472,16 @@ func exchange(copies int, inverse bool) []Attr {
 	return attrs
 }
 
-func (g *Model) ropeAttrs(heads int64) []Attr {
+func (g *Model) ropeAttrs(p projection) []Attr {
 	attrs := []Attr{
-		integer("heads", heads), integer("head_dim", int64(g.HeadDim)), from("batch", FromBatch),
+		integer("heads", p.heads), integer("head_dim", int64(g.HeadDim)), from("batch", FromBatch),
 		from("position", FromPrefix), float("theta", g.RopeTheta),
+	}
+	switch r := g.rotation(p.rotation); {
+	case r == byLayer:
+		attrs = append(attrs, Attr{Name: "rotation", Source: FromLayer, Const: p.rotation})
+	case r > 0:
+		attrs = append(attrs, integer("rotation", r))
 	}
 	if g.ring() {
 		attrs = append(attrs, integer("chunks", g.Chunks()), constant("member", ConstMember))
@@ -416,25 +491,25 @@ func (g *Model) ropeAttrs(heads int64) []Attr {
 
 func (g *Model) mlp(b *builder, x int) int {
 	h, f, fl := int64(g.Hidden), int64(g.FFN), g.ffnLocal()
-	in, rows := g.enter(b, g.norm(b, "ln2", x), "ln2.gathered"), g.layerRows()
+	in, rows := g.enter(b, x, "ln2.gathered"), g.layerRows()
+	into := func(name, weight, bias string) int {
+		return b.linear(name, rows, in, g.columns(weight, h, f, fl, ConstFFN), g.bias(b, lang.BiasMLP, g.slicedBias(bias, f, fl, ConstFFN)))
+	}
+	function := integer("function", int64(slices.Index(ir.Functions, g.Activation)))
 	down, act := "w2", 0
-	if g.Family == lang.FamilyLlama {
+	if g.Gated {
 		down = "w_down"
-		gate := b.linear("gate", rows, in, g.columns("w_gate", h, f, fl, ConstFFN), Arg{Value: Missing})
-		up := b.linear("up", rows, in, g.columns("w_up", h, f, fl, ConstFFN), Arg{Value: Missing})
-		act = b.activation("swiglu.out", rows, b.Values[up].Cols)
-		b.node(ir.SwiGLU, nil, all(act), all(gate), all(up))
+		gate, up := into("gate", "w_gate", "b_gate"), into("up", "w_up", "b_up")
+		name := map[string]string{"silu": "swiglu", "relu2": "reglu2"}[g.Activation]
+		act = b.activation(cmp.Or(name, "geglu")+".out", rows, b.Values[gate].Cols)
+		b.node(ir.GLU, []Attr{function}, all(act), all(gate), all(up))
 	} else {
-		b1 := g.bias(b, g.slicedBias("b1", f, fl, ConstFFN))
-		fc1 := b.linear("fc1.out", rows, in, g.columns("w1", h, f, fl, ConstFFN), b1)
-		act = b.activation("gelu.out", rows, b.Values[fc1].Cols)
-		b.node(ir.Gelu, nil, all(act), all(fc1))
+		fc1 := into("fc1.out", "w1", "b1")
+		act = b.activation(strings.TrimSuffix(g.Activation, "_tanh")+".out", rows, b.Values[fc1].Cols)
+		b.node(ir.Activation, []Attr{function}, all(act), all(fc1))
 	}
 	part := b.linear("fc2.out", rows, act, g.rows(down, f, fl, h, ConstFFN), Arg{Value: Missing})
-	sum := g.leave(b, part, "mlp.sum")
-	y := b.activation("out", Local, h)
-	b.node(ir.Add, nil, all(y), all(x), all(sum), g.bias(b, g.replicated("b2", h, 0)))
-	return y
+	return g.leave(b, part, "mlp.sum")
 }
 
 // head is the final norm, the output projection and the loss. Training runs the whole of it in the backward pass,
@@ -501,7 +576,11 @@ func (g *Model) chunkLoss(b *builder, xg, w, labels int) losses {
 }
 
 func (g *Model) vocabAttrs() []Attr {
-	return []Attr{constant("first", ConstVocab), constant("valid", ConstVocabValid)}
+	attrs := []Attr{constant("first", ConstVocab), constant("valid", ConstVocabValid)}
+	if g.LogitSoftcap != 0 {
+		attrs = append(attrs, float("softcap", g.LogitSoftcap))
+	}
+	return attrs
 }
 
 func (g *Model) chunkGradient(b *builder, l losses, xg, w, labels int) int {

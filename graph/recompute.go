@@ -2,6 +2,7 @@ package graph
 
 import (
 	"math/bits"
+	"slices"
 
 	"sppo.dev/ir"
 )
@@ -39,11 +40,18 @@ func (g *Model) RemadeBy(policy string) (remade Units) {
 		return 0
 	}
 	for _, u := range g.Layer.Units {
-		if u.Producer >= 0 && made(&g.Layer.Forward[u.Producer]) {
+		if u.Producer >= 0 && made(&g.Layer.Forward[u.Producer]) && !(policy == RecomputeSelective && g.Layer.isStatistics(&u)) {
 			remade |= 1 << u.Number
 		}
 	}
 	return remade
+}
+
+// isStatistics reports whether a unit is nothing but the statistics of a norm whose result the backward pass does not read: to recompute
+// them would repeat the whole norm.
+func (b *Block) isStatistics(u *Unit) bool {
+	n := &b.Forward[u.Producer]
+	return (n.Op == ir.RMSNorm || n.Op == ir.LayerNorm) && !slices.Contains(u.Values, n.Args[0].Value)
 }
 
 // LayerWithout is the layer whose backward pass makes some of its units again. Its forward is that of every layer; its units
@@ -100,7 +108,7 @@ func moves(n *Node) bool {
 
 func elementwise(n *Node) bool {
 	switch n.Op {
-	case ir.LayerNorm, ir.RMSNorm, ir.Gelu, ir.SwiGLU:
+	case ir.LayerNorm, ir.RMSNorm, ir.Activation, ir.GLU:
 		return true
 	}
 	return false

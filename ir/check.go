@@ -196,12 +196,14 @@ func describeAttr(a *Attr) string {
 // literal, so that one look at a code settles it for all ranks.
 func (c *checker) attr(a *Attr, kind AttrKind, events int32) bool {
 	if a.Const != 0 {
-		literalKind := kind == KindBool || kind == KindTensor || kind == KindGroup || kind == KindEvent
+		literalKind := kind == KindBool || kind == KindTensor || kind == KindGroup || kind == KindEvent || kind == KindFunction
 		return !literalKind && a.Const > 0 && int(a.Const) <= len(c.p.Consts) && a.Bits == 0
 	}
 	switch kind {
 	case KindTensor:
 		return a.Bits < uint64(len(c.p.Tensors))
+	case KindFunction:
+		return a.Bits < uint64(len(Functions))
 	case KindGroup:
 		return a.Bits < uint64(len(c.p.Groups))
 	case KindEvent:

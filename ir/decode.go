@@ -336,7 +336,7 @@ func (d *decoder) attrCount(n int) int {
 }
 
 // maxAttrs is the most attributes that a row may have; the mask in the file and the tests of the table rely on it.
-const maxAttrs = 12
+const maxAttrs = 16
 
 // carve cuts a copy of model off the front of store; nil where there is nothing.
 func carve[T any](store, model []T) (piece, rest []T) {
@@ -407,7 +407,7 @@ func (d *decoder) attr(kind AttrKind) Attr {
 	switch {
 	case c != 0:
 		return Attr{Const: c}
-	case kind == KindFloat:
+	case kind.IsFloat():
 		return Attr{Bits: d.float()}
 	}
 	return Int(d.int())

@@ -321,7 +321,7 @@ func (e *encoder) attr(a *Attr, kind AttrKind) {
 	e.uint(uint64(a.Const))
 	switch {
 	case a.Const != 0:
-	case kind == KindFloat:
+	case kind.IsFloat():
 		e.float(a.Bits)
 	default:
 		e.int(int64(a.Bits))

@@ -2,6 +2,8 @@ package ir
 
 import (
 	"fmt"
+	"reflect"
+	"slices"
 	"strings"
 )
 
@@ -9,36 +11,73 @@ import (
 // tensors do not say what is computed with them. Its fields equal those of lang.Model, which converts to it directly: the
 // compiler reports any drift between the two. That of a program that nobody compiled may be empty.
 type Model struct {
-	Name      string  `json:"name"`
-	Family    string  `json:"family"`
-	Layers    int     `json:"layers"`
-	Hidden    int     `json:"hidden"`
-	Heads     int     `json:"heads"`
-	KVHeads   int     `json:"kv_heads"`
-	HeadDim   int     `json:"head_dim"`
-	FFN       int     `json:"ffn"`
-	Vocab     int     `json:"vocab"`
-	DType     string  `json:"dtype"`
-	Tied      bool    `json:"tied"`
-	Positions string  `json:"positions"`
-	RopeTheta float64 `json:"rope_theta"`
-	NormEps   float64 `json:"norm_eps"`
-	InitStd   float64 `json:"init_std"`
+	Name   string `json:"name"`
+	Family string `json:"family"` // whose defaults the other keys had; nothing else depends on it
+
+	Layers  int    `json:"layers"`
+	Hidden  int    `json:"hidden"`
+	Heads   int    `json:"heads"`
+	KVHeads int    `json:"kv_heads"` // = Heads unless grouped-query attention
+	HeadDim int    `json:"head_dim"` // = Hidden/Heads unless given
+	FFN     int    `json:"ffn"`      // width of the MLP
+	Vocab   int    `json:"vocab"`    // as given; codegen pads it to SP
+	DType   string `json:"dtype"`    // f32 | bf16: storage of weights and activations
+
+	Norm       string   `json:"norm"`        // rmsnorm | layernorm
+	NormOffset float64  `json:"norm_offset"` // added to a norm's weights
+	NormPlace  string   `json:"norm_place"`  // pre | post | pre_post: where it stands in a residual branch
+	NormEps    float64  `json:"norm_eps"`
+	Activation string   `json:"activation"` // one of ir.Functions
+	Gated      bool     `json:"gated"`      // the MLP multiplies by the activation of a gate
+	Bias       []string `json:"bias"`       // out of qkv, attn_out, mlp, in this order
+	QKNorm     string   `json:"qk_norm"`    // none | head | all: RMSNorm of queries and keys
+
+	Positions       string   `json:"positions"`        // learned | rope | none
+	PositionPattern []string `json:"position_pattern"` // rope | none by layer, over and over; empty: Positions in all layers
+	RopeTheta       float64  `json:"rope_theta"`       // base of the rotary frequencies
+	RopePartial     float64  `json:"rope_partial"`     // share of a head that is rotated
+	RopeScaling     string   `json:"rope_scaling"`     // none | linear | llama3 | yarn | longrope
+
+	// What RopeScaling does not use is 0, false or empty.
+	RopeFactor    float64   `json:"rope_factor"`
+	RopeOriginal  int       `json:"rope_original"` // tokens
+	RopeLow       float64   `json:"rope_low"`
+	RopeHigh      float64   `json:"rope_high"`
+	RopeFast      float64   `json:"rope_fast"`
+	RopeSlow      float64   `json:"rope_slow"`
+	RopeTruncate  bool      `json:"rope_truncate"`
+	RopeAmplitude float64   `json:"rope_amplitude"` // 1 unless scaled
+	RopeShort     []float64 `json:"rope_short"`
+	RopeLong      []float64 `json:"rope_long"`
+
+	AttnScale    float64 `json:"attn_scale"`    // of attention's scores
+	LogitSoftcap float64 `json:"logit_softcap"` // 0: none
+	EmbedScale   float64 `json:"embed_scale"`   // of the embedding's result
+	Tied         bool    `json:"tied"`          // output projection shares the embedding
+
+	InitStd float64 `json:"init_std"` // of weight matrices and embeddings; output projections of a layer are divided by sqrt(2*Layers)
 }
 
-// identity is what makes a network the function of its weights that it is, by the language's keys: neither its name, nor how weights
-// were drawn. A base of rotary frequencies is none where nothing rotates.
-func (m *Model) identity() [][2]string {
-	theta := "none"
-	if m.Positions == "rope" {
-		theta = fmt.Sprint(m.RopeTheta)
+// identity is what makes a network the function of its weights that it is, by the language's keys: neither its name and the family that
+// its keys had defaults from, nor how weights were drawn. What says how positions turn is none of it where nothing turns.
+func (m *Model) identity() (traits [][2]string) {
+	s := reflect.ValueOf(*m)
+	for i := range s.NumField() {
+		key := s.Type().Field(i).Tag.Get("json")
+		if slices.Contains([]string{"name", "family", "init_std"}, key) {
+			continue
+		}
+		value := "none"
+		if !strings.HasPrefix(key, "rope_") || m.Positions == "rope" {
+			value = fmt.Sprint(s.Field(i).Interface())
+		}
+		traits = append(traits, [2]string{key, value})
 	}
-	return [][2]string{
-		{"family", m.Family}, {"layers", fmt.Sprint(m.Layers)}, {"hidden", fmt.Sprint(m.Hidden)}, {"heads", fmt.Sprint(m.Heads)},
-		{"kv_heads", fmt.Sprint(m.KVHeads)}, {"head_dim", fmt.Sprint(m.HeadDim)}, {"ffn", fmt.Sprint(m.FFN)}, {"vocab", fmt.Sprint(m.Vocab)},
-		{"dtype", m.DType}, {"tied", fmt.Sprint(m.Tied)}, {"positions", m.Positions}, {"rope_theta", theta}, {"norm_eps", fmt.Sprint(m.NormEps)},
-	}
+	return traits
 }
+
+// IsZero reports whether it is the model of a program that does not say which it has.
+func (m *Model) IsZero() bool { return reflect.ValueOf(*m).IsZero() }
 
 // Difference says in what two networks are different functions, as each has it: "heads = 2, norm_eps = 1e-05" and
 // "heads = 4, norm_eps = 1e-06". Both are empty where they are one.

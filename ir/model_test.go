@@ -17,12 +17,14 @@ func TestModelDifference(t *testing.T) {
 			f.SetInt(77)
 		case reflect.Bool:
 			f.SetBool(true)
+		case reflect.Slice:
+			f.Set(reflect.MakeSlice(f.Type(), 2, 2))
 		default:
 			f.SetFloat(0.5)
 		}
 		name := reflect.TypeOf(model).Field(i).Tag.Get("json")
 		mine, theirs := model.Difference(&other)
-		if free := name == "name" || name == "init_std"; (mine == "") != free || (theirs == "") != free {
+		if free := name == "name" || name == "family" || name == "init_std"; (mine == "") != free || (theirs == "") != free {
 			t.Errorf("%s: %q and %q", name, mine, theirs)
 		}
 	}
@@ -33,7 +35,7 @@ func TestModelDifference(t *testing.T) {
 		t.Errorf("%q and %q", mine, theirs)
 	}
 	model.Positions, other = "none", model
-	other.Positions, other.RopeTheta = "none", 7
+	other.Positions, other.RopeTheta, other.RopeScaling = "none", 7, "linear"
 	if mine, _ := model.Difference(&other); mine != "" {
 		t.Errorf("where nothing rotates, %q", mine)
 	}

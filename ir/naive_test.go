@@ -162,11 +162,23 @@ func naiveUnread(c *ir.Code, read map[uint32]bool) bool {
 	for s := range ir.NumSections {
 		for i := range c.Sections[s] {
 			in := &c.Sections[s][i]
+			if in.Info().Class == ir.ClassComm {
+				continue
+			}
+			results, useful := 0, 0
 			for j := range in.Args {
-				o := &in.Info().Operands[j]
-				if _, writes := in.Access(j); writes && !o.Spare && in.Info().Class != ir.ClassComm && !read[operandNumber(s, i, j)] {
+				if _, writes := in.Access(j); !writes {
+					continue
+				}
+				results++
+				if read[operandNumber(s, i, j)] {
+					useful++
+				} else if !in.Info().Operands[j].Spare {
 					return true
 				}
+			}
+			if results > 0 && useful == 0 {
+				return true
 			}
 		}
 	}

@@ -62,6 +62,8 @@ func (o *OpInfo) Usage() string {
 			b.WriteString(" e0")
 		case KindOption:
 			fmt.Fprintf(&b, " [%s=%s]", a.Name, KindInt)
+		case KindFactor:
+			fmt.Fprintf(&b, " [%s=%s]", a.Name, KindFloat)
 		default:
 			fmt.Fprintf(&b, " %s=%s", a.Name, a.Kind)
 		}

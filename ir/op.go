@@ -21,10 +21,10 @@ const (
 	Rope
 	Attention
 	AttentionGrad
-	Gelu
-	GeluGrad
-	SwiGLU
-	SwiGLUGrad
+	Activation
+	ActivationGrad
+	GLU
+	GLUGrad
 	Add
 	Cast
 	CrossEntropyStats
@@ -97,7 +97,7 @@ type Operand struct {
 	Arena    Arena
 	Adds     string // the attribute that makes a WriteOrAdd operand add; "accumulate" where empty
 	Optional bool
-	Spare    bool // written on the way to the other results: nobody need read it
+	Spare    bool // written on the way to the other results: nobody need read it if one of them is read
 	Doc      string
 }
 
@@ -106,19 +106,38 @@ type AttrKind uint8
 
 // Kinds of attributes.
 const (
-	KindInt    AttrKind = iota
-	KindFloat           // IEEE 754 double
-	KindBool            // 0 or 1
-	KindTensor          // index into Program.Tensors
-	KindGroup           // index into Program.Groups
-	KindRank            // a rank of the job
-	KindEvent           // an event of the section
-	KindOption          // an integer that is 0 where it is not given
+	KindInt      AttrKind = iota
+	KindFloat             // IEEE 754 double
+	KindBool              // 0 or 1
+	KindTensor            // index into Program.Tensors
+	KindGroup             // index into Program.Groups
+	KindRank              // a rank of the job
+	KindEvent             // an event of the section
+	KindOption            // an integer that is 0 where it is not given
+	KindFactor            // a float that is 0 where it is not given
+	KindFunction          // an index into Functions, written by its name
 )
 
 func (k AttrKind) String() string {
-	return [...]string{"int", "float", "bool", "tensor", "group", "rank", "event", "option"}[k]
+	return [...]string{"int", "float", "bool", "tensor", "group", "rank", "event", "option", "factor", "function"}[k]
 }
+
+// IsFloat reports whether the attribute's bits are those of a float.
+func (k AttrKind) IsFloat() bool { return k == KindFloat || k == KindFactor }
+
+// MayBeLeftOut reports whether 0 stands for an attribute that is not given.
+func (k AttrKind) MayBeLeftOut() bool { return k == KindBool || k == KindOption || k == KindFactor }
+
+// Functions are the elementwise functions of activation and glu, by the attribute's value.
+var Functions = []string{"gelu_tanh", "gelu", "silu", "relu2"}
+
+// Values of attributes of KindFunction.
+const (
+	GeluTanh int64 = iota // x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))
+	Gelu                  // x/2 * (1 + erf(x/sqrt(2)))
+	Silu                  // x / (1 + exp(-x))
+	Relu2                 // max(x, 0)^2
+)
 
 // AttrInfo is one attribute of an opcode.
 type AttrInfo struct {
@@ -205,6 +224,10 @@ var (
 	attrValid      = AttrInfo{"valid", KindInt, "vocabulary entries on this rank that are not padding"}
 	attrGroup      = AttrInfo{"group", KindGroup, "the ranks that take part"}
 	attrEvent      = AttrInfo{"event", KindEvent, "event of this section"}
+	attrOffset     = AttrInfo{"offset", KindFactor, "added to gamma before it multiplies"}
+	attrFunction   = AttrInfo{"function", KindFunction, "gelu_tanh, gelu, silu or relu2"}
+	attrSoftcap    = AttrInfo{"softcap", KindFactor, "logits are softcap * tanh(logits / softcap); 0: as they are"}
+	attrEmbedScale = AttrInfo{"scale", KindFactor, "what rows of the table are multiplied by; 0: by 1"}
 	attrChunks     = AttrInfo{"chunks", KindOption, "the tokens are cut into so many chunks, an even number, in zigzag order: the first, the last, the second, the last but one, and so on; 0: they are in order"}
 	attrWindow     = AttrInfo{"window", KindOption, "query r sees keys from prefix+r-window+1 on alone; 0: from the first on"}
 	attrZigzag     = AttrInfo{"zigzag", KindOption, "0: as above. Else queries are two chunks of a member of a ring in zigzag order, and keys behind the prefix two of another's: all queries see the first of them where it is 1, because the other stands before; the second half of the queries sees both where it is 2, because it stands behind"}
@@ -255,24 +278,24 @@ var Ops = [NumOps]OpInfo{
 	},
 	Embed: {
 		Name: "embed", Class: ClassKernel, Streams: onCompute,
-		Doc: "Rows of the embedding table by token; tokens that are not on this rank give zeros, so that a sum over ranks completes the rows.",
+		Doc: "Rows of the embedding table by token, times scale; tokens that are not on this rank give zeros, so that a sum over ranks completes the rows.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,h"},
 			{Name: "tokens", Types: "i32", Dims: "r"},
 			{Name: "table", Types: "T", Dims: "v,h"},
 		},
-		Attrs: []AttrInfo{attrFirst},
+		Attrs: []AttrInfo{attrFirst, attrEmbedScale},
 		Work:  WorkMemory,
 	},
 	EmbedGrad: {
 		Name: "embed_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Adds each row of dy to the table row of its token, in row order.",
+		Doc: "Adds each row of dy, times scale, to the table row of its token, in row order.",
 		Operands: []Operand{
 			{Name: "dtable", Dir: WriteOrAdd, Types: "f32", Dims: "v,h"},
 			{Name: "tokens", Types: "i32", Dims: "r"},
 			{Name: "dy", Types: "T", Dims: "r,h"},
 		},
-		Attrs: []AttrInfo{attrFirst, attrAccumulate},
+		Attrs: []AttrInfo{attrFirst, attrAccumulate, attrEmbedScale},
 		Work:  WorkMemory,
 	},
 	PositionEmbed: {
@@ -298,15 +321,15 @@ var Ops = [NumOps]OpInfo{
 	},
 	LayerNorm: {
 		Name: "layernorm", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = (x - mean) / sqrt(variance + eps) * gamma + beta by rows.",
+		Doc: "y = (x - mean) / sqrt(variance + eps) * (offset + gamma) + beta by rows.",
 		Operands: []Operand{
-			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
+			{Name: "y", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
 			{Name: "stats", Dir: Write, Types: "f32", Dims: "r,2", Spare: true, Doc: "mean and 1/sqrt(variance + eps)"},
 			{Name: "x", Types: "T", Dims: "r,c"},
 			{Name: "gamma", Types: "T", Dims: "c"},
 			{Name: "beta", Types: "T", Dims: "c"},
 		},
-		Attrs: []AttrInfo{attrEps},
+		Attrs: []AttrInfo{attrEps, attrOffset},
 		Work:  WorkMemory, Source: "Ba, Kiros, Hinton 2016",
 	},
 	LayerNormGrad: {
@@ -322,19 +345,19 @@ var Ops = [NumOps]OpInfo{
 			{Name: "gamma", Types: "T", Dims: "c"},
 			{Name: "residual", Types: "T", Dims: "r,c", Optional: true},
 		},
-		Attrs: []AttrInfo{attrAccumulate},
+		Attrs: []AttrInfo{attrAccumulate, attrOffset},
 		Work:  WorkMemory,
 	},
 	RMSNorm: {
 		Name: "rmsnorm", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = x / sqrt(mean square + eps) * gamma by rows.",
+		Doc: "y = x / sqrt(mean square + eps) * (offset + gamma) by rows.",
 		Operands: []Operand{
-			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
+			{Name: "y", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
 			{Name: "stats", Dir: Write, Types: "f32", Dims: "r,1", Spare: true, Doc: "1/sqrt(mean square + eps)"},
 			{Name: "x", Types: "T", Dims: "r,c"},
 			{Name: "gamma", Types: "T", Dims: "c"},
 		},
-		Attrs: []AttrInfo{attrEps},
+		Attrs: []AttrInfo{attrEps, attrOffset},
 		Work:  WorkMemory, Source: "Zhang, Sennrich 2019",
 	},
 	RMSNormGrad: {
@@ -349,7 +372,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "gamma", Types: "T", Dims: "c"},
 			{Name: "residual", Types: "T", Dims: "r,c", Optional: true},
 		},
-		Attrs: []AttrInfo{attrAccumulate},
+		Attrs: []AttrInfo{attrAccumulate, attrOffset},
 		Work:  WorkMemory,
 	},
 	Matmul: {
@@ -380,7 +403,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	Rope: {
 		Name: "rope", Class: ClassKernel, Streams: onCompute,
-		Doc: "Rotary position embedding: turns the pairs (i, i+head_dim/2) of every head by position * theta^(-2i/head_dim), or back where inverse is set. Its own gradient is its inverse.",
+		Doc: "Rotary position embedding: turns the pairs (i, i+head_dim/2) of every head by position * theta^(-2i/head_dim), or back where inverse is set. A rotation of the run says it otherwise: which pairs (i, i+pairs), how fast, and by what the turned and the other elements are multiplied. The gradient of rope is rope with inverse set: a factor stays one.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "F", Dims: "n*batch,heads*head_dim"},
 			{Name: "x", Types: "F", Dims: "n*batch,heads*head_dim"},
@@ -391,6 +414,7 @@ var Ops = [NumOps]OpInfo{
 			{"theta", KindFloat, "base of the frequencies"},
 			{"inverse", KindBool, "turn back"},
 			attrChunks, {"member", KindOption, "with chunks, the tokens are those of two: of this number and of the one as far from the end"},
+			{"rotation", KindOption, "number of a rotation of the run, from 1 on, instead of theta; 0: none"},
 		},
 		InPlace: true, Rule: RuleZigzag, Work: WorkMemory, Source: "Su et al. 2021, in the half-split layout of GPT-NeoX and Llama",
 	},
@@ -429,38 +453,41 @@ var Ops = [NumOps]OpInfo{
 			{"accumulate_q", KindBool, "add to dq instead of writing it"}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember},
 		Rule: RuleAttention, Work: WorkAttentionGrad,
 	},
-	Gelu: {
-		Name: "gelu", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))).",
+	Activation: {
+		Name: "activation", Class: ClassKernel, Streams: onCompute,
+		Doc: "y = function(x): gelu_tanh is x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))), gelu is x/2 * (1 + erf(x/sqrt(2))), silu is x * sigmoid(x), relu2 is max(x, 0)^2.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
 			{Name: "x", Types: "T", Dims: "r,c"},
 		},
-		InPlace: true, Work: WorkMemory, Source: "Hendrycks, Gimpel 2016, the approximation that GPT-2 uses",
+		Attrs:   []AttrInfo{attrFunction},
+		InPlace: true, Work: WorkMemory, Source: "Hendrycks, Gimpel 2016; So et al. 2021 (relu2)",
 	},
-	GeluGrad: {
-		Name: "gelu_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradient of gelu.",
+	ActivationGrad: {
+		Name: "activation_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Gradient of activation.",
 		Operands: []Operand{
 			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c"},
 			{Name: "dy", Types: "T", Dims: "r,c"},
 			{Name: "x", Types: "T", Dims: "r,c"},
 		},
+		Attrs:   []AttrInfo{attrFunction},
 		InPlace: true, Work: WorkMemory,
 	},
-	SwiGLU: {
-		Name: "swiglu", Class: ClassKernel, Streams: onCompute,
-		Doc: "y = gate * sigmoid(gate) * up.",
+	GLU: {
+		Name: "glu", Class: ClassKernel, Streams: onCompute,
+		Doc: "y = function(gate) * up; with silu it is SwiGLU.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "T", Dims: "r,c"},
 			{Name: "gate", Types: "T", Dims: "r,c"},
 			{Name: "up", Types: "T", Dims: "r,c"},
 		},
+		Attrs:   []AttrInfo{attrFunction},
 		InPlace: true, Work: WorkMemory, Source: "Shazeer 2020",
 	},
-	SwiGLUGrad: {
-		Name: "swiglu_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradients of swiglu.",
+	GLUGrad: {
+		Name: "glu_grad", Class: ClassKernel, Streams: onCompute,
+		Doc: "Gradients of glu.",
 		Operands: []Operand{
 			{Name: "dgate", Dir: Write, Types: "T", Dims: "r,c"},
 			{Name: "dup", Dir: Write, Types: "T", Dims: "r,c"},
@@ -468,6 +495,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "gate", Types: "T", Dims: "r,c"},
 			{Name: "up", Types: "T", Dims: "r,c"},
 		},
+		Attrs:   []AttrInfo{attrFunction},
 		InPlace: true, Work: WorkMemory,
 	},
 	Add: {
@@ -492,13 +520,13 @@ var Ops = [NumOps]OpInfo{
 	},
 	CrossEntropyStats: {
 		Name: "cross_entropy_stats", Class: ClassKernel, Streams: onCompute,
-		Doc: "For each row of this rank's part of the logits: their maximum, the sum of exponentials below it, and the logit of the label (0 where the label is not on this rank).",
+		Doc: "For each row of this rank's part of the capped logits: their maximum, the sum of exponentials below it, and the logit of the label (0 where the label is not on this rank).",
 		Operands: []Operand{
 			{Name: "stats", Dir: Write, Types: "f32", Dims: "r,3"},
 			{Name: "logits", Types: "F", Dims: "r,v"},
 			{Name: "labels", Types: "i32", Dims: "r"},
 		},
-		Attrs: []AttrInfo{attrFirst, attrValid},
+		Attrs: []AttrInfo{attrFirst, attrValid, attrSoftcap},
 		Work:  WorkMemory,
 	},
 	CrossEntropy: {
@@ -513,14 +541,14 @@ var Ops = [NumOps]OpInfo{
 	},
 	CrossEntropyGrad: {
 		Name: "cross_entropy_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "dlogits = (softmax(logits) - onehot(label)) * scale for this rank's part; padding gets 0.",
+		Doc: "dlogits = (softmax(capped logits) - onehot(label)) * scale times the slope of the cap, for this rank's part; padding gets 0.",
 		Operands: []Operand{
 			{Name: "dlogits", Dir: Write, Types: "F", Dims: "r,v"},
 			{Name: "logits", Types: "F", Dims: "r,v"},
 			{Name: "stats", Types: "f32", Dims: "p,r,3"},
 			{Name: "labels", Types: "i32", Dims: "r"},
 		},
-		Attrs:   []AttrInfo{{"scale", KindFloat, "1 / tokens of the batch"}, attrFirst, attrValid},
+		Attrs:   []AttrInfo{{"scale", KindFloat, "1 / tokens of the batch"}, attrFirst, attrValid, attrSoftcap},
 		InPlace: true, Work: WorkMemory,
 	},
 	SumSq: {

@@ -209,6 +209,9 @@ func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 		if rows := Times(in.Args[0].Rows(), max(1, chunks)); position < 0 || Plus(position, rows) > maxPosition {
 			return fmt.Errorf("positions %d to %d, where float64 is exact up to %d", position, Plus(position, rows), int64(maxPosition))
 		}
+		if err := checkRotation(run, value("rotation"), value("head_dim")); err != nil {
+			return err
+		}
 		return checkPlace(member, chunks)
 	case Attention, AttentionGrad:
 		return in.checkMember(value)
@@ -216,11 +219,25 @@ func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 		if valid, width := value("valid"), in.Arg("logits").Cols(); valid < 0 || valid > width {
 			return fmt.Errorf("%d valid entries in %d columns", valid, width)
 		}
+		if c := in.Attr("softcap").Float(consts); !(c >= 0 && c <= math.MaxFloat32) {
+			return fmt.Errorf("softcap is %g", c)
+		}
 		return checkFirstEntry(value("first"), in.Arg("logits").Cols())
 	case Embed:
 		return checkFirstEntry(value("first"), in.Arg("table").Rows())
 	case EmbedGrad:
 		return checkFirstEntry(value("first"), in.Arg("dtable").Rows())
+	}
+	return nil
+}
+
+// checkRotation demands that a rotation exists and turns no more than a head has.
+func checkRotation(run *Run, number, dim int64) error {
+	switch {
+	case number < 0 || number > int64(len(run.Rotations)):
+		return fmt.Errorf("rotation %d of %d", number, len(run.Rotations))
+	case number > 0 && 2*int64(len(run.Rotations[number-1].Rates)) > dim:
+		return fmt.Errorf("rotation %d turns %d pairs of a head of %d", number, len(run.Rotations[number-1].Rates), dim)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package ir
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -393,7 +394,7 @@ func (ps *parser) attrs(in *Instr, events int32) error {
 		given[i] = true
 	}
 	for i := range row.Attrs {
-		if a := &row.Attrs[i]; !given[i] && a.Kind != KindBool && a.Kind != KindOption {
+		if a := &row.Attrs[i]; !given[i] && !a.Kind.MayBeLeftOut() {
 			return ps.errorAt(ps.at, row.Usage(), "%s lacks attribute %s", row.Name, a.Name)
 		}
 	}
@@ -451,14 +452,21 @@ func (ps *parser) attrValue(name string, kind AttrKind, events int32) (Attr, err
 	at := ps.mark()
 	if ps.take('$') {
 		i, err := ps.lookup("const", ps.consts)
-		if err == nil && (kind == KindBool || kind == KindTensor) {
+		if err == nil && (kind == KindBool || kind == KindTensor || kind == KindFunction) {
 			err = ps.errorAt(at, "", "%s must be literal", name)
 		}
 		return ConstRef(i), err
 	}
 	switch kind {
-	case KindFloat:
+	case KindFloat, KindFactor:
 		return ps.float(name)
+	case KindFunction:
+		w := ps.word()
+		i := slices.Index(Functions, w)
+		if i < 0 {
+			return Attr{}, ps.errorAt(at, nearest(w, Functions), "there is no function %q", w)
+		}
+		return Int(int64(i)), nil
 	case KindTensor:
 		i, err := ps.lookup("tensor", ps.tensors)
 		return Int(int64(i)), err

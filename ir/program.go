@@ -6,6 +6,8 @@
 // parts, when it is right; explain.go, the reference. The package knows nothing of specs, plans or devices.
 package ir
 
+import "math"
+
 // DType is the type of the elements of a view.
 type DType uint8
 
@@ -309,6 +311,8 @@ type Run struct {
 	Holdout       float64  `json:"holdout"`
 
 	DataOptions *DataOptions `json:"data_options"` // of tokens
+
+	Rotations []Rotation `json:"rotations"` // of rope, beside the plain one that its theta says
 }
 
 // DataOptions say how files of tokens are read; package corpus documents them.
@@ -320,6 +324,27 @@ type DataOptions struct {
 	Tokenizer string    `json:"tokenizer"`
 	Field     string    `json:"field"`
 	AppendEOS bool      `json:"append_eos"`
+}
+
+// Rotation says how rope turns each head: the pairs (i, i+len(Rates)), pair i by Rates[i] radians a token. What lies beyond the
+// last pair is not turned.
+type Rotation struct {
+	Rates []float64 `json:"rates"`
+	Scale float64   `json:"scale"` // factor of the elements that are turned
+	Rest  float64   `json:"rest"`  // factor of the others
+}
+
+// Rotation is the one of a rope instruction. One by theta turns whole heads.
+func (in *Instr) Rotation(run *Run) Rotation {
+	if i := in.Attr("rotation").Bits; i > 0 {
+		return run.Rotations[i-1]
+	}
+	dim, theta := int64(in.Attr("head_dim").Bits), math.Float64frombits(in.Attr("theta").Bits)
+	r := Rotation{Scale: 1, Rest: 1}
+	for i := range dim / 2 {
+		r.Rates = append(r.Rates, math.Pow(theta, -2*float64(i)/float64(dim)))
+	}
+	return r
 }
 
 // Program is one training job for a number of ranks. It needs no spec and no plan to run.

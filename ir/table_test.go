@@ -37,7 +37,7 @@ func TestTableIsComplete(t *testing.T) {
 		if (row.Work == ir.WorkNone) != (row.Class == ir.ClassSync) {
 			bad("work kind %d", row.Work)
 		}
-		if len(row.Attrs) > 12 {
+		if len(row.Attrs) > 16 {
 			bad("%d attributes do not fit into the mask of the file form", len(row.Attrs))
 		}
 		checkOperands(row, bad)

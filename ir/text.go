@@ -401,7 +401,7 @@ func (t *printer) view(c *Code, v *View) {
 
 // attr writes an attribute. Groups and events say by their sign what they are; booleans are their name.
 func (t *printer) attr(a *Attr, info *AttrInfo, separate bool) {
-	if (info.Kind == KindBool || info.Kind == KindOption) && a.Bits == 0 && a.Const == 0 {
+	if info.Kind.MayBeLeftOut() && a.Bits == 0 && a.Const == 0 {
 		return
 	}
 	if separate {
@@ -429,8 +429,10 @@ func (t *printer) attrValue(a Attr, kind AttrKind) {
 		return
 	}
 	switch kind {
-	case KindFloat:
+	case KindFloat, KindFactor:
 		t.float(a.Bits)
+	case KindFunction:
+		t.str(Functions[a.Bits])
 	case KindTensor:
 		t.name(t.p.Tensors[a.Bits].Name)
 	case KindGroup:

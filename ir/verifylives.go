@@ -289,14 +289,16 @@ type result struct {
 	index, operand int
 }
 
-// unreadResults lists the results of which nobody reads anything, where the opcode's row does not call them spare.
+// unreadResults lists the results of which nobody reads anything, where the opcode's row does not call them spare. If all results of
+// an instruction are spare, one of them must be read.
 func unreadResults(c *Code, sections *[NumSections]*orderer) (list []result) {
 	for s, o := range sections {
 		for i := range c.Sections[s] {
 			in := &c.Sections[s][i]
 			row := in.Info()
 			for j := range row.Written() {
-				if in.Args[j].Present() && !row.Operands[j].Spare && o.read[i]>>j&1 == 0 {
+				spare := row.Operands[j].Spare && (j > 0 || o.read[i]&(1<<row.Written()-1) != 0)
+				if in.Args[j].Present() && !spare && o.read[i]>>j&1 == 0 {
 					list = append(list, result{Section(s), i, j})
 				}
 			}

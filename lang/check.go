@@ -46,14 +46,8 @@ func (c *checker) model() {
 			fmt.Sprintf("heads = %s divides %d; or set head_dim", nearDivisors(m.Hidden, m.Heads), m.Hidden),
 			"hidden = %[2]d is not divisible by %[1]d heads", m.Heads, m.Hidden)
 	}
-	if m.Heads%m.KVHeads != 0 {
-		c.fail("model.kv_heads", Indivisible, fmt.Sprintf("kv_heads = %s divides %d", nearDivisors(m.Heads, m.KVHeads), m.Heads),
-			"heads = %[2]d is not divisible by %[1]d key and value heads", m.KVHeads, m.Heads)
-	}
-	if m.Positions == PositionsRope && m.HeadDim%2 != 0 {
-		c.fail(c.culprit("model.head_dim", "model.heads", "model.hidden"), Indivisible,
-			fmt.Sprintf("head_dim = %d or %d", m.HeadDim-1, m.HeadDim+1),
-			"rotary positions need an even head_dim, not %d", m.HeadDim)
+	for _, p := range m.Problems() {
+		c.fail(c.culprit(p.Keys...), p.Code, p.Hint, "%s", p.Message)
 	}
 	if c.Train.Data.Kind == "text" && m.Vocab < 256 {
 		c.fail("model.vocab", SmallVocab, "vocab = 256", "text is read as bytes, some of which do not fit vocab = %d", m.Vocab)

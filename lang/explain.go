@@ -163,6 +163,11 @@ func explainKey(k *Key) string {
 		b.WriteString("    must be given\n")
 	}
 	b.WriteString(labelled("example:", k.Name+" = "+k.Example))
+	if k.Path() == "model.family" {
+		for _, f := range Families {
+			b.WriteString("\n    " + f.Name + "\n" + wrap(f.Doc+". "+f.defaultsInWords(), "        "))
+		}
+	}
 	return b.String()
 }
 

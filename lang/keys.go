@@ -1,6 +1,7 @@
 package lang
 
 import (
+	"math"
 	"path"
 	"slices"
 	"strconv"
@@ -170,8 +171,8 @@ func setCurve(v value) []CurvePoint {
 var Keys = slices.Concat(modelKeys, clusterKeys, trainKeys, optimizerKeys, dataKeys, scheduleKeys)
 
 var modelKeys = []*Key{
-	{Block: blockModel, Name: "family", takes: names(FamilyGPT, FamilyLlama), Example: "gpt",
-		Doc: "The layer that the network repeats. `gpt`: LayerNorm, GELU, biases. `llama`: RMSNorm, SwiGLU, no biases.",
+	{Block: blockModel, Name: "family", takes: names(familyNames()...), Example: "qwen3",
+		Doc: "The published models whose traits are the defaults of the other keys. It means nothing else: each of them may be given.",
 		set: func(s *Spec, v value) { s.Model.Family = v.name }},
 	{Block: blockModel, Name: "layers", takes: whole(1, maxRanks), Example: "32",
 		Doc: "Number of transformer layers. Pipeline stages divide them among themselves, so there are at least as many as stages.",
@@ -190,7 +191,7 @@ var modelKeys = []*Key{
 		Doc:    "Width of one head. Rotary positions want it even.",
 		set:    func(s *Spec, v value) { s.Model.HeadDim = v.Int() },
 		derive: func(s *Spec) { s.Model.HeadDim = s.Model.Hidden / max(1, s.Model.Heads) }},
-	{Block: blockModel, Name: "ffn", takes: whole(1, 1<<26), Derived: "gpt: 4 * hidden; llama: 8/3 * hidden, rounded up to a multiple of 256", Example: "11008",
+	{Block: blockModel, Name: "ffn", takes: whole(1, 1<<26), Derived: "4 * hidden; gated: 8/3 * hidden, rounded up to a multiple of 256", Example: "11008",
 		Doc:    "Width inside the MLP.",
 		set:    func(s *Spec, v value) { s.Model.FFN = v.Int() },
 		derive: deriveFFN},
@@ -200,35 +201,98 @@ var modelKeys = []*Key{
 	{Block: blockModel, Name: "dtype", takes: names("f32", "bf16"), Example: "bf16",
 		Doc: "How weights and activations are stored. Sums, optimizer state and weight gradients are f32 in both.",
 		set: func(s *Spec, v value) { s.Model.DType = v.name }},
-	{Block: blockModel, Name: "tied", takes: names("false", "true"), Default: "false", Example: "true",
-		Doc: "Whether the output projection is the embedding's table.",
-		set: func(s *Spec, v value) { s.Model.Tied = v.name == "true" }},
-	{Block: blockModel, Name: "positions", takes: names(PositionsLearned, PositionsRope, PositionsNone), Derived: "gpt: learned; llama: rope", Example: "rope",
-		Doc: "How the model tells tokens apart by place: a trained table of `train.sequence` rows, rotary embedding of Q and K, or not at all.",
-		set: func(s *Spec, v value) { s.Model.Positions = v.name },
-		derive: func(s *Spec) {
-			s.Model.Positions = PositionsLearned
-			if s.Model.Family == FamilyLlama {
-				s.Model.Positions = PositionsRope
-			}
-		}},
-	{Block: blockModel, Name: "rope_theta", takes: positive(dimCount), Default: "10000", Example: "500000",
-		Doc: "Base of the rotary frequencies, where `positions = rope`. Longer sequences want larger ones.",
-		set: func(s *Spec, v value) { s.Model.RopeTheta = v.num }},
+	{Block: blockModel, Name: "norm", takes: names(RMSNorm, LayerNorm), Default: "rmsnorm", Example: "layernorm",
+		Doc: "The norm of residual branches and before the output projection: RMSNorm with weights, or LayerNorm with weights and biases.",
+		set: func(s *Spec, v value) { s.Model.Norm = v.name }},
+	{Block: blockModel, Name: "norm_offset", takes: notNegative(dimCount), Default: "0", Example: "1",
+		Doc: "Number that is added to a norm's weights before they multiply, also to those of `qk_norm`. Gemma has 1.",
+		set: func(s *Spec, v value) { s.Model.NormOffset = v.num }},
+	{Block: blockModel, Name: "norm_place", takes: names(NormPre, NormPost, NormPrePost), Default: "pre", Example: "post",
+		Doc: "Where the norm of a residual branch stands: before attention and MLP, after them (OLMo-2), or in both places (Gemma-2).",
+		set: func(s *Spec, v value) { s.Model.NormPlace = v.name }},
 	{Block: blockModel, Name: "norm_eps", takes: positive(dimCount), Default: "1e-5", Example: "1e-6",
 		Doc: "What is added to a variance before its root is taken.",
 		set: func(s *Spec, v value) { s.Model.NormEps = v.num }},
+	{Block: blockModel, Name: "activation", takes: names("silu", "gelu", "gelu_tanh", "relu2"), Default: "silu", Example: "gelu_tanh",
+		Doc: "The activation function of the MLP. `gelu` is exact, `gelu_tanh` the approximation of GPT-2 and Gemma, `relu2` the square of ReLU.",
+		set: func(s *Spec, v value) { s.Model.Activation = v.name }},
+	{Block: blockModel, Name: "gated", takes: names("true", "false"), Default: "true", Example: "false",
+		Doc: "Whether the MLP multiplies one projection by the activation of another; with `silu` that is SwiGLU.",
+		set: func(s *Spec, v value) { s.Model.Gated = v.name == "true" }},
+	{Block: blockModel, Name: "bias", takes: valueType{}.orList(names(BiasQKV, BiasAttnOut, BiasMLP), 0, 3), Default: "[]", Example: "[qkv]",
+		Doc: "Which linear maps have biases: those to Q, K and V, that of attention's output, those of the MLP.",
+		set: setBias},
+	{Block: blockModel, Name: "qk_norm", takes: names(QKNormNone, QKNormHead, QKNormAll), Default: "none", Example: "head",
+		Doc: "RMSNorm of queries and keys before they are rotated: of each head by itself (Qwen3, Gemma-3), or of all heads of a token together (OLMo-2).",
+		set: func(s *Spec, v value) { s.Model.QKNorm = v.name }},
+	{Block: blockModel, Name: "positions", takes: names(PositionsLearned, PositionsRope, PositionsNone).orList(names(PositionsRope, PositionsNone), 1, maxRanks), Default: "rope", Example: "[rope, rope, rope, none]",
+		Doc: "How the model tells tokens apart by place: a trained table of `train.sequence` rows, rotary embedding of Q and K, or not at all. A list is a pattern that layers repeat.",
+		set: setPositions},
+	{Block: blockModel, Name: "rope_theta", takes: positive(dimCount), Default: "10000", Example: "500000",
+		Doc: "Base of the rotary frequencies, where `positions = rope`. Longer sequences want larger ones.",
+		set: func(s *Spec, v value) { s.Model.RopeTheta = v.num }},
+	{Block: blockModel, Name: "rope_partial", takes: share(), Default: "1", Example: "0.75",
+		Doc: "Share of each head, from its start, that is rotated.",
+		set: func(s *Spec, v value) { s.Model.RopePartial = v.num }},
+	{Block: blockModel, Name: "rope_scaling", takes: names(ScalingNone, ScalingLinear, ScalingLlama3, ScalingYarn, ScalingLongRope), Default: "none", Example: "llama3",
+		Doc: "How rotary frequencies are stretched for sequences longer than those of the first training: all alike (`linear`), only slow ones (`llama3`, `yarn`), or each by a number of its own (`longrope`).",
+		set: func(s *Spec, v value) { s.Model.RopeScaling = v.name }},
+	{Block: blockModel, Name: "rope_factor", takes: valueType{number: &number{min: 1, max: maxRate}}, Derived: "1 with longrope; needed by linear, llama3 and yarn", Example: "8",
+		Doc:    "By what `rope_scaling` stretches; with `longrope` only `rope_amplitude` depends on it.",
+		set:    func(s *Spec, v value) { s.Model.RopeFactor = v.num },
+		derive: func(s *Spec) { s.Model.RopeFactor = whereScaled(s, 1, ScalingLongRope) }},
+	{Block: blockModel, Name: "rope_original", takes: whole(1, maxCount), Derived: "none; needed by llama3, yarn and longrope", Example: "8K",
+		Doc:    "Longest sequence of the first training, in tokens.",
+		set:    func(s *Spec, v value) { s.Model.RopeOriginal = v.Int() },
+		derive: func(*Spec) {}},
+	{Block: blockModel, Name: "rope_low", takes: positive(dimCount), Derived: "1 with llama3", Example: "1",
+		Doc:    "`llama3`: frequencies that turn less often than this in `rope_original` tokens are stretched whole.",
+		set:    func(s *Spec, v value) { s.Model.RopeLow = v.num },
+		derive: func(s *Spec) { s.Model.RopeLow = whereScaled(s, 1, ScalingLlama3) }},
+	{Block: blockModel, Name: "rope_high", takes: positive(dimCount), Derived: "4 with llama3", Example: "4",
+		Doc:    "`llama3`: frequencies that turn more often than this in `rope_original` tokens are not stretched.",
+		set:    func(s *Spec, v value) { s.Model.RopeHigh = v.num },
+		derive: func(s *Spec) { s.Model.RopeHigh = whereScaled(s, 4, ScalingLlama3) }},
+	{Block: blockModel, Name: "rope_fast", takes: positive(dimCount), Derived: "32 with yarn", Example: "32",
+		Doc:    "`yarn`: frequencies that turn more often than this in `rope_original` tokens are not stretched (beta_fast).",
+		set:    func(s *Spec, v value) { s.Model.RopeFast = v.num },
+		derive: func(s *Spec) { s.Model.RopeFast = whereScaled(s, 32, ScalingYarn) }},
+	{Block: blockModel, Name: "rope_slow", takes: positive(dimCount), Derived: "1 with yarn", Example: "1",
+		Doc:    "`yarn`: frequencies that turn less often than this in `rope_original` tokens are stretched whole (beta_slow).",
+		set:    func(s *Spec, v value) { s.Model.RopeSlow = v.num },
+		derive: func(s *Spec) { s.Model.RopeSlow = whereScaled(s, 1, ScalingYarn) }},
+	{Block: blockModel, Name: "rope_truncate", takes: names("true", "false"), Derived: "true with yarn", Example: "false",
+		Doc:    "`yarn`: whether the pairs between which stretching begins and is complete are rounded to whole ones.",
+		set:    func(s *Spec, v value) { s.Model.RopeTruncate = v.name == "true" },
+		derive: func(s *Spec) { s.Model.RopeTruncate = s.Model.RopeScaling == ScalingYarn }},
+	{Block: blockModel, Name: "rope_amplitude", takes: positive(dimCount), Derived: "yarn: 0.1 * ln(rope_factor) + 1; longrope: sqrt(1 + ln(rope_factor) / ln(rope_original)); else 1", Example: "1.19",
+		Doc:    "Factor of rotated queries and keys with `yarn` and `longrope` (attention_factor).",
+		set:    func(s *Spec, v value) { s.Model.RopeAmplitude = v.num },
+		derive: func(s *Spec) { s.Model.RopeAmplitude = s.Model.amplitude() }},
+	{Block: blockModel, Name: "rope_short", takes: valueType{}.orList(positive(dimCount), 1, 1<<15), Derived: "none; needed by longrope", Example: "[1, 1.02, 1.5, 2]",
+		Doc:    "`longrope`: what each rotated pair is stretched by where `train.sequence` is at most `rope_original`.",
+		set:    func(s *Spec, v value) { s.Model.RopeShort = v.numbers() },
+		derive: func(*Spec) {}},
+	{Block: blockModel, Name: "rope_long", takes: valueType{}.orList(positive(dimCount), 1, 1<<15), Derived: "none; needed by longrope", Example: "[1.05, 2, 20, 60]",
+		Doc:    "`longrope`: the same where `train.sequence` is longer.",
+		set:    func(s *Spec, v value) { s.Model.RopeLong = v.numbers() },
+		derive: func(*Spec) {}},
+	{Block: blockModel, Name: "attn_scale", takes: positive(dimCount), Derived: "1 / sqrt(head_dim)", Example: "0.0625",
+		Doc:    "Factor of attention's scores before the softmax.",
+		set:    func(s *Spec, v value) { s.Model.AttnScale = v.num },
+		derive: func(s *Spec) { s.Model.AttnScale = 1 / math.Sqrt(float64(max(1, s.Model.HeadDim))) }},
+	{Block: blockModel, Name: "logit_softcap", takes: notNegative(dimCount), Default: "0", Example: "30",
+		Doc: "Bound c of the logits, which become c * tanh(logit / c); 0 leaves them as they are. Gemma-2 has 30.",
+		set: func(s *Spec, v value) { s.Model.LogitSoftcap = v.num }},
+	{Block: blockModel, Name: "embed_scale", takes: positive(dimCount).orNames("sqrt_hidden"), Default: "1", Example: "sqrt_hidden",
+		Doc: "Factor of the embedding's rows where the model reads them; Gemma has the root of `hidden`.",
+		set: setEmbedScale},
+	{Block: blockModel, Name: "tied", takes: names("false", "true"), Default: "false", Example: "true",
+		Doc: "Whether the output projection is the embedding's table.",
+		set: func(s *Spec, v value) { s.Model.Tied = v.name == "true" }},
 	{Block: blockModel, Name: "init_std", takes: positive(dimCount), Default: "0.02", Example: "0.02",
 		Doc: "Standard deviation of initial weights. Output projections of a layer get it divided by sqrt(2 * layers).",
 		set: func(s *Spec, v value) { s.Model.InitStd = v.num }},
-}
-
-func deriveFFN(s *Spec) {
-	s.Model.FFN = 4 * s.Model.Hidden
-	if s.Model.Family == FamilyLlama {
-		const step = 256
-		s.Model.FFN = ((8*s.Model.Hidden+2)/3 + step - 1) / step * step
-	}
 }
 
 var clusterKeys = []*Key{

@@ -32,13 +32,7 @@ func Load(file string, opts Options) (*Spec, error) {
 
 // Parse is Load for a given text; file is its name in diagnostics and the base of its imports.
 func Parse(file string, text []byte, opts Options) (*Spec, error) {
-	l := &loader{
-		opts:   opts,
-		spec:   &Spec{File: file, source: &source{values: map[string]span{}, blocks: map[string]span{}}},
-		global: &scope{names: map[string]*binding{}},
-		loaded: map[string]bool{},
-	}
-	l.main = &sourceText{name: file, text: string(text), dir: path.Dir(file)}
+	l := newLoader(file, text, opts)
 	l.loadText(l.main, file, false, 0)
 	l.readFlags()
 	l.nameBlocks()
@@ -56,6 +50,29 @@ func Parse(file string, text []byte, opts Options) (*Spec, error) {
 		return nil, err
 	}
 	return l.spec, nil
+}
+
+// ParseModel reads and checks the keys of a model block by themselves: "family = llama layers = 2 ...".
+func ParseModel(keys string) (Model, error) {
+	l := newLoader("model", []byte("model model {\n"+keys+"\n}\n"), Options{})
+	l.loadText(l.main, "model", false, 0)
+	l.nameBlocks()
+	l.fillBlock(findBlock(blockModel))
+	if len(l.diags) == 0 {
+		l.derive()
+		(&checker{l.spec, l.report}).model()
+	}
+	return l.spec.Model, l.diags.Err()
+}
+
+func newLoader(file string, text []byte, opts Options) *loader {
+	return &loader{
+		opts:   opts,
+		spec:   &Spec{File: file, source: &source{values: map[string]span{}, blocks: map[string]span{}}},
+		global: &scope{names: map[string]*binding{}},
+		loaded: map[string]bool{}, byFamily: map[*Key]bool{},
+		main: &sourceText{name: file, text: string(text), dir: path.Dir(file)},
+	}
 }
 
 func (o Options) readFile(name string) ([]byte, error) {
@@ -76,6 +93,8 @@ type loader struct {
 	loaded map[string]bool // by path: true once done, false while its imports are followed
 	blocks []*blockRef     // in the order of reading: imports before the importing file
 	flags  []*flagRef
+
+	byFamily map[*Key]bool // keys that have the default of the model's family
 }
 
 // blockRef is a block with its source text.
@@ -608,10 +627,13 @@ func (l *loader) fillKeys(block string, head span, values map[string]namedValue,
 		case written && v.kind == isBad:
 		case written:
 			l.fillKey(k, v)
+		case l.spec.familyDefault(k) != "":
+			l.byFamily[k] = true
+			k.set(l.spec, k.valueOf(l.spec.familyDefault(k)))
 		case k.Default != "":
-			k.set(l.spec, k.defaultValue())
+			k.set(l.spec, k.valueOf(k.Default))
 			if len(k.takes.calls) > 0 {
-				l.fillArguments(k, k.defaultValue())
+				l.fillArguments(k, k.valueOf(k.Default))
 			}
 		case k.Required():
 			missing = append(missing, k.Name)
@@ -681,9 +703,9 @@ func (l *loader) fillArguments(k *Key, v value) {
 	l.fillKeys(block, v.at, values, call.has)
 }
 
-// defaultValue evaluates the default from the table.
-func (k *Key) defaultValue() value {
-	src := &sourceText{name: k.Path(), text: k.Default}
+// valueOf evaluates a default as a table has it.
+func (k *Key) valueOf(text string) value {
+	src := &sourceText{name: k.Path(), text: text}
 	fail := func(d *Diagnostic) { panic("internal: default of " + k.Path() + ": " + d.Error()) }
 	n, bad := parseTokens(exprParser, lex(src))
 	if bad >= 0 {
@@ -698,7 +720,7 @@ func (k *Key) defaultValue() value {
 // derive computes keys that were left out and follow from others.
 func (l *loader) derive() {
 	for _, k := range Keys {
-		if k.derive != nil && !l.spec.Written(k.Path()) {
+		if k.derive != nil && !l.byFamily[k] && !l.spec.Written(k.Path()) {
 			k.derive(l.spec)
 		}
 	}

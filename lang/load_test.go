@@ -270,7 +270,7 @@ func TestTableOfKeys(t *testing.T) {
 			}
 		}
 		if k.Default != "" {
-			k.defaultValue() // panics if it is wrong
+			k.valueOf(k.Default) // panics if it is wrong
 		}
 	}
 }

@@ -29,6 +29,12 @@ func keysPage() string {
 		for _, k := range KeysOf(block.Name) {
 			fmt.Fprintf(&b, "| `%s` | %s | %s | %s Example: `%s` |\n", k.Name, k.takes.withRange(), defaultCell(k), keyDoc(k), k.Example)
 		}
+		if block.Name == blockModel {
+			b.WriteString("\nA family stands for these defaults:\n\n| family | models | defaults |\n| --- | --- | --- |\n")
+			for _, f := range Families {
+				fmt.Fprintf(&b, "| `%s` | %s | %s |\n", f.Name, f.Doc, f.defaultsInWords())
+			}
+		}
 	}
 	return b.String()
 }

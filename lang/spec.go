@@ -1,5 +1,7 @@
 package lang
 
+import "slices"
+
 // Spec is a checked specification: every name is resolved, every value is in the base unit of its dimension
 // (tokens, bytes, bytes per second, FLOP per second, seconds). It holds plain values only, so that a Plan can
 // carry parts of it and be read back without the file.
@@ -14,10 +16,19 @@ type Spec struct {
 	source *source // positions and text, for diagnostics of later phases
 }
 
-// Families of models.
+// Values of traits that other packages ask for.
 const (
-	FamilyGPT   = "gpt"   // LayerNorm, GELU, biases
-	FamilyLlama = "llama" // RMSNorm, SwiGLU, no biases
+	LayerNorm   = "layernorm"
+	RMSNorm     = "rmsnorm"
+	NormPre     = "pre"      // x + f(norm(x))
+	NormPost    = "post"     // x + norm(f(x))
+	NormPrePost = "pre_post" // x + norm(f(norm(x)))
+	QKNormNone  = "none"
+	QKNormHead  = "head" // each head by itself
+	QKNormAll   = "all"  // all heads of a token together
+	BiasQKV     = "qkv"
+	BiasAttnOut = "attn_out"
+	BiasMLP     = "mlp"
 )
 
 // Positions says how a model tells tokens apart by place.
@@ -30,22 +41,67 @@ const (
 // Model is the network. All sizes are global, before any division over ranks. Its fields equal those of ir.Model, to which it
 // converts directly; what changes the function that it is stands in ir.Model's identity, too.
 type Model struct {
-	Name      string  `json:"name"`
-	Family    string  `json:"family"`
-	Layers    int     `json:"layers"`
-	Hidden    int     `json:"hidden"`
-	Heads     int     `json:"heads"`
-	KVHeads   int     `json:"kv_heads"`   // = Heads unless grouped-query attention
-	HeadDim   int     `json:"head_dim"`   // = Hidden/Heads unless given
-	FFN       int     `json:"ffn"`        // width of the MLP; gpt: 4*Hidden, llama: 8/3*Hidden rounded up to 256, unless given
-	Vocab     int     `json:"vocab"`      // as given; codegen pads it to SP
-	DType     string  `json:"dtype"`      // f32 | bf16: storage of weights and activations
-	Tied      bool    `json:"tied"`       // output projection shares the embedding
-	Positions string  `json:"positions"`  // learned | rope | none
-	RopeTheta float64 `json:"rope_theta"` // base of the rotary frequencies
-	NormEps   float64 `json:"norm_eps"`
-	InitStd   float64 `json:"init_std"` // of weight matrices and embeddings; output projections of a layer are divided by sqrt(2*Layers)
+	Name   string `json:"name"`
+	Family string `json:"family"` // whose defaults the other keys had; nothing else depends on it
+
+	Layers  int    `json:"layers"`
+	Hidden  int    `json:"hidden"`
+	Heads   int    `json:"heads"`
+	KVHeads int    `json:"kv_heads"` // = Heads unless grouped-query attention
+	HeadDim int    `json:"head_dim"` // = Hidden/Heads unless given
+	FFN     int    `json:"ffn"`      // width of the MLP
+	Vocab   int    `json:"vocab"`    // as given; codegen pads it to SP
+	DType   string `json:"dtype"`    // f32 | bf16: storage of weights and activations
+
+	Norm       string   `json:"norm"`        // rmsnorm | layernorm
+	NormOffset float64  `json:"norm_offset"` // added to a norm's weights
+	NormPlace  string   `json:"norm_place"`  // pre | post | pre_post: where it stands in a residual branch
+	NormEps    float64  `json:"norm_eps"`
+	Activation string   `json:"activation"` // one of ir.Functions
+	Gated      bool     `json:"gated"`      // the MLP multiplies by the activation of a gate
+	Bias       []string `json:"bias"`       // out of qkv, attn_out, mlp, in this order
+	QKNorm     string   `json:"qk_norm"`    // none | head | all: RMSNorm of queries and keys
+
+	Positions       string   `json:"positions"`        // learned | rope | none
+	PositionPattern []string `json:"position_pattern"` // rope | none by layer, over and over; empty: Positions in all layers
+	RopeTheta       float64  `json:"rope_theta"`       // base of the rotary frequencies
+	RopePartial     float64  `json:"rope_partial"`     // share of a head that is rotated
+	RopeScaling     string   `json:"rope_scaling"`     // none | linear | llama3 | yarn | longrope
+
+	// What RopeScaling does not use is 0, false or empty.
+	RopeFactor    float64   `json:"rope_factor"`
+	RopeOriginal  int       `json:"rope_original"` // tokens
+	RopeLow       float64   `json:"rope_low"`
+	RopeHigh      float64   `json:"rope_high"`
+	RopeFast      float64   `json:"rope_fast"`
+	RopeSlow      float64   `json:"rope_slow"`
+	RopeTruncate  bool      `json:"rope_truncate"`
+	RopeAmplitude float64   `json:"rope_amplitude"` // 1 unless scaled
+	RopeShort     []float64 `json:"rope_short"`
+	RopeLong      []float64 `json:"rope_long"`
+
+	AttnScale    float64 `json:"attn_scale"`    // of attention's scores
+	LogitSoftcap float64 `json:"logit_softcap"` // 0: none
+	EmbedScale   float64 `json:"embed_scale"`   // of the embedding's result
+	Tied         bool    `json:"tied"`          // output projection shares the embedding
+
+	InitStd float64 `json:"init_std"` // of weight matrices and embeddings; output projections of a layer are divided by sqrt(2*Layers)
 }
+
+// Rotates reports whether a layer turns queries and keys by their position.
+func (m *Model) Rotates(layer int) bool {
+	if n := len(m.PositionPattern); n > 0 {
+		return m.PositionPattern[layer%n] == PositionsRope
+	}
+	return m.Positions == PositionsRope
+}
+
+// HasBias reports whether the linear maps of a group have biases.
+func (m *Model) HasBias(group string) bool { return slices.Contains(m.Bias, group) }
+
+// NormsBefore and NormsAfter report where the norms of a residual branch stand.
+func (m *Model) NormsBefore() bool { return m.NormPlace != NormPost }
+func (m *Model) NormsAfter() bool  { return m.NormPlace != NormPre }
 
 // CurvePoint is one measured efficiency: {size, share}, the share of the peak that an operation of that many
 // rows reaches. An alias, so that Cluster converts to ir.Machine.

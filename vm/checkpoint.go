@@ -207,9 +207,9 @@ func (j *Job) acceptsModel(header *checkpointHeader) error {
 	switch {
 	case mine == "":
 		return nil
-	case j.program.Model == ir.Model{}:
+	case j.program.Model.IsZero():
 		return fmt.Errorf("is of model %q, and this program does not name its model: compile it again", header.Model.Name)
-	case header.Model == ir.Model{}:
+	case header.Model.IsZero():
 		return fmt.Errorf("of program %q does not name its model, and this program is of model %q", header.Program, j.program.Model.Name)
 	}
 	return fmt.Errorf("of program %q is of another model: it has %s, this program has %s", header.Program, theirs, mine)

@@ -5,6 +5,8 @@ import (
 	"sort"
 
 	"sppo.dev"
+	"sppo.dev/graph"
+	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
 	"sppo.dev/passes/memory"
@@ -112,14 +114,12 @@ func (r *record) fits(sequence int64) (bool, error) {
 // forward rather than twice (Dao 2023).
 func ceilingOf(s *lang.Spec) ceiling {
 	m, c := s.Model, s.Cluster
-	head, layers := float64(m.HeadDim), float64(m.Layers)
-	projections := 2 * float64(m.Hidden) * head * float64(2*m.Heads+2*m.KVHeads)
-	mlp := 2 * 2 * float64(m.Hidden) * float64(m.FFN) // up, down
-	if m.Family == lang.FamilyLlama {
-		mlp *= 1.5 // gate
-	}
-	matmul := layers*(projections+mlp) + 2*float64(m.Hidden)*float64(m.Vocab)
-	attention := layers * 2 * float64(s.Train.Sequence) * head * float64(m.Heads) // 4 s h, halved by causality
+	g := graph.New(m, graph.Split{SP: 1}, s.Train.Sequence)
+	z := graph.Size{Sequence: s.Train.Sequence, Tokens: s.Train.Sequence, Batch: 1, SP: 1}
+	layer, head := g.Layer.ForwardFlops(z), g.Head.ForwardFlops(z)
+	perToken := func(flops ir.Flops) float64 { return float64(flops) / float64(s.Train.Sequence) }
+	matmul := float64(m.Layers)*perToken(layer[ir.WorkMatmul]) + perToken(head[ir.WorkMatmul])
+	attention := float64(m.Layers) * perToken(layer[ir.WorkAttention])
 	seconds := (3*matmul/best(c.MatmulEfficiency) + attention/best(c.AttentionEfficiency) + 2.5*attention/best(c.AttentionGradEff)) / c.PeakBF16
 	return ceiling{1 / seconds, 3 * (matmul + attention) / (seconds * c.PeakBF16)}
 }

@@ -115,7 +115,7 @@ func instrJSON(p *ir.Program, c *ir.Code, pc int, in *ir.Instr, consts []int64) 
 		}
 	}
 	for i, a := range in.Attrs {
-		if info.Attrs[i].Kind == ir.KindOption && a == ir.Int(0) {
+		if kind := info.Attrs[i].Kind; kind != ir.KindBool && kind.MayBeLeftOut() && a == ir.Int(0) {
 			continue
 		}
 		out.Attrs[info.Attrs[i].Name] = attrJSON(p, info.Attrs[i].Kind, a, consts)
@@ -129,10 +129,12 @@ func attrJSON(p *ir.Program, kind ir.AttrKind, a ir.Attr, consts []int64) any {
 		return "$" + p.Consts[a.Const-1]
 	}
 	switch kind {
-	case ir.KindFloat:
+	case ir.KindFloat, ir.KindFactor:
 		return a.Float(consts)
 	case ir.KindBool:
 		return a.Int(consts) != 0
+	case ir.KindFunction:
+		return ir.Functions[a.Int(consts)]
 	case ir.KindTensor:
 		return p.Tensors[a.Int(consts)].Name
 	case ir.KindGroup:

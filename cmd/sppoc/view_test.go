@@ -58,7 +58,7 @@ func TestViewInBrowser(t *testing.T) {
 		acts string // a script of user actions; says adds to the text that is checked
 		want []string
 	}{
-		{tiny, "find=gelu_grad+s2&theme=dark", "", []string{`data-theme="dark"`, "gelu_grad s2", "rank 0, compute, pc", "subsequence 2", "task B0.2@0", "sppo:", "1 of "}},
+		{tiny, "find=activation_grad+s2&theme=dark", "", []string{`data-theme="dark"`, "activation_grad s2", "rank 0, compute, pc", "subsequence 2", "task B0.2@0", "sppo:", "1 of "}},
 		{tiny, "find=F1.3@1+layernorm", "", []string{"layernorm s3 l1", "microbatch 1", "task F1.3@1"}},
 		{[]string{"testdata/base/tiny.sppo", "testdata/base/small.sppo"}, "find=nonsense", "", []string{"tiny and small", "nothing", `data-spans=`}},
 		{tiny, "", `key("w"); says("zoomed", shown().width < whole.width * 0.8); const before = shown().from; key("d"); says("panned", shown().from > before);

@@ -2,17 +2,18 @@
 #include "common.cuh"
 
 #define EMBED(S, T)                                                                                         \
-    KERNEL(embed_##S, (T * y, const int *tokens, const T *table, i64 vocab, i64 cols, i64 first)) {          \
+    KERNEL(embed_##S, (T * y, const int *tokens, const T *table, i64 vocab, i64 cols, i64 first, double scale)) { \
         const i64 row = blockIdx.x, at = (i64)tokens[row] - first;                                          \
         const bool here = at >= 0 && at < vocab;                                                            \
         ROW8(c, cols) {                                                                                     \
             float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};                                                          \
             if (here) load_some(table + at * cols + c, v, cols - c);                                        \
+            UNROLL for (int j = 0; j < 8; j++) v[j] *= (float)scale;                                        \
             store_some(y + row * cols + c, v, cols - c);                                                    \
         }                                                                                                   \
     }                                                                                                       \
-    KERNEL(embed_grad_##S, (float *dtable, const int *tokens, const T *dy, i64 rows, i64 vocab, i64 cols, i64 first)) { \
-        embed_grad(dtable, tokens, dy, rows, vocab, cols, first);                                           \
+    KERNEL(embed_grad_##S, (float *dtable, const int *tokens, const T *dy, i64 rows, i64 vocab, i64 cols, i64 first, double scale)) { \
+        embed_grad(dtable, tokens, dy, rows, vocab, cols, first, (float)scale);                             \
     }
 
 #define LOOKS 8 // tokens that a thread compares from one barrier to the next
@@ -33,7 +34,7 @@ DEV bool seen(const int *tokens, i64 end, int token) {
 // The block of a token's first row adds all rows of that token, in row order; the blocks of its other rows do nothing. A
 // thread has eight columns.
 template <class T>
-DEV void embed_grad(float *dtable, const int *tokens, const T *dy, i64 rows, i64 vocab, i64 cols, i64 first) {
+DEV void embed_grad(float *dtable, const int *tokens, const T *dy, i64 rows, i64 vocab, i64 cols, i64 first, float scale) {
     SHARED(u32, matches, LOOKS * 32);
     const int token = tokens[blockIdx.x], warps = blockDim.x >> 5;
     const i64 at = (i64)token - first, c = ((i64)blockIdx.y * blockDim.x + threadIdx.x) * 8;
@@ -52,7 +53,7 @@ DEV void embed_grad(float *dtable, const int *tokens, const T *dy, i64 rows, i64
                 const i64 row = base + w * 32 + __ffs((int)left) - 1;
                 if (c >= cols) continue;
                 load_some(dy + row * cols + c, d, cols - c);
-                UNROLL for (int j = 0; j < 8; j++) sum[j] += d[j];
+                UNROLL for (int j = 0; j < 8; j++) sum[j] += scale * d[j];
             }
         __syncthreads();
     }

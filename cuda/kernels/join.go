@@ -180,7 +180,7 @@ func wholeVocabulary(ins []*ir.Instr) bool {
 	}
 	first := ins[0]
 	return first.Arg("logits") == last.Arg("logits") && first.Arg("labels") == last.Arg("labels") &&
-		first.Attr("first") == last.Attr("first") && first.Attr("valid") == last.Attr("valid")
+		first.Attr("first") == last.Attr("first") && first.Attr("valid") == last.Attr("valid") && first.Attr("softcap") == last.Attr("softcap")
 }
 
 // addNorm is the sum and its norm.
@@ -197,7 +197,10 @@ func addNorm(b *binder) {
 	} else {
 		args = append(args, "beta")
 	}
-	b.launch(name+b.types("x"), rows(r), append(args, c, b.float("eps"))...)
+	l := b.launch(name+b.types("x"), rows(r), append(args, c, b.float("eps"), b.float("offset"))...)
+	if b.in.Op == ir.RMSNorm {
+		l.Block = rowThreads(c)
+	}
 }
 
 // crossEntropyWhole is statistics and gradient by rows, then the loss.
@@ -208,7 +211,7 @@ func crossEntropyWhole(b *binder) {
 	size := int64(b.in.Arg("logits").DType.Bytes())
 	kept := min(c, rowBytes/size)
 	l := b.launch("cross_entropy_whole_"+b.types("dlogits", "logits"), rows(r), stats, "dlogits", logits, labels, c, kept,
-		b.int("first"), b.int("valid"), b.float("scale"))
+		b.int("first"), b.int("valid"), b.float("scale"), b.float("softcap"))
 	l.Block, l.SharedBytes = wideThreads, kept*size
 	b.take(1)
 	crossEntropy(b)

@@ -55,8 +55,8 @@ func TestLargeOperands(t *testing.T) {
 		shapes [][]int64
 		want   int64
 	}{
-		{ir.Gelu, nil, [][]int64{x, x}, rows * cols},
-		{ir.SwiGLU, nil, [][]int64{x, x, x}, rows * cols},
+		{ir.Activation, nil, [][]int64{x, x}, rows * cols},
+		{ir.GLU, nil, [][]int64{x, x, x}, rows * cols},
 		{ir.Add, nil, [][]int64{x, x, x}, rows * cols},
 		{ir.Cast, nil, [][]int64{x, x}, rows * cols},
 		{ir.Fill, nil, [][]int64{x}, 2 * rows * cols},

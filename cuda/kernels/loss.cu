@@ -3,10 +3,15 @@
 
 // One pass: every thread keeps the maximum of what it has seen and the sum of exponentials below it. load brings eight logits.
 // An exponential of x < 0 by the unit for special functions is off by (|x| + 2) * 2^-23 of itself, of e^x of the largest term.
-template <class T, class Load> DEV void row_stats(float *stats, const T *logits, i64 label, i64 valid, Load load) {
+// capped bounds eight logits, where there is a softcap.
+DEV float capped(float x, float softcap) { return softcap > 0.0f ? softcap * tanhf(x / softcap) : x; }
+
+template <class T, class Load>
+DEV void row_stats(float *stats, const T *logits, i64 label, i64 valid, float softcap, Load load) {
     float largest = MINUS_INFINITY, sum = 0, v[8];
     ROW8(c, valid) {
         load(v, c);
+        UNROLL for (int j = 0; j < 8; j++) v[j] = capped(v[j], softcap);
         if (valid - c < 8) UNROLL for (int j = 1; j < 8; j++)
             if (c + j >= valid) v[j] = MINUS_INFINITY;
         float m = largest;
@@ -18,14 +23,14 @@ template <class T, class Load> DEV void row_stats(float *stats, const T *logits,
     const float total = block_sum(largest == all ? sum : sum * quick_exp(largest - all));
     if (threadIdx.x == 0) {
         stats[0] = all, stats[1] = total;
-        stats[2] = label >= 0 && label < valid ? as_float(logits[label]) : 0.0f;
+        stats[2] = label >= 0 && label < valid ? capped(as_float(logits[label]), softcap) : 0.0f;
     }
 }
 #define CE(S, T)                                                                                                    \
-    KERNEL_WIDE(cross_entropy_stats_##S, (float *stats, const T *logits, const int *labels, i64 cols, i64 first, i64 valid)) { \
+    KERNEL_WIDE(cross_entropy_stats_##S, (float *stats, const T *logits, const int *labels, i64 cols, i64 first, i64 valid, double softcap)) { \
         const i64 row = blockIdx.x;                                                                                 \
         const T *const x = logits + row * cols;                                                                     \
-        row_stats(stats + 3 * row, x, (i64)labels[row] - first, valid, [&](float *v, i64 c) { load_some(x + c, v, valid - c); }); \
+        row_stats(stats + 3 * row, x, (i64)labels[row] - first, valid, (float)softcap, [&](float *v, i64 c) { load_some(x + c, v, valid - c); }); \
     }
 FOR_TYPES(CE)
 
@@ -57,7 +62,8 @@ KERNEL(cross_entropy, (float *loss, const float *stats, i64 parts, i64 rows, dou
 
 // ce_grad is the gradient of a row, all of whose statistics are known. load brings eight logits.
 template <class D, class Load>
-DEV void ce_grad(D *dlogits, const float *stats, i64 label, i64 parts, i64 rows, i64 cols, i64 valid, double scale, Load load) {
+DEV void ce_grad(D *dlogits, const float *stats, i64 label, i64 parts, i64 rows, i64 cols, i64 valid, double scale, float softcap,
+                 Load load) {
     SHARED(float, both, 2);
     if (threadIdx.x == 0) {
         const Joined j = join(stats, parts, rows, blockIdx.x);
@@ -69,39 +75,42 @@ DEV void ce_grad(D *dlogits, const float *stats, i64 label, i64 parts, i64 rows,
         float v[8];
         const int left = (int)min(valid - c, (i64)8), hit = (int)max(min(label - c, (i64)8), (i64)-1);
         load(v, c);
-        UNROLL for (int j = 0; j < 8; j++)
-            v[j] = j < left ? (quick_exp(v[j] - largest) * inverse - (j == hit ? 1.0f : 0.0f)) * factor : 0.0f;
+        UNROLL for (int j = 0; j < 8; j++) {
+            const float x = capped(v[j], softcap), y = softcap > 0.0f ? x / softcap : 0.0f;
+            v[j] = j < left ? (quick_exp(x - largest) * inverse - (j == hit ? 1.0f : 0.0f)) * factor * (1.0f - y * y) : 0.0f;
+        }
         store_some(dlogits + c, v, cols - c);
     }
 }
 
 // ce_whole is both for a row that is whole: the block keeps as much of it as it may, each thread its own eights.
 template <class D, class T>
-DEV void ce_whole(float *stats, D *dlogits, const T *logits, const int *labels, i64 cols, i64 kept, i64 first, i64 valid, double scale) {
+DEV void ce_whole(float *stats, D *dlogits, const T *logits, const int *labels, i64 cols, i64 kept, i64 first, i64 valid, double scale,
+                  float softcap) {
     DYNAMIC_SHARED(memory);
     T *const keep = (T *)memory;
     const i64 row = blockIdx.x, label = (i64)labels[row] - first;
     const T *const x = logits + row * cols;
-    row_stats(stats + 3 * row, x, label, valid, [&](float *v, i64 c) {
+    row_stats(stats + 3 * row, x, label, valid, softcap, [&](float *v, i64 c) {
         load_some(x + c, v, valid - c);
         if (c + 8 <= kept) store8(keep + c, v);
     });
-    ce_grad(dlogits + row * cols, stats, label, 1, gridDim.x, cols, valid, scale, [&](float *v, i64 c) {
+    ce_grad(dlogits + row * cols, stats, label, 1, gridDim.x, cols, valid, scale, softcap, [&](float *v, i64 c) {
         if (c + 8 <= kept && c < valid) load8(keep + c, v);
         else load_some(x + c, v, cols - c);
     });
 }
 #define CE_GRAD(S, D, T)                                                                                              \
     KERNEL(cross_entropy_grad_##S, (D * dlogits, const T *logits, const float *stats, const int *labels, i64 parts, i64 rows, \
-                                    i64 cols, i64 first, i64 valid, double scale)) {                                  \
+                                    i64 cols, i64 first, i64 valid, double scale, double softcap)) { \
         const i64 row = blockIdx.x;                                                                                   \
         const T *const x = logits + row * cols;                                                                       \
-        ce_grad(dlogits + row * cols, stats, (i64)labels[row] - first, parts, rows, cols, valid, scale,               \
+        ce_grad(dlogits + row * cols, stats, (i64)labels[row] - first, parts, rows, cols, valid, scale, (float)softcap, \
                 [&](float *v, i64 c) { load_some(x + c, v, cols - c); });                                             \
     }                                                                                                                 \
     KERNEL_WIDE(cross_entropy_whole_##S, (float *stats, D *dlogits, const T *logits, const int *labels, i64 cols, i64 kept, i64 first, \
-                                          i64 valid, double scale)) {                                                 \
-        ce_whole(stats, dlogits, logits, labels, cols, kept, first, valid, scale);                                    \
+                                          i64 valid, double scale, double softcap)) { \
+        ce_whole(stats, dlogits, logits, labels, cols, kept, first, valid, scale, (float)softcap);                                    \
     }
 CE_GRAD(ff, float, float)
 CE_GRAD(fb, float, bf16)

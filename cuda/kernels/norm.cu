@@ -29,7 +29,7 @@ template <class T, class Use> DEV void over_row(float (*kept)[8], const T *x, i6
 
 // The norms of a row x, whose eights first brings.
 template <class T, class First>
-DEV void layernorm(T *y, float *stats, const T *x, const T *gamma, const T *beta, i64 cols, float eps, First first) {
+DEV void layernorm(T *y, float *stats, const T *x, const T *gamma, const T *beta, i64 cols, float eps, float offset, First first) {
     float kept[KEPT][8], sum = 0, squares = 0;
     begin_row(kept, cols, [&](float *v, i64 c) {
         first(v, c);
@@ -45,14 +45,14 @@ DEV void layernorm(T *y, float *stats, const T *x, const T *gamma, const T *beta
         float g[8], b[8];
         load_some(gamma + c, g, cols - c);
         load_some(beta + c, b, cols - c);
-        UNROLL for (int j = 0; j < 8; j++) v[j] = (v[j] - mean) * rstd * g[j] + b[j];
+        UNROLL for (int j = 0; j < 8; j++) v[j] = (v[j] - mean) * rstd * (offset + g[j]) + b[j];
         store_some(y + c, v, cols - c);
     });
     if (threadIdx.x == 0) stats[0] = mean, stats[1] = rstd;
 }
 
 template <class T, class First>
-DEV void rmsnorm(T *y, float *stats, const T *x, const T *gamma, i64 cols, float eps, First first) {
+DEV void rmsnorm(T *y, float *stats, const T *x, const T *gamma, i64 cols, float eps, float offset, First first) {
     float kept[KEPT][8], squares = 0;
     begin_row(kept, cols, [&](float *v, i64 c) {
         first(v, c);
@@ -62,7 +62,7 @@ DEV void rmsnorm(T *y, float *stats, const T *x, const T *gamma, i64 cols, float
     over_row(kept, x, cols, [&](float *v, i64 c) {
         float g[8];
         load_some(gamma + c, g, cols - c);
-        UNROLL for (int j = 0; j < 8; j++) v[j] = v[j] * rstd * g[j];
+        UNROLL for (int j = 0; j < 8; j++) v[j] = v[j] * rstd * (offset + g[j]);
         store_some(y + c, v, cols - c);
     });
     if (threadIdx.x == 0) stats[0] = rstd;
@@ -87,13 +87,13 @@ DEV void add_eight(float *v, T *y, const T *a, const T *b, const void *bias, i64
 // With n = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - average(g) - n * average(g n)) + residual. The first
 // average is there where the mean was subtracted.
 template <bool CENTERED, class T>
-DEV void norm_grad(T *dx, const T *dy, const T *x, float mean, float rstd, const T *gamma, const T *residual, i64 cols) {
+DEV void norm_grad(T *dx, const T *dy, const T *x, float mean, float rstd, const T *gamma, const T *residual, i64 cols, float offset) {
     float v[8], d[8], g[8], sum = 0, along = 0;
     ROW8(c, cols) {
         load_some(x + c, v, cols - c);
         load_some(dy + c, d, cols - c);
         load_some(gamma + c, g, cols - c);
-        UNROLL for (int j = 0; j < 8; j++) sum += d[j] * g[j], along += d[j] * g[j] * (v[j] - mean) * rstd;
+        UNROLL for (int j = 0; j < 8; j++) g[j] += offset, sum += d[j] * g[j], along += d[j] * g[j] * (v[j] - mean) * rstd;
     }
     sum = CENTERED ? block_sum(sum) / (float)cols : 0.0f;
     along = block_sum(along) / (float)cols;
@@ -101,7 +101,7 @@ DEV void norm_grad(T *dx, const T *dy, const T *x, float mean, float rstd, const
         load_some(x + c, v, cols - c);
         load_some(dy + c, d, cols - c);
         load_some(gamma + c, g, cols - c);
-        UNROLL for (int j = 0; j < 8; j++) v[j] = rstd * (d[j] * g[j] - sum - (v[j] - mean) * rstd * along);
+        UNROLL for (int j = 0; j < 8; j++) v[j] = rstd * (d[j] * (offset + g[j]) - sum - (v[j] - mean) * rstd * along);
         if (residual) {
             load_some(residual + c, d, cols - c);
             UNROLL for (int j = 0; j < 8; j++) v[j] += d[j];
@@ -110,35 +110,35 @@ DEV void norm_grad(T *dx, const T *dy, const T *x, float mean, float rstd, const
     }
 }
 #define NORMS(S, T)                                                                                       \
-    KERNEL(layernorm_##S, (T * y, float *stats, const T *x, const T *gamma, const T *beta, i64 cols, double eps)) { \
+    KERNEL(layernorm_##S, (T * y, float *stats, const T *x, const T *gamma, const T *beta, i64 cols, double eps, double offset)) { \
         const T *const from = x + blockIdx.x * cols;                                                      \
-        layernorm(y + blockIdx.x * cols, stats + 2 * (i64)blockIdx.x, from, gamma, beta, cols, (float)eps, \
+        layernorm(y + blockIdx.x * cols, stats + 2 * (i64)blockIdx.x, from, gamma, beta, cols, (float)eps, (float)offset, \
                   [&](float *v, i64 c) { load_some(from + c, v, cols - c); });                            \
     }                                                                                                     \
-    KERNEL(rmsnorm_##S, (T * y, float *stats, const T *x, const T *gamma, i64 cols, double eps)) {        \
+    KERNEL(rmsnorm_##S, (T * y, float *stats, const T *x, const T *gamma, i64 cols, double eps, double offset)) {        \
         const T *const from = x + blockIdx.x * cols;                                                      \
-        rmsnorm(y + blockIdx.x * cols, stats + blockIdx.x, from, gamma, cols, (float)eps,                 \
+        rmsnorm(y + blockIdx.x * cols, stats + blockIdx.x, from, gamma, cols, (float)eps, (float)offset,                 \
                 [&](float *v, i64 c) { load_some(from + c, v, cols - c); });                              \
     }                                                                                                     \
     KERNEL(add_layernorm_##S, (T * sum, const T *a, const T *b, const void *bias, i64 bias_bf16, T *y, float *stats, \
-                               const T *gamma, const T *beta, i64 cols, double eps)) {                    \
+                               const T *gamma, const T *beta, i64 cols, double eps, double offset)) {                    \
         const i64 at = blockIdx.x * cols;                                                                 \
-        layernorm(y + at, stats + 2 * (i64)blockIdx.x, sum + at, gamma, beta, cols, (float)eps,           \
+        layernorm(y + at, stats + 2 * (i64)blockIdx.x, sum + at, gamma, beta, cols, (float)eps, (float)offset,           \
                   [&](float *v, i64 c) { add_eight(v, sum + at, a + at, b + at, bias, bias_bf16, c, cols); }); \
     }                                                                                                     \
     KERNEL(add_rmsnorm_##S, (T * sum, const T *a, const T *b, const void *bias, i64 bias_bf16, T *y, float *stats, \
-                             const T *gamma, i64 cols, double eps)) {                                     \
+                             const T *gamma, i64 cols, double eps, double offset)) {                                     \
         const i64 at = blockIdx.x * cols;                                                                 \
-        rmsnorm(y + at, stats + blockIdx.x, sum + at, gamma, cols, (float)eps,                            \
+        rmsnorm(y + at, stats + blockIdx.x, sum + at, gamma, cols, (float)eps, (float)offset,                            \
                 [&](float *v, i64 c) { add_eight(v, sum + at, a + at, b + at, bias, bias_bf16, c, cols); }); \
     }                                                                                                     \
-    KERNEL(layernorm_grad_##S, (T * dx, const T *dy, const T *x, const float *stats, const T *gamma, const T *residual, i64 cols)) { \
+    KERNEL(layernorm_grad_##S, (T * dx, const T *dy, const T *x, const float *stats, const T *gamma, const T *residual, i64 cols, double offset)) { \
         const i64 at = blockIdx.x * cols;                                                                 \
         const float mean = stats[2 * (i64)blockIdx.x], rstd = stats[2 * (i64)blockIdx.x + 1];             \
-        norm_grad<true>(dx + at, dy + at, x + at, mean, rstd, gamma, residual ? residual + at : 0, cols); \
+        norm_grad<true>(dx + at, dy + at, x + at, mean, rstd, gamma, residual ? residual + at : 0, cols, (float)offset); \
     }                                                                                                     \
-    KERNEL(rmsnorm_grad_##S, (T * dx, const T *dy, const T *x, const float *stats, const T *gamma, const T *residual, i64 cols)) { \
+    KERNEL(rmsnorm_grad_##S, (T * dx, const T *dy, const T *x, const float *stats, const T *gamma, const T *residual, i64 cols, double offset)) { \
         const i64 at = blockIdx.x * cols;                                                                 \
-        norm_grad<false>(dx + at, dy + at, x + at, 0.0f, stats[blockIdx.x], gamma, residual ? residual + at : 0, cols); \
+        norm_grad<false>(dx + at, dy + at, x + at, 0.0f, stats[blockIdx.x], gamma, residual ? residual + at : 0, cols, (float)offset); \
     }
 FOR_TYPES(NORMS)

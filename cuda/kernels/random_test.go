@@ -159,6 +159,8 @@ func (d *draw) attributes() {
 		case a.Kind == ir.KindBool:
 			v = d.rng.Int64N(2)
 		case a.Kind == ir.KindTensor, a.Kind == ir.KindOption:
+		case a.Kind == ir.KindFunction:
+			v = d.rng.Int64N(int64(len(ir.Functions)))
 		default:
 			v = 1 + d.rng.Int64N(limit)
 		}
@@ -182,7 +184,7 @@ func (d *draw) attributes() {
 	floats := map[string]float64{"eps": 1e-5, "std": 0.5, "scale": 0.25, "theta": 1e4, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1,
 		"value": 3, "weight": 1, "max_norm": 2}
 	for _, a := range d.info.Attrs {
-		if a.Kind == ir.KindFloat {
+		if a.Kind.IsFloat() {
 			d.in.Attrs = append(d.in.Attrs, ir.Float(floats[a.Name]))
 			continue
 		}
@@ -326,7 +328,7 @@ func describe(p *ir.Program, in *ir.Instr) string {
 		}
 	}
 	for i, a := range in.Info().Attrs {
-		if a.Kind != ir.KindFloat {
+		if !a.Kind.IsFloat() {
 			text += fmt.Sprintf(" %s=%d", a.Name, in.Attrs[i].Int(nil))
 		}
 	}

@@ -1,21 +1,22 @@
-// rope. A block has a token: its angles are computed once for all heads and all sequences of the batch. rates are theta^(-2i/head_dim)
-// in turns, from the host: the part of a turn that is left of an angle is exact to 2^-52 times the position, so that sines need no f64.
+// rope. A block has a token: its angles are computed once for all heads and all sequences of the batch. rates are those of the pairs,
+// in turns a token, from the host: the part of a turn that is left of an angle is exact to 2^-52 times the position, so that sines need no f64.
 #include "common.cuh"
 
 #define MAX_PAIRS 512
 
 template <class Y, class X>
-DEV void rope(Y *y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position, const double *rates, i64 inverse, i64 chunks, i64 member) {
+DEV void rope(Y *y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position, const double *rates, i64 inverse, i64 chunks, i64 member,
+              i64 half, float scale, float rest) {
     SHARED(float, cosines, MAX_PAIRS);
     SHARED(float, sines, MAX_PAIRS);
-    const i64 half = head_dim / 2, token = blockIdx.x, chunk = gridDim.x / 2;
+    const i64 token = blockIdx.x, chunk = gridDim.x / 2;
     if (chunks) position += token < chunk ? member * chunk : (chunks - 2 - member) * chunk;
     for (i64 i = threadIdx.x; i < half; i += blockDim.x) {
         const double turns = (double)(position + token) * rates[i];
         float s, c;
         sincospif(2.0f * (float)(turns - rint(turns)), &s, &c);
-        cosines[i] = c;
-        sines[i] = inverse ? -s : s;
+        cosines[i] = scale * c;
+        sines[i] = scale * (inverse ? -s : s);
     }
     __syncthreads();
     const i64 eights = (half + 7) / 8;
@@ -33,12 +34,17 @@ DEV void rope(Y *y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position
         store_some(y + at, turned, left);
         store_some(y + at + half, b, left);
     }
+    const i64 others = head_dim - 2 * half; // which are not turned
+    for (i64 p = threadIdx.x; p < batch * heads * others; p += blockDim.x) {
+        const i64 at = (token * batch * heads + p / others) * head_dim + 2 * half + p % others;
+        store(y + at, rest * as_float(x[at]));
+    }
 }
 
 #define ROPE(S, Y, X)                                                                                               \
     KERNEL(rope_##S, (Y * y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position,                \
-                      const double *rates, i64 inverse, i64 chunks, i64 member)) {                                  \
-        rope(y, x, heads, head_dim, batch, position, rates, inverse, chunks, member);                               \
+                      const double *rates, i64 inverse, i64 chunks, i64 member, i64 pairs, double scale, double rest)) { \
+        rope(y, x, heads, head_dim, batch, position, rates, inverse, chunks, member, pairs, (float)scale, (float)rest); \
     }
 ROPE(ff, float, float)
 ROPE(fb, float, bf16)

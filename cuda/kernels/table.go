@@ -30,10 +30,10 @@ var table = [ir.NumOps]struct {
 	ir.AttentionGrad:     {"attention.cu", attentionGrad},
 	ir.AttentionMerge:    {"attention.cu", attentionMerge},
 	ir.AttentionDelta:    {"attention.cu", attentionDelta},
-	ir.Gelu:              {"elementwise.cu", each("gelu", "y", "x")},
-	ir.GeluGrad:          {"elementwise.cu", each("gelu_grad", "dx", "dy", "x")},
-	ir.SwiGLU:            {"elementwise.cu", each("swiglu", "y", "gate", "up")},
-	ir.SwiGLUGrad:        {"elementwise.cu", each("swiglu_grad", "dgate", "dup", "dy", "gate", "up")},
+	ir.Activation:        {"activation.cu", activation("activation", "y", "x")},
+	ir.ActivationGrad:    {"activation.cu", activation("activation_grad", "dx", "dy", "x")},
+	ir.GLU:               {"activation.cu", activation("glu", "y", "gate", "up")},
+	ir.GLUGrad:           {"activation.cu", activation("glu_grad", "dgate", "dup", "dy", "gate", "up")},
 	ir.Add:               {"elementwise.cu", add},
 	ir.Cast:              {"elementwise.cu", cast},
 	ir.CrossEntropyStats: {"loss.cu", crossEntropyStats},
@@ -48,9 +48,10 @@ var table = [ir.NumOps]struct {
 	ir.Normalize:         {"optimizer.cu", normalize},
 }
 
-// each is the launch of a kernel whose operands have one shape and one type.
-func each(kernel string, operands ...string) func(*binder) {
+// activation is the launch of a kernel of each function, whose operands have one shape and one type.
+func activation(kernel string, operands ...string) func(*binder) {
 	return func(b *binder) {
+		kernel := kernel + "_" + ir.Functions[b.int("function")]
 		n := b.elements(operands[0])
 		args := []any{}
 		for _, o := range operands {
@@ -113,25 +114,33 @@ func positionEmbedGrad(b *binder) {
 
 func layerNorm(b *binder) {
 	r, c := b.shape("x")
-	b.launch("layernorm_"+b.types("x"), rows(r), "y", "stats", "x", "gamma", "beta", c, b.float("eps"))
+	b.launch("layernorm_"+b.types("x"), rows(r), "y", "stats", "x", "gamma", "beta", c, b.float("eps"), b.float("offset"))
 }
 
 func rmsNorm(b *binder) {
 	r, c := b.shape("x")
-	b.launch("rmsnorm_"+b.types("x"), rows(r), "y", "stats", "x", "gamma", c, b.float("eps"))
+	b.launch("rmsnorm_"+b.types("x"), rows(r), "y", "stats", "x", "gamma", c, b.float("eps"), b.float("offset")).Block = rowThreads(c)
 }
 
 // The sums over rows come first: dx may lie in the place of what they read.
 func layerNormGrad(b *binder) {
 	r, c := b.shape("x")
 	b.columnSums("layernorm_columns_"+b.types("x"), r, c, []string{"dgamma", "dbeta"}, "dy", "x", "stats")
-	b.launch("layernorm_grad_"+b.types("x"), rows(r), "dx", "dy", "x", "stats", "gamma", "residual", c)
+	b.launch("layernorm_grad_"+b.types("x"), rows(r), "dx", "dy", "x", "stats", "gamma", "residual", c, b.float("offset"))
 }
 
 func rmsNormGrad(b *binder) {
 	r, c := b.shape("x")
 	b.columnSums("rmsnorm_columns_"+b.types("x"), r, c, []string{"dgamma"}, "dy", "x", "stats")
-	b.launch("rmsnorm_grad_"+b.types("x"), rows(r), "dx", "dy", "x", "stats", "gamma", "residual", c)
+	b.launch("rmsnorm_grad_"+b.types("x"), rows(r), "dx", "dy", "x", "stats", "gamma", "residual", c, b.float("offset")).Block = rowThreads(c)
+}
+
+// rowThreads is the size of a block that has a row: a warp where rows are heads.
+func rowThreads(cols int64) int64 {
+	if cols <= 8*32 {
+		return 32
+	}
+	return threads
 }
 
 func biasGrad(b *binder) {
@@ -143,7 +152,11 @@ func biasGrad(b *binder) {
 func (b *binder) columnSums(kernel string, r, c int64, sums []string, in ...any) {
 	source := b.source
 	b.source = "columns.cu"
-	chunk := max(64, ceil(r, 64)) // rows of a chunk: at most 64 chunks
+	most := int64(64) // chunks
+	if c <= 8*32 {
+		most = 2048 // rows are heads: there are many, and one block for each chunk
+	}
+	chunk := max(64, ceil(r, most)) // rows of a chunk
 	chunks := ceil(r, chunk)
 	partial := b.reserve(4 * int64(len(sums)) * chunks * c)
 	b.launch(kernel, [3]int64{ceil(c, 256), chunks, 1}, append(append([]any{partial}, in...), r, c, chunk)...)
@@ -175,18 +188,27 @@ func rope(b *binder) {
 	if dim > 2*512 {
 		b.err = fmt.Errorf("a head_dim of %d is more than the kernel's 1024", dim)
 	}
+	rotation := b.in.Rotation(&b.program.Run)
 	var rates []Arg
-	for i := range dim / 2 {
-		rates = append(rates, b.arg(math.Pow(b.float("theta"), -2*float64(i)/float64(dim))/(2*math.Pi)))
+	for _, rate := range rotation.Rates {
+		rates = append(rates, b.arg(rate/(2*math.Pi)))
 	}
 	b.launch("rope_"+b.types("y", "x"), rows(r/batch), "y", "x", b.int("heads"), dim, batch, b.int("position"), tabled,
-		b.int("inverse"), b.int("chunks"), b.int("member")).Table = rates
+		b.int("inverse"), b.int("chunks"), b.int("member"), int64(len(rates)), rotation.Scale, rotation.Rest).Table = rates
 }
 
 func embedRows(b *binder) {
 	r, c := b.shape("y")
 	v, _ := b.shape("table")
-	b.launch("embed_"+b.types("y"), rows(r), "y", "tokens", "table", v, c, b.int("first"))
+	b.launch("embed_"+b.types("y"), rows(r), "y", "tokens", "table", v, c, b.int("first"), b.embedScale())
+}
+
+// embedScale is the factor of rows of the table.
+func (b *binder) embedScale() float64 {
+	if scale := b.float("scale"); scale != 0 {
+		return scale
+	}
+	return 1
 }
 
 func embedGrad(b *binder) {
@@ -196,7 +218,7 @@ func embedGrad(b *binder) {
 		bytes := int64(b.in.Arg("dtable").Bytes())
 		b.launch("fill", spread(bytes, 16), "dtable", bytes, int64(0)).Source = "elementwise.cu"
 	}
-	b.launch("embed_grad_"+b.types("dy"), [3]int64{r, ceil(c, 8*threads), 1}, "dtable", "tokens", "dy", r, v, c, b.int("first"))
+	b.launch("embed_grad_"+b.types("dy"), [3]int64{r, ceil(c, 8*threads), 1}, "dtable", "tokens", "dy", r, v, c, b.int("first"), b.embedScale())
 }
 
 func initNormal(b *binder) {
@@ -210,7 +232,7 @@ func initNormal(b *binder) {
 // crossEntropyStats has as many threads as where it is joined with the gradient: sums depend on it.
 func crossEntropyStats(b *binder) {
 	r, c := b.shape("logits")
-	b.launch("cross_entropy_stats_"+b.types("logits"), rows(r), "stats", "logits", "labels", c, b.int("first"), b.int("valid")).Block = wideThreads
+	b.launch("cross_entropy_stats_"+b.types("logits"), rows(r), "stats", "logits", "labels", c, b.int("first"), b.int("valid"), b.float("softcap")).Block = wideThreads
 }
 
 // parts is in how many parts the vocabulary is, from the shape of the statistics.
@@ -228,7 +250,7 @@ func crossEntropyGrad(b *binder) {
 	parts, r := b.parts()
 	_, c := b.shape("logits")
 	b.launch("cross_entropy_grad_"+b.types("dlogits", "logits"), rows(r), "dlogits", "logits", "stats", "labels",
-		parts, r, c, b.int("first"), b.int("valid"), b.float("scale"))
+		parts, r, c, b.int("first"), b.int("valid"), b.float("scale"), b.float("softcap"))
 }
 
 // tabled is an argument that is the address of the launch's table.

@@ -154,7 +154,7 @@ func (l *layered) forward(s int) {
 		l.matmul(view(u, 0, n, width), view(o, 0, n, width), w)
 		l.emit(ir.AllReduce, ir.Coll, []ir.View{view(u, 0, n, width)}, []ir.Attr{ir.Int(groupSP)})
 		for range 4 {
-			l.emit(ir.Gelu, ir.Compute, []ir.View{view(u, 0, n, width), view(u, 0, n, width)}, nil)
+			l.emit(ir.Activation, ir.Compute, []ir.View{view(u, 0, n, width), view(u, 0, n, width)}, []ir.Attr{ir.Int(ir.GeluTanh)})
 		}
 		for _, name := range []string{"x", "q", "o", "lse"} {
 			size := n * width
@@ -196,7 +196,7 @@ func (l *layered) backward(s int) {
 			l.emit(ir.BiasGrad, ir.Compute, []ir.View{view(y.b, 0, width), view(dy, 0, n, width)}, []ir.Attr{ir.Bool(true)})
 		}
 		for range 8 {
-			l.emit(ir.GeluGrad, ir.Compute, []ir.View{view(dx, 0, n, width), view(dx, 0, n, width), view(dq, 0, n, width)}, nil)
+			l.emit(ir.ActivationGrad, ir.Compute, []ir.View{view(dx, 0, n, width), view(dx, 0, n, width), view(dq, 0, n, width)}, []ir.Attr{ir.Int(ir.GeluTanh)})
 		}
 	}
 }

@@ -2,6 +2,7 @@ package irtest
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -290,6 +291,8 @@ func (in *instance) attrs() []ir.Attr {
 func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 	r := in.st.g.r
 	switch a.Kind {
+	case ir.KindFactor:
+		return ir.Float([]float64{0, 0, 1, 1e-5, 30, math.Abs(r.NormFloat64())}[r.IntN(6)])
 	case ir.KindFloat:
 		return ir.Float([]float64{0, 1, -0.5, 1e-5, 1e10, r.NormFloat64()}[r.IntN(6)])
 	case ir.KindBool:
@@ -300,6 +303,8 @@ func (in *instance) attr(a *ir.AttrInfo) ir.Attr {
 			return ir.Int(in.window())
 		}
 		return ir.Int(0)
+	case ir.KindFunction:
+		return ir.Int(r.Int64N(int64(len(ir.Functions))))
 	case ir.KindTensor:
 		return ir.Int(r.Int64N(int64(len(in.st.g.p.Tensors))))
 	}

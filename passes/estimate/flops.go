@@ -3,22 +3,30 @@ package estimate
 import (
 	"math/big"
 
+	"sppo.dev/graph"
+	"sppo.dev/ir"
 	"sppo.dev/lang"
 )
 
-// LayerFlops is the forward of one layer as a function of tokens, in whole multiply-adds: products with weights are
-// linear in x, causal attention sees x(x+1)/2 pairs, twice, of the width of Q. Up to the factor h, where Q is as wide
-// as the residual stream, this is U(x) = g2*x + x*(x+1) with g2 = 2h + 2h_kv + m*ffn.
+// LayerFlops is the forward of one layer as a function of tokens, in whole multiply-adds, as its opcodes count them: products with
+// weights are linear in x, causal attention sees x(x+1)/2 pairs.
 type LayerFlops struct{ Linear, Quadratic *big.Int }
 
-// FlopsOfLayer counts the forward of one layer of a model.
+// FlopsOfLayer takes both parts from a layer of one token and a layer of two.
 func FlopsOfLayer(m lang.Model) LayerFlops {
-	matrices := int64(2)
-	if m.Family == lang.FamilyLlama {
-		matrices = 3
+	g := graph.New(m, graph.Split{SP: 1}, 2)
+	one := sumFlops(g.Layer, graph.Size{Sequence: 2, Tokens: 1, Batch: 1, SP: 1})
+	two := sumFlops(g.Layer, graph.Size{Sequence: 2, Tokens: 2, Batch: 1, SP: 1})
+	pair := two - 2*one // what a query does with one more key
+	return LayerFlops{big.NewInt(int64(one-pair) / 2), big.NewInt(int64(pair) / 4)}
+}
+
+// sumFlops is the forward of a block.
+func sumFlops(b *graph.Block, s graph.Size) (sum ir.Flops) {
+	for _, flops := range b.ForwardFlops(s) {
+		sum += flops
 	}
-	h, q, kv := int64(m.Hidden), int64(m.Heads)*int64(m.HeadDim), int64(m.KVHeads)*int64(m.HeadDim)
-	return LayerFlops{big.NewInt(h * (2*q + 2*kv + matrices*int64(m.FFN))), big.NewInt(q)}
+	return sum
 }
 
 // UpTo is the multiply-adds of tokens 0 .. x-1.

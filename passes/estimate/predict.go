@@ -252,7 +252,7 @@ func optimizerTime(p *plan.Plan, g *graph.Model, m cost.Model) ir.Seconds {
 // throughput counts model FLOPs: three times the forward, attention causal, recomputation and padding left out.
 func throughput(p *plan.Plan, peak float64) {
 	tokens := float64(p.Train.Sequence) * float64(p.Train.Batch)
-	head := 2 * float64(p.Model.Hidden) * float64(p.Model.Vocab) * tokens
+	head := float64(sumFlops(graph.New(p.Model, graph.Split{SP: 1}, 1).Head, graph.Size{Sequence: 1, Tokens: 1, Batch: 1, SP: 1})) * tokens
 	layers := FlopsOfLayer(p.Model).of(p.Train.Sequence) * float64(p.Model.Layers) * float64(p.Train.Batch)
 	p.Throughput = plan.Throughput{ModelFlops: 3 * (layers + head)}
 	if seconds := float64(p.Time.StepS); seconds > 0 && !math.IsInf(seconds, 0) {

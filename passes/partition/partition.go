@@ -34,7 +34,7 @@ func Run(c *pass.Context, p *plan.Plan) error {
 		p.Subsequences.Lengths = Lengths(ByFlops(p.Model, seq, n, align))
 		why = "equal forward operations, to the nearest step of align: causal attention makes later tokens dearer"
 	}
-	p.Subsequences.Imbalance = imbalance(p.Model, p.Subsequences.Lengths)
+	p.Subsequences.Imbalance = imbalance(estimate.FlopsOfLayer(p.Model), p.Subsequences.Lengths)
 	why += fmt.Sprintf("; in operations the dearest is %.2f%% above the mean", 100*p.Subsequences.Imbalance)
 	p.Decide("partition", "lengths", lengthsInWords(p.Subsequences.Lengths), why)
 	return nil
@@ -58,8 +58,7 @@ type cut struct {
 	maxStep int64 // the last step that leaves something behind it
 }
 
-func newCut(m lang.Model, seq int64, n int, align int64) *cut {
-	f := estimate.FlopsOfLayer(m)
+func newCut(f estimate.LayerFlops, seq int64, n int, align int64) *cut {
 	return &cut{f, f.UpTo(seq), big.NewInt(int64(n)), align, (seq - 1) / align}
 }
 
@@ -98,7 +97,11 @@ func (c *cut) about(k int) int64 {
 // ByFlops are the N+1 borders whose k-th is the multiple of align that minimises |N*U(x) - k*U(S)|, strictly
 // increasing: a border that would meet its neighbour moves on. The last is S, on the grid or not.
 func ByFlops(m lang.Model, seq int64, n int, align int64) []int64 {
-	c := newCut(m, seq, n, align)
+	return boundaries(estimate.FlopsOfLayer(m), seq, n, align)
+}
+
+func boundaries(f estimate.LayerFlops, seq int64, n int, align int64) []int64 {
+	c := newCut(f, seq, n, align)
 	x := make([]int64, n+1)
 	for k := 1; k < n; k++ {
 		least, most := x[k-1]/align+1, c.maxStep-int64(n-1-k)
@@ -129,8 +132,7 @@ func Lengths(x []int64) []int64 {
 }
 
 // imbalance is the largest forward work of a subsequence over the mean, minus 1.
-func imbalance(m lang.Model, lengths []int64) float64 {
-	f := estimate.FlopsOfLayer(m)
+func imbalance(f estimate.LayerFlops, lengths []int64) float64 {
 	most, before, end := new(big.Int), new(big.Int), int64(0)
 	for _, n := range lengths {
 		end += n
@@ -173,5 +175,5 @@ func Shortest(p *plan.Plan) int64 {
 	if p.Schedule.Partition == "length" || n >= seq {
 		return seq / n
 	}
-	return seq - newCut(p.Model, seq, int(n), 1).nearest(int(n)-1)
+	return seq - newCut(estimate.FlopsOfLayer(p.Model), seq, int(n), 1).nearest(int(n)-1)
 }

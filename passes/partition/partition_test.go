@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"fmt"
 	"math/big"
 	"slices"
 	"testing"
@@ -11,8 +12,11 @@ import (
 )
 
 func gptOf(hidden int) lang.Model {
-	heads := hidden / 128
-	return lang.Model{Family: lang.FamilyGPT, Hidden: hidden, Heads: heads, KVHeads: heads, HeadDim: 128, FFN: 4 * hidden, Layers: 1, Vocab: 256}
+	m, err := lang.ParseModel(fmt.Sprintf("family = gpt layers = 1 hidden = %d heads = %d vocab = 256 dtype = bf16", hidden, hidden/128))
+	if err != nil {
+		panic(err)
+	}
+	return m
 }
 
 func TestPartitionOfThePaper(t *testing.T) {
@@ -26,7 +30,7 @@ func TestPartitionOfThePaper(t *testing.T) {
 // TestLayerFlopsIsU compares with the closed form U(x) = g2*x + x*(x+1) times the hidden size.
 func TestLayerFlopsIsU(t *testing.T) {
 	m := gptOf(4096)
-	m.Family, m.KVHeads, m.FFN = lang.FamilyLlama, 8, 14336
+	m.Gated, m.Bias, m.KVHeads, m.FFN = true, nil, 8, 14336
 	g2 := int64(2*4096 + 2*8*128 + 3*14336)
 	for _, x := range []int64{0, 1, 1000, 1 << 20, 1 << 40} {
 		u := new(big.Int).Mul(big.NewInt(x), new(big.Int).Add(big.NewInt(g2), big.NewInt(x+1)))
@@ -77,8 +81,7 @@ func bestBorder(m lang.Model, seq int64, n, k int, align, from, to int64) int64 
 
 func TestFlopsBoundariesTieGoesToTheSmaller(t *testing.T) {
 	// Without attention U is linear, so the middle of an odd number of steps lies between two of them.
-	m := lang.Model{Family: lang.FamilyGPT, Hidden: 1, FFN: 1}
-	if x := ByFlops(m, 7, 2, 1); x[1] != 3 {
+	if x := boundaries(linear, 7, 2, 1); x[1] != 3 {
 		t.Errorf("the border of 7 tokens in 2 is %d, want 3", x[1])
 	}
 }
@@ -104,9 +107,11 @@ func TestEvenBoundaries(t *testing.T) {
 	}
 }
 
+// linear is a layer without attention.
+var linear = estimate.LayerFlops{Linear: big.NewInt(1), Quadratic: new(big.Int)}
+
 func TestImbalance(t *testing.T) {
-	m := lang.Model{Family: lang.FamilyGPT, Hidden: 1, FFN: 1} // linear
-	if got := imbalance(m, []int64{3, 1, 2}); got != 0.5 {
+	if got := imbalance(linear, []int64{3, 1, 2}); got != 0.5 {
 		t.Errorf("3, 1, 2 of a mean of 2: %g above it, want 0.5", got)
 	}
 }

@@ -265,17 +265,11 @@ func modelProblems(p *plan.Plan) []plan.Problem {
 			found = append(found, plan.Fault(key, lang.UnknownName, strings.Join(of, " or "), "there is no %q", value))
 		}
 	}
-	oneOf("model.family", m.Family, lang.FamilyGPT, lang.FamilyLlama)
-	oneOf("model.positions", m.Positions, lang.PositionsLearned, lang.PositionsRope, lang.PositionsNone)
-	oneOf("model.dtype", m.DType, "f32", "bf16")
 	if p.Recompute != "" { // before solve has run
 		oneOf("schedule.recompute", p.Recompute, plan.PolicyAuto, graph.RecomputeNone, graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull)
 	}
-	if m.Heads%m.KVHeads != 0 {
-		found = append(found, plan.Fault("model.kv_heads", lang.Indivisible, "", "%d key and value heads do not divide heads = %d", m.KVHeads, m.Heads))
-	}
-	if m.Positions == lang.PositionsRope && m.HeadDim%2 != 0 {
-		found = append(found, plan.Fault("model.head_dim", lang.Indivisible, "", "rotary positions want an even head_dim, and it is %d", m.HeadDim))
+	for _, x := range m.Problems() {
+		found = append(found, plan.Fault(x.Keys[0], x.Code, x.Hint, "%s", x.Message))
 	}
 	return found
 }
@@ -385,6 +379,10 @@ func splitProblems(p *plan.Plan) []plan.Problem {
 	if m.KVHeads%sp != 0 && sp%m.KVHeads != 0 {
 		found = append(found, plan.Fault("schedule.sp", lang.Indivisible, "kv_heads must divide sp or be divided by it; or sp_mode = ring",
 			"%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp))
+	}
+	if m.QKNorm == lang.QKNormAll && p.Parallel.SPMode != graph.ModeUlysses && sp > m.KVHeads {
+		found = append(found, plan.Fault("model.qk_norm", lang.Conflict, fmt.Sprintf("sp_mode = ulysses, or sp = %d at most", m.KVHeads),
+			"qk_norm = all needs each key head on one rank, and with sp_mode = megatron sp = %d ranks share %d", sp, m.KVHeads))
 	}
 	return found
 }

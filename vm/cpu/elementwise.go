@@ -21,24 +21,6 @@ func (b *binder) each(outs, ins []string, f func(out, in [][]float32)) func() {
 	return func() { simd.Map(pool, rows, cols, out, in, f) }
 }
 
-func gelu(b *binder) func() {
-	return b.each([]string{"y"}, []string{"x"}, func(out, in [][]float32) { simd.Gelu(out[0], in[0]) })
-}
-
-func geluGrad(b *binder) func() {
-	return b.each([]string{"dx"}, []string{"dy", "x"}, func(out, in [][]float32) { simd.GeluBackward(out[0], in[1], in[0]) })
-}
-
-func swiGLU(b *binder) func() {
-	return b.each([]string{"y"}, []string{"gate", "up"}, func(out, in [][]float32) { simd.SwiGLU(out[0], in[0], in[1]) })
-}
-
-func swiGLUGrad(b *binder) func() {
-	return b.each([]string{"dgate", "dup"}, []string{"dy", "gate", "up"}, func(out, in [][]float32) {
-		simd.SwiGLUBackward(out[0], out[1], in[1], in[2], in[0])
-	})
-}
-
 func cast(b *binder) func() { return b.each([]string{"y"}, []string{"x"}, copyRow) }
 
 func add(b *binder) func() {

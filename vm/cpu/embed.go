@@ -7,6 +7,7 @@ func embed(b *binder) func() {
 	width := len(y) / max(len(tokens), 1) // bytes of a row
 	rows, _ := b.shape("table")
 	first := b.int("first")
+	scale, out, pool := b.embedScale(), []simd.Mat{b.mat("y")}, b.device.pool
 	return func() {
 		for i, token := range tokens {
 			row := y[i*width : (i+1)*width]
@@ -16,7 +17,18 @@ func embed(b *binder) func() {
 				clear(row)
 			}
 		}
+		if scale != 1 {
+			simd.Map(pool, len(tokens), out[0].Ld, out, out, func(out, in [][]float32) { simd.Scale(out[0], in[0], scale) })
+		}
 	}
+}
+
+// embedScale is the factor of rows of the table.
+func (b *binder) embedScale() float32 {
+	if scale := float32(b.float("scale")); scale != 0 {
+		return scale
+	}
+	return 1
 }
 
 // embedGrad divides columns among threads: the rows of a token are then added in their order whoever does it.
@@ -25,12 +37,13 @@ func embedGrad(b *binder) func() {
 	rows, width := b.shape("dtable")
 	first, accumulate := b.int("first"), b.bool("accumulate")
 	pool, wide := b.device.pool, b.wideRow(dy)
+	scale := b.embedScale()
 	const stripe = 64
 	addRows := func(lo, hi int) {
 		for i, token := range tokens {
 			if at := int(token) - first; at >= 0 && at < rows {
 				sum := dtable[at*width+lo : at*width+hi]
-				simd.Add(sum, sum, wide.part(dy, i, lo, hi))
+				simd.Axpy(sum, wide.part(dy, i, lo, hi), scale)
 			}
 		}
 	}

@@ -90,7 +90,7 @@ func bigram(t ir.DType) *ir.Program {
 			b.put(s, ir.LoadTokens, ir.Compute, []ir.View{view}, ir.Int(0), ir.Int(0), ir.Int(int64(i)), ir.Int(bigramBatch), ir.Int(0))
 		}
 		b.put(s, ir.Fill, ir.Compute, []ir.View{loss}, ir.Float(0))
-		b.put(s, ir.Embed, ir.Compute, []ir.View{logits, input, weight}, first)
+		b.put(s, ir.Embed, ir.Compute, []ir.View{logits, input, weight}, first, ir.Float(0))
 		b.event(s, ir.Compute, ir.Coll)
 		b.put(s, ir.AllReduce, ir.Coll, []ir.View{logits}, ir.Int(0))
 		b.event(s, ir.Coll, ir.D2H)
@@ -100,15 +100,15 @@ func bigram(t ir.DType) *ir.Program {
 		b.event(s, ir.Compute, ir.H2D)
 		b.put(s, ir.CopyH2D, ir.H2D, []ir.View{flat, host})
 		b.event(s, ir.H2D, ir.Compute)
-		b.put(s, ir.CrossEntropyStats, ir.Compute, []ir.View{stats, logits, labels}, ir.Int(0), ir.Int(bigramVocab))
+		b.put(s, ir.CrossEntropyStats, ir.Compute, []ir.View{stats, logits, labels}, ir.Int(0), ir.Int(bigramVocab), ir.Float(0))
 		b.put(s, ir.CrossEntropy, ir.Compute, []ir.View{loss, reshape(stats, 1, tokens, 3)}, ir.Float(1.0/tokens))
 	}
 	forward(ir.SectionEval)
 	s := ir.SectionStep
 	forward(s)
 	b.put(s, ir.CrossEntropyGrad, ir.Compute, []ir.View{logits, logits, reshape(stats, 1, tokens, 3), labels},
-		ir.Float(1.0/tokens), ir.Int(0), ir.Int(bigramVocab))
-	b.put(s, ir.EmbedGrad, ir.Compute, []ir.View{grad, input, logits}, first, ir.Int(0))
+		ir.Float(1.0/tokens), ir.Int(0), ir.Int(bigramVocab), ir.Float(0))
+	b.put(s, ir.EmbedGrad, ir.Compute, []ir.View{grad, input, logits}, first, ir.Int(0), ir.Float(0))
 	b.put(s, ir.SumSq, ir.Compute, []ir.View{square, grad}, ir.Float(1))
 	b.event(s, ir.Compute, ir.Coll)
 	b.put(s, ir.AllGather, ir.Coll, []ir.View{squares, square}, ir.Int(0))
@@ -455,7 +455,7 @@ func TestBadProgramsAreRefused(t *testing.T) {
 		"1 operands and 1 attributes": func(p *ir.Program) { step(p)[2].Op = ir.AllGather },
 		"invalid instruction": func(p *ir.Program) {
 			in := &step(p)[3]
-			in.Op, in.Args, in.Attrs = ir.Rope, []ir.View{in.Args[0], in.Args[0]}, make([]ir.Attr, 8)
+			in.Op, in.Args, in.Attrs = ir.Rope, []ir.View{in.Args[0], in.Args[0]}, make([]ir.Attr, len(ir.Ops[ir.Rope].Attrs))
 		},
 		"opcode 200":                        func(p *ir.Program) { step(p)[2].Op = 200 },
 		"constant 3 does not exist":         func(p *ir.Program) { step(p)[3].Attrs[0] = ir.ConstRef(3) },

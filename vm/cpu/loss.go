@@ -11,8 +11,9 @@ func crossEntropyStats(b *binder) func() {
 	stats, logits, labels := b.floats("stats"), b.mat("logits"), b.ints("labels")
 	rows, _ := b.shape("logits")
 	first, valid, pool := b.int("first"), b.int("valid"), b.device.pool
-	both := b.scratch(2 * rows)
+	both, softcap := b.scratch(2*rows), b.softcap(logits)
 	return func() {
+		logits := softcap.apply()
 		largest, sum := both.floats()[:rows], both.floats()[rows:]
 		simd.RowMax(pool, largest, logits, rows, valid)
 		simd.RowSumExp(pool, sum, logits, largest, rows, valid)
@@ -24,6 +25,50 @@ func crossEntropyStats(b *binder) func() {
 			stats[3*i], stats[3*i+1], stats[3*i+2] = largest[i], sum[i], own
 		}
 	}
+}
+
+// softcap bounds logits, where an instruction says so, in working memory.
+type softcap struct {
+	pool       *simd.Pool
+	from       simd.Mat
+	rows, cols int
+	limit      float32
+	capped     scratch
+}
+
+func (b *binder) softcap(logits simd.Mat) *softcap {
+	s := &softcap{pool: b.device.pool, from: logits, limit: float32(b.float("softcap"))}
+	s.rows, s.cols = b.shape("logits")
+	if s.limit > 0 {
+		s.capped = b.scratch(s.rows * s.cols)
+	}
+	return s
+}
+
+// apply returns the logits, bounded where the instruction says so.
+func (s *softcap) apply() simd.Mat {
+	if s.limit == 0 {
+		return s.from
+	}
+	to := simd.F32(s.capped.floats(), s.cols)
+	simd.Map(s.pool, s.rows, s.cols, []simd.Mat{to}, []simd.Mat{s.from}, func(out, in [][]float32) {
+		simd.Softcap(out[0], in[0], s.limit)
+	})
+	return to
+}
+
+// differentiate multiplies gradients of what apply returned by its slope, 1 - (y / limit)^2.
+func (s *softcap) differentiate(grad simd.Mat) {
+	if s.limit == 0 {
+		return
+	}
+	capped := simd.F32(s.capped.floats(), s.cols)
+	simd.Map(s.pool, s.rows, s.cols, []simd.Mat{grad}, []simd.Mat{grad, capped}, func(out, in [][]float32) {
+		for i, y := range in[1] {
+			y /= s.limit
+			out[0][i] = in[0][i] * float32(1-float32(y*y))
+		}
+	})
 }
 
 func element(m simd.Mat, row, col int) float32 {
@@ -67,7 +112,8 @@ func crossEntropyGrad(b *binder) func() {
 	scale, same := float32(b.float("scale")), b.same("dlogits", "logits")
 	columns := b.scratch(3 * rows)
 	// The gradient is made in place. Only a type that would round the logits first needs a detour.
-	work, detour := dlogits, dlogits.BF16 != nil && logits.BF16 == nil
+	softcap := b.softcap(logits)
+	work, detour := dlogits, dlogits.BF16 != nil && (logits.BF16 == nil || softcap.limit > 0)
 	wide := b.scratch(0)
 	if detour {
 		wide = b.scratch(rows * cols)
@@ -82,10 +128,11 @@ func crossEntropyGrad(b *binder) func() {
 		if detour {
 			work = simd.F32(wide.floats(), cols)
 		}
-		if !same {
-			simd.Map(pool, rows, cols, []simd.Mat{work}, []simd.Mat{logits}, copyRow)
+		if !same || softcap.limit > 0 {
+			simd.Map(pool, rows, cols, []simd.Mat{work}, []simd.Mat{softcap.apply()}, copyRow)
 		}
 		simd.SoftmaxGradient(pool, work, largest, sum, target, scale, rows, valid)
+		softcap.differentiate(work)
 		clearPadding(work, rows, valid, cols)
 		if detour {
 			simd.Map(pool, rows, cols, []simd.Mat{dlogits}, []simd.Mat{work}, copyRow)

@@ -10,10 +10,11 @@ func layerNorm(b *binder) func() {
 	rows, cols := b.shape("x")
 	eps, pool := float32(b.float("eps")), b.device.pool
 	columns := b.scratch(2 * rows)
+	shifted := b.shifted(gamma)
 	return func() {
 		both := columns.floats()
 		mean, rstd := both[:rows], both[rows:]
-		simd.LayerNorm(pool, y, mean, rstd, x, gamma.values(), beta.values(), rows, cols, eps)
+		simd.LayerNorm(pool, y, mean, rstd, x, shifted(), beta.values(), rows, cols, eps)
 		for i := range rows {
 			stats[2*i], stats[2*i+1] = mean[i], rstd[i]
 		}
@@ -26,6 +27,7 @@ func layerNormGrad(b *binder) func() {
 	rows, cols := b.shape("x")
 	pool, residual := b.device.pool, b.residual()
 	columns, accumulate := b.scratch(2*rows), b.bool("accumulate")
+	shifted := b.shifted(gamma)
 	return func() {
 		both := columns.floats()
 		mean, rstd := both[:rows], both[rows:]
@@ -37,7 +39,24 @@ func layerNormGrad(b *binder) func() {
 			clear(dbeta)
 		}
 		added := residual()
-		simd.LayerNormBackward(pool, dx, dgamma, dbeta, dy, x, mean, rstd, gamma.values(), rows, cols, added)
+		simd.LayerNormBackward(pool, dx, dgamma, dbeta, dy, x, mean, rstd, shifted(), rows, cols, added)
+	}
+}
+
+// shifted are the values of gamma with the offset added.
+func (b *binder) shifted(gamma vector) func() []float32 {
+	offset := float32(b.float("offset"))
+	if offset == 0 {
+		return gamma.values
+	}
+	_, cols := b.shape("x")
+	sums := b.scratch(cols)
+	return func() []float32 {
+		out := sums.floats()
+		for i, v := range gamma.values() {
+			out[i] = offset + v
+		}
+		return out
 	}
 }
 
@@ -57,7 +76,8 @@ func rmsNorm(b *binder) func() {
 	y, stats, x, gamma := b.mat("y"), b.floats("stats"), b.mat("x"), b.vector("gamma")
 	rows, cols := b.shape("x")
 	eps, pool := float32(b.float("eps")), b.device.pool
-	return func() { simd.RMSNorm(pool, y, stats, x, gamma.values(), rows, cols, eps) }
+	shifted := b.shifted(gamma)
+	return func() { simd.RMSNorm(pool, y, stats, x, shifted(), rows, cols, eps) }
 }
 
 func rmsNormGrad(b *binder) func() {
@@ -65,11 +85,12 @@ func rmsNormGrad(b *binder) func() {
 	dy, x, stats, gamma := b.mat("dy"), b.mat("x"), b.floats("stats"), b.vector("gamma")
 	rows, cols := b.shape("x")
 	pool, residual, accumulate := b.device.pool, b.residual(), b.bool("accumulate")
+	shifted := b.shifted(gamma)
 	return func() {
 		if !accumulate {
 			clear(dgamma)
 		}
 		added := residual()
-		simd.RMSNormBackward(pool, dx, dgamma, dy, x, stats, gamma.values(), rows, cols, added)
+		simd.RMSNormBackward(pool, dx, dgamma, dy, x, stats, shifted(), rows, cols, added)
 	}
 }

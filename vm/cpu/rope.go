@@ -3,18 +3,21 @@ package cpu
 import (
 	"math"
 
+	"sppo.dev/ir"
 	"sppo.dev/vm/cpu/simd"
 )
 
 // ropeKey tells tables apart; a table is shared by all instructions of a device that turn by the same angles.
 type ropeKey struct {
-	theta   float64
-	headDim int
+	theta    float64
+	headDim  int
+	rotation int
 }
 
-// ropeTable holds cosine and sine of every angle, by position and pair. An angle depends on the position alone, not on
+// ropeTable holds cosine and sine of every angle, times the rotation's scale, by position and pair. An angle depends on the position alone, not on
 // the subsequence that asks for it.
 type ropeTable struct {
+	ir.Rotation
 	positions int
 	cos, sin  []float32
 }
@@ -22,17 +25,18 @@ type ropeTable struct {
 func rope(b *binder) func() {
 	batch, heads, headDim := b.int("batch"), b.int("heads"), b.int("head_dim")
 	rows, width := b.shape("x")
-	position, half := b.int("position"), headDim/2
+	position := b.int("position")
 	sign := float32(1)
 	if b.bool("inverse") {
 		sign = -1
 	}
-	key := ropeKey{b.float("theta"), headDim}
+	key := ropeKey{b.float("theta"), headDim, b.int("rotation")}
 	table := b.device.tables[key]
 	if table == nil {
-		table = new(ropeTable)
+		table = &ropeTable{Rotation: b.in.Rotation(&b.device.program.Run)}
 		b.device.tables[key] = table
 	}
+	half, rest := len(table.Rates), float32(table.Rest)
 	tokens, chunks, member := rows/batch, b.int("chunks"), b.int("member")
 	first := [2]int{position, position + tokens/2} // of each half of the tokens
 	if chunks > 0 {
@@ -58,7 +62,11 @@ func rope(b *binder) func() {
 			}
 			at *= half
 			for h := range heads {
-				simd.Rotate(out[h*headDim:], in[h*headDim:], table.cos[at:at+half], table.sin[at:at+half], sign)
+				turned, from := out[h*headDim:(h+1)*headDim], in[h*headDim:(h+1)*headDim]
+				simd.Rotate(turned, from, table.cos[at:at+half], table.sin[at:at+half], sign)
+				if 2*half < headDim {
+					simd.Scale(turned[2*half:], from[2*half:], rest)
+				}
 			}
 			if y.BF16 != nil {
 				simd.Narrow(y.BF16[r*width:], out)
@@ -80,15 +88,14 @@ func wideRowAt(m simd.Mat, row, width int, wide scratch) []float32 {
 
 // fillTables computes the angles once it is known how far positions reach.
 func (d *Device) fillTables() {
-	for key, t := range d.tables {
-		half := key.headDim / 2
+	for _, t := range d.tables {
+		half, scale := len(t.Rates), t.Scale
 		t.cos, t.sin = make([]float32, t.positions*half), make([]float32, t.positions*half)
 		d.pool.Split(t.positions, 64, func(lo, hi int) {
-			for i := range half {
-				frequency := math.Pow(key.theta, -2*float64(i)/float64(key.headDim))
+			for i, rate := range t.Rates {
 				for p := lo; p < hi; p++ {
-					sin, cos := math.Sincos(float64(p) * frequency)
-					t.cos[p*half+i], t.sin[p*half+i] = float32(cos), float32(sin)
+					sin, cos := math.Sincos(float64(p) * rate)
+					t.cos[p*half+i], t.sin[p*half+i] = float32(scale*cos), float32(scale*sin)
 				}
 			}
 		})

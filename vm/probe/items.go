@@ -108,7 +108,7 @@ func (l *layer) forward() []Item {
 	l.do(ir.Add, nil, k.m, k.x, p, l.vector("bias of wo", s.Inner))
 	l.norm("b", k.b, k.m)
 	l.linear("up", k.h, k.b, true)
-	l.do(ir.Gelu, nil, k.g, k.h)
+	l.do(ir.Activation, nil, k.g, k.h)
 	l.linear("down", p, k.g, false)
 	l.do(ir.Add, nil, l.border("x", l.index+1), k.m, p, l.vector("bias of down", s.Inner))
 	return l.items
@@ -127,7 +127,7 @@ func (l *layer) backward() []Item {
 		sumK, sumV = l.operand("sum k", ir.F32, dk.Shape...), l.operand("sum v", ir.F32, dv.Shape...)
 	}
 	l.linearGrad("down", dg, dy, k.g, false)
-	l.do(ir.GeluGrad, nil, dh, dg, k.h)
+	l.do(ir.ActivationGrad, nil, dh, dg, k.h)
 	l.linearGrad("up", db, dh, k.b, false)
 	l.normGrad("b", dm, db, k.m, dy)
 	l.linearGrad("wo", do, dm, k.o, false)
@@ -247,10 +247,10 @@ func MemoryBound(bytes, cols int64, t ir.DType) []Item {
 	eps := map[string]float64{"eps": 1e-5}
 	adamw := map[string]float64{"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 	return []Item{
-		item(ir.Gelu, nil, x, fresh),
-		item(ir.GeluGrad, nil, x, fresh, x),
-		item(ir.SwiGLU, nil, x, fresh, fresh),
-		item(ir.SwiGLUGrad, nil, x, x, fresh, x, x),
+		item(ir.Activation, nil, x, fresh),
+		item(ir.ActivationGrad, nil, x, fresh, x),
+		item(ir.GLU, map[string]float64{"function": float64(ir.Silu)}, x, fresh, fresh),
+		item(ir.GLUGrad, map[string]float64{"function": float64(ir.Silu)}, x, x, fresh, x, x),
 		item(ir.Add, nil, x, fresh, x, Arg{}),
 		item(ir.RMSNorm, eps, x, stats, fresh, row),
 		item(ir.RMSNormGrad, nil, x, sum, fresh, x, stats, row, x),

@@ -148,7 +148,7 @@ func (b *builder) instruction(it *Item, peer int, first []ir.View) (ir.Instr, er
 	}
 	for _, a := range info.Attrs {
 		switch a.Kind {
-		case ir.KindFloat:
+		case ir.KindFloat, ir.KindFactor:
 			in.Attrs = append(in.Attrs, ir.Float(it.Attrs[a.Name]))
 		case ir.KindRank:
 			in.Attrs = append(in.Attrs, ir.Int(int64(peer)))

@@ -30,10 +30,10 @@ var cases = [ir.NumOps]func(*suite){
 	ir.AttentionGrad:     caseAttentionGrad,
 	ir.AttentionMerge:    caseAttentionMerge,
 	ir.AttentionDelta:    caseAttentionDelta,
-	ir.Gelu:              caseGelu,
-	ir.GeluGrad:          caseGeluGrad,
-	ir.SwiGLU:            caseSwiGLU,
-	ir.SwiGLUGrad:        caseSwiGLUGrad,
+	ir.Activation:        caseActivation,
+	ir.ActivationGrad:    caseActivationGrad,
+	ir.GLU:               caseGLU,
+	ir.GLUGrad:           caseGLUGrad,
 	ir.Add:               caseAdd,
 	ir.Cast:              caseCast,
 	ir.CrossEntropyStats: caseCrossEntropyStats,
@@ -160,19 +160,38 @@ func caseFill(s *suite) {
 
 func caseEmbed(s *suite) {
 	const rows, vocab, hidden, first = 13, 11, 7, 5
-	table, tokens := s.normal(vocab, hidden), s.integers(20, rows)
-	out := s.run(call{op: ir.Embed, args: args{"y": s.out(rows, hidden), "tokens": tokens, "table": table}, attrs: attrs{"first": first}})
-	s.equal("y", out["y"], naive.Embed(table.data, tokens.ints(), hidden, first), s.dtype)
+	for _, scale := range []float64{0, 2.75} {
+		s.sub(fmt.Sprint("scale ", scale), func(s *suite) {
+			table, tokens := s.normal(vocab, hidden), s.integers(20, rows)
+			out := s.run(call{op: ir.Embed, args: args{"y": s.out(rows, hidden), "tokens": tokens, "table": table},
+				attrs: attrs{"first": first, "scale": scale}})
+			want := naive.Embed(table.data, tokens.ints(), hidden, first)
+			s.equal("y", out["y"], scaled(want, scale), s.dtype)
+		})
+	}
+}
+
+// scaled is a vector times the factor of an attribute: 0 stands for 1.
+func scaled(x []float64, factor float64) []float64 {
+	y := append([]float64(nil), x...)
+	for i := range y {
+		if factor != 0 {
+			y[i] *= factor
+		}
+	}
+	return y
 }
 
 func caseEmbedGrad(s *suite) {
 	s.onOff(func(s *suite, accumulate bool) {
 		const rows, vocab, hidden, first = 33, 11, 130, 5
 		tokens, dy, dtable := s.integers(20, rows), s.normal(rows, hidden), s.sum(accumulate, vocab, hidden)
-		out := s.run(call{op: ir.EmbedGrad, args: args{"dtable": dtable, "tokens": tokens, "dy": dy},
-			attrs: attrs{"first": first, "accumulate": truth(accumulate)}})
-		want := plus(accumulate, dtable, naive.EmbedGrad(tokens.ints(), dy.data, hidden, first, vocab))
-		s.equal("dtable", out["dtable"], want, ir.F32)
+		for _, scale := range []float64{0, 2.75} {
+			out := s.run(call{op: ir.EmbedGrad, args: args{"dtable": dtable, "tokens": tokens, "dy": dy},
+				attrs: attrs{"first": first, "accumulate": truth(accumulate), "scale": scale}})
+			want := scaled(naive.EmbedGrad(tokens.ints(), dy.data, hidden, first, vocab), scale)
+			s.equal("dtable", out["dtable"], plus(accumulate, dtable, want), ir.F32)
+		}
 	})
 }
 
@@ -223,12 +242,20 @@ func casePositionEmbedGrad(s *suite) {
 	})
 }
 
-func caseLayerNorm(s *suite) {
+// offsets runs a case with gamma as it is and with 1 added to it.
+func (s *suite) offsets(f func(s *suite, offset float64)) {
+	f(s, 0)
+	s.sub("offset", func(s *suite) { f(s, 1) })
+}
+
+func caseLayerNorm(s *suite) { s.offsets((*suite).layerNorm) }
+
+func (s *suite) layerNorm(offset float64) {
 	const rows, cols, eps = 5, 37, 1e-5
 	x, gamma, beta := s.normal(rows, cols), s.normal(cols), s.normal(cols)
-	out := s.run(call{op: ir.LayerNorm, attrs: attrs{"eps": eps}, args: args{
+	out := s.run(call{op: ir.LayerNorm, attrs: attrs{"eps": eps, "offset": offset}, args: args{
 		"y": s.out(rows, cols), "stats": s.outF32(rows, 2), "x": x, "gamma": gamma, "beta": beta}})
-	s.equal("y", out["y"], naive.LayerNorm(x.data, gamma.data, beta.data, eps), s.dtype)
+	s.equal("y", out["y"], naive.LayerNorm(x.data, naive.Plus(gamma.data, offset), beta.data, eps), s.dtype)
 	var stats []float64
 	for r := range rows {
 		mean, rstd := naive.Moments(x.data[r*cols:][:cols], eps)
@@ -240,12 +267,14 @@ func caseLayerNorm(s *suite) {
 func caseLayerNormGrad(s *suite) {
 	for _, residual := range []bool{false, true} {
 		s.sub(fmt.Sprint("residual ", residual), func(s *suite) {
-			s.onOff(func(s *suite, accumulate bool) { s.layerNormGrad(residual, accumulate) })
+			s.onOff(func(s *suite, accumulate bool) {
+				s.offsets(func(s *suite, offset float64) { s.layerNormGrad(residual, accumulate, offset) })
+			})
 		})
 	}
 }
 
-func (s *suite) layerNormGrad(residual, accumulate bool) {
+func (s *suite) layerNormGrad(residual, accumulate bool, offset float64) {
 	const rows, cols, eps = 3, 19, 1e-5
 	x, gamma, dy := s.normal(rows, cols), s.normal(cols), s.normal(rows, cols)
 	stats := s.outF32(rows, 2)
@@ -254,12 +283,14 @@ func (s *suite) layerNormGrad(residual, accumulate bool) {
 	}
 	dgamma, dbeta, beta := s.sum(accumulate, cols), s.sum(accumulate, cols), make([]float64, cols)
 	a := args{"dx": s.out(rows, cols), "dgamma": dgamma, "dbeta": dbeta, "dy": dy, "x": x, "stats": stats, "gamma": gamma}
-	dx := derivative(x.data, dy.data, func(x []float64) []float64 { return naive.LayerNorm(x, gamma.data, beta, eps) })
+	dx := derivative(x.data, dy.data, func(x []float64) []float64 {
+		return naive.LayerNorm(x, naive.Plus(gamma.data, offset), beta, eps)
+	})
 	if residual {
 		a["residual"] = s.normal(rows, cols)
 		dx = plus(true, a["residual"], dx)
 	}
-	out := s.run(call{op: ir.LayerNormGrad, args: a, attrs: attrs{"accumulate": truth(accumulate)}})
+	out := s.run(call{op: ir.LayerNormGrad, args: a, attrs: attrs{"accumulate": truth(accumulate), "offset": offset}})
 	s.equal("dx", out["dx"], dx, s.dtype)
 	s.equal("dgamma", out["dgamma"], plus(accumulate, dgamma, derivative(gamma.data, dy.data, func(gamma []float64) []float64 {
 		return naive.LayerNorm(x.data, gamma, beta, eps)
@@ -269,12 +300,14 @@ func (s *suite) layerNormGrad(residual, accumulate bool) {
 	})), ir.F32)
 }
 
-func caseRMSNorm(s *suite) {
+func caseRMSNorm(s *suite) { s.offsets((*suite).rmsNorm) }
+
+func (s *suite) rmsNorm(offset float64) {
 	const rows, cols, eps = 5, 37, 1e-5
 	x, gamma := s.normal(rows, cols), s.normal(cols)
-	out := s.run(call{op: ir.RMSNorm, attrs: attrs{"eps": eps}, args: args{
+	out := s.run(call{op: ir.RMSNorm, attrs: attrs{"eps": eps, "offset": offset}, args: args{
 		"y": s.out(rows, cols), "stats": s.outF32(rows, 1), "x": x, "gamma": gamma}})
-	s.equal("y", out["y"], naive.RMSNorm(x.data, gamma.data, eps), s.dtype)
+	s.equal("y", out["y"], naive.RMSNorm(x.data, naive.Plus(gamma.data, offset), eps), s.dtype)
 	s.equal("stats", out["stats"], reciprocals(x.data, cols, eps), ir.F32)
 }
 
@@ -288,23 +321,27 @@ func reciprocals(x []float64, cols int, eps float64) (out []float64) {
 func caseRMSNormGrad(s *suite) {
 	for _, residual := range []bool{false, true} {
 		s.sub(fmt.Sprint("residual ", residual), func(s *suite) {
-			s.onOff(func(s *suite, accumulate bool) { s.rmsNormGrad(residual, accumulate) })
+			s.onOff(func(s *suite, accumulate bool) {
+				s.offsets(func(s *suite, offset float64) { s.rmsNormGrad(residual, accumulate, offset) })
+			})
 		})
 	}
 }
 
-func (s *suite) rmsNormGrad(residual, accumulate bool) {
+func (s *suite) rmsNormGrad(residual, accumulate bool, offset float64) {
 	const rows, cols, eps = 3, 19, 1e-5
 	x, gamma, dy, dgamma := s.normal(rows, cols), s.normal(cols), s.normal(rows, cols), s.sum(accumulate, cols)
 	stats := s.outF32(rows, 1)
 	stats.data = reciprocals(x.data, cols, eps)
 	a := args{"dx": s.out(rows, cols), "dgamma": dgamma, "dy": dy, "x": x, "stats": stats, "gamma": gamma}
-	dx := derivative(x.data, dy.data, func(x []float64) []float64 { return naive.RMSNorm(x, gamma.data, eps) })
+	dx := derivative(x.data, dy.data, func(x []float64) []float64 {
+		return naive.RMSNorm(x, naive.Plus(gamma.data, offset), eps)
+	})
 	if residual {
 		a["residual"] = s.normal(rows, cols)
 		dx = plus(true, a["residual"], dx)
 	}
-	out := s.run(call{op: ir.RMSNormGrad, args: a, attrs: attrs{"accumulate": truth(accumulate)}})
+	out := s.run(call{op: ir.RMSNormGrad, args: a, attrs: attrs{"accumulate": truth(accumulate), "offset": offset}})
 	s.equal("dx", out["dx"], dx, s.dtype)
 	s.equal("dgamma", out["dgamma"], plus(accumulate, dgamma, derivative(gamma.data, dy.data, func(gamma []float64) []float64 {
 		return naive.RMSNorm(x.data, gamma, eps)
@@ -360,68 +397,95 @@ func caseBiasGrad(s *suite) {
 	})
 }
 
+// rotations are those of the programs of cases: of a part of a head with factors, of whole heads, and of none.
+var rotations = []naive.Rotation{
+	{Rates: []float64{1, 0.25, 0.003}, Scale: 1.25, Rest: 0.75},
+	{Rates: []float64{0.5, 0.25, 0.125, 0.0625, 0.03125}, Scale: 1.5, Rest: 1},
+	{Scale: 1, Rest: 0.5},
+}
+
 func caseRope(s *suite) {
 	const n, heads, headDim, position, theta = 5, 3, 10, 11, 10000
+	plain := naive.Rotation{Rates: naive.Rates(headDim, theta), Scale: 1, Rest: 1}
 	s.sub("chunks", func(s *suite) {
 		const batch, each, chunks, member = 2, 3, 6, 1
 		x := s.normal(2*each*batch, heads*headDim)
 		half := len(x.data) / 2
-		want := naive.Rope(x.data[:half], batch, heads, headDim, position+member*each, theta)
-		want = append(want, naive.Rope(x.data[half:], batch, heads, headDim, position+(chunks-1-member)*each, theta)...)
+		want := naive.Rope(x.data[:half], batch, heads, headDim, position+member*each, plain)
+		want = append(want, naive.Rope(x.data[half:], batch, heads, headDim, position+(chunks-1-member)*each, plain)...)
 		s.inPlace(call{op: ir.Rope, args: args{"y": s.out(x.shape...), "x": x}, attrs: attrs{"heads": heads, "head_dim": headDim,
 			"batch": batch, "position": position, "theta": theta, "chunks": chunks, "member": member}}, "y", "x", want)
 	})
-	for _, batch := range []int{1, 2} {
-		for _, inverse := range []bool{false, true} {
-			s.sub(fmt.Sprint("batch ", batch, " inverse ", inverse), func(s *suite) {
-				x := s.normal(n*batch, heads*headDim)
-				want := naive.Rope(x.data, batch, heads, headDim, position, theta)
-				if inverse {
-					want = derivative(make([]float64, len(x.data)), x.data, func(x []float64) []float64 {
-						return naive.Rope(x, batch, heads, headDim, position, theta)
-					})
-				}
-				s.inPlace(call{op: ir.Rope, args: args{"y": s.out(n*batch, heads*headDim), "x": x}, attrs: attrs{
-					"heads": heads, "head_dim": headDim, "batch": float64(batch),
-					"position": position, "theta": theta, "inverse": truth(inverse)}}, "y", "x", want)
-			})
+	for i, r := range append([]naive.Rotation{plain}, rotations...) {
+		for _, batch := range []int{1, 2} {
+			for _, inverse := range []bool{false, true} {
+				s.sub(fmt.Sprint("rotation ", i, " batch ", batch, " inverse ", inverse), func(s *suite) {
+					x := s.normal(n*batch, heads*headDim)
+					want := naive.Rope(x.data, batch, heads, headDim, position, r)
+					if inverse {
+						want = derivative(make([]float64, len(x.data)), x.data, func(x []float64) []float64 {
+							return naive.Rope(x, batch, heads, headDim, position, r)
+						})
+					}
+					s.inPlace(call{op: ir.Rope, args: args{"y": s.out(n*batch, heads*headDim), "x": x}, attrs: attrs{
+						"heads": heads, "head_dim": headDim, "batch": float64(batch), "rotation": float64(i),
+						"position": position, "theta": theta, "inverse": truth(inverse)}}, "y", "x", want)
+				})
+			}
 		}
 	}
 }
 
-func caseGelu(s *suite) {
-	x := s.normal(9, 41)
-	s.inPlace(call{op: ir.Gelu, args: args{"y": s.out(9, 41), "x": x}}, "y", "x", naive.GELU(x.data))
+// functions runs a case for each function.
+func (s *suite) functions(f func(s *suite, function string, attrs attrs)) {
+	for i, name := range ir.Functions {
+		s.sub(name, func(s *suite) { f(s, name, attrs{"function": float64(i)}) })
+	}
 }
 
-func caseGeluGrad(s *suite) {
-	x, dy := s.normal(3, 41), s.normal(3, 41)
-	c := call{op: ir.GeluGrad, args: args{"dx": s.out(3, 41), "dy": dy, "x": x}}
-	want := derivative(x.data, dy.data, naive.GELU)
-	s.inPlace(c, "dx", "dy", want)
-	s.inPlace(c, "dx", "x", want)
+func caseActivation(s *suite) {
+	s.functions(func(s *suite, function string, attrs attrs) {
+		x := s.normal(9, 41)
+		c := call{op: ir.Activation, args: args{"y": s.out(9, 41), "x": x}, attrs: attrs}
+		s.inPlace(c, "y", "x", naive.Activate(function, x.data))
+	})
 }
 
-func caseSwiGLU(s *suite) {
-	gate, up := s.normal(9, 41), s.normal(9, 41)
-	c := call{op: ir.SwiGLU, args: args{"y": s.out(9, 41), "gate": gate, "up": up}}
-	want := naive.SwiGLU(gate.data, up.data)
-	s.inPlace(c, "y", "gate", want)
-	s.inPlace(c, "y", "up", want)
+func caseActivationGrad(s *suite) {
+	s.functions(func(s *suite, function string, attrs attrs) {
+		x, dy := s.normal(3, 41), s.normal(3, 41)
+		c := call{op: ir.ActivationGrad, args: args{"dx": s.out(3, 41), "dy": dy, "x": x}, attrs: attrs}
+		want := derivative(x.data, dy.data, func(x []float64) []float64 { return naive.Activate(function, x) })
+		s.inPlace(c, "dx", "dy", want)
+		s.inPlace(c, "dx", "x", want)
+	})
 }
 
-func caseSwiGLUGrad(s *suite) {
+func caseGLU(s *suite) {
+	s.functions(func(s *suite, function string, attrs attrs) {
+		gate, up := s.normal(9, 41), s.normal(9, 41)
+		c := call{op: ir.GLU, args: args{"y": s.out(9, 41), "gate": gate, "up": up}, attrs: attrs}
+		want := naive.GLU(function, gate.data, up.data)
+		s.inPlace(c, "y", "gate", want)
+		s.inPlace(c, "y", "up", want)
+	})
+}
+
+func caseGLUGrad(s *suite) { s.functions((*suite).gluGrad) }
+
+func (s *suite) gluGrad(function string, attrs attrs) {
 	gate, up, dy := s.normal(3, 41), s.normal(3, 41), s.normal(3, 41)
-	dgate := derivative(gate.data, dy.data, func(gate []float64) []float64 { return naive.SwiGLU(gate, up.data) })
-	dup := derivative(up.data, dy.data, func(up []float64) []float64 { return naive.SwiGLU(gate.data, up) })
+	dgate := derivative(gate.data, dy.data, func(gate []float64) []float64 { return naive.GLU(function, gate, up.data) })
+	dup := derivative(up.data, dy.data, func(up []float64) []float64 { return naive.GLU(function, gate.data, up) })
 	s.sub("apart", func(s *suite) {
-		out := s.run(call{op: ir.SwiGLUGrad, args: args{"dgate": s.out(3, 41), "dup": s.out(3, 41), "dy": dy, "gate": gate, "up": up}})
+		out := s.run(call{op: ir.GLUGrad, attrs: attrs,
+			args: args{"dgate": s.out(3, 41), "dup": s.out(3, 41), "dy": dy, "gate": gate, "up": up}})
 		s.equal("dgate", out["dgate"], dgate, s.dtype)
 		s.equal("dup", out["dup"], dup, s.dtype)
 	})
 	for _, places := range [][2]string{{"gate", "up"}, {"dy", "up"}, {"up", "dy"}, {"up", "gate"}} {
 		s.sub(fmt.Sprint("in place of ", places), func(s *suite) {
-			out := s.run(call{op: ir.SwiGLUGrad, args: args{"dy": dy, "gate": gate, "up": up},
+			out := s.run(call{op: ir.GLUGrad, args: args{"dy": dy, "gate": gate, "up": up}, attrs: attrs,
 				alias: map[string]string{"dgate": places[0], "dup": places[1]}})
 			s.equal("dgate", out[places[0]], dgate, s.dtype)
 			s.equal("dup", out[places[1]], dup, s.dtype)
@@ -463,17 +527,22 @@ const (
 
 func caseCrossEntropyStats(s *suite) {
 	logits, labels := s.normal(lossRows, lossWidth), s.integers(lossVocab, lossRows)
-	out := s.run(call{op: ir.CrossEntropyStats, attrs: attrs{"first": lossFirst, "valid": lossValid},
-		args: args{"stats": s.outF32(lossRows, 3), "logits": logits, "labels": labels}})
-	s.equal("stats", out["stats"], naive.CrossEntropyStats(logits.data, labels.ints(), lossWidth, lossValid, lossFirst), ir.F32)
+	for _, softcap := range []float64{0, 1.5} {
+		s.sub(fmt.Sprint("softcap ", softcap), func(s *suite) {
+			out := s.run(call{op: ir.CrossEntropyStats, attrs: attrs{"first": lossFirst, "valid": lossValid, "softcap": softcap},
+				args: args{"stats": s.outF32(lossRows, 3), "logits": logits, "labels": labels}})
+			capped := naive.Softcap(logits.data, softcap)
+			s.equal("stats", out["stats"], naive.CrossEntropyStats(capped, labels.ints(), lossWidth, lossValid, lossFirst), ir.F32)
+		})
+	}
 }
 
 // lossParts are the logits of two parts and the statistics of both.
-func (s *suite) lossParts() (first, second, labels, stats *value) {
+func (s *suite) lossParts(softcap float64) (first, second, labels, stats *value) {
 	first, second = s.normal(lossRows, lossFirst), s.normal(lossRows, lossWidth)
 	labels, stats = s.integers(lossVocab, lossRows), s.outF32(2, lossRows, 3)
-	stats.data = append(naive.CrossEntropyStats(first.data, labels.ints(), lossFirst, lossFirst, 0),
-		naive.CrossEntropyStats(second.data, labels.ints(), lossWidth, lossValid, lossFirst)...)
+	stats.data = append(naive.CrossEntropyStats(naive.Softcap(first.data, softcap), labels.ints(), lossFirst, lossFirst, 0),
+		naive.CrossEntropyStats(naive.Softcap(second.data, softcap), labels.ints(), lossWidth, lossValid, lossFirst)...)
 	return first, second, labels, stats
 }
 
@@ -487,7 +556,7 @@ func whole(first, second []float64) (logits []float64) {
 }
 
 func caseCrossEntropy(s *suite) {
-	first, second, labels, stats := s.lossParts()
+	first, second, labels, stats := s.lossParts(0)
 	loss := s.f32(1)
 	losses, _ := naive.CrossEntropy(whole(first.data, second.data), labels.ints(), lossVocab)
 	want := loss.data[0]
@@ -499,16 +568,22 @@ func caseCrossEntropy(s *suite) {
 }
 
 func caseCrossEntropyGrad(s *suite) {
-	first, second, labels, stats := s.lossParts()
+	s.crossEntropyGrad(0)
+	s.sub("softcap", func(s *suite) { s.crossEntropyGrad(1.5) })
+}
+
+func (s *suite) crossEntropyGrad(softcap float64) {
+	first, second, labels, stats := s.lossParts(softcap)
 	want := naive.NumericGrad(func(second []float64) float64 {
 		total := 0.0
-		losses, _ := naive.CrossEntropy(whole(first.data, second), labels.ints(), lossVocab)
+		logits := naive.Softcap(whole(first.data, second), softcap)
+		losses, _ := naive.CrossEntropy(logits, labels.ints(), lossVocab)
 		for _, l := range losses {
 			total += 0.125 * l
 		}
 		return total
 	}, second.data)
-	c := call{op: ir.CrossEntropyGrad, attrs: attrs{"scale": 0.125, "first": lossFirst, "valid": lossValid},
+	c := call{op: ir.CrossEntropyGrad, attrs: attrs{"scale": 0.125, "first": lossFirst, "valid": lossValid, "softcap": softcap},
 		args: args{"dlogits": s.out(lossRows, lossWidth), "logits": second, "stats": stats, "labels": labels}}
 	s.inPlace(c, "dlogits", "logits", want)
 	s.sub("other type", func(s *suite) {

@@ -183,7 +183,7 @@ func (s *suite) program(c call) *ir.Program {
 		instr.Args = append(instr.Args, places[name])
 	}
 	for _, a := range info.Attrs {
-		if a.Kind == ir.KindFloat {
+		if a.Kind.IsFloat() {
 			instr.Attrs = append(instr.Attrs, ir.Float(c.attrs[a.Name]))
 		} else {
 			instr.Attrs = append(instr.Attrs, ir.Int(int64(c.attrs[a.Name])))
@@ -194,9 +194,13 @@ func (s *suite) program(c call) *ir.Program {
 		code.Arenas[a] += guard
 		code.Buffers = append(code.Buffers, ir.Buffer{Name: "all", Arena: ir.Arena(a), Size: code.Arenas[a]})
 	}
+	var turns []ir.Rotation
+	for _, r := range rotations {
+		turns = append(turns, ir.Rotation(r))
+	}
 	return &ir.Program{
 		Name: "case", Codes: []ir.Code{code}, Ranks: []ir.Rank{{}}, Lines: []string{""},
-		Run:     ir.Run{Seed: seed, Sequence: 64, Vocab: 100},
+		Run:     ir.Run{Seed: seed, Sequence: 64, Vocab: 100, Rotations: turns},
 		Tensors: []ir.Tensor{{Name: "w", Shape: [2]int64{23, 17}}},
 	}
 }

@@ -38,6 +38,15 @@ func Gelu(dst, x []float32) { active.gelu(dst, x[:len(dst)]) }
 // GeluBackward computes dx = dy * gelu'(x).
 func GeluBackward(dx, x, dy []float32) { n := len(dx); active.geluBackward(dx, x[:n], dy[:n]) }
 
+// Softcap computes dst = limit * tanh(x / limit) to 2^-23 of the limit, as limit * (1 - 2 / (exp(2x / limit) + 1)).
+func Softcap(dst, x []float32, limit float32) {
+	active.scale(dst, x[:len(dst)], 2/limit)
+	active.expScale(dst, dst, 0, 1)
+	for i, e := range dst {
+		dst[i] = limit * (1 - 2/(1+e))
+	}
+}
+
 // SwiGLU computes dst = silu(gate) * up.
 func SwiGLU(dst, gate, up []float32) { n := len(dst); active.swiglu(dst, gate[:n], up[:n]) }
 

@@ -45,8 +45,8 @@ func RMSNormGrad(x, gamma, dy []float64, eps float64) (dx, dgamma []float64) {
 }
 
 // RopeGrad turns back: the inverse of a rotation is its transpose.
-func RopeGrad(dy []float64, batch, heads, headDim, prefix int, theta float64) []float64 {
-	return rotate(dy, batch, heads, headDim, prefix, theta, -1)
+func RopeGrad(dy []float64, batch, heads, headDim, prefix int, r Rotation) []float64 {
+	return rotate(dy, batch, heads, headDim, prefix, r, -1)
 }
 
 // AttentionGrad differentiates Attention, which gave out. With p a query's weights, dp = dout*v^T and
@@ -86,26 +86,44 @@ func attentionGrad(q, k, v, dout, logSumExp, delta []float64, s AttentionShape, 
 	return dq, dk, dv
 }
 
-// GELUGrad differentiates GELU.
-func GELUGrad(x, dy []float64) []float64 {
+// ActivateGrad differentiates Activate.
+func ActivateGrad(function string, x, dy []float64) []float64 {
 	dx := make([]float64, len(x))
-	for i, value := range x {
-		tanh := geluTanh(value)
-		slope := math.Sqrt(2/math.Pi) * (1 + 3*geluCubic*value*value)
-		dx[i] = dy[i] * (0.5*(1+tanh) + 0.5*value*(1-tanh*tanh)*slope)
+	for i, v := range x {
+		slope := 0.0
+		switch function {
+		case "gelu":
+			slope = normalCDF(v) + v*math.Exp(-v*v/2)/math.Sqrt(2*math.Pi)
+		case "gelu_tanh":
+			tanh := geluTanh(v)
+			slope = 0.5*(1+tanh) + 0.5*v*(1-tanh*tanh)*math.Sqrt(2/math.Pi)*(1+3*geluCubic*v*v)
+		case "silu":
+			slope = sigmoid(v) + v*sigmoid(v)*(1-sigmoid(v))
+		case "relu2":
+			slope = 2 * math.Max(v, 0)
+		default:
+			demand(false, "function %q", function)
+		}
+		dx[i] = dy[i] * slope
 	}
 	return dx
 }
 
-// SwiGLUGrad differentiates SwiGLU.
-func SwiGLUGrad(gate, up, dy []float64) (dgate, dup []float64) {
-	dgate, dup = make([]float64, len(gate)), make([]float64, len(up))
-	for i, g := range gate {
-		sig := sigmoid(g)
-		dgate[i] = dy[i] * up[i] * (sig + g*sig*(1-sig))
-		dup[i] = dy[i] * g * sig
+// GLUGrad differentiates GLU.
+func GLUGrad(function string, gate, up, dy []float64) (dgate, dup []float64) {
+	return ActivateGrad(function, gate, times(dy, up)), times(dy, Activate(function, gate))
+}
+
+// SoftcapGrad differentiates Softcap, which gave y.
+func SoftcapGrad(y, dy []float64, limit float64) []float64 {
+	if limit == 0 {
+		return dy
 	}
-	return dgate, dup
+	dx := make([]float64, len(y))
+	for i, v := range y {
+		dx[i] = dy[i] * (1 - v/limit*v/limit)
+	}
+	return dx
 }
 
 // EmbedGrad differentiates Embed by its table, which holds the tokens first .. first+rows-1.

@@ -1,8 +1,9 @@
 // Package naive is the models' published maths in float64, as plainly as it can be written: the yardstick for the
-// compiled programs. It covers GPT (Radford et al., 2019: pre-LayerNorm, GELU, biases) and Llama (Touvron et al.,
-// 2023: RMSNorm, rotary positions, SwiGLU, grouped-query attention), their gradients by hand, and the optimizers.
+// compiled programs. It covers decoders from GPT-2 (Radford et al., 2019) to Llama (Touvron et al., 2023), Gemma, Qwen and OLMo by
+// their traits, their gradients by hand, and the optimizers.
 //
 //   - model.go: the models, their tensors, the loss and the gradient of every tensor
+//   - rope.go: how fast positions turn, with what stretches them
 //   - ops.go: the forward maths of single operations, and numerical differentiation
 //   - grads.go: the same operations' gradients
 //   - optimizer.go: clipping, the optimizers and the learning-rate schedule
@@ -13,25 +14,64 @@
 // All matrices are row-major. The rows of a batch are interleaved: token t of sequence b is row t*batch+b.
 package naive
 
-import "fmt"
-
-// Families of models and kinds of positions.
-const (
-	gpt     = "gpt"
-	llama   = "llama"
-	learned = "learned"
-	rope    = "rope"
-	none    = "none"
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
 )
 
-// Config is a model's shape. Nothing has a default: KVHeads equals Heads where queries are not grouped.
+// Config is a model. Nothing has a default: KVHeads equals Heads where queries are not grouped. The names in JSON are those of
+// the spec's keys.
 type Config struct {
-	Family                                              string // gpt | llama
-	Layers, Hidden, Heads, KVHeads, HeadDim, FFN, Vocab int
-	Tied                                                bool   // the output projection is the embedding
-	Positions                                           string // learned | rope | none
-	RopeTheta, NormEps                                  float64
-	Sequence                                            int // tokens of one sequence
+	Layers  int `json:"layers"`
+	Hidden  int `json:"hidden"`
+	Heads   int `json:"heads"`
+	KVHeads int `json:"kv_heads"`
+	HeadDim int `json:"head_dim"`
+	FFN     int `json:"ffn"`
+	Vocab   int `json:"vocab"`
+
+	Norm       string   `json:"norm"`        // rmsnorm | layernorm
+	NormOffset float64  `json:"norm_offset"` // added to gamma
+	NormPlace  string   `json:"norm_place"`  // pre | post | pre_post
+	NormEps    float64  `json:"norm_eps"`
+	Activation string   `json:"activation"` // of Activate
+	Gated      bool     `json:"gated"`
+	Bias       []string `json:"bias"`    // out of qkv, attn_out, mlp
+	QKNorm     string   `json:"qk_norm"` // none | head | all
+
+	Positions       string   `json:"positions"`        // learned | rope | none
+	PositionPattern []string `json:"position_pattern"` // rope | none by layer, over and over; empty: Positions
+	RopeConfig
+
+	AttnScale    float64 `json:"attn_scale"` // of the scores
+	LogitSoftcap float64 `json:"logit_softcap"`
+	EmbedScale   float64 `json:"embed_scale"`
+	Tied         bool    `json:"tied"` // the output projection is the embedding
+
+	Sequence int `json:"-"` // tokens of one sequence
+}
+
+// ConfigOf reads a model from its JSON.
+func ConfigOf(model []byte, sequence int) Config {
+	cfg := Config{Sequence: sequence}
+	err := json.Unmarshal(model, &cfg)
+	demand(err == nil, "%v", err)
+	return cfg
+}
+
+// normsBefore and normsAfter tell where the norms of attention and of the MLP stand.
+func (cfg *Config) normsBefore() bool { return cfg.NormPlace != "post" }
+func (cfg *Config) normsAfter() bool  { return cfg.NormPlace != "pre" }
+
+// rotates reports whether a layer turns queries and keys.
+func (cfg *Config) rotates(layer int) bool {
+	if n := len(cfg.PositionPattern); n > 0 {
+		return cfg.PositionPattern[layer%n] == "rope"
+	}
+	return cfg.Positions == "rope"
 }
 
 // Tensors holds row-major values by name.
@@ -47,42 +87,62 @@ type tensor struct {
 func parameters(cfg Config) []tensor {
 	h := cfg.Hidden
 	list := []tensor{{"embed", []int{cfg.Vocab, h}}}
-	if cfg.Positions == learned {
+	if cfg.Positions == "learned" {
 		list = append(list, tensor{"pos", []int{cfg.Sequence, h}})
 	}
 	for l := range cfg.Layers {
 		list = append(list, layerParameters(cfg, fmt.Sprintf("layer.%d.", l))...)
 	}
-	list = append(list, tensor{"ln_f.gamma", []int{h}})
-	if cfg.Family == gpt {
-		list = append(list, tensor{"ln_f.beta", []int{h}})
-	}
+	list = append(list, normParameters(cfg, "ln_f")...)
 	if !cfg.Tied {
 		list = append(list, tensor{"head", []int{cfg.Vocab, h}})
 	}
 	return list
 }
 
-func layerParameters(cfg Config, prefix string) []tensor {
-	h, q, kv, f := cfg.Hidden, cfg.Heads*cfg.HeadDim, cfg.KVHeads*cfg.HeadDim, cfg.FFN
-	list := []tensor{
-		{"ln1.gamma", []int{h}}, {"ln1.beta", []int{h}},
-		{"wq", []int{h, q}}, {"bq", []int{q}},
-		{"wk", []int{h, kv}}, {"bk", []int{kv}},
-		{"wv", []int{h, kv}}, {"bv", []int{kv}},
-		{"wo", []int{q, h}}, {"bo", []int{h}},
-		{"ln2.gamma", []int{h}}, {"ln2.beta", []int{h}},
-		{"w1", []int{h, f}}, {"b1", []int{f}},
-		{"w2", []int{f, h}}, {"b2", []int{h}},
+func normParameters(cfg Config, name string) []tensor {
+	list := []tensor{{name + ".gamma", []int{cfg.Hidden}}}
+	if cfg.Norm == "layernorm" {
+		list = append(list, tensor{name + ".beta", []int{cfg.Hidden}})
 	}
-	if cfg.Family == llama {
-		list = []tensor{
-			{"ln1.gamma", []int{h}},
-			{"wq", []int{h, q}}, {"wk", []int{h, kv}}, {"wv", []int{h, kv}}, {"wo", []int{q, h}},
-			{"ln2.gamma", []int{h}},
-			{"w_gate", []int{h, f}}, {"w_up", []int{h, f}}, {"w_down", []int{f, h}},
+	return list
+}
+
+func layerParameters(cfg Config, prefix string) (list []tensor) {
+	h, q, kv, f := cfg.Hidden, cfg.Heads*cfg.HeadDim, cfg.KVHeads*cfg.HeadDim, cfg.FFN
+	linear := func(weight, bias, group string, in, out int) {
+		list = append(list, tensor{weight, []int{in, out}})
+		if slices.Contains(cfg.Bias, group) {
+			list = append(list, tensor{bias, []int{out}})
 		}
 	}
+	norm := func(name string, there bool) {
+		if there {
+			list = append(list, normParameters(cfg, name)...)
+		}
+	}
+	norm("ln1", cfg.normsBefore())
+	linear("wq", "bq", "qkv", h, q)
+	linear("wk", "bk", "qkv", h, kv)
+	linear("wv", "bv", "qkv", h, kv)
+	switch cfg.QKNorm {
+	case "head":
+		list = append(list, tensor{"q_norm.gamma", []int{cfg.HeadDim}}, tensor{"k_norm.gamma", []int{cfg.HeadDim}})
+	case "all":
+		list = append(list, tensor{"q_norm.gamma", []int{q}}, tensor{"k_norm.gamma", []int{kv}})
+	}
+	linear("wo", "bo", "attn_out", q, h)
+	norm("ln1_post", cfg.normsAfter())
+	norm("ln2", cfg.normsBefore())
+	if cfg.Gated {
+		linear("w_gate", "b_gate", "mlp", h, f)
+		linear("w_up", "b_up", "mlp", h, f)
+		linear("w_down", "b_down", "mlp", f, h)
+	} else {
+		linear("w1", "b1", "mlp", h, f)
+		linear("w2", "b2", "mlp", f, h)
+	}
+	norm("ln2_post", cfg.normsAfter())
 	for i := range list {
 		list[i].name = prefix + list[i].name
 	}
@@ -115,6 +175,17 @@ func Loss(cfg Config, w Tensors, tokens [][]int32) float64 {
 	return loss
 }
 
+// TokenLosses is the cross-entropy of every token, by sequence.
+func TokenLosses(cfg Config, w Tensors, tokens [][]int32) [][]float64 {
+	m := newModel(cfg, w, tokens)
+	m.forward()
+	out := make([][]float64, len(tokens))
+	for row, l := range m.losses {
+		out[row%m.batch] = append(out[row%m.batch], l)
+	}
+	return out
+}
+
 // LossAndGrads is Loss together with its gradient by every tensor of the model.
 func LossAndGrads(cfg Config, w Tensors, tokens [][]int32) (loss float64, grads Tensors) {
 	m := newModel(cfg, w, tokens)
@@ -122,10 +193,10 @@ func LossAndGrads(cfg Config, w Tensors, tokens [][]int32) (loss float64, grads 
 	for l := cfg.Layers - 1; l >= 0; l-- {
 		dx = m.layerGrad(l, dx)
 	}
-	addTo(m.grads["embed"], EmbedGrad(m.inputs, dx, cfg.Hidden, 0, cfg.Vocab))
-	if cfg.Positions == learned {
+	if cfg.Positions == "learned" {
 		addTo(m.grads["pos"], EmbedGrad(m.places(), dx, cfg.Hidden, 0, cfg.Sequence))
 	}
+	addTo(m.grads["embed"], EmbedGrad(m.inputs, scaled(dx, cfg.EmbedScale), cfg.Hidden, 0, cfg.Vocab))
 	return loss, m.grads
 }
 
@@ -137,12 +208,15 @@ type model struct {
 	batch          int
 	inputs, labels []int32
 	tapes          []tape
+	losses         []float64 // of each row
 }
 
 // tape is what one layer's backward needs of its forward.
 type tape struct {
-	x, norm1, q, k, v, attention []float64
-	mid, norm2, gate, up, act    []float64 // gate is llama's only
+	x, norm1, rawQ, rawK, q, k, v []float64 // rawQ and rawK are those before their norms
+	attention, attentionOut       []float64
+	mid, norm2, gate, up, act     []float64 // gate where the MLP has one
+	mlpOut                        []float64
 }
 
 func newModel(cfg Config, w Tensors, tokens [][]int32) *model {
@@ -162,8 +236,13 @@ func newModel(cfg Config, w Tensors, tokens [][]int32) *model {
 
 // check panics on what only a mistake in a test can cause, so that it does not pass as a strange number.
 func check(cfg Config, w Tensors, tokens [][]int32) {
-	demand(cfg.Family == gpt || cfg.Family == llama, "family %q", cfg.Family)
-	demand(cfg.Positions == learned || cfg.Positions == rope || cfg.Positions == none, "positions %q", cfg.Positions)
+	for _, word := range []struct{ what, is, oneOf string }{
+		{"norm", cfg.Norm, "rmsnorm layernorm"}, {"norm place", cfg.NormPlace, "pre post pre_post"},
+		{"qk norm", cfg.QKNorm, "none head all"}, {"positions", cfg.Positions, "learned rope none"},
+	} {
+		demand(slices.Contains(strings.Fields(word.oneOf), word.is), "%s %q", word.what, word.is)
+	}
+	demand(cfg.AttnScale > 0 && cfg.EmbedScale > 0, "scales %g and %g", cfg.AttnScale, cfg.EmbedScale)
 	demand(cfg.KVHeads > 0 && cfg.Heads%cfg.KVHeads == 0, "%d heads over %d kv heads", cfg.Heads, cfg.KVHeads)
 	list := parameters(cfg)
 	demand(len(w) == len(list), "%d tensors where the model has %d", len(w), len(list))
@@ -201,8 +280,8 @@ func (m *model) places() []int32 {
 // forward returns the loss and its gradient by the last layer's output: head and loss are differentiated on the spot,
 // because nothing lies between their forward and their backward.
 func (m *model) forward() (loss float64, dx []float64) {
-	x := Embed(m.w["embed"], m.inputs, m.cfg.Hidden, 0)
-	if m.cfg.Positions == learned {
+	x := scaled(Embed(m.w["embed"], m.inputs, m.cfg.Hidden, 0), m.cfg.EmbedScale)
+	if m.cfg.Positions == "learned" {
 		addTo(x, Embed(m.w["pos"], m.places(), m.cfg.Hidden, 0))
 	}
 	for l := range m.cfg.Layers {
@@ -214,65 +293,77 @@ func (m *model) forward() (loss float64, dx []float64) {
 	}
 	rows, h, v := len(m.inputs), m.cfg.Hidden, m.cfg.Vocab
 	y := m.norm(x, "ln_f")
-	logits := MatMul(y, m.w[head], nil, rows, v, h, false, true)
+	logits := Softcap(MatMul(y, m.w[head], nil, rows, v, h, false, true), m.cfg.LogitSoftcap)
 	losses, lse := CrossEntropy(logits, m.labels, v)
+	m.losses = losses
 	for _, l := range losses {
 		loss += l / float64(rows)
 	}
-	dlogits := CrossEntropyGrad(logits, m.labels, lse, v, v, 0, 1/float64(rows))
+	dlogits := SoftcapGrad(logits, CrossEntropyGrad(logits, m.labels, lse, v, v, 0, 1/float64(rows)), m.cfg.LogitSoftcap)
 	addTo(m.grads[head], MatMul(dlogits, y, nil, v, h, rows, true, false))
 	return loss, m.normGrad(x, MatMul(dlogits, m.w[head], nil, rows, h, v, false, false), "ln_f")
 }
 
-// layer is x + attention(norm(x)), then that + mlp(norm(that)).
+// layer is x + attention(norm(x)), then that + mlp(norm(that)); each norm before or after what it belongs to, or both.
 func (m *model) layer(l int, x []float64) []float64 {
 	t, in := &m.tapes[l], fmt.Sprintf("layer.%d.", l)
 	t.x = x
-	t.norm1 = m.norm(x, in+"ln1")
-	t.q = m.linear(t.norm1, in+"wq", in+"bq")
-	t.k = m.linear(t.norm1, in+"wk", in+"bk")
+	t.norm1 = m.normBefore(x, in+"ln1")
+	t.rawQ = m.linear(t.norm1, in+"wq", in+"bq")
+	t.rawK = m.linear(t.norm1, in+"wk", in+"bk")
 	t.v = m.linear(t.norm1, in+"wv", in+"bv")
-	if m.cfg.Positions == rope {
-		t.q = Rope(t.q, m.batch, m.cfg.Heads, m.cfg.HeadDim, 0, m.cfg.RopeTheta)
-		t.k = Rope(t.k, m.batch, m.cfg.KVHeads, m.cfg.HeadDim, 0, m.cfg.RopeTheta)
+	t.q, t.k = m.headNorm(t.rawQ, in+"q_norm.gamma"), m.headNorm(t.rawK, in+"k_norm.gamma")
+	if m.cfg.rotates(l) {
+		r := m.cfg.rotation(m.cfg.HeadDim, m.cfg.Sequence)
+		t.q = Rope(t.q, m.batch, m.cfg.Heads, m.cfg.HeadDim, 0, r)
+		t.k = Rope(t.k, m.batch, m.cfg.KVHeads, m.cfg.HeadDim, 0, r)
 	}
+	t.q = scaled(t.q, m.queryScale())
 	t.attention, _ = Attention(t.q, t.k, t.v, m.attentionShape())
-	t.mid = add(x, m.linear(t.attention, in+"wo", in+"bo"))
-	t.norm2 = m.norm(t.mid, in+"ln2")
-	if m.cfg.Family == llama {
-		t.gate = m.linear(t.norm2, in+"w_gate", "")
-		t.up = m.linear(t.norm2, in+"w_up", "")
-		t.act = SwiGLU(t.gate, t.up)
-		return add(t.mid, m.linear(t.act, in+"w_down", ""))
+	t.attentionOut = m.linear(t.attention, in+"wo", in+"bo")
+	t.mid = add(x, m.normAfter(t.attentionOut, in+"ln1_post"))
+	t.norm2 = m.normBefore(t.mid, in+"ln2")
+	down, downBias := in+"w2", in+"b2"
+	if m.cfg.Gated {
+		t.gate = m.linear(t.norm2, in+"w_gate", in+"b_gate")
+		t.up = m.linear(t.norm2, in+"w_up", in+"b_up")
+		t.act = GLU(m.cfg.Activation, t.gate, t.up)
+		down, downBias = in+"w_down", in+"b_down"
+	} else {
+		t.up = m.linear(t.norm2, in+"w1", in+"b1")
+		t.act = Activate(m.cfg.Activation, t.up)
 	}
-	t.up = m.linear(t.norm2, in+"w1", in+"b1")
-	t.act = GELU(t.up)
-	return add(t.mid, m.linear(t.act, in+"w2", in+"b2"))
+	t.mlpOut = m.linear(t.act, down, downBias)
+	return add(t.mid, m.normAfter(t.mlpOut, in+"ln2_post"))
 }
 
 // layerGrad takes the gradient by a layer's output to that by its input.
 func (m *model) layerGrad(l int, dout []float64) []float64 {
 	t, in := &m.tapes[l], fmt.Sprintf("layer.%d.", l)
+	dmlp := m.normAfterGrad(t.mlpOut, dout, in+"ln2_post")
 	var dnorm2 []float64
-	if m.cfg.Family == llama {
-		dgate, dup := SwiGLUGrad(t.gate, t.up, m.linearGrad(t.act, dout, in+"w_down", ""))
-		dnorm2 = add(m.linearGrad(t.norm2, dgate, in+"w_gate", ""), m.linearGrad(t.norm2, dup, in+"w_up", ""))
+	if m.cfg.Gated {
+		dgate, dup := GLUGrad(m.cfg.Activation, t.gate, t.up, m.linearGrad(t.act, dmlp, in+"w_down", in+"b_down"))
+		dnorm2 = add(m.linearGrad(t.norm2, dgate, in+"w_gate", in+"b_gate"), m.linearGrad(t.norm2, dup, in+"w_up", in+"b_up"))
 	} else {
-		dup := GELUGrad(t.up, m.linearGrad(t.act, dout, in+"w2", in+"b2"))
+		dup := ActivateGrad(m.cfg.Activation, t.up, m.linearGrad(t.act, dmlp, in+"w2", in+"b2"))
 		dnorm2 = m.linearGrad(t.norm2, dup, in+"w1", in+"b1")
 	}
-	dmid := add(dout, m.normGrad(t.mid, dnorm2, in+"ln2"))
+	dmid := add(dout, m.normBeforeGrad(t.mid, dnorm2, in+"ln2"))
 
-	dattention := m.linearGrad(t.attention, dmid, in+"wo", in+"bo")
+	dattention := m.linearGrad(t.attention, m.normAfterGrad(t.attentionOut, dmid, in+"ln1_post"), in+"wo", in+"bo")
 	dq, dk, dv := AttentionGrad(t.q, t.k, t.v, t.attention, dattention, m.attentionShape())
-	if m.cfg.Positions == rope {
-		dq = RopeGrad(dq, m.batch, m.cfg.Heads, m.cfg.HeadDim, 0, m.cfg.RopeTheta)
-		dk = RopeGrad(dk, m.batch, m.cfg.KVHeads, m.cfg.HeadDim, 0, m.cfg.RopeTheta)
+	dq = scaled(dq, m.queryScale())
+	if m.cfg.rotates(l) {
+		r := m.cfg.rotation(m.cfg.HeadDim, m.cfg.Sequence)
+		dq = RopeGrad(dq, m.batch, m.cfg.Heads, m.cfg.HeadDim, 0, r)
+		dk = RopeGrad(dk, m.batch, m.cfg.KVHeads, m.cfg.HeadDim, 0, r)
 	}
+	dq, dk = m.headNormGrad(t.rawQ, dq, in+"q_norm.gamma"), m.headNormGrad(t.rawK, dk, in+"k_norm.gamma")
 	dnorm1 := m.linearGrad(t.norm1, dq, in+"wq", in+"bq")
 	addTo(dnorm1, m.linearGrad(t.norm1, dk, in+"wk", in+"bk"))
 	addTo(dnorm1, m.linearGrad(t.norm1, dv, in+"wv", in+"bv"))
-	return add(dmid, m.normGrad(t.x, dnorm1, in+"ln1"))
+	return add(dmid, m.normBeforeGrad(t.x, dnorm1, in+"ln1"))
 }
 
 func (m *model) attentionShape() AttentionShape {
@@ -280,16 +371,74 @@ func (m *model) attentionShape() AttentionShape {
 		Heads: m.cfg.Heads, KVHeads: m.cfg.KVHeads, HeadDim: m.cfg.HeadDim}
 }
 
-func (m *model) norm(x []float64, name string) []float64 {
-	if m.cfg.Family == llama {
-		return RMSNorm(x, m.w[name+".gamma"], m.cfg.NormEps)
+// queryScale is what queries are multiplied by where scores are not to be divided by sqrt(HeadDim), as Attention does.
+func (m *model) queryScale() float64 { return m.cfg.AttnScale * math.Sqrt(float64(m.cfg.HeadDim)) }
+
+func scaled(x []float64, factor float64) []float64 {
+	y := make([]float64, len(x))
+	for i := range x {
+		y[i] = factor * x[i]
 	}
-	return LayerNorm(x, m.w[name+".gamma"], m.w[name+".beta"], m.cfg.NormEps)
+	return y
+}
+
+// headNorm is the norm of queries or keys: of rows as wide as its gamma, each head or all of a token's. A model without it has
+// no such tensor.
+func (m *model) headNorm(x []float64, gamma string) []float64 {
+	if m.cfg.QKNorm == "none" {
+		return x
+	}
+	return RMSNorm(x, Plus(m.w[gamma], m.cfg.NormOffset), m.cfg.NormEps)
+}
+
+func (m *model) headNormGrad(x, dy []float64, gamma string) []float64 {
+	if m.cfg.QKNorm == "none" {
+		return dy
+	}
+	dx, dgamma := RMSNormGrad(x, Plus(m.w[gamma], m.cfg.NormOffset), dy, m.cfg.NormEps)
+	addTo(m.grads[gamma], dgamma)
+	return dx
+}
+
+func (m *model) normBefore(x []float64, name string) []float64 {
+	if !m.cfg.normsBefore() {
+		return x
+	}
+	return m.norm(x, name)
+}
+
+func (m *model) normBeforeGrad(x, dy []float64, name string) []float64 {
+	if !m.cfg.normsBefore() {
+		return dy
+	}
+	return m.normGrad(x, dy, name)
+}
+
+func (m *model) normAfter(x []float64, name string) []float64 {
+	if !m.cfg.normsAfter() {
+		return x
+	}
+	return m.norm(x, name)
+}
+
+func (m *model) normAfterGrad(x, dy []float64, name string) []float64 {
+	if !m.cfg.normsAfter() {
+		return dy
+	}
+	return m.normGrad(x, dy, name)
+}
+
+func (m *model) norm(x []float64, name string) []float64 {
+	gamma := Plus(m.w[name+".gamma"], m.cfg.NormOffset)
+	if m.cfg.Norm == "rmsnorm" {
+		return RMSNorm(x, gamma, m.cfg.NormEps)
+	}
+	return LayerNorm(x, gamma, m.w[name+".beta"], m.cfg.NormEps)
 }
 
 func (m *model) normGrad(x, dy []float64, name string) []float64 {
-	gamma := m.w[name+".gamma"]
-	if m.cfg.Family == llama {
+	gamma := Plus(m.w[name+".gamma"], m.cfg.NormOffset)
+	if m.cfg.Norm == "rmsnorm" {
 		dx, dgamma := RMSNormGrad(x, gamma, dy, m.cfg.NormEps)
 		addTo(m.grads[name+".gamma"], dgamma)
 		return dx

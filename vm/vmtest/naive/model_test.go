@@ -14,25 +14,61 @@ const seed = 20240607 // of every random value in these tests
 
 // tiny is a model whose sizes all differ, so that a confusion of two of them does not pass.
 func tiny(family, positions string, kvHeads int, tied bool) Config {
-	return Config{Family: family, Layers: 2, Hidden: 6, Heads: 4, KVHeads: kvHeads, HeadDim: 2, FFN: 7, Vocab: 9,
-		Tied: tied, Positions: positions, RopeTheta: 100, NormEps: 1e-5, Sequence: 4}
+	cfg := Config{Layers: 2, Hidden: 6, Heads: 4, KVHeads: kvHeads, HeadDim: 2, FFN: 7, Vocab: 9,
+		Norm: "rmsnorm", NormPlace: "pre", NormEps: 1e-5, Activation: "silu", Gated: true, QKNorm: "none",
+		Positions: positions, RopeConfig: RopeConfig{Theta: 100, Partial: 1, Scaling: "none", Amplitude: 1},
+		AttnScale: math.Sqrt2 / 2, EmbedScale: 1, Tied: tied, Sequence: 4}
+	if family == "gpt" {
+		cfg.Norm, cfg.Activation, cfg.Gated, cfg.Bias = "layernorm", "gelu_tanh", false, []string{"qkv", "attn_out", "mlp"}
+	}
+	return cfg
+}
+
+// traits are models that differ from a tiny one in more than its kinds.
+var traits = map[string]func(*Config){
+	"gemma": func(c *Config) {
+		c.NormOffset, c.NormPlace, c.Activation, c.QKNorm = 1, "pre_post", "gelu_tanh", "head"
+		c.EmbedScale, c.LogitSoftcap, c.AttnScale = 2.5, 1.5, 0.4
+	},
+	"olmo2": func(c *Config) { c.NormPlace, c.QKNorm = "post", "all" },
+	"relu2": func(c *Config) { c.Activation, c.Gated, c.Bias = "relu2", false, []string{"mlp"} },
+	"gelu": func(c *Config) {
+		c.Activation, c.Norm, c.NormOffset, c.Bias = "gelu", "layernorm", 0.5, []string{"qkv", "mlp"}
+	},
+	"partial": func(c *Config) { c.HeadDim, c.Partial, c.Scaling, c.Factor = 8, 0.5, "linear", 3 },
+	"pattern": func(c *Config) { c.PositionPattern, c.Bias = []string{"none", "rope"}, []string{"attn_out"} },
+	"yarn": func(c *Config) {
+		c.HeadDim, c.Scaling, c.Factor, c.Original, c.Fast, c.Slow, c.Amplitude = 8, "yarn", 4, 40, 3, 1, 1.2
+	},
+	"llama3": func(c *Config) { c.HeadDim, c.Scaling, c.Factor, c.Original, c.Low, c.High = 8, "llama3", 4, 40, 1, 4 },
+	"longrope": func(c *Config) {
+		c.HeadDim, c.Scaling, c.Original, c.Short, c.Long = 4, "longrope", 3, []float64{9, 9}, []float64{1, 1.5}
+	},
+	"shortrope": func(c *Config) {
+		c.HeadDim, c.Scaling, c.Original, c.Short, c.Long = 4, "longrope", 4, []float64{1, 1.5}, []float64{9, 9}
+	},
 }
 
 // tinyConfigs is every family with every kind of positions and of head groups, tied and untied in turn.
 func tinyConfigs() []Config {
 	var list []Config
-	for _, family := range []string{gpt, llama} {
-		for _, positions := range []string{learned, rope, none} {
+	for _, family := range []string{"gpt", "llama"} {
+		for _, positions := range []string{"learned", "rope", "none"} {
 			for _, kvHeads := range []int{4, 2, 1} {
 				list = append(list, tiny(family, positions, kvHeads, len(list)%2 == 1))
 			}
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(traits)) {
+		cfg := tiny("llama", "rope", 2, len(list)%2 == 1)
+		traits[name](&cfg)
+		list = append(list, cfg)
+	}
 	return list
 }
 
 func (cfg Config) title() string {
-	return fmt.Sprintf("%s/%s/kv%d/tied=%t", cfg.Family, cfg.Positions, cfg.KVHeads, cfg.Tied)
+	return fmt.Sprintf("%s/%s/%s/%s/%s/kv%d/tied=%t", cfg.Norm, cfg.NormPlace, cfg.Activation, cfg.Positions, cfg.Scaling, cfg.KVHeads, cfg.Tied)
 }
 
 func newRand(t *testing.T) *rand.Rand {
@@ -58,7 +94,7 @@ func randomWeights(r *rand.Rand, cfg Config) Tensors {
 		}
 		mean := 0.0
 		if strings.HasSuffix(p.name, "gamma") {
-			mean = 1
+			mean = 1 - cfg.NormOffset
 		}
 		w[p.name] = normals(r, n, mean, 0.5)
 	}
@@ -109,7 +145,7 @@ func TestGradientsOfEveryTensor(t *testing.T) {
 					moved[name] = x
 					return Loss(cfg, moved, tokens)
 				}, w[name])
-				if strings.HasSuffix(name, "bk") && cfg.Positions != rope {
+				if strings.HasSuffix(name, "bk") && cfg.Positions != "rope" {
 					wantZero(t, name, grads[name])
 					continue
 				}
@@ -130,14 +166,14 @@ func wantZero(t *testing.T, name string, grad []float64) {
 }
 
 func TestNamesAndShapes(t *testing.T) {
-	cfg := tiny(llama, rope, 2, false)
+	cfg := tiny("llama", "rope", 2, false)
 	cfg.Layers = 1
 	want := []string{"embed", "layer.0.ln1.gamma", "layer.0.wq", "layer.0.wk", "layer.0.wv", "layer.0.wo",
 		"layer.0.ln2.gamma", "layer.0.w_gate", "layer.0.w_up", "layer.0.w_down", "ln_f.gamma", "head"}
 	if got := Names(cfg); !slices.Equal(got, want) {
 		t.Errorf("llama: got %v, want %v", got, want)
 	}
-	cfg = tiny(gpt, learned, 2, true)
+	cfg = tiny("gpt", "learned", 2, true)
 	cfg.Layers = 1
 	want = []string{"embed", "pos", "layer.0.ln1.gamma", "layer.0.ln1.beta", "layer.0.wq", "layer.0.bq", "layer.0.wk",
 		"layer.0.bk", "layer.0.wv", "layer.0.bv", "layer.0.wo", "layer.0.bo", "layer.0.ln2.gamma", "layer.0.ln2.beta",
@@ -170,8 +206,8 @@ func TestUniformLogitsGiveLogVocab(t *testing.T) {
 // TestByHand has one layer of width 2 whose matrices are zero, so the embedding goes straight to the last norm:
 // (3, 4) over its root mean square 5/sqrt(2) is (0.6, 0.8)*sqrt(2), and the head is the identity.
 func TestByHand(t *testing.T) {
-	cfg := Config{Family: llama, Layers: 1, Hidden: 2, Heads: 1, KVHeads: 1, HeadDim: 2, FFN: 3, Vocab: 2,
-		Positions: none, Sequence: 1}
+	cfg := tiny("llama", "none", 1, false)
+	cfg.Layers, cfg.Hidden, cfg.Heads, cfg.FFN, cfg.Vocab, cfg.NormEps, cfg.Sequence = 1, 2, 1, 3, 2, 0, 1
 	w := Tensors{}
 	for name, shape := range Shapes(cfg) {
 		w[name] = make([]float64, shape[0]*append(shape, 1)[1])
@@ -239,10 +275,10 @@ func lastMid(cfg Config, w Tensors, tokens [][]int32) []float64 {
 
 func TestMistakesPanic(t *testing.T) {
 	r := newRand(t)
-	good := tiny(gpt, learned, 2, true)
+	good := tiny("gpt", "learned", 2, true)
 	w, tokens := randomWeights(r, good), randomTokens(r, good, 1)
 	for what, try := range map[string]func(){
-		"family":   func() { c := good; c.Family = "bert"; Loss(c, w, tokens) },
+		"norm":     func() { c := good; c.Norm = "batchnorm"; Loss(c, w, tokens) },
 		"kv heads": func() { c := good; c.KVHeads = 3; Loss(c, w, tokens) },
 		"tensor":   func() { c := good; c.Tied = false; Loss(c, w, tokens) },
 		"length":   func() { Loss(good, w, [][]int32{{1, 2}}) },

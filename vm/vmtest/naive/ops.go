@@ -2,6 +2,15 @@ package naive
 
 import "math"
 
+// Plus is a vector with a number added to each element.
+func Plus(x []float64, offset float64) []float64 {
+	y := make([]float64, len(x))
+	for i := range x {
+		y[i] = x[i] + offset
+	}
+	return y
+}
+
 // LayerNorm (Ba et al., 2016) brings every row to mean 0 and variance 1, then scales and shifts by column. A row is as
 // wide as gamma; the variance divides by the width, not by one less.
 func LayerNorm(x, gamma, beta []float64, eps float64) []float64 {
@@ -78,22 +87,41 @@ func MatMul(a, b, bias []float64, m, n, k int, transA, transB bool) []float64 {
 	return c
 }
 
-// Rope (Su et al., 2021) turns the pair (i, i+D/2) of every head of D values by position * theta^(-2i/D), the pairing
-// of GPT-NeoX and Llama's published weights. Row r is at position prefix + r/batch.
-func Rope(x []float64, batch, heads, headDim, prefix int, theta float64) []float64 {
-	return rotate(x, batch, heads, headDim, prefix, theta, 1)
+// Rates are the angles by which rope (Su et al., 2021) turns the pairs of a head of D values from one position to the next:
+// theta^(-2i/D).
+func Rates(headDim int, theta float64) []float64 {
+	rates := make([]float64, headDim/2)
+	for i := range rates {
+		rates[i] = math.Pow(theta, -2*float64(i)/float64(headDim))
+	}
+	return rates
 }
 
-func rotate(x []float64, batch, heads, headDim, prefix int, theta, sign float64) []float64 {
+// Rotation turns the pairs (i, i+len(Rates)) of every head, the pairing of GPT-NeoX and Llama's published weights, by position
+// times Rates[i], and multiplies what it turns by Scale and the rest of a head by Rest.
+type Rotation struct {
+	Rates       []float64
+	Scale, Rest float64
+}
+
+// Rope applies a rotation to heads of headDim values. Row r is at position prefix + r/batch.
+func Rope(x []float64, batch, heads, headDim, prefix int, r Rotation) []float64 {
+	return rotate(x, batch, heads, headDim, prefix, r, 1)
+}
+
+func rotate(x []float64, batch, heads, headDim, prefix int, r Rotation, sign float64) []float64 {
 	y := make([]float64, len(x))
-	half := headDim / 2
+	half := len(r.Rates)
 	for start := 0; start < len(x); start += headDim { // one head of one row
 		position := float64(prefix + start/(heads*headDim)/batch)
-		for i := range half {
-			sin, cos := math.Sincos(sign * position * math.Pow(theta, -2*float64(i)/float64(headDim)))
+		for i, rate := range r.Rates {
+			sin, cos := math.Sincos(sign * position * rate)
 			first, second := x[start+i], x[start+i+half]
-			y[start+i] = first*cos - second*sin
-			y[start+i+half] = first*sin + second*cos
+			y[start+i] = r.Scale * (first*cos - second*sin)
+			y[start+i+half] = r.Scale * (first*sin + second*cos)
+		}
+		for i := 2 * half; i < headDim; i++ {
+			y[start+i] = r.Rest * x[start+i]
 		}
 	}
 	return y
@@ -203,11 +231,23 @@ func logOfSumOfExp(x []float64) float64 {
 	return largest + math.Log(sum)
 }
 
-// GELU is the tanh approximation (Hendrycks and Gimpel, 2016), as in GPT-2.
-func GELU(x []float64) []float64 {
+// Activate applies an elementwise function by its name: gelu (Hendrycks and Gimpel, 2016), its approximation gelu_tanh as in GPT-2, silu,
+// or relu2 (So et al., 2021).
+func Activate(function string, x []float64) []float64 {
 	y := make([]float64, len(x))
-	for i, value := range x {
-		y[i] = 0.5 * value * (1 + geluTanh(value))
+	for i, v := range x {
+		switch function {
+		case "gelu":
+			y[i] = v * normalCDF(v)
+		case "gelu_tanh":
+			y[i] = 0.5 * v * (1 + geluTanh(v))
+		case "silu":
+			y[i] = v * sigmoid(v)
+		case "relu2":
+			y[i] = math.Max(v, 0) * math.Max(v, 0)
+		default:
+			demand(false, "function %q", function)
+		}
 	}
 	return y
 }
@@ -216,16 +256,32 @@ const geluCubic = 0.044715
 
 func geluTanh(x float64) float64 { return math.Tanh(math.Sqrt(2/math.Pi) * (x + geluCubic*x*x*x)) }
 
-// SwiGLU (Shazeer, 2020) is gate * sigmoid(gate) * up.
-func SwiGLU(gate, up []float64) []float64 {
-	y := make([]float64, len(gate))
-	for i := range gate {
-		y[i] = gate[i] * sigmoid(gate[i]) * up[i]
+func normalCDF(x float64) float64 { return 0.5 * math.Erfc(-x/math.Sqrt2) }
+
+func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
+
+// GLU (Shazeer, 2020) is function(gate) * up.
+func GLU(function string, gate, up []float64) []float64 { return times(Activate(function, gate), up) }
+
+func times(a, b []float64) []float64 {
+	y := make([]float64, len(a))
+	for i := range a {
+		y[i] = a[i] * b[i]
 	}
 	return y
 }
 
-func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
+// Softcap bounds values: limit * tanh(x / limit); a limit of 0 bounds nothing.
+func Softcap(x []float64, limit float64) []float64 {
+	if limit == 0 {
+		return x
+	}
+	y := make([]float64, len(x))
+	for i, v := range x {
+		y[i] = limit * math.Tanh(v/limit)
+	}
+	return y
+}
 
 // Embed looks tokens up in the rows of a table that holds the vocabulary from token first on. A token that the table
 // does not hold gives zeros, so that the sum over the parts of a divided vocabulary is the whole lookup.

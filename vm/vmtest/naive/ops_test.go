@@ -16,11 +16,14 @@ func TestKnownValues(t *testing.T) {
 		{"layernorm", LayerNorm([]float64{0, 2, 4, 6}, []float64{1, 3, 1, 1}, []float64{0, 0, 7, 0}, 4),
 			[]float64{-1, -1, 7 + 1.0/3, 1}},
 		{"rmsnorm", RMSNorm([]float64{1, 7, 0, 0}, []float64{1, 2}, 11), []float64{1 / 6.0, 14 / 6.0, 0, 0}},
-		{"gelu", GELU([]float64{0, 1, -1, 10}), []float64{0, 0.8411919906082768, -0.15880800939172324, 10}},
-		{"swiglu", SwiGLU([]float64{0, math.Log(3)}, []float64{5, 2}), []float64{0, math.Log(3) * 0.75 * 2}},
+		{"gelu_tanh", Activate("gelu_tanh", []float64{0, 1, -1, 10}), []float64{0, 0.8411919906082768, -0.15880800939172324, 10}},
+		{"gelu", Activate("gelu", []float64{0, 1, -1, 10}), []float64{0, 0.8413447460685429, -0.15865525393145707, 10}},
+		{"relu2", Activate("relu2", []float64{0, 1.5, -1}), []float64{0, 2.25, 0}},
+		{"swiglu", GLU("silu", []float64{0, math.Log(3)}, []float64{5, 2}), []float64{0, math.Log(3) * 0.75 * 2}},
+		{"softcap", Softcap([]float64{0, 2 * math.Atanh(0.5)}, 2), []float64{0, 1}},
 		{"embed", Embed([]float64{1, 2, 3, 4}, []int32{8, 7, 9, 6}, 2, 7), []float64{3, 4, 1, 2, 0, 0, 0, 0}},
 		// Token 1 of 2 heads of 4 after a prefix of 1 is at position 2; theta 4 halves the angle of the second pair.
-		{"rope", Rope([]float64{9, 9, 9, 9, 1, 0, 0, 0, 1, 2, 0, 0, 0, 1, 0, 0}, 1, 2, 4, 1, 4)[8:],
+		{"rope", Rope([]float64{9, 9, 9, 9, 1, 0, 0, 0, 1, 2, 0, 0, 0, 1, 0, 0}, 1, 2, 4, 1, Rotation{Rates(4, 4), 1, 1})[8:],
 			[]float64{math.Cos(2), 2 * math.Cos(1), math.Sin(2), 2 * math.Sin(1), 0, math.Cos(1), 0, math.Sin(1)}},
 		{"matmul", MatMul([]float64{1, 2, 3, 4, 5, 6}, []float64{1, 0, 2, 1, 0, 3}, []float64{10, 20}, 2, 2, 3, false, false),
 			[]float64{15, 31, 24, 43}},
@@ -143,14 +146,19 @@ func TestGradientsOfOperations(t *testing.T) {
 	dx, dgamma = RMSNormGrad(x, gamma, dy, 0.01)
 	check("rmsnorm x", dx, x, dy, func(x []float64) []float64 { return RMSNorm(x, gamma, 0.01) })
 	check("rmsnorm gamma", dgamma, gamma, dy, func(g []float64) []float64 { return RMSNorm(x, g, 0.01) })
-	check("gelu", GELUGrad(x, dy), x, dy, GELU)
 	up := random(15)
-	dgate, dup := SwiGLUGrad(x, up, dy)
-	check("swiglu gate", dgate, x, dy, func(g []float64) []float64 { return SwiGLU(g, up) })
-	check("swiglu up", dup, up, dy, func(u []float64) []float64 { return SwiGLU(x, u) })
+	for _, f := range []string{"gelu", "gelu_tanh", "silu", "relu2"} {
+		check(f, ActivateGrad(f, x, dy), x, dy, func(x []float64) []float64 { return Activate(f, x) })
+		dgate, dup := GLUGrad(f, x, up, dy)
+		check(f+" gate", dgate, x, dy, func(g []float64) []float64 { return GLU(f, g, up) })
+		check(f+" up", dup, up, dy, func(u []float64) []float64 { return GLU(f, x, u) })
+	}
+	check("softcap", SoftcapGrad(Softcap(x, 1.5), dy, 1.5), x, dy, func(x []float64) []float64 { return Softcap(x, 1.5) })
 
 	x, dy = random(2*3*2*4), random(2*3*2*4)
-	check("rope", RopeGrad(dy, 3, 2, 4, 5, 50), x, dy, func(x []float64) []float64 { return Rope(x, 3, 2, 4, 5, 50) })
+	for _, turn := range []Rotation{{Rates(4, 50), 1, 1}, {[]float64{0.3}, 1.25, 0.5}} {
+		check("rope", RopeGrad(dy, 3, 2, 4, 5, turn), x, dy, func(x []float64) []float64 { return Rope(x, 3, 2, 4, 5, turn) })
+	}
 	table, tokens := random(4*3), []int32{5, 3, 9, 5, 8}
 	dy = random(len(tokens) * 3)
 	check("embed", EmbedGrad(tokens, dy, 3, 5, 4), table, dy, func(x []float64) []float64 { return Embed(x, tokens, 3, 5) })

@@ -23,7 +23,7 @@ type State struct {
 // Decays tells whether weight decay applies to a tensor: to matrices, embeddings and positions, not to biases and norms.
 func Decays(name string) bool {
 	last := name[strings.LastIndexByte(name, '.')+1:]
-	return !slices.Contains([]string{"gamma", "beta", "bq", "bk", "bv", "bo", "b1", "b2"}, last)
+	return !slices.Contains([]string{"gamma", "beta", "bq", "bk", "bv", "bo", "b1", "b2", "b_gate", "b_up", "b_down"}, last)
 }
 
 // Update clips the gradients to a global norm of clip (0: as they are) and moves the weights in place by one step at

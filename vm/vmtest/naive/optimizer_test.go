@@ -42,7 +42,7 @@ func TestEps(t *testing.T) {
 }
 
 func TestDecays(t *testing.T) {
-	for _, cfg := range []Config{tiny(gpt, learned, 4, false), tiny(llama, rope, 2, false)} {
+	for _, cfg := range []Config{tiny("gpt", "learned", 4, false), tiny("llama", "rope", 2, false)} {
 		for name, shape := range Shapes(cfg) {
 			if want := len(shape) == 2; Decays(name) != want { // norms and biases are the vectors
 				t.Errorf("%s: decays %t, want %t", name, Decays(name), want)
@@ -85,8 +85,8 @@ func TestLearningRate(t *testing.T) {
 // TestLearns: on one batch, steps bring the loss from that of a guess to almost nothing.
 func TestLearns(t *testing.T) {
 	r := newRand(t)
-	for _, family := range []string{gpt, llama} {
-		cfg := tiny(family, rope, 2, true)
+	for _, family := range []string{"gpt", "llama"} {
+		cfg := tiny(family, "rope", 2, true)
 		w, tokens := randomWeights(r, cfg), randomTokens(r, cfg, 2)
 		opt := Optimizer{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.01}
 		var s State

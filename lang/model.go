@@ -1,0 +1,349 @@
+package lang
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Family is a row of the families of models: what its members have that differs from the defaults of keys.
+type Family struct {
+	Name     string
+	Doc      string
+	Defaults map[string]string // by key of the model, as they would be written
+}
+
+// Families is the table of all families. Sizes are not among their defaults.
+var Families = []Family{
+	{"gpt", "GPT: LayerNorm, GELU, biases, learned positions", map[string]string{
+		"norm": "layernorm", "activation": "gelu_tanh", "gated": "false", "bias": "[qkv, attn_out, mlp]", "positions": "learned"}},
+	{"gpt2", "GPT-2: as gpt, with tied embeddings", map[string]string{
+		"norm": "layernorm", "activation": "gelu_tanh", "gated": "false", "bias": "[qkv, attn_out, mlp]", "positions": "learned", "tied": "true"}},
+	{"llama", "Llama and Llama 2: RMSNorm, SwiGLU, rotary positions, no biases", nil},
+	{"llama3", "Llama 3", map[string]string{"rope_theta": "500000"}},
+	{"llama3_1", "Llama 3.1 and 3.3", map[string]string{
+		"rope_theta": "500000", "rope_scaling": "llama3", "rope_factor": "8", "rope_original": "8K"}},
+	{"llama3_2", "Llama 3.2", map[string]string{
+		"rope_theta": "500000", "rope_scaling": "llama3", "rope_factor": "32", "rope_original": "8K", "tied": "true"}},
+	{"mistral", "Mistral 7B from v0.2 on, Mistral Small", map[string]string{"rope_theta": "1000000"}},
+	{"qwen2", "Qwen2 and Qwen2.5", map[string]string{"bias": "[qkv]", "rope_theta": "1000000", "norm_eps": "1e-6"}},
+	{"qwen3", "Qwen3, dense", map[string]string{"qk_norm": "head", "head_dim": "128", "rope_theta": "1000000", "norm_eps": "1e-6"}},
+	{"phi3", "Phi-3 and Phi-4", nil},
+	{"olmo2", "OLMo-2", map[string]string{"norm_place": "post", "qk_norm": "all", "rope_theta": "500000", "norm_eps": "1e-6"}},
+	{"smollm3", "SmolLM3: every fourth layer without positions", map[string]string{
+		"positions": "[rope, rope, rope, none]", "rope_theta": "5000000", "norm_eps": "1e-6", "tied": "true"}},
+	{"gemma", "Gemma: what Gemma-2 and Gemma-3 have in common, without their windows and soft-caps", map[string]string{
+		"norm_offset": "1", "norm_place": "pre_post", "norm_eps": "1e-6", "activation": "gelu_tanh", "embed_scale": "sqrt_hidden",
+		"head_dim": "256", "tied": "true"}},
+}
+
+// defaultsInWords lists the defaults as a spec would have them, in the order of the keys.
+func (f *Family) defaultsInWords() string {
+	var words []string
+	for _, k := range modelKeys {
+		if v := f.Defaults[k.Name]; v != "" {
+			words = append(words, "`"+k.Name+" = "+v+"`")
+		}
+	}
+	if words == nil {
+		return "All keys as they are by default."
+	}
+	return strings.Join(words, ", ")
+}
+
+func familyNames() (names []string) {
+	for _, f := range Families {
+		names = append(names, f.Name)
+	}
+	return names
+}
+
+// familyDefault is what the family of the spec's model has for a key; empty where it has nothing of its own.
+func (s *Spec) familyDefault(k *Key) string {
+	i := slices.IndexFunc(Families, func(f Family) bool { return f.Name == s.Model.Family })
+	if i < 0 || k.Block != blockModel {
+		return ""
+	}
+	defaults := Families[i].Defaults
+	if isRopeKey(k.Name) && s.Model.RopeScaling != defaults["rope_scaling"] {
+		return "" // the family's numbers are for the family's scaling
+	}
+	return defaults[k.Name]
+}
+
+// isRopeKey reports whether only some scalings use a key.
+func isRopeKey(name string) bool {
+	return slices.ContainsFunc(ropeKeys, func(k ropeKey) bool { return k.name == name })
+}
+
+// Ways of stretching rotary frequencies.
+const (
+	ScalingNone     = "none"
+	ScalingLinear   = "linear"
+	ScalingLlama3   = "llama3"
+	ScalingYarn     = "yarn"
+	ScalingLongRope = "longrope"
+)
+
+// scalings are those that stretch.
+var scalings = []string{ScalingLinear, ScalingLlama3, ScalingYarn, ScalingLongRope}
+
+// ropeKey is a key that only some scalings use.
+type ropeKey struct {
+	name   string
+	usedBy []string
+	needed []string // of those, by which it must be given
+	given  func(*Model) bool
+}
+
+// ropeKeys is the table of them.
+var ropeKeys = []ropeKey{
+	{"rope_factor", scalings, scalings[:3], func(m *Model) bool { return m.RopeFactor != 0 }},
+	{"rope_original", scalings[1:], scalings[1:], func(m *Model) bool { return m.RopeOriginal != 0 }},
+	{"rope_low", scalings[1:2], nil, func(m *Model) bool { return m.RopeLow != 0 }},
+	{"rope_high", scalings[1:2], nil, func(m *Model) bool { return m.RopeHigh != 0 }},
+	{"rope_fast", scalings[2:3], nil, func(m *Model) bool { return m.RopeFast != 0 }},
+	{"rope_slow", scalings[2:3], nil, func(m *Model) bool { return m.RopeSlow != 0 }},
+	{"rope_truncate", scalings[2:3], nil, func(m *Model) bool { return m.RopeTruncate }},
+	{"rope_amplitude", scalings[2:], nil, func(m *Model) bool { return m.RopeAmplitude != 1 }},
+	{"rope_short", scalings[3:], scalings[3:], func(m *Model) bool { return len(m.RopeShort) > 0 }},
+	{"rope_long", scalings[3:], scalings[3:], func(m *Model) bool { return len(m.RopeLong) > 0 }},
+}
+
+// whereScaled is a default where the scaling is one of some, and otherwise 0.
+func whereScaled(s *Spec, value float64, by ...string) float64 {
+	if slices.Contains(by, s.Model.RopeScaling) {
+		return value
+	}
+	return 0
+}
+
+// amplitude is the default of rope_amplitude: that of Peng et al. (2023) for yarn, of Ding et al. (2024) for longrope.
+func (m *Model) amplitude() float64 {
+	switch {
+	case m.RopeFactor <= 1:
+	case m.RopeScaling == ScalingYarn:
+		return 0.1*math.Log(m.RopeFactor) + 1
+	case m.RopeScaling == ScalingLongRope && m.RopeOriginal > 1:
+		return math.Sqrt(1 + math.Log(m.RopeFactor)/math.Log(float64(m.RopeOriginal)))
+	}
+	return 1
+}
+
+// Rotated is how many elements of a head are rotated, in pairs of (i, i+Rotated/2).
+func (m *Model) Rotated() int { return int(math.Round(m.RopePartial * float64(m.HeadDim))) }
+
+func setBias(s *Spec, v value) {
+	s.Model.Bias = []string{}
+	for _, group := range []string{BiasQKV, BiasAttnOut, BiasMLP} { // one order, so that equal sets are equal
+		if slices.ContainsFunc(v.list, func(item value) bool { return item.name == group }) {
+			s.Model.Bias = append(s.Model.Bias, group)
+		}
+	}
+}
+
+func setPositions(s *Spec, v value) {
+	s.Model.Positions, s.Model.PositionPattern = v.name, nil
+	if v.kind != isList {
+		return
+	}
+	s.Model.Positions = PositionsNone
+	for _, item := range v.list {
+		s.Model.PositionPattern = append(s.Model.PositionPattern, item.name)
+		if item.name == PositionsRope {
+			s.Model.Positions = PositionsRope
+		}
+	}
+	if n := len(s.Model.PositionPattern); !slices.Contains(s.Model.PositionPattern, PositionsNone) || s.Model.Positions == PositionsNone || n == 1 {
+		s.Model.PositionPattern = nil // the same in all layers
+	}
+}
+
+func setEmbedScale(s *Spec, v value) {
+	s.Model.EmbedScale = v.num
+	if v.kind == isName {
+		s.Model.EmbedScale = math.Sqrt(float64(s.Model.Hidden))
+	}
+}
+
+func deriveFFN(s *Spec) {
+	s.Model.FFN = 4 * s.Model.Hidden
+	if s.Model.Gated {
+		const step = 256
+		s.Model.FFN = ((8*s.Model.Hidden+2)/3 + step - 1) / step * step
+	}
+}
+
+// Problem is what is wrong with a model.
+type Problem struct {
+	Keys    []string // what it may come from, first to last where to point at
+	Code    Code
+	Hint    string
+	Message string
+}
+
+// Problems lists what keeps a model, whose sizes are positive, from being built. An edited plan is held to them, too.
+func (m *Model) Problems() (found []Problem) {
+	fail := func(keys string, code Code, hint, format string, args ...any) {
+		found = append(found, Problem{strings.Fields(keys), code, hint, fmt.Sprintf(format, args...)})
+	}
+	found = append(found, m.foreignValues()...)
+	if m.Heads%m.KVHeads != 0 {
+		fail("model.kv_heads", Indivisible, fmt.Sprintf("kv_heads = %s divides %d", nearDivisors(m.Heads, m.KVHeads), m.Heads),
+			"heads = %[2]d is not divisible by %[1]d key and value heads", m.KVHeads, m.Heads)
+	}
+	if m.NormPlace != NormPre && (m.HasBias(BiasAttnOut) || m.HasBias(BiasMLP)) {
+		fail("model.bias model.norm_place", Conflict, "bias = [qkv] or [], or norm_place = pre",
+			"a norm after attention and MLP goes with no bias of their outputs")
+	}
+	if m.Positions == PositionsRope {
+		found = append(found, m.ropeProblems()...)
+	}
+	return found
+}
+
+// foreignValues lists what no key could have given a model: names that its keys do not take, numbers out of their ranges. What a
+// scaling does not use is 0.
+func (m *Model) foreignValues() (found []Problem) {
+	keys, s := keysByName(), reflect.ValueOf(*m)
+	for i := range s.NumField() {
+		name := s.Type().Field(i).Tag.Get("json")
+		k, field := keys[name], s.Field(i)
+		if name == "position_pattern" {
+			k = keys["positions"]
+		}
+		if k == nil || field.IsZero() && isRopeKey(name) {
+			continue
+		}
+		switch field.Kind() {
+		case reflect.String:
+			found = append(found, k.foreignWord(field.String())...)
+		case reflect.Slice:
+			for j := range field.Len() {
+				if word := field.Index(j); word.Kind() == reflect.String {
+					found = append(found, k.foreignWord(word.String())...)
+				}
+			}
+		case reflect.Int:
+			found = append(found, k.foreignNumber(float64(field.Int()))...)
+		case reflect.Float64:
+			found = append(found, k.foreignNumber(field.Float())...)
+		}
+	}
+	return found
+}
+
+func (k *Key) foreignWord(word string) []Problem {
+	if words := k.values(); !slices.Contains(words, word) {
+		return []Problem{{[]string{k.Path()}, UnknownName, orList(words), fmt.Sprintf("there is no %q", word)}}
+	}
+	return nil
+}
+
+func (k *Key) foreignNumber(v float64) []Problem {
+	n := k.takes.number
+	if !(v >= n.min && v <= n.max) || n.above && v == n.min {
+		return []Problem{{[]string{k.Path()}, OutOfRange, "", fmt.Sprintf("it is %g", v)}}
+	}
+	return nil
+}
+
+// keysByName are the keys of the model.
+var keysByName = sync.OnceValue(func() map[string]*Key {
+	keys := map[string]*Key{}
+	for _, k := range KeysOf(blockModel) {
+		keys[k.Name] = k
+	}
+	return keys
+})
+
+func (m *Model) ropeProblems() (found []Problem) {
+	fail := func(keys string, code Code, hint, format string, args ...any) {
+		found = append(found, Problem{strings.Fields(keys), code, hint, fmt.Sprintf(format, args...)})
+	}
+	rotated := m.RopePartial * float64(m.HeadDim)
+	switch whole := math.Abs(rotated-math.Round(rotated)) < 1e-6; {
+	case m.RopePartial == 1 && m.HeadDim%2 != 0:
+		fail("model.head_dim model.heads model.hidden", Indivisible, fmt.Sprintf("head_dim = %d or %d", m.HeadDim-1, m.HeadDim+1),
+			"rotary positions need an even head_dim, not %d", m.HeadDim)
+	case !whole || m.Rotated()%2 != 0 || m.Rotated() == 0:
+		fail("model.rope_partial", Indivisible, "rope_partial * head_dim is an even number",
+			"rope_partial = %g of head_dim = %d is %g, no even number of elements", m.RopePartial, m.HeadDim, rotated)
+	}
+	for _, k := range ropeKeys {
+		key := "model." + k.name
+		if k.given(m) && !slices.Contains(k.usedBy, m.RopeScaling) {
+			fail(key, Conflict, "rope_scaling = "+strings.Join(k.usedBy, " or "), "%s means nothing with rope_scaling = %s", k.name, m.RopeScaling)
+		}
+		if !k.given(m) && slices.Contains(k.needed, m.RopeScaling) {
+			fail("model.rope_scaling", MissingKey, "add "+k.name+" = "+FindKey(key).Example, "rope_scaling = %s needs %s", m.RopeScaling, k.name)
+		}
+	}
+	if m.RopeScaling == ScalingLongRope {
+		for _, l := range []struct {
+			key  string
+			list []float64
+		}{{"rope_short", m.RopeShort}, {"rope_long", m.RopeLong}} {
+			if n := m.Rotated() / 2; len(l.list) > 0 && len(l.list) != n {
+				fail("model."+l.key, LengthOfList, fmt.Sprintf("write %d numbers", n), "%s lists %d numbers for %d rotated pairs", l.key, len(l.list), n)
+			}
+		}
+	}
+	if m.RopeScaling == ScalingLlama3 && m.RopeLow >= m.RopeHigh {
+		fail("model.rope_low model.rope_high", Conflict, "", "rope_low = %g is not below rope_high = %g", m.RopeLow, m.RopeHigh)
+	}
+	return found
+}
+
+// Rates are the angles by which the rotated pairs turn from one position to the next, in radians.
+func (m *Model) Rates(sequence int64) []float64 {
+	width := m.Rotated()
+	rates := make([]float64, width/2)
+	for i := range rates {
+		rate := math.Pow(m.RopeTheta, -2*float64(i)/float64(width))
+		rates[i] = rate / m.stretch(rate, i, width, sequence)
+	}
+	return rates
+}
+
+// stretch is what a frequency is divided by: llama3 as in Llama 3.1's published code, yarn after Peng et al. (2023), longrope after Ding
+// et al. (2024).
+func (m *Model) stretch(rate float64, pair, width int, sequence int64) float64 {
+	unstretched := 0.0 // share of the frequency that stays as it is
+	switch m.RopeScaling {
+	case ScalingNone:
+		return 1
+	case ScalingLongRope:
+		if sequence > int64(m.RopeOriginal) {
+			return m.RopeLong[pair]
+		}
+		return m.RopeShort[pair]
+	case ScalingLlama3:
+		turns := float64(m.RopeOriginal) * rate / (2 * math.Pi)
+		unstretched = (turns - m.RopeLow) / (m.RopeHigh - m.RopeLow)
+	case ScalingYarn:
+		low, high := m.yarnPairs(width)
+		unstretched = 1 - (float64(pair)-low)/(high-low)
+	}
+	unstretched = min(max(unstretched, 0), 1)
+	return 1 / ((1-unstretched)/m.RopeFactor + unstretched)
+}
+
+// yarnPairs are the pairs before which nothing is stretched and from which on all is.
+func (m *Model) yarnPairs(width int) (low, high float64) {
+	pair := func(turns float64) float64 {
+		return float64(width) * math.Log(float64(m.RopeOriginal)/(turns*2*math.Pi)) / (2 * math.Log(m.RopeTheta))
+	}
+	low, high = pair(m.RopeFast), pair(m.RopeSlow)
+	if m.RopeTruncate {
+		low, high = math.Floor(low), math.Ceil(high)
+	}
+	low, high = max(low, 0), min(high, float64(width-1))
+	if low == high {
+		high += 0.001
+	}
+	return low, high
+}
