@@ -1,0 +1,228 @@
+"""Writes what transformers computes for tiny models: the loss of every token and projections of every gradient.
+
+    python3 -m venv venv && venv/bin/pip install -r requirements.txt
+    venv/bin/python make.py [FOLDER]
+
+One file for each configuration, in this folder unless another is given. TestTransformers (../../transformers_test.go) compares
+our programs with the files. With SPPO_TRANSFORMERS=venv/bin/python it also writes them again and compares both.
+
+Weights and tokens are functions of names and indices that the test repeats, so the files hold neither. A weight is stored [in, out],
+as our programs have it. A gradient is kept as its norm and as dot products with vectors of signs, which is enough to bound
+its distance from another: the mean square of the differences estimates the square of that distance.
+"""
+
+import json
+import math
+import os
+import sys
+
+import numpy as np
+import torch
+import transformers
+
+SEQUENCE, BATCH, PROJECTIONS = 40, 2, 8
+MASK = (1 << 64) - 1
+
+
+def fnv(name):
+    h = 0xCBF29CE484222325
+    for b in name.encode():
+        h = (h ^ b) * 0x100000001B3 & MASK
+    return h
+
+
+def draws(name, n):
+    """SplitMix64 at n places, as integers of 24 bits."""
+    with np.errstate(over="ignore"):
+        z = np.uint64(fnv(name)) + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        return (z ^ z >> np.uint64(31)) >> np.uint64(40)
+
+
+def weights(name, shape):
+    """Numbers between -1/2 and 1/2, around 1 for norms that multiply."""
+    values = (draws(name, math.prod(shape)).astype(np.float64) / 2**24 - 0.5).astype(np.float32)
+    return torch.from_numpy(values.reshape(shape) + (1 if name.endswith("gamma") else 0))
+
+
+def signs(name, projection, n):
+    return torch.from_numpy((draws(f"{name}#{projection}", n) & np.uint64(1)).astype(np.float64) * 2 - 1)
+
+
+LLAMA = {
+    "embed": "model.embed_tokens.weight",
+    "ln_f.gamma": "model.norm.weight",
+    "head": "lm_head.weight",
+}
+LLAMA_LAYER = {
+    "ln1.gamma": "input_layernorm.weight",
+    "wq": "self_attn.q_proj.weight", "bq": "self_attn.q_proj.bias",
+    "wk": "self_attn.k_proj.weight", "bk": "self_attn.k_proj.bias",
+    "wv": "self_attn.v_proj.weight", "bv": "self_attn.v_proj.bias",
+    "q_norm.gamma": "self_attn.q_norm.weight", "k_norm.gamma": "self_attn.k_norm.weight",
+    "wo": "self_attn.o_proj.weight", "bo": "self_attn.o_proj.bias",
+    "ln2.gamma": "post_attention_layernorm.weight",
+    "w_gate": "mlp.gate_proj.weight", "b_gate": "mlp.gate_proj.bias",
+    "w_up": "mlp.up_proj.weight", "b_up": "mlp.up_proj.bias",
+    "w_down": "mlp.down_proj.weight", "b_down": "mlp.down_proj.bias",
+}
+POST = {"ln1_post.gamma": "post_attention_layernorm.weight", "ln2_post.gamma": "post_feedforward_layernorm.weight"}
+GEMMA = POST | {"ln2.gamma": "pre_feedforward_layernorm.weight"}
+NEMOTRON = {"ln1.beta": "input_layernorm.bias", "ln2.beta": "post_attention_layernorm.bias",
+            "w1": "mlp.up_proj.weight", "w2": "mlp.down_proj.weight"}
+GPT2 = {"embed": "transformer.wte.weight", "pos": "transformer.wpe.weight",
+        "ln_f.gamma": "transformer.ln_f.weight", "ln_f.beta": "transformer.ln_f.bias"}
+GPT2_LAYER = {
+    "ln1.gamma": "ln_1.weight", "ln1.beta": "ln_1.bias", "wo": "attn.c_proj.weight", "bo": "attn.c_proj.bias",
+    "ln2.gamma": "ln_2.weight", "ln2.beta": "ln_2.bias",
+    "w1": "mlp.c_fc.weight", "b1": "mlp.c_fc.bias", "w2": "mlp.c_proj.weight", "b2": "mlp.c_proj.bias",
+}
+# Parts of one parameter: its name, which part, and of how many columns each part is.
+FUSED_GPT2 = {f"{kind}{part}": (f"attn.c_attn.{name}", i) for kind, name in (("w", "weight"), ("b", "bias")) for i, part in enumerate("qkv")}
+FUSED_PHI = {"wq": ("self_attn.qkv_proj.weight", 0), "wk": ("self_attn.qkv_proj.weight", 1), "wv": ("self_attn.qkv_proj.weight", 2),
+             "w_gate": ("mlp.gate_up_proj.weight", 0), "w_up": ("mlp.gate_up_proj.weight", 1)}
+
+
+class Tensors:
+    """The parameters of a model by our names, and how each lies in one of the model's."""
+
+    def __init__(self, model, config, family):
+        self.parameters = dict(model.named_parameters())
+        heads, kv = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self.places = {}
+        gpt2, phi, post = family == "gpt2", family == "phi3", family in ("olmo2",)
+        ours = GPT2 if gpt2 else LLAMA | ({"ln_f.beta": "model.norm.bias"} if family == "nemotron" else {})
+        layer = dict(GPT2_LAYER if gpt2 else LLAMA_LAYER)
+        if post:
+            del layer["ln1.gamma"], layer["ln2.gamma"]
+            layer |= POST
+        if family.startswith("gemma"):
+            layer |= GEMMA
+        if family == "nemotron":
+            for name in ("w_gate", "b_gate", "w_up", "b_up", "w_down", "b_down"):
+                del layer[name]
+            layer |= NEMOTRON
+        fused = FUSED_GPT2 if gpt2 else FUSED_PHI if phi else {}
+        widths = {"qkv": [heads * dim, kv * dim, kv * dim], "gate_up": [config.intermediate_size] * 2 if phi else []}
+        for name, theirs in ours.items():
+            self.place(name, theirs, 0, None)
+        for i in range(config.num_hidden_layers):
+            prefix = f"transformer.h.{i}." if gpt2 else f"model.layers.{i}."
+            for name, theirs in layer.items():
+                self.place(f"layer.{i}.{name}", prefix + theirs, 0, None)
+            for name, (theirs, part) in fused.items():
+                parts = widths["gate_up" if "gate_up" in theirs else "qkv"]
+                self.place(f"layer.{i}.{name}", prefix + theirs, sum(parts[:part]), parts[part])
+
+    def place(self, name, theirs, first, width):
+        if theirs in self.parameters:
+            self.places[name] = (theirs, first, width)
+
+    def view(self, name, tensor):
+        """Our part of a parameter or its gradient, as [in, out]."""
+        theirs, first, width = self.places[name]
+        linear = tensor.dim() == 2 and name not in ("embed", "pos", "head")
+        conv = theirs.startswith("transformer.h.")  # GPT-2's Conv1D stores [in, out]
+        if linear and not conv:
+            tensor = tensor.T
+        return tensor if width is None else tensor[..., first:first + width]
+
+
+def losses_and_gradients(model, tensors, tokens):
+    model.zero_grad()
+    logits = model(tokens[:, :-1], use_cache=False).logits.float()
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    losses.mean().backward()
+    gradients = {}
+    for name, (theirs, _, _) in tensors.places.items():
+        g = tensors.view(name, tensors.parameters[theirs].grad).double().flatten()
+        gradients[name] = [g.norm().item()] + [(g @ signs(name, k, g.numel())).item() for k in range(PROJECTIONS)]
+    return losses.view(tokens.shape[0], -1).tolist(), gradients
+
+
+def make(name, family, keys, config, folder):
+    """config has transformers' keys; keys are what a spec's model block has for it."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(**config)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    tensors = Tensors(model, config, family)
+    with torch.no_grad():
+        for ours, (theirs, _, _) in tensors.places.items():
+            view = tensors.view(ours, tensors.parameters[theirs])
+            value = weights(ours, tuple(view.shape))
+            if ours.endswith("gamma") and (family.startswith("gemma") or family == "nemotron"):
+                value -= 1  # they add it themselves
+            view.copy_(value)
+    covered = {theirs for theirs, _, _ in tensors.places.values()}
+    missing = set(tensors.parameters) - covered
+    assert not missing, missing
+    tokens = torch.from_numpy((draws("tokens", BATCH * (SEQUENCE + 1)) % np.uint64(config.vocab_size)).astype(np.int64))
+    losses, gradients = losses_and_gradients(model, tensors, tokens.view(BATCH, SEQUENCE + 1))
+    short = lambda values: [float(f"{v:.9g}") for v in values]
+    file = {"keys": keys, "losses": [short(row) for row in losses], "gradients": {k: short(v) for k, v in gradients.items()}}
+    with open(os.path.join(folder, name + ".json"), "w") as f:
+        f.write(json.dumps(file, indent=0).replace(",\n", ", ").replace("[\n", "[").replace("\n]", "]") + "\n")
+
+
+SIZES = dict(hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=36, vocab_size=37,
+             max_position_embeddings=64, rms_norm_eps=1e-6, pad_token_id=None, bos_token_id=0, eos_token_id=0)
+KEYS = "layers = 3 hidden = 24 heads = 4 ffn = 36 vocab = 37 norm_eps = 1e-6"
+
+
+def rope(theta=10000.0, **scaling):
+    return {"rope_parameters": {"rope_theta": theta, "rope_type": "default"} | scaling}
+
+
+def configurations():
+    """Name, family of the tensors' names, keys of the spec, and the configuration."""
+    c = lambda model_type, **more: SIZES | {"model_type": model_type} | more
+    yield ("gpt2", "gpt2", "family = gpt2 layers = 2 hidden = 24 heads = 4 vocab = 41",
+           dict(model_type="gpt2", n_embd=24, n_layer=2, n_head=4, vocab_size=41, n_positions=SEQUENCE, bos_token_id=0, eos_token_id=0))
+    yield "llama", "llama", f"family = llama {KEYS}", c("llama")
+    yield ("llama3", "llama", f"family = llama3 {KEYS} kv_heads = 2", c("llama", num_key_value_heads=2, **rope(500000.0)))
+    yield ("llama3_1", "llama", f"family = llama3_1 {KEYS} kv_heads = 2 rope_original = 32",
+           c("llama", num_key_value_heads=2, **rope(500000.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                                  original_max_position_embeddings=32)))
+    yield ("llama-biases", "llama", f"family = llama {KEYS} head_dim = 10 kv_heads = 1 activation = gelu tied = true bias = [qkv, attn_out, mlp]",
+           c("llama", head_dim=10, num_key_value_heads=1, hidden_act="gelu", tie_word_embeddings=True, attention_bias=True, mlp_bias=True))
+    yield ("llama-linear", "llama", f"family = llama {KEYS} rope_scaling = linear rope_factor = 4", c("llama", **rope(rope_type="linear", factor=4.0)))
+    yield ("mistral", "llama", f"family = mistral {KEYS} kv_heads = 1 head_dim = 8",
+           c("mistral", num_key_value_heads=1, head_dim=8, sliding_window=None, **rope(1000000.0)))
+    yield ("qwen2-yarn", "llama", f"family = qwen2 {KEYS} kv_heads = 2 rope_scaling = yarn rope_factor = 4 rope_original = 20",
+           c("qwen2", num_key_value_heads=2, use_sliding_window=False,
+             **rope(1000000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=20)))
+    yield ("qwen3", "llama", f"family = qwen3 {KEYS} kv_heads = 2 head_dim = 10", c("qwen3", num_key_value_heads=2, head_dim=10, **rope(1000000.0)))
+    yield ("qwen3-yarn", "llama", f"family = qwen3 {KEYS} kv_heads = 4 head_dim = 12 tied = true rope_theta = 1000 "
+           "rope_scaling = yarn rope_factor = 2 rope_original = 20 rope_fast = 4 rope_truncate = false rope_amplitude = 1.5",
+           c("qwen3", num_key_value_heads=4, head_dim=12, tie_word_embeddings=True,
+             **rope(1000.0, rope_type="yarn", factor=2.0, original_max_position_embeddings=20, beta_fast=4.0, truncate=False, attention_factor=1.5)))
+    long, short = [1.0 + i for i in range(4)], [1.0 + i / 8 for i in range(4)]
+    phi = dict(num_key_value_heads=2, head_dim=8, num_attention_heads=4, hidden_size=32, sliding_window=None)
+    for name, original in (("phi3-long", 20), ("phi3-short", 48)):
+        yield (name, "phi3", f"family = phi3 layers = 3 hidden = 32 heads = 4 ffn = 36 vocab = 37 norm_eps = 1e-6 kv_heads = 2 rope_scaling = longrope "
+               f"rope_factor = {64 / original} rope_original = {original} rope_long = {long} rope_short = {short}",
+               c("phi3", **phi, **rope(rope_type="longrope", long_factor=long, short_factor=short, original_max_position_embeddings=original),
+                 original_max_position_embeddings=original))
+    yield ("phi4-partial", "phi3", "family = phi3 layers = 3 hidden = 32 heads = 4 ffn = 36 vocab = 37 norm_eps = 1e-6 kv_heads = 2 rope_partial = 0.75",
+           c("phi3", **phi, **rope(partial_rotary_factor=0.75)))
+    yield ("olmo2", "olmo2", f"family = olmo2 {KEYS} kv_heads = 2", c("olmo2", num_key_value_heads=2, **rope(500000.0)))
+    yield ("smollm3", "llama", f"family = smollm3 {KEYS} kv_heads = 2 layers = 4".replace("layers = 3 ", ""),
+           c("smollm3", num_hidden_layers=4, num_key_value_heads=2, no_rope_layers=[1, 1, 1, 0], tie_word_embeddings=True, **rope(5000000.0)))
+    gemma = "norm_offset = 1 norm_place = pre_post activation = gelu_tanh embed_scale = sqrt_hidden tied = true"
+    yield ("gemma2", "gemma2", f"family = gemma {KEYS} head_dim = 12 kv_heads = 2 attn_scale = {20 ** -0.5} logit_softcap = 3",
+           c("gemma2", head_dim=12, num_key_value_heads=2, query_pre_attn_scalar=20, attn_logit_softcapping=None,
+             final_logit_softcapping=3.0, sliding_window=4096, tie_word_embeddings=True))
+    yield ("gemma3", "gemma3", f"family = gemma {KEYS} head_dim = 8 kv_heads = 1 qk_norm = head attn_scale = {16 ** -0.5} rope_theta = 10000",
+           c("gemma3_text", head_dim=8, num_key_value_heads=1, query_pre_attn_scalar=16, sliding_window=4096, tie_word_embeddings=True,
+             rope_parameters={k: {"rope_type": "default", "rope_theta": 10000.0} for k in ("full_attention", "sliding_attention")}))
+    yield ("nemotron", "nemotron", f"family = llama {KEYS} kv_heads = 2 head_dim = 8 norm = layernorm norm_offset = 1 activation = relu2 gated = false rope_partial = 0.5",
+           c("nemotron", norm_eps=1e-6, num_key_value_heads=2, head_dim=8, **rope(partial_rotary_factor=0.5)))
+
+
+if __name__ == "__main__":
+    target = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
+    for configuration in configurations():
+        make(*configuration, target)

@@ -1,0 +1,278 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/vmtest/naive"
+)
+
+// oracleFolder holds what transformers computes for tiny models, and the script that wrote it.
+const oracleFolder = "testdata/transformers"
+
+// Sizes of all its models.
+const (
+	oracleSequence = 40
+	oracleBatch    = 2
+	oracleClose    = 1e-4 // of a loss, and of a gradient relative to its norm
+)
+
+// oracle is what transformers computes for a model whose spec has these keys.
+type oracle struct {
+	Keys      string               `json:"keys"`
+	Losses    [][]float64          `json:"losses"`    // of every token, by sequence
+	Gradients map[string][]float64 `json:"gradients"` // by tensor: its norm, then dot products with vectors of signs
+}
+
+// oracleSchedules are the schedules under which a model must compute the same.
+var oracleSchedules = map[string]string{
+	"plain":    "",
+	"pp":       "pp = 2 subsequences = 4 offload = full recompute = none",
+	"megatron": "sp = 2 sp_mode = megatron subsequences = 2 zero = 0",
+	"ulysses":  "sp = 2 sp_mode = ulysses subsequences = 2 zero = 1 recompute = selective",
+	"ring":     "sp = 2 sp_mode = ring subsequences = 2",
+	"long":     "pp = 2 subsequences = 5 recompute = full offload = 0.5",
+	"mux":      "pp = 2 subsequences = 5 mux = on",
+	"stream":   "subsequences = 5 keep = [] order = layer",
+	"replicas": "dp = 2 zero = 3 strategy = 1f1b pp = 2",
+}
+
+// TestTransformers compares our programs with transformers, under every schedule: the losses of all tokens, and the gradient of every
+// tensor.
+func TestTransformers(t *testing.T) {
+	if !numbers {
+		t.Skip("too slow under the race detector")
+	}
+	files, err := filepath.Glob(oracleFolder + "/*.json")
+	if err != nil || len(files) < 12 {
+		t.Fatalf("%d files in %s, %v", len(files), oracleFolder, err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".json"), func(t *testing.T) {
+			t.Parallel()
+			data, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var want oracle
+			if err := json.Unmarshal(data, &want); err != nil {
+				t.Fatalf("%s: %v", file, err)
+			}
+			for name, schedule := range oracleSchedules {
+				t.Run(name, func(t *testing.T) { want.check(t, schedule) })
+			}
+		})
+	}
+}
+
+// TestTransformersFiles writes the files again with the Python that SPPO_TRANSFORMERS names.
+func TestTransformersFiles(t *testing.T) {
+	python := os.Getenv("SPPO_TRANSFORMERS")
+	if python == "" {
+		t.Skip("SPPO_TRANSFORMERS names no Python that has transformers")
+	}
+	folder := t.TempDir()
+	if out, err := exec.Command(python, oracleFolder+"/make.py", folder).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	files, _ := filepath.Glob(oracleFolder + "/*.json")
+	for _, file := range files {
+		ours, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		theirs, err := os.ReadFile(filepath.Join(folder, filepath.Base(file)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var a, b oracle
+		if err := json.Unmarshal(ours, &a); err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(theirs, &b); err != nil {
+			t.Fatal(err)
+		}
+		if a.Keys != b.Keys || len(a.Gradients) != len(b.Gradients) {
+			t.Errorf("%s is of another model: %s", file, b.Keys)
+		}
+		for i := range b.Losses {
+			compareLosses(t, file, a.Losses[i], b.Losses[i])
+		}
+	}
+}
+
+func (o *oracle) spec(schedule string) string {
+	return fmt.Sprintf(`import "clusters/local.sppo"
+model oracle { %s dtype = f32 }
+cluster all = local(ranks = 8)
+train {
+  sequence = %d batch = %d steps = 1 grad_clip = 0 eval_batch = 0
+  data = random()
+}
+schedule s { %s }
+`, o.Keys, oracleSequence, oracleBatch, o.schedule(schedule))
+}
+
+// schedule leaves nothing to be chosen.
+func (o *oracle) schedule(keys string) string {
+	for _, plain := range []string{"sp = 1", "pp = 1", "dp = 1", "microbatch = 1", "subsequences = 1", "offload = none", "recompute = none", "strategy = sppo",
+		"mux = off", "zero = 0", "sp_mode = megatron", "virtual_stages = 1"} {
+		key, _, _ := strings.Cut(plain, " ")
+		if !slices.Contains(strings.Fields(keys), key) && !(key == "virtual_stages" && strings.Contains(keys, "order = layer")) {
+			keys += "\n  " + plain
+		}
+	}
+	return keys
+}
+
+func (o *oracle) check(t *testing.T, schedule string) {
+	t.Helper()
+	_, p, err := compile(o.spec(schedule))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, o.spec(schedule))
+	}
+	source := &drawnModel{p: p}
+	job, err := vm.Open(p, func(int) (vm.Device, error) { return cpu.New(nil), nil }, vm.Options{Tokens: source, Weights: source})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer job.Close()
+	for _, do := range []func() error{
+		func() error { return job.Init(t.Context()) },
+		func() error { return job.Load(context.Background(), "oracle") },
+	} {
+		if err := do(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := doubles(tensors(t, p, job, ir.RoleWeight))
+	step, err := job.Step(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	mean := 0.0
+	for _, row := range o.Losses {
+		for _, l := range row {
+			mean += l / float64(len(row)*len(o.Losses))
+		}
+	}
+	if math.Abs(step.Loss-mean) > oracleClose {
+		t.Errorf("the loss is %.6f, transformers has %.6f", step.Loss, mean)
+	}
+	o.checkGradients(t, tensors(t, p, job, ir.RoleGrad))
+	if len(p.Ranks) == 1 { // every token, by the maths that other tests hold our programs to
+		for i, row := range naive.TokenLosses(naiveModel(t, p), start, source.batch()) {
+			compareLosses(t, fmt.Sprint("sequence ", i), row, o.Losses[i])
+		}
+	}
+}
+
+func compareLosses(t *testing.T, what string, got, want []float64) {
+	t.Helper()
+	for i := range want {
+		if !(math.Abs(got[i]-want[i]) <= oracleClose) {
+			t.Errorf("%s: the loss of token %d is %.6f, transformers has %.6f", what, i, got[i], want[i])
+			return
+		}
+	}
+}
+
+// checkGradients estimates how far each tensor is from what transformers has: the dot product of a difference with a vector of signs has
+// the square of its norm as mean square.
+func (o *oracle) checkGradients(t *testing.T, grads map[string][]float32) {
+	t.Helper()
+	if len(grads) != len(o.Gradients) {
+		t.Errorf("%d tensors, transformers has %d", len(grads), len(o.Gradients))
+	}
+	for name, want := range o.Gradients {
+		if strings.HasSuffix(name, ".bk") && want[0] < 1e-6 {
+			continue // without rotation a key bias has no gradient but rounding
+		}
+		square := 0.0
+		for k, dot := range want[1:] {
+			draw := newDraw(fmt.Sprintf("%s#%d", name, k))
+			got := 0.0
+			for i, g := range grads[name] {
+				got += float64(g) * float64(int64(draw.at(i)&1)*2-1)
+			}
+			square += (got - dot) * (got - dot) / float64(len(want)-1)
+		}
+		if distance := math.Sqrt(square); !(distance <= oracleClose*want[0]+1e-9) {
+			t.Errorf("the gradient of %s is off by %.2g of its norm %.3g", name, distance/want[0], want[0])
+		}
+	}
+}
+
+// drawnModel gives weights and tokens as the script draws them.
+type drawnModel struct{ p *ir.Program }
+
+// oracleDraw draws by SplitMix64 from the FNV-1a hash of a name.
+type oracleDraw uint64
+
+func newDraw(name string) oracleDraw {
+	h := fnv.New64a()
+	h.Write([]byte(name))
+	return oracleDraw(h.Sum64())
+}
+
+// at is the i-th draw, of 24 bits.
+func (d oracleDraw) at(i int) uint64 {
+	z := uint64(d) + uint64(i+1)*0x9e3779b97f4a7c15
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return (z ^ z>>31) >> 40
+}
+
+// Describe implements vm.Weights.
+func (m *drawnModel) Describe() string { return "drawn by name" }
+
+// Read implements vm.Weights.
+func (m *drawnModel) Read(tensor string, row, col, rows, cols int64, out []float32) error {
+	width := int64(1)
+	for _, t := range m.p.Tensors {
+		if t.Name == tensor {
+			width = t.Shape[1]
+		}
+	}
+	shift := float32(0)
+	if strings.HasSuffix(tensor, "gamma") { // stored without the offset that the model adds
+		shift = 1 - float32(m.p.Model.NormOffset)
+	}
+	draw := newDraw(tensor)
+	for i := range out {
+		r, c := row+int64(i)/cols, col+int64(i)%cols
+		out[i] = float32(draw.at(int(r*width+c)))/(1<<24) - 0.5 + shift
+	}
+	return nil
+}
+
+// Tokens implements vm.Tokens.
+func (m *drawnModel) Tokens(_ ir.Section, _, sequence, position int64, out []int32, stride int) error {
+	draw := newDraw("tokens")
+	for i := 0; i < len(out); i += stride {
+		out[i] = int32(draw.at(int(sequence*(oracleSequence+1)+position)) % uint64(m.p.Run.Vocab))
+		position++
+	}
+	return nil
+}
+
+func (m *drawnModel) batch() [][]int32 {
+	tokens := make([][]int32, oracleBatch)
+	for s := range tokens {
+		tokens[s] = make([]int32, oracleSequence+1)
+		m.Tokens(ir.SectionStep, 1, int64(s), 0, tokens[s], 1)
+	}
+	return tokens
+}
