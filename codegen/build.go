@@ -178,7 +178,7 @@ func (l *layout) program(codes []ir.Code) *ir.Program {
 			LRDecay: t.LRDecay, Beta1: t.Optimizer.Beta1, Beta2: t.Optimizer.Beta2,
 			DataKind: t.Data.Kind, DataFiles: t.Data.Files, Holdout: t.Holdout,
 			DataOptions: (*ir.DataOptions)(t.Data.Options),
-			Rotations: plan.Graph().Rotations,
+			Rotations:   plan.Graph().Rotations,
 		},
 	}
 	if t.Validates() {
