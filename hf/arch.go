@@ -50,12 +50,12 @@ var architectures = []architecture{
 		defaults: with(map[string]any{"rms_norm_eps": 1e-5})},
 	{modelType: "smollm3", class: "SmolLM3ForCausalLM", family: "smollm3", read: (*Model).smollm, names: llamaNames,
 		defaults: with(map[string]any{"rope_theta": 2000000.0, "tie_word_embeddings": true, "num_key_value_heads": 4})},
-	{modelType: "gemma2", class: "Gemma2ForCausalLM", family: "gemma2", read: (*Model).gemma, names: gemmaNames,
+	{modelType: "gemma2", class: "Gemma2ForCausalLM", family: "gemma", read: (*Model).gemma, names: gemmaNames,
 		defaults: with(map[string]any{
 			"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true, "query_pre_attn_scalar": 256,
 			"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096, "vocab_size": 256000,
 		})},
-	{modelType: "gemma3_text", outer: "gemma3", class: "Gemma3ForCausalLM", family: "gemma3", read: (*Model).gemma, names: gemmaNames,
+	{modelType: "gemma3_text", outer: "gemma3", class: "Gemma3ForCausalLM", family: "gemma", read: (*Model).gemma, names: gemmaNames,
 		defaults: with(map[string]any{
 			"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true, "query_pre_attn_scalar": 256,
 			"sliding_window": 4096, "sliding_window_pattern": 6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
@@ -332,23 +332,17 @@ func (m *Model) smollm(c *config) {
 func (m *Model) gemma(c *config) {
 	m.decoder(c)
 	c.want("use_bidirectional_attention", false)
+	if m.arch.modelType != "gemma2" { // normalises queries and keys instead of limiting scores
+		m.set("qk_norm", "head", "model_type")
+	}
 	scalar := c.positive("query_pre_attn_scalar")
 	m.setNumber("attn_scale", 1/math.Sqrt(scalar), "1 / sqrt(query_pre_attn_scalar)")
 	for _, k := range []struct{ ours, theirs string }{{"attn_softcap", "attn_logit_softcapping"}, {"logit_softcap", "final_logit_softcapping"}} {
-		switch {
-		case c.has(k.theirs):
+		if c.has(k.theirs) {
 			m.setNumber(k.ours, c.positive(k.theirs), k.theirs)
-		case m.arch.defaults[k.theirs] != nil:
-			m.set(k.ours, "0", k.theirs)
 		}
 		c.skip(k.theirs)
 	}
-	scale := math.Sqrt(c.positive("hidden_size"))
-	from := "sqrt(hidden_size)"
-	if m.value("dtype") == "bf16" {
-		scale, from = bf16Of(scale), "sqrt(hidden_size), which is rounded as the weights are"
-	}
-	m.setNumber("embed_scale", scale, from)
 	every := int64(2)
 	key := "sliding_window_pattern"
 	if !c.has(key) && c.has("_"+key) {
@@ -362,16 +356,9 @@ func (m *Model) gemma(c *config) {
 	c.skip("layer_types")
 	if slices.Contains(types, slidingAttention) {
 		m.layerTypes(c, types, c.count("sliding_window"), from)
+	} else {
+		m.drop("rope_local_theta")
 	}
-}
-
-// bf16Of rounds to the nearest bf16.
-func bf16Of(v float64) float64 {
-	out, err := safetensors.Append(nil, []float32{float32(v)}, safetensors.BF16)
-	if err != nil {
-		panic("internal: " + err.Error())
-	}
-	return float64(math.Float32frombits(uint32(out[1])<<24 | uint32(out[0])<<16))
 }
 
 func (m *Model) gpt2(c *config) {

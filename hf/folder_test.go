@@ -336,6 +336,6 @@ func FuzzConfig(f *testing.F) {
 			return
 		}
 		model.Text()
-		_, _ = model.Lang(16)
+		_, _ = model.Lang(16, "")
 	})
 }

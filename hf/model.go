@@ -151,6 +151,11 @@ func nameOf(dir string, c *config) string {
 // set adds a key.
 func (m *Model) set(name, value, from string) { m.Keys = append(m.Keys, Key{name, value, from}) }
 
+// drop takes a key out again.
+func (m *Model) drop(name string) {
+	m.Keys = slices.DeleteFunc(m.Keys, func(k Key) bool { return k.Name == name })
+}
+
 func (m *Model) setCount(name string, v int64, from string) {
 	m.set(name, strconv.FormatInt(v, 10), from)
 }
@@ -205,10 +210,15 @@ func (m *Model) Spec(cluster, arguments, sequence string) string {
 		cluster, m.Text(), cluster, arguments, sequence)
 }
 
-// Lang is the model as the language has it, for sequences of that many tokens.
-func (m *Model) Lang(sequence int64) (lang.Model, error) {
+// Lang is the model as the language has it, for sequences of that many tokens and with weights of the type, f32 or bf16; an empty
+// one is the config's.
+func (m *Model) Lang(sequence int64, dtype string) (lang.Model, error) {
+	var set []string
+	if dtype != "" {
+		set = []string{"model.dtype=" + dtype}
+	}
 	text := m.Spec("local", "", strconv.FormatInt(sequence, 10))
-	spec, err := lang.Parse(filepath.Join(m.Dir, ConfigFile), []byte(text), lang.Options{Shipped: examples.Shipped})
+	spec, err := lang.Parse(filepath.Join(m.Dir, ConfigFile), []byte(text), lang.Options{Shipped: examples.Shipped, Set: set})
 	if err != nil {
 		return lang.Model{}, err
 	}

@@ -3,6 +3,7 @@
 
     python3 -m venv venv && venv/bin/pip install torch transformers safetensors
     venv/bin/python bench/peers/hub_models.py hf/testdata/models
+    venv/bin/python bench/peers/hub_models.py --measure FOLDER...    # print expected.json of each
 
 Each folder holds config.json, the weights and expected.json: tokens, the loss of each token after the first, their mean and the
 norm of its gradient over all parameters, computed in f32. Sizes are odd: heads whose width is not hidden / heads, one head of keys and
@@ -45,6 +46,10 @@ MODELS = [
             long_factor=[1.0, 2.0, 4.0])), "bfloat16", None),
     ("olmo2", hub.Olmo2Config, dict(SMALL, num_key_value_heads=2), "bfloat16", None),
     ("smollm3", hub.SmolLM3Config, dict(SMALL, num_hidden_layers=4), "bfloat16", None),
+    ("gemma2-full", hub.Gemma2Config, dict(GEMMA, layer_types=["full_attention"] * 3, attn_logit_softcapping=None), "bfloat16", None),
+    ("gemma3-full", hub.Gemma3TextConfig, dict(GEMMA, layer_types=["full_attention"] * 3, rope_parameters=dict(
+        sliding_attention=dict(rope_type="default", rope_theta=10000.0),
+        full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0))), "bfloat16", None),
     ("gemma2", hub.Gemma2Config, GEMMA, "bfloat16", None),
     ("gemma3", hub.Gemma3TextConfig, dict(GEMMA, num_hidden_layers=7, rope_parameters=dict(
         sliding_attention=dict(rope_type="default", rope_theta=10000.0),
@@ -87,4 +92,8 @@ def main(out):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[1] == "--measure":
+        for folder in sys.argv[2:]:
+            print(json.dumps(expected(folder)))
+    else:
+        main(sys.argv[1])

@@ -45,7 +45,7 @@ func (f *runFlags) openWeights(p *ir.Program) (*hf.Weights, error) {
 
 // sameModel compares the model of a folder with that of a program or a checkpoint, which may store it as another type.
 func sameModel(model *hf.Model, other *ir.Model, sequence int64, whose string) error {
-	l, err := model.Lang(sequence)
+	l, err := model.Lang(sequence, other.DType)
 	var d lang.Diagnostics
 	if errors.As(err, &d) {
 		return fmt.Errorf("%s: %w", model.Dir, d[0])
@@ -54,7 +54,6 @@ func sameModel(model *hf.Model, other *ir.Model, sequence int64, whose string) e
 		return err
 	}
 	mine := ir.Model(l)
-	mine.DType = other.DType
 	if a, b := mine.Difference(other); a != "" {
 		return fmt.Errorf("%s is another model than %s: it has %s, where %s has %s", model.Dir, whose, a, whose, b)
 	}
