@@ -13,8 +13,9 @@ import (
 // overlap. The label of a window's last token is the first token of the next.
 type Split struct {
 	run    ir.Run
-	text   []byte
-	repeat int64 // every window is this one; -1: they follow each other
+	tokens int64                                            // of the split
+	read   func(first int64, out []int32, stride int) error // of its tokens from one on
+	repeat int64                                            // every window is this one; -1: they follow each other
 }
 
 // Names of splits.
@@ -28,42 +29,86 @@ const (
 var SplitNames = []string{SplitAll, SplitTrain, SplitValidation}
 
 // OpenSplit opens a part of the data set of a run. Relative files start from dir. holdout is the share of the data that is
-// held out for validation.
+// held out for validation. Tokens are read in the order of the files, whatever the run does.
 func OpenSplit(run *ir.Run, dir, split string, holdout float64) (*Split, error) {
-	if run.DataKind != "text" {
-		return nil, fmt.Errorf("data of kind %q has no end that an evaluation could reach; use text", run.DataKind)
+	s := &Split{run: *run, repeat: -1}
+	var err error
+	switch run.DataKind {
+	case "text":
+		err = s.openText(dir)
+	case "tokens":
+		err = s.openCorpus(dir)
+	default:
+		err = fmt.Errorf("data of kind %q has no end that an evaluation could reach; use text or tokens", run.DataKind)
 	}
-	files, err := expand(run.DataFiles, dir)
 	if err != nil {
 		return nil, err
 	}
-	text, err := concatenate(files)
-	if err != nil {
-		return nil, err
-	}
-	if len(text) == 0 {
-		return nil, errors.New("the data is empty")
-	}
-	if highest := slices.Max(text); int(highest) >= run.Vocab {
-		return nil, fmt.Errorf("the data has byte %d, outside a vocabulary of %d; 256 covers every text", highest, run.Vocab)
-	}
-	held := int(float64(len(text)) * holdout)
-	s := &Split{run: *run, text: text, repeat: -1}
+	held, all := int64(float64(s.tokens)*holdout), s.read
 	switch split {
 	case SplitTrain:
-		s.text = text[:len(text)-held]
+		s.tokens -= held
 	case SplitValidation:
-		s.text = text[len(text)-held:]
+		start := s.tokens - held
+		s.tokens = held
+		s.read = func(first int64, out []int32, stride int) error { return all(start+first, out, stride) }
 	}
 	if windows, _ := s.Windows(); windows == 0 {
-		return nil, fmt.Errorf("the split %s has %d tokens, fewer than the %d of one sequence and its last label", split, len(s.text), run.Sequence+1)
+		return nil, fmt.Errorf("the split %s has %d tokens, fewer than the %d of one sequence and its last label", split, s.tokens, run.Sequence+1)
 	}
 	return s, nil
 }
 
+func (s *Split) openText(dir string) error {
+	files, err := expand(s.run.DataFiles, dir)
+	if err != nil {
+		return err
+	}
+	text, err := concatenate(files)
+	if err != nil {
+		return err
+	}
+	if len(text) == 0 {
+		return errors.New("the data is empty")
+	}
+	if highest := slices.Max(text); int(highest) >= s.run.Vocab {
+		return fmt.Errorf("the data has byte %d, outside a vocabulary of %d; 256 covers every text", highest, s.run.Vocab)
+	}
+	s.tokens = int64(len(text))
+	s.read = func(first int64, out []int32, stride int) error {
+		for i := 0; i < len(out); i += stride {
+			out[i] = int32(text[first])
+			first++
+		}
+		return nil
+	}
+	return nil
+}
+
+// openCorpus opens a corpus as one stream. A window of one token that starts anywhere gives access to all of it.
+func (s *Split) openCorpus(dir string) error {
+	run := s.run
+	if run.DataOptions == nil {
+		return errors.New("data of tokens without options")
+	}
+	if len(run.DataOptions.Weights) > 0 {
+		return errors.New("a mixture with weights is no one stream of tokens; evaluate its parts one at a time")
+	}
+	options := *run.DataOptions
+	options.Shuffle = false
+	run.DataOptions, run.Sequence, run.Holdout, run.EvalBatch = &options, 1, 0, 0
+	data, err := newTokenData(&run, dir)
+	if err != nil {
+		return err
+	}
+	s.tokens = data.corpus.Tokens()
+	s.read = func(first int64, out []int32, stride int) error { return data.corpus.Train(first, 0, out, stride) }
+	return nil
+}
+
 // Windows returns the number of whole windows, and how many tokens after the last have no place in one.
 func (s *Split) Windows() (windows, rest int64) {
-	labelled := max(0, int64(len(s.text))-1)
+	labelled := max(0, s.tokens-1)
 	return labelled / s.run.Sequence, labelled % s.run.Sequence
 }
 
@@ -77,12 +122,7 @@ func (s *Split) Tokens(_ ir.Section, round, sequence, position int64, out []int3
 	if s.repeat >= 0 {
 		window = s.repeat
 	}
-	at := window*s.run.Sequence + position
-	for i := 0; i < len(out); i += stride {
-		out[i] = int32(s.text[at])
-		at++
-	}
-	return nil
+	return s.read(window*s.run.Sequence+position, out, stride)
 }
 
 // Evaluate returns the mean loss over all windows of the split that the job was opened with, and calls each after every section

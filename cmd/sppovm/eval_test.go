@@ -49,8 +49,15 @@ func TestEvalIsTheLossOfSteps(t *testing.T) {
 		}
 		sum += step
 	}
+	var flat []byte
+	for _, b := range text {
+		flat = append(flat, b, 0)
+	}
+	if err := os.WriteFile("all.bin", flat, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	for _, how := range []string{
-		"", "schedule.sp=1 schedule.pp=2 schedule.dp=2 train.batch=2",
+		"", `train.data=tokens("all.bin",type=uint16,shuffle=on)`, "schedule.sp=1 schedule.pp=2 schedule.dp=2 train.batch=2",
 		"schedule.sp=1 schedule.pp=1 schedule.dp=4 train.batch=4", "train.holdout=0.1 train.eval_batch=3",
 		"schedule.sp=4 schedule.pp=1 schedule.sp_mode=ring schedule.align=8",
 	} {
