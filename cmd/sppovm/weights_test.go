@@ -3,10 +3,12 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
 	"sppo.dev/vm"
 )
 
@@ -74,5 +76,43 @@ func TestProcessesWithOtherWeights(t *testing.T) {
 	end(t, all)
 	if text := all[0].errs.String(); all[0].code != cli.Failed || !strings.Contains(text, "process 1 reads other weights than process 0") {
 		t.Errorf("exit %d\n%s", all[0].code, text)
+	}
+}
+
+// A program without masters cannot hold the values of an f32 folder exactly: that wants --cast.
+func TestRoundingWeightsWantsCast(t *testing.T) {
+	inBase(t)
+	jobOf(t)
+	sppovm(t, t.Context(), "run", "job.sppo", "--weights", "hub", "--steps", "0", "-q", "--save", "start.ckpt")
+	sppovm(t, t.Context(), "export", "start.ckpt", "-o", "wide", "--dtype", "f32")
+	job, err := cli.OpenProgram("job.sppo", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		folder  string
+		masters bool
+		cast    bool
+		want    string
+	}{
+		{"wide", true, false, ""}, {"hub", false, false, ""}, {"wide", false, true, ""},
+		{"wide", false, false, "the program holds embed as bf16 alone, which rounds the folder's values: --cast permits that"},
+	} {
+		p := *job.Program
+		p.Codes = slices.Clone(p.Codes)
+		for i := range p.Codes {
+			states := slices.Clone(p.Codes[i].States)
+			p.Codes[i].States = slices.DeleteFunc(states, func(s ir.State) bool { return !c.masters && s.Role == ir.RoleMaster })
+		}
+		f := runFlags{weights: c.folder, cast: c.cast}
+		w, err := f.openWeights(&p)
+		switch {
+		case c.want == "" && err != nil:
+			t.Errorf("%+v: %v", c, err)
+		case c.want == "":
+			w.Close()
+		case err == nil || !strings.Contains(err.Error(), c.want) || cli.ExitCode(err) != cli.BadInput:
+			t.Errorf("%+v: %v", c, err)
+		}
 	}
 }
