@@ -95,11 +95,11 @@ func (m *Manifest) Write(dir string) error {
 	if err != nil {
 		return err
 	}
-	return replace(filepath.Join(dir, ManifestName), append(text, '\n'))
+	return Replace(filepath.Join(dir, ManifestName), append(text, '\n'))
 }
 
-// replace writes a file under another name, then renames it.
-func replace(name string, data []byte) error {
+// Replace writes a file under another name, then renames it: name has all of data, or what was there before.
+func Replace(name string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(name), ".tmp-*")
 	if err != nil {
 		return err

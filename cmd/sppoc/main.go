@@ -11,6 +11,7 @@
 //	trace.go    trace
 //	view.go     view; the page is in page/
 //	svg.go      figures for print
+//	tokenize.go train-tokenizer, tokenize
 //	diff.go     diff, and lines.go the comparison of texts
 //	manual.go   the manual page of the language
 //
@@ -155,6 +156,27 @@ var app = cli.App{
 			Examples: []string{
 				"sppoc trace examples/tiny.sppo -o tiny.json",
 				"sppoc trace examples/paper/gpt-7b-512k.sppo -o 7b.json --ranks stages",
+			},
+		},
+		{
+			Name: "train-tokenizer", Args: "IN... -o DIR [--vocab N]", MinArgs: 1, MaxArgs: -1, Setup: trainTokenizer,
+			Doc: "make a byte-level BPE tokenizer from text",
+			Details: "INs are files or folders as for tokenize. DIR gets tokenizer.json and tokenizer_config.json, which Hugging Face's\n" +
+				"libraries read too. Text is split as for Llama-3; the vocabulary has all bytes, so every text can be tokenized. The\n" +
+				"token 0, <|endoftext|>, ends documents.",
+			Examples: []string{"sppoc train-tokenizer corpus/ -o tokenizer --vocab 32768"},
+		},
+		{
+			Name: "tokenize", Args: "IN... -o DIR --tokenizer DIR|FILE [--field NAME] [--append-eos]", MinArgs: 1, MaxArgs: -1, Setup: tokenize,
+			Doc: "tokenize text, jsonl and parquet into a folder for data = tokens(...)",
+			Details: "INs are files, or folders with files at any depth. By its name a file is jsonl (.jsonl, .ndjson), parquet (.parquet)\n" +
+				"or text, one document a file; .gz and .zst are decompressed. Token IDs are those of Hugging Face's tokenizers, without\n" +
+				"special tokens around a document.\n\n" +
+				"DIR gets flat files of little-endian tokens, the lengths of the documents, and manifest.json, which is written last.\n" +
+				"A run that was stopped goes on when it is started again; the result is the same, also for any number of --workers.",
+			Examples: []string{
+				"sppoc tokenize corpus/ -o tokens --tokenizer tokenizer --append-eos",
+				"sppoc tokenize data/*.jsonl.zst -o tokens --tokenizer Llama-3.1-8B --field content",
 			},
 		},
 		{Name: "passes", Setup: listPasses, Doc: "list the passes in the order in which they run"},

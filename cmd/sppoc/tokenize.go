@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/corpus/prepare"
+	"sppo.dev/tokenizer"
+)
+
+func tokenize(flags *pflag.FlagSet) cli.Action {
+	var job prepare.Job
+	flags.StringVarP(&job.Dir, "output", "o", "", "write the tokens into this folder")
+	from := flags.String("tokenizer", "", "tokenizer.json, SentencePiece model, or a folder that has one")
+	flags.StringVar(&job.Field, "field", "text", "field of jsonl, or column of parquet, that has the text")
+	eos := flags.Bool("append-eos", false, "append the end-of-sequence token to each document")
+	token := flags.String("eos", "", "the end-of-sequence token, where the tokenizer's folder does not name it")
+	flags.IntVar(&job.Workers, "workers", 0, "tokenize with this many threads; 0: one for each processor")
+	return func(env *cli.Env, args []string) (err error) {
+		if job.Dir == "" || *from == "" {
+			return cli.Usagef("tokenize: give the output folder with -o and the tokenizer with --tokenizer")
+		}
+		if job.Tokenizer, err = tokenizer.Open(*from); err != nil {
+			return cli.Wrong(err)
+		}
+		if job.EOS, err = endToken(job.Tokenizer, *from, *eos, *token); err != nil {
+			return err
+		}
+		if job.Inputs, err = prepare.Inputs(args); err != nil {
+			return cli.Wrong(err)
+		}
+		bar := newBar(env)
+		job.Progress = func(p prepare.Progress) {
+			bar.show(p.Read, p.Size, cli.Short(float64(p.Tokens))+" tokens")
+		}
+		m, err := job.Run(env.Context)
+		bar.end()
+		if err != nil {
+			return stoppedOr(err, "the same command goes on from the last whole shard")
+		}
+		fmt.Fprintf(env.Stdout, "%s: %d tokens of type %s in %d documents\n", job.Dir, m.Tokens, m.Type, m.Documents)
+		fmt.Fprintf(env.Stdout, "a spec reads them by: data = tokens(%q), with model.vocab = %d or more\n", job.Dir, m.Vocab)
+		return nil
+	}
+}
+
+// endToken is the token that ends a document; -1 where none is asked for.
+func endToken(tok *tokenizer.Tokenizer, from string, wanted bool, name string) (int64, error) {
+	if name != "" {
+		id, ok := tok.ID(name)
+		if !ok {
+			return -1, cli.Usagef("--eos %s: %s has no such token", name, from)
+		}
+		return int64(id), nil
+	}
+	if !wanted {
+		return -1, nil
+	}
+	id, ok := tok.EOS()
+	if !ok {
+		return -1, cli.Usagef("--append-eos: %s does not name the end-of-sequence token: give it with --eos", from)
+	}
+	return int64(id), nil
+}
+
+func trainTokenizer(flags *pflag.FlagSet) cli.Action {
+	var job prepare.Training
+	flags.StringVarP(&job.Dir, "output", "o", "", "write the tokenizer into this folder")
+	flags.IntVar(&job.Vocab, "vocab", 32768, "tokens of the vocabulary")
+	flags.StringVar(&job.Field, "field", "text", "field of jsonl, or column of parquet, that has the text")
+	limit := flags.Int64("limit", 1024, "MiB of text that are read at most; 0: all")
+	flags.IntVar(&job.Workers, "workers", 0, "count with this many threads; 0: one for each processor")
+	return func(env *cli.Env, args []string) (err error) {
+		if job.Dir == "" {
+			return cli.Usagef("train-tokenizer: give the output folder with -o")
+		}
+		if job.Inputs, err = prepare.Inputs(args); err != nil {
+			return cli.Wrong(err)
+		}
+		job.Limit = *limit << 20
+		bar := newBar(env)
+		job.Counted = func(read, size int64) { bar.show(read, size, "counted") }
+		job.Merged = func(tokens int) { bar.show(int64(tokens), int64(job.Vocab), "tokens made") }
+		result, err := job.Run(env.Context)
+		bar.end()
+		if err != nil {
+			return stoppedOr(err, "nothing was written")
+		}
+		if !result.Whole {
+			fmt.Fprintf(env.Stderr, "%s: %d MiB of text were read, the rest was left out: --limit 0 reads all\n", env.Name, result.Text>>20)
+		}
+		if result.Vocab < job.Vocab {
+			fmt.Fprintf(env.Stderr, "%s: the text has no more pairs that occur twice: the vocabulary has %d tokens\n", env.Name, result.Vocab)
+		}
+		fmt.Fprintf(env.Stdout, "%s: %d tokens from %d bytes of text, %d different words\n", job.Dir, result.Vocab, result.Text, result.Words)
+		return nil
+	}
+}
+
+// stoppedOr tells a job that the user stopped from one that failed, and wrong input from a failure.
+func stoppedOr(err error, how string) error {
+	var path *fs.PathError
+	switch {
+	case errors.Is(err, context.Canceled):
+		return fmt.Errorf("stopped: %s", how)
+	case errors.As(err, &path):
+		return err
+	}
+	return cli.Wrong(err)
+}
+
+// bar is one line on a terminal that is written over.
+type bar struct {
+	to    io.Writer // nil: no terminal
+	began time.Time
+	shown time.Time
+}
+
+func newBar(env *cli.Env) *bar {
+	b := &bar{began: time.Now()}
+	if cli.IsTerminal(env.Stderr) {
+		b.to = env.Stderr
+	}
+	return b
+}
+
+func (b *bar) show(done, all int64, what string) {
+	if b.to == nil || time.Since(b.shown) < 100*time.Millisecond {
+		return
+	}
+	b.shown = time.Now()
+	share := float64(done) / float64(max(1, all))
+	left := ""
+	if took := time.Since(b.began); share > 0.01 {
+		left = fmt.Sprintf(", %s left", time.Duration(float64(took)*(1-share)/share).Round(time.Second))
+	}
+	fmt.Fprintf(b.to, "\r%5.1f%%  %s%s\x1b[K", 100*share, what, left)
+}
+
+func (b *bar) end() {
+	if b.to != nil && !b.shown.IsZero() {
+		fmt.Fprint(b.to, "\r\x1b[K")
+	}
+}

@@ -1,0 +1,219 @@
+package prepare
+
+import (
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	kgzip "github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"github.com/parquet-go/parquet-go"
+
+	"sppo.dev/corpus"
+)
+
+// Input is a file with documents: text, or by its name jsonl or parquet; .gz and .zst are decompressed.
+type Input struct {
+	Name     string
+	size     int64
+	modified int64 // nanoseconds
+}
+
+// Inputs finds the files that paths name: a folder stands for all files in it and below, but hidden ones, in the order
+// of their names.
+func Inputs(paths []string) ([]Input, error) {
+	var out []Input
+	seen := map[string]bool{}
+	add := func(name string) error {
+		info, err := os.Stat(name)
+		switch {
+		case err != nil:
+			return err
+		case !info.Mode().IsRegular():
+			return fmt.Errorf("%s: it is no regular file", name)
+		case seen[name]:
+			return nil
+		}
+		seen[name] = true
+		out = append(out, Input{name, info.Size(), info.ModTime().UnixNano()})
+		return nil
+	}
+	for _, path := range paths {
+		info, err := os.Stat(path)
+		if err == nil && !info.IsDir() {
+			err = add(path)
+		} else if err == nil {
+			err = walk(path, add)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if len(out) == 0 {
+		return nil, errors.New("there are no files in the folders")
+	}
+	return out, nil
+}
+
+func walk(dir string, add func(string) error) error {
+	return filepath.WalkDir(dir, func(name string, entry fs.DirEntry, err error) error {
+		hidden := strings.HasPrefix(entry.Name(), ".") && name != dir
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && hidden:
+			return fs.SkipDir
+		case entry.IsDir() || hidden || !entry.Type().IsRegular():
+			return nil
+		}
+		return add(name)
+	})
+}
+
+// unchanged reports an error if the file is not the one that was found.
+func (in *Input) unchanged() error {
+	info, err := os.Stat(in.Name)
+	if err == nil && (info.Size() != in.size || info.ModTime().UnixNano() != in.modified) {
+		err = errors.New("the file changed while it was read")
+	}
+	return err
+}
+
+// counter counts what was read of a file.
+type counter struct {
+	file *os.File
+	read int64
+}
+
+func (c *counter) Read(b []byte) (int, error) {
+	n, err := c.file.Read(b)
+	c.read += int64(n)
+	return n, err
+}
+
+// each calls yield for every document with the bytes of the file that were read so far.
+func (in *Input) each(field string, yield func(d corpus.Document, read int64) error) error {
+	f, err := os.Open(in.Name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if strings.HasSuffix(in.Name, ".parquet") {
+		return in.parquet(f, field, yield)
+	}
+	c := &counter{file: f}
+	r, name, err := decompressed(c, in.Name)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	give := func(d corpus.Document) error { return yield(d, c.read) }
+	if ext := filepath.Ext(name); ext == ".jsonl" || ext == ".ndjson" {
+		return corpus.Lines(r, field, give)
+	}
+	return corpus.Text(r, give)
+}
+
+// decompressed opens what a name's ending says, and returns the name without it.
+func decompressed(c *counter, name string) (io.ReadCloser, string, error) {
+	switch ext := filepath.Ext(name); ext {
+	case ".gz":
+		r, err := kgzip.NewReader(c)
+		if errors.Is(err, gzip.ErrHeader) {
+			err = errors.New("it does not begin as a gzip file")
+		}
+		return r, strings.TrimSuffix(name, ext), err
+	case ".zst":
+		// One goroutine: the workers have the others. The window is bounded, or a file could ask for any memory.
+		r, err := zstd.NewReader(c, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20))
+		if err != nil {
+			return nil, "", err
+		}
+		return r.IOReadCloser(), strings.TrimSuffix(name, ext), nil
+	}
+	return io.NopCloser(c), name, nil
+}
+
+// parquet reads a column of texts. Absent values are no documents.
+func (in *Input) parquet(f *os.File, field string, yield func(d corpus.Document, read int64) error) (err error) {
+	row := int64(0)
+	defer func() {
+		if r := recover(); r != nil { // which a damaged file makes the library do
+			err = fmt.Errorf("row %d: the file is damaged: %v", row, r)
+		}
+	}()
+	file, err := parquet.OpenFile(f, in.size, parquet.SkipPageIndex(true), parquet.SkipBloomFilters(true))
+	if err != nil {
+		return err
+	}
+	column, ok := file.Schema().Lookup(field)
+	if !ok {
+		var names []string
+		for _, path := range file.Schema().Columns() {
+			names = append(names, strings.Join(path, "."))
+		}
+		slices.Sort(names)
+		return fmt.Errorf("there is no column %q: it has %s", field, strings.Join(names[:min(len(names), 20)], ", "))
+	}
+	if kind := column.Node.Type().Kind(); kind != parquet.ByteArray || column.MaxRepetitionLevel > 0 {
+		return fmt.Errorf("column %q is not a text", field)
+	}
+	done := int64(0)
+	for _, group := range file.RowGroups() {
+		chunk := group.ColumnChunks()[column.ColumnIndex]
+		n := max(1, group.NumRows())
+		start := row
+		err := eachValue(chunk, func(v parquet.Value) error {
+			row++
+			if v.IsNull() {
+				return nil
+			}
+			at := min(in.size, (done+(row-start))*in.size/max(1, file.NumRows()))
+			return yield(corpus.Document{Text: string(v.ByteArray()), Ends: true}, at)
+		})
+		if err != nil {
+			return fmt.Errorf("row %d: %w", row, err)
+		}
+		done += n
+	}
+	return nil
+}
+
+func eachValue(chunk parquet.ColumnChunk, f func(parquet.Value) error) error {
+	pages := chunk.Pages()
+	defer pages.Close()
+	buf := make([]parquet.Value, 256)
+	for {
+		page, err := pages.ReadPage()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		values := page.Values()
+		for {
+			n, err := values.ReadValues(buf)
+			for _, v := range buf[:n] {
+				if err := f(v); err != nil {
+					parquet.Release(page)
+					return err
+				}
+			}
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				parquet.Release(page)
+				return err
+			}
+		}
+		parquet.Release(page)
+	}
+}

@@ -1,0 +1,202 @@
+// Package prepare makes corpora: it tokenizes files of text, jsonl and parquet, plain or compressed, into a folder that
+// package corpus reads, and trains tokenizers.
+//
+//	prepare.go   a job: what goes in, what comes out, and how it goes on after it was stopped
+//	pipeline.go  one reader, several workers, one writer in order
+//	shard.go     two files and their record
+//	input.go     documents in files of any form
+//	train.go     counts words for a tokenizer
+package prepare
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"sppo.dev/corpus"
+	"sppo.dev/tokenizer"
+)
+
+// Job tokenizes files into a folder. What the folder has at the end depends on the files, the tokenizer and the options
+// of the job, not on Workers nor on how often it was stopped and run again.
+type Job struct {
+	Inputs    []Input
+	Dir       string
+	Tokenizer *tokenizer.Tokenizer
+	Field     string // of jsonl and parquet
+	EOS       int64  // token after each document; -1: none
+	Workers   int    // 0: one for each processor
+	ShardText int64  // bytes of text after which a shard ends, at the end of a document; 0: 256 MiB
+
+	Progress func(Progress) // called now and then, from one goroutine; nil: nobody listens
+	pace     time.Duration  // between calls of it; 0: 100 ms
+}
+
+// Progress is how far a job is.
+type Progress struct {
+	Read, Size int64 // bytes of the files, as they lie
+	Text       int64 // bytes of text tokenized by this run
+	Tokens     int64 // that the shards have
+}
+
+const shardText = 256 << 20
+
+// Run tokenizes what is missing and returns the manifest, which it writes last. When it is stopped, the shards that are
+// whole stay, and the next Run goes on after them.
+func (j *Job) Run(ctx context.Context) (*corpus.Manifest, error) {
+	if j.Workers <= 0 {
+		j.Workers = runtime.GOMAXPROCS(0)
+	}
+	if j.ShardText <= 0 {
+		j.ShardText = shardText
+	}
+	if j.pace == 0 {
+		j.pace = 100 * time.Millisecond
+	}
+	if err := os.MkdirAll(j.Dir, 0o777); err != nil {
+		return nil, err
+	}
+	m := j.manifest()
+	if err := j.begin(m); err != nil {
+		return nil, err
+	}
+	records, err := (&run{Job: j}).all(ctx)
+	if err != nil && len(records) == 0 { // nothing to go on from
+		err = errors.Join(err, os.Remove(filepath.Join(j.Dir, jobName)))
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range records {
+		m.Shards = append(m.Shards, r.Shard)
+		m.Tokens += r.Tokens
+		m.Documents += r.Documents
+		m.Highest = max(m.Highest, r.Highest)
+	}
+	if m.Tokens == 0 {
+		return nil, errors.New("there is no text in the files")
+	}
+	if err := m.Write(j.Dir); err != nil {
+		return nil, err
+	}
+	return m, j.clean()
+}
+
+func (j *Job) manifest() *corpus.Manifest {
+	m := &corpus.Manifest{Type: "uint16", Highest: -1, Tokenizer: j.Tokenizer.Hash(), Vocab: j.Tokenizer.Size(), EOS: j.EOS, Field: j.Field}
+	if j.width() == 4 {
+		m.Type = "uint32"
+	}
+	return m
+}
+
+// width is the bytes of a token.
+func (j *Job) width() int {
+	if j.Tokenizer.Size() > 1<<16 {
+		return 4
+	}
+	return 2
+}
+
+// jobName is the file that says which job a folder belongs to while it is not whole.
+const jobName = "job.json"
+
+// identity is what must be the same for a job to go on.
+type identity struct {
+	Tokenizer string   `json:"tokenizer"`
+	Field     string   `json:"field"`
+	EOS       int64    `json:"eos"`
+	ShardText int64    `json:"shard_text"`
+	Inputs    []string `json:"inputs"` // a hash of each one's name, size and time
+	names     []string
+}
+
+func (j *Job) identity() identity {
+	id := identity{Tokenizer: j.Tokenizer.Hash(), Field: j.Field, EOS: j.EOS, ShardText: j.ShardText}
+	for _, in := range j.Inputs {
+		sum := sha256.Sum256(fmt.Appendf(nil, "%q %d %d", in.Name, in.size, in.modified))
+		id.Inputs = append(id.Inputs, hex.EncodeToString(sum[:8]))
+		id.names = append(id.names, in.Name)
+	}
+	return id
+}
+
+// begin sees that the folder is new or this job's.
+func (j *Job) begin(m *corpus.Manifest) error {
+	if _, err := os.Lstat(filepath.Join(j.Dir, corpus.ManifestName)); err == nil {
+		return fmt.Errorf("%s: there is a whole corpus in it: remove it first, or write to another folder", j.Dir)
+	}
+	mine := j.identity()
+	path := filepath.Join(j.Dir, jobName)
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		entries, err := os.ReadDir(j.Dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if !strings.HasPrefix(e.Name(), ".") {
+				return fmt.Errorf("%s: the folder is not empty: it has %s", j.Dir, e.Name())
+			}
+		}
+		return writeJSON(path, mine)
+	}
+	if err != nil {
+		return err
+	}
+	var theirs identity
+	if err := json.Unmarshal(data, &theirs); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	other := ""
+	switch {
+	case theirs.Tokenizer != mine.Tokenizer:
+		other = "with another tokenizer"
+	case theirs.Field != mine.Field || theirs.EOS != mine.EOS || theirs.ShardText != mine.ShardText:
+		other = "with other options"
+	case len(theirs.Inputs) != len(mine.Inputs):
+		other = fmt.Sprintf("of %d files rather than %d", len(theirs.Inputs), len(mine.Inputs))
+	case !slices.Equal(theirs.Inputs, mine.Inputs):
+		i := slices.IndexFunc(mine.Inputs, func(s string) bool { return !slices.Contains(theirs.Inputs, s) })
+		other = fmt.Sprintf("before %s changed", mine.names[max(0, i)])
+	}
+	if other != "" {
+		return fmt.Errorf("%s: the unfinished corpus in it was begun %s: remove it first, or write to another folder", j.Dir, other)
+	}
+	return j.removeTemporaries()
+}
+
+func (j *Job) removeTemporaries() error {
+	names, err := filepath.Glob(filepath.Join(j.Dir, "*"+temporary))
+	for _, name := range names {
+		err = errors.Join(err, os.Remove(name))
+	}
+	return err
+}
+
+// clean removes what only an unfinished job needs.
+func (j *Job) clean() error {
+	names, err := filepath.Glob(filepath.Join(j.Dir, "*"+recordEnding))
+	for _, name := range append(names, filepath.Join(j.Dir, jobName)) {
+		err = errors.Join(err, os.Remove(name))
+	}
+	return err
+}
+
+func writeJSON(path string, value any) error {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	return corpus.Replace(path, append(text, '\n'))
+}

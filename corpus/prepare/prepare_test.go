@@ -1,0 +1,368 @@
+package prepare
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	kgzip "github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"github.com/parquet-go/parquet-go"
+
+	"github.com/google/go-cmp/cmp"
+	"sppo.dev/corpus"
+	"sppo.dev/tokenizer"
+)
+
+func open(t *testing.T, name string) *tokenizer.Tokenizer {
+	t.Helper()
+	tok, err := tokenizer.Open(filepath.Join("..", "..", "tokenizer", "testdata", "reference", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok
+}
+
+// row is what jsonl and parquet have.
+type row struct {
+	ID   int     `json:"id" parquet:"id"`
+	Text *string `json:"text" parquet:"text,optional"`
+}
+
+// inputs writes documents by lot in every form and returns the folder and the documents in its order.
+func inputs(t *testing.T, r *rand.Rand) (string, []string) {
+	t.Helper()
+	dir := t.TempDir()
+	var all []string
+	words := strings.Fields("the of 12 naïve 你好 return x, <tool> word \n ... 🙂")
+	text := func() string {
+		var b strings.Builder
+		for range r.IntN(60) {
+			b.WriteString(words[r.IntN(len(words))] + []string{" ", "  ", "\n"}[r.IntN(3)])
+		}
+		return b.String()
+	}
+	put := func(name string, data []byte) {
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lines := func() []byte {
+		var b bytes.Buffer
+		for i := range 20 + r.IntN(40) {
+			s := text()
+			all = append(all, s)
+			line, _ := json.Marshal(row{i, &s})
+			b.Write(append(line, '\n'))
+		}
+		return b.Bytes()
+	}
+	put("a.jsonl", lines())
+	var z bytes.Buffer
+	w := kgzip.NewWriter(&z)
+	w.Write(lines())
+	w.Close()
+	put("b.jsonl.gz", z.Bytes())
+	s, _ := zstd.NewWriter(nil)
+	put("c.jsonl.zst", s.EncodeAll(lines(), nil))
+	var rows []row
+	for i := range 20 + r.IntN(40) {
+		s := text()
+		if i%7 == 3 {
+			rows = append(rows, row{ID: i})
+			continue
+		}
+		all = append(all, s)
+		rows = append(rows, row{i, &s})
+	}
+	var p bytes.Buffer
+	pw := parquet.NewGenericWriter[row](&p, parquet.MaxRowsPerRowGroup(10), parquet.Compression(&parquet.Zstd))
+	if _, err := pw.Write(rows); err != nil {
+		t.Fatal(err)
+	}
+	pw.Close()
+	put("d.parquet", p.Bytes())
+	for _, name := range []string{"e.txt", "f.md"} {
+		one := text()
+		all = append(all, one)
+		put(name, []byte(one))
+	}
+	return dir, all
+}
+
+func jobOf(t *testing.T, in, out string, tok *tokenizer.Tokenizer, workers int) *Job {
+	t.Helper()
+	files, err := Inputs([]string{in})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Job{Inputs: files, Dir: out, Tokenizer: tok, Field: "text", EOS: 1, Workers: workers, ShardText: 2000, pace: 1}
+}
+
+// contents is all that a folder has.
+func contents(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			var data []byte
+			data, err = os.ReadFile(name)
+			out[strings.TrimPrefix(name, dir)] = string(data)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// The result is the tokens of every document in order, whatever the number of workers, and however often it was stopped.
+func TestJob(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	tok := open(t, "qwen2.json")
+	stops := 0
+	for round := range 8 {
+		in, documents := inputs(t, r)
+		whole := filepath.Join(t.TempDir(), "out")
+		m, err := jobOf(t, in, whole, tok, 1).Run(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := contents(t, whole)
+		var ids []int32
+		for _, d := range documents {
+			x, err := tok.Encode(nil, d, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, id := range append(x, 1) {
+				ids = append(ids, int32(id))
+			}
+		}
+		if m.Tokens != int64(len(ids)) || m.Documents != int64(len(documents)) {
+			t.Fatalf("%d tokens in %d documents, want %d in %d", m.Tokens, m.Documents, len(ids), len(documents))
+		}
+		c, err := corpus.Open([][]string{{whole}}, corpus.Options{}, corpus.Order{Sequence: int64(len(ids)) - 1}, m.Vocab)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make([]int32, len(ids))
+		if err := c.Train(0, 0, got, 1); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(ids, got); diff != "" {
+			t.Fatal(diff)
+		}
+		if len(m.Shards) < 8 {
+			t.Errorf("%d shards of six files", len(m.Shards))
+		}
+		stopped := filepath.Join(t.TempDir(), "out")
+		for try := 0; ; try++ {
+			ctx, cancel := context.WithCancel(context.Background())
+			job := jobOf(t, in, stopped, tok, 1+r.IntN(5))
+			left := r.IntN(12)
+			job.Progress = func(Progress) {
+				if left--; left < 0 && try < 6 {
+					cancel()
+				}
+			}
+			_, err := job.Run(ctx)
+			cancel()
+			if err == nil {
+				break
+			}
+			if !errors.Is(err, context.Canceled) {
+				t.Fatal(err)
+			}
+			stops++
+		}
+		if diff := cmp.Diff(want, contents(t, stopped)); diff != "" {
+			t.Fatalf("round %d: %s", round, diff)
+		}
+	}
+	if stops < 10 {
+		t.Errorf("stopped %d times", stops)
+	}
+}
+
+// A folder that has something else is left alone, and what changed is named.
+func TestRefusals(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	in, _ := inputs(t, r)
+	tok := open(t, "qwen2.json")
+	out := filepath.Join(t.TempDir(), "out")
+	begin := func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		job := jobOf(t, in, out, tok, 2)
+		calls := 0
+		job.Progress = func(Progress) {
+			if calls++; calls == 3 { // two shards are whole
+				cancel()
+			}
+		}
+		if _, err := job.Run(ctx); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+	fails := func(job *Job, want string) {
+		t.Helper()
+		before := contents(t, job.Dir)
+		if _, err := job.Run(context.Background()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+		if diff := cmp.Diff(before, contents(t, job.Dir)); diff != "" {
+			t.Error(diff)
+		}
+	}
+	fails(jobOf(t, in, in, tok, 1), "the folder is not empty: it has a.jsonl")
+	begin()
+	fails(jobOf(t, in, out, open(t, "gpt2.json"), 1), "begun with another tokenizer")
+	other := jobOf(t, in, out, tok, 1)
+	other.EOS = -1
+	fails(other, "begun with other options")
+	other = jobOf(t, in, out, tok, 1)
+	other.Inputs = other.Inputs[1:]
+	fails(other, "begun of 6 files rather than 5")
+	if err := os.WriteFile(filepath.Join(in, "e.txt"), []byte("changed"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	fails(jobOf(t, in, out, tok, 1), "e.txt changed")
+	if err := os.RemoveAll(out); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := jobOf(t, in, out, tok, 1).Run(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	fails(jobOf(t, in, out, tok, 1), "there is a whole corpus in it")
+}
+
+// Damaged files are one error that names the file, or are read as they are; no corpus comes of an error.
+func TestDamaged(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	in, _ := inputs(t, r)
+	tok := open(t, "gpt2.json")
+	errs := 0
+	for _, name := range []string{"a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.parquet"} {
+		whole, err := os.ReadFile(filepath.Join(in, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		for try := range 60 {
+			data := bytes.Clone(whole)
+			if try%3 == 0 {
+				data = data[:r.IntN(len(data))]
+			} else {
+				data[r.IntN(len(data))] ^= byte(1 + r.IntN(255))
+			}
+			if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			out := filepath.Join(t.TempDir(), "out")
+			_, err := jobOf(t, dir, out, tok, 2).Run(context.Background())
+			if err == nil {
+				continue
+			}
+			errs++
+			if !strings.Contains(err.Error(), name) && !strings.Contains(err.Error(), "no text in the files") {
+				t.Errorf("%s: %v", name, err)
+			}
+			if _, err := os.Stat(filepath.Join(out, corpus.ManifestName)); err == nil {
+				t.Errorf("%s: a corpus in spite of an error", name)
+			}
+			if left, _ := filepath.Glob(filepath.Join(out, "*"+temporary)); len(left) > 0 {
+				t.Errorf("%s: %v is left", name, left)
+			}
+		}
+	}
+	if errs < 60 {
+		t.Errorf("%d of 240 damaged files were noticed", errs)
+	}
+	job := jobOf(t, in, filepath.Join(t.TempDir(), "out"), tok, 1)
+	job.Field = "body"
+	if _, err := job.Run(context.Background()); err == nil || !strings.Contains(err.Error(), `a.jsonl: line 1, at byte 0: the object has no field "body"`) {
+		t.Error(err)
+	}
+	job.Dir, job.Inputs = job.Dir+"2", job.Inputs[3:]
+	if _, err := job.Run(context.Background()); err == nil || !strings.Contains(err.Error(), `d.parquet: there is no column "body": it has id, text`) {
+		t.Error(err)
+	}
+}
+
+// A text longer than one piece is one document, cut after a line.
+func TestLongText(t *testing.T) {
+	var b strings.Builder
+	for i := 0; b.Len() < 40<<20; i++ {
+		fmt.Fprintf(&b, "line %d of many that are long enough to be few ...............................................\n", i)
+	}
+	var got []string
+	ends := 0
+	err := corpus.Text(strings.NewReader(b.String()), func(d corpus.Document) error {
+		got = append(got, d.Text)
+		if d.Ends {
+			ends++
+		} else if !strings.HasSuffix(d.Text, "\n") {
+			t.Error("a piece ends inside a line")
+		}
+		return nil
+	})
+	if err != nil || strings.Join(got, "") != b.String() || ends != 1 || len(got) != 3 {
+		t.Errorf("%d pieces, %d ends, %v", len(got), ends, err)
+	}
+}
+
+// The tokenizer that a training makes depends on the text alone, and works.
+func TestTraining(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 8))
+	in, documents := inputs(t, r)
+	files, err := Inputs([]string{in})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var first map[string]string
+	for workers := range 4 {
+		job := Training{Inputs: files, Dir: filepath.Join(t.TempDir(), "tok"), Vocab: 300, Field: "text", Workers: workers + 1}
+		result, err := job.Run(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if result.Vocab != 300 || !result.Whole {
+			t.Errorf("%+v", result)
+		}
+		all := contents(t, job.Dir)
+		if first == nil {
+			first = all
+		}
+		if diff := cmp.Diff(first, all); diff != "" {
+			t.Fatal(diff)
+		}
+		tok, err := tokenizer.Open(job.Dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id, ok := tok.EOS(); !ok || id != 0 {
+			t.Errorf("the end of a document is %d, %v", id, ok)
+		}
+		text := strings.Join(documents, "")
+		ids, err := tok.Encode(nil, text, true)
+		if err != nil || tok.Decode(ids, false) != text || len(ids) > len(text)/2 {
+			t.Errorf("%d tokens for %d bytes, %v", len(ids), len(text), err)
+		}
+		if _, err := job.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "there is a tokenizer.json in it") {
+			t.Error(err)
+		}
+	}
+	small := Training{Inputs: files, Dir: filepath.Join(t.TempDir(), "tok"), Vocab: 100, Field: "text"}
+	if _, err := small.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "alone are 257 tokens") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,147 @@
+package prepare
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"sppo.dev/corpus"
+)
+
+const (
+	temporary    = ".tmp"
+	recordEnding = ".shard"
+)
+
+// place is a border between documents of a job.
+type place struct {
+	Input int   `json:"input"` // number of the file
+	Skip  int64 `json:"skip"`  // documents of it that are before
+}
+
+// record says that a shard is whole, and where the next one goes on.
+type record struct {
+	corpus.Shard
+	Next place `json:"next"`
+	Last bool  `json:"last"` // the job ends with it
+}
+
+// shardName is the name of shard number k, without an ending.
+func shardName(k int) string { return fmt.Sprintf("%05d", k) }
+
+// readRecords returns the records of the shards that are whole, first to last.
+func (j *Job) readRecords() ([]record, error) {
+	var out []record
+	for {
+		name := shardName(len(out))
+		data, err := os.ReadFile(filepath.Join(j.Dir, name+recordEnding))
+		if errors.Is(err, fs.ErrNotExist) {
+			return out, nil
+		}
+		var r record
+		if err == nil {
+			err = json.Unmarshal(data, &r)
+		}
+		if err == nil && r.Name != name {
+			err = fmt.Errorf("it is the record of %q", r.Name)
+		}
+		if err == nil {
+			var info fs.FileInfo
+			if info, err = os.Stat(filepath.Join(j.Dir, name+".bin")); err == nil && info.Size() != r.Tokens*int64(j.width()) {
+				err = fmt.Errorf("%s.bin has %d bytes, and its record says %d tokens of %d bytes", name, info.Size(), r.Tokens, j.width())
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", filepath.Join(j.Dir, name+recordEnding), err)
+		}
+		if out = append(out, r); r.Last {
+			return out, nil
+		}
+	}
+}
+
+// shard is a shard that is being written.
+type shard struct {
+	record
+	job      *Job
+	files    [2]*os.File // tokens, lengths of documents
+	to       [2]*bufio.Writer
+	sums     [2]hash.Hash32
+	document int64 // tokens of the document under way
+	buf      []byte
+}
+
+var endings = [2]string{".bin", ".idx"}
+
+func (j *Job) newShard(k int) (*shard, error) {
+	s := &shard{job: j, record: record{Shard: corpus.Shard{Name: shardName(k), Highest: -1}}}
+	for x, ending := range endings {
+		f, err := os.Create(filepath.Join(j.Dir, s.Name+ending+temporary))
+		if err != nil {
+			return nil, errors.Join(err, s.drop())
+		}
+		s.files[x], s.sums[x] = f, crc32.New(crc32.MakeTable(crc32.Castagnoli))
+		s.to[x] = bufio.NewWriterSize(io.MultiWriter(f, s.sums[x]), 1<<18)
+	}
+	return s, nil
+}
+
+// add appends tokens; with ends, the document ends with them.
+func (s *shard) add(ids []uint32, ends bool) error {
+	s.buf = s.buf[:0]
+	for _, id := range ids {
+		s.Highest = max(s.Highest, int64(id))
+		if s.job.width() == 2 {
+			s.buf = binary.LittleEndian.AppendUint16(s.buf, uint16(id))
+		} else {
+			s.buf = binary.LittleEndian.AppendUint32(s.buf, id)
+		}
+	}
+	s.Tokens += int64(len(ids))
+	s.document += int64(len(ids))
+	if _, err := s.to[0].Write(s.buf); err != nil || !ends {
+		return err
+	}
+	s.Documents++
+	_, err := s.to[1].Write(binary.LittleEndian.AppendUint64(s.buf[:0], uint64(s.document)))
+	s.document = 0
+	return err
+}
+
+// finish makes the shard whole: data first, then its record.
+func (s *shard) finish(last bool) error {
+	s.Last = last
+	s.Checksum = ""
+	for x, f := range s.files {
+		if err := errors.Join(s.to[x].Flush(), f.Sync()); err != nil {
+			return errors.Join(err, s.drop())
+		}
+		s.Checksum += fmt.Sprintf("%08x", s.sums[x].Sum32())
+	}
+	for x, f := range s.files {
+		s.files[x] = nil
+		if err := errors.Join(f.Close(), os.Rename(f.Name(), filepath.Join(s.job.Dir, s.Name+endings[x]))); err != nil {
+			return errors.Join(err, s.drop())
+		}
+	}
+	return writeJSON(filepath.Join(s.job.Dir, s.Name+recordEnding), s.record)
+}
+
+// drop removes what there is of it.
+func (s *shard) drop() error {
+	var err error
+	for _, f := range s.files {
+		if f != nil {
+			err = errors.Join(err, f.Close(), os.Remove(f.Name()))
+		}
+	}
+	return err
+}
