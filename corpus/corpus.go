@@ -1,14 +1,15 @@
 // Package corpus reads the tokens that a run trains on, wherever they lie: flat files, what `sppoc tokenize` writes,
 // Megatron's indexed files, or text with a tokenizer.
 //
-//	corpus.go    a corpus: parts with weights, each a stream of tokens
-//	stream.go    files that follow each other, read by position
-//	flat.go      flat files, with llm.c's header or none
-//	megatron.go  .bin with .idx
-//	manifest.go  a folder with a manifest
-//	live.go      text and jsonl, tokenized when they are opened
-//	document.go  documents in text and jsonl
-//	order.go     which tokens a sequence has
+//	corpus.go        a corpus: parts with weights, each a stream of tokens
+//	stream.go        files that follow each other, read by position
+//	flat.go          flat files, with llm.c's header or none
+//	megatron.go      .bin with .idx
+//	manifest.go      a folder with a manifest
+//	live.go          text and jsonl, tokenized when they are opened
+//	document.go      documents in text and jsonl
+//	fingerprint.go   what tells a file from a changed one
+//	order.go         which tokens a sequence has
 //
 // Which tokens sequence number g has is a pure function of the files, the options and g. So a run may stop and go on
 // anywhere, under any division over processes. Memory does not grow with the files: they are read where a sequence lies.
@@ -17,8 +18,8 @@ package corpus
 import (
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
-	"strings"
 )
 
 // Options say how files are read.
@@ -37,6 +38,8 @@ type Corpus struct {
 	parts []part
 	picks []pick // how sequences are dealt to parts
 	order Order
+
+	prints []Fingerprint
 }
 
 // Order is how sequences are drawn.
@@ -82,6 +85,15 @@ func Open(patterns [][]string, o Options, order Order, vocab int) (*Corpus, erro
 		}
 	}
 	c.picks = deal(o.Weights)
+	for i := range c.parts {
+		for j := range c.parts[i].files {
+			print, err := c.parts[i].files[j].fingerprint()
+			if err != nil {
+				return nil, errors.Join(err, c.Close())
+			}
+			c.prints = append(c.prints, print)
+		}
+	}
 	return c, nil
 }
 
@@ -116,14 +128,13 @@ func (c *Corpus) Tokens() int64 {
 	return n
 }
 
-// Describe tells this corpus from others by names, sizes and samples of the files.
+// Describe tells this corpus from others by sizes and samples of the files.
 func (c *Corpus) Describe() string {
-	var b strings.Builder
-	for i := range c.parts {
-		files := len(c.parts[i].files)
-		fmt.Fprintf(&b, "%d tokens in %d files with checksum %08x, ", c.parts[i].tokens(), files, c.parts[i].checksum())
+	sum := crc32.New(castagnoli)
+	for _, p := range c.prints {
+		fmt.Fprintln(sum, p.Size, p.Tokens, p.Samples)
 	}
-	return strings.TrimSuffix(b.String(), ", ")
+	return fmt.Sprintf("%d tokens in %d files with checksum %08x", c.Tokens(), len(c.prints), sum.Sum32())
 }
 
 // Close closes the files.

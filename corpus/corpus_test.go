@@ -364,6 +364,43 @@ func TestMegatronIndexChanged(t *testing.T) {
 	}
 }
 
+// A file that changed is named with the place; one of another name is other data.
+func TestUnchanged(t *testing.T) {
+	dir := t.TempDir()
+	ids := make([]int32, 200000)
+	name := put(t, dir, "a.bin", packed(2, ids))
+	reopen := func() *Corpus {
+		t.Helper()
+		c, err := Open([][]string{{name}}, Options{Type: "uint16"}, Order{Sequence: 10}, vocab)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	first := reopen()
+	before := first.Fingerprints()
+	if err := reopen().Unchanged(before); err != nil {
+		t.Error(err)
+	}
+	ids[199999] = 5
+	put(t, dir, "a.bin", packed(2, ids))
+	if err := reopen().Unchanged(before); err == nil || !strings.Contains(err.Error(), "a.bin changed since the checkpoint: what it has from byte 395904 to 400000") {
+		t.Error(err)
+	}
+	if reopen().Describe() == first.Describe() {
+		t.Error("a changed file is described alike")
+	}
+	put(t, dir, "a.bin", packed(2, ids[:199999]))
+	if err := reopen().Unchanged(before); err == nil || !strings.Contains(err.Error(), "it has 199999 tokens in 399998 bytes, and had 200000 in 400000") {
+		t.Error(err)
+	}
+	name = put(t, dir, "b.bin", packed(2, ids))
+	if err := reopen().Unchanged(before); err != nil {
+		t.Error(err)
+	}
+}
+
 // Memory does not grow with the file.
 func TestLargeFile(t *testing.T) {
 	name := put(t, t.TempDir(), "large.bin", nil)

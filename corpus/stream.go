@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"sort"
 	"sync"
@@ -110,24 +109,4 @@ func (f *file) token(b []byte) uint64 {
 		return uint64(binary.LittleEndian.Uint32(b))
 	}
 	return binary.LittleEndian.Uint64(b)
-}
-
-// samples is how many places of a file the checksum reads, sampleBytes how much of each.
-const samples, sampleBytes = 32, 4 << 10
-
-// checksum reads sizes and samples of all files.
-func (s *stream) checksum() uint32 {
-	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
-	buf := make([]byte, sampleBytes)
-	for _, f := range s.files {
-		fmt.Fprintln(sum, f.size, f.offset, f.width, f.count)
-		for i := range int64(samples) {
-			n, err := f.data.ReadAt(buf, mulDiv(max(0, f.size-sampleBytes), i, samples-1))
-			if err != nil && !errors.Is(err, io.EOF) {
-				fmt.Fprintln(sum, err)
-			}
-			sum.Write(buf[:n])
-		}
-	}
-	return sum.Sum32()
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 
+	"sppo.dev/corpus"
 	"sppo.dev/ir"
 )
 
@@ -41,6 +42,14 @@ type checkpointHeader struct {
 	Seed    int64             `json:"seed"`
 	Origin  string            `json:"origin,omitempty"` // of the weights that the run started from
 	Entries []checkpointEntry `json:"entries"`
+
+	Data []corpus.Fingerprint `json:"data,omitempty"` // of files of tokens
+}
+
+// remembered is data that a checkpoint remembers, since positions in it mean nothing once it has changed.
+type remembered interface {
+	Fingerprints() []corpus.Fingerprint
+	Unchanged(before []corpus.Fingerprint) error
 }
 
 type checkpointEntry struct {
@@ -82,6 +91,9 @@ func (j *Job) Save(path string) error {
 
 func (j *Job) writeCheckpoint(file io.Writer) error {
 	header := checkpointHeader{Program: j.program.Name, Model: j.program.Model, Step: j.step, Seed: j.program.Run.Seed, Origin: j.origin, Entries: j.entries()}
+	if d, ok := j.tokens.(remembered); ok {
+		header.Data = d.Fingerprints()
+	}
 	text, err := json.Marshal(header)
 	if err != nil {
 		return err
@@ -126,6 +138,11 @@ func (j *Job) readCheckpoint(file *os.File) error {
 	}
 	if err := j.accepts(header); err != nil {
 		return err
+	}
+	if d, ok := j.tokens.(remembered); ok {
+		if err := d.Unchanged(header.Data); err != nil {
+			return err
+		}
 	}
 	in := bufio.NewReaderSize(file, 1<<20)
 	for _, e := range j.entries() {

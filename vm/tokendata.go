@@ -53,6 +53,12 @@ func globTokens(pattern string) ([]string, error) {
 // Describe tells this corpus from others.
 func (d *tokenData) Describe() string { return d.corpus.Describe() }
 
+// Fingerprints tell the files from changed ones; a checkpoint keeps them.
+func (d *tokenData) Fingerprints() []corpus.Fingerprint { return d.corpus.Fingerprints() }
+
+// Unchanged reports a file that changed since its fingerprint was taken.
+func (d *tokenData) Unchanged(before []corpus.Fingerprint) error { return d.corpus.Unchanged(before) }
+
 // Tokens implements the interface of that name.
 func (d *tokenData) Tokens(section ir.Section, round, sequence, position int64, out []int32, stride int) error {
 	if err := checkWindow(&d.run, position, out, stride); err != nil {

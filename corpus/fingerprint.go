@@ -1,0 +1,74 @@
+package corpus
+
+import (
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"path/filepath"
+)
+
+// samples is how many places of a file a fingerprint has, sampleBytes how much of each.
+const samples, sampleBytes = 16, 4 << 10
+
+// Fingerprint tells a file from a changed one of its name without reading all of it.
+type Fingerprint struct {
+	Name    string   `json:"name"` // without folders
+	Size    int64    `json:"size"`
+	Tokens  int64    `json:"tokens"`
+	Samples []uint32 `json:"samples"` // CRC-32C of places spread evenly over the file
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// fingerprint reads the samples of a file.
+func (f *file) fingerprint() (Fingerprint, error) {
+	out := Fingerprint{Name: filepath.Base(f.name), Size: f.size, Tokens: f.count}
+	buf := make([]byte, min(sampleBytes, f.size))
+	for i := range int64(samples) {
+		if _, err := f.data.ReadAt(buf, samplePlace(f.size, i)); err != nil && !errors.Is(err, io.EOF) {
+			return out, fmt.Errorf("%s: %w", f.name, err)
+		}
+		out.Samples = append(out.Samples, crc32.Checksum(buf, castagnoli))
+	}
+	return out, nil
+}
+
+func samplePlace(size, i int64) int64 { return mulDiv(max(0, size-sampleBytes), i, samples-1) }
+
+// Fingerprints returns those of all files as they were when the corpus was opened, in order.
+func (c *Corpus) Fingerprints() []Fingerprint { return c.prints }
+
+// Unchanged reports a file that has another content than one of the same name and place in the order had before. Files
+// of other names are other data, which is not an error.
+func (c *Corpus) Unchanged(before []Fingerprint) error {
+	n := 0
+	for i := range c.parts {
+		for j := range c.parts[i].files {
+			f := &c.parts[i].files[j]
+			if n < len(before) && before[n].Name == c.prints[n].Name {
+				if err := changed(f, &before[n], &c.prints[n]); err != nil {
+					return err
+				}
+			}
+			n++
+		}
+	}
+	return nil
+}
+
+func changed(f *file, before, now *Fingerprint) error {
+	const advice = "restore it, or give data that changed another name"
+	for i := range min(len(before.Samples), len(now.Samples)) {
+		if before.Samples[i] != now.Samples[i] && before.Size == now.Size {
+			at := samplePlace(f.size, int64(i))
+			return fmt.Errorf("%s changed since the checkpoint: what it has from byte %d to %d is not what it had; %s",
+				f.name, at, min(f.size, at+sampleBytes), advice)
+		}
+	}
+	if before.Size != now.Size || before.Tokens != now.Tokens {
+		return fmt.Errorf("%s changed since the checkpoint: it has %d tokens in %d bytes, and had %d in %d; %s",
+			f.name, now.Tokens, now.Size, before.Tokens, before.Size, advice)
+	}
+	return nil
+}

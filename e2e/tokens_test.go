@@ -1,0 +1,71 @@
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sppo.dev/ir"
+)
+
+// TestResumeOnTokens is E6 on files of tokens, in order, shuffled and mixed, also under another division; and a file that
+// changed meanwhile is named.
+func TestResumeOnTokens(t *testing.T) {
+	dir := t.TempDir()
+	r := rand.New(rand.NewPCG(1, 1))
+	put := func(name string, n int) string {
+		path := filepath.Join(dir, name)
+		data := make([]byte, 2*n)
+		for i := range n {
+			data[2*i] = byte(r.IntN(tinyVocab))
+		}
+		if err := os.WriteFile(path, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	a, b := put("a.bin", 9001), put("b.bin", 777)
+	c := Case{Family: "llama", KVHeads: 2, Positions: "rope", DType: "f32", PP: 2, SP: 2, DP: 2, N: 3, Offload: "0.5",
+		Partition: "flops", Batch: 4, Microbatch: 2, Steps: 6, Layers: 2, Sequence: 48, Vocab: tinyVocab}
+	compiled := func(c Case, options string) *ir.Program {
+		t.Helper()
+		_, p, err := compile(c.Spec(), fmt.Sprintf("train.data=tokens(%q, %q%s)", a, b, options), "train.holdout=0.08")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	seen := map[string]string{}
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	for _, options := range []string{", shuffle = off", "", ", weights = [1, 3]"} {
+		p := compiled(c, options)
+		whole := train(t, p, open(t, p, 1, nil), func() {})
+		key := fmt.Sprint(whole.Losses)
+		if other, ok := seen[key]; ok {
+			t.Errorf("tokens(...%s) and tokens(...%s) have the same losses", options, other)
+		}
+		seen[key] = options
+		save(t, p, path, 3)
+		checkResumed(t, "the same program"+options, p, path, whole)
+		checkResumed(t, "nothing divided"+options, compiled(c.unpiped(), options), path, whole)
+	}
+	data, err := os.ReadFile(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[len(data)-2] ^= 1
+	if err := os.WriteFile(b, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	job := open(t, compiled(c, ", weights = [1, 3]"), 1, nil)
+	if err := job.Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	err = job.Restore(path)
+	if want := b + " changed since the checkpoint: what it has from byte 0 to 1554"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
