@@ -27,7 +27,7 @@ type sharedSlot struct {
 // newSharedSlot is of the slot of a task.
 func (s *stage) newSharedSlot(t plan.Task) *sharedSlot {
 	w := &sharedSlot{
-		stage: s, all: s.plan.SlotTasks(t.Kind, t.Microbatch, t.Slot()), x: map[plan.Task]uint32{},
+		stage: s, all: s.plan.Sharing().Tasks(t.Kind, t.Microbatch, t.Slot()), x: map[plan.Task]uint32{},
 		envs: map[plan.Task]*env{}, adds: map[int][]sum{}, working: -1,
 	}
 	for _, mine := range s.tasks {
@@ -273,8 +273,9 @@ func (w *sharedSlot) eachExchange(tasks []plan.Task, kind graph.Kind, visit func
 		n := runOf(tasks, w.plan.Runner)
 		run, runner := tasks[:n], w.plan.Runner(tasks[0])
 		tasks = tasks[n:]
-		for other := range w.plan.Parallel.PP {
-			if other == runner || !w.plan.Sees(other, run[0]) || w.index0 != runner && w.index0 != other {
+		for _, reader := range w.plan.Sharing().Readers(run[0]) {
+			other := reader.Rank
+			if w.index0 != runner && w.index0 != other {
 				continue
 			}
 			e := w.envOfStage(run[0].Stage)
@@ -401,12 +402,7 @@ func (w *sharedSlot) lendWeightsOf(stage, slot, k int) {
 // lendingWay lists the rank that has a stage and those that begin to help it in a slot, in the order in which weights
 // go from one to the next, and the parameters of a layer that each and those after it read. A borrower gets new params.
 func (w *sharedSlot) lendingWay(t plan.Task, layer, slot int) (way []int, needed []plan.ParamSet) {
-	way = []int{w.plan.Home(t.Stage)}
-	for rank := range w.plan.Parallel.PP {
-		if w.plan.Begins(t.Kind, rank, t.Stage, slot) {
-			way = append(way, rank)
-		}
-	}
+	way = append([]int{w.plan.Home(t.Stage)}, w.plan.Sharing().Borrowers(t.Kind, t.Stage, slot)...)
 	needed = make([]plan.ParamSet, len(way)+1)
 	for hop := len(way) - 1; hop > 0; hop-- {
 		needed[hop] = needed[hop+1] | w.plan.Borrows(w.model, t.Kind, way[hop], t.Stage, layer-w.stages[t.Stage][0])
@@ -444,18 +440,17 @@ func (w *sharedSlot) returnGradients(round int) {
 	t := w.mine[0]
 	t.Stage = t.Slot()
 	t.Subsequence = 0
-	path, last := w.path(t), w.plan.Parallel.PP-1
-	for from := t.Stage + 1; from <= last && t.Kind == plan.Backward; from++ {
-		k := round - (last - from)
-		if k < 0 || k >= len(path) || w.index0 != from && w.index0 != from-1 {
+	path := w.path(t)
+	for _, hop := range w.plan.Sharing().Hops(t.Stage, len(path), round) {
+		if w.index0 != hop.From && w.index0 != hop.From-1 {
 			continue
 		}
-		w.provide(t, path[k])
-		for _, p := range w.paramsFor(t.Stage, path[k]) {
-			if w.index0 == from {
-				w.toRank(from-1, p.whole(w.gradBuffer(p), ir.F32))
+		w.provide(t, path[hop.Layer])
+		for _, p := range w.paramsFor(t.Stage, path[hop.Layer]) {
+			if w.index0 == hop.From {
+				w.toRank(hop.From-1, p.whole(w.gradBuffer(p), ir.F32))
 			} else {
-				w.addGradient(p, from, t.Microbatch)
+				w.addGradient(p, hop.From, t.Microbatch)
 			}
 		}
 	}

@@ -120,6 +120,8 @@ func (w *writer) copiesBesideSlot(end, round, rounds int) {
 }
 
 func (w *writer) endRound(place int32, round int) {
-	w.add(Action{Op: Return, Task: place, Layer: int32(round)})
+	if w.tasks[place].Kind == Backward {
+		w.add(Action{Op: Return, Task: place, Layer: int32(round)})
+	}
 	w.add(Action{Op: Leave, Task: place, Layer: int32(round)})
 }

@@ -126,28 +126,17 @@ type sharedSlot struct {
 	summed  []ir.Seconds         // when what helpers have given back last was added up
 }
 
-// slotTask is a task of a slot, and what each of its layers asks for again.
+// slotTask is a task of a slot.
 type slotTask struct {
 	plan.Task
-	runner, at int    // who does it; its tokens among pieces and whole subsequences
-	seers      []seer // other ranks
-}
-
-// seer is a rank that sees a task, in the same slot, where it waits for it, or in later ones.
-type seer struct {
-	rank  int
-	waits bool
+	runner, at int // who does it; its tokens among pieces and whole subsequences
+	readers    []schedule.Reader
 }
 
 func sharedTasks(p *plan.Plan, of plan.Task) (out []slotTask) {
-	for _, t := range p.SlotTasks(of.Kind, of.Microbatch, of.Slot()) {
-		w := slotTask{Task: t, runner: p.Runner(t), at: walk.RangeOf(p, t)}
-		for rank := range p.Parallel.PP {
-			if rank != w.runner && p.SeesFrom(rank, t, w.runner) {
-				w.seers = append(w.seers, seer{rank, p.WaitsFor(rank, t, w.runner)})
-			}
-		}
-		out = append(out, w)
+	sharing := p.Sharing()
+	for _, t := range sharing.Tasks(of.Kind, of.Microbatch, of.Slot()) {
+		out = append(out, slotTask{t, sharing.Runner(t), walk.RangeOf(p, t), sharing.Readers(t)})
 	}
 	return out
 }
@@ -242,6 +231,7 @@ func (w *sharedSlot) enter(rank int) {
 
 // lend brings the weights of the k-th layers of a slot to the ranks that begin to help then, from one to the next.
 func (w *sharedSlot) lend(slot, k int) {
+	sharing := w.Plan.Sharing()
 	for stage := range slot + 1 {
 		if k >= w.Plan.LayersPerStage[stage] {
 			continue
@@ -251,25 +241,21 @@ func (w *sharedSlot) lend(slot, k int) {
 			layer = w.Plan.LayersPerStage[stage] - 1 - k
 		}
 		lender, there := w.Plan.Home(stage), ir.Seconds(0)
-		for r := range w.stages {
-			if w.Plan.Begins(w.first.Kind, r, stage, slot) {
-				there = w.transfer(&w.stages[lender], &w.stages[r], there, w.left.lend[w.first.Kind][stage][layer])
-				w.lent[lentLayer{r, stage, k}], lender = there, r
-			}
+		for _, r := range sharing.Borrowers(w.first.Kind, stage, slot) {
+			there = w.transfer(&w.stages[lender], &w.stages[r], there, w.left.lend[w.first.Kind][stage][layer])
+			w.lent[lentLayer{r, stage, k}], lender = there, r
 		}
 	}
 }
 
 // giveBack takes the gradients of lent weights a rank nearer to who has the weights; they are added up as they come in.
 func (w *sharedSlot) giveBack(round int) {
-	stage, last := w.first.Slot(), len(w.stages)-1
-	for from := stage + 1; from <= last && w.first.Kind == plan.Backward; from++ {
-		if k := round - (last - from); 0 <= k && k < w.Plan.LayersPerStage[stage] {
-			st, to := &w.stages[from], &w.stages[from-1]
-			w.transfer(st, to, max(st.now, w.summed[from]), w.left.give)
-			to.muxIn = max(to.muxIn, to.now) + w.left.add
-			w.summed[from-1] = to.muxIn
-		}
+	stage := w.first.Slot()
+	for _, hop := range w.Plan.Sharing().Hops(stage, w.Plan.LayersPerStage[stage], round) {
+		st, to := &w.stages[hop.From], &w.stages[hop.From-1]
+		w.transfer(st, to, max(st.now, w.summed[hop.From]), w.left.give)
+		to.muxIn = max(to.muxIn, to.now) + w.left.add
+		w.summed[hop.From-1] = to.muxIn
 	}
 }
 
@@ -338,19 +324,19 @@ func (w *sharedSlot) secondHalf(st *simStage, n int32, layer int) {
 // runs their rows.
 func (w *sharedSlot) exchange(t slotTask) {
 	a := &w.stages[t.runner]
-	for _, other := range t.seers {
-		b := &w.stages[other.rank]
+	for _, other := range t.readers {
+		b := &w.stages[other.Rank]
 		if t.Kind == plan.Backward {
 			added := ir.Seconds(0) // in slots before
-			if other.waits {
+			if other.Waits {
 				added = b.now
 			}
 			w.ready[t.runner][t.Stage] = w.transfer(b, a, added, w.left.gradients[t.at])
 			continue
 		}
 		end := w.transfer(a, b, a.now, w.left.rows[t.at])
-		if other.waits {
-			w.ready[other.rank][t.Stage] = end
+		if other.Waits {
+			w.ready[other.Rank][t.Stage] = end
 		}
 	}
 }

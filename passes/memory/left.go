@@ -115,12 +115,7 @@ func gradientParts(p *plan.Plan, g *graph.Model, rank int) (most ir.Bytes) {
 		if t.Kind != plan.Backward || t.Microbatch > 0 || !p.Shared(t) {
 			continue
 		}
-		z, senders := p.SizeOf(t), ir.Bytes(0)
-		for other := range p.Parallel.PP {
-			if other != rank && p.Sees(other, t) {
-				senders++
-			}
-		}
+		z, senders := p.SizeOf(t), ir.Bytes(len(p.Sharing().Readers(t)))
 		z.Sequence = z.Tokens
 		for v := range g.Layer.Values {
 			if value := &g.Layer.Values[v]; value.Kind == graph.CacheGrad {

@@ -158,7 +158,7 @@ func Order(p *plan.Plan) [][]plan.Task {
 	for m := range p.Parallel.Microbatches {
 		forward := make([][]plan.Task, pp)
 		for slot := range pp - 1 {
-			for _, t := range p.SlotTasks(plan.Forward, m, slot) {
+			for _, t := range p.Sharing().Tasks(plan.Forward, m, slot) {
 				rank := p.Runner(t)
 				forward[rank] = append(forward[rank], t)
 			}

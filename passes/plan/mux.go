@@ -1,9 +1,8 @@
 package plan
 
 import (
-	"slices"
-
 	"sppo.dev/graph"
+	"sppo.dev/schedule"
 )
 
 // Slot is where a task stands in the pipeline of equal tasks: those of a slot run at the same time.
@@ -26,27 +25,17 @@ func (p *Plan) SharedSlots() int {
 	return p.Parallel.PP - 1
 }
 
+// Sharing says who runs what in shared slots, and who sends what to whom.
+func (p *Plan) Sharing() schedule.Sharing {
+	return schedule.Sharing{Ranks: p.Parallel.PP, Pieces: p.Mux.Pieces}
+}
+
 // Runner is the pipeline rank that does a task: the one that has its stage, or the one that helps it.
 func (p *Plan) Runner(t Task) int {
-	if helper := t.Piece - 1; p.Shared(t) && helper > t.Slot() {
-		return helper
+	if p.Shared(t) {
+		return p.Sharing().Runner(t)
 	}
 	return p.Home(t.Stage)
-}
-
-// helps reports whether a rank has a part of the tasks that a stage, another rank's, has in a shared slot. Those who do are the
-// last, and their parts come behind the owner's, in the order of ranks.
-func (p *Plan) helps(rank, stage, slot int) bool {
-	return rank > stage && rank > slot && slot < p.Parallel.PP-1
-}
-
-// Begins reports whether a slot is the first, in the order of its pass, in which a rank helps a stage.
-func (p *Plan) Begins(kind TaskKind, rank, stage, slot int) bool {
-	before := slot - 1
-	if kind == Backward {
-		before = slot + 1
-	}
-	return p.helps(rank, stage, slot) && (before < stage || !p.helps(rank, stage, before))
 }
 
 // ParamSet is a set of a layer's parameters, a bit for each.
@@ -80,17 +69,7 @@ func (p *Plan) Borrows(g *graph.Model, kind TaskKind, rank, stage, k int) (set P
 }
 
 // Pieces are the tasks that a task is cut into: itself, where it is whole.
-func (p *Plan) Pieces(t Task) []Task {
-	if t.Subsequence >= len(p.Mux.Pieces) {
-		return []Task{t}
-	}
-	tasks := make([]Task, len(p.Mux.Pieces[t.Subsequence]))
-	for k := range tasks {
-		tasks[k] = t
-		tasks[k].Piece = k + 1
-	}
-	return tasks
-}
+func (p *Plan) Pieces(t Task) []Task { return p.Sharing().CutInto(t) }
 
 // MostPieces is into how many a subsequence is cut at most, 0 where none is.
 func (p *Plan) MostPieces() (most int) {
@@ -98,33 +77,6 @@ func (p *Plan) MostPieces() (most int) {
 		most = max(most, len(pieces))
 	}
 	return most
-}
-
-// SlotTasks are all tasks of a shared slot on all stages, in the order of stages and of the sequence, which a backward
-// turns round.
-func (p *Plan) SlotTasks(kind TaskKind, microbatch, slot int) []Task {
-	var tasks []Task
-	for i := range slot + 1 {
-		tasks = append(tasks, p.Pieces(Task{Kind: kind, Microbatch: microbatch, Subsequence: slot - i, Stage: i})...)
-	}
-	if kind == Backward {
-		slices.Reverse(tasks)
-	}
-	return tasks
-}
-
-// Sees reports whether a rank has a later part of the sequence than a task's to do on the task's stage: in the forward pass it
-// then needs K and V of the task, in the backward pass it adds to their gradients.
-func (p *Plan) Sees(rank int, t Task) bool { return p.SeesFrom(rank, t, p.Runner(t)) }
-
-// SeesFrom is Sees for a task whose runner is known.
-func (p *Plan) SeesFrom(rank int, t Task, runner int) bool {
-	return rank == p.Home(t.Stage) || p.helps(rank, t.Stage, t.Slot()+1) || p.WaitsFor(rank, t, runner)
-}
-
-// WaitsFor reports whether a rank that helps a task's stage sees the task, which a runner does, in its own slot.
-func (p *Plan) WaitsFor(rank int, t Task, runner int) bool {
-	return p.helps(rank, t.Stage, t.Slot()) && rank > runner
 }
 
 // OwnTasks are the forwards of a stage from a subsequence on.

@@ -1,0 +1,111 @@
+package schedule
+
+import "slices"
+
+// Sharing says which rank runs which piece of the tasks that ranks share, and what the ranks of a shared
+// slot send each other. Ranks share tasks only where each has one virtual stage, so ranks and stages have
+// the same numbers.
+//
+// Slot t has the tasks of subsequence t-i on stage i. Each is cut into a piece for every rank. Its own rank
+// runs the first t+1 of them, and rank j after that the piece with number j+1: a helper keeps its piece
+// from stage to stage until it has a stage of its own to run.
+type Sharing struct {
+	Ranks  int
+	Pieces [][]int64 // [subsequence]: tokens of the pieces; subsequences after these are whole
+}
+
+// Runner returns the rank that runs a piece in a shared slot.
+func (s Sharing) Runner(t Task) int {
+	if helper := t.Piece - 1; helper > t.Slot() {
+		return helper
+	}
+	return t.Stage
+}
+
+// helps reports whether a rank runs pieces of another rank's stage in a slot. Helpers are the last ranks,
+// and their pieces come after those of the stage's own rank, in the order of ranks.
+func (s Sharing) helps(rank, stage, slot int) bool {
+	return rank > stage && rank > slot && slot < s.Ranks-1
+}
+
+// Reader is a rank that reads what another rank makes of K and V in a piece. In the backward pass it adds
+// to the gradients of those rows instead, and sends what it has added.
+type Reader struct {
+	Rank  int
+	Waits bool // it has a later piece of the same slot, so it waits for the rows
+}
+
+// Readers returns the ranks besides its runner that have a later part of the sequence to run on the stage of a piece, first to
+// last.
+func (s Sharing) Readers(t Task) []Reader {
+	var readers []Reader
+	runner := s.Runner(t)
+	for rank := range s.Ranks {
+		waits := rank > runner && s.helps(rank, t.Stage, t.Slot())
+		if rank != runner && (waits || rank == t.Stage || s.helps(rank, t.Stage, t.Slot()+1)) {
+			readers = append(readers, Reader{rank, waits})
+		}
+	}
+	return readers
+}
+
+// Borrowers returns the ranks that begin to help a stage in a slot of a pass. The stage's weights go from
+// its own rank to the first of them, and from each to the next.
+func (s Sharing) Borrowers(kind Kind, stage, slot int) []int {
+	before := slot - 1
+	if kind == Backward {
+		before = slot + 1
+	}
+	var ranks []int
+	for rank := range s.Ranks {
+		if s.helps(rank, stage, slot) && (before < stage || !s.helps(rank, stage, before)) {
+			ranks = append(ranks, rank)
+		}
+	}
+	return ranks
+}
+
+// Hop is a message with the weight gradients of a layer from one rank to the rank before it, which adds its own.
+type Hop struct {
+	From  int
+	Layer int // in the order in which the backward visits the layers of the stage
+}
+
+// Hops returns the messages of a Return round for a stage with a number of layers. Gradients start at the
+// last rank, and each rank passes a layer on one round after the rank behind it, so that no rank waits for
+// the whole row.
+func (s Sharing) Hops(stage, layers, round int) []Hop {
+	var hops []Hop
+	for from := stage + 1; from < s.Ranks; from++ {
+		if k := round - (s.Ranks - 1 - from); 0 <= k && k < layers {
+			hops = append(hops, Hop{from, k})
+		}
+	}
+	return hops
+}
+
+// CutInto returns the pieces of a task, or the task itself where it is whole.
+func (s Sharing) CutInto(t Task) []Task {
+	if t.Subsequence >= len(s.Pieces) {
+		return []Task{t}
+	}
+	tasks := make([]Task, len(s.Pieces[t.Subsequence]))
+	for k := range tasks {
+		tasks[k] = t
+		tasks[k].Piece = k + 1
+	}
+	return tasks
+}
+
+// Tasks returns the tasks of a shared slot on all stages, in the order of stages and of the sequence; a
+// backward reverses it.
+func (s Sharing) Tasks(kind Kind, microbatch, slot int) []Task {
+	var tasks []Task
+	for i := range slot + 1 {
+		tasks = append(tasks, s.CutInto(Task{Kind: kind, Microbatch: microbatch, Subsequence: slot - i, Stage: i})...)
+	}
+	if kind == Backward {
+		slices.Reverse(tasks)
+	}
+	return tasks
+}
