@@ -52,20 +52,6 @@ func buildOf(t testing.TB, plan *plan.Plan) *ir.Program {
 	return p
 }
 
-func TestProgramsReadWell(t *testing.T) {
-	for _, name := range []string{"two-stages", "groups", "layer-order", "stream"} {
-		p := buildOf(t, planOf(t, "testdata/"+name+".sppo"))
-		if err := ir.Verify(p); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-		var text bytes.Buffer
-		if err := ir.Print(&text, p); err != nil {
-			t.Fatal(err)
-		}
-		irtest.Golden(t, "testdata/"+name+".want", text.Bytes())
-	}
-}
-
 // Nothing that is built depends on the order of maps or goroutines.
 func TestBuildsAreIdentical(t *testing.T) {
 	var first []byte
