@@ -378,10 +378,10 @@ func (s *stage) forwardLayer(t plan.Task, layer int, x uint32) uint32 {
 func (s *stage) receive(t plan.Task) {
 	from, source, _ := s.order.Source(t)
 	stream, peer := ir.RecvPrev, constPrev
-	switch {
-	case s.aside(source, t):
+	switch s.order.WayOf(source) {
+	case plan.Aside:
 		stream, peer = ir.MuxIn, rankConst(from)
-	case !s.plan.Onwards(t.Kind, from, s.index0):
+	case plan.Back:
 		stream, peer = ir.RecvNext, constNext
 	}
 	b := s.allocateInput(t)
@@ -406,12 +406,12 @@ func (s *stage) allocateInput(t plan.Task) uint32 {
 
 // send issues the message that takes a task's result on; its buffer is held until the end of the next task.
 func (s *stage) send(t plan.Task) {
-	to, target, _ := s.order.Target(t)
+	to, _, _ := s.order.Target(t)
 	stream, peer := ir.SendNext, constNext
-	switch {
-	case s.aside(t, target):
+	switch s.order.WayOf(t) {
+	case plan.Aside:
 		stream, peer = ir.Mux, rankConst(to)
-	case !s.plan.Onwards(t.Kind, s.index0, to):
+	case plan.Back:
 		stream, peer = ir.SendPrev, constPrev
 	}
 	b := s.outputs[t]

@@ -221,12 +221,6 @@ func (s *stage) helpedTokens(t plan.Task) int64 {
 	return end
 }
 
-// aside reports whether a message between two tasks goes to or from a rank that helps, and so not along the ring.
-func (s *stage) aside(from, to plan.Task) bool {
-	helped := func(t plan.Task) bool { return s.order.Runner(t) != s.plan.Home(t.Stage) }
-	return helped(from) || helped(to)
-}
-
 // toRank and fromRank issue the two ends of a message to the same rank of another stage.
 func (s *stage) toRank(stage int, v ir.View) {
 	s.op(ir.Send, ir.Mux, []ir.View{v}, s.constRef(rankConst(stage)))

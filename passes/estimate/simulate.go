@@ -194,14 +194,14 @@ func (s *Simulation) endTask(st *simStage, n int32, a schedule.Action) {
 // order.
 func (s *Simulation) deliver(t *walk.Node) {
 	from, to := &s.stages[t.Rank], &s.stages[t.To]
-	switch {
-	case from == to:
+	switch t.Way {
+	case plan.Stays:
 		s.arrives[t.Next] = from.now
-	case t.Aside:
+	case plan.Aside:
 		s.arrives[t.Next] = s.transfer(from, to, from.now, s.message[t.At])
 	default:
 		direction := 0
-		if t.Backwards {
+		if t.Way == plan.Back {
 			direction = 1
 		}
 		from.sendFree[direction] = max(from.sendFree[direction], from.now) + s.message[t.At]

@@ -290,13 +290,31 @@ func (p *Plan) Home(stage int) int {
 	return at
 }
 
-// Onwards reports whether a message goes to the next rank of the ring, rather than back to the previous one. Of two ranks the
-// other one is both: there results go on and gradients back.
-func (p *Plan) Onwards(kind TaskKind, from, to int) bool {
-	if p.Parallel.PP == 2 {
-		return kind == Forward
+// Way is how a task's result gets to the pipeline rank that goes on with it.
+type Way uint8
+
+// Ways.
+const (
+	Stays   Way = iota // the same rank goes on with it, or none does
+	Onwards            // to the next rank of the ring
+	Back               // to the previous rank of the ring
+	Aside              // to or from a rank that helps a stage, past the ring
+)
+
+// WayOf returns the way of a task's result. Of two ranks the other one is both the next and the previous: there results of
+// forwards go onwards and those of backwards back.
+func (p *Plan) WayOf(t Task) Way {
+	to, target, ok := p.Target(t)
+	from, home, next := p.Runner(t), p.Home(t.Stage), p.Home(target.Stage)
+	switch {
+	case !ok || from == to:
+		return Stays
+	case from != home || to != next:
+		return Aside
+	case p.Parallel.PP == 2 && t.Kind == Forward, p.Parallel.PP > 2 && (from+1)%p.Parallel.PP == to:
+		return Onwards
 	}
-	return (from+1)%p.Parallel.PP == to
+	return Back
 }
 
 // Splits are the backwards of a rank whose weight gradients are tasks of their own.

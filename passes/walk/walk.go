@@ -36,19 +36,18 @@ type writtenList struct {
 // Node is a task in a Walk.
 type Node struct {
 	Kind           plan.TaskKind
-	fed, Feeds     bool  // there is a task that its input comes from; one that goes on with its result
-	Split          bool  // a backward whose gradients of weights are a task of their own
-	Aside          bool  // its result does not go along the ring
-	Backwards      bool  // its result goes to the rank before
-	Shared, Opens  bool  // of a slot that ranks share in; the first of it that is visited
-	Subsequence    int32 // of a microbatch
-	Stage          int32 // virtual
-	At             int32 // of its tokens among pieces and whole subsequences
-	Rank, Home     int32 // who does it; who has its stage
-	First, End     int32 // where the layers of its stage lie among all of its home's
-	from, To, Next int32 // tasks before and behind it in the pipeline, and who does the latter; -1: there is none
-	Undone         int32 // the forward that a backward undoes; -1: there is none
-	Layers         int32 // of all tasks with smaller numbers
+	fed, Feeds     bool     // there is a task that its input comes from; one that goes on with its result
+	Split          bool     // a backward whose gradients of weights are a task of their own
+	Way            plan.Way // of its result
+	Shared, Opens  bool     // of a slot that ranks share in; the first of it that is visited
+	Subsequence    int32    // of a microbatch
+	Stage          int32    // virtual
+	At             int32    // of its tokens among pieces and whole subsequences
+	Rank, Home     int32    // who does it; who has its stage
+	First, End     int32    // where the layers of its stage lie among all of its home's
+	from, To, Next int32    // tasks before and behind it in the pipeline, and who does the latter; -1: there is none
+	Undone         int32    // the forward that a backward undoes; -1: there is none
+	Layers         int32    // of all tasks with smaller numbers
 }
 
 // Must is New for a plan whose order of tasks has been verified.
@@ -148,13 +147,9 @@ func (c *Walk) stopOf(rank int, t plan.Task, homes []int32) Node {
 		s.fed, s.from = true, c.places[place-on]-1
 	}
 	if next := t.Stage + on; next >= 0 && next < len(homes) {
-		home := int(homes[next])
-		s.Feeds, s.To, s.Next = true, int32(home), c.places[place+on]-1
-		if t.Piece > 0 {
-			s.To = int32(p.Runner(plan.Task{Kind: t.Kind, Microbatch: t.Microbatch, Subsequence: t.Subsequence, Stage: next, Piece: t.Piece}))
-			s.Aside = s.Rank != s.To && (s.Rank != s.Home || int(s.To) != home)
-		}
-		s.Backwards = !p.Onwards(t.Kind, int(s.Home), home)
+		target := t
+		target.Stage = next
+		s.Feeds, s.To, s.Next, s.Way = true, int32(p.Runner(target)), c.places[place+on]-1, p.WayOf(t)
 	}
 	return s
 }
