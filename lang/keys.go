@@ -285,7 +285,7 @@ var modelKeys = []*Key{
 		Doc: "Bound c of the logits, which become c * tanh(logit / c); 0 leaves them as they are. Gemma-2 has 30.",
 		set: func(s *Spec, v value) { s.Model.LogitSoftcap = v.num }},
 	{Block: blockModel, Name: "embed_scale", takes: positive(dimCount).orNames("sqrt_hidden"), Default: "1", Example: "sqrt_hidden",
-		Doc: "Factor of the embedding's rows where the model reads them; Gemma has the root of `hidden`.",
+		Doc: "Factor of the embedding's rows where the model reads them; `sqrt_hidden` is the root of `hidden`, rounded to `dtype`, as Gemma has it.",
 		set: setEmbedScale},
 	{Block: blockModel, Name: "tied", takes: names("false", "true"), Default: "false", Example: "true",
 		Doc: "Whether the output projection is the embedding's table.",

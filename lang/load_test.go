@@ -3,6 +3,7 @@ package lang
 import (
 	"encoding/json"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -337,6 +338,16 @@ func TestShippedHint(t *testing.T) {
 		_, err := Parse("hint.sppo", []byte(text), Options{})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q gives %v, without %s", text, err, want)
+		}
+	}
+}
+
+// The factor of Gemma's embedding is rounded as its weights are stored.
+func TestRootOfHidden(t *testing.T) {
+	for dtype, want := range map[string]float64{"f32": math.Sqrt(5376), "bf16": 73.5} {
+		s := load(t, exampleBase, "model.family=gemma", "model.hidden=5376", "model.heads=32", "model.dtype="+dtype)
+		if s.Model.EmbedScale != want {
+			t.Errorf("%s: %v, want %v", dtype, s.Model.EmbedScale, want)
 		}
 	}
 }

@@ -168,8 +168,18 @@ func setPositions(s *Spec, v value) {
 func setEmbedScale(s *Spec, v value) {
 	s.Model.EmbedScale = v.num
 	if v.kind == isName {
-		s.Model.EmbedScale = math.Sqrt(float64(s.Model.Hidden))
+		s.Model.EmbedScale = s.Model.rootOfHidden()
 	}
+}
+
+// rootOfHidden is the square root of Hidden as the model stores values, which is how Gemma was trained.
+func (m *Model) rootOfHidden() float64 {
+	root := math.Sqrt(float64(m.Hidden))
+	if m.DType != "bf16" {
+		return root
+	}
+	bits := math.Float32bits(float32(root))
+	return float64(math.Float32frombits((bits + 0x7fff + bits>>16&1) &^ 0xffff)) // to nearest even
 }
 
 func deriveFFN(s *Spec) {
