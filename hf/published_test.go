@@ -1,0 +1,59 @@
+package hf_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sppo.dev/graph"
+	"sppo.dev/hf"
+)
+
+// published are the numbers of parameters that the models' pages give; of Gemma-3 those of the language model.
+var published = map[string]int64{
+	"Llama-3.1-8B": 8_030_261_248, "Llama-3.1-70B": 70_553_706_496, "Llama-3.1-405B": 405_853_388_800,
+	"Qwen2.5-7B": 7_615_616_512, "Qwen2.5-32B": 32_763_876_352, "Qwen3-4B": 4_022_468_096, "Qwen3-14B": 14_768_307_200,
+	"Mistral-7B-v0.3": 7_248_023_552,
+}
+
+// The configs of testdata/configs are those of the hub's models of their names.
+func TestPublishedModels(t *testing.T) {
+	for name, want := range published {
+		t.Run(name, func(t *testing.T) {
+			text, err := os.ReadFile(filepath.Join("testdata", "configs", name+".json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			model, err := hf.ReadModel(configFolder(t, text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			l, err := model.Lang(1<<10, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			g := graph.New(l, graph.Split{SP: 1}, 1<<10)
+			count := func(b *graph.Block) (n int64) {
+				for _, p := range b.Params {
+					if !p.Tied {
+						n += p.Shape[0] * p.Shape[1]
+					}
+				}
+				return n
+			}
+			if got := count(g.Embedding) + int64(l.Layers)*count(g.Layer) + count(g.Head); got != want {
+				t.Errorf("%d parameters, want %d", got, want)
+			}
+		})
+	}
+	files, err := filepath.Glob(filepath.Join("testdata", "configs", "*.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if name := strings.TrimSuffix(filepath.Base(file), ".json"); published[name] == 0 {
+			t.Errorf("%s is a config that nothing tests", file)
+		}
+	}
+}
