@@ -63,7 +63,7 @@ const space = "\u2581" // LOWER ONE EIGHTH BLOCK, which stands for a space
 // ReadSentencePiece reads a SentencePiece model of type BPE.
 func ReadSentencePiece(data []byte) (*Tokenizer, error) {
 	f := spFile{kind: 1, eos: 2, surface: " \u2047 ", prefix: true, squeeze: true, escape: true}
-	if err := fields(data, "it", f.field); err != nil {
+	if err := fields(data, "the file", f.field); err != nil {
 		return nil, err
 	}
 	switch {
@@ -147,7 +147,7 @@ func fields(data []byte, where string, f func(field protowire.Number, n uint64, 
 	for len(data) > 0 {
 		field, kind, size := protowire.ConsumeTag(data)
 		if size < 0 {
-			return fmt.Errorf("%s is no SentencePiece model: %w", where, protowire.ParseError(size))
+			return fmt.Errorf("%s is malformed for a SentencePiece model", where)
 		}
 		data = data[size:]
 		var n uint64
@@ -165,7 +165,7 @@ func fields(data []byte, where string, f func(field protowire.Number, n uint64, 
 			size = protowire.ConsumeFieldValue(field, kind, data)
 		}
 		if size < 0 {
-			return fmt.Errorf("%s is no SentencePiece model: %w", where, protowire.ParseError(size))
+			return fmt.Errorf("%s is malformed for a SentencePiece model", where)
 		}
 		data = data[size:]
 		if err := f(field, n, b); err != nil {
