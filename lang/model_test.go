@@ -1,0 +1,80 @@
+package lang
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const modelSizes = " layers = 4 hidden = 64 heads = 4 vocab = 256 dtype = f32 "
+
+// TestFamiliesAreDefaults writes the defaults of each family out under another, which must give the same model.
+func TestFamiliesAreDefaults(t *testing.T) {
+	for _, f := range Families {
+		want, err := ParseModel("family = " + f.Name + modelSizes)
+		if err != nil {
+			t.Errorf("%s: %v", f.Name, err)
+			continue
+		}
+		keys := ""
+		for _, k := range modelKeys {
+			if v := f.Defaults[k.Name]; v != "" {
+				keys += k.Name + " = " + v + " "
+			}
+		}
+		got, err := ParseModel("family = llama " + modelSizes + keys)
+		if err != nil {
+			t.Errorf("%s: %v", f.Name, err)
+			continue
+		}
+		got.Family = f.Name
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("family = %s is not %s (-family +keys):\n%s", f.Name, keys, diff)
+		}
+	}
+}
+
+// TestModelsThatCannotBeBuilt: each combination of keys gives one clear error, at the key that is to be changed.
+func TestModelsThatCannotBeBuilt(t *testing.T) {
+	for _, c := range []struct{ keys, want string }{
+		{"norm_place = post bias = [mlp]", "a norm after attention and MLP goes with no bias of their outputs"},
+		{"rope_partial = 0.3", "rope_partial = 0.3 of head_dim = 16 is 4.8, no even number of elements"},
+		{"head_dim = 15", "rotary positions need an even head_dim, not 15"},
+		{"rope_scaling = linear", "rope_scaling = linear needs rope_factor"},
+		{"rope_scaling = yarn rope_factor = 4", "rope_scaling = yarn needs rope_original"},
+		{"rope_scaling = longrope rope_original = 8 rope_short = [1, 1, 1, 1, 1, 1, 1, 1]", "rope_scaling = longrope needs rope_long"},
+		{"rope_scaling = longrope rope_original = 8 rope_short = [1, 2] rope_long = [1, 1, 1, 1, 1, 1, 1, 1]", "rope_short lists 2 numbers for 8 rotated pairs"},
+		{"rope_low = 2", "rope_low means nothing with rope_scaling = none"},
+		{"rope_scaling = llama3 rope_factor = 8 rope_original = 8K rope_low = 4", "rope_low = 4 is not below rope_high = 4"},
+		{"activation = swish", "swish"},
+		{"bias = [head]", "head"},
+		{"norm_offset = -1", "norm_offset"},
+	} {
+		_, err := ParseModel("family = llama" + modelSizes + c.keys)
+		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Count(err.Error(), "error:") != 1 {
+			t.Errorf("%s: %v, want one error that says %q", c.keys, err, c.want)
+		}
+	}
+}
+
+// TestForeignValues: an edited plan may hold what no spec can say.
+func TestForeignValues(t *testing.T) {
+	for want, edit := range map[string]func(*Model){
+		"model.norm_place":    func(m *Model) { m.NormPlace = "behind" },
+		"model.bias":          func(m *Model) { m.Bias = []string{"head"} },
+		"model.positions":     func(m *Model) { m.PositionPattern = []string{"rope", "alibi"} },
+		"model.logit_softcap": func(m *Model) { m.LogitSoftcap = -1 },
+		"model.rope_theta":    func(m *Model) { m.RopeTheta = 0 },
+		"model.rope_partial":  func(m *Model) { m.RopePartial = 1.5 },
+	} {
+		m, err := ParseModel("family = llama" + modelSizes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		edit(&m)
+		if found := m.Problems(); len(found) == 0 || found[0].Keys[0] != want {
+			t.Errorf("%v, want a problem of %s", found, want)
+		}
+	}
+}
