@@ -33,6 +33,9 @@ type env struct {
 }
 
 func (s *stage) newEnv(b *graph.Block, params []*param, t plan.Task, layer int, z graph.Size) *env {
+	if layer != ir.None {
+		z = s.model.OfLayer(z, layer)
+	}
 	return &env{s: s, block: b, params: params, task: t, layer: layer, size: z, at: make([]place, len(b.Values)), read: make([]bool, len(b.Values))}
 }
 

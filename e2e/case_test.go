@@ -15,6 +15,7 @@ type Case struct {
 	Traits                   string // other keys of the model, as a spec has them
 	Tied                     bool
 	KVHeads, Batch           int
+	Window                   string // of attention by layer, as [5, 20]; empty: none
 
 	PP, SP, DP, N, Microbatch int
 	VirtualStages             int    // 0 means 1
@@ -174,6 +175,7 @@ model tiny {
   tied = %t
 %s  rope_theta = %g
   norm_eps = %g
+  window = %s
   init_std = 0.15  # far from linear, so that every part counts
 %s}
 
@@ -209,7 +211,7 @@ schedule tiny {
   recompute = %s
   mux = %s
 }
-`, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, c.Vocab, c.DType, c.Tied, c.positionsLine(), ropeTheta, normEps, lines(c.Traits),
+`, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, c.Vocab, c.DType, c.Tied, c.positionsLine(), ropeTheta, normEps, orElse(c.Window, "0"), lines(c.Traits),
 		ranks, c.Sequence, c.Batch, c.Steps, c.optimizer(), c.warmup(), minLR, gradClip, evalBatch,
 		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), c.Microbatch, c.virtualStages(), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
 		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"))
@@ -248,6 +250,9 @@ func (c Case) String() string {
 	tied := "untied"
 	if c.Tied {
 		tied = "tied"
+	}
+	if c.Window != "" {
+		tied += "-window" + strings.NewReplacer("[", "", "]", "", ", ", ".").Replace(c.Window)
 	}
 	return c.modelName() + fmt.Sprintf("-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s-%s-%s%s", c.KVHeads, c.Positions, tied, c.DType,
 		c.Batch, c.Microbatch, c.DP, orElse(c.Zero, "0"), c.PP, max(1, c.VirtualStages), c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload,

@@ -15,6 +15,7 @@ type Size struct {
 	SP       int64 // t
 	Chunk    int64 // first row of the head's chunk
 	Rows     int64 // rows of the head's chunk
+	Window   int64 // tokens that attention of the layer sees, up to the query's own; 0: all
 }
 
 // chunkBytes bounds the logits of one chunk of the head's loop.
@@ -120,6 +121,8 @@ func (b *Block) Instr(n *Node, s Size, view func(Arg, ir.View) ir.View, attr fun
 			in.Attrs[i] = ir.Int(s.Batch)
 		case FromPrefix:
 			in.Attrs[i] = ir.Int(s.Prefix + int64(a.Value.Bits))
+		case FromWindow:
+			in.Attrs[i] = ir.Int(s.Window)
 		case FromLocalPrefix:
 			in.Attrs[i] = ir.Int(s.Prefix / s.SP)
 		default:

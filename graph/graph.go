@@ -81,6 +81,7 @@ const (
 	FromBatch                  // sequences side by side
 	FromPrefix                 // tokens before the subsequence
 	FromLocalPrefix            // those of them that each rank of a ring holds
+	FromWindow                 // tokens that attention of the layer sees
 	FromFirst                  // index of the microbatch's first sequence
 	FromConst                  // the rank's constant of that name
 	FromLossScale              // 1 / tokens of the batch (or of the validation)

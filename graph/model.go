@@ -84,6 +84,8 @@ type Model struct {
 	Head      *Block
 	Rotations []ir.Rotation // that its layers name, from 1 on
 
+	sequence int64
+	kinds    []int64 // windows of layers
 	mutex    sync.Mutex
 	remaking map[Units]*Block
 	updates  map[updateKey]*Block
@@ -91,8 +93,9 @@ type Model struct {
 
 // New builds the dataflow of a checked model. Heads divide by SP; vocabulary and FFN are padded to it.
 func New(m lang.Model, split Split, sequence int64) *Model {
-	g := &Model{Model: m, Split: split, remaking: map[Units]*Block{}, updates: map[updateKey]*Block{}}
+	g := &Model{Model: m, Split: split, remaking: map[Units]*Block{}, updates: map[updateKey]*Block{}, sequence: sequence}
 	g.Rotations = rotationsOf(&m, sequence)
+	g.findKinds()
 	g.Embedding, g.Layer, g.Head = g.embedding(sequence), g.layer(nil), g.head()
 	return g
 }
@@ -369,7 +372,7 @@ func (g *Model) attention(b *builder, in int) int {
 	case g.ring():
 		b.ringAttention(attrs, o, lse, query, keys, values)
 	default:
-		b.node(ir.Attention, append(attrs, from("prefix", FromPrefix)), all(o), all(lse), all(query), seen(keys), seen(values))
+		b.node(ir.Attention, append(attrs, from("prefix", FromPrefix), from("window", FromWindow)), all(o), all(lse), all(query), seen(keys), seen(values))
 	}
 	if g.ulysses() {
 		local := b.activation("attn.local", Local, q)

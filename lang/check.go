@@ -49,6 +49,9 @@ func (c *checker) model() {
 	for _, p := range m.Problems() {
 		c.fail(c.culprit(p.Keys...), p.Code, p.Hint, "%s", p.Message)
 	}
+	if slices.Contains(m.Windows, noWindow) {
+		c.fail("model.layer_types", Conflict, "window = 4K, for example", "sliding layers need a window, which is one number other than 0")
+	}
 	if c.Train.Data.Kind == "text" && m.Vocab < 256 {
 		c.fail("model.vocab", SmallVocab, "vocab = 256", "text is read as bytes, some of which do not fit vocab = %d", m.Vocab)
 	}

@@ -80,6 +80,7 @@ type Model struct {
 	RopeShort     []float64 `json:"rope_short"`
 	RopeLong      []float64 `json:"rope_long"`
 
+	Windows      []int64 `json:"windows"`       // tokens that attention sees, up to the query's own; 0: all. Layers repeat the list; empty: all
 	AttnScale    float64 `json:"attn_scale"`    // of attention's scores
 	LogitSoftcap float64 `json:"logit_softcap"` // 0: none
 	EmbedScale   float64 `json:"embed_scale"`   // of the embedding's result

@@ -46,6 +46,7 @@ type Config struct {
 	PositionPattern []string `json:"position_pattern"` // rope | none by layer, over and over; empty: Positions
 	RopeConfig
 
+	Windows      []int   `json:"windows"`    // by layer, over and over: keys that a query sees, its own included; 0: all
 	AttnScale    float64 `json:"attn_scale"` // of the scores
 	LogitSoftcap float64 `json:"logit_softcap"`
 	EmbedScale   float64 `json:"embed_scale"`
@@ -319,7 +320,7 @@ func (m *model) layer(l int, x []float64) []float64 {
 		t.k = Rope(t.k, m.batch, m.cfg.KVHeads, m.cfg.HeadDim, 0, r)
 	}
 	t.q = scaled(t.q, m.queryScale())
-	t.attention, _ = Attention(t.q, t.k, t.v, m.attentionShape())
+	t.attention, _ = Attention(t.q, t.k, t.v, m.attentionShape(l))
 	t.attentionOut = m.linear(t.attention, in+"wo", in+"bo")
 	t.mid = add(x, m.normAfter(t.attentionOut, in+"ln1_post"))
 	t.norm2 = m.normBefore(t.mid, in+"ln2")
@@ -352,7 +353,7 @@ func (m *model) layerGrad(l int, dout []float64) []float64 {
 	dmid := add(dout, m.normBeforeGrad(t.mid, dnorm2, in+"ln2"))
 
 	dattention := m.linearGrad(t.attention, m.normAfterGrad(t.attentionOut, dmid, in+"ln1_post"), in+"wo", in+"bo")
-	dq, dk, dv := AttentionGrad(t.q, t.k, t.v, t.attention, dattention, m.attentionShape())
+	dq, dk, dv := AttentionGrad(t.q, t.k, t.v, t.attention, dattention, m.attentionShape(l))
 	dq = scaled(dq, m.queryScale())
 	if m.cfg.rotates(l) {
 		r := m.cfg.rotation(m.cfg.HeadDim, m.cfg.Sequence)
@@ -366,9 +367,13 @@ func (m *model) layerGrad(l int, dout []float64) []float64 {
 	return add(dmid, m.normBeforeGrad(t.x, dnorm1, in+"ln1"))
 }
 
-func (m *model) attentionShape() AttentionShape {
-	return AttentionShape{Queries: m.cfg.Sequence, Batch: m.batch,
+func (m *model) attentionShape(layer int) AttentionShape {
+	s := AttentionShape{Queries: m.cfg.Sequence, Batch: m.batch,
 		Heads: m.cfg.Heads, KVHeads: m.cfg.KVHeads, HeadDim: m.cfg.HeadDim}
+	if n := len(m.cfg.Windows); n > 0 {
+		s.Window = m.cfg.Windows[layer%n]
+	}
+	return s
 }
 
 // queryScale is what queries are multiplied by where scores are not to be divided by sqrt(HeadDim), as Attention does.

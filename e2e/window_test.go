@@ -1,0 +1,78 @@
+package e2e
+
+import (
+	"cmp"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"sppo.dev/ir"
+)
+
+// windowed are schedules of models whose layers alternate between windows of attention: shorter and longer than a subsequence,
+// up to a border, and longer than the sequence.
+var windowed = []Case{
+	{Family: "gpt", Window: "[5, 20]", KVHeads: 2, Positions: "learned", DType: "f32", Batch: 2, PP: 2, SP: 2, DP: 1, N: 5, Microbatch: 2, Offload: "full"},
+	{Family: "llama", Window: "[8, 0]", KVHeads: 1, Positions: "rope", DType: "f32", Batch: 2, PP: 2, SP: 4, SPMode: "ulysses", DP: 2, Zero: "3", N: 3, Partition: "length", Offload: "0.5"},
+	{Family: "llama", Window: "[2, 13, 500]", KVHeads: 4, Positions: "rope", DType: "bf16", Batch: 1, PP: 2, SP: 1, DP: 1, N: 6, Offload: "full", Recompute: "full"},
+	{Family: "gpt", Window: "[5, 20]", KVHeads: 4, Positions: "rope", DType: "f32", Batch: 4, PP: 2, SP: 1, DP: 2, Zero: "1", N: 4, VirtualStages: 2, Strategy: "interleaved-sppo", Offload: "carry", Layers: 5},
+	{Family: "llama", Window: "[3, 16]", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 3, PP: 2, SP: 2, DP: 1, N: 3, Strategy: "seq1f1b", Offload: "0.5", Recompute: "selective"},
+	{Family: "gpt", Window: "[6, 24]", KVHeads: 4, Positions: "none", DType: "f32", Batch: 4, PP: 2, SP: 1, DP: 1, N: 3, Strategy: "zb-h1", Offload: "full"},
+	{Family: "gpt", Window: "[5, 20]", KVHeads: 4, Positions: "rope", DType: "f32", Batch: 2, PP: 1, SP: 2, DP: 1, N: 4, Order: "layer", Offload: "full", Recompute: "keep_attention"},
+	{Family: "llama", Window: "[100, 7]", KVHeads: 1, Positions: "rope", DType: "f32", Batch: 1, PP: 2, SP: 1, DP: 1, N: 4, Sequence: 640, Offload: "auto", Layers: 2, Steps: 3},
+	{Family: "gpt", Window: "[5, 20]", KVHeads: 2, Positions: "learned", DType: "f32", Batch: 1, PP: 3, SP: 2, DP: 1, N: 6, Mux: "left", Offload: "0.5"},
+	{Family: "gpt", Window: "[5, 20]", KVHeads: 4, Positions: "rope", DType: "bf16", Batch: 2, PP: 1, SP: 1, DP: 1, N: 1, Offload: "none"},
+}
+
+func (c Case) completed() Case {
+	c.Microbatch, c.Partition, c.Vocab = max(1, c.Microbatch), cmp.Or(c.Partition, "flops"), tinyVocab
+	c.Steps, c.Layers, c.Sequence = cmp.Or(c.Steps, 6), cmp.Or(c.Layers, 4), cmp.Or(c.Sequence, 48)
+	return c
+}
+
+// TestWindows holds models of several kinds of layers to E1, E2, E3 and E5, and their plain programs to E4.
+func TestWindows(t *testing.T) {
+	for _, c := range windowed {
+		c = c.completed()
+		t.Run(c.String(), func(t *testing.T) {
+			t.Parallel()
+			if c.Mux == "" {
+				checkCase(t, c)
+			} else { // which rank runs a piece decides what it adds up
+				checkClose(t, c, "E3: against the plain program", run(t, c), run(t, c.plain()))
+			}
+			checkNaive(t, c.plain())
+		})
+	}
+}
+
+// TestWindowOfAll demands the same program, but for the header, where a window covers the sequence.
+func TestWindowOfAll(t *testing.T) {
+	c := windowed[0].completed()
+	c.Window = ""
+	_, want := mustCompile(t, c)
+	for _, window := range []string{"48", "[48, 1M]", "[0, 0]"} {
+		c.Window = window
+		_, got := mustCompile(t, c)
+		if diff := gocmp.Diff(instructions(want), instructions(got)); diff != "" {
+			t.Errorf("window = %s changes the program: %s", window, diff)
+		}
+	}
+	c.Window = "[47, 48]"
+	if _, got := mustCompile(t, c); !strings.Contains(strings.Join(instructions(got), "\n"), "window=47") {
+		t.Error("window = [47, 48] does not arrive in the program")
+	}
+}
+
+// instructions are those of a program, one a line.
+func instructions(p *ir.Program) (lines []string) {
+	for i := range p.Codes {
+		for s := range p.Codes[i].Sections {
+			for j := range p.Codes[i].Sections[s] {
+				lines = append(lines, p.Text(&p.Codes[i], &p.Codes[i].Sections[s][j]))
+			}
+		}
+	}
+	return lines
+}

@@ -1,0 +1,78 @@
+package lang
+
+import "slices"
+
+// Types of layers.
+const (
+	LayerSliding = "sliding" // attention sees a window
+	LayerFull    = "full"    // attention sees all earlier tokens
+)
+
+// WindowOf is how many tokens attention of a layer sees, up to the query's own; 0: all.
+func (m *Model) WindowOf(layer int) int64 {
+	if len(m.Windows) == 0 {
+		return 0
+	}
+	return m.Windows[layer%len(m.Windows)]
+}
+
+func setWindow(s *Spec, v value) {
+	s.Model.Windows = nil
+	for _, item := range v.items() {
+		s.Model.Windows = append(s.Model.Windows, int64(item.num))
+	}
+}
+
+// noWindow stands for the window of sliding layers where none was given; the check reports it.
+const noWindow = -1
+
+// setLayerTypes follows setWindow.
+func setLayerTypes(s *Spec, v value) {
+	sliding := int64(noWindow)
+	if w := s.Model.Windows; len(w) == 1 && w[0] > 0 {
+		sliding = w[0]
+	}
+	s.Model.Windows = nil
+	for _, item := range v.items() {
+		s.Model.Windows = append(s.Model.Windows, map[string]int64{LayerSliding: sliding}[item.name])
+	}
+	s.Model.normalizeWindows()
+}
+
+// items are those of a list, or the value itself.
+func (v value) items() []value {
+	if v.kind == isList {
+		return v.list
+	}
+	return []value{v}
+}
+
+// normalizeWindows leaves the shortest list with the same windows, and none where no layer has one: models are compared by it.
+func (m *Model) normalizeWindows() {
+	if len(m.Windows) == 0 || m.Layers == 0 {
+		return
+	}
+	all := make([]int64, m.Layers)
+	for i := range all {
+		all[i] = m.WindowOf(i)
+	}
+	for n := range len(all) {
+		if repeats(all, n+1) {
+			m.Windows = all[:n+1]
+			break
+		}
+	}
+	if !slices.ContainsFunc(m.Windows, func(w int64) bool { return w != 0 }) {
+		m.Windows = []int64{}
+	}
+}
+
+// repeats reports whether a list is its first n elements over and over.
+func repeats(list []int64, n int) bool {
+	for i := range list {
+		if list[i] != list[i%n] {
+			return false
+		}
+	}
+	return true
+}
