@@ -28,6 +28,7 @@ type env struct {
 	unitOf    []int  // value -> unit of the block that is saved, or -1
 	read      []bool // value -> whether an instruction has read it since it was written
 	backward  bool   // of a layer
+	begun     bool   // of a backward where K and V stream: later subsequences have added to the gradients of its own
 	suffix    string
 	lossScale float64
 }

@@ -4,6 +4,7 @@ import (
 	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/passes/plan"
+	"sppo.dev/passes/walk"
 )
 
 // What waits on the host in layer order: hidden states between layers, gradients between layers, K and V of a layer between
@@ -43,19 +44,36 @@ func (e *env) stageCachesOut(n *graph.Node) {
 			continue
 		}
 		v, by := &e.block.Values[a.Value], "schedule.keep"
+		first, end := e.size.Prefix, e.size.Prefix+e.size.Tokens
 		if v.Spans() {
 			if by = "schedule.order"; !s.training || !s.plan.StagesCaches(e.task.Stage) {
 				continue
 			}
-		} else if !s.training && e.task.Subsequence == s.plan.Subsequences.N-1 {
-			continue // no later subsequence streams them, and no backward
+		} else if !s.training {
+			if first = e.readLater(); first == end {
+				continue
+			}
 		}
 		from := e.view(a, e.block.View(a, e.size))
+		from.Offset += from.Bytes() / ir.Bytes(e.size.Tokens) * ir.Bytes(first-e.size.Prefix)
 		s.decidedBy("offload", by)
-		host := s.hostRows(e.task.Microbatch, e.layer, v, e.size.Prefix, e.size.Prefix+e.size.Tokens)
-		s.op(ir.CopyD2H, ir.D2H, []ir.View{host, in(from.Buffer, asBytes(from.Offset, from.Bytes()))})
+		host := s.hostRows(e.task.Microbatch, e.layer, v, first, end)
+		s.op(ir.CopyD2H, ir.D2H, []ir.View{host, in(from.Buffer, asBytes(from.Offset, host.Bytes()))})
 		s.decidedBy("lower", "model.layers")
 	}
+}
+
+// readLater is the first token of a subsequence whose K and V later subsequences stream, or its end where they stream none of it.
+func (e *env) readLater() int64 {
+	end, next := e.size.Prefix+e.size.Tokens, e.task.Subsequence+1
+	if next == e.s.plan.Subsequences.N {
+		return end
+	}
+	blocks := walk.Blocks(e.s.plan.Stream.Block, e.s.model.OfLayer(e.s.plan.Size(next), e.layer))
+	if len(blocks) == 0 {
+		return end
+	}
+	return max(e.size.Prefix, blocks[0].First)
 }
 
 // cachesIn brings K and V of a stage's layers back for its first backward, in the order of need, where they wait on the host.

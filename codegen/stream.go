@@ -95,7 +95,13 @@ func (s *stage) load(l walk.Load) map[string]uint32 {
 	for _, v := range streaming(s.model.Layer, l.Grads) {
 		rows := s.hostRows(l.Task.Microbatch, l.Layer, v, l.First, l.End)
 		b := s.allocate(s.label(l.Task, l.Layer, loadName(l, v)), ir.Device, rows.Bytes())
-		s.op(ir.CopyH2D, ir.H2D, []ir.View{in(b, asBytes(0, rows.Bytes())), rows})
+		at := ir.Bytes(0)
+		if v.Kind == graph.CacheGrad && l.Begun > l.First {
+			at = rows.Bytes() / ir.Bytes(l.End-l.First) * ir.Bytes(l.Begun-l.First)
+			s.op(ir.Fill, ir.Compute, []ir.View{in(b, asBytes(0, at))}, ir.Float(0))
+			rows = s.hostRows(l.Task.Microbatch, l.Layer, v, l.Begun, l.End)
+		}
+		s.op(ir.CopyH2D, ir.H2D, []ir.View{in(b, asBytes(at, rows.Bytes())), rows})
 		buffers[v.Name] = b
 	}
 	return buffers
@@ -117,8 +123,14 @@ func loadName(l walk.Load, v *graph.Value) string {
 // takeOwn gives a backward its own rows: K and V, and dK and dV so far, where later subsequences have begun them.
 func (e *env) takeOwn() {
 	own := e.s.take()
+	e.begun = own.Grads
 	for i := range e.block.Values {
 		v := &e.block.Values[i]
+		if v.Kind == graph.CacheGrad && v.Spans() && own.Grads && own.Begun > own.First { // of V where only K streams, say
+			row := ir.Bytes(e.size.Batch*v.Cols) * v.DType.Bytes()
+			unseen := in(e.cache(i), asBytes(row*ir.Bytes(own.First), row*ir.Bytes(own.Begun-own.First)))
+			e.s.op(ir.Fill, ir.Compute, []ir.View{unseen}, ir.Float(0))
+		}
 		if v.Rows != graph.Full || v.Kind != graph.Cache && v.Kind != graph.CacheGrad {
 			continue
 		}
@@ -134,7 +146,7 @@ func (e *env) takeOwn() {
 // f32, and so does the sum of the gradients of the queries.
 func (e *env) attend(n *graph.Node) {
 	prefix, end := e.size.Prefix, e.size.Prefix+e.size.Tokens
-	blocks := walk.Blocks(e.s.plan, prefix)
+	blocks := walk.Blocks(e.s.plan.Stream.Block, e.size)
 	own := e.part(n, prefix, end, e.view)
 	result := own.Args[0] // o, or dq
 	sum := result
@@ -197,7 +209,7 @@ func (e *env) attends(n *graph.Node) bool { return e.s.plan.Streams() && n.Atten
 // part is the instruction of a node for the keys of some tokens.
 func (e *env) part(n *graph.Node, first, end int64, view func(graph.Arg, ir.View) ir.View) ir.Instr {
 	in := e.block.Piece(n, e.size, first, end, view, func(a graph.Attr) ir.Attr {
-		return ir.Bool(a.Name == "accumulate" && e.task.Subsequence < e.s.plan.Subsequences.N-1) // dK and dV of later subsequences
+		return ir.Bool(a.Name == "accumulate" && e.begun) // dK and dV of later subsequences
 	})
 	in.Stream = ir.Compute
 	return in

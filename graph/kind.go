@@ -1,6 +1,10 @@
 package graph
 
-import "slices"
+import (
+	"slices"
+
+	"sppo.dev/ir"
+)
 
 // Layers of several kinds. All layers have one dataflow. What tells kinds apart is part of the size that work and shapes depend
 // on: so far the window of attention.
@@ -19,6 +23,18 @@ func (g *Model) LayersOf(kind int) (n int) {
 		}
 	}
 	return n
+}
+
+// Mean is the mean over layers of what each takes, by kinds.
+func (g *Model) Mean(of func(kind int) ir.Seconds) ir.Seconds {
+	if len(g.kinds) == 1 {
+		return of(0)
+	}
+	var sum ir.Seconds
+	for kind := range g.kinds {
+		sum += ir.Seconds(g.LayersOf(kind)) * of(kind)
+	}
+	return sum / ir.Seconds(g.Layers)
 }
 
 // OfKind is a size for layers of a kind.

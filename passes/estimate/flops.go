@@ -8,17 +8,36 @@ import (
 	"sppo.dev/lang"
 )
 
-// LayerFlops is the forward of one layer as a function of tokens, in whole multiply-adds, as its opcodes count them: products with
-// weights are linear in x, causal attention sees x(x+1)/2 pairs.
-type LayerFlops struct{ Linear, Quadratic *big.Int }
+// LayerFlops is the forward of layers as a function of tokens, in whole multiply-adds, as its opcodes count them: products with
+// weights are linear in x, causal attention sees x(x+1)/2 pairs, with a window of w < x tokens w(w+1)/2 + (x-w)*w.
+type LayerFlops struct {
+	Linear, Quadratic *big.Int
+	windows           []windowFlops // all layers of a model of which some have windows; empty: one layer without
+}
 
-// FlopsOfLayer takes both parts from a layer of one token and a layer of two.
+// windowFlops are a number of layers with a window; 0: none.
+type windowFlops struct{ window, layers int64 }
+
+// FlopsOfLayer takes both parts from a layer of one token and a layer of two. Where layers have windows it stands for all of them.
 func FlopsOfLayer(m lang.Model) LayerFlops {
 	g := graph.New(m, graph.Split{SP: 1}, 2)
 	one := sumFlops(g.Layer, graph.Size{Sequence: 2, Tokens: 1, Batch: 1, SP: 1})
 	two := sumFlops(g.Layer, graph.Size{Sequence: 2, Tokens: 2, Batch: 1, SP: 1})
 	pair := two - 2*one // what a query does with one more key
-	return LayerFlops{big.NewInt(int64(one-pair) / 2), big.NewInt(int64(pair) / 4)}
+	f := LayerFlops{Linear: big.NewInt(int64(one-pair) / 2), Quadratic: big.NewInt(int64(pair) / 4)}
+	if len(m.Windows) == 0 {
+		return f
+	}
+	at := map[int64]int{}
+	for layer := range m.Layers {
+		w := m.WindowOf(layer)
+		if _, ok := at[w]; !ok {
+			at[w] = len(f.windows)
+			f.windows = append(f.windows, windowFlops{window: w})
+		}
+		f.windows[at[w]].layers++
+	}
+	return f
 }
 
 // sumFlops is the forward of a block.
@@ -32,12 +51,37 @@ func sumFlops(b *graph.Block, s graph.Size) (sum ir.Flops) {
 // UpTo is the multiply-adds of tokens 0 .. x-1.
 func (f LayerFlops) UpTo(x int64) *big.Int {
 	b := big.NewInt(x)
-	u := new(big.Int).Mul(f.Quadratic, new(big.Int).Add(b, big.NewInt(1)))
-	return u.Mul(u.Add(u, f.Linear), b)
+	if !f.Windowed() {
+		u := new(big.Int).Mul(f.Quadratic, new(big.Int).Add(b, big.NewInt(1)))
+		return u.Mul(u.Add(u, f.Linear), b)
+	}
+	sum := new(big.Int)
+	for _, w := range f.windows {
+		u := new(big.Int).Mul(f.Quadratic, w.pairs(x))
+		u.Add(u, new(big.Int).Mul(f.Linear, b))
+		sum.Add(sum, u.Mul(u, big.NewInt(w.layers)))
+	}
+	return sum
 }
 
-// of is the FLOPs of a sequence of x tokens in one layer.
-func (f LayerFlops) of(x int64) float64 {
+// Windowed reports whether attention of some layer has a window.
+func (f LayerFlops) Windowed() bool { return len(f.windows) > 0 }
+
+// pairs is twice the number of pairs that see each other among tokens 0 .. x-1.
+func (f windowFlops) pairs(x int64) *big.Int {
+	w := f.window
+	if w == 0 || w > x {
+		w = x
+	}
+	n := new(big.Int).Mul(big.NewInt(w), big.NewInt(w+1))
+	return n.Add(n, new(big.Int).Mul(big.NewInt(2*w), big.NewInt(x-w)))
+}
+
+// inModel is the FLOPs of a sequence of x tokens in all of a model's layers.
+func (f LayerFlops) inModel(x int64, layers int) float64 {
 	v, _ := new(big.Float).SetInt(f.UpTo(x)).Float64()
-	return 2 * v
+	if f.Windowed() {
+		return 2 * v
+	}
+	return 2 * v * float64(layers)
 }

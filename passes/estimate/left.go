@@ -14,13 +14,15 @@ import (
 
 // leftCosts are what sharing adds to the costs of ranges.
 type leftCosts struct {
-	forward, backward [2][]ir.Seconds                   // [half][range], of a layer: until K and V are made, or their gradients, and behind that
-	visit             VisitTime                         // of parameters, which all pieces of a slot have in common
-	rows, gradients   []ir.Seconds                      // [range], to bring K and V of a layer, or what was added to their gradients, to one rank
-	lend              [plan.Backward + 1][][]ir.Seconds // [kind][stage][layer of the stage], its weights to one rank
-	give              ir.Seconds                        // a layer's gradients of weights from one rank
-	add               ir.Seconds                        // these gradients up
+	visit           VisitTime                         // of parameters, which all pieces of a slot have in common
+	rows, gradients []ir.Seconds                      // [range], to bring K and V of a layer, or what was added to their gradients, to one rank
+	lend            [plan.Backward + 1][][]ir.Seconds // [kind][stage][layer of the stage], its weights to one rank
+	give            ir.Seconds                        // a layer's gradients of weights from one rank
+	add             ir.Seconds                        // these gradients up
 }
+
+// leftHalves are those of a layer of one kind: until K and V are made, or their gradients, and after that.
+type leftHalves struct{ forward, backward [2][]ir.Seconds } // [half][range]
 
 // allCosts are the costs of a plan whose subsequences may be cut: indices i are of ranges, pieces or whole subsequences.
 func (e *Estimator) allCosts(m cost.Model) *Costs {
@@ -46,8 +48,11 @@ func (e *Estimator) allCosts(m cost.Model) *Costs {
 		of[0], of[1] = append(of[0], half), append(of[1], pr.Makespan(b, nodes, z, 0)-half)
 	}
 	for _, z := range q.Sizes() {
-		halves(&t.left.forward, b.Forward, b.BeforeAttention(), z)
-		halves(&t.left.backward, b.Backward, b.BeforeCacheGrads(), z)
+		for kind := range t.kinds {
+			of, z := &t.kinds[kind].left, g.OfKind(z, kind)
+			halves(&of.forward, b.Forward, b.BeforeAttention(), z)
+			halves(&of.backward, b.Backward, b.BeforeCacheGrads(), z)
+		}
 		var rows, gradients ir.Seconds
 		for v := range b.Values {
 			part := b.Values[v].Bytes(z) * ir.Bytes(z.Tokens) / ir.Bytes(z.Sequence)
@@ -300,11 +305,12 @@ func (w *sharedSlot) firstHalf(st *simStage, n int32, layer int) {
 	}
 	st.now = max(st.now, w.lent[lentLayer{int(t.Rank), int(t.Stage), k}])
 	if t.Kind == plan.Forward {
-		st.run(w.left.forward[0][t.At])
+		st.run(w.layer(t.Stage, layer).left.forward[0][t.At])
 		return
 	}
 	st.wait(t.Subsequence, w.back[int(t.Layers)+layer])
-	st.run(w.left.backward[0][t.At] + w.backwardOf(t, layer).Whole - w.backward[t.At].Whole)
+	of := w.layer(t.Stage, layer)
+	st.run(of.left.backward[0][t.At] + w.backwardOf(t, layer).Whole - of.backward[t.At].Whole)
 }
 
 // secondHalf runs the rest of a layer.
@@ -313,10 +319,10 @@ func (w *sharedSlot) secondHalf(st *simStage, n int32, layer int) {
 	st.now = max(st.now, w.ready[t.Rank][int(t.Stage)])
 	begin := st.now
 	if t.Kind == plan.Backward {
-		st.run(w.left.backward[1][t.At])
+		st.run(w.layer(t.Stage, layer).left.backward[1][t.At])
 		return
 	}
-	st.run(w.left.forward[1][t.At])
+	st.run(w.layer(t.Stage, layer).left.forward[1][t.At])
 	w.sent[int(t.Layers)+layer] = w.offload(st, t, layer, begin)
 }
 

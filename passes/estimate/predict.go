@@ -2,6 +2,7 @@ package estimate
 
 import (
 	"math"
+	"slices"
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
@@ -31,8 +32,8 @@ func Predict(p *plan.Plan) { New(NewCache(), nil, p).Predict() }
 
 // Costs are the durations of everything that a step is made of. Indices: i a subsequence, s a stage, k a layer of it.
 type Costs struct {
-	Forward               []ir.Seconds       // [i], of one layer
-	backward              []backwardTime     // [i], of one layer
+	kinds                 []layerCosts       // of layers
+	kindOf                [][]int            // [virtual stage][k]; nil: all layers are of one kind
 	again                 [][][]backwardTime // [s][i][k]: what a layer's backward takes longer because it makes units again; nil: nothing
 	embed, head           []ir.Seconds       // [i]; all of the head runs in the backward
 	embedGrad             []backwardTime     // [i]
@@ -49,6 +50,27 @@ type Costs struct {
 	lastFate              lastFate
 	stream                streamCosts
 	graph                 *graph.Model
+}
+
+// layerCosts are the durations of a layer of one kind.
+type layerCosts struct {
+	Forward  []ir.Seconds   // [i]
+	backward []backwardTime // [i]
+	stream   stretches
+	left     leftHalves
+}
+
+// Forward is the time of a subsequence in a layer, on the average of all kinds.
+func (t *Costs) Forward(i int) ir.Seconds {
+	return t.graph.Mean(func(kind int) ir.Seconds { return t.kinds[kind].Forward[i] })
+}
+
+// layer has the costs of the k-th layer of a virtual stage.
+func (t *Costs) layer(stage int32, k int) *layerCosts {
+	if t.kindOf == nil {
+		return &t.kinds[0]
+	}
+	return &t.kinds[t.kindOf[stage][k]]
 }
 
 // VisitTime is that of the collectives of weights and gradients that run beside a layer.
@@ -72,8 +94,8 @@ func (b backwardTime) plus(o backwardTime, times ir.Seconds) backwardTime {
 
 // remadeKey is what the time to make units of a layer again depends on.
 type remadeKey struct {
-	i      int
-	remade graph.Units
+	i, kind int
+	remade  graph.Units
 }
 
 // Costs are those of the plan as it stands, without shared tasks.
@@ -86,14 +108,22 @@ func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs
 	between := WidestLink(p, m, Neighbours)
 	stages := p.Parallel.PP
 	t := &Costs{graph: g, link: m.HostLink(), again: perStage[backwardTime](stages, n), d2h: perStage[ir.Seconds](stages, n), h2d: perStage[ir.Seconds](stages, n)}
+	t.kinds = make([]layerCosts, g.Kinds())
+	t.findKinds(p)
 	for i, z := range shapes.Sizes {
-		t.Forward = append(t.Forward, pr.Makespan(g.Layer, g.Layer.Forward, z, weights))
 		under := VisitTime{Weights: weights}
 		if p.Completes(plan.Task{Kind: plan.Backward, Subsequence: i}) {
 			under.Gradients = gradients
 		}
 		t.under = append(t.under, under)
-		t.backward = append(t.backward, pr.layerBackward(g.Layer, z, under))
+		for kind := range t.kinds {
+			k, z := &t.kinds[kind], g.OfKind(z, kind)
+			k.Forward = append(k.Forward, pr.Makespan(g.Layer, g.Layer.Forward, z, weights))
+			k.backward = append(k.backward, pr.layerBackward(g.Layer, z, under))
+			if p.Streams() {
+				k.stream.add(pr, g, z, weights, under.Weights+under.Gradients)
+			}
+		}
 		t.embed = append(t.embed, pr.Time(g, g.Embedding, g.Embedding.Forward, z))
 		t.embedGrad = append(t.embedGrad, pr.embedGrad(g, z))
 		t.head = append(t.head, pr.Time(g, g.Head, g.Head.Backward, z))
@@ -103,15 +133,39 @@ func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs
 		t.hiddenBack = append(t.hiddenBack, m.Time(ir.Work{Kind: ir.WorkH2D, Bytes: x}, cost.Link{}))
 		t.addCaches(m, g.Layer, z)
 		if p.Streams() {
-			t.addStretches(pr, g, z, weights, under.Weights+under.Gradients)
+			t.stream.rows = append(t.stream.rows, rowsOut(pr, g, z))
 		}
 		sizes := shapes.Saved[i]
 		for s := range stages {
-			t.SetFate(pr, g, s, i, p.Offload.Fate[s][i], sizes, z)
+			t.SetFate(pr, p, s, i, p.Offload.Fate[s][i], sizes, z)
 		}
 	}
 	t.stream.in, t.stream.out = CopyCosts(p, g, m)
 	return t
+}
+
+// findKinds notes the kinds of the layers of each virtual stage, where there are several.
+func (t *Costs) findKinds(p *plan.Plan) {
+	if t.graph.Kinds() == 1 {
+		return
+	}
+	for j := range p.LayersPerStage {
+		var kinds []int
+		for _, layer := range p.Layers(j) {
+			kinds = append(kinds, t.graph.KindOf(layer))
+		}
+		t.kindOf = append(t.kindOf, kinds)
+	}
+}
+
+// kindsOn are the kinds of the layers of a pipeline rank, as fates count them.
+func (t *Costs) kindsOn(p *plan.Plan, rank int) (kinds []int) {
+	if t.kindOf != nil {
+		for _, j := range p.StagesOf(rank) {
+			kinds = append(kinds, t.kindOf[j]...)
+		}
+	}
+	return kinds
 }
 
 // addCaches prices the copies of K and V, out by subsequence, back as a whole.
@@ -144,9 +198,10 @@ type fateTimes struct {
 }
 
 // SetFate prices the fate of a stage's units of a subsequence. Stages often have one fate, and layers of a stage.
-func (t *Costs) SetFate(pr Pricer, g *graph.Model, stage, i int, fate string, sizes []ir.Bytes, z graph.Size) {
-	if last := &t.lastFate; last.i != i || last.fate != fate {
-		*last = lastFate{i, fate, t.timesOf(pr, g, i, fate, sizes, z)}
+func (t *Costs) SetFate(pr Pricer, p *plan.Plan, stage, i int, fate string, sizes []ir.Bytes, z graph.Size) {
+	kinds := t.kindsOn(p, stage)
+	if last := &t.lastFate; last.i != i || last.fate != fate || !slices.Equal(last.kinds, kinds) {
+		*last = lastFate{i, fate, kinds, t.timesOf(pr, i, fate, kinds, sizes, z)}
 	}
 	of := &t.lastFate.times
 	t.d2h[stage][i], t.h2d[stage][i], t.again[stage][i] = of.out, of.back, of.again
@@ -156,44 +211,52 @@ func (t *Costs) SetFate(pr Pricer, g *graph.Model, stage, i int, fate string, si
 type lastFate struct {
 	i     int
 	fate  string
+	kinds []int
 	times fateTimes
 }
 
-func (t *Costs) timesOf(pr Pricer, g *graph.Model, i int, fate string, sizes []ir.Bytes, z graph.Size) fateTimes {
+func (t *Costs) timesOf(pr Pricer, i int, fate string, kinds []int, sizes []ir.Bytes, z graph.Size) fateTimes {
 	units := len(sizes)
 	layers := len(fate) / units
 	of := fateTimes{make([]ir.Seconds, layers), make([]ir.Seconds, layers), make([]backwardTime, layers)}
-	before := ""
+	before, kindBefore, kind := "", 0, 0
 	for k := range layers {
 		letters := fate[k*units : (k+1)*units]
-		if letters == before {
+		if kinds != nil {
+			kind = kinds[k]
+		}
+		if letters == before && kind == kindBefore {
 			of.out[k], of.back[k], of.again[k] = of.out[k-1], of.back[k-1], of.again[k-1]
 			continue
 		}
-		before = letters
+		before, kindBefore = letters, kind
 		for u, n := range sizes {
 			if letters[u] == plan.FateOffload {
 				o, b := pr.Copies(n)
 				of.out[k], of.back[k] = of.out[k]+o, of.back[k]+b
 			}
 		}
-		of.again[k] = t.TimeAgain(pr, g, i, plan.RemadeBy(letters), z)
+		of.again[k] = t.timeAgain(pr, i, kind, plan.RemadeBy(letters), z)
 	}
 	return of
 }
 
-// TimeAgain is how much longer the backward of a layer takes that makes units again.
-func (t *Costs) TimeAgain(pr Pricer, g *graph.Model, i int, remade graph.Units, z graph.Size) backwardTime {
+// TimeAgain is how much longer the backward of a layer takes that makes units again, on the average of all kinds.
+func (t *Costs) TimeAgain(pr Pricer, i int, remade graph.Units, z graph.Size) ir.Seconds {
+	return t.graph.Mean(func(kind int) ir.Seconds { return t.timeAgain(pr, i, kind, remade, z).Whole })
+}
+
+func (t *Costs) timeAgain(pr Pricer, i, kind int, remade graph.Units, z graph.Size) backwardTime {
 	if remade == 0 {
 		return backwardTime{}
 	}
-	key := remadeKey{i, remade}
+	key := remadeKey{i, kind, remade}
 	d, known := t.remaking[key]
 	if !known {
 		if t.remaking == nil {
 			t.remaking = map[remadeKey]backwardTime{}
 		}
-		d = pr.layerBackward(g.LayerWithout(remade), z, t.under[i]).plus(t.backward[i], -1)
+		d = pr.layerBackward(t.graph.LayerWithout(remade), t.graph.OfKind(z, kind), t.under[i]).plus(t.kinds[kind].backward[i], -1)
 		t.remaking[key] = d
 	}
 	return d
@@ -253,7 +316,7 @@ func optimizerTime(p *plan.Plan, g *graph.Model, m cost.Model) ir.Seconds {
 func throughput(p *plan.Plan, peak float64) {
 	tokens := float64(p.Train.Sequence) * float64(p.Train.Batch)
 	head := float64(sumFlops(graph.New(p.Model, graph.Split{SP: 1}, 1).Head, graph.Size{Sequence: 1, Tokens: 1, Batch: 1, SP: 1})) * tokens
-	layers := FlopsOfLayer(p.Model).of(p.Train.Sequence) * float64(p.Model.Layers) * float64(p.Train.Batch)
+	layers := FlopsOfLayer(p.Model).inModel(p.Train.Sequence, p.Model.Layers) * float64(p.Train.Batch)
 	p.Throughput = plan.Throughput{ModelFlops: 3 * (layers + head)}
 	if seconds := float64(p.Time.StepS); seconds > 0 && !math.IsInf(seconds, 0) {
 		p.Throughput.TGS = tokens / (seconds * float64(p.Parallel.Ranks()))

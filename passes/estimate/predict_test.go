@@ -37,9 +37,9 @@ func interleavedOf(stages, v int, f, b []ir.Seconds) (*plan.Plan, *Costs) {
 	}
 	strategy.Order(p)
 	none := make([]ir.Seconds, n)
-	c := &Costs{Forward: f, embed: none, embedGrad: make([]backwardTime, n), head: none, message: none}
+	c := &Costs{kinds: []layerCosts{{Forward: f}}, embed: none, embedGrad: make([]backwardTime, n), head: none, message: none}
 	for _, whole := range b {
-		c.backward = append(c.backward, backwardTime{whole, whole / 2, whole / 2})
+		c.kinds[0].backward = append(c.kinds[0].backward, backwardTime{whole, whole / 2, whole / 2})
 	}
 	for range stages {
 		c.d2h, c.h2d = append(c.d2h, noCopies(n, v)), append(c.h2d, noCopies(n, v))

@@ -7,6 +7,7 @@ import (
 	"sppo.dev/ir"
 	"sppo.dev/ir/cost"
 	"sppo.dev/passes/plan"
+	"sppo.dev/passes/walk"
 )
 
 // Pricer takes nodes of a block to time.
@@ -119,8 +120,8 @@ func (pr Pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Second
 		return pr.Cost.Time(in.Work(), pr.link)
 	}
 	times := []ir.Seconds{piece(z.Prefix, z.Prefix+z.Tokens)}
-	for at := int64(0); at < z.Prefix; at += pr.block {
-		times = append(times, piece(at, min(at+pr.block, z.Prefix)))
+	for _, l := range walk.Blocks(pr.block, z) {
+		times = append(times, piece(l.First, l.End))
 	}
 	return times
 }

@@ -52,16 +52,16 @@ func (pr Pricer) sharedCosts(p *plan.Plan, g *graph.Model, t *Costs, far cost.Li
 	return out
 }
 
-// plain is what a layer of a task takes that makes no units again.
+// plain is what a layer of a task takes that makes no units again. Tasks with helpers have layers of one kind.
 func (c *Costs) plain(p *plan.Plan, t plan.Task) ir.Seconds {
 	if t.Kind == plan.Forward {
-		return c.Forward[walk.RangeOf(p, t)]
+		return c.kinds[0].Forward[walk.RangeOf(p, t)]
 	}
-	return c.backward[walk.RangeOf(p, t)].Whole
+	return c.kinds[0].backward[walk.RangeOf(p, t)].Whole
 }
 
-// layer runs a layer of a task, which takes so long alone, and keeps its helpers busy.
-func (s *Simulation) layer(st *simStage, at *walk.Node, alone ir.Seconds) {
+// sharedLayer runs a layer of a task, which takes so long alone, and keeps its helpers busy.
+func (s *Simulation) sharedLayer(st *simStage, at *walk.Node, alone ir.Seconds) {
 	if s.shared == nil {
 		st.run(alone)
 		return

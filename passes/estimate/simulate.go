@@ -246,7 +246,7 @@ func (s *Simulation) visit(st *simStage, t *walk.Node, a schedule.Action) {
 	switch t.Kind {
 	case plan.Forward:
 		begin := st.now
-		s.runLayer(st, t, k, s.Forward[t.At])
+		s.runLayer(st, t, k, s.layer(t.Stage, k).Forward[t.At])
 		if s.outs {
 			s.sent[int(t.Layers)+k] = s.offload(st, t, k, begin)
 			s.sentRows(st, k, st.link.Until(cost.Out))
@@ -284,10 +284,11 @@ func (s *Simulation) release(st *simStage, t *walk.Node, a schedule.Action) {
 
 // backwardOf is the time of the k-th layer of a backward.
 func (s *Simulation) backwardOf(t *walk.Node, k int) backwardTime {
+	backward := s.layer(t.Stage, k).backward[t.At]
 	if s.again == nil {
-		return s.backward[t.At]
+		return backward
 	}
-	return s.backward[t.At].plus(s.again[t.Home][t.At][int(t.First)+k], 1)
+	return backward.plus(s.again[t.Home][t.At][int(t.First)+k], 1)
 }
 
 // reload begins the copies that bring a layer back, which has to have left.

@@ -10,11 +10,13 @@ import (
 
 // streamCosts are the durations of what streams.
 type streamCosts struct {
-	forward, again, backward []stretch    // [i], of one layer; again is attention that the backward makes once more
-	rows                     []ir.Seconds // [i], own rows of a layer, out
-	in                       func(walk.Load) ir.Seconds
-	out                      func(walk.Load) ir.Seconds // dK and dV of a block
+	rows []ir.Seconds // [i], own rows of a layer, out
+	in   func(walk.Load) ir.Seconds
+	out  func(walk.Load) ir.Seconds // dK and dV of a block
 }
+
+// stretches are those of a layer of one kind. again is attention that the backward makes once more.
+type stretches struct{ forward, again, backward []stretch } // [i]
 
 // stretch is attention over own rows and over blocks, and what of a layer comes before it.
 type stretch struct {
@@ -30,21 +32,23 @@ func (s *stretch) total() ir.Seconds {
 	return t
 }
 
-// addStretches prices a layer; the collectives that its passes find under way hold up theirs.
-func (t *Costs) addStretches(pr Pricer, g *graph.Model, z graph.Size, forwardFinds, backwardFinds ir.Seconds) {
+// add prices a layer; the collectives that its passes find under way hold up theirs.
+func (s *stretches) add(pr Pricer, g *graph.Model, z graph.Size, forwardFinds, backwardFinds ir.Seconds) {
 	b := g.Layer
 	forward, backward := pr.stretch(b, b.Forward, z, forwardFinds), pr.stretch(b, b.Backward, z, backwardFinds)
 	again := forward
 	again.before = 0
-	t.stream.forward, t.stream.backward = append(t.stream.forward, forward), append(t.stream.backward, backward)
-	t.stream.again = append(t.stream.again, again)
-	var rows ir.Seconds
-	for i := range b.Values {
-		if v := &b.Values[i]; v.Kind == graph.Cache && v.Rows == graph.Full {
+	s.forward, s.backward, s.again = append(s.forward, forward), append(s.backward, backward), append(s.again, again)
+}
+
+// rowsOut is how long own rows of a layer take to the host.
+func rowsOut(pr Pricer, g *graph.Model, z graph.Size) (rows ir.Seconds) {
+	for i := range g.Layer.Values {
+		if v := &g.Layer.Values[i]; v.Kind == graph.Cache && v.Rows == graph.Full {
 			rows += pr.Cost.Time(ir.Work{Kind: ir.WorkD2H, Bytes: v.Bytes(z)}, cost.Link{})
 		}
 	}
-	t.stream.rows = append(t.stream.rows, rows)
+	return rows
 }
 
 // stretch finds the node of a pass that attends.
@@ -80,7 +84,7 @@ func CopyCosts(p *plan.Plan, g *graph.Model, m cost.Model) (in, out func(walk.Lo
 	in = func(l walk.Load) ir.Seconds {
 		t := caches(l)
 		if l.Grads {
-			t += grads(l)
+			t += grads(walk.Load{First: l.Begun, End: l.End})
 		}
 		return t
 	}
@@ -120,30 +124,31 @@ func (s *Simulation) take(st *simStage) {
 // runLayer runs the k-th layer of a task, whose attention takes blocks as they come.
 func (s *Simulation) runLayer(st *simStage, at *walk.Node, k int, whole ir.Seconds) {
 	if !s.streams {
-		s.layer(st, at, whole)
+		s.sharedLayer(st, at, whole)
 		return
 	}
 	t, i := st.tasks[st.done], at.Subsequence
+	costs := s.Costs.layer(at.Stage, k)
 	if t.Kind == plan.Forward {
-		whole -= s.attend(st, &s.stream.forward[i])
+		whole -= s.attend(st, &costs.stream.forward[i])
 		st.run(max(0, whole))
 		return
 	}
 	s.take(st)
-	if again := whole - s.backward[i].Whole; s.makesAttention(t, k) {
-		a := &s.stream.again[i]
+	if again := whole - costs.backward[i].Whole; s.makesAttention(t, k) {
+		a := &costs.stream.again[i]
 		st.run(max(0, again-a.total()))
 		whole -= again
 		s.attend(st, a)
 	}
-	b := &s.stream.backward[i]
+	b := &costs.stream.backward[i]
 	st.run(b.before + b.own)
-	layer, block := s.Plan.Layers(t.Stage)[k], s.Plan.Stream.Block
-	for j, d := range b.blocks {
+	layer := s.Plan.Layers(t.Stage)[k]
+	for j, l := range walk.Blocks(s.Plan.Stream.Block, s.graph.OfLayer(st.queue.Sizes[i], layer)) {
 		s.take(st)
-		st.run(d)
-		first := int64(j) * block
-		s.sendGrads(st, walk.Load{Task: t, Layer: layer, First: first, End: min(first+block, st.queue.Sizes[i].Prefix)})
+		st.run(b.blocks[j])
+		l.Task, l.Layer = t, layer
+		s.sendGrads(st, l)
 	}
 	st.run(max(0, whole-b.total()))
 }

@@ -22,9 +22,15 @@ type TaskTime struct {
 // blockTimes are forward and backward of each block for one number of tokens, of the layer without attention. Attention takes
 // some time for each token of the prefix and some besides, where that holds.
 type blockTimes struct {
-	embedding, layer, head ir.Seconds
-	linear                 bool
-	alone, perToken        ir.Seconds
+	embedding, head ir.Seconds
+	kinds           []kindTimes // of layers
+}
+
+// kindTimes are those of a layer of one kind.
+type kindTimes struct {
+	rest            ir.Seconds // forward and backward without attention
+	linear          bool
+	alone, perToken ir.Seconds
 }
 
 // NewTaskTime predicts tasks of a plan whose stages are decided.
@@ -48,19 +54,29 @@ func (t *TaskTime) Of(prefix, tokens int64) ir.Seconds {
 	rest, ok := t.rest[tokens]
 	if !ok {
 		z := t.Size(0, tokens)
-		rest = blockTimes{embedding: t.Both(t.Model.Embedding, z), layer: t.Both(t.Layer, z) - t.AttentionTime(z), head: t.Time(t.Model, t.Model.Head, t.Model.Head.Backward, z)}
-		t.straighten(&rest, tokens)
+		rest = blockTimes{embedding: t.Both(t.Model.Embedding, z), head: t.Time(t.Model, t.Model.Head, t.Model.Head.Backward, z)}
+		for kind := range t.Model.Kinds() {
+			z := t.Model.OfKind(z, kind)
+			k := kindTimes{rest: t.Both(t.Layer, z) - t.AttentionTime(z)}
+			t.straighten(&k, kind, tokens)
+			rest.kinds = append(rest.kinds, k)
+		}
 		t.rest[tokens] = rest
 	}
-	layer := rest.layer
-	if rest.linear {
-		layer += rest.alone + rest.perToken*ir.Seconds(prefix)
-	} else {
-		layer += t.AttentionTime(t.Size(prefix, tokens))
+	layers := make([]ir.Seconds, len(rest.kinds))
+	for kind, k := range rest.kinds {
+		if k.linear {
+			layers[kind] = k.rest + k.alone + k.perToken*ir.Seconds(prefix)
+		} else {
+			layers[kind] = k.rest + t.AttentionTime(t.Model.OfKind(t.Size(prefix, tokens), kind))
+		}
 	}
 	var longest ir.Seconds
 	for s := range t.Plan.Parallel.PP {
-		stage := layer * ir.Seconds(t.Plan.LayersOf(s))
+		var stage ir.Seconds
+		for kind, n := range t.Plan.KindsOf(t.Model, t.Plan.StagesOf(s)...) {
+			stage += layers[kind] * ir.Seconds(n)
+		}
 		if s == t.Plan.Home(0) {
 			stage += rest.embedding
 		}
@@ -72,14 +88,14 @@ func (t *TaskTime) Of(prefix, tokens int64) ir.Seconds {
 	return longest
 }
 
-// straighten finds whether attention of a number of tokens is linear in the prefix: so it is unless memory bounds its kernels, or
-// the prefix comes in blocks.
-func (t *TaskTime) straighten(b *blockTimes, tokens int64) {
+// straighten finds whether attention of a number of tokens is linear in the prefix: so it is unless memory bounds its kernels, it
+// has a window, or the prefix comes in blocks.
+func (t *TaskTime) straighten(b *kindTimes, kind int, tokens int64) {
 	most := t.Plan.Train.Sequence - tokens
 	if most < 2 {
 		return
 	}
-	at := func(prefix int64) ir.Seconds { return t.AttentionTime(t.Size(prefix, tokens)) }
+	at := func(prefix int64) ir.Seconds { return t.AttentionTime(t.Model.OfKind(t.Size(prefix, tokens), kind)) }
 	b.alone = at(0)
 	b.perToken = (at(most) - b.alone) / ir.Seconds(most)
 	b.linear = true

@@ -62,7 +62,8 @@ func (r *tracker) attend(t plan.Task, k int, b *graph.Block) (most ir.Bytes) {
 		return 0
 	}
 	most = h.bytes()
-	blocks := (r.Sizes[t.Subsequence].Prefix + r.plan.Stream.Block - 1) / r.plan.Stream.Block
+	layer := r.plan.Layers(t.Stage)[k]
+	blocks := len(walk.Blocks(r.plan.Stream.Block, r.graph.OfLayer(r.Sizes[t.Subsequence], layer)))
 	if t.Kind == plan.Forward || walk.MakesAttention(b) {
 		for range blocks {
 			l := r.take()
@@ -70,7 +71,7 @@ func (r *tracker) attend(t plan.Task, k int, b *graph.Block) (most ir.Bytes) {
 		}
 	}
 	if t.Kind == plan.Forward {
-		h.queue.SentRows(t, r.plan.Layers(t.Stage)[k])
+		h.queue.SentRows(t, layer)
 		return most
 	}
 	for range blocks {

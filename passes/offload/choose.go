@@ -93,7 +93,7 @@ func (h *chooser) put(stage int, l letters) {
 			h.inputs = nil
 		}
 		o.Fate[stage][i], o.Alpha[stage][i] = string(fate), placedShare(fate, h.sizes[i])
-		h.costs.SetFate(h.pricer, h.graph, stage, i, string(fate), h.sizes[i], h.plan.Size(i))
+		h.costs.SetFate(h.pricer, h.plan, stage, i, string(fate), h.sizes[i], h.plan.Size(i))
 	}
 }
 
@@ -372,7 +372,7 @@ func (h *chooser) remakes() []remake {
 	at = slices.Compact(at)
 	time := func(set graph.Units) (t ir.Seconds) {
 		for _, i := range at {
-			t += h.costs.TimeAgain(h.pricer, h.graph, i, set, h.plan.Size(i)).Whole
+			t += h.costs.TimeAgain(h.pricer, i, set, h.plan.Size(i))
 		}
 		return t
 	}

@@ -177,7 +177,7 @@ func adaptiveAlpha(p *plan.Plan, c *pass.Context) func(i int) float64 {
 	forward, copied := make([]ir.Seconds, p.Subsequences.N), make([]ir.Seconds, p.Subsequences.N) // of one layer
 	remade := g.RemadeBy(p.Recompute)
 	for i, z := range p.Sizes() {
-		forward[i] = pr.Time(g, g.Layer, g.Layer.Forward, z)
+		forward[i] = g.Mean(func(kind int) ir.Seconds { return pr.Time(g, g.Layer, g.Layer.Forward, g.OfKind(z, kind)) })
 		for u, n := range plan.UnitSizes(g.Layer, z) {
 			if !remade.Has(u) {
 				copied[i] += m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{})

@@ -134,7 +134,7 @@ func TestAdaptive(t *testing.T) {
 		for i, got := range p.Offload.Alpha[s] {
 			want := 0.0
 			if i < n-1 {
-				want = min(1, 13.6e9*float64(costs.Forward[i+1])/sizes[i])
+				want = min(1, 13.6e9*float64(costs.Forward(i+1))/sizes[i])
 			}
 			if math.Abs(got-want) > 0.02 || i == 0 && got == 1 { // half a unit of eight layers is less
 				t.Errorf("stage %d, subsequence %d: alpha %g, want %g", s, i, got, want)

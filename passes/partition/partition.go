@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"sort"
 
 	"sppo.dev/lang"
 	"sppo.dev/passes/estimate"
@@ -89,6 +90,12 @@ func (c *cut) about(k int) int64 {
 		return v
 	}
 	quadratic, half := of(c.work.Quadratic), (of(c.work.Quadratic)+of(c.work.Linear))/2
+	if c.work.Windowed() {
+		below := func(step int) bool {
+			return new(big.Int).Mul(c.parts, c.work.UpTo(int64(step)*c.align)).Cmp(new(big.Int).Mul(c.total, big.NewInt(int64(k)))) > 0
+		}
+		return int64(sort.Search(int(c.maxStep), below))
+	}
 	work := of(c.total) * float64(k) / of(c.parts)
 	x := work / (half + math.Sqrt(half*half+quadratic*work))
 	return max(0, int64(x)/c.align)

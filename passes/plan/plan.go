@@ -361,6 +361,21 @@ func (p *Plan) LayersOf(rank int) int {
 	return n
 }
 
+// KindsOf counts the layers of each kind that some virtual stages have.
+func (p *Plan) KindsOf(g *graph.Model, stages ...int) []int {
+	counts := make([]int, g.Kinds())
+	for _, j := range stages {
+		if len(counts) == 1 {
+			counts[0] += p.LayersPerStage[j]
+			continue
+		}
+		for _, layer := range p.Layers(j) {
+			counts[g.KindOf(layer)]++
+		}
+	}
+	return counts
+}
+
 // Span is where the layers of a virtual stage lie among all layers of its rank, as fates count them.
 func (p *Plan) Span(stage int) (first, end int) {
 	for _, j := range p.StagesOf(p.Home(stage)) {

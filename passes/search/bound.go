@@ -139,14 +139,33 @@ func (b *bounds) lengthsKey(p *plan.Plan) lengthsKey {
 
 // profile is what one microbatch takes: of all subsequences together, and of the first.
 type profile struct {
-	layer, embedding, head ir.Seconds        // forward and backward
-	halved                 func() ir.Seconds // layer, where backwards may run in two halves
-	each, attention        []ir.Seconds      // subsequence of a layer, and of its attention
-	first, last            crossing          // of a layer, of the first subsequence and of the last
-	shares                 [2]share          // of a layer, of the last subsequence: forward and backward
-	embed, embedGrad       ir.Seconds        // of the first subsequence
-	streaming              ir.Seconds        // in which the blocks of K and V of a layer come, one after another
-	hidden                 ir.Bytes          // of a message, of the first subsequence
+	layer, leastLayer ir.Seconds // forward and backward: on the average of all layers, and of the kind that takes least
+	embedding, head   ir.Seconds // the same
+	kinds             []*layerProfile
+	embed, embedGrad  ir.Seconds // of the first subsequence
+	hidden            ir.Bytes   // of a message, of the first subsequence
+}
+
+// layerProfile is what one microbatch takes in a layer of one kind.
+type layerProfile struct {
+	all             ir.Seconds        // forward and backward
+	halved          func() ir.Seconds // the same, where backwards may run in two halves
+	each, attention []ir.Seconds      // subsequences, and their attention
+	first, last     crossing          // the first subsequence and the last
+	shares          [2]share          // of the last subsequence: forward and backward
+	streaming       ir.Seconds        // in which the blocks of K and V come, one after another
+}
+
+func (k *layerProfile) whole() ir.Seconds { return k.all }
+
+// layers adds up what layers take, of which there are some of each kind.
+func (of *profile) layers(counts []int, takes func(k *layerProfile) ir.Seconds) (t ir.Seconds) {
+	for kind, n := range counts {
+		if n > 0 {
+			t += ir.Seconds(n) * takes(of.kinds[kind])
+		}
+	}
+	return t
 }
 
 // crossing is the time of a layer until its result is there, and until the gradient of its input is: with its weights' or without.
@@ -197,23 +216,47 @@ func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
 	t := estimate.NewTaskTime(b.cache, p)
 	g, out := t.Model, &profile{}
 	b.work.Spend(8 * len(p.Subsequences.Lengths))
-	known := map[graph.Size]restTimes{}
+	known := map[graph.Size]endTimes{}
+	prefix := int64(0)
+	for _, n := range p.Subsequences.Lengths {
+		ends := memo(known, leastRest(t, t.Size(prefix, n)), func(z graph.Size) endTimes {
+			return endTimes{t.Both(g.Embedding, z), t.Time(g, g.Head, g.Head.Backward, z)}
+		})
+		out.embedding += ends.embedding
+		out.head += ends.head
+		prefix += n
+	}
+	for kind := range g.Kinds() {
+		out.kinds = append(out.kinds, newLayerProfile(t, kind, v))
+	}
+	out.layer, out.leastLayer = g.Mean(func(kind int) ir.Seconds { return out.kinds[kind].all }), out.kinds[0].all
+	for _, k := range out.kinds {
+		out.leastLayer = min(out.leastLayer, k.all)
+	}
+	z := t.Size(0, p.Subsequences.Lengths[0])
+	out.embed, out.embedGrad = t.Time(g, g.Embedding, g.Embedding.Forward, z), t.Time(g, g.Embedding, g.Embedding.Backward, z)
+	out.hidden = g.Layer.Values[g.Layer.Input].Bytes(z)
+	return out
+}
+
+// endTimes are those of the embedding and the head for a subsequence of some length.
+type endTimes struct{ embedding, head ir.Seconds }
+
+func newLayerProfile(t *estimate.TaskTime, kind int, v visit) *layerProfile {
+	p, g, out := t.Plan, t.Model, &layerProfile{}
+	size := func(prefix, tokens int64) graph.Size { return g.OfKind(t.Size(prefix, tokens), kind) }
 	forward := func(z graph.Size) ir.Seconds { return t.Makespan(t.Layer, t.Layer.Forward, z, v.forward) }
 	backward := func(z graph.Size) ir.Seconds { return t.Makespan(t.Layer, t.Layer.Backward, z, v.forward+v.backward) }
-	timesOf := func(z graph.Size) restTimes {
-		return restTimes{forward(z) - t.AttentionTime(z) + backward(z), t.Both(g.Embedding, z), t.Time(g, g.Head, g.Head.Backward, z)}
-	}
+	known := map[graph.Size]ir.Seconds{}
 	var sizes []graph.Size // at which all but attention is priced
 	prefix := int64(0)
 	for _, n := range p.Subsequences.Lengths {
-		z := t.Size(prefix, n)
+		z := size(prefix, n)
 		sizes = append(sizes, leastRest(t, z))
-		rest := memo(known, sizes[len(sizes)-1], timesOf)
+		rest := memo(known, sizes[len(sizes)-1], func(z graph.Size) ir.Seconds { return forward(z) - t.AttentionTime(z) + backward(z) })
 		attention := t.AttentionTime(z)
-		out.each, out.attention = append(out.each, rest.layer+attention), append(out.attention, attention)
-		out.layer += rest.layer + attention
-		out.embedding += rest.embedding
-		out.head += rest.head
+		out.each, out.attention = append(out.each, rest+attention), append(out.attention, attention)
+		out.all += rest + attention
 		prefix += n
 	}
 	out.halved = sync.OnceValue(func() (sum ir.Seconds) {
@@ -230,12 +273,10 @@ func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
 		return crossing{forward(z), backward(z), t.Makespan(t.Layer, t.Layer.Halves[graph.InputGradient], z, v.forward)}
 	}
 	n := p.Subsequences.Lengths[len(p.Subsequences.Lengths)-1]
-	z := t.Size(p.Train.Sequence-n, n)
+	z := size(p.Train.Sequence-n, n)
 	out.last, out.shares = crossing(z), shares(t, z)
-	z = t.Size(0, p.Subsequences.Lengths[0])
-	out.first = crossing(z)
-	out.embed, out.embedGrad = t.Time(g, g.Embedding, g.Embedding.Forward, z), t.Time(g, g.Embedding, g.Embedding.Backward, z)
-	out.hidden, out.streaming = g.Layer.Values[g.Layer.Input].Bytes(z), streamingTime(p, g)
+	out.first = crossing(size(0, p.Subsequences.Lengths[0]))
+	out.streaming = streamingTime(p, g, kind)
 	return out
 }
 
@@ -258,9 +299,6 @@ func leastRest(t *estimate.TaskTime, z graph.Size) graph.Size {
 	return z
 }
 
-// restTimes are those of a subsequence of some length: of a layer without attention, and of both ends.
-type restTimes struct{ layer, embedding, head ir.Seconds }
-
 // shares are what the attention of a layer would take from other ranks.
 func shares(t *estimate.TaskTime, z graph.Size) (out [2]share) {
 	for _, n := range t.Attends {
@@ -275,15 +313,15 @@ func shares(t *estimate.TaskTime, z graph.Size) (out [2]share) {
 	return out
 }
 
-// streamingTime is how long all blocks of K and V of a layer take to come.
-func streamingTime(p *plan.Plan, g *graph.Model) (t ir.Seconds) {
+// streamingTime is how long all blocks of K and V of a layer of some kind take to come.
+func streamingTime(p *plan.Plan, g *graph.Model, layerKind int) (t ir.Seconds) {
 	if !p.Streams() {
 		return 0
 	}
 	in, _ := estimate.CopyCosts(p, g, estimate.CostModel(p))
 	for i := range p.Subsequences.N {
 		for _, kind := range []plan.TaskKind{plan.Forward, plan.Backward} {
-			for _, l := range walk.VisitLoads(p, walk.VisitKind{Kind: kind, Subsequence: i}) {
+			for _, l := range walk.VisitLoads(p, g, walk.VisitKind{Kind: kind, Subsequence: i, LayerKind: layerKind}) {
 				t += in(l)
 			}
 		}
@@ -333,10 +371,11 @@ func (b *bounds) leastProfile(s lang.Schedule, whole *plan.Plan) *profile {
 			continue
 		}
 		if least == nil {
-			least = &profile{layer: of.layer, embedding: of.embedding, head: of.head}
+			least = &profile{layer: of.layer, leastLayer: of.leastLayer, embedding: of.embedding, head: of.head}
 			continue
 		}
-		least.layer, least.embedding, least.head = min(least.layer, of.layer), min(least.embedding, of.embedding), min(least.head, of.head)
+		least.layer, least.leastLayer = min(least.layer, of.layer), min(least.leastLayer, of.leastLayer)
+		least.embedding, least.head = min(least.embedding, of.embedding), min(least.head, of.head)
 	}
 	return least
 }
@@ -450,7 +489,7 @@ const unreachable ir.Seconds = 1e300
 func (b *bounds) share(p *plan.Plan, of *profile) ir.Seconds {
 	busy := (of.layer*ir.Seconds(p.Model.Layers) + of.embedding + of.head) / ir.Seconds(b.mostStages(p))
 	if !b.mayShare(&p.Schedule) {
-		busy = max(busy, of.layer*ir.Seconds(b.layersOfMost(p)))
+		busy = max(busy, of.leastLayer*ir.Seconds(b.layersOfMost(p)))
 	}
 	return busy * ir.Seconds(p.Parallel.Microbatches)
 }
@@ -492,13 +531,17 @@ func (b *bounds) time(p *plan.Plan) ir.Seconds {
 	if mux := p.Schedule.Mux; mux != "" && mux != plan.PolicyAuto {
 		sides = []string{mux}
 	}
-	least := b.pipeline(p, of, layers)
+	least := b.pipeline(p, of)
 	for _, side := range sides {
 		if side != "off" {
 			least = min(least, b.shared(p, of, layers, side))
 		}
 	}
-	return max(least, of.streaming*ir.Seconds(slices.Max(layers)*p.Parallel.Microbatches)) + optimizer
+	var streaming ir.Seconds
+	for _, counts := range b.kindsByRank(p) {
+		streaming = max(streaming, of.layers(counts, func(k *layerProfile) ir.Seconds { return k.streaming }))
+	}
+	return max(least, streaming*ir.Seconds(p.Parallel.Microbatches)) + optimizer
 }
 
 // message is the time of the first subsequence from stage to stage.
@@ -513,7 +556,7 @@ func (b *bounds) message(p *plan.Plan, of *profile) ir.Seconds {
 }
 
 // pipeline is where every rank does its own tasks.
-func (b *bounds) pipeline(p *plan.Plan, of *profile, layers []int) ir.Seconds {
+func (b *bounds) pipeline(p *plan.Plan, of *profile) ir.Seconds {
 	chosen := strategy.Of(p)
 	times, waits, turns := ir.Seconds(p.Parallel.Microbatches), ir.Seconds(1), ir.Seconds(0)
 	switch {
@@ -523,14 +566,23 @@ func (b *bounds) pipeline(p *plan.Plan, of *profile, layers []int) ir.Seconds {
 		turns = 1
 	}
 	before, after, longest := b.ways(p, of, chosen.Late)
-	layer := of.layer
+	layer := (*layerProfile).whole
 	if chosen.Late {
-		layer = of.halved()
+		layer = func(k *layerProfile) ir.Seconds { return k.halved() }
 	}
-	for rank, n := range layers {
-		longest = max(longest, times*(ir.Seconds(n)*layer+ends(p, rank, of.embedding, of.head))+waits*before[rank]+turns*after[rank])
+	for rank, counts := range b.kindsByRank(p) {
+		longest = max(longest, times*(of.layers(counts, layer)+ends(p, rank, of.embedding, of.head))+waits*before[rank]+turns*after[rank])
 	}
 	return longest
+}
+
+// kindsByRank counts the layers of each kind on each rank.
+func (b *bounds) kindsByRank(p *plan.Plan) (counts [][]int) {
+	g := b.cache.Model(p)
+	for rank := range p.Parallel.PP {
+		counts = append(counts, p.KindsOf(g, p.StagesOf(rank)...))
+	}
+	return counts
 }
 
 // ways are those of the first subsequence to the first virtual stage of a rank and back, of the last from its last virtual stage to
@@ -539,8 +591,8 @@ func (b *bounds) ways(p *plan.Plan, of *profile, late bool) (before, after []ir.
 	before, after = make([]ir.Seconds, p.Parallel.PP), make([]ir.Seconds, p.Parallel.PP)
 	message, seen := b.message(p, of), make([]bool, p.Parallel.PP)
 	var there ir.Seconds // without the way back
-	for j, n := range p.LayersPerStage {
-		home := p.Home(j)
+	for j := range p.LayersPerStage {
+		home, counts := p.Home(j), p.KindsOf(b.cache.Model(p), j)
 		if !seen[home] {
 			seen[home], before[home] = true, all
 			if late {
@@ -548,7 +600,7 @@ func (b *bounds) ways(p *plan.Plan, of *profile, late bool) (before, after []ir.
 			}
 		}
 		for rank := range after {
-			after[rank] += ir.Seconds(n) * of.last.both(late)
+			after[rank] += of.layers(counts, func(k *layerProfile) ir.Seconds { return k.last.both(late) })
 		}
 		after[home] = 0
 		if j == 0 {
@@ -558,8 +610,8 @@ func (b *bounds) ways(p *plan.Plan, of *profile, late bool) (before, after []ir.
 				all += of.embedGrad
 			}
 		}
-		there += ir.Seconds(n) * of.first.forward
-		all += ir.Seconds(n) * of.first.both(late)
+		there += of.layers(counts, func(k *layerProfile) ir.Seconds { return k.first.forward })
+		all += of.layers(counts, func(k *layerProfile) ir.Seconds { return k.first.both(late) })
 		if j+1 < len(p.LayersPerStage) && p.Home(j+1) != home {
 			there += message
 			all += 2 * message
@@ -586,11 +638,14 @@ func (b *bounds) shared(p *plan.Plan, of *profile, layers []int, side string) ir
 	own, crossed := make([]ir.Seconds, len(layers)), make([]ir.Seconds, len(layers)) // of a rank: all of its tasks, the last subsequence
 	var all, turn, least ir.Seconds
 	stays := attentionThatStays(p)
-	for rank, n := range layers {
-		own[rank] = ir.Seconds(n)*of.layer + ends(p, rank, of.embedding, of.head)
-		crossed[rank] = ir.Seconds(n) * of.last.both(false)
+	kinds := b.kindsByRank(p)
+	for rank, counts := range kinds {
+		own[rank] = of.layers(counts, (*layerProfile).whole) + ends(p, rank, of.embedding, of.head)
+		crossed[rank] = of.layers(counts, func(k *layerProfile) ir.Seconds { return k.last.both(false) })
 		if side != "left" {
-			crossed[rank] -= ir.Seconds(n) * of.given(rank, stays(p.Subsequences.N-1, rank), message)
+			crossed[rank] -= of.layers(counts, func(k *layerProfile) ir.Seconds {
+				return k.given(rank, stays(p.Subsequences.N-1, rank), message)
+			})
 		}
 		all += own[rank]
 	}
@@ -599,8 +654,8 @@ func (b *bounds) shared(p *plan.Plan, of *profile, layers []int, side string) ir
 	for rank := stages - 1; rank >= 0; rank-- {
 		if side != "left" {
 			for k := range rank {
-				x := len(of.attention) - rank + k
-				own[rank] -= ir.Seconds(layers[rank]) * (1 - stays(x, k+1)) * of.attention[x]
+				x := p.Subsequences.N - rank + k
+				own[rank] -= of.layers(kinds[rank], func(l *layerProfile) ir.Seconds { return (1 - stays(x, k+1)) * l.attention[x] })
 			}
 		}
 		if side == "right" {
@@ -611,12 +666,15 @@ func (b *bounds) shared(p *plan.Plan, of *profile, layers []int, side string) ir
 		}
 	}
 	if side != "right" {
-		first := of.layer
-		for x, t := range of.each[:min(stages-1, len(of.each))] {
-			part := float64(x+1) / float64(stages)
-			first -= ir.Seconds(1-part*part) * t
-		}
-		least = max(ir.Seconds(layers[0])*first+turn, own[stages-1]+b.helping(p, of, layers, message))
+		first := of.layers(kinds[0], func(k *layerProfile) ir.Seconds {
+			first := k.all
+			for x, t := range k.each[:min(stages-1, len(k.each))] {
+				part := float64(x+1) / float64(stages)
+				first -= ir.Seconds(1-part*part) * t
+			}
+			return first
+		})
+		least = max(first+turn, own[stages-1]+b.helping(p, of, layers, message))
 	}
 	return ir.Seconds(p.Parallel.Microbatches) * max(least, all/ir.Seconds(stages))
 }
@@ -639,7 +697,7 @@ func attentionThatStays(p *plan.Plan) func(x, helpers int) ir.Seconds {
 
 // given is what a layer of the last subsequence is shorter at most because a number of helpers share its attention, of which a part
 // stays.
-func (of *profile) given(helpers int, stays ir.Seconds, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
+func (of *layerProfile) given(helpers int, stays ir.Seconds, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
 	for _, share := range of.shares {
 		var messages ir.Seconds
 		for _, bytes := range share.travels {

@@ -9,7 +9,7 @@ import (
 )
 
 // K and V that do not stay on the device. A forward sends the rows that it makes to the host; attention of later subsequences
-// brings all earlier rows back, a block of tokens after another, and forgets them. In the backward dK and dV of a block come
+// brings the earlier rows that it sees back, a block of tokens after another, and forgets them. In the backward dK and dV of a block come
 // with it, unless nobody has added to them yet, and go back with what this subsequence adds.
 
 // Load is an arrival of rows of K and V for one layer of a task: a block of those before its subsequence, or, in the backward, its
@@ -19,29 +19,42 @@ type Load struct {
 	Layer      int
 	First, End int64 // tokens
 	Own        bool
-	Again      bool // for attention that the backward makes again
-	Grads      bool // with dK and dV, as later subsequences have left them
+	Again      bool  // for attention that the backward makes again
+	Grads      bool  // with dK and dV, as later subsequences have left them
+	Begun      int64 // with Grads: the first token that they have seen; own rows before it have no gradient yet
 }
 
-// Blocks are the tokens before a subsequence.
-func Blocks(p *plan.Plan, prefix int64) []Load {
+// Blocks are those of the tokens before a subsequence of which its attention sees some. They are of so many tokens each, from the
+// first token of the sequence on.
+func Blocks(block int64, z graph.Size) []Load {
 	var out []Load
-	for at := int64(0); at < prefix; at += p.Stream.Block {
-		out = append(out, Load{First: at, End: min(at+p.Stream.Block, prefix)})
+	if z.Earliest() == z.Prefix {
+		return nil
+	}
+	for at := z.Earliest() / block * block; at < z.Prefix; at += block {
+		out = append(out, Load{First: at, End: min(at+block, z.Prefix), Begun: at})
 	}
 	return out
 }
 
 // VisitLoads are what one layer of a task brings, in the order of need: in the backward its own rows, then blocks, once more
 // where attention is made again. Task and Layer are left open.
-func VisitLoads(p *plan.Plan, v VisitKind) []Load {
-	z := p.Size(v.Subsequence)
-	loads := Blocks(p, z.Prefix)
+func VisitLoads(p *plan.Plan, g *graph.Model, v VisitKind) []Load {
+	z := g.OfKind(p.Size(v.Subsequence), v.LayerKind)
+	loads := Blocks(p.Stream.Block, z)
 	if v.Kind == plan.Forward {
 		return loads
 	}
-	grads := v.Subsequence < p.Subsequences.N-1
-	out := []Load{{First: z.Prefix, End: z.Prefix + z.Tokens, Own: true, Grads: grads}}
+	own := Load{First: z.Prefix, End: z.Prefix + z.Tokens, Own: true}
+	own.Begun = own.End
+	if next := v.Subsequence + 1; next < p.Subsequences.N {
+		if seen := Blocks(p.Stream.Block, g.OfKind(p.Size(next), v.LayerKind)); len(seen) > 0 {
+			own.Begun = seen[0].First
+		}
+	}
+	begun := own.Begun
+	own.Begun, own.Grads = max(own.First, begun), begun < own.End
+	out := []Load{own}
 	if v.again {
 		for _, l := range loads {
 			l.Again = true
@@ -49,7 +62,7 @@ func VisitLoads(p *plan.Plan, v VisitKind) []Load {
 		}
 	}
 	for _, l := range loads {
-		l.Grads = grads
+		l.Grads = l.First >= begun
 		out = append(out, l)
 	}
 	return out
@@ -59,6 +72,7 @@ func VisitLoads(p *plan.Plan, v VisitKind) []Load {
 type VisitKind struct {
 	Kind        plan.TaskKind
 	Subsequence int
+	LayerKind   int
 	again       bool // the backward makes attention again
 }
 
@@ -133,11 +147,13 @@ func (q *LoadQueue) nextVisit() {
 	v := VisitKind{Kind: q.task.Kind, Subsequence: q.task.Subsequence}
 	if q.task.Kind == plan.Backward {
 		k = len(layers) - 1 - k
+	}
+	if v.LayerKind = q.graph.KindOf(layers[k]); q.task.Kind == plan.Backward {
 		v.again = MakesAttention(q.plan.LayerOf(q.graph, q.task, k))
 	}
 	loads, ok := q.known[v]
 	if !ok {
-		loads = VisitLoads(q.plan, v)
+		loads = VisitLoads(q.plan, q.graph, v)
 		q.known[v] = loads
 	}
 	q.rest, q.layer = loads, layers[k]

@@ -15,6 +15,8 @@ func TestLoadQueue(t *testing.T) {
 		{"schedule.pp=1", "schedule.order=layer"},
 		{"schedule.pp=2", "schedule.recompute=full"},
 		{"schedule.pp=2", "schedule.strategy=seq1f1b", "schedule.keep=[v]"},
+		{"schedule.pp=2", "model.window=[8,100,0]"},
+		{"schedule.pp=2", "schedule.recompute=full", "model.window=1"},
 	} {
 		p := plantest.Plan(t, "gpt-docs.sppo", append([]string{"schedule.keep=[]"}, set...)...)
 		for early := 1; early <= 3; early++ {
@@ -39,7 +41,7 @@ func checkQueue(t *testing.T, p *plan.Plan, rank int) {
 				k = len(layers) - 1 - visit
 			}
 			again := task.Kind == plan.Backward && MakesAttention(p.LayerOf(g, task, k))
-			for _, need := range VisitLoads(p, VisitKind{task.Kind, task.Subsequence, again}) {
+			for _, need := range VisitLoads(p, g, VisitKind{task.Kind, task.Subsequence, g.KindOf(layers[k]), again}) {
 				need.Task, need.Layer = task, layers[k]
 				for l, ok := q.Next(); ok; l, ok = q.Next() {
 					if l.End > rows[[2]int{l.Task.Microbatch, l.Layer}] {
