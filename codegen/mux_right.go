@@ -9,7 +9,8 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// The right part of mux: helpers compute a task's attention over the blocks of its stage's keys that they hold. Rank k of a
+// The right part of mux: helpers compute a task's attention over the blocks of its stage's keys that they hold, in layers whose
+// attention sees all earlier tokens; that of layers with a window is short, and stays with the owner. Rank k of a
 // helper works with rank k of the owner, which has the same heads.
 //
 // Stages go through a slot together: in each layer, all owners send to all helpers, everyone computes, all helpers send
@@ -93,6 +94,9 @@ func (s *stage) lend(t plan.Task, helper int, owner bool) {
 	lent, z := s.plan.Lent(t.Stage, helper), s.plan.Size(t.Subsequence)
 	s.at(t)
 	for k, layer := range s.stages[t.Stage] {
+		if !s.model.Full(layer) {
+			continue
+		}
 		s.prov.Layer = int32(layer)
 		s.decidedBy("mux", "schedule.mux")
 		b := s.plan.LayerOf(s.model, t, k)
@@ -166,7 +170,7 @@ func (e *env) shares(n *graph.Node) bool {
 		return false
 	}
 	helpers := e.s.plan.Helpers(e.task)
-	if helpers == 0 {
+	if helpers == 0 || !e.s.model.Full(e.layer) {
 		return false
 	}
 	in := e.block.Instr(n, e.size, e.view, func(a graph.Attr) ir.Attr { return e.attr(n, a) })
@@ -394,6 +398,9 @@ func (s *stage) helped(t plan.Task, at int, op ir.Op) *helped {
 	k := at
 	if t.Kind == plan.Backward {
 		k = len(layers) - 1 - at
+	}
+	if !s.model.Full(layers[k]) {
+		return nil
 	}
 	b, z := s.plan.LayerOf(s.model, t, k), s.plan.SizeOf(t)
 	nodes := b.Forward

@@ -26,6 +26,8 @@ var windowed = []Case{
 	{Family: "llama", Window: "[8, 0]", KVHeads: 2, Positions: "rope", DType: "f32", Batch: 1, PP: 1, SP: 2, SPMode: "ulysses", DP: 1, N: 6, Keep: "[k]", Offload: "none", Order: "layer"},
 	{Family: "gpt", Window: "[9, 3, 40]", KVHeads: 4, Positions: "none", DType: "bf16", Batch: 2, PP: 2, SP: 1, DP: 1, N: 8, Keep: "[]", Offload: "0.5", Recompute: "full"},
 	{Family: "gpt", Window: "[2, 17]", KVHeads: 4, Positions: "learned", DType: "f32", Batch: 1, PP: 2, SP: 1, DP: 1, N: 3, VirtualStages: 2, Strategy: "interleaved-sppo", Keep: "[v]", Partition: "list", Offload: "none", Recompute: "auto"},
+	{Family: "gpt", Window: "[5, 0]", KVHeads: 2, Positions: "learned", DType: "f32", Batch: 1, PP: 3, SP: 2, DP: 1, N: 6, Mux: "right", Offload: "0.5", Layers: 6},
+	{Family: "llama", Window: "[0, 7, 7]", KVHeads: 4, Positions: "rope", DType: "f32", Batch: 2, PP: 3, SP: 1, DP: 1, N: 5, Mux: "on", Offload: "full", Layers: 7},
 	{Family: "gpt", Window: "[5, 20]", KVHeads: 4, Positions: "rope", DType: "bf16", Batch: 2, PP: 1, SP: 1, DP: 1, N: 1, Offload: "none"},
 }
 

@@ -25,6 +25,12 @@ func (g *Model) LayersOf(kind int) (n int) {
 	return n
 }
 
+// FullKind is the kind of layers whose attention sees all earlier tokens, and -1 where there are none.
+func (g *Model) FullKind() int { return slices.Index(g.kinds, 0) }
+
+// Full reports whether attention of a layer sees all earlier tokens.
+func (g *Model) Full(layer int) bool { return g.windowOf(layer) == 0 }
+
 // Mean is the mean over layers of what each takes, by kinds.
 func (g *Model) Mean(of func(kind int) ir.Seconds) ir.Seconds {
 	if len(g.kinds) == 1 {

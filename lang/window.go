@@ -16,6 +16,16 @@ func (m *Model) WindowOf(layer int) int64 {
 	return m.Windows[layer%len(m.Windows)]
 }
 
+// FullLayers is the number of layers whose attention sees all earlier tokens of a sequence.
+func (m *Model) FullLayers(sequence int64) (n int) {
+	for layer := range m.Layers {
+		if w := m.WindowOf(layer); w == 0 || w >= sequence {
+			n++
+		}
+	}
+	return n
+}
+
 func setWindow(s *Spec, v value) {
 	s.Model.Windows = nil
 	for _, item := range v.items() {

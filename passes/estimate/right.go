@@ -52,17 +52,17 @@ func (pr Pricer) sharedCosts(p *plan.Plan, g *graph.Model, t *Costs, far cost.Li
 	return out
 }
 
-// plain is what a layer of a task takes that makes no units again. Tasks with helpers have layers of one kind.
+// plain is what a layer without a window of a task takes that makes no units again.
 func (c *Costs) plain(p *plan.Plan, t plan.Task) ir.Seconds {
 	if t.Kind == plan.Forward {
-		return c.kinds[0].Forward[walk.RangeOf(p, t)]
+		return c.kinds[c.graph.FullKind()].Forward[walk.RangeOf(p, t)]
 	}
-	return c.kinds[0].backward[walk.RangeOf(p, t)].Whole
+	return c.kinds[c.graph.FullKind()].backward[walk.RangeOf(p, t)].Whole
 }
 
 // sharedLayer runs a layer of a task, which takes so long alone, and keeps its helpers busy.
-func (s *Simulation) sharedLayer(st *simStage, at *walk.Node, alone ir.Seconds) {
-	if s.shared == nil {
+func (s *Simulation) sharedLayer(st *simStage, at *walk.Node, k int, alone ir.Seconds) {
+	if s.shared == nil || s.kindOf != nil && s.kindOf[at.Stage][k] != s.graph.FullKind() {
 		st.run(alone)
 		return
 	}

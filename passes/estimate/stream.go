@@ -124,7 +124,7 @@ func (s *Simulation) take(st *simStage) {
 // runLayer runs the k-th layer of a task, whose attention takes blocks as they come.
 func (s *Simulation) runLayer(st *simStage, at *walk.Node, k int, whole ir.Seconds) {
 	if !s.streams {
-		s.sharedLayer(st, at, whole)
+		s.sharedLayer(st, at, k, whole)
 		return
 	}
 	t, i := st.tasks[st.done], at.Subsequence

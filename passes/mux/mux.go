@@ -133,7 +133,11 @@ func Problems(p *plan.Plan) []plan.Problem {
 		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, fmt.Sprintf("subsequences = %d, or mux = off", par.PP),
 			"mux needs as many subsequences as stages: there are %d for %d", n, par.PP)}
 	}
-	if left, _ := wantsShared(p); left {
+	left, right := wantsShared(p)
+	if right && p.Model.FullLayers(p.Train.Sequence) == 0 {
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = left or off", "mux = %s shares attention over all earlier tokens, and every layer has a window", p.Schedule.Mux)}
+	}
+	if left {
 		return leftProblems(p)
 	}
 	return nil

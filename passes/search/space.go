@@ -318,6 +318,9 @@ func (sp *space) muxes(s *lang.Schedule) []string {
 	if sp.timeless || s.PP == 1 || s.VirtualStages > 1 || s.Strategy != strategy.All[0].Name || s.Subsequences.Count < s.PP || s.Keep != nil && len(s.Keep) < len(plan.Streamable) {
 		return []string{"off"}
 	}
+	if sp.model.FullLayers(sp.train.Sequence) == 0 {
+		return []string{"off", "left"}
+	}
 	return []string{"off", "left", "right", "on"}
 }
 
