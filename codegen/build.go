@@ -171,7 +171,7 @@ func (l *layout) program(codes []ir.Code) *ir.Program {
 	plan, t := l.plan, &l.plan.Train
 	p := &ir.Program{
 		Name: plan.Name, Model: ir.Model(plan.Model), Machine: ir.Machine(plan.Cluster), FlopsModel: plan.Throughput.ModelFlops,
-		Lines: l.lines.texts, Passes: passes.Names(), Consts: l.consts, Groups: graph.GroupNames, Tensors: l.tensors, Codes: codes,
+		Lines: l.lines.texts, Passes: passes.Names(), Consts: l.consts, Groups: l.model.Groups(), Tensors: l.tensors, Codes: codes,
 		Run: ir.Run{
 			Sequence: t.Sequence, Batch: t.Batch, EvalSequences: l.evalSequences(), EvalEvery: t.EvalEvery,
 			Steps: t.Steps, Seed: t.Seed, Vocab: plan.Model.Vocab, LR: t.Optimizer.LR, MinLR: t.MinLR, Warmup: t.Warmup,
@@ -199,8 +199,11 @@ func (l *layout) rank(r int) ir.Rank {
 		out.Consts = append(out.Consts, l.constValue(name, d, i, k))
 	}
 	at := func(d, i, k int) int32 { return int32((d*pp+i)*sp + k) }
-	groups := make([][]int32, len(graph.GroupNames))
+	groups := make([][]int32, len(l.model.Groups()))
 	for j := range sp {
+		if l.model.Gathers {
+			groups[graph.GroupBack] = append(groups[graph.GroupBack], at(d, i, sp-1-j))
+		}
 		groups[graph.GroupSP] = append(groups[graph.GroupSP], at(d, i, j))
 		if j/l.model.KVCopies() == k/l.model.KVCopies() {
 			groups[graph.GroupKV] = append(groups[graph.GroupKV], at(d, i, j))

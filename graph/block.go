@@ -85,6 +85,13 @@ func (b *Block) View(a Arg, s Size) ir.View {
 		}
 	case Chunk:
 		first, rows = s.Chunk, s.Rows
+	case FrontHalf, BackHalf:
+		if v.Rows == Whole {
+			first, rows = s.Prefix*s.Batch, s.Tokens*s.Batch
+		}
+		if rows /= 2; a.Span == BackHalf {
+			first += rows
+		}
 	}
 	out := ir.View{DType: v.DType, Offset: ir.Bytes(first*max(v.Cols, 1)) * v.DType.Bytes()}
 	at := 0

@@ -328,7 +328,7 @@ func ropeGradient(b *builder, n Node) {
 }
 
 func attentionGradient(b *builder, n Node) {
-	if b.split.ring() {
+	if b.split.rotates() {
 		ringGradient(b, n)
 		return
 	}
@@ -379,6 +379,10 @@ func addGradient(b *builder, n Node) {
 }
 
 func gatherGradient(b *builder, n Node) {
+	if n.Args[1].Span != All {
+		chunksGradient(b, n)
+		return
+	}
 	dy := b.grad(n.Args[0])
 	dx := b.newGrad(n.Args[1].Value)
 	b.node(ir.ReduceScatter, n.Attrs, all(dx), dy)

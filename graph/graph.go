@@ -55,11 +55,13 @@ type Span uint8
 
 // Spans.
 const (
-	All   Span = iota
-	Tail       // the rows of this subsequence; all rows of what has no others
-	Seen       // the rows up to the end of this subsequence; the same
-	Flat       // without the leading dimension of planes, which is 1
-	Chunk      // the rows of the current chunk of the head's loop; also for values of Rows Full
+	All       Span = iota
+	Tail           // the rows of this subsequence; all rows of what has no others
+	Seen           // the rows up to the end of this subsequence; the same
+	Flat           // without the leading dimension of planes, which is 1
+	Chunk          // the rows of the current chunk of the head's loop; also for values of Rows Full
+	FrontHalf      // the first half of the rows of this subsequence
+	BackHalf       // the second half
 )
 
 // Arg is an operand: a value, or part of it. Value is Missing for an absent optional operand.

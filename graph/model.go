@@ -18,6 +18,7 @@ const (
 	GroupPP          // the same rank of every stage
 	GroupTied        // first and last stage, which both hold a tied embedding
 	GroupKV          // ranks of a stage that hold the same key and value heads
+	GroupBack        // the ranks of a stage in reverse order, where K and V are gathered in a ring
 )
 
 // GroupNames in the order of the constants.
@@ -46,6 +47,10 @@ type Split struct {
 	Mode   string // one of the modes; empty is ModeMegatron
 	Whole  bool   // the sequence is one piece: nothing later reads its K and V
 	Stream Stream
+
+	// Gathers says that ranks of a ring gather K and V of a subsequence, and all hold those of the whole sequence, since attention of
+	// some layers has a window: chunks of all earlier tokens, as they would go round, do not make one up.
+	Gathers bool
 }
 
 // Stream says which of K and V are on the device for the subsequence at work alone, and pass through it in blocks of earlier
@@ -58,7 +63,7 @@ func (g *Model) cache(b *builder, name string, streams bool, cols int64) int {
 	switch {
 	case streams:
 		rows = Full
-	case g.ring():
+	case g.rotates():
 		rows = WholeLocal
 	}
 	return b.value(Value{Name: name, Kind: g.cacheKind(Cache), Rows: rows, Cols: cols, DType: b.act})
@@ -358,21 +363,33 @@ func (g *Model) attention(b *builder, in int) int {
 	rows := g.enter(b, in, "ln1.gathered")
 	query := b.activation("q", g.attentionRows(), heads*d)
 	keys, values := g.cache(b, "k", g.Stream.K, kv*d), g.cache(b, "v", g.Stream.V, kv*d)
+	intoK, intoV := tail(keys), tail(values)
+	if g.Gathers {
+		intoK, intoV = all(b.activation("k.local", Local, kv*d)), all(b.activation("v.local", Local, kv*d))
+	}
 	for _, p := range []projection{
 		{"q", all(query), heads, 1, g.slicedBias("bq", q, heads*d, ConstHeads), g.columns("wq", h, q, heads*d, ConstHeads), RotationQ},
-		{"k", tail(keys), kv, g.KVCopies(), g.kvParam(g.slicedBias("bk", kvAll, kv*d, ConstKV)), g.kvParam(g.columns("wk", h, kvAll, kv*d, ConstKV)), RotationK},
-		{"v", tail(values), kv, g.KVCopies(), g.kvParam(g.slicedBias("bv", kvAll, kv*d, ConstKV)), g.kvParam(g.columns("wv", h, kvAll, kv*d, ConstKV)), ""},
+		{"k", intoK, kv, g.KVCopies(), g.kvParam(g.slicedBias("bk", kvAll, kv*d, ConstKV)), g.kvParam(g.columns("wk", h, kvAll, kv*d, ConstKV)), RotationK},
+		{"v", intoV, kv, g.KVCopies(), g.kvParam(g.slicedBias("bv", kvAll, kv*d, ConstKV)), g.kvParam(g.columns("wv", h, kvAll, kv*d, ConstKV)), ""},
 	} {
 		g.project(b, rows, p)
+	}
+	if g.Gathers {
+		b.gatherChunks(keys, intoK.Value)
+		b.gatherChunks(values, intoV.Value)
 	}
 	o := b.activation("attn.out", g.attentionRows(), heads*d)
 	lse := b.value(Value{Name: "attn.lse", Rows: g.attentionRows(), Cols: heads, DType: ir.F32})
 	attrs := []Attr{integer("heads", heads), integer("kv_heads", kv), integer("head_dim", d), from("batch", FromBatch)}
 	switch {
-	case g.ring():
+	case g.rotates():
 		b.ringAttention(attrs, o, lse, query, keys, values)
 	default:
-		b.node(ir.Attention, append(attrs, from("prefix", FromPrefix), from("window", FromWindow)), all(o), all(lse), all(query), seen(keys), seen(values))
+		attrs = append(attrs, from("prefix", FromPrefix), from("window", FromWindow))
+		if g.Gathers {
+			attrs = append(attrs, integer("chunks", g.Chunks()), constant("member", ConstMember))
+		}
+		b.node(ir.Attention, attrs, all(o), all(lse), all(query), seen(keys), seen(values))
 	}
 	if g.ulysses() {
 		local := b.activation("attn.local", Local, q)

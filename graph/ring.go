@@ -46,8 +46,38 @@ func (g *Model) RingConsts() (names []string) {
 	return names
 }
 
-// ring reports whether K and V go round.
+// ring reports whether each rank has two chunks of a subsequence.
 func (s Split) ring() bool { return s.Mode == ModeRing && s.SP > 1 }
+
+// rotates reports whether K and V go round.
+func (s Split) rotates() bool { return s.ring() && !s.Gathers }
+
+// Groups are the names of the groups of ranks, in the order of the constants.
+func (g *Model) Groups() []string {
+	if g.Gathers {
+		return append(GroupNames[:len(GroupNames):len(GroupNames)], "sp_back")
+	}
+	return GroupNames
+}
+
+// gatherChunks brings the rows of all ranks to a cache in the order of the sequence. The first chunks of the ranks make up the first
+// half of the subsequence, and their second chunks the second half, from the last rank to the first.
+func (b *builder) gatherChunks(cache, local int) {
+	b.node(ir.AllGather, []Attr{group(GroupSP)}, Arg{Value: cache, Span: FrontHalf}, Arg{Value: local, Span: FrontHalf})
+	b.node(ir.AllGather, []Attr{group(GroupBack)}, Arg{Value: cache, Span: BackHalf}, Arg{Value: local, Span: BackHalf})
+}
+
+// chunksGradient is that of half of such rows: every rank has a part of each row's, and they are added in f32.
+func chunksGradient(b *builder, n Node) {
+	x := n.Args[1]
+	if _, ok := b.grads[x.Value]; !ok {
+		v := b.Values[x.Value]
+		b.grads[x.Value] = all(b.value(Value{Name: "d." + v.Name, Rows: v.Rows, Cols: v.Cols, DType: ir.F32}))
+	}
+	dx := b.grads[x.Value]
+	dx.Span = x.Span
+	b.node(ir.ReduceScatter, n.Attrs, dx, b.grad(n.Args[0]))
+}
 
 // Chunks is in how many chunks of zigzag order the tokens of a subsequence are; 0 where they are in order.
 func (s Split) Chunks() int64 {

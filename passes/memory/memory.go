@@ -406,7 +406,7 @@ func (r *tracker) backward(t plan.Task, at *walk.Node, k int, b *graph.Block, ow
 	r.leaveBackward(t, own, at, b, z)
 	if t.Subsequence == len(r.Sizes)-1 {
 		r.now[TermCacheGrads] += r.caches(b, graph.CacheGrad, z)
-		r.host += r.streamed(graph.CacheGrad, z.Prefix)
+		r.host += r.gradsOnHost(t, k)
 		r.most = max(r.most, r.host)
 	}
 	if t.Subsequence == 0 {
@@ -415,8 +415,18 @@ func (r *tracker) backward(t plan.Task, at *walk.Node, k int, b *graph.Block, ow
 		if at.Split {
 			r.now[TermCacheGrads] += r.cachesBetween(b, z)
 		}
-		r.host -= r.streamed(graph.Cache, z.Sequence) + r.streamed(graph.CacheGrad, r.Sizes[len(r.Sizes)-1].Prefix)
+		r.host -= r.streamed(graph.Cache, z.Sequence) + r.gradsOnHost(t, k)
 	}
+}
+
+// gradsOnHost are the bytes of dK and dV that a layer of a task has on the host for those who stream them: of all tokens before the
+// last subsequence, or none where no subsequence sees any before its own.
+func (r *tracker) gradsOnHost(t plan.Task, k int) ir.Bytes {
+	last := r.graph.OfLayer(r.Sizes[len(r.Sizes)-1], r.plan.Layers(t.Stage)[k])
+	if last.Earliest() == last.Prefix {
+		return 0
+	}
+	return r.streamed(graph.CacheGrad, last.Prefix)
 }
 
 // weightGrads is the second half of a backward.

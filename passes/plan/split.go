@@ -12,7 +12,9 @@ import (
 // Split is the part of the plan that the dataflow of one rank depends on.
 func (p *Plan) Split() graph.Split {
 	stream := graph.Stream{K: slices.Contains(p.Stream.Caches, "k"), V: slices.Contains(p.Stream.Caches, "v")}
-	return graph.Split{SP: p.Parallel.SP, Mode: p.Parallel.SPMode, Whole: p.Subsequences.N == 1, Stream: stream}
+	split := graph.Split{SP: p.Parallel.SP, Mode: p.Parallel.SPMode, Whole: p.Subsequences.N == 1, Stream: stream}
+	split.Gathers = split.Chunks() > 0 && p.Model.FullLayers(p.Train.Sequence) < p.Model.Layers
+	return split
 }
 
 // RowGrid is what lengths of subsequences are multiples of, so that each rank has as many rows.

@@ -44,6 +44,7 @@ model small {
   vocab    = 256
   tied     = %s
   dtype    = %s
+  window   = %s
 }
 
 cluster few = local(ranks = %s)
@@ -54,7 +55,7 @@ train {
   data     = random()
 }
 `, pick("gpt", "llama"), 1+r.IntN(5), pick("32", "64", "128"), pick("1", "2", "4"), pick("true", "false"), pick("f32", "bf16"),
-		pick("1", "2", "4"), pick("64", "256", "1K", "4K"), pick("1", "1", "2", "3"))
+		pick("0", "0", "[8, 100, 0]", "[40, 1]"), pick("1", "2", "4"), pick("64", "256", "1K", "4K"), pick("1", "1", "2", "3"))
 }
 
 // settings are overrides that make the space smaller, or the machine.

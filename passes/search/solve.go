@@ -233,8 +233,6 @@ func sizeProblems(p *plan.Plan) []plan.Problem {
 		"%d stages want as many layers, and the model has %d", stages, m.Layers))
 	add(p.LayerOrder() && par.PP > 1, plan.Fault("schedule.order", lang.Conflict, "pp = 1, or order = sequence", "order = layer works within one stage, and pp = %d", par.PP))
 	found = append(found, splitProblems(p)...)
-	add(par.SPMode == graph.ModeRing && par.SP > 1 && m.FullLayers(seq) < m.Layers, plan.Fault("schedule.sp_mode", lang.Conflict, "sp_mode = ulysses or megatron",
-		"in a ring every rank holds chunks of all earlier keys, which do not make up a window"))
 	found = append(found, streamProblems(p)...)
 	found = append(found, zeroProblems(p)...)
 	each := int64(par.DP * par.Microbatch)
