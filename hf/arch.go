@@ -50,12 +50,12 @@ var architectures = []architecture{
 		defaults: with(map[string]any{"rms_norm_eps": 1e-5})},
 	{modelType: "smollm3", class: "SmolLM3ForCausalLM", family: "smollm3", read: (*Model).smollm, names: llamaNames,
 		defaults: with(map[string]any{"rope_theta": 2000000.0, "tie_word_embeddings": true, "num_key_value_heads": 4})},
-	{modelType: "gemma2", class: "Gemma2ForCausalLM", family: "gemma", read: (*Model).gemma, names: gemmaNames,
+	{modelType: "gemma2", class: "Gemma2ForCausalLM", family: "gemma2", read: (*Model).gemma, names: gemmaNames,
 		defaults: with(map[string]any{
 			"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true, "query_pre_attn_scalar": 256,
 			"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096, "vocab_size": 256000,
 		})},
-	{modelType: "gemma3_text", outer: "gemma3", class: "Gemma3ForCausalLM", family: "gemma", read: (*Model).gemma, names: gemmaNames,
+	{modelType: "gemma3_text", outer: "gemma3", class: "Gemma3ForCausalLM", family: "gemma3", read: (*Model).gemma, names: gemmaNames,
 		defaults: with(map[string]any{
 			"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true, "query_pre_attn_scalar": 256,
 			"sliding_window": 4096, "sliding_window_pattern": 6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,

@@ -345,7 +345,7 @@ func TestShippedHint(t *testing.T) {
 // The factor of Gemma's embedding is rounded as its weights are stored.
 func TestRootOfHidden(t *testing.T) {
 	for dtype, want := range map[string]float64{"f32": math.Sqrt(5376), "bf16": 73.5} {
-		s := load(t, exampleBase, "model.family=gemma", "model.hidden=5376", "model.heads=32", "model.dtype="+dtype)
+		s := load(t, exampleBase, "model.family=gemma3", "model.hidden=5376", "model.heads=32", "model.dtype="+dtype)
 		if s.Model.EmbedScale != want {
 			t.Errorf("%s: %v, want %v", dtype, s.Model.EmbedScale, want)
 		}
