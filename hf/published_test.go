@@ -14,7 +14,7 @@ import (
 var published = map[string]int64{
 	"Llama-3.1-8B": 8_030_261_248, "Llama-3.1-70B": 70_553_706_496, "Llama-3.1-405B": 405_853_388_800,
 	"Qwen2.5-7B": 7_615_616_512, "Qwen2.5-32B": 32_763_876_352, "Qwen3-4B": 4_022_468_096, "Qwen3-14B": 14_768_307_200,
-	"Mistral-7B-v0.3": 7_248_023_552,
+	"Mistral-7B-v0.1": 7_241_732_096, "Mistral-7B-v0.3": 7_248_023_552,
 }
 
 // The configs of testdata/configs are those of the hub's models of their names.

@@ -35,6 +35,7 @@ MODELS = [
     ("llama-3.1", hub.LlamaConfig, dict(SMALL, head_dim=8, rope_parameters=LLAMA3), "bfloat16", None),
     ("llama-linear", hub.LlamaConfig, dict(SMALL, head_dim=6, rope_parameters=LINEAR), "bfloat16", None),
     ("mistral", hub.MistralConfig, dict(SMALL, head_dim=6, sliding_window=None), "bfloat16", None),
+    ("mistral-window", hub.MistralConfig, dict(SMALL, head_dim=6, sliding_window=5), "bfloat16", None),
     ("qwen2", hub.Qwen2Config, dict(SMALL, tie_word_embeddings=True), "bfloat16", None),
     ("qwen3", hub.Qwen3Config, dict(SMALL, head_dim=6), "bfloat16", None),
     ("qwen3-yarn", hub.Qwen3Config, dict(SMALL, head_dim=8, rope_parameters=YARN), "bfloat16", None),
@@ -46,6 +47,9 @@ MODELS = [
     ("olmo2", hub.Olmo2Config, dict(SMALL, num_key_value_heads=2), "bfloat16", None),
     ("smollm3", hub.SmolLM3Config, dict(SMALL, num_hidden_layers=4), "bfloat16", None),
     ("gemma2-full", hub.Gemma2Config, dict(GEMMA, layer_types=["full_attention"] * 3, attn_logit_softcapping=None), "bfloat16", None),
+    ("gemma2-window", hub.Gemma2Config, dict(GEMMA, attn_logit_softcapping=None), "bfloat16", None),
+    ("qwen3-window", hub.Qwen3Config, dict(SMALL, head_dim=6, num_hidden_layers=3, use_sliding_window=True, sliding_window=40,
+                                           max_window_layers=1), "bfloat16", None),
     ("gemma3-full", hub.Gemma3TextConfig, dict(GEMMA, layer_types=["full_attention"] * 3, rope_parameters=dict(
         sliding_attention=dict(rope_type="default", rope_theta=10000.0),
         full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0))), "bfloat16", None),
