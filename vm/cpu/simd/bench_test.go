@@ -137,9 +137,8 @@ func BenchmarkVector(b *testing.B) {
 		{"geluBackward", 3, func(lo, hi int) { GeluBackward(u[lo:hi], x[lo:hi], y[lo:hi]) }},
 		{"swiglu", 3, func(lo, hi int) { SwiGLU(u[lo:hi], x[lo:hi], y[lo:hi]) }},
 		{"swigluBackward", 5, func(lo, hi int) { SwiGLUBackward(u[lo:hi], v[lo:hi], x[lo:hi], y[lo:hi], z[lo:hi]) }},
-		{"expSum", 2, func(lo, hi int) { ExpSum(u[lo:hi], x[lo:hi], 1) }},
-		{"sumExp", 1, func(lo, hi int) { SumExp(x[lo:hi], 1) }},
-		{"max", 1, func(lo, hi int) { Max(x[lo:hi]) }},
+		{"sumExp", 1, func(lo, hi int) { active.sumExp(x[lo:hi], 1) }},
+		{"max", 1, func(lo, hi int) { active.max(x[lo:hi]) }},
 		{"narrow", 2, func(lo, hi int) { Narrow(h[lo:hi], x[lo:hi]) }},
 		{"widen", 2, func(lo, hi int) { Widen(u[lo:hi], h[lo:hi]) }},
 	} {

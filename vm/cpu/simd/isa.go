@@ -25,7 +25,6 @@ type kernelSet struct {
 	swigluBackward func(dgate, dup, gate, up, dy []float32)
 
 	max      func(x []float32) float32
-	expSum   func(dst, x []float32, max float32) float32
 	sumExp   func(x []float32, max float32) float32
 	expScale func(dst, x []float32, max, c float32)
 

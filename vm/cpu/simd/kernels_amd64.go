@@ -35,9 +35,6 @@ func swigluBackwardAVX2(dgate []float32, dup []float32, gate []float32, up []flo
 func maxAVX2(x []float32) float32
 
 //go:noescape
-func expSumAVX2(dst []float32, x []float32, max float32) float32
-
-//go:noescape
 func sumExpAVX2(x []float32, max float32) float32
 
 //go:noescape
@@ -100,7 +97,6 @@ var avx2 = kernelSet{name: "avx2", mr: 6, nr: 16,
 	swiglu:         swigluAVX2,
 	swigluBackward: swigluBackwardAVX2,
 	max:            maxAVX2,
-	expSum:         expSumAVX2,
 	sumExp:         sumExpAVX2,
 	expScale:       expScaleAVX2,
 	sum:            sumAVX2,
@@ -149,9 +145,6 @@ func swigluBackwardAVX512(dgate []float32, dup []float32, gate []float32, up []f
 
 //go:noescape
 func maxAVX512(x []float32) float32
-
-//go:noescape
-func expSumAVX512(dst []float32, x []float32, max float32) float32
 
 //go:noescape
 func sumExpAVX512(x []float32, max float32) float32
@@ -216,7 +209,6 @@ var avx512 = kernelSet{name: "avx512", mr: 14, nr: 32,
 	swiglu:         swigluAVX512,
 	swigluBackward: swigluBackwardAVX512,
 	max:            maxAVX512,
-	expSum:         expSumAVX512,
 	sumExp:         sumExpAVX512,
 	expScale:       expScaleAVX512,
 	sum:            sumAVX512,

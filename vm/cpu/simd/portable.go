@@ -25,7 +25,6 @@ var portable = kernelSet{
 	swiglu:         swigluPortable,
 	swigluBackward: swigluBackwardPortable,
 	max:            maxPortable,
-	expSum:         expSumPortable,
 	sumExp:         sumExpPortable,
 	expScale:       expScalePortable,
 	sum:            sumPortable,
@@ -175,15 +174,6 @@ func maxPortable(x []float32) float32 {
 		m = max(m, v)
 	}
 	return m
-}
-
-func expSumPortable(dst, x []float32, max float32) float32 {
-	var s float64
-	for i := range dst {
-		dst[i] = exp32(x[i] - max)
-		s += float64(dst[i])
-	}
-	return float32(s)
 }
 
 func sumExpPortable(x []float32, max float32) float32 {

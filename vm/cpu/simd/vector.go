@@ -63,21 +63,6 @@ func Rotate(y, x, cos, sin []float32, sign float32) {
 	active.rotate(y[:2*n], x[:2*n], cos, sin[:n], sign)
 }
 
-// Max returns the greatest element, minus infinity if there is none.
-func Max(x []float32) float32 { return active.max(x) }
-
-// ExpSum computes dst = exp(x - max) and returns the sum.
-func ExpSum(dst, x []float32, max float32) float32 { return active.expSum(dst, x[:len(dst)], max) }
-
-// SumExp returns the sum of exp(x - max).
-func SumExp(x []float32, max float32) float32 { return active.sumExp(x, max) }
-
-// Sum adds the elements up.
-func Sum(x []float32) float32 { return active.sum(x) }
-
-// Dot returns the sum of the products.
-func Dot(a, b []float32) float32 { return active.dot(a, b[:len(a)]) }
-
 // AdamWStep is what one optimizer step does to every weight. The update is
 //
 //	g = gradScale*grad;  m = beta1*m + (1-beta1)*g;  v = beta2*v + (1-beta2)*g*g

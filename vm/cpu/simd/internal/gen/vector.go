@@ -24,8 +24,7 @@ var vectorKernels = []kernel{
 	{name: "swiglu", params: params("dst, gate, up []float32"), field: true, body: swiglu},
 	{name: "swigluBackward", params: params("dgate, dup, gate, up, dy []float32"), field: true, body: swigluBackward},
 	{name: "max", params: params("x []float32"), results: "float32", field: true, body: maximum},
-	{name: "expSum", params: params("dst, x []float32; max float32"), results: "float32", field: true, body: expSum(true)},
-	{name: "sumExp", params: params("x []float32; max float32"), results: "float32", field: true, body: expSum(false)},
+	{name: "sumExp", params: params("x []float32; max float32"), results: "float32", field: true, body: sumExp},
 	{name: "expScale", params: params("dst, x []float32; max, c float32"), field: true, body: expScale},
 	{name: "sum", params: params("x []float32"), results: "float32", field: true, body: sum},
 	{name: "dot", params: params("a, b []float32"), results: "float32", field: true, body: dot},
@@ -199,31 +198,19 @@ func maximum(f *fn) {
 	f.result("ret", 0, m)
 }
 
-// expSum sums exp(x - max), and stores it too if asked.
-func expSum(store bool) func(f *fn) {
-	return func(f *fn) {
-		names := []string{"x"}
-		if store {
-			names = []string{"x", "dst"}
-		}
-		r, limit, acc := f.slices(names...), f.scalar("max"), f.zero()
-		if store {
-			f.length("dst", "CX")
-		}
-		f.each(func() {
-			x, t, u, m := f.vec(), f.vec(), f.vec(), f.vec()
-			f.load(x, at(r[0]))
-			f.sub(x, x, limit)
-			f.exp(x, t, u, m)
-			if store {
-				f.store(at(r[1]), x)
-			}
-			f.clearTail(x)
-			f.add(acc, acc, x)
-		})
-		f.reduce(f.add, acc, limit)
-		f.result("ret", 0, acc)
-	}
+// sumExp sums exp(x - max).
+func sumExp(f *fn) {
+	r, limit, acc := f.slices("x"), f.scalar("max"), f.zero()
+	f.each(func() {
+		x, t, u, m := f.vec(), f.vec(), f.vec(), f.vec()
+		f.load(x, at(r[0]))
+		f.sub(x, x, limit)
+		f.exp(x, t, u, m)
+		f.clearTail(x)
+		f.add(acc, acc, x)
+	})
+	f.reduce(f.add, acc, limit)
+	f.result("ret", 0, acc)
 }
 
 func expScale(f *fn) {
