@@ -3,7 +3,6 @@ package lang
 import (
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 )
 
@@ -223,36 +222,4 @@ func wrap(text, indent string) string {
 		line, empty = line+word, false
 	}
 	return b.String() + line + "\n"
-}
-
-// Complete lists what may stand where the user is: in block "" kinds of blocks and reserved words; in a block the names of
-// its keys; for a key ("schedule.offload") the names and calls that it takes; in a call ("adamw") its arguments. All
-// begin with prefix.
-func Complete(block, prefix string) []string {
-	var all []string
-	call := callOf(block)
-	switch k := FindKey(block); {
-	case call != nil:
-		all = call.arguments()
-	case block == "":
-		all = []string{"import", "let"}
-		for i := range Blocks {
-			if b := &Blocks[i]; b.inText() {
-				all = append(all, b.Name)
-			}
-		}
-	case k != nil:
-		all = append(all, k.takes.names...)
-		for _, c := range k.takes.calls {
-			all = append(all, c.name+"(")
-		}
-		if k.takes.list != nil {
-			all = append(all, k.takes.list.item.names...)
-		}
-	default:
-		for _, key := range KeysOf(strings.TrimSuffix(block, ".")) {
-			all = append(all, key.Name)
-		}
-	}
-	return slices.DeleteFunc(all, func(s string) bool { return !strings.HasPrefix(s, prefix) })
 }

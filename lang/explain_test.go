@@ -1,7 +1,6 @@
 package lang
 
 import (
-	"slices"
 	"strings"
 	"testing"
 )
@@ -28,26 +27,6 @@ func TestExplain(t *testing.T) {
 	}
 	if _, err := Explain("quite unknown"); err == nil {
 		t.Error("an unknown word is explained")
-	}
-}
-
-func TestComplete(t *testing.T) {
-	for _, c := range []struct {
-		block, prefix string
-		want          []string
-	}{
-		{"", "", []string{"import", "let", "model", "cluster", "train", "schedule"}},
-		{"", "m", []string{"model"}},
-		{"model", "he", []string{"heads", "head_dim"}},
-		{"adamw", "", []string{"lr", "betas", "eps", "weight_decay"}},
-		{"schedule.mux", "", []string{"auto", "off", "left", "right", "on"}},
-		{"schedule.keep", "", []string{"auto", "k", "v"}},
-		{"train.data", "", []string{"text(", "tokens(", "random("}},
-		{"nothing", "", nil},
-	} {
-		if got := Complete(c.block, c.prefix); !slices.Equal(got, c.want) {
-			t.Errorf("%q %q: %q", c.block, c.prefix, got)
-		}
 	}
 }
 
