@@ -10,7 +10,7 @@ import (
 	"sync"
 )
 
-// Decode reads the binary form. The program that it returns is well formed (Check), which is not yet verified.
+// Decode reads the binary form. The program that it returns is well formed (Check), but not verified.
 func Decode(data []byte) (*Program, error) {
 	p, err := decodeFile(data)
 	if err != nil {
@@ -27,10 +27,10 @@ func decodeFile(data []byte) (*Program, error) {
 		return nil, errTruncated
 	}
 	if v := binary.LittleEndian.Uint32(data[len(magic):]); v != version {
-		return nil, fmt.Errorf("format version %d, where this build reads version %d", v, version)
+		return nil, fmt.Errorf("format version %d, but this build reads version %d", v, version)
 	}
 	if h := binary.LittleEndian.Uint64(data[len(magic)+4:]); h != tableHash() {
-		return nil, fmt.Errorf("compiled against another opcode table (%016x, here %016x): compile it again with this build", h, tableHash())
+		return nil, fmt.Errorf("compiled with another opcode table (%016x, here %016x): compile it again with this build", h, tableHash())
 	}
 	body := data[:len(data)-trailerBytes]
 	end := data[len(body):]
@@ -67,7 +67,7 @@ func decodeParts(body []byte) (*Program, error) {
 	return p, nil
 }
 
-// splitParts gives the payloads of the header, the codes and the ranks, in that order.
+// splitParts returns the payloads of the header, the codes and the ranks, in that order.
 func splitParts(body []byte) ([][]byte, error) {
 	var parts [][]byte
 	for len(body) > 0 {
@@ -98,7 +98,7 @@ func splitParts(body []byte) ([][]byte, error) {
 	return parts, nil
 }
 
-// decodeCodes reads the codes, which stand alone, side by side.
+// decodeCodes reads the codes concurrently; they are independent.
 func decodeCodes(p *Program, parts [][]byte) error {
 	if len(parts) == 0 {
 		return nil
@@ -127,7 +127,7 @@ func decodeCodes(p *Program, parts [][]byte) error {
 
 var errTruncated = errors.New("truncated")
 
-// decoder reads a part. The first problem sticks: from then on every read gives zero, and finish returns it.
+// decoder reads a part. The first problem is kept: from then on every read gives zero, and finish returns it.
 type decoder struct {
 	data []byte
 	at   int
@@ -190,7 +190,8 @@ func (d *decoder) float() uint64 {
 	return v
 }
 
-// count reads a number of things that take at least size bytes each, so that no list outgrows the file it is in.
+// count reads the number of elements that take at least size bytes each, so that no list is larger than its
+// file.
 func (d *decoder) count(size int) int {
 	n := d.uint()
 	if n > uint64(d.left()/size) {
@@ -246,7 +247,7 @@ func (d *decoder) code(c *Code) {
 	}
 }
 
-// uint31 reads a number that an int32 must hold.
+// uint31 reads a number that must fit an int32.
 func (d *decoder) uint31() int32 {
 	v := d.uint()
 	if v > 1<<31-1 {
@@ -267,10 +268,10 @@ func (d *decoder) buffers(c *Code) {
 		b := &c.Buffers[i]
 		shared := d.uint()
 		if shared > uint64(len(name)) {
-			d.fail(errors.New("a name shares more than there is"))
+			d.fail(errors.New("a name shares more than its predecessor has"))
 			return
 		}
-		// A long name could be shared by millions of buffers; names that no compiler writes are refused instead.
+		// Millions of buffers could share a long name; names that no compiler writes are refused.
 		if b.Name = name[:shared] + d.string(); len(b.Name) > maxNameBytes {
 			d.fail(fmt.Errorf("a name of %d bytes", len(b.Name)))
 			return
@@ -282,11 +283,11 @@ func (d *decoder) buffers(c *Code) {
 	}
 }
 
-// maxNameBytes bounds a buffer's name, since prefixes are shared.
+// maxNameBytes limits a buffer's name, because prefixes are shared.
 const maxNameBytes = 1 << 10
 
-// section carves all operands and all attributes from one array each: a million small slices would cost their headers
-// twice over.
+// section takes all operands and all attributes from one array each: the headers of a million small slices
+// would cost twice as much.
 func (d *decoder) section() []Instr {
 	n := d.count(4)
 	args := make([]View, d.count(1))
@@ -325,7 +326,7 @@ func (d *decoder) section() []Instr {
 	return instrs
 }
 
-// attrCount reads how many attributes n instructions have in all.
+// attrCount reads the total number of attributes of n instructions.
 func (d *decoder) attrCount(n int) int {
 	v := d.uint()
 	if v > uint64(n)*maxAttrs {
@@ -338,7 +339,7 @@ func (d *decoder) attrCount(n int) int {
 // maxAttrs is the most attributes that a row may have; the mask in the file and the tests of the table rely on it.
 const maxAttrs = 16
 
-// carve cuts a copy of model off the front of store; nil where there is nothing.
+// carve cuts a copy of model from the front of store; nil if it is empty.
 func carve[T any](store, model []T) (piece, rest []T) {
 	n := len(model)
 	if n == 0 {
@@ -418,7 +419,7 @@ func (d *decoder) ranks(p *Program) {
 	if n == 0 {
 		return
 	}
-	// Every rank takes a byte for each constant and group at least.
+	// Every rank takes at least a byte for each constant and group.
 	if n*(len(p.Consts)+len(p.Groups)) > d.left() {
 		d.fail(errTruncated)
 		return

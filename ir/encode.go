@@ -53,7 +53,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// tableHash covers what the numbers in a file mean: every row, without its prose.
+// tableHash covers the meaning of the numbers in a file: every row, without its prose.
 var tableHash = sync.OnceValue(func() uint64 {
 	h := fnv.New64a()
 	for i := range Ops {
@@ -70,7 +70,7 @@ var tableHash = sync.OnceValue(func() uint64 {
 	return h.Sum64()
 })
 
-// header is the plain data of a program, as JSON keeps it.
+// header is the plain data of a program, in the form of its JSON.
 type header struct {
 	Name       string   `json:"name"`
 	Run        Run      `json:"run"`
@@ -88,7 +88,7 @@ func headerOf(p *Program) header {
 	return header{p.Name, p.Run, p.Model, p.Machine, p.FlopsModel, p.Lines, p.Passes, p.Consts, p.Groups, p.Tensors}
 }
 
-// marshalHeader is the header as JSON. It fails where JSON could not give the same header back.
+// marshalHeader returns the header as JSON. It fails if the JSON could not restore the same header.
 func marshalHeader(p *Program) ([]byte, error) {
 	h := headerOf(p)
 	data, err := json.Marshal(h)
@@ -132,7 +132,7 @@ func Encode(w io.Writer, p *Program) error {
 	return e.err
 }
 
-// encoder gathers a part in buf and keeps the running checksum of what was written.
+// encoder collects a part in buf and keeps the running checksum of what was written.
 type encoder struct {
 	w   io.Writer
 	buf []byte
@@ -233,7 +233,7 @@ func (e *encoder) section(instrs []Instr) {
 	}
 }
 
-// newBases is what the first instruction of each opcode is coded against.
+// newBases returns what the first instruction of each opcode is coded against.
 func newBases() *[NumOps]Instr {
 	var bases [NumOps]Instr
 	for op := range bases {
@@ -243,7 +243,7 @@ func newBases() *[NumOps]Instr {
 	return &bases
 }
 
-// provFields lays a provenance out in the order of its bits in the file.
+// provFields lists a provenance in the order of its bits in the file.
 func provFields(p *Provenance) [7]int64 {
 	return [7]int64{
 		int64(p.Microbatch), int64(p.Subsequence), int64(p.Layer), int64(p.Stage),

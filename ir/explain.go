@@ -7,7 +7,7 @@ import (
 	"text/tabwriter"
 )
 
-// Explain is the reference entry of an opcode, from its row.
+// Explain returns the reference entry of an opcode, from its row.
 func Explain(name string) (string, error) {
 	op, ok := OpByName(name)
 	if !ok {
@@ -25,7 +25,7 @@ func Explain(name string) (string, error) {
 	}
 	fmt.Fprintf(&b, "\nwritten   %s\nstreams   %s\n", row.Usage(), row.StreamNames())
 	if row.InPlace {
-		b.WriteString("in place  an output may be the very view of an input\n")
+		b.WriteString("in place  an output may be the same view as an input\n")
 	}
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	if len(row.Operands) > 0 {
@@ -46,10 +46,10 @@ func Explain(name string) (string, error) {
 	return trimLines(b.String()), nil
 }
 
-// Opcodes are the names of all opcodes, in the order of the table.
+// Opcodes returns the names of all opcodes, in the order of the table.
 func Opcodes() []string { return opNames() }
 
-// StreamNames are the streams that an opcode may run on.
+// StreamNames returns the streams that an opcode may run on.
 func (o *OpInfo) StreamNames() string {
 	if len(o.Streams) == 0 {
 		return "all"
@@ -68,7 +68,7 @@ func (o *Operand) shapeText() string {
 	return "[" + o.Dims + "]"
 }
 
-// notes are what a reader should know of an operand beyond its type.
+// notes returns what a reader should know of an operand beyond its type.
 func (o *Operand) notes() []string {
 	var notes []string
 	if o.Adds != "" {
@@ -86,7 +86,7 @@ func (o *Operand) notes() []string {
 	return notes
 }
 
-// trimLines takes the blanks off the ends of lines.
+// trimLines removes blanks at the ends of lines.
 func trimLines(s string) string {
 	lines := strings.Split(s, "\n")
 	for i := range lines {

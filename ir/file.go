@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// ReadFile reads a program in either form, whatever the file is called.
+// ReadFile reads a program in either form, regardless of the file's name.
 func ReadFile(path string) (*Program, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -26,8 +26,8 @@ func ReadFile(path string) (*Program, error) {
 	return ParseText(path, data)
 }
 
-// looksBinary tells the forms apart by content. A damaged start is told by the name, so that the message speaks of the
-// form that was meant.
+// looksBinary distinguishes the forms by content. If the start is damaged, the name decides, so that the
+// message is about the intended form.
 func looksBinary(data []byte, path string) bool {
 	if strings.HasPrefix(string(data), magic[:4]) {
 		return true
@@ -35,7 +35,7 @@ func looksBinary(data []byte, path string) bool {
 	return strings.HasSuffix(path, ".sppb") && !strings.HasPrefix(string(data), textMagic)
 }
 
-// WriteFile writes a program. A name that ends in .sppir gets the text form, every other the binary one.
+// WriteFile writes a program. A name ending in .sppir selects the text form, any other the binary form.
 func WriteFile(path string, p *Program) error {
 	write := Encode
 	if strings.HasSuffix(path, ".sppir") {
@@ -47,8 +47,8 @@ func WriteFile(path string, p *Program) error {
 	})
 }
 
-// ReplaceFile writes beside path and renames: path holds the whole result, or what was there before. A link is followed and a file
-// keeps its permissions. What is no file, such as a pipe or a device, is written to as it is.
+// ReplaceFile writes beside path and renames: path holds the whole result, or the old contents. A link is
+// followed and a file keeps its permissions. Pipes and devices are written to directly.
 func ReplaceFile(path string, write func(*os.File) error) error {
 	target, mode := path, fs.FileMode(0o644)
 	if behind, err := filepath.EvalSymlinks(path); err == nil {
@@ -81,7 +81,7 @@ func writeInto(path string, write func(*os.File) error) error {
 	return speakOf(path, errors.Join(write(f), f.Close()))
 }
 
-// speakOf names the path that the user knows where a temporary one failed.
+// speakOf replaces the name of the temporary file in an error by the user's path.
 func speakOf(path string, err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {

@@ -8,13 +8,13 @@ type Attr struct {
 	Const int32  // 0: literal; else 1 + index into Program.Consts
 }
 
-// Int is a literal integer, boolean, tensor, group or event index.
+// Int returns a literal integer, boolean, tensor, group or event index.
 func Int(v int64) Attr { return Attr{Bits: uint64(v)} }
 
-// Float is a literal number.
+// Float returns a literal number.
 func Float(v float64) Attr { return Attr{Bits: math.Float64bits(v)} }
 
-// Bool is a literal truth value.
+// Bool returns a literal truth value.
 func Bool(v bool) Attr {
 	if v {
 		return Int(1)
@@ -41,7 +41,7 @@ func (a Attr) Float(consts []int64) float64 {
 	return math.Float64frombits(a.Bits)
 }
 
-// Instr is one instruction. Args and Attrs stand in the order of the opcode's row.
+// Instr is one instruction. Args and Attrs are in the order of the opcode's row.
 type Instr struct {
 	Args   []View
 	Attrs  []Attr
@@ -50,13 +50,13 @@ type Instr struct {
 	Stream Stream
 }
 
-// Info is the opcode's row.
+// Info returns the opcode's row.
 func (in *Instr) Info() *OpInfo { return &Ops[in.Op] }
 
-// Arg is the operand with that name in the opcode's row.
+// Arg returns the operand with that name in the opcode's row.
 func (in *Instr) Arg(name string) View { return in.Args[in.Info().operand(name)] }
 
-// Attr is the attribute with that name in the opcode's row.
+// Attr returns the attribute with that name in the opcode's row.
 func (in *Instr) Attr(name string) Attr { return in.Attrs[in.Info().attr(name)] }
 
 // Access reports whether operand i is read and whether it is written.
@@ -76,7 +76,7 @@ func (in *Instr) Access(i int) (reads, writes bool) {
 	return true, true
 }
 
-// AddsBy is the attribute that makes an operand of direction WriteOrAdd add.
+// AddsBy returns the attribute that makes an operand of direction WriteOrAdd add.
 func (o *Operand) AddsBy() string {
 	if o.Adds != "" {
 		return o.Adds
@@ -84,7 +84,8 @@ func (o *Operand) AddsBy() string {
 	return attrAccumulate.Name
 }
 
-// Written is how many operands are written, in part or in whole; they stand before those that are only read.
+// Written returns the number of operands that are written at least in part; they precede those that are only
+// read.
 func (o *OpInfo) Written() int {
 	n := 0
 	for n < len(o.Operands) && o.Operands[n].Dir != Read {

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// Looking up opcodes by name, and what to say where a name is not found.
+// Looking up opcodes by name, and hints for unknown names.
 
 var opByName = sync.OnceValue(func() map[string]Op {
 	m := make(map[string]Op, NumOps)
@@ -32,12 +32,12 @@ func opNames() []string {
 	return names
 }
 
-// findAttr is the place of the attribute of a kind, or -1.
+// findAttr returns the index of the attribute of a kind, or -1.
 func (o *OpInfo) findAttr(kind AttrKind) int {
 	return slices.IndexFunc(o.Attrs, func(a AttrInfo) bool { return a.Kind == kind })
 }
 
-// Usage is how an instruction of this opcode is written, in one line.
+// Usage returns the form of an instruction with this opcode, in one line.
 func (o *OpInfo) Usage() string {
 	var b strings.Builder
 	b.WriteString(o.Name)
@@ -82,12 +82,12 @@ func (o *Operand) usage() string {
 	return s
 }
 
-// suggest is the entry of a table nearest to a name, if any is near.
+// suggest returns the table entry most similar to a name, if any is similar.
 func suggest(name string, table map[string]int) string {
 	return nearest(name, slices.Sorted(maps.Keys(table)))
 }
 
-// nearest is a hint at the word that a name was probably meant to be, or empty.
+// nearest returns a hint at the word that a name was probably meant to be, or "".
 func nearest(name string, words []string) string {
 	best, bestDistance := "", 1+max(len(name)/3, 1)
 	for _, w := range words {

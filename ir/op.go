@@ -1,6 +1,6 @@
 package ir
 
-// Op numbers an opcode: its place in Ops. Numbers are append-only.
+// Op is the number of an opcode: its index in Ops. Numbers are append-only.
 type Op uint8
 
 // Opcodes. One constant and one row of Ops each; the row says everything else.
@@ -54,15 +54,15 @@ const (
 	NumOps
 )
 
-// Class says how the interpreter treats an opcode.
+// Class is how the interpreter handles an opcode.
 type Class uint8
 
 // Classes.
 const (
 	ClassKernel Class = iota // computes on device memory
-	ClassData                // brings tokens of the data set to the device
+	ClassData                // loads tokens of the data set to the device
 	ClassMove                // copies between or inside arenas
-	ClassComm                // meets other ranks
+	ClassComm                // communicates with other ranks
 	ClassSync                // records or waits for an event
 )
 
@@ -76,26 +76,26 @@ const (
 	Read       Dir = iota
 	Write          // every byte is written, none read
 	ReadWrite      // updated in place
-	WriteOrAdd     // written, or added to where the attribute that the operand names is set
+	WriteOrAdd     // written, or added to if the attribute that the operand names is set
 )
 
 func (d Dir) String() string { return [...]string{"in", "out", "inout", "acc"}[d] }
 
 // Operand is one operand of an opcode.
 //
-// Dims is the shape rule: comma-separated dimensions, each a product of names and integers. A name that is an
-// attribute of the opcode stands for its value; every other name is bound by its first use and must agree
-// everywhere else in the instruction. An empty Dims accepts any shape.
+// Dims is the shape rule: comma-separated dimensions, each a product of names and integers. The name of an
+// attribute stands for its value; every other name is bound by its first use and must agree everywhere else
+// in the instruction. An empty Dims accepts any shape.
 //
-// Types: "f32", "bf16", "i32"; "T" is f32 or bf16, the same for every T operand of the instruction; "F" is f32 or
-// bf16, free; "any" is anything.
+// Types: "f32", "bf16", "i32"; "T" is f32 or bf16, the same for every T operand of the instruction; "F" is
+// f32 or bf16, independently; "any" is any type.
 type Operand struct {
 	Name     string
 	Dir      Dir
 	Types    string
 	Dims     string
 	Arena    Arena
-	Adds     string // the attribute that makes a WriteOrAdd operand add; "accumulate" where empty
+	Adds     string // the attribute that makes a WriteOrAdd operand add; "accumulate" if empty
 	Optional bool
 	Spare    bool // written on the way to the other results: nobody need read it if one of them is read
 	Doc      string
@@ -181,16 +181,16 @@ const (
 	RuleZigzag
 )
 
-// Work is what an instruction costs, before any machine is known.
+// Work is the cost of an instruction, independent of the machine.
 type Work struct {
 	Kind  WorkKind
 	Flops Flops
 	Bytes Bytes // device memory traffic, or bytes on the link for moves and messages
-	Rows  int64 // size to look efficiency up by
-	DType DType // of what is multiplied, which selects the peak
+	Rows  int64 // size at which efficiency is looked up
+	DType DType // of the factors of products, which selects the peak
 }
 
-// OpInfo is the row of an opcode: the only place that describes it.
+// OpInfo is the row of an opcode, the only place that describes it.
 type OpInfo struct {
 	Name     string
 	Doc      string // first sentence: what it computes
@@ -198,11 +198,11 @@ type OpInfo struct {
 	Streams  []Stream // legal streams
 	Operands []Operand
 	Attrs    []AttrInfo
-	InPlace  bool     // a written operand may be the very view that is read
+	InPlace  bool     // a written operand may be the same view as one that is read
 	Updates  bool     // changes a weight, which is operand w
-	Rule     Rule     // what Dims and Types cannot say
+	Rule     Rule     // what Dims and Types cannot express
 	Work     WorkKind // how its work is counted
-	Source   string   // where the formula comes from
+	Source   string   // source of the formula
 }
 
 var (
@@ -211,9 +211,9 @@ var (
 	onColl    = []Stream{Coll, Mux}
 )
 
-// Attributes that several rows share.
+// Attributes shared by several rows.
 var (
-	attrBatch      = AttrInfo{"batch", KindInt, "sequences side by side: the row of token t of sequence b is t*batch+b"}
+	attrBatch      = AttrInfo{"batch", KindInt, "adjacent sequences: the row of token t of sequence b is t*batch+b"}
 	attrHeads      = AttrInfo{"heads", KindInt, "query heads on this rank"}
 	attrKVHeads    = AttrInfo{"kv_heads", KindInt, "key and value heads on this rank; heads is a multiple of it"}
 	attrHeadDim    = AttrInfo{"head_dim", KindInt, "width of a head"}
@@ -221,7 +221,7 @@ var (
 	attrEps        = AttrInfo{"eps", KindFloat, "added to the variance or mean square"}
 	attrAccumulate = AttrInfo{"accumulate", KindBool, "add to the accumulated operands instead of writing them"}
 	attrFirst      = AttrInfo{"first", KindInt, "first vocabulary entry on this rank"}
-	attrValid      = AttrInfo{"valid", KindInt, "vocabulary entries on this rank that are not padding"}
+	attrValid      = AttrInfo{"valid", KindInt, "vocabulary entries on this rank, without padding"}
 	attrGroup      = AttrInfo{"group", KindGroup, "the ranks that take part"}
 	attrEvent      = AttrInfo{"event", KindEvent, "event of this section"}
 	attrOffset     = AttrInfo{"offset", KindFactor, "added to gamma before it multiplies"}
@@ -239,11 +239,11 @@ var (
 	attrQueryMember = AttrInfo{"member", KindOption, "with chunks, the queries are the chunk of this number and the one as far from the end"}
 )
 
-// Ops is THE opcode table. Encoder, decoder, printer, parser, verifier, simulator and OPCODES.md walk it.
+// Ops is the opcode table. Encoder, decoder, printer, parser, verifier, simulator and OPCODES.md walk it.
 var Ops = [NumOps]OpInfo{
 	LoadTokens: {
 		Name: "load_tokens", Class: ClassData, Streams: onCompute,
-		Doc: "Tokens position .. position+n-1 of the sequences first .. first+batch-1 of this step's batch (or of the validation set, in the eval section). Labels are tokens one position on.",
+		Doc: "Tokens position .. position+n-1 of the sequences first .. first+batch-1 of this step's batch (or of the validation set, in the eval section). Labels are the tokens one position later.",
 		Operands: []Operand{
 			{Name: "tokens", Dir: Write, Types: "i32", Dims: "n*batch", Doc: "row t*batch+b is token t of sequence b"},
 		},
@@ -257,7 +257,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	InitNormal: {
 		Name: "init_normal", Class: ClassKernel, Streams: onCompute,
-		Doc: "Initial values of a tensor's rectangle, normal with mean 0, each a function of (seed, tensor, global element) only, so that any split gives the same model.",
+		Doc: "Initial values of a rectangle of a tensor, normal with mean 0. Each is a function of (seed, tensor, global element) only, so that any split gives the same model.",
 		Operands: []Operand{
 			{Name: "w", Dir: Write, Types: "F", Dims: "r,c", Doc: "the rectangle; elements outside the tensor become 0"},
 		},
@@ -311,7 +311,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	PositionEmbedGrad: {
 		Name: "position_embed_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradient of position_embed for the table: the sum of dy over the batch rows of a token.",
+		Doc: "Gradient of position_embed with respect to the table: the sum of dy over the batch rows of a token.",
 		Operands: []Operand{
 			{Name: "dtable", Dir: WriteOrAdd, Types: "f32", Dims: "n,h"},
 			{Name: "dy", Types: "T", Dims: "n*batch,h"},
@@ -631,7 +631,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	AllGather: {
 		Name: "all_gather", Class: ClassComm, Streams: onColl,
-		Doc: "y = the x of every member, one after another in group order.",
+		Doc: "y = the x of every member, concatenated in group order.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "any"},
 			{Name: "x", Types: "any"},
@@ -659,11 +659,11 @@ var Ops = [NumOps]OpInfo{
 		Work:  WorkAllReduce,
 	},
 	Record: {
-		Name: "record", Class: ClassSync, Doc: "Marks the point in its stream that wait waits for. Once a section for each event.",
+		Name: "record", Class: ClassSync, Doc: "Marks the point in its stream that wait waits for. Each event is recorded once per section.",
 		Attrs: []AttrInfo{attrEvent},
 	},
 	Wait: {
-		Name: "wait", Class: ClassSync, Doc: "Holds its stream until the event is reached.",
+		Name: "wait", Class: ClassSync, Doc: "Blocks its stream until the event is reached.",
 		Attrs: []AttrInfo{attrEvent},
 	},
 	AllToAll: {
@@ -676,7 +676,7 @@ var Ops = [NumOps]OpInfo{
 		},
 		Attrs: []AttrInfo{
 			attrGroup,
-			{"copies", KindInt, "neighbours in the group that get the same columns; the group is a multiple of it"},
+			{"copies", KindInt, "neighbours in the group that get the same columns; the group size is a multiple of it"},
 			{"inverse", KindBool, "from columns back to rows"},
 		},
 		Rule: RuleAllToAll, Work: WorkAllToAll, Source: "Jacobs et al. 2023, DeepSpeed Ulysses",
@@ -695,7 +695,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	AttentionDelta: {
 		Name: "attention_delta", Class: ClassKernel, Streams: onCompute,
-		Doc: "delta = the sum of do * o by head, which attention_grad takes from every probability's gradient.",
+		Doc: "delta = the sum of do * o by head, which attention_grad subtracts from the gradient of every probability.",
 		Operands: []Operand{
 			{Name: "delta", Dir: Write, Types: "f32", Dims: "r,heads"},
 			{Name: "do", Types: "T", Dims: "r,heads*head_dim"},

@@ -7,7 +7,7 @@ import (
 
 // Work functions and the shape rules that dimensions alone cannot express.
 
-// Work is what the instruction costs, before any machine is known. Attributes that it uses are literal.
+// Work returns the cost of the instruction, independent of the machine. Attributes that it uses are literal.
 func (in *Instr) Work() Work {
 	switch kind := in.Info().Work; kind {
 	case WorkNone:
@@ -25,7 +25,7 @@ func (in *Instr) Work() Work {
 	}
 }
 
-// CheckRule applies the rule of the opcode that Dims and Types cannot say.
+// CheckRule applies the opcode's rule that Dims and Types cannot express.
 func (in *Instr) CheckRule() error {
 	switch in.Info().Rule {
 	case RuleMatmul:
@@ -46,7 +46,7 @@ func (in *Instr) CheckRule() error {
 	return nil
 }
 
-// memoryWork counts the bytes of every operand once, twice for what is read and written.
+// memoryWork counts the bytes of every operand once, and twice if it is read and written.
 func memoryWork(in *Instr) Work {
 	var bytes Bytes
 	for i := range in.Args {
@@ -102,7 +102,7 @@ func checkMatmul(in *Instr) error {
 		return fmt.Errorf("matmul of [%d,%d] by [%d,%d] does not give [%d,%d]", am, ak, bk, bn, c.Rows(), c.Cols())
 	}
 	if in.Args[3].Present() && in.Attr("accumulate").Bits != 0 {
-		return fmt.Errorf("bias and accumulate exclude each other")
+		return fmt.Errorf("bias and accumulate cannot be combined")
 	}
 	return nil
 }
@@ -122,7 +122,7 @@ func checkUpdate(in *Instr) error {
 	return nil
 }
 
-// checkRow demands that the rows of grad that belong to w exist.
+// checkRow checks that the rows of grad that belong to w exist.
 func checkRow(row int64, w, grad View) error {
 	if row == 0 {
 		return nil
@@ -133,8 +133,8 @@ func checkRow(row int64, w, grad View) error {
 	return nil
 }
 
-// checkGather holds what is true without knowing the group: the whole is a multiple of the share. The verifier
-// compares with the group's size.
+// checkGather checks what holds for any group: the whole is a multiple of the share. The verifier compares
+// with the group's size.
 func checkGather(in *Instr) error {
 	whole, share := in.Args[0], in.Args[1]
 	if in.Op == ReduceScatter {
@@ -144,12 +144,12 @@ func checkGather(in *Instr) error {
 		return fmt.Errorf("element types %s and %s differ", whole.DType, share.DType)
 	}
 	if share.Elements() == 0 || whole.Elements()%share.Elements() != 0 {
-		return fmt.Errorf("%d elements are no multiple of %d", whole.Elements(), share.Elements())
+		return fmt.Errorf("%d elements are not a multiple of %d", whole.Elements(), share.Elements())
 	}
 	return nil
 }
 
-// checkRotate: what goes round has one size and type.
+// checkRotate checks that input and output have one size and type.
 func checkRotate(in *Instr) error {
 	y, x := in.Args[0], in.Args[1]
 	if y.DType != x.DType || y.Elements() != x.Elements() {
@@ -158,7 +158,7 @@ func checkRotate(in *Instr) error {
 	return nil
 }
 
-// checkAllToAll holds what is true without knowing the group; the verifier compares the ratio of rows with its size.
+// checkAllToAll checks what holds for any group; the verifier compares the ratio of rows with its size.
 func checkAllToAll(in *Instr) error {
 	tall, wide := allToAllSides(in)
 	ratio := tall.Rows() / max(wide.Rows(), 1)
@@ -167,14 +167,14 @@ func checkAllToAll(in *Instr) error {
 	case len(tall.Dims()) != 2 || len(wide.Dims()) != 2:
 		return fmt.Errorf("both sides have two dimensions")
 	case tall.Rows()%wide.Rows() != 0:
-		return fmt.Errorf("%d rows are no multiple of %d", tall.Rows(), wide.Rows())
+		return fmt.Errorf("%d rows are not a multiple of %d", tall.Rows(), wide.Rows())
 	case ratio%copies != 0 || wide.Cols() != Times(ratio/copies, tall.Cols()):
 		return fmt.Errorf("%d columns are not %d members / %d copies times %d", wide.Cols(), ratio, copies, tall.Cols())
 	}
 	return nil
 }
 
-// allToAllSides are the operand with the rows of all members, and the one with the columns of all.
+// allToAllSides returns the operand with the rows of all members, and the one with the columns of all.
 func allToAllSides(in *Instr) (tall, wide View) {
 	if in.Attr("inverse").Bits != 0 {
 		return in.Args[1], in.Args[0]
@@ -182,7 +182,7 @@ func allToAllSides(in *Instr) (tall, wide View) {
 	return in.Args[0], in.Args[1]
 }
 
-// limitsValues reports whether CheckValues has a say, or the verifier for peers.
+// limitsValues reports whether CheckValues, or the verifier's check of peers, applies.
 func (in *Instr) limitsValues() bool {
 	switch in.Op {
 	case LoadTokens, InitNormal, CrossEntropyStats, CrossEntropyGrad, Embed, EmbedGrad, Rope, SGD, Send, Recv:
@@ -193,8 +193,8 @@ func (in *Instr) limitsValues() bool {
 	return false
 }
 
-// CheckValues holds attributes that may differ by rank against what they count: tokens of the run, rows of a
-// tensor, entries of the vocabulary. Figures that a run leaves at 0 are unknown and hold nothing.
+// CheckValues checks attributes that may differ by rank against what they count: tokens of the run, rows of a
+// tensor, entries of the vocabulary. Figures that a run leaves at 0 are unknown and limit nothing.
 func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 	value := func(name string) int64 { return in.Attr(name).Int(consts) }
 	switch in.Op {
@@ -207,7 +207,7 @@ func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 	case Rope:
 		member, chunks, position := value("member"), value("chunks"), value("position")
 		if rows := Times(in.Args[0].Rows(), max(1, chunks)); position < 0 || Plus(position, rows) > maxPosition {
-			return fmt.Errorf("positions %d to %d, where float64 is exact up to %d", position, Plus(position, rows), int64(maxPosition))
+			return fmt.Errorf("positions %d to %d exceed %d, up to which float64 is exact", position, Plus(position, rows), int64(maxPosition))
 		}
 		if err := checkRotation(run, value("rotation"), value("head_dim")); err != nil {
 			return err
@@ -248,7 +248,7 @@ func (in *Instr) checkTokens(run *Run, s Section, value func(string) int64) erro
 	if s == SectionEval {
 		sequences = int64(run.EvalSequences)
 	}
-	limit := func(n, least int64) int64 { // unknown where n is 0
+	limit := func(n, least int64) int64 { // unknown if n is 0
 		if n == 0 {
 			return math.MaxInt64 - 1
 		}
@@ -268,25 +268,26 @@ func (in *Instr) checkTokens(run *Run, s Section, value func(string) int64) erro
 	return nil
 }
 
-// checkCorner demands that every element of a rectangle has a row and a column of 64 bits in its tensor. The rectangle may
-// exceed the tensor: what does is padding.
+// checkCorner checks that the rows and columns of a rectangle can be counted in 64 bits. The rectangle may
+// exceed its tensor: the excess is padding.
 func checkCorner(row, col, rows, cols int64) error {
 	switch {
 	case row < 0 || col < 0:
 		return fmt.Errorf("starts at row %d, column %d of its tensor", row, col)
 	case Plus(row, rows) == math.MaxInt64 || Plus(col, cols) == math.MaxInt64:
-		return fmt.Errorf("has %d rows from %d on and %d columns from %d on, which 64 bits do not count", rows, row, cols, col)
+		return fmt.Errorf("has %d rows from %d on and %d columns from %d on, which exceed 64 bits", rows, row, cols, col)
 	}
 	return nil
 }
 
-// maxPosition bounds positions of tokens: angles are computed from them in float64, which holds no larger integers exactly.
+// maxPosition limits positions of tokens: angles are computed from them in float64, which represents no
+// larger integers exactly.
 const maxPosition = 1 << 53
 
-// checkFirstEntry demands that the entries of a part of the vocabulary have numbers that a token can have.
+// checkFirstEntry checks that the entries of a part of the vocabulary are possible tokens.
 func checkFirstEntry(first, entries int64) error {
 	if first < 0 || Plus(first, entries) > math.MaxInt32+1 {
-		return fmt.Errorf("%d entries of the vocabulary from %d on, where tokens have 32 bits", entries, first)
+		return fmt.Errorf("%d entries of the vocabulary from %d on exceed the 32 bits of tokens", entries, first)
 	}
 	return nil
 }

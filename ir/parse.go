@@ -34,7 +34,7 @@ func (e *SyntaxError) Error() string {
 	return b.String()
 }
 
-// window is the part of the line around the mistake that fits a screen, cut at the mistake.
+// window returns the part of the line around the mistake that fits a screen, cut at the mistake.
 func (e *SyntaxError) window() (before, after string) {
 	const most, lead = 140, 60
 	line := []rune(strings.ReplaceAll(strings.ToValidUTF8(e.Source, "?"), "\t", " "))
@@ -88,9 +88,9 @@ type parser struct {
 	passes  map[string]int
 	tensors map[string]int
 	codes   map[string]int
-	buffers map[string]int // of the code that is being read
+	buffers map[string]int // of the current code
 
-	views      []View // what instructions' operands and attributes are cut from
+	views      []View // storage for operands and attributes of instructions
 	attributes []Attr
 }
 
@@ -110,7 +110,7 @@ func (ps *parser) errorf(format string, args ...any) error {
 	return ps.errorAt(ps.at, "", format, args...)
 }
 
-// nextLine goes to the next line that holds anything but a comment; false at the end.
+// nextLine advances to the next line with content; false at the end.
 func (ps *parser) nextLine() bool {
 	for ps.next < len(ps.src) {
 		ps.num++
@@ -135,13 +135,13 @@ func (ps *parser) space() {
 	}
 }
 
-// mark is where the next token starts.
+// mark returns the start of the next token.
 func (ps *parser) mark() int {
 	ps.space()
 	return ps.at
 }
 
-// atEnd reports whether nothing but a comment is left of the line.
+// atEnd reports whether the rest of the line is empty or a comment.
 func (ps *parser) atEnd() bool {
 	ps.space()
 	return ps.at >= len(ps.line) || ps.line[ps.at] == '#'
@@ -205,7 +205,7 @@ func (ps *parser) quoted() (string, error) {
 	start := ps.at
 	end := jsonStringEnd(ps.line, start)
 	if end < 0 {
-		return "", ps.errorf("the quotes do not end on this line")
+		return "", ps.errorf("the quotes are not closed on this line")
 	}
 	var s string
 	if err := json.Unmarshal([]byte(ps.line[start:end]), &s); err != nil {
@@ -215,7 +215,7 @@ func (ps *parser) quoted() (string, error) {
 	return s, nil
 }
 
-// jsonStringEnd is the place after the string that starts at start, or -1.
+// jsonStringEnd returns the position after the string that starts at start, or -1.
 func jsonStringEnd(s string, start int) int {
 	for i := start + 1; i < len(s); i++ {
 		switch s[i] {
@@ -228,7 +228,7 @@ func jsonStringEnd(s string, start int) int {
 	return -1
 }
 
-// rest is what is left of the line without its comment.
+// rest returns the rest of the line without its comment.
 func (ps *parser) rest() string {
 	ps.space()
 	i := ps.at
@@ -265,7 +265,7 @@ func (ps *parser) number(what string, lo, hi int64) (int64, error) {
 	case w == "":
 		return 0, ps.errorAt(at, "", "expected %s", what)
 	case err != nil || strings.Contains(w, "_"):
-		return 0, ps.errorAt(at, "", "%s is a whole number, not %q", what, w)
+		return 0, ps.errorAt(at, "", "%s must be a whole number, not %q", what, w)
 	case v < lo || v > hi:
 		return 0, ps.errorAt(at, fmt.Sprintf("%d to %d", lo, hi), "%s is out of range: %s", what, w)
 	}
@@ -341,7 +341,7 @@ func (ps *parser) parse() error {
 	if v, err := ps.number("the version", 0, math.MaxInt32); err != nil {
 		return err
 	} else if v != version {
-		return ps.errorAt(at, "", "format version %d, where this build reads version %d", v, version)
+		return ps.errorAt(at, "", "format version %d, but this build reads version %d", v, version)
 	}
 	if err := ps.endOfLine(); err != nil {
 		return err
@@ -364,7 +364,7 @@ func (ps *parser) parse() error {
 	return ps.p.Check()
 }
 
-// topWords are the entries of a file; the first topOnce of them come once.
+// topWords are the entries of a file; the first topOnce of them may occur once.
 var topWords = []string{"program", "flops_model", "run", "model", "machine", "line", "pass", "const", "group", "tensor", "code", "rank"}
 
 const topOnce = 5
@@ -405,7 +405,7 @@ func (ps *parser) specLine() error {
 		return err
 	}
 	if int(n) != len(ps.p.Lines) {
-		return ps.errorAt(at, "", "line %d where %d is next", n, len(ps.p.Lines))
+		return ps.errorAt(at, "", "line %d, but %d is next", n, len(ps.p.Lines))
 	}
 	var text string
 	err = ps.json("a line", &text)
@@ -479,7 +479,7 @@ func (ps *parser) record(what string, into any) error {
 	})
 }
 
-// open reads the brace that opens a block.
+// open reads the opening brace of a block.
 func (ps *parser) open() error {
 	if err := ps.expect('{'); err != nil {
 		return err
@@ -501,7 +501,7 @@ func (ps *parser) block(what string, line func() error) error {
 	}
 	ps.num++
 	ps.line, ps.at = "", 0
-	return ps.errorAt(0, fmt.Sprintf("it opens on line %d", opened), "the end of %s is missing", what)
+	return ps.errorAt(0, fmt.Sprintf("it was opened on line %d", opened), "the end of %s is missing", what)
 }
 
 func (ps *parser) rank() error {
@@ -511,7 +511,7 @@ func (ps *parser) rank() error {
 		return err
 	}
 	if int(n) != len(ps.p.Ranks) {
-		return ps.errorAt(at, "", "rank %d where %d is next", n, len(ps.p.Ranks))
+		return ps.errorAt(at, "", "rank %d, but %d is next", n, len(ps.p.Ranks))
 	}
 	code, err := ps.lookup("code", ps.codes)
 	if err != nil {

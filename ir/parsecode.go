@@ -210,7 +210,7 @@ func (ps *parser) origin(p *Provenance) error {
 		}
 		v, err := strconv.ParseInt(w[1:], 10, bits)
 		if err != nil {
-			return ps.errorAt(at, "", "%q is no index", w)
+			return ps.errorAt(at, "", "%q is not an index", w)
 		}
 		switch w[0] {
 		case 'm':
@@ -260,7 +260,7 @@ func (ps *parser) operands(in *Instr) error {
 	return ps.side(row, in.Args[written:], written)
 }
 
-// slab takes n values from a store that grows by many at once.
+// slab takes n values from a store that grows in large steps.
 func slab[T any](store *[]T, n int) []T {
 	if len(*store) < n {
 		*store = make([]T, 1024)
@@ -270,7 +270,7 @@ func slab[T any](store *[]T, n int) []T {
 	return piece
 }
 
-// side reads the operands from first on, as many as fit into views.
+// side reads operands starting with the first, as many as fit into views.
 func (ps *parser) side(row *OpInfo, views []View, first int) error {
 	n := 0
 	for ; n < len(views); n++ {
@@ -302,7 +302,7 @@ func (ps *parser) side(row *OpInfo, views []View, first int) error {
 	return nil
 }
 
-// absent takes the dash that stands for no operand.
+// absent reads the dash that stands for no operand.
 func (ps *parser) absent() bool {
 	at := ps.mark()
 	if ps.word() == "-" {
@@ -312,7 +312,7 @@ func (ps *parser) absent() bool {
 	return false
 }
 
-// operand reads a view and refuses an element type that the row rules out, while the position is known.
+// operand reads a view and refuses an element type that the row excludes, while the position is known.
 func (ps *parser) operand(row *OpInfo, o *Operand) (View, error) {
 	at := ps.mark()
 	v, err := ps.view()
@@ -374,7 +374,7 @@ func (ps *parser) shape(v *View) error {
 	}
 }
 
-// attrs reads attributes in any order. All but booleans and options must be there.
+// attrs reads attributes in any order. Only booleans and options may be missing.
 func (ps *parser) attrs(in *Instr, events int32) error {
 	row := in.Info()
 	if len(row.Attrs) == 0 {
@@ -401,7 +401,7 @@ func (ps *parser) attrs(in *Instr, events int32) error {
 	return nil
 }
 
-// attr reads one attribute into its place, which it returns.
+// attr reads one attribute and returns its index.
 func (ps *parser) attr(in *Instr, events int32) (int, error) {
 	row := in.Info()
 	at := ps.mark()
@@ -435,7 +435,7 @@ func (ps *parser) attr(in *Instr, events int32) (int, error) {
 	return 0, ps.errorAt(at, row.Usage(), "%s has no attribute %s", row.Name, w)
 }
 
-// attrOfKind reads an attribute that its sign tells apart.
+// attrOfKind reads an attribute that is recognised by its sign.
 func (ps *parser) attrOfKind(in *Instr, kind AttrKind, events int32) (int, error) {
 	row := in.Info()
 	i := row.findAttr(kind)
@@ -447,7 +447,7 @@ func (ps *parser) attrOfKind(in *Instr, kind AttrKind, events int32) (int, error
 	return i, err
 }
 
-// attrValue reads the value of an attribute, whose kind says how it is written.
+// attrValue reads the value of an attribute in the form of its kind.
 func (ps *parser) attrValue(name string, kind AttrKind, events int32) (Attr, error) {
 	at := ps.mark()
 	if ps.take('$') {
@@ -486,7 +486,7 @@ func (ps *parser) attrValue(name string, kind AttrKind, events int32) (Attr, err
 	return Int(v), err
 }
 
-// float reads a number up to the next space; 0x writes the bits of one that has no other name.
+// float reads a number up to the next space; 0x introduces the bits of one that cannot be written otherwise.
 func (ps *parser) float(name string) (Attr, error) {
 	ps.space()
 	start := ps.at
@@ -501,7 +501,7 @@ func (ps *parser) float(name string) (Attr, error) {
 	}
 	v, err := strconv.ParseFloat(w, 64)
 	if err != nil || math.IsNaN(v) {
-		return Attr{}, ps.errorAt(start, "", "%s is a number, not %q", name, w)
+		return Attr{}, ps.errorAt(start, "", "%s must be a number, not %q", name, w)
 	}
 	return Float(v), nil
 }

@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// Part is what memory is used for.
+// Part is a use of memory.
 type Part uint8
 
-// Parts, the most specific first: a buffer that two of them describe is the first.
+// Parts, the most specific first: a buffer that fits two of them is the first.
 const (
 	PartWeights Part = iota
 	PartOptimizer
@@ -19,15 +19,15 @@ const (
 	PartKVGradients
 	PartKV
 	PartLogits
-	PartSaved // activations that a forward leaves to its backward
+	PartSaved // activations that a forward saves for its backward
 	PartMessages
-	PartStaging // on the host, of what is none of the above
+	PartStaging // on the host, for everything else
 	PartWorking
 	PartGaps
 	NumParts
 )
 
-// partInfo is the name of a part, in reports and in JSON.
+// partInfo is the name of a part in reports and in JSON.
 var partInfo = [NumParts]struct{ name, key string }{
 	PartWeights:     {"weights", "weights"},
 	PartOptimizer:   {"optimizer", "optimizer"},
@@ -44,8 +44,8 @@ var partInfo = [NumParts]struct{ name, key string }{
 
 func (p Part) String() string { return partInfo[p].name }
 
-// operandParts are the operands that say what a buffer is for. A product with a transposed first factor is the gradient of a
-// weight; the second factor of any other is a weight.
+// operandParts are the operands that tell the use of a buffer. A product with a transposed first factor is
+// the gradient of a weight; the second factor of any other product is a weight.
 var operandParts = map[Op]map[string]Part{
 	Matmul:            {"b": PartWeights, "bias": PartWeights},
 	Embed:             {"table": PartWeights},
@@ -69,7 +69,7 @@ var operandParts = map[Op]map[string]Part{
 	Recv:              {"y": PartMessages},
 }
 
-// partOfOperand is what operand i says of its buffer.
+// partOfOperand returns the use of a buffer according to operand i.
 func (in *Instr) partOfOperand(i int) (Part, bool) {
 	name := in.Info().Operands[i].Name
 	if in.Op == Matmul && in.Attr("trans_a").Bits != 0 {
@@ -79,7 +79,7 @@ func (in *Instr) partOfOperand(i int) (Part, bool) {
 	return part, known
 }
 
-// use is what the instructions of a code do with a buffer.
+// use records what the instructions of a code do with a buffer.
 type use struct {
 	part   Part
 	phases [NumPhases]bool // of tasks that touch it
@@ -92,7 +92,7 @@ func (p Provenance) sameTask(q Provenance) bool {
 	return p.Phase == q.Phase && p.Microbatch == q.Microbatch && p.Subsequence == q.Subsequence && p.Stage == q.Stage
 }
 
-// task names the task of an instruction, or its section where it has none.
+// task names the task of an instruction, or its section if it has none.
 func (p Provenance) task(s Section) string {
 	if !p.Phase.OfTask() {
 		return p.Phase.String() + " of the " + s.String() + " section"
@@ -109,7 +109,7 @@ func (p Provenance) task(s Section) string {
 	return text
 }
 
-// note takes up an instruction that touches the buffer as its operand i.
+// note records an instruction that touches the buffer as its operand i.
 func (u *use) note(in *Instr, i int) {
 	if part, known := in.partOfOperand(i); known {
 		u.part = min(u.part, part)
@@ -123,7 +123,8 @@ func (u *use) note(in *Instr, i int) {
 	}
 }
 
-// settle decides what passes from one task to another. What a backward takes over is saved for it.
+// settle decides what passes from one task to another. What a backward receives from a forward was saved for
+// it.
 func (u *use) settle() {
 	later := u.phases[PhaseBackward] || u.phases[PhaseWeights]
 	switch {
@@ -134,7 +135,7 @@ func (u *use) settle() {
 	}
 }
 
-// parts says what each buffer of a code is for.
+// parts returns the use of each buffer of a code.
 func (c *Code) parts() []Part {
 	uses := make([]use, len(c.Buffers))
 	for b := range uses {
@@ -150,7 +151,7 @@ func (c *Code) parts() []Part {
 	for b := range uses {
 		uses[b].settle()
 	}
-	for range 2 { // to the host and from there to what is reloaded
+	for range 2 { // to the host, and from there to reloads
 		c.eachOperand(func(_ Section, _ int, in *Instr, i int) {
 			if in.Op == CopyD2H || in.Op == CopyH2D {
 				y, x := &uses[in.Args[0].Buffer], &uses[in.Args[1].Buffer]
@@ -183,22 +184,22 @@ func (c *Code) eachOperand(f func(s Section, pc int, in *Instr, i int)) {
 	}
 }
 
-// Peak is what fills an arena of a rank where it is fullest. Its parts add up to its bytes.
+// Peak describes an arena of a rank at its fullest. The parts add up to its bytes.
 type Peak struct {
 	Bytes   Bytes  `json:"bytes"` // the highest placed byte
-	At      string `json:"at"`    // where in a step most is held, as in "backward microbatch 0 subsequence 3 stage 1 layer 7"
+	At      string `json:"at"`    // the time of the most live bytes in a step, as in "backward microbatch 0 subsequence 3 stage 1 layer 7"
 	Parts   Parts  `json:"parts"`
 	Largest []Held `json:"largest"`
 }
 
-// Held is a buffer that holds something.
+// Held is a live buffer.
 type Held struct {
 	Name  string `json:"name"`
 	Part  Part   `json:"part"`
 	Bytes Bytes  `json:"bytes"`
 }
 
-// Parts are the bytes of each part. In JSON those of 0 bytes are left out.
+// Parts holds the bytes of each part. In JSON those of 0 bytes are omitted.
 type Parts [NumParts]Bytes
 
 // MarshalJSON implements json.Marshaler: an object with the parts in their order.
@@ -245,10 +246,11 @@ func (p *Part) UnmarshalText(text []byte) error {
 	return fmt.Errorf("no part of memory is named %q", text)
 }
 
-// mostHeld is the number of buffers that a Peak names.
+// mostHeld is the number of buffers that a Peak lists.
 const mostHeld = 10
 
-// Peaks says what fills each arena, given the lives of all buffers. Without lives it takes those that follow from the instructions.
+// Peaks describes each arena at its fullest, given the lifetimes of all buffers. Without lives, they are
+// derived from the instructions.
 func (c *Code) Peaks(lives []Life) (peaks [NumArenas]Peak) {
 	if lives == nil {
 		lives = c.lives()
@@ -260,19 +262,19 @@ func (c *Code) Peaks(lives []Life) (peaks [NumArenas]Peak) {
 	return peaks
 }
 
-// Life is the span of instructions of one section over which a buffer owns its bytes.
+// Life is the range of instructions of one section during which a buffer owns its bytes.
 type Life struct {
 	Whole      bool // in all sections, at all times
 	Section    Section
-	First, End int // instructions; none where the end is before the first
+	First, End int // instructions; empty if the end is before the first
 }
 
 func (l *Life) at(s Section, pc int) bool {
 	return l.Whole || l.Section == s && l.First <= pc && pc <= l.End
 }
 
-// lives follow from the instructions that touch a buffer. What a stream other than compute touches last is held until the
-// compute stream has waited for it.
+// lives derives lifetimes from the instructions that touch a buffer. A buffer last touched by another stream
+// than compute is live until the compute stream has waited for that.
 func (c *Code) lives() []Life {
 	lives := make([]Life, len(c.Buffers))
 	touched := make([]bool, len(c.Buffers))
@@ -308,8 +310,8 @@ func (c *Code) lives() []Life {
 	return lives
 }
 
-// awaited is, for every instruction of a section, the wait of the compute stream after which its work is known to be done. It is the
-// instruction itself on the compute stream, and where nothing waits for it.
+// awaited returns, for every instruction of a section, the wait of the compute stream after which it is known
+// to be done. It is the instruction itself on the compute stream, or if nothing waits for it.
 func (c *Code) awaited(s Section) []int {
 	instrs := c.Sections[s]
 	out := make([]int, len(instrs))
@@ -319,7 +321,7 @@ func (c *Code) awaited(s Section) []int {
 			waits[in.Attr("event").Bits] = pc
 		}
 	}
-	var next [NumStreams]int // the wait for what a stream has done so far
+	var next [NumStreams]int // the wait for all work of a stream so far
 	for pc := len(instrs) - 1; pc >= 0; pc-- {
 		in := &instrs[pc]
 		if in.Op == Record && in.Stream != Compute {
@@ -332,7 +334,7 @@ func (c *Code) awaited(s Section) []int {
 	return out
 }
 
-// peak gives every byte of an arena to the buffer that owns it at the fullest moment.
+// peak assigns every byte of an arena to the buffer that owns it at the fullest moment.
 func (c *Code) peak(a Arena, parts []Part, lives []Life) Peak {
 	p := Peak{Bytes: c.Arenas[a], Largest: []Held{}}
 	section, pc := c.fullest(a, lives)
@@ -356,10 +358,10 @@ func (c *Code) peak(a Arena, parts []Part, lives []Life) Peak {
 	return p
 }
 
-// extents are ranges of bytes, in order.
+// extents are sorted ranges of bytes.
 type extents []struct{ from, to Bytes }
 
-// take removes a range, and returns the number of bytes of it that were there.
+// take removes a range, and returns the number of its bytes that were present.
 func (e *extents) take(from, to Bytes) (taken Bytes) {
 	first, _ := slices.BinarySearchFunc(*e, from, func(x struct{ from, to Bytes }, at Bytes) int {
 		if x.to <= at {
@@ -383,9 +385,9 @@ func (e *extents) take(from, to Bytes) (taken Bytes) {
 	return taken
 }
 
-// fullest is the first instruction at which most bytes are held.
+// fullest returns the first instruction with the most live bytes.
 func (c *Code) fullest(a Arena, lives []Life) (section Section, pc int) {
-	var changes [NumSections][]Bytes // by instruction, from it on
+	var changes [NumSections][]Bytes // by instruction, from which on they apply
 	for s := range changes {
 		changes[s] = make([]Bytes, len(c.Sections[s])+1)
 	}

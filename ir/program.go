@@ -1,9 +1,10 @@
-// Package ir is the contract between compiler and VM: the opcode table, the program made of it, its binary and text
+// Package ir is the contract between compiler and VM: the opcode table, programs, their binary and text
 // forms, and the verifier.
 //
-// Read op.go first: everything else walks its table. Then program.go and instr.go, what a program is; check.go, when it
-// is well formed; encode.go and decode.go, the binary form; text.go and parse.go, the text form; verify.go and its
-// parts, when it is right; explain.go, the reference. The package knows nothing of specs, plans or devices.
+// Read op.go first: everything else walks its table. program.go and instr.go define programs; check.go
+// decides whether one is well formed; encode.go and decode.go are the binary form; text.go and parse.go the
+// text form; verify.go and its parts decide whether a program is correct; explain.go is the reference. The
+// package knows nothing of specs, plans or devices.
 package ir
 
 import "math"
@@ -27,7 +28,7 @@ var dtypes = [NumDTypes]struct {
 
 func (d DType) String() string { return dtypes[d].name }
 
-// Bytes is the size of one element.
+// Bytes returns the size of one element.
 func (d DType) Bytes() Bytes { return dtypes[d].bytes }
 
 // Arena is one of the two allocations of a rank.
@@ -45,8 +46,8 @@ func (a Arena) String() string { return [...]string{"device", "host"}[a] }
 // Stream is an in-order queue of a rank. Streams run concurrently; only events order them.
 type Stream uint8
 
-// Streams of every rank. Send and receive have one for each direction and neighbour, so that a message waiting for
-// its peer holds up nothing else.
+// Streams of every rank. Send and receive have one for each direction and neighbour, so that a message
+// waiting for its peer delays nothing else.
 const (
 	Compute  Stream = iota
 	D2H             // offload
@@ -56,8 +57,8 @@ const (
 	RecvPrev        // activations from the previous stage
 	SendPrev        // gradients to the previous stage
 	RecvNext        // gradients from the next stage
-	Mux             // borrowed work: what goes out, to any rank
-	MuxIn           // what comes in of it
+	Mux             // shared work: outgoing, to any rank
+	MuxIn           // shared work: incoming
 	NumStreams
 )
 
@@ -65,10 +66,10 @@ var streamNames = [NumStreams]string{"compute", "d2h", "h2d", "coll", "send_next
 
 func (s Stream) String() string { return streamNames[s] }
 
-// Alignment is what the offset of every placed buffer is a multiple of: a cache line pair, and what GPU copies like.
+// Alignment divides the offset of every placed buffer: a pair of cache lines, and suitable for GPU copies.
 const Alignment Bytes = 256
 
-// Buffer is a named range of an arena. Two buffers may share bytes when their lives do not meet.
+// Buffer is a named range of an arena. Two buffers with disjoint lifetimes may share bytes.
 type Buffer struct {
 	Name   string
 	Arena  Arena
@@ -90,13 +91,13 @@ type View struct {
 	DType  DType
 }
 
-// Absent is the view of an optional operand that is not given.
+// Absent returns the view of an optional operand that is not given.
 func Absent() View { return View{Buffer: NoBuffer} }
 
-// Present tells a given operand from an absent optional one.
+// Present reports whether an operand is given.
 func (v View) Present() bool { return v.Buffer != NoBuffer }
 
-// Dims are the dimensions in use.
+// Dims returns the dimensions in use.
 func (v View) Dims() []int64 {
 	n := 0
 	for n < MaxDims && v.Shape[n] != 0 {
@@ -105,7 +106,7 @@ func (v View) Dims() []int64 {
 	return v.Shape[:n]
 }
 
-// Elements is the product of the dimensions, saturated; 0 for an absent view.
+// Elements returns the product of the dimensions, saturated; 0 for an absent view.
 func (v View) Elements() int64 {
 	if !v.Present() || v.Shape[0] == 0 {
 		return 0
@@ -121,10 +122,10 @@ func product(dims []int64) int64 {
 	return n
 }
 
-// Bytes is the extent of the view, saturated.
+// Bytes returns the extent of the view, saturated.
 func (v View) Bytes() Bytes { return Times(Bytes(v.Elements()), v.DType.Bytes()) }
 
-// Rows and Cols see the view as a matrix: the last dimension against all others.
+// Rows and Cols treat the view as a matrix: the last dimension against all others.
 func (v View) Rows() int64 {
 	d := v.Dims()
 	if len(d) == 0 {
@@ -133,7 +134,7 @@ func (v View) Rows() int64 {
 	return product(d[:len(d)-1])
 }
 
-// Cols is the last dimension.
+// Cols returns the last dimension.
 func (v View) Cols() int64 {
 	d := v.Dims()
 	if len(d) == 0 {
@@ -142,7 +143,7 @@ func (v View) Cols() int64 {
 	return d[len(d)-1]
 }
 
-// Phase says which part of training an instruction belongs to.
+// Phase is the part of training that an instruction belongs to.
 type Phase uint8
 
 // Phases, in the order of a run.
@@ -152,7 +153,7 @@ const (
 	PhaseBackward
 	PhaseOptimizer
 	PhaseEval
-	PhaseWeights // of the backward: gradients of weights as tasks of their own
+	PhaseWeights // of the backward: weight gradients as separate tasks
 	NumPhases
 )
 
@@ -168,7 +169,7 @@ func (p Phase) OfTask() bool {
 // None is the value of a provenance field that does not apply.
 const None = -1
 
-// Provenance says where an instruction comes from.
+// Provenance is the origin of an instruction.
 type Provenance struct {
 	Microbatch  int32  // index within the replica, or None
 	Subsequence int32  // or None
@@ -182,7 +183,7 @@ type Provenance struct {
 // Section is a straight-line part of a program. The VM joins all streams at its end.
 type Section uint8
 
-// Sections: once at the start, once a step, once a validation sequence.
+// Sections: once at the start, once per step, once per validation sequence.
 const (
 	SectionInit Section = iota
 	SectionStep
@@ -194,22 +195,22 @@ var sectionNames = [NumSections]string{"init", "step", "eval"}
 
 func (s Section) String() string { return sectionNames[s] }
 
-// Code is what ranks with the same role share: instructions, buffers, places.
+// Code is shared by ranks with the same role: instructions, buffers, places.
 type Code struct {
 	Name     string
 	Buffers  []Buffer
 	Arenas   [NumArenas]Bytes // highest placed byte of each arena: the exact peak
 	Sections [NumSections][]Instr
 	Events   [NumSections]int32 // number of events each section uses
-	States   []State            // what a checkpoint holds
+	States   []State            // persistent state, as in a checkpoint
 	Results  []Result           // what the VM reads after a section
 }
 
 // Role is what a persistent buffer holds of its tensor.
 type Role uint8
 
-// Roles. The weight is what the forward pass reads; the master is its f32 truth where the weight is bf16 (with f32
-// weights there is no master). Optimizers keep the moments and the momentum. Numbers are append-only.
+// Roles. The weight is what the forward pass reads; the master is its f32 original if the weight is bf16 (f32
+// weights have no master). Optimizers keep the moments and the momentum. Numbers are append-only.
 const (
 	RoleWeight Role = iota
 	RoleMaster
@@ -259,7 +260,7 @@ type State struct {
 	Col0   Attr
 }
 
-// extent is how many rows and columns of its tensor a state holds: a vector is a column.
+// extent returns the rows and columns of its tensor that a state holds: a vector is a column.
 func (s *State) extent() (rows, cols int64) {
 	if len(s.View.Dims()) == 1 {
 		return s.View.Cols(), 1
@@ -282,7 +283,7 @@ const (
 	ResultStep     = "step"      // f32 [3]
 )
 
-// Rank is one device's copy of a code: what differs among ranks is in its constants and groups.
+// Rank is one device's copy of a code. Its constants and groups hold the differences among ranks.
 type Rank struct {
 	Code       int32
 	Consts     []int64   // values of Program.Consts
@@ -293,9 +294,9 @@ type Rank struct {
 // Run is what the VM must know of the training run.
 type Run struct {
 	Sequence      int64    `json:"sequence"`
-	Batch         int      `json:"batch"`          // sequences a step, all replicas
+	Batch         int      `json:"batch"`          // sequences per step, all replicas
 	EvalSequences int      `json:"eval_sequences"` // sequences that one eval section covers, all replicas
-	EvalBatch     int      `json:"eval_batch"`     // sequences a validation asks for: eval sections run until covered
+	EvalBatch     int      `json:"eval_batch"`     // sequences in a validation: eval sections run until they are covered
 	EvalEvery     int      `json:"eval_every"`
 	Steps         int      `json:"steps"`
 	Seed          int64    `json:"seed"`
@@ -353,7 +354,7 @@ type Program struct {
 	Run        Run
 	Model      Model
 	Machine    Machine
-	FlopsModel float64  // model FLOPs of a step, all ranks, attention counted causal: what MFU is taken of
+	FlopsModel float64  // model FLOPs of a step over all ranks, with causal attention: the basis of MFU
 	Lines      []string // spec lines that instructions point to: "file:line: text"
 	Passes     []string
 	Consts     []string // names of per-rank constants

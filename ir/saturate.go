@@ -7,9 +7,9 @@ import (
 	"slices"
 )
 
-// Sizes come from files as well as from the compiler, so their sums and products stay at the largest number where they
-// would leave the range of 64 bits. A saturated size exceeds every buffer, since an arena holds fewer bytes than that.
-// The operands of both functions are not negative.
+// Sizes come from files as well as from the compiler, so their sums and products saturate at the largest
+// 64-bit number. A saturated size exceeds every buffer, because arenas are smaller than that. The operands of
+// both functions must not be negative.
 
 // Plus returns a+b, or math.MaxInt64 where the sum exceeds it.
 func Plus[T ~int64](a, b T) T {
@@ -28,9 +28,9 @@ func Times[T ~int64](a, b T) T {
 	return T(lo)
 }
 
-// Locate returns the range of arena bytes of a view. It fails unless the view lies in its buffer, the buffer in its arena, and
-// the first byte at a multiple of the element's size. It accepts any view, well formed or not: devices rely on it
-// without knowing whether the program was verified.
+// Locate returns the range of arena bytes of a view. It fails unless the view lies in its buffer, the buffer
+// in its arena, and the first byte at a multiple of the element's size. It accepts any view, well formed or
+// not: devices rely on it without knowing whether the program was verified.
 func (c *Code) Locate(v *View) (lo, hi Bytes, err error) {
 	if int64(v.Buffer) >= int64(len(c.Buffers)) {
 		return 0, 0, fmt.Errorf("buffer %d of %d", v.Buffer, len(c.Buffers))
@@ -49,12 +49,12 @@ func (c *Code) Locate(v *View) (lo, hi Bytes, err error) {
 	case v.Offset > b.Size-n:
 		return 0, 0, fmt.Errorf("bytes %d to %d of the %d of %s", int64(v.Offset), int64(Plus(v.Offset, n)), int64(b.Size), b.Name)
 	case n > 0 && lo%v.DType.Bytes() != 0:
-		return 0, 0, fmt.Errorf("%s at address %d, no multiple of %d", v.DType, int64(lo), int64(v.DType.Bytes()))
+		return 0, 0, fmt.Errorf("%s at address %d, which is not a multiple of %d", v.DType, int64(lo), int64(v.DType.Bytes()))
 	}
 	return lo, lo + n, nil
 }
 
-// holds demands that a buffer lies in its arena.
+// holds checks that a buffer lies in its arena.
 func (c *Code) holds(b *Buffer) error {
 	switch {
 	case b.Arena >= NumArenas:

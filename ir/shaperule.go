@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// The rules of a row for the shapes and element types of its operands, made from its words once.
+// The rules of a row for the shapes and element types of its operands, compiled once from its text.
 
 // factor is one part of a dimension: a number, an attribute, or a name that the instruction binds.
 type factor struct {
@@ -26,11 +26,11 @@ const (
 // shapeRule is what a row says about its operands, ready to be applied.
 type shapeRule struct {
 	dims  [][][]factor // by operand and dimension; nil accepts any shape
-	sizes []int        // attributes that shapes are made of
+	sizes []int        // attributes that shapes depend on
 	names int
 }
 
-// maxDimNames bounds the names in the dimensions of a row; a test of the table relies on it.
+// maxDimNames limits the names in the dimensions of a row; a test of the table relies on it.
 const maxDimNames = 8
 
 var shapeRules = sync.OnceValue(func() *[NumOps]shapeRule {
@@ -63,7 +63,7 @@ func newShapeRule(row *OpInfo) shapeRule {
 	}
 	r.names = len(names)
 	for i := range row.Attrs {
-		// A rule beyond the dimensions works with the same kind of numbers.
+		// A rule beyond the dimensions uses the same kinds of numbers.
 		if inShape[i] || (row.Rule == RuleAttention || row.Rule == RuleAllToAll) && row.Attrs[i].Kind == KindInt {
 			r.sizes = append(r.sizes, i)
 		}
@@ -86,7 +86,7 @@ func newFactor(row *OpInfo, names map[string]int, word string) factor {
 	return factor{factorName, int64(names[word])}
 }
 
-// checkSizes demands that attributes that shapes are made of are literal and in reach of a shape.
+// checkSizes checks that attributes in shapes are literal and in range.
 func (in *Instr) checkSizes() error {
 	for _, i := range shapeRules()[in.Op].sizes {
 		a, least := in.Attrs[i], int64(1)
@@ -95,10 +95,10 @@ func (in *Instr) checkSizes() error {
 			least = 0
 		}
 		if a.Const != 0 {
-			return fmt.Errorf("attribute %s is part of a shape and so must be literal", name)
+			return fmt.Errorf("attribute %s is part of a shape and must be literal", name)
 		}
 		if v := int64(a.Bits); v < least {
-			return fmt.Errorf("attribute %s is %d, not %d or more", name, v, least)
+			return fmt.Errorf("attribute %s is %d, but must be at least %d", name, v, least)
 		}
 	}
 	return nil
@@ -177,7 +177,7 @@ func (in *Instr) checkTypes() error {
 			continue
 		}
 		if first >= 0 && in.Args[first].DType != v.DType {
-			return fmt.Errorf("%s is %s and %s is %s, which must be the same", row.Operands[first].Name, in.Args[first].DType, o.Name, v.DType)
+			return fmt.Errorf("%s is %s and %s is %s, but they must be equal", row.Operands[first].Name, in.Args[first].DType, o.Name, v.DType)
 		}
 		first = i
 	}

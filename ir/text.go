@@ -63,10 +63,10 @@ const phaseLetters = "IFBOEW"
 // Print writes the text form. Equal programs give equal text.
 func Print(w io.Writer, p *Program) error { return Printer{}.Print(w, p) }
 
-// Printer writes the text form, with comments for readers where asked.
+// Printer writes the text form, optionally with comments for readers.
 type Printer struct {
-	// Annotate adds to each instruction its number and the addresses of its operands, and to each wait what it waits
-	// for, as comments: the text still parses.
+	// Annotate adds comments: to each instruction its number and the addresses of its operands, to each wait
+	// what it waits for. The text still parses.
 	Annotate bool
 }
 
@@ -87,14 +87,14 @@ func (pr Printer) Print(w io.Writer, p *Program) error {
 	return t.err
 }
 
-// PrintRank writes what one rank runs: its line of the table and its code, with the rank's constants filled in. It is
-// for reading; it does not parse.
+// PrintRank writes what one rank runs: its line of the table and its code, with the rank's constants filled
+// in. The output is for reading and does not parse.
 func (pr Printer) PrintRank(w io.Writer, p *Program, rank int) error {
 	if err := p.Check(); err != nil {
 		return fmt.Errorf("cannot print: %w", err)
 	}
 	if rank < 0 || rank >= len(p.Ranks) {
-		return fmt.Errorf("rank %d is none of the %d ranks", rank, len(p.Ranks))
+		return fmt.Errorf("there is no rank %d among the %d ranks", rank, len(p.Ranks))
 	}
 	t := printer{Printer: pr, p: p, w: w, as: &p.Ranks[rank]}
 	t.rank(rank)
@@ -103,7 +103,7 @@ func (pr Printer) PrintRank(w io.Writer, p *Program, rank int) error {
 	return t.err
 }
 
-// Text is an instruction as the text form writes it, without the columns.
+// Text returns an instruction in the text form, without the columns.
 func (p *Program) Text(c *Code, in *Instr) string {
 	t := printer{p: p}
 	t.str(in.Stream.String())
@@ -112,12 +112,12 @@ func (p *Program) Text(c *Code, in *Instr) string {
 	return string(t.buf)
 }
 
-// printer gathers text in buf. Fields after w are set while printing.
+// printer collects text in buf. Fields after w are set while printing.
 type printer struct {
 	Printer
 	p   *Program
 	w   io.Writer
-	as  *Rank // whose constants to fill in, or nil
+	as  *Rank // the rank whose constants are filled in, or nil
 	buf []byte
 	err error
 }
@@ -136,7 +136,7 @@ func (t *printer) printf(format string, args ...any) {
 	t.buf = fmt.Appendf(t.buf, format, args...)
 }
 
-// name writes a name, in quotes where it is not made of plain characters.
+// name writes a name, quoted if it is not made of plain characters.
 func (t *printer) name(s string) {
 	if plainName(s) {
 		t.str(s)
@@ -158,7 +158,7 @@ func nameByte(b byte) bool {
 	return b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9' || b == '.' || b == '_' || b == '-'
 }
 
-// pad writes spaces until the line that began at start is width wide, and one at least.
+// pad writes at least one space, until the line that began at start is width wide.
 func (t *printer) pad(start, width int) {
 	t.byte(' ')
 	for len(t.buf)-start < width {
@@ -205,7 +205,7 @@ func (t *printer) record(word string, v any) {
 	t.str("}\n\n")
 }
 
-// jsonText is a value as JSON on one line; Check has shown that it has one.
+// jsonText returns a value as JSON on one line; Check has shown that this works.
 func jsonText(v any) string {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
@@ -323,7 +323,7 @@ func (t *printer) instr(c *Code, in *Instr) {
 	}
 }
 
-// String is what the text form begins an instruction with, behind its stream: F m0 s2 l0 p0.
+// String returns the start of an instruction after its stream: F m0 s2 l0 p0.
 func (p Provenance) String() string {
 	text := string(phaseLetters[p.Phase])
 	for _, part := range []struct {
@@ -345,7 +345,7 @@ func (t *printer) origin(start, column int, letter byte, v int64) {
 	}
 }
 
-// operation writes opcode, operands and attributes, the operands where the buffer has grown to column or later.
+// operation writes opcode, operands and attributes; operands begin at column or later.
 func (t *printer) operation(c *Code, in *Instr, column int) {
 	row := in.Info()
 	t.str(row.Name)
@@ -362,7 +362,7 @@ func (t *printer) operation(c *Code, in *Instr, column int) {
 	}
 }
 
-// views writes a side of an instruction. Absent operands at its end are left out.
+// views writes one side of an instruction. Absent operands at its end are omitted.
 func (t *printer) views(c *Code, views []View) {
 	n := len(views)
 	for n > 0 && !views[n-1].Present() {
@@ -399,7 +399,8 @@ func (t *printer) view(c *Code, v *View) {
 	t.byte(']')
 }
 
-// attr writes an attribute. Groups and events say by their sign what they are; booleans are their name.
+// attr writes an attribute. Groups and events are recognised by their sign; booleans are written as their
+// name.
 func (t *printer) attr(a *Attr, info *AttrInfo, separate bool) {
 	if info.Kind.MayBeLeftOut() && a.Bits == 0 && a.Const == 0 {
 		return
@@ -446,7 +447,7 @@ func (t *printer) attrValue(a Attr, kind AttrKind) {
 	}
 }
 
-// float writes the shortest number that reads back as the same bits; a NaN has more than one pattern and is written
+// float writes the shortest number that reads back as the same bits. NaN has several patterns and is written
 // as its bits.
 func (t *printer) float(bits uint64) {
 	f := math.Float64frombits(bits)
@@ -493,7 +494,7 @@ func (t *printer) rank(i int) {
 	t.byte('\n')
 }
 
-// annotation ends the line of instruction i with what the text form leaves to be looked up.
+// annotation ends the line of instruction i with its addresses and notes.
 func (t *printer) annotation(c *Code, in *Instr, i int, notes map[int]string) {
 	t.printf("  # %d:", i)
 	for j := range in.Args {
@@ -510,11 +511,11 @@ func (t *printer) annotation(c *Code, in *Instr, i int, notes map[int]string) {
 	}
 }
 
-// syncNotes says for each record what it marks the end of, and for each wait what it waits for.
+// syncNotes describes for each record the work that it follows, and for each wait what it waits for.
 func syncNotes(c *Code, s Section) map[int]string {
 	notes := map[int]string{}
 	marks := make([]string, c.Events[s])
-	var last [NumStreams]int // 1 + the last instruction of each stream that does something
+	var last [NumStreams]int // 1 + the last working instruction of each stream
 	for i := range c.Sections[s] {
 		in := &c.Sections[s][i]
 		switch in.Op {

@@ -2,7 +2,7 @@ package ir
 
 // Types of operands, as rows write them.
 
-// allows reports whether the operand may have elements of type d, all by itself.
+// allows reports whether the operand may have elements of type d, considered alone.
 func (o *Operand) allows(d DType) bool {
 	switch o.Types {
 	case "any":
@@ -13,7 +13,7 @@ func (o *Operand) allows(d DType) bool {
 	return d < NumDTypes && d.String() == o.Types
 }
 
-// typeText is the rule for readers.
+// typeText describes the rule for readers.
 func (o *Operand) typeText() string {
 	switch o.Types {
 	case "T", "F":

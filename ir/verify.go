@@ -7,14 +7,14 @@ import (
 	"sync"
 )
 
-// The verifier proves, before a device is touched and whoever wrote the program, that
+// The verifier proves, before a program reaches a device and whatever its origin, that
 //
-//   - every operand has the place, shape and type that its row demands, inside its buffer, inside its arena;
+//   - every operand has the place, shape and type that its row requires, inside its buffer, inside its arena;
 //   - every conflicting pair of accesses of a rank is ordered by the rank's own streams and events (verifyorder.go);
-//   - every byte read was written before, through the same buffer: buffers that share bytes never live at once
+//   - every byte read was written before, through the same buffer: buffers that share bytes are never live at once
 //     (verifylives.go);
-//   - a buffer stands for one value in a section: nothing is overwritten or changed under readers of the same name;
-//   - of all that is written something is read;
+//   - a buffer stands for one value in a section: nothing is overwritten or changed before readers of the same name;
+//   - of every result something is read;
 //   - sends and receives match, collectives agree, and the job cannot deadlock (verifyranks.go);
 //   - the header is in range, ranks together hold every tensor once, and the results that a run needs exist
 //     (verifyheader.go);
@@ -28,11 +28,11 @@ func Verify(p *Program) error { return VerifyOptions{}.Verify(p) }
 // VerifyOptions relax the check.
 type VerifyOptions struct {
 	AllowOverCapacity bool // accept arenas that are larger than the machine's memory
-	AllowUnread       bool // accept results that nobody reads
-	AllowReuse        bool // accept buffers that hold one value after another, as programs do that measure instructions
+	AllowUnread       bool // accept results that are never read
+	AllowReuse        bool // accept buffers that hold one value after another, as in programs that measure instructions
 }
 
-// findingLimit is how many findings are worth reading at once.
+// findingLimit is the number of findings worth reading at once.
 const findingLimit = 20
 
 // Verify checks a program. The error is a *VerifyError.
@@ -65,8 +65,8 @@ func (o VerifyOptions) Verify(p *Program) error {
 	return &VerifyError{Findings: all.list, More: all.more}
 }
 
-// verifyCodes checks the codes side by side; their findings come in the order of the codes. It returns the results of
-// each code that nobody reads, and whether every instruction is sound by itself, which is what later checks build on.
+// verifyCodes checks the codes concurrently; findings are in the order of the codes. It returns the unread
+// results of each code, and whether every instruction is sound by itself, which later checks rely on.
 func (o VerifyOptions) verifyCodes(p *Program, all *findings) (unread [][]result, sound bool) {
 	unread = make([][]result, len(p.Codes))
 	each := make([]findings, len(p.Codes))
@@ -79,7 +79,7 @@ func (o VerifyOptions) verifyCodes(p *Program, all *findings) (unread [][]result
 			v := codeVerifier{VerifyOptions: o, p: p, code: &p.Codes[i], findings: findings{limit: findingLimit}}
 			v.instructions()
 			unsound[i] = !v.findings.empty()
-			// Order and lives are looked at by byte, which needs views that are where they should be.
+			// order and lifetimes are checked by byte, which requires valid views
 			if !unsound[i] {
 				v.order()
 			}
@@ -94,7 +94,7 @@ func (o VerifyOptions) verifyCodes(p *Program, all *findings) (unread [][]result
 	return unread, !slices.Contains(unsound, true)
 }
 
-// verifyCapacity compares arenas with the machine. A machine that does not say how much it has is not asked.
+// verifyCapacity compares arenas with the memory of the machine, if that is known.
 func verifyCapacity(p *Program, all *findings) {
 	limits := [NumArenas]Bytes{Device: Bytes(p.Machine.DeviceMemory), Host: p.Machine.HostMemoryPerRank()}
 	for i := range p.Codes {
@@ -103,7 +103,7 @@ func verifyCapacity(p *Program, all *findings) {
 			if limit := limits[a]; limit > 0 && peak > limit {
 				all.add(Finding{
 					Kind: FindCapacity, At: Site{Rank: None, Code: c.Name, Index: None},
-					Msg: fmt.Sprintf("the %s arena takes %s (%d bytes), where %s has %s", Arena(a), peak, int64(peak), p.Machine.Name, limit),
+					Msg: fmt.Sprintf("the %s arena takes %s (%d bytes), but %s has %s", Arena(a), peak, int64(peak), p.Machine.Name, limit),
 				})
 			}
 		}
@@ -119,7 +119,7 @@ type codeVerifier struct {
 	unread []result
 }
 
-// instructions checks everything that is seen without order.
+// instructions checks everything that does not depend on order.
 func (v *codeVerifier) instructions() {
 	v.buffers()
 	v.statesAndResults()
@@ -159,7 +159,7 @@ func (v *codeVerifier) reportCode(kind FindingKind, format string, args ...any) 
 	v.add(Finding{Kind: kind, At: Site{Rank: None, Code: v.code.Name, Index: None}, Msg: fmt.Sprintf(format, args...)})
 }
 
-// buffers demands that buffers lie in their arenas, and that an arena claims no more than they take.
+// buffers checks that buffers lie in their arenas, and that an arena is no larger than they need.
 func (v *codeVerifier) buffers() {
 	var highest [NumArenas]Bytes
 	for i := range v.code.Buffers {
@@ -179,8 +179,8 @@ func (v *codeVerifier) buffers() {
 // resultRule is what the VM expects of a result.
 type resultRule struct {
 	name     string
-	section  Section // that it belongs to
-	filled   bool    // the VM writes it before the section; else it reads it after
+	section  Section // to which it belongs
+	filled   bool    // the VM writes it before the section; otherwise it reads it after
 	elements int64
 }
 
@@ -217,7 +217,7 @@ func (v *codeVerifier) statesAndResults() {
 		err := v.locate(&r.View)
 		switch {
 		case rule == nil:
-			v.reportCode(FindShape, "no result is called %s", r.Name)
+			v.reportCode(FindShape, "there is no result called %s", r.Name)
 		case seen[r.Name]:
 			v.reportCode(FindShape, "a second result %s", r.Name)
 		case err != nil:
@@ -267,20 +267,20 @@ func (v *codeVerifier) instr(s Section, i int) {
 	v.selfOverlap(s, i)
 }
 
-// locate demands that a view lies in its buffer, aligned to its elements.
+// locate checks that a view lies in its buffer, aligned to its elements.
 func (v *codeVerifier) locate(view *View) error {
 	_, _, err := v.code.Locate(view)
 	return err
 }
 
-// extent is the range of arena bytes of a view that locate has accepted.
+// extent returns the range of arena bytes of a view that locate has accepted.
 func (c *Code) extent(v *View) (lo, hi Bytes) {
 	lo = c.Buffers[v.Buffer].Offset + v.Offset
 	return lo, lo + v.Bytes()
 }
 
-// selfOverlap demands that what an instruction writes is apart from its other operands, except where the row allows
-// that a view is read and written.
+// selfOverlap checks that an instruction's outputs do not overlap its other operands, except where the row
+// allows one view to be read and written.
 func (v *codeVerifier) selfOverlap(s Section, i int) {
 	in := &v.code.Sections[s][i]
 	row := in.Info()

@@ -9,10 +9,10 @@ import (
 	"slices"
 )
 
-// What the header promises: the run, the machine, the tensors, and how ranks hold them. Figures of the run that are 0 are
-// unknown, since programs written by hand need none of them.
+// The header: the run, the machine, the tensors, and how ranks hold them. Figures of the run that are 0 are
+// unknown, because programs written by hand need none of them.
 
-// headerRule is one demand on a number or a name of the header.
+// headerRule is a rule for a number or a name in the header.
 type headerRule struct {
 	ok   bool
 	key  string
@@ -29,24 +29,24 @@ func VerifyHeader(p *Program) error {
 	return &VerifyError{Findings: all.list, More: all.more}
 }
 
-// verifyHeader checks what is written in the header, each figure by itself and in relation to others.
+// verifyHeader checks the header, each figure by itself and in relation to others.
 func verifyHeader(p *Program, all *findings) {
 	r := &p.Run
 	rules := []headerRule{
 		{r.Sequence >= 0 && r.Sequence < math.MaxInt64, "sequence", r.Sequence, "0 or more"},
-		{counts(r.Vocab), "vocab", r.Vocab, "0 to 2147483647, since tokens have 32 bits"},
+		{counts(r.Vocab), "vocab", r.Vocab, "0 to 2147483647, because tokens have 32 bits"},
 		{counts(r.Batch), "batch", r.Batch, "0 to 2147483647"},
 		{counts(r.EvalSequences), "eval_sequences", r.EvalSequences, "0 to 2147483647"},
 		{counts(r.EvalBatch), "eval_batch", r.EvalBatch, "0 to 2147483647"},
-		{r.EvalBatch <= 0 || r.EvalSequences > 0, "eval_sequences", r.EvalSequences, "1 or more where eval_batch is not 0"},
+		{r.EvalBatch <= 0 || r.EvalSequences > 0, "eval_sequences", r.EvalSequences, "1 or more if eval_batch is not 0"},
 		{r.EvalEvery >= 0, "eval_every", r.EvalEvery, "0 or more"},
 		{r.Steps >= 0, "steps", r.Steps, "0 or more"},
 		{r.Warmup >= 0, "warmup", r.Warmup, "0 or more"},
 		{finite(r.LR) && r.LR >= 0, "lr", r.LR, "0 or more"},
 		{finite(r.MinLR) && r.MinLR >= 0, "min_lr", r.MinLR, "0 or more"},
-		{r.Beta1 >= 0 && r.Beta1 < 1, "beta1", r.Beta1, "from 0 to below 1"},
-		{r.Beta2 >= 0 && r.Beta2 < 1, "beta2", r.Beta2, "from 0 to below 1"},
-		{r.Holdout >= 0 && r.Holdout < 1, "holdout", r.Holdout, "from 0 to below 1"},
+		{r.Beta1 >= 0 && r.Beta1 < 1, "beta1", r.Beta1, "at least 0 and below 1"},
+		{r.Beta2 >= 0 && r.Beta2 < 1, "beta2", r.Beta2, "at least 0 and below 1"},
+		{r.Holdout >= 0 && r.Holdout < 1, "holdout", r.Holdout, "at least 0 and below 1"},
 		{slices.Contains([]string{"", "constant", "cosine"}, r.LRDecay), "lr_decay", r.LRDecay, "constant or cosine"},
 		{slices.Contains([]string{"", "text", "tokens", "random"}, r.DataKind), "data_kind", r.DataKind, "text, tokens or random"},
 		{(r.DataKind == "tokens") == (r.DataOptions != nil), "data_options", r.DataOptions, "given for tokens, and for them only"},
@@ -58,7 +58,7 @@ func verifyHeader(p *Program, all *findings) {
 		}
 	}
 	if p.Model.Vocab != 0 && r.Vocab != 0 && p.Model.Vocab != r.Vocab {
-		all.add(headerFinding("the vocabulary is %d of the run and %d of the model, which must be the same", r.Vocab, p.Model.Vocab))
+		all.add(headerFinding("the vocabulary is %d in the run and %d in the model; they must be equal", r.Vocab, p.Model.Vocab))
 	}
 	verifyMachine(&p.Machine, all)
 	verifyTensors(p, all)
@@ -73,7 +73,7 @@ func counts(n int) bool { return n >= 0 && n <= math.MaxInt32 }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// verifyMachine demands that no figure of the machine is negative, and that its names exist.
+// verifyMachine checks that no figure of the machine is negative, and that its names exist.
 func verifyMachine(m *Machine, all *findings) {
 	if !slices.Contains([]string{"", "full", "half"}, m.CopyDuplex) {
 		all.add(headerFinding("machine: copy_duplex is %q, which must be full or half", m.CopyDuplex))
@@ -97,7 +97,7 @@ func verifyMachine(m *Machine, all *findings) {
 	}
 }
 
-// verifyTensors demands shapes whose elements can be counted, in bytes too.
+// verifyTensors checks that the elements of tensors can be counted, also in bytes.
 func verifyTensors(p *Program, all *findings) {
 	for i := range p.Tensors {
 		t := &p.Tensors[i]
@@ -107,13 +107,14 @@ func verifyTensors(p *Program, all *findings) {
 	}
 }
 
-// elements is the size of a tensor, saturated. Its dimensions are positive.
+// elements returns the size of a tensor, saturated. Its dimensions are positive.
 func (t *Tensor) elements() int64 { return Times(t.Shape[0], t.Shape[1]) }
 
-// verifyCoordinates demands ranks, each at a place of its own where the program says where they are.
+// verifyCoordinates checks that there are ranks, and that no two have the same coordinates if the program
+// gives them.
 func verifyCoordinates(p *Program, all *findings) {
 	if len(p.Ranks) == 0 {
-		all.add(headerFinding("the program has no ranks: it needs one at least"))
+		all.add(headerFinding("the program has no ranks: it needs at least one"))
 	}
 	places := map[[3]int32]int{}
 	for i := range p.Ranks {
@@ -123,14 +124,14 @@ func verifyCoordinates(p *Program, all *findings) {
 			all.addOnce(rankFinding(FindHeader, i, "has coordinates dp=%d pp=%d sp=%d, which must be 0 or more", r.DP, r.PP, r.SP))
 		}
 		if other, ok := places[at]; ok && at != [3]int32{} {
-			all.addOnce(rankFinding(FindHeader, i, "is at dp=%d pp=%d sp=%d, as rank %d is: every rank needs a place of its own", r.DP, r.PP, r.SP, other))
+			all.addOnce(rankFinding(FindHeader, i, "is at dp=%d pp=%d sp=%d, as is rank %d: every rank needs its own place", r.DP, r.PP, r.SP, other))
 		}
 		places[at] = i
 	}
 }
 
-// verifyRoles demands what the VM needs for training: results that it reads and fills, and every tensor held once. It asks
-// nothing of a program without states, or without updates of weights: that trains nothing.
+// verifyRoles checks what the VM needs for training: results that it reads and fills, and every tensor held
+// once. A program without states, or without updates of weights, trains nothing and has no such rules.
 func verifyRoles(p *Program, all *findings) {
 	has := map[string]bool{}
 	updates, holds := false, false
@@ -171,8 +172,9 @@ type rectangle struct{ row, endRow, col, endCol int64 }
 // held is a set of rectangles of a role of a tensor.
 type held map[rectangle]bool
 
-// verifyStates demands that the rectangles that ranks hold of a role of a tensor cover it once. Equal rectangles on several ranks are
-// copies, and one in another is a part that a rank has apart from the whole.
+// verifyStates checks that the rectangles that ranks hold of a role of a tensor cover it once. Equal
+// rectangles on several ranks are copies, and one inside another is a part that a rank keeps besides the
+// whole.
 func verifyStates(p *Program, all *findings) {
 	type key struct {
 		tensor int32
@@ -189,7 +191,7 @@ func verifyStates(p *Program, all *findings) {
 			continue
 		}
 		seen[like] = true
-		own := map[key]held{} // before padding is cut off: with it a slice may differ from the whole
+		own := map[key]held{} // before padding is removed: with it a slice may differ from the whole
 		for i := range code.States {
 			s := &code.States[i]
 			k := key{s.Tensor, s.Role}
@@ -224,7 +226,8 @@ func verifyStates(p *Program, all *findings) {
 	}
 }
 
-// rectangle is the part of the tensor that a rank's state holds, without padding; the zero value if it is all padding.
+// rectangle returns the part of the tensor that a rank's state holds, without padding; the zero value if it
+// is all padding.
 func (s *State) rectangle(consts []int64, t *Tensor) rectangle {
 	x := s.padded(consts)
 	x.endRow, x.endCol = min(x.endRow, t.Shape[0]), min(x.endCol, t.Shape[1])
@@ -234,7 +237,8 @@ func (s *State) rectangle(consts []int64, t *Tensor) rectangle {
 	return x
 }
 
-// padded is what a state holds, with rows and columns that divide evenly among ranks but lie outside its tensor.
+// padded returns the rectangle of a state, including rows and columns outside its tensor that make it divide
+// evenly.
 func (s *State) padded(consts []int64) rectangle {
 	rows, cols := s.extent()
 	row, col := s.Row0.Int(consts), s.Col0.Int(consts)
@@ -247,7 +251,8 @@ func (x rectangle) contains(y rectangle) bool {
 	return x.row <= y.row && y.endRow <= x.endRow && x.col <= y.col && y.endCol <= x.endCol
 }
 
-// outermost leaves out rectangles that lie in others, such as the slice of a weight that a rank updates and then gathers.
+// outermost removes rectangles inside others, such as the slice of a weight that a rank updates and then
+// gathers.
 func (h held) outermost() []rectangle {
 	all := slices.SortedFunc(maps.Keys(h), func(a, b rectangle) int { return cmp.Compare(b.area(), a.area()) })
 	var out []rectangle
@@ -259,7 +264,7 @@ func (h held) outermost() []rectangle {
 	return out
 }
 
-// covers says why a role's rectangles do not cover a tensor once, or nothing where they do.
+// covers returns why a role's rectangles do not cover a tensor once, or "".
 func (h held) covers(t *Tensor) string {
 	if len(h) == 0 {
 		return "are held by no rank"
@@ -270,8 +275,8 @@ func (h held) covers(t *Tensor) string {
 	return untiled(t, h.outermost())
 }
 
-// untiled says why rectangles do not tile a tensor, or nothing where they do. They tile it if their areas add up to its own and
-// every corner but its four is shared by an even number of them.
+// untiled returns why rectangles do not tile a tensor, or "". They tile it if their areas add up to its own
+// and every corner except its four is shared by an even number of them.
 func untiled(t *Tensor, rects []rectangle) string {
 	area := int64(0)
 	corners := map[[2]int64]bool{}

@@ -6,24 +6,25 @@ import (
 	"sort"
 )
 
-// Lives and values.
+// Lifetimes and values.
 //
-// A byte holds the buffer through which it was written last, and may be read through no other. What a section finds at
-// its start is what the init section has left and no section puts another buffer over: steps and evaluations may come in
-// any number and order, so nothing that only one of them writes may be read by the next before it is written again.
+// A byte belongs to the buffer through which it was written last, and may be read through no other. At its
+// start a section finds what the init section has left, unless a section puts another buffer there. Steps and
+// evaluations may come in any number and order, so nothing that only one of them writes may be read by the
+// next before it is written again.
 //
-// In a section a buffer has one life, which ends when another buffer is written over any of its bytes, and each byte of
-// it has one value: it is written once, perhaps changed in place, and then read. So a read sees what its name stands for,
-// wherever it is issued. Three things more are allowed:
+// In a section a buffer has one life, which ends when another buffer is written over any of its bytes. Each
+// byte of it has one value: it is written once, perhaps changed in place, and then read. So a read sees what
+// its name stands for, wherever it is issued. Three more things are allowed:
 //
-//   - what the section found at its start, as optimizer state and weights, may be read, then changed in place or
-//     overwritten once, and be read no more;
-//   - a value that a reload or a rotation has moved out, and nobody else has read, may be overwritten by what it has
-//     become: by the copy or rotation that brings it back to the very bytes;
-//   - an instruction may change in place a value that nobody but other such instructions has read.
+//   - what the section found at its start, such as optimizer state and weights, may be read, then changed in place or
+//     overwritten once, and not read again;
+//   - a value that was moved out for a reload or rotation, and that nothing else has read, may be overwritten by the
+//     copy or rotation that brings it back to the same bytes;
+//   - an instruction may change in place a value that only other such instructions have read.
 //
-// Of everything that an instruction writes something is read: in its section, in a later one, by the VM as a result, or
-// by a checkpoint. Exempt are operands that the opcode's row calls spare.
+// Something of every result is read: in its section, in a later one, by the VM as a result, or by a
+// checkpoint. Operands that the opcode's row calls spare are exempt.
 
 // changes reports whether operand j is both read and written, by itself or with another operand: the instruction changes
 // its value in place.
@@ -38,14 +39,14 @@ func (in *Instr) changes(j int) bool {
 	return reads && writes
 }
 
-// noteRead notes that something of what an access wrote has been read.
+// noteRead records that part of what an access wrote has been read.
 func (o *orderer) noteRead(a access) {
 	if i := o.instrAt(a); i != None {
 		o.read[i] |= 1 << a.operand
 	}
 }
 
-// abuse reports a value that is not what its buffer stands for, once for an instruction.
+// abuse reports a value that is not what its buffer stands for, once per instruction.
 func (o *orderer) abuse(i, other int, format string, args ...any) {
 	if o.abused != i+1 && !o.v.AllowReuse {
 		o.abused = i + 1
@@ -82,7 +83,7 @@ func (o *orderer) change(i int, in *Instr, j int) {
 	})
 }
 
-// otherOf is an instruction that has read a value, or else the one that has written it.
+// otherOf returns an instruction that has read a value, or else the one that wrote it.
 func (o *orderer) otherOf(in *Instr, st *state) int {
 	for t, n := range st.reads {
 		if n != 0 && (Stream(t) != in.Stream || n != o.clocks[in.Stream][in.Stream]) {
@@ -92,7 +93,7 @@ func (o *orderer) otherOf(in *Instr, st *state) int {
 	return o.instrAt(st.writer)
 }
 
-// begin begins the value of operand j.
+// begin starts the value of operand j.
 func (o *orderer) begin(i int, in *Instr, j int) {
 	view, arena := &in.Args[j], in.Info().Operands[j].Arena
 	name := o.v.code.Buffers[view.Buffer].Name
@@ -115,18 +116,19 @@ func (o *orderer) begin(i int, in *Instr, j int) {
 		case o.bringsBack(in, st, next.origin):
 			back = true
 		default:
-			o.abuse(i, o.instrAt(st.writer), "writes %s (%s) a second time: what it held is lost to later readers",
+			o.abuse(i, o.instrAt(st.writer), "writes %s (%s) a second time: its first value is lost to later readers",
 				name, byteRange(lo, hi))
 		}
 	})
 	if back {
-		next.origin = 0 // it is home
+		next.origin = 0 // it is back
 	}
 	o.shadows[arena].replace(lo, hi, next)
 }
 
-// originOf is the origin of what an instruction writes that moves bytes out of a place and back: a reload is one itself,
-// what leaves for the host has that of what it reads, and what goes round in a ring too, or it begins there.
+// originOf returns the origin of the output of an instruction that moves bytes out of a place and back. A
+// reload is an origin itself; a copy to the host, and a rotation in a ring, have the origin of their input,
+// or are one.
 func (o *orderer) originOf(i int, in *Instr) uint32 {
 	switch in.Op {
 	case CopyH2D:
@@ -150,8 +152,8 @@ func (o *orderer) originOf(i int, in *Instr) uint32 {
 	return origin
 }
 
-// bringsBack reports whether an instruction brings a value back to where the origin moved it out, and nobody else has
-// read it there.
+// bringsBack reports whether an instruction returns a value to the place from which its origin moved it out,
+// and nothing else has read it there.
 func (o *orderer) bringsBack(in *Instr, st *state, origin uint32) bool {
 	if origin == 0 || st.past&(readOnce|readTwice) != readOnce {
 		return false
@@ -163,13 +165,13 @@ func (o *orderer) bringsBack(in *Instr, st *state, origin uint32) bool {
 		moved.Args[1].Bytes() == in.Args[0].Bytes()
 }
 
-// stranger reports bytes that hold another buffer than the one they are read through.
+// stranger reports bytes that belong to another buffer than the one through which they are read.
 func (o *orderer) stranger(i int, name string, st *state, lo, hi Bytes) {
 	o.v.report(FindUninitialised, o.section, i, o.instrAt(st.writer), "reads %s, but bytes 0x%x to 0x%x now hold %s",
 		name, int64(lo), int64(hi), o.v.code.Buffers[st.buffer].Name)
 }
 
-// claim notes that bytes which this section has not written must hold a buffer when it begins.
+// claim records that bytes which this section has not written must hold a buffer when it begins.
 func (o *orderer) claim(n need, st *state) {
 	if st.buffer != n.buffer {
 		o.needs = append(o.needs, n)
@@ -177,7 +179,7 @@ func (o *orderer) claim(n need, st *state) {
 	}
 }
 
-// fill is what the VM writes before the section.
+// fill marks what the VM writes before the section.
 func (o *orderer) fill() {
 	for i := range o.v.code.Results {
 		r := &o.v.code.Results[i]
@@ -189,7 +191,7 @@ func (o *orderer) fill() {
 	}
 }
 
-// after is what the VM reads after the section: its results, and after a step the gradients.
+// after checks what the VM reads after the section: its results, and after a step the gradients.
 func (o *orderer) after() {
 	for i := range o.v.code.Results {
 		r := &o.v.code.Results[i]
@@ -219,8 +221,8 @@ func (o *orderer) readByVM(name string, view *View) {
 	})
 }
 
-// lives settles what sections need to find: the init section must have written it, and no other section may leave
-// another buffer there. Checkpoints need the same of every state but gradients.
+// lives checks what sections need to find: the init section must have written it, and no other section may
+// leave another buffer there. Checkpoints need the same of every state except gradients.
 func (v *codeVerifier) lives(sections *[NumSections]*orderer) {
 	for s, o := range sections {
 		for _, n := range o.needs {
@@ -276,7 +278,7 @@ func (v *codeVerifier) unmet(s Section, n need, format string, args ...any) {
 	v.reportCode(FindUninitialised, "%s %s", n.by, fmt.Sprintf(format, args...))
 }
 
-// overlapping is the part of a sorted list that meets a range.
+// overlapping returns the part of a sorted list that overlaps a range.
 func overlapping(list []owned, lo, hi Bytes) []owned {
 	i := sort.Search(len(list), func(i int) bool { return list[i].hi > lo })
 	j := sort.Search(len(list), func(j int) bool { return list[j].lo >= hi })
@@ -307,7 +309,8 @@ func unreadResults(c *Code, sections *[NumSections]*orderer) (list []result) {
 	return list
 }
 
-// verifyUnread reports the results that nobody reads. A collective is of use where another member reads its own.
+// verifyUnread reports results that are never read. A collective is useful if another member reads its own
+// result.
 func verifyUnread(p *Program, unread [][]result, all *findings) {
 	u := unusedCollectives{p: p, calls: map[[2]int][][]int32{}, unused: map[collective]bool{}}
 	for c, list := range unread {
@@ -325,21 +328,21 @@ func verifyUnread(p *Program, unread [][]result, all *findings) {
 				continue
 			}
 			in := &v.code.Sections[r.section][r.index]
-			v.report(FindDead, r.section, r.index, None, "nothing reads %s, which it writes to %s: the work is in vain",
+			v.report(FindDead, r.section, r.index, None, "nothing reads %s, which it writes to %s: the work is wasted",
 				in.Info().Operands[r.operand].Name, v.code.Buffers[in.Args[r.operand].Buffer].Name)
 		}
 		all.append(&v.findings)
 	}
 }
 
-// unusedCollectives are those whose results nobody reads on the ranks of a code.
+// unusedCollectives are those whose results are never read on the ranks of a code.
 type unusedCollectives struct {
 	p      *Program
 	calls  map[[2]int][][]int32 // [code, section][group]: instructions
 	unused map[collective]bool
 }
 
-// collective is a call of one, as the ranks of a code make it.
+// collective is a call of a collective by the ranks of a code.
 type collective struct {
 	code    int
 	section Section
@@ -354,7 +357,7 @@ func (u *unusedCollectives) callsOf(code int, s Section) [][]int32 {
 	return u.calls[key]
 }
 
-// usedElsewhere reports whether a member of the group of a collective reads what it gets of it.
+// usedElsewhere reports whether a member of a collective's group reads its result.
 func (u *unusedCollectives) usedElsewhere(at collective) bool {
 	in := &u.p.Codes[at.code].Sections[at.section][at.index]
 	group := in.Attrs[in.Info().findAttr(KindGroup)].Bits

@@ -2,9 +2,9 @@ package ir
 
 import "fmt"
 
-// What attributes come to on each rank, where constants stand in for numbers.
+// The values of attributes on each rank, with constants filled in.
 
-// verifyConstants checks what the attributes of a rank come to.
+// verifyConstants checks the values of a rank's attributes.
 func verifyConstants(p *Program, all *findings) {
 	sites := make([][]valueSite, len(p.Codes))
 	for c := range p.Codes {
@@ -59,8 +59,8 @@ func valueSites(c *Code) []valueSite {
 	return sites
 }
 
-// checkValues applies the limits of an instruction for a rank: a peer is another rank, a rectangle starts inside its
-// tensor, tokens exist.
+// checkValues applies the limits of an instruction for a rank: a peer is another rank, a rectangle starts
+// inside its tensor, tokens exist.
 func checkValues(p *Program, r int, s Section, in *Instr) (FindingKind, error) {
 	consts := p.Ranks[r].Consts
 	if i := in.Info().findAttr(KindRank); i >= 0 {

@@ -2,16 +2,16 @@ package ir
 
 import "fmt"
 
-// Rings of ranks that each hold two chunks of a sequence's tokens: of 2t chunks member k of t has the k-th and the k-th from the
-// end, so that causal attention is as much work for each of them, at every turn.
+// Rings of ranks that each hold two chunks of a sequence's tokens: of 2t chunks, member k of t has the k-th
+// and the k-th from the end, so that causal attention is equal work for all of them at every turn.
 
-// Values of the attribute zigzag: where the member stands whose keys are attended to.
+// Values of the attribute zigzag: the position of the member whose keys are attended to.
 const (
 	ZigzagBefore = 1
 	ZigzagBehind = 2
 )
 
-// ZigzagChunk is the number of the j-th chunk in zigzag order.
+// ZigzagChunk returns the number of the j-th chunk in zigzag order.
 func ZigzagChunk(j, chunks int64) int64 {
 	if j%2 == 0 {
 		return j / 2
@@ -19,7 +19,8 @@ func ZigzagChunk(j, chunks int64) int64 {
 	return chunks - 1 - j/2
 }
 
-// checkRing: another member's keys are as many as a rank's own, and its result goes on from that of those.
+// checkRing checks that another member has as many keys as this rank, and that attention continues from the
+// results over the rank's own.
 func checkRing(in *Instr) error {
 	batch, prefix := int64(in.Attr("batch").Bits), int64(in.Attr("prefix").Bits)
 	q, k := in.Arg("q").Rows(), in.Arg("k").Rows()
@@ -39,7 +40,7 @@ func checkRing(in *Instr) error {
 	return nil
 }
 
-// checkZigzag: rows are whole chunks.
+// checkZigzag checks that rows are whole chunks.
 func checkZigzag(in *Instr) error {
 	a := in.Attr("chunks")
 	chunks, batch := int64(a.Bits), int64(in.Attr("batch").Bits)
