@@ -181,7 +181,7 @@ func (c *checker) subsequences() {
 		if last > 0 && last%sp == 0 {
 			hint += fmt.Sprintf(": the last would be %d", last)
 		}
-		c.fail("schedule.subsequences", LengthsSum, hint, "the lengths sum to %d, and sequence = %d", sum, seq)
+		c.fail("schedule.subsequences", LengthsSum, hint, "the lengths add up to %d, but sequence = %d", sum, seq)
 	}
 }
 

@@ -10,10 +10,10 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// lifespan lists what a layer leaves in memory, and for how long.
+// lifespan lists what a layer keeps in memory, and for how long.
 //
-// Input: Parallel. Output: Units. Paper: section 4.1, its three types of activations; found from readers and writers
-// in the dataflow, so a change of the model changes the list.
+// Input: Parallel. Output: Units. Paper: section 4.1, its three types of activations. They are derived from
+// readers and writers in the dataflow, so a change of the model changes the list.
 func lifespan(c *pass.Context, p *plan.Plan) error {
 	p.Units = unitsOf(c.Model(p))
 	bytes := map[plan.UnitType]float64{}
@@ -23,7 +23,7 @@ func lifespan(c *pass.Context, p *plan.Plan) error {
 		}
 	}
 	p.Decide("lifespan", "bytes_per_token", fmt.Sprintf("%.6g of type 0, %.6g of type 1", bytes[plan.Type0], bytes[plan.Type1]),
-		"on one rank, of one layer: K and V are read by later subsequences, type 1 by the backward pass alone")
+		"on one rank, per layer: later subsequences read K and V, only the backward pass reads type 1")
 	return nil
 }
 
@@ -43,8 +43,8 @@ func unitsOf(g *graph.Model) []plan.Unit {
 	return units
 }
 
-// layerUnits are the caches, then what is saved for the backward pass in the order of graph.Block.Units, then what
-// the forward alone uses.
+// layerUnits returns the caches, then the tensors saved for the backward pass in the order of
+// graph.Block.Units, then those that only the forward uses.
 func layerUnits(g *graph.Model) []plan.Unit {
 	b := g.Layer
 	var units []plan.Unit
@@ -100,7 +100,7 @@ func newUnit(g *graph.Model, b *graph.Block, t plan.UnitType, values []int, by *
 	return u
 }
 
-// bytesPerToken takes a subsequence that every divisor divides, so that the quotient is exact.
+// bytesPerToken uses a subsequence length that every divisor divides, so that the quotient is exact.
 func bytesPerToken(g *graph.Model, v *graph.Value) float64 {
 	tokens := int64(g.SP) * int64(ir.Alignment)
 	z := graph.Size{Sequence: tokens, Tokens: tokens, Batch: 1, SP: int64(g.SP)}
@@ -135,15 +135,15 @@ func reads(n *graph.Node, values []int) bool {
 	return false
 }
 
-// checkLifespan: the list is what the dataflow says; it is there to be read, not to be edited.
+// checkLifespan checks that the list matches the dataflow; it is informative and must not be edited.
 func checkLifespan(c *pass.Context, p *plan.Plan) error {
 	want := unitsOf(c.Model(p))
 	if len(p.Units) != len(want) {
-		return fmt.Errorf("units: there are %d, and the model has %d", len(p.Units), len(want))
+		return fmt.Errorf("units: there are %d, but the model has %d", len(p.Units), len(want))
 	}
 	for i := range want {
 		if p.Units[i].Name != want[i].Name || p.Units[i].Type != want[i].Type {
-			return fmt.Errorf("units: %s of type %d stands where the model has %s of type %d", p.Units[i].Name, p.Units[i].Type, want[i].Name, want[i].Type)
+			return fmt.Errorf("units: %s of type %d is in place of %s of type %d", p.Units[i].Name, p.Units[i].Type, want[i].Name, want[i].Type)
 		}
 	}
 	return nil

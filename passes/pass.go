@@ -1,9 +1,9 @@
-// Package passes decides how a job runs. A plan starts as what the spec asks for (plan.New); the passes of one list
-// refine it one after another (Run) until every decision is in it, each with its reason, and a cost model has predicted
-// what they lead to.
+// Package passes decides how a job runs. A plan starts as the request in the spec (plan.New). The passes of
+// one list refine it one after another (Run) until it holds every decision with its reason, and a cost model
+// has predicted the result.
 //
-// Read pass.go for the list, then the package of each pass. The packages below know nothing of instructions, addresses
-// or devices: codegen turns a plan into those, and fills in the memory that it exactly takes.
+// Read pass.go for the list, then the package of each pass. The packages below know nothing of instructions,
+// addresses or devices: codegen turns a plan into those, and fills in the exact memory.
 package passes
 
 import (
@@ -21,62 +21,62 @@ import (
 	"sppo.dev/passes/search"
 )
 
-// Passes are all passes in the order of a default run.
+// Passes lists all passes in the order of a default run.
 var Passes = [...]pass.Pass{
 	{
 		Name: "solve", Run: search.Run, Check: search.Check,
-		Doc: "Chooses what the spec leaves `auto`: SP, PP, DP, the number of subsequences, the grid of their borders, and how many layers each stage holds.",
+		Doc: "Chooses what the spec leaves `auto`: SP, PP, DP, the number of subsequences, the grid of their borders, and the number of layers on each stage.",
 	},
 	{
 		Name: "partition", Run: partition.Run, Check: partition.Check,
-		Doc: "Cuts the sequence into subsequences: of equal floating-point operations (`flops`, so that later ones, which look back further, are shorter), of equal length, or as given.",
+		Doc: "Cuts the sequence into subsequences: of equal floating-point operations (`flops`; later ones are then shorter, because they attend to more tokens), of equal length, or as given.",
 		After: []pass.Order{
 			{Name: "solve", Reason: "the number of subsequences and their grid are sizes"},
 		},
 	},
 	{
 		Name: "schedule", Run: orderTasks, Check: checkSchedule,
-		Doc: "Orders the tasks of every stage by the strategy: forwards of subsequences from the first to the last, backwards from the last to the first, and, where they are put off, gradients of weights.",
+		Doc: "Orders the tasks of every stage by the strategy: forwards of subsequences from first to last, backwards from last to first, and deferred weight gradients if the strategy has them.",
 		After: []pass.Order{
 			{Name: "partition", Reason: "tasks are forwards and backwards of subsequences"},
 		},
 	},
 	{
 		Name: "lifespan", Run: lifespan, Check: checkLifespan,
-		Doc: "Finds in the model's dataflow what one layer leaves in memory and for how long: read by later subsequences (type 0), by the backward pass (type 1), or by the same forward alone (type 2).",
+		Doc: "Finds in the model's dataflow what one layer keeps in memory and for how long: read by later subsequences (type 0), by the backward pass (type 1), or only by the same forward (type 2).",
 		After: []pass.Order{
 			{Name: "solve", Reason: "SP divides the rows and columns of values"},
 		},
 	},
 	{
 		Name: "offload", Run: offload.Run, Check: offload.Check, Off: offload.Off,
-		Doc: "Decides the fate of every type-1 unit, for every stage, subsequence and layer: it stays on the device between forward and backward, goes to the host, or is made again by the backward pass.",
+		Doc: "Decides the placement of every type-1 unit, for every stage, subsequence and layer: it stays on the device between forward and backward, is offloaded to the host, or is recomputed by the backward pass.",
 		After: []pass.Order{
 			{Name: "partition", Reason: "bytes and the time to copy them grow with the length of a subsequence"},
-			{Name: "schedule", Reason: "a copy runs behind the next task of the stage"},
-			{Name: "lifespan", Reason: "only whole units of type 1 are offloaded or made again"},
+			{Name: "schedule", Reason: "a copy runs during the next task of the stage"},
+			{Name: "lifespan", Reason: "only whole units of type 1 are offloaded or recomputed"},
 		},
 	},
 	{
 		Name: "mux", Run: mux.Run, Check: mux.Check, Off: mux.Off,
-		Doc: "Says which tasks of a stage lie next to a bubble, and whether stages that idle there take a part of them.",
+		Doc: "Finds the tasks of each stage that are next to a bubble, and decides whether stages that idle there take over part of them.",
 		After: []pass.Order{
 			{Name: "schedule", Reason: "the bubbles are known once tasks are ordered"},
-			{Name: "offload", Reason: "what is offloaded leaves room for borrowed work"},
+			{Name: "offload", Reason: "offloading frees the memory that shared work needs"},
 		},
 	},
 	{
 		Name: "lower",
 		Doc:  "Turns the tasks of every stage into instructions: the model's nodes, messages between stages, copies to and from the host.",
 		After: []pass.Order{
-			{Name: "mux", Reason: "every decision of the plan is in the instructions"},
+			{Name: "mux", Reason: "the instructions carry out every decision of the plan"},
 		},
 	},
 	{
 		Name: "place",
-		Doc:  "Gives every buffer its offset in the device or host arena; buffers whose lives do not meet share bytes.",
+		Doc:  "Gives every buffer its offset in the device or host arena; buffers with disjoint lifetimes share bytes.",
 		After: []pass.Order{
-			{Name: "lower", Reason: "lives are known from first and last use"},
+			{Name: "lower", Reason: "lifetimes follow from first and last use"},
 		},
 	},
 	{
@@ -88,7 +88,8 @@ var Passes = [...]pass.Pass{
 	},
 }
 
-// Names are the names of all passes in default order: what instructions point to as the pass that decided them.
+// Names returns the names of all passes in default order; instructions refer to them as the pass that decided
+// them.
 func Names() []string {
 	names := make([]string, len(Passes))
 	for i := range Passes {
@@ -97,7 +98,7 @@ func Names() []string {
 	return names
 }
 
-// Find is the pass of that name, or nil.
+// Find returns the pass of that name, or nil.
 func Find(name string) *pass.Pass {
 	for i := range Passes {
 		if Passes[i].Name == name {
@@ -117,8 +118,8 @@ func newContext(sp *lang.Spec, o pass.Options) *pass.Context {
 	return c
 }
 
-// Run refines a plan made by New pass by pass, checking it after each, and predicts what it will cost. A mistake of
-// the user is a lang.Diagnostic; sp may be nil for a plan whose spec is not at hand.
+// Run refines a plan made by New pass by pass, checks it after each, and predicts its cost. A mistake of the
+// user is a lang.Diagnostic; sp may be nil for a plan without its spec.
 func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
 	order, err := order(o)
 	if err != nil {
@@ -132,7 +133,7 @@ func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
 		}
 		if slices.Contains(o.Disable, pass.Name) {
 			pass.Off(c, p)
-			p.Decide(pass.Name, "pass", "off", "switched off by the command line")
+			p.Decide(pass.Name, "pass", "off", "switched off on the command line")
 		} else if err := pass.Run(c, p); err != nil {
 			return err
 		}
@@ -150,13 +151,13 @@ func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
 	if complete(ran) {
 		c.Estimator(p).Predict()
 		if c.Winner != nil && c.Winner.Memory.Placed {
-			p.Memory = c.Winner.Memory // equal requests make equal plans
+			p.Memory = c.Winner.Memory // equal requests give equal plans
 		}
 	}
 	return nil
 }
 
-// order is what will run: known names, no required pass missing before the last, every constraint kept.
+// order returns the passes to run, after checking names, required passes and constraints.
 func order(o pass.Options) ([]*pass.Pass, error) {
 	for _, name := range slices.Concat(o.Passes, o.Disable, o.PrintAfter, []string{o.StopAfter}) {
 		if name != "" && name != "all" && Find(name) == nil {
@@ -208,7 +209,8 @@ func complete(ran []*pass.Pass) bool {
 	return true
 }
 
-// check applies the invariants of all passes that have run, in order: a later pass may break an earlier one's.
+// check applies the invariants of all passes that have run, in order, because a later pass may break those of
+// an earlier one.
 func check(c *pass.Context, p *plan.Plan, ran []*pass.Pass) error {
 	for _, pass := range ran {
 		if err := pass.Check(c, p); err != nil {
@@ -218,7 +220,7 @@ func check(c *pass.Context, p *plan.Plan, ran []*pass.Pass) error {
 	return nil
 }
 
-// Verify reports whether a complete plan, such as one that was edited, can be compiled.
+// Verify reports whether a complete plan, such as an edited one, can be compiled.
 func Verify(p *plan.Plan) error {
 	c := newContext(nil, pass.Options{})
 	for i := range Passes {
@@ -232,7 +234,7 @@ func Verify(p *plan.Plan) error {
 	return nil
 }
 
-// Explain is the reference entry of a pass, or "" where there is none of that name.
+// Explain returns the reference entry of a pass, or "".
 func Explain(name string) string {
 	p := Find(name)
 	if p == nil {
@@ -257,5 +259,5 @@ func Explain(name string) string {
 	return b.String()
 }
 
-// Options choose what of the passes runs and what of the plan is shown on the way.
+// Options select the passes to run and the plans to show on the way.
 type Options = pass.Options

@@ -109,7 +109,7 @@ func TestRunnerNamesThePass(t *testing.T) {
 	}
 	sp := plantest.Load(t, "tiny.sppo")
 	err := Run(sp, plan.New(sp), pass.Options{})
-	if err == nil || !strings.Contains(err.Error(), "after pass partition: lengths sum to 66") {
+	if err == nil || !strings.Contains(err.Error(), "after pass partition: lengths add up to 66") {
 		t.Errorf("%v", err)
 	}
 }
@@ -137,32 +137,32 @@ func TestBadRequests(t *testing.T) {
 		words, key string
 		edit       func(*lang.Spec)
 	}{
-		{lang.TooFewLayers, "8 stages want as many layers, and the model has 4", "schedule.pp", func(s *lang.Spec) { s.Schedule.PP, s.Schedule.SP, s.Cluster.GPUsPerNode = 8, 1, 8 }},
+		{lang.TooFewLayers, "8 stages need as many layers, and the model has 4", "schedule.pp", func(s *lang.Spec) { s.Schedule.PP, s.Schedule.SP, s.Cluster.GPUsPerNode = 8, 1, 8 }},
 		{lang.TooManyRanks, "make 8 ranks, and the cluster has 4", "schedule.pp", func(s *lang.Spec) { s.Schedule.SP = 4 }},
-		{lang.Indivisible, "4 heads do not divide by sp = 3", "schedule.sp", func(s *lang.Spec) { s.Schedule.SP, s.Schedule.PP, s.Schedule.Align, s.Train.Sequence = 3, 1, 3, 255 }},
+		{lang.Indivisible, "4 heads are not divisible by sp = 3", "schedule.sp", func(s *lang.Spec) { s.Schedule.SP, s.Schedule.PP, s.Schedule.Align, s.Train.Sequence = 3, 1, 3, 255 }},
 		{lang.Indivisible, "2 key and value heads", "schedule.sp", func(s *lang.Spec) {
 			s.Schedule.SP, s.Schedule.PP, s.Schedule.Align, s.Train.Sequence, s.Model.KVHeads, s.Model.Heads = 3, 1, 3, 258, 2, 6
 		}},
 		{lang.Indivisible, "batch = 8 is not a multiple of dp * microbatch = 3", "train.batch", func(s *lang.Spec) { s.Train.Batch = 8; s.Schedule.Microbatch = 3 }},
-		{lang.Indivisible, "sequence = 255 does not divide by sp = 2", "train.sequence", func(s *lang.Spec) { s.Train.Sequence = 255 }},
+		{lang.Indivisible, "sequence = 255 is not divisible by sp = 2", "train.sequence", func(s *lang.Spec) { s.Train.Sequence = 255 }},
 		{lang.BadAlign, "align = 3 is not a multiple of sp = 2", "schedule.align", func(s *lang.Spec) { s.Schedule.Align = 3 }},
 		{lang.BadAlign, "too short for 8 subsequences", "schedule.subsequences", func(s *lang.Spec) { s.Schedule.Align = 64 }},
 		{lang.Infeasible, "more than 20 million instructions", "schedule.subsequences", func(s *lang.Spec) { s.Schedule.Subsequences = lang.Subsequences{Count: 100_000} }},
-		{lang.LengthsSum, "sum to 254", "schedule.subsequences", func(s *lang.Spec) { s.Schedule.Subsequences = lang.Subsequences{Count: 2, Lengths: []int64{128, 126}} }},
-		{lang.Indivisible, "127 tokens does not divide", "schedule.subsequences[0]", func(s *lang.Spec) { s.Schedule.Subsequences = lang.Subsequences{Count: 2, Lengths: []int64{127, 129}} }},
+		{lang.LengthsSum, "add up to 254", "schedule.subsequences", func(s *lang.Spec) { s.Schedule.Subsequences = lang.Subsequences{Count: 2, Lengths: []int64{128, 126}} }},
+		{lang.Indivisible, "127 tokens is not divisible", "schedule.subsequences[0]", func(s *lang.Spec) { s.Schedule.Subsequences = lang.Subsequences{Count: 2, Lengths: []int64{127, 129}} }},
 		{lang.BadAlign, "130 tokens is not a multiple of align = 4", "schedule.subsequences[0]", func(s *lang.Spec) {
 			s.Schedule.Align, s.Schedule.Subsequences = 4, lang.Subsequences{Count: 2, Lengths: []int64{130, 126}}
 		}},
-		{lang.Conflict, "order = layer works within one stage, and pp = 2", "schedule.order", func(s *lang.Spec) { s.Schedule.Order = "layer" }},
+		{lang.Conflict, "order = layer needs a single stage, not pp = 2", "schedule.order", func(s *lang.Spec) { s.Schedule.Order = "layer" }},
 		{lang.Conflict, "order = layer takes them one by one", "schedule.strategy", func(s *lang.Spec) { s.Schedule.PP, s.Schedule.Order, s.Schedule.Strategy = 1, "layer", "seq1f1b" }},
-		{lang.Conflict, "interleaved-1f1b does not go with virtual_stages = 1", "schedule.virtual_stages", strategyOf("interleaved-1f1b", 1, 4)},
-		{lang.Conflict, "zb-h2 does not go with virtual_stages = 2", "schedule.virtual_stages", strategyOf("zb-h2", 2, 4)},
-		{lang.Conflict, "zb-v takes whole sequences, not 8 subsequences", "schedule.subsequences", func(s *lang.Spec) { s.Schedule.Strategy, s.Schedule.VirtualStages = "zb-v", 0 }},
+		{lang.Conflict, "interleaved-1f1b does not support virtual_stages = 1", "schedule.virtual_stages", strategyOf("interleaved-1f1b", 1, 4)},
+		{lang.Conflict, "zb-h2 does not support virtual_stages = 2", "schedule.virtual_stages", strategyOf("zb-h2", 2, 4)},
+		{lang.Conflict, "zb-v needs whole sequences, not 8 subsequences", "schedule.subsequences", func(s *lang.Spec) { s.Schedule.Strategy, s.Schedule.VirtualStages = "zb-v", 0 }},
 		{lang.Indivisible, "5 microbatches do not make 2 rounds", "train.batch", strategyOf("interleaved-1f1b", 2, 5)},
 		{lang.Indivisible, "5 microbatches do not make 2 rounds", "train.batch", strategyOf("zb-h1", 2, 5)},
-		{lang.Conflict, "2 * pp = 4 virtual stages, and there are 2", "train.batch", strategyOf("dualpipe-v", 0, 2)},
-		{lang.Conflict, "strategy = zb-h1 cuts them in two", "schedule.keep", func(s *lang.Spec) { s.Schedule.Keep, s.Schedule.Strategy = []string{}, "zb-h1" }},
-		{lang.Conflict, "mux = left does that", "schedule.keep", func(s *lang.Spec) { s.Schedule.Keep, s.Schedule.Mux = []string{"k"}, "left" }},
+		{lang.Conflict, "2 * pp = 4 virtual stages, but there are 2", "train.batch", strategyOf("dualpipe-v", 0, 2)},
+		{lang.Conflict, "which strategy = zb-h1 splits", "schedule.keep", func(s *lang.Spec) { s.Schedule.Keep, s.Schedule.Strategy = []string{}, "zb-h1" }},
+		{lang.Conflict, "as mux = left requires", "schedule.keep", func(s *lang.Spec) { s.Schedule.Keep, s.Schedule.Mux = []string{"k"}, "left" }},
 		{lang.LengthOfList, "lists 2 shares for 8", "schedule.offload", func(s *lang.Spec) { s.Schedule.Offload = lang.Offload{Policy: "list", Alpha: []float64{1, 0}} }},
 	} {
 		sp := plantest.Load(t, "gpt-docs.sppo")

@@ -114,13 +114,13 @@ func TestTwiceTheSame(t *testing.T) {
 func TestJSONThatIsNoPlan(t *testing.T) {
 	good := string(plantest.JSON(t, plantest.Plan(t, "tiny.sppo")))
 	for _, c := range []struct{ old, new, want string }{
-		{`"parallel"`, `"paralel"`, "plans have no key \"paralel\" here [unknown-key]\n      \"paralel\": {\n      ^"},
+		{`"parallel"`, `"paralel"`, "there is no key \"paralel\" here [unknown-key]\n      \"paralel\": {\n      ^"},
 		{`"F0.0@0"`, `"G0.0@0"`, "is no task"},
 		{`"sp": 2,`, `"sp": two,`, "invalid character 'w' in literal true (expecting 'r') [syntax]\n        \"sp\": two,\n               ^"},
 		{`"sp": 2,`, `"sp": "2",`, "schedule.sp wants a whole number, found string [wrong-type]\n        \"sp\": \"2\",\n              ^"},
 		{`"tasks": [`, `"tasks": 3, "x": [`, "tasks wants a list, found number [wrong-type]"},
-		{"\n}\n", "\n}\n{}", "nothing may stand behind it [syntax]\n    {}\n    ^"},
-		{"\n}\n", "\n", "ends in the middle [syntax]"},
+		{"\n}\n", "\n}\n{}", "there is text after the end of the plan [syntax]\n    {}\n    ^"},
+		{"\n}\n", "\n", "the plan is incomplete [syntax]"},
 		{good, "null", "plan:1:1: error: a plan is an object, found null"},
 		{good, "[]", "plan:1:1: error: a plan is an object, found array"},
 	} {
@@ -156,14 +156,14 @@ func TestBrokenSizes(t *testing.T) {
 		want string
 		edit func(p *plan.Plan)
 	}{
-		{"layers_per_stage sums to 3", func(p *plan.Plan) { p.LayersPerStage[1] = 2 }},
+		{"layers_per_stage adds up to 3", func(p *plan.Plan) { p.LayersPerStage[1] = 2 }},
 		{"layers_per_stage has 1 entries", func(p *plan.Plan) { p.LayersPerStage = []int{2} }},
 		{"stage 0 has 0 layers", func(p *plan.Plan) { p.LayersPerStage = []int{0, 2} }},
 		{"make 8 ranks", func(p *plan.Plan) { p.Parallel.DP = 2 }},
 		{"microbatches is 1", func(p *plan.Plan) { p.Parallel.Microbatches = 1 }},
 		{"4 lengths for 5", func(p *plan.Plan) { p.Subsequences.N = 5 }},
-		{"no positive multiple of sp", func(p *plan.Plan) { p.Subsequences.Lengths[0] = 17 }},
-		{"lengths sum to 66", func(p *plan.Plan) { p.Subsequences.Lengths[0] = 20 }},
+		{"not a positive multiple of sp", func(p *plan.Plan) { p.Subsequences.Lengths[0] = 17 }},
+		{"lengths add up to 66", func(p *plan.Plan) { p.Subsequences.Lengths[0] = 20 }},
 		{"units", func(p *plan.Plan) { p.Units = p.Units[1:] }},
 		{"units", func(p *plan.Plan) { p.Units[0].Name = "x" }},
 		{"mux of stage 0 covers", func(p *plan.Plan) { p.Mux.Stages[0].Left++ }},
@@ -172,7 +172,7 @@ func TestBrokenSizes(t *testing.T) {
 		{"model.kv_heads", func(p *plan.Plan) { p.Model.KVHeads = 3 }},
 		{"model.heads: it is 0", func(p *plan.Plan) { p.Model.Heads = 0 }},
 		{"model.family", func(p *plan.Plan) { p.Model.Family = "rnn" }},
-		{"sizes are at least 1", func(p *plan.Plan) { p.Parallel.SP = 0 }},
+		{"sizes must be at least 1", func(p *plan.Plan) { p.Parallel.SP = 0 }},
 	} {
 		p := plantest.Plan(t, "tiny.sppo")
 		c.edit(p)

@@ -13,24 +13,25 @@ import (
 
 // orderTasks orders the tasks of every pipeline rank.
 //
-// Input: Parallel, Subsequences. Output: Tasks. Paper: section 3; a stage forwards s_0 .. s_{N-1} and then goes
-// backward from s_{N-1} to s_0, since gradients of K and V flow from later to earlier subsequences. Other strategies
-// differ in how they weave several sequences, and in whether gradients of weights are tasks of their own.
+// Input: Parallel, Subsequences. Output: Tasks. Paper: section 3. A stage runs s_0 .. s_{N-1} forward and
+// then s_{N-1} .. s_0 backward, because gradients of K and V flow from later to earlier subsequences. Other
+// strategies differ in how they interleave several sequences, and in whether weight gradients are separate
+// tasks.
 func orderTasks(c *pass.Context, p *plan.Plan) error {
 	c.Forget()
 	strategy.Order(p)
 	return nil
 }
 
-// checkSchedule: every task once on every stage, in an order that the dataflow allows, the same on all stages where
-// messages pass between them.
+// checkSchedule checks that every task occurs once on every stage, in an order that the dataflow allows and
+// that is the same on all stages where messages pass between them.
 func checkSchedule(_ *pass.Context, p *plan.Plan) error {
 	if len(p.Tasks) != p.Parallel.PP {
-		return fmt.Errorf("tasks are given for %d stages of %d", len(p.Tasks), p.Parallel.PP)
+		return fmt.Errorf("tasks are given for %d of %d stages", len(p.Tasks), p.Parallel.PP)
 	}
 	for rank, tasks := range p.Tasks {
 		if p.Streams() && (p.Mux.Left || p.Mux.Right || slices.ContainsFunc(tasks, func(t plan.Task) bool { return t.Kind == plan.WeightGrad || t.Piece > 0 })) {
-			return fmt.Errorf("tasks of stage %d: K and V stream through whole tasks of their own stage", rank)
+			return fmt.Errorf("tasks of stage %d: streaming K and V needs whole tasks of the own stage", rank)
 		}
 		err := checkStage(p, rank, tasks)
 		if p.Mux.Left {
@@ -47,11 +48,11 @@ func checkStage(p *plan.Plan, rank int, tasks []plan.Task) error {
 	n, microbatches, v := p.Subsequences.N, p.Parallel.Microbatches, p.Parallel.VirtualStages
 	split := p.Splits(rank)
 	if got, want := len(tasks)-len(split), 2*n*microbatches*v; got != want {
-		return fmt.Errorf("there are %d, and forward and backward of %d subsequences of %d microbatches on %d virtual stages are %d", got, n, microbatches, v, want)
+		return fmt.Errorf("there are %d, but forward and backward of %d subsequences of %d microbatches on %d virtual stages are %d", got, n, microbatches, v, want)
 	}
 	type place struct{ microbatch, stage int }
-	forward, backward := map[place]int{}, map[place]int{} // how many are done
-	open := map[plan.Task]bool{}                          // gradients of weights that may be computed
+	forward, backward := map[place]int{}, map[place]int{} // number done
+	open := map[plan.Task]bool{}                          // weight gradients that may be computed
 	for _, t := range tasks {
 		if t.Microbatch < 0 || t.Microbatch >= microbatches || t.Subsequence < 0 || t.Subsequence >= n || t.Piece != 0 || t.Stage < 0 || t.Stage >= p.Parallel.Stages() {
 			return fmt.Errorf("%s: there is no such microbatch, subsequence or virtual stage", t)
@@ -63,13 +64,13 @@ func checkStage(p *plan.Plan, rank int, tasks []plan.Task) error {
 		switch t.Kind {
 		case plan.WeightGrad:
 			if !open[t] {
-				return fmt.Errorf("%s comes before %s or twice: gradients of weights need those of results", t, t.As(plan.Backward))
+				return fmt.Errorf("%s comes before %s or twice: weight gradients need the gradients of results", t, t.As(plan.Backward))
 			}
 			delete(open, t)
 			continue
 		case plan.Forward:
 			if t.Subsequence != forward[at] {
-				return fmt.Errorf("%s comes where %s is due: it reads K and V of all before it", t, plan.Task{Kind: plan.Forward, Microbatch: t.Microbatch, Subsequence: forward[at], Stage: t.Stage})
+				return fmt.Errorf("%s comes where %s is due: a forward reads K and V of all earlier subsequences", t, plan.Task{Kind: plan.Forward, Microbatch: t.Microbatch, Subsequence: forward[at], Stage: t.Stage})
 			}
 			forward[at]++
 			continue
@@ -85,7 +86,7 @@ func checkStage(p *plan.Plan, rank int, tasks []plan.Task) error {
 	return nil
 }
 
-// checkSharedOrder: there is one order of tasks that ranks share in.
+// checkSharedOrder checks that shared tasks are in their only possible order.
 func checkSharedOrder(p *plan.Plan, rank int, tasks []plan.Task) error {
 	if err := plan.Plain(mux.Problems(p)); err != nil {
 		return err
@@ -96,7 +97,7 @@ func checkSharedOrder(p *plan.Plan, rank int, tasks []plan.Task) error {
 	want := mux.Order(p)[rank]
 	for i := range max(len(want), len(tasks)) {
 		if i >= len(tasks) || i >= len(want) || tasks[i] != want[i] {
-			return fmt.Errorf("tasks from number %d on are %v where mux wants %v", i, tasks[min(i, len(tasks)):], want[min(i, len(want)):])
+			return fmt.Errorf("tasks from number %d on are %v, but mux needs %v", i, tasks[min(i, len(tasks)):], want[min(i, len(want)):])
 		}
 	}
 	return nil

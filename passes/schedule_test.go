@@ -49,7 +49,7 @@ func TestBrokenSchedules(t *testing.T) {
 		name, want string
 		edit       func(p *plan.Plan)
 	}{
-		{"a stage less", "for 1 stages of 2", func(p *plan.Plan) { p.Tasks = p.Tasks[:1] }},
+		{"a stage less", "for 1 of 2 stages", func(p *plan.Plan) { p.Tasks = p.Tasks[:1] }},
 		{"a task less", "there are 15", func(p *plan.Plan) { p.Tasks[1] = p.Tasks[1][:15] }},
 		{"twice the same", "F0.0@0 comes where F0.1@0 is due", func(p *plan.Plan) { p.Tasks[0][1] = p.Tasks[0][0] }},
 		{"forward out of order", "F0.1@0 comes where F0.0@0 is due", func(p *plan.Plan) { swap(p.Tasks[0], 0, 1) }},
@@ -66,7 +66,7 @@ func TestBrokenSchedules(t *testing.T) {
 			p.Tasks[0] = append(p.Tasks[0], plan.Task{Kind: plan.WeightGrad, Subsequence: 3}, plan.Task{Kind: plan.WeightGrad, Subsequence: 3})
 		}},
 		{"gradients of no such weights", "no such microbatch", func(p *plan.Plan) { p.Tasks[0] = append(p.Tasks[0], plan.Task{Kind: plan.WeightGrad, Subsequence: 4}) }},
-		{"microbatches cross", "waits for ever", func(p *plan.Plan) { exchangeMicrobatches(p.Tasks[1]) }},
+		{"microbatches cross", "waits forever", func(p *plan.Plan) { exchangeMicrobatches(p.Tasks[1]) }},
 	} {
 		p := plantest.Plan(t, "tiny.sppo")
 		c.edit(p)
@@ -92,7 +92,7 @@ func TestStagesThatWaitForEachOther(t *testing.T) {
 		return []plan.Task{{Kind: plan.Forward, Stage: stage}, {Kind: plan.Forward, Microbatch: 1, Stage: stage}, {Kind: plan.Backward, Stage: stage}, {Kind: plan.Backward, Microbatch: 1, Stage: stage}}
 	}
 	p.Tasks[1] = allForward(1)
-	if err := Verify(p); err == nil || !strings.Contains(err.Error(), "waits for ever") {
+	if err := Verify(p); err == nil || !strings.Contains(err.Error(), "waits forever") {
 		t.Errorf("%v, want a deadlock", err)
 	}
 	p.Tasks[0] = allForward(0)

@@ -108,12 +108,12 @@ func TestUlyssesWantsHeads(t *testing.T) {
 	sp := plantest.Load(t, "gpt-docs.sppo")
 	sp.Schedule.SPMode, sp.Schedule.SP, sp.Schedule.PP, sp.Schedule.Align, sp.Train.Sequence = graph.ModeUlysses, 3, 1, 3, 255
 	err := Run(sp, plan.New(sp), pass.Options{})
-	if ds, ok := err.(lang.Diagnostics); !ok || !strings.Contains(ds[0].Message, "4 heads do not divide by sp = 3") || !strings.Contains(ds[0].Hint, "sp = 2 or 4") {
+	if ds, ok := err.(lang.Diagnostics); !ok || !strings.Contains(ds[0].Message, "4 heads are not divisible by sp = 3") || !strings.Contains(ds[0].Hint, "sp = 2 or 4") {
 		t.Errorf("%v", err)
 	}
 	p := plantest.Plan(t, "gpt-docs.sppo")
 	p.Parallel.SPMode = "rings"
-	if err := Verify(p); err == nil || !strings.Contains(err.Error(), `there is no "rings"`) {
+	if err := Verify(p); err == nil || !strings.Contains(err.Error(), `unknown value "rings"`) {
 		t.Errorf("an edited plan: %v", err)
 	}
 }

@@ -277,7 +277,7 @@ var tables = map[string]func(io.Writer, []result) error{
 }
 
 // heading lists the columns that every table has after the names of its lines.
-const heading = "dp x pp x sp\tN\tm\tstep\tspeed\ttokens/s a rank\tMFU\tbubble\texposed\tdevice peak\thost peak\t"
+const heading = "dp x pp x sp\tN\tm\tstep\tspeed\ttokens/s per rank\tMFU\tbubble\texposed\tdevice peak\thost peak\t"
 
 func compareText(w io.Writer, rows []result) error {
 	differ, same := decisions(rows)

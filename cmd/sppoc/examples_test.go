@@ -21,7 +21,7 @@ func TestExamplesReport(t *testing.T) {
 	b.WriteString("# What the examples plan\n\n" +
 		"Written by `go test ./cmd/sppoc -update`; `sppoc plan FILE` prints each with its reasons. Peaks are those of the fullest\n" +
 		"stage, exact to the byte; times are those of the simulated program.\n\n" +
-		"| spec | dp x pp x sp | N | lengths | device peak | host peak of a rank | fits | step | bubble | tokens/s a rank | MFU |\n" +
+		"| spec | dp x pp x sp | N | lengths | device peak | host peak of a rank | fits | step | bubble | tokens/s per rank | MFU |\n" +
 		"| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	old, err := os.ReadFile(examplesReport)
 	if err != nil && !*update {

@@ -1,4 +1,5 @@
-// Package mux decides which tasks ranks share where stages would idle: at the start of the pipeline and at its turn.
+// Package mux decides which tasks ranks share where stages would idle: at the start of the pipeline and at
+// its turnaround.
 package mux
 
 import (
@@ -12,19 +13,20 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// Run lets stages that idle at the start or the end of the pipeline take a part of the tasks of those that do not.
+// Run lets stages that idle at the start or the end of the pipeline take over part of the tasks of others.
 //
-// Input: Parallel, Subsequences, Tasks. Output: Mux, Tasks. Paper: section 4.2; left, steady and right by its table, which
-// needs at least as many subsequences as stages. A forward of subsequence x on stage i stands in slot i + x, its backward
-// in slot PP + N - 2 - (i + x). With n stages active in a slot before PP - 1, each of the others takes 1/PP of every active task
-// and owners keep n/PP: all ranks then carry n/PP. Every subsequence that has such a task is cut by tokens into PP pieces, the
-// same for all stages: of a task in slot t the owner runs the first t + 1 and rank j the (j+1)-th, so that a helper keeps its
-// piece from stage to stage until it owns the stage. Backward and forward of a piece are on the same rank: activations stay
-// where they were computed. The other end is mux_right.go's.
+// Input: Parallel, Subsequences, Tasks. Output: Mux, Tasks. Paper: section 4.2; left, steady and right by its
+// table, which needs at least as many subsequences as stages. A forward of subsequence x on stage i is in
+// slot i + x, its backward in slot PP + N - 2 - (i + x). With n stages active in a slot before PP - 1, each
+// idle one takes 1/PP of every active task and owners keep n/PP: all ranks then carry n/PP. Every subsequence
+// with such a task is cut by tokens into PP pieces, the same for all stages. Of a task in slot t the owner
+// runs the first t + 1 and rank j the (j+1)-th, so that a helper keeps its piece from stage to stage until it
+// owns the stage. Backward and forward of a piece are on the same rank: activations stay where they were
+// computed. right.go handles the other end.
 func Run(c *pass.Context, p *plan.Plan) error {
 	Off(c, p)
 	if !p.Schedule.SharesTasks() {
-		p.Decide("mux", "mux", "off", "every stage does its own tasks")
+		p.Decide("mux", "mux", "off", "every stage runs its own tasks")
 		return nil
 	}
 	if found := Share(p); len(found) > 0 {
@@ -37,7 +39,7 @@ func Run(c *pass.Context, p *plan.Plan) error {
 	return nil
 }
 
-// Share shares tasks as they are to be, or says why they cannot be.
+// Share shares tasks as requested, or returns why they cannot be.
 func Share(p *plan.Plan) []plan.Problem {
 	if found := ShareProblems(p); len(found) > 0 {
 		return found
@@ -52,7 +54,7 @@ func Share(p *plan.Plan) []plan.Problem {
 	return nil
 }
 
-// ShareProblems are why tasks cannot be shared as they are to be.
+// ShareProblems returns why tasks cannot be shared as requested.
 func ShareProblems(p *plan.Plan) []plan.Problem {
 	if left, right := wantsShared(p); !left && !right {
 		return nil
@@ -60,13 +62,13 @@ func ShareProblems(p *plan.Plan) []plan.Problem {
 	return Problems(p)
 }
 
-// wantsShared are the ends of the pipeline that are shared, or are to be.
+// wantsShared returns the ends of the pipeline that are shared, or are to be.
 func wantsShared(p *plan.Plan) (left, right bool) {
 	m := p.Schedule.Mux
 	return p.Mux.Left || m == "left" || m == "on", p.Mux.Right || m == "right" || m == "on"
 }
 
-// shareLeft cuts the first subsequences and deals out their tasks.
+// shareLeft cuts the first subsequences and assigns their tasks.
 func shareLeft(p *plan.Plan) {
 	p.Mux.Left = true
 	for x := range p.Parallel.PP - 1 {
@@ -78,7 +80,7 @@ func shareLeft(p *plan.Plan) {
 	p.Tasks = Order(p)
 }
 
-// decideMux notes what shares lead to at best.
+// decideMux records the best possible result of shares.
 func decideMux(p *plan.Plan, why string) {
 	takes := func(m Shares) string { return Makespan(p.Parallel.PP, p.Subsequences.N, m, 1, 2).FloatString(2) }
 	p.Decide("mux", "mux", p.Schedule.Mux, fmt.Sprintf("%s; with tasks of one unit of time forward and two backward, and free copies, the pipeline takes %s instead of %s",
@@ -99,7 +101,7 @@ func Off(_ *pass.Context, p *plan.Plan) {
 	}
 }
 
-// stagesFromTo lists a range of stages; a single one has nobody to share with.
+// stagesFromTo lists a range of stages; a range of one is empty, because nobody shares.
 func stagesFromTo(first, last int) []int {
 	out := []int{}
 	for s := first; s <= last && first < last; s++ {
@@ -108,7 +110,7 @@ func stagesFromTo(first, last int) []int {
 	return out
 }
 
-// cut is how a subsequence that is shared is cut: into a piece for every stage, as even as the grid of SP allows.
+// cut divides a shared subsequence into a piece for every stage, as evenly as the grid of SP allows.
 func cut(p *plan.Plan, x int) []int64 {
 	step, n := int64(p.Parallel.SP), int64(p.Parallel.PP)
 	pieces, begin := make([]int64, n), int64(0)
@@ -119,19 +121,19 @@ func cut(p *plan.Plan, x int) []int64 {
 	return pieces
 }
 
-// Problems are why a requested mux cannot be, each with the nearest thing that can.
+// Problems returns why a requested mux is impossible, each with the nearest possible value.
 func Problems(p *plan.Plan) []plan.Problem {
 	par, n := p.Parallel, p.Subsequences.N
 	switch {
 	case par.PP < 2:
-		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = off, or pp of at least 2", "one stage has nobody to share its tasks with")}
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = off, or pp of at least 2", "a single stage has nobody to share its tasks with")}
 	case strategy.Of(p).Name != strategy.All[0].Name:
 		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "strategy = sppo, or mux = off", "mux fills the bubbles of one sequence, which strategy = %s does not have", strategy.Of(p).Name)}
 	case par.VirtualStages > 1:
 		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "virtual_stages = 1, or mux = off", "mux and %d virtual stages fill the same bubbles", par.VirtualStages)}
 	case n < par.PP:
 		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, fmt.Sprintf("subsequences = %d, or mux = off", par.PP),
-			"mux needs as many subsequences as stages: there are %d for %d", n, par.PP)}
+			"mux needs as many subsequences as stages, but there are %d for %d", n, par.PP)}
 	}
 	left, right := wantsShared(p)
 	if right && p.Model.FullLayers(p.Train.Sequence) == 0 {
@@ -148,14 +150,14 @@ func leftProblems(p *plan.Plan) []plan.Problem {
 	for x, tokens := range p.Subsequences.Lengths[:par.PP-1] {
 		if least := int64(par.PP * par.SP); tokens < least {
 			return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "fewer subsequences, or mux = off",
-				"subsequence %d has %d tokens, and %d pieces for sp = %d take at least %d", x, tokens, par.PP, par.SP, least)}
+				"subsequence %d has %d tokens, but %d pieces for sp = %d need at least %d", x, tokens, par.PP, par.SP, least)}
 		}
 	}
 	return nil
 }
 
-// Order are what every rank does where tasks are shared: the slots of the start, then its own stage, and the same
-// backward.
+// Order returns the tasks of every rank with sharing: the slots of the start, then its own stage, and the
+// same backward.
 func Order(p *plan.Plan) [][]plan.Task {
 	pp := p.Parallel.PP
 	orders := make([][]plan.Task, pp)
@@ -175,10 +177,11 @@ func Order(p *plan.Plan) [][]plan.Task {
 	return orders
 }
 
-// Check: counts cover the tasks of a stage, pieces add up, and tasks are shared as they say.
+// Check checks that counts cover the tasks of a stage, that pieces add up, and that tasks are shared
+// accordingly.
 func Check(_ *pass.Context, p *plan.Plan) error {
 	if len(p.Mux.Stages) != p.Parallel.PP {
-		return fmt.Errorf("mux is given for %d stages of %d", len(p.Mux.Stages), p.Parallel.PP)
+		return fmt.Errorf("mux is given for %d of %d stages", len(p.Mux.Stages), p.Parallel.PP)
 	}
 	for i, s := range p.Mux.Stages {
 		if s.Left+s.Steady+s.Right != p.Subsequences.N {
@@ -200,16 +203,17 @@ func Check(_ *pass.Context, p *plan.Plan) error {
 		return CheckPieces(p)
 	}
 	if len(p.Mux.Pieces) > 0 {
-		return fmt.Errorf("mux: there are pieces, and nothing is shared")
+		return fmt.Errorf("mux: there are pieces, but nothing is shared")
 	}
 	return nil
 }
 
-// CheckPieces: as many pieces as stages for every subsequence that is shared, on the grid of SP, which add up to it.
+// CheckPieces checks that every shared subsequence has as many pieces as stages, on the grid of SP, which add
+// up to it.
 func CheckPieces(p *plan.Plan) error {
 	pp, sp := p.Parallel.PP, int64(p.Parallel.SP)
 	if len(p.Mux.Pieces) != pp-1 {
-		return fmt.Errorf("mux: pieces are given for %d subsequences, and %d are shared", len(p.Mux.Pieces), pp-1)
+		return fmt.Errorf("mux: pieces are given for %d subsequences, but %d are shared", len(p.Mux.Pieces), pp-1)
 	}
 	for x, pieces := range p.Mux.Pieces {
 		if len(pieces) != pp {
@@ -218,27 +222,28 @@ func CheckPieces(p *plan.Plan) error {
 		sum := int64(0)
 		for _, n := range pieces {
 			if n < sp || n%sp != 0 {
-				return fmt.Errorf("mux: a piece of subsequence %d has %d tokens, and they are multiples of sp = %d", x, n, sp)
+				return fmt.Errorf("mux: a piece of subsequence %d has %d tokens, which is not a multiple of sp = %d", x, n, sp)
 			}
 			sum += n
 		}
 		if want := p.Subsequences.Lengths[x]; sum != want {
-			return fmt.Errorf("mux: the pieces of subsequence %d make %d tokens of %d", x, sum, want)
+			return fmt.Errorf("mux: the pieces of subsequence %d add up to %d tokens, not %d", x, sum, want)
 		}
 	}
 	return nil
 }
 
-// Shares says at which ends of a pipeline tasks are shared.
+// Shares holds the ends of a pipeline at which tasks are shared.
 type Shares struct{ Left, Right bool }
 
 // SharesOf returns the ends of the pipeline that a plan shares.
 func SharesOf(m plan.Mux) Shares { return Shares{Left: m.Left, Right: m.Right} }
 
-// Of are the shares of ranks in subsequence x of n on stage i of pp. They add up to 1; who is not there has none.
+// Of returns the shares of ranks in subsequence x of n on stage i of pp. They add up to 1; missing ranks have
+// none.
 func (m Shares) Of(pp, n, i, x int) map[int]*big.Rat {
 	part := func(a int) *big.Rat { return big.NewRat(int64(a), int64(pp)) }
-	first, end, active := i, i, pp // ranks that help, stages that do not idle in the slot
+	first, end, active := i, i, pp // helping ranks; stages that do not idle in the slot
 	switch slot := i + x; {
 	case m.Left && slot < pp-1:
 		first, end, active = slot+1, pp, slot+1
@@ -252,9 +257,9 @@ func (m Shares) Of(pp, n, i, x int) map[int]*big.Rat {
 	return shares
 }
 
-// Makespan is that of one sequence of n equal subsequences through pp stages, whose tasks take f and b and copies nothing:
-// every rank goes through its shares slot by slot and stage by stage; a share starts when the task before on its
-// subsequence, and the one before on its stage, are complete.
+// Makespan returns the time of one sequence of n equal subsequences through pp stages, whose tasks take f and
+// b, without cost for copies. Every rank runs its shares slot by slot and stage by stage; a share starts when
+// the previous task on its subsequence and the previous one on its stage are complete.
 func Makespan(pp, n int, m Shares, f, b int64) *big.Rat {
 	type task struct{ i, x int }
 	var order []task

@@ -58,18 +58,18 @@ func TestSharesAddUp(t *testing.T) {
 	}
 }
 
-// TestBrokenSharing edits a good plan and expects Verify to say what is wrong.
+// TestBrokenSharing edits a valid plan and expects the right error from Verify.
 func TestBrokenSharing(t *testing.T) {
 	for _, c := range []struct {
 		want string
 		edit func(p *plan.Plan)
 	}{
-		{"where mux wants", func(p *plan.Plan) { p.Tasks[0] = p.Tasks[0][1:] }},
-		{"where mux wants", func(p *plan.Plan) { p.Tasks[1][0], p.Tasks[1][1] = p.Tasks[1][1], p.Tasks[1][0] }},
+		{"but mux needs", func(p *plan.Plan) { p.Tasks[0] = p.Tasks[0][1:] }},
+		{"but mux needs", func(p *plan.Plan) { p.Tasks[1][0], p.Tasks[1][1] = p.Tasks[1][1], p.Tasks[1][0] }},
 		{"has 1 pieces for 2 stages", func(p *plan.Plan) { p.Mux.Pieces[0] = p.Mux.Pieces[0][1:] }},
 		{"pieces are given for 0 subsequences", func(p *plan.Plan) { p.Mux.Pieces = nil }},
-		{"multiples of sp", func(p *plan.Plan) { p.Mux.Pieces[0] = []int64{9, 9} }},
-		{"make 20 tokens of 18", func(p *plan.Plan) { p.Mux.Pieces[0] = []int64{10, 10} }},
+		{"not a multiple of sp", func(p *plan.Plan) { p.Mux.Pieces[0] = []int64{9, 9} }},
+		{"add up to 20 tokens, not 18", func(p *plan.Plan) { p.Mux.Pieces[0] = []int64{10, 10} }},
 		{"no such microbatch", func(p *plan.Plan) { p.Mux.Left = false }},
 		{"virtual stages fill the same", func(p *plan.Plan) {
 			p.Parallel.VirtualStages, p.LayersPerStage = 2, []int{1, 1, 1, 1}
@@ -88,7 +88,7 @@ func TestBrokenSharing(t *testing.T) {
 	}
 }
 
-// TestMuxRefusals: what mux cannot do, at its key, with the nearest thing that works.
+// TestMuxRefusals: what mux cannot do is refused at its key, with the nearest value that works.
 func TestMuxRefusals(t *testing.T) {
 	for set, hint := range map[string]string{
 		"schedule.pp=1":             "mux = off, or pp of at least 2",

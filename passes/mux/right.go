@@ -8,12 +8,13 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// The right part of mux: near the turn, in slot t = stage + subsequence >= N, the stages 0 .. t-N have nothing to forward
-// any more. Each of them takes a part of the attention of every task of the slot: stage i's helper j < i takes a block of its
-// keys and values in the tasks from subsequence N-i+j on, all queries of which come behind the block. Matmuls stay where
-// they are. The backward of these tasks finds the same stages idle, and shares in the same way.
+// The right part of mux: near the turnaround, in slot t = stage + subsequence >= N, the stages 0 .. t-N have
+// no forwards left. Each of them takes a part of the attention of every task of the slot: stage i's helper j
+// < i takes a block of its keys and values in the tasks from subsequence N-i+j on, all queries of which
+// follow the block. Matmuls stay where they are. The backward of these tasks finds the same stages idle, and
+// is shared in the same way.
 
-// shareRight says which keys the helpers of the last tasks of each stage take.
+// shareRight decides which keys the helpers of the last tasks of each stage take.
 func shareRight(p *plan.Plan) {
 	p.Mux.Right = true
 	for i := 1; i < p.Parallel.PP; i++ {
@@ -21,10 +22,10 @@ func shareRight(p *plan.Plan) {
 	}
 }
 
-// blocks are the borders, in tokens, of the blocks of a stage's keys that its helpers take in each of its last tasks: helper j
-// from the j-th to the next. Each block is 1/PP of the keys that a query of the task looks back at on the average, to the
-// nearest step of the grid. It ends before the first task begins that its helper has a part in: what a helper will ever need has
-// been made by then.
+// blocks returns the borders, in tokens, of the blocks of a stage's keys that its helpers take in each of its
+// last tasks: helper j from the j-th to the next. Each block is 1/PP of the keys that a query of the task
+// sees on average, to the nearest step of the grid. It ends before the first task in which its helper takes
+// part, so everything that a helper will ever need has been computed by then.
 func blocks(p *plan.Plan, stage int) [][]int64 {
 	n, grid := p.Subsequences.N, p.Subsequences.Align
 	var tasks [][]int64
@@ -41,24 +42,25 @@ func blocks(p *plan.Plan, stage int) [][]int64 {
 	return tasks
 }
 
-// meanKeys is how many keys a query of a subsequence looks at, on the average.
+// meanKeys returns how many keys a query of a subsequence sees on average.
 func meanKeys(p *plan.Plan, x int) float64 {
 	z := p.Size(x)
 	return float64(z.Prefix) + float64(z.Tokens+1)/2
 }
 
-// checkBlocks: every stage but the first has a block for each stage before it, which the tasks that it is for come behind.
+// checkBlocks checks that every stage but the first has a block for each stage before it, before the tasks
+// that use it.
 func checkBlocks(p *plan.Plan) error {
 	for i := range p.Mux.Stages {
 		blocks := p.Mux.Stages[i].Blocks
 		if !p.Mux.Right || i == 0 {
 			if len(blocks) > 0 {
-				return fmt.Errorf("mux of stage %d: it has blocks of keys, and nobody who holds them", i)
+				return fmt.Errorf("mux of stage %d: it has blocks of keys, but nobody holds them", i)
 			}
 			continue
 		}
 		if len(blocks) != i {
-			return fmt.Errorf("mux of stage %d: there are blocks of keys for %d tasks, and %d have helpers", i, len(blocks), i)
+			return fmt.Errorf("mux of stage %d: there are blocks of keys for %d tasks, but %d have helpers", i, len(blocks), i)
 		}
 		for k := range blocks {
 			if err := checkBorders(p, i, k); err != nil {
@@ -71,13 +73,14 @@ func checkBlocks(p *plan.Plan) error {
 	}
 	for rank, tasks := range p.Tasks {
 		if !slices.Equal(tasks, strategy.OneSequence(p, rank)) {
-			return fmt.Errorf("mux: stage %d goes through its tasks in another order than one sequence after another", rank)
+			return fmt.Errorf("mux: stage %d runs its tasks in another order than one sequence after another", rank)
 		}
 	}
 	return nil
 }
 
-// checkBorders holds the blocks of a stage's k-th task with helpers to what a helper can have, and to those of the task before.
+// checkBorders checks the blocks of a stage's k-th task with helpers against what a helper can have, and
+// against those of the task before.
 func checkBorders(p *plan.Plan, stage, k int) error {
 	blocks := p.Mux.Stages[stage].Blocks
 	borders := blocks[k]
@@ -88,7 +91,7 @@ func checkBorders(p *plan.Plan, stage, k int) error {
 	for j := range len(borders) - 1 {
 		end := borders[j+1]
 		if room := p.Size(p.FirstHelped(stage, j)).Prefix; end <= borders[j] || end > room {
-			return fmt.Errorf("a block of keys ends at %d, which is not behind its start at %d, or is behind token %d, where the first task begins that its helper has a part in", end, borders[j], room)
+			return fmt.Errorf("a block of keys ends at %d, which is not after its start at %d, or is after token %d, where the first task begins in which its helper takes part", end, borders[j], room)
 		}
 		if k > 0 && j+1 < len(blocks[k-1]) && end < blocks[k-1][j+1] {
 			return fmt.Errorf("a block of keys ends at %d, before that of the task before, at %d", end, blocks[k-1][j+1])

@@ -17,8 +17,8 @@ func wantError(t *testing.T, err error, say string) {
 	}
 }
 
-// TestBlocks: every helper's block lies before the first task that it has a part in, and is its share of the keys that the
-// queries of each task look back at, to a step of the grid.
+// TestBlocks: every helper's block is before the first task in which it takes part, and is its share of the
+// keys that the queries of each task see, to a step of the grid.
 func TestBlocks(t *testing.T) {
 	for _, c := range []struct {
 		pp, n int
@@ -43,7 +43,7 @@ func TestBlocks(t *testing.T) {
 							t.Errorf("%v %s: in %s block %d has %v keys where its share is %v", c, partition, task, j, rows, ideal)
 						}
 						if room := p.Size(p.FirstHelped(i, j)).Prefix; borders[j+1] > room {
-							t.Errorf("%v %s: in %s block %d ends behind token %d, where the first task begins that its helper has a part in", c, partition, task, j, room)
+							t.Errorf("%v %s: in %s block %d ends after token %d, where the first task begins in which its helper takes part", c, partition, task, j, room)
 						}
 					}
 				}
@@ -55,16 +55,16 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
-// TestEditedBlocks: what an edited plan says of blocks is held to the same.
+// TestEditedBlocks: the blocks of an edited plan must satisfy the same.
 func TestEditedBlocks(t *testing.T) {
 	for _, c := range []struct {
 		say  string
 		edit func(*plan.Plan)
 	}{
-		{"nobody who holds them", func(p *plan.Plan) { p.Mux.Stages[0].Blocks = [][]int64{{0}} }},
-		{"for 0 tasks, and 1 have helpers", func(p *plan.Plan) { p.Mux.Stages[1].Blocks = nil }},
+		{"nobody holds them", func(p *plan.Plan) { p.Mux.Stages[0].Blocks = [][]int64{{0}} }},
+		{"for 0 tasks, but 1 have helpers", func(p *plan.Plan) { p.Mux.Stages[1].Blocks = nil }},
 		{"borders from 0 on", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0] = nil }},
-		{"is not behind its start", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0][1] = 0 }},
+		{"is not after its start", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0][1] = 0 }},
 		{"where the first task begins", func(p *plan.Plan) { p.Mux.Stages[1].Blocks[0][1] = p.Train.Sequence }},
 		{"applied is true", func(p *plan.Plan) { p.Mux.Right = false }},
 	} {
@@ -74,7 +74,7 @@ func TestEditedBlocks(t *testing.T) {
 	}
 }
 
-// TestMuxRequests: what cannot be shared is refused where it is asked for, with what can.
+// TestMuxRequests: what cannot be shared is refused where it is requested, with a value that works.
 func TestMuxRequests(t *testing.T) {
 	for _, c := range []struct{ set, say string }{
 		{"schedule.subsequences=1", "as many subsequences as stages"},

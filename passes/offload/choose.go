@@ -14,13 +14,15 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// The policies that weigh fates against each other: `offload = memory`, `offload = auto`, `recompute = auto`.
+// The policies that weigh placements against each other: `offload = memory`, `offload = auto`, `recompute =
+// auto`.
 //
-// Units leave the device in turns, each a change of one fate, in an order: those to the host by where they return last, those that
-// are made again by the time that a byte costs. A stage takes the shortest beginning of an order that fits. Copies that computation
-// hides, which a simulation tells, cost nothing and come first; of what else fits the fastest is taken.
+// Units leave the device in turns, each a change of one placement, in an order: offloaded units by when they
+// return last, recomputed units by seconds per byte. A stage takes the shortest prefix of an order that fits.
+// Copies that computation hides, as simulated, cost nothing and come first; of everything else that fits, the
+// fastest is taken.
 
-// chooser changes the fates of a plan's units, and keeps what they cost beside them.
+// chooser changes the placements of a plan's units, and tracks their cost.
 type chooser struct {
 	context   *pass.Context
 	estimator *estimate.Estimator
@@ -28,18 +30,18 @@ type chooser struct {
 	pricer    estimate.Pricer
 	graph     *graph.Model
 	sizes     [][]ir.Bytes // [i][unit]
-	order     []int        // units of a layer: which go to the host first
-	apart     bool         // all of a unit goes before any of the next in order
-	inputs    [][]ir.Bytes // of stages: messages that are held beside each task; nil: to be found
+	order     []int        // units of a layer, in the order in which they are offloaded
+	apart     bool         // all of a unit is offloaded before any of the next in order
+	inputs    [][]ir.Bytes // of stages: messages held beside each task; nil: not yet computed
 	costs     *estimate.Costs
 	trial     *estimate.Simulation // with these costs
-	remake    []remake             // in which order units are made again; empty: none are
-	shared    *plan.Plan           // with tasks shared as the mux pass will, since what ranks borrow takes room; nil: none are
-	whole     *plan.Plan           // the same with the tasks of the start whole
+	remake    []remake             // the order in which units are recomputed; empty: none are
+	shared    *plan.Plan           // with tasks shared as the mux pass will, because shared work takes memory; nil: none are
+	whole     *plan.Plan           // the same with whole tasks at the start
 	memory    *memory.Meter        // of it, or of the plan
-	why       string               // of shares that were asked for
+	why       string               // for requested shares
 
-	device, host ir.Bytes // that one rank has
+	device, host ir.Bytes // of one rank
 }
 
 func newChooser(c *pass.Context, p *plan.Plan) *chooser {
@@ -65,13 +67,13 @@ func newChooser(c *pass.Context, p *plan.Plan) *chooser {
 	return h
 }
 
-// turn is a unit's change of fate.
+// turn is a change of a unit's placement.
 type turn struct {
 	i, at int // subsequence, letter
 	to    byte
 }
 
-// letters of a stage, for each subsequence, to be changed.
+// letters holds the placements of a stage, by subsequence, for changes.
 type letters [][]byte
 
 func (h *chooser) lettersOf(stage int) letters {
@@ -82,14 +84,14 @@ func (h *chooser) lettersOf(stage int) letters {
 	return out
 }
 
-// put makes letters the fate of a stage, as far as they differ from it.
+// put applies letters to the placement of a stage where they differ.
 func (h *chooser) put(stage int, l letters) {
 	o := &h.plan.Offload
 	for i, fate := range l {
 		if string(fate) == o.Fate[stage][i] {
 			continue
 		}
-		if h.plan.LayerOrder() { // what waits where depends on it
+		if h.plan.LayerOrder() { // what waits on the host depends on it
 			h.inputs = nil
 		}
 		o.Fate[stage][i], o.Alpha[stage][i] = string(fate), placedShare(fate, h.sizes[i])
@@ -97,7 +99,8 @@ func (h *chooser) put(stage int, l letters) {
 	}
 }
 
-// bound is the footprint of one stage as it stands, with what it will borrow of others.
+// bound returns the memory bound of one stage with its current placement, including what it will borrow from
+// others.
 func (h *chooser) bound(stage int) (device, host ir.Bytes) {
 	if p := h.plan; h.shared != nil {
 		h.shared.Offload, h.whole.Offload = p.Offload, p.Offload
@@ -112,7 +115,7 @@ func (h *chooser) bound(stage int) (device, host ir.Bytes) {
 	return peak.Bytes, host
 }
 
-// toBeShared is the plan with its tasks shared, where it asks for that and they can be.
+// toBeShared returns the plan with its tasks shared, if it asks for that and they can be.
 func toBeShared(p *plan.Plan) *plan.Plan {
 	q := *p
 	q.Decisions = nil
@@ -123,7 +126,7 @@ func toBeShared(p *plan.Plan) *plan.Plan {
 	return &q
 }
 
-// fits reports whether a stage has room as it stands.
+// fits reports whether a stage has enough memory with its current placement.
 func (h *chooser) fits(stage int) bool {
 	device, host := h.bound(stage)
 	return device <= h.device && host <= h.host
@@ -138,8 +141,8 @@ func (h *chooser) allFit() bool {
 	return true
 }
 
-// mayLeave says for each unit of a stage whether something runs between its forward and its backward: not where one follows the
-// other at once.
+// mayLeave returns for each unit of a stage whether something runs between its forward and its backward, so
+// that it may be offloaded.
 func (h *chooser) mayLeave(stage int) [][]bool {
 	p := h.plan
 	units := len(h.sizes[0])
@@ -160,13 +163,13 @@ func (h *chooser) mayLeave(stage int) [][]bool {
 	return may
 }
 
-// leave is the order in which units go to the host: earlier subsequences first, which have longest until they return; of a
-// subsequence the first layers, whose backward comes last; of a layer what order says. Where others may be made again, all of
-// a unit that is dear to make goes before any of a cheaper one.
+// leave returns the order in which units are offloaded: earlier subsequences first, which return last; of a
+// subsequence the first layers, whose backward comes last; of a layer by the given order. If units may also
+// be recomputed, all of a unit that is expensive to recompute is offloaded before any of a cheaper one.
 func (h *chooser) leave(stage int) []turn {
 	units := len(h.sizes[0])
 	may := h.mayLeave(stage)
-	groups := [][]int{h.order} // of units that go before others do
+	groups := [][]int{h.order} // groups of units, in the order in which they are offloaded
 	if h.apart {
 		groups = slices.Collect(slices.Chunk(h.order, 1))
 	}
@@ -185,8 +188,8 @@ func (h *chooser) leave(stage int) []turn {
 	return out
 }
 
-// hide sends all units to the host that computation hides the copies of, on every stage: all that may leave, and then as many
-// stay as something waited for, until nothing waits.
+// hide offloads on every stage all units whose copies computation hides: it starts with all that may leave,
+// and keeps as many as something waited for, until nothing waits.
 func (h *chooser) hide() {
 	for s := range h.plan.Tasks {
 		l := h.lettersOf(s)
@@ -215,11 +218,11 @@ func (h *chooser) hide() {
 	}
 }
 
-// noWait is less time than anything takes.
+// noWait is less than any duration.
 const noWait = 1e-9
 
-// stay keeps units of a subsequence on the device whose copies one way take as long as something waited for them, the last to go
-// first. It says whether there were any.
+// stay keeps units of a subsequence on the device whose copies one way take as long as a wait, the last to
+// leave first. It reports whether there were any.
 func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
 	units := len(h.sizes[i])
 	any := false
@@ -239,7 +242,7 @@ func (h *chooser) stay(l []byte, i int, wait ir.Seconds) bool {
 	return any
 }
 
-// hideBest does so with the lag that leaves the least at the peak, and reloads that begin as late as hides them.
+// hideBest does so with the lag that gives the lowest peak, and with reloads as late as still hides them.
 func (h *chooser) hideBest() {
 	p := h.plan
 	base := h.snapshot()
@@ -266,7 +269,7 @@ func (h *chooser) hideBest() {
 	h.restore(best)
 }
 
-// nothingStays reports whether all that may leave does.
+// nothingStays reports whether every unit that may leave does.
 func (h *chooser) nothingStays() bool {
 	for s := range h.plan.Tasks {
 		for _, t := range h.leave(s) {
@@ -278,7 +281,7 @@ func (h *chooser) nothingStays() bool {
 	return true
 }
 
-// snapshot is a choice that may be returned to.
+// snapshot is a choice that may be restored.
 type snapshot struct {
 	fates      []letters
 	lag, ahead int
@@ -299,7 +302,7 @@ func (h *chooser) restore(s *snapshot) {
 	}
 }
 
-// shorten takes of a stage's turns the shortest beginning that lets the device's part fit, or all.
+// shorten takes the shortest prefix of a stage's turns that makes the device's part fit, or all.
 func (h *chooser) shorten(stage int, turns []turn) {
 	from := h.lettersOf(stage)
 	try := func(n int) bool {
@@ -310,7 +313,7 @@ func (h *chooser) shorten(stage int, turns []turn) {
 	try(sort.Search(len(turns), try))
 }
 
-// turn changes the fate of units that stay, and leaves the others as they are.
+// turn changes the placement of units that are kept, and leaves the others unchanged.
 func (h *chooser) turn(stage int, from letters, turns []turn) {
 	l := make(letters, len(from))
 	for i := range from {
@@ -324,7 +327,7 @@ func (h *chooser) turn(stage int, from letters, turns []turn) {
 	h.put(stage, l)
 }
 
-// roomOnHost cuts turns to the host where its memory ends.
+// roomOnHost limits turns to the host by its memory.
 func (h *chooser) roomOnHost(stage int, turns []turn) []turn {
 	from := h.lettersOf(stage)
 	defer h.put(stage, from)
@@ -333,20 +336,20 @@ func (h *chooser) roomOnHost(stage int, turns []turn) []turn {
 		_, host := h.bound(stage)
 		return host > h.host
 	}
-	if !tooMany(len(turns)) { // as a rule
+	if !tooMany(len(turns)) { // the usual case
 		return turns
 	}
 	return turns[:sort.Search(len(turns), func(n int) bool { return tooMany(n + 1) })]
 }
 
-// remake is one more unit of a layer to make again, and the seconds that it takes for every byte that it frees.
+// remake is one more recomputed unit of a layer, and the seconds that it costs per freed byte.
 type remake struct {
 	unit  int
 	price float64
 }
 
-// dearestFirst is the order in which units go to the host where others may be made again: first what nothing in the layer makes,
-// then what takes longest for a byte.
+// dearestFirst returns the order in which units are offloaded if units may also be recomputed: first those
+// that nothing in the layer computes, then the most expensive per byte.
 func (h *chooser) dearestFirst() []int {
 	var order []int
 	for _, u := range h.graph.Layer.Units {
@@ -360,8 +363,9 @@ func (h *chooser) dearestFirst() []int {
 	return order
 }
 
-// remakes is the order in which units of a layer are made again: each is the one that frees a byte in the least time, given
-// those before it. Prices are taken over a few subsequences of the sequence, since attention gets dearer along it.
+// remakes returns the order in which units of a layer are recomputed: each frees a byte in the least time,
+// given those before it. Costs are taken over a few subsequences, because attention gets more expensive along
+// the sequence.
 func (h *chooser) remakes() []remake {
 	const samples = 5
 	n := h.plan.Subsequences.N
@@ -402,8 +406,8 @@ func (h *chooser) remakes() []remake {
 	}
 }
 
-// again are the turns of a stage by which units are made again, in that order; of a unit earlier subsequences go first, as those
-// do that leave for the host.
+// again returns the turns of a stage by which units are recomputed, in that order; of a unit, earlier
+// subsequences come first, as for offloading.
 func (h *chooser) again(stage int, order []remake) []turn {
 	var out []turn
 	layers, units := h.plan.LayersOf(stage), len(h.sizes[0])
@@ -417,14 +421,14 @@ func (h *chooser) again(stage int, order []remake) []turn {
 	return out
 }
 
-// exposedPrice is what a byte costs, in seconds, whose copies nothing hides.
+// exposedPrice returns the cost per byte of exposed copies, in seconds.
 func (h *chooser) exposedPrice() float64 {
 	largest := h.order[0]
 	out, back := h.pricer.Copies(h.sizes[0][largest])
 	return float64(out+back) / float64(h.sizes[0][largest])
 }
 
-// choose gives every unit its fate, and says why.
+// choose gives every unit its placement, with the reason.
 func (h *chooser) choose(policy string) {
 	p := h.plan
 	before := h.tightest()
@@ -447,7 +451,7 @@ func (h *chooser) choose(policy string) {
 	h.explain(policy, before)
 }
 
-// fitByRemaking makes units again on the stages that have no room, as many as it takes.
+// fitByRemaking recomputes as many units as needed on the stages that lack memory.
 func (h *chooser) fitByRemaking() {
 	for s := range h.plan.Tasks {
 		if len(h.remake) > 0 && !h.fits(s) {
@@ -456,8 +460,9 @@ func (h *chooser) fitByRemaking() {
 	}
 }
 
-// fitWithCopies decides what leaves the device so that each stage fits: nothing, where all fits. Of all numbers of units that are made
-// again in the order of their prices, and of the policies that have a name, with copies for the rest, it takes the fastest.
+// fitWithCopies decides what leaves the device so that each stage fits: nothing if everything fits. It tries
+// all numbers of recomputed units in the order of their costs, and the named policies, with copies for the
+// rest, and takes the fastest.
 func (h *chooser) fitWithCopies() {
 	if h.plan.Offload.Park = false; h.allFit() {
 		return
@@ -483,7 +488,7 @@ type fitting struct {
 	fastest    ir.Seconds
 }
 
-// consider keeps the plan as it stands if it is the best so far.
+// consider keeps the current plan if it is the best so far.
 func (f *fitting) consider() {
 	f.settle()
 	if f.run().Report(f.plan); f.allFit() && (f.best == nil || f.plan.Time.StepS < f.fastest) {
@@ -496,7 +501,7 @@ func (f *fitting) consider() {
 func (f *fitting) try(units []remake) (enough bool) {
 	f.remakeFirst(units)
 	switch {
-	case f.best != nil && f.run().End() >= f.fastest: // before anything is copied
+	case f.best != nil && f.run().End() >= f.fastest: // before any copies
 		return true
 	case !f.couldFit():
 		return false
@@ -514,8 +519,8 @@ func (f *fitting) try(units []remake) (enough bool) {
 	return enough
 }
 
-// tryCopies makes nothing again, and copies as where nothing may be made again: then units that return last leave first, whatever
-// they would cost.
+// tryCopies recomputes nothing, and copies as if nothing might be recomputed: units that return last leave
+// first, whatever recomputing them would cost.
 func (f *fitting) tryCopies() (enough bool) {
 	dearest := f.order
 	f.order, f.apart = bySize(f.sizes[0]), false
@@ -523,7 +528,8 @@ func (f *fitting) tryCopies() (enough bool) {
 	return f.try(nil)
 }
 
-// tryRemaking makes more and more units again, in the order of their prices, until copies that are hidden are enough for the rest.
+// tryRemaking recomputes more and more units, in the order of their costs, until hidden copies suffice for
+// the rest.
 func (f *fitting) tryRemaking() {
 	for k := range len(f.remake) + 1 {
 		if enough := f.try(f.remake[:k]); enough && k == 0 {
@@ -535,7 +541,7 @@ func (f *fitting) tryRemaking() {
 	f.tryNamed()
 }
 
-// tryNamed tries what policies with a name make again, which may need less room while a layer runs.
+// tryNamed tries what named policies recompute, which may need less memory while a layer runs.
 func (f *fitting) tryNamed() {
 	for _, policy := range []string{graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull} {
 		remade := f.graph.RemadeBy(policy)
@@ -543,7 +549,7 @@ func (f *fitting) tryNamed() {
 	}
 }
 
-// remakeFirst makes units again, everywhere.
+// remakeFirst recomputes units everywhere.
 func (f *fitting) remakeFirst(units []remake) {
 	f.restore(f.base)
 	for s := range f.plan.Tasks {
@@ -551,7 +557,7 @@ func (f *fitting) remakeFirst(units []remake) {
 	}
 }
 
-// remakeToFit sends what is hidden to the host, and makes as few of some units again as fits.
+// remakeToFit offloads what is hidden, and recomputes as few of some units as needed.
 func (f *fitting) remakeToFit(hidden [][]turn, units []remake) {
 	for s := range f.plan.Tasks {
 		f.put(s, f.base.fates[s])
@@ -560,7 +566,8 @@ func (f *fitting) remakeToFit(hidden [][]turn, units []remake) {
 	}
 }
 
-// copyAll sends all to the host that may go and has room there, and holds it no longer than it must.
+// copyAll offloads everything that may leave, as far as host memory allows, and holds it no longer than
+// necessary.
 func (h *chooser) copyAll() {
 	h.plan.Offload.Lag, h.plan.Offload.Ahead = 1, 1
 	for s := range h.plan.Tasks {
@@ -572,7 +579,7 @@ func (h *chooser) copyAllOf(stage int) {
 	h.turn(stage, h.lettersOf(stage), h.roomOnHost(stage, h.leave(stage)))
 }
 
-// run simulates the plan as it stands.
+// run simulates the current plan.
 func (h *chooser) run() *estimate.Simulation { return h.simulation().Run() }
 
 func (h *chooser) simulation() *estimate.Simulation {
@@ -582,7 +589,7 @@ func (h *chooser) simulation() *estimate.Simulation {
 	return h.trial
 }
 
-// couldFit reports whether the plan would fit with more copies, however long they were waited for.
+// couldFit reports whether the plan would fit with more copies, however long their waits.
 func (h *chooser) couldFit() bool {
 	now := h.snapshot()
 	defer h.restore(now)
@@ -595,7 +602,7 @@ func (h *chooser) couldFit() bool {
 	return h.shared == nil || h.allFit()
 }
 
-// copyToFit sends as little to the host as fits, first what is hidden.
+// copyToFit offloads as little as needed, hidden copies first.
 func (h *chooser) copyToFit(hidden [][]turn) {
 	for s := range h.plan.Tasks {
 		if h.fits(s) {
@@ -609,7 +616,7 @@ func (h *chooser) copyToFit(hidden [][]turn) {
 	}
 }
 
-// settle shortens how long copies may lag and how early they come back, as far as it costs no time.
+// settle reduces the lag of copies and the distance of reloads, as far as it costs no time.
 func (h *chooser) settle() {
 	p := h.plan
 	if !copies(p) {
@@ -634,8 +641,8 @@ func (h *chooser) nothingWaits() bool {
 	return h.run().Exposed() <= noWait
 }
 
-// hidden are the turns of each stage that lead from the fates before to those now. It goes back to the fates before, and keeps the
-// timing.
+// hidden returns the turns of each stage from the earlier placements to the current ones. It restores the
+// earlier placements, and keeps the timing.
 func (h *chooser) hidden(before *snapshot) [][]turn {
 	p := h.plan
 	turns := make([][]turn, len(p.Tasks))
@@ -651,7 +658,7 @@ func (h *chooser) hidden(before *snapshot) [][]turn {
 	return turns
 }
 
-// shares are the parts of all type-1 bytes that have a fate; of is one unit of the layer, or all of them.
+// shares returns the shares of all type-1 bytes by placement; of is one unit of the layer, or all of them.
 func (h *chooser) shares(of ...int) map[byte]float64 {
 	bytes := map[byte]ir.Bytes{}
 	var all ir.Bytes
@@ -673,7 +680,7 @@ func (h *chooser) shares(of ...int) map[byte]float64 {
 	return out
 }
 
-// tightest says what the stage with the least room needs as the plan stands.
+// tightest describes the need of the stage with the least free memory.
 func (h *chooser) tightest() string {
 	var most ir.Bytes
 	tight := 0
@@ -688,33 +695,33 @@ func (h *chooser) tightest() string {
 	return fmt.Sprintf("stage %d needs %s of %s", tight, most, h.device)
 }
 
-// explain notes what was chosen and why. Before is what the plan needed when nothing had left the device.
+// explain records what was chosen and why. Before is what the plan needed before anything left the device.
 func (h *chooser) explain(policy, before string) {
 	p, all := h.plan, h.shares()
 	switch {
 	case policy == plan.PolicyMemory:
-		p.Decide("offload", "policy", policy, "what leaves least at the peak, of all that no copy is waited for")
+		p.Decide("offload", "policy", policy, "the lowest peak without exposed copies")
 	case policy != plan.PolicyAuto:
 		p.Decide("offload", "policy", policy, h.why)
 	case all[plan.FateOffload] == 0:
-		p.Decide("offload", "policy", policy, "nothing goes to the host: with all on the device "+before)
+		p.Decide("offload", "policy", policy, "nothing is offloaded: with everything on the device "+before)
 	default:
-		p.Decide("offload", "policy", policy, "with all on the device "+before+": the least goes that fits, first what computation hides")
+		p.Decide("offload", "policy", policy, "with everything on the device "+before+": as little as possible is offloaded, first what computation hides")
 	}
 	explainTiming(p)
 	if p.Recompute != plan.PolicyAuto {
 		return
 	}
 	if all[plan.FateRecompute] == 0 {
-		p.Decide("offload", "recompute", "none", "auto: there is room without it")
+		p.Decide("offload", "recompute", "none", "auto: memory suffices without it")
 		return
 	}
 	const gib = 1 << 30
-	p.Decide("offload", "recompute", plan.PolicyAuto, fmt.Sprintf("units are made again in the order of the time that a GiB costs; copies cost nothing where computation hides them, and %s a GiB where nothing does",
+	p.Decide("offload", "recompute", plan.PolicyAuto, fmt.Sprintf("units are recomputed in the order of their time per GiB; copies cost nothing if computation hides them, and otherwise %s per GiB",
 		ir.Seconds(h.exposedPrice()*gib)))
 	for _, r := range h.remake {
 		share := h.shares(r.unit)
-		value := fmt.Sprintf("%.0f%% again, %.0f%% to the host, %.0f%% kept", 100*share[plan.FateRecompute], 100*share[plan.FateOffload], 100*share[plan.FateKeep])
-		p.Decide("offload", h.graph.Layer.Units[r.unit].Name, value, fmt.Sprintf("made again it costs %s for every GiB that it frees", ir.Seconds(r.price*gib)))
+		value := fmt.Sprintf("%.0f%% recomputed, %.0f%% offloaded, %.0f%% kept", 100*share[plan.FateRecompute], 100*share[plan.FateOffload], 100*share[plan.FateKeep])
+		p.Decide("offload", h.graph.Layer.Units[r.unit].Name, value, fmt.Sprintf("recomputing it costs %s for every GiB that it frees", ir.Seconds(r.price*gib)))
 	}
 }

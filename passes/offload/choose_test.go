@@ -16,7 +16,7 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// most is the largest of the stages' bounds.
+// mostOf returns the largest of the stages' bounds.
 func mostOf(p *plan.Plan) (most ir.Bytes) {
 	for _, k := range memory.FootprintOf(p).Device {
 		most = max(most, k.Bytes)
@@ -26,7 +26,7 @@ func mostOf(p *plan.Plan) (most ir.Bytes) {
 
 var slowCopies = []string{"cluster.d2h_bandwidth=3GB/s", "cluster.h2d_bandwidth=3GB/s"}
 
-// TestLeastMemory: `memory` waits for no copy, and nothing else that waits for none leaves less at the peak.
+// TestLeastMemory: `memory` has no exposed copies, and nothing else without exposed copies has a lower peak.
 func TestLeastMemory(t *testing.T) {
 	for _, c := range []struct {
 		file   string
@@ -52,8 +52,8 @@ func TestLeastMemory(t *testing.T) {
 	}
 }
 
-// TestAutoOffload: nothing leaves where all fits; else all stages fit, none has room for one subsequence's layer more, and nobody
-// waits where computation hides that much.
+// TestAutoOffload: nothing leaves if everything fits. Otherwise all stages fit, none could keep one more
+// layer of a subsequence, and nothing waits if computation can hide that much.
 func TestAutoOffload(t *testing.T) {
 	if p := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.offload=auto", "cluster.device_memory=100GiB"); copies(p) {
 		t.Error("copies although all fits")
@@ -77,7 +77,7 @@ func TestAutoOffload(t *testing.T) {
 	}
 }
 
-// A host without memory takes nothing: what is weighed against copies is made again instead.
+// A host without memory takes nothing: units are recomputed instead.
 func TestNoHostMemory(t *testing.T) {
 	p := plantest.Plan(t, "tiny.sppo", "cluster.host_memory=0GB", "cluster.device_memory=250KiB", "schedule.offload=auto", "schedule.recompute=auto")
 	if fates := fmt.Sprint(p.Offload.Fate); copies(p) || !strings.ContainsRune(fates, plan.FateRecompute) || !memory.FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, 0) {
@@ -85,7 +85,7 @@ func TestNoHostMemory(t *testing.T) {
 	}
 }
 
-// TestAutoIsFastest: with both left to the passes no pinned choice that fits is more than 1% faster.
+// TestAutoIsFastest: with both left to the passes, no pinned choice that fits is more than 1% faster.
 func TestAutoIsFastest(t *testing.T) {
 	for _, set := range [][]string{
 		append(slowCopies, "cluster.device_memory=34GiB"),
@@ -95,7 +95,7 @@ func TestAutoIsFastest(t *testing.T) {
 	}
 }
 
-// TestAutoIsFastestAtRandom draws machines and strategies: more of them with SPPO_LONG.
+// TestAutoIsFastestAtRandom draws machines and strategies; more of them with SPPO_LONG.
 func TestAutoIsFastestAtRandom(t *testing.T) {
 	r, draws := plantest.Random(t), 2
 	if os.Getenv("SPPO_LONG") != "" {
@@ -119,7 +119,7 @@ func TestAutoIsFastestAtRandom(t *testing.T) {
 	}
 }
 
-// checkFastest holds the choice of the passes against every pair of policies.
+// checkFastest compares the passes' choice with every pair of policies.
 func checkFastest(t *testing.T, set []string) {
 	t.Helper()
 	const file = "paper/gpt-7b-512k.sppo"
@@ -140,8 +140,8 @@ func checkFastest(t *testing.T, set []string) {
 	}
 }
 
-// TestRecomputeByPrice: without copies, units are made again in the order of their prices, no more than it takes, and the plan says
-// the prices.
+// TestRecomputeByPrice: without copies, units are recomputed in the order of their costs, no more than
+// needed, and the plan gives the costs.
 func TestRecomputeByPrice(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-1m.sppo", "schedule.offload=none", "schedule.recompute=auto")
 	if !memory.FootprintOf(p).Fits(p.Memory.DeviceCapacityBytes, p.Memory.HostCapacityBytes) {
@@ -180,7 +180,8 @@ func TestRecomputeByPrice(t *testing.T) {
 	}
 }
 
-// TestNothingFits: a job that cannot fit leaves the device as empty as it can, and says what is in the way.
+// TestNothingFits: a job that cannot fit uses as little device memory as possible, and the report says what
+// is in the way.
 func TestNothingFits(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-1m.sppo", "schedule.offload=auto", "schedule.recompute=auto", "cluster.device_memory=30GiB")
 	full := plantest.Plan(t, "paper/gpt-7b-1m.sppo", "schedule.offload=full", "schedule.recompute=none")
@@ -192,8 +193,8 @@ func TestNothingFits(t *testing.T) {
 	}
 }
 
-// TestCopiesInTurns: where nothing but copies takes time, in layer order, a step takes what both ways take one after the other
-// if they take turns, and less if they do not.
+// TestCopiesInTurns: if only copies take time, in layer order, a step takes the sum of both directions if
+// they take turns, and less if they do not.
 func TestCopiesInTurns(t *testing.T) {
 	step := func(set ...string) float64 {
 		set = append(set, "schedule.pp=1", "schedule.order=layer", "schedule.subsequences=16", "model.layers=8", "schedule.offload=full",
@@ -207,13 +208,13 @@ func TestCopiesInTurns(t *testing.T) {
 	if half, full := step("cluster.copy_duplex=half", "schedule.order=sequence", "schedule.keep=[]"), step("schedule.order=sequence", "schedule.keep=[]"); half < 1.01*full {
 		t.Errorf("K and V that stream: %g s in turns, %g s with both ways at once", half, full)
 	}
-	once := step("cluster.copy_duplex=half", "schedule.order=sequence") // what a sequence copies back waits for all that goes out
+	once := step("cluster.copy_duplex=half", "schedule.order=sequence") // the copies back of a sequence wait for all copies out
 	if full := step("schedule.order=sequence"); math.Abs(once/full-1) > 1e-9 {
 		t.Errorf("one sequence after another: %g s in turns, %g s with both ways at once", once, full)
 	}
 }
 
-// TestNodesShareCopies: what a node can copy in all, each way, its GPUs divide: it is the same as so much less for each of them.
+// TestNodesShareCopies: a node's limit on copies is divided among its GPUs, as if each had a lower rate.
 func TestNodesShareCopies(t *testing.T) {
 	for _, policy := range []string{"adaptive", "memory", "auto"} {
 		shared := plantest.Plan(t, "paper/gpt-7b-512k.sppo", "schedule.offload="+policy, "cluster.node_copy_bandwidth=24GB/s")

@@ -6,5 +6,5 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// RunWith is passes.Run, which stands on a floor above.
+// RunWith is passes.Run, from a package on a higher floor.
 var RunWith func(*lang.Spec, *plan.Plan, pass.Options) error

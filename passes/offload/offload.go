@@ -1,7 +1,9 @@
-// Package offload decides what becomes of every saved tensor between its forward and its backward: it stays on the
-// device, goes to the host, or is recomputed. It also decides when copies begin and how long they may last.
+// Package offload decides the placement of every saved tensor between its forward and its backward: kept on
+// the device, offloaded to the host, or recomputed. It also decides when copies begin and how long they may
+// last.
 //
-// Read offload.go for policies that name shares, choose.go for those that weigh placements against each other.
+// Read offload.go for policies that name shares, choose.go for those that weigh placements against each
+// other.
 package offload
 
 import (
@@ -18,10 +20,10 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Run decides the fate of every type-1 unit.
+// Run decides the placement of every type-1 unit.
 //
-// Input: Tasks, Units, Lengths, Recompute. Output: Offload. Invariant: where a share is asked for, the bytes that go differ from it
-// by at most half of a unit. Paper: section 4.1.
+// Input: Tasks, Units, Lengths, Recompute. Output: Offload. Invariant: the offloaded bytes differ from a
+// requested share by at most half of a unit. Paper: section 4.1.
 func Run(c *pass.Context, p *plan.Plan) error {
 	policy := cmp.Or(p.Schedule.Offload.Policy, plan.PolicyAuto)
 	keepAll(p, c, policy)
@@ -35,7 +37,7 @@ func Run(c *pass.Context, p *plan.Plan) error {
 		p.Stream.Early = min(p.Stream.Early, 1)
 		return nil
 	}
-	if !copies(p) && !p.Streams() { // nothing takes time beside tasks
+	if !copies(p) && !p.Streams() { // only tasks take time
 		return nil
 	}
 	e := c.Estimator(p)
@@ -46,12 +48,12 @@ func Run(c *pass.Context, p *plan.Plan) error {
 	return nil
 }
 
-// takeShares sends the share of each subsequence that the request asks for, and says why.
+// takeShares offloads the requested share of each subsequence, and returns the reason.
 func takeShares(p *plan.Plan, c *pass.Context) (why string) {
 	alpha, why := wantedAlpha(p, c)
 	for i, z := range p.Sizes() {
 		sizes, share := plan.UnitSizes(c.Model(p).Layer, z), alpha(i)
-		var before, after string // of the last stage: others are often like it
+		var before, after string // of the last stage, which others often equal
 		var placed float64
 		for s := range p.Parallel.PP {
 			if fate := p.Offload.Fate[s][i]; fate != before {
@@ -65,7 +67,7 @@ func takeShares(p *plan.Plan, c *pass.Context) (why string) {
 	return why
 }
 
-// chooseTiming says when copies begin and how long they may last.
+// chooseTiming decides when copies begin and how long they may last.
 func chooseTiming(p *plan.Plan, s *estimate.Simulation) {
 	if !copies(p) {
 		return
@@ -77,7 +79,7 @@ func chooseTiming(p *plan.Plan, s *estimate.Simulation) {
 	chooseAhead(p, s)
 }
 
-// copies reports whether anything goes to the host.
+// copies reports whether anything is offloaded.
 func copies(p *plan.Plan) bool {
 	for _, stage := range p.Offload.Fate {
 		for _, fate := range stage {
@@ -95,21 +97,22 @@ func explainTiming(p *plan.Plan) {
 	}
 	if p.Offload.Lag > 1 || p.Offload.Policy == "carry" {
 		p.Decide("offload", "lag", fmt.Sprintf("%d of %d tasks", p.Offload.Lag, longestLag(p)),
-			"copies out may lag that many tasks behind their forward: the fewest that make the step no longer")
+			"copies out may lag this many tasks behind their forward, the fewest that do not lengthen the step")
 	}
 	p.Decide("offload", "ahead", fmt.Sprintf("%d of %d layers", p.Offload.Ahead, p.LongestAhead()),
-		"a layer's reload is issued that many layers of backward before it is needed: the fewest that make the step no longer, so that bytes are held no longer than they must be")
+		"a layer's reload is issued this many backward layers in advance, the fewest that do not lengthen the step, so that its bytes are held as briefly as possible")
 }
 
 func longestLag(p *plan.Plan) int { return p.Subsequences.N * p.Parallel.VirtualStages }
 
-// chooseLag lets copies out lag as many tasks as makes the step shorter, and no more: a copy that is not done by then
-// stalls, and bytes that are freed later are bytes more at the peak.
+// chooseLag lets copies out lag by as many tasks as shorten the step, and no more: a copy that is not done by
+// then stalls, and bytes freed later raise the peak.
 func chooseLag(p *plan.Plan, s *estimate.Simulation) {
 	p.Offload.Lag = shortest(s, longestLag(p), func(lag int) { p.Offload.Lag = lag })
 }
 
-// shortest is the least value of a setting, of 1 to most, with which the step is as short as with the most, to a ten-thousandth.
+// shortest returns the smallest value of a setting, of 1 to most, with which the step is as short as with
+// most, to one part in ten thousand.
 func shortest(s *estimate.Simulation, most int, set func(int)) int {
 	const tolerance = 1.0001
 	set(most)
@@ -123,14 +126,14 @@ func shortest(s *estimate.Simulation, most int, set func(int)) int {
 	return most
 }
 
-// chooseAhead issues reloads as late as costs nothing: of all distances, up to the layers of a whole task as in the paper, the
-// shortest whose step is as fast as with the longest. What comes back later holds its bytes for a shorter time, which at the
-// turn and at the long first subsequences is what the peak is made of.
+// chooseAhead issues reloads as late as possible without cost: it takes the shortest distance, up to the
+// layers of a task as in the paper, whose step is as fast as with the longest. Later reloads hold their bytes
+// for a shorter time, and at the turnaround and the long first subsequences those bytes make the peak.
 func chooseAhead(p *plan.Plan, s *estimate.Simulation) {
 	p.Offload.Ahead = shortest(s, p.LongestAhead(), func(ahead int) { p.Offload.Ahead = ahead })
 }
 
-// chooseEarly brings back blocks of K and V as late as costs nothing.
+// chooseEarly loads blocks of K and V as late as possible without cost.
 func chooseEarly(p *plan.Plan, s *estimate.Simulation) {
 	if !p.Streams() {
 		return
@@ -138,23 +141,23 @@ func chooseEarly(p *plan.Plan, s *estimate.Simulation) {
 	const most = 4
 	early := shortest(s, most, func(early int) { p.Stream.Early = early })
 	p.Decide("offload", "early", fmt.Sprintf("%d of %d blocks", early, most),
-		"K and V of so many blocks are on their way while one is in use: the fewest that make the step no longer")
+		"this many blocks of K and V are in transfer while one is in use, the fewest that do not lengthen the step")
 }
 
-// wantedAlpha is the share of each subsequence that the request asks for.
+// wantedAlpha returns the share of each subsequence that the request asks for.
 func wantedAlpha(p *plan.Plan, c *pass.Context) (alpha func(i int) float64, why string) {
 	constant := func(v float64) func(int) float64 { return func(int) float64 { return v } }
 	switch req := p.Schedule.Offload; req.Policy {
 	case "none":
 		return constant(0), "everything stays on the device"
 	case "full":
-		return constant(1), "everything goes, of the last subsequence too"
+		return constant(1), "everything is offloaded, including the last subsequence"
 	case "ratio":
 		return constant(req.Alpha[0]), fmt.Sprintf("%g of the bytes of every subsequence, in whole units", req.Alpha[0])
 	case "list":
 		return func(i int) float64 { return req.Alpha[i] }, "a share for each subsequence, in whole units"
 	case "adaptive":
-		return adaptiveAlpha(p, c), "of each subsequence what can be copied behind the forward of the next, nothing of the last"
+		return adaptiveAlpha(p, c), "of each subsequence what can be copied during the forward of the next, nothing of the last"
 	case "carry":
 		all := func(i int) float64 {
 			if i == p.Subsequences.N-1 {
@@ -162,14 +165,14 @@ func wantedAlpha(p *plan.Plan, c *pass.Context) (alpha func(i int) float64, why 
 			}
 			return 1
 		}
-		return all, "everything goes but the last subsequence, whose backward follows at once; copies may lag and drain by the turn"
+		return all, "everything is offloaded except the last subsequence, whose backward follows at once; copies may lag and drain by the turnaround"
 	}
 	panic("internal: no shares for offload = " + p.Schedule.Offload.Policy)
 }
 
-// adaptiveAlpha is the paper's ratio, section 4.1 with the indices that it needs: alpha_i = min(1, BW * T_{i+1} / A_i),
-// where A_i are the type-1 bytes of s_i on the stage and T_{i+1} is the time of the forward behind which they are copied;
-// alpha_{N-1} = 0, for the backward of the last subsequence follows at once.
+// adaptiveAlpha is the paper's ratio, section 4.1 with corrected indices: alpha_i = min(1, BW * T_{i+1} /
+// A_i), where A_i are the type-1 bytes of s_i on the stage and T_{i+1} is the time of the forward during
+// which they are copied; alpha_{N-1} = 0, because the backward of the last subsequence follows at once.
 func adaptiveAlpha(p *plan.Plan, c *pass.Context) func(i int) float64 {
 	m := estimate.CostModel(p)
 	pr := estimate.NewPricer(c.Cache, p, m)
@@ -184,7 +187,7 @@ func adaptiveAlpha(p *plan.Plan, c *pass.Context) func(i int) float64 {
 			}
 		}
 	}
-	return func(i int) float64 { // stages hold as many layers for s_i as for s_{i+1}, so that their number cancels
+	return func(i int) float64 { // stages hold as many layers for s_i as for s_{i+1}, so their number cancels
 		if i == len(forward)-1 || copied[i] == 0 {
 			return 0
 		}
@@ -192,10 +195,9 @@ func adaptiveAlpha(p *plan.Plan, c *pass.Context) func(i int) float64 {
 	}
 }
 
-// chooseUnits turns letters of units that stay into those of units that go, so that the bytes that go are as near share as whole
-// units allow. First layers go first: their backward comes last, so
-// their way back is the least hurried. Within a layer large units go first, and what is left of the target is filled with
-// smaller ones.
+// chooseUnits changes letters of kept units to offload, so that the offloaded bytes are as close to share as
+// whole units allow. First layers come first: their backward is last, so their way back has most time. Within
+// a layer large units come first, and smaller ones fill the rest of the target.
 func chooseUnits(letters []byte, sizes []ir.Bytes, share float64) {
 	order := bySize(sizes)
 	var total ir.Bytes
@@ -205,7 +207,7 @@ func chooseUnits(letters []byte, sizes []ir.Bytes, share float64) {
 		}
 	}
 	left := share * float64(total)
-	smallest := -1 // of those that stay
+	smallest := -1 // of the kept ones
 	for l := range len(letters) / len(sizes) {
 		for _, u := range order {
 			at := l*len(sizes) + u
@@ -224,7 +226,7 @@ func chooseUnits(letters []byte, sizes []ir.Bytes, share float64) {
 	}
 }
 
-// bySize lists units from the largest to the smallest; equal ones keep their order.
+// bySize lists units from largest to smallest; equal ones keep their order.
 func bySize(sizes []ir.Bytes) []int {
 	order := make([]int, len(sizes))
 	for u := range order {
@@ -234,7 +236,7 @@ func bySize(sizes []ir.Bytes) []int {
 	return order
 }
 
-// placedShare is the alpha that a fate amounts to.
+// placedShare returns the alpha of a placement.
 func placedShare(letters []byte, sizes []ir.Bytes) float64 {
 	var gone, total ir.Bytes
 	for at, letter := range letters {
@@ -253,7 +255,7 @@ func placedShare(letters []byte, sizes []ir.Bytes) float64 {
 	return float64(gone) / float64(total)
 }
 
-// keepAll is a plan without offload yet: units stay, but for those that recomputation makes again.
+// keepAll starts a plan without offload: units are kept, except those that are recomputed.
 func keepAll(p *plan.Plan, c *pass.Context, policy string) {
 	g := c.Model(p)
 	layer := []byte(strings.Repeat(string(plan.FateKeep), len(g.Layer.Units)))
@@ -271,27 +273,28 @@ func keepAll(p *plan.Plan, c *pass.Context, policy string) {
 	}
 }
 
-// Off keeps on the device what is not recomputed.
+// Off keeps on the device everything that is not recomputed.
 func Off(c *pass.Context, p *plan.Plan) { keepAll(p, c, "none") }
 
-// Check: a letter for every unit of every layer of the stage, alpha what the letters amount to.
+// Check checks that there is a letter for every unit of every layer of the stage, and that alpha matches the
+// letters.
 func Check(c *pass.Context, p *plan.Plan) error {
 	o, stages := p.Offload, p.Parallel.PP
 	if most := max(2, p.Model.Layers); o.Ahead < 1 || o.Ahead > most {
-		return fmt.Errorf("offload: reloads are issued 1 to %d layers ahead, not %d", most, o.Ahead)
+		return fmt.Errorf("offload: reloads are issued 1 to %d layers in advance, not %d", most, o.Ahead)
 	}
 	if o.Park && !p.LayerOrder() {
-		return fmt.Errorf("offload: K and V of a layer can wait on the host in layer order alone")
+		return fmt.Errorf("offload: K and V of a layer can wait on the host only in layer order")
 	}
 	if len(o.Fate) != stages || len(o.Alpha) != stages {
-		return fmt.Errorf("offload is given for %d stages (alpha for %d) of %d", len(o.Fate), len(o.Alpha), stages)
+		return fmt.Errorf("offload is given for %d stages (alpha for %d), not %d", len(o.Fate), len(o.Alpha), stages)
 	}
 	if most := 2 * p.Subsequences.N * p.Parallel.Microbatches * p.Parallel.VirtualStages; o.Lag < 1 || o.Lag > most {
 		return fmt.Errorf("offload: copies lag 1 to %d tasks, not %d", most, o.Lag)
 	}
 	for s := range o.Fate {
 		if len(o.Fate[s]) != p.Subsequences.N || len(o.Alpha[s]) != p.Subsequences.N {
-			return fmt.Errorf("offload of stage %d is given for %d subsequences (alpha for %d) of %d", s, len(o.Fate[s]), len(o.Alpha[s]), p.Subsequences.N)
+			return fmt.Errorf("offload of stage %d is given for %d subsequences (alpha for %d), not %d", s, len(o.Fate[s]), len(o.Alpha[s]), p.Subsequences.N)
 		}
 		for i := range o.Fate[s] {
 			if err := checkFate(p, c.Model(p).Layer, s, i); err != nil {
@@ -305,21 +308,21 @@ func Check(c *pass.Context, p *plan.Plan) error {
 func checkFate(p *plan.Plan, layer *graph.Block, s, i int) error {
 	fate, alpha := p.Offload.Fate[s][i], p.Offload.Alpha[s][i]
 	if want := p.LayersOf(s) * len(layer.Units); len(fate) != want {
-		return fmt.Errorf("fate has %d letters for %d units of %d layers, which want %d", len(fate), len(layer.Units), p.LayersOf(s), want)
+		return fmt.Errorf("fate has %d letters for %d units of %d layers, which need %d", len(fate), len(layer.Units), p.LayersOf(s), want)
 	}
 	for at := range len(fate) {
 		switch u := &layer.Units[at%len(layer.Units)]; fate[at] {
 		case plan.FateOffload, plan.FateKeep:
 		case plan.FateRecompute:
 			if u.Producer < 0 {
-				return fmt.Errorf("fate makes %s again at %d, and nothing in the layer makes it", u.Name, at)
+				return fmt.Errorf("fate recomputes %s at %d, but nothing in the layer computes it", u.Name, at)
 			}
 		default:
-			return fmt.Errorf("fate has the letter %q at %d: there are %c, offload, %c, keep, and %c, recompute", fate[at], at, plan.FateOffload, plan.FateKeep, plan.FateRecompute)
+			return fmt.Errorf("fate has the letter %q at %d; use %c for offload, %c for keep, %c for recompute", fate[at], at, plan.FateOffload, plan.FateKeep, plan.FateRecompute)
 		}
 	}
 	if !(alpha >= 0 && alpha <= 1) {
-		return fmt.Errorf("alpha is %g, and a share lies between 0 and 1", alpha)
+		return fmt.Errorf("alpha is %g, but must be from 0 to 1", alpha)
 	}
 	return nil
 }

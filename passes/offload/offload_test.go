@@ -13,7 +13,7 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestChooseUnits draws units and shares at random: what goes is as near the target as half of a unit.
+// TestChooseUnits draws units and shares at random: the offloaded bytes are within half a unit of the target.
 func TestChooseUnits(t *testing.T) {
 	r := plantest.Random(t)
 	for range 500 {
@@ -71,7 +71,7 @@ func TestChooseUnitsAtTheEnds(t *testing.T) {
 func TestOffloadPolicies(t *testing.T) {
 	for _, c := range []struct {
 		set  string
-		want []float64 // of each subsequence
+		want []float64 // by subsequence
 	}{
 		{"none", []float64{0, 0, 0, 0}},
 		{"full", []float64{1, 1, 1, 1}},
@@ -105,8 +105,8 @@ func TestBrokenFates(t *testing.T) {
 		{"3 subsequences", func(o *plan.Offload) { o.Fate[0] = o.Fate[0][:3] }},
 		{"letters", func(o *plan.Offload) { o.Fate[1][2] += "o" }},
 		{`letter 'x'`, func(o *plan.Offload) { o.Fate[1][2] = "x" + o.Fate[1][2][1:] }},
-		{"nothing in the layer makes it", func(o *plan.Offload) { o.Fate[1][2] = "r" + o.Fate[1][2][1:] }},
-		{"between 0 and 1", func(o *plan.Offload) { o.Alpha[0][0] = 1.5 }},
+		{"nothing in the layer computes it", func(o *plan.Offload) { o.Fate[1][2] = "r" + o.Fate[1][2][1:] }},
+		{"from 0 to 1", func(o *plan.Offload) { o.Alpha[0][0] = 1.5 }},
 		{"for 1 stages", func(o *plan.Offload) { o.Fate = o.Fate[:1] }},
 	} {
 		p := plantest.Plan(t, "tiny.sppo")
@@ -117,8 +117,9 @@ func TestBrokenFates(t *testing.T) {
 	}
 }
 
-// TestAdaptive: the ratio is the formula, to a unit, here at the bandwidth that the paper's measured transfer times imply.
-// It rises, since bytes fall along the sequence while the time of a task stays; the last subsequence stays.
+// TestAdaptive: the ratio is the formula, to a unit, at the bandwidth that the paper's measured transfer
+// times imply. It rises, because bytes fall along the sequence while the time of a task stays; the last
+// subsequence is kept.
 func TestAdaptive(t *testing.T) {
 	p := plantest.Plan(t, "paper/gpt-7b-1m.sppo", "schedule.offload=adaptive", "cluster.d2h_bandwidth=13.6GB/s", "cluster.h2d_bandwidth=13.6GB/s")
 	n := p.Subsequences.N
@@ -143,8 +144,8 @@ func TestAdaptive(t *testing.T) {
 	}
 }
 
-// TestCarry: where copies are slow, carrying over is as fast as anything that leaves as much, and faster than to wait for each
-// subsequence's copies behind the next task; where they are fast, nothing lags.
+// TestCarry: if copies are slow, carry is as fast as anything that offloads as much, and faster than waiting
+// for each subsequence's copies during the next task; if they are fast, nothing lags.
 func TestCarry(t *testing.T) {
 	slow := []string{"cluster.d2h_bandwidth=8GB/s", "cluster.h2d_bandwidth=32GB/s"}
 	full := plantest.Plan(t, "paper/gpt-7b-512k.sppo", append(slow, "schedule.offload=full")...)

@@ -1,5 +1,5 @@
-// Package partition cuts the sequence into subsequences: the pass of that name, and its borders by operations, by
-// length and by predicted time.
+// Package partition cuts the sequence into subsequences: the pass of that name, with borders by operations,
+// by length and by predicted time.
 package partition
 
 import (
@@ -17,8 +17,8 @@ import (
 
 // Run cuts the sequence.
 //
-// Input: Subsequences.N and Align. Output: Lengths, Imbalance. Paper: section 4, with the order of lengths corrected:
-// later tokens cost more, so later subsequences are shorter.
+// Input: Subsequences.N and Align. Output: Lengths, Imbalance. Paper: section 4, with the order of lengths
+// corrected: later tokens cost more, so later subsequences are shorter.
 func Run(c *pass.Context, p *plan.Plan) error {
 	defer c.Forget()
 	seq, n, align := p.Train.Sequence, p.Subsequences.N, p.Subsequences.Align
@@ -33,7 +33,7 @@ func Run(c *pass.Context, p *plan.Plan) error {
 		p.Subsequences.Lengths, why = Lengths(ByTime(c.Cache, p)), "equal predicted time, forward and backward: the longest task is as short as the grid allows"
 	default:
 		p.Subsequences.Lengths = Lengths(ByFlops(p.Model, seq, n, align))
-		why = "equal forward operations, to the nearest step of align: causal attention makes later tokens dearer"
+		why = "equal forward operations, to the nearest step of align: causal attention makes later tokens more expensive"
 	}
 	p.Subsequences.Imbalance = imbalance(estimate.FlopsOfLayer(p.Model), p.Subsequences.Lengths)
 	why += fmt.Sprintf("; in operations the dearest is %.2f%% above the mean", 100*p.Subsequences.Imbalance)
@@ -41,7 +41,7 @@ func Run(c *pass.Context, p *plan.Plan) error {
 	return nil
 }
 
-// lengthsInWords keeps long lists short.
+// lengthsInWords shortens long lists.
 func lengthsInWords(lengths []int64) string {
 	n := len(lengths)
 	if n <= 8 {
@@ -56,14 +56,14 @@ type cut struct {
 	total   *big.Int // of the whole sequence
 	parts   *big.Int
 	align   int64
-	maxStep int64 // the last step that leaves something behind it
+	maxStep int64 // the last step that leaves tokens after it
 }
 
 func newCut(f estimate.LayerFlops, seq int64, n int, align int64) *cut {
 	return &cut{f, f.UpTo(seq), big.NewInt(int64(n)), align, (seq - 1) / align}
 }
 
-// nearest is the step of the grid that minimises |N*U(x) - k*U(S)|, ties to the smaller.
+// nearest returns the step of the grid that minimises |N*U(x) - k*U(S)|, ties to the smaller.
 func (c *cut) nearest(k int) int64 {
 	target := new(big.Int).Mul(c.total, big.NewInt(int64(k)))
 	distance := func(step int64) *big.Int { // negative below the target
@@ -83,7 +83,7 @@ func (c *cut) nearest(k int) int64 {
 	return above
 }
 
-// about is the step at which the work is k parts of the total, to what rounding leaves of it.
+// about returns the step at which the work is k parts of the total, up to rounding.
 func (c *cut) about(k int) int64 {
 	of := func(n *big.Int) float64 {
 		v, _ := new(big.Float).SetInt(n).Float64()
@@ -101,8 +101,9 @@ func (c *cut) about(k int) int64 {
 	return max(0, int64(x)/c.align)
 }
 
-// ByFlops are the N+1 borders whose k-th is the multiple of align that minimises |N*U(x) - k*U(S)|, strictly
-// increasing: a border that would meet its neighbour moves on. The last is S, on the grid or not.
+// ByFlops returns the N+1 borders whose k-th is the multiple of align that minimises |N*U(x) - k*U(S)|,
+// strictly increasing: a border that would coincide with its neighbour moves on. The last is S, on the grid
+// or not.
 func ByFlops(m lang.Model, seq int64, n int, align int64) []int64 {
 	return boundaries(estimate.FlopsOfLayer(m), seq, n, align)
 }
@@ -118,7 +119,7 @@ func boundaries(f estimate.LayerFlops, seq int64, n int, align int64) []int64 {
 	return x
 }
 
-// ByLength deal out whole steps, the first subsequences getting what is left over.
+// ByLength distributes whole steps evenly; the first subsequences get the remainder.
 func ByLength(seq int64, n int, align int64) []int64 {
 	steps, parts := seq/align, int64(n)
 	x := make([]int64, n+1)
@@ -129,7 +130,7 @@ func ByLength(seq int64, n int, align int64) []int64 {
 	return x
 }
 
-// Lengths are the distances between borders.
+// Lengths returns the distances between borders.
 func Lengths(x []int64) []int64 {
 	lengths := make([]int64, len(x)-1)
 	for k := range lengths {
@@ -154,7 +155,8 @@ func imbalance(f estimate.LayerFlops, lengths []int64) float64 {
 	return v
 }
 
-// Check: N lengths that sum to S, each divisible by what the ranks of a stage need, all but the last on the grid.
+// Check checks that N lengths add up to S, each divisible as the ranks of a stage require, all but the last
+// on the grid.
 func Check(_ *pass.Context, p *plan.Plan) error {
 	s, grid := p.Subsequences, p.RowGrid()
 	if len(s.Lengths) != s.N {
@@ -163,20 +165,20 @@ func Check(_ *pass.Context, p *plan.Plan) error {
 	var sum int64
 	for i, n := range s.Lengths {
 		if n < 1 || n%grid != 0 {
-			return fmt.Errorf("subsequence %d has %d tokens, which is no positive multiple of %s", i, n, p.GridInWords())
+			return fmt.Errorf("subsequence %d has %d tokens, which is not a positive multiple of %s", i, n, p.GridInWords())
 		}
 		if n%s.Align != 0 && i < s.N-1 {
-			return fmt.Errorf("subsequence %d has %d tokens, which is no multiple of align = %d", i, n, s.Align)
+			return fmt.Errorf("subsequence %d has %d tokens, which is not a multiple of align = %d", i, n, s.Align)
 		}
 		sum += n
 	}
 	if sum != p.Train.Sequence {
-		return fmt.Errorf("lengths sum to %d, and the sequence has %d tokens", sum, p.Train.Sequence)
+		return fmt.Errorf("lengths add up to %d, but the sequence has %d tokens", sum, p.Train.Sequence)
 	}
 	return nil
 }
 
-// Shortest is that of the last subsequence, before any rounding.
+// Shortest returns the length of the last subsequence, before any rounding.
 func Shortest(p *plan.Plan) int64 {
 	seq, n := p.Train.Sequence, int64(p.Subsequences.N)
 	if p.Schedule.Partition == "length" || n >= seq {

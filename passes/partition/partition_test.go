@@ -57,7 +57,7 @@ func TestFlopsBoundariesProperties(t *testing.T) {
 			if x[k] <= x[k-1] || k < n && x[k]%align != 0 {
 				t.Fatalf("sequence %d in %d on %d: %v is not increasing on the grid", seq, n, align, x)
 			}
-			most := (seq-1)/align*align - int64(n-1-k)*align // leaves room for those behind
+			most := (seq-1)/align*align - int64(n-1-k)*align // leaves room for the later ones
 			if best := bestBorder(m, seq, n, k, align, x[k-1]+align, most); k < n && x[k] != best {
 				t.Fatalf("sequence %d in %d on %d: border %d is %d, and %d is nearer", seq, n, align, k, x[k], best)
 			}
@@ -65,7 +65,7 @@ func TestFlopsBoundariesProperties(t *testing.T) {
 	}
 }
 
-// bestBorder tries every multiple of align between two.
+// bestBorder tries every multiple of align in a range.
 func bestBorder(m lang.Model, seq int64, n, k int, align, from, to int64) int64 {
 	f := estimate.FlopsOfLayer(m)
 	target := new(big.Int).Mul(f.UpTo(seq), big.NewInt(int64(k)))
@@ -116,8 +116,9 @@ func TestImbalance(t *testing.T) {
 	}
 }
 
-// TestPartitionByTime: no borders have a shorter longest task, by brute force where that is possible. On the paper's specs,
-// whose efficiencies do not depend on size, the step is then that of equal operations, to a thousandth.
+// TestPartitionByTime: no borders have a shorter longest task, by brute force where possible. On the paper's
+// specs, whose efficiencies do not depend on size, the step then equals that of equal operations, to a
+// thousandth.
 func TestPartitionByTime(t *testing.T) {
 	p := plantest.Plan(t, "gpt-docs.sppo", "schedule.partition=time", "schedule.subsequences=3", "train.sequence=64", "schedule.align=4")
 	tt := estimate.NewTaskTime(estimate.NewCache(), p)

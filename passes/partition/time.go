@@ -6,14 +6,14 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// ByTime are N+1 borders on the grid under which the longest task is as short as can be, to a part in timePrecision:
-// model.md, section 4, has the longest forward and backward PP-1 times in the makespan.
+// ByTime returns N+1 borders on the grid with the shortest possible longest task, to a precision of
+// timePrecision. The makespan contains the longest forward and backward PP-1 times.
 func ByTime(c *estimate.Cache, p *plan.Plan) []int64 {
 	const timePrecision = 1 << 12
 	t, seq, n := estimate.NewTaskTime(c, p), p.Train.Sequence, p.Subsequences.N
 	best := ByFlops(p.Model, seq, n, p.Subsequences.Align)
 	most, mean := longest(t, best)
-	least := mean * 0.9 // of any borders: what of the mean depends on them is a fraction of that
+	least := mean * 0.9 // for any borders: only a fraction of the mean depends on them
 	for most-least > most/timePrecision {
 		middle := (least + most) / 2
 		x := fill(t, middle)
@@ -26,7 +26,7 @@ func ByTime(c *estimate.Cache, p *plan.Plan) []int64 {
 	return best
 }
 
-// longest returns the time of the longest task and that of all over their number.
+// longest returns the time of the longest task and the mean over all.
 func longest(t *estimate.TaskTime, x []int64) (most, mean ir.Seconds) {
 	for i := 1; i < len(x); i++ {
 		d := t.Of(x[i-1], x[i]-x[i-1])
@@ -35,8 +35,8 @@ func longest(t *estimate.TaskTime, x []int64) (most, mean ir.Seconds) {
 	return most, mean / ir.Seconds(len(x)-1)
 }
 
-// fill makes every subsequence as long as a time allows, and leaves at least one step of the grid for each of those that
-// follow. The last takes what is left, whatever that takes.
+// fill makes every subsequence as long as a time limit allows, and leaves at least one step of the grid for
+// each later one. The last takes the rest, whatever its time.
 func fill(t *estimate.TaskTime, limit ir.Seconds) []int64 {
 	seq, n, align := t.Plan.Train.Sequence, t.Plan.Subsequences.N, t.Plan.Subsequences.Align
 	steps := (seq - 1) / align // borders inside the sequence
@@ -53,10 +53,10 @@ func fill(t *estimate.TaskTime, limit ir.Seconds) []int64 {
 	return x
 }
 
-// largest returns the largest of 1 to most that holds, or 1 where none does, looking near a guess first. Whatever is smaller
-// than one that holds must hold, too.
+// largest returns the largest value from 1 to most that holds, or 1 if none does, searching near a guess
+// first. If a value holds, all smaller ones must hold too.
 func largest(guess, most int64, holds func(int64) bool) int64 {
-	low, high := int64(0), most+1 // the answer is low at least and below high
+	low, high := int64(0), most+1 // the answer is at least low and below high
 	at, step := min(guess, most), int64(1)
 	for high-low > 1 {
 		if holds(at) {

@@ -6,24 +6,24 @@ import (
 	"sppo.dev/ir"
 )
 
-// Alternative is a candidate that would do, too, but for time. Its memory is a bound from above.
+// Alternative is a slower candidate that would also fit. Its memory is an upper bound.
 type Alternative struct {
-	Set             []string   `json:"set"` // how it differs from the plan: "schedule.pp=8"
+	Set             []string   `json:"set"` // differences from the plan, such as "schedule.pp=8"
 	StepS           ir.Seconds `json:"step_s"`
 	DevicePeakBytes ir.Bytes   `json:"device_peak_bytes"` // of the fullest stage
 	HostPeakBytes   ir.Bytes   `json:"host_peak_bytes"`
 }
 
-// Rejection is a value of a dimension that solve has not taken, and why no candidate with it was.
+// Rejection is a value of a dimension that solve has rejected, with the reason.
 type Rejection struct {
 	Key   string     `json:"key"`
 	Value string     `json:"value"`
-	StepS ir.Seconds `json:"step_s,omitempty"` // the least of those that may fit, or a bound on it; 0: none of them can
-	Bound bool       `json:"bound,omitempty"`  // StepS is a bound from below: it may take longer
-	Lacks *Lack      `json:"lacks,omitempty"`  // the least lack of those that do not fit
+	StepS ir.Seconds `json:"step_s,omitempty"` // the shortest time of those that may fit, or a bound on it; 0: none can fit
+	Bound bool       `json:"bound,omitempty"`  // StepS is a lower bound
+	Lacks *Lack      `json:"lacks,omitempty"`  // the smallest shortfall of those that do not fit
 }
 
-// Lack is the worst of a placed plan.
+// Lack returns the largest shortfall of a placed plan.
 func (m Memory) Lack() *Lack {
 	var worst *Lack
 	for _, arena := range []struct {
@@ -40,7 +40,7 @@ func (m Memory) Lack() *Lack {
 	return worst
 }
 
-// Lacking returns the bytes of memory that are missing, 0 where none are.
+// Lacking returns the missing bytes, or 0.
 func (r *Rejection) Lacking() ir.Bytes {
 	if r.Lacks == nil {
 		return 0
@@ -48,7 +48,7 @@ func (r *Rejection) Lacking() ir.Bytes {
 	return r.Lacks.Bytes
 }
 
-// Than says how a rejected value compares with a step.
+// Than compares a rejected value with a step.
 func (r *Rejection) Than(step ir.Seconds) string {
 	longer := 100 * max(0, float64(r.StepS/step)-1)
 	switch {
@@ -66,14 +66,14 @@ func (r *Rejection) Than(step ir.Seconds) string {
 	return "not possible"
 }
 
-// Lack is a lack of memory.
+// Lack is a memory shortfall.
 type Lack struct {
 	Stage int      `json:"stage"`
 	Arena string   `json:"arena"` // device or host
-	Bytes ir.Bytes `json:"bytes"` // that one rank has too few
+	Bytes ir.Bytes `json:"bytes"` // missing on one rank
 }
 
 // String names the stage, the bytes and the arena.
 func (l Lack) String() string {
-	return fmt.Sprintf("stage %d lacks %s on the %s", l.Stage, l.Bytes, l.Arena)
+	return fmt.Sprintf("stage %d needs %s more %s memory", l.Stage, l.Bytes, l.Arena)
 }

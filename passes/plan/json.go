@@ -14,7 +14,7 @@ import (
 	"sppo.dev/lang"
 )
 
-// WriteJSON writes the plan in a form that ReadJSON reads back exactly. Lists of plain values stand on few lines.
+// WriteJSON writes the plan in a form that ReadJSON reads back exactly. Lists of plain values take few lines.
 func (p *Plan) WriteJSON(w io.Writer) error {
 	text, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {
@@ -24,8 +24,8 @@ func (p *Plan) WriteJSON(w io.Writer) error {
 	return err
 }
 
-// ReadJSON reads a plan, edited or not; Verify says whether it can be compiled. A key that plans do not have is an
-// error, since it would change nothing.
+// ReadJSON reads a plan, edited or not; Verify decides whether it can be compiled. Unknown keys are errors,
+// because they would have no effect.
 func ReadJSON(r io.Reader) (*Plan, error) {
 	text, err := io.ReadAll(r)
 	if err != nil {
@@ -41,20 +41,20 @@ func ReadJSON(r io.Reader) (*Plan, error) {
 	switch _, err := d.Token(); {
 	case err != io.EOF:
 		end += int64(len(text[end:]) - len(bytes.TrimLeft(text[end:], " \t\r\n")))
-		return nil, complain(lang.Syntax, text, end, "the plan has ended: nothing may stand behind it")
+		return nil, complain(lang.Syntax, text, end, "there is text after the end of the plan")
 	case string(bytes.TrimSpace(text)) == "null":
 		return nil, complain(lang.WrongType, text, 0, "a plan is an object, found null")
 	}
 	return p, nil
 }
 
-// wrongJSON says what the decoder found where, in words for somebody who edits a plan.
+// wrongJSON rewords an error of the decoder for people who edit plans.
 func wrongJSON(text []byte, err error) *lang.Diagnostic {
 	var syntax *json.SyntaxError
 	var wrong *json.UnmarshalTypeError
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return complain(lang.Syntax, text, int64(len(bytes.TrimRight(text, " \t\r\n"))), "the plan ends in the middle")
+		return complain(lang.Syntax, text, int64(len(bytes.TrimRight(text, " \t\r\n"))), "the plan is incomplete")
 	case errors.As(err, &syntax):
 		return complain(lang.Syntax, text, max(0, syntax.Offset-1), "%v", err)
 	case errors.As(err, &wrong) && wrong.Field == "":
@@ -62,18 +62,18 @@ func wrongJSON(text []byte, err error) *lang.Diagnostic {
 	case errors.As(err, &wrong):
 		return complain(lang.WrongType, text, valueAt(text, wrong.Offset), "%s wants %s, found %s", wrong.Field, kindOf(wrong.Type), wrong.Value)
 	}
-	// Neither an unknown key nor a task that is none comes with its place, but both are quoted.
+	// The decoder gives no position for unknown keys and invalid tasks, but quotes both.
 	quoted := quotation.FindString(err.Error())
 	at := int64(max(0, bytes.Index(text, []byte(quoted))))
 	if key, unknown := strings.CutPrefix(err.Error(), "json: unknown field "); unknown {
-		return complain(lang.UnknownKey, text, at, "plans have no key %s here", key)
+		return complain(lang.UnknownKey, text, at, "there is no key %s here", key)
 	}
 	return complain(lang.WrongType, text, at, "%v", err)
 }
 
 var quotation = regexp.MustCompile(`"[^"]*"`)
 
-// valueAt is where the value begins that the decoder found wrong when it was behind it, or behind its bracket.
+// valueAt returns the start of the value that the decoder rejected at its end, or at its opening bracket.
 func valueAt(text []byte, end int64) int64 {
 	before := text[:end]
 	if value := valueEnd.FindIndex(before); value != nil {
@@ -111,9 +111,9 @@ func complain(code lang.Code, text []byte, offset int64, format string, args ...
 	}
 }
 
-const jsonWidth = 120 // columns to which joined lists are broken
+const jsonWidth = 120 // line width of joined lists
 
-// joinLists takes out the line breaks of indented JSON inside lists that hold neither lists nor objects.
+// joinLists removes the line breaks of indented JSON inside lists that contain neither lists nor objects.
 func joinLists(text []byte) []byte {
 	var out bytes.Buffer
 	from, open, quoted := 0, -1, false // open: the last list begun since a list or object began or ended
@@ -138,7 +138,7 @@ func joinLists(text []byte) []byte {
 	return out.Bytes()
 }
 
-// writeList puts the items of an indented list behind one another, as many on a line as fit.
+// writeList writes the items of an indented list on as few lines as possible.
 func writeList(out *bytes.Buffer, text []byte) {
 	lines := bytes.Split(text, []byte("\n"))
 	if len(lines) < 3 {

@@ -5,7 +5,7 @@ import (
 	"sppo.dev/schedule"
 )
 
-// Slot is where a task stands in the pipeline of equal tasks: those of a slot run at the same time.
+// Slot is the position of a task in the pipeline of equal tasks: tasks of one slot run at the same time.
 type Slot struct {
 	kind               TaskKind
 	microbatch, number int
@@ -14,10 +14,11 @@ type Slot struct {
 // SlotOf returns the slot of a task.
 func SlotOf(t Task) Slot { return Slot{t.Kind, t.Microbatch, t.Slot()} }
 
-// Shared reports whether the ranks of all stages share in a task's slot, so that they run it layer by layer together.
+// Shared reports whether the ranks of all stages share a task's slot, so that they run it layer by layer
+// together.
 func (p *Plan) Shared(t Task) bool { return t.Slot() < p.SharedSlots() }
 
-// SharedSlots is the number of slots, from the first on, that the ranks of all stages share.
+// SharedSlots returns the number of slots, from the first on, that the ranks of all stages share.
 func (p *Plan) SharedSlots() int {
 	if !p.Mux.Left {
 		return 0
@@ -41,7 +42,7 @@ func (p *Plan) Runner(t Task) int {
 // ParamSet is a set of a layer's parameters, a bit for each.
 type ParamSet uint64
 
-// paramsRead are the parameters that a layer reads in a pass.
+// paramsRead returns the parameters that a layer reads in a pass.
 func paramsRead(b *graph.Block, kind TaskKind) (set ParamSet) {
 	nodes := b.Forward
 	if kind == Backward {
@@ -57,8 +58,8 @@ func paramsRead(b *graph.Block, kind TaskKind) (set ParamSet) {
 	return set
 }
 
-// Borrows are the parameters of the k-th layer of another rank's stage that a rank reads in its tasks on that stage: all that
-// they have to be lent.
+// Borrows returns the parameters of the k-th layer of another rank's stage that a rank reads in its tasks on
+// that stage: those that it must be lent.
 func (p *Plan) Borrows(g *graph.Model, kind TaskKind, rank, stage, k int) (set ParamSet) {
 	for _, t := range p.Tasks[rank] {
 		if t.Kind == kind && t.Stage == stage && t.Microbatch == 0 && p.Home(stage) != rank {
@@ -71,7 +72,7 @@ func (p *Plan) Borrows(g *graph.Model, kind TaskKind, rank, stage, k int) (set P
 // Pieces are the tasks that a task is cut into: itself, where it is whole.
 func (p *Plan) Pieces(t Task) []Task { return p.Sharing().CutInto(t) }
 
-// MostPieces is into how many a subsequence is cut at most, 0 where none is.
+// MostPieces returns the largest number of pieces of a subsequence, or 0.
 func (p *Plan) MostPieces() (most int) {
 	for _, pieces := range p.Mux.Pieces {
 		most = max(most, len(pieces))
@@ -88,8 +89,8 @@ func (p *Plan) OwnTasks(microbatch, stage, first int) []Task {
 	return tasks
 }
 
-// Unshared is the plan of a validation: the forwards of the first microbatch, each on the rank that has its stage. Pieces
-// stay pieces, since the ranks of a stage divide rows by them.
+// Unshared returns the plan of a validation: the forwards of the first microbatch, each on the rank that has
+// its stage. Pieces stay pieces, because the ranks of a stage divide rows by them.
 func (p *Plan) Unshared() *Plan {
 	u := *p
 	u.Mux.Left, u.Mux.Right = false, false

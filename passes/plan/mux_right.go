@@ -1,6 +1,7 @@
 package plan
 
-// Helpers are how many stages, from the first on, take a part of a task's attention: each a block of keys.
+// Helpers returns the number of stages, from the first on, that take a part of a task's attention: each a
+// block of keys.
 func (p *Plan) Helpers(t Task) int {
 	if !p.Mux.Right {
 		return 0
@@ -8,22 +9,24 @@ func (p *Plan) Helpers(t Task) int {
 	return max(0, t.Slot()-p.Subsequences.N+1)
 }
 
-// FirstHelped is the first subsequence of a stage that a helper has a part in; it has one in all behind it.
+// FirstHelped returns the first subsequence of a stage in which a helper takes part; it takes part in all
+// later ones.
 func (p *Plan) FirstHelped(stage, helper int) int { return p.Subsequences.N - stage + helper }
 
-// HelpedBlocks are the borders of the blocks of keys that a task's helpers take.
+// HelpedBlocks returns the borders of the blocks of keys that a task's helpers take.
 func (p *Plan) HelpedBlocks(t Task) []int64 {
 	return p.Mux.Stages[t.Stage].Blocks[t.Subsequence-p.FirstHelped(t.Stage, 0)]
 }
 
-// Lending is what a stage lends a helper: from the first key of the first block to the last of the last, and the last
-// subsequence with any of them, behind which they can go. Blocks grow with the sequence.
+// Lending is what a stage lends a helper: from the first key of the first block to the last key of the last,
+// and the last subsequence that contains any of them, after which they can be sent. Blocks grow with the
+// sequence.
 type Lending struct {
 	First, End int64
 	Behind     int
 }
 
-// Lent is what a stage lends a helper.
+// Lent returns what a stage lends a helper.
 func (p *Plan) Lent(stage, helper int) Lending {
 	blocks := p.Mux.Stages[stage].Blocks
 	l := Lending{First: blocks[p.FirstHelped(stage, helper)-p.FirstHelped(stage, 0)][helper], End: blocks[len(blocks)-1][helper+1]}
@@ -34,7 +37,8 @@ func (p *Plan) Lent(stage, helper int) Lending {
 	return l
 }
 
-// Returns are the helpers that have their last part of a stage in a backward: they give the gradients of its keys back.
+// Returns are the helpers whose last part of a stage is in a given backward: they return the gradients of its
+// keys.
 func (p *Plan) Returns(t Task) (first, end int) {
 	if t.Kind != Backward || t.Piece > 1 {
 		return 0, 0
@@ -45,7 +49,7 @@ func (p *Plan) Returns(t Task) (first, end int) {
 	return first, end
 }
 
-// HelpedTasks are the tasks of a slot that have helpers, of the first microbatch.
+// HelpedTasks returns the tasks of a slot that have helpers, of the first microbatch.
 func (p *Plan) HelpedTasks(kind TaskKind, slot int) (tasks []Task) {
 	for i := slot - p.Subsequences.N + 1; i < p.Parallel.PP; i++ {
 		if t := (Task{Kind: kind, Subsequence: slot - i, Stage: i}); p.Helpers(t) > 0 {

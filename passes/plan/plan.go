@@ -1,8 +1,8 @@
-// Package plan holds a plan: every decision about a job, as plain data that JSON carries. A Plan starts as what the
-// spec asks for (New); the passes fill in the rest. Its methods only read it: which rank has a stage, which tokens a
-// task has, what ranks divide or share.
+// Package plan holds a plan: every decision about a job, as plain data in JSON. A Plan starts as the request
+// of the spec (New); the passes fill in the rest. Its methods only read it: which rank has a stage, which
+// tokens a task has, what ranks divide or share.
 //
-// Read plan.go for what is decided. The package knows nothing of durations, instructions or devices.
+// Read plan.go for the decisions. The package knows nothing of durations, instructions or devices.
 package plan
 
 import (
@@ -16,13 +16,13 @@ import (
 	"sppo.dev/schedule"
 )
 
-// Policies that weigh fates against each other.
+// Policies that weigh placements against each other.
 const (
 	PolicyAuto   = "auto"
 	PolicyMemory = "memory"
 )
 
-// UnitSizes are the sizes of a layer's type-1 units for a subsequence, in the order of fate letters.
+// UnitSizes returns the sizes of a layer's type-1 units for a subsequence, in the order of fate letters.
 func UnitSizes(b *graph.Block, z graph.Size) []ir.Bytes {
 	sizes := make([]ir.Bytes, len(b.Units))
 	for u := range b.Units {
@@ -31,22 +31,22 @@ func UnitSizes(b *graph.Block, z graph.Size) []ir.Bytes {
 	return sizes
 }
 
-// Plan holds every decision about a job. It is a plain value: passes refine it, JSON carries it, and a plan that
-// was edited as JSON compiles as edited. The requested spec travels in it, so that a plan needs no spec.
+// Plan holds every decision about a job. It is a plain value: passes refine it, JSON represents it, and a
+// plan edited as JSON compiles as edited. It contains the requested spec, so that it needs no other file.
 type Plan struct {
 	Name     string        `json:"name"`
-	Spec     string        `json:"spec"` // the file it was made from
+	Spec     string        `json:"spec"` // its file
 	Model    lang.Model    `json:"model"`
 	Cluster  lang.Cluster  `json:"cluster"`
 	Train    lang.Train    `json:"train"`
-	Schedule lang.Schedule `json:"schedule"` // as requested; solve pins what was open
+	Schedule lang.Schedule `json:"schedule"` // as requested; solve fills in open values
 
 	Parallel       Parallel     `json:"parallel"`
 	Subsequences   Subsequences `json:"subsequences"`
 	LayersPerStage []int        `json:"layers_per_stage"` // by virtual stage
 	Stream         Stream       `json:"stream"`
 	Tasks          [][]Task     `json:"tasks"`     // [stage]: what a pipeline rank does, in order
-	Units          []Unit       `json:"units"`     // of one layer; the same for every layer and subsequence
+	Units          []Unit       `json:"units"`     // of one layer; equal for every layer and subsequence
 	Recompute      string       `json:"recompute"` // policy: none, selective, keep_attention, full, auto; Offload.Fate has the units
 	Offload        Offload      `json:"offload"`
 	Mux            Mux          `json:"mux"`
@@ -55,36 +55,36 @@ type Plan struct {
 	Throughput     Throughput   `json:"throughput"`
 	Decisions      []Decision   `json:"decisions"`
 
-	Alternatives []Alternative `json:"alternatives"` // the next best of what solve has searched
-	Rejected     []Rejection   `json:"rejected"`     // values that it has not taken, and why
+	Alternatives []Alternative `json:"alternatives"` // the runners-up of solve's search
+	Rejected     []Rejection   `json:"rejected"`     // rejected values, with reasons
 
 	Lines map[string]string `json:"lines"` // key ("schedule.sp") -> "file:line: text" of the spec, for provenance
 }
 
-// Parallel is how ranks are laid out: rank = (d*PP + i)*SP + k.
+// Parallel is the layout of ranks: rank = (d*PP + i)*SP + k.
 type Parallel struct {
 	DP            int    `json:"dp"`
 	PP            int    `json:"pp"`
 	SP            int    `json:"sp"`
-	SPMode        string `json:"sp_mode"` // how the ranks of a stage share a layer: megatron or ulysses
-	Zero          int    `json:"zero"`    // ranks that hold the same matrix divide, 1: its optimizer state, 2: its gradient too, 3: the weight too
+	SPMode        string `json:"sp_mode"` // how the ranks of a stage share a layer: megatron, ulysses or ring
+	Zero          int    `json:"zero"`    // divided among ranks that hold the same matrix, 1: its optimizer state, 2: its gradient too, 3: the weight too
 	VirtualStages int    `json:"virtual_stages"`
-	Order         string `json:"order"`        // inside a stage: sequence, or layer, where one stage holds all and a virtual stage is what all subsequences pass in turn
+	Order         string `json:"order"`        // inside a stage: sequence; or layer, where a single stage holds all layers and all subsequences pass one virtual stage after another
 	Placement     string `json:"placement"`    // of virtual stages on the ranks: round or v
-	Microbatch    int    `json:"microbatch"`   // sequences that one task carries
-	Microbatches  int    `json:"microbatches"` // of one replica in a step
+	Microbatch    int    `json:"microbatch"`   // sequences that one task processes together
+	Microbatches  int    `json:"microbatches"` // per replica and step
 }
 
-// Ranks is the number of devices in use.
+// Ranks returns the number of devices in use.
 func (p Parallel) Ranks() int { return p.DP * p.PP * p.SP }
 
 // Placements of virtual stages on the pipeline ranks.
 const (
-	PlacedRound = "round" // dealt out in turn; also where the plan says nothing
-	PlacedV     = "v"     // dealt out there and back, so that the first rank also has the last stage
+	PlacedRound = "round" // assigned round-robin; also the default
+	PlacedV     = "v"     // assigned there and back, so that the first rank also has the last stage
 )
 
-// Stages is the number of virtual stages: of parts of the model, one behind another.
+// Stages returns the number of virtual stages: of consecutive parts of the model.
 func (p Parallel) Stages() int { return p.PP * p.VirtualStages }
 
 // Subsequences is the split of a sequence.
@@ -92,10 +92,10 @@ type Subsequences struct {
 	N         int     `json:"n"`
 	Lengths   []int64 `json:"lengths"`
 	Align     int64   `json:"align"`
-	Imbalance float64 `json:"imbalance"` // largest forward FLOPs of a subsequence over the mean, minus 1
+	Imbalance float64 `json:"imbalance"` // largest forward FLOPs of a subsequence divided by the mean, minus 1
 }
 
-// Task is what a pipeline rank runs of one subsequence; Plan.Home says which rank has its stage.
+// Task is what a pipeline rank runs for one subsequence; Plan.Home returns the rank of its stage.
 type Task = schedule.Task
 
 // TaskKind is what a task computes.
@@ -118,14 +118,14 @@ const (
 	Type2
 )
 
-// Unit is a group of tensors of a block with one lifespan. Bytes grow with the subsequence.
+// Unit is a group of tensors of a block with one lifespan. Its bytes grow with the subsequence.
 type Unit struct {
-	Block         string   `json:"block"` // layer; or head, for what it saves, which stays on the device
+	Block         string   `json:"block"` // layer; or head, whose saved tensors stay on the device
 	Name          string   `json:"name"`
 	Type          UnitType `json:"type"`
 	Values        []string `json:"values"`
 	BytesPerToken float64  `json:"bytes_per_token"` // on one rank, of one layer
-	Written       string   `json:"written"`         // opcode that makes it
+	Written       string   `json:"written"`         // opcode that writes it
 	LastForward   string   `json:"last_forward"`    // last reader in forward
 	FirstBackward string   `json:"first_backward"`  // first reader in backward; empty for Type-2
 }
@@ -134,25 +134,25 @@ type Unit struct {
 const (
 	FateOffload   = 'o' // to the host and back
 	FateKeep      = 'k' // on the device
-	FateRecompute = 'r' // nowhere: the backward makes it again
+	FateRecompute = 'r' // recomputed by the backward
 )
 
-// Offload is the fate of Type-1 units. Fate[stage][i] has one letter for every Type-1 unit of the stage's layers (layer by
-// layer, units in order of production).
+// Offload is the placement of Type-1 units. Fate[stage][i] has one letter for every Type-1 unit of the
+// stage's layers (layer by layer, units in order of production).
 type Offload struct {
 	Policy string      `json:"policy"`
-	Alpha  [][]float64 `json:"alpha"` // [stage][i]: share of the Type-1 bytes that are not made again that goes to the host, as placed
+	Alpha  [][]float64 `json:"alpha"` // [stage][i]: offloaded share of the Type-1 bytes that are not recomputed, as placed
 	Fate   [][]string  `json:"fate"`  // [stage][i]
-	Lag    int         `json:"lag"`   // tasks that may run behind a forward before what takes the bytes of its offloaded units waits
-	Park   bool        `json:"park"`  // layer order: K and V of a layer wait on the host for its backward
-	Ahead  int         `json:"ahead"` // layers of backward before it is needed that a layer's reload is issued
+	Lag    int         `json:"lag"`   // tasks that may follow a forward before whatever takes the bytes of its offloaded units waits
+	Park   bool        `json:"park"`  // layer order: K and V of a layer are on the host until its backward
+	Ahead  int         `json:"ahead"` // number of backward layers that a layer's reload is issued in advance
 }
 
-// LongestAhead is the longest distance of a reload, in layers of backward: that of the paper, a task. One of a single layer
-// is over when the same layer of the next begins.
+// LongestAhead returns the longest distance of a reload, in backward layers: a task, as in the paper. If a
+// task has one layer, it ends when the same layer of the next begins.
 func (p *Plan) LongestAhead() int { return max(2, slices.Max(p.LayersPerStage)) }
 
-// FateOf has the letters of a task's subsequence for the k-th layer of its virtual stage.
+// FateOf returns the letters of a task's subsequence for the k-th layer of its virtual stage.
 func (p *Plan) FateOf(t Task, k int) string {
 	home := p.Home(t.Stage)
 	fate := p.Offload.Fate[home][t.Subsequence]
@@ -161,12 +161,12 @@ func (p *Plan) FateOf(t Task, k int) string {
 	return fate[(first+k)*units : (first+k+1)*units]
 }
 
-// LayerOf is the dataflow of the k-th layer of a task's virtual stage, as its fate has it.
+// LayerOf returns the dataflow of the k-th layer of a task's virtual stage, given its placement.
 func (p *Plan) LayerOf(g *graph.Model, t Task, k int) *graph.Block {
 	return g.LayerWithout(RemadeBy(p.FateOf(t, k)))
 }
 
-// RemadeBy are the units that the letters of a layer make again.
+// RemadeBy returns the units that the letters of a layer recompute.
 func RemadeBy(letters string) (remade graph.Units) {
 	for u := range len(letters) {
 		if letters[u] == FateRecompute {
@@ -176,15 +176,15 @@ func RemadeBy(letters string) (remade graph.Units) {
 	return remade
 }
 
-// Mux is the split of tasks next to bubbles over other stages' ranks.
+// Mux is the division of tasks next to bubbles among other stages' ranks.
 type Mux struct {
 	Left   bool       `json:"left"`  // tasks at the start of the pipeline, and their backwards at its end, are shared
-	Right  bool       `json:"right"` // attention of tasks before the turn, and of their backwards behind it, is shared
+	Right  bool       `json:"right"` // attention of tasks before the turnaround, and of their backwards after it, is shared
 	Stages []MuxStage `json:"stages"`
-	Pieces [][]int64  `json:"pieces,omitempty"` // [i]: tokens of the pieces of a subsequence; those behind are whole
+	Pieces [][]int64  `json:"pieces,omitempty"` // [i]: tokens of the pieces of a subsequence; later ones are whole
 }
 
-// MuxStage is what one stage lends and borrows. Counts of tasks, ranges of stages.
+// MuxStage describes the sharing of one stage, in numbers of tasks and ranges of stages.
 type MuxStage struct {
 	Left       int   `json:"left"`
 	Steady     int   `json:"steady"`
@@ -193,12 +193,12 @@ type MuxStage struct {
 	RightRange []int `json:"right_range"` // every stage of it
 	Applied    bool  `json:"applied"`
 
-	// Blocks are, for each of its last tasks that has helpers, the borders in tokens of the blocks of its keys that they take, from
-	// 0 on.
+	// Blocks holds, for each of its last tasks with helpers, the borders in tokens of the blocks of its keys
+	// that they take, starting at 0.
 	Blocks [][]int64 `json:"blocks,omitempty"`
 }
 
-// Memory is exact once codegen has placed the plan; Placed says whether it has.
+// Memory is exact once codegen has placed the plan, as Placed tells.
 type Memory struct {
 	Placed              bool       `json:"placed"`
 	DevicePeakBytes     []ir.Bytes `json:"device_peak_bytes"` // [stage]
@@ -206,26 +206,27 @@ type Memory struct {
 	DeviceCapacityBytes ir.Bytes   `json:"device_capacity_bytes"`
 	HostCapacityBytes   ir.Bytes   `json:"host_capacity_bytes"` // of one rank
 	Fits                bool       `json:"fits"`
-	Device              []ir.Peak  `json:"device_peaks,omitempty"` // [stage], what fills it where it is fullest
+	Device              []ir.Peak  `json:"device_peaks,omitempty"` // [stage], contents at the peak
 	Host                []ir.Peak  `json:"host_peaks,omitempty"`   // [stage], of one rank
 }
 
-// Time is that of a step on the cluster's cost model: simulated from the program, or estimated from the plan alone.
+// Time describes a step on the cluster's cost model: simulated from the program, or estimated from the plan
+// alone.
 type Time struct {
 	StepS            ir.Seconds   `json:"step_s"`
-	EstimateS        ir.Seconds   `json:"estimate_s"`         // of a step; what the search compares plans by
-	Simulated        bool         `json:"simulated"`          // all but EstimateS is the simulator's; else estimated, as StepS then is
-	BusyS            []ir.Seconds `json:"busy_s"`             // [stage], of a rank, on average, until the end of the pipeline
+	EstimateS        ir.Seconds   `json:"estimate_s"`         // of a step; the search compares plans by it
+	Simulated        bool         `json:"simulated"`          // all but EstimateS is simulated; otherwise estimated
+	BusyS            []ir.Seconds `json:"busy_s"`             // [stage], average of its ranks, up to the end of the pipeline
 	OptimizerS       ir.Seconds   `json:"optimizer_s"`        // from the end of the pipeline to the end of the step
-	BubbleRatio      float64      `json:"bubble_ratio"`       // idle over busy of all ranks, until the end of the pipeline
-	IdleShare        float64      `json:"idle_share"`         // idle over all time of the pipeline
-	ExposedTransferS ir.Seconds   `json:"exposed_transfer_s"` // in which the stage that waits longest waits for copies
+	BubbleRatio      float64      `json:"bubble_ratio"`       // idle divided by busy time of all ranks, up to the end of the pipeline
+	IdleShare        float64      `json:"idle_share"`         // idle time divided by all time of the pipeline
+	ExposedTransferS ir.Seconds   `json:"exposed_transfer_s"` // time that the stage with the longest waits waits for copies
 
-	CriticalPath []CriticalPart `json:"critical_path,omitempty"` // of a simulated step; its parts add up to the step
+	CriticalPath []CriticalPart `json:"critical_path,omitempty"` // of a simulated step; the parts add up to it
 }
 
-// CriticalPart is the time that a sort of work of a stage has on the critical path: the chain of work, each part waiting for the one
-// before it, that is as long as the step.
+// CriticalPart is the time of a kind of work of a stage on the critical path: the chain of work, each part
+// waiting for the one before it, that is as long as the step.
 type CriticalPart struct {
 	Work    string     `json:"work"`
 	Stage   int        `json:"stage"` // pipeline rank; -1: nothing ran
@@ -235,7 +236,7 @@ type CriticalPart struct {
 // Throughput is simulated or estimated, as Time is.
 type Throughput struct {
 	TGS        float64 `json:"tgs"`         // tokens per GPU per second
-	MFU        float64 `json:"mfu"`         // model FLOPs, attention counted causal, over the cluster's peak
+	MFU        float64 `json:"mfu"`         // model FLOPs, with causal attention, divided by the cluster's peak
 	ModelFlops float64 `json:"model_flops"` // of a step
 }
 
@@ -247,7 +248,7 @@ type Decision struct {
 	Why   string `json:"why"`
 }
 
-// New puts a request into a plan: all that is left to decide is still empty.
+// New returns a plan with the request; everything to be decided is empty.
 func New(sp *lang.Spec) *Plan {
 	p := &Plan{
 		Name: sp.Name, Spec: sp.File,
@@ -273,7 +274,7 @@ func (p *Plan) noteLine(sp *lang.Spec, key string) {
 	}
 }
 
-// Decide notes a decision and its reason. What solve has searched is not decided again by what then is given.
+// Decide records a decision and its reason. A value that solve has searched keeps the search's reason.
 func (p *Plan) Decide(pass, what, value, why string) {
 	if pass == "solve" && slices.ContainsFunc(p.Decisions, func(d Decision) bool { return d.Pass == pass && d.What == what }) {
 		return
@@ -281,7 +282,7 @@ func (p *Plan) Decide(pass, what, value, why string) {
 	p.Decisions = append(p.Decisions, Decision{pass, what, value, why})
 }
 
-// Home is the pipeline rank that has a virtual stage.
+// Home returns the pipeline rank that has a virtual stage.
 func (p *Plan) Home(stage int) int {
 	round, at := stage/p.Parallel.PP, stage%p.Parallel.PP
 	if p.Parallel.Placement == PlacedV && round%2 == 1 {
@@ -317,7 +318,7 @@ func (p *Plan) WayOf(t Task) Way {
 	return Back
 }
 
-// Splits are the backwards of a rank whose weight gradients are tasks of their own.
+// Splits returns the backwards of a rank whose weight gradients are separate tasks.
 func (p *Plan) Splits(rank int) map[Task]bool {
 	split := map[Task]bool{}
 	for _, t := range p.Tasks[rank] {
@@ -328,7 +329,7 @@ func (p *Plan) Splits(rank int) map[Task]bool {
 	return split
 }
 
-// StagesOf are the virtual stages of a pipeline rank, in their order in the model.
+// StagesOf returns the virtual stages of a pipeline rank, in their order in the model.
 func (p *Plan) StagesOf(rank int) []int {
 	var stages []int
 	for j := range p.LayersPerStage {
@@ -339,7 +340,7 @@ func (p *Plan) StagesOf(rank int) []int {
 	return stages
 }
 
-// Layers are the numbers of the layers of a virtual stage.
+// Layers returns the numbers of the layers of a virtual stage.
 func (p *Plan) Layers(stage int) []int {
 	first := 0
 	for _, n := range p.LayersPerStage[:stage] {
@@ -352,7 +353,7 @@ func (p *Plan) Layers(stage int) []int {
 	return layers
 }
 
-// LayersOf is the number of layers of a pipeline rank.
+// LayersOf returns the number of layers of a pipeline rank.
 func (p *Plan) LayersOf(rank int) int {
 	n := 0
 	for _, j := range p.StagesOf(rank) {
@@ -388,18 +389,19 @@ func (p *Plan) Span(stage int) (first, end int) {
 	return first, end
 }
 
-// Source is the task that a task's input comes from, and the pipeline rank that does it; ok is false where it comes from
-// the tokens or the loss.
+// Source returns the task that provides a task's input, and its pipeline rank; ok is false if the input comes
+// from the tokens or the loss.
 func (p *Plan) Source(t Task) (from int, source Task, ok bool) {
 	return p.neighbour(t, -1)
 }
 
-// Target is the task that goes on with a task's result, and the pipeline rank that does it, if any.
+// Target returns the task that continues with a task's result, and its pipeline rank, if any.
 func (p *Plan) Target(t Task) (to int, target Task, ok bool) {
 	return p.neighbour(t, +1)
 }
 
-// neighbour is the same task some virtual stages on in its direction; gradients of weights go nowhere.
+// neighbour returns the same task a number of virtual stages further in its direction; weight gradients go
+// nowhere.
 func (p *Plan) neighbour(t Task, on int) (int, Task, bool) {
 	switch t.Kind {
 	case WeightGrad:
@@ -414,7 +416,7 @@ func (p *Plan) neighbour(t Task, on int) (int, Task, bool) {
 	return p.Runner(t), t, true
 }
 
-// SizeOf is the shape of a task.
+// SizeOf returns the shape of a task.
 func (p *Plan) SizeOf(t Task) graph.Size {
 	z := p.Size(t.Subsequence)
 	if t.Piece > 0 {
@@ -427,7 +429,7 @@ func (p *Plan) SizeOf(t Task) graph.Size {
 	return z
 }
 
-// Size is the shape of subsequence i.
+// Size returns the shape of subsequence i.
 func (p *Plan) Size(i int) graph.Size {
 	z := graph.Size{
 		Sequence: p.Train.Sequence, Tokens: p.Subsequences.Lengths[i],
@@ -439,7 +441,7 @@ func (p *Plan) Size(i int) graph.Size {
 	return z
 }
 
-// Sizes are the shapes of all subsequences.
+// Sizes returns the shapes of all subsequences.
 func (p *Plan) Sizes() []graph.Size {
 	sizes := make([]graph.Size, p.Subsequences.N)
 	prefix := int64(0)

@@ -6,7 +6,7 @@ import (
 	"sppo.dev/lang"
 )
 
-// Problem is a fault of a request or of an edited plan.
+// Problem is an error in a request or in an edited plan.
 type Problem struct {
 	Key     string // of the spec
 	Code    lang.Code
@@ -14,12 +14,12 @@ type Problem struct {
 	Message string
 }
 
-// Fault is a problem with what a key of the spec asks for; hint is what would do instead.
+// Fault returns a problem with the value of a key of the spec; hint is a remedy.
 func Fault(key string, code lang.Code, hint, format string, args ...any) Problem {
 	return Problem{key, code, hint, fmt.Sprintf(format, args...)}
 }
 
-// Plain is the first of them, for a plan without a spec.
+// Plain returns the first of them, for a plan without a spec.
 func Plain(problems []Problem) error {
 	if len(problems) == 0 {
 		return nil

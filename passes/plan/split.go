@@ -9,7 +9,7 @@ import (
 
 // How the ranks of a stage share a layer.
 
-// Split is the part of the plan that the dataflow of one rank depends on.
+// Split returns the part of the plan on which the dataflow of one rank depends.
 func (p *Plan) Split() graph.Split {
 	stream := graph.Stream{K: slices.Contains(p.Stream.Caches, "k"), V: slices.Contains(p.Stream.Caches, "v")}
 	split := graph.Split{SP: p.Parallel.SP, Mode: p.Parallel.SPMode, Whole: p.Subsequences.N == 1, Stream: stream}
@@ -17,10 +17,10 @@ func (p *Plan) Split() graph.Split {
 	return split
 }
 
-// RowGrid is what lengths of subsequences are multiples of, so that each rank has as many rows.
+// RowGrid divides the lengths of subsequences, so that each rank has equally many rows.
 func (p *Plan) RowGrid() int64 { return p.Split().Grid() }
 
-// GridInWords says why.
+// GridInWords explains it.
 func (p *Plan) GridInWords() string {
 	if p.Split().Chunks() > 0 {
 		return fmt.Sprintf("2 * sp = %d, the chunks of zigzag order", p.RowGrid())

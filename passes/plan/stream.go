@@ -1,14 +1,14 @@
 package plan
 
-// Stream is how K and V pass through the device.
+// Stream describes how K and V pass through the device.
 type Stream struct {
-	Caches []string `json:"caches"` // of k and v those that do not stay on it
+	Caches []string `json:"caches"` // the ones of k and v that do not stay on the device
 	Block  int64    `json:"block"`  // tokens of a block
-	Early  int      `json:"early"`  // blocks that are on their way, or there, before they are needed
+	Early  int      `json:"early"`  // blocks that are loaded or in transfer before they are needed
 }
 
-// Streams reports whether K, V or both pass by.
+// Streams reports whether K, V or both stream.
 func (p *Plan) Streams() bool { return len(p.Stream.Caches) > 0 }
 
-// Streamable are K and V by the names that specs and the dataflow have for them.
+// Streamable lists K and V by the names of specs and dataflow.
 var Streamable = []string{"k", "v"}

@@ -7,23 +7,24 @@ import (
 	"sppo.dev/ir"
 )
 
-// What ranks that hold the same matrix divide among themselves: ZeRO (Rajbhandari et al. 2020). Such ranks complete the
-// gradient of a matrix in slices of its rows, whether they go on with slices or not, so that stage 1 changes no bit.
+// What ranks that hold the same matrix divide among themselves: ZeRO (Rajbhandari et al. 2020). Such ranks
+// complete the gradient of a matrix in slices of its rows, whether or not they continue with slices, so that
+// stage 1 changes no bit.
 
-// Stages of ZeRO: each divides what the one before it does, too. Embedding and head, which ranks of a stage divide by
-// vocabulary anyway, stay with the first.
+// Stages of ZeRO: each also divides what the previous one does. Embedding and head, which the ranks of a
+// stage divide by vocabulary anyway, stay with the first.
 const (
-	ZeroState     = 1 // the optimizer's state
-	ZeroGradients = 2 // a layer's gradients, which are whole only from a task's backward of the layer to its end
-	ZeroWeights   = 3 // a layer's weights, which are brought together for each visit of the layer
+	ZeroState     = 1 // the optimizer state
+	ZeroGradients = 2 // a layer's gradients, which are whole only during a task's backward of the layer
+	ZeroWeights   = 3 // a layer's weights, which are gathered for each visit of the layer
 )
 
-// OptimizerOf is the optimizer of a parameter of a block.
+// OptimizerOf returns the optimizer of a parameter of a block.
 func (p *Plan) OptimizerOf(b *graph.Block, param *graph.Param) *graph.Optimizer {
 	return graph.OptimizerOf(p.Train.Optimizer.Kind, b, param)
 }
 
-// ZeroOf is the stage that applies to a parameter of a block.
+// ZeroOf returns the stage that applies to a parameter of a block.
 func (p *Plan) ZeroOf(b *graph.Block, param *graph.Param) int {
 	switch {
 	case p.Slicing(param).Slices() == 1:
@@ -34,18 +35,20 @@ func (p *Plan) ZeroOf(b *graph.Block, param *graph.Param) int {
 	return p.Parallel.Zero
 }
 
-// Completes reports whether a backward of a layer completes its gradient over ranks, under ZeroGradients: each does in sequence
-// order, where the next layer's follows; in layer order that of the first subsequence, which is the microbatch's last.
+// Completes reports whether a backward of a layer completes its gradient over ranks under ZeroGradients. In
+// sequence order each does, because the next layer's follows; in layer order only that of the first
+// subsequence, which is the microbatch's last.
 func (p *Plan) Completes(t Task) bool { return !p.LayerOrder() || t.Subsequence == 0 }
 
-// Slicing is over how many ranks the rows of a parameter are sliced: those of a stage, then replicas. Rank (d, k) has
-// slice k*DP + d.
+// Slicing is the number of ranks over which the rows of a parameter are sliced: those of a stage, then
+// replicas. Rank (d, k) has slice k*DP + d.
 type Slicing struct{ SP, DP int64 }
 
-// Slices is their number; with one there is nothing to slice.
+// Slices returns their number; 1 means no slicing.
 func (s Slicing) Slices() int64 { return s.SP * s.DP }
 
-// Slicing is how a parameter's gradient is completed. Vectors are not worth it, and rows that do not divide stay whole.
+// Slicing returns how a parameter's gradient is completed. Vectors are too small to slice, and rows that do
+// not divide stay whole.
 func (p *Plan) Slicing(param *graph.Param) Slicing {
 	whole := Slicing{1, 1}
 	if param.Shape[1] == 1 {
@@ -63,8 +66,8 @@ func (p *Plan) Slicing(param *graph.Param) Slicing {
 	return whole
 }
 
-// divides reports whether each piece of a parameter has that many equal slices: the position table has a piece for every
-// subsequence, two in zigzag order, and as many as ranks run rows of a subsequence that they share.
+// divides reports whether each piece of a parameter has that many equal slices. The position table has a
+// piece for every subsequence, two in zigzag order, and as many as ranks run rows of a shared subsequence.
 func (p *Plan) divides(param *graph.Param, n int64) bool {
 	if param.Shard != graph.ByTokens {
 		return param.Local[0]%n == 0
@@ -76,9 +79,9 @@ func (p *Plan) divides(param *graph.Param, n int64) bool {
 	return !slices.ContainsFunc(p.Mux.Pieces, func(pieces []int64) bool { return slices.ContainsFunc(pieces, unequal) })
 }
 
-// StateBytes are those of a block's parameters on one rank, from step to step or to the end of the step: weights, gradients, and
-// what the optimizer keeps, which is its states and an f32 master where the weight cannot be it. A tied head on the embedding's
-// rank has a gradient of its own alone.
+// StateBytes returns the bytes of a block's parameters on one rank that last from step to step or to the end
+// of the step: weights, gradients, and what the optimizer keeps, which is its states and an f32 master unless
+// the weight is f32. A tied head on the embedding's rank has only its own gradient.
 func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, optimizer ir.Bytes) {
 	together := p.Home(0) == p.Home(p.Parallel.Stages()-1)
 	for i := range b.Params {
@@ -106,7 +109,7 @@ func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 	return weights, gradients, optimizer
 }
 
-// gradientBytes are those of what stays of a parameter's gradient to the end of the step.
+// gradientBytes returns the bytes of a parameter's gradient that last until the end of the step.
 func (p *Plan) gradientBytes(b *graph.Block, param *graph.Param) ir.Bytes {
 	n := ir.Bytes(param.Local[0] * param.Local[1])
 	if p.ZeroOf(b, param) >= ZeroGradients {
@@ -115,7 +118,7 @@ func (p *Plan) gradientBytes(b *graph.Block, param *graph.Param) ir.Bytes {
 	return graph.Align(n * ir.F32.Bytes())
 }
 
-// StateSlices is into how many parts the optimizer state of a block's parameter is divided.
+// StateSlices returns the number of parts into which the optimizer state of a block's parameter is divided.
 func (p *Plan) StateSlices(b *graph.Block, param *graph.Param) int64 {
 	if p.ZeroOf(b, param) < ZeroState {
 		return 1

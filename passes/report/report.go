@@ -1,4 +1,4 @@
-// Package report writes a plan for people.
+// Package report writes a plan as text.
 package report
 
 import (
@@ -16,7 +16,7 @@ import (
 	"sppo.dev/passes/words"
 )
 
-// rightInWords says who holds what.
+// rightInWords describes which stages hold keys of which others.
 func rightInWords(p *plan.Plan) string {
 	last := p.Parallel.PP - 1
 	least, most := p.Train.Sequence, int64(0)
@@ -26,15 +26,15 @@ func rightInWords(p *plan.Plan) string {
 			least, most = min(least, l.End-l.First), max(most, l.End-l.First)
 		}
 	}
-	return fmt.Sprintf("right: stages 0-%d hold blocks of %d-%d tokens of the keys of those behind them, and share the attention of their last tasks", last-1, least, most)
+	return fmt.Sprintf("right: stages 0-%d hold blocks of %d-%d tokens of the keys of later stages, and share the attention of their last tasks", last-1, least, most)
 }
 
-// Write writes a plan for people: what will be done, how long it takes, how full each stage gets and where it does
-// not fit, and why each thing was decided.
+// Write writes a plan as text: what will be done, how long it takes, how full each stage gets and where it
+// does not fit, and the reason for each decision.
 func Write(w io.Writer, p *plan.Plan) error {
 	var b strings.Builder
 	reportJob(p, &b)
-	if len(p.Time.BusyS) > 0 { // else stopped before the end
+	if len(p.Time.BusyS) > 0 { // otherwise stopped before the end
 		reportStages(p, &b)
 		reportTotals(p, &b)
 	}
@@ -47,18 +47,18 @@ func Write(w io.Writer, p *plan.Plan) error {
 	return err
 }
 
-// table aligns cells that are ended by tabs.
+// table aligns cells that end in tabs.
 func table(b *strings.Builder, rows func(line func(cells ...string))) {
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
 	rows(func(cells ...string) {
 		fmt.Fprintf(t, "  %s\n", strings.Join(cells, "\t"))
 	})
-	_ = t.Flush() // a Builder takes everything
+	_ = t.Flush() // writing to a Builder cannot fail
 }
 
 func reportJob(p *plan.Plan, b *strings.Builder) {
 	par := p.Parallel
-	fmt.Fprintf(b, "%s on %s: %s tokens a sequence, %s a step\n\n", p.Model.Name, p.Cluster.Name,
+	fmt.Fprintf(b, "%s on %s: %s tokens per sequence, %s per step\n\n", p.Model.Name, p.Cluster.Name,
 		words.Tokens(p.Train.Sequence), words.Plural(p.Train.Batch, "sequence"))
 	m := p.Model
 	table(b, func(line func(...string)) {
@@ -76,14 +76,14 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 			line("K and V", words)
 		}
 		if again := shareMadeAgain(p); again > 0 {
-			line("recompute", fmt.Sprintf("%s: %.1f%% of the type-1 bytes are made again", p.Recompute, 100*again))
+			line("recompute", fmt.Sprintf("%s: %.1f%% of the type-1 bytes are recomputed", p.Recompute, 100*again))
 		}
 		line("mux", muxInWords(p))
 	})
 	b.WriteByte('\n')
 }
 
-// muxInWords says who borrows what.
+// muxInWords describes which stages share which tasks.
 func muxInWords(p *plan.Plan) string {
 	var words []string
 	if p.Mux.Left {
@@ -104,11 +104,11 @@ func leftInWords(p *plan.Plan) string {
 		least, most = min(least, slices.Min(pieces)), max(most, slices.Max(pieces))
 	}
 	last := p.Parallel.PP - 1
-	return fmt.Sprintf("left: subsequences 0-%d are cut into %d pieces, of %d-%d tokens, up to %.1f%% off an even share; until it has a task of its own, stage j of 1-%d runs piece j+1 of every task under way",
+	return fmt.Sprintf("left: subsequences 0-%d are cut into %d pieces, of %d-%d tokens, up to %.1f%% off an even share; until it has a task of its own, stage j of 1-%d runs piece j+1 of every task in progress",
 		last-1, last+1, least, most, 100*worstRounding(p), last)
 }
 
-// worstRounding is how far a piece is from an even share of its subsequence, relative to that.
+// worstRounding returns the largest relative difference of a piece from an even share of its subsequence.
 func worstRounding(p *plan.Plan) float64 {
 	worst := 0.0
 	for x, pieces := range p.Mux.Pieces {
@@ -128,23 +128,23 @@ func subsequencesInWords(p *plan.Plan) string {
 	case len(sub.Lengths) == 0: // stopped before partition
 		return fmt.Sprint(sub.N)
 	}
-	return fmt.Sprintf("%d of %d ... %d tokens, on a grid of %d; the dearest %.2f%% above the mean",
+	return fmt.Sprintf("%d of %d ... %d tokens, on a grid of %d; the most expensive costs %.2f%% more than the average",
 		sub.N, sub.Lengths[0], sub.Lengths[sub.N-1], sub.Align, 100*sub.Imbalance)
 }
 
-// streamedInWords says what would take K and V from the host.
+// streamedInWords tells what loads K and V from the host.
 func streamedInWords(p *plan.Plan) string {
 	if p.Streams() {
-		return ", where K and V wait with their gradients: keep = [k, v] leaves them on the device"
+		return ", where K and V are kept with their gradients; keep = [k, v] keeps them on the device"
 	}
 	return ""
 }
 
-// cachesInWords says where K and V wait, where that is not the device.
+// cachesInWords tells where K and V are kept, if not on the device.
 func cachesInWords(p *plan.Plan) string {
 	switch {
 	case p.Streams():
-		return fmt.Sprintf("%s on the host, in blocks of %s tokens through the device", strings.Join(p.Stream.Caches, " and "), words.Tokens(p.Stream.Block))
+		return fmt.Sprintf("%s on the host, streamed through the device in blocks of %s tokens", strings.Join(p.Stream.Caches, " and "), words.Tokens(p.Stream.Block))
 	case p.Offload.Park:
 		return "of one layer on the device, of the others on the host"
 	}
@@ -160,7 +160,7 @@ func offloadInWords(p *plan.Plan) string {
 	}
 	switch {
 	case most == 0:
-		return p.Offload.Policy + ": activations stay on the device"
+		return p.Offload.Policy + ": all activations stay on the device"
 	case least == 1:
 		return p.Offload.Policy + ": all type-1 activations go to the host"
 	case most-least < 0.005:
@@ -169,7 +169,7 @@ func offloadInWords(p *plan.Plan) string {
 	return fmt.Sprintf("%s: %.1f%% ... %.1f%% of the type-1 bytes of a subsequence go to the host", p.Offload.Policy, 100*least, 100*most)
 }
 
-// shareMadeAgain is the part of all type-1 bytes that the backward pass makes again.
+// shareMadeAgain returns the share of all type-1 bytes that the backward pass recomputes.
 func shareMadeAgain(p *plan.Plan) float64 {
 	g := p.Graph()
 	var again, all ir.Bytes
@@ -240,15 +240,16 @@ func reportTotals(p *plan.Plan, b *strings.Builder) {
 		if t.Simulated {
 			source = fmt.Sprintf("simulated; the search estimated %s", t.EstimateS)
 		}
-		line("step", fmt.Sprintf("%s, of it %s for the optimizer (%s)", t.StepS, t.OptimizerS, source))
+		line("step", fmt.Sprintf("%s, including %s for the optimizer (%s)", t.StepS, t.OptimizerS, source))
 		line("bubble", fmt.Sprintf("%.1f%% of the busy time; stages idle %.1f%% of the pipeline's time", 100*t.BubbleRatio, 100*t.IdleShare))
 		line("exposed copies", durationOrNone(t.ExposedTransferS))
-		line("throughput", fmt.Sprintf("%.0f tokens/s a %s, %.1f%% of the peak in model FLOPs (MFU)", p.Throughput.TGS, p.Cluster.Unit(), 100*p.Throughput.MFU))
+		line("throughput", fmt.Sprintf("%.0f tokens/s per %s, %.1f%% of the peak in model FLOPs (MFU)", p.Throughput.TGS, p.Cluster.Unit(), 100*p.Throughput.MFU))
 	})
 	b.WriteByte('\n')
 }
 
-// reportPath says what a step is made of, from its start to its end: the sorts of work on its critical path, the longest first.
+// reportPath lists the components of a step from its start to its end: the kinds of work on its critical
+// path, the longest first.
 func reportPath(p *plan.Plan, b *strings.Builder) {
 	path := p.Time.CriticalPath
 	if len(path) == 0 {
@@ -289,7 +290,7 @@ func reportPath(p *plan.Plan, b *strings.Builder) {
 	b.WriteByte('\n')
 }
 
-// reportMemory says what fills each stage at its peak, and names the largest buffers of the fullest.
+// reportMemory lists what fills each stage at its peak, and the largest buffers of the fullest one.
 func reportMemory(p *plan.Plan, b *strings.Builder) {
 	for _, arena := range []struct {
 		name  string
@@ -317,10 +318,10 @@ func reportMemory(p *plan.Plan, b *strings.Builder) {
 	}
 }
 
-// mostStages are the stages that a table of parts shows; JSON has all.
+// mostStages is the number of stages in a table of parts; JSON has all.
 const mostStages = 8
 
-// partRows writes a row for each part that any of the peaks has, and their sum.
+// partRows writes a row for each part of any of the peaks, and their sum.
 func partRows(peaks []ir.Peak, line func(cells ...string)) {
 	shown := peaks[:min(len(peaks), mostStages)]
 	row := func(name string, bytes func(*ir.Peak) ir.Bytes) {
@@ -354,7 +355,7 @@ func durationOrNone(t ir.Seconds) string {
 	return t.String()
 }
 
-// reportFit says where the plan does not fit, and what fills it.
+// reportFit reports where the plan does not fit, and what fills it.
 func reportFit(p *plan.Plan, b *strings.Builder) {
 	m := p.Memory
 	if !m.Placed {
@@ -368,7 +369,7 @@ func reportFit(p *plan.Plan, b *strings.Builder) {
 	bound := memory.FootprintOf(p)
 	for s := range m.DevicePeakBytes {
 		if over := m.DevicePeakBytes[s] - m.DeviceCapacityBytes; over > 0 {
-			fmt.Fprintf(b, "  stage %d needs %s more on every device; at the peak, in %s, it holds %s\n", s, over, bound.Device[s].Task, bound.Device[s].InWords())
+			fmt.Fprintf(b, "  stage %d needs %s more on every device; its peak, in %s, consists of %s\n", s, over, bound.Device[s].Task, bound.Device[s].InWords())
 		}
 		if over := m.HostPeakBytes[s] - m.HostCapacityBytes; over > 0 {
 			fmt.Fprintf(b, "  stage %d needs %s more host memory for every rank%s\n", s, over, streamedInWords(p))
@@ -377,13 +378,13 @@ func reportFit(p *plan.Plan, b *strings.Builder) {
 	b.WriteByte('\n')
 }
 
-// mostRejected are the values of a key that the report names; JSON has all.
+// mostRejected is the number of values per key that the report lists; JSON has all.
 const mostRejected = 6
 
-// reportSearch says what else solve has looked at.
+// reportSearch lists what else solve has considered.
 func reportSearch(p *plan.Plan, b *strings.Builder) {
 	if len(p.Alternatives) > 0 {
-		b.WriteString("Next best, as estimated (this plan: " + p.Time.EstimateS.String() + "); memory is a bound:\n")
+		b.WriteString("Next best, as estimated (this plan: " + p.Time.EstimateS.String() + "); memory is an upper bound:\n")
 		table(b, func(line func(...string)) {
 			for i := range p.Alternatives {
 				a := &p.Alternatives[i]
@@ -395,7 +396,7 @@ func reportSearch(p *plan.Plan, b *strings.Builder) {
 	if len(p.Rejected) == 0 {
 		return
 	}
-	b.WriteString("Not taken, and how much longer a step is estimated to be, or what lacks at least:\n")
+	b.WriteString("Rejected, with the estimated slowdown or the least missing memory:\n")
 	table(b, func(line func(...string)) {
 		for first := 0; first < len(p.Rejected); {
 			end := first

@@ -38,11 +38,11 @@ func TestRingConflicts(t *testing.T) {
 		words, key string
 		set        []string
 	}{
-		{lang.NotYet, "a ring of K and V that stream", "schedule.keep", []string{"schedule.keep=[]"}},
-		{lang.NotYet, "K and V go round", "schedule.mux", []string{"schedule.mux=left"}},
+		{lang.NotYet, "sp_mode = ring with K and V that stream", "schedule.keep", []string{"schedule.keep=[]"}},
+		{lang.NotYet, "sp_mode = ring with shared tasks", "schedule.mux", []string{"schedule.mux=left"}},
 		{lang.BadAlign, "align = 2 is not a multiple of 2 * sp = 4", "schedule.align", []string{"schedule.align=2"}},
-		{lang.Indivisible, "sequence = 254 does not divide by 2 * sp = 4", "train.sequence", []string{"train.sequence=254"}},
-		{lang.Indivisible, "a subsequence of 126 tokens does not divide by 2 * sp = 4", "schedule.subsequences[0]", []string{"schedule.subsequences=[126, 130]", "schedule.align=auto", "train.sequence=256"}},
+		{lang.Indivisible, "sequence = 254 is not divisible by 2 * sp = 4", "train.sequence", []string{"train.sequence=254"}},
+		{lang.Indivisible, "a subsequence of 126 tokens is not divisible by 2 * sp = 4", "schedule.subsequences[0]", []string{"schedule.subsequences=[126, 130]", "schedule.align=auto", "train.sequence=256"}},
 	} {
 		set := append([]string{"schedule.sp_mode=ring", "schedule.align=4"}, c.set...)
 		plantest.Expect(t, plantest.Load(t, "gpt-docs.sppo", set...), c.code, c.words, c.key, c.words)

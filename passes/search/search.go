@@ -454,11 +454,11 @@ func class(n *node) string {
 func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 	if s.ended && winner.need.Lack(winner.plan.Memory) != nil {
 		p.Decide("solve", "search", "not exhausted", fmt.Sprintf(
-			"nothing that fits was found among %d candidates, %d of them planned in full; not all were looked at", s.made, s.exact))
+			"nothing that fits was found among %d candidates, %d of them planned in full; the search ended early", s.made, s.exact))
 	}
 	if s.proved > searchGap+searchHandicap {
 		p.Decide("solve", "search", fmt.Sprintf("within %.1f%% of the best", 100*s.proved), fmt.Sprintf(
-			"%d candidates, %d of them planned in full; the bounds on what is left do not rule out a faster one", s.made, s.exact))
+			"%d candidates, %d of them planned in full; a faster plan among the rest is not ruled out", s.made, s.exact))
 	}
 	for _, n := range alternatives {
 		a := plan.Alternative{StepS: n.plan.Time.StepS}
@@ -491,7 +491,7 @@ func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 		p.Rejected = append(p.Rejected, found...)
 		why := reason(found, winner)
 		if len(found) == 0 && i >= levelOfKept && winner.plan == winner.bare {
-			why = "auto: there is room for it, and nothing takes less time"
+			why = "auto: memory allows it, and nothing is faster"
 		}
 		pinned(p, d, value, why)
 	}
@@ -549,7 +549,7 @@ func (s *search) rejections(d *dimension, taken string) []plan.Rejection {
 	return out
 }
 
-const onlyPossible = "auto: all that is possible"
+const onlyPossible = "auto: the only possibility"
 
 // reason is why a value was taken.
 func reason(others []plan.Rejection, winner *node) string {
@@ -557,11 +557,11 @@ func reason(others []plan.Rejection, winner *node) string {
 		return onlyPossible
 	}
 	if winner.need.Lack(winner.plan.Memory) != nil && !winner.plan.Memory.Fits {
-		return "auto: nothing fits, and with this the least lacks"
+		return "auto: nothing fits, and this has the smallest shortfall"
 	}
 	next := &others[0]
 	if next.StepS == 0 {
-		return fmt.Sprintf("auto: nothing else fits; with %s %s at least", next.Value, next.Than(0))
+		return fmt.Sprintf("auto: nothing else fits; with %s, %s", next.Value, next.Than(0))
 	}
 	than := next.Than(winner.plan.Time.StepS)
 	if strings.HasSuffix(than, "fast") || strings.HasSuffix(than, "faster") {

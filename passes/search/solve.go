@@ -16,17 +16,17 @@ import (
 	"sppo.dev/passes/words"
 )
 
-// Until predictions choose among sizes, `auto` is a plain value that this file states.
+// Until predictions choose among sizes, `auto` is a plain value given here.
 const (
-	tokensPerTaskWanted = 8 << 10 // length of a subsequence that keeps a GPU busy and its bubbles small
+	tokensPerTaskWanted = 8 << 10 // subsequence length that keeps a GPU busy and its bubbles small
 	alignWanted         = 128     // rows of a tile
-	stepsPerSubsequence = 4       // grid steps that the shortest subsequence has at least, so that rounding stays small
+	stepsPerSubsequence = 4       // minimum grid steps of the shortest subsequence, so that rounding stays small
 )
 
-// Run fills in what the spec leaves to it: search.go says how.
+// Run fills in what the spec leaves open, as described in search.go.
 //
-// Input: the request. Output: Schedule with every dimension pinned, Parallel, LayersPerStage, Recompute, Subsequences.N and
-// Align; Alternatives and Rejected.
+// Input: the request. Output: Schedule with every dimension pinned, Parallel, LayersPerStage, Recompute,
+// Subsequences.N and Align; Alternatives and Rejected.
 func Run(c *pass.Context, p *plan.Plan) error {
 	if err := c.Diagnose(strategy.Problems(p)); err != nil {
 		return err
@@ -41,8 +41,8 @@ func Run(c *pass.Context, p *plan.Plan) error {
 	return size(c, p, s.bounds)
 }
 
-// size works out what follows from a request whose dimensions are pinned. Where no candidate is a plan some are open; then the
-// least is taken, and refused.
+// size computes what follows from a request whose dimensions are pinned. If no candidate is a plan some are
+// open; then the smallest values are taken, and refused.
 func size(c *pass.Context, p *plan.Plan, b *bounds) error {
 	solveParallel(p)
 	solveSubsequences(p)
@@ -55,17 +55,17 @@ func size(c *pass.Context, p *plan.Plan, b *bounds) error {
 	}
 	p.Recompute = cmp.Or(p.Schedule.Recompute, plan.PolicyAuto) // which the pass offload weighs against copies
 	if p.Recompute != graph.RecomputeNone && p.Recompute != plan.PolicyAuto {
-		p.Decide("solve", "recompute", p.Recompute, "given: that much less is kept between forward and backward, and made again")
+		p.Decide("solve", "recompute", p.Recompute, "given: these units are recomputed instead of being kept between forward and backward")
 	}
 	cut := *p
 	cut.Subsequences.Lengths = b.lengthsOf(p)
 	b.staged(&cut)
 	p.LayersPerStage = cut.LayersPerStage
-	p.Decide("solve", "layers_per_stage", layersInWords(p.LayersPerStage), "as even as can be in time, embedding and loss counted; of equals the first stages hold one more")
+	p.Decide("solve", "layers_per_stage", layersInWords(p.LayersPerStage), "balanced by predicted time, including embedding and loss; ties go to the first stages")
 	return nil
 }
 
-// recomputeOf is the policy of a request, which is the fastest where it is open.
+// recomputeOf returns the policy of a request; if it is open, the fastest.
 func recomputeOf(s lang.Schedule) string {
 	if s.Recompute == "" || s.Recompute == "auto" {
 		return graph.RecomputeNone
@@ -87,7 +87,7 @@ func solveParallel(p *plan.Plan) {
 	if par.DP == 0 {
 		par.DP = 1
 	}
-	p.Decide("solve", "dp", fmt.Sprint(par.DP), given(s.DP != 0, "auto is 1: ranks that are left serve the pipeline of one sequence"))
+	p.Decide("solve", "dp", fmt.Sprint(par.DP), given(s.DP != 0, "auto is 1: the other ranks serve the pipeline of one sequence"))
 	par.Order = plan.OrderSequence
 	if s.Order == plan.OrderLayer {
 		solveLayerOrder(p, &par)
@@ -97,7 +97,7 @@ func solveParallel(p *plan.Plan) {
 	}
 	p.Decide("solve", "pp", fmt.Sprint(par.PP), given(s.PP != 0, "auto is a stage for every rank that sp and dp leave, as long as each has a layer"))
 	if par.Placement == plan.PlacedV {
-		p.Decide("solve", "placement", par.Placement, "of the strategy: the virtual stages lie there and back, so that the first rank also has the last")
+		p.Decide("solve", "placement", par.Placement, "from the strategy: the virtual stages are placed there and back, so that the first rank also has the last")
 	}
 	par.Microbatches = p.Train.Batch / (par.DP * par.Microbatch)
 	p.Parallel = par
@@ -105,15 +105,15 @@ func solveParallel(p *plan.Plan) {
 	solveZero(p)
 }
 
-// solveLayerOrder makes virtual stages of the one stage, which all subsequences pass one after another.
+// solveLayerOrder makes virtual stages of the single stage, which all subsequences pass one after another.
 func solveLayerOrder(p *plan.Plan, par *plan.Parallel) {
 	par.Order = plan.OrderLayer
 	par.PP = max(1, par.PP)
-	why := "given: all subsequences pass a layer before the next, so that the device holds K and V of one layer"
+	why := "given: all subsequences pass a layer before the next, so the device holds K and V of one layer"
 	if p.Schedule.VirtualStages == 0 {
 		par.VirtualStages = p.Model.Layers
 	} else {
-		why = fmt.Sprintf("given: all subsequences pass one of %d groups of layers before the next, so that the device holds K and V of one group", par.VirtualStages)
+		why = fmt.Sprintf("given: all subsequences pass one of %d groups of layers before the next, so the device holds K and V of one group", par.VirtualStages)
 	}
 	p.Decide("solve", "order", plan.OrderLayer, why)
 }
@@ -128,9 +128,9 @@ func solveSubsequences(p *plan.Plan) {
 	case !req.Auto && req.Count > 0:
 		out.N = req.Count
 	case strategy.Of(p).Sliced != "":
-		out.N, why = 1, "the strategy takes whole sequences"
+		out.N, why = 1, "the strategy needs whole sequences"
 	case p.Schedule.Offload.Policy == "list":
-		out.N, why = len(p.Schedule.Offload.Alpha), "one for each share that offload lists"
+		out.N, why = len(p.Schedule.Offload.Alpha), "one for each share in the list of offload"
 	default:
 		grid := max(int64(p.Schedule.Align), p.RowGrid())
 		n := max((seq+tokensPerTaskWanted-1)/tokensPerTaskWanted, int64(p.Parallel.PP))
@@ -146,7 +146,8 @@ func solveSubsequences(p *plan.Plan) {
 	p.Decide("solve", "align", fmt.Sprint(out.Align), fmt.Sprintf("auto is %d, or less so that the shortest subsequence has %d steps of it; a multiple of sp", alignWanted, stepsPerSubsequence))
 }
 
-// autoAlign halves the grid until every subsequence has enough steps of it, or until it is what ranks need.
+// autoAlign halves the grid until every subsequence has enough steps of it, or until it is what ranks
+// require.
 func autoAlign(p *plan.Plan) int64 {
 	least := p.RowGrid()
 	align := least
@@ -194,7 +195,7 @@ func given(is bool, auto string) string {
 	return auto
 }
 
-// layersInWords is the list of layers, as long as it is short.
+// layersInWords returns the list of layers, or a summary of a long one.
 func layersInWords(layers []int) string {
 	least, most := slices.Min(layers), slices.Max(layers)
 	switch {
@@ -206,7 +207,7 @@ func layersInWords(layers []int) string {
 	return fmt.Sprintf("%d to %d on %d", least, most, len(layers))
 }
 
-// sizeProblems are what is wrong with sizes, chosen or edited, that everything later relies on.
+// sizeProblems returns the problems of sizes, chosen or edited, on which everything later relies.
 func sizeProblems(p *plan.Plan) []plan.Problem {
 	found := modelProblems(p)
 	if len(found) > 0 {
@@ -219,7 +220,7 @@ func sizeProblems(p *plan.Plan) []plan.Problem {
 	}
 	par, m, seq := p.Parallel, p.Model, p.Train.Sequence
 	if par.SP < 1 || par.PP < 1 || par.DP < 1 || par.VirtualStages < 1 || par.Microbatch < 1 {
-		return append(found, plan.Fault("schedule.sp", lang.OutOfRange, "", "sizes are at least 1: sp %d, pp %d, dp %d, virtual_stages %d, microbatch %d",
+		return append(found, plan.Fault("schedule.sp", lang.OutOfRange, "", "sizes must be at least 1: sp %d, pp %d, dp %d, virtual_stages %d, microbatch %d",
 			par.SP, par.PP, par.DP, par.VirtualStages, par.Microbatch))
 	}
 	gpus := p.Cluster.GPUs()
@@ -227,11 +228,11 @@ func sizeProblems(p *plan.Plan) []plan.Problem {
 	add(tooMany, plan.Fault("schedule.pp", lang.TooManyRanks, fmt.Sprintf("the product of sp, pp and dp is at most %d", gpus),
 		"sp %d x pp %d x dp %d make %d ranks, and the cluster has %s", par.SP, par.PP, par.DP, par.Ranks(), words.Plural(gpus, p.Cluster.Unit())))
 	add(par.Placement != plan.PlacedRound && par.Placement != plan.PlacedV && par.Placement != "", plan.Fault("schedule.strategy", lang.UnknownName, plan.PlacedRound+" or "+plan.PlacedV,
-		"virtual stages have no placement %q", par.Placement))
+		"unknown placement %q of virtual stages", par.Placement))
 	stages := par.PP * par.VirtualStages
 	add(stages > m.Layers, plan.Fault("schedule.pp", lang.TooFewLayers, fmt.Sprintf("at most %d stages", m.Layers),
-		"%d stages want as many layers, and the model has %d", stages, m.Layers))
-	add(p.LayerOrder() && par.PP > 1, plan.Fault("schedule.order", lang.Conflict, "pp = 1, or order = sequence", "order = layer works within one stage, and pp = %d", par.PP))
+		"%d stages need as many layers, and the model has %d", stages, m.Layers))
+	add(p.LayerOrder() && par.PP > 1, plan.Fault("schedule.order", lang.Conflict, "pp = 1, or order = sequence", "order = layer needs a single stage, not pp = %d", par.PP))
 	found = append(found, splitProblems(p)...)
 	found = append(found, streamProblems(p)...)
 	found = append(found, zeroProblems(p)...)
@@ -239,11 +240,11 @@ func sizeProblems(p *plan.Plan) []plan.Problem {
 	add(int64(p.Train.Batch)%each != 0 || p.Train.Batch < 1, plan.Fault("train.batch", lang.Indivisible, "batch = "+words.NearMultiples(int64(p.Train.Batch), each),
 		"batch = %d is not a multiple of dp * microbatch = %d", p.Train.Batch, each))
 	add(seq%p.RowGrid() != 0, plan.Fault("train.sequence", lang.Indivisible, "sequence = "+words.NearMultiples(seq, p.RowGrid()),
-		"sequence = %d does not divide by %s", seq, p.GridInWords()))
+		"sequence = %d is not divisible by %s", seq, p.GridInWords()))
 	return append(found, gridProblems(p)...)
 }
 
-// modelProblems are what the language has ruled out, and an edited plan has not.
+// modelProblems returns problems that the language has excluded, but an edited plan may have.
 func modelProblems(p *plan.Plan) []plan.Problem {
 	m := p.Model
 	const most = 1 << 40
@@ -262,7 +263,7 @@ func modelProblems(p *plan.Plan) []plan.Problem {
 	var found []plan.Problem
 	oneOf := func(key, value string, of ...string) {
 		if !slices.Contains(of, value) {
-			found = append(found, plan.Fault(key, lang.UnknownName, strings.Join(of, " or "), "there is no %q", value))
+			found = append(found, plan.Fault(key, lang.UnknownName, strings.Join(of, " or "), "unknown value %q", value))
 		}
 	}
 	if p.Recompute != "" { // before solve has run
@@ -274,11 +275,11 @@ func modelProblems(p *plan.Plan) []plan.Problem {
 	return found
 }
 
-// mostTasks bounds the forwards of layers in a step, each some 150 instructions with its backward: what a compiler holds in
-// the memory of a workstation.
+// mostTasks limits the forwards of layers in a step, each about 150 instructions with its backward, to what a
+// compiler can hold in the memory of a workstation.
 const mostTasks = 150_000
 
-// taskLayers is how often each subsequence passes a layer in a step.
+// taskLayers returns how often each subsequence passes a layer in a step.
 func taskLayers(p *plan.Plan) int64 { return int64(max(1, p.Model.Layers*p.Parallel.Microbatches)) }
 
 func gridProblems(p *plan.Plan) []plan.Problem {
@@ -312,19 +313,19 @@ func lengthProblems(p *plan.Plan) []plan.Problem {
 		sum += n
 		key := fmt.Sprintf("schedule.subsequences[%d]", i)
 		if n < 1 || n%grid != 0 {
-			return []plan.Problem{plan.Fault(key, lang.Indivisible, words.NearMultiples(n, grid), "a subsequence of %s does not divide by %s", words.Plural(int(n), "token"), p.GridInWords())}
+			return []plan.Problem{plan.Fault(key, lang.Indivisible, words.NearMultiples(n, grid), "a subsequence of %s is not divisible by %s", words.Plural(int(n), "token"), p.GridInWords())}
 		}
 		if n%align != 0 && i < len(lengths)-1 {
 			return []plan.Problem{plan.Fault(key, lang.BadAlign, words.NearMultiples(n, align), "a subsequence of %s is not a multiple of align = %d", words.Plural(int(n), "token"), align)}
 		}
 	}
 	if sum != p.Train.Sequence {
-		return []plan.Problem{plan.Fault("schedule.subsequences", lang.LengthsSum, "", "the lengths sum to %d, and sequence = %d", sum, p.Train.Sequence)}
+		return []plan.Problem{plan.Fault("schedule.subsequences", lang.LengthsSum, "", "the lengths add up to %d, but sequence = %d", sum, p.Train.Sequence)}
 	}
 	return nil
 }
 
-// Check: sizes fit the cluster and the model, and stages hold all layers.
+// Check checks that sizes fit the cluster and the model, and that stages hold all layers.
 func Check(_ *pass.Context, p *plan.Plan) error {
 	if err := plan.Plain(sizeProblems(p)); err != nil {
 		return err
@@ -340,15 +341,15 @@ func Check(_ *pass.Context, p *plan.Plan) error {
 		sum += n
 	}
 	if sum != p.Model.Layers {
-		return fmt.Errorf("layers_per_stage sums to %d, and the model has %d layers", sum, p.Model.Layers)
+		return fmt.Errorf("layers_per_stage adds up to %d, but the model has %d layers", sum, p.Model.Layers)
 	}
 	if want := p.Train.Batch / (p.Parallel.DP * p.Parallel.Microbatch); p.Parallel.Microbatches != want {
-		return fmt.Errorf("microbatches is %d: batch / (dp * microbatch) is %d", p.Parallel.Microbatches, want)
+		return fmt.Errorf("microbatches is %d, but batch / (dp * microbatch) is %d", p.Parallel.Microbatches, want)
 	}
 	return nil
 }
 
-// solveSPMode takes the request; with one rank a stage the modes are the same.
+// solveSPMode takes the request; with one rank per stage all modes are equal.
 func solveSPMode(p *plan.Plan) {
 	p.Parallel.SPMode = graph.ModeMegatron
 	if why, ok := splitDocs[p.Schedule.SPMode]; ok {
@@ -357,27 +358,27 @@ func solveSPMode(p *plan.Plan) {
 	}
 }
 
-// splitDocs are the reasons of modes other than the plainest.
+// splitDocs are the reasons of all modes but the plainest.
 var splitDocs = map[string]string{
-	graph.ModeUlysses: "every rank holds the weights of a layer whole, and rows are exchanged for heads around attention",
-	graph.ModeRing:    "every rank holds the weights of a layer whole and two chunks of each subsequence in zigzag order, and keys and values go round for attention",
+	graph.ModeUlysses: "every rank holds the whole weights of a layer, and rows are exchanged for heads around attention",
+	graph.ModeRing:    "every rank holds the whole weights of a layer and two chunks of each subsequence in zigzag order; keys and values are passed around for attention",
 }
 
-// splitProblems are faults of the split of a layer over the ranks of a stage.
+// splitProblems returns problems of the division of a layer among the ranks of a stage.
 func splitProblems(p *plan.Plan) []plan.Problem {
 	var found []plan.Problem
 	sp, m := p.Parallel.SP, p.Model
 	if mode := p.Parallel.SPMode; mode != "" && !slices.Contains(graph.SPModes, mode) { // empty: megatron, in plans written before there was a choice
-		return []plan.Problem{plan.Fault("schedule.sp_mode", lang.UnknownName, strings.Join(graph.SPModes, " or "), "there is no %q", mode)}
+		return []plan.Problem{plan.Fault("schedule.sp_mode", lang.UnknownName, strings.Join(graph.SPModes, " or "), "unknown value %q", mode)}
 	}
 	if p.Split().Chunks() > 0 {
 		return ringProblems(p)
 	}
 	if m.Heads%sp != 0 {
-		return append(found, plan.Fault("schedule.sp", lang.Indivisible, "sp = "+words.NearDivisors(m.Heads, sp)+", or sp_mode = ring", "%d heads do not divide by sp = %d", m.Heads, sp))
+		return append(found, plan.Fault("schedule.sp", lang.Indivisible, "sp = "+words.NearDivisors(m.Heads, sp)+", or sp_mode = ring", "%d heads are not divisible by sp = %d", m.Heads, sp))
 	}
 	if m.KVHeads%sp != 0 && sp%m.KVHeads != 0 {
-		found = append(found, plan.Fault("schedule.sp", lang.Indivisible, "kv_heads must divide sp or be divided by it; or sp_mode = ring",
+		found = append(found, plan.Fault("schedule.sp", lang.Indivisible, "kv_heads must divide sp or be a multiple of it; or sp_mode = ring",
 			"%d key and value heads cannot be shared evenly by sp = %d", m.KVHeads, sp))
 	}
 	if m.QKNorm == lang.QKNormAll && p.Parallel.SPMode != graph.ModeUlysses && sp > m.KVHeads {
@@ -387,21 +388,23 @@ func splitProblems(p *plan.Plan) []plan.Problem {
 	return found
 }
 
-// ringProblems are what else asks for K and V that ranks of a stage pass round, each with the nearest thing that does not.
+// ringProblems returns requests that conflict with passing K and V around the ranks of a stage, each with the
+// nearest one that works.
 func ringProblems(p *plan.Plan) []plan.Problem {
 	if p.Streams() {
-		return []plan.Problem{plan.Fault("schedule.keep", lang.NotYet, "for now keep = [k, v], or sp_mode = ulysses", "a ring of K and V that stream from the host is not implemented yet")}
+		return []plan.Problem{plan.Fault("schedule.keep", lang.NotYet, "for now keep = [k, v], or sp_mode = ulysses", "sp_mode = ring with K and V that stream from the host is not implemented yet")}
 	}
 	if m := p.Schedule.Mux; p.Mux.Left || p.Mux.Right || m == "on" || m == "left" || m == "right" {
-		return []plan.Problem{plan.Fault("schedule.mux", lang.NotYet, "for now mux = off, or sp_mode = ulysses", "sharing the tasks of stages whose K and V go round is not implemented yet")}
+		return []plan.Problem{plan.Fault("schedule.mux", lang.NotYet, "for now mux = off, or sp_mode = ulysses", "sp_mode = ring with shared tasks is not implemented yet")}
 	}
 	return nil
 }
 
-// mostLoads bounds the blocks that a step's forwards bring back, each some ten instructions with its backward.
+// mostLoads limits the blocks that a step's forwards load, each about ten instructions with its backward.
 const mostLoads = 200_000
 
-// solveStream takes the request, and makes blocks as long as an average subsequence, or longer where there would be too many.
+// solveStream takes the request, and makes blocks as long as an average subsequence, or longer if there would
+// be too many.
 func solveStream(p *plan.Plan) {
 	p.Stream = plan.Stream{Caches: []string{}}
 	for _, name := range plan.Streamable {
@@ -414,7 +417,7 @@ func solveStream(p *plan.Plan) {
 	}
 	if p.Subsequences.N == 1 {
 		p.Stream.Caches = []string{}
-		p.Decide("solve", "stream", "none", "K and V of a sequence in one piece are activations like any other: offload moves them")
+		p.Decide("solve", "stream", "none", "K and V of an undivided sequence are ordinary activations: offload moves them")
 		return
 	}
 	n, align, seq := int64(p.Subsequences.N), max(1, p.Subsequences.Align), p.Train.Sequence
@@ -422,10 +425,10 @@ func solveStream(p *plan.Plan) {
 	block := max((seq+n-1)/n, visits*seq/(2*mostLoads))
 	p.Stream.Block, p.Stream.Early = (block+align-1)/align*align, 2
 	p.Decide("solve", "stream", words.List(p.Stream.Caches),
-		fmt.Sprintf("given: earlier tokens come from the host in blocks of %s for each layer of each subsequence, in backward with their gradients", words.Tokens(p.Stream.Block)))
+		fmt.Sprintf("given: earlier tokens are loaded from the host in blocks of %s for each layer of each subsequence, in the backward pass with their gradients", words.Tokens(p.Stream.Block)))
 }
 
-// streamProblems are faults of the request for streaming, or of an edited plan's.
+// streamProblems returns problems of the request for streaming, or of an edited plan's.
 func streamProblems(p *plan.Plan) []plan.Problem {
 	s := p.Stream
 	if !p.Streams() {
@@ -433,22 +436,22 @@ func streamProblems(p *plan.Plan) []plan.Problem {
 	}
 	for i, name := range s.Caches {
 		if !slices.Contains(plan.Streamable, name) || slices.Contains(s.Caches[:i], name) {
-			return []plan.Problem{plan.Fault("schedule.keep", lang.UnknownName, "k or v, each once", "%q does not stream", name)}
+			return []plan.Problem{plan.Fault("schedule.keep", lang.UnknownName, "k or v, each once", "%q cannot be streamed", name)}
 		}
 	}
 	if s.Block < 1 || s.Early < 1 {
-		return []plan.Problem{plan.Fault("schedule.keep", lang.OutOfRange, "both are at least 1", "blocks of %d tokens are to come %d blocks early", s.Block, s.Early)}
+		return []plan.Problem{plan.Fault("schedule.keep", lang.OutOfRange, "both must be at least 1", "blocks of %d tokens are to be loaded %d blocks in advance", s.Block, s.Early)}
 	}
 	if m := p.Schedule.Mux; p.Schedule.SharesTasks() {
-		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or mux = off", "K and V that stream from a rank's host cannot be shared with other stages, and mux = %s does that", m)}
+		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or mux = off", "K and V that stream from a rank's host cannot be shared with other stages, as mux = %s requires", m)}
 	}
 	if s := strategy.Of(p); s.Late {
-		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or strategy = sppo", "K and V stream with their gradients through whole backwards, and strategy = %s cuts them in two", s.Name)}
+		return []plan.Problem{plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or strategy = sppo", "K and V stream with their gradients through whole backwards, which strategy = %s splits", s.Name)}
 	}
 	return nil
 }
 
-// solveZero decides whether ranks keep the state of their slice alone.
+// solveZero decides whether ranks keep only the state of their slice.
 func solveZero(p *plan.Plan) {
 	shared := p.Parallel.DP > 1 || p.Split().Replicates()
 	why := "given"
@@ -464,17 +467,17 @@ func solveZero(p *plan.Plan) {
 	}
 }
 
-// zeroDocs are the reasons of a stage.
+// zeroDocs are the reasons of the stages.
 var zeroDocs = [...]string{
-	"every rank keeps the state of all that it holds",
+	"every rank keeps the state of everything it holds",
 	"ranks that hold the same matrix divide its optimizer state, at no more traffic",
-	"ranks that hold the same matrix divide its gradient, too, and complete it as soon as another layer's turn comes",
-	"ranks that hold the same matrix divide the weight itself, and bring it together before each forward and backward of its layer",
+	"ranks that hold the same matrix also divide its gradient, and complete it when the backward pass moves to another layer",
+	"ranks that hold the same matrix divide the weight itself, and gather it before each forward and backward of its layer",
 }
 
 func zeroProblems(p *plan.Plan) []plan.Problem {
 	if z := p.Parallel.Zero; z < 0 || z >= len(zeroDocs) {
-		return []plan.Problem{plan.Fault("schedule.zero", lang.OutOfRange, "0 to 3", "ZeRO has stages 1 to 3, and 0 is none: there is no %d", z)}
+		return []plan.Problem{plan.Fault("schedule.zero", lang.OutOfRange, "0 to 3", "ZeRO has stages 1 to 3, and 0 for none; there is no %d", z)}
 	}
 	return nil
 }

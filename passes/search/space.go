@@ -46,7 +46,7 @@ var dimensions = []dimension{
 	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
 	plainly("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes)),
 	{key: "schedule.align", text: alignText, values: asSizesHaveIt, detail: true,
-		tight: "auto: the usual grid makes the first subsequence longer, and what it holds does not fit or takes longer to keep elsewhere"},
+		tight: "auto: the usual grid makes the first subsequence longer, and its bytes do not fit or take longer to keep elsewhere"},
 	{key: "schedule.keep", text: keepText, values: (*space).keeps, plain: "[k, v]"},
 	weighed(choice("schedule.recompute", func(s *lang.Schedule) *string { return &s.Recompute }, always(
 		graph.RecomputeNone, graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull))),

@@ -1,5 +1,5 @@
-// Package strategy has the orders in which ranks may run their tasks, a row of All for each, by the names of the papers
-// and systems that brought them.
+// Package strategy has the orders in which ranks may run their tasks, a row of All for each, named after the
+// papers and systems that introduced them.
 package strategy
 
 import (
@@ -12,23 +12,24 @@ import (
 	"sppo.dev/passes/words"
 )
 
-// Strategy is an order of tasks that has a name.
+// Strategy is a named order of tasks.
 type Strategy struct {
 	Name     string
-	doc      string                            // why one would want it: the reason of the decision
-	Sliced   string                            // what to take instead for subsequences; empty where it knows them
-	Stages   StageCount                        // virtual stages of a rank
-	Placed   string                            // how they lie on the ranks
-	Rounds   bool                              // takes a sequence as one, in rounds of subsequences through the virtual stages of a rank
-	Late     bool                              // puts gradients of weights off
+	doc      string                            // its advantage: the reason of the decision
+	Sliced   string                            // the alternative for subsequences; empty if it supports them
+	Stages   StageCount                        // virtual stages per rank
+	Placed   string                            // their placement on the ranks
+	Rounds   bool                              // takes a sequence at once, in rounds of subsequences through the virtual stages of a rank
+	Late     bool                              // defers weight gradients (zero-bubble)
 	Same     string                            // the strategy that the search tries instead: the same orders with other values of other keys
 	Reversed bool                              // backwards run from the last microbatch to the first
 	Turns    Turning                           // microbatches between whose forwards and backwards a rank has nothing else to do
-	batch    func(p *plan.Plan) []plan.Problem // batches that the order does not go with; nil: there are none
+	batch    func(p *plan.Plan) []plan.Problem // batches that the order does not support; nil: none
 	order    func(p *plan.Plan, rank int) []plan.Task
 }
 
-// Turning says which microbatches turn round with the rank waiting: all forwards of it, or of all, come before what follows.
+// Turning describes the microbatches for whose turnaround the rank waits: all forwards of one, or of all,
+// precede what follows.
 type Turning int
 
 const (
@@ -37,10 +38,10 @@ const (
 	EachTurn                // one microbatch follows another
 )
 
-// StageCount are the virtual stages that a strategy knows: as many as layers are there for where most is 0.
+// StageCount is the supported range of virtual stages; Most = 0 means as many as there are layers.
 type StageCount struct{ Least, Most int }
 
-// Has reports whether a strategy knows n virtual stages.
+// Has reports whether a strategy supports n virtual stages.
 func (c StageCount) Has(n int) bool { return n >= c.Least && (c.Most == 0 || n <= c.Most) }
 
 var (
@@ -50,47 +51,47 @@ var (
 	twoStages   = StageCount{2, 2}
 )
 
-// All are the orders that schedule knows, by the names of the papers and systems that brought them.
+// All lists the orders, named after the papers and systems that introduced them.
 var All = []Strategy{
 	{
 		Name: "sppo", Stages: AnyStages, Placed: plan.PlacedRound, Rounds: true, Turns: EachTurn, order: OneSequence,
-		doc: "one sequence at a time, all subsequences forward, then all backward in reverse: K and V of one microbatch live at a time",
+		doc: "one sequence at a time, all subsequences forward, then all backward in reverse: K and V of one microbatch are live at a time",
 	},
 	{
 		Name: "interleaved-sppo", Same: "sppo", Stages: interleaved, Placed: plan.PlacedRound, Rounds: true, Turns: EachTurn, order: OneSequence,
-		doc: "sppo with several virtual stages a rank: the bubble shrinks by as much, and no more activations live",
+		doc: "sppo with several virtual stages per rank, which divide the bubble by their number; no more activations are live",
 	},
 	{
 		Name: "overlapped-sppo", Stages: AnyStages, Placed: plan.PlacedRound, Rounds: true, order: overlapped,
-		doc: "one sequence behind another, the next one begun while this one turns round: one bubble for the batch, K and V of at most two microbatches live",
+		doc: "one sequence after another, the next one begun while this one turns around: one bubble per batch, K and V of at most two microbatches are live",
 	},
 	{
 		Name: "terapipe", Stages: AnyStages, Placed: plan.PlacedRound, Turns: LastTurn, order: allForward,
-		doc: "all subsequences of all microbatches forward, then all backward: one bubble for the batch, and all activations live at the turn",
+		doc: "all subsequences of all microbatches forward, then all backward: one bubble per batch, and all activations are live at the turnaround",
 	},
 	{
 		Name: "gpipe", Same: "terapipe", Sliced: "terapipe", Stages: oneStage, Placed: plan.PlacedRound, Turns: LastTurn, order: allForward,
-		doc: "all microbatches forward, then all backward: one bubble for the batch, and all activations live at the turn",
+		doc: "all microbatches forward, then all backward: one bubble per batch, and all activations are live at the turnaround",
 	},
 	{
 		Name: "looped-bfs", Same: "terapipe", Sliced: "terapipe", Stages: AnyStages, Placed: plan.PlacedRound, Reversed: true, Turns: LastTurn, order: loopedBFS,
-		doc: "all microbatches forward through one virtual stage after another, then all backward from the last microbatch to the first: one bubble for the batch, and all activations live at the turn",
+		doc: "all microbatches forward through one virtual stage after another, then all backward from the last microbatch to the first: one bubble per batch, and all activations are live at the turnaround",
 	},
 	{
 		Name: "1f1b", Same: "seq1f1b", Sliced: "seq1f1b", Stages: AnyStages, Placed: plan.PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
-		doc: "one forward, one backward in turn once the pipeline is full: one bubble for the batch, activations of at most pp microbatches live",
+		doc: "one forward and one backward alternate once the pipeline is full: one bubble per batch, activations of at most pp microbatches are live",
 	},
 	{
 		Name: "interleaved-1f1b", Same: "seq1f1b", Sliced: "seq1f1b", Stages: interleaved, Placed: plan.PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
-		doc: "1f1b with several virtual stages a rank: the bubble shrinks by as much, for a few activations more and as many times the messages",
+		doc: "1f1b with several virtual stages per rank, which divide the bubble by their number, with slightly more activations and as many times the messages",
 	},
 	{
 		Name: "seq1f1b", Stages: AnyStages, Placed: plan.PlacedRound, batch: roundsProblem, order: oneForwardOneBackward,
-		doc: "one forward, one backward in turn at the grain of subsequences: one bubble for the batch, K and V of at most two or so microbatches live",
+		doc: "one forward and one backward alternate, by subsequence: one bubble per batch, K and V of about two microbatches are live",
 	},
 	{
 		Name: "zb-h1", Stages: AnyStages, Placed: plan.PlacedRound, batch: roundsProblem, Late: true, order: func(p *plan.Plan, rank int) []plan.Task { return zeroBubble(p, rank, 1) },
-		doc: "1f1b whose gradients of weights run later, where the pipeline would wait: a third of its bubble, and no more activations live",
+		doc: "1f1b with weight gradients deferred to where the pipeline would wait: a third of its bubble, and no more activations",
 	},
 	{
 		Name: "zb-h2", Stages: oneStage, Placed: plan.PlacedRound, Late: true, order: func(p *plan.Plan, rank int) []plan.Task { return zeroBubble(p, rank, 2) },
@@ -98,15 +99,15 @@ var All = []Strategy{
 	},
 	{
 		Name: "zb-v", Sliced: "zb-h1", Stages: twoStages, Placed: plan.PlacedV, Late: true, order: zeroBubbleV,
-		doc: "two virtual stages a rank, there and back, and late gradients of weights: no bubble where the three kinds of tasks take equally long, with the activations of 1f1b",
+		doc: "two virtual stages per rank, there and back, and deferred weight gradients: no bubble if the three kinds of tasks take equally long, with the activations of 1f1b",
 	},
 	{
 		Name: "dualpipe-v", Sliced: "zb-h1", Stages: twoStages, Placed: plan.PlacedV, batch: fullPipelineProblem, Late: true, order: dualPipeV,
-		doc: "two virtual stages a rank, there and back: forwards of one alternate with backwards of the other, gradients of weights run late at both ends",
+		doc: "two virtual stages per rank, there and back: forwards of one alternate with backwards of the other, weight gradients are deferred at both ends",
 	},
 }
 
-// Find is the strategy of that name, or nil.
+// Find returns the strategy of that name, or nil.
 func Find(name string) *Strategy {
 	for i := range All {
 		if All[i].Name == name {
@@ -116,7 +117,7 @@ func Find(name string) *Strategy {
 	return nil
 }
 
-// Of is what the request asks for.
+// Of returns the requested strategy.
 func Of(p *plan.Plan) *Strategy {
 	if s := Find(p.Schedule.Strategy); s != nil {
 		return s
@@ -124,30 +125,30 @@ func Of(p *plan.Plan) *Strategy {
 	return &All[0]
 }
 
-// Problems are requests that a strategy does not know.
+// Problems returns the requests that the strategy does not support.
 func Problems(p *plan.Plan) []plan.Problem {
 	if name := p.Schedule.Strategy; name != "" && name != "auto" && Find(name) == nil {
-		return []plan.Problem{plan.Fault("schedule.strategy", lang.UnknownName, "there are "+strings.Join(Names(), ", "), "there is no strategy %q", name)}
+		return []plan.Problem{plan.Fault("schedule.strategy", lang.UnknownName, "there are "+strings.Join(Names(), ", "), "unknown strategy %q", name)}
 	}
 	s, v, n := Of(p), p.Schedule.VirtualStages, max(p.Schedule.Subsequences.Count, len(p.Schedule.Subsequences.Lengths))
 	if s.Name != All[0].Name && p.Schedule.Order == plan.OrderLayer {
-		return []plan.Problem{plan.Fault("schedule.strategy", lang.Conflict, "strategy = sppo, or order = sequence", "strategy = %s weaves sequences, and order = layer takes them one by one", s.Name)}
+		return []plan.Problem{plan.Fault("schedule.strategy", lang.Conflict, "strategy = sppo, or order = sequence", "strategy = %s interleaves sequences, but order = layer takes them one by one", s.Name)}
 	}
 	if known := s.Stages; v != 0 && !known.Has(v) {
 		words := fmt.Sprintf("virtual_stages = %d", known.Least)
 		if known.Most == 0 {
 			words += " or more"
 		}
-		return []plan.Problem{plan.Fault("schedule.virtual_stages", lang.Conflict, words, "strategy = %s does not go with virtual_stages = %d", s.Name, v)}
+		return []plan.Problem{plan.Fault("schedule.virtual_stages", lang.Conflict, words, "strategy = %s does not support virtual_stages = %d", s.Name, v)}
 	}
 	if s.Sliced != "" && n > 1 {
 		return []plan.Problem{plan.Fault("schedule.subsequences", lang.Conflict, "subsequences = 1, or strategy = "+s.Sliced,
-			"strategy = %s takes whole sequences, not %d subsequences of one", s.Name, n)}
+			"strategy = %s needs whole sequences, not %d subsequences", s.Name, n)}
 	}
 	return nil
 }
 
-// BatchProblems are batches that the order of the strategy does not go with.
+// BatchProblems returns the batches that the order of the strategy does not support.
 func BatchProblems(p *plan.Plan) []plan.Problem {
 	if s := Of(p); s.batch != nil {
 		return s.batch(p)
@@ -155,7 +156,7 @@ func BatchProblems(p *plan.Plan) []plan.Problem {
 	return nil
 }
 
-// roundsProblem: microbatches go through virtual stages in rounds of equal size.
+// roundsProblem checks that microbatches pass through virtual stages in rounds of equal size.
 func roundsProblem(p *plan.Plan) []plan.Problem {
 	m, rounds := p.Parallel.Microbatches, rounds(p)
 	if m%rounds == 0 {
@@ -166,17 +167,17 @@ func roundsProblem(p *plan.Plan) []plan.Problem {
 		"%d microbatches do not make %d rounds of equal size, of at least pp = %d each, through %d virtual stages", m, rounds, p.Parallel.PP, p.Parallel.VirtualStages)}
 }
 
-// fullPipelineProblem: there is a microbatch for every virtual stage.
+// fullPipelineProblem checks that there is a microbatch for every virtual stage.
 func fullPipelineProblem(p *plan.Plan) []plan.Problem {
 	m, stages := p.Parallel.Microbatches, p.Parallel.Stages()
 	if m >= stages {
 		return nil
 	}
-	return []plan.Problem{plan.Fault("train.batch", lang.Conflict, fmt.Sprintf("batch = %d at least, or strategy = zb-v", stages*p.Parallel.DP*p.Parallel.Microbatch),
-		"strategy = %s wants a microbatch for each of 2 * pp = %d virtual stages, and there are %d", p.Schedule.Strategy, stages, m)}
+	return []plan.Problem{plan.Fault("train.batch", lang.Conflict, fmt.Sprintf("batch of at least %d, or strategy = zb-v", stages*p.Parallel.DP*p.Parallel.Microbatch),
+		"strategy = %s needs a microbatch for each of 2 * pp = %d virtual stages, but there are %d", p.Schedule.Strategy, stages, m)}
 }
 
-// Names are the names of all strategies.
+// Names returns the names of all strategies.
 func Names() []string {
 	names := make([]string, len(All))
 	for i := range All {
@@ -185,7 +186,7 @@ func Names() []string {
 	return names
 }
 
-// OneSequence is the paper's order, microbatch after microbatch.
+// OneSequence returns the paper's order, one microbatch after another.
 func OneSequence(p *plan.Plan, rank int) []plan.Task {
 	var order []plan.Task
 	for m := range p.Parallel.Microbatches {
@@ -196,14 +197,15 @@ func OneSequence(p *plan.Plan, rank int) []plan.Task {
 	return order
 }
 
-// overlapped is the paper's order with the next microbatch begun early. Between its last forward and its first backward of a
-// microbatch a rank waits until the subsequence has been to the end of the pipeline and back; the forwards that fit into that
-// time are the start that the ranks behind it need in order to go on with the next microbatch as soon as they are through with
-// this one. With f and b for a task forward and backward, M microbatches of N subsequences, and starts no longer than N, the
-// makespan is (M N + PP - 1) (f + b). Virtual stages leave room for a start of one round.
+// overlapped is the paper's order with an early start of the next microbatch. Between its last forward and
+// its first backward of a microbatch a rank waits until the subsequence has been to the end of the pipeline
+// and back. The forwards that fit into that time are the early start that later ranks need to continue with
+// the next microbatch as soon as they finish this one. With f and b for a forward and a backward task, M
+// microbatches of N subsequences, and starts no longer than N, the makespan is (M N + PP - 1) (f + b).
+// Virtual stages allow a start of one round.
 func overlapped(p *plan.Plan, rank int) []plan.Task {
 	var order []plan.Task
-	var early int // forwards of the microbatch that have gone before
+	var early int // forwards of the microbatch that have already run
 	for m := range p.Parallel.Microbatches {
 		forward := forwardOrder(p, rank, m)
 		order = append(order, forward[early:]...)
@@ -217,7 +219,7 @@ func overlapped(p *plan.Plan, rank int) []plan.Task {
 	return order
 }
 
-// firstRound is how many forwards come before the first that waits for the end of the pipeline.
+// firstRound returns the number of forwards before the first that waits for the end of the pipeline.
 func firstRound(forward []plan.Task) int {
 	n := slices.IndexFunc(forward, func(t plan.Task) bool { return t.Stage != forward[0].Stage })
 	if n < 0 {
@@ -226,11 +228,11 @@ func firstRound(forward []plan.Task) int {
 	return n
 }
 
-// backwardInForwards is how many forwards a backward takes: two of the same operations, and more where attention rules, which
-// goes back over twice and a half of them at a lower rate.
+// backwardInForwards is the duration of a backward in forwards: two by operations, and more where attention
+// dominates, whose backward has 2.5 times the operations at a lower rate.
 const backwardInForwards = 3
 
-// Mirrored are the backwards of forwards, last first.
+// Mirrored returns the backwards of forwards, last first.
 func Mirrored(forward []plan.Task) []plan.Task {
 	back := slices.Clone(forward)
 	slices.Reverse(back)
@@ -240,9 +242,9 @@ func Mirrored(forward []plan.Task) []plan.Task {
 	return back
 }
 
-// forwardOrder is what a rank forwards of one microbatch. With virtual stages it takes rounds: a group of 2*PP
-// subsequences through its first virtual stage, the same group through its second, and so on; groups of PP would stall on
-// the latency of messages. In layer order the group is the whole sequence.
+// forwardOrder returns the forwards of one microbatch on a rank. With virtual stages it takes rounds: a group
+// of 2*PP subsequences through its first virtual stage, the same group through its second, and so on; groups
+// of PP would stall on the latency of messages. In layer order the group is the whole sequence.
 func forwardOrder(p *plan.Plan, rank, microbatch int) []plan.Task {
 	n, v := p.Subsequences.N, p.Parallel.VirtualStages
 	group := n
@@ -260,8 +262,8 @@ func forwardOrder(p *plan.Plan, rank, microbatch int) []plan.Task {
 	return order
 }
 
-// inRounds are the forwards of all microbatches and their backwards, each kind in the order of microbatches. A round of
-// microbatches passes through one virtual stage of the rank after another.
+// inRounds returns the forwards of all microbatches and their backwards, each kind in the order of
+// microbatches. A round of microbatches passes through one virtual stage of the rank after another.
 func inRounds(p *plan.Plan, rank, rounds int) (forward, backward []plan.Task) {
 	stages, n, size := p.StagesOf(rank), p.Subsequences.N, p.Parallel.Microbatches/rounds
 	most := len(stages) * n * p.Parallel.Microbatches
@@ -292,7 +294,7 @@ func loopedBFS(p *plan.Plan, rank int) []plan.Task {
 	return append(forward, Mirrored(forward)...)
 }
 
-// rounds is how many rounds of at least PP microbatches there are. One virtual stage wants no rounds.
+// rounds returns the number of rounds of at least PP microbatches. One virtual stage needs no rounds.
 func rounds(p *plan.Plan) int {
 	if p.Parallel.VirtualStages == 1 {
 		return 1
@@ -307,8 +309,9 @@ func oneForwardOneBackward(p *plan.Plan, rank int) []plan.Task {
 	return order
 }
 
-// zeroBubble is ZB-H1, with one hop, or ZB-H2, with two (Qi et al. 2023): 1f1b whose gradients of weights come as many
-// backwards late as the rank has hops behind it, so that the backwards themselves reach the first rank sooner.
+// zeroBubble is ZB-H1, with one hop, or ZB-H2, with two (Qi et al. 2023): 1f1b whose weight gradients are
+// deferred by as many backwards as there are hops after the rank, so that the backwards reach the first rank
+// sooner.
 func zeroBubble(p *plan.Plan, rank, hops int) []plan.Task {
 	woven, backward := weave(p, rank, hops)
 	late, done := hops*rank, 0
@@ -328,9 +331,9 @@ func zeroBubble(p *plan.Plan, rank, hops int) []plan.Task {
 	return order
 }
 
-// weave alternates forwards and backwards after a number of forwards: those that come before the first backward on the last
-// rank, which are all subsequences on all virtual stages but the last, and some for every hop from there. It also gives the
-// backwards alone.
+// weave alternates forwards and backwards after a number of forwards: those before the first backward on the
+// last rank, which are all subsequences on all virtual stages but the last, and some for every hop from
+// there. It also returns the backwards alone.
 func weave(p *plan.Plan, rank, hops int) (order, backward []plan.Task) {
 	v, n := p.Parallel.VirtualStages, p.Subsequences.N
 	forward, backward := inRounds(p, rank, rounds(p))
@@ -346,20 +349,20 @@ func weave(p *plan.Plan, rank, hops int) (order, backward []plan.Task) {
 	return order, backward
 }
 
-// folded writes the order of a rank whose two virtual stages lie there (0) and back (1).
+// folded writes the order of a rank whose two virtual stages are on the way there (0) and back (1).
 type folded struct {
 	order  []plan.Task
 	stages []int
 	done   [2]map[plan.TaskKind]int
 	most   int         // microbatches
-	late   []plan.Task // gradients of weights that have been put off
+	late   []plan.Task // deferred weight gradients
 }
 
 func newFolded(p *plan.Plan, rank int) *folded {
 	return &folded{stages: p.StagesOf(rank), done: [2]map[plan.TaskKind]int{{}, {}}, most: p.Parallel.Microbatches}
 }
 
-// do appends the next task of a kind; those of microbatches that are not there are left out.
+// do appends the next task of a kind; tasks of missing microbatches are left out.
 func (f *folded) do(kind plan.TaskKind, side int) {
 	m := f.done[side][kind]
 	f.done[side][kind]++
@@ -368,13 +371,13 @@ func (f *folded) do(kind plan.TaskKind, side int) {
 	}
 }
 
-// putOff appends the next backward without its gradients of weights.
+// putOff appends the next backward and defers its weight gradients.
 func (f *folded) putOff(side int) {
 	f.late = append(f.late, plan.Task{Kind: plan.WeightGrad, Microbatch: f.done[side][plan.Backward], Stage: f.stages[side]})
 	f.do(plan.Backward, side)
 }
 
-// catchUp appends the gradients of weights that were put off first.
+// catchUp appends the weight gradients that were deferred first.
 func (f *folded) catchUp() {
 	if len(f.late) > 0 {
 		f.order, f.late = append(f.order, f.late[0]), f.late[1:]
@@ -423,7 +426,8 @@ func zeroBubbleV(p *plan.Plan, rank int) []plan.Task {
 	return f.order
 }
 
-// dualPipeV is the order of DeepSeek's DualPipeV (2025): what overlaps there follows one upon the other here.
+// dualPipeV is the order of DeepSeek's DualPipeV (2025); tasks that overlap there run one after the other
+// here.
 func dualPipeV(p *plan.Plan, rank int) []plan.Task {
 	f, pp := newFolded(p, rank), p.Parallel.PP
 	for range 2 * (pp - 1 - rank) {
@@ -449,7 +453,7 @@ func dualPipeV(p *plan.Plan, rank int) []plan.Task {
 		f.do(plan.Forward, 1)
 		f.do(plan.Backward, 0)
 	}
-	half := rank + 1 // of the last pairs of backwards, from the middle on gradients of weights are put off
+	half := rank + 1 // of the last pairs of backwards, weight gradients are deferred from the middle on
 	for i := range 2 * (rank + 1) {
 		side := 1 - i%2
 		if i >= half {
@@ -481,7 +485,7 @@ func Order(p *plan.Plan) {
 		group := 2 * p.Parallel.PP
 		switch {
 		case p.Parallel.PP == 1:
-			why = "groups of the layers of the only stage, which has no bubble that they could shorten"
+			why = "groups of layers of the only stage, which has no bubble to shorten"
 		case s.Rounds && p.Subsequences.N%group == 0:
 			why = fmt.Sprintf("groups of %d subsequences pass through one virtual stage of a rank after another: the bubble is 1/%d of the plain pipeline's", group, v)
 		case s.Rounds:

@@ -12,8 +12,8 @@ import (
 // brings the earlier rows that it sees back, a block of tokens after another, and forgets them. In the backward dK and dV of a block come
 // with it, unless nobody has added to them yet, and go back with what this subsequence adds.
 
-// Load is an arrival of rows of K and V for one layer of a task: a block of those before its subsequence, or, in the backward, its
-// own.
+// Load is the transfer of rows of K and V for one layer of a task: a block of those before its subsequence
+// or, in the backward pass, its own.
 type Load struct {
 	Task       plan.Task
 	Layer      int
@@ -76,29 +76,29 @@ type VisitKind struct {
 	again       bool // the backward makes attention again
 }
 
-// MakesAttention reports whether a layer's backward computes attention again.
+// MakesAttention reports whether a layer's backward recomputes attention.
 func MakesAttention(b *graph.Block) bool {
 	return slices.ContainsFunc(b.Backward, func(n graph.Node) bool { return n.Op == ir.Attention })
 }
 
-// LoadQueue issues the loads of some tasks of a rank in the order of need, as early as the plan wants them and their rows are on
-// the host.
+// LoadQueue issues the loads of some tasks of a rank in the order of use, as early as the plan asks for and
+// their rows are on the host.
 type LoadQueue struct {
 	plan        *plan.Plan
 	graph       *graph.Model
 	Sizes       []graph.Size // of subsequences
-	tasks       []plan.Task  // yet to be looked at
-	visit       int          // of the first of them
+	tasks       []plan.Task  // not yet visited
+	visit       int          // position in the first of them
 	known       map[VisitKind][]Load
-	rest        []Load // of the visit before that, of this task and layer
+	rest        []Load // remaining loads of the current visit, of this task and layer
 	task        plan.Task
 	layer       int
-	outstanding int        // issued, and not taken
+	outstanding int        // issued and not yet used
 	Rows        []int64    // [place]
-	grads       []gradRows // [place]; up to 0: there are none
+	grads       []gradRows // [place]; 0 tokens: none
 }
 
-// Place is that of K and V of a load's microbatch and layer among all.
+// Place returns the index of K and V of a load's microbatch and layer.
 func (q *LoadQueue) Place(l Load) int { return l.Task.Microbatch*q.plan.Model.Layers + l.Layer }
 
 // gradRows are the rows of dK and dV up to a token, from the backward of a subsequence.
@@ -107,7 +107,7 @@ type gradRows struct {
 	end         int64
 }
 
-// NewLoadQueue is for a section's tasks of one rank. There are none where nothing streams.
+// NewLoadQueue returns the queue for a section's tasks of one rank, or nil if nothing streams.
 func NewLoadQueue(p *plan.Plan, g *graph.Model, tasks []plan.Task) *LoadQueue {
 	q := &LoadQueue{plan: p, graph: g, known: map[VisitKind][]Load{}}
 	if !p.Streams() {
@@ -122,7 +122,7 @@ func NewLoadQueue(p *plan.Plan, g *graph.Model, tasks []plan.Task) *LoadQueue {
 	return q
 }
 
-// Next issues a load, if there is one that may be by now.
+// Next issues a load, if one may be issued now.
 func (q *LoadQueue) Next() (Load, bool) {
 	for len(q.rest) == 0 && len(q.tasks) > 0 {
 		q.nextVisit()
@@ -162,7 +162,7 @@ func (q *LoadQueue) nextVisit() {
 	}
 }
 
-// Take uses the first load that is outstanding.
+// Take uses the first outstanding load.
 func (q *LoadQueue) Take() { q.outstanding-- }
 
 func (q *LoadQueue) ready(l Load) bool {
@@ -175,7 +175,7 @@ func (q *LoadQueue) ready(l Load) bool {
 	return !l.Grads || g.end > 0 && (g.subsequence < by || g.subsequence == by && g.end >= l.End)
 }
 
-// SentRows notes that a forward has sent its rows of K and V.
+// SentRows records that a forward has sent its rows of K and V.
 func (q *LoadQueue) SentRows(t plan.Task, layer int) {
 	if !q.plan.Streams() {
 		return
@@ -184,7 +184,7 @@ func (q *LoadQueue) SentRows(t plan.Task, layer int) {
 	q.Rows[q.Place(Load{Task: t, Layer: layer})] = z.Prefix + z.Tokens
 }
 
-// SentGrads notes that dK and dV of a block are on their way to the host.
+// SentGrads records that dK and dV of a block are on their way to the host.
 func (q *LoadQueue) SentGrads(l Load) {
 	q.grads[q.Place(l)] = gradRows{l.Task.Subsequence, l.End}
 }

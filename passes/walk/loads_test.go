@@ -8,8 +8,8 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestLoadQueue runs the tasks of a plan against its queue: every load comes in the order of need, none before its rows are on
-// the host, and no more than the plan wants are outstanding.
+// TestLoadQueue runs the tasks of a plan against its queue: every load is issued in the order of use, none
+// before its rows are on the host, and no more are outstanding than the plan asks for.
 func TestLoadQueue(t *testing.T) {
 	for _, set := range [][]string{
 		{"schedule.pp=1", "schedule.order=layer"},
@@ -70,7 +70,7 @@ func checkQueue(t *testing.T, p *plan.Plan, rank int) {
 	}
 }
 
-// TestStreamedBytes: a streamed layer has rows of the subsequence at work where another has those of the sequence.
+// TestStreamedBytes: a streamed layer holds rows of the current subsequence instead of those of the sequence.
 func TestStreamedBytes(t *testing.T) {
 	p := plantest.Plan(t, "gpt-docs.sppo", "schedule.keep=[k]")
 	for _, v := range p.Graph().Layer.Values {

@@ -6,14 +6,14 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Shapes are the sizes of a plan's subsequences on one rank, whatever becomes of what they leave.
+// Shapes are the sizes of a plan's subsequences on one rank, independent of the placement of saved tensors.
 type Shapes struct {
 	Model *graph.Model
 	Sizes []graph.Size
 	Saved [][]ir.Bytes // units of a layer
 }
 
-// NewShapes works out the sizes of a plan whose lengths are decided; g is its model on one rank.
+// NewShapes computes the sizes of a plan whose lengths are decided; g is its model on one rank.
 func NewShapes(p *plan.Plan, g *graph.Model) *Shapes {
 	s := &Shapes{Model: g, Sizes: p.Sizes()}
 	for _, z := range s.Sizes {

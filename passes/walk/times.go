@@ -6,9 +6,10 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Times are when every task of every stage begins and ends in a run of the schedule in which a layer's forward takes one unit
-// of time, its backward two, and messages none; where there are pieces, they take that long, and whole tasks as many times as
-// there are. All tasks of a shared slot begin and end together, and all of any slot where those at the turn are shared.
+// Times returns when every task of every stage begins and ends in a run of the schedule in which a layer's
+// forward takes one unit of time, its backward two, and messages none. If there are pieces, they take that
+// long, and whole tasks as many times as there are pieces. All tasks of a shared slot begin and end together;
+// if tasks are shared at the turnaround, so do those of every slot.
 func Times(p *plan.Plan) (starts, ends [][]int) {
 	c := Must(p)
 	from, to := c.Times()
@@ -19,13 +20,13 @@ func Times(p *plan.Plan) (starts, ends [][]int) {
 	return starts, ends
 }
 
-// Times are those of Times, by number.
+// Times returns the same by task number.
 func (c *Walk) Times() (starts, ends []int) {
 	p := c.Plan
 	starts, ends = make([]int, len(c.Nodes)), make([]int, len(c.Nodes))
 	arrives, free := make([]int, len(c.Nodes)), make([]int, len(p.Tasks))
 	most, pieces := slices.Max(p.LayersPerStage), max(1, p.MostPieces())
-	began := map[plan.Slot]int{} // slots that ranks share in
+	began := map[plan.Slot]int{} // shared slots
 	for _, n := range c.Order {
 		s := &c.Nodes[n]
 		start, cost := max(arrives[n], free[s.Rank]), int(s.End-s.First)

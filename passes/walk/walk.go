@@ -1,6 +1,6 @@
-// Package walk prepares a plan for being gone through task by task, again and again while its copies are decided: a
-// Walk has the tasks of all ranks by number, with an order in which they may run and the list of actions of each rank;
-// Shapes have the sizes of subsequences and of what layers save.
+// Package walk prepares a plan for repeated walks through its tasks while its copies are decided. A Walk has
+// the tasks of all ranks by number, an order in which they may run, and the list of actions of each rank.
+// Shapes are the sizes of subsequences and of what layers save.
 package walk
 
 import (
@@ -10,24 +10,24 @@ import (
 	"sppo.dev/schedule"
 )
 
-// Walk is what of a run of a plan's tasks no time changes: in which order they may be visited, and what hands its result to
-// what. A plan is run many times while its copies are decided, so this is worked out once, and tasks are numbers there: those of
-// a rank follow each other, in the order in which it does them.
+// Walk is the part of a run of a plan's tasks that no duration changes: the order in which they may be
+// visited, and which task passes its result to which. A plan is run many times while its copies are decided,
+// so this is computed once. Tasks are numbered consecutively for each rank, in the rank's order.
 type Walk struct {
 	Plan   *plan.Plan
 	Tasks  [][]plan.Task // the plan's
 	Firsts []int         // [rank]: number of its first task
 	Nodes  []Node
-	Order  []int32 // numbers, whatever a task waits for before it
-	places []int32 // [placeOf]: 1 + number; 0: there is no such task
+	Order  []int32 // task numbers, each after everything it waits for
+	places []int32 // [placeOf]: 1 + number; 0: no such task
 	ranges int     // pieces and whole subsequences
 	Layers int     // of all tasks together
 
-	pipeline *schedule.Pipeline // nil: nothing is written yet
+	pipeline *schedule.Pipeline // nil: nothing has been written yet
 	lists    []writtenList      // [rank]
 }
 
-// writtenList is the schedule of a rank with a lag and an ahead.
+// writtenList is the schedule of a rank with a lag and a reload distance.
 type writtenList struct {
 	lag, ahead int
 	list       *schedule.List
@@ -59,7 +59,7 @@ func Must(p *plan.Plan) *Walk {
 	return c
 }
 
-// New fails where stages wait for each other for ever.
+// New fails if stages wait for each other forever.
 func New(p *plan.Plan) (*Walk, error) {
 	c := &Walk{Plan: p, Tasks: p.Tasks, ranges: RangeOf(p, plan.Task{Subsequence: p.Subsequences.N})}
 	c.places = make([]int32, len(schedule.Kinds)*p.Parallel.Microbatches*c.ranges*p.Parallel.Stages())
@@ -88,23 +88,23 @@ func New(p *plan.Plan) (*Walk, error) {
 	return c, c.arrange()
 }
 
-// placeOf tells all tasks apart.
+// placeOf maps each task to a distinct index.
 func (c *Walk) placeOf(t plan.Task) int {
 	par := &c.Plan.Parallel
 	return ((int(t.Kind-plan.Forward)*par.Microbatches+t.Microbatch)*c.ranges+RangeOf(c.Plan, t))*par.Stages() + t.Stage
 }
 
-// NumberOf is -1 where there is no such task.
+// NumberOf returns the number of a task, or -1 if there is no such task.
 func (c *Walk) NumberOf(t plan.Task) int32 { return c.places[c.placeOf(t)] - 1 }
 
-// Task is that of a number.
+// Task returns the task with a number.
 func (c *Walk) Task(n int32) plan.Task {
 	rank := int(c.Nodes[n].Rank)
 	return c.Tasks[rank][int(n)-c.Firsts[rank]]
 }
 
-// Schedule is the list of a rank's actions, with the timing of copies that the plan has now. It is written again when the
-// timing has changed.
+// Schedule returns the list of a rank's actions for the plan's current timing of copies. It is written again
+// when the timing changes.
 func (c *Walk) Schedule(rank int) *schedule.List {
 	if c.pipeline == nil {
 		c.pipeline, c.lists = Pipeline(c.Plan), make([]writtenList, len(c.Tasks))
@@ -116,17 +116,17 @@ func (c *Walk) Schedule(rank int) *schedule.List {
 	return w.list
 }
 
-// Pipeline is what the schedules of all ranks are written from.
+// Pipeline returns the input of the schedules of all ranks.
 func Pipeline(p *plan.Plan) *schedule.Pipeline { return PipelineOf(p, p.Tasks, p.SharedSlots()) }
 
-// PipelineOf is the same for other tasks, of which ranks share the slots up to one.
+// PipelineOf is the same for other tasks, with a number of shared slots.
 func PipelineOf(p *plan.Plan, tasks [][]plan.Task, shared int) *schedule.Pipeline {
 	of := schedule.New(tasks, p.LayersPerStage)
 	of.Shared, of.Staged = shared, p.LayerOrder() || p.Streams()
 	return of
 }
 
-// stopOf is a task's. The same task of the next stage has the next place.
+// stopOf returns the node of a task. The same task of the next stage has the next place.
 func (c *Walk) stopOf(rank int, t plan.Task, homes []int32) Node {
 	p, place := c.Plan, c.placeOf(t)
 	kinds := len(c.places) / len(schedule.Kinds)
@@ -154,11 +154,11 @@ func (c *Walk) stopOf(rank int, t plan.Task, homes []int32) Node {
 	return s
 }
 
-// arrange finds an order in which whatever a task waits for comes before it.
+// arrange finds an order in which every task comes after everything that it waits for.
 func (c *Walk) arrange() error {
-	next := make([]int, len(c.Tasks)) // task that a rank does next
+	next := make([]int, len(c.Tasks)) // next task of each rank
 	done := make([]bool, len(c.Nodes))
-	open := map[plan.Slot]bool{} // that ranks share in
+	open := map[plan.Slot]bool{} // shared slots
 	c.Order = make([]int32, 0, len(c.Nodes))
 	for moved := true; moved; {
 		moved = false
@@ -181,13 +181,13 @@ func (c *Walk) arrange() error {
 	}
 	for rank, tasks := range c.Tasks {
 		if next[rank] < len(tasks) {
-			return fmt.Errorf("stage %d waits for ever at %s: the orders of the stages do not fit together", rank, tasks[next[rank]])
+			return fmt.Errorf("stage %d waits forever at %s: the orders of the stages do not fit together", rank, tasks[next[rank]])
 		}
 	}
 	return nil
 }
 
-// gathered reports whether every rank has come to a shared slot, which begins on all of them at once.
+// gathered reports whether every rank has reached a shared slot, which begins on all of them at once.
 func gathered(p *plan.Plan, t plan.Task, next []int) bool {
 	for rank, tasks := range p.Tasks {
 		if at := next[rank]; at == len(tasks) || plan.SlotOf(tasks[at]) != plan.SlotOf(t) {
@@ -197,7 +197,7 @@ func gathered(p *plan.Plan, t plan.Task, next []int) bool {
 	return true
 }
 
-// Visit visits the tasks of all stages in an order in which whatever a task waits for comes before it.
+// Visit visits the tasks of all stages, each after everything that it waits for.
 func Visit(p *plan.Plan, visit func(rank int, t plan.Task)) error {
 	c, err := New(p)
 	if err != nil {
@@ -209,7 +209,7 @@ func Visit(p *plan.Plan, visit func(rank int, t plan.Task)) error {
 	return nil
 }
 
-// RangeOf is the number of a task's tokens among pieces and whole subsequences.
+// RangeOf returns the index of a task's tokens among pieces and whole subsequences.
 func RangeOf(p *plan.Plan, t plan.Task) int {
 	at := t.Subsequence + max(0, t.Piece-1)
 	for _, pieces := range p.Mux.Pieces[:min(t.Subsequence, len(p.Mux.Pieces))] {

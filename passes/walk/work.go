@@ -1,7 +1,7 @@
 package walk
 
-// Work counts what a search has done, in visits of a layer by a task: those of simulations and of memory footprints, where
-// most time goes, and for bounds as many as take as long. A nil *work counts nothing.
+// Work measures the work of a search in visits of a layer by a task: those of simulations and memory
+// footprints, where most time goes, and the equivalent for bounds. A nil *Work counts nothing.
 type Work int64
 
 // Spend adds visits of a layer to the work done.

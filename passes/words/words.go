@@ -1,4 +1,4 @@
-// Package words writes numbers and lists as reasons and messages about plans have them.
+// Package words formats numbers and lists for reasons and messages about plans.
 package words
 
 import (
@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Tokens prints a count of tokens as specs write it.
+// Tokens formats a number of tokens as in specs.
 func Tokens(n int64) string {
 	const k = 1 << 10
 	switch {
@@ -18,7 +18,7 @@ func Tokens(n int64) string {
 	return fmt.Sprint(n)
 }
 
-// Plural writes a count with its noun.
+// Plural formats a count with its noun.
 func Plural(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -26,12 +26,12 @@ func Plural(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// List writes items with blanks between them.
+// List joins items with blanks.
 func List[T any](items []T) string {
 	return strings.Trim(fmt.Sprint(items), "[]")
 }
 
-// NearDivisors names the divisors of n on both sides of x.
+// NearDivisors returns the divisors of n nearest to x on both sides.
 func NearDivisors(n, x int) string {
 	below, above := min(x, n), x
 	for below > 1 && n%below != 0 {
@@ -46,7 +46,7 @@ func NearDivisors(n, x int) string {
 	return fmt.Sprintf("%d or %d", below, above)
 }
 
-// NearMultiples names the multiples of step on both sides of x.
+// NearMultiples returns the multiples of step nearest to x on both sides.
 func NearMultiples(x, step int64) string {
 	below := x / step * step
 	if below <= 0 {

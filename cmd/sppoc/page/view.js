@@ -581,7 +581,7 @@
   const cell = (tag, content) => { const e = document.createElement(tag); e.append(content); return e; };
   const line = (tag, cells) => { const tr = document.createElement("tr"); cells.forEach(c => tr.append(cell(tag, c))); $("summary").append(tr); };
   const first = head.programs[0];
-  line("th", ["", "", "step", "tokens/s a GPU", "MFU", "bubble", "exposed transfer", "busiest", "machine"]);
+  line("th", ["", "", "step", "tokens/s per GPU", "MFU", "bubble", "exposed transfer", "busiest", "machine"]);
   const badge = (p) => { const e = cell("span", p.measured ? "measured" : "simulated"); e.className = "badge " + e.textContent; return e; };
   for (const p of head.programs) line("td", [head.programs.length > 1 ? p.name : "", badge(p), duration(p.makespan) + (p !== first ? ` (${(p.makespan / first.makespan).toFixed(3)} x)` : ""), p.tgs >= 1000 ? Math.round(p.tgs).toString() : p.tgs.toPrecision(4), (100 * p.mfu).toFixed(1) + "%", (100 * p.bubble).toFixed(1) + "%", p.exposed ? duration(p.exposed) : "0 s", p.critical, p.machine]);
 
