@@ -1,6 +1,6 @@
-// Package estimate predicts the time of a step from its plan. Costs are the durations of layers, copies and messages on
-// the cluster's cost model; a Simulation runs the actions of all ranks against each other with them. An Estimator keeps
-// what a plan's estimates of time and memory have in common.
+// Package estimate predicts the time of a step from its plan. Costs are the durations of layers, copies and
+// messages on the cluster's cost model; a Simulation runs the actions of all ranks against each other with
+// them. An Estimator holds what a plan's estimates of time and memory share.
 package estimate
 
 import (
@@ -10,20 +10,20 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// Cache is what estimates of plans of one job have in common: the dataflow of its model for each split over
-// the ranks of a stage, the times of nodes, the bytes of blocks that run. What it keeps never changes.
+// Cache holds what estimates of plans of one job share: the dataflow of the model for each split over the
+// ranks of a stage, the times of nodes, the bytes of running blocks. Its contents never change.
 type Cache struct {
 	graphs map[graph.Split]*graph.Model
 	prices *prices
 	Blocks memory.Blocks
 }
 
-// NewCache has nothing yet.
+// NewCache returns an empty cache.
 func NewCache() *Cache {
 	return &Cache{graphs: map[graph.Split]*graph.Model{}, prices: newPrices(), Blocks: memory.Blocks{}}
 }
 
-// Model is the dataflow of a plan's model on one rank.
+// Model returns the dataflow of a plan's model on one rank.
 func (c *Cache) Model(p *plan.Plan) *graph.Model {
 	split := p.Split()
 	if c.graphs[split] == nil {
@@ -32,8 +32,8 @@ func (c *Cache) Model(p *plan.Plan) *graph.Model {
 	return c.graphs[split]
 }
 
-// Estimator predicts the time and the memory of one plan, whose stages, lengths and tasks are those that it had
-// when the estimator was made. Placements of saved tensors and the timing of copies may change meanwhile.
+// Estimator predicts the time and memory of one plan, whose stages, lengths and tasks must not change after
+// the estimator is created. Placements of saved tensors and the timing of copies may change.
 type Estimator struct {
 	*walk.Walk
 	*walk.Shapes
@@ -41,7 +41,7 @@ type Estimator struct {
 	work  *walk.Work
 }
 
-// New is the estimator of a plan as it stands; it counts its work in w, if that is not nil.
+// New returns the estimator of a plan; it counts its work in w unless that is nil.
 func New(c *Cache, w *walk.Work, p *plan.Plan) *Estimator {
 	return &Estimator{walk.Must(p), walk.NewShapes(p, c.Model(p)), c, w}
 }

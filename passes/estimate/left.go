@@ -12,7 +12,7 @@ import (
 // Tasks that ranks share at the start of the pipeline, in virtual time: slots are run layer by layer by all ranks at once, as
 // the program does.
 
-// leftCosts are what sharing adds to the costs of ranges.
+// leftCosts are the additional costs of sharing, by range.
 type leftCosts struct {
 	visit           VisitTime                         // of parameters, which all pieces of a slot have in common
 	rows, gradients []ir.Seconds                      // [range], to bring K and V of a layer, or what was added to their gradients, to one rank
@@ -76,8 +76,8 @@ func (e *Estimator) allCosts(m cost.Model) *Costs {
 	return t
 }
 
-// lendTimes are the durations of bringing the weights of each stage's layers to a rank that helps in a pass, of all that any
-// helper reads.
+// lendTimes returns the times to send the weights of each stage's layers to a rank that helps in a pass, for
+// everything that any helper reads.
 func lendTimes(p *plan.Plan, g *graph.Model, kind plan.TaskKind, message func(ir.Bytes) ir.Seconds) (times [][]ir.Seconds) {
 	for stage, layers := range p.LayersPerStage {
 		of := make([]ir.Seconds, layers)
@@ -97,7 +97,7 @@ func lendTimes(p *plan.Plan, g *graph.Model, kind plan.TaskKind, message func(ir
 	return times
 }
 
-// inRanges is the plan with pieces for subsequences: what it takes to price them. It has no tasks of its own.
+// inRanges returns the plan with pieces as subsequences, for costing them. It has no tasks of its own.
 func inRanges(p *plan.Plan) *plan.Plan {
 	q := *p
 	q.Subsequences.Lengths, q.Offload.Fate = nil, make([][]string, len(p.Offload.Fate))
@@ -113,22 +113,22 @@ func inRanges(p *plan.Plan) *plan.Plan {
 	return &q
 }
 
-// transfer is a message between ranks that share tasks; each sends one at a time, and receives one.
+// transfer simulates a message between ranks that share tasks; each sends and receives one at a time.
 func (s *Simulation) transfer(from, to *simStage, ready, d ir.Seconds) ir.Seconds {
 	from.muxOut = max(from.muxOut, to.muxIn, ready) + d
 	to.muxIn = from.muxOut
 	return to.muxIn
 }
 
-// sharedSlot is a slot while it is simulated. All lists are by rank; tasks are numbers.
+// sharedSlot is a slot being simulated. All lists are by rank; tasks are numbers.
 type sharedSlot struct {
 	*Simulation
 	first   plan.Task
 	all     []slotTask
-	actions [][]schedule.Action  // of this slot, yet to be run
-	whole   []ir.Seconds         // when parameters of the layer that own tasks visit have been brought together
-	ready   []map[int]ir.Seconds // [stage]: when what other ranks have made is there
-	summed  []ir.Seconds         // when what helpers have given back last was added up
+	actions [][]schedule.Action  // of this slot, still to be run
+	whole   []ir.Seconds         // when parameters of the layer that own tasks visit have been gathered
+	ready   []map[int]ir.Seconds // [stage]: when the results of other ranks are there
+	summed  []ir.Seconds         // when the contributions that helpers returned last were added up
 }
 
 // slotTask is a task of a slot.
@@ -146,10 +146,10 @@ func sharedTasks(p *plan.Plan, of plan.Task) (out []slotTask) {
 	return out
 }
 
-// lentLayer is the k-th layer of a stage, in the order of need, on a rank that borrows it.
+// lentLayer is the k-th layer of a stage, in the order of use, on a rank that borrows it.
 type lentLayer struct{ rank, stage, k int }
 
-// newSharedSlot is of the slot that all ranks have come to.
+// newSharedSlot returns the slot that all ranks have reached.
 func newSharedSlot(s *Simulation, t plan.Task) *sharedSlot {
 	w := &sharedSlot{
 		Simulation: s, first: t, all: sharedTasks(s.Plan, t),
@@ -161,7 +161,7 @@ func newSharedSlot(s *Simulation, t plan.Task) *sharedSlot {
 	return w
 }
 
-// run takes every rank through its own actions up to the next in which all take part.
+// run advances every rank through its own actions up to the next one in which all take part.
 func (w *sharedSlot) run() {
 	for {
 		var common []schedule.Action
@@ -181,7 +181,7 @@ func (w *sharedSlot) run() {
 	}
 }
 
-// actAlone gives an action of one rank its time.
+// actAlone times an action of one rank.
 func (w *sharedSlot) actAlone(rank int, a schedule.Action) {
 	st := &w.stages[rank]
 	n := st.first + a.Task
@@ -206,7 +206,7 @@ func (w *sharedSlot) actAlone(rank int, a schedule.Action) {
 	}
 }
 
-// actTogether gives an action of all ranks its time.
+// actTogether times an action of all ranks.
 func (w *sharedSlot) actTogether(a schedule.Action) {
 	switch a.Op {
 	case schedule.HandOut:
@@ -226,7 +226,7 @@ func (w *sharedSlot) actTogether(a schedule.Action) {
 	}
 }
 
-// enter brings together parameters of the layer that own tasks come to, beside what the rank computes.
+// enter gathers parameters of the next layer of own tasks, beside the rank's computation.
 func (w *sharedSlot) enter(rank int) {
 	w.whole[rank] = w.stages[rank].now + w.left.visit.Weights
 	if w.first.Kind == plan.Backward {
@@ -234,7 +234,8 @@ func (w *sharedSlot) enter(rank int) {
 	}
 }
 
-// lend brings the weights of the k-th layers of a slot to the ranks that begin to help then, from one to the next.
+// lend sends the weights of the k-th layers of a slot to the ranks that begin to help then, from one to the
+// next.
 func (w *sharedSlot) lend(slot, k int) {
 	sharing := w.Plan.Sharing()
 	for stage := range slot + 1 {
@@ -253,7 +254,8 @@ func (w *sharedSlot) lend(slot, k int) {
 	}
 }
 
-// giveBack takes the gradients of lent weights a rank nearer to who has the weights; they are added up as they come in.
+// giveBack moves the gradients of lent weights one rank closer to their owner; they are added up as they
+// arrive.
 func (w *sharedSlot) giveBack(round int) {
 	stage := w.first.Slot()
 	for _, hop := range w.Plan.Sharing().Hops(stage, w.Plan.LayersPerStage[stage], round) {
@@ -277,7 +279,8 @@ func (w *sharedSlot) handOut() {
 	}
 }
 
-// handIn brings the gradients of the first stage's pieces to its embedding. Behind the last slot all messages have arrived.
+// handIn sends the gradients of the first stage's pieces to its embedding. After the last slot all messages
+// have arrived.
 func (w *sharedSlot) handIn() {
 	home := &w.stages[w.Plan.Home(0)]
 	for _, t := range w.all {
@@ -295,7 +298,7 @@ func (w *sharedSlot) handIn() {
 	}
 }
 
-// firstHalf runs a layer until K and V, or their gradients, are made.
+// firstHalf runs a layer until K and V, or their gradients, are computed.
 func (w *sharedSlot) firstHalf(st *simStage, n int32, layer int) {
 	t := &w.Nodes[n]
 	st.now = max(st.now, w.arrives[n])
@@ -326,8 +329,8 @@ func (w *sharedSlot) secondHalf(st *simStage, n int32, layer int) {
 	w.sent[int(t.Layers)+layer] = w.offload(st, t, layer, begin)
 }
 
-// exchange brings K and V of a task's layer to the ranks that read them, or what was added to their gradients to the rank that
-// runs their rows.
+// exchange sends K and V of a task's layer to the ranks that read them, or contributions to their gradients
+// to the rank that runs their rows.
 func (w *sharedSlot) exchange(t slotTask) {
 	a := &w.stages[t.runner]
 	for _, other := range t.readers {

@@ -12,10 +12,10 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// CostModel is that of the cluster of a plan, with the ranks that it uses.
+// CostModel returns the cost model of a plan's cluster, for the ranks that it uses.
 func CostModel(p *plan.Plan) cost.Model { return cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks()) }
 
-// Predict estimates what the plan leads to: time, throughput, capacities. The exact memory is codegen's to say.
+// Predict estimates the results of the plan: time, throughput, capacities. Exact memory comes from codegen.
 func (e *Estimator) Predict() {
 	p := e.Plan
 	model := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
@@ -27,10 +27,10 @@ func (e *Estimator) Predict() {
 	throughput(p, model.Peak(e.Model.DType()))
 }
 
-// Predict estimates what a plan leads to, for a plan that was edited.
+// Predict estimates the results of an edited plan.
 func Predict(p *plan.Plan) { New(NewCache(), nil, p).Predict() }
 
-// Costs are the durations of everything that a step is made of. Indices: i a subsequence, s a stage, k a layer of it.
+// Costs are the durations of everything in a step. Indices: i a subsequence, s a stage, k a layer of it.
 type Costs struct {
 	kinds                 []layerCosts       // of layers
 	kindOf                [][]int            // [virtual stage][k]; nil: all layers are of one kind
@@ -43,9 +43,9 @@ type Costs struct {
 	hiddenOut, hiddenBack []ir.Seconds       // [i], of a task's input
 	cacheOut              []ir.Seconds       // [i], of a layer's K and V
 	cacheBack             ir.Seconds         // of K and V of a whole sequence
-	left                  *leftCosts         // of tasks that ranks share at the start; nil: there are none
+	left                  *leftCosts         // of tasks shared at the start; nil: there are none
 	shared                *sharedCosts       // of tasks with helpers; nil: there are none
-	under                 []VisitTime        // [i]: collectives of parameters that a layer's backward finds under way
+	under                 []VisitTime        // [i]: collectives of parameters beside a layer's backward
 	remaking              map[remadeKey]backwardTime
 	lastFate              lastFate
 	stream                streamCosts
@@ -76,10 +76,10 @@ func (t *Costs) layer(stage int32, k int) *layerCosts {
 // VisitTime is that of the collectives of weights and gradients that run beside a layer.
 type VisitTime struct{ Weights, Gradients ir.Seconds }
 
-// backwardTime is that of a block's backward pass, and of its halves where they run apart.
+// backwardTime is the time of a block's backward pass, and of its halves if they run separately.
 type backwardTime struct{ Whole, input, weights ir.Seconds }
 
-// of is the time until the gradient of the input is there.
+// of returns the time until the gradient of the input is ready.
 func (b backwardTime) of(split bool) ir.Seconds {
 	if split {
 		return b.input
@@ -87,18 +87,18 @@ func (b backwardTime) of(split bool) ir.Seconds {
 	return b.Whole
 }
 
-// plus adds so many times another.
+// plus adds a multiple of another.
 func (b backwardTime) plus(o backwardTime, times ir.Seconds) backwardTime {
 	return backwardTime{b.Whole + times*o.Whole, b.input + times*o.input, b.weights + times*o.weights}
 }
 
-// remadeKey is what the time to make units of a layer again depends on.
+// remadeKey is everything that the time to recompute units of a layer depends on.
 type remadeKey struct {
 	i, kind int
 	remade  graph.Units
 }
 
-// Costs are those of the plan as it stands, without shared tasks.
+// Costs returns the costs of the plan without shared tasks.
 func (e *Estimator) Costs(m cost.Model) *Costs { return taskCosts(e.cache, e.Plan, e.Shapes, m) }
 
 func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs {
@@ -190,8 +190,8 @@ func perStage[T any](stages, n int) [][][]T {
 	return out
 }
 
-// fateTimes is what the fate of a stage's units of a subsequence adds to each of its layers: copies, one instruction a unit, and
-// what its backward makes again.
+// fateTimes is what the placement of a stage's units of a subsequence adds to each of its layers: copies, one
+// instruction per unit, and recomputation in its backward.
 type fateTimes struct {
 	out, back []ir.Seconds
 	again     []backwardTime
@@ -207,7 +207,7 @@ func (t *Costs) SetFate(pr Pricer, p *plan.Plan, stage, i int, fate string, size
 	t.d2h[stage][i], t.h2d[stage][i], t.again[stage][i] = of.out, of.back, of.again
 }
 
-// lastFate is the one that was priced last.
+// lastFate is the most recent placement.
 type lastFate struct {
 	i     int
 	fate  string
@@ -262,7 +262,7 @@ func (t *Costs) timeAgain(pr Pricer, i, kind int, remade graph.Units, z graph.Si
 	return d
 }
 
-// rank is a rank of the first replica.
+// rank returns a rank of the first replica.
 func rank(p *plan.Plan, stage, k int) int32 { return int32(stage*p.Parallel.SP + k) }
 
 func stageRanks(p *plan.Plan, s, _ int) []int32 {
@@ -273,15 +273,15 @@ func stageRanks(p *plan.Plan, s, _ int) []int32 {
 	return ranks
 }
 
-// Farthest are the ranks of a stage and of the first, which is farthest.
+// Farthest returns the ranks of a stage and of the first, which is farthest.
 func Farthest(p *plan.Plan, s, k int) []int32 { return []int32{rank(p, 0, k), rank(p, s, k)} }
 
-// Neighbours are ranks of a stage and of the next.
+// Neighbours returns the ranks of a stage and of the next.
 func Neighbours(p *plan.Plan, s, k int) []int32 {
 	return []int32{rank(p, s, k), rank(p, (s+1)%p.Parallel.PP, k)}
 }
 
-// WidestLink is the worst link among groups of the first replica.
+// WidestLink returns the worst link among groups of the first replica.
 func WidestLink(p *plan.Plan, m cost.Model, group func(p *plan.Plan, s, k int) []int32) cost.Link {
 	var worst cost.Link
 	for s := range p.Parallel.PP {
@@ -294,7 +294,7 @@ func WidestLink(p *plan.Plan, m cost.Model, group func(p *plan.Plan, s, k int) [
 	return worst
 }
 
-// optimizerTime is from the last gradient to the last new weight on the slowest stage.
+// optimizerTime returns the time from the last gradient to the last new weight on the slowest stage.
 func optimizerTime(p *plan.Plan, g *graph.Model, m cost.Model) ir.Seconds {
 	u := NewUpdater(p, g, m)
 	layer, embedding, head := u.Block(g.Layer), u.Block(g.Embedding), u.Block(g.Head)
@@ -312,7 +312,8 @@ func optimizerTime(p *plan.Plan, g *graph.Model, m cost.Model) ir.Seconds {
 	return slowest
 }
 
-// throughput counts model FLOPs: three times the forward, attention causal, recomputation and padding left out.
+// throughput counts model FLOPs: three times the forward, with causal attention, without recomputation and
+// padding.
 func throughput(p *plan.Plan, peak float64) {
 	tokens := float64(p.Train.Sequence) * float64(p.Train.Batch)
 	head := float64(sumFlops(graph.New(p.Model, graph.Split{SP: 1}, 1).Head, graph.Size{Sequence: 1, Tokens: 1, Batch: 1, SP: 1})) * tokens

@@ -10,15 +10,15 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// Pricer takes nodes of a block to time.
+// Pricer computes the times of a block's nodes.
 type Pricer struct {
 	Cost  cost.Model
 	link  cost.Link // among the SP ranks of a stage
-	block int64     // tokens of K and V that attention takes at a time; 0: all
+	block int64     // tokens of K and V per block in attention; 0: all
 	known *nodePrices
 }
 
-// NewPricer prices nodes for the stages of a plan, with the times that the cache has.
+// NewPricer returns a pricer for the stages of a plan, with the cache's times.
 func NewPricer(c *Cache, p *plan.Plan, m cost.Model) Pricer {
 	pr := Pricer{Cost: m, link: WidestLink(p, m, stageRanks)}
 	if p.Streams() {
@@ -28,13 +28,14 @@ func NewPricer(c *Cache, p *plan.Plan, m cost.Model) Pricer {
 	return pr
 }
 
-// prices keeps what pricers have found, for all candidates of a search: they differ in little that nodes know of.
+// prices caches the results of pricers for all candidates of a search: they differ in little that nodes
+// depend on.
 type prices struct {
 	mutex  sync.Mutex
 	prices map[pricedFor]*nodePrices
 }
 
-// pricedFor is what prices depend on besides the dataflow, where the machine is the same.
+// pricedFor is what times depend on besides the dataflow and the machine.
 type pricedFor struct {
 	ranksPerNode int
 	link         cost.Link
@@ -54,20 +55,21 @@ func (c *prices) of(pr Pricer) *nodePrices {
 	return c.prices[key]
 }
 
-// nodePrices are times of nodes by themselves. Few depend on what lies before a subsequence: attention, and in a ring what goes round.
+// nodePrices are times of single nodes. Few depend on what precedes a subsequence: attention and, in a ring,
+// rotations.
 type nodePrices struct {
 	mutex sync.Mutex
 	lists map[listOfNodes][]ir.Seconds
 	back  map[nodeOfSize]ir.Seconds
 }
 
-// looksBack stands in a list for a node that is priced by what lies before the subsequence, too.
+// looksBack marks a node whose time also depends on what precedes the subsequence.
 const looksBack ir.Seconds = -1
 
 type listOfNodes struct {
 	first *graph.Node
 	n     int
-	size  graph.Size // without what lies before it
+	size  graph.Size // without what precedes it
 }
 
 type nodeOfSize struct {
@@ -75,7 +77,7 @@ type nodeOfSize struct {
 	size graph.Size
 }
 
-// list are the times of nodes, but of those that look back.
+// list returns the times of nodes, except those that look back.
 func (pr Pricer) list(b *graph.Block, nodes []graph.Node, z graph.Size) []ir.Seconds {
 	z.Prefix = 0
 	key := listOfNodes{&nodes[0], len(nodes), z}
@@ -94,7 +96,7 @@ func (pr Pricer) list(b *graph.Block, nodes []graph.Node, z graph.Size) []ir.Sec
 	return times
 }
 
-// Back is the time of a node that looks back, by itself.
+// Back returns the time of a node that looks back.
 func (pr Pricer) Back(b *graph.Block, n *graph.Node, z graph.Size) ir.Seconds {
 	key := nodeOfSize{n, z}
 	pr.known.mutex.Lock()
@@ -113,7 +115,7 @@ func (pr Pricer) Back(b *graph.Block, n *graph.Node, z graph.Size) ir.Seconds {
 	return t
 }
 
-// pieces are the times of attention over own rows, then over each block before them.
+// pieces returns the times of attention over own rows, then over each block before them.
 func (pr Pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Seconds {
 	piece := func(first, end int64) ir.Seconds {
 		in := b.Piece(n, z, first, end, func(_ graph.Arg, v ir.View) ir.View { return v }, func(graph.Attr) ir.Attr { return ir.Int(1) })
@@ -126,7 +128,7 @@ func (pr Pricer) pieces(b *graph.Block, n *graph.Node, z graph.Size) []ir.Second
 	return times
 }
 
-// Makespan is until computation and collectives are through; collectives that were issued before hold theirs up.
+// Makespan returns the time until computation and collectives are done; earlier collectives delay theirs.
 func (pr Pricer) Makespan(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
 	free := [2]ir.Seconds{0, taken} // computation, collectives
 	if len(nodes) == 0 {
@@ -165,8 +167,9 @@ func (pr Pricer) Makespan(b *graph.Block, nodes []graph.Node, z graph.Size, take
 	return max(free[0], free[1])
 }
 
-// Time is how long nodes take that run as the program will: each stream in order, collectives beside computation, an
-// instruction as soon as what it reads is there. Chunked nodes run once for every chunk of rows.
+// Time returns how long nodes take when they run as the program will: each stream in order, collectives
+// beside computation, an instruction as soon as its inputs are ready. Chunked nodes run once for every chunk
+// of rows.
 func (pr Pricer) Time(g *graph.Model, b *graph.Block, nodes []graph.Node, z graph.Size) ir.Seconds {
 	var t ir.Seconds
 	for first := 0; first < len(nodes); {
@@ -194,19 +197,20 @@ func (pr Pricer) chunks(g *graph.Model, b *graph.Block, nodes []graph.Node, z gr
 	return t
 }
 
-// layerBackward is that of a layer. Weights are gathered beside the first half, and gradients given away beside the second.
+// layerBackward returns the time of a layer's backward. Weights are gathered beside the first half, and
+// gradients sent beside the second.
 func (pr Pricer) layerBackward(b *graph.Block, z graph.Size, under VisitTime) backwardTime {
 	input, weights := pr.Halves(b, z, under)
 	return backwardTime{pr.Makespan(b, b.Backward, z, under.Weights+under.Gradients), input, weights}
 }
 
-// Halves are the times of the two halves of a layer's backward.
+// Halves returns the times of the two halves of a layer's backward.
 func (pr Pricer) Halves(b *graph.Block, z graph.Size, under VisitTime) (input, weights ir.Seconds) {
 	return pr.Makespan(b, b.Halves[graph.InputGradient], z, under.Weights), pr.abreast(b, b.Halves[graph.WeightGradient], z, under.Gradients)
 }
 
-// abreast is the time of one of several like blocks whose collectives wait for nothing that they compute, so that those of the next
-// run beside the computation of this one. It is the longer of the two.
+// abreast returns the time of one of several similar blocks whose collectives do not depend on their
+// computation, so that those of the next run beside the computation of this one: the longer of the two.
 func (pr Pricer) abreast(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
 	busy := [2]ir.Seconds{0, taken} // computation, collectives
 	if len(nodes) == 0 {
@@ -230,7 +234,7 @@ func (pr Pricer) embedGrad(g *graph.Model, z graph.Size) backwardTime {
 	return backwardTime{pr.Time(g, b, b.Backward, z), pr.Time(g, b, b.Halves[graph.InputGradient], z), pr.Time(g, b, b.Halves[graph.WeightGradient], z)}
 }
 
-// Copies are the times of a copy to the host and of one back.
+// Copies returns the times of a copy to the host and of one back.
 func (pr Pricer) Copies(n ir.Bytes) (out, back ir.Seconds) {
 	return pr.Cost.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{}), pr.Cost.Time(ir.Work{Kind: ir.WorkH2D, Bytes: n}, cost.Link{})
 }

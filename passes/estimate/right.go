@@ -10,14 +10,15 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// sharedCosts are what tasks with helpers take: they and their helpers go through layers together.
+// sharedCosts are the times of tasks with helpers: they and their helpers pass through layers together.
 type sharedCosts struct {
-	layer   map[plan.Task]ir.Seconds // of a task of the first microbatch, in the place of that of the whole layer
-	helping map[plan.Task]ir.Seconds // what a layer of it costs each helper
+	layer   map[plan.Task]ir.Seconds // of a task of the first microbatch, instead of that of the whole layer
+	helping map[plan.Task]ir.Seconds // time of a layer of it for each helper
 }
 
-// sharedCosts prices the slots in which stages help. In each layer a stage sends its queries, computes its own part while its
-// helpers compute theirs, those of all stages one after another and behind one of their own, receives their results and joins them.
+// sharedCosts computes the costs of the slots in which stages help. In each layer a stage sends its queries
+// and computes its own part while its helpers compute theirs, those of all stages one after another and after
+// one of their own; then it receives and merges their results.
 func (pr Pricer) sharedCosts(p *plan.Plan, g *graph.Model, t *Costs, far cost.Link) *sharedCosts {
 	out := &sharedCosts{layer: map[plan.Task]ir.Seconds{}, helping: map[plan.Task]ir.Seconds{}}
 	n := p.Subsequences.N
@@ -29,7 +30,7 @@ func (pr Pricer) sharedCosts(p *plan.Plan, g *graph.Model, t *Costs, far cost.Li
 			for k, task := range tasks {
 				parts[k] = pr.shareLayer(p, g, task, far)
 				out.helping[task] = parts[k].helping
-				pieces := ir.Seconds(len(p.Pieces(task))) // which come one after another
+				pieces := ir.Seconds(len(p.Pieces(task))) // one after another
 				load[task.Stage] += parts[k].own / pieces
 				for j := range p.Helpers(task) {
 					load[j] += parts[k].helping / pieces
@@ -73,13 +74,13 @@ func (s *Simulation) sharedLayer(st *simStage, at *walk.Node, k int, alone ir.Se
 		st.run(alone)
 		return
 	}
-	st.run(s.shared.layer[t] + alone - s.plain(s.Plan, t)) // and what it makes again
+	st.run(s.shared.layer[t] + alone - s.plain(s.Plan, t)) // plus recomputation
 	for j := range helpers {
 		s.stages[j].busy += s.shared.helping[t]
 	}
 }
 
-// sharedLayer is what the attention of a layer takes, whole and in parts.
+// sharedLayer holds the times of a layer's attention, whole and in parts.
 type sharedLayer struct{ whole, own, helping, messages, join ir.Seconds }
 
 func (pr Pricer) shareLayer(p *plan.Plan, g *graph.Model, t plan.Task, far cost.Link) (out sharedLayer) {

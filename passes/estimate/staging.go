@@ -6,10 +6,10 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// simStaging is what of a rank's hidden states, K and V waits on the host in layer order, and where K and V stream. Lists are by task
-// of the rank.
+// simStaging tracks which of a rank's hidden states, K and V wait on the host in layer order, and streams.
+// Lists are by task of the rank.
 type simStaging struct {
-	waits         []bool // the task's input waits there; nil: nothing does
+	waits         []bool // the task's input waits there; nil: none does
 	gone, fetched []ir.Seconds
 	caches        map[int32][]ir.Seconds // [k], by stage: when K and V of a layer are back
 	lagging       ir.Seconds             // when the result that the last task sent away has left
@@ -22,7 +22,7 @@ func newSimStaging(tasks int) simStaging {
 	}
 }
 
-// await is for the input of the task that comes.
+// await waits for the input of the next task.
 func (st *simStage) await() {
 	if st.waits != nil {
 		st.waitFor(st.fetched[st.done])
@@ -35,14 +35,14 @@ func (s *Simulation) stageOut(st *simStage, t *walk.Node, reader int32) {
 	st.waits[reader], st.gone[reader], st.lagging = true, left, left
 }
 
-// stageIn brings back what a task, the rank's next, starts from.
+// stageIn loads the input of the rank's next task.
 func (s *Simulation) stageIn(st *simStage, at int) {
 	if st.waits[at] {
 		st.fetched[at] = st.link.Copies(cost.Back, max(st.now, st.gone[at]), s.hiddenBack[st.tasks[at].Subsequence])
 	}
 }
 
-// cachesIn brings back K and V of the stage that a task, the rank's next, begins to take backward.
+// cachesIn loads K and V of the stage that the rank's next task begins to run backward.
 func (s *Simulation) cachesIn(st *simStage, at int) {
 	stage := st.tasks[at].Stage
 	if !s.Plan.StagesCaches(stage) {
@@ -62,7 +62,8 @@ func (s *Simulation) waitCaches(st *simStage, t *walk.Node, k int) {
 	}
 }
 
-// out is how long the copies of a forward's k-th layer take. What came from the host is there already.
+// out returns how long the copies of a forward's k-th layer take. Inputs loaded from the host are there
+// already.
 func (s *Simulation) out(st *simStage, t *walk.Node, k int) ir.Seconds {
 	d := s.d2h[t.Home][t.At][int(t.First)+k]
 	if st.waits == nil {

@@ -51,7 +51,7 @@ func rowsOut(pr Pricer, g *graph.Model, z graph.Size) (rows ir.Seconds) {
 	return rows
 }
 
-// stretch finds the node of a pass that attends.
+// stretch finds the attention of a pass.
 func (pr Pricer) stretch(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) stretch {
 	for i := range nodes {
 		if nodes[i].Attends() {
@@ -62,7 +62,7 @@ func (pr Pricer) stretch(b *graph.Block, nodes []graph.Node, z graph.Size, taken
 	panic("internal: a layer without attention")
 }
 
-// CopyCosts prices loads and what goes back, one instruction for each buffer.
+// CopyCosts returns the costs of loads and of what returns, one instruction for each buffer.
 func CopyCosts(p *plan.Plan, g *graph.Model, m cost.Model) (in, out func(walk.Load) ir.Seconds) {
 	price := func(work ir.WorkKind, of graph.Kind) func(walk.Load) ir.Seconds {
 		known := map[int64]ir.Seconds{} // by tokens
@@ -91,20 +91,20 @@ func CopyCosts(p *plan.Plan, g *graph.Model, m cost.Model) (in, out func(walk.Lo
 	return in, price(ir.WorkD2H, graph.CacheGrad)
 }
 
-// simStream is what streams through a rank, in virtual time.
+// simStream simulates what streams through a rank.
 type simStream struct {
 	queue  *walk.LoadQueue
-	coming []ir.Seconds  // loads that are issued and not taken
+	coming []ir.Seconds  // issued loads that are not yet used
 	rows   []ir.Seconds  // [LoadQueue.place]: when the last rows of K and V were on the host
-	grads  []ir.Seconds  // and of dK and dV
-	freed  [2]ir.Seconds // when the last blocks of dK and dV but one, and the last, had left: a load takes the bytes of the former
+	grads  []ir.Seconds  // the same of dK and dV
+	freed  [2]ir.Seconds // when the last two blocks of dK and dV had left: a load reuses the bytes of the earlier one
 }
 
 func newSimStream(q *walk.LoadQueue) simStream {
 	return simStream{queue: q, rows: make([]ir.Seconds, len(q.Rows)), grads: make([]ir.Seconds, len(q.Rows))}
 }
 
-// take waits for the next load, having issued those that the plan wants on their way by then.
+// take waits for the next load, after issuing those that the plan wants in transfer by then.
 func (s *Simulation) take(st *simStage) {
 	for l, ok := st.queue.Next(); ok; l, ok = st.queue.Next() {
 		start, at := max(st.now, st.freed[0]), st.queue.Place(l)
@@ -121,7 +121,7 @@ func (s *Simulation) take(st *simStage) {
 	st.coming = st.coming[1:]
 }
 
-// runLayer runs the k-th layer of a task, whose attention takes blocks as they come.
+// runLayer runs the k-th layer of a task, whose attention takes blocks as they arrive.
 func (s *Simulation) runLayer(st *simStage, at *walk.Node, k int, whole ir.Seconds) {
 	if !s.streams {
 		s.sharedLayer(st, at, k, whole)
@@ -170,7 +170,7 @@ func (s *Simulation) sendGrads(st *simStage, l walk.Load) {
 	st.queue.SentGrads(l)
 }
 
-// sentRows notes that the copies of a forward's layer, with its rows of K and V, have left by then.
+// sentRows records when the copies of a forward's layer, with its rows of K and V, have left.
 func (s *Simulation) sentRows(st *simStage, k int, left ir.Seconds) {
 	if s.streams {
 		t := st.tasks[st.done]

@@ -17,15 +17,16 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// Bounds that hold for every plan of a candidate, and for all candidates of which only the first dimensions are pinned.
+// Lower bounds that hold for every plan of a candidate, and for all candidates of which only the first
+// dimensions are pinned.
 //
-// Time: a rank does all of its tasks, whatever their order. Its first waits for the first subsequence to come through the
-// virtual stages before it, and behind its last the gradient of that subsequence goes back through them. Where all forwards of
-// a microbatch come before what follows, the rank waits once more, between them and the backwards: the last subsequence goes
-// through the virtual stages behind the rank and back. Where a strategy takes one microbatch after another, each does so. And
-// the first subsequence goes through all of the model and back. Copies only add to that, and what streams is copied one after
-// another. As long as the number of subsequences is open, layers take the least time that they take with any of them, and
-// nothing is waited for.
+// Time: a rank runs all of its tasks, in any order. Before its first task it waits for the first subsequence
+// to pass the earlier virtual stages, and after its last task the gradient of that subsequence passes back
+// through them. If all forwards of a microbatch precede what follows, the rank waits once more, between
+// forwards and backwards: the last subsequence passes the later virtual stages and comes back. If a strategy
+// takes one microbatch after another, each of them does so. The first subsequence also passes the whole model
+// and comes back. Copies only add to that, and streamed blocks are copied one after another. While the number
+// of subsequences is open, layers take the least time that they take with any number, and no waits count.
 //
 // Memory: room.go.
 type bounds struct {
@@ -44,7 +45,7 @@ type bounds struct {
 type lengthsKey struct {
 	n     int
 	align int64
-	cut   string // empty: by operations; "length"; or what the time of tasks depends on, and so the lengths
+	cut   string // empty: by operations; "length"; or everything that the times of tasks depend on, and so the lengths
 }
 
 type profileKey struct {
@@ -60,17 +61,18 @@ type profileKey struct {
 type endKey struct {
 	parallel plan.Parallel
 	lengthsKey
-	layers int // of the stage that has most
+	layers int // of the stage with the most
 }
 
-// end is the time of the optimizer for a layer, the embedding and the head, and that of what else parameters cause.
+// end is the time of the optimizer for a layer, the embedding and the head, and the other times caused by
+// parameters.
 type end struct {
 	layer, embedding, head ir.Seconds
 	visit                  visit
 }
 
-// visit is the time of collectives of parameters that a layer of any task finds under way, of the forward's kind and of what only
-// the backward has besides. In layer order not every backward completes gradients, so that is none of them.
+// visit is the time of collectives of parameters beside a layer of any task: in the forward, and in the
+// backward in addition. In layer order not every backward completes gradients, so those do not count.
 type visit struct{ forward, backward ir.Seconds }
 
 func newBounds(c *estimate.Cache, p *plan.Plan) *bounds {
@@ -80,8 +82,8 @@ func newBounds(c *estimate.Cache, p *plan.Plan) *bounds {
 	}
 }
 
-// sized is a plan of a candidate with its sizes, as far as they are pinned, and the lengths of its subsequences. Stages whose
-// number is open count as one. It is nil where the sizes are refused.
+// sized returns a plan of a candidate with the pinned sizes and the lengths of its subsequences; an open
+// number of stages counts as one. It is nil if the sizes are refused.
 func (b *bounds) sized(s lang.Schedule) *plan.Plan {
 	p := &plan.Plan{Model: b.model, Cluster: b.cluster, Train: b.train, Schedule: s}
 	if s.PP == 0 {
@@ -99,13 +101,14 @@ func (b *bounds) sized(s lang.Schedule) *plan.Plan {
 	return p
 }
 
-// staged deals the layers of a sized plan out, and cuts the sequence by times, which depend on stages.
+// staged assigns the layers of a sized plan, and cuts the sequence by times, which depend on stages.
 func (b *bounds) staged(p *plan.Plan) {
 	p.LayersPerStage = balancedLayers(p, b.profileOf(p))
 	p.Subsequences.Lengths = b.lengthsOf(p)
 }
 
-// lengthsOf cuts the sequence as partition will; where that depends on times, which depend on stages, by operations.
+// lengthsOf cuts the sequence as partition will; if that depends on times, which depend on stages, by
+// operations.
 func (b *bounds) lengthsOf(p *plan.Plan) []int64 {
 	if given := p.Schedule.Subsequences.Lengths; len(given) > 0 {
 		return given
@@ -137,7 +140,7 @@ func (b *bounds) lengthsKey(p *plan.Plan) lengthsKey {
 	return key
 }
 
-// profile is what one microbatch takes: of all subsequences together, and of the first.
+// profile is the time of one microbatch: of all subsequences together, and of the first.
 type profile struct {
 	layer, leastLayer ir.Seconds // forward and backward: on the average of all layers, and of the kind that takes least
 	embedding, head   ir.Seconds // the same
@@ -168,12 +171,13 @@ func (of *profile) layers(counts []int, takes func(k *layerProfile) ir.Seconds) 
 	return t
 }
 
-// crossing is the time of a layer until its result is there, and until the gradient of its input is: with its weights' or without.
+// crossing is the latency of a layer: until its result is ready, and until the gradient of its input is, with
+// or without its weight gradients.
 type crossing struct {
 	forward, backward, input ir.Seconds
 }
 
-// both is there and back.
+// both returns the latency there and back.
 func (c crossing) both(late bool) ir.Seconds {
 	if late {
 		return c.forward + min(c.backward, c.input)
@@ -181,13 +185,13 @@ func (c crossing) both(late bool) ir.Seconds {
 	return c.forward + c.backward
 }
 
-// share is attention that other ranks may take a part of: its time, and what travels to each of them and back.
+// share is attention that other ranks may take part in: its time, and what travels to each of them and back.
 type share struct {
 	whole   ir.Seconds
 	travels []ir.Bytes
 }
 
-// profileOf prices the subsequences of a plan.
+// profileOf computes the costs of a plan's subsequences.
 func (b *bounds) profileOf(p *plan.Plan) *profile {
 	key := profileKey{p.Split(), p.Recompute, p.Stream.Block, b.lengthsKey(p), p.Parallel.Microbatch, pricedRanks(p), visit{}}
 	if p.LayersPerStage != nil {
@@ -199,8 +203,9 @@ func (b *bounds) profileOf(p *plan.Plan) *profile {
 	return b.profiles[key]
 }
 
-// pricedRanks are the ranks of the job as far as layers' prices depend on them: all, where stages do not fill nodes evenly; those of a
-// node, where they share its processors, or the way to the host that K and V stream by; else 0, for then it makes no difference.
+// pricedRanks returns the number of ranks of the job as far as the costs of layers depend on it: all if
+// stages do not fill nodes evenly; those of a node if they share its processors or the link to the host over
+// which K and V stream; otherwise 0.
 func pricedRanks(p *plan.Plan) int {
 	ranks, sp, node := p.Parallel.Ranks(), p.Parallel.SP, p.Cluster.GPUsPerNode
 	switch {
@@ -280,7 +285,7 @@ func newLayerProfile(t *estimate.TaskTime, kind int, v visit) *layerProfile {
 	return out
 }
 
-// memo finds a value once.
+// memo computes a value once.
 func memo[K comparable, V any](known map[K]V, key K, find func(K) V) V {
 	v, ok := known[key]
 	if !ok {
@@ -290,8 +295,9 @@ func memo[K comparable, V any](known map[K]V, key K, find func(K) V) V {
 	return v
 }
 
-// leastRest is the size, of as many tokens, at which what a layer takes besides attention is least: behind the longest prefix, where
-// attention hides most of what runs beside it. In a ring that grows with the prefix, too, and every subsequence has its own.
+// leastRest returns the size, for a given number of tokens, at which the rest of a layer besides attention
+// takes least: after the longest prefix, where attention hides most of what runs beside it. In a ring that
+// time also grows with the prefix, and every subsequence has its own.
 func leastRest(t *estimate.TaskTime, z graph.Size) graph.Size {
 	if t.Plan.Parallel.SPMode != graph.ModeRing {
 		z.Prefix = z.Sequence - z.Tokens
@@ -329,20 +335,21 @@ func streamingTime(p *plan.Plan, g *graph.Model, layerKind int) (t ir.Seconds) {
 	return t
 }
 
-// leastKey is what tells the profiles of a number of subsequences apart, as long as only what comes before that number is pinned.
+// leastKey distinguishes the profiles for a number of subsequences while only earlier dimensions are pinned.
 type leastKey struct {
-	parallel                   plan.Parallel // but for stages: they refuse candidates whatever the number is
+	parallel                   plan.Parallel // except for stages: they refuse candidates whatever the number is
 	strategy, partition, count string
 	ranks                      int
 }
 
-// cutByLength reports whether the lengths of so many subsequences are known, whatever the stages are.
+// cutByLength reports whether the lengths of the subsequences are known, whatever the stages are.
 func cutByLength(s *lang.Schedule) bool {
 	return s.Partition == "flops" || s.Partition == "length" || len(s.Subsequences.Lengths) > 0
 }
 
-// leastProfile is at most any profile of a candidate whose number of subsequences is open, or how they are cut. Where the latter is,
-// the sequence in one piece is among them: kernels are the slower the shorter pieces are.
+// leastProfile returns a lower bound of the profiles of a candidate whose number of subsequences is open, or
+// how they are cut. In the latter case it includes the undivided sequence, because kernels are slower on
+// shorter subsequences.
 func (b *bounds) leastProfile(s lang.Schedule, whole *plan.Plan) *profile {
 	var least *profile
 	key := leastKey{parallel: whole.Parallel, strategy: s.Strategy, partition: s.Partition, ranks: pricedRanks(whole)}
@@ -380,20 +387,21 @@ func (b *bounds) leastProfile(s lang.Schedule, whole *plan.Plan) *profile {
 	return least
 }
 
-// Levels from which on bounds say something, and those at which they say more.
+// Levels from which on bounds are useful, and those at which they improve.
 var (
 	levelOfSizes  = levelOf("schedule.microbatch")
 	levelOfCounts = levelOf("schedule.subsequences")
-	levelOfKept   = levelOf("schedule.mux") // what is left to pin says what is kept
+	levelOfKept   = levelOf("schedule.mux") // the remaining dimensions decide placements
 )
 
-// levelOf is how many dimensions are pinned once that of a key is.
+// levelOf returns the number of pinned dimensions once that of a key is pinned.
 func levelOf(key string) int {
 	return 1 + slices.IndexFunc(dimensions, func(d dimension) bool { return d.key == key })
 }
 
-// of bounds a candidate of which that many dimensions are pinned: its time, and what its fullest rank holds. Where nobody asks for
-// time it is 0, and nothing is priced but to deal out the layers.
+// of returns lower bounds on step time and memory over all completions of a partial candidate with a number
+// of pinned dimensions. If time does not matter it is 0, and only what the assignment of layers needs is
+// costed.
 func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, holding) {
 	switch {
 	case level < levelOfSizes:
@@ -433,9 +441,9 @@ func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, holding) {
 	return times, held
 }
 
-// remakings are the policies of recomputation that may be pinned yet, besides none, where tasks that take longer by them may be
-// balanced otherwise: in a cut by times, or where layers would be dealt out otherwise if each took twice as long, which is more than
-// any that makes results again.
+// remakings returns the recomputation policies that may still be pinned, besides none, if they may balance
+// longer tasks differently: in a cut by times, or if layers would be assigned differently were each twice as
+// long, which exceeds any recomputation.
 func (b *bounds) remakings(p *plan.Plan) (policies []string) {
 	if p.Schedule.Recompute != "" && p.Schedule.Recompute != plan.PolicyAuto {
 		return nil
@@ -450,7 +458,7 @@ func (b *bounds) remakings(p *plan.Plan) (policies []string) {
 	return []string{graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull}
 }
 
-// dealt bounds a sized plan with its layers dealt out.
+// dealt returns the bounds of a sized plan with its layers assigned.
 func (b *bounds) dealt(sized *plan.Plan) (ir.Seconds, holding) {
 	p := &plan.Plan{}
 	*p = *sized
@@ -464,7 +472,7 @@ func (b *bounds) dealt(sized *plan.Plan) (ir.Seconds, holding) {
 	return b.time(p), b.heldAtLeast(p)
 }
 
-// coarse is where the number of subsequences is open.
+// coarse is for an open number of subsequences.
 func (b *bounds) coarse(s lang.Schedule) (ir.Seconds, holding) {
 	pinned := s
 	pinned.Subsequences = lang.Subsequences{Count: 1}
@@ -476,16 +484,16 @@ func (b *bounds) coarse(s lang.Schedule) (ir.Seconds, holding) {
 		return 0, b.heldByShare(p)
 	}
 	least := b.leastProfile(s, p)
-	if least == nil { // no number of subsequences suits: the candidates are none
+	if least == nil { // no number of subsequences is possible: there are no candidates
 		return unreachable, holding{}
 	}
 	return b.share(p, least), b.heldByShare(p)
 }
 
-// unreachable is the bound of a candidate that is none.
+// unreachable is the bound if there are no candidates.
 const unreachable ir.Seconds = 1e300
 
-// share is what the busiest stage does at least, whatever its layers are.
+// share returns the least work of the busiest stage, whatever its layers are.
 func (b *bounds) share(p *plan.Plan, of *profile) ir.Seconds {
 	busy := (of.layer*ir.Seconds(p.Model.Layers) + of.embedding + of.head) / ir.Seconds(b.mostStages(p))
 	if !b.mayShare(&p.Schedule) {
@@ -494,7 +502,7 @@ func (b *bounds) share(p *plan.Plan, of *profile) ir.Seconds {
 	return busy * ir.Seconds(p.Parallel.Microbatches)
 }
 
-// mostStages are those of a plan whose stages may be open.
+// mostStages returns the stages of a plan, which may be open.
 func (b *bounds) mostStages(p *plan.Plan) int {
 	if p.Schedule.PP > 0 {
 		return p.Schedule.PP
@@ -502,13 +510,13 @@ func (b *bounds) mostStages(p *plan.Plan) int {
 	return min(p.Model.Layers, p.Cluster.GPUs()/(p.Parallel.SP*p.Parallel.DP))
 }
 
-// layersOfMost are those of the rank that has most, at least.
+// layersOfMost returns the least number of layers of the rank with the most.
 func (b *bounds) layersOfMost(p *plan.Plan) int {
 	stages := b.mostStages(p)
 	return (p.Model.Layers + stages - 1) / stages
 }
 
-// mayShare reports whether ranks may take parts of each other's tasks.
+// mayShare reports whether ranks may take over parts of each other's tasks.
 func (b *bounds) mayShare(s *lang.Schedule) bool {
 	if s.SharesTasks() || s.Mux == "off" {
 		return s.SharesTasks()
@@ -517,7 +525,7 @@ func (b *bounds) mayShare(s *lang.Schedule) bool {
 	return s.PP != 1 && s.VirtualStages <= 1 && (st == nil || st == &strategy.All[0])
 }
 
-// time is the bound of a plan with its stages.
+// time returns the bound of a plan with its stages.
 func (b *bounds) time(p *plan.Plan) ir.Seconds {
 	layers := make([]int, p.Parallel.PP)
 	for rank := range layers {
@@ -544,7 +552,7 @@ func (b *bounds) time(p *plan.Plan) ir.Seconds {
 	return max(least, streaming*ir.Seconds(p.Parallel.Microbatches)) + optimizer
 }
 
-// message is the time of the first subsequence from stage to stage.
+// message returns the time of the first subsequence from stage to stage.
 func (b *bounds) message(p *plan.Plan, of *profile) ir.Seconds {
 	m, key := estimate.CostModel(p), plan.Parallel{SP: p.Parallel.SP, PP: p.Parallel.PP, DP: p.Parallel.DP}
 	link, known := b.links[key]
@@ -620,17 +628,17 @@ func (b *bounds) ways(p *plan.Plan, of *profile, late bool) (before, after []ir.
 	return before, after, all
 }
 
-// shared is where ranks take parts of each other's tasks, at the start and the end of the pipeline (left), at its turn (right), or
-// both (on): there is as much to do in all.
+// shared is for ranks that take over parts of each other's tasks, at the start and the end of the pipeline
+// (left), at its turnaround (right), or both (on). The total work stays the same.
 //
-// At the turn the last subsequence goes through the ranks behind one, each of which shares its attention with those before it, for
-// messages that come one by one. The rank waits meanwhile, and, where the start is not shared, for the way of the first
-// subsequence to it and back, as ever.
+// At the turnaround the last subsequence passes the later ranks, each of which shares its attention with the
+// ranks before it, with messages that arrive one by one. The rank waits meanwhile and, if the start is not
+// shared, also for the way of the first subsequence to it and back, as usual.
 //
-// Where the start is shared, the first rank does of subsequence x at least the first (x+1)/PP tokens, and so at
-// least the square of that of the work, for attention looks back. The last does all of its own tasks, and before and behind them
-// helps all others. For that it receives, one by one, their layers' weights, K and V, and sends back what is to be added to the
-// gradients of both.
+// If the start is shared, the first rank runs at least the first (x+1)/PP tokens of subsequence x, and so at
+// least the square of that share of the work, because attention looks back. The last rank runs all of its own
+// tasks, and before and after them helps all others. For that it receives, one by one, their layers' weights,
+// K and V, and sends back contributions to the gradients of both.
 func (b *bounds) shared(p *plan.Plan, of *profile, layers []int, side string) ir.Seconds {
 	m := estimate.CostModel(p)
 	far := estimate.WidestLink(p, m, estimate.Farthest)
@@ -679,8 +687,9 @@ func (b *bounds) shared(p *plan.Plan, of *profile, layers []int, side string) ir
 	return ir.Seconds(p.Parallel.Microbatches) * max(least, all/ir.Seconds(stages))
 }
 
-// attentionThatStays is the part of a subsequence's attention with a number of helpers that one of those who share in it has at least:
-// the mean, or what is left to the owner, whose helpers take the PP-th part of the keys each, to half a step of the grid.
+// attentionThatStays returns the least part of a subsequence's attention, with a number of helpers, on one of
+// those who share it: the mean, or what is left to the owner, whose helpers take 1/PP of the keys each, to
+// half a step of the grid.
 func attentionThatStays(p *plan.Plan) func(x, helpers int) ir.Seconds {
 	keys, end, stages, grid := make([]float64, p.Subsequences.N), float64(0), float64(p.Parallel.PP), float64(p.Subsequences.Align)
 	for x, n := range p.Subsequences.Lengths {
@@ -708,7 +717,8 @@ func (of *layerProfile) given(helpers int, stays ir.Seconds, message func(ir.Byt
 	return t
 }
 
-// helping is what the last rank takes where it helps all others: weights, K and V come, one by one, and gradients of both go.
+// helping returns the time of the last rank to help all others: weights, K and V arrive one by one, and
+// gradients of both leave.
 func (b *bounds) helping(p *plan.Plan, of *profile, layers []int, message func(ir.Bytes) ir.Seconds) ir.Seconds {
 	g := b.cache.Model(p)
 	fewest := ir.Seconds(slices.Min(layers))
@@ -736,9 +746,10 @@ func (b *bounds) helping(p *plan.Plan, of *profile, layers []int, message func(i
 	return lent + rows + max(lent, gradients, b.givingBack(p, layers, message))
 }
 
-// givingBack is how long gradients of weights that the last rank has borrowed are on their way home where the start is shared. In
-// every slot those of a stage come by all ranks behind it, one after another, each of which adds its own, and no rank begins the
-// next slot's before the last has come home: of the rank that then got them, the last rank helps to make those of keys.
+// givingBack returns how long weight gradients that the last rank has borrowed travel home if the start is
+// shared. In every slot those of a stage pass all later ranks, one after another, each of which adds its own.
+// No rank begins the next slot's before the last has arrived: the last rank helps the rank that then received
+// them to compute those of keys.
 func (b *bounds) givingBack(p *plan.Plan, layers []int, message func(ir.Bytes) ir.Seconds) (t ir.Seconds) {
 	g, m := b.cache.Model(p), estimate.CostModel(p)
 	var hop ir.Seconds
@@ -752,7 +763,7 @@ func (b *bounds) givingBack(p *plan.Plan, layers []int, message func(ir.Bytes) i
 	return t
 }
 
-// ends is what a rank has of the embedding and of the head.
+// ends returns a rank's time for the embedding and the head.
 func ends(p *plan.Plan, rank int, embedding, head ir.Seconds) (t ir.Seconds) {
 	if rank == p.Home(0) {
 		t += embedding
@@ -793,8 +804,8 @@ func count(is bool) int {
 	return 0
 }
 
-// balancedLayers deals the layers out so that the busiest rank is done soonest: embedding and loss cost time, too. Where
-// that makes no difference they are dealt out evenly.
+// balancedLayers assigns the layers so that the busiest rank finishes soonest, including embedding and loss.
+// If that makes no difference they are distributed evenly.
 func balancedLayers(p *plan.Plan, of *profile) []int {
 	even := evenLayers(p.Model.Layers, p.Parallel.Stages())
 	busiest := func(layers []int) (most ir.Seconds) {
@@ -814,7 +825,8 @@ func balancedLayers(p *plan.Plan, of *profile) []int {
 	return even
 }
 
-// dealLayers gives every layer in turn to the rank that will be done soonest, and of its virtual stages to the shortest.
+// dealLayers gives every layer in turn to the rank that will finish soonest, and of its virtual stages to the
+// shortest.
 func dealLayers(p *plan.Plan, of *profile) []int {
 	layers := slices.Repeat([]int{1}, p.Parallel.Stages())
 	rank, stage := make([]ir.Seconds, p.Parallel.PP), make([]ir.Seconds, len(layers))

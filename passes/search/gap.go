@@ -8,17 +8,17 @@ import (
 	"sppo.dev/ir"
 )
 
-// How good is good enough. A search ends with a plan that is within a gap of the least bound of what is left. Where memory
-// binds, bounds on time are loose, and candidates as good as each other are many; so the gap widens with the work done,
-// and after some more work the fastest plan found so far is the answer. Work is counted, not timed, so that the same job
-// always gets the same plan.
+// When a search ends. It ends with a plan within a gap of the least bound of the remaining candidates. If
+// memory is scarce, bounds on time are loose, and many candidates are about equally good. So the gap widens
+// with the work done, and after some more work the fastest plan so far is taken. Work is counted, not timed,
+// so that the same job always gets the same plan.
 const (
 	searchGap = 1.0 / 330 // at first
 	widestGap = 0.01
 
-	patience = 1_800_000 // visits before the gap widens, of a search with Options.Patience 1
-	widestAt = 2         // times that work, when the gap is widest
-	stopAt   = 3         // times that work, when the fastest plan found so far is taken
+	patience = 1_800_000 // visits before the gap widens, in a search with Options.Patience 1
+	widestAt = 2         // multiple of that work at which the gap is widest
+	stopAt   = 3         // multiple of that work at which the fastest plan so far is taken
 )
 
 // impatience returns the work done by a search as a multiple of its patience.
@@ -26,8 +26,8 @@ func (s *search) impatience() float64 {
 	return float64(s.work) / patience / cmp.Or(s.context.Options.Patience, 1)
 }
 
-// spent reports whether a search has done so many times the work of its patience. One for anything that fits has more: its
-// answer is yes or no, and a no should be true.
+// spent reports whether a search has done a multiple of the work of its patience. A search for anything that
+// fits has more patience: its answer is yes or no, and a no should be true.
 func (s *search) spent(times float64) bool {
 	if s.timeless {
 		times *= 2
@@ -35,7 +35,7 @@ func (s *search) spent(times float64) bool {
 	return s.impatience() >= times
 }
 
-// widen sets the gap for the work done so far. Complete candidates come to their turn by it.
+// widen sets the gap for the work done so far. It determines when complete candidates have their turn.
 func (s *search) widen() {
 	const steps = 8 // between the narrowest gap and the widest
 	share := min(1, max(0, (s.impatience()-1)/(widestAt-1)))
@@ -74,7 +74,8 @@ func (s *search) soFar() *node {
 	return nil
 }
 
-// distance returns by how much less time than a plan any candidate takes that is still open, as a part of that time at most.
+// distance returns how much faster than a plan any open candidate can be, as an upper bound relative to the
+// plan's time.
 func (s *search) distance(winner *node) float64 {
 	least := winner.plan.Time.StepS
 	for _, n := range s.frontier {

@@ -11,8 +11,9 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// A search of little patience finds a plan that fits, says how far from the best it may be, and is not further than that. The
-// jobs leave time bounds loose: memory binds, and many candidates are nearly as good as each other.
+// A search with little patience finds a plan that fits, reports how far from the best it may be, and is no
+// further than that. The jobs make bounds on time loose: memory is scarce, and many candidates are about
+// equally good.
 func TestGapHolds(t *testing.T) {
 	within := regexp.MustCompile(`^within ([0-9.]+)% of the best$`)
 	said := 0

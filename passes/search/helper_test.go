@@ -6,7 +6,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// RunWith is passes.Run, and ContextOf a context as it makes one: both stand on a floor above.
+// RunWith is passes.Run, and ContextOf creates a context as it does; both are in packages on a higher floor.
 var (
 	RunWith   func(*lang.Spec, *plan.Plan, pass.Options) error
 	ContextOf func(*lang.Spec, pass.Options) *pass.Context

@@ -13,29 +13,32 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// The search where nobody asks for time. Nothing is priced but what it takes to deal out layers, and what is taken next is what
-// holds least, so that something that fits is found soon if there is any. Before a complete candidate is planned with its copies
-// timed, for which they are simulated again and again, it is lean: its copies begin as late and end as soon as they may, which
-// takes no simulation, and holds no more on the device than with any other timing, but for a part of what packing loses.
+// The search that ignores time. It costs only what the assignment of layers needs, and takes candidates with
+// the lowest memory bound first, so that something that fits is found soon, if it exists. Before a complete
+// candidate is planned with timed copies, which takes many simulations, it is lean: its copies begin as late
+// and end as early as possible. That takes no simulation, and uses no more device memory than any other
+// timing, up to part of the packing margin.
 
-// wanted says how soon a candidate has its turn: that of least memory first; where there is plenty of it, first the one that least is
-// open of, then that which spreads over most ranks, and then that of fewest tasks, which is soonest planned.
+// wanted decides the order of candidates: least memory first. If memory is plentiful, first those with the
+// fewest open dimensions, then those on the most ranks, then those with the fewest tasks, which are planned
+// soonest.
 type wanted struct {
 	bytes ir.Bytes
 	open  int
 	ranks int
 	tasks int
-	lean  bool // the bytes are those of the plan without timing
+	lean  bool // the bytes are those of the plan without timed copies
 }
 
 func (w wanted) compare(o wanted) int {
 	return cmp.Or(cmp.Compare(w.bytes, o.bytes), cmp.Compare(w.open, o.open), cmp.Compare(o.ranks, w.ranks), cmp.Compare(w.tasks, o.tasks))
 }
 
-// plenty is the part of the device below which less is no better.
+// plenty is the fraction of device memory below which using less does not matter.
 const plenty = 0.5
 
-// want says how soon a candidate has its turn that holds so much at least. What lacks on the host counts as if it lacked on the device.
+// want sets the order of a candidate given its memory bound. A shortfall on the host counts like one on the
+// device.
 func (s *search) want(n *node, least ir.Bytes, lack *plan.Lack) {
 	w, p := &n.wanted, &n.schedule
 	if lack != nil {
@@ -46,10 +49,10 @@ func (s *search) want(n *node, least ir.Bytes, lack *plan.Lack) {
 	w.tasks = p.Subsequences.Count * max(1, p.PP) * max(1, p.VirtualStages)
 }
 
-// lean bounds what a complete candidate holds, and puts it among those to come unless it surely does not fit.
+// lean bounds the memory of a complete candidate, and queues it unless it surely does not fit.
 func (s *search) lean(n *node) {
 	n.wanted.lean = true
-	if n.weighs() { // what copies take decides what is kept
+	if n.weighs() { // its placements depend on the times of copies
 		heap.Push(&s.frontier, n)
 		return
 	}
@@ -76,7 +79,7 @@ func (s *search) lean(n *node) {
 	heap.Push(&s.frontier, n)
 }
 
-// mayFit is what a footprint may take so that placed it may fit.
+// mayFit returns what a footprint may use if it could fit once placed.
 func mayFit(e *estimate.Estimator, m plan.Memory) plan.Memory {
 	p := e.Plan
 	more := ir.Bytes(float64(max(m.DeviceCapacityBytes, m.HostCapacityBytes)) * memory.Slack(p) / (1 - memory.Slack(p)))
@@ -85,7 +88,7 @@ func mayFit(e *estimate.Estimator, m plan.Memory) plan.Memory {
 	return m
 }
 
-// earlier are the bytes that reloads may have taken from the host where they begin earlier than they must.
+// earlier returns the bytes that reloads may have taken from the host if they begin earlier than necessary.
 func earlier(e *estimate.Estimator) (n ir.Bytes) {
 	p := e.Plan
 	for _, size := range e.Saved[0] {
@@ -94,15 +97,15 @@ func earlier(e *estimate.Estimator) (n ir.Bytes) {
 	return n + memory.Packed(p, n)
 }
 
-// weighs reports whether the pass offload weighs fates against each other.
+// weighs reports whether the pass offload weighs placements against each other.
 func (n *node) weighs() bool {
 	return n.weighed || n.schedule.Offload.Policy == plan.PolicyMemory || n.schedule.Recompute == plan.PolicyAuto
 }
 
-// closestPatience is how much of a search's patience goes into what to show where nothing fits.
+// closestPatience is the share of a search's patience that is spent on finding what to show if nothing fits.
 const closestPatience = 0.3
 
-// keepLean drops all candidates but those whose memory is known, if there are any.
+// keepLean drops all candidates except those whose memory is known, if there are any.
 func (s *search) keepLean() {
 	if lean := slices.DeleteFunc(slices.Clone(s.frontier), func(n *node) bool { return !n.wanted.lean }); len(lean) > 0 {
 		s.frontier = lean
@@ -110,8 +113,9 @@ func (s *search) keepLean() {
 	}
 }
 
-// closest returns what to show where nothing fits: the evaluated candidate with the smallest shortfall, or another that needs less
-// memory, if one is found in time. That one may even fit, where the search for time ended before it found one that does.
+// closest returns what to show if nothing fits: the evaluated candidate with the smallest shortfall, or
+// another one that needs less memory, if it is found in time. The latter may even fit, if the search for time
+// ended before it found one that does.
 func (s *search) closest() *node {
 	b := *s.bounds
 	b.timeless, b.work = true, 0

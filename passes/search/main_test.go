@@ -13,7 +13,7 @@ import (
 	"sppo.dev/passes/search"
 )
 
-// TestMain hands tests what stands on floors above.
+// TestMain gives tests access to packages on higher floors.
 func TestMain(m *testing.M) {
 	plantest.Run = func(sp *lang.Spec, p *plan.Plan) error { return passes.Run(sp, p, passes.Options{}) }
 	plantest.Verify = passes.Verify
@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// contextOf is a context as passes.Run makes one.
+// contextOf returns a context as passes.Run creates it.
 func contextOf(sp *lang.Spec, o pass.Options) *pass.Context {
 	c := &pass.Context{Spec: sp, Cache: estimate.NewCache(), Options: o}
 	for i := range passes.Passes {

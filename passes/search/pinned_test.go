@@ -20,7 +20,7 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// pinnedValues are what a user may write for each key of a schedule, whether solve searches it or not.
+// pinnedValues returns what a user may write for each key of a schedule, whether or not solve searches it.
 func pinnedValues(sp *lang.Spec) map[string][]string {
 	numbers := func(ns []int) (out []string) {
 		for _, n := range ns {
@@ -50,15 +50,15 @@ func pinnedValues(sp *lang.Spec) map[string][]string {
 	}
 }
 
-// pinJob is a request with all open, and how to pin a key of it.
+// pinJob is a request with everything open, and how to pin a key of it.
 type pinJob struct {
 	name string
-	base []string // what the spec is overridden with
-	most int      // values that are pinned
+	base []string // overrides of the spec
+	most int      // number of values to pin
 	open func(set ...string) (*lang.Spec, error)
 }
 
-// paperJob is a job of the paper; drawnJob one at random, with little memory.
+// paperJob is a job of the paper; drawnJob is a random one with little memory.
 func paperJob(file string, base []string, most int) pinJob {
 	return pinJob{file, base, most, func(set ...string) (*lang.Spec, error) {
 		return lang.Load(plantest.FolderOfExamples()+file, lang.Options{Shipped: examples.Shipped, Set: append(slices.Clone(base), set...)})
@@ -73,11 +73,12 @@ func drawnJob(name string, r *rand.Rand, base []string, most int) pinJob {
 	}}
 }
 
-// TestAutoIsNoSlowerThanPinned pins one key after the other to each of the values that a user may write: what then is found and
-// fits, placed as `sppoc plan` does, is at most a hundredth faster than what is found where all is open. The long form takes every
-// job of the paper and 50 at random, with all values; of a fifth of those at random everything is open, far more than where nothing
-// is written, and 12 values each are enough. SPPO_PINNED names jobs by a part of their names: of a file, "drawn", "drawn-07". Each
-// has a source of its own, so that one can be repeated alone with the seed of all.
+// TestAutoIsNoSlowerThanPinned pins one key after another to each value that a user may write: what is then
+// found and fits, placed as by `sppoc plan`, is at most 1% faster than what is found with everything open.
+// The long form takes every job of the paper and 50 random ones, with all values; in a fifth of the random
+// ones every dimension is open, far more than by default, and 12 values each are enough. SPPO_PINNED selects
+// jobs by part of their names: of a file, "drawn", "drawn-07". Each has its own source, so that one can be
+// repeated alone with the common seed.
 func TestAutoIsNoSlowerThanPinned(t *testing.T) {
 	seed, long := plantest.SeedOf(t), os.Getenv("SPPO_LONG") != ""
 	check := func(name string, number int, job func(*rand.Rand) pinJob) {
@@ -120,7 +121,7 @@ func (j *pinJob) check(t *testing.T, r *rand.Rand) {
 		}
 		for _, v := range values[k.Name] {
 			if slices.ContainsFunc(j.base, func(set string) bool { return strings.HasPrefix(set, k.Path()+"=") && !strings.HasSuffix(set, "=auto") }) {
-				continue // it has a value of its own where nothing is written
+				continue // it has a value by default
 			}
 			pins = append(pins, k.Path()+"="+v)
 		}
@@ -157,8 +158,8 @@ func (j *pinJob) check(t *testing.T, r *rand.Rand) {
 	t.Logf("%d alternatives, of %d are found to fit in up to a tenth more time", min(j.most, len(pins)), compared)
 }
 
-// fastest is what is found for a request, if it fits. Where every bound of what is left is beyond a limit, which is a tenth beyond
-// what is to be beaten, it is looked for no further: tests of the search hold bounds to all candidates of small jobs.
+// fastest returns what is found for a request, if it fits. The search ends when every bound is beyond a
+// limit, 10% above what is to be beaten; other tests check the bounds on all candidates of small jobs.
 func fastest(sp *lang.Spec, limit ir.Seconds) *plan.Plan {
 	s := newSearch(ContextOf(sp, pass.Options{Measure: place}), plan.New(sp))
 	s.push(&node{schedule: s.request.Schedule})
@@ -170,7 +171,7 @@ func fastest(sp *lang.Spec, limit ir.Seconds) *plan.Plan {
 	return nil
 }
 
-// whatFits is what is found for a request, if it fits.
+// whatFits returns what is found for a request, if it fits.
 func whatFits(sp *lang.Spec) *plan.Plan {
 	p := plan.New(sp)
 	if RunWith(nil, p, pass.Options{Measure: place}) != nil || place(p) != nil || !p.Memory.Fits {
@@ -179,10 +180,11 @@ func whatFits(sp *lang.Spec) *plan.Plan {
 	return p
 }
 
-// Place is codegen.Measure, which stands on a floor above.
+// Place is codegen.Measure, from a package on a higher floor.
 var Place func(*plan.Plan) error
 
-// place fills a plan's Memory: by the bound that placing keeps to, where that fits, for it is sooner there, and else by placing.
+// place fills a plan's Memory: by the bound that placement respects if it fits, because that is faster, and
+// otherwise by placing.
 func place(p *plan.Plan) error {
 	m := &p.Memory
 	if m.Placed {

@@ -8,8 +8,8 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestRing: the request is taken, a rank keeps between forward and backward what it keeps with weights divided, and heads that do not
-// divide by the ranks are no matter.
+// TestRing: the request is accepted, a rank keeps between forward and backward what it keeps with divided
+// weights, and heads need not be divisible by the ranks.
 func TestRing(t *testing.T) {
 	megatron, ring := plantest.Plan(t, "gpt-docs.sppo", "schedule.align=4"), plantest.Plan(t, "gpt-docs.sppo", "schedule.align=4", "schedule.sp_mode=ring")
 	if got := ring.Parallel.SPMode; got != graph.ModeRing {
@@ -31,7 +31,7 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// TestRingConflicts: what a ring does not go with is refused where it is asked for.
+// TestRingConflicts: what conflicts with a ring is refused at its key.
 func TestRingConflicts(t *testing.T) {
 	for _, c := range []struct {
 		code       lang.Code

@@ -8,17 +8,17 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// What a rank holds at least, whatever copies take: what bounds of candidates say of memory, and no node of the dataflow is priced
-// for it.
+// Lower bounds on the memory of a rank, independent of copy times, without costing any node of the dataflow.
 //
-// There are four moments. At the end of the step there is the state of the parameters with all gradients. When the first backward
-// begins there are K and V of a microbatch and, without offload, all that its forwards keep. When the backward of the first
-// subsequence begins, which is the longest, there are in any but the shortest pipelines all of K, V, their gradients and
-// those of the weights, in the others of K, V and their gradients for one virtual stage, and what a layer holds while it runs. On the
-// last rank the head runs before it. And whatever is copied, when the first backward begins all that forwards keep is somewhere, on
-// the device or on the host, and so are K and V.
+// There are four moments. At the end of the step a rank holds the state of the parameters with all gradients.
+// When the first backward begins it holds K and V of a microbatch and, without offload, everything that its
+// forwards save. When the backward of the first, longest subsequence begins it holds, in all but the shortest
+// pipelines, all of K, V, their gradients and the weight gradients, in the others K, V and their gradients
+// for one virtual stage; and the working memory of a layer. On the last rank the head runs before that. And
+// whatever is copied, when the first backward begins everything that forwards save is on the device or on the
+// host, as are K and V.
 
-// roomKey is what a room depends on.
+// roomKey is everything that a room depends on.
 type roomKey struct {
 	split     graph.Split
 	recompute string
@@ -26,18 +26,18 @@ type roomKey struct {
 	microbatch int
 }
 
-// room is what the fates of units do not change.
+// room is the memory that placements of units do not change.
 type room struct {
-	all, resident  caches   // of a layer; those of them that do not stream
-	kept           ir.Bytes // by a layer, for the backward
-	working        ir.Bytes // while a layer runs backward, of the first subsequence
-	head, lastHead ir.Bytes // while the head does, of the first and of the last
+	all, resident  caches   // of a layer; those that do not stream
+	kept           ir.Bytes // saved by a layer for the backward
+	working        ir.Bytes // while a layer runs backward, for the first subsequence
+	head, lastHead ir.Bytes // while the head runs, for the first and for the last
 }
 
-// caches are K and V of a layer for a whole sequence, and their gradients.
+// caches are the bytes of K and V of a layer for a whole sequence, and of their gradients.
 type caches struct{ values, grads ir.Bytes }
 
-// roomOf is that of a plan with its lengths.
+// roomOf returns the room of a plan with its lengths.
 func (b *bounds) roomOf(p *plan.Plan) room {
 	key := roomKey{p.Split(), p.Recompute, b.lengthsKey(p), p.Parallel.Microbatch}
 	of, known := b.rooms[key]
@@ -57,7 +57,7 @@ func (b *bounds) roomOf(p *plan.Plan) room {
 	return of
 }
 
-// keptBytes is what one layer keeps of a subsequence for its backward.
+// keptBytes returns the bytes that one layer saves of a subsequence for its backward.
 func keptBytes(g *graph.Model, recompute string, z graph.Size) (n ir.Bytes) {
 	remade := g.RemadeBy(recompute)
 	for u, size := range plan.UnitSizes(g.Layer, z) {
@@ -68,7 +68,7 @@ func keptBytes(g *graph.Model, recompute string, z graph.Size) (n ir.Bytes) {
 	return n
 }
 
-// cachesOf are all of a layer, and those of which a rank has more than its own rows.
+// cachesOf returns all caches of a layer, and those of which a rank has more than its own rows.
 func cachesOf(g *graph.Model, z graph.Size) (all, resident caches) {
 	z.Tokens = z.Sequence
 	for i := range g.Layer.Values {
@@ -87,7 +87,7 @@ func cachesOf(g *graph.Model, z graph.Size) (all, resident caches) {
 	return all, resident
 }
 
-// holding is what a rank holds.
+// holding is the memory of a rank.
 type holding struct {
 	rank   int
 	device ir.Bytes
@@ -101,7 +101,7 @@ func (h holding) fuller(o holding) holding {
 	return holding{h.rank, max(h.device, o.device), max(h.both, o.both)}
 }
 
-// lackOf is what a rank with so much lacks, or nil.
+// lackOf returns the shortfall of a rank with this memory, or nil.
 func (b *bounds) lackOf(h holding) *plan.Lack {
 	device := ir.Bytes(b.cluster.DeviceMemory)
 	switch over, overBoth := h.device-device, h.both-device-ir.Machine(b.cluster).HostMemoryPerRank(); {
@@ -113,20 +113,20 @@ func (b *bounds) lackOf(h holding) *plan.Lack {
 	return nil
 }
 
-// heldByShare is where the number of subsequences may be open.
+// heldByShare is for an open number of subsequences.
 func (b *bounds) heldByShare(p *plan.Plan) holding {
 	g := b.cache.Model(p)
 	weights, gradients, optimizer := p.StateBytes(g, g.Layer)
 	return holding{device: ir.Bytes(b.layersOfMost(p)) * (weights + optimizer + max(gradients, b.stays(p, b.roomOf(p)).values))}
 }
 
-// heldByMost is where layers are yet to be dealt out: a rank has most of them, and the last has one in each virtual stage.
+// heldByMost is for unassigned layers: some rank has the most, and the last has one in each virtual stage.
 func (b *bounds) heldByMost(p *plan.Plan) holding {
 	most := b.holds(p, rankOf{0, b.layersOfMost(p), 1, false, false})
 	return most.fuller(b.holds(p, rankOf{p.Home(p.Parallel.Stages() - 1), p.Parallel.VirtualStages, 1, false, true}))
 }
 
-// heldAtLeast is of a plan with its stages.
+// heldAtLeast is for a plan with its stages.
 func (b *bounds) heldAtLeast(p *plan.Plan) (most holding) {
 	fewest := make([]int, p.Parallel.PP)
 	for j, n := range p.LayersPerStage {
@@ -140,20 +140,20 @@ func (b *bounds) heldAtLeast(p *plan.Plan) (most holding) {
 	return most
 }
 
-// rankOf is what a rank has of the model.
+// rankOf is a rank's part of the model.
 type rankOf struct {
 	rank, layers int
 	fewest       int // layers of its smallest virtual stage
 	first, last  bool
 }
 
-// holds is what a rank holds at the fullest of the four moments.
+// holds returns the memory of a rank at the fullest of the four moments.
 func (b *bounds) holds(p *plan.Plan, r rankOf) holding {
 	of, strategy := b.roomOf(p), strategy.Of(p)
-	if p.Schedule.Recompute == "auto" || p.Schedule.Recompute == "" { // and with it what is kept
+	if p.Schedule.Recompute == "auto" || p.Schedule.Recompute == "" { // and with it what is saved
 		of.kept, of.working = 0, 0
 	}
-	if strategy.Late { // the first half of a backward has less at work
+	if strategy.Late { // the first half of a backward uses less working memory
 		of.working = 0
 	}
 	if strategy.Late || !r.last {
@@ -179,7 +179,7 @@ func (b *bounds) holds(p *plan.Plan, r rankOf) holding {
 	return holding{r.rank, state + most, state + both}
 }
 
-// backwardGroup is how many subsequences go backward through one virtual stage before the next.
+// backwardGroup returns how many subsequences run backward through one virtual stage before the next.
 func backwardGroup(p *plan.Plan) int {
 	switch {
 	case p.Parallel.VirtualStages == 1:
@@ -190,7 +190,7 @@ func backwardGroup(p *plan.Plan) int {
 	return p.Subsequences.N
 }
 
-// stays is what of K and V of a layer is on the device for a whole sequence.
+// stays returns how much of K and V of a layer is on the device for a whole sequence.
 func (b *bounds) stays(p *plan.Plan, of room) caches {
 	if p.Schedule.Keep == nil || p.Schedule.Order != plan.OrderSequence {
 		return caches{}
@@ -198,7 +198,7 @@ func (b *bounds) stays(p *plan.Plan, of room) caches {
 	return of.resident
 }
 
-// state is what a rank holds from step to step, and the gradients that it ends a step with.
+// state returns what a rank holds from step to step, and the gradients at the end of a step.
 func (b *bounds) state(p *plan.Plan, r rankOf) (state, gradients ir.Bytes) {
 	g := b.cache.Model(p)
 	for _, part := range []struct {

@@ -1,8 +1,8 @@
-// Package search chooses what a spec leaves open: the pass solve. A candidate is a schedule of which the first
-// dimensions are pinned; the search goes best first by lower bounds on time and memory.
+// Package search chooses what a spec leaves open: the pass solve. A candidate is a schedule of which the
+// first dimensions are pinned; the search is best-first by lower bounds on time and memory.
 //
-// Read space.go for what is searched, bound.go and room.go for the bounds, then search.go. solve.go works out the sizes
-// that follow from a pinned schedule, and checks them.
+// Read space.go for what is searched, bound.go and room.go for the bounds, then search.go. solve.go computes
+// and checks the sizes that follow from a pinned schedule.
 package search
 
 import (
@@ -21,35 +21,37 @@ import (
 	"sppo.dev/passes/strategy"
 )
 
-// The search of solve: best first, over candidates of which ever more dimensions are pinned. What is taken next is what has
-// the least bound, so that the first complete candidate that comes to its turn with its exact time beats all that are left, to
-// a gap; whatever surely does not fit never gets a turn. Exact is what the passes behind solve and the prediction make of it,
-// and whether it fits codegen says, where it is at hand. gap.go says how long the search goes on.
+// The search of solve: best-first, over candidates of which more and more dimensions are pinned. The
+// candidate with the least bound is refined next, so the first complete candidate that has its turn with its
+// exact time beats all others, up to a gap; candidates that surely do not fit never have a turn. The exact
+// time is that of the passes after solve and the prediction; codegen decides exactly whether a plan fits, if
+// it is available. gap.go decides when the search ends.
 
-// searchHandicap is by how much a candidate must be faster than a plainer one that shares no tasks, cuts no backward in two and has
-// the usual grid. It needs more memory and messages, or has tasks of less equal work, and its bound is looser: without a handicap ever
-// more of them would be planned, to gain less than predictions are worth. Together with the slack it stays within the hundredth by
-// which what is found may be slower than the best.
+// searchHandicap is the minimum speed-up that justifies a more complex candidate: one that shares tasks,
+// splits backwards, or has an unusual grid. Such candidates need more memory and messages, or have less even
+// tasks, and their bounds are looser: without a handicap the search would plan many of them for gains below
+// the accuracy of predictions. Together with the slack it stays within the 1% by which the result may be
+// slower than the best.
 const searchHandicap = 0.006
 
-// mostAlternatives are kept beside the winner.
+// mostAlternatives is the number of runners-up that are kept.
 const mostAlternatives = 5
 
 // node is a candidate of which some dimensions are pinned.
 type node struct {
 	schedule lang.Schedule
-	level    int        // dimensions that are pinned
-	bound    ir.Seconds // of all plans that it stands for
-	number   int        // of equal bounds the first made goes first
-	plan     *plan.Plan // once all are pinned and its time is known
+	level    int        // number of pinned dimensions
+	bound    ir.Seconds // of all plans that it represents
+	number   int        // among equal bounds the earliest goes first
+	plan     *plan.Plan // set once all dimensions are pinned and the time is known
 	need     *memory.Footprint
-	tight    bool       // what is bare does not fit
-	bare     *plan.Plan // of its sizes, where nothing is copied or made again: whatever is kept otherwise, it takes as long at least
-	weighed  bool       // what dimensions that weigh are left open is the pass offload's to decide
-	wanted   wanted     // where nobody asks for time
+	tight    bool       // the plan without offload does not fit
+	bare     *plan.Plan // the same sizes without offload or recomputation; a lower bound for the rest
+	weighed  bool       // the open placement dimensions are left to the pass offload
+	wanted   wanted     // order in a search that ignores time
 }
 
-// time is what a node takes, or its bound.
+// time returns the time of a node, or its bound.
 func (n *node) time() ir.Seconds {
 	if n.plan != nil {
 		return n.plan.Time.StepS
@@ -57,7 +59,7 @@ func (n *node) time() ir.Seconds {
 	return n.bound
 }
 
-// frontier are candidates by their bounds. Of equals that comes last which takes longest to plan.
+// frontier is a queue of candidates by bound; among equal ones, those that take longest to plan are last.
 type frontier []*node
 
 func (f frontier) Len() int { return len(f) }
@@ -80,15 +82,15 @@ type search struct {
 	*bounds
 	context  *pass.Context
 	frontier frontier
-	made     int // candidates, complete or not
-	exact    int // candidates that were evaluated
+	made     int // number of candidates, complete or not
+	exact    int // number of evaluated candidates
 	verdicts map[string]map[string]*plan.Rejection
-	least    *node     // of those that were evaluated and do not fit, that which lacks least
-	lacking  plan.Lack // of it
-	nearest  bool      // whatever does not fit has its turn, too
+	least    *node     // the infeasible candidate with the smallest shortfall
+	lacking  plan.Lack // its shortfall
+	nearest  bool      // candidates that do not fit have their turn too
 	gap      float64
 	ended    bool    // before all candidates had their turn
-	proved   float64 // by how much less time than the winner a candidate may take that was not evaluated
+	proved   float64 // how much faster than the winner a candidate that was not evaluated may be
 }
 
 func newSearch(c *pass.Context, p *plan.Plan) *search {
@@ -97,7 +99,8 @@ func newSearch(c *pass.Context, p *plan.Plan) *search {
 	return s
 }
 
-// run finds the winner, or nil where no candidate is a plan. A winner that does not fit is that of least lack.
+// run returns the winner, or nil if no candidate is a plan. A winner that does not fit is the one with the
+// smallest shortfall.
 func (s *search) run() (winner *node, alternatives []*node) {
 	s.push(&node{schedule: s.request.Schedule})
 	for winner == nil && s.frontier.Len() > 0 {
@@ -120,14 +123,14 @@ func (s *search) run() (winner *node, alternatives []*node) {
 	winner = s.refine(winner)
 	alternatives = s.others(winner)
 	for _, n := range slices.Concat(s.frontier, alternatives) {
-		if n.plan != nil || !s.regrids(n) { // of which the usual grid says more
+		if n.plan != nil || !s.regrids(n) { // the usual grid tells more about it
 			s.note(n, nil)
 		}
 	}
 	return winner, alternatives
 }
 
-// step takes the candidate whose turn it is one step further. It gives it if nothing can be faster.
+// step refines the next candidate. It returns the candidate if nothing can be faster.
 func (s *search) step() *node {
 	n := heap.Pop(&s.frontier).(*node)
 	switch {
@@ -145,7 +148,7 @@ func (s *search) step() *node {
 	return nil
 }
 
-// refine tries the values that the search has passed over on the plan that it found, one dimension after another.
+// refine tries values that the search has skipped on the plan that it found, one dimension after another.
 func (s *search) refine(winner *node) *node {
 	for i := range dimensions {
 		d := &dimensions[i]
@@ -166,7 +169,8 @@ func (s *search) refine(winner *node) *node {
 	return winner
 }
 
-// weigh leaves what is kept of the candidate that lacks least to the pass offload, if it then fits.
+// weigh leaves the placements of the candidate with the smallest shortfall to the pass offload, if it then
+// fits.
 func (s *search) weigh(n *node) *node {
 	if n == nil || n.weighed {
 		return n
@@ -179,8 +183,8 @@ func (s *search) weigh(n *node) *node {
 	return w
 }
 
-// others are the best candidates of other classes than the winner's. A class is known by the candidate of it that comes to its
-// turn first.
+// others returns the best candidates of other classes than the winner's. A class is represented by its
+// candidate with the earliest turn.
 func (s *search) others(winner *node) []*node {
 	best := map[string]*node{class(winner): winner}
 	take := func(n *node) {
@@ -199,9 +203,9 @@ func (s *search) others(winner *node) []*node {
 	for most := s.exact + 8*mostAlternatives; s.frontier.Len() > 0 && len(best) <= mostAlternatives && s.exact < most && !s.spent(stopAt); {
 		switch n := heap.Pop(&s.frontier).(*node); {
 		case s.regrids(n):
-			rest = append(rest, n) // of a class that has the usual one
+			rest = append(rest, n) // of a class with the usual one
 		case n.level >= levelOfKept && n.bare == nil && best[class(&node{schedule: bare(n.schedule)})] != nil:
-			rest = append(rest, n) // no other class than is there
+			rest = append(rest, n) // no class of its own
 		case n.level < len(dimensions):
 			s.advance(n)
 		case n.plan != nil: // nothing is left to copy
@@ -224,7 +228,7 @@ func (s *search) others(winner *node) []*node {
 	return out[:min(len(out), mostAlternatives)]
 }
 
-// push bounds a candidate and puts it among those to come, unless it surely does not fit.
+// push bounds a candidate and queues it, unless it surely does not fit.
 func (s *search) push(n *node) {
 	for n.level < len(dimensions) && (n.weighed && dimensions[n.level].weighs || dimensions[n.level].text(&n.schedule) != "") {
 		n.level++
@@ -251,8 +255,9 @@ func (s *search) push(n *node) {
 	heap.Push(&s.frontier, n)
 }
 
-// handicap is how much faster a candidate must be than a plainer one, to be taken: one that cuts backwards in two, shares tasks, or
-// has a grid of its own. Its bound is looser, too, so that the plainer ones come to their turn first.
+// handicap returns how much faster a candidate must be than a simpler one to be taken: one that splits
+// backwards, shares tasks, or has its own grid. Its bound is also looser, so simpler ones have their turn
+// first.
 func (s *search) handicap(n *node) ir.Seconds {
 	if st := strategy.Find(n.schedule.Strategy); st != nil && st.Late || n.schedule.SharesTasks() || s.regrids(n) {
 		return 1 + searchHandicap
@@ -260,10 +265,10 @@ func (s *search) handicap(n *node) ir.Seconds {
 	return 1
 }
 
-// regrids reports whether a candidate has a grid of its own.
+// regrids reports whether a candidate has its own grid.
 func (s *search) regrids(n *node) bool { return n.schedule.Align != s.request.Schedule.Align }
 
-// advance pins one more dimension. Before it is about what is kept, the sizes get their exact bound.
+// advance pins one more dimension. Before the dimensions of placements, the sizes get their exact bound.
 func (s *search) advance(n *node) {
 	if n.level >= levelOfKept && n.bare == nil && !s.timeless {
 		s.strip(n)
@@ -286,13 +291,13 @@ func (s *search) advance(n *node) {
 			s.push(next)
 		}
 	}
-	if d.weighs && !s.timeless { // what it and those behind it leave open
+	if d.weighs && !s.timeless { // the open dimensions from this one on
 		s.push(&node{schedule: n.schedule, level: n.level, bare: n.bare, weighed: true})
 	}
 }
 
-// strip plans a candidate that copies nothing, and makes nothing again but what is asked for. If that fits, nothing with the same
-// sizes is faster.
+// strip plans a candidate without offload, and with no recomputation except what is requested. If that fits,
+// nothing with the same sizes is faster.
 func (s *search) strip(n *node) {
 	schedule := bare(n.schedule)
 	p, e := s.planOf(schedule)
@@ -308,7 +313,7 @@ func (s *search) strip(n *node) {
 	heap.Push(&s.frontier, n)
 }
 
-// bare is a schedule that copies nothing, and makes nothing again but what is asked for.
+// bare returns the schedule without offload, and with no recomputation except what is requested.
 func bare(schedule lang.Schedule) lang.Schedule {
 	schedule.Offload = lang.Offload{Policy: "none"}
 	schedule.Recompute = recomputeOf(schedule)
@@ -318,7 +323,7 @@ func bare(schedule lang.Schedule) lang.Schedule {
 	return schedule
 }
 
-// evaluate takes the exact time of a candidate and the bound on its memory.
+// evaluate computes the exact time of a candidate and its memory bound.
 func (s *search) evaluate(n *node) bool {
 	if !s.finish(n) {
 		return false
@@ -333,7 +338,7 @@ func (s *search) evaluate(n *node) bool {
 	return true
 }
 
-// finish plans a candidate in full, unless a pass refuses it.
+// finish plans a candidate completely, unless a pass refuses it.
 func (s *search) finish(n *node) bool {
 	p, e := n.bare, (*estimate.Estimator)(nil)
 	if p == nil || n.weighed || p.Schedule.Offload.Policy != n.schedule.Offload.Policy || p.Schedule.Recompute != n.schedule.Recompute || !slices.Equal(p.Schedule.Keep, n.schedule.Keep) {
@@ -349,7 +354,7 @@ func (s *search) finish(n *node) bool {
 	return true
 }
 
-// planOf runs the passes behind solve, and has what they have worked out at hand. What they refuse is no plan.
+// planOf runs the passes after solve, with their caches. Candidates that they refuse are no plans.
 func (s *search) planOf(schedule lang.Schedule) (*plan.Plan, *estimate.Estimator) {
 	s.exact++
 	p, e := s.passed(schedule, false)
@@ -359,7 +364,7 @@ func (s *search) planOf(schedule lang.Schedule) (*plan.Plan, *estimate.Estimator
 	return p, e
 }
 
-// passed is a plan as the passes leave it, with copies timed or not.
+// passed returns a plan after the passes, with or without timed copies.
 func (s *search) passed(schedule lang.Schedule, untimed bool) (*plan.Plan, *estimate.Estimator) {
 	r := s.request
 	p := &plan.Plan{Name: r.Name, Spec: r.Spec, Model: r.Model, Cluster: r.Cluster, Train: r.Train, Schedule: schedule, Lines: r.Lines}
@@ -378,10 +383,10 @@ func (s *search) passed(schedule lang.Schedule, untimed bool) (*plan.Plan, *esti
 	return p, c.Estimator(p)
 }
 
-// fits places a candidate, where that is possible and has not surely the wrong end.
+// fits places a candidate, if possible and not hopeless.
 func (s *search) fits(n *node) bool {
 	lack := n.need.Lack(n.plan.Memory)
-	if lack == nil && s.timeless { // it takes no more when it is placed
+	if lack == nil && s.timeless { // placement uses no more
 		return true
 	}
 	if s.context.Options.Measure != nil && (lack == nil || lack.Bytes < n.slack()) {
@@ -401,7 +406,7 @@ func (n *node) slack() ir.Bytes {
 	return ir.Bytes(memory.Slack(n.plan) * float64(max(device, host)))
 }
 
-// reject notes that a candidate lacks memory.
+// reject records that a candidate lacks memory.
 func (s *search) reject(n *node, lack plan.Lack) {
 	s.note(n, &lack)
 	if n.plan != nil && (s.least == nil || lack.Bytes < s.lacking.Bytes) {
@@ -409,7 +414,7 @@ func (s *search) reject(n *node, lack plan.Lack) {
 	}
 }
 
-// note takes a candidate into the verdict on each value that is pinned in it.
+// note includes a candidate in the verdict on each value pinned in it.
 func (s *search) note(n *node, lack *plan.Lack) {
 	for i := range dimensions[:n.level] {
 		d := &dimensions[i]
@@ -439,7 +444,7 @@ func (s *search) note(n *node, lack *plan.Lack) {
 	}
 }
 
-// class names what of a candidate makes it another alternative.
+// class names the properties by which candidates are different alternatives.
 func class(n *node) string {
 	var words []string
 	for i := range dimensions {
@@ -450,7 +455,7 @@ func class(n *node) string {
 	return strings.Join(words, " ")
 }
 
-// choose writes what the search has found into the plan.
+// choose writes the result of the search into the plan.
 func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 	if s.ended && winner.need.Lack(winner.plan.Memory) != nil {
 		p.Decide("solve", "search", "not exhausted", fmt.Sprintf(
@@ -483,7 +488,7 @@ func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 			continue
 		}
 		found := s.rejections(d, value)
-		if value == "" { // the pass offload says what it has weighed
+		if value == "" { // the pass offload explains what it has weighed
 			found = slices.DeleteFunc(found, func(r plan.Rejection) bool { return r.StepS > 0 })
 			p.Rejected = append(p.Rejected, found...)
 			continue
@@ -498,7 +503,7 @@ func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 	p.Schedule = winner.schedule
 }
 
-// pinned notes why a dimension has its value.
+// pinned records why a dimension has its value.
 func pinned(p *plan.Plan, d *dimension, value, why string) {
 	_, name, _ := strings.Cut(d.key, ".")
 	if value != d.plain || why != onlyPossible {
@@ -506,7 +511,7 @@ func pinned(p *plan.Plan, d *dimension, value, why string) {
 	}
 }
 
-// settle pins what has only one value, as long as nothing has more, and says whether that is all.
+// settle pins dimensions with only one value until one has more, and reports whether that was all of them.
 func (s *search) settle(p *plan.Plan) bool {
 	schedule := p.Schedule
 	var found []func()
@@ -529,7 +534,7 @@ func (s *search) settle(p *plan.Plan) bool {
 	return true
 }
 
-// rejections are the values of a dimension that were not taken, from the fastest on; those that cannot fit come last.
+// rejections returns the rejected values of a dimension, the fastest first; those that cannot fit come last.
 func (s *search) rejections(d *dimension, taken string) []plan.Rejection {
 	var out []plan.Rejection
 	for value, v := range s.verdicts[d.key] {
@@ -551,7 +556,7 @@ func (s *search) rejections(d *dimension, taken string) []plan.Rejection {
 
 const onlyPossible = "auto: the only possibility"
 
-// reason is why a value was taken.
+// reason returns why a value was taken.
 func reason(others []plan.Rejection, winner *node) string {
 	if len(others) == 0 {
 		return onlyPossible

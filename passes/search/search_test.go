@@ -30,7 +30,8 @@ func parse(t testing.TB, text string, set ...string) *lang.Spec {
 	return sp
 }
 
-// smallSpec draws a job whose space can be walked through: few GPUs, few layers, short sequences, often little memory.
+// smallSpec draws a job with a small search space: few GPUs, few layers, short sequences, often little
+// memory.
 func smallSpec(r *rand.Rand) string {
 	pick := func(words ...string) string { return words[r.IntN(len(words))] }
 	return fmt.Sprintf(`import "clusters/local.sppo"
@@ -58,7 +59,7 @@ train {
 		pick("0", "0", "[8, 100, 0]", "[40, 1]"), pick("1", "2", "4"), pick("64", "256", "1K", "4K"), pick("1", "1", "2", "3"))
 }
 
-// settings are overrides that make the space smaller, or the machine.
+// settings returns overrides that make the space or the machine smaller.
 func smallSettings(r *rand.Rand) []string {
 	set := []string{fmt.Sprintf("cluster.device_memory=%dKiB", []int{1 << 20, 64 << 10, 4 << 10, 2 << 10, 1 << 10, 512, 100}[r.IntN(7)])}
 	if r.IntN(2) == 0 {
@@ -83,7 +84,7 @@ func smallSettings(r *rand.Rand) []string {
 	return set
 }
 
-// streamSettings make K and V stream, layer by layer where one stage holds all.
+// streamSettings makes K and V stream, layer by layer if one stage holds all layers.
 func streamSettings(r *rand.Rand) []string {
 	pick := func(words ...string) string { return words[r.IntN(len(words))] }
 	return []string{"schedule.keep=" + pick("[]", "[]", "[k]", "auto"), "schedule.order=" + pick("auto", "auto", "layer"), "schedule.zero=" + pick("3", "2", "auto"), "schedule.sp_mode=" + pick("auto", "ulysses"),
@@ -91,7 +92,8 @@ func streamSettings(r *rand.Rand) []string {
 		"cluster.device_memory=" + pick("1GiB", "4MiB", "1MiB"), "cluster.h2d_bandwidth=" + pick("10GB/s", "300MB/s"), "schedule.pp=" + pick("1", "auto")}
 }
 
-// complete are all candidates of a request with the chain of its beginnings. Those that are tried where memory binds alone are tight.
+// complete visits all candidates of a request with the chain of their prefixes. Those tried only if memory is
+// scarce are tight.
 func (s *search) complete(chain []node, visit func(chain []node)) {
 	last := chain[len(chain)-1]
 	for last.level < len(dimensions) && dimensions[last.level].text(&last.schedule) != "" {
@@ -116,8 +118,8 @@ func (s *search) complete(chain []node, visit func(chain []node)) {
 	}
 }
 
-// TestSearchAgreesWithBruteForce: the winner of small spaces is as fast as the best of all candidates that fit, to the slack
-// of the search, and every bound on the way to a candidate holds for it.
+// TestSearchAgreesWithBruteForce: the winner of small spaces is as fast as the best of all candidates that
+// fit, to the slack of the search, and every bound on the way to a candidate holds for it.
 func TestSearchAgreesWithBruteForce(t *testing.T) {
 	r, jobs, most := plantest.Random(t), 6, 400
 	if os.Getenv("SPPO_LONG") != "" {
@@ -130,7 +132,8 @@ func TestSearchAgreesWithBruteForce(t *testing.T) {
 	}
 }
 
-// TestSearchOfStreams: the same where K and V stream, and layer by layer, which is rare among all that may be pinned.
+// TestSearchOfStreams: the same if K and V stream, and layer by layer, which is rare among all possible
+// values.
 func TestSearchOfStreams(t *testing.T) {
 	r, jobs, most := plantest.Random(t), 4, 100
 	if os.Getenv("SPPO_LONG") != "" {
@@ -143,8 +146,8 @@ func TestSearchOfStreams(t *testing.T) {
 	}
 }
 
-// checkSearch holds a search to all candidates of its request, in a test that may be run alone, and gives their number, or -1 where
-// they are too many.
+// checkSearch compares a search with all candidates of its request, in a separate subtest, and returns their
+// number, or -1 if there are too many.
 func checkSearch(t *testing.T, draw int, text string, set []string, most int) int {
 	t.Helper()
 	request := plan.New(parse(t, text, set...))
@@ -152,16 +155,16 @@ func checkSearch(t *testing.T, draw int, text string, set []string, most int) in
 	if brute.complete([]node{{schedule: request.Schedule}}, func([]node) { candidates++ }); candidates > most {
 		return -1
 	}
-	plans := candidates // where it is not run
+	plans := candidates // if it is not run
 	t.Run(fmt.Sprint(draw), func(t *testing.T) { plans = compareSearch(t, fmt.Sprint(text, set), brute, request) })
 	return plans
 }
 
-// compareSearch gives the number of candidates that are plans.
+// compareSearch returns the number of candidates that are plans.
 func compareSearch(t *testing.T, job string, brute *search, request *plan.Plan) int {
 	t.Helper()
 	any := newSearch(ContextOf(nil, pass.Options{Fitting: true}), request)
-	var best, tight *node // what fits and is fastest of all that are tried, and of those that are tried where memory binds
+	var best, tight *node // the fastest that fits of all, and of those tried only if memory is scarce
 	plans := 0
 	brute.complete([]node{{schedule: request.Schedule}}, func(chain []node) {
 		leaf := chain[len(chain)-1]
@@ -174,7 +177,7 @@ func compareSearch(t *testing.T, job string, brute *search, request *plan.Plan) 
 			t.Errorf("%s\n%v: %v", job, inWords(leaf.plan), err)
 		}
 		for _, n := range chain {
-			if leaf.tight && !n.tight { // what it stands for is on the usual grid
+			if leaf.tight && !n.tight { // what it represents is on the usual grid
 				continue
 			}
 			bound, held := brute.of(n.schedule, n.level)
@@ -221,14 +224,15 @@ func compareSearch(t *testing.T, job string, brute *search, request *plan.Plan) 
 	return plans
 }
 
-// fullest is what the fullest stage holds.
+// fullest returns the memory of the fullest stage.
 func fullest(f *memory.Footprint) ir.Bytes {
 	device, _ := f.Peaks()
 	return device
 }
 
-// leaner says where a candidate, lean, holds so much more than it does that it would be refused though it fits. As a rule it holds
-// no more; where it does, for packing counts by what is there at the peak, it is held to what the placed plan holds.
+// leaner reports a lean candidate whose bound exceeds the candidate's memory by so much that it would be
+// refused although it fits. Normally it is no more; where it is, because the packing margin depends on the
+// peak, it is compared with the placed plan.
 func (s *search) leaner(n *node) error {
 	if n.weighs() {
 		return nil
@@ -264,7 +268,7 @@ func allOpen() []string {
 	return set
 }
 
-// unwritten is what a user gets who writes nothing.
+// unwritten returns the keys as they are if the user writes nothing.
 func unwritten() []string {
 	var set []string
 	for i := range dimensions {
@@ -286,7 +290,7 @@ func paperSpecs(t *testing.T) []string {
 	return out
 }
 
-// TestSearchReports: what plans say of the search.
+// TestSearchReports checks what plans report about the search.
 func TestSearchReports(t *testing.T) {
 	for name, c := range map[string]struct {
 		file string
@@ -305,7 +309,7 @@ func TestSearchReports(t *testing.T) {
 	}
 }
 
-// benchmarkSolve searches everything for a model and as many GPUs.
+// benchmarkSolve searches everything for a model and a number of GPUs.
 func benchmarkSolve(b *testing.B, file string, nodes int, set ...string) {
 	request := plan.New(plantest.Load(b, file, slices.Concat(unwritten(), []string{fmt.Sprintf("cluster.nodes=%d", nodes)}, set)...))
 	for b.Loop() {
@@ -325,7 +329,8 @@ func BenchmarkSolve4096(b *testing.B) {
 	benchmarkSolve(b, "paper/gpt-65b-1m.sppo", 512, "train.batch=64")
 }
 
-// TestClosestSharesTasks: where nothing fits and tasks are to be shared, what is shown shares them, though one stage would lack less.
+// TestClosestSharesTasks: if nothing fits and tasks are to be shared, the shown plan shares them, although a
+// single stage would have a smaller shortfall.
 func TestClosestSharesTasks(t *testing.T) {
 	for _, mux := range []string{"left", "right", "on"} {
 		set := append(unwritten(), "cluster.nodes=2", "cluster.device_memory=1GiB", "train.sequence=32K", "schedule.mux="+mux)
