@@ -1,5 +1,6 @@
-// Package sppo_test keeps the house: which package may import which, how long a function may be, and that no file
-// speaks of the machine that it was written on. The tables below are the rules; ARCHITECTURE.md says why.
+// Package sppo_test checks rules for the whole repository: which package may import which, how long a function may be,
+// which words documents avoid, and that no file names the machine it was written on. The tables below are the rules;
+// ARCHITECTURE.md gives the reasons.
 package sppo_test
 
 import (
@@ -14,12 +15,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 
 	"sppo.dev"
 )
 
-// floors says which of our packages each may import; a package that is not here may not exist. "*" is every one but
-// those on its own floor. Test files may also import the test helpers, and what helpers need.
+// floors lists which of our packages each package may import; every package must be listed. "*" means all on lower
+// floors. Test files may also import the test helpers and their imports.
 var floors = []struct {
 	folder  string
 	floor   int
@@ -81,7 +83,7 @@ var floors = []struct {
 // helpers are for tests of every floor.
 var helpers = []string{"ir/irtest", "passes/plantest", "vm/vmtest", "cuda/emu", "cmd/internal/clitest"}
 
-// libraries says where each package from outside may be imported; "test" is any test file.
+// libraries lists where each external package may be imported; "test" means any test file.
 var libraries = map[string]string{
 	"github.com/alecthomas/participle/v2": "lang",
 	"github.com/spf13/pflag":              "cmd",
@@ -133,7 +135,7 @@ func sources(t *testing.T) []source {
 	return out
 }
 
-// files are all that is not built: hidden folders and outputs are left out.
+// files lists all files except hidden folders and build outputs.
 func files(t *testing.T) []string {
 	t.Helper()
 	var out []string
@@ -165,7 +167,7 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// forbidden says why a file may not import a package, or nothing.
+// forbidden returns why a file may not import a package, or "".
 func forbidden(s source, name string) string {
 	if name+"/" == module {
 		return forbiddenOurs(s, ".")
@@ -188,7 +190,7 @@ func forbidden(s source, name string) string {
 		return "only " + where + " may"
 	}
 	if first, _, _ := strings.Cut(name, "/"); strings.Contains(first, ".") {
-		return "it is none of the libraries that we use"
+		return "it is not one of our dependencies"
 	}
 	return ""
 }
@@ -238,7 +240,7 @@ func floorOf(folder string) int {
 
 func within(folder, root string) bool { return folder == root || strings.HasPrefix(folder, root+"/") }
 
-// A table must not name what is not there: it would permit what nobody meant.
+// The table names existing packages only.
 func TestFloorsExist(t *testing.T) {
 	for _, f := range floors {
 		if _, err := os.Stat(f.folder); err != nil && f.folder != "cuda" {
@@ -317,10 +319,10 @@ func TestNoOrphanGoldens(t *testing.T) {
 	}
 }
 
-// machineWords are paths of a machine and hosts of registries: a repository that names them works in one place only.
+// machineWords are paths of a machine and hosts of registries, which exist in one place only.
 var machineWords = regexp.MustCompile(`/home/|/Users/|/wor[k]/|/tmp/[a-z]|/roo[t]/|proxy\.golang\.org|sum\.golang\.org|goproxy\.|registry\.npmjs|pypi\.org`)
 
-// unfinishedWords are what must not be left behind. They are put together here so that this file passes itself.
+// unfinishedWords mark unfinished work. They are concatenated here so that this file passes its own test.
 var unfinishedWords = regexp.MustCompile(`\b(TO` + `DO|FIX` + `ME|XX` + `X|HA` + `CK)\b`)
 
 func TestWords(t *testing.T) {
@@ -341,6 +343,51 @@ func TestWords(t *testing.T) {
 			}
 		}
 	}
+}
+
+// clumsy are phrases that read as if translated, each with what to write instead.
+var clumsy = []struct {
+	phrases []string
+	instead string
+}{
+	{[]string{"made again", "make again", "makes again"}, "recompute"},
+	{[]string{"says whether", "tells whether"}, "reports whether"},
+	{[]string{"whoever"}, "the name of the thing, or that"},
+	{[]string{"of equals"}, "ties go to"},
+	{[]string{"dearest", "dearer"}, "most expensive, more expensive"},
+	{[]string{"for ever"}, "forever"},
+	{[]string{"behind the step", "behind its step"}, "after the step"},
+	{[]string{"the one style"}, "the standard style"},
+	{[]string{"is no number"}, "is not a number"},
+	{[]string{"put off"}, "deferred"},
+	{[]string{"looks about"}, "spin, poll"},
+	{[]string{"in vain"}, "wasted, never"},
+}
+
+func TestPhrases(t *testing.T) {
+	for _, name := range files(t) {
+		if !slices.Contains([]string{".go", ".md", ".sppo", ".js", ".html", ".cu", ".cuh"}, path.Ext(name)) || name == "house_test.go" {
+			continue
+		}
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := prose(string(data))
+		for _, c := range clumsy {
+			for _, p := range c.phrases {
+				if strings.Contains(text, " "+p+" ") {
+					t.Errorf("%s: %q: write %s", name, p, c.instead)
+				}
+			}
+		}
+	}
+}
+
+// prose returns the words of a text in lower case with one blank around each, without punctuation and line breaks.
+func prose(text string) string {
+	words := strings.FieldsFunc(strings.ToLower(text), func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+	return " " + strings.Join(words, " ") + " "
 }
 
 // The changelog begins with the version of the source.

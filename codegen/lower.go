@@ -352,7 +352,7 @@ func (s *stage) visit(t plan.Task, layer int) {
 	}
 }
 
-// block is the dataflow of a layer for a task: what its backward makes again is the plan's to say.
+// block returns the dataflow of a layer for a task; the plan decides what its backward recomputes.
 func (s *stage) block(t plan.Task, layer int) *graph.Block {
 	return s.plan.LayerOf(s.model, t, layer-s.stages[t.Stage][0])
 }

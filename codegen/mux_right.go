@@ -164,7 +164,7 @@ func (s *stage) swap(op ir.Op, stage int, views ...ir.View) {
 	}
 }
 
-// shares emits a node whose work helpers share, and says whether it is one.
+// shares emits a node whose work helpers share, and reports whether it is one.
 func (e *env) shares(n *graph.Node) bool {
 	if n.Op != ir.Attention && n.Op != ir.AttentionGrad || !e.s.training {
 		return false

@@ -10,7 +10,7 @@ import (
 
 // ejector packs lives that are placed into a smaller extent by ejection chains (Glover, "Ejection chains, reference structures and
 // alternating path methods", 1996): what sticks out is laid where it is in the way of least, what is in its way is taken out and
-// laid elsewhere likewise, until all lie. A life becomes dearer to take out each time that it was, so that chains do not go in circles.
+// laid elsewhere likewise, until all lie. A life becomes more expensive to eject each time, so that chains do not repeat.
 type ejector struct {
 	lives   []life
 	meets   meetings

@@ -35,8 +35,8 @@ func (s *stage) stageIn(next plan.Task) {
 	s.prov = prov
 }
 
-// stageCachesOut copies the rows of K and V that a forward node has written to the host, where the layer's wait for its backward, or for
-// whoever streams them.
+// stageCachesOut copies the rows of K and V that a forward node has written to the host, where they wait for the layer's
+// backward, or for tasks that stream them.
 func (e *env) stageCachesOut(n *graph.Node) {
 	s := e.s
 	for i, a := range n.Args {

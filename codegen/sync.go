@@ -198,7 +198,7 @@ func (h *history) read(first, end int, stream ir.Stream, t tick, needs *clock) {
 	}
 }
 
-// write makes one segment of the range. Whoever is ordered after it is ordered after all that it replaces.
+// write makes one segment of the range. What is ordered after it is ordered after everything that it replaces.
 func (h *history) write(first, end int, stream ir.Stream, t tick, needs *clock) {
 	for k := first; k < end; k = h.starts.next(k + 1) {
 		needs.join(&h.segments[k].touched)

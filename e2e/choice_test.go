@@ -33,7 +33,7 @@ func TestChosenToFit(t *testing.T) {
 				}
 				checkSame(t, "where there is little room", runPlan(t, c, plan), want)
 				letters := fmt.Sprint(plan.Offload.Fate)
-				t.Logf("%d units stay, %d go, %d are made again", strings.Count(letters, "k"), strings.Count(letters, "o"), strings.Count(letters, "r"))
+				t.Logf("%d units stay, %d go, %d are recomputed", strings.Count(letters, "k"), strings.Count(letters, "o"), strings.Count(letters, "r"))
 				if strings.Count(letters, "o")+strings.Count(letters, "r") == 0 {
 					t.Error("all stays: the test is void")
 				}

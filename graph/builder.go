@@ -14,7 +14,7 @@ type builder struct {
 	nodes   *[]Node      // where node appends: Forward or Backward
 	chunked bool         // nodes belong to the head's loop
 	grads   map[int]Arg  // gradient of a forward value, while differentiating
-	remat   map[int]int  // forward value -> its copy made again in the backward pass
+	remat   map[int]int  // forward value -> its copy recomputed in the backward pass
 	keep    map[int]bool // forward nodes whose results are saved; nil: all but those that only move data
 }
 

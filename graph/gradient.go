@@ -74,7 +74,7 @@ const (
 	WeightGradient        // the rest: gradients of weights, and what nothing else reads, such as inputs gathered again
 )
 
-// halve tells the two halves of the backward pass apart. Whoever runs them apart keeps what the second reads of the first.
+// halve tells the two halves of the backward pass apart. If they run separately, what the second reads of the first must be kept.
 // The norms have their weights' gradients in the first, since one kernel makes both; attention has nothing to defer, and
 // neither has the head's loop, whose logits live for one chunk of rows.
 func (b *builder) halve() {
@@ -146,7 +146,7 @@ func (b *builder) writes(n *Node) []int {
 	return values
 }
 
-// need gives a forward value to the backward pass: itself, where it is saved, or a copy made again.
+// need gives the backward pass a forward value: itself if it is saved, or a recomputed copy.
 func (b *builder) need(v int) Arg {
 	i, n := b.producer(v)
 	if i < 0 || b.Values[v].Kind == Cache || b.saves(i, &n) {

@@ -184,7 +184,7 @@ func splits(ranks ...int) (all []Split) {
 	return all
 }
 
-// TestWhole: in one piece, K and V are kept or made again like any activation, and neither they nor their gradients outlive
+// TestWhole: in one piece, K and V are kept or recomputed like any activation, and neither they nor their gradients outlive
 // the task's layer.
 func TestWhole(t *testing.T) {
 	for _, split := range splits(1, 2, 4) {
@@ -196,7 +196,7 @@ func TestWhole(t *testing.T) {
 			}
 		}
 		if units := g.LayerWithout(g.RemadeBy(RecomputeFull)).Units; len(units) != 1 || units[0].Name != "ln1.in" {
-			t.Errorf("%+v: with all made again, %v are kept", split, units)
+			t.Errorf("%+v: with everything recomputed, %v are kept", split, units)
 		}
 		z := Size{Sequence: 64, Tokens: 64, Batch: 2, SP: int64(split.SP)}
 		z.Rows = g.ChunkRows(z)

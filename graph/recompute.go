@@ -16,7 +16,7 @@ func (s Units) Has(number int) bool { return s>>number&1 != 0 }
 // Len is the number of units in the set.
 func (s Units) Len() int { return bits.OnesCount64(uint64(s)) }
 
-// Policies of recomputation that have a name: which units of a layer the backward pass makes again instead of keeping.
+// Named policies of recomputation: the units of a layer that the backward pass recomputes instead of keeping.
 const (
 	RecomputeNone          = "none"
 	RecomputeSelective     = "selective"      // results of norms and activation functions: no matmul is repeated
@@ -24,7 +24,7 @@ const (
 	RecomputeFull          = "full"           // all but the layer's input
 )
 
-// recomputes says for each policy whose results are made again.
+// recomputes lists for each policy the results that are recomputed.
 var recomputes = map[string]func(*Node) bool{
 	RecomputeNone:          func(*Node) bool { return false },
 	RecomputeSelective:     elementwise,
@@ -32,7 +32,7 @@ var recomputes = map[string]func(*Node) bool{
 	RecomputeFull:          func(*Node) bool { return true },
 }
 
-// RemadeBy are the units that a policy of that name makes again. The layer's input is never among them: nothing in the
+// RemadeBy returns the units that a policy recomputes. The layer's input is never among them: nothing in the
 // layer makes it.
 func (g *Model) RemadeBy(policy string) (remade Units) {
 	made := recomputes[policy]
@@ -73,7 +73,7 @@ func (g *Model) LayerWithout(remade Units) *Block {
 	return b
 }
 
-// keepers are the forward nodes whose results stay: those of units that are not made again. What belongs to no unit is needed only
+// keepers returns the forward nodes whose results stay: those of units that are not recomputed. What belongs to no unit is needed only
 // to make others, and goes with them.
 func (g *Model) keepers(remade Units) map[int]bool {
 	keep := map[int]bool{}

@@ -106,7 +106,7 @@ func (m memory) put(c *ir.Code, v ir.View, writer uint32) {
 // operandNumber tells the operands of a code apart, from 1.
 func operandNumber(s ir.Section, i, j int) uint32 { return 1 + uint32(s) + 4*uint32(i*16+j) }
 
-// run executes a section and says whether every read found its buffer.
+// run executes a section and reports whether every read found its buffer.
 func (m memory) run(c *ir.Code, s ir.Section) bool {
 	good := true
 	for i := range c.Sections[s] {

@@ -77,7 +77,7 @@ func TestExamplesAreFormatted(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		} else if diff := cmp.Diff(string(text), string(got)); diff != "" {
-			t.Errorf("%s is not in the one style (-is +should be):\n%s", file, diff)
+			t.Errorf("%s is not in the standard style (-is +should be):\n%s", file, diff)
 		}
 	}
 }

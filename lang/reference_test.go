@@ -152,7 +152,7 @@ func TestCodes(t *testing.T) {
 		}
 		formatted, err := Format([]byte(c.Example))
 		if err == nil && string(formatted) != c.Example {
-			t.Errorf("the example of %s is not in the one style:\n%s", c.Code, formatted)
+			t.Errorf("the example of %s is not in the standard style:\n%s", c.Code, formatted)
 		}
 	}
 	for _, name := range codesDeclared(t) {

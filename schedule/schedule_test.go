@@ -126,7 +126,7 @@ func TestCopies(t *testing.T) {
 					case task.Kind == Backward && !back[at]:
 						fail("a visit before the reload", at)
 					case task.Kind == Backward && held[at]:
-						fail("bytes that are held for ever", at)
+						fail("bytes that are never released", at)
 					}
 				case Release:
 					if !gone[at] {

@@ -271,7 +271,7 @@ func (m *spModel) encode(e *encoder, ids []uint32, text string) []uint32 {
 		if user := m.user.longest(rest); user > 0 {
 			n, id = user, 1
 		}
-		e.add(id, n) // the ID says whether it is never merged
+		e.add(id, n) // the ID marks symbols that are never merged
 		rest = rest[n:]
 	}
 	m.mergeAll(e, text)

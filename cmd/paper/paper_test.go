@@ -33,7 +33,7 @@ func TestPage(t *testing.T) {
 	}
 	for name, want := range files {
 		if strings.HasSuffix(name, ".svg") && strings.Contains(want, "NaN") {
-			t.Errorf("%s has a place that is no number", name)
+			t.Errorf("%s has a coordinate that is not a number", name)
 		}
 		irtest.Golden(t, name, []byte(want))
 	}

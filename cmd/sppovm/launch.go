@@ -155,7 +155,7 @@ func (l *launchFlags) first(variables []string) string {
 	return ""
 }
 
-// place finds the address of process 0: torchrun's variables, whoever set them, or the first host.
+// place finds the address of process 0: torchrun's variables, even if another launcher set them, or the first host.
 func (l *launchFlags) place(x *launcher, out *launch) error {
 	host := cmp.Or(l.lookup("MASTER_ADDR"), firstHost(l.first(x.hosts)))
 	if host == "" && l.lookup(x.localOf) == strconv.Itoa(out.processes) {

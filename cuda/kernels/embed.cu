@@ -18,7 +18,7 @@
 
 #define LOOKS 8 // tokens that a thread compares from one barrier to the next
 
-// seen says whether a token is among tokens[0 .. end-1]. All threads of the block get the answer.
+// seen reports whether a token is among tokens[0 .. end-1]. All threads of the block get the answer.
 DEV bool seen(const int *tokens, i64 end, int token) {
     for (i64 i = end; i > 0; i -= LOOKS * blockDim.x) { // backwards: a frequent token was there a moment ago
         float found = 0;

@@ -175,7 +175,7 @@ func (l *lives) holdsUnit(u *graph.Unit, given []int) bool {
 	return slices.ContainsFunc(u.Values, func(v int) bool { return slices.Contains(given, v) })
 }
 
-// needed is until when what is given must stay whoever reads it: in the forward the backward will want its unit.
+// needed returns how long a value must stay whatever reads it: the backward needs the units of the forward.
 func (l *lives) needed(v, end int) int {
 	if l.pass == forwardPass && slices.ContainsFunc(l.block.Units, func(u graph.Unit) bool { return slices.Contains(u.Values, v) }) {
 		return end

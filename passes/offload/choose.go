@@ -62,7 +62,7 @@ func newChooser(c *pass.Context, p *plan.Plan) *chooser {
 	}
 	if p.Recompute == plan.PolicyAuto {
 		h.remake = h.remakes()
-		h.order, h.apart = h.dearestFirst(), len(h.remake) > 0
+		h.order, h.apart = h.mostExpensiveFirst(), len(h.remake) > 0
 	}
 	return h
 }
@@ -348,9 +348,9 @@ type remake struct {
 	price float64
 }
 
-// dearestFirst returns the order in which units are offloaded if units may also be recomputed: first those
+// mostExpensiveFirst returns the order in which units are offloaded if units may also be recomputed: first those
 // that nothing in the layer computes, then the most expensive per byte.
-func (h *chooser) dearestFirst() []int {
+func (h *chooser) mostExpensiveFirst() []int {
 	var order []int
 	for _, u := range h.graph.Layer.Units {
 		if u.Producer < 0 {
@@ -522,9 +522,9 @@ func (f *fitting) try(units []remake) (enough bool) {
 // tryCopies recomputes nothing, and copies as if nothing might be recomputed: units that return last leave
 // first, whatever recomputing them would cost.
 func (f *fitting) tryCopies() (enough bool) {
-	dearest := f.order
+	mostExpensive := f.order
 	f.order, f.apart = bySize(f.sizes[0]), false
-	defer func() { f.order, f.apart = dearest, true }()
+	defer func() { f.order, f.apart = mostExpensive, true }()
 	return f.try(nil)
 }
 

@@ -39,7 +39,7 @@ func TestChooseUnits(t *testing.T) {
 		chooseUnits(fate, sizes, share)
 		placed := placedShare(fate, sizes)
 		if after := bytes.Count(fate, []byte{plan.FateRecompute}); after != before {
-			t.Fatalf("%d units were to be made again, %d are", before, after)
+			t.Fatalf("%d units were to be recomputed, %d are", before, after)
 		}
 		var gone ir.Bytes
 		for at := range fate {

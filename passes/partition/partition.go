@@ -36,7 +36,7 @@ func Run(c *pass.Context, p *plan.Plan) error {
 		why = "equal forward operations, to the nearest step of align: causal attention makes later tokens more expensive"
 	}
 	p.Subsequences.Imbalance = imbalance(estimate.FlopsOfLayer(p.Model), p.Subsequences.Lengths)
-	why += fmt.Sprintf("; in operations the dearest is %.2f%% above the mean", 100*p.Subsequences.Imbalance)
+	why += fmt.Sprintf("; the most expensive costs %.2f%% more operations than the average", 100*p.Subsequences.Imbalance)
 	p.Decide("partition", "lengths", lengthsInWords(p.Subsequences.Lengths), why)
 	return nil
 }

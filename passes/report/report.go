@@ -75,7 +75,7 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 		if words := cachesInWords(p); words != "" {
 			line("K and V", words)
 		}
-		if again := shareMadeAgain(p); again > 0 {
+		if again := shareRecomputed(p); again > 0 {
 			line("recompute", fmt.Sprintf("%s: %.1f%% of the type-1 bytes are recomputed", p.Recompute, 100*again))
 		}
 		line("mux", muxInWords(p))
@@ -169,8 +169,8 @@ func offloadInWords(p *plan.Plan) string {
 	return fmt.Sprintf("%s: %.1f%% ... %.1f%% of the type-1 bytes of a subsequence go to the host", p.Offload.Policy, 100*least, 100*most)
 }
 
-// shareMadeAgain returns the share of all type-1 bytes that the backward pass recomputes.
-func shareMadeAgain(p *plan.Plan) float64 {
+// shareRecomputed returns the share of all type-1 bytes that the backward pass recomputes.
+func shareRecomputed(p *plan.Plan) float64 {
 	g := p.Graph()
 	var again, all ir.Bytes
 	for _, stage := range p.Offload.Fate {

@@ -594,7 +594,7 @@ func (b *bounds) kindsByRank(p *plan.Plan) (counts [][]int) {
 }
 
 // ways are those of the first subsequence to the first virtual stage of a rank and back, of the last from its last virtual stage to
-// the end and back, and of the first through all of them. While gradients of weights are put off a rank has work for the way back.
+// the end and back, and of the first through all of them. With deferred weight gradients a rank has work during the way back.
 func (b *bounds) ways(p *plan.Plan, of *profile, late bool) (before, after []ir.Seconds, all ir.Seconds) {
 	before, after = make([]ir.Seconds, p.Parallel.PP), make([]ir.Seconds, p.Parallel.PP)
 	message, seen := b.message(p, of), make([]bool, p.Parallel.PP)

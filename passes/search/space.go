@@ -17,7 +17,7 @@ import (
 type dimension struct {
 	key    string                               // of the spec
 	text   func(*lang.Schedule) string          // what it is pinned to; empty where it is open
-	values func(*space, *lang.Schedule) []value // worth a try where the dimensions before it are pinned; of equals the first is taken
+	values func(*space, *lang.Schedule) []value // worth a try where the dimensions before it are pinned; ties go to the first
 	detail bool                                 // candidates that differ in nothing else are one alternative
 	plain  string                               // needs no reason where it is all that is possible
 	tight  string                               // why it has a value besides that of "auto", which is tried where memory binds alone

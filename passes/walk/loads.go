@@ -19,7 +19,7 @@ type Load struct {
 	Layer      int
 	First, End int64 // tokens
 	Own        bool
-	Again      bool  // for attention that the backward makes again
+	Again      bool  // for attention that the backward recomputes
 	Grads      bool  // with dK and dV, as later subsequences have left them
 	Begun      int64 // with Grads: the first token that they have seen; own rows before it have no gradient yet
 }
@@ -38,7 +38,7 @@ func Blocks(block int64, z graph.Size) []Load {
 }
 
 // VisitLoads are what one layer of a task brings, in the order of need: in the backward its own rows, then blocks, once more
-// where attention is made again. Task and Layer are left open.
+// if attention is recomputed. Task and Layer are left open.
 func VisitLoads(p *plan.Plan, g *graph.Model, v VisitKind) []Load {
 	z := g.OfKind(p.Size(v.Subsequence), v.LayerKind)
 	loads := Blocks(p.Stream.Block, z)

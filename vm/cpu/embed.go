@@ -31,7 +31,7 @@ func (b *binder) embedScale() float32 {
 	return 1
 }
 
-// embedGrad divides columns among threads: the rows of a token are then added in their order whoever does it.
+// embedGrad divides columns among threads: the rows of a token are then added in order by any thread.
 func embedGrad(b *binder) func() {
 	dtable, tokens, dy := b.floats("dtable"), b.ints("tokens"), b.mat("dy")
 	rows, width := b.shape("dtable")

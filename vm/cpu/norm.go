@@ -60,7 +60,7 @@ func (b *binder) shifted(gamma vector) func() []float32 {
 	}
 }
 
-// residual puts the gradient that comes by another way into dx, for the norm to add to, and says whether there is one.
+// residual copies the gradient of the residual path into dx, to which the norm adds, and reports whether there is one.
 func (b *binder) residual() func() bool {
 	if !b.has("residual") {
 		return func() bool { return false }

@@ -167,7 +167,7 @@ func ReadProgram(file string) (*ir.Program, error) {
 	return program, Wrong(err)
 }
 
-// Compile builds the program of the plan. Plan.Memory says whether it fits.
+// Compile builds the program of the plan. Plan.Memory.Fits reports whether it fits.
 func (j *Job) Compile() (err error) {
 	j.Program, err = sppo.Build(j.Plan)
 	return Wrong(err)

@@ -54,7 +54,7 @@ type turns struct {
 	each int    // tasks of a list
 	done []int  // of each list, or under way
 	busy []bool // a task of the list is under way
-	owed int    // tasks for which every list was busy: whoever ends one goes on with them
+	owed int    // tasks for which every list was busy: the next thread to finish takes them
 }
 
 // take does a task of the list that has the most left, of the first such one from a list on.

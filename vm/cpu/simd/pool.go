@@ -168,7 +168,7 @@ func (p *Pool) rouse(n int) {
 	}
 }
 
-// Errand has a worker that looks about call f, which must be short, and says whether there is one. The worker is as free for a Run
+// Errand runs f, which must be short, on a spinning worker, and reports whether there is one. The worker is as free for a Run
 // as it was.
 func (p *Pool) Errand(f *func()) bool {
 	if p == nil {
@@ -186,7 +186,7 @@ func (p *Pool) Errand(f *func()) bool {
 	return false
 }
 
-// runErrand is for a worker that looks about, and once more behind its last look.
+// runErrand is called by a spinning worker, and once more after it stops spinning.
 func (w *worker) runErrand() {
 	if f := w.errand.Load(); f != nil && w.errand.CompareAndSwap(f, nil) {
 		(*f)()
@@ -266,7 +266,7 @@ func (w *worker) loop(p *Pool, thread int) {
 	}
 }
 
-// help joins a job that is open and says whether there was one.
+// help joins an open job and reports whether there was one.
 func (w *worker) help(p *Pool, thread int) bool {
 	for place := range p.open {
 		j := p.open[place].Load()

@@ -20,7 +20,7 @@ type State struct {
 	Step   int // updates done
 }
 
-// Decays tells whether weight decay applies to a tensor: to matrices, embeddings and positions, not to biases and norms.
+// Decays reports whether weight decay applies to a tensor: to matrices, embeddings and positions, not to biases and norms.
 func Decays(name string) bool {
 	last := name[strings.LastIndexByte(name, '.')+1:]
 	return !slices.Contains([]string{"gamma", "beta", "bq", "bk", "bv", "bo", "b1", "b2", "b_gate", "b_up", "b_down"}, last)
