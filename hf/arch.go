@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sppo.dev/hf/safetensors"
+	"sppo.dev/lang"
 )
 
 // architecture is a row: how a model_type of config.json reads as keys of the language, and what its tensors are called.
@@ -332,14 +333,14 @@ func (m *Model) smollm(c *config) {
 func (m *Model) gemma(c *config) {
 	m.decoder(c)
 	c.want("use_bidirectional_attention", false)
-	if m.arch.modelType != "gemma2" { // normalises queries and keys instead of limiting scores
-		m.set("qk_norm", "head", "model_type")
-	}
 	scalar := c.positive("query_pre_attn_scalar")
 	m.setNumber("attn_scale", 1/math.Sqrt(scalar), "1 / sqrt(query_pre_attn_scalar)")
 	for _, k := range []struct{ ours, theirs string }{{"attn_softcap", "attn_logit_softcapping"}, {"logit_softcap", "final_logit_softcapping"}} {
-		if c.has(k.theirs) {
+		switch {
+		case c.has(k.theirs):
 			m.setNumber(k.ours, c.positive(k.theirs), k.theirs)
+		case lang.FindKey("model."+k.ours) != nil: // the family may have one
+			m.set(k.ours, "0", k.theirs)
 		}
 		c.skip(k.theirs)
 	}

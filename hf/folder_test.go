@@ -339,3 +339,14 @@ func FuzzConfig(f *testing.F) {
 		_, _ = model.Lang(16, "")
 	})
 }
+
+// A limit that the family has by itself and the config sets to null is none.
+func TestNoSoftCap(t *testing.T) {
+	for value, want := range map[string]string{"null": "logit_softcap = 0", "30.0": "logit_softcap = 30"} {
+		text := small(t, members{"model_type": "gemma2", "sliding_window": 7, "final_logit_softcapping": json.RawMessage(value),
+			"attn_logit_softcapping": json.RawMessage("null")})
+		if got := importText(t, text); !strings.Contains(got, "\n"+want) {
+			t.Errorf("final_logit_softcapping = %s gives\n%s\nwant %s", value, got, want)
+		}
+	}
+}
