@@ -91,8 +91,12 @@ func mayFit(e *estimate.Estimator, m plan.Memory) plan.Memory {
 // earlier returns the bytes that reloads may have taken from the host if they begin earlier than necessary.
 func earlier(e *estimate.Estimator) (n ir.Bytes) {
 	p := e.Plan
-	for _, size := range e.Saved[0] {
-		n += ir.Bytes(p.LongestAhead()-1) * graph.Align(size)
+	for _, saved := range e.Saved { // with windows the first subsequence need not be the longest
+		var of ir.Bytes
+		for _, size := range saved {
+			of += ir.Bytes(p.LongestAhead()-1) * graph.Align(size)
+		}
+		n = max(n, of)
 	}
 	return n + memory.Packed(p, n)
 }
