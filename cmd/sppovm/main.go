@@ -43,7 +43,7 @@ var app = cli.App{
 			Name: "run", Args: "FILE [--steps K] [--json] [--save CHECKPOINT]", MinArgs: 1, MaxArgs: 1, Setup: run, Files: cli.JobFiles,
 			Doc: "train",
 			Details: "FILE is a program (.sppb or .sppir), a spec, or a plan; the last two are compiled first. Progress goes to standard\n" +
-				"error. With --json standard output gets one object a line: for each step {\"step\",\"loss\",\"tokens_per_s\",\"step_s\",\n" +
+				"error. With --json standard output has one object per line: for each step {\"step\",\"loss\",\"tokens_per_s\",\"step_s\",\n" +
 				"error. With --json, standard output has one object per line: for each step {\"step\",\"loss\",\"tokens_per_s\",\"step_s\",\n" +
 				"\"grad_norm\"}, for each validation {\"step\",\"eval_loss\"}, at the end {\"done\":true,\"steps\",\"final_loss\",\n" +
 				"\"device_peak_bytes\",\"host_peak_bytes\",\"bubble_ratio\"}. Peaks are those of the fullest rank. bubble_ratio is the measured\n" +

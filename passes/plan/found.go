@@ -57,7 +57,7 @@ func (r *Rejection) Than(step ir.Seconds) string {
 	case r.StepS > 0 && longer < 0.05:
 		return "as fast"
 	case r.StepS > 0 && r.Bound:
-		return fmt.Sprintf("%.1f%% or more", longer)
+		return fmt.Sprintf("at least %.1f%%", longer)
 	case r.StepS > 0:
 		return fmt.Sprintf("%.1f%%", longer)
 	case r.Lacks != nil:
