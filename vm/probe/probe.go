@@ -85,6 +85,22 @@ const (
 	runs = 5
 )
 
+// Measure repeats an item on a number of ranks at once.
+func (b *Bench) Measure(ctx context.Context, item Item, ranks int) (Timing, error) {
+	t := Timing{Item: item, Ranks: ranks}
+	job, err := b.start(ctx, &t)
+	if err != nil {
+		return t, err
+	}
+	took, err := t.run(ctx, b, job, runs)
+	if err := errors.Join(err, job.Close()); err != nil {
+		return t, err
+	}
+	t.settle(took)
+	b.say(t)
+	return t, nil
+}
+
 // start opens a program with enough copies of an item to reach the minimum duration, and runs it once.
 func (b *Bench) start(ctx context.Context, t *Timing) (*vm.Job, error) {
 	t.Copies = 1
