@@ -48,7 +48,7 @@ var space = []setting{
 var (
 	wholeStrategies = []string{"gpipe", "looped-bfs", "1f1b", "zb-v", "dualpipe-v"}
 	twoStages       = []string{"zb-v", "dualpipe-v"}
-	oneStage        = []string{"zb-h2"}
+	oneStage        = []string{"gpipe", "zb-h2"}
 )
 
 // among reports whether the strategy of that index is one of the names.
