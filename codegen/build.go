@@ -279,6 +279,9 @@ func newLineTable(p *plan.Plan) *lineTable {
 	if p.Parallel.Order == plan.OrderLayer {
 		keys = append(keys, "schedule.order")
 	}
+	if p.Offload.Caches == plan.CachesRecompute {
+		keys = append(keys, "schedule.recompute")
+	}
 	for _, key := range keys {
 		text, ok := p.Lines[key]
 		if !ok {

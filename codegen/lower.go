@@ -448,6 +448,7 @@ func (s *stage) backwardLayer(t plan.Task, layer int, dy uint32) uint32 {
 	b := s.block(t, layer)
 	s.prov.Layer = int32(layer)
 	s.enter(layer)
+	s.recomputeCaches(t, layer)
 	s.decidedBy("lower", "model.layers")
 	e := s.newEnv(b, s.paramsOf(t, layer), t, layer, s.sizeOf(t))
 	e.put(b.DOutput, dy, 0)

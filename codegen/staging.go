@@ -102,3 +102,55 @@ func (s *stage) cachesIn(t plan.Task) {
 		}
 	}
 }
+
+// recomputeCaches computes K and V of a layer from its inputs where a backward begins with that. Inputs on the host come a few at
+// a time, ahead of use.
+func (s *stage) recomputeCaches(t plan.Task, layer int) {
+	if !s.plan.RecomputesCaches(t) {
+		return
+	}
+	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
+	b, n := s.model.Layer, s.plan.Subsequences.N
+	for v := range b.Values {
+		if b.Values[v].Kind == graph.Cache {
+			key := cacheKey{t.Microbatch, layer, b.Values[v].Name}
+			old := s.buffers[s.caches[key]]
+			s.caches[key] = s.allocate(old.name+".again", ir.Device, old.size)
+		}
+	}
+	inputs := make([]uint32, n)
+	load := func(i int) {
+		if i < n {
+			inputs[i] = s.loadInput(t, i, layer)
+		}
+	}
+	for i := range plan.CacheLoads - 1 {
+		load(i)
+	}
+	for i := range n {
+		load(i + plan.CacheLoads - 1)
+		t.Subsequence = i
+		s.prov.Subsequence = int32(i)
+		s.decidedBy("offload", "schedule.recompute")
+		e := s.newEnv(b, s.paramsOf(t, layer), t, layer, s.sizeOf(t))
+		e.suffix = ".kv"
+		e.put(b.Input, inputs[i], 0)
+		e.run(b.Caching)
+	}
+}
+
+// loadInput is the buffer of a layer's input of a subsequence, brought from the host unless the device has it.
+func (s *stage) loadInput(t plan.Task, subsequence, layer int) uint32 {
+	t.Subsequence = subsequence
+	saved := s.saved[unitKey{t.Microbatch, subsequence, t.Piece, layer, 0}]
+	if !saved.onHost || saved.returned {
+		return saved.device
+	}
+	s.prov.Subsequence = int32(subsequence)
+	s.decidedBy("offload", "schedule.recompute")
+	size := s.buffers[saved.host].size
+	x := s.allocate(s.label(t, layer, "ln1.in.kv"), ir.Device, size)
+	rows := asBytes(0, size)
+	s.op(ir.CopyH2D, ir.H2D, []ir.View{in(x, rows), in(saved.host, rows)})
+	return x
+}

@@ -27,7 +27,7 @@ type Case struct {
 	Partition                 string // flops | length | list
 	Offload                   string // none | full | 0.5 | adaptive | memory | auto | list
 	Mux                       string // off | left | right | on
-	Recompute                 string // none | selective | keep_attention | full | auto
+	Recompute                 string // none | selective | keep_attention | full | full_kv | auto
 	Optimizer                 string // adamw | sgd | muon
 	// An empty string means the first of the choices.
 

@@ -1,9 +1,11 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -187,4 +189,49 @@ func drawFates(r *rand.Rand, p *plan.Plan) {
 		}
 	}
 	p.Offload.Lag, p.Offload.Ahead = 1+r.IntN(3), 1+r.IntN(2)
+}
+
+// TestRecomputedCaches: K and V that the backward computes again from the inputs of their layers change no bit, wherever those inputs
+// are and however a layer is shared; and each layer but those of the last group has them computed once more, no other twice.
+func TestRecomputedCaches(t *testing.T) {
+	for _, c := range []Case{
+		{Family: "llama", Positions: "rope", DType: "f32", KVHeads: 2, Batch: 2, SP: 2, DP: 1, N: 5},
+		{Family: "gpt", Positions: "learned", DType: "bf16", KVHeads: 4, Batch: 4, SP: 2, SPMode: "ulysses", DP: 2, Zero: "3", N: 3},
+		{Family: "llama", Positions: "rope", DType: "bf16", KVHeads: 1, Batch: 1, SP: 2, SPMode: "ring", DP: 1, Zero: "1", N: 3},
+		{Family: "gpt", Positions: "rope", DType: "f32", KVHeads: 2, Batch: 1, SP: 1, DP: 1, N: 8, VirtualStages: 2},
+	} {
+		c.Steps, c.Layers, c.Sequence, c.Vocab, c.PP, c.Microbatch, c.Order = 3, 4, 96, tinyVocab, 1, 1, "layer"
+		c.Partition, c.Offload, c.Recompute = "flops", "none", "full"
+		kept := run(t, c)
+		for _, offload := range []string{"none", "0.5", "full"} {
+			t.Run(fmt.Sprintf("%v offload %s", c, offload), func(t *testing.T) {
+				c := c
+				c.Offload, c.Recompute = offload, "full_kv"
+				plan, p, err := compile(c.Spec())
+				if err != nil {
+					t.Fatal(err)
+				}
+				groups := cmp.Or(c.VirtualStages, c.Layers)
+				want := (groups - 1) * (c.Layers / groups) * c.N * c.Batch / c.DP
+				if got := recomputedRows(p); got != want {
+					t.Errorf("the step computes K of %d subsequences of layers again, want %d", got, want)
+				}
+				checkSame(t, "against K and V that stay on the device", runPlan(t, c, plan), kept)
+			})
+		}
+	}
+}
+
+// recomputedRows counts the writes of K that stand for those of a forward, in the step of a rank.
+func recomputedRows(p *ir.Program) (n int) {
+	code := &p.Codes[0]
+	for i := range code.Sections[ir.SectionStep] {
+		in := &code.Sections[ir.SectionStep][i]
+		for k, a := range in.Args {
+			if _, writes := in.Access(k); writes && a.Present() && strings.HasSuffix(code.Buffers[a.Buffer].Name, ".k.again") {
+				n++
+			}
+		}
+	}
+	return n
 }

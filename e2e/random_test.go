@@ -223,7 +223,7 @@ var choices = map[string][]string{
 	"strategy": {"sppo", "sppo", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "seq1f1b", "zb-h1", "zb-h2",
 		"gpipe", "looped-bfs", "1f1b", "interleaved-1f1b", "zb-v", "dualpipe-v"}, // from gpipe on they need whole sequences
 	"offload":   {"none", "full", "adaptive", "carry", "memory", "auto", "0.3", "list"},
-	"recompute": {"none", "none", "selective", "keep_attention", "full", "auto"},
+	"recompute": {"none", "none", "selective", "keep_attention", "full", "full_kv", "auto"},
 	"mux":       {"off", "off", "off", "left", "right", "on"},
 	"keep":      {"[k, v]", "[k, v]", "[k, v]", "[k]", "[]"},
 	"order":     {"sequence", "sequence", "sequence", "layer"},

@@ -66,6 +66,8 @@ func (d *drawn) matters(key, value string) bool {
 		return d.ask("mux") == "off" && value == "off" || d.ask("mux") != "off" && d.over("pp")
 	case "partition", "keep", "order":
 		return d.over("subsequences")
+	case "recompute":
+		return value != "full_kv" || d.over("subsequences")
 	}
 	return true
 }

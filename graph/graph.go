@@ -154,6 +154,7 @@ type Block struct {
 	Backward []Node
 	Halves   [2][]Node // Backward in two, for schedules that run the second half later: see halve
 	Between  []int     // values that the second half reads and does not make, weights apart
+	Caching  []Node    // of Forward what computes K and V from the input; none where they do not outlive a task
 	Input    int       // value x; Missing for the embedding
 	Output   int       // forward result; Missing for the head
 	DOutput  int       // gradient of Output, an input of the backward pass; Missing for the head

@@ -204,6 +204,46 @@ func TestWhole(t *testing.T) {
 	}
 }
 
+// TestCaching: K and V follow from the input of a layer and its weights alone, by nodes of the forward in their order, and none of
+// these nodes could be left out.
+func TestCaching(t *testing.T) {
+	for _, family := range []string{"gpt", "llama"} {
+		for _, split := range splits(1, 2, 4) {
+			b := New(small(family, lang.PositionsRope), split, 64).Layer
+			known, read := map[int]bool{b.Input: true}, map[int]bool{}
+			at := 0
+			for _, n := range b.Caching {
+				for at < len(b.Forward) && !(b.Forward[at].Op == n.Op && slices.Equal(b.Forward[at].Args, n.Args)) {
+					at++
+				}
+				for k, a := range n.Args {
+					if a.Value == Missing || b.Values[a.Value].Kind == Weight {
+						continue
+					}
+					if ir.Ops[n.Op].Operands[k].Dir != ir.Read {
+						known[a.Value] = true
+					} else if read[a.Value] = true; !known[a.Value] {
+						t.Errorf("%s %+v: %s is read before it is there", family, split, b.Values[a.Value].Name)
+					}
+				}
+			}
+			if at == len(b.Forward) {
+				t.Errorf("%s %+v: these are not nodes of the forward in their order", family, split)
+			}
+			for v := range b.Values {
+				if b.Values[v].Kind == Cache && !known[v] {
+					t.Errorf("%s %+v: %s is not computed", family, split, b.Values[v].Name)
+				}
+			}
+			for _, n := range b.Caching {
+				if v := n.Args[0].Value; !read[v] && b.Values[v].Kind != Cache {
+					t.Errorf("%s %+v: nothing reads %s", family, split, b.Values[v].Name)
+				}
+			}
+		}
+	}
+}
+
 func checkShapes(t *testing.T, g *Model, b *Block, z Size) {
 	for _, nodes := range [][]Node{b.Forward, b.Backward} {
 		for i := range nodes {

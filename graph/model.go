@@ -298,6 +298,7 @@ func (g *Model) layer(keep map[int]bool) *Block {
 	b.DOutput = b.value(Value{Name: "d.out", Kind: Input, Rows: Local, Cols: h, DType: b.act})
 	b.grads[y] = all(b.DOutput)
 	b.differentiate()
+	b.findCaching()
 	return &b.Block
 }
 

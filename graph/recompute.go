@@ -22,6 +22,7 @@ const (
 	RecomputeSelective     = "selective"      // results of norms and activation functions: no matmul is repeated
 	RecomputeKeepAttention = "keep_attention" // all but the layer's input and attention's result
 	RecomputeFull          = "full"           // all but the layer's input
+	RecomputeFullKV        = "full_kv"        // the same, and K and V of a layer once for all subsequences
 )
 
 // recomputes lists for each policy the results that are recomputed.
@@ -30,6 +31,25 @@ var recomputes = map[string]func(*Node) bool{
 	RecomputeSelective:     elementwise,
 	RecomputeKeepAttention: func(n *Node) bool { return n.Op != ir.Attention && n.Op != ir.Cast }, // which rounds its result in a ring
 	RecomputeFull:          func(*Node) bool { return true },
+	RecomputeFullKV:        func(*Node) bool { return true },
+}
+
+// findCaching collects the forward nodes that lead from the input to K and V, in their order.
+func (b *builder) findCaching() {
+	wanted := map[int]bool{}
+	for v := range b.Values {
+		wanted[v] = b.Values[v].Kind == Cache
+	}
+	for _, n := range slices.Backward(b.Forward) {
+		if !slices.ContainsFunc(b.writes(&n), func(v int) bool { return wanted[v] }) {
+			continue
+		}
+		b.Caching = append(b.Caching, n)
+		for _, a := range n.Args {
+			wanted[a.Value] = true
+		}
+	}
+	slices.Reverse(b.Caching)
 }
 
 // RemadeBy returns the units that a policy recomputes. The layer's input is never among them: nothing in the

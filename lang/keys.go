@@ -552,10 +552,10 @@ var scheduleKeys = []*Key{
 		}},
 	{Block: blockSchedule, Name: "order", takes: names("auto", "sequence", "layer"), Default: "sequence", Example: "layer",
 		Doc: "Order inside a stage: all layers of a subsequence first, or all subsequences of a layer first, which needs a single stage. In layer order the device holds K and V of one layer, " +
-			"and those of the others are on the host, like the hidden states between layers unless `offload` keeps them. With `virtual_stages`, groups of layers take turns instead of single ones. `auto` tries both.",
+			"and those of the others are on the host, like the hidden states between layers unless `offload` keeps them; `recompute = full_kv` recomputes them instead. With `virtual_stages`, groups of layers take turns instead of single ones. `auto` tries both.",
 		set: func(s *Spec, v value) { s.Schedule.Order = v.name }},
-	{Block: blockSchedule, Name: "recompute", takes: names("auto", "none", "full", "selective", "keep_attention"), Default: "auto", Example: "selective",
-		Doc: "Which activations are recomputed in the backward pass instead of being saved: none, all of a layer, outputs of norms and activation functions, or all but attention. `auto` recomputes nothing if memory suffices. Otherwise it weighs units against copies to the host, in the order of recomputation time per byte.",
+	{Block: blockSchedule, Name: "recompute", takes: names("auto", "none", "full", "full_kv", "selective", "keep_attention"), Default: "auto", Example: "selective",
+		Doc: "Which activations are recomputed in the backward pass instead of being saved: none, all of a layer but its input, outputs of norms and activation functions, or all but attention. `full_kv` is `full`, and also recomputes K and V of a layer, once for all subsequences when the backward pass reaches the layer; it needs `order = layer`. `auto` recomputes nothing if memory suffices. Otherwise it weighs units against copies to the host, in the order of recomputation time per byte.",
 		set: func(s *Spec, v value) { s.Schedule.Recompute = v.name }},
 	{Block: blockSchedule, Name: "strategy", takes: names("auto", "sppo", "interleaved-sppo", "overlapped-sppo", "terapipe", "gpipe", "looped-bfs", "1f1b", "interleaved-1f1b", "seq1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"), Default: "auto", Example: "1f1b",
 		Doc: "Order of tasks on the stages. `sppo` runs all subsequences of a sequence forward, then backward, one sequence after another. `overlapped-sppo` starts the next sequence while this one turns around. The others are for comparison. " +

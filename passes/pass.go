@@ -126,6 +126,7 @@ func Run(sp *lang.Spec, p *plan.Plan, o pass.Options) error {
 		return err
 	}
 	c := newContext(sp, o)
+	c.Untimed = o.Fitting
 	var ran []*pass.Pass
 	for _, pass := range order {
 		if pass.Run == nil {

@@ -85,7 +85,7 @@ func (s *fleetSearch) on(f fleet) []string {
 func (s *fleetSearch) lacking(fleets []fleet, i int) string {
 	lacking, known := s.known[i]
 	if !known {
-		lacking = probe(s.file, s.on(fleets[i]))
+		_, lacking = probe(s.file, s.on(fleets[i]))
 		s.known[i] = lacking
 	}
 	return lacking

@@ -2,10 +2,16 @@ package main
 
 import (
 	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/passes"
+	"sppo.dev/lang"
 	"sppo.dev/passes/memory"
+	"sppo.dev/passes/pass"
+	"sppo.dev/passes/plan"
+	"sppo.dev/passes/search"
 )
 
 // searchedGrid divides every length where the number of subsequences is searched too; all its divisors divide
@@ -14,15 +20,23 @@ const searchedGrid = 1 << 10
 
 // The longest sequence is found to within 1/fineness of itself, up to mostTokens.
 const (
-	fineness   = 128
+	fineness   = 64
 	mostTokens = 1 << 40
 )
+
+// probePatience scales the work of a search for any plan that fits, of which there are about a dozen. A search that ends early counts
+// as one that found nothing.
+const probePatience = 0.05
 
 // longestSequence finds the longest sequence with which the job fits, everything else as in the spec, and the
 // shortfall of the next longer one. Lengths are multiples of a grid on which every subsequence has a whole
 // number of steps.
 func longestSequence(file string, set []string) (string, error) {
-	job, err := cli.OpenPlan(file, set, passes.Options{Fitting: true})
+	set, err := openUnwritten(file, set)
+	if err != nil {
+		return "", err
+	}
+	job, err := cli.OpenPlan(file, set, pass.Options{Fitting: true, Patience: probePatience})
 	if err != nil {
 		return "", err
 	}
@@ -40,12 +54,33 @@ func longestSequence(file string, set []string) (string, error) {
 	return s.run(max(1, job.Plan.Train.Sequence/grid))
 }
 
+// openUnwritten adds overrides that leave to the search the keys that bound memory and that the spec does not write.
+func openUnwritten(file string, set []string) ([]string, error) {
+	set = set[:len(set):len(set)]
+	if filepath.Ext(file) == ".json" {
+		return set, nil
+	}
+	spec, err := cli.LoadSpec(file, set)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range []string{"schedule.keep", "schedule.order", "schedule.partition"} {
+		written := func(s string) bool { return strings.HasPrefix(s, key+"=") }
+		if spec.Diagnose(key, lang.Infeasible, "").Pos.Line == 0 && !slices.ContainsFunc(set, written) {
+			set = append(set, key+"=auto")
+		}
+	}
+	return set, nil
+}
+
 // sequenceSearch searches for the largest number of grid steps that fits.
 type sequenceSearch struct {
 	file    string
 	set     []string
 	grid    int64
-	lacking string // shortfall of the shortest length that did not fit
+	lacking string     // shortfall of the shortest length that did not fit
+	best    *plan.Plan // of the longest that fits
+	over    *plan.Plan // of the shortest that does not; nil: it has none
 }
 
 func (s *sequenceSearch) run(start int64) (string, error) {
@@ -66,29 +101,81 @@ func (s *sequenceSearch) run(start int64) (string, error) {
 	if fits == 0 {
 		return "", cli.DoesNotFit(fmt.Errorf("%s does not fit even with %s tokens: %s", s.file, tokens(s.grid), s.lacking))
 	}
-	return fmt.Sprintf("%s tokens fit (%d), in steps of %d\n%s tokens do not: %s\n", tokens(fits*s.grid), fits*s.grid, s.grid, tokens(over*s.grid), s.lacking), nil
+	text := fmt.Sprintf("%s tokens fit (%d), in steps of %d, with\n  %s\n", tokens(fits*s.grid), fits*s.grid, s.grid, settings(s.best))
+	text += fmt.Sprintf("%s tokens do not: %s\n", tokens(over*s.grid), s.lacking)
+	return text + s.limits(over), nil
 }
 
-// probe returns the shortfall of a job, or "". It stops at the first plan that fits, and places it only if
+// settings are the overrides that pin what the search has found.
+func settings(p *plan.Plan) string {
+	var out []string
+	keys, values := search.Pins(p.Schedule)
+	for i, key := range keys {
+		if values[i] != "" {
+			out = append(out, "--set "+quoted(key+"="+values[i]))
+		}
+	}
+	return strings.Join(out, " ")
+}
+
+// limits says which memory is full at a length that does not fit, with what, and which single change makes that length fit.
+func (s *sequenceSearch) limits(steps int64) string {
+	const full = 0.95
+	if s.over == nil {
+		return ""
+	}
+	need := memory.FootprintOf(s.over)
+	stage := 0
+	for i := range need.Device {
+		if need.Device[i].Bytes > need.Device[stage].Bytes {
+			stage = i
+		}
+	}
+	capacity, host := s.over.Memory.HostCapacityBytes, need.Host[stage]
+	text := fmt.Sprintf("device memory holds %s\n", need.Device[stage].InWords())
+	if float64(host) > full*float64(capacity) {
+		text += fmt.Sprintf("host memory is full (%s of %s), and the activations that it has no room for stay on the device\n", host, capacity)
+	}
+	c := s.over.Cluster
+	changes := []string{
+		fmt.Sprintf("cluster.host_memory=%dGiB", 2*int64(c.HostMemory)>>30), fmt.Sprintf("cluster.device_memory=%dGiB", 2*int64(c.DeviceMemory)>>30),
+		fmt.Sprintf("cluster.nodes=%d", 2*c.Nodes),
+	}
+	var enough []string
+	for _, change := range changes {
+		set := append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("train.sequence=%d", steps*s.grid), change)
+		if _, lacking := probe(s.file, set); lacking == "" {
+			enough = append(enough, "--set "+change)
+		}
+	}
+	if len(enough) > 0 {
+		text += fmt.Sprintf("they would fit with one of: %s\n", strings.Join(enough, ", "))
+	}
+	return text
+}
+
+// probe returns a plan of a job and its shortfall, or "". It stops at the first plan that fits, and places it only if
 // the memory bound does not already prove that it fits.
-func probe(file string, set []string) string {
-	job, err := cli.OpenPlan(file, set, passes.Options{Fitting: true})
+func probe(file string, set []string) (*plan.Plan, string) {
+	job, err := cli.OpenPlan(file, set, pass.Options{Fitting: true, Patience: probePatience})
 	if err != nil {
-		return plainly(err)
+		return nil, plainly(err)
 	}
 	m := &job.Plan.Memory
 	if !m.Placed && memory.FootprintOf(job.Plan).Fits(m.DeviceCapacityBytes, m.HostCapacityBytes) {
-		return ""
+		return job.Plan, ""
 	}
-	return lack(job)
+	return job.Plan, lack(job)
 }
 
 // fits plans one length. A length without any plan does not fit.
 func (s *sequenceSearch) fits(steps int64) bool {
 	set := append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("train.sequence=%d", steps*s.grid))
-	lacking := probe(s.file, set)
+	p, lacking := probe(s.file, set)
 	if lacking != "" {
-		s.lacking = lacking
+		s.lacking, s.over = lacking, p
+	} else {
+		s.best = p
 	}
 	return lacking == ""
 }

@@ -43,6 +43,7 @@ type Costs struct {
 	hiddenOut, hiddenBack []ir.Seconds       // [i], of a task's input
 	cacheOut              []ir.Seconds       // [i], of a layer's K and V
 	cacheBack             ir.Seconds         // of K and V of a whole sequence
+	cacheAgain            []ir.Seconds       // [i], to compute K and V of a layer from its input
 	left                  *leftCosts         // of tasks shared at the start; nil: there are none
 	shared                *sharedCosts       // of tasks with helpers; nil: there are none
 	under                 []VisitTime        // [i]: collectives of parameters beside a layer's backward
@@ -132,6 +133,7 @@ func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs
 		t.hiddenOut = append(t.hiddenOut, m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: x}, cost.Link{}))
 		t.hiddenBack = append(t.hiddenBack, m.Time(ir.Work{Kind: ir.WorkH2D, Bytes: x}, cost.Link{}))
 		t.addCaches(m, g.Layer, z)
+		t.cacheAgain = append(t.cacheAgain, pr.abreast(g.Layer, g.Layer.Caching, z, 0))
 		if p.Streams() {
 			t.stream.rows = append(t.stream.rows, rowsOut(pr, g, z))
 		}

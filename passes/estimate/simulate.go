@@ -22,11 +22,12 @@ type Simulation struct {
 	sent    []ir.Seconds             // of each layer of a forward: when its copies have left
 	back    []ir.Seconds             // of each layer of a backward: when its units are back
 	rest    []ir.Seconds             // what the rank of a task has to do behind it, once all has run
+	loads   int                      // blocks of K and V that stream, of all ranks
 	lent    map[lentLayer]ir.Seconds // when the weights that ranks borrow are there
 }
 
 func newSimulation(r *walk.Walk, t *Costs, w *walk.Work) *Simulation {
-	s := &Simulation{Costs: t, Walk: r, streams: r.Plan.Streams(), work: w}
+	s := &Simulation{Costs: t, Walk: r, streams: r.Plan.Streams(), work: w, loads: walk.CountLoads(r.Plan, r.Plan.Model.Layers)}
 	s.arrives, s.rest = make([]ir.Seconds, len(s.Nodes)), make([]ir.Seconds, len(s.Nodes))
 	s.sent, s.back = make([]ir.Seconds, s.Layers), make([]ir.Seconds, s.Layers)
 	return s
@@ -53,7 +54,7 @@ type simStage struct {
 // reset goes back to the start of the step.
 func (s *Simulation) reset() {
 	p := s.Plan
-	s.outs, s.backs = p.Offload.Park || s.streams || anyCopies(s.d2h), anyCopies(s.h2d)
+	s.outs, s.backs = p.Offload.Caches == plan.CachesHost || s.streams || anyCopies(s.d2h), anyCopies(s.h2d)
 	clear(s.arrives)
 	s.lent = map[lentLayer]ir.Seconds{}
 	if s.outs {
@@ -93,7 +94,7 @@ func anyCopies(copies [][][]ir.Seconds) bool {
 // Run runs all tasks from the start of the step, with the placements and the timing that the plan has now.
 func (s *Simulation) Run() *Simulation {
 	s.reset()
-	s.work.Spend(s.Layers)
+	s.work.Spend(s.Layers + s.loads)
 	for _, n := range s.Order {
 		s.visitTask(n)
 		s.rest[n] = -s.stages[s.Nodes[n].Rank].busy
@@ -109,7 +110,7 @@ func (s *Simulation) Run() *Simulation {
 func (s *Simulation) Within(limit ir.Seconds) bool {
 	const rounding = 1 - 1e-9
 	s.reset()
-	s.work.Spend(s.Layers)
+	s.work.Spend(s.Layers + s.loads)
 	for _, n := range s.Order {
 		s.visitTask(n)
 		if s.stages[s.Nodes[n].Rank].now+s.rest[n]*rounding > limit {
@@ -256,6 +257,7 @@ func (s *Simulation) visit(st *simStage, t *walk.Node, a schedule.Action) {
 			st.wait(t.Subsequence, s.back[int(t.Layers)+k])
 		}
 		s.waitCaches(st, t, k)
+		s.recomputeCaches(st, t, k)
 		s.runLayer(st, t, k, s.backwardOf(t, k).of(t.Split))
 	case plan.WeightGrad:
 		st.run(s.backwardOf(t, k).weights)

@@ -3,6 +3,7 @@ package estimate
 import (
 	"sppo.dev/ir"
 	"sppo.dev/ir/cost"
+	"sppo.dev/passes/plan"
 	"sppo.dev/passes/walk"
 )
 
@@ -79,4 +80,37 @@ func (s *Simulation) out(st *simStage, t *walk.Node, k int) ir.Seconds {
 		d += s.stream.rows[t.Subsequence]
 	}
 	return d
+}
+
+// recomputeCaches computes K and V of the k-th layer of a backward's stage, where that begins with it: from the inputs of all
+// subsequences, of which those on the host come a few at a time.
+func (s *Simulation) recomputeCaches(st *simStage, t *walk.Node, k int) {
+	task := st.tasks[st.done]
+	if !s.Plan.RecomputesCaches(task) {
+		return
+	}
+	came, used := make([]ir.Seconds, len(s.cacheAgain)), make([]ir.Seconds, len(s.cacheAgain))
+	begun := st.now
+	load := func(i int) {
+		if i >= len(came) || s.hiddenBack[i] == 0 {
+			return
+		}
+		if task.Subsequence = i; !s.Plan.InputOffloaded(task, k) {
+			return
+		}
+		free := begun
+		if i >= plan.CacheLoads {
+			free = used[i-plan.CacheLoads]
+		}
+		came[i] = st.link.Copies(cost.Back, free, s.hiddenBack[i])
+	}
+	for i := range plan.CacheLoads - 1 {
+		load(i)
+	}
+	for i, d := range s.cacheAgain {
+		load(i + plan.CacheLoads - 1)
+		st.waitFor(came[i])
+		st.run(d)
+		used[i] = st.now
+	}
 }

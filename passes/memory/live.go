@@ -17,6 +17,7 @@ const (
 	weightPass    // the second
 	attendingPass // of a backward what is left once it has taken its own rows of K and V, where they stream
 	betweenHalves
+	cachingPass // what computes K and V once more
 )
 
 // workingKey is what the bytes of a running block depend on.
@@ -160,6 +161,8 @@ func (l *lives) nodes() (nodes []graph.Node, given []int, result int) {
 		return b.Halves[graph.InputGradient], []int{b.DOutput, b.Input}, b.DInput
 	case weightPass:
 		return b.Halves[graph.WeightGradient], b.Between, graph.Missing
+	case cachingPass:
+		return b.Caching, []int{b.Input}, graph.Missing
 	}
 	return nil, b.Between, graph.Missing // between the halves
 }

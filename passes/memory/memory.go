@@ -234,7 +234,7 @@ func (m *Meter) Stage(stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
 	p, r := m.Plan, m.newTracker(stage)
 	r.persist()
 	persistent := r.now[TermWeights] + r.now[TermOptimizer]
-	m.work.Spend(len(r.leaving))
+	m.work.Spend(len(r.leaving) + walk.CountLoads(p, p.LayersOf(stage)))
 	list := r.Schedule(stage)
 	for i, t := range p.Tasks[stage] {
 		r.now[TermMessages] += inputs[i]
@@ -398,9 +398,10 @@ func (r *tracker) backward(t plan.Task, at *walk.Node, k int, b *graph.Block, ow
 	if at.Split {
 		pass = inputPass
 	}
+	r.enter()
+	r.recomputeCaches(t, k, b)
 	r.now[TermKept] -= u.kept[own]
 	r.now[TermCopies] -= u.offloaded[own]
-	r.enter()
 	r.visiting(t, k, b, pass, z)
 	r.exit()
 	r.leaveBackward(t, own, at, b, z)
@@ -581,15 +582,34 @@ func (r *tracker) endStaged(t plan.Task, a schedule.Action) {
 
 // cachesOut lets K and V of a layer go once the last subsequence has passed it.
 func (r *tracker) cachesOut(t plan.Task, b *graph.Block) {
+	caches := r.caches(b, graph.Cache, r.Sizes[0])
 	if !r.plan.StagesCaches(t.Stage) {
+		if last := t.As(plan.Backward); r.plan.RecomputesCaches(last) {
+			r.now[TermCaches] -= caches
+		}
 		return
 	}
-	caches := r.caches(b, graph.Cache, r.Sizes[0])
 	if t.Subsequence == 0 {
 		r.host += caches
 	}
 	if t.Subsequence == len(r.Sizes)-1 {
 		r.now[TermCaches] -= caches
+	}
+}
+
+// recomputeCaches brings K and V of a layer back by computing them, where its first backward begins with that.
+func (r *tracker) recomputeCaches(t plan.Task, k int, b *graph.Block) {
+	if !r.plan.RecomputesCaches(t) {
+		return
+	}
+	r.now[TermCaches] += r.caches(b, graph.Cache, r.Sizes[0])
+	gradient := r.hidden(r.Sizes[t.Subsequence])
+	for i, z := range r.Sizes {
+		coming := gradient
+		for n := i + 1; n < min(i+plan.CacheLoads, len(r.Sizes)); n++ {
+			coming += r.hidden(r.Sizes[n])
+		}
+		r.note(t, coming+r.working(r.graph.Layer, cachingPass, z, 0))
 	}
 }
 

@@ -45,24 +45,29 @@ type chooser struct {
 }
 
 func newChooser(c *pass.Context, p *plan.Plan) *chooser {
-	m, machine := estimate.CostModel(p), ir.Machine(p.Cluster)
-	g, e := c.Model(p), c.Estimator(p)
+	m, h := estimate.CostModel(p), newUntimedChooser(c, p)
+	h.pricer, h.costs = estimate.NewPricer(c.Cache, p, m), h.estimator.Costs(m)
+	if p.Recompute == plan.PolicyAuto {
+		h.remake = h.remakes()
+		h.order, h.apart = h.mostExpensiveFirst(), len(h.remake) > 0
+	}
+	return h
+}
+
+// newUntimedChooser returns a chooser that goes by bytes alone.
+func newUntimedChooser(c *pass.Context, p *plan.Plan) *chooser {
+	machine, e := ir.Machine(p.Cluster), c.Estimator(p)
 	h := &chooser{
 		device: ir.Bytes(machine.DeviceMemory), host: machine.HostMemoryPerRank(),
-		context: c, estimator: e, plan: p, graph: g, pricer: estimate.NewPricer(c.Cache, p, m), memory: e.Memory(),
-		costs: e.Costs(m),
+		context: c, estimator: e, plan: p, graph: c.Model(p), memory: e.Memory(),
 	}
 	for _, z := range p.Sizes() {
-		h.sizes = append(h.sizes, plan.UnitSizes(g.Layer, z))
+		h.sizes = append(h.sizes, plan.UnitSizes(h.graph.Layer, z))
 	}
 	h.order = bySize(h.sizes[0])
 	if h.shared = toBeShared(p); h.shared != nil {
 		h.whole = memory.Unmuxed(h.shared)
 		h.memory = h.memory.Of(h.whole)
-	}
-	if p.Recompute == plan.PolicyAuto {
-		h.remake = h.remakes()
-		h.order, h.apart = h.mostExpensiveFirst(), len(h.remake) > 0
 	}
 	return h
 }
@@ -95,6 +100,9 @@ func (h *chooser) put(stage int, l letters) {
 			h.inputs = nil
 		}
 		o.Fate[stage][i], o.Alpha[stage][i] = string(fate), placedShare(fate, h.sizes[i])
+		if h.costs == nil {
+			continue
+		}
 		h.costs.SetFate(h.pricer, h.plan, stage, i, string(fate), h.sizes[i], h.plan.Size(i))
 	}
 }
@@ -342,6 +350,41 @@ func (h *chooser) roomOnHost(stage int, turns []turn) []turn {
 	return turns[:sort.Search(len(turns), func(n int) bool { return tooMany(n + 1) })]
 }
 
+// fillHost offloads the longest beginning of a stage's turns that the host has room for, to one part in fillSteps of them. What a
+// host holds grows almost evenly with the bytes that go there, so the next trial is where a line through the last two meets its end.
+func (h *chooser) fillHost(stage int) {
+	const fillSteps = 256
+	turns, from := h.leave(stage), h.lettersOf(stage)
+	sums := make([]ir.Bytes, len(turns)+1)
+	for k, t := range turns {
+		sums[k+1] = sums[k] + h.sizes[t.i][t.at%len(h.sizes[t.i])]
+	}
+	try := func(n int) ir.Bytes {
+		h.turn(stage, from, turns[:n])
+		_, host := h.bound(stage)
+		return host
+	}
+	few, many := 0, len(turns)
+	most := try(many)
+	if most <= h.host {
+		return
+	}
+	least := try(0)
+	for many-few > max(1, len(turns)/fillSteps) && least < most {
+		share := float64(h.host-least) / float64(most-least)
+		aim := sums[few] + ir.Bytes(share*float64(sums[many]-sums[few]))
+		n := sort.Search(len(turns), func(n int) bool { return sums[n] > aim })
+		step := max(1, (many-few)/8) // so that both ends close in
+		n = min(max(n-1, few+step), many-step)
+		if host := try(n); host <= h.host {
+			few, least = n, host
+		} else {
+			many, most = n, host
+		}
+	}
+	try(few)
+}
+
 // remake is one more recomputed unit of a layer, and the seconds that it costs per freed byte.
 type remake struct {
 	unit  int
@@ -464,13 +507,21 @@ func (h *chooser) fitByRemaking() {
 // all numbers of recomputed units in the order of their costs, and the named policies, with copies for the
 // rest, and takes the fastest.
 func (h *chooser) fitWithCopies() {
-	if h.plan.Offload.Park = false; h.allFit() {
+	p, caches := h.plan, h.plan.Offload.Caches
+	if caches == plan.CachesHost {
+		p.Offload.Caches = plan.CachesDevice
+	}
+	if h.allFit() {
 		return
 	}
-	h.plan.Offload.Park = h.plan.LayerOrder()
-	defer func() { h.plan.Time = plan.Time{} }()
+	p.Offload.Caches = caches
+	defer func() { p.Time = plan.Time{} }()
 	f := &fitting{chooser: h, base: h.snapshot()}
 	if !h.apart || !f.tryCopies() {
+		f.tryRemaking()
+	}
+	if f.best == nil && caches == plan.CachesHost && p.Recompute == plan.PolicyAuto && p.Subsequences.N > 1 && !p.Streams() {
+		p.Offload.Caches = plan.CachesRecompute
 		f.tryRemaking()
 	}
 	if f.best == nil {
@@ -538,7 +589,9 @@ func (f *fitting) tryRemaking() {
 			break
 		}
 	}
-	f.tryNamed()
+	if len(f.remake) > 0 {
+		f.tryNamed()
+	}
 }
 
 // tryNamed tries what named policies recompute, which may need less memory while a layer runs.

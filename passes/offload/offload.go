@@ -26,8 +26,12 @@ import (
 // requested share by at most half of a unit. Paper: section 4.1.
 func Run(c *pass.Context, p *plan.Plan) error {
 	policy := cmp.Or(p.Schedule.Offload.Policy, plan.PolicyAuto)
+	if c.Untimed && policy == plan.PolicyAuto {
+		return offloadLeast(p, c)
+	}
 	keepAll(p, c, policy)
-	p.Offload.Park = p.LayerOrder() && policy != "none" && len(p.Stream.Caches) < len(plan.Streamable)
+	p.Offload.Caches = cachesUnder(p, policy)
+	defer explainCaches(p)
 	if policy == plan.PolicyAuto || policy == plan.PolicyMemory || p.Recompute == plan.PolicyAuto {
 		newChooser(c, p).choose(policy)
 		return nil
@@ -46,6 +50,54 @@ func Run(c *pass.Context, p *plan.Plan) error {
 	chooseTiming(p, s)
 	explainTiming(p)
 	return nil
+}
+
+// explainCaches notes where K and V are recomputed.
+func explainCaches(p *plan.Plan) {
+	if p.Offload.Caches == plan.CachesRecompute {
+		p.Decide("offload", "K and V", plan.CachesRecompute,
+			"the first backward of a layer computes them from the layer's inputs, for all subsequences; nothing holds them until then")
+	}
+}
+
+// cachesUnder returns where K and V of a layer are between its forwards and its backward under a policy of offload.
+func cachesUnder(p *plan.Plan, policy string) string {
+	switch {
+	case !p.LayerOrder() || len(p.Stream.Caches) == len(plan.Streamable):
+		return plan.CachesDevice
+	case p.Recompute == graph.RecomputeFullKV && p.Subsequences.N > 1:
+		return plan.CachesRecompute
+	case policy == "none":
+		return plan.CachesDevice
+	}
+	return plan.CachesHost
+}
+
+// offloadLeast recomputes everything that may be recomputed, and offloads as much of the rest as the host has room for. This takes
+// the least memory, whatever time it takes.
+func offloadLeast(p *plan.Plan, c *pass.Context) error {
+	asked := p.Recompute
+	defer func() { p.Recompute = asked }()
+	p.Recompute = leastKept(p)
+	keepAll(p, c, plan.PolicyAuto)
+	p.Offload.Caches = cachesUnder(p, plan.PolicyAuto)
+	p.Stream.Early = min(p.Stream.Early, 1)
+	h := newUntimedChooser(c, p)
+	for s := range p.Tasks {
+		h.fillHost(s)
+	}
+	return nil
+}
+
+// leastKept returns the policy of recomputation that keeps least, of those that the plan may have.
+func leastKept(p *plan.Plan) string {
+	switch {
+	case p.Recompute != plan.PolicyAuto:
+		return p.Recompute
+	case p.LayerOrder() && !p.Streams():
+		return graph.RecomputeFullKV
+	}
+	return graph.RecomputeFull
 }
 
 // takeShares offloads the requested share of each subsequence, and returns the reason.
@@ -265,7 +317,7 @@ func keepAll(p *plan.Plan, c *pass.Context, policy string) {
 			layer[u] = plan.FateRecompute
 		}
 	}
-	p.Offload = plan.Offload{Policy: policy, Lag: 1, Ahead: 1}
+	p.Offload = plan.Offload{Policy: policy, Lag: 1, Ahead: 1, Caches: plan.CachesDevice}
 	for s := range p.Parallel.PP {
 		fate := strings.Repeat(string(layer), p.LayersOf(s))
 		p.Offload.Alpha = append(p.Offload.Alpha, make([]float64, p.Subsequences.N))
@@ -283,8 +335,8 @@ func Check(c *pass.Context, p *plan.Plan) error {
 	if most := max(2, p.Model.Layers); o.Ahead < 1 || o.Ahead > most {
 		return fmt.Errorf("offload: reloads are issued 1 to %d layers in advance, not %d", most, o.Ahead)
 	}
-	if o.Park && !p.LayerOrder() {
-		return fmt.Errorf("offload: K and V of a layer can wait on the host only in layer order")
+	if err := checkCaches(p); err != nil {
+		return err
 	}
 	if len(o.Fate) != stages || len(o.Alpha) != stages {
 		return fmt.Errorf("offload is given for %d stages (alpha for %d), not %d", len(o.Fate), len(o.Alpha), stages)
@@ -301,6 +353,21 @@ func Check(c *pass.Context, p *plan.Plan) error {
 				return fmt.Errorf("offload of stage %d, subsequence %d: %w", s, i, err)
 			}
 		}
+	}
+	return nil
+}
+
+// checkCaches: K and V leave the device between forward and backward in layer order alone, and are not recomputed where they stream.
+func checkCaches(p *plan.Plan) error {
+	switch at := p.Offload.Caches; {
+	case at == plan.CachesDevice:
+		return nil
+	case at != plan.CachesHost && at != plan.CachesRecompute:
+		return fmt.Errorf("offload: caches is %q; it is %s, %s or %s", at, plan.CachesDevice, plan.CachesHost, plan.CachesRecompute)
+	case !p.LayerOrder():
+		return fmt.Errorf("offload: K and V of a layer leave the device in layer order alone")
+	case at == plan.CachesRecompute && p.Streams():
+		return fmt.Errorf("offload: K and V that stream from the host cannot be recomputed as well")
 	}
 	return nil
 }

@@ -141,11 +141,11 @@ const (
 // stage's layers (layer by layer, units in order of production).
 type Offload struct {
 	Policy string      `json:"policy"`
-	Alpha  [][]float64 `json:"alpha"` // [stage][i]: offloaded share of the Type-1 bytes that are not recomputed, as placed
-	Fate   [][]string  `json:"fate"`  // [stage][i]
-	Lag    int         `json:"lag"`   // tasks that may follow a forward before whatever takes the bytes of its offloaded units waits
-	Park   bool        `json:"park"`  // layer order: K and V of a layer are on the host until its backward
-	Ahead  int         `json:"ahead"` // number of backward layers that a layer's reload is issued in advance
+	Alpha  [][]float64 `json:"alpha"`  // [stage][i]: offloaded share of the Type-1 bytes that are not recomputed, as placed
+	Fate   [][]string  `json:"fate"`   // [stage][i]
+	Lag    int         `json:"lag"`    // tasks that may follow a forward before whatever takes the bytes of its offloaded units waits
+	Caches string      `json:"caches"` // where K and V of a layer are from its forwards to its backward: device, or in layer order host or recompute
+	Ahead  int         `json:"ahead"`  // number of backward layers that a layer's reload is issued in advance
 }
 
 // LongestAhead returns the longest distance of a reload, in backward layers: a task, as in the paper. If a
@@ -356,8 +356,10 @@ func (p *Plan) Layers(stage int) []int {
 // LayersOf returns the number of layers of a pipeline rank.
 func (p *Plan) LayersOf(rank int) int {
 	n := 0
-	for _, j := range p.StagesOf(rank) {
-		n += p.LayersPerStage[j]
+	for j := range p.LayersPerStage {
+		if p.Home(j) == rank {
+			n += p.LayersPerStage[j]
+		}
 	}
 	return n
 }
@@ -379,14 +381,12 @@ func (p *Plan) KindsOf(g *graph.Model, stages ...int) []int {
 
 // Span is where the layers of a virtual stage lie among all layers of its rank, as fates count them.
 func (p *Plan) Span(stage int) (first, end int) {
-	for _, j := range p.StagesOf(p.Home(stage)) {
-		end = first + p.LayersPerStage[j]
-		if j == stage {
-			break
+	for j := range stage {
+		if p.Home(j) == p.Home(stage) {
+			first += p.LayersPerStage[j]
 		}
-		first = end
 	}
-	return first, end
+	return first, first + p.LayersPerStage[stage]
 }
 
 // Source returns the task that provides a task's input, and its pipeline rank; ok is false if the input comes

@@ -13,19 +13,40 @@ const (
 	OrderLayer    = "layer"    // all subsequences of a layer first
 )
 
-// inputUnit is the index of a layer's input among its units, which are in the order of their producers.
-const inputUnit = 0
+// InputUnit is the index of a layer's input among its units, which are in the order of their producers.
+const InputUnit = 0
 
 // StagesOut reports whether a result that could wait on the host for its reader does. It follows the input of
 // the later of the two stages, which are the same rows: gradients follow their values, and the head's input
 // follows the input of the last stage.
 func (p *Plan) StagesOut(t, reader Task) bool {
 	t.Stage = max(t.Stage, reader.Stage)
-	return p.FateOf(t, 0)[inputUnit] == FateOffload
+	return p.FateOf(t, 0)[InputUnit] == FateOffload
 }
+
+// Places of K and V of a layer between its last forward and its first backward: Offload.Caches.
+const (
+	CachesDevice    = "device"
+	CachesHost      = "host"
+	CachesRecompute = "recompute" // nowhere: the first backward computes them again from the layer's inputs
+)
 
 // StagesCaches reports whether K and V of a stage's layers wait on the host between its last forward and its
 // first backward. Those of the last stage do not: its backward follows at once.
 func (p *Plan) StagesCaches(stage int) bool {
-	return p.Offload.Park && stage < p.Parallel.Stages()-1
+	return p.Offload.Caches == CachesHost && stage < p.Parallel.Stages()-1
 }
+
+// RecomputesCaches reports whether a task begins each layer by computing K and V of the whole sequence: the first backward of a
+// stage that has let them go.
+func (p *Plan) RecomputesCaches(t Task) bool {
+	return p.Offload.Caches == CachesRecompute && t.Kind == Backward && t.Subsequence == p.Subsequences.N-1 &&
+		t.Stage < p.Parallel.Stages()-1
+}
+
+// CacheLoads is the number of layer inputs that come from the host at once where K and V are computed again: one in use, and
+// others on their way.
+const CacheLoads = 3
+
+// InputOffloaded reports whether the input of a layer comes from the host for its backward.
+func (p *Plan) InputOffloaded(t Task, k int) bool { return p.FateOf(t, k)[InputUnit] == FateOffload }

@@ -145,8 +145,10 @@ func cachesInWords(p *plan.Plan) string {
 	switch {
 	case p.Streams():
 		return fmt.Sprintf("%s on the host, streamed through the device in blocks of %s tokens", strings.Join(p.Stream.Caches, " and "), words.Tokens(p.Stream.Block))
-	case p.Offload.Park:
+	case p.Offload.Caches == plan.CachesHost:
 		return "of one layer on the device, of the others on the host"
+	case p.Offload.Caches == plan.CachesRecompute:
+		return "of one layer on the device, of the others recomputed for the backward"
 	}
 	return ""
 }

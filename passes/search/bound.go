@@ -91,7 +91,9 @@ func (b *bounds) sized(s lang.Schedule) *plan.Plan {
 	}
 	solveParallel(p)
 	p.Schedule.PP = s.PP
-	p.Recompute = recomputeOf(s)
+	if p.Recompute = recomputeOf(s); b.fitting && opensRecompute(s) { // what keeps least
+		p.Recompute = graph.RecomputeFull
+	}
 	solveSubsequences(p)
 	solveStream(p)
 	if len(sizeProblems(p)) > 0 || s.PP != 0 && len(strategy.BatchProblems(p)) > 0 {
@@ -445,7 +447,7 @@ func (b *bounds) of(s lang.Schedule, level int) (ir.Seconds, holding) {
 // longer tasks differently: in a cut by times, or if layers would be assigned differently were each twice as
 // long, which exceeds any recomputation.
 func (b *bounds) remakings(p *plan.Plan) (policies []string) {
-	if p.Schedule.Recompute != "" && p.Schedule.Recompute != plan.PolicyAuto {
+	if !opensRecompute(p.Schedule) || b.fitting {
 		return nil
 	}
 	if p.Schedule.Partition != "time" {

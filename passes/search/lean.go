@@ -47,6 +47,16 @@ func (s *search) want(n *node, least ir.Bytes, lack *plan.Lack) {
 	w.bytes, w.open = max(least, ir.Bytes(plenty*float64(s.cluster.DeviceMemory))), len(dimensions)-n.level
 	w.ranks = max(1, p.SP) * max(1, p.PP) * max(1, p.DP)
 	w.tasks = p.Subsequences.Count * max(1, p.PP) * max(1, p.VirtualStages)
+	if p.Keep != nil && len(p.Keep) < len(plan.Streamable) { // blocks of earlier tokens are many more
+		w.tasks *= max(1, p.Subsequences.Count)
+	}
+}
+
+// wantComplete is for a candidate whose memory is known: where it fits, no other need be looked at.
+func (s *search) wantComplete(n *node, device ir.Bytes, lack *plan.Lack) {
+	if s.want(n, device, lack); lack == nil && s.fitting {
+		n.wanted.bytes = 0
+	}
 }
 
 // lean bounds the memory of a complete candidate, and queues it unless it surely does not fit.
@@ -75,7 +85,7 @@ func (s *search) lean(n *node) {
 		return
 	}
 	device, _ := need.Peaks()
-	s.want(n, device, lack)
+	s.wantComplete(n, device, lack)
 	heap.Push(&s.frontier, n)
 }
 

@@ -42,7 +42,7 @@ func pinnedValues(sp *lang.Spec) map[string][]string {
 		"align":          {"8", "32", "64", "128", "256", "512"},
 		"keep":           {"[]", "[k]", "[v]", "[k, v]"},
 		"order":          {"sequence", "layer"},
-		"recompute":      {"none", "full", "selective", "keep_attention"},
+		"recompute":      {"none", "full", "full_kv", "selective", "keep_attention"},
 		"strategy":       strategy.Names(),
 		"virtual_stages": numbers(suiting(upTo(min(sp.Model.Layers, 40)), few)),
 		"offload":        {"none", "full", "adaptive", "carry", "memory", "0.3", "0.7"},

@@ -29,7 +29,7 @@ type roomKey struct {
 // room is the memory that placements of units do not change.
 type room struct {
 	all, resident  caches   // of a layer; those that do not stream
-	kept           ir.Bytes // saved by a layer for the backward
+	kept, inputs   ir.Bytes // saved by a layer for the backward; of that its inputs, which nothing recomputes
 	working        ir.Bytes // while a layer runs backward, for the first subsequence
 	head, lastHead ir.Bytes // while the head runs, for the first and for the last
 }
@@ -49,6 +49,7 @@ func (b *bounds) roomOf(p *plan.Plan) room {
 	first, last := sizes[0], sizes[len(sizes)-1]
 	for _, z := range sizes {
 		of.kept += keptBytes(g, p.Recompute, z)
+		of.inputs += g.Layer.UnitBytes(&g.Layer.Units[plan.InputUnit], z)
 	}
 	of.all, of.resident = cachesOf(g, first)
 	of.working = b.cache.Blocks.Bytes(g, g.LayerWithout(g.RemadeBy(p.Recompute)), memory.BackwardPass, first, 0, 0)
@@ -117,7 +118,11 @@ func (b *bounds) lackOf(h holding) *plan.Lack {
 func (b *bounds) heldByShare(p *plan.Plan) holding {
 	g := b.cache.Model(p)
 	weights, gradients, optimizer := p.StateBytes(g, g.Layer)
-	return holding{device: ir.Bytes(b.layersOfMost(p)) * (weights + optimizer + max(gradients, b.stays(p, b.roomOf(p)).values))}
+	of, layers := b.roomOf(p), ir.Bytes(b.layersOfMost(p))
+	return holding{
+		device: layers * (weights + optimizer + max(gradients, b.stays(p, of).values)),
+		both:   layers * (weights + optimizer + of.inputs),
+	}
 }
 
 // heldByMost is for unassigned layers: some rank has the most, and the last has one in each virtual stage.
@@ -150,8 +155,8 @@ type rankOf struct {
 // holds returns the memory of a rank at the fullest of the four moments.
 func (b *bounds) holds(p *plan.Plan, r rankOf) holding {
 	of, strategy := b.roomOf(p), strategy.Of(p)
-	if p.Schedule.Recompute == "auto" || p.Schedule.Recompute == "" { // and with it what is saved
-		of.kept, of.working = 0, 0
+	if opensRecompute(p.Schedule) && !b.fitting { // and with it what is saved
+		of.kept, of.working = of.inputs, 0
 	}
 	if strategy.Late { // the first half of a backward uses less working memory
 		of.working = 0
@@ -163,20 +168,35 @@ func (b *bounds) holds(p *plan.Plan, r rankOf) holding {
 	layers := ir.Bytes(r.layers)
 	turn := func(c caches) ir.Bytes {
 		switch {
+		case p.LayerOrder() && mayRecomputeCaches(p):
+			return ir.Bytes(r.fewest) * (c.values + c.grads)
 		case p.LayerOrder():
-			return layers * c.values
+			return layers*c.values + ir.Bytes(r.fewest)*c.grads
 		case p.Subsequences.N <= backwardGroup(p):
 			return layers*c.values + ir.Bytes(r.fewest)*c.grads
 		}
 		return layers*(c.values+c.grads) + gradients
 	}
-	stays := b.stays(p, of)
-	both := max(layers*(of.kept+of.all.values), turn(of.all))
+	stays, group := b.stays(p, of), caches{} // of all layers, of those of a group in layer order
+	if p.LayerOrder() && p.Schedule.Keep != nil {
+		group = of.resident
+	}
+	held := layers * of.all.values // K and V when the first backward begins
+	if p.LayerOrder() && mayRecomputeCaches(p) {
+		held = ir.Bytes(r.fewest) * of.all.values
+	}
+	both := max(layers*of.kept+held+max(of.lastHead, of.resident.grads), turn(of.all))
 	if p.Schedule.Offload.Policy != "none" {
 		of.kept = 0
 	}
-	most := max(gradients, layers*(stays.values+of.kept)+of.lastHead, turn(stays)+max(of.working, of.head))
+	most := max(gradients, layers*(stays.values+of.kept)+of.lastHead, turn(stays)+max(of.working, of.head),
+		ir.Bytes(r.fewest)*(group.values+group.grads)+of.working)
 	return holding{r.rank, state + most, state + both}
+}
+
+// mayRecomputeCaches reports whether K and V of a layer may be nowhere between its forwards and its backward.
+func mayRecomputeCaches(p *plan.Plan) bool {
+	return p.Schedule.Recompute == graph.RecomputeFullKV || opensRecompute(p.Schedule) && !p.Streams()
 }
 
 // backwardGroup returns how many subsequences run backward through one virtual stage before the next.

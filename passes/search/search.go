@@ -95,7 +95,7 @@ type search struct {
 
 func newSearch(c *pass.Context, p *plan.Plan) *search {
 	s := &search{bounds: newBounds(c.Cache, p), context: c, verdicts: map[string]map[string]*plan.Rejection{}, gap: searchGap}
-	s.timeless = c.Options.Fitting
+	s.timeless, s.fitting = c.Options.Fitting, c.Options.Fitting
 	return s
 }
 
@@ -330,7 +330,7 @@ func (s *search) evaluate(n *node) bool {
 	}
 	if s.timeless {
 		device, _ := n.need.Peaks()
-		s.want(n, device, n.need.Lack(n.plan.Memory))
+		s.wantComplete(n, device, n.need.Lack(n.plan.Memory))
 	} else {
 		n.bound = s.slackened(n.plan.Time.StepS * s.handicap(n))
 	}
@@ -357,8 +357,13 @@ func (s *search) finish(n *node) bool {
 // planOf runs the passes after solve, with their caches. Candidates that they refuse are no plans.
 func (s *search) planOf(schedule lang.Schedule) (*plan.Plan, *estimate.Estimator) {
 	s.exact++
-	p, e := s.passed(schedule, false)
-	if p != nil {
+	fitting := s.fitting
+	p, e := s.passed(schedule, fitting)
+	switch {
+	case p == nil:
+	case fitting:
+		p.Memory = memory.Capacities(p)
+	default:
 		e.Predict()
 	}
 	return p, e
@@ -386,8 +391,8 @@ func (s *search) passed(schedule lang.Schedule, untimed bool) (*plan.Plan, *esti
 // fits places a candidate, if possible and not hopeless.
 func (s *search) fits(n *node) bool {
 	lack := n.need.Lack(n.plan.Memory)
-	if lack == nil && s.timeless { // placement uses no more
-		return true
+	if s.fitting || lack == nil && s.timeless { // placement uses no more
+		return lack == nil
 	}
 	if s.context.Options.Measure != nil && (lack == nil || lack.Bytes < n.slack()) {
 		if s.context.Options.Measure(n.plan) != nil {

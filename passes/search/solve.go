@@ -67,11 +67,13 @@ func size(c *pass.Context, p *plan.Plan, b *bounds) error {
 
 // recomputeOf returns the policy of a request; if it is open, the fastest.
 func recomputeOf(s lang.Schedule) string {
-	if s.Recompute == "" || s.Recompute == "auto" {
+	if opensRecompute(s) {
 		return graph.RecomputeNone
 	}
 	return s.Recompute
 }
+
+func opensRecompute(s lang.Schedule) bool { return s.Recompute == "" || s.Recompute == plan.PolicyAuto }
 
 func solveParallel(p *plan.Plan) {
 	s, gpus := p.Schedule, p.Cluster.GPUs()
@@ -233,6 +235,7 @@ func sizeProblems(p *plan.Plan) []plan.Problem {
 	add(stages > m.Layers, plan.Fault("schedule.pp", lang.TooFewLayers, fmt.Sprintf("at most %d stages", m.Layers),
 		"%d stages need as many layers, and the model has %d", stages, m.Layers))
 	add(p.LayerOrder() && par.PP > 1, plan.Fault("schedule.order", lang.Conflict, "pp = 1, or order = sequence", "order = layer needs a single stage, not pp = %d", par.PP))
+	found = append(found, recomputeProblems(p)...)
 	found = append(found, splitProblems(p)...)
 	found = append(found, streamProblems(p)...)
 	found = append(found, zeroProblems(p)...)
@@ -267,7 +270,7 @@ func modelProblems(p *plan.Plan) []plan.Problem {
 		}
 	}
 	if p.Recompute != "" { // before solve has run
-		oneOf("schedule.recompute", p.Recompute, plan.PolicyAuto, graph.RecomputeNone, graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull)
+		oneOf("schedule.recompute", p.Recompute, plan.PolicyAuto, graph.RecomputeNone, graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull, graph.RecomputeFullKV)
 	}
 	for _, x := range m.Problems() {
 		found = append(found, plan.Fault(x.Keys[0], x.Code, x.Hint, "%s", x.Message))
@@ -362,6 +365,22 @@ func solveSPMode(p *plan.Plan) {
 var splitDocs = map[string]string{
 	graph.ModeUlysses: "every rank holds the whole weights of a layer, and rows are exchanged for heads around attention",
 	graph.ModeRing:    "every rank holds the whole weights of a layer and two chunks of each subsequence in zigzag order; keys and values are passed around for attention",
+}
+
+// recomputeProblems returns problems of a request to recompute K and V.
+func recomputeProblems(p *plan.Plan) (found []plan.Problem) {
+	if p.Schedule.Recompute != graph.RecomputeFullKV {
+		return nil
+	}
+	if !p.LayerOrder() {
+		found = append(found, plan.Fault("schedule.recompute", lang.Conflict, "order = layer, or recompute = full",
+			"recompute = %s recomputes K and V of a layer once for all subsequences, which needs order = layer", graph.RecomputeFullKV))
+	}
+	if p.Streams() {
+		found = append(found, plan.Fault("schedule.keep", lang.Conflict, "keep = [k, v], or recompute = full",
+			"K and V that stream from the host are not recomputed, and recompute = %s does that", graph.RecomputeFullKV))
+	}
+	return found
 }
 
 // splitProblems returns problems of the division of a layer among the ranks of a stage.

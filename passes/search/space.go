@@ -48,9 +48,8 @@ var dimensions = []dimension{
 	{key: "schedule.align", text: alignText, values: asSizesHaveIt, detail: true,
 		tight: "auto: the usual grid makes the first subsequence longer, and its bytes do not fit or take longer to keep elsewhere"},
 	{key: "schedule.keep", text: keepText, values: (*space).keeps, plain: "[k, v]"},
-	weighed(choice("schedule.recompute", func(s *lang.Schedule) *string { return &s.Recompute }, always(
-		graph.RecomputeNone, graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull))),
-	weighed(detail(choice("schedule.offload", func(s *lang.Schedule) *string { return &s.Offload.Policy }, always("none", "carry", "adaptive", "full")))),
+	weighed(choice("schedule.recompute", func(s *lang.Schedule) *string { return &s.Recompute }, (*space).recomputes)),
+	weighed(detail(choice("schedule.offload", func(s *lang.Schedule) *string { return &s.Offload.Policy }, (*space).offloads))),
 }
 
 // Pins are the keys of a schedule that solve searches where they are open, with what they are pinned to; "" where they are open.
@@ -121,11 +120,6 @@ func plainly(value string, d dimension) dimension {
 	return d
 }
 
-// always are names that are worth a try whatever else is pinned.
-func always(names ...string) func(*space, *lang.Schedule) []string {
-	return func(*space, *lang.Schedule) []string { return names }
-}
-
 func subsequencesText(s *lang.Schedule) string {
 	if s.Subsequences.Count == 0 {
 		return ""
@@ -178,6 +172,7 @@ type space struct {
 	asked   lang.Schedule
 
 	timeless bool // nobody asks for time: what takes least memory is enough
+	fitting  bool // nor for any plan but one that fits: what takes least memory is all that is tried
 }
 
 // orders: layer by layer is for one stage and one strategy.
@@ -185,6 +180,9 @@ func (sp *space) orders(s *lang.Schedule) []string {
 	open := func(value, plain string) bool { return value == "" || value == "auto" || value == plain }
 	if s.PP > 1 || s.VirtualStages == 1 || !open(s.Strategy, strategy.All[0].Name) || !open(s.Mux, "off") {
 		return []string{plan.OrderSequence}
+	}
+	if sp.fitting { // in layer order the device holds least, unless K and V stream
+		return []string{plan.OrderLayer, plan.OrderSequence}
 	}
 	return []string{plan.OrderSequence, plan.OrderLayer}
 }
@@ -219,6 +217,9 @@ func (sp *space) microbatches(s *lang.Schedule) []int {
 // zeros: where ranks hold the same matrix there is no reason to hold its state twice.
 func (sp *space) zeros(s *lang.Schedule) []string {
 	if s.DP > 1 || (graph.Split{SP: s.SP, Mode: s.SPMode}).Replicates() {
+		if sp.fitting { // the weights of one or two layers may take less than what brings them together
+			return []string{"3", "2"}
+		}
 		return []string{"1", "2", "3"}
 	}
 	return []string{"0"}
@@ -308,9 +309,13 @@ func (sp *space) partitions(s *lang.Schedule) []string {
 
 // shortestWanted is the average length of subsequences below which kernels lose more than bubbles win; fewPerSequence
 // of a short sequence are tried all the same.
+//
+// Memory hardly falls with subsequences shorter than shortestFitting, or more than mostFitting.
 const (
-	shortestWanted = 1 << 10
-	fewPerSequence = 64
+	shortestWanted  = 1 << 10
+	shortestFitting = 16 << 10
+	mostFitting     = 512
+	fewPerSequence  = 64
 )
 
 // muxes: the bubbles are those of one virtual stage. What more it takes the mux pass knows.
@@ -327,6 +332,9 @@ func (sp *space) muxes(s *lang.Schedule) []string {
 // keeps: to let K and V stream never takes less time, so the least of it that fits comes first.
 func (sp *space) keeps(s *lang.Schedule) (out []value) {
 	all := [][]string{{"k", "v"}, {"v"}, {"k"}, {}}
+	if s.Order == plan.OrderLayer && sp.fitting { // K and V of a layer are on the device or stream; those of others are nowhere
+		all = [][]string{{"k", "v"}, {}}
+	}
 	if st := strategy.Find(s.Strategy); s.Mux != "off" || st.Late || s.Subsequences.Count == 1 || sp.cluster.HostMemory == 0 {
 		all = all[:1]
 	}
@@ -334,6 +342,26 @@ func (sp *space) keeps(s *lang.Schedule) (out []value) {
 		out = append(out, value{keepText(&lang.Schedule{Keep: keep}), func(s *lang.Schedule) { s.Keep = keep }})
 	}
 	return out
+}
+
+// recomputes: what takes least memory recomputes all that it may.
+func (sp *space) recomputes(s *lang.Schedule) []string {
+	names := []string{graph.RecomputeNone, graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull}
+	if s.Order == plan.OrderLayer && len(s.Keep) == len(plan.Streamable) && s.Subsequences.Count > 1 {
+		names = append(names, graph.RecomputeFullKV)
+	}
+	if sp.fitting {
+		return names[len(names)-1:]
+	}
+	return names
+}
+
+// offloads: what takes least memory leaves to the pass offload what the host has no room for.
+func (sp *space) offloads(*lang.Schedule) []string {
+	if sp.fitting {
+		return []string{plan.PolicyAuto}
+	}
+	return []string{"none", "carry", "adaptive", "full"}
 }
 
 // subsequences are numbers that grow by the root of two: between two of them the best one is within a part in a hundred of
@@ -359,12 +387,16 @@ func (sp *space) counts(s *lang.Schedule) []int {
 		group = max(1, 2*s.PP)
 	}
 	tasks := int64(mostTasks / max(1, sp.model.Layers*sp.train.Batch/(s.DP*s.Microbatch)))
-	most := int(min(seq/int64(max(s.Align, s.SP)), tasks, max(seq/shortestWanted, fewPerSequence)))
+	factor, shortest := math.Sqrt2, int64(shortestWanted)
+	if sp.fitting {
+		factor, shortest, tasks = 2, shortestFitting, min(tasks, mostFitting)
+	}
+	most := int(min(seq/int64(max(s.Align, s.SP)), tasks, max(seq/shortest, fewPerSequence)))
 	if s.PP == 1 && group > 1 && sp.asked.VirtualStages == 0 && (st == nil || st.Stages.Least == 1) { // more rounds take no less memory than one virtual stage
 		group, most = 1, min(most, roundOfOne)
 	}
 	var out []int
-	for x := 1.0; ; x *= math.Sqrt2 {
+	for x := 1.0; ; x *= factor {
 		n := (int(math.Round(x)) + group - 1) / group * group
 		if n > most {
 			return out

@@ -68,6 +68,19 @@ func VisitLoads(p *plan.Plan, g *graph.Model, v VisitKind) []Load {
 	return out
 }
 
+// CountLoads is about how many blocks of K and V some layers bring back in a step.
+func CountLoads(p *plan.Plan, layers int) (n int) {
+	if !p.Streams() {
+		return 0
+	}
+	var prefix int64
+	for _, tokens := range p.Subsequences.Lengths {
+		n += 2 * int(prefix/p.Stream.Block)
+		prefix += tokens
+	}
+	return n * layers * max(1, p.Parallel.Microbatches)
+}
+
 // VisitKind is what the loads of a layer of a task depend on.
 type VisitKind struct {
 	Kind        plan.TaskKind
