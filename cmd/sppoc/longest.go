@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -65,8 +66,10 @@ func openUnwritten(file string, set []string) ([]string, error) {
 		return nil, err
 	}
 	for _, key := range []string{"schedule.keep", "schedule.order", "schedule.partition"} {
-		written := func(s string) bool { return strings.HasPrefix(s, key+"=") }
-		if spec.Diagnose(key, lang.Infeasible, "").Pos.Line == 0 && !slices.ContainsFunc(set, written) {
+		asked := func(s string) bool { return strings.HasPrefix(s, key+"=") }
+		line := spec.Diagnose(key, lang.Infeasible, "").Source // of the block, where the key is not written
+		written := regexp.MustCompile(`\b` + strings.TrimPrefix(key, "schedule.") + `\s*=`).MatchString(line)
+		if !written && !slices.ContainsFunc(set, asked) {
 			set = append(set, key+"=auto")
 		}
 	}

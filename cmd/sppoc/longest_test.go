@@ -1,0 +1,48 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/passes/pass"
+)
+
+// TestLongestFits: what --max-sequence answers is a plan that fits when it is placed. The long form builds the answer for Llama-3.1-8B on
+// eight H100, which is at least 6M tokens.
+func TestLongestFits(t *testing.T) {
+	jobs := []struct {
+		file  string
+		least int64
+	}{{"../../examples/tiny.sppo", 1 << 10}}
+	if os.Getenv("SPPO_LONG") != "" {
+		jobs = append(jobs, jobs[0])
+		jobs[1].file, jobs[1].least = "../../examples/long/llama-8b-1m.sppo", 6<<20
+	}
+	for _, j := range jobs {
+		before := processorTime()
+		text, err := longestSequence(j.file, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: %.1f CPU seconds\n%s", j.file, (processorTime() - before).Seconds(), text)
+		var tokens int64
+		_, count, _ := strings.Cut(text, "(")
+		if _, err := fmt.Sscanf(count, "%d", &tokens); err != nil || tokens < j.least {
+			t.Errorf("%s: %d tokens fit, want at least %d", j.file, tokens, j.least)
+		}
+		set := []string{fmt.Sprintf("train.sequence=%d", tokens)}
+		for _, change := range strings.Split(strings.TrimSpace(strings.Split(text, "\n")[1]), "--set ")[1:] {
+			set = append(set, strings.Trim(strings.TrimSpace(change), "'"))
+		}
+		job, err := cli.OpenPlan(j.file, set, pass.Options{})
+		if err == nil {
+			err = job.Measure()
+		}
+		if err != nil || !job.Plan.Memory.Fits {
+			t.Errorf("%s with %s: it does not fit: %v", j.file, set, err)
+		}
+	}
+}
