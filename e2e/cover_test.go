@@ -248,7 +248,7 @@ func cover(limit int) (rows []row, pairs, triples *coverage) {
 }
 
 // TestCover checks the set by counting again: every pair of values that a spec can combine occurs in a case,
-// and there are at most 80 cases.
+// and there are at most 90 cases.
 func TestCover(t *testing.T) {
 	rows, pairs, triples := cover(coverLimit)
 	t.Logf("%d cases cover %d of %d pairs and %d of %d triples", len(rows), pairs.covered(), len(pairs.order), triples.covered(), len(triples.order))
