@@ -69,13 +69,16 @@ func (m *Model) identity() (traits [][2]string) {
 			continue
 		}
 		value := "none"
-		if !strings.HasPrefix(key, "rope_") || m.Positions == "rope" {
-			value = fmt.Sprint(s.Field(i).Interface())
+		if field := s.Field(i); !strings.HasPrefix(key, "rope_") || m.Positions == "rope" && !empty(field) {
+			value = fmt.Sprint(field.Interface())
 		}
 		traits = append(traits, [2]string{key, value})
 	}
 	return traits
 }
+
+// empty reports whether a field has the value of a key that is not used.
+func empty(v reflect.Value) bool { return v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 }
 
 // IsZero reports whether it is the model of a program that does not say which it has.
 func (m *Model) IsZero() bool { return reflect.ValueOf(*m).IsZero() }
