@@ -73,19 +73,15 @@ func fillMemory(plan *plan.Plan, codes []ir.Code, peaks [][ir.NumArenas]ir.Peak)
 	}
 }
 
-// place gives buffers their offsets: what persists at the bottom of the arena, above it each section's own. Sections
+// place gives buffers their offsets: what persists at the bottom of its arena, above it each section's own. Sections
 // run one after another, so they share the bytes above. It returns the lives of the buffers.
 func (s *stage) place() (lives []ir.Life) {
 	base := s.placePersistent()
-	extents := [ir.NumArenas]ir.Bytes{ir.Device: base}
+	extents := base
 	s.code.Buffers = slices.Grow(s.code.Buffers, len(s.buffers))
 	for _, part := range s.parts {
 		for arena := range ir.NumArenas {
-			floor := ir.Bytes(0)
-			if arena == ir.Device {
-				floor = base
-			}
-			extents[arena] = max(extents[arena], s.placePart(part, arena, floor))
+			extents[arena] = max(extents[arena], s.placePart(part, arena, base[arena]))
 		}
 	}
 	for _, b := range s.buffers {
@@ -112,15 +108,15 @@ func (s *stage) lives() []ir.Life {
 	return lives
 }
 
-func (s *stage) placePersistent() ir.Bytes {
-	end := ir.Bytes(0)
+// placePersistent returns the ends of what it places.
+func (s *stage) placePersistent() (ends [ir.NumArenas]ir.Bytes) {
 	for i := range s.buffers {
 		if b := &s.buffers[i]; b.persistent {
-			b.offset = aligned(end)
-			end = b.offset + b.size
+			b.offset = aligned(ends[b.arena])
+			ends[b.arena] = b.offset + b.size
 		}
 	}
-	return end
+	return ends
 }
 
 // part is the range of buffers that a section made.
@@ -272,6 +268,9 @@ func newLineTable(p *plan.Plan) *lineTable {
 	}
 	if p.Parallel.Zero >= plan.ZeroGradients {
 		keys = append(keys, "schedule.zero")
+	}
+	if p.Parallel.OptimizerOffload == plan.OffloadHost {
+		keys = append(keys, "schedule.optimizer_offload")
 	}
 	if p.Streams() {
 		keys = append(keys, "schedule.keep")

@@ -54,9 +54,14 @@ func (e *emitter) takeOver(old uint32) uint32 {
 // versionMark stands in the name of a buffer before its version, from 2.
 const versionMark = "-"
 
-// persist makes a buffer that lives through every section.
+// persist makes a buffer of device memory that lives through every section.
 func (e *emitter) persist(name string, size ir.Bytes) uint32 {
-	b := e.allocate(name, ir.Device, size)
+	return e.persistIn(ir.Device, name, size)
+}
+
+// persistIn makes a buffer that lives through every section.
+func (e *emitter) persistIn(arena ir.Arena, name string, size ir.Bytes) uint32 {
+	b := e.allocate(name, arena, size)
 	(*e.buffers)[b].persistent = true
 	return b
 }

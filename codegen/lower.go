@@ -48,6 +48,7 @@ type stage struct {
 	rows      uint32                 // what the task that runs has come to: rows, or their gradients
 	beside    *help                  // with others' tasks, that goes along with the task that runs
 	lagging   []uint32               // buffers whose messages may still be under way: held until the end of the next task
+	passing   *passing               // optimizer state that waits in host memory
 	training  bool
 }
 

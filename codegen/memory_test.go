@@ -74,7 +74,7 @@ func TestFootprintIsExact(t *testing.T) {
 		bound, l := memory.FootprintOf(plan), newLayout(plan)
 		for i, peak := range bound.Device {
 			s := l.lower(i)
-			base := aligned(s.placePersistent())
+			base := aligned(s.placePersistent()[ir.Device])
 			most := base
 			for _, part := range s.parts {
 				lives, _ := s.livesOf(part, ir.Device)

@@ -36,6 +36,8 @@ func (s *stage) gradBuffer(p *param) uint32 {
 func (s *stage) optimizer() {
 	s.prov.Phase = ir.PhaseOptimizer
 	s.decidedBy("lower", "train.optimizer")
+	s.passing = s.newPassing()
+	s.passing.load()
 	if s.last() {
 		s.averageOverReplicas(s.loss)
 	}
@@ -71,21 +73,21 @@ func (s *stage) update(p *param) int {
 	}
 	act := s.model.DType()
 	weight := p.stateView(p.master, ir.F32)
-	given := map[string]ir.View{
-		graph.UpdateWeight: weight, graph.UpdateGrad: p.sum,
-		graph.UpdateStep: vector(s.stepBuf, ir.F32, 3), graph.UpdateNorm: vector(s.norm, ir.F32, 2),
-	}
-	for i, state := range p.optimizer.States {
-		given[state.Name] = p.stateView(p.states[i], state.DType)
-	}
 	if act != ir.F32 {
 		weight = p.stateView(p.kept, act)
 		if p.zero == plan.ZeroState || p.zero == plan.ZeroGradients {
 			weight = s.scratch(p, ".slice", p.stateRows(), act)
 		}
-		given[graph.UpdateCopy] = weight
 	}
-	s.applyUpdate(p, given)
+	if p.onHost {
+		s.updateBlocks(p, weight)
+	} else {
+		given := map[string]ir.View{graph.UpdateWeight: p.stateView(p.master, ir.F32), graph.UpdateGrad: p.sum, graph.UpdateCopy: weight}
+		for i, state := range p.optimizer.States {
+			given[state.Name] = p.stateView(p.states[i], state.DType)
+		}
+		s.applyUpdate(p, given)
+	}
 	s.addState(p, ir.RoleGrad, s.stateRectangles(p, p.sum.Buffer, ir.F32))
 	if p.zero == 0 || p.zero >= plan.ZeroWeights {
 		return -1
@@ -97,6 +99,7 @@ func (s *stage) update(p *param) int {
 // applyUpdate emits the optimizer's instructions for a parameter, of which some tensors are given by their names.
 func (s *stage) applyUpdate(p *param, given map[string]ir.View) {
 	b := s.model.Update(&s.plan.Train.Optimizer, p.block, p.Param, p.stateSlices())
+	given[graph.UpdateStep], given[graph.UpdateNorm] = vector(s.stepBuf, ir.F32, 3), vector(s.norm, ir.F32, 2)
 	views := make([]ir.View, len(b.Values))
 	for i := range b.Values {
 		views[i] = given[b.Values[i].Name]

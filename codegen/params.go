@@ -147,6 +147,7 @@ type param struct {
 	master    uint32
 	optimizer *graph.Optimizer
 	states    []uint32 // those of the optimizer
+	onHost    bool     // states wait in host memory, and so does the master of a bf16 weight
 	grad      uint32
 	gradReady bool // grad has been allocated in this step
 	cut       plan.Slicing
@@ -184,11 +185,18 @@ func (s *stage) newParam(e *emitter, b *graph.Block, g *graph.Param, prefix stri
 	p.kept = e.persist(name, n*act.Bytes())
 	p.weight, p.master = p.kept, p.kept
 	n = state
-	if act != ir.F32 || p.zero == plan.ZeroState || p.zero == plan.ZeroGradients {
+	arena := ir.Device
+	if p.onHost = s.plan.OptimizerOnHost(g); p.onHost {
+		arena = ir.Host
+	}
+	switch {
+	case act != ir.F32:
+		p.master = e.persistIn(arena, p.name+".master", n*ir.F32.Bytes())
+	case p.zero == plan.ZeroState || p.zero == plan.ZeroGradients:
 		p.master = e.persist(p.name+".master", n*ir.F32.Bytes())
 	}
 	for _, state := range p.optimizer.States {
-		p.states = append(p.states, e.persist(p.name+"."+state.Name, n*state.DType.Bytes()))
+		p.states = append(p.states, e.persistIn(arena, p.name+"."+state.Name, n*state.DType.Bytes()))
 	}
 	s.initialise(e, p)
 	s.addStates(p, act)
@@ -197,7 +205,9 @@ func (s *stage) newParam(e *emitter, b *graph.Block, g *graph.Param, prefix stri
 
 // initialise gives the parameter its first values and clears the optimizer's states.
 func (s *stage) initialise(e *emitter, p *param) {
-	s.firstValues(e, p, p.stateView(p.master, ir.F32), s.stateRectangles(p, p.master, ir.F32))
+	s.filled(e, p, p.master, ir.F32, func(b uint32) {
+		s.firstValues(e, p, p.stateView(b, ir.F32), s.stateRectangles(p, b, ir.F32))
+	})
 	if p.kept != p.master {
 		act := s.model.DType()
 		v := p.view(p.kept, act)
@@ -207,8 +217,22 @@ func (s *stage) initialise(e *emitter, p *param) {
 		s.firstValues(e, p, v, s.keptRectangles(p, v))
 	}
 	for i, state := range p.optimizer.States {
-		e.op(ir.Fill, ir.Compute, []ir.View{vector(p.states[i], state.DType, p.stateElements())}, ir.Float(0))
+		s.filled(e, p, p.states[i], state.DType, func(b uint32) {
+			e.op(ir.Fill, ir.Compute, []ir.View{vector(b, state.DType, p.stateElements())}, ir.Float(0))
+		})
 	}
+}
+
+// filled fills a buffer of optimizer state: one in host memory by way of the device.
+func (s *stage) filled(e *emitter, p *param, b uint32, d ir.DType, fill func(b uint32)) {
+	if (*e.buffers)[b].arena == ir.Device {
+		fill(b)
+		return
+	}
+	size := ir.Bytes(p.stateElements()) * d.Bytes()
+	from := e.allocate((*e.buffers)[b].name+".device", ir.Device, size)
+	fill(from)
+	e.op(ir.CopyD2H, ir.D2H, []ir.View{in(b, asBytes(0, size)), in(from, asBytes(0, size))})
 }
 
 func (s *stage) firstValues(e *emitter, p *param, whole ir.View, parts []rectangle) {

@@ -29,6 +29,7 @@ type Case struct {
 	Mux                       string // off | left | right | on
 	Recompute                 string // none | selective | keep_attention | full | full_kv | auto
 	Optimizer                 string // adamw | sgd | muon
+	OptimizerOffload          string // none | host
 	// An empty string means the first of the choices.
 
 	Steps, Layers, Sequence, Vocab int
@@ -80,7 +81,7 @@ func (c Case) plain() Case {
 	c.Mux = "off"
 	c.PP, c.SP, c.DP, c.N, c.Microbatch, c.VirtualStages = 1, 1, 1, 1, 1, 1
 	c.Strategy, c.SPMode, c.Zero, c.Partition, c.Offload, c.Recompute, c.Order = "sppo", "megatron", "0", "flops", "none", "none", "sequence"
-	c.Keep = "[k, v]"
+	c.Keep, c.OptimizerOffload = "[k, v]", ""
 	return c
 }
 
@@ -92,7 +93,7 @@ func (c Case) unpiped() Case {
 	if c.Strategy != "sppo" && c.Strategy != "" {
 		c.Strategy = "seq1f1b"
 	}
-	c.PP, c.VirtualStages, c.Offload, c.Recompute = 1, 1, "none", "none"
+	c.PP, c.VirtualStages, c.Offload, c.Recompute, c.OptimizerOffload = 1, 1, "none", "none", ""
 	if c.oneTurn() || c.Zero < "2" {
 		c.Zero, c.Order = "0", "sequence"
 	} else {
@@ -200,6 +201,7 @@ schedule tiny {
   sp_mode = %s
   dp = %d
   zero = %s
+  optimizer_offload = %s
   microbatch = %d
   virtual_stages = %s
   order = %s
@@ -213,7 +215,7 @@ schedule tiny {
 }
 `, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, c.Vocab, c.DType, c.Tied, c.positionsLine(), ropeTheta, normEps, orElse(c.Window, "0"), lines(c.Traits),
 		ranks, c.Sequence, c.Batch, c.Steps, c.optimizer(), c.warmup(), minLR, gradClip, evalBatch,
-		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), c.Microbatch, c.virtualStages(), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
+		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), orElse(c.OptimizerOffload, "none"), c.Microbatch, c.virtualStages(), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
 		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"))
 }
 
@@ -256,7 +258,7 @@ func (c Case) String() string {
 	}
 	return c.modelName() + fmt.Sprintf("-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s-%s-%s%s", c.KVHeads, c.Positions, tied, c.DType,
 		c.Batch, c.Microbatch, c.DP, orElse(c.Zero, "0"), c.PP, max(1, c.VirtualStages), c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload,
-		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"]+map[bool]string{true: "-" + c.Optimizer}[c.Optimizer != ""])
+		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"]+map[bool]string{true: "-" + c.Optimizer}[c.Optimizer != ""]+map[bool]string{true: "-away"}[c.OptimizerOffload == "host"])
 }
 
 // modelName is the family, and the name of the traits where there are others.

@@ -69,6 +69,13 @@ func (r row) toCase() Case {
 	if c.SPMode == "ring" { // whose subsequences are multiples of twice sp
 		c.Sequence *= 2
 	}
+	sum := 0
+	for _, value := range r {
+		sum += value
+	}
+	if sum%3 == 0 { // in a third of the cases, as a setting of its own would make them more than they need be
+		c.OptimizerOffload = "host"
+	}
 	return c
 }
 

@@ -68,6 +68,8 @@ var outside = []Case{
 		PP: 3, SP: 5, SPMode: "ring", DP: 2, Zero: "1", N: 4, Microbatch: 1, Strategy: "zb-h1", Partition: "flops", Offload: "carry", Recompute: "selective"},
 	{Family: "llama", KVHeads: 4, Positions: "none", DType: "bf16", Batch: 8, Layers: 9, Sequence: 24, Vocab: tinyVocab,
 		PP: 2, SP: 1, DP: 1, N: 2, Microbatch: 1, VirtualStages: 4, Strategy: "zb-h1", Partition: "flops", Offload: "carry"},
+	{Family: "gpt", KVHeads: 4, Positions: "none", DType: "bf16", Batch: 1, Layers: 1, Sequence: 16, Vocab: 270001, Tied: true, Steps: 2,
+		PP: 1, SP: 1, DP: 1, N: 2, Microbatch: 1, Partition: "flops", Offload: "none", OptimizerOffload: "host"}, // several blocks
 	{Family: "llama", KVHeads: 1, Positions: "rope", DType: "f32", Batch: 2, Layers: 3, Sequence: 48, Vocab: tinyVocab, Optimizer: "muon",
 		PP: 1, SP: 4, DP: 2, Zero: "1", N: 3, Microbatch: 1, Partition: "flops", Offload: "none", Steps: steps},
 }

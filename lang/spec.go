@@ -213,22 +213,23 @@ type Subsequences struct {
 // Schedule is what the user pinned. Integers are 0 and strings are "auto" if the choice is left to the
 // passes.
 type Schedule struct {
-	SP            int          `json:"sp"`
-	PP            int          `json:"pp"`
-	DP            int          `json:"dp"`
-	SPMode        string       `json:"sp_mode"`    // megatron | ulysses | ring | auto
-	Zero          string       `json:"zero"`       // 0 | 1 | 2 | 3 | auto
-	Microbatch    int          `json:"microbatch"` // sequences that one task processes together
-	Subsequences  Subsequences `json:"subsequences"`
-	Partition     string       `json:"partition"` // flops | length | time | auto
-	Align         int          `json:"align"`     // 0: auto
-	Keep          []string     `json:"keep"`      // k, v; nil: auto
-	Order         string       `json:"order"`     // sequence | layer | auto
-	Recompute     string       `json:"recompute"` // none full selective keep_attention auto
-	Strategy      string       `json:"strategy"`  // sppo terapipe ... auto
-	VirtualStages int          `json:"virtual_stages"`
-	Offload       Offload      `json:"offload"`
-	Mux           string       `json:"mux"` // off left right on auto
+	SP               int          `json:"sp"`
+	PP               int          `json:"pp"`
+	DP               int          `json:"dp"`
+	SPMode           string       `json:"sp_mode"`                     // megatron | ulysses | ring | auto
+	Zero             string       `json:"zero"`                        // 0 | 1 | 2 | 3 | auto
+	OptimizerOffload string       `json:"optimizer_offload,omitempty"` // none | host | auto
+	Microbatch       int          `json:"microbatch"`                  // sequences that one task processes together
+	Subsequences     Subsequences `json:"subsequences"`
+	Partition        string       `json:"partition"` // flops | length | time | auto
+	Align            int          `json:"align"`     // 0: auto
+	Keep             []string     `json:"keep"`      // k, v; nil: auto
+	Order            string       `json:"order"`     // sequence | layer | auto
+	Recompute        string       `json:"recompute"` // none full selective keep_attention auto
+	Strategy         string       `json:"strategy"`  // sppo terapipe ... auto
+	VirtualStages    int          `json:"virtual_stages"`
+	Offload          Offload      `json:"offload"`
+	Mux              string       `json:"mux"` // off left right on auto
 }
 
 // SharesTasks reports whether ranks take over parts of each other's tasks: mux is pinned to something other

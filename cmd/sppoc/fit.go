@@ -12,6 +12,7 @@ import (
 	"sppo.dev/lang"
 	"sppo.dev/passes"
 	"sppo.dev/passes/memory"
+	"sppo.dev/passes/plan"
 	"sppo.dev/passes/search"
 )
 
@@ -182,6 +183,9 @@ func scheduleChanges(job *cli.Job) (changes []string) {
 	}
 	if job.Plan.Streams() {
 		changes = append(changes, "schedule.keep=[k, v]") // where host memory is short
+	}
+	if job.Plan.Parallel.OptimizerOffload != plan.OffloadHost && values[slices.Index(keys, "schedule.optimizer_offload")] == "" {
+		changes = append(changes, "schedule.optimizer_offload=host") // which the search leaves out where state is small
 	}
 	return changes
 }

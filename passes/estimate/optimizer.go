@@ -111,10 +111,31 @@ func (u Updater) Visit() (weights, gradients ir.Seconds) {
 }
 
 // kernels are the sum of squares over a rank's slice, and the update of what it has the state of.
-func (u Updater) kernels(b *graph.Block, param *graph.Param) (t ir.Seconds) {
+func (u Updater) kernels(b *graph.Block, param *graph.Param) ir.Seconds {
 	slice := ir.View{Shape: [ir.MaxDims]int64{param.Local[0] / u.plan.Slicing(param).Slices(), param.Local[1]}, DType: ir.F32}
 	sumsq := ir.Instr{Op: ir.SumSq, Args: []ir.View{{}, slice}, Attrs: make([]ir.Attr, len(ir.Ops[ir.SumSq].Attrs))}
-	t = u.cost.Time(sumsq.Work(), cost.Link{})
+	return u.cost.Time(sumsq.Work(), cost.Link{}) + max(u.update(b, param), u.passes(b, param))
+}
+
+// passes is the time in which state that waits in host memory goes to the device and back, block by block.
+func (u Updater) passes(b *graph.Block, param *graph.Param) ir.Seconds {
+	var in, out ir.Seconds
+	rows, each := param.Local[0]/u.plan.StateSlices(b, param), u.plan.HostBlock(b, param)
+	for _, d := range u.plan.HostStates(u.graph, b, param) {
+		for first := int64(0); first < rows; first += each {
+			bytes := ir.Bytes(min(each, rows-first)*param.Local[1]) * d.Bytes()
+			in += u.cost.Time(ir.Work{Kind: ir.WorkH2D, Bytes: bytes}, cost.Link{})
+			out += u.cost.Time(ir.Work{Kind: ir.WorkD2H, Bytes: bytes}, cost.Link{})
+		}
+	}
+	if u.plan.Cluster.CopyDuplex == "half" {
+		return in + out
+	}
+	return max(in, out)
+}
+
+// update is the time of the optimizer's kernels for what a rank has the state of.
+func (u Updater) update(b *graph.Block, param *graph.Param) (t ir.Seconds) {
 	update := u.graph.Update(&u.plan.Train.Optimizer, b, param, u.plan.StateSlices(b, param))
 	for i := range update.Forward {
 		switch n := &update.Forward[i]; n.Op {

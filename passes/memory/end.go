@@ -15,9 +15,10 @@ import (
 type ending struct {
 	zero                    int
 	cut                     plan.Slicing
-	whole, half, slice      ir.Bytes // its gradient; what is left of it when the ranks of a stage have divided it, and replicas
-	halfWeight, sliceWeight ir.Bytes // what goes out, on its way and to begin with; 0: that stays
-	update                  ir.Bytes // what the optimizer needs for a while
+	whole, half, slice      ir.Bytes   // its gradient; what is left of it when the ranks of a stage have divided it, and replicas
+	halfWeight, sliceWeight ir.Bytes   // what goes out, on its way and to begin with; 0: that stays
+	update                  ir.Bytes   // what the optimizer needs for a while
+	blocks                  []ir.Bytes // of its state, which pass through the device
 }
 
 // endings are the parameters that a stage's ranks update.
@@ -61,14 +62,44 @@ func (r *tracker) ending(b *graph.Block, param *graph.Param) ending {
 	if slices > 1 && e.cut.SP > 1 && e.cut.DP > 1 && r.plan.OptimizerOf(b, param).Whole {
 		e.update += of(e.cut.SP, r.graph.DType())
 	}
+	if types := r.plan.HostStates(r.graph, b, param); len(types) > 0 {
+		rows, each := param.Local[0]/slices, r.plan.HostBlock(b, param)
+		for first := int64(0); first < rows; first += each {
+			n := ir.Bytes(0)
+			for _, d := range types {
+				n += graph.Align(ir.Bytes(min(each, rows-first)*param.Local[1]) * d.Bytes())
+			}
+			e.blocks = append(e.blocks, n)
+		}
+	}
 	return e
+}
+
+// passing counts the blocks of optimizer state on the device: the one that is updated, the next and the one before.
+type passing struct {
+	waiting []ir.Bytes
+	now     []ir.Bytes
+}
+
+// load brings the next block, and returns its bytes.
+func (q *passing) load() (n ir.Bytes) {
+	if len(q.waiting) > 0 {
+		n = q.waiting[0]
+		q.now, q.waiting = append(q.now, n), q.waiting[1:]
+	}
+	return n
 }
 
 // optimizer notes the end of the step. What is made of whole gradients is counted with what runs.
 func (r *tracker) optimizer() {
 	r.note(plan.Task{}, r.hidden(r.Sizes[0])) // which the last backward passes on
 	r.now[TermGradients] -= r.owed
-	list, running := r.endings(), ir.Bytes(0)
+	list := r.endings()
+	var queue passing
+	for _, e := range list {
+		queue.waiting = append(queue.waiting, e.blocks...)
+	}
+	running, last := queue.load(), ir.Bytes(0)
 	step := func(more, less ir.Bytes) {
 		running += more
 		r.note(plan.Task{}, running)
@@ -92,6 +123,14 @@ func (r *tracker) optimizer() {
 	lagging := ir.Bytes(0)
 	for _, e := range list {
 		more := max(e.halfWeight, e.update)
+		if len(e.blocks) > 0 {
+			running += e.sliceWeight
+			for range e.blocks {
+				step(queue.load()+e.update, e.update+last)
+				last, queue.now = queue.now[0], queue.now[1:]
+			}
+			running -= e.sliceWeight
+		}
 		step(e.sliceWeight+more, more+lagging)
 		if lagging = e.sliceWeight; e.zero == 0 && e.cut.Slices() > 1 {
 			running -= e.slice // all are back in the whole

@@ -28,7 +28,7 @@ type Term int
 // Terms.
 const (
 	TermWeights    Term = iota
-	TermOptimizer       // moments and f32 masters
+	TermOptimizer       // states and f32 masters
 	TermGradients       // of weights, those that the step has touched
 	TermCaches          // K and V
 	TermCacheGrads      // dK and dV
@@ -148,6 +148,7 @@ type tracker struct {
 	host  ir.Bytes
 	peak  Peak
 	most  ir.Bytes // on the host
+	rests ir.Bytes // of it, optimizer state
 	whole []params // of each layer, of the embedding and of the head: those whose gradients are there, whole
 	adds  addedTo  // of the backward that ran last
 	given []bool   // layers of whose gradients there are sums of slices
@@ -246,7 +247,7 @@ func (m *Meter) Stage(stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
 	r.optimizer()
 	r.peak.Terms[TermPacking] = Packed(p, r.peak.Bytes-persistent)
 	r.peak.Bytes += r.peak.Terms[TermPacking]
-	return r.peak, r.most + Packed(p, r.most)
+	return r.peak, r.most + Packed(p, r.most-r.rests)
 }
 
 // note compares a moment with the peak so far: what is held, and what runs.
@@ -272,6 +273,7 @@ func (r *tracker) persist() {
 		weights, _, optimizer := r.plan.StateBytes(r.graph, b)
 		r.now[TermWeights] += layers * weights
 		r.now[TermOptimizer] += layers * optimizer
+		r.rests += layers * r.plan.HostStateBytes(r.graph, b)
 	}
 	const scalars = 4 // losses, the step's parameters, the norm of gradients
 	r.now[TermWeights] = scalars * ir.Alignment
@@ -282,6 +284,7 @@ func (r *tracker) persist() {
 	if r.lastStage() {
 		add(r.graph.Head, 1)
 	}
+	r.host, r.most = r.rests, r.rests
 }
 
 // ofEmbedding and ofHead are their places behind those of layers.

@@ -63,16 +63,17 @@ type Plan struct {
 
 // Parallel is the layout of ranks: rank = (d*PP + i)*SP + k.
 type Parallel struct {
-	DP            int    `json:"dp"`
-	PP            int    `json:"pp"`
-	SP            int    `json:"sp"`
-	SPMode        string `json:"sp_mode"` // how the ranks of a stage share a layer: megatron, ulysses or ring
-	Zero          int    `json:"zero"`    // divided among ranks that hold the same matrix, 1: its optimizer state, 2: its gradient too, 3: the weight too
-	VirtualStages int    `json:"virtual_stages"`
-	Order         string `json:"order"`        // inside a stage: sequence; or layer, where a single stage holds all layers and all subsequences pass one virtual stage after another
-	Placement     string `json:"placement"`    // of virtual stages on the ranks: round or v
-	Microbatch    int    `json:"microbatch"`   // sequences that one task processes together
-	Microbatches  int    `json:"microbatches"` // per replica and step
+	DP               int    `json:"dp"`
+	PP               int    `json:"pp"`
+	SP               int    `json:"sp"`
+	SPMode           string `json:"sp_mode"`           // how the ranks of a stage share a layer: megatron, ulysses or ring
+	Zero             int    `json:"zero"`              // divided among ranks that hold the same matrix, 1: its optimizer state, 2: its gradient too, 3: the weight too
+	OptimizerOffload string `json:"optimizer_offload"` // where the optimizer state of matrices waits: host, or none for the device
+	VirtualStages    int    `json:"virtual_stages"`
+	Order            string `json:"order"`        // inside a stage: sequence; or layer, where a single stage holds all layers and all subsequences pass one virtual stage after another
+	Placement        string `json:"placement"`    // of virtual stages on the ranks: round or v
+	Microbatch       int    `json:"microbatch"`   // sequences that one task processes together
+	Microbatches     int    `json:"microbatches"` // per replica and step
 }
 
 // Ranks returns the number of devices in use.

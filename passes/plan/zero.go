@@ -80,8 +80,8 @@ func (p *Plan) divides(param *graph.Param, n int64) bool {
 }
 
 // StateBytes returns the bytes of a block's parameters on one rank that last from step to step or to the end
-// of the step: weights, gradients, and what the optimizer keeps, which is its states and an f32 master unless
-// the weight is f32. A tied head on the embedding's rank has only its own gradient.
+// of the step: weights, gradients, and what the optimizer keeps on the device, which is its states and an f32
+// master unless the weight is f32. A tied head on the embedding's rank has only its own gradient.
 func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, optimizer ir.Bytes) {
 	together := p.Home(0) == p.Home(p.Parallel.Stages()-1)
 	for i := range b.Params {
@@ -105,6 +105,9 @@ func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 		if weightIsMaster := g.DType() == ir.F32 && (zero == 0 || zero == ZeroWeights); !weightIsMaster {
 			optimizer += divided(ZeroState, ir.F32)
 		}
+		for _, d := range p.HostStates(g, b, param) {
+			optimizer -= divided(ZeroState, d)
+		}
 	}
 	return weights, gradients, optimizer
 }
@@ -116,6 +119,61 @@ func (p *Plan) gradientBytes(b *graph.Block, param *graph.Param) ir.Bytes {
 		n /= ir.Bytes(p.Slicing(param).Slices())
 	}
 	return graph.Align(n * ir.F32.Bytes())
+}
+
+// OffloadHost is the value of Parallel.OptimizerOffload under which state waits in host memory.
+const OffloadHost = "host"
+
+// OptimizerOnHost reports whether the optimizer state of a parameter and its f32 master wait in host memory.
+// Vectors stay on the device.
+func (p *Plan) OptimizerOnHost(param *graph.Param) bool {
+	return p.Parallel.OptimizerOffload == OffloadHost && !param.Vector
+}
+
+// hostBlock is the number of elements that pass through the device as one block. A copy of 32 MiB takes about
+// 600 us, the launch of one 8 us.
+const hostBlock = 8 << 20
+
+// HostBlock returns the number of rows of a parameter's state that pass through the device as one block: all of
+// them if the update needs whole matrices.
+func (p *Plan) HostBlock(b *graph.Block, param *graph.Param) int64 {
+	rows := param.Local[0] / p.StateSlices(b, param)
+	if p.OptimizerOf(b, param).Whole {
+		return rows
+	}
+	return min(rows, max(1, hostBlock/param.Local[1]))
+}
+
+// HostStates returns the types of a parameter's tensors that wait in host memory: its states, and its master if
+// weights are bf16.
+func (p *Plan) HostStates(g *graph.Model, b *graph.Block, param *graph.Param) (types []ir.DType) {
+	if !p.OptimizerOnHost(param) {
+		return nil
+	}
+	for _, state := range p.OptimizerOf(b, param).States {
+		types = append(types, state.DType)
+	}
+	if g.DType() != ir.F32 {
+		types = append(types, ir.F32)
+	}
+	return types
+}
+
+// HostStateBytes returns the bytes of a block's optimizer state in the host memory of one rank. StateBytes counts
+// what is on the device.
+func (p *Plan) HostStateBytes(g *graph.Model, b *graph.Block) (n ir.Bytes) {
+	together := p.Home(0) == p.Home(p.Parallel.Stages()-1)
+	for i := range b.Params {
+		param := &b.Params[i]
+		if param.Tied && together {
+			continue
+		}
+		elements := ir.Bytes(param.Local[0] / p.StateSlices(b, param) * param.Local[1])
+		for _, d := range p.HostStates(g, b, param) {
+			n += graph.Align(elements * d.Bytes())
+		}
+	}
+	return n
 }
 
 // StateSlices returns the number of parts into which the optimizer state of a block's parameter is divided.

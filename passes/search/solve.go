@@ -105,6 +105,15 @@ func solveParallel(p *plan.Plan) {
 	p.Parallel = par
 	solveSPMode(p)
 	solveZero(p)
+	solveOptimizerOffload(p)
+}
+
+// solveOptimizerOffload decides where the optimizer's state waits: on the device, unless the host is asked for.
+func solveOptimizerOffload(p *plan.Plan) {
+	if p.Parallel.OptimizerOffload = "none"; p.Schedule.OptimizerOffload == plan.OffloadHost {
+		p.Parallel.OptimizerOffload = plan.OffloadHost
+		p.Decide("solve", "optimizer_offload", plan.OffloadHost, "given: blocks of optimizer state and master weights pass through the device at the end of a step")
+	}
 }
 
 // solveLayerOrder makes virtual stages of the single stage, which all subsequences pass one after another.
@@ -239,6 +248,8 @@ func sizeProblems(p *plan.Plan) []plan.Problem {
 	found = append(found, splitProblems(p)...)
 	found = append(found, streamProblems(p)...)
 	found = append(found, zeroProblems(p)...)
+	add(!slices.Contains([]string{"", "none", plan.OffloadHost}, par.OptimizerOffload), plan.Fault("schedule.optimizer_offload", lang.UnknownName, "none or host",
+		"the optimizer's state cannot wait in %q", par.OptimizerOffload))
 	each := int64(par.DP * par.Microbatch)
 	add(int64(p.Train.Batch)%each != 0 || p.Train.Batch < 1, plan.Fault("train.batch", lang.Indivisible, "batch = "+words.NearMultiples(int64(p.Train.Batch), each),
 		"batch = %d is not a multiple of dp * microbatch = %d", p.Train.Batch, each))

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sppo.dev/graph"
+	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes/plan"
 	"sppo.dev/passes/strategy"
@@ -38,6 +39,7 @@ var dimensions = []dimension{
 	choice("schedule.sp_mode", func(s *lang.Schedule) *string { return &s.SPMode }, (*space).spModes),
 	number("schedule.dp", func(s *lang.Schedule) *int { return &s.DP }, (*space).replicas),
 	plainly("0", choice("schedule.zero", func(s *lang.Schedule) *string { return &s.Zero }, (*space).zeros)),
+	plainly("none", choice("schedule.optimizer_offload", func(s *lang.Schedule) *string { return &s.OptimizerOffload }, (*space).optimizerOffloads)),
 	number("schedule.microbatch", func(s *lang.Schedule) *int { return &s.Microbatch }, (*space).microbatches),
 	number("schedule.pp", func(s *lang.Schedule) *int { return &s.PP }, (*space).stages),
 	choice("schedule.strategy", func(s *lang.Schedule) *string { return &s.Strategy }, (*space).strategies),
@@ -171,8 +173,9 @@ type space struct {
 	train   lang.Train
 	asked   lang.Schedule
 
-	timeless bool // nobody asks for time: what takes least memory is enough
-	fitting  bool // nor for any plan but one that fits: what takes least memory is all that is tried
+	timeless bool     // nobody asks for time: what takes least memory is enough
+	fitting  bool     // nor for any plan but one that fits: what takes least memory is all that is tried
+	state    ir.Bytes // of stateOfGPU; 0: not known yet
 }
 
 // orders: layer by layer is for one stage and one strategy.
@@ -212,6 +215,30 @@ const tokensOfTask = 64 << 10
 
 func (sp *space) microbatches(s *lang.Schedule) []int {
 	return suiting(divisors(sp.train.Batch/s.DP), func(n int) bool { return n == 1 || int64(n)*sp.train.Sequence <= tokensOfTask })
+}
+
+// optimizerOffloads offers the host if state is a large part of a device: its copies take time at the end of each
+// step. If only memory counts, it offers both, because host memory may be the one that is short.
+func (sp *space) optimizerOffloads(*lang.Schedule) []string {
+	const worthwhile = 0.25 // of a device
+	if sp.state == 0 {
+		sp.state = sp.stateOfGPU()
+	}
+	if sp.cluster.HostMemory == 0 || !sp.timeless && float64(sp.state) < worthwhile*float64(sp.cluster.DeviceMemory) {
+		return []string{"none"}
+	}
+	return []string{"none", plan.OffloadHost}
+}
+
+// stateOfGPU returns the bytes of weights, gradients and optimizer state, divided among all GPUs.
+func (sp *space) stateOfGPU() (n ir.Bytes) {
+	g := graph.New(sp.model, graph.Split{SP: 1}, sp.train.Sequence)
+	whole := plan.Plan{Model: sp.model, Train: sp.train, Parallel: plan.Parallel{DP: 1, PP: 1, SP: 1, VirtualStages: 1}}
+	for b, times := range map[*graph.Block]int{g.Embedding: 1, g.Layer: sp.model.Layers, g.Head: 1} {
+		weights, gradients, optimizer := whole.StateBytes(g, b)
+		n += ir.Bytes(times) * (weights + gradients + optimizer)
+	}
+	return n / ir.Bytes(max(1, sp.cluster.GPUs()))
 }
 
 // zeros: where ranks hold the same matrix there is no reason to hold its state twice.

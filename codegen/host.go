@@ -1,0 +1,113 @@
+package codegen
+
+import (
+	"fmt"
+
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+)
+
+// Optimizer state that waits in host memory passes through the device in blocks: while one is updated, the next is on its way in and
+// the one before on its way out.
+
+// stateBlock is some rows of a parameter's states, and of its master in f32 where weights are bf16.
+type stateBlock struct {
+	p           *param
+	first, rows int64
+	states      []hostState
+}
+
+// hostState is the part of a state or a master that is in a block.
+type hostState struct {
+	name         string // in the update
+	host, device uint32
+	dtype        ir.DType
+}
+
+// passing is the queue of the blocks of a step.
+type passing struct {
+	s      *stage
+	blocks []stateBlock // that are yet to be updated
+	loaded int          // of these, those that are on their way or there
+	last   []hostState  // of the block that was updated last
+}
+
+// newPassing lists the blocks in the order of the updates.
+func (s *stage) newPassing() *passing {
+	q := &passing{s: s}
+	for _, p := range s.params() {
+		if p.shared != nil || !p.onHost {
+			continue
+		}
+		each := s.plan.HostBlock(p.block, p.Param)
+		for first := int64(0); first < p.stateRows(); first += each {
+			q.blocks = append(q.blocks, stateBlock{p: p, first: first, rows: min(each, p.stateRows()-first)})
+		}
+	}
+	return q
+}
+
+// load begins the copy of the next block that waits, if there is one.
+func (q *passing) load() {
+	if q.loaded == len(q.blocks) {
+		return
+	}
+	b := &q.blocks[q.loaded]
+	q.loaded++
+	p, s := b.p, q.s
+	if s.model.DType() != ir.F32 {
+		b.states = append(b.states, hostState{name: graph.UpdateWeight, host: p.master, dtype: ir.F32})
+	}
+	for i, state := range p.optimizer.States {
+		b.states = append(b.states, hostState{name: state.Name, host: p.states[i], dtype: state.DType})
+	}
+	s.decidedBy("solve", "schedule.optimizer_offload")
+	for i := range b.states {
+		x := &b.states[i]
+		bytes := ir.Bytes(b.rows*p.Local[1]) * x.dtype.Bytes()
+		x.device = s.allocate(fmt.Sprintf("%s.%d", s.buffers[x.host].name, b.first), ir.Device, bytes)
+		s.op(ir.CopyH2D, ir.H2D, []ir.View{in(x.device, asBytes(0, bytes)), b.onHost(x, bytes)})
+	}
+	s.decidedBy("lower", "train.optimizer")
+}
+
+// onHost is the part of a state that is in the block, where it waits.
+func (b *stateBlock) onHost(x *hostState, bytes ir.Bytes) ir.View {
+	return in(x.host, asBytes(ir.Bytes(b.first*b.p.Local[1])*x.dtype.Bytes(), bytes))
+}
+
+// store begins the copy of the first block back, and ends the time that the copy of the one before has had.
+func (q *passing) store() {
+	b, s := &q.blocks[0], q.s
+	s.decidedBy("solve", "schedule.optimizer_offload")
+	for i := range b.states {
+		x := &b.states[i]
+		bytes := ir.Bytes(b.rows*b.p.Local[1]) * x.dtype.Bytes()
+		s.op(ir.CopyD2H, ir.D2H, []ir.View{b.onHost(x, bytes), in(x.device, asBytes(0, bytes))})
+	}
+	s.decidedBy("lower", "train.optimizer")
+	for _, x := range q.last {
+		s.hold(x.device)
+	}
+	q.last, q.blocks, q.loaded = b.states, q.blocks[1:], q.loaded-1
+}
+
+// updateBlocks updates a parameter block by block. The weights that the forward reads are a matrix of the rows that this rank has the
+// state of.
+func (s *stage) updateBlocks(p *param, weight ir.View) {
+	q := s.passing
+	for len(q.blocks) > 0 && q.blocks[0].p == p {
+		b := &q.blocks[0]
+		q.load()
+		cols := p.Local[1]
+		given := map[string]ir.View{
+			graph.UpdateWeight: rowsOf(weight, b.first, b.rows, cols), graph.UpdateCopy: rowsOf(weight, b.first, b.rows, cols),
+			graph.UpdateGrad: rowsOf(p.sum, b.first, b.rows, cols),
+		}
+		for _, x := range b.states {
+			given[x.name] = matrix(x.device, x.dtype, b.rows, cols)
+		}
+		s.applyUpdate(p, given)
+		q.store()
+	}
+}
