@@ -527,7 +527,7 @@ var scheduleKeys = []*Key{
 			}
 		}},
 	{Block: blockSchedule, Name: "optimizer_offload", takes: names("auto", "none", "host"), Default: "auto", Example: "host",
-		Doc: "Where the optimizer state and the master weights of matrices wait between updates. `none`: on the device. `host`: in host memory, from which blocks of them pass through the device at the end of each step. `auto` tries `host` if weights, gradients and optimizer state, divided among all GPUs, take more than a quarter of a device. Results do not change.",
+		Doc: "Where the optimizer state and the master weights of matrices wait between updates. `none`: on the device. `host`: in host memory, from which blocks of them pass through the device at the end of each step. `auto` tries `host` if weights, gradients and optimizer state, divided among all GPUs, take more than half of a device. Results do not change.",
 		set: func(s *Spec, v value) { s.Schedule.OptimizerOffload = v.name }},
 	{Block: blockSchedule, Name: "microbatch", takes: autoOr(whole(1, maxCount)), Default: "auto", Example: "2",
 		Doc: "Sequences that one task processes together. `auto` tries several if sequences are short.",

@@ -217,14 +217,14 @@ func (sp *space) microbatches(s *lang.Schedule) []int {
 	return suiting(divisors(sp.train.Batch/s.DP), func(n int) bool { return n == 1 || int64(n)*sp.train.Sequence <= tokensOfTask })
 }
 
-// optimizerOffloads offers the host if state is a large part of a device: its copies take time at the end of each
-// step. If only memory counts, it offers both, because host memory may be the one that is short.
+// optimizerOffloads offers the host if the state is a large part of a device. Otherwise it frees little, and twice as
+// many candidates would leave the search less time for each.
 func (sp *space) optimizerOffloads(*lang.Schedule) []string {
-	const worthwhile = 0.25 // of a device
+	const worthwhile = 0.5 // of a device
 	if sp.state == 0 {
 		sp.state = sp.stateOfGPU()
 	}
-	if sp.cluster.HostMemory == 0 || !sp.timeless && float64(sp.state) < worthwhile*float64(sp.cluster.DeviceMemory) {
+	if sp.cluster.HostMemory == 0 || float64(sp.state) < worthwhile*float64(sp.cluster.DeviceMemory) {
 		return []string{"none"}
 	}
 	return []string{"none", plan.OffloadHost}
