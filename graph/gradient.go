@@ -184,6 +184,9 @@ func (b *builder) repeat(n Node) {
 		}
 		if _, begun := b.remat[a.Value]; !begun {
 			v := b.Values[a.Value]
+			if v.Kind == Cache { // whose rows are there; the node is repeated for another result
+				v.Kind, v.Rows = Activation, b.split.attentionRows()
+			}
 			v.Name += ".again"
 			b.remat[a.Value] = b.value(v)
 		}
