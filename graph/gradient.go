@@ -191,6 +191,9 @@ func (b *builder) repeat(n Node) {
 			b.remat[a.Value] = b.value(v)
 		}
 		again.Args[k].Value = b.remat[a.Value]
+		if b.Values[a.Value].Kind == Cache {
+			again.Args[k].Span = All
+		}
 	}
 	*b.nodes = append(*b.nodes, again)
 }

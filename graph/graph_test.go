@@ -244,6 +244,29 @@ func TestCaching(t *testing.T) {
 	}
 }
 
+// TestCachesAreNotRepeated: a norm of K that is repeated for its statistics leaves the cache alone, which is there.
+func TestCachesAreNotRepeated(t *testing.T) {
+	for _, norm := range []string{lang.QKNormHead, lang.QKNormAll} {
+		for _, split := range splits(1, 2, 4) {
+			m := small("llama", lang.PositionsNone)
+			m.QKNorm = norm
+			g := New(m, split, 64)
+			b := g.LayerWithout(g.RemadeBy(RecomputeFull))
+			repeated := false
+			for _, v := range b.Values {
+				repeated = repeated || v.Name == "k.again"
+				if v.Name == "k.again" && v.Kind != Activation {
+					t.Errorf("%s %+v: k.again is a cache", norm, split)
+				}
+			}
+			if split.SP == 1 && !repeated {
+				t.Errorf("%s %+v: the norm of K is not repeated", norm, split)
+			}
+			checkShapes(t, g, b, Size{Batch: 1, Tokens: 16, Prefix: 16, Sequence: 64, SP: int64(split.SP)})
+		}
+	}
+}
+
 func checkShapes(t *testing.T, g *Model, b *Block, z Size) {
 	for _, nodes := range [][]Node{b.Forward, b.Backward} {
 		for i := range nodes {
