@@ -21,7 +21,7 @@ var completions = []struct {
 	want  []string
 }{
 	{[]string{"ve"}, []string{"verify", "version"}},
-	{[]string{"help", "tra"}, []string{"trace"}},
+	{[]string{"help", "tra"}, []string{"trace", "train-tokenizer"}},
 	{[]string{"nothing", "t"}, nil},
 	{[]string{"plan", "--m"}, []string{"--max-sequence", "--min-gpus"}},
 	{[]string{"plan", "--set", "schedule.part"}, []string{"schedule.partition="}},
@@ -146,7 +146,7 @@ func TestManual(t *testing.T) {
 		}
 	}
 	for _, c := range app.Commands {
-		if !strings.Contains(own, ".SS "+c.Name+"\n") {
+		if !strings.Contains(own, ".SS "+strings.ReplaceAll(c.Name, "-", `\-`)+"\n") {
 			t.Errorf("the manual does not describe %s", c.Name)
 		}
 	}
