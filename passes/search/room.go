@@ -1,6 +1,8 @@
 package search
 
 import (
+	"slices"
+
 	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/passes/memory"
@@ -190,13 +192,24 @@ func (b *bounds) holds(p *plan.Plan, r rankOf) holding {
 		of.kept = 0
 	}
 	most := max(gradients, layers*(stays.values+of.kept)+of.lastHead, turn(stays)+max(of.working, of.head),
-		ir.Bytes(r.fewest)*(group.values+group.grads)+of.working)
+		ir.Bytes(r.fewest)*(group.values+group.grads)+of.working+b.othersGradients(p))
 	return holding{r.rank, state + most, state + both}
 }
 
 // mayRecomputeCaches reports whether K and V of a layer may be nowhere between its forwards and its backward.
 func mayRecomputeCaches(p *plan.Plan) bool {
 	return p.Schedule.Recompute == graph.RecomputeFullKV || opensRecompute(p.Schedule) && !p.Streams()
+}
+
+// othersGradients returns the weight gradients of all groups of layers but the largest. In layer order the rank
+// holds them when the first group, which comes last in the backward, has its turn.
+func (b *bounds) othersGradients(p *plan.Plan) ir.Bytes {
+	if !p.LayerOrder() || p.LayersPerStage == nil {
+		return 0
+	}
+	g := b.cache.Model(p)
+	_, gradients, _ := p.StateBytes(g, g.Layer)
+	return ir.Bytes(p.Model.Layers-slices.Max(p.LayersPerStage)) * gradients
 }
 
 // backwardGroup returns how many subsequences run backward through one virtual stage before the next.

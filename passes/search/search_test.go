@@ -72,7 +72,7 @@ func smallSettings(r *rand.Rand) []string {
 		{6, []string{"schedule.subsequences=4", "schedule.strategy=seq1f1b", "schedule.pp=1", "schedule.recompute=selective", "schedule.offload=none",
 			"schedule.offload=carry", "schedule.partition=length", "schedule.sp_mode=ulysses", "schedule.align=8", "schedule.strategy=sppo", "schedule.strategy=zb-h1",
 			"schedule.partition=time", "schedule.partition=auto", "schedule.keep=auto", "schedule.keep=[]", "schedule.order=auto", "schedule.mux=off", "schedule.mux=on"}},
-		{12, []string{"schedule.sp_mode=ring", "schedule.zero=2", "schedule.zero=3", "schedule.mux=left", "schedule.mux=right", "schedule.keep=[k]", "schedule.optimizer_offload=host", "schedule.optimizer_offload=none",
+		{12, []string{"schedule.sp_mode=ring", "schedule.zero=2", "schedule.zero=3", "schedule.mux=left", "schedule.mux=right", "schedule.keep=[k]",
 			"cluster.parallelism=0", "cluster.node_copy_bandwidth=300MB/s", "cluster.gpus_per_node=1", "cluster.gpus_per_node=2"}},
 	} {
 		for _, pin := range pins.set {
