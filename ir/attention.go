@@ -73,9 +73,8 @@ func (p AttentionPart) over(keys int64) AttentionPart {
 	return p
 }
 
-// firstSeen is the first key that a query sees, and lastSeen the end of those that some query sees.
+// firstSeen is the first key that a query sees.
 func (s attentionSize) firstSeen() int64 { return min(max(0, s.prefix-s.window+1), s.keys) }
-func (s attentionSize) lastSeen() int64  { return min(s.keys, s.end()) }
 
 // visiblePairs counts queries times the keys that each sees: query r sees the keys from prefix+r-window+1 to prefix+r, and
 // no more than there are.
