@@ -51,11 +51,11 @@ func (f *figures) groups(t ir.DType) []group {
 			for range vectors {
 				args = append(args, b.buffer(ir.Device, t, cols))
 			}
-			b.put(op, ir.Compute, args, eps)
+			b.put(op, ir.Compute, args, eps, ir.Float(0))
 		}
 	}
 	loss := func(b *builder) {
-		vocabulary := []ir.Attr{ir.Int(0), ir.Int(cols)}
+		vocabulary := []ir.Attr{ir.Int(0), ir.Int(cols), ir.Float(0)}
 		logits, labels := b.buffer(ir.Device, ir.F32, rows, cols), b.buffer(ir.Device, ir.I32, rows)
 		all := b.buffer(ir.Device, ir.F32, 1, rows, 3)
 		stats := all
