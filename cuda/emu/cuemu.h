@@ -127,7 +127,6 @@ static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline float __fsqrt_rn(float a) { return sqrtf(a); }
 static inline double __dmul_rn(double a, double b) { return a * b; }
-static inline float __fdividef(float a, float b) { return a / b; }
 static inline void sincospif(float a, float *sine, float *cosine) {
     *sine = (float)sin(M_PI * (double)a), *cosine = (float)cos(M_PI * (double)a);
 }
@@ -189,6 +188,7 @@ template <int N> void products_wait() {}
 template <int N> void settle(float (*)[4]) {}
 template <int N> void settle(unsigned (*)[4]) {}
 static inline float power2(float x) { return exp2f(x); }
+static inline float reciprocal(float x) { return 1 / x; }
 static inline float described(unsigned long long d, unsigned across, unsigned along, bool by_rows) {
     const unsigned start = (d & 0x3fff) << 4, leading = (d >> 16 & 0x3fff) << 4, stride = (d >> 32 & 0x3fff) << 4;
     if (d >> 62 != 1 && d >> 62 != 2) return bf16_half(0x7fc0, 0); // of another layout than 128 or 64 bytes: no number

@@ -62,6 +62,12 @@ DEV float power2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+// reciprocal is 1 / x by the same unit, off by at most 2^-23 of itself, zero where that is below 2^-126.
+DEV float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 #endif
 DEV float quick_exp(float x) { return power2(x * 1.4426950408889634f); }
 // rounded is a number as it will be read again from where the first argument points.
