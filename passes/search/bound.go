@@ -76,10 +76,12 @@ type end struct {
 type visit struct{ forward, backward ir.Seconds }
 
 func newBounds(c *estimate.Cache, p *plan.Plan) *bounds {
-	return &bounds{
+	b := &bounds{
 		space: space{model: p.Model, cluster: p.Cluster, train: p.Train, asked: p.Schedule}, request: p, cache: c,
 		lengths: map[lengthsKey][]int64{}, profiles: map[profileKey]*profile{}, optimizers: map[endKey]end{}, least: map[leastKey]*profile{}, rooms: map[roomKey]room{}, links: map[plan.Parallel]cost.Link{},
 	}
+	b.lean = b.leanPolicies
+	return b
 }
 
 // sized returns a plan of a candidate with the pinned sizes and the lengths of its subsequences; an open
@@ -457,7 +459,7 @@ func (b *bounds) remakings(p *plan.Plan) (policies []string) {
 			return nil
 		}
 	}
-	return []string{graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull}
+	return remaking
 }
 
 // dealt returns the bounds of a sized plan with its layers assigned.

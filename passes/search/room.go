@@ -5,6 +5,7 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
+	"sppo.dev/lang"
 	"sppo.dev/passes/memory"
 	"sppo.dev/passes/plan"
 	"sppo.dev/passes/strategy"
@@ -54,10 +55,41 @@ func (b *bounds) roomOf(p *plan.Plan) room {
 		of.inputs += g.Layer.UnitBytes(&g.Layer.Units[plan.InputUnit], z)
 	}
 	of.all, of.resident = cachesOf(g, first)
-	of.working = b.cache.Blocks.Bytes(g, g.LayerWithout(g.RemadeBy(p.Recompute)), memory.BackwardPass, first, 0, 0)
+	of.working = b.workingOf(p, p.Recompute)
 	of.head, of.lastHead = b.cache.Blocks.Bytes(g, g.Head, memory.BackwardPass, first, 0, 0), b.cache.Blocks.Bytes(g, g.Head, memory.BackwardPass, last, 0, 0)
 	b.rooms[key] = of
 	return of
+}
+
+// workingOf returns the memory of a layer while it runs backward with a policy of recomputation, for the first
+// subsequence.
+func (b *bounds) workingOf(p *plan.Plan, policy string) ir.Bytes {
+	g := b.cache.Model(p)
+	return b.cache.Blocks.Bytes(g, g.LayerWithout(g.RemadeBy(policy)), memory.BackwardPass, p.Size(0), 0, 0)
+}
+
+// leanPolicies returns the last of the policies, which recomputes most, and those under which a layer takes less
+// memory while it runs backward. Any other policy keeps more and needs as much.
+func (b *bounds) leanPolicies(s *lang.Schedule, policies []string) (lean []string) {
+	most := policies[len(policies)-1]
+	if p := b.sized(*s); p != nil {
+		least := b.workingOf(p, most)
+		for _, policy := range policies[:len(policies)-1] {
+			if strategy.Of(p).Late || b.workingOf(p, policy) < least {
+				lean = append(lean, policy)
+			}
+		}
+	}
+	return append(lean, most)
+}
+
+// leastWorking returns the least memory of a layer while it runs backward, over all named policies of recomputation.
+func (b *bounds) leastWorking(p *plan.Plan) ir.Bytes {
+	least := b.workingOf(p, graph.RecomputeNone)
+	for _, policy := range remaking {
+		least = min(least, b.workingOf(p, policy))
+	}
+	return least
 }
 
 // keptBytes returns the bytes that one layer saves of a subsequence for its backward.
@@ -157,7 +189,10 @@ type rankOf struct {
 // holds returns the memory of a rank at the fullest of the four moments.
 func (b *bounds) holds(p *plan.Plan, r rankOf) holding {
 	of, strategy := b.roomOf(p), strategy.Of(p)
-	if opensRecompute(p.Schedule) && !b.fitting { // and with it what is saved
+	switch open := opensRecompute(p.Schedule); { // and with it what is saved
+	case open && b.fitting:
+		of.kept, of.working = of.inputs, b.leastWorking(p)
+	case open:
 		of.kept, of.working = of.inputs, 0
 	}
 	if strategy.Late { // the first half of a backward uses less working memory

@@ -73,7 +73,8 @@ func smallSettings(r *rand.Rand) []string {
 			"schedule.offload=carry", "schedule.partition=length", "schedule.sp_mode=ulysses", "schedule.align=8", "schedule.strategy=sppo", "schedule.strategy=zb-h1",
 			"schedule.partition=time", "schedule.partition=auto", "schedule.keep=auto", "schedule.keep=[]", "schedule.order=auto", "schedule.mux=off", "schedule.mux=on"}},
 		{12, []string{"schedule.sp_mode=ring", "schedule.zero=2", "schedule.zero=3", "schedule.mux=left", "schedule.mux=right", "schedule.keep=[k]",
-			"cluster.parallelism=0", "cluster.node_copy_bandwidth=300MB/s", "cluster.gpus_per_node=1", "cluster.gpus_per_node=2"}},
+			"cluster.parallelism=0", "cluster.node_copy_bandwidth=300MB/s", "cluster.gpus_per_node=1", "cluster.gpus_per_node=2",
+			"schedule.optimizer_offload=host", "schedule.recompute=full"}},
 	} {
 		for _, pin := range pins.set {
 			if r.IntN(pins.oneIn) == 0 {

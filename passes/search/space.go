@@ -176,6 +176,8 @@ type space struct {
 	timeless bool     // nobody asks for time: what takes least memory is enough
 	fitting  bool     // nor for any plan but one that fits: what takes least memory is all that is tried
 	state    ir.Bytes // of stateOfGPU; 0: not known yet
+
+	lean func(s *lang.Schedule, policies []string) []string // those of the policies that may take least memory
 }
 
 // orders: layer by layer is for one stage and one strategy.
@@ -371,14 +373,17 @@ func (sp *space) keeps(s *lang.Schedule) (out []value) {
 	return out
 }
 
+// remaking are the policies that recompute anything in every layer, the one that recomputes most last.
+var remaking = []string{graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull}
+
 // recomputes: what takes least memory recomputes all that it may.
 func (sp *space) recomputes(s *lang.Schedule) []string {
-	names := []string{graph.RecomputeNone, graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull}
+	names := append([]string{graph.RecomputeNone}, remaking...)
 	if s.Order == plan.OrderLayer && len(s.Keep) == len(plan.Streamable) && s.Subsequences.Count > 1 {
 		names = append(names, graph.RecomputeFullKV)
 	}
 	if sp.fitting {
-		return names[len(names)-1:]
+		return sp.lean(s, names)
 	}
 	return names
 }
