@@ -65,21 +65,45 @@ func PlanWith(spec *lang.Spec, o passes.Options) (*plan.Plan, error) {
 }
 
 // Build compiles a plan and proves the program free of races, bad accesses, unmatched messages and deadlocks.
-// It sets Plan.Memory to the placed peaks. It also builds programs that exceed their cluster's memory. Build
-// panics if its own program fails the proof, which is a bug.
+// It sets Plan.Memory to the placed peaks. It also builds programs that exceed their cluster's memory. A program
+// that fails the proof is a *BugError.
 func Build(plan *plan.Plan) (*ir.Program, error) {
 	program, err := codegen.Build(plan)
 	if err != nil {
 		return nil, err
 	}
-	if err := verify(program); err != nil {
-		panic(fmt.Sprintf("internal: the compiled program does not verify: %v", err))
+	return program, proved(program)
+}
+
+// proved proves a program of the compiler, which is wrong if it does not verify.
+func proved(p *ir.Program) error {
+	if err := verify(p); err != nil {
+		return &BugError{err}
 	}
-	return program, nil
+	return nil
 }
 
 // verify proves everything except that the program fits its machine.
 func verify(p *ir.Program) error { return ir.VerifyOptions{AllowOverCapacity: true}.Verify(p) }
+
+// BugError reports a mistake of the compiler: a program that it made fails its proof, or cannot be simulated. The
+// job is not at fault.
+type BugError struct{ Err error } // an *ir.VerifyError, or the reason why a step cannot run
+
+func (e *BugError) Error() string {
+	what := "the program that it compiled cannot run: " + e.Err.Error()
+	var v *ir.VerifyError
+	if errors.As(e.Err, &v) && len(v.Findings) > 0 {
+		what = fmt.Sprintf("the program that it compiled breaks the verifier's rule %q\n%s", v.Findings[0].Kind, &v.Findings[0])
+		if more := len(v.Findings) - 1 + v.More; more > 0 {
+			what += fmt.Sprintf("\nand %d more", more)
+		}
+	}
+	return "this is a bug in sppo, not a mistake in the job: " + what +
+		"\nplease report it with this message, the version, the command line, and the spec with the files that it imports"
+}
+
+func (e *BugError) Unwrap() error { return e.Err }
 
 // Compile plans and builds. A job that does not fit its cluster is a *FitError.
 func Compile(spec *lang.Spec) (*ir.Program, error) {

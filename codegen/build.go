@@ -7,6 +7,7 @@ package codegen
 import (
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -36,12 +37,20 @@ func build(plan *plan.Plan, events bool) (*ir.Program, error) {
 	codes := make([]ir.Code, plan.Parallel.PP)
 	peaks := make([][ir.NumArenas]ir.Peak, len(codes))
 	var wg sync.WaitGroup
+	var panicked any // in one of the goroutines; raised again here, where callers can recover
+	var once sync.Once
 	limit := make(chan struct{}, runtime.GOMAXPROCS(0))
 	for i := range codes {
 		wg.Add(1)
 		limit <- struct{}{}
 		go func() {
-			defer func() { <-limit; wg.Done() }()
+			defer func() {
+				if r := recover(); r != nil {
+					once.Do(func() { panicked = fmt.Sprintf("%v\n\n%s", r, debug.Stack()) })
+				}
+				<-limit
+				wg.Done()
+			}()
 			s := l.lower(i)
 			peaks[i] = s.code.Peaks(s.place())
 			if events {
@@ -51,6 +60,9 @@ func build(plan *plan.Plan, events bool) (*ir.Program, error) {
 		}()
 	}
 	wg.Wait()
+	if panicked != nil {
+		panic(panicked)
+	}
 	fillMemory(plan, codes, peaks)
 	if !events {
 		return nil, nil

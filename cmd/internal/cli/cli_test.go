@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"sppo.dev"
 	"sppo.dev/lang"
 )
 
@@ -45,6 +46,7 @@ func TestExitCodes(t *testing.T) {
 		{fmt.Errorf("while doing it: %w", Wrong(failed)), BadInput, "app: while doing it: it broke\n"},
 		{DoesNotFit(failed), NoFit, "app: it broke\n"},
 		{Silent(Failed), Failed, ""},
+		{Wrong(fmt.Errorf("x: %w", &sppo.BugError{Err: failed})), Failed, "app: x: " + (&sppo.BugError{Err: failed}).Error() + "\n"},
 		{diagnostic(lang.WrongType), BadInput, "error: m [wrong-type]\n"},
 		{diagnostic(lang.DoesNotFit), NoFit, "error: m [does-not-fit]\n"},
 	} {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 
+	"sppo.dev"
 	"sppo.dev/lang"
 )
 
@@ -31,10 +32,11 @@ func (e *exit) Error() string {
 
 func (e *exit) Unwrap() error { return e.err }
 
-// Wrong marks an error as caused by the input.
+// Wrong marks an error as caused by the input, except one that the compiler has caused.
 func Wrong(err error) error {
-	if err == nil {
-		return nil
+	var bug *sppo.BugError
+	if err == nil || errors.As(err, &bug) {
+		return err
 	}
 	return &exit{BadInput, err}
 }

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"sppo.dev"
 	"sppo.dev/codegen"
 	"sppo.dev/ir"
 	"sppo.dev/passes/plan"
@@ -27,8 +28,8 @@ func (j *Job) Simulate() error {
 		}
 	}
 	t, err := sim.Run(program, ir.SectionStep, sim.Options{Spans: true})
-	if err != nil {
-		return Wrong(err)
+	if err != nil { // only the compiler's own program gets here
+		return &sppo.BugError{Err: err}
 	}
 	reportTime(j.Plan, program, t)
 	j.Program, j.Timeline = program, t
