@@ -2,10 +2,12 @@ package e2e
 
 import (
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"sppo.dev/ir"
+	"sppo.dev/lang"
 	"sppo.dev/vm"
 )
 
@@ -39,6 +41,44 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// TestResumeOnLearningRates: a run under every schedule of learning rates that the language has goes on as if it had not stopped,
+// under another division, too.
+func TestResumeOnLearningRates(t *testing.T) {
+	words := lang.FindKey("train.lr_schedule").Words()
+	slices.Sort(words)
+	if want := slices.Sorted(slices.Values(ir.LRSchedules)); !slices.Equal(words, want) {
+		t.Fatalf("the language has the schedules %v, programs have %v", words, want)
+	}
+	c := Case{Family: "llama", KVHeads: 4, Positions: "rope", DType: "f32", PP: 1, SP: 1, DP: 1, N: 2, Offload: "none",
+		Partition: "flops", Batch: 1, Microbatch: 1, Steps: 8, Layers: 2, Sequence: 16, Vocab: tinyVocab}
+	other := c
+	other.PP = 2
+	losses := map[float64]string{}
+	for _, name := range words {
+		set := []string{"train.lr_schedule=" + name, "train.warmup=1"}
+		if name == ir.LRStableDecay {
+			set = append(set, "train.decay_steps=4")
+		}
+		_, p, err := compile(c.Spec(), set...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole := train(t, p, open(t, p, 1, nil), func() {})
+		path := filepath.Join(t.TempDir(), "checkpoint")
+		save(t, p, path, 4)
+		_, piped, err := compile(other.Spec(), set...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkResumed(t, name+" over two stages", piped, path, whole)
+		last := whole.Losses[len(whole.Losses)-1]
+		if losses[last] != "" {
+			t.Errorf("%s and %s end alike", name, losses[last])
+		}
+		losses[last] = name
+	}
+}
+
 // A checkpoint continues only under its own model: one whose tensors have the same names and shapes is
 // refused, naming the difference. Data and optimizer settings may change.
 func TestResumeOfAnotherModel(t *testing.T) {
@@ -53,7 +93,7 @@ func TestResumeOfAnotherModel(t *testing.T) {
 		{"model.norm_eps=1e-6", "has norm_eps = 1e-05, this program has norm_eps = 1e-06"},
 		{"model.positions=none", "has positions = rope, rope_theta = 100, rope_partial = 1, rope_amplitude = 1, this program has positions = none, rope_theta = none, rope_partial = none"},
 		{"model.dtype=f32", "has dtype = bf16, this program has dtype = f32"},
-		{"train.optimizer.lr=1e-5 train.optimizer.weight_decay=0 train.lr_decay=constant train.holdout=0.3 model.init_std=0.5", ""},
+		{"train.optimizer.lr=1e-5 train.optimizer.weight_decay=0 train.lr_schedule=constant train.holdout=0.3 model.init_std=0.5", ""},
 	} {
 		_, other, err := compile(c.Spec(), strings.Fields(x.set)...)
 		if err != nil {

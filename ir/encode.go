@@ -40,7 +40,7 @@ import (
 // R, ranks: count, then code, coordinates, constants and groups of each.
 const (
 	magic   = "sppb\r\n\x1a\n"
-	version = 2
+	version = 3
 
 	partHeader = 'H'
 	partCode   = 'C'

@@ -76,7 +76,7 @@ func TestDamagedFilesAreRefused(t *testing.T) {
 		{"empty", nil, "does not start like a .sppb file"},
 		{"text", []byte("hello, world, this is no program"), "does not start like a .sppb file"},
 		{"only the start", whole[:12], "truncated"},
-		{"version", change(8, 1), "format version 3, but this build reads version 2"},
+		{"version", change(8, 1), "format version 2, but this build reads version 3"},
 		{"table", change(12, 1), "compile it again with this build"},
 		{"a flipped bit", change(len(whole)/2, 16), "checksum"},
 		{"cut short", whole[:len(whole)-7], "checksum"},

@@ -11,8 +11,8 @@ import (
 
 // mistakes are edits of the small program that must not parse. The golden file is the message.
 var mistakes = []struct{ name, old, new string }{
-	{"not-a-program", "sppir 2", "program"},
-	{"version", "sppir 2", "sppir 3"},
+	{"not-a-program", "sppir 3", "program"},
+	{"version", "sppir 3", "sppir 4"},
 	{"entry", "line 0 ", "lien 0 "},
 	{"entry-twice", "line 0", "program \"again\"\nline 0"},
 	{"name", `program "small"`, "program small"},

@@ -304,7 +304,9 @@ type Run struct {
 	LR            float64  `json:"lr"`
 	MinLR         float64  `json:"min_lr"`
 	Warmup        int      `json:"warmup"`
-	LRDecay       string   `json:"lr_decay"` // constant | cosine
+	LRSchedule    string   `json:"lr_schedule"` // one of LRSchedules; empty: constant
+	DecaySteps    int      `json:"decay_steps"` // of warmup_stable_decay
+	DecayType     string   `json:"decay_type"`  // cosine | linear | sqrt, of warmup_stable_decay
 	Beta1         float64  `json:"beta1"`
 	Beta2         float64  `json:"beta2"`
 	DataKind      string   `json:"data_kind"` // text | tokens | random
@@ -315,6 +317,13 @@ type Run struct {
 
 	Rotations []Rotation `json:"rotations"` // of rope, beside the plain one that its theta says
 }
+
+// LRSchedules are the learning-rate schedules after the warm-up, by transformers' names. All but constant fall to MinLR at the last
+// step: linear and cosine from the end of the warm-up on, warmup_stable_decay in the last DecaySteps.
+var LRSchedules = []string{"constant", "linear", "cosine", LRStableDecay}
+
+// LRStableDecay is the schedule that DecaySteps and DecayType belong to.
+const LRStableDecay = "warmup_stable_decay"
 
 // DataOptions say how files of tokens are read; package corpus documents them.
 type DataOptions struct {

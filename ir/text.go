@@ -13,7 +13,7 @@ import (
 
 // The text form, .sppir. It says exactly what the binary form says; parse.go reads it back.
 //
-//	sppir 2
+//	sppir 3
 //	program "tiny"
 //	flops_model 1.5e+09
 //

@@ -105,7 +105,7 @@ var mutations = []struct {
 	{"header-eval-sequences", []string{"eval_sequences = 1", "eval_batch = 4"}},
 	{"header-holdout", []string{"batch = 1\n", "batch = 1\n  holdout = 1\n"}},
 	{"header-beta", []string{"batch = 1\n", "batch = 1\n  beta2 = 1\n"}},
-	{"header-schedule", []string{"batch = 1\n", "batch = 1\n  lr_decay = \"linear\"\n"}},
+	{"header-schedule", []string{"batch = 1\n", "batch = 1\n  lr_schedule = \"lineer\"\n"}},
 	{"header-data", []string{"batch = 1\n", "batch = 1\n  data_kind = \"images\"\n"}},
 	{"header-machine", []string{"host_memory = 1024", "host_memory = 1024\n  peak_f32 = -1"}},
 	{"header-duplex", []string{"host_memory = 1024", "host_memory = 1024\n  copy_duplex = \"both\""}},

@@ -7,6 +7,7 @@ import (
 	"math"
 	"reflect"
 	"slices"
+	"strings"
 )
 
 // The header: the run, the machine, the tensors, and how ranks hold them. Figures of the run that are 0 are
@@ -32,6 +33,10 @@ func VerifyHeader(p *Program) error {
 // verifyHeader checks the header, each figure by itself and in relation to others.
 func verifyHeader(p *Program, all *findings) {
 	r := &p.Run
+	decays, decayTypes := r.LRSchedule == LRStableDecay, []string{""}
+	if decays {
+		decayTypes = []string{"cosine", "linear", "sqrt"}
+	}
 	rules := []headerRule{
 		{r.Sequence >= 0 && r.Sequence < math.MaxInt64, "sequence", r.Sequence, "0 or more"},
 		{counts(r.Vocab), "vocab", r.Vocab, "0 to 2147483647, because tokens have 32 bits"},
@@ -47,7 +52,10 @@ func verifyHeader(p *Program, all *findings) {
 		{r.Beta1 >= 0 && r.Beta1 < 1, "beta1", r.Beta1, "at least 0 and below 1"},
 		{r.Beta2 >= 0 && r.Beta2 < 1, "beta2", r.Beta2, "at least 0 and below 1"},
 		{r.Holdout >= 0 && r.Holdout < 1, "holdout", r.Holdout, "at least 0 and below 1"},
-		{slices.Contains([]string{"", "constant", "cosine"}, r.LRDecay), "lr_decay", r.LRDecay, "constant or cosine"},
+		{r.LRSchedule == "" || slices.Contains(LRSchedules, r.LRSchedule), "lr_schedule", r.LRSchedule, "one of " + strings.Join(LRSchedules, ", ")},
+		{decays || r.DecaySteps == 0, "decay_steps", r.DecaySteps, "0 unless lr_schedule is " + LRStableDecay},
+		{!decays || r.DecaySteps > 0, "decay_steps", r.DecaySteps, "1 or more if lr_schedule is " + LRStableDecay},
+		{slices.Contains(decayTypes, r.DecayType), "decay_type", r.DecayType, "cosine, linear or sqrt, and given for warmup_stable_decay only"},
 		{slices.Contains([]string{"", "text", "tokens", "random"}, r.DataKind), "data_kind", r.DataKind, "text, tokens or random"},
 		{(r.DataKind == "tokens") == (r.DataOptions != nil), "data_options", r.DataOptions, "given for tokens, and for them only"},
 		{finite(p.FlopsModel) && p.FlopsModel >= 0, "flops_model", p.FlopsModel, "0 or more"},

@@ -84,12 +84,13 @@ func (c *checker) train() {
 		c.fail("train.data.weights", LengthOfList, fmt.Sprintf("write %d, one for each pattern of files", len(t.Data.Files)),
 			"%d weights for %d patterns of files", len(o.Weights), len(t.Data.Files))
 	}
-	if t.MinLR > t.Optimizer.LR && t.LRDecay == "cosine" {
+	if t.MinLR > t.Optimizer.LR && t.LRSchedule != "constant" {
 		c.fail("train.min_lr", Conflict, fmt.Sprintf("at most %g", t.Optimizer.LR), "min_lr = %g is above lr = %g", t.MinLR, t.Optimizer.LR)
 	}
 	if t.Warmup > t.Steps {
 		c.fail("train.warmup", Conflict, fmt.Sprintf("at most %d", t.Steps), "warmup = %d is longer than the run of %d steps", t.Warmup, t.Steps)
 	}
+	c.decay()
 	per := int64(max(1, c.Schedule.Microbatch))
 	words := fmt.Sprintf("microbatch = %d", per)
 	if c.Schedule.DP > 0 {
@@ -103,6 +104,20 @@ func (c *checker) train() {
 }
 
 // sizes checks sp, pp and dp against model and machines. A size left to the passes counts as 1.
+// decay checks the keys of warmup_stable_decay.
+func (c *checker) decay() {
+	t := c.Train
+	for _, key := range []string{"train.decay_steps", "train.decay_type"} {
+		if t.LRSchedule != stableDecay && c.Written(key) {
+			c.fail(key, Conflict, "lr_schedule = "+stableDecay, "lr_schedule = %s does not use %s", t.LRSchedule, strings.TrimPrefix(key, "train."))
+		}
+	}
+	if left := t.Steps - t.Warmup; left >= 0 && t.DecaySteps > max(left, 1) {
+		c.fail("train.decay_steps", Conflict, fmt.Sprintf("at most %d", left),
+			"decay_steps = %d is longer than the %d steps after the warm-up", t.DecaySteps, left)
+	}
+}
+
 func (c *checker) sizes() {
 	s, m := c.Schedule, c.Model
 	sp, pp, dp := max(1, s.SP), max(1, s.PP), max(1, s.DP)

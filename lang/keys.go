@@ -399,13 +399,22 @@ var trainKeys = []*Key{
 	{Block: blockTrain, Name: "warmup", takes: whole(0, maxTokens), Default: "0", Example: "100",
 		Doc: "Steps in which the learning rate grows linearly from 0.",
 		set: func(s *Spec, v value) { s.Train.Warmup = v.Int() }},
-	{Block: blockTrain, Name: "lr_decay", takes: names("constant", "cosine"), Default: "cosine", Example: "constant",
-		Doc: "The learning rate after the warm-up: constant, or falling along a half cosine to `min_lr` at the last step.",
-		set: func(s *Spec, v value) { s.Train.LRDecay = v.name }},
-	{Block: blockTrain, Name: "min_lr", takes: notNegative(dimCount), Derived: "optimizer.lr / 10", Example: "3e-5",
-		Doc:    "The learning rate at which `cosine` ends.",
+	{Block: blockTrain, Name: "lr_schedule", takes: names(lrSchedules...), Default: "cosine", Example: "warmup_stable_decay",
+		Doc: "The learning rate after the warm-up, by transformers' names. `constant` keeps it. `linear` and `cosine` let it fall to `min_lr` at the last step, along a line or half a cosine. `warmup_stable_decay` keeps it and lets it fall in the last `decay_steps` steps. " +
+			"The rate of step t, counted from 1, is the one that transformers' `get_scheduler` reports after t steps, so no step has a rate of 0 before the end.",
+		set: func(s *Spec, v value) { s.Train.LRSchedule = v.name }},
+	{Block: blockTrain, Name: "min_lr", takes: notNegative(dimCount), Derived: "optimizer.lr / 10 with cosine, otherwise 0", Example: "3e-5",
+		Doc:    "The learning rate of the last step, unless `lr_schedule = constant`. With `warmup_stable_decay` the warm-up begins there, too, as in transformers.",
 		set:    func(s *Spec, v value) { s.Train.MinLR = v.num },
-		derive: func(s *Spec) { s.Train.MinLR = s.Train.Optimizer.LR / 10 }},
+		derive: deriveMinLR},
+	{Block: blockTrain, Name: "decay_steps", takes: whole(1, maxTokens), Derived: "steps / 10, rounded up, with warmup_stable_decay", Example: "100",
+		Doc:    "Steps at the end of the run in which `lr_schedule = warmup_stable_decay` lets the learning rate fall (transformers' num_decay_steps).",
+		set:    func(s *Spec, v value) { s.Train.DecaySteps = v.Int() },
+		derive: deriveDecaySteps},
+	{Block: blockTrain, Name: "decay_type", takes: names("cosine", "linear", "sqrt"), Derived: "cosine with warmup_stable_decay", Example: "sqrt",
+		Doc:    "How the learning rate of `lr_schedule = warmup_stable_decay` falls: along half a cosine, a line, or one minus the square root (transformers' 1-sqrt).",
+		set:    func(s *Spec, v value) { s.Train.DecayType = v.name },
+		derive: deriveDecayType},
 	{Block: blockTrain, Name: "grad_clip", takes: notNegative(dimCount), Default: "1.0", Example: "0.5",
 		Doc: "Global L2 norm to which larger gradients are scaled down; 0 switches clipping off.",
 		set: func(s *Spec, v value) { s.Train.GradClip = v.num }},
@@ -431,6 +440,29 @@ var trainKeys = []*Key{
 	{Block: blockTrain, Name: "eval_batch", takes: whole(0, maxCount), Default: "8", Example: "16",
 		Doc: "Sequences of one validation; 0 switches validation off.",
 		set: func(s *Spec, v value) { s.Train.EvalBatch = v.Int() }},
+}
+
+// lrSchedules are the learning-rate schedules that ir.LRSchedules lists, the default first.
+var lrSchedules = []string{"cosine", "linear", "constant", stableDecay}
+
+const stableDecay = "warmup_stable_decay"
+
+func deriveMinLR(s *Spec) {
+	if s.Train.LRSchedule == "cosine" {
+		s.Train.MinLR = s.Train.Optimizer.LR / 10
+	}
+}
+
+func deriveDecaySteps(s *Spec) {
+	if t := &s.Train; t.LRSchedule == stableDecay {
+		t.DecaySteps = max(1, min((t.Steps+9)/10, t.Steps-t.Warmup))
+	}
+}
+
+func deriveDecayType(s *Spec) {
+	if s.Train.LRSchedule == stableDecay {
+		s.Train.DecayType = "cosine"
+	}
 }
 
 // setData resolves paths relative to the folder of the text in which each was written.

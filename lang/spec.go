@@ -179,19 +179,21 @@ type DataOptions struct {
 
 // Train is one training run.
 type Train struct {
-	Sequence  int64     `json:"sequence"` // tokens of one sample
-	Batch     int       `json:"batch"`    // sequences a step, over all replicas
-	Steps     int       `json:"steps"`
-	Seed      int64     `json:"seed"`
-	Optimizer Optimizer `json:"optimizer"`
-	Warmup    int       `json:"warmup"`    // steps of linear warm-up
-	LRDecay   string    `json:"lr_decay"`  // constant | cosine
-	MinLR     float64   `json:"min_lr"`    // where cosine ends
-	GradClip  float64   `json:"grad_clip"` // global L2 norm; 0: off
-	Data      Data      `json:"data"`
-	Holdout   float64   `json:"holdout"`    // share of the data kept for validation, from its end; 0: none
-	EvalEvery int       `json:"eval_every"` // steps between validations; 0: only at the end
-	EvalBatch int       `json:"eval_batch"` // sequences a validation; 0: none
+	Sequence   int64     `json:"sequence"` // tokens of one sample
+	Batch      int       `json:"batch"`    // sequences a step, over all replicas
+	Steps      int       `json:"steps"`
+	Seed       int64     `json:"seed"`
+	Optimizer  Optimizer `json:"optimizer"`
+	Warmup     int       `json:"warmup"`                // steps of linear warm-up
+	LRSchedule string    `json:"lr_schedule"`           // one of ir.LRSchedules
+	MinLR      float64   `json:"min_lr"`                // of the last step, unless LRSchedule is constant
+	DecaySteps int       `json:"decay_steps,omitempty"` // of warmup_stable_decay, otherwise 0
+	DecayType  string    `json:"decay_type,omitempty"`  // cosine | linear | sqrt, of warmup_stable_decay
+	GradClip   float64   `json:"grad_clip"`             // global L2 norm; 0: off
+	Data       Data      `json:"data"`
+	Holdout    float64   `json:"holdout"`    // share of the data kept for validation, from its end; 0: none
+	EvalEvery  int       `json:"eval_every"` // steps between validations; 0: only at the end
+	EvalBatch  int       `json:"eval_batch"` // sequences a validation; 0: none
 }
 
 // Validates reports whether a run validates: it needs data for that and sequences.

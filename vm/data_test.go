@@ -2,8 +2,10 @@ package vm
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -253,10 +255,48 @@ func TestNormals(t *testing.T) {
 
 var goldenNormals = [3]float32{-0.009824541, 0.008813948, -0.026399814}
 
+// lrSchedules returns the rates that bench/peers/lr_schedules.py takes from transformers: those of the fixture, or fresh ones where
+// SPPO_HUB_PYTHON names a Python.
+func lrSchedules(t *testing.T) (list []struct {
+	Run   ir.Run
+	Rates []float64
+}) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", "lr_schedules.json"))
+	if python := os.Getenv("SPPO_HUB_PYTHON"); python != "" {
+		text, err = exec.Command(python, filepath.Join("..", "bench", "peers", "lr_schedules.py")).Output()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &list); err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func TestLearningRateIsThatOfTransformers(t *testing.T) {
+	seen := map[string]bool{}
+	for _, c := range lrSchedules(t) {
+		seen[c.Run.LRSchedule] = true
+		for i, want := range c.Rates {
+			if got := learningRate(&c.Run, int64(i+1)); math.Abs(got-want) > 1e-12*c.Run.LR {
+				t.Errorf("%s, warm-up %d, min_lr %g, decay %d %s, step %d: %v, want %v",
+					c.Run.LRSchedule, c.Run.Warmup, c.Run.MinLR, c.Run.DecaySteps, c.Run.DecayType, i+1, got, want)
+			}
+		}
+	}
+	for _, name := range ir.LRSchedules {
+		if !seen[name] {
+			t.Errorf("no rates of %s", name)
+		}
+	}
+}
+
 func TestLearningRateIsTheNaiveOne(t *testing.T) {
 	for _, decay := range []string{"constant", "cosine"} {
 		for _, warmup := range []int{0, 1, 10} {
-			run := &ir.Run{LR: 3e-3, MinLR: 1e-4, Warmup: warmup, Steps: 50, LRDecay: decay, Beta1: 0.9, Beta2: 0.95}
+			run := &ir.Run{LR: 3e-3, MinLR: 1e-4, Warmup: warmup, Steps: 50, LRSchedule: decay, Beta1: 0.9, Beta2: 0.95}
 			for step := 1; step < 70; step++ {
 				got, want := learningRate(run, int64(step)), naive.LearningRate(step, warmup, 50, decay, 3e-3, 1e-4)
 				if math.Abs(got-want) > 1e-15 {

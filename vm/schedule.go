@@ -6,20 +6,43 @@ import (
 	"sppo.dev/ir"
 )
 
-// learningRate returns the rate of step t, counted from 1: linear up to LR over the warm-up, then constant,
-// or half a cosine down to MinLR at the last step.
+// learningRate returns the rate of step t, counted from 1: linear up to LR over the warm-up, then LR, then falling to MinLR at the
+// last step. It is what the scheduler of that name in transformers reports after t steps.
 func learningRate(run *ir.Run, t int64) float64 {
 	warmup, steps := int64(run.Warmup), int64(run.Steps)
+	decay, shape := decayOf(run)
+	start := steps - decay
 	switch {
 	case t <= warmup:
-		return run.LR * float64(t) / float64(warmup)
-	case run.LRDecay != "cosine":
+		low := 0.0
+		if run.LRSchedule == ir.LRStableDecay {
+			low = run.MinLR
+		}
+		return low + (run.LR-low)*float64(t)/float64(warmup)
+	case shape == nil || t <= start:
 		return run.LR
 	case t >= steps:
 		return run.MinLR
 	}
-	share := float64(t-warmup) / float64(steps-warmup)
-	return run.MinLR + 0.5*(run.LR-run.MinLR)*(1+math.Cos(math.Pi*share))
+	return run.MinLR + (run.LR-run.MinLR)*shape(float64(t-start)/float64(decay))
+}
+
+// decayOf returns the number of steps at the end of the run in which the learning rate falls, and how: what remains of the difference
+// to MinLR after a share of these steps. A constant rate has no shape.
+func decayOf(run *ir.Run) (steps int64, shape func(share float64) float64) {
+	steps, name := int64(run.Steps-run.Warmup), run.LRSchedule
+	if name == ir.LRStableDecay {
+		steps, name = int64(run.DecaySteps), run.DecayType
+	}
+	switch name {
+	case "linear":
+		return steps, func(share float64) float64 { return 1 - share }
+	case "cosine":
+		return steps, func(share float64) float64 { return 0.5 * (1 + math.Cos(math.Pi*share)) }
+	case "sqrt":
+		return steps, func(share float64) float64 { return 1 - math.Sqrt(share) }
+	}
+	return 0, nil
 }
 
 // stepParameters returns the contents of ResultStep for step t.

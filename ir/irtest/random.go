@@ -63,7 +63,7 @@ func frame(r *rand.Rand) *ir.Program {
 	p := &ir.Program{
 		Name: "random \"#\" program", FlopsModel: 1.5e12 * r.Float64(),
 		Run: ir.Run{
-			Sequence: 1 << 20, Batch: 1 << 10, EvalSequences: 1 << 10, Steps: r.IntN(100), LR: 3e-4, LRDecay: "cosine",
+			Sequence: 1 << 20, Batch: 1 << 10, EvalSequences: 1 << 10, Steps: r.IntN(100), LR: 3e-4, LRSchedule: "cosine",
 			DataKind: "tokens", DataFiles: []string{"a b.txt", "# no comment"}, Seed: r.Int64(),
 			DataOptions: &ir.DataOptions{Type: "uint16", Header: "auto", Shuffle: r.IntN(2) > 0, Weights: []float64{r.Float64(), 1}},
 		},

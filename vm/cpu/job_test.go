@@ -131,7 +131,7 @@ func bigram(t ir.DType) *ir.Program {
 		Tensors: []ir.Tensor{{Name: "table", Shape: [2]int64{bigramVocab, bigramVocab}}},
 		Ranks:   []ir.Rank{{Consts: []int64{0}, Groups: group}, {Consts: []int64{rows}, Groups: group, SP: 1}},
 		Run: ir.Run{Sequence: bigramSequence, Batch: bigramBatch, EvalSequences: bigramBatch, EvalBatch: 2 * bigramBatch, Steps: 60,
-			Seed: 3, Vocab: bigramVocab, LR: 0.1, MinLR: 0.01, Warmup: 5, LRDecay: "cosine", Beta1: 0.9, Beta2: 0.95},
+			Seed: 3, Vocab: bigramVocab, LR: 0.1, MinLR: 0.01, Warmup: 5, LRSchedule: "cosine", Beta1: 0.9, Beta2: 0.95},
 	}
 }
 
