@@ -260,10 +260,11 @@ func (c *collective) await(d *Device, stream driver.Stream) error {
 
 // collecting is a message or a collective by NCCL.
 type collecting struct {
-	g              *guarded
-	op             func(c *nccl.Comm) error
-	sum            summer
-	before, behind []sumArgs // for all_to_all: changes of layout
+	g             *guarded
+	op            func(c *nccl.Comm) error
+	sum           summer
+	before, after []sumArgs // changes of layout and sums, without a function of NCCL's
+	spread        func(c *nccl.Comm) error
 }
 
 // Make implements action.
@@ -276,10 +277,13 @@ func (c *collecting) Make() error {
 	if err := c.g.use(c.op); err != nil {
 		return err
 	}
-	for _, a := range c.behind {
+	for _, a := range c.after {
 		if err := c.sum.rows(a); err != nil {
 			return err
 		}
+	}
+	if c.spread != nil {
+		return c.g.use(c.spread)
 	}
 	return nil
 }
@@ -301,11 +305,7 @@ func (c *collective) bind(b *binder) error {
 		y := b.operand(0)
 		out.op = func(c *nccl.Comm) error { return c.Recv(uintptr(y.at), y.bytes, nccl.Int8, 0, stream) }
 	default:
-		call, err := b.collectiveOf(g.size)
-		if err != nil {
-			return err
-		}
-		if err := c.collect(b, out, call); err != nil {
+		if err := c.collect(b, out); err != nil {
 			return err
 		}
 	}
@@ -313,71 +313,161 @@ func (c *collective) bind(b *binder) error {
 	return nil
 }
 
-func (c *collective) collect(b *binder, out *collecting, call teamCall) error {
-	t, size, stream := nccl.F32, int64(call.t.Bytes()), uintptr(b.stream)
-	if call.t == ir.BF16 {
-		t = nccl.BF16
+// native calls a function of NCCL's that is a whole collective.
+type native func(c *nccl.Comm, call *teamCall, stream uintptr) error
+
+// natives are the collectives that NCCL has a function for. Others are messages among all members at once.
+var natives = map[ir.Op]native{
+	ir.AllGather: func(c *nccl.Comm, call *teamCall, stream uintptr) error {
+		return c.AllGather(uintptr(call.y.at), uintptr(call.x.at), call.x.bytes, nccl.Int8, stream)
+	},
+	ir.ReduceScatter: func(c *nccl.Comm, call *teamCall, stream uintptr) error {
+		t, size := call.numbers()
+		return c.ReduceScatter(uintptr(call.y.at), uintptr(call.x.at), call.y.bytes/size, t, stream)
+	},
+	ir.AllReduce: func(c *nccl.Comm, call *teamCall, stream uintptr) error {
+		t, size := call.numbers()
+		return c.AllReduce(uintptr(call.x.at), call.x.bytes/size, t, stream)
+	},
+}
+
+// numbers returns the type and size of elements that are added.
+func (c *teamCall) numbers() (nccl.DType, int64) {
+	if t := c.in.X().DType; t == ir.BF16 {
+		return nccl.BF16, int64(t.Bytes())
 	}
-	y, x := uintptr(call.y.at), uintptr(call.x.at)
-	switch call.op {
-	case ir.AllGather:
-		out.op = func(c *nccl.Comm) error { return c.AllGather(y, x, call.x.bytes, nccl.Int8, stream) }
-	case ir.ReduceScatter:
-		out.op = func(c *nccl.Comm) error { return c.ReduceScatter(y, x, call.y.bytes/size, t, stream) }
-	case ir.AllReduce:
-		out.op = func(c *nccl.Comm) error { return c.AllReduce(x, call.x.bytes/size, t, stream) }
-	case ir.Rotate:
-		next, before := (out.g.index+1)%out.g.size, (out.g.index+out.g.size-1)%out.g.size
-		out.op = func(comm *nccl.Comm) error {
-			return c.api.Group(func() error {
-				return errors.Join(comm.Send(x, call.x.bytes, nccl.Int8, next, stream), comm.Recv(y, call.y.bytes, nccl.Int8, before, stream))
-			})
+	return nccl.F32, int64(ir.F32.Bytes())
+}
+
+func (c *collective) collect(b *binder, out *collecting) error {
+	call, meeting, err := b.collectiveOf(out.g.index, out.g.size)
+	if err != nil {
+		return err
+	}
+	stream := uintptr(b.stream)
+	if f := natives[b.in.Op]; f != nil {
+		out.op = func(c *nccl.Comm) error { return f(c, &call, stream) }
+		return nil
+	}
+	if meeting.Computes() {
+		if out.sum, err = b.device.sumCall(b.in.X().DType, b.stream); err != nil {
+			return err
 		}
-	default:
-		return c.exchange(b, out, call)
+	}
+	e, err := exchangeOf(&call, meeting, b.device.scratch[b.in.Stream])
+	if err != nil {
+		return err
+	}
+	out.before, out.after = e.before, e.after
+	out.op = c.send(e.messages, stream)
+	if meeting.Everywhere {
+		out.spread = c.send(spreading(&call, out.g.index, out.g.size), stream)
 	}
 	return nil
 }
 
-// exchange binds an all_to_all: messages among all members at once, and changes of layout in the stream's
-// workspace before and after.
-func (c *collective) exchange(b *binder, out *collecting, call teamCall) error {
-	sum, err := b.device.sumCall(call.t, b.stream)
-	if err != nil {
-		return err
-	}
-	e, n, size := &call.e, out.g.size, int64(call.t.Bytes())
-	rows, cols := int64(e.Rows), int64(e.Cols)
-	wide, block := int64(n/e.Copies)*cols, rows*cols*size
-	workspace := b.device.scratch[b.in.Stream]
-	from, to := workspace, call.y.at
-	if e.Inverse {
-		from, to = call.x.at, workspace
-		for first := 0; first < n; first += e.Copies { // rows of members with equal columns are added
-			a := sumArgs{y: call.y.at + driver.Ptr(int64(first/e.Copies)*cols*size), rows: rows, cols: cols, yStride: wide, xStride: cols}
-			for i := first; i < first+e.Copies; i++ {
-				a.calls = append(a.calls, teamCall{x: span{at: workspace + driver.Ptr(int64(i)*block)}})
-			}
-			out.behind = append(out.behind, a)
-		}
-	}
-	for i := 0; i < n && !e.Inverse; i++ { // makes the columns of each member contiguous
-		out.before = append(out.before, sumArgs{y: workspace + driver.Ptr(int64(i)*block), calls: []teamCall{call},
-			at: int64(i/e.Copies) * cols * size, rows: rows, cols: cols, yStride: cols, xStride: wide})
-	}
-	out.sum = sum
-	out.op = func(comm *nccl.Comm) error {
+// message is one side of a message within a collective.
+type message struct {
+	span
+	peer  int
+	sends bool
+}
+
+// send issues messages at once.
+func (c *collective) send(messages []message, stream uintptr) func(*nccl.Comm) error {
+	return func(comm *nccl.Comm) error {
 		return c.api.Group(func() error {
-			for i := range n {
-				at := uintptr(int64(i) * block)
-				err := errors.Join(comm.Send(uintptr(from)+at, block, nccl.Int8, i, uintptr(b.stream)),
-					comm.Recv(uintptr(to)+at, block, nccl.Int8, i, uintptr(b.stream)))
-				if err != nil {
+			for _, m := range messages {
+				issue := comm.Recv
+				if m.sends {
+					issue = comm.Send
+				}
+				if err := issue(uintptr(m.at), m.bytes, nccl.Int8, m.peer, stream); err != nil {
 					return err
 				}
 			}
 			return nil
 		})
 	}
-	return nil
+}
+
+// exchange is a collective by messages: rows are packed before they are sent, and what is added or has rows apart
+// is received in the workspace.
+type exchange struct {
+	before, after []sumArgs
+	messages      []message
+	workspace     int64 // bytes
+}
+
+func exchangeOf(call *teamCall, meeting ir.Meeting, workspace driver.Ptr) (exchange, error) {
+	var e exchange
+	d := call.in.X().DType
+	reserve := func(t ir.Transfer) span {
+		at := workspace + driver.Ptr(e.workspace)
+		e.workspace += int64(t.Size())
+		return span{at, int64(t.Size())}
+	}
+	for i, t := range meeting.Gives {
+		from := span{call.x.at + driver.Ptr(t.X), int64(t.Size())}
+		if t.Rows > 1 {
+			from = reserve(t)
+			t.Y, t.YStride = 0, t.Width
+			e.before = append(e.before, sumOf(from.at, []teamCall{*call}, t, d))
+		}
+		if t.Size() > 0 {
+			e.messages = append(e.messages, message{from, i, true})
+		}
+	}
+	err := meeting.Sums(func(first, end int) error {
+		t := meeting.Gets[first].Packed()
+		if end == first+1 && t.Rows == 1 {
+			e.messages = append(e.messages, message{span{call.y.at + driver.Ptr(t.Y), int64(t.Size())}, first, false})
+			return nil
+		}
+		if end-first > maxSummands {
+			return fmt.Errorf("%s adds what %d ranks give, and at most %d can be added", call.in.Info().Name, end-first, maxSummands)
+		}
+		received := make([]teamCall, end-first)
+		for i := range received {
+			received[i].x = reserve(t)
+			e.messages = append(e.messages, message{received[i].x, first + i, false})
+		}
+		e.after = append(e.after, sumOf(call.y.at, received, t, d))
+		return nil
+	})
+	return e, err
+}
+
+// spreading lists the messages that bring each member's result to all others.
+func spreading(call *teamCall, index, n int) (messages []message) {
+	result := func(member int) span {
+		t := call.in.Op.Collective().Transfer(call.in, int64(member), 0, int64(n))
+		return span{call.y.at + driver.Ptr(t.Y), int64(t.Size())}
+	}
+	for i := range n {
+		if mine := result(index); i != index && mine.bytes > 0 {
+			messages = append(messages, message{mine, i, true})
+		}
+		if theirs := result(i); i != index && theirs.bytes > 0 {
+			messages = append(messages, message{theirs, i, false})
+		}
+	}
+	return messages
+}
+
+// workspaceOf returns the bytes that a collective needs beside its operands.
+func (c *collective) workspaceOf(d *Device, in *ir.Instr) (int64, error) {
+	if in.Op.Collective() == nil || natives[in.Op] != nil {
+		return 0, nil
+	}
+	members, index, err := d.groupOf(in)
+	if err != nil {
+		return 0, err
+	}
+	meeting, err := in.Meeting(index, len(members))
+	if err != nil {
+		return 0, err
+	}
+	e, err := exchangeOf(&teamCall{in: in}, meeting, 0)
+	return e.workspace, err
 }

@@ -19,27 +19,31 @@ func TestNCCLMeetingsAreThoseOfTheCPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fake.reset(ranks, 1<<30, 200)
-	m := fake.open(t, Options{OwnProducts: true, NCCL: true})
-	if err := m.Check(p); err != nil {
-		t.Fatal(err)
-	}
-	within(t, time.Minute, func() {
-		got, err := runSteps(p, 2, m.New, m)
-		if err != nil {
-			t.Error(err)
-			return
+	all := natives
+	defer func() { natives = all }()
+	for _, natives = range []map[ir.Op]native{all, nil} { // without NCCL's functions: by messages alone
+		fake.reset(ranks, 1<<30, 200)
+		m := fake.open(t, Options{OwnProducts: true, NCCL: true})
+		if err := m.Check(p); err != nil {
+			t.Fatal(err)
 		}
-		for step := range want {
-			for rank := range want[step] {
-				if !bytes.Equal(got[step][rank], want[step][rank]) {
-					t.Errorf("step %d: the memory of rank %d is not the cpu's", step+1, rank)
+		within(t, time.Minute, func() {
+			got, err := runSteps(p, 2, m.New, m)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for step := range want {
+				for rank := range want[step] {
+					if !bytes.Equal(got[step][rank], want[step][rank]) {
+						t.Errorf("%d functions, step %d: the memory of rank %d is not the cpu's", len(natives), step+1, rank)
+					}
 				}
 			}
+		})
+		if n, c := fake.live(), fake.comms(); n != 0 || c != 0 {
+			t.Errorf("%d functions: %d things and %d communicators were not given back", len(natives), n, c)
 		}
-	})
-	if n, c := fake.live(), fake.comms(); n != 0 || c != 0 {
-		t.Errorf("%d things and %d communicators were not given back", n, c)
 	}
 }
 

@@ -329,8 +329,10 @@ func (m *Machine) Abort(reason error) {
 // Link implements vm.Transport; device memory does not travel by it.
 func (m *Machine) Link(int, int, vm.Channel) vm.Link { return noLink{} }
 
-// Team implements vm.Transport.
-func (m *Machine) Team(int, []int32, ir.Stream) (vm.Team, error) { return nil, errNotHost }
+// Collective implements vm.Transport.
+func (m *Machine) Collective(int, []int32, *ir.Instr, []byte, []byte) (func() error, error) {
+	return nil, errNotHost
+}
 
 var errNotHost = errors.New("ranks on GPUs do not communicate through host memory")
 

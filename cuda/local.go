@@ -194,10 +194,8 @@ type team struct {
 
 // teamCall is a member's contribution, and the events of its stream: its data is there, its share is done.
 type teamCall struct {
-	op          ir.Op
-	t           ir.DType
+	in          *ir.Instr
 	y, x        span
-	e           vm.Exchange // for all_to_all
 	there, done driver.Event
 }
 
@@ -230,64 +228,28 @@ func (t *team) meet() error {
 
 // member is one rank's side of one collective instruction.
 type member struct {
-	d      *Device
-	team   *team
-	index  int
-	call   teamCall
-	theirs []driver.Event // reached when all shares are done
-	there  driver.Call
-	done   driver.Call
-	wait   driver.Call
-	copy   driver.Call
-	sum    summer
+	d       *Device
+	team    *team
+	index   int
+	meeting ir.Meeting
+	call    teamCall
+	theirs  []driver.Event // reached when all shares are done
+	there   driver.Call
+	done    driver.Call
+	wait    driver.Call
+	copy    driver.Call
+	sum     summer
 }
 
-// collectiveOf reads a collective's operands: output, input, parameters.
-func (b *binder) collectiveOf(n int) (teamCall, error) {
-	c := teamCall{op: b.in.Op, y: b.operand(0), x: b.operand(len(b.in.Args) - 1), t: b.in.Args[len(b.in.Args)-1].DType}
-	if c.op != ir.AllGather && c.op != ir.Rotate && c.t != ir.F32 && c.t != ir.BF16 {
-		return c, fmt.Errorf("%s cannot be summed", c.t)
-	}
-	wrong := false
-	switch c.op {
-	case ir.AllGather:
-		wrong = c.y.bytes != c.x.bytes*int64(n)
-	case ir.ReduceScatter:
-		wrong = c.x.bytes != c.y.bytes*int64(n)
-	case ir.Rotate:
-		wrong = c.x.bytes != c.y.bytes
-	case ir.AllToAll:
-		c.e = b.exchange()
-		if c.e.Copies < 1 || n%c.e.Copies != 0 {
-			return c, fmt.Errorf("columns cannot be shared by %d of %d ranks each", c.e.Copies, n)
-		}
-		size := int(c.t.Bytes())
-		from, to := c.e.Rows*n/c.e.Copies*c.e.Cols*size, c.e.Rows*n*c.e.Cols*size
-		if c.e.Inverse {
-			from, to = to, from
-		}
-		wrong = int(c.x.bytes) != from || int(c.y.bytes) != to
-	}
-	if wrong {
-		return c, fmt.Errorf("%d bytes from %[3]d ranks do not give %[2]d", c.x.bytes, c.y.bytes, n)
-	}
-	return c, nil
+// collectiveOf returns the operands of a collective and what this rank exchanges with the others.
+func (b *binder) collectiveOf(index, n int) (teamCall, ir.Meeting, error) {
+	meeting, err := b.in.Meeting(index, n)
+	return teamCall{in: b.in, y: b.operand(0), x: b.operand(len(b.in.Args) - 1)}, meeting, err
 }
 
-func (b *binder) exchange() vm.Exchange {
-	e := vm.Exchange{Copies: b.int("copies"), Inverse: b.int("inverse") != 0, DType: b.in.Arg("x").DType}
-	tall, wide := "y", "x"
-	if e.Inverse {
-		tall, wide = wide, tall
-	}
-	e.Rows, e.Cols = int(b.in.Arg(wide).Rows()), int(b.in.Arg(tall).Cols())
-	return e
-}
-
-// group returns the members of the instruction's group and the index of this rank.
-func (b *binder) group() (members []int32, index int, err error) {
-	d := b.device
-	group := b.int("group")
+// groupOf returns the members of a collective's group and the index of this rank.
+func (d *Device) groupOf(in *ir.Instr) (members []int32, index int, err error) {
+	group := int(in.Attr("group").Int(d.program.Ranks[d.rank].Consts))
 	if group < 0 || group >= len(d.program.Ranks[d.rank].Groups) {
 		return nil, 0, fmt.Errorf("group %d does not exist", group)
 	}
@@ -300,7 +262,7 @@ func (b *binder) group() (members []int32, index int, err error) {
 
 func (b *binder) collective() error {
 	d := b.device
-	members, index, err := b.group()
+	members, index, err := d.groupOf(b.in)
 	if err != nil {
 		return err
 	}
@@ -308,7 +270,7 @@ func (b *binder) collective() error {
 		return fmt.Errorf("%d ranks of one process on GPUs, and at most %d can communicate by copies: use NCCL", len(members), maxSummands)
 	}
 	m := &member{d: d, team: d.machine.meeting.team(members, b.in.Stream), index: index, theirs: make([]driver.Event, len(members))}
-	if m.call, err = b.collectiveOf(len(members)); err != nil {
+	if m.call, m.meeting, err = b.collectiveOf(index, len(members)); err != nil {
 		return err
 	}
 	for _, e := range []*driver.Event{&m.call.there, &m.call.done} {
@@ -318,8 +280,8 @@ func (b *binder) collective() error {
 	}
 	m.there, m.done = d.api.Record(m.call.there, b.stream), d.api.Record(m.call.done, b.stream)
 	m.wait, m.copy = d.api.Wait(b.stream, m.call.done), d.api.Copy(0, 0, 0, b.stream)
-	if m.call.op != ir.AllGather && m.call.op != ir.Rotate {
-		if m.sum, err = d.sumCall(m.call.t, b.stream); err != nil {
+	if m.meeting.Computes() {
+		if m.sum, err = d.sumCall(b.in.X().DType, b.stream); err != nil {
 			return err
 		}
 	}
@@ -367,12 +329,12 @@ func (m *member) Make() error {
 
 // match refuses calls that do not belong together.
 func (m *member) match() error {
-	c := &m.call
+	in := m.call.in
 	for i := range m.team.calls {
-		if other := &m.team.calls[i]; other.op != c.op || other.t != c.t || other.x.bytes != c.x.bytes || other.e != c.e {
+		if other := m.team.calls[i].in; other != in && in.Differs(other) != "" {
 			return fmt.Errorf("rank %d calls %s of %d bytes of %s, but rank %d calls %s of %d bytes of %s",
-				m.team.members[m.index], ir.Ops[c.op].Name, c.x.bytes, c.t,
-				m.team.members[i], ir.Ops[other.op].Name, other.x.bytes, other.t)
+				m.team.members[m.index], in.Info().Name, in.X().Bytes(), in.X().DType,
+				m.team.members[i], other.Info().Name, other.X().Bytes(), other.X().DType)
 		}
 	}
 	return nil
@@ -387,29 +349,31 @@ func (m *member) waitFor(i int, e driver.Event) error {
 	return m.wait.Make()
 }
 
-// share issues this member's part of the work, on the memory of all.
+// share issues this member's part of the work, on the memory of all. A result that goes everywhere is copied to
+// every other member; no other member writes it.
 func (m *member) share() error {
-	c, calls := &m.call, m.team.calls
-	switch c.op {
-	case ir.AllGather:
-		for i := range calls {
-			if err := m.copyBytes(c.y.at+driver.Ptr(int64(i)*c.x.bytes), calls[i].x.at, c.x.bytes); err != nil {
+	return m.meeting.Sums(m.add)
+}
+
+// add writes the sum of what members first .. end-1 give to its place in the result.
+func (m *member) add(first, end int) error {
+	t, calls := m.meeting.Gets[first], m.team.calls
+	at, bytes := driver.Ptr(t.Y), int64(t.Size())
+	if end == first+1 && t.Rows == 1 {
+		if err := m.copyBytes(m.call.y.at+at, calls[first].x.at+driver.Ptr(t.X), bytes); err != nil {
+			return err
+		}
+	} else if err := m.sum.rows(sumOf(m.call.y.at, calls[first:end], t, m.call.in.X().DType)); err != nil {
+		return err
+	}
+	for i := range calls {
+		if m.meeting.Everywhere {
+			if err := m.copyBytes(calls[i].y.at+at, m.call.y.at+at, bytes); err != nil {
 				return err
 			}
 		}
-		return nil
-	case ir.ReduceScatter:
-		elements := c.y.bytes / int64(c.t.Bytes())
-		return m.sum.rows(sumArgs{y: c.y.at, calls: calls, at: int64(m.index) * c.y.bytes, rows: 1, cols: elements})
-	case ir.AllReduce:
-		return m.allReduce()
-	case ir.Rotate:
-		return m.copyBytes(c.y.at, calls[(m.index+len(calls)-1)%len(calls)].x.at, c.y.bytes)
 	}
-	if c.e.Inverse {
-		return m.columnsToRows()
-	}
-	return m.rowsToColumns()
+	return nil
 }
 
 func (m *member) copyBytes(to, from driver.Ptr, bytes int64) error {
@@ -420,58 +384,6 @@ func (m *member) copyBytes(to, from driver.Ptr, bytes int64) error {
 	return m.copy.Make()
 }
 
-// allReduce sums one share of the elements and copies it to every member; no other member writes that share.
-func (m *member) allReduce() error {
-	c, n, size := &m.call, int64(len(m.team.members)), int64(m.call.t.Bytes())
-	elements, index := c.x.bytes/size, int64(m.index)
-	from, to := elements*index/n, elements*(index+1)/n
-	at := driver.Ptr(from * size)
-	if err := m.sum.rows(sumArgs{y: c.x.at + at, calls: m.team.calls, at: from * size, rows: 1, cols: to - from}); err != nil {
-		return err
-	}
-	for i := range m.team.calls {
-		if err := m.copyBytes(m.team.calls[i].x.at+at, c.x.at+at, (to-from)*size); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// rowsToColumns takes this member's columns from every member's rows.
-func (m *member) rowsToColumns() error {
-	e, size := &m.call.e, int64(m.call.t.Bytes())
-	rows, cols := int64(e.Rows), int64(e.Cols)
-	wide := int64(len(m.team.members)/e.Copies) * cols
-	for i := range m.team.calls {
-		err := m.sum.rows(sumArgs{
-			y: m.call.y.at + driver.Ptr(int64(i)*rows*cols*size), calls: m.team.calls[i : i+1],
-			at: int64(m.index/e.Copies) * cols * size, rows: rows, cols: cols, yStride: cols, xStride: wide,
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// columnsToRows takes this member's rows from every member's columns, and adds those of members with equal
-// columns.
-func (m *member) columnsToRows() error {
-	e, size := &m.call.e, int64(m.call.t.Bytes())
-	rows, cols := int64(e.Rows), int64(e.Cols)
-	wide := int64(len(m.team.members)/e.Copies) * cols
-	for first := 0; first < len(m.team.calls); first += e.Copies {
-		err := m.sum.rows(sumArgs{
-			y: m.call.y.at + driver.Ptr(int64(first/e.Copies)*cols*size), calls: m.team.calls[first : first+e.Copies],
-			at: int64(m.index) * rows * cols * size, rows: rows, cols: cols, yStride: wide, xStride: cols,
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // sumArgs describe y[row,col] = the sum over calls, in order and in f32, of x[row,col], starting at byte at.
 type sumArgs struct {
 	y                driver.Ptr
@@ -479,6 +391,13 @@ type sumArgs struct {
 	at               int64
 	rows, cols       int64
 	yStride, xStride int64 // row stride, in elements
+}
+
+// sumOf describes a transfer that several calls give.
+func sumOf(y driver.Ptr, calls []teamCall, t ir.Transfer, d ir.DType) sumArgs {
+	size := d.Bytes()
+	return sumArgs{y: y + driver.Ptr(t.Y), calls: calls, at: int64(t.X), rows: int64(t.Rows), cols: int64(t.Width / size),
+		yStride: int64(t.YStride / size), xStride: int64(t.XStride / size)}
 }
 
 // maxSummands is the number of addresses that the summing kernel accepts.

@@ -35,10 +35,12 @@ func (d *Device) plansOf() (plans [ir.NumSections][]kernels.Plan, err error) {
 		plans[s] = make([]kernels.Plan, len(code))
 		for pc := range code {
 			in := &code[pc]
-			if in.Op == ir.AllToAll && d.machine.collect != nil {
-				for _, v := range in.Args {
-					need[in.Stream] = max(need[in.Stream], int64(v.Bytes()))
+			if d.machine.collect != nil {
+				bytes, err := d.machine.collect.workspaceOf(d, in)
+				if err != nil {
+					return plans, fmt.Errorf("%s: %w", vm.At(d.program, s, pc, in), err)
 				}
+				need[in.Stream] = max(need[in.Stream], bytes)
 			}
 			if in.Info().Class != ir.ClassKernel {
 				continue

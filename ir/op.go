@@ -159,11 +159,7 @@ const (
 	WorkD2H
 	WorkH2D
 	WorkP2P
-	WorkAllGather
-	WorkReduceScatter
-	WorkAllReduce
-	WorkAllToAll
-	WorkRotate
+	WorkCollective
 )
 
 // Rule names a shape rule that Dims cannot express; oprules.go holds them.
@@ -175,15 +171,14 @@ const (
 	RuleMatmul
 	RuleAttention
 	RuleUpdate
-	RuleGather
-	RuleAllToAll
-	RuleRotate
+	RuleCollective // collective.go has one for each
 	RuleZigzag
 )
 
 // Work is the cost of an instruction, independent of the machine.
 type Work struct {
 	Kind  WorkKind
+	Op    Op // of a collective: its row has the path of the bytes
 	Flops Flops
 	Bytes Bytes // device memory traffic, or bytes on the link for moves and messages
 	Rows  int64 // size at which efficiency is looked up
@@ -637,7 +632,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "x", Types: "any"},
 		},
 		Attrs: []AttrInfo{attrGroup},
-		Rule:  RuleGather, Work: WorkAllGather,
+		Rule:  RuleCollective, Work: WorkCollective,
 	},
 	ReduceScatter: {
 		Name: "reduce_scatter", Class: ClassComm, Streams: onColl,
@@ -647,7 +642,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "x", Types: "T"},
 		},
 		Attrs: []AttrInfo{attrGroup},
-		Rule:  RuleGather, Work: WorkReduceScatter,
+		Rule:  RuleCollective, Work: WorkCollective,
 	},
 	AllReduce: {
 		Name: "all_reduce", Class: ClassComm, Streams: onColl,
@@ -656,7 +651,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "x", Dir: ReadWrite, Types: "F"},
 		},
 		Attrs: []AttrInfo{attrGroup},
-		Work:  WorkAllReduce,
+		Rule:  RuleCollective, Work: WorkCollective,
 	},
 	Record: {
 		Name: "record", Class: ClassSync, Doc: "Marks the point in its stream that wait waits for. Each event is recorded once per section.",
@@ -679,7 +674,7 @@ var Ops = [NumOps]OpInfo{
 			{"copies", KindInt, "neighbours in the group that get the same columns; the group size is a multiple of it"},
 			{"inverse", KindBool, "from columns back to rows"},
 		},
-		Rule: RuleAllToAll, Work: WorkAllToAll, Source: "Jacobs et al. 2023, DeepSpeed Ulysses",
+		Rule: RuleCollective, Work: WorkCollective, Source: "Jacobs et al. 2023, DeepSpeed Ulysses",
 	},
 	AttentionMerge: {
 		Name: "attention_merge", Class: ClassKernel, Streams: onCompute,
@@ -712,7 +707,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "x", Types: "any"},
 		},
 		Attrs: []AttrInfo{attrGroup},
-		Rule:  RuleRotate, Work: WorkRotate, Source: "Liu, Zaharia, Abbeel 2023, Ring Attention; in zigzag order Brandon et al. 2023, Striped Attention, after Zhu 2024",
+		Rule:  RuleCollective, Work: WorkCollective, Source: "Liu, Zaharia, Abbeel 2023, Ring Attention; in zigzag order Brandon et al. 2023, Striped Attention, after Zhu 2024",
 	},
 	SGD: {
 		Name: "sgd", Class: ClassKernel, Streams: onCompute,

@@ -34,12 +34,10 @@ func (in *Instr) CheckRule() error {
 		return checkAttention(in)
 	case RuleUpdate:
 		return checkUpdate(in)
-	case RuleGather:
-		return checkGather(in)
-	case RuleAllToAll:
-		return checkAllToAll(in)
-	case RuleRotate:
-		return checkRotate(in)
+	case RuleCollective:
+		if check := in.Op.Collective().Check; check != nil {
+			return check(in)
+		}
 	case RuleZigzag:
 		return checkZigzag(in)
 	}
@@ -66,6 +64,9 @@ func linkWork(in *Instr, kind WorkKind) Work {
 	var bytes Bytes
 	for i := range in.Args {
 		bytes = max(bytes, in.Args[i].Bytes())
+	}
+	if kind == WorkCollective {
+		return CollectiveWork(in.Op, bytes)
 	}
 	return Work{Kind: kind, Bytes: bytes}
 }
@@ -131,55 +132,6 @@ func checkRow(row int64, w, grad View) error {
 		return fmt.Errorf("rows %d to %d of a gradient of %d rows", row, Plus(row, w.Rows()), grad.Rows())
 	}
 	return nil
-}
-
-// checkGather checks what holds for any group: the whole is a multiple of the share. The verifier compares
-// with the group's size.
-func checkGather(in *Instr) error {
-	whole, share := in.Args[0], in.Args[1]
-	if in.Op == ReduceScatter {
-		whole, share = share, whole
-	}
-	if whole.DType != share.DType {
-		return fmt.Errorf("element types %s and %s differ", whole.DType, share.DType)
-	}
-	if share.Elements() == 0 || whole.Elements()%share.Elements() != 0 {
-		return fmt.Errorf("%d elements are not a multiple of %d", whole.Elements(), share.Elements())
-	}
-	return nil
-}
-
-// checkRotate checks that input and output have one size and type.
-func checkRotate(in *Instr) error {
-	y, x := in.Args[0], in.Args[1]
-	if y.DType != x.DType || y.Elements() != x.Elements() {
-		return fmt.Errorf("%d elements of %s do not become %d of %s", x.Elements(), x.DType, y.Elements(), y.DType)
-	}
-	return nil
-}
-
-// checkAllToAll checks what holds for any group; the verifier compares the ratio of rows with its size.
-func checkAllToAll(in *Instr) error {
-	tall, wide := allToAllSides(in)
-	ratio := tall.Rows() / max(wide.Rows(), 1)
-	copies := int64(in.Attr("copies").Bits)
-	switch {
-	case len(tall.Dims()) != 2 || len(wide.Dims()) != 2:
-		return fmt.Errorf("both sides have two dimensions")
-	case tall.Rows()%wide.Rows() != 0:
-		return fmt.Errorf("%d rows are not a multiple of %d", tall.Rows(), wide.Rows())
-	case ratio%copies != 0 || wide.Cols() != Times(ratio/copies, tall.Cols()):
-		return fmt.Errorf("%d columns are not %d members / %d copies times %d", wide.Cols(), ratio, copies, tall.Cols())
-	}
-	return nil
-}
-
-// allToAllSides returns the operand with the rows of all members, and the one with the columns of all.
-func allToAllSides(in *Instr) (tall, wide View) {
-	if in.Attr("inverse").Bits != 0 {
-		return in.Args[1], in.Args[0]
-	}
-	return in.Args[0], in.Args[1]
 }
 
 // limitsValues reports whether CheckValues, or the verifier's check of peers, applies.

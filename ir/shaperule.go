@@ -64,7 +64,7 @@ func newShapeRule(row *OpInfo) shapeRule {
 	r.names = len(names)
 	for i := range row.Attrs {
 		// A rule beyond the dimensions uses the same kinds of numbers.
-		if inShape[i] || (row.Rule == RuleAttention || row.Rule == RuleAllToAll) && row.Attrs[i].Kind == KindInt {
+		if inShape[i] || (row.Rule == RuleAttention || row.Rule == RuleCollective) && row.Attrs[i].Kind == KindInt {
 			r.sizes = append(r.sizes, i)
 		}
 	}

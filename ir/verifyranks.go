@@ -150,8 +150,7 @@ func disagrees(p *Program, g int, members []int32) int {
 	return None
 }
 
-// gathers compares the sizes of all_gather, reduce_scatter and all_to_all with the size of the group, and
-// checks that every rank has the groups that its code uses.
+// gathers compares the group sizes that operands imply with those of the groups, and checks that every rank has the groups that its code uses.
 func (v *ranksVerifier) gathers() {
 	type use struct {
 		group int
@@ -163,7 +162,7 @@ func (v *ranksVerifier) gathers() {
 		seen := map[[2]int64]bool{}
 		for g, list := range v.traffic[c].groups {
 			for _, i := range list {
-				u := use{g, gatherRatio(&v.p.Codes[c].Sections[v.section][i]), i}
+				u := use{g, v.p.Codes[c].Sections[v.section][i].members(), i}
 				if key := [2]int64{int64(g), u.ratio}; !seen[key] {
 					seen[key] = true
 					uses[c] = append(uses[c], u)
@@ -182,20 +181,6 @@ func (v *ranksVerifier) gathers() {
 			}
 		}
 	}
-}
-
-// gatherRatio returns the size of the whole divided by the share, or 0 if there is no such ratio.
-func gatherRatio(in *Instr) int64 {
-	switch in.Info().Rule {
-	case RuleAllToAll:
-		tall, wide := allToAllSides(in)
-		return tall.Rows() / wide.Rows()
-	case RuleGather:
-	default:
-		return 0
-	}
-	a, b := in.Args[0].Elements(), in.Args[1].Elements()
-	return max(a, b) / min(a, b)
 }
 
 // conversation holds the messages of one channel from one rank to another, as both ends see them.
@@ -298,7 +283,7 @@ func (v *ranksVerifier) agree(g, first, r int) {
 	a := v.traffic[v.p.Ranks[first].Code].groups[g]
 	b := v.traffic[v.p.Ranks[r].Code].groups[g]
 	for n := range min(len(a), len(b)) {
-		if why := disagree(v.instr(first, a[n]), v.instr(r, b[n])); why != "" {
+		if why := v.instr(first, a[n]).Differs(v.instr(r, b[n])); why != "" {
 			other := v.site(first, a[n])
 			v.addOnce(Finding{Kind: FindCollective, At: v.site(r, b[n]), Other: &other, Msg: fmt.Sprintf(
 				"collective %d of group %s differs from that of rank %d in its %s", n, v.p.Groups[g], first, why)})
@@ -310,26 +295,4 @@ func (v *ranksVerifier) agree(g, first, r int) {
 		v.addOnce(Finding{Kind: FindCollective, At: at, Msg: fmt.Sprintf(
 			"%d collectives of group %s in section %s, but %d on rank %d", len(b), v.p.Groups[g], v.section, len(a), first)})
 	}
-}
-
-// disagree describes the difference between two halves of a collective.
-func disagree(a, b *Instr) string {
-	switch {
-	case a.Op != b.Op:
-		return "opcode"
-	case a.Stream != b.Stream:
-		return "stream"
-	}
-	for i := range a.Args {
-		if a.Args[i].DType != b.Args[i].DType {
-			return "element type"
-		}
-		if a.Args[i].Elements() != b.Args[i].Elements() {
-			return "size"
-		}
-	}
-	if a.Op == AllToAll && (a.Attr("copies") != b.Attr("copies") || a.Attr("inverse") != b.Attr("inverse") || a.Args[0].Rows() != b.Args[0].Rows()) {
-		return "layout"
-	}
-	return ""
 }

@@ -7,13 +7,15 @@ import (
 )
 
 // Transport connects the ranks of a job with NCCL's semantics: an operation blocks its stream until its peers
-// arrive. Links and teams are created when a program is loaded; their operations allocate nothing.
+// arrive. Links and collectives are bound when a program is loaded; their operations allocate nothing.
 //
-// A link carries messages in one direction between two ranks on one channel, in order. A team is a member's
-// handle to the collectives of a group on a stream; its operations match in order.
+// A link carries messages in one direction between two ranks on one channel, in order.
 type Transport interface {
 	Link(from, to int, channel Channel) Link
-	Team(rank int, members []int32, stream ir.Stream) (Team, error)
+	// Collective binds a member's side of a collective with operands in memory, and returns the function that
+	// runs it. Collectives of one group on one stream match in the order in which they run. Sums are taken in
+	// f32 in the order of the members and rounded once, so they do not depend on the order of arrival.
+	Collective(rank int, members []int32, in *ir.Instr, y, x []byte) (func() error, error)
 	// Abort makes every current and future operation on every rank fail with an error that wraps ErrAborted
 	// and names the reason. Only the first reason counts.
 	Abort(reason error)
@@ -27,27 +29,6 @@ type Link interface {
 	Send(x []byte) error
 	Recv(y []byte) error
 }
-
-// Team is one member's side of collectives. Sums are taken in f32 in the order of the members and rounded
-// once, so they do not depend on the order of arrival.
-type Team interface {
-	AllGather(y, x []byte) error
-	ReduceScatter(y, x []byte, t ir.DType) error
-	AllReduce(x []byte, t ir.DType) error
-	AllToAll(y, x []byte, e Exchange) error
-	Rotate(y, x []byte) error
-}
-
-// Exchange is the layout of an all_to_all; its fields are explained at the opcode's row.
-type Exchange struct {
-	Rows, Cols int // r and c
-	Copies     int
-	Inverse    bool
-	DType      ir.DType
-}
-
-// wide returns the number of columns of all members of a group of n together.
-func (e Exchange) wide(n int) int { return n / e.Copies * e.Cols }
 
 // Channel distinguishes messages in flight between two ranks in one direction.
 type Channel uint8

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 )
 
 // together runs f for every rank at once and returns their errors. It fails the test if they hang.
@@ -119,6 +121,15 @@ func TestCollectives(t *testing.T) {
 	}
 }
 
+// collective binds a collective and runs it once.
+func collective(tr Transport, rank int, members []int32, in *ir.Instr, y, x []byte) error {
+	run, err := tr.Collective(rank, members, in, y, x)
+	if err != nil {
+		return err
+	}
+	return run()
+}
+
 func collectives(t *testing.T, dtype ir.DType, members []int32, each int) {
 	const seed = 11
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -137,40 +148,37 @@ func collectives(t *testing.T, dtype ir.DType, members []int32, each int) {
 	}
 	want := make([]byte, n*each*size)
 	narrow(want, sum, dtype)
+	part, all := []int64{int64(each)}, []int64{int64(n * each)}
 	expectNone(t, together(t, n, func(rank int) error {
-		team, err := local.Team(rank, members, ir.Coll)
-		if err != nil {
-			return err
-		}
-		index := 0
-		for members[index] != int32(rank) {
-			index++
+		index := slices.Index(members, int32(rank))
+		call := func(op ir.Op, y, x []byte, shapes ...[]int64) error {
+			return collective(local, rank, members, irtest.Collective(op, dtype, shapes), y, x)
 		}
 		x, share, whole := make([]byte, n*each*size), make([]byte, each*size), make([]byte, n*each*size)
 		narrow(x, inputs[index], dtype)
 		for range 3 {
-			if err := team.ReduceScatter(share, x, dtype); err != nil {
+			if err := call(ir.ReduceScatter, share, x, part, all); err != nil {
 				return err
 			}
 			if string(share) != string(want[index*each*size:][:each*size]) {
 				return fmt.Errorf("rank %d: wrong share of the sum (seed %d)", rank, seed)
 			}
 			before := make([]byte, len(x))
-			if err := team.Rotate(before, x); err != nil {
+			if err := call(ir.Rotate, before, x, all, all); err != nil {
 				return err
 			}
 			handed := make([]byte, len(x))
 			if narrow(handed, inputs[(index+n-1)%n], dtype); string(before) != string(handed) {
 				return fmt.Errorf("rank %d: not what the rank before has (seed %d)", rank, seed)
 			}
-			if err := team.AllGather(whole, share); err != nil {
+			if err := call(ir.AllGather, whole, share, all, part); err != nil {
 				return err
 			}
 			if string(whole) != string(want) {
 				return fmt.Errorf("rank %d: shares gathered in the wrong order (seed %d)", rank, seed)
 			}
 		}
-		if err := team.AllReduce(x, dtype); err != nil {
+		if err := call(ir.AllReduce, x, x, all); err != nil {
 			return err
 		}
 		if string(x) != string(want) {
@@ -200,10 +208,6 @@ func allToAll(t *testing.T, dtype ir.DType, members []int32, copies int) {
 	// Element (row, column) of all rows and columns together; small integers are exact in both types.
 	value := func(row, col int) float32 { return float32((row*wide + col) % 61) }
 	expectNone(t, together(t, n, func(rank int) error {
-		team, err := local.Team(rank, members, ir.Coll)
-		if err != nil {
-			return err
-		}
 		k := slices.Index(members, int32(rank))
 		var byRows, byCols, back []float32
 		for row := range rows {
@@ -219,14 +223,17 @@ func allToAll(t *testing.T, dtype ir.DType, members []int32, copies int) {
 		}
 		x, y, z := make([]byte, len(byRows)*size), make([]byte, len(byCols)*size), make([]byte, len(byRows)*size)
 		narrow(x, byRows, dtype)
-		e := Exchange{Rows: rows, Cols: cols, Copies: copies, DType: dtype}
+		sides := [][]int64{{int64(n * rows), cols}, {rows, int64(wide)}}
 		for _, leg := range []struct {
 			y, x    []byte
 			want    []float32
 			inverse bool
 		}{{y, x, byCols, false}, {z, y, back, true}} {
-			e.Inverse = leg.inverse
-			if err := team.AllToAll(leg.y, leg.x, e); err != nil {
+			in := irtest.Collective(ir.AllToAll, dtype, sides, ir.Int(int64(copies)), ir.Bool(leg.inverse))
+			if leg.inverse {
+				in.Args[0], in.Args[1] = in.Args[1], in.Args[0]
+			}
+			if err := collective(local, rank, members, in, leg.y, leg.x); err != nil {
 				return err
 			}
 			want := make([]byte, len(leg.y))
@@ -235,7 +242,8 @@ func allToAll(t *testing.T, dtype ir.DType, members []int32, copies int) {
 				return fmt.Errorf("rank %d, inverse %t: wrong elements", rank, leg.inverse)
 			}
 		}
-		if err := team.AllToAll(y[size:], x, e); err == nil {
+		sides[0][0]++
+		if err := collective(local, rank, members, irtest.Collective(ir.AllToAll, dtype, sides, ir.Int(int64(copies)), ir.Bool(false)), y, x); err == nil {
 			return errors.New("wrong sizes are accepted")
 		}
 		return nil
@@ -245,19 +253,14 @@ func allToAll(t *testing.T, dtype ir.DType, members []int32, copies int) {
 func TestCollectivesMustAgree(t *testing.T) {
 	local := NewLocal()
 	errs := together(t, 2, func(rank int) error {
-		team, err := local.Team(rank, []int32{0, 1}, ir.Coll)
-		if err != nil {
-			return err
-		}
-		if rank == 0 {
-			return team.AllReduce(make([]byte, 8), ir.F32)
-		}
-		return team.AllReduce(make([]byte, 12), ir.F32)
+		x := make([]byte, 8+4*rank)
+		in := irtest.Collective(ir.AllReduce, ir.F32, [][]int64{{int64(2 + rank)}})
+		return collective(local, rank, []int32{0, 1}, in, x, x)
 	})
 	if errs[0] == nil || !strings.Contains(errs[0].Error(), "rank 0 calls all_reduce of 8 bytes of f32, but rank 1 calls all_reduce of 12") {
 		t.Error(errs)
 	}
-	if _, err := local.Team(3, []int32{0, 1}, ir.Coll); err == nil {
+	if err := collective(local, 3, []int32{0, 1}, irtest.Collective(ir.AllReduce, ir.F32, [][]int64{{1}}), nil, nil); err == nil {
 		t.Error("rank 3 joins a group that it is not in")
 	}
 }
@@ -265,9 +268,9 @@ func TestCollectivesMustAgree(t *testing.T) {
 func TestAbortFreesEveryone(t *testing.T) {
 	local := NewLocal()
 	errs := together(t, 4, func(rank int) error {
-		team, err := local.Team(rank, []int32{0, 1, 2, 3}, ir.Coll)
-		if err != nil {
-			return err
+		gather := func() error {
+			in := irtest.Collective(ir.AllGather, ir.F32, [][]int64{{4}, {1}})
+			return collective(local, rank, []int32{0, 1, 2, 3}, in, make([]byte, 16), make([]byte, 4))
 		}
 		switch rank {
 		case 0:
@@ -275,12 +278,12 @@ func TestAbortFreesEveryone(t *testing.T) {
 		case 1:
 			return local.Link(3, 1, ChannelMux).Recv([]byte{1})
 		case 2:
-			return team.AllGather(make([]byte, 4), make([]byte, 1))
+			return gather()
 		}
 		time.Sleep(10 * time.Millisecond)
 		local.Abort(errors.New("rank 3: out of luck"))
 		local.Abort(errors.New("too late"))
-		return team.AllGather(make([]byte, 4), make([]byte, 1))
+		return gather()
 	})
 	for rank, err := range errs {
 		if !errors.Is(err, ErrAborted) || !strings.Contains(err.Error(), "out of luck") {
@@ -292,16 +295,34 @@ func TestAbortFreesEveryone(t *testing.T) {
 func TestTransportAllocatesNothing(t *testing.T) {
 	local := NewLocal()
 	link := local.Link(0, 1, ChannelNext)
-	teams := [2]Team{}
-	for r := range teams {
-		teams[r], _ = local.Team(r, []int32{0, 1}, ir.Coll)
+	x, y := make([]byte, 1024), make([]byte, 1024)
+	var calls [2][]func() error
+	for r := range calls {
+		z := make([]byte, 2048)
+		for _, c := range []struct {
+			in   *ir.Instr
+			y, x []byte
+		}{
+			{irtest.Collective(ir.AllReduce, ir.F32, [][]int64{{512}}), z, z},
+			{irtest.Collective(ir.AllGather, ir.F32, [][]int64{{512}, {256}}), z, x},
+			{irtest.Collective(ir.AllToAll, ir.F32, [][]int64{{16, 8}, {8, 16}}, ir.Int(1), ir.Bool(false)), z, x},
+		} {
+			call, err := local.Collective(r, []int32{0, 1}, c.in, c.y, c.x)
+			if err != nil {
+				t.Fatal(err)
+			}
+			calls[r] = append(calls[r], call)
+		}
 	}
-	x, y, z := make([]byte, 1024), make([]byte, 1024), make([]byte, 2048)
 	const runs = 200
 	done := make(chan error, 1)
 	go func() {
 		for range runs + 1 { // one more, because AllocsPerRun warms up once
-			if err := errors.Join(link.Recv(y), teams[1].AllReduce(y, ir.F32), teams[1].AllGather(make([]byte, 0), nil)); err != nil {
+			err := link.Recv(y)
+			for _, call := range calls[1] {
+				err = cmp.Or(err, call())
+			}
+			if err != nil {
 				done <- err
 				return
 			}
@@ -310,13 +331,14 @@ func TestTransportAllocatesNothing(t *testing.T) {
 	}()
 	allocs := testing.AllocsPerRun(runs, func() {
 		link.Send(x)
-		teams[0].AllReduce(x, ir.F32)
-		teams[0].AllGather(z[:0], nil)
+		for _, call := range calls[0] {
+			call()
+		}
 	})
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
 	if allocs > 1 { // the counter covers the whole process
-		t.Errorf("%v allocations by a message and two collectives", allocs)
+		t.Errorf("%v allocations by a message and three collectives", allocs)
 	}
 }

@@ -45,76 +45,79 @@ func (m *localMember) wire(l *Local, team string) {
 	}
 }
 
-// exchange sends members in other processes the parts that they need of this one's x, and receives theirs.
-// All announce their parts before sending any, so every part sent is received.
-func (m *localMember) exchange(c *teamCall) error {
-	n := len(m.parts)
+// exchange sends members in other processes what they get of this one's x, and receives what they give. All
+// announce what they expect before sending anything, so everything sent is received.
+func (m *localMember) exchange() error {
+	if m.in == nil {
+		return nil
+	}
+	gets, gives := m.meeting.Gets, m.meeting.Gives
 	for i, in := range m.in {
-		if p := c.part(n, m.index, i); in != nil && p.bytes() > 0 {
-			m.parts[i] = piece{m.place(c, i, p.bytes()), p.row}
-			in.Expect(m.parts[i].x)
+		if in != nil && gets[i].Size() > 0 {
+			m.from[i] = m.place(i)
+			in.Expect(m.from[i].x)
 		}
 	}
 	var err error
-	for k := 1; k < n && err == nil; k++ {
-		i := (m.index + k) % n
-		if p := c.part(n, i, m.index); m.out[i] != nil && p.bytes() > 0 {
-			err = m.out[i].Send(m.pack(c.x, p))
+	for k := 1; k < len(m.in) && err == nil; k++ {
+		i := (m.index + k) % len(m.in)
+		if m.out[i] != nil && gives[i].Size() > 0 {
+			err = m.out[i].Send(m.pack(gives[i]))
 		}
 	}
 	for i, in := range m.in {
-		if in != nil && c.part(n, m.index, i).bytes() > 0 {
+		if in != nil && gets[i].Size() > 0 {
 			err = cmp.Or(err, in.Arrived())
 		}
 	}
 	return err
 }
 
-// place returns the destination of a remote part: the result, if the part is contiguous there, or a buffer.
-func (m *localMember) place(c *teamCall, from, bytes int) []byte {
-	switch {
-	case c.op == ir.AllGather, c.op == ir.AllToAll && !c.e.Inverse:
-		return c.y[from*bytes : (from+1)*bytes]
-	case c.op == ir.Rotate:
-		return c.y
-	case cap(m.staged[from]) < bytes:
-		m.staged[from] = make([]byte, bytes)
+// place returns the destination of what a remote member gives: the result, if it is adjacent there and nothing
+// is added, or a buffer.
+func (m *localMember) place(from int) source {
+	g, row := m.meeting.Gets[from].Packed(), int(m.meeting.Gets[from].Width)
+	if alone := !m.meeting.Adds(from) && (from+1 == len(m.from) || !m.meeting.Adds(from+1)); alone && g.Rows == 1 {
+		return source{m.call.y[g.Y : g.Y+g.Width], row}
 	}
-	return m.staged[from][:bytes]
+	if m.staged[from] == nil {
+		m.staged[from] = make([]byte, g.Size())
+	}
+	return source{m.staged[from], row}
 }
 
-// pack copies a part into contiguous bytes.
-func (m *localMember) pack(x []byte, p part) []byte {
-	if p.rows == 1 {
-		return x[p.at : p.at+p.row]
+// pack returns a transfer of x as adjacent bytes.
+func (m *localMember) pack(t ir.Transfer) []byte {
+	x, row := m.call.x[t.X:], int(t.Width)
+	if t.Rows == 1 {
+		return x[:row]
 	}
-	if cap(m.packed) < p.bytes() {
-		m.packed = make([]byte, p.bytes())
+	if cap(m.packed) < int(t.Size()) {
+		m.packed = make([]byte, t.Size())
 	}
-	out := m.packed[:p.bytes()]
-	for row := range p.rows {
-		copy(out[row*p.row:(row+1)*p.row], x[p.at+row*p.stride:])
+	out := m.packed[:t.Size()]
+	for i := range int(t.Rows) {
+		copy(out[i*row:(i+1)*row], x[i*int(t.XStride):])
 	}
 	return out
 }
 
-// spreadFar sends this member's share of an all_reduce to members in other processes, and receives theirs.
-func (m *localMember) spreadFar(c *teamCall) error {
-	n := len(m.parts)
+// spreadFar sends this member's result to members in other processes, and receives theirs.
+func (m *localMember) spreadFar() error {
 	for i, in := range m.in {
-		if from, to := c.share(n, i); in != nil && from < to {
-			in.Expect(c.x[from:to])
+		if first, end := m.result(i); in != nil && first < end {
+			in.Expect(m.call.y[first:end])
 		}
 	}
 	var err error
-	mine, end := c.share(n, m.index)
-	for k := 1; k < n && err == nil && mine < end; k++ {
-		if i := (m.index + k) % n; m.out[i] != nil {
-			err = m.out[i].Send(c.x[mine:end])
+	mine, end := m.result(m.index)
+	for k := 1; k < len(m.in) && err == nil && mine < end; k++ {
+		if i := (m.index + k) % len(m.in); m.out[i] != nil {
+			err = m.out[i].Send(m.call.y[mine:end])
 		}
 	}
 	for i, in := range m.in {
-		if from, to := c.share(n, i); in != nil && from < to {
+		if first, end := m.result(i); in != nil && first < end {
 			err = cmp.Or(err, in.Arrived())
 		}
 	}

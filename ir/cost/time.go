@@ -121,14 +121,8 @@ func (c Model) One(w ir.Work, l Link) ir.Seconds {
 	case ir.WorkP2P:
 		rate, latency := c.wire(l)
 		return c.latency(latency) + over(w.Bytes, rate)
-	case ir.WorkAllGather, ir.WorkReduceScatter:
-		return c.ring(w.Bytes, l, 1)
-	case ir.WorkAllReduce:
-		return c.ring(w.Bytes, l, 2)
-	case ir.WorkAllToAll:
-		return c.allToAll(w.Bytes, l)
-	case ir.WorkRotate:
-		return c.rotate(w.Bytes, l)
+	case ir.WorkCollective:
+		return c.collective(w, l)
 	}
 	panic("internal: no cost for this kind of work")
 }
@@ -168,12 +162,28 @@ func (c Model) copy(n ir.Bytes, rate float64) ir.Seconds {
 	return c.latency(0) + over(n, rate)
 }
 
-// ring returns the time for a number of passes of a ring collective over the whole operand of n bytes: in t-1
-// steps each rank passes on n/t.
-func (c Model) ring(n ir.Bytes, l Link, passes int) ir.Seconds {
+// collective returns the time of a collective by the path of its bytes. A result that goes everywhere takes as
+// long to spread as to compute.
+func (c Model) collective(w ir.Work, l Link) ir.Seconds {
 	if l.Ranks < 2 {
 		return 0
 	}
+	row, passes := w.Op.Collective(), 1
+	if row.Everywhere {
+		passes = 2
+	}
+	switch row.Traffic {
+	case ir.TrafficNeighbour:
+		return c.rotate(w.Bytes, l)
+	case ir.TrafficDirect:
+		return c.allToAll(w.Bytes, l)
+	}
+	return c.ring(w.Bytes, l, passes)
+}
+
+// ring returns the time for a number of passes of a ring collective over the whole operand of n bytes: in t-1
+// steps each rank passes on n/t.
+func (c Model) ring(n ir.Bytes, l Link, passes int) ir.Seconds {
 	rate, latency := c.wire(l)
 	steps := float64(passes * (l.Ranks - 1))
 	moved := over(n, rate*c.machine.CollectiveEfficiency) * ir.Seconds(steps/float64(l.Ranks))
@@ -182,9 +192,6 @@ func (c Model) ring(n ir.Bytes, l Link, passes int) ir.Seconds {
 
 // rotate is one step of a ring, in which each rank passes on n bytes.
 func (c Model) rotate(n ir.Bytes, l Link) ir.Seconds {
-	if l.Ranks < 2 {
-		return 0
-	}
 	rate, latency := c.wire(l)
 	return c.latency(latency) + over(n, rate*c.machine.CollectiveEfficiency)
 }
@@ -192,9 +199,6 @@ func (c Model) rotate(n ir.Bytes, l Link) ir.Seconds {
 // allToAll returns the time in which each rank sends every other its part of n/t, all messages at once.
 // Traffic inside the node and out of it overlap, and the ranks of a node share the way out.
 func (c Model) allToAll(n ir.Bytes, l Link) ir.Seconds {
-	if l.Ranks < 2 {
-		return 0
-	}
 	rate, latency := c.wire(l)
 	perNode := (l.Ranks + l.Nodes - 1) / l.Nodes
 	efficiency, parts := c.machine.CollectiveEfficiency, ir.Seconds(l.Ranks)

@@ -38,15 +38,15 @@ func TestTime(t *testing.T) {
 		{"h2d", ir.Work{Kind: ir.WorkH2D, Bytes: 1e7}, Link{}, 0.5 * ms},
 		{"message in a node", ir.Work{Kind: ir.WorkP2P, Bytes: 1e8}, Link{Ranks: 2, Nodes: 1}, 1*ms + 1e-6},
 		{"message across, a fourth of the network", ir.Work{Kind: ir.WorkP2P, Bytes: 1e7}, pair, 1*ms + 10e-6},
-		{"all_gather in a node", ir.Work{Kind: ir.WorkAllGather, Bytes: 1e8}, inNode, 1.5*ms + 3e-6},
-		{"reduce_scatter in a node", ir.Work{Kind: ir.WorkReduceScatter, Bytes: 1e8}, inNode, 1.5*ms + 3e-6},
-		{"all_reduce in a node", ir.Work{Kind: ir.WorkAllReduce, Bytes: 1e8}, inNode, 3*ms + 6e-6},
-		{"all_gather across", ir.Work{Kind: ir.WorkAllGather, Bytes: 160e6}, across, 7*ms + 70e-6},
-		{"all_reduce of pairs across", ir.Work{Kind: ir.WorkAllReduce, Bytes: 1e7}, pair, 2*ms + 20e-6},
-		{"all_to_all in a node", ir.Work{Kind: ir.WorkAllToAll, Bytes: 1e8}, inNode, 1.5*ms + 1e-6},
-		{"all_to_all across: four ranks send half of theirs by one way out", ir.Work{Kind: ir.WorkAllToAll, Bytes: 1e7}, across, 1*ms + 10e-6},
-		{"rotate in a node", ir.Work{Kind: ir.WorkRotate, Bytes: 1e8}, inNode, 2*ms + 1e-6},
-		{"rotate across", ir.Work{Kind: ir.WorkRotate, Bytes: 160e6}, across, 8*ms + 10e-6},
+		{"all_gather in a node", ir.CollectiveWork(ir.AllGather, 1e8), inNode, 1.5*ms + 3e-6},
+		{"reduce_scatter in a node", ir.CollectiveWork(ir.ReduceScatter, 1e8), inNode, 1.5*ms + 3e-6},
+		{"all_reduce in a node", ir.CollectiveWork(ir.AllReduce, 1e8), inNode, 3*ms + 6e-6},
+		{"all_gather across", ir.CollectiveWork(ir.AllGather, 160e6), across, 7*ms + 70e-6},
+		{"all_reduce of pairs across", ir.CollectiveWork(ir.AllReduce, 1e7), pair, 2*ms + 20e-6},
+		{"all_to_all in a node", ir.CollectiveWork(ir.AllToAll, 1e8), inNode, 1.5*ms + 1e-6},
+		{"all_to_all across: four ranks send half of theirs by one way out", ir.CollectiveWork(ir.AllToAll, 1e7), across, 1*ms + 10e-6},
+		{"rotate in a node", ir.CollectiveWork(ir.Rotate, 1e8), inNode, 2*ms + 1e-6},
+		{"rotate across", ir.CollectiveWork(ir.Rotate, 160e6), across, 8*ms + 10e-6},
 	} {
 		got := float64(New(machine, 8).Time(c.w, c.l))
 		if want := c.want + 2e-6; math.Abs(got-want) > 1e-9*want {
@@ -57,7 +57,7 @@ func TestTime(t *testing.T) {
 
 func TestNothingTakesNoTime(t *testing.T) {
 	m := New(machine, 8)
-	for _, w := range []ir.Work{{}, {Kind: ir.WorkAllGather, Bytes: 1e9}, {Kind: ir.WorkAllReduce, Bytes: 1e9}} {
+	for _, w := range []ir.Work{{}, ir.CollectiveWork(ir.AllGather, 1e9), ir.CollectiveWork(ir.AllReduce, 1e9)} {
 		if got := m.Time(w, Link{Ranks: 1, Nodes: 1}); got != 0 {
 			t.Errorf("%+v alone takes %s", w, got)
 		}
@@ -79,7 +79,7 @@ func TestNodeSharesItsCopies(t *testing.T) {
 func TestEveryKindOfWorkHasAPrice(t *testing.T) {
 	m := New(machine, 8)
 	for op := range ir.Ops {
-		w := ir.Work{Kind: ir.Ops[op].Work, Flops: 1, Bytes: 1, Rows: 1}
+		w := ir.Work{Kind: ir.Ops[op].Work, Op: ir.Op(op), Flops: 1, Bytes: 1, Rows: 1}
 		if got := m.Time(w, Link{Ranks: 2, Nodes: 1}); got < 0 || got == 0 && w.Kind != ir.WorkNone {
 			t.Errorf("%s: %s", ir.Ops[op].Name, got)
 		}
@@ -91,7 +91,7 @@ func TestMoreNeverCostsLess(t *testing.T) {
 	for op := range ir.Ops {
 		var before ir.Seconds
 		for n := int64(1); n < 1<<40; n *= 2 {
-			got := m.Time(ir.Work{Kind: ir.Ops[op].Work, Flops: ir.Flops(n), Bytes: ir.Bytes(n), Rows: n}, Link{Ranks: 8, Nodes: 2})
+			got := m.Time(ir.Work{Kind: ir.Ops[op].Work, Op: ir.Op(op), Flops: ir.Flops(n), Bytes: ir.Bytes(n), Rows: n}, Link{Ranks: 8, Nodes: 2})
 			if got < before {
 				t.Errorf("%s of %d: %s, less than of half as much", ir.Ops[op].Name, n, got)
 			}

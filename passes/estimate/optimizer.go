@@ -45,21 +45,21 @@ func (u Updater) Block(b *graph.Block) ir.Seconds {
 func (u Updater) completed(param *graph.Param) (t ir.Seconds) {
 	s := u.plan.Slicing(param)
 	bytes := ir.Bytes(param.Local[0]*param.Local[1]) * ir.F32.Bytes()
-	add := func(kind ir.WorkKind, l cost.Link) { t += u.cost.Time(ir.Work{Kind: kind, Bytes: bytes}, l) }
+	add := func(op ir.Op, l cost.Link) { t += u.cost.Time(ir.CollectiveWork(op, bytes), l) }
 	matrix := param.Shape[1] > 1
 	switch {
 	case s.SP > 1:
-		add(ir.WorkReduceScatter, u.sp)
+		add(ir.ReduceScatter, u.sp)
 		bytes /= ir.Bytes(s.SP)
 	case matrix && param.Reduce == graph.GroupNames[graph.GroupSP]:
-		add(ir.WorkAllReduce, u.sp)
+		add(ir.AllReduce, u.sp)
 	case matrix && param.Reduce == graph.GroupNames[graph.GroupKV]:
-		add(ir.WorkAllReduce, u.kv)
+		add(ir.AllReduce, u.kv)
 	}
 	if s.DP > 1 {
-		add(ir.WorkReduceScatter, u.replicas)
+		add(ir.ReduceScatter, u.replicas)
 	} else {
-		add(ir.WorkAllReduce, u.replicas)
+		add(ir.AllReduce, u.replicas)
 	}
 	return t
 }
@@ -68,7 +68,7 @@ func (u Updater) completed(param *graph.Param) (t ir.Seconds) {
 func (u Updater) gathered(param *graph.Param, d ir.DType) (t ir.Seconds) {
 	s := u.plan.Slicing(param)
 	bytes := ir.Bytes(param.Local[0]*param.Local[1]) * d.Bytes()
-	add := func(n ir.Bytes, l cost.Link) { t += u.cost.Time(ir.Work{Kind: ir.WorkAllGather, Bytes: n}, l) }
+	add := func(n ir.Bytes, l cost.Link) { t += u.cost.Time(ir.CollectiveWork(ir.AllGather, n), l) }
 	if s.DP > 1 {
 		add(bytes/ir.Bytes(s.SP), u.replicas)
 	}

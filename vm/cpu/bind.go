@@ -72,11 +72,13 @@ func (b *binder) bind() bound {
 		arena := b.device.code.Buffers[v.Buffer].Arena
 		out.top[arena] = max(out.top[arena], end)
 	}
-	switch b.in.Info().Class {
-	case ir.ClassSync:
+	switch class := b.in.Info().Class; {
+	case class == ir.ClassSync:
 		out.record, out.event = b.in.Op == ir.Record, int32(b.int("event"))
-	case ir.ClassKernel:
+	case class == ir.ClassKernel:
 		out.kernel = kernels[b.in.Op](b)
+	case b.in.Op.Collective() != nil:
+		out.action = collective(b)
 	default:
 		out.action = actions[b.in.Op](b)
 	}

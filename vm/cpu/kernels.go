@@ -4,6 +4,7 @@ import "sppo.dev/ir"
 
 // kernels binds the opcodes that compute, actions those that move bytes, meet other ranks or read the data set.
 // Together they hold every opcode but record and wait, which are the stream's own.
+// Collectives are one action.
 var (
 	kernels = [ir.NumOps]func(*binder) func(){
 		ir.InitNormal:        initNormal,
@@ -41,16 +42,11 @@ var (
 		ir.Normalize:         normalize,
 	}
 	actions = [ir.NumOps]func(*binder) func() error{
-		ir.LoadTokens:    loadTokens,
-		ir.CopyD2H:       copyBytes,
-		ir.CopyH2D:       copyBytes,
-		ir.CopyD2D:       copyBytes,
-		ir.Send:          send,
-		ir.Recv:          recv,
-		ir.AllGather:     allGather,
-		ir.ReduceScatter: reduceScatter,
-		ir.AllReduce:     allReduce,
-		ir.AllToAll:      allToAll,
-		ir.Rotate:        rotate,
+		ir.LoadTokens: loadTokens,
+		ir.CopyD2H:    copyBytes,
+		ir.CopyH2D:    copyBytes,
+		ir.CopyD2D:    copyBytes,
+		ir.Send:       send,
+		ir.Recv:       recv,
 	}
 )

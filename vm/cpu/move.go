@@ -3,7 +3,6 @@ package cpu
 import (
 	"errors"
 
-	"sppo.dev/ir"
 	"sppo.dev/vm"
 )
 
@@ -40,53 +39,13 @@ func recv(b *binder) func() error {
 	return func() error { return link.Recv(y) }
 }
 
-// team returns the instruction's team.
-func (b *binder) team() vm.Team {
+func collective(b *binder) func() error {
 	group := b.device.program.Ranks[b.device.rank].Groups[b.int("group")]
-	team, err := b.device.env.Transport.Team(b.device.rank, group, b.in.Stream)
+	row := b.in.Info()
+	y, x := b.bytes(row.Operands[0].Name), b.bytes(row.Operands[len(row.Operands)-1].Name)
+	run, err := b.device.env.Transport.Collective(b.device.rank, group, b.in, y, x)
 	if err != nil {
 		b.fail("group", err)
 	}
-	return team
-}
-
-func allGather(b *binder) func() error {
-	team, y, x := b.team(), b.bytes("y"), b.bytes("x")
-	return func() error { return team.AllGather(y, x) }
-}
-
-// sumType refuses types that cannot be summed.
-func (b *binder) sumType(name string) ir.DType {
-	t := b.in.Arg(name).DType
-	if t != ir.F32 && t != ir.BF16 {
-		b.fail(name, errors.New("has a type that cannot be summed"))
-	}
-	return t
-}
-
-func reduceScatter(b *binder) func() error {
-	team, y, x, t := b.team(), b.bytes("y"), b.bytes("x"), b.sumType("x")
-	return func() error { return team.ReduceScatter(y, x, t) }
-}
-
-func allReduce(b *binder) func() error {
-	team, x, t := b.team(), b.bytes("x"), b.sumType("x")
-	return func() error { return team.AllReduce(x, t) }
-}
-
-func rotate(b *binder) func() error {
-	team, y, x := b.team(), b.bytes("y"), b.bytes("x")
-	return func() error { return team.Rotate(y, x) }
-}
-
-func allToAll(b *binder) func() error {
-	team, y, x := b.team(), b.bytes("y"), b.bytes("x")
-	e := vm.Exchange{Copies: b.int("copies"), Inverse: b.bool("inverse"), DType: b.sumType("x")}
-	tall, wide := "y", "x"
-	if e.Inverse {
-		tall, wide = wide, tall
-	}
-	e.Rows, _ = b.shape(wide)
-	_, e.Cols = b.shape(tall)
-	return func() error { return team.AllToAll(y, x, e) }
+	return run
 }

@@ -312,7 +312,7 @@ var sorts = [NumSorts]struct {
 	SortD2H:         {"copies to the host", []ir.WorkKind{ir.WorkD2H}, "schedule.offload, schedule.recompute, cluster.d2h_bandwidth"},
 	SortH2D:         {"copies to the device", []ir.WorkKind{ir.WorkH2D}, "schedule.offload, schedule.recompute, cluster.h2d_bandwidth"},
 	SortMessages:    {"messages", []ir.WorkKind{ir.WorkP2P}, "schedule.pp, schedule.mux, cluster.node_network_bandwidth"},
-	SortCollectives: {"collectives", []ir.WorkKind{ir.WorkAllGather, ir.WorkReduceScatter, ir.WorkAllReduce, ir.WorkAllToAll, ir.WorkRotate}, "schedule.sp, schedule.sp_mode, schedule.zero"},
+	SortCollectives: {"collectives", []ir.WorkKind{ir.WorkCollective}, "schedule.sp, schedule.sp_mode, schedule.zero"},
 	SortOther:       {"other", []ir.WorkKind{ir.WorkNone}, ""},
 	SortPauses:      {"pauses", nil, ""},
 }

@@ -2,6 +2,7 @@ package world
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"sppo.dev/ir"
+	"sppo.dev/ir/irtest"
 	"sppo.dev/vm"
 	"sppo.dev/vm/vmtest"
 )
@@ -138,25 +140,39 @@ func collect(rank, ranks int, tr vm.Transport) (got []byte, err error) {
 	}
 	mine := map[int][]int32{0: even, 1: odd}[rank%2]
 	for _, group := range [][]int32{mine, all, {int32(rank)}} {
-		team, err := tr.Team(rank, group, ir.Coll)
-		if err != nil {
-			return nil, err
-		}
 		n := len(group)
 		for _, t := range []ir.DType{ir.F32, ir.BF16} {
 			for _, each := range []int{1, 3, 2000} {
 				size := int(t.Bytes())
 				x, share, whole, before := numbers(rank, n*each, t), make([]byte, each*size), make([]byte, n*each*size), make([]byte, n*each*size)
 				odd := numbers(rank, n*each+n/2, t) // not divisible
-				err := errors.Join(team.ReduceScatter(share, x, t), team.AllGather(whole, share), team.Rotate(before, x), team.AllReduce(odd, t))
-				if err != nil {
-					return nil, err
+				part, all := []int64{int64(each)}, []int64{int64(n * each)}
+				for _, c := range []struct {
+					op     ir.Op
+					y, x   []byte
+					shapes [][]int64
+				}{
+					{ir.ReduceScatter, share, x, [][]int64{part, all}}, {ir.AllGather, whole, share, [][]int64{all, part}},
+					{ir.Rotate, before, x, [][]int64{all, all}}, {ir.AllReduce, odd, odd, [][]int64{{int64(n*each + n/2)}}},
+				} {
+					if err := collective(tr, rank, group, irtest.Collective(c.op, t, c.shapes), c.y, c.x); err != nil {
+						return nil, err
+					}
 				}
 				got = slices.Concat(got, share, whole, before, odd)
 			}
 		}
 	}
 	return got, nil
+}
+
+// collective binds a collective and runs it once.
+func collective(tr vm.Transport, rank int, group []int32, in *ir.Instr, y, x []byte) error {
+	run, err := tr.Collective(rank, group, in, y, x)
+	if err != nil {
+		return err
+	}
+	return run()
 }
 
 // exchange goes from rows to columns and back, with columns of one rank and of several.
@@ -166,10 +182,6 @@ func exchange(rank, ranks int, tr vm.Transport) (got []byte, err error) {
 	for r := range ranks {
 		group = append(group, int32(r))
 	}
-	team, err := tr.Team(rank, group, ir.Compute)
-	if err != nil {
-		return nil, err
-	}
 	for copies := 1; copies <= ranks; copies++ {
 		if ranks%copies != 0 {
 			continue
@@ -177,10 +189,11 @@ func exchange(rank, ranks int, tr vm.Transport) (got []byte, err error) {
 		for _, t := range []ir.DType{ir.F32, ir.BF16} {
 			wide, tall := rows*ranks/copies*cols, rows*ranks*cols
 			y, z := make([]byte, tall*int(t.Bytes())), make([]byte, wide*int(t.Bytes()))
-			e := vm.Exchange{Rows: rows, Cols: cols, Copies: copies, DType: t}
-			back := e
-			back.Inverse = true
-			if err := errors.Join(team.AllToAll(y, numbers(rank, wide, t), e), team.AllToAll(z, numbers(rank, tall, t), back)); err != nil {
+			byCols, byRows := []int64{int64(rows * ranks), cols}, []int64{rows, int64(ranks / copies * cols)}
+			there := irtest.Collective(ir.AllToAll, t, [][]int64{byCols, byRows}, ir.Int(int64(copies)), ir.Bool(false))
+			back := irtest.Collective(ir.AllToAll, t, [][]int64{byRows, byCols}, ir.Int(int64(copies)), ir.Bool(true))
+			err := cmp.Or(collective(tr, rank, group, there, y, numbers(rank, wide, t)), collective(tr, rank, group, back, z, numbers(rank, tall, t)))
+			if err != nil {
 				return nil, err
 			}
 			got = slices.Concat(got, y, z)
@@ -281,11 +294,8 @@ func TestFailureReachesAll(t *testing.T) {
 							continue
 						}
 						all.Go(func() {
-							team, err := over[i].Team(i, []int32{0, 1, 2}, ir.Coll)
-							if err != nil {
-								t.Error(err)
-							}
-							errs[i] = team.AllReduce(make([]byte, 4<<20), ir.F32)
+							x := make([]byte, 4<<20)
+							errs[i] = collective(over[i], i, []int32{0, 1, 2}, irtest.Collective(ir.AllReduce, ir.F32, [][]int64{{1 << 20}}), x, x)
 						})
 					}
 					time.Sleep(10 * time.Millisecond)
