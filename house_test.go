@@ -27,11 +27,12 @@ var floors = []struct {
 	floor   int
 	imports string
 }{
-	{"lang", 0, ""},
-	{"ir", 0, ""},
-	{"tokenizer", 0, ""},
-	{"corpus", 1, "tokenizer"},
-	{"corpus/prepare", 2, "corpus tokenizer"},
+	{"infile", 0, ""},
+	{"lang", 0, "infile"},
+	{"ir", 0, "infile"},
+	{"tokenizer", 0, "infile"},
+	{"corpus", 1, "infile tokenizer"},
+	{"corpus/prepare", 2, "infile corpus tokenizer"},
 	{"vm/cpu/simd", 0, "vm/cpu/simd/internal"},
 	{"vm/cpu/simd/internal", 0, ""},
 	{"ir/cost", 1, "ir"},
@@ -52,7 +53,7 @@ var floors = []struct {
 		"passes/words lang ir ir/cost graph"},
 	{"passes", 9, "passes/plan passes/walk passes/strategy passes/estimate passes/pass passes/partition passes/mux passes/offload " +
 		"passes/search lang ir graph"},
-	{"vm", 2, "ir corpus"},
+	{"vm", 2, "infile ir corpus"},
 	{"codegen", 10, "lang passes passes/plan passes/walk schedule graph ir"},
 	{"vm/cpu", 3, "vm ir vm/cpu/simd"},
 	{"vm/world", 3, "vm ir"},
@@ -67,8 +68,8 @@ var floors = []struct {
 	{"cuda/nvtx", 0, ""},
 	{"cuda", 3, "vm ir cuda/library cuda/driver cuda/nvrtc cuda/cublas cuda/nccl cuda/nvtx cuda/kernels"},
 	{"examples", 0, ""},
-	{"hf/safetensors", 0, ""},
-	{"hf", 1, "lang ir examples hf/safetensors"},
+	{"hf/safetensors", 0, "infile"},
+	{"hf", 1, "infile lang ir examples hf/safetensors"},
 	{".", 11, "lang passes passes/plan codegen ir vm vm/cpu vm/cpu/simd vm/sim examples"},
 	{"cmd/internal/cli", 12, "*"},
 	{"cmd/internal/trace", 12, "*"},

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"sppo.dev/infile"
 	"sppo.dev/tokenizer"
 )
 
@@ -29,8 +30,6 @@ func (r *reader) open(s *stream, name string) error {
 		return err
 	case info.IsDir():
 		return r.openFolder(s, name)
-	case !info.Mode().IsRegular():
-		return fmt.Errorf("%s: it is no regular file", name)
 	case r.Tokenizer != "":
 		return r.openText(s, name)
 	}
@@ -54,7 +53,7 @@ var llmc = map[uint32]int64{20240520: 2, 20240801: 4}
 var widths = map[string]int64{"uint16": 2, "uint32": 4}
 
 func (r *reader) openFlat(s *stream, name, kind string) error {
-	data, size, err := openRegular(name)
+	data, size, err := infile.Open(name)
 	if err != nil {
 		return err
 	}
@@ -103,25 +102,6 @@ func (r *reader) readHeader(f *file, kind string) error {
 	return nil
 }
 
-// openRegular opens a file that must not be a device or a pipe.
-func openRegular(name string) (*os.File, int64, error) {
-	info, err := os.Stat(name)
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s: it is no regular file", name)
-	}
-	if err != nil {
-		return nil, 0, err
-	}
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, 0, err
-	}
-	if info, err = f.Stat(); err != nil {
-		return nil, 0, errors.Join(err, f.Close())
-	}
-	return f, info.Size(), nil
-}
-
 // openFolder reads a folder by its manifest.
 func (r *reader) openFolder(s *stream, name string) error {
 	m, err := ReadManifest(name)
@@ -136,7 +116,7 @@ func (r *reader) openFolder(s *stream, name string) error {
 	for i := range m.Shards {
 		shard := &m.Shards[i]
 		path := filepath.Join(name, shard.Name+".bin")
-		data, size, err := openRegular(path)
+		data, size, err := infile.Open(path)
 		if err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"sppo.dev/infile"
 	"sppo.dev/tokenizer"
 )
 
@@ -14,7 +15,7 @@ const maxLive = 256 << 20
 
 // openText tokenizes a file of text or jsonl.
 func (r *reader) openText(s *stream, name string) error {
-	in, size, err := openRegular(name)
+	in, size, err := infile.Open(name)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"sppo.dev/infile"
 )
 
 // ManifestName is the file that makes a folder a corpus. It is written last, so a folder that has it is whole.
@@ -43,7 +45,7 @@ type Shard struct {
 // ReadManifest reads the manifest of a folder. An absent one is fs.ErrNotExist.
 func ReadManifest(dir string) (*Manifest, error) {
 	name := filepath.Join(dir, ManifestName)
-	f, size, err := openRegular(name)
+	f, size, err := infile.Open(name)
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"sppo.dev/infile"
 )
 
 // Megatron's indexed data set is two files. The index: magic, version, type of a token, number of sequences and of
@@ -22,7 +24,7 @@ var megatronTypes = map[byte]int64{1: 1, 4: 4, 5: 8, 8: 2}
 
 // isMegatron reports whether a file begins as an index.
 func isMegatron(name string) bool {
-	f, _, err := openRegular(name)
+	f, _, err := infile.Open(name)
 	if err != nil {
 		return false
 	}
@@ -33,12 +35,12 @@ func isMegatron(name string) bool {
 }
 
 func (r *reader) openMegatron(s *stream, name, index string) error {
-	in, indexSize, err := openRegular(index)
+	in, indexSize, err := infile.Open(index)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	data, size, err := openRegular(name)
+	data, size, err := infile.Open(name)
 	if err != nil {
 		return err
 	}

@@ -4,11 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"sppo.dev/infile"
 )
 
 // ConfigFile is the file that describes a model.
@@ -30,17 +30,9 @@ type config struct {
 // readConfig reads config.json of a folder.
 func readConfig(dir string) (*config, error) {
 	path := filepath.Join(dir, ConfigFile)
-	file, err := os.Open(path)
+	text, err := infile.Read(path, maxConfig)
 	if err != nil {
 		return nil, err
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, maxConfig+1))
-	switch {
-	case err != nil:
-		return nil, err
-	case len(text) > maxConfig:
-		return nil, fmt.Errorf("%s has more than %d bytes", path, maxConfig)
 	}
 	c, err := parseConfig(text)
 	if err != nil {

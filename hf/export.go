@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"sppo.dev/hf/safetensors"
+	"sppo.dev/infile"
 	"sppo.dev/ir"
 )
 
@@ -216,7 +217,7 @@ func copyValues(ctx context.Context, to io.Writer, t *safetensors.Tensor, from i
 
 // config is config.json of the folder, with the type of the weights where that is another now.
 func (e *Export) config() ([]byte, error) {
-	text, err := os.ReadFile(filepath.Join(e.From.Dir, ConfigFile))
+	text, err := infile.Read(filepath.Join(e.From.Dir, ConfigFile), maxConfig)
 	if err != nil || e.DType == "" {
 		return text, err
 	}
@@ -283,7 +284,7 @@ func skipList(in *json.Decoder) error {
 }
 
 func copyFile(to, from string) error {
-	text, err := os.Open(from)
+	text, _, err := infile.Open(from)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

@@ -19,18 +19,26 @@ func Decode(data []byte) (*Program, error) {
 	return p, nil
 }
 
-func decodeFile(data []byte) (*Program, error) {
+// checkPreamble checks that a file starts as a program that this build reads.
+func checkPreamble(data []byte) error {
 	if len(data) < len(magic) || string(data[:len(magic)]) != magic {
-		return nil, errors.New("it does not start like a .sppb file")
+		return errors.New("it does not start like a .sppb file")
 	}
 	if len(data) < preambleBytes+trailerBytes {
-		return nil, errTruncated
+		return errTruncated
 	}
 	if v := binary.LittleEndian.Uint32(data[len(magic):]); v != version {
-		return nil, fmt.Errorf("format version %d, but this build reads version %d", v, version)
+		return fmt.Errorf("format version %d, but this build reads version %d", v, version)
 	}
 	if h := binary.LittleEndian.Uint64(data[len(magic)+4:]); h != tableHash() {
-		return nil, fmt.Errorf("compiled with another opcode table (%016x, here %016x): compile it again with this build", h, tableHash())
+		return fmt.Errorf("compiled with another opcode table (%016x, here %016x): compile it again with this build", h, tableHash())
+	}
+	return nil
+}
+
+func decodeFile(data []byte) (*Program, error) {
+	if err := checkPreamble(data); err != nil {
+		return nil, err
 	}
 	body := data[:len(data)-trailerBytes]
 	end := data[len(body):]

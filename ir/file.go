@@ -2,28 +2,58 @@ package ir
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"sppo.dev/infile"
 )
 
-// ReadFile reads a program in either form, regardless of the file's name.
+// maxFile is the limit of a program's file in bytes; one for thousands of ranks has a tenth of it.
+const maxFile = 2 << 30
+
+// ReadFile reads a program in either form, regardless of the file's name. Of a file that does not start as a program
+// it reads the start only.
 func ReadFile(path string) (*Program, error) {
-	data, err := os.ReadFile(path)
+	start, err := readStart(path)
 	if err != nil {
 		return nil, err
 	}
-	if looksBinary(data, path) {
-		p, err := Decode(data)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+	binary := looksBinary(start, path)
+	data := start
+	if binary && checkPreamble(start) == nil || !binary && bytes.IndexByte(start, 0) < 0 {
+		if data, err = infile.Read(path, maxFile); err != nil {
+			return nil, err
 		}
-		return p, nil
 	}
-	return ParseText(path, data)
+	if !binary {
+		return ParseText(path, data)
+	}
+	p, err := Decode(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return p, nil
+}
+
+// readStart returns up to 4 KiB.
+func readStart(path string) ([]byte, error) {
+	f, _, err := infile.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	start := make([]byte, 4<<10)
+	n, err := io.ReadFull(f, start)
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = nil
+	}
+	return start[:n], err
 }
 
 // looksBinary distinguishes the forms by content. If the start is damaged, the name decides, so that the

@@ -4,20 +4,21 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/alecthomas/participle/v2/lexer"
+
+	"sppo.dev/infile"
 )
 
 // Options of Load and Parse. The zero value reads the disk, has no shipped files and overrides nothing.
 type Options struct {
 	Set      []string                          // overrides as given to --set: "schedule.sp=4"; later ones win
 	Shipped  fs.FS                             // files for imports that are not found on disk
-	ReadFile func(name string) ([]byte, error) // nil: os.ReadFile
+	ReadFile func(name string) ([]byte, error) // nil: the function ReadFile
 }
 
 // Load reads and checks a specification. Mistakes of the user are returned as Diagnostics, a file that cannot
@@ -79,8 +80,11 @@ func (o Options) readFile(name string) ([]byte, error) {
 	if o.ReadFile != nil {
 		return o.ReadFile(name)
 	}
-	return os.ReadFile(name)
+	return ReadFile(name)
 }
+
+// ReadFile reads the text of a spec, which is a regular file of at most MaxFileBytes.
+func ReadFile(name string) ([]byte, error) { return infile.Read(name, MaxFileBytes) }
 
 type loader struct {
 	opts   Options

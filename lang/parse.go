@@ -11,7 +11,7 @@ import (
 
 // Limits protect time and stack against hostile input; no spec comes near them.
 const (
-	maxTextBytes    = 256 << 10
+	MaxFileBytes    = 256 << 10
 	maxNesting      = 64
 	maxSyntaxErrors = 20
 )
@@ -147,9 +147,9 @@ func parseTokens[N any](p *participle.Parser[N], tokens []lexer.Token) (*N, int)
 // parseFile parses a whole file. After a syntax error it drops the offending statement and tries again, so
 // that one run reports several mistakes. The tree holds the remaining statements.
 func parseFile(src *sourceText, report func(*Diagnostic)) *fileNode {
-	if len(src.text) > maxTextBytes {
+	if len(src.text) > MaxFileBytes {
 		at := span{src: src, start: lexer.Position{Line: 1, Column: 1}, end: lexer.Position{Line: 1, Column: 1}}
-		report(newDiagnostic(Syntax, at, "", "the file is larger than %d KiB", maxTextBytes>>10))
+		report(newDiagnostic(Syntax, at, "", "the file is larger than %d KiB", MaxFileBytes>>10))
 		return &fileNode{}
 	}
 	toks := lex(src)
@@ -172,7 +172,7 @@ func parseFile(src *sourceText, report func(*Diagnostic)) *fileNode {
 func parseFlag(src *sourceText, report func(*Diagnostic)) *entryNode {
 	toks := lex(src)
 	deep := tooDeep(toks)
-	if deep >= 0 || len(src.text) > maxTextBytes {
+	if deep >= 0 || len(src.text) > MaxFileBytes {
 		report(newDiagnostic(Syntax, tokenSpan(src, toks[max(deep, 0)]), "", "more than %d nested brackets", maxNesting))
 		return nil
 	}

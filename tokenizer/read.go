@@ -8,12 +8,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"sppo.dev/infile"
 )
 
 // Limits of what is read; no tokenizer comes near them.
@@ -50,7 +51,7 @@ func Open(path string) (*Tokenizer, error) {
 }
 
 func openFile(path string) (*Tokenizer, error) {
-	data, err := readFile(path)
+	data, err := infile.Read(path, maxFile)
 	if err != nil {
 		return nil, err
 	}
@@ -65,28 +66,9 @@ func openFile(path string) (*Tokenizer, error) {
 	return t, nil
 }
 
-// readFile reads a regular file of limited size.
-func readFile(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return nil, err
-	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%s: it is no regular file", path)
-	case info.Size() > maxFile:
-		return nil, fmt.Errorf("%s: %d bytes, and a tokenizer has at most %d", path, info.Size(), maxFile)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, maxFile))
-}
-
 // readConfig takes the end-of-sequence token from a tokenizer_config.json, if there is one.
 func (t *Tokenizer) readConfig(path string) error {
-	data, err := readFile(path)
+	data, err := infile.Read(path, maxFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"sppo.dev/corpus"
+	"sppo.dev/infile"
 	"sppo.dev/ir"
 )
 
@@ -120,7 +121,7 @@ func (j *Job) writeCheckpoint(file io.Writer) error {
 // Restore loads a checkpoint; the next step is then what it would have been. The whole file is checked before
 // any state changes.
 func (j *Job) Restore(path string) error {
-	file, err := os.Open(path)
+	file, _, err := infile.Open(path)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 
+	"sppo.dev/infile"
 	"sppo.dev/ir"
 )
 
@@ -22,7 +23,7 @@ type Checkpoint struct {
 
 // OpenCheckpoint opens a checkpoint and verifies its checksum.
 func OpenCheckpoint(path string) (*Checkpoint, error) {
-	file, err := os.Open(path)
+	file, _, err := infile.Open(path)
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"sppo.dev/infile"
 	"sppo.dev/ir"
 )
 
@@ -169,12 +170,18 @@ func checkWindow(run *ir.Run, position int64, out []int32, stride int) error {
 	return nil
 }
 
+// maxText is the limit of data of kind text in bytes, all of which stay in memory.
+const maxText int64 = 4 << 30
+
 // concatenate joins files in order, with a newline between them.
 func concatenate(files []string) ([]byte, error) {
 	var text []byte
 	for i, file := range files {
-		b, err := os.ReadFile(file)
-		if err != nil {
+		b, err := infile.Read(file, maxText-int64(len(text)))
+		switch {
+		case errors.Is(err, infile.ErrTooLarge):
+			return nil, fmt.Errorf("%s: text of more than %d GiB in all; tokenize it (sppoc tokenize) and read it with tokens(...)", file, maxText>>30)
+		case err != nil:
 			return nil, fmt.Errorf("reading the data: %w", err)
 		}
 		if i > 0 {

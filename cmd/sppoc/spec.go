@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -54,7 +53,7 @@ func format(flags *pflag.FlagSet) cli.Action {
 			if err := cli.IsSpec(file); err != nil {
 				return err
 			}
-			before, err := os.ReadFile(file)
+			before, err := lang.ReadFile(file)
 			if err != nil {
 				return cli.Wrong(err)
 			}

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"html"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -19,6 +18,7 @@ import (
 
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/internal/trace"
+	"sppo.dev/infile"
 	"sppo.dev/ir"
 	"sppo.dev/vm/sim"
 )
@@ -227,12 +227,12 @@ func (p *page) add(file string, set []string, ranks string) error {
 
 // measured reads a trace.
 func measured(file string, p *ir.Program) (*sim.Timeline, error) {
-	f, err := os.Open(file)
+	f, size, err := infile.Open(file)
 	if err != nil {
 		return nil, cli.Wrong(err)
 	}
 	defer f.Close()
-	t, err := trace.Read(f, p)
+	t, err := trace.Read(io.LimitReader(f, size), p)
 	switch {
 	case err != nil:
 		return nil, cli.Usagef("%s: %w", file, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/parquet-go/parquet-go"
 
 	"sppo.dev/corpus"
+	"sppo.dev/infile"
 )
 
 // Input is a file with documents: text, or by its name jsonl or parquet; .gz and .zst are decompressed.
@@ -31,16 +32,18 @@ func Inputs(paths []string) ([]Input, error) {
 	var out []Input
 	seen := map[string]bool{}
 	add := func(name string) error {
-		info, err := os.Stat(name)
-		switch {
-		case err != nil:
-			return err
-		case !info.Mode().IsRegular():
-			return fmt.Errorf("%s: it is no regular file", name)
-		case seen[name]:
+		if seen[name] {
 			return nil
 		}
 		seen[name] = true
+		f, _, err := infile.Open(name)
+		if err != nil {
+			return err
+		}
+		info, err := f.Stat()
+		if err := errors.Join(err, f.Close()); err != nil {
+			return err
+		}
 		out = append(out, Input{name, info.Size(), info.ModTime().UnixNano()})
 		return nil
 	}
@@ -99,7 +102,7 @@ func (c *counter) Read(b []byte) (int, error) {
 
 // each calls yield for every document with the bytes of the file that were read so far.
 func (in *Input) each(field string, yield func(d corpus.Document, read int64) error) error {
-	f, err := os.Open(in.Name)
+	f, _, err := infile.Open(in.Name)
 	if err != nil {
 		return err
 	}

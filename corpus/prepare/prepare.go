@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"sppo.dev/corpus"
+	"sppo.dev/infile"
 	"sppo.dev/tokenizer"
 )
 
@@ -138,7 +139,7 @@ func (j *Job) begin(m *corpus.Manifest) error {
 	}
 	mine := j.identity()
 	path := filepath.Join(j.Dir, jobName)
-	data, err := os.ReadFile(path)
+	data, err := infile.Read(path, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		entries, err := os.ReadDir(j.Dir)
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 
 	"sppo.dev/corpus"
+	"sppo.dev/infile"
 )
 
 const (
@@ -37,12 +38,15 @@ type record struct {
 // shardName is the name of shard number k, without an ending.
 func shardName(k int) string { return fmt.Sprintf("%05d", k) }
 
+// maxRecord is the limit in bytes of a file that describes a job or a shard.
+const maxRecord = 64 << 20
+
 // readRecords returns the records of the shards that are whole, first to last.
 func (j *Job) readRecords() ([]record, error) {
 	var out []record
 	for {
 		name := shardName(len(out))
-		data, err := os.ReadFile(filepath.Join(j.Dir, name+recordEnding))
+		data, err := infile.Read(filepath.Join(j.Dir, name+recordEnding), maxRecord)
 		if errors.Is(err, fs.ErrNotExist) {
 			return out, nil
 		}

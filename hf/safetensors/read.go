@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"sppo.dev/infile"
 )
 
 // Names of the files of a folder.
@@ -93,7 +95,7 @@ type shard struct {
 
 // open reads the header of a file and adds its tensors. With a shard they must be those of the index.
 func (f *Folder) open(path string, s *shard) error {
-	file, err := os.Open(path)
+	file, size, err := infile.Open(path)
 	if errors.Is(err, fs.ErrNotExist) && s != nil {
 		return fmt.Errorf("%s is missing, and %s names it", path, IndexFile)
 	}
@@ -101,14 +103,7 @@ func (f *Folder) open(path string, s *shard) error {
 		return err
 	}
 	f.files = append(f.files, file)
-	info, err := file.Stat()
-	if err != nil {
-		return err
-	}
-	if !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is not a file", path)
-	}
-	h, start, err := readHeader(file, info.Size())
+	h, start, err := readHeader(file, size)
 	if err != nil {
 		return fmt.Errorf("%s %w", path, err)
 	}
@@ -135,7 +130,7 @@ func (f *Folder) open(path string, s *shard) error {
 
 // readIndex reads which file holds which tensor. Files are in the order of their names.
 func readIndex(path string) ([]*shard, error) {
-	text, err := readSmall(path)
+	text, err := infile.Read(path, MaxHeader)
 	if err != nil {
 		return nil, err
 	}
@@ -167,20 +162,6 @@ func readIndex(path string) ([]*shard, error) {
 		list = append(list, byFile[file])
 	}
 	return list, nil
-}
-
-// readSmall reads a text file that may not be larger than a header.
-func readSmall(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return nil, err
-	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%s is not a file", path)
-	case info.Size() > MaxHeader:
-		return nil, fmt.Errorf("%s has %d bytes; the limit is %d", path, info.Size(), MaxHeader)
-	}
-	return os.ReadFile(path)
 }
 
 func sortedKeys[V any](m map[string]V) []string {

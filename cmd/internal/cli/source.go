@@ -14,6 +14,7 @@ import (
 
 	"sppo.dev"
 	"sppo.dev/codegen"
+	"sppo.dev/infile"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
@@ -54,7 +55,7 @@ func LoadSpec(file string, set []string) (*lang.Spec, error) {
 		return nil, err
 	}
 	if file == "-" {
-		text, err := io.ReadAll(os.Stdin)
+		text, err := io.ReadAll(io.LimitReader(os.Stdin, lang.MaxFileBytes+1)) // one byte more is an error of its own
 		if err != nil {
 			return nil, err
 		}
@@ -116,6 +117,9 @@ func (j *Job) Measure() error {
 	return codegen.Measure(j.Plan)
 }
 
+// maxPlan is the limit of a plan's file in bytes.
+const maxPlan = 1 << 30
+
 func readPlan(file string, set []string, o passes.Options) (*Job, error) {
 	switch {
 	case len(set) > 0:
@@ -123,7 +127,7 @@ func readPlan(file string, set []string, o passes.Options) (*Job, error) {
 	case len(o.Passes)+len(o.Disable)+len(o.PrintAfter) > 0 || o.StopAfter != "":
 		return nil, Usagef("%s is a plan: its passes have already run", file)
 	}
-	data, err := os.ReadFile(file)
+	data, err := infile.Read(file, maxPlan)
 	if err != nil {
 		return nil, Wrong(err)
 	}

@@ -7,16 +7,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 
+	"sppo.dev/infile"
 	"sppo.dev/ir"
 	"sppo.dev/vm/sim"
 )
 
 // Is reports whether a file is a trace, judged by its start: plans are JSON too.
 func Is(file string) bool {
-	f, err := os.Open(file)
+	f, _, err := infile.Open(file)
 	if err != nil {
 		return false
 	}

@@ -1,0 +1,102 @@
+// Package infile opens files that a user names as input. A device, a pipe or a file without end in place of a regular
+// file is one error at once: nothing waits for a writer, and no more than a given number of bytes is read.
+package infile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+// kinds names what is not a regular file.
+var kinds = []struct {
+	bits fs.FileMode
+	name string
+}{
+	{fs.ModeDir, "a folder"}, {fs.ModeNamedPipe, "a pipe"}, {fs.ModeSocket, "a socket"}, {fs.ModeDevice, "a device"},
+}
+
+// regular returns an error for anything but a regular file.
+func regular(path string, info fs.FileInfo) error {
+	if info.Mode().IsRegular() {
+		return nil
+	}
+	kind := "something else"
+	for _, k := range kinds {
+		if info.Mode()&k.bits != 0 {
+			kind = k.name
+			break
+		}
+	}
+	return &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("it is %s, and a regular file is needed", kind)}
+}
+
+// Open opens a regular file and returns its size in bytes. Errors are of type *fs.PathError.
+func Open(path string) (*os.File, int64, error) {
+	info, err := os.Stat(path) // before opening, which has effects on some devices
+	if err == nil {
+		err = regular(path, info)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	// The file may be another by now. Without O_NONBLOCK, opening a pipe would wait for its writer.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	if info, err = f.Stat(); err == nil {
+		err = regular(path, info)
+	}
+	if err != nil {
+		return nil, 0, errors.Join(err, f.Close())
+	}
+	return f, info.Size(), nil
+}
+
+// Read returns the contents of a regular file of at most limit bytes, however large it says that it is: files of
+// /proc have size 0. Errors are of type *fs.PathError.
+func Read(path string, limit int64) ([]byte, error) {
+	f, size, err := Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := ReadAll(f, size, limit)
+	if errors.Is(err, ErrTooLarge) {
+		return nil, &fs.PathError{Op: "read", Path: path, Err: err}
+	}
+	return data, err
+}
+
+// ErrTooLarge is in the chain of an error about more bytes than the limit.
+var ErrTooLarge = errors.New("the limit for such a file")
+
+// units writes bytes in the largest binary unit that is exact.
+func units(n int64) string {
+	unit := 0
+	for n > 0 && n%1024 == 0 && unit < 3 {
+		n /= 1024
+		unit++
+	}
+	return fmt.Sprintf("%d %s", n, []string{"bytes", "KiB", "MiB", "GiB"}[unit])
+}
+
+// ReadAll reads to the end, at most limit bytes. Expected is a guess at their number, and above the limit an error.
+func ReadAll(r io.Reader, expected, limit int64) ([]byte, error) {
+	tooLarge := fmt.Errorf("it has more than %s, %w", units(limit), ErrTooLarge)
+	if expected > limit {
+		return nil, tooLarge
+	}
+	var b bytes.Buffer
+	b.Grow(int(expected) + bytes.MinRead)
+	n, err := b.ReadFrom(io.LimitReader(r, limit+1))
+	if err == nil && n > limit {
+		err = tooLarge
+	}
+	return b.Bytes(), err
+}
