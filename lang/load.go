@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -92,6 +93,8 @@ type loader struct {
 	diags  Diagnostics
 	broken bool // something could not be read, so missing parts may exist there
 
+	limited bool // there are too many imports, and no more are followed
+
 	main   *sourceText
 	global *scope
 	loaded map[string]bool // by path: true once done, false while its imports are followed
@@ -125,10 +128,14 @@ func (l *loader) fail(code Code, at span, hint, format string, args ...any) {
 
 // loadText parses one text, follows its imports, then binds its names.
 func (l *loader) loadText(src *sourceText, key string, shipped bool, depth int) {
-	l.loaded[key] = false
 	before := len(l.diags)
 	file := parseFile(src, l.report)
 	l.broken = l.broken || len(l.diags) > before
+	l.loadFile(src, file, key, shipped, depth)
+}
+
+func (l *loader) loadFile(src *sourceText, file *fileNode, key string, shipped bool, depth int) {
+	l.loaded[key] = false
 	for _, item := range file.Items {
 		switch {
 		case item.Import != nil:
@@ -142,8 +149,11 @@ func (l *loader) loadText(src *sourceText, key string, shipped bool, depth int) 
 	l.loaded[key] = true
 }
 
-// maxImports limits chains of imports. Each file is read once, so this only guards against very long ones.
-const maxImports = 32
+// Limits of imports: of a chain, and of all. Each file is read once, but links give a file many names.
+const (
+	maxImports = 32
+	maxFiles   = 256
+)
 
 func (l *loader) follow(src *sourceText, n *importNode, shipped bool, depth int) {
 	at := tokenSpan(src, n.Tokens[1])
@@ -153,9 +163,12 @@ func (l *loader) follow(src *sourceText, n *importNode, shipped bool, depth int)
 		l.fail(BadImport, at, "", "an import needs a path in quotes")
 		return
 	}
-	if depth >= maxImports {
-		l.broken = true
-		l.fail(BadImport, at, "", "imports are nested more than %d deep", maxImports)
+	if l.limited {
+		return
+	}
+	if depth >= maxImports || len(l.loaded) > maxFiles {
+		l.broken, l.limited = true, true
+		l.fail(BadImport, at, "", "imports are nested more than %d deep, or are more than %d", maxImports, maxFiles)
 		return
 	}
 	text, fullName, fromShipped, err := l.readImport(src, name, shipped)
@@ -171,8 +184,53 @@ func (l *loader) follow(src *sourceText, n *importNode, shipped bool, depth int)
 		}
 		return
 	}
-	dir := path.Dir(strings.TrimPrefix(fullName, shippedPrefix))
-	l.loadText(&sourceText{name: fullName, text: string(text), dir: dir}, fullName, fromShipped, depth+1)
+	imported := &sourceText{name: fullName, text: string(text), dir: path.Dir(strings.TrimPrefix(fullName, shippedPrefix))}
+	if fromShipped || l.isInside(fullName) {
+		l.loadText(imported, fullName, fromShipped, depth+1)
+		return
+	}
+	imported.hidden = true
+	file, line := parseHidden(imported)
+	if file == nil {
+		l.broken = true
+		l.fail(BadImport, at, "sppoc check "+fullName+" shows its mistakes", "cannot import %q: line %d is not that of a spec", name, line)
+		return
+	}
+	l.loadFile(imported, file, fullName, false, depth+1)
+}
+
+// isInside reports whether a file is in the folder of the spec or below it, links followed. A spec from elsewhere may
+// import any file that its user can read; an error must not print it.
+func (l *loader) isInside(name string) bool {
+	relative, err := filepath.Rel(target(l.main.dir), target(name))
+	return err == nil && filepath.IsLocal(relative)
+}
+
+// target returns the absolute path that a name leads to; one that leads nowhere stands for itself.
+func target(name string) string {
+	if absolute, err := filepath.Abs(name); err == nil {
+		name = absolute
+	}
+	if behind, err := filepath.EvalSymlinks(name); err == nil {
+		name = behind
+	}
+	return name
+}
+
+// parseHidden parses a file whose contents must not be printed. If it is not a spec, it returns nil and the line of the first
+// mistake: one of syntax, or a block that does not exist.
+func parseHidden(src *sourceText) (file *fileNode, line int) {
+	var wrong []*Diagnostic
+	file = parseFile(src, func(d *Diagnostic) { wrong = append(wrong, d) })
+	if len(wrong) > 0 {
+		return nil, wrong[0].Pos.Line
+	}
+	for _, item := range file.Items {
+		if b := item.Block; b != nil && (findBlock(b.Kind) == nil || !findBlock(b.Kind).inText()) {
+			return nil, b.Tokens[0].Pos.Line
+		}
+	}
+	return file, 0
 }
 
 // shippedPrefix marks the names of shipped files in diagnostics, because they are not on disk.

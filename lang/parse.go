@@ -18,9 +18,10 @@ const (
 
 // sourceText is one text with positions: a file, or a --set flag.
 type sourceText struct {
-	name string // shown in diagnostics
-	text string
-	dir  string // base of relative paths written in it
+	name   string // shown in diagnostics
+	text   string
+	dir    string // base of relative paths written in it
+	hidden bool   // diagnostics show no line of it
 }
 
 // span is a range of source text. The zero span is no place.
@@ -58,9 +59,9 @@ func (s span) words() string {
 	return s.src.text[s.start.Offset:min(s.end.Offset, len(s.src.text))] // the brace of a repair is in no text
 }
 
-// line returns the source line on which the span starts.
+// line returns the source line on which the span starts, or "" if it must not be shown.
 func (s span) line() string {
-	if s.src == nil {
+	if s.src == nil || s.src.hidden {
 		return ""
 	}
 	text := s.src.text
