@@ -141,11 +141,11 @@ func (b *bar) show(done, all int64, what string) {
 	if took := time.Since(b.began); share > 0.01 {
 		left = fmt.Sprintf(", %s left", time.Duration(float64(took)*(1-share)/share).Round(time.Second))
 	}
-	fmt.Fprintf(b.to, "\r%5.1f%%  %s%s\x1b[K", 100*share, what, left)
+	cli.Overwrite(b.to, fmt.Sprintf("%5.1f%%  %s%s", 100*share, what, left))
 }
 
 func (b *bar) end() {
 	if b.to != nil && !b.shown.IsZero() {
-		fmt.Fprint(b.to, "\r\x1b[K")
+		cli.Overwrite(b.to, "")
 	}
 }

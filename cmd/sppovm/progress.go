@@ -80,7 +80,7 @@ func (s *progress) step(r vm.StepResult) {
 		fmt.Fprintln(s.text, text)
 		return
 	}
-	fmt.Fprintf(s.text, "\r%s\x1b[K", text)
+	cli.Overwrite(s.text, text)
 	s.pending = true
 }
 

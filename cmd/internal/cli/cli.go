@@ -10,6 +10,7 @@
 //	source.go    input files: spec, plan or program
 //	memory.go    the highest peaks
 //	words.go     text for a terminal
+//	screen.go    no control characters on a terminal
 //	write.go     results that appear whole or not at all
 //
 // It knows no subcommand: those are in cmd/sppoc and cmd/sppovm.
@@ -42,6 +43,9 @@ type Env struct {
 func IsTerminal(w io.Writer) bool {
 	if r, ok := w.(*results); ok {
 		w = r.w
+	}
+	if s, ok := w.(*screen); ok {
+		w = s.w
 	}
 	f, ok := w.(*os.File)
 	if !ok {
@@ -85,8 +89,14 @@ func (a *App) commands() []Command {
 // Main runs the command that the arguments name and returns the exit code. A panic is a bug and is reported
 // as such.
 func (a *App) Main(env *Env, args []string) (code int) {
-	out := &results{w: env.Stdout}
-	env = &Env{Context: env.Context, Stdout: out, Stderr: env.Stderr, Name: a.Name}
+	out, messages := &results{w: env.Stdout}, &screen{w: env.Stderr}
+	if IsTerminal(env.Stdout) {
+		shown := &screen{w: env.Stdout}
+		defer shown.flush()
+		out.w = shown
+	}
+	defer messages.flush()
+	env = &Env{Context: env.Context, Stdout: out, Stderr: messages, Name: a.Name}
 	defer func() {
 		if p := recover(); p != nil {
 			fmt.Fprintf(env.Stderr, "%s: internal error: %v\n", a.Name, p)

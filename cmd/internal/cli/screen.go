@@ -1,0 +1,78 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"sync"
+	"unicode"
+	"unicode/utf8"
+)
+
+// screen writes text with control characters replaced by visible escapes: files may hold sequences that a terminal obeys.
+// Line ends and tabs pass.
+type screen struct {
+	w     io.Writer
+	mutex sync.Mutex
+	begun []byte // of a character that the last write cut
+}
+
+// Write implements io.Writer.
+func (s *screen) Write(text []byte) (int, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	all := append(s.begun, text...)
+	cut := incomplete(all)
+	s.begun = append([]byte(nil), all[len(all)-cut:]...)
+	if _, err := s.w.Write(visible(all[:len(all)-cut])); err != nil {
+		return 0, err
+	}
+	return len(text), nil
+}
+
+// flush writes what a cut character has.
+func (s *screen) flush() error {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	_, err := s.w.Write(visible(s.begun))
+	s.begun = nil
+	return err
+}
+
+// incomplete returns how many bytes at the end begin a character that needs more.
+func incomplete(text []byte) int {
+	for n := 1; n <= min(utf8.UTFMax-1, len(text)); n++ {
+		if rest := text[len(text)-n:]; utf8.RuneStart(rest[0]) {
+			if utf8.FullRune(rest) {
+				return 0
+			}
+			return n
+		}
+	}
+	return 0
+}
+
+// visible replaces control characters, characters that change the direction of text, and bytes that are not UTF-8.
+func visible(text []byte) []byte {
+	out := make([]byte, 0, len(text))
+	for len(text) > 0 {
+		r, n := utf8.DecodeRune(text)
+		switch {
+		case r == utf8.RuneError && n == 1:
+			out = fmt.Appendf(out, `\x%02x`, text[0])
+		case r != '\n' && r != '\t' && (unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r)):
+			out = fmt.Appendf(out, `\u%04x`, r)
+		default:
+			out = append(out, text[:n]...)
+		}
+		text = text[n:]
+	}
+	return out
+}
+
+// Overwrite replaces the current line of a terminal by a text of one line, or clears it if that is empty.
+func Overwrite(w io.Writer, text string) {
+	if s, ok := w.(*screen); ok {
+		w = s.w
+	}
+	fmt.Fprintf(w, "\r%s\x1b[K", visible([]byte(text)))
+}
