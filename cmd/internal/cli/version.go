@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"runtime"
 	"runtime/debug"
 
@@ -47,14 +48,7 @@ func buildOf(info *debug.BuildInfo, executable func() (string, error)) string {
 
 // executableHash returns the start of the SHA-256 of the running executable, in hexadecimal.
 func executableHash() (string, error) {
-	path, err := os.Executable()
-	if err != nil {
-		return "", err
-	}
-	if runtime.GOOS == "linux" {
-		path = "/proc/self/exe" // works even after the file was replaced
-	}
-	f, err := os.Open(path)
+	f, err := openExecutable()
 	if err != nil {
 		return "", err
 	}
@@ -64,6 +58,22 @@ func executableHash() (string, error) {
 		return "", err
 	}
 	return hex.EncodeToString(sum.Sum(nil)[:6]), nil
+}
+
+// openExecutable opens the file of the running program. On Linux /proc names it even after it was replaced; without
+// /proc, the first argument does.
+func openExecutable() (*os.File, error) {
+	if f, err := os.Open("/proc/self/exe"); err == nil {
+		return f, nil
+	}
+	path, err := os.Executable()
+	if err != nil {
+		path, err = exec.LookPath(os.Args[0])
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.Open(path)
 }
 
 // versionCommand returns the version command, which every program has.
