@@ -297,6 +297,9 @@ func (r *training) all(ctx context.Context) error {
 		r.f.save = "" // there is no state to save yet
 		return r.stopped(err)
 	}
+	if err := r.behind(); err != nil {
+		return err
+	}
 	if r.job.Steps() == 0 && r.program.Run.EvalEvery > 0 {
 		if err := r.validate(ctx); err != nil {
 			return r.stopped(err)
@@ -332,6 +335,15 @@ func (r *training) start(ctx context.Context) error {
 		return r.load(ctx, r.weights)
 	case r.f.resume != "":
 		return cli.Wrong(r.job.Restore(r.f.resume))
+	}
+	return nil
+}
+
+// behind reports a run that should end before the step of its checkpoint. One that should end with it has nothing to do, which
+// is not a mistake: launchers repeat commands.
+func (r *training) behind() error {
+	if done := r.job.Steps(); done > r.f.steps {
+		return cli.Usagef("%s is a checkpoint of step %d, and the run ends with step %d: give more with --steps", r.f.resume, done, r.f.steps)
 	}
 	return nil
 }

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"testing"
+
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/cmd/internal/clitest"
+)
+
+// Devices, pipes and files without end in place of programs, data, checkpoints or weights end with one error.
+func TestHostileFiles(t *testing.T) {
+	inBase(t)
+	jobOf(t)
+	const tokens = `--set train.data=tokens("x.bin") --set train.holdout=0`
+	clitest.Hostile(t, &app, "x.sppb", nil, "sppovm run x.sppb", "sppovm run x.sppb --device sim", "sppovm eval x.sppb --resume none")
+	clitest.Hostile(t, &app, "x.txt", nil, `sppovm run tiny.sppo --set train.data=text("x.txt")`)
+	clitest.Hostile(t, &app, "x.bin", []string{"sparse"}, "sppovm run tiny.sppo "+tokens) // a TiB of zeros is good tokens
+	clitest.Hostile(t, &app, "x.ckpt", nil, "sppovm run tiny.sppo --resume x.ckpt", "sppovm export x.ckpt -o out")
+	if err := os.RemoveAll("hub/model.safetensors"); err != nil {
+		t.Fatal(err)
+	}
+	clitest.Hostile(t, &app, "hub/model.safetensors", nil, "sppovm run job.sppo --weights hub")
+}
+
+// A run that should end before the step of its checkpoint is a mistake; one that should end with it has nothing to do.
+func TestResumeBeyondTheEnd(t *testing.T) {
+	inBase(t)
+	sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "3", "--save", "three.ckpt", "-q")
+	var out, errs bytes.Buffer
+	code := app.Main(&cli.Env{Context: t.Context(), Stdout: &out, Stderr: &errs}, []string{"run", "tiny.sppo", "--steps", "2", "--resume", "three.ckpt", "-q"})
+	if code != cli.BadInput || errs.String() != "sppovm: three.ckpt is a checkpoint of step 3, and the run ends with step 2: give more with --steps\n" {
+		t.Errorf("exit %d: %s", code, errs.String())
+	}
+	sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "3", "--resume", "three.ckpt", "-q")
+}
