@@ -94,6 +94,7 @@ func drawSpec(r *rand.Rand) *drawn {
 	kv := pick(r, divisors(heads)...)
 	d.model.Traits = drawTraits(r, hidden/heads)
 	layers, sequence := between(r, 1, 7), 8*between(r, 3, 16)
+	d.model.Window = drawWindow(r, sequence)
 	pp, sp, dp := between(r, 1, min(layers, 4)), pick(r, divisors(heads)...), pick(r, 1, 1, 2)
 	sp = min(sp, 4)
 	microbatch := pick(r, 1, 1, 2)
@@ -110,6 +111,7 @@ model drawn {
   dtype = %s
   tied = %t
 %s  rope_theta = 100
+  window = %s
   init_std = %.3f  # as strong in every width
 %s}
 cluster all = local(ranks = 32)
@@ -125,9 +127,21 @@ train {
 }
 schedule drawn { pp = 1 sp = 1 dp = 1 }
 `, d.model.Family, layers, hidden, heads, kv, between(r, 17, 90), between(r, 11, 70), d.model.DType, pick(r, true, false),
-		d.model.positionsLine(), 0.8/math.Sqrt(float64(hidden)), lines(d.model.Traits), sequence, batch, between(r, 1, 1000), d.model.optimizer(), dp*microbatch)
+		d.model.positionsLine(), orElse(d.model.Window, "0"), 0.8/math.Sqrt(float64(hidden)), lines(d.model.Traits), sequence, batch, between(r, 1, 1000), d.model.optimizer(), dp*microbatch)
 	d.batch, d.schedule = batch/dp/microbatch, drawSchedule(r, pp, sp, dp, microbatch)
 	return d
+}
+
+// drawWindow draws windows of attention that layers repeat, up to a little longer than the sequence; mostly none.
+func drawWindow(r *rand.Rand, sequence int) string {
+	if r.IntN(3) > 0 {
+		return ""
+	}
+	windows := make([]int, between(r, 1, 3))
+	for i := range windows {
+		windows[i] = pick(r, 0, between(r, 1, 8), between(r, 1, sequence), sequence+1)
+	}
+	return listOf(windows)
 }
 
 // drawTraits draws a value for some of the model's keys: any word that a key takes, and numbers of those that are listed. What does not

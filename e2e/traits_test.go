@@ -31,6 +31,8 @@ func listTraits() []trait {
 		{name: "virtual stages", asked: func(d *drawn) bool { return d.over("pp") }, planned: func(d *drawn) bool { return d.plan.Parallel.VirtualStages > 1 }},
 		{name: "a recompute that auto chose", asked: func(d *drawn) bool { return d.ask("recompute") == "auto" }, planned: fated(plan.FateRecompute)},
 		{name: "an offload that auto chose", asked: func(d *drawn) bool { return d.ask("offload") == "auto" }, planned: fated(plan.FateOffload)},
+		{name: "layers with windows", asked: func(d *drawn) bool { return d.model.Window != "" }, planned: func(d *drawn) bool { return len(d.windows()) == 1 && d.windows()[0] > 0 }},
+		{name: "layers of several windows", asked: func(d *drawn) bool { return d.model.Window != "" }, planned: func(d *drawn) bool { return len(d.windows()) > 1 }},
 		{name: "a bf16 model", asked: func(d *drawn) bool { return d.model.DType == "bf16" }},
 	}
 	for _, key := range slices.Sorted(maps.Keys(choices)) {
@@ -50,6 +52,21 @@ func (d *drawn) ask(key string) string {
 		return "list"
 	}
 	return value
+}
+
+// windows lists the different windows of the plan's layers, 0 for those that see the whole sequence.
+func (d *drawn) windows() (list []int64) {
+	m := &d.plan.Model
+	for layer := range m.Layers {
+		w := m.WindowOf(layer)
+		if w >= d.plan.Train.Sequence {
+			w = 0
+		}
+		if !slices.Contains(list, w) {
+			list = append(list, w)
+		}
+	}
+	return list
 }
 
 // over reports whether a number is more than one.
