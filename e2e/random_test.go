@@ -133,13 +133,15 @@ schedule drawn { pp = 1 sp = 1 dp = 1 }
 }
 
 // drawWindow draws windows of attention that layers repeat, up to a little longer than the sequence; mostly none.
+// In a window of one token the gradients of queries and keys are zero in theory, so that only their rounding would
+// be compared.
 func drawWindow(r *rand.Rand, sequence int) string {
 	if r.IntN(3) > 0 {
 		return ""
 	}
 	windows := make([]int, between(r, 1, 3))
 	for i := range windows {
-		windows[i] = pick(r, 0, between(r, 1, 8), between(r, 1, sequence), sequence+1)
+		windows[i] = pick(r, 0, between(r, 2, 8), between(r, 2, sequence), sequence+1)
 	}
 	return listOf(windows)
 }
