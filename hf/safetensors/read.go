@@ -65,6 +65,16 @@ func Open(dir string) (_ *Folder, err error) {
 	return f, nil
 }
 
+// OpenFile opens and checks one file.
+func OpenFile(path string) (*Folder, error) {
+	f := &Folder{Path: path, index: map[string]int{}}
+	if err := f.open(path, nil); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
 // Close closes the files.
 func (f *Folder) Close() error {
 	var errs []error

@@ -38,7 +38,7 @@ func Write(ctx context.Context, dir string, sources []Source, metadata map[strin
 		if len(shards) > 1 {
 			name = fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, len(shards))
 		}
-		if err := writeFile(ctx, filepath.Join(dir, name), shard, metadata); err != nil {
+		if err := WriteFile(ctx, filepath.Join(dir, name), shard, metadata, io.Discard); err != nil {
 			return err
 		}
 		for j := range shard {
@@ -71,7 +71,8 @@ func divide(sources []Source, shardBytes int64) [][]Source {
 	return shards
 }
 
-func writeFile(ctx context.Context, path string, sources []Source, metadata map[string]string) (err error) {
+// WriteFile writes one file and brings it to the disk. The writer also gets a copy of all its bytes, for checksums.
+func WriteFile(ctx context.Context, path string, sources []Source, metadata map[string]string, also io.Writer) (err error) {
 	sources = slices.Clone(sources)
 	slices.SortStableFunc(sources, func(a, b Source) int { return int(typeBits[b.DType]) - int(typeBits[a.DType]) })
 	text, err := headerOf(sources, metadata)
@@ -87,7 +88,8 @@ func writeFile(ctx context.Context, path string, sources []Source, metadata map[
 			err = closing
 		}
 	}()
-	out := bufio.NewWriterSize(file, 1<<20)
+	buffered := bufio.NewWriterSize(file, 1<<20)
+	out := io.MultiWriter(buffered, also)
 	out.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(text))))
 	out.Write(text)
 	for i := range sources {
@@ -102,7 +104,7 @@ func writeFile(ctx context.Context, path string, sources []Source, metadata map[
 			return fmt.Errorf("internal: tensor %q has %d bytes, and %d were written", sources[i].Name, want, counted.n)
 		}
 	}
-	if err := out.Flush(); err != nil {
+	if err := buffered.Flush(); err != nil {
 		return err
 	}
 	return file.Sync()
