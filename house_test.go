@@ -53,7 +53,8 @@ var floors = []struct {
 		"passes/words lang ir ir/cost graph"},
 	{"passes", 9, "passes/plan passes/walk passes/strategy passes/estimate passes/pass passes/partition passes/mux passes/offload " +
 		"passes/search lang ir graph"},
-	{"vm", 2, "infile ir corpus"},
+	{"vm/store", 2, "infile ir corpus hf/safetensors"},
+	{"vm", 2, "infile ir corpus vm/store"},
 	{"codegen", 10, "lang passes passes/plan passes/walk schedule graph ir"},
 	{"vm/cpu", 3, "vm ir vm/cpu/simd"},
 	{"vm/world", 3, "vm ir"},

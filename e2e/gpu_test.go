@@ -93,7 +93,7 @@ func resumeOn(t *testing.T, c Case, on computer) {
 		t.Fatal(err)
 	}
 	second := open()
-	if err := second.Restore(path); err != nil {
+	if err := second.Restore(t.Context(), path); err != nil {
 		t.Fatal(err)
 	}
 	for second.Steps() < p.Run.Steps {

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -106,7 +107,7 @@ func TestResumeOfAnotherModel(t *testing.T) {
 		if err := job.Init(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		err = job.Restore(path)
+		err = job.Restore(t.Context(), path)
 		if x.want == "" && err != nil || x.want != "" && (err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "is of another model: it "+x.want)) {
 			t.Errorf("%s: %v, want %s", x.set, err, x.want)
 		}
@@ -131,7 +132,7 @@ func TestResumeUnderAnotherOptimizer(t *testing.T) {
 		if err := job.Init(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if err := job.Restore(path); err == nil || !strings.Contains(err.Error(), x.want) {
+		if err := job.Restore(t.Context(), path); err == nil || !strings.Contains(err.Error(), x.want) {
 			t.Errorf("%s: %v, want %s", x.optimizer, err, x.want)
 		}
 	}
@@ -145,6 +146,7 @@ func save(t *testing.T, p *ir.Program, path string, steps int) {
 		t.Fatalf("init: %v", err)
 	}
 	doSteps(t, job, steps)
+	os.RemoveAll(path)
 	if err := job.Save(path); err != nil {
 		t.Fatalf("saving: %v", err)
 	}
@@ -168,7 +170,7 @@ func checkResumed(t *testing.T, what string, p *ir.Program, path string, whole *
 	if err := job.Init(t.Context()); err != nil {
 		t.Fatalf("init: %v", err)
 	}
-	if err := job.Restore(path); err != nil {
+	if err := job.Restore(t.Context(), path); err != nil {
 		t.Fatalf("%s: restoring: %v", what, err)
 	}
 	for job.Steps() < p.Run.Steps {

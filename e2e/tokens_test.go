@@ -64,7 +64,7 @@ func TestResumeOnTokens(t *testing.T) {
 	if err := job.Init(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	err = job.Restore(path)
+	err = job.Restore(t.Context(), path)
 	if want := b + " changed since the checkpoint: what it has from byte 0 to 1554"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("%v, want %s", err, want)
 	}

@@ -200,7 +200,7 @@ func exported(t *testing.T, job *vm.Job, dtype string) string {
 		t.Fatal(err)
 	}
 	out := filepath.Join(t.TempDir(), "out")
-	if err := (&hf.Export{Values: c, Tensors: c.Tensors(), From: from, DType: dtype}).Write(t.Context(), out); err != nil {
+	if err := (&hf.Export{Values: c, Tensors: c.Weights(), From: from, DType: dtype}).Write(t.Context(), out); err != nil {
 		t.Fatal(err)
 	}
 	return out

@@ -1,50 +1,133 @@
 package vm
 
 import (
-	"bufio"
-	"encoding/binary"
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"sppo.dev/corpus"
 	"sppo.dev/infile"
 	"sppo.dev/ir"
+	"sppo.dev/vm/store"
 )
 
-// A checkpoint is the state of the training, not of the ranks. It holds whole tensors, so it does not depend
-// on how a model is divided, and one program's checkpoint continues under another program of the same model.
-// It names the model, because names and shapes of tensors do not determine what is computed. Data and
-// optimizer settings may change between runs.
-//
-//	magic        16 bytes
-//	size         of the header, 8 bytes, little-endian
-//	header       JSON: checkpointHeader
-//	values       of every entry, f32, little-endian, rows first, in the header's order
-//	checksum     CRC-32C of everything before, 4 bytes, little-endian
+// Checkpoint is a checkpoint that is open for reading.
+type Checkpoint struct {
+	*store.Manifest
+	Path   string // of the checkpoint itself, where the newest of a folder was opened
+	values stored
+	single bool // a file that process 0 reads for all
+}
 
-const (
-	checkpointMagic = "sppo checkpoint2"
-	// Format 1 does not name the model of a checkpoint, so it cannot be checked before a run continues from
-	// it.
-	firstMagic = "sppo checkpoint1"
-)
+// stored is the values of a checkpoint.
+type stored interface {
+	// Read fills out with rows by cols values of an entry from (row, col) on, rows first.
+	Read(name string, row, col, rows, cols int64, out []float32) error
+	Close() error
+}
 
-type checkpointHeader struct {
-	Program string            `json:"program"`
-	Model   ir.Model          `json:"model"`
-	Step    int64             `json:"step"`
-	Seed    int64             `json:"seed"`
-	Origin  string            `json:"origin,omitempty"` // of the weights that the run started from
-	Entries []checkpointEntry `json:"entries"`
+// DamagedError reports a checkpoint that is incomplete or has changed since it was written.
+type DamagedError struct {
+	Path string
+	err  error
+}
 
-	Data []corpus.Fingerprint `json:"data,omitempty"` // of files of tokens
+func (e *DamagedError) Error() string { return fmt.Sprintf("checkpoint %s: %v", e.Path, e.err) }
+
+// Unwrap returns what is wrong.
+func (e *DamagedError) Unwrap() error { return e.err }
+
+// OpenCheckpoint opens a checkpoint and verifies its checksums. The path names a checkpoint, or a folder of checkpoints, of which
+// the newest is taken.
+func OpenCheckpoint(path string) (*Checkpoint, error) {
+	c, err := openCheckpoint(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.verify(context.Background(), func(int) bool { return true }); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// openCheckpoint leaves the checksums of shards to verify.
+func openCheckpoint(path string) (*Checkpoint, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() {
+		return openSingle(path)
+	}
+	if _, err := os.Lstat(filepath.Join(path, store.ManifestFile)); err != nil {
+		steps, err := store.Steps(path)
+		if err != nil {
+			return nil, err
+		}
+		if len(steps) == 0 {
+			return nil, fmt.Errorf("checkpoint %s: is a folder without checkpoints", path)
+		}
+		path = filepath.Join(path, store.StepName(steps[len(steps)-1]))
+	}
+	c, err := store.Open(path)
+	if err != nil {
+		return nil, &DamagedError{path, err}
+	}
+	return &Checkpoint{Manifest: c.Manifest, Path: path, values: c}, nil
+}
+
+func openSingle(path string) (*Checkpoint, error) {
+	file, _, err := infile.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	c, err := openFile(file)
+	if err != nil {
+		file.Close()
+		return nil, &DamagedError{path, err}
+	}
+	return c, nil
+}
+
+// verify compares the checksums of the shards that wanted ranks wrote.
+func (c *Checkpoint) verify(ctx context.Context, wanted func(rank int) bool) error {
+	s, ok := c.values.(*store.Checkpoint)
+	if !ok {
+		return nil // opening has
+	}
+	err := s.Verify(ctx, wanted)
+	if err != nil && ctx.Err() == nil {
+		err = &DamagedError{c.Path, err}
+	}
+	return err
+}
+
+// Close closes the files.
+func (c *Checkpoint) Close() error { return c.values.Close() }
+
+// Weights are the parameters, in the program's order.
+func (c *Checkpoint) Weights() (list []ir.Tensor) {
+	for i := range c.Tensors {
+		if e := &c.Tensors[i]; e.IsWeight() {
+			list = append(list, ir.Tensor{Name: e.Tensor, Shape: e.Shape})
+		}
+	}
+	return list
+}
+
+// Read fills out with rows by columns of a parameter from (row, col) on, rows first.
+func (c *Checkpoint) Read(tensor string, row, col, rows, cols int64, out []float32) error {
+	for i := range c.Tensors {
+		if c.Tensors[i].Name() == tensor {
+			return c.values.Read(tensor, row, col, rows, cols, out)
+		}
+	}
+	return fmt.Errorf("the checkpoint has no tensor %q", tensor)
 }
 
 // remembered is data that a checkpoint remembers, since positions in it mean nothing once it has changed.
@@ -53,191 +136,185 @@ type remembered interface {
 	Unchanged(before []corpus.Fingerprint) error
 }
 
-type checkpointEntry struct {
-	Tensor string   `json:"tensor"`
-	Role   string   `json:"role"`
-	Shape  [2]int64 `json:"shape"`
+// entry is a role of a tensor that checkpoints of the program hold.
+type entry struct {
+	store.Tensor
+	tensor int
 	role   ir.Role
 }
 
-// entries lists the contents of a checkpoint of this program. Weights with a master copy are not included,
+// entriesOf lists the contents of a checkpoint of this program. Weights with a master copy are not included,
 // because they are the rounded master; nor are gradients, which every step computes anew.
-func (j *Job) entries() []checkpointEntry {
-	var list []checkpointEntry
-	for i, t := range j.program.Tensors {
-		for role := range ir.NumRoles {
-			skip := role == ir.RoleGrad || role == ir.RoleWeight && j.holds(i, ir.RoleMaster)
-			if !skip && j.holds(i, role) {
-				list = append(list, checkpointEntry{Tensor: t.Name, Role: role.String(), Shape: t.Shape, role: role})
+func entriesOf(p *ir.Program) []entry {
+	types := map[[2]int]ir.DType{} // by tensor and role
+	for c := range p.Codes {
+		for i := range p.Codes[c].States {
+			s := &p.Codes[c].States[i]
+			key := [2]int{int(s.Tensor), int(s.Role)}
+			if t, ok := types[key]; !ok || t == ir.BF16 {
+				types[key] = s.View.DType
 			}
+		}
+	}
+	var list []entry
+	for i, t := range p.Tensors {
+		for role := range ir.NumRoles {
+			dtype, held := types[[2]int{i, int(role)}]
+			if _, rounded := types[[2]int{i, int(ir.RoleMaster)}]; !held || role == ir.RoleGrad || role == ir.RoleWeight && rounded {
+				continue
+			}
+			list = append(list, entry{store.Tensor{Tensor: t.Name, Role: role.String(), DType: strings.ToUpper(dtype.String()), Shape: t.Shape}, i, role})
 		}
 	}
 	return list
 }
 
-// Save writes a checkpoint. The file at path is complete at all times, even after a power failure.
-func (j *Job) Save(path string) error {
-	err := ir.ReplaceFile(path, func(file *os.File) error {
-		err := j.writeCheckpoint(file)
-		if sync := file.Sync(); err == nil && !errors.Is(sync, syscall.EINVAL) { // returned for pipes and devices
-			err = sync
-		}
+// manifest describes a checkpoint of the job's present state, without its shards.
+func (j *Job) manifest() *store.Manifest {
+	m := &store.Manifest{
+		Program: j.program.Name, Model: j.program.Model, Step: j.step, Skipped: j.skipped, Seed: j.program.Run.Seed, Origin: j.origin,
+	}
+	for _, r := range j.program.Ranks {
+		m.Made.DP, m.Made.PP, m.Made.SP = max(m.Made.DP, int(r.DP)+1), max(m.Made.PP, int(r.PP)+1), max(m.Made.SP, int(r.SP)+1)
+	}
+	for _, e := range entriesOf(j.program) {
+		m.Tensors = append(m.Tensors, e.Tensor)
+	}
+	if d, ok := j.tokens.(remembered); ok {
+		m.Data = d.Fingerprints()
+	}
+	return m
+}
+
+// Restore loads a checkpoint; the next step is then what it would have been. The path names a checkpoint, or a folder of
+// checkpoints, of which the newest is taken. Everything is checked before any state changes. Each rank reads its own parts, so
+// all processes must see the folder.
+func (j *Job) Restore(ctx context.Context, path string) error {
+	if j.dead != nil {
+		return fmt.Errorf("the job has failed: %w", j.dead)
+	}
+	c, err := openCheckpoint(path)
+	if err != nil {
 		return err
+	}
+	defer c.Close()
+	everywhere, err := filepath.Abs(c.Path)
+	if err != nil {
+		return err
+	}
+	if err := j.accepts(c); err != nil {
+		return fmt.Errorf("checkpoint %s: %w", c.Path, err)
+	}
+	if err := j.verifyTogether(ctx, c, everywhere); err != nil {
+		return err
+	}
+	if c.single {
+		err = j.spread(c)
+	} else {
+		_, err = j.together(Order{What: OrderRestore, Question: everywhere}, func() error { return j.restoreHere(ctx, c) })
+	}
+	if err != nil {
+		j.dead = err // some ranks may have loaded
+		return fmt.Errorf("checkpoint %s: %w", c.Path, err)
+	}
+	j.step, j.skipped, j.origin = c.Step, c.Skipped, c.Origin
+	return nil
+}
+
+// verifyTogether verifies the checksums of a checkpoint, of which every process takes a share.
+func (j *Job) verifyTogether(ctx context.Context, c *Checkpoint, path string) error {
+	var mine error
+	answers, err := j.together(Order{What: OrderVerify, Question: path}, func() error {
+		mine = c.verify(ctx, j.mine)
+		return nil
 	})
+	for i, text := range answers {
+		if len(text) > 0 && mine == nil {
+			mine = fmt.Errorf("process %d: %w", i+1, &DamagedError{c.Path, errors.New(string(text))})
+		}
+	}
 	if err != nil {
-		return fmt.Errorf("saving the checkpoint: %w", err)
+		return err
+	}
+	return mine
+}
+
+// mine reports whether this process takes care of what some rank wrote, which may have been one of a larger job.
+func (j *Job) mine(rank int) bool { return j.ranks[rank%len(j.ranks)].work != nil }
+
+// verifyHere is a follower's share. What it finds is its answer.
+func (j *Job) verifyHere(path string) []byte {
+	c, err := openCheckpoint(path)
+	if err == nil {
+		err = c.verify(context.Background(), j.mine)
+		c.Close()
+	}
+	var damaged *DamagedError
+	if errors.As(err, &damaged) {
+		err = damaged.err
+	}
+	if err != nil {
+		return []byte(err.Error())
 	}
 	return nil
 }
 
-func (j *Job) writeCheckpoint(file io.Writer) error {
-	header := checkpointHeader{Program: j.program.Name, Model: j.program.Model, Step: j.step, Seed: j.program.Run.Seed, Origin: j.origin, Entries: j.entries()}
-	if d, ok := j.tokens.(remembered); ok {
-		header.Data = d.Fingerprints()
-	}
-	text, err := json.Marshal(header)
-	if err != nil {
-		return err
-	}
-	buffered := bufio.NewWriterSize(file, 1<<20)
-	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
-	out := io.MultiWriter(buffered, sum)
-	io.WriteString(out, checkpointMagic)
-	out.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(text))))
-	out.Write(text)
-	for _, e := range header.Entries {
-		values, _, err := j.Tensor(e.Tensor, e.role)
-		if err != nil {
-			return err
+// restoreHere loads the ranks of this process.
+func (j *Job) restoreHere(ctx context.Context, c *Checkpoint) error {
+	return j.each(func(r *rank) error {
+		consts := j.program.Ranks[r.index].Consts
+		for i := range r.code.States {
+			s := &r.code.States[i]
+			if s.Role == ir.RoleGrad {
+				continue
+			}
+			t := &j.program.Tensors[s.Tensor]
+			e := store.Tensor{Tensor: t.Name, Role: s.Role.String()}
+			err := loadRectangle(ctx, r.device, t, rectangleOf(s, consts), func(row, col, rows, cols int64, out []float32) error {
+				return c.values.Read(e.Name(), row, col, rows, cols, out)
+			})
+			if err != nil {
+				return fmt.Errorf("loading %s of %s: %w", s.Role, t.Name, err)
+			}
 		}
-		if _, err := out.Write(BytesOf(values)); err != nil {
-			return err
-		}
-	}
-	buffered.Write(binary.LittleEndian.AppendUint32(nil, sum.Sum32()))
-	return buffered.Flush()
+		return nil
+	})
 }
 
-// Restore loads a checkpoint; the next step is then what it would have been. The whole file is checked before
-// any state changes.
-func (j *Job) Restore(path string) error {
-	file, _, err := infile.Open(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	if err := j.readCheckpoint(file); err != nil {
-		return fmt.Errorf("checkpoint %s: %w", path, err)
-	}
-	return nil
-}
-
-func (j *Job) readCheckpoint(file *os.File) error {
-	header, err := checkFile(file)
-	if err != nil {
-		return err
-	}
-	if err := j.accepts(header); err != nil {
-		return err
-	}
-	if d, ok := j.tokens.(remembered); ok {
-		if err := d.Unchanged(header.Data); err != nil {
-			return err
-		}
-	}
-	in := bufio.NewReaderSize(file, 1<<20)
-	for _, e := range j.entries() {
+// spread loads a file that only process 0 may have.
+func (j *Job) spread(c *Checkpoint) error {
+	for _, e := range entriesOf(j.program) {
 		values := make([]float32, e.Shape[0]*e.Shape[1])
-		if _, err := io.ReadFull(in, BytesOf(values)); err != nil {
+		if err := c.values.Read(e.Name(), 0, 0, e.Shape[0], e.Shape[1], values); err != nil {
 			return err
 		}
-		if err := j.SetTensor(e.Tensor, e.role, values); err != nil {
+		if err := j.SetTensor(e.Tensor.Tensor, e.role, values); err != nil {
 			return err
 		}
-	}
-	j.step, j.origin = header.Step, header.Origin
-	return nil
-}
-
-// checkFile reads the header, verifies the checksum, and leaves the file at the first value.
-func checkFile(file *os.File) (*checkpointHeader, error) {
-	info, err := file.Stat()
-	if err != nil {
-		return nil, err
-	}
-	prefix := make([]byte, len(checkpointMagic)+8)
-	_, err = io.ReadFull(file, prefix)
-	switch found := string(prefix[:len(checkpointMagic)]); {
-	case err == nil && found == firstMagic:
-		return nil, errors.New("has format 1, which does not name its model; this release reads format 2, so continue with the release that wrote it")
-	case err != nil || found != checkpointMagic:
-		return nil, errors.New("is not a checkpoint of this version")
-	}
-	size := binary.LittleEndian.Uint64(prefix[len(checkpointMagic):])
-	if size > uint64(info.Size()) {
-		return nil, errors.New("is truncated")
-	}
-	text := make([]byte, size)
-	var header checkpointHeader
-	if _, err := io.ReadFull(file, text); err != nil {
-		return nil, errors.New("is truncated")
-	}
-	if err := json.Unmarshal(text, &header); err != nil {
-		return nil, fmt.Errorf("is damaged: header: %w", err)
-	}
-	values := int64(0)
-	for _, e := range header.Entries {
-		values += 4 * e.Shape[0] * e.Shape[1]
-	}
-	start := int64(len(prefix) + len(text))
-	if have := info.Size() - start - 4; have != values {
-		return nil, fmt.Errorf("is damaged or truncated: %d bytes of values, and its header announces %d", have, values)
-	}
-	if err := checkSum(file, info.Size()-4); err != nil {
-		return nil, err
-	}
-	_, err = file.Seek(start, io.SeekStart)
-	return &header, err
-}
-
-func checkSum(file *os.File, size int64) error {
-	if _, err := file.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
-	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
-	if _, err := io.CopyN(sum, file, size); err != nil {
-		return err
-	}
-	var stored [4]byte
-	if _, err := io.ReadFull(file, stored[:]); err != nil {
-		return err
-	}
-	if binary.LittleEndian.Uint32(stored[:]) != sum.Sum32() {
-		return errors.New("is damaged: wrong checksum")
 	}
 	return nil
 }
 
 // acceptsModel compares a checkpoint's model with the program's. A program that was not compiled may lack its
 // model.
-func (j *Job) acceptsModel(header *checkpointHeader) error {
-	mine, theirs := j.program.Model.Difference(&header.Model)
+func (j *Job) acceptsModel(c *Checkpoint) error {
+	mine, theirs := j.program.Model.Difference(&c.Model)
 	switch {
 	case mine == "":
 		return nil
 	case j.program.Model.IsZero():
-		return fmt.Errorf("is of model %q, and this program does not name its model: compile it again", header.Model.Name)
-	case header.Model.IsZero():
-		return fmt.Errorf("of program %q does not name its model, and this program is of model %q", header.Program, j.program.Model.Name)
+		return fmt.Errorf("is of model %q, and this program does not name its model: compile it again", c.Model.Name)
+	case c.Model.IsZero():
+		return fmt.Errorf("of program %q does not name its model, and this program is of model %q", c.Program, j.program.Model.Name)
 	}
-	return fmt.Errorf("of program %q is of another model: it has %s, this program has %s", header.Program, theirs, mine)
+	return fmt.Errorf("of program %q is of another model: it has %s, this program has %s", c.Program, theirs, mine)
 }
 
 // statesOf lists the kinds of optimizer state among the entries, in words.
-func statesOf(entries []checkpointEntry) string {
+func statesOf(entries []store.Tensor) string {
 	var names []string
-	for _, e := range entries {
-		if weight := e.Role == ir.RoleWeight.String() || e.Role == ir.RoleMaster.String(); !weight && !slices.Contains(names, e.Role) {
+	for i := range entries {
+		if e := &entries[i]; !e.IsWeight() && !slices.Contains(names, e.Role) {
 			names = append(names, e.Role)
 		}
 	}
@@ -248,30 +325,33 @@ func statesOf(entries []checkpointEntry) string {
 	return strings.Join(names, ", ")
 }
 
-// accepts compares a checkpoint's model and contents with the program's.
-func (j *Job) accepts(header *checkpointHeader) error {
-	if err := j.acceptsModel(header); err != nil {
+// accepts compares a checkpoint's model, data and contents with the program's.
+func (j *Job) accepts(c *Checkpoint) error {
+	if err := j.acceptsModel(c); err != nil {
 		return err
 	}
-	if header.Seed != j.program.Run.Seed {
-		return fmt.Errorf("was made with seed %d, and this program runs with %d", header.Seed, j.program.Run.Seed)
+	if c.Seed != j.program.Run.Seed {
+		return fmt.Errorf("was made with seed %d, and this program runs with %d", c.Seed, j.program.Run.Seed)
 	}
-	entries := j.entries()
-	if mine, theirs := statesOf(entries), statesOf(header.Entries); mine != theirs {
-		return fmt.Errorf("of program %q was saved under another optimizer: it holds %s, this program has %s", header.Program, theirs, mine)
+	entries := j.manifest().Tensors
+	if mine, theirs := statesOf(entries), statesOf(c.Tensors); mine != theirs {
+		return fmt.Errorf("of program %q was saved under another optimizer: it holds %s, this program has %s", c.Program, theirs, mine)
 	}
 	for i, e := range entries {
-		if i >= len(header.Entries) {
-			return fmt.Errorf("of program %q lacks %s of %s", header.Program, e.Role, e.Tensor)
+		if i >= len(c.Tensors) {
+			return fmt.Errorf("of program %q lacks %s of %s", c.Program, e.Role, e.Tensor)
 		}
-		got := header.Entries[i]
+		got := c.Tensors[i]
 		if got.Tensor != e.Tensor || got.Role != e.Role || got.Shape != e.Shape {
 			return fmt.Errorf("of program %q has %s of %s %v, this program has %s of %s %v",
-				header.Program, got.Role, got.Tensor, got.Shape, e.Role, e.Tensor, e.Shape)
+				c.Program, got.Role, got.Tensor, got.Shape, e.Role, e.Tensor, e.Shape)
 		}
 	}
-	if n := len(header.Entries); n > len(entries) {
-		return fmt.Errorf("of program %q has %s of %s, which this program lacks", header.Program, header.Entries[n-1].Role, header.Entries[n-1].Tensor)
+	if n := len(c.Tensors); n > len(entries) {
+		return fmt.Errorf("of program %q has %s of %s, which this program lacks", c.Program, c.Tensors[n-1].Role, c.Tensors[n-1].Tensor)
+	}
+	if d, ok := j.tokens.(remembered); ok {
+		return d.Unchanged(c.Data)
 	}
 	return nil
 }

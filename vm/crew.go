@@ -3,6 +3,7 @@ package vm
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -45,8 +46,12 @@ const (
 	OrderLoad    = "load"    // load weights; the answer describes them
 	OrderRead    = "read"    // return the bytes of a rank's view
 	OrderWrite   = "write"
-	OrderPeaks   = "peaks" // return the peaks of a rank's arenas
-	OrderAsk     = "ask"   // return the answer of Options.Reply
+	OrderPeaks   = "peaks"   // return the peaks of a rank's arenas
+	OrderAsk     = "ask"     // return the answer of Options.Reply
+	OrderVerify  = "verify"  // verify a share of a checkpoint; the answer says what is wrong
+	OrderRestore = "restore" // load a checkpoint
+	OrderSave    = "save"    // copy the state and write it, at once where Round is 1
+	OrderSaved   = "saved"   // report the shards that are written; wait for them where Round is 1
 	OrderClose   = "close"
 )
 
@@ -133,6 +138,19 @@ func (j *Job) obey(o Order) ([]byte, error) {
 			return nil, err
 		}
 		return []byte(j.weights.Describe()), nil
+	case OrderVerify:
+		return j.verifyHere(o.Question), nil
+	case OrderRestore:
+		c, err := openCheckpoint(o.Question)
+		if err != nil {
+			return nil, err
+		}
+		defer c.Close()
+		return nil, j.restoreHere(context.Background(), c)
+	case OrderSave:
+		return nil, j.saveHere(context.Background(), o.Question, o.Round == 1)
+	case OrderSaved:
+		return json.Marshal(j.savedHere(o.Round == 1))
 	case OrderClose:
 		return nil, j.Close()
 	case OrderAsk:

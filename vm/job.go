@@ -35,6 +35,8 @@ type Job struct {
 	crew      Crew
 	reply     func(question string) ([]byte, error)
 	step      int64 // steps done
+	skipped   int64 // of these, steps that left the weights as they were
+	writer    writer
 	dead      error
 }
 
@@ -179,9 +181,12 @@ func (j *Job) runHere(section ir.Section, round int64) error {
 
 // Init sets the model's initial values and resets the step counter to 0.
 func (j *Job) Init(ctx context.Context) error {
-	j.step, j.origin = 0, ""
+	j.step, j.skipped, j.origin = 0, 0, ""
 	return j.section(ctx, ir.SectionInit, 0)
 }
+
+// Failed returns the error that ended the job, or nil.
+func (j *Job) Failed() error { return j.dead }
 
 // Steps returns the number of steps done.
 func (j *Job) Steps() int { return int(j.step) }
@@ -287,6 +292,7 @@ func (j *Job) Peaks(rank int) [ir.NumArenas]ir.Bytes {
 // Close frees the devices and ends the ranks' goroutines. A leader closes the other jobs too.
 func (j *Job) Close() error {
 	here := func() error {
+		j.writer.free()
 		return j.each(func(r *rank) error {
 			if r.device == nil {
 				return nil

@@ -8,7 +8,7 @@
 //	crew.go       the processes of one job: leader and followers
 //	schedule.go   the learning rate of a step
 //	tensor.go     whole tensors from the rectangles of ranks, and back
-//	checkpoint.go save and restore
+//	checkpoint.go reading checkpoints; parts.go and saver.go write them, package store knows their files
 //	data.go       data sets; random.go is the generator behind them and behind initial values
 //	trace.go      timelines on any device
 //	elements.go   bytes viewed as numbers

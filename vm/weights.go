@@ -54,16 +54,20 @@ func (j *Job) loadHere(ctx context.Context) error {
 				continue
 			}
 			rect := rectangleOf(s, consts)
-			if err := j.loadRectangle(ctx, r.device, &j.program.Tensors[s.Tensor], rect); err != nil {
-				return fmt.Errorf("loading %s: %w", j.program.Tensors[s.Tensor].Name, err)
+			t := &j.program.Tensors[s.Tensor]
+			err := loadRectangle(ctx, r.device, t, rect, func(row, col, rows, cols int64, out []float32) error {
+				return j.weights.Read(t.Name, row, col, rows, cols, out)
+			})
+			if err != nil {
+				return fmt.Errorf("loading %s: %w", t.Name, err)
 			}
 		}
 		return nil
 	})
 }
 
-// loadRectangle fills a rank's part of a tensor; what lies beyond the tensor is padding and becomes 0.
-func (j *Job) loadRectangle(ctx context.Context, d Device, t *ir.Tensor, rect rectangle) error {
+// loadRectangle fills a rank's part of a tensor with values that read gives; what lies beyond the tensor is padding and becomes 0.
+func loadRectangle(ctx context.Context, d Device, t *ir.Tensor, rect rectangle, read func(row, col, rows, cols int64, out []float32) error) error {
 	rows := max(1, loadElements/rect.cols)
 	cols := min(max(t.Shape[1]-rect.col0, 0), rect.cols)
 	for first := int64(0); first < rect.rows; first += rows {
@@ -74,7 +78,7 @@ func (j *Job) loadRectangle(ctx context.Context, d Device, t *ir.Tensor, rect re
 		there := min(max(t.Shape[0]-rect.row0-first, 0), n)
 		values := make([]float32, there*cols)
 		if len(values) > 0 {
-			if err := j.weights.Read(t.Name, rect.row0+first, rect.col0, there, cols, values); err != nil {
+			if err := read(rect.row0+first, rect.col0, there, cols, values); err != nil {
 				return err
 			}
 		}

@@ -23,7 +23,7 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 	var f evalFlags
 	cli.Choice(flags, &f.device, "device", "cpu", "cpu, or cuda: NVIDIA GPUs", "cpu", "cuda")
 	flags.StringVar(&f.weights, "weights", "", "evaluate the weights of this `FOLDER` from the Hugging Face hub")
-	flags.StringVar(&f.resume, "resume", "", "evaluate the weights of this checkpoint")
+	flags.StringVar(&f.resume, "resume", "", "evaluate the weights of this `CHECKPOINT`, or of the newest in this folder")
 	flags.BoolVar(&f.cast, "cast", false, "let --weights round values that the program cannot hold exactly")
 	cli.Choice(flags, &f.split, "split", vm.SplitAll, "which part of the data: all, train, or validation (the part held out)", vm.SplitNames...)
 	flags.BoolVar(&f.json, "json", false, "write one JSON object to standard output")
@@ -121,7 +121,7 @@ type evaluation struct {
 }
 
 func (f *evalFlags) report(env *cli.Env, r *training, split *vm.Split) error {
-	if err := r.start(env.Context); err != nil {
+	if _, err := r.start(env.Context); err != nil {
 		return err
 	}
 	windows, left := split.Windows()

@@ -9,6 +9,7 @@
 //	profile.go   the measured timeline of the last step
 //	computer.go  the device: the CPU or GPUs
 //	gpus.go      GPUs; gpus_static.go replaces it in a static build (-tags static)
+//	save.go      checkpoints: when, where, and from which a run continues
 //	eval.go      eval
 //	weights.go   run --weights, export: folders of the Hugging Face hub
 //	devices.go   lists available devices
@@ -40,7 +41,7 @@ var app = cli.App{
 	Doc:  "sppovm runs training jobs that sppoc compiled.",
 	Commands: []cli.Command{
 		{
-			Name: "run", Args: "FILE [--steps K] [--json] [--save CHECKPOINT]", MinArgs: 1, MaxArgs: 1, Setup: run, Files: cli.JobFiles,
+			Name: "run", Args: "FILE [--steps K] [--json] [--save DIR [--save-every 10m]] [--resume CHECKPOINT|auto]", MinArgs: 1, MaxArgs: 1, Setup: run, Files: cli.JobFiles,
 			Doc: "train",
 			Details: "FILE is a program (.sppb or .sppir), a spec, or a plan; the last two are compiled first. Progress goes to standard\n" +
 				"error. With --json standard output has one object per line: for each step {\"step\",\"loss\",\"tokens_per_s\",\"step_s\",\n" +
@@ -62,18 +63,23 @@ var app = cli.App{
 				"A job may run in several processes, on one or more hosts, each with an equal, contiguous part of the ranks. Start the same\n" +
 				"command line everywhere with torchrun --no-python, srun or mpirun, or by hand with --processes, --process and --rendezvous.\n" +
 				"Process 0 listens at MASTER_ADDR and MASTER_PORT, or on Slurm's first node, and the others connect to it. All need the same\n" +
-				"program, version and data. Process 0 prints, and reads and writes checkpoints. On CPUs ranks of different processes connect\n" +
+				"program, version and data. Process 0 prints. On CPUs ranks of different processes connect\n" +
 				"by TCP; losses and weights are bitwise those of a single process. On GPUs they connect by NCCL, one GPU for each rank. If\n" +
 				"one process fails or is lost, all end, and each names it.\n\n" +
 				"With --weights the run starts from the weights of a folder from the Hugging Face hub (safetensors). Its config.json must\n" +
 				"describe the program's model. Each rank reads only its own parts. Buffers of the folder that the model does not need are\n" +
 				"listed and ignored.\n\n" +
+				"--save writes checkpoints to a folder, as step-N: at the end, and with --save-every also during the run, beside training. The\n" +
+				"newest --keep of them stay. A checkpoint is complete or absent, and continues under any other division of the same model, in\n" +
+				"any number of processes, which must all see the folder. With --resume auto the same command line starts a run and, after a\n" +
+				"crash, continues it.\n\n" +
 				"Ctrl-C finishes the current step, writes a checkpoint if --save is given, and stops; a second Ctrl-C aborts. In any process\n" +
 				"it stops all of them.",
 			Examples: []string{
 				"sppovm run examples/tiny.sppo",
 				"sppovm run out/gpt-docs.sppb --steps 50 --json",
 				"sppovm run examples/tiny.sppo --steps 5 --save tiny.ckpt",
+				"sppovm run job.sppo --save run1 --save-every 10m --resume auto",
 				"sppovm run examples/tiny.sppo --resume tiny.ckpt",
 				"sppovm run llama-docs.sppo --weights Llama-3.1-8B --save tuned.ckpt",
 				"sppovm run examples/tiny.sppo --profile tiny.json",

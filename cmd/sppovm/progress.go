@@ -93,6 +93,8 @@ func (s *progress) say(format string, args ...any) {
 	fmt.Fprintf(s.text, format+"\n", args...)
 }
 
+func (s *progress) saved(c *vm.Saved) { s.say("saved %s", c.Path) }
+
 func (s *progress) validation(step int, loss float64) {
 	s.eval, s.evalStep = loss, step
 	s.say("step %d  validation loss %.4f", step, loss)

@@ -26,7 +26,7 @@ type runFlags struct {
 	json    bool
 	quiet   bool
 	seed    int64
-	save    string
+	saves   saveFlags
 	resume  string
 	weights string
 	cast    bool
@@ -56,8 +56,8 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 	flags.Int64Var(&f.seed, "seed", 0, "use this seed instead of the program's")
 	set := cli.SetFlag(flags, "set")
-	flags.StringVar(&f.save, "save", "", "write a checkpoint to this file at the end")
-	flags.StringVar(&f.resume, "resume", "", "continue from this checkpoint")
+	f.saves.define(flags)
+	flags.StringVar(&f.resume, "resume", "", "continue from this `CHECKPOINT`, or from the newest in this folder; auto: from the newest in the folder of --save, if it has one")
 	flags.StringVar(&f.weights, "weights", "", "start from the weights of this `FOLDER` from the Hugging Face hub, at step 0 with zero moments")
 	flags.BoolVar(&f.cast, "cast", false, "let --weights round values that the program cannot hold exactly")
 	flags.StringVar(&f.dir, "dir", "", "resolve relative data files in this folder instead of the current one")
@@ -91,11 +91,8 @@ func run(flags *pflag.FlagSet) cli.Action {
 		if err := f.check(); err != nil {
 			return err
 		}
-		for _, file := range []string{f.save, f.profile} {
-			if file == "" || !f.leads() {
-				continue
-			}
-			if err := cli.CheckOutput(file, args...); err != nil {
+		if f.profile != "" && f.leads() {
+			if err := cli.CheckOutput(f.profile, args...); err != nil {
 				return err
 			}
 		}
@@ -122,10 +119,13 @@ func run(flags *pflag.FlagSet) cli.Action {
 
 func (f *runFlags) check() error {
 	switch {
-	case f.weights != "" && f.resume != "":
-		return cli.Usagef("--weights starts a run and --resume continues one: give only one of them")
+	case f.weights != "" && f.resume != "" && f.resume != resumeAuto:
+		return cli.Usagef("--weights starts a run and --resume continues one: give only one of them, or --resume auto")
 	case f.cast && f.weights == "":
 		return cli.Usagef("--cast needs --weights")
+	}
+	if err := f.saves.check(f.resume); err != nil {
+		return err
 	}
 	switch f.device {
 	case "cpu", "cuda":
@@ -133,7 +133,7 @@ func (f *runFlags) check() error {
 			return cli.Usagef("--jitter, --slow and --contention need --device sim")
 		}
 	case "sim":
-		if f.save != "" || f.resume != "" || f.weights != "" {
+		if f.saves.dir != "" || f.resume != "" || f.weights != "" {
 			return cli.Usagef("--save, --resume and --weights need weights, which --device sim does not have")
 		}
 		if f.profile != "" {
@@ -164,6 +164,9 @@ func (f *runFlags) accept(file string, job *cli.Job) error {
 		}
 	case !job.Plan.Memory.Fits && !f.force:
 		return cli.DoesNotFit(fmt.Errorf("%s does not fit: %s; sppoc plan suggests changes, --force runs it anyway", file, sppo.Shortfall(&job.Plan.Memory)))
+	}
+	if err := f.saves.fits(file, job.Program, f.force); err != nil {
+		return err
 	}
 	if n := len(job.Program.Ranks); f.graphs && n > 1 {
 		return cli.Usagef("--graphs needs a program of one rank; %s has %d ranks", file, n)
@@ -286,6 +289,8 @@ type training struct {
 	kind    string // kind of device, which determines rounding
 	show    *progress
 	loss    float64 // of the last step
+	sick    string  // why the state after the last step should not be kept; empty: it should
+	saver   *saver  // nil: nothing is saved
 }
 
 // all trains from the start or a checkpoint until the last step, or until the user stops it.
@@ -293,13 +298,20 @@ func (r *training) all(ctx context.Context) error {
 	if err := r.warn(); err != nil {
 		return err
 	}
-	if err := r.start(ctx); err != nil {
-		r.f.save = "" // there is no state to save yet
-		return r.stopped(err)
+	resumed, err := r.start(ctx)
+	if err != nil {
+		return r.stopped(err) // there is no state to save yet
 	}
 	if err := r.behind(); err != nil {
 		return err
 	}
+	if r.saver, err = r.newSaver(resumed); err != nil {
+		return err
+	}
+	return errors.Join(r.train(ctx), r.saver.close())
+}
+
+func (r *training) train(ctx context.Context) error {
 	if r.job.Steps() == 0 && r.program.Run.EvalEvery > 0 {
 		if err := r.validate(ctx); err != nil {
 			return r.stopped(err)
@@ -310,8 +322,11 @@ func (r *training) all(ctx context.Context) error {
 		if err := r.step(ctx); err != nil {
 			return r.stopped(err)
 		}
+		if err := r.saver.after(ctx); err != nil {
+			return r.stopped(err)
+		}
 	}
-	return r.end()
+	return r.end(ctx)
 }
 
 // warn reports whether processes use different kinds of devices, so that results may differ in rounding from
@@ -326,24 +341,35 @@ func (r *training) warn() error {
 	return err
 }
 
-func (r *training) start(ctx context.Context) error {
+// start sets the state of the run, and reports whether it is that of a checkpoint.
+func (r *training) start(ctx context.Context) (resumed bool, err error) {
 	if err := r.job.Init(ctx); err != nil {
-		return err
+		return false, err
 	}
-	switch {
-	case r.weights != nil:
-		return r.load(ctx, r.weights)
-	case r.f.resume != "":
-		return cli.Wrong(r.job.Restore(r.f.resume))
+	switch r.f.resume {
+	case "":
+	case resumeAuto:
+		if resumed, err := r.resumeNewest(ctx); resumed || err != nil {
+			return resumed, err
+		}
+	default:
+		return true, cli.Wrong(r.job.Restore(ctx, r.f.resume))
 	}
-	return nil
+	if r.weights != nil {
+		return false, r.load(ctx, r.weights)
+	}
+	return false, nil
 }
 
 // behind reports a run that should end before the step of its checkpoint. One that should end with it has nothing to do, which
 // is not a mistake: launchers repeat commands.
 func (r *training) behind() error {
 	if done := r.job.Steps(); done > r.f.steps {
-		return cli.Usagef("%s is a checkpoint of step %d, and the run ends with step %d: give more with --steps", r.f.resume, done, r.f.steps)
+		from := r.f.resume
+		if from == resumeAuto {
+			from = r.f.saves.dir
+		}
+		return cli.Usagef("%s is a checkpoint of step %d, and the run ends with step %d: give more with --steps", from, done, r.f.steps)
 	}
 	return nil
 }
@@ -358,7 +384,12 @@ func (r *training) step(ctx context.Context) error {
 	}
 	r.loss = result.Loss
 	r.show.step(result)
-	if math.IsNaN(result.Loss) || math.IsInf(result.Loss, 0) {
+	r.sick = ""
+	if !finite(result.GradNorm) {
+		r.sick = fmt.Sprintf("the gradient norm of step %d is %g", result.Step, result.GradNorm)
+	}
+	if !finite(result.Loss) {
+		r.sick = fmt.Sprintf("the loss of step %d is %g", result.Step, result.Loss)
 		return fmt.Errorf("step %d: the loss is %g; try a smaller learning rate or gradient clipping", result.Step, result.Loss)
 	}
 	every := r.program.Run.EvalEvery
@@ -368,6 +399,8 @@ func (r *training) step(ctx context.Context) error {
 	return nil
 }
 
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
 func (r *training) validate(ctx context.Context) error {
 	if r.program.Run.EvalBatch <= 0 || r.program.Run.EvalSequences <= 0 {
 		return nil
@@ -376,6 +409,9 @@ func (r *training) validate(ctx context.Context) error {
 	if err == nil {
 		r.meter.forget()
 		r.show.validation(r.job.Steps(), loss)
+		if !finite(loss) {
+			r.sick = fmt.Sprintf("the validation loss after step %d is %g", r.job.Steps(), loss)
+		}
 	}
 	return err
 }
@@ -383,18 +419,15 @@ func (r *training) validate(ctx context.Context) error {
 // stopped ends a run early; if the user asked for it, that is a success.
 func (r *training) stopped(err error) error {
 	if !errors.Is(err, context.Canceled) {
-		return err
+		return errors.Join(err, r.saver.finish())
 	}
 	r.show.say("stopped after step %d", r.job.Steps())
-	return r.end()
+	return r.end(context.Background())
 }
 
-func (r *training) end() error {
-	if r.f.save != "" {
-		if err := r.job.Save(r.f.save); err != nil {
-			return err
-		}
-		r.show.say("saved %s", r.f.save)
+func (r *training) end(ctx context.Context) error {
+	if err := r.saver.last(ctx); err != nil {
+		return err
 	}
 	if r.f.profile != "" {
 		if err := r.writeProfile(); err != nil {

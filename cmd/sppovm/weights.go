@@ -100,7 +100,7 @@ func export(flags *pflag.FlagSet) cli.Action {
 		if err != nil {
 			return cli.Wrong(err)
 		}
-		e := hf.Export{Values: c, Tensors: c.Tensors(), From: model, DType: f.dtype}
+		e := hf.Export{Values: c, Tensors: c.Weights(), From: model, DType: f.dtype}
 		if err := e.Write(env.Context, f.out); err != nil {
 			return err
 		}
@@ -130,7 +130,7 @@ func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, error) {
 	if err := sameModel(model, &c.Model, sequenceOf(c), "the checkpoint"); err != nil {
 		return nil, err
 	}
-	w, err := model.OpenWeights(c.Tensors()) // whose types and names go along
+	w, err := model.OpenWeights(c.Weights()) // whose types and names go along
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +139,7 @@ func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, error) {
 
 // sequenceOf is a length of sequence that the checkpoint's model is for.
 func sequenceOf(c *vm.Checkpoint) int64 {
-	for _, t := range c.Tensors() {
+	for _, t := range c.Weights() {
 		if t.Name == "pos" {
 			return t.Shape[0]
 		}

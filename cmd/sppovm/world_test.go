@@ -7,9 +7,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +23,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/vm/store"
 	"sppo.dev/vm/vmtest"
 )
 
@@ -139,6 +142,8 @@ func TestProcessesAreOneJob(t *testing.T) {
 		}
 		t.Run(c.set, func(t *testing.T) {
 			args := append([]string{"tiny.sppo", "--steps", "2", "--json"}, args...)
+			os.RemoveAll("one.ckpt")
+			os.RemoveAll("many.ckpt")
 			one := alone(t, append(slices.Clone(args), "--save", "one.ckpt")...)
 			all := launchAll(t, c.processes, inWorld(t, c.processes, append(slices.Clone(args), "--save", "many.ckpt")...))
 			many := end(t, all)
@@ -155,19 +160,39 @@ func TestProcessesAreOneJob(t *testing.T) {
 	}
 }
 
+// same compares the newest checkpoints of two folders.
 func same(t *testing.T, a, b string) {
 	t.Helper()
-	x, err := os.ReadFile(a)
+	x, y := filesOf(t, a), filesOf(t, b)
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(x)), slices.Sorted(maps.Keys(y))); diff != "" {
+		t.Errorf("%s and %s have other files: %s", a, b, diff)
+	}
+	for name := range x {
+		if !bytes.Equal(x[name], y[name]) {
+			t.Errorf("%s of %s and %s differ", name, a, b)
+		}
+	}
+}
+
+// filesOf reads the files of the newest checkpoint in a folder.
+func filesOf(t *testing.T, dir string) map[string][]byte {
+	t.Helper()
+	steps, err := store.Steps(dir)
+	if err != nil || len(steps) == 0 {
+		t.Fatalf("%s has no checkpoints: %v", dir, err)
+	}
+	dir = filepath.Join(dir, store.StepName(steps[len(steps)-1]))
+	list, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	y, err := os.ReadFile(b)
-	if err != nil {
-		t.Fatal(err)
+	out := map[string][]byte{}
+	for _, e := range list {
+		if out[e.Name()], err = os.ReadFile(filepath.Join(dir, e.Name())); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if !bytes.Equal(x, y) {
-		t.Errorf("%s and %s differ", a, b)
-	}
+	return out
 }
 
 // asTorchrun returns the variables that torchrun sets for each process.
@@ -252,8 +277,8 @@ func TestProcessKilled(t *testing.T) {
 			!strings.HasSuffix(text, ") was lost: its connection closed\n") || strings.Count(text, "\n") != 1 {
 			t.Errorf("exit %d\n%s", other.code, text)
 		}
-		if _, err := os.Stat("never.ckpt"); err == nil {
-			t.Error("half a job has left a checkpoint")
+		if left, err := os.ReadDir("never.ckpt"); err != nil || len(left) > 0 {
+			t.Errorf("half a job has left %v: %v", left, err)
 		}
 	}
 }
@@ -366,7 +391,7 @@ func TestJobsAtOnePlace(t *testing.T) {
 func TestProcessInterrupted(t *testing.T) {
 	inBase(t)
 	for who := range 2 {
-		os.Remove("stop.ckpt")
+		os.RemoveAll("stop.ckpt")
 		all := launchAll(t, 2, inWorld(t, 2, append(endless, "--save", "stop.ckpt")...))
 		afterLines(t, all[0], 3)
 		all[who].Process.Signal(os.Interrupt)
@@ -385,17 +410,14 @@ func TestProcessInterrupted(t *testing.T) {
 	}
 }
 
-// Stopping a run before its first step keeps the existing checkpoint.
+// Stopping a run before its first step writes nothing.
 func TestStopBeforeTheBeginning(t *testing.T) {
 	inBase(t)
-	if err := os.WriteFile("kept.ckpt", []byte("kept"), 0o644); err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, text := sppovm(t, ctx, "run", "tiny.sppo", "--save", "kept.ckpt")
-	if kept, err := os.ReadFile("kept.ckpt"); err != nil || string(kept) != "kept" || !strings.Contains(text, "stopped after step 0") {
-		t.Errorf("%q, %v\n%s", kept, err, text)
+	if _, err := os.Stat("kept.ckpt"); err == nil || !strings.Contains(text, "stopped after step 0") {
+		t.Errorf("%v\n%s", err, text)
 	}
 }
 

@@ -256,7 +256,7 @@ func TestCheckpointResumesBitwise(t *testing.T) {
 		}
 		want := steps(t, job, 10)
 		resumed := open(t, bigram(dtype), cyclic{})
-		if err := resumed.Restore(path); err != nil {
+		if err := resumed.Restore(t.Context(), path); err != nil {
 			t.Fatal(err)
 		}
 		if got := steps(t, resumed, 10); !slices.Equal(got, want) {
@@ -273,67 +273,146 @@ func TestCheckpointResumesBitwise(t *testing.T) {
 	})
 }
 
-func TestBadCheckpointsAreRefused(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "good")
+// oldCheckpoint is a file of format 2: a bigram in f32 after 7 steps.
+const oldCheckpoint = "testdata/checkpoints/format2"
+
+// A single file of the format before folders continues bitwise.
+func TestSingleFileResumes(t *testing.T) {
 	job := start(t, bigram(ir.F32))
-	if err := job.Save(path); err != nil {
+	steps(t, job, 7)
+	want := steps(t, job, 3)
+	resumed := start(t, bigram(ir.F32))
+	if err := resumed.Restore(t.Context(), oldCheckpoint); err != nil {
 		t.Fatal(err)
 	}
-	good, err := os.ReadFile(path)
+	if got := steps(t, resumed, 3); !slices.Equal(got, want) {
+		t.Errorf("resumed losses %v, want %v", got, want)
+	}
+}
+
+func TestBadFilesAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	good, err := os.ReadFile(oldCheckpoint)
 	if err != nil {
 		t.Fatal(err)
 	}
 	flipped := slices.Clone(good)
 	flipped[len(flipped)-20] ^= 1
-	otherSeed, otherShape, otherType := bigram(ir.F32), bigram(ir.F32), bigram(ir.BF16)
-	otherSeed.Run.Seed = 4
-	otherShape.Tensors[0].Shape = [2]int64{6, 7}
-	named, otherModel := bigram(ir.F32), bigram(ir.F32)
-	named.Model = ir.Model{Name: "m", Family: "llama", Heads: 4, NormEps: 1e-5}
-	otherModel.Model = ir.Model{Name: "n", Family: "llama", Heads: 2, NormEps: 1e-5}
-	job = start(t, named)
-	if err := job.Save(path); err != nil {
-		t.Fatal(err)
-	}
-	ofModel, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
 	for name, c := range map[string]struct {
-		bytes   []byte
-		program *ir.Program
-		want    string
+		bytes []byte
+		want  string
 	}{
-		"foreign": {[]byte("#!/bin/sh\necho this is something else\n"), bigram(ir.F32), "not a checkpoint"},
-		"empty":   {nil, bigram(ir.F32), "not a checkpoint"},
-		"header":  {good[:40], bigram(ir.F32), "truncated"},
-		"short":   {good[:len(good)-1], bigram(ir.F32), "truncated"},
-		"long":    {append(slices.Clone(good), 0), bigram(ir.F32), "damaged"},
-		"flipped": {flipped, bigram(ir.F32), "checksum"},
-		"seed":    {good, otherSeed, "was made with seed 3, and this program runs with 4"},
-		"shape":   {good, otherShape, "has weight of table [7 7], this program has weight of table [6 7]"},
-		"model":   {ofModel, otherModel, `is of another model: it has heads = 4, this program has heads = 2`},
-		"which":   {ofModel, bigram(ir.F32), `is of model "m", and this program does not name its model`},
-		"any":     {good, named, `does not name its model, and this program is of model "m"`},
-		"first":   {append([]byte("sppo checkpoint1"), good[16:]...), bigram(ir.F32), "has format 1, which does not name its model"},
-		"type":    {good, otherType, "has weight of table [7 7], this program has master of table [7 7]"},
+		"foreign": {[]byte("#!/bin/sh\necho this is something else\n"), "not a checkpoint"},
+		"empty":   {nil, "not a checkpoint"},
+		"header":  {good[:40], "truncated"},
+		"short":   {good[:len(good)-1], "truncated"},
+		"long":    {append(slices.Clone(good), 0), "damaged"},
+		"flipped": {flipped, "checksum"},
+		"first":   {append([]byte("sppo checkpoint1"), good[16:]...), "has format 1, which does not name its model"},
 	} {
 		bad := filepath.Join(dir, name)
 		if err := os.WriteFile(bad, c.bytes, 0o666); err != nil {
 			t.Fatal(err)
 		}
-		err := start(t, c.program).Restore(bad)
+		err := start(t, bigram(ir.F32)).Restore(t.Context(), bad)
 		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), bad) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
-	if err := job.Restore(filepath.Join(dir, "nowhere")); err == nil {
+	if err := start(t, bigram(ir.F32)).Restore(t.Context(), "/dev/zero"); err == nil || !strings.Contains(err.Error(), "it is a device, and a regular file is needed") {
+		t.Errorf("a device: %v", err)
+	}
+}
+
+func TestForeignCheckpointsAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	path, named := filepath.Join(dir, "plain"), filepath.Join(dir, "named")
+	job := start(t, bigram(ir.F32))
+	if err := job.Save(path); err != nil {
+		t.Fatal(err)
+	}
+	otherSeed, otherShape, otherType := bigram(ir.F32), bigram(ir.F32), bigram(ir.BF16)
+	otherSeed.Run.Seed = 4
+	otherShape.Tensors[0].Shape = [2]int64{6, 7}
+	ofModel, otherModel := bigram(ir.F32), bigram(ir.F32)
+	ofModel.Model = ir.Model{Name: "m", Family: "llama", Heads: 4, NormEps: 1e-5}
+	otherModel.Model = ir.Model{Name: "n", Family: "llama", Heads: 2, NormEps: 1e-5}
+	if err := start(t, ofModel).Save(named); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		path    string
+		program *ir.Program
+		want    string
+	}{
+		"seed":  {path, otherSeed, "was made with seed 3, and this program runs with 4"},
+		"shape": {path, otherShape, "has weight of table [7 7], this program has weight of table [6 7]"},
+		"model": {named, otherModel, `is of another model: it has heads = 4, this program has heads = 2`},
+		"which": {named, bigram(ir.F32), `is of model "m", and this program does not name its model`},
+		"any":   {path, ofModel, `does not name its model, and this program is of model "m"`},
+		"type":  {path, otherType, "has weight of table [7 7], this program has master of table [7 7]"},
+	} {
+		err := start(t, c.program).Restore(t.Context(), c.path)
+		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.path) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+	if err := job.Restore(t.Context(), filepath.Join(dir, "nowhere")); err == nil {
 		t.Error("a missing checkpoint is restored")
 	}
-	if err := job.Save(filepath.Join(dir, "no", "folder")); err == nil {
-		t.Error("a checkpoint is saved to a missing folder")
+	if err := job.Restore(t.Context(), dir); err == nil || !strings.Contains(err.Error(), "is a folder without checkpoints") {
+		t.Errorf("a folder without checkpoints: %v", err)
 	}
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := job.Save(file); err == nil || !strings.Contains(err.Error(), "is a file, and checkpoints are written to a folder") {
+		t.Errorf("a checkpoint over a file: %v", err)
+	}
+}
+
+// A checkpoint that is written beside training holds the state at the step where it was begun, and continues bitwise.
+func TestSavingBesideTraining(t *testing.T) {
+	bothTypes(t, func(t *testing.T, dtype ir.DType) {
+		dir := t.TempDir()
+		job := start(t, bigram(dtype))
+		saver, err := job.NewSaver(dir, 2, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var losses []float64
+		var saved *vm.Saved
+		for done := 0; done < 3; {
+			losses = append(losses, steps(t, job, 1)...)
+			now, err := saver.Poll(false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if now != nil {
+				saved, done = now, done+1
+			}
+			if !saver.Busy() && done < 3 {
+				if err := saver.Begin(t.Context(), false); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		losses = append(losses, steps(t, job, 5)...)
+		if err := saver.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if left, err := os.ReadDir(dir); err != nil || len(left) != 2 {
+			t.Errorf("the folder has %v, want two checkpoints: %v", left, err)
+		}
+		resumed := start(t, bigram(dtype))
+		if err := resumed.Restore(t.Context(), saved.Path); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := steps(t, resumed, len(losses)-saved.Step), losses[saved.Step:]; !slices.Equal(got, want) {
+			t.Errorf("resumed from step %d: losses %v, want %v", saved.Step, got, want)
+		}
+	})
 }
 
 // faulty fails when one rank reads the tokens of a step: only that rank reads at that moment.

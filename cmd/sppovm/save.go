@@ -1,0 +1,255 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/store"
+)
+
+// saveFlags say when checkpoints are written, and where to.
+type saveFlags struct {
+	dir   string
+	every string
+	keep  int
+	wait  bool
+
+	steps  int           // between checkpoints; 0: by time, or only at the end
+	period time.Duration // 0: by steps, or only at the end
+}
+
+func (f *saveFlags) define(flags *pflag.FlagSet) {
+	flags.StringVar(&f.dir, "save", "", "write checkpoints to this `FOLDER`, as step-N: one at the end, others as --save-every says")
+	flags.StringVar(&f.every, "save-every", "", "also write a checkpoint after this many steps or this much time: 100, 30s, 10m, 2h")
+	flags.IntVar(&f.keep, "keep", 2, "how many checkpoints to keep in the folder of --save; older ones are removed")
+	flags.BoolVar(&f.wait, "save-wait", false, "let training wait while a checkpoint is written, so that no copy of the state in host memory is needed")
+}
+
+// resumeAuto is the value of --resume that looks for a checkpoint where the run saves.
+const resumeAuto = "auto"
+
+func (f *saveFlags) check(resume string) error {
+	if f.dir == "" {
+		switch {
+		case f.every != "" || f.wait:
+			return cli.Usagef("--save-every and --save-wait need --save, the folder for checkpoints")
+		case resume == resumeAuto:
+			return cli.Usagef("--resume auto needs --save, the folder where checkpoints are")
+		}
+		return nil
+	}
+	if f.keep < 1 {
+		return cli.Usagef("--keep %d: at least 1 checkpoint is kept", f.keep)
+	}
+	if f.every != "" {
+		if n, err := strconv.Atoi(f.every); err == nil {
+			f.steps = n
+		} else if f.period, err = time.ParseDuration(f.every); err != nil {
+			return cli.Usagef("--save-every %s: write a number of steps, or a time as in 30s, 10m or 2h", f.every)
+		}
+		if f.steps <= 0 && f.period <= 0 {
+			return cli.Usagef("--save-every %s: must be more than 0", f.every)
+		}
+	}
+	parent := filepath.Dir(filepath.Clean(f.dir))
+	if info, err := os.Stat(parent); err != nil || !info.IsDir() {
+		return cli.Usagef("cannot write to %s: there is no folder %s", f.dir, parent)
+	}
+	if info, err := os.Stat(f.dir); err == nil && !info.IsDir() {
+		return cli.Usagef("cannot write to %s: it is a file, and --save takes a folder", f.dir)
+	}
+	return nil
+}
+
+// during reports whether checkpoints are written during the run.
+func (f *saveFlags) during() bool { return f.dir != "" && f.every != "" }
+
+// fits refuses a job whose hosts have no memory for the copies that are written beside training.
+func (f *saveFlags) fits(file string, p *ir.Program, force bool) error {
+	limit := p.Machine.HostMemoryPerRank()
+	if !f.during() || f.wait || force || limit == 0 {
+		return nil
+	}
+	copies, err := vm.CopyBytes(p)
+	if err != nil {
+		return err
+	}
+	for rank, bytes := range copies {
+		arena := p.Codes[p.Ranks[rank].Code].Arenas[ir.Host]
+		if over := arena + bytes - limit; over > 0 {
+			return cli.DoesNotFit(fmt.Errorf("%s does not fit: the copy of a checkpoint that is written beside training takes %s of host memory on rank %d; "+
+				"with the %s of the program that is %s more than its %s; --save-wait needs no copy, and training waits instead", file, bytes, rank, arena, over, limit))
+		}
+	}
+	return nil
+}
+
+// saver writes the checkpoints of a run. A nil saver writes none.
+type saver struct {
+	*vm.Saver
+	r        *training
+	savedAt  time.Time
+	savedFor int // step of the last checkpoint that was begun
+}
+
+func (r *training) newSaver(resumed bool) (*saver, error) {
+	if r.f.saves.dir == "" {
+		return nil, nil
+	}
+	if err := os.MkdirAll(r.f.saves.dir, 0o777); err != nil {
+		return nil, cli.Wrong(err)
+	}
+	s, err := r.job.NewSaver(r.f.saves.dir, r.f.saves.keep, resumed)
+	if err != nil {
+		return nil, cli.Wrong(err)
+	}
+	out := &saver{Saver: s, r: r, savedAt: time.Now(), savedFor: -1}
+	if resumed {
+		out.savedFor = r.job.Steps()
+		if steps, err := store.Steps(r.f.saves.dir); err != nil || len(steps) == 0 || steps[len(steps)-1] != int64(out.savedFor) {
+			out.savedFor = -1 // it was elsewhere
+		}
+	}
+	return out, nil
+}
+
+// due reports whether it is time for a checkpoint after the step that has just ended.
+func (s *saver) due() bool {
+	f, step := &s.r.f.saves, s.r.job.Steps()
+	switch {
+	case f.steps > 0:
+		return step/f.steps > max(s.savedFor, 0)/f.steps
+	case f.period > 0:
+		return time.Since(s.savedAt) >= f.period
+	}
+	return false
+}
+
+// after completes or begins checkpoints after a step. The last step's is written by last.
+func (s *saver) after(ctx context.Context) error {
+	if s == nil {
+		return nil
+	}
+	if err := s.complete(false); err != nil {
+		return err
+	}
+	if s.Busy() || !s.due() || s.r.job.Steps() >= s.r.f.steps {
+		return nil
+	}
+	if s.r.sick != "" {
+		s.r.show.say("no checkpoint after step %d: %s", s.r.job.Steps(), s.r.sick)
+		return nil
+	}
+	return s.begin(ctx, s.r.f.saves.wait)
+}
+
+// begin starts to write a checkpoint. One that cannot be written is reported, and the run goes on.
+func (s *saver) begin(ctx context.Context, wait bool) error {
+	s.savedFor, s.savedAt = s.r.job.Steps(), time.Now()
+	if err := s.tolerate(s.Begin(ctx, wait)); err != nil || !wait {
+		return err
+	}
+	return s.complete(true)
+}
+
+// complete reports the checkpoint in the making if it is complete.
+func (s *saver) complete(wait bool) error {
+	saved, err := s.Poll(wait)
+	if saved != nil {
+		s.tell(saved)
+	}
+	return s.tolerate(err)
+}
+
+func (s *saver) tolerate(err error) error {
+	var failed *vm.SaveError
+	if errors.As(err, &failed) {
+		s.r.show.say("%v; the run goes on, and earlier checkpoints are as they were", failed)
+		return nil
+	}
+	return err
+}
+
+// last writes the checkpoint of the end, whatever the period.
+func (s *saver) last(ctx context.Context) error {
+	if s == nil {
+		return nil
+	}
+	if err := s.complete(true); err != nil {
+		return err
+	}
+	step := s.r.job.Steps()
+	if steps, err := store.Steps(s.r.f.saves.dir); err == nil && len(steps) > 0 && steps[len(steps)-1] == int64(step) {
+		return nil // the state of the newest
+	}
+	if s.r.sick != "" {
+		return fmt.Errorf("no checkpoint after step %d: %s", step, s.r.sick)
+	}
+	if err := s.Begin(ctx, true); err != nil {
+		return err
+	}
+	saved, err := s.Poll(true)
+	if err == nil {
+		s.tell(saved)
+	}
+	return err
+}
+
+func (s *saver) tell(saved *vm.Saved) {
+	saved.Path = filepath.Join(s.r.f.saves.dir, store.StepName(int64(saved.Step))) // as the user writes it
+	s.r.show.saved(saved)
+}
+
+// finish completes a checkpoint in the making after a step has failed, if the job still can.
+func (s *saver) finish() error {
+	if s == nil || s.r.job.Failed() != nil {
+		return nil
+	}
+	return s.complete(true)
+}
+
+func (s *saver) close() error {
+	if s == nil {
+		return nil
+	}
+	return s.Close()
+}
+
+// resumeNewest continues from the newest checkpoint that is whole, or starts anew if there is none. Damaged ones are set aside.
+func (r *training) resumeNewest(ctx context.Context) (resumed bool, err error) {
+	dir := r.f.saves.dir
+	for {
+		steps, err := store.Steps(dir)
+		if err != nil {
+			return false, cli.Wrong(err)
+		}
+		if len(steps) == 0 {
+			r.show.say("no checkpoint in %s: starting anew", dir)
+			return false, nil
+		}
+		path := filepath.Join(dir, store.StepName(steps[len(steps)-1]))
+		err = r.job.Restore(ctx, path)
+		var damaged *vm.DamagedError
+		if !errors.As(err, &damaged) {
+			if err == nil {
+				r.show.say("resumed from %s", path)
+			}
+			return true, cli.Wrong(err)
+		}
+		aside, renaming := store.SetAside(path)
+		if renaming != nil {
+			return false, errors.Join(err, renaming)
+		}
+		r.show.say("%v; it is now %s", err, aside)
+	}
+}

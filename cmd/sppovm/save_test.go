@@ -1,0 +1,169 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/vm"
+	"sppo.dev/vm/store"
+)
+
+// runs starts one process and returns its exit code, its output and what it reports.
+func runs(t *testing.T, args ...string) (code int, out, errs string) {
+	t.Helper()
+	all := launchAll(t, 1, func(int) []string { return args })
+	text := end(t, all)
+	return all[0].code, text[0], all[0].errs.String()
+}
+
+func namesIn(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range list {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// Checkpoints are written during a run and at its end, and each continues bitwise.
+func TestSaveEvery(t *testing.T) {
+	inBase(t)
+	whole := alone(t, "tiny.sppo", "--json", "--save", "whole")
+	for _, more := range [][]string{{"--save-every", "1"}, {"--save-every", "1", "--save-wait"}, {"--save-every", "1ns"}} {
+		os.RemoveAll("often")
+		out := alone(t, append([]string{"tiny.sppo", "--json", "--save", "often", "--keep", "3"}, more...)...)
+		if diff := cmp.Diff(numbersOf(t, whole), numbersOf(t, out)); diff != "" {
+			t.Errorf("%v: saving changes the run:\n%s", more, diff)
+		}
+		same(t, "whole", "often")
+		names := namesIn(t, "often")
+		if names[len(names)-1] != "step-4" || len(names) > 3 {
+			t.Errorf("%v: the folder has %v", more, names)
+		}
+		for _, name := range names {
+			step := strings.TrimPrefix(name, "step-")
+			os.RemoveAll("again")
+			again := alone(t, "tiny.sppo", "--json", "--resume", filepath.Join("often", name), "--save", "again")
+			want, got := losses(t, whole), losses(t, again)
+			if !slices.Equal(want[len(want)-len(got):], got) {
+				t.Errorf("from step %s: losses %v, want the last of %v", step, got, want)
+			}
+			same(t, "whole", "again")
+		}
+	}
+}
+
+// A run that is started again with the same command line goes on from the newest checkpoint that is whole.
+func TestResumeAuto(t *testing.T) {
+	inBase(t)
+	alone(t, "tiny.sppo", "-q", "--save", "whole")
+	args := []string{"tiny.sppo", "--save", "dir", "--save-every", "1", "--save-wait", "--resume", "auto"}
+	if code, _, text := runs(t, append(args, "--steps", "3")...); code != cli.Done || !strings.Contains(text, "no checkpoint in dir: starting anew") {
+		t.Fatalf("exit %d\n%s", code, text)
+	}
+	newest := filepath.Join("dir", "step-3")
+	shard := filepath.Join(newest, "rank-00002.safetensors")
+	data, err := os.ReadFile(shard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[len(data)/2] ^= 4
+	if err := os.WriteFile(shard, data, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, text := runs(t, "tiny.sppo", "--resume", newest, "-q"); code != cli.BadInput || text != "sppovm: checkpoint dir/step-3: is damaged: rank-00002.safetensors has a wrong checksum\n" {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+	all := launchAll(t, 2, inWorld(t, 2, args...))
+	end(t, all)
+	for i, p := range all {
+		if p.code != cli.Done {
+			t.Fatalf("process %d: exit %d\n%s", i, p.code, p.errs.String())
+		}
+	}
+	if text := all[0].errs.String(); !strings.Contains(text, "rank-00002.safetensors has a wrong checksum; it is now dir/step-3.damaged\n") || !strings.Contains(text, "resumed from dir/step-2\n") {
+		t.Errorf("%s", text)
+	}
+	same(t, "whole", "dir")
+}
+
+// A checkpoint that cannot be written is reported while the run goes on, and fails its end. Those that are there stay.
+func TestUnwritable(t *testing.T) {
+	inBase(t)
+	if os.Getuid() == 0 {
+		t.Log("root may write anywhere: the folder is replaced by a file instead")
+	}
+	alone(t, "tiny.sppo", "-q", "--save", "dir", "--steps", "1")
+	job, err := vm.OpenCheckpoint("dir")
+	if err != nil {
+		t.Fatal(err)
+	}
+	job.Close()
+	all := launchAll(t, 1, func(int) []string {
+		return []string{"tiny.sppo", "--json", "--set", "train.steps=1000000", "--save", "dir", "--save-every", "1000", "--resume", "dir"}
+	})
+	afterLines(t, all[0], 2)
+	if err := os.Rename("dir", "moved"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile("dir", nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	afterLines(t, all[0], 2500)
+	all[0].Process.Signal(os.Interrupt)
+	end(t, all)
+	text := all[0].errs.String()
+	if all[0].code != cli.Failed || !strings.Contains(text, "cannot save the checkpoint of step 1000: mkdir dir/.step-1000.") || !strings.Contains(text, "not a directory; the run goes on") {
+		t.Errorf("exit %d\n%s", all[0].code, text)
+	}
+	if steps, err := store.Steps("moved"); err != nil || len(steps) == 0 || steps[0] != 1 {
+		t.Errorf("the checkpoints that were there are %v: %v", steps, err)
+	}
+}
+
+// A job whose hosts have no memory for the copy of a checkpoint is refused, with the numbers.
+func TestCopyDoesNotFit(t *testing.T) {
+	inBase(t)
+	args := []string{"tiny.sppo", "-q", "--save", "dir", "--save-every", "1", "--set", "cluster.host_memory=500KiB"}
+	code, _, text := runs(t, args...)
+	if code != cli.NoFit || !strings.Contains(text, "the copy of a checkpoint that is written beside training takes ") || !strings.Contains(text, "--save-wait needs no copy") {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+	if code, _, text := runs(t, append(args, "--save-wait")...); code != cli.Done {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+}
+
+func TestSaveUsage(t *testing.T) {
+	inBase(t)
+	if err := os.WriteFile("file", nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args string
+		want string
+	}{
+		{"--save-every 5", "--save-every and --save-wait need --save"},
+		{"--resume auto", "--resume auto needs --save"},
+		{"--save d --save-every 0", "--save-every 0: must be more than 0"},
+		{"--save d --save-every -5m", "must be more than 0"},
+		{"--save d --save-every soon", "--save-every soon: write a number of steps, or a time as in 30s, 10m or 2h"},
+		{"--save d --keep 0", "--keep 0: at least 1"},
+		{"--save no/d", "cannot write to no/d: there is no folder no"},
+		{"--save file", "cannot write to file: it is a file, and --save takes a folder"},
+	} {
+		code, _, text := runs(t, append([]string{"tiny.sppo", "-q"}, strings.Fields(c.args)...)...)
+		if code != cli.BadInput || !strings.Contains(text, c.want) {
+			t.Errorf("%s: exit %d\n%s", c.args, code, text)
+		}
+	}
+}

@@ -1,0 +1,146 @@
+package vm
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+
+	"sppo.dev/ir"
+	"sppo.dev/vm/store"
+)
+
+// area is a rectangle of a tensor's elements.
+type area struct{ row, col, rows, cols int64 }
+
+func (a area) empty() bool { return a.rows <= 0 || a.cols <= 0 }
+
+func (a area) and(b area) area {
+	row, col := max(a.row, b.row), max(a.col, b.col)
+	return area{row, col, min(a.row+a.rows, b.row+b.rows) - row, min(a.col+a.cols, b.col+b.cols) - col}
+}
+
+// without returns what is left of an area outside another, as up to four areas.
+func (a area) without(b area) (rest []area) {
+	c := a.and(b)
+	if c.empty() {
+		return []area{a}
+	}
+	for _, x := range []area{
+		{a.row, a.col, c.row - a.row, a.cols},
+		{c.row + c.rows, a.col, a.row + a.rows - c.row - c.rows, a.cols},
+		{c.row, a.col, c.rows, c.col - a.col},
+		{c.row, c.col + c.cols, c.rows, a.col + a.cols - c.col - c.cols},
+	} {
+		if !x.empty() {
+			rest = append(rest, x)
+		}
+	}
+	return rest
+}
+
+// savedPart is an area of an entry that a rank writes to checkpoints, and the state that holds it.
+type savedPart struct {
+	area
+	of   *entry
+	held rectangle
+}
+
+func (p *savedPart) bytes() int64 {
+	return p.rows * p.cols * int64(p.held.view.DType.Bytes())
+}
+
+// holder is a rank's state that holds some of an entry.
+type holder struct {
+	rank int
+	held rectangle
+}
+
+// divide decides which rank writes which part of which entry, so that each element is written once and ranks with equal contents
+// share the work. All processes of a job decide alike.
+func divide(p *ir.Program) ([][]savedPart, error) {
+	holders := map[[2]int][]holder{} // by tensor and role
+	for r := range p.Ranks {
+		code := &p.Codes[p.Ranks[r].Code]
+		for i := range code.States {
+			s := &code.States[i]
+			key := [2]int{int(s.Tensor), int(s.Role)}
+			holders[key] = append(holders[key], holder{r, rectangleOf(s, p.Ranks[r].Consts)})
+		}
+	}
+	parts, load := make([][]savedPart, len(p.Ranks)), make([]int64, len(p.Ranks))
+	entries := entriesOf(p)
+	for i := range entries {
+		e := &entries[i]
+		candidates := holders[[2]int{e.tensor, int(e.role)}]
+		slices.SortStableFunc(candidates, func(a, b holder) int { return cmp.Compare(load[a.rank], load[b.rank]) })
+		left := []area{{0, 0, e.Shape[0], e.Shape[1]}}
+		for _, c := range candidates {
+			var rest []area
+			for _, a := range left {
+				mine := a.and(area{c.held.row0, c.held.col0, c.held.rows, c.held.cols})
+				if mine.empty() {
+					rest = append(rest, a)
+					continue
+				}
+				part := savedPart{mine, e, c.held}
+				parts[c.rank], load[c.rank] = append(parts[c.rank], part), load[c.rank]+part.bytes()
+				rest = append(rest, a.without(mine)...)
+			}
+			left = rest
+		}
+		if len(left) > 0 {
+			return nil, fmt.Errorf("ranks lack a part of %s of %s: %d rows from row %d on", e.role, e.Tensor.Tensor, left[0].rows, left[0].row)
+		}
+	}
+	return parts, nil
+}
+
+// blockBytes is how much of a part is read from a device at a time on its way to a file.
+const blockBytes = 16 << 20
+
+// stream reads a part from its device and writes it. It is called on the rank's goroutine.
+func (p *savedPart) stream(d Device, w io.Writer) error {
+	size := int64(p.held.view.DType.Bytes())
+	each := max(1, blockBytes/(p.held.cols*size))
+	block, line := make([]byte, min(each, p.rows)*p.held.cols*size), p.held.cols*size
+	from := (p.col - p.held.col0) * size
+	for row := int64(0); row < p.rows; row += each {
+		n := min(each, p.rows-row)
+		b := block[:n*line]
+		if err := d.Read(p.held.band(p.row-p.held.row0+row, n), b); err != nil {
+			return err
+		}
+		if p.cols < p.held.cols { // without padding
+			for r := range n {
+				copy(b[r*p.cols*size:(r+1)*p.cols*size], b[r*line+from:])
+			}
+			b = b[:n*p.cols*size]
+		}
+		if _, err := w.Write(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shardPart is a part as the store knows it.
+func (p *savedPart) shardPart(write func(w io.Writer) error) store.Part {
+	return store.Part{Of: &p.of.Tensor, Row: p.row, Col: p.col, Rows: p.rows, Cols: p.cols, Write: write}
+}
+
+// CopyBytes returns, by rank, the host memory that the copy of its state takes while a checkpoint is written beside training.
+func CopyBytes(p *ir.Program) (bytes []ir.Bytes, err error) {
+	all, err := divide(p)
+	for _, parts := range all {
+		bytes = append(bytes, copyBytes(parts))
+	}
+	return bytes, err
+}
+
+func copyBytes(parts []savedPart) (sum ir.Bytes) {
+	for i := range parts {
+		sum += ir.Bytes(parts[i].bytes())
+	}
+	return sum
+}

@@ -1,0 +1,342 @@
+package vm
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"sppo.dev/ir"
+	"sppo.dev/vm/store"
+)
+
+// Saver writes checkpoints of a job to a folder, at the end of steps. Begin copies the state to host memory, and all processes
+// write their ranks' copies while training goes on. At most one checkpoint is written at a time.
+type Saver struct {
+	job    *Job
+	folder *store.Folder
+	saving *saving // nil: none
+}
+
+// saving is a checkpoint in the making.
+type saving struct {
+	temporary string
+	manifest  *store.Manifest
+	began     time.Time
+	copied    time.Duration
+}
+
+// Saved describes a complete checkpoint.
+type Saved struct {
+	Path   string
+	Step   int
+	Bytes  int64
+	Copied time.Duration // for which training waited
+	Took   time.Duration // until it was complete
+}
+
+// SaveError reports a checkpoint that could not be written. The job goes on, and earlier checkpoints are as they were.
+type SaveError struct {
+	Step int
+	err  error
+}
+
+func (e *SaveError) Error() string {
+	return fmt.Sprintf("cannot save the checkpoint of step %d: %v", e.Step, e.err)
+}
+
+// Unwrap returns why.
+func (e *SaveError) Unwrap() error { return e.err }
+
+// NewSaver opens a folder for the checkpoints of a job, of which the newest are kept; store.Create has the conditions. Only the
+// leader of a crew has a saver.
+func (j *Job) NewSaver(dir string, keep int, resumed bool) (*Saver, error) {
+	done := j.step
+	if !resumed {
+		done = -1
+	}
+	folder, err := store.Create(dir, keep, done)
+	if err != nil {
+		return nil, err
+	}
+	return &Saver{job: j, folder: folder}, nil
+}
+
+// Begin starts to save the present state. With wait it returns when the shards are written, and no copy is made.
+func (s *Saver) Begin(ctx context.Context, wait bool) error {
+	j := s.job
+	if s.saving != nil {
+		return errors.New("internal: a checkpoint is being written")
+	}
+	began := time.Now()
+	temporary, err := s.folder.Begin(j.step)
+	if err != nil {
+		return &SaveError{int(j.step), err}
+	}
+	everywhere, err := filepath.Abs(temporary)
+	if err != nil {
+		return err
+	}
+	o := Order{What: OrderSave, Question: everywhere}
+	if wait {
+		o.Round = 1
+	}
+	if _, err := j.together(o, func() error { return j.saveHere(ctx, temporary, wait) }); err != nil {
+		j.dead = err
+		return errors.Join(err, s.folder.Drop(temporary))
+	}
+	s.saving = &saving{temporary: temporary, manifest: j.manifest(), began: began, copied: time.Since(began)}
+	return nil
+}
+
+// Busy reports whether a checkpoint is being written.
+func (s *Saver) Busy() bool { return s.saving != nil }
+
+// Poll completes the checkpoint that is being written if all processes have written their shards, and returns it. It returns nil
+// while they have not, unless it is to wait for them. An error of type SaveError leaves the job intact.
+func (s *Saver) Poll(wait bool) (*Saved, error) {
+	if s.saving == nil {
+		return nil, nil
+	}
+	j, now := s.job, s.saving
+	o := Order{What: OrderSaved}
+	if wait {
+		o.Round = 1
+	}
+	var all []saveReport
+	answers, err := j.together(o, func() error { all = append(all, j.savedHere(wait)); return nil })
+	if err != nil {
+		j.dead = err
+		return nil, err
+	}
+	for _, text := range answers {
+		var r saveReport
+		if err := json.Unmarshal(text, &r); err != nil {
+			return nil, fmt.Errorf("internal: %w", err)
+		}
+		all = append(all, r)
+	}
+	if slices.ContainsFunc(all, func(r saveReport) bool { return !r.Done }) {
+		return nil, nil
+	}
+	s.saving = nil
+	fail := func(err error) error {
+		return &SaveError{int(now.manifest.Step), errors.Join(err, s.folder.Drop(now.temporary))}
+	}
+	saved := &Saved{Step: int(now.manifest.Step), Copied: now.copied}
+	for i, r := range all {
+		if r.Err != "" && i > 0 {
+			r.Err = fmt.Sprintf("process %d: %s", i, r.Err)
+		}
+		if r.Err != "" {
+			return nil, fail(errors.New(r.Err))
+		}
+		now.manifest.Shards = append(now.manifest.Shards, r.Shards...)
+		for _, shard := range r.Shards {
+			saved.Bytes += shard.Bytes
+		}
+	}
+	if saved.Path, err = s.folder.Complete(now.temporary, now.manifest); err != nil {
+		return nil, fail(err)
+	}
+	saved.Took = time.Since(now.began)
+	return saved, nil
+}
+
+// Close drops a checkpoint that is still being written and lets other runs write to the folder.
+func (s *Saver) Close() error {
+	var err error
+	if s.saving != nil {
+		s.job.writer.stop()
+		err = s.folder.Drop(s.saving.temporary)
+		s.saving = nil
+	}
+	return errors.Join(err, s.folder.Close())
+}
+
+// Save writes a checkpoint of the present state to a folder of checkpoints, and removes none.
+func (j *Job) Save(dir string) error {
+	s, err := j.NewSaver(dir, 1<<30, true)
+	if err != nil {
+		return fmt.Errorf("saving the checkpoint: %w", err)
+	}
+	defer s.Close()
+	if err := s.Begin(context.Background(), true); err != nil {
+		return err
+	}
+	_, err = s.Poll(true)
+	return err
+}
+
+// writer writes the shards of this process's ranks.
+type writer struct {
+	parts  [][]savedPart // by rank
+	copies [][]byte      // by rank, outside the Go heap; kept for the next checkpoint
+	cancel context.CancelFunc
+	done   chan struct{} // closed when shards and err are final; nil before the first checkpoint
+	shards []store.Shard
+	err    error
+}
+
+// saveReport is what a process has written.
+type saveReport struct {
+	Done   bool
+	Shards []store.Shard
+	Err    string
+}
+
+// saveHere copies the state of the ranks of this process and starts to write it, or writes it at once. A failure of writing is part
+// of the report.
+func (j *Job) saveHere(ctx context.Context, dir string, wait bool) error {
+	w := &j.writer
+	if w.parts == nil {
+		var err error
+		if w.parts, err = divide(j.program); err != nil {
+			return err
+		}
+		w.copies = make([][]byte, len(w.parts))
+	}
+	if w.done != nil {
+		<-w.done
+	}
+	w.shards, w.err, w.done = nil, nil, make(chan struct{})
+	ctx, w.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if wait {
+		defer close(w.done)
+		w.err = j.writeDirectly(ctx, dir)
+		return nil
+	}
+	if err := j.each(func(r *rank) error { return w.copy(r) }); err != nil {
+		close(w.done)
+		return err
+	}
+	go func() {
+		defer close(w.done)
+		for rank, memory := range w.copies {
+			if memory != nil && w.err == nil {
+				w.err = w.writeCopy(ctx, dir, rank)
+			}
+		}
+	}()
+	return nil
+}
+
+// writeDirectly writes shards from the devices, all ranks at a time.
+func (j *Job) writeDirectly(ctx context.Context, dir string) error {
+	var mu sync.Mutex
+	var failed error
+	err := j.each(func(r *rank) error {
+		var parts []store.Part
+		for i := range j.writer.parts[r.index] {
+			p := &j.writer.parts[r.index][i]
+			parts = append(parts, p.shardPart(func(out io.Writer) error { return p.stream(r.device, out) }))
+		}
+		shards, err := store.WriteShards(ctx, dir, r.index, parts)
+		mu.Lock()
+		defer mu.Unlock()
+		j.writer.shards = append(j.writer.shards, shards...)
+		failed = errors.Join(failed, err)
+		return nil // a full disk is no reason to end the job
+	})
+	return errors.Join(err, failed)
+}
+
+// copy reads the parts of a rank into its copy.
+func (w *writer) copy(r *rank) error {
+	parts := w.parts[r.index]
+	if size := int(copyBytes(parts)); w.copies[r.index] == nil && size > 0 {
+		memory, err := syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+		if err != nil {
+			return fmt.Errorf("allocating %s of host memory for the copy of a checkpoint: %w", ir.Bytes(size), err)
+		}
+		w.copies[r.index] = memory
+	}
+	to := &filled{memory: w.copies[r.index]}
+	for i := range parts {
+		if err := parts[i].stream(r.device, to); err != nil {
+			return fmt.Errorf("reading %s of %s: %w", parts[i].of.role, parts[i].of.Tensor.Tensor, err)
+		}
+	}
+	return nil
+}
+
+// filled is memory that fills up.
+type filled struct {
+	memory []byte
+	n      int
+}
+
+func (f *filled) Write(p []byte) (int, error) {
+	if len(p) > len(f.memory)-f.n {
+		return 0, errors.New("internal: the copy is larger than its parts")
+	}
+	f.n += copy(f.memory[f.n:], p)
+	return len(p), nil
+}
+
+func (w *writer) writeCopy(ctx context.Context, dir string, rank int) error {
+	var parts []store.Part
+	at := int64(0)
+	for i := range w.parts[rank] {
+		p := &w.parts[rank][i]
+		values := w.copies[rank][at : at+p.bytes()]
+		at += p.bytes()
+		parts = append(parts, p.shardPart(func(out io.Writer) error {
+			for piece := range slices.Chunk(values, blockBytes) {
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+				if _, err := out.Write(piece); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	shards, err := store.WriteShards(ctx, dir, rank, parts)
+	w.shards = append(w.shards, shards...)
+	return err
+}
+
+// savedHere reports what this process has written.
+func (j *Job) savedHere(wait bool) saveReport {
+	w := &j.writer
+	if wait {
+		<-w.done
+	}
+	select {
+	case <-w.done:
+	default:
+		return saveReport{}
+	}
+	r := saveReport{Done: true, Shards: w.shards}
+	if w.err != nil {
+		r.Err = w.err.Error()
+	}
+	return r
+}
+
+// stop ends writing.
+func (w *writer) stop() {
+	if w.done != nil {
+		w.cancel()
+		<-w.done
+	}
+}
+
+// free ends writing and frees the copies.
+func (w *writer) free() {
+	w.stop()
+	for _, memory := range w.copies {
+		if memory != nil {
+			_ = syscall.Munmap(memory) // it was mapped above
+		}
+	}
+	w.copies = nil
+}

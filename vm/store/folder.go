@@ -1,0 +1,188 @@
+package store
+
+import (
+	"cmp"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// Folder is a folder of checkpoints that one run writes to.
+type Folder struct {
+	Dir  string
+	Keep int // complete checkpoints; older ones are removed
+	lock *os.File
+}
+
+const (
+	stepPrefix  = "step-"
+	temporary   = ".step-" // then the step, a random word and one of:
+	unfinished  = ".tmp"
+	removed     = ".removed"
+	damagedMark = ".damaged"
+)
+
+// StepName is the name of a checkpoint in its folder.
+func StepName(step int64) string { return stepPrefix + strconv.FormatInt(step, 10) }
+
+// stepOf returns the step of a name, or false if it is not that of a checkpoint.
+func stepOf(name string) (int64, bool) {
+	digits, ok := strings.CutPrefix(name, stepPrefix)
+	step, err := strconv.ParseInt(digits, 10, 64)
+	return step, ok && err == nil && StepName(step) == name
+}
+
+// Steps lists the checkpoints in a folder by step, first to last. A folder that does not exist has none.
+func Steps(dir string) ([]int64, error) {
+	list, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var steps []int64
+	for _, e := range list {
+		if step, ok := stepOf(e.Name()); ok {
+			steps = append(steps, step)
+		}
+	}
+	slices.Sort(steps)
+	return steps, nil
+}
+
+// Create opens a folder for a run that writes checkpoints after step done, and makes it if it does not exist. It removes what
+// killed runs left half written. Only one run at a time may write to a folder, and no checkpoint there may be later than the
+// step from which the run continues; a run that does not continue one gives -1.
+func Create(dir string, keep int, done int64) (*Folder, error) {
+	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+		return nil, fmt.Errorf("%s is a file, and checkpoints are written to a folder: give another name", dir)
+	}
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, err
+	}
+	f := &Folder{Dir: dir, Keep: max(1, keep)}
+	if err := f.take(); err != nil {
+		return nil, err
+	}
+	steps, err := Steps(dir)
+	if n := len(steps); err == nil && n > 0 && steps[n-1] > done {
+		from := "starts anew"
+		if done >= 0 {
+			from = fmt.Sprintf("continues from step %d", done)
+		}
+		err = fmt.Errorf("%s has a checkpoint of step %d, and this run %s: resume from the checkpoint, remove it, or save elsewhere", dir, steps[n-1], from)
+	}
+	if err == nil {
+		err = f.clean()
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// take locks the folder for this process. Some network file systems know no locks.
+func (f *Folder) take() error {
+	file, err := os.Open(f.Dir)
+	if err != nil {
+		return err
+	}
+	err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		file.Close()
+		return fmt.Errorf("another run writes its checkpoints to %s", f.Dir)
+	}
+	f.lock = file
+	return nil
+}
+
+// clean removes what killed runs left: checkpoints half written and half removed.
+func (f *Folder) clean() error {
+	list, err := os.ReadDir(f.Dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range list {
+		if name := e.Name(); strings.HasPrefix(name, temporary) && (strings.HasSuffix(name, unfinished) || strings.HasSuffix(name, removed)) {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(f.Dir, name)))
+		}
+	}
+	return err
+}
+
+// Close lets other runs write to the folder.
+func (f *Folder) Close() error {
+	if f.lock == nil {
+		return nil
+	}
+	return f.lock.Close()
+}
+
+// Begin makes the temporary folder of a checkpoint and returns its path.
+func (f *Folder) Begin(step int64) (string, error) {
+	// The name is new, so that a process of a killed run that still writes to another changes nothing here.
+	dir := filepath.Join(f.Dir, fmt.Sprintf("%s%d.%s%s", temporary, step, rand.Text()[:8], unfinished))
+	return dir, os.Mkdir(dir, 0o777)
+}
+
+// Drop removes a checkpoint in the making.
+func (f *Folder) Drop(temporary string) error { return os.RemoveAll(temporary) }
+
+// Complete makes a checkpoint of a temporary folder whose shards are on the disk, and removes those that are older than Keep
+// allows. It returns the checkpoint's path.
+func (f *Folder) Complete(temporary string, m *Manifest) (string, error) {
+	slices.SortFunc(m.Shards, func(a, b Shard) int { return cmp.Compare(a.File, b.File) })
+	path := filepath.Join(f.Dir, StepName(m.Step))
+	if err := writeManifest(temporary, m); err != nil {
+		return "", err
+	}
+	if err := syncFolder(temporary); err != nil {
+		return "", err
+	}
+	if err := os.Rename(temporary, path); err != nil {
+		return "", err
+	}
+	if err := syncFolder(f.Dir); err != nil {
+		return "", err
+	}
+	return path, f.retire()
+}
+
+// retire removes the oldest checkpoints.
+func (f *Folder) retire() error {
+	steps, err := Steps(f.Dir)
+	if err != nil {
+		return err
+	}
+	for _, step := range steps[:max(0, len(steps)-f.Keep)] {
+		// Half of a checkpoint must not look like one: a link is renamed and removed itself, what it points to stays.
+		gone := filepath.Join(f.Dir, fmt.Sprintf("%s%d.%s%s", temporary, step, rand.Text()[:8], removed))
+		if err := os.Rename(filepath.Join(f.Dir, StepName(step)), gone); err != nil {
+			return err
+		}
+		if err := os.RemoveAll(gone); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// SetAside renames a damaged checkpoint so that it is none any more, and returns its new path.
+func SetAside(dir string) (string, error) {
+	aside := dir + damagedMark
+	for n := 2; ; n++ {
+		if _, err := os.Lstat(aside); errors.Is(err, fs.ErrNotExist) {
+			return aside, os.Rename(dir, aside)
+		}
+		aside = fmt.Sprintf("%s%s-%d", dir, damagedMark, n)
+	}
+}

@@ -1,0 +1,160 @@
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"sppo.dev/corpus"
+	"sppo.dev/hf/safetensors"
+	"sppo.dev/infile"
+	"sppo.dev/ir"
+)
+
+// ManifestFile is the name of the file that makes a folder a checkpoint.
+const ManifestFile = "manifest.json"
+
+// Format is that of the checkpoints that this package writes and reads. The first two were single files.
+const Format = 3
+
+// Manifest describes a checkpoint. It is the state of the training, not of the ranks: it holds whole tensors, so one program's
+// checkpoint continues under another program of the same model, however that is divided.
+type Manifest struct {
+	Format  int                  `json:"format"`
+	Program string               `json:"program"`
+	Model   ir.Model             `json:"model"` // names and shapes of tensors do not determine what is computed
+	Step    int64                `json:"step"`
+	Skipped int64                `json:"skipped"` // steps of these that left the weights as they were
+	Seed    int64                `json:"seed"`
+	Origin  string               `json:"origin,omitempty"` // of the weights that the run started from
+	Data    []corpus.Fingerprint `json:"data,omitempty"`   // of files of tokens
+	Made    Division             `json:"made"`
+	Tensors []Tensor             `json:"tensors"`
+	Shards  []Shard              `json:"shards"`
+}
+
+// Division says how the job that wrote a checkpoint was divided: into replicas, stages, and ranks of a stage.
+type Division struct {
+	DP int `json:"dp"`
+	PP int `json:"pp"`
+	SP int `json:"sp"`
+}
+
+// Tensor is an entry of a checkpoint: the values of one role of a parameter.
+type Tensor struct {
+	Tensor string   `json:"tensor"`
+	Role   string   `json:"role"`
+	DType  string   `json:"dtype"`
+	Shape  [2]int64 `json:"shape"`
+}
+
+// Name is the entry's name in shards: that of the parameter for its weight in the best precision that the job has, and
+// optimizer.ROLE.PARAMETER for states of the optimizer.
+func (t *Tensor) Name() string {
+	if t.IsWeight() {
+		return t.Tensor
+	}
+	return "optimizer." + t.Role + "." + t.Tensor
+}
+
+// IsWeight reports whether the entry is the parameter itself.
+func (t *Tensor) IsWeight() bool {
+	return t.Role == ir.RoleWeight.String() || t.Role == ir.RoleMaster.String()
+}
+
+// Shard is a file of a checkpoint.
+type Shard struct {
+	File   string `json:"file"`
+	Rank   int    `json:"rank"` // that wrote it
+	Bytes  int64  `json:"bytes"`
+	CRC32C string `json:"crc32c"` // of the whole file, in hexadecimal
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// The manifest ends with the checksum of all that precedes it.
+const (
+	sealBefore = ",\n\"crc32c\": \""
+	sealAfter  = "\"}\n"
+)
+
+// encode returns the text of a manifest, sealed by its checksum.
+func (m *Manifest) encode() ([]byte, error) {
+	text, err := json.MarshalIndent(m, "", " ")
+	if err != nil {
+		return nil, err
+	}
+	text = bytes.TrimSuffix(text, []byte("\n}"))
+	return fmt.Appendf(text, "%s%08x%s", sealBefore, crc32.Checksum(text, castagnoli), sealAfter), nil
+}
+
+var errDamaged = errors.New("is damaged: wrong checksum")
+
+func decode(text []byte) (*Manifest, error) {
+	body := len(text) - len(sealBefore) - 8 - len(sealAfter)
+	if body < 0 || !bytes.HasPrefix(text[body:], []byte(sealBefore)) || !bytes.HasSuffix(text, []byte(sealAfter)) {
+		return nil, errors.New("is damaged or truncated: it does not end with its checksum")
+	}
+	if want := fmt.Sprintf("%08x", crc32.Checksum(text[:body], castagnoli)); want != string(text[body+len(sealBefore):len(text)-len(sealAfter)]) {
+		return nil, errDamaged
+	}
+	m := &Manifest{}
+	if err := json.Unmarshal(text, m); err != nil {
+		return nil, fmt.Errorf("is damaged: %w", err)
+	}
+	if m.Format != Format {
+		return nil, fmt.Errorf("has format %d; this release reads format %d", m.Format, Format)
+	}
+	return m, m.check()
+}
+
+// check refuses manifests that would name files elsewhere or have impossible sizes. A checksum proves nothing of who wrote it.
+func (m *Manifest) check() error {
+	if m.Step < 0 || m.Skipped < 0 || m.Skipped > m.Step {
+		return fmt.Errorf("is wrong: step %d with %d skipped", m.Step, m.Skipped)
+	}
+	names := map[string]bool{}
+	for i := range m.Tensors {
+		t := &m.Tensors[i]
+		switch {
+		case t.Shape[0] <= 0 || t.Shape[1] <= 0 || t.Shape[0] > 1<<40/t.Shape[1]:
+			return fmt.Errorf("is wrong: %s has shape %v", t.Name(), t.Shape)
+		case names[t.Name()]:
+			return fmt.Errorf("is wrong: %s is there twice", t.Name())
+		case !safetensors.Convertible(t.DType):
+			return fmt.Errorf("is wrong: %s has type %q", t.Name(), t.DType)
+		}
+		names[t.Name()] = true
+	}
+	for _, s := range m.Shards {
+		if s.File == "" || s.File != filepath.Base(s.File) || s.File == ".." || strings.ContainsAny(s.File, `/\`) {
+			return fmt.Errorf("is wrong: %q is no name of a file", s.File)
+		}
+	}
+	return nil
+}
+
+// longestManifest is the largest size of a manifest that is read.
+const longestManifest = 1 << 28
+
+// ReadManifest reads and checks the manifest of a checkpoint, and no shard.
+func ReadManifest(dir string) (*Manifest, error) {
+	path := filepath.Join(dir, ManifestFile)
+	text, err := infile.Read(path, longestManifest)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("is not a checkpoint: it has no %s", ManifestFile)
+	}
+	if err != nil {
+		return nil, err
+	}
+	m, err := decode(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s %w", ManifestFile, err)
+	}
+	return m, nil
+}

@@ -1,0 +1,195 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"sppo.dev/hf/safetensors"
+	"sppo.dev/infile"
+)
+
+// Checkpoint is a checkpoint open for reading. Its methods may be called by several goroutines at once.
+type Checkpoint struct {
+	*Manifest
+	Dir   string
+	files []*safetensors.Folder
+	parts map[string][]located // by name of the entry
+	index map[string]*Tensor
+}
+
+// located is a part of a tensor in a file.
+type located struct {
+	row, col, rows, cols int64
+	in                   *safetensors.Tensor
+}
+
+// Open opens a checkpoint. It checks the manifest, that all shards are there in their sizes, and that they cover every tensor once;
+// Verify checks their contents.
+func Open(dir string) (*Checkpoint, error) {
+	m, err := ReadManifest(dir)
+	if err != nil {
+		return nil, err
+	}
+	c := &Checkpoint{Manifest: m, Dir: dir, parts: map[string][]located{}, index: map[string]*Tensor{}}
+	for i := range m.Tensors {
+		c.index[m.Tensors[i].Name()] = &m.Tensors[i]
+	}
+	for i := range m.Shards {
+		if err := c.openShard(&m.Shards[i]); err != nil {
+			c.Close()
+			return nil, err
+		}
+	}
+	for i := range m.Tensors {
+		if err := c.covers(&m.Tensors[i]); err != nil {
+			c.Close()
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// Close closes the files.
+func (c *Checkpoint) Close() error {
+	var errs []error
+	for _, f := range c.files {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Checkpoint) openShard(s *Shard) error {
+	path := filepath.Join(c.Dir, s.File)
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("lacks %s, which its manifest names", s.File)
+	case err != nil:
+		return err
+	case info.Size() < s.Bytes:
+		return fmt.Errorf("is truncated: %s has %d bytes instead of %d", s.File, info.Size(), s.Bytes)
+	case info.Size() > s.Bytes:
+		return fmt.Errorf("is damaged: %s has %d bytes instead of %d", s.File, info.Size(), s.Bytes)
+	}
+	f, err := safetensors.OpenFile(path)
+	if err != nil {
+		return fmt.Errorf("is damaged: %w", err)
+	}
+	c.files = append(c.files, f)
+	var places map[string]place
+	if err := json.Unmarshal([]byte(f.Metadata[torchSharding]), &places); err != nil {
+		return fmt.Errorf("is damaged: %s does not say where its tensors lie", s.File)
+	}
+	tensors := f.Tensors()
+	for i := range tensors {
+		x := &tensors[i]
+		t, at := c.index[x.Name], places[x.Name].Offsets
+		if t == nil || x.DType != t.DType || len(x.Shape) != len(at) || len(at) < 1 || len(at) > 2 {
+			return fmt.Errorf("is damaged: %s has a tensor %q that its manifest does not name", s.File, x.Name)
+		}
+		p := located{row: at[0], rows: x.Shape[0], cols: 1, in: x}
+		if len(at) == 2 {
+			p.col, p.cols = at[1], x.Shape[1]
+		}
+		if p.row < 0 || p.col < 0 || p.row > t.Shape[0]-p.rows || p.col > t.Shape[1]-p.cols {
+			return fmt.Errorf("is damaged: %s has a part of %s outside its shape %v", s.File, x.Name, t.Shape)
+		}
+		c.parts[x.Name] = append(c.parts[x.Name], p)
+	}
+	return nil
+}
+
+// covers checks that the parts of a tensor are all of it. They are disjoint if their sizes add up and none overlaps another.
+func (c *Checkpoint) covers(t *Tensor) error {
+	parts, sum := c.parts[t.Name()], int64(0)
+	for i, p := range parts {
+		sum += p.rows * p.cols
+		for _, q := range parts[:i] {
+			if p.row < q.row+q.rows && q.row < p.row+p.rows && p.col < q.col+q.cols && q.col < p.col+p.cols {
+				return fmt.Errorf("is damaged: the parts of %s in %s and %s overlap", t.Name(), filepath.Base(q.in.File), filepath.Base(p.in.File))
+			}
+		}
+	}
+	if all := t.Shape[0] * t.Shape[1]; sum != all {
+		return fmt.Errorf("is damaged: its shards have %d of the %d elements of %s", sum, all, t.Name())
+	}
+	return nil
+}
+
+// Verify compares the checksums of shards with the manifest. Processes may divide the work: wanted chooses shards by the ranks that
+// wrote them.
+func (c *Checkpoint) Verify(ctx context.Context, wanted func(rank int) bool) error {
+	buffer := make([]byte, 4<<20)
+	for i := range c.Shards {
+		s := &c.Shards[i]
+		if !wanted(s.Rank) {
+			continue
+		}
+		file, _, err := infile.Open(filepath.Join(c.Dir, s.File))
+		if err != nil {
+			return err
+		}
+		sum, err := checksum(ctx, file, buffer)
+		file.Close()
+		if err != nil {
+			return fmt.Errorf("%s: %w", s.File, err)
+		}
+		if fmt.Sprintf("%08x", sum) != s.CRC32C {
+			return fmt.Errorf("is damaged: %s has a wrong checksum", s.File)
+		}
+	}
+	return nil
+}
+
+func checksum(ctx context.Context, in io.Reader, buffer []byte) (sum uint32, err error) {
+	for err == nil {
+		var n int
+		n, err = in.Read(buffer)
+		sum = crc32.Update(sum, castagnoli, buffer[:n])
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return sum, err
+}
+
+// Find returns the entry of a name, or nil.
+func (c *Checkpoint) Find(name string) *Tensor { return c.index[name] }
+
+// Read fills out with rows by cols values of an entry from (row, col) on, rows first.
+func (c *Checkpoint) Read(name string, row, col, rows, cols int64, out []float32) error {
+	var buffer []byte
+	for _, p := range c.parts[name] {
+		row0, row1 := max(row, p.row), min(row+rows, p.row+p.rows)
+		col0, col1 := max(col, p.col), min(col+cols, p.col+p.cols)
+		if row0 >= row1 || col0 >= col1 {
+			continue
+		}
+		if col0 == p.col && col1 == p.col+p.cols && cols == p.cols { // rows follow each other on both sides
+			to := out[(row0-row)*cols : (row1-row)*cols]
+			var err error
+			if buffer, err = p.in.Float32s(to, (row0-p.row)*p.cols, buffer); err != nil {
+				return err
+			}
+			continue
+		}
+		for r := row0; r < row1; r++ {
+			at := (r-row)*cols + col0 - col
+			var err error
+			if buffer, err = p.in.Float32s(out[at:at+col1-col0], (r-p.row)*p.cols+col0-p.col, buffer); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

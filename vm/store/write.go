@@ -1,0 +1,143 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"sppo.dev/hf/safetensors"
+)
+
+// Part is a rectangle of a tensor. Write puts its values, rows first.
+type Part struct {
+	Of         *Tensor
+	Row, Col   int64 // of its first element
+	Rows, Cols int64
+	Write      func(w io.Writer) error
+}
+
+// Names of the metadata by which torch.distributed.checkpoint finds out where the parts of tensors lie.
+const (
+	torchVersion  = "DCP_VERSION"
+	torchSharding = "DCP_SHARDING_INFO"
+)
+
+// place is a part's entry there.
+type place struct {
+	Offsets []int64 `json:"saved_offsets"`
+}
+
+// span is the parts' shape or place for readers of the file: vectors have one dimension.
+func (p *Part) span(rows, cols int64) []int64 {
+	if p.Of.Shape[1] == 1 {
+		return []int64{rows}
+	}
+	return []int64{rows, cols}
+}
+
+// WriteShards writes the parts of a rank into the folder of a checkpoint in the making. A file has at most one part of a tensor, so
+// several parts of one go to several files.
+func WriteShards(ctx context.Context, dir string, rank int, parts []Part) ([]Shard, error) {
+	var shards []Shard
+	for len(parts) > 0 {
+		var now, later []Part
+		seen := map[*Tensor]bool{}
+		for _, p := range parts {
+			if seen[p.Of] {
+				later = append(later, p)
+			} else {
+				now = append(now, p)
+			}
+			seen[p.Of] = true
+		}
+		name := fmt.Sprintf("rank-%05d.safetensors", rank)
+		if len(shards) > 0 {
+			name = fmt.Sprintf("rank-%05d-%d.safetensors", rank, len(shards))
+		}
+		shard, err := writeShard(ctx, dir, name, rank, now)
+		if err != nil {
+			return nil, err
+		}
+		shards, parts = append(shards, shard), later
+	}
+	return shards, nil
+}
+
+func writeShard(ctx context.Context, dir, name string, rank int, parts []Part) (Shard, error) {
+	places := map[string]place{}
+	var sources []safetensors.Source
+	for i := range parts {
+		p := &parts[i]
+		places[p.Of.Name()] = place{p.span(p.Row, p.Col)}
+		sources = append(sources, safetensors.Source{
+			Info:  safetensors.Info{Name: p.Of.Name(), DType: p.Of.DType, Shape: p.span(p.Rows, p.Cols)},
+			Write: p.Write,
+		})
+	}
+	text, err := json.Marshal(places)
+	if err != nil {
+		return Shard{}, err
+	}
+	metadata := map[string]string{torchVersion: "1.0", torchSharding: string(text)}
+	sum := &summed{}
+	if err := safetensors.WriteFile(ctx, filepath.Join(dir, name), sources, metadata, sum); err != nil {
+		return Shard{}, err
+	}
+	return Shard{File: name, Rank: rank, Bytes: sum.bytes, CRC32C: fmt.Sprintf("%08x", sum.crc)}, nil
+}
+
+// summed counts and sums what is written to it.
+type summed struct {
+	crc   uint32
+	bytes int64
+}
+
+func (s *summed) Write(p []byte) (int, error) {
+	s.crc = crc32.Update(s.crc, castagnoli, p)
+	s.bytes += int64(len(p))
+	return len(p), nil
+}
+
+// writeManifest writes the manifest into the folder of a checkpoint whose shards are complete.
+func writeManifest(dir string, m *Manifest) error {
+	m.Format = Format
+	text, err := m.encode()
+	if err != nil {
+		return err
+	}
+	for i := range m.Shards { // those of other processes are on a file system that all share
+		s := &m.Shards[i]
+		info, err := os.Stat(filepath.Join(dir, s.File))
+		if err != nil {
+			return fmt.Errorf("rank %d wrote %s, which process 0 does not see: the folder must be the same for all processes", s.Rank, s.File)
+		}
+		if info.Size() != s.Bytes {
+			return fmt.Errorf("%s has %d bytes, and rank %d wrote %d", s.File, info.Size(), s.Rank, s.Bytes)
+		}
+	}
+	file, err := os.Create(filepath.Join(dir, ManifestFile))
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(text)
+	return errors.Join(err, file.Sync(), file.Close())
+}
+
+// syncFolder brings the names in a folder to the disk. Some file systems cannot.
+func syncFolder(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
+	return nil
+}
