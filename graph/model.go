@@ -382,6 +382,9 @@ func (g *Model) attention(b *builder, in int) int {
 	o := b.activation("attn.out", g.attentionRows(), heads*d)
 	lse := b.value(Value{Name: "attn.lse", Rows: g.attentionRows(), Cols: heads, DType: ir.F32})
 	attrs := []Attr{integer("heads", heads), integer("kv_heads", kv), integer("head_dim", d), from("batch", FromBatch)}
+	if g.AttnSoftcap != 0 {
+		attrs = append(attrs, float("softcap", g.AttnSoftcap))
+	}
 	switch {
 	case g.rotates():
 		b.ringAttention(attrs, o, lse, query, keys, values)

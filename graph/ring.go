@@ -162,8 +162,9 @@ func ringGradient(b *builder, n Node) {
 	for i, name := range names { // the same place at every turn, or that of what is still under way might be taken
 		parts[i] = all(b.value(Value{Name: "d." + name + ".part", Rows: SeenLocal, Cols: b.Values[own[i]].Cols, DType: ir.F32}))
 	}
+	sameForAll := append(n.Attrs[:attrIndex(n.Op, "prefix"):attrIndex(n.Op, "prefix")], n.Attrs[attrIndex(n.Op, "softcap")])
 	b.goRound(keys, values, "back", func(j int, k, v Arg) {
-		attrs, into := turnAttrs(n.Attrs[:attrIndex(n.Op, "prefix")], j, "accumulate_q"), parts
+		attrs, into := turnAttrs(sameForAll, j, "accumulate_q"), parts
 		if j == 0 {
 			attrs, into = append(attrs, from("accumulate", NotFirst)), home
 		}

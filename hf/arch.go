@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"sppo.dev/hf/safetensors"
-	"sppo.dev/lang"
 )
 
 // architecture is a row: how a model_type of config.json reads as keys of the language, and what its tensors are called.
@@ -339,7 +338,7 @@ func (m *Model) gemma(c *config) {
 		switch {
 		case c.has(k.theirs):
 			m.setNumber(k.ours, c.positive(k.theirs), k.theirs)
-		case lang.FindKey("model."+k.ours) != nil: // the family may have one
+		default: // the family may have one
 			m.set(k.ours, "0", k.theirs)
 		}
 		c.skip(k.theirs)

@@ -137,6 +137,9 @@ func checkAttention(in *Instr) error {
 			return fmt.Errorf("attribute %s must be literal and not negative", name)
 		}
 	}
+	if a := in.Attr("softcap"); a.Const != 0 || !(a.Float(nil) >= 0 && a.Float(nil) <= math.MaxFloat32) {
+		return fmt.Errorf("attribute softcap must be literal, finite and not negative")
+	}
 	s := in.attention()
 	q, k, last := in.Arg("q").Rows(), in.Arg("k").Rows(), Times(s.end(), s.batch)
 	switch {

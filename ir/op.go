@@ -222,6 +222,7 @@ var (
 	attrOffset     = AttrInfo{"offset", KindFactor, "added to gamma before it multiplies"}
 	attrFunction   = AttrInfo{"function", KindFunction, "gelu_tanh, gelu, silu or relu2"}
 	attrSoftcap    = AttrInfo{"softcap", KindFactor, "logits are softcap * tanh(logits / softcap); 0: as they are"}
+	attrScoreCap   = AttrInfo{"softcap", KindFactor, "scores are softcap * tanh(scores / softcap) before any is hidden; 0: as they are"}
 	attrEmbedScale = AttrInfo{"scale", KindFactor, "what rows of the table are multiplied by; 0: by 1"}
 	attrChunks     = AttrInfo{"chunks", KindOption, "the tokens are cut into so many chunks, an even number, in zigzag order: the first, the last, the second, the last but one, and so on; 0: they are in order"}
 	attrWindow     = AttrInfo{"window", KindOption, "query r sees keys from prefix+r-window+1 on alone; 0: from the first on"}
@@ -419,13 +420,13 @@ var Ops = [NumOps]OpInfo{
 			"Never stores scores of a whole row of tokens. Where accumulate is set, the softmax goes on from the o and lse that other keys gave: it must be where a window leaves a query without a key.",
 		Operands: []Operand{
 			{Name: "o", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Doc: "f32 where blocks follow in bf16, so that it is rounded once"},
-			{Name: "lse", Dir: WriteOrAdd, Types: "f32", Dims: "n*batch,heads", Spare: true, Doc: "natural logarithm of the sum of exponentials of the scaled scores"},
+			{Name: "lse", Dir: WriteOrAdd, Types: "f32", Dims: "n*batch,heads", Spare: true, Doc: "natural logarithm of the sum of exponentials of the scores, scaled and capped"},
 			{Name: "q", Types: "T", Dims: "n*batch,heads*head_dim"},
 			{Name: "k", Types: "T", Dims: "keys*batch,kv_heads*head_dim", Doc: "at most prefix+n tokens"},
 			{Name: "v", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
 		},
 		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix,
-			{"accumulate", KindBool, "go on from the o and lse that are there instead of writing them"}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember},
+			{"accumulate", KindBool, "go on from the o and lse that are there instead of writing them"}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember, attrScoreCap},
 		Rule: RuleAttention, Work: WorkAttention, Source: "Dao et al. 2022; paper section 2",
 	},
 	AttentionGrad: {
@@ -445,7 +446,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "delta", Types: "f32", Dims: "n*batch,heads", Optional: true, Doc: "of attention_delta, where blocks share it or o is elsewhere"},
 		},
 		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix, attrAccumulate,
-			{"accumulate_q", KindBool, "add to dq instead of writing it"}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember},
+			{"accumulate_q", KindBool, "add to dq instead of writing it"}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember, attrScoreCap},
 		Rule: RuleAttention, Work: WorkAttentionGrad,
 	},
 	Activation: {

@@ -35,9 +35,9 @@ var Families = []Family{
 	{"olmo2", "OLMo-2", map[string]string{"norm_place": "post", "qk_norm": "all", "rope_theta": "500000", "norm_eps": "1e-6"}},
 	{"smollm3", "SmolLM3: every fourth layer without positions", map[string]string{
 		"positions": "[rope, rope, rope, none]", "rope_theta": "5000000", "norm_eps": "1e-6", "tied": "true"}},
-	{"gemma2", "Gemma-2, without the windows of its local layers and the soft-cap of its scores", map[string]string{
+	{"gemma2", "Gemma-2, without the windows of its local layers", map[string]string{
 		"norm_offset": "1", "norm_place": "pre_post", "norm_eps": "1e-6", "activation": "gelu_tanh", "embed_scale": "sqrt_hidden",
-		"head_dim": "256", "logit_softcap": "30", "tied": "true"}},
+		"head_dim": "256", "attn_softcap": "50", "logit_softcap": "30", "tied": "true"}},
 	{"gemma3", "Gemma-3 text, without the windows of its local layers", map[string]string{
 		"norm_offset": "1", "norm_place": "pre_post", "norm_eps": "1e-6", "activation": "gelu_tanh", "embed_scale": "sqrt_hidden",
 		"head_dim": "256", "qk_norm": "head", "rope_theta": "1000000", "tied": "true"}},

@@ -64,6 +64,7 @@ func TestForeignValues(t *testing.T) {
 		"model.norm_place":    func(m *Model) { m.NormPlace = "behind" },
 		"model.bias":          func(m *Model) { m.Bias = []string{"head"} },
 		"model.positions":     func(m *Model) { m.PositionPattern = []string{"rope", "alibi"} },
+		"model.attn_softcap":  func(m *Model) { m.AttnSoftcap = -1 },
 		"model.logit_softcap": func(m *Model) { m.LogitSoftcap = -1 },
 		"model.rope_theta":    func(m *Model) { m.RopeTheta = 0 },
 		"model.rope_partial":  func(m *Model) { m.RopePartial = 1.5 },

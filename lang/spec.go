@@ -82,6 +82,7 @@ type Model struct {
 
 	Windows      []int64 `json:"windows"`       // tokens that attention sees, up to the query's own; 0: all. Layers repeat the list; empty: all
 	AttnScale    float64 `json:"attn_scale"`    // of attention's scores
+	AttnSoftcap  float64 `json:"attn_softcap"`  // of scores; 0: none
 	LogitSoftcap float64 `json:"logit_softcap"` // 0: none
 	EmbedScale   float64 `json:"embed_scale"`   // of the embedding's result
 	Tied         bool    `json:"tied"`          // output projection shares the embedding

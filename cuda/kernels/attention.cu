@@ -12,6 +12,10 @@
 
 struct Shape {
     i64 n, keys, heads, kv_heads, dim, batch, prefix, window;
+    double softcap;
+    // capped is a score, bounded where there is a bound, and slope what its gradient is then multiplied by.
+    METHOD float capped(float x) const { return SOFTCAP ? (float)softcap * tanhf(x / (float)softcap) : x; }
+    METHOD float slope(float x) const { return SOFTCAP ? 1.0f - x / (float)softcap * (x / (float)softcap) : 1.0f; }
 };
 
 // at is the index of the first element of a head of a token.
@@ -73,7 +77,7 @@ DEV void attention(O *o, float *lse, const T *q, const T *k, const T *v, const S
     }
     for (i64 key = begin; key < end; key += 32) {
         load_tile(tile, k, key, end, b, s.batch, kvh, s.kv_heads, dim);
-        const float score = key + lane < seen && key + lane > hidden ? dot(query, tile + lane * LD, dim) * scale : MINUS_INFINITY;
+        const float score = key + lane < seen && key + lane > hidden ? s.capped(dot(query, tile + lane * LD, dim) * scale) : MINUS_INFINITY;
         const float m = fmaxf(largest, warp_max(score)), p = expf(score - m), old = expf(largest - m);
         total = total * old + warp_sum(p);
         largest = m;
@@ -116,8 +120,9 @@ DEV void attention_dq(O *dq, const T *dout, const T *q, const T *k, const T *v, 
         __syncwarp();
         own_row(mine, q + row * dim, dim);
         load_tile(tile, k, key, end, b, s.batch, kvh, s.kv_heads, dim);
-        const float p = key + lane < seen && key + lane > hidden ? expf(dot(mine, tile + lane * LD, dim) * scale - lse[row]) : 0.0f;
-        add_rows(sum, p * (dp - delta[row]) * scale, tile, dim);
+        const float score = s.capped(dot(mine, tile + lane * LD, dim) * scale);
+        const float p = key + lane < seen && key + lane > hidden ? expf(score - lse[row]) : 0.0f;
+        add_rows(sum, p * (dp - delta[row]) * s.slope(score) * scale, tile, dim);
     }
     if (first + warp >= s.n) return;
     UNROLL for (int j = 0; j < MAX_DIM / 32; j++)
@@ -146,11 +151,12 @@ DEV void attention_dkv(float *dk, float *dv, const T *dout, const T *q, const T 
             __syncwarp();
             own_row(mine, k + row, dim);
             load_tile(tile, q, base, s.n, b, s.batch, h, s.heads, dim);
-            const float p = i < stop && key <= s.prefix + i && key > s.prefix + i - s.window ? expf(dot(mine, tile + lane * LD, dim) * scale - lse[at_i]) : 0.0f;
+            const float score = s.capped(dot(mine, tile + lane * LD, dim) * scale);
+            const float p = i < stop && key <= s.prefix + i && key > s.prefix + i - s.window ? expf(score - lse[at_i]) : 0.0f;
             __syncwarp();
             own_row(mine, v + row, dim);
             load_tile(tile, dout, base, s.n, b, s.batch, h, s.heads, dim);
-            const float ds = p * (dot(mine, tile + lane * LD, dim) - delta[at_i]) * scale;
+            const float ds = p * (dot(mine, tile + lane * LD, dim) - delta[at_i]) * s.slope(score) * scale;
             add_rows(sum_v, p, tile, dim);
             load_tile(tile, q, base, s.n, b, s.batch, h, s.heads, dim);
             add_rows(sum_k, ds, tile, dim);
@@ -182,29 +188,21 @@ DEV void attention_merge(O *o, float *lse, const P *parts, const float *lses, i6
     if (lane == 0) lse[row] = joined;
 }
 
-#define ATTENTION(S, T)                                                                                                   \
-    KERNEL(attention_delta_##S, (float *delta, const T *dout, const T *o, i64 rows, i64 dim)) {                           \
-        attention_delta(delta, dout, o, rows, dim);                                                                       \
-    }                                                                                                                     \
-    KERNEL(attention_dkv_##S, (float *dk, float *dv, const T *dout, const T *q, const T *k, const T *v, const float *lse,  \
-                               const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch, i64 prefix, i64 window, \
-                               i64 accumulate)) {                                                                         \
-        attention_dkv(dk, dv, dout, q, k, v, lse, delta, Shape{n, keys, heads, kv_heads, dim, batch, prefix, window}, accumulate); \
-    }
-FOR_TYPES(ATTENTION)
+#if !SOFTCAP
+#define SHARED_KERNELS(S, T)                                                                                                  KERNEL(attention_delta_##S, (float *delta, const T *dout, const T *o, i64 rows, i64 dim)) {                                   attention_delta(delta, dout, o, rows, dim);                                                                           }
+FOR_TYPES(SHARED_KERNELS)
+#define MERGE(S, O, T)                                                                                                        KERNEL(attention_merge_##S, (O * o, float *lse, const T *parts, const float *lses, i64 p, i64 rows, i64 dim)) {               attention_merge(o, lse, parts, lses, p, rows, dim);                                                                   }
+MERGE(ff, float, float)
+MERGE(fb, float, bf16)
+MERGE(bf, bf16, float)
+MERGE(bb, bf16, bf16)
+#endif
 
-#define RESULTS(S, O, T)                                                                                                  \
-    KERNEL(attention_##S, (O * o, float *lse, const T *q, const T *k, const T *v, i64 n, i64 keys, i64 heads, i64 kv_heads, \
-                           i64 dim, i64 batch, i64 prefix, i64 window, i64 accumulate)) {                                             \
-        attention(o, lse, q, k, v, Shape{n, keys, heads, kv_heads, dim, batch, prefix, window}, accumulate);                      \
-    }                                                                                                                     \
-    KERNEL(attention_dq_##S, (O * dq, const T *dout, const T *q, const T *k, const T *v, const float *lse, const float *delta, \
-                              i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch, i64 prefix, i64 window, i64 accumulate)) { \
-        attention_dq(dq, dout, q, k, v, lse, delta, Shape{n, keys, heads, kv_heads, dim, batch, prefix, window}, accumulate);     \
-    }                                                                                                                     \
-    KERNEL(attention_merge_##S, (O * o, float *lse, const T *parts, const float *lses, i64 p, i64 rows, i64 dim)) {       \
-        attention_merge(o, lse, parts, lses, p, rows, dim);                                                               \
-    }
+#define SHAPE Shape{n, keys, heads, kv_heads, dim, batch, prefix, window, softcap}
+#define GRADIENTS(S, T)                                                                                                       KERNEL(CAPPED(attention_dkv_##S), (float *dk, float *dv, const T *dout, const T *q, const T *k, const T *v, const float *lse,                                        const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch,                                          i64 prefix, i64 window, double softcap, i64 accumulate)) {                                 attention_dkv(dk, dv, dout, q, k, v, lse, delta, SHAPE, accumulate);                                                  }
+FOR_TYPES(GRADIENTS)
+
+#define RESULTS(S, O, T)                                                                                                      KERNEL(CAPPED(attention_##S), (O * o, float *lse, const T *q, const T *k, const T *v, i64 n, i64 keys, i64 heads,                                        i64 kv_heads, i64 dim, i64 batch, i64 prefix, i64 window, double softcap, i64 accumulate)) {         attention(o, lse, q, k, v, SHAPE, accumulate);                                                                        }                                                                                                                         KERNEL(CAPPED(attention_dq_##S), (O * dq, const T *dout, const T *q, const T *k, const T *v, const float *lse,                                              const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch,                                         i64 prefix, i64 window, double softcap, i64 accumulate)) {                                  attention_dq(dq, dout, q, k, v, lse, delta, SHAPE, accumulate);                                                       }
 RESULTS(ff, float, float)
 RESULTS(fb, float, bf16)
 RESULTS(bf, bf16, float)

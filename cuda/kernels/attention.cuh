@@ -1,8 +1,17 @@
 // What the kernels of attention on tensor cores share. A lane has, of every 16 rows and 8 columns of a product, columns 2t and
 // 2t+1 of rows g and g+8, where g = lane/4 and t = lane%4: so lie the accumulators of mma.sync and those of wgmma.
 
+// Exponentials are of base 2: scores carry the factor log2(e).
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
+
+#define HEADS Heads{n, keys, heads, kv_heads, batch, prefix, window, softcap}
+// LEAST is the largest score of a row that has seen none: finite, times LOG2E too, for a row may see nothing of the first tile.
+#define LEAST (SOFTCAP ? LOWEST / 2 : LOWEST)
+
 struct Heads {
     i64 n, keys, heads, kv_heads, batch, prefix, window;
+    double softcap;
     // first_key is the first key that a query sees, or a number below 0.
     METHOD i64 first_key(i64 query) const { return prefix + query - window + 1; }
     // first_tile is the first key of the first tile of so many that a query sees.
@@ -70,6 +79,15 @@ DEV float row_max(float x) {
     return fmaxf(x, __shfl_xor_sync(ALL, x, 2));
 }
 
-// Exponentials are of base 2: scores carry the factor log2(e).
-#define LOG2E 1.4426950408889634f
-#define LN2 0.6931471805599453f
+// bound makes N columns of products scores by the factor and bounds these, to 2^-21 of the bound: c * tanh(x/c) is
+// c - 2c / (1 + e^(2x/c)). It comes before scores are hidden.
+template <int N> DEV void bound(float (*p)[4], const Heads &s, float factor) {
+    const float softcap = (float)s.softcap, inner = 2 * LOG2E * factor / softcap, twice = 2 * softcap;
+    UNROLL for (int c = 0; c < N; c++) UNROLL for (int e = 0; e < 4; e++)
+        p[c][e] = softcap - twice * reciprocal(1.0f + power2(p[c][e] * inner));
+}
+// slope is what the gradient of a bounded score is multiplied by, for inverse = 1/softcap; zero of one that is hidden.
+DEV float slope(float score, float inverse) {
+    const float y = score * inverse;
+    return fmaxf(1.0f - y * y, 0.0f);
+}

@@ -80,8 +80,8 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 row = x.first + warp * 16 + g; // of the lane, and row+8
     const i64 from = s.first_key(min(x.first + 127, s.n - 1)), all = min(s.keys, s.prefix + x.first + 1); // keys that every row sees
-    const float scale = LOG2E / sqrtf((float)DIM);
-    Softmax soft = {{LOWEST, LOWEST}, {0, 0}}; // finite: a row may see nothing of the first tile
+    const float scale = SOFTCAP ? LOG2E : LOG2E / sqrtf((float)DIM);
+    Softmax soft = {{LEAST, LEAST}, {0, 0}};
     float sum[DIM / 8][4], p[16][4], old[2];
     u32 weights[8][4];
     clear<DIM / 8>(sum);
@@ -93,6 +93,7 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
     }
     const auto soften = [&](int tile) {
         const i64 key = x.begin + tile * (i64)128;
+        if (SOFTCAP) bound<16>(p, s, 1.0f / sqrtf((float)DIM));
         if (key + 128 > all || key < from) UNROLL for (int half = 0; half < 2; half++)
             hide(p, half, hidden(s, row + 8 * half, key, 128, 2 * t), visible(s, row + 8 * half, key, 128, 2 * t));
         take(&soft, p, old, scale);
@@ -255,15 +256,7 @@ template <int DIM, class O> DEV void attention_bulk(O *o, float *lse, const unsi
     }
 }
 
-#define FORWARD(DIM, S, O)                                                                                                    \
-    KERNEL(attention_hopper_##DIM##_##S, (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys,    \
-                                          i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, i64 accumulate)) {                  \
-        attention<DIM>(o, lse, q, k, v, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);                          \
-    }                                                                                                                         \
-    KERNEL_THREE(attention_bulk_##DIM##_##S, (O * o, float *lse, const unsigned char *maps, i64 n, i64 keys, i64 heads,       \
-                                              i64 kv_heads, i64 batch, i64 prefix, i64 window, i64 accumulate)) {                         \
-        attention_bulk<DIM>(o, lse, maps, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);                        \
-    }
+#define FORWARD(DIM, S, O)                                                                                                        KERNEL(CAPPED(attention_hopper_##DIM##_##S), (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys,                                                   i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                   i64 accumulate)) {                                                                  attention<DIM>(o, lse, q, k, v, HEADS, accumulate);                                                                       }                                                                                                                             KERNEL_THREE(CAPPED(attention_bulk_##DIM##_##S), (O * o, float *lse, const unsigned char *maps, i64 n, i64 keys, i64 heads,                                                       i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                              i64 accumulate)) {                                                              attention_bulk<DIM>(o, lse, maps, HEADS, accumulate);                                                                     }
 FORWARD(64, f, float)
 FORWARD(64, b, bf16)
 FORWARD(96, f, float)

@@ -73,7 +73,7 @@ DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads
     const int warp = (threadIdx.x >> 5 & 3) + 4 * group, g = (threadIdx.x & 31) / 4, t = threadIdx.x & 3;
     const i64 row = x.first + warp * 16 + g; // of the lane, and row+8
     const i64 from = s.first_key(min(x.first + 127, s.n - 1)), all = min(s.keys, s.prefix + x.first + 1); // keys that every row sees
-    const float factor = 1.0f / sqrtf((float)DIM), scale = factor * LOG2E;
+    const float factor = 1.0f / sqrtf((float)DIM), scale = SOFTCAP ? LOG2E : factor * LOG2E, inverse = 1.0f / (float)s.softcap;
     float sum[DIM / 8][4], p[8][4], dp[8][4], log_sum[2], del[2];
     u32 changes[4][4];
     clear<DIM / 8>(sum);
@@ -89,12 +89,16 @@ DEV void change_queries(O *dq, const float *lse, const float *delta, const Heads
     };
     const auto weigh = [&](int tile) {
         const i64 key = x.key(tile);
+        if (SOFTCAP) bound<8>(p, s, factor);
         if (key + 64 > all || key < from) UNROLL for (int half = 0; half < 2; half++) {
             const int first_seen = hidden(s, row + 8 * half, key, 64, 2 * t), last = visible(s, row + 8 * half, key, 64, 2 * t);
             UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 2 * half; e < 2 * half + 2; e++)
                 if (8 * c + e % 2 > last || 8 * c + e % 2 < first_seen) p[c][e] = MINUS_INFINITY;
         }
-        UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++) p[c][e] = power2(p[c][e] * scale - log_sum[e / 2]);
+        UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++) {
+            const float weight = power2(p[c][e] * scale - log_sum[e / 2]);
+            p[c][e] = SOFTCAP ? weight * slope(p[c][e], inverse) : weight;
+        }
     };
     const auto change = [&]() {
         UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++) p[c][e] *= dp[c][e] - del[e / 2];
@@ -148,7 +152,7 @@ DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int gr
     const int until = (int)min(row - s.prefix - x.start + s.window, (i64)queries);
     const int whole = (int)max(x.first + 127 - s.prefix - x.start, (i64)0);
     const int end = (int)min(x.first - s.prefix - x.start + s.window, (i64)queries);
-    const float factor = 1.0f / sqrtf((float)DIM);
+    const float factor = 1.0f / sqrtf((float)DIM), inverse = 1.0f / (float)s.softcap;
     float sum_k[DIM / 8][4], sum_v[DIM / 8][4];
     clear<DIM / 8>(sum_k), clear<DIM / 8>(sum_v);
     int base = 0; // first query of the tile
@@ -163,13 +167,24 @@ DEV void change_keys(float *dk, float *dv, const Heads &s, const Part &x, int gr
         compare<DIM>(p, dp, mine, pair);
         products_wait<1>(); // for the first product
         settle<8>(p);
+        if (SOFTCAP) bound<8>(p, s, factor);
         if (base + 64 > end || base < whole) UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++) {
             const int query = base + 8 * c + 2 * t + e % 2;
             if (query >= queries || query < seeing + 8 * (e / 2) || query >= until + 8 * (e / 2)) p[c][e] = MINUS_INFINITY;
         }
-        UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++)
-            p[c][e] = power2((p[c][e] * factor - log_sum[8 * c + e % 2]) * LOG2E);
-        as_weights(weights, p);
+        if (!SOFTCAP) {
+            UNROLL for (int c = 0; c < 8; c++) UNROLL for (int e = 0; e < 4; e++)
+                p[c][e] = power2((p[c][e] * factor - log_sum[8 * c + e % 2]) * LOG2E);
+            as_weights(weights, p);
+        } else UNROLL for (int pair = 0; pair < 4; pair++) { // 16 columns at a time: there are no registers for slopes of all
+            float weight[2][4];
+            UNROLL for (int i = 0; i < 2; i++) UNROLL for (int e = 0; e < 4; e++) {
+                float *const score = p[2 * pair + i] + e;
+                weight[i][e] = power2((*score - log_sum[8 * (2 * pair + i) + e % 2]) * LOG2E);
+                *score = weight[i][e] * slope(*score, inverse);
+            }
+            as_operand(weights[pair], weight[0], weight[1]);
+        }
         settle<4>(weights);
         products_begin();
         add<DIM>(sum_v, weights, pair + TILE_BYTES(64));
@@ -354,30 +369,8 @@ DEV void bulk_dkv(float *dk, float *dv, const unsigned char *maps, const float *
     }
 }
 
-#define RESULTS(DIM, S, O)                                                                                                    \
-    KERNEL(attention_hopper_dq_##DIM##_##S, (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,           \
-                                             const float *lse, const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads,  \
-                                             i64 batch, i64 prefix, i64 window, i64 accumulate)) {                                        \
-        attention_dq<DIM>(dq, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);         \
-    }                                                                                                                         \
-    KERNEL_THREE(attention_bulk_dq_##DIM##_##S, (O * dq, const unsigned char *maps, const float *lse, const float *delta,     \
-                                                 i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window,             \
-                                                 i64 accumulate)) {                                                           \
-        bulk_dq<DIM>(dq, maps, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);                       \
-    }
-#define GRADIENTS(DIM)                                                                                                        \
-    RESULTS(DIM, f, float)                                                                                                    \
-    RESULTS(DIM, b, bf16)                                                                                                     \
-    KERNEL(attention_hopper_dkv_##DIM, (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,  \
-                                        const float *lse, const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads,       \
-                                        i64 batch, i64 prefix, i64 window, i64 accumulate)) {                                             \
-        attention_dkv<DIM>(dk, dv, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);    \
-    }                                                                                                                         \
-    KERNEL_THREE(attention_bulk_dkv_##DIM, (float *dk, float *dv, const unsigned char *maps, const float *lse,                \
-                                            const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch,          \
-                                            i64 prefix, i64 window, i64 accumulate)) {                                                    \
-        bulk_dkv<DIM>(dk, dv, maps, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);                  \
-    }
+#define RESULTS(DIM, S, O)                                                                                                        KERNEL(CAPPED(attention_hopper_dq_##DIM##_##S), (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,                                                        const float *lse, const float *delta, i64 n, i64 keys, i64 heads,                                                             i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                              i64 accumulate)) {                                                               attention_dq<DIM>(dq, dout, q, k, v, lse, delta, HEADS, accumulate);                                                      }                                                                                                                             KERNEL_THREE(CAPPED(attention_bulk_dq_##DIM##_##S), (O * dq, const unsigned char *maps, const float *lse, const float *delta,                                                          i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch, i64 prefix,                                                              i64 window, double softcap, i64 accumulate)) {                               bulk_dq<DIM>(dq, maps, lse, delta, HEADS, accumulate);                                                                    }
+#define GRADIENTS(DIM)                                                                                                            RESULTS(DIM, f, float)                                                                                                        RESULTS(DIM, b, bf16)                                                                                                         KERNEL(CAPPED(attention_hopper_dkv_##DIM), (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k,                                                         const bf16 *v, const float *lse, const float *delta, i64 n, i64 keys,                                                         i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                   i64 accumulate)) {                                                                    attention_dkv<DIM>(dk, dv, dout, q, k, v, lse, delta, HEADS, accumulate);                                                 }                                                                                                                             KERNEL_THREE(CAPPED(attention_bulk_dkv_##DIM), (float *dk, float *dv, const unsigned char *maps, const float *lse,                                                            const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch,                                                      i64 prefix, i64 window, double softcap, i64 accumulate)) {                        bulk_dkv<DIM>(dk, dv, maps, lse, delta, HEADS, accumulate);                                                               }
 GRADIENTS(64)
 GRADIENTS(96)
 GRADIENTS(128)

@@ -83,7 +83,7 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64; // the longest rows first
     const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = min(s.keys, s.prefix + min(first + 64, s.n)), row = first + warp * 16 + g; // of the lane, and row+8
-    const float scale = LOG2E / sqrtf((float)D);
+    const float factor = 1.0f / sqrtf((float)D), scale = SOFTCAP ? LOG2E : LOG2E / sqrtf((float)D);
     u32 query[D / 16][4];
     own_rows<D>(query, places, q, first, s.n, b, s.batch, h, s.heads);
     const auto place = [&](i64 key) { return places + key / 64 % 2 * (2 * 64 * (D + 8)); };
@@ -93,7 +93,7 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
     };
     const i64 begin = s.first_tile(first, 64);
     bring(begin);
-    float sum[D / 8][4], largest[2] = {LOWEST, LOWEST}, total[2] = {0, 0}; // finite: a row may see nothing of the first tile
+    float sum[D / 8][4], largest[2] = {LEAST, LEAST}, total[2] = {0, 0};
     clear<D / 8>(sum);
     if (accumulate) UNROLL for (int half = 0; half < 2; half++) { // other keys are one more, whose score is lse and whose value is o
         const i64 at = (min(row + 8 * half, s.n - 1) * s.batch + b) * s.heads + h;
@@ -108,6 +108,7 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
         float p[8][4];
         clear<8>(p);
         multiply<64, D>(p, query, ks);
+        if (SOFTCAP) bound<8>(p, s, factor);
         UNROLL for (int half = 0; half < 2; half++) {
             const int first_seen = hidden(s, row + 8 * half, key, 64, 2 * t), last = visible(s, row + 8 * half, key, 64, 2 * t);
             float m = largest[half];
@@ -131,9 +132,9 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
     UNROLL for (int half = 0; half < 2; half++) {
         const i64 r = row + 8 * half, at = (r * s.batch + b) * s.heads + h;
         if (r >= s.n) continue;
-        const float factor = 1.0f / total[half];
+        const float inverse = 1.0f / total[half];
         UNROLL for (int c = 0; c < D / 8; c++)
-            store_pair(o + at * D + 8 * c + 2 * t, sum[c][2 * half] * factor, sum[c][2 * half + 1] * factor);
+            store_pair(o + at * D + 8 * c + 2 * t, sum[c][2 * half] * inverse, sum[c][2 * half + 1] * inverse);
         if (t == 0) lse[at] = (largest[half] * scale + log2f(total[half])) * LN2;
     }
 }
@@ -147,7 +148,7 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 64;
     const i64 h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = min(s.keys, s.prefix + min(first + 64, s.n)), row = first + warp * 16 + g;
-    const float factor = 1.0f / sqrtf((float)D);
+    const float factor = 1.0f / sqrtf((float)D), left = SOFTCAP ? 1.0f : factor, inverse = 1.0f / (float)s.softcap;
     u32 query[D / 16][4]; // the rows of dout stay in shared memory: registers would not do for both
     own_rows<D>(query, ds, q, first, s.n, b, s.batch, h, s.heads);
     load_tile<64, D>(ds, dout, first, s.n, b, s.batch, h, s.heads);
@@ -172,6 +173,7 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
         clear<4>(p), clear<4>(dp);
         multiply<32, D>(p, query, ks);
         multiply_tile<32, D>(dp, ds, vs);
+        if (SOFTCAP) bound<4>(p, s, factor);
         int first_seen[2], last[2]; // visible columns of either row, from the lane's first
         UNROLL for (int half = 0; half < 2; half++) {
             first_seen[half] = hidden(s, row + 8 * half, key, 32, 2 * t);
@@ -179,7 +181,8 @@ DEV void attention_dq(O *dq, const bf16 *dout, const bf16 *q, const bf16 *k, con
         }
         UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
             const bool seen = 8 * c + e % 2 <= last[e / 2] && 8 * c + e % 2 >= first_seen[e / 2];
-            p[c][e] = seen ? exp2f(p[c][e] * (factor * LOG2E) - log_sum[e / 2]) * (dp[c][e] - del[e / 2]) : 0.0f;
+            const float change = SOFTCAP ? (dp[c][e] - del[e / 2]) * slope(p[c][e], inverse) : dp[c][e] - del[e / 2];
+            p[c][e] = seen ? exp2f(p[c][e] * (left * LOG2E) - log_sum[e / 2]) * change : 0.0f;
         }
         gather<32, D>(sum, p, ks);
     }
@@ -206,7 +209,7 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
     const i64 stop = max(s.end_of_queries(first + 64), start);
     const int each = (int)((stop - start + 31) / 32), tiles = each * (int)group;
     if (accumulate && tiles == 0) return;
-    const float factor = 1.0f / sqrtf((float)D);
+    const float factor = 1.0f / sqrtf((float)D), left = SOFTCAP ? 1.0f : factor, inverse = 1.0f / (float)s.softcap;
     const auto bring = [&](int tile) {
         const i64 h = kvh * group + tile / each, base = start + tile % each * (i64)32;
         bf16 *const to = places + tile % 2 * (2 * 32 * (D + 8));
@@ -234,13 +237,16 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
         clear<4>(p), clear<4>(dp);
         multiply_tile<32, D>(p, ks, qs);
         multiply_tile<32, D>(dp, vs, ds);
+        if (SOFTCAP) bound<4>(p, s, factor);
         const int see = (int)max(row - s.prefix - base, (i64)-8), queries = (int)min(s.n - base, (i64)32);
         const int until = (int)min(row - s.prefix - base + s.window, (i64)32); // queries that the row's window reaches
         UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
             const int column = 8 * c + 2 * t + e % 2;
             const bool visible = column < queries && column >= see + 8 * (e / 2) && column < until + 8 * (e / 2);
-            p[c][e] = visible ? exp2f((p[c][e] * factor - stats[column]) * LOG2E) : 0.0f;
+            const float of_score = SOFTCAP ? slope(p[c][e], inverse) : 1.0f;
+            p[c][e] = visible ? exp2f((p[c][e] * left - stats[column]) * LOG2E) : 0.0f;
             dp[c][e] = p[c][e] * (dp[c][e] - stats[32 + column]);
+            if (SOFTCAP) dp[c][e] *= of_score;
         }
         gather<32, D>(sum_v, p, ds);
         gather<32, D>(sum_k, dp, qs);
@@ -253,24 +259,8 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
     }
 }
 
-#define RESULTS(S, D, O)                                                                                                      \
-    KERNEL(attention_tensor_##D##_##S, (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys, i64 heads, \
-                                        i64 kv_heads, i64 batch, i64 prefix, i64 window, i64 accumulate)) {                               \
-        attention<D>(o, lse, q, k, v, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);                            \
-    }                                                                                                                         \
-    KERNEL(attention_tensor_dq_##D##_##S, (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, \
-                                           const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, \
-                                           i64 accumulate)) {                                                                 \
-        attention_dq<D>(dq, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);           \
-    }
-#define ATTENTION(D)                                                                                                          \
-    RESULTS(f, D, float)                                                                                                      \
-    RESULTS(b, D, bf16)                                                                                                       \
-    KERNEL(attention_tensor_dkv_##D, (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,    \
-                                      const float *lse, const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 batch, \
-                                      i64 prefix, i64 window, i64 accumulate)) {                                                          \
-        attention_dkv<D>(dk, dv, dout, q, k, v, lse, delta, Heads{n, keys, heads, kv_heads, batch, prefix, window}, accumulate);      \
-    }
+#define RESULTS(S, D, O)                                                                                                          KERNEL(CAPPED(attention_tensor_##D##_##S), (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys,                                                 i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                   i64 accumulate)) {                                                                    attention<D>(o, lse, q, k, v, HEADS, accumulate);                                                                         }                                                                                                                             KERNEL(CAPPED(attention_tensor_dq_##D##_##S), (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,                                                        const float *lse, const float *delta, i64 n, i64 keys, i64 heads,                                                             i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                              i64 accumulate)) {                                                                 attention_dq<D>(dq, dout, q, k, v, lse, delta, HEADS, accumulate);                                                        }
+#define ATTENTION(D)                                                                                                              RESULTS(f, D, float)                                                                                                          RESULTS(b, D, bf16)                                                                                                           KERNEL(CAPPED(attention_tensor_dkv_##D), (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k,                                                         const bf16 *v, const float *lse, const float *delta, i64 n, i64 keys, i64 heads,                                               i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap, i64 accumulate)) {         attention_dkv<D>(dk, dv, dout, q, k, v, lse, delta, HEADS, accumulate);                                                   }
 ATTENTION(64)
 ATTENTION(96)
 ATTENTION(128)

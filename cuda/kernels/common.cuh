@@ -6,6 +6,17 @@
 // KERNEL_THREE one of three warpgroups. Warp operations name all 32 lanes, so no thread of
 // a kernel that has one returns early.
 
+// Sources of attention are compiled a second time, with SOFTCAP 1, into modules of their own: kernels that bound scores are slower and
+// need more registers. They have _capped behind their names.
+#ifndef SOFTCAP
+#define SOFTCAP 0
+#endif
+#if SOFTCAP
+#define CAPPED(name) name##_capped
+#else
+#define CAPPED(name) name
+#endif
+
 #ifndef CUDA_EMULATOR
 #define KERNEL(name, params) extern "C" __global__ void __launch_bounds__(256) name params
 #define KERNEL_PAIR(name, params) extern "C" __global__ void __launch_bounds__(256, 2) name params

@@ -23,6 +23,7 @@ import (
 	"math"
 	"path"
 	"slices"
+	"strings"
 
 	"sppo.dev/ir"
 )
@@ -41,7 +42,7 @@ func Headers() map[string]string {
 
 // Target is the architecture that a source is for alone, such as 90a; nothing where it is for all.
 func Target(source string) string {
-	if source == hopperSource || source == hopperGradSource {
+	if source = plain(source); source == hopperSource || source == hopperGradSource {
 		return "90a"
 	}
 	return ""
@@ -53,7 +54,18 @@ type Card struct {
 	CopyEngine bool // and tensor maps, by which its copy engine is told what to bring
 }
 
-// Sources lists the files to compile, each a module of its own.
+// Kernels of attention that bound scores have sources of their own, which are the files of the others with a definition before: the
+// compiler is told what the others need not ask.
+const boundsScores = "_capped"
+
+var cappedFiles = []string{"attention.cu", "attention_tensor.cu", hopperSource, hopperGradSource}
+
+func capped(source string) string { return strings.TrimSuffix(source, ".cu") + boundsScores + ".cu" }
+
+// plain is the file that a source is made from.
+func plain(source string) string { return strings.Replace(source, boundsScores+".cu", ".cu", 1) }
+
+// Sources lists what to compile, each a module of its own.
 func Sources() []string {
 	entries, err := files.ReadDir(".")
 	if err != nil {
@@ -65,14 +77,20 @@ func Sources() []string {
 			out = append(out, e.Name())
 		}
 	}
+	for _, file := range cappedFiles {
+		out = append(out, capped(file))
+	}
 	return out
 }
 
-// Text is the text of a source or of the header.
+// Text is the text of a source or of a header. Its lines have the numbers that they have in the file.
 func Text(name string) string {
-	text, err := files.ReadFile(name)
+	text, err := files.ReadFile(plain(name))
 	if err != nil {
 		panic("internal: kernels: " + err.Error())
+	}
+	if name != plain(name) {
+		return "#define SOFTCAP 1\n#line 1\n" + string(text)
 	}
 	return string(text)
 }

@@ -1,6 +1,7 @@
 package kernels_test
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -80,6 +81,10 @@ var attentionShapes = []map[string]int64{
 	{"": 3, "n": 300, "prefix": 60, "keys": 200, "heads": 1, "kv_heads": 1, "head_dim": 64, "batch": 1, "T": 1, "window": 100, "accumulate": 1, "accumulate_q": 1},
 	{"": 3, "n": 90, "prefix": 200, "keys": 290, "heads": 2, "kv_heads": 1, "head_dim": 80, "batch": 1, "window": 40},
 	{"": 3, "n": 130, "prefix": 5, "keys": 40, "heads": 1, "kv_heads": 1, "head_dim": 96, "batch": 2, "T": 1},
+	{"": 3, "n": 260, "prefix": 150, "heads": 2, "kv_heads": 1, "head_dim": 128, "batch": 1, "T": 1, "softcap": 2},
+	{"": 3, "n": 150, "prefix": 128, "keys": 278, "heads": 2, "kv_heads": 2, "head_dim": 96, "batch": 1, "T": 1, "window": 70, "softcap": 3},
+	{"": 3, "n": 90, "prefix": 200, "keys": 290, "heads": 2, "kv_heads": 1, "head_dim": 64, "batch": 2, "T": 1, "softcap": 1},
+	{"": 3, "n": 40, "prefix": 40, "heads": 2, "kv_heads": 2, "head_dim": 256, "batch": 1, "T": 1, "softcap": 50},
 }
 
 // draw makes one instruction.
@@ -183,6 +188,9 @@ func (d *draw) attributes() {
 	}
 	floats := map[string]float64{"eps": 1e-5, "std": 0.5, "scale": 0.25, "theta": 1e4, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1,
 		"value": 3, "weight": 1, "max_norm": 2}
+	if fixed, ok := d.fixed["softcap"]; ok || d.rng.IntN(2) == 0 {
+		floats["softcap"] = cmp.Or(float64(fixed), 1.5)
+	}
 	for _, a := range d.info.Attrs {
 		if a.Kind.IsFloat() {
 			d.in.Attrs = append(d.in.Attrs, ir.Float(floats[a.Name]))
@@ -278,7 +286,7 @@ func rounded(in *ir.Instr, before, want [][]byte) map[string][]float64 {
 		return nil
 	}
 	attr := func(name string) int { return int(in.Attr(name).Int(nil)) }
-	a := naive.AttentionShape{Prefix: attr("prefix"), Window: attr("window"), Batch: attr("batch"), Heads: attr("heads"), KVHeads: attr("kv_heads"), HeadDim: attr("head_dim")}
+	a := naive.AttentionShape{Prefix: attr("prefix"), Window: attr("window"), Softcap: in.Attr("softcap").Float(nil), Batch: attr("batch"), Heads: attr("heads"), KVHeads: attr("kv_heads"), HeadDim: attr("head_dim")}
 	if !kernels.OnTensorCores(int64(a.HeadDim)) {
 		return nil
 	}

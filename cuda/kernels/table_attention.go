@@ -42,8 +42,9 @@ type attentionShape struct {
 	n, keys, heads, kvHeads, dim, batch int64
 	row                                 int64 // of the first query
 	args                                []any
-	tensor                              bool // tensor cores serve
-	hopper                              bool // and those of Hopper
+	softcap                             float64 // bound of scores; 0: none
+	tensor                              bool    // tensor cores serve
+	hopper                              bool    // and those of Hopper
 }
 
 // attentionShapes are those of the parts of an instruction.
@@ -63,7 +64,8 @@ func (b *binder) attentionShape(p ir.AttentionPart) attentionShape {
 	if !s.tensor {
 		s.args = append(s.args, s.dim)
 	}
-	s.args = append(s.args, s.batch, p.Prefix, p.Window)
+	s.softcap = b.float("softcap")
+	s.args = append(s.args, s.batch, p.Prefix, p.Window, s.softcap)
 	if s.dim > maxHeadDim {
 		b.err = fmt.Errorf("a head_dim of %d is more than the kernel's %d", s.dim, maxHeadDim)
 	}
@@ -78,7 +80,7 @@ func (b *binder) attentionLaunch(s attentionShape, name, result string, tokens, 
 		if result != "" {
 			types = []string{result, "q"}
 		}
-		b.launch("attention"+name+"_"+b.types(types...), [3]int64{ceil(tokens, 8), heads, s.batch}, args...)
+		s.bound(b.launch("attention"+name+"_"+b.types(types...), [3]int64{ceil(tokens, 8), heads, s.batch}, args...))
 		return
 	}
 	kernel := "attention_tensor" + name + "_" + strconv.FormatInt(s.dim, 10)
@@ -88,6 +90,14 @@ func (b *binder) attentionLaunch(s attentionShape, name, result string, tokens, 
 	l := b.launch(kernel, [3]int64{ceil(tokens, 64), heads, s.batch}, args...)
 	l.Source, l.Block = "attention_tensor.cu", 128
 	l.SharedBytes = tensorSharedBytes(name, s.dim)
+	s.bound(l)
+}
+
+// bound has a launch bound scores where the instruction does.
+func (s *attentionShape) bound(l *Launch) {
+	if s.softcap != 0 {
+		l.Source, l.Kernel = capped(l.Source), l.Kernel+"_capped"
+	}
 }
 
 // tensorSharedBytes: two pairs of tiles of 64 tokens forward; two of 32 keys and a tile of 64 queries for dq; for dk and dv two tiles of 64
@@ -120,11 +130,13 @@ func (b *binder) hopperAttention(s attentionShape, args []any) {
 	if !b.card.CopyEngine || !b.aligned("q", "k", "v") || !s.mapped() {
 		l := b.launch("attention_hopper_"+name, grid, args...)
 		l.Source, l.SharedBytes = hopperSource, hopperBytes(s.dim, 0)
+		s.bound(l)
 		return
 	}
 	l := b.launch("attention_bulk_"+name, grid, append([]any{args[0], args[1], tabled}, args[5:]...)...)
 	l.Source, l.Block, l.SharedBytes = hopperSource, bulkThreads, hopperBytes(s.dim, barrierBytes)
 	l.Boxes = b.boxes(s, 128, []any{args[2]}, "k", "v")
+	s.bound(l)
 }
 
 // mapped reports whether tensor maps hold the operands: a coordinate of the copy engine has 31 bits, a stride 40.
@@ -197,11 +209,13 @@ func (b *binder) hopperGrad(s attentionShape, name string, grid [3]int64, result
 	if !b.card.CopyEngine || !b.aligned("do", "q", "k", "v") || !s.mapped() {
 		l := b.launch("attention_hopper"+name, grid, slices.Concat(results, args)...)
 		l.Source, l.SharedBytes = hopperGradSource, hopperBytes(s.dim, statisticsBytes)
+		s.bound(l)
 		return
 	}
 	l := b.launch("attention_bulk"+name, grid, slices.Concat(results, []any{tabled}, args[4:])...)
 	l.Source, l.Block, l.SharedBytes = hopperGradSource, bulkThreads, hopperBytes(s.dim, statisticsBytes+gradBarrierBytes)
 	l.Boxes = b.boxes(s, 64, []any{args[1], args[0]}, "k", "v")
+	s.bound(l)
 }
 
 func attentionDelta(b *binder) {

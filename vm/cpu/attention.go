@@ -13,7 +13,7 @@ func (b *binder) attentionParts() (parts []attentionPart) {
 	for _, p := range b.in.AttentionParts(b.consts) {
 		parts = append(parts, attentionPart{simd.Attention{
 			Tokens: int(p.Queries), Keys: int(p.Keys), Prefix: int(p.Prefix), Window: int(p.Window), Batch: batch,
-			Heads: b.int("heads"), KVHeads: b.int("kv_heads"), HeadDim: b.int("head_dim"),
+			Heads: b.int("heads"), KVHeads: b.int("kv_heads"), HeadDim: b.int("head_dim"), Softcap: float32(b.float("softcap")),
 		}, int(p.Query) * batch})
 	}
 	return parts

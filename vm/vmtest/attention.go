@@ -12,6 +12,7 @@ import (
 // attentionShapes hold a lone token, a prefix, several sequences, grouped heads, more tokens than a tile, blocks of
 // keys that all queries see, or of which the first see a part, heads wide enough for tensor cores, and windows: of one key,
 // shorter than a block, up to a block's border, before and across the first query, and longer than the sequence.
+// Soft caps stand far above, among and far below the scores.
 var attentionShapes = []naive.AttentionShape{
 	{Queries: 1, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 2},
 	{Queries: 4, Prefix: 3, Batch: 1, Heads: 2, KVHeads: 2, HeadDim: 5},
@@ -30,11 +31,16 @@ var attentionShapes = []naive.AttentionShape{
 	{Queries: 130, Prefix: 141, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 16, Window: 40},
 	{Queries: 70, Prefix: 122, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 64, Window: 64},
 	{Queries: 140, Prefix: 0, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 64, Window: 17},
+	{Queries: 4, Prefix: 3, Batch: 2, Heads: 2, KVHeads: 1, HeadDim: 5, Softcap: 1.5},
+	{Queries: 5, Prefix: 9, Batch: 1, Heads: 2, KVHeads: 2, HeadDim: 4, Window: 3, Softcap: 0.3},
+	{Queries: 130, Prefix: 141, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 16, Window: 40, Softcap: 50},
+	{Queries: 70, Prefix: 122, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 64, Window: 64, Softcap: 2},
+	{Queries: 140, Prefix: 60, Batch: 1, Heads: 2, KVHeads: 1, HeadDim: 64, Softcap: 0.7},
 }
 
 func attentionAttrs(a naive.AttentionShape) attrs {
 	return attrs{"heads": float64(a.Heads), "kv_heads": float64(a.KVHeads), "head_dim": float64(a.HeadDim),
-		"batch": float64(a.Batch), "prefix": float64(a.Prefix), "window": float64(a.Window)}
+		"batch": float64(a.Batch), "prefix": float64(a.Prefix), "window": float64(a.Window), "softcap": a.Softcap}
 }
 
 func (s *suite) attentionOperands(a naive.AttentionShape) (q, k, v *value) {
@@ -166,6 +172,9 @@ func (s *suite) blocks() blocks {
 	}
 	if s.rng.IntN(2) == 0 {
 		b.Window = 1 + s.rng.IntN(b.Prefix+b.Queries)
+	}
+	if s.rng.IntN(3) == 0 {
+		b.Softcap = 1.5
 	}
 	b.q, b.k, b.v = s.attentionOperands(b.AttentionShape)
 	keys := b.Prefix + b.Queries

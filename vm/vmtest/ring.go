@@ -8,17 +8,21 @@ import (
 )
 
 // ring is attention among members that each hold two chunks in zigzag order and a part of what is before them.
-type ring struct{ members, chunk, prefix, batch, heads, kvHeads, headDim int } // prefix of each member
+type ring struct {
+	members, chunk, prefix, batch, heads, kvHeads, headDim int // prefix of each member
+	softcap                                                float64
+}
 
 var rings = []ring{
 	{members: 2, chunk: 1, batch: 1, heads: 1, kvHeads: 1, headDim: 2},
 	{members: 3, chunk: 2, prefix: 3, batch: 2, heads: 4, kvHeads: 2, headDim: 5},
 	{members: 2, chunk: 70, prefix: 33, batch: 1, heads: 2, kvHeads: 1, headDim: 64},
-	{members: 4, chunk: 5, prefix: 2, batch: 1, heads: 3, kvHeads: 3, headDim: 16},
+	{members: 4, chunk: 5, prefix: 2, batch: 1, heads: 3, kvHeads: 3, headDim: 16, softcap: 1.5},
 }
 
 func (r ring) whole() naive.AttentionShape {
-	return naive.AttentionShape{Queries: 2 * r.members * r.chunk, Prefix: r.members * r.prefix, Batch: r.batch, Heads: r.heads, KVHeads: r.kvHeads, HeadDim: r.headDim}
+	return naive.AttentionShape{Queries: 2 * r.members * r.chunk, Prefix: r.members * r.prefix, Batch: r.batch,
+		Heads: r.heads, KVHeads: r.kvHeads, HeadDim: r.headDim, Softcap: r.softcap}
 }
 
 // tokens are those of a member, in order: of what is before, where wanted, then of its two chunks.

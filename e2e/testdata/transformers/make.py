@@ -211,8 +211,8 @@ def configurations():
     yield ("olmo2", "olmo2", f"family = olmo2 {KEYS} kv_heads = 2", c("olmo2", num_key_value_heads=2, **rope(500000.0)))
     yield ("smollm3", "llama", f"family = smollm3 {KEYS} kv_heads = 2 layers = 4".replace("layers = 3 ", ""),
            c("smollm3", num_hidden_layers=4, num_key_value_heads=2, no_rope_layers=[1, 1, 1, 0], tie_word_embeddings=True, **rope(5000000.0)))
-    yield ("gemma2", "gemma2", f"family = gemma2 {KEYS} head_dim = 12 kv_heads = 2 attn_scale = {20 ** -0.5} logit_softcap = 3",
-           c("gemma2", head_dim=12, num_key_value_heads=2, query_pre_attn_scalar=20, attn_logit_softcapping=None,
+    yield ("gemma2", "gemma2", f"family = gemma2 {KEYS} head_dim = 12 kv_heads = 2 attn_scale = {20 ** -0.5} attn_softcap = 2 logit_softcap = 3",
+           c("gemma2", head_dim=12, num_key_value_heads=2, query_pre_attn_scalar=20, attn_logit_softcapping=2.0,
              final_logit_softcapping=3.0, sliding_window=4096, tie_word_embeddings=True))
     yield ("gemma3", "gemma3", f"family = gemma3 {KEYS} head_dim = 8 kv_heads = 1 attn_scale = {16 ** -0.5} rope_theta = 10000",
            c("gemma3_text", head_dim=8, num_key_value_heads=1, query_pre_attn_scalar=16, sliding_window=4096, tie_word_embeddings=True,

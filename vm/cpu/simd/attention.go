@@ -8,12 +8,13 @@ import (
 // Attention is causal self-attention of Tokens query tokens over Keys tokens, all so far or a block of them, the first of
 // which comes Prefix tokens before the first query: query token t sees key tokens Prefix+t-Window+1 to Prefix+t, if they
 // exist. Every query sees at least one. Sequences of a batch are interleaved: row t*Batch+b of a matrix is token t of
-// sequence b. Query head h uses key head h/(Heads/KVHeads).
+// sequence b. Query head h uses key head h/(Heads/KVHeads). Scores s become Softcap*tanh(s/Softcap) unless it is 0.
 //
 // The maths runs on transposed score tiles, keys by queries: the running maximum and sum of a query are then lanes
 // of vectors, and probabilities lie as the micro-kernel reads a transposed left operand.
 type Attention struct {
 	Tokens, Keys, Prefix, Window, Batch, Heads, KVHeads, HeadDim int
+	Softcap                                                      float32
 }
 
 // firstKey is the first key that a query sees.
@@ -68,7 +69,27 @@ type attentionPart struct {
 	dp               int
 }
 
+// scale is what products of queries and keys are multiplied by, and scaleLeft what is left of it to multiply a tile of scores by.
 func (f *attentionPart) scale() float32 { return float32(1 / math.Sqrt(float64(f.HeadDim))) }
+func (f *attentionPart) scaleLeft() float32 {
+	if f.Softcap > 0 {
+		return 1
+	}
+	return f.scale()
+}
+
+// bound scales the products of a tile and bounds them, where there is a bound. slopes, if it is not nil, gets the derivatives of
+// scores by products.
+func (f *attentionPart) bound(tile, slopes []float32) {
+	if f.Softcap == 0 {
+		return
+	}
+	softcap(tile, tile, f.scale(), f.Softcap)
+	for i := range slopes {
+		y := tile[i] / f.Softcap
+		slopes[i] = f.scale() * (1 - float32(y*y))
+	}
+}
 
 // tokens is the view of one head of one sequence whose rows are tokens.
 func (f *attentionPart) tokens(m Mat, head, first int) Mat {
@@ -173,9 +194,10 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 			goesOn := accumulate || k0 > begin
 			strips := ceilDiv(n, nr)
 			f.scores(tile, rows, f.keys, f.qT[i*d:], strips)
+			f.bound(tile[:rows*tileQueries], nil)
 			hide(tile, tileQueries, rows, k0-first, f.Window)
 			for j := i; j < i+strips*nr; j += nr {
-				active.softmaxStrip(tile[j-i:], tileQueries, rows, rowMax[j:j+nr], sum[j:j+nr], alpha[j:j+nr], f.scale())
+				active.softmaxStrip(tile[j-i:], tileQueries, rows, rowMax[j:j+nr], sum[j:j+nr], alpha[j:j+nr], f.scaleLeft())
 			}
 			for j := i; goesOn && j < i+n; j++ {
 				if alpha[j] != 1 {

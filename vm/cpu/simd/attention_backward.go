@@ -155,7 +155,7 @@ type attentionBackward struct {
 	lseStrip, delta            []float32
 	keyRows, valueRows         []float32
 	dkRows, dvRows             []float32
-	tile, dTile                []float32
+	tile, dTile, slopes        []float32
 }
 
 // backward is the work on a whole query head: one of the group of a key head, which counts over all sequences.
@@ -219,8 +219,8 @@ func (b *attentionBackward) room(queries int) {
 	rows = b.s.floats(1, 4*keyBlock*b.dp)
 	b.keyRows, b.valueRows = take(keyBlock*b.dp), take(keyBlock*b.dp)
 	b.dkRows, b.dvRows = take(keyBlock*b.dp), take(keyBlock*b.dp)
-	rows = b.s.floats(2, 2*keyBlock*tileQueries)
-	b.tile, b.dTile = take(keyBlock*tileQueries), take(keyBlock*tileQueries)
+	rows = b.s.floats(2, 3*keyBlock*tileQueries)
+	b.tile, b.dTile, b.slopes = take(keyBlock*tileQueries), take(keyBlock*tileQueries), take(keyBlock*tileQueries)
 }
 
 // pack brings the chunk's queries into the forms that the products want.
@@ -312,9 +312,13 @@ func (b *attentionBackward) group(i, n, rows, offset int) {
 	strips := ceilDiv(n, nr)
 	b.scores(b.tile, rows, b.keyRows, b.qT[i*d:], strips)
 	b.scores(b.dTile, rows, b.valueRows, b.doT[i*d:], strips)
+	b.bound(b.tile[:rows*tileQueries], b.slopes[:rows*tileQueries])
 	hide(b.tile, tileQueries, rows, offset, b.Window)
 	for j := 0; j < strips*nr; j += nr {
-		active.softmaxGrads(b.tile[j:], b.dTile[j:], tileQueries, rows, b.lseStrip[i+j:], b.delta[i+j:], b.scale())
+		active.softmaxGrads(b.tile[j:], b.dTile[j:], tileQueries, rows, b.lseStrip[i+j:], b.delta[i+j:], b.scaleLeft())
+	}
+	if b.Softcap > 0 {
+		Mul(b.dTile[:rows*tileQueries], b.dTile, b.slopes)
 	}
 	if b.keys {
 		b.product(rows, d, n, b.tile, tileQueries, 1, b.doRows[i*b.dp:], b.dp, b.dvRows, b.dp, true)

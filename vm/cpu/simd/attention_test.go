@@ -16,6 +16,7 @@ type naiveAttention struct {
 	o, lse         []float64
 	dq, dk, dv     []float64
 	probs, dscores []float64
+	slopes         []float64
 }
 
 func (a *naiveAttention) qAt(t, b, h int) int { return ((t*a.Batch+b)*a.Heads + h) * a.HeadDim }
@@ -28,7 +29,7 @@ func (a *naiveAttention) run() {
 	a.o, a.dq = make([]float64, len(a.q)), make([]float64, len(a.q))
 	a.dk, a.dv = make([]float64, len(a.k)), make([]float64, len(a.k))
 	a.lse = make([]float64, a.Tokens*a.Batch*a.Heads)
-	a.probs, a.dscores = make([]float64, a.Keys), make([]float64, a.Keys)
+	a.probs, a.dscores, a.slopes = make([]float64, a.Keys), make([]float64, a.Keys), make([]float64, a.Keys)
 	for t := range a.Tokens {
 		for b := range a.Batch {
 			for h := range a.Heads {
@@ -49,7 +50,13 @@ func (a *naiveAttention) row(t, b, h int) {
 	}
 	sum := 0.0
 	for j := first; j < seen; j++ {
-		a.probs[j] = math.Exp(inner(a.q, qi, a.k, a.kAt(j, b, h)) * scale)
+		score := inner(a.q, qi, a.k, a.kAt(j, b, h)) * scale
+		a.slopes[j] = scale
+		if limit := float64(a.Softcap); limit > 0 {
+			y := math.Tanh(score / limit)
+			score, a.slopes[j] = limit*y, scale*(1-y*y)
+		}
+		a.probs[j] = math.Exp(score)
 		sum += a.probs[j]
 	}
 	a.lse[(t*a.Batch+b)*a.Heads+h] = math.Log(sum)
@@ -63,7 +70,7 @@ func (a *naiveAttention) row(t, b, h int) {
 		mean += a.probs[j] * a.dscores[j]
 	}
 	for j := first; j < seen; j++ {
-		d, ki := a.probs[j]*(a.dscores[j]-mean)*scale, a.kAt(j, b, h)
+		d, ki := a.probs[j]*(a.dscores[j]-mean)*a.slopes[j], a.kAt(j, b, h)
 		for i := range a.HeadDim {
 			a.dq[qi+i] += d * a.k[ki+i]
 			a.dk[ki+i] += d * a.q[qi+i]
@@ -154,6 +161,7 @@ func TestAttention(t *testing.T) {
 			case 1, 2:
 				a.Window = 1 + r.IntN(a.Keys+2)
 			}
+			a.Softcap = []float32{0, 0, 0.4, 3, 50}[r.IntN(5)]
 			checkAttention(t, p, a, r.IntN(4) == 0, r.IntN(2) == 0, r)
 		}
 		checkAttention(t, p, Attention{Tokens: 300, Keys: 300, Window: 300, Batch: 1, Heads: 1, KVHeads: 1, HeadDim: 16}, false, false, r)
@@ -170,6 +178,7 @@ func TestAttentionIsTheSameForAnyThreads(t *testing.T) {
 			for i, window := range []int{1000, 1, 100, 300} {
 				a := Attention{Tokens: 270, Keys: 1000, Prefix: 730, Window: window, Batch: heads[0], Heads: heads[1], KVHeads: heads[2], HeadDim: 5}
 				checkThreads(t, a, i%2 == 0, r)
+				a.Softcap = 1.5
 				checkThreads(t, a, i%2 == 1, r)
 			}
 		}

@@ -38,12 +38,30 @@ func Gelu(dst, x []float32) { active.gelu(dst, x[:len(dst)]) }
 // GeluBackward computes dx = dy * gelu'(x).
 func GeluBackward(dx, x, dy []float32) { n := len(dx); active.geluBackward(dx, x[:n], dy[:n]) }
 
-// Softcap computes dst = limit * tanh(x / limit) to 2^-23 of the limit, as limit * (1 - 2 / (exp(2x / limit) + 1)).
-func Softcap(dst, x []float32, limit float32) {
-	active.scale(dst, x[:len(dst)], 2/limit)
-	active.expScale(dst, dst, 0, 1)
-	for i, e := range dst {
-		dst[i] = limit * (1 - 2/(1+e))
+// Softcap computes dst = limit * tanh(x / limit).
+func Softcap(dst, x []float32, limit float32) { softcap(dst, x, 1, limit) }
+
+// softcap computes dst = limit * tanh(scale * x / limit) to 2^-20 of it, as limit * (1 - 2 / (exp(2y) + 1)), and where that cancels by
+// the first terms of tanh's series.
+func softcap(dst, x []float32, scale, limit float32) {
+	var ys [tileQueries]float32
+	scale /= limit
+	for len(dst) > 0 {
+		n := min(len(dst), len(ys))
+		y := ys[:n]
+		active.scale(y, x[:n], scale)
+		active.scale(dst[:n], y, 2)
+		active.expScale(dst[:n], dst[:n], 0, 1)
+		for i, e := range dst[:n] {
+			t := y[i]
+			if square := t * t; square < 1.0/16 {
+				t *= 1 + square*(-1.0/3+square*(2.0/15+square*(-17.0/315+square*(62.0/2835))))
+			} else {
+				t = 1 - 2/(1+e)
+			}
+			dst[i] = limit * t
+		}
+		dst, x = dst[n:], x[n:]
 	}
 }
 

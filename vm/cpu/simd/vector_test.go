@@ -3,6 +3,7 @@ package simd
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -122,6 +123,31 @@ func TestExp(t *testing.T) {
 			if y[i] != want && !(want != want && y[i] != y[i]) {
 				t.Errorf("exp(%g) = %g, want %g", edges[i], y[i], want)
 			}
+		}
+	})
+}
+
+// TestSoftcap compares with float64 from far below the limit to far above it.
+func TestSoftcap(t *testing.T) {
+	eachISA(t, func(t *testing.T) {
+		r := testRand(t)
+		for _, limit := range []float32{0.3, 1, 50} {
+			x, y := make([]float32, 1003), make([]float32, 1003)
+			for i := range x {
+				x[i] = limit * float32(r.NormFloat64()*math.Pow(10, r.Float64()*8-6))
+			}
+			Softcap(y, x, limit)
+			for i := range x {
+				want := float64(limit) * math.Tanh(float64(x[i])/float64(limit))
+				if diff := math.Abs(float64(y[i]) - want); !(diff <= 1e-6*math.Abs(want)) {
+					t.Fatalf("softcap %g of %g is %g, want %g", limit, x[i], y[i], want)
+				}
+			}
+		}
+		y := []float32{float32(math.Inf(-1)), -1e30, 0, 1e30}
+		Softcap(y, y, 2)
+		if want := []float32{-2, -2, 0, 2}; !slices.Equal(y, want) {
+			t.Errorf("at the ends it is %v, want %v", y, want)
 		}
 	})
 }

@@ -76,7 +76,10 @@ func attentionGrad(q, k, v, dout, logSumExp, delta []float64, s AttentionShape, 
 				dp += dout[query+d] * v[key+d]
 				dv[key+d] += of(p * dout[query+d])
 			}
-			ds := p * (dp - delta[row]) / math.Sqrt(float64(s.HeadDim))
+			if math.IsInf(score, -1) { // hidden
+				continue
+			}
+			ds := SoftcapGrad([]float64{score}, []float64{p * (dp - delta[row])}, s.Softcap)[0] / math.Sqrt(float64(s.HeadDim))
 			for d := range s.HeadDim {
 				dq[query+d] += of(ds * k[key+d])
 				dk[key+d] += of(ds * q[query+d])

@@ -48,6 +48,7 @@ type Config struct {
 
 	Windows      []int   `json:"windows"`    // by layer, over and over: keys that a query sees, its own included; 0: all
 	AttnScale    float64 `json:"attn_scale"` // of the scores
+	AttnSoftcap  float64 `json:"attn_softcap"`
 	LogitSoftcap float64 `json:"logit_softcap"`
 	EmbedScale   float64 `json:"embed_scale"`
 	Tied         bool    `json:"tied"` // the output projection is the embedding
@@ -369,7 +370,7 @@ func (m *model) layerGrad(l int, dout []float64) []float64 {
 
 func (m *model) attentionShape(layer int) AttentionShape {
 	s := AttentionShape{Queries: m.cfg.Sequence, Batch: m.batch,
-		Heads: m.cfg.Heads, KVHeads: m.cfg.KVHeads, HeadDim: m.cfg.HeadDim}
+		Heads: m.cfg.Heads, KVHeads: m.cfg.KVHeads, HeadDim: m.cfg.HeadDim, Softcap: m.cfg.AttnSoftcap}
 	if n := len(m.cfg.Windows); n > 0 {
 		s.Window = m.cfg.Windows[layer%n]
 	}

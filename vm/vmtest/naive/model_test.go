@@ -28,7 +28,7 @@ func tiny(family, positions string, kvHeads int, tied bool) Config {
 var traits = map[string]func(*Config){
 	"gemma": func(c *Config) {
 		c.NormOffset, c.NormPlace, c.Activation, c.QKNorm = 1, "pre_post", "gelu_tanh", "head"
-		c.EmbedScale, c.LogitSoftcap, c.AttnScale = 2.5, 1.5, 0.4
+		c.EmbedScale, c.LogitSoftcap, c.AttnSoftcap, c.AttnScale = 2.5, 1.5, 0.9, 0.4
 	},
 	"olmo2": func(c *Config) { c.NormPlace, c.QKNorm = "post", "all" },
 	"relu2": func(c *Config) { c.Activation, c.Gated, c.Bias = "relu2", false, []string{"mlp"} },

@@ -131,7 +131,11 @@ func rotate(x []float64, batch, heads, headDim, prefix int, r Rotation, sign flo
 // [Queries*Batch, Heads*HeadDim]; keys and values, the prefix's first, are [Keys*Batch, KVHeads*HeadDim]: all
 // Prefix+Queries tokens, which Keys = 0 means, or the first of them. Heads share keys and values in groups of
 // consecutive heads (Ainslie et al., 2023). A query sees the last Window keys up to its own place, or all where it is 0.
-type AttentionShape struct{ Queries, Prefix, Batch, Heads, KVHeads, HeadDim, Keys, Window int }
+// Softcap bounds scores, as the function of that name does.
+type AttentionShape struct {
+	Queries, Prefix, Batch, Heads, KVHeads, HeadDim, Keys, Window int
+	Softcap                                                       float64
+}
 
 // Seen is the end of the keys that query t sees.
 func (s AttentionShape) Seen(t int) int {
@@ -147,7 +151,7 @@ func (s AttentionShape) key(t, b, h int) int {
 	return ((t*s.Batch+b)*s.KVHeads + h/(s.Heads/s.KVHeads)) * s.HeadDim
 }
 
-// Attention is softmax(q*k^T / sqrt(HeadDim)) * v over the keys that are not in a query's future (Vaswani et al.,
+// Attention is softmax(Softcap(q*k^T / sqrt(HeadDim))) * v over the keys that are not in a query's future (Vaswani et al.,
 // 2017). Its second result is the logarithm of every softmax's denominator, [Queries*Batch, Heads].
 func Attention(q, k, v []float64, s AttentionShape) (out, logSumExp []float64) {
 	weights, logSumExp := attentionWeights(q, k, s)
@@ -199,6 +203,7 @@ func (s AttentionShape) scores(q, k []float64, t, b, h int) []float64 {
 		for d := range s.HeadDim {
 			scores[u] += q[s.query(t, b, h)+d] * k[s.key(u, b, h)+d] / math.Sqrt(float64(s.HeadDim))
 		}
+		scores[u] = Softcap(scores[u:u+1], s.Softcap)[0]
 	}
 	return scores
 }

@@ -163,7 +163,7 @@ func TestGradientsOfOperations(t *testing.T) {
 	dy = random(len(tokens) * 3)
 	check("embed", EmbedGrad(tokens, dy, 3, 5, 4), table, dy, func(x []float64) []float64 { return Embed(x, tokens, 3, 5) })
 
-	s := AttentionShape{Queries: 3, Prefix: 2, Batch: 2, Heads: 4, KVHeads: 2, HeadDim: 3}
+	s := AttentionShape{Queries: 3, Prefix: 2, Batch: 2, Heads: 4, KVHeads: 2, HeadDim: 3, Softcap: 0.7}
 	q, k, v := attentionInputs(r.NormFloat64, s)
 	dout := random(len(q))
 	attend := func(q, k, v []float64) []float64 { out, _ := Attention(q, k, v, s); return out }
