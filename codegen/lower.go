@@ -129,7 +129,7 @@ func (s *stage) lowerInit() {
 	}
 	for _, l := range s.layers() {
 		s.prov.Layer = int32(l)
-		s.layer[l] = s.newParams(s.model.Layer, layerPrefix(l))
+		s.layer[l] = s.newParams(s.model.Layer, graph.LayerPrefix(l))
 	}
 	s.prov.Layer = ir.None
 	if s.last() {

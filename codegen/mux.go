@@ -411,7 +411,7 @@ func (w *sharedSlot) lendingWay(t plan.Task, layer, slot int) (way []int, needed
 func (w *sharedSlot) borrow(t plan.Task, layer int) (ps []*param) {
 	for i := range w.model.Layer.Params {
 		g := &w.model.Layer.Params[i]
-		ps = append(ps, &param{Param: g, name: fmt.Sprintf("m%d.%s%s", t.Microbatch, layerPrefix(layer), g.Name), weight: ir.NoBuffer})
+		ps = append(ps, &param{Param: g, name: fmt.Sprintf("m%d.%s%s", t.Microbatch, graph.LayerPrefix(layer), g.Name), weight: ir.NoBuffer})
 	}
 	return ps
 }

@@ -32,11 +32,10 @@ type layout struct {
 func newLayout(p *plan.Plan) *layout {
 	l := &layout{plan: p, index: map[string]int32{}, lines: newLineTable(p)}
 	l.model = p.Graph()
-	l.addTensors(l.model.Embedding, "")
-	for i := range p.Model.Layers {
-		l.addTensors(l.model.Layer, layerPrefix(i))
+	l.tensors = l.model.Tensors()
+	for i := range l.tensors {
+		l.index[l.tensors[i].Name] = int32(i)
 	}
-	l.addTensors(l.model.Head, "")
 	for i := range p.Subsequences.N {
 		for _, t := range p.Pieces(plan.Task{Subsequence: i}) {
 			z := p.SizeOf(t)
@@ -72,20 +71,6 @@ func (r tokenRange) firstOf(k, sp int) int64 {
 		k = sp - 1 - k
 	}
 	return r.first + int64(k)*r.tokens/int64(sp)
-}
-
-func layerPrefix(i int) string { return fmt.Sprintf("layer.%d.", i) }
-
-func (l *layout) addTensors(b *graph.Block, prefix string) {
-	for i := range b.Params {
-		p := &b.Params[i]
-		if p.Tied {
-			continue // the embedding's
-		}
-		name := prefix + p.Name
-		l.index[name] = int32(len(l.tensors))
-		l.tensors = append(l.tensors, ir.Tensor{Name: name, Shape: p.Shape})
-	}
 }
 
 // Constants that this package adds to the graph's.
