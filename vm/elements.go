@@ -68,3 +68,13 @@ func narrow(b []byte, in []float32, t ir.DType) {
 		h[i] = BF16(in[i])
 	}
 }
+
+// Stored returns values as bytes of type f32 or bf16, to nearest even. The result may share memory with the values.
+func Stored(values []float32, t ir.DType) []byte {
+	if t == ir.F32 {
+		return BytesOf(values)
+	}
+	out := make([]byte, 2*len(values))
+	narrow(out, values, t)
+	return out
+}

@@ -43,8 +43,8 @@ func (r Random) Below(i uint64, n int64) int64 {
 	return int64(hi)
 }
 
-// uniform returns value i as a number in (0, 1], so that it has a logarithm.
-func (r Random) uniform(i uint64) float64 { return float64(r.Uint64(i)>>11+1) * 0x1p-53 }
+// Uniform returns value i as a number in (0, 1], so that it has a logarithm.
+func (r Random) Uniform(i uint64) float64 { return float64(r.Uint64(i)>>11+1) * 0x1p-53 }
 
 // Normals fills out with elements first, first+1, ... of the stream of normal numbers with mean 0 and
 // standard deviation std. Elements 2j and 2j+1 are the pair of Box and Muller (1958) for the uniform values
@@ -52,8 +52,8 @@ func (r Random) uniform(i uint64) float64 { return float64(r.Uint64(i)>>11+1) * 
 func (r Random) Normals(first uint64, out []float32, std float64) {
 	for n := 0; n < len(out); {
 		pair := (first + uint64(n)) &^ 1
-		radius := math.Sqrt(-2*math.Log(r.uniform(pair))) * std
-		sin, cos := math.Sincos(2 * math.Pi * r.uniform(pair+1))
+		radius := math.Sqrt(-2*math.Log(r.Uniform(pair))) * std
+		sin, cos := math.Sincos(2 * math.Pi * r.Uniform(pair+1))
 		if first+uint64(n) == pair {
 			out[n] = float32(radius * cos)
 			n++

@@ -3,6 +3,7 @@
 //
 //	cpu.go        Device: arenas, load, begin, join
 //	stream.go     streams and events: goroutines, their queues, how they block and wake
+//	execute.go    instructions outside a program, one after another
 //	bind.go       from an instruction to a closure over slices
 //	kernels.go    the table of kernels by opcode; each family has a file of its own
 //	arena_*.go    memory
@@ -39,6 +40,7 @@ type Device struct {
 
 	bound   [ir.NumSections][]bound
 	streams [ir.NumStreams]*stream
+	direct  *stream // of Execute; no goroutine serves it
 	events  []event
 	tables  map[ropeKey]*ropeTable
 

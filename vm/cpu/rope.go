@@ -86,9 +86,22 @@ func wideRowAt(m simd.Mat, row, width int, wide scratch) []float32 {
 	return out
 }
 
+// growTables computes the angles that instructions outside the program need, and as many again for those to come.
+func (d *Device) growTables() {
+	for _, t := range d.tables {
+		if len(t.cos) < t.positions*len(t.Rates) {
+			t.positions *= 2
+		}
+	}
+	d.fillTables()
+}
+
 // fillTables computes the angles once it is known how far positions reach.
 func (d *Device) fillTables() {
 	for _, t := range d.tables {
+		if len(t.Rates) == 0 || len(t.cos) >= t.positions*len(t.Rates) {
+			continue
+		}
 		half, scale := len(t.Rates), t.Scale
 		t.cos, t.sin = make([]float32, t.positions*half), make([]float32, t.positions*half)
 		d.pool.Split(t.positions, 64, func(lo, hi int) {
