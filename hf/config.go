@@ -28,8 +28,10 @@ type config struct {
 }
 
 // readConfig reads config.json of a folder.
-func readConfig(dir string) (*config, error) {
-	path := filepath.Join(dir, ConfigFile)
+func readConfig(dir string) (*config, error) { return readObject(filepath.Join(dir, ConfigFile)) }
+
+// readObject reads a file that holds a JSON object.
+func readObject(path string) (*config, error) {
 	text, err := infile.Read(path, maxConfig)
 	if err != nil {
 		return nil, err
