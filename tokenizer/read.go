@@ -24,6 +24,17 @@ const (
 	maxAdded = 1 << 20
 )
 
+// names are those of a tokenizer in a folder; the first that is there counts.
+var names = []string{"tokenizer.json", "tokenizer.model"}
+
+// IsIn reports whether Open would read a tokenizer in a folder.
+func IsIn(folder string) bool {
+	return slices.ContainsFunc(names, func(name string) bool {
+		_, err := os.Stat(filepath.Join(folder, name))
+		return err == nil
+	})
+}
+
 // Open reads the tokenizer in a file, or in a folder as models come in: tokenizer.json, otherwise tokenizer.model.
 // In a folder, tokenizer_config.json names the end-of-sequence token.
 func Open(path string) (*Tokenizer, error) {
@@ -34,7 +45,7 @@ func Open(path string) (*Tokenizer, error) {
 	if !info.IsDir() {
 		return openFile(path)
 	}
-	for _, name := range []string{"tokenizer.json", "tokenizer.model"} {
+	for _, name := range names {
 		t, err := openFile(filepath.Join(path, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
