@@ -16,10 +16,12 @@ build: ## both commands, into bin/
 	@mkdir -p bin
 	CGO_ENABLED=0 $(GO) build -o bin/ ./cmd/sppoc ./cmd/sppovm
 
-run: build ## compile the example and train it
+run: build ## compile the example, train it, and let it write
 	@mkdir -p out
 	bin/sppoc build examples/gpt-docs.sppo -o out/gpt-docs.sppb
-	bin/sppovm run out/gpt-docs.sppb
+	rm -rf out/gpt-docs.ckpt
+	bin/sppovm run out/gpt-docs.sppb --save out/gpt-docs.ckpt
+	bin/sppovm sample --resume out/gpt-docs.ckpt --prompt "The schedule of a stage is " --max-tokens 220 --temperature 0.6
 
 test: ## all tests, those that take minutes in their short form
 	$(TEST) -timeout 30m ./...

@@ -57,6 +57,7 @@ var floors = []struct {
 	{"vm", 2, "infile ir corpus vm/store"},
 	{"codegen", 10, "lang passes passes/plan passes/walk schedule graph ir"},
 	{"vm/cpu", 3, "vm ir vm/cpu/simd"},
+	{"sample", 4, "lang ir graph tokenizer vm vm/cpu vm/cpu/simd"},
 	{"vm/world", 3, "vm ir"},
 	{"vm/probe", 3, "vm ir ir/cost"},
 	{"vm/sim", 3, "vm ir ir/cost"},

@@ -4,6 +4,7 @@
     python3 -m venv venv && venv/bin/pip install torch transformers safetensors
     venv/bin/python bench/peers/hub_models.py hf/testdata/models
     venv/bin/python bench/peers/hub_models.py --measure FOLDER...    # print expected.json of each
+    venv/bin/python bench/peers/hub_models.py --generate FOLDER...   # print the tokens that each writes after the first of expected.json
 
 Each folder holds config.json, the weights and expected.json: tokens, the loss of each token after the first, their mean and the
 norm of its gradient over all parameters, computed in f32. Sizes are odd: heads whose width is not hidden / heads, one head of keys and
@@ -18,6 +19,7 @@ import torch
 import transformers as hub
 
 TOKENS = 24
+PROMPT = 17  # past original_max_position_embeddings, where transformers changes the frequencies of longrope
 SMALL = dict(vocab_size=37, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
              max_position_embeddings=64, initializer_range=0.3, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -78,6 +80,17 @@ def expected(folder):
                 parameters=sum(p.numel() for p in model.parameters()))
 
 
+def generated(folder):
+    """What the model writes greedily after PROMPT tokens, until there are as many as expected.json has, in f32, with the margin of
+    each choice: the largest logit less the second."""
+    model = hub.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    tokens = json.loads((pathlib.Path(folder) / "expected.json").read_text())["tokens"][:PROMPT]
+    out = model.generate(torch.tensor([tokens]), do_sample=False, max_length=TOKENS + 1, eos_token_id=None, pad_token_id=0,
+                         return_dict_in_generate=True, output_logits=True)
+    best = [row[0].topk(2).values for row in out.logits]
+    return dict(tokens=out.sequences[0].tolist(), margins=[(b[0] - b[1]).item() for b in best])
+
+
 def main(out):
     for seed, (name, config, arguments, dtype, shard) in enumerate(MODELS):
         folder = pathlib.Path(out) / name
@@ -94,5 +107,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "--measure":
         for folder in sys.argv[2:]:
             print(json.dumps(expected(folder)))
+    elif sys.argv[1] == "--generate":
+        for folder in sys.argv[2:]:
+            print(json.dumps(generated(folder)))
     else:
         main(sys.argv[1])

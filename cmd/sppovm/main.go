@@ -11,6 +11,7 @@
 //	gpus.go      GPUs; gpus_static.go replaces it in a static build (-tags static)
 //	save.go      checkpoints: when, where, and from which a run continues
 //	eval.go      eval
+//	sample.go    sample
 //	weights.go   run --weights, export: folders of the Hugging Face hub
 //	devices.go   lists available devices
 //	probe.go     measures them; clusterfile.go writes the figures as a cluster file
@@ -96,6 +97,21 @@ var app = cli.App{
 				"reported. The result does not depend on how the job is divided, except for rounding.\n" +
 				"With --json: {\"split\",\"loss\",\"perplexity\",\"windows\",\"tokens\",\"tokens_left\",\"sequence\",\"step\"}.",
 			Examples: []string{"sppovm eval job.sppo --weights Llama-3.1-8B", "sppovm eval job.sppo --resume tuned.ckpt --split validation --json"},
+		},
+		{
+			Name: "sample", Args: "(--weights DIR | --resume CHECKPOINT) (--prompt TEXT | --prompt-file FILE)", MaxArgs: 0, Setup: sampling,
+			Doc: "continue a text with the weights of a folder or a checkpoint",
+			Details: "The continuation goes to standard output, piece by piece. It ends at the model's end token, after --max-tokens, or where the\n" +
+				"sequence is as long as the model takes. Each token is drawn by --temperature, --top-k and --top-p, in this order;\n" +
+				"temperature 0 takes the most probable one. Equal weights, prompt and --seed give equal text on one kind of processor.\n\n" +
+				"Text is turned into tokens by the tokenizer of --tokenizer, of the folder, or of the folder that the checkpoint's run\n" +
+				"started from. Without one, the tokens of a model with a vocabulary of 256 are bytes.\n\n" +
+				"It computes on the CPU, one token at a time, with the keys and values of earlier tokens kept: enough to see what was\n" +
+				"learned. To serve a model, export it: docs/hub.md says how.",
+			Examples: []string{
+				`sppovm sample --resume tiny.ckpt --prompt "A spec is "`,
+				"sppovm sample --weights Llama-3.2-1B --prompt-file story.txt --max-tokens 500 --temperature 0.8 --top-p 0.95",
+			},
 		},
 		{
 			Name: "export", Args: "CHECKPOINT -o DIR [--from DIR] [--dtype f32|bf16|f16]", MinArgs: 1, MaxArgs: 1, Setup: export,

@@ -188,6 +188,16 @@ func TokenLosses(cfg Config, w Tensors, tokens [][]int32) [][]float64 {
 	return out
 }
 
+// Logits are those of the token after each of a sequence's, in order.
+func Logits(cfg Config, w Tensors, tokens []int32) (rows [][]float64) {
+	m := newModel(cfg, w, [][]int32{tokens})
+	m.forward()
+	for row := range cfg.Sequence {
+		rows = append(rows, m.logits[row*cfg.Vocab:(row+1)*cfg.Vocab])
+	}
+	return rows
+}
+
 // LossAndGrads is Loss together with its gradient by every tensor of the model.
 func LossAndGrads(cfg Config, w Tensors, tokens [][]int32) (loss float64, grads Tensors) {
 	m := newModel(cfg, w, tokens)
@@ -211,6 +221,7 @@ type model struct {
 	inputs, labels []int32
 	tapes          []tape
 	losses         []float64 // of each row
+	logits         []float64 // of each row, capped
 }
 
 // tape is what one layer's backward needs of its forward.
@@ -297,7 +308,7 @@ func (m *model) forward() (loss float64, dx []float64) {
 	y := m.norm(x, "ln_f")
 	logits := Softcap(MatMul(y, m.w[head], nil, rows, v, h, false, true), m.cfg.LogitSoftcap)
 	losses, lse := CrossEntropy(logits, m.labels, v)
-	m.losses = losses
+	m.losses, m.logits = losses, logits
 	for _, l := range losses {
 		loss += l / float64(rows)
 	}

@@ -1,0 +1,258 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/hf"
+	"sppo.dev/infile"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/sample"
+	"sppo.dev/tokenizer"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu/simd"
+)
+
+// sampleFlags are what sample is asked for.
+type sampleFlags struct {
+	weights, resume, tokenizer string
+	prompt, promptFile         string
+	tokens, sequence           int64
+	choice                     sample.Choice
+	threads                    int
+	quiet                      bool
+}
+
+func sampling(flags *pflag.FlagSet) cli.Action {
+	var f sampleFlags
+	flags.StringVar(&f.weights, "weights", "", "write with the weights of this `FOLDER` from the Hugging Face hub")
+	flags.StringVar(&f.resume, "resume", "", "write with the weights of this checkpoint")
+	flags.StringVar(&f.prompt, "prompt", "", "the text to continue")
+	flags.StringVar(&f.promptFile, "prompt-file", "", "continue the text in this file")
+	flags.StringVar(&f.tokenizer, "tokenizer", "", "use the tokenizer in this file or folder")
+	flags.Int64Var(&f.tokens, "max-tokens", 256, "the most tokens to write")
+	flags.Float64Var(&f.choice.Temperature, "temperature", 1, "divide logits by this before a token is drawn; 0 always takes the most probable")
+	flags.IntVar(&f.choice.TopK, "top-k", 0, "draw from this many of the most probable tokens; 0 is all")
+	flags.Float64Var(&f.choice.TopP, "top-p", 1, "draw from the most probable tokens that make up this share")
+	flags.Int64Var(&f.choice.Seed, "seed", 1, "draw by this seed")
+	flags.Int64Var(&f.sequence, "sequence", 0, "tokens of the sequences that the model was trained on; longrope chooses its frequencies by it. 0: those of this text")
+	flags.IntVar(&f.threads, "threads", 0, "threads that share the work of kernels; 0 is one per processor core")
+	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
+	for _, name := range []string{"weights", "resume", "prompt-file", "tokenizer"} {
+		cli.Files(flags, name)
+	}
+	return func(env *cli.Env, _ []string) error {
+		if err := f.check(flags.Changed("prompt"), flags.Changed("prompt-file")); err != nil {
+			return err
+		}
+		source, err := f.open()
+		if err != nil {
+			return cli.Wrong(err)
+		}
+		defer source.close()
+		return f.write(env, source)
+	}
+}
+
+func (f *sampleFlags) check(prompt, file bool) error {
+	switch {
+	case (f.weights == "") == (f.resume == ""):
+		return cli.Usagef("sample: give the weights to write with by --weights or by --resume")
+	case prompt == file:
+		return cli.Usagef("sample: give the text to continue by --prompt or by --prompt-file")
+	case f.tokens < 1:
+		return cli.Usagef("--max-tokens must be 1 or more")
+	case f.threads < 0 || f.sequence < 0:
+		return cli.Usagef("--threads and --sequence must be 0 or more")
+	}
+	if err := f.choice.Check(); err != nil {
+		return cli.Usagef("--%v", err)
+	}
+	return nil
+}
+
+// sampleSource is where model, weights and tokenizer come from.
+type sampleSource struct {
+	name    string
+	model   lang.Model
+	most    int64  // tokens of a sequence that the model takes; 0: any number
+	folder  string // that may have a tokenizer
+	end     []uint32
+	weights func(sequence int64) (sample.Weights, error) // opens them; the source closes them
+	close   func() error
+}
+
+func (f *sampleFlags) open() (*sampleSource, error) {
+	if f.resume != "" {
+		return f.openCheckpoint()
+	}
+	return openFolder(f.weights)
+}
+
+func (f *sampleFlags) openCheckpoint() (*sampleSource, error) {
+	c, err := vm.OpenCheckpoint(f.resume)
+	if err != nil {
+		return nil, err
+	}
+	s := &sampleSource{
+		name: f.resume, model: lang.Model(c.Model), folder: c.Origin, close: c.Close,
+		weights: func(int64) (sample.Weights, error) { return c, nil },
+	}
+	if c.Model.IsZero() {
+		return nil, errors.Join(fmt.Errorf("%s does not name its model", f.resume), c.Close())
+	}
+	for _, t := range c.Weights() {
+		if t.Name == "pos" {
+			s.most = t.Shape[0]
+		}
+	}
+	if model, err := hf.ReadModel(c.Origin); c.Origin != "" && err == nil {
+		s.end, _ = model.EndTokens()
+	}
+	return s, nil
+}
+
+func openFolder(dir string) (*sampleSource, error) {
+	model, err := hf.ReadModel(dir)
+	if err != nil {
+		return nil, err
+	}
+	s := &sampleSource{name: dir, most: model.Context(), folder: dir, close: func() error { return nil }}
+	if s.model, err = model.Lang(1<<10, ""); err != nil {
+		return nil, err
+	}
+	if s.end, err = model.EndTokens(); err != nil {
+		return nil, err
+	}
+	s.weights = func(sequence int64) (sample.Weights, error) {
+		tensors := sample.Tensors(s.model, sequence)
+		w, err := model.OpenWeights(tensors)
+		if err != nil {
+			return nil, err
+		}
+		s.close = w.Close
+		for _, t := range tensors {
+			if w.Wider(t.Name, ir.BF16) {
+				s.model.DType = "f32"
+			}
+		}
+		return w, nil
+	}
+	return s, nil
+}
+
+// text finds the tokenizer.
+func (f *sampleFlags) text(s *sampleSource) (sample.Text, error) {
+	path := f.tokenizer
+	if path == "" && s.folder != "" && tokenizer.IsIn(s.folder) {
+		path = s.folder
+	}
+	switch {
+	case path != "":
+		t, err := tokenizer.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		if eos, ok := t.EOS(); ok {
+			s.end = append(s.end, eos)
+		}
+		return &sample.Tokens{Tokenizer: t}, nil
+	case s.model.Vocab == 256:
+		return &sample.Bytes{}, nil
+	}
+	return nil, fmt.Errorf("%s has no tokenizer, and the model's %d tokens are no bytes: --tokenizer names one", s.name, s.model.Vocab)
+}
+
+// maxPrompt is the most bytes of a prompt's file.
+const maxPrompt = 64 << 20
+
+func (f *sampleFlags) readPrompt() (string, error) {
+	if f.promptFile == "" {
+		return f.prompt, nil
+	}
+	text, err := infile.Read(f.promptFile, maxPrompt)
+	return string(text), err
+}
+
+// prepare reads prompt and weights.
+func (f *sampleFlags) prepare(s *sampleSource, pool *simd.Pool) (*sample.Model, sample.Text, []int32, error) {
+	text, err := f.text(s)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	words, err := f.readPrompt()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	prompt, err := text.Encode(words)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	n := int64(len(prompt))
+	size := sample.Size{Tokens: n + f.tokens}
+	switch {
+	case n == 0:
+		return nil, nil, nil, sample.ErrEmpty
+	case s.most > 0 && n >= s.most:
+		return nil, nil, nil, fmt.Errorf("the prompt has %d tokens, and the model takes sequences of %d", n, s.most)
+	case s.most > 0 && f.sequence > s.most:
+		return nil, nil, nil, fmt.Errorf("--sequence %d: the model takes sequences of %d tokens", f.sequence, s.most)
+	case s.most > 0:
+		size.Tokens = min(size.Tokens, s.most)
+	}
+	size.Sequence = max(size.Tokens, f.sequence)
+	weights, err := s.weights(size.Sequence)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	model, err := sample.Open(s.model, size, weights, pool)
+	return model, text, prompt, err
+}
+
+func (f *sampleFlags) write(env *cli.Env, s *sampleSource) error {
+	pool := simd.NewPool(f.threads)
+	defer pool.Close()
+	model, text, prompt, err := f.prepare(s, pool)
+	if err != nil {
+		return cli.Wrong(err)
+	}
+	defer model.Close()
+	say := func(format string, args ...any) {
+		if !f.quiet {
+			fmt.Fprintf(env.Stderr, format+"\n", args...)
+		}
+	}
+	say("%s on cpu, %d threads, %s: %s", s.name, pool.Threads(), simd.ISA(), model.Bytes())
+	began, open := time.Now(), false
+	n, ended, err := model.Write(prompt, &sample.Request{Tokens: f.tokens, Choice: f.choice, End: s.end}, text, env.Context.Err, func(piece string) error {
+		if piece == "" {
+			return nil
+		}
+		open = !strings.HasSuffix(piece, "\n")
+		_, err := io.WriteString(env.Stdout, piece)
+		return err
+	})
+	if open {
+		fmt.Fprintln(env.Stdout)
+	}
+	how := ""
+	switch {
+	case errors.Is(err, context.Canceled):
+		how, err = ", then stopped", nil
+	case ended:
+		how = ", the last of which ends the text"
+	case n < f.tokens:
+		how = fmt.Sprintf("; the model takes sequences of %d", s.most)
+	}
+	seconds := time.Since(began).Seconds()
+	say("%d tokens in %.1f s after a prompt of %d%s", n, seconds, len(prompt), how)
+	return err
+}

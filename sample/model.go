@@ -1,0 +1,182 @@
+// Package sample writes text with a model, token by token, on the CPU: enough to see what a training has taught it.
+//
+//	model.go    a model that keeps K and V of the tokens so far
+//	walk.go     from the dataflow of the model to instructions for a few tokens
+//	pick.go     the choice of a token by its logits
+//	text.go     prompts to tokens, tokens to text
+//
+// There is no second model: the instructions are those that package graph derives for training, for a subsequence of one token,
+// and the kernels are those of the cpu device. A new trait of models needs no change here.
+package sample
+
+import (
+	"fmt"
+	"math"
+
+	"sppo.dev/graph"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+	"sppo.dev/vm"
+	"sppo.dev/vm/cpu"
+	"sppo.dev/vm/cpu/simd"
+)
+
+// Weights give the tensors of a model their values, as vm.Weights do.
+type Weights interface {
+	// Read fills out with rows by columns of a tensor from (row, col) on, rows first.
+	Read(tensor string, row, col, rows, cols int64, out []float32) error
+}
+
+// chunkTokens is how many tokens of a prompt are fed at a time.
+const chunkTokens = 256
+
+// Model is a model and one sequence of tokens that it has seen. It must be used by one goroutine at a time.
+type Model struct {
+	graph  *graph.Model
+	device *cpu.Device
+	code   *ir.Code
+	places map[placeKey]uint32 // buffers of values
+	tokens []int32             // those of the sequence so far
+	most   int64               // tokens that there is memory for
+	seen   int64               // tokens whose K and V are there
+	cap    float32             // of logits, before the softmax; 0: none
+	err    error
+}
+
+// Size is the extent of a model: what it is for, and what it has memory for.
+type Size struct {
+	// Sequence is the length of the sequences that the model is trained on, in tokens. Frequencies of longrope and the rows of
+	// learned positions depend on it.
+	Sequence int64
+	Tokens   int64 // the most that a sequence has here, at most Sequence
+}
+
+// Open allocates a model on the CPU and reads its weights. Kernels share the threads of the pool.
+func Open(m lang.Model, size Size, weights Weights, pool *simd.Pool) (*Model, error) {
+	if size.Tokens < 1 || size.Tokens > size.Sequence {
+		return nil, fmt.Errorf("internal: %d tokens of a sequence of %d", size.Tokens, size.Sequence)
+	}
+	s := &Model{
+		graph: graph.New(m, graph.Split{SP: 1}, size.Sequence), code: &ir.Code{Name: "sample"}, places: map[placeKey]uint32{}, most: size.Tokens,
+	}
+	for _, n := range s.graph.Head.Forward {
+		if n.Op == ir.CrossEntropyStats {
+			in := graph.BlockInstr(s.graph.Head, &n, s.size(0, 1))
+			s.cap = float32(in.Attr("softcap").Float(nil))
+		}
+	}
+	s.allocate()
+	s.device = cpu.New(pool)
+	program := &ir.Program{
+		Name: m.Name, Run: ir.Run{Sequence: size.Sequence, Vocab: m.Vocab, Rotations: s.graph.Rotations}, Codes: []ir.Code{*s.code},
+		Ranks: []ir.Rank{{}},
+	}
+	err := s.device.Load(program, 0, &vm.Env{Transport: vm.NewLocal(), Tokens: history{s}})
+	if err == nil {
+		err = s.load(weights)
+	}
+	if err != nil {
+		s.device.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Tensors lists the weights that a model of sequences of that many tokens reads.
+func Tensors(m lang.Model, sequence int64) []ir.Tensor {
+	return graph.New(m, graph.Split{SP: 1}, sequence).Tensors()
+}
+
+// Bytes is the memory of weights, K and V, and of the values of a chunk of the prompt.
+func (s *Model) Bytes() ir.Bytes { return s.code.Arenas[ir.Device] }
+
+// Close frees the memory.
+func (s *Model) Close() error { return s.device.Close() }
+
+// Tokens are those of the sequence so far.
+func (s *Model) Tokens() []int32 { return s.tokens }
+
+// Left is the number of tokens that there is still memory for.
+func (s *Model) Left() int64 { return s.most - s.seen }
+
+// Feed appends tokens to the sequence and returns the logits of the token after them, which the next call overwrites. It takes
+// Left tokens at most. After an error the model is of no more use.
+func (s *Model) Feed(tokens []int32) (logits []float32, err error) {
+	if s.err != nil {
+		return nil, s.err
+	}
+	if n := int64(len(tokens)); n == 0 || n > s.Left() {
+		return nil, fmt.Errorf("internal: %d tokens where 1 to %d have room", n, s.Left())
+	}
+	for _, t := range tokens {
+		if t < 0 || int(t) >= s.graph.Vocab {
+			return nil, fmt.Errorf("token %d is outside the vocabulary of %d", t, s.graph.Vocab)
+		}
+	}
+	s.tokens = append(s.tokens, tokens...)
+	for s.seen < int64(len(s.tokens)) {
+		n := min(chunkTokens, int64(len(s.tokens))-s.seen)
+		if s.err = s.device.Execute(s.walk(s.seen, n, s.seen+n == int64(len(s.tokens)))); s.err != nil {
+			return nil, s.err
+		}
+		s.seen += n
+	}
+	logits = make([]float32, s.graph.Vocab)
+	if s.err = s.device.Read(s.logits(), vm.BytesOf(logits)); s.err != nil {
+		return nil, s.err
+	}
+	for i, x := range logits {
+		if s.cap > 0 {
+			logits[i] = s.cap * float32(math.Tanh(float64(x/s.cap)))
+		}
+		if x != x {
+			return nil, fmt.Errorf("the logits of token %d of the vocabulary are not a number after %d tokens: are the weights broken?", i, s.seen)
+		}
+	}
+	return logits, nil
+}
+
+// loadElements is how many values of a tensor are in memory at a time on their way to the model.
+const loadElements = 8 << 20
+
+// load reads every weight, a band of rows at a time.
+func (s *Model) load(weights Weights) error {
+	return s.each(func(key placeKey, b *graph.Block, p *graph.Param) error {
+		view := b.View(graph.Arg{Value: key.value}, s.size(0, 1))
+		view.Buffer = s.places[key]
+		rows, cols := p.Shape[0], p.Shape[1]
+		step := max(1, loadElements/cols)
+		for first := int64(0); first < rows; first += step {
+			n := min(step, rows-first)
+			values := make([]float32, n*cols)
+			if err := weights.Read(s.name(key.layer, p), first, 0, n, cols, values); err != nil {
+				return fmt.Errorf("reading %s: %w", s.name(key.layer, p), err)
+			}
+			band := graph.RowsOf(view, first, n)
+			if p.Vector {
+				band = view
+				band.Offset += ir.Bytes(first) * view.DType.Bytes()
+				band.Shape[0] = n
+			}
+			if err := s.device.Write(band, vm.Stored(values, view.DType)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// history is where instructions load tokens from.
+type history struct{ s *Model }
+
+// Tokens implements vm.Tokens. The label of the last token is not known; nobody looks at it.
+func (h history) Tokens(_ ir.Section, _, _, position int64, out []int32, stride int) error {
+	for i := 0; i < len(out); i += stride {
+		out[i] = 0
+		if position < int64(len(h.s.tokens)) {
+			out[i] = h.s.tokens[position]
+		}
+		position++
+	}
+	return nil
+}

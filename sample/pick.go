@@ -1,0 +1,77 @@
+package sample
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"sppo.dev/vm"
+)
+
+// Choice says how a token is chosen by its logits. The filters are applied in the order of the fields, as transformers does.
+type Choice struct {
+	Temperature float64 // divides logits; 0: the token of the largest, whatever the other fields
+	TopK        int     // only that many of the largest; 0: all
+	TopP        float64 // only the most probable that make up this share, above 0 to 1
+	Seed        int64   // token number i of a sequence depends on it, on i and on the logits
+}
+
+// Check reports a field that is out of its range.
+func (c *Choice) Check() error {
+	switch {
+	case !(c.Temperature >= 0) || math.IsInf(c.Temperature, 0):
+		return fmt.Errorf("temperature %g must be 0 or more", c.Temperature)
+	case c.TopK < 0:
+		return fmt.Errorf("top-k %d must be 0 or more", c.TopK)
+	case !(c.TopP > 0 && c.TopP <= 1):
+		return fmt.Errorf("top-p %g must be above 0 and at most 1", c.TopP)
+	}
+	return nil
+}
+
+// Pick chooses token number i of a sequence. Of equal logits the first is the larger one.
+func (c *Choice) Pick(logits []float32, i int) int32 {
+	best := 0
+	for t, x := range logits {
+		if x > logits[best] {
+			best = t
+		}
+	}
+	if c.Temperature == 0 {
+		return int32(best)
+	}
+	order := make([]int32, len(logits))
+	for t := range order {
+		order[t] = int32(t)
+	}
+	slices.SortStableFunc(order, func(a, b int32) int {
+		switch x, y := logits[a], logits[b]; {
+		case x > y:
+			return -1
+		case x < y:
+			return 1
+		}
+		return 0
+	})
+	if c.TopK > 0 {
+		order = order[:min(c.TopK, len(order))]
+	}
+	shares, sum := make([]float64, len(order)), 0.0
+	for k, t := range order {
+		shares[k] = math.Exp(float64(logits[t]-logits[best]) / c.Temperature)
+		sum += shares[k]
+	}
+	kept, n := 0.0, 0
+	for n < len(shares) && kept < c.TopP*sum { // the token that crosses the limit stays
+		kept += shares[n]
+		n++
+	}
+	n = max(1, n)
+	drawn := vm.NewRandom(c.Seed, "sampled token").Uniform(uint64(i)) * kept
+	for k := range n - 1 {
+		if drawn -= shares[k]; drawn <= 0 {
+			return order[k]
+		}
+	}
+	return order[n-1]
+}

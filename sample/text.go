@@ -1,0 +1,135 @@
+package sample
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"sppo.dev/tokenizer"
+)
+
+// Text turns prompts into tokens, and tokens into text as they come.
+type Text interface {
+	// Encode returns the tokens of a prompt, with those that the model wants at the start of a text.
+	Encode(prompt string) ([]int32, error)
+	// Decode returns what the next token adds to the text. It may hold back what later tokens can change.
+	Decode(token int32) string
+	// Rest returns what is held back.
+	Rest() string
+}
+
+// Bytes are a Text of models whose tokens are bytes.
+type Bytes struct{ held []byte }
+
+// Encode implements Text.
+func (*Bytes) Encode(prompt string) ([]int32, error) {
+	tokens := make([]int32, len(prompt))
+	for i := range len(prompt) {
+		tokens[i] = int32(prompt[i])
+	}
+	return tokens, nil
+}
+
+// Decode implements Text. It holds back the start of a character.
+func (b *Bytes) Decode(token int32) string {
+	b.held = append(b.held, byte(token))
+	if !utf8.FullRune(b.held) {
+		return ""
+	}
+	return b.Rest()
+}
+
+// Rest implements Text. What is no UTF-8 becomes U+FFFD.
+func (b *Bytes) Rest() string {
+	text := strings.ToValidUTF8(string(b.held), "\ufffd")
+	b.held = b.held[:0]
+	return text
+}
+
+// Tokens are a Text of models with a tokenizer.
+type Tokens struct {
+	*tokenizer.Tokenizer
+	ids         []uint32
+	shown, read int // the text up to read has been returned, and tokens from shown on decide how the next ones read
+}
+
+// Encode implements Text.
+func (t *Tokens) Encode(prompt string) ([]int32, error) {
+	ids, err := t.Tokenizer.Encode(nil, prompt, true)
+	if eos, ok := t.EOS(); ok && len(ids) > 0 && ids[len(ids)-1] == eos {
+		ids = ids[:len(ids)-1] // which some post-processors add, and after which nothing follows
+	}
+	tokens := make([]int32, len(ids))
+	for i, id := range ids {
+		tokens[i] = int32(id)
+	}
+	return tokens, err
+}
+
+// Decode implements Text. A few tokens before decide how a token reads, as spaces between words do, so it decodes them together and
+// returns what is new; bytes that are no whole character yet are held back.
+func (t *Tokens) Decode(token int32) string {
+	t.ids = append(t.ids, uint32(token))
+	before, all := t.text(t.ids[t.shown:t.read]), t.text(t.ids[t.shown:])
+	if strings.HasSuffix(all, "\ufffd") || !strings.HasPrefix(all, before) {
+		return ""
+	}
+	if t.text(t.ids[t.read:]) != "" { // what leaves no text says nothing about the next one's place
+		t.shown = t.read
+	}
+	t.read = len(t.ids)
+	return all[len(before):]
+}
+
+// Rest implements Text.
+func (t *Tokens) Rest() string {
+	before, all := t.text(t.ids[t.shown:t.read]), t.text(t.ids[t.shown:])
+	t.shown, t.read = len(t.ids), len(t.ids)
+	return strings.TrimPrefix(all, before)
+}
+
+func (t *Tokens) text(ids []uint32) string { return t.Tokenizer.Decode(ids, true) }
+
+// Request is what to write.
+type Request struct {
+	Tokens int64 // the most that are written
+	Choice Choice
+	End    []uint32 // tokens after which nothing follows
+}
+
+// ErrEmpty is returned for a prompt without tokens.
+var ErrEmpty = errors.New("the prompt has no tokens, and this model begins no text by itself")
+
+// Write continues a prompt and calls each with every piece of text. stop is asked before every token. It returns the number of tokens
+// that it has written, and whether the last of them ended the text.
+func (s *Model) Write(prompt []int32, r *Request, text Text, stop func() error, each func(piece string) error) (n int64, ended bool, err error) {
+	if len(prompt) == 0 {
+		return 0, false, ErrEmpty
+	}
+	if room := s.Left(); int64(len(prompt)) > room {
+		return 0, false, fmt.Errorf("internal: a prompt of %d tokens and room for %d", len(prompt), room)
+	}
+	next := prompt
+	for n < r.Tokens && int64(len(next)) <= s.Left() {
+		if err := stop(); err != nil {
+			return n, false, err
+		}
+		logits, err := s.Feed(next)
+		if err != nil {
+			return n, false, err
+		}
+		token := r.Choice.Pick(logits, int(n))
+		n++
+		for _, end := range r.End {
+			if uint32(token) == end {
+				return n, true, each(text.Rest())
+			}
+		}
+		if err := each(text.Decode(token)); err != nil {
+			return n, false, err
+		}
+		next = []int32{token}
+	}
+	return n, false, each(text.Rest())
+}
