@@ -81,6 +81,7 @@ var floors = []struct {
 	{"cmd/release", 13, "*"},
 	{"cmd/sppoc", 13, "*"},
 	{"cmd/sppovm", 13, "*"},
+	{"cmd/sppovm/watch", 12, "*"},
 }
 
 // helpers are for tests of every floor.
@@ -97,7 +98,8 @@ var libraries = map[string]string{
 	"github.com/klauspost/compress":       "corpus/prepare",
 	"github.com/parquet-go/parquet-go":    "corpus/prepare",
 	"golang.org/x/text":                   "tokenizer",
-	"google.golang.org/protobuf":          "tokenizer",
+	"google.golang.org/protobuf":          "tokenizer cmd/sppovm/watch",
+	"github.com/prometheus/client_golang": "cmd/sppovm/watch",
 	"golang.org/x/sys":                    "vm vm/cpu vm/cpu/simd cuda cmd",
 }
 

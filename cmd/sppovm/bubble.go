@@ -43,9 +43,14 @@ func (m *bubbleMeter) wrap(rank int, d vm.Device) vm.Device {
 	return m.traces[rank]
 }
 
-// here returns the pipeline of the step that has just ended, for the ranks of this process; empty if it was
-// not measured.
-func (m *bubbleMeter) here() (all sim.Pipeline, err error) {
+// measured is what is known of the time of a step, for some ranks.
+type measured struct {
+	Pipeline sim.Pipeline
+	Split    sim.Split
+}
+
+// here returns the step that has just ended, for the ranks of this process; empty if it was not measured.
+func (m *bubbleMeter) here() (all measured, err error) {
 	m.last = m.last[:0]
 	if m.unmeasured() {
 		return all, nil
@@ -64,28 +69,29 @@ func (m *bubbleMeter) here() (all sim.Pipeline, err error) {
 		m.last = append(m.last, &last)
 	}
 	m.forget()
-	return m.books.Pipeline(sim.SpansOf(m.program, m.last)), nil
+	t := m.books.Timeline(sim.SpansOf(m.program, m.last))
+	return measured{t.Pipeline(), t.Split()}, nil
 }
 
-// add includes the step that has just ended, over all ranks.
-func (m *bubbleMeter) add() error {
+// add includes the step that has just ended, over all ranks, and returns its split; nil if it was not measured.
+func (m *bubbleMeter) add() (*sim.Split, error) {
 	if m.unmeasured() {
-		return nil
+		return nil, nil
 	}
 	s, err := m.here()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	all, err := m.ask(askStep)
 	for _, text := range all {
-		var other sim.Pipeline
+		var other measured
 		if err := json.Unmarshal(text, &other); err != nil {
-			return err
+			return nil, err
 		}
-		s = s.Add(other)
+		s.Pipeline, s.Split = s.Pipeline.Add(other.Pipeline), s.Split.Add(other.Split)
 	}
-	m.busy, m.idle = m.busy+s.Busy, m.idle+s.Idle()
-	return err
+	m.busy, m.idle = m.busy+s.Pipeline.Busy, m.idle+s.Pipeline.Idle()
+	return &s.Split, err
 }
 
 // unmeasured reports whether the step that has just ended was not measured. Either all ranks measure a step

@@ -4,6 +4,8 @@
 //	run.go       run: load, device, steps, report
 //	launch.go    which of several processes this is, by flags or launcher
 //	simulate.go  run in virtual time
+//	watching.go  lets others watch a run; package watch has the observers
+//	report.go    report
 //	progress.go  progress lines, and the lines of --json
 //	bubble.go    the measured bubble
 //	profile.go   the measured timeline of the last step
@@ -45,12 +47,18 @@ var app = cli.App{
 			Name: "run", Args: "FILE [--steps K] [--json] [--save DIR [--save-every 10m]] [--resume CHECKPOINT|auto]", MinArgs: 1, MaxArgs: 1, Setup: run, Files: cli.JobFiles,
 			Doc: "train",
 			Details: "FILE is a program (.sppb or .sppir), a spec, or a plan; the last two are compiled first. Progress goes to standard\n" +
-				"error. With --json standard output has one object per line: for each step {\"step\",\"loss\",\"tokens_per_s\",\"step_s\",\n" +
 				"error. With --json, standard output has one object per line: for each step {\"step\",\"loss\",\"tokens_per_s\",\"step_s\",\n" +
-				"\"grad_norm\"}, for each validation {\"step\",\"eval_loss\"}, at the end {\"done\":true,\"steps\",\"final_loss\",\n" +
-				"\"device_peak_bytes\",\"host_peak_bytes\",\"bubble_ratio\"}. Peaks are those of the fullest rank. bubble_ratio is the measured\n" +
-				"bubble, defined as in sppoc plan: idle time of the ranks divided by busy time, from the start of a step to its last task.\n" +
-				"A rank that waits for a processor core counts as busy. On GPUs only the second step and every hundredth are measured.\n\n" +
+				"\"grad_norm\",\"lr\",\"split\":{\"compute\",\"exposed_copies\",\"exposed_communication\",\"bubble\"},\"grad_norms\"}, for each\n" +
+				"validation {\"step\",\"eval_loss\"}, at the end {\"done\":true,\"steps\",\"final_loss\",\"device_peak_bytes\",\"host_peak_bytes\",\n" +
+				"\"bubble_ratio\"}. Peaks are those of the fullest rank. bubble_ratio is the measured bubble, defined as in sppoc plan: idle\n" +
+				"time of the ranks divided by busy time, from the start of a step to its last task. The split has the whole step's time,\n" +
+				"optimizer included, as shares over all ranks. A rank that waits for a processor core counts as busy. On GPUs only the\n" +
+				"second step and every hundredth are measured.\n\n" +
+				"--log appends the same objects to a file, with one for each start of the run (\"run\") and for each remark (\"note\"); sppovm\n" +
+				"report draws them. --tensorboard writes event files, --prometheus serves metrics on this computer only. With any of the\n" +
+				"three, the program is simulated first, and a warning tells if the steps part from the prediction: by more than 25% in\n" +
+				"time, or 10 points in a share. --grad-norms adds the gradient norm of each layer. If process 0 cannot write one of these,\n" +
+				"the run goes on without it.\n\n" +
 				"With --device sim nothing is computed and no data is read: the same instructions run in virtual time on the cluster for\n" +
 				"which the program was compiled. Every line says that it is simulated, and every object has \"simulated\":true.\n\n" +
 				"With --device cuda ranks are assigned to the GPUs in turn; several may share one. Libraries are searched first in\n" +
@@ -84,6 +92,7 @@ var app = cli.App{
 				"sppovm run examples/tiny.sppo --resume tiny.ckpt",
 				"sppovm run llama-docs.sppo --weights Llama-3.1-8B --save tuned.ckpt",
 				"sppovm run examples/tiny.sppo --profile tiny.json",
+				"sppovm run examples/tiny.sppo --tensorboard runs/tiny --log tiny.jsonl",
 				"sppovm run examples/paper/gpt-7b-512k.sppo --device sim",
 				"sppovm run examples/tiny.sppo --device sim --steps 20 --jitter 0.05 --slow 3=1.2",
 				"srun --nodes 2 --ntasks-per-node 2 sppovm run examples/tiny.sppo",
@@ -119,6 +128,14 @@ var app = cli.App{
 			Details: "Config, tokenizer, names and types of tensors come from the folder that the run started from, or from --from. Weights have\n" +
 				"that folder's types unless --dtype gives another. DIR must be absent or empty; it appears only when complete.",
 			Examples: []string{"sppovm export tuned.ckpt -o tuned", "sppovm export tuned.ckpt -o tuned --from Llama-3.1-8B --dtype bf16"},
+		},
+		{
+			Name: "report", Args: "RUN -o PAGE.html", MinArgs: 1, MaxArgs: 1, Setup: report, Files: []string{"jsonl"},
+			Doc: "draw a run as a page",
+			Details: "RUN is a file that run --log wrote, also while it grows, or the output of run --json. The page has curves, where the time\n" +
+				"of steps went beside the prediction, gradient norms by layer if they were recorded, memory and events. It needs no\n" +
+				"network and no other file. Steps that were done again after a restart count once.",
+			Examples: []string{"sppovm report tiny.jsonl -o tiny.html"},
 		},
 		{Name: "devices", Setup: devices, Doc: "list available devices, and what is missing for GPUs"},
 		{

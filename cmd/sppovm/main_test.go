@@ -86,7 +86,7 @@ func keys(o map[string]any) []string {
 func TestJSONLines(t *testing.T) {
 	inBase(t)
 	out, _ := sppovm(t, t.Context(), "run", "tiny.sppo", "--json")
-	step := []string{"grad_norm", "loss", "step", "step_s", "tokens_per_s"}
+	step := []string{"grad_norm", "loss", "lr", "split", "step", "step_s", "tokens_per_s"}
 	validation := []string{"eval_loss", "step"}
 	done := []string{"bubble_ratio", "device_peak_bytes", "done", "final_loss", "host_peak_bytes", "steps"}
 	var got [][]string

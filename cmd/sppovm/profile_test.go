@@ -88,7 +88,7 @@ func TestMeterOfSomeSteps(t *testing.T) {
 		if _, err := j.Step(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if err := meter.add(); err != nil {
+		if _, err := meter.add(); err != nil {
 			t.Fatal(err)
 		}
 		if measured := step+1 >= 2; measured != (meter.ratio() > 0) || measured != (len(meter.last) > 0 && meter.last[0].Round == 2) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/cmd/sppovm/watch"
 	"sppo.dev/ir"
 	"sppo.dev/vm"
 )
@@ -15,9 +16,12 @@ import (
 // progress reports a run: as text for people, as json for programs.
 type progress struct {
 	text    io.Writer
-	json    io.Writer // nil: not wanted
+	json    io.Writer // for a simulation's objects; nil: not wanted
 	rewrite bool      // text is a terminal, so the line of the step is overwritten
 	steps   int       // number of the last one
+	newest  int       // number of the newest one
+
+	watchers watch.Observers // of a run that computes
 
 	began    time.Time // start of the first step
 	first    int       // steps done before
@@ -32,23 +36,34 @@ const printEvery = time.Second
 
 // header describes the run.
 func (s *progress) header(p *ir.Program, device string) {
-	dp, pp, sp := int32(0), int32(0), int32(0)
+	dp, pp, sp := degrees(p)
 	var memory [ir.NumArenas]ir.Bytes
 	for _, r := range p.Ranks {
-		dp, pp, sp = max(dp, r.DP+1), max(pp, r.PP+1), max(sp, r.SP+1)
 		for a := range memory {
 			memory[a] = max(memory[a], p.Codes[r.Code].Arenas[a])
 		}
 	}
-	parameters := int64(0)
-	for _, t := range p.Tensors {
-		parameters += t.Shape[0] * t.Shape[1]
-	}
 	fmt.Fprintf(s.text, "%s: %s parameters, %d sequences of %d tokens per step in %d subsequences\n",
-		p.Name, cli.Short(float64(parameters)), p.Run.Batch, p.Run.Sequence, subsequences(p))
+		p.Name, cli.Short(float64(parameters(p))), p.Run.Batch, p.Run.Sequence, subsequences(p))
 	fmt.Fprintf(s.text, "%d ranks = %d replicas x %d stages x %d ranks per stage; at most %s device and %s host memory per rank\n",
 		len(p.Ranks), dp, pp, sp, memory[ir.Device], memory[ir.Host])
 	fmt.Fprintf(s.text, "device %s\n", device)
+}
+
+// degrees returns the numbers of replicas, of stages, and of ranks of a stage.
+func degrees(p *ir.Program) (dp, pp, sp int) {
+	for _, r := range p.Ranks {
+		dp, pp, sp = max(dp, int(r.DP)+1), max(pp, int(r.PP)+1), max(sp, int(r.SP)+1)
+	}
+	return dp, pp, sp
+}
+
+// parameters counts the elements of all tensors.
+func parameters(p *ir.Program) (n int64) {
+	for _, t := range p.Tensors {
+		n += t.Shape[0] * t.Shape[1]
+	}
+	return n
 }
 
 // subsequences counts the subsequences named by the instructions' provenance.
@@ -63,11 +78,12 @@ func subsequences(p *ir.Program) int32 {
 }
 
 func (s *progress) begin(step int) {
-	s.began, s.first = time.Now(), step
+	s.began, s.first, s.newest = time.Now(), step, step
 }
 
-func (s *progress) step(r vm.StepResult) {
-	s.line(stepLine{r.Step, number(r.Loss), number(r.TokensPerSecond), number(r.Seconds), number(r.GradNorm)})
+func (s *progress) step(r *watch.Step) {
+	s.newest = r.Step
+	s.watchers.Observe(r)
 	last := r.Step >= s.steps
 	if !s.rewrite && !last && time.Since(s.shown) < printEvery {
 		return
@@ -75,7 +91,7 @@ func (s *progress) step(r vm.StepResult) {
 	s.shown = time.Now()
 	took := time.Since(s.began) / time.Duration(r.Step-s.first)
 	left := took * time.Duration(s.steps-r.Step)
-	text := fmt.Sprintf("step %d/%d  loss %.4f  %s tokens/s  %s left", r.Step, s.steps, r.Loss, cli.Short(r.TokensPerSecond), left.Round(time.Second))
+	text := fmt.Sprintf("step %d/%d  loss %.4f  %s tokens/s  %s left", r.Step, s.steps, float64(r.Loss), cli.Short(float64(r.TokensPerSecond)), left.Round(time.Second))
 	if !s.rewrite {
 		fmt.Fprintln(s.text, text)
 		return
@@ -84,8 +100,14 @@ func (s *progress) step(r vm.StepResult) {
 	s.pending = true
 }
 
-// say writes a permanent line.
+// say writes a permanent line, which the watchers keep.
 func (s *progress) say(format string, args ...any) {
+	s.print(format, args...)
+	s.watchers.Observe(&watch.Note{Note: fmt.Sprintf(format, args...), Step: s.newest, Time: time.Now()})
+}
+
+// print writes a permanent line.
+func (s *progress) print(format string, args ...any) {
 	if s.pending {
 		fmt.Fprintln(s.text)
 		s.pending = false
@@ -97,22 +119,22 @@ func (s *progress) saved(c *vm.Saved) { s.say("saved %s", c.Path) }
 
 func (s *progress) validation(step int, loss float64) {
 	s.eval, s.evalStep = loss, step
-	s.say("step %d  validation loss %.4f", step, loss)
-	s.line(validationLine{step, number(loss)})
+	s.print("step %d  validation loss %.4f", step, loss)
+	s.watchers.Observe(&watch.Validation{Step: step, Loss: number(loss)})
 }
 
 func (s *progress) done(steps int, loss float64, device, host ir.Bytes, bubble float64) {
 	if steps == s.first { // no loss
-		s.say("done: no step left after step %d", steps)
-		s.line(doneLine{true, steps, number(math.NaN()), device, host, number(math.NaN())})
+		s.print("done: no step left after step %d", steps)
+		s.watchers.Observe(&watch.Done{Done: true, Steps: steps, FinalLoss: number(math.NaN()), DevicePeak: device, HostPeak: host, BubbleRatio: number(math.NaN())})
 		return
 	}
 	summary := fmt.Sprintf("done: %d steps in %s, last loss %.4f", steps-s.first, time.Since(s.began).Round(100*time.Millisecond), loss)
 	if s.evalStep == steps { // an older one would be mistaken for the current one
 		summary += fmt.Sprintf(", validation loss %.4f", s.eval)
 	}
-	s.say("%s; peak %s device and %s host memory per rank; bubble %.0f%%", summary, device, host, 100*bubble)
-	s.line(doneLine{true, steps, number(loss), device, host, number(bubble)})
+	s.print("%s; peak %s device and %s host memory per rank; bubble %.0f%%", summary, device, host, 100*bubble)
+	s.watchers.Observe(&watch.Done{Done: true, Steps: steps, FinalLoss: number(loss), DevicePeak: device, HostPeak: host, BubbleRatio: number(bubble)})
 }
 
 // line writes a JSON object.
@@ -127,36 +149,5 @@ func (s *progress) line(object any) {
 	fmt.Fprintf(s.json, "%s\n", text)
 }
 
-// The objects of --json. Their keys are a contract.
-type (
-	stepLine struct {
-		Step            int    `json:"step"`
-		Loss            number `json:"loss"`
-		TokensPerSecond number `json:"tokens_per_s"`
-		Seconds         number `json:"step_s"`
-		GradNorm        number `json:"grad_norm"`
-	}
-	validationLine struct {
-		Step int    `json:"step"`
-		Loss number `json:"eval_loss"`
-	}
-	doneLine struct {
-		Done        bool     `json:"done"`
-		Steps       int      `json:"steps"`
-		FinalLoss   number   `json:"final_loss"`
-		DevicePeak  ir.Bytes `json:"device_peak_bytes"`
-		HostPeak    ir.Bytes `json:"host_peak_bytes"`
-		BubbleRatio number   `json:"bubble_ratio"`
-	}
-)
-
 // number is null where JSON cannot express the value.
-type number float64
-
-// MarshalJSON implements json.Marshaler.
-func (v number) MarshalJSON() ([]byte, error) {
-	if f := float64(v); math.IsNaN(f) || math.IsInf(f, 0) {
-		return []byte("null"), nil
-	}
-	return json.Marshal(float64(v))
-}
+type number = watch.Number

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"sppo.dev/vm"
+	"sppo.dev/cmd/sppovm/watch"
 )
 
 // On a terminal the step's line is overwritten, and ended before a permanent line.
@@ -15,7 +15,7 @@ func TestProgressOnATerminal(t *testing.T) {
 	s := progress{text: &out, rewrite: true, steps: 3}
 	s.begin(0)
 	for step := 1; step <= 3; step++ {
-		s.step(vm.StepResult{Step: step, Loss: 5})
+		s.step(&watch.Step{Step: step, Loss: 5})
 	}
 	s.validation(3, 4)
 	got := out.String()
@@ -31,7 +31,7 @@ func TestProgressInAFile(t *testing.T) {
 	s.begin(0)
 	s.shown = time.Now()
 	for step := 1; step <= 1000; step++ {
-		s.step(vm.StepResult{Step: step, Loss: 5})
+		s.step(&watch.Step{Step: step, Loss: 5})
 	}
 	if got := out.String(); strings.Contains(got, "\r") || strings.Count(got, "\n") > 3 || !strings.Contains(got, "step 1000/1000  loss 5.0000") {
 		t.Errorf("%q", got)
@@ -41,10 +41,11 @@ func TestProgressInAFile(t *testing.T) {
 // JSON cannot express NaN and infinities; they become null.
 func TestNumbersThatAreNone(t *testing.T) {
 	var out strings.Builder
-	s := progress{text: &strings.Builder{}, json: &out, steps: 1}
+	s := progress{text: &strings.Builder{}, steps: 1}
+	s.watchers.Add("--json", &watch.Lines{W: &out, Results: true})
 	s.begin(0)
-	s.step(vm.StepResult{Step: 1, Loss: math.NaN(), GradNorm: math.Inf(1), Seconds: 0.5, TokensPerSecond: 2})
-	if want := `{"step":1,"loss":null,"tokens_per_s":2,"step_s":0.5,"grad_norm":null}` + "\n"; out.String() != want {
+	s.step(&watch.Step{Step: 1, Loss: number(math.NaN()), GradNorm: number(math.Inf(1)), Seconds: 0.5, TokensPerSecond: 2, LR: 1})
+	if want := `{"step":1,"loss":null,"tokens_per_s":2,"step_s":0.5,"grad_norm":null,"lr":1}` + "\n"; out.String() != want {
 		t.Errorf("%q, want %q", out.String(), want)
 	}
 }

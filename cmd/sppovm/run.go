@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"time"
 
 	"github.com/spf13/pflag"
 
 	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/cmd/sppovm/watch"
 	"sppo.dev/hf"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
@@ -40,6 +42,7 @@ type runFlags struct {
 	profile string
 	seeded  bool // --seed was given
 	sim     simFlags
+	watch   watchFlags
 
 	launching launchFlags
 	launch    *launch // nil: the only process
@@ -71,11 +74,10 @@ func run(flags *pflag.FlagSet) cli.Action {
 		cli.Files(flags, name)
 	}
 	cli.Files(flags, "profile", "json")
+	f.watch.define(flags)
 	f.launching.define(flags)
 	flags.BoolVar(&f.force, "force", false, "run the job even if it does not fit its cluster")
-	flags.BoolVar(&f.sim.contention, "contention", false, "sim: copies on a node share its bandwidth dynamically, instead of having a fixed share each")
-	flags.Float64Var(&f.sim.jitter, "jitter", 0, "sim: vary every duration; the value is the standard deviation of its logarithm")
-	flags.StringArrayVar(&f.sim.slow, "slow", nil, "sim: `RANK=FACTOR` makes the kernels and copies of a rank slower; may be repeated")
+	f.sim.define(flags)
 	return func(env *cli.Env, args []string) error {
 		f.seeded = flags.Changed("seed")
 		if flags.Changed("steps") && f.steps < 0 || f.threads < 0 {
@@ -124,7 +126,7 @@ func (f *runFlags) check() error {
 	case f.cast && f.weights == "":
 		return cli.Usagef("--cast needs --weights")
 	}
-	if err := f.saves.check(f.resume); err != nil {
+	if err := errors.Join(f.saves.check(f.resume), f.watch.check(f.device, f.json)); err != nil {
 		return err
 	}
 	switch f.device {
@@ -234,8 +236,13 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 			r.show.say("note: %s", note)
 		}
 	}
-	err = r.all(ctx)
-	return errors.Join(err, j.Close())
+	if err = r.watch(); err == nil {
+		err = r.all(ctx)
+	}
+	if err != nil {
+		r.show.watchers.Observe(&watch.Note{Note: "failed: " + err.Error(), Step: j.Steps(), Time: time.Now()})
+	}
+	return errors.Join(err, r.show.watchers.Close(), j.Close())
 }
 
 // follow carries out the orders of process 0. An interrupt of this process stops all.
@@ -259,7 +266,7 @@ func (f *runFlags) progress(env *cli.Env, p *ir.Program, device string) *progres
 	}
 	show.rewrite = cli.IsTerminal(show.text)
 	if f.json {
-		show.json = env.Stdout
+		show.watchers.Add("--json", &watch.Lines{W: env.Stdout, Results: true})
 	}
 	show.header(p, device)
 	return show
@@ -291,6 +298,7 @@ type training struct {
 	loss    float64 // of the last step
 	sick    string  // why the state after the last step should not be kept; empty: it should
 	saver   *saver  // nil: nothing is saved
+	compare watch.Compare
 }
 
 // all trains from the start or a checkpoint until the last step, or until the user stops it.
@@ -303,6 +311,9 @@ func (r *training) all(ctx context.Context) error {
 		return r.stopped(err) // there is no state to save yet
 	}
 	if err := r.behind(); err != nil {
+		return err
+	}
+	if err := r.announce(); err != nil {
 		return err
 	}
 	if r.saver, err = r.newSaver(resumed); err != nil {
@@ -379,11 +390,10 @@ func (r *training) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := r.meter.add(); err != nil {
+	r.loss = result.Loss
+	if err := r.record(&result); err != nil {
 		return err
 	}
-	r.loss = result.Loss
-	r.show.step(result)
 	r.sick = ""
 	if !finite(result.GradNorm) {
 		r.sick = fmt.Sprintf("the gradient norm of step %d is %g", result.Step, result.GradNorm)

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spf13/pflag"
+
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/ir"
 	"sppo.dev/vm"
@@ -19,6 +21,12 @@ type simFlags struct {
 	jitter     float64
 	slow       []string
 	contention bool
+}
+
+func (f *simFlags) define(flags *pflag.FlagSet) {
+	flags.BoolVar(&f.contention, "contention", false, "sim: copies on a node share its bandwidth dynamically, instead of having a fixed share each")
+	flags.Float64Var(&f.jitter, "jitter", 0, "sim: vary every duration; the value is the standard deviation of its logarithm")
+	flags.StringArrayVar(&f.slow, "slow", nil, "sim: `RANK=FACTOR` makes the kernels and copies of a rank slower; may be repeated")
 }
 
 // options parses "RANK=FACTOR".

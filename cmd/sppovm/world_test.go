@@ -107,7 +107,7 @@ func inWorld(t *testing.T, processes int, args ...string) func(int) []string {
 // numbersOf returns the lines of --json without times.
 func numbersOf(t *testing.T, text string) (out []map[string]any) {
 	for _, o := range objects(t, text) {
-		for _, timed := range []string{"tokens_per_s", "step_s", "bubble_ratio"} {
+		for _, timed := range []string{"tokens_per_s", "step_s", "bubble_ratio", "split"} {
 			delete(o, timed)
 		}
 		out = append(out, o)

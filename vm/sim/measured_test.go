@@ -41,6 +41,14 @@ func TestMeasuredAsSimulated(t *testing.T) {
 		}
 	}
 	near("the step", got.Makespan, want.Makespan)
+	near("compute", got.Split().Compute, want.Split().Compute)
+	near("exposed copies", got.Split().Copies, want.Split().Copies)
+	near("exposed communication", got.Split().Communication, want.Split().Communication)
+	idle := ir.Seconds(0)
+	for r := range p.Ranks {
+		idle += want.Rank(r).Idle
+	}
+	near("bubble", want.Split().Bubble(), idle)
 	for r := range p.Ranks {
 		g, w := got.Rank(r), want.Rank(r)
 		near("idle", g.Idle, w.Idle)

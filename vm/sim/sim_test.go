@@ -154,6 +154,11 @@ func TestPipelineEndsWithTheLastTask(t *testing.T) {
 		near(t, "bubble", tl.BubbleRatio(), 3.0/13)
 		near(t, "idle share", tl.Pipeline().IdleShare(), 3.0/18)
 		near(t, "makespan", float64(tl.Makespan), float64(10+optimizer))
+		o := ir.Seconds(optimizer)
+		if diff := cmp.Diff(sim.Split{Ranks: 2, End: 10 + o, Compute: 13 + 2*o, Copies: 2, Communication: 2}, tl.Split()); diff != "" {
+			t.Errorf("the split with an optimizer of %d s: %s", optimizer, diff)
+		}
+		near(t, "bubble of the step", float64(tl.Split().Bubble()), 3)
 	}
 }
 

@@ -78,6 +78,35 @@ func (p Pipeline) IdleShare() float64 {
 	return float64(p.Idle() / (p.End * ir.Seconds(p.Ranks)))
 }
 
+// Split is where the time of a section goes, from its start to its end, over all ranks. The optimizer is part of it, so
+// its bubble is not that of the Pipeline.
+type Split struct {
+	Ranks         int
+	End           ir.Seconds // of the section
+	Compute       ir.Seconds // the compute stream works
+	Copies        ir.Seconds // it waits for copies to or from the host that are in progress
+	Communication ir.Seconds // it waits for collectives or messages that are in progress
+}
+
+// Add joins the times of two sets of ranks.
+func (s Split) Add(q Split) Split {
+	return Split{s.Ranks + q.Ranks, max(s.End, q.End), s.Compute + q.Compute, s.Copies + q.Copies, s.Communication + q.Communication}
+}
+
+// Bubble returns the rest: nothing was in progress on a rank, and other ranks determined when it continued.
+func (s Split) Bubble() ir.Seconds {
+	return max(0, s.End*ir.Seconds(s.Ranks)-s.Compute-s.Copies-s.Communication)
+}
+
+// Split returns the split of all ranks.
+func (t *Timeline) Split() (all Split) {
+	for i := range t.Ranks {
+		r, count := &t.Ranks[i], ir.Seconds(t.Ranks[i].Count)
+		all = all.Add(Split{t.Ranks[i].Count, t.Makespan, r.Busy[ir.Compute] * count, r.Transfers() * count, (r.Waits[ir.Coll] + r.Messages()) * count})
+	}
+	return all
+}
+
 func (w *world) timeline() *Timeline {
 	t := &Timeline{Section: w.section, Round: w.ranks[0].round, Class: w.classes, Ranks: make([]Rank, len(w.ranks)), program: w.program, peak: w.prices.peak()}
 	for i, r := range w.ranks {

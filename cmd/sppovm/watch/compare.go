@@ -1,0 +1,112 @@
+package watch
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sppo.dev/ir"
+	"sppo.dev/vm/sim"
+)
+
+// Prediction is a step of the simulated program.
+type Prediction struct {
+	Seconds    Number `json:"step_s"`
+	Split      *Split `json:"split"`
+	Comparable bool   `json:"comparable"` // the program's machine is of the kind that it runs on
+}
+
+// Predict simulates a step. A machine whose processors are shared by the ranks is a CPU; figures of another kind of machine than
+// the device say nothing about the run.
+func Predict(p *ir.Program, cpu bool) (*Prediction, error) {
+	t, err := sim.Run(p, ir.SectionStep, sim.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return &Prediction{Number(t.Makespan), SplitOf(t.Split()), cpu == (p.Machine.Parallelism > 0)}, nil
+}
+
+// Compare collects steps until it can tell whether they part from the prediction. The zero value, without a prediction, tells
+// nothing.
+type Compare struct {
+	Predicted *Prediction
+	seconds   []float64
+	splits    []*Split
+	told      bool
+}
+
+// Limits of what counts as predicted.
+const (
+	compareSteps = 10   // steps that are compared
+	mostRatio    = 1.25 // between the median step and the predicted one, either way
+	mostShare    = 0.10 // between a part's mean share and the predicted one
+)
+
+// Add takes a step; the first of a run must be left out, because it warms up. It returns a warning once, or "".
+func (c *Compare) Add(s *Step) string {
+	if c.told || c.Predicted == nil || !c.Predicted.Comparable || !s.Seconds.Finite() {
+		return ""
+	}
+	c.seconds = append(c.seconds, float64(s.Seconds))
+	if s.Split != nil {
+		c.splits = append(c.splits, s.Split)
+	}
+	if len(c.seconds) < compareSteps {
+		return ""
+	}
+	c.told = true
+	slices.Sort(c.seconds)
+	return c.warning(c.seconds[len(c.seconds)/2])
+}
+
+func (c *Compare) warning(median float64) string {
+	want := float64(c.Predicted.Seconds)
+	var parts []string
+	if want > 0 && math.Max(median/want, want/median) > mostRatio {
+		parts = append(parts, fmt.Sprintf("a step takes %s, and %s is predicted", ir.Seconds(median), ir.Seconds(want)))
+	}
+	if len(c.splits) > 0 {
+		for i, p := range c.Predicted.Split.Parts() {
+			mean := 0.0
+			for _, s := range c.splits {
+				mean += s.Parts()[i].Share / float64(len(c.splits))
+			}
+			if math.Abs(mean-p.Share) > mostShare {
+				parts = append(parts, fmt.Sprintf("%s is %.0f%% of the time, and %.0f%% is predicted", p.Name, 100*mean, 100*p.Share))
+			}
+		}
+	}
+	if parts == nil {
+		return ""
+	}
+	return "warning: " + strings.Join(parts, "; ") + "; measure this machine by sppovm probe, and a step by --profile"
+}
+
+// LayerOf returns the layer of a tensor by its name: "layer.3.wq" is of "layer.3"; others are layers of their own.
+func LayerOf(tensor string) string {
+	if rest, ok := strings.CutPrefix(tensor, "layer."); ok {
+		number, _, _ := strings.Cut(rest, ".")
+		return "layer." + number
+	}
+	name, _, _ := strings.Cut(tensor, ".")
+	return name
+}
+
+// compareLayers orders layers as the model does: what comes before the first layer, the layers, the rest.
+func compareLayers(a, b string) int {
+	rank := func(name string) (int, int) {
+		if n, err := strconv.Atoi(strings.TrimPrefix(name, "layer.")); err == nil {
+			return 1, n
+		}
+		if name == "embed" || name == "pos" {
+			return 0, 0
+		}
+		return 2, 0
+	}
+	i, m := rank(a)
+	j, n := rank(b)
+	return cmp.Or(cmp.Compare(i, j), cmp.Compare(m, n), cmp.Compare(a, b))
+}

@@ -1,0 +1,121 @@
+package watch
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Log is what the records of a run say, whatever it was stopped and continued. Of a step that was done again, the later
+// record counts.
+type Log struct {
+	Runs        []*Run // its starts, first to last; none in the output of --json
+	Steps       []*Step
+	Validations []*Validation
+	Notes       []*Note
+	Done        *Done // nil: the last start has not ended, or was killed
+}
+
+// maxRecord is the limit of a line in bytes.
+const maxRecord = 4 << 20
+
+// Read reads JSON lines. A line may be incomplete if it is the last before a start or before the end: the run was killed.
+func Read(r io.Reader) (*Log, error) {
+	l := &Log{}
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxRecord)
+	var broken error
+	known := 0
+	for n := 1; lines.Scan(); n++ {
+		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
+			continue
+		}
+		record, err := parse(lines.Bytes())
+		if _, start := record.(*Run); broken != nil && !start {
+			return nil, broken
+		}
+		if broken = err; err != nil {
+			broken = fmt.Errorf("line %d is not a record of a run: %w", n, err)
+			continue
+		}
+		if record != nil {
+			known++
+			l.add(record)
+		}
+	}
+	err := lines.Err()
+	if errors.Is(err, bufio.ErrTooLong) {
+		err = fmt.Errorf("a line has more than %d MiB", maxRecord>>20)
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case known == 0 && broken != nil:
+		return nil, broken
+	case known == 0:
+		return nil, errors.New("it has no records of a run")
+	}
+	return l, nil
+}
+
+// parse returns the record in a line, or nil for one of a kind that is not known.
+func parse(line []byte) (Record, error) {
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(line, &members); err != nil {
+		return nil, err
+	}
+	var record Record
+	switch has := func(key string) bool { _, ok := members[key]; return ok }; {
+	case has("simulated"):
+		return nil, errors.New("it is of a simulation, which trains nothing")
+	case has("run"):
+		record = &Run{}
+	case has("note"):
+		record = &Note{}
+	case has("done"):
+		record = &Done{}
+	case has("eval_loss"):
+		record = &Validation{}
+	case has("loss"):
+		record = &Step{}
+	default:
+		return nil, nil
+	}
+	return record, json.Unmarshal(line, record)
+}
+
+func (l *Log) add(r Record) {
+	switch r := r.(type) {
+	case *Run:
+		l.Runs = append(l.Runs, r)
+		l.Done = nil
+		for n := len(l.Steps); n > 0 && l.Steps[n-1].Step > r.First; n-- {
+			l.Steps = l.Steps[:n-1]
+		}
+		for n := len(l.Validations); n > 0 && (l.Validations[n-1].Step > r.First || r.First == 0); n-- {
+			l.Validations = l.Validations[:n-1]
+		}
+	case *Step:
+		if n := len(l.Steps); n > 0 && l.Steps[n-1].Step >= r.Step {
+			return // order is part of the format
+		}
+		l.Steps = append(l.Steps, r)
+	case *Validation:
+		l.Validations = append(l.Validations, r)
+	case *Note:
+		l.Notes = append(l.Notes, r)
+	case *Done:
+		l.Done = r
+	}
+}
+
+// Run returns the last start, or an empty one.
+func (l *Log) Run() *Run {
+	if n := len(l.Runs); n > 0 {
+		return l.Runs[n-1]
+	}
+	return &Run{}
+}

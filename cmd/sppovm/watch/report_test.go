@@ -1,0 +1,223 @@
+package watch
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"html"
+	"io"
+	"math"
+	"math/rand/v2"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// linesOf writes records as a log has them.
+func linesOf(t *testing.T, records ...Record) string {
+	t.Helper()
+	var b bytes.Buffer
+	l := &Lines{W: &b}
+	for _, r := range records {
+		if err := l.Observe(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b.String()
+}
+
+// However a run is killed and continued, each step counts once, as it was done last.
+func TestReadAfterKills(t *testing.T) {
+	for seed := range uint64(200) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		var text strings.Builder
+		want := map[int]float64{}
+		validated := map[int]bool{}
+		done := 0
+		starts := 1 + random.IntN(5)
+		for start := range starts {
+			first := random.IntN(done + 1)
+			for step := range want {
+				if step > first {
+					delete(want, step)
+				}
+			}
+			for step := range validated {
+				if step > first || first == 0 {
+					delete(validated, step)
+				}
+			}
+			text.WriteString(linesOf(t, &Run{Name: "job", First: first, Steps: 50}))
+			done = first
+			for range random.IntN(20) {
+				done++
+				want[done] = random.Float64()
+				text.WriteString(linesOf(t, &Step{Step: done, Loss: Number(want[done])}))
+				if random.IntN(4) == 0 {
+					validated[done] = true
+					text.WriteString(linesOf(t, &Validation{Step: done, Loss: 1}, &Note{Note: "saved"}))
+				}
+			}
+			if line := linesOf(t, &Step{Step: done + 1}); random.IntN(2) == 0 { // killed while writing
+				text.WriteString(line[:1+random.IntN(len(line)-2)])
+				if start < starts-1 {
+					text.WriteString("\n")
+				}
+			}
+		}
+		l, err := Read(strings.NewReader(text.String()))
+		if err != nil {
+			t.Fatalf("%v\n%s", err, text.String())
+		}
+		if len(l.Steps) != len(want) || len(l.Validations) != len(validated) || len(l.Runs) != starts {
+			t.Fatalf("%d steps, %d validations, %d starts; want %d, %d, %d\n%s", len(l.Steps), len(l.Validations), len(l.Runs), len(want), len(validated), starts, text.String())
+		}
+		for i, s := range l.Steps {
+			if float64(s.Loss) != want[s.Step] || i > 0 && l.Steps[i-1].Step >= s.Step {
+				t.Fatalf("step %d has loss %g, want %g", s.Step, s.Loss, want[s.Step])
+			}
+		}
+		if err := Report(io.Discard, "x", l); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	good := linesOf(t, &Step{Step: 1, Loss: 2})
+	for text, want := range map[string]string{
+		"":                    "it has no records of a run",
+		"{\"other\":1}\n":     "it has no records of a run",
+		"words\n" + good:      "line 1 is not a record of a run: invalid character 'w'",
+		good + "[1]\n" + good: "line 2 is not a record of a run",
+		"{\"simulated\":true,\"step\":1,\"loss\":2}\n":        "line 1 is not a record of a run: it is of a simulation",
+		"{\"step\":\"one\",\"loss\":2}\n" + good:              "line 1 is not a record of a run: json: cannot unmarshal string",
+		good + strings.Repeat("x", maxRecord+1) + "\n" + good: "a line has more than 4 MiB",
+	} {
+		if _, err := Read(strings.NewReader(text)); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%.40q: %v, want %q", text, err, want)
+		}
+	}
+}
+
+// pageOf is the report of records.
+func pageOf(t *testing.T, records ...Record) string {
+	t.Helper()
+	l, err := Read(strings.NewReader(linesOf(t, records...)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := Report(&b, "file", l); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// whole is a run with everything in it, 20,000 steps long.
+func whole() []Record {
+	split := &Split{0.5, 0.1, 0.15, 0.25}
+	records := []Record{&Run{
+		Name: "job <b>\"&</b></script><script>alert(1)</script>", Version: "sppovm 1", Time: time.Unix(1e9, 0), Device: "cpu", Machine: "here", Ranks: 4, DP: 1, PP: 2, SP: 2,
+		Parameters: 5e6, Sequence: 1024, Batch: 2, Steps: 20_000, DeviceMemory: Memory{3 << 20, 4 << 20}, HostMemory: Memory{1 << 20, 0},
+		Predicted: &Prediction{Seconds: 0.125, Split: split, Comparable: true},
+	}}
+	for step := 1; step <= 20_000; step++ {
+		s := &Step{Step: step, Loss: Number(2 + 4/math.Sqrt(float64(step))), TokensPerSecond: 1000, Seconds: 0.25, GradNorm: 1, LR: 1e-3, Split: split}
+		if step == 77 {
+			s.Loss = Number(math.NaN())
+		}
+		if step%1000 == 0 {
+			s.GradNorms = map[string]Number{"embed": 1, "layer.0": Number(step), "<i>": 3}
+			records = append(records, &Validation{Step: step, Loss: Number(3 - float64(step)/1e5), ByPosition: []Bucket{{0, 0, 9}, {1, 1, 8}, {2, 3, 7}}})
+		}
+		records = append(records, s)
+	}
+	return append(records, &Note{Note: "saved <img src=x onerror=alert(1)>", Step: 20_000}, &Done{Steps: 20_000, FinalLoss: 2, DevicePeak: 2 << 20, HostPeak: 1 << 20})
+}
+
+// A page is one file of bounded size that loads nothing, whatever names there are in the run.
+func TestReport(t *testing.T) {
+	text := pageOf(t, whole()...)
+	if len(text) > 400_000 {
+		t.Errorf("%d bytes", len(text))
+	}
+	for _, want := range []string{
+		"done after step 20000", "250 ms", "125 ms simulated on here", "2.0283", "after step 20000", "1 step without a finite value",
+		"3.00 MiB planned, 2.00 MiB used, of 4.00 MiB", "layer.0, step 20000: 2e+04", "saved &lt;img", "Validation loss by position", "<td>15.0%</td>",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q", want)
+		}
+	}
+	bare := regexp.MustCompile(`(?s)<(style|script)>.*?</(style|script)>`).ReplaceAllString(text, "<$1>")
+	found := map[string]int{}
+	for _, tag := range regexp.MustCompile(`<([a-z0-9!]+)([^<>]*)>`).FindAllStringSubmatch(strings.ToLower(bare), -1) {
+		found[tag[1]]++
+		if m := regexp.MustCompile(`\s(src|href|on[a-z]+)=`).FindString(tag[2]); m != "" {
+			t.Errorf("%s has%s", tag[1], m)
+		}
+	}
+	if found["script"] != 1 || found["svg"] != 7 || found["img"]+found["link"]+found["iframe"]+found["object"] > 0 || strings.Count(bare, "<") != strings.Count(bare, ">") {
+		t.Errorf("there are elements %v", found)
+	}
+	for _, m := range regexp.MustCompile(`data-lines="([^"]*)"`).FindAllStringSubmatch(text, -1) {
+		if data := html.UnescapeString(m[1]); !json.Valid([]byte(data)) {
+			t.Errorf("data-lines is %.80q", data)
+		}
+	}
+	if regexp.MustCompile(`url\(|@import|NaN|Inf`).MatchString(text) {
+		t.Error("the page loads something, or has coordinates that are no numbers")
+	}
+}
+
+// What little there is of a run is drawn.
+func TestSmallReports(t *testing.T) {
+	for name, c := range map[string]struct {
+		records []Record
+		want    []string
+	}{
+		"only steps":     {[]Record{&Step{Step: 3, Loss: 2, GradNorm: 1, LR: 1, Seconds: 1, TokensPerSecond: 5}}, []string{"<h1>file</h1>", "step 3; running, or killed"}},
+		"nothing finite": {[]Record{&Step{Step: 1, Loss: Number(math.Inf(1))}}, []string{"not finite"}},
+		"started":        {[]Record{&Run{Name: "job", Steps: 5}}, []string{"step 0; running, or killed", "started"}},
+		"stopped":        {[]Record{&Run{Name: "job", Steps: 5}, &Step{Step: 1}, &Done{Steps: 1}}, []string{"stopped after step 1"}},
+		"failed":         {[]Record{&Run{Name: "job", Steps: 5}, &Step{Step: 1}, &Note{Note: "failed: no power"}}, []string{"failed after step 1", "failed: no power"}},
+		"all zero":       {[]Record{&Step{Step: 1}, &Step{Step: 2}}, []string{"step 2; running"}},
+	} {
+		text := pageOf(t, c.records...)
+		for _, want := range c.want {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s: no %q", name, want)
+			}
+		}
+		if strings.Contains(text, "NaN") || strings.Contains(text, "%!") {
+			t.Errorf("%s: %s", name, text)
+		}
+	}
+}
+
+// A thinned curve keeps the mean and the extremes.
+func TestThin(t *testing.T) {
+	var points []point
+	sum := 0.0
+	for i := range 12_345 {
+		y := math.Sin(float64(i)) * float64(i)
+		points, sum = append(points, point{X: float64(i), Y: y}), sum+y
+	}
+	low, high := math.Inf(1), math.Inf(-1)
+	for _, p := range points {
+		low, high = min(low, p.Y), max(high, p.Y)
+	}
+	thinned := thin(points)
+	gotLow, gotHigh := math.Inf(1), math.Inf(-1)
+	for _, p := range thinned {
+		gotLow, gotHigh = min(gotLow, p.Low), max(gotHigh, p.High)
+	}
+	if len(thinned) > columns || gotLow != low || gotHigh != high {
+		t.Errorf("%d points from %g to %g, want at most %d from %g to %g", len(thinned), gotLow, gotHigh, columns, low, high)
+	}
+	if got := fmt.Sprint(thin([]point{{X: 1, Y: math.NaN()}, {X: 2, Y: 3}})); got != "[{2 3 3 3}]" {
+		t.Error(got)
+	}
+}

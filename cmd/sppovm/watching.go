@@ -1,0 +1,170 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/cmd/sppovm/watch"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+)
+
+// watchFlags are the flags of run that let others watch it.
+type watchFlags struct {
+	tensorboard string
+	log         string
+	port        int // of Prometheus; -1: none
+	gradNorms   int // steps from one reading to the next; 0: none
+}
+
+func (f *watchFlags) define(flags *pflag.FlagSet) {
+	flags.StringVar(&f.tensorboard, "tensorboard", "", "write an event file for TensorBoard into this `FOLDER`")
+	flags.StringVar(&f.log, "log", "", "append the run's records to this `FILE`, as JSON lines that sppovm report reads")
+	flags.IntVar(&f.port, "prometheus", -1, "serve metrics at this `PORT` of 127.0.0.1 while training; 0 is any free one")
+	flags.IntVar(&f.gradNorms, "grad-norms", 0, "every `N` steps, record the gradient norm of each layer, which reads all gradients from the devices")
+	cli.Files(flags, "log", "jsonl")
+}
+
+// watched reports whether the run is watched by more than its standard output.
+func (f *watchFlags) watched() bool { return f.tensorboard != "" || f.log != "" || f.port >= 0 }
+
+func (f *watchFlags) check(device string, json bool) error {
+	switch {
+	case f.port > 65535 || f.port < -1:
+		return cli.Usagef("--prometheus %d: ports end at 65535", f.port)
+	case f.gradNorms < 0:
+		return cli.Usagef("--grad-norms must not be negative")
+	case device == "sim" && (f.watched() || f.gradNorms > 0):
+		return cli.Usagef("--tensorboard, --log, --prometheus and --grad-norms watch training, which --device sim does not do")
+	case f.gradNorms > 0 && !f.watched() && !json:
+		return cli.Usagef("--grad-norms needs --json, --log, --tensorboard or --prometheus to record the norms")
+	}
+	return nil
+}
+
+// watch opens the observers that the flags ask for. The caller closes them.
+func (r *training) watch() error {
+	f := &r.f.watch
+	r.show.watchers.Fail = func(name string, err error) {
+		r.show.say("warning: %s failed and is left out from now on: %v", name, err)
+	}
+	if f.tensorboard != "" {
+		t, err := watch.NewTensorBoard(f.tensorboard)
+		if err != nil {
+			return cli.Wrong(fmt.Errorf("--tensorboard: %w", err))
+		}
+		r.show.watchers.Add("--tensorboard", t)
+	}
+	if f.log != "" {
+		if err := cli.CheckOutput(f.log); err != nil {
+			return err
+		}
+		file, err := openLog(f.log)
+		if err != nil {
+			return cli.Wrong(fmt.Errorf("--log: %w", err))
+		}
+		r.show.watchers.Add("--log", &watch.Lines{W: file})
+	}
+	if f.port >= 0 {
+		p, err := watch.NewPrometheus(uint16(f.port))
+		if err != nil {
+			return fmt.Errorf("--prometheus: %w", err)
+		}
+		r.show.watchers.Add("--prometheus", p)
+		r.show.say("metrics for Prometheus: %s", p.URL())
+	}
+	return nil
+}
+
+// openLog opens a file to append lines to. If a run was killed while it wrote a line, that is ended first.
+func openLog(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && info.Mode().IsRegular() && info.Size() > 0 {
+		last := make([]byte, 1)
+		if _, err = file.ReadAt(last, info.Size()-1); err == nil && last[0] != '\n' {
+			_, err = file.Write([]byte("\n"))
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
+}
+
+// announce tells the observers of the run, beginning after the steps that are done. Its prediction is simulated, which is worth the
+// time only if the run is watched.
+func (r *training) announce() error {
+	p := r.program
+	dp, pp, sp := degrees(p)
+	run := &watch.Run{
+		Name: p.Name, Version: cli.Version("sppovm"), Time: time.Now(), Device: r.device, Machine: p.Machine.Name, Ranks: len(p.Ranks),
+		DP: dp, PP: pp, SP: sp, Parameters: parameters(p), Sequence: p.Run.Sequence, Batch: p.Run.Batch, Steps: r.f.steps, First: r.job.Steps(),
+		DeviceMemory: watch.Memory{Capacity: ir.Bytes(p.Machine.DeviceMemory)}, HostMemory: watch.Memory{Capacity: p.Machine.HostMemoryPerRank()},
+	}
+	for _, rank := range p.Ranks {
+		arenas := &p.Codes[rank.Code].Arenas
+		run.DeviceMemory.Peak = max(run.DeviceMemory.Peak, arenas[ir.Device])
+		run.HostMemory.Peak = max(run.HostMemory.Peak, arenas[ir.Host])
+	}
+	if r.f.watch.watched() {
+		predicted, err := watch.Predict(p, r.f.device == "cpu")
+		if err != nil {
+			return err
+		}
+		run.Predicted, r.compare.Predicted = predicted, predicted
+	}
+	r.show.watchers.Observe(run)
+	return nil
+}
+
+// record hands the step that has just ended to the observers.
+func (r *training) record(result *vm.StepResult) error {
+	split, err := r.meter.add()
+	if err != nil {
+		return err
+	}
+	norms, err := r.norms()
+	if err != nil {
+		return err
+	}
+	s := &watch.Step{
+		Step: result.Step, Loss: number(result.Loss), TokensPerSecond: number(result.TokensPerSecond), Seconds: number(result.Seconds),
+		GradNorm: number(result.GradNorm), LR: number(result.LR), GradNorms: norms,
+	}
+	if split != nil {
+		s.Split = watch.SplitOf(*split)
+	}
+	r.show.step(s)
+	if result.Step > r.show.first+1 {
+		if warning := r.compare.Add(s); warning != "" {
+			r.show.say("%s", warning)
+		}
+	}
+	return nil
+}
+
+// norms returns the gradient norms of the layers, if they are due after the last step.
+func (r *training) norms() (map[string]watch.Number, error) {
+	every := r.f.watch.gradNorms
+	if every == 0 || r.job.Steps()%every != 0 {
+		return nil, nil
+	}
+	norms, err := r.job.GradNorms(watch.LayerOf)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]watch.Number{}
+	for layer, norm := range norms {
+		out[layer] = watch.Number(norm)
+	}
+	return out, nil
+}
