@@ -10,7 +10,7 @@ import (
 // position counts instructions of a section in issue order.
 type position = int32
 
-// buffer is a buffer before it has a place.
+// buffer describes a buffer before it has an address.
 type buffer struct {
 	name       string
 	arena      ir.Arena
@@ -18,27 +18,28 @@ type buffer struct {
 	persistent bool     // lives through every section
 	offset     ir.Bytes // given by place
 	start, end position // first and last instruction of its section that needs its bytes
-	over       uint32   // 1 + the buffer of the same size whose bytes it takes over; 0: none
+	over       uint32   // 1 plus the index of the buffer of the same size that it replaces; 0: none
 }
 
-// emitter collects the instructions of one section and the lives of the buffers they use.
+// emitter collects the instructions of a section and the lives of the buffers that they use.
 type emitter struct {
 	section ir.Section
 	instrs  []ir.Instr
-	buffers *[]buffer // shared by the sections of a code
+	buffers *[]buffer // shared by all sections of the code
 	prov    ir.Provenance
 }
 
-// now is the position of the next instruction.
+// now returns the position of the next instruction.
 func (e *emitter) now() position { return position(len(e.instrs)) }
 
-// allocate makes a buffer that lives from now on.
+// allocate creates a buffer that is live from now on.
 func (e *emitter) allocate(name string, arena ir.Arena, size ir.Bytes) uint32 {
 	*e.buffers = append(*e.buffers, buffer{name: name, arena: arena, size: size, start: e.now(), end: e.now()})
 	return uint32(len(*e.buffers) - 1)
 }
 
-// takeOver makes a buffer in the place of one that nobody reads any more, for the next version of what it holds.
+// takeOver creates a buffer for the next version of a value, in the bytes of the previous version, which is no
+// longer read.
 func (e *emitter) takeOver(old uint32) uint32 {
 	name, version := (*e.buffers)[old].name, 2
 	if base, n, ok := strings.Cut(name, versionMark); ok {
@@ -51,32 +52,32 @@ func (e *emitter) takeOver(old uint32) uint32 {
 	return b
 }
 
-// versionMark stands in the name of a buffer before its version, from 2.
+// versionMark separates the name of a buffer from the number of its version, which starts at 2.
 const versionMark = "-"
 
-// persist makes a buffer of device memory that lives through every section.
+// persist creates a device buffer that is live in every section.
 func (e *emitter) persist(name string, size ir.Bytes) uint32 {
 	return e.persistIn(ir.Device, name, size)
 }
 
-// persistIn makes a buffer that lives through every section.
+// persistIn creates a buffer that is live in every section.
 func (e *emitter) persistIn(arena ir.Arena, name string, size ir.Bytes) uint32 {
 	b := e.allocate(name, arena, size)
 	(*e.buffers)[b].persistent = true
 	return b
 }
 
-// reserve makes a buffer own its bytes from an earlier position on, so that a message or a copy that is issued
-// now may run while the instructions since then still do.
+// reserve extends the life of a buffer back to an earlier position, so that a message or copy issued now may
+// run while the instructions since then are still running.
 func (e *emitter) reserve(b uint32, from position) {
 	(*e.buffers)[b].start = min((*e.buffers)[b].start, from)
 }
 
-// hold makes a buffer own its bytes until now: what reuses them comes later, and then waits for whatever copy of
-// the buffer is still under way.
+// hold extends the life of a buffer to the current position. Whatever reuses its bytes comes later, and waits
+// for any copy of the buffer that is still running.
 func (e *emitter) hold(b uint32) { (*e.buffers)[b].end = max((*e.buffers)[b].end, e.now()-1) }
 
-// emit appends an instruction and prolongs the lives of its buffers.
+// emit appends an instruction and extends the lives of its buffers.
 func (e *emitter) emit(in ir.Instr) {
 	at := e.now()
 	for _, a := range in.Args {
@@ -89,7 +90,8 @@ func (e *emitter) emit(in ir.Instr) {
 	e.instrs = append(e.instrs, in)
 }
 
-// op emits an opcode with operands and attributes in the order of its row; absent operands at the end may be left out.
+// op emits an instruction with operands and attributes in the order of the opcode's row. Absent operands at the
+// end may be omitted.
 func (e *emitter) op(op ir.Op, stream ir.Stream, args []ir.View, attrs ...ir.Attr) {
 	row := &ir.Ops[op]
 	for len(args) < len(row.Operands) {
@@ -101,12 +103,12 @@ func (e *emitter) op(op ir.Op, stream ir.Stream, args []ir.View, attrs ...ir.Att
 	e.emit(ir.Instr{Op: op, Stream: stream, Args: args, Attrs: attrs})
 }
 
-// vector is the view of a whole buffer as a vector.
+// vector returns a whole buffer as a vector.
 func vector(b uint32, d ir.DType, n int64) ir.View {
 	return ir.View{Buffer: b, DType: d, Shape: [ir.MaxDims]int64{n}}
 }
 
-// matrix is the view of a whole buffer as a matrix.
+// matrix returns a whole buffer as a matrix.
 func matrix(b uint32, d ir.DType, rows, cols int64) ir.View {
 	return ir.View{Buffer: b, DType: d, Shape: [ir.MaxDims]int64{rows, cols}}
 }

@@ -7,29 +7,29 @@ import (
 	"sppo.dev/ir"
 )
 
-// Optimizer state that waits in host memory passes through the device in blocks: while one is updated, the next is on its way in and
-// the one before on its way out.
+// Optimizer state in host memory passes through the device in blocks: while one block is updated, the next is
+// being loaded and the previous one stored.
 
-// stateBlock is some rows of a parameter's states, and of its master in f32 where weights are bf16.
+// stateBlock is a range of rows of a parameter's optimizer states and, if weights are bf16, of its f32 master.
 type stateBlock struct {
 	p           *param
 	first, rows int64
 	states      []hostState
 }
 
-// hostState is the part of a state or a master that is in a block.
+// hostState is the part of a state or master that belongs to a block.
 type hostState struct {
-	name         string // in the update
+	name         string // as the update calls it
 	host, device uint32
 	dtype        ir.DType
 }
 
-// passing is the queue of the blocks of a step.
+// passing is the queue of a step's blocks.
 type passing struct {
 	s      *stage
-	blocks []stateBlock // that are yet to be updated
-	loaded int          // of these, those that are on their way or there
-	last   []hostState  // of the block that was updated last
+	blocks []stateBlock // not yet updated
+	loaded int          // number of these whose load has been issued
+	last   []hostState  // of the last updated block
 }
 
 // newPassing lists the blocks in the order of the updates.
@@ -47,7 +47,7 @@ func (s *stage) newPassing() *passing {
 	return q
 }
 
-// load begins the copy of the next block that waits, if there is one.
+// load issues the copy of the next block that is not yet loaded, if there is one.
 func (q *passing) load() {
 	if q.loaded == len(q.blocks) {
 		return
@@ -71,12 +71,12 @@ func (q *passing) load() {
 	s.decidedBy("lower", "train.optimizer")
 }
 
-// onHost is the part of a state that is in the block, where it waits.
+// onHost returns the host bytes of a state that belong to the block.
 func (b *stateBlock) onHost(x *hostState, bytes ir.Bytes) ir.View {
 	return in(x.host, asBytes(ir.Bytes(b.first*b.p.Local[1])*x.dtype.Bytes(), bytes))
 }
 
-// store begins the copy of the first block back, and ends the time that the copy of the one before has had.
+// store issues the copy of the first block back to the host, and frees the device bytes of the one before.
 func (q *passing) store() {
 	b, s := &q.blocks[0], q.s
 	s.decidedBy("solve", "schedule.optimizer_offload")
@@ -92,8 +92,8 @@ func (q *passing) store() {
 	q.last, q.blocks, q.loaded = b.states, q.blocks[1:], q.loaded-1
 }
 
-// updateBlocks updates a parameter block by block. The weights that the forward reads are a matrix of the rows that this rank has the
-// state of.
+// updateBlocks updates a parameter block by block. weights is the matrix that the forward reads, with the rows
+// whose optimizer state this rank has.
 func (s *stage) updateBlocks(p *param, weight ir.View) {
 	q := s.passing
 	for len(q.blocks) > 0 && q.blocks[0].p == p {

@@ -9,31 +9,33 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// The right part of mux: helpers compute a task's attention over the blocks of its stage's keys that they hold, in layers whose
-// attention sees all earlier tokens; that of layers with a window is short, and stays with the owner. Rank k of a
-// helper works with rank k of the owner, which has the same heads.
+// Shared attention at the turn (mux = right). Helpers compute part of the attention of a task, over blocks of
+// its stage's keys that they hold. This applies to layers whose attention sees all earlier tokens; attention
+// with a window is short and stays with the owner. Rank k of a helper works with rank k of the owner, which has
+// the same heads.
 //
-// Stages go through a slot together: in each layer, all owners send to all helpers, everyone computes, all helpers send
-// back. Every rank's instructions are a part of that one order, stage by stage, also those of a rank that helps others while it
-// has a task of its own. Queries and results travel on mux and mux_in, since somebody
-// waits for them; blocks of keys go on send_prev and their gradients on send_next, against the traffic of the pass in which they go.
+// Stages go through a slot together: in each layer all owners send to all helpers, every rank computes, and all
+// helpers send back. The instructions of every rank are a part of this single order, stage by stage, even if a
+// rank helps others while it runs a task of its own. Queries and results travel on mux and mux_in, because
+// ranks wait for them. Blocks of keys travel on send_prev and their gradients on send_next, against the main
+// traffic of the pass.
 
-// lentKey names the keys of a layer that a helper holds.
+// lentKey identifies the keys of a layer that a helper holds.
 type lentKey struct{ microbatch, layer int }
 
-// lentBlock is what a stage lends of its keys and values, and their gradients once there are some.
+// lentBlock is the keys and values that a stage lends, and their gradients once they exist.
 type lentBlock struct {
 	plan.Lending
 	k, v, dk, dv ir.View
 	begun        bool
 }
 
-// rows are those of a view of the whole that lie from one key to another.
+// rows returns the rows of a view of the whole block that belong to a range of keys.
 func (b *lentBlock) rows(v ir.View, z graph.Size, first, end int64) ir.View {
 	return graph.RowsOf(v, (first-b.First)*z.Batch, (end-first)*z.Batch)
 }
 
-// shareTimeline adds the steps by which ranks help each other, and the messages that bring what that takes.
+// shareTimeline adds the steps in which ranks help each other, and the messages that these need.
 func shareTimeline(p *plan.Plan, items [][]item, starts, ends [][]int, messages int) {
 	if !p.Mux.Right {
 		return
@@ -64,7 +66,7 @@ func shareTimeline(p *plan.Plan, items [][]item, starts, ends [][]int, messages 
 			}
 		}
 	}
-	for r := range items { // beside its own task, where it has one
+	for r := range items { // together with the rank's own task, if it has one
 		for k := range items[r] {
 			it := &items[r][k]
 			if key := (slot{it.at.time, r}); it.kind == running && helped[key] != nil {
@@ -78,7 +80,7 @@ func shareTimeline(p *plan.Plan, items [][]item, starts, ends [][]int, messages 
 	}
 }
 
-// share issues what a rank does of other ranks' tasks, or for those who do of its own.
+// share issues a step for other ranks' tasks, or a transfer of keys.
 func (s *stage) share(st step) {
 	switch st.kind {
 	case helping:
@@ -124,7 +126,8 @@ func (s *stage) lend(t plan.Task, helper int, owner bool) {
 	}
 }
 
-// attentionOf is the node of an opcode among nodes, and its instruction before anything is placed.
+// attentionOf returns the instruction of a node with the given opcode, without addresses, and whether there is
+// one.
 func attentionOf(b *graph.Block, nodes []graph.Node, op ir.Op, z graph.Size) (found bool, in ir.Instr) {
 	for i := range nodes {
 		if nodes[i].Op == op {
@@ -134,14 +137,14 @@ func attentionOf(b *graph.Block, nodes []graph.Node, op ir.Op, z graph.Size) (fo
 	return false, in
 }
 
-// fresh gives a view a buffer of its own.
+// fresh allocates a new buffer for a view.
 func (s *stage) fresh(name string, v ir.View) ir.View {
 	v.Offset = 0
 	v.Buffer = s.allocate(name, ir.Device, v.Bytes())
 	return v
 }
 
-// planes stacks so many views of one shape, and takes one of them.
+// planes returns a view of n stacked copies of a shape; plane returns one of them.
 func planes(v ir.View, n int) ir.View {
 	v.Offset, v.Shape = 0, [ir.MaxDims]int64{int64(n), v.Shape[0], v.Shape[1]}
 	return v
@@ -153,7 +156,7 @@ func plane(v ir.View, i int) ir.View {
 	return v
 }
 
-// swap sends or receives what is borrowed.
+// swap sends operands to another stage's rank, or receives them.
 func (s *stage) swap(op ir.Op, stage int, views ...ir.View) {
 	for _, v := range views {
 		if op == ir.Send {
@@ -164,7 +167,7 @@ func (s *stage) swap(op ir.Op, stage int, views ...ir.View) {
 	}
 }
 
-// shares emits a node whose work helpers share, and reports whether it is one.
+// shares emits a node if helpers share its work, and reports whether it did.
 func (e *env) shares(n *graph.Node) bool {
 	if n.Op != ir.Attention && n.Op != ir.AttentionGrad || !e.s.training {
 		return false
@@ -202,12 +205,13 @@ func setAttr(in *ir.Instr, name string, v ir.Attr) {
 	}
 }
 
-// phase is the number of the attention of this layer, or of its gradient, among those of the slot.
+// phase returns the number of this layer's attention, or of its gradient, within the slot.
 func (e *env) phase(op ir.Op) int {
 	return phaseOf(slices.Index(e.s.path(e.task), e.layer), op)
 }
 
-// shareAttention sends the queries, computes its own part, and joins it with the helpers', in the order of the keys.
+// shareAttention sends the queries, computes the owner's part, and merges it with the helpers' parts in the
+// order of the keys.
 func (e *env) shareAttention(name string, in, own ir.Instr, helpers int) {
 	s, o, lse, q := e.s, in.Arg("o"), in.Arg("lse"), in.Arg("q")
 	others := s.beside.at(e.phase(in.Op))
@@ -228,8 +232,9 @@ func (e *env) shareAttention(name string, in, own ir.Instr, helpers int) {
 	s.op(ir.AttentionMerge, ir.Compute, []ir.View{o, lse, parts, lses}, in.Attr("heads"), in.Attr("head_dim"))
 }
 
-// shareAttentionGrad sends what helpers need, computes its own part, and adds the helpers' gradients of the queries to it, in the
-// order of the keys. Helpers whose last task of this stage this is return the gradients of their keys.
+// shareAttentionGrad sends the operands that helpers need, computes the owner's part, and adds the helpers'
+// gradients of the queries in the order of the keys. Helpers return the gradients of their keys after their
+// last task of this stage.
 func (e *env) shareAttentionGrad(in, own ir.Instr, helpers int) {
 	s, dq := e.s, in.Arg("dq")
 	others := s.beside.at(e.phase(in.Op))
@@ -271,8 +276,8 @@ func (e *env) shareAttentionGrad(in, own ir.Instr, helpers int) {
 	}
 }
 
-// clearKeys clears the gradients of the keys that the stage begins to look at itself, since its helpers' blocks now end before
-// them: some of those will be added.
+// clearKeys clears the gradients of the keys that move from the helpers to the stage itself in this task,
+// because their blocks now end earlier. Later tasks add to some of them.
 func (e *env) clearKeys(in ir.Instr, helpers int) {
 	s, x := e.s, e.task.Subsequence
 	if x == s.plan.Subsequences.N-1 || e.task.Piece > 0 && e.task.Piece < len(s.plan.Pieces(e.task)) {
@@ -293,9 +298,9 @@ func (s *stage) clear(in ir.Instr) {
 	}
 }
 
-// takeBack receives the gradients of the keys of a helper. Nobody here has touched those of its block in this task, and the
-// stage's next task will: what comes is where they begin. Of later tasks it had more, which are added: they are the stage's own,
-// or those with which the next helper's begin.
+// takeBack receives the gradients of the keys that a helper held. The stage has not touched those of the
+// helper's current block, so the received values are their first. The helper also has gradients from later
+// tasks for keys past that block: these are added, because the stage or the next helper has begun them.
 func (e *env) takeBack(in ir.Instr, helper int) {
 	s, borders, lent := e.s, e.s.plan.HelpedBlocks(e.task), e.s.plan.Lent(e.task.Stage, helper)
 	fresh, more := graph.OverKeys(in, e.size, lent.First, borders[helper+1]), graph.OverKeys(in, e.size, borders[helper+1], lent.End)
@@ -309,12 +314,13 @@ func (e *env) takeBack(in ir.Instr, helper int) {
 	}
 }
 
-// help is what a rank does of other stages' tasks of a slot, phase by phase: each is the attention of a layer, or its gradient.
+// help is a rank's work for other stages' tasks of a slot, in phases. Each phase is the attention of a layer,
+// or its gradient.
 type help struct {
 	s      *stage
 	tasks  []plan.Task
 	phases int
-	next   int // phase
+	next   int // the next phase
 }
 
 func phaseOf(layer int, op ir.Op) int {
@@ -332,7 +338,7 @@ func (s *stage) helpWith(tasks []plan.Task) *help {
 	return h
 }
 
-// rest goes through all phases that are left: it receives from all, computes for all, and sends to all.
+// rest runs all remaining phases: in each it receives from all, computes for all, and sends to all.
 func (h *help) rest() {
 	for h.next < h.phases {
 		parts := h.at(h.next)
@@ -343,7 +349,7 @@ func (h *help) rest() {
 	}
 }
 
-// at goes through the phases before one, and gives its parts.
+// at runs the phases before the given one and returns its parts.
 func (h *help) at(phase int) (parts helpedParts) {
 	defer func(prov ir.Provenance) { h.s.prov = prov }(h.s.prov)
 	last := *h
@@ -362,7 +368,7 @@ func (h *help) at(phase int) (parts helpedParts) {
 	return parts
 }
 
-// helpedParts are the parts of a phase. A rank takes them up and comes back to its own task.
+// helpedParts are a rank's parts of a phase. After each of their steps the rank continues its own task.
 type helpedParts []*helped
 
 func (parts helpedParts) each(do func(*helped)) {
@@ -383,13 +389,13 @@ type helped struct {
 	s     *stage
 	task  plan.Task
 	layer int
-	in    ir.Instr // over its block of the keys
+	in    ir.Instr // over the rank's block of keys
 	block *lentBlock
 
-	first, end int64 // of these keys
+	first, end int64 // tokens of these keys
 }
 
-// helped is the part in the layer that a task comes to as its at-th, or nil where it has no such instruction.
+// helped returns the part in the at-th layer that a task visits, or nil if the layer has no such instruction.
 func (s *stage) helped(t plan.Task, at int, op ir.Op) *helped {
 	layers := s.stages[t.Stage]
 	if at >= len(layers) {
@@ -420,14 +426,14 @@ func (s *stage) helped(t plan.Task, at int, op ir.Op) *helped {
 	return h
 }
 
-// begin sets the provenance of what follows.
+// begin sets the provenance of the following instructions.
 func (h *helped) begin() {
 	h.s.at(h.task)
 	h.s.prov.Layer = int32(h.layer)
 	h.s.decidedBy("mux", "schedule.mux")
 }
 
-// make gives an operand a place.
+// make allocates the buffer of an operand.
 func (h *helped) make(name string) ir.View {
 	suffix := ".part"
 	switch {
@@ -472,8 +478,8 @@ func (h *helped) compute() {
 	h.s.emit(h.in)
 }
 
-// beginGradients makes a place for those of all keys that are lent, and clears what this part, the last in the sequence, does not
-// look at.
+// beginGradients allocates the gradients of all lent keys, and clears those that this part, the last in the
+// sequence, does not cover.
 func (h *helped) beginGradients() {
 	z, b := h.s.plan.SizeOf(h.task), h.block
 	name := fmt.Sprintf("m%d.l%d", h.task.Microbatch, h.layer)
@@ -494,7 +500,8 @@ func (h *helped) send() {
 	h.s.swap(ir.Send, h.task.Stage, h.in.Arg("dq"))
 }
 
-// giveBack returns the gradients of the keys behind the last task that they are for, first those of its block.
+// giveBack sends the gradients of the keys home after the last task that adds to them, those of the helper's
+// current block first.
 func (h *helped) giveBack() {
 	if first, end := h.s.plan.Returns(h.task); h.in.Op != ir.AttentionGrad || h.s.index0 < first || h.s.index0 >= end {
 		return

@@ -6,7 +6,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// params are the parameters of the stage in the global order of tensors, a tied head last.
+// params returns the parameters of the stage in the global order of tensors, with a tied head last.
 func (s *stage) params() []*param {
 	ps := append([]*param(nil), s.embedding...)
 	for _, l := range s.layers() {
@@ -15,8 +15,8 @@ func (s *stage) params() []*param {
 	return append(ps, s.head...)
 }
 
-// gradBuffer is the gradient of a parameter; it lives from its first use in a step to the end of the step, or, under
-// ZeroGradients, to that of the visit.
+// gradBuffer returns the gradient of a parameter. It is live from its first use in a step to the end of the
+// step or, with ZeroGradients, of the visit.
 func (s *stage) gradBuffer(p *param) uint32 {
 	if !p.gradReady {
 		name := p.name + ".grad"
@@ -32,7 +32,7 @@ func (s *stage) gradBuffer(p *param) uint32 {
 	return p.grad
 }
 
-// optimizer completes the gradients, takes their norm and updates the weights.
+// optimizer completes the gradients, computes their norm and updates the weights.
 func (s *stage) optimizer() {
 	s.prov.Phase = ir.PhaseOptimizer
 	s.decidedBy("lower", "train.optimizer")
@@ -43,7 +43,7 @@ func (s *stage) optimizer() {
 	}
 	s.completeGradients()
 	s.gradNorm()
-	sent := -1 // slice of weights that is under way while the next parameter takes its step
+	sent := -1 // buffer with weights that are being sent while the next parameter is updated
 	for _, p := range s.params() {
 		if p.shared != nil {
 			continue
@@ -54,7 +54,7 @@ func (s *stage) optimizer() {
 			s.hold(uint32(before))
 		}
 	}
-	for _, p := range s.params() { // so that gradients can be read after a step
+	for _, p := range s.params() { // keeps gradients readable after a step
 		if p.shared == nil {
 			s.hold(p.sum.Buffer)
 		} else {
@@ -63,8 +63,8 @@ func (s *stage) optimizer() {
 	}
 }
 
-// update takes a step with what this rank has the optimizer state of, and brings divided weights to all who use them.
-// It gives the buffer that they are sent from, or -1.
+// update updates the part of a parameter whose optimizer state this rank has, and sends divided weights to all
+// ranks that use them. It returns the buffer that they are sent from, or -1.
 func (s *stage) update(p *param) int {
 	if p.cut.Slices() > 1 && p.zero == 0 {
 		g := p.view(s.takeOver(p.grad), ir.F32)
@@ -96,7 +96,7 @@ func (s *stage) update(p *param) int {
 	return int(weight.Buffer)
 }
 
-// applyUpdate emits the optimizer's instructions for a parameter, of which some tensors are given by their names.
+// applyUpdate emits the optimizer's instructions for a parameter. Some tensors are given by name.
 func (s *stage) applyUpdate(p *param, given map[string]ir.View) {
 	b := s.model.Update(&s.plan.Train.Optimizer, p.block, p.Param, p.stateSlices())
 	given[graph.UpdateStep], given[graph.UpdateNorm] = vector(s.stepBuf, ir.F32, 3), vector(s.norm, ir.F32, 2)
@@ -131,7 +131,8 @@ func (s *stage) applyUpdate(p *param, given map[string]ir.View) {
 	}
 }
 
-// averageOverReplicas adds the shares of the loss; each replica has already divided by the tokens of all.
+// averageOverReplicas adds up the loss over the replicas. Each has already divided its share by the tokens of
+// all.
 func (s *stage) averageOverReplicas(loss uint32) {
 	if s.plan.Parallel.DP > 1 {
 		s.allReduce(vector(loss, ir.F32, 1), graph.GroupDP)
@@ -148,7 +149,7 @@ func (s *stage) completeGradients() {
 	s.settle()
 	for _, p := range s.params() {
 		if p.zero >= plan.ZeroGradients {
-			continue // a visit has
+			continue // completed at the end of a visit
 		}
 		g := p.view(s.gradBuffer(p), ir.F32)
 		if p.shared == nil {
@@ -169,9 +170,9 @@ func (s *stage) completeGradients() {
 	}
 }
 
-// gradNorm sums squares by tensor and part, in an order that does not depend on stages: every rank fills the slots
-// of its own tensors and clears the others, the stages add their vectors (a zero changes nothing), the parts are lined
-// up by replica and then by SP rank.
+// gradNorm sums squares by tensor and part, in an order that does not depend on the stages. Every rank fills
+// the slots of its own tensors and clears the others, the stages add up their vectors (zeros change nothing),
+// and the parts are concatenated by replica and then by SP rank.
 func (s *stage) gradNorm() {
 	n := int64(len(s.tensors))
 	sums := s.allocate("norm.sums", ir.Device, ir.Bytes(n)*ir.F32.Bytes())

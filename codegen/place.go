@@ -8,14 +8,15 @@ import (
 	"sppo.dev/ir"
 )
 
-// This phase gives buffers their bytes: offline dynamic storage allocation, which is NP-hard. First fit in several orders lays
-// all lives: what makes it good is the order; what makes it fast in any order is skyline, which finds the lowest gap over a span
-// of time without looking at the lives in it one by one. Where gaps are left, ejector brings down what sticks out.
+// This phase assigns addresses to buffers. This is offline dynamic storage allocation, which is NP-hard. It
+// runs first fit in several orders. The order determines the quality of the result, and skyline makes any order
+// fast: it finds the lowest gap over a span of time without visiting the lives in that span. Where gaps remain,
+// ejector moves down the lives that stick out.
 
-// placeAlign is what every offset is a multiple of.
+// placeAlign divides every offset.
 const placeAlign = ir.Alignment
 
-// life is the span of issue positions [start, end] over which a buffer must own its bytes.
+// life is the span of issue positions [start, end] during which a buffer must own its bytes.
 type life struct {
 	start, end int32
 	size       ir.Bytes
@@ -23,13 +24,13 @@ type life struct {
 
 func (l life) padded() ir.Bytes { return aligned(l.size) }
 
-// area is bytes times positions, which may be more than an int64 holds.
+// area returns bytes times positions, as a float64 because the product can overflow an int64.
 func (l life) area() float64 { return float64(l.padded()) * (float64(l.end) - float64(l.start) + 1) }
 
 func aligned(b ir.Bytes) ir.Bytes { return (b + placeAlign - 1) &^ (placeAlign - 1) }
 
-// placeLives gives every life an offset from base on, such that lives that meet do not share bytes. The extent is the
-// highest byte used. The same lives always get the same places.
+// placeLives assigns every life an offset, from base on, such that lives that overlap in time share no bytes.
+// The extent is the end of the highest byte in use. The result is deterministic.
 func placeLives(lives []life, base ir.Bytes) (offsets []ir.Bytes, extent ir.Bytes) {
 	if len(lives) == 0 {
 		return nil, base
@@ -46,14 +47,14 @@ func placeLives(lives []life, base ir.Bytes) (offsets []ir.Bytes, extent ir.Byte
 	return p.offsets, extent
 }
 
-// calendar translates issue positions to instants, the distinct starts of lives. Two lives meet exactly when some
-// instant is in both: the later of their starts.
+// calendar translates issue positions to instants, which are the distinct starts of lives. Two lives overlap if
+// and only if some instant is in both: the later of their starts.
 type calendar struct {
 	spans []span     // by life
 	load  []ir.Bytes // by instant: bytes live
 }
 
-// span is the instants from <= t < to. It is never empty.
+// span is a range of instants from <= t < to. It is never empty.
 type span struct{ from, to int32 }
 
 func newCalendar(lives []life) *calendar {
@@ -86,7 +87,8 @@ func (c *calendar) peak() ir.Bytes {
 	return peak
 }
 
-// crowding is the most bytes live at once within each life, by a tree of maxima.
+// crowding returns, for each life, the maximum number of bytes that are live at once during it. It uses a tree
+// of maxima.
 func (c *calendar) crowding() []ir.Bytes {
 	n := int32(len(c.load))
 	tree := make([]ir.Bytes, 2*n)
@@ -103,7 +105,8 @@ func (c *calendar) crowding() []ir.Bytes {
 	return out
 }
 
-// A placer puts lives one by one where they fit lowest, and then brings down what sticks out.
+// A placer places lives one after another at the lowest offset that is free, and then moves down those that
+// stick out.
 type placer struct {
 	*calendar
 	lives   []life
@@ -118,15 +121,17 @@ func newPlacer(lives []life) *placer {
 	return &placer{calendar: c, lives: lives, bound: c.peak(), offsets: make([]ir.Bytes, len(lives)), extent: math.MaxInt64}
 }
 
-// The search ends when the extent is within 1/boundPerSlack of the bound, or after this many steps of ejectors. A step takes
-// about 50 ns. Steps are counted, not timed, so that the same lives get the same places on every machine.
+// The search ends when the extent is within 1/boundPerSlack of the bound, or after this many steps of ejectors.
+// A step takes about 50 ns. The limit is a number of steps, not a time, so that the result is the same on every
+// machine.
 const (
 	boundPerSlack = 256
 	stepsPerLife  = 2000
 	stepsAtMost   = 10_000_000
 )
 
-// search brings down what each order laid, best or not, with an equal share of the work: no start is good for all.
+// search improves the result of each order with an equal share of the steps, because no order is the best start
+// for all programs.
 func (p *placer) search() {
 	var starts [][]ir.Bytes
 	for _, compare := range orders(p.lives, p.crowding()) {
@@ -147,13 +152,13 @@ func (p *placer) search() {
 
 func (p *placer) closeEnough() bool { return p.extent <= p.bound+p.bound/boundPerSlack }
 
-// lower is the next extent to try: an eighth of the gaps less. A bold step fails more often and leaves nothing, a timid one is
-// soon taken and brings little.
+// lower returns the next extent to try, which removes one eighth of the gaps. Larger reductions fail more
+// often, and smaller ones succeed but gain little.
 func (p *placer) lower() ir.Bytes {
 	return (p.extent - max((p.extent-p.bound)/8, placeAlign)) &^ (placeAlign - 1)
 }
 
-// keep copies offsets where they are the best so far.
+// keep saves the offsets if they are the best so far.
 func (p *placer) keep(offsets []ir.Bytes) {
 	extent := ir.Bytes(0)
 	for i, at := range offsets {
@@ -165,7 +170,7 @@ func (p *placer) keep(offsets []ir.Bytes) {
 	}
 }
 
-// firstFit gives each life the lowest bytes that are free, in an order.
+// firstFit assigns each life the lowest free bytes, in the given order.
 func (p *placer) firstFit(compare func(i, j int32) int) []ir.Bytes {
 	order, offsets := make([]int32, len(p.lives)), make([]ir.Bytes, len(p.lives))
 	for i := range order {
@@ -182,12 +187,13 @@ func (p *placer) firstFit(compare func(i, j int32) int) []ir.Bytes {
 	return offsets
 }
 
-// orders compares lives: those to be placed first are less. Crowd is the most bytes live at once within each.
+// orders lists comparison functions; lives that compare less are placed first. Crowd is the maximum number of
+// bytes live at once during each life.
 //
-// Where memory is fullest there is no room for gaps, so the lives that are there go first, then those at the next
-// fullest moment. This lays lives outward in time from each peak, and slack is left where nobody needs it. The two
-// such orders differ in how they stack the lives of one moment. The others do not look at time, and help where all
-// moments are alike.
+// Where memory is fullest there is no room for gaps, so the lives that are there go first, then those at the
+// next fullest moment. This places lives outward in time from each peak and leaves the slack where memory is
+// not short. The first two orders do this and differ in how they stack the lives of one moment. The others
+// ignore time, which helps where all moments are alike.
 func orders(lives []life, crowd []ir.Bytes) []func(i, j int32) int {
 	crowded := func(i, j int32) int { return cmp.Compare(crowd[j], crowd[i]) }
 	start := func(i, j int32) int { return cmp.Compare(lives[i].start, lives[j].start) }

@@ -8,22 +8,23 @@ import (
 	"sppo.dev/ir"
 )
 
-// ejector packs lives that are placed into a smaller extent by ejection chains (Glover, "Ejection chains, reference structures and
-// alternating path methods", 1996): what sticks out is laid where it is in the way of least, what is in its way is taken out and
-// laid elsewhere likewise, until all lie. A life becomes more expensive to eject each time, so that chains do not repeat.
+// ejector packs placed lives into a smaller extent by ejection chains (Glover, "Ejection chains, reference
+// structures and alternating path methods", 1996). A life that sticks out is moved to where it displaces the
+// cheapest others, which are then moved in the same way until all are placed. Ejecting a life makes its next
+// ejection more expensive, so that chains do not repeat.
 type ejector struct {
 	lives   []life
 	meets   meetings
-	offsets []ir.Bytes // nowhere where a life does not lie
-	out     []int32    // those that do not, the last one to be laid next
-	cost    []float64  // by life, of taking it out
-	near    []int32    // scratch of relay: who meets the life
+	offsets []ir.Bytes // nowhere for a life that is not placed
+	out     []int32    // lives that are not placed; the last one is next
+	cost    []float64  // of ejecting each life
+	near    []int32    // scratch of relay: the lives that overlap in time
 	rims    []rim      // scratch of spot
-	steps   int        // rims looked at since the start, the same on every machine
+	steps   int        // rims visited since the start; deterministic
 	budget  int        // of steps
 }
 
-// nowhere is the offset of a life that does not lie.
+// nowhere is the offset of a life that is not placed.
 const nowhere ir.Bytes = -1
 
 func newEjector(lives []life, spans []span, offsets []ir.Bytes, budget int) *ejector {
@@ -34,10 +35,11 @@ func newEjector(lives []life, spans []span, offsets []ir.Bytes, budget int) *eje
 	return e
 }
 
-// price is what a life costs to take out for the first time: the larger and longer ones are harder to lay, but not in proportion.
+// price returns the initial cost of ejecting a life. Larger and longer lives are harder to place, but less than
+// proportionally.
 func (e *ejector) price(i int32) float64 { return math.Sqrt(e.lives[i].area()) }
 
-// pack brings all lives below top, or says that it could not within the budget.
+// pack moves all lives below top, or reports that the budget did not suffice.
 func (e *ejector) pack(top ir.Bytes) bool {
 	e.out = e.out[:0]
 	for i, at := range e.offsets {
@@ -61,7 +63,7 @@ func (e *ejector) takeOut(i int32) {
 	e.out = append(e.out, i)
 }
 
-// relay gives a life an offset, and takes out what is in its way there.
+// relay places a life and ejects those in its way.
 func (e *ejector) relay(i int32, top ir.Bytes) {
 	e.near = e.meets.with(i, e.near[:0])
 	at := e.spot(i, top)
@@ -75,7 +77,8 @@ func (e *ejector) relay(i int32, top ir.Bytes) {
 	e.offsets[i] = at
 }
 
-// spot is the offset below top from where a life is in the way of what costs least; of several the one with the least room to spare.
+// spot returns the offset below top at which the lives in the way cost least; ties go to the one that leaves
+// the least room.
 func (e *ejector) spot(i int32, top ir.Bytes) ir.Bytes {
 	size := e.lives[i].padded()
 	e.rims = e.rims[:0]
@@ -94,7 +97,7 @@ func (e *ejector) spot(i int32, top ir.Bytes) ir.Bytes {
 		if next > at {
 			next = min(next, top-size+placeAlign)
 			if lives == 0 {
-				cost = 0 // what rounding left
+				cost = 0 // remove rounding errors
 			}
 			if best == nowhere || cost < least || cost == least && next-at < room {
 				best, least, room = at, cost, next-at
@@ -112,8 +115,8 @@ func (e *ejector) spot(i int32, top ir.Bytes) ir.Bytes {
 	return best
 }
 
-// rim is an offset at which the life that is k-th in near begins or ends to be in the way. It is one number, since most of the time
-// goes into sorting.
+// rim is an offset at which the k-th life of near starts or stops being in the way. It is a single number
+// because most of the time is spent sorting rims.
 type rim uint64
 
 const rimBits = 24 // for k and for what it does
@@ -129,8 +132,8 @@ func rimOf(at ir.Bytes, k int, ends bool) rim {
 func (r rim) at() ir.Bytes             { return ir.Bytes(r>>rimBits) * placeAlign }
 func (r rim) life() (k int, ends bool) { return int(r >> 1 & (1<<(rimBits-1) - 1)), r&1 == 1 }
 
-// meetings finds the lives that meet one: a balanced tree of the lives in the order of their starts, in which a node stands for
-// the middle of a range and knows the latest end within it.
+// meetings finds the lives that overlap a given one in time. It is a balanced tree of the lives, ordered by
+// start. Each node is the middle of a range and stores the latest end within the range.
 type meetings struct {
 	spans  []span
 	order  []int32
@@ -156,7 +159,7 @@ func (m *meetings) build(lo, hi int) (latest int32) {
 	return m.latest[middle]
 }
 
-// with appends the lives that meet life i.
+// with appends the lives that overlap life i.
 func (m *meetings) with(i int32, list []int32) []int32 { return m.withIn(i, 0, len(m.order), list) }
 
 func (m *meetings) withIn(i int32, lo, hi int, list []int32) []int32 {

@@ -9,10 +9,10 @@ import (
 // byteRange is a range of bytes [lo, hi).
 type byteRange struct{ lo, hi ir.Bytes }
 
-// ranges is a set of bytes: disjoint ranges in ascending order that do not touch.
+// ranges is a set of bytes, stored as disjoint ranges in ascending order that do not touch.
 type ranges []byteRange
 
-// after is the index of the first range that ends beyond an offset.
+// after returns the index of the first range that ends past an offset.
 func (r ranges) after(at ir.Bytes) int {
 	lo, hi := 0, len(r)
 	for lo < hi {
@@ -25,7 +25,7 @@ func (r ranges) after(at ir.Bytes) int {
 	return lo
 }
 
-// add joins a range with those that it overlaps or touches.
+// add inserts a range and merges it with those that it overlaps or touches.
 func (r *ranges) add(b byteRange) {
 	s := *r
 	first := s.after(b.lo - 1)
@@ -43,14 +43,14 @@ func (r *ranges) add(b byteRange) {
 	}
 }
 
-// skyline knows which bytes are taken at which instants. It is a segment tree over the instants: a node stands for
-// a span of them, its children for the halves. A span of time is made of few nodes, and a node's bytes are few ranges
-// where lives are packed tightly, so that a question costs little however many lives meet the span.
+// skyline records which bytes are in use at which instants. It is a segment tree over the instants: each node
+// covers a span, and its children cover the halves. Any span is the union of few nodes, and the bytes of a node
+// are few ranges if lives are packed tightly. So a query is cheap however many lives overlap the span.
 type skyline struct {
 	leaves int
 	whole  []ranges // by node: taken by lives that cover the node's span
 	any    []ranges // by node: taken at some instant of the node's span
-	asked  []ranges // scratch of lowestGap: what stands in the way
+	asked  []ranges // scratch of lowestGap: the bytes to avoid
 }
 
 func newSkyline(instants int) *skyline {
@@ -61,7 +61,7 @@ func newSkyline(instants int) *skyline {
 	return &skyline{leaves: leaves, whole: make([]ranges, 2*leaves), any: make([]ranges, 2*leaves)}
 }
 
-// occupy takes bytes over a span of instants.
+// occupy marks bytes as used over a span of instants.
 func (s *skyline) occupy(over span, b byteRange) {
 	if b.lo < b.hi {
 		s.occupyNode(1, span{0, int32(s.leaves)}, over, b)
@@ -83,7 +83,7 @@ func (s *skyline) occupyNode(node int, of, over span, b byteRange) {
 	}
 }
 
-// lowestGap is the lowest offset from which size bytes are free over a span of instants.
+// lowestGap returns the lowest offset at which size bytes are free over a span of instants.
 func (s *skyline) lowestGap(over span, size ir.Bytes) ir.Bytes {
 	s.asked = s.asked[:0]
 	s.ask(1, span{0, int32(s.leaves)}, over)
@@ -98,8 +98,8 @@ func (s *skyline) lowestGap(over span, size ir.Bytes) ir.Bytes {
 	return at
 }
 
-// ask gathers the byte sets that a life over the span must avoid: all that is taken within the nodes that make the
-// span, and what covers those above them.
+// ask collects the bytes that a life over the span must avoid: everything in use within the nodes that make up
+// the span, and everything that covers the nodes above them.
 func (s *skyline) ask(node int, of, over span) {
 	if len(s.any[node]) == 0 {
 		return

@@ -7,23 +7,26 @@ import (
 	"sppo.dev/ir"
 )
 
-// This phase orders accesses to the same bytes from different streams by events, and orders nothing else.
+// This phase uses events to order accesses to the same bytes from different streams, and orders nothing else.
 //
-// Streams and conflicts make a partial order of the instructions. A wait is needed exactly where that order has an
-// edge between two streams that no other path implies, and an event exactly where such an edge starts: this set is
-// the transitive reduction, so it is unique, and taking out any one wait leaves a race.
+// Streams and conflicts form a partial order of the instructions. A wait is needed exactly where that order has
+// an edge between two streams that no other path implies, and an event exactly where such an edge starts. This
+// set is the transitive reduction, so it is unique, and removing any wait leaves a race.
 
-// synchronise inserts records and waits into a section that has none, so that instructions of different streams that
-// touch the same bytes, one of them writing, run in the order of the slice. It returns the new section and the number
-// of its events. The records and waits carry the provenance of what they follow and precede, with the given pass.
+// synchronise inserts records and waits into a section that has none. Instructions of different streams that
+// touch the same bytes, at least one of them writing, then run in the order of the slice. It returns the new
+// section and the number of its events. Each record or wait has the provenance of the instruction that it
+// follows or precedes, with the given pass.
 func synchronise(instrs []ir.Instr, buffers []ir.Buffer, pass uint8) ([]ir.Instr, int32) {
 	return insertEvents(instrs, neededWaits(instrs, buffers), pass)
 }
 
-// A tick names an instruction: 1 + its index, so that 0 is "none" and a later instruction has a larger tick.
+// A tick identifies an instruction: its index plus 1, so that 0 means "none" and later instructions have larger
+// ticks.
 type tick int32
 
-// A clock holds, for each stream, the last instruction known to be done; those before it on its stream are done too.
+// A clock holds the last instruction of each stream that is known to be done. Earlier ones on that stream are
+// done, too.
 type clock [ir.NumStreams]tick
 
 func (c *clock) join(other *clock) {
@@ -32,7 +35,7 @@ func (c *clock) join(other *clock) {
 	}
 }
 
-// beyond is the latest instruction of c that known does not cover, or 0.
+// beyond returns the latest instruction of c that known does not cover, or 0.
 func (c *clock) beyond(known *clock) tick {
 	latest := tick(0)
 	for s := range c {
@@ -43,13 +46,13 @@ func (c *clock) beyond(known *clock) tick {
 	return latest
 }
 
-// An edge is a wait: the consumer may start when the producer is done.
+// An edge is a wait: the consumer may start once the producer is done.
 type edge struct{ producer, consumer tick }
 
-// neededWaits finds the waits, in the order of their consumers.
+// neededWaits returns the waits in the order of their consumers.
 //
-// Waits of one instruction are chosen latest producer first: an instruction can have waited only for earlier ones, so
-// whatever another wait of the same instruction implies has been joined before its own turn comes.
+// The waits of one instruction are chosen latest producer first. An instruction can only have waited for
+// earlier ones, so anything that another of its waits implies is already known.
 func neededWaits(instrs []ir.Instr, buffers []ir.Buffer) []edge {
 	var edges []edge
 	var last clock                       // last instruction of each stream
@@ -69,7 +72,7 @@ func neededWaits(instrs []ir.Instr, buffers []ir.Buffer) []edge {
 	return edges
 }
 
-// insertEvents puts a record after every producer and the waits before their consumers. Events are numbered in the
+// insertEvents puts a record after every producer and waits before its consumers. Events are numbered in the
 // order of their records.
 func insertEvents(instrs []ir.Instr, edges []edge, pass uint8) ([]ir.Instr, int32) {
 	event := make([]int32, len(instrs)+1) // by tick: 1 + the event, or 0
@@ -113,8 +116,8 @@ func insertEvents(instrs []ir.Instr, edges []edge, pass uint8) ([]ir.Instr, int3
 	return out, count
 }
 
-// crossing is the spec line behind an event: that of the copy, the message or the collective that it is for. Between two streams of
-// these it is that of the work which is waited for.
+// crossing returns the spec line of an event: that of the copy, message or collective that needs it. If both
+// instructions are of these kinds, it is the line of the producer.
 func crossing(producer, consumer *ir.Instr) uint16 {
 	if producer.Stream == ir.Compute {
 		return consumer.Prov.Line
@@ -122,9 +125,9 @@ func crossing(producer, consumer *ir.Instr) uint16 {
 	return producer.Prov.Line
 }
 
-// history remembers for every byte who wrote it last and who has touched it since. Bytes with the same past form a
-// segment. All ends of views are known beforehand, so a segment is named by the index of the stop where it starts, and
-// no tree is needed.
+// history records for every byte which instruction wrote it last and which have accessed it since. Adjacent
+// bytes with the same history form a segment. All ends of views are known beforehand, so a segment is
+// identified by the index of the address where it starts, and no tree is needed.
 type history struct {
 	buffers  []ir.Buffer
 	stops    []ir.Bytes // every address where a view starts or ends, ascending
@@ -160,7 +163,7 @@ func newHistory(instrs []ir.Instr, buffers []ir.Buffer) *history {
 	return h
 }
 
-// addresses places a view on one line that holds all arenas.
+// addresses maps a view to one address space for all arenas.
 func (h *history) addresses(v ir.View) (lo, hi ir.Bytes) {
 	if !v.Present() {
 		return 0, 0
@@ -171,8 +174,8 @@ func (h *history) addresses(v ir.View) (lo, hi ir.Bytes) {
 	return lo, lo + v.Bytes()
 }
 
-// access notes the accesses of an instruction and returns what it must come after. That may include the instruction
-// itself and others of its stream.
+// access records the accesses of an instruction and returns the instructions that it must follow. They may
+// include the instruction itself and others on its stream.
 func (h *history) access(in *ir.Instr, t tick) clock {
 	var needs clock
 	for i, v := range in.Args {
@@ -198,7 +201,7 @@ func (h *history) read(first, end int, stream ir.Stream, t tick, needs *clock) {
 	}
 }
 
-// write makes one segment of the range. What is ordered after it is ordered after everything that it replaces.
+// write makes one segment of the range. What follows this write also follows everything that it replaces.
 func (h *history) write(first, end int, stream ir.Stream, t tick, needs *clock) {
 	for k := first; k < end; k = h.starts.next(k + 1) {
 		needs.join(&h.segments[k].touched)
@@ -211,7 +214,7 @@ func (h *history) write(first, end int, stream ir.Stream, t tick, needs *clock) 
 	h.segments[first] = seg
 }
 
-// cut makes a segment start at an address that is a stop, and returns the stop.
+// cut starts a segment at a known address and returns the address's index.
 func (h *history) cut(address ir.Bytes) int {
 	k, _ := slices.BinarySearch(h.stops, address)
 	if from := h.starts.previous(k); from != k {
@@ -221,15 +224,15 @@ func (h *history) cut(address ir.Bytes) int {
 	return k
 }
 
-// bitset is a set of small integers that finds neighbours fast: level 0 has a bit for every member, each level above
-// a bit for every word in use of the level below.
+// bitset is a set of small integers with fast search for neighbours. Level 0 has a bit for every member, and
+// each level above has a bit for every non-zero word of the level below.
 type bitset [][]uint64
 
 func newBitset(size int) bitset {
 	var b bitset
 	for more := true; more; more = size > 1 {
 		size = (size + 63) / 64
-		b = append(b, make([]uint64, size+1)) // the spare word ends a search beyond the last member
+		b = append(b, make([]uint64, size+1)) // the spare word ends searches past the last member
 	}
 	return b
 }
@@ -251,7 +254,7 @@ func (b bitset) clear(i int) {
 	}
 }
 
-// next is the smallest member that is at least i, or a number beyond all members.
+// next returns the smallest member that is at least i, or a number past all members.
 func (b bitset) next(i int) int {
 	for level, words := range b {
 		if word := words[i/64] >> (i % 64); word != 0 {
@@ -266,7 +269,7 @@ func (b bitset) next(i int) int {
 	return len(b[0]) * 64
 }
 
-// previous is the largest member that is at most i; there is one.
+// previous returns the largest member that is at most i, which must exist.
 func (b bitset) previous(i int) int {
 	for level, words := range b {
 		if word := words[i/64] << (63 - i%64); word != 0 {

@@ -9,13 +9,13 @@ import (
 	"sppo.dev/schedule"
 )
 
-// step is one thing that a rank issues: a task, or the message that brings a task's input or takes its result away. In lockstep
-// also a part of others' tasks, and the messages that bring what it takes.
+// step is one item of a rank's issue order: a task, or a message with a task's input or result. With mux it may
+// also be a part of other ranks' tasks, or a message that such parts need.
 type step struct {
 	kind   stepKind
 	task   int         // index into the rank's tasks
-	shared []plan.Task // of other ranks: those that are helped, beside an own one or not, or the one behind which a block of keys is whole
-	helper int         // which block it is
+	shared []plan.Task // tasks of other ranks that this one helps; of lending and borrowing, the task after which the block of keys is complete
+	helper int         // which block of keys
 }
 
 type stepKind uint8
@@ -24,17 +24,17 @@ const (
 	receiving stepKind = iota // the task's input
 	sending                   // the task's result
 	running
-	sharing   // all of the rank's tasks of a slot that all ranks share, of which this is the first
-	helping   // others' tasks
-	lending   // a block of keys, to a helper
-	borrowing // it
+	sharing   // all of the rank's tasks in a shared slot; task is the first
+	helping   // parts of other ranks' tasks
+	lending   // sends a block of keys to a helper
+	borrowing // receives it
 )
 
-// own reports whether a step belongs to a task of the rank itself.
+// own reports whether a step belongs to one of the rank's own tasks.
 func (k stepKind) own() bool { return k <= sharing }
 
-// moment orders the steps of all ranks: by time; messages before the tasks that begin when they end; messages of one
-// moment by number.
+// moment orders the steps of all ranks by time. At one time, messages come before the tasks that start then,
+// and in the order of their numbers.
 type moment struct {
 	time    int
 	running bool
@@ -54,16 +54,17 @@ func (a moment) compare(b moment) int {
 	return cmp.Compare(a.message, b.message)
 }
 
-// item is a step and when it is issued.
+// item is a step with the moment at which it is issued.
 type item struct {
 	at moment
 	step
 }
 
-// timeline is the order in which every rank issues its tasks and messages. It follows a run of the schedule in which a
-// layer's forward takes one unit of time, its backward two or each of its halves one, and messages none: a message stands where its sender's task ends, in
-// the sender's order and in the receiver's. All orders are thus parts of one order of all steps of the job, in which whatever a
-// step waits for comes before it: the job cannot deadlock, even where each rank runs one step at a time.
+// timeline returns the order in which every rank issues its tasks and messages. It simulates the schedule with
+// one unit of time for a layer's forward, two for its backward or one for each half, and none for messages. A
+// message is placed at the end of its sender's task, both in the sender's order and in the receiver's. All
+// orders are therefore parts of a single order of all steps of the job in which every step comes after those it
+// waits for. So the job cannot deadlock, even if each rank runs one step at a time.
 func timeline(p *plan.Plan) [][]step {
 	items := make([][]item, p.Parallel.PP)
 	index := make([]map[plan.Task]int, p.Parallel.PP)

@@ -6,9 +6,11 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Activation units between forward and backward: where they are kept, when they leave, when they come back.
+// Saved tensors between forward and backward: where they are kept, when they leave the device, and when they
+// return. A unit is the smallest group of them that is offloaded or recomputed as one.
 
-// saveUnits prepares a forward env to put the values of units together. The block's input already has its place.
+// saveUnits makes a forward env store the values of each unit together. The block's input already has its
+// buffer.
 func (e *env) saveUnits() {
 	e.unitOf = make([]int, len(e.block.Values))
 	for v := range e.unitOf {
@@ -26,7 +28,7 @@ func (e *env) saveUnits() {
 	}
 }
 
-// saveInput saves the block's input, which may have come from the host: then it is there already.
+// saveInput saves the block's input. If the input came from the host, it is there already.
 func (e *env) saveInput(u int) {
 	input := savedUnit{device: e.at[e.block.Input].buffer}
 	if e.layer == e.s.stages[e.task.Stage][0] {
@@ -43,7 +45,7 @@ func (e *env) unitKey(u int) unitKey {
 	return unitKey{e.task.Microbatch, e.task.Subsequence, e.task.Piece, e.layer, u}
 }
 
-// makeUnit allocates the buffer of a unit and places its values in it one after another.
+// makeUnit allocates the buffer of a unit and lays out its values in it one after another.
 func (e *env) makeUnit(u int) {
 	unit := &e.block.Units[u]
 	b := e.s.allocate(e.s.label(e.task, e.layer, unit.Name), ir.Device, e.block.UnitBytes(unit, e.size))
@@ -59,8 +61,8 @@ func (e *env) placeUnit(u int, b uint32) {
 	}
 }
 
-// offload copies a unit out as soon as its producer has been emitted: copying only reads, so later readers need
-// not be waited for.
+// offload copies a unit to the host as soon as its producer has been emitted. Copying only reads, so the copy
+// need not wait for later readers.
 func (e *env) offload(n *graph.Node) {
 	if e.unitOf == nil {
 		return
@@ -90,7 +92,7 @@ func (e *env) offloadUnit(u int) {
 	s.saved[e.unitKey(u)] = saved
 }
 
-// unitViews are the bytes of a unit's values within its buffer; what aligns them is not copied.
+// unitViews returns the bytes of a unit's values within its buffer. Padding between values is not copied.
 func (s *stage) unitViews(b *graph.Block, u int, t plan.Task) []ir.View {
 	z := s.plan.SizeOf(t)
 	unit := &b.Units[u]
@@ -102,21 +104,21 @@ func (s *stage) unitViews(b *graph.Block, u int, t plan.Task) []ir.View {
 	return views
 }
 
-// asBytes views a range of a buffer as copies do.
+// asBytes returns the view of a range of a buffer that copies use.
 func asBytes(offset, n ir.Bytes) ir.View {
 	v := vector(0, ir.U8, int64(n))
 	v.Offset = offset
 	return v
 }
 
-// in is a view moved to a buffer.
+// in returns a view with another buffer.
 func in(b uint32, v ir.View) ir.View {
 	v.Buffer = b
 	return v
 }
 
-// releaseOffloaded ends the time that copies out of a layer have: who takes the bytes from here on waits for them. What is on its
-// way back already has other bytes.
+// releaseOffloaded frees the device bytes of a layer whose copies to the host were issued earlier; whatever
+// reuses the bytes waits for the copies. Units that are already being reloaded have new buffers.
 func (s *stage) releaseOffloaded(t plan.Task, layer int) {
 	for u := range s.block(t, layer).Units {
 		key := unitKey{t.Microbatch, t.Subsequence, t.Piece, layer, u}
@@ -128,8 +130,8 @@ func (s *stage) releaseOffloaded(t plan.Task, layer int) {
 	}
 }
 
-// reload issues the copies that bring a layer's units back for a backward task, in the order of need, unless they have been
-// issued.
+// reload issues the copies that bring a layer's units back for a backward task, in the order of their first
+// use, unless they have been issued.
 func (s *stage) reload(t plan.Task, layer int) {
 	b := s.block(t, layer)
 	units := b.Units
@@ -165,7 +167,7 @@ func byReader(units []graph.Unit) []int {
 	return order
 }
 
-// loadUnits tells a backward env where the saved values of its layer are.
+// loadUnits gives a backward env the buffers of its layer's saved values.
 func (e *env) loadUnits() {
 	for u := range e.block.Units {
 		e.placeUnit(u, e.s.saved[e.unitKey(u)].device)

@@ -10,12 +10,12 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// Slices of parameters: ranks that hold the same matrix complete its gradient in slices, and with ZeRO keep the
-// optimizer state of theirs alone. What is summed, and in which order, is the same either way.
+// Slices of parameters. Ranks that hold the same matrix each complete a slice of its gradient and, with ZeRO,
+// keep optimizer state for that slice only. The sums and their order are the same either way.
 
-// slicePlace is what the first row of a rank's slice follows from.
+// slicePlace determines the first row of a rank's slice.
 type slicePlace struct {
-	start string // constant with the first row of the piece; empty: 0
+	start string // constant with the first row of the piece, or empty for row 0
 	rows  int64  // of a slice
 	cut   plan.Slicing
 }
@@ -24,7 +24,8 @@ func (c slicePlace) name() string {
 	return fmt.Sprintf("slice.%s.%d.%dx%d", cmp.Or(c.start, "top"), c.rows, c.cut.SP, c.cut.DP)
 }
 
-// constFirst is 1 on the ranks of the first replica; before another constant's name, that constant there and 0 elsewhere.
+// constFirst names a constant that is 1 on the first replica and 0 on others. As a prefix of another constant's
+// name, it names one that has that constant's value on the first replica and 0 on others.
 const constFirst = "first_replica"
 
 func onFirstReplica(name string) string {
@@ -34,7 +35,7 @@ func onFirstReplica(name string) string {
 	return constFirst + "." + name
 }
 
-// sliceConsts are the constants that slices of this plan need.
+// sliceConsts returns the constants that the slices of this plan need.
 func (l *layout) sliceConsts() []string {
 	var names []string
 	if l.plan.Parallel.DP > 1 {
@@ -67,7 +68,7 @@ func (l *layout) sliceConsts() []string {
 	return names
 }
 
-// firstReplica is the value of a constant of onFirstReplica.
+// firstReplica returns the value of a constant named by onFirstReplica.
 func (l *layout) firstReplica(name string, d, i, k int) int64 {
 	switch {
 	case d > 0:
@@ -78,7 +79,7 @@ func (l *layout) firstReplica(name string, d, i, k int) int64 {
 	return l.constValue(strings.TrimPrefix(name, constFirst+"."), d, i, k)
 }
 
-// sliceRow is the first row of the slice of rank (d, i, k).
+// sliceRow returns the first row of the slice of rank (d, i, k).
 func (l *layout) sliceRow(c slicePlace, d, i, k int) int64 {
 	row := int64(0)
 	if c.start != "" {
@@ -93,7 +94,7 @@ func (l *layout) sliceRow(c slicePlace, d, i, k int) int64 {
 	return row + (int64(k)*c.cut.DP+int64(d))*c.rows
 }
 
-// stateSlices is the number of slices of the parameter over which ranks divide the optimizer's state.
+// stateSlices returns the number of slices into which ranks divide the parameter's optimizer state.
 func (p *param) stateSlices() int64 {
 	if p.zero >= plan.ZeroState {
 		return p.cut.Slices()
@@ -101,12 +102,12 @@ func (p *param) stateSlices() int64 {
 	return 1
 }
 
-// stateRows are the rows that this rank has optimizer state of.
+// stateRows returns the rows for which this rank has optimizer state.
 func (p *param) stateRows() int64 { return p.Local[0] / p.stateSlices() }
 
 func (p *param) stateElements() int64 { return p.stateRows() * p.Local[1] }
 
-// stateView is a buffer of optimizer state.
+// stateView returns the view of a buffer of optimizer state.
 func (p *param) stateView(b uint32, d ir.DType) ir.View {
 	if p.zero >= plan.ZeroState {
 		return matrix(b, d, p.stateRows(), p.Local[1])
@@ -114,8 +115,8 @@ func (p *param) stateView(b uint32, d ir.DType) ir.View {
 	return p.view(b, d)
 }
 
-// stateRectangles maps a buffer that has the rows of the optimizer's state to the tensor. The slices of pieces stand one after
-// another.
+// stateRectangles maps the rows of a buffer of optimizer state to rectangles of the tensor. The buffer holds
+// the slices of the pieces one after another.
 func (s *stage) stateRectangles(p *param, b uint32, d ir.DType) []rectangle {
 	if p.zero < plan.ZeroState {
 		return s.rectangles(p, p.whole(b, d))
@@ -131,7 +132,7 @@ func (s *stage) stateRectangles(p *param, b uint32, d ir.DType) []rectangle {
 	return list
 }
 
-// sumOverStage adds the parts of a gradient that the ranks of a stage have.
+// sumOverStage adds up a gradient over the ranks of a stage.
 func (s *stage) sumOverStage(p *param, g ir.View) ir.View {
 	switch {
 	case p.cut.SP > 1:
@@ -146,7 +147,7 @@ func (s *stage) sumOverStage(p *param, g ir.View) ir.View {
 	return g
 }
 
-// sumOverReplicas adds those that the replicas have.
+// sumOverReplicas adds up a gradient over the replicas.
 func (s *stage) sumOverReplicas(p *param, g ir.View) ir.View {
 	switch {
 	case p.cut.DP > 1:
@@ -161,8 +162,8 @@ func (s *stage) sumOverReplicas(p *param, g ir.View) ir.View {
 	return g
 }
 
-// gather brings the slices of all ranks back together. It gives the buffer that the last collective reads; of says what is gathered,
-// in the names of buffers.
+// gather collects the slices of all ranks. It returns the buffer that the last collective reads. The names of
+// new buffers contain of.
 func (s *stage) gather(p *param, of string, whole, slice ir.View) uint32 {
 	if p.cut.DP > 1 {
 		all := whole
@@ -180,7 +181,7 @@ func (s *stage) gather(p *param, of string, whole, slice ir.View) uint32 {
 	return slice.Buffer
 }
 
-// eachPiece visits the pieces of what replicas share, and this replica's slice of each.
+// eachPiece calls a function for each piece that replicas share, with this replica's slice of it.
 func (s *stage) eachPiece(p *param, whole, slice ir.View, visit func(whole, part ir.View)) {
 	at := int64(0)
 	for _, part := range s.pieces(p.Param) {
@@ -190,7 +191,7 @@ func (s *stage) eachPiece(p *param, whole, slice ir.View, visit func(whole, part
 	}
 }
 
-// scratch is some rows of a parameter that are needed for a while.
+// scratch allocates a temporary buffer for a number of rows of a parameter.
 func (s *stage) scratch(p *param, ending string, rows int64, d ir.DType) ir.View {
 	name := p.name + ending
 	if p.zero >= plan.ZeroGradients {
@@ -199,7 +200,7 @@ func (s *stage) scratch(p *param, ending string, rows int64, d ir.DType) ir.View
 	return matrix(s.allocate(name, ir.Device, ir.Bytes(rows*p.Local[1])*d.Bytes()), d, rows, p.Local[1])
 }
 
-// normWeight is 1 on one of the ranks that have the same part of a gradient.
+// normWeight returns a constant that is 1 on exactly one of the ranks that hold the same part of a gradient.
 func (s *stage) normWeight(p *param) ir.Attr {
 	if !p.owner {
 		return ir.Float(0)
