@@ -101,7 +101,7 @@ func TestPlaceLivesEdges(t *testing.T) {
 	}
 }
 
-// liveBound is the most bytes ever live at once: no placement has a smaller extent.
+// liveBound returns the most bytes ever live at once: no placement has a smaller extent.
 func liveBound(lives []life) ir.Bytes {
 	return newCalendar(lives).peak()
 }
@@ -280,7 +280,7 @@ func (g *pipelineLives) add(start, end int, bytes float64) {
 	g.out = append(g.out, life{int32(start), int32(max(start, end)), ir.Bytes(max(bytes, 4))})
 }
 
-// at is the position of an operation of a layer; op counts as in forward, and twice as far in backward.
+// at returns the position of an operation of a layer; op counts as in forward, and twice as far in backward.
 func (g *pipelineLives) at(task stageTask, layer, op int) int {
 	start := g.starts[g.index[task]] + messageOps/2
 	if task.backward {

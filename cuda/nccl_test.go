@@ -10,7 +10,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// oneRank is a program of one rank, whose collectives return their input.
+// oneRank returns a program of one rank, whose collectives return their input.
 func oneRank() *ir.Program {
 	b := &builder{}
 	for _, t := range []ir.DType{ir.F32, ir.BF16} {

@@ -159,7 +159,7 @@ type attentionShape struct {
 	n, prefix, heads, kvHeads, dim int64
 }
 
-// attentionProgram is a program of attention after a prefix, with all results in f32, and its gradient.
+// attentionProgram returns a program of attention after a prefix, with all results in f32, and its gradient.
 func attentionProgram(s attentionShape) (p *ir.Program, inputs, outputs []ir.View) {
 	n, prefix, heads, kvHeads, dim := s.n, s.prefix, s.heads, s.kvHeads, s.dim
 	code := ir.Code{Name: "trial"}

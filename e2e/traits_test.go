@@ -33,7 +33,9 @@ func listTraits() []trait {
 		{name: "an offload that auto chose", asked: func(d *drawn) bool { return d.ask("offload") == "auto" }, planned: fated(plan.FateOffload)},
 		{name: "layers with windows", asked: func(d *drawn) bool { return d.model.Window != "" }, planned: func(d *drawn) bool { return len(d.windows()) == 1 && d.windows()[0] > 0 }},
 		{name: "layers of several windows", asked: func(d *drawn) bool { return d.model.Window != "" }, planned: func(d *drawn) bool { return len(d.windows()) > 1 }},
-		{name: "windows with K or V that stream", asked: func(d *drawn) bool { return d.model.Window != "" && d.ask("keep") != "[k, v]" && d.over("subsequences") },
+		{name: "windows with K or V that stream", asked: func(d *drawn) bool {
+			return d.model.Window != "" && d.ask("keep") != "[k, v]" && d.over("subsequences")
+		},
 			planned: func(d *drawn) bool { return slices.Max(d.windows()) > 0 }},
 		{name: "a bf16 model", asked: func(d *drawn) bool { return d.model.DType == "bf16" }},
 	}

@@ -227,7 +227,7 @@ func newDraw(name string) oracleDraw {
 	return oracleDraw(h.Sum64())
 }
 
-// at is the i-th draw, of 24 bits.
+// at returns the i-th draw, of 24 bits.
 func (d oracleDraw) at(i int) uint64 {
 	z := uint64(d) + uint64(i+1)*0x9e3779b97f4a7c15
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9

@@ -2,12 +2,12 @@ package graph
 
 import "sppo.dev/ir"
 
-// BlockInstr is the instruction of a node before anything is placed.
+// BlockInstr returns the instruction of a node before anything is placed.
 func BlockInstr(b *Block, n *Node, z Size) ir.Instr {
 	return b.Instr(n, z, func(_ Arg, v ir.View) ir.View { return v }, func(Attr) ir.Attr { return ir.Int(0) })
 }
 
-// OverKeys is an instruction of attention, or of its gradient, over a block of its keys.
+// OverKeys returns an instruction of attention, or of its gradient, over a block of its keys.
 func OverKeys(in ir.Instr, z Size, first, end int64) ir.Instr {
 	row := in.Info()
 	in.Args, in.Attrs = append([]ir.View(nil), in.Args...), append([]ir.Attr(nil), in.Attrs...)
@@ -25,7 +25,7 @@ func OverKeys(in ir.Instr, z Size, first, end int64) ir.Instr {
 	return in
 }
 
-// RowsOf is a run of a matrix's rows.
+// RowsOf returns a run of a matrix's rows.
 func RowsOf(v ir.View, first, rows int64) ir.View {
 	v.Offset += ir.Bytes(first*v.Cols()) * v.DType.Bytes()
 	v.Shape[0] = rows

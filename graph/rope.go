@@ -23,7 +23,7 @@ const (
 	plainTheta = 0  // whole heads by theta
 )
 
-// rotation is the number that the rope instructions of all layers have, or one of the above.
+// rotation returns the number that the rope instructions of all layers have, or one of the above.
 func (g *Model) rotation(of string) int64 {
 	first := g.rotationOf(0, of)
 	for l := range g.Layers {
@@ -34,7 +34,7 @@ func (g *Model) rotation(of string) int64 {
 	return first
 }
 
-// Rotation is the number of a layer's rotation where layers differ.
+// Rotation returns the number of a layer's rotation where layers differ.
 func (g *Model) Rotation(layer int, of string) int64 { return g.rotationOf(layer, of) }
 
 // rotationOf finds what a layer needs among the rotations of the model.

@@ -68,7 +68,7 @@ func (e *Export) Write(ctx context.Context, dir string) error {
 	})
 }
 
-// sources are all tensors of the folder that the model comes from: those of the model with new values, others as they are.
+// sources returns all tensors of the folder that the model comes from: those of the model with new values, others as they are.
 func (e *Export) sources(ctx context.Context) ([]safetensors.Source, func() error, error) {
 	w, err := e.From.OpenWeights(e.Tensors)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// small is a config of the fixtures with members changed; a nil one is taken out.
+// small returns a config of the fixtures with members changed; a nil one is taken out.
 func small(t *testing.T, changes map[string]any) []byte {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", "models", "llama", hf.ConfigFile))
@@ -103,7 +103,7 @@ func TestFormsOfConfig(t *testing.T) {
 	}
 }
 
-// importText is the keys without where they come from.
+// importText returns the keys without where they come from.
 func importText(t *testing.T, config []byte) string {
 	t.Helper()
 	model, err := hf.ReadModel(configFolder(t, config))
@@ -117,7 +117,7 @@ func importText(t *testing.T, config []byte) string {
 	return model.Name + "\n" + strings.Join(lines, "\n")
 }
 
-// folder is a copy of a fixture whose tensors are changed; the returned ones are those of the program.
+// folder returns a copy of a fixture whose tensors are changed; the returned ones are those of the program.
 func folder(t *testing.T, fixture string, change func(list []safetensors.Source) []safetensors.Source) (string, []ir.Tensor) {
 	t.Helper()
 	from := filepath.Join("testdata", "models", fixture)

@@ -31,7 +31,7 @@ type Model struct {
 	outer bool // the language model is a part of what the folder holds
 }
 
-// Context is how many tokens the config says that a sequence may have; 0 where it does not.
+// Context returns how many tokens the config says that a sequence may have; 0 where it does not.
 func (m *Model) Context() int64 {
 	for _, key := range []string{"max_position_embeddings", "n_positions"} {
 		if m.conf.has(key) {
@@ -41,7 +41,7 @@ func (m *Model) Context() int64 {
 	return 0
 }
 
-// Architecture is the model_type that config.json has.
+// Architecture returns the model_type that config.json has.
 func (m *Model) Architecture() string { return m.arch.modelType }
 
 // ReadModel reads the config.json of a folder. An error names the file and the key.
@@ -188,7 +188,7 @@ func number(v float64) string {
 	return strings.Replace(strconv.FormatFloat(v, 'g', -1, 64), "e+", "e", 1)
 }
 
-// Text is the model block, with the origin of each key.
+// Text returns the model block, with the origin of each key.
 func (m *Model) Text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "model %s {\n", m.Name)
@@ -203,14 +203,14 @@ func (m *Model) Text() string {
 	return string(text)
 }
 
-// Spec is the text of a whole spec around the model: a shipped cluster with arguments such as "nodes = 1", and a run on that many
+// Spec returns the text of a whole spec around the model: a shipped cluster with arguments such as "nodes = 1", and a run on that many
 // tokens of random data, as a question about memory and time needs it.
 func (m *Model) Spec(cluster, arguments, sequence string) string {
 	return fmt.Sprintf("import \"clusters/%s.sppo\"\n\n%s\ncluster machines = %s(%s)\n\ntrain {\n  sequence = %s\n  data = random()\n}\n",
 		cluster, m.Text(), cluster, arguments, sequence)
 }
 
-// Lang is the model as the language has it, for sequences of that many tokens and with weights of the type, f32 or bf16; an empty
+// Lang returns the model as the language has it, for sequences of that many tokens and with weights of the type, f32 or bf16; an empty
 // one is the config's.
 func (m *Model) Lang(sequence int64, dtype string) (lang.Model, error) {
 	var set []string

@@ -107,7 +107,7 @@ func (m *Model) scaling(p, c *config) {
 	m.amplitude(kind, p)
 }
 
-// originalLength is the context before it was made longer.
+// originalLength returns the context before it was made longer.
 func (m *Model) originalLength(p, c *config) float64 {
 	from, name := p, "original_max_position_embeddings"
 	switch {

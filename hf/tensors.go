@@ -175,7 +175,7 @@ func (n *naming) layout(tensors []ir.Tensor) ([]*stored, error) {
 	return list, nil
 }
 
-// across is the size of the side along which tensors are fused: columns of a matrix, elements of a vector.
+// across returns the size of the side along which tensors are fused: columns of a matrix, elements of a vector.
 func across(t *ir.Tensor) int64 {
 	if isVector(t) {
 		return t.Shape[0]

@@ -78,7 +78,7 @@ func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 // Close closes the files.
 func (w *Weights) Close() error { return w.folder.Close() }
 
-// renaming is how the folder writes the names of its architecture's tensors: as they are, without the prefix where it holds a
+// renaming returns how the folder writes the names of its architecture's tensors: as they are, without the prefix where it holds a
 // model without head, or behind another where the language model is a part.
 func (m *Model) renaming(folder *safetensors.Folder) func(string) string {
 	prefix := m.arch.names.prefix

@@ -11,7 +11,7 @@ import (
 	"sppo.dev/ir/irtest"
 )
 
-// layered is a program of 8 codes for 128 ranks; n is its subsequences.
+// layered returns a program of 8 codes for 128 ranks; n is its subsequences.
 func layered(n int) *ir.Program {
 	return irtest.Layered(irtest.Size{Stages: 8, Layers: 10, Subsequences: n, RanksPerStage: 16, Rows: 64})
 }

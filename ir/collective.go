@@ -40,7 +40,7 @@ type Transfer struct {
 	XStride, YStride Bytes // from one row to the next
 }
 
-// run is a transfer of adjacent bytes.
+// run returns a transfer of adjacent bytes.
 func run(x, y, n Bytes) Transfer { return Transfer{Rows: 1, Width: n, X: x, Y: y} }
 
 // Size returns the bytes of the transfer.
@@ -281,7 +281,7 @@ func allToAllSides(in *Instr) (tall, wide View) {
 	return in.Args[0], in.Args[1]
 }
 
-// allToAllTransfer is a column block of the sender's rows, or inverse a row block of its columns.
+// allToAllTransfer returns a column block of the sender's rows, or inverse a row block of its columns.
 func allToAllTransfer(in *Instr, to, from, n int64) Transfer {
 	tall, wide := allToAllSides(in)
 	size, rows, copies := tall.DType.Bytes(), Bytes(wide.Rows()), int64(in.Attr("copies").Bits)

@@ -15,7 +15,7 @@ import (
 // preambleBytes are magic, version and hash of the table.
 const preambleBytes = 8 + 4 + 8
 
-// sealed gives a mutated file the start and the checksum that it should have, so that a fuzzer gets beyond them.
+// sealed returns a mutated file the start and the checksum that it should have, so that a fuzzer gets beyond them.
 func sealed(data, whole []byte) []byte {
 	if len(data) < preambleBytes+5 {
 		return data

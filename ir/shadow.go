@@ -58,7 +58,7 @@ func newShadow(size Bytes) *shadow {
 // cursor is a place in the list.
 type cursor struct{ block, at int }
 
-// find is the segment that holds the byte.
+// find returns the segment that holds the byte.
 func (s *shadow) find(addr Bytes) cursor {
 	lo, hi := 0, len(s.blocks)
 	for hi-lo > 1 {

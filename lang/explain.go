@@ -170,7 +170,7 @@ func explainKey(k *Key) string {
 	return b.String()
 }
 
-// withRange is the type with the bounds that say something.
+// withRange returns the type with the bounds that say something.
 func (t valueType) withRange() string {
 	words := t.String()
 	n := t.number
@@ -196,7 +196,7 @@ func explainCode(c CodeInfo) string {
 	return b.String()
 }
 
-// labelled is a paragraph that hangs behind its label.
+// labelled returns a paragraph that hangs behind its label.
 func labelled(label, text string) string {
 	indent := fmt.Sprintf("%13s", "")
 	return "    " + fmt.Sprintf("%-9s", label) + strings.TrimPrefix(wrap(text, indent), indent)

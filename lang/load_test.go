@@ -276,7 +276,7 @@ func TestTableOfKeys(t *testing.T) {
 	}
 }
 
-// takerOf is a call that a key is an argument of, or nil.
+// takerOf returns a call that a key is an argument of, or nil.
 func takerOf(k *Key) *callType {
 	if of := FindKey(k.Block); of != nil {
 		for i := range of.takes.calls {

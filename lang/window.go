@@ -8,7 +8,7 @@ const (
 	LayerFull    = "full"    // attention sees all earlier tokens
 )
 
-// WindowOf is how many tokens attention of a layer sees, up to the query's own; 0: all.
+// WindowOf returns how many tokens attention of a layer sees, up to the query's own; 0: all.
 func (m *Model) WindowOf(layer int) int64 {
 	if len(m.Windows) == 0 {
 		return 0
@@ -16,7 +16,7 @@ func (m *Model) WindowOf(layer int) int64 {
 	return m.Windows[layer%len(m.Windows)]
 }
 
-// FullLayers is the number of layers whose attention sees all earlier tokens of a sequence.
+// FullLayers returns the number of layers whose attention sees all earlier tokens of a sequence.
 func (m *Model) FullLayers(sequence int64) (n int) {
 	for layer := range m.Layers {
 		if w := m.WindowOf(layer); w == 0 || w >= sequence {

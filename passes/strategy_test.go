@@ -20,7 +20,7 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// ordered is a plan with the tasks of a strategy, verified, and nothing else.
+// ordered returns a plan with the tasks of a strategy, verified, and nothing else.
 func ordered(t *testing.T, name string, pp, v, n, m int) *plan.Plan {
 	t.Helper()
 	s := strategy.Find(name)
@@ -92,7 +92,7 @@ func (u unitCosts) run(t *testing.T, p *plan.Plan) clock {
 	return c
 }
 
-// bubble is the longest wait of a rank between its first task and its last: what the papers on zero bubbles count.
+// bubble returns the longest wait of a rank between its first task and its last: what the papers on zero bubbles count.
 func (c clock) bubble() int {
 	most := 0
 	for r := range c.span {

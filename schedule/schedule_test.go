@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// text is a list in words, a task a line.
+// text returns a list in words, a task a line.
 func text(l *List, tasks []Task) string {
 	names := []string{
 		"Begin", "StageIn", "CachesIn", "Embedding", "Head", "Visit", "Release", "Reload", "End", "StageOut",
@@ -49,7 +49,7 @@ func TestExample(t *testing.T) {
 	}
 }
 
-// drawn are the tasks of one rank in an order that a strategy might have: the forwards of each microbatch
+// drawn returns the tasks of one rank in an order that a strategy might have: the forwards of each microbatch
 // in order, its backwards in the other direction, several microbatches at a time, weight gradients late or
 // together with their backwards.
 func drawn(r *rand.Rand) (tasks []Task, layers []int) {

@@ -61,7 +61,7 @@ func TestSharing(t *testing.T) {
 	}
 }
 
-// helpersIn are the ranks that run pieces of another rank's stage in a slot.
+// helpersIn returns the ranks that run pieces of another rank's stage in a slot.
 func helpersIn(s Sharing, stage, slot int) (ranks []int) {
 	if slot < stage || slot >= s.Ranks-1 {
 		return nil

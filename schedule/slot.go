@@ -74,7 +74,7 @@ func (w *writer) slot(first, end int) {
 	}
 }
 
-// nextShared is the shared slot after one in the order of its pass, -1 if there is none; first reports
+// nextShared returns the shared slot after one in the order of its pass, -1 if there is none; first reports
 // that none is before it.
 func (w *writer) nextShared(kind Kind, slot int) (next int, first bool) {
 	last := w.Shared - 1

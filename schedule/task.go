@@ -19,7 +19,7 @@ const (
 // Kinds are all kinds of tasks.
 var Kinds = []Kind{Forward, Backward, WeightGrad}
 
-// String is the kind's letter, and nothing for no task.
+// String returns the kind's letter, and nothing for no task.
 func (k Kind) String() string { return [...]string{"", "F", "B", "W"}[k] }
 
 // Task is the forward or backward of one subsequence of one microbatch through the layers of one virtual
@@ -33,7 +33,7 @@ type Task struct {
 	Piece       int // of a subsequence that is cut, from 1; 0: the whole
 }
 
-// As is the task of another kind for the same subsequence on the same virtual stage.
+// As returns the task of another kind for the same subsequence on the same virtual stage.
 func (t Task) As(kind Kind) Task {
 	t.Kind = kind
 	return t
@@ -42,7 +42,7 @@ func (t Task) As(kind Kind) Task {
 // Undoes reports whether a backward is that of a forward.
 func (t Task) Undoes(f Task) bool { return f.Kind == Forward && t == f.As(Backward) }
 
-// Slot is the number of a task's slot in the forward pass, and of that of its forward in the backward
+// Slot returns the number of a task's slot in the forward pass, and of that of its forward in the backward
 // pass. In a pipeline of equal tasks those of one slot run at the same time.
 func (t Task) Slot() int { return t.Stage + t.Subsequence }
 

@@ -269,7 +269,7 @@ func mapBytes(s string) string {
 	return b.String()
 }
 
-// unmapBytes is the inverse of mapBytes, where it has one.
+// unmapBytes returns the inverse of mapBytes, where it has one.
 func unmapBytes(s string) (string, bool) {
 	out := make([]byte, 0, len(s))
 	for _, r := range s {

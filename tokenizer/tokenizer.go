@@ -158,7 +158,7 @@ func (t *Tokenizer) Decode(ids []uint32, skip bool) string {
 	return strings.Join(tokens, "")
 }
 
-// Size is one more than the highest ID: the smallest vocabulary of a model that takes every token.
+// Size returns one more than the highest ID: the smallest vocabulary of a model that takes every token.
 func (t *Tokenizer) Size() int { return t.size }
 
 // ID returns the ID of a token by its name in the file.

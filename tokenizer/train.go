@@ -61,10 +61,10 @@ func (t *Trainer) Join(other *Trainer) {
 	}
 }
 
-// Words is the number of different words.
+// Words returns the number of different words.
 func (t *Trainer) Words() int { return len(t.words) }
 
-// baseVocab is the end of a document, then the bytes in the order of their characters.
+// baseVocab returns the end of a document, then the bytes in the order of their characters.
 func baseVocab() []string {
 	out := []string{EndOfText}
 	chars := slices.Clone(byteChars[:])
@@ -240,7 +240,7 @@ func (s *training) merge(p uint64, id uint32) {
 	}
 }
 
-// trainedFile is the tokenizer.json of a vocabulary and its merges.
+// trainedFile returns the tokenizer.json of a vocabulary and its merges.
 func trainedFile(vocab []string, merges [][2]string) ([]byte, error) {
 	type object = map[string]any
 	ids := make(map[string]int, len(vocab))

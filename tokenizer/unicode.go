@@ -118,7 +118,7 @@ type combining struct {
 	class uint8
 }
 
-// normalFormSlow is the algorithm of the Unicode Standard, section 3.11.
+// normalFormSlow implements the algorithm of the Unicode Standard, section 3.11.
 func normalFormSlow(form norm.Form, s string) string {
 	apart := norm.NFD
 	if form == norm.NFKC || form == norm.NFKD {

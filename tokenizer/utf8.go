@@ -26,7 +26,7 @@ func validUTF8(s string) string {
 	return b.String()
 }
 
-// maximalSubpart is the number of bytes at the start of an ill-formed s that are the beginning of some valid rune.
+// maximalSubpart returns the number of bytes at the start of an ill-formed s that are the beginning of some valid rune.
 func maximalSubpart(s string) int {
 	least, most, want := byte(0x80), byte(0xbf), 0
 	switch c := s[0]; {

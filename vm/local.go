@@ -207,7 +207,7 @@ func (t *localTeam) meet() error {
 	return t.failed
 }
 
-// run is one call.
+// run runs the collective once.
 func (m *localMember) run() error {
 	t := m.team
 	t.calls[m.index] = m.call

@@ -99,7 +99,7 @@ type rectangle struct {
 	rows, cols int64
 }
 
-// rectangleOf is where a rank's state lies in its tensor.
+// rectangleOf returns where a rank's state lies in its tensor.
 func rectangleOf(s *ir.State, consts []int64) rectangle {
 	rect := rectangle{view: s.View, row0: s.Row0.Int(consts), col0: s.Col0.Int(consts), rows: s.View.Rows(), cols: s.View.Cols()}
 	if len(s.View.Dims()) == 1 { // a vector is a column
@@ -108,7 +108,7 @@ func rectangleOf(s *ir.State, consts []int64) rectangle {
 	return rect
 }
 
-// band is the view of some of its rows.
+// band returns the view of some of its rows.
 func (rect *rectangle) band(first, rows int64) ir.View {
 	v := rect.view
 	v.Offset += ir.Bytes(first*rect.cols) * v.DType.Bytes()

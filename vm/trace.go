@@ -43,7 +43,7 @@ type Trace struct {
 // NewTrace wraps a device that is not loaded yet.
 func NewTrace(d Device) *Trace { return &Trace{Device: d} }
 
-// Load gives the device its Spans.
+// Load loads the device with an environment that records spans.
 func (t *Trace) Load(p *ir.Program, rank int, env *Env) error {
 	traced := *env
 	traced.Spans = &t.spans

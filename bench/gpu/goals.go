@@ -14,7 +14,7 @@ type Goal struct {
 	Met  bool    `json:"met"`
 }
 
-// least is a lower limit, compared with the smallest figure.
+// least returns a lower limit, compared with the smallest figure.
 func least(name, want string, limit float64, seen []float64) Goal {
 	g := Goal{Name: name, Want: want, Seen: len(seen)}
 	for i, x := range seen {
@@ -26,7 +26,7 @@ func least(name, want string, limit float64, seen []float64) Goal {
 	return g
 }
 
-// most is an upper limit, compared with the largest figure.
+// most returns an upper limit, compared with the largest figure.
 func most(name, want string, limit float64, seen []float64) Goal {
 	g := Goal{Name: name, Want: want, Seen: len(seen)}
 	for _, x := range seen {
@@ -36,7 +36,7 @@ func most(name, want string, limit float64, seen []float64) Goal {
 	return g
 }
 
-// goals are the requirements for a Hopper card. Figures with their own limit are compared with it.
+// goals returns the requirements for a Hopper card. Figures with their own limit are compared with it.
 func goals(r *Report) []Goal {
 	figures := func(kind, name, by string, value func(Figure) float64) (out []float64) {
 		for _, f := range r.Figures {

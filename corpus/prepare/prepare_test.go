@@ -107,7 +107,7 @@ func jobOf(t *testing.T, in, out string, tok *tokenizer.Tokenizer, workers int) 
 	return &Job{Inputs: files, Dir: out, Tokenizer: tok, Field: "text", EOS: 1, Workers: workers, ShardText: 2000, pace: 1}
 }
 
-// contents is all that a folder has.
+// contents returns all that a folder has.
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}

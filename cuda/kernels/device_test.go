@@ -211,7 +211,7 @@ func (d *device) bind() error {
 	return kernels.Join(card, d.program, 0, d.code, ir.SectionStep, d.plans)
 }
 
-// value is an argument of the plan at pc.
+// value returns an argument of the plan at pc.
 func (d *device) value(pc int, a kernels.Arg, table []uint64) uint64 {
 	switch a.Kind {
 	case kernels.Operand:

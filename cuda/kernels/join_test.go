@@ -18,7 +18,7 @@ type listing struct {
 	end  ir.Bytes
 }
 
-// tensor is a new tensor, or with an offset of 0 or more one that lies there.
+// tensor returns a new tensor, or with an offset of 0 or more one that lies there.
 func (l *listing) tensor(at ir.Bytes, t ir.DType, shape ...int64) ir.View {
 	v := ir.View{Buffer: uint32(len(l.code.Buffers)), DType: t}
 	for i, n := range shape {
@@ -54,7 +54,7 @@ func (l *listing) program() *ir.Program {
 
 const anywhere = ir.Bytes(-1)
 
-// addNorm is a sum and a norm of it; what stands between them; where the norm's result lies, counted from the second summand.
+// addNorm returns a sum and a norm of it; what stands between them; where the norm's result lies, counted from the second summand.
 func addNorm(op ir.Op, t ir.DType, rows, cols int64, bias ir.DType, between []ir.Op, over ir.Bytes) *listing {
 	l := &listing{}
 	a, b := l.tensor(anywhere, t, rows, cols), l.tensor(anywhere, t, rows, cols)

@@ -34,7 +34,7 @@ func bindLarge(op ir.Op, dtype ir.DType, attrs map[string]int64, shapes ...[]int
 	return Bind(Card{Hopper: true, CopyEngine: true}, p, 0, &in)
 }
 
-// scalars are the numbers among the arguments of a launch.
+// scalars returns the numbers among the arguments of a launch.
 func scalars(l *Launch) map[int64]bool {
 	out := map[int64]bool{}
 	for _, a := range l.Args {

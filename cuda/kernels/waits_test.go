@@ -63,7 +63,7 @@ func TestMissingWaits(t *testing.T) {
 	}
 }
 
-// results are the bytes that an instruction leaves in what it writes.
+// results returns the bytes that an instruction leaves in what it writes.
 func results(p *ir.Program, before [][]byte, d *device) (out []byte, err error) {
 	in := &p.Codes[0].Sections[ir.SectionStep][0]
 	if err := d.Load(p, 0, &vm.Env{Transport: vm.NewLocal()}); err != nil {

@@ -35,7 +35,7 @@ type Info struct {
 	Shape []int64
 }
 
-// Elements is the number of values of the tensor. Checked headers do not overflow it.
+// Elements returns the number of values of the tensor. Checked headers do not overflow it.
 func (t *Info) Elements() int64 {
 	n := int64(1)
 	for _, d := range t.Shape {
@@ -44,10 +44,10 @@ func (t *Info) Elements() int64 {
 	return n
 }
 
-// Bytes is the size of the tensor's values.
+// Bytes returns the size of the tensor's values.
 func (t *Info) Bytes() int64 { return t.Elements() * int64(typeBits[t.DType]) / 8 }
 
-// size is the number of bytes of the values, computed without overflow.
+// size returns the number of bytes of the values, computed without overflow.
 func (t *Info) size() (int64, error) {
 	width, ok := typeBits[t.DType]
 	if !ok {

@@ -57,7 +57,7 @@ func toBF16(f float32) uint16 {
 	return uint16((b + 0x7fff + b>>16&1) >> 16)
 }
 
-// fromF16 is the value of IEEE 754 binary16 bits.
+// fromF16 returns the value of IEEE 754 binary16 bits.
 func fromF16(h uint16) float32 {
 	sign, exponent, fraction := uint32(h>>15)<<31, uint32(h>>10&31), uint32(h&0x3ff)
 	switch exponent {

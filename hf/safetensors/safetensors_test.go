@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// file is the text of a file with that header and that many bytes of values.
+// file returns the text of a file with that header and that many bytes of values.
 func file(header string, values int) []byte {
 	out := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
 	out = append(out, header...)

@@ -190,7 +190,7 @@ func (c Model) ring(n ir.Bytes, l Link, passes int) ir.Seconds {
 	return c.latency(latency*steps) + moved
 }
 
-// rotate is one step of a ring, in which each rank passes on n bytes.
+// rotate returns the time of one step of a ring, in which each rank passes on n bytes.
 func (c Model) rotate(n ir.Bytes, l Link) ir.Seconds {
 	rate, latency := c.wire(l)
 	return c.latency(latency) + over(n, rate*c.machine.CollectiveEfficiency)

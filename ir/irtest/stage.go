@@ -102,12 +102,12 @@ func (st *stage) finish() ir.Code {
 	return c
 }
 
-// readable is a view of something that was written.
+// readable returns a view of something that was written.
 func (st *stage) readable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
 	return st.some(arena, dtype, shape, (*buffer).mayRead)
 }
 
-// changeable is a view of something that was written and may be changed in place.
+// changeable returns a view of something that was written and may be changed in place.
 func (st *stage) changeable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
 	return st.some(arena, dtype, shape, (*buffer).mayChange)
 }

@@ -24,7 +24,7 @@ type leftCosts struct {
 // leftHalves are those of a layer of one kind: until K and V are made, or their gradients, and after that.
 type leftHalves struct{ forward, backward [2][]ir.Seconds } // [half][range]
 
-// allCosts are the costs of a plan whose subsequences may be cut: indices i are of ranges, pieces or whole subsequences.
+// allCosts returns the costs of a plan whose subsequences may be cut: indices i are of ranges, pieces or whole subsequences.
 func (e *Estimator) allCosts(m cost.Model) *Costs {
 	p, g := e.Plan, e.Model
 	q, s := p, e.Shapes

@@ -21,7 +21,7 @@ func BenchmarkSimulate(b *testing.B) {
 	}
 }
 
-// pipelineOf is a plan with no more than what simulate looks at, and its costs: one layer a stage.
+// pipelineOf returns a plan with no more than what simulate looks at, and its costs: one layer a stage.
 func pipelineOf(stages int, f, b []ir.Seconds) (*plan.Plan, *Costs) {
 	return interleavedOf(stages, 1, f, b)
 }

@@ -128,7 +128,7 @@ func (s *Simulation) End() (end ir.Seconds) {
 	return end
 }
 
-// Late is how long each stage waits for the copies of each subsequence. Waits do not count twice: what waited for one copy has
+// Late returns how long each stage waits for the copies of each subsequence. Waits do not count twice: what waited for one copy has
 // given the next ones time.
 func (s *Simulation) Late() [][]ir.Seconds {
 	late := make([][]ir.Seconds, len(s.stages))
@@ -284,7 +284,7 @@ func (s *Simulation) release(st *simStage, t *walk.Node, a schedule.Action) {
 	}
 }
 
-// backwardOf is the time of the k-th layer of a backward.
+// backwardOf returns the time of the k-th layer of a backward.
 func (s *Simulation) backwardOf(t *walk.Node, k int) backwardTime {
 	backward := s.layer(t.Stage, k).backward[t.At]
 	if s.again == nil {
@@ -302,7 +302,7 @@ func (s *Simulation) reload(st *simStage, a schedule.Action) {
 	}
 }
 
-// Exposed is how long the stage that waits longest waits for copies.
+// Exposed returns how long the stage that waits longest waits for copies.
 func (s *Simulation) Exposed() (most ir.Seconds) {
 	for i := range s.stages {
 		most = max(most, s.stages[i].exposed)

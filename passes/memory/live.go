@@ -72,7 +72,7 @@ func (c Blocks) Bytes(g *graph.Model, b *graph.Block, pass Direction, z graph.Si
 	return n
 }
 
-// updating is the most bytes that an optimizer's update of a parameter holds at once, besides what persists.
+// updating returns the most bytes that an optimizer's update of a parameter holds at once, besides what persists.
 func (c Blocks) updating(update *graph.Block) ir.Bytes {
 	key := workingKey{block: update}
 	n, known := c[key]
@@ -264,7 +264,7 @@ func (l *lives) most(end int) ir.Bytes {
 	return most
 }
 
-// loop is where the head's loop over chunks begins and ends.
+// loop returns where the head's loop over chunks begins and ends.
 func loop(nodes []graph.Node) (first, last int) {
 	first = -1
 	for i := range nodes {

@@ -21,7 +21,7 @@ type loadsHeld struct {
 // bytes are those held between two visits.
 func (l *loadsHeld) bytes() ir.Bytes { return l.early + l.sent[0] + l.sent[1] }
 
-// take is the next load. Those that the plan wants under way by then come, and what was sent off before the last has left.
+// take returns the next load. Those that the plan wants under way by then come, and what was sent off before the last has left.
 func (r *tracker) take() walk.Load {
 	h := &r.loads
 	h.sent = [2]ir.Bytes{h.sent[1], 0}

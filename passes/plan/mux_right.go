@@ -37,7 +37,7 @@ func (p *Plan) Lent(stage, helper int) Lending {
 	return l
 }
 
-// Returns are the helpers whose last part of a stage is in a given backward: they return the gradients of its
+// Returns returns the helpers whose last part of a stage is in a given backward: they return the gradients of its
 // keys.
 func (p *Plan) Returns(t Task) (first, end int) {
 	if t.Kind != Backward || t.Piece > 1 {

@@ -70,7 +70,7 @@ func Plan(t testing.TB, file string, set ...string) *plan.Plan {
 	return p
 }
 
-// FolderOfExamples is the way to the examples from the folder of a test.
+// FolderOfExamples returns the way to the examples from the folder of a test.
 func FolderOfExamples() string {
 	up := "../"
 	for range 3 {
@@ -106,7 +106,7 @@ func Kept(p *plan.Plan) (bytes float64) {
 	return bytes
 }
 
-// Random is a source whose seed a failing test shows, and SPPO_SEED repeats. `make test` always draws the same, the long tests
+// Random returns a source whose seed a failing test shows, and SPPO_SEED repeats. `make test` always draws the same, the long tests
 // never.
 func Random(t *testing.T) *rand.Rand { return rand.New(rand.NewPCG(SeedOf(t), 0)) }
 

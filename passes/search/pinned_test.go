@@ -59,7 +59,7 @@ type pinJob struct {
 	open func(set ...string) (*lang.Spec, error)
 }
 
-// paperJob is a job of the paper; drawnJob is a random one with little memory.
+// paperJob returns a job of the paper; drawnJob is a random one with little memory.
 func paperJob(file string, base []string, most int) pinJob {
 	return pinJob{file, base, most, func(set ...string) (*lang.Spec, error) {
 		return lang.Load(plantest.FolderOfExamples()+file, lang.Options{Shipped: examples.Shipped, Set: append(slices.Clone(base), set...)})

@@ -197,7 +197,7 @@ func OneSequence(p *plan.Plan, rank int) []plan.Task {
 	return order
 }
 
-// overlapped is the paper's order with an early start of the next microbatch. Between its last forward and
+// overlapped returns the paper's order with an early start of the next microbatch. Between its last forward and
 // its first backward of a microbatch a rank waits until the subsequence has been to the end of the pipeline
 // and back. The forwards that fit into that time are the early start that later ranks need to continue with
 // the next microbatch as soon as they finish this one. With f and b for a forward and a backward task, M
@@ -281,13 +281,13 @@ func inRounds(p *plan.Plan, rank, rounds int) (forward, backward []plan.Task) {
 	return forward, backward
 }
 
-// allForward is the order of GPipe (Huang et al. 2019) and, over subsequences, of TeraPipe (Li et al. 2021).
+// allForward returns the order of GPipe (Huang et al. 2019) and, over subsequences, of TeraPipe (Li et al. 2021).
 func allForward(p *plan.Plan, rank int) []plan.Task {
 	forward, backward := inRounds(p, rank, 1)
 	return slices.Concat(forward, backward)
 }
 
-// loopedBFS is the breadth-first order of virtual stages (Lamy-Poirier 2022). As in PyTorch's ScheduleLoopedBFS, each
+// loopedBFS returns the breadth-first order of virtual stages (Lamy-Poirier 2022). As in PyTorch's ScheduleLoopedBFS, each
 // virtual stage runs its backwards from the last microbatch to the first.
 func loopedBFS(p *plan.Plan, rank int) []plan.Task {
 	forward, _ := inRounds(p, rank, 1)
@@ -302,7 +302,7 @@ func rounds(p *plan.Plan) int {
 	return max(1, p.Parallel.Microbatches/p.Parallel.PP)
 }
 
-// oneForwardOneBackward is the order of PipeDream-flush and, with virtual stages, Megatron's interleaved one (Narayanan et
+// oneForwardOneBackward returns the order of PipeDream-flush and, with virtual stages, Megatron's interleaved one (Narayanan et
 // al. 2021); over subsequences it is that of Seq1F1B (Sun et al. 2024).
 func oneForwardOneBackward(p *plan.Plan, rank int) []plan.Task {
 	order, _ := weave(p, rank, min(2, p.Parallel.VirtualStages))
@@ -426,7 +426,7 @@ func zeroBubbleV(p *plan.Plan, rank int) []plan.Task {
 	return f.order
 }
 
-// dualPipeV is the order of DeepSeek's DualPipeV (2025); tasks that overlap there run one after the other
+// dualPipeV returns the order of DeepSeek's DualPipeV (2025); tasks that overlap there run one after the other
 // here.
 func dualPipeV(p *plan.Plan, rank int) []plan.Task {
 	f, pp := newFolded(p, rank), p.Parallel.PP

@@ -60,7 +60,7 @@ var functions = []function{
 	},
 }
 
-// normalCDF is the distribution function of the normal distribution, without cancellation on its left.
+// normalCDF returns the distribution function of the normal distribution, without cancellation on its left.
 func normalCDF(x float64) float64 { return 0.5 * math.Erfc(-x/math.Sqrt2) }
 
 func sigmoid(x float64) float64 { return 1 / (1 + math.Exp(-x)) }

@@ -23,7 +23,7 @@ func embed(b *binder) func() {
 	}
 }
 
-// embedScale is the factor of rows of the table.
+// embedScale returns the factor of rows of the table.
 func (b *binder) embedScale() float32 {
 	if scale := float32(b.float("scale")); scale != 0 {
 		return scale
@@ -65,7 +65,7 @@ func (b *binder) wideRow(m simd.Mat) wideRow {
 	return wideRow{b.scratch(m.Ld)}
 }
 
-// part is the columns lo .. hi-1 of a row as f32. Threads may ask for different columns at once.
+// part returns the columns lo .. hi-1 of a row as f32. Threads may ask for different columns at once.
 func (w wideRow) part(m simd.Mat, row, lo, hi int) []float32 {
 	if m.BF16 == nil {
 		return m.F32[row*m.Ld+lo : row*m.Ld+hi]

@@ -6,7 +6,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Matmul is a product c[m,n] = a[m,k] b[k,n], all of one type. Its operands are in a cache. The cost model
+// Matmul returns a product c[m,n] = a[m,k] b[k,n], all of one type. Its operands are in a cache. The cost model
 // knows from the bandwidth how long reading them from memory takes, so the efficiency reflects the shape
 // only.
 func Matmul(m, n, k int64, t ir.DType) Item {
@@ -25,7 +25,7 @@ func (h Heads) attrs(prefix int64) map[string]float64 {
 	return map[string]float64{"heads": float64(h.Heads), "kv_heads": float64(h.KVHeads), "head_dim": float64(h.Dim), "batch": 1, "prefix": float64(prefix)}
 }
 
-// Attention is the forward pass of n tokens after a prefix, on operands in a cache as for products.
+// Attention returns the forward pass of n tokens after a prefix, on operands in a cache as for products.
 func Attention(n, prefix int64, h Heads, t ir.DType) Item {
 	q := Arg{Type: t, Shape: []int64{n, h.Heads * h.Dim}, Fresh: true}
 	kv := Arg{Type: t, Shape: []int64{prefix + n, h.KVHeads * h.Dim}, Fresh: true}
@@ -36,7 +36,7 @@ func Attention(n, prefix int64, h Heads, t ir.DType) Item {
 	}
 }
 
-// AttentionGrad is the backward pass of Attention.
+// AttentionGrad returns the backward pass of Attention.
 func AttentionGrad(n, prefix int64, h Heads, t ir.DType) Item {
 	q := Arg{Type: t, Shape: []int64{n, h.Heads * h.Dim}, Fresh: true}
 	kv := Arg{Type: t, Shape: []int64{prefix + n, h.KVHeads * h.Dim}, Fresh: true}
@@ -48,7 +48,7 @@ func AttentionGrad(n, prefix int64, h Heads, t ir.DType) Item {
 	}
 }
 
-// Layers is the forward and then the backward pass of n tokens through a stack of GPT layers. Each kernel
+// Layers returns the forward and then the backward pass of n tokens through a stack of GPT layers. Each kernel
 // reads what others have just written, on whichever processor, or what has rested since the forward pass, or
 // weights that rested meanwhile. The inner size is that of the scale's products.
 func Layers(depth int, n int64, s Scale) Item {
@@ -259,35 +259,35 @@ func MemoryBound(bytes, cols int64, t ir.DType) []Item {
 	}
 }
 
-// Copy is a copy of bytes: CopyD2D, CopyD2H or CopyH2D. A copy to the host follows the last reader.
+// Copy returns a copy of bytes: CopyD2D, CopyD2H or CopyH2D. A copy to the host follows the last reader.
 func Copy(op ir.Op, bytes int64) Item {
 	y, x := Arg{Type: ir.U8, Shape: []int64{bytes}}, Arg{Type: ir.U8, Shape: []int64{bytes}, Fresh: op == ir.CopyD2H}
 	return Item{Name: fmt.Sprintf("%s of %s", ir.Ops[op].Name, ir.Bytes(bytes)), Op: op, Args: []Arg{y, x}}
 }
 
-// Nothing is a kernel with almost no work.
+// Nothing returns a kernel with almost no work.
 func Nothing() Item {
 	return Item{Name: "a kernel on 8 elements", Op: ir.Fill, Args: []Arg{{Type: ir.F32, Shape: []int64{8}}}, Attrs: map[string]float64{"value": 1}}
 }
 
-// Message is a message from the first rank to the second.
+// Message returns a message from the first rank to the second.
 func Message(bytes int64) Item {
 	return Item{Name: fmt.Sprintf("message of %s", ir.Bytes(bytes)), Op: ir.Send, Args: []Arg{{Type: ir.U8, Shape: []int64{bytes}}}}
 }
 
-// Gather is an all_gather of the given bytes in total.
+// Gather returns an all_gather of the given bytes in total.
 func Gather(bytes int64, ranks int) Item {
 	whole, part := collective(bytes, ranks)
 	return Item{Name: among(ir.AllGather, whole, ranks), Op: ir.AllGather, Args: []Arg{whole, part}}
 }
 
-// Scatter is a reduce_scatter of the given bytes in total.
+// Scatter returns a reduce_scatter of the given bytes in total.
 func Scatter(bytes int64, ranks int) Item {
 	whole, part := collective(bytes, ranks)
 	return Item{Name: among(ir.ReduceScatter, whole, ranks), Op: ir.ReduceScatter, Args: []Arg{part, whole}}
 }
 
-// Behind is an item after a kernel, which it waits for, and before the next kernel, which waits for it.
+// Behind returns an item after a kernel, which it waits for, and before the next kernel, which waits for it.
 func Behind(kernel, then Item) Item {
 	kernel.Name = fmt.Sprintf("%s, and %s", kernel.Name, then.Name)
 	kernel.Then = []Item{then}

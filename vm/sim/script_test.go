@@ -93,7 +93,7 @@ func program(scripts ...*script) *ir.Program {
 	return p
 }
 
-// pipeline is a sequence pipeline with given times for the forward and backward of each subsequence, and
+// pipeline returns a sequence pipeline with given times for the forward and backward of each subsequence, and
 // messages that take no time.
 func pipeline(stages int, f, b []int) *ir.Program {
 	var scripts []*script

@@ -184,7 +184,7 @@ func (w *world) jitterOf(m *meeting) float64 {
 	return w.jitter(first.rank, first.pc)
 }
 
-// mix is the finaliser of SplitMix64.
+// mix applies the finaliser of SplitMix64.
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

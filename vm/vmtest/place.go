@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// FreePlace is an address of this host where nobody listens. Its port lies below those that a system hands out by itself: one of
+// FreePlace returns an address of this host where nobody listens. Its port lies below those that a system hands out by itself: one of
 // those may be another's connection by the time that it is used.
 func FreePlace(t testing.TB) string {
 	t.Helper()

@@ -52,10 +52,10 @@ type suite struct {
 // guard separates buffers: whatever a kernel writes there is a finding.
 const guard = 64
 
-// normal is a random operand of the round's type, whose values are those that its storage can hold.
+// normal returns a random operand of the round's type, whose values are those that its storage can hold.
 func (s *suite) normal(shape ...int) *value { return s.typed(s.dtype, shape...) }
 
-// f32 is one that is f32 in any round.
+// f32 returns one that is f32 in any round.
 func (s *suite) f32(shape ...int) *value { return s.typed(ir.F32, shape...) }
 
 func (s *suite) typed(t ir.DType, shape ...int) *value {
@@ -67,7 +67,7 @@ func (s *suite) typed(t ir.DType, shape ...int) *value {
 	return v
 }
 
-// out is an operand of the round's type that a kernel must write over; outF32 is f32 in any round.
+// out returns an operand of the round's type that a kernel must write over; outF32 is f32 in any round.
 func (s *suite) out(shape ...int) *value    { return nothing(s.dtype, shape) }
 func (s *suite) outF32(shape ...int) *value { return nothing(ir.F32, shape) }
 
@@ -83,7 +83,7 @@ func nothing(t ir.DType, shape []int) *value {
 	return v
 }
 
-// sum is an accumulated f32 operand: with something in it to add to, or nothing.
+// sum returns an accumulated f32 operand: with something in it to add to, or nothing.
 func (s *suite) sum(accumulate bool, shape ...int) *value {
 	if accumulate {
 		return s.f32(shape...)
@@ -109,7 +109,7 @@ func (v *value) ints() []int32 {
 	return out
 }
 
-// stored is a number after it has been in memory.
+// stored returns a number after it has been in memory.
 func stored(x float64, t ir.DType) float64 {
 	switch t {
 	case ir.F32:

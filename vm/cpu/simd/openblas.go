@@ -96,7 +96,7 @@ func (b *blas) gemm(p *Pool, transA, transB bool, m, n, k int, a, bm Mat, accumu
 	return true
 }
 
-// rowsOf is the matrix from a row on, or from a column on where it is transposed.
+// rowsOf returns the matrix from a row on, or from a column on where it is transposed.
 func rowsOf(m Mat, transposed bool, first int) Mat {
 	if transposed {
 		return m.at(0, first)

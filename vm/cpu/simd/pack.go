@@ -56,7 +56,7 @@ func (g *gemmJob) packB(s *scratch, j, n, k, kn int) {
 	}
 }
 
-// rowsAndColumns is the matrix from an element of op(m) on.
+// rowsAndColumns returns the matrix from an element of op(m) on.
 func rowsAndColumns(m Mat, transposed bool, row, col int) Mat {
 	if transposed {
 		return m.at(col, row)

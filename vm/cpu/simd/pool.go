@@ -193,7 +193,7 @@ func (w *worker) runErrand() {
 	}
 }
 
-// first is the first of a thread's parts, and the end of those of the thread before.
+// first returns the first of a thread's parts, and the end of those of the thread before.
 func (j *job) first(thread int) int32 { return int32(int(j.parts) * thread / len(j.next)) }
 
 // work takes parts until none is left to take: a thread's own, then those of the threads behind it.

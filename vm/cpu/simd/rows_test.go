@@ -53,7 +53,7 @@ func eachRowShape(t *testing.T, f func(t *testing.T, p *Pool, r *rand.Rand, rows
 	})
 }
 
-// naiveNorm is one row of layernorm in float64, rmsnorm where centered is false.
+// naiveNorm returns one row of layernorm in float64, rmsnorm where centered is false.
 func naiveNorm(x Mat, i, cols int, eps float64, centered bool) (mean, rstd float64) {
 	for j := range cols {
 		mean += element(x, i, j) / float64(cols)

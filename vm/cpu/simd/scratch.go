@@ -42,7 +42,7 @@ func takePacked() *scratch {
 	}
 }
 
-// freeScratch is one that the pool has forgotten, or a new one.
+// freeScratch returns one that the pool has forgotten, or a new one.
 func freeScratch() *scratch {
 	scratches.Lock()
 	defer scratches.Unlock()

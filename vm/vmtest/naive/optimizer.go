@@ -63,7 +63,7 @@ func (s *State) Update(opt Optimizer, lr float64, w, grads Tensors, clip float64
 	return norm
 }
 
-// SGD is one step of gradient descent with momentum (Sutskever et al., 2013) and decoupled weight decay (Loshchilov and Hutter, 2019).
+// SGD returns one step of gradient descent with momentum (Sutskever et al., 2013) and decoupled weight decay (Loshchilov and Hutter, 2019).
 func (opt Optimizer) SGD(lr, decay, w, g, m float64) (newW, newM float64) {
 	newM = opt.Momentum*m + g
 	return w - lr*(newM+decay*w), newM
@@ -132,7 +132,7 @@ func transposed(x []float64, rows, cols int) []float64 {
 	return y
 }
 
-// Scalar is one step of AdamW (Loshchilov and Hutter, 2019), numbered from 1, for one weight w with gradient g and moments m and v.
+// Scalar returns one step of AdamW (Loshchilov and Hutter, 2019), numbered from 1, for one weight w with gradient g and moments m and v.
 func (opt Optimizer) Scalar(lr, decay float64, step int, w, g, m, v float64) (newW, newM, newV float64) {
 	newM = opt.Beta1*m + (1-opt.Beta1)*g
 	newV = opt.Beta2*v + (1-opt.Beta2)*g*g
@@ -157,7 +157,7 @@ func globalNorm(grads Tensors) float64 {
 	return math.Sqrt(sum)
 }
 
-// LearningRate is the rate of a step, numbered from 1: a line up to lr over the warm-up, then constant, or half a
+// LearningRate returns the rate of a step, numbered from 1: a line up to lr over the warm-up, then constant, or half a
 // cosine (Loshchilov and Hutter, 2017) down to minLR at the last step and minLR after it.
 func LearningRate(step, warmup, steps int, decay string, lr, minLR float64) float64 {
 	switch {
