@@ -2,7 +2,7 @@ package graph
 
 import "sppo.dev/ir"
 
-// BlockInstr returns the instruction of a node before anything is placed.
+// BlockInstr returns the instruction of a node without addresses.
 func BlockInstr(b *Block, n *Node, z Size) ir.Instr {
 	return b.Instr(n, z, func(_ Arg, v ir.View) ir.View { return v }, func(Attr) ir.Attr { return ir.Int(0) })
 }
@@ -25,7 +25,7 @@ func OverKeys(in ir.Instr, z Size, first, end int64) ir.Instr {
 	return in
 }
 
-// RowsOf returns a run of a matrix's rows.
+// RowsOf returns a range of a matrix's rows.
 func RowsOf(v ir.View, first, rows int64) ir.View {
 	v.Offset += ir.Bytes(first*v.Cols()) * v.DType.Bytes()
 	v.Shape[0] = rows

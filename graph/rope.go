@@ -7,23 +7,24 @@ import (
 	"sppo.dev/lang"
 )
 
-// What a layer does to queries and to keys before attention is one instruction: it turns them by their position, and multiplies queries
-// where scores are to have another scale than 1/sqrt(head_dim).
+// The operation on queries and keys before attention is one instruction: it rotates them by their positions,
+// and scales the queries if scores are to have another scale than 1/sqrt(head_dim).
 
-// RotationQ and RotationK say whose rotation an attribute is.
+// RotationQ and RotationK select the rotation of queries or of keys in an attribute.
 const (
 	RotationQ = "q"
 	RotationK = "k"
 )
 
-// Rotations that have no number of their own.
+// Rotations without a number of their own.
 const (
-	plainNone  = -2 // nothing is turned, in no layer
+	plainNone  = -2 // no layer rotates
 	byLayer    = -1 // layers differ
 	plainTheta = 0  // whole heads by theta
 )
 
-// rotation returns the number that the rope instructions of all layers have, or one of the above.
+// rotation returns the rotation that the rope instructions of all layers have in common, or one of the
+// constants above.
 func (g *Model) rotation(of string) int64 {
 	first := g.rotationOf(0, of)
 	for l := range g.Layers {
@@ -34,7 +35,7 @@ func (g *Model) rotation(of string) int64 {
 	return first
 }
 
-// Rotation returns the number of a layer's rotation where layers differ.
+// Rotation returns the number of a layer's rotation if layers differ.
 func (g *Model) Rotation(layer int, of string) int64 { return g.rotationOf(layer, of) }
 
 // rotationOf finds what a layer needs among the rotations of the model.
@@ -57,7 +58,7 @@ func (g *Model) rotationOf(layer int, of string) int64 {
 	panic("internal: a layer without its rotation")
 }
 
-// rotationsOf are those that layers may need: of those that turn and those that do not, for queries and for keys.
+// rotationsOf returns the rotations that layers may need: with and without positions, for queries and for keys.
 func rotationsOf(m *lang.Model, sequence int64) (list []ir.Rotation) {
 	scales := []float64{1}
 	if s := queryScale(m); s != 1 {
@@ -74,12 +75,12 @@ func rotationsOf(m *lang.Model, sequence int64) (list []ir.Rotation) {
 	return list
 }
 
-// isPlain reports whether positions turn whole heads by powers of theta.
+// isPlain reports whether positions rotate whole heads by powers of theta.
 func isPlain(m *lang.Model) bool {
 	return m.RopePartial == 1 && m.RopeScaling == lang.ScalingNone
 }
 
-// queryScale is what queries are multiplied by, since attention divides scores by sqrt(head_dim).
+// queryScale returns the factor for queries, since attention divides scores by sqrt(head_dim).
 func queryScale(m *lang.Model) float64 {
 	scale := m.AttnScale * math.Sqrt(float64(m.HeadDim))
 	if math.Abs(scale-1) < 1e-12 {

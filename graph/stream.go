@@ -6,18 +6,18 @@ import (
 	"sppo.dev/ir"
 )
 
-// Attends reports whether a node looks at K and V of earlier tokens.
+// Attends reports whether a node reads K and V of earlier tokens.
 func (n *Node) Attends() bool { return n.Op == ir.Attention || n.Op == ir.AttentionGrad }
 
-// LooksBack reports whether what a node does depends on how many tokens lie before those of the subsequence.
+// LooksBack reports whether the work of a node depends on the number of tokens before the subsequence.
 func (b *Block) LooksBack(n *Node) bool {
 	return n.Attends() || slices.ContainsFunc(n.Args, func(a Arg) bool {
 		return a.Value != Missing && (a.Span == Seen || b.Values[a.Value].Rows == SeenLocal)
 	})
 }
 
-// Rows narrows an operand of a node that attends to some tokens of K, V or their gradients. What streams has a block of them to
-// itself; what is whole has them at their place.
+// Rows narrows an operand of a node that attends to a range of tokens of K, V or their gradients. Streamed
+// values have a separate block for them; others have them at their offset.
 func (b *Block) Rows(a Arg, v ir.View, s Size, first, end int64) ir.View {
 	if a.Value == Missing {
 		return v
@@ -33,7 +33,8 @@ func (b *Block) Rows(a Arg, v ir.View, s Size, first, end int64) ir.View {
 	return v
 }
 
-// Piece returns the instruction of a node that attends for the keys of some tokens alone. view and attr are as for Instr.
+// Piece returns the instruction of an attention node for a range of tokens of the keys. view and attr are as
+// for Instr.
 func (b *Block) Piece(n *Node, s Size, first, end int64, view func(Arg, ir.View) ir.View, attr func(Attr) ir.Attr) ir.Instr {
 	narrow := func(a Arg, v ir.View) ir.View { return view(a, b.Rows(a, v, s, first, end)) }
 	in := b.Instr(n, s, narrow, attr)

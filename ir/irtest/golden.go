@@ -1,5 +1,5 @@
-// Package irtest helps tests: golden files, and programs made at random or to size. It knows the ir package only, and
-// nothing but tests imports it.
+// Package irtest helps tests: golden files, and programs that are random or of a given size. It imports only
+// the ir package, and only tests import it.
 package irtest
 
 import (
@@ -60,8 +60,8 @@ func firstDifference(got, want []byte) string {
 	return fmt.Sprintf("%d lines, not %d", len(g), len(w))
 }
 
-// Main runs the tests of a package and then fails where a golden file under testdata was asked for by no test: a file
-// that nothing compares with is a test that was lost. A package calls it from TestMain.
+// Main runs the tests of a package and then fails if no test has used one of the golden files under testdata,
+// because its test was probably lost. A package calls Main from TestMain.
 func Main(m *testing.M) {
 	code := m.Run()
 	if code == 0 && wholeRun() {
@@ -70,7 +70,7 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// wholeRun says that no flag left tests out.
+// wholeRun reports whether no flag excludes tests.
 func wholeRun() bool {
 	for _, name := range []string{"test.run", "test.skip", "test.list", "test.fuzz"} {
 		if f := flag.Lookup(name); f != nil && f.Value.String() != "" {

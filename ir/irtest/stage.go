@@ -7,37 +7,37 @@ import (
 	"sppo.dev/ir"
 )
 
-// stage grows the code of one stage and keeps its accesses ordered.
+// stage builds the code of one stage and keeps its accesses ordered.
 type stage struct {
 	g       *generator
 	index   int
 	code    ir.Code
 	section ir.Section
 	buffers []buffer
-	live    []int // buffers that hold something
-	inUse   []int // buffers of the instruction that is being made
+	live    []int // buffers that have been written
+	inUse   []int // buffers of the current instruction
 	step    int   // buffer that the VM fills before each step
-	exact   bool  // provenance is where, not made up; no buffers of the generator's own
+	exact   bool  // use the provenance where instead of a random one, and add no buffers
 	where   ir.Provenance
 
-	known [ir.NumStreams]clock // what each stream comes after
+	known [ir.NumStreams]clock // instructions that each stream follows
 	count clock                // instructions on each stream so far
 }
 
 type clock [ir.NumStreams]int
 
-// buffer is a buffer and who used its place last. Buffers that take a place over take its history along.
+// buffer is a buffer and the accesses to its place. A buffer that replaces another inherits its history.
 type buffer struct {
 	ir.Buffer
 	persistent bool
 	place      *place
 
-	// In this section: it holds what the section has written, its value has been read, it was changed after that.
+	// State in this section: it has been written, it has been read, it was changed after that.
 	written, read, stale bool
 }
 
-// mayRead and mayChange say whether a read sees what the buffer stands for, and whether nobody has read what a change in
-// place does away with.
+// mayRead reports whether a read sees the value that the buffer stands for. mayChange reports whether the value
+// can be changed in place because nothing has read the old one.
 func (b *buffer) mayRead() bool   { return !b.stale }
 func (b *buffer) mayChange() bool { return !b.stale && !(b.written && b.read) }
 
@@ -52,7 +52,7 @@ type access struct {
 	number int // 0: none
 }
 
-// begin starts a section: all streams are joined, and what lasts is what the init section wrote.
+// begin starts a section. All streams are joined, and persistent buffers hold what the init section wrote.
 func (st *stage) begin(s ir.Section) {
 	st.section = s
 	st.known, st.count = [ir.NumStreams]clock{}, clock{}
@@ -74,7 +74,7 @@ func (st *stage) begin(s ir.Section) {
 	}
 }
 
-// lasting makes the buffers that live from the init section on.
+// lasting creates the buffers that persist from the init section on.
 func (st *stage) lasting() {
 	for i, t := range st.g.p.Tensors {
 		shape := [ir.MaxDims]int64{shareRows, t.Shape[1]}
@@ -102,12 +102,12 @@ func (st *stage) finish() ir.Code {
 	return c
 }
 
-// readable returns a view of something that was written.
+// readable returns a view of a buffer that has been written.
 func (st *stage) readable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
 	return st.some(arena, dtype, shape, (*buffer).mayRead)
 }
 
-// changeable returns a view of something that was written and may be changed in place.
+// changeable returns a view of a buffer that has been written and may be changed in place.
 func (st *stage) changeable(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
 	return st.some(arena, dtype, shape, (*buffer).mayChange)
 }
@@ -131,7 +131,7 @@ func (st *stage) some(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64, m
 	return st.fresh(arena, dtype, shape)
 }
 
-// fresh makes a buffer that holds something.
+// fresh creates a buffer and writes it.
 func (st *stage) fresh(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) ir.View {
 	keep := st.inUse
 	v := st.write(arena, dtype, shape, false)
@@ -148,7 +148,7 @@ func (st *stage) fresh(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64) 
 	return v
 }
 
-// write makes a new buffer of the view's size, often where another one was that nobody will read again.
+// write creates a buffer of the view's size, often in the place of one that is no longer read.
 func (st *stage) write(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64, persistent bool) ir.View {
 	v := ir.View{DType: dtype, Shape: shape, Buffer: uint32(len(st.buffers))}
 	size := v.Bytes()
@@ -174,7 +174,7 @@ func (st *stage) write(arena ir.Arena, dtype ir.DType, shape [ir.MaxDims]int64, 
 	return v
 }
 
-// victim takes the place of a buffer from it.
+// victim returns the index of a buffer whose place can be taken, or -1.
 func (st *stage) victim(arena ir.Arena, size ir.Bytes) int {
 	for range 3 {
 		if len(st.buffers) == 0 {
@@ -211,7 +211,7 @@ func (st *stage) offset(slack ir.Bytes, dtype ir.DType) ir.Bytes {
 	return ir.Bytes(st.g.r.Int64N(int64(slack/dtype.Bytes())+1)) * dtype.Bytes()
 }
 
-// aloneAt says that no operand but j lies in the buffer of v.
+// aloneAt reports whether no operand except j lies in the buffer of v.
 func (st *stage) aloneAt(v ir.View, args []ir.View, j int) bool {
 	for i := range args {
 		if i != j && args[i].Present() && args[i].Elements() > 0 && args[i].Buffer == v.Buffer {
@@ -260,7 +260,7 @@ func (st *stage) emit(op ir.Op, s ir.Stream, args []ir.View, attrs []ir.Attr) {
 	st.inUse = nil
 }
 
-// note keeps the books of values.
+// note updates the state of the buffers of an instruction.
 func (st *stage) note(in *ir.Instr) {
 	for i, v := range in.Args {
 		if !v.Present() {
@@ -290,7 +290,7 @@ func (st *stage) push(in ir.Instr) {
 	st.known[in.Stream][in.Stream] = st.count[in.Stream]
 }
 
-// after has stream s wait for instruction number n of stream t, unless it does already.
+// after makes stream s wait for instruction number n of stream t, unless it already does.
 func (st *stage) after(s, t ir.Stream, n int) {
 	if s == t || st.known[s][t] >= n {
 		return

@@ -9,22 +9,24 @@ import (
 	"sppo.dev/schedule"
 )
 
-// Tasks that ranks share at the start of the pipeline, in virtual time: slots are run layer by layer by all ranks at once, as
-// the program does.
+// The time of tasks that ranks share at the start of the pipeline. All ranks run a slot together, layer by
+// layer, as the program does.
 
 // leftCosts are the additional costs of sharing, by range.
 type leftCosts struct {
-	visit           VisitTime                         // of parameters, which all pieces of a slot have in common
-	rows, gradients []ir.Seconds                      // [range], to bring K and V of a layer, or what was added to their gradients, to one rank
-	lend            [plan.Backward + 1][][]ir.Seconds // [kind][stage][layer of the stage], its weights to one rank
-	give            ir.Seconds                        // a layer's gradients of weights from one rank
-	add             ir.Seconds                        // these gradients up
+	visit           VisitTime                         // traffic of parameters, once for all pieces of a slot
+	rows, gradients []ir.Seconds                      // [range], to send K and V of a layer, or contributions to their gradients, to one rank
+	lend            [plan.Backward + 1][][]ir.Seconds // [kind][stage][layer of the stage], to send the layer's weights to one rank
+	give            ir.Seconds                        // to send a layer's weight gradients from one rank
+	add             ir.Seconds                        // to add these gradients
 }
 
-// leftHalves are those of a layer of one kind: until K and V are made, or their gradients, and after that.
+// leftHalves are the times of the two halves of a layer of one kind: until K and V, or their gradients, are
+// computed, and after that.
 type leftHalves struct{ forward, backward [2][]ir.Seconds } // [half][range]
 
-// allCosts returns the costs of a plan whose subsequences may be cut: indices i are of ranges, pieces or whole subsequences.
+// allCosts returns the costs of a plan whose subsequences may be cut into pieces. Indices i are ranges: pieces
+// or whole subsequences.
 func (e *Estimator) allCosts(m cost.Model) *Costs {
 	p, g := e.Plan, e.Model
 	q, s := p, e.Shapes
@@ -134,7 +136,7 @@ type sharedSlot struct {
 // slotTask is a task of a slot.
 type slotTask struct {
 	plan.Task
-	runner, at int // who does it; its tokens among pieces and whole subsequences
+	runner, at int // the rank that runs it; the range of its tokens
 	readers    []schedule.Reader
 }
 

@@ -10,10 +10,10 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// sharedCosts are the times of tasks with helpers: they and their helpers pass through layers together.
+// sharedCosts are the times of tasks with helpers. A task and its helpers go through the layers together.
 type sharedCosts struct {
-	layer   map[plan.Task]ir.Seconds // of a task of the first microbatch, instead of that of the whole layer
-	helping map[plan.Task]ir.Seconds // time of a layer of it for each helper
+	layer   map[plan.Task]ir.Seconds // of a task of the first microbatch; replaces the time of the whole layer
+	helping map[plan.Task]ir.Seconds // time per layer for each helper
 }
 
 // sharedCosts computes the costs of the slots in which stages help. In each layer a stage sends its queries
@@ -53,7 +53,7 @@ func (pr Pricer) sharedCosts(p *plan.Plan, g *graph.Model, t *Costs, far cost.Li
 	return out
 }
 
-// plain is what a layer without a window of a task takes that makes no units again.
+// plain returns the time of a task's layer without a window and without recomputation.
 func (c *Costs) plain(p *plan.Plan, t plan.Task) ir.Seconds {
 	if t.Kind == plan.Forward {
 		return c.kinds[c.graph.FullKind()].Forward[walk.RangeOf(p, t)]
@@ -61,7 +61,7 @@ func (c *Costs) plain(p *plan.Plan, t plan.Task) ir.Seconds {
 	return c.kinds[c.graph.FullKind()].backward[walk.RangeOf(p, t)].Whole
 }
 
-// sharedLayer runs a layer of a task, which takes so long alone, and keeps its helpers busy.
+// sharedLayer runs a layer of a task and keeps its helpers busy. alone is the layer's time without help.
 func (s *Simulation) sharedLayer(st *simStage, at *walk.Node, k int, alone ir.Seconds) {
 	if s.shared == nil || s.kindOf != nil && s.kindOf[at.Stage][k] != s.graph.FullKind() {
 		st.run(alone)

@@ -8,20 +8,20 @@ import (
 	"sppo.dev/schedule"
 )
 
-// Simulation gives the actions of all ranks' schedules durations, and runs them against each other in virtual time, with
-// copies to and from the host beside them. It can be run again after a change of placements or of when copies begin.
+// Simulation runs the schedules of all ranks in virtual time, with copies to and from the host at the same
+// time. It can run again after a change of placements or of the timing of copies.
 type Simulation struct {
 	*Costs
 	*walk.Walk
 	stages  []simStage
 	work    *walk.Work
 	outs    bool                     // something is copied to the host
-	backs   bool                     // units come back
-	streams bool                     // K and V do
-	arrives []ir.Seconds             // inputs of tasks
-	sent    []ir.Seconds             // of each layer of a forward: when its copies have left
-	back    []ir.Seconds             // of each layer of a backward: when its units are back
-	rest    []ir.Seconds             // what the rank of a task has to do behind it, once all has run
+	backs   bool                     // saved tensors are reloaded
+	streams bool                     // K and V stream
+	arrives []ir.Seconds             // when the inputs of tasks arrive
+	sent    []ir.Seconds             // when the copies of each layer of a forward are done
+	back    []ir.Seconds             // when the saved tensors of each layer of a backward are reloaded
+	rest    []ir.Seconds             // the work that the task's rank has left after it, known after the first run
 	loads   int                      // blocks of K and V that stream, of all ranks
 	lent    map[lentLayer]ir.Seconds // when the weights that ranks borrow are there
 }
@@ -105,8 +105,8 @@ func (s *Simulation) Run() *Simulation {
 	return s
 }
 
-// Within reports whether all is done by a time, and looks no further than it takes to know. What ranks have to do must be what they
-// had when all was run.
+// Within reports whether the step ends by a limit, and stops as soon as it cannot. The work of the ranks must
+// be the same as when it last ran to the end.
 func (s *Simulation) Within(limit ir.Seconds) bool {
 	const rounding = 1 - 1e-9
 	s.reset()
@@ -120,7 +120,7 @@ func (s *Simulation) Within(limit ir.Seconds) bool {
 	return s.End() <= limit
 }
 
-// End returns when the last rank is done.
+// End returns the time at which the last rank finishes.
 func (s *Simulation) End() (end ir.Seconds) {
 	for i := range s.stages {
 		end = max(end, s.stages[i].now)
@@ -128,8 +128,8 @@ func (s *Simulation) End() (end ir.Seconds) {
 	return end
 }
 
-// Late returns how long each stage waits for the copies of each subsequence. Waits do not count twice: what waited for one copy has
-// given the next ones time.
+// Late returns how long each stage waits for the copies of each subsequence. Waits are not counted twice: time
+// spent waiting for one copy also counts for the next ones.
 func (s *Simulation) Late() [][]ir.Seconds {
 	late := make([][]ir.Seconds, len(s.stages))
 	for i := range s.stages {
@@ -152,7 +152,7 @@ func (s *Simulation) visitTask(n int32) {
 	}
 }
 
-// act gives an action of a task that a rank runs alone its time.
+// act runs an action of a task that a rank runs alone.
 func (s *Simulation) act(st *simStage, n int32, a schedule.Action) {
 	t := &s.Nodes[n]
 	switch a.Op {
@@ -191,8 +191,8 @@ func (s *Simulation) endTask(st *simStage, n int32, a schedule.Action) {
 	}
 }
 
-// deliver brings a task's result to the rank that goes on with it, along the ring or aside; messages of a direction keep their
-// order.
+// deliver sends a task's result to the rank that continues with it, to a neighbour or by mux. Messages of a
+// direction keep their order.
 func (s *Simulation) deliver(t *walk.Node) {
 	from, to := &s.stages[t.Rank], &s.stages[t.To]
 	switch t.Way {
@@ -215,7 +215,7 @@ func (st *simStage) run(d ir.Seconds) {
 	st.busy += d
 }
 
-// wait is for the copy of a unit of subsequence i.
+// wait waits for the copy of a saved tensor of subsequence i.
 func (st *simStage) wait(i int32, until ir.Seconds) {
 	if until > st.now {
 		st.late[i] += until - st.now
@@ -223,7 +223,7 @@ func (st *simStage) wait(i int32, until ir.Seconds) {
 	}
 }
 
-// waitFor is for any copy: what it costs is exposed.
+// waitFor waits for any copy; the wait counts as exposed.
 func (st *simStage) waitFor(until ir.Seconds) {
 	if until > st.now {
 		st.exposed += until - st.now
@@ -264,8 +264,8 @@ func (s *Simulation) visit(st *simStage, t *walk.Node, a schedule.Action) {
 	}
 }
 
-// offload is when the copies of a forward's k-th layer have left, which follow their producers through the layer; 0 where
-// there are none.
+// offload returns when the copies of a forward's k-th layer are done. They follow their producers through the
+// layer. It returns 0 if there are none.
 func (s *Simulation) offload(st *simStage, t *walk.Node, k int, begin ir.Seconds) ir.Seconds {
 	d := s.out(st, t, k)
 	if d == 0 {
@@ -276,7 +276,8 @@ func (s *Simulation) offload(st *simStage, t *walk.Node, k int, begin ir.Seconds
 	return left
 }
 
-// release waits for the copies of a forward's layer. Where the forward's own backward follows it, reloads wait for them instead.
+// release waits for the copies of a forward's layer. If the forward is followed by its own backward, the
+// reloads wait instead.
 func (s *Simulation) release(st *simStage, t *walk.Node, a schedule.Action) {
 	if n := st.first + a.Task; s.outs && t.Undone != n {
 		f := &s.Nodes[n]
@@ -293,7 +294,7 @@ func (s *Simulation) backwardOf(t *walk.Node, k int) backwardTime {
 	return backward.plus(s.again[t.Home][t.At][int(t.First)+k], 1)
 }
 
-// reload begins the copies that bring a layer back, which has to have left.
+// reload issues the copies that bring a layer back, after its copies to the host are done.
 func (s *Simulation) reload(st *simStage, a schedule.Action) {
 	t := &s.Nodes[st.first+a.Task]
 	if copies := s.h2d[t.Home][t.At][t.First+a.Layer]; copies > 0 {
@@ -302,7 +303,7 @@ func (s *Simulation) reload(st *simStage, a schedule.Action) {
 	}
 }
 
-// Exposed returns how long the stage that waits longest waits for copies.
+// Exposed returns the longest time that any stage waits for copies.
 func (s *Simulation) Exposed() (most ir.Seconds) {
 	for i := range s.stages {
 		most = max(most, s.stages[i].exposed)
@@ -310,7 +311,7 @@ func (s *Simulation) Exposed() (most ir.Seconds) {
 	return most
 }
 
-// Report writes what was found into the plan's Time.
+// Report writes the results into the plan's Time.
 func (s *Simulation) Report(p *plan.Plan) {
 	var busy, idle ir.Seconds
 	end := s.End()

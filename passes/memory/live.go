@@ -7,7 +7,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Direction is one in which a block runs.
+// Direction is the part of a block that runs.
 type Direction uint8
 
 const (
@@ -15,12 +15,12 @@ const (
 	BackwardPass
 	inputPass     // the first half of the backward
 	weightPass    // the second
-	attendingPass // of a backward what is left once it has taken its own rows of K and V, where they stream
+	attendingPass // the rest of a backward after it has taken its own rows of K and V, if they stream
 	betweenHalves
-	cachingPass // what computes K and V once more
+	cachingPass // the recomputation of K and V
 )
 
-// workingKey is what the bytes of a running block depend on.
+// workingKey is everything that the bytes of a running block depend on.
 type workingKey struct {
 	block   *graph.Block
 	pass    Direction
@@ -29,12 +29,12 @@ type workingKey struct {
 	passing params
 }
 
-// params are some of a block's.
+// params is a set of a block's parameters.
 type params uint64
 
 func (s params) has(param int) bool { return s&(1<<param) != 0 }
 
-// addsTo are those whose gradients a pass of a block adds to.
+// addsTo returns the parameters whose gradients a pass of a block adds to.
 func addsTo(b *graph.Block, pass Direction) (s params) {
 	l := lives{block: b, pass: pass}
 	nodes, _, _ := l.nodes()
@@ -48,10 +48,10 @@ func addsTo(b *graph.Block, pass Direction) (s params) {
 	return s
 }
 
-// working is the most bytes that a block holds at once while a pass of it runs: its input, what it has saved or will save, its
-// result; gradients of its weights that this run begins, and of its caches where it does; of weights those that are whole for this run
-// alone, until they were read last. Between its halves it is what the second will read.
-// blockBytes are the most bytes that blocks hold, as far as they were asked for.
+// Blocks caches the maximum bytes that blocks hold at once. For a pass of a block these are its input, the
+// tensors that it has saved or will save, and its result; the gradients of weights and caches that this run
+// creates; and weights that are gathered for this run only, until their last use. Between the halves of a
+// backward they are the tensors that the second half reads.
 type Blocks map[workingKey]ir.Bytes
 
 func (c Blocks) Bytes(g *graph.Model, b *graph.Block, pass Direction, z graph.Size, begins, passing params) ir.Bytes {
@@ -72,7 +72,8 @@ func (c Blocks) Bytes(g *graph.Model, b *graph.Block, pass Direction, z graph.Si
 	return n
 }
 
-// updating returns the most bytes that an optimizer's update of a parameter holds at once, besides what persists.
+// updating returns the maximum bytes that an optimizer's update of a parameter holds at once, besides
+// persistent ones.
 func (c Blocks) updating(update *graph.Block) ir.Bytes {
 	key := workingKey{block: update}
 	n, known := c[key]
@@ -84,11 +85,11 @@ func (c Blocks) updating(update *graph.Block) ir.Bytes {
 	return n
 }
 
-// lives are the spans of a pass's nodes over which bytes are held.
+// lives collects the spans of a pass's nodes during which bytes are held.
 type lives struct {
 	block   *graph.Block
 	pass    Direction
-	from    int // node from which on bytes are looked at
+	from    int // first node whose bytes count
 	size    graph.Size
 	begins  params
 	passing params
@@ -123,7 +124,7 @@ func (l *lives) run() ir.Bytes {
 		}
 	}
 	first, last := loop(nodes)
-	turns := l.size.Rows < l.size.Tokens*l.size.Batch // of the loop there are more than one: this is neither first nor last
+	turns := l.size.Rows < l.size.Tokens*l.size.Batch // the loop has several iterations: count one that is neither first nor last
 	for i := range nodes {
 		for _, a := range nodes[i].Args {
 			if a.Value == graph.Missing || !l.counts(a.Value) {
@@ -136,7 +137,7 @@ func (l *lives) run() ir.Bytes {
 			switch v := &b.Values[a.Value]; {
 			case v.Kind == graph.WeightGrad, v.Kind == graph.CacheGrad && v.Spans():
 				to = end
-			case v.Kind == graph.Weight, l.pass == BackwardPass && l.streams(a.Value): // it has come before it is needed
+			case v.Kind == graph.Weight, l.pass == BackwardPass && l.streams(a.Value): // it arrives before its use
 				from = 0
 			}
 			l.hold(a.Value, from, to)
@@ -149,7 +150,7 @@ func (l *lives) run() ir.Bytes {
 	return l.most(end)
 }
 
-// nodes are those of the pass, what is there before the first, and the result behind the last.
+// nodes returns the nodes of the pass, the values that exist before the first node, and the result.
 func (l *lives) nodes() (nodes []graph.Node, given []int, result int) {
 	b := l.block
 	switch l.pass {
@@ -167,7 +168,8 @@ func (l *lives) nodes() (nodes []graph.Node, given []int, result int) {
 	return nil, b.Between, graph.Missing // between the halves
 }
 
-// holdsUnit reports whether the bytes of a unit are this pass's. The input's are counted with what is given.
+// holdsUnit reports whether the pass holds the bytes of a unit. Those of the input are counted with the given
+// values.
 func (l *lives) holdsUnit(u *graph.Unit, given []int) bool {
 	switch l.pass {
 	case forwardPass:
@@ -178,7 +180,8 @@ func (l *lives) holdsUnit(u *graph.Unit, given []int) bool {
 	return slices.ContainsFunc(u.Values, func(v int) bool { return slices.Contains(given, v) })
 }
 
-// needed returns how long a value must stay whatever reads it: the backward needs the units of the forward.
+// needed returns how long a value must stay regardless of its readers: the backward needs the units of the
+// forward.
 func (l *lives) needed(v, end int) int {
 	if l.pass == forwardPass && slices.ContainsFunc(l.block.Units, func(u graph.Unit) bool { return slices.Contains(u.Values, v) }) {
 		return end
@@ -186,13 +189,13 @@ func (l *lives) needed(v, end int) int {
 	return 0
 }
 
-// streams reports whether a value is K, V or one of their gradients, of own rows alone.
+// streams reports whether a value is K, V or one of their gradients with the rows of this subsequence only.
 func (l *lives) streams(v int) bool {
 	kind := l.block.Values[v].Kind
 	return (kind == graph.Cache || kind == graph.CacheGrad) && l.block.Values[v].Rows == graph.Full
 }
 
-// attends holds what attention over blocks has besides its operands: a sum in f32, where its result is not, and delta.
+// attends adds the temporaries of attention over blocks: an f32 sum, if the result has another type, and delta.
 func (l *lives) attends(i int, n *graph.Node) {
 	if !n.Attends() || l.size.Prefix == 0 || !slices.ContainsFunc(n.Args, func(a graph.Arg) bool { return a.Value != graph.Missing && l.streams(a.Value) }) {
 		return
@@ -208,7 +211,8 @@ func (l *lives) attends(i int, n *graph.Node) {
 	l.spans = append(l.spans, liveSpan{i, i, bytes})
 }
 
-// counts reports whether a value's bytes are this pass's: weights and caches persist, as a rule, and so do gradients once they are begun.
+// counts reports whether the pass holds a value's bytes. Weights and caches usually persist, and so do
+// gradients once they exist.
 func (l *lives) counts(v int) bool {
 	if l.streams(v) {
 		return true
@@ -221,7 +225,7 @@ func (l *lives) counts(v int) bool {
 	case graph.WeightGrad:
 		return l.begins.has(l.block.Values[v].Param)
 	case graph.CacheGrad:
-		return (l.pass == BackwardPass || l.pass == inputPass) && l.size.Prefix+l.size.Tokens == l.size.Sequence // the last subsequence goes first
+		return (l.pass == BackwardPass || l.pass == inputPass) && l.size.Prefix+l.size.Tokens == l.size.Sequence // the backward starts with the last subsequence
 	}
 	return false
 }
@@ -238,7 +242,7 @@ func (l *lives) saved(u *graph.Unit, end int) {
 	}
 }
 
-// hold prolongs a value's life, or begins it.
+// hold starts or extends the life of a value.
 func (l *lives) hold(v, first, last int) {
 	if l.of[v] == 0 {
 		l.spans = append(l.spans, liveSpan{first, last, graph.Align(l.block.Values[v].Bytes(l.size))})

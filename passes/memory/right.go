@@ -6,7 +6,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// borrow counts the blocks of other stages' keys that have come by the time that a task begins.
+// borrow adds the blocks of other stages' keys that have arrived when a task begins.
 func (r *tracker) borrow(t plan.Task) {
 	for i := r.stage + 1; i < len(r.plan.Tasks) && r.plan.Mux.Right; i++ {
 		if i+r.loans[i].Behind+1 == t.Slot() {
@@ -15,13 +15,13 @@ func (r *tracker) borrow(t plan.Task) {
 	}
 }
 
-// lentBytes are those of a stage's keys and values that this one holds, or of their gradients.
+// lentBytes returns the bytes of a stage's keys and values that this stage holds, or of their gradients.
 func (r *tracker) lentBytes(stage int, kind graph.Kind) (n ir.Bytes) {
 	l := r.loans[stage]
 	return r.keyBytes(kind, l.End-l.First) * ir.Bytes(r.plan.LayersOf(stage))
 }
 
-// keyBytes are those of some tokens of a layer's keys and values, or of their gradients.
+// keyBytes returns the bytes of a number of tokens of a layer's keys and values, or of their gradients.
 func (r *tracker) keyBytes(kind graph.Kind, tokens int64) (n ir.Bytes) {
 	rows := tokens * r.Sizes[0].Batch
 	for _, v := range r.graph.Layer.Values {
@@ -32,14 +32,15 @@ func (r *tracker) keyBytes(kind graph.Kind, tokens int64) (n ir.Bytes) {
 	return n
 }
 
-// help counts what a stage holds between its last forward and its first backward: all blocks with their gradients, and of
-// the slot with the longest tasks what travels, for all stages at once.
+// help notes what a stage holds between its last forward and its first backward: all borrowed blocks with their
+// gradients and, at the peak, the queries and results in transfer for all stages in the slot with the longest
+// tasks.
 func (r *tracker) help(t plan.Task) {
 	if !r.plan.Mux.Right || r.stage == len(r.plan.Tasks)-1 {
 		return
 	}
 	var blocks, gradients, travels ir.Bytes
-	at := r.stage + 1 // it gets its gradients back layer by layer in the slot in which it begins
+	at := r.stage + 1 // a stage receives its gradients layer by layer in the slot of its first backward
 	for i := r.stage + 1; i < len(r.plan.Tasks); i++ {
 		if i+r.loans[i].Behind+1 > t.Slot() {
 			r.now[TermCaches] += r.lentBytes(i, graph.Cache)
@@ -60,7 +61,8 @@ func (r *tracker) help(t plan.Task) {
 	r.now[TermCacheGrads] -= gradients
 }
 
-// travelling is what a stage holds of others' queries, and of what becomes of them, while it helps in a slot.
+// travelling returns the bytes of other stages' queries, and of the results for them, that a stage holds while
+// it helps in a slot.
 func (r *tracker) travelling(slot int) (held ir.Bytes) {
 	for _, shared := range r.plan.HelpedTasks(plan.Backward, slot) {
 		if shared.Stage > r.stage && r.plan.Helpers(shared) > r.stage {
@@ -71,7 +73,7 @@ func (r *tracker) travelling(slot int) (held ir.Bytes) {
 	return held
 }
 
-// queryBytes are those of a task's queries, and of a number for each of their heads.
+// queryBytes returns the bytes of a task's queries, and of one number for each of their heads.
 func (r *tracker) queryBytes(t plan.Task) (rows, stats ir.Bytes) {
 	nodes := r.graph.Layer.Forward
 	for i := range nodes {
@@ -83,7 +85,7 @@ func (r *tracker) queryBytes(t plan.Task) (rows, stats ir.Bytes) {
 	return 0, 0
 }
 
-// sharing is what a layer of a task holds besides because helpers share its attention: the parts that come from them.
+// sharing returns the additional bytes of a layer whose attention helpers share: the parts that they send.
 func (r *tracker) sharing(t plan.Task) ir.Bytes {
 	helpers := ir.Bytes(r.plan.Helpers(t))
 	if helpers == 0 {
@@ -94,7 +96,7 @@ func (r *tracker) sharing(t plan.Task) ir.Bytes {
 	if t.Kind == plan.Forward {
 		return (helpers+1)*(rows+stats) + others
 	}
-	for first, end := r.plan.Returns(t); first < end; first++ { // what is added to those of the stage
+	for first, end := r.plan.Returns(t); first < end; first++ { // received gradients that are added to the stage's own
 		others += r.keyBytes(graph.CacheGrad, r.plan.Lent(t.Stage, first).End-r.plan.HelpedBlocks(t)[first+1])
 	}
 	inF32 := rows * ir.Bytes(4/r.graph.DType().Bytes())

@@ -9,19 +9,21 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// loadsHeld are the loads of K and V on a rank's device, as codegen issues them and lets them go: those that come early, the one
-// in use, and dK and dV of the last two, which may not have left. Own rows in use are counted with the layer that runs.
+// loadsHeld tracks the loads of K and V on a rank's device as codegen issues and frees them: those that are
+// loaded early, the one in use, and the last two blocks of dK and dV, whose copies to the host may still be
+// running. The current subsequence's rows are counted with the layer that uses them.
 type loadsHeld struct {
 	queue  *walk.LoadQueue // nil: nothing streams
 	coming []walk.Load     // issued and not taken
-	early  ir.Bytes        // of these
-	sent   [2]ir.Bytes     // dK and dV of the last load but one, of the last
+	early  ir.Bytes        // their bytes
+	sent   [2]ir.Bytes     // dK and dV of the last two loads, the last one second
 }
 
-// bytes are those held between two visits.
+// bytes returns the bytes held between two visits.
 func (l *loadsHeld) bytes() ir.Bytes { return l.early + l.sent[0] + l.sent[1] }
 
-// take returns the next load. Those that the plan wants under way by then come, and what was sent off before the last has left.
+// take returns the next load. It issues those that the plan wants to be in transfer by then, and frees the
+// gradients sent before the last load.
 func (r *tracker) take() walk.Load {
 	h := &r.loads
 	h.sent = [2]ir.Bytes{h.sent[1], 0}
@@ -34,7 +36,7 @@ func (r *tracker) take() walk.Load {
 	return l
 }
 
-// loadBytes are those that a load brings.
+// loadBytes returns the bytes of a load.
 func (r *tracker) loadBytes(l walk.Load) ir.Bytes {
 	n := r.streamed(graph.Cache, l.End-l.First)
 	if l.Grads {
@@ -43,7 +45,8 @@ func (r *tracker) loadBytes(l walk.Load) ir.Bytes {
 	return n
 }
 
-// noteOwn notes a backward of a layer up to where it takes its own rows of K and V, and takes them.
+// noteOwn notes the bytes of a layer's backward up to the point at which it takes its own rows of K and V, and
+// takes them.
 func (r *tracker) noteOwn(t plan.Task, working ir.Bytes) {
 	h := &r.loads
 	r.now[TermLoads] = h.bytes()
@@ -55,7 +58,8 @@ func (r *tracker) noteOwn(t plan.Task, working ir.Bytes) {
 	r.now[TermLoads] = h.bytes()
 }
 
-// attend takes the blocks of a visit of the k-th layer of a task, and gives the most bytes of loads that are held meanwhile.
+// attend takes the blocks of a visit of the k-th layer of a task, and returns the maximum bytes of loads held
+// during the visit.
 func (r *tracker) attend(t plan.Task, k int, b *graph.Block) (most ir.Bytes) {
 	h := &r.loads
 	if h.queue == nil {
@@ -76,7 +80,7 @@ func (r *tracker) attend(t plan.Task, k int, b *graph.Block) (most ir.Bytes) {
 	}
 	for range blocks {
 		l := r.take()
-		h.sent[1] = r.streamed(graph.CacheGrad, l.End-l.First) // whether it has brought them or begins them
+		h.sent[1] = r.streamed(graph.CacheGrad, l.End-l.First) // loaded with the block or begun by it
 		most = max(most, h.bytes()+r.streamed(graph.Cache, l.End-l.First))
 		h.queue.SentGrads(l)
 	}

@@ -2,9 +2,8 @@ package cpu
 
 import "sppo.dev/ir"
 
-// kernels binds the opcodes that compute, actions those that move bytes, meet other ranks or read the data set.
-// Together they hold every opcode but record and wait, which are the stream's own.
-// Collectives are one action.
+// kernels binds the opcodes that compute, actions those that move bytes, exchange messages or read the data
+// set. All collectives share one action. Record and wait belong to the stream itself.
 var (
 	kernels = [ir.NumOps]func(*binder) func(){
 		ir.InitNormal:        initNormal,

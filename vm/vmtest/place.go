@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// FreePlace returns an address of this host where nobody listens. Its port lies below those that a system hands out by itself: one of
-// those may be another's connection by the time that it is used.
+// FreePlace returns a local address on which nothing listens. Its port lies below those that the system
+// assigns, because an assigned port may be in use by another connection later.
 func FreePlace(t testing.TB) string {
 	t.Helper()
 	const lowest, many = 10_000, 20_000

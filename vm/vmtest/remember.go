@@ -11,11 +11,11 @@ import (
 	"sppo.dev/vm/vmtest/naive"
 )
 
-// models are results of the naive attention, by what it was asked. A suite that runs again, on a device in another
-// configuration, asks the same, and the model takes far longer than any device.
+// models caches results of the naive attention by its operands. A suite that runs again on another
+// configuration of a device has the same operands, and the naive model is much slower than any device.
 var models sync.Map // [32]byte -> [][]float64
 
-// remembered calls a model unless it was called with the same operands before.
+// remembered calls a model, unless it has been called with the same operands.
 func remembered(name string, a naive.AttentionShape, operands [][]float64, model func() [][]float64) [][]float64 {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%s %+v\n", name, a)

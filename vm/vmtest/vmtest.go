@@ -1,10 +1,12 @@
-// Package vmtest holds a device to the opcode table: every opcode that computes, moves or loads, on random values in
-// both element types, against the naive float64 formulas beside it. It is for tests only.
+// Package vmtest checks a device against the opcode table: every opcode that computes, moves or loads, on
+// random values in both element types, against the naive float64 formulas of package naive. It is for tests
+// only.
 //
-//	vmtest.go      how one instruction is put into a program, run on a device and read back
-//	cases.go       the cases of every opcode
-//	attention.go   those of attention, over blocks of keys too
-//	conformance.go the suite
+// vmtest.go puts one instruction into a program, runs it on a device and reads the result back.
+//
+// cases.go has the cases of every opcode, and attention.go those of attention, also over blocks of keys.
+//
+// conformance.go has the suite.
 package vmtest
 
 import (
@@ -17,7 +19,7 @@ import (
 	"sppo.dev/vm"
 )
 
-// value is an operand: what goes in and what comes out.
+// value is an operand before and after a call.
 type value struct {
 	dtype ir.DType
 	shape []int
@@ -32,7 +34,8 @@ func (v *value) elements() int {
 	return n
 }
 
-// call is one instruction. Operands that are not given are absent; an alias stands in the very place of another.
+// call is one instruction. Operands that are not given are absent. An alias has the same address as another
+// operand.
 type call struct {
 	op    ir.Op
 	args  map[string]*value
@@ -49,13 +52,13 @@ type suite struct {
 	digests   map[string]uint64
 }
 
-// guard separates buffers: whatever a kernel writes there is a finding.
+// guard is the number of bytes between buffers. A kernel must not write there.
 const guard = 64
 
-// normal returns a random operand of the round's type, whose values are those that its storage can hold.
+// normal returns a normally distributed operand of the round's type, rounded to that type.
 func (s *suite) normal(shape ...int) *value { return s.typed(s.dtype, shape...) }
 
-// f32 returns one that is f32 in any round.
+// f32 is normal with f32 in every round.
 func (s *suite) f32(shape ...int) *value { return s.typed(ir.F32, shape...) }
 
 func (s *suite) typed(t ir.DType, shape ...int) *value {
@@ -67,7 +70,7 @@ func (s *suite) typed(t ir.DType, shape ...int) *value {
 	return v
 }
 
-// out returns an operand of the round's type that a kernel must write over; outF32 is f32 in any round.
+// out returns an operand of the round's type that a kernel must overwrite.
 func (s *suite) out(shape ...int) *value    { return nothing(s.dtype, shape) }
 func (s *suite) outF32(shape ...int) *value { return nothing(ir.F32, shape) }
 
@@ -83,7 +86,7 @@ func nothing(t ir.DType, shape []int) *value {
 	return v
 }
 
-// sum returns an accumulated f32 operand: with something in it to add to, or nothing.
+// sum returns an accumulated f32 operand, which holds random values if the kernel adds to it.
 func (s *suite) sum(accumulate bool, shape ...int) *value {
 	if accumulate {
 		return s.f32(shape...)
@@ -91,7 +94,7 @@ func (s *suite) sum(accumulate bool, shape ...int) *value {
 	return s.outF32(shape...)
 }
 
-// integers are random ones of 0 .. below-1.
+// integers returns random values below a limit.
 func (s *suite) integers(below int, shape ...int) *value {
 	v := &value{dtype: ir.I32, shape: shape}
 	v.data = make([]float64, v.elements())
@@ -109,7 +112,7 @@ func (v *value) ints() []int32 {
 	return out
 }
 
-// stored returns a number after it has been in memory.
+// stored returns a number as rounded by storage.
 func stored(x float64, t ir.DType) float64 {
 	switch t {
 	case ir.F32:
@@ -154,7 +157,7 @@ func (v *value) decode(b []byte) []float64 {
 	return out
 }
 
-// program puts the call alone into a step, on the first stream that it may be on.
+// program returns a program whose step is the call alone, on the first stream that the opcode allows.
 func (s *suite) program(c call) *ir.Program {
 	info := &ir.Ops[c.op]
 	code := ir.Code{Name: "case"}
@@ -190,7 +193,7 @@ func (s *suite) program(c call) *ir.Program {
 		}
 	}
 	code.Sections[ir.SectionStep] = []ir.Instr{instr}
-	for a := range code.Arenas { // a guard behind the last buffer
+	for a := range code.Arenas { // a guard after the last buffer
 		code.Arenas[a] += guard
 		code.Buffers = append(code.Buffers, ir.Buffer{Name: "all", Arena: ir.Arena(a), Size: code.Arenas[a]})
 	}
@@ -207,7 +210,7 @@ func (s *suite) program(c call) *ir.Program {
 
 const seed = 7
 
-// tokens is a data set whose every token says where it stands.
+// tokens is a data set in which every token encodes its position.
 type tokens struct{}
 
 // Tokens implements vm.Tokens.
@@ -223,7 +226,7 @@ func tokenAt(section ir.Section, round, sequence, position int64) int32 {
 	return int32(((int64(section)*100+round)*100+sequence)*1000 + position)
 }
 
-// run executes a call and returns all its operands as they are afterwards.
+// run executes a call and returns all its operands afterwards.
 func (s *suite) run(c call) map[string][]float64 {
 	s.Helper()
 	p := s.program(c)
@@ -253,7 +256,7 @@ func (s *suite) must(err error) {
 	}
 }
 
-// setUp fills the arenas with noise and the operands with what the call says.
+// setUp fills the arenas with noise and the operands with the call's values.
 func (s *suite) setUp(d vm.Device, p *ir.Program, c call) {
 	code := &p.Codes[0]
 	for i := range code.Buffers {
@@ -274,7 +277,7 @@ func wholeBuffer(code *ir.Code, buffer uint32) ir.View {
 	return ir.View{Buffer: buffer, DType: ir.U8, Shape: [ir.MaxDims]int64{int64(code.Buffers[buffer].Size)}}
 }
 
-// noise are bytes that are NaN as f32 and bf16: what reads them, or fails to write over them, shows.
+// noise fills memory with NaNs in f32 and bf16, so that reading it or failing to overwrite it shows.
 func noise(n int) []byte {
 	out := make([]byte, n)
 	for i := range out {
@@ -283,8 +286,8 @@ func noise(n int) []byte {
 	return out
 }
 
-// collect reads the operands and looks whether a byte outside of them has changed, and how far the device says that it
-// went.
+// collect reads the operands, and checks that no byte outside them has changed and that the device reports the
+// right peaks.
 func (s *suite) collect(d vm.Device, p *ir.Program, c call) map[string][]float64 {
 	s.Helper()
 	code := &p.Codes[0]
@@ -335,14 +338,15 @@ func (s *suite) checkGuards(d vm.Device, code *ir.Code, all uint32) {
 	}
 }
 
-// equal compares with naive values. The tolerance is that of f32 sums relative to the largest value, and half a unit in
-// the last place of the type that the result is stored in, twice where the value passed through storage before.
+// equal compares a result with naive values. The tolerance is that of f32 sums relative to the largest value,
+// plus half a unit in the last place of the stored type, or a whole unit if the value was rounded by storage
+// before.
 func (s *suite) equal(what string, got, want []float64, t ir.DType) {
 	s.Helper()
 	s.within(what, got, want, t, nil)
 }
 
-// within is equal, but for what else rounding may do to each element; nil: nothing.
+// within is equal with an additional tolerance for each element; nil means none.
 func (s *suite) within(what string, got, want []float64, t ir.DType, slack []float64) {
 	s.Helper()
 	if len(got) != len(want) {

@@ -8,18 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hugePage is the size from which the operating system is asked for huge pages.
+// hugePage is the smallest size for which the operating system is asked for huge pages.
 const hugePage = 2 << 20
 
-// Alloc returns zeroed floats on a cache line's boundary, for buffers that live as long as the process: large ones
-// lie outside the heap, on huge pages where there are any, and are never given back.
+// Alloc returns zeroed floats aligned to a cache line, for buffers that live as long as the process. Large ones
+// lie outside the heap, on huge pages if available, and are never freed.
 func Alloc(n int) []float32 {
 	if bytes := 4 * n; bytes >= hugePage/2 {
 		bytes = (bytes + hugePage - 1) &^ (hugePage - 1)
 		if mem, err := unix.Mmap(-1, 0, bytes+hugePage, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE); err == nil {
 			at := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
 			mem = mem[-at&(hugePage-1):][:bytes]
-			_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // a wish; without it the pages are small
+			_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // optional: without it the pages are small
 			return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(mem))), n)
 		}
 	}

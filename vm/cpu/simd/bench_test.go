@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// The benchmarks run on two threads. Those that compare do so in one run, turn by turn, and report medians: the
-// machine's speed changes more from run to run than between the things compared.
+// The benchmarks run on two threads. Comparisons alternate within one run and report medians, because the
+// machine's speed varies more between runs than between the compared functions.
 
-// benchPool also brings the caches of scratch up to size.
+// benchPool also grows the caches of scratch to their final size.
 func benchPool(b *testing.B) *Pool {
 	p := NewPool(2)
 	b.Cleanup(p.Close)
@@ -37,7 +37,8 @@ func seconds(f func()) float64 {
 	return time.Since(start).Seconds()
 }
 
-// BenchmarkMatmulVsOpenBLAS is the floor that the cpu device promises: 0.75 of OpenBLAS on the same two cores.
+// BenchmarkMatmulVsOpenBLAS checks the speed that the cpu device promises: at least 0.75 of OpenBLAS on the
+// same two cores.
 func BenchmarkMatmulVsOpenBLAS(b *testing.B) {
 	if err := UseOpenBLAS(true); err != nil {
 		b.Skipf("nothing to compare with: %v", err)
@@ -49,7 +50,7 @@ func BenchmarkMatmulVsOpenBLAS(b *testing.B) {
 	}
 }
 
-// compareGemm measures a product with both, at least a second and a half of it.
+// compareGemm measures a product with both implementations for at least a second and a half.
 func compareGemm(b *testing.B, p *Pool, transA, transB bool, m, n, k int) {
 	x, y, z := benchFloats(m*k), benchFloats(k*n), Alloc(m*n)
 	lda, ldb := k, n
@@ -83,8 +84,8 @@ func compareGemm(b *testing.B, p *Pool, transA, transB bool, m, n, k int) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkMatmulShapes has the products of the training goals, forward, gradient of the input, gradient of the
-// weight. OpenBLAS takes part where it is.
+// BenchmarkMatmulShapes measures the products of the training goals: forward, gradient of the input, gradient
+// of the weight. It includes OpenBLAS if installed.
 func BenchmarkMatmulShapes(b *testing.B) {
 	if err := UseOpenBLAS(true); err != nil {
 		b.Skipf("nothing to compare with: %v", err)
@@ -119,7 +120,7 @@ func BenchmarkMatmulShapes(b *testing.B) {
 	}
 }
 
-// BenchmarkVector has the serial primitives and AdamW, on operands beyond the second-level cache.
+// BenchmarkVector measures the serial primitives and AdamW on operands larger than the second-level cache.
 func BenchmarkVector(b *testing.B) {
 	const n = 1 << 20
 	p := benchPool(b)
@@ -164,14 +165,14 @@ func BenchmarkVector(b *testing.B) {
 	})
 }
 
-// report gives bytes moved and elements done.
+// report reports bytes moved and elements computed.
 func report(b *testing.B, bytes, elements int) {
 	each := b.Elapsed().Seconds() / float64(b.N)
 	b.ReportMetric(float64(bytes)/each/1e9, "GB/s")
 	b.ReportMetric(each/float64(elements)*1e9, "ns/element")
 }
 
-// BenchmarkRows has the operations on rows, 1024 of 768, and a vocabulary of GPT-2's size.
+// BenchmarkRows measures the operations on rows, 1024 rows of 768, and a vocabulary of GPT-2's size.
 func BenchmarkRows(b *testing.B) {
 	const rows, cols, vocabulary, tokens = 1024, 768, 50257, 64
 	p := benchPool(b)
@@ -203,8 +204,8 @@ func BenchmarkRows(b *testing.B) {
 	}
 }
 
-// BenchmarkAttention counts the operations that causality leaves: 4 for each visible pair and element of a head
-// forward, 10 backward.
+// BenchmarkAttention counts the operations under the causal mask: 4 for each visible pair and element of a head
+// in the forward pass, 10 in the backward pass.
 func BenchmarkAttention(b *testing.B) {
 	p := benchPool(b)
 	for _, a := range []Attention{

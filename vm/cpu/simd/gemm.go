@@ -6,9 +6,10 @@ import (
 	"unsafe"
 )
 
-// Blocks of the matrix product. A block of op(a), mc by kc, stays in the second-level cache while slivers of op(b),
-// kc by nr, pass through the first. They are a part of the result's definition: each element of c is the sum, block
-// of k by block of k, of sums in the order of k, whatever its neighbours, so the split over threads cannot show.
+// Blocks of the matrix product. A block of op(a), mc by kc, stays in the second-level cache while slivers of
+// op(b), kc by nr, pass through the first. The block sizes are part of the result's definition: each element of
+// c is the sum, block of k by block of k, of sums in the order of k, whatever its neighbours. So the split over
+// threads does not affect the result.
 const (
 	kcMax = 384
 	mcMax = 420
@@ -42,11 +43,11 @@ type gemmJob struct {
 	bias           []float32
 	rowParts       int
 	colParts       int
-	number         uint64         // of the product, if parts of the same rows find what others have packed of a; else 0
-	run            func(part int) // the bound method part, made once
+	number         uint64         // of the product, if parts of the same rows share packed rows of a; else 0
+	run            func(part int) // the method part, bound once
 }
 
-// products numbers them.
+// products is the number of products so far.
 var products atomic.Uint64
 
 var gemmJobs = sync.Pool{New: func() any {
@@ -55,8 +56,8 @@ var gemmJobs = sync.Pool{New: func() any {
 	return g
 }}
 
-// Gemm computes c = [c +] op(a)*op(b) [+ bias] on row-major float32 matrices; op transposes where asked. op(a) is m by
-// k, op(b) k by n; bias, nil or of n elements, is added to every row.
+// Gemm computes c = [c +] op(a)*op(b) [+ bias] on row-major float32 matrices. op is the identity or a
+// transposition. op(a) is m by k, op(b) k by n; bias is nil or has n elements, which are added to every row.
 func Gemm(p *Pool, transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int,
 	accumulate bool, bias []float32, c []float32, ldc int) {
 	GemmMat(p, transA, transB, m, n, k, F32(a, lda), F32(b, ldb), accumulate, bias, F32(c, ldc))
@@ -80,7 +81,8 @@ func GemmMat(p *Pool, transA, transB bool, m, n, k int, a, b Mat, accumulate boo
 	gemmJobs.Put(g)
 }
 
-// split chooses the grid of parts: as many as threads where there is work enough, cut where the least is packed twice.
+// split chooses the grid of parts: as many as threads if there is enough work, cut where the least is packed
+// twice.
 func (g *gemmJob) split(threads int) {
 	const flopsPerPart = 1 << 20
 	parts := max(1, min(threads, int(2*float64(g.m)*float64(g.n)*float64(g.k)/flopsPerPart)))
@@ -88,7 +90,7 @@ func (g *gemmJob) split(threads int) {
 	best := -1.0
 	for rows := 1; rows <= min(parts, max(1, g.m/active.mr)); rows++ {
 		cols := min(parts/rows, max(1, g.n/active.nr))
-		// What one part computes, with its waste at the edges, and what it packs.
+		// The work of one part, including the waste at its edges, and what it packs.
 		h, w := ceilDiv(g.m, rows), roundUp(ceilDiv(g.n, cols), active.nr)
 		cost := float64(h)*float64(w) + 12*float64(h) + 12*float64(w)
 		if best < 0 || cost < best {
@@ -101,15 +103,16 @@ func (g *gemmJob) split(threads int) {
 	}
 }
 
-// A thread that is late leaves parts of its own to others, if it has several: as many as so, each with so much to do.
+// If a thread has several parts, others can take over those that it starts late. So each thread gets this many
+// parts, if each part has at least this much work.
 const (
 	finestParts = 4
 	finestFlops = 4 << 20
-	keptFloats  = 1 << 18 // of op(a), for all parts of the same rows: half of a second-level cache
+	keptFloats  = 1 << 18 // packed floats of op(a) for all parts of the same rows: half of a second-level cache
 )
 
-// refine cuts parts where that costs nothing: rows where blocks end anyway, and columns if a thread can keep its rows of op(a)
-// packed from one to the next.
+// refine cuts parts further where that costs nothing: rows where blocks end anyway, and columns if a thread can
+// keep its packed rows of op(a) from one part to the next.
 func (g *gemmJob) refine() {
 	g.rowParts *= ceilDiv(ceilDiv(g.m, g.rowParts), mcMax)
 	rows, cols := ceilDiv(g.m, g.rowParts), ceilDiv(g.n, g.colParts)

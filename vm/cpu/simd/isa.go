@@ -2,8 +2,8 @@ package simd
 
 import "fmt"
 
-// kernelSet is what one instruction set offers: each entry is one row of work without threads, without checks. The
-// portable set is complete; the others fill every entry too, and a test compares each with the portable one.
+// kernelSet is the kernels of one instruction set. Each processes one row without threads or checks. A test
+// compares every entry of every set with the portable one.
 type kernelSet struct {
 	name   string
 	mr, nr int // a micro-kernel's tallest panel of rows, its columns
@@ -45,7 +45,7 @@ type kernelSet struct {
 	softmaxGrads func(s, ds []float32, ld, rows int, lse, delta []float32, scale float32)
 }
 
-// active is the set in use: the last of kernelSets, which stand in rising order of preference. Only tests and
+// active is the set in use: the last of kernelSets, which are in rising order of preference. Only tests and
 // SelectISA change it.
 var active = kernelSets[len(kernelSets)-1]
 
@@ -55,7 +55,7 @@ var kernelSets = append([]*kernelSet{&portable}, detect()...)
 // ISA returns the name of the instruction set in use: portable, avx2 or avx512.
 func ISA() string { return active.name }
 
-// SelectISA uses another instruction set from now on. It must not be called while anything of this package runs.
+// SelectISA selects another instruction set. It must not be called while other functions of this package run.
 func SelectISA(name string) error {
 	for _, k := range kernelSets {
 		if k.name == name {

@@ -46,7 +46,7 @@ func (m Mat) store(src []float32, srcLd, rows, cols int) {
 	active.copy2D(m.F32, m.Ld, src, srcLd, rows, cols)
 }
 
-// row returns a row to read: in place where it is float32, else converted into buf.
+// row returns a row for reading: in place if it is float32, otherwise converted into buf.
 func (m Mat) row(i, cols int, buf []float32) []float32 {
 	if m.BF16 != nil {
 		buf = buf[:cols]

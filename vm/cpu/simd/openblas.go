@@ -13,7 +13,7 @@ import (
 // openBLASNames are the names under which the library may be installed.
 var openBLASNames = []string{"libopenblas.so.0", "libopenblas.so", "libopenblas.0.dylib", "libopenblas.dylib"}
 
-// coreType is the variable by which OpenBLAS is told what processor to assume.
+// coreType is the environment variable that tells OpenBLAS which processor to assume.
 const coreType = "OPENBLAS_CORETYPE"
 
 // blas is the library, once it is open.
@@ -26,8 +26,8 @@ type blas struct {
 
 var openBLAS blas
 
-// UseOpenBLAS hands float32 products to an installed OpenBLAS, or stops doing so. Its results are not promised to be
-// the same for every number of threads. It must not be called while a product runs.
+// UseOpenBLAS turns the use of an installed OpenBLAS for float32 products on or off. Its results may depend on
+// the number of threads. It must not be called while a product runs.
 func UseOpenBLAS(use bool) error {
 	if use {
 		if err := openBLAS.open(); err != nil {
@@ -41,7 +41,7 @@ func UseOpenBLAS(use bool) error {
 // open finds the library and makes it serial: the parts of a product run on our own workers.
 func (b *blas) open() error {
 	b.once.Do(func() {
-		// A release older than the processor falls back to kernels without AVX, unless it is told.
+		// A release older than the processor falls back to kernels without AVX, unless the variable is set.
 		if _, told := os.LookupEnv(coreType); !told && active.name == "avx512" && os.Setenv(coreType, "SKYLAKEX") == nil {
 			defer os.Unsetenv(coreType)
 		}
@@ -68,7 +68,8 @@ func (b *blas) open() error {
 	return b.err
 }
 
-// gemm computes the product if OpenBLAS is in use and the operands are float32, and reports whether it did. c is cut over its longer side.
+// gemm computes the product if OpenBLAS is in use and the operands are float32, and reports whether it did. c
+// is split along its longer side.
 func (b *blas) gemm(p *Pool, transA, transB bool, m, n, k int, a, bm Mat, accumulate bool, bias []float32, c Mat) bool {
 	if !b.use || a.BF16 != nil || bm.BF16 != nil || c.BF16 != nil || k == 0 {
 		return false
@@ -104,7 +105,8 @@ func rowsOf(m Mat, transposed bool, first int) Mat {
 	return m.at(first, 0)
 }
 
-// sgemmArguments are what the library gets pointers to. They live on the heap: a stack may move.
+// sgemmArguments holds the values whose addresses the library receives. They live on the heap because stacks
+// can move.
 type sgemmArguments struct {
 	transA, transB         [8]byte
 	m, n, k, lda, ldb, ldc int32

@@ -2,9 +2,9 @@ package simd
 
 import "unsafe"
 
-// packed says which rows of a product's op(a) a scratch holds, up to which k.
+// packed identifies the rows of a product's op(a) that a scratch holds, and up to which k.
 type packed struct {
-	number     uint64 // of the product; 0: of none
+	number     uint64 // of the product; 0: none
 	i, m, upTo int
 }
 
@@ -35,7 +35,8 @@ func (g *gemmJob) packA(s *scratch, i, m, k, kn int) {
 	}
 }
 
-// packB gathers one sliver of op(b). Columns past the last keep whatever is there: the micro-kernel drops them.
+// packB gathers one sliver of op(b). Columns past the last keep their old values, and the micro-kernel drops
+// them.
 func (g *gemmJob) packB(s *scratch, j, n, k, kn int) {
 	t, nr := &s.tile, active.nr
 	buf := s.floats(1, nr*kcMax)
@@ -64,8 +65,8 @@ func rowsAndColumns(m Mat, transposed bool, row, col int) Mat {
 	return m.at(row, col)
 }
 
-// lookAhead is the list of a sliver's cache lines, as offsets from its first element. While one sliver is in use, the
-// micro-kernel fetches the next: packing it then does not wait for memory.
+// lookAhead is the list of a sliver's cache lines, as offsets from its first element. While one sliver is in
+// use, the micro-kernel fetches the next, so that packing it does not wait for memory.
 type lookAhead struct {
 	lines     []int
 	end       int // where kcMax zeros begin
@@ -98,7 +99,7 @@ func (l *lookAhead) plan(b Mat, transB bool, kc int) {
 	l.lines = append(l.lines, make([]int, kcMax)...)
 }
 
-// point makes the micro-kernel fetch the sliver that begins with next.
+// point makes the micro-kernel prefetch the sliver that begins with next.
 func (l *lookAhead) point(t *tile, next Mat) {
 	t.ahead, t.aheadEnd = unsafe.Pointer(&l.lines[0]), unsafe.Pointer(&l.lines[l.end])
 	if next.BF16 != nil {
@@ -108,10 +109,10 @@ func (l *lookAhead) point(t *tile, next Mat) {
 	}
 }
 
-// nothing is an empty list, long enough for any head.
+// nothing is an empty list, long enough for any start.
 var nothing [1024]int
 
-// noAhead makes the micro-kernel fetch nothing new.
+// noAhead disables prefetching in the micro-kernel.
 func (t *tile) noAhead() {
 	t.ahead, t.aheadEnd, t.aheadBase = unsafe.Pointer(&nothing), unsafe.Pointer(&nothing), t.b
 }

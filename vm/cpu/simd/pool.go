@@ -7,19 +7,19 @@ import (
 	"sync/atomic"
 )
 
-// Pool is a fixed set of workers that share the parts of a Run. Any number of goroutines may call Run at once; a
-// caller does all its parts itself as long as every worker is busy, so nobody ever waits for a worker to come free.
-// A nil Pool has no workers.
+// Pool is a fixed set of workers that share the parts of a Run. Any number of goroutines may call Run at the
+// same time. A caller runs all its parts itself if every worker is busy, so no caller waits for a worker. A nil
+// Pool has no workers.
 type Pool struct {
 	workers []worker
 	open    []atomic.Pointer[job] // may have parts left to take
 	jobs    sync.Pool
 }
 
-// worker is one goroutine. It looks for jobs unless it is busy, sleeps, or has ended.
+// worker is one goroutine. It looks for jobs unless it is busy, asleep or ended.
 type worker struct {
 	state  atomic.Int32
-	errand atomic.Pointer[func()] // to run before it does anything else
+	errand atomic.Pointer[func()] // runs before anything else
 	wake   chan struct{}
 	_      [64]byte // keeps neighbours' states on different cache lines
 }
@@ -31,30 +31,31 @@ const (
 	workerClosed
 )
 
-// job is one Run. It goes back to the free list when caller and every worker that joined have let go of it.
+// job is one Run. It returns to the free list when the caller and every worker that joined have released it.
 type job struct {
 	f       func(part int)
 	parts   int32
-	next    []share      // by thread: the next part to hand out of those that it begins with
+	next    []share      // by thread: its remaining parts
 	left    atomic.Int32 // parts not yet finished
 	holders atomic.Int32
 	waiting atomic.Bool // the caller sleeps on finish
 	finish  chan struct{}
 }
 
-// share is the parts of one thread that nobody has taken yet. A thread does its own before those of others: the same rows of one kernel
-// after another, which then lie in its processor's cache.
+// share is the range of a thread's parts that are not yet taken. A thread runs its own parts before those of
+// others, so that it processes the same rows in successive kernels while they are in its processor's cache.
 type share struct {
 	part atomic.Int32
 	_    [60]byte // keeps neighbours on different cache lines
 }
 
-// spinRounds is how long an idle worker, or a caller waiting for the last part, looks around before it sleeps: some hundred
-// microseconds. The gaps between the kernels of a step that are worth sharing are shorter, as a rule, and to wake a sleeping thread
-// takes as long as a small kernel.
+// spinRounds is the number of rounds that an idle worker, or a caller waiting for the last part, spins before
+// it sleeps: a few hundred microseconds. The gaps between the kernels of a step that are worth sharing are
+// usually shorter, and waking a sleeping thread takes as long as a small kernel.
 const spinRounds = 500
 
-// mostOpen is how many jobs workers look for: as many as ranks share a computer, as a rule. What is beyond is done without workers.
+// mostOpen is the number of jobs that workers look for, which is at least the usual number of ranks on a
+// computer. Further jobs run without workers.
 const mostOpen = 16
 
 // NewPool makes a pool that runs at most threads parts of one Run at once, the caller's included. A number below one
@@ -81,7 +82,7 @@ func (p *Pool) Threads() int {
 	return len(p.workers) + 1
 }
 
-// Close ends the workers once they are idle. Run still works afterwards, on the caller alone.
+// Close ends the workers once they are idle. Run still works afterwards, with the caller alone.
 func (p *Pool) Close() {
 	for i := range p.workers {
 		w := &p.workers[i]
@@ -104,7 +105,7 @@ func (p *Pool) Close() {
 // Run calls f(0) to f(parts-1), each once, on the caller and on idle workers, and returns when all have returned.
 // The parts must not depend on one another.
 func (p *Pool) Run(parts int, f func(part int)) {
-	if parts > math.MaxInt32 { // which a job counts with
+	if parts > math.MaxInt32 { // a job counts parts in an int32
 		p.Run(parts/2, f)
 		p.Run(parts-parts/2, func(part int) { f(parts/2 + part) })
 		return
@@ -130,8 +131,8 @@ func (p *Pool) Run(parts int, f func(part int)) {
 	j.release(p)
 }
 
-// publish opens a job to workers and wakes as many as there are parts for, unless they are up. The place is negative where there is
-// none.
+// publish makes a job visible to workers and wakes as many as there are parts for, unless they are awake. It
+// returns the job's place, which is negative if there is none.
 func (p *Pool) publish(j *job) (place int) {
 	for place = range p.open {
 		if p.open[place].Load() == nil && p.open[place].CompareAndSwap(nil, j) {
@@ -142,14 +143,14 @@ func (p *Pool) publish(j *job) (place int) {
 	return -1
 }
 
-// withdraw closes a job, which the caller holds, to workers.
+// withdraw hides a job from workers. The caller holds the job.
 func (p *Pool) withdraw(place int, j *job) {
 	if place >= 0 {
 		p.open[place].CompareAndSwap(j, nil)
 	}
 }
 
-// rouse sees to it that n workers look for jobs.
+// rouse ensures that n workers look for jobs.
 func (p *Pool) rouse(n int) {
 	for i := range p.workers {
 		if n == 0 {
@@ -168,8 +169,8 @@ func (p *Pool) rouse(n int) {
 	}
 }
 
-// Errand runs f, which must be short, on a spinning worker, and reports whether there is one. The worker is as free for a Run
-// as it was.
+// Errand runs f, which must be short, on a spinning worker, and reports whether there is one. The worker
+// remains available to Run.
 func (p *Pool) Errand(f *func()) bool {
 	if p == nil {
 		return false
@@ -196,7 +197,7 @@ func (w *worker) runErrand() {
 // first returns the first of a thread's parts, and the end of those of the thread before.
 func (j *job) first(thread int) int32 { return int32(int(j.parts) * thread / len(j.next)) }
 
-// work takes parts until none is left to take: a thread's own, then those of the threads behind it.
+// work runs parts until none is left: a thread's own, then those of the next threads.
 func (j *job) work(thread int) {
 	for range j.next {
 		for {
@@ -215,7 +216,7 @@ func (j *job) work(thread int) {
 	}
 }
 
-// wait returns when every part is finished: soon, as a rule, so it looks for a while before it sleeps.
+// wait returns when every part is finished. That is usually soon, so it spins for a while before it sleeps.
 func (j *job) wait() {
 	for range spinRounds {
 		if j.left.Load() == 0 {
@@ -230,7 +231,7 @@ func (j *job) wait() {
 	<-j.finish
 }
 
-// join takes hold of a job that somebody holds: of another one than was looked for, perhaps, since it has been used again.
+// join acquires a job that another goroutine holds. The job may have been reused since it was found.
 func (j *job) join() bool {
 	for n := j.holders.Load(); n > 0; n = j.holders.Load() {
 		if j.holders.CompareAndSwap(n, n+1) {
@@ -247,7 +248,7 @@ func (j *job) release(p *Pool) {
 	}
 }
 
-// loop is a worker's life: look for a job, work, look again for a while, sleep.
+// loop is the main loop of a worker: look for a job, work, spin for a while, sleep.
 func (w *worker) loop(p *Pool, thread int) {
 	for {
 		for idle := 0; idle < spinRounds; idle++ {
@@ -286,7 +287,8 @@ func (w *worker) help(p *Pool, thread int) bool {
 	return false
 }
 
-// park sleeps until there is a job. One that came before everybody saw that the worker is about to is not missed, nor is an errand.
+// park sleeps until there is a job. It misses neither a job nor an errand that arrives before the others see
+// that the worker is going to sleep.
 func (w *worker) park(p *Pool) {
 	if !w.state.CompareAndSwap(workerLooking, workerParked) {
 		return
@@ -300,11 +302,11 @@ func (w *worker) park(p *Pool) {
 	<-w.wake
 }
 
-// relaxPauses is how many pauses there are to a round: threads that only gave way to each other would change processors, and leave
-// what they work on in a cache behind.
+// relaxPauses is the number of pauses in a round. Threads that only yielded would move between processors and
+// lose their caches.
 const relaxPauses = 8
 
-// relax passes half a microsecond, giving the processor to any goroutine that can use it.
+// relax waits for half a microsecond and yields the processor to other goroutines.
 func relax() {
 	for range relaxPauses {
 		pause()

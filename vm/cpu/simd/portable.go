@@ -7,8 +7,8 @@ import (
 
 const portableNR = 8
 
-// portable is the definition of every kernel. Products are rounded explicitly, so that no compiler fuses them with
-// the sum that follows.
+// portable defines every kernel. Products are rounded explicitly, so that no compiler fuses them with the
+// following sum.
 var portable = kernelSet{
 	name: "portable", mr: 8, nr: portableNR,
 	gemm:           gemmPortable,
@@ -272,8 +272,8 @@ func adamwPortable(w, m, v, g []float32, c *adamwConstants) {
 	}
 }
 
-// softmaxStripPortable turns scores, rows keys by nr queries, into probabilities relative to the new running maximum
-// and keeps the running sums. alpha is what earlier probabilities must be multiplied with.
+// softmaxStripPortable turns scores, rows keys by nr queries, into probabilities relative to the new running
+// maximum and updates the running sums. alpha is the factor for earlier probabilities.
 func softmaxStripPortable(s []float32, ld, rows int, rowMax, sum, alpha []float32, scale float32) {
 	for j := range portableNR {
 		m := rowMax[j]

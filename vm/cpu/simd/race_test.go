@@ -2,5 +2,5 @@
 
 package simd
 
-// rounds makes random tests shorter where every access is watched.
+// rounds shortens random tests under the race detector.
 func rounds(n int) int { return 1 + n/20 }

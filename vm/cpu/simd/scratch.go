@@ -6,19 +6,20 @@ import (
 	"sync/atomic"
 )
 
-// scratch is a set of buffers that one part of a call works in. They grow to what was ever asked for and are used
-// again, so that no call allocates in the long run.
+// scratch is a set of working buffers for one part of a call. They grow to the largest size requested and are
+// reused, so that calls stop allocating.
 type scratch struct {
 	buf    [8][]float32
-	packed packed // what a product has left in the first, if nobody else had the scratch since
+	packed packed // contents of the first buffer, left by a product, if the scratch has not been used since
 	tile   tile
 	ahead  lookAhead
 	taken  atomic.Bool
 }
 
-// scratches are all that there are. A processor takes again what it had last, which lies in its cache and in no other's.
+// scratches holds all of them. A processor reuses the one it used last, which lies in its cache and in no
+// other's.
 var scratches struct {
-	recent sync.Pool // by processor; what it forgets is found in all
+	recent sync.Pool // by processor; scratches that it drops remain in all
 	sync.Mutex
 	all []*scratch
 }
@@ -29,7 +30,7 @@ func takeScratch() *scratch {
 	return s
 }
 
-// takePacked leaves what is packed.
+// takePacked returns a scratch and keeps its packed contents.
 func takePacked() *scratch {
 	for {
 		s, _ := scratches.recent.Get().(*scratch)
@@ -42,7 +43,7 @@ func takePacked() *scratch {
 	}
 }
 
-// freeScratch returns one that the pool has forgotten, or a new one.
+// freeScratch returns a scratch that the pool has dropped, or a new one.
 func freeScratch() *scratch {
 	scratches.Lock()
 	defer scratches.Unlock()
@@ -62,7 +63,8 @@ func (s *scratch) release() {
 	scratches.recent.Put(s)
 }
 
-// floats returns buffer number i with n elements of any content. It grows by doubling: what it leaves behind is lost.
+// floats returns buffer number i with n elements of any content. It grows by doubling and does not keep the
+// contents.
 func (s *scratch) floats(i, n int) []float32 {
 	if cap(s.buf[i]) < n {
 		s.packed = packed{}

@@ -7,17 +7,18 @@ import (
 	"strings"
 )
 
-// Optimizer holds an optimizer's constants. LR is the schedule's highest rate; every update is given the rate of its own step.
+// Optimizer holds an optimizer's constants. LR is the highest rate of the schedule; every update receives the
+// rate of its step.
 type Optimizer struct {
-	Kind                                         string // adamw, which is the default; sgd; muon
+	Kind                                         string // adamw (the default), sgd or muon
 	LR, Momentum, Beta1, Beta2, Eps, WeightDecay float64
 }
 
-// State is the optimizer's memory. Before the first step it has Shapes alone, which only muon needs.
+// State is the optimizer's memory. Before the first step only Shapes is set, which only muon needs.
 type State struct {
 	Shapes map[string][]int // rows and columns of matrices by name
 	M, V   Tensors
-	Step   int // updates done
+	Step   int // completed updates
 }
 
 // Decays reports whether weight decay applies to a tensor: to matrices, embeddings and positions, not to biases and norms.
@@ -26,8 +27,8 @@ func Decays(name string) bool {
 	return !slices.Contains([]string{"gamma", "beta", "bq", "bk", "bv", "bo", "b1", "b2", "b_gate", "b_up", "b_down"}, last)
 }
 
-// Update clips the gradients to a global norm of clip (0: as they are) and moves the weights in place by one step at
-// rate lr. It returns the norm before clipping and leaves grads alone.
+// Update clips the gradients to a global norm of clip (0 means no clipping) and updates the weights in place by
+// one step at rate lr. It returns the norm before clipping and leaves grads unchanged.
 func (s *State) Update(opt Optimizer, lr float64, w, grads Tensors, clip float64) (norm float64) {
 	if s.M == nil {
 		s.M, s.V = Tensors{}, Tensors{}
@@ -69,7 +70,8 @@ func (opt Optimizer) SGD(lr, decay, w, g, m float64) (newW, newM float64) {
 	return w - lr*(newM+decay*w), newM
 }
 
-// muon is one step of Muon (Jordan et al., 2024) for a matrix, as long as one of AdamW (Liu et al., 2025).
+// muon returns one step of Muon (Jordan et al., 2024) for a matrix, scaled to the length of a step of AdamW
+// (Liu et al., 2025).
 func (opt Optimizer) muon(lr, decay, factor float64, rows, cols int, w, grad, m []float64) {
 	step := make([]float64, len(w))
 	for i := range w {
@@ -109,7 +111,7 @@ func Orthogonalize(x []float64, rows, cols int) []float64 {
 	return y
 }
 
-// product is [rows,inner] times [inner,cols].
+// product multiplies a [rows,inner] matrix by an [inner,cols] matrix.
 func product(a, b []float64, rows, inner, cols int) []float64 {
 	c := make([]float64, rows*cols)
 	for i := range rows {
@@ -141,7 +143,7 @@ func (opt Optimizer) Scalar(lr, decay float64, step int, w, g, m, v float64) (ne
 	return w - lr*meanHat/(math.Sqrt(varHat)+opt.Eps) - lr*decay*w, newM, newV
 }
 
-// globalNorm adds the tensors in the order of their names, so that one run equals the next to the last bit.
+// globalNorm adds the tensors in the order of their names, so that runs are bitwise equal.
 func globalNorm(grads Tensors) float64 {
 	var names []string
 	for name := range grads {
@@ -157,8 +159,8 @@ func globalNorm(grads Tensors) float64 {
 	return math.Sqrt(sum)
 }
 
-// LearningRate returns the rate of a step, numbered from 1: a line up to lr over the warm-up, then constant, or half a
-// cosine (Loshchilov and Hutter, 2017) down to minLR at the last step and minLR after it.
+// LearningRate returns the rate of a step, numbered from 1: linear up to lr during the warm-up, then constant,
+// or half a cosine (Loshchilov and Hutter, 2017) down to minLR at the last step and minLR after it.
 func LearningRate(step, warmup, steps int, decay string, lr, minLR float64) float64 {
 	switch {
 	case step <= warmup:

@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// TestAdamWByHand follows one decayed weight and one bias over two steps. Gradients (3, 4) have norm 5 and are clipped
-// to 0.5: (0.3, 0.4). In the first step the bias corrections undo the factors exactly, so the move is lr times the sign.
+// TestAdamWByHand checks one decayed weight and one bias over two steps. Gradients (3, 4) have norm 5 and are
+// clipped to 0.5, which gives (0.3, 0.4). In the first step the bias corrections cancel the factors exactly, so
+// the step is lr times the sign.
 func TestAdamWByHand(t *testing.T) {
 	opt := Optimizer{LR: 0.1, Beta1: 0.9, Beta2: 0.99, Eps: 0, WeightDecay: 0.5}
 	w, grads := Tensors{"layer.0.w1": {2}, "layer.0.b1": {-1}}, Tensors{"layer.0.w1": {3}, "layer.0.b1": {4}}
@@ -19,7 +20,7 @@ func TestAdamWByHand(t *testing.T) {
 	wantClose(t, "decayed weight", w["layer.0.w1"], []float64{2 - 0.1 - 0.1*0.5*2}, 1e-15)
 	wantClose(t, "bias", w["layer.0.b1"], []float64{-1.1}, 1e-15)
 
-	// The second step has gradients (-0.1, 0), below the clip, and half the rate.
+	// The second step has gradients (-0.1, 0), below the limit, and half the rate.
 	grads["layer.0.w1"][0], grads["layer.0.b1"][0] = -0.1, 0
 	if norm := s.Update(opt, 0.05, w, grads, 0.5); !(math.Abs(norm-0.1) <= 1e-16) {
 		t.Errorf("norm %g, want 0.1", norm)
@@ -35,9 +36,9 @@ func TestAdamWByHand(t *testing.T) {
 	}
 }
 
-// TestEps: eps is added to the root, not under it.
+// TestEps checks that eps is added to the root, not under it.
 func TestEps(t *testing.T) {
-	w, _, _ := Optimizer{Eps: 1}.Scalar(1, 0, 1, 0, 3, 0, 0) // betas of zero: the moments are 3 and 9
+	w, _, _ := Optimizer{Eps: 1}.Scalar(1, 0, 1, 0, 3, 0, 0) // with betas of 0 the moments are 3 and 9
 	wantClose(t, "w", []float64{w}, []float64{-0.75}, 1e-15)
 }
 
@@ -82,7 +83,7 @@ func TestLearningRate(t *testing.T) {
 	}
 }
 
-// TestLearns: on one batch, steps bring the loss from that of a guess to almost nothing.
+// TestLearns checks that steps on one batch reduce the loss from that of a guess to almost 0.
 func TestLearns(t *testing.T) {
 	r := newRand(t)
 	for _, family := range []string{"gpt", "llama"} {
