@@ -90,7 +90,8 @@ type Model struct {
 	Rotations []ir.Rotation // that its layers name, from 1 on
 
 	sequence int64
-	kinds    []int64 // windows of layers
+	kinds    []int64            // windows of layers
+	turns    map[string][]int64 // number of the rotation of each layer, of queries and of keys
 	mutex    sync.Mutex
 	remaking map[Units]*Block
 	updates  map[updateKey]*Block
@@ -99,7 +100,7 @@ type Model struct {
 // New builds the dataflow of a checked model. Heads divide by SP; vocabulary and FFN are padded to it.
 func New(m lang.Model, split Split, sequence int64) *Model {
 	g := &Model{Model: m, Split: split, remaking: map[Units]*Block{}, updates: map[updateKey]*Block{}, sequence: sequence}
-	g.Rotations = rotationsOf(&m, sequence)
+	g.findRotations()
 	g.findKinds()
 	g.Embedding, g.Layer, g.Head = g.embedding(sequence), g.layer(nil), g.head()
 	return g

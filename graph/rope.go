@@ -2,85 +2,82 @@ package graph
 
 import (
 	"math"
+	"slices"
 
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 )
 
-// The operation on queries and keys before attention is one instruction: it rotates them by their positions,
-// and scales the queries if scores are to have another scale than 1/sqrt(head_dim).
+// What a layer does to queries and to keys before attention is one instruction: it turns them by their position, and multiplies queries
+// where scores are to have another scale than 1/sqrt(head_dim).
 
-// RotationQ and RotationK select the rotation of queries or of keys in an attribute.
+// RotationQ and RotationK say whose rotation an attribute is.
 const (
 	RotationQ = "q"
 	RotationK = "k"
 )
 
-// Rotations without a number of their own.
+// Rotations that have no number of their own.
 const (
-	plainNone  = -2 // no layer rotates
+	plainNone  = -2 // nothing is turned, in no layer
 	byLayer    = -1 // layers differ
 	plainTheta = 0  // whole heads by theta
 )
 
-// rotation returns the rotation that the rope instructions of all layers have in common, or one of the
-// constants above.
+// rotation is the number that the rope instructions of all layers have, or one of the above.
 func (g *Model) rotation(of string) int64 {
-	first := g.rotationOf(0, of)
-	for l := range g.Layers {
-		if g.rotationOf(l, of) != first {
+	numbers := g.turns[of]
+	for _, n := range numbers {
+		if n != numbers[0] {
 			return byLayer
 		}
 	}
-	return first
+	return numbers[0]
 }
 
-// Rotation returns the number of a layer's rotation if layers differ.
-func (g *Model) Rotation(layer int, of string) int64 { return g.rotationOf(layer, of) }
+// Rotation is the number of a layer's rotation where layers differ.
+func (g *Model) Rotation(layer int, of string) int64 { return g.turns[of][layer] }
 
-// rotationOf finds what a layer needs among the rotations of the model.
-func (g *Model) rotationOf(layer int, of string) int64 {
-	turns, scale := g.Rotates(layer), 1.0
-	if of == RotationQ {
-		scale = queryScale(&g.Model)
+// findRotations lists what the layers need, each rotation once, and gives each layer the number of its own.
+func (g *Model) findRotations() {
+	g.turns = map[string][]int64{}
+	for _, of := range []string{RotationK, RotationQ} {
+		scale := 1.0
+		if of == RotationQ {
+			scale = queryScale(&g.Model)
+		}
+		for layer := range g.Layers {
+			g.turns[of] = append(g.turns[of], g.rotationNumber(layer, scale))
+		}
 	}
+}
+
+// rotationNumber is the number of what a layer does to heads that are multiplied by a scale, too.
+func (g *Model) rotationNumber(layer int, scale float64) int64 {
+	turns, local := g.Rotates(layer), g.Local(layer)
 	switch {
 	case !turns && scale == 1 && len(g.PositionPattern) == 0:
 		return plainNone
-	case turns && scale == 1 && isPlain(&g.Model):
+	case turns && scale == 1 && g.RopePartial == 1 && g.RopeScaling == lang.ScalingNone && !local:
 		return plainTheta
 	}
-	for i, r := range g.Rotations {
-		if r.Rest == scale && (len(r.Rates) > 0) == turns {
-			return int64(i) + 1
+	r := ir.Rotation{Rates: []float64{}, Scale: scale, Rest: scale}
+	if turns {
+		r.Rates = g.Rates(layer, g.sequence)
+		if !local {
+			r.Scale = scale * g.RopeAmplitude
 		}
 	}
-	panic("internal: a layer without its rotation")
-}
-
-// rotationsOf returns the rotations that layers may need: with and without positions, for queries and for keys.
-func rotationsOf(m *lang.Model, sequence int64) (list []ir.Rotation) {
-	scales := []float64{1}
-	if s := queryScale(m); s != 1 {
-		scales = append(scales, s)
+	same := func(x ir.Rotation) bool {
+		return x.Scale == r.Scale && x.Rest == r.Rest && slices.Equal(x.Rates, r.Rates)
 	}
-	for _, scale := range scales {
-		if m.Positions == lang.PositionsRope && !(scale == 1 && isPlain(m)) {
-			list = append(list, ir.Rotation{Rates: m.Rates(sequence), Scale: scale * m.RopeAmplitude, Rest: scale})
-		}
-		if m.Positions != lang.PositionsRope && scale != 1 || len(m.PositionPattern) > 0 {
-			list = append(list, ir.Rotation{Rates: []float64{}, Scale: scale, Rest: scale})
-		}
+	if !slices.ContainsFunc(g.Rotations, same) {
+		g.Rotations = append(g.Rotations, r)
 	}
-	return list
+	return int64(slices.IndexFunc(g.Rotations, same)) + 1
 }
 
-// isPlain reports whether positions rotate whole heads by powers of theta.
-func isPlain(m *lang.Model) bool {
-	return m.RopePartial == 1 && m.RopeScaling == lang.ScalingNone
-}
-
-// queryScale returns the factor for queries, since attention divides scores by sqrt(head_dim).
+// queryScale is what queries are multiplied by, since attention divides scores by sqrt(head_dim).
 func queryScale(m *lang.Model) float64 {
 	scale := m.AttnScale * math.Sqrt(float64(m.HeadDim))
 	if math.Abs(scale-1) < 1e-12 {

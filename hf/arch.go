@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sppo.dev/hf/safetensors"
+	"sppo.dev/lang"
 )
 
 // architecture is a row: how a model_type of config.json reads as keys of the language, and what its tensors are called.
@@ -39,7 +40,7 @@ func with(others map[string]any) map[string]any {
 
 var architectures = []architecture{
 	{modelType: "llama", class: "LlamaForCausalLM", family: "llama", defaults: usual, read: (*Model).llama, names: llamaNames},
-	{modelType: "mistral", class: "MistralForCausalLM", family: "mistral", read: (*Model).mistral, names: llamaNames,
+	{modelType: "mistral", outer: "mistral3", class: "MistralForCausalLM", family: "mistral", read: (*Model).mistral, names: llamaNames,
 		defaults: with(map[string]any{"sliding_window": 4096})},
 	{modelType: "qwen2", class: "Qwen2ForCausalLM", family: "qwen2", defaults: usual, read: (*Model).qwen, names: llamaNames},
 	{modelType: "qwen3", class: "Qwen3ForCausalLM", family: "qwen3", read: (*Model).qwen, names: llamaNames,
@@ -351,13 +352,18 @@ func (m *Model) gemma(c *config) {
 	if c.has(key) {
 		every = c.count(key)
 	}
-	c.skip("sliding_window", "sliding_window_pattern", "_sliding_window_pattern")
+	c.skip("sliding_window", "sliding_window_size", "sliding_window_pattern", "_sliding_window_pattern")
 	types, from := m.listedTypes(c, func(layer int64) bool { return (layer+1)%every != 0 })
 	c.skip("layer_types")
-	if slices.Contains(types, slidingAttention) {
-		m.layerTypes(c, types, c.count("sliding_window"), from)
-	} else {
+	switch { // the family has windows by itself
+	case !slices.Contains(types, slidingAttention):
+		m.set("window", "0", from)
 		m.drop("rope_local_theta")
+	case !slices.Contains(types, fullAttention):
+		m.layerTypes(c, types, c.count("sliding_window"), from)
+		m.setList("layer_types", []string{lang.LayerSliding}, from)
+	default:
+		m.layerTypes(c, types, c.count("sliding_window"), from)
 	}
 }
 

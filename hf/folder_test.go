@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -342,11 +343,73 @@ func FuzzConfig(f *testing.F) {
 
 // A limit that the family has by itself and the config sets to null is none.
 func TestNoSoftCap(t *testing.T) {
-	for value, want := range map[string]string{"null": "logit_softcap = 0", "30.0": "logit_softcap = 30"} {
-		text := small(t, members{"model_type": "gemma2", "sliding_window": 7, "final_logit_softcapping": json.RawMessage(value),
-			"attn_logit_softcapping": json.RawMessage("null")})
-		if got := importText(t, text); !strings.Contains(got, "\n"+want) {
-			t.Errorf("final_logit_softcapping = %s gives\n%s\nwant %s", value, got, want)
+	for ours, theirs := range map[string]string{"attn_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"} {
+		for value, want := range map[string]string{"null": " = 0", "30.0": " = 30"} {
+			text := small(t, members{"model_type": "gemma2", "sliding_window": 7, theirs: json.RawMessage(value)})
+			if got := importText(t, text); !strings.Contains(got+"\n", "\n"+ours+want+"\n") {
+				t.Errorf("%s = %s gives\n%s\nwant %s%s", theirs, value, got, ours, want)
+			}
+		}
+	}
+}
+
+// Of a model that sees, the language model is taken, with a notice and a list of what is left.
+func TestVisionParts(t *testing.T) {
+	for _, name := range []string{"gemma3-vision", "mistral-small-vision"} {
+		dir := filepath.Join("testdata", "models", name)
+		model, err := hf.ReadModel(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(model.Notices) != 1 || !strings.Contains(model.Notices[0], "only the language model, text_config, is trained") {
+			t.Errorf("%s: notices %q", name, model.Notices)
+		}
+		w, err := model.OpenWeights(compile(t, dir, 1, readExpected(t, dir)).Tensors)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		for _, tensor := range w.Ignored {
+			if strings.Contains(tensor, "language_model.") || strings.Contains(tensor, "lm_head") {
+				t.Errorf("%s: %s is ignored", name, tensor)
+			}
+		}
+		if !slices.ContainsFunc(w.Ignored, func(s string) bool { return strings.HasPrefix(s, "vision_tower.") }) {
+			t.Errorf("%s: ignored are %q, without those of the vision part", name, w.Ignored)
+		}
+	}
+}
+
+// The windows that a family has by itself are those of the config.
+func TestWindowsOfGemma(t *testing.T) {
+	const full, sliding = "full_attention", "sliding_attention"
+	for _, c := range []struct {
+		family string
+		types  []string // of the two layers
+		want   []int64
+		theta  float64
+	}{
+		{"gemma2", []string{sliding, full}, []int64{7, 0}, 0},
+		{"gemma2", []string{full, full}, []int64{}, 0},
+		{"gemma3_text", []string{sliding, sliding}, []int64{7}, 10000},
+		{"gemma3_text", []string{full, sliding}, []int64{0, 7}, 10000},
+		{"gemma3_text", []string{full, full}, []int64{}, 0},
+		{"gemma3_text", nil, []int64{7}, 10000}, // of six layers the last is full
+	} {
+		changes := members{"model_type": c.family, "sliding_window": 7, "rope_parameters": nil, "layer_types": nil}
+		if c.types != nil {
+			changes["layer_types"] = c.types
+		}
+		model, err := hf.ReadModel(configFolder(t, small(t, changes)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := model.Lang(64, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(l.Windows, c.want) || l.RopeLocalTheta != c.theta {
+			t.Errorf("%s %v: windows %v, local theta %v, want %v, %v", c.family, c.types, l.Windows, l.RopeLocalTheta, c.want, c.theta)
 		}
 	}
 }

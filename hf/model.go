@@ -75,6 +75,9 @@ func newModel(name, dir string, c *config) (*Model, error) {
 	}
 	m := &Model{Name: name, Dir: dir, arch: a, conf: inner, outer: inner != c}
 	m.inherit(c)
+	if m.outer {
+		m.notice("model_type = %s: of the parts of this model only the language model, text_config, is trained", a.outer)
+	}
 	c = inner
 	c.defaults = a.defaults
 	m.set("family", m.arch.family, "model_type = "+a.modelType)
@@ -100,8 +103,11 @@ func (m *Model) covered() error {
 	return nil
 }
 
-// inherit gives the language model the type of values that the whole model has.
+// inherit gives the language model what the whole model says: the type of values, and whether the output projection is the embedding.
 func (m *Model) inherit(whole *config) {
+	if key := "tie_word_embeddings"; m.outer && whole.has(key) {
+		m.conf.members[key] = whole.raw(key)
+	}
 	for _, key := range []string{"dtype", "torch_dtype"} {
 		if m.outer && whole.has(key) && !m.conf.has("dtype") && !m.conf.has("torch_dtype") {
 			m.conf.members[key] = whole.raw(key)

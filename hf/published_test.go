@@ -10,11 +10,18 @@ import (
 	"sppo.dev/hf"
 )
 
-// published are the numbers of parameters that the models' pages give; of Gemma-3 those of the language model.
+// gemmaVision is the vision part of Gemma-3, but for the matrix that projects its 1152 values to the width of the language model:
+// patches of 14 by 14 with three colours, 64 by 64 positions, 27 layers of attention and MLP with biases, and norms.
+const gemmaVision = (3*14*14+1)*1152 + 64*64*1152 + 27*(4*(1152+1)*1152+2*1152*4304+4304+1152+4*1152) + 2*1152 + 1152
+
+// published are the numbers of parameters that the models' pages give; of models with a vision part those of the language model.
 var published = map[string]int64{
 	"Llama-3.1-8B": 8_030_261_248, "Llama-3.1-70B": 70_553_706_496, "Llama-3.1-405B": 405_853_388_800,
 	"Qwen2.5-7B": 7_615_616_512, "Qwen2.5-32B": 32_763_876_352, "Qwen3-4B": 4_022_468_096, "Qwen3-14B": 14_768_307_200,
-	"Mistral-7B-v0.1": 7_241_732_096, "Mistral-7B-v0.3": 7_248_023_552,
+	"Mistral-7B-v0.1": 7_241_732_096, "Mistral-7B-v0.3": 7_248_023_552, "Mistral-Small-3.1-24B": 23_572_403_200,
+	"Gemma-2-2B": 2_614_341_888, "Gemma-2-9B": 9_241_705_984, "Gemma-2-27B": 27_227_128_320, "Gemma-3-1B": 999_885_952,
+	"Gemma-3-4B": 4_300_079_472 - gemmaVision - 1152*2560, "Gemma-3-12B": 12_187_325_040 - gemmaVision - 1152*3840,
+	"Gemma-3-27B": 27_432_406_640 - gemmaVision - 1152*5376,
 }
 
 // The configs of testdata/configs are those of the hub's models of their names.

@@ -35,12 +35,14 @@ var Families = []Family{
 	{"olmo2", "OLMo-2", map[string]string{"norm_place": "post", "qk_norm": "all", "rope_theta": "500000", "norm_eps": "1e-6"}},
 	{"smollm3", "SmolLM3: every fourth layer without positions", map[string]string{
 		"positions": "[rope, rope, rope, none]", "rope_theta": "5000000", "norm_eps": "1e-6", "tied": "true"}},
-	{"gemma2", "Gemma-2, without the windows of its local layers", map[string]string{
+	{"gemma2", "Gemma-2", map[string]string{
 		"norm_offset": "1", "norm_place": "pre_post", "norm_eps": "1e-6", "activation": "gelu_tanh", "embed_scale": "sqrt_hidden",
-		"head_dim": "256", "attn_softcap": "50", "logit_softcap": "30", "tied": "true"}},
-	{"gemma3", "Gemma-3 text, without the windows of its local layers", map[string]string{
+		"head_dim": "256", "attn_softcap": "50", "logit_softcap": "30", "tied": "true",
+		"window": "4K", "layer_types": "[sliding, full]"}},
+	{"gemma3", "Gemma-3 text; from 4B on with `rope_scaling = linear` and `rope_factor = 8`", map[string]string{
 		"norm_offset": "1", "norm_place": "pre_post", "norm_eps": "1e-6", "activation": "gelu_tanh", "embed_scale": "sqrt_hidden",
-		"head_dim": "256", "qk_norm": "head", "rope_theta": "1000000", "tied": "true"}},
+		"head_dim": "256", "qk_norm": "head", "rope_theta": "1000000", "tied": "true",
+		"window": "1K", "layer_types": "[sliding, sliding, sliding, sliding, sliding, full]", "rope_local_theta": "10000"}},
 }
 
 // defaultsInWords lists the defaults as a spec would have them, in the order of the keys.
@@ -73,6 +75,16 @@ func (s *Spec) familyDefault(k *Key) string {
 	defaults := Families[i].Defaults
 	if isRopeKey(k.Name) && s.Model.RopeScaling != defaults["rope_scaling"] {
 		return "" // the family's numbers are for the family's scaling
+	}
+	switch w := s.Model.Windows; k.Name {
+	case "layer_types": // is for the one window of all layers
+		if len(w) != 1 || w[0] == 0 {
+			return ""
+		}
+	case "rope_local_theta":
+		if !s.Model.hasWindow() {
+			return ""
+		}
 	}
 	return defaults[k.Name]
 }
@@ -305,18 +317,29 @@ func (m *Model) ropeProblems() (found []Problem) {
 			}
 		}
 	}
+	if m.RopeLocalTheta != 0 && !m.hasWindow() {
+		fail("model.rope_local_theta", Conflict, "window = 1K, for example", "rope_local_theta is for layers with a window, and there are none")
+	}
 	if m.RopeScaling == ScalingLlama3 && m.RopeLow >= m.RopeHigh {
 		fail("model.rope_low model.rope_high", Conflict, "", "rope_low = %g is not below rope_high = %g", m.RopeLow, m.RopeHigh)
 	}
 	return found
 }
 
-// Rates are the angles by which the rotated pairs turn from one position to the next, in radians.
-func (m *Model) Rates(sequence int64) []float64 {
+// Local reports whether a layer has rotary frequencies by a base of its own.
+func (m *Model) Local(layer int) bool { return m.RopeLocalTheta != 0 && m.WindowOf(layer) != 0 }
+
+// Rates are the angles by which the rotated pairs of a layer turn from one position to the next, in radians.
+func (m *Model) Rates(layer int, sequence int64) []float64 {
 	width := m.Rotated()
 	rates := make([]float64, width/2)
 	for i := range rates {
-		rate := math.Pow(m.RopeTheta, -2*float64(i)/float64(width))
+		place := -2 * float64(i) / float64(width)
+		if m.Local(layer) {
+			rates[i] = math.Pow(m.RopeLocalTheta, place)
+			continue
+		}
+		rate := math.Pow(m.RopeTheta, place)
 		rates[i] = rate / m.stretch(rate, i, width, sequence)
 	}
 	return rates

@@ -1,6 +1,7 @@
 package lang
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -50,10 +51,34 @@ func TestModelsThatCannotBeBuilt(t *testing.T) {
 		{"activation = swish", "swish"},
 		{"bias = [head]", "head"},
 		{"norm_offset = -1", "norm_offset"},
+		{"rope_local_theta = 10000", "for layers with a window, and there are none"},
+		{"rope_local_theta = -1 window = 8", "rope_local_theta"},
 	} {
 		_, err := ParseModel("family = llama" + modelSizes + c.keys)
 		if err == nil || !strings.Contains(err.Error(), c.want) || strings.Count(err.Error(), "error:") != 1 {
 			t.Errorf("%s: %v, want one error that says %q", c.keys, err, c.want)
+		}
+	}
+}
+
+// TestFamilyOfWindows: what a family says of windows gives way to what the spec says of them.
+func TestFamilyOfWindows(t *testing.T) {
+	for keys, want := range map[string]string{
+		"":                                         "[1024 1024 1024 1024 1024 0] 10000",
+		"window = 16":                              "[16 16 16 16 16 0] 10000",
+		"window = 0":                               "[] 0",
+		"window = [8, 0]":                          "[8 0] 10000",
+		"layer_types = [full, sliding]":            "[0 1024] 10000",
+		"layer_types = [full]":                     "[] 0",
+		"rope_local_theta = 0":                     "[1024 1024 1024 1024 1024 0] 0",
+		"rope_local_theta = 5 rope_scaling = none": "[1024 1024 1024 1024 1024 0] 5",
+	} {
+		m, err := ParseModel("family = gemma3 layers = 12 hidden = 16 heads = 2 vocab = 64 dtype = f32 " + keys)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := fmt.Sprint(m.Windows, m.RopeLocalTheta); got != want {
+			t.Errorf("%q: windows and base %s, want %s", keys, got, want)
 		}
 	}
 }

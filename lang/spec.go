@@ -65,6 +65,7 @@ type Model struct {
 	Positions       string   `json:"positions"`        // learned | rope | none
 	PositionPattern []string `json:"position_pattern"` // rope | none by layer, over and over; empty: Positions in all layers
 	RopeTheta       float64  `json:"rope_theta"`       // base of the rotary frequencies
+	RopeLocalTheta  float64  `json:"rope_local_theta"` // base in layers with a window, which nothing stretches then; 0: as the others
 	RopePartial     float64  `json:"rope_partial"`     // share of a head that is rotated
 	RopeScaling     string   `json:"rope_scaling"`     // none | linear | llama3 | yarn | longrope
 

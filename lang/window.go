@@ -72,9 +72,14 @@ func (m *Model) normalizeWindows() {
 			break
 		}
 	}
-	if !slices.ContainsFunc(m.Windows, func(w int64) bool { return w != 0 }) {
+	if !m.hasWindow() {
 		m.Windows = []int64{}
 	}
+}
+
+// hasWindow reports whether attention of some layer sees a window.
+func (m *Model) hasWindow() bool {
+	return slices.ContainsFunc(m.Windows, func(w int64) bool { return w != 0 })
 }
 
 // repeats reports whether a list is its first n elements over and over.

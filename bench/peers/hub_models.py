@@ -28,7 +28,9 @@ YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=2.0, original_max_posit
 LINEAR = dict(rope_type="linear", rope_theta=10000.0, factor=4.0)
 GEMMA = dict(SMALL, head_dim=6, query_pre_attn_scalar=10, num_hidden_layers=3, sliding_window=7)
 
-# Name, class, config, type of the stored weights, bytes of a shard. There is no token for padding: transformers does not train its row.
+VISION = dict(hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
+
+# Name, class, config, type of the stored weights, bytes of a shard. The number of a row is its seed: add rows at the end. There is no token for padding: transformers does not train its row.
 MODELS = [
     ("llama", hub.LlamaConfig, dict(SMALL, head_dim=6), "bfloat16", None),
     ("llama-f32-shards", hub.LlamaConfig, dict(SMALL, num_key_value_heads=2), "float32", "3KB"),
@@ -57,7 +59,24 @@ MODELS = [
         full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0))), "bfloat16", None),
     ("gpt2", hub.GPT2Config, dict(vocab_size=37, n_embd=8, n_layer=2, n_head=2, n_positions=32, initializer_range=0.3, bos_token_id=None,
                                   eos_token_id=None), "float32", None),
+    ("gemma2", hub.Gemma2Config, dict(GEMMA, attn_logit_softcapping=2.0), "bfloat16", None),
+    ("gemma3", hub.Gemma3TextConfig, dict(GEMMA, sliding_window=9, rope_parameters=dict(
+        sliding_attention=dict(rope_type="default", rope_theta=10000.0),
+        full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0)),
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"]), "bfloat16", None),
+    ("gemma3-vision", hub.Gemma3Config, dict(
+        mm_tokens_per_image=4, image_token_index=36, boi_token_index=35, eoi_token_index=34, vision_config=dict(
+            VISION, model_type="siglip_vision_model", vision_use_head=False),
+        text_config=dict(GEMMA, layer_types=["sliding_attention", "full_attention", "sliding_attention"])), "bfloat16", None),
+    ("mistral-small-vision", hub.Mistral3Config, dict(
+        image_token_index=10, spatial_merge_size=1, vision_config=dict(VISION, model_type="pixtral", head_dim=4),
+        text_config=dict(SMALL, model_type="mistral", head_dim=6, sliding_window=None)), "bfloat16", None),
 ]
+
+
+def kind(config):
+    """The class of a model that also sees, or of one that does not."""
+    return hub.AutoModelForImageTextToText if hasattr(config, "vision_config") else hub.AutoModelForCausalLM
 
 
 def randomise(model):
@@ -70,14 +89,15 @@ def randomise(model):
 
 def expected(folder):
     """Losses and the gradient's norm of the model as it was saved, in f32."""
-    model = hub.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    tokens = torch.randint(0, model.config.vocab_size, (1, TOKENS + 1), generator=torch.Generator().manual_seed(7))
+    config = hub.AutoConfig.from_pretrained(folder)
+    model = kind(config).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    tokens = torch.randint(0, config.get_text_config().vocab_size, (1, TOKENS + 1), generator=torch.Generator().manual_seed(7))
     logits = model(tokens[:, :-1]).logits
     losses = torch.nn.functional.cross_entropy(logits[0], tokens[0, 1:], reduction="none")
     losses.mean().backward()
     square = sum(p.grad.double().pow(2).sum() for p in model.parameters() if p.grad is not None)
     return dict(tokens=tokens[0].tolist(), losses=losses.tolist(), loss=losses.double().mean().item(), grad_norm=square.sqrt().item(),
-                parameters=sum(p.numel() for p in model.parameters()))
+                parameters=sum(p.numel() for p in model.parameters() if p.grad is not None))
 
 
 def generated(folder):
@@ -95,7 +115,7 @@ def main(out):
     for seed, (name, config, arguments, dtype, shard) in enumerate(MODELS):
         folder = pathlib.Path(out) / name
         torch.manual_seed(seed)
-        model = hub.AutoModelForCausalLM.from_config(config(**arguments))
+        model = kind(config(**arguments)).from_config(config(**arguments))
         randomise(model)
         model.to(getattr(torch, dtype)).save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
         (folder / "generation_config.json").unlink(missing_ok=True)

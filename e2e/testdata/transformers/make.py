@@ -214,9 +214,25 @@ def configurations():
     yield ("gemma2", "gemma2", f"family = gemma2 {KEYS} head_dim = 12 kv_heads = 2 attn_scale = {20 ** -0.5} attn_softcap = 2 logit_softcap = 3",
            c("gemma2", head_dim=12, num_key_value_heads=2, query_pre_attn_scalar=20, attn_logit_softcapping=2.0,
              final_logit_softcapping=3.0, sliding_window=4096, tie_word_embeddings=True))
-    yield ("gemma3", "gemma3", f"family = gemma3 {KEYS} head_dim = 8 kv_heads = 1 attn_scale = {16 ** -0.5} rope_theta = 10000",
+    yield ("gemma2-window", "gemma2", f"family = gemma2 {KEYS} head_dim = 6 kv_heads = 1 attn_scale = {6 ** -0.5} attn_softcap = 1.5 logit_softcap = 3 window = 3",
+           c("gemma2", head_dim=6, num_key_value_heads=1, query_pre_attn_scalar=6, attn_logit_softcapping=1.5,
+             final_logit_softcapping=3.0, sliding_window=3, tie_word_embeddings=True))
+    types = ["sliding_attention", "sliding_attention", "full_attention"]
+    thetas = lambda full: {"rope_parameters": {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}
+    stretched = {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0}
+    yield ("gemma3", "gemma3", f"family = gemma3 {KEYS} head_dim = 8 kv_heads = 1 attn_scale = {16 ** -0.5} rope_scaling = linear rope_factor = 8 "
+           "window = 11 layer_types = [sliding, sliding, full]",
+           c("gemma3_text", head_dim=8, num_key_value_heads=1, query_pre_attn_scalar=16, sliding_window=11, tie_word_embeddings=True,
+             layer_types=types, **thetas(stretched)))
+    yield ("gemma3-long-window", "gemma3", f"family = gemma3 {KEYS} head_dim = 10 kv_heads = 2 rope_theta = 500 rope_local_theta = 50 window = 60",
+           c("gemma3_text", head_dim=10, num_key_value_heads=2, query_pre_attn_scalar=10, sliding_window=60, tie_word_embeddings=True,
+             rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 500.0},
+                              "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}))
+    yield ("gemma3-full", "gemma3", f"family = gemma3 {KEYS} head_dim = 8 kv_heads = 1 attn_scale = {16 ** -0.5} rope_theta = 10000 window = 0",
            c("gemma3_text", head_dim=8, num_key_value_heads=1, query_pre_attn_scalar=16, sliding_window=4096, tie_word_embeddings=True,
-             rope_parameters={k: {"rope_type": "default", "rope_theta": 10000.0} for k in ("full_attention", "sliding_attention")}))
+             layer_types=["full_attention"] * 3, **thetas({"rope_type": "default", "rope_theta": 10000.0})))
+    yield ("qwen2-window", "llama", f"family = qwen2 {KEYS} kv_heads = 4 window = 9 layer_types = [full, sliding, sliding]",
+           c("qwen2", num_key_value_heads=4, use_sliding_window=True, sliding_window=9, max_window_layers=1, **rope(1000000.0)))
     yield ("nemotron", "nemotron", f"family = llama {KEYS} kv_heads = 2 head_dim = 8 norm = layernorm norm_offset = 1 activation = relu2 gated = false rope_partial = 0.5",
            c("nemotron", norm_eps=1e-6, num_key_value_heads=2, head_dim=8, **rope(partial_rotary_factor=0.5)))
 

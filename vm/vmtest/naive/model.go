@@ -64,6 +64,15 @@ func ConfigOf(model []byte, sequence int) Config {
 	return cfg
 }
 
+// layerRotation is the rotation of a layer.
+func (cfg *Config) layerRotation(layer int) Rotation {
+	r := cfg.RopeConfig
+	if n := len(cfg.Windows); n > 0 && cfg.Windows[layer%n] > 0 && r.Local > 0 {
+		r = RopeConfig{Theta: r.Local, Partial: r.Partial, Scaling: "none", Amplitude: 1}
+	}
+	return r.rotation(cfg.HeadDim, cfg.Sequence)
+}
+
 // normsBefore and normsAfter tell where the norms of attention and of the MLP stand.
 func (cfg *Config) normsBefore() bool { return cfg.NormPlace != "post" }
 func (cfg *Config) normsAfter() bool  { return cfg.NormPlace != "pre" }
@@ -327,7 +336,7 @@ func (m *model) layer(l int, x []float64) []float64 {
 	t.v = m.linear(t.norm1, in+"wv", in+"bv")
 	t.q, t.k = m.headNorm(t.rawQ, in+"q_norm.gamma"), m.headNorm(t.rawK, in+"k_norm.gamma")
 	if m.cfg.rotates(l) {
-		r := m.cfg.rotation(m.cfg.HeadDim, m.cfg.Sequence)
+		r := m.cfg.layerRotation(l)
 		t.q = Rope(t.q, m.batch, m.cfg.Heads, m.cfg.HeadDim, 0, r)
 		t.k = Rope(t.k, m.batch, m.cfg.KVHeads, m.cfg.HeadDim, 0, r)
 	}
@@ -368,7 +377,7 @@ func (m *model) layerGrad(l int, dout []float64) []float64 {
 	dq, dk, dv := AttentionGrad(t.q, t.k, t.v, t.attention, dattention, m.attentionShape(l))
 	dq = scaled(dq, m.queryScale())
 	if m.cfg.rotates(l) {
-		r := m.cfg.rotation(m.cfg.HeadDim, m.cfg.Sequence)
+		r := m.cfg.layerRotation(l)
 		dq = RopeGrad(dq, m.batch, m.cfg.Heads, m.cfg.HeadDim, 0, r)
 		dk = RopeGrad(dk, m.batch, m.cfg.KVHeads, m.cfg.HeadDim, 0, r)
 	}

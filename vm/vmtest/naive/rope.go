@@ -2,25 +2,26 @@ package naive
 
 import "math"
 
-// RopeConfig describes how fast positions rotate.
+// RopeConfig says how fast positions turn.
 type RopeConfig struct {
 	Theta   float64 `json:"rope_theta"`
-	Partial float64 `json:"rope_partial"` // share of a head that is rotated
-	Scaling string  `json:"rope_scaling"` // none | linear | llama3 | yarn | longrope
+	Local   float64 `json:"rope_local_theta"` // in layers with a window, which are not stretched; 0: Theta
+	Partial float64 `json:"rope_partial"`     // share of a head that turns
+	Scaling string  `json:"rope_scaling"`     // none | linear | llama3 | yarn | longrope
 
-	Factor    float64   `json:"rope_factor"`   // factor by which sequences may exceed Original
-	Original  int       `json:"rope_original"` // tokens per sequence in the original training
-	Low       float64   `json:"rope_low"`      // llama3: frequencies with fewer turns in Original tokens are stretched fully
-	High      float64   `json:"rope_high"`     // frequencies with more turns are not stretched
-	Fast      float64   `json:"rope_fast"`     // yarn: the same limits, in turns
+	Factor    float64   `json:"rope_factor"`   // how many times longer than Original sequences may be
+	Original  int       `json:"rope_original"` // tokens of the sequences that the model was first trained on
+	Low       float64   `json:"rope_low"`      // llama3: what turns less often in Original tokens is stretched whole
+	High      float64   `json:"rope_high"`     // what turns more often is not stretched
+	Fast      float64   `json:"rope_fast"`     // yarn: likewise, counted in turns
 	Slow      float64   `json:"rope_slow"`
-	Truncate  bool      `json:"rope_truncate"` // yarn: round the limits to whole pairs
+	Truncate  bool      `json:"rope_truncate"` // yarn: to whole pairs
 	Amplitude float64   `json:"rope_amplitude"`
-	Short     []float64 `json:"rope_short"` // longrope: factor of each pair's wavelength, up to Original tokens
-	Long      []float64 `json:"rope_long"`  // the same for longer sequences
+	Short     []float64 `json:"rope_short"` // longrope: what each pair's wave is stretched by, up to Original tokens
+	Long      []float64 `json:"rope_long"`  // and beyond
 }
 
-// rotation returns the rotation of heads of a width in sequences of a length.
+// rotation is that of heads of a width in sequences of a length.
 func (r *RopeConfig) rotation(headDim, sequence int) Rotation {
 	width := int(math.Round(float64(headDim) * r.Partial))
 	out := Rotation{Rates: Rates(width, r.Theta), Scale: r.Amplitude, Rest: 1}
@@ -46,8 +47,7 @@ func (r *RopeConfig) rotation(headDim, sequence int) Rotation {
 	return out
 }
 
-// llama3 stretches long waves, leaves short ones unchanged and interpolates in between (Llama 3.1's reference
-// code).
+// llama3 stretches long waves, leaves short ones and goes from one to the other in between (Llama 3.1's reference code).
 func (r *RopeConfig) llama3(rate float64) float64 {
 	turns := float64(r.Original) * rate / (2 * math.Pi)
 	switch {
@@ -60,7 +60,7 @@ func (r *RopeConfig) llama3(rate float64) float64 {
 	return (1-smooth)*rate/r.Factor + smooth*rate
 }
 
-// yarn does the same by the indexes of the pairs (Peng et al., 2023).
+// yarn does so by the numbers of the pairs (Peng et al., 2023).
 func (r *RopeConfig) yarn(rate float64, pair, width int) float64 {
 	pairOf := func(turns float64) float64 {
 		return float64(width) * math.Log(float64(r.Original)/(turns*2*math.Pi)) / (2 * math.Log(r.Theta))
