@@ -11,8 +11,8 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// TestFootprint holds the bound that passes choose by to what is placed: never below, and at most a twenty-fifth above, or a
-// tenth where virtual stages or halves of backwards are woven, which leaves gaps of all sizes.
+// TestFootprint compares the bound that passes choose by with the placed bytes: never below, and at most 4%
+// above, or 10% where virtual stages or halves of backwards are interleaved, which leaves gaps of all sizes.
 func TestFootprint(t *testing.T) {
 	for _, c := range []struct {
 		file  string
@@ -61,8 +61,9 @@ func TestFootprint(t *testing.T) {
 	}
 }
 
-// TestFootprintIsExact: but for its share for gaps, the bound is the most bytes that live at once, to what aligns the results of a
-// step, wherever gradients, weights and the optimizer's state are divided or are much of what a rank holds.
+// TestFootprintIsExact: without its allowance for gaps, the bound is the maximum of the live bytes, up to the
+// alignment of the results of a step. This holds wherever gradients, weights and optimizer state are divided or
+// are a large part of a rank's memory.
 func TestFootprintIsExact(t *testing.T) {
 	const aligning = 4 * ir.Alignment
 	for _, set := range settings("none", "full", "carry", "schedule.zero=3 schedule.sp=1", "schedule.pp=1 schedule.recompute=full schedule.offload=none",
@@ -87,7 +88,8 @@ func TestFootprintIsExact(t *testing.T) {
 	}
 }
 
-// TestSharedFits: what is chosen to fit leaves room for what ranks will borrow of others, and is less than it would be without.
+// TestSharedFits: placements that are chosen to fit leave room for what ranks borrow from others, and keep less
+// than without mux.
 func TestSharedFits(t *testing.T) {
 	for _, mux := range []string{"right", "left", "on"} {
 		set := strings.Fields("schedule.mux=" + mux + " schedule.recompute=auto cluster.device_memory=36GiB schedule.offload=auto")
@@ -102,13 +104,13 @@ func TestSharedFits(t *testing.T) {
 		if err := Measure(plan); err != nil {
 			t.Fatal(err)
 		}
-		if plan.Memory.Fits && mux != "right" { // which borrows less than what the turn needs anyway
+		if plan.Memory.Fits && mux != "right" { // which borrows less than the turnaround needs in any case
 			t.Errorf("%v: it fits as chosen without, too: %v", set, plan.Memory.DevicePeakBytes)
 		}
 	}
 }
 
-// settings are overrides, a line of them for each plan; a word alone is a policy of offload.
+// settings returns overrides, one line for each plan; a single word is a policy of offload.
 func settings(lines ...string) [][]string {
 	var sets [][]string
 	for _, line := range lines {

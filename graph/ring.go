@@ -7,22 +7,24 @@ import (
 	"sppo.dev/ir"
 )
 
-// Attention in a ring. Rank k of t holds, of every subsequence, chunks k and 2t-1-k of 2t, and K and V of these alone. What its
-// own keys see is causal attention as ever, since its rows are in order. Then the keys of the other ranks come by, all that they
-// have so far: after j turns those of rank k-j. All that a rank has of earlier subsequences is seen. Of this one, all queries see
-// the first chunk of a rank before theirs, and none the second; of a rank behind, the queries of the second chunk see both, and the
-// others none. Either way that is half of all pairs, so each turn is as much work for every rank, and one code serves all: what
-// differs is a constant of the rank and the turn.
+// Attention in a ring. Of every subsequence, rank k of t holds chunks k and 2t-1-k of 2t, and K and V of these
+// chunks only. Attention over its own keys is plain causal attention, because its rows are in order. Then the
+// keys of the other ranks arrive, including those of earlier subsequences: after j turns those of rank k-j. All
+// queries see all keys of earlier subsequences. Within this subsequence, all queries see the first chunk of a
+// lower rank, and none its second chunk. Of a higher rank, the queries of the second chunk see both chunks, and
+// the others none. Either way that is half of all pairs, so each turn is the same work for every rank. All
+// ranks share one code, and differ in a constant for each rank and turn.
 //
-// In the backward pass gradients of keys go round behind them, one turn for each rank, so that they end at home. Each rank computes
-// its part beside their way to it, and adds it when they have come.
+// In the backward pass the gradients of keys follow the keys round the ring, one turn later at each rank, so
+// that they end on their own rank. Each rank computes its part while they travel, and adds it when they arrive.
 
-// constTurn begins the name of a constant that says where the rank stands whose keys a turn brings.
+// constTurn is the prefix of constants that tell, for each turn, whether the arriving keys come from a lower or
+// a higher rank.
 const constTurn = "ring."
 
 func turnConst(j int) string { return constTurn + strconv.Itoa(j) }
 
-// zigzag is that constant for rank k.
+// zigzag returns that constant for rank k.
 func zigzag(turn string, k int) int64 {
 	j, err := strconv.Atoi(turn)
 	if err != nil {
@@ -34,7 +36,7 @@ func zigzag(turn string, k int) int64 {
 	return ir.ZigzagBehind
 }
 
-// RingConsts are the constants that SPConst knows beside the others.
+// RingConsts returns the additional constants that SPConst knows in a ring.
 func (g *Model) RingConsts() (names []string) {
 	if !g.ring() {
 		return nil
@@ -49,10 +51,10 @@ func (g *Model) RingConsts() (names []string) {
 // ring reports whether each rank has two chunks of a subsequence.
 func (s Split) ring() bool { return s.Mode == ModeRing && s.SP > 1 }
 
-// rotates reports whether K and V go round.
+// rotates reports whether K and V travel round the ring.
 func (s Split) rotates() bool { return s.ring() && !s.Gathers }
 
-// Groups are the names of the groups of ranks, in the order of the constants.
+// Groups returns the names of the groups of ranks, in the order of the constants.
 func (g *Model) Groups() []string {
 	if g.Gathers {
 		return append(GroupNames[:len(GroupNames):len(GroupNames)], "sp_back")
@@ -60,14 +62,16 @@ func (g *Model) Groups() []string {
 	return GroupNames
 }
 
-// gatherChunks brings the rows of all ranks to a cache in the order of the sequence. The first chunks of the ranks make up the first
-// half of the subsequence, and their second chunks the second half, from the last rank to the first.
+// gatherChunks gathers the rows of all ranks into a cache in the order of the sequence. The first chunks of the
+// ranks make up the first half of the subsequence, and their second chunks the second half, from the last rank
+// to the first.
 func (b *builder) gatherChunks(cache, local int) {
 	b.node(ir.AllGather, []Attr{group(GroupSP)}, Arg{Value: cache, Span: FrontHalf}, Arg{Value: local, Span: FrontHalf})
 	b.node(ir.AllGather, []Attr{group(GroupBack)}, Arg{Value: cache, Span: BackHalf}, Arg{Value: local, Span: BackHalf})
 }
 
-// chunksGradient is that of half of such rows: every rank has a part of each row's, and they are added in f32.
+// chunksGradient is the gradient of such a gather for one half: every rank has a contribution to each row, and
+// these are added in f32.
 func chunksGradient(b *builder, n Node) {
 	x := n.Args[1]
 	if _, ok := b.grads[x.Value]; !ok {
@@ -79,7 +83,7 @@ func chunksGradient(b *builder, n Node) {
 	b.node(ir.ReduceScatter, n.Attrs, dx, b.grad(n.Args[0]))
 }
 
-// Chunks is in how many chunks of zigzag order the tokens of a subsequence are; 0 where they are in order.
+// Chunks returns the number of chunks in zigzag order of a subsequence, or 0 if its tokens are in order.
 func (s Split) Chunks() int64 {
 	if s.ring() {
 		return 2 * int64(s.SP)
@@ -87,10 +91,10 @@ func (s Split) Chunks() int64 {
 	return 0
 }
 
-// Grid is what the tokens of each subsequence are a multiple of.
+// Grid returns the number that divides the length of each subsequence.
 func (s Split) Grid() int64 { return max(int64(s.SP), s.Chunks()) }
 
-// attentionRows are the rows that attention sees.
+// attentionRows returns the rows that attention reads.
 func (s Split) attentionRows() Rows {
 	if s.ring() {
 		return Local
@@ -98,7 +102,8 @@ func (s Split) attentionRows() Rows {
 	return Full
 }
 
-// goRound visits a rank's own keys and values and then those of the others, which are under way one turn before their own.
+// goRound visits a rank's own keys and values and then those of the others, whose transfer starts one turn
+// earlier.
 func (b *builder) goRound(k, v Arg, name string, visit func(j int, k, v Arg)) {
 	for j := range b.split.SP {
 		nextK, nextV := k, v
@@ -110,14 +115,14 @@ func (b *builder) goRound(k, v Arg, name string, visit func(j int, k, v Arg)) {
 	}
 }
 
-// rotate makes what the rank before has of a value.
+// rotate receives the previous rank's part of a value.
 func (b *builder) rotate(x Arg, name string) Arg {
 	y := all(b.value(Value{Name: name, Rows: SeenLocal, Cols: b.Values[x.Value].Cols, DType: b.Values[x.Value].DType}))
 	b.node(ir.Rotate, []Attr{group(GroupSP)}, y, x)
 	return y
 }
 
-// turnAttrs are those of attention, or of its gradient, to the keys of a turn.
+// turnAttrs returns the attributes of attention, or of its gradient, for the keys of a turn.
 func turnAttrs(attrs []Attr, j int, accumulate string) []Attr {
 	attrs = append(attrs[:len(attrs):len(attrs)], from("prefix", FromLocalPrefix))
 	if j > 0 {
@@ -126,7 +131,7 @@ func turnAttrs(attrs []Attr, j int, accumulate string) []Attr {
 	return attrs
 }
 
-// ringAttention goes on with the softmax from turn to turn, in f32.
+// ringAttention computes attention turn by turn and accumulates the softmax in f32.
 func (b *builder) ringAttention(attrs []Attr, o, lse, q, keys, values int) {
 	sum := o
 	if b.act != ir.F32 {
@@ -141,7 +146,7 @@ func (b *builder) ringAttention(attrs []Attr, o, lse, q, keys, values int) {
 	}
 }
 
-// ringGradient is that of all turns at once, which the first stands for.
+// ringGradient computes the gradients of all turns; it is called for the node of the first turn.
 func ringGradient(b *builder, n Node) {
 	if n.Attrs[attrIndex(n.Op, "zigzag")].Source == FromConst {
 		return
@@ -159,7 +164,7 @@ func ringGradient(b *builder, n Node) {
 	own := b.cacheGrads(k.Value, v.Value)
 	home := [2]Arg{seen(own[0]), seen(own[1])}
 	travelling, parts, names := home, home, [2]string{"k", "v"}
-	for i, name := range names { // the same place at every turn, or that of what is still under way might be taken
+	for i, name := range names { // one buffer for all turns, so that none replaces a value still in transfer
 		parts[i] = all(b.value(Value{Name: "d." + name + ".part", Rows: SeenLocal, Cols: b.Values[own[i]].Cols, DType: ir.F32}))
 	}
 	sameForAll := append(n.Attrs[:attrIndex(n.Op, "prefix"):attrIndex(n.Op, "prefix")], n.Attrs[attrIndex(n.Op, "softcap")])
@@ -189,7 +194,7 @@ func ringGradient(b *builder, n Node) {
 	b.contribute(q.Value, all(dq))
 }
 
-// rounded is a sum in the type of activations: what a cast has made of it, or itself.
+// rounded returns a sum in the type of activations: the result of its cast, or the sum itself.
 func (b *builder) rounded(v int) int {
 	for _, n := range b.Forward {
 		if n.Op == ir.Cast && n.Args[1].Value == v {

@@ -22,7 +22,8 @@ var (
 	ExportTypes = []string{"f32", "bf16", "f16"}
 )
 
-// carried are files of a folder that belong to its tokenizer, to generation, or to people, and go along with new weights.
+// carried lists files of a folder that belong to its tokenizer, to generation, or to people, and are copied
+// along with new weights.
 var carried = []string{
 	"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
 	"vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
@@ -33,14 +34,14 @@ var carried = []string{
 type Export struct {
 	Values  Values
 	Tensors []ir.Tensor
-	From    *Model // of the folder that gives config, names, types and other files
+	From    *Model // the folder with the config, names, types and other files
 	DType   string // of all weights; empty: as in From
 
 	shardBytes int64 // 0: safetensors.ShardBytes
 }
 
-// Write writes the folder: config.json, weights, and what goes along with them. dir must be absent or empty; it appears whole at
-// the end, or not at all. Memory holds a band of one tensor at a time.
+// Write writes the folder: config.json, weights, and the files that are copied. dir must be absent or empty. It
+// appears complete at the end, or not at all. Memory holds only part of one tensor at a time.
 func (e *Export) Write(ctx context.Context, dir string) error {
 	return newFolder(dir, func(to string) error {
 		sources, done, err := e.sources(ctx)
@@ -68,7 +69,7 @@ func (e *Export) Write(ctx context.Context, dir string) error {
 	})
 }
 
-// sources returns all tensors of the folder that the model comes from: those of the model with new values, others as they are.
+// sources returns all tensors of the folder that the model comes from, with new values for those of the model.
 func (e *Export) sources(ctx context.Context) ([]safetensors.Source, func() error, error) {
 	w, err := e.From.OpenWeights(e.Tensors)
 	if err != nil {
@@ -114,7 +115,7 @@ func cmpOr(a, b *stored) *stored {
 	return b
 }
 
-// writeElements is how many values of a tensor are in memory at a time on their way to a file.
+// writeElements is the number of values of a tensor that are in memory at a time.
 const writeElements = 4 << 20
 
 // write writes our values of a stored tensor, a band of rows at a time.
@@ -144,7 +145,7 @@ func (e *Export) write(ctx context.Context, to io.Writer, s *stored, dtype strin
 	return nil
 }
 
-// read puts what the part has of n rows of the stored tensor, from first on, into its place among them.
+// read copies the part's share of n rows of the stored tensor, starting at first, to its place in out.
 func (p *part) read(from Values, first, n, width int64, out []float32) error {
 	rows, cols := p.Shape[0], p.Shape[1] // of the stored tensor
 	if p.transposed {
@@ -215,7 +216,7 @@ func copyValues(ctx context.Context, to io.Writer, t *safetensors.Tensor, from i
 	return nil
 }
 
-// config is config.json of the folder, with the type of the weights where that is another now.
+// config returns the config.json of the folder, with the new type of the weights if it has changed.
 func (e *Export) config() ([]byte, error) {
 	text, err := infile.Read(filepath.Join(e.From.Dir, ConfigFile), maxConfig)
 	if err != nil || e.DType == "" {
@@ -224,7 +225,7 @@ func (e *Export) config() ([]byte, error) {
 	return withType(text, typeNames[exportTypes[e.DType]])
 }
 
-// withType sets every member of config.json that says the type of weights, and touches nothing else.
+// withType sets every member of config.json that names the type of weights, and changes nothing else.
 func withType(text []byte, name string) ([]byte, error) {
 	var spots [][2]int64
 	in := json.NewDecoder(bytes.NewReader(text))
@@ -244,14 +245,15 @@ func withType(text []byte, name string) ([]byte, error) {
 	return text, nil
 }
 
-// typeSpots finds the values of dtype and torch_dtype in an object whose { has been read, and in those within it.
+// typeSpots finds the values of dtype and torch_dtype in an object whose { has been read, and in nested
+// objects.
 func typeSpots(in *json.Decoder, spots *[][2]int64) error {
 	for in.More() {
 		key, err := in.Token()
 		if err != nil {
 			return err
 		}
-		start := in.InputOffset() + 1 // behind the colon
+		start := in.InputOffset() + 1 // after the colon
 		value, err := in.Token()
 		switch {
 		case err != nil:
@@ -300,7 +302,8 @@ func copyFile(to, from string) error {
 	return errors.Join(err, out.Close())
 }
 
-// newFolder makes a folder that appears whole: fill writes to one beside it, which takes the name at the end.
+// newFolder creates a folder that appears complete: fill writes to a temporary one beside it, which is renamed
+// at the end.
 func newFolder(dir string, fill func(to string) error) error {
 	if err := CheckTarget(dir); err != nil {
 		return err
@@ -310,7 +313,7 @@ func newFolder(dir string, fill func(to string) error) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(to) // nothing is left there where all went well
+	defer os.RemoveAll(to) // does nothing after a success
 	if err := errors.Join(fill(to), os.Chmod(to, 0o755)); err != nil {
 		return err
 	}
@@ -320,7 +323,7 @@ func newFolder(dir string, fill func(to string) error) error {
 	return os.Rename(to, dir)
 }
 
-// CheckTarget refuses a folder to write that is there and holds something.
+// CheckTarget returns an error if the folder to write exists and is not empty.
 func CheckTarget(dir string) error {
 	entries, err := os.ReadDir(dir)
 	switch {

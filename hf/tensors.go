@@ -9,14 +9,15 @@ import (
 	"sppo.dev/ir"
 )
 
-// naming says where an architecture keeps our tensors: by our name without the number of a layer, the place in theirs.
+// naming maps our tensors to those of an architecture: our name without the number of a layer, and the place in
+// theirs.
 type naming struct {
 	tensors map[string]place
 	prefix  string   // of all names but the head's, which some folders leave out
-	ignored []string // ends of names of buffers that older files hold and nobody needs
+	ignored []string // suffixes of buffers in older files, which are not needed
 }
 
-// how a tensor of a layer or of the whole model lies in one of theirs.
+// how is the form in which a tensor is stored.
 type how int
 
 const (
@@ -24,9 +25,9 @@ const (
 	transposed     // as nn.Linear has it: [out, in], where ours are [in, out]
 )
 
-// place is where a tensor is. In a fused one it starts behind others: after names them.
+// place is where a tensor is stored. In a fused one it follows others, which after names.
 type place struct {
-	name  string // * stands for the number of a layer
+	name  string // * is the number of a layer
 	how   how
 	after []string // of our tensors, in the same layer
 }
@@ -36,7 +37,8 @@ const layerMark = "*"
 func linear(name string, after ...string) place { return place{name, transposed, after} }
 func plain(name string, after ...string) place  { return place{name, same, after} }
 
-// merged is tables of places, the later ones instead of the earlier; a place without name takes one out.
+// merged merges tables of places. Later tables override earlier ones, and a place without a name deletes an
+// entry.
 func merged(tables ...map[string]place) map[string]place {
 	out := map[string]place{}
 	for _, table := range tables {
@@ -86,7 +88,7 @@ var (
 	}
 )
 
-// rotaryBuffers are tables that files of transformers before 4.32 hold; they follow from the config.
+// rotaryBuffers are tables in files of transformers before 4.32; they follow from the config.
 var rotaryBuffers = []string{".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"}
 
 var (
@@ -123,7 +125,7 @@ type part struct {
 	row, col   int64
 }
 
-// stored is one of their tensors with all parts that make it up, in the order in which they lie.
+// stored is one of their tensors with the parts that make it up, in order.
 type stored struct {
 	name  string
 	shape []int64
@@ -183,7 +185,8 @@ func across(t *ir.Tensor) int64 {
 	return t.Shape[1]
 }
 
-// add puts one of ours behind others: in theirs that is a range of rows where it is transposed or a vector, else of columns.
+// add appends one of our tensors: a range of rows if it is transposed or a vector, otherwise a range of
+// columns.
 func (s *stored) add(t ir.Tensor, turned bool, at int64) {
 	p := part{Tensor: t, transposed: turned}
 	var shape []int64
@@ -223,7 +226,7 @@ func joinName(key, layer string) string {
 	return layerPrefix + layer + "." + strings.TrimPrefix(key, layerPrefix)
 }
 
-// ignorable reports whether a tensor of a folder is a buffer that nobody needs.
+// ignorable reports whether a tensor of a folder is a buffer that is not needed.
 func (n *naming) ignorable(name string) bool {
 	return slices.ContainsFunc(n.ignored, func(end string) bool { return strings.HasSuffix(name, end) })
 }

@@ -11,15 +11,16 @@ import (
 	"sppo.dev/ir"
 )
 
-// Values gives the values of our tensors: rows by columns of one from (row, col) on, rows first, as f32.
+// Values provides the values of our tensors: rows by columns of one from (row, col) on, row by row, as f32.
 type Values interface {
 	Read(tensor string, row, col, rows, cols int64, out []float32) error
 }
 
-// Weights are a folder's weights as values of our tensors. Its methods may be called by several goroutines at once.
+// Weights provides the weights of a folder as values of our tensors. Several goroutines may call its methods at
+// once.
 type Weights struct {
-	// Ignored are tensors of the folder that no tensor of the model takes its values from: buffers, another copy of a tied
-	// embedding, and parts of the folder that are no language model.
+	// Ignored lists tensors of the folder that the model does not use: buffers, a second copy of a tied
+	// embedding, and parts of the folder that are not a language model.
 	Ignored []string
 
 	folder *safetensors.Folder
@@ -32,8 +33,8 @@ type location struct {
 	tensor *safetensors.Tensor
 }
 
-// OpenWeights opens the weights of a folder for the tensors of a model. All of those must be there, with their shapes and a type
-// that can be converted, and nothing else but what may be ignored.
+// OpenWeights opens the weights of a folder for the tensors of a model. All of them must exist, with their
+// shapes and a type that can be converted. Other tensors are errors unless they may be ignored.
 func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 	folder, err := safetensors.Open(m.Dir)
 	if err != nil {
@@ -78,8 +79,8 @@ func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 // Close closes the files.
 func (w *Weights) Close() error { return w.folder.Close() }
 
-// renaming returns how the folder writes the names of its architecture's tensors: as they are, without the prefix where it holds a
-// model without head, or behind another where the language model is a part.
+// renaming returns how the folder writes the names of its architecture's tensors: unchanged, without the prefix
+// if it holds a model without a head, or after another prefix if the language model is a part.
 func (m *Model) renaming(folder *safetensors.Folder) func(string) string {
 	prefix := m.arch.names.prefix
 	for _, form := range []struct{ body, head string }{
@@ -98,7 +99,8 @@ func (m *Model) renaming(folder *safetensors.Folder) func(string) string {
 	return func(name string) string { return name }
 }
 
-// accepts compares a tensor of the folder with what the model wants. A table of positions may have more rows than a run needs.
+// accepts compares a tensor of the folder with the model's. A table of positions may have more rows than a run
+// needs.
 func (s *stored) accepts(t *safetensors.Tensor) error {
 	shape := slices.Clone(s.shape)
 	if s.parts[0].Name == posName && len(t.Shape) == 2 {
@@ -116,7 +118,7 @@ func (s *stored) accepts(t *safetensors.Tensor) error {
 	return nil
 }
 
-// posName is our table of learned positions.
+// posName is the name of our table of learned positions.
 const posName = "pos"
 
 // ignore decides about a tensor that the model does not have.
@@ -165,7 +167,7 @@ func equal(a, b *safetensors.Tensor) (bool, error) {
 	return true, nil
 }
 
-// Describe tells these weights from others by names, types, shapes and places of all tensors, not by their values.
+// Describe identifies the weights by the names, types, shapes and places of all tensors, not by their values.
 func (w *Weights) Describe() string {
 	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	for _, t := range w.folder.Tensors() {
@@ -175,12 +177,13 @@ func (w *Weights) Describe() string {
 	return fmt.Sprintf("weights of %d tensors with checksum %08x", len(w.folder.Tensors()), sum.Sum32())
 }
 
-// Wider are tensors whose values in the folder are of a type that the given one does not represent exactly.
+// Wider reports tensors whose values in the folder have a type that the given one does not represent exactly.
 func (w *Weights) Wider(tensor string, than ir.DType) bool {
 	return than == ir.BF16 && w.places[tensor].tensor.DType != safetensors.BF16
 }
 
-// bandRows is how many rows of a stored tensor are turned at a time, so that whole cache lines are written.
+// bandRows is the number of rows of a stored tensor that are transposed at a time, so that whole cache lines
+// are written.
 const bandRows = 32
 
 // Read implements Values. It reads no byte of the folder that it is not asked for.

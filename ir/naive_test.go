@@ -66,10 +66,10 @@ func conflict(c *ir.Code, a, b *ir.Instr) bool {
 	return false
 }
 
-// cell is what is known of a byte: 1 + the buffer whose life it is in, and 1 + the number of the operand that wrote it.
+// cell is the record of a byte: 1 + the buffer that owns it, and 1 + the number of the operand that wrote it.
 type cell struct{ owner, writer uint32 }
 
-// memory is both arenas, and the operands that have been read.
+// memory holds both arenas and the operands that have been read.
 type memory struct {
 	bytes [ir.NumArenas][]cell
 	read  map[uint32]bool
@@ -103,7 +103,7 @@ func (m memory) put(c *ir.Code, v ir.View, writer uint32) {
 	}
 }
 
-// operandNumber tells the operands of a code apart, from 1.
+// operandNumber numbers the operands of a code, from 1.
 func operandNumber(s ir.Section, i, j int) uint32 { return 1 + uint32(s) + 4*uint32(i*16+j) }
 
 // run executes a section and reports whether every read found its buffer.
@@ -157,7 +157,7 @@ func naiveLives(c *ir.Code, read map[uint32]bool) bool {
 	return true
 }
 
-// naiveUnread reports whether nobody reads what some operand was written for. Collectives depend on other codes.
+// naiveUnread reports whether some operand is written and never read. Collectives depend on other codes.
 func naiveUnread(c *ir.Code, read map[uint32]bool) bool {
 	for s := range ir.NumSections {
 		for i := range c.Sections[s] {
@@ -196,11 +196,11 @@ func changesInPlace(in *ir.Instr, j int) bool {
 	return reads && writes
 }
 
-// value is what a section has done with a byte of a buffer.
+// value is the history of a byte of a buffer within a section.
 type value struct{ written, read, stale, replaced bool }
 
-// naiveValues reports whether in a section every buffer stands for one value, where nothing is brought back. The section
-// finds states and what it reads before it writes it.
+// naiveValues reports whether every buffer stands for one value in a section without reloads. The section finds
+// states, and values that it reads before it writes them.
 func naiveValues(c *ir.Code, s ir.Section) bool {
 	type place struct {
 		buffer uint32

@@ -2,9 +2,9 @@ package ir
 
 import "slices"
 
-// shadow knows for every byte of an arena who wrote it last in a section and who has read it since, by segments that
-// have all that in common. It is a sorted list cut into blocks, so that a segment is inserted without moving all
-// others.
+// shadow records, for every byte of an arena, which instruction wrote it last in a section and which have read
+// it since. Adjacent bytes with the same state form a segment. The segments are a sorted list cut into blocks,
+// so that inserting one does not move all others.
 type shadow struct {
 	blocks [][]segment
 	size   Bytes
@@ -16,23 +16,23 @@ type segment struct {
 	state
 }
 
-// state is what is known about a byte.
+// state is the record of a byte.
 type state struct {
-	buffer uint32             // whose life the bytes are in; NoBuffer: not known
+	buffer uint32             // the buffer that owns the bytes; NoBuffer: unknown
 	writer access             // last write of this section
 	reads  [NumStreams]uint32 // number on each stream of the last read since
 	past   past
 	origin uint32 // 1 + the instruction that moved the value out of where it may be brought back to; 0: none
 }
 
-// access is an operand of an instruction, which is given by its stream and its number there, from 1.
+// access is an operand of an instruction, which is identified by its stream and its number there, from 1.
 type access struct {
 	stream  Stream
 	operand uint8
 	number  uint32 // 0: none
 }
 
-// past is what has happened to the value of a byte. An instruction that changes a value in place does not count as a
+// past is the history of a byte's value. An instruction that changes a value in place does not count as a
 // reader of it.
 type past uint8
 
@@ -40,13 +40,14 @@ const (
 	readOnce  past = 1 << iota // since it was written or changed
 	readTwice                  // or more often
 	readAsWas                  // as the section found it, before the section wrote it
-	replaced                   // the section has overwritten what it found
+	replaced                   // the section has overwritten the value that it found
 )
 
-// byVM is the stream of what the VM does before a section; everything comes after it.
+// byVM is the stream of writes by the VM before a section; everything follows them.
 const byVM = NumStreams
 
-// blockSegments is the most segments of a block: enough to keep the list of blocks short, few enough to move.
+// blockSegments is the maximum number of segments in a block: large enough for a short list of blocks, small
+// enough to move.
 const blockSegments = 64
 
 func newShadow(size Bytes) *shadow {
@@ -91,7 +92,7 @@ func (s *shadow) next(c *cursor) bool {
 	return c.block < len(s.blocks)
 }
 
-// cut makes a segment start at addr, and finds it.
+// cut starts a segment at addr and returns it.
 func (s *shadow) cut(addr Bytes) cursor {
 	c := s.find(addr)
 	seg := *s.at(c)
@@ -115,7 +116,7 @@ func (s *shadow) cut(addr Bytes) cursor {
 	return c
 }
 
-// visit calls f for the segments of a range, cut to it, and joins those that f has made alike.
+// visit calls f for the segments of a range, cut to it, and merges those that are equal afterwards.
 func (s *shadow) visit(lo, hi Bytes, f func(lo, hi Bytes, st *state)) {
 	if lo >= hi {
 		return
@@ -146,7 +147,7 @@ func (s *shadow) visit(lo, hi Bytes, f func(lo, hi Bytes, st *state)) {
 	}
 }
 
-// replace gives a whole range one state.
+// replace sets the state of a whole range.
 func (s *shadow) replace(lo, hi Bytes, st state) {
 	if lo >= hi {
 		return
@@ -178,14 +179,14 @@ func (s *shadow) replace(lo, hi Bytes, st state) {
 	}
 }
 
-// owned is a range of bytes that a section has written, and the life that it leaves them in.
+// owned is a range of bytes that a section has written, and the buffer that owns them at its end.
 type owned struct {
 	lo, hi Bytes
 	buffer uint32
 	writer access
 }
 
-// written lists what a section leaves behind.
+// written lists the ranges that a section has written.
 func (s *shadow) written() []owned {
 	var list []owned
 	for i, b := range s.blocks {

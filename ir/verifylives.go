@@ -8,23 +8,21 @@ import (
 
 // Lifetimes and values.
 //
-// A byte belongs to the buffer through which it was written last, and may be read through no other. At its
-// start a section finds what the init section has left, unless a section puts another buffer there. Steps and
-// evaluations may come in any number and order, so nothing that only one of them writes may be read by the
-// next before it is written again.
+// A byte belongs to the buffer through which it was last written, and may be read only through that buffer. At
+// its start a section finds the values of the init section, unless some section writes another buffer there.
+// Steps and evaluations may run in any number and order, so values that only one of them writes may not be read
+// by the next before they are written again.
 //
 // In a section a buffer has one life, which ends when another buffer is written over any of its bytes. Each
-// byte of it has one value: it is written once, perhaps changed in place, and then read. So a read sees what
-// its name stands for, wherever it is issued. Three more things are allowed:
+// byte of it has one value: it is written once, perhaps changed in place, and then read. So a read sees the
+// value that its name stands for, wherever it is issued. Three exceptions are allowed. First, values that the
+// section found at its start, such as optimizer state and weights, may be read, then changed in place or
+// overwritten once, and not read again. Second, a value that was moved away for a reload or rotation, and that
+// nothing else has read, may be overwritten by the copy or rotation that returns it to the same bytes. Third,
+// an instruction may change in place a value that only other such instructions have read.
 //
-//   - what the section found at its start, such as optimizer state and weights, may be read, then changed in place or
-//     overwritten once, and not read again;
-//   - a value that was moved out for a reload or rotation, and that nothing else has read, may be overwritten by the
-//     copy or rotation that brings it back to the same bytes;
-//   - an instruction may change in place a value that only other such instructions have read.
-//
-// Something of every result is read: in its section, in a later one, by the VM as a result, or by a
-// checkpoint. Operands that the opcode's row calls spare are exempt.
+// Part of every result is read: in its section, in a later one, by the VM as a result, or by a checkpoint.
+// Operands that the opcode's row calls spare are exempt.
 
 // changes reports whether operand j is both read and written, by itself or with another operand: the instruction changes
 // its value in place.
@@ -46,7 +44,7 @@ func (o *orderer) noteRead(a access) {
 	}
 }
 
-// abuse reports a value that is not what its buffer stands for, once per instruction.
+// abuse reports a value that differs from the one that its buffer stands for, once per instruction.
 func (o *orderer) abuse(i, other int, format string, args ...any) {
 	if o.abused != i+1 && !o.v.AllowReuse {
 		o.abused = i + 1
@@ -121,7 +119,7 @@ func (o *orderer) begin(i int, in *Instr, j int) {
 		}
 	})
 	if back {
-		next.origin = 0 // it is back
+		next.origin = 0 // it has returned
 	}
 	o.shadows[arena].replace(lo, hi, next)
 }
@@ -179,7 +177,7 @@ func (o *orderer) claim(n need, st *state) {
 	}
 }
 
-// fill marks what the VM writes before the section.
+// fill marks the bytes that the VM writes before the section.
 func (o *orderer) fill() {
 	for i := range o.v.code.Results {
 		r := &o.v.code.Results[i]
@@ -191,7 +189,7 @@ func (o *orderer) fill() {
 	}
 }
 
-// after checks what the VM reads after the section: its results, and after a step the gradients.
+// after checks the values that the VM reads after the section: its results and, after a step, the gradients.
 func (o *orderer) after() {
 	for i := range o.v.code.Results {
 		r := &o.v.code.Results[i]
@@ -221,8 +219,8 @@ func (o *orderer) readByVM(name string, view *View) {
 	})
 }
 
-// lives checks what sections need to find: the init section must have written it, and no other section may
-// leave another buffer there. Checkpoints need the same of every state except gradients.
+// lives checks the values that sections need at their start: the init section must have written them, and no
+// other section may leave another buffer there. Checkpoints need the same of every state except gradients.
 func (v *codeVerifier) lives(sections *[NumSections]*orderer) {
 	for s, o := range sections {
 		for _, n := range o.needs {
@@ -291,8 +289,8 @@ type result struct {
 	index, operand int
 }
 
-// unreadResults lists the results of which nobody reads anything, where the opcode's row does not call them spare. If all results of
-// an instruction are spare, one of them must be read.
+// unreadResults lists the results that are never read and that the opcode's row does not call spare. If all
+// results of an instruction are spare, one of them must be read.
 func unreadResults(c *Code, sections *[NumSections]*orderer) (list []result) {
 	for s, o := range sections {
 		for i := range c.Sections[s] {
@@ -335,7 +333,7 @@ func verifyUnread(p *Program, unread [][]result, all *findings) {
 	}
 }
 
-// unusedCollectives are those whose results are never read on the ranks of a code.
+// unusedCollectives finds collectives whose results are never read on the ranks of a code.
 type unusedCollectives struct {
 	p      *Program
 	calls  map[[2]int][][]int32 // [code, section][group]: instructions

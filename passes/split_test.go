@@ -12,8 +12,8 @@ import (
 	"sppo.dev/passes/plantest"
 )
 
-// TestUlysses: the request is taken, weights and their gradients' sums are priced whole, and what a rank keeps between
-// forward and backward is what it keeps with weights divided.
+// TestUlysses: the request is accepted, weights and the sums of their gradients are priced as a whole, and a
+// rank keeps the same tensors between forward and backward as with divided weights.
 func TestUlysses(t *testing.T) {
 	megatron, ulysses := plantest.Plan(t, "gpt-docs.sppo"), plantest.Plan(t, "gpt-docs.sppo", "schedule.sp_mode=ulysses")
 	if got := megatron.Parallel.SPMode; got != graph.ModeMegatron {
@@ -73,8 +73,8 @@ func TestZeroSavesStateAndTime(t *testing.T) {
 	}
 }
 
-// Each stage of ZeRO keeps less from step to step and leaves less for the end of the step; what it brings together beside layers
-// instead is in their time.
+// Each stage of ZeRO keeps less memory from step to step and leaves less work for the end of the step. The time
+// of its additional traffic appears in the layers instead.
 func TestZeroTradesMemoryForTraffic(t *testing.T) {
 	set := []string{"schedule.pp=1", "schedule.sp=1", "schedule.dp=4", "train.batch=4", "schedule.subsequences=1", "model.layers=6", "cluster.nvlink_bandwidth=100MB/s"}
 	var before *plan.Plan

@@ -37,16 +37,16 @@ func ordered(t *testing.T, name string, pp, v, n, m int) *plan.Plan {
 	return p
 }
 
-// unitCosts are the times of tasks. A backward that is not split takes both of its parts.
+// unitCosts are the durations of tasks. A backward that is not split takes b + w.
 type unitCosts struct{ f, b, w int }
 
-// clock is what a schedule comes to with messages that take no time.
+// clock is the result of running a schedule with messages that take no time.
 type clock struct {
 	makespan int
 	span     []int // by rank, from its first task to its last
 	busy     []int
-	kept     []int // most forwards that a rank has not yet gone backward for
-	held     []int // the same, or for whose weights it has no gradients yet
+	kept     []int // maximum number of forwards without their backward, by rank
+	held     []int // maximum number of forwards without their backward or weight gradients
 }
 
 func (u unitCosts) run(t *testing.T, p *plan.Plan) clock {
@@ -92,7 +92,8 @@ func (u unitCosts) run(t *testing.T, p *plan.Plan) clock {
 	return c
 }
 
-// bubble returns the longest wait of a rank between its first task and its last: what the papers on zero bubbles count.
+// bubble returns the longest idle time of a rank between its first task and its last, as the papers on zero
+// bubbles define it.
 func (c clock) bubble() int {
 	most := 0
 	for r := range c.span {
@@ -101,8 +102,8 @@ func (c clock) bubble() int {
 	return most
 }
 
-// TestPublishedFigures holds every strategy to what its paper says of the pipeline's waits and of the activations that a rank
-// keeps, with tasks that take one unit each; a backward that is not split takes two.
+// TestPublishedFigures compares every strategy with its paper's bubble and activation memory. Tasks take one
+// unit each; a backward that is not split takes two.
 func TestPublishedFigures(t *testing.T) {
 	type figures struct {
 		bubble int // of the whole pipeline, in units of a task on one virtual stage
@@ -189,8 +190,9 @@ func TestFiguresOverSubsequences(t *testing.T) {
 	}
 }
 
-// TestZeroBubbleOfOtherCosts: the formulas of ZB-H1 and ZB-H2 hold where W is no longer than F and B, and stages keep the
-// memory that the paper states for each: that of p-r or 2(p-r)-1 microbatches, and W's part of r or 2r.
+// TestZeroBubbleOfOtherCosts checks that the formulas of ZB-H1 and ZB-H2 hold if W is no longer than F and B,
+// and that stages keep the memory that the paper states: that of p-r or 2(p-r)-1 microbatches, and W's part of
+// r or 2r.
 func TestZeroBubbleOfOtherCosts(t *testing.T) {
 	const p, m = 4, 16
 	for _, u := range []unitCosts{{1, 1, 1}, {2, 2, 1}, {3, 3, 2}, {5, 5, 5}} {
@@ -211,8 +213,8 @@ func TestZeroBubbleOfOtherCosts(t *testing.T) {
 	}
 }
 
-// TestDualPipeV: 2p+1 activations of half as many layers, as its README says; its bubble is stated for forwards and backwards
-// that overlap, which these do not.
+// TestDualPipeV checks that 2p+1 activations of half as many layers are kept, as its README states. Its bubble
+// is stated for forwards and backwards that overlap, which these do not.
 func TestDualPipeV(t *testing.T) {
 	for _, c := range [][2]int{{2, 4}, {4, 8}, {4, 10}, {8, 20}} {
 		p, m := c[0], c[1]
@@ -228,10 +230,10 @@ func TestDualPipeV(t *testing.T) {
 	}
 }
 
-// TestOrdersOfPyTorch: for the sizes of PyTorch's own tests (test/distributed/pipelining/test_schedule.py), every rank does
-// what it does there. The files hold what the code of PyTorch 2.11.0 gave (torch/distributed/pipelining/schedules.py, run
-// with stand-ins for stages and for the rest of torch): the list of actions that a schedule makes, or, of GPipe and 1F1B, the
-// calls that a step makes.
+// TestOrdersOfPyTorch compares the order of every rank with PyTorch's, for the sizes of PyTorch's own tests
+// (test/distributed/pipelining/test_schedule.py). The files hold the output of PyTorch 2.11.0
+// (torch/distributed/pipelining/schedules.py, run with stand-ins for stages and for the rest of torch): the
+// list of actions of a schedule or, for GPipe and 1F1B, the calls of a step.
 func TestOrdersOfPyTorch(t *testing.T) {
 	files, err := filepath.Glob("testdata/pytorch/*.txt")
 	if err != nil || len(files) == 0 {
@@ -333,7 +335,8 @@ func checkSums(t *testing.T, p *plan.Plan, reversed bool) {
 	}
 }
 
-// TestRenamesAreSearched: what a strategy that solve does not try does, one that it tries does with other values of other keys.
+// TestRenamesAreSearched checks that every strategy that solve does not try equals one that it tries with other
+// values of other keys.
 func TestRenamesAreSearched(t *testing.T) {
 	for i := range strategy.All {
 		s := &strategy.All[i]
@@ -369,8 +372,8 @@ func TestRenamesAreSearched(t *testing.T) {
 	}
 }
 
-// tolerance is by how much a step may differ from that of the strategy that the search tries instead: not at all where the
-// tasks are the same.
+// tolerance returns the relative difference allowed between a step and that of the strategy that the search
+// tries instead: 0 if the tasks are the same.
 func tolerance(s *strategy.Strategy) float64 {
 	if s.Reversed {
 		return 0.01
@@ -378,7 +381,7 @@ func tolerance(s *strategy.Strategy) float64 {
 	return 0
 }
 
-// What is said of virtual stages holds for the sizes at hand.
+// TestReasonForVirtualStages checks that the reason given for virtual stages is true for the sizes at hand.
 func TestReasonForVirtualStages(t *testing.T) {
 	for set, want := range map[string]string{
 		"schedule.pp=1 schedule.subsequences=1": "no bubble",

@@ -9,14 +9,15 @@ import (
 	"slices"
 )
 
-// trainingSplit is the expression that a trained tokenizer splits by: that of Llama-3. Words keep the space in front of
-// them, and numbers are cut into groups of three digits.
+// trainingSplit is the expression by which a trained tokenizer splits text, taken from Llama-3. Words keep the
+// space before them, and numbers are cut into groups of three digits.
 const trainingSplit = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 
 // EndOfText is the token of a trained tokenizer that ends a document.
 const EndOfText = "<|endoftext|>"
 
-// Trainer counts the words of a text, from which Train makes a byte-level BPE. It is for one goroutine.
+// Trainer counts the words of a text. Train makes a byte-level BPE from the counts. A Trainer is for one
+// goroutine.
 type Trainer struct {
 	tok   *Tokenizer
 	enc   encoder
@@ -54,7 +55,7 @@ func (t *Trainer) Add(text string) error {
 	return nil
 }
 
-// Join adds what another trainer has counted.
+// Join adds the counts of another trainer.
 func (t *Trainer) Join(other *Trainer) {
 	for word, n := range other.words {
 		t.words[word] += n
@@ -75,19 +76,19 @@ func baseVocab() []string {
 	return out
 }
 
-// word is a word as tokens, and how often it occurs.
+// word is a word as tokens, with its number of occurrences.
 type word struct {
 	ids   []uint32
 	count int64
 }
 
-// pairCount is an entry of the queue of a training: a pair and how often it occurred when it was entered.
+// pairCount is an entry of the queue: a pair, and its count when it was entered.
 type pairCount struct {
 	pair  uint64
 	count int64
 }
 
-// pairQueue puts the most frequent pair first, among equals that of lower IDs.
+// pairQueue orders pairs by falling count; ties go to lower IDs.
 type pairQueue []pairCount
 
 func (q pairQueue) Len() int { return len(q) }
@@ -110,9 +111,9 @@ type training struct {
 	queue  pairQueue
 }
 
-// Train merges the most frequent pair of neighbours until there are size tokens, or no pair that occurs twice, and
-// returns a tokenizer.json. It depends on the words alone, not on the order in which they came. progress hears of the
-// tokens that there are; nil: nobody listens.
+// Train merges the most frequent pair of neighbours until there are size tokens, or no pair that occurs twice,
+// and returns a tokenizer.json. The result depends on the words only, not on their order. progress receives the
+// number of tokens so far; it may be nil.
 func (t *Trainer) Train(size int, progress func(tokens int)) ([]byte, error) {
 	vocab := baseVocab()
 	if size < len(vocab) {
@@ -191,7 +192,7 @@ func (s *training) tally(i int32, sign int64) {
 	}
 }
 
-// best takes the most frequent pair off the queue. Entries whose count has changed are entered anew.
+// best removes the most frequent pair from the queue. Entries whose count has changed are entered again.
 func (s *training) best() (uint64, bool) {
 	for len(s.queue) > 0 {
 		top := s.queue[0]
@@ -210,7 +211,7 @@ func (s *training) best() (uint64, bool) {
 	return 0, false
 }
 
-// merge makes a pair one token in all words.
+// merge replaces a pair by one token in all words.
 func (s *training) merge(p uint64, id uint32) {
 	a, b := uint32(p>>32), uint32(p)
 	fresh := map[uint64]bool{}

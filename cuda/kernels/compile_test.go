@@ -15,12 +15,12 @@ import (
 	"sppo.dev/cuda/nvrtc"
 )
 
-// archs are those that the kernels must compile for, as far as the compiler found knows them. Those with a letter are for
-// sources that are for them alone.
+// archs lists the architectures that the kernels must compile for, if the compiler supports them. Those with a
+// letter are for sources that exist for them only.
 var archs = []string{"80", "90", "100", "90a"}
 
-// spillsAllowed is what a kernel may spill: a few bytes around the slow paths of f64 functions and beside a loop, which
-// cost nothing.
+// spillsAllowed is the number of bytes that a kernel may spill: a few around the slow paths of f64 functions
+// and outside loops, which cost nothing.
 const spillsAllowed = 64
 
 // NVIDIA's own compiler needs no GPU. It must accept every source, for every architecture that it knows, without a warning
@@ -127,7 +127,7 @@ func useTable(uses map[string]map[string]use) string {
 	return text.String()
 }
 
-// use is what ptxas says that a kernel takes.
+// use is the resources of a kernel as ptxas reports them.
 type use struct {
 	kernel                    string
 	registers, spilled, stack int

@@ -43,15 +43,15 @@ func needEmulator(t *testing.T) *emu.Library {
 	return l
 }
 
-// device is a vm.Device whose kernels run in the emulator at once, and whose memory is this process's: it proves the table
-// of launches and the sources together. It has one rank, and its streams are one.
+// device is a vm.Device whose kernels run in the emulator as they are launched, in this process's memory. It
+// tests the table of launches together with the sources. It has one rank, and its streams are one.
 type device struct {
 	library *emu.Library
 	seed    uint64 // of the order of lanes
-	hopper  bool   // launch what is for Hopper alone
-	engine  bool   // and have its copy engine bring what it can
+	hopper  bool   // use the kernels for Hopper
+	engine  bool   // and its copy engine
 	odd     bool   // and at an address that is no multiple of 16 (with edged)
-	edged   bool   // every buffer ends where memory ends: what reads beyond it does not survive
+	edged   bool   // every buffer ends at the end of mapped memory, so that reading past it faults
 	alone   bool   // launch every instruction by itself
 	own     [][]byte
 	plans   []kernels.Plan
@@ -88,7 +88,7 @@ func (d *device) Load(p *ir.Program, rank int, env *vm.Env) error {
 	return err
 }
 
-// edge makes a buffer that ends at a page which nobody may touch.
+// edge allocates a buffer that ends at a protected page.
 func (d *device) edge(n int) error {
 	page, size := os.Getpagesize(), n
 	if d.odd { // vectors of 16 bytes cannot be taken from here
@@ -139,7 +139,7 @@ func (d *device) kernel(pc int) error {
 		}
 	}
 	plan := d.plans[pc]
-	for i := range d.scratch { // a kernel that takes what it did not write shows
+	for i := range d.scratch { // shows kernels that read scratch they have not written
 		d.scratch[i] = 0xff
 		if int64(i) > plan.WorkspaceBytes+64 {
 			break
@@ -177,7 +177,7 @@ func (d *device) kernel(pc int) error {
 	return nil
 }
 
-// tensorMap is what the emulator takes for one.
+// tensorMap returns the emulator's form of a tensor map.
 func tensorMap(at uint64, x kernels.Boxes) []uint64 {
 	m := make([]uint64, kernels.MapBytes/8)
 	m[0] = at

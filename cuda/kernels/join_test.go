@@ -18,7 +18,7 @@ type listing struct {
 	end  ir.Bytes
 }
 
-// tensor returns a new tensor, or with an offset of 0 or more one that lies there.
+// tensor returns a new tensor or, if the offset is not negative, one at that offset.
 func (l *listing) tensor(at ir.Bytes, t ir.DType, shape ...int64) ir.View {
 	v := ir.View{Buffer: uint32(len(l.code.Buffers)), DType: t}
 	for i, n := range shape {
@@ -54,7 +54,8 @@ func (l *listing) program() *ir.Program {
 
 const anywhere = ir.Bytes(-1)
 
-// addNorm returns a sum and a norm of it; what stands between them; where the norm's result lies, counted from the second summand.
+// addNorm returns a listing of a sum and its norm, with the given instructions between them. The norm's result
+// lies at an offset from the second summand.
 func addNorm(op ir.Op, t ir.DType, rows, cols int64, bias ir.DType, between []ir.Op, over ir.Bytes) *listing {
 	l := &listing{}
 	a, b := l.tensor(anywhere, t, rows, cols), l.tensor(anywhere, t, rows, cols)
@@ -80,7 +81,7 @@ func addNorm(op ir.Op, t ir.DType, rows, cols int64, bias ir.DType, between []ir
 	return l
 }
 
-// crossEntropy is that of a whole vocabulary.
+// crossEntropy returns a listing of the cross-entropy of a whole vocabulary.
 func crossEntropy(logits, gradient ir.DType, rows, cols, valid int64, parts int64, between []ir.Op) *listing {
 	l := &listing{}
 	x, labels, loss := l.tensor(anywhere, logits, rows, cols), l.tensor(anywhere, ir.I32, rows), l.tensor(anywhere, ir.F32, 1)
@@ -96,7 +97,7 @@ func crossEntropy(logits, gradient ir.DType, rows, cols, valid int64, parts int6
 	return l
 }
 
-// updates are steps of AdamW for tensors of these sizes, and sums of their squares.
+// updates returns a listing of steps of AdamW for tensors of these sizes, and of the sums of their squares.
 func updates(between []ir.Op, sizes ...int64) *listing {
 	l := &listing{}
 	step, norm := l.tensor(anywhere, ir.F32, 3), l.tensor(anywhere, ir.F32, 2)
@@ -119,7 +120,7 @@ func updates(between []ir.Op, sizes ...int64) *listing {
 	return l
 }
 
-// What is joined and what is not, by how many instructions launch something.
+// TestJoin checks which instructions are joined, by the number of them that launch something.
 func TestJoin(t *testing.T) {
 	w, r := []ir.Op{ir.Wait}, []ir.Op{ir.Record}
 	both := []ir.Op{ir.Wait, ir.Record}
@@ -153,7 +154,7 @@ func TestJoin(t *testing.T) {
 	runs := updates(nil, 5, 6, 7, 8)
 	code := runs.code.Sections[ir.SectionStep]
 	code[2].Attrs[0] = ir.Float(0.8)            // another beta1
-	code[6].Args[1] = runs.tensor(0, ir.F32, 5) // what the one before leaves is what this one takes
+	code[6].Args[1] = runs.tensor(0, ir.F32, 5) // reads the result of the previous one
 	code[5].Args[0] = runs.tensor(0, ir.F32, 1)
 	launching := ""
 	for pc, plan := range bindStep(t, runs.program()) {
@@ -185,7 +186,7 @@ func bindStep(t *testing.T, p *ir.Program) []kernels.Plan {
 	return plans
 }
 
-// Launched as one, instructions leave the bytes that they leave alone.
+// TestJoinedIsAlone checks that joined instructions leave the same bytes as separate ones.
 func TestJoinedIsAlone(t *testing.T) {
 	library := needEmulator(t)
 	seed := uint64(time.Now().UnixNano())

@@ -21,12 +21,12 @@ func BenchmarkSimulate(b *testing.B) {
 	}
 }
 
-// pipelineOf returns a plan with no more than what simulate looks at, and its costs: one layer a stage.
+// pipelineOf returns a plan with only the fields that simulate reads, and its costs: one layer per stage.
 func pipelineOf(stages int, f, b []ir.Seconds) (*plan.Plan, *Costs) {
 	return interleavedOf(stages, 1, f, b)
 }
 
-// interleavedOf has v virtual stages of one layer a rank.
+// interleavedOf returns the same with v virtual stages of one layer per rank.
 func interleavedOf(stages, v int, f, b []ir.Seconds) (*plan.Plan, *Costs) {
 	n := len(f)
 	p := &plan.Plan{
@@ -47,7 +47,7 @@ func interleavedOf(stages, v int, f, b []ir.Seconds) (*plan.Plan, *Costs) {
 	return p, c
 }
 
-// copies are n of the same duration, of one layer each.
+// copies returns n copies of the same duration, of one layer each.
 func copies(n int, d ir.Seconds) [][]ir.Seconds {
 	out := make([][]ir.Seconds, n)
 	for i := range out {
@@ -124,8 +124,9 @@ func TestMessagesDelay(t *testing.T) {
 	}
 }
 
-// TestExposedOffload: one stage, copies three times as long as a forward. The second task waits 1 for the copies of
-// the first, the third 2 for those of the second; those of the third stay behind.
+// TestExposedOffload has one stage, and copies that take three times as long as a forward. The second task
+// waits 1 for the copies of the first, and the third 2 for those of the second; those of the third end after
+// it.
 func TestExposedOffload(t *testing.T) {
 	p, c := pipelineOf(1, slices.Repeat([]ir.Seconds{1}, 3), slices.Repeat([]ir.Seconds{2}, 3))
 	c.d2h[0] = copies(3, 3)
@@ -135,8 +136,9 @@ func TestExposedOffload(t *testing.T) {
 	}
 }
 
-// TestExposedReload: a layer comes back into the bytes that the same layer of the task before has freed, so a stage
-// of one layer waits for all of it, and one of two layers for what the other layer does not hide.
+// TestExposedReload: a layer is reloaded into the bytes that the same layer of the task before has freed. So a
+// stage of one layer waits for the whole reload, and a stage of two layers for the part that the other layer
+// does not hide.
 func TestExposedReload(t *testing.T) {
 	p, c := pipelineOf(1, []ir.Seconds{1, 1}, []ir.Seconds{2, 2})
 	c.h2d[0] = copies(2, 1)
@@ -187,7 +189,7 @@ func TestModelFlops(t *testing.T) {
 	}
 }
 
-// TestReplicasReduceGradients: the optimizer takes longer where gradients must be added over replicas.
+// TestReplicasReduceGradients: the optimizer takes longer if gradients must be added up over replicas.
 func TestReplicasReduceGradients(t *testing.T) {
 	one := plantest.Plan(t, "gpt-docs.sppo", "schedule.sp=1", "schedule.pp=2", "schedule.dp=1")
 	two := plantest.Plan(t, "gpt-docs.sppo", "schedule.sp=1", "schedule.pp=2", "schedule.dp=2", "schedule.zero=0")
@@ -196,8 +198,8 @@ func TestReplicasReduceGradients(t *testing.T) {
 	}
 }
 
-// TestSPInsideANode: 65B at 640K tokens works less as SP 8 x PP 16 than as SP 16 x PP 8, whose collectives leave the
-// node.
+// TestSPInsideANode: 65B at 640K tokens is slower with SP 16 x PP 8 than with SP 8 x PP 16, because the
+// collectives of SP 16 leave the node.
 func TestSPInsideANode(t *testing.T) {
 	busy := func(p *plan.Plan) (sum ir.Seconds) {
 		for _, b := range p.Time.BusyS {
@@ -212,9 +214,9 @@ func TestSPInsideANode(t *testing.T) {
 	}
 }
 
-// TestOverlappedMakespan: one bubble for the batch, with one layer a virtual stage, a forward of 1 and backwards from 2 to 3:
-// (M N + PP-1) (f + b), where a start is no longer than a sequence. Virtual stages come nearer to it than one sequence after
-// another.
+// TestOverlappedMakespan: one bubble for the batch, (M N + PP-1) (f + b), if a start is no longer than a
+// sequence. There is one layer per virtual stage, a forward takes 1 and a backward 2 to 3. Virtual stages come
+// nearer to this bound than one sequence after another.
 func TestOverlappedMakespan(t *testing.T) {
 	for _, c := range [][4]int{{2, 1, 4, 2}, {2, 1, 4, 5}, {3, 1, 8, 2}, {4, 1, 16, 4}, {4, 1, 12, 3}, {8, 1, 40, 2}, {2, 2, 4, 3}, {4, 2, 16, 3}, {4, 3, 24, 2}} {
 		stages, v, n, microbatches := c[0], c[1], c[2], c[3]

@@ -35,7 +35,7 @@ type prices struct {
 	prices map[pricedFor]*nodePrices
 }
 
-// pricedFor is what times depend on besides the dataflow and the machine.
+// pricedFor is everything that times depend on besides the dataflow and the machine.
 type pricedFor struct {
 	ranksPerNode int
 	link         cost.Link
@@ -55,21 +55,21 @@ func (c *prices) of(pr Pricer) *nodePrices {
 	return c.prices[key]
 }
 
-// nodePrices are times of single nodes. Few depend on what precedes a subsequence: attention and, in a ring,
-// rotations.
+// nodePrices are the times of single nodes. Few depend on the tokens before a subsequence: attention and, in a
+// ring, rotations.
 type nodePrices struct {
 	mutex sync.Mutex
 	lists map[listOfNodes][]ir.Seconds
 	back  map[nodeOfSize]ir.Seconds
 }
 
-// looksBack marks a node whose time also depends on what precedes the subsequence.
+// looksBack marks a node whose time also depends on the tokens before the subsequence.
 const looksBack ir.Seconds = -1
 
 type listOfNodes struct {
 	first *graph.Node
 	n     int
-	size  graph.Size // without what precedes it
+	size  graph.Size // without the tokens before it
 }
 
 type nodeOfSize struct {
@@ -210,7 +210,8 @@ func (pr Pricer) Halves(b *graph.Block, z graph.Size, under VisitTime) (input, w
 }
 
 // abreast returns the time of one of several similar blocks whose collectives do not depend on their
-// computation, so that those of the next run beside the computation of this one: the longer of the two.
+// computation. The collectives of the next block then run during the computation of this one, and the longer of
+// the two counts.
 func (pr Pricer) abreast(b *graph.Block, nodes []graph.Node, z graph.Size, taken ir.Seconds) ir.Seconds {
 	busy := [2]ir.Seconds{0, taken} // computation, collectives
 	if len(nodes) == 0 {

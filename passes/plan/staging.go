@@ -1,8 +1,9 @@
 package plan
 
-// Tensors that one task of a rank leaves for another usually wait on the device: the next task but one reads
-// them. In layer order a layer's results wait for all other subsequences, and K and V of a layer for those of
-// all later layers. These wait on the host, so that the device holds one layer's worth of a sequence.
+// Tensors that one task of a rank passes to another usually stay on the device, because the next task but one
+// reads them. In layer order the results of a layer stay until all other subsequences have passed, and K and V
+// of a layer until all later layers have. These go to the host, so that the device holds one layer's worth of a
+// sequence.
 
 // LayerOrder reports whether one stage takes all subsequences through a layer before the next layer.
 func (p *Plan) LayerOrder() bool { return p.Parallel.Order == OrderLayer }
@@ -28,7 +29,7 @@ func (p *Plan) StagesOut(t, reader Task) bool {
 const (
 	CachesDevice    = "device"
 	CachesHost      = "host"
-	CachesRecompute = "recompute" // nowhere: the first backward computes them again from the layer's inputs
+	CachesRecompute = "recompute" // not kept: the first backward recomputes them from the layer's inputs
 )
 
 // StagesCaches reports whether K and V of a stage's layers wait on the host between its last forward and its
@@ -44,8 +45,8 @@ func (p *Plan) RecomputesCaches(t Task) bool {
 		t.Stage < p.Parallel.Stages()-1
 }
 
-// CacheLoads is the number of layer inputs that come from the host at once where K and V are computed again: one in use, and
-// others on their way.
+// CacheLoads is the number of layer inputs that are loaded from the host at a time to recompute K and V: one in
+// use, and others in transfer.
 const CacheLoads = 3
 
 // InputOffloaded reports whether the input of a layer comes from the host for its backward.

@@ -1,4 +1,5 @@
-// Package plantest has what tests of the passes share: example plans, sources of random numbers, golden files.
+// Package plantest holds helpers for tests of the passes: example plans, sources of random numbers, golden
+// files.
 package plantest
 
 import (
@@ -49,7 +50,7 @@ var (
 	Verify func(*plan.Plan) error
 )
 
-// Load reads an example, with overrides as behind --set.
+// Load reads an example, with overrides as given to --set.
 func Load(t testing.TB, file string, set ...string) *lang.Spec {
 	t.Helper()
 	sp, err := lang.Load(FolderOfExamples()+file, lang.Options{Shipped: examples.Shipped, Set: set})
@@ -96,7 +97,8 @@ func Expect(t *testing.T, sp *lang.Spec, code lang.Code, words, key, name string
 	}
 }
 
-// Kept is what a token leaves in memory for later subsequences and for the backward, in a layer of a rank.
+// Kept returns the bytes that a token leaves in memory for later subsequences and for the backward, in one
+// layer of a rank.
 func Kept(p *plan.Plan) (bytes float64) {
 	for _, u := range p.Units {
 		if u.Block == graph.BlockLayer && u.Type != plan.Type2 {
@@ -106,8 +108,8 @@ func Kept(p *plan.Plan) (bytes float64) {
 	return bytes
 }
 
-// Random returns a source whose seed a failing test shows, and SPPO_SEED repeats. `make test` always draws the same, the long tests
-// never.
+// Random returns a random source whose seed a failing test prints, and SPPO_SEED sets. `make test` always uses
+// the same seed, the long tests a new one each time.
 func Random(t *testing.T) *rand.Rand { return rand.New(rand.NewPCG(SeedOf(t), 0)) }
 
 // SeedOf returns the seed of a test, and logs it.

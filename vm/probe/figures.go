@@ -10,7 +10,7 @@ import (
 	"sppo.dev/ir/cost"
 )
 
-// Facts are what cannot be measured.
+// Facts are the properties of a machine that cannot be measured.
 type Facts struct {
 	Name         string // of the machine
 	Ranks        int    // per node
@@ -22,7 +22,7 @@ type Facts struct {
 	PeakSource   string  // the data sheet
 }
 
-// Scale gives the sizes of the items.
+// Scale holds the sizes of the items.
 type Scale struct {
 	DType  ir.DType // of most items: the usual type of models on such a machine
 	Inner  int64    // columns and depth of products
@@ -46,7 +46,7 @@ var (
 	}
 )
 
-// Figures is a measured machine. Notes give the origin of each figure, by the JSON name of the field.
+// Figures is a measured machine. Notes state the origin of each figure, by the JSON name of its field.
 type Figures struct {
 	Machine   ir.Machine
 	Notes     map[string]string
@@ -153,8 +153,8 @@ func (p *prober) latency() {
 	p.note("kernel_latency", "extra time of %d kernels of a rank alone, especially the shortest, compared with larger ones", len(small))
 }
 
-// layers measures how much longer kernels with a curve take in a layer than alone with operands in a cache,
-// and the share of the rate of several processors that a rank alone reaches there.
+// layers measures how much slower kernels with an efficiency curve are in a layer than on operands in a cache,
+// and the share of the rate of several processors that a single rank reaches in a layer.
 func (p *prober) layers() {
 	m := &p.Machine
 	if p.facts.Processors == 0 {
@@ -192,8 +192,9 @@ func (p *prober) layers() {
 // stack has several layers: the weights of a single one could stay in a processor's own cache.
 func (p *prober) stack(tokens int64) Item { return Layers(4, tokens, p.scale) }
 
-// layersAlone measures what a rank alone reaches of the rate of several processors in layers of many tokens,
-// and the time to wake them in layers of few tokens, if that is longer than between small kernels.
+// layersAlone measures the share of the rate of several processors that a single rank reaches in layers of many
+// tokens, and the time to wake the processors in layers of few tokens, if that is longer than between small
+// kernels.
 func (p *prober) layersAlone(rows []int64) {
 	m := &p.Machine
 	least, few, many := m.KernelLatency, rows[0], rows[max(len(rows)-2, 0):]
@@ -241,7 +242,7 @@ func median(x []float64) float64 {
 	return x[len(x)/2]
 }
 
-// memory measures the bandwidth, that of the fastest copy or kernel, and the efficiency, the median share
+// memory measures the bandwidth of the fastest copy or kernel, and the efficiency, which is the median share
 // that kernels reach.
 func (p *prober) memory() {
 	m := &p.Machine
@@ -320,7 +321,7 @@ func (p *prober) attention() {
 	p.note("attention_grad_efficiency", "%s", shape)
 }
 
-// shared is the share of its own rate that a rank must keep while all copy, for the rate to count as not
+// shared is the share of its own rate that a rank must keep while all copy, if the rate is to count as not
 // shared.
 const shared = 0.95
 
@@ -369,8 +370,8 @@ func (p *prober) meeting() float64 {
 	return p.own(Behind(kernel, Gather(smallMessage, n))).Seconds - p.own(kernel).Seconds
 }
 
-// links measures the links between two ranks, and among all. A rank alone has none, and networks are not
-// measured: then the figures are those of copies to the host, which messages would have to pass.
+// links measures the links between two ranks, and among all. A single rank has none, and networks are not
+// measured. Then the figures are those of copies to the host, which messages would have to pass.
 func (p *prober) links() {
 	m := &p.Machine
 	if p.facts.Ranks < 2 {

@@ -19,8 +19,8 @@ func shared(p *ir.Program, processors float64) *ir.Program {
 	return &q
 }
 
-// With processors for all, over which no kernel spreads, one clock for all ranks gives the times of separate
-// clocks, up to rounding.
+// TestSharedWithoutNeed checks that, with a processor for every rank and kernels that use only one, a common
+// clock gives the times of separate clocks, up to rounding.
 func TestSharedWithoutNeed(t *testing.T) {
 	for seed := range uint64(100) {
 		p := irtest.Random(seed, 300)
@@ -59,8 +59,8 @@ func TestSharedByHand(t *testing.T) {
 	near(t, "the makespan with one and a half", float64(run(t, shared(program(a, b), 1.5), sim.Options{}).Makespan), 37.0/3) // 16/3, 28/3, and the last 3 alone
 }
 
-// A kernel has the workers if no other has them when it begins: they take parts of it while processors are
-// idle. A copy takes one processor. Seconds are those of one processor.
+// TestSpreadByHand checks that a kernel has the workers if no other has them when it begins: they take parts of
+// it while processors are idle. A copy takes one processor. Seconds are those of one processor.
 func TestSpreadByHand(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.work(ir.Compute, 12) // on 3 of 3, at three quarters of their rate: 2.25 per second, one of which is the latency
@@ -76,7 +76,7 @@ func TestSpreadByHand(t *testing.T) {
 	near(t, "the long kernel's end", float64(tl.Rank(0).Spans[0].End), 6+5.25/2.25)
 }
 
-// A worker whose processor is taken when its kernel begins starts late.
+// TestSpreadBesideACopy checks that a worker starts late if its processor is in use when its kernel begins.
 func TestSpreadBesideACopy(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.d2h(4)              // 0 .. 4
