@@ -42,7 +42,7 @@ type Corpus struct {
 	prints []Fingerprint
 }
 
-// Order is how sequences are drawn.
+// Order selects the order in which sequences are drawn.
 type Order struct {
 	Sequence int64   // tokens of one; a window has one more, the last label
 	Seed     int64   // of the shuffle
@@ -119,7 +119,7 @@ func (c *Corpus) divide(i int, shuffle bool) error {
 	return nil
 }
 
-// Tokens is the number of tokens of all parts.
+// Tokens returns the number of tokens of all parts.
 func (c *Corpus) Tokens() int64 {
 	var n int64
 	for i := range c.parts {
@@ -128,7 +128,7 @@ func (c *Corpus) Tokens() int64 {
 	return n
 }
 
-// Describe tells this corpus from others by sizes and samples of the files.
+// Describe identifies the corpus by the sizes of its files and samples of them.
 func (c *Corpus) Describe() string {
 	sum := crc32.New(castagnoli)
 	for _, p := range c.prints {
@@ -157,7 +157,7 @@ func (c *Corpus) Train(g, position int64, out []int32, stride int) error {
 	return p.read(p.start(g, c.order.Sequence), position, 0, p.train, out, stride)
 }
 
-// Held is Train for a window of the validation: windows are spread evenly over what is held out.
+// Held is Train for a window of the validation set. Windows are spread evenly over the held-out tokens.
 func (c *Corpus) Held(window, position int64, out []int32, stride int) error {
 	if window < 0 || window >= c.order.Held {
 		return fmt.Errorf("sequence %d of a validation that has %d", window, c.order.Held)

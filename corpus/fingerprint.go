@@ -8,10 +8,10 @@ import (
 	"path/filepath"
 )
 
-// samples is how many places of a file a fingerprint has, sampleBytes how much of each.
+// samples is the number of places of a file that a fingerprint reads, sampleBytes the length of each.
 const samples, sampleBytes = 16, 4 << 10
 
-// Fingerprint tells a file from a changed one of its name without reading all of it.
+// Fingerprint detects whether a file has changed without reading all of it.
 type Fingerprint struct {
 	Name    string   `json:"name"` // without folders
 	Size    int64    `json:"size"`
@@ -36,7 +36,7 @@ func (f *file) fingerprint() (Fingerprint, error) {
 
 func samplePlace(size, i int64) int64 { return mulDiv(max(0, size-sampleBytes), i, samples-1) }
 
-// Fingerprints returns those of all files as they were when the corpus was opened, in order.
+// Fingerprints returns the fingerprints of all files at the time the corpus was opened, in order.
 func (c *Corpus) Fingerprints() []Fingerprint { return c.prints }
 
 // Unchanged reports a file that has another content than one of the same name and place in the order had before. Files

@@ -22,7 +22,7 @@ type reader struct {
 	text  int64                // bytes of text that were tokenized
 }
 
-// open appends what a name stands for.
+// open appends the files that a name refers to.
 func (r *reader) open(s *stream, name string) error {
 	info, err := os.Stat(name)
 	switch {

@@ -11,7 +11,8 @@ import (
 	"sppo.dev/infile"
 )
 
-// ManifestName is the file that makes a folder a corpus. It is written last, so a folder that has it is whole.
+// ManifestName is the file that makes a folder a corpus. It is written last, so a folder with a manifest is
+// complete.
 const ManifestName = "manifest.json"
 
 const manifestFormat = "sppo tokens 1"
@@ -100,7 +101,7 @@ func (m *Manifest) Write(dir string) error {
 	return Replace(filepath.Join(dir, ManifestName), append(text, '\n'))
 }
 
-// Replace writes a file under another name, then renames it: name has all of data, or what was there before.
+// Replace writes a temporary file and renames it, so that name holds either all of data or its old contents.
 func Replace(name string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(name), ".tmp-*")
 	if err != nil {

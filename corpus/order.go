@@ -22,7 +22,7 @@ func deal(weights []float64) []pick {
 	return out
 }
 
-// first is how many of the first n sequences are the part's: n*share, rounded up.
+// first returns how many of the first n sequences belong to the part: n*share, rounded up.
 func (p pick) first(n uint64) uint64 {
 	hi, lo := bits.Mul64(n, p.share)
 	lo, carry := bits.Add64(lo, whole-1, 0)
@@ -43,7 +43,7 @@ func (c *Corpus) pick(g int64) (int, int64) {
 	return len(c.parts) - 1, int64(n)
 }
 
-// count is how many of the first n sequences are those of part i.
+// count returns how many of the first n sequences belong to part i.
 func (c *Corpus) count(i int, n int64) int64 {
 	left := uint64(n)
 	for j, p := range c.picks {
@@ -56,9 +56,9 @@ func (c *Corpus) count(i int, n int64) int64 {
 	return int64(left)
 }
 
-// start is the place of the first token of the part's sequence g. In order, sequence g starts at token g*S, modulo the
-// tokens of the part. Shuffled, the part is cut into windows of S tokens and a label, and every window is drawn once
-// an epoch, in an order that depends on the seed and the epoch.
+// start returns the position of the first token of the part's sequence g. In order, sequence g starts at token
+// g*S, modulo the tokens of the part. Shuffled, the part is cut into windows of S tokens and a label, and every
+// window is drawn once per epoch, in an order that depends on the seed and the epoch.
 func (p *part) start(g, sequence int64) int64 {
 	if !p.shuffled {
 		hi, lo := bits.Mul64(uint64(g), uint64(sequence))
@@ -68,8 +68,9 @@ func (p *part) start(g, sequence int64) int64 {
 	return permute(g%windows, windows, scramble(p.seed+uint64(g/windows))) * sequence
 }
 
-// permute is a permutation of 0 .. n-1 that a key chooses: a Feistel network of six rounds over the smallest domain of
-// an even number of bits that holds n, walked until the result is inside (Black and Rogaway, 2002).
+// permute applies a permutation of 0 .. n-1 that a key selects: a Feistel network of six rounds over the
+// smallest domain of an even number of bits that holds n, repeated until the result is less than n (Black and
+// Rogaway, 2002).
 func permute(i, n int64, key uint64) int64 {
 	half := (bits.Len64(uint64(n-1)) + 1) / 2
 	mask := uint64(1)<<half - 1
@@ -85,7 +86,7 @@ func permute(i, n int64, key uint64) int64 {
 	}
 }
 
-// scramble is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014) after one step.
+// scramble applies the finaliser of SplitMix64 (Steele, Lea and Flood, 2014) after one step.
 func scramble(z uint64) uint64 {
 	z += 0x9e3779b97f4a7c15
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
@@ -93,7 +94,7 @@ func scramble(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// mulDiv is a*b/c without overflow.
+// mulDiv returns a*b/c without overflow.
 func mulDiv(a, b, c int64) int64 {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	q, _ := bits.Div64(hi, lo, uint64(c))

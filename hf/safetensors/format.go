@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// MaxHeader is the most bytes that a header may have, as in the reference implementation.
+// MaxHeader is the maximum size of a header in bytes, as in the reference implementation.
 const MaxHeader = 100_000_000
 
 // Types of values that this package converts. Headers may name others.
@@ -175,7 +175,7 @@ func parseEntry(name string, text json.RawMessage) (entry, error) {
 	return e, fmt.Errorf("tensor %q: %w", name, err)
 }
 
-// clip shortens what a message quotes.
+// clip shortens text that a message quotes.
 func clip(text string) string {
 	const most = 60
 	if len(text) <= most {
@@ -227,7 +227,7 @@ func (h *header) check(values int64) error {
 		if a.begin != b.begin {
 			return compare(a.begin, b.begin)
 		}
-		return compare(a.end, b.end) // a tensor without values stands before the one that shares its place
+		return compare(a.end, b.end) // an empty tensor comes before the one at the same place
 	})
 	at, before := int64(0), ""
 	for i := range h.entries {

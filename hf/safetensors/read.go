@@ -85,7 +85,7 @@ func (f *Folder) Close() error {
 	return errors.Join(errs...)
 }
 
-// Tensors are all tensors in the order of the files. The caller must not change them.
+// Tensors returns all tensors in the order of the files. The caller must not change them.
 func (f *Folder) Tensors() []Tensor { return f.tensors }
 
 // Find returns the tensor of a name, or nil.

@@ -13,7 +13,8 @@ import (
 	"strings"
 )
 
-// ShardBytes is the largest size of a file's values that Write aims at, as transformers 4 does. One tensor may be larger.
+// ShardBytes is the default limit for the values in a file, as in transformers 4. A single tensor may be
+// larger.
 const ShardBytes = 5_000_000_000
 
 // Source is a tensor to write. Write puts exactly its bytes.
@@ -110,7 +111,7 @@ func WriteFile(ctx context.Context, path string, sources []Source, metadata map[
 	return file.Sync()
 }
 
-// headerOf is the header of a file, padded with spaces so that values start at a multiple of 8 bytes.
+// headerOf returns the header of a file, padded with spaces so that values start at a multiple of 8 bytes.
 func headerOf(sources []Source, metadata map[string]string) ([]byte, error) {
 	var b strings.Builder
 	member := func(name string, value any) error {
@@ -159,7 +160,7 @@ func headerOf(sources []Source, metadata map[string]string) ([]byte, error) {
 	return []byte(text), nil
 }
 
-// encode is JSON without the escapes that browsers need.
+// encode returns JSON without the escapes that browsers need.
 func encode(v any) (string, error) {
 	var b strings.Builder
 	out := json.NewEncoder(&b)
@@ -168,7 +169,7 @@ func encode(v any) (string, error) {
 	return strings.TrimSuffix(b.String(), "\n"), err
 }
 
-// counter counts what passes through.
+// counter counts the bytes written through it.
 type counter struct {
 	to io.Writer
 	n  int64

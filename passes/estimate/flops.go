@@ -8,22 +8,24 @@ import (
 	"sppo.dev/lang"
 )
 
-// LayerFlops is the forward of layers as a function of tokens, in whole multiply-adds, as its opcodes count them: products with
-// weights are linear in x, causal attention sees x(x+1)/2 pairs, with a window of w < x tokens w(w+1)/2 + (x-w)*w.
+// LayerFlops counts the forward of layers as a function of the number of tokens x, in whole multiply-adds, as
+// the opcodes count them. Products with weights are linear in x, causal attention has x(x+1)/2 pairs, and
+// attention with a window of w < x tokens w(w+1)/2 + (x-w)*w.
 type LayerFlops struct {
 	Linear, Quadratic *big.Int
 	windows           []windowFlops // all layers of a model of which some have windows; empty: one layer without
 }
 
-// windowFlops are a number of layers with a window; 0: none.
+// windowFlops is a number of layers with a window; 0 means no window.
 type windowFlops struct{ window, layers int64 }
 
-// FlopsOfLayer takes both parts from a layer of one token and a layer of two. Where layers have windows it stands for all of them.
+// FlopsOfLayer derives both parts from a layer of one token and a layer of two. If layers have windows, the
+// result is for all layers together.
 func FlopsOfLayer(m lang.Model) LayerFlops {
 	g := graph.New(m, graph.Split{SP: 1}, 2)
 	one := sumFlops(g.Layer, graph.Size{Sequence: 2, Tokens: 1, Batch: 1, SP: 1})
 	two := sumFlops(g.Layer, graph.Size{Sequence: 2, Tokens: 2, Batch: 1, SP: 1})
-	pair := two - 2*one // what a query does with one more key
+	pair := two - 2*one // the work of a query for one more key
 	f := LayerFlops{Linear: big.NewInt(int64(one-pair) / 2), Quadratic: big.NewInt(int64(pair) / 4)}
 	if len(m.Windows) == 0 {
 		return f
@@ -40,7 +42,7 @@ func FlopsOfLayer(m lang.Model) LayerFlops {
 	return f
 }
 
-// sumFlops is the forward of a block.
+// sumFlops returns the FLOPs of the forward of a block.
 func sumFlops(b *graph.Block, s graph.Size) (sum ir.Flops) {
 	for _, flops := range b.ForwardFlops(s) {
 		sum += flops
@@ -48,7 +50,7 @@ func sumFlops(b *graph.Block, s graph.Size) (sum ir.Flops) {
 	return sum
 }
 
-// UpTo is the multiply-adds of tokens 0 .. x-1.
+// UpTo returns the multiply-adds of tokens 0 .. x-1.
 func (f LayerFlops) UpTo(x int64) *big.Int {
 	b := big.NewInt(x)
 	if !f.Windowed() {
@@ -67,7 +69,7 @@ func (f LayerFlops) UpTo(x int64) *big.Int {
 // Windowed reports whether attention of some layer has a window.
 func (f LayerFlops) Windowed() bool { return len(f.windows) > 0 }
 
-// pairs is twice the number of pairs that see each other among tokens 0 .. x-1.
+// pairs returns twice the number of pairs of tokens 0 .. x-1 that see each other.
 func (f windowFlops) pairs(x int64) *big.Int {
 	w := f.window
 	if w == 0 || w > x {
@@ -77,7 +79,7 @@ func (f windowFlops) pairs(x int64) *big.Int {
 	return n.Add(n, new(big.Int).Mul(big.NewInt(2*w), big.NewInt(x-w)))
 }
 
-// inModel is the FLOPs of a sequence of x tokens in all of a model's layers.
+// inModel returns the FLOPs of a sequence of x tokens in all layers of a model.
 func (f LayerFlops) inModel(x int64, layers int) float64 {
 	v, _ := new(big.Float).SetInt(f.UpTo(x)).Float64()
 	if f.Windowed() {

@@ -26,8 +26,8 @@ func NewUpdater(p *plan.Plan, g *graph.Model, m cost.Model) Updater {
 	return Updater{p, g, m, m.LinkOf(stage), m.LinkOf(stage[:g.KVCopies()]), m.LinkOf(replicas)}
 }
 
-// Block is the time to complete gradients, take their norm and update the weights of a block. The reductions of
-// vectors inside a stage are left out: they are small.
+// Block returns the time to complete the gradients of a block, compute their norm and update its weights. It
+// omits the reductions of vectors inside a stage, which are small.
 func (u Updater) Block(b *graph.Block) ir.Seconds {
 	var t ir.Seconds
 	for i := range b.Params {
@@ -41,7 +41,7 @@ func (u Updater) Block(b *graph.Block) ir.Seconds {
 	return t
 }
 
-// completed is the time to add up a gradient over all ranks that hold the parameter, each for its slice.
+// completed returns the time to add up a gradient over all ranks that hold the parameter, each for its slice.
 func (u Updater) completed(param *graph.Param) (t ir.Seconds) {
 	s := u.plan.Slicing(param)
 	bytes := ir.Bytes(param.Local[0]*param.Local[1]) * ir.F32.Bytes()
@@ -64,7 +64,7 @@ func (u Updater) completed(param *graph.Param) (t ir.Seconds) {
 	return t
 }
 
-// gathered is the time to bring the slices of a parameter back to all ranks that hold it.
+// gathered returns the time to gather the slices of a parameter on all ranks that hold it.
 func (u Updater) gathered(param *graph.Param, d ir.DType) (t ir.Seconds) {
 	s := u.plan.Slicing(param)
 	bytes := ir.Bytes(param.Local[0]*param.Local[1]) * d.Bytes()
@@ -78,7 +78,8 @@ func (u Updater) gathered(param *graph.Param, d ir.DType) (t ir.Seconds) {
 	return t
 }
 
-// returned is the time in which what was sliced goes back to all ranks at the end of a step: gradients, or new weights.
+// returned returns the time to send slices back to all ranks at the end of a step: of gradients, or of new
+// weights.
 func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
 	switch u.plan.ZeroOf(b, param) {
 	case 0:
@@ -89,8 +90,9 @@ func (u Updater) returned(b *graph.Block, param *graph.Param) ir.Seconds {
 	return u.gathered(param, u.graph.DType())
 }
 
-// Visit is the traffic of parameters that a layer has beside it in a task: the weights of the next layer and, where a backward
-// completes them, the gradients of the one before. Two layers are always whole; a rank with no more keeps them.
+// Visit returns the time of the parameter traffic that runs during a layer of a task: the weights of the next
+// layer and, where a backward completes gradients, those of the previous layer. Two layers are always kept
+// whole, so a rank with no more than two has no such traffic.
 func (u Updater) Visit() (weights, gradients ir.Seconds) {
 	layer := u.graph.Layer
 	many := false
@@ -110,14 +112,16 @@ func (u Updater) Visit() (weights, gradients ir.Seconds) {
 	return weights, gradients
 }
 
-// kernels are the sum of squares over a rank's slice, and the update of what it has the state of.
+// kernels returns the time of the sum of squares over a rank's slice, and of the update of the part whose
+// optimizer state it has.
 func (u Updater) kernels(b *graph.Block, param *graph.Param) ir.Seconds {
 	slice := ir.View{Shape: [ir.MaxDims]int64{param.Local[0] / u.plan.Slicing(param).Slices(), param.Local[1]}, DType: ir.F32}
 	sumsq := ir.Instr{Op: ir.SumSq, Args: []ir.View{{}, slice}, Attrs: make([]ir.Attr, len(ir.Ops[ir.SumSq].Attrs))}
 	return u.cost.Time(sumsq.Work(), cost.Link{}) + max(u.update(b, param), u.passes(b, param))
 }
 
-// passes is the time in which state that waits in host memory goes to the device and back, block by block.
+// passes returns the time in which optimizer state in host memory goes through the device and back, block by
+// block.
 func (u Updater) passes(b *graph.Block, param *graph.Param) ir.Seconds {
 	var in, out ir.Seconds
 	rows, each := param.Local[0]/u.plan.StateSlices(b, param), u.plan.HostBlock(b, param)
@@ -134,7 +138,7 @@ func (u Updater) passes(b *graph.Block, param *graph.Param) ir.Seconds {
 	return max(in, out)
 }
 
-// update is the time of the optimizer's kernels for what a rank has the state of.
+// update returns the time of the optimizer's kernels for the part whose state a rank has.
 func (u Updater) update(b *graph.Block, param *graph.Param) (t ir.Seconds) {
 	update := u.graph.Update(&u.plan.Train.Optimizer, b, param, u.plan.StateSlices(b, param))
 	for i := range update.Forward {

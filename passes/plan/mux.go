@@ -26,12 +26,12 @@ func (p *Plan) SharedSlots() int {
 	return p.Parallel.PP - 1
 }
 
-// Sharing says who runs what in shared slots, and who sends what to whom.
+// Sharing returns which rank runs each piece in shared slots, and what ranks send each other.
 func (p *Plan) Sharing() schedule.Sharing {
 	return schedule.Sharing{Ranks: p.Parallel.PP, Pieces: p.Mux.Pieces}
 }
 
-// Runner is the pipeline rank that does a task: the one that has its stage, or the one that helps it.
+// Runner returns the pipeline rank that runs a task: the one that has its stage, or one that helps it.
 func (p *Plan) Runner(t Task) int {
 	if p.Shared(t) {
 		return p.Sharing().Runner(t)
@@ -69,7 +69,7 @@ func (p *Plan) Borrows(g *graph.Model, kind TaskKind, rank, stage, k int) (set P
 	return set
 }
 
-// Pieces are the tasks that a task is cut into: itself, where it is whole.
+// Pieces returns the pieces of a task, or the task itself if it is whole.
 func (p *Plan) Pieces(t Task) []Task { return p.Sharing().CutInto(t) }
 
 // MostPieces returns the largest number of pieces of a subsequence, or 0.
@@ -80,7 +80,7 @@ func (p *Plan) MostPieces() (most int) {
 	return most
 }
 
-// OwnTasks are the forwards of a stage from a subsequence on.
+// OwnTasks returns the forwards of a stage from a subsequence on.
 func (p *Plan) OwnTasks(microbatch, stage, first int) []Task {
 	var tasks []Task
 	for x := first; x < p.Subsequences.N; x++ {
