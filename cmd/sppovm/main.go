@@ -54,7 +54,7 @@ var app = cli.App{
 				"time of the ranks divided by busy time, from the start of a step to its last task. The split has the whole step's time,\n" +
 				"optimizer included, as shares over all ranks. A rank that waits for a processor core counts as busy. On GPUs only the\n" +
 				"second step and every hundredth are measured.\n\n" +
-				"--log appends the same objects to a file, with one for each start of the run (\"run\") and for each remark (\"note\"); sppovm\n" +
+				"--record appends the same objects to a file, with one for each start of the run (\"run\") and for each remark (\"note\"); sppovm\n" +
 				"report draws them. --tensorboard writes event files, --prometheus serves metrics on this computer only. With any of the\n" +
 				"three, the program is simulated first, and a warning tells if the steps part from the prediction: by more than 25% in\n" +
 				"time, or 10 points in a share. --grad-norms adds the gradient norm of each layer. If process 0 cannot write one of these,\n" +
@@ -92,7 +92,7 @@ var app = cli.App{
 				"sppovm run examples/tiny.sppo --resume tiny.ckpt",
 				"sppovm run llama-docs.sppo --weights Llama-3.1-8B --save tuned.ckpt",
 				"sppovm run examples/tiny.sppo --profile tiny.json",
-				"sppovm run examples/tiny.sppo --tensorboard runs/tiny --log tiny.jsonl",
+				"sppovm run examples/tiny.sppo --tensorboard runs/tiny --record tiny.jsonl",
 				"sppovm run examples/paper/gpt-7b-512k.sppo --device sim",
 				"sppovm run examples/tiny.sppo --device sim --steps 20 --jitter 0.05 --slow 3=1.2",
 				"srun --nodes 2 --ntasks-per-node 2 sppovm run examples/tiny.sppo",
@@ -132,7 +132,7 @@ var app = cli.App{
 		{
 			Name: "report", Args: "RUN -o PAGE.html", MinArgs: 1, MaxArgs: 1, Setup: report, Files: []string{"jsonl"},
 			Doc: "draw a run as a page",
-			Details: "RUN is a file that run --log wrote, also while it grows, or the output of run --json. The page has curves, where the time\n" +
+			Details: "RUN is a file that run --record wrote, also while it grows, or the output of run --json. The page has curves, where the time\n" +
 				"of steps went beside the prediction, gradient norms by layer if they were recorded, memory and events. It needs no\n" +
 				"network and no other file. Steps that were done again after a restart count once.",
 			Examples: []string{"sppovm report tiny.jsonl -o tiny.html"},

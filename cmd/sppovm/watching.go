@@ -24,10 +24,10 @@ type watchFlags struct {
 
 func (f *watchFlags) define(flags *pflag.FlagSet) {
 	flags.StringVar(&f.tensorboard, "tensorboard", "", "write an event file for TensorBoard into this `FOLDER`")
-	flags.StringVar(&f.log, "log", "", "append the run's records to this `FILE`, as JSON lines that sppovm report reads")
+	flags.StringVar(&f.log, "record", "", "append the run's records to this `FILE`, as JSON lines that sppovm report reads")
 	flags.IntVar(&f.port, "prometheus", -1, "serve metrics at this `PORT` of 127.0.0.1 while training; 0 is any free one")
 	flags.IntVar(&f.gradNorms, "grad-norms", 0, "every `N` steps, record the gradient norm of each layer, which reads all gradients from the devices")
-	cli.Files(flags, "log", "jsonl")
+	cli.Files(flags, "record", "jsonl")
 }
 
 // watched reports whether the run is watched by more than its standard output.
@@ -40,9 +40,9 @@ func (f *watchFlags) check(device string, json bool) error {
 	case f.gradNorms < 0:
 		return cli.Usagef("--grad-norms must not be negative")
 	case device == "sim" && (f.watched() || f.gradNorms > 0):
-		return cli.Usagef("--tensorboard, --log, --prometheus and --grad-norms watch training, which --device sim does not do")
+		return cli.Usagef("--tensorboard, --record, --prometheus and --grad-norms watch training, which --device sim does not do")
 	case f.gradNorms > 0 && !f.watched() && !json:
-		return cli.Usagef("--grad-norms needs --json, --log, --tensorboard or --prometheus to record the norms")
+		return cli.Usagef("--grad-norms needs --json, --record, --tensorboard or --prometheus to record the norms")
 	}
 	return nil
 }
@@ -66,9 +66,9 @@ func (r *training) watch() error {
 		}
 		file, err := openLog(f.log)
 		if err != nil {
-			return cli.Wrong(fmt.Errorf("--log: %w", err))
+			return cli.Wrong(fmt.Errorf("--record: %w", err))
 		}
-		r.show.watchers.Add("--log", &watch.Lines{W: file})
+		r.show.watchers.Add("--record", &watch.Lines{W: file})
 	}
 	if f.port >= 0 {
 		p, err := watch.NewPrometheus(uint16(f.port))

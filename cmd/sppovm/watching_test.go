@@ -19,7 +19,7 @@ import (
 // logged runs tiny.sppo with a log and returns its records.
 func logged(t *testing.T, args ...string) []map[string]any {
 	t.Helper()
-	sppovm(t, t.Context(), append([]string{"run", "tiny.sppo", "-q", "--log", "run.jsonl"}, args...)...)
+	sppovm(t, t.Context(), append([]string{"run", "tiny.sppo", "-q", "--record", "run.jsonl"}, args...)...)
 	text, err := os.ReadFile("run.jsonl")
 	if err != nil {
 		t.Fatal(err)
@@ -109,10 +109,10 @@ func TestWatchFlags(t *testing.T) {
 	}{
 		{"--prometheus " + port, cli.Failed, "--prometheus: listen tcp 127.0.0.1:" + port},
 		{"--prometheus 70000", cli.BadInput, "--prometheus 70000: ports end at 65535"},
-		{"--log none/run.jsonl", cli.BadInput, "there is no folder none"},
+		{"--record none/run.jsonl", cli.BadInput, "there is no folder none"},
 		{"--tensorboard tiny.sppo", cli.BadInput, "--tensorboard: mkdir tiny.sppo: not a directory"},
-		{"--grad-norms 1", cli.BadInput, "--grad-norms needs --json, --log, --tensorboard or --prometheus"},
-		{"--device sim --log run.jsonl", cli.BadInput, "which --device sim does not do"},
+		{"--grad-norms 1", cli.BadInput, "--grad-norms needs --json, --record, --tensorboard or --prometheus"},
+		{"--device sim --record run.jsonl", cli.BadInput, "which --device sim does not do"},
 	} {
 		var errs bytes.Buffer
 		code := app.Main(&cli.Env{Context: t.Context(), Stdout: &bytes.Buffer{}, Stderr: &errs}, append([]string{"run", "tiny.sppo", "-q"}, strings.Fields(c.args)...))
@@ -168,7 +168,7 @@ func TestLogAfterKill(t *testing.T) {
 	if err := os.Truncate("run.jsonl", info.Size()-20); err != nil {
 		t.Fatal(err)
 	}
-	sppovm(t, t.Context(), "run", "tiny.sppo", "-q", "--log", "run.jsonl", "--resume", "two.ckpt")
+	sppovm(t, t.Context(), "run", "tiny.sppo", "-q", "--record", "run.jsonl", "--resume", "two.ckpt")
 	sppovm(t, t.Context(), "report", "run.jsonl", "-o", "page.html")
 	if page, err := os.ReadFile("page.html"); err != nil || !strings.Contains(string(page), "continued after step 2") {
 		t.Error("the page does not show that the run went on", err)
