@@ -8,7 +8,7 @@ GOTESTSUM   ?= gotest.tools/gotestsum@v1.13.0
 # As go test prints, and at the end every test that was skipped, with its reason.
 TEST = $(GO) run $(GOTESTSUM) --format standard-quiet --
 
-.PHONY: all build run test race long fleet bench kernels gpu-bundle gpu-check release release-check lint fuzz cover docs paper records clean
+.PHONY: all build run test race long fleet bench kernels gpu-bundle gpu-check engines release release-check lint fuzz cover docs paper records clean
 
 all: build test
 
@@ -64,6 +64,9 @@ gpu-bundle: ## what gpu-check needs on a machine without Go, into out/gpu: binar
 
 gpu-check: gpu-bundle ## on a machine with a GPU: the device against the cpu, then how fast it is, into bench/gpu
 	rm -rf out/gpu-results; OUT=out/gpu-results bash out/gpu/check.sh; status=$$?; cp out/gpu-results/20*.json bench/gpu/; exit $$status
+
+engines: ## start jobs by torchrun, Open MPI, Slurm and a stand-in for Kubernetes; installs what is missing
+	bash bench/engines/check.sh out/engines
 
 release: ## archives for every platform with checksums, into out/release; equal sources give equal bytes
 	$(GO) run ./cmd/release

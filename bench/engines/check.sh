@@ -17,16 +17,16 @@ fail() { note "FAILED: $*"; failures=$((failures + 1)); }
 
 go build -o "$out/" ./cmd/sppoc ./cmd/sppovm || exit 1
 export SPPOVM=$out/sppovm PATH=$out:$PATH
-rm -rf "$out/work" && mkdir "$out/work" && cd "$out/work" || exit 1
+rm -rf "$out/jobs" && mkdir "$out/jobs" && cd "$out/jobs" || exit 1
 sppoc build "$root/examples/tiny.sppo" -o job.sppb --set 'train.data=random()' --set train.steps=$steps || exit 1
 sppovm run job.sppb -q --save reference || exit 1
 
 # folder makes a folder with the job, from which a script is started, and enters it.
-folder() { mkdir "$out/work/$1" && cd "$out/work/$1" && cp ../job.sppb . ; }
+folder() { mkdir "$out/jobs/$1" && cd "$out/jobs/$1" && cp ../job.sppb . ; }
 
 # same compares the last checkpoint of a folder with the reference.
 same() {
-  if diff -r "$out/work/reference/step-$steps" "$2/step-$steps" >/dev/null 2>&1; then
+  if diff -r "$out/jobs/reference/step-$steps" "$2/step-$steps" >/dev/null 2>&1; then
     note "ok: $1: the weights are those of one process"
   else
     fail "$1: there is no last checkpoint, or it differs; see $PWD"
@@ -103,14 +103,14 @@ checkTorchrun() {
 
 checkMpirun() {
   installed mpirun openmpi-bin || return
-  echo "127.0.0.1 slots=2" >"$out/work/hosts"
+  echo "127.0.0.1 slots=2" >"$out/jobs/hosts"
   export MPIRUN_FLAGS="--allow-run-as-root"
-  try mpirun "$cluster/mpirun.sh" "$out/work/hosts"
+  try mpirun "$cluster/mpirun.sh" "$out/jobs/hosts"
 }
 
 # startSlurm starts a cluster of this computer alone, for this script.
 startSlurm() {
-  slurm=$out/work/cluster
+  slurm=$out/jobs/cluster
   mkdir "$slurm" "$slurm/state" "$slurm/spool" && mkdir -m 700 "$slurm/munge" || return 1
   (umask 077 && head -c 64 /dev/urandom >"$slurm/munge/key")
   local host port=$((20000 + RANDOM % 10000))
@@ -200,7 +200,7 @@ checkJobset() {
 }
 
 for engine in $engines; do
-  cd "$out/work" || exit 1
+  cd "$out/jobs" || exit 1
   case $engine in
     torchrun) checkTorchrun ;;
     mpirun) checkMpirun ;;
