@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
@@ -22,6 +23,27 @@ func TestHostileFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	clitest.Hostile(t, &app, "hub/model.safetensors", nil, "sppovm run job.sppo --weights hub")
+}
+
+// The same in place of the files of a checkpoint, and of a prompt.
+func TestHostileCheckpoints(t *testing.T) {
+	inBase(t)
+	sppovm(t, t.Context(), "run", "tiny.sppo", "--steps", "1", "--save", "good", "-q")
+	for _, name := range []string{"manifest.json", "rank-00000.safetensors"} {
+		path := filepath.Join("good", "step-1", name)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		clitest.Hostile(t, &app, path, nil, "sppovm run tiny.sppo --resume good/step-1", "sppovm export good/step-1 -o out")
+		if err := os.WriteFile(path, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	clitest.Hostile(t, &app, "prompt", []string{"binary"}, "sppovm sample --resume good/step-1 --prompt-file prompt --max-tokens 1")
 }
 
 // A run that should end before the step of its checkpoint is a mistake; one that should end with it has nothing to do.
