@@ -37,6 +37,7 @@ type chart struct {
 	log     bool // y by orders of magnitude
 	logX    bool
 	zero    bool // y begins at 0
+	cut     bool // y ends where the curves are after their first steps, if that shows the rest much larger
 }
 
 // thin joins neighbouring values until they fit a chart. Values that are not finite are left out.
@@ -64,7 +65,7 @@ func thin(points []point) []point {
 	return out
 }
 
-// scale maps values to coordinates.
+// scale maps values to coordinates; higher ones than the scale has to its end.
 type scale struct {
 	low, high  float64
 	begin, end float64
@@ -73,6 +74,7 @@ type scale struct {
 
 func (s scale) at(v float64) float64 {
 	low, high := s.low, s.high
+	v = min(v, high)
 	if s.log {
 		v, low, high = math.Log10(v), math.Log10(low), math.Log10(high)
 	}
@@ -129,6 +131,10 @@ func (c *chart) scales() (x, y scale, ok bool) {
 	if c.zero {
 		y.low = 0
 	}
+	if high := c.afterStart(x.low + (x.high-x.low)/20); c.cut && high-y.low < (y.high-y.low)/2 {
+		y.high = high
+		c.Note = strings.TrimPrefix(c.Note+"; the first values are higher than shown", "; ")
+	}
 	if y.log = y.log && y.low > 0; !y.log {
 		if room := (y.high - y.low) * 0.05; room > 0 {
 			y.high += room
@@ -140,6 +146,19 @@ func (c *chart) scales() (x, y scale, ok bool) {
 		}
 	}
 	return x, y, true
+}
+
+// afterStart is the highest value of the curves from an x on.
+func (c *chart) afterStart(from float64) float64 {
+	high := math.Inf(-1)
+	for _, l := range c.lines {
+		for _, p := range l.points {
+			if p.X >= from {
+				high = max(high, p.High)
+			}
+		}
+	}
+	return high
 }
 
 // short writes a number for an axis.

@@ -179,7 +179,7 @@ func charts(l *Log) []*chart {
 	}
 	norm := curveOf(l, func(s *Step) Number { return s.GradNorm })
 	all := []*chart{
-		{Title: "Loss", Note: bad(loss), lines: []line{{"training", "c1", loss, false}}},
+		{Title: "Loss", Note: bad(loss), lines: []line{{"training", "c1", loss, false}}, cut: true},
 		{Title: "Gradient norm before clipping", Note: bad(norm), lines: []line{{"norm", "c1", norm, false}}, log: true},
 		{Title: "Learning rate", lines: []line{{"learning rate", "c1", curveOf(l, func(s *Step) Number { return s.LR }), false}}, zero: true},
 		{Title: "Tokens per second", lines: []line{{"tokens/s", "c1", curveOf(l, func(s *Step) Number { return s.TokensPerSecond }), false}}, zero: true},
@@ -309,6 +309,9 @@ func shares(l *Log) template.HTML {
 	return template.HTML(b.String())
 }
 
+// heatColumns is how many columns a heat map has at most.
+const heatColumns = 60
+
 // heatmap draws the gradient norms of the layers: a row for each layer, a column for each reading, darker where the norm is larger.
 func heatmap(l *Log) template.HTML {
 	var with []*Step
@@ -329,7 +332,7 @@ func heatmap(l *Log) template.HTML {
 	if len(with) == 0 || low > high {
 		return ""
 	}
-	each := (len(with) + columns/4 - 1) / (columns / 4)
+	each := (len(with) + heatColumns - 1) / heatColumns
 	rows, count := layers(names), (len(with)+each-1)/each
 	const left, height = 80.0, 14.0
 	width := (chartWidth - left - rightMargin) / float64(count)
