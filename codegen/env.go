@@ -171,6 +171,8 @@ func (e *env) find(value int) place {
 	}
 	v := &e.block.Values[value]
 	switch v.Kind {
+	case graph.Given:
+		e.put(value, e.s.documents[e.task.Microbatch], 0)
 	case graph.Weight:
 		e.put(value, e.params[v.Param].weight, 0)
 	case graph.WeightGrad:

@@ -30,6 +30,8 @@ type stage struct {
 	loss      uint32
 	evalLoss  uint32
 	stepBuf   uint32
+	weights   [2]uint32      // of labels, in a step and in a validation
+	documents map[int]uint32 // [microbatch]: positions of its tokens in their documents
 	norm      uint32
 
 	split     map[plan.Task]bool   // backwards whose weight gradients are tasks of their own
@@ -141,6 +143,12 @@ func (s *stage) lowerInit() {
 	}
 	s.stepBuf = s.result(ir.ResultStep, 3)
 	s.norm = s.result(ir.ResultGradNorm, 2)
+	if s.last() && s.model.Masked {
+		s.weights[0] = s.result(ir.ResultWeight, 1)
+		if s.plan.Train.Validates() {
+			s.weights[1] = s.result(ir.ResultEvalWeight, 1)
+		}
+	}
 	s.end()
 }
 
@@ -175,6 +183,7 @@ func (s *stage) lowerStep() {
 	if s.last() {
 		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.loss, ir.F32, 1)}, ir.Float(0))
 	}
+	s.loadDocuments(s.plan.Parallel.Microbatches)
 	s.setTasks(s.plan.Tasks[s.index0], s.pipeline, s.index0)
 	s.visits.plan(s, s.steps)
 	for _, st := range s.steps {
@@ -464,7 +473,7 @@ func (s *stage) backwardHead(t plan.Task, x uint32) uint32 {
 	b := s.model.Head
 	s.decidedBy("lower", "model.vocab")
 	e := s.newEnv(b, s.head, t, ir.None, s.plan.SizeOf(t))
-	e.lossScale = 1 / (float64(s.plan.Train.Sequence) * float64(s.plan.Train.Batch))
+	e.weigh(float64(s.plan.Train.Batch), s.weights[0])
 	e.put(b.Input, x, 0)
 	e.put(b.Loss, s.loss, 0)
 	e.run(b.Backward)
@@ -478,6 +487,7 @@ func (s *stage) lowerEval() {
 	if s.last() {
 		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.evalLoss, ir.F32, 1)}, ir.Float(0))
 	}
+	s.loadDocuments(1)
 	var tasks []plan.Task
 	var steps []step
 	index := map[int]int{} // of the rank's tasks among these
@@ -507,10 +517,41 @@ func (s *stage) evalHead(t plan.Task, x uint32) {
 	b := s.model.Head
 	s.decidedBy("lower", "model.vocab")
 	e := s.newEnv(b, s.head, t, ir.None, s.plan.SizeOf(t))
-	e.lossScale = 1 / (float64(s.plan.Train.Sequence) * float64(s.evalSequences()))
+	e.weigh(float64(s.evalSequences()), s.weights[1])
 	e.put(b.Input, x, 0)
 	e.put(b.Loss, s.evalLoss, 0)
 	e.run(b.Forward)
+}
+
+// weigh sets what the loss of a token is multiplied by: 1 / tokens of so many sequences, or a parameter of the step.
+func (e *env) weigh(sequences float64, weight uint32) {
+	e.lossScale = 1 / (float64(e.s.plan.Train.Sequence) * sequences)
+	if v := e.block.Given(graph.ValueWeight); v != graph.Missing {
+		e.lossScale = 1
+		e.put(v, weight, 0)
+	}
+}
+
+// loadDocuments begins a section with the positions of all its tokens in their documents, for models that look at them. They
+// stay to its end.
+func (s *stage) loadDocuments(microbatches int) {
+	s.documents = map[int]uint32{}
+	if s.model.Layer.Given(graph.ValuePositions) == graph.Missing {
+		return
+	}
+	z := s.plan.Size(0)
+	replica := graph.ConstReplica
+	if !s.training {
+		replica = graph.ConstEvalFirst
+	}
+	for m := range microbatches {
+		s.prov.Microbatch = int32(m)
+		b := s.allocate(s.label(plan.Task{Microbatch: m}, -1, graph.ValuePositions), ir.Device, ir.Bytes(z.Sequence*z.Batch)*ir.I32.Bytes())
+		s.documents[m] = b
+		s.op(ir.LoadTokens, ir.Compute, []ir.View{vector(b, ir.I32, z.Sequence*z.Batch)}, ir.Int(int64(m)*z.Batch), s.constRef(replica),
+			ir.Int(0), ir.Int(z.Batch), ir.Int(0), ir.Int(ir.AsPositions))
+	}
+	s.prov.Microbatch = ir.None
 }
 
 // evalSequences is how many sequences one eval section covers over all replicas.

@@ -423,6 +423,10 @@ func (s *stage) helped(t plan.Task, at int, op ir.Op) *helped {
 	h.block = s.lent[lentKey{t.Microbatch, h.layer}]
 	setArg(&h.in, "k", h.block.rows(h.block.k, z, first, end))
 	setArg(&h.in, "v", h.block.rows(h.block.v, z, first, end))
+	if positions := h.in.Arg("positions"); positions.Present() {
+		positions.Buffer = s.documents[t.Microbatch]
+		setArg(&h.in, "positions", positions)
+	}
 	return h
 }
 

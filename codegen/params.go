@@ -85,6 +85,9 @@ func (l *layout) constNames() []string {
 	names := []string{constPrev, constNext, graph.ConstReplica, graph.ConstEvalFirst}
 	names = append(names, graph.SPConstNames...)
 	names = append(names, l.model.RingConsts()...)
+	if l.model.Documents {
+		names = append(names, graph.ConstPosition)
+	}
 	if l.positions() != nil {
 		for i := range l.ranges {
 			names = append(names, posRowConst(i))

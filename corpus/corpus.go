@@ -2,6 +2,8 @@
 // Megatron's indexed files, or text with a tokenizer.
 //
 //	corpus.go        a corpus: parts with weights, each a stream of tokens
+//	window.go        the tokens, documents and labels of a sequence
+//	borders.go       where the documents of a file start, and the files of masks
 //	stream.go        files that follow each other, read by position
 //	flat.go          flat files, with llm.c's header or none
 //	megatron.go      .bin with .idx
@@ -19,7 +21,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io"
 )
 
 // Options say how files are read.
@@ -31,6 +32,9 @@ type Options struct {
 	Tokenizer string    `json:"tokenizer"`  // file or folder, for text and jsonl
 	Field     string    `json:"field"`      // of jsonl that has the text
 	AppendEOS bool      `json:"append_eos"` // the end-of-sequence token after each document of text and jsonl
+	Documents string    `json:"documents"`  // off | index | ID of the token that ends one
+	Pack      string    `json:"pack"`       // cut | whole: whether documents are cut where a sequence ends
+	Masks     string    `json:"masks"`      // off | on | ignore: which labels count
 }
 
 // Corpus is a set of parts. It is safe for concurrent use.
@@ -38,6 +42,10 @@ type Corpus struct {
 	parts []part
 	picks []pick // how sequences are dealt to parts
 	order Order
+
+	documents bool // sequences have several
+	masked    bool // some labels do not count
+	cache     startCache
 
 	prints []Fingerprint
 }
@@ -56,6 +64,8 @@ type part struct {
 	train    int64 // tokens to train on; the rest are held out
 	shuffled bool
 	seed     uint64
+
+	packs, heldPacks *packs // nil: documents are cut where a sequence ends
 }
 
 // Open opens the files that each pattern of a spec names. vocab is the number of IDs that the model takes.
@@ -66,7 +76,7 @@ func Open(patterns [][]string, o Options, order Order, vocab int) (*Corpus, erro
 	if len(o.Weights) > 0 && len(o.Weights) != len(patterns) {
 		return nil, fmt.Errorf("%d weights for %d patterns of files", len(o.Weights), len(patterns))
 	}
-	c := &Corpus{order: order}
+	c := &Corpus{order: order, documents: o.Documents != "" && o.Documents != "off", masked: o.Masks == "on"}
 	r := reader{Options: o, vocab: vocab}
 	for i, files := range patterns {
 		if i == 0 || len(o.Weights) > 0 {
@@ -78,9 +88,19 @@ func Open(patterns [][]string, o Options, order Order, vocab int) (*Corpus, erro
 				return nil, errors.Join(err, c.Close())
 			}
 		}
+		for j := range p.files {
+			if err := r.openDocuments(&p.files[j]); err != nil {
+				return nil, errors.Join(err, c.Close())
+			}
+		}
 	}
 	for i := range c.parts {
 		if err := c.divide(i, o.Shuffle); err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
+	}
+	if o.Pack == "whole" {
+		if err := c.packParts(); err != nil {
 			return nil, errors.Join(err, c.Close())
 		}
 	}
@@ -141,33 +161,9 @@ func (c *Corpus) Describe() string {
 func (c *Corpus) Close() error {
 	var errs []error
 	for i := range c.parts {
-		for _, f := range c.parts[i].files {
-			if closer, ok := f.data.(io.Closer); ok {
-				errs = append(errs, closer.Close())
-			}
+		for j := range c.parts[i].files {
+			errs = append(errs, c.parts[i].files[j].close())
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// Train puts tokens position, position+1, ... of sequence g into out[0], out[stride], ...
-func (c *Corpus) Train(g, position int64, out []int32, stride int) error {
-	i, g := c.pick(g)
-	p := &c.parts[i]
-	return p.read(p.start(g, c.order.Sequence), position, 0, p.train, out, stride)
-}
-
-// Held is Train for a window of the validation set. Windows are spread evenly over the held-out tokens.
-func (c *Corpus) Held(window, position int64, out []int32, stride int) error {
-	if window < 0 || window >= c.order.Held {
-		return fmt.Errorf("sequence %d of a validation that has %d", window, c.order.Held)
-	}
-	i, g := c.pick(window)
-	p := &c.parts[i]
-	held := p.tokens() - p.train
-	start := int64(0)
-	if n := c.count(i, c.order.Held); n > 1 {
-		start = mulDiv(g, held-c.order.Sequence-1, n-1)
-	}
-	return p.read(start, position, p.train, held, out, stride)
 }

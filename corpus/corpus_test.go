@@ -443,7 +443,7 @@ func TestLive(t *testing.T) {
 			return nil, err
 		}
 		out := make([]int32, c.Tokens())
-		return out, c.parts[0].readRun(0, c.Tokens(), out, 1)
+		return out, c.parts[0].read(0, 0, 0, c.Tokens(), out, 1)
 	}
 	a, err := read(line, Options{Field: "text"})
 	if err != nil {

@@ -18,9 +18,17 @@ const (
 
 // Document is a text that is tokenized as a whole. If Ends is set, a document ends with it.
 type Document struct {
-	Text string
-	Ends bool
+	Text   string
+	Ends   bool
+	Masked bool // the labels of its tokens do not count
 }
+
+// Fields name what jsonl has of a document: a text; a prompt before it, whose labels do not count; or, instead of both, segments, a
+// list of objects with a text and whether its labels count: {"text": "...", "train": true}.
+type Fields struct{ Text, Prompt, Segments string }
+
+// Masks reports whether some labels do not count.
+func (f Fields) Masks() bool { return f.Prompt != "" || f.Segments != "" }
 
 // Text reads a file of text, one document, in pieces.
 func Text(in io.Reader, yield func(Document) error) error {
@@ -32,7 +40,7 @@ func Text(in io.Reader, yield func(Document) error) error {
 		buf = buf[:len(buf)+got]
 		switch {
 		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
-			return yield(Document{string(buf), true})
+			return yield(Document{Text: string(buf), Ends: true})
 		case err != nil:
 			return err
 		case len(buf) < maxPiece:
@@ -43,16 +51,16 @@ func Text(in io.Reader, yield func(Document) error) error {
 		if end == 0 {
 			end = len(buf)
 		}
-		if err := yield(Document{string(buf[:end]), false}); err != nil {
+		if err := yield(Document{Text: string(buf[:end])}); err != nil {
 			return err
 		}
 		buf = buf[:copy(buf, buf[end:])]
 	}
 }
 
-// Lines reads jsonl: each line that is not blank is an object whose field is the text of a document. Errors name the
+// Lines reads jsonl: each line that is not blank is an object whose fields are a document. Errors name the
 // line and its byte.
-func Lines(in io.Reader, field string, yield func(Document) error) error {
+func Lines(in io.Reader, fields Fields, yield func(Document) error) error {
 	r := bufio.NewReaderSize(in, 1<<20)
 	offset := int64(0)
 	for number := 1; ; number++ {
@@ -64,12 +72,14 @@ func Lines(in io.Reader, field string, yield func(Document) error) error {
 			return fmt.Errorf("line %d, at byte %d: %w", number, offset, err)
 		}
 		if len(bytes.TrimSpace(line)) > 0 {
-			text, err := fieldOf(line, field)
+			parts, err := fields.of(line)
 			if err != nil {
 				return fmt.Errorf("line %d, at byte %d: %w", number, offset, err)
 			}
-			if err := yield(Document{text, true}); err != nil {
-				return err
+			for _, part := range parts {
+				if err := yield(part); err != nil {
+					return err
+				}
 			}
 		}
 		offset += int64(len(line))
@@ -89,11 +99,46 @@ func readLine(r *bufio.Reader) ([]byte, error) {
 	}
 }
 
-func fieldOf(line []byte, field string) (string, error) {
+// of returns the texts of a line's document, first to last.
+func (f Fields) of(line []byte) ([]Document, error) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(line, &object); err != nil {
-		return "", fmt.Errorf("it is no JSON object: %w", err)
+		return nil, fmt.Errorf("it is no JSON object: %w", err)
 	}
+	if f.Segments != "" {
+		return segmentsOf(object, f.Segments)
+	}
+	text, err := textOf(object, f.Text)
+	if err != nil || f.Prompt == "" {
+		return []Document{{Text: text, Ends: true}}, err
+	}
+	prompt, err := textOf(object, f.Prompt)
+	return []Document{{Text: prompt, Masked: true}, {Text: text, Ends: true}}, err
+}
+
+func segmentsOf(object map[string]json.RawMessage, field string) ([]Document, error) {
+	raw, ok := object[field]
+	if !ok {
+		return nil, fmt.Errorf("the object has no field %q", field)
+	}
+	var segments []struct {
+		Text  *string `json:"text"`
+		Train *bool   `json:"train"`
+	}
+	if err := json.Unmarshal(raw, &segments); err != nil || len(segments) == 0 {
+		return nil, fmt.Errorf("field %q is not a list of segments such as {\"text\": \"...\", \"train\": true}", field)
+	}
+	out := make([]Document, len(segments))
+	for i, s := range segments {
+		if s.Text == nil || s.Train == nil {
+			return nil, fmt.Errorf("field %q: segment %d lacks its text, or whether to train on it", field, i)
+		}
+		out[i] = Document{Text: *s.Text, Masked: !*s.Train, Ends: i == len(segments)-1}
+	}
+	return out, nil
+}
+
+func textOf(object map[string]json.RawMessage, field string) (string, error) {
 	raw, ok := object[field]
 	if !ok {
 		return "", fmt.Errorf("the object has no field %q", field)

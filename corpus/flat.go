@@ -102,6 +102,28 @@ func (r *reader) readHeader(f *file, kind string) error {
 	return nil
 }
 
+// openMarks opens the index and the mask of a shard, if they are wanted.
+func (r *reader) openMarks(f *file, m *Manifest, shard *Shard) error {
+	if m.Masks && (r.Masks == "off" || r.Masks == "") {
+		return fmt.Errorf("%s: it has masks: give masks = on to train on the labels that count, or masks = ignore to train on all", f.name)
+	}
+	if r.Documents == "index" {
+		lengths, err := openLengths(strings.TrimSuffix(f.name, ".bin")+".idx", shard.Documents, shard.Tokens)
+		if err != nil {
+			return err
+		}
+		f.borders = lengths
+	}
+	if m.Masks && r.Masks == "on" {
+		mask, err := openMask(f.name, shard.Tokens)
+		if err != nil {
+			return err
+		}
+		f.mask = mask
+	}
+	return nil
+}
+
 // openFolder reads a folder by its manifest.
 func (r *reader) openFolder(s *stream, name string) error {
 	m, err := ReadManifest(name)
@@ -124,7 +146,10 @@ func (r *reader) openFolder(s *stream, name string) error {
 		if size != shard.Tokens*width {
 			err = fmt.Errorf("%s: %d bytes, and the manifest says %d tokens of %d bytes", path, size, shard.Tokens, width)
 		} else if size > 0 {
-			err = s.add(file{name: path, data: data, size: size, width: width, count: shard.Tokens, vocab: r.vocab})
+			f := file{name: path, data: data, size: size, width: width, count: shard.Tokens, vocab: r.vocab}
+			if err = r.openMarks(&f, m, shard); err == nil {
+				err = s.add(f)
+			}
 		}
 		if err != nil {
 			return errors.Join(err, data.Close())

@@ -35,6 +35,7 @@ func (r *reader) openText(s *stream, name string) error {
 	f := file{name: name, width: 4, vocab: r.vocab}
 	var ids []uint32
 	var out []byte
+	starts := startList{}
 	take := func(d Document) error {
 		var err error
 		if ids, err = r.tok.Encode(ids[:0], d.Text, false); err != nil {
@@ -46,10 +47,13 @@ func (r *reader) openText(s *stream, name string) error {
 		for _, id := range ids {
 			out = binary.LittleEndian.AppendUint32(out, id)
 		}
+		if d.Ends {
+			starts = append(starts, int64(len(out))/4)
+		}
 		return nil
 	}
 	if strings.HasSuffix(name, ".jsonl") {
-		err = Lines(in, r.Field, take)
+		err = Lines(in, Fields{Text: r.Field}, take)
 	} else {
 		err = Text(in, take)
 	}
@@ -57,5 +61,6 @@ func (r *reader) openText(s *stream, name string) error {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	f.data, f.size, f.count = bytes.NewReader(out), int64(len(out)), int64(len(out))/4
+	f.borders = starts[:max(0, len(starts)-1)] // the last is the end
 	return s.add(f)
 }

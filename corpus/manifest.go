@@ -20,18 +20,19 @@ const manifestFormat = "sppo tokens 1"
 // Manifest describes a folder of token files.
 //
 // Each shard is NAME.bin, flat little-endian tokens, and NAME.idx, the length of each document in tokens as
-// little-endian uint64.
+// little-endian uint64. With masks there is NAME.mask, too.
 type Manifest struct {
 	Format    string  `json:"format"`
 	Type      string  `json:"type"` // uint16 | uint32
 	Tokens    int64   `json:"tokens"`
 	Documents int64   `json:"documents"`
-	Highest   int64   `json:"highest"`   // token that occurs; -1: none
-	Tokenizer string  `json:"tokenizer"` // hash of its file
-	Vocab     int     `json:"vocab"`     // of the tokenizer
-	EOS       int64   `json:"eos"`       // appended to each document; -1: none
-	Field     string  `json:"field"`     // of jsonl and parquet that has the text
-	Shards    []Shard `json:"shards"`    // in the order of the tokens
+	Highest   int64   `json:"highest"`         // token that occurs; -1: none
+	Tokenizer string  `json:"tokenizer"`       // hash of its file
+	Vocab     int     `json:"vocab"`           // of the tokenizer
+	EOS       int64   `json:"eos"`             // appended to each document; -1: none
+	Field     string  `json:"field"`           // of jsonl and parquet that has the text
+	Masks     bool    `json:"masks,omitempty"` // NAME.mask says of each token, by one byte, whether its label counts
+	Shards    []Shard `json:"shards"`          // in the order of the tokens
 }
 
 // Shard is two files of a corpus.
@@ -40,7 +41,7 @@ type Shard struct {
 	Tokens    int64  `json:"tokens"`
 	Documents int64  `json:"documents"`
 	Highest   int64  `json:"highest"`
-	Checksum  string `json:"checksum"` // CRC-32C of NAME.bin, then NAME.idx, in hexadecimal
+	Checksum  string `json:"checksum"` // CRC-32C of NAME.bin, NAME.idx and, if there is one, NAME.mask, in hexadecimal
 }
 
 // ReadManifest reads the manifest of a folder. An absent one is fs.ErrNotExist.

@@ -39,17 +39,20 @@ func (r *reader) openMegatron(s *stream, name, index string) error {
 	if err != nil {
 		return err
 	}
-	defer in.Close()
 	data, size, err := infile.Open(name)
 	if err != nil {
-		return err
+		return errors.Join(err, in.Close())
 	}
 	f := file{name: name, data: data, size: size, vocab: r.vocab}
 	if err = checkMegatron(&f, in, index, indexSize); err == nil {
-		err = s.add(f)
+		if r.Documents != "index" {
+			err = f.borders.Close()
+			f.borders = nil
+		}
+		err = errors.Join(err, s.add(f))
 	}
 	if err != nil {
-		return errors.Join(err, data.Close())
+		return errors.Join(err, in.Close(), data.Close())
 	}
 	return nil
 }
@@ -98,6 +101,8 @@ func checkMegatron(f *file, in *os.File, index string, indexSize int64) error {
 	if f.count*f.width != f.size {
 		return fail(18, "%d tokens of %d bytes, and %s has %d bytes", f.count, f.width, f.name, f.size)
 	}
+	f.borders = &megatronBorders{File: in, places: placesAt, documents: placesAt + int64(sequences)*8, count: int64(borders),
+		sequences: int64(sequences), width: f.width, tokens: f.count}
 	return checkBorders(in, placesAt+int64(sequences)*8, int64(borders), int64(sequences), fail)
 }
 

@@ -64,8 +64,15 @@ func (p *part) start(g, sequence int64) int64 {
 		hi, lo := bits.Mul64(uint64(g), uint64(sequence))
 		return int64(bits.Rem64(hi, lo, uint64(p.train)))
 	}
-	windows := (p.train - 1) / sequence
-	return permute(g%windows, windows, scramble(p.seed+uint64(g/windows))) * sequence
+	return p.turn(g, (p.train-1)/sequence) * sequence
+}
+
+// turn is which of n windows is the part's g-th.
+func (p *part) turn(g, n int64) int64 {
+	if !p.shuffled {
+		return g % n
+	}
+	return permute(g%n, n, scramble(p.seed+uint64(g/n)))
 }
 
 // permute applies a permutation of 0 .. n-1 that a key selects: a Feistel network of six rounds over the

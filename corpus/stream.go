@@ -19,6 +19,9 @@ type file struct {
 	start  int64 // number of its first token in the stream
 	count  int64
 	vocab  int
+
+	borders borders     // nil: unknown
+	mask    io.ReaderAt // a byte for each token, 1 if its label counts; nil: all count
 }
 
 // stream is files that follow each other.
@@ -43,29 +46,30 @@ func (s *stream) tokens() int64 {
 
 // read puts tokens start+position, ... of the ring that begins at base and has size tokens into out[0], out[stride], ...
 func (s *stream) read(start, position, base, size int64, out []int32, stride int) error {
-	for i := 0; i < len(out); {
-		at := (start + position) % size // below 2^61, since start < size
-		n := min(int64((len(out)-i+stride-1)/stride), size-at)
-		if err := s.readRun(base+at, n, out[i:], stride); err != nil {
-			return err
-		}
-		i += int(n) * stride
-		position += n
-	}
-	return nil
+	n := int64((len(out) + stride - 1) / stride)
+	return s.runs(start, position, base, size, n, func(f *file, at, take int64) error {
+		err := f.read(at, take, out, stride)
+		out = out[min(len(out), int(take)*stride):]
+		return err
+	})
 }
 
-// readRun reads n tokens that follow each other, across files.
-func (s *stream) readRun(at, n int64, out []int32, stride int) error {
-	i := sort.Search(len(s.files), func(i int) bool { return s.files[i].start+s.files[i].count > at })
-	for ; n > 0; i++ {
-		f := &s.files[i]
-		take := min(n, f.start+f.count-at)
-		if err := f.read(at-f.start, take, out, stride); err != nil {
-			return err
+// runs visits n tokens of a ring, from token start+position on, by runs that lie in one file: take tokens from at on.
+func (s *stream) runs(start, position, base, size, n int64, visit func(f *file, at, take int64) error) error {
+	for n > 0 {
+		at := (start + position) % size // below 2^61, since start < size
+		run := min(n, size-at)
+		n, position = n-run, position+run
+		at += base
+		i := sort.Search(len(s.files), func(i int) bool { return s.files[i].start+s.files[i].count > at })
+		for ; run > 0; i++ {
+			f := &s.files[i]
+			take := min(run, f.start+f.count-at)
+			if err := visit(f, at-f.start, take); err != nil {
+				return err
+			}
+			at, run = at+take, run-take
 		}
-		at, n = at+take, n-take
-		out = out[min(len(out), int(take)*stride):]
 	}
 	return nil
 }

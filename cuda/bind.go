@@ -205,7 +205,7 @@ func (b *binder) tokens() error {
 	start := (*b.staged + 63) &^ 63
 	*b.staged += stagedBytes(b.in)
 	t := &tokenLoad{d: d}
-	t.window = vm.Window{Batch: b.int("batch"), Chunks: b.int("chunks"), Sequence: int64(b.int("replica") + b.int("first")), Position: int64(b.int("position"))}
+	t.window = vm.Window{Batch: b.int("batch"), Chunks: b.int("chunks"), As: b.int("as"), Sequence: int64(b.int("replica") + b.int("first")), Position: int64(b.int("position"))}
 	if t.window.Batch < 1 {
 		return fmt.Errorf("a batch of %d", t.window.Batch)
 	}

@@ -33,6 +33,9 @@ func (b *builder) buffer(arena ir.Arena, t ir.DType, shape ...int64) ir.View {
 }
 
 func (b *builder) put(op ir.Op, stream ir.Stream, args []ir.View, attrs ...ir.Attr) {
+	for len(args) < len(ir.Ops[op].Operands) && ir.Ops[op].Operands[len(args)].Optional {
+		args = append(args, ir.Absent())
+	}
 	s := &b.code.Sections[ir.SectionStep]
 	*s = append(*s, ir.Instr{Op: op, Stream: stream, Args: args, Attrs: attrs})
 }
@@ -56,8 +59,8 @@ func meeting() *ir.Program {
 	group, next, prev := ir.Int(0), ir.ConstRef(0), ir.ConstRef(1)
 
 	tokens := view(ir.I32, 12)
-	b.put(ir.LoadTokens, ir.Compute, []ir.View{tokens}, ir.Int(1), ir.ConstRef(2), ir.Int(5), ir.Int(3), ir.Int(0))
-	b.put(ir.LoadTokens, ir.Compute, []ir.View{view(ir.I32, 24)}, ir.Int(1), ir.ConstRef(2), ir.Int(5), ir.Int(3), ir.Int(4))
+	b.put(ir.LoadTokens, ir.Compute, []ir.View{tokens}, ir.Int(1), ir.ConstRef(2), ir.Int(5), ir.Int(3), ir.Int(0), ir.Int(0))
+	b.put(ir.LoadTokens, ir.Compute, []ir.View{view(ir.I32, 24)}, ir.Int(1), ir.ConstRef(2), ir.Int(5), ir.Int(3), ir.Int(4), ir.Int(0))
 	x, y, away := view(ir.F32, 1000), view(ir.F32, 1000), b.buffer(ir.Host, ir.F32, 1000)
 	b.put(ir.CopyD2H, ir.D2H, []ir.View{away, x})
 	b.event(ir.D2H, ir.H2D)
@@ -245,8 +248,8 @@ func TestPinnedPieces(t *testing.T) {
 	fake := useFake(t)
 	b := &builder{}
 	tokens, behind := b.buffer(ir.Device, ir.I32, 12), b.buffer(ir.Device, ir.I32, 5000)
-	b.put(ir.LoadTokens, ir.Compute, []ir.View{tokens}, ir.Int(1), ir.Int(0), ir.Int(5), ir.Int(3), ir.Int(0))
-	b.put(ir.LoadTokens, ir.Compute, []ir.View{behind}, ir.Int(1), ir.Int(0), ir.Int(5), ir.Int(3), ir.Int(0))
+	b.put(ir.LoadTokens, ir.Compute, []ir.View{tokens}, ir.Int(1), ir.Int(0), ir.Int(5), ir.Int(3), ir.Int(0), ir.Int(0))
+	b.put(ir.LoadTokens, ir.Compute, []ir.View{behind}, ir.Int(1), ir.Int(0), ir.Int(5), ir.Int(3), ir.Int(0), ir.Int(0))
 	x, y, _, away := b.buffer(ir.Device, ir.F32, 5000), b.buffer(ir.Device, ir.F32, 5000), b.buffer(ir.Host, ir.F32, 100), b.buffer(ir.Host, ir.F32, 5000)
 	b.put(ir.CopyD2H, ir.D2H, []ir.View{away, x})
 	b.event(ir.D2H, ir.H2D)

@@ -16,7 +16,7 @@ import (
 func alone() *ir.Program {
 	b := &builder{}
 	tokens := b.buffer(ir.Device, ir.I32, 12)
-	b.put(ir.LoadTokens, ir.Compute, []ir.View{tokens}, ir.Int(1), ir.Int(0), ir.Int(5), ir.Int(3), ir.Int(0))
+	b.put(ir.LoadTokens, ir.Compute, []ir.View{tokens}, ir.Int(1), ir.Int(0), ir.Int(5), ir.Int(3), ir.Int(0), ir.Int(0))
 	b.event(ir.Compute, ir.D2H)
 	away, back, copied := b.buffer(ir.Host, ir.I32, 12), b.buffer(ir.Device, ir.I32, 12), b.buffer(ir.Device, ir.I32, 12)
 	b.put(ir.CopyD2H, ir.D2H, []ir.View{away, tokens})

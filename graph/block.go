@@ -54,7 +54,12 @@ func (v *Value) rowCount(s Size) int64 {
 }
 
 // Spans reports whether the value has rows of the whole sequence, which all its subsequences share.
-func (v *Value) Spans() bool { return v.Rows == Whole || v.Rows == WholeLocal }
+func (v *Value) Spans() bool { return v.Kind != Given && v.Rows == Whole || v.Rows == WholeLocal }
+
+// Given returns the value of that name and of kind Given, or Missing.
+func (b *Block) Given(name string) int {
+	return slices.IndexFunc(b.Values, func(v Value) bool { return v.Kind == Given && v.Name == name })
+}
 
 // Bytes is the size of the value's storage.
 func (v *Value) Bytes(s Size) ir.Bytes {

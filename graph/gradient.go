@@ -106,7 +106,7 @@ func (b *builder) halve() {
 			made[v] = true
 		}
 		for _, a := range n.Args {
-			if a.Value != Missing && b.Values[a.Value].Kind != Weight && !made[a.Value] && !slices.Contains(b.Between, a.Value) {
+			if a.Value != Missing && b.Values[a.Value].Kind != Weight && b.Values[a.Value].Kind != Given && !made[a.Value] && !slices.Contains(b.Between, a.Value) {
 				b.Between = append(b.Between, a.Value)
 			}
 		}
@@ -329,7 +329,7 @@ func ropeGradient(b *builder, n Node) {
 	attrs := append([]Attr(nil), n.Attrs...)
 	attrs[attrIndex(ir.Rope, "inverse")] = truth("inverse")
 	dx := b.newGrad(n.Args[1].Value)
-	b.node(ir.Rope, attrs, all(dx), dy)
+	b.node(ir.Rope, attrs, all(dx), dy, n.Args[2])
 	b.contribute(n.Args[1].Value, all(dx))
 }
 
@@ -344,7 +344,7 @@ func attentionGradient(b *builder, n Node) {
 	dcache := b.cacheGrads(k.Value, v.Value)
 	attrs := append(append([]Attr(nil), n.Attrs...), from("accumulate", NotFirst))
 	b.node(ir.AttentionGrad, attrs, all(dq), seen(dcache[0]), seen(dcache[1]),
-		b.grad(o), b.need(q.Value), keys, values, b.need(o.Value), b.need(lse.Value))
+		b.grad(o), b.need(q.Value), keys, values, b.need(o.Value), b.need(lse.Value), Arg{Value: Missing}, n.Args[5])
 	b.contribute(q.Value, all(dq))
 }
 

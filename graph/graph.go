@@ -36,6 +36,7 @@ const (
 	Weight                 // a parameter
 	WeightGrad             // its gradient, accumulated over the step
 	Loss                   // the sum that the head adds to
+	Given                  // of the step, the same for all layers: see ValuePositions and ValueWeight
 )
 
 // Value is one tensor of a block.

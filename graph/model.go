@@ -26,16 +26,17 @@ var GroupNames = []string{"sp", "dp", "pp", "tied", "kv"}
 
 // Constants of a rank that depend only on its place k in the SP group.
 const (
-	ConstHeads      = "heads_first"  // first column of the rank's query heads
-	ConstKV         = "kv_first"     // first column of its key and value heads
-	ConstKVOwner    = "kv_owner"     // 1 on the first rank that holds these heads
-	ConstFFN        = "ffn_first"    // first column of its part of the MLP
-	ConstVocab      = "vocab_first"  // first entry of its part of the vocabulary
-	ConstVocabValid = "vocab_valid"  // entries of it that are not padding
-	ConstOwner      = "sp_owner"     // 1 on the first rank of the group
-	ConstMember     = "sp_member"    // k itself, for rings
-	ConstReplica    = "replica"      // sequences of the batch before this replica's share
-	ConstEvalFirst  = "eval_replica" // the same in a validation
+	ConstHeads      = "heads_first"    // first column of the rank's query heads
+	ConstKV         = "kv_first"       // first column of its key and value heads
+	ConstKVOwner    = "kv_owner"       // 1 on the first rank that holds these heads
+	ConstFFN        = "ffn_first"      // first column of its part of the MLP
+	ConstVocab      = "vocab_first"    // first entry of its part of the vocabulary
+	ConstVocabValid = "vocab_valid"    // entries of it that are not padding
+	ConstOwner      = "sp_owner"       // 1 on the first rank of the group
+	ConstMember     = "sp_member"      // k itself, for rings
+	ConstPosition   = "position_first" // first entry of its part of the position table, where ranks divide it like the vocabulary
+	ConstReplica    = "replica"        // sequences of the batch before this replica's share
+	ConstEvalFirst  = "eval_replica"   // the same in a validation
 )
 
 // SPConstNames lists the constants that SPConst knows.
@@ -47,6 +48,9 @@ type Split struct {
 	Mode   string // one of the modes; empty is ModeMegatron
 	Whole  bool   // the sequence is one piece: nothing later reads its K and V
 	Stream Stream
+
+	Documents bool // a sequence may hold several, and attention stays inside each
+	Masked    bool // some labels do not count
 
 	// Gathers says that ranks of a ring gather K and V of a subsequence, and all hold those of the whole sequence, since attention of
 	// some layers has a window: chunks of all earlier tokens, as they would go round, do not make one up.
@@ -163,6 +167,8 @@ func (g *Model) SPConst(name string, k int) int64 {
 		return truthValue(k == 0)
 	case ConstMember:
 		return int64(k)
+	case ConstPosition:
+		return int64(k) * ceilDiv(g.sequence, int64(g.SP))
 	}
 	if turn, ok := strings.CutPrefix(name, constTurn); ok {
 		return zigzag(turn, k)
@@ -247,6 +253,23 @@ const (
 	ValueLabels = "labels"
 )
 
+// Values of kind Given.
+const (
+	ValuePositions = "positions"   // of the tokens of a microbatch in their documents, in the order of the sequence
+	ValueWeight    = "loss.weight" // 1 / labels that count
+)
+
+// positions returns the argument for the positions of a subsequence's tokens in their documents; Missing without documents.
+func (g *Model) positions(b *builder) Arg {
+	if !g.Documents {
+		return Arg{Value: Missing}
+	}
+	if v := slices.IndexFunc(b.Values, func(v Value) bool { return v.Name == ValuePositions }); v >= 0 {
+		return tail(v)
+	}
+	return tail(b.value(Value{Name: ValuePositions, Kind: Given, Rows: Whole, DType: ir.I32}))
+}
+
 func (g *Model) embedding(sequence int64) *Block {
 	b := g.newBuilder("embedding")
 	h := int64(g.Hidden)
@@ -259,8 +282,11 @@ func (g *Model) embedding(sequence int64) *Block {
 		attrs = append(attrs, float("scale", g.EmbedScale))
 	}
 	b.node(ir.Embed, attrs, all(part), all(tokens), all(table))
+	if g.Positions == lang.PositionsLearned && g.Documents {
+		part = g.embedPositions(b, part)
+	}
 	x := b.reduceScatter(part, "embed.sum")
-	if g.Positions == lang.PositionsLearned {
+	if g.Positions == lang.PositionsLearned && !g.Documents {
 		rows := sequence / int64(g.SP)
 		pos := b.param(Param{Name: "pos", Shape: [2]int64{sequence, h}, Local: [2]int64{rows, h}, Shard: ByTokens, Std: g.InitStd, Decay: true})
 		y := b.activation("pos.out", Local, h)
@@ -275,11 +301,24 @@ func (g *Model) embedding(sequence int64) *Block {
 	return &b.Block
 }
 
-func (g *Model) loadAttrs(shift int64) []Attr {
-	return []Attr{
+// embedPositions adds the rows of the position table. Any token may have any position in its document, so ranks divide the
+// table as they divide the vocabulary.
+func (g *Model) embedPositions(b *builder, x int) int {
+	h, rows := int64(g.Hidden), ceilDiv(g.sequence, int64(g.SP))
+	pos := b.param(Param{Name: "pos", Shape: [2]int64{g.sequence, h}, Local: [2]int64{rows, h}, Shard: ByRows, Start: ConstPosition, Std: g.InitStd, Decay: true})
+	places := b.value(Value{Name: "embed.positions", Rows: Full, DType: ir.I32})
+	b.node(ir.LoadTokens, g.loadAttrs(0, integer("as", ir.AsPositions)), all(places))
+	part, sum := b.activation("pos.part", Full, h), b.activation("pos.out", Full, h)
+	b.node(ir.Embed, []Attr{constant("first", ConstPosition)}, all(part), all(places), all(pos))
+	b.node(ir.Add, nil, all(sum), all(x), all(part))
+	return sum
+}
+
+func (g *Model) loadAttrs(shift int64, more ...Attr) []Attr {
+	return append([]Attr{
 		from("first", FromFirst), constant("replica", ConstReplica),
 		{Name: "position", Source: FromPrefix, Value: ir.Int(shift)}, from("batch", FromBatch), integer("chunks", g.Chunks()),
-	}
+	}, more...)
 }
 
 // layer is a layer that keeps the results of some forward nodes, or all.
@@ -394,7 +433,7 @@ func (g *Model) attention(b *builder, in int) int {
 		if g.Gathers {
 			attrs = append(attrs, integer("chunks", g.Chunks()), constant("member", ConstMember))
 		}
-		b.node(ir.Attention, attrs, all(o), all(lse), all(query), seen(keys), seen(values))
+		b.node(ir.Attention, attrs, all(o), all(lse), all(query), seen(keys), seen(values), g.positions(b))
 	}
 	if g.ulysses() {
 		local := b.activation("attn.local", Local, q)
@@ -472,7 +511,7 @@ func (g *Model) project(b *builder, x int, p projection) {
 		b.node(ir.AllToAll, exchange(p.copies, false), exchanged, product)
 	}
 	if rotated {
-		b.node(ir.Rope, g.ropeAttrs(p), p.into, into)
+		b.node(ir.Rope, g.ropeAttrs(p), p.into, into, g.positions(b))
 	}
 }
 
@@ -555,7 +594,11 @@ func (g *Model) head() *Block {
 	norm := b.Forward[len(b.Forward)-1]
 	xg := b.allGather(out, "ln_f.gathered")
 	labels := b.value(Value{Name: ValueLabels, Rows: Full, DType: ir.I32})
-	b.node(ir.LoadTokens, g.loadAttrs(1), all(labels))
+	if g.Masked {
+		b.node(ir.LoadTokens, g.loadAttrs(1, integer("as", ir.AsLabels)), all(labels))
+	} else {
+		b.node(ir.LoadTokens, g.loadAttrs(1), all(labels))
+	}
 	w := b.param(table)
 	l := g.chunkLoss(b, xg, w, labels)
 
@@ -576,7 +619,11 @@ func (g *Model) head() *Block {
 }
 
 // losses are the values that the two halves of the head's loop share.
-type losses struct{ logits, stats int }
+type losses struct {
+	logits, stats int
+	labels        Arg // of the chunk, where some do not count
+	weight        Arg
+}
 
 func (g *Model) chunkLoss(b *builder, xg, w, labels int) losses {
 	b.chunked = true
@@ -585,6 +632,11 @@ func (g *Model) chunkLoss(b *builder, xg, w, labels int) losses {
 	l := losses{
 		logits: b.value(Value{Name: "logits", Rows: ChunkRows, Cols: v, DType: ir.F32}),
 		stats:  b.value(Value{Name: "ce.stats", Planes: 1, Rows: ChunkRows, Cols: 3, DType: ir.F32}),
+		labels: Arg{Value: Missing},
+		weight: Arg{Value: Missing},
+	}
+	if g.Masked {
+		l.labels, l.weight = chunk(labels), all(b.value(Value{Name: ValueWeight, Kind: Given, Rows: Fixed, Count: 1, DType: ir.F32}))
 	}
 	b.node(ir.Matmul, []Attr{truth("trans_b")}, all(l.logits), chunk(xg), all(w))
 	part := l.stats
@@ -596,7 +648,7 @@ func (g *Model) chunkLoss(b *builder, xg, w, labels int) losses {
 	if g.SP > 1 {
 		b.node(ir.AllGather, []Attr{group(GroupSP)}, all(l.stats), all(part))
 	}
-	b.node(ir.CrossEntropy, []Attr{from("scale", FromLossScale)}, all(b.Loss), all(l.stats))
+	b.node(ir.CrossEntropy, []Attr{from("scale", FromLossScale)}, all(b.Loss), all(l.stats), l.labels, l.weight)
 	return l
 }
 
@@ -614,7 +666,7 @@ func (g *Model) chunkGradient(b *builder, l losses, xg, w, labels int) int {
 		dlogits = b.value(Value{Name: "d.logits", Rows: ChunkRows, Cols: g.vocabLocal(), DType: b.act})
 	}
 	attrs := append(g.vocabAttrs(), from("scale", FromLossScale))
-	b.node(ir.CrossEntropyGrad, attrs, all(dlogits), all(l.logits), all(l.stats), chunk(labels))
+	b.node(ir.CrossEntropyGrad, attrs, all(dlogits), all(l.logits), all(l.stats), chunk(labels), l.weight)
 	dxg := b.newGrad(xg)
 	b.node(ir.Matmul, nil, chunk(dxg), all(dlogits), all(w))
 	b.node(ir.Matmul, []Attr{truth("trans_a"), from("accumulate", NotFirst)}, all(b.weightGrad(w)), all(dlogits), chunk(xg))

@@ -14,8 +14,9 @@ func (in *Instr) zigzag() bool {
 }
 
 // AttentionPart is causal attention of some of an instruction's queries over its first keys, in tokens. Query r of the
-// part sees the keys from Prefix+r-Window+1 to Prefix+r that exist; every query of the part sees at least one.
-type AttentionPart struct{ Query, Queries, Keys, Prefix, Window int64 }
+// part sees the keys from Prefix+r-Window+1 to Prefix+r that exist; every query of the part sees at least one, unless it is the
+// first of a document that begins after the keys. Its positions in documents begin at row Place.
+type AttentionPart struct{ Query, Queries, Keys, Prefix, Window, Place int64 }
 
 // AttentionParts returns what an instruction of attention, or of its gradient, does on a rank. The first part has the
 // most keys; it, and those that follow, cover different queries. Queries that see no key belong to no part.
@@ -30,7 +31,7 @@ func (in *Instr) AttentionParts(consts []int64) []AttentionPart {
 	}
 	switch in.Attr("zigzag").Int(consts) {
 	case 0:
-		p := AttentionPart{0, s.n, s.keys, s.prefix, s.window}
+		p := AttentionPart{Queries: s.n, Keys: s.keys, Prefix: s.prefix, Window: s.window}
 		p.Queries = min(p.Queries, s.keys+s.window-1-s.prefix)
 		return []AttentionPart{p}
 	case ZigzagBefore:
@@ -64,7 +65,7 @@ func (s attentionSize) end() int64 { return Plus(s.prefix, Times(s.n, max(1, s.c
 
 // part is the attention of some queries, the first of which has prefix keys before it.
 func (s attentionSize) part(query, queries, prefix int64) AttentionPart {
-	return AttentionPart{query, queries, min(s.keys, prefix+queries), prefix, s.window}
+	return AttentionPart{query, queries, min(s.keys, prefix+queries), prefix, s.window, (prefix - s.prefix) * s.batch}
 }
 
 // over makes a part one over its first keys, all of which its window covers.
@@ -158,6 +159,9 @@ func checkAttention(in *Instr) error {
 			return err
 		}
 	}
+	if err := checkPositions(in, Times(q, max(1, s.chunks/2))); err != nil {
+		return err
+	}
 	if in.Op == AttentionGrad && in.Arg("o").Present() == in.Arg("delta").Present() {
 		return fmt.Errorf("one of o and delta is given, not both or neither")
 	}
@@ -172,8 +176,8 @@ func checkWindow(in *Instr, s attentionSize) error {
 	}
 	a := in.Attr(continued)
 	switch {
-	case in.zigzag() && (in.Attr("window").Bits != 0 || s.chunks != 0):
-		return fmt.Errorf("zigzag excludes window and chunks")
+	case in.zigzag() && (in.Attr("window").Bits != 0 || s.chunks != 0 || in.Arg("positions").Present()):
+		return fmt.Errorf("zigzag excludes window, chunks and positions")
 	case s.keys-1 < s.prefix-s.window+1:
 		return fmt.Errorf("no query sees a key: the first of them sees keys from %d on, and there are %d", s.prefix-s.window+1, s.keys)
 	case s.keys-1 < s.end()-s.window && (a.Const != 0 || a.Bits == 0):

@@ -322,7 +322,7 @@ func (e *exact) counts(in *ir.Instr, s ir.Section, consts []int64) bool {
 			return false
 		}
 		last := sum(sum(number(value("first")), number(value("replica"))), number(batch))
-		return least(last, number(sequences)) && through(value("position"), in.Args[0].Elements()/batch, e.p.Run.Sequence+1)
+		return value("as") >= ir.AsTokens && value("as") <= ir.AsPositions && least(last, number(sequences)) && through(value("position"), in.Args[0].Elements()/batch, e.p.Run.Sequence+1)
 	case ir.InitNormal:
 		return corner(value("row"), value("col"), in.Args[0].Rows(), in.Args[0].Cols())
 	case ir.Rope:

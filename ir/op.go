@@ -131,6 +131,16 @@ func (k AttrKind) MayBeLeftOut() bool { return k == KindBool || k == KindOption 
 // Functions are the elementwise functions of activation and glu, by the attribute's value.
 var Functions = []string{"gelu_tanh", "gelu", "silu", "relu2"}
 
+// Values of the attribute as of load_tokens.
+const (
+	AsTokens    = 0
+	AsLabels    = 1 // a token, or NoLabel where the token before it is not trained to predict it
+	AsPositions = 2 // tokens of the same document before it
+)
+
+// NoLabel is the label of a token that adds nothing to the loss. So does any other negative number.
+const NoLabel = -1
+
 // Values of attributes of KindFunction.
 const (
 	GeluTanh int64 = iota // x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))
@@ -214,6 +224,7 @@ var (
 	attrHeadDim    = AttrInfo{"head_dim", KindInt, "width of a head"}
 	attrPrefix     = AttrInfo{"prefix", KindInt, "tokens from the first key to the first query"}
 	attrEps        = AttrInfo{"eps", KindFloat, "added to the variance or mean square"}
+	attrScale      = AttrInfo{"scale", KindFloat, "1 / tokens of the batch; 1 with weight"}
 	attrAccumulate = AttrInfo{"accumulate", KindBool, "add to the accumulated operands instead of writing them"}
 	attrFirst      = AttrInfo{"first", KindInt, "first vocabulary entry on this rank"}
 	attrValid      = AttrInfo{"valid", KindInt, "vocabulary entries on this rank, without padding"}
@@ -229,6 +240,12 @@ var (
 	attrZigzag     = AttrInfo{"zigzag", KindOption, "0: as above. Else queries are two chunks of a member of a ring in zigzag order, and keys behind the prefix two of another's: all queries see the first of them where it is 1, because the other stands before; the second half of the queries sees both where it is 2, because it stands behind"}
 )
 
+// Operands shared by several rows.
+var (
+	operandPositions = Operand{Name: "positions", Types: "i32", Optional: true, Doc: "position of each token in its document, of load_tokens: as many rows as there are tokens, before chunks and member select some"}
+	operandWeight    = Operand{Name: "weight", Types: "f32", Dims: "1", Optional: true, Doc: "multiplies scale: 1 / labels of the batch that count"}
+)
+
 // Attributes of attention in a ring whose keys have been gathered.
 var (
 	attrQueryChunks = AttrInfo{"chunks", KindOption, "where it is not 0, the queries are two of this many chunks of the tokens after the prefix, in zigzag order, and the keys are all of them, in order"}
@@ -239,7 +256,7 @@ var (
 var Ops = [NumOps]OpInfo{
 	LoadTokens: {
 		Name: "load_tokens", Class: ClassData, Streams: onCompute,
-		Doc: "Tokens position .. position+n-1 of the sequences first .. first+batch-1 of this step's batch (or of the validation set, in the eval section). Labels are the tokens one position later.",
+		Doc: "Tokens position .. position+n-1 of the sequences first .. first+batch-1 of this step's batch (or of the validation set, in the eval section). Labels are the tokens one position later. With as = 1, a token that begins a document, is padding, or is excluded by the data's mask becomes -1. With as = 2, each token becomes its position in its document: 0, or one more than the token before it.",
 		Operands: []Operand{
 			{Name: "tokens", Dir: Write, Types: "i32", Dims: "n*batch", Doc: "row t*batch+b is token t of sequence b"},
 		},
@@ -248,6 +265,7 @@ var Ops = [NumOps]OpInfo{
 			{"replica", KindInt, "sequences of the global batch before this replica's share"},
 			{"position", KindInt, "first token; a sequence offers sequence+1 of them"},
 			attrBatch, attrChunks,
+			{"as", KindOption, "0: tokens; 1: labels; 2: positions in documents"},
 		},
 		Rule: RuleZigzag, Work: WorkMemory,
 	},
@@ -399,10 +417,11 @@ var Ops = [NumOps]OpInfo{
 	},
 	Rope: {
 		Name: "rope", Class: ClassKernel, Streams: onCompute,
-		Doc: "Rotary position embedding: turns the pairs (i, i+head_dim/2) of every head by position * theta^(-2i/head_dim), or back where inverse is set. A rotation of the run says it otherwise: which pairs (i, i+pairs), how fast, and by what the turned and the other elements are multiplied. The gradient of rope is rope with inverse set: a factor stays one.",
+		Doc: "Rotary position embedding: turns the pairs (i, i+head_dim/2) of every head by position * theta^(-2i/head_dim), or back where inverse is set. With positions, a token turns by its position in its document instead. A rotation of the run says it otherwise: which pairs (i, i+pairs), how fast, and by what the turned and the other elements are multiplied. The gradient of rope is rope with inverse set: a factor stays one.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "F", Dims: "n*batch,heads*head_dim"},
 			{Name: "x", Types: "F", Dims: "n*batch,heads*head_dim"},
+			operandPositions,
 		},
 		Attrs: []AttrInfo{
 			attrHeads, attrHeadDim, attrBatch,
@@ -417,13 +436,15 @@ var Ops = [NumOps]OpInfo{
 	Attention: {
 		Name: "attention", Class: ClassKernel, Streams: onCompute,
 		Doc: "Causal attention of n queries over keys, all tokens so far or a block of them: query r sees keys 0 .. min(keys-1, prefix+r). Scores are scaled by 1/sqrt(head_dim); query head i uses key head i / (heads/kv_heads). " +
-			"Never stores scores of a whole row of tokens. Where accumulate is set, the softmax goes on from the o and lse that other keys gave: it must be where a window leaves a query without a key.",
+			"Never stores scores of a whole row of tokens. Where accumulate is set, the softmax goes on from the o and lse that other keys gave: it must be where a window leaves a query without a key. " +
+			"With positions, a query whose position in its document is p sees no key before prefix+r-p: none of another document. Where that leaves it no key, its o is 0 and its lse minus infinity.",
 		Operands: []Operand{
 			{Name: "o", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Doc: "f32 where blocks follow in bf16, so that it is rounded once"},
 			{Name: "lse", Dir: WriteOrAdd, Types: "f32", Dims: "n*batch,heads", Spare: true, Doc: "natural logarithm of the sum of exponentials of the scores, scaled and capped"},
 			{Name: "q", Types: "T", Dims: "n*batch,heads*head_dim"},
 			{Name: "k", Types: "T", Dims: "keys*batch,kv_heads*head_dim", Doc: "at most prefix+n tokens"},
 			{Name: "v", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
+			operandPositions,
 		},
 		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix,
 			{"accumulate", KindBool, "go on from the o and lse that are there instead of writing them"}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember, attrScoreCap},
@@ -444,6 +465,7 @@ var Ops = [NumOps]OpInfo{
 			{Name: "o", Types: "T", Dims: "n*batch,heads*head_dim", Optional: true},
 			{Name: "lse", Types: "f32", Dims: "n*batch,heads"},
 			{Name: "delta", Types: "f32", Dims: "n*batch,heads", Optional: true, Doc: "of attention_delta, where blocks share it or o is elsewhere"},
+			operandPositions,
 		},
 		Attrs: []AttrInfo{attrHeads, attrKVHeads, attrHeadDim, attrBatch, attrPrefix, attrAccumulate,
 			{"accumulate_q", KindBool, "add to dq instead of writing it"}, attrZigzag, attrWindow, attrQueryChunks, attrQueryMember, attrScoreCap},
@@ -527,24 +549,27 @@ var Ops = [NumOps]OpInfo{
 	},
 	CrossEntropy: {
 		Name: "cross_entropy", Class: ClassKernel, Streams: onCompute,
-		Doc: "Joins the statistics of all parts of the vocabulary and adds scale times the sum over rows of -log softmax(logits)[label] to the loss.",
+		Doc: "Joins the statistics of all parts of the vocabulary and adds scale times the sum over rows of -log softmax(logits)[label] to the loss. Rows with a negative label add nothing.",
 		Operands: []Operand{
 			{Name: "loss", Dir: ReadWrite, Types: "f32", Dims: "1"},
 			{Name: "stats", Types: "f32", Dims: "p,r,3", Doc: "one plane for each part, in rank order"},
+			{Name: "labels", Types: "i32", Dims: "r", Optional: true, Doc: "needed where some may be negative"},
+			operandWeight,
 		},
-		Attrs: []AttrInfo{{"scale", KindFloat, "1 / tokens of the batch"}},
+		Attrs: []AttrInfo{attrScale},
 		Work:  WorkMemory,
 	},
 	CrossEntropyGrad: {
 		Name: "cross_entropy_grad", Class: ClassKernel, Streams: onCompute,
-		Doc: "dlogits = (softmax(capped logits) - onehot(label)) * scale times the slope of the cap, for this rank's part; padding gets 0.",
+		Doc: "dlogits = (softmax(capped logits) - onehot(label)) * scale times the slope of the cap, for this rank's part; padding and rows with a negative label get 0.",
 		Operands: []Operand{
 			{Name: "dlogits", Dir: Write, Types: "F", Dims: "r,v"},
 			{Name: "logits", Types: "F", Dims: "r,v"},
 			{Name: "stats", Types: "f32", Dims: "p,r,3"},
 			{Name: "labels", Types: "i32", Dims: "r"},
+			operandWeight,
 		},
-		Attrs:   []AttrInfo{{"scale", KindFloat, "1 / tokens of the batch"}, attrFirst, attrValid, attrSoftcap},
+		Attrs:   []AttrInfo{attrScale, attrFirst, attrValid, attrSoftcap},
 		InPlace: true, Work: WorkMemory,
 	},
 	SumSq: {

@@ -207,6 +207,9 @@ func (in *Instr) checkTokens(run *Run, s Section, value func(string) int64) erro
 		return Plus(n, least)
 	}
 	first, replica, batch, position := value("first"), value("replica"), value("batch"), value("position")
+	if as := value("as"); as < AsTokens || as > AsPositions {
+		return fmt.Errorf("as is %d, not %d to %d", as, AsTokens, AsPositions)
+	}
 	if first < 0 || replica < 0 || position < 0 {
 		return fmt.Errorf("first is %d, replica %d and position %d, none of which may be negative", first, replica, position)
 	}

@@ -275,12 +275,16 @@ type Result struct {
 }
 
 // Names of results. ResultStep is filled by the VM before each step: {learning rate, 1/(1-beta1^t), 1/(1-beta2^t)}. An
-// optimizer without betas has betas of 0.
+// optimizer without betas has betas of 0. ResultWeight and ResultEvalWeight are filled before each step and eval section of a
+// program whose labels may be masked.
 const (
 	ResultLoss     = "loss"      // f32 [1]: mean over the tokens of the batch
 	ResultEvalLoss = "eval_loss" // f32 [1]: mean over the tokens of the sequences of one eval section
 	ResultGradNorm = "grad_norm" // f32 [2]: global norm before clipping, factor applied
 	ResultStep     = "step"      // f32 [3]
+
+	ResultWeight     = "weight"      // f32 [1]: 1 / labels of the batch that count
+	ResultEvalWeight = "eval_weight" // f32 [1]: 1 / labels of the eval section that count
 )
 
 // Rank is one device's copy of a code. Its constants and groups hold the differences among ranks.
@@ -334,7 +338,16 @@ type DataOptions struct {
 	Tokenizer string    `json:"tokenizer"`
 	Field     string    `json:"field"`
 	AppendEOS bool      `json:"append_eos"`
+	Documents string    `json:"documents"` // off | index | the ID of the token that ends one
+	Pack      string    `json:"pack"`      // cut | whole
+	Masks     string    `json:"masks"`     // off | on | ignore
 }
+
+// Packs reports whether a sequence may hold several documents.
+func (o *DataOptions) Packs() bool { return o != nil && o.Documents != "" && o.Documents != "off" }
+
+// Marked reports whether labels may be masked: where documents end, or by masks.
+func (o *DataOptions) Marked() bool { return o.Packs() || o != nil && o.Masks == "on" }
 
 // Rotation says how rope turns each head: the pairs (i, i+len(Rates)), pair i by Rates[i] radians a token. What lies beyond the
 // last pair is not turned.

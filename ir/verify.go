@@ -189,6 +189,8 @@ var resultRules = []resultRule{
 	{ResultEvalLoss, SectionEval, false, 1},
 	{ResultGradNorm, SectionStep, false, 2},
 	{ResultStep, SectionStep, true, 3},
+	{ResultWeight, SectionStep, true, 1},
+	{ResultEvalWeight, SectionEval, true, 1},
 }
 
 func resultRuleOf(name string) *resultRule {

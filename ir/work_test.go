@@ -61,7 +61,7 @@ func attentionInstr(n, prefix, keys, batch, heads, dim int64) ir.Instr {
 	shape := func(tokens int64) ir.View {
 		return ir.View{Shape: [ir.MaxDims]int64{tokens * batch, heads * dim}}
 	}
-	in := ir.Instr{Op: ir.Attention, Args: []ir.View{shape(n), {Shape: [ir.MaxDims]int64{n * batch, heads}}, shape(n), shape(keys), shape(keys)},
+	in := ir.Instr{Op: ir.Attention, Args: []ir.View{shape(n), {Shape: [ir.MaxDims]int64{n * batch, heads}}, shape(n), shape(keys), shape(keys), ir.Absent()},
 		Attrs: []ir.Attr{ir.Int(heads), ir.Int(heads), ir.Int(dim), ir.Int(batch), ir.Int(prefix)}}
 	for len(in.Attrs) < len(ir.Ops[ir.Attention].Attrs) {
 		in.Attrs = append(in.Attrs, ir.Int(0))

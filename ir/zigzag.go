@@ -40,12 +40,25 @@ func checkRing(in *Instr) error {
 	return nil
 }
 
+// checkPositions demands a position in a document for each of so many rows, where any are given.
+func checkPositions(in *Instr, rows int64) error {
+	if p := in.Arg("positions"); p.Present() && (p.Elements() != rows || len(p.Dims()) != 1) {
+		return fmt.Errorf("%d positions in documents, and there are %d tokens", p.Elements(), rows)
+	}
+	return nil
+}
+
 // checkZigzag checks that rows are whole chunks.
 func checkZigzag(in *Instr) error {
 	a := in.Attr("chunks")
 	chunks, batch := int64(a.Bits), int64(in.Attr("batch").Bits)
 	if a.Const != 0 {
 		return fmt.Errorf("attribute chunks must be literal")
+	}
+	if in.Op == Rope {
+		if err := checkPositions(in, Times(in.Args[0].Rows(), max(1, chunks/2))); err != nil {
+			return err
+		}
 	}
 	if chunks == 0 {
 		return nil

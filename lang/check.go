@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -78,11 +79,25 @@ func (c *checker) cluster() {
 	}
 }
 
+// documents checks the borders of documents against the rest of the spec.
+func (c *checker) documents(o *DataOptions) {
+	if id, err := strconv.Atoi(o.Documents); err == nil && id >= c.Model.Vocab {
+		c.fail("train.data.documents", OutOfRange, fmt.Sprintf("at most %d", c.Model.Vocab-1), "token %d is not in a vocabulary of %d", id, c.Model.Vocab)
+	}
+	if o.Pack == "whole" && o.Documents == "off" {
+		c.fail("train.data.pack", Conflict, "add documents = index, or the ID of the token that ends a document",
+			"pack = whole, and documents = off does not know where they end")
+	}
+}
+
 func (c *checker) train() {
 	t := c.Train
 	if o := t.Data.Options; o != nil && len(o.Weights) > 0 && len(o.Weights) != len(t.Data.Files) {
 		c.fail("train.data.weights", LengthOfList, fmt.Sprintf("write %d, one for each pattern of files", len(t.Data.Files)),
 			"%d weights for %d patterns of files", len(o.Weights), len(t.Data.Files))
+	}
+	if o := t.Data.Options; o != nil {
+		c.documents(o)
 	}
 	if t.MinLR > t.Optimizer.LR && t.LRSchedule != "constant" {
 		c.fail("train.min_lr", Conflict, fmt.Sprintf("at most %g", t.Optimizer.LR), "min_lr = %g is above lr = %g", t.MinLR, t.Optimizer.LR)

@@ -516,6 +516,19 @@ var dataKeys = []*Key{
 	{Block: blockData, Name: "append_eos", takes: names("false", "true"), Default: "false", Example: "true",
 		Doc: "Whether each document of text or jsonl is followed by the tokenizer's end-of-sequence token.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.AppendEOS = v.name == "true" }},
+	{Block: blockData, Name: "documents", takes: whole(0, maxCount).orNames("off", "index"), Default: "off", Example: "index",
+		Doc: "Whether a sequence holds several documents that do not see each other: attention stays inside a document, positions restart with each, and a document's last token has no label. Borders are those of the data's `index`, or follow each token of the given ID. A step takes at most as long as one over whole sequences.",
+		set: func(s *Spec, v value) {
+			if s.Train.Data.Options.Documents = v.name; v.kind == isNumber {
+				s.Train.Data.Options.Documents = strconv.Itoa(v.Int())
+			}
+		}},
+	{Block: blockData, Name: "pack", takes: names("cut", "whole"), Default: "cut", Example: "whole",
+		Doc: "How documents come to sequences. `cut`: one after another; what does not fit goes on in the next sequence, as a document of its own. `whole`: a document that does not fit begins the next sequence, and padding follows the one before, whose labels do not count; only documents longer than a sequence are cut. Needs `documents`. Sequences of whole documents take 8 bytes of memory each.",
+		set: func(s *Spec, v value) { s.Train.Data.Options.Pack = v.name }},
+	{Block: blockData, Name: "masks", takes: names("off", "on", "ignore"), Default: "off", Example: "on",
+		Doc: "Whether labels count only where the data's masks say so, as `sppoc tokenize --prompt` writes them. The loss is the mean over the labels that count. Data with masks want `on`, or `ignore` to count all labels.",
+		set: func(s *Spec, v value) { s.Train.Data.Options.Masks = v.name }},
 }
 
 func beta() valueType { return valueType{number: &number{above: true, max: 1, below: true}} }

@@ -177,6 +177,9 @@ type DataOptions struct {
 	Tokenizer string    `json:"tokenizer"` // for text and jsonl; resolved like Files
 	Field     string    `json:"field"`     // of jsonl
 	AppendEOS bool      `json:"append_eos"`
+	Documents string    `json:"documents"` // off | index | the ID of the token that ends one: attention stays inside each
+	Pack      string    `json:"pack"`      // cut | whole: documents in sequences
+	Masks     string    `json:"masks"`     // off | on | ignore
 }
 
 // Train is one training run.

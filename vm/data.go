@@ -40,7 +40,7 @@ func OpenData(run *ir.Run, dir string) (Tokens, error) {
 // Window is the request of a load_tokens instruction: adjacent sequences and adjacent tokens, in zigzag order
 // of Chunks chunks unless that is 0.
 type Window struct {
-	Batch, Chunks      int
+	Batch, Chunks, As  int // As is one of ir.AsTokens, ir.AsLabels, ir.AsPositions
 	Sequence, Position int64
 }
 
@@ -48,17 +48,29 @@ type Window struct {
 func (w *Window) Load(from Tokens, section ir.Section, round int64, out []int32) error {
 	chunks := max(1, w.Chunks)
 	each := len(out) / chunks // rows per chunk
+	load := from.Tokens
+	if w.As != ir.AsTokens {
+		marked, ok := from.(Documents)
+		if !ok {
+			return errNoDocuments
+		}
+		load = func(section ir.Section, round, sequence, position int64, out []int32, stride int) error {
+			return marked.Marks(w.As, section, round, sequence, position, out, stride)
+		}
+	}
 	for j := range chunks {
 		position := w.Position + ir.ZigzagChunk(int64(j), int64(chunks))*int64(each/w.Batch)
 		rows := out[j*each : (j+1)*each]
 		for s := range min(w.Batch, each) {
-			if err := from.Tokens(section, round, w.Sequence+int64(s), position, rows[s:], w.Batch); err != nil {
+			if err := load(section, round, w.Sequence+int64(s), position, rows[s:], w.Batch); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
 }
+
+var errNoDocuments = errors.New("the program asks for documents or masks, and the data has none")
 
 // randomData is noise: token t of a sequence is a function of seed, round, sequence and t.
 type randomData struct{ run ir.Run }

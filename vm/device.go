@@ -59,6 +59,15 @@ type Env struct {
 	Spans     *Spans    // nil: no timeline is wanted
 }
 
+// Documents is Tokens whose sequences hold several documents, or whose labels may be masked.
+type Documents interface {
+	Tokens
+	// Marks is Tokens for the values of load_tokens that are not tokens: ir.AsLabels or ir.AsPositions.
+	Marks(as int, section ir.Section, round, sequence, position int64, out []int32, stride int) error
+	// Labels returns the number of labels that count in all sequences of a step or an eval section.
+	Labels(section ir.Section, round int64) (int64, error)
+}
+
 // Tokens is a source of tokens, safe for concurrent use.
 type Tokens interface {
 	// Tokens puts token position, position+1, ... of a sequence into out[0], out[stride], ... For a step,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -169,14 +170,48 @@ func (j *Job) section(ctx context.Context, section ir.Section, round int64) erro
 // runHere runs a section on the ranks of this process, after writing a step's parameters.
 func (j *Job) runHere(section ir.Section, round int64) error {
 	parameters := stepParameters(&j.program.Run, round)
+	labels, err := j.labels(section, round)
+	if err != nil {
+		return err
+	}
+	weight := []float32{float32(1 / float64(max(1, labels)))}
 	return j.each(func(r *rank) error {
 		if v, ok := r.result(ir.ResultStep); ok && section == ir.SectionStep {
 			if err := r.device.Write(v, BytesOf(parameters[:])); err != nil {
 				return err
 			}
 		}
+		if v, ok := r.result(weightOf[section]); ok {
+			if err := r.device.Write(v, BytesOf(weight)); err != nil {
+				return err
+			}
+		}
 		return run(r.device, r.code, section, round)
 	})
+}
+
+// weightOf names the results by which labels that count are weighed.
+var weightOf = [ir.NumSections]string{ir.SectionStep: ir.ResultWeight, ir.SectionEval: ir.ResultEvalWeight}
+
+// labels returns the number of labels that count in a section, over all replicas. Where the program counts all, it is 1 for
+// every section.
+func (j *Job) labels(section ir.Section, round int64) (int64, error) {
+	counts := slices.ContainsFunc(j.ranks, func(r *rank) bool {
+		_, ok := r.result(weightOf[section])
+		return ok
+	})
+	if !counts {
+		return 1, nil
+	}
+	data, ok := j.tokens.(Documents)
+	if !ok {
+		return 0, errNoDocuments
+	}
+	n, err := data.Labels(section, round)
+	if err == nil && n == 0 && section == ir.SectionStep {
+		err = fmt.Errorf("step %d has no label to train on: all are masked", round)
+	}
+	return n, err
 }
 
 // Init sets the model's initial values and resets the step counter to 0.
@@ -230,7 +265,7 @@ func elapsed(d Device) (time.Duration, bool) {
 	return 0, false
 }
 
-// Eval returns the mean loss over the validation's sequences, running as many eval sections as cover
+// Eval returns the mean loss over the labels of the validation's sequences, running as many eval sections as cover
 // EvalBatch.
 func (j *Job) Eval(ctx context.Context) (float64, error) {
 	r := &j.program.Run
@@ -238,15 +273,22 @@ func (j *Job) Eval(ctx context.Context) (float64, error) {
 		return 0, errors.New("the program has no validation")
 	}
 	rounds := (r.EvalBatch + r.EvalSequences - 1) / r.EvalSequences
-	sum := 0.0
+	sum, counted := 0.0, int64(0)
 	for round := range rounds {
 		loss, err := j.evalSection(ctx, int64(round))
 		if err != nil {
 			return 0, err
 		}
-		sum += loss
+		labels, err := j.labels(ir.SectionEval, int64(round))
+		if err != nil {
+			return 0, err
+		}
+		sum, counted = sum+float64(loss*float64(labels)), counted+labels
 	}
-	return sum / float64(rounds), nil
+	if counted == 0 {
+		return 0, errors.New("the validation has no label: all are masked")
+	}
+	return sum / float64(counted), nil
 }
 
 // evalSection runs one eval section and returns the mean loss of its sequences.

@@ -32,6 +32,9 @@ var SplitNames = []string{SplitAll, SplitTrain, SplitValidation}
 // held out for validation. Tokens are read in the order of the files, whatever the run does.
 func OpenSplit(run *ir.Run, dir, split string, holdout float64) (*Split, error) {
 	s := &Split{run: *run, repeat: -1}
+	if o := run.DataOptions; o != nil && o.Marked() {
+		return nil, errors.New("data with documents or masks is not one stream of tokens: evaluate it with documents = off and masks = ignore")
+	}
 	var err error
 	switch run.DataKind {
 	case "text":

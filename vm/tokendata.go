@@ -59,6 +59,79 @@ func (d *tokenData) Fingerprints() []corpus.Fingerprint { return d.corpus.Finger
 // Unchanged reports a file that changed since its fingerprint was taken.
 func (d *tokenData) Unchanged(before []corpus.Fingerprint) error { return d.corpus.Unchanged(before) }
 
+// sequence is one of a step or an eval section.
+func (d *tokenData) sequence(section ir.Section, round, sequence int64) (corpus.Sequence, error) {
+	if section == ir.SectionEval {
+		return d.corpus.Validation(round*int64(d.run.EvalSequences) + sequence)
+	}
+	return d.corpus.Training((round-1)*int64(d.run.Batch) + sequence), nil
+}
+
+// Marks implements Documents.
+func (d *tokenData) Marks(as int, section ir.Section, round, sequence, position int64, out []int32, stride int) error {
+	if err := checkWindow(&d.run, position, out, stride); err != nil {
+		return err
+	}
+	s, err := d.sequence(section, round, sequence)
+	if err != nil {
+		return err
+	}
+	if as == ir.AsLabels {
+		return s.Labels(position, out, stride, ir.NoLabel)
+	}
+	return s.Positions(position, out, stride)
+}
+
+// Labels implements Documents.
+func (d *tokenData) Labels(section ir.Section, round int64) (n int64, err error) {
+	sequences := d.run.Batch
+	if section == ir.SectionEval {
+		sequences = d.run.EvalSequences
+	}
+	for i := range int64(sequences) {
+		s, err := d.sequence(section, round, i)
+		if err != nil {
+			return 0, err
+		}
+		counted, err := s.Counted()
+		if err != nil {
+			return 0, err
+		}
+		n += counted
+	}
+	return n, nil
+}
+
+// shareTokens bounds the tokens that DocumentShare looks at.
+const shareTokens = 16 << 20
+
+// DocumentShare returns the pairs of query and key that attention has in the documents of the first sequences of a run, divided by
+// those of as many sequences of one document. Each layer sees the last tokens of a window, or all where it is 0.
+func DocumentShare(run *ir.Run, dir string, windows []int64) (share float64, sequences int, err error) {
+	data, err := newTokenData(run, dir)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer data.corpus.Close()
+	sequences = int(min(64, max(1, shareTokens/run.Sequence)))
+	positions := make([]int32, run.Sequence)
+	var seen, all float64
+	for g := range sequences {
+		if err := data.corpus.Training(int64(g)).Positions(0, positions, 1); err != nil {
+			return 0, 0, err
+		}
+		for t, p := range positions {
+			for _, w := range windows {
+				if w == 0 {
+					w = run.Sequence
+				}
+				seen, all = seen+float64(min(int64(p)+1, w)), all+float64(min(int64(t)+1, w))
+			}
+		}
+	}
+	return seen / all, sequences, nil
+}
+
 // Tokens implements the interface of that name.
 func (d *tokenData) Tokens(section ir.Section, round, sequence, position int64, out []int32, stride int) error {
 	if err := checkWindow(&d.run, position, out, stride); err != nil {

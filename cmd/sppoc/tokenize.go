@@ -20,12 +20,17 @@ func tokenize(flags *pflag.FlagSet) cli.Action {
 	flags.StringVarP(&job.Dir, "output", "o", "", "write the tokens into this folder")
 	from := flags.String("tokenizer", "", "tokenizer.json, SentencePiece model, or a folder that has one")
 	flags.StringVar(&job.Field, "field", "text", "field of jsonl, or column of parquet, that has the text")
+	flags.StringVar(&job.Prompt, "prompt", "", "field of jsonl with a text before --field, on which a run does not train")
+	flags.StringVar(&job.Segments, "segments", "", "field of jsonl with the texts of a document, each with whether to train on it, such as\n[{\"text\": \"Hi!\", \"train\": false}, {\"text\": \"Hello.\", \"train\": true}]")
 	eos := flags.Bool("append-eos", false, "append the end-of-sequence token to each document")
 	token := flags.String("eos", "", "the end-of-sequence token, where the tokenizer's folder does not name it")
 	flags.IntVar(&job.Workers, "workers", 0, "tokenize with this many threads; 0: one for each processor")
 	return func(env *cli.Env, args []string) (err error) {
 		if job.Dir == "" || *from == "" {
 			return cli.Usagef("tokenize: give the output folder with -o and the tokenizer with --tokenizer")
+		}
+		if job.Prompt != "" && job.Segments != "" {
+			return cli.Usagef("tokenize: give --prompt or --segments, not both")
 		}
 		if job.Tokenizer, err = tokenizer.Open(*from); err != nil {
 			return cli.Wrong(err)
@@ -46,7 +51,11 @@ func tokenize(flags *pflag.FlagSet) cli.Action {
 			return stoppedOr(err, "the same command goes on from the last whole shard")
 		}
 		fmt.Fprintf(env.Stdout, "%s: %d tokens of type %s in %d documents\n", job.Dir, m.Tokens, m.Type, m.Documents)
-		fmt.Fprintf(env.Stdout, "a spec reads them by: data = tokens(%q), with model.vocab = %d or more\n", job.Dir, m.Vocab)
+		options := ""
+		if m.Masks {
+			options = ", masks = on"
+		}
+		fmt.Fprintf(env.Stdout, "a spec reads them by: data = tokens(%q%s), with model.vocab = %d or more\n", job.Dir, options, m.Vocab)
 		return nil
 	}
 }

@@ -101,14 +101,17 @@ func (c *counter) Read(b []byte) (int, error) {
 }
 
 // each calls yield for every document with the bytes of the file that were read so far.
-func (in *Input) each(field string, yield func(d corpus.Document, read int64) error) error {
+func (in *Input) each(fields corpus.Fields, yield func(d corpus.Document, read int64) error) error {
 	f, _, err := infile.Open(in.Name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	if strings.HasSuffix(in.Name, ".parquet") {
-		return in.parquet(f, field, yield)
+		if fields.Masks() {
+			return errOnlyLines
+		}
+		return in.parquet(f, fields.Text, yield)
 	}
 	c := &counter{file: f}
 	r, name, err := decompressed(c, in.Name)
@@ -118,10 +121,15 @@ func (in *Input) each(field string, yield func(d corpus.Document, read int64) er
 	defer r.Close()
 	give := func(d corpus.Document) error { return yield(d, c.read) }
 	if ext := filepath.Ext(name); ext == ".jsonl" || ext == ".ndjson" {
-		return corpus.Lines(r, field, give)
+		return corpus.Lines(r, fields, give)
+	}
+	if fields.Masks() {
+		return errOnlyLines
 	}
 	return corpus.Text(r, give)
 }
+
+var errOnlyLines = errors.New("prompts and segments are read from jsonl alone")
 
 // decompressed opens what a name's ending says, and returns the name without it.
 func decompressed(c *counter, name string) (io.ReadCloser, string, error) {

@@ -143,7 +143,7 @@ func (r *run) read(ctx context.Context, from place, send func(*batch) error) err
 			return c.add(d, place{i, seen}, before+read)
 		}
 		if i >= from.Input {
-			if err := in.each(r.Field, take); err != nil {
+			if err := in.each(r.fields(), take); err != nil {
 				return fmt.Errorf("%s: %w", in.Name, err)
 			}
 			if err := in.unchanged(); err != nil {
@@ -191,7 +191,7 @@ func (r *run) write(ctx context.Context, order <-chan *batch) (err error) {
 			}
 		}
 		for k, ids := range b.ids {
-			if err := r.current.add(ids, b.documents[k].Ends); err != nil {
+			if err := r.current.add(ids, b.documents[k]); err != nil {
 				return err
 			}
 			r.shown.Tokens += int64(len(ids))

@@ -35,6 +35,8 @@ type Job struct {
 	Dir       string
 	Tokenizer *tokenizer.Tokenizer
 	Field     string // of jsonl and parquet
+	Prompt    string // field of jsonl before it, whose labels do not count; empty: none
+	Segments  string // field of jsonl instead of both, a list of texts; see corpus.Fields; empty: none
 	EOS       int64  // token after each document; -1: none
 	Workers   int    // 0: one for each processor
 	ShardText int64  // bytes of text after which a shard ends, at the end of a document; 0: 256 MiB
@@ -94,11 +96,15 @@ func (j *Job) Run(ctx context.Context) (*corpus.Manifest, error) {
 }
 
 func (j *Job) manifest() *corpus.Manifest {
-	m := &corpus.Manifest{Type: "uint16", Highest: -1, Tokenizer: j.Tokenizer.Hash(), Vocab: j.Tokenizer.Size(), EOS: j.EOS, Field: j.Field}
+	m := &corpus.Manifest{Type: "uint16", Highest: -1, Tokenizer: j.Tokenizer.Hash(), Vocab: j.Tokenizer.Size(), EOS: j.EOS, Field: j.Field, Masks: j.fields().Masks()}
 	if j.width() == 4 {
 		m.Type = "uint32"
 	}
 	return m
+}
+
+func (j *Job) fields() corpus.Fields {
+	return corpus.Fields{Text: j.Field, Prompt: j.Prompt, Segments: j.Segments}
 }
 
 // width is the bytes of a token.
@@ -116,6 +122,8 @@ const jobName = "job.json"
 type identity struct {
 	Tokenizer string   `json:"tokenizer"`
 	Field     string   `json:"field"`
+	Prompt    string   `json:"prompt,omitempty"`
+	Segments  string   `json:"segments,omitempty"`
 	EOS       int64    `json:"eos"`
 	ShardText int64    `json:"shard_text"`
 	Inputs    []string `json:"inputs"` // a hash of each one's name, size and time
@@ -123,7 +131,7 @@ type identity struct {
 }
 
 func (j *Job) identity() identity {
-	id := identity{Tokenizer: j.Tokenizer.Hash(), Field: j.Field, EOS: j.EOS, ShardText: j.ShardText}
+	id := identity{Tokenizer: j.Tokenizer.Hash(), Field: j.Field, Prompt: j.Prompt, Segments: j.Segments, EOS: j.EOS, ShardText: j.ShardText}
 	for _, in := range j.Inputs {
 		sum := sha256.Sum256(fmt.Appendf(nil, "%q %d %d", in.Name, in.size, in.modified))
 		id.Inputs = append(id.Inputs, hex.EncodeToString(sum[:8]))
@@ -163,7 +171,7 @@ func (j *Job) begin(m *corpus.Manifest) error {
 	switch {
 	case theirs.Tokenizer != mine.Tokenizer:
 		other = "with another tokenizer"
-	case theirs.Field != mine.Field || theirs.EOS != mine.EOS || theirs.ShardText != mine.ShardText:
+	case theirs.Field != mine.Field || theirs.Prompt != mine.Prompt || theirs.Segments != mine.Segments || theirs.EOS != mine.EOS || theirs.ShardText != mine.ShardText:
 		other = "with other options"
 	case len(theirs.Inputs) != len(mine.Inputs):
 		other = fmt.Sprintf("of %d files rather than %d", len(theirs.Inputs), len(mine.Inputs))

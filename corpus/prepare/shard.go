@@ -2,6 +2,7 @@ package prepare
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -76,30 +77,37 @@ func (j *Job) readRecords() ([]record, error) {
 type shard struct {
 	record
 	job      *Job
-	files    [2]*os.File // tokens, lengths of documents
-	to       [2]*bufio.Writer
-	sums     [2]hash.Hash32
+	files    []*os.File // tokens, lengths of documents, the mask if there is one
+	to       []*bufio.Writer
+	sums     []hash.Hash32
 	document int64 // tokens of the document under way
 	buf      []byte
 }
 
-var endings = [2]string{".bin", ".idx"}
+// endings are those of a shard's files.
+func (j *Job) endings() []string {
+	if j.fields().Masks() {
+		return []string{".bin", ".idx", corpus.MaskEnding}
+	}
+	return []string{".bin", ".idx"}
+}
 
 func (j *Job) newShard(k int) (*shard, error) {
 	s := &shard{job: j, record: record{Shard: corpus.Shard{Name: shardName(k), Highest: -1}}}
-	for x, ending := range endings {
+	for _, ending := range j.endings() {
 		f, err := os.Create(filepath.Join(j.Dir, s.Name+ending+temporary))
 		if err != nil {
 			return nil, errors.Join(err, s.drop())
 		}
-		s.files[x], s.sums[x] = f, crc32.New(crc32.MakeTable(crc32.Castagnoli))
-		s.to[x] = bufio.NewWriterSize(io.MultiWriter(f, s.sums[x]), 1<<18)
+		sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
+		s.files, s.sums = append(s.files, f), append(s.sums, sum)
+		s.to = append(s.to, bufio.NewWriterSize(io.MultiWriter(f, sum), 1<<18))
 	}
 	return s, nil
 }
 
-// add appends tokens; with ends, the document ends with them.
-func (s *shard) add(ids []uint32, ends bool) error {
+// add appends the tokens of a text.
+func (s *shard) add(ids []uint32, d corpus.Document) error {
 	s.buf = s.buf[:0]
 	for _, id := range ids {
 		s.Highest = max(s.Highest, int64(id))
@@ -111,8 +119,20 @@ func (s *shard) add(ids []uint32, ends bool) error {
 	}
 	s.Tokens += int64(len(ids))
 	s.document += int64(len(ids))
-	if _, err := s.to[0].Write(s.buf); err != nil || !ends {
+	if _, err := s.to[0].Write(s.buf); err != nil {
 		return err
+	}
+	if len(s.to) > 2 {
+		counts := byte(1)
+		if d.Masked {
+			counts = 0
+		}
+		if _, err := s.to[2].Write(bytes.Repeat([]byte{counts}, len(ids))); err != nil {
+			return err
+		}
+	}
+	if !d.Ends {
+		return nil
 	}
 	s.Documents++
 	_, err := s.to[1].Write(binary.LittleEndian.AppendUint64(s.buf[:0], uint64(s.document)))
@@ -132,7 +152,7 @@ func (s *shard) finish(last bool) error {
 	}
 	for x, f := range s.files {
 		s.files[x] = nil
-		if err := errors.Join(f.Close(), os.Rename(f.Name(), filepath.Join(s.job.Dir, s.Name+endings[x]))); err != nil {
+		if err := errors.Join(f.Close(), os.Rename(f.Name(), filepath.Join(s.job.Dir, s.Name+s.job.endings()[x]))); err != nil {
 			return errors.Join(err, s.drop())
 		}
 	}

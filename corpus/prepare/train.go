@@ -111,7 +111,7 @@ func (t *Training) read(ctx context.Context, texts chan<- string, out *TrainingR
 	}
 	for i := range t.Inputs {
 		in := &t.Inputs[i]
-		err := in.each(t.Field, func(d corpus.Document, read int64) error {
+		err := in.each(corpus.Fields{Text: t.Field}, func(d corpus.Document, read int64) error {
 			if t.Limit > 0 && out.Text+int64(len(d.Text)) > t.Limit {
 				return errEnough
 			}

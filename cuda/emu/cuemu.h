@@ -99,7 +99,8 @@ template <class... A> constexpr bool eight(void (*)(A...)) { return ((sizeof(A) 
 #define KERNEL_WIDE(name, params) KERNEL_OF(512, name, params)
 #define KERNEL_THREE(name, params) KERNEL_OF(384, name, params)
 #define DEV static inline
-#define METHOD inline
+// Sources differ in what the methods of a type of the same name do: none may stand for another.
+#define METHOD __attribute__((always_inline)) inline
 #define SHARED(type, name, n) alignas(16) static thread_local type name[n]
 #define DYNAMIC_SHARED(name) unsigned char *const name = emu::block.shared
 #define UNROLL

@@ -13,6 +13,27 @@
 struct Shape {
     i64 n, keys, heads, kv_heads, dim, batch, prefix, window;
     double softcap;
+#if PACKED
+    const int *positions; // of the queries in their documents: 0, or one more than that of the token before
+    // before is how many keys a query sees at most, its own not counted.
+    METHOD i64 before(i64 query) const { return min(window - 1, (i64)positions[min(query, n - 1) * batch + blockIdx.z]); }
+#else
+    METHOD i64 before(i64) const { return window - 1; }
+#endif
+    // first_key is the first key that a query sees, which never falls from one query to the next.
+    METHOD i64 first_key(i64 query) const { return prefix + query - before(query); }
+    // end_of_queries is the end of those that see one of the keys up to an end, or begin after them.
+    METHOD i64 end_of_queries(i64 end) const {
+        i64 low = 0, high = min(n, min(end, keys) - 1 + window - prefix);
+        while (PACKED && low < high) {
+            const i64 middle = (low + high) / 2;
+            if (first_key(middle) < min(end, keys)) low = middle + 1;
+            else high = middle;
+        }
+        return high;
+    }
+    // first_tile is the first key of the first tile that a query sees, or of the last where it sees none.
+    METHOD i64 first_tile(i64 query) const { return max(PACKED ? min(first_key(query), keys - 1) : first_key(query), (i64)0) / 32 * 32; }
     // capped is a score, bounded where there is a bound, and slope what its gradient is then multiplied by.
     METHOD float capped(float x) const { return SOFTCAP ? (float)softcap * tanhf(x / (float)softcap) : x; }
     METHOD float slope(float x) const { return SOFTCAP ? 1.0f - x / (float)softcap * (x / (float)softcap) : 1.0f; }
@@ -64,7 +85,7 @@ DEV void attention(O *o, float *lse, const T *q, const T *k, const T *v, const S
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 8; // the longest rows first
     const i64 i = min(first + warp, s.n - 1), h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = min(s.keys, s.prefix + min(first + 8, s.n)), seen = min(s.keys, s.prefix + i + 1);
-    const i64 begin = max(s.prefix + first - s.window + 1, (i64)0) / 32 * 32, hidden = s.prefix + i - s.window;
+    const i64 begin = s.first_tile(first), hidden = s.first_key(i) - 1;
     const float scale = 1.0f / sqrtf((float)dim);
     float *query = own + warp * MAX_DIM;
     own_row(query, q + at(i, b, s.batch, h, s.heads, dim), dim);
@@ -87,7 +108,7 @@ DEV void attention(O *o, float *lse, const T *q, const T *k, const T *v, const S
     }
     if (first + warp >= s.n) return;
     UNROLL for (int j = 0; j < MAX_DIM / 32; j++)
-        if (lane + 32 * j < dim) store(out + lane + 32 * j, sum[j] / total);
+        if (lane + 32 * j < dim) store(out + lane + 32 * j, PACKED && total == 0.0f ? 0.0f : sum[j] / total);
     if (lane == 0) *log_sum = largest + logf(total);
 }
 
@@ -109,7 +130,7 @@ DEV void attention_dq(O *dq, const T *dout, const T *q, const T *k, const T *v, 
     const i64 first = (i64)(gridDim.x - 1 - blockIdx.x) * 8;
     const i64 i = min(first + warp, s.n - 1), h = blockIdx.y, b = blockIdx.z, kvh = h / (s.heads / s.kv_heads);
     const i64 end = min(s.keys, s.prefix + min(first + 8, s.n)), seen = min(s.keys, s.prefix + i + 1), row = (i * s.batch + b) * s.heads + h;
-    const i64 begin = max(s.prefix + first - s.window + 1, (i64)0) / 32 * 32, hidden = s.prefix + i - s.window;
+    const i64 begin = s.first_tile(first), hidden = s.first_key(i) - 1;
     const float scale = 1.0f / sqrtf((float)dim);
     float *mine = own + warp * MAX_DIM, sum[MAX_DIM / 32] = {};
     for (i64 key = begin; key < end; key += 32) {
@@ -142,7 +163,7 @@ DEV void attention_dkv(float *dk, float *dv, const T *dout, const T *q, const T 
     const i64 kvh = blockIdx.y, b = blockIdx.z, group = s.heads / s.kv_heads, row = at(key, b, s.batch, kvh, s.kv_heads, dim);
     const float scale = 1.0f / sqrtf((float)dim);
     const i64 start = max(first - s.prefix, (i64)0) / 32 * 32; // queries that see one of the keys
-    const i64 stop = min(s.n, min(first + 8, s.keys) - 1 + s.window - s.prefix);
+    const i64 stop = s.end_of_queries(first + 8);
     if (accumulate && start >= stop) return;
     float *mine = own + warp * MAX_DIM, sum_k[MAX_DIM / 32] = {}, sum_v[MAX_DIM / 32] = {};
     for (i64 h = kvh * group; h < (kvh + 1) * group; h++)
@@ -152,7 +173,7 @@ DEV void attention_dkv(float *dk, float *dv, const T *dout, const T *q, const T 
             own_row(mine, k + row, dim);
             load_tile(tile, q, base, s.n, b, s.batch, h, s.heads, dim);
             const float score = s.capped(dot(mine, tile + lane * LD, dim) * scale);
-            const float p = i < stop && key <= s.prefix + i && key > s.prefix + i - s.window ? expf(score - lse[at_i]) : 0.0f;
+            const float p = i < stop && key <= s.prefix + i && key >= s.first_key(i) ? expf(score - lse[at_i]) : 0.0f;
             __syncwarp();
             own_row(mine, v + row, dim);
             load_tile(tile, dout, base, s.n, b, s.batch, h, s.heads, dim);
@@ -188,7 +209,7 @@ DEV void attention_merge(O *o, float *lse, const P *parts, const float *lses, i6
     if (lane == 0) lse[row] = joined;
 }
 
-#if !SOFTCAP
+#if !SOFTCAP && !PACKED
 #define SHARED_KERNELS(S, T)                                                                                                  KERNEL(attention_delta_##S, (float *delta, const T *dout, const T *o, i64 rows, i64 dim)) {                                   attention_delta(delta, dout, o, rows, dim);                                                                           }
 FOR_TYPES(SHARED_KERNELS)
 #define MERGE(S, O, T)                                                                                                        KERNEL(attention_merge_##S, (O * o, float *lse, const T *parts, const float *lses, i64 p, i64 rows, i64 dim)) {               attention_merge(o, lse, parts, lses, p, rows, dim);                                                                   }
@@ -198,11 +219,11 @@ MERGE(bf, bf16, float)
 MERGE(bb, bf16, bf16)
 #endif
 
-#define SHAPE Shape{n, keys, heads, kv_heads, dim, batch, prefix, window, softcap}
-#define GRADIENTS(S, T)                                                                                                       KERNEL(CAPPED(attention_dkv_##S), (float *dk, float *dv, const T *dout, const T *q, const T *k, const T *v, const float *lse,                                        const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch,                                          i64 prefix, i64 window, double softcap, i64 accumulate)) {                                 attention_dkv(dk, dv, dout, q, k, v, lse, delta, SHAPE, accumulate);                                                  }
+#define SHAPE Shape{n, keys, heads, kv_heads, dim, batch, prefix, window, softcap WITH_POSITIONS}
+#define GRADIENTS(S, T)                                                                                                       KERNEL(VARIANT(attention_dkv_##S), (float *dk, float *dv, const T *dout, const T *q, const T *k, const T *v, const float *lse,                                        const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch,                                          i64 prefix, i64 window, double softcap, i64 accumulate POSITIONS)) {                                 attention_dkv(dk, dv, dout, q, k, v, lse, delta, SHAPE, accumulate);                                                  }
 FOR_TYPES(GRADIENTS)
 
-#define RESULTS(S, O, T)                                                                                                      KERNEL(CAPPED(attention_##S), (O * o, float *lse, const T *q, const T *k, const T *v, i64 n, i64 keys, i64 heads,                                        i64 kv_heads, i64 dim, i64 batch, i64 prefix, i64 window, double softcap, i64 accumulate)) {         attention(o, lse, q, k, v, SHAPE, accumulate);                                                                        }                                                                                                                         KERNEL(CAPPED(attention_dq_##S), (O * dq, const T *dout, const T *q, const T *k, const T *v, const float *lse,                                              const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch,                                         i64 prefix, i64 window, double softcap, i64 accumulate)) {                                  attention_dq(dq, dout, q, k, v, lse, delta, SHAPE, accumulate);                                                       }
+#define RESULTS(S, O, T)                                                                                                      KERNEL(VARIANT(attention_##S), (O * o, float *lse, const T *q, const T *k, const T *v, i64 n, i64 keys, i64 heads,                                        i64 kv_heads, i64 dim, i64 batch, i64 prefix, i64 window, double softcap, i64 accumulate POSITIONS)) {         attention(o, lse, q, k, v, SHAPE, accumulate);                                                                        }                                                                                                                         KERNEL(VARIANT(attention_dq_##S), (O * dq, const T *dout, const T *q, const T *k, const T *v, const float *lse,                                              const float *delta, i64 n, i64 keys, i64 heads, i64 kv_heads, i64 dim, i64 batch,                                         i64 prefix, i64 window, double softcap, i64 accumulate POSITIONS)) {                                  attention_dq(dq, dout, q, k, v, lse, delta, SHAPE, accumulate);                                                       }
 RESULTS(ff, float, float)
 RESULTS(fb, float, bf16)
 RESULTS(bf, bf16, float)

@@ -5,19 +5,40 @@
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
 
-#define HEADS Heads{n, keys, heads, kv_heads, batch, prefix, window, softcap}
+#define HEADS Heads{n, keys, heads, kv_heads, batch, prefix, window, softcap WITH_POSITIONS}
 // LEAST is the largest score of a row that has seen none: finite, times LOG2E too, for a row may see nothing of the first tile.
 #define LEAST (SOFTCAP ? LOWEST / 2 : LOWEST)
 
 struct Heads {
     i64 n, keys, heads, kv_heads, batch, prefix, window;
     double softcap;
+#if PACKED
+    const int *positions; // of the queries in their documents: 0, or one more than that of the token before
+    // first_key is the first key that a query sees, which never falls from one query to the next.
+    METHOD i64 first_key(i64 query) const {
+        return prefix + query - min(window - 1, (i64)positions[min(query, n - 1) * batch + blockIdx.z]);
+    }
+    // first_tile is the first key of the first tile of so many that a query sees, or of the last tile where it sees none.
+    METHOD i64 first_tile(i64 query, i64 tile) const { return max(min(first_key(query), keys - 1), (i64)0) / tile * tile; }
+    // end_of_queries is the end of those that see one of the keys up to an end, or begin after them.
+    METHOD i64 end_of_queries(i64 end) const {
+        const i64 last = min(end, keys) - 1;
+        i64 low = 0, high = min(n, last + window - prefix);
+        while (low < high) {
+            const i64 middle = (low + high) / 2;
+            if (first_key(middle) <= last) low = middle + 1;
+            else high = middle;
+        }
+        return low;
+    }
+#else
     // first_key is the first key that a query sees, or a number below 0.
     METHOD i64 first_key(i64 query) const { return prefix + query - window + 1; }
     // first_tile is the first key of the first tile of so many that a query sees.
     METHOD i64 first_tile(i64 query, i64 tile) const { return max(first_key(query), (i64)0) / tile * tile; }
     // end_of_queries is the end of those that see one of the keys from first up to an end.
     METHOD i64 end_of_queries(i64 end) const { return min(n, min(end, keys) - 1 + window - prefix); }
+#endif
 };
 
 #ifndef CUDA_EMULATOR
@@ -43,6 +64,9 @@ DEV void as_operand(u32 *a, const float *left, const float *right) {
 template <int N> DEV void clear(float (*sum)[4]) {
     UNROLL for (int i = 0; i < N; i++) UNROLL for (int e = 0; e < 4; e++) sum[i][e] = 0;
 }
+
+// share is 1 / total, and 0 of a row that sees no key at all.
+DEV float share(float total) { return PACKED && total == 0.0f ? 0.0f : 1.0f / total; }
 
 // visible is the last key of a tile of so many that a query sees, counted from a lane's first.
 DEV int visible(const Heads &s, i64 query, i64 key, i64 tile, int lane_first) {

@@ -141,7 +141,7 @@ DEV void attend(O *o, float *lse, const Heads &s, const Part &x, int group, i64 
         const float total = row_sum(soft.total[half]);
         const i64 r = row + 8 * half, at = (r * s.batch + x.b) * s.heads + x.h;
         if (r >= s.n) continue;
-        const float factor = 1.0f / total;
+        const float factor = share(total);
         UNROLL for (int c = 0; c < DIM / 8; c++)
             store_pair(o + at * DIM + 8 * c + 2 * t, sum[c][2 * half] * factor, sum[c][2 * half + 1] * factor);
         if (t == 0) lse[at] = (soft.largest[half] * scale + log2f(total)) * LN2;
@@ -256,7 +256,7 @@ template <int DIM, class O> DEV void attention_bulk(O *o, float *lse, const unsi
     }
 }
 
-#define FORWARD(DIM, S, O)                                                                                                        KERNEL(CAPPED(attention_hopper_##DIM##_##S), (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys,                                                   i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                   i64 accumulate)) {                                                                  attention<DIM>(o, lse, q, k, v, HEADS, accumulate);                                                                       }                                                                                                                             KERNEL_THREE(CAPPED(attention_bulk_##DIM##_##S), (O * o, float *lse, const unsigned char *maps, i64 n, i64 keys, i64 heads,                                                       i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                              i64 accumulate)) {                                                              attention_bulk<DIM>(o, lse, maps, HEADS, accumulate);                                                                     }
+#define FORWARD(DIM, S, O)                                                                                                        KERNEL(VARIANT(attention_hopper_##DIM##_##S), (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys,                                                   i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                   i64 accumulate POSITIONS)) {                                                                  attention<DIM>(o, lse, q, k, v, HEADS, accumulate);                                                                       }                                                                                                                             KERNEL_THREE(VARIANT(attention_bulk_##DIM##_##S), (O * o, float *lse, const unsigned char *maps, i64 n, i64 keys, i64 heads,                                                       i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                              i64 accumulate POSITIONS)) {                                                              attention_bulk<DIM>(o, lse, maps, HEADS, accumulate);                                                                     }
 FORWARD(64, f, float)
 FORWARD(64, b, bf16)
 FORWARD(96, f, float)

@@ -132,7 +132,7 @@ DEV void attention(O *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v
     UNROLL for (int half = 0; half < 2; half++) {
         const i64 r = row + 8 * half, at = (r * s.batch + b) * s.heads + h;
         if (r >= s.n) continue;
-        const float inverse = 1.0f / total[half];
+        const float inverse = share(total[half]);
         UNROLL for (int c = 0; c < D / 8; c++)
             store_pair(o + at * D + 8 * c + 2 * t, sum[c][2 * half] * inverse, sum[c][2 * half + 1] * inverse);
         if (t == 0) lse[at] = (largest[half] * scale + log2f(total[half])) * LN2;
@@ -227,6 +227,7 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
     }
     float sum_k[D / 8][4], sum_v[D / 8][4];
     clear<D / 8>(sum_k), clear<D / 8>(sum_v);
+    const i64 ends[2] = {PACKED ? s.end_of_queries(row + 1) : 0, PACKED ? s.end_of_queries(row + 9) : 0}; // of those that see the rows
     for (int tile = 0; tile < tiles; tile++) {
         tiles_here();
         if (tile + 1 < tiles) bring(tile + 1);
@@ -242,7 +243,7 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
         const int until = (int)min(row - s.prefix - base + s.window, (i64)32); // queries that the row's window reaches
         UNROLL for (int c = 0; c < 4; c++) UNROLL for (int e = 0; e < 4; e++) {
             const int column = 8 * c + 2 * t + e % 2;
-            const bool visible = column < queries && column >= see + 8 * (e / 2) && column < until + 8 * (e / 2);
+            const bool visible = column < queries && column >= see + 8 * (e / 2) && (PACKED ? base + column < ends[e / 2] : column < until + 8 * (e / 2));
             const float of_score = SOFTCAP ? slope(p[c][e], inverse) : 1.0f;
             p[c][e] = visible ? exp2f((p[c][e] * left - stats[column]) * LOG2E) : 0.0f;
             dp[c][e] = p[c][e] * (dp[c][e] - stats[32 + column]);
@@ -259,8 +260,8 @@ DEV void attention_dkv(float *dk, float *dv, const bf16 *dout, const bf16 *q, co
     }
 }
 
-#define RESULTS(S, D, O)                                                                                                          KERNEL(CAPPED(attention_tensor_##D##_##S), (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys,                                                 i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                   i64 accumulate)) {                                                                    attention<D>(o, lse, q, k, v, HEADS, accumulate);                                                                         }                                                                                                                             KERNEL(CAPPED(attention_tensor_dq_##D##_##S), (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,                                                        const float *lse, const float *delta, i64 n, i64 keys, i64 heads,                                                             i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                              i64 accumulate)) {                                                                 attention_dq<D>(dq, dout, q, k, v, lse, delta, HEADS, accumulate);                                                        }
-#define ATTENTION(D)                                                                                                              RESULTS(f, D, float)                                                                                                          RESULTS(b, D, bf16)                                                                                                           KERNEL(CAPPED(attention_tensor_dkv_##D), (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k,                                                         const bf16 *v, const float *lse, const float *delta, i64 n, i64 keys, i64 heads,                                               i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap, i64 accumulate)) {         attention_dkv<D>(dk, dv, dout, q, k, v, lse, delta, HEADS, accumulate);                                                   }
+#define RESULTS(S, D, O)                                                                                                          KERNEL(VARIANT(attention_tensor_##D##_##S), (O * o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, i64 n, i64 keys,                                                 i64 heads, i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                   i64 accumulate POSITIONS)) {                                                                    attention<D>(o, lse, q, k, v, HEADS, accumulate);                                                                         }                                                                                                                             KERNEL(VARIANT(attention_tensor_dq_##D##_##S), (O * dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,                                                        const float *lse, const float *delta, i64 n, i64 keys, i64 heads,                                                             i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap,                                                              i64 accumulate POSITIONS)) {                                                                 attention_dq<D>(dq, dout, q, k, v, lse, delta, HEADS, accumulate);                                                        }
+#define ATTENTION(D)                                                                                                              RESULTS(f, D, float)                                                                                                          RESULTS(b, D, bf16)                                                                                                           KERNEL(VARIANT(attention_tensor_dkv_##D), (float *dk, float *dv, const bf16 *dout, const bf16 *q, const bf16 *k,                                                         const bf16 *v, const float *lse, const float *delta, i64 n, i64 keys, i64 heads,                                               i64 kv_heads, i64 batch, i64 prefix, i64 window, double softcap, i64 accumulate POSITIONS)) {         attention_dkv<D>(dk, dv, dout, q, k, v, lse, delta, HEADS, accumulate);                                                   }
 ATTENTION(64)
 ATTENTION(96)
 ATTENTION(128)

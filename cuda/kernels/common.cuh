@@ -6,15 +6,30 @@
 // KERNEL_THREE one of three warpgroups. Warp operations name all 32 lanes, so no thread of
 // a kernel that has one returns early.
 
-// Sources of attention are compiled a second time, with SOFTCAP 1, into modules of their own: kernels that bound scores are slower and
-// need more registers. They have _capped behind their names.
+// Sources of attention are compiled several times, into modules of their own: with SOFTCAP 1 their kernels bound scores, with PACKED 1
+// a sequence holds several documents. Both take time and registers. Their names end in _capped, in _packed, or in both.
 #ifndef SOFTCAP
 #define SOFTCAP 0
 #endif
-#if SOFTCAP
-#define CAPPED(name) name##_capped
+#ifndef PACKED
+#define PACKED 0
+#endif
+#if SOFTCAP && PACKED
+#define VARIANT(name) name##_capped_packed
+#elif SOFTCAP
+#define VARIANT(name) name##_capped
+#elif PACKED
+#define VARIANT(name) name##_packed
 #else
-#define CAPPED(name) name
+#define VARIANT(name) name
+#endif
+// POSITIONS is their last parameter then: the positions of the queries' tokens in their documents.
+#if PACKED
+#define POSITIONS , const int *positions
+#define WITH_POSITIONS , positions
+#else
+#define POSITIONS
+#define WITH_POSITIONS
 #endif
 
 #ifndef CUDA_EMULATOR

@@ -211,7 +211,7 @@ func crossEntropyWhole(b *binder) {
 	size := int64(b.in.Arg("logits").DType.Bytes())
 	kept := min(c, rowBytes/size)
 	l := b.launch("cross_entropy_whole_"+b.types("dlogits", "logits"), rows(r), stats, "dlogits", logits, labels, c, kept,
-		b.int("first"), b.int("valid"), b.float("scale"), b.float("softcap"))
+		b.int("first"), b.int("valid"), b.float("scale"), b.float("softcap"), "weight")
 	l.Block, l.SharedBytes = wideThreads, kept*size
 	b.take(1)
 	crossEntropy(b)

@@ -54,16 +54,29 @@ type Card struct {
 	CopyEngine bool // and tensor maps, by which its copy engine is told what to bring
 }
 
-// Kernels of attention that bound scores have sources of their own, which are the files of the others with a definition before: the
-// compiler is told what the others need not ask.
-const boundsScores = "_capped"
+// Kernels of attention that bound scores, or whose sequences hold several documents, have sources of their own, which are the files
+// of the others with definitions before: the compiler is told what the others need not ask.
+const (
+	boundsScores = "_capped"
+	hasDocuments = "_packed"
+)
 
-var cappedFiles = []string{"attention.cu", "attention_tensor.cu", hopperSource, hopperGradSource}
+var variedFiles = []string{"attention.cu", "attention_tensor.cu", hopperSource, hopperGradSource}
 
-func capped(source string) string { return strings.TrimSuffix(source, ".cu") + boundsScores + ".cu" }
+// variants are the endings of the names of such sources and of their kernels, and what is defined.
+var variants = []struct{ ending, definitions string }{
+	{boundsScores, "#define SOFTCAP 1\n"},
+	{hasDocuments, "#define PACKED 1\n"},
+	{boundsScores + hasDocuments, "#define SOFTCAP 1\n#define PACKED 1\n"},
+}
+
+// variant is the source of a variant of a file.
+func variant(file, ending string) string { return strings.TrimSuffix(file, ".cu") + ending + ".cu" }
 
 // plain is the file that a source is made from.
-func plain(source string) string { return strings.Replace(source, boundsScores+".cu", ".cu", 1) }
+func plain(source string) string {
+	return strings.Replace(strings.Replace(source, hasDocuments+".cu", ".cu", 1), boundsScores+".cu", ".cu", 1)
+}
 
 // Sources lists what to compile, each a module of its own.
 func Sources() []string {
@@ -77,8 +90,10 @@ func Sources() []string {
 			out = append(out, e.Name())
 		}
 	}
-	for _, file := range cappedFiles {
-		out = append(out, capped(file))
+	for _, v := range variants {
+		for _, file := range variedFiles {
+			out = append(out, variant(file, v.ending))
+		}
 	}
 	return out
 }
@@ -89,8 +104,10 @@ func Text(name string) string {
 	if err != nil {
 		panic("internal: kernels: " + err.Error())
 	}
-	if name != plain(name) {
-		return "#define SOFTCAP 1\n#line 1\n" + string(text)
+	for _, v := range variants {
+		if name == variant(plain(name), v.ending) {
+			return v.definitions + "#line 1\n" + string(text)
+		}
 	}
 	return string(text)
 }

@@ -50,19 +50,26 @@ DEV Joined join(const float *stats, i64 parts, i64 rows, i64 row) {
 }
 
 // One block; its threads' sums are added in a fixed order.
-KERNEL(cross_entropy, (float *loss, const float *stats, i64 parts, i64 rows, double scale)) {
+KERNEL(cross_entropy, (float *loss, const float *stats, const int *labels, const float *weight, i64 parts, i64 rows, double scale)) {
     double sum = 0;
     for (i64 row = threadIdx.x; row < rows; row += blockDim.x) {
+        if (labels && labels[row] < 0) continue;
         const Joined j = join(stats, parts, rows, row);
         sum += (double)(j.largest - j.label) + (double)logf(j.sum);
     }
     sum = block_sum(sum);
-    if (threadIdx.x == 0) *loss += (float)(scale * sum);
+    if (threadIdx.x == 0) *loss += (float)(weight ? scale * (double)*weight * sum : scale * sum);
+}
+
+// label_scale is what a row's gradient is multiplied by: a label below 0 does not count.
+DEV float label_scale(const int *labels, i64 row, double scale, const float *weight) {
+    if (labels[row] < 0) return 0.0f;
+    return weight ? (float)(scale * (double)*weight) : (float)scale;
 }
 
 // ce_grad is the gradient of a row, all of whose statistics are known. load brings eight logits.
 template <class D, class Load>
-DEV void ce_grad(D *dlogits, const float *stats, i64 label, i64 parts, i64 rows, i64 cols, i64 valid, double scale, float softcap,
+DEV void ce_grad(D *dlogits, const float *stats, i64 label, i64 parts, i64 rows, i64 cols, i64 valid, float factor, float softcap,
                  Load load) {
     SHARED(float, both, 2);
     if (threadIdx.x == 0) {
@@ -70,7 +77,7 @@ DEV void ce_grad(D *dlogits, const float *stats, i64 label, i64 parts, i64 rows,
         both[0] = j.largest, both[1] = 1.0f / j.sum;
     }
     __syncthreads();
-    const float largest = both[0], inverse = both[1], factor = (float)scale;
+    const float largest = both[0], inverse = both[1];
     ROW8(c, cols) {
         float v[8];
         const int left = (int)min(valid - c, (i64)8), hit = (int)max(min(label - c, (i64)8), (i64)-1);
@@ -86,7 +93,7 @@ DEV void ce_grad(D *dlogits, const float *stats, i64 label, i64 parts, i64 rows,
 // ce_whole is both for a row that is whole: the block keeps as much of it as it may, each thread its own eights.
 template <class D, class T>
 DEV void ce_whole(float *stats, D *dlogits, const T *logits, const int *labels, i64 cols, i64 kept, i64 first, i64 valid, double scale,
-                  float softcap) {
+                  float softcap, const float *weight) {
     DYNAMIC_SHARED(memory);
     T *const keep = (T *)memory;
     const i64 row = blockIdx.x, label = (i64)labels[row] - first;
@@ -95,22 +102,22 @@ DEV void ce_whole(float *stats, D *dlogits, const T *logits, const int *labels, 
         load_some(x + c, v, valid - c);
         if (c + 8 <= kept) store8(keep + c, v);
     });
-    ce_grad(dlogits + row * cols, stats, label, 1, gridDim.x, cols, valid, scale, softcap, [&](float *v, i64 c) {
+    ce_grad(dlogits + row * cols, stats, label, 1, gridDim.x, cols, valid, label_scale(labels, row, scale, weight), softcap, [&](float *v, i64 c) {
         if (c + 8 <= kept && c < valid) load8(keep + c, v);
         else load_some(x + c, v, cols - c);
     });
 }
 #define CE_GRAD(S, D, T)                                                                                              \
     KERNEL(cross_entropy_grad_##S, (D * dlogits, const T *logits, const float *stats, const int *labels, i64 parts, i64 rows, \
-                                    i64 cols, i64 first, i64 valid, double scale, double softcap)) { \
+                                    i64 cols, i64 first, i64 valid, double scale, double softcap, const float *weight)) { \
         const i64 row = blockIdx.x;                                                                                   \
         const T *const x = logits + row * cols;                                                                       \
-        ce_grad(dlogits + row * cols, stats, (i64)labels[row] - first, parts, rows, cols, valid, scale, (float)softcap, \
+        ce_grad(dlogits + row * cols, stats, (i64)labels[row] - first, parts, rows, cols, valid, label_scale(labels, row, scale, weight), (float)softcap, \
                 [&](float *v, i64 c) { load_some(x + c, v, cols - c); });                                             \
     }                                                                                                                 \
     KERNEL_WIDE(cross_entropy_whole_##S, (float *stats, D *dlogits, const T *logits, const int *labels, i64 cols, i64 kept, i64 first, \
-                                          i64 valid, double scale, double softcap)) { \
-        ce_whole(stats, dlogits, logits, labels, cols, kept, first, valid, scale, (float)softcap);                                    \
+                                          i64 valid, double scale, double softcap, const float *weight)) { \
+        ce_whole(stats, dlogits, logits, labels, cols, kept, first, valid, scale, (float)softcap, weight);                            \
     }
 CE_GRAD(ff, float, float)
 CE_GRAD(fb, float, bf16)

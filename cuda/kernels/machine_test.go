@@ -118,9 +118,9 @@ var overlaps = []struct {
 	kernel, from, to string
 	exponentials     int
 }{
-	{`^attention_(bulk|hopper)_\d+_\w(_capped)?$`, "WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0", 64},
-	{`^attention_(bulk|hopper)_dq_\d+_\w(_capped)?$`, "WARPGROUP.DEPBAR.LE gsb0, 0x2", "WARPGROUP.DEPBAR.LE gsb0, 0x1", 32},
-	{`^attention_(bulk|hopper)_dkv_\d+(_capped)?$`, "WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.ARRIVE", 32},
+	{`^attention_(bulk|hopper)_\d+_\w(_capped)?(_packed)?$`, "WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0", 64},
+	{`^attention_(bulk|hopper)_dq_\d+_\w(_capped)?(_packed)?$`, "WARPGROUP.DEPBAR.LE gsb0, 0x2", "WARPGROUP.DEPBAR.LE gsb0, 0x1", 32},
+	{`^attention_(bulk|hopper)_dkv_\d+(_capped)?(_packed)?$`, "WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.ARRIVE", 32},
 }
 
 // checkOverlap reports where softmax does not run beside a product, and where registers of a kernel for Hopper lie in memory.

@@ -1,18 +1,21 @@
-// rope. A block has a token: its angles are computed once for all heads and all sequences of the batch. rates are those of the pairs,
+// rope. A block has a token: its angles are computed once for all heads and all sequences of the batch. Where tokens have positions in
+// documents, a block has a token of one sequence. rates are those of the pairs,
 // in turns a token, from the host: the part of a turn that is left of an angle is exact to 2^-52 times the position, so that sines need no f64.
 #include "common.cuh"
 
 #define MAX_PAIRS 512
 
 template <class Y, class X>
-DEV void rope(Y *y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position, const double *rates, i64 inverse, i64 chunks, i64 member,
+DEV void rope(Y *y, const X *x, const int *positions, i64 heads, i64 head_dim, i64 batch, i64 position, const double *rates, i64 inverse, i64 chunks, i64 member,
               i64 half, float scale, float rest) {
     SHARED(float, cosines, MAX_PAIRS);
     SHARED(float, sines, MAX_PAIRS);
     const i64 token = blockIdx.x, chunk = gridDim.x / 2;
-    if (chunks) position += token < chunk ? member * chunk : (chunks - 2 - member) * chunk;
+    const i64 shift = !chunks ? 0 : token < chunk ? member * chunk : (chunks - 2 - member) * chunk;
+    const i64 place = positions ? (i64)positions[(shift + token) * batch + blockIdx.y] : position + shift + token;
+    const i64 first = (token * batch + blockIdx.y) * heads, all = (positions ? 1 : batch) * heads; // rows of heads
     for (i64 i = threadIdx.x; i < half; i += blockDim.x) {
-        const double turns = (double)(position + token) * rates[i];
+        const double turns = (double)place * rates[i];
         float s, c;
         sincospif(2.0f * (float)(turns - rint(turns)), &s, &c);
         cosines[i] = scale * c;
@@ -20,8 +23,8 @@ DEV void rope(Y *y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position
     }
     __syncthreads();
     const i64 eights = (half + 7) / 8;
-    for (i64 p = threadIdx.x; p < batch * heads * eights; p += blockDim.x) {
-        const i64 i = p % eights * 8, at = (token * batch * heads + p / eights) * head_dim + i, left = half - i;
+    for (i64 p = threadIdx.x; p < all * eights; p += blockDim.x) {
+        const i64 i = p % eights * 8, at = (first + p / eights) * head_dim + i, left = half - i;
         float a[8], b[8], turned[8];
         load_some(x + at, a, left);
         load_some(x + at + half, b, left);
@@ -35,16 +38,16 @@ DEV void rope(Y *y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position
         store_some(y + at + half, b, left);
     }
     const i64 others = head_dim - 2 * half; // which are not turned
-    for (i64 p = threadIdx.x; p < batch * heads * others; p += blockDim.x) {
-        const i64 at = (token * batch * heads + p / others) * head_dim + 2 * half + p % others;
+    for (i64 p = threadIdx.x; p < all * others; p += blockDim.x) {
+        const i64 at = (first + p / others) * head_dim + 2 * half + p % others;
         store(y + at, rest * as_float(x[at]));
     }
 }
 
 #define ROPE(S, Y, X)                                                                                               \
-    KERNEL(rope_##S, (Y * y, const X *x, i64 heads, i64 head_dim, i64 batch, i64 position,                \
+    KERNEL(rope_##S, (Y * y, const X *x, const int *positions, i64 heads, i64 head_dim, i64 batch, i64 position, \
                       const double *rates, i64 inverse, i64 chunks, i64 member, i64 pairs, double scale, double rest)) { \
-        rope(y, x, heads, head_dim, batch, position, rates, inverse, chunks, member, pairs, (float)scale, (float)rest); \
+        rope(y, x, positions, heads, head_dim, batch, position, rates, inverse, chunks, member, pairs, (float)scale, (float)rest); \
     }
 ROPE(ff, float, float)
 ROPE(fb, float, bf16)

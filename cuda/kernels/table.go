@@ -193,7 +193,11 @@ func rope(b *binder) {
 	for _, rate := range rotation.Rates {
 		rates = append(rates, b.arg(rate/(2*math.Pi)))
 	}
-	b.launch("rope_"+b.types("y", "x"), rows(r/batch), "y", "x", b.int("heads"), dim, batch, b.int("position"), tabled,
+	grid := rows(r / batch)
+	if b.has("positions") {
+		grid[1] = batch
+	}
+	b.launch("rope_"+b.types("y", "x"), grid, "y", "x", "positions", b.int("heads"), dim, batch, b.int("position"), tabled,
 		b.int("inverse"), b.int("chunks"), b.int("member"), int64(len(rates)), rotation.Scale, rotation.Rest).Table = rates
 }
 
@@ -243,14 +247,14 @@ func (b *binder) parts() (parts, r int64) {
 
 func crossEntropy(b *binder) {
 	parts, r := b.parts()
-	b.launch("cross_entropy", rows(1), "loss", "stats", parts, r, b.float("scale"))
+	b.launch("cross_entropy", rows(1), "loss", "stats", "labels", "weight", parts, r, b.float("scale"))
 }
 
 func crossEntropyGrad(b *binder) {
 	parts, r := b.parts()
 	_, c := b.shape("logits")
 	b.launch("cross_entropy_grad_"+b.types("dlogits", "logits"), rows(r), "dlogits", "logits", "stats", "labels",
-		parts, r, c, b.int("first"), b.int("valid"), b.float("scale"), b.float("softcap"))
+		parts, r, c, b.int("first"), b.int("valid"), b.float("scale"), b.float("softcap"), "weight")
 }
 
 // tabled is an argument that is the address of the launch's table.

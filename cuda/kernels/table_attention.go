@@ -43,6 +43,7 @@ type attentionShape struct {
 	row                                 int64 // of the first query
 	args                                []any
 	softcap                             float64 // bound of scores; 0: none
+	positions                           *Arg    // in documents; nil: there are none
 	tensor                              bool    // tensor cores serve
 	hopper                              bool    // and those of Hopper
 }
@@ -65,6 +66,11 @@ func (b *binder) attentionShape(p ir.AttentionPart) attentionShape {
 		s.args = append(s.args, s.dim)
 	}
 	s.softcap = b.float("softcap")
+	if b.has("positions") {
+		of := b.arg("positions")
+		of.Offset = uint64(4 * p.Place)
+		s.positions = &of
+	}
 	s.args = append(s.args, s.batch, p.Prefix, p.Window, s.softcap)
 	if s.dim > maxHeadDim {
 		b.err = fmt.Errorf("a head_dim of %d is more than the kernel's %d", s.dim, maxHeadDim)
@@ -80,7 +86,7 @@ func (b *binder) attentionLaunch(s attentionShape, name, result string, tokens, 
 		if result != "" {
 			types = []string{result, "q"}
 		}
-		s.bound(b.launch("attention"+name+"_"+b.types(types...), [3]int64{ceil(tokens, 8), heads, s.batch}, args...))
+		s.vary(b.launch("attention"+name+"_"+b.types(types...), [3]int64{ceil(tokens, 8), heads, s.batch}, args...))
 		return
 	}
 	kernel := "attention_tensor" + name + "_" + strconv.FormatInt(s.dim, 10)
@@ -90,13 +96,21 @@ func (b *binder) attentionLaunch(s attentionShape, name, result string, tokens, 
 	l := b.launch(kernel, [3]int64{ceil(tokens, 64), heads, s.batch}, args...)
 	l.Source, l.Block = "attention_tensor.cu", 128
 	l.SharedBytes = tensorSharedBytes(name, s.dim)
-	s.bound(l)
+	s.vary(l)
 }
 
-// bound has a launch bound scores where the instruction does.
-func (s *attentionShape) bound(l *Launch) {
+// vary has a launch bound scores where the instruction does, and look at documents where there are any.
+func (s *attentionShape) vary(l *Launch) {
+	ending := ""
 	if s.softcap != 0 {
-		l.Source, l.Kernel = capped(l.Source), l.Kernel+"_capped"
+		ending = boundsScores
+	}
+	if s.positions != nil {
+		ending += hasDocuments
+		l.Args = append(l.Args, *s.positions)
+	}
+	if ending != "" {
+		l.Source, l.Kernel = variant(l.Source, ending), l.Kernel+ending
 	}
 }
 
@@ -130,13 +144,13 @@ func (b *binder) hopperAttention(s attentionShape, args []any) {
 	if !b.card.CopyEngine || !b.aligned("q", "k", "v") || !s.mapped() {
 		l := b.launch("attention_hopper_"+name, grid, args...)
 		l.Source, l.SharedBytes = hopperSource, hopperBytes(s.dim, 0)
-		s.bound(l)
+		s.vary(l)
 		return
 	}
 	l := b.launch("attention_bulk_"+name, grid, append([]any{args[0], args[1], tabled}, args[5:]...)...)
 	l.Source, l.Block, l.SharedBytes = hopperSource, bulkThreads, hopperBytes(s.dim, barrierBytes)
 	l.Boxes = b.boxes(s, 128, []any{args[2]}, "k", "v")
-	s.bound(l)
+	s.vary(l)
 }
 
 // mapped reports whether tensor maps hold the operands: a coordinate of the copy engine has 31 bits, a stride 40.
@@ -209,13 +223,13 @@ func (b *binder) hopperGrad(s attentionShape, name string, grid [3]int64, result
 	if !b.card.CopyEngine || !b.aligned("do", "q", "k", "v") || !s.mapped() {
 		l := b.launch("attention_hopper"+name, grid, slices.Concat(results, args)...)
 		l.Source, l.SharedBytes = hopperGradSource, hopperBytes(s.dim, statisticsBytes)
-		s.bound(l)
+		s.vary(l)
 		return
 	}
 	l := b.launch("attention_bulk"+name, grid, slices.Concat(results, []any{tabled}, args[4:])...)
 	l.Source, l.Block, l.SharedBytes = hopperGradSource, bulkThreads, hopperBytes(s.dim, statisticsBytes+gradBarrierBytes)
 	l.Boxes = b.boxes(s, 64, []any{args[1], args[0]}, "k", "v")
-	s.bound(l)
+	s.vary(l)
 }
 
 func attentionDelta(b *binder) {

@@ -204,6 +204,9 @@ func (l *layered) backward(s int) {
 // emit adds an instruction with the provenance of the layer.
 func (l *layered) emit(op ir.Op, s ir.Stream, args []ir.View, attrs []ir.Attr) {
 	l.stage.where = l.where
+	for len(args) < len(ir.Ops[op].Operands) {
+		args = append(args, ir.Absent())
+	}
 	for len(attrs) < len(ir.Ops[op].Attrs) { // options at the end of the row
 		attrs = append(attrs, ir.Int(0))
 	}

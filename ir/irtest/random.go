@@ -273,9 +273,12 @@ type instance struct {
 
 // leftOut leaves out half of the optional operands, all that exclude accumulation, and one of attention_grad's o and delta.
 func (in *instance) leftOut(args []ir.View, i int) bool {
+	if in.row.Rule == ir.RuleAttention && in.row.Operands[i].Name == "o" {
+		delta := slices.IndexFunc(in.row.Operands, func(o ir.Operand) bool { return o.Name == "delta" })
+		return args[delta].Present()
+	}
 	if in.row.Rule == ir.RuleAttention {
-		last := len(args) - 1
-		return i < last && args[last].Present() || i == last && in.st.g.r.IntN(2) == 0
+		return in.st.g.r.IntN(2) == 0
 	}
 	return in.set["accumulate"] || in.st.g.r.IntN(2) == 0
 }
@@ -368,6 +371,8 @@ func (in *instance) view(o *ir.Operand, i int) (dtype ir.DType, shape [ir.MaxDim
 		return dtype, matrix(in.name("m"), in.name("k"), in.set["trans_a"])
 	case in.row.Rule == ir.RuleMatmul && o.Name == "b":
 		return dtype, matrix(in.name("k"), in.name("n"), in.set["trans_b"])
+	case o.Name == "positions":
+		return dtype, [ir.MaxDims]int64{in.name("n") * in.name("batch")}
 	case o.Dims == "":
 		return dtype, [ir.MaxDims]int64{in.name("r"), in.name("c")}
 	}

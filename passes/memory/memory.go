@@ -275,8 +275,15 @@ func (r *tracker) persist() {
 		r.now[TermOptimizer] += layers * optimizer
 		r.rests += layers * r.plan.HostStateBytes(r.graph, b)
 	}
-	const scalars = 4 // losses, the step's parameters, the norm of gradients
+	scalars := ir.Bytes(4) // losses, the step's parameters, the norm of gradients
+	if r.graph.Masked {
+		scalars += 2 // weights of labels, in steps and validations
+	}
 	r.now[TermWeights] = scalars * ir.Alignment
+	if r.graph.Layer.Given(graph.ValuePositions) != graph.Missing {
+		z := r.Sizes[0]
+		r.now[TermCaches] = ir.Bytes(r.plan.Parallel.Microbatches) * graph.Align(ir.Bytes(z.Sequence*z.Batch)*ir.I32.Bytes())
+	}
 	add(r.graph.Layer, ir.Bytes(len(r.given)))
 	if r.firstStage() {
 		add(r.graph.Embedding, 1)

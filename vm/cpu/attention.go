@@ -9,11 +9,16 @@ type attentionPart struct {
 }
 
 func (b *binder) attentionParts() (parts []attentionPart) {
-	batch := max(b.int("batch"), 1)
+	batch, positions := max(b.int("batch"), 1), b.ints("positions")
 	for _, p := range b.in.AttentionParts(b.consts) {
+		var own []int32
+		if positions != nil {
+			own = positions[p.Place:][:int(p.Queries)*batch]
+		}
 		parts = append(parts, attentionPart{simd.Attention{
+			Positions: own, Softcap: float32(b.float("softcap")),
 			Tokens: int(p.Queries), Keys: int(p.Keys), Prefix: int(p.Prefix), Window: int(p.Window), Batch: batch,
-			Heads: b.int("heads"), KVHeads: b.int("kv_heads"), HeadDim: b.int("head_dim"), Softcap: float32(b.float("softcap")),
+			Heads: b.int("heads"), KVHeads: b.int("kv_heads"), HeadDim: b.int("head_dim"),
 		}, int(p.Query) * batch})
 	}
 	return parts

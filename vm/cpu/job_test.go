@@ -32,6 +32,9 @@ func (b *builder) buffer(name string, arena ir.Arena, t ir.DType, shape ...int64
 }
 
 func (b *builder) put(section ir.Section, op ir.Op, stream ir.Stream, args []ir.View, attrs ...ir.Attr) {
+	for len(args) < len(ir.Ops[op].Operands) && ir.Ops[op].Operands[len(args)].Optional {
+		args = append(args, ir.Absent())
+	}
 	b.code.Sections[section] = append(b.code.Sections[section], ir.Instr{Op: op, Stream: stream, Args: args, Attrs: attrs})
 }
 
@@ -87,7 +90,7 @@ func bigram(t ir.DType) *ir.Program {
 	}
 	forward := func(s ir.Section) {
 		for i, view := range []ir.View{input, labels} {
-			b.put(s, ir.LoadTokens, ir.Compute, []ir.View{view}, ir.Int(0), ir.Int(0), ir.Int(int64(i)), ir.Int(bigramBatch), ir.Int(0))
+			b.put(s, ir.LoadTokens, ir.Compute, []ir.View{view}, ir.Int(0), ir.Int(0), ir.Int(int64(i)), ir.Int(bigramBatch), ir.Int(0), ir.Int(0))
 		}
 		b.put(s, ir.Fill, ir.Compute, []ir.View{loss}, ir.Float(0))
 		b.put(s, ir.Embed, ir.Compute, []ir.View{logits, input, weight}, first, ir.Float(0))
@@ -438,7 +441,7 @@ func TestFailureEndsTheJob(t *testing.T) {
 		p := bigram(ir.F32)
 		other := p.Codes[0] // the second rank reads its labels elsewhere, and does not fail
 		other.Sections[ir.SectionStep] = slices.Clone(other.Sections[ir.SectionStep])
-		other.Sections[ir.SectionStep][1].Attrs = []ir.Attr{ir.Int(0), ir.Int(5), ir.Int(1), ir.Int(bigramBatch), ir.Int(0)}
+		other.Sections[ir.SectionStep][1].Attrs = []ir.Attr{ir.Int(0), ir.Int(5), ir.Int(1), ir.Int(bigramBatch), ir.Int(0), ir.Int(0)}
 		p.Codes = append(p.Codes, other)
 		p.Ranks[0].Code = 1
 		job := open(t, p, faulty{panics: panics})
@@ -534,7 +537,7 @@ func TestBadProgramsAreRefused(t *testing.T) {
 		"1 operands and 1 attributes": func(p *ir.Program) { step(p)[2].Op = ir.AllGather },
 		"invalid instruction": func(p *ir.Program) {
 			in := &step(p)[3]
-			in.Op, in.Args, in.Attrs = ir.Rope, []ir.View{in.Args[0], in.Args[0]}, make([]ir.Attr, len(ir.Ops[ir.Rope].Attrs))
+			in.Op, in.Args, in.Attrs = ir.Rope, []ir.View{in.Args[0], in.Args[0], ir.Absent()}, make([]ir.Attr, len(ir.Ops[ir.Rope].Attrs))
 		},
 		"opcode 200":                        func(p *ir.Program) { step(p)[2].Op = 200 },
 		"constant 3 does not exist":         func(p *ir.Program) { step(p)[3].Attrs[0] = ir.ConstRef(3) },

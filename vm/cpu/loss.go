@@ -92,15 +92,30 @@ func join(stats []float32, rows, row int) (largest, sum, label float64) {
 }
 
 func crossEntropy(b *binder) func() {
-	loss, stats, scale := b.floats("loss"), b.floats("stats"), b.float("scale")
+	loss, stats, scale := b.floats("loss"), b.floats("stats"), b.labelScale()
+	labels := b.ints("labels")
 	rows := int(b.in.Arg("stats").Shape[1])
 	return func() {
 		total := 0.0
 		for i := range rows {
+			if labels != nil && labels[i] < 0 {
+				continue
+			}
 			largest, sum, label := join(stats, rows, i)
 			total += largest + math.Log(sum) - label
 		}
-		loss[0] += float32(scale * total)
+		loss[0] += float32(scale() * total)
+	}
+}
+
+// labelScale returns what the loss of a label is multiplied by, which may be a parameter of the step.
+func (b *binder) labelScale() func() float64 {
+	scale, weight := b.float("scale"), b.floats("weight")
+	return func() float64 {
+		if weight == nil {
+			return scale
+		}
+		return scale * float64(weight[0])
 	}
 }
 
@@ -109,7 +124,7 @@ func crossEntropyGrad(b *binder) func() {
 	stats, labels := b.floats("stats"), b.ints("labels")
 	rows, cols := b.shape("logits")
 	first, valid, pool := b.int("first"), b.int("valid"), b.device.pool
-	scale, same := float32(b.float("scale")), b.same("dlogits", "logits")
+	scale, same := b.labelScale(), b.same("dlogits", "logits")
 	columns := b.scratch(3 * rows)
 	// The gradient is made in place. Only a type that would round the logits first needs a detour.
 	softcap := b.softcap(logits)
@@ -131,11 +146,25 @@ func crossEntropyGrad(b *binder) func() {
 		if !same || softcap.limit > 0 {
 			simd.Map(pool, rows, cols, []simd.Mat{work}, []simd.Mat{softcap.apply()}, copyRow)
 		}
-		simd.SoftmaxGradient(pool, work, largest, sum, target, scale, rows, valid)
+		simd.SoftmaxGradient(pool, work, largest, sum, target, float32(scale()), rows, valid)
+		clearMasked(work, labels, cols)
 		softcap.differentiate(work)
 		clearPadding(work, rows, valid, cols)
 		if detour {
 			simd.Map(pool, rows, cols, []simd.Mat{dlogits}, []simd.Mat{work}, copyRow)
+		}
+	}
+}
+
+// clearMasked sets the rows of labels that do not count to zero.
+func clearMasked(m simd.Mat, labels []int32, cols int) {
+	for i, label := range labels {
+		switch {
+		case label >= 0:
+		case m.BF16 != nil:
+			clear(m.BF16[i*cols : (i+1)*cols])
+		default:
+			clear(m.F32[i*cols : (i+1)*cols])
 		}
 	}
 }

@@ -12,7 +12,7 @@ func loadTokens(b *binder) func() error {
 	d, tokens := b.device, b.ints("tokens")
 	batch, position := b.int("batch"), int64(b.int("position"))
 	sequence := int64(b.int("replica") + b.int("first"))
-	w := vm.Window{Batch: batch, Chunks: b.int("chunks"), Sequence: sequence, Position: position}
+	w := vm.Window{Batch: batch, Chunks: b.int("chunks"), As: b.int("as"), Sequence: sequence, Position: position}
 	return func() error { return w.Load(d.env.Tokens, d.section, d.round, tokens) }
 }
 

@@ -43,7 +43,7 @@ func rope(b *binder) func() {
 		first = [2]int{position + member*(tokens/2), position + (chunks-1-member)*(tokens/2)}
 	}
 	table.positions = max(table.positions, first[1]+tokens-tokens/2)
-	pool := b.device.pool
+	pool, documents := b.device.pool, b.ints("positions")
 	y, x := b.mat("y"), b.mat("x")
 	wide := b.scratch(0)
 	if x.BF16 != nil || y.BF16 != nil {
@@ -59,6 +59,9 @@ func rope(b *binder) func() {
 			at := first[0] + r/batch
 			if r/batch >= tokens/2 {
 				at = first[1] + r/batch - tokens/2
+			}
+			if documents != nil {
+				at = int(documents[(at-position)*batch+r%batch])
 			}
 			at *= half
 			for h := range heads {

@@ -56,7 +56,7 @@ func compile(t testing.TB, file string, set ...string) (*plan.Plan, *ir.Program)
 func TestByHand(t *testing.T) {
 	a, b := &script{}, &script{}
 	a.work(ir.Compute, 5)                                                                            // 0 .. 5
-	a.add(ir.LoadTokens, ir.Compute, []ir.View{a.view(ir.Device, ir.I32, 2)}, make([]ir.Attr, 5)...) // 5 .. 9: 8 bytes at 2 a second
+	a.add(ir.LoadTokens, ir.Compute, []ir.View{a.view(ir.Device, ir.I32, 2)}, make([]ir.Attr, 6)...) // 5 .. 9: 8 bytes at 2 a second
 	a.record(ir.Compute, 0)                                                                          // at 9
 	a.wait(ir.D2H, 0)                                                                                // 0 .. 9
 	a.d2h(4)                                                                                         // 9 .. 13

@@ -48,15 +48,54 @@ func (s *suite) attentionOperands(a naive.AttentionShape) (q, k, v *value) {
 	return s.normal(a.Queries*a.Batch, a.Heads*a.HeadDim), s.normal(keys, a.KVHeads*a.HeadDim), s.normal(keys, a.KVHeads*a.HeadDim)
 }
 
-func caseAttention(s *suite) {
+// eachShape visits the shapes, and those over all keys so far again with several documents in a sequence.
+func (s *suite) eachShape(visit func(s *suite, a naive.AttentionShape)) {
 	for _, a := range attentionShapes {
-		s.sub(fmt.Sprintf("%+v", a), func(s *suite) {
-			q, k, v := s.attentionOperands(a)
-			out := s.run(call{op: ir.Attention, attrs: attentionAttrs(a), args: args{
-				"o": s.out(q.shape...), "lse": s.outF32(a.Queries*a.Batch, a.Heads), "q": q, "k": k, "v": v}})
-			s.checkAttention("", out["o"], out["lse"], s.dtype, q, k, v, a)
-		})
+		s.sub(fmt.Sprintf("%+v", a), func(s *suite) { visit(s, a) })
+		if a.Keys == 0 {
+			s.sub(fmt.Sprintf("documents %+v", a), func(s *suite) {
+				a.Positions = s.positions(a)
+				visit(s, a)
+			})
+		}
 	}
+}
+
+// positions are those of random documents, the first of which may have begun before the first query.
+func (s *suite) positions(a naive.AttentionShape) []int32 {
+	out := make([]int32, a.Queries*a.Batch)
+	for b := range a.Batch {
+		at, length := s.rng.IntN(a.Prefix+1), 1+s.rng.IntN(2*a.Queries)
+		for t := range a.Queries {
+			if s.rng.IntN(length) == 0 && t > 0 {
+				at = 0
+			}
+			out[t*a.Batch+b] = int32(at)
+			at++
+		}
+	}
+	return out
+}
+
+// withPositions adds the positions of a shape to operands.
+func withPositions(in args, a naive.AttentionShape) args {
+	if a.Positions != nil {
+		v := nothing(ir.I32, []int{len(a.Positions)})
+		for i, p := range a.Positions {
+			v.data[i] = float64(p)
+		}
+		in["positions"] = v
+	}
+	return in
+}
+
+func caseAttention(s *suite) {
+	s.eachShape(func(s *suite, a naive.AttentionShape) {
+		q, k, v := s.attentionOperands(a)
+		out := s.run(call{op: ir.Attention, attrs: attentionAttrs(a), args: withPositions(args{
+			"o": s.out(q.shape...), "lse": s.outF32(a.Queries*a.Batch, a.Heads), "q": q, "k": k, "v": v}, a)})
+		s.checkAttention("", out["o"], out["lse"], s.dtype, q, k, v, a)
+	})
 	for i := range 6 {
 		s.sub(fmt.Sprint("in blocks ", i), (*suite).attentionInBlocks)
 	}
@@ -70,11 +109,9 @@ func caseAttention(s *suite) {
 }
 
 func caseAttentionGrad(s *suite) {
-	for _, a := range attentionShapes {
-		s.sub(fmt.Sprintf("%+v", a), func(s *suite) {
-			s.onOff(func(s *suite, accumulate bool) { s.attentionGrad(a, accumulate) })
-		})
-	}
+	s.eachShape(func(s *suite, a naive.AttentionShape) {
+		s.onOff(func(s *suite, accumulate bool) { s.attentionGrad(a, accumulate) })
+	})
 	for i := range 6 {
 		s.sub(fmt.Sprint("in blocks ", i), (*suite).attentionGradInBlocks)
 	}
@@ -97,8 +134,8 @@ func (s *suite) attentionGrad(a naive.AttentionShape, accumulate bool) {
 	}
 	at := attentionAttrs(a)
 	at["accumulate"], at["accumulate_q"] = truth(accumulate), truth(accumulate)
-	out := s.run(call{op: ir.AttentionGrad, attrs: at, args: args{"dq": dq, "dk": dk, "dv": dv,
-		"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}})
+	out := s.run(call{op: ir.AttentionGrad, attrs: at, args: withPositions(args{"dq": dq, "dk": dk, "dv": dv,
+		"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse}, a)})
 	if accumulate {
 		out["dq"], out["dk"], out["dv"] = minus(out["dq"], dq.data), minus(out["dk"], dk.data), minus(out["dv"], dv.data)
 	}
@@ -176,6 +213,9 @@ func (s *suite) blocks() blocks {
 	if s.rng.IntN(3) == 0 {
 		b.Softcap = 1.5
 	}
+	if s.rng.IntN(2) == 0 {
+		b.Positions = s.positions(b.AttentionShape)
+	}
 	b.q, b.k, b.v = s.attentionOperands(b.AttentionShape)
 	keys := b.Prefix + b.Queries
 	for range s.rng.IntN(5) {
@@ -188,13 +228,16 @@ func (s *suite) blocks() blocks {
 }
 
 // goesOn reports whether what a block gives is joined with what is there. With a window the first block is, too, with what
-// counts for nothing: there are queries that do not see it.
-func (b *blocks) goesOn(first int) bool { return first > 0 || b.Window > 0 }
+// counts for nothing: there are queries that do not see it. So it is with documents.
+func (b *blocks) goesOn(first int) bool { return first > 0 || b.hides() }
+
+// hides reports whether queries may see nothing of a block.
+func (b *blocks) hides() bool { return b.Window > 0 || b.Positions != nil }
 
 // before are the results that the first block goes on from.
 func (b *blocks) before(s *suite) (o, lse *value) {
 	o, lse = s.sum(true, b.q.shape...), s.sum(true, b.Queries*b.Batch, b.Heads)
-	if b.Window > 0 {
+	if b.hides() {
 		for i := range lse.data {
 			lse.data[i] = -1e30
 		}
@@ -210,6 +253,9 @@ func (b *blocks) each(visit func(a naive.AttentionShape, first, query int)) {
 		a := b.AttentionShape
 		query := max(0, first-b.Prefix)
 		a.Queries, a.Prefix, a.Keys = b.Queries-query, b.Prefix+query-first, end-first
+		if b.Positions != nil {
+			a.Positions = b.Positions[query*b.Batch:]
+		}
 		if b.Window == 0 || a.Prefix-b.Window+1 < a.Keys {
 			visit(a, first, query)
 		}
@@ -236,7 +282,7 @@ func (s *suite) attentionInBlocks() {
 	b.each(func(a naive.AttentionShape, first, query int) {
 		at := attentionAttrs(a)
 		at["accumulate"] = truth(b.goesOn(first))
-		in := args{"q": b.rows(b.q, query, a.Queries), "k": b.rows(b.k, first, a.Keys), "v": b.rows(b.v, first, a.Keys)}
+		in := withPositions(args{"q": b.rows(b.q, query, a.Queries), "k": b.rows(b.k, first, a.Keys), "v": b.rows(b.v, first, a.Keys)}, a)
 		in["o"], in["lse"] = b.rows(o, query, a.Queries), b.rows(lse, query, a.Queries)
 		out := s.run(call{op: ir.Attention, attrs: at, args: in})
 		b.put(o, query, out["o"])
@@ -265,16 +311,16 @@ func (s *suite) attentionGradInBlocks() {
 	o, lse := s.attentionResults(b.q, b.k, b.v, b.AttentionShape)
 	delta := &value{dtype: ir.F32, shape: lse.shape, data: innerProducts(do.data, o.data, b.HeadDim)}
 	dq, dk, dv := s.sum(true, b.q.shape...), s.sum(true, b.k.shape...), s.sum(true, b.v.shape...)
-	if b.Window > 0 {
+	if b.hides() {
 		dq, dk, dv = zeros(b.q.shape...), zeros(b.k.shape...), zeros(b.v.shape...)
 	}
 	b.each(func(a naive.AttentionShape, first, query int) {
 		at := attentionAttrs(a)
 		at["accumulate_q"] = truth(b.goesOn(first))
-		out := s.run(call{op: ir.AttentionGrad, attrs: at, args: args{
+		out := s.run(call{op: ir.AttentionGrad, attrs: at, args: withPositions(args{
 			"dq": b.rows(dq, query, a.Queries), "dk": b.rows(dk, first, a.Keys), "dv": b.rows(dv, first, a.Keys),
 			"do": b.rows(do, query, a.Queries), "q": b.rows(b.q, query, a.Queries), "k": b.rows(b.k, first, a.Keys), "v": b.rows(b.v, first, a.Keys),
-			"lse": b.rows(lse, query, a.Queries), "delta": b.rows(delta, query, a.Queries)}})
+			"lse": b.rows(lse, query, a.Queries), "delta": b.rows(delta, query, a.Queries)}, a)})
 		b.put(dq, query, out["dq"])
 		b.put(dk, first, out["dk"])
 		b.put(dv, first, out["dv"])

@@ -3,6 +3,7 @@ package vmtest
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"sppo.dev/ir"
 	"sppo.dev/vm"
@@ -404,6 +405,22 @@ var rotations = []naive.Rotation{
 	{Scale: 1, Rest: 0.5},
 }
 
+// documents are the positions of tokens in documents of random lengths, in the layout of load_tokens.
+func (s *suite) documents(tokens, batch int) *value {
+	v := nothing(ir.I32, []int{tokens * batch})
+	for b := range batch {
+		at := 0.0
+		for t := range tokens {
+			if s.rng.IntN(3) == 0 {
+				at = 0
+			}
+			v.data[t*batch+b] = at
+			at++
+		}
+	}
+	return v
+}
+
 func caseRope(s *suite) {
 	const n, heads, headDim, position, theta = 5, 3, 10, 11, 10000
 	plain := naive.Rotation{Rates: naive.Rates(headDim, theta), Scale: 1, Rest: 1}
@@ -415,6 +432,28 @@ func caseRope(s *suite) {
 		want = append(want, naive.Rope(x.data[half:], batch, heads, headDim, position+(chunks-1-member)*each, plain)...)
 		s.inPlace(call{op: ir.Rope, args: args{"y": s.out(x.shape...), "x": x}, attrs: attrs{"heads": heads, "head_dim": headDim,
 			"batch": batch, "position": position, "theta": theta, "chunks": chunks, "member": member}}, "y", "x", want)
+	})
+	s.sub("documents", func(s *suite) {
+		const batch, each, chunks, member = 2, 3, 6, 1
+		positions := s.documents(each*chunks, batch)
+		whole := s.normal(each*chunks*batch, heads*headDim)
+		want := make([]float64, len(whole.data))
+		for r := range each * chunks * batch {
+			row := whole.data[r*heads*headDim:][:heads*headDim]
+			copy(want[r*heads*headDim:], naive.Rope(row, 1, heads, headDim, int(positions.data[r]), plain))
+		}
+		c := call{op: ir.Rope, args: args{"y": s.out(whole.shape...), "x": whole, "positions": positions}, attrs: attrs{"heads": heads,
+			"head_dim": headDim, "batch": batch, "position": position, "theta": theta}}
+		s.inPlace(c, "y", "x", want)
+		rows := each * batch * heads * headDim
+		chunk := func(of []float64) []float64 {
+			out := slices.Clone(of[member*rows : (member+1)*rows])
+			return append(out, of[(chunks-1-member)*rows:(chunks-member)*rows]...)
+		}
+		x := s.normal(2*each*batch, heads*headDim)
+		x.data = chunk(whole.data)
+		c.args["x"], c.args["y"], c.attrs["chunks"], c.attrs["member"] = x, s.out(x.shape...), chunks, member
+		s.inPlace(c, "y", "x", chunk(want))
 	})
 	for i, r := range append([]naive.Rotation{plain}, rotations...) {
 		for _, batch := range []int{1, 2} {
@@ -565,6 +604,28 @@ func caseCrossEntropy(s *suite) {
 	}
 	out := s.run(call{op: ir.CrossEntropy, args: args{"loss": loss, "stats": stats}, attrs: attrs{"scale": 0.125}})
 	s.equal("loss", out["loss"], []float64{want}, ir.F32)
+	s.sub("masked", func(s *suite) {
+		weight := s.outF32(1)
+		weight.data[0] = 0.75
+		labels, want := maskedLabels(labels), loss.data[0]
+		for r, l := range losses {
+			if labels.data[r] >= 0 {
+				want += 0.125 * 0.75 * l
+			}
+		}
+		out := s.run(call{op: ir.CrossEntropy, args: args{"loss": loss, "stats": stats, "labels": labels, "weight": weight}, attrs: attrs{"scale": 0.125}})
+		s.equal("loss", out["loss"], []float64{want}, ir.F32)
+	})
+}
+
+// maskedLabels excludes every third label.
+func maskedLabels(labels *value) *value {
+	out := *labels
+	out.data = slices.Clone(labels.data)
+	for r := 0; r < len(out.data); r += 3 {
+		out.data[r] = -1 - float64(r)
+	}
+	return &out
 }
 
 func caseCrossEntropyGrad(s *suite) {
@@ -593,6 +654,18 @@ func (s *suite) crossEntropyGrad(softcap float64) {
 		}
 		c.args["dlogits"] = nothing(other, []int{lossRows, lossWidth})
 		s.equal("dlogits", s.run(c)["dlogits"], want, other)
+	})
+	s.sub("masked", func(s *suite) {
+		masked := maskedLabels(labels)
+		for i := range want {
+			if want[i] *= 0.75; masked.data[i/lossWidth] < 0 {
+				want[i] = 0
+			}
+		}
+		weight := s.outF32(1)
+		weight.data[0] = 0.75
+		c.args["labels"], c.args["weight"], c.args["dlogits"] = masked, weight, s.out(lossRows, lossWidth)
+		s.equal("dlogits", s.run(c)["dlogits"], want, s.dtype)
 	})
 }
 

@@ -160,12 +160,15 @@ func (r ring) ofMember(member, window int) attrs {
 func (s *suite) attentionOfChunks(r ring, window int) {
 	a := r.whole()
 	a.Window = window
+	if window%2 == 1 {
+		a.Positions = s.positions(a)
+	}
 	q, k, v := s.attentionOperands(a)
 	o, lse := zeros(q.shape...), zeros(q.shape[0], a.Heads)
 	for member := range r.members {
 		mine := r.tokens(member, false)
-		out := s.run(call{op: ir.Attention, attrs: r.ofMember(member, window), args: args{
-			"o": s.sum(false, len(mine)*r.batch, q.shape[1]), "lse": s.outF32(len(mine)*r.batch, a.Heads), "q": r.take(q, mine), "k": k, "v": v}})
+		out := s.run(call{op: ir.Attention, attrs: r.ofMember(member, window), args: withPositions(args{
+			"o": s.sum(false, len(mine)*r.batch, q.shape[1]), "lse": s.outF32(len(mine)*r.batch, a.Heads), "q": r.take(q, mine), "k": k, "v": v}, a)})
 		r.put(o, mine, out["o"])
 		r.put(lse, mine, out["lse"])
 	}
@@ -176,6 +179,9 @@ func (s *suite) attentionOfChunks(r ring, window int) {
 func (s *suite) attentionGradOfChunks(r ring, window int) {
 	a := r.whole()
 	a.Window = window
+	if window%2 == 1 {
+		a.Positions = s.positions(a)
+	}
 	q, k, v := s.attentionOperands(a)
 	do := s.normal(q.shape...)
 	o, lse := s.attentionResults(q, k, v, a)
@@ -185,6 +191,7 @@ func (s *suite) attentionGradOfChunks(r ring, window int) {
 		at["accumulate"] = truth(member%2 == 1)
 		in := args{"dq": s.sum(false, len(mine)*r.batch, q.shape[1]), "dk": s.sum(member%2 == 1, k.shape...), "dv": s.sum(member%2 == 1, v.shape...),
 			"do": r.take(do, mine), "q": r.take(q, mine), "k": k, "v": v, "o": r.take(o, mine), "lse": r.take(lse, mine)}
+		in = withPositions(in, a)
 		beforeK, beforeV := in["dk"].data, in["dv"].data
 		out := s.run(call{op: ir.AttentionGrad, attrs: at, args: in})
 		if member%2 == 1 {

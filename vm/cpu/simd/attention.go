@@ -10,18 +10,30 @@ import (
 // exist. Every query sees at least one. Sequences of a batch are interleaved: row t*Batch+b of a matrix is token t of
 // sequence b. Query head h uses key head h/(Heads/KVHeads). Scores s become Softcap*tanh(s/Softcap) unless it is 0.
 //
+// Positions, where there are any, are the positions of query tokens in their documents, laid out like rows of queries: each is 0 or
+// one more than that of the token before it. A query sees no key of another document. Then it may see no key at all.
+//
 // The maths runs on transposed score tiles, keys by queries: the running maximum and sum of a query are then lanes
 // of vectors, and probabilities lie as the micro-kernel reads a transposed left operand.
 type Attention struct {
 	Tokens, Keys, Prefix, Window, Batch, Heads, KVHeads, HeadDim int
 	Softcap                                                      float32
+	Positions                                                    []int32
 }
 
-// firstKey is the first key that a query sees.
-func (a Attention) firstKey(query int) int { return max(0, a.Prefix+query-a.Window+1) }
+// firstKey is the first key that a query of a sequence sees.
+func (a Attention) firstKey(query, seq int) int {
+	before := a.Window - 1
+	if a.Positions != nil {
+		before = min(before, int(a.Positions[query*a.Batch+seq]))
+	}
+	return max(0, a.Prefix+query-before)
+}
 
-// firstBlock is the first key of the first block that a query sees.
-func (a Attention) firstBlock(query int) int { return a.firstKey(query) / keyBlock * keyBlock }
+// firstBlock is the first key of the first block that a query of a sequence sees, and so the first of those of later queries.
+func (a Attention) firstBlock(query, seq int) int {
+	return a.firstKey(query, seq) / keyBlock * keyBlock
+}
 
 const (
 	// keyBlock is the number of keys in a score tile, tileQueries that of queries: strips of nr, of which it is a multiple.
@@ -157,6 +169,21 @@ func hide(tile []float32, ld, rows, offset, window int) {
 	}
 }
 
+// hideDocuments sets to minus infinity the scores of n queries, from one on, with the keys from k0 on that documents before theirs
+// have.
+func (f *attentionPart) hideDocuments(tile []float32, rows, query, n, k0 int) {
+	if f.Positions == nil || f.firstKey(query+n-1, f.seq) <= k0 {
+		return
+	}
+	seeing := 0 // queries that see the key
+	for r := range rows {
+		for seeing < n && f.firstKey(query+seeing, f.seq) <= k0+r {
+			seeing++
+		}
+		Fill(tile[r*tileQueries+seeing:(r+1)*tileQueries], float32(math.Inf(-1)))
+	}
+}
+
 // lseAt is where lse and delta of a query stand.
 func (f *attentionPart) lseAt(query int) int { return (query*f.Batch+f.seq)*f.Heads + f.head }
 
@@ -180,14 +207,14 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 	}
 
 	seen := min(f.Keys, f.Prefix+f.q0+f.nq)
-	for k0 := f.firstBlock(f.q0); k0 < seen; k0 += keyBlock {
+	for k0 := f.firstBlock(f.q0, f.seq); k0 < seen; k0 += keyBlock {
 		nk := min(keyBlock, seen-k0)
 		f.tokens(k, f.kvHead(), k0).load(f.keys, f.dp, nk, d)
 		f.tokens(v, f.kvHead(), k0).load(f.values, f.dp, nk, d)
 		for i := 0; i < f.nq; i += tileQueries {
 			n := min(tileQueries, f.nq-i)
 			first := f.Prefix + f.q0 + i // the last key that the group's first query sees
-			begin, rows := f.firstBlock(f.q0+i), min(nk, first+n-k0)
+			begin, rows := f.firstBlock(f.q0+i, f.seq), min(nk, first+n-k0)
 			if rows <= 0 || k0 < begin {
 				continue
 			}
@@ -196,6 +223,7 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 			f.scores(tile, rows, f.keys, f.qT[i*d:], strips)
 			f.bound(tile[:rows*tileQueries], nil)
 			hide(tile, tileQueries, rows, k0-first, f.Window)
+			f.hideDocuments(tile, rows, f.q0+i, n, k0)
 			for j := i; j < i+strips*nr; j += nr {
 				active.softmaxStrip(tile[j-i:], tileQueries, rows, rowMax[j:j+nr], sum[j:j+nr], alpha[j:j+nr], f.scaleLeft())
 			}
@@ -210,6 +238,11 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 	}
 	for j := range f.nq {
 		row := out[j*f.dp : j*f.dp+d]
+		if sum[j] == 0 { // no key of its document
+			clear(row)
+			lse[f.lseAt(f.q0+j)] = float32(math.Inf(-1))
+			continue
+		}
 		active.scale(row, row, 1/sum[j])
 		lse[f.lseAt(f.q0+j)] = rowMax[j] + float32(math.Log(float64(sum[j])))
 	}

@@ -99,7 +99,10 @@ func (a Attention) backwardInPhases(p *Pool, g AttentionGrads, member int) {
 	cuts := ceilDiv(2*p.Threads(), heads)
 	for q0 := 0; q0 < a.Tokens; q0 += queryChunk {
 		nq := min(queryChunk, a.Tokens-q0)
-		seen, begin := min(a.Keys, a.Prefix+q0+nq), a.firstBlock(q0)
+		seen, begin := min(a.Keys, a.Prefix+q0+nq), a.firstBlock(q0, 0)
+		for seq := range a.Batch {
+			begin = min(begin, a.firstBlock(q0, seq))
+		}
 		queryCuts := min(cuts, ceilDiv(nq, tileQueries))
 		phase := func(cuts int, work func(b *attentionBackward, piece int)) {
 			p.Run(heads*cuts, func(part int) {
@@ -253,7 +256,7 @@ func (b *attentionBackward) endQueries(lo, hi int) {
 // blocks passes over every block of keys that one of the chunk's queries sees.
 func (b *attentionBackward) blocks() {
 	end := min(b.k1, b.Prefix+b.attentionPart.q0+b.nq)
-	for k0 := max(b.k0, b.firstBlock(b.attentionPart.q0)); k0 < end; k0 += keyBlock {
+	for k0 := max(b.k0, b.firstBlock(b.attentionPart.q0, b.seq)); k0 < end; k0 += keyBlock {
 		b.block(k0, min(keyBlock, b.k1-k0))
 	}
 }
@@ -300,7 +303,7 @@ func (b *attentionBackward) block(k0, nk int) {
 // sees is how many queries a tile has, and up to which of so many keys they see some.
 func (b *attentionBackward) sees(i, k0, nk int) (n, rows int) {
 	n = min(tileQueries, b.nq-i)
-	if k0 < b.firstBlock(b.attentionPart.q0+i) {
+	if k0 < b.firstBlock(b.attentionPart.q0+i, b.seq) {
 		return n, 0
 	}
 	return n, min(nk, b.Prefix+b.attentionPart.q0+i+n-k0)
@@ -314,6 +317,7 @@ func (b *attentionBackward) group(i, n, rows, offset int) {
 	b.scores(b.dTile, rows, b.valueRows, b.doT[i*d:], strips)
 	b.bound(b.tile[:rows*tileQueries], b.slopes[:rows*tileQueries])
 	hide(b.tile, tileQueries, rows, offset, b.Window)
+	b.hideDocuments(b.tile, rows, b.attentionPart.q0+i, n, b.Prefix+b.attentionPart.q0+i+offset)
 	for j := 0; j < strips*nr; j += nr {
 		active.softmaxGrads(b.tile[j:], b.dTile[j:], tileQueries, rows, b.lseStrip[i+j:], b.delta[i+j:], b.scaleLeft())
 	}

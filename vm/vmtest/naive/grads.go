@@ -141,12 +141,12 @@ func EmbedGrad(tokens []int32, dy []float64, hidden, first, rows int) []float64 
 }
 
 // CrossEntropyGrad differentiates scale * (sum of the rows' losses) by logits over a part of the vocabulary, laid out as
-// for CrossEntropyStats: softmax minus one at the label, and 0 for padding. logSumExp is that of the whole rows.
+// for CrossEntropyStats: softmax minus one at the label, and 0 for padding and for rows with a negative label. logSumExp is that of the whole rows.
 func CrossEntropyGrad(logits []float64, labels []int32, logSumExp []float64, width, valid, first int, scale float64) []float64 {
 	dlogits := make([]float64, len(logits))
 	for i, value := range logits {
 		row, column := i/width, i%width
-		if column >= valid {
+		if column >= valid || labels[row] < 0 {
 			continue
 		}
 		dlogits[i] = scale * math.Exp(value-logSumExp[row])

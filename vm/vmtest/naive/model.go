@@ -209,7 +209,30 @@ func Logits(cfg Config, w Tensors, tokens []int32) (rows [][]float64) {
 
 // LossAndGrads is Loss together with its gradient by every tensor of the model.
 func LossAndGrads(cfg Config, w Tensors, tokens [][]int32) (loss float64, grads Tensors) {
-	m := newModel(cfg, w, tokens)
+	return newModel(cfg, w, tokens).lossAndGrads()
+}
+
+// MaskedLossAndGrads is for one sequence, of whose labels negative ones do not count. The loss is the sum over the others, of
+// which it returns the number.
+func MaskedLossAndGrads(cfg Config, w Tensors, tokens, labels []int32) (loss float64, counted int, grads Tensors) {
+	m := newModel(cfg, w, [][]int32{tokens})
+	m.labels = labels
+	for _, label := range labels {
+		if label >= 0 {
+			counted++
+		}
+	}
+	loss, grads = m.lossAndGrads()
+	for _, g := range grads {
+		for i := range g {
+			g[i] *= float64(len(labels))
+		}
+	}
+	return loss * float64(len(labels)), counted, grads
+}
+
+func (m *model) lossAndGrads() (loss float64, grads Tensors) {
+	cfg := m.cfg
 	loss, dx := m.forward()
 	for l := cfg.Layers - 1; l >= 0; l-- {
 		dx = m.layerGrad(l, dx)
@@ -318,8 +341,10 @@ func (m *model) forward() (loss float64, dx []float64) {
 	logits := Softcap(MatMul(y, m.w[head], nil, rows, v, h, false, true), m.cfg.LogitSoftcap)
 	losses, lse := CrossEntropy(logits, m.labels, v)
 	m.losses, m.logits = losses, logits
-	for _, l := range losses {
-		loss += l / float64(rows)
+	for row, l := range losses {
+		if m.labels[row] >= 0 {
+			loss += l / float64(rows)
+		}
 	}
 	dlogits := SoftcapGrad(logits, CrossEntropyGrad(logits, m.labels, lse, v, v, 0, 1/float64(rows)), m.cfg.LogitSoftcap)
 	addTo(m.grads[head], MatMul(dlogits, y, nil, v, h, rows, true, false))

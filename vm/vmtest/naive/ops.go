@@ -130,11 +130,13 @@ func rotate(x []float64, batch, heads, headDim, prefix int, r Rotation, sign flo
 // AttentionShape is the shape of causal attention of Queries tokens after a prefix of Prefix tokens. Queries are
 // [Queries*Batch, Heads*HeadDim]; keys and values, the prefix's first, are [Keys*Batch, KVHeads*HeadDim]: all
 // Prefix+Queries tokens, which Keys = 0 means, or the first of them. Heads share keys and values in groups of
-// consecutive heads (Ainslie et al., 2023). A query sees the last Window keys up to its own place, or all where it is 0.
-// Softcap bounds scores, as the function of that name does.
+// consecutive heads (Ainslie et al., 2023). A query sees the last Window keys up to its own place, or all where it is 0, and of
+// those, where there are Positions, as many before its own place as its position says: those of its document. Softcap bounds
+// scores, as the function of that name does.
 type AttentionShape struct {
 	Queries, Prefix, Batch, Heads, KVHeads, HeadDim, Keys, Window int
 	Softcap                                                       float64
+	Positions                                                     []int32 // [Queries*Batch]
 }
 
 // Seen is the end of the keys that query t sees.
@@ -172,6 +174,9 @@ func AttentionTerms(q, k, v, logSumExp []float64, s AttentionShape) []float64 {
 	terms := make([]float64, len(q))
 	s.each(func(t, b, h, row int) {
 		for u, score := range s.scores(q, k, t, b, h) {
+			if math.IsInf(score, -1) { // hidden
+				continue
+			}
 			p := math.Exp(score - logSumExp[row])
 			for d := range s.HeadDim {
 				terms[s.query(t, b, h)+d] += p * math.Abs(v[s.key(u, b, h)+d])
@@ -196,7 +201,7 @@ func (s AttentionShape) each(visit func(t, b, h, row int)) {
 func (s AttentionShape) scores(q, k []float64, t, b, h int) []float64 {
 	scores := make([]float64, s.Seen(t))
 	for u := range scores {
-		if s.Window > 0 && u <= s.Prefix+t-s.Window {
+		if s.Window > 0 && u <= s.Prefix+t-s.Window || s.Positions != nil && u < s.Prefix+t-int(s.Positions[t*s.Batch+b]) {
 			scores[u] = math.Inf(-1)
 			continue
 		}
@@ -216,7 +221,9 @@ func attentionWeights(q, k []float64, s AttentionShape) (weights [][]float64, lo
 		scores := s.scores(q, k, t, b, h)
 		logSumExp[row] = logOfSumOfExp(scores)
 		for u := range scores {
-			scores[u] = math.Exp(scores[u] - logSumExp[row])
+			if scores[u] = math.Exp(scores[u] - logSumExp[row]); math.IsInf(logSumExp[row], -1) {
+				scores[u] = 0
+			}
 		}
 		weights[row] = scores
 	})
@@ -228,6 +235,9 @@ func logOfSumOfExp(x []float64) float64 {
 	largest := math.Inf(-1)
 	for _, value := range x {
 		largest = math.Max(largest, value)
+	}
+	if math.IsInf(largest, -1) {
+		return largest
 	}
 	sum := 0.0
 	for _, value := range x {

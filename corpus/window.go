@@ -1,0 +1,350 @@
+package corpus
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"sort"
+	"strconv"
+	"sync"
+)
+
+// window is where the tokens of a sequence lie in its part: length of them, from token start of the ring that begins at
+// base and has size tokens. A sequence that asks for more is padded.
+type window struct {
+	part                      int
+	start, base, size, length int64
+}
+
+// padding is the token after the last document of a sequence. Its label does not count.
+const padding = 0
+
+// train is the window of sequence g.
+func (c *Corpus) train(g int64) window {
+	i, g := c.pick(g)
+	p := &c.parts[i]
+	if p.packs != nil {
+		return c.pack(i, p.packs, p.turn(g, p.packs.count()), 0)
+	}
+	return window{part: i, start: p.start(g, c.order.Sequence), size: p.train, length: c.order.Sequence + 1}
+}
+
+// held is the window of a sequence of the validation.
+func (c *Corpus) held(g int64) (window, error) {
+	if g < 0 || g >= c.order.Held {
+		return window{}, fmt.Errorf("sequence %d of a validation that has %d", g, c.order.Held)
+	}
+	i, k := c.pick(g)
+	p := &c.parts[i]
+	n := c.count(i, c.order.Held)
+	if p.heldPacks != nil {
+		at := int64(0)
+		if n > 1 {
+			at = mulDiv(k, p.heldPacks.count()-1, n-1)
+		}
+		return c.pack(i, p.heldPacks, at, p.train), nil
+	}
+	w := window{part: i, base: p.train, size: p.tokens() - p.train, length: c.order.Sequence + 1}
+	if n > 1 {
+		w.start = mulDiv(k, w.size-c.order.Sequence-1, n-1)
+	}
+	return w, nil
+}
+
+// pack is the window of one of a part's packs.
+func (c *Corpus) pack(part int, of *packs, i, base int64) window {
+	w := window{part: part, start: of.starts[i], base: base, size: of.starts[of.count()]}
+	w.length = of.starts[i+1] - w.start
+	if w.length == c.order.Sequence && w.start+w.length < w.size { // the last label, which may go on with a cut document
+		w.length++
+	}
+	return w
+}
+
+// read puts tokens position, position+1, ... of a window into out[0], out[stride], ...
+func (c *Corpus) read(w window, position int64, out []int32, stride int) error {
+	n := int((int64(len(out)) + int64(stride) - 1) / int64(stride))
+	there := int(min(int64(n), max(0, w.length-position)))
+	for i := there; i < n; i++ {
+		out[i*stride] = padding
+	}
+	if there == 0 {
+		return nil
+	}
+	return c.parts[w.part].read(w.start, position, w.base, w.size, out[:(there-1)*stride+1], stride)
+}
+
+// Train puts tokens position, position+1, ... of sequence g into out[0], out[stride], ...
+func (c *Corpus) Train(g, position int64, out []int32, stride int) error {
+	return c.read(c.train(g), position, out, stride)
+}
+
+// Held is Train for a sequence of the validation: they are spread evenly over what is held out.
+func (c *Corpus) Held(g, position int64, out []int32, stride int) error {
+	w, err := c.held(g)
+	if err != nil {
+		return err
+	}
+	return c.read(w, position, out, stride)
+}
+
+// Sequence is one sequence of a corpus with its documents and masks.
+type Sequence struct {
+	c *Corpus
+	window
+}
+
+// Training returns sequence g, and Validation a sequence of the validation.
+func (c *Corpus) Training(g int64) Sequence { return Sequence{c, c.train(g)} }
+
+// Validation returns sequence g of the validation.
+func (c *Corpus) Validation(g int64) (Sequence, error) {
+	w, err := c.held(g)
+	return Sequence{c, w}, err
+}
+
+// Positions puts the positions of tokens in their documents into out. A document that a sequence cuts begins again at 0, and
+// every token of the padding is a document.
+func (s Sequence) Positions(position int64, out []int32, stride int) error {
+	starts, err := s.starts()
+	if err != nil {
+		return err
+	}
+	next := sort.Search(len(starts), func(i int) bool { return starts[i] > position })
+	begin := int64(0)
+	if next > 0 {
+		begin = starts[next-1]
+	}
+	for i := 0; i < len(out); i += stride {
+		if next < len(starts) && starts[next] == position {
+			begin = position
+			next++
+		}
+		out[i] = int32(position - begin)
+		if position >= s.length {
+			out[i] = 0
+		}
+		position++
+	}
+	return nil
+}
+
+// Labels is Train, with none instead of a token that no token of its document precedes in the sequence, of padding, and of one
+// that the mask excludes.
+func (s Sequence) Labels(position int64, out []int32, stride int, none int32) error {
+	if err := s.c.read(s.window, position, out, stride); err != nil {
+		return err
+	}
+	starts, err := s.starts()
+	if err != nil {
+		return err
+	}
+	n := (len(out) + stride - 1) / stride
+	counts, err := s.mask(position, n)
+	if err != nil {
+		return err
+	}
+	next := sort.Search(len(starts), func(i int) bool { return starts[i] >= position })
+	for i := range n {
+		at := position + int64(i)
+		begins := at == 0 || next < len(starts) && starts[next] == at
+		if begins && at > 0 {
+			next++
+		}
+		if begins || at >= s.length || counts != nil && counts[i] == 0 {
+			out[i*stride] = none
+		}
+	}
+	return nil
+}
+
+// Counted returns the number of labels of the sequence that count.
+func (s Sequence) Counted() (int64, error) {
+	end := min(s.length-1, s.c.order.Sequence) // the last label
+	starts, err := s.starts()
+	if err != nil {
+		return 0, err
+	}
+	begun := starts[:sort.Search(len(starts), func(i int) bool { return starts[i] > end })]
+	if !s.c.masked {
+		return end - int64(len(begun)), nil
+	}
+	var n int64
+	const most = 1 << 16
+	for at := int64(1); at <= end; at += most {
+		counts, err := s.mask(at, int(min(most, end+1-at)))
+		if err != nil {
+			return 0, err
+		}
+		for i, yes := range counts {
+			for len(begun) > 0 && begun[0] < at+int64(i) {
+				begun = begun[1:]
+			}
+			if yes != 0 && (len(begun) == 0 || begun[0] != at+int64(i)) {
+				n++
+			}
+		}
+	}
+	return n, nil
+}
+
+// mask returns whether the labels from position on count; nil: all do. Those after the last token are 0.
+func (s Sequence) mask(position int64, n int) ([]byte, error) {
+	if !s.c.masked {
+		return nil, nil
+	}
+	out := make([]byte, n)
+	there := out[:min(int64(n), max(0, s.length-position))]
+	p := &s.c.parts[s.part]
+	return out, p.runs(s.start, position, s.base, s.size, int64(len(there)), func(f *file, at, take int64) error {
+		got := there[:take]
+		there = there[take:]
+		if _, err := f.mask.ReadAt(got, at); err != nil {
+			return fmt.Errorf("%s: its mask, %d bytes at byte %d: %w", f.name, take, at, err)
+		}
+		for i, b := range got {
+			if b > 1 {
+				return fmt.Errorf("%s: its mask has %d at byte %d, not 0 or 1", f.name, b, at+int64(i))
+			}
+		}
+		return nil
+	})
+}
+
+// startCache remembers where the documents of sequences start: a sequence is asked for piece by piece, by many ranks.
+type startCache struct {
+	sync.Mutex
+	known map[window][]int64
+}
+
+// rememberedWindows is how many sequences a cache holds.
+const rememberedWindows = 256
+
+// starts are the tokens of the sequence, except the first, at which a document starts.
+func (s Sequence) starts() ([]int64, error) {
+	if !s.c.documents {
+		return nil, nil
+	}
+	s.c.cache.Lock()
+	defer s.c.cache.Unlock()
+	if known, ok := s.c.cache.known[s.window]; ok {
+		return known, nil
+	}
+	list, at := []int64{}, int64(0)
+	err := s.c.parts[s.part].runs(s.start, 0, s.base, s.size, s.length, func(f *file, first, take int64) error {
+		if at > 0 && first == 0 || at > 0 && f.start+first == s.base { // a file begins, or the ring again
+			list = append(list, at)
+		}
+		err := f.borders.between(first, first+take-1, func(start int64) {
+			if t := at + start - first; len(list) == 0 || list[len(list)-1] != t {
+				list = append(list, t)
+			}
+		})
+		at += take
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(s.c.cache.known) >= rememberedWindows {
+		s.c.cache.known = nil
+	}
+	if s.c.cache.known == nil {
+		s.c.cache.known = map[window][]int64{}
+	}
+	s.c.cache.known[s.window] = list
+	return list, nil
+}
+
+// packs are runs of whole documents: pack i has the tokens from starts[i] to starts[i+1], at most a sequence of them.
+type packs struct{ starts []int64 }
+
+func (p *packs) count() int64 { return int64(len(p.starts) - 1) }
+
+// packsOf packs the documents of tokens base to base+size in order: each begins a new pack where it would not fit into the last. A
+// document longer than a sequence is cut into sequences; what is left of it begins a pack.
+func (p *part) packsOf(base, size, sequence int64) (*packs, error) {
+	out := &packs{starts: []int64{0}}
+	begin, from := int64(0), int64(0) // of the pack, of the document
+	document := func(end int64) {
+		if end-begin > sequence && from > begin {
+			out.starts = append(out.starts, from)
+			begin = from
+		}
+		for end-begin > sequence {
+			begin += sequence
+			out.starts = append(out.starts, begin)
+		}
+		from = end
+	}
+	at := int64(0)
+	err := p.runs(0, 0, base, size, size, func(f *file, first, take int64) error {
+		if at > 0 && first == 0 {
+			document(at)
+		}
+		err := f.borders.between(first, first+take-1, func(start int64) {
+			if end := at + start - first; end > from {
+				document(end)
+			}
+		})
+		at += take
+		return err
+	})
+	document(size)
+	out.starts = append(out.starts, size)
+	return out, err
+}
+
+// openDocuments finds where documents start, and which labels count, as far as the options ask.
+func (r *reader) openDocuments(f *file) error {
+	switch r.Documents {
+	case "", "off":
+	case "index":
+		if f.borders == nil {
+			return fmt.Errorf("%s: it has no index of documents: give documents = the ID of the token that ends one", f.name)
+		}
+	default:
+		id, err := strconv.ParseInt(r.Documents, 10, 32)
+		if err != nil || id < 0 || id >= int64(r.vocab) {
+			return fmt.Errorf("documents = %s is no token of a vocabulary of %d", r.Documents, r.vocab)
+		}
+		if f.borders != nil {
+			err = f.borders.Close()
+		}
+		if f.borders = (&byToken{f, int32(id)}); err != nil {
+			return err
+		}
+	}
+	if r.Masks == "on" && f.mask == nil {
+		return fmt.Errorf("%s: masks = on, and it has no mask: sppoc tokenize writes one with --prompt or --segments", f.name)
+	}
+	return nil
+}
+
+// packParts packs the documents of all parts into sequences.
+func (c *Corpus) packParts() error {
+	for i := range c.parts {
+		p := &c.parts[i]
+		var err error
+		if p.packs, err = p.packsOf(0, p.train, c.order.Sequence); err != nil {
+			return err
+		}
+		if held := p.tokens() - p.train; held > 0 {
+			if p.heldPacks, err = p.packsOf(p.train, held, c.order.Sequence); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// close closes what a file has open.
+func (f *file) close() error {
+	var errs []error
+	for _, x := range []any{f.data, f.borders, f.mask} {
+		if closer, ok := x.(io.Closer); ok && closer != nil {
+			errs = append(errs, closer.Close())
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,265 @@
+package corpus
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// documents is a file's tokens by document, and the mask of all.
+type documents struct {
+	list [][]int32
+	mask []byte
+}
+
+func drawDocuments(r *rand.Rand, n, longest int) (d documents) {
+	for range n {
+		var ids []int32
+		for range 1 + r.IntN(longest) {
+			ids = append(ids, int32(1+r.IntN(400)))
+			d.mask = append(d.mask, byte(r.IntN(2)))
+		}
+		ids[len(ids)-1] = 0 // ends it, where that is asked for
+		d.list = append(d.list, ids)
+	}
+	return d
+}
+
+// write writes documents in a form that knows their borders.
+func (d documents) write(t *testing.T, r *rand.Rand, dir, name string, megatron bool) string {
+	t.Helper()
+	ids := slices.Concat(d.list...)
+	if megatron {
+		var lengths []int32
+		for _, x := range d.list {
+			lengths = append(lengths, int32(len(x)))
+		}
+		put(t, dir, name+".idx", megatronIndex(8, 2, lengths))
+		return put(t, dir, name+".bin", packed(2, ids))
+	}
+	var idx []byte
+	for _, x := range d.list {
+		idx = binary.LittleEndian.AppendUint64(idx, uint64(len(x)))
+	}
+	m := Manifest{Type: "uint16", Tokens: int64(len(ids)), Documents: int64(len(d.list)), Highest: 499, EOS: -1, Masks: true,
+		Shards: []Shard{{Name: "a", Tokens: int64(len(ids)), Documents: int64(len(d.list)), Highest: 499}}}
+	put(t, dir, filepath.Join(name, "a.bin"), packed(2, ids))
+	put(t, dir, filepath.Join(name, "a.idx"), idx)
+	put(t, dir, filepath.Join(name, "a.mask"), d.mask)
+	if err := m.Write(filepath.Join(dir, name)); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, name)
+}
+
+// place is a token of the corpus: its ID, the number of its document, whether its label counts.
+type place struct {
+	id       int32
+	document int
+	counts   bool
+}
+
+// sequences are those of a corpus that is not shuffled, by the definitions: S+1 places each, of which those after the last
+// document have document -1.
+func sequences(all []place, sequence, n int, whole bool) (out [][]place) {
+	padding := place{document: -1}
+	if !whole {
+		for g := range n {
+			var s []place
+			for i := range sequence + 1 {
+				at := g*sequence + i
+				p := all[at%len(all)]
+				p.document += at / len(all) * 1_000_000 // the first document again is another
+				s = append(s, p)
+			}
+			out = append(out, s)
+		}
+		return out
+	}
+	var packs [][]place
+	for first := 0; first < len(all); {
+		end := first
+		for end < len(all) { // of documents that fit
+			next := end
+			for next < len(all) && all[next].document == all[end].document {
+				next++
+			}
+			if next-first > sequence {
+				break
+			}
+			end = next
+		}
+		last := end
+		if end == first { // one alone does not
+			end = first + sequence
+			last = end + 1 // the label of what goes on
+		}
+		s := slices.Clone(all[first:last])
+		for len(s) < sequence+1 {
+			s = append(s, padding)
+		}
+		packs = append(packs, s)
+		first = end
+	}
+	for g := range n {
+		out = append(out, packs[g%len(packs)])
+	}
+	return out
+}
+
+// TestSequencesOfDocuments compares positions, labels and their number with the definitions, for documents of any length in files of
+// any form, read in pieces.
+func TestSequencesOfDocuments(t *testing.T) {
+	for seed := range uint64(120) {
+		r := rand.New(rand.NewPCG(seed, 5))
+		dir, sequence := t.TempDir(), 1+r.IntN(40)
+		whole, byToken, masked, megatron := r.IntN(2) == 0, r.IntN(3) == 0, r.IntN(2) == 0, r.IntN(2) == 0
+		o := Options{Type: "auto", Header: "auto", Documents: "index", Pack: "cut", Masks: "ignore"}
+		if whole {
+			o.Pack = "whole"
+		}
+		if byToken {
+			o.Documents = "0"
+		}
+		if masked && !megatron {
+			o.Masks = "on"
+		}
+		var files []string
+		var all []place
+		number := 0
+		for i := range 1 + r.IntN(3) {
+			d := drawDocuments(r, 1+r.IntN(300), 1+r.IntN(2*sequence+1))
+			at := 0
+			for _, ids := range d.list {
+				for _, id := range ids {
+					all = append(all, place{id, number, o.Masks != "on" || d.mask[at] == 1})
+					at++
+				}
+				number++
+			}
+			files = append(files, d.write(t, r, dir, fmt.Sprint(i), megatron))
+		}
+		if len(all) < sequence+1 {
+			continue
+		}
+		c, err := Open([][]string{files}, o, Order{Sequence: int64(sequence)}, 500)
+		if err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		for g, want := range sequences(all, sequence, 12, whole) {
+			checkSequence(t, fmt.Sprintf("seed %d, %+v, sequence %d", seed, o, g), r, c, int64(g), want)
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func checkSequence(t *testing.T, what string, r *rand.Rand, c *Corpus, g int64, want []place) {
+	t.Helper()
+	n := len(want)
+	positions, labels, counted := make([]int32, n), make([]int32, n), int64(0)
+	for i, p := range want {
+		goesOn := i > 0 && p.document >= 0 && p.document == want[i-1].document
+		labels[i] = -7
+		if goesOn {
+			positions[i] = positions[i-1] + 1
+		}
+		if goesOn && p.counts {
+			labels[i] = p.id
+			counted++
+		}
+	}
+	s := c.Training(g)
+	if got, err := s.Counted(); err != nil || got != counted {
+		t.Fatalf("%s: %d labels count, want %d (%v)", what, got, counted, err)
+	}
+	first := r.IntN(n)
+	end, stride := first+1+r.IntN(n-first), 1+r.IntN(3)
+	for name, read := range map[string]func(out []int32) error{
+		"positions": func(out []int32) error { return s.Positions(int64(first), out, stride) },
+		"labels":    func(out []int32) error { return s.Labels(int64(first), out, stride, -7) },
+	} {
+		out := make([]int32, (end-first-1)*stride+1)
+		if err := read(out); err != nil {
+			t.Fatalf("%s: %s: %v", what, name, err)
+		}
+		of := map[string][]int32{"positions": positions, "labels": labels}[name]
+		for i := first; i < end; i++ {
+			if got := out[(i-first)*stride]; got != of[i] {
+				t.Fatalf("%s: %s %d to %d: number %d is %d, want %d of %v", what, name, first, end, i, got, of[i], of)
+			}
+		}
+	}
+}
+
+// TestShuffledPacks demands that each sequence of whole documents comes once an epoch.
+func TestShuffledPacks(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 3))
+	d, dir := drawDocuments(r, 200, 30), t.TempDir()
+	name := d.write(t, r, dir, "a", false)
+	o := Options{Type: "auto", Header: "auto", Documents: "index", Pack: "whole", Masks: "ignore", Shuffle: true}
+	c, err := Open([][]string{{name}}, o, Order{Sequence: 40, Seed: 1, Holdout: 0.2, Held: 3}, 500)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	packs := c.parts[0].packs.count()
+	for epoch := range int64(2) {
+		seen := map[int64]bool{}
+		for g := range packs {
+			seen[c.train(epoch*packs+g).start] = true
+		}
+		if int64(len(seen)) != packs {
+			t.Errorf("epoch %d has %d of %d sequences", epoch, len(seen), packs)
+		}
+	}
+	for g := range int64(3) {
+		if w, err := c.held(g); err != nil || w.base != c.parts[0].train || w.start+w.length > w.size+1 {
+			t.Errorf("validation %d is %+v, %v", g, w, err)
+		}
+	}
+}
+
+// TestBadDocuments checks that indexes and masks that do not fit are named.
+func TestBadDocuments(t *testing.T) {
+	r := rand.New(rand.NewPCG(4, 4))
+	open := func(spoil func(dir string), o Options) error {
+		dir := t.TempDir()
+		name := drawDocuments(r, 20, 9).write(t, r, dir, "a", false)
+		spoil(name)
+		o.Type, o.Header = "auto", "auto"
+		c, err := Open([][]string{{name}}, o, Order{Sequence: 4}, 500)
+		if err == nil {
+			_, err = c.Training(0).Counted()
+			c.Close()
+		}
+		return err
+	}
+	nothing := func(string) {}
+	plain := put(t, t.TempDir(), "b.bin", packed(2, make([]int32, 100)))
+	for _, c := range []struct {
+		spoil func(dir string)
+		o     Options
+		want  string
+	}{
+		{nothing, Options{Documents: "index"}, "it has masks: give masks = on"},
+		{nothing, Options{Documents: "500", Masks: "on"}, "documents = 500 is no token of a vocabulary of 500"},
+		{func(dir string) { put(t, dir, "a.idx", make([]byte, 12)) }, Options{Documents: "index", Masks: "on"}, "a.idx: 12 bytes, and the manifest says 20 documents"},
+		{func(dir string) { put(t, dir, "a.idx", make([]byte, 160)) }, Options{Documents: "index", Masks: "on"}, "a.idx: documents of 0 tokens in all"},
+		{func(dir string) { put(t, dir, "a.idx", slices.Repeat([]byte{255}, 160)) }, Options{Documents: "index", Masks: "on"}, "a.idx: at byte 0: document 0 has"},
+		{func(dir string) { put(t, dir, "a.mask", make([]byte, 3)) }, Options{Documents: "index", Masks: "on"}, "a.mask: 3 bytes, and there are"},
+	} {
+		if err := open(c.spoil, c.o); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want %s", err, c.want)
+		}
+	}
+	_, err := Open([][]string{{plain}}, Options{Type: "auto", Header: "auto", Documents: "index"}, Order{Sequence: 4}, 500)
+	if err == nil || !strings.Contains(err.Error(), "b.bin: it has no index of documents") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,221 @@
+package e2e
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sppo.dev/corpus"
+	"sppo.dev/ir"
+	"sppo.dev/passes/memory"
+	"sppo.dev/vm"
+	"sppo.dev/vm/vmtest/naive"
+)
+
+// drawnCorpus is a folder of tokens in documents of random lengths, with a mask.
+type drawnCorpus struct {
+	dir       string
+	tokens    []int32
+	documents []int  // lengths
+	mask      []byte // nil: none
+}
+
+// drawCorpus writes tokens below vocab, at least as many as are asked for. Documents of one token, and ones longer than a sequence
+// occur. Each ends with token 0 if they are told apart by that.
+func drawCorpus(t *testing.T, r *rand.Rand, vocab, sequence, least int, byToken, masked bool) *drawnCorpus {
+	t.Helper()
+	c := &drawnCorpus{dir: t.TempDir()}
+	var bin, idx []byte
+	for len(c.tokens) < least {
+		n := 1 + r.IntN(pick(r, 3, sequence/3, sequence, 2*sequence))
+		c.documents = append(c.documents, n)
+		idx = binary.LittleEndian.AppendUint64(idx, uint64(n))
+		for i := range n {
+			id := 1 + r.IntN(vocab-1)
+			if byToken && i == n-1 {
+				id = 0
+			}
+			c.tokens = append(c.tokens, int32(id))
+			bin = binary.LittleEndian.AppendUint16(bin, uint16(id))
+			c.mask = append(c.mask, byte(min(1, r.IntN(4))))
+		}
+	}
+	m := corpus.Manifest{Type: "uint16", Tokens: int64(len(c.tokens)), Documents: int64(len(c.documents)), Highest: int64(vocab - 1), EOS: -1, Masks: masked,
+		Shards: []corpus.Shard{{Name: "a", Tokens: int64(len(c.tokens)), Documents: int64(len(c.documents)), Highest: int64(vocab - 1)}}}
+	files := map[string][]byte{"a.bin": bin, "a.idx": idx}
+	if masked {
+		files["a.mask"] = c.mask
+	} else {
+		c.mask = nil
+	}
+	for name, data := range files {
+		if err := os.WriteFile(filepath.Join(c.dir, name), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := m.Write(c.dir); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TestDocuments trains random models under random schedules on sequences of several documents. Each draw keeps the promises of
+// TestRandomSpecs, and the plain program equals training on each document by itself. Borders fall anywhere: inside subsequences,
+// at their edges, next to each other.
+func TestDocuments(t *testing.T) {
+	draws := 8
+	if os.Getenv("SPPO_LONG") != "" {
+		draws = 200
+	}
+	for i := range uint64(draws) {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			checkDocuments(t, rand.New(rand.NewPCG(11, i)), traits[int(i)%len(traits)])
+		})
+	}
+}
+
+func checkDocuments(t *testing.T, r *rand.Rand, wanted trait) {
+	t.Helper()
+	for range 20000 {
+		d := drawSpec(r)
+		if strings.Contains(d.text, "longrope") { // depends on the length of the sequence
+			continue
+		}
+		spec, err := parse(d.text)
+		if err != nil {
+			continue
+		}
+		if r.IntN(3) == 0 {
+			d.text = strings.Replace(d.text, "init_std", fmt.Sprintf("window = [%d, 0]\n  init_std", 1+r.IntN(int(spec.Train.Sequence))), 1)
+		}
+		byToken, masked := r.IntN(2) == 0, r.IntN(2) == 0
+		options := fmt.Sprintf("documents = %s, pack = %s, masks = %s, shuffle = %s", pick(r, "index", "index"), pick(r, "cut", "whole"),
+			map[bool]string{true: "on", false: "off"}[masked], pick(r, "on", "off"))
+		if byToken {
+			options = strings.Replace(options, "documents = index", "documents = 0", 1)
+		}
+		if wanted.asked != nil && !wanted.asked(d) {
+			continue
+		}
+		c := drawCorpus(t, r, spec.Model.Vocab, int(spec.Train.Sequence), 12*int(spec.Train.Sequence), byToken, masked)
+		d.text = strings.Replace(d.text, "data = random()", fmt.Sprintf("holdout = 0.3\n  data = tokens(%q, %s)", c.dir, options), 1)
+		if !d.compile(t) || wanted.planned != nil && !wanted.planned(d) {
+			continue
+		}
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("%s\n%s", strings.Join(d.drawn(), "\n"), d.text)
+			}
+		})
+		lengths, align := listOf(d.plan.Subsequences.Lengths), fmt.Sprint(d.plan.Subsequences.Align)
+		bound := memory.FootprintOf(d.plan)
+		for s, peak := range d.plan.Memory.DevicePeakBytes {
+			if peak > bound.Device[s].Bytes {
+				t.Errorf("stage %d has %d bytes, and the bound is %d", s, peak, bound.Device[s].Bytes)
+			}
+		}
+		got := d.run(t, d.drawn())
+		same := d.run(t, append(d.neutral(), "schedule.subsequences="+lengths, "schedule.align="+align))
+		plain := d.run(t, d.plain())
+		if !t.Failed() {
+			checkSame(t, "E1 and E2: against one stage without offload", got, same)
+			checkClose(t, d.model, "E3: against the plain program", got, plain)
+			checkEachDocument(t, d, plain)
+		}
+		return
+	}
+	t.Errorf("no draw with %s can be scheduled", wanted.name)
+}
+
+// checkEachDocument compares the first step of the plain program with the independent implementation over each document by
+// itself, weighed by labels that count.
+func checkEachDocument(t *testing.T, d *drawn, plain *Result) {
+	t.Helper()
+	_, p, err := compile(d.text, d.plain()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	job := open(t, p, 1, nil)
+	if err := job.Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	weights := doubles(tensors(t, p, job, ir.RoleWeight))
+	loss, grads := eachDocument(t, p, weights)
+	tol := yardstick[d.model.DType]
+	checkRelative(t, "loss of step 1, each document by itself", plain.Losses[0], loss, tol.loss)
+	checkGradients(t, d.model, "step 1, each document by itself", plain.Grads, grads, naive.Names(naiveModel(t, p)), tol)
+}
+
+// eachDocument returns the mean loss of the labels of step 1 and its gradients. Documents are found in the positions that the
+// program would load, whose own test is in package corpus.
+func eachDocument(t *testing.T, p *ir.Program, weights naive.Tensors) (float64, naive.Tensors) {
+	t.Helper()
+	data, err := vm.OpenData(&p.Run, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	marked, n := data.(vm.Documents), int(p.Run.Sequence)
+	loss, labels, sums := 0.0, 0, naive.Tensors{}
+	for name, values := range weights {
+		sums[name] = make([]float64, len(values))
+	}
+	for s := range int64(p.Run.Batch) {
+		tokens, positions, targets := make([]int32, n+1), make([]int32, n+1), make([]int32, n+1)
+		if err := data.Tokens(ir.SectionStep, 1, s, 0, tokens, 1); err != nil {
+			t.Fatal(err)
+		}
+		for as, out := range map[int][]int32{ir.AsPositions: positions, ir.AsLabels: targets} {
+			if err := marked.Marks(as, ir.SectionStep, 1, s, 0, out, 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for first := 0; first < n; {
+			end := first + 1
+			for end <= n && positions[end] == positions[end-1]+1 {
+				end++
+			}
+			l, counted, grads := oneDocument(t, p, weights, tokens[first:end], targets[first:end])
+			loss, labels = loss+l, labels+counted
+			for name, g := range grads {
+				for i := range g {
+					sums[name][i] += g[i]
+				}
+			}
+			first = end
+		}
+	}
+	if counted, err := marked.Labels(ir.SectionStep, 1); err != nil || counted != int64(labels) {
+		t.Errorf("%d labels count, and the data says %d (%v)", labels, counted, err)
+	}
+	for _, g := range sums {
+		for i := range g {
+			g[i] /= float64(labels)
+		}
+	}
+	return loss / float64(labels), sums
+}
+
+// oneDocument returns the sum of the losses of a document's labels, how many there are, and the gradients.
+func oneDocument(t *testing.T, p *ir.Program, weights naive.Tensors, tokens, targets []int32) (float64, int, naive.Tensors) {
+	t.Helper()
+	if len(tokens) < 2 {
+		return 0, 0, nil
+	}
+	model, err := json.Marshal(p.Model)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, own := naive.ConfigOf(model, len(tokens)-1), naive.Tensors{}
+	for name, values := range weights {
+		if own[name] = values; name == "pos" {
+			own[name] = values[:cfg.Sequence*cfg.Hidden]
+		}
+	}
+	return naive.MaskedLossAndGrads(cfg, own, tokens, targets[1:])
+}
