@@ -742,6 +742,17 @@ func (l *loader) fillKey(k *Key, v value) {
 func (l *loader) fillArguments(k *Key, v value) {
 	call := k.takes.call(v.name)
 	block := call.block
+	for _, other := range k.takes.calls {
+		if other.block == block {
+			continue
+		}
+		for _, arg := range KeysOf(other.block) {
+			if f := l.flag(arg.Path()); f != nil {
+				l.fail(UnknownKey, tokenSpan(f.src, f.node.Tokens[0]), fmt.Sprintf("it is an argument of `%s`", other.name),
+					"`%s` has no argument `%s`", v.name, arg.Name)
+			}
+		}
+	}
 	if block == "" {
 		return
 	}
