@@ -53,12 +53,22 @@ type Plan struct {
 	Memory         Memory       `json:"memory"`
 	Time           Time         `json:"time"`
 	Throughput     Throughput   `json:"throughput"`
+	Documents      *Documents   `json:"documents,omitempty"` // where sequences hold several
 	Decisions      []Decision   `json:"decisions"`
 
 	Alternatives []Alternative `json:"alternatives"` // the runners-up of solve's search
 	Rejected     []Rejection   `json:"rejected"`     // rejected values, with reasons
 
 	Lines map[string]string `json:"lines"` // key ("schedule.sp") -> "file:line: text" of the spec, for provenance
+}
+
+// Documents estimates a step over the documents of the data. All other times of a plan are those of whole sequences, which no step
+// exceeds.
+type Documents struct {
+	Share     float64    `json:"share"`             // of the pairs of query and key in whole sequences, those in the data's documents
+	Sequences int        `json:"sequences"`         // that were looked at, the first
+	StepS     ir.Seconds `json:"step_s"`            // of a step whose attention has this share
+	Problem   string     `json:"problem,omitempty"` // why the data could not be read, instead
 }
 
 // Parallel is the layout of ranks: rank = (d*PP + i)*SP + k.

@@ -243,11 +243,29 @@ func reportTotals(p *plan.Plan, b *strings.Builder) {
 			source = fmt.Sprintf("simulated; the search estimated %s", t.EstimateS)
 		}
 		line("step", fmt.Sprintf("%s, including %s for the optimizer (%s)", t.StepS, t.OptimizerS, source))
+		if words := documentsInWords(p); words != "" {
+			line("documents", words)
+		}
 		line("bubble", fmt.Sprintf("%.1f%% of the busy time; stages idle %.1f%% of the pipeline's time", 100*t.BubbleRatio, 100*t.IdleShare))
 		line("exposed copies", durationOrNone(t.ExposedTransferS))
 		line("throughput", fmt.Sprintf("%.0f tokens/s per %s, %.1f%% of the peak in model FLOPs (MFU)", p.Throughput.TGS, p.Cluster.Unit(), 100*p.Throughput.MFU))
 	})
 	b.WriteByte('\n')
+}
+
+// documentsInWords explains what times mean where sequences hold several documents.
+func documentsInWords(p *plan.Plan) string {
+	const bound = "times are those of whole sequences, which no step exceeds"
+	switch d := p.Documents; {
+	case d != nil && d.Problem != "":
+		return bound + "; the data would tell by how much: " + d.Problem
+	case d != nil:
+		return fmt.Sprintf("about %s a step (estimate): attention inside documents has %.1f%% of the pairs of whole sequences, in the first %s; "+
+			"all other "+bound, d.StepS, 100*d.Share, words.Plural(d.Sequences, "sequence"))
+	case p.Split().Documents:
+		return bound
+	}
+	return ""
 }
 
 // reportPath lists the components of a step from its start to its end: the kinds of work on its critical
