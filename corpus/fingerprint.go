@@ -16,7 +16,8 @@ type Fingerprint struct {
 	Name    string   `json:"name"` // without folders
 	Size    int64    `json:"size"`
 	Tokens  int64    `json:"tokens"`
-	Samples []uint32 `json:"samples"` // CRC-32C of places spread evenly over the file
+	Samples []uint32 `json:"samples"`          // CRC-32C of places spread evenly over the file
+	Beside  []uint32 `json:"beside,omitempty"` // the same of its index and its mask, one after another, as far as they are used
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -24,14 +25,28 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // fingerprint reads the samples of a file.
 func (f *file) fingerprint() (Fingerprint, error) {
 	out := Fingerprint{Name: filepath.Base(f.name), Size: f.size, Tokens: f.count}
-	buf := make([]byte, min(sampleBytes, f.size))
-	for i := range int64(samples) {
-		if _, err := f.data.ReadAt(buf, samplePlace(f.size, i)); err != nil && !errors.Is(err, io.EOF) {
-			return out, fmt.Errorf("%s: %w", f.name, err)
+	var err error
+	if out.Samples, err = sample(nil, f.name, f.data, f.size); err != nil {
+		return out, err
+	}
+	for _, b := range f.beside {
+		if out.Beside, err = sample(out.Beside, b.name, b.data, b.size); err != nil {
+			return out, err
 		}
-		out.Samples = append(out.Samples, crc32.Checksum(buf, castagnoli))
 	}
 	return out, nil
+}
+
+// sample appends the checksums of a file's places.
+func sample(sums []uint32, name string, data io.ReaderAt, size int64) ([]uint32, error) {
+	buf := make([]byte, min(sampleBytes, size))
+	for i := range int64(samples) {
+		if _, err := data.ReadAt(buf, samplePlace(size, i)); err != nil && !errors.Is(err, io.EOF) {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		sums = append(sums, crc32.Checksum(buf, castagnoli))
+	}
+	return sums, nil
 }
 
 func samplePlace(size, i int64) int64 { return mulDiv(max(0, size-sampleBytes), i, samples-1) }
@@ -69,6 +84,14 @@ func changed(f *file, before, now *Fingerprint) error {
 	if before.Size != now.Size || before.Tokens != now.Tokens {
 		return fmt.Errorf("%s changed since the checkpoint: it has %d tokens in %d bytes, and had %d in %d; %s",
 			f.name, now.Tokens, now.Size, before.Tokens, before.Size, advice)
+	}
+	for i := range before.Beside {
+		if len(before.Beside) == len(now.Beside) && before.Beside[i] != now.Beside[i] {
+			b := f.beside[i/samples]
+			at := samplePlace(b.size, int64(i%samples))
+			return fmt.Errorf("%s changed since the checkpoint: what it has from byte %d to %d is not what it had; %s",
+				b.name, at, min(b.size, at+sampleBytes), advice)
+		}
 	}
 	return nil
 }

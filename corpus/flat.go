@@ -113,6 +113,7 @@ func (r *reader) openMarks(f *file, m *Manifest, shard *Shard) error {
 			return err
 		}
 		f.borders = lengths
+		f.beside = append(f.beside, beside{lengths.Name(), lengths, 8 * shard.Documents})
 	}
 	if m.Masks && r.Masks == "on" {
 		mask, err := openMask(f.name, shard.Tokens)
@@ -120,6 +121,7 @@ func (r *reader) openMarks(f *file, m *Manifest, shard *Shard) error {
 			return err
 		}
 		f.mask = mask
+		f.beside = append(f.beside, beside{mask.Name(), mask, shard.Tokens})
 	}
 	return nil
 }

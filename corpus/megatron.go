@@ -48,6 +48,8 @@ func (r *reader) openMegatron(s *stream, name, index string) error {
 		if r.Documents != "index" {
 			err = f.borders.Close()
 			f.borders = nil
+		} else {
+			f.beside = append(f.beside, beside{index, in, indexSize})
 		}
 		err = errors.Join(err, s.add(f))
 	}

@@ -22,6 +22,14 @@ type file struct {
 
 	borders borders     // nil: unknown
 	mask    io.ReaderAt // a byte for each token, 1 if its label counts; nil: all count
+	beside  []beside    // files that these are read from
+}
+
+// beside is a file that says something of a file of tokens.
+type beside struct {
+	name string
+	data io.ReaderAt
+	size int64
 }
 
 // stream is files that follow each other.

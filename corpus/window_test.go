@@ -263,3 +263,40 @@ func TestBadDocuments(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestChangedMarks names an index and a mask that changed since a fingerprint was taken.
+func TestChangedMarks(t *testing.T) {
+	r := rand.New(rand.NewPCG(8, 8))
+	d, dir := drawDocuments(r, 50, 9), t.TempDir()
+	name := d.write(t, r, dir, "a", false)
+	open := func() *Corpus {
+		t.Helper()
+		o := Options{Type: "auto", Header: "auto", Documents: "index", Masks: "on"}
+		c, err := Open([][]string{{name}}, o, Order{Sequence: 4}, 500)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	before := open().Fingerprints()
+	if err := open().Unchanged(before); err != nil {
+		t.Error(err)
+	}
+	d.mask[7] ^= 1
+	put(t, name, "a.mask", d.mask)
+	if err := open().Unchanged(before); err == nil || !strings.Contains(err.Error(), "a.mask changed since the checkpoint: what it has from byte 0 to") {
+		t.Error(err)
+	}
+	d.mask[7] ^= 1
+	slices.Reverse(d.list) // the same lengths in another order
+	var idx []byte
+	for _, x := range d.list {
+		idx = binary.LittleEndian.AppendUint64(idx, uint64(len(x)))
+	}
+	put(t, name, "a.mask", d.mask)
+	put(t, name, "a.idx", idx)
+	if err := open().Unchanged(before); err == nil || !strings.Contains(err.Error(), "a.idx changed since the checkpoint: what it has from byte 0 to 400") {
+		t.Error(err)
+	}
+}
