@@ -173,10 +173,12 @@ var app = cli.App{
 				"or text, one document a file; .gz and .zst are decompressed. Token IDs are those of Hugging Face's tokenizers, without\n" +
 				"special tokens around a document.\n\n" +
 				"DIR gets flat files of little-endian tokens, the lengths of the documents, and manifest.json, which is written last.\n" +
+				"With --prompt or --segments it gets masks, by which a run trains on answers alone.\n" +
 				"A run that was stopped goes on when it is started again; the result is the same, also for any number of --workers.",
 			Examples: []string{
 				"sppoc tokenize corpus/ -o tokens --tokenizer tokenizer --append-eos",
 				"sppoc tokenize data/*.jsonl.zst -o tokens --tokenizer Llama-3.1-8B --field content",
+				"sppoc tokenize chats.jsonl -o tokens --tokenizer tokenizer --prompt question --field answer",
 			},
 		},
 		{Name: "passes", Setup: listPasses, Doc: "list the passes in the order in which they run"},
