@@ -159,7 +159,7 @@ func TestAttention(t *testing.T) {
 			case 0:
 				a.Keys = min(a.Keys, 4+r.IntN(a.Keys)) // with one key dq would be 0
 			case 1, 2:
-				a.Window = 1 + r.IntN(a.Keys+2)
+				a.Window = 2 + r.IntN(a.Keys+1)
 			}
 			a.Softcap = []float32{0, 0, 0.4, 3, 50}[r.IntN(5)]
 			checkAttention(t, p, a, r.IntN(4) == 0, r.IntN(2) == 0, r)
@@ -180,9 +180,27 @@ func TestAttentionIsTheSameForAnyThreads(t *testing.T) {
 				checkThreads(t, a, i%2 == 0, r)
 				a.Softcap = 1.5
 				checkThreads(t, a, i%2 == 1, r)
+				a.Positions = randomPositions(r, a)
+				checkThreads(t, a, i%2 == 0, r)
 			}
 		}
 	})
+}
+
+// randomPositions are those of documents of any length, the first of which may have begun before the first query.
+func randomPositions(r *rand.Rand, a Attention) []int32 {
+	out := make([]int32, a.Tokens*a.Batch)
+	for b := range a.Batch {
+		at := int32(r.IntN(a.Prefix + 1))
+		for t := range a.Tokens {
+			if r.IntN(50) == 0 {
+				at = 0
+			}
+			out[t*a.Batch+b] = at
+			at++
+		}
+	}
+	return out
 }
 
 func checkThreads(t *testing.T, a Attention, bf16 bool, r *rand.Rand) {
