@@ -143,11 +143,18 @@ func minus(a, b []float64) []float64 {
 	return out
 }
 
-// windows are those that queries of a member are given: every query its own key alone, within a chunk, as long as one,
-// into the chunk before, across all of this subsequence, and none.
+// windows returns windows for the queries of a member: none, its own key only, within a chunk, as long as a
+// chunk, into the chunk before, and longer than everything. Chunks longer than a tile have only those at which
+// the tiles that a kernel skips change: emulated kernels take long over them.
 func (r ring) windows() []int {
+	if r.chunk > tile {
+		return []int{0, 1, r.chunk - 1, r.chunk + 1}
+	}
 	return []int{0, 1, max(1, r.chunk-1), r.chunk, r.chunk + 1, 2*r.members*r.chunk + r.prefix}
 }
+
+// tile is the largest number of keys that kernels take at a time for heads as wide as those of rings.
+const tile = 64
 
 // ofMember are the attributes of attention whose queries are a member's and whose keys are all.
 func (r ring) ofMember(member, window int) attrs {
