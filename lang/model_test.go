@@ -64,13 +64,13 @@ func TestModelsThatCannotBeBuilt(t *testing.T) {
 // TestFamilyOfWindows: what a family says of windows gives way to what the spec says of them.
 func TestFamilyOfWindows(t *testing.T) {
 	for keys, want := range map[string]string{
-		"":                                         "[1024 1024 1024 1024 1024 0] 10000",
-		"window = 16":                              "[16 16 16 16 16 0] 10000",
-		"window = 0":                               "[] 0",
-		"window = [8, 0]":                          "[8 0] 10000",
-		"layer_types = [full, sliding]":            "[0 1024] 10000",
-		"layer_types = [full]":                     "[] 0",
-		"rope_local_theta = 0":                     "[1024 1024 1024 1024 1024 0] 0",
+		"":                              "[1024 1024 1024 1024 1024 0] 10000",
+		"window = 16":                   "[16 16 16 16 16 0] 10000",
+		"window = 0":                    "[] 0",
+		"window = [8, 0]":               "[8 0] 10000",
+		"layer_types = [full, sliding]": "[0 1024] 10000",
+		"layer_types = [full]":          "[] 0",
+		"rope_local_theta = 0":          "[1024 1024 1024 1024 1024 0] 0",
 		"rope_local_theta = 5 rope_scaling = none": "[1024 1024 1024 1024 1024 0] 5",
 	} {
 		m, err := ParseModel("family = gemma3 layers = 12 hidden = 16 heads = 2 vocab = 64 dtype = f32 " + keys)
