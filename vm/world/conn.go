@@ -56,6 +56,7 @@ type conn struct {
 func newConn(c net.Conn) *conn {
 	if tcp, ok := c.(*net.TCPConn); ok {
 		_ = tcp.SetKeepAliveConfig(keepAlive) // without it a dead host is noticed later
+		limitSilence(tcp)
 	}
 	return &conn{Conn: c, in: bufio.NewReaderSize(c, 1<<16)}
 }

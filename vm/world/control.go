@@ -31,7 +31,7 @@ func (w *World) serve(process int, c *conn) {
 	for {
 		m, data, err := c.read(anyLength)
 		if err != nil {
-			w.lost(process)
+			w.lost(process, err)
 			return
 		}
 		w.receive(process, m, data)
@@ -76,7 +76,7 @@ func (w *World) order(process int, o vm.Order) error {
 	data := o.Data
 	o.Data = nil
 	if err := w.conns[process].write(message{Kind: kindOrder, Order: &o}, data); err != nil {
-		w.lost(process)
+		w.lost(process, err)
 	}
 	return w.Cause()
 }
@@ -126,7 +126,7 @@ func (w *World) Next() (vm.Order, error) {
 // Answer implements vm.Crew.
 func (w *World) Answer(data []byte) error {
 	if err := w.conns[0].write(message{Kind: kindAnswer}, data); err != nil {
-		w.lost(0)
+		w.lost(0, err)
 	}
 	return w.Cause()
 }
@@ -154,7 +154,7 @@ func (w *World) Share(name string, create func() ([]byte, error)) ([]byte, error
 		if w.Leads() {
 			w.board.put(name, value)
 		} else if err := w.conns[0].write(message{Kind: kindPut, Text: name}, value); err != nil {
-			w.lost(0)
+			w.lost(0, err)
 		}
 		return value, nil
 	}
@@ -162,7 +162,7 @@ func (w *World) Share(name string, create func() ([]byte, error)) ([]byte, error
 	w.board.get(name, func(value []byte) { came <- value })
 	if !w.Leads() {
 		if err := w.conns[0].write(message{Kind: kindGet, Text: name}, nil); err != nil {
-			w.lost(0)
+			w.lost(0, err)
 		}
 	}
 	select {

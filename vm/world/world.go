@@ -15,6 +15,7 @@ package world
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -169,12 +170,21 @@ func (w *World) fail(cause error) bool {
 }
 
 // lost handles the broken connection of a process: an error, unless the job has ended.
-func (w *World) lost(process int) {
+func (w *World) lost(process int, err error) {
 	select {
 	case <-w.ending:
 	default:
-		w.fail(fmt.Errorf("%s was lost: its connection closed", w.name(process)))
+		w.fail(fmt.Errorf("%s was lost: %s", w.name(process), broke(err)))
 	}
+}
+
+// broke says how a connection ended.
+func broke(err error) string {
+	var timeout net.Error
+	if errors.As(err, &timeout) && timeout.Timeout() {
+		return fmt.Sprintf("timeout: its host has not answered for %s", silence)
+	}
+	return "its connection closed"
 }
 
 // Cause implements vm.Crew.
@@ -245,5 +255,8 @@ func (w *World) leave() {
 // end allows connections to close.
 func (w *World) end() { w.endOnce.Do(func() { close(w.ending) }) }
 
-// keepAlive detects within half a minute that a host is gone without closing its connections.
-var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}
+// silence is how long a host may leave bytes unacknowledged before it counts as lost.
+const silence = 20 * time.Second
+
+// keepAlive detects in the same time that a host is gone to which nothing is sent.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 8 * time.Second, Interval: 4 * time.Second, Count: 3}
