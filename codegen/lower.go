@@ -32,6 +32,7 @@ type stage struct {
 	stepBuf   uint32
 	weights   [2]uint32      // of labels, in a step and in a validation
 	documents map[int]uint32 // [microbatch]: positions of its tokens in their documents
+	spike     ir.View        // the largest gradient norm that updates weights, or absent
 	norm      uint32
 
 	split     map[plan.Task]bool   // backwards whose weight gradients are tasks of their own
@@ -143,6 +144,10 @@ func (s *stage) lowerInit() {
 	}
 	s.stepBuf = s.result(ir.ResultStep, 3)
 	s.norm = s.result(ir.ResultGradNorm, 2)
+	s.spike = ir.Absent()
+	if s.plan.Train.Guard.Spikes > 0 {
+		s.spike = vector(s.result(ir.ResultSpike, 1), ir.F32, 1)
+	}
 	if s.last() && s.model.Masked {
 		s.weights[0] = s.result(ir.ResultWeight, 1)
 		if s.plan.Train.Validates() {

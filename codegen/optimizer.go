@@ -216,5 +216,5 @@ func (s *stage) gradNorm() {
 		s.op(ir.AllGather, ir.Coll, []ir.View{vector(all, ir.F32, whole), vector(sums, ir.F32, n)}, ir.Int(by.group))
 		sums, n = all, whole
 	}
-	s.op(ir.GradNorm, ir.Compute, []ir.View{vector(s.norm, ir.F32, 2), vector(sums, ir.F32, n)}, ir.Float(s.plan.Train.GradClip))
+	s.op(ir.GradNorm, ir.Compute, []ir.View{vector(s.norm, ir.F32, 2), vector(sums, ir.F32, n), s.spike}, ir.Float(s.plan.Train.GradClip))
 }

@@ -141,7 +141,7 @@ func adamW(u *updater) {
 
 // sgd is gradient descent with momentum.
 func sgd(u *updater) {
-	u.node(ir.SGD, []Attr{float("momentum", u.settings.Momentum), u.decay(), float("scale", 1), integer("row", 0)},
+	u.node(ir.SGD, []Attr{float("momentum", u.settings.Momentum), u.decay(), float("scale", 1), integer("row", 0), integer("scaled", 0)},
 		u.of(UpdateWeight), u.of("m"), u.of(UpdateCopy), u.of(UpdateGrad), u.of(UpdateStep), u.of(UpdateNorm))
 }
 
@@ -176,8 +176,8 @@ func muon(u *updater) {
 		x = u.iteration(fmt.Sprint(".", i), x, fromLeft, divided)
 	}
 	scale := muonScale * math.Sqrt(float64(max(u.param.Shape[0], u.param.Shape[1])))
-	u.node(ir.SGD, []Attr{float("momentum", 0), u.decay(), float("scale", scale), row},
-		u.of(UpdateWeight), Arg{Value: Missing}, u.of(UpdateCopy), x, u.of(UpdateStep), Arg{Value: Missing})
+	u.node(ir.SGD, []Attr{float("momentum", 0), u.decay(), float("scale", scale), row, integer("scaled", 1)},
+		u.of(UpdateWeight), Arg{Value: Missing}, u.of(UpdateCopy), x, u.of(UpdateStep), u.of(UpdateNorm))
 }
 
 // normalized divides a matrix by its Frobenius norm.

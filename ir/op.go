@@ -584,17 +584,18 @@ var Ops = [NumOps]OpInfo{
 	},
 	GradNorm: {
 		Name: "grad_norm", Class: ClassKernel, Streams: onCompute,
-		Doc: "Global L2 norm from sums of squares, added in index order in f64, and the factor min(1, max_norm/norm) (1 where max_norm is 0).",
+		Doc: "Global L2 norm from sums of squares, added in index order in f64, and the factor min(1, max_norm/norm) (1 where max_norm is 0). Where the norm is not finite, or above limit, the factor is -1, and updates that read it change nothing.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "f32", Dims: "2", Doc: "norm, factor"},
 			{Name: "sums", Types: "f32", Dims: "k"},
+			{Name: "limit", Types: "f32", Dims: "1", Optional: true, Doc: "the largest norm with which weights are updated"},
 		},
 		Attrs: []AttrInfo{{"max_norm", KindFloat, "0: no clipping"}},
 		Work:  WorkMemory,
 	},
 	AdamW: {
 		Name: "adamw", Class: ClassKernel, Streams: onCompute,
-		Doc: "Adam with decoupled weight decay: g = factor*grad; m = beta1*m + (1-beta1)*g; v = beta2*v + (1-beta2)*g^2; w -= lr*(m*c1 / (sqrt(v*c2) + eps) + weight_decay*w), each product rounded.",
+		Doc: "Adam with decoupled weight decay: g = factor*grad; m = beta1*m + (1-beta1)*g; v = beta2*v + (1-beta2)*g^2; w -= lr*(m*c1 / (sqrt(v*c2) + eps) + weight_decay*w), each product rounded. A negative factor leaves w, m and v as they are.",
 		Operands: []Operand{
 			{Name: "w", Dir: ReadWrite, Types: "f32", Doc: "master weight"},
 			{Name: "m", Dir: ReadWrite, Types: "f32"},
@@ -737,7 +738,7 @@ var Ops = [NumOps]OpInfo{
 	},
 	SGD: {
 		Name: "sgd", Class: ClassKernel, Streams: onCompute,
-		Doc: "Gradient descent with momentum and decoupled weight decay: m = momentum*m + factor*grad; w -= lr*(scale*m + weight_decay*w), each product rounded. Without m the step is factor*grad itself; without norm the factor is 1.",
+		Doc: "Gradient descent with momentum and decoupled weight decay: m = momentum*m + factor*grad; w -= lr*(scale*m + weight_decay*w), each product rounded. Without m the step is factor*grad itself; without norm the factor is 1. A negative factor leaves w and m as they are.",
 		Operands: []Operand{
 			{Name: "w", Dir: ReadWrite, Types: "f32", Doc: "master weight"},
 			{Name: "m", Dir: ReadWrite, Types: "f32", Optional: true},
@@ -749,12 +750,13 @@ var Ops = [NumOps]OpInfo{
 		Attrs: []AttrInfo{
 			{"momentum", KindFloat, ""}, {"weight_decay", KindFloat, ""}, {"scale", KindFloat, "multiplies the step"},
 			{"row", KindOption, "row of grad that belongs to the first row of w"},
+			{"scaled", KindOption, "1: grad has been multiplied by the factor already, which counts as 1 unless it is negative"},
 		},
 		Updates: true, Rule: RuleUpdate, Work: WorkMemory, Source: "Sutskever et al. 2013; weight decay as in Loshchilov, Hutter 2019",
 	},
 	Nesterov: {
 		Name: "nesterov", Class: ClassKernel, Streams: onCompute,
-		Doc: "Nesterov's momentum: g = factor*grad; m = momentum*m + g; y = g + momentum*m, each product rounded.",
+		Doc: "Nesterov's momentum: g = factor*grad; m = momentum*m + g; y = g + momentum*m, each product rounded. A negative factor leaves m as it is and makes y 0.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "F"},
 			{Name: "m", Dir: ReadWrite, Types: "f32"},

@@ -276,11 +276,13 @@ type Result struct {
 
 // Names of results. ResultStep is filled by the VM before each step: {learning rate, 1/(1-beta1^t), 1/(1-beta2^t)}. An
 // optimizer without betas has betas of 0. ResultWeight and ResultEvalWeight are filled before each step and eval section of a
-// program whose labels may be masked.
+// program whose labels may be masked. ResultSpike, where a program has it, is filled before each step: the largest gradient norm
+// with which weights are updated.
 const (
 	ResultLoss     = "loss"      // f32 [1]: mean over the tokens of the batch
 	ResultEvalLoss = "eval_loss" // f32 [1]: mean over the tokens of the sequences of one eval section
-	ResultGradNorm = "grad_norm" // f32 [2]: global norm before clipping, factor applied
+	ResultGradNorm = "grad_norm" // f32 [2]: global norm before clipping, factor applied; a negative factor: the step was skipped
+	ResultSpike    = "spike"     // f32 [1]
 	ResultStep     = "step"      // f32 [3]
 
 	ResultWeight     = "weight"      // f32 [1]: 1 / labels of the batch that count
@@ -313,7 +315,9 @@ type Run struct {
 	DecayType     string   `json:"decay_type"`  // cosine | linear | sqrt, of warmup_stable_decay
 	Beta1         float64  `json:"beta1"`
 	Beta2         float64  `json:"beta2"`
-	DataKind      string   `json:"data_kind"` // text | tokens | random
+	Spikes        float64  `json:"spikes"`      // gradient norms above this many times their median skip a step; 0: none
+	MaxSkipped    int      `json:"max_skipped"` // steps in a row that may be skipped; 0: any number
+	DataKind      string   `json:"data_kind"`   // text | tokens | random
 	DataFiles     []string `json:"data_files"`
 	Holdout       float64  `json:"holdout"`
 

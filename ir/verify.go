@@ -191,6 +191,7 @@ var resultRules = []resultRule{
 	{ResultStep, SectionStep, true, 3},
 	{ResultWeight, SectionStep, true, 1},
 	{ResultEvalWeight, SectionEval, true, 1},
+	{ResultSpike, SectionStep, true, 1},
 }
 
 func resultRuleOf(name string) *resultRule {

@@ -16,6 +16,7 @@ const (
 	blockTrain     = "train"
 	blockOptimizer = "train.optimizer"
 	blockSchedule  = "schedule"
+	blockGuard     = "train.guard"
 	blockData      = "train.data"
 )
 
@@ -33,6 +34,7 @@ var Blocks = []Block{
 	{blockTrain, "One training run: `train { ... }`.", true},
 	{blockSchedule, "The pinned part of the schedule: `schedule NAME { ... }`. It may be left out: the passes choose everything that is `auto`. Schedules of other systems are shipped for comparison: `schedule NAME = megatron(sp = 8, pp = 4)` after `import \"baselines/megatron.sppo\"`.", false},
 	{blockOptimizer, "Arguments of the call that `optimizer` takes: `optimizer = adamw(lr = 3e-4)`. They are named like keys in `explain` and `--set`: `train.optimizer.lr`.", false},
+	{blockGuard, "Arguments of the call that `guard` takes: `guard = skip(spikes = 10)`. They are named like keys in `explain` and `--set`: `train.guard.spikes`.", false},
 	{blockData, "Arguments of `data = tokens(...)` beside its files: `data = tokens(\"corpus/*.bin\", type = uint16)`. They are named like keys in `explain` and `--set`: `train.data.shuffle`.", false},
 }
 
@@ -424,6 +426,12 @@ var trainKeys = []*Key{
 	{Block: blockTrain, Name: "grad_clip", takes: notNegative(dimCount), Default: "1.0", Example: "0.5",
 		Doc: "Global L2 norm to which larger gradients are scaled down; 0 switches clipping off.",
 		set: func(s *Spec, v value) { s.Train.GradClip = v.num }},
+	{Block: blockTrain, Name: "guard", Default: "skip()", Example: "skip(spikes = 10, stop = 20)",
+		takes: valueType{calls: []callType{
+			{name: "skip", block: blockGuard, args: []string{"spikes", "stop"}, doc: "a step whose gradients are not finite, or too large, leaves weights and optimizer state as they were"},
+		}},
+		Doc: "What happens when numbers go wrong. All ranks decide alike, before any weight changes. The data of a skipped step is not read again, and the learning rate goes on.",
+		set: func(s *Spec, v value) {}},
 	{Block: blockTrain, Name: "data", Example: `text("corpus/*.txt")`,
 		takes: valueType{calls: []callType{
 			{name: "text", texts: true, doc: "the bytes of files, one token per byte; patterns with `*` are allowed, and paths are relative to the folder of the file that contains them"},
@@ -534,6 +542,12 @@ var dataKeys = []*Key{
 func beta() valueType { return valueType{number: &number{above: true, max: 1, below: true}} }
 
 var optimizerKeys = []*Key{
+	{Block: blockGuard, Name: "spikes", takes: notNegative(dimCount), Default: "0", Example: "10",
+		Doc: "A step is skipped where the norm of its gradients exceeds this many times the median of the last 100 steps that were not skipped, from the eleventh step on; 0 skips steps of infinite or undefined norm only.",
+		set: func(s *Spec, v value) { s.Train.Guard.Spikes = v.num }},
+	{Block: blockGuard, Name: "stop", takes: whole(1, maxTokens), Default: "10", Example: "1",
+		Doc: "Skipped steps in a row after which the run ends with an error.",
+		set: func(s *Spec, v value) { s.Train.Guard.Stop = v.Int() }},
 	{Block: blockOptimizer, Name: "lr", takes: positive(dimCount), Default: "3e-4", Example: "1e-3",
 		Doc: "Learning rate at its highest, after the warm-up.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.LR = v.num }},

@@ -160,6 +160,12 @@ type Optimizer struct {
 	WeightDecay float64 `json:"weight_decay"` // not applied to biases, norms
 }
 
+// Guard says when a step changes nothing.
+type Guard struct {
+	Spikes float64 `json:"spikes"` // times the median of gradient norms; 0: no limit
+	Stop   int     `json:"stop"`   // skipped steps in a row that end the run
+}
+
 // Data is the source of tokens.
 type Data struct {
 	Kind  string   `json:"kind"`  // text: bytes of files, one token a byte | tokens | random: seeded noise, for benchmarks
@@ -195,6 +201,7 @@ type Train struct {
 	DecaySteps int       `json:"decay_steps,omitempty"` // of warmup_stable_decay, otherwise 0
 	DecayType  string    `json:"decay_type,omitempty"`  // cosine | linear | sqrt, of warmup_stable_decay
 	GradClip   float64   `json:"grad_clip"`             // global L2 norm; 0: off
+	Guard      Guard     `json:"guard"`
 	Data       Data      `json:"data"`
 	Holdout    float64   `json:"holdout"`    // share of the data kept for validation, from its end; 0: none
 	EvalEvery  int       `json:"eval_every"` // steps between validations; 0: only at the end

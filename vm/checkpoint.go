@@ -172,7 +172,7 @@ func entriesOf(p *ir.Program) []entry {
 // manifest describes a checkpoint of the job's present state, without its shards.
 func (j *Job) manifest() *store.Manifest {
 	m := &store.Manifest{
-		Program: j.program.Name, Model: j.program.Model, Step: j.step, Skipped: j.skipped, Seed: j.program.Run.Seed, Origin: j.origin,
+		Program: j.program.Name, Model: j.program.Model, Step: j.step, Skipped: j.skipped, Norms: slices.Clone(j.norms), Seed: j.program.Run.Seed, Origin: j.origin,
 	}
 	for _, r := range j.program.Ranks {
 		m.Made.DP, m.Made.PP, m.Made.SP = max(m.Made.DP, int(r.DP)+1), max(m.Made.PP, int(r.PP)+1), max(m.Made.SP, int(r.SP)+1)
@@ -217,7 +217,7 @@ func (j *Job) Restore(ctx context.Context, path string) error {
 		j.dead = err // some ranks may have loaded
 		return fmt.Errorf("checkpoint %s: %w", c.Path, err)
 	}
-	j.step, j.skipped, j.origin = c.Step, c.Skipped, c.Origin
+	j.step, j.skipped, j.norms, j.origin = c.Step, c.Skipped, slices.Clone(c.Norms), c.Origin
 	return nil
 }
 

@@ -33,6 +33,7 @@ type Order struct {
 	What     string
 	Section  ir.Section
 	Round    int64
+	Guard    guard // of a step
 	Rank     int
 	View     ir.View
 	Question string
@@ -132,7 +133,7 @@ func (j *Job) obey(o Order) ([]byte, error) {
 	case OrderReady:
 		return []byte(j.data()), nil
 	case OrderSection:
-		return nil, j.runHere(o.Section, o.Round)
+		return nil, j.runHere(o)
 	case OrderLoad:
 		if err := j.loadHere(context.Background()); err != nil {
 			return nil, err

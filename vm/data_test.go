@@ -305,7 +305,7 @@ func TestLearningRateIsTheNaiveOne(t *testing.T) {
 			}
 		}
 	}
-	if p := stepParameters(&ir.Run{LR: 1, Steps: 9, Beta1: 0.5, Beta2: 0.75}, 2); p != [3]float32{1, 1 / 0.75, 1 / 0.4375} {
+	if p := stepParameters(&ir.Run{LR: 1, Steps: 9, Beta1: 0.5, Beta2: 0.75}, 5, 2); p != [3]float32{1, 1 / 0.75, 1 / 0.4375} {
 		t.Errorf("step parameters %v", p)
 	}
 }

@@ -37,6 +37,7 @@ type Job struct {
 	reply     func(question string) ([]byte, error)
 	step      int64 // steps done
 	skipped   int64 // of these, steps that left the weights as they were
+	norms     norms // of gradients in steps before
 	writer    writer
 	dead      error
 }
@@ -46,6 +47,7 @@ type StepResult struct {
 	Step            int
 	Loss            float64
 	GradNorm        float64 // before clipping
+	Skipped         bool    // the weights are as they were: the gradients were not finite, or too large
 	LR              float64
 	Seconds         float64
 	TokensPerSecond float64
@@ -163,31 +165,43 @@ func (j *Job) section(ctx context.Context, section ir.Section, round int64) erro
 	if j.dead != nil {
 		return fmt.Errorf("the job has failed: %w", j.dead)
 	}
-	_, j.dead = j.together(Order{What: OrderSection, Section: section, Round: round}, func() error { return j.runHere(section, round) })
+	o := Order{What: OrderSection, Section: section, Round: round}
+	if section == ir.SectionStep {
+		o.Guard = guard{Skipped: j.skipped, Limit: j.norms.limit(j.program.Run.Spikes)}
+	}
+	_, j.dead = j.together(o, func() error { return j.runHere(o) })
 	return j.dead
 }
 
 // runHere runs a section on the ranks of this process, after writing a step's parameters.
-func (j *Job) runHere(section ir.Section, round int64) error {
-	parameters := stepParameters(&j.program.Run, round)
-	labels, err := j.labels(section, round)
+func (j *Job) runHere(o Order) error {
+	parameters := stepParameters(&j.program.Run, o.Round, o.Round-o.Guard.Skipped)
+	labels, err := j.labels(o.Section, o.Round)
 	if err != nil {
 		return err
 	}
 	weight := []float32{float32(1 / float64(max(1, labels)))}
 	return j.each(func(r *rank) error {
-		if v, ok := r.result(ir.ResultStep); ok && section == ir.SectionStep {
-			if err := r.device.Write(v, BytesOf(parameters[:])); err != nil {
+		if o.Section == ir.SectionStep {
+			err := errors.Join(r.fill(ir.ResultStep, parameters[:]), r.fill(ir.ResultSpike, []float32{o.Guard.limit()}))
+			if err != nil {
 				return err
 			}
 		}
-		if v, ok := r.result(weightOf[section]); ok {
-			if err := r.device.Write(v, BytesOf(weight)); err != nil {
-				return err
-			}
+		if err := r.fill(weightOf[o.Section], weight); err != nil {
+			return err
 		}
-		return run(r.device, r.code, section, round)
+		return run(r.device, r.code, o.Section, o.Round)
 	})
+}
+
+// fill writes a result, if the rank's code has it.
+func (r *rank) fill(name string, values []float32) error {
+	v, ok := r.result(name)
+	if !ok {
+		return nil
+	}
+	return r.device.Write(v, BytesOf(values))
 }
 
 // weightOf names the results by which labels that count are weighed.
@@ -216,7 +230,7 @@ func (j *Job) labels(section ir.Section, round int64) (int64, error) {
 
 // Init sets the model's initial values and resets the step counter to 0.
 func (j *Job) Init(ctx context.Context) error {
-	j.step, j.skipped, j.origin = 0, 0, ""
+	j.step, j.skipped, j.norms, j.origin = 0, 0, nil, ""
 	return j.section(ctx, ir.SectionInit, 0)
 }
 
@@ -241,8 +255,17 @@ func (j *Job) Step(ctx context.Context) (StepResult, error) {
 	if result.Loss, err = j.scalar(ir.ResultLoss); err != nil {
 		return StepResult{}, err
 	}
-	result.GradNorm, err = j.scalar(ir.ResultGradNorm)
-	return result, err
+	norm, err := j.vector(ir.ResultGradNorm)
+	if len(norm) < 2 || err != nil {
+		return result, err
+	}
+	result.GradNorm, result.Skipped = float64(norm[0]), norm[1] < 0
+	if result.Skipped {
+		j.skipped++
+	} else {
+		j.norms = j.norms.with(norm[0])
+	}
+	return result, nil
 }
 
 // elapsed returns the duration of a section: by the devices' clocks, if they have some, otherwise by ours.
@@ -311,6 +334,15 @@ func (r *rank) result(name string) (ir.View, bool) {
 
 // scalar reads the first number of a result from the first rank that has it, or 0.
 func (j *Job) scalar(name string) (float64, error) {
+	out, err := j.vector(name)
+	if len(out) == 0 {
+		return 0, err
+	}
+	return float64(out[0]), err
+}
+
+// vector reads a result from the first rank that has it.
+func (j *Job) vector(name string) ([]float32, error) {
 	for _, r := range j.ranks {
 		v, ok := r.result(name)
 		if !ok {
@@ -318,11 +350,11 @@ func (j *Job) scalar(name string) (float64, error) {
 		}
 		out := make([]float32, v.Elements())
 		if err := j.read(r, v, BytesOf(out)); err != nil {
-			return 0, fmt.Errorf("reading the result %s of rank %d: %w", name, r.index, err)
+			return nil, fmt.Errorf("reading the result %s of rank %d: %w", name, r.index, err)
 		}
-		return float64(out[0]), nil
+		return out, nil
 	}
-	return 0, nil
+	return nil, nil
 }
 
 // Peaks returns the highest byte of each arena that a rank has touched so far.

@@ -45,8 +45,9 @@ func decayOf(run *ir.Run) (steps int64, shape func(share float64) float64) {
 	return 0, nil
 }
 
-// stepParameters returns the contents of ResultStep for step t.
-func stepParameters(run *ir.Run, t int64) [3]float32 {
-	correction := func(beta float64) float32 { return float32(1 / (1 - math.Pow(beta, float64(t)))) }
+// stepParameters returns the contents of ResultStep for step t, which is the given number of updates of the weights, from 1 on, unless
+// it is skipped.
+func stepParameters(run *ir.Run, t, updates int64) [3]float32 {
+	correction := func(beta float64) float32 { return float32(1 / (1 - math.Pow(beta, float64(updates)))) }
 	return [3]float32{float32(learningRate(run, t)), correction(run.Beta1), correction(run.Beta2)}
 }

@@ -6,7 +6,7 @@
 //	link.go       Transport, which connects ranks; local.go inside a process, with wire.go between several
 //	job.go        Job: open, init, step, eval, close
 //	crew.go       the processes of one job: leader and followers
-//	schedule.go   the learning rate of a step
+//	schedule.go   the learning rate of a step; guard.go decides which steps change nothing
 //	tensor.go     whole tensors from the rectangles of ranks, and back
 //	checkpoint.go reading checkpoints; parts.go and saver.go write them, package store knows their files
 //	data.go       data sets; random.go is the generator behind them and behind initial values

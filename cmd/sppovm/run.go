@@ -298,6 +298,8 @@ type training struct {
 	loss    float64 // of the last step
 	sick    string  // why the state after the last step should not be kept; empty: it should
 	saver   *saver  // nil: nothing is saved
+	inRow   int     // steps skipped since the last that was not
+	skipped int     // in this run
 	compare watch.Compare
 }
 
@@ -395,16 +397,33 @@ func (r *training) step(ctx context.Context) error {
 		return err
 	}
 	r.sick = ""
-	if !finite(result.GradNorm) {
-		r.sick = fmt.Sprintf("the gradient norm of step %d is %g", result.Step, result.GradNorm)
+	if err := r.guard(result); err != nil {
+		return err
 	}
-	if !finite(result.Loss) {
+	if !finite(result.Loss) && !result.Skipped {
 		r.sick = fmt.Sprintf("the loss of step %d is %g", result.Step, result.Loss)
 		return fmt.Errorf("step %d: the loss is %g; try a smaller learning rate or gradient clipping", result.Step, result.Loss)
 	}
 	every := r.program.Run.EvalEvery
 	if last := result.Step >= r.f.steps; last || every > 0 && result.Step%every == 0 {
 		return r.validate(ctx)
+	}
+	return nil
+}
+
+// guard reports a step that was skipped, and ends a run that skips too many in a row.
+func (r *training) guard(result vm.StepResult) error {
+	if !result.Skipped {
+		r.inRow = 0
+		return nil
+	}
+	r.inRow++
+	r.skipped++
+	r.sick = fmt.Sprintf("step %d was skipped", result.Step)
+	r.show.say("step %d skipped: loss %.4g, gradient norm %.4g; weights are as they were", result.Step, result.Loss, result.GradNorm)
+	if most := r.program.Run.MaxSkipped; most > 0 && r.inRow >= most {
+		return fmt.Errorf("step %d: %s skipped in a row, the last with loss %.4g and gradient norm %.4g; try a smaller learning rate or gradient clipping",
+			result.Step, count(r.inRow, "step"), result.Loss, result.GradNorm)
 	}
 	return nil
 }

@@ -138,7 +138,7 @@ func (r *training) record(result *vm.StepResult) error {
 	}
 	s := &watch.Step{
 		Step: result.Step, Loss: number(result.Loss), TokensPerSecond: number(result.TokensPerSecond), Seconds: number(result.Seconds),
-		GradNorm: number(result.GradNorm), LR: number(result.LR), GradNorms: norms,
+		GradNorm: number(result.GradNorm), LR: number(result.LR), Skipped: result.Skipped, GradNorms: norms,
 	}
 	if split != nil {
 		s.Split = watch.SplitOf(*split)

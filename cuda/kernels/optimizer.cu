@@ -44,7 +44,8 @@ KERNEL(sumsq_join, (const u64 *table)) {
 }
 
 // In index order: the threads only fetch.
-KERNEL(grad_norm, (float *y, const float *sums, i64 n, double max_norm)) {
+// A norm that is not finite, or above the limit, has the factor -1: updates change nothing.
+KERNEL(grad_norm, (float *y, const float *sums, const float *limit, i64 n, double max_norm)) {
     SHARED(float, part, 256);
     double sum = 0;
     for (i64 base = 0; base < n; base += blockDim.x) {
@@ -55,8 +56,10 @@ KERNEL(grad_norm, (float *y, const float *sums, i64 n, double max_norm)) {
     }
     const double norm = sqrt(sum);
     if (threadIdx.x == 0) {
+        const float most = limit ? fminf(limit[0], 3.40282346638528859812e+38f) : 3.40282346638528859812e+38f;
         y[0] = (float)norm;
         y[1] = max_norm > 0 && norm > max_norm ? (float)(max_norm / norm) : 1.0f;
+        if (!((float)norm <= most)) y[1] = -1.0f;
     }
 }
 
@@ -84,6 +87,10 @@ KERNEL(adamw, (const u64 *table, i64 tensors, i64 tiles, const float *step, cons
         c[6] = (float)(1 - __dmul_rn(lr, as_double(row[7])));
         float ws[8], ms[8], vs[8], gs[8];
         load_some(w, ws, n - i);
+        if (c[0] < 0) { // the step is skipped
+            if (copy) store_some(copy + i, ws, n - i);
+            continue;
+        }
         load_some(m, ms, n - i);
         load_some(v, vs, n - i);
         load_some((const float *)row[6] + i, gs, n - i);
@@ -95,16 +102,21 @@ KERNEL(adamw, (const u64 *table, i64 tensors, i64 tiles, const float *step, cons
     }
 }
 
-// sgd: without m the gradient is the step, without norm its factor is 1.
+// sgd: without m the gradient is the step, without norm its factor is 1. A negative factor writes the copy alone.
 #define SGD(S, T)                                                                                              \
     KERNEL(sgd_##S, (float *w, float *m, bf16 *copy, const T *grad, const float *step, const float *norm,      \
-                     double momentum, double decay, double scale, i64 n)) {                                    \
+                     double momentum, double decay, double scale, i64 scaled, i64 n)) {                        \
         const double lr = (double)step[0];                                                                     \
-        const float factor = norm ? norm[1] : 1.0f, rate = (float)__dmul_rn(lr, scale);                        \
+        const bool skipped = norm && norm[1] < 0;                                                              \
+        const float factor = norm && !scaled ? norm[1] : 1.0f, rate = (float)__dmul_rn(lr, scale);                        \
         const float keep = (float)(1 - __dmul_rn(lr, decay));                                                  \
         EACH8(i, n) {                                                                                          \
             float ws[8], ms[8], gs[8];                                                                         \
             load_some(w + i, ws, n - i);                                                                       \
+            if (skipped) {                                                                                     \
+                if (copy) store_some(copy + i, ws, n - i);                                                     \
+                continue;                                                                                      \
+            }                                                                                                  \
             load_some(grad + i, gs, n - i);                                                                    \
             UNROLL for (int j = 0; j < 8; j++) gs[j] = __fmul_rn(gs[j], factor);                               \
             if (m) {                                                                                           \
@@ -125,6 +137,11 @@ FOR_TYPES(SGD)
             float ms[8], gs[8];                                                                                \
             load_some(m + i, ms, n - i);                                                                       \
             load_some(grad + i, gs, n - i);                                                                    \
+            if (norm[1] < 0) {                                                                                 \
+                UNROLL for (int j = 0; j < 8; j++) gs[j] = 0;                                                  \
+                store_some(y + i, gs, n - i);                                                                  \
+                continue;                                                                                      \
+            }                                                                                                  \
             UNROLL for (int j = 0; j < 8; j++) {                                                               \
                 gs[j] = __fmul_rn(gs[j], norm[1]);                                                             \
                 ms[j] = __fadd_rn(__fmul_rn((float)momentum, ms[j]), gs[j]);                                   \

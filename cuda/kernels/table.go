@@ -276,7 +276,7 @@ func sumSq(b *binder) {
 }
 
 func gradNorm(b *binder) {
-	b.launch("grad_norm", rows(1), "y", "sums", b.elements("sums"), b.float("max_norm"))
+	b.launch("grad_norm", rows(1), "y", "sums", "limit", b.elements("sums"), b.float("max_norm"))
 }
 
 // adamW has tiles of elements that threads have eight of; blocks walk over those of all tensors.
@@ -295,7 +295,7 @@ func adamW(b *binder) {
 func sgd(b *binder) {
 	n := b.elements("w")
 	b.launch("sgd_"+b.types("grad"), spread(n, 8), "w", "m", "copy", rowsOf{"grad", b.int("row")}, "step", "norm",
-		b.float("momentum"), b.float("weight_decay"), b.float("scale"), n)
+		b.float("momentum"), b.float("weight_decay"), b.float("scale"), b.int("scaled"), n)
 }
 
 func nesterov(b *binder) {

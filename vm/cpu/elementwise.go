@@ -113,6 +113,10 @@ func sumSq(b *binder) func() {
 
 func gradNorm(b *binder) func() {
 	y, sums, limit := b.floats("y"), b.floats("sums"), b.float("max_norm")
+	most := []float32{math.MaxFloat32}
+	if b.has("limit") {
+		most = b.floats("limit")
+	}
 	return func() {
 		sum := 0.0
 		for _, s := range sums {
@@ -121,6 +125,9 @@ func gradNorm(b *binder) func() {
 		norm, factor := math.Sqrt(sum), 1.0
 		if limit > 0 && norm > limit {
 			factor = limit / norm
+		}
+		if !(float32(norm) <= min(most[0], math.MaxFloat32)) {
+			factor = -1 // updates change nothing
 		}
 		y[0], y[1] = float32(norm), float32(factor)
 	}

@@ -116,7 +116,7 @@ func bigram(t ir.DType) *ir.Program {
 	b.event(s, ir.Compute, ir.Coll)
 	b.put(s, ir.AllGather, ir.Coll, []ir.View{squares, square}, ir.Int(0))
 	b.event(s, ir.Coll, ir.Compute)
-	b.put(s, ir.GradNorm, ir.Compute, []ir.View{norm, squares}, ir.Float(0.2))
+	b.put(s, ir.GradNorm, ir.Compute, []ir.View{norm, squares, ir.Absent()}, ir.Float(0.2))
 	b.put(s, ir.AdamW, ir.Compute, []ir.View{masterOrWeight, m, v, rounded, grad, stepView, norm},
 		ir.Float(0.9), ir.Float(0.95), ir.Float(1e-8), ir.Float(0.01))
 

@@ -18,8 +18,9 @@ func adamW(b *binder) func() {
 	round := func(lo, hi int) { simd.Narrow(rounded[lo:hi], w[lo:hi]) }
 	return func() {
 		update.LearningRate, update.Correction1, update.Correction2 = float64(step[0]), float64(step[1]), float64(step[2])
-		update.GradScale = float64(norm[1])
-		simd.AdamW(pool, w, m, v, grad, update)
+		if update.GradScale = float64(norm[1]); update.GradScale >= 0 {
+			simd.AdamW(pool, w, m, v, grad, update)
+		}
 		if rounded != nil {
 			pool.Split(len(w), 8192, round)
 		}
@@ -32,7 +33,7 @@ func (b *binder) gradFactor() func() float32 {
 		return func() float32 { return 1 }
 	}
 	norm := b.floats("norm")
-	return func() float32 { return norm[1] }
+	return func() float32 { return norm[1] } // negative: the step is skipped
 }
 
 // sgd rounds every product on its own, as on other devices.
@@ -47,11 +48,16 @@ func sgd(b *binder) func() {
 	if b.has("copy") {
 		out = append(out, b.mat("copy"))
 	}
+	scaled := b.int("scaled") != 0
 	return func() {
 		f, rate, keep := factor(), float32(float64(step[0])*scale), float32(1-float64(step[0])*decay)
+		skipped := f < 0
+		if scaled {
+			f = 1
+		}
 		simd.Map(pool, rows, cols, out, in, func(out, in [][]float32) {
 			w, grad := in[0], in[1]
-			for i := range w {
+			for i := 0; i < len(w) && !skipped; i++ {
 				m := float32(grad[i] * f)
 				if len(in) > 2 {
 					m += float32(momentum * in[2][i])
@@ -71,6 +77,10 @@ func nesterov(b *binder) func() {
 	f := float32(0)
 	run := b.each([]string{"y", "m"}, []string{"m", "grad"}, func(out, in [][]float32) {
 		for i := range in[0] {
+			if f < 0 {
+				out[1][i], out[0][i] = in[0][i], 0
+				continue
+			}
 			g := float32(in[1][i] * f)
 			m := float32(momentum*in[0][i]) + g
 			out[1][i] = m

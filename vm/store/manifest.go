@@ -29,7 +29,8 @@ type Manifest struct {
 	Program string               `json:"program"`
 	Model   ir.Model             `json:"model"` // names and shapes of tensors do not determine what is computed
 	Step    int64                `json:"step"`
-	Skipped int64                `json:"skipped"` // steps of these that left the weights as they were
+	Skipped int64                `json:"skipped"`         // steps of these that left the weights as they were
+	Norms   []float32            `json:"norms,omitempty"` // of gradients in the last steps that were not skipped, oldest first
 	Seed    int64                `json:"seed"`
 	Origin  string               `json:"origin,omitempty"` // of the weights that the run started from
 	Data    []corpus.Fingerprint `json:"data,omitempty"`   // of files of tokens

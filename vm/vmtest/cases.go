@@ -696,6 +696,16 @@ func caseGradNorm(s *suite) {
 		out := s.run(call{op: ir.GradNorm, args: args{"y": s.outF32(2), "sums": sums}, attrs: attrs{"max_norm": limit}})
 		s.equal("y", out["y"], []float64{norm, factor}, ir.F32)
 	}
+	limit := s.f32(1)
+	for _, c := range []struct{ sum, limit, norm, factor float64 }{
+		{4, 2, 2, 1}, {4, 1.99, 2, -1}, {4, math.Inf(1), 2, 1}, {math.Inf(1), math.Inf(1), math.Inf(1), -1}, {math.NaN(), 9, math.NaN(), -1},
+	} {
+		sums.data, limit.data[0] = []float64{0, 0, c.sum, 0, 0, 0, 0}, c.limit
+		out := s.run(call{op: ir.GradNorm, args: args{"y": s.outF32(2), "sums": sums, "limit": limit}, attrs: attrs{"max_norm": 0}})
+		if got := out["y"]; got[1] != c.factor || !(got[0] == c.norm || math.IsNaN(got[0]) && math.IsNaN(c.norm)) {
+			s.Fatalf("a sum of %v with limit %v has norm and factor %v, want %v and %v", c.sum, c.limit, got, c.norm, c.factor)
+		}
+	}
 }
 
 func caseAdamW(s *suite) {
@@ -719,6 +729,22 @@ func caseAdamW(s *suite) {
 	s.equal("w", out["w"], wantW, ir.F32)
 	s.equal("m", out["m"], wantM, ir.F32)
 	s.equal("v", out["v"], wantV, ir.F32)
+	s.isRounded(out)
+	norm.data[1], grad.data[7] = -1, math.NaN()
+	out = s.run(call{op: ir.AdamW, args: operands, attrs: attrs{"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}})
+	s.unchanged(out, operands, "w", "m", "v")
+}
+
+// unchanged holds operands of a skipped step to what they were, and the copy to the weight.
+func (s *suite) unchanged(out map[string][]float64, before args, names ...string) {
+	s.Helper()
+	for _, name := range names {
+		for i, got := range out[name] {
+			if want := stored(before[name].data[i], ir.F32); got != want {
+				s.Fatalf("a skipped step changes %s[%d] from %v to %v", name, i, want, got)
+			}
+		}
+	}
 	s.isRounded(out)
 }
 
@@ -753,6 +779,11 @@ func caseSGD(s *suite) {
 		s.equal("w", out["w"], wantW, ir.F32)
 		s.equal("m", out["m"], wantM, ir.F32)
 		s.isRounded(out)
+		skipped := s.f32(2)
+		skipped.data[1], grad.data[5] = -1, math.NaN()
+		operands["norm"] = skipped
+		out = s.run(call{op: ir.SGD, args: operands, attrs: attrs{"momentum": momentum, "weight_decay": decay, "scale": 1}})
+		s.unchanged(out, operands, "w", "m")
 	})
 	s.sub("rows", func(s *suite) {
 		const rows, cols, row = 5, 37, 3
@@ -764,6 +795,17 @@ func caseSGD(s *suite) {
 		out := s.run(call{op: ir.SGD, args: args{"w": w, "grad": grad, "step": parameters},
 			attrs: attrs{"weight_decay": decay, "scale": scale, "row": row}})
 		s.equal("w", out["w"], want, ir.F32)
+		for _, factor := range []float64{0.25, -1} { // with scaled, only its sign counts
+			norm := s.f32(2)
+			norm.data[1] = factor
+			operands := args{"w": w, "grad": grad, "step": parameters, "norm": norm}
+			out := s.run(call{op: ir.SGD, args: operands, attrs: attrs{"weight_decay": decay, "scale": scale, "row": row, "scaled": 1}})
+			if factor < 0 {
+				s.unchanged(out, operands, "w")
+			} else {
+				s.equal("w", out["w"], want, ir.F32)
+			}
+		}
 	})
 }
 
@@ -780,6 +822,11 @@ func caseNesterov(s *suite) {
 	out := s.run(call{op: ir.Nesterov, args: args{"y": s.out(n), "m": m, "grad": grad, "norm": norm}, attrs: attrs{"momentum": momentum}})
 	s.equal("y", out["y"], wantY, s.dtype)
 	s.equal("m", out["m"], wantM, ir.F32)
+	norm.data[1], grad.data[9] = -1, math.NaN()
+	operands := args{"y": s.out(n), "m": m, "grad": grad, "norm": norm}
+	out = s.run(call{op: ir.Nesterov, args: operands, attrs: attrs{"momentum": momentum}})
+	s.unchanged(out, operands, "m")
+	s.equal("y", out["y"], make([]float64, n), s.dtype)
 }
 
 // caseAxpby has a first operand of either type, and results in place.

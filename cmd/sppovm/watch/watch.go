@@ -64,6 +64,7 @@ type Step struct {
 	Seconds         Number            `json:"step_s"`
 	GradNorm        Number            `json:"grad_norm"` // before clipping
 	LR              Number            `json:"lr"`
+	Skipped         bool              `json:"skipped,omitempty"`    // weights and optimizer state are as they were
 	Split           *Split            `json:"split,omitempty"`      // absent: not measured
 	GradNorms       map[string]Number `json:"grad_norms,omitempty"` // by layer; absent: not asked for
 }

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sppo.dev/cmd/internal/cli"
+)
+
+// A run with an absurd learning rate keeps the checkpoint that it started from, and ends with an error.
+func TestRuinedStateIsNotSaved(t *testing.T) {
+	inBase(t)
+	alone(t, "tiny.sppo", "-q", "--steps", "2", "--save", "dir", "--set", "train.steps=100")
+	for steps, want := range map[string]string{
+		"3":  "sppovm: no checkpoint after step 3: the validation loss after step 3 is NaN\n",
+		"50": "10 steps skipped in a row",
+	} {
+		code, _, text := runs(t, "tiny.sppo", "--set", "train.steps=100", "--steps", steps, "--set", "train.optimizer.lr=1e9", "--set", "train.optimizer.weight_decay=0",
+			"--save", "dir", "--save-every", "1", "--resume", "dir")
+		if code != cli.Failed || !strings.Contains(text, want) {
+			t.Errorf("%s steps: exit %d\n%s", steps, code, text)
+		}
+		if diff := cmp.Diff([]string{"step-2"}, namesIn(t, "dir")); diff != "" && steps == "3" {
+			t.Error(diff)
+		}
+	}
+}
+
+// Skipped steps are reported, and processes agree on them.
+func TestSkippedSteps(t *testing.T) {
+	inBase(t)
+	args := []string{"tiny.sppo", "--set", "train.steps=30", "--set", "train.guard.spikes=1.02", "--json"}
+	one := alone(t, args...)
+	all := launchAll(t, 4, inWorld(t, 4, args...))
+	many := end(t, all)
+	if diff := cmp.Diff(numbersOf(t, one), numbersOf(t, many[0])); diff != "" {
+		t.Error(diff)
+	}
+	if skipped := strings.Count(one, `"skipped":true`); skipped == 0 || strings.Count(all[0].errs.String(), "; weights are as they were\n") != skipped {
+		t.Errorf("%d lines say that a step was skipped:\n%s", skipped, all[0].errs.String())
+	}
+	code, _, text := runs(t, append(args, "--set", "train.guard.spikes=0.001", "--set", "train.guard.stop=3")...)
+	if code != cli.Failed || !strings.Contains(text, "sppovm: step 13: 3 steps skipped in a row") {
+		t.Errorf("exit %d\n%s", code, text)
+	}
+}
