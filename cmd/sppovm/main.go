@@ -2,6 +2,7 @@
 //
 //	main.go      the table of subcommands
 //	run.go       run: load, device, steps, report
+//	start.go     launch: starts the processes of a job, again after a failure
 //	launch.go    which of several processes this is, by flags or launcher
 //	simulate.go  run in virtual time
 //	watching.go  lets others watch a run; package watch has the observers
@@ -32,11 +33,22 @@ import (
 
 func main() {
 	// The first signal asks the run to stop after its step; later signals have their default effect.
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), stopping()...)
 	context.AfterFunc(ctx, stop)
 	code := app.Main(&cli.Env{Context: ctx, Stdout: os.Stdout, Stderr: os.Stderr}, os.Args[1:])
 	stop()
 	os.Exit(code)
+}
+
+// stopping lists the signals that end a run after its step: from a person, an engine that takes the machine back, a terminal that
+// closes, and Slurm's early warning (--signal=USR1@120). One that the parent ignores, as nohup does, stays ignored.
+func stopping() (list []os.Signal) {
+	for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1} {
+		if !signal.Ignored(s) {
+			list = append(list, s)
+		}
+	}
+	return list
 }
 
 var app = cli.App{
@@ -83,7 +95,7 @@ var app = cli.App{
 				"any number of processes, which must all see the folder. With --resume auto the same command line starts a run and, after a\n" +
 				"crash, continues it.\n\n" +
 				"Ctrl-C finishes the current step, writes a checkpoint if --save is given, and stops; a second Ctrl-C aborts. In any process\n" +
-				"it stops all of them.",
+				"it stops all of them. SIGTERM, SIGHUP and SIGUSR1, which Slurm sends early with --signal=USR1@120, do the same.",
 			Examples: []string{
 				"sppovm run examples/tiny.sppo",
 				"sppovm run out/gpt-docs.sppb --steps 50 --json",
@@ -98,6 +110,15 @@ var app = cli.App{
 				"srun --nodes 2 --ntasks-per-node 2 sppovm run examples/tiny.sppo",
 				"sppovm run examples/tiny.sppo --processes 2 --process 0 --rendezvous node1:29500",
 			},
+		},
+		{
+			Name: "launch", Args: "[-n PROCESSES] [--restart N] run FILE ...", MinArgs: 2, MaxArgs: -1, Setup: launchProcesses, Files: cli.JobFiles,
+			Doc: "start the processes of a job on this host, again when one dies",
+			Details: "Starts sppovm run with the given arguments in several processes, which meet by the variables that torchrun sets. When one\n" +
+				"dies or fails, the others end, too. With --restart, all are started again and continue from the newest checkpoint; not after\n" +
+				"a mistake in the input (exit code 2) or a job that does not fit (3). Ctrl-C and SIGTERM are passed on.\n" +
+				"Under torchrun, srun, mpirun or Kubernetes the engine restarts processes; sppovm run --resume auto continues there, too.",
+			Examples: []string{"sppovm launch -n 2 --restart 10 run job.sppo --save run1 --save-every 10m --resume auto"},
 		},
 		{
 			Name: "eval", Args: "FILE (--weights DIR | --resume CHECKPOINT) [--split all|train|validation]", MinArgs: 1, MaxArgs: 1, Setup: evaluate, Files: cli.JobFiles,

@@ -38,13 +38,18 @@ type process struct {
 // launchAll starts the processes; their arguments may differ.
 func launchAll(t *testing.T, processes int, args func(process int) []string, variables ...func(process int) []string) []*process {
 	t.Helper()
+	return launchCommand(t, "run", processes, args, variables...)
+}
+
+func launchCommand(t *testing.T, command string, processes int, args func(process int) []string, variables ...func(process int) []string) []*process {
+	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var all []*process
 	for i := range processes {
-		p := &process{Cmd: exec.Command(self, append([]string{"run"}, args(i)...)...)}
+		p := &process{Cmd: exec.Command(self, append([]string{command}, args(i)...)...)}
 		p.Env = append(os.Environ(), asCommand+"=1")
 		for _, v := range variables {
 			p.Env = append(p.Env, v(i)...)

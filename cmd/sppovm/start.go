@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"sppo.dev/cmd/internal/cli"
+)
+
+// startFlags are the flags of launch.
+type startFlags struct {
+	processes int
+	restart   int
+	grace     time.Duration
+}
+
+func launchProcesses(flags *pflag.FlagSet) cli.Action {
+	var f startFlags
+	flags.IntVarP(&f.processes, "processes", "n", 1, "how many processes to start on this host, each with the same number of ranks")
+	flags.IntVar(&f.restart, "restart", 0, "start all processes again, at most this many times, when one dies or fails; run then needs --resume auto")
+	flags.DurationVar(&f.grace, "grace", time.Minute, "how long processes may take to end when one has died, before they are killed")
+	flags.SetInterspersed(false)
+	return func(env *cli.Env, args []string) error {
+		if args[0] != "run" {
+			return cli.Usagef("launch starts sppovm run: write sppovm launch [flags] run FILE ...")
+		}
+		if f.processes < 1 || f.restart < 0 || f.grace <= 0 {
+			return cli.Usagef("launch: --processes and --grace must be more than 0, --restart at least 0")
+		}
+		if f.restart > 0 && !resumesAuto(args) {
+			return cli.Usagef("launch: --restart needs run --save FOLDER --save-every N --resume auto, so that the job goes on where it was")
+		}
+		return f.launch(env, args)
+	}
+}
+
+// resumesAuto reports whether the arguments of run ask to continue from the newest checkpoint.
+func resumesAuto(args []string) bool {
+	at := slices.Index(args, "--resume")
+	return slices.Contains(args, "--resume="+resumeAuto) || at >= 0 && at+1 < len(args) && args[at+1] == resumeAuto
+}
+
+// launch runs the job, again where that is allowed and may help.
+func (f *startFlags) launch(env *cli.Env, args []string) error {
+	for attempt := 0; ; attempt++ {
+		code, err := f.once(env, args, attempt)
+		switch {
+		case err != nil:
+			return err
+		case code == cli.Done || env.Context.Err() != nil || code == cli.BadInput || code == cli.NoFit:
+			return cli.Silent(code) // the same mistake would happen again
+		case attempt == f.restart:
+			return cli.Silent(code)
+		}
+		fmt.Fprintf(env.Stderr, "launch: starting again, %d of %d\n", attempt+1, f.restart)
+	}
+}
+
+// child is a process of the job.
+type child struct {
+	*exec.Cmd
+	ended chan struct{}
+	err   error
+}
+
+// once starts the processes and waits until all have ended. It returns the exit code of the first that failed.
+func (f *startFlags) once(env *cli.Env, args []string, attempt int) (code int, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return cli.Failed, err
+	}
+	port, err := freePort()
+	if err != nil {
+		return cli.Failed, err
+	}
+	runtime.LockOSThread() // the system ends children when the thread that started them ends
+	defer runtime.UnlockOSThread()
+	ended := make(chan *child)
+	var all []*child
+	var waiting sync.WaitGroup
+	for i := range f.processes {
+		c := &child{Cmd: exec.Command(self, args...), ended: make(chan struct{})}
+		c.Stdout, c.Stderr = env.Stdout, env.Stderr
+		c.Env = append(os.Environ(), "RANK="+strconv.Itoa(i), "WORLD_SIZE="+strconv.Itoa(f.processes), "LOCAL_RANK="+strconv.Itoa(i),
+			"LOCAL_WORLD_SIZE="+strconv.Itoa(f.processes), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port,
+			"TORCHELASTIC_RUN_ID=launch "+strconv.Itoa(os.Getpid()), "TORCHELASTIC_RESTART_COUNT="+strconv.Itoa(attempt), "TORCHELASTIC_USE_AGENT_STORE=")
+		endWithParent(c.Cmd)
+		if err := c.Start(); err != nil {
+			f.end(all)
+			return cli.Failed, err
+		}
+		all = append(all, c)
+		waiting.Go(func() {
+			c.err = c.Wait()
+			close(c.ended)
+			ended <- c
+		})
+	}
+	go func() { waiting.Wait(); close(ended) }()
+	defer context.AfterFunc(env.Context, func() { signalAll(all, syscall.SIGTERM) })()
+	kill := make(<-chan time.Time)
+	for {
+		select {
+		case c, ok := <-ended:
+			if !ok {
+				return code, nil
+			}
+			if c.err != nil && code == cli.Done {
+				code = exitOf(c, env)
+				signalAll(all, syscall.SIGTERM) // one that still waits for the others would do so for minutes
+				kill = time.After(f.grace)
+			}
+		case <-kill:
+			signalAll(all, syscall.SIGKILL)
+		}
+	}
+}
+
+// exitOf is the exit code of a process that failed. Of one that was killed nothing has been said yet.
+func exitOf(c *child, env *cli.Env) int {
+	var exit *exec.ExitError
+	if !errors.As(c.err, &exit) {
+		fmt.Fprintf(env.Stderr, "launch: %v\n", c.err)
+		return cli.Failed
+	}
+	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		fmt.Fprintf(env.Stderr, "launch: process %d was ended by %s\n", c.Process.Pid, status.Signal())
+		return cli.Failed
+	}
+	return exit.ExitCode()
+}
+
+func signalAll(all []*child, s syscall.Signal) {
+	for _, c := range all {
+		select {
+		case <-c.ended:
+		default:
+			_ = c.Process.Signal(s) // it may have ended just now
+		}
+	}
+}
+
+// end kills processes that were started.
+func (f *startFlags) end(all []*child) {
+	signalAll(all, syscall.SIGKILL)
+	for _, c := range all {
+		<-c.ended
+	}
+}
+
+// freePort returns a port of this host that nobody listens at.
+func freePort() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	return port, err
+}
