@@ -115,8 +115,14 @@ func (f files) addLicenses(root string) error {
 		if err != nil {
 			return fmt.Errorf("the license of %s: %w", name, err)
 		}
-		if err := f.add("licenses/"+strings.ReplaceAll(name, "/", "-"), found, 0o644); err != nil {
+		to := "licenses/" + strings.ReplaceAll(name, "/", "-")
+		if err := f.add(to, found, 0o644); err != nil {
 			return err
+		}
+		if notice := filepath.Join(folder, "NOTICE"); exists(notice) { // which the Apache license wants beside it
+			if err := f.add(to+"-NOTICE", notice, 0o644); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
