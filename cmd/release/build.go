@@ -61,7 +61,7 @@ func sharedFiles(root, programs string) (files, error) {
 			return nil, err
 		}
 	}
-	for folder, endings := range map[string][]string{"examples": {".sppo"}, "docs": {".md", ".svg"}} {
+	for folder, endings := range map[string][]string{"examples": {".sppo", ".sh", ".yaml"}, "docs": {".md", ".svg"}} {
 		for _, ending := range endings {
 			if err := all.addTree(root, folder, ending); err != nil {
 				return nil, err
@@ -90,7 +90,11 @@ func (f files) addTree(root, folder, ending string) error {
 		if err != nil || d.IsDir() || path.Ext(name) != ending {
 			return err
 		}
-		return f.add(name, filepath.Join(root, filepath.FromSlash(name)), 0o644)
+		mode := fs.FileMode(0o644)
+		if ending == ".sh" {
+			mode = 0o755
+		}
+		return f.add(name, filepath.Join(root, filepath.FromSlash(name)), mode)
 	})
 }
 
