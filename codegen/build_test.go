@@ -30,7 +30,7 @@ func planOf(t testing.TB, file string, set ...string) *plan.Plan {
 	return plan
 }
 
-// tryPlan is planOf where there may be no plan: nil then.
+// tryPlan is planOf for specs that may have no plan; it then returns nil.
 func tryPlan(file string, set ...string) *plan.Plan {
 	spec, err := lang.Load(file, lang.Options{Shipped: examples.Shipped, Set: set})
 	if err != nil {

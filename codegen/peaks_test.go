@@ -9,7 +9,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// peakVariants are specs that differ in what fills memory.
+// peakVariants returns specs whose memory is filled by different things.
 func peakVariants(t *testing.T) [][]string {
 	examples, err := filepath.Glob("../examples/*.sppo")
 	if err != nil || len(examples) < 3 {

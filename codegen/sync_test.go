@@ -163,7 +163,7 @@ func conflict(a, b *ir.Instr, buffers []ir.Buffer) bool {
 	return false
 }
 
-// randomSection has few bytes, overlapping buffers and every way to access them.
+// randomSection returns instructions on few bytes, with overlapping buffers and every kind of access.
 func randomSection(rng *rand.Rand) ([]ir.Instr, []ir.Buffer) {
 	const extent = 64
 	buffers := make([]ir.Buffer, 2+rng.IntN(8))

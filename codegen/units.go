@@ -167,7 +167,7 @@ func byReader(units []graph.Unit) []int {
 	return order
 }
 
-// loadUnits gives a backward env the buffers of its layer's saved values.
+// loadUnits sets the buffers of a backward env's saved values.
 func (e *env) loadUnits() {
 	for u := range e.block.Units {
 		e.placeUnit(u, e.s.saved[e.unitKey(u)].device)

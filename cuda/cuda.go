@@ -118,7 +118,7 @@ func Open(options Options) (*Machine, error) {
 	return m, nil
 }
 
-// settings are environment variables that the driver reads at its start. The user's values take precedence.
+// settings returns environment variables that the driver reads at its start. The user's values take precedence.
 func (o *Options) settings() map[string]string {
 	// Our kernels are loaded with the program, because cuModuleGetFunction loads them. Library kernels are
 	// loaded at their first launch, and the driver may then wait for everything that runs: with NCCL for a

@@ -22,7 +22,8 @@ type graphs struct {
 	replaying bool
 }
 
-// makeGraphs is for ranks that meet no others: a peer's part would not be in the graph.
+// makeGraphs prepares the replay of sections. It is only for ranks without peers, because a peer's part would
+// not be in the graph.
 func (d *Device) makeGraphs() (err error) {
 	if !d.machine.options.Graphs || d.machine.options.Sync || len(d.code.Sections[ir.SectionStep]) == 0 {
 		return nil

@@ -11,7 +11,7 @@ import (
 	"sppo.dev/vm/probe"
 )
 
-// memoryBound are memory-bound kernels beyond those that every device is probed with.
+// memoryBound returns memory-bound kernels beyond those that every device is probed with.
 func (f *figures) memoryBound(t ir.DType) []probe.Item {
 	cols := f.size.cols
 	rows := max(f.size.bytes/int64(t.Bytes())/cols, 1)
@@ -38,7 +38,7 @@ type group struct {
 	put  func(b *builder)
 }
 
-// groups are those for which there are kernels.
+// groups returns the groups of instructions for which there are joined kernels.
 func (f *figures) groups(t ir.DType) []group {
 	cols := f.size.cols
 	rows, eps := max(f.size.bytes/int64(t.Bytes())/f.size.cols, 1), ir.Float(1e-5)

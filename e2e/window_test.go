@@ -41,7 +41,7 @@ func (c Case) completed() Case {
 	return c
 }
 
-// TestWindows holds models of several kinds of layers to E1, E2, E3 and E5, and their plain programs to E4.
+// TestWindows checks E1, E2, E3 and E5 for models of several kinds of layers, and E4 for their plain programs.
 func TestWindows(t *testing.T) {
 	for _, c := range windowed {
 		c = c.completed()
@@ -57,7 +57,7 @@ func TestWindows(t *testing.T) {
 	}
 }
 
-// TestWindowOfAll demands the same program, but for the header, where a window covers the sequence.
+// TestWindowOfAll checks that a window that covers the sequence changes only the header of the program.
 func TestWindowOfAll(t *testing.T) {
 	c := windowed[0].completed()
 	c.Window = ""
@@ -75,7 +75,7 @@ func TestWindowOfAll(t *testing.T) {
 	}
 }
 
-// instructions are those of a program, one a line.
+// instructions returns the instructions of a program, one per line.
 func instructions(p *ir.Program) (lines []string) {
 	for i := range p.Codes {
 		for s := range p.Codes[i].Sections {

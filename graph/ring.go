@@ -70,8 +70,8 @@ func (b *builder) gatherChunks(cache, local int) {
 	b.node(ir.AllGather, []Attr{group(GroupBack)}, Arg{Value: cache, Span: BackHalf}, Arg{Value: local, Span: BackHalf})
 }
 
-// chunksGradient is the gradient of such a gather for one half: every rank has a contribution to each row, and
-// these are added in f32.
+// chunksGradient adds the gradient of such a gather for one half: every rank has a contribution to each row,
+// and these are added in f32.
 func chunksGradient(b *builder, n Node) {
 	x := n.Args[1]
 	if _, ok := b.grads[x.Value]; !ok {

@@ -61,7 +61,8 @@ func (c *config) failf(key, format string, args ...any) {
 	}
 }
 
-// raw is a member as written, or its default where it is absent. It is nil without one, and where the member is null.
+// raw returns a member as written, or its default if it is absent. It returns nil without a default, and for
+// null.
 func (c *config) raw(key string) json.RawMessage {
 	c.used[key] = true
 	v, there := c.members[key]
@@ -85,7 +86,7 @@ func (c *config) has(key string) bool {
 	return found
 }
 
-// quote is a value in messages.
+// quote returns a value for messages.
 func quote(v json.RawMessage) string {
 	const most = 60
 	if len(v) > most {
@@ -108,7 +109,7 @@ func get[T any](c *config, key, kind string) T {
 	return out
 }
 
-// count is a positive whole number.
+// count returns a member that must be a positive whole number.
 func (c *config) count(key string) int64 {
 	v := get[int64](c, key, "whole number")
 	if *c.err == nil && v <= 0 {
@@ -132,7 +133,7 @@ func (c *config) truth(key string) bool        { return get[bool](c, key, "truth
 func (c *config) word(key string) string       { return get[string](c, key, "text") }
 func (c *config) words(key string) []string    { return get[[]string](c, key, "list of texts") }
 
-// object is a member that is an object.
+// object returns a member that must be an object.
 func (c *config) object(key string) *config {
 	members := get[map[string]json.RawMessage](c, key, "object")
 	return &config{prefix: c.prefix + key + ".", members: members, used: map[string]bool{}, err: c.err}

@@ -11,8 +11,8 @@ import (
 // generationFile says how a model of the hub wants to be sampled.
 const generationFile = "generation_config.json"
 
-// EndTokens are the tokens after which a text of the model ends, from generation_config.json, or from config.json where that names
-// none. There may be none.
+// EndTokens returns the tokens that end a text of the model, from generation_config.json or, if that names
+// none, from config.json. There may be none.
 func (m *Model) EndTokens() ([]uint32, error) {
 	for _, name := range []string{generationFile, ConfigFile} {
 		c, err := readObject(filepath.Join(m.Dir, name))

@@ -33,7 +33,7 @@ func (m *Model) rotary(c *config) {
 	}
 }
 
-// localTheta is the base for layers with a window, where they have their own.
+// localTheta sets the base for layers with a window, if they have their own.
 func (m *Model) localTheta(p *config) {
 	local := p.object("sliding_attention")
 	local.want("rope_type", "default")
@@ -121,7 +121,8 @@ func (m *Model) originalLength(p, c *config) float64 {
 	return float64(v)
 }
 
-// scalingFactor is how many times longer the context is. Without a factor it follows from the lengths, where both are known.
+// scalingFactor sets the factor by which the context is longer. Without a factor in the config it follows from
+// the lengths, if both are known.
 func (m *Model) scalingFactor(p, c *config, original float64) {
 	switch {
 	case p.has("factor"):

@@ -6,9 +6,10 @@ import (
 	"unicode/utf8"
 )
 
-// Check reports whether the program is well formed: every index points at something, every row of the opcode table gets
-// the operands and attributes that it names, every name can be written down. Both file forms hold exactly the well
-// formed programs, so what reads one may index without asking. Whether a program is right is Verify's question.
+// Check reports whether the program is well formed: every index refers to something, every row of the opcode
+// table has the operands and attributes that it names, and every name can be written. Both file forms hold
+// exactly the well-formed programs, so their readers may index without checks. Verify decides whether a program
+// is correct.
 func (p *Program) Check() error {
 	errs := p.malformed(1)
 	if len(errs) == 0 {
@@ -17,7 +18,7 @@ func (p *Program) Check() error {
 	return errs[0]
 }
 
-// malformed is up to limit reasons why the program is not well formed.
+// malformed returns up to limit reasons why the program is not well formed.
 func (p *Program) malformed(limit int) []error {
 	c := checker{p: p, limit: limit}
 	c.header()
@@ -67,7 +68,7 @@ func (c *checker) header() {
 	}
 }
 
-// names demands what a reference by name needs: that names differ and can be written.
+// names checks that names can be used as references: they differ and can be written.
 func (c *checker) names(what string, n int, name func(int) string) {
 	seen := make(map[string]bool, n)
 	for i := range n {
@@ -121,7 +122,7 @@ func (c *checker) code(code *Code) {
 func (c *checker) section(code *Code, s Section) {
 	events := code.Events[s]
 	c.where = func() string { return fmt.Sprintf("code %s, %s", code.Name, s) }
-	// Every event has its record; that bounds what readers set aside for events.
+	// Every event has its record, which bounds the memory that readers allocate for events.
 	n := len(code.Sections[s])
 	c.that(events >= 0 && int(events) <= n, "%d events in %d instructions", events, n)
 	at := 0
@@ -135,7 +136,7 @@ func (c *checker) section(code *Code, s Section) {
 	}
 }
 
-// instr is asked a million times: it gathers words only where something is wrong.
+// instr checks an instruction. It is called a million times, so it composes messages only for errors.
 func (c *checker) instr(code *Code, in *Instr, events int32) {
 	if in.Op >= NumOps {
 		c.fail("opcode %d of %d", in.Op, NumOps)
@@ -263,5 +264,5 @@ func (c *checker) ranks() {
 	}
 }
 
-// errNotText is why a header cannot be kept: JSON would replace the bytes silently.
+// errNotText is the reason to reject a header: JSON would replace the bytes silently.
 var errNotText = errors.New("holds text that is not UTF-8")

@@ -59,7 +59,7 @@ func (v value) Int() int { return int(v.num) }
 // Auto reports whether the choice is left to the passes.
 func (v value) Auto() bool { return v.kind == isName && v.name == "auto" }
 
-// numbers are those of a list.
+// numbers returns the numbers of a list.
 func (v value) numbers() (list []float64) {
 	for _, item := range v.list {
 		list = append(list, item.num)

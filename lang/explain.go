@@ -120,7 +120,7 @@ func (c *callType) explain() string {
 	return fmt.Sprintf("%s(...)\n%s\n%s", c.name, wrap(strings.ToUpper(c.doc[:1])+c.doc[1:]+".", "    "), listKeys(keys))
 }
 
-// listKeys has a line for each key, with its default.
+// listKeys returns a line for each key, with its default.
 func listKeys(keys []*Key) string {
 	var b strings.Builder
 	widest := 0
@@ -133,7 +133,7 @@ func listKeys(keys []*Key) string {
 	return b.String()
 }
 
-// defaultWords is what a key is when it is left out.
+// defaultWords describes the default of a key.
 func (k *Key) defaultWords() string {
 	switch {
 	case k.Derived != "":
@@ -196,7 +196,7 @@ func explainCode(c CodeInfo) string {
 	return b.String()
 }
 
-// labelled returns a paragraph that hangs behind its label.
+// labelled returns a paragraph indented after its label.
 func labelled(label, text string) string {
 	indent := fmt.Sprintf("%13s", "")
 	return "    " + fmt.Sprintf("%-9s", label) + strings.TrimPrefix(wrap(text, indent), indent)

@@ -78,7 +78,7 @@ func figures(name, pattern string, limit time.Duration) task {
 	return t
 }
 
-// figureSize is gpu, except in a rehearsal without one.
+// figureSize returns "gpu", or the size for a rehearsal without one.
 func figureSize() string {
 	if size := os.Getenv("SPPO_GPU_FIGURES"); size != "" {
 		return size

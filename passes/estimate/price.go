@@ -42,7 +42,7 @@ type pricedFor struct {
 	block        int64
 }
 
-// newPrices has no times yet.
+// newPrices returns an empty cache.
 func newPrices() *prices { return &prices{prices: map[pricedFor]*nodePrices{}} }
 
 func (c *prices) of(pr Pricer) *nodePrices {

@@ -278,7 +278,7 @@ func unwritten() []string {
 	return set
 }
 
-// paperSpecs are the specs of the paper's evaluation.
+// paperSpecs returns the specs of the paper's evaluation.
 func paperSpecs(t *testing.T) []string {
 	files, err := filepath.Glob(plantest.FolderOfExamples() + "paper/*-*-*.sppo")
 	if err != nil || len(files) == 0 {

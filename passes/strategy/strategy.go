@@ -309,9 +309,9 @@ func oneForwardOneBackward(p *plan.Plan, rank int) []plan.Task {
 	return order
 }
 
-// zeroBubble is ZB-H1, with one hop, or ZB-H2, with two (Qi et al. 2023): 1f1b whose weight gradients are
-// deferred by as many backwards as there are hops after the rank, so that the backwards reach the first rank
-// sooner.
+// zeroBubble returns the order of ZB-H1, with one hop, or ZB-H2, with two (Qi et al. 2023): 1f1b whose weight
+// gradients are deferred by as many backwards as there are hops after the rank, so that the backwards reach the
+// first rank sooner.
 func zeroBubble(p *plan.Plan, rank, hops int) []plan.Task {
 	woven, backward := weave(p, rank, hops)
 	late, done := hops*rank, 0
@@ -384,7 +384,8 @@ func (f *folded) catchUp() {
 	}
 }
 
-// zeroBubbleV is ZB-V (Qi et al. 2023, section 6), for at least 2*PP-1 microbatches, of which some may be missing.
+// zeroBubbleV returns the order of ZB-V (Qi et al. 2023, section 6), for at least 2*PP-1 microbatches, of which
+// some may be missing.
 func zeroBubbleV(p *plan.Plan, rank int) []plan.Task {
 	f, pp := newFolded(p, rank), p.Parallel.PP
 	m := max(2*pp-1, f.most)

@@ -8,7 +8,7 @@ import (
 	"sppo.dev/vm/sim"
 )
 
-// pathJobs are programs with different kinds of waits.
+// pathJobs returns programs with different kinds of waits.
 func pathJobs(t *testing.T) map[string]*ir.Program {
 	jobs := map[string]*ir.Program{}
 	for _, job := range []struct {

@@ -58,7 +58,7 @@ const guard = 64
 // normal returns a normally distributed operand of the round's type, rounded to that type.
 func (s *suite) normal(shape ...int) *value { return s.typed(s.dtype, shape...) }
 
-// f32 is normal with f32 in every round.
+// f32 returns a normally distributed operand that is f32 in every round.
 func (s *suite) f32(shape ...int) *value { return s.typed(ir.F32, shape...) }
 
 func (s *suite) typed(t ir.DType, shape ...int) *value {
@@ -346,7 +346,7 @@ func (s *suite) equal(what string, got, want []float64, t ir.DType) {
 	s.within(what, got, want, t, nil)
 }
 
-// within is equal with an additional tolerance for each element; nil means none.
+// within compares like equal, with an additional tolerance for each element; nil means none.
 func (s *suite) within(what string, got, want []float64, t ir.DType, slack []float64) {
 	s.Helper()
 	if len(got) != len(want) {

@@ -47,7 +47,7 @@ func Usagef(format string, args ...any) error { return Wrong(fmt.Errorf(format, 
 // DoesNotFit marks an error as a memory shortfall.
 func DoesNotFit(err error) error { return &exit{NoFit, err} }
 
-// Silent is a failure that the output has already explained.
+// Silent returns an error for a failure that the output has already explained.
 func Silent(code int) error { return &exit{code: code} }
 
 // ExitCode returns the exit code of an error. Diagnostics are input errors.

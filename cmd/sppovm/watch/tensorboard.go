@@ -158,7 +158,7 @@ func frame(event []byte) []byte {
 	return binary.LittleEndian.AppendUint32(out, masked(event))
 }
 
-// masked is the CRC-32C of bytes, changed so that the checksum of data with checksums in it stays good.
+// masked returns the CRC-32C of bytes, modified so that checksums of data that contains checksums stay good.
 func masked(b []byte) uint32 {
 	sum := crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli))
 	return (sum>>15 | sum<<17) + 0xa282ead8

@@ -12,7 +12,7 @@ import (
 
 const seed = 20240607 // of every random value in these tests
 
-// tiny is a model whose sizes all differ, so that a confusion of two of them does not pass.
+// tiny returns a model whose sizes all differ, so that mixing up two of them fails.
 func tiny(family, positions string, kvHeads int, tied bool) Config {
 	cfg := Config{Layers: 2, Hidden: 6, Heads: 4, KVHeads: kvHeads, HeadDim: 2, FFN: 7, Vocab: 9,
 		Norm: "rmsnorm", NormPlace: "pre", NormEps: 1e-5, Activation: "silu", Gated: true, QKNorm: "none",
@@ -49,7 +49,7 @@ var traits = map[string]func(*Config){
 	},
 }
 
-// tinyConfigs is every family with every kind of positions and of head groups, tied and untied in turn.
+// tinyConfigs returns every family with every kind of positions and of head groups, tied and untied in turn.
 func tinyConfigs() []Config {
 	var list []Config
 	for _, family := range []string{"gpt", "llama"} {
@@ -84,7 +84,7 @@ func normals(r *rand.Rand, n int, mean, std float64) []float64 {
 	return x
 }
 
-// randomWeights are large enough that every part of the model is far from linear.
+// randomWeights returns weights so large that every part of the model is far from linear.
 func randomWeights(r *rand.Rand, cfg Config) Tensors {
 	w := Tensors{}
 	for _, p := range parameters(cfg) {
@@ -266,7 +266,7 @@ func TestCausal(t *testing.T) {
 	}
 }
 
-// lastMid is the last layer's residual stream between attention and MLP.
+// lastMid returns the last layer's residual stream between attention and MLP.
 func lastMid(cfg Config, w Tensors, tokens [][]int32) []float64 {
 	m := newModel(cfg, w, tokens)
 	m.forward()
