@@ -99,7 +99,7 @@ func caseAttention(s *suite) {
 	for i := range 6 {
 		s.sub(fmt.Sprint("in blocks ", i), (*suite).attentionInBlocks)
 	}
-	for _, r := range rings {
+	for _, r := range s.rings() {
 		s.sub(fmt.Sprintf("in a ring %+v", r), func(s *suite) { s.attentionInRing(r) })
 		for _, window := range r.windows() {
 			s.sub(fmt.Sprintf("of chunks %+v, window %d", r, window), func(s *suite) { s.attentionOfChunks(r, window) })
@@ -115,7 +115,7 @@ func caseAttentionGrad(s *suite) {
 	for i := range 6 {
 		s.sub(fmt.Sprint("in blocks ", i), (*suite).attentionGradInBlocks)
 	}
-	for _, r := range rings {
+	for _, r := range s.rings() {
 		s.sub(fmt.Sprintf("in a ring %+v", r), func(s *suite) { s.attentionGradInRing(r) })
 		for _, window := range r.windows() {
 			s.sub(fmt.Sprintf("of chunks %+v, window %d", r, window), func(s *suite) { s.attentionGradOfChunks(r, window) })

@@ -20,6 +20,14 @@ var rings = []ring{
 	{members: 4, chunk: 5, prefix: 2, batch: 1, heads: 3, kvHeads: 3, headDim: 16, softcap: 1.5},
 }
 
+// rings returns the rings of the suite.
+func (s *suite) rings() []ring {
+	if !s.short {
+		return rings
+	}
+	return slices.DeleteFunc(slices.Clone(rings), func(r ring) bool { return r.chunk > tile })
+}
+
 func (r ring) whole() naive.AttentionShape {
 	return naive.AttentionShape{Queries: 2 * r.members * r.chunk, Prefix: r.members * r.prefix, Batch: r.batch,
 		Heads: r.heads, KVHeads: r.kvHeads, HeadDim: r.headDim, Softcap: r.softcap}

@@ -47,6 +47,7 @@ type call struct {
 type suite struct {
 	*testing.T
 	newDevice func() vm.Device
+	short     bool // without the cases that take longest
 	rng       *rand.Rand
 	dtype     ir.DType // of this round
 	digests   map[string]uint64
