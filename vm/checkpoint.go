@@ -130,6 +130,11 @@ func (c *Checkpoint) Read(tensor string, row, col, rows, cols int64, out []float
 	return fmt.Errorf("the checkpoint has no tensor %q", tensor)
 }
 
+// ReadEntry fills out with all values of an entry, rows first.
+func (c *Checkpoint) ReadEntry(e *store.Tensor, out []float32) error {
+	return c.values.Read(e.Name(), 0, 0, e.Shape[0], e.Shape[1], out)
+}
+
 // remembered is data that a checkpoint remembers, since positions in it mean nothing once it has changed.
 type remembered interface {
 	Fingerprints() []corpus.Fingerprint

@@ -15,6 +15,7 @@
 //	save.go      checkpoints: when, where, and from which a run continues
 //	eval.go      eval
 //	sample.go    sample
+//	audit.go     audit: compares steps computed again with a checkpoint
 //	weights.go   run --weights, export: folders of the Hugging Face hub
 //	devices.go   lists available devices
 //	probe.go     measures them; clusterfile.go writes the figures as a cluster file
@@ -142,6 +143,15 @@ var app = cli.App{
 				`sppovm sample --resume tiny.ckpt --prompt "A spec is "`,
 				"sppovm sample --weights Llama-3.2-1B --prompt-file story.txt --max-tokens 500 --temperature 0.8 --top-p 0.95",
 			},
+		},
+		{
+			Name: "audit", Args: "FILE --from CHECKPOINT --to CHECKPOINT [--set schedule.pp=1]", MinArgs: 1, MaxArgs: 1, Setup: audit, Files: cli.JobFiles,
+			Doc: "compute the steps between two checkpoints again and compare",
+			Details: "FILE is the job that wrote the checkpoints, or the same job divided in another way. Another number of stages or processes,\n" +
+				"other offload and other recomputation change no bit on the same kind of device, so differing bits mean broken hardware or\n" +
+				"a broken kernel. What changes the order of sums (sp, subsequences, mux, another device) needs --tolerance.\n" +
+				"The exit code is 0 if the checkpoints agree, 1 if not.",
+			Examples: []string{"sppovm audit job.sppo --from run1/step-100 --to run1/step-110 --set schedule.pp=1"},
 		},
 		{
 			Name: "export", Args: "CHECKPOINT -o DIR [--from DIR] [--dtype f32|bf16|f16]", MinArgs: 1, MaxArgs: 1, Setup: export,

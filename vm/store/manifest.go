@@ -76,6 +76,9 @@ type Shard struct {
 	CRC32C string `json:"crc32c"` // of the whole file, in hexadecimal
 }
 
+// Checksum returns the CRC-32C of the contents of a shard, as manifests have it.
+func Checksum(data []byte) string { return fmt.Sprintf("%08x", crc32.Checksum(data, castagnoli)) }
+
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // The manifest ends with the checksum of all that precedes it.

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/spf13/pflag"
+
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+	"sppo.dev/vm/store"
+)
+
+// auditFlags are the flags of audit, of which many are those of run.
+type auditFlags struct {
+	runFlags
+	from, to  string
+	tolerance float64
+}
+
+func audit(flags *pflag.FlagSet) cli.Action {
+	var f auditFlags
+	cli.Choice(flags, &f.device, "device", "cpu", "cpu, or cuda: NVIDIA GPUs", "cpu", "cuda")
+	flags.StringVar(&f.from, "from", "", "the `CHECKPOINT` to start from")
+	flags.StringVar(&f.to, "to", "", "the later `CHECKPOINT` to compare with")
+	flags.Float64Var(&f.tolerance, "tolerance", 0, "the largest difference of the weights, or of a kind of optimizer state, relative to the norm of its change; 0: every bit must be equal")
+	flags.BoolVar(&f.json, "json", false, "write one JSON object to standard output")
+	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
+	flags.StringVar(&f.dir, "dir", "", "resolve relative data files in this folder instead of the current one")
+	flags.IntVar(&f.threads, "threads", 0, "threads that share the work of kernels; 0 is one per processor core")
+	flags.BoolVar(&f.force, "force", false, "run even if the job does not fit its cluster")
+	set := cli.SetFlag(flags, "set")
+	for _, name := range []string{"from", "to"} {
+		cli.Files(flags, name)
+	}
+	return func(env *cli.Env, args []string) error {
+		switch {
+		case f.from == "" || f.to == "":
+			return cli.Usagef("audit: give the checkpoints by --from and --to")
+		case f.threads < 0 || f.tolerance < 0:
+			return cli.Usagef("audit: --threads and --tolerance must be 0 or more")
+		}
+		job, err := cli.OpenProgram(args[0], *set)
+		if err != nil {
+			return err
+		}
+		if err := f.accept(args[0], job); err != nil {
+			return err
+		}
+		f.blas = "go"
+		return f.audit(env, job)
+	}
+}
+
+// audit computes the steps between two checkpoints and compares.
+func (f *auditFlags) audit(env *cli.Env, job *cli.Job) error {
+	to, err := vm.OpenCheckpoint(f.to)
+	if err != nil {
+		return cli.Wrong(err)
+	}
+	defer to.Close()
+	tokens, err := openData(job, f.dir)
+	if err != nil {
+		return err
+	}
+	computer, err := f.open(job.Program, nil)
+	if err != nil {
+		return err
+	}
+	defer computer.close()
+	j, err := vm.Open(job.Program, func(rank int) (vm.Device, error) { return computer.device(rank), nil },
+		vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport})
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.compare(env, job.Program, j, to, computer.name), j.Close())
+}
+
+// audited is what audit finds.
+type audited struct {
+	From      int64   `json:"from"`
+	To        int64   `json:"to"`
+	Tensors   int     `json:"tensors"`
+	Values    int64   `json:"values"`
+	Differing int64   `json:"differing"` // values of which a bit differs
+	Worst     number  `json:"worst"`     // largest difference of weights or a kind of state, relative to the norm of its change
+	Where     string  `json:"where,omitempty"`
+	Tolerance float64 `json:"tolerance"`
+	Equal     bool    `json:"equal"`
+
+	byRole map[string][2]float64 // squares of the norms of difference and change
+	far    float64               // relative difference of the tensor that Where names
+}
+
+func (f *auditFlags) compare(env *cli.Env, p *ir.Program, j *vm.Job, to *vm.Checkpoint, device string) error {
+	if err := j.Init(env.Context); err != nil {
+		return err
+	}
+	if err := j.Restore(env.Context, f.from); err != nil {
+		return cli.Wrong(err)
+	}
+	out := audited{From: int64(j.Steps()), To: to.Step, Tensors: len(to.Tensors), Tolerance: f.tolerance, byRole: map[string][2]float64{}}
+	if out.To <= out.From {
+		return cli.Usagef("audit: %s is of step %d, which is not after step %d of %s", f.to, out.To, out.From, f.from)
+	}
+	before := map[string][]float32{}
+	for i := range to.Tensors {
+		values, err := gathered(j, &to.Tensors[i])
+		if err != nil {
+			return cli.Wrong(err)
+		}
+		before[to.Tensors[i].Name()] = values
+	}
+	show := f.progress(env, p, device)
+	for int64(j.Steps()) < out.To {
+		r, err := j.Step(env.Context)
+		if err != nil {
+			return err
+		}
+		show.say("step %d computed again  loss %.6f", r.Step, r.Loss)
+	}
+	for i := range to.Tensors {
+		if err := out.add(j, to, &to.Tensors[i], before[to.Tensors[i].Name()]); err != nil {
+			return err
+		}
+	}
+	for _, norms := range out.byRole {
+		out.Worst = max(out.Worst, number(math.Sqrt(norms[0]/max(norms[1], math.SmallestNonzeroFloat64))))
+	}
+	out.Equal = out.Differing == 0 || f.tolerance > 0 && float64(out.Worst) <= f.tolerance
+	return f.tell(env, &out)
+}
+
+// gathered returns the job's values of an entry.
+func gathered(j *vm.Job, e *store.Tensor) ([]float32, error) {
+	for role := range ir.NumRoles {
+		if role.String() == e.Role {
+			values, _, err := j.Tensor(e.Tensor, role)
+			return values, err
+		}
+	}
+	return nil, fmt.Errorf("%s of %s is unknown to this release", e.Role, e.Tensor)
+}
+
+// add compares an entry.
+func (out *audited) add(j *vm.Job, to *vm.Checkpoint, e *store.Tensor, before []float32) error {
+	got, err := gathered(j, e)
+	if err != nil {
+		return err
+	}
+	want := make([]float32, len(got))
+	if err := to.ReadEntry(e, want); err != nil {
+		return err
+	}
+	difference, change := 0.0, 0.0
+	first := -1
+	for i := range got {
+		if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
+			out.Differing++
+			if first < 0 {
+				first = i
+			}
+		}
+		d, c := float64(got[i])-float64(want[i]), float64(got[i])-float64(before[i])
+		difference, change = difference+d*d, change+c*c
+	}
+	out.Values += int64(len(got))
+	sum := out.byRole[e.Role]
+	out.byRole[e.Role] = [2]float64{sum[0] + difference, sum[1] + change}
+	if first < 0 {
+		return nil
+	}
+	relative := math.Sqrt(difference / change)
+	if math.IsNaN(relative) || out.Where == "" || relative > out.far {
+		cols := int(e.Shape[1])
+		out.far = relative
+		out.Where = fmt.Sprintf("%s of %s: row %d, column %d is %v in the checkpoint and %v computed again", e.Role, e.Tensor, first/cols, first%cols, want[first], got[first])
+	}
+	return nil
+}
+
+func (f *auditFlags) tell(env *cli.Env, out *audited) error {
+	if f.json {
+		if err := json.NewEncoder(env.Stdout).Encode(out); err != nil {
+			return err
+		}
+	} else {
+		switch {
+		case out.Differing == 0:
+			fmt.Fprintf(env.Stdout, "steps %d to %d: all %d values of %d tensors are equal, bit by bit\n", out.From+1, out.To, out.Values, out.Tensors)
+		default:
+			fmt.Fprintf(env.Stdout, "steps %d to %d: %d of %d values differ; the largest difference of a role is %.3g of its change\n%s\n",
+				out.From+1, out.To, out.Differing, out.Values, float64(out.Worst), out.Where)
+		}
+	}
+	if !out.Equal {
+		return cli.Silent(cli.Failed)
+	}
+	return nil
+}
