@@ -22,6 +22,7 @@ type Prometheus struct {
 	loss       *prometheus.GaugeVec // by data
 	rate, norm prometheus.Gauge
 	tokens     prometheus.Counter
+	skipped    prometheus.Counter
 	seconds    prometheus.Histogram
 	share      *prometheus.GaugeVec // by part
 	predicted  *prometheus.GaugeVec // by part
@@ -59,6 +60,9 @@ func NewPrometheus(port uint16) (*Prometheus, error) {
 		tokens: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "sppo_tokens_total", Help: "Tokens trained on by this process.",
 		}),
+		skipped: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "sppo_skipped_steps_total", Help: "Steps of this process that left the weights as they were.",
+		}),
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "sppo_step_seconds", Help: "Durations of steps.", Buckets: prometheus.ExponentialBuckets(0.001, 2, 20),
 		}),
@@ -69,7 +73,7 @@ func NewPrometheus(port uint16) (*Prometheus, error) {
 		layer:     by("layer_gradient_norm", "Norm of the gradient of a layer.", "layer"),
 		position:  by("position_loss", "Mean validation loss of tokens at these positions of their sequences.", "positions"),
 	}
-	registry.MustRegister(p.tokens, p.seconds, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(p.tokens, p.skipped, p.seconds, collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	p.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
@@ -119,6 +123,9 @@ func (p *Prometheus) stepped(r *Step) {
 	p.loss.WithLabelValues("train").Set(float64(r.Loss))
 	p.rate.Set(float64(r.LR))
 	p.norm.Set(float64(r.GradNorm))
+	if r.Skipped {
+		p.skipped.Inc()
+	}
 	if r.Seconds.Finite() {
 		p.seconds.Observe(float64(r.Seconds))
 		p.tokens.Add(float64(r.TokensPerSecond) * float64(r.Seconds))

@@ -127,11 +127,23 @@ func tiles(l *Log) []tile {
 		note = fmt.Sprintf("median; %s simulated on %s", ir.Seconds(p.Seconds), l.Run().Machine)
 	}
 	out = append(out, tile{"time of a step", ir.Seconds(seconds).String(), note})
+	if n := skipped(l); n > 0 {
+		out = append(out, tile{"skipped steps", fmt.Sprint(n), "left the weights as they were"})
+	}
 	out = append(out, tile{"tokens per second", short(math.Round(median(l.Steps, func(s *Step) float64 { return float64(s.TokensPerSecond) }))), "median"})
 	if r := l.Run(); r.Sequence > 0 {
 		out = append(out, tile{"tokens", short(float64(r.Sequence) * float64(r.Batch) * float64(last.Step)), "in all steps"})
 	}
 	return out
+}
+
+func skipped(l *Log) (n int) {
+	for _, s := range l.Steps {
+		if s.Skipped {
+			n++
+		}
+	}
+	return n
 }
 
 func ofLast(steps int) string {

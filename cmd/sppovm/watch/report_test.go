@@ -126,7 +126,7 @@ func whole() []Record {
 	for step := 1; step <= 20_000; step++ {
 		s := &Step{Step: step, Loss: Number(2 + 4/math.Sqrt(float64(step))), TokensPerSecond: 1000, Seconds: 0.25, GradNorm: 1, LR: 1e-3, Split: split}
 		if step == 77 {
-			s.Loss = Number(math.NaN())
+			s.Loss, s.Skipped = Number(math.NaN()), true
 		}
 		if step%1000 == 0 {
 			s.GradNorms = map[string]Number{"embed": 1, "layer.0": Number(step), "<i>": 3}
@@ -145,7 +145,7 @@ func TestReport(t *testing.T) {
 	}
 	for _, want := range []string{
 		"done after step 20000", "250 ms", "125 ms simulated on here", "2.0283", "after step 20000", "1 step without a finite value; the first values are higher than shown",
-		"3.00 MiB planned, 2.00 MiB used, of 4.00 MiB", "layer.0, step 20000: 2e+04", "saved &lt;img", "Validation loss by position", "<td>15.0%</td>",
+		"3.00 MiB planned, 2.00 MiB used, of 4.00 MiB", "<span>skipped steps</span><b>1</b>", "layer.0, step 20000: 2e+04", "saved &lt;img", "Validation loss by position", "<td>15.0%</td>",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q", want)

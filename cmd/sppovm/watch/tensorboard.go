@@ -109,6 +109,9 @@ func stepScalars(r *Step) []scalar {
 		{"loss/train", float64(r.Loss)}, {"train/grad_norm", float64(r.GradNorm)}, {"train/lr", float64(r.LR)},
 		{"speed/tokens_per_s", float64(r.TokensPerSecond)}, {"speed/step_s", float64(r.Seconds)},
 	}
+	if r.Skipped {
+		values = append(values, scalar{"train/skipped", 1})
+	}
 	if r.Split != nil {
 		for _, p := range r.Split.Parts() {
 			values = append(values, scalar{"time/" + p.Key, p.Share})

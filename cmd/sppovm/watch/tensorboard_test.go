@@ -48,7 +48,10 @@ func written(t *testing.T, dir string) map[string]curve {
 		}
 		for step := first + 1; step <= last; step++ {
 			loss := 5 - 0.1*float64(step) + float64(first) // the second part differs
-			observe(&Step{Step: step, Loss: Number(loss), TokensPerSecond: 1e6, Seconds: 0.25, GradNorm: 3, LR: Number(1e-4 * float64(step)), Split: split, GradNorms: map[string]Number{"layer.10": 2, "layer.9": 1}})
+			observe(&Step{Step: step, Loss: Number(loss), TokensPerSecond: 1e6, Seconds: 0.25, GradNorm: 3, LR: Number(1e-4 * float64(step)), Split: split, GradNorms: map[string]Number{"layer.10": 2, "layer.9": 1}, Skipped: step == 1})
+			if step == 1 {
+				put("train/skipped", step, 1)
+			}
 			put("loss/train", step, loss)
 			put("speed/tokens_per_s", step, 1e6)
 			put("speed/step_s", step, 0.25)

@@ -90,7 +90,7 @@ func TestPrometheus(t *testing.T) {
 	for _, r := range []Record{
 		&Run{Name: "jo\"b\n", Device: "cpu", Machine: "here", First: 3, Steps: 9, DeviceMemory: Memory{Peak: 4096}, Predicted: &Prediction{Seconds: 0.5, Split: &Split{Compute: 1}}},
 		&Step{Step: 4, Loss: 5.5, TokensPerSecond: 2000, Seconds: 0.25, LR: 1e-4, Split: &Split{0.5, 0.25, 0.125, 0.125}, GradNorms: map[string]Number{"layer.0": 2}},
-		&Step{Step: 5, Loss: Number(math.NaN()), TokensPerSecond: 2000, Seconds: 0.25},
+		&Step{Step: 5, Loss: Number(math.NaN()), TokensPerSecond: 2000, Seconds: 0.25, Skipped: true},
 		&Validation{Step: 5, Loss: 5.25, ByPosition: []Bucket{{1, 1, 7}}},
 	} {
 		if err := p.Observe(r); err != nil {
@@ -108,7 +108,7 @@ func TestPrometheus(t *testing.T) {
 	}
 	for _, want := range []string{
 		`sppo_run_info{device="cpu",machine="here",run="jo\"b\n",version=""} 1`, "sppo_step 5", "sppo_last_step 9", `sppo_loss{data="train"} NaN`,
-		`sppo_loss{data="validation"} 5.25`, "sppo_tokens_total 1000", "sppo_step_seconds_count 2", `sppo_step_time_share{part="exposed_copies"} 0.25`,
+		`sppo_loss{data="validation"} 5.25`, "sppo_tokens_total 1000", "sppo_step_seconds_count 2", "sppo_skipped_steps_total 1", `sppo_step_time_share{part="exposed_copies"} 0.25`,
 		`sppo_predicted_step_time_share{part="compute"} 1`, "sppo_predicted_step_seconds 0.5", `sppo_memory_peak_bytes{memory="device"} 4096`,
 		`sppo_layer_gradient_norm{layer="layer.0"} 2`, `sppo_position_loss{positions="1-1"} 7`,
 	} {
