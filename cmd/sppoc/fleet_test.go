@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/hf"
 	"sppo.dev/ir"
 	"sppo.dev/passes"
 	"sppo.dev/vm/sim"
@@ -122,12 +123,54 @@ func TestFleet(t *testing.T) {
 	if os.Getenv("SPPO_LONG") == "" {
 		jobs = jobs[:shortFleet]
 	}
+	fly(t, jobs, func(t *testing.T, name string) string {
+		f := strings.Fields(name)
+		set := append([]string{"train.sequence=" + f[4]}, f[5:]...)
+		return flight(t, fmt.Sprintf("import \"clusters/%s.sppo\"\nmodel m { %s dtype = bf16 }\ncluster c = %s(nodes = %s, gpus_per_node = %s)\ntrain { data = random() }\n",
+			f[1], fleetModels[f[0]], f[1], f[2], f[3]), set)
+	})
+}
+
+// publishedJobs are models of the hub as their config.json describes them, and sequences, on one node of H200. The first is for
+// `make test`, too.
+var publishedJobs = []string{
+	"Gemma-3-27B 256K", "Gemma-3-27B 1M", "Llama-3.1-8B 256K", "Llama-3.1-8B 1M", "Llama-3.1-70B 256K", "Llama-3.1-70B 1M",
+	"Llama-3.1-405B 256K", "Llama-3.1-405B 1M", "Qwen2.5-7B 256K", "Qwen2.5-7B 1M", "Qwen2.5-32B 256K", "Qwen2.5-32B 1M",
+	"Qwen3-4B 256K", "Qwen3-4B 1M", "Qwen3-14B 256K", "Qwen3-14B 1M", "Mistral-7B-v0.3 256K", "Mistral-7B-v0.3 1M",
+}
+
+// TestPublishedJobs plans the models of config files, as `sppoc plan FOLDER --cluster h200` does.
+func TestPublishedJobs(t *testing.T) {
+	jobs := publishedJobs
+	if os.Getenv("SPPO_LONG") == "" {
+		jobs = jobs[:1]
+	}
+	fly(t, jobs, func(t *testing.T, name string) string {
+		published, sequence, _ := strings.Cut(name, " ")
+		config, err := os.ReadFile(filepath.Join("..", "..", "hf", "testdata", "configs", published+".json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, hf.ConfigFile), config, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		model, err := hf.ReadModel(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return flight(t, model.Spec("h200", "nodes = 1", sequence), nil)
+	})
+}
+
+// fly has each job checked and logs their rows as a table.
+func fly(t *testing.T, jobs []string, check func(t *testing.T, name string) string) {
 	var table strings.Builder
 	w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "job\tverdict\tplanned\testimate\tstep\tdevice peak\thost peak\tbuilt and simulated")
 	for _, name := range jobs {
 		t.Run(name, func(t *testing.T) {
-			row := flight(t, name)
+			row := check(t, name)
 			t.Log(row) // in case a later job does not end
 			fmt.Fprintln(w, name+"\t"+row)
 		})
@@ -137,11 +180,7 @@ func TestFleet(t *testing.T) {
 }
 
 // flight checks one job against its plan and returns its row.
-func flight(t *testing.T, name string) string {
-	f := strings.Fields(name)
-	set := append([]string{"train.sequence=" + f[4]}, f[5:]...)
-	text := fmt.Sprintf("import \"clusters/%s.sppo\"\nmodel m { %s dtype = bf16 }\ncluster c = %s(nodes = %s, gpus_per_node = %s)\ntrain { data = random() }\n",
-		f[1], fleetModels[f[0]], f[1], f[2], f[3])
+func flight(t *testing.T, text string, set []string) string {
 	file := filepath.Join(t.TempDir(), "job.sppo")
 	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
