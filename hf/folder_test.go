@@ -3,6 +3,7 @@ package hf_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"io"
 	"math"
@@ -412,4 +413,47 @@ func TestWindowsOfGemma(t *testing.T) {
 			t.Errorf("%s %v: windows %v, local theta %v, want %v, %v", c.family, c.types, l.Windows, l.RopeLocalTheta, c.want, c.theta)
 		}
 	}
+}
+
+// A bit of a header that is another gives an error, or changes no tensor.
+func TestFlippedHeader(t *testing.T) {
+	from := filepath.Join("testdata", "models", "llama")
+	list := compile(t, from, 1, readExpected(t, from)).Tensors
+	config, err := os.ReadFile(filepath.Join(from, hf.ConfigFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.ReadFile(filepath.Join(from, safetensors.SingleFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, want := configFolder(t, config), tensors(t, from)
+	model, err := hf.ReadModel(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := 8 + int(binary.LittleEndian.Uint64(file))
+	accepted := 0
+	for at := range end {
+		file[at] ^= 1 << (at % 8)
+		if err := os.WriteFile(filepath.Join(dir, safetensors.SingleFile), file, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		file[at] ^= 1 << (at % 8)
+		w, err := model.OpenWeights(list)
+		if err != nil {
+			if strings.Contains(err.Error(), "\n") {
+				t.Errorf("byte %d: several lines: %q", at, err)
+			}
+			continue
+		}
+		w.Close()
+		accepted++
+		for name, value := range tensors(t, dir) {
+			if want[name] != value {
+				t.Errorf("byte %d: %s is another and nobody says so", at, name)
+			}
+		}
+	}
+	t.Logf("%d of %d flips changed nothing", accepted, end)
 }
