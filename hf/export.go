@@ -2,6 +2,7 @@ package hf
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,7 +35,8 @@ var carried = []string{
 type Export struct {
 	Values  Values
 	Tensors []ir.Tensor
-	From    *Model // the folder with the config, names, types and other files
+	From    *Model // the folder with the config, names, types and other files; without a folder, the model of Config
+	Config  []byte // the config.json if there is no folder
 	DType   string // of all weights; empty: as in From
 
 	shardBytes int64 // 0: safetensors.ShardBytes
@@ -57,6 +59,9 @@ func (e *Export) Write(ctx context.Context, dir string) error {
 			return err
 		}
 		for _, name := range carried {
+			if e.Config != nil {
+				break
+			}
 			if err := copyFile(filepath.Join(to, name), filepath.Join(e.From.Dir, name)); err != nil {
 				return err
 			}
@@ -69,8 +74,26 @@ func (e *Export) Write(ctx context.Context, dir string) error {
 	})
 }
 
+// newSources returns the tensors of a model that comes from no folder.
+func (e *Export) newSources(ctx context.Context) (list []safetensors.Source, done func() error, err error) {
+	all, err := e.From.arch.names.layout(e.Tensors)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, s := range all {
+		source := safetensors.Source{Info: safetensors.Info{Name: s.name, DType: exportTypes[cmp.Or(e.DType, e.From.value("dtype"))], Shape: s.shape}}
+		dtype := source.DType
+		source.Write = func(to io.Writer) error { return e.write(ctx, to, s, dtype) }
+		list = append(list, source)
+	}
+	return list, func() error { return nil }, nil
+}
+
 // sources returns all tensors of the folder that the model comes from, with new values for those of the model.
 func (e *Export) sources(ctx context.Context) ([]safetensors.Source, func() error, error) {
+	if e.Config != nil {
+		return e.newSources(ctx)
+	}
 	w, err := e.From.OpenWeights(e.Tensors)
 	if err != nil {
 		return nil, nil, err
@@ -166,17 +189,29 @@ func (p *part) read(from Values, first, n, width int64, out []float32) error {
 	if err != nil {
 		return err
 	}
-	for r := range count {
-		line := out[(low-first+r)*width+p.col:]
-		if !p.transposed {
-			copy(line, values[r*cols:(r+1)*cols])
-			continue
-		}
-		for c := range cols {
-			line[c] = values[c*count+r]
+	if to := out[(low-first)*width+p.col:]; p.transposed {
+		transpose(to, width, values, count, cols)
+	} else {
+		for r := range count {
+			copy(to[r*width:], values[r*cols:(r+1)*cols])
 		}
 	}
 	return nil
+}
+
+// transpose writes the transpose of cols rows of count values as count lines of cols values, in tiles that a cache holds.
+func transpose(to []float32, width int64, values []float32, count, cols int64) {
+	const tile = 32
+	for r0 := int64(0); r0 < count; r0 += tile {
+		for c0 := int64(0); c0 < cols; c0 += tile {
+			for r := r0; r < min(r0+tile, count); r++ {
+				line := to[r*width : r*width+cols]
+				for c := c0; c < min(c0+tile, cols); c++ {
+					line[c] = values[c*count+r]
+				}
+			}
+		}
+	}
 }
 
 // restOf writes the rows of a table of positions that the run was too short for: they stay as they were.
@@ -218,6 +253,12 @@ func copyValues(ctx context.Context, to io.Writer, t *safetensors.Tensor, from i
 
 // config returns the config.json of the folder, with the new type of the weights if it has changed.
 func (e *Export) config() ([]byte, error) {
+	if e.Config != nil && e.DType == "" {
+		return e.Config, nil
+	}
+	if e.Config != nil {
+		return withType(e.Config, typeNames[exportTypes[e.DType]])
+	}
 	text, err := infile.Read(filepath.Join(e.From.Dir, ConfigFile), maxConfig)
 	if err != nil || e.DType == "" {
 		return text, err

@@ -183,8 +183,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// exported saves a job and exports the checkpoint with the folder that it started from.
-func exported(t *testing.T, job *vm.Job, dtype string) string {
+// saved is a checkpoint of a job.
+func saved(t *testing.T, job *vm.Job) *vm.Checkpoint {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "checkpoint")
 	if err := job.Save(file); err != nil {
@@ -194,7 +194,14 @@ func exported(t *testing.T, job *vm.Job, dtype string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// exported saves a job and exports the checkpoint with the folder that it started from.
+func exported(t *testing.T, job *vm.Job, dtype string) string {
+	t.Helper()
+	c := saved(t, job)
 	from, err := hf.ReadModel(c.Origin)
 	if err != nil {
 		t.Fatal(err)

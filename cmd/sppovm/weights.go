@@ -77,12 +77,16 @@ func (r *training) load(ctx context.Context, w *hf.Weights) error {
 }
 
 // exportFlags are what export is asked for.
-type exportFlags struct{ out, from, dtype string }
+type exportFlags struct {
+	out, from, dtype string
+	sequence         int64
+}
 
 func export(flags *pflag.FlagSet) cli.Action {
 	var f exportFlags
 	flags.StringVarP(&f.out, "output", "o", "", "the `FOLDER` to write, which is absent or empty")
 	flags.StringVar(&f.from, "from", "", "the `FOLDER` that config, tokenizer and other files come from, instead of that which the run started from")
+	flags.Int64Var(&f.sequence, "sequence", 0, "tokens of the sequences that a model was trained on that started from no folder: its max_position_embeddings")
 	cli.Choice(flags, &f.dtype, "dtype", "", "type of the weights, instead of that in the folder they come from", hf.ExportTypes...)
 	return func(env *cli.Env, args []string) error {
 		if f.out == "" {
@@ -96,17 +100,36 @@ func export(flags *pflag.FlagSet) cli.Action {
 			return cli.Wrong(err)
 		}
 		defer c.Close()
-		model, err := f.origin(c)
+		e := hf.Export{Values: c, Tensors: c.Weights(), DType: f.dtype}
+		if f.from == "" && c.Origin == "" {
+			e.From, e.Config, err = f.describe(c)
+		} else {
+			e.From, err = f.origin(c)
+		}
 		if err != nil {
 			return cli.Wrong(err)
 		}
-		e := hf.Export{Values: c, Tensors: c.Weights(), From: model, DType: f.dtype}
 		if err := e.Write(env.Context, f.out); err != nil {
 			return err
 		}
 		fmt.Fprintf(env.Stderr, "wrote %s: the weights after step %d\n", f.out, c.Step)
 		return nil
 	}
+}
+
+// describe makes the config of a model that started from no folder.
+func (f *exportFlags) describe(c *vm.Checkpoint) (*hf.Model, []byte, error) {
+	sequence := f.sequence
+	switch {
+	case sequence < 0:
+		return nil, nil, fmt.Errorf("--sequence is %d, no number of tokens", sequence)
+	case c.Model.Positions == lang.PositionsLearned:
+		sequence = sequenceOf(c)
+	case sequence == 0:
+		return nil, nil, errors.New("the run started from no folder: --sequence says for how many tokens the model is, " +
+			"or --from names a folder of the same model, for config and tokenizer")
+	}
+	return hf.Describe(&c.Model, sequence)
 }
 
 // origin is the model of the folder that gives all but the values.
@@ -116,8 +139,6 @@ func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, error) {
 		dir = c.Origin
 	}
 	switch _, err := os.Stat(dir); {
-	case dir == "":
-		return nil, errors.New("the run started from no folder: --from names one of the same model, for config and tokenizer")
 	case err != nil && f.from == "":
 		return nil, fmt.Errorf("the run started from %s, which is not there: --from names a folder of the same model", dir)
 	case err != nil:

@@ -1,0 +1,244 @@
+package hf
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+)
+
+// Describe writes the config.json of a model that comes from no folder, trained on sequences of that many tokens, for the
+// architecture of transformers that is the same function; that of its family first. Nothing is claimed: the config is read again, and
+// an architecture is taken only if that gives the model. The returned model has no folder.
+func Describe(m *ir.Model, sequence int64) (*Model, []byte, error) {
+	var refusal error
+	for _, a := range candidates(m.Family) {
+		members := asReals(a.describe(m, sequence))
+		text, err := json.MarshalIndent(members, "", "  ")
+		if err != nil {
+			return nil, nil, err
+		}
+		read, err := a.reread(text, m, sequence)
+		if err == nil {
+			return read, append(text, '\n'), nil
+		}
+		if refusal == nil {
+			refusal = fmt.Errorf("transformers has no such model: %s is the nearest, and %w", a.class, err)
+		}
+	}
+	return nil, nil, refusal
+}
+
+// candidates are all architectures, that of a family first.
+func candidates(family string) (list []*architecture) {
+	for i := range architectures {
+		a := &architectures[i]
+		if strings.HasPrefix(family, a.family) || strings.HasPrefix(a.family, family) {
+			list = slices.Insert(list, 0, a)
+		} else {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// reread demands of a config that it gives the model.
+func (a *architecture) reread(text []byte, want *ir.Model, sequence int64) (*Model, error) {
+	c, err := parseConfig(text)
+	if err != nil {
+		return nil, err
+	}
+	read, err := newModel("model", "", c)
+	if err != nil {
+		return nil, err
+	}
+	l, err := read.Lang(sequence, want.DType)
+	if err != nil {
+		return nil, err
+	}
+	got := ir.Model(l)
+	if math.Abs(got.AttnScale-want.AttnScale) <= 1e-12*want.AttnScale {
+		got.AttnScale = want.AttnScale // a root has been squared and taken again
+	}
+	if a, b := got.Difference(want); a != "" {
+		return nil, fmt.Errorf("has %s, where this one has %s", a, b)
+	}
+	return read, nil
+}
+
+// theirs is the name of an activation in transformers.
+var theirs = map[string]string{"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu2": "relu2"}
+
+// describe writes what the architecture has words for.
+func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
+	l := lang.Model(*m)
+	c := map[string]any{
+		"architectures": []string{a.class}, "model_type": a.modelType, "dtype": typeNames[exportTypes[m.DType]],
+		"vocab_size": m.Vocab, "tie_word_embeddings": m.Tied, "initializer_range": m.InitStd,
+		"bos_token_id": nil, "eos_token_id": nil, "pad_token_id": nil,
+	}
+	if a.modelType == "gpt2" {
+		a.describeGPT(c, m, sequence)
+		return c
+	}
+	for key, v := range map[string]any{
+		"hidden_size": m.Hidden, "num_hidden_layers": m.Layers, "num_attention_heads": m.Heads, "num_key_value_heads": m.KVHeads,
+		"head_dim": m.HeadDim, "intermediate_size": m.FFN, "rms_norm_eps": m.NormEps, "max_position_embeddings": sequence,
+	} {
+		c[key] = v
+	}
+	if _, ok := a.defaults["hidden_activation"]; ok {
+		c["hidden_activation"] = theirs[m.Activation]
+	} else {
+		c["hidden_act"] = theirs[m.Activation]
+	}
+	if l.HasBias(lang.BiasAttnOut) && !slices.Contains([]string{"mistral", "qwen2", "phi3"}, a.family) { // whose classes ignore it
+		c["attention_bias"] = true
+	}
+	if l.HasBias(lang.BiasMLP) && a.family == "llama" {
+		c["mlp_bias"] = true
+	}
+	if a.family == "gemma2" || a.family == "gemma3" {
+		c["query_pre_attn_scalar"] = scalar(1 / (m.AttnScale * m.AttnScale))
+		c["attn_logit_softcapping"], c["final_logit_softcapping"] = orNull(m.AttnSoftcap), orNull(m.LogitSoftcap)
+	}
+	a.describeWindows(c, &l)
+	a.describeRotary(c, &l)
+	return c
+}
+
+// describeGPT has GPT-2's own names.
+func (a *architecture) describeGPT(c map[string]any, m *ir.Model, sequence int64) {
+	function := theirs[m.Activation]
+	if m.Activation == "gelu_tanh" {
+		function = "gelu_new"
+	}
+	for key, v := range map[string]any{
+		"n_embd": m.Hidden, "n_layer": m.Layers, "n_head": m.Heads, "n_inner": m.FFN, "n_positions": sequence,
+		"activation_function": function, "layer_norm_epsilon": m.NormEps, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0,
+	} {
+		c[key] = v
+	}
+}
+
+// scalar is a whole number, wherever it is one but for the rounding of a root that was squared again.
+func scalar(v float64) any {
+	if whole := math.Round(v); math.Abs(v-whole) < 1e-9*whole {
+		return int64(whole)
+	}
+	return v
+}
+
+// real is a number that transformers demands to be a float: with a point, or an exponent.
+type real float64
+
+func (v real) MarshalJSON() ([]byte, error) {
+	text := strconv.FormatFloat(float64(v), 'g', -1, 64)
+	if !strings.ContainsAny(text, ".e") {
+		text += ".0"
+	}
+	return []byte(text), nil
+}
+
+// asReals has all floats of a value written as such.
+func asReals(v any) any {
+	switch v := v.(type) {
+	case float64:
+		return real(v)
+	case []float64:
+		var list []real
+		for _, x := range v {
+			list = append(list, real(x))
+		}
+		return list
+	case map[string]any:
+		for key, x := range v {
+			v[key] = asReals(x)
+		}
+	}
+	return v
+}
+
+func orNull(v float64) any {
+	if v == 0 {
+		return nil
+	}
+	return v
+}
+
+// describeWindows says which layers have one. A model has one window, or more than transformers can say.
+func (a *architecture) describeWindows(c map[string]any, m *lang.Model) {
+	window := slices.Max(append([]int64{0}, m.Windows...))
+	_, byDefault := a.defaults["sliding_window"]
+	if window > 0 {
+		c["sliding_window"] = window
+	} else if byDefault {
+		c["sliding_window"] = nil
+	}
+	var types []string
+	for layer := range m.Layers {
+		kind := fullAttention
+		if m.WindowOf(layer) > 0 {
+			kind = slidingAttention
+		}
+		types = append(types, kind)
+	}
+	switch a.family {
+	case "qwen2", "qwen3", "smollm3":
+		c["use_sliding_window"] = window > 0
+		if window > 0 {
+			c["layer_types"] = types
+			c["max_window_layers"] = max(1, slices.Index(types, slidingAttention))
+		}
+	case "gemma2", "gemma3":
+		c["layer_types"] = types
+		if window == 0 {
+			c["sliding_window"] = a.defaults["sliding_window"] // of no layer
+		}
+	}
+}
+
+// describeRotary writes rope_parameters as transformers 5 has them.
+func (a *architecture) describeRotary(c map[string]any, m *lang.Model) {
+	if len(m.PositionPattern) > 0 || a.family == "smollm3" {
+		var rotated []int
+		for layer := range m.Layers {
+			rotated = append(rotated, map[bool]int{true: 1}[m.Rotates(layer)])
+		}
+		c["no_rope_layers"] = rotated
+	}
+	p := map[string]any{"rope_type": "default", "rope_theta": m.RopeTheta}
+	if m.RopePartial != 1 && a.family == "phi3" { // other classes ignore it
+		p["partial_rotary_factor"] = m.RopePartial
+	}
+	if m.RopeScaling != lang.ScalingNone {
+		p["rope_type"], p["factor"] = m.RopeScaling, m.RopeFactor
+	}
+	if m.RopeOriginal > 0 {
+		p["original_max_position_embeddings"] = m.RopeOriginal
+		if a.family == "phi3" {
+			c["original_max_position_embeddings"] = m.RopeOriginal
+		}
+	}
+	switch m.RopeScaling {
+	case lang.ScalingLlama3:
+		p["low_freq_factor"], p["high_freq_factor"] = m.RopeLow, m.RopeHigh
+	case lang.ScalingYarn:
+		p["beta_fast"], p["beta_slow"], p["truncate"], p["attention_factor"] = m.RopeFast, m.RopeSlow, m.RopeTruncate, m.RopeAmplitude
+	case lang.ScalingLongRope:
+		p["short_factor"], p["long_factor"], p["attention_factor"] = m.RopeShort, m.RopeLong, m.RopeAmplitude
+	}
+	c["rope_parameters"] = p
+	if a.family == "gemma3" {
+		local := m.RopeLocalTheta
+		if local == 0 {
+			local = a.defaults["rope_local_base_freq"].(float64) // of no layer
+		}
+		c["rope_parameters"] = map[string]any{fullAttention: p, slidingAttention: map[string]any{"rope_type": "default", "rope_theta": local}}
+	}
+}
