@@ -29,6 +29,7 @@ type stage struct {
 	head      []*param
 	loss      uint32
 	evalLoss  uint32
+	losses    uint32 // of the tokens of a validation
 	stepBuf   uint32
 	weights   [2]uint32      // of labels, in a step and in a validation
 	documents map[int]uint32 // [microbatch]: positions of its tokens in their documents
@@ -491,6 +492,9 @@ func (s *stage) lowerEval() {
 	s.training, s.order = false, s.eval
 	if s.last() {
 		s.op(ir.Fill, ir.Compute, []ir.View{vector(s.evalLoss, ir.F32, 1)}, ir.Float(0))
+		n := s.plan.Train.Sequence * int64(s.plan.Parallel.Microbatch)
+		s.losses = s.allocate(ir.ResultLosses, ir.Device, ir.Bytes(n)*ir.F32.Bytes())
+		s.code.Results = append(s.code.Results, ir.Result{Name: ir.ResultLosses, View: vector(s.losses, ir.F32, n)})
 	}
 	s.loadDocuments(1)
 	var tasks []plan.Task
@@ -514,6 +518,7 @@ func (s *stage) lowerEval() {
 	}
 	if s.last() {
 		s.averageOverReplicas(s.evalLoss)
+		s.hold(s.losses) // to be read
 	}
 	s.end()
 }
@@ -525,6 +530,7 @@ func (s *stage) evalHead(t plan.Task, x uint32) {
 	e.weigh(float64(s.evalSequences()), s.weights[1])
 	e.put(b.Input, x, 0)
 	e.put(b.Loss, s.evalLoss, 0)
+	e.put(b.Losses, s.losses, ir.Bytes(e.size.Prefix*e.size.Batch)*ir.F32.Bytes())
 	e.run(b.Forward)
 }
 

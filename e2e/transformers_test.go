@@ -118,7 +118,7 @@ func (o *oracle) spec(schedule string) string {
 model oracle { %s dtype = f32 }
 cluster all = local(ranks = 8)
 train {
-  sequence = %d batch = %d steps = 1 grad_clip = 0 eval_batch = 0
+  sequence = %d batch = %d steps = 1 grad_clip = 0 eval_batch = 2 holdout = 0.5
   data = random()
 }
 schedule s { %s }
@@ -158,6 +158,7 @@ func (o *oracle) check(t *testing.T, schedule string) {
 		}
 	}
 	start := doubles(tensors(t, p, job, ir.RoleWeight))
+	o.checkTokens(t, job, p.Run.EvalSequences)
 	step, err := job.Step(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -176,6 +177,25 @@ func (o *oracle) check(t *testing.T, schedule string) {
 		for i, row := range naive.TokenLosses(naiveModel(t, p), start, source.batch()) {
 			compareLosses(t, fmt.Sprint("sequence ", i), row, o.Losses[i])
 		}
+	}
+}
+
+// checkTokens compares the loss of every token of an eval section, as our program computes it.
+func (o *oracle) checkTokens(t *testing.T, job *vm.Job, sequences int) {
+	t.Helper()
+	if _, err := job.Eval(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	losses, err := job.TokenLosses()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for s := range sequences {
+		row := make([]float64, oracleSequence)
+		for i := range row {
+			row[i] = float64(losses[s*oracleSequence+i])
+		}
+		compareLosses(t, fmt.Sprint("program, sequence ", s), row, o.Losses[s])
 	}
 }
 

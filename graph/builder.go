@@ -20,7 +20,7 @@ type builder struct {
 
 func (g *Model) newBuilder(name string) *builder {
 	b := &builder{act: g.DType(), split: g.Split, grads: map[int]Arg{}, remat: map[int]int{}}
-	b.Block = Block{Name: name, Input: Missing, Output: Missing, DOutput: Missing, DInput: Missing, Loss: Missing}
+	b.Block = Block{Name: name, Input: Missing, Output: Missing, DOutput: Missing, DInput: Missing, Loss: Missing, Losses: Missing}
 	b.nodes = &b.Forward
 	return b
 }

@@ -162,4 +162,5 @@ type Block struct {
 	DInput   int       // gradient of Input; Missing for the embedding
 	Units    []Unit
 	Loss     int // value of kind Loss, or Missing
+	Losses   int // those of single tokens, which the forward pass of the head writes; or Missing
 }

@@ -602,8 +602,12 @@ func (g *Model) head() *Block {
 	w := b.param(table)
 	l := g.chunkLoss(b, xg, w, labels)
 
-	// The backward pass begins with the same nodes and goes on in the same loop.
+	// The backward pass begins with the same nodes and goes on in the same loop. Losses of single tokens are for validation.
 	b.Backward = append(b.Backward, b.Forward...)
+	b.Losses = b.value(Value{Name: "losses", Kind: Loss, Rows: Full, DType: ir.F32})
+	last := &b.Forward[len(b.Forward)-1]
+	last.Args = slices.Clone(last.Args)
+	last.Args[1] = chunk(b.Losses)
 	b.nodes, b.chunked = &b.Backward, true
 	dxg := g.chunkGradient(b, l, xg, w, labels)
 	b.chunked = false
@@ -648,7 +652,7 @@ func (g *Model) chunkLoss(b *builder, xg, w, labels int) losses {
 	if g.SP > 1 {
 		b.node(ir.AllGather, []Attr{group(GroupSP)}, all(l.stats), all(part))
 	}
-	b.node(ir.CrossEntropy, []Attr{from("scale", FromLossScale)}, all(b.Loss), all(l.stats), l.labels, l.weight)
+	b.node(ir.CrossEntropy, []Attr{from("scale", FromLossScale)}, all(b.Loss), Arg{Value: Missing}, all(l.stats), l.labels, l.weight)
 	return l
 }
 

@@ -552,6 +552,7 @@ var Ops = [NumOps]OpInfo{
 		Doc: "Joins the statistics of all parts of the vocabulary and adds scale times the sum over rows of -log softmax(logits)[label] to the loss. Rows with a negative label add nothing.",
 		Operands: []Operand{
 			{Name: "loss", Dir: ReadWrite, Types: "f32", Dims: "1"},
+			{Name: "losses", Dir: Write, Types: "f32", Dims: "r", Optional: true, Doc: "-log softmax(logits)[label] of each row, not a number where the label is negative"},
 			{Name: "stats", Types: "f32", Dims: "p,r,3", Doc: "one plane for each part, in rank order"},
 			{Name: "labels", Types: "i32", Dims: "r", Optional: true, Doc: "needed where some may be negative"},
 			operandWeight,

@@ -279,11 +279,12 @@ type Result struct {
 // program whose labels may be masked. ResultSpike, where a program has it, is filled before each step: the largest gradient norm
 // with which weights are updated.
 const (
-	ResultLoss     = "loss"      // f32 [1]: mean over the tokens of the batch
-	ResultEvalLoss = "eval_loss" // f32 [1]: mean over the tokens of the sequences of one eval section
-	ResultGradNorm = "grad_norm" // f32 [2]: global norm before clipping, factor applied; a negative factor: the step was skipped
-	ResultSpike    = "spike"     // f32 [1]
-	ResultStep     = "step"      // f32 [3]
+	ResultLoss     = "loss"        // f32 [1]: mean over the tokens of the batch
+	ResultEvalLoss = "eval_loss"   // f32 [1]: mean over the tokens of the sequences of one eval section
+	ResultLosses   = "eval_losses" // f32 [n]: those of the tokens of a replica's sequences in one eval section, in the order of its labels
+	ResultGradNorm = "grad_norm"   // f32 [2]: global norm before clipping, factor applied; a negative factor: the step was skipped
+	ResultSpike    = "spike"       // f32 [1]
+	ResultStep     = "step"        // f32 [3]
 
 	ResultWeight     = "weight"      // f32 [1]: 1 / labels of the batch that count
 	ResultEvalWeight = "eval_weight" // f32 [1]: 1 / labels of the eval section that count

@@ -181,12 +181,13 @@ type resultRule struct {
 	name     string
 	section  Section // to which it belongs
 	filled   bool    // the VM writes it before the section; otherwise it reads it after
-	elements int64
+	elements int64   // 0: any number
 }
 
 var resultRules = []resultRule{
 	{ResultLoss, SectionStep, false, 1},
 	{ResultEvalLoss, SectionEval, false, 1},
+	{ResultLosses, SectionEval, false, 0},
 	{ResultGradNorm, SectionStep, false, 2},
 	{ResultStep, SectionStep, true, 3},
 	{ResultWeight, SectionStep, true, 1},
@@ -225,7 +226,7 @@ func (v *codeVerifier) statesAndResults() {
 			v.reportCode(FindShape, "a second result %s", r.Name)
 		case err != nil:
 			v.reportCode(FindBounds, "result %s: %v", r.Name, err)
-		case r.View.DType != F32 || r.View.Elements() != rule.elements:
+		case r.View.DType != F32 || rule.elements > 0 && r.View.Elements() != rule.elements:
 			v.reportCode(FindShape, "result %s is %s[%d], not f32[%d]", r.Name, r.View.DType, r.View.Elements(), rule.elements)
 		}
 		seen[r.Name] = true

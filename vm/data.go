@@ -46,8 +46,6 @@ type Window struct {
 
 // Load fills out with the window's tokens.
 func (w *Window) Load(from Tokens, section ir.Section, round int64, out []int32) error {
-	chunks := max(1, w.Chunks)
-	each := len(out) / chunks // rows per chunk
 	load := from.Tokens
 	if w.As != ir.AsTokens {
 		marked, ok := from.(Documents)
@@ -58,11 +56,19 @@ func (w *Window) Load(from Tokens, section ir.Section, round int64, out []int32)
 			return marked.Marks(w.As, section, round, sequence, position, out, stride)
 		}
 	}
+	return w.each(len(out), func(sequence, position int64, first, stride, end int) error {
+		return load(section, round, sequence, position, out[first:end], stride)
+	})
+}
+
+// each visits runs of rows: elements first, first+stride, ... below end are tokens position, position+1, ... of a sequence.
+func (w *Window) each(rows int, visit func(sequence, position int64, first, stride, end int) error) error {
+	chunks := max(1, w.Chunks)
+	each := rows / chunks // rows per chunk
 	for j := range chunks {
 		position := w.Position + ir.ZigzagChunk(int64(j), int64(chunks))*int64(each/w.Batch)
-		rows := out[j*each : (j+1)*each]
 		for s := range min(w.Batch, each) {
-			if err := load(section, round, w.Sequence+int64(s), position, rows[s:], w.Batch); err != nil {
+			if err := visit(w.Sequence+int64(s), position, j*each+s, w.Batch, (j+1)*each); err != nil {
 				return err
 			}
 		}

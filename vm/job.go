@@ -35,9 +35,10 @@ type Job struct {
 	origin    string // of the weights that the run started from; empty: drawn by chance
 	crew      Crew
 	reply     func(question string) ([]byte, error)
-	step      int64 // steps done
-	skipped   int64 // of these, steps that left the weights as they were
-	norms     norms // of gradients in steps before
+	step      int64     // steps done
+	skipped   int64     // of these, steps that left the weights as they were
+	norms     norms     // of gradients in steps before
+	order     lossOrder // of TokenLosses; nil before its first call
 	writer    writer
 	dead      error
 }

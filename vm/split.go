@@ -15,7 +15,6 @@ type Split struct {
 	run    ir.Run
 	tokens int64                                            // of the split
 	read   func(first int64, out []int32, stride int) error // of its tokens from one on
-	repeat int64                                            // every window is this one; -1: they follow each other
 }
 
 // Names of splits.
@@ -31,7 +30,7 @@ var SplitNames = []string{SplitAll, SplitTrain, SplitValidation}
 // OpenSplit opens a part of the data set of a run. Relative files start from dir. holdout is the share of the data that is
 // held out for validation. Tokens are read in the order of the files, whatever the run does.
 func OpenSplit(run *ir.Run, dir, split string, holdout float64) (*Split, error) {
-	s := &Split{run: *run, repeat: -1}
+	s := &Split{run: *run}
 	if o := run.DataOptions; o != nil && o.Marked() {
 		return nil, errors.New("data with documents or masks is not one stream of tokens: evaluate it with documents = off and masks = ignore")
 	}
@@ -115,44 +114,35 @@ func (s *Split) Windows() (windows, rest int64) {
 	return labelled / s.run.Sequence, labelled % s.run.Sequence
 }
 
-// Tokens implements the interface of that name. Windows are counted through the rounds; beyond the last it comes again.
+// Tokens implements the interface of that name. Windows are counted through the rounds; beyond the last it comes again, and does
+// not count.
 func (s *Split) Tokens(_ ir.Section, round, sequence, position int64, out []int32, stride int) error {
 	if err := checkWindow(&s.run, position, out, stride); err != nil {
 		return err
 	}
 	windows, _ := s.Windows()
 	window := min(round*int64(s.run.EvalSequences)+sequence, windows-1)
-	if s.repeat >= 0 {
-		window = s.repeat
-	}
 	return s.read(window*s.run.Sequence+position, out, stride)
 }
 
-// Evaluate returns the mean loss over all windows of the split that the job was opened with, and calls each after every section
-// with how many windows are done and their mean loss.
-func (s *Split) Evaluate(ctx context.Context, j *Job, each func(windows int64, loss float64) error) (float64, error) {
+// Evaluate calls each for every window of the split that the job was opened with, first to last, with the loss of each of its tokens;
+// one that does not count is not a number.
+func (s *Split) Evaluate(ctx context.Context, j *Job, each func(losses []float32) error) error {
 	windows, _ := s.Windows()
 	together := int64(s.run.EvalSequences)
-	sum, done := 0.0, int64(0)
-	for round := int64(0); done < windows; round++ {
-		n := min(together, windows-done)
-		loss, err := j.evalSection(ctx, round)
+	for round := int64(0); round*together < windows; round++ {
+		if _, err := j.evalSection(ctx, round); err != nil {
+			return err
+		}
+		losses, err := j.TokenLosses()
 		if err != nil {
-			return 0, err
+			return err
 		}
-		total := loss * float64(together)
-		if n < together { // the rest of the section was the last window again
-			s.repeat = windows - 1
-			last, err := j.evalSection(ctx, 0)
-			if s.repeat = -1; err != nil {
-				return 0, err
+		for i := range min(together, windows-round*together) {
+			if err := each(losses[i*s.run.Sequence : (i+1)*s.run.Sequence]); err != nil {
+				return err
 			}
-			total -= last * float64(together-n)
-		}
-		sum, done = sum+total, done+n
-		if err := each(done, sum/float64(done)); err != nil {
-			return 0, err
 		}
 	}
-	return sum / float64(done), nil
+	return nil
 }

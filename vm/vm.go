@@ -5,6 +5,7 @@
 //	device.go     Device, and how the cpu, the simulator and CUDA implement it
 //	link.go       Transport, which connects ranks; local.go inside a process, with wire.go between several
 //	job.go        Job: open, init, step, eval, close
+//	losses.go     losses of single tokens; positions.go gathers them by position
 //	crew.go       the processes of one job: leader and followers
 //	schedule.go   the learning rate of a step; guard.go decides which steps change nothing
 //	tensor.go     whole tensors from the rectangles of ranks, and back

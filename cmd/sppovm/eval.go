@@ -1,22 +1,31 @@
 package main
 
 import (
+	"bufio"
+	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
+	"os"
 	"path/filepath"
+	"strconv"
 
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
 	"sppo.dev/vm"
+	"sppo.dev/vm/world"
 )
 
 // evalFlags are the flags of eval, of which many are those of run.
 type evalFlags struct {
 	runFlags
-	split string
+	split  string
+	losses string // file
 }
 
 func evaluate(flags *pflag.FlagSet) cli.Action {
@@ -26,13 +35,15 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.resume, "resume", "", "evaluate the weights of this `CHECKPOINT`, or of the newest in this folder")
 	flags.BoolVar(&f.cast, "cast", false, "let --weights round values that the program cannot hold exactly")
 	cli.Choice(flags, &f.split, "split", vm.SplitAll, "which part of the data: all, train, or validation (the part held out)", vm.SplitNames...)
+	flags.StringVar(&f.losses, "token-losses", "", "write the loss of every token to this file, as little-endian float32")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object to standard output")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "show no progress")
 	flags.StringVar(&f.dir, "dir", "", "resolve relative data files in this folder instead of the current one")
 	flags.IntVar(&f.threads, "threads", 0, "threads that share the work of kernels; 0 is one per processor core")
 	flags.BoolVar(&f.force, "force", false, "evaluate even if the job does not fit its cluster")
 	set := cli.SetFlag(flags, "set")
-	for _, name := range []string{"resume", "weights"} {
+	f.launching.define(flags)
+	for _, name := range []string{"resume", "weights", "token-losses"} {
 		cli.Files(flags, name)
 	}
 	return func(env *cli.Env, args []string) error {
@@ -41,8 +52,19 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 			return cli.Usagef("eval: give the weights to evaluate by --weights or by --resume")
 		case f.cast && f.weights == "":
 			return cli.Usagef("--cast needs --weights")
+		case f.resume == resumeAuto:
+			return cli.Usagef("eval: --resume auto is for runs; name the checkpoint, or the folder whose newest one is meant")
 		case f.threads < 0:
 			return cli.Usagef("--threads must be 0 or more")
+		}
+		var err error
+		if f.launch, err = f.launching.find(); err != nil {
+			return err
+		}
+		if f.losses != "" && f.leads() {
+			if err := cli.CheckOutput(f.losses, args[0], f.resume); err != nil {
+				return err
+			}
 		}
 		job, holdout, err := openEval(args[0], *set)
 		if err != nil {
@@ -52,7 +74,14 @@ func evaluate(flags *pflag.FlagSet) cli.Action {
 			return err
 		}
 		f.blas = "go"
-		return f.evaluate(env, job, holdout)
+		if f.launch == nil {
+			return f.evaluate(env, job, holdout, nil)
+		}
+		w, err := f.join(env, job.Program)
+		if err != nil {
+			return err
+		}
+		return w.Close(f.evaluate(env, job, holdout, w))
 	}
 }
 
@@ -80,7 +109,8 @@ func openEval(file string, set []string) (*cli.Job, float64, error) {
 	return job, spec.Train.Holdout, err
 }
 
-func (f *evalFlags) evaluate(env *cli.Env, job *cli.Job, holdout float64) error {
+// evaluate reads the data, together with the other processes of the world if there are any.
+func (f *evalFlags) evaluate(env *cli.Env, job *cli.Job, holdout float64, w *world.World) error {
 	split, err := vm.OpenSplit(&job.Program.Run, f.dir, f.split, holdout)
 	if err != nil {
 		return cli.Wrong(err)
@@ -94,56 +124,130 @@ func (f *evalFlags) evaluate(env *cli.Env, job *cli.Job, holdout float64) error 
 		defer weights.Close()
 		options.Weights = weights
 	}
-	computer, err := f.open(job.Program, nil)
+	computer, err := f.open(job.Program, w)
 	if err != nil {
 		return err
 	}
 	defer computer.close()
 	options.Transport = computer.transport
+	if w != nil {
+		options.Crew = w
+	}
 	j, err := vm.Open(job.Program, func(rank int) (vm.Device, error) { return computer.device(rank), nil }, options)
 	if err != nil {
 		return err
 	}
+	if !f.leads() {
+		return errors.Join(follow(env.Context, w, j), j.Close())
+	}
+	ctx := env.Context
+	if w != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = untilStopped(ctx, w)
+		defer cancel()
+	}
 	r := &training{f: &f.runFlags, weights: weights, program: job.Program, job: j, device: computer.name, show: f.progress(env, job.Program, computer.name)}
-	return errors.Join(f.report(env, r, split), j.Close())
+	e := &evaluating{evalFlags: f, training: r, split: split}
+	err = e.all(ctx)
+	if err == nil {
+		err = e.report(env)
+	}
+	return errors.Join(err, j.Close())
 }
 
 // evaluation is what eval prints with --json.
 type evaluation struct {
-	Split      string `json:"split"`
-	Loss       number `json:"loss"`
-	Perplexity number `json:"perplexity"`
-	Windows    int64  `json:"windows"`
-	Tokens     int64  `json:"tokens"`
-	Left       int64  `json:"tokens_left"`
-	Sequence   int64  `json:"sequence"`
-	Step       int    `json:"step"`
+	Split      string           `json:"split"`
+	Loss       number           `json:"loss"`
+	Perplexity number           `json:"perplexity"`
+	Windows    int64            `json:"windows"`
+	Tokens     int64            `json:"tokens"`
+	Left       int64            `json:"tokens_left"`
+	Sequence   int64            `json:"sequence"`
+	Step       int              `json:"step"`
+	Positions  []positionBucket `json:"loss_by_position"`
 }
 
-func (f *evalFlags) report(env *cli.Env, r *training, split *vm.Split) error {
-	if _, err := r.start(env.Context); err != nil {
+// positionBucket is the loss of the tokens at some positions of their sequences, last included.
+type positionBucket struct {
+	First  int64  `json:"first"`
+	Last   int64  `json:"last"`
+	Loss   number `json:"loss"`
+	Tokens int64  `json:"tokens"`
+}
+
+// evaluating is an evaluation in progress.
+type evaluating struct {
+	*evalFlags
+	*training
+	split  *vm.Split
+	losses vm.PositionLosses
+}
+
+// all evaluates the split, into the file of losses where one is wanted: it appears whole, or not at all.
+func (e *evaluating) all(ctx context.Context) error {
+	if _, err := e.start(ctx); err != nil {
 		return err
 	}
-	windows, left := split.Windows()
-	loss, err := split.Evaluate(env.Context, r.job, func(done int64, mean float64) error {
-		if done < windows {
-			r.show.say("%d of %d windows  loss %.4f", done, windows, mean)
+	if e.evalFlags.losses == "" {
+		return e.windows(ctx, io.Discard)
+	}
+	return ir.ReplaceFile(e.evalFlags.losses, func(file *os.File) error {
+		out := bufio.NewWriterSize(file, 1<<20)
+		if err := e.windows(ctx, out); err != nil {
+			return err
 		}
-		return nil
+		return out.Flush()
 	})
-	if err != nil {
+}
+
+// windows writes the loss of every token in the order of the stream.
+func (e *evaluating) windows(ctx context.Context, out io.Writer) error {
+	windows, _ := e.split.Windows()
+	done, raw := int64(0), []byte(nil)
+	err := e.split.Evaluate(ctx, e.job, func(losses []float32) error {
+		e.losses.Add(0, losses)
+		if done++; done < windows && done%int64(max(1, e.program.Run.EvalSequences)) == 0 {
+			mean, _ := e.losses.Mean()
+			e.show.say("%d of %d windows  loss %.4f", done, windows, mean)
+		}
+		raw = raw[:0]
+		for _, loss := range losses {
+			raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(loss))
+		}
+		_, err := out.Write(raw)
 		return err
+	})
+	all := windows * e.program.Run.Sequence
+	if _, tokens := e.losses.Mean(); err == nil && tokens < all {
+		err = fmt.Errorf("the losses of %d of %d tokens are not numbers", all-tokens, all)
 	}
-	if math.IsNaN(loss) {
-		return errors.New("the loss is not a number")
+	return err
+}
+
+func (e *evaluating) report(env *cli.Env) error {
+	windows, left := e.split.Windows()
+	loss, tokens := e.losses.Mean()
+	sequence := e.program.Run.Sequence
+	result := evaluation{
+		Split: e.evalFlags.split, Loss: number(loss), Perplexity: number(math.Exp(loss)), Windows: windows, Tokens: tokens, Left: left,
+		Sequence: sequence, Step: e.job.Steps(),
 	}
-	tokens := windows * r.program.Run.Sequence
-	if f.json {
-		return json.NewEncoder(env.Stdout).Encode(evaluation{
-			f.split, number(loss), number(math.Exp(loss)), windows, tokens, left, r.program.Run.Sequence, r.job.Steps(),
-		})
+	for _, b := range e.losses.Buckets() {
+		result.Positions = append(result.Positions, positionBucket{b.First, min(b.End, sequence) - 1, number(b.Loss), b.Tokens})
 	}
-	fmt.Fprintf(env.Stdout, "loss %.6f, perplexity %.4f over %d tokens in %d windows of %d (%s)\n", loss, math.Exp(loss), tokens, windows, r.program.Run.Sequence, f.split)
+	if e.evalFlags.json {
+		return json.NewEncoder(env.Stdout).Encode(result)
+	}
+	fmt.Fprintf(env.Stdout, "loss %.6f, perplexity %.4f over %d tokens in %d windows of %d (%s)\n", loss, math.Exp(loss), tokens, windows, sequence, result.Split)
+	fmt.Fprintln(env.Stdout, "     positions  loss")
+	for _, b := range result.Positions {
+		at := strconv.FormatInt(b.First, 10)
+		if b.Last > b.First {
+			at += "-" + strconv.FormatInt(b.Last, 10)
+		}
+		fmt.Fprintf(env.Stdout, "%14s  %.6f\n", at, float64(b.Loss))
+	}
 	if left > 0 {
 		fmt.Fprintf(env.Stdout, "%d tokens at the end fill no window\n", left)
 	}

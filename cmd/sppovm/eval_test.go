@@ -1,11 +1,17 @@
 package main
 
 import (
+	"context"
+	"encoding/binary"
 	"encoding/json"
+	"io"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+
+	"sppo.dev/cmd/internal/cli"
 )
 
 // evalOf runs eval and returns what it prints with --json.
@@ -56,13 +62,21 @@ func TestEvalIsTheLossOfSteps(t *testing.T) {
 	if err := os.WriteFile("all.bin", flat, 0o644); err != nil {
 		t.Fatal(err)
 	}
+	var first []float32
 	for _, how := range []string{
 		"", `train.data=tokens("all.bin",type=uint16,shuffle=on)`, "schedule.sp=1 schedule.pp=2 schedule.dp=2 train.batch=2",
 		"schedule.sp=1 schedule.pp=1 schedule.dp=4 train.batch=4", "train.holdout=0.1 train.eval_batch=3",
-		"schedule.sp=4 schedule.pp=1 schedule.sp_mode=ring schedule.align=8",
+		"schedule.sp=4 schedule.pp=1 schedule.sp_mode=ring schedule.align=8", "schedule.sp=1 schedule.pp=2 train.batch=3 schedule.microbatch=3",
+		"schedule.sp=2 schedule.pp=1 schedule.sp_mode=ulysses schedule.dp=2 train.batch=4 schedule.microbatch=2 schedule.subsequences=1",
 	} {
-		args := append([]string{"tiny.sppo", "--resume", "start.ckpt"}, sets(common+`train.data=text("all.txt") `+how)...)
+		args := append([]string{"tiny.sppo", "--resume", "start.ckpt", "--token-losses", "losses.bin"}, sets(common+`train.data=text("all.txt") `+how)...)
 		e := evalOf(t, args...)
+		each := tokenLosses(t, "losses.bin")
+		if first == nil {
+			first = each
+		}
+		compareTokens(t, how, each, first)
+		checkBuckets(t, how, e, each)
 		if e.Windows != 5 || e.Left != 10 || e.Tokens != 320 || math.Abs(float64(e.Loss)-sum/5) > 2e-6 {
 			t.Errorf("%s: %+v, and steps have the mean %.7f", how, e, sum/5)
 		}
@@ -70,6 +84,128 @@ func TestEvalIsTheLossOfSteps(t *testing.T) {
 			t.Errorf("perplexity %v of a loss of %v", e.Perplexity, e.Loss)
 		}
 	}
+}
+
+func tokenLosses(t *testing.T, file string) (list []float32) {
+	t.Helper()
+	raw, err := os.ReadFile(file)
+	if err != nil || len(raw)%4 != 0 {
+		t.Fatalf("%d bytes: %v", len(raw), err)
+	}
+	for i := 0; i < len(raw); i += 4 {
+		list = append(list, math.Float32frombits(binary.LittleEndian.Uint32(raw[i:])))
+	}
+	return list
+}
+
+// compareTokens compares losses in the order of the stream with those of another division.
+func compareTokens(t *testing.T, how string, got, want []float32) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%s: %d losses, want %d", how, len(got), len(want))
+	}
+	for i := range want {
+		if !(math.Abs(float64(got[i]-want[i])) <= 2e-5) {
+			t.Fatalf("%s: the loss of token %d is %v, want %v", how, i, got[i], want[i])
+		}
+	}
+}
+
+// checkBuckets computes means and buckets from the losses of 5 windows of 64 tokens.
+func checkBuckets(t *testing.T, how string, e evaluation, each []float32) {
+	t.Helper()
+	ends, at := []int64{1, 2, 4, 8, 16, 32, 64}, int64(0)
+	if len(e.Positions) != len(ends) || len(each) != 320 {
+		t.Fatalf("%s: %d losses, buckets %+v", how, len(each), e.Positions)
+	}
+	all := 0.0
+	for i, end := range ends {
+		sum := 0.0
+		for window := range int64(5) {
+			for p := at; p < end; p++ {
+				sum += float64(each[window*64+p])
+			}
+		}
+		n := 5 * (end - at)
+		if b := e.Positions[i]; b.First != at || b.Last != end-1 || b.Tokens != n || math.Abs(float64(b.Loss)-sum/float64(n)) > 1e-9 {
+			t.Errorf("%s: bucket %+v, want positions %d to %d, %d tokens, loss %v", how, b, at, end-1, n, sum/float64(n))
+		}
+		all, at = all+sum, end
+	}
+	if math.Abs(float64(e.Loss)-all/320) > 1e-9 {
+		t.Errorf("%s: the loss is %v, that of all tokens %v", how, e.Loss, all/320)
+	}
+}
+
+// Several processes give the losses of one, to the last bit.
+func TestEvalInProcesses(t *testing.T) {
+	inBase(t)
+	text := strings.Repeat("to be, or not to be: that is the question. ", 9)
+	if err := os.WriteFile("all.txt", []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	set := sets(`train.batch=2 schedule.dp=2 schedule.sp=1 train.holdout=0 train.data=text("all.txt")`)
+	sppovm(t, t.Context(), append([]string{"run", "tiny.sppo", "-q", "--steps", "0", "--save", "start.ckpt"}, set...)...)
+	args := append([]string{"tiny.sppo", "--resume", "start.ckpt", "-q", "--json"}, set...)
+	want := evalOf(t, append(args, "--token-losses", "one.bin")...)
+	all := launchCommand(t, "eval", 2, inWorld(t, 2, append(args, "--token-losses", "many.bin")...))
+	var printed [2][]byte
+	for i := range all {
+		var err error
+		if printed[i], err = io.ReadAll(all[i].out); err != nil {
+			t.Fatal(err)
+		}
+	}
+	end(t, all)
+	for i, p := range all {
+		if p.code != cli.Done {
+			t.Fatalf("process %d: exit %d\n%s", i, p.code, p.errs.String())
+		}
+	}
+	var got evaluation
+	if err := json.Unmarshal(printed[0], &got); err != nil || got.Loss != want.Loss || got.Windows != want.Windows {
+		t.Errorf("%+v, one process has %+v: %v", got, want, err)
+	}
+	if one, many := tokenLosses(t, "one.bin"), tokenLosses(t, "many.bin"); !slices.Equal(one, many) {
+		t.Error("several processes have other losses than one")
+	}
+	if len(printed[1]) > 0 {
+		t.Errorf("process 1 prints %q", printed[1])
+	}
+}
+
+// A file of losses appears whole or not at all.
+func TestEvalLeavesNoPartOfAFile(t *testing.T) {
+	inBase(t)
+	if err := os.WriteFile("all.txt", []byte(strings.Repeat("to be, or not to be: that is the question. ", 30)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	set := sets(`train.holdout=0 train.data=text("all.txt")`)
+	sppovm(t, t.Context(), append([]string{"run", "tiny.sppo", "-q", "--steps", "0", "--save", "start.ckpt"}, set...)...)
+	before, err := os.ReadDir(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	stop := &stopper{cancel: cancel}
+	args := append([]string{"eval", "tiny.sppo", "--resume", "start.ckpt", "--token-losses", "losses.bin"}, set...)
+	if code := app.Main(&cli.Env{Context: ctx, Stdout: io.Discard, Stderr: stop}, args); code == cli.Done {
+		t.Error("a stopped evaluation succeeds")
+	}
+	after, err := os.ReadDir(".")
+	if err != nil || len(after) != len(before) {
+		t.Errorf("%v are there, %v were: %v", after, before, err)
+	}
+}
+
+// stopper cancels when some windows are done.
+type stopper struct{ cancel func() }
+
+func (s *stopper) Write(text []byte) (int, error) {
+	if strings.Contains(string(text), "windows  loss") {
+		s.cancel()
+	}
+	return len(text), nil
 }
 
 // The splits are the parts that a run trains on and validates on.

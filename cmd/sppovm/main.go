@@ -125,8 +125,13 @@ var app = cli.App{
 			Name: "eval", Args: "FILE (--weights DIR | --resume CHECKPOINT) [--split all|train|validation]", MinArgs: 1, MaxArgs: 1, Setup: evaluate, Files: cli.JobFiles,
 			Doc: "compute the loss and perplexity of weights over the data",
 			Details: "The data is read once, in windows of one sequence each that do not overlap. Tokens at the end that fill no window are\n" +
-				"reported. The result does not depend on how the job is divided, except for rounding.\n" +
-				"With --json: {\"split\",\"loss\",\"perplexity\",\"windows\",\"tokens\",\"tokens_left\",\"sequence\",\"step\"}.",
+				"reported. The result does not depend on how the job is divided, except for rounding. Losses are also reported by position\n" +
+				"in the window, in buckets that double: a model that uses long context has lower ones in later buckets. It may run in\n" +
+				"several processes, started as for run.\n\n" +
+				"--token-losses writes the loss of each token after the first as little-endian float32, in the order of the data: number i\n" +
+				"is that of token i+1 of the split. The file appears only when complete.\n\n" +
+				"With --json: {\"split\",\"loss\",\"perplexity\",\"windows\",\"tokens\",\"tokens_left\",\"sequence\",\"step\",\"loss_by_position\":\n" +
+				"[{\"first\",\"last\",\"loss\",\"tokens\"}]}; positions count from 0, last included.",
 			Examples: []string{"sppovm eval job.sppo --weights Llama-3.1-8B", "sppovm eval job.sppo --resume tuned.ckpt --split validation --json"},
 		},
 		{

@@ -50,12 +50,17 @@ DEV Joined join(const float *stats, i64 parts, i64 rows, i64 row) {
 }
 
 // One block; its threads' sums are added in a fixed order.
-KERNEL(cross_entropy, (float *loss, const float *stats, const int *labels, const float *weight, i64 parts, i64 rows, double scale)) {
+KERNEL(cross_entropy, (float *loss, float *losses, const float *stats, const int *labels, const float *weight, i64 parts, i64 rows, double scale)) {
     double sum = 0;
     for (i64 row = threadIdx.x; row < rows; row += blockDim.x) {
-        if (labels && labels[row] < 0) continue;
+        if (labels && labels[row] < 0) {
+            if (losses) losses[row] = MINUS_INFINITY - MINUS_INFINITY; // not a number
+            continue;
+        }
         const Joined j = join(stats, parts, rows, row);
-        sum += (double)(j.largest - j.label) + (double)logf(j.sum);
+        const double own = (double)(j.largest - j.label) + (double)logf(j.sum);
+        if (losses) losses[row] = (float)own;
+        sum += own;
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) *loss += (float)(weight ? scale * (double)*weight * sum : scale * sum);

@@ -247,7 +247,7 @@ func (b *binder) parts() (parts, r int64) {
 
 func crossEntropy(b *binder) {
 	parts, r := b.parts()
-	b.launch("cross_entropy", rows(1), "loss", "stats", "labels", "weight", parts, r, b.float("scale"))
+	b.launch("cross_entropy", rows(1), "loss", "losses", "stats", "labels", "weight", parts, r, b.float("scale"))
 }
 
 func crossEntropyGrad(b *binder) {

@@ -92,17 +92,24 @@ func join(stats []float32, rows, row int) (largest, sum, label float64) {
 }
 
 func crossEntropy(b *binder) func() {
-	loss, stats, scale := b.floats("loss"), b.floats("stats"), b.labelScale()
+	loss, losses, stats, scale := b.floats("loss"), b.floats("losses"), b.floats("stats"), b.labelScale()
 	labels := b.ints("labels")
 	rows := int(b.in.Arg("stats").Shape[1])
 	return func() {
 		total := 0.0
 		for i := range rows {
 			if labels != nil && labels[i] < 0 {
+				if losses != nil {
+					losses[i] = float32(math.NaN())
+				}
 				continue
 			}
 			largest, sum, label := join(stats, rows, i)
-			total += largest + math.Log(sum) - label
+			own := largest + math.Log(sum) - label
+			if losses != nil {
+				losses[i] = float32(own)
+			}
+			total += own
 		}
 		loss[0] += float32(scale() * total)
 	}

@@ -244,7 +244,9 @@ func (t *Timeline) lives(code *ir.Code, spans []Span) []Span {
 		whole(code.States[i].View)
 	}
 	for i := range code.Results {
-		whole(code.Results[i].View)
+		if code.Results[i].Name != ir.ResultLosses { // which a validation has alone
+			whole(code.Results[i].View)
+		}
 	}
 	for pc := range code.Sections[t.Section] {
 		for _, v := range code.Sections[t.Section][pc].Args {

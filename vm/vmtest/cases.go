@@ -604,6 +604,9 @@ func caseCrossEntropy(s *suite) {
 	}
 	out := s.run(call{op: ir.CrossEntropy, args: args{"loss": loss, "stats": stats}, attrs: attrs{"scale": 0.125}})
 	s.equal("loss", out["loss"], []float64{want}, ir.F32)
+	out = s.run(call{op: ir.CrossEntropy, args: args{"loss": loss, "losses": nothing(ir.F32, []int{len(losses)}), "stats": stats}, attrs: attrs{"scale": 0.125}})
+	s.equal("loss with those of rows", out["loss"], []float64{want}, ir.F32)
+	s.equal("losses", out["losses"], losses, ir.F32)
 	s.sub("masked", func(s *suite) {
 		weight := s.outF32(1)
 		weight.data[0] = 0.75
@@ -613,8 +616,13 @@ func caseCrossEntropy(s *suite) {
 				want += 0.125 * 0.75 * l
 			}
 		}
-		out := s.run(call{op: ir.CrossEntropy, args: args{"loss": loss, "stats": stats, "labels": labels, "weight": weight}, attrs: attrs{"scale": 0.125}})
+		out := s.run(call{op: ir.CrossEntropy, args: args{"loss": loss, "losses": nothing(ir.F32, []int{len(losses)}), "stats": stats, "labels": labels, "weight": weight}, attrs: attrs{"scale": 0.125}})
 		s.equal("loss", out["loss"], []float64{want}, ir.F32)
+		for r, l := range losses {
+			if got := out["losses"][r]; math.IsNaN(got) != (labels.data[r] < 0) || math.Abs(got-l) > 1e-5*max(1, l) {
+				s.Errorf("the loss of row %d with label %v is %v, want %v", r, labels.data[r], got, l)
+			}
+		}
 	})
 }
 

@@ -1,0 +1,113 @@
+package vm
+
+import (
+	"errors"
+	"fmt"
+
+	"sppo.dev/ir"
+)
+
+// lossOrder says of every element of a replica's result ResultLosses which token it is of: sequence*Run.Sequence + position, by rank
+// of those that are read. Ranks of a ring have tokens in another order.
+type lossOrder map[int][]int64
+
+// findLosses finds one rank of each replica that has the losses of tokens.
+func (j *Job) findLosses() (lossOrder, error) {
+	order, replicas := lossOrder{}, map[int32]bool{}
+	for _, r := range j.ranks {
+		replica := j.program.Ranks[r.index].DP
+		view, ok := r.result(ir.ResultLosses)
+		if !ok || replicas[replica] {
+			continue
+		}
+		at, err := lossTokens(j.program, r.index, view)
+		if err != nil {
+			return nil, err
+		}
+		order[r.index], replicas[replica] = at, true
+	}
+	if len(order) == 0 {
+		return nil, errors.New("the program computes no losses of single tokens: compile it again, with a validation")
+	}
+	return order, nil
+}
+
+// lossTokens follows the labels of a rank's eval section to the losses that come of them.
+func lossTokens(p *ir.Program, rank int, result ir.View) ([]int64, error) {
+	code, consts := &p.Codes[p.Ranks[rank].Code], p.Ranks[rank].Consts
+	out := make([]int64, result.Elements())
+	for i := range out {
+		out[i] = -1
+	}
+	loads := map[uint32]*ir.Instr{} // the last into each buffer
+	var labels ir.View              // of the statistics before
+	for i := range code.Sections[ir.SectionEval] {
+		in := &code.Sections[ir.SectionEval][i]
+		switch in.Op {
+		case ir.LoadTokens:
+			loads[in.Arg("tokens").Buffer] = in
+		case ir.CrossEntropyStats:
+			labels = in.Arg("labels")
+		case ir.CrossEntropy:
+			losses, load := in.Arg("losses"), loads[labels.Buffer]
+			if !losses.Present() || losses.Buffer != result.Buffer || load == nil {
+				continue
+			}
+			tokens, err := loadedTokens(load, consts, p.Run.Sequence)
+			if err != nil {
+				return nil, err
+			}
+			first := (labels.Offset - load.Arg("tokens").Offset) / ir.I32.Bytes()
+			copy(out[(losses.Offset-result.Offset)/ir.F32.Bytes():], tokens[first:int64(first)+losses.Elements()])
+		}
+	}
+	for i, at := range out {
+		if at < 0 {
+			return nil, fmt.Errorf("rank %d: no instruction gives element %d of %s", rank, i, ir.ResultLosses)
+		}
+	}
+	return out, nil
+}
+
+// loadedTokens are the tokens before the labels that an instruction loads.
+func loadedTokens(load *ir.Instr, consts []int64, sequence int64) ([]int64, error) {
+	value := func(name string) int64 { return load.Attr(name).Int(consts) }
+	w := Window{
+		Batch: int(value("batch")), Chunks: int(value("chunks")), Sequence: value("replica") + value("first"), Position: value("position"),
+	}
+	out := make([]int64, load.Arg("tokens").Elements())
+	return out, w.each(len(out), func(s, position int64, first, stride, end int) error {
+		for i := first; i < end; i += stride {
+			out[i] = s*sequence + position - 1
+			position++
+		}
+		return nil
+	})
+}
+
+// TokenLosses returns the loss of every token of the last eval section: Run.Sequence values for each of its Run.EvalSequences
+// sequences. Eval leaves those of its last section.
+func (j *Job) TokenLosses() ([]float32, error) {
+	if j.order == nil {
+		var err error
+		if j.order, err = j.findLosses(); err != nil {
+			return nil, err
+		}
+	}
+	r := &j.program.Run
+	out := make([]float32, int64(r.EvalSequences)*r.Sequence)
+	for rank, tokens := range j.order {
+		view, _ := j.ranks[rank].result(ir.ResultLosses)
+		values := make([]float32, len(tokens))
+		if err := j.read(j.ranks[rank], view, BytesOf(values)); err != nil {
+			return nil, fmt.Errorf("reading the losses of rank %d: %w", rank, err)
+		}
+		for i, at := range tokens {
+			if at >= int64(len(out)) {
+				return nil, fmt.Errorf("rank %d has the loss of token %d of %d", rank, at, len(out))
+			}
+			out[at] = values[i]
+		}
+	}
+	return out, nil
+}
