@@ -61,7 +61,7 @@ func (f *figures) groups(t ir.DType) []group {
 		stats := all
 		stats.Shape = [ir.MaxDims]int64{rows, 3}
 		b.put(ir.CrossEntropyStats, ir.Compute, []ir.View{stats, logits, labels}, vocabulary...)
-		b.put(ir.CrossEntropy, ir.Compute, []ir.View{b.buffer(ir.Device, ir.F32, 1), all}, ir.Float(1))
+		b.put(ir.CrossEntropy, ir.Compute, []ir.View{b.buffer(ir.Device, ir.F32, 1), ir.Absent(), all}, ir.Float(1))
 		b.put(ir.CrossEntropyGrad, ir.Compute, []ir.View{b.buffer(ir.Device, t, rows, cols), logits, all, labels}, append([]ir.Attr{ir.Float(1)}, vocabulary...)...)
 	}
 	const tensors = 64

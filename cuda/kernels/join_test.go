@@ -89,7 +89,7 @@ func crossEntropy(logits, gradient ir.DType, rows, cols, valid int64, parts int6
 	stats := all
 	stats.Shape = [ir.MaxDims]int64{int64(rows), 3}
 	l.put(ir.CrossEntropyStats, map[string]any{"first": 3, "valid": int(valid)}, stats, x, labels)
-	l.put(ir.CrossEntropy, map[string]any{"scale": 0.25}, loss, all)
+	l.put(ir.CrossEntropy, map[string]any{"scale": 0.25}, loss, ir.Absent(), all)
 	for _, o := range between {
 		l.put(o, nil)
 	}

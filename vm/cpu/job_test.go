@@ -104,7 +104,7 @@ func bigram(t ir.DType) *ir.Program {
 		b.put(s, ir.CopyH2D, ir.H2D, []ir.View{flat, host})
 		b.event(s, ir.H2D, ir.Compute)
 		b.put(s, ir.CrossEntropyStats, ir.Compute, []ir.View{stats, logits, labels}, ir.Int(0), ir.Int(bigramVocab), ir.Float(0))
-		b.put(s, ir.CrossEntropy, ir.Compute, []ir.View{loss, reshape(stats, 1, tokens, 3)}, ir.Float(1.0/tokens))
+		b.put(s, ir.CrossEntropy, ir.Compute, []ir.View{loss, ir.Absent(), reshape(stats, 1, tokens, 3)}, ir.Float(1.0/tokens))
 	}
 	forward(ir.SectionEval)
 	s := ir.SectionStep
