@@ -156,14 +156,20 @@ stopSlurm() {
 # queued submits the script as users do and waits for its end. Slurm lets a job that was queued again wait for two minutes, which
 # is shortened here.
 queued() { # PROGRAM ARGUMENT...
-  local id
+  local id ended=0 waited=0
   id=$(sbatch --parsable --nodes 1 --ntasks-per-node 2 --oversubscribe "$cluster/slurm.sh" "$@") || return
   echo "$id" >id
   for _ in $(seq 1200); do
     case $(scontrol -o show job "$id" | grep -o 'JobState=[A-Z_]*') in
-      *=PENDING) scontrol update "jobid=$id" starttime=now 2>/dev/null ;;
-      *=COMPLETED | *=FAILED | *=CANCELLED | *=TIMEOUT | *=NODE_FAIL) return ;;
+      *=PENDING)
+        ended=0 waited=$((waited + 1)) # started at once, the job would meet its revoked credential
+        [ $waited -lt 20 ] || scontrol update "jobid=$id" starttime=now 2>/dev/null
+        ;;
+      *=COMPLETED) return ;;
+      *=RUNNING | *=COMPLETING) ended=0 waited=0 ;;
+      *) ended=$((ended + 1)) ;; # which a job is for a moment while it is queued again
     esac
+    [ $ended -lt 50 ] || return
     sleep 0.2
   done
   scancel "$id"
