@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -241,10 +242,10 @@ func (j *Job) writeDirectly(ctx context.Context, dir string) error {
 		mu.Lock()
 		defer mu.Unlock()
 		j.writer.shards = append(j.writer.shards, shards...)
-		failed = errors.Join(failed, err)
-		return nil // a full disk is no reason to end the job
+		failed = cmp.Or(failed, err) // on a full disk all ranks fail alike
+		return nil                   // a full disk is no reason to end the job
 	})
-	return errors.Join(err, failed)
+	return cmp.Or(err, failed)
 }
 
 // copy reads the parts of a rank into its copy.
