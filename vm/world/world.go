@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	"sppo.dev/vm"
@@ -178,10 +179,14 @@ func (w *World) lost(process int, err error) {
 	}
 }
 
-// broke says how a connection ended.
+// broke says how a connection ended. A host that does not answer is a timeout, which some routes report in their own words.
 func broke(err error) string {
 	var timeout net.Error
-	if errors.As(err, &timeout) && timeout.Timeout() {
+	silent := errors.As(err, &timeout) && timeout.Timeout()
+	for _, unreachable := range []error{syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EHOSTDOWN} {
+		silent = silent || errors.Is(err, unreachable)
+	}
+	if silent {
 		return fmt.Sprintf("timeout: its host has not answered for %s", silence)
 	}
 	return "its connection closed"
