@@ -44,7 +44,7 @@ var floors = []struct {
 	{"passes/strategy", 3, "passes/plan passes/words lang"},
 	{"passes/memory", 4, "passes/plan passes/walk passes/strategy ir graph schedule"},
 	{"passes/estimate", 5, "passes/plan passes/walk passes/memory lang ir ir/cost graph schedule"},
-	{"passes/pass", 6, "passes/plan passes/walk passes/estimate lang graph"},
+	{"passes/pass", 6, "passes/plan passes/walk passes/estimate ir lang graph"},
 	{"passes/report", 6, "passes/plan passes/memory passes/words ir"},
 	{"passes/partition", 7, "passes/plan passes/estimate passes/pass passes/words lang ir"},
 	{"passes/mux", 7, "passes/plan passes/strategy passes/pass lang"},

@@ -600,15 +600,15 @@ var scheduleKeys = []*Key{
 	{Block: blockSchedule, Name: "subsequences", takes: autoOr(whole(1, maxRanks)).orList(whole(1, maxTokens), 1, maxRanks), Default: "auto", Example: "160",
 		Doc: "Chunks into which a sequence is cut for the pipeline: their number, or a list of their lengths that adds up to `train.sequence`. `auto` tries numbers that grow by a factor of √2, down to chunks of 1K tokens, and 1 if the strategy needs whole sequences.",
 		set: setSubsequences},
-	{Block: blockSchedule, Name: "partition", takes: names("auto", "flops", "time", "length"), Default: "flops", Example: "length",
-		Doc: "What is equal for all subsequences: floating-point operations (later ones are shorter, because attention looks back), predicted time, or length. `auto` tries all three. A list of lengths overrides it.",
+	{Block: blockSchedule, Name: "partition", takes: names("auto", "flops", "time", "length"), Default: "auto", Example: "length",
+		Doc: "What is equal for all subsequences: floating-point operations (later ones are shorter, because attention looks back), predicted time, or length. `auto` is `flops`, unless another is clearly faster for the plan that is found. A list of lengths overrides it.",
 		set: func(s *Spec, v value) { s.Schedule.Partition = v.name }},
 	{Block: blockSchedule, Name: "align", takes: autoOr(whole(1, maxTokens)), Default: "auto", Example: "128",
 		Doc: "Borders of subsequences are multiples of it. It is a multiple of `sp` and at most the average length. `auto` is 128, or less for short subsequences. If memory is short and `solve` searches sizes, it also tries values that make the first subsequence shorter, if the step gets faster.",
 		set: func(s *Spec, v value) { s.Schedule.Align = v.Int() }},
-	{Block: blockSchedule, Name: "keep", takes: autoOr(valueType{}.orList(names("k", "v"), 0, 2)), Default: "[k, v]", Example: "[]",
+	{Block: blockSchedule, Name: "keep", takes: autoOr(valueType{}.orList(names("k", "v"), 0, 2)), Default: "auto", Example: "[]",
 		Doc: "Which of K and V stay on the device between forward and backward. The others are kept on the host and streamed: each layer of each subsequence reloads the rows of earlier tokens block by block, " +
-			"in the backward pass with their gradients, so that host memory limits the sequence. Subsequences of 8K tokens or more hide the traffic. `auto` keeps both if they fit, and otherwise tries the rest.",
+			"in the backward pass with their gradients, so that host memory limits the sequence. Subsequences of 8K tokens or more hide the traffic. `auto` keeps both, unless only streaming fits or is clearly faster.",
 		set: func(s *Spec, v value) {
 			if s.Schedule.Keep = nil; v.Auto() {
 				return
@@ -618,9 +618,9 @@ var scheduleKeys = []*Key{
 				s.Schedule.Keep = append(s.Schedule.Keep, item.name)
 			}
 		}},
-	{Block: blockSchedule, Name: "order", takes: names("auto", "sequence", "layer"), Default: "sequence", Example: "layer",
+	{Block: blockSchedule, Name: "order", takes: names("auto", "sequence", "layer"), Default: "auto", Example: "layer",
 		Doc: "Order inside a stage: all layers of a subsequence first, or all subsequences of a layer first, which needs a single stage. In layer order the device holds K and V of one layer, " +
-			"and those of the others are on the host, like the hidden states between layers unless `offload` keeps them; `recompute = full_kv` recomputes them instead. With `virtual_stages`, groups of layers take turns instead of single ones. `auto` tries both.",
+			"and those of the others are on the host, like the hidden states between layers unless `offload` keeps them; `recompute = full_kv` recomputes them instead. With `virtual_stages`, groups of layers take turns instead of single ones. `auto` is the order of sequences, unless only the other fits or is clearly faster.",
 		set: func(s *Spec, v value) { s.Schedule.Order = v.name }},
 	{Block: blockSchedule, Name: "recompute", takes: names("auto", "none", "full", "full_kv", "selective", "keep_attention"), Default: "auto", Example: "selective",
 		Doc: "Which activations are recomputed in the backward pass instead of being saved: none, all of a layer but its input, outputs of norms and activation functions, or all but attention. `full_kv` is `full`, and also recomputes K and V of a layer, once for all subsequences when the backward pass reaches the layer; it needs `order = layer`. `auto` recomputes nothing if memory suffices. Otherwise it weighs units against copies to the host, in the order of recomputation time per byte.",
@@ -633,7 +633,7 @@ var scheduleKeys = []*Key{
 		set: func(s *Spec, v value) { s.Schedule.Strategy = v.name }},
 	{Block: blockSchedule, Name: "virtual_stages", takes: autoOr(whole(1, maxRanks)), Default: "auto", Example: "2",
 		Doc: "Groups of layers per rank, assigned round-robin; they divide the bubble by their number. `auto` tries up to 16, as far as `strategy` supports them. " +
-			"With `order = layer`, the groups of the single stage, and `auto` is one per layer.",
+			"With `order = layer`, the groups of layers of the single stage; `auto` tries numbers that divide the layers, one layer per group first.",
 		set: func(s *Spec, v value) { s.Schedule.VirtualStages = v.Int() }},
 	{Block: blockSchedule, Name: "offload", Default: "auto", Example: "full",
 		takes: valueType{number: &number{max: 1}}.orNames("auto", "none", "full", "adaptive", "carry", "memory").

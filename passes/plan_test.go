@@ -64,7 +64,7 @@ func TestPlansOfThePaper(t *testing.T) {
 		par, sub := p.Parallel, p.Subsequences
 		fmt.Fprintf(&b, "%s: sp %d pp %d n %d align %d imbalance %.4f\n", filepath.Base(file), par.SP, par.PP, sub.N, sub.Align, sub.Imbalance)
 		fmt.Fprintf(&b, "  %s\n", words.List(sub.Lengths))
-		want := partition.ByFlops(p.Model, p.Train.Sequence, sub.N, 128)
+		want := partition.ByFlops(estimate.FlopsOfLayer(p.Model), p.Train.Sequence, sub.N, 128)
 		if diff := cmp.Diff(partition.Lengths(want), sub.Lengths); diff != "" {
 			t.Errorf("%s: not the partition on a grid of 128:\n%s", file, diff)
 		}

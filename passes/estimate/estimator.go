@@ -5,6 +5,7 @@ package estimate
 
 import (
 	"sppo.dev/graph"
+	"sppo.dev/ir"
 	"sppo.dev/passes/memory"
 	"sppo.dev/passes/plan"
 	"sppo.dev/passes/walk"
@@ -15,6 +16,8 @@ import (
 type Cache struct {
 	graphs map[graph.Split]*graph.Model
 	prices *prices
+	flops  *LayerFlops
+	head   ir.Flops // forward of a token
 	Blocks memory.Blocks
 }
 
@@ -30,6 +33,16 @@ func (c *Cache) Model(p *plan.Plan) *graph.Model {
 		c.graphs[split] = p.Graph()
 	}
 	return c.graphs[split]
+}
+
+// FlopsOfLayer is FlopsOfLayer of a plan's model.
+func (c *Cache) FlopsOfLayer(p *plan.Plan) LayerFlops {
+	if c.flops == nil {
+		f := FlopsOfLayer(p.Model)
+		c.flops = &f
+		c.head = sumFlops(graph.New(p.Model, graph.Split{SP: 1}, 1).Head, graph.Size{Sequence: 1, Tokens: 1, Batch: 1, SP: 1})
+	}
+	return *c.flops
 }
 
 // Estimator predicts the time and memory of one plan, whose stages, lengths and tasks must not change after

@@ -24,7 +24,7 @@ func (e *Estimator) Predict() {
 	p.Time.OptimizerS = optimizerTime(p, e.Model, model)
 	p.Time.StepS += p.Time.OptimizerS
 	p.Time.EstimateS = p.Time.StepS
-	throughput(p, model.Peak(e.Model.DType()))
+	throughput(e.cache, p, model.Peak(e.Model.DType()))
 }
 
 // Predict estimates the results of an edited plan.
@@ -316,11 +316,10 @@ func optimizerTime(p *plan.Plan, g *graph.Model, m cost.Model) ir.Seconds {
 
 // throughput counts model FLOPs: three times the forward, with causal attention, without recomputation and
 // padding.
-func throughput(p *plan.Plan, peak float64) {
+func throughput(c *Cache, p *plan.Plan, peak float64) {
 	tokens := float64(p.Train.Sequence) * float64(p.Train.Batch)
-	head := float64(sumFlops(graph.New(p.Model, graph.Split{SP: 1}, 1).Head, graph.Size{Sequence: 1, Tokens: 1, Batch: 1, SP: 1})) * tokens
-	layers := FlopsOfLayer(p.Model).inModel(p.Train.Sequence, p.Model.Layers) * float64(p.Train.Batch)
-	p.Throughput = plan.Throughput{ModelFlops: 3 * (layers + head)}
+	layers := c.FlopsOfLayer(p).inModel(p.Train.Sequence, p.Model.Layers) * float64(p.Train.Batch)
+	p.Throughput = plan.Throughput{ModelFlops: 3 * (layers + float64(c.head)*tokens)}
 	if seconds := float64(p.Time.StepS); seconds > 0 && !math.IsInf(seconds, 0) {
 		p.Throughput.TGS = tokens / (seconds * float64(p.Parallel.Ranks()))
 		p.Throughput.MFU = p.Throughput.ModelFlops / (seconds * cost.Devices(ir.Machine(p.Cluster), p.Parallel.Ranks()) * peak)

@@ -505,7 +505,8 @@ func (h *chooser) fitByRemaking() {
 
 // fitWithCopies decides what leaves the device so that each stage fits: nothing if everything fits. It tries
 // all numbers of recomputed units in the order of their costs, and the named policies, with copies for the
-// rest, and takes the fastest.
+// rest, and takes the fastest. If none fits, it takes what needs the least memory, whatever time that takes, which is
+// what a search for anything that fits goes by.
 func (h *chooser) fitWithCopies() {
 	p, caches := h.plan, h.plan.Offload.Caches
 	if caches == plan.CachesHost {
@@ -525,9 +526,8 @@ func (h *chooser) fitWithCopies() {
 		f.tryRemaking()
 	}
 	if f.best == nil {
-		f.remakeFirst(h.remake)
-		h.copyAll()
-		f.best = h.snapshot()
+		offloadLeast(p, h.context)
+		return
 	}
 	h.restore(f.best)
 }
@@ -619,15 +619,7 @@ func (f *fitting) remakeToFit(hidden [][]turn, units []remake) {
 	}
 }
 
-// copyAll offloads everything that may leave, as far as host memory allows, and holds it no longer than
-// necessary.
-func (h *chooser) copyAll() {
-	h.plan.Offload.Lag, h.plan.Offload.Ahead = 1, 1
-	for s := range h.plan.Tasks {
-		h.copyAllOf(s)
-	}
-}
-
+// copyAllOf offloads everything that may leave a stage, as far as host memory allows.
 func (h *chooser) copyAllOf(stage int) {
 	h.turn(stage, h.lettersOf(stage), h.roomOnHost(stage, h.leave(stage)))
 }

@@ -27,7 +27,8 @@ import (
 func Run(c *pass.Context, p *plan.Plan) error {
 	policy := cmp.Or(p.Schedule.Offload.Policy, plan.PolicyAuto)
 	if c.Untimed && policy == plan.PolicyAuto {
-		return offloadLeast(p, c)
+		offloadLeast(p, c)
+		return nil
 	}
 	keepAll(p, c, policy)
 	p.Offload.Caches = cachesUnder(p, policy)
@@ -75,7 +76,7 @@ func cachesUnder(p *plan.Plan, policy string) string {
 
 // offloadLeast recomputes everything that may be recomputed, and offloads as much of the rest as the host has room for. This takes
 // the least memory, whatever time it takes.
-func offloadLeast(p *plan.Plan, c *pass.Context) error {
+func offloadLeast(p *plan.Plan, c *pass.Context) {
 	asked := p.Recompute
 	defer func() { p.Recompute = asked }()
 	p.Recompute = leastKept(p)
@@ -86,7 +87,6 @@ func offloadLeast(p *plan.Plan, c *pass.Context) error {
 	for s := range p.Tasks {
 		h.fillHost(s)
 	}
-	return nil
 }
 
 // leastKept returns the policy of recomputation that keeps least, of those that the plan may have.

@@ -8,7 +8,6 @@ import (
 	"math/big"
 	"sort"
 
-	"sppo.dev/lang"
 	"sppo.dev/passes/estimate"
 	"sppo.dev/passes/pass"
 	"sppo.dev/passes/plan"
@@ -32,10 +31,10 @@ func Run(c *pass.Context, p *plan.Plan) error {
 	case p.Schedule.Partition == "time":
 		p.Subsequences.Lengths, why = Lengths(ByTime(c.Cache, p)), "equal predicted time, forward and backward: the longest task is as short as the grid allows"
 	default:
-		p.Subsequences.Lengths = Lengths(ByFlops(p.Model, seq, n, align))
+		p.Subsequences.Lengths = Lengths(ByFlops(c.Cache.FlopsOfLayer(p), seq, n, align))
 		why = "equal forward operations, to the nearest step of align: causal attention makes later tokens more expensive"
 	}
-	p.Subsequences.Imbalance = imbalance(estimate.FlopsOfLayer(p.Model), p.Subsequences.Lengths)
+	p.Subsequences.Imbalance = imbalance(c.Cache.FlopsOfLayer(p), p.Subsequences.Lengths)
 	why += fmt.Sprintf("; the most expensive costs %.2f%% more operations than the average", 100*p.Subsequences.Imbalance)
 	p.Decide("partition", "lengths", lengthsInWords(p.Subsequences.Lengths), why)
 	return nil
@@ -104,11 +103,7 @@ func (c *cut) about(k int) int64 {
 // ByFlops returns the N+1 borders whose k-th is the multiple of align that minimises |N*U(x) - k*U(S)|,
 // strictly increasing: a border that would coincide with its neighbour moves on. The last is S, on the grid
 // or not.
-func ByFlops(m lang.Model, seq int64, n int, align int64) []int64 {
-	return boundaries(estimate.FlopsOfLayer(m), seq, n, align)
-}
-
-func boundaries(f estimate.LayerFlops, seq int64, n int, align int64) []int64 {
+func ByFlops(f estimate.LayerFlops, seq int64, n int, align int64) []int64 {
 	c := newCut(f, seq, n, align)
 	x := make([]int64, n+1)
 	for k := 1; k < n; k++ {
@@ -179,10 +174,10 @@ func Check(_ *pass.Context, p *plan.Plan) error {
 }
 
 // Shortest returns the length of the last subsequence, before any rounding.
-func Shortest(p *plan.Plan) int64 {
+func Shortest(f estimate.LayerFlops, p *plan.Plan) int64 {
 	seq, n := p.Train.Sequence, int64(p.Subsequences.N)
 	if p.Schedule.Partition == "length" || n >= seq {
 		return seq / n
 	}
-	return seq - newCut(estimate.FlopsOfLayer(p.Model), seq, int(n), 1).nearest(int(n)-1)
+	return seq - newCut(f, seq, int(n), 1).nearest(int(n)-1)
 }

@@ -20,7 +20,7 @@ func gptOf(hidden int) lang.Model {
 }
 
 func TestPartitionOfThePaper(t *testing.T) {
-	got := Lengths(ByFlops(gptOf(8192), 128<<10, 8, 1))
+	got := Lengths(ByFlops(estimate.FlopsOfLayer(gptOf(8192)), 128<<10, 8, 1))
 	want := []int64{29423, 21085, 17345, 15087, 13532, 12378, 11475, 10747}
 	if !slices.Equal(got, want) {
 		t.Errorf("65B, 128K tokens in 8: %v, want %v", got, want)
@@ -49,7 +49,7 @@ func TestFlopsBoundariesProperties(t *testing.T) {
 		align := int64(1 + r.IntN(16))
 		n := 1 + r.IntN(12)
 		seq := align*int64(n) + int64(r.IntN(600))
-		x := ByFlops(m, seq, n, align)
+		x := ByFlops(estimate.FlopsOfLayer(m), seq, n, align)
 		if x[0] != 0 || x[n] != seq || len(x) != n+1 {
 			t.Fatalf("sequence %d in %d on %d: %v does not span it", seq, n, align, x)
 		}
@@ -81,7 +81,7 @@ func bestBorder(m lang.Model, seq int64, n, k int, align, from, to int64) int64 
 
 func TestFlopsBoundariesTieGoesToTheSmaller(t *testing.T) {
 	// Without attention U is linear, so the middle of an odd number of steps lies between two of them.
-	if x := boundaries(linear, 7, 2, 1); x[1] != 3 {
+	if x := ByFlops(linear, 7, 2, 1); x[1] != 3 {
 		t.Errorf("the border of 7 tokens in 2 is %d, want 3", x[1])
 	}
 }

@@ -11,7 +11,7 @@ import (
 func ByTime(c *estimate.Cache, p *plan.Plan) []int64 {
 	const timePrecision = 1 << 12
 	t, seq, n := estimate.NewTaskTime(c, p), p.Train.Sequence, p.Subsequences.N
-	best := ByFlops(p.Model, seq, n, p.Subsequences.Align)
+	best := ByFlops(c.FlopsOfLayer(p), seq, n, p.Subsequences.Align)
 	most, mean := longest(t, best)
 	least := mean * 0.9 // for any borders: only a fraction of the mean depends on them
 	for most-least > most/timePrecision {

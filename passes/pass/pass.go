@@ -2,9 +2,11 @@
 package pass
 
 import (
+	"context"
 	"io"
 
 	"sppo.dev/graph"
+	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes/estimate"
 	"sppo.dev/passes/plan"
@@ -71,10 +73,26 @@ type Options struct {
 	// faster one.
 	Fitting bool
 
+	// Context ends a search early: solve takes the best plan so far. Nil never does.
+	Context context.Context
+
+	// Progress, unless it is nil, is called after each candidate of a search.
+	Progress func(Progress)
+
 	// Patience scales the amount of work after which solve accepts a plan that may not be the best; 0 means
 	// 1.
 	Patience float64
 }
+
+// Progress says how far a search is.
+type Progress struct {
+	Candidates int        // complete or not
+	Planned    int        // of these in full
+	StepS      ir.Seconds // of the best so far that fits, or 0
+}
+
+// Stopped reports whether the user wants the best plan so far.
+func (o *Options) Stopped() bool { return o.Context != nil && o.Context.Err() != nil }
 
 // Diagnose points at the keys of the spec that problems are about.
 func (c *Context) Diagnose(problems []plan.Problem) error {

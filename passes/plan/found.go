@@ -52,6 +52,8 @@ func (r *Rejection) Lacking() ir.Bytes {
 func (r *Rejection) Than(step ir.Seconds) string {
 	longer := 100 * max(0, float64(r.StepS/step)-1)
 	switch {
+	case r.StepS > 0 && step <= 0: // the plan is not complete
+		return r.StepS.String()
 	case r.StepS > 0 && r.Bound && longer < 0.05:
 		return "no faster"
 	case r.StepS > 0 && longer < 0.05:

@@ -66,6 +66,9 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 			m.Family, words.Plural(m.Layers, "layer"), m.Hidden, words.Plural(m.Heads, "head"), m.HeadDim, m.KVHeads, m.FFN, m.Vocab, m.DType))
 		line("ranks", fmt.Sprintf("%d of %s: dp %d x pp %d x sp %d", par.Ranks(), words.Plural(p.Cluster.GPUs(), p.Cluster.Unit()), par.DP, par.PP, par.SP))
 		line("subsequences", subsequencesInWords(p))
+		if p.LayerOrder() {
+			line("order", OrderInWords(p))
+		}
 		if par.Microbatches > 1 || par.Microbatch > 1 {
 			line("microbatches", fmt.Sprintf("%d of %s", par.Microbatches, words.Plural(par.Microbatch, "sequence")))
 		}
@@ -81,6 +84,13 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 		line("mux", muxInWords(p))
 	})
 	b.WriteByte('\n')
+}
+
+// OrderInWords describes layer order, in which virtual stages are groups of layers.
+func OrderInWords(p *plan.Plan) string {
+	n := p.Parallel.VirtualStages
+	return fmt.Sprintf("layer: all subsequences pass a group of layers before the next; virtual_stages = %d makes %s of %s",
+		n, words.Plural(n, "group"), words.Plural((p.Model.Layers+n-1)/n, "layer"))
 }
 
 // muxInWords describes which stages share which tasks.

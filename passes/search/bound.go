@@ -96,7 +96,7 @@ func (b *bounds) sized(s lang.Schedule) *plan.Plan {
 	if p.Recompute = recomputeOf(s); b.fitting && opensRecompute(s) { // what keeps least
 		p.Recompute = graph.RecomputeFull
 	}
-	solveSubsequences(p)
+	solveSubsequences(b.cache, p)
 	solveStream(p)
 	if len(sizeProblems(p)) > 0 || s.PP != 0 && len(strategy.BatchProblems(p)) > 0 {
 		return nil
@@ -122,7 +122,7 @@ func (b *bounds) lengthsOf(p *plan.Plan) []int64 {
 		var x []int64
 		switch key.cut {
 		case "":
-			x = partition.ByFlops(p.Model, p.Train.Sequence, key.n, key.align)
+			x = partition.ByFlops(b.cache.FlopsOfLayer(p), p.Train.Sequence, key.n, key.align)
 		case "length":
 			x = partition.ByLength(p.Train.Sequence, key.n, key.align)
 		default:
@@ -224,7 +224,7 @@ func pricedRanks(p *plan.Plan) int {
 func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
 	t := estimate.NewTaskTime(b.cache, p)
 	g, out := t.Model, &profile{}
-	b.work.Spend(8 * len(p.Subsequences.Lengths))
+	b.work.Spend(8 * (len(p.Subsequences.Lengths) + walk.CountLoads(p, 1)))
 	known := map[graph.Size]endTimes{}
 	prefix := int64(0)
 	for _, n := range p.Subsequences.Lengths {

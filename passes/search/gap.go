@@ -78,6 +78,10 @@ func (s *search) soFar() *node {
 // plan's time.
 func (s *search) distance(winner *node) float64 {
 	least := winner.plan.Time.StepS
+	s.beat = winner
+	for s.frontier.Len() > 0 && s.frontier[0].level < levelOfSizes { // which have no bound
+		s.advance(heap.Pop(&s.frontier).(*node))
+	}
 	for _, n := range s.frontier {
 		if n.plan == nil {
 			least = min(least, n.bound/s.handicap(n))

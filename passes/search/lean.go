@@ -8,6 +8,7 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/ir"
+	"sppo.dev/lang"
 	"sppo.dev/passes/estimate"
 	"sppo.dev/passes/memory"
 	"sppo.dev/passes/plan"
@@ -127,16 +128,16 @@ func (s *search) keepLean() {
 	}
 }
 
-// closest returns what to show if nothing fits: the evaluated candidate with the smallest shortfall, or
+// closest returns what to show of a root if nothing fits: the evaluated candidate with the smallest shortfall, or
 // another one that needs less memory, if it is found in time. The latter may even fit, if the search for time
 // ended before it found one that does.
-func (s *search) closest() *node {
+func (s *search) closest(root lang.Schedule) *node {
 	b := *s.bounds
 	b.timeless, b.work = true, 0
 	all := &search{bounds: &b, context: s.context, verdicts: map[string]map[string]*plan.Rejection{}, nearest: true}
-	all.push(&node{schedule: s.request.Schedule})
+	all.push(&node{schedule: root})
 	for all.frontier.Len() > 0 {
-		if all.impatience() > closestPatience {
+		if all.impatience() > closestPatience || s.context.Options.Stopped() {
 			if s.least != nil {
 				return s.least
 			}

@@ -87,6 +87,7 @@ type search struct {
 	verdicts map[string]map[string]*plan.Rejection
 	least    *node     // the infeasible candidate with the smallest shortfall
 	lacking  plan.Lack // its shortfall
+	beat     *node     // what the first stage has found
 	nearest  bool      // candidates that do not fit have their turn too
 	gap      float64
 	ended    bool    // before all candidates had their turn
@@ -102,17 +103,9 @@ func newSearch(c *pass.Context, p *plan.Plan) *search {
 // run returns the winner, or nil if no candidate is a plan. A winner that does not fit is the one with the
 // smallest shortfall.
 func (s *search) run() (winner *node, alternatives []*node) {
-	s.push(&node{schedule: s.request.Schedule})
-	for winner == nil && s.frontier.Len() > 0 {
-		if s.widen(); s.spent(stopAt) {
-			winner, s.ended = s.soFar(), true
-			break
-		}
-		winner = s.step()
-	}
-	switch {
+	switch winner = s.searchStages(); {
 	case winner == nil:
-		if winner = s.weigh(s.closest()); winner != nil && winner.need.Lack(winner.plan.Memory) == nil {
+		if winner = s.weigh(s.closest(s.request.Schedule)); winner != nil && winner.need.Lack(winner.plan.Memory) == nil {
 			s.proved = s.distance(winner)
 		}
 		return winner, nil
@@ -148,17 +141,22 @@ func (s *search) step() *node {
 	return nil
 }
 
-// refine tries values that the search has skipped on the plan that it found, one dimension after another.
+// refine tries values that the search has skipped on the plan that it found, one dimension after another. It takes
+// one that is clearly faster.
 func (s *search) refine(winner *node) *node {
 	for i := range dimensions {
 		d := &dimensions[i]
 		if !d.refine || d.text(&s.request.Schedule) != "" {
 			continue
 		}
-		for _, v := range d.values(&s.space, &winner.schedule)[1:] {
+		taken := d.text(&winner.schedule)
+		for _, v := range d.values(&s.space, &winner.schedule) {
+			if v.text == taken {
+				continue
+			}
 			n := &node{schedule: winner.schedule, level: len(dimensions), weighed: winner.weighed}
 			v.set(&n.schedule)
-			if s.made++; s.finish(n) && n.plan.Time.StepS < winner.plan.Time.StepS && s.fits(n) {
+			if s.made++; s.finish(n) && n.plan.Time.StepS*(1+searchHandicap) < winner.plan.Time.StepS && s.fits(n) {
 				s.note(winner, nil)
 				winner = n
 			} else if n.plan != nil {
@@ -175,11 +173,17 @@ func (s *search) weigh(n *node) *node {
 	if n == nil || n.weighed {
 		return n
 	}
-	w := &node{schedule: n.schedule, level: n.level, weighed: true}
-	w.schedule.Recompute, w.schedule.Offload = cmp.Or(s.request.Schedule.Recompute, plan.PolicyAuto), s.request.Schedule.Offload
+	w := s.weighing(n)
 	if !s.evaluate(w) || w.need.Lack(w.plan.Memory) != nil {
 		return n
 	}
+	return w
+}
+
+// weighing returns a candidate with its open placements left to the pass offload.
+func (s *search) weighing(n *node) *node {
+	w := &node{schedule: n.schedule, level: n.level, number: n.number, weighed: true}
+	w.schedule.Recompute, w.schedule.Offload = cmp.Or(s.request.Schedule.Recompute, plan.PolicyAuto), s.request.Schedule.Offload
 	return w
 }
 
@@ -200,7 +204,7 @@ func (s *search) others(winner *node) []*node {
 		}
 	}
 	var rest frontier
-	for most := s.exact + 8*mostAlternatives; s.frontier.Len() > 0 && len(best) <= mostAlternatives && s.exact < most && !s.spent(stopAt); {
+	for most := s.exact + 8*mostAlternatives; s.frontier.Len() > 0 && len(best) <= mostAlternatives && s.exact < most && !s.spent(stopAt) && !s.context.Options.Stopped(); {
 		switch n := heap.Pop(&s.frontier).(*node); {
 		case s.regrids(n):
 			rest = append(rest, n) // of a class with the usual one
@@ -236,7 +240,7 @@ func (s *search) push(n *node) {
 	s.made++
 	s.work.Spend(50)
 	n.number = s.made
-	bound, least := s.of(n.schedule, n.level)
+	bound, least := s.boundOf(n)
 	if bound >= unreachable {
 		return
 	}
@@ -255,11 +259,24 @@ func (s *search) push(n *node) {
 	heap.Push(&s.frontier, n)
 }
 
+// boundOf bounds a candidate. The bound of one that streams K and V needs the cost of each block. It is not computed if
+// the candidate is no faster than the plan to beat even without streams.
+func (s *search) boundOf(n *node) (ir.Seconds, holding) {
+	if s.beat != nil && n.schedule.Keep != nil && len(n.schedule.Keep) < len(plan.Streamable) {
+		resident := n.schedule
+		resident.Keep = plan.Streamable
+		if bound, _ := s.of(resident, n.level); bound < unreachable && bound*s.handicap(n) >= s.slackened(s.beat.plan.Time.StepS) {
+			return bound, holding{}
+		}
+	}
+	return s.of(n.schedule, n.level)
+}
+
 // handicap returns how much faster a candidate must be than a simpler one to be taken: one that splits
-// backwards, shares tasks, or has its own grid. Its bound is also looser, so simpler ones have their turn
+// backwards, shares tasks, has its own grid, or is on a wider axis. Its bound is also looser, so simpler ones have their turn
 // first.
 func (s *search) handicap(n *node) ir.Seconds {
-	if st := strategy.Find(n.schedule.Strategy); st != nil && st.Late || n.schedule.SharesTasks() || s.regrids(n) {
+	if st := strategy.Find(n.schedule.Strategy); st != nil && st.Late || n.schedule.SharesTasks() || s.regrids(n) || s.isWider(n) {
 		return 1 + searchHandicap
 	}
 	return 1
@@ -394,6 +411,9 @@ func (s *search) fits(n *node) bool {
 	if s.fitting || lack == nil && s.timeless { // placement uses no more
 		return lack == nil
 	}
+	if n.plan.Memory.Placed {
+		return n.plan.Memory.Fits
+	}
 	if s.context.Options.Measure != nil && (lack == nil || lack.Bytes < n.slack()) {
 		if s.context.Options.Measure(n.plan) != nil {
 			return false
@@ -421,9 +441,9 @@ func (s *search) reject(n *node, lack plan.Lack) {
 
 // note includes a candidate in the verdict on each value pinned in it.
 func (s *search) note(n *node, lack *plan.Lack) {
-	for i := range dimensions[:n.level] {
+	for i := range dimensions {
 		d := &dimensions[i]
-		if d.text(&s.request.Schedule) != "" {
+		if i >= n.level && !d.wide || d.text(&s.request.Schedule) != "" {
 			continue
 		}
 		values := s.verdicts[d.key]
@@ -465,6 +485,9 @@ func (s *search) choose(p *plan.Plan, winner *node, alternatives []*node) {
 	if s.ended && winner.need.Lack(winner.plan.Memory) != nil {
 		p.Decide("solve", "search", "not exhausted", fmt.Sprintf(
 			"nothing that fits was found among %d candidates, %d of them planned in full; the search ended early", s.made, s.exact))
+	}
+	if s.context.Options.Stopped() {
+		p.Decide("solve", "search", "stopped", "the user has stopped the search; this is the best plan so far")
 	}
 	if s.proved > searchGap+searchHandicap {
 		p.Decide("solve", "search", fmt.Sprintf("within %.1f%% of the best", 100*s.proved), fmt.Sprintf(
@@ -516,8 +539,8 @@ func pinned(p *plan.Plan, d *dimension, value, why string) {
 	}
 }
 
-// settle pins dimensions with only one value until one has more, and reports whether that was all of them.
-func (s *search) settle(p *plan.Plan) bool {
+// pinOnly pins dimensions with only one value until one has more, and reports whether that was all of them.
+func (s *search) pinOnly(p *plan.Plan) bool {
 	schedule := p.Schedule
 	var found []func()
 	for i := range dimensions {

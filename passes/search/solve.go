@@ -9,6 +9,7 @@ import (
 
 	"sppo.dev/graph"
 	"sppo.dev/lang"
+	"sppo.dev/passes/estimate"
 	"sppo.dev/passes/partition"
 	"sppo.dev/passes/pass"
 	"sppo.dev/passes/plan"
@@ -32,7 +33,7 @@ func Run(c *pass.Context, p *plan.Plan) error {
 		return err
 	}
 	s := newSearch(c, p)
-	if !s.settle(p) {
+	if !s.pinOnly(p) {
 		if winner, alternatives := s.run(); winner != nil {
 			s.choose(p, winner, alternatives)
 			c.Winner = winner.plan
@@ -45,7 +46,7 @@ func Run(c *pass.Context, p *plan.Plan) error {
 // open; then the smallest values are taken, and refused.
 func size(c *pass.Context, p *plan.Plan, b *bounds) error {
 	solveParallel(p)
-	solveSubsequences(p)
+	solveSubsequences(c.Cache, p)
 	solveStream(p)
 	if err := c.Diagnose(sizeProblems(p)); err != nil {
 		return err
@@ -129,7 +130,7 @@ func solveLayerOrder(p *plan.Plan, par *plan.Parallel) {
 	p.Decide("solve", "order", plan.OrderLayer, why)
 }
 
-func solveSubsequences(p *plan.Plan) {
+func solveSubsequences(c *estimate.Cache, p *plan.Plan) {
 	req, seq := p.Schedule.Subsequences, p.Train.Sequence
 	out := &p.Subsequences
 	why := "given"
@@ -153,13 +154,13 @@ func solveSubsequences(p *plan.Plan) {
 		p.Decide("solve", "align", fmt.Sprint(out.Align), "given")
 		return
 	}
-	out.Align = autoAlign(p)
+	out.Align = autoAlign(c, p)
 	p.Decide("solve", "align", fmt.Sprint(out.Align), fmt.Sprintf("auto is %d, or less so that the shortest subsequence has %d steps of it; a multiple of sp", alignWanted, stepsPerSubsequence))
 }
 
 // autoAlign halves the grid until every subsequence has enough steps of it, or until it is what ranks
 // require.
-func autoAlign(p *plan.Plan) int64 {
+func autoAlign(c *estimate.Cache, p *plan.Plan) int64 {
 	least := p.RowGrid()
 	align := least
 	for align*2 <= alignWanted {
@@ -169,7 +170,7 @@ func autoAlign(p *plan.Plan) int64 {
 	if lengths := p.Schedule.Subsequences.Lengths; len(lengths) > 0 {
 		suits = func(align int64) bool { return onGrid(lengths, align) }
 	} else {
-		shortest := partition.Shortest(p)
+		shortest := partition.Shortest(c.FlopsOfLayer(p), p)
 		suits = func(align int64) bool { return shortest >= stepsPerSubsequence*align }
 	}
 	for align > least && !suits(align) {

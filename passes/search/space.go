@@ -23,6 +23,7 @@ type dimension struct {
 	plain  string                               // needs no reason where it is all that is possible
 	tight  string                               // why it has a value besides that of "auto", which is tried where memory binds alone
 	refine bool                                 // the search goes by the first value, and tries the others on what it has found
+	wide   bool                                 // the search first has it at its plain value, then tries the others: stages.go
 	weighs bool                                 // "auto" is a policy, too: the pass offload weighs unit against unit once the sizes are known
 }
 
@@ -34,7 +35,7 @@ type value struct {
 
 // dimensions are the space in the order in which it is searched: what bounds time and memory most comes first.
 var dimensions = []dimension{
-	plainly(plan.OrderSequence, choice("schedule.order", func(s *lang.Schedule) *string { return &s.Order }, (*space).orders)),
+	widely(plan.OrderSequence, choice("schedule.order", func(s *lang.Schedule) *string { return &s.Order }, (*space).orders)),
 	number("schedule.sp", func(s *lang.Schedule) *int { return &s.SP }, (*space).sp),
 	choice("schedule.sp_mode", func(s *lang.Schedule) *string { return &s.SPMode }, (*space).spModes),
 	number("schedule.dp", func(s *lang.Schedule) *int { return &s.DP }, (*space).replicas),
@@ -44,12 +45,12 @@ var dimensions = []dimension{
 	number("schedule.pp", func(s *lang.Schedule) *int { return &s.PP }, (*space).stages),
 	choice("schedule.strategy", func(s *lang.Schedule) *string { return &s.Strategy }, (*space).strategies),
 	number("schedule.virtual_stages", func(s *lang.Schedule) *int { return &s.VirtualStages }, (*space).virtualStages),
-	refined(plainly("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions)))),
+	refined(widely("flops", detail(choice("schedule.partition", func(s *lang.Schedule) *string { return &s.Partition }, (*space).partitions)))),
 	{key: "schedule.subsequences", text: subsequencesText, values: (*space).subsequences, detail: true},
 	plainly("off", choice("schedule.mux", func(s *lang.Schedule) *string { return &s.Mux }, (*space).muxes)),
 	{key: "schedule.align", text: alignText, values: asSizesHaveIt, detail: true,
 		tight: "auto: the usual grid makes the first subsequence longer, and its bytes do not fit or take longer to keep elsewhere"},
-	{key: "schedule.keep", text: keepText, values: (*space).keeps, plain: "[k, v]"},
+	widely("[k, v]", dimension{key: "schedule.keep", text: keepText, values: (*space).keeps}),
 	weighed(choice("schedule.recompute", func(s *lang.Schedule) *string { return &s.Recompute }, (*space).recomputes)),
 	weighed(detail(choice("schedule.offload", func(s *lang.Schedule) *string { return &s.Offload.Policy }, (*space).offloads))),
 }
@@ -119,6 +120,11 @@ func refined(d dimension) dimension {
 
 func plainly(value string, d dimension) dimension {
 	d.plain = value
+	return d
+}
+
+func widely(value string, d dimension) dimension {
+	d.plain, d.wide = value, true
 	return d
 }
 
@@ -293,10 +299,7 @@ func (sp *space) breadthFirst(s *lang.Schedule) bool {
 const mostVirtualStages = 16
 
 func (sp *space) virtualStages(s *lang.Schedule) []int {
-	switch { // layer by layer they are groups of layers of the one stage
-	case s.Order == plan.OrderLayer && sp.asked.Order == plan.OrderLayer:
-		return []int{sp.model.Layers}
-	case s.Order == plan.OrderLayer:
+	if s.Order == plan.OrderLayer { // they are groups of layers of the one stage
 		groups := divisors(sp.model.Layers)
 		slices.Reverse(groups)
 		return groups
@@ -364,7 +367,7 @@ func (sp *space) keeps(s *lang.Schedule) (out []value) {
 	if s.Order == plan.OrderLayer && sp.fitting { // K and V of a layer are on the device or stream; those of others are nowhere
 		all = [][]string{{"k", "v"}, {}}
 	}
-	if st := strategy.Find(s.Strategy); s.Mux != "off" || st.Late || s.Subsequences.Count == 1 || sp.cluster.HostMemory == 0 {
+	if st := strategy.Find(s.Strategy); s.SharesTasks() || st != nil && st.Late || s.Subsequences.Count == 1 || sp.cluster.HostMemory == 0 {
 		all = all[:1]
 	}
 	for _, keep := range all {
@@ -435,6 +438,9 @@ func (sp *space) counts(s *lang.Schedule) []int {
 		}
 		if sp.breadthFirst(s) && n%(2*s.PP) == 0 {
 			continue
+		}
+		if n == 1 && sp.asked.Keep == nil && s.Keep != nil && len(s.Keep) < len(plan.Streamable) {
+			continue // K and V of an undivided sequence do not stream
 		}
 		if len(out) == 0 || n > out[len(out)-1] {
 			out = append(out, n)

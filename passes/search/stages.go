@@ -1,0 +1,235 @@
+package search
+
+import (
+	"cmp"
+	"container/heap"
+	"slices"
+
+	"sppo.dev/lang"
+	"sppo.dev/passes/pass"
+	"sppo.dev/passes/walk"
+)
+
+// The stages of a search. Some dimensions are wide: most jobs take their plain value, and the others multiply the
+// candidates. The first stage has every open wide dimension at its plain value. A later stage tries the other values
+// with a share of the work, and starts from what the first has found, so that a job never loses its plan to them.
+//
+// If the first stage finds nothing that fits for a while, a search over all values looks for anything that fits,
+// whatever time it takes. The search then goes on where that has found something, and stops if nothing fits.
+
+// Shares of a search's patience.
+const (
+	doubtShare = 0.5  // for the first stage, before it asks whether anything fits
+	anyShare   = 0.05 // for that question; its work does not count as the search's own
+	widerShare = 0.25 // for the other values of wide dimensions, if something fits
+)
+
+// roots returns the request with its open wide dimensions at their plain values, and a schedule for each other choice
+// of them. A search that ignores time has one root, since memory says at once which choice is better.
+func (s *search) roots() (first lang.Schedule, wider []lang.Schedule) {
+	first = s.request.Schedule
+	if s.timeless {
+		return first, nil
+	}
+	roots := []lang.Schedule{first}
+	for i := range dimensions {
+		d := &dimensions[i]
+		if !d.wide || d.text(&first) != "" {
+			continue
+		}
+		var next []lang.Schedule
+		for _, root := range roots {
+			for _, v := range s.widely(d, root) {
+				chosen := root
+				v.set(&chosen)
+				next = append(next, chosen)
+			}
+		}
+		roots = next
+	}
+	return roots[0], roots[1:]
+}
+
+// widely returns the values of a wide dimension for a root, its plain value first. A refined dimension has only that
+// one: the others are tried on the plan that is found.
+func (s *search) widely(d *dimension, root lang.Schedule) []value {
+	values := d.values(&s.space, &root)
+	plain := slices.IndexFunc(values, func(v value) bool { return v.text == d.plain })
+	if plain < 0 || d.refine {
+		return values[max(0, plain) : max(0, plain)+1]
+	}
+	return slices.Concat(values[plain:plain+1], values[:plain], values[plain+1:])
+}
+
+// isWider reports whether a candidate has another than the plain value in an open wide dimension.
+func (s *search) isWider(n *node) bool {
+	for i := range dimensions {
+		if d := &dimensions[i]; d.wide && !d.refine && d.text(&s.request.Schedule) == "" {
+			if text := d.text(&n.schedule); text != "" && text != d.plain {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// searchStages returns the winner of all stages, or nil if nothing fits.
+func (s *search) searchStages() *node {
+	first, wider := s.roots()
+	s.push(&node{schedule: first})
+	if s.timeless {
+		return s.settle(stopAt)
+	}
+	winner, done := s.explore(doubtShare)
+	switch {
+	case !done && s.holdsFit():
+		winner = s.settle(stopAt)
+	case winner == nil && (!done || len(wider) > 0):
+		winner, wider = s.doubt(first, wider)
+	}
+	return s.extend(winner, wider)
+}
+
+// explore refines candidates until nothing can be faster than one of them, which it returns, or until none is left. It
+// is not done if the search has done a multiple of the work of its patience.
+func (s *search) explore(most float64) (winner *node, done bool) {
+	for s.frontier.Len() > 0 {
+		if s.widen(); s.spent(most) || s.context.Options.Stopped() {
+			return nil, false
+		}
+		s.tell()
+		if winner := s.step(); winner != nil {
+			return winner, true
+		}
+	}
+	return nil, true
+}
+
+// tell reports the progress of the search.
+func (s *search) tell() {
+	if s.context.Options.Progress == nil {
+		return
+	}
+	p := pass.Progress{Candidates: s.made, Planned: s.exact}
+	for _, n := range s.frontier {
+		if n.plan != nil && n.need.Lack(n.plan.Memory) == nil && (p.StepS == 0 || n.plan.Time.StepS < p.StepS) {
+			p.StepS = n.plan.Time.StepS
+		}
+	}
+	s.context.Options.Progress(p)
+}
+
+// settle explores, and takes the fastest candidate so far if that ends early.
+func (s *search) settle(most float64) *node {
+	winner, done := s.explore(most)
+	if !done {
+		if s.ended = true; !s.timeless {
+			s.weigh(s.least) // which may then be the fastest
+		}
+		winner = s.soFar()
+	}
+	return winner
+}
+
+// holdsFit reports whether a complete candidate waits for its turn that fits by its bound.
+func (s *search) holdsFit() bool {
+	return slices.ContainsFunc(s.frontier, func(n *node) bool { return n.plan != nil && n.need.Lack(n.plan.Memory) == nil })
+}
+
+// doubt asks whether anything fits, first without the other values of wide dimensions. It goes on where the answer is
+// yes, and returns the roots that it has not tried.
+func (s *search) doubt(first lang.Schedule, wider []lang.Schedule) (winner *node, rest []lang.Schedule) {
+	any, known := s.anyFit(first)
+	if any != nil && s.startFrom(any, first) {
+		return s.settle(stopAt), wider
+	}
+	if known {
+		s.frontier = nil
+	}
+	if len(wider) == 0 {
+		return s.settle(stopAt), nil
+	}
+	any, anyKnown := s.anyFit(s.request.Schedule)
+	switch {
+	case any == nil && anyKnown:
+		return nil, nil
+	case any == nil:
+		s.pushAll(wider)
+		return s.settle(stopAt), nil
+	}
+	others := s.frontier
+	s.frontier = nil
+	root := first
+	if at := slices.IndexFunc(wider, func(root lang.Schedule) bool { return sameWide(root, any.schedule) }); at >= 0 {
+		root = wider[at]
+		s.push(&node{schedule: root})
+		wider = slices.Delete(wider, at, at+1)
+	}
+	if !s.startFrom(any, root) {
+		return nil, nil
+	}
+	if known {
+		return s.settle(stopAt), wider
+	}
+	winner = s.settle(s.impatience() + widerShare)
+	s.frontier = append(s.frontier, others...)
+	heap.Init(&s.frontier)
+	heap.Push(&s.frontier, winner)
+	return s.settle(stopAt), wider
+}
+
+// startFrom evaluates what the search for anything that fits has found: as it is, and with the open placements left to
+// the pass offload. It does the same with the candidate of a root that needs the least memory when its copies are timed.
+// It reports whether there is such a plan. Its work does not count, so that the search gets as far as without it.
+func (s *search) startFrom(any *node, root lang.Schedule) bool {
+	defer func(work walk.Work) { s.work = work }(s.work)
+	n := &node{schedule: any.schedule, level: len(dimensions), number: s.made}
+	s.evaluate(s.weighing(n))
+	if close := s.closest(root); close != nil && close.need.Lack(close.plan.Memory) == nil {
+		close.bound = s.slackened(close.plan.Time.StepS * s.handicap(close))
+		heap.Push(&s.frontier, close)
+		s.weigh(close)
+	}
+	return s.evaluate(n)
+}
+
+// sameWide reports whether schedules have the same values of wide dimensions that are not refined.
+func sameWide(a, b lang.Schedule) bool {
+	for i := range dimensions {
+		if d := &dimensions[i]; d.wide && !d.refine && d.text(&a) != d.text(&b) {
+			return false
+		}
+	}
+	return true
+}
+
+// extend tries the other values of wide dimensions, and returns the winner if none is better.
+func (s *search) extend(winner *node, roots []lang.Schedule) *node {
+	if winner == nil || len(roots) == 0 {
+		return winner
+	}
+	s.beat = winner
+	heap.Push(&s.frontier, winner)
+	s.pushAll(roots)
+	return s.settle(s.impatience() + widerShare)
+}
+
+func (s *search) pushAll(roots []lang.Schedule) {
+	for _, root := range roots {
+		s.push(&node{schedule: root})
+	}
+}
+
+// anyFit returns a candidate of a request that fits, or nil. The answer is known unless the search for it ended early.
+func (s *search) anyFit(request lang.Schedule) (n *node, known bool) {
+	c := *s.context
+	c.Options.Fitting, c.Options.Patience = true, anyShare*cmp.Or(c.Options.Patience, 1)
+	p := *s.request
+	p.Schedule = request
+	any := newSearch(&c, &p)
+	n, _ = any.run()
+	if n == nil || n.need.Lack(n.plan.Memory) != nil {
+		return nil, !any.ended
+	}
+	return n, true
+}

@@ -1,0 +1,73 @@
+package search
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	"sppo.dev/passes/pass"
+	"sppo.dev/passes/plan"
+)
+
+// wideJob has more K and V than little memory holds, unless they stream or layers take turns.
+const wideJob = `import "clusters/local.sppo"
+model m { family = gpt layers = 8 hidden = 128 heads = 4 vocab = 256 dtype = f32 }
+cluster two = local(ranks = 2)
+train { sequence = 4K data = random() }
+`
+
+// winnerOf searches a job.
+func winnerOf(t *testing.T, o pass.Options, set ...string) (*search, *node) {
+	t.Helper()
+	s := newSearch(ContextOf(nil, o), plan.New(parse(t, wideJob, set...)))
+	n, _ := s.run()
+	if n == nil {
+		t.Fatalf("%v: no plan", set)
+	}
+	return s, n
+}
+
+func doesFit(n *node) bool { return n.need.Lack(n.plan.Memory) == nil }
+
+// TestWideDimensions: with less and less memory, a job has a plan at least as long as with the plain values of wide
+// dimensions, and never a slower one. In between it fits with other values only.
+func TestWideDimensions(t *testing.T) {
+	plain := []string{"schedule.order=sequence", "schedule.keep=[k, v]", "schedule.partition=flops"}
+	var both, wider int
+	for memory := 64 << 10; memory >= 4<<10; memory = memory * 3 / 4 {
+		set := []string{fmt.Sprintf("cluster.device_memory=%dKiB", memory)}
+		_, closed := winnerOf(t, pass.Options{}, append(slices.Clone(set), plain...)...)
+		_, open := winnerOf(t, pass.Options{}, set...)
+		switch {
+		case doesFit(closed) && !doesFit(open):
+			t.Errorf("%v: it does not fit with wide dimensions open", set)
+		case doesFit(closed):
+			both++
+			if most := closed.plan.Time.StepS * (1 + searchGap); open.plan.Time.StepS > most {
+				t.Errorf("%v: %v with wide dimensions open, and %v without", set, open.plan.Time.StepS, closed.plan.Time.StepS)
+			}
+		case doesFit(open):
+			wider++
+		}
+	}
+	if both == 0 || wider == 0 {
+		t.Errorf("%d sizes of memory suffice for plain values, %d more for others", both, wider)
+	}
+}
+
+// TestStoppedSearch: a search that is stopped after some candidates returns the best of them.
+func TestStoppedSearch(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	planned, all := 0, 0
+	tight := []string{"cluster.device_memory=24MiB"}
+	winnerOf(t, pass.Options{Progress: func(p pass.Progress) { all = p.Planned }}, tight...)
+	_, n := winnerOf(t, pass.Options{Context: ctx, Progress: func(p pass.Progress) {
+		if planned = p.Planned; p.StepS > 0 {
+			stop()
+		}
+	}}, tight...)
+	if !doesFit(n) || planned >= all {
+		t.Errorf("stopped after %d of %d candidates with a plan that fits: %t", planned, all, doesFit(n))
+	}
+}
