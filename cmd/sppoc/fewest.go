@@ -12,27 +12,34 @@ const mostGPUs = 1 << 14
 
 // fewestGPUs returns the smallest number of GPUs of the spec's kind on which the job fits, and the shortfall
 // on the next smaller number. Open choices are searched again for each number.
-func fewestGPUs(file string, set []string) (string, error) {
+func fewestGPUs(w *watch, file string, set []string) (string, error) {
 	spec, err := cli.LoadSpec(file, set)
 	if err != nil {
 		return "", err
 	}
 	fleets := fleetsOf(spec.Cluster.GPUsPerNode, spec.Cluster.Unit())
-	s := fleetSearch{file, set, map[int]string{}}
+	s := fleetSearch{w, file, set, map[int]string{}}
 	enough, few := 0, -1
 	for s.lacking(fleets, enough) != "" {
+		if s.watch.stopped() {
+			return "", fmt.Errorf("%s: the search was stopped before it found a number of GPUs that suffices", file)
+		}
 		if enough == len(fleets)-1 {
 			return "", cli.DoesNotFit(fmt.Errorf("%s does not fit even on %s: %s", file, fleets[enough], s.lacking(fleets, enough)))
 		}
 		few, enough = enough, min(2*enough+1, len(fleets)-1)
 	}
-	for enough-few > 1 {
+	for enough-few > 1 && !s.watch.stopped() {
 		if middle := (few + enough) / 2; s.lacking(fleets, middle) == "" {
 			enough = middle
 		} else {
 			few = middle
 		}
 	}
+	if s.watch.stopped() {
+		return fmt.Sprintf("%s are enough; the search was stopped, and fewer may be\n", fleets[enough]), nil
+	}
+	s.watch.say("the fastest plan on %s", fleets[enough])
 	words, err := s.plan(fleets[enough])
 	if err != nil {
 		return "", err
@@ -72,6 +79,7 @@ func fleetsOf(node int, unit string) []fleet {
 }
 
 type fleetSearch struct {
+	watch *watch
 	file  string
 	set   []string
 	known map[int]string // shortfall by fleet; "" if the job fits
@@ -85,7 +93,8 @@ func (s *fleetSearch) on(f fleet) []string {
 func (s *fleetSearch) lacking(fleets []fleet, i int) string {
 	lacking, known := s.known[i]
 	if !known {
-		_, lacking = probe(s.file, s.on(fleets[i]))
+		s.watch.say("%s", fleets[i])
+		_, lacking = probe(s.watch, s.file, s.on(fleets[i]))
 		s.known[i] = lacking
 	}
 	return lacking
@@ -93,7 +102,7 @@ func (s *fleetSearch) lacking(fleets []fleet, i int) string {
 
 // plan describes the fastest plan on a fleet.
 func (s *fleetSearch) plan(f fleet) (string, error) {
-	job, err := cli.OpenPlan(s.file, s.on(f), passes.Options{})
+	job, err := cli.OpenPlan(s.file, s.on(f), s.watch.options(passes.Options{}))
 	if err != nil {
 		return "", err
 	}

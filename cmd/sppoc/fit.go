@@ -25,38 +25,35 @@ const (
 // keep the job: each pinned value of the schedule is searched again. Then come more machines, smaller numbers
 // and shorter sequences. If no single change suffices, it leaves all pinned values to the search at once. All
 // suggestions are measured like the plan itself.
-func adviseFit(job *cli.Job, set []string) error {
+func adviseFit(w *watch, job *cli.Job, set []string) error {
 	if job.Spec == nil {
 		return fmt.Errorf("the plan does not fit: %s", sppo.Shortfall(&job.Plan.Memory))
 	}
 	file := job.Spec.File
 	var ways []way
 	for _, change := range scheduleChanges(job) {
-		ways = appendWay(ways, job, set, change)
+		ways = appendWay(w, ways, job, set, change)
 	}
-	step := func(w way) ir.Seconds { return w.job.Plan.Time.EstimateS }
+	step := func(w way) ir.Seconds { return w.job.Plan.Time.StepS }
 	slices.SortStableFunc(ways, func(a, b way) int { return cmp.Compare(step(a), step(b)) })
 	ways = ways[:min(len(ways), maxAdvice)]
 	for _, group := range otherChanges(job) {
 		if len(ways) == maxAdvice {
 			break
 		}
-		ways = appendWay(ways, job, set, group...)
+		ways = appendWay(w, ways, job, set, group...)
+	}
+	if w.stopped() && len(ways) == 0 {
+		return fmt.Errorf("%s does not fit; the search for changes that make it fit was stopped", file)
 	}
 	if len(ways) > 0 {
 		lines := []string{file + " does not fit; each of these changes would make it fit"}
 		for _, w := range ways {
-			needs, err := needs(w.job)
-			if err != nil {
-				return err
-			}
-			lines = append(lines, "  --set "+w.words+": "+needs)
+			lines = append(lines, "  --set "+w.words+": "+foreseen(w.job.Plan))
 		}
 		return fmt.Errorf("%s", strings.Join(lines, "\n"))
 	}
-	if line, err := tryAll(job, set); err != nil {
-		return err
-	} else if line != "" {
+	if line := tryAll(w, job, set); line != "" {
 		return fmt.Errorf("%s does not fit, nor does any single change make it fit; together these would\n  %s", file, line)
 	}
 	return fmt.Errorf("%s does not fit, nor would it with any single change of its schedule, eight times the nodes or an eighth of the sequence", file)
@@ -77,13 +74,37 @@ func needs(job *cli.Job) (string, error) {
 	return fmt.Sprintf("%s a step, %s of device memory, %s of host memory", job.Plan.Time.StepS, device, host), nil
 }
 
+// foreseen describes the estimated time and the memory bound of a step. A suggestion is not built: that may take longer
+// than to find it.
+func foreseen(p *plan.Plan) string {
+	device, host := cli.Peaks(bounded(p))
+	return fmt.Sprintf("estimated %s a step, at most %s of device memory, %s of host memory", p.Time.StepS, device, host)
+}
+
+// bounded returns the placed memory of a plan, or the bound on it.
+func bounded(p *plan.Plan) *plan.Memory {
+	m := p.Memory
+	if m.Placed {
+		return &m
+	}
+	need := memory.FootprintOf(p)
+	for s := range need.Device {
+		m.DevicePeakBytes = append(m.DevicePeakBytes, need.Device[s].Bytes)
+		m.HostPeakBytes = append(m.HostPeakBytes, need.Host[s])
+	}
+	return &m
+}
+
 // appendWay adds the first of several changes with which the job fits.
-func appendWay(ways []way, job *cli.Job, set []string, changes ...string) []way {
+func appendWay(w *watch, ways []way, job *cli.Job, set []string, changes ...string) []way {
 	for _, change := range changes {
-		if w, ok := try(job, set, change); ok {
-			same := func(x way) bool { return x.words == w.words }
+		if w.stopped() {
+			break
+		}
+		if found, ok := try(w, job, set, change); ok {
+			same := func(x way) bool { return x.words == found.words }
 			if !slices.ContainsFunc(ways, same) { // auto may have found the same as another change
-				ways = append(ways, w)
+				ways = append(ways, found)
 			}
 			break
 		}
@@ -93,12 +114,13 @@ func appendWay(ways []way, job *cli.Job, set []string, changes ...string) []way 
 
 // try plans a changed spec and describes what it needs, if it fits. Values that the change leaves to the
 // search are named as found, including the grid, which is then searched too.
-func try(asked *cli.Job, set []string, change string) (w way, ok bool) {
+func try(w *watch, asked *cli.Job, set []string, change string) (found way, ok bool) {
+	w.say("looking for what would fit, with %s", change)
 	set = append(set[:len(set):len(set)], change)
-	if any, err := cli.OpenPlan(asked.Spec.File, set, passes.Options{Fitting: true, Patience: advicePatience}); err != nil || lack(any) != "" {
+	if any, err := cli.OpenPlan(asked.Spec.File, set, w.options(passes.Options{Fitting: true, Patience: probePatience})); err != nil || lack(any) != "" {
 		return way{}, false
 	}
-	job, err := cli.OpenPlan(asked.Spec.File, set, passes.Options{Patience: advicePatience})
+	job, err := cli.OpenPlan(asked.Spec.File, set, w.options(passes.Options{Patience: advicePatience}))
 	if err != nil || lack(job) != "" {
 		return way{}, false
 	}
@@ -125,7 +147,8 @@ func try(asked *cli.Job, set []string, change string) (w way, ok bool) {
 }
 
 // tryAll leaves the whole schedule to the search and returns how the found plan differs from the request.
-func tryAll(job *cli.Job, set []string) (string, error) {
+func tryAll(w *watch, job *cli.Job, set []string) string {
+	w.say("looking for what would fit, with the whole schedule open")
 	keys, asked := search.Pins(job.Spec.Schedule)
 	all := set[:len(set):len(set)]
 	for i, key := range keys {
@@ -133,9 +156,9 @@ func tryAll(job *cli.Job, set []string) (string, error) {
 			all = append(all, key+"=auto")
 		}
 	}
-	free, err := cli.OpenPlan(job.Spec.File, all, passes.Options{})
+	free, err := cli.OpenPlan(job.Spec.File, all, w.options(passes.Options{Patience: advicePatience}))
 	if err != nil || lack(free) != "" {
-		return "", nil
+		return ""
 	}
 	var changes []string
 	_, found := search.Pins(free.Plan.Schedule)
@@ -144,24 +167,21 @@ func tryAll(job *cli.Job, set []string) (string, error) {
 			changes = append(changes, "--set "+quoted(key+"="+found[i]))
 		}
 	}
-	needs, err := needs(free)
-	return strings.Join(changes, " ") + ": " + needs, err
+	return strings.Join(changes, " ") + ": " + foreseen(free.Plan)
 }
 
-// lack returns the shortfall of a job, or "". The plan is placed unless its memory bound already rules it
-// out.
+// lack returns the shortfall of a job, or "". The plan is placed unless its memory bound already decides.
 func lack(job *cli.Job) string {
 	const slack = 1.05 // of the memory bound
 	p := job.Plan
 	if !p.Memory.Placed {
-		need, bound := memory.FootprintOf(p), p.Memory
-		for s := range need.Device {
-			bound.DevicePeakBytes = append(bound.DevicePeakBytes, need.Device[s].Bytes)
-			bound.HostPeakBytes = append(bound.HostPeakBytes, need.Host[s])
+		bound := bounded(p)
+		device, host := cli.Peaks(bound)
+		if device <= p.Memory.DeviceCapacityBytes && host <= p.Memory.HostCapacityBytes {
+			return ""
 		}
-		device, host := cli.Peaks(&bound)
 		if float64(device) > slack*float64(p.Memory.DeviceCapacityBytes) || float64(host) > slack*float64(p.Memory.HostCapacityBytes) {
-			return sppo.Shortfall(&bound)
+			return sppo.Shortfall(bound)
 		}
 	}
 	if err := job.Measure(); err != nil {

@@ -222,7 +222,7 @@ func flight(t *testing.T, text string, set []string) string {
 // followed checks that every hint makes the job fit, and returns the number of hints.
 func followed(t *testing.T, job *cli.Job, set []string) string {
 	hints := 0
-	for _, line := range strings.Split(adviseFit(job, set).Error(), "\n") {
+	for _, line := range strings.Split(adviseFit(nil, job, set).Error(), "\n") {
 		changes, ok := strings.CutPrefix(line, "  --set ")
 		if !ok {
 			continue

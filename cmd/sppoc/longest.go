@@ -2,16 +2,13 @@ package main
 
 import (
 	"fmt"
-	"path/filepath"
-	"regexp"
-	"slices"
 	"strings"
 
 	"sppo.dev/cmd/internal/cli"
-	"sppo.dev/lang"
 	"sppo.dev/passes/memory"
 	"sppo.dev/passes/pass"
 	"sppo.dev/passes/plan"
+	"sppo.dev/passes/report"
 	"sppo.dev/passes/search"
 )
 
@@ -32,11 +29,7 @@ const probePatience = 0.05
 // longestSequence finds the longest sequence with which the job fits, everything else as in the spec, and the
 // shortfall of the next longer one. Lengths are multiples of a grid on which every subsequence has a whole
 // number of steps.
-func longestSequence(file string, set []string) (string, error) {
-	set, err := openUnwritten(file, set)
-	if err != nil {
-		return "", err
-	}
+func longestSequence(w *watch, file string, set []string) (string, error) {
 	job, err := cli.OpenPlan(file, set, pass.Options{Fitting: true, Patience: probePatience})
 	if err != nil {
 		return "", err
@@ -51,33 +44,13 @@ func longestSequence(file string, set []string) (string, error) {
 	if job.Spec.Schedule.Subsequences.Auto { // each length has its own number of subsequences
 		grid = searchedGrid
 	}
-	s := sequenceSearch{file: file, set: set, grid: grid}
+	s := sequenceSearch{watch: w, file: file, set: set, grid: grid}
 	return s.run(max(1, job.Plan.Train.Sequence/grid))
-}
-
-// openUnwritten adds overrides that leave to the search the keys that bound memory and that the spec does not write.
-func openUnwritten(file string, set []string) ([]string, error) {
-	set = set[:len(set):len(set)]
-	if filepath.Ext(file) == ".json" {
-		return set, nil
-	}
-	spec, err := cli.LoadSpec(file, set)
-	if err != nil {
-		return nil, err
-	}
-	for _, key := range []string{"schedule.keep", "schedule.order", "schedule.partition"} {
-		asked := func(s string) bool { return strings.HasPrefix(s, key+"=") }
-		line := spec.Diagnose(key, lang.Infeasible, "").Source // of the block, where the key is not written
-		written := regexp.MustCompile(`\b` + strings.TrimPrefix(key, "schedule.") + `\s*=`).MatchString(line)
-		if !written && !slices.ContainsFunc(set, asked) {
-			set = append(set, key+"=auto")
-		}
-	}
-	return set, nil
 }
 
 // sequenceSearch searches for the largest number of grid steps that fits.
 type sequenceSearch struct {
+	watch   *watch
 	file    string
 	set     []string
 	grid    int64
@@ -88,23 +61,32 @@ type sequenceSearch struct {
 
 func (s *sequenceSearch) run(start int64) (string, error) {
 	fits, over := int64(0), start
-	for s.fits(over) {
+	for s.fits(over) && !s.watch.stopped() {
 		fits, over = over, 2*over
 		if over*s.grid > mostTokens {
 			return fmt.Sprintf("%s tokens fit; no limit was found below that\n", tokens(fits*s.grid)), nil
 		}
 	}
-	for over-fits > max(1, fits/fineness) {
+	for over-fits > max(1, fits/fineness) && !s.watch.stopped() {
 		if middle := (fits + over) / 2; s.fits(middle) {
 			fits = middle
 		} else {
 			over = middle
 		}
 	}
+	if s.watch.stopped() && fits > 0 {
+		return fmt.Sprintf("%s tokens fit (%d), with\n  %s\nthe search was stopped; more may fit\n", tokens(fits*s.grid), fits*s.grid, settings(s.best)), nil
+	}
+	if s.watch.stopped() {
+		return "", fmt.Errorf("%s: the search was stopped before it found a sequence that fits", s.file)
+	}
 	if fits == 0 {
 		return "", cli.DoesNotFit(fmt.Errorf("%s does not fit even with %s tokens: %s", s.file, tokens(s.grid), s.lacking))
 	}
 	text := fmt.Sprintf("%s tokens fit (%d), in steps of %d, with\n  %s\n", tokens(fits*s.grid), fits*s.grid, s.grid, settings(s.best))
+	if s.best.LayerOrder() {
+		text += "order: " + report.OrderInWords(s.best) + "\n"
+	}
 	text += fmt.Sprintf("%s tokens do not: %s\n", tokens(over*s.grid), s.lacking)
 	return text + s.limits(over), nil
 }
@@ -146,8 +128,9 @@ func (s *sequenceSearch) limits(steps int64) string {
 	}
 	var enough []string
 	for _, change := range changes {
+		s.watch.say("%s tokens with %s", tokens(steps*s.grid), change)
 		set := append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("train.sequence=%d", steps*s.grid), change)
-		if _, lacking := probe(s.file, set); lacking == "" {
+		if _, lacking := probe(s.watch, s.file, set); lacking == "" {
 			enough = append(enough, "--set "+change)
 		}
 	}
@@ -157,16 +140,11 @@ func (s *sequenceSearch) limits(steps int64) string {
 	return text
 }
 
-// probe returns a plan of a job and its shortfall, or "". It stops at the first plan that fits, and places it only if
-// the memory bound does not already prove that it fits.
-func probe(file string, set []string) (*plan.Plan, string) {
-	job, err := cli.OpenPlan(file, set, pass.Options{Fitting: true, Patience: probePatience})
+// probe returns a plan of a job and its shortfall, or "". It stops at the first plan that fits.
+func probe(w *watch, file string, set []string) (*plan.Plan, string) {
+	job, err := cli.OpenPlan(file, set, w.options(pass.Options{Fitting: true, Patience: probePatience}))
 	if err != nil {
 		return nil, plainly(err)
-	}
-	m := &job.Plan.Memory
-	if !m.Placed && memory.FootprintOf(job.Plan).Fits(m.DeviceCapacityBytes, m.HostCapacityBytes) {
-		return job.Plan, ""
 	}
 	return job.Plan, lack(job)
 }
@@ -174,7 +152,8 @@ func probe(file string, set []string) (*plan.Plan, string) {
 // fits plans one length. A length without any plan does not fit.
 func (s *sequenceSearch) fits(steps int64) bool {
 	set := append(s.set[:len(s.set):len(s.set)], fmt.Sprintf("train.sequence=%d", steps*s.grid))
-	p, lacking := probe(s.file, set)
+	s.watch.say("%s tokens", tokens(steps*s.grid))
+	p, lacking := probe(s.watch, s.file, set)
 	if lacking != "" {
 		s.lacking, s.over = lacking, p
 	} else {

@@ -23,7 +23,7 @@ func TestLongestFits(t *testing.T) {
 	}
 	for _, j := range jobs {
 		before := processorTime()
-		text, err := longestSequence(j.file, nil)
+		text, err := longestSequence(nil, j.file, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

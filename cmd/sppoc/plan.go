@@ -49,27 +49,20 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 		}
 		for _, question := range []struct {
 			asked  bool
-			answer func(file string, set []string) (string, error)
+			answer func(w *watch, file string, set []string) (string, error)
 		}{{*longest, longestSequence}, {*fewest, fewestGPUs}} {
 			if question.asked {
-				text, err := question.answer(args[0], set)
+				w := watchFor(env)
+				text, err := question.answer(w, args[0], set)
+				w.end()
 				io.WriteString(env.Stdout, text)
 				return err
 			}
 		}
 		options.Print = env.Stdout
-		job, err := cli.OpenPlan(args[0], set, *options)
+		job, whole, err := planned(env, args[0], set, *options)
 		if err != nil {
 			return err
-		}
-		whole := passes.Verify(job.Plan) == nil
-		if whole {
-			if err := job.Measure(); err != nil {
-				return cli.Wrong(err)
-			}
-			if err := job.Simulate(); err != nil {
-				return err
-			}
 		}
 		var out bytes.Buffer
 		if *asJSON {
@@ -88,8 +81,30 @@ func planJob(flags *pflag.FlagSet) cli.Action {
 		if !whole || job.Plan.Memory.Fits {
 			return nil
 		}
-		return cli.DoesNotFit(adviseFit(job, set))
+		w := watchFor(env)
+		advice := adviseFit(w, job, set)
+		w.end()
+		return cli.DoesNotFit(advice)
 	}
+}
+
+// planned plans a job, and places and simulates it if all passes have run.
+func planned(env *cli.Env, file string, set []string, o passes.Options) (job *cli.Job, whole bool, err error) {
+	w := watchFor(env)
+	defer w.end()
+	w.say("searching")
+	if job, err = cli.OpenPlan(file, set, w.options(o)); err != nil {
+		return nil, false, err
+	}
+	if passes.Verify(job.Plan) != nil {
+		return job, false, nil
+	}
+	w.say("placing the plan")
+	if err := job.Measure(); err != nil {
+		return nil, false, cli.Wrong(err)
+	}
+	w.say("simulating the program")
+	return job, true, job.Simulate()
 }
 
 func listPasses(*pflag.FlagSet) cli.Action {
