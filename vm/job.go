@@ -292,6 +292,22 @@ func elapsed(d Device) (time.Duration, bool) {
 // Eval returns the mean loss over the labels of the validation's sequences, running as many eval sections as cover
 // EvalBatch.
 func (j *Job) Eval(ctx context.Context) (float64, error) {
+	return j.eval(ctx, func() error { return nil })
+}
+
+// EvalPositions is Eval, and adds the losses of all tokens by their positions.
+func (j *Job) EvalPositions(ctx context.Context, to *PositionLosses) (float64, error) {
+	return j.eval(ctx, func() error {
+		losses, err := j.TokenLosses()
+		for sequence := range slices.Chunk(losses, int(j.program.Run.Sequence)) {
+			to.Add(0, sequence)
+		}
+		return err
+	})
+}
+
+// eval calls each after every section.
+func (j *Job) eval(ctx context.Context, each func() error) (float64, error) {
 	r := &j.program.Run
 	if r.EvalBatch <= 0 || r.EvalSequences <= 0 {
 		return 0, errors.New("the program has no validation")
@@ -300,6 +316,9 @@ func (j *Job) Eval(ctx context.Context) (float64, error) {
 	sum, counted := 0.0, int64(0)
 	for round := range rounds {
 		loss, err := j.evalSection(ctx, int64(round))
+		if err == nil {
+			err = each()
+		}
 		if err != nil {
 			return 0, err
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/cmd/sppovm/watch"
 	"sppo.dev/ir"
 	"sppo.dev/vm"
 	"sppo.dev/vm/world"
@@ -157,23 +158,15 @@ func (f *evalFlags) evaluate(env *cli.Env, job *cli.Job, holdout float64, w *wor
 
 // evaluation is what eval prints with --json.
 type evaluation struct {
-	Split      string           `json:"split"`
-	Loss       number           `json:"loss"`
-	Perplexity number           `json:"perplexity"`
-	Windows    int64            `json:"windows"`
-	Tokens     int64            `json:"tokens"`
-	Left       int64            `json:"tokens_left"`
-	Sequence   int64            `json:"sequence"`
-	Step       int              `json:"step"`
-	Positions  []positionBucket `json:"loss_by_position"`
-}
-
-// positionBucket is the loss of the tokens at some positions of their sequences, last included.
-type positionBucket struct {
-	First  int64  `json:"first"`
-	Last   int64  `json:"last"`
-	Loss   number `json:"loss"`
-	Tokens int64  `json:"tokens"`
+	Split      string         `json:"split"`
+	Loss       number         `json:"loss"`
+	Perplexity number         `json:"perplexity"`
+	Windows    int64          `json:"windows"`
+	Tokens     int64          `json:"tokens"`
+	Left       int64          `json:"tokens_left"`
+	Sequence   int64          `json:"sequence"`
+	Step       int            `json:"step"`
+	Positions  []watch.Bucket `json:"loss_by_position"`
 }
 
 // evaluating is an evaluation in progress.
@@ -231,10 +224,7 @@ func (e *evaluating) report(env *cli.Env) error {
 	sequence := e.program.Run.Sequence
 	result := evaluation{
 		Split: e.evalFlags.split, Loss: number(loss), Perplexity: number(math.Exp(loss)), Windows: windows, Tokens: tokens, Left: left,
-		Sequence: sequence, Step: e.job.Steps(),
-	}
-	for _, b := range e.losses.Buckets() {
-		result.Positions = append(result.Positions, positionBucket{b.First, min(b.End, sequence) - 1, number(b.Loss), b.Tokens})
+		Sequence: sequence, Step: e.job.Steps(), Positions: watch.BucketsOf(&e.losses, sequence),
 	}
 	if e.evalFlags.json {
 		return json.NewEncoder(env.Stdout).Encode(result)

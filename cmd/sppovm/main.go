@@ -62,7 +62,7 @@ var app = cli.App{
 			Details: "FILE is a program (.sppb or .sppir), a spec, or a plan; the last two are compiled first. Progress goes to standard\n" +
 				"error. With --json, standard output has one object per line: for each step {\"step\",\"loss\",\"tokens_per_s\",\"step_s\",\n" +
 				"\"grad_norm\",\"lr\",\"split\":{\"compute\",\"exposed_copies\",\"exposed_communication\",\"bubble\"},\"grad_norms\"}, for each\n" +
-				"validation {\"step\",\"eval_loss\"}, at the end {\"done\":true,\"steps\",\"final_loss\",\"device_peak_bytes\",\"host_peak_bytes\",\n" +
+				"validation {\"step\",\"eval_loss\",\"loss_by_position\"}, at the end {\"done\":true,\"steps\",\"final_loss\",\"device_peak_bytes\",\"host_peak_bytes\",\n" +
 				"\"bubble_ratio\"}. Peaks are those of the fullest rank. bubble_ratio is the measured bubble, defined as in sppoc plan: idle\n" +
 				"time of the ranks divided by busy time, from the start of a step to its last task. The split has the whole step's time,\n" +
 				"optimizer included, as shares over all ranks. A rank that waits for a processor core counts as busy. On GPUs only the\n" +
@@ -70,8 +70,8 @@ var app = cli.App{
 				"--record appends the same objects to a file, with one for each start of the run (\"run\") and for each remark (\"note\"); sppovm\n" +
 				"report draws them. --tensorboard writes event files, --prometheus serves metrics on this computer only. With any of the\n" +
 				"three, the program is simulated first, and a warning tells if the steps part from the prediction: by more than 25% in\n" +
-				"time, or 10 points in a share. --grad-norms adds the gradient norm of each layer. If process 0 cannot write one of these,\n" +
-				"the run goes on without it.\n\n" +
+				"time, or 10 points in a share. --grad-norms adds the gradient norm of each layer, --position-losses the loss of\n" +
+				"validations by position in the sequence. If process 0 cannot write one of these, the run goes on without it.\n\n" +
 				"With --device sim nothing is computed and no data is read: the same instructions run in virtual time on the cluster for\n" +
 				"which the program was compiled. Every line says that it is simulated, and every object has \"simulated\":true.\n\n" +
 				"With --device cuda ranks are assigned to the GPUs in turn; several may share one. Libraries are searched first in\n" +

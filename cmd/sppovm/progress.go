@@ -117,10 +117,10 @@ func (s *progress) print(format string, args ...any) {
 
 func (s *progress) saved(c *vm.Saved) { s.say("saved %s", c.Path) }
 
-func (s *progress) validation(step int, loss float64) {
-	s.eval, s.evalStep = loss, step
-	s.print("step %d  validation loss %.4f", step, loss)
-	s.watchers.Observe(&watch.Validation{Step: step, Loss: number(loss)})
+func (s *progress) validation(v *watch.Validation) {
+	s.eval, s.evalStep = float64(v.Loss), v.Step
+	s.print("step %d  validation loss %.4f", v.Step, float64(v.Loss))
+	s.watchers.Observe(v)
 }
 
 func (s *progress) done(steps int, loss float64, device, host ir.Bytes, bubble float64) {

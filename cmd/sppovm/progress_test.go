@@ -17,7 +17,7 @@ func TestProgressOnATerminal(t *testing.T) {
 	for step := 1; step <= 3; step++ {
 		s.step(&watch.Step{Step: step, Loss: 5})
 	}
-	s.validation(3, 4)
+	s.validation(&watch.Validation{Step: 3, Loss: 4})
 	got := out.String()
 	if strings.Count(got, "\r") != 3 || strings.Count(got, "\n") != 2 || !strings.HasSuffix(got, "\x1b[K\nstep 3  validation loss 4.0000\n") {
 		t.Errorf("%q", got)

@@ -434,10 +434,11 @@ func (r *training) validate(ctx context.Context) error {
 	if r.program.Run.EvalBatch <= 0 || r.program.Run.EvalSequences <= 0 {
 		return nil
 	}
-	loss, err := r.job.Eval(ctx)
+	v, err := r.evaluate(ctx)
 	if err == nil {
+		loss := float64(v.Loss)
 		r.meter.forget()
-		r.show.validation(r.job.Steps(), loss)
+		r.show.validation(v)
 		if !finite(loss) {
 			r.sick = fmt.Sprintf("the validation loss after step %d is %g", r.job.Steps(), loss)
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -20,6 +21,7 @@ type watchFlags struct {
 	log         string
 	port        int // of Prometheus; -1: none
 	gradNorms   int // steps from one reading to the next; 0: none
+	positions   bool
 }
 
 func (f *watchFlags) define(flags *pflag.FlagSet) {
@@ -27,6 +29,7 @@ func (f *watchFlags) define(flags *pflag.FlagSet) {
 	flags.StringVar(&f.log, "record", "", "append the run's records to this `FILE`, as JSON lines that sppovm report reads")
 	flags.IntVar(&f.port, "prometheus", -1, "serve metrics at this `PORT` of 127.0.0.1 while training; 0 is any free one")
 	flags.IntVar(&f.gradNorms, "grad-norms", 0, "every `N` steps, record the gradient norm of each layer, which reads all gradients from the devices")
+	flags.BoolVar(&f.positions, "position-losses", false, "record the loss of each validation by position in the sequence")
 	cli.Files(flags, "record", "jsonl")
 }
 
@@ -39,10 +42,10 @@ func (f *watchFlags) check(device string, json bool) error {
 		return cli.Usagef("--prometheus %d: ports end at 65535", f.port)
 	case f.gradNorms < 0:
 		return cli.Usagef("--grad-norms must not be negative")
-	case device == "sim" && (f.watched() || f.gradNorms > 0):
-		return cli.Usagef("--tensorboard, --record, --prometheus and --grad-norms watch training, which --device sim does not do")
-	case f.gradNorms > 0 && !f.watched() && !json:
-		return cli.Usagef("--grad-norms needs --json, --record, --tensorboard or --prometheus to record the norms")
+	case device == "sim" && (f.watched() || f.gradNorms > 0 || f.positions):
+		return cli.Usagef("--tensorboard, --record, --prometheus, --grad-norms and --position-losses watch training, which --device sim does not do")
+	case (f.gradNorms > 0 || f.positions) && !f.watched() && !json:
+		return cli.Usagef("--grad-norms and --position-losses need --json, --record, --tensorboard or --prometheus to record them")
 	}
 	return nil
 }
@@ -150,6 +153,20 @@ func (r *training) record(result *vm.StepResult) error {
 		}
 	}
 	return nil
+}
+
+// evaluate runs a validation.
+func (r *training) evaluate(ctx context.Context) (*watch.Validation, error) {
+	v := &watch.Validation{Step: r.job.Steps()}
+	if !r.f.watch.positions {
+		loss, err := r.job.Eval(ctx)
+		v.Loss = number(loss)
+		return v, err
+	}
+	var losses vm.PositionLosses
+	loss, err := r.job.EvalPositions(ctx, &losses)
+	v.Loss, v.ByPosition = number(loss), watch.BucketsOf(&losses, r.program.Run.Sequence)
+	return v, err
 }
 
 // norms returns the gradient norms of the layers, if they are due after the last step.

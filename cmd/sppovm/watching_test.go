@@ -94,6 +94,38 @@ func TestGradNorms(t *testing.T) {
 	}
 }
 
+// The losses by position make the validation's loss, whatever the division.
+func TestPositionLosses(t *testing.T) {
+	inBase(t)
+	for _, set := range []string{"", "schedule.dp=2 schedule.sp=1", "schedule.sp_mode=ring schedule.dp=1"} {
+		os.Remove("run.jsonl")
+		n := 0
+		for _, o := range logged(t, append([]string{"--position-losses"}, sets(set)...)...) {
+			buckets, ok := o["loss_by_position"].([]any)
+			if !ok {
+				continue
+			}
+			n++
+			sum, tokens, next := 0.0, 0.0, 0.0
+			for _, b := range buckets {
+				bucket := b.(map[string]any)
+				if bucket["first"] != next {
+					t.Errorf("%s: a bucket begins at %v, want %v", set, bucket["first"], next)
+				}
+				next = bucket["last"].(float64) + 1
+				sum += bucket["loss"].(float64) * bucket["tokens"].(float64)
+				tokens += bucket["tokens"].(float64)
+			}
+			if want := o["eval_loss"].(float64); math.Abs(sum/tokens-want) > 1e-5 || next != 64 || len(buckets) != 7 {
+				t.Errorf("%s: %d buckets up to %v make %g, and the loss is %g", set, len(buckets), next, sum/tokens, want)
+			}
+		}
+		if n != 3 {
+			t.Errorf("%s: %d validations, want 3", set, n)
+		}
+	}
+}
+
 func TestWatchFlags(t *testing.T) {
 	inBase(t)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -111,7 +143,7 @@ func TestWatchFlags(t *testing.T) {
 		{"--prometheus 70000", cli.BadInput, "--prometheus 70000: ports end at 65535"},
 		{"--record none/run.jsonl", cli.BadInput, "there is no folder none"},
 		{"--tensorboard tiny.sppo", cli.BadInput, "--tensorboard: mkdir tiny.sppo: not a directory"},
-		{"--grad-norms 1", cli.BadInput, "--grad-norms needs --json, --record, --tensorboard or --prometheus"},
+		{"--grad-norms 1", cli.BadInput, "--grad-norms and --position-losses need --json"},
 		{"--device sim --record run.jsonl", cli.BadInput, "which --device sim does not do"},
 	} {
 		var errs bytes.Buffer

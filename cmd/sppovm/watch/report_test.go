@@ -130,7 +130,7 @@ func whole() []Record {
 		}
 		if step%1000 == 0 {
 			s.GradNorms = map[string]Number{"embed": 1, "layer.0": Number(step), "<i>": 3}
-			records = append(records, &Validation{Step: step, Loss: Number(3 - float64(step)/1e5), ByPosition: []Bucket{{0, 0, 9}, {1, 1, 8}, {2, 3, 7}}})
+			records = append(records, &Validation{Step: step, Loss: Number(3 - float64(step)/1e5), ByPosition: []Bucket{{0, 0, 9, 1}, {1, 1, 8, 1}, {2, 3, 7, 2}}})
 		}
 		records = append(records, s)
 	}

@@ -63,7 +63,7 @@ func written(t *testing.T, dir string) map[string]curve {
 				put("time/"+p.Key, step, p.Share)
 			}
 		}
-		observe(&Validation{Step: last, Loss: 4, ByPosition: []Bucket{{0, 0, 6}, {1, 1, 5}}})
+		observe(&Validation{Step: last, Loss: 4, ByPosition: []Bucket{{0, 0, 6, 1}, {1, 1, 5, 1}}})
 		put("loss/validation", last, 4)
 		put("loss_by_position/0-0", last, 6)
 		put("loss_by_position/1-1", last, 5)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"sppo.dev/ir"
+	"sppo.dev/vm"
 	"sppo.dev/vm/sim"
 )
 
@@ -109,9 +110,19 @@ type Validation struct {
 
 // Bucket is the mean loss of the tokens from position First to Last of their sequences.
 type Bucket struct {
-	First int64  `json:"first"`
-	Last  int64  `json:"last"`
-	Loss  Number `json:"loss"`
+	First  int64  `json:"first"`
+	Last   int64  `json:"last"`
+	Loss   Number `json:"loss"`
+	Tokens int64  `json:"tokens"`
+}
+
+// BucketsOf lists the losses of sequences of that many tokens.
+func BucketsOf(losses *vm.PositionLosses, sequence int64) []Bucket {
+	var out []Bucket
+	for _, b := range losses.Buckets() {
+		out = append(out, Bucket{b.First, min(b.End, sequence) - 1, Number(b.Loss), b.Tokens})
+	}
+	return out
 }
 
 // Note is a remark of the run: a checkpoint, a warning, a stop.

@@ -91,7 +91,7 @@ func TestPrometheus(t *testing.T) {
 		&Run{Name: "jo\"b\n", Device: "cpu", Machine: "here", First: 3, Steps: 9, DeviceMemory: Memory{Peak: 4096}, Predicted: &Prediction{Seconds: 0.5, Split: &Split{Compute: 1}}},
 		&Step{Step: 4, Loss: 5.5, TokensPerSecond: 2000, Seconds: 0.25, LR: 1e-4, Split: &Split{0.5, 0.25, 0.125, 0.125}, GradNorms: map[string]Number{"layer.0": 2}},
 		&Step{Step: 5, Loss: Number(math.NaN()), TokensPerSecond: 2000, Seconds: 0.25, Skipped: true},
-		&Validation{Step: 5, Loss: 5.25, ByPosition: []Bucket{{1, 1, 7}}},
+		&Validation{Step: 5, Loss: 5.25, ByPosition: []Bucket{{1, 1, 7, 1}}},
 	} {
 		if err := p.Observe(r); err != nil {
 			t.Fatal(err)
