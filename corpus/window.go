@@ -79,6 +79,12 @@ func (c *Corpus) Train(g, position int64, out []int32, stride int) error {
 	return c.read(c.train(g), position, out, stride)
 }
 
+// Stream puts tokens first, first+1, ... of the first part into out[0], out[stride], ..., in the order of its files.
+func (c *Corpus) Stream(first int64, out []int32, stride int) error {
+	p := &c.parts[0]
+	return p.read(first, 0, 0, p.tokens(), out, stride)
+}
+
 // Held is Train for a sequence of the validation: they are spread evenly over what is held out.
 func (c *Corpus) Held(g, position int64, out []int32, stride int) error {
 	w, err := c.held(g)

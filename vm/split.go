@@ -87,7 +87,7 @@ func (s *Split) openText(dir string) error {
 	return nil
 }
 
-// openCorpus opens a corpus as one stream. A window of one token that starts anywhere gives access to all of it.
+// openCorpus opens a corpus as one stream.
 func (s *Split) openCorpus(dir string) error {
 	run := s.run
 	if run.DataOptions == nil {
@@ -104,7 +104,7 @@ func (s *Split) openCorpus(dir string) error {
 		return err
 	}
 	s.tokens = data.corpus.Tokens()
-	s.read = func(first int64, out []int32, stride int) error { return data.corpus.Train(first, 0, out, stride) }
+	s.read = func(first int64, out []int32, stride int) error { return data.corpus.Stream(first, out, stride) }
 	return nil
 }
 
