@@ -34,6 +34,9 @@ func (l *listing) tensor(at ir.Bytes, t ir.DType, shape ...int64) ir.View {
 }
 
 func (l *listing) put(op ir.Op, attrs map[string]any, args ...ir.View) {
+	for len(args) < len(ir.Ops[op].Operands) {
+		args = append(args, ir.Absent())
+	}
 	in := ir.Instr{Op: op, Args: args}
 	for _, a := range ir.Ops[op].Attrs {
 		switch v := attrs[a.Name].(type) {
@@ -81,19 +84,23 @@ func addNorm(op ir.Op, t ir.DType, rows, cols int64, bias ir.DType, between []ir
 	return l
 }
 
-// crossEntropy returns a listing of the cross-entropy of a whole vocabulary.
-func crossEntropy(logits, gradient ir.DType, rows, cols, valid int64, parts int64, between []ir.Op) *listing {
+// crossEntropy returns a listing of the cross-entropy of a whole vocabulary, of labels that all count or weighted by those that do.
+func crossEntropy(logits, gradient ir.DType, rows, cols, valid int64, parts int64, weighted bool, between []ir.Op) *listing {
 	l := &listing{}
 	x, labels, loss := l.tensor(anywhere, logits, rows, cols), l.tensor(anywhere, ir.I32, rows), l.tensor(anywhere, ir.F32, 1)
 	all := l.tensor(anywhere, ir.F32, parts, rows, 3)
 	stats := all
 	stats.Shape = [ir.MaxDims]int64{int64(rows), 3}
+	negative, weight := ir.Absent(), ir.Absent()
+	if weighted {
+		negative, weight = labels, l.tensor(anywhere, ir.F32, 1)
+	}
 	l.put(ir.CrossEntropyStats, map[string]any{"first": 3, "valid": int(valid)}, stats, x, labels)
-	l.put(ir.CrossEntropy, map[string]any{"scale": 0.25}, loss, ir.Absent(), all)
+	l.put(ir.CrossEntropy, map[string]any{"scale": 0.25}, loss, ir.Absent(), all, negative, weight)
 	for _, o := range between {
 		l.put(o, nil)
 	}
-	l.put(ir.CrossEntropyGrad, map[string]any{"scale": 0.25, "first": 3, "valid": int(valid)}, l.tensor(anywhere, gradient, rows, cols), x, all, labels)
+	l.put(ir.CrossEntropyGrad, map[string]any{"scale": 0.25, "first": 3, "valid": int(valid)}, l.tensor(anywhere, gradient, rows, cols), x, all, labels, weight)
 	return l
 }
 
@@ -135,10 +142,10 @@ func TestJoin(t *testing.T) {
 		{"sum, wait, record, norm", addNorm(ir.RMSNorm, ir.BF16, 3, 40, ir.F32, both, anywhere), 2},
 		{"the norm in the place of a summand", addNorm(ir.LayerNorm, ir.BF16, 3, 40, ir.U8, nil, 0), 1},
 		{"the norm a row behind it", addNorm(ir.LayerNorm, ir.BF16, 3, 40, ir.U8, nil, 80), 2},
-		{"a whole vocabulary", crossEntropy(ir.F32, ir.BF16, 4, 50, 47, 1, nil), 1},
-		{"a part of one", crossEntropy(ir.F32, ir.BF16, 4, 50, 47, 2, nil), 3},
-		{"a whole vocabulary, wait", crossEntropy(ir.BF16, ir.BF16, 4, 50, 50, 1, w), 1},
-		{"a whole vocabulary, wait and record", crossEntropy(ir.BF16, ir.BF16, 4, 50, 50, 1, both), 3},
+		{"a whole vocabulary", crossEntropy(ir.F32, ir.BF16, 4, 50, 47, 1, false, nil), 1},
+		{"a part of one", crossEntropy(ir.F32, ir.BF16, 4, 50, 47, 2, true, nil), 3},
+		{"a whole vocabulary, wait", crossEntropy(ir.BF16, ir.BF16, 4, 50, 50, 1, true, w), 1},
+		{"a whole vocabulary, wait and record", crossEntropy(ir.BF16, ir.BF16, 4, 50, 50, 1, false, both), 3},
 		{"updates and sums", updates(r, 5, 6, 7000), 2},
 		{"one update", updates(nil, 5), 2},
 	} {
@@ -201,7 +208,7 @@ func TestJoinedIsAlone(t *testing.T) {
 		over := []ir.Bytes{anywhere, 0}[rng.IntN(2)]
 		programs = append(programs, addNorm(op, dtype, 1+rng.Int64N(4), cols, bias, between, over))
 		cols = []int64{1 + rng.Int64N(30), 8 * (1 + rng.Int64N(400)), 26000, 50001}[i%4]
-		programs = append(programs, crossEntropy(types[i/4%2], types[i%2], 1+rng.Int64N(3), cols, 1+rng.Int64N(cols), 1, between))
+		programs = append(programs, crossEntropy(types[i/4%2], types[i%2], 1+rng.Int64N(3), cols, 1+rng.Int64N(cols), 1, i%3 == 0, between))
 	}
 	programs = append(programs, updates(nil, 1, 2048, 2049, 17, 5000), updates([]ir.Op{ir.Record}, 300, 100))
 	for _, l := range programs {
