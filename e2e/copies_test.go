@@ -202,6 +202,7 @@ func TestRecomputedCaches(t *testing.T) {
 	} {
 		c.Steps, c.Layers, c.Sequence, c.Vocab, c.PP, c.Microbatch, c.Order = 3, 4, 96, tinyVocab, 1, 1, "layer"
 		c.Partition, c.Offload, c.Recompute = "flops", "none", "full"
+		c.VirtualStages = cmp.Or(c.VirtualStages, c.Layers)
 		kept := run(t, c)
 		for _, offload := range []string{"none", "0.5", "full"} {
 			t.Run(fmt.Sprintf("%v offload %s", c, offload), func(t *testing.T) {
@@ -211,8 +212,7 @@ func TestRecomputedCaches(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				groups := cmp.Or(c.VirtualStages, c.Layers)
-				want := (groups - 1) * (c.Layers / groups) * c.N * c.Batch / c.DP
+				want := (c.VirtualStages - 1) * (c.Layers / c.VirtualStages) * c.N * c.Batch / c.DP
 				if got := recomputedRows(p); got != want {
 					t.Errorf("the step computes K of %d subsequences of layers again, want %d", got, want)
 				}
