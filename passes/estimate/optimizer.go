@@ -97,7 +97,7 @@ func (u Updater) Visit() (weights, gradients ir.Seconds) {
 	layer := u.graph.Layer
 	many := false
 	for r := range u.plan.Parallel.PP {
-		many = many || u.plan.LayersOf(r) > 2
+		many = many || u.plan.LayersOf(r) > plan.WholeLayers
 	}
 	for i := range layer.Params {
 		param := &layer.Params[i]

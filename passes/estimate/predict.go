@@ -112,17 +112,16 @@ func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs
 	t.kinds = make([]layerCosts, g.Kinds())
 	t.findKinds(p)
 	for i, z := range shapes.Sizes {
-		under := VisitTime{Weights: weights}
-		if p.Completes(plan.Task{Kind: plan.Backward, Subsequence: i}) {
-			under.Gradients = gradients
-		}
+		forward, backward := plan.Task{Kind: plan.Forward, Subsequence: i}, plan.Task{Kind: plan.Backward, Subsequence: i}
+		beside := timeIf(p.GathersBeside(forward), weights)
+		under := VisitTime{timeIf(p.GathersBeside(backward), weights), timeIf(p.Completes(backward), gradients)}
 		t.under = append(t.under, under)
 		for kind := range t.kinds {
 			k, z := &t.kinds[kind], g.OfKind(z, kind)
-			k.Forward = append(k.Forward, pr.Makespan(g.Layer, g.Layer.Forward, z, weights))
+			k.Forward = append(k.Forward, pr.Makespan(g.Layer, g.Layer.Forward, z, beside))
 			k.backward = append(k.backward, pr.layerBackward(g.Layer, z, under))
 			if p.Streams() {
-				k.stream.add(pr, g, z, weights, under.Weights+under.Gradients)
+				k.stream.add(pr, g, z, beside, under.Weights+under.Gradients)
 			}
 		}
 		t.embed = append(t.embed, pr.Time(g, g.Embedding, g.Embedding.Forward, z))
@@ -144,6 +143,13 @@ func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs
 	}
 	t.stream.in, t.stream.out = CopyCosts(p, g, m)
 	return t
+}
+
+func timeIf(is bool, t ir.Seconds) ir.Seconds {
+	if is {
+		return t
+	}
+	return 0
 }
 
 // findKinds notes the kinds of the layers of each virtual stage, where there are several.

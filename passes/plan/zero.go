@@ -40,6 +40,21 @@ func (p *Plan) ZeroOf(b *graph.Block, param *graph.Param) int {
 // subsequence, which is the microbatch's last.
 func (p *Plan) Completes(t Task) bool { return !p.LayerOrder() || t.Subsequence == 0 }
 
+// GathersBeside reports whether weights of other layers are gathered beside those that a task visits, under ZeroWeights. In layer
+// order a group of one or two layers stays whole while the sequence passes it: only its last task gathers the next group.
+func (p *Plan) GathersBeside(t Task) bool {
+	switch {
+	case !p.LayerOrder() || slices.Max(p.LayersPerStage) > WholeLayers:
+		return true
+	case t.Kind == Backward:
+		return t.Subsequence == 0
+	}
+	return t.Subsequence == p.Subsequences.N-1
+}
+
+// WholeLayers is the number of layers whose weights are whole at a time: one in use, and the next.
+const WholeLayers = 2
+
 // Slicing is the number of ranks over which the rows of a parameter are sliced: those of a stage, then
 // replicas. Rank (d, k) has slice k*DP + d.
 type Slicing struct{ SP, DP int64 }

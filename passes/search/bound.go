@@ -794,8 +794,8 @@ func (b *bounds) endOf(p *plan.Plan) end {
 	if !g.Tied {
 		e.head = u.Block(g.Head)
 	}
-	if e.visit.forward, e.visit.backward = u.Visit(); p.LayerOrder() {
-		e.visit.backward = 0
+	if !p.LayerOrder() { // there a task may have none of this traffic
+		e.visit.forward, e.visit.backward = u.Visit()
 	}
 	b.optimizers[key] = e
 	return e

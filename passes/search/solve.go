@@ -121,13 +121,11 @@ func solveOptimizerOffload(p *plan.Plan) {
 func solveLayerOrder(p *plan.Plan, par *plan.Parallel) {
 	par.Order = plan.OrderLayer
 	par.PP = max(1, par.PP)
-	why := "given: all subsequences pass a layer before the next, so the device holds K and V of one layer"
 	if p.Schedule.VirtualStages == 0 {
 		par.VirtualStages = p.Model.Layers
-	} else {
-		why = fmt.Sprintf("given: all subsequences pass one of %d groups of layers before the next, so the device holds K and V of one group", par.VirtualStages)
 	}
-	p.Decide("solve", "order", plan.OrderLayer, why)
+	p.Decide("solve", "order", plan.OrderLayer, fmt.Sprintf("given: all subsequences pass a group of layers before the next, and the device holds K and V of that group; here %s",
+		words.Plural(par.VirtualStages, "group")))
 }
 
 func solveSubsequences(c *estimate.Cache, p *plan.Plan) {
