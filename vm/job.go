@@ -370,6 +370,9 @@ func (j *Job) vector(name string) ([]float32, error) {
 		}
 		out := make([]float32, v.Elements())
 		if err := j.read(r, v, BytesOf(out)); err != nil {
+			if j.crew != nil && j.crew.Cause() != nil {
+				return nil, err // of a process that was lost, whatever was being read
+			}
 			return nil, fmt.Errorf("reading the result %s of rank %d: %w", name, r.index, err)
 		}
 		return out, nil
