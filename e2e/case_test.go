@@ -30,6 +30,7 @@ type Case struct {
 	Recompute                 string // none | selective | keep_attention | full | full_kv | auto
 	Optimizer                 string // adamw | sgd | muon
 	OptimizerOffload          string // none | host
+	Moments                   string // f32 | bf16
 	// An empty string means the first of the choices.
 
 	Steps, Layers, Sequence, Vocab int
@@ -60,7 +61,7 @@ const (
 
 // optimizer is the call of the case's optimizer, and naiveOptimizer the same for the independent implementation.
 func (c Case) optimizer() string {
-	common := fmt.Sprintf("lr = %g, weight_decay = %g", lr, weightDecay)
+	common := fmt.Sprintf("lr = %g, weight_decay = %g, moments = %s", lr, weightDecay, orElse(c.Moments, "f32"))
 	means := fmt.Sprintf("betas = [%g, %g], eps = %g", beta1, beta2, eps)
 	switch c.Optimizer {
 	case "sgd":
@@ -258,7 +259,7 @@ func (c Case) String() string {
 	}
 	return c.modelName() + fmt.Sprintf("-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s-%s-%s%s", c.KVHeads, c.Positions, tied, c.DType,
 		c.Batch, c.Microbatch, c.DP, orElse(c.Zero, "0"), c.PP, max(1, c.VirtualStages), c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload,
-		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"]+map[bool]string{true: "-" + c.Optimizer}[c.Optimizer != ""]+map[bool]string{true: "-away"}[c.OptimizerOffload == "host"])
+		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"]+map[bool]string{true: "-" + c.Optimizer}[c.Optimizer != ""]+map[bool]string{true: "-away"}[c.OptimizerOffload == "host"]+map[bool]string{true: "-rounded"}[c.Moments == "bf16"])
 }
 
 // modelName is the family, and the name of the traits where there are others.

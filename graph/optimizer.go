@@ -33,16 +33,36 @@ var Optimizers = []Optimizer{
 	{Name: "muon", States: []State{{"m", ir.RoleMomentum, ir.F32}}, Whole: true, others: "adamw", rule: muon},
 }
 
-// OptimizerOf is the row that changes a parameter of a block under the optimizer of that name.
-func OptimizerOf(name string, b *Block, p *Param) *Optimizer {
-	i := slices.IndexFunc(Optimizers, func(o Optimizer) bool { return o.Name == name })
-	if i < 0 {
-		panic("internal: no optimizer " + name)
+// rounded are the same with states that are stored as bf16.
+var rounded = func() (list []Optimizer) {
+	for _, o := range Optimizers {
+		o.States = slices.Clone(o.States)
+		for i := range o.States {
+			o.States[i].DType = ir.BF16
+		}
+		list = append(list, o)
 	}
-	if o := &Optimizers[i]; o.others != "" && (b.Name != BlockLayer || p.Vector) {
-		return OptimizerOf(o.others, b, p)
+	return list
+}()
+
+// OptimizerOf returns the row that changes a parameter of a block under an optimizer with these settings.
+func OptimizerOf(settings *lang.Optimizer, b *Block, p *Param) *Optimizer {
+	rows := Optimizers
+	if settings.Moments == "bf16" {
+		rows = rounded
 	}
-	return &Optimizers[i]
+	row := func(name string) *Optimizer {
+		i := slices.IndexFunc(rows, func(o Optimizer) bool { return o.Name == name })
+		if i < 0 {
+			panic("internal: no optimizer " + name)
+		}
+		return &rows[i]
+	}
+	o := row(settings.Kind)
+	if o.others != "" && (b.Name != BlockLayer || p.Vector) {
+		return row(o.others)
+	}
+	return o
 }
 
 // Values of an update that the parameter, the optimizer or the step brings. States have their own names.
@@ -65,7 +85,7 @@ func (g *Model) Update(settings *lang.Optimizer, block *Block, p *Param, slices 
 	defer g.mutex.Unlock()
 	key := updateKey{*settings, p, slices}
 	if g.updates[key] == nil {
-		g.updates[key] = g.update(settings, OptimizerOf(settings.Kind, block, p), p, slices)
+		g.updates[key] = g.update(settings, OptimizerOf(settings, block, p), p, slices)
 	}
 	return g.updates[key]
 }

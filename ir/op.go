@@ -596,11 +596,11 @@ var Ops = [NumOps]OpInfo{
 	},
 	AdamW: {
 		Name: "adamw", Class: ClassKernel, Streams: onCompute,
-		Doc: "Adam with decoupled weight decay: g = factor*grad; m = beta1*m + (1-beta1)*g; v = beta2*v + (1-beta2)*g^2; w -= lr*(m*c1 / (sqrt(v*c2) + eps) + weight_decay*w), each product rounded. A negative factor leaves w, m and v as they are.",
+		Doc: "Adam with decoupled weight decay: g = factor*grad; m = beta1*m + (1-beta1)*g; v = beta2*v + (1-beta2)*g^2; w -= lr*(m*c1 / (sqrt(v*c2) + eps) + weight_decay*w), each product rounded; m and v are rounded after w has changed by them. A negative factor leaves w, m and v as they are.",
 		Operands: []Operand{
 			{Name: "w", Dir: ReadWrite, Types: "f32", Doc: "master weight"},
-			{Name: "m", Dir: ReadWrite, Types: "f32"},
-			{Name: "v", Dir: ReadWrite, Types: "f32"},
+			{Name: "m", Dir: ReadWrite, Types: "T"},
+			{Name: "v", Dir: ReadWrite, Types: "T"},
 			{Name: "copy", Dir: Write, Types: "bf16", Optional: true, Doc: "the weight rounded, for the next step's kernels"},
 			{Name: "grad", Types: "f32"},
 			{Name: "step", Types: "f32", Dims: "3", Doc: "lr, c1 = 1/(1-beta1^t), c2 = 1/(1-beta2^t)"},
@@ -742,7 +742,7 @@ var Ops = [NumOps]OpInfo{
 		Doc: "Gradient descent with momentum and decoupled weight decay: m = momentum*m + factor*grad; w -= lr*(scale*m + weight_decay*w), each product rounded. Without m the step is factor*grad itself; without norm the factor is 1. A negative factor leaves w and m as they are.",
 		Operands: []Operand{
 			{Name: "w", Dir: ReadWrite, Types: "f32", Doc: "master weight"},
-			{Name: "m", Dir: ReadWrite, Types: "f32", Optional: true},
+			{Name: "m", Dir: ReadWrite, Types: "F", Optional: true},
 			{Name: "copy", Dir: Write, Types: "bf16", Optional: true, Doc: "the weight rounded, for the next step's kernels"},
 			{Name: "grad", Types: "F", Doc: "with the rows of w from row on"},
 			{Name: "step", Types: "f32", Dims: "3", Doc: "lr, and two numbers for adamw"},
@@ -760,7 +760,7 @@ var Ops = [NumOps]OpInfo{
 		Doc: "Nesterov's momentum: g = factor*grad; m = momentum*m + g; y = g + momentum*m, each product rounded. A negative factor leaves m as it is and makes y 0.",
 		Operands: []Operand{
 			{Name: "y", Dir: Write, Types: "F"},
-			{Name: "m", Dir: ReadWrite, Types: "f32"},
+			{Name: "m", Dir: ReadWrite, Types: "F"},
 			{Name: "grad", Types: "f32"},
 			{Name: "norm", Types: "f32", Dims: "2", Doc: "of grad_norm"},
 		},

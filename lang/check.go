@@ -106,6 +106,10 @@ func (c *checker) train() {
 		c.fail("train.warmup", Conflict, fmt.Sprintf("at most %d", t.Steps), "warmup = %d is longer than the run of %d steps", t.Warmup, t.Steps)
 	}
 	c.decay()
+	if o := t.Optimizer; o.Moments == "bf16" && max(o.Beta1, o.Beta2, o.Momentum) > 0.99 {
+		c.fail(c.culprit("train.optimizer.moments", "train.optimizer.betas", "train.optimizer.momentum"), Conflict, "moments = f32",
+			"a decay of %g does not change a bf16 number; it is at most 0.99 with moments = bf16", max(o.Beta1, o.Beta2, o.Momentum))
+	}
 	per := int64(max(1, c.Schedule.Microbatch))
 	words := fmt.Sprintf("microbatch = %d", per)
 	if c.Schedule.DP > 0 {

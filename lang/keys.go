@@ -397,9 +397,9 @@ var trainKeys = []*Key{
 		set: func(s *Spec, v value) { s.Train.Seed = int64(v.num) }},
 	{Block: blockTrain, Name: "optimizer", Default: "adamw()", Example: "adamw(lr = 3e-4, betas = [0.9, 0.95])",
 		takes: valueType{calls: []callType{
-			{name: "adamw", block: blockOptimizer, args: []string{"lr", "betas", "eps", "weight_decay"}, doc: "AdamW (Loshchilov and Hutter, 2019)"},
-			{name: "sgd", block: blockOptimizer, args: []string{"lr", "momentum", "weight_decay"}, doc: "gradient descent with momentum"},
-			{name: "muon", block: blockOptimizer, args: []string{"lr", "momentum", "betas", "eps", "weight_decay"},
+			{name: "adamw", block: blockOptimizer, args: []string{"lr", "betas", "eps", "weight_decay", "moments"}, doc: "AdamW (Loshchilov and Hutter, 2019)"},
+			{name: "sgd", block: blockOptimizer, args: []string{"lr", "momentum", "weight_decay", "moments"}, doc: "gradient descent with momentum"},
+			{name: "muon", block: blockOptimizer, args: []string{"lr", "momentum", "betas", "eps", "weight_decay", "moments"},
 				doc: "Muon (Jordan et al., 2024) for the matrices of layers, with the step size of Liu et al. (2025); AdamW with `betas` and `eps` for all other parameters"},
 		}},
 		Doc: "How gradients change weights.",
@@ -568,6 +568,9 @@ var optimizerKeys = []*Key{
 	{Block: blockOptimizer, Name: "weight_decay", takes: notNegative(dimCount), Default: "0.1", Example: "0.01",
 		Doc: "Decoupled weight decay, times the learning rate. Biases and norms are left out of it.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.WeightDecay = v.num }},
+	{Block: blockOptimizer, Name: "moments", takes: names("f32", "bf16"), Default: "f32", Example: "bf16",
+		Doc: "The type in which the optimizer stores its running means; it computes in f32. `bf16` halves their memory, and is what DeepSeek-V3 trained with; Llama 3 stored them in f32. A bf16 number keeps about three digits and does not change by less, so `betas` and `momentum` are at most 0.99 with it.",
+		set: func(s *Spec, v value) { s.Train.Optimizer.Moments = v.name }},
 }
 
 var scheduleKeys = []*Key{

@@ -157,7 +157,8 @@ type Optimizer struct {
 	Beta1       float64 `json:"beta1"`
 	Beta2       float64 `json:"beta2"`
 	Eps         float64 `json:"eps"`
-	WeightDecay float64 `json:"weight_decay"` // not applied to biases, norms
+	Moments     string  `json:"moments,omitempty"` // f32 | bf16: how states are stored
+	WeightDecay float64 `json:"weight_decay"`      // not applied to biases, norms
 }
 
 // Guard says when a step changes nothing.

@@ -166,7 +166,7 @@ func oneUpdate(ins []*ir.Instr) bool {
 			return false
 		}
 	}
-	return a.Arg("step") == b.Arg("step") && a.Arg("norm") == b.Arg("norm")
+	return a.Arg("m").DType == b.Arg("m").DType && a.Arg("step") == b.Arg("step") && a.Arg("norm") == b.Arg("norm")
 }
 
 // wholeVocabulary: the rank has all of it, so that its own statistics are all there are.

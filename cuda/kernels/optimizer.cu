@@ -74,7 +74,8 @@ DEV float adamw_element(float w, float *m, float *v, float grad, const float *c)
 
 // Words: first tile, n, w, m, v, copy, grad, weight decay. A tile is eight elements for each thread.
 #define ADAMW_WORDS 8
-KERNEL(adamw, (const u64 *table, i64 tensors, i64 tiles, const float *step, const float *norm, double beta1, double beta2, double eps)) {
+template <class T>
+DEV void adamw_tiles(const u64 *table, i64 tensors, i64 tiles, const float *step, const float *norm, double beta1, double beta2, double eps) {
     const double lr = (double)step[0];
     float c[9] = {norm[1], (float)beta1, (float)(1 - beta1), (float)beta2, (float)(1 - beta2), step[2],
                   0, (float)(lr * (double)step[1]), (float)eps};
@@ -82,7 +83,8 @@ KERNEL(adamw, (const u64 *table, i64 tensors, i64 tiles, const float *step, cons
         const Row row = row_of(table, tensors, ADAMW_WORDS, tile);
         const i64 n = (i64)row[1], i = ((tile - (i64)row[0]) * blockDim.x + threadIdx.x) * 8;
         if (i >= n) continue;
-        float *const w = (float *)row[2] + i, *const m = (float *)row[3] + i, *const v = (float *)row[4] + i;
+        float *const w = (float *)row[2] + i;
+        T *const m = (T *)row[3] + i, *const v = (T *)row[4] + i;
         bf16 *const copy = (bf16 *)row[5];
         c[6] = (float)(1 - __dmul_rn(lr, as_double(row[7])));
         float ws[8], ms[8], vs[8], gs[8];
@@ -101,10 +103,15 @@ KERNEL(adamw, (const u64 *table, i64 tensors, i64 tiles, const float *step, cons
         if (copy) store_some(copy + i, ws, n - i);
     }
 }
+#define ADAMW(S, T)                                                                                            \
+    KERNEL(adamw_##S, (const u64 *table, i64 tensors, i64 tiles, const float *step, const float *norm, double beta1, double beta2, double eps)) { \
+        adamw_tiles<T>(table, tensors, tiles, step, norm, beta1, beta2, eps);                                  \
+    }
+FOR_TYPES(ADAMW)
 
 // sgd: without m the gradient is the step, without norm its factor is 1. A negative factor writes the copy alone.
-#define SGD(S, T)                                                                                              \
-    KERNEL(sgd_##S, (float *w, float *m, bf16 *copy, const T *grad, const float *step, const float *norm,      \
+#define SGD(S, T, M)                                                                                           \
+    KERNEL(sgd_##S, (float *w, M *m, bf16 *copy, const T *grad, const float *step, const float *norm,          \
                      double momentum, double decay, double scale, i64 scaled, i64 n)) {                        \
         const double lr = (double)step[0];                                                                     \
         const bool skipped = norm && norm[1] < 0;                                                              \
@@ -129,10 +136,13 @@ KERNEL(adamw, (const u64 *table, i64 tensors, i64 tiles, const float *step, cons
             if (copy) store_some(copy + i, ws, n - i);                                                         \
         }                                                                                                      \
     }
-FOR_TYPES(SGD)
+SGD(ff, float, float)
+SGD(fb, float, bf16)
+SGD(bf, bf16, float)
+SGD(bb, bf16, bf16)
 
-#define NESTEROV(S, T)                                                                                         \
-    KERNEL(nesterov_##S, (T * y, float *m, const float *grad, const float *norm, double momentum, i64 n)) {    \
+#define NESTEROV(S, T, M)                                                                                      \
+    KERNEL(nesterov_##S, (T * y, M *m, const float *grad, const float *norm, double momentum, i64 n)) {        \
         EACH8(i, n) {                                                                                          \
             float ms[8], gs[8];                                                                                \
             load_some(m + i, ms, n - i);                                                                       \
@@ -151,7 +161,10 @@ FOR_TYPES(SGD)
             store_some(y + i, gs, n - i);                                                                      \
         }                                                                                                      \
     }
-FOR_TYPES(NESTEROV)
+NESTEROV(ff, float, float)
+NESTEROV(fb, float, bf16)
+NESTEROV(bf, bf16, float)
+NESTEROV(bb, bf16, bf16)
 
 #define AXPBY(S, Y, A)                                                                                         \
     KERNEL(axpby_##S, (Y * y, const A *a, const Y *b, double alpha, double beta, i64 n)) {                     \

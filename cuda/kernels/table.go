@@ -288,19 +288,27 @@ func adamW(b *binder) {
 		words = append(words, b.args(tiles, n, "w", "m", "v", "copy", "grad", b.float("weight_decay"))...)
 		tiles += ceil(n, 8*threads)
 	})
-	b.launch("adamw", spread(tiles*threads, 1), tabled, int64(len(b.members)), tiles, "step", "norm",
+	b.launch("adamw_"+b.types("m"), spread(tiles*threads, 1), tabled, int64(len(b.members)), tiles, "step", "norm",
 		b.float("beta1"), b.float("beta2"), b.float("eps")).Table = words
 }
 
 func sgd(b *binder) {
 	n := b.elements("w")
-	b.launch("sgd_"+b.types("grad"), spread(n, 8), "w", "m", "copy", rowsOf{"grad", b.int("row")}, "step", "norm",
+	b.launch("sgd_"+b.types("grad")+b.momentumType(), spread(n, 8), "w", "m", "copy", rowsOf{"grad", b.int("row")}, "step", "norm",
 		b.float("momentum"), b.float("weight_decay"), b.float("scale"), b.int("scaled"), n)
+}
+
+// momentumType is the type of a momentum that may be absent.
+func (b *binder) momentumType() string {
+	if b.has("m") {
+		return b.types("m")
+	}
+	return "f"
 }
 
 func nesterov(b *binder) {
 	n := b.elements("m")
-	b.launch("nesterov_"+b.types("y"), spread(n, 8), "y", "m", "grad", "norm", b.float("momentum"), n)
+	b.launch("nesterov_"+b.types("y", "m"), spread(n, 8), "y", "m", "grad", "norm", b.float("momentum"), n)
 }
 
 func axpby(b *binder) {

@@ -21,7 +21,7 @@ const (
 
 // OptimizerOf returns the optimizer of a parameter of a block.
 func (p *Plan) OptimizerOf(b *graph.Block, param *graph.Param) *graph.Optimizer {
-	return graph.OptimizerOf(p.Train.Optimizer.Kind, b, param)
+	return graph.OptimizerOf(&p.Train.Optimizer, b, param)
 }
 
 // ZeroOf returns the stage that applies to a parameter of a block.

@@ -8,7 +8,7 @@ import (
 )
 
 func adamW(b *binder) func() {
-	w, m, v, grad := b.floats("w"), b.floats("m"), b.floats("v"), b.floats("grad")
+	w, m, v, grad := b.floats("w"), b.mat("m"), b.mat("v"), b.floats("grad")
 	step, norm, pool := b.floats("step"), b.floats("norm"), b.device.pool
 	update := simd.AdamWStep{Beta1: b.float("beta1"), Beta2: b.float("beta2"), Eps: b.float("eps"), WeightDecay: b.float("weight_decay")}
 	rounded := []uint16(nil)
@@ -19,7 +19,11 @@ func adamW(b *binder) func() {
 	return func() {
 		update.LearningRate, update.Correction1, update.Correction2 = float64(step[0]), float64(step[1]), float64(step[2])
 		if update.GradScale = float64(norm[1]); update.GradScale >= 0 {
-			simd.AdamW(pool, w, m, v, grad, update)
+			if m.BF16 != nil {
+				simd.AdamWBF16(pool, w, m.BF16, v.BF16, grad, update)
+			} else {
+				simd.AdamW(pool, w, m.F32, v.F32, grad, update)
+			}
 		}
 		if rounded != nil {
 			pool.Split(len(w), 8192, round)
@@ -57,6 +61,12 @@ func sgd(b *binder) func() {
 		}
 		simd.Map(pool, rows, cols, out, in, func(out, in [][]float32) {
 			w, grad := in[0], in[1]
+			if skipped {
+				copy(out[0], w)
+				if len(in) > 2 {
+					copy(out[1], in[2])
+				}
+			}
 			for i := 0; i < len(w) && !skipped; i++ {
 				m := float32(grad[i] * f)
 				if len(in) > 2 {

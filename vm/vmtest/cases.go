@@ -717,9 +717,14 @@ func caseGradNorm(s *suite) {
 }
 
 func caseAdamW(s *suite) {
+	s.sub("f32 moments", func(s *suite) { adamWOf(s, ir.F32) })
+	s.sub("bf16 moments", func(s *suite) { adamWOf(s, ir.BF16) })
+}
+
+func adamWOf(s *suite, moments ir.DType) {
 	const n, step, lr, factor = 1003, 3, 0.02, 0.5
 	opt := naive.Optimizer{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8}
-	w, m, v, grad := s.f32(n), s.f32(n), s.f32(n), s.f32(n)
+	w, m, v, grad := s.f32(n), s.typed(moments, n), s.typed(moments, n), s.f32(n)
 	var wantW, wantM, wantV []float64
 	for i := range n {
 		v.data[i] = math.Abs(v.data[i])
@@ -735,8 +740,8 @@ func caseAdamW(s *suite) {
 	}
 	out := s.run(call{op: ir.AdamW, args: operands, attrs: attrs{"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}})
 	s.equal("w", out["w"], wantW, ir.F32)
-	s.equal("m", out["m"], wantM, ir.F32)
-	s.equal("v", out["v"], wantV, ir.F32)
+	s.equal("m", out["m"], wantM, moments)
+	s.equal("v", out["v"], wantV, moments)
 	s.isRounded(out)
 	norm.data[1], grad.data[7] = -1, math.NaN()
 	out = s.run(call{op: ir.AdamW, args: operands, attrs: attrs{"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}})
@@ -771,9 +776,9 @@ func caseSGD(s *suite) {
 	const lr, factor, momentum, decay, scale = 0.02, 0.5, 0.9, 0.1, 3
 	parameters, norm := s.f32(3), s.f32(2)
 	parameters.data[0], norm.data[1] = lr, factor
-	s.sub("momentum", func(s *suite) {
+	momentumOf := func(s *suite, state ir.DType) {
 		const n = 1003
-		w, m, grad := s.f32(n), s.f32(n), s.f32(n)
+		w, m, grad := s.f32(n), s.typed(state, n), s.f32(n)
 		operands := args{"w": w, "m": m, "grad": grad, "step": parameters, "norm": norm}
 		if s.dtype == ir.BF16 {
 			operands["copy"] = s.out(n)
@@ -785,14 +790,16 @@ func caseSGD(s *suite) {
 		}
 		out := s.run(call{op: ir.SGD, args: operands, attrs: attrs{"momentum": momentum, "weight_decay": decay, "scale": 1}})
 		s.equal("w", out["w"], wantW, ir.F32)
-		s.equal("m", out["m"], wantM, ir.F32)
+		s.equal("m", out["m"], wantM, state)
 		s.isRounded(out)
 		skipped := s.f32(2)
 		skipped.data[1], grad.data[5] = -1, math.NaN()
 		operands["norm"] = skipped
 		out = s.run(call{op: ir.SGD, args: operands, attrs: attrs{"momentum": momentum, "weight_decay": decay, "scale": 1}})
 		s.unchanged(out, operands, "w", "m")
-	})
+	}
+	s.sub("momentum", func(s *suite) { momentumOf(s, ir.F32) })
+	s.sub("bf16 momentum", func(s *suite) { momentumOf(s, ir.BF16) })
 	s.sub("rows", func(s *suite) {
 		const rows, cols, row = 5, 37, 3
 		w, grad := s.f32(rows, cols), s.normal(rows+4, cols)
@@ -818,8 +825,13 @@ func caseSGD(s *suite) {
 }
 
 func caseNesterov(s *suite) {
+	s.sub("f32 momentum", func(s *suite) { nesterovOf(s, ir.F32) })
+	s.sub("bf16 momentum", func(s *suite) { nesterovOf(s, ir.BF16) })
+}
+
+func nesterovOf(s *suite, state ir.DType) {
 	const n, factor, momentum = 1003, 0.5, 0.9
-	m, grad, norm := s.f32(n), s.f32(n), s.f32(2)
+	m, grad, norm := s.typed(state, n), s.f32(n), s.f32(2)
 	norm.data[1] = factor
 	var wantY, wantM []float64
 	for i := range n {
@@ -829,7 +841,7 @@ func caseNesterov(s *suite) {
 	}
 	out := s.run(call{op: ir.Nesterov, args: args{"y": s.out(n), "m": m, "grad": grad, "norm": norm}, attrs: attrs{"momentum": momentum}})
 	s.equal("y", out["y"], wantY, s.dtype)
-	s.equal("m", out["m"], wantM, ir.F32)
+	s.equal("m", out["m"], wantM, state)
 	norm.data[1], grad.data[9] = -1, math.NaN()
 	operands := args{"y": s.out(n), "m": m, "grad": grad, "norm": norm}
 	out = s.run(call{op: ir.Nesterov, args: operands, attrs: attrs{"momentum": momentum}})

@@ -120,3 +120,22 @@ func AdamW(p *Pool, w, m, v, g []float32, s AdamWStep) {
 		}
 	})
 }
+
+// AdamWBF16 is AdamW with moments that are stored as bf16: they are rounded after the weights have changed by them.
+func AdamWBF16(p *Pool, w []float32, m, v []uint16, g []float32, s AdamWStep) {
+	c := s.constants()
+	p.Split(len(w), elementGrain, func(lo, hi int) {
+		scratch := takeScratch()
+		defer scratch.release()
+		wide := scratch.floats(0, 2*elementGrain)
+		for ; lo < hi; lo += elementGrain {
+			end := min(lo+elementGrain, hi)
+			ms, vs := wide[:end-lo], wide[elementGrain:][:end-lo]
+			Widen(ms, m[lo:end])
+			Widen(vs, v[lo:end])
+			active.adamw(w[lo:end], ms, vs, g[lo:end], c)
+			Narrow(m[lo:end], ms)
+			Narrow(v[lo:end], vs)
+		}
+	})
+}
