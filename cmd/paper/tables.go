@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -160,7 +161,7 @@ func left(r *results) (string, error) {
 		o := r.Jobs[row.name+", "+free]
 		cells := []string{row.name, r.Jobs[row.name+", sppo"].Schedule, o.Schedule}
 		for _, key := range keys {
-			cells = append(cells, o.Found[key])
+			cells = append(cells, cmp.Or(o.Found[key], "unit by unit"))
 		}
 		t.add(append(cells, o.Device.String(), o.Host.String(), times(r.over(row.name, free, r.best(row.name))))...)
 	}
