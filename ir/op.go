@@ -350,9 +350,9 @@ var Ops = [NumOps]OpInfo{
 		Name: "layernorm_grad", Class: ClassKernel, Streams: onCompute,
 		Doc: "Gradients of layernorm; residual, the gradient that reaches x by another way, is added to dx.",
 		Operands: []Operand{
-			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c"},
-			{Name: "dgamma", Dir: WriteOrAdd, Types: "f32", Dims: "c"},
-			{Name: "dbeta", Dir: WriteOrAdd, Types: "f32", Dims: "c"},
+			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
+			{Name: "dgamma", Dir: WriteOrAdd, Types: "f32", Dims: "c", Optional: true},
+			{Name: "dbeta", Dir: WriteOrAdd, Types: "f32", Dims: "c", Optional: true},
 			{Name: "dy", Types: "T", Dims: "r,c"},
 			{Name: "x", Types: "T", Dims: "r,c"},
 			{Name: "stats", Types: "f32", Dims: "r,2"},
@@ -378,8 +378,8 @@ var Ops = [NumOps]OpInfo{
 		Name: "rmsnorm_grad", Class: ClassKernel, Streams: onCompute,
 		Doc: "Gradients of rmsnorm; residual, the gradient that reaches x by another way, is added to dx.",
 		Operands: []Operand{
-			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c"},
-			{Name: "dgamma", Dir: WriteOrAdd, Types: "f32", Dims: "c"},
+			{Name: "dx", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
+			{Name: "dgamma", Dir: WriteOrAdd, Types: "f32", Dims: "c", Optional: true},
 			{Name: "dy", Types: "T", Dims: "r,c"},
 			{Name: "x", Types: "T", Dims: "r,c"},
 			{Name: "stats", Types: "f32", Dims: "r,1"},
@@ -455,9 +455,9 @@ var Ops = [NumOps]OpInfo{
 		Doc: "Gradients of attention over the same keys, all or a block of them: o or delta, and lse, are those of all that a query sees, which makes every block's part exact. dk and dv cover all keys given, so that later subsequences add to the rows of earlier ones. " +
 			"One of o and delta is given.",
 		Operands: []Operand{
-			{Name: "dq", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Adds: "accumulate_q"},
-			{Name: "dk", Dir: WriteOrAdd, Types: "f32", Dims: "keys*batch,kv_heads*head_dim"},
-			{Name: "dv", Dir: WriteOrAdd, Types: "f32", Dims: "keys*batch,kv_heads*head_dim"},
+			{Name: "dq", Dir: WriteOrAdd, Types: "F", Dims: "n*batch,heads*head_dim", Adds: "accumulate_q", Spare: true},
+			{Name: "dk", Dir: WriteOrAdd, Types: "f32", Dims: "keys*batch,kv_heads*head_dim", Spare: true},
+			{Name: "dv", Dir: WriteOrAdd, Types: "f32", Dims: "keys*batch,kv_heads*head_dim", Spare: true},
 			{Name: "do", Types: "T", Dims: "n*batch,heads*head_dim"},
 			{Name: "q", Types: "T", Dims: "n*batch,heads*head_dim"},
 			{Name: "k", Types: "T", Dims: "keys*batch,kv_heads*head_dim"},
@@ -507,8 +507,8 @@ var Ops = [NumOps]OpInfo{
 		Name: "glu_grad", Class: ClassKernel, Streams: onCompute,
 		Doc: "Gradients of glu.",
 		Operands: []Operand{
-			{Name: "dgate", Dir: Write, Types: "T", Dims: "r,c"},
-			{Name: "dup", Dir: Write, Types: "T", Dims: "r,c"},
+			{Name: "dgate", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
+			{Name: "dup", Dir: Write, Types: "T", Dims: "r,c", Spare: true},
 			{Name: "dy", Types: "T", Dims: "r,c"},
 			{Name: "gate", Types: "T", Dims: "r,c"},
 			{Name: "up", Types: "T", Dims: "r,c"},

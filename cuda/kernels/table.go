@@ -125,13 +125,17 @@ func rmsNorm(b *binder) {
 // The sums over rows come first: dx may lie in the place of what they read.
 func layerNormGrad(b *binder) {
 	r, c := b.shape("x")
-	b.columnSums("layernorm_columns_"+b.types("x"), r, c, []string{"dgamma", "dbeta"}, "dy", "x", "stats")
+	if b.has("dgamma") || b.has("dbeta") {
+		b.columnSums("layernorm_columns_"+b.types("x"), r, c, []string{"dgamma", "dbeta"}, "dy", "x", "stats")
+	}
 	b.launch("layernorm_grad_"+b.types("x"), rows(r), "dx", "dy", "x", "stats", "gamma", "residual", c, b.float("offset"))
 }
 
 func rmsNormGrad(b *binder) {
 	r, c := b.shape("x")
-	b.columnSums("rmsnorm_columns_"+b.types("x"), r, c, []string{"dgamma"}, "dy", "x", "stats")
+	if b.has("dgamma") {
+		b.columnSums("rmsnorm_columns_"+b.types("x"), r, c, []string{"dgamma"}, "dy", "x", "stats")
+	}
 	b.launch("rmsnorm_grad_"+b.types("x"), rows(r), "dx", "dy", "x", "stats", "gamma", "residual", c, b.float("offset")).Block = rowThreads(c)
 }
 
@@ -161,6 +165,9 @@ func (b *binder) columnSums(kernel string, r, c int64, sums []string, in ...any)
 	partial := b.reserve(4 * int64(len(sums)) * chunks * c)
 	b.launch(kernel, [3]int64{ceil(c, 256), chunks, 1}, append(append([]any{partial}, in...), r, c, chunk)...)
 	for i, sum := range sums {
+		if !b.has(sum) {
+			continue
+		}
 		b.launch("join_columns", rows(ceil(c, threads)), sum, partial+workspace(4*int64(i)*chunks*c), chunks, c, b.int("accumulate"))
 	}
 	b.source = source

@@ -130,7 +130,16 @@ func (b *binder) typed(name string, want ir.DType) []byte {
 
 // floats returns an operand of type f32, ints one of type i32.
 func (b *binder) floats(name string) []float32 { return vm.Float32s(b.typed(name, ir.F32)) }
-func (b *binder) ints(name string) []int32     { return vm.Int32s(b.typed(name, ir.I32)) }
+
+// ifFloats is nil for an operand that is not given.
+func (b *binder) ifFloats(name string) []float32 {
+	if !b.has(name) {
+		return nil
+	}
+	return b.floats(name)
+}
+
+func (b *binder) ints(name string) []int32 { return vm.Int32s(b.typed(name, ir.I32)) }
 
 // mat returns an operand of type f32 or bf16 as a matrix.
 func (b *binder) mat(name string) simd.Mat {

@@ -22,7 +22,7 @@ func layerNorm(b *binder) func() {
 }
 
 func layerNormGrad(b *binder) func() {
-	dx, dgamma, dbeta := b.mat("dx"), b.floats("dgamma"), b.floats("dbeta")
+	dx, dgamma, dbeta := b.mat("dx"), b.ifFloats("dgamma"), b.ifFloats("dbeta")
 	dy, x, stats, gamma := b.mat("dy"), b.mat("x"), b.floats("stats"), b.vector("gamma")
 	rows, cols := b.shape("x")
 	pool, residual := b.device.pool, b.residual()
@@ -81,7 +81,7 @@ func rmsNorm(b *binder) func() {
 }
 
 func rmsNormGrad(b *binder) func() {
-	dx, dgamma := b.mat("dx"), b.floats("dgamma")
+	dx, dgamma := b.mat("dx"), b.ifFloats("dgamma")
 	dy, x, stats, gamma := b.mat("dy"), b.mat("x"), b.floats("stats"), b.vector("gamma")
 	rows, cols := b.shape("x")
 	pool, residual, accumulate := b.device.pool, b.residual(), b.bool("accumulate")

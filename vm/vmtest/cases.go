@@ -2,6 +2,7 @@ package vmtest
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -299,6 +300,26 @@ func (s *suite) layerNormGrad(residual, accumulate bool, offset float64) {
 	s.equal("dbeta", out["dbeta"], plus(accumulate, dbeta, derivative(beta, dy.data, func(beta []float64) []float64 {
 		return naive.LayerNorm(x.data, gamma.data, beta, eps)
 	})), ir.F32)
+	s.withoutWeights(ir.LayerNormGrad, a, out, accumulate, offset, []string{"dgamma"}, []string{"dbeta"}, []string{"dgamma", "dbeta"})
+}
+
+// withoutWeights repeats the gradient of a norm without those of some of its weights: the other results are the same.
+func (s *suite) withoutWeights(op ir.Op, a args, want map[string][]float64, accumulate bool, offset float64, frozen ...[]string) {
+	for _, names := range frozen {
+		some := maps.Clone(a)
+		for _, name := range names {
+			delete(some, name)
+		}
+		out := s.run(call{op: op, args: some, attrs: attrs{"accumulate": truth(accumulate), "offset": offset}})
+		for name, values := range out {
+			for i := range values {
+				if values[i] != want[name][i] {
+					s.Errorf("%s[%d] is %v without %v, and %v with it", name, i, values[i], names, want[name][i])
+					break
+				}
+			}
+		}
+	}
 }
 
 func caseRMSNorm(s *suite) { s.offsets((*suite).rmsNorm) }
@@ -347,6 +368,7 @@ func (s *suite) rmsNormGrad(residual, accumulate bool, offset float64) {
 	s.equal("dgamma", out["dgamma"], plus(accumulate, dgamma, derivative(gamma.data, dy.data, func(gamma []float64) []float64 {
 		return naive.RMSNorm(x.data, gamma, eps)
 	})), ir.F32)
+	s.withoutWeights(ir.RMSNormGrad, a, out, accumulate, offset, []string{"dgamma"})
 }
 
 func caseMatmul(s *suite) {

@@ -96,13 +96,14 @@ func RMSNorm(p *Pool, y Mat, rstd []float32, x Mat, gamma []float32, rows, cols 
 func reciprocalRoot(x float32) float32 { return float32(1 / math.Sqrt(float64(x))) }
 
 // LayerNormBackward computes dx, added to what is there if accumulate, and adds the gradients of gamma and beta to
-// dgamma and dbeta.
+// dgamma and dbeta, each of which may be nil.
 func LayerNormBackward(p *Pool, dx Mat, dgamma, dbeta []float32, dy, x Mat, mean, rstd, gamma []float32,
 	rows, cols int, accumulate bool) {
 	normBackward(p, dx, dgamma, dbeta, dy, x, mean, rstd, gamma, rows, cols, accumulate)
 }
 
-// RMSNormBackward computes dx, added to what is there if accumulate, and adds the gradient of gamma to dgamma.
+// RMSNormBackward computes dx, added to what is there if accumulate, and adds the gradient of gamma to dgamma,
+// which may be nil.
 func RMSNormBackward(p *Pool, dx Mat, dgamma []float32, dy, x Mat, rstd, gamma []float32,
 	rows, cols int, accumulate bool) {
 	normBackward(p, dx, dgamma, nil, dy, x, nil, rstd, gamma, rows, cols, accumulate)
@@ -142,7 +143,9 @@ func normBackward(p *Pool, dx Mat, dgamma, dbeta []float32, dy, x Mat, mean, rst
 		}
 	})
 	for block := range blocks {
-		active.add(dgamma[:cols], dgamma[:cols], partial[2*cols*block:][:cols])
+		if dgamma != nil {
+			active.add(dgamma[:cols], dgamma[:cols], partial[2*cols*block:][:cols])
+		}
 		if dbeta != nil {
 			active.add(dbeta[:cols], dbeta[:cols], partial[2*cols*block+cols:][:cols])
 		}
