@@ -25,10 +25,11 @@ type env struct {
 	layer     int // global, or ir.None
 	size      graph.Size
 	at        []place
-	unitOf    []int  // value -> unit of the block that is saved, or -1
-	read      []bool // value -> whether an instruction has read it since it was written
-	backward  bool   // of a layer
-	begun     bool   // of a backward where K and V stream: later subsequences have added to the gradients of its own
+	unitOf    []int              // value -> unit of the block that is saved, or -1
+	read      []bool             // value -> whether an instruction has read it since it was written
+	wrote     map[graph.Arg]bool // operands that an instruction has written
+	backward  bool               // of a layer
+	begun     bool               // of a backward where K and V stream: later subsequences have added to the gradients of its own
 	suffix    string
 	lossScale float64
 }
@@ -37,7 +38,7 @@ func (s *stage) newEnv(b *graph.Block, params []*param, t plan.Task, layer int, 
 	if layer != ir.None {
 		z = s.model.OfLayer(z, layer)
 	}
-	return &env{s: s, block: b, params: params, task: t, layer: layer, size: z, at: make([]place, len(b.Values)), read: make([]bool, len(b.Values))}
+	return &env{s: s, block: b, params: params, task: t, layer: layer, size: z, at: make([]place, len(b.Values)), read: make([]bool, len(b.Values)), wrote: map[graph.Arg]bool{}}
 }
 
 func (e *env) put(value int, buffer uint32, offset ir.Bytes) {
@@ -127,20 +128,21 @@ func (e *env) node(n *graph.Node) {
 	e.stageCachesOut(n)
 }
 
-// rename gives a working value that a node writes anew, after others have read it, a buffer of its own in the same place:
-// a buffer stands for one value.
+// rename gives a working value that a node writes anew, after others have read it or where nobody ever does, a buffer of its own in
+// the same place: a buffer stands for one value.
 func (e *env) rename(n *graph.Node, in *ir.Instr) {
 	written := in.Info().Written()
 	for i, a := range n.Args {
 		if reads, writes := in.Access(i); a.Value == graph.Missing || i >= written || reads || !writes {
 			continue
 		}
-		if e.read[a.Value] && e.block.Values[a.Value].Kind == graph.Activation {
+		unread := e.wrote[a] && e.backward && !e.block.ReadsBack(a.Value)
+		if (e.read[a.Value] || unread) && e.block.Values[a.Value].Kind == graph.Activation {
 			p := e.at[a.Value]
 			in.Args[i].Buffer = e.s.takeOver(p.buffer)
 			e.put(a.Value, in.Args[i].Buffer, p.offset)
 		}
-		e.read[a.Value] = false
+		e.read[a.Value], e.wrote[a] = false, true
 	}
 	for _, a := range n.Args[written:] {
 		if a.Value != graph.Missing && !slices.ContainsFunc(n.Args[:written], func(w graph.Arg) bool { return w.Value == a.Value }) {
@@ -239,7 +241,7 @@ func (e *env) attr(n *graph.Node, a graph.Attr) ir.Attr {
 func (e *env) touchAll(n *graph.Node, attribute string) bool {
 	before := false
 	for i, o := range ir.Ops[n.Op].Operands {
-		if o.Dir != ir.WriteOrAdd || o.AddsBy() != attribute {
+		if o.Dir != ir.WriteOrAdd || o.AddsBy() != attribute || n.Args[i].Value == graph.Missing {
 			continue
 		}
 		v := e.view(n.Args[i], e.block.View(n.Args[i], e.size))

@@ -107,7 +107,7 @@ func (s *stage) begin(section ir.Section, phase ir.Phase) {
 	s.touched, s.caches, s.saved = map[touch]bool{}, map[cacheKey]uint32{}, map[unitKey]savedUnit{}
 	s.inputs, s.outputs, s.away = map[plan.Task]uint32{}, map[plan.Task]uint32{}, map[plan.Task]uint32{}
 	s.parked, s.lent = map[cacheKey]uint32{}, map[lentKey]*lentBlock{}
-	s.lagging, s.taskStart, s.visits = nil, 0, visits{whole: map[int]bool{}}
+	s.lagging, s.taskStart, s.visits = nil, 0, visits{whole: map[int]plan.ParamSet{}}
 	s.prov = ir.Provenance{Phase: phase, Stage: int16(s.index0), Layer: ir.None, Subsequence: ir.None, Microbatch: ir.None}
 	s.decidedBy("lower", "model")
 }
@@ -133,7 +133,7 @@ func (s *stage) lowerInit() {
 	}
 	for _, l := range s.layers() {
 		s.prov.Layer = int32(l)
-		s.layer[l] = s.newParams(s.model.Layer, graph.LayerPrefix(l))
+		s.layer[l] = s.newParams(s.layerOfModel(l), graph.LayerPrefix(l))
 	}
 	s.prov.Layer = ir.None
 	if s.last() {
@@ -164,6 +164,9 @@ func (s *stage) result(name string, n int64) uint32 {
 	s.code.Results = append(s.code.Results, ir.Result{Name: name, View: vector(b, ir.F32, n)})
 	return b
 }
+
+// layerOfModel is the dataflow of a layer that recomputes nothing.
+func (s *stage) layerOfModel(layer int) *graph.Block { return s.model.LayerOf(s.model.KindOf(layer)) }
 
 func (s *stage) newParams(b *graph.Block, prefix string) []*param {
 	var ps []*param
@@ -339,12 +342,13 @@ func (s *stage) input(t plan.Task) uint32 {
 
 // runEmbedding emits the embedding in the direction of a task.
 func (s *stage) runEmbedding(t plan.Task) {
-	switch t.Kind {
-	case plan.Forward:
+	switch {
+	case t.Kind == plan.Forward:
 		s.rows = s.embed(t)
-	case plan.Backward:
+	case len(s.model.Embedding.Backward) == 0: // it is not trained
+	case t.Kind == plan.Backward:
 		s.embeddingGradients(t, s.rows)
-	case plan.WeightGrad:
+	case t.Kind == plan.WeightGrad:
 		s.finishBackward(t)
 	}
 }
@@ -472,7 +476,15 @@ func (s *stage) backwardLayer(t plan.Task, layer int, dy uint32) uint32 {
 	e.loadUnits()
 	e.runBackward()
 	s.prov.Layer = ir.None
-	return e.at[b.DInput].buffer
+	return e.gradient()
+}
+
+// gradient is the gradient of the block's input, where it has one.
+func (e *env) gradient() uint32 {
+	if e.block.DInput == graph.Missing {
+		return ir.NoBuffer
+	}
+	return e.at[e.block.DInput].buffer
 }
 
 func (s *stage) backwardHead(t plan.Task, x uint32) uint32 {
@@ -483,7 +495,7 @@ func (s *stage) backwardHead(t plan.Task, x uint32) uint32 {
 	e.put(b.Input, x, 0)
 	e.put(b.Loss, s.loss, 0)
 	e.run(b.Backward)
-	return e.at[b.DInput].buffer
+	return e.gradient()
 }
 
 // lowerEval is one validation microbatch: forwards only, nothing saved.

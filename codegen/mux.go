@@ -190,7 +190,7 @@ func (w *sharedSlot) secondHalf(t plan.Task, layer int) {
 		w.x[t] = e.at[e.block.Output].buffer
 	} else {
 		e.run(e.block.Backward[e.block.BeforeCacheGrads():])
-		w.x[t] = e.at[e.block.DInput].buffer
+		w.x[t] = e.gradient()
 	}
 	w.prov.Layer = ir.None
 }
@@ -274,7 +274,7 @@ func (w *sharedSlot) eachExchange(tasks []plan.Task, kind graph.Kind, visit func
 			}
 			e := w.envOfStage(run[0].Stage)
 			for v := range e.block.Values {
-				if e.block.Values[v].Kind == kind {
+				if e.block.Values[v].Kind == kind && (kind == graph.Cache || e.block.ReadsBack(v)) {
 					visit(runner, other, e.block.Values[v].Name, func() ir.View { return w.rowsOf(e, v, run) })
 				}
 			}
@@ -332,6 +332,9 @@ func (w *sharedSlot) handOut() {
 
 // handIn brings the gradients of the first stage's pieces to the rank that has the embedding.
 func (w *sharedSlot) handIn() {
+	if len(w.model.Embedding.Backward) == 0 {
+		return
+	}
 	for _, t := range w.all {
 		if t.Stage > 0 {
 			continue
@@ -380,7 +383,7 @@ func (w *sharedSlot) lendWeightsOf(stage, slot, k int) {
 			switch w.index0 {
 			case lender:
 				if hop == 1 {
-					w.gatherWeights(layer)
+					w.gatherWeights(layer, 1<<i)
 				}
 				p := w.paramsFor(stage, layer)[i]
 				w.toRank(borrower, p.view(p.weight, act))
@@ -409,8 +412,9 @@ func (w *sharedSlot) lendingWay(t plan.Task, layer, slot int) (way []int, needed
 
 // borrow makes the parameters of a layer of another stage, without their weights.
 func (w *sharedSlot) borrow(t plan.Task, layer int) (ps []*param) {
-	for i := range w.model.Layer.Params {
-		g := &w.model.Layer.Params[i]
+	b := w.layerOfModel(layer)
+	for i := range b.Params {
+		g := &b.Params[i]
 		ps = append(ps, &param{Param: g, name: fmt.Sprintf("m%d.%s%s", t.Microbatch, graph.LayerPrefix(layer), g.Name), weight: ir.NoBuffer})
 	}
 	return ps
@@ -441,9 +445,11 @@ func (w *sharedSlot) returnGradients(round int) {
 		}
 		w.provide(t, path[hop.Layer])
 		for _, p := range w.paramsFor(t.Stage, path[hop.Layer]) {
-			if w.index0 == hop.From {
+			switch {
+			case p.Frozen:
+			case w.index0 == hop.From:
 				w.toRank(hop.From-1, p.whole(w.gradBuffer(p), ir.F32))
-			} else {
+			default:
 				w.addGradient(p, hop.From, t.Microbatch)
 			}
 		}

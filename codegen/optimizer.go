@@ -1,10 +1,17 @@
 package codegen
 
 import (
+	"slices"
+
 	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/passes/plan"
 )
+
+// trained are the parameters that have gradients.
+func (s *stage) trained() []*param {
+	return slices.DeleteFunc(s.params(), func(p *param) bool { return p.Frozen })
+}
 
 // params returns the parameters of the stage in the global order of tensors, with a tied head last.
 func (s *stage) params() []*param {
@@ -44,7 +51,7 @@ func (s *stage) optimizer() {
 	s.completeGradients()
 	s.gradNorm()
 	sent := -1 // buffer with weights that are being sent while the next parameter is updated
-	for _, p := range s.params() {
+	for _, p := range s.trained() {
 		if p.shared != nil {
 			continue
 		}
@@ -54,7 +61,7 @@ func (s *stage) optimizer() {
 			s.hold(uint32(before))
 		}
 	}
-	for _, p := range s.params() { // keeps gradients readable after a step
+	for _, p := range s.trained() { // keeps gradients readable after a step
 		if p.shared == nil {
 			s.hold(p.sum.Buffer)
 		} else {
@@ -147,7 +154,7 @@ func (s *stage) allReduce(v ir.View, group int64) {
 // half, the replicas.
 func (s *stage) completeGradients() {
 	s.settle()
-	for _, p := range s.params() {
+	for _, p := range s.trained() {
 		if p.zero >= plan.ZeroGradients {
 			continue // completed at the end of a visit
 		}
@@ -159,7 +166,7 @@ func (s *stage) completeGradients() {
 		to := p.view(p.shared.grad, ir.F32)
 		s.op(ir.Add, ir.Compute, []ir.View{to, to, g})
 	}
-	for _, p := range s.params() {
+	for _, p := range s.trained() {
 		if p.shared != nil || p.zero >= plan.ZeroGradients {
 			continue
 		}
@@ -182,7 +189,7 @@ func (s *stage) gradNorm() {
 		return []ir.View{v}
 	}
 	own := make([]bool, n)
-	for _, p := range s.params() {
+	for _, p := range s.trained() {
 		own[p.tensor] = true
 	}
 	for first := int64(0); first < n; {
@@ -195,7 +202,7 @@ func (s *stage) gradNorm() {
 		}
 		first = end
 	}
-	for _, p := range s.params() {
+	for _, p := range s.trained() {
 		if p.shared == nil {
 			s.op(ir.SumSq, ir.Compute, append(slots(int64(p.tensor), 1), p.sum), s.normWeight(p))
 		}

@@ -172,6 +172,10 @@ func (s *stage) newParam(e *emitter, b *graph.Block, g *graph.Param, prefix stri
 	}
 	p.kept = e.persist(name, n*act.Bytes())
 	p.weight, p.master = p.kept, p.kept
+	if g.Frozen {
+		s.initialiseFrozen(e, p)
+		return p
+	}
 	n = state
 	arena := ir.Device
 	if p.onHost = s.plan.OptimizerOnHost(g); p.onHost {
@@ -197,11 +201,7 @@ func (s *stage) initialise(e *emitter, p *param) {
 		s.firstValues(e, p, p.stateView(b, ir.F32), s.stateRectangles(p, b, ir.F32))
 	})
 	if p.kept != p.master {
-		act := s.model.DType()
-		v := p.view(p.kept, act)
-		if p.zero >= plan.ZeroWeights {
-			v = p.stateView(p.kept, act)
-		}
+		v := p.keptView(s.model.DType())
 		s.firstValues(e, p, v, s.keptRectangles(p, v))
 	}
 	for i, state := range p.optimizer.States {
@@ -209,6 +209,21 @@ func (s *stage) initialise(e *emitter, p *param) {
 			e.op(ir.Fill, ir.Compute, []ir.View{vector(b, state.DType, p.stateElements())}, ir.Float(0))
 		})
 	}
+}
+
+// initialiseFrozen gives a parameter that is not trained its values, of which there is one copy.
+func (s *stage) initialiseFrozen(e *emitter, p *param) {
+	v := p.whole(p.kept, s.model.DType())
+	s.firstValues(e, p, p.keptView(s.model.DType()), s.keptRectangles(p, v))
+	s.addState(p, ir.RoleWeight, s.keptRectangles(p, v))
+}
+
+// keptView is what is kept of the weight: whole, or this rank's slice.
+func (p *param) keptView(d ir.DType) ir.View {
+	if p.zero >= plan.ZeroWeights {
+		return p.stateView(p.kept, d)
+	}
+	return p.view(p.kept, d)
 }
 
 // filled fills a buffer of optimizer state: one in host memory by way of the device.

@@ -43,13 +43,16 @@ func (e *env) stageCachesOut(n *graph.Node) {
 		if a.Value == graph.Missing || e.block.Values[a.Value].Kind != graph.Cache || ir.Ops[n.Op].Operands[i].Dir == ir.Read {
 			continue
 		}
+		if !e.block.Finishes(n, a) {
+			continue
+		}
 		v, by := &e.block.Values[a.Value], "schedule.keep"
 		first, end := e.size.Prefix, e.size.Prefix+e.size.Tokens
 		if v.Spans() {
-			if by = "schedule.order"; !s.training || !s.plan.StagesCaches(e.task.Stage) {
+			if by = "schedule.order"; !s.training || !s.plan.StagesCaches(e.task.Stage) || !e.block.Attends {
 				continue
 			}
-		} else if !s.training {
+		} else if !s.training || !e.block.Attends {
 			if first = e.readLater(); first == end {
 				continue
 			}
@@ -86,12 +89,16 @@ func (s *stage) cachesIn(t plan.Task) {
 	s.decidedBy("offload", "schedule.order")
 	layers, values := s.stages[t.Stage], s.model.Layer.Values
 	for k := range layers {
-		s.prov.Layer = int32(layers[len(layers)-1-k])
+		layer := layers[len(layers)-1-k]
+		if !s.layerOfModel(layer).Attends {
+			continue
+		}
+		s.prov.Layer = int32(layer)
 		for v := range values {
 			if values[v].Kind != graph.Cache || !values[v].Spans() {
 				continue
 			}
-			key := cacheKey{t.Microbatch, layers[len(layers)-1-k], values[v].Name}
+			key := cacheKey{t.Microbatch, layer, values[v].Name}
 			b := s.allocate(s.buffers[s.caches[key]].name+".reload", ir.Device, s.buffers[s.parked[key]].size)
 			s.caches[key] = b
 			for i := range s.plan.Subsequences.N {
@@ -106,11 +113,11 @@ func (s *stage) cachesIn(t plan.Task) {
 // recomputeCaches computes K and V of a layer from its inputs where a backward begins with that. Inputs on the host come a few at
 // a time, ahead of use.
 func (s *stage) recomputeCaches(t plan.Task, layer int) {
-	if !s.plan.RecomputesCaches(t) {
+	b, n := s.layerOfModel(layer), s.plan.Subsequences.N
+	if !s.plan.RecomputesCaches(t) || !b.Attends {
 		return
 	}
 	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
-	b, n := s.model.Layer, s.plan.Subsequences.N
 	for v := range b.Values {
 		if b.Values[v].Kind == graph.Cache {
 			key := cacheKey{t.Microbatch, layer, b.Values[v].Name}

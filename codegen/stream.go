@@ -25,12 +25,12 @@ type arrival struct {
 	buffers map[string]uint32
 }
 
-// streaming are the values of a layer that stream: K, V, or also what is added to their gradients.
+// streaming are the values of a layer that stream: K, V, or also what is added to their gradients if somebody reads them.
 func streaming(b *graph.Block, grads bool) []*graph.Value {
 	var out []*graph.Value
 	for i := range b.Values {
 		v := &b.Values[i]
-		if v.Rows == graph.Full && (v.Kind == graph.Cache || grads && v.Kind == graph.CacheGrad) {
+		if v.Rows == graph.Full && (v.Kind == graph.Cache || grads && v.Kind == graph.CacheGrad && b.ReadsBack(i)) {
 			out = append(out, v)
 		}
 	}
@@ -48,13 +48,27 @@ func (s *stage) hostRows(microbatch, layer int, v *graph.Value, first, end int64
 	host, ok := s.parked[key]
 	if !ok {
 		rows := z.Sequence
-		if v.Kind == graph.CacheGrad { // nobody comes after the last subsequence
+		switch {
+		case v.Kind == graph.CacheGrad: // nobody comes after the last subsequence
 			rows = s.plan.Size(s.plan.Subsequences.N - 1).Prefix
+		case !s.layerOfModel(layer).Attends:
+			rows = s.rowsOfForwards(layer)
 		}
 		host = s.allocate(s.cacheName(microbatch, layer, v)+".host", ir.Host, row*ir.Bytes(rows))
 		s.parked[key] = host
 	}
 	return in(host, asBytes(row*ir.Bytes(first), row*ir.Bytes(end-first)))
+}
+
+// rowsOfForwards is how many rows of K and V of a layer forwards bring back, from the first of the sequence on.
+func (s *stage) rowsOfForwards(layer int) int64 {
+	for i := s.plan.Subsequences.N - 1; i > 0; i-- {
+		z := s.model.OfLayer(s.plan.Size(i), layer)
+		if len(walk.Blocks(s.plan.Stream.Block, z)) > 0 {
+			return z.Prefix
+		}
+	}
+	return 0
 }
 
 func (s *stage) cacheName(microbatch, layer int, v *graph.Value) string {
@@ -92,7 +106,7 @@ func (s *stage) load(l walk.Load) map[string]uint32 {
 	s.prov.Layer = int32(l.Layer)
 	s.decidedBy("offload", "schedule.keep")
 	buffers := map[string]uint32{}
-	for _, v := range streaming(s.model.Layer, l.Grads) {
+	for _, v := range streaming(s.layerOfModel(l.Layer), l.Grads) {
 		rows := s.hostRows(l.Task.Microbatch, l.Layer, v, l.First, l.End)
 		b := s.allocate(s.label(l.Task, l.Layer, loadName(l, v)), ir.Device, rows.Bytes())
 		at := ir.Bytes(0)
@@ -137,8 +151,18 @@ func (e *env) takeOwn() {
 		b, ok := own.buffers[v.Name]
 		if !ok {
 			b = e.s.allocate(e.s.label(e.task, e.layer, v.Name), ir.Device, v.Bytes(e.size))
+			if v.Kind == graph.CacheGrad {
+				e.clearUnread(b, v.Bytes(e.size), own.Grads)
+			}
 		}
 		e.put(i, b, 0)
+	}
+}
+
+// clearUnread clears a buffer for a gradient of K or V that nobody reads, where a node adds to it.
+func (e *env) clearUnread(b uint32, size ir.Bytes, adds bool) {
+	if adds {
+		e.s.op(ir.Fill, ir.Compute, []ir.View{in(b, asBytes(0, size))}, ir.Float(0))
 	}
 }
 
@@ -165,7 +189,7 @@ func (e *env) attend(n *graph.Node) {
 	for range blocks {
 		e.attendBlock(n, own)
 	}
-	if sum != result {
+	if sum != result && (n.Op == ir.Attention || e.block.ReadsBack(n.Args[0].Value)) {
 		e.s.op(ir.Cast, ir.Compute, []ir.View{result, sum})
 	}
 }
@@ -175,11 +199,15 @@ func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
 	s := e.s
 	block := s.take()
 	grads := n.Op == ir.AttentionGrad
-	for _, v := range streaming(e.block, grads) {
-		if _, ok := block.buffers[v.Name]; !ok { // nobody has added to these rows before
-			bytes := ir.Bytes((block.End-block.First)*e.size.Batch*v.Cols) * v.DType.Bytes()
-			block.buffers[v.Name] = s.allocate(s.label(e.task, e.layer, loadName(block.Load, v)), ir.Device, bytes)
+	for i := range e.block.Values {
+		v := &e.block.Values[i]
+		if _, ok := block.buffers[v.Name]; ok || !grads || v.Rows != graph.Full || v.Kind != graph.CacheGrad {
+			continue
 		}
+		bytes := ir.Bytes((block.End-block.First)*e.size.Batch*v.Cols) * v.DType.Bytes()
+		b := s.allocate(s.label(e.task, e.layer, loadName(block.Load, v)), ir.Device, bytes)
+		e.clearUnread(b, bytes, block.Grads) // nobody has added to these rows before, or nobody reads them
+		block.buffers[v.Name] = b
 	}
 	in := e.part(n, block.First, block.End, func(a graph.Arg, v ir.View) ir.View {
 		if b, ok := block.buffers[e.block.Values[a.Value].Name]; ok {
@@ -219,7 +247,7 @@ func (e *env) part(n *graph.Node, first, end int64, view func(graph.Arg, ir.View
 func (e *env) sendGrads(block arrival) {
 	s := e.s
 	s.decidedBy("offload", "schedule.keep")
-	for _, v := range streaming(e.block, true) {
+	for _, v := range streaming(e.block, true) { // those that somebody reads
 		if v.Kind != graph.CacheGrad {
 			continue
 		}

@@ -15,12 +15,18 @@ import (
 // the computation of the visit before, and let go at the end of their own. In a slot that ranks share, all own tasks make one
 // visit of a layer, which ends when the gradients of those who helped have been added.
 type visits struct {
-	order  []int        // layers, visit by visit, of the section, but for those that want no weights
-	done   int          // of these visits those that have begun
-	number int          // of all visits
-	whole  map[int]bool // layers whose weights are whole
-	lent   []uint32     // what gathers under way read, held until the next visit
-	owed   []owed       // gradients under way, until the next backward visit ends
+	order  []visit               // of the section, but for those that want no weights
+	done   int                   // of these visits those that have begun
+	number int                   // of all visits
+	whole  map[int]plan.ParamSet // by layer: weights that are whole
+	lent   []uint32              // what gathers under way read, held until the next visit
+	owed   []owed                // gradients under way, until the next backward visit ends
+}
+
+// visit is a layer, and the weights of it that the visit reads.
+type visit struct {
+	layer int
+	reads plan.ParamSet
 }
 
 // owed is a sum of gradients that a collective makes.
@@ -43,11 +49,27 @@ func (v *visits) plan(s *stage, steps []step) {
 			if t.Stage = s.index0; t.Stage > s.order.Tasks[s.index0][st.task].Slot() {
 				continue // others' tasks alone
 			}
+			t.Subsequence = s.order.Tasks[s.index0][st.task].Slot() - t.Stage
 		}
 		if t.Kind != plan.WeightGrad {
-			v.order = append(v.order, s.path(t)...)
+			for _, layer := range s.path(t) {
+				v.order = append(v.order, visit{layer, s.readBy(t, layer)})
+			}
 		}
 	}
+}
+
+// readBy are the weights of a layer that a task reads.
+func (s *stage) readBy(t plan.Task, layer int) plan.ParamSet {
+	if s.plan.Parallel.Zero < plan.ZeroWeights {
+		return 0
+	}
+	b := s.block(t, layer)
+	reads := plan.ParamsRead(b, t.Kind)
+	if s.plan.RecomputesCaches(t) && b.Attends {
+		reads |= plan.CachingReads(b)
+	}
+	return reads
 }
 
 // path is the layers of a task in the order in which it visits them.
@@ -56,6 +78,7 @@ func (s *stage) path(t plan.Task) []int {
 	if t.Kind == plan.Backward {
 		layers = slices.Clone(layers)
 		slices.Reverse(layers)
+		layers = slices.DeleteFunc(layers, func(layer int) bool { return layer < s.plan.Untrained })
 	}
 	return layers
 }
@@ -71,7 +94,7 @@ func (s *stage) byVisit(name string) string {
 // enter begins a visit: the weights of the layer are whole, those of the next are under way, others are let go.
 func (s *stage) enter(layer int) {
 	v := &s.visits
-	if v.order[v.done] != layer {
+	if v.order[v.done].layer != layer {
 		panic("internal: lower: a visit out of order")
 	}
 	v.done++
@@ -83,27 +106,27 @@ func (s *stage) enter(layer int) {
 		s.hold(b)
 	}
 	v.lent = nil
-	near := []int{layer}
-	if v.done < len(v.order) {
-		near = append(near, v.order[v.done])
-	}
-	maps.DeleteFunc(v.whole, func(l int, _ bool) bool { return !slices.Contains(near, l) })
-	for _, l := range near {
-		s.gatherWeights(l)
+	near := v.order[v.done-1 : min(v.done+1, len(v.order))]
+	maps.DeleteFunc(v.whole, func(l int, _ plan.ParamSet) bool {
+		return !slices.ContainsFunc(near, func(n visit) bool { return n.layer == l })
+	})
+	for _, n := range near {
+		s.gatherWeights(n.layer, n.reads)
 	}
 }
 
-// gatherWeights brings the weights of a layer together, unless they are.
-func (s *stage) gatherWeights(layer int) {
-	if s.visits.whole[layer] || s.plan.Parallel.Zero < plan.ZeroWeights {
+// gatherWeights brings some weights of a layer together, unless they are.
+func (s *stage) gatherWeights(layer int, reads plan.ParamSet) {
+	reads &^= s.visits.whole[layer]
+	if reads == 0 || s.plan.Parallel.Zero < plan.ZeroWeights {
 		return
 	}
-	s.visits.whole[layer] = true
+	s.visits.whole[layer] |= reads
 	prov, act := s.prov, s.model.DType()
 	s.prov.Layer = int32(layer)
 	s.decidedBy("solve", "schedule.zero")
-	for _, p := range s.layer[layer] {
-		if p.zero < plan.ZeroWeights {
+	for i, p := range s.layer[layer] {
+		if p.zero < plan.ZeroWeights || !reads.Has(i) {
 			continue
 		}
 		p.weight = s.allocate(s.byVisit(p.name), ir.Device, ir.Bytes(p.elements())*act.Bytes())
@@ -123,7 +146,7 @@ func (s *stage) leaveBackward(t plan.Task, layer int) {
 	s.settle()
 	s.decidedBy("solve", "schedule.zero")
 	for _, p := range s.layer[layer] {
-		if p.zero < plan.ZeroGradients {
+		if p.zero < plan.ZeroGradients || p.Frozen {
 			continue
 		}
 		g := p.view(p.grad, ir.F32)

@@ -31,6 +31,7 @@ type Case struct {
 	Optimizer                 string // adamw | sgd | muon
 	OptimizerOffload          string // none | host
 	Moments                   string // f32 | bf16
+	Tuning                    string // a line of the block train: adapter or freeze
 	// An empty string means the first of the choices.
 
 	Steps, Layers, Sequence, Vocab int
@@ -194,7 +195,7 @@ train {
   grad_clip = %g
   data = random()
   eval_batch = %d
-}
+%s}
 
 schedule tiny {
   pp = %d
@@ -215,7 +216,7 @@ schedule tiny {
   mux = %s
 }
 `, c.Family, c.Layers, hidden, heads, c.KVHeads, ffn, c.Vocab, c.DType, c.Tied, c.positionsLine(), ropeTheta, normEps, orElse(c.Window, "0"), lines(c.Traits),
-		ranks, c.Sequence, c.Batch, c.Steps, c.optimizer(), c.warmup(), minLR, gradClip, evalBatch,
+		ranks, c.Sequence, c.Batch, c.Steps, c.optimizer(), c.warmup(), minLR, gradClip, evalBatch, lines(c.Tuning),
 		c.PP, c.SP, orElse(c.SPMode, "megatron"), c.DP, orElse(c.Zero, "0"), orElse(c.OptimizerOffload, "none"), c.Microbatch, c.virtualStages(), orElse(c.Order, "sequence"), orElse(c.Keep, "[k, v]"), orElse(c.Strategy, "sppo"),
 		c.subsequences(), c.partition(), c.offload(), orElse(c.Recompute, "none"), orElse(c.Mux, "off"))
 }
@@ -259,7 +260,15 @@ func (c Case) String() string {
 	}
 	return c.modelName() + fmt.Sprintf("-kv%d-%s-%s-%s/b%d.%d-dp%d.%s-pp%d.%d-sp%d%s-n%d-%s-%s-%s-%s-%s-%s%s", c.KVHeads, c.Positions, tied, c.DType,
 		c.Batch, c.Microbatch, c.DP, orElse(c.Zero, "0"), c.PP, max(1, c.VirtualStages), c.SP, orElse(c.SPMode, "megatron")[:1], c.N, c.Partition, c.Offload,
-		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"]+map[bool]string{true: "-" + c.Optimizer}[c.Optimizer != ""]+map[bool]string{true: "-away"}[c.OptimizerOffload == "host"]+map[bool]string{true: "-rounded"}[c.Moments == "bf16"])
+		orElse(c.Recompute, "none"), orElse(c.Strategy, "sppo"), orElse(c.Order, "sequence"), c.kept(), map[bool]string{true: "-mux-" + c.Mux}[orElse(c.Mux, "off") != "off"]+map[bool]string{true: "-" + c.Optimizer}[c.Optimizer != ""]+map[bool]string{true: "-away"}[c.OptimizerOffload == "host"]+map[bool]string{true: "-rounded"}[c.Moments == "bf16"]) + c.tuningName()
+}
+
+// tuningName is what of a line of the block train tells cases apart.
+func (c Case) tuningName() string {
+	if c.Tuning == "" {
+		return ""
+	}
+	return "-" + strings.NewReplacer(" = ", ".", "[", "", "]", "", ", ", ".", "\"", "", "(", ".", ")", "").Replace(c.Tuning)
 }
 
 // modelName is the family, and the name of the traits where there are others.

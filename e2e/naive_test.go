@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"sppo.dev/ir"
@@ -106,10 +107,13 @@ func checkNaive(t *testing.T, c Case) {
 	if err := job.Init(t.Context()); err != nil {
 		t.Fatalf("init: %v", err)
 	}
-	weights := checkRounded(t, c, p, job)
-	if len(weights) != len(names) {
-		t.Errorf("the program has %d tensors, the model has %d", len(weights), len(names))
+	raiseAdapters(t, p, job)
+	all := checkRounded(t, c, p, job)
+	if len(all) != len(names) {
+		t.Errorf("the program has %d tensors, the model has %d", len(all), len(names))
 	}
+	names = slices.DeleteFunc(names, func(name string) bool { return !holds(p, name, ir.RoleGrad) })
+	weights := only(all, names)
 	state := naive.State{Shapes: naive.Shapes(model)}
 	for step := 1; step <= c.Steps; step++ {
 		when := fmt.Sprintf("step %d", step)
@@ -127,12 +131,73 @@ func checkNaive(t *testing.T, c Case) {
 		norm := state.Update(c.naiveOptimizer(), rate, weights, doubles(grads), gradClip)
 		checkRelative(t, "gradient norm of "+when, got.GradNorm, norm, 1e-6)
 		moved := checkRounded(t, c, p, job)
+		checkUnmoved(t, when, moved, all, names)
+		moved = only(moved, names)
 		if c.Optimizer == "muon" && c.DType == "bf16" {
 			checkRoundedSteps(t, when, before, moved, weights, names)
 		} else {
 			checkUpdate(t, when, moved, weights, names)
 		}
 		weights = moved
+	}
+}
+
+// only are the tensors of some names.
+func only(w naive.Tensors, names []string) naive.Tensors {
+	out := naive.Tensors{}
+	for _, name := range names {
+		out[name] = w[name]
+	}
+	return out
+}
+
+// checkUnmoved checks that no bit of a tensor has changed that is not trained.
+func checkUnmoved(t *testing.T, when string, got, before naive.Tensors, trained []string) {
+	t.Helper()
+	for name, values := range got {
+		if !slices.Contains(trained, name) && !slices.EqualFunc(values, before[name], sameBits) {
+			t.Errorf("after %s %s has changed, which is frozen", when, name)
+		}
+	}
+}
+
+// tunings are lines of the block train that say what is trained.
+var tunings = []string{
+	`adapter = lora(rank = 4, alpha = 8)`,
+	`adapter = lora(rank = 3, targets = [q_proj, v_proj])`,
+	`adapter = lora(rank = 2, alpha = 5, targets = [k_proj, down_proj, up_proj])`,
+	`adapter = lora(rank = 4, targets = [qkv_proj, o_proj])`,
+	`adapter = lora(rank = 4, targets = [c_proj])`,
+	`freeze = [embeddings]`,
+	`freeze = [norms, biases]`,
+	`freeze = [embeddings, "layer.0-1"]`,
+	`freeze = [attention, "layer.1.*", "pos"]`,
+	`freeze = [embeddings, attention, mlp, biases, "layer.*.ln*"]`,
+	`freeze = [embeddings, head, "layer.0", "layer.*.w*"]`,
+}
+
+// TestTuningsEqualNaive is E4 where not all of a model is trained.
+func TestTuningsEqualNaive(t *testing.T) {
+	if !numbers {
+		t.Skip("too slow under the race detector")
+	}
+	for i, tuning := range tunings {
+		for k, family := range []string{"gpt", "llama"} {
+			for j, dtype := range []string{"f32", "bf16"} {
+				c := Case{Family: family, Positions: "rope", Tuning: tuning, KVHeads: 4 >> k, Tied: (i+j)%2 == 1, DType: dtype, Batch: 3,
+					Steps: 5, Layers: 3, Sequence: 20, Vocab: tinyVocab}.plain()
+				if strings.Contains(tuning, "pos") {
+					c.Positions = "learned"
+				}
+				if strings.Contains(tuning, "head") || strings.HasPrefix(tuning, "freeze = [embeddings, attention") {
+					c.Tied = false
+				}
+				t.Run(c.String(), func(t *testing.T) {
+					t.Parallel()
+					checkNaive(t, c)
+				})
+			}
+		}
 	}
 }
 

@@ -93,6 +93,7 @@ func drawSpec(r *rand.Rand) *drawn {
 	d.model.Optimizer = pick(r, "", "", "sgd", "muon")
 	kv := pick(r, divisors(heads)...)
 	d.model.Traits = drawTraits(r, hidden/heads)
+	d.model.Tuning = drawTuning(r)
 	layers, sequence := between(r, 1, 7), 8*between(r, 3, 16)
 	d.model.Window = drawWindow(r, sequence)
 	pp, sp, dp := between(r, 1, min(layers, 4)), pick(r, divisors(heads)...), pick(r, 1, 1, 2)
@@ -124,10 +125,11 @@ train {
   grad_clip = 1
   data = random()
   eval_batch = %d
-}
+%s}
 schedule drawn { pp = 1 sp = 1 dp = 1 }
 `, d.model.Family, layers, hidden, heads, kv, between(r, 17, 90), between(r, 11, 70), d.model.DType, pick(r, true, false),
-		d.model.positionsLine(), orElse(d.model.Window, "0"), 0.8/math.Sqrt(float64(hidden)), lines(d.model.Traits), sequence, batch, between(r, 1, 1000), d.model.optimizer(), dp*microbatch)
+		d.model.positionsLine(), orElse(d.model.Window, "0"), 0.8/math.Sqrt(float64(hidden)), lines(d.model.Traits), sequence, batch, between(r, 1, 1000), d.model.optimizer(), dp*microbatch,
+		lines(d.model.Tuning))
 	d.batch, d.schedule = batch/dp/microbatch, drawSchedule(r, pp, sp, dp, microbatch)
 	return d
 }
@@ -144,6 +146,28 @@ func drawWindow(r *rand.Rand, sequence int) string {
 		windows[i] = pick(r, 0, between(r, 2, 8), between(r, 2, sequence), sequence+1)
 	}
 	return listOf(windows)
+}
+
+// drawTuning draws what is trained: mostly all of the model.
+func drawTuning(r *rand.Rand) string {
+	switch r.IntN(5) {
+	case 0:
+		targets := "all-linear"
+		if r.IntN(3) > 0 {
+			all := []string{"q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"}
+			if r.IntN(3) == 0 {
+				all = []string{"qkv_proj", "o_proj", "gate_up_proj"}
+			}
+			r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+			targets = "[" + strings.Join(all[:between(r, 1, len(all))], ", ") + "]"
+		}
+		return fmt.Sprintf("adapter = lora(rank = %d, alpha = %d, targets = %s)", between(r, 1, 6), between(r, 1, 6), targets)
+	case 1:
+		all := []string{"embeddings", "attention", "mlp", "norms", "biases", "head", `"layer.0"`, `"layer.0-1"`, `"layer.1-3.w*"`, `"layer.*.ln*"`, `"layer.0-2"`}
+		r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		return "freeze = [" + strings.Join(all[:between(r, 1, 4)], ", ") + "]"
+	}
+	return ""
 }
 
 // drawTraits draws a value for some of the model's keys: any word that a key takes, and numbers of those that are listed. What does not

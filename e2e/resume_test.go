@@ -34,6 +34,8 @@ func TestResume(t *testing.T) {
 		{Family: "gpt", Window: "[5, 20]", KVHeads: 2, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, Zero: "1", N: 3, Offload: "full"},
 		{Family: "llama", Window: "[8, 0]", KVHeads: 1, Positions: "rope", DType: "bf16", PP: 2, SP: 2, SPMode: "ring", DP: 1, N: 3, Offload: "0.5", Recompute: "full"},
 		{Family: "llama", Window: "[3, 16, 0]", KVHeads: 2, Positions: "rope", DType: "f32", PP: 2, SP: 1, DP: 1, N: 8, Keep: "[]", Offload: "full"},
+		{Family: "llama", Tuning: "adapter = lora(rank = 3, alpha = 6)", KVHeads: 2, Positions: "rope", DType: "bf16", PP: 2, SP: 2, DP: 2, Zero: "1", N: 3, Offload: "full", OptimizerOffload: "host"},
+		{Family: "gpt", Tuning: `freeze = [embeddings, biases, "layer.0-2"]`, KVHeads: 4, Positions: "learned", DType: "bf16", PP: 2, SP: 2, SPMode: "ring", DP: 2, Zero: "1", N: 3, Offload: "0.5"},
 	} {
 		c.Partition, c.Batch, c.Microbatch, c.Steps, c.Layers, c.Sequence, c.Vocab = "flops", 4, 2, 8, 4, 48, tinyVocab
 		t.Run(c.String(), func(t *testing.T) {
@@ -150,6 +152,7 @@ func save(t *testing.T, p *ir.Program, path string, steps int) {
 	if err := job.Init(t.Context()); err != nil {
 		t.Fatalf("init: %v", err)
 	}
+	raiseAdapters(t, p, job)
 	doSteps(t, job, steps)
 	os.RemoveAll(path)
 	if err := job.Save(path); err != nil {

@@ -183,13 +183,37 @@ func (b *Block) UnitBytes(u *Unit, s Size) ir.Bytes {
 // Align rounds a size up to what every buffer starts at a multiple of.
 func Align(n ir.Bytes) ir.Bytes { return (n + ir.Alignment - 1) / ir.Alignment * ir.Alignment }
 
+// ReadsBack reports whether the backward pass reads a value.
+func (b *Block) ReadsBack(value int) bool {
+	return slices.ContainsFunc(b.Backward, func(n Node) bool {
+		for k, a := range n.Args {
+			if a.Value == value && ir.Ops[n.Op].Operands[k].Dir == ir.Read {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// Finishes reports whether a forward node is the last that writes to an operand's rows.
+func (b *Block) Finishes(n *Node, a Arg) bool {
+	for i := range slices.Backward(b.Forward) {
+		for k, other := range b.Forward[i].Args {
+			if other == a && ir.Ops[b.Forward[i].Op].Operands[k].Dir != ir.Read {
+				return &b.Forward[i] == n
+			}
+		}
+	}
+	return true
+}
+
 // BeforeAttention is the number of forward nodes before the first that reads K or V, and BeforeCacheGrads that of backward
 // nodes before the first that reads their gradients: where what other ranks have made of them must be there.
 func (b *Block) BeforeAttention() int  { return b.firstReader(b.Forward, Cache) }
 func (b *Block) BeforeCacheGrads() int { return b.firstReader(b.Backward, CacheGrad) }
 
 func (b *Block) firstReader(nodes []Node, kind Kind) int {
-	return slices.IndexFunc(nodes, func(n Node) bool {
+	first := slices.IndexFunc(nodes, func(n Node) bool {
 		for k, a := range n.Args {
 			if a.Value != Missing && b.Values[a.Value].Kind == kind && ir.Ops[n.Op].Operands[k].Dir == ir.Read {
 				return true
@@ -197,4 +221,8 @@ func (b *Block) firstReader(nodes []Node, kind Kind) int {
 		}
 		return false
 	})
+	if first < 0 {
+		return len(nodes)
+	}
+	return first
 }

@@ -11,15 +11,21 @@ type builder struct {
 	Block
 	act     ir.DType // storage of activations and weights
 	split   Split
-	nodes   *[]Node      // where node appends: Forward or Backward
-	chunked bool         // nodes belong to the head's loop
-	grads   map[int]Arg  // gradient of a forward value, while differentiating
-	remat   map[int]int  // forward value -> its copy recomputed in the backward pass
-	keep    map[int]bool // forward nodes whose results are saved; nil: all but those that only move data
+	role    *role
+	nodes   *[]Node        // where node appends: Forward or Backward
+	chunked bool           // nodes belong to the head's loop
+	grads   map[int]Arg    // gradient of a forward value, while differentiating
+	remat   map[int]int    // forward value -> its copy recomputed in the backward pass
+	casts   map[Arg]Arg    // f32 gradients in the activation type
+	downs   map[string]int // results of adapters' first matrices, by the matrix
+	keep    map[int]bool   // forward nodes whose results are saved; nil: all but those that only move data
 }
 
 func (g *Model) newBuilder(name string) *builder {
-	b := &builder{act: g.DType(), split: g.Split, grads: map[int]Arg{}, remat: map[int]int{}}
+	b := &builder{
+		act: g.DType(), split: g.Split, role: &role{input: true}, grads: map[int]Arg{}, remat: map[int]int{},
+		casts: map[Arg]Arg{}, downs: map[string]int{},
+	}
 	b.Block = Block{Name: name, Input: Missing, Output: Missing, DOutput: Missing, DInput: Missing, Loss: Missing, Losses: Missing}
 	b.nodes = &b.Forward
 	return b
@@ -41,6 +47,7 @@ func (b *builder) activation(name string, rows Rows, cols int64) int {
 // param adds a parameter with its weight and gradient values and returns the weight.
 func (b *builder) param(p Param) int {
 	i := len(b.Params)
+	p.Frozen = b.role.frozen[p.Name]
 	b.Params = append(b.Params, p)
 	rows, count, cols := Fixed, p.Local[0], p.Local[1]
 	if p.Shard == ByTokens {

@@ -27,6 +27,7 @@ var gradients = [ir.NumOps]gradient{
 	ir.ReduceScatter: scatterGradient,
 	ir.AllToAll:      exchangeGradient,
 	ir.Cast:          castGradient,
+	ir.Axpby:         scaleGradient,
 	ir.Rotate:        func(*builder, Node) {}, // attention's has keys and their gradients go round together
 	ir.LoadTokens:    func(*builder, Node) {},
 }
@@ -45,6 +46,7 @@ func (b *builder) differentiate() {
 	if b.Input != Missing {
 		b.DInput = b.grads[b.Input].Value
 	}
+	b.prune()
 	b.hoistCollectives(b.Backward)
 	b.findUnits()
 	b.halve()
@@ -76,12 +78,13 @@ const (
 
 // halve tells the two halves of the backward pass apart. If they run separately, what the second reads of the first must be kept.
 // The norms have their weights' gradients in the first, since one kernel makes both; attention has nothing to defer, and
-// neither has the head's loop, whose logits live for one chunk of rows.
+// neither has the head's loop, whose logits live for one chunk of rows. The second half reads no matrix of weights, since ranks may
+// have divided those by then.
 func (b *builder) halve() {
 	awaited := map[int]bool{b.DInput: true}
 	for i := len(b.Backward) - 1; i >= 0; i-- {
 		n := &b.Backward[i]
-		n.Weights = !n.Chunked && !slices.ContainsFunc(b.writes(n), func(v int) bool {
+		n.Weights = !n.Chunked && !b.readsMatrix(n) && !slices.ContainsFunc(b.writes(n), func(v int) bool {
 			return awaited[v] || b.Values[v].Kind == CacheGrad || b.Values[v].Kind == Loss
 		})
 		for _, a := range n.Args {
@@ -111,6 +114,13 @@ func (b *builder) halve() {
 			}
 		}
 	}
+}
+
+// readsMatrix reports whether a node reads a parameter that is a matrix.
+func (b *builder) readsMatrix(n *Node) bool {
+	return slices.ContainsFunc(n.Args, func(a Arg) bool {
+		return a.Value != Missing && b.Values[a.Value].Kind == Weight && !b.Params[b.Values[a.Value].Param].Vector
+	})
 }
 
 // putOff appends a node to the second half. What the first half has gathered it gathers again: held meanwhile it would take as
@@ -319,9 +329,22 @@ func (b *builder) inActivationType(g Arg) Arg {
 	if v.DType == b.act {
 		return g
 	}
-	y := b.value(Value{Name: v.Name + "." + b.act.String(), Rows: b.split.attentionRows(), Cols: v.Cols, DType: b.act})
-	b.node(ir.Cast, nil, all(y), Arg{Value: g.Value, Span: g.Span})
-	return by(g.Heads, all(y))
+	from := Arg{Value: g.Value, Span: g.Span}
+	to, done := b.casts[from]
+	if !done {
+		y := b.value(Value{Name: v.Name + "." + b.act.String(), Rows: b.split.attentionRows(), Cols: v.Cols, DType: b.act})
+		to = all(y)
+		b.node(ir.Cast, nil, to, from)
+		b.casts[from] = to
+	}
+	return by(g.Heads, to)
+}
+
+// scaleGradient is for y = alpha * x.
+func scaleGradient(b *builder, n Node) {
+	dx := b.newGrad(n.Args[1].Value)
+	b.node(ir.Axpby, n.Attrs, all(dx), b.grad(n.Args[0]))
+	b.contribute(n.Args[1].Value, all(dx))
 }
 
 func ropeGradient(b *builder, n Node) {
@@ -437,6 +460,7 @@ func (b *builder) findUnits() {
 		}
 	}
 	b.orderUnits()
+	b.Attends = slices.ContainsFunc(b.Backward, func(n Node) bool { return n.Op == ir.AttentionGrad })
 }
 
 func (b *builder) savable(v int) bool { k := b.Values[v].Kind; return k == Activation || k == Input }

@@ -122,18 +122,20 @@ const (
 
 // Param is a parameter of a block.
 type Param struct {
-	Name   string   // within the block: "wq"; the tensor's full name adds "layer.3."
-	Shape  [2]int64 // whole; vectors are {n, 1}
-	Vector bool     // its views have one dimension
-	Local  [2]int64 // on one rank, padded
-	Shard  Shard
-	Start  string  // constant that holds the first row or column; empty where Replicated
-	Std    float64 // of the initial normal; 0: filled with Fill
-	Fill   float64
-	Decay  bool   // weight decay applies
-	Reduce string // group over which gradients of this parameter must still be added: "sp", "kv" or none
-	Once   string // constant that is 1 on the rank whose copy counts in the gradient norm; empty: every rank counts
-	Tied   bool   // the head's copy of the embedding
+	Name    string   // within the block: "wq"; the tensor's full name adds "layer.3."
+	Shape   [2]int64 // whole; vectors are {n, 1}
+	Vector  bool     // its views have one dimension
+	Local   [2]int64 // on one rank, padded
+	Shard   Shard
+	Start   string  // constant that holds the first row or column; empty where Replicated
+	Std     float64 // of the initial normal; 0: filled with Fill
+	Fill    float64
+	Decay   bool   // weight decay applies
+	Adapter bool   // of an adapter: the model itself does not have it
+	Frozen  bool   // it is not trained: it has no gradient and no optimizer state
+	Reduce  string // group over which gradients of this parameter must still be added: "sp", "kv" or none
+	Once    string // constant that is 1 on the rank whose copy counts in the gradient norm; empty: every rank counts
+	Tied    bool   // the head's copy of the embedding
 }
 
 // Unit is the smallest group of saved values that is offloaded or kept as one: what one forward node leaves for
@@ -161,6 +163,7 @@ type Block struct {
 	DOutput  int       // gradient of Output, an input of the backward pass; Missing for the head
 	DInput   int       // gradient of Input; Missing for the embedding
 	Units    []Unit
-	Loss     int // value of kind Loss, or Missing
-	Losses   int // those of single tokens, which the forward pass of the head writes; or Missing
+	Loss     int  // value of kind Loss, or Missing
+	Losses   int  // those of single tokens, which the forward pass of the head writes; or Missing
+	Attends  bool // the backward pass computes gradients of K and V
 }

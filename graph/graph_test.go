@@ -84,7 +84,7 @@ func TestDataflow(t *testing.T) {
 		{"llama-ring2-full", grouped, 2, RecomputeFull, ModeRing},
 	} {
 		g := New(c.model, Split{SP: c.sp, Mode: c.mode}, 64)
-		irtest.Golden(t, "testdata/"+c.name+".want", []byte(g.Embedding.text()+g.LayerWithout(g.RemadeBy(c.recompute)).text()+g.Head.text()))
+		irtest.Golden(t, "testdata/"+c.name+".want", []byte(g.Embedding.text()+g.LayerWithout(0, g.RemadeBy(c.recompute)).text()+g.Head.text()))
 	}
 }
 
@@ -96,7 +96,7 @@ func TestHalves(t *testing.T) {
 		for _, split := range []Split{{SP: 1}, {SP: 2, Whole: true}, {SP: 4, Mode: ModeUlysses}, {SP: 3, Mode: ModeRing}, {SP: 2, Mode: ModeRing, Whole: true}} {
 			g := New(small(family, lang.PositionsRope), split, 64)
 			for recompute := range recomputes {
-				for _, b := range []*Block{g.Embedding, g.LayerWithout(g.RemadeBy(recompute)), g.Head} {
+				for _, b := range []*Block{g.Embedding, g.LayerWithout(0, g.RemadeBy(recompute)), g.Head} {
 					if second := computing(b.Halves[WeightGradient]); len(computing(b.Halves[InputGradient]))+len(second) != len(computing(b.Backward)) {
 						t.Errorf("%s: %d and %d nodes are not all %d", b.Name, len(b.Halves[0]), len(b.Halves[1]), len(b.Backward))
 					}
@@ -195,7 +195,7 @@ func TestWhole(t *testing.T) {
 				t.Errorf("%+v: %s is a cache", split, v.Name)
 			}
 		}
-		if units := g.LayerWithout(g.RemadeBy(RecomputeFull)).Units; len(units) != 1 || units[0].Name != "ln1.in" {
+		if units := g.LayerWithout(0, g.RemadeBy(RecomputeFull)).Units; len(units) != 1 || units[0].Name != "ln1.in" {
 			t.Errorf("%+v: with everything recomputed, %v are kept", split, units)
 		}
 		z := Size{Sequence: 64, Tokens: 64, Batch: 2, SP: int64(split.SP)}
@@ -251,7 +251,7 @@ func TestCachesAreNotRepeated(t *testing.T) {
 			m := small("llama", lang.PositionsNone)
 			m.QKNorm = norm
 			g := New(m, split, 64)
-			b := g.LayerWithout(g.RemadeBy(RecomputeFull))
+			b := g.LayerWithout(0, g.RemadeBy(RecomputeFull))
 			repeated := false
 			for _, v := range b.Values {
 				repeated = repeated || v.Name == "k.again"
@@ -321,7 +321,7 @@ func TestLayerWithout(t *testing.T) {
 
 func checkLayerWithout(t *testing.T, g *Model, remade Units) {
 	t.Helper()
-	b := g.LayerWithout(remade)
+	b := g.LayerWithout(0, remade)
 	if !slices.EqualFunc(b.Forward, g.Layer.Forward, func(x, y Node) bool { return x.Op == y.Op && slices.Equal(x.Args, y.Args) }) {
 		t.Fatalf("%s without %b: the forward differs", g.Family, remade)
 	}

@@ -88,25 +88,36 @@ var SPModes = []string{ModeMegatron, ModeUlysses, ModeRing}
 type Model struct {
 	lang.Model
 	Split
+	Freeze    []string // of lang.Train
 	Embedding *Block
-	Layer     *Block // every layer has the same; it makes no unit again
+	Layer     *Block // what any layer has: all have its forward, and parts of its backward; it makes no unit again
 	Head      *Block
 	Rotations []ir.Rotation // that its layers name, from 1 on
+	Untrained int           // layers, from the first on, that have no backward
 
 	sequence int64
-	kinds    []int64            // windows of layers
+	maps     []lang.LinearMap   // with adapters
+	roles    []*role            // of layers
+	kinds    []kind             // of layers
 	turns    map[string][]int64 // number of the rotation of each layer, of queries and of keys
 	mutex    sync.Mutex
-	remaking map[Units]*Block
+	remaking map[remakeKey]*Block
 	updates  map[updateKey]*Block
 }
 
-// New builds the dataflow of a checked model. Heads divide by SP; vocabulary and FFN are padded to it.
-func New(m lang.Model, split Split, sequence int64) *Model {
-	g := &Model{Model: m, Split: split, remaking: map[Units]*Block{}, updates: map[updateKey]*Block{}, sequence: sequence}
+// New builds the dataflow of a checked model of which all is trained, or its adapters. Heads divide by SP; vocabulary and FFN are
+// padded to it.
+func New(m lang.Model, split Split, sequence int64) *Model { return NewTuned(m, nil, split, sequence) }
+
+// NewTuned builds the dataflow of a model of which a run does not train what freeze says: see lang.Train.
+func NewTuned(m lang.Model, freeze []string, split Split, sequence int64) *Model {
+	g := &Model{
+		Model: m, Split: split, Freeze: freeze, remaking: map[remakeKey]*Block{}, updates: map[updateKey]*Block{},
+		sequence: sequence, maps: m.Maps(),
+	}
 	g.findRotations()
+	g.findRoles()
 	g.findKinds()
-	g.Embedding, g.Layer, g.Head = g.embedding(sequence), g.layer(nil), g.head()
 	return g
 }
 
@@ -270,8 +281,9 @@ func (g *Model) positions(b *builder) Arg {
 	return tail(b.value(Value{Name: ValuePositions, Kind: Given, Rows: Whole, DType: ir.I32}))
 }
 
-func (g *Model) embedding(sequence int64) *Block {
+func (g *Model) embedding(sequence int64, r *role) *Block {
 	b := g.newBuilder("embedding")
+	b.role = r
 	h := int64(g.Hidden)
 	table := b.param(g.vocabTable("embed"))
 	tokens := b.value(Value{Name: ValueTokens, Rows: Full, DType: ir.I32})
@@ -321,10 +333,10 @@ func (g *Model) loadAttrs(shift int64, more ...Attr) []Attr {
 	}, more...)
 }
 
-// layer is a layer that keeps the results of some forward nodes, or all.
-func (g *Model) layer(keep map[int]bool) *Block {
+// layer is a layer of a role that keeps the results of some forward nodes, or all.
+func (g *Model) layer(r *role, keep map[int]bool) *Block {
 	b := g.newBuilder(BlockLayer)
-	b.keep = keep
+	b.role, b.keep = r, keep
 	h := int64(g.Hidden)
 	x := b.value(Value{Name: "ln1.in", Kind: Input, Rows: Local, Cols: h, DType: b.act})
 	b.Input = x
@@ -389,11 +401,12 @@ func (g *Model) bias(b *builder, group string, p Param) Arg {
 	return all(b.param(p))
 }
 
-// linear appends y = x w + bias.
-func (b *builder) linear(name string, rows Rows, x int, w Param, bias Arg) int {
+// linear appends y = x w + bias, and what an adapter of w adds.
+func (g *Model) linear(b *builder, name string, rows Rows, x int, w Param, bias Arg) int {
 	weight := b.param(w)
 	y := b.activation(name, rows, w.Local[1])
 	b.node(ir.Matmul, nil, all(y), all(x), all(weight), bias)
+	g.adapt(b, w, all(y), x)
 	return y
 }
 
@@ -440,7 +453,7 @@ func (g *Model) attention(b *builder, in int) int {
 		b.node(ir.AllToAll, exchange(1, true), all(local), all(o))
 		o = local
 	}
-	part := b.linear("attn.proj", g.layerRows(), o, g.rows("wo", q, heads*d, h, ConstHeads), Arg{Value: Missing})
+	part := g.linear(b, "attn.proj", g.layerRows(), o, g.rows("wo", q, heads*d, h, ConstHeads), Arg{Value: Missing})
 	return g.leave(b, part, "attn.sum")
 }
 
@@ -494,6 +507,7 @@ func (g *Model) project(b *builder, x int, p projection) {
 		product = all(b.activation(p.name+".raw", g.attentionRows(), width))
 	}
 	b.node(ir.Matmul, nil, product, all(x), all(weight), bias)
+	g.adapt(b, p.weight, product, x)
 	if whole {
 		rows := local(".rows")
 		b.node(ir.AllToAll, exchange(1, true), rows, product)
@@ -557,7 +571,7 @@ func (g *Model) mlp(b *builder, x int) int {
 	h, f, fl := int64(g.Hidden), int64(g.FFN), g.ffnLocal()
 	in, rows := g.enter(b, x, "ln2.gathered"), g.layerRows()
 	into := func(name, weight, bias string) int {
-		return b.linear(name, rows, in, g.columns(weight, h, f, fl, ConstFFN), g.bias(b, lang.BiasMLP, g.slicedBias(bias, f, fl, ConstFFN)))
+		return g.linear(b, name, rows, in, g.columns(weight, h, f, fl, ConstFFN), g.bias(b, lang.BiasMLP, g.slicedBias(bias, f, fl, ConstFFN)))
 	}
 	function := integer("function", int64(slices.Index(ir.Functions, g.Activation)))
 	down, act := "w2", 0
@@ -572,15 +586,16 @@ func (g *Model) mlp(b *builder, x int) int {
 		act = b.activation(strings.TrimSuffix(g.Activation, "_tanh")+".out", rows, b.Values[fc1].Cols)
 		b.node(ir.Activation, []Attr{function}, all(act), all(fc1))
 	}
-	part := b.linear("fc2.out", rows, act, g.rows(down, f, fl, h, ConstFFN), Arg{Value: Missing})
+	part := g.linear(b, "fc2.out", rows, act, g.rows(down, f, fl, h, ConstFFN), Arg{Value: Missing})
 	return g.leave(b, part, "mlp.sum")
 }
 
 // head is the final norm, the output projection and the loss. Training runs the whole of it in the backward pass,
 // by chunks of rows, so that neither the logits of a subsequence nor anything but x outlives a chunk; the forward
 // half serves validation.
-func (g *Model) head() *Block {
+func (g *Model) head(r *role) *Block {
 	b := g.newBuilder("head")
+	b.role = r
 	b.Input = b.value(Value{Name: "ln_f.in", Kind: Input, Rows: Local, Cols: int64(g.Hidden), DType: b.act})
 	b.Loss = b.value(Value{Name: "loss", Kind: Loss, Rows: Fixed, Count: 1, DType: ir.F32})
 	name := "head"
@@ -617,6 +632,7 @@ func (g *Model) head() *Block {
 	}
 	gradients[norm.Op](b, norm)
 	b.DInput = b.grads[b.Input].Value
+	b.prune()
 	b.findUnits()
 	b.halve()
 	return &b.Block

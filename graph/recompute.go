@@ -74,23 +74,43 @@ func (b *Block) isStatistics(u *Unit) bool {
 	return (n.Op == ir.RMSNorm || n.Op == ir.LayerNorm) && !slices.Contains(u.Values, n.Args[0].Value)
 }
 
-// LayerWithout is the layer whose backward pass makes some of its units again. Its forward is that of every layer; its units
+// remakeKey is a layer of a role that makes units again.
+type remakeKey struct {
+	role   *role
+	remade Units
+}
+
+// LayerWithout is a layer of a kind whose backward pass makes some of its units again. Its forward is that of every layer; its units
 // are those that are left, under their numbers.
-func (g *Model) LayerWithout(remade Units) *Block {
-	if remade == 0 {
-		return g.Layer
+func (g *Model) LayerWithout(kind int, remade Units) *Block {
+	return g.layerWithout(g.kinds[kind].role, remade)
+}
+
+func (g *Model) layerWithout(r *role, remade Units) *Block {
+	if remade &= r.remade; remade == 0 {
+		return r.block
 	}
+	remade |= g.allUnits() &^ r.saved
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
-	b := g.remaking[remade]
+	key := remakeKey{r, remade}
+	b := g.remaking[key]
 	if b == nil {
-		b = g.layer(g.keepers(remade))
-		for i := range b.Units {
-			b.Units[i].Number = g.numberOf(b.Units[i].Producer)
-		}
-		g.remaking[remade] = b
+		b = g.layer(r, g.keepers(remade))
+		g.number(b)
+		g.remaking[key] = b
 	}
 	return b
+}
+
+// allUnits are those of the layer that any layer is part of.
+func (g *Model) allUnits() Units { return 1<<len(g.Layer.Units) - 1 }
+
+// number gives the units of a layer their numbers.
+func (g *Model) number(b *Block) {
+	for i := range b.Units {
+		b.Units[i].Number = g.numberOf(b.Units[i].Producer)
+	}
 }
 
 // keepers returns the forward nodes whose results stay: those of units that are not recomputed. What belongs to no unit is needed only

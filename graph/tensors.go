@@ -11,17 +11,34 @@ func LayerPrefix(layer int) string { return fmt.Sprintf("layer.%d.", layer) }
 
 // Tensors lists the parameters of the whole model in their order, which does not depend on how the model is divided.
 func (g *Model) Tensors() (list []ir.Tensor) {
-	add := func(b *Block, prefix string) {
+	g.EachTensor(func(name string, p *Param) { list = append(list, ir.Tensor{Name: name, Shape: p.Shape}) })
+	return list
+}
+
+// EachTensor visits the parameters of the whole model by their names, in their order. A tied table is visited once.
+func (g *Model) EachTensor(visit func(name string, p *Param)) {
+	block := func(b *Block, prefix string) {
 		for i := range b.Params {
-			if p := &b.Params[i]; !p.Tied { // which the embedding has
-				list = append(list, ir.Tensor{Name: prefix + p.Name, Shape: p.Shape})
+			if p := &b.Params[i]; !p.Tied {
+				visit(prefix+p.Name, p)
 			}
 		}
 	}
-	add(g.Embedding, "")
-	for i := range g.Layers {
-		add(g.Layer, LayerPrefix(i))
+	block(g.Embedding, "")
+	for layer, r := range g.roles {
+		block(r.block, LayerPrefix(layer))
 	}
-	add(g.Head, "")
-	return list
+	block(g.Head, "")
+}
+
+// Parameters counts the elements of the model's tensors, those that are trained and those that are not.
+func (g *Model) Parameters() (trained, frozen int64) {
+	g.EachTensor(func(_ string, p *Param) {
+		if n := p.Shape[0] * p.Shape[1]; p.Frozen {
+			frozen += n
+		} else {
+			trained += n
+		}
+	})
+	return trained, frozen
 }

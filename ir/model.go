@@ -59,6 +59,11 @@ type Model struct {
 	Tied         bool    `json:"tied"`          // output projection shares the embedding
 
 	InitStd float64 `json:"init_std"` // of weight matrices and embeddings; output projections of a layer are divided by sqrt(2*Layers)
+
+	Adapter        string   `json:"adapter,omitempty"` // lora; empty: none
+	AdapterRank    int      `json:"adapter_rank,omitempty"`
+	AdapterAlpha   float64  `json:"adapter_alpha,omitempty"`
+	AdapterTargets []string `json:"adapter_targets,omitempty"` // linear maps of layers that have one, by the names of lang.LinearMap
 }
 
 // identity is what makes a network the function of its weights that it is, by the language's keys: neither its name and the family that
@@ -66,17 +71,25 @@ type Model struct {
 func (m *Model) identity() (traits [][2]string) {
 	s := reflect.ValueOf(*m)
 	for i := range s.NumField() {
-		key := s.Type().Field(i).Tag.Get("json")
+		key := jsonKey(s.Type().Field(i))
 		if slices.Contains([]string{"name", "family", "init_std"}, key) {
 			continue
 		}
-		value := "none"
-		if field := s.Field(i); !strings.HasPrefix(key, "rope_") || m.Positions == "rope" && !empty(field) {
+		value, field := "none", s.Field(i)
+		switch {
+		case strings.HasPrefix(key, "adapter") && empty(field), strings.HasPrefix(key, "rope_") && (m.Positions != "rope" || empty(field)):
+		default:
 			value = fmt.Sprint(field.Interface())
 		}
 		traits = append(traits, [2]string{key, value})
 	}
 	return traits
+}
+
+// jsonKey is the name of a field in JSON.
+func jsonKey(f reflect.StructField) string {
+	key, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+	return key
 }
 
 // empty reports whether a field has the value of a key that is not used.

@@ -459,7 +459,7 @@ func (ps *parser) record(what string, into any) error {
 	s := reflect.ValueOf(into).Elem()
 	var keys []string
 	for i := range s.NumField() {
-		keys = append(keys, s.Type().Field(i).Tag.Get("json"))
+		keys = append(keys, jsonKey(s.Type().Field(i)))
 	}
 	seen := make([]bool, len(keys))
 	return ps.block(what, func() error {

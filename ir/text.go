@@ -200,7 +200,10 @@ func (t *printer) record(word string, v any) {
 	t.printf("%s {\n", word)
 	s := reflect.ValueOf(v)
 	for i := range s.NumField() {
-		t.printf("  %s = %s\n", s.Type().Field(i).Tag.Get("json"), jsonText(s.Field(i).Interface()))
+		if strings.HasSuffix(s.Type().Field(i).Tag.Get("json"), ",omitempty") && empty(s.Field(i)) {
+			continue
+		}
+		t.printf("  %s = %s\n", jsonKey(s.Type().Field(i)), jsonText(s.Field(i).Interface()))
 	}
 	t.str("}\n\n")
 }

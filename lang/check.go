@@ -91,6 +91,7 @@ func (c *checker) documents(o *DataOptions) {
 }
 
 func (c *checker) train() {
+	c.tuning()
 	t := c.Train
 	if o := t.Data.Options; o != nil && len(o.Weights) > 0 && len(o.Weights) != len(t.Data.Files) {
 		c.fail("train.data.weights", LengthOfList, fmt.Sprintf("write %d, one for each pattern of files", len(t.Data.Files)),

@@ -9,7 +9,7 @@ import (
 	"sync"
 )
 
-// Names of blocks. Two are calls, whose arguments are keys too.
+// Names of blocks. Some are calls, whose arguments are keys too.
 const (
 	blockModel     = "model"
 	blockCluster   = "cluster"
@@ -18,6 +18,7 @@ const (
 	blockSchedule  = "schedule"
 	blockGuard     = "train.guard"
 	blockData      = "train.data"
+	blockAdapter   = "train.adapter"
 )
 
 // Block describes one kind of block.
@@ -35,6 +36,7 @@ var Blocks = []Block{
 	{blockSchedule, "The pinned part of the schedule: `schedule NAME { ... }`. It may be left out: the passes choose everything that is `auto`. Schedules of other systems are shipped for comparison: `schedule NAME = megatron(sp = 8, pp = 4)` after `import \"baselines/megatron.sppo\"`.", false},
 	{blockOptimizer, "Arguments of the call that `optimizer` takes: `optimizer = adamw(lr = 3e-4)`. They are named like keys in `explain` and `--set`: `train.optimizer.lr`.", false},
 	{blockGuard, "Arguments of the call that `guard` takes: `guard = skip(spikes = 10)`. They are named like keys in `explain` and `--set`: `train.guard.spikes`.", false},
+	{blockAdapter, "Arguments of the call that `adapter` takes: `adapter = lora(rank = 16)`. They are named like keys in `explain` and `--set`: `train.adapter.rank`.", false},
 	{blockData, "Arguments of `data = tokens(...)` beside its files: `data = tokens(\"corpus/*.bin\", type = uint16)`. They are named like keys in `explain` and `--set`: `train.data.shuffle`.", false},
 }
 
@@ -170,7 +172,7 @@ func setCurve(v value) []CurvePoint {
 }
 
 // Keys is the table of all keys, ordered for readers within each block.
-var Keys = slices.Concat(modelKeys, clusterKeys, trainKeys, optimizerKeys, dataKeys, scheduleKeys)
+var Keys = slices.Concat(modelKeys, clusterKeys, trainKeys, optimizerKeys, adapterKeys, dataKeys, scheduleKeys)
 
 var modelKeys = []*Key{
 	{Block: blockModel, Name: "family", takes: names(familyNames()...), Example: "qwen3",
@@ -404,6 +406,19 @@ var trainKeys = []*Key{
 		}},
 		Doc: "How gradients change weights.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.Kind = v.name }},
+	{Block: blockTrain, Name: "adapter", Default: "none", Example: "lora(rank = 16, alpha = 32, targets = [q_proj, v_proj])",
+		takes: valueType{names: []string{"none"}, calls: []callType{
+			{name: AdapterLoRA, block: blockAdapter, doc: "low-rank matrices A and B beside linear maps (Hu et al., 2021): x W becomes x W + alpha/rank * (x A) B"},
+		}},
+		Doc: "What is trained in place of the model, whose tensors then are all frozen. A starts from random values and B from 0.",
+		set: func(s *Spec, v value) {
+			if s.Model.Adapter = v.name; v.name == "none" {
+				s.Model.Adapter = ""
+			}
+		}},
+	{Block: blockTrain, Name: "freeze", takes: valueType{}.orList(valueType{text: true, names: FreezeGroups}, 0, 1000), Default: "[]", Example: `[embeddings, "layer.0-15"]`,
+		Doc: "Tensors that are not trained: groups (`attention` and `mlp` are the matrices of these), or patterns of names in quotes. `*` is any characters; `layer.0-15` is all tensors of these layers and `layer.0-15.w*` some of them. A frozen tensor has no gradient, no optimizer state and no f32 master. Below the lowest layer with a trained tensor there is no backward pass.",
+		set: setFreeze},
 	{Block: blockTrain, Name: "warmup", takes: whole(0, maxTokens), Default: "0", Example: "100",
 		Doc: "Steps in which the learning rate grows linearly from 0.",
 		set: func(s *Spec, v value) { s.Train.Warmup = v.Int() }},
@@ -537,6 +552,19 @@ var dataKeys = []*Key{
 	{Block: blockData, Name: "masks", takes: names("off", "on", "ignore"), Default: "off", Example: "on",
 		Doc: "Whether labels count only where the data's masks say so, as `sppoc tokenize --prompt` writes them. The loss is the mean over the labels that count. Data with masks want `on`, or `ignore` to count all labels.",
 		set: func(s *Spec, v value) { s.Train.Data.Options.Masks = v.name }},
+}
+
+var adapterKeys = []*Key{
+	{Block: blockAdapter, Name: "rank", takes: whole(1, 1<<16), Default: "8", Example: "16",
+		Doc: "Columns of A and rows of B: how many directions the adapter of a matrix has.",
+		set: func(s *Spec, v value) { s.Model.AdapterRank = v.Int() }},
+	{Block: blockAdapter, Name: "alpha", takes: positive(dimCount), Derived: "rank", Example: "32",
+		Doc:    "What an adapter adds is multiplied by alpha / rank.",
+		set:    func(s *Spec, v value) { s.Model.AdapterAlpha = v.num },
+		derive: func(s *Spec) { s.Model.AdapterAlpha = float64(s.Model.AdapterRank) }},
+	{Block: blockAdapter, Name: "targets", takes: names(AllLinear).orList(names(append([]string{AllLinear}, targetNames...)...), 1, 100), Default: AllLinear, Example: "[q_proj, v_proj]",
+		Doc: "The linear maps of every layer that get an adapter, named as in PEFT. `qkv_proj` and `gate_up_proj` are several maps that share A, as models store them that have one matrix for all (Phi-3); `c_attn`, `c_fc` and `c_proj` are the names of GPT-2. `all-linear`: all of them, fused as the models of `family` have them.",
+		set: setTargets},
 }
 
 func beta() valueType { return valueType{number: &number{above: true, max: 1, below: true}} }

@@ -694,8 +694,8 @@ func (l *loader) fillKeys(block string, head span, values map[string]namedValue,
 			k.set(l.spec, k.valueOf(l.spec.familyDefault(k)))
 		case k.Default != "":
 			k.set(l.spec, k.valueOf(k.Default))
-			if len(k.takes.calls) > 0 {
-				l.fillArguments(k, k.valueOf(k.Default))
+			if v := k.valueOf(k.Default); v.kind == isCall {
+				l.fillArguments(k, v)
 			}
 		case k.Required():
 			missing = append(missing, k.Name)

@@ -42,7 +42,7 @@ const (
 // converts directly; what changes the function that it is stands in ir.Model's identity, too.
 type Model struct {
 	Name   string `json:"name"`
-	Family string `json:"family"` // whose defaults the other keys had; nothing else depends on it
+	Family string `json:"family"` // whose defaults the other keys had; nothing else depends on it, but for what all-linear means
 
 	Layers  int    `json:"layers"`
 	Hidden  int    `json:"hidden"`
@@ -89,6 +89,11 @@ type Model struct {
 	Tied         bool    `json:"tied"`          // output projection shares the embedding
 
 	InitStd float64 `json:"init_std"` // of weight matrices and embeddings; output projections of a layer are divided by sqrt(2*Layers)
+
+	Adapter        string   `json:"adapter,omitempty"` // lora; empty: none
+	AdapterRank    int      `json:"adapter_rank,omitempty"`
+	AdapterAlpha   float64  `json:"adapter_alpha,omitempty"`
+	AdapterTargets []string `json:"adapter_targets,omitempty"` // linear maps of layers that have one, by the names of lang.LinearMap
 }
 
 // Rotates reports whether a layer turns queries and keys by their position.
@@ -204,9 +209,10 @@ type Train struct {
 	GradClip   float64   `json:"grad_clip"`             // global L2 norm; 0: off
 	Guard      Guard     `json:"guard"`
 	Data       Data      `json:"data"`
-	Holdout    float64   `json:"holdout"`    // share of the data kept for validation, from its end; 0: none
-	EvalEvery  int       `json:"eval_every"` // steps between validations; 0: only at the end
-	EvalBatch  int       `json:"eval_batch"` // sequences a validation; 0: none
+	Holdout    float64   `json:"holdout"`          // share of the data kept for validation, from its end; 0: none
+	EvalEvery  int       `json:"eval_every"`       // steps between validations; 0: only at the end
+	EvalBatch  int       `json:"eval_batch"`       // sequences a validation; 0: none
+	Freeze     []string  `json:"freeze,omitempty"` // what is not trained: groups of FreezeGroups, or patterns of names
 }
 
 // Validates reports whether a run validates: it needs data for that and sequences.

@@ -82,6 +82,7 @@ type Pipeline struct {
 	Layers []int // [virtual stage]
 	Shared int   // slots, from the first on, that the ranks of all stages share in both passes
 	Staged bool  // results that are read much later wait on the host, and so may K and V
+	undone []int // [virtual stage]: layers that its backwards visit, the last ones of the stage
 	tasks  [][]Task
 	links  [][]link // [rank][place]
 }
@@ -98,9 +99,14 @@ type link struct {
 // one for the way back.
 const nearby = 2
 
-// New prepares the schedules of some tasks, those of each rank in its order.
-func New(tasks [][]Task, layers []int) *Pipeline {
+// New prepares the schedules of some tasks, those of each rank in its order. The first layers of the model may be without a backward:
+// untrained is their number.
+func New(tasks [][]Task, layers []int, untrained int) *Pipeline {
 	p := &Pipeline{Layers: layers, tasks: tasks}
+	for _, n := range layers {
+		p.undone = append(p.undone, max(0, n-untrained))
+		untrained = max(0, untrained-n)
+	}
 	for _, mine := range tasks {
 		place, n, last := make(map[Task]int32, len(mine)), 0, 0
 		for i, t := range mine {
@@ -125,12 +131,17 @@ func New(tasks [][]Task, layers []int) *Pipeline {
 			case next.Stage == len(layers):
 				next = t.As(Backward)
 			}
-			links[i].reader = find(next)
+			if t.Kind == Forward || p.feeds(t.Stage) {
+				links[i].reader = find(next)
+			}
 		}
 		p.links = append(p.links, links)
 	}
 	return p
 }
+
+// feeds reports whether the stage before a virtual stage goes on with the gradient of its input.
+func (p *Pipeline) feeds(stage int) bool { return stage > 0 && p.undone[stage-1] > 0 }
 
 // Write lists the actions of a rank. Copies to the host may lag that many tasks behind their forward,
 // reloads are issued that many layers of backward ahead of need. It reuses the storage of a list that is
@@ -258,13 +269,15 @@ func (w *writer) task(i, turnEnd int) {
 		w.add(Action{Op: Head, Task: place})
 	}
 	for at := range layers {
-		w.visit(Visit, i, at)
+		if t.Kind == Forward || at < w.undone[t.Stage] {
+			w.visit(Visit, i, at)
+		}
 		if i+1 == turnEnd {
 			w.releaseBeside(at, at == layers-1)
 		}
 		w.reloadUpTo(i, coming, at+w.ahead)
 	}
-	if t.Kind != Forward && t.Stage == 0 {
+	if t.Kind != Forward && t.Stage == 0 && w.undone[0] == layers {
 		w.add(Action{Op: Embedding, Task: place})
 	}
 	w.end(i)

@@ -37,7 +37,7 @@ func text(l *List, tasks []Task) string {
 func TestExample(t *testing.T) {
 	task := func(kind Kind, i int) Task { return Task{Kind: kind, Subsequence: i, Stage: 1} }
 	tasks := []Task{task(Forward, 0), task(Forward, 1), task(Backward, 1), task(Backward, 0)}
-	got := text(New([][]Task{tasks}, []int{2, 2, 2}).Write(0, 1, 1, nil), tasks)
+	got := text(New([][]Task{tasks}, []int{2, 2, 2}, 0).Write(0, 1, 1, nil), tasks)
 	source, err := os.ReadFile("schedule.go")
 	if err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestCopies(t *testing.T) {
 	for range 2000 {
 		tasks, layers := drawn(r)
 		lag, ahead := 1+r.IntN(4), 1+r.IntN(6)
-		list = New([][]Task{tasks}, layers).Write(0, lag, ahead, list)
+		list = New([][]Task{tasks}, layers, 0).Write(0, lag, ahead, list)
 		held, gone, back := map[layer]bool{}, map[layer]bool{}, map[layer]bool{}
 		fail := func(what string, at layer) {
 			words := text(list, tasks)
@@ -155,7 +155,7 @@ func TestLag(t *testing.T) {
 		tasks = append(tasks, Task{Kind: Forward, Subsequence: i})
 	}
 	for lag := 1; lag < n; lag++ {
-		list := New([][]Task{tasks}, []int{layers}).Write(0, lag, 1, nil)
+		list := New([][]Task{tasks}, []int{layers}, 0).Write(0, lag, 1, nil)
 		for i := range n {
 			for _, a := range list.Of(i) {
 				if a.Op == Release && int(a.Task) != i-lag {
@@ -201,7 +201,7 @@ func TestSlots(t *testing.T) {
 		for slot := range pp - 1 {
 			shared(Backward, pp-2-slot)
 		}
-		p := New(tasks, layers)
+		p := New(tasks, layers, 0)
 		p.Shared = pp - 1
 		var first []Action
 		for rank := range tasks {

@@ -18,6 +18,7 @@ type Cache struct {
 	prices *prices
 	flops  *LayerFlops
 	head   ir.Flops // forward of a token
+	tuned  float64  // of a step that does not train all of the model; 0: not yet known
 	Blocks memory.Blocks
 }
 
@@ -43,6 +44,14 @@ func (c *Cache) FlopsOfLayer(p *plan.Plan) LayerFlops {
 		c.head = sumFlops(graph.New(p.Model, graph.Split{SP: 1}, 1).Head, graph.Size{Sequence: 1, Tokens: 1, Batch: 1, SP: 1})
 	}
 	return *c.flops
+}
+
+// tunedFlops is that of all plans of one job.
+func (c *Cache) tunedFlops(p *plan.Plan) float64 {
+	if c.tuned == 0 {
+		c.tuned = tunedFlops(p)
+	}
+	return c.tuned
 }
 
 // Estimator predicts the time and memory of one plan, whose stages, lengths and tasks must not change after

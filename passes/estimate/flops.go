@@ -6,6 +6,7 @@ import (
 	"sppo.dev/graph"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
+	"sppo.dev/passes/plan"
 )
 
 // LayerFlops counts the forward of layers as a function of the number of tokens x, in whole multiply-adds, as
@@ -40,6 +41,36 @@ func FlopsOfLayer(m lang.Model) LayerFlops {
 		f.windows[at[w]].layers++
 	}
 	return f
+}
+
+// tunedFlops is the forward and the backward of a step of which a part is dropped, because not all of the model is trained. The
+// backward of attention counts as twice its forward, as it does elsewhere.
+func tunedFlops(p *plan.Plan) float64 {
+	g := graph.NewTuned(p.Model, p.Train.Freeze, graph.Split{SP: 1}, p.Train.Sequence)
+	z := graph.Size{Sequence: p.Train.Sequence, Tokens: p.Train.Sequence, Batch: 1, SP: 1, Rows: p.Train.Sequence}
+	total := float64(backwardFlops(g.Head, z))
+	for kind := range g.Kinds() {
+		b, z := g.LayerOf(kind), g.OfKind(z, kind)
+		total += float64(g.LayersOf(kind)) * float64(sumFlops(b, z)+backwardFlops(b, z))
+	}
+	return total * float64(p.Train.Batch)
+}
+
+// backwardFlops is the backward of a block, as its opcodes count it but for attention.
+func backwardFlops(b *graph.Block, z graph.Size) (sum ir.Flops) {
+	for i := range b.Backward {
+		n := &b.Backward[i]
+		if n.Op != ir.AttentionGrad {
+			sum += b.Work(n, z).Flops
+			continue
+		}
+		for j := range b.Forward {
+			if f := &b.Forward[j]; f.Op == ir.Attention {
+				sum += 2 * b.Work(f, z).Flops
+			}
+		}
+	}
+	return sum
 }
 
 // sumFlops returns the FLOPs of the forward of a block.

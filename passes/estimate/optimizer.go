@@ -32,6 +32,9 @@ func (u Updater) Block(b *graph.Block) ir.Seconds {
 	var t ir.Seconds
 	for i := range b.Params {
 		param := &b.Params[i]
+		if param.Frozen {
+			continue
+		}
 		t += u.kernels(b, param)
 		if zero := u.plan.ZeroOf(b, param); zero < plan.ZeroGradients {
 			t += u.completed(param)
@@ -105,7 +108,7 @@ func (u Updater) Visit() (weights, gradients ir.Seconds) {
 		if zero >= plan.ZeroWeights && many {
 			weights += u.gathered(param, u.graph.DType())
 		}
-		if zero >= plan.ZeroGradients {
+		if zero >= plan.ZeroGradients && !param.Frozen {
 			gradients += u.completed(param)
 		}
 	}

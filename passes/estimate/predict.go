@@ -117,11 +117,11 @@ func taskCosts(c *Cache, p *plan.Plan, shapes *walk.Shapes, m cost.Model) *Costs
 		under := VisitTime{timeIf(p.GathersBeside(backward), weights), timeIf(p.Completes(backward), gradients)}
 		t.under = append(t.under, under)
 		for kind := range t.kinds {
-			k, z := &t.kinds[kind], g.OfKind(z, kind)
-			k.Forward = append(k.Forward, pr.Makespan(g.Layer, g.Layer.Forward, z, beside))
-			k.backward = append(k.backward, pr.layerBackward(g.Layer, z, under))
+			k, b, z := &t.kinds[kind], g.LayerOf(kind), g.OfKind(z, kind)
+			k.Forward = append(k.Forward, pr.Makespan(b, b.Forward, z, beside))
+			k.backward = append(k.backward, pr.layerBackward(b, z, under))
 			if p.Streams() {
-				k.stream.add(pr, g, z, beside, under.Weights+under.Gradients)
+				k.stream.add(pr, b, z, beside, under.Weights+under.Gradients)
 			}
 		}
 		t.embed = append(t.embed, pr.Time(g, g.Embedding, g.Embedding.Forward, z))
@@ -264,7 +264,7 @@ func (t *Costs) timeAgain(pr Pricer, i, kind int, remade graph.Units, z graph.Si
 		if t.remaking == nil {
 			t.remaking = map[remadeKey]backwardTime{}
 		}
-		d = pr.layerBackward(t.graph.LayerWithout(remade), t.graph.OfKind(z, kind), t.under[i]).plus(t.kinds[kind].backward[i], -1)
+		d = pr.layerBackward(t.graph.LayerWithout(kind, remade), t.graph.OfKind(z, kind), t.under[i]).plus(t.kinds[kind].backward[i], -1)
 		t.remaking[key] = d
 	}
 	return d
@@ -305,10 +305,13 @@ func WidestLink(p *plan.Plan, m cost.Model, group func(p *plan.Plan, s, k int) [
 // optimizerTime returns the time from the last gradient to the last new weight on the slowest stage.
 func optimizerTime(p *plan.Plan, g *graph.Model, m cost.Model) ir.Seconds {
 	u := NewUpdater(p, g, m)
-	layer, embedding, head := u.Block(g.Layer), u.Block(g.Embedding), u.Block(g.Head)
+	embedding, head := u.Block(g.Embedding), u.Block(g.Head)
 	var slowest ir.Seconds
 	for s := range p.Parallel.PP {
-		t := layer * ir.Seconds(p.LayersOf(s))
+		var t ir.Seconds
+		for kind, n := range p.KindsOf(g, p.StagesOf(s)...) {
+			t += u.Block(g.LayerOf(kind)) * ir.Seconds(n)
+		}
 		if s == p.Home(0) {
 			t += embedding
 		}
@@ -321,11 +324,14 @@ func optimizerTime(p *plan.Plan, g *graph.Model, m cost.Model) ir.Seconds {
 }
 
 // throughput counts model FLOPs: three times the forward, with causal attention, without recomputation and
-// padding.
+// padding. Where not all of the model is trained, the backward counts as far as there is one.
 func throughput(c *Cache, p *plan.Plan, peak float64) {
 	tokens := float64(p.Train.Sequence) * float64(p.Train.Batch)
 	layers := c.FlopsOfLayer(p).inModel(p.Train.Sequence, p.Model.Layers) * float64(p.Train.Batch)
 	p.Throughput = plan.Throughput{ModelFlops: 3 * (layers + float64(c.head)*tokens)}
+	if p.Tuned() {
+		p.Throughput.ModelFlops = c.tunedFlops(p)
+	}
 	if seconds := float64(p.Time.StepS); seconds > 0 && !math.IsInf(seconds, 0) {
 		p.Throughput.TGS = tokens / (seconds * float64(p.Parallel.Ranks()))
 		p.Throughput.MFU = p.Throughput.ModelFlops / (seconds * cost.Devices(ir.Machine(p.Cluster), p.Parallel.Ranks()) * peak)

@@ -33,9 +33,11 @@ func (s *stretch) total() ir.Seconds {
 }
 
 // add prices a layer; the collectives that its passes find under way hold up theirs.
-func (s *stretches) add(pr Pricer, g *graph.Model, z graph.Size, forwardFinds, backwardFinds ir.Seconds) {
-	b := g.Layer
-	forward, backward := pr.stretch(b, b.Forward, z, forwardFinds), pr.stretch(b, b.Backward, z, backwardFinds)
+func (s *stretches) add(pr Pricer, b *graph.Block, z graph.Size, forwardFinds, backwardFinds ir.Seconds) {
+	forward, backward := pr.stretch(b, b.Forward, z, forwardFinds), stretch{}
+	if b.Attends {
+		backward = pr.stretch(b, b.Backward, z, backwardFinds)
+	}
 	again := forward
 	again.before = 0
 	s.forward, s.backward, s.again = append(s.forward, forward), append(s.backward, backward), append(s.again, again)
@@ -132,6 +134,10 @@ func (s *Simulation) runLayer(st *simStage, at *walk.Node, k int, whole ir.Secon
 	if t.Kind == plan.Forward {
 		whole -= s.attend(st, &costs.stream.forward[i])
 		st.run(max(0, whole))
+		return
+	}
+	if !s.graph.LayerOf(s.graph.KindOf(s.Plan.LayerAt(int(at.Stage), k))).Attends {
+		st.run(whole)
 		return
 	}
 	s.take(st)

@@ -14,8 +14,8 @@ type TaskTime struct {
 	Pricer
 	Plan    *plan.Plan
 	Model   *graph.Model
-	Layer   *graph.Block // as the policy of recomputation leaves it
-	Attends []*graph.Node
+	Layers  []*graph.Block       // of each kind, as the policy of recomputation leaves it
+	Attends [][]*graph.Node      // of each kind
 	rest    map[int64]blockTimes // by tokens
 }
 
@@ -37,14 +37,16 @@ type kindTimes struct {
 func NewTaskTime(c *Cache, p *plan.Plan) *TaskTime {
 	m := cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks())
 	t := &TaskTime{Pricer: NewPricer(c, p, m), Plan: p, Model: c.Model(p), rest: map[int64]blockTimes{}}
-	b := t.Model.LayerWithout(t.Model.RemadeBy(p.Recompute))
-	t.Layer = b
-	for _, nodes := range [][]graph.Node{b.Forward, b.Backward} {
-		for i := range nodes {
-			if nodes[i].Attends() {
-				t.Attends = append(t.Attends, &nodes[i])
+	for kind := range t.Model.Kinds() {
+		b, attends := t.Model.LayerWithout(kind, t.Model.RemadeBy(p.Recompute)), []*graph.Node(nil)
+		for _, nodes := range [][]graph.Node{b.Forward, b.Backward} {
+			for i := range nodes {
+				if nodes[i].Attends() {
+					attends = append(attends, &nodes[i])
+				}
 			}
 		}
+		t.Layers, t.Attends = append(t.Layers, b), append(t.Attends, attends)
 	}
 	return t
 }
@@ -57,7 +59,7 @@ func (t *TaskTime) Of(prefix, tokens int64) ir.Seconds {
 		rest = blockTimes{embedding: t.Both(t.Model.Embedding, z), head: t.Time(t.Model, t.Model.Head, t.Model.Head.Backward, z)}
 		for kind := range t.Model.Kinds() {
 			z := t.Model.OfKind(z, kind)
-			k := kindTimes{rest: t.Both(t.Layer, z) - t.AttentionTime(z)}
+			k := kindTimes{rest: t.Both(t.Layers[kind], z) - t.AttentionTime(kind, z)}
 			t.straighten(&k, kind, tokens)
 			rest.kinds = append(rest.kinds, k)
 		}
@@ -68,7 +70,7 @@ func (t *TaskTime) Of(prefix, tokens int64) ir.Seconds {
 		if k.linear {
 			layers[kind] = k.rest + k.alone + k.perToken*ir.Seconds(prefix)
 		} else {
-			layers[kind] = k.rest + t.AttentionTime(t.Model.OfKind(t.Size(prefix, tokens), kind))
+			layers[kind] = k.rest + t.AttentionTime(kind, t.Model.OfKind(t.Size(prefix, tokens), kind))
 		}
 	}
 	var longest ir.Seconds
@@ -95,7 +97,9 @@ func (t *TaskTime) straighten(b *kindTimes, kind int, tokens int64) {
 	if most < 2 {
 		return
 	}
-	at := func(prefix int64) ir.Seconds { return t.AttentionTime(t.Model.OfKind(t.Size(prefix, tokens), kind)) }
+	at := func(prefix int64) ir.Seconds {
+		return t.AttentionTime(kind, t.Model.OfKind(t.Size(prefix, tokens), kind))
+	}
 	b.alone = at(0)
 	b.perToken = (at(most) - b.alone) / ir.Seconds(most)
 	b.linear = true
@@ -117,11 +121,11 @@ func (t *TaskTime) Size(prefix, tokens int64) graph.Size {
 	return graph.Size{Sequence: p.Train.Sequence, Prefix: prefix, Tokens: tokens, Batch: int64(p.Parallel.Microbatch), SP: int64(p.Parallel.SP)}
 }
 
-// AttentionTime is that of a layer's attention, forward and backward.
-func (t *TaskTime) AttentionTime(z graph.Size) ir.Seconds {
+// AttentionTime is that of attention of a layer of a kind, forward and backward.
+func (t *TaskTime) AttentionTime(kind int, z graph.Size) ir.Seconds {
 	var sum ir.Seconds
-	for _, n := range t.Attends {
-		sum += t.Back(t.Layer, n, z)
+	for _, n := range t.Attends[kind] {
+		sum += t.Back(t.Layers[kind], n, z)
 	}
 	return sum
 }

@@ -26,7 +26,7 @@ func (r *tracker) endings() (list []ending) {
 	add := func(b *graph.Block, layers int) {
 		var of []ending
 		for i := range b.Params {
-			if b.Params[i].Tied && r.firstStage() {
+			if b.Params[i].Frozen || b.Params[i].Tied && r.firstStage() {
 				continue // its gradient is added to the embedding's
 			}
 			of = append(of, r.ending(b, &b.Params[i]))
@@ -36,7 +36,9 @@ func (r *tracker) endings() (list []ending) {
 	if r.firstStage() {
 		add(r.graph.Embedding, 1)
 	}
-	add(r.graph.Layer, len(r.given))
+	for kind, n := range r.plan.KindsOf(r.graph, r.plan.StagesOf(r.stage)...) {
+		add(r.graph.LayerOf(kind), n)
+	}
 	if r.lastStage() {
 		add(r.graph.Head, 1)
 	}

@@ -49,7 +49,7 @@ func borrowed(p *plan.Plan, g *graph.Model, rank int, terms *[numTerms]ir.Bytes)
 	whole := *p
 	whole.Parallel.Zero = 0
 	weights, gradients, _ := whole.StateBytes(g, g.Layer) // also where their own rank divides them
-	visited := visitBytesOf(p, g)                         // a layer more than without is under way at a time
+	visited := visitBytesOf(p, g, g.Layer)                // a layer more than without is under way at a time
 	terms[TermGradients] += visited.gradients + visited.halfSums + visited.sums
 	seen := map[int]int64{} // [stage]: tokens
 	for _, t := range p.Tasks[rank] {

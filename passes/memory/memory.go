@@ -159,11 +159,12 @@ type tracker struct {
 	begun     int          // layers of all tasks of the ranks before
 	streaming []int        // values of which a rank holds own rows alone
 	loads     loadsHeld
-	visits    visitBytes
-	path      []int    // under ZeroWeights, own layers in the order of visits
-	visited   int      // of these
-	gathered  ir.Bytes // weights that are whole, and what they are gathered from
-	passing   params   // of the layer that runs those that are whole for this visit alone, and so not among these
+	visitsOf  []visitBytes // by kind of layers
+	visits    visitBytes   // of the layer that is visited
+	path      []int        // under ZeroWeights, own layers in the order of visits
+	visited   int          // of these
+	gathered  ir.Bytes     // weights that are whole, and what they are gathered from
+	passing   params       // of the layer that runs those that are whole for this visit alone, and so not among these
 
 	waits map[plan.Task]bool // tasks whose input waits on the host
 	loans []plan.Lending     // [stage]: what it lends this one
@@ -174,6 +175,7 @@ type tracker struct {
 
 // blockOf is the dataflow that letters stand for.
 type blockOf struct {
+	kind    int
 	letters string
 	block   *graph.Block
 }
@@ -191,7 +193,10 @@ type unitsLeft struct{ kept, offloaded []ir.Bytes }
 func (m *Meter) newTracker(stage int) *tracker {
 	p := m.Plan
 	r := &tracker{Meter: m, plan: p, stage: stage, graph: m.Model, layers: p.LayersPerStage}
-	r.visits = visitBytesOf(p, r.graph)
+	for kind := range r.graph.Kinds() {
+		r.visitsOf = append(r.visitsOf, visitBytesOf(p, r.graph, r.graph.LayerOf(kind)))
+	}
+	r.visits = r.visitsOf[0]
 	r.whole, r.given = make([]params, p.LayersOf(stage)+2), make([]bool, p.LayersOf(stage))
 	for j := range r.layers {
 		first, _ := p.Span(j)
@@ -284,7 +289,9 @@ func (r *tracker) persist() {
 		z := r.Sizes[0]
 		r.now[TermCaches] = ir.Bytes(r.plan.Parallel.Microbatches) * graph.Align(ir.Bytes(z.Sequence*z.Batch)*ir.I32.Bytes())
 	}
-	add(r.graph.Layer, ir.Bytes(len(r.given)))
+	for kind, n := range r.plan.KindsOf(r.graph, r.plan.StagesOf(r.stage)...) {
+		add(r.graph.LayerOf(kind), ir.Bytes(n))
+	}
 	if r.firstStage() {
 		add(r.graph.Embedding, 1)
 	}
@@ -370,6 +377,7 @@ func (r *tracker) embedding(t plan.Task, at *walk.Node) {
 func (r *tracker) visit(t plan.Task, at *walk.Node, a schedule.Action) {
 	k := int(a.Layer)
 	b, own := r.block(t, k), r.first[t.Stage]+k
+	r.visits = r.visitsOf[r.last.kind]
 	switch t.Kind {
 	case plan.Forward:
 		r.forward(t, at, a, b, own)
@@ -392,6 +400,10 @@ func (r *tracker) forward(t plan.Task, at *walk.Node, a schedule.Action, b *grap
 	r.now[TermLoads] = r.loads.bytes()
 	r.exit()
 	r.cachesOut(t, b)
+	if !b.Attends && t.Subsequence == len(r.Sizes)-1 { // nobody reads K and V any more
+		r.now[TermCaches] -= r.caches(b, graph.Cache, z)
+		r.host -= r.streamed(graph.Cache, z.Sequence)
+	}
 	r.now[TermKept] += u.kept[own]
 	r.host += u.offloaded[own]
 	if k == 0 && r.waits[t] {
@@ -415,6 +427,9 @@ func (r *tracker) backward(t plan.Task, at *walk.Node, k int, b *graph.Block, ow
 	r.visiting(t, k, b, pass, z)
 	r.exit()
 	r.leaveBackward(t, own, at, b, z)
+	if !b.Attends {
+		return
+	}
 	if t.Subsequence == len(r.Sizes)-1 {
 		r.now[TermCacheGrads] += r.caches(b, graph.CacheGrad, z)
 		r.host += r.gradsOnHost(t, k)
@@ -446,7 +461,7 @@ func (r *tracker) weightGrads(t plan.Task, at *walk.Node, k int, b *graph.Block,
 	r.now[TermKept] -= r.between(b, z)
 	r.visiting(t, k, b, weightPass, z)
 	r.leaveBackward(t, own, at, b, z)
-	if t.Subsequence == 0 {
+	if t.Subsequence == 0 && b.Attends {
 		r.now[TermCacheGrads] -= r.cachesBetween(b, z)
 	}
 }
@@ -512,7 +527,7 @@ func (r *tracker) visiting(t plan.Task, k int, b *graph.Block, pass Direction, z
 	own := r.first[t.Stage] + k
 	begins := r.begins(b, own, pass)
 	working := r.working(b, pass, z, begins) + r.sharing(t)
-	if r.loads.queue != nil {
+	if r.loads.queue != nil && b.Attends {
 		r.noteOwn(t, working)
 		r.now[TermLoads] = r.attend(t, k, b)
 		working = r.working(b, attendingPass, z, begins)
@@ -532,9 +547,12 @@ func (r *tracker) touching(t plan.Task, b *graph.Block, own int, pass Direction,
 // block is the dataflow of the k-th layer of a task.
 func (r *tracker) block(t plan.Task, k int) *graph.Block {
 	units := len(r.Saved[0])
-	at := (r.first[t.Stage] + k) * units
-	if letters := r.plan.Offload.Fate[r.stage][t.Subsequence][at : at+units]; letters != r.last.letters {
-		r.last = blockOf{letters, r.graph.LayerWithout(plan.RemadeBy(letters))}
+	at, kind := (r.first[t.Stage]+k)*units, 0
+	if r.graph.Kinds() > 1 {
+		kind = r.graph.KindOf(r.plan.LayerAt(t.Stage, k))
+	}
+	if letters := r.plan.Offload.Fate[r.stage][t.Subsequence][at : at+units]; letters != r.last.letters || kind != r.last.kind {
+		r.last = blockOf{kind, letters, r.graph.LayerWithout(kind, plan.RemadeBy(letters))}
 	}
 	return r.last.block
 }
@@ -592,6 +610,9 @@ func (r *tracker) endStaged(t plan.Task, a schedule.Action) {
 
 // cachesOut lets K and V of a layer go once the last subsequence has passed it.
 func (r *tracker) cachesOut(t plan.Task, b *graph.Block) {
+	if !b.Attends {
+		return
+	}
 	caches := r.caches(b, graph.Cache, r.Sizes[0])
 	if !r.plan.StagesCaches(t.Stage) {
 		if last := t.As(plan.Backward); r.plan.RecomputesCaches(last) {
@@ -609,7 +630,7 @@ func (r *tracker) cachesOut(t plan.Task, b *graph.Block) {
 
 // recomputeCaches brings K and V of a layer back by computing them, where its first backward begins with that.
 func (r *tracker) recomputeCaches(t plan.Task, k int, b *graph.Block) {
-	if !r.plan.RecomputesCaches(t) {
+	if !r.plan.RecomputesCaches(t) || !b.Attends {
 		return
 	}
 	r.now[TermCaches] += r.caches(b, graph.Cache, r.Sizes[0])
@@ -629,7 +650,11 @@ func (r *tracker) cachesIn(next plan.Task) {
 		return
 	}
 	for k := range r.layers[next.Stage] {
-		caches := r.caches(r.block(next, k), graph.Cache, r.Sizes[0])
+		b := r.block(next, k)
+		if !b.Attends {
+			continue
+		}
+		caches := r.caches(b, graph.Cache, r.Sizes[0])
 		r.most = max(r.most, r.host)
 		r.now[TermCaches] += caches
 		r.host -= caches

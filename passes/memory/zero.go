@@ -23,6 +23,7 @@ func (r *tracker) planVisits() {
 		}
 		if t.Kind == plan.Backward {
 			slices.Reverse(r.path[first:])
+			r.path = r.path[:len(r.path)-r.plan.Skipped(t.Stage)]
 		}
 	}
 }
@@ -82,10 +83,10 @@ type visitBytes struct {
 	sums               ir.Bytes // slices of the gradients, added up
 }
 
-func visitBytesOf(p *plan.Plan, g *graph.Model) (n visitBytes) {
-	for i := range g.Layer.Params {
-		param := &g.Layer.Params[i]
-		zero, cut := p.ZeroOf(g.Layer, param), p.Slicing(param)
+func visitBytesOf(p *plan.Plan, g *graph.Model, layer *graph.Block) (n visitBytes) {
+	for i := range layer.Params {
+		param := &layer.Params[i]
+		zero, cut := p.ZeroOf(layer, param), p.Slicing(param)
 		whole := ir.Bytes(param.Local[0] * param.Local[1])
 		half := ir.Bytes(0) // of the way, where both the ranks of a stage and replicas divide
 		if cut.SP > 1 && cut.DP > 1 {
@@ -96,7 +97,7 @@ func visitBytesOf(p *plan.Plan, g *graph.Model) (n visitBytes) {
 			n.weights += graph.Align(whole * g.DType().Bytes())
 			n.halves += graph.Align(half * g.DType().Bytes())
 		}
-		if zero >= plan.ZeroGradients {
+		if zero >= plan.ZeroGradients && !param.Frozen {
 			n.divided |= 1 << i
 			n.gradients += graph.Align(whole * ir.F32.Bytes())
 			n.halfSums += graph.Align(half * ir.F32.Bytes())

@@ -127,6 +127,9 @@ func Problems(p *plan.Plan) []plan.Problem {
 	switch {
 	case par.PP < 2:
 		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = off, or pp of at least 2", "a single stage has nobody to share its tasks with")}
+	case p.Untrained > 0:
+		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "mux = off, or train the embedding",
+			"%d layers have no backward, which others could share", p.Untrained)}
 	case strategy.Of(p).Name != strategy.All[0].Name:
 		return []plan.Problem{plan.Fault("schedule.mux", lang.Infeasible, "strategy = sppo, or mux = off", "mux fills the bubbles of one sequence, which strategy = %s does not have", strategy.Of(p).Name)}
 	case par.VirtualStages > 1:

@@ -453,10 +453,13 @@ func (h *chooser) remakes() []remake {
 // subsequences come first, as for offloading.
 func (h *chooser) again(stage int, order []remake) []turn {
 	var out []turn
-	layers, units := h.plan.LayersOf(stage), len(h.sizes[0])
+	kinds, units := kindsOn(h.plan, h.graph, stage), len(h.sizes[0])
 	for _, r := range order {
 		for i := range h.plan.Subsequences.N {
-			for l := range layers {
+			for l, kind := range kinds {
+				if !h.graph.Remakes(kind).Has(r.unit) {
+					continue
+				}
 				out = append(out, turn{i, l*units + r.unit, plan.FateRecompute})
 			}
 		}

@@ -233,11 +233,15 @@ func adaptiveAlpha(p *plan.Plan, c *pass.Context) func(i int) float64 {
 	remade := g.RemadeBy(p.Recompute)
 	for i, z := range p.Sizes() {
 		forward[i] = g.Mean(func(kind int) ir.Seconds { return pr.Time(g, g.Layer, g.Layer.Forward, g.OfKind(z, kind)) })
-		for u, n := range plan.UnitSizes(g.Layer, z) {
-			if !remade.Has(u) {
-				copied[i] += m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{})
+		sizes := plan.UnitSizes(g.Layer, z)
+		copied[i] = g.Mean(func(kind int) (t ir.Seconds) {
+			for u, n := range sizes {
+				if g.Saves(kind).Has(u) && !(remade & g.Remakes(kind)).Has(u) {
+					t += m.Time(ir.Work{Kind: ir.WorkD2H, Bytes: n}, cost.Link{})
+				}
 			}
-		}
+			return t
+		})
 	}
 	return func(i int) float64 { // stages hold as many layers for s_i as for s_{i+1}, so their number cancels
 		if i == len(forward)-1 || copied[i] == 0 {
@@ -310,19 +314,35 @@ func placedShare(letters []byte, sizes []ir.Bytes) float64 {
 // keepAll starts a plan without offload: units are kept, except those that are recomputed.
 func keepAll(p *plan.Plan, c *pass.Context, policy string) {
 	g := c.Model(p)
-	layer := []byte(strings.Repeat(string(plan.FateKeep), len(g.Layer.Units)))
-	remade := g.RemadeBy(p.Recompute)
-	for u := range layer {
-		if remade.Has(u) {
-			layer[u] = plan.FateRecompute
-		}
+	kinds := make([]string, g.Kinds())
+	for kind := range kinds {
+		kinds[kind] = keptBy(g, kind, g.RemadeBy(p.Recompute))
 	}
 	p.Offload = plan.Offload{Policy: policy, Lag: 1, Ahead: 1, Caches: plan.CachesDevice}
 	for s := range p.Parallel.PP {
-		fate := strings.Repeat(string(layer), p.LayersOf(s))
+		var fate strings.Builder
+		for _, kind := range kindsOn(p, g, s) {
+			fate.WriteString(kinds[kind])
+		}
 		p.Offload.Alpha = append(p.Offload.Alpha, make([]float64, p.Subsequences.N))
-		p.Offload.Fate = append(p.Offload.Fate, slices.Repeat([]string{fate}, p.Subsequences.N))
+		p.Offload.Fate = append(p.Offload.Fate, slices.Repeat([]string{fate.String()}, p.Subsequences.N))
 	}
+}
+
+// keptBy are the letters of a layer of a kind that recomputes some units and keeps the others that its backward reads.
+func keptBy(g *graph.Model, kind int, remade graph.Units) string {
+	letters := make([]byte, len(g.Layer.Units))
+	for u := range letters {
+		switch {
+		case !g.Saves(kind).Has(u):
+			letters[u] = plan.FateUnsaved
+		case (remade & g.Remakes(kind)).Has(u):
+			letters[u] = plan.FateRecompute
+		default:
+			letters[u] = plan.FateKeep
+		}
+	}
+	return string(letters)
 }
 
 // Off keeps on the device everything that is not recomputed.
@@ -349,7 +369,7 @@ func Check(c *pass.Context, p *plan.Plan) error {
 			return fmt.Errorf("offload of stage %d is given for %d subsequences (alpha for %d), not %d", s, len(o.Fate[s]), len(o.Alpha[s]), p.Subsequences.N)
 		}
 		for i := range o.Fate[s] {
-			if err := checkFate(p, c.Model(p).Layer, s, i); err != nil {
+			if err := checkFate(p, c.Model(p), s, i); err != nil {
 				return fmt.Errorf("offload of stage %d, subsequence %d: %w", s, i, err)
 			}
 		}
@@ -372,17 +392,32 @@ func checkCaches(p *plan.Plan) error {
 	return nil
 }
 
-func checkFate(p *plan.Plan, layer *graph.Block, s, i int) error {
-	fate, alpha := p.Offload.Fate[s][i], p.Offload.Alpha[s][i]
+// kindsOn returns the kind of each layer of a rank.
+func kindsOn(p *plan.Plan, g *graph.Model, rank int) (kinds []int) {
+	for _, j := range p.StagesOf(rank) {
+		for _, layer := range p.Layers(j) {
+			kinds = append(kinds, g.KindOf(layer))
+		}
+	}
+	return kinds
+}
+
+func checkFate(p *plan.Plan, g *graph.Model, s, i int) error {
+	fate, alpha, layer := p.Offload.Fate[s][i], p.Offload.Alpha[s][i], g.Layer
 	if want := p.LayersOf(s) * len(layer.Units); len(fate) != want {
 		return fmt.Errorf("fate has %d letters for %d units of %d layers, which need %d", len(fate), len(layer.Units), p.LayersOf(s), want)
 	}
+	kinds := kindsOn(p, g, s)
 	for at := range len(fate) {
-		switch u := &layer.Units[at%len(layer.Units)]; fate[at] {
-		case plan.FateOffload, plan.FateKeep:
+		u, kind := &layer.Units[at%len(layer.Units)], kinds[at/len(layer.Units)]
+		if saves := g.Saves(kind).Has(u.Number); saves == (fate[at] == plan.FateUnsaved) {
+			return fmt.Errorf("fate has %q at %d, for %s: use %c if the backward of the layer does not read it, and only then", fate[at], at, u.Name, plan.FateUnsaved)
+		}
+		switch fate[at] {
+		case plan.FateOffload, plan.FateKeep, plan.FateUnsaved:
 		case plan.FateRecompute:
-			if u.Producer < 0 {
-				return fmt.Errorf("fate recomputes %s at %d, but nothing in the layer computes it", u.Name, at)
+			if !g.Remakes(kind).Has(u.Number) {
+				return fmt.Errorf("fate recomputes %s at %d, but nothing that the layer keeps leads to it", u.Name, at)
 			}
 		default:
 			return fmt.Errorf("fate has the letter %q at %d; use %c for offload, %c for keep, %c for recompute", fate[at], at, plan.FateOffload, plan.FateKeep, plan.FateRecompute)

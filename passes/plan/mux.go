@@ -42,12 +42,19 @@ func (p *Plan) Runner(t Task) int {
 // ParamSet is a set of a layer's parameters, a bit for each.
 type ParamSet uint64
 
-// paramsRead returns the parameters that a layer reads in a pass.
-func paramsRead(b *graph.Block, kind TaskKind) (set ParamSet) {
+// ParamsRead returns the parameters that a layer reads in a pass.
+func ParamsRead(b *graph.Block, kind TaskKind) (set ParamSet) {
 	nodes := b.Forward
 	if kind == Backward {
 		nodes = b.Backward
 	}
+	return paramsOf(b, nodes)
+}
+
+// CachingReads returns those that it reads to compute K and V alone.
+func CachingReads(b *graph.Block) ParamSet { return paramsOf(b, b.Caching) }
+
+func paramsOf(b *graph.Block, nodes []graph.Node) (set ParamSet) {
 	for i := range nodes {
 		for _, a := range nodes[i].Args {
 			if a.Value != graph.Missing && b.Values[a.Value].Kind == graph.Weight {
@@ -58,12 +65,15 @@ func paramsRead(b *graph.Block, kind TaskKind) (set ParamSet) {
 	return set
 }
 
+// Has reports whether a parameter is in the set.
+func (s ParamSet) Has(param int) bool { return s>>param&1 == 1 }
+
 // Borrows returns the parameters of the k-th layer of another rank's stage that a rank reads in its tasks on
 // that stage: those that it must be lent.
 func (p *Plan) Borrows(g *graph.Model, kind TaskKind, rank, stage, k int) (set ParamSet) {
 	for _, t := range p.Tasks[rank] {
 		if t.Kind == kind && t.Stage == stage && t.Microbatch == 0 && p.Home(stage) != rank {
-			set |= paramsRead(p.LayerOf(g, t, k), kind)
+			set |= ParamsRead(p.LayerOf(g, t, k), kind)
 		}
 	}
 	return set

@@ -43,7 +43,9 @@ type Plan struct {
 
 	Parallel       Parallel     `json:"parallel"`
 	Subsequences   Subsequences `json:"subsequences"`
-	LayersPerStage []int        `json:"layers_per_stage"` // by virtual stage
+	LayersPerStage []int        `json:"layers_per_stage"`           // by virtual stage
+	Parameters     Parameters   `json:"parameters,omitzero"`        // of a model of which not all is trained
+	Untrained      int          `json:"untrained_layers,omitempty"` // from the first on: they have no backward
 	Stream         Stream       `json:"stream"`
 	Tasks          [][]Task     `json:"tasks"`     // [stage]: what a pipeline rank does, in order
 	Units          []Unit       `json:"units"`     // of one layer; equal for every layer and subsequence
@@ -69,6 +71,12 @@ type Documents struct {
 	Sequences int        `json:"sequences"`         // that were looked at, the first
 	StepS     ir.Seconds `json:"step_s"`            // of a step whose attention has this share
 	Problem   string     `json:"problem,omitempty"` // why the data could not be read, instead
+}
+
+// Parameters are the elements of a model's tensors.
+type Parameters struct {
+	Trained int64 `json:"trained"`
+	Frozen  int64 `json:"frozen"`
 }
 
 // Parallel is the layout of ranks: rank = (d*PP + i)*SP + k.
@@ -146,6 +154,7 @@ const (
 	FateOffload   = 'o' // to the host and back
 	FateKeep      = 'k' // on the device
 	FateRecompute = 'r' // recomputed by the backward
+	FateUnsaved   = '-' // nowhere: the layer's backward does not read it
 )
 
 // Offload is the placement of Type-1 units. Fate[stage][i] has one letter for every Type-1 unit of the
@@ -174,13 +183,21 @@ func (p *Plan) FateOf(t Task, k int) string {
 
 // LayerOf returns the dataflow of the k-th layer of a task's virtual stage, given its placement.
 func (p *Plan) LayerOf(g *graph.Model, t Task, k int) *graph.Block {
-	return g.LayerWithout(RemadeBy(p.FateOf(t, k)))
+	return g.LayerWithout(g.KindOf(p.LayerAt(t.Stage, k)), RemadeBy(p.FateOf(t, k)))
 }
 
-// RemadeBy returns the units that the letters of a layer recompute.
+// LayerAt returns the number of the k-th layer of a virtual stage.
+func (p *Plan) LayerAt(stage, k int) int {
+	for _, n := range p.LayersPerStage[:stage] {
+		k += n
+	}
+	return k
+}
+
+// RemadeBy returns the units that the letters of a layer do not keep: those that its backward recomputes, if it needs them.
 func RemadeBy(letters string) (remade graph.Units) {
 	for u := range len(letters) {
-		if letters[u] == FateRecompute {
+		if letters[u] == FateRecompute || letters[u] == FateUnsaved {
 			remade |= 1 << u
 		}
 	}
@@ -269,6 +286,7 @@ func New(sp *lang.Spec) *Plan {
 	if p.Name == "" {
 		p.Name = p.Model.Name
 	}
+	p.Untrained, p.Parameters = p.trained()
 	for _, b := range lang.Blocks {
 		p.noteLine(sp, b.Name)
 	}
@@ -420,11 +438,27 @@ func (p *Plan) neighbour(t Task, on int) (int, Task, bool) {
 	case Backward:
 		on = -on
 	}
+	if t.Kind == Backward && !p.Undone(t.Stage) {
+		return 0, Task{}, false
+	}
 	t.Stage += on
-	if t.Stage < 0 || t.Stage >= p.Parallel.Stages() {
+	if t.Stage < 0 || t.Stage >= p.Parallel.Stages() || t.Kind == Backward && !p.Undone(t.Stage) {
 		return 0, Task{}, false
 	}
 	return p.Runner(t), t, true
+}
+
+// Skipped returns how many layers of a virtual stage its backwards do not visit: the first ones.
+func (p *Plan) Skipped(stage int) int {
+	if p.Untrained == 0 {
+		return 0
+	}
+	return min(max(0, p.Untrained-p.LayerAt(stage, 0)), p.LayersPerStage[stage])
+}
+
+// Undone reports whether backwards of a virtual stage compute anything. Those of the last do: they have the head.
+func (p *Plan) Undone(stage int) bool {
+	return p.Untrained == 0 || stage == p.Parallel.Stages()-1 || p.LayerAt(stage+1, 0) > p.Untrained
 }
 
 // SizeOf returns the shape of a task.

@@ -33,5 +33,5 @@ func (p *Plan) GridInWords() string {
 
 // Graph builds the dataflow of the plan's model on one rank.
 func (p *Plan) Graph() *graph.Model {
-	return graph.New(p.Model, p.Split(), p.Train.Sequence)
+	return graph.NewTuned(p.Model, p.Train.Freeze, p.Split(), p.Train.Sequence)
 }

@@ -19,8 +19,14 @@ const (
 	ZeroWeights   = 3 // a layer's weights, which are gathered for each visit of the layer
 )
 
+// noOptimizer is that of parameters that are not trained: they have no state.
+var noOptimizer = &graph.Optimizer{}
+
 // OptimizerOf returns the optimizer of a parameter of a block.
 func (p *Plan) OptimizerOf(b *graph.Block, param *graph.Param) *graph.Optimizer {
+	if param.Frozen {
+		return noOptimizer
+	}
 	return graph.OptimizerOf(&p.Train.Optimizer, b, param)
 }
 
@@ -110,6 +116,12 @@ func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 			return graph.Align(whole * d.Bytes())
 		}
 		gradients += p.gradientBytes(b, param)
+		if param.Frozen {
+			if !(param.Tied && together) {
+				weights += divided(ZeroWeights, g.DType())
+			}
+			continue
+		}
 		if param.Tied && together {
 			continue
 		}
@@ -129,6 +141,9 @@ func (p *Plan) StateBytes(g *graph.Model, b *graph.Block) (weights, gradients, o
 
 // gradientBytes returns the bytes of a parameter's gradient that last until the end of the step.
 func (p *Plan) gradientBytes(b *graph.Block, param *graph.Param) ir.Bytes {
+	if param.Frozen {
+		return 0
+	}
 	n := ir.Bytes(param.Local[0] * param.Local[1])
 	if p.ZeroOf(b, param) >= ZeroGradients {
 		n /= ir.Bytes(p.Slicing(param).Slices())
@@ -142,7 +157,7 @@ const OffloadHost = "host"
 // OptimizerOnHost reports whether the optimizer state of a parameter and its f32 master wait in host memory.
 // Vectors stay on the device.
 func (p *Plan) OptimizerOnHost(param *graph.Param) bool {
-	return p.Parallel.OptimizerOffload == OffloadHost && !param.Vector
+	return p.Parallel.OptimizerOffload == OffloadHost && !param.Vector && !param.Frozen
 }
 
 // hostBlock is the number of elements that pass through the device as one block. A copy of 32 MiB takes about

@@ -64,6 +64,9 @@ func reportJob(p *plan.Plan, b *strings.Builder) {
 	table(b, func(line func(...string)) {
 		line("model", fmt.Sprintf("%s, %s, hidden %d, %s of %d (%d of keys and values), ffn %d, vocabulary %d, %s",
 			m.Family, words.Plural(m.Layers, "layer"), m.Hidden, words.Plural(m.Heads, "head"), m.HeadDim, m.KVHeads, m.FFN, m.Vocab, m.DType))
+		if p.Tuned() {
+			line("training", trainedInWords(p))
+		}
 		line("ranks", fmt.Sprintf("%d of %s: dp %d x pp %d x sp %d", par.Ranks(), words.Plural(p.Cluster.GPUs(), p.Cluster.Unit()), par.DP, par.PP, par.SP))
 		line("subsequences", subsequencesInWords(p))
 		if p.LayerOrder() {
@@ -91,6 +94,27 @@ func OrderInWords(p *plan.Plan) string {
 	n := p.Parallel.VirtualStages
 	return fmt.Sprintf("layer: all subsequences pass a group of layers before the next; virtual_stages = %d makes %s of %s",
 		n, words.Plural(n, "group"), words.Plural((p.Model.Layers+n-1)/n, "layer"))
+}
+
+// trainedInWords tells what of the model is trained.
+func trainedInWords(p *plan.Plan) string {
+	text := fmt.Sprintf("%s parameters trained, %s frozen", thousands(p.Parameters.Trained), thousands(p.Parameters.Frozen))
+	if m := &p.Model; m.Adapter != "" {
+		text += fmt.Sprintf("; %s of rank %d, alpha %g beside %s", m.Adapter, m.AdapterRank, m.AdapterAlpha, strings.Join(m.AdapterTargets, ", "))
+	}
+	if p.Untrained > 0 {
+		text += fmt.Sprintf("; the first %s without a backward", words.Plural(p.Untrained, "layer"))
+	}
+	return text
+}
+
+// thousands writes a whole number in groups of three digits: 8,030,261,248.
+func thousands(n int64) string {
+	digits := fmt.Sprint(n)
+	for at := len(digits) - 3; at > 0; at -= 3 {
+		digits = digits[:at] + "," + digits[at:]
+	}
+	return digits
 }
 
 // muxInWords describes which stages share which tasks.

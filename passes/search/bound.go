@@ -252,18 +252,24 @@ func (b *bounds) newProfile(p *plan.Plan, v visit) *profile {
 type endTimes struct{ embedding, head ir.Seconds }
 
 func newLayerProfile(t *estimate.TaskTime, kind int, v visit) *layerProfile {
-	p, g, out := t.Plan, t.Model, &layerProfile{}
+	p, g, layer, out := t.Plan, t.Model, t.Layers[kind], &layerProfile{}
+	back := estimate.VisitTime{Weights: v.forward, Gradients: v.backward}
+	if layer.DInput == graph.Missing { // the lowest layer with a backward, which reads few of its weights, or one without
+		back = estimate.VisitTime{}
+	}
 	size := func(prefix, tokens int64) graph.Size { return g.OfKind(t.Size(prefix, tokens), kind) }
-	forward := func(z graph.Size) ir.Seconds { return t.Makespan(t.Layer, t.Layer.Forward, z, v.forward) }
-	backward := func(z graph.Size) ir.Seconds { return t.Makespan(t.Layer, t.Layer.Backward, z, v.forward+v.backward) }
+	forward := func(z graph.Size) ir.Seconds { return t.Makespan(layer, layer.Forward, z, v.forward) }
+	backward := func(z graph.Size) ir.Seconds {
+		return t.Makespan(layer, layer.Backward, z, back.Weights+back.Gradients)
+	}
 	known := map[graph.Size]ir.Seconds{}
 	var sizes []graph.Size // at which all but attention is priced
 	prefix := int64(0)
 	for _, n := range p.Subsequences.Lengths {
 		z := size(prefix, n)
 		sizes = append(sizes, leastRest(t, z))
-		rest := memo(known, sizes[len(sizes)-1], func(z graph.Size) ir.Seconds { return forward(z) - t.AttentionTime(z) + backward(z) })
-		attention := t.AttentionTime(z)
+		rest := memo(known, sizes[len(sizes)-1], func(z graph.Size) ir.Seconds { return forward(z) - t.AttentionTime(kind, z) + backward(z) })
+		attention := t.AttentionTime(kind, z)
 		out.each, out.attention = append(out.each, rest+attention), append(out.attention, attention)
 		out.all += rest + attention
 		prefix += n
@@ -272,18 +278,18 @@ func newLayerProfile(t *estimate.TaskTime, kind int, v visit) *layerProfile {
 		known := map[graph.Size]ir.Seconds{}
 		for i, z := range sizes {
 			sum += out.attention[i] + memo(known, z, func(z graph.Size) ir.Seconds {
-				input, weights := t.Halves(t.Layer, z, estimate.VisitTime{Weights: v.forward, Gradients: v.backward})
-				return forward(z) - t.AttentionTime(z) + min(backward(z), input+weights)
+				input, weights := t.Halves(layer, z, back)
+				return forward(z) - t.AttentionTime(kind, z) + min(backward(z), input+weights)
 			})
 		}
 		return sum
 	})
 	crossing := func(z graph.Size) crossing {
-		return crossing{forward(z), backward(z), t.Makespan(t.Layer, t.Layer.Halves[graph.InputGradient], z, v.forward)}
+		return crossing{forward(z), backward(z), t.Makespan(layer, layer.Halves[graph.InputGradient], z, back.Weights)}
 	}
 	n := p.Subsequences.Lengths[len(p.Subsequences.Lengths)-1]
 	z := size(p.Train.Sequence-n, n)
-	out.last, out.shares = crossing(z), shares(t, z)
+	out.last, out.shares = crossing(z), shares(t, kind, z)
 	out.first = crossing(size(0, p.Subsequences.Lengths[0]))
 	out.streaming = streamingTime(p, g, kind)
 	return out
@@ -310,9 +316,9 @@ func leastRest(t *estimate.TaskTime, z graph.Size) graph.Size {
 }
 
 // shares are what the attention of a layer would take from other ranks.
-func shares(t *estimate.TaskTime, z graph.Size) (out [2]share) {
-	for _, n := range t.Attends {
-		in, d := graph.BlockInstr(t.Layer, n, z), t.Back(t.Layer, n, z)
+func shares(t *estimate.TaskTime, kind int, z graph.Size) (out [2]share) {
+	for _, n := range t.Attends[kind] {
+		in, d := graph.BlockInstr(t.Layers[kind], n, z), t.Back(t.Layers[kind], n, z)
 		q, stats := in.Arg("q").Bytes(), in.Arg("lse").Bytes()
 		if n.Op == ir.Attention {
 			out[0] = share{d, []ir.Bytes{q, in.Arg("o").Bytes(), stats}}
@@ -329,8 +335,12 @@ func streamingTime(p *plan.Plan, g *graph.Model, layerKind int) (t ir.Seconds) {
 		return 0
 	}
 	in, _ := estimate.CopyCosts(p, g, estimate.CostModel(p))
+	kinds := []plan.TaskKind{plan.Forward, plan.Backward}
+	if g.LayerOf(layerKind).DInput == graph.Missing { // it may need one of dK and dV, or neither
+		kinds = kinds[:1]
+	}
 	for i := range p.Subsequences.N {
-		for _, kind := range []plan.TaskKind{plan.Forward, plan.Backward} {
+		for _, kind := range kinds {
 			for _, l := range walk.VisitLoads(p, g, walk.VisitKind{Kind: kind, Subsequence: i, LayerKind: layerKind}) {
 				t += in(l)
 			}
@@ -743,6 +753,9 @@ func (b *bounds) helping(p *plan.Plan, of *profile, layers []int, message func(i
 		}
 	}
 	for i := range g.Layer.Params {
+		if g.Layer.Params[i].Frozen {
+			continue
+		}
 		n, times := ir.Bytes(g.Layer.Params[i].Local[0]*g.Layer.Params[i].Local[1]), ir.Seconds(p.Parallel.PP-1)*fewest
 		lent += times * message(n*g.DType().Bytes())
 		gradients += times * message(n*ir.F32.Bytes())
@@ -758,6 +771,9 @@ func (b *bounds) givingBack(p *plan.Plan, layers []int, message func(ir.Bytes) i
 	g, m := b.cache.Model(p), estimate.CostModel(p)
 	var hop ir.Seconds
 	for i := range g.Layer.Params {
+		if g.Layer.Params[i].Frozen {
+			continue
+		}
 		n := ir.Bytes(g.Layer.Params[i].Local[0] * g.Layer.Params[i].Local[1])
 		hop += message(n*ir.F32.Bytes()) + m.Time(ir.Work{Kind: ir.WorkMemory, Bytes: 3 * n * ir.F32.Bytes()}, cost.Link{})
 	}
@@ -790,7 +806,10 @@ func (b *bounds) endOf(p *plan.Plan) end {
 	}
 	g := b.cache.Model(p)
 	u := estimate.NewUpdater(p, g, cost.New(ir.Machine(p.Cluster), p.Parallel.Ranks()))
-	e := end{layer: u.Block(g.Layer), embedding: u.Block(g.Embedding)}
+	e := end{layer: u.Block(g.LayerOf(0)), embedding: u.Block(g.Embedding)}
+	for kind := range g.Kinds() {
+		e.layer = min(e.layer, u.Block(g.LayerOf(kind)))
+	}
 	if !g.Tied {
 		e.head = u.Block(g.Head)
 	}

@@ -50,10 +50,7 @@ func (b *bounds) roomOf(p *plan.Plan) room {
 	g, sizes := b.cache.Model(p), p.Sizes()
 	b.work.Spend(4 * len(sizes))
 	first, last := sizes[0], sizes[len(sizes)-1]
-	for _, z := range sizes {
-		of.kept += keptBytes(g, p.Recompute, z)
-		of.inputs += g.Layer.UnitBytes(&g.Layer.Units[plan.InputUnit], z)
-	}
+	of.kept, of.inputs = leastKept(g, p.Recompute, sizes)
 	of.all, of.resident = cachesOf(g, first)
 	of.working = b.workingOf(p, p.Recompute)
 	of.head, of.lastHead = b.cache.Blocks.Bytes(g, g.Head, memory.BackwardPass, first, 0, 0), b.cache.Blocks.Bytes(g, g.Head, memory.BackwardPass, last, 0, 0)
@@ -62,10 +59,12 @@ func (b *bounds) roomOf(p *plan.Plan) room {
 }
 
 // workingOf returns the memory of a layer while it runs backward with a policy of recomputation, for the first
-// subsequence.
+// subsequence: the least of all kinds of layers.
 func (b *bounds) workingOf(p *plan.Plan, policy string) ir.Bytes {
 	g := b.cache.Model(p)
-	return b.cache.Blocks.Bytes(g, g.LayerWithout(g.RemadeBy(policy)), memory.BackwardPass, p.Size(0), 0, 0)
+	return leastOf(g, func(kind int) ir.Bytes {
+		return b.cache.Blocks.Bytes(g, g.LayerWithout(kind, g.RemadeBy(policy)), memory.BackwardPass, p.Size(0), 0, 0)
+	})
 }
 
 // leanPolicies returns the last of the policies, which recomputes most, and those under which a layer takes less
@@ -92,19 +91,54 @@ func (b *bounds) leastWorking(p *plan.Plan) ir.Bytes {
 	return least
 }
 
-// keptBytes returns the bytes that one layer saves of a subsequence for its backward.
-func keptBytes(g *graph.Model, recompute string, z graph.Size) (n ir.Bytes) {
-	remade := g.RemadeBy(recompute)
-	for u, size := range plan.UnitSizes(g.Layer, z) {
-		if !remade.Has(u) {
-			n += size
-		}
+// leastOf is the least of what layers of each kind have.
+func leastOf(g *graph.Model, of func(kind int) ir.Bytes) ir.Bytes {
+	least := of(0)
+	for kind := 1; kind < g.Kinds(); kind++ {
+		least = min(least, of(kind))
 	}
-	return n
+	return least
 }
 
-// cachesOf returns all caches of a layer, and those of which a rank has more than its own rows.
+// leastKept returns the bytes that each layer at least saves of all subsequences for its backward, and its inputs among them.
+func leastKept(g *graph.Model, recompute string, sizes []graph.Size) (kept, inputs ir.Bytes) {
+	units := make([]ir.Bytes, len(g.Layer.Units)) // of all subsequences
+	for _, z := range sizes {
+		for u, size := range plan.UnitSizes(g.Layer, z) {
+			units[u] += size
+		}
+	}
+	of := func(kind int, remade graph.Units) (n ir.Bytes) {
+		for u, size := range units {
+			if g.Saves(kind).Has(u) && !(remade & g.Remakes(kind)).Has(u) {
+				n += size
+			}
+		}
+		return n
+	}
+	remade := g.RemadeBy(recompute)
+	return leastOf(g, func(kind int) ir.Bytes { return of(kind, remade) }),
+		leastOf(g, func(kind int) ir.Bytes { return of(kind, ^graph.Units(1<<plan.InputUnit)) })
+}
+
+// leastState is StateBytes of the layer with the least of each.
+func leastState(p *plan.Plan, g *graph.Model) (weights, gradients, optimizer ir.Bytes) {
+	weights, gradients, optimizer = p.StateBytes(g, g.LayerOf(0))
+	for kind := 1; kind < g.Kinds(); kind++ {
+		w, d, o := p.StateBytes(g, g.LayerOf(kind))
+		weights, gradients, optimizer = min(weights, w), min(gradients, d), min(optimizer, o)
+	}
+	return weights, gradients, optimizer
+}
+
+// cachesOf returns all caches of a layer, and those of which a rank has more than its own rows. A layer whose backward computes no
+// gradients of them lets them go after its last forward.
 func cachesOf(g *graph.Model, z graph.Size) (all, resident caches) {
+	for kind := range g.Kinds() {
+		if !g.LayerOf(kind).Attends {
+			return caches{}, caches{}
+		}
+	}
 	z.Tokens = z.Sequence
 	for i := range g.Layer.Values {
 		v, n := &g.Layer.Values[i], caches{}
@@ -151,7 +185,7 @@ func (b *bounds) lackOf(h holding) *plan.Lack {
 // heldByShare is for an open number of subsequences.
 func (b *bounds) heldByShare(p *plan.Plan) holding {
 	g := b.cache.Model(p)
-	weights, gradients, optimizer := p.StateBytes(g, g.Layer)
+	weights, gradients, optimizer := leastState(p, g)
 	of, layers := b.roomOf(p), ir.Bytes(b.layersOfMost(p))
 	return holding{
 		device: layers * (weights + optimizer + max(gradients, b.stays(p, of).values)),
@@ -243,7 +277,7 @@ func (b *bounds) othersGradients(p *plan.Plan) ir.Bytes {
 		return 0
 	}
 	g := b.cache.Model(p)
-	_, gradients, _ := p.StateBytes(g, g.Layer)
+	_, gradients, _ := leastState(p, g)
 	return ir.Bytes(p.Model.Layers-slices.Max(p.LayersPerStage)) * gradients
 }
 
@@ -269,13 +303,16 @@ func (b *bounds) stays(p *plan.Plan, of room) caches {
 // state returns what a rank holds from step to step, and the gradients at the end of a step.
 func (b *bounds) state(p *plan.Plan, r rankOf) (state, gradients ir.Bytes) {
 	g := b.cache.Model(p)
+	weights, gradients, optimizer := leastState(p, g)
+	state, gradients = ir.Bytes(r.layers)*(weights+optimizer), ir.Bytes(r.layers)*gradients
 	for _, part := range []struct {
 		block *graph.Block
-		times int
-	}{{g.Layer, r.layers}, {g.Embedding, count(r.first)}, {g.Head, count(r.last && !(r.first && g.Tied))}} {
-		weights, grads, optimizer := p.StateBytes(g, part.block)
-		state += ir.Bytes(part.times) * (weights + optimizer)
-		gradients += ir.Bytes(part.times) * grads
+		there bool
+	}{{g.Embedding, r.first}, {g.Head, r.last && !(r.first && g.Tied)}} {
+		if part.there {
+			weights, grads, optimizer := p.StateBytes(g, part.block)
+			state, gradients = state+weights+optimizer, gradients+grads
+		}
 	}
 	return state, gradients
 }

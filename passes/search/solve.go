@@ -29,7 +29,7 @@ const (
 // Input: the request. Output: Schedule with every dimension pinned, Parallel, LayersPerStage, Recompute,
 // Subsequences.N and Align; Alternatives and Rejected.
 func Run(c *pass.Context, p *plan.Plan) error {
-	if err := c.Diagnose(strategy.Problems(p)); err != nil {
+	if err := c.Diagnose(append(p.FreezeProblems(), strategy.Problems(p)...)); err != nil {
 		return err
 	}
 	s := newSearch(c, p)
@@ -339,7 +339,7 @@ func lengthProblems(p *plan.Plan) []plan.Problem {
 }
 
 // Check checks that sizes fit the cluster and the model, and that stages hold all layers.
-func Check(_ *pass.Context, p *plan.Plan) error {
+func Check(c *pass.Context, p *plan.Plan) error {
 	if err := plan.Plain(sizeProblems(p)); err != nil {
 		return err
 	}
@@ -358,6 +358,12 @@ func Check(_ *pass.Context, p *plan.Plan) error {
 	}
 	if want := p.Train.Batch / (p.Parallel.DP * p.Parallel.Microbatch); p.Parallel.Microbatches != want {
 		return fmt.Errorf("microbatches is %d, but batch / (dp * microbatch) is %d", p.Parallel.Microbatches, want)
+	}
+	if err := plan.Plain(p.FreezeProblems()); err != nil {
+		return err
+	}
+	if want := c.Model(p).Untrained; p.Untrained != want {
+		return fmt.Errorf("untrained_layers is %d, but the first %d layers have nothing to train in them or before them", p.Untrained, want)
 	}
 	return nil
 }

@@ -240,11 +240,16 @@ func (sp *space) optimizerOffloads(*lang.Schedule) []string {
 
 // stateOfGPU returns the bytes of weights, gradients and optimizer state, divided among all GPUs.
 func (sp *space) stateOfGPU() (n ir.Bytes) {
-	g := graph.New(sp.model, graph.Split{SP: 1}, sp.train.Sequence)
+	g := graph.NewTuned(sp.model, sp.train.Freeze, graph.Split{SP: 1}, sp.train.Sequence)
 	whole := plan.Plan{Model: sp.model, Train: sp.train, Parallel: plan.Parallel{DP: 1, PP: 1, SP: 1, VirtualStages: 1}}
-	for b, times := range map[*graph.Block]int{g.Embedding: 1, g.Layer: sp.model.Layers, g.Head: 1} {
+	add := func(b *graph.Block, times int) {
 		weights, gradients, optimizer := whole.StateBytes(g, b)
 		n += ir.Bytes(times) * (weights + gradients + optimizer)
+	}
+	add(g.Embedding, 1)
+	add(g.Head, 1)
+	for kind := range g.Kinds() {
+		add(g.LayerOf(kind), g.LayersOf(kind))
 	}
 	return n / ir.Bytes(max(1, sp.cluster.GPUs()))
 }

@@ -45,6 +45,9 @@ func VisitLoads(p *plan.Plan, g *graph.Model, v VisitKind) []Load {
 	if v.Kind == plan.Forward {
 		return loads
 	}
+	if !g.LayerOf(v.LayerKind).Attends {
+		return nil
+	}
 	own := Load{First: z.Prefix, End: z.Prefix + z.Tokens, Own: true}
 	own.Begun = own.End
 	if next := v.Subsequence + 1; next < p.Subsequences.N {

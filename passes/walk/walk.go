@@ -121,7 +121,7 @@ func Pipeline(p *plan.Plan) *schedule.Pipeline { return PipelineOf(p, p.Tasks, p
 
 // PipelineOf is the same for other tasks, with a number of shared slots.
 func PipelineOf(p *plan.Plan, tasks [][]plan.Task, shared int) *schedule.Pipeline {
-	of := schedule.New(tasks, p.LayersPerStage)
+	of := schedule.New(tasks, p.LayersPerStage, p.Untrained)
 	of.Shared, of.Staged = shared, p.LayerOrder() || p.Streams()
 	return of
 }
@@ -143,10 +143,13 @@ func (c *Walk) stopOf(rank int, t plan.Task, homes []int32) Node {
 		s.Undone, s.Split = c.places[place-kinds]-1, c.places[place+kinds] > 0
 	}
 	s.Shared = p.Shared(t)
-	if source := t.Stage - on; source >= 0 && source < len(homes) {
+	passes := func(stage int) bool {
+		return stage >= 0 && stage < len(homes) && (t.Kind == plan.Forward || p.Undone(stage) && p.Undone(t.Stage))
+	}
+	if source := t.Stage - on; passes(source) {
 		s.fed, s.from = true, c.places[place-on]-1
 	}
-	if next := t.Stage + on; next >= 0 && next < len(homes) {
+	if next := t.Stage + on; passes(next) {
 		target := t
 		target.Stage = next
 		s.Feeds, s.To, s.Next, s.Way = true, int32(p.Runner(target)), c.places[place+on]-1, p.WayOf(t)

@@ -53,6 +53,11 @@ type Config struct {
 	EmbedScale   float64 `json:"embed_scale"`
 	Tied         bool    `json:"tied"` // the output projection is the embedding
 
+	Adapter        string   `json:"adapter"` // lora, or none where empty
+	AdapterRank    int      `json:"adapter_rank"`
+	AdapterAlpha   float64  `json:"adapter_alpha"`
+	AdapterTargets []string `json:"adapter_targets"`
+
 	Sequence int `json:"-"` // tokens of one sequence
 }
 
@@ -123,6 +128,12 @@ func layerParameters(cfg Config, prefix string) (list []tensor) {
 	h, q, kv, f := cfg.Hidden, cfg.Heads*cfg.HeadDim, cfg.KVHeads*cfg.HeadDim, cfg.FFN
 	linear := func(weight, bias, group string, in, out int) {
 		list = append(list, tensor{weight, []int{in, out}})
+		if a := cfg.lowered(weight); a != "" {
+			if a = prefix + a; !slices.ContainsFunc(list, func(t tensor) bool { return prefix+t.name == a }) {
+				list = append(list, tensor{strings.TrimPrefix(a, prefix), []int{in, cfg.AdapterRank}})
+			}
+			list = append(list, tensor{weight + ".lora_b", []int{cfg.AdapterRank, out}})
+		}
 		if slices.Contains(cfg.Bias, group) {
 			list = append(list, tensor{bias, []int{out}})
 		}
@@ -159,6 +170,32 @@ func layerParameters(cfg Config, prefix string) (list []tensor) {
 	}
 	return list
 }
+
+// lowered names the first matrix of a weight's adapter; empty: the weight has none. Weights that a model may store as one share it.
+func (cfg *Config) lowered(weight string) string {
+	for _, t := range []struct{ target, weights, a string }{
+		{"q_proj", "wq", "wq"}, {"k_proj", "wk", "wk"}, {"v_proj", "wv", "wv"}, {"qkv_proj", "wq wk wv", "wqkv"}, {"o_proj", "wo", "wo"},
+		{"gate_proj", "w_gate", "w_gate"}, {"up_proj", "w_up", "w_up"}, {"up_proj", "w1", "w1"}, {"gate_up_proj", "w_gate w_up", "w_gate_up"},
+		{"down_proj", "w_down", "w_down"}, {"down_proj", "w2", "w2"},
+	} {
+		if cfg.Adapter != "" && slices.Contains(cfg.AdapterTargets, t.target) && slices.Contains(strings.Fields(t.weights), weight) {
+			return t.a + ".lora_a"
+		}
+	}
+	return ""
+}
+
+// adapter names the two matrices of the adapter of a weight of a layer, if it has one.
+func (m *model) adapter(weight string) (a, b string, ok bool) {
+	parts := strings.SplitN(weight, ".", 3) // layer.3.wq
+	if len(parts) < 3 {
+		return "", "", false
+	}
+	low := m.cfg.lowered(parts[2])
+	return parts[0] + "." + parts[1] + "." + low, weight + ".lora_b", low != ""
+}
+
+func (m *model) adapterScale() float64 { return m.cfg.AdapterAlpha / float64(m.cfg.AdapterRank) }
 
 // Names lists the model's tensors in order of use.
 func Names(cfg Config) []string {
@@ -504,7 +541,13 @@ func (m *model) normGrad(x, dy []float64, name string) []float64 {
 func (m *model) linear(x []float64, weight, bias string) []float64 {
 	rows := len(m.inputs)
 	in := len(x) / rows
-	return MatMul(x, m.w[weight], m.w[bias], rows, len(m.w[weight])/in, in, false, false)
+	out := len(m.w[weight]) / in
+	y := MatMul(x, m.w[weight], m.w[bias], rows, out, in, false, false)
+	if a, b, ok := m.adapter(weight); ok {
+		low := MatMul(x, m.w[a], nil, rows, m.cfg.AdapterRank, in, false, false)
+		addTo(y, scaled(MatMul(low, m.w[b], nil, rows, out, m.cfg.AdapterRank, false, false), m.adapterScale()))
+	}
+	return y
 }
 
 func (m *model) linearGrad(x, dy []float64, weight, bias string) []float64 {
@@ -514,7 +557,16 @@ func (m *model) linearGrad(x, dy []float64, weight, bias string) []float64 {
 	if m.w[bias] != nil {
 		addTo(m.grads[bias], columnSums(dy, out))
 	}
-	return MatMul(dy, m.w[weight], nil, rows, in, out, false, true)
+	dx := MatMul(dy, m.w[weight], nil, rows, in, out, false, true)
+	if a, b, ok := m.adapter(weight); ok {
+		rank := m.cfg.AdapterRank
+		low := MatMul(x, m.w[a], nil, rows, rank, in, false, false)
+		addTo(m.grads[b], scaled(MatMul(low, dy, nil, rank, out, rows, true, false), m.adapterScale()))
+		dlow := scaled(MatMul(dy, m.w[b], nil, rows, rank, out, false, true), m.adapterScale())
+		addTo(m.grads[a], MatMul(x, dlow, nil, in, rank, rows, true, false))
+		addTo(dx, MatMul(dlow, m.w[a], nil, rows, in, rank, false, true))
+	}
+	return dx
 }
 
 func add(a, b []float64) []float64 {

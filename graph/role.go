@@ -1,0 +1,257 @@
+package graph
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+)
+
+// What of a model is trained. A frozen parameter has no gradient, and the backward pass of a block drops whatever leads to no
+// gradient of a trained parameter: nodes, and with them the activations that only they read. Below the lowest layer that trains
+// anything no gradient is needed at all.
+
+// role says how much of the backward dataflow a block needs. Blocks of one role are equal.
+type role struct {
+	frozen map[string]bool // parameters, by their names in the block
+	input  bool            // the gradient of the block's input is needed
+	block  *Block          // of layers: keeps all that its backward reads
+	saved  Units           // of layers: what may be kept
+	remade Units           // of these, what may be recomputed instead
+}
+
+// key tells roles apart.
+func (r *role) key() string { return fmt.Sprint(r.input, slices.Sorted(maps.Keys(r.frozen))) }
+
+// findRoles builds the blocks of the model, each with the part of its backward that is needed.
+func (g *Model) findRoles() {
+	everything := &role{input: true}
+	plain := [3]*Block{g.embedding(g.sequence, everything), g.layer(everything, nil), g.head(everything)}
+	embedding, below := g.roleOf(plain[0], "", false)
+	g.Untrained = g.Layers
+	if below {
+		g.Untrained = 0
+	}
+	byKey := map[string]*role{}
+	union := &role{frozen: map[string]bool{}}
+	for i := range plain[1].Params {
+		union.frozen[plain[1].Params[i].Name] = true
+	}
+	for layer := range g.Layers {
+		r, trains := g.roleOf(plain[1], LayerPrefix(layer), below)
+		if below = below || trains; below {
+			g.Untrained = min(g.Untrained, layer)
+		}
+		key := r.key()
+		if byKey[key] == nil {
+			byKey[key] = r
+		}
+		g.roles = append(g.roles, byKey[key])
+		union.input = union.input || r.input
+		maps.DeleteFunc(union.frozen, func(name string, _ bool) bool { return !r.frozen[name] })
+	}
+	head, _ := g.roleOf(plain[2], "", below)
+	g.Embedding, g.Layer, g.Head = g.embedding(g.sequence, embedding), g.layer(union, nil), g.head(head)
+	made := len(g.Layer.Units) == 0 || g.Layer.Units[0].Producer >= 0
+	if made { // layers recompute from their input
+		input := Unit{Name: g.Layer.Values[g.Layer.Input].Name, Producer: Missing, Values: []int{g.Layer.Input}, Reader: len(g.Layer.Backward)}
+		g.Layer.Units = slices.Insert(g.Layer.Units, 0, input)
+		for i := range g.Layer.Units {
+			g.Layer.Units[i].Number = i
+		}
+	}
+	for key, r := range byKey {
+		if r.block = g.Layer; made || key != union.key() {
+			r.block = g.layer(r, nil)
+		}
+		g.findSaved(r)
+	}
+}
+
+// findSaved notes which units layers of a role may keep, and which of them they may recompute. Layers keep what their backward reads. If
+// it computes gradients of K and V, they may recompute all of that from their input, which they keep. Otherwise K and V are gone by
+// then: they recompute what other units lead to.
+func (g *Model) findSaved(r *role) {
+	b := r.block
+	g.number(b)
+	for _, u := range b.Units {
+		r.saved |= 1 << u.Number
+	}
+	r.remade = b.derivable()
+	if b.Attends {
+		r.saved |= 1
+		r.remade = r.saved &^ 1
+	}
+}
+
+// derivable returns the units that follow from others and from weights, without the input.
+func (b *Block) derivable() (set Units) {
+	saved := make([]bool, len(b.Values))
+	for i := range b.Units {
+		for _, v := range b.Units[i].Values {
+			saved[v], set = true, set|1<<b.Units[i].Number
+		}
+	}
+	lost := make([]bool, len(b.Values)) // does not follow
+	lost[b.Input] = !saved[b.Input]
+	for i := range b.Forward {
+		n := &b.Forward[i]
+		info, from := &ir.Ops[n.Op], false
+		for k, a := range n.Args {
+			from = from || a.Value != Missing && info.Operands[k].Dir == ir.Read && lost[a.Value]
+		}
+		for k, a := range n.Args {
+			if !from || a.Value == Missing || info.Operands[k].Dir == ir.Read {
+				continue
+			}
+			lost[a.Value] = !saved[a.Value]
+			for j := range b.Units {
+				if slices.Contains(b.Units[j].Values, a.Value) {
+					set &^= 1 << b.Units[j].Number
+				}
+			}
+		}
+	}
+	for i := range b.Units {
+		if b.Units[i].Producer < 0 {
+			set &^= 1 << b.Units[i].Number
+		}
+	}
+	return set
+}
+
+// roleOf is the role of a block whose tensors' names begin with a prefix, and whether it trains any. below reports whether something
+// is trained that the gradient of its input leads to.
+func (g *Model) roleOf(b *Block, prefix string, below bool) (r *role, trains bool) {
+	r = &role{frozen: map[string]bool{}, input: below}
+	for i := range b.Params {
+		p := &b.Params[i]
+		if g.frozen(prefix, p) {
+			r.frozen[p.Name] = true
+		} else {
+			trains = true
+		}
+	}
+	return r, trains
+}
+
+// frozen reports whether a parameter is not trained.
+func (g *Model) frozen(prefix string, p *Param) bool {
+	if p.Adapter {
+		return false
+	}
+	return lang.Freezes(&g.Model, g.Freeze, prefix+p.Name, p.Group())
+}
+
+// Group is the group of tensors, as keys of the language name them, that a parameter belongs to.
+func (p *Param) Group() string {
+	switch {
+	case strings.HasSuffix(p.Name, ".gamma"), strings.HasSuffix(p.Name, ".beta"):
+		return lang.GroupNorms
+	case p.Vector:
+		return lang.GroupBiases
+	case p.Name == "embed" || p.Name == "pos":
+		return lang.GroupEmbeddings
+	case p.Name == "head":
+		return lang.GroupHead
+	case slices.Contains([]string{"wq", "wk", "wv", "wo"}, p.Name):
+		return lang.GroupAttention
+	}
+	return lang.GroupMLP
+}
+
+// adapterStd is the standard deviation of the initial A: that of PEFT's initial values, which are uniform up to 1/sqrt(rows).
+func adapterStd(rows int64) float64 { return 1 / math.Sqrt(3*float64(rows)) }
+
+// prune drops from the backward pass what leads to no gradient that is needed.
+func (b *builder) prune() {
+	needed := map[int]bool{}
+	if b.role.input && b.Input != Missing {
+		needed[b.DInput] = true
+	} else {
+		b.DInput = Missing
+	}
+	var kept []Node
+	for _, n := range slices.Backward(b.Backward) {
+		if !slices.ContainsFunc(b.writes(&n), func(v int) bool { return needed[v] || b.isResult(v) }) {
+			continue
+		}
+		n.Args = slices.Clone(n.Args)
+		for k, a := range n.Args {
+			if a.Value == Missing {
+				continue
+			}
+			row := &ir.Ops[n.Op].Operands[k]
+			if v := &b.Values[a.Value]; row.Optional && v.Kind == WeightGrad && !b.isResult(a.Value) {
+				n.Args[k] = Arg{Value: Missing}
+				continue
+			}
+			if row.Dir != ir.Write {
+				needed[a.Value] = true
+			}
+		}
+		kept = append(kept, n)
+	}
+	slices.Reverse(kept)
+	b.Backward = kept
+}
+
+// isResult reports whether a value is what a backward pass is for.
+func (b *builder) isResult(v int) bool {
+	switch value := &b.Values[v]; value.Kind {
+	case WeightGrad:
+		return !b.Params[value.Param].Frozen
+	case Loss:
+		return true
+	}
+	return false
+}
+
+// adapt adds what the adapter of a weight contributes to the product of x with the weight: scale * (x A) B, after Hu et al. 2021.
+// A and B are divided among the ranks of a stage as the weight is: B as its columns, or A as its rows.
+func (g *Model) adapt(b *builder, w Param, into Arg, x int) {
+	i := slices.IndexFunc(g.maps, func(m lang.LinearMap) bool { return slices.Contains(m.Weights, w.Name) })
+	if i < 0 {
+		return
+	}
+	rank := int64(g.AdapterRank)
+	down, ok := b.downs[g.maps[i].Name]
+	if !ok {
+		down = g.lower(b, &g.maps[i], w, x)
+		b.downs[g.maps[i].Name] = down
+	}
+	up := Param{Name: w.Name + ".lora_b", Shape: [2]int64{rank, w.Shape[1]}, Local: [2]int64{rank, w.Local[1]}, Decay: true, Adapter: true}
+	if w.Shard == ByCols {
+		up.Shard, up.Start, up.Reduce, up.Once = ByCols, w.Start, w.Reduce, w.Once
+	} else {
+		up = g.reduced(up)
+	}
+	b.node(ir.Matmul, []Attr{truth("accumulate")}, into, all(down), all(b.param(up)))
+}
+
+// lower appends scale * (x A) of an adapter.
+func (g *Model) lower(b *builder, m *lang.LinearMap, w Param, x int) int {
+	rank := int64(g.AdapterRank)
+	a := Param{
+		Name: m.Tensor() + ".lora_a", Shape: [2]int64{w.Shape[0], rank}, Local: [2]int64{w.Local[0], rank},
+		Std: adapterStd(w.Shape[0]), Decay: true, Adapter: true,
+	}
+	if w.Shard == ByRows {
+		a.Shard, a.Start = ByRows, w.Start
+	} else {
+		a = g.reduced(a)
+	}
+	rows := b.Values[x].Rows
+	y := b.activation(m.Tensor()+".lora", rows, rank)
+	b.node(ir.Matmul, nil, all(y), all(x), all(b.param(a)))
+	if scale := g.AdapterAlpha / float64(rank); scale != 1 {
+		z := b.activation(m.Tensor()+".lora.scaled", rows, rank)
+		b.node(ir.Axpby, []Attr{float("alpha", scale), float("beta", 0)}, all(z), all(y))
+		y = z
+	}
+	return y
+}

@@ -1,0 +1,223 @@
+package lang
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// AdapterLoRA is the name of the one kind of adapter (Hu et al. 2021).
+const AdapterLoRA = "lora"
+
+// AllLinear is the target that means every linear map of the layers.
+const AllLinear = "all-linear"
+
+// FreezeGroups are the groups of tensors that freeze takes. Every tensor of a model is in one of them, but for adapters.
+var FreezeGroups = []string{GroupEmbeddings, GroupAttention, GroupMLP, GroupNorms, GroupBiases, GroupHead}
+
+// Groups of tensors.
+const (
+	GroupEmbeddings = "embeddings" // tables of tokens and positions; a tied table is one
+	GroupAttention  = "attention"  // matrices of attention
+	GroupMLP        = "mlp"        // matrices of the MLP
+	GroupNorms      = "norms"      // weights and biases of norms
+	GroupBiases     = "biases"     // of linear maps
+	GroupHead       = "head"       // the output projection, where it is not tied
+)
+
+// Base is the model without its adapters.
+func (m Model) Base() Model {
+	m.Adapter, m.AdapterRank, m.AdapterAlpha, m.AdapterTargets = "", 0, 0, nil
+	return m
+}
+
+// LinearMap is a linear map of a layer as PEFT names it, with its matrices here: several where models store them as one. An adapter
+// of such a map has one A for all of them.
+type LinearMap struct {
+	Name    string
+	Weights []string
+}
+
+// Tensor is the name that the map's A has in a layer, without its ending.
+func (l *LinearMap) Tensor() string {
+	if len(l.Weights) == 1 {
+		return l.Weights[0]
+	}
+	return fusedTensors[l.Name]
+}
+
+var fusedTensors = map[string]string{"qkv_proj": "wqkv", "gate_up_proj": "w_gate_up"}
+
+// targetNames are all targets in the order of a layer, and after them the names of GPT-2.
+var targetNames = []string{
+	"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "c_attn", "c_fc", "c_proj",
+}
+
+// gpt2Targets says what the names of GPT-2 stand for. Its c_proj is in two places.
+var gpt2Targets = map[string][]string{"c_attn": {"qkv_proj"}, "c_fc": {"up_proj"}, "c_proj": {"o_proj", "down_proj"}}
+
+// weightsOf are the matrices of a target in a model; none where the model has no such map.
+func (m *Model) weightsOf(target string) []string {
+	up, down := "w1", "w2"
+	if m.Gated {
+		up, down = "w_up", "w_down"
+	}
+	switch target {
+	case "q_proj", "k_proj", "v_proj", "o_proj":
+		return []string{"w" + target[:1]}
+	case "qkv_proj":
+		return []string{"wq", "wk", "wv"}
+	case "up_proj":
+		return []string{up}
+	case "down_proj":
+		return []string{down}
+	}
+	if !m.Gated {
+		return nil
+	}
+	return map[string][]string{"gate_proj": {"w_gate"}, "gate_up_proj": {"w_gate", up}}[target]
+}
+
+// allLinear are the targets that AllLinear stands for: maps as models of the family store them.
+func (m *Model) allLinear() []string {
+	targets := []string{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+	switch m.Family {
+	case "phi3":
+		targets = []string{"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
+	case "gpt", "gpt2":
+		targets = []string{"qkv_proj", "o_proj", "up_proj", "down_proj"}
+	}
+	return slices.DeleteFunc(targets, func(t string) bool { return m.weightsOf(t) == nil })
+}
+
+// Maps are the linear maps of a layer that have adapters, in the order of a layer.
+func (m *Model) Maps() (maps []LinearMap) {
+	for _, name := range m.AdapterTargets {
+		maps = append(maps, LinearMap{name, m.weightsOf(name)})
+	}
+	return maps
+}
+
+// resolve returns the targets that some as written stand for, in the order of a layer.
+func (m *Model) resolve(written []string) (targets []string) {
+	var asked []string
+	for _, name := range written {
+		switch {
+		case name == AllLinear:
+			asked = append(asked, m.allLinear()...)
+		case gpt2Targets[name] != nil:
+			asked = append(asked, gpt2Targets[name]...)
+		default:
+			asked = append(asked, name)
+		}
+	}
+	for _, name := range targetNames {
+		if m.weightsOf(name) != nil && slices.Contains(asked, name) {
+			targets = append(targets, name)
+		}
+	}
+	return targets
+}
+
+// Freezes reports whether a run does not train a tensor of a group. Where there are adapters it trains nothing else.
+func Freezes(m *Model, freeze []string, tensor, group string) bool {
+	return m.Adapter != "" || slices.ContainsFunc(freeze, func(pattern string) bool { return freezes(pattern, tensor, group) })
+}
+
+// freezes reports whether a group or a pattern means a tensor.
+func freezes(pattern, tensor, group string) bool {
+	if slices.Contains(FreezeGroups, pattern) {
+		return pattern == group
+	}
+	first, last, rest, ok := layerRange(pattern)
+	if !ok {
+		matches, err := path.Match(pattern, tensor)
+		return err == nil && matches
+	}
+	parts := strings.SplitN(tensor, ".", 3)
+	if len(parts) < 3 || parts[0] != "layer" {
+		return false
+	}
+	layer, err := strconv.Atoi(parts[1])
+	if err != nil || layer < first || layer > last {
+		return false
+	}
+	matches, err := path.Match(rest, parts[2])
+	return err == nil && matches
+}
+
+// layerRange reads a pattern of several layers: layer.0-15.* or layer.3.wq, or layer.0-15 for whole layers.
+func layerRange(pattern string) (first, last int, rest string, ok bool) {
+	parts := strings.SplitN(pattern, ".", 3)
+	if len(parts) < 2 || parts[0] != "layer" {
+		return 0, 0, "", false
+	}
+	from, to, several := strings.Cut(parts[1], "-")
+	if !several {
+		to = from
+	}
+	first, err := strconv.Atoi(from)
+	if err != nil {
+		return 0, 0, "", false
+	}
+	if last, err = strconv.Atoi(to); err != nil {
+		return 0, 0, "", false
+	}
+	if rest = "*"; len(parts) == 3 {
+		rest = parts[2]
+	}
+	return first, last, rest, true
+}
+
+func setFreeze(s *Spec, v value) {
+	s.Train.Freeze = nil
+	for _, item := range v.list {
+		s.Train.Freeze = append(s.Train.Freeze, item.name+item.text)
+	}
+}
+
+func setTargets(s *Spec, v value) {
+	s.Model.AdapterTargets = nil
+	if v.kind != isList {
+		s.Model.AdapterTargets = []string{v.name}
+	}
+	for _, item := range v.list {
+		s.Model.AdapterTargets = append(s.Model.AdapterTargets, item.name)
+	}
+}
+
+// tuning checks what is trained, and resolves the targets of adapters.
+func (c *checker) tuning() {
+	m := &c.Model
+	for i, pattern := range c.Train.Freeze {
+		if _, err := path.Match(pattern, ""); err != nil {
+			c.fail(fmt.Sprintf("train.freeze[%d]", i), BadArgument, `write a name with * for any characters, as in "layer.0-15.*"`,
+				"%q is no pattern of names", pattern)
+		}
+	}
+	if m.Adapter == "" {
+		return
+	}
+	if len(c.Train.Freeze) > 0 {
+		c.fail("train.freeze", Conflict, "leave freeze out", "with an adapter all tensors of the model are frozen already")
+	}
+	for i, name := range m.AdapterTargets {
+		if name != AllLinear && gpt2Targets[name] == nil && m.weightsOf(name) == nil {
+			c.fail(c.culprit(fmt.Sprintf("train.adapter.targets[%d]", i), "train.adapter.targets"), Conflict,
+				"it has "+strings.Join(m.allLinear(), ", "), "the model has no %s, since its MLP is not gated", name)
+		}
+	}
+	m.AdapterTargets = m.resolve(m.AdapterTargets)
+	of := map[string]string{}
+	for _, l := range m.Maps() {
+		for _, w := range l.Weights {
+			if other := of[w]; other != "" {
+				c.fail("train.adapter.targets", Conflict, "keep one of the two", "%s and %s are targets, and both have %s", other, l.Name, w)
+				return
+			}
+			of[w] = l.Name
+		}
+	}
+}

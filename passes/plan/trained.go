@@ -1,0 +1,74 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"sppo.dev/graph"
+	"sppo.dev/lang"
+)
+
+// What of the model is trained.
+
+// Tuned reports whether not all of the model is trained.
+func (p *Plan) Tuned() bool { return p.Model.Adapter != "" || len(p.Train.Freeze) > 0 }
+
+// trained returns how many layers, from the first on, have no backward, and how many parameters are trained and frozen. All
+// is 0 where all of the model is trained.
+func (p *Plan) trained() (untrained int, n Parameters) {
+	if !p.Tuned() {
+		return 0, n
+	}
+	g := graph.NewTuned(p.Model, p.Train.Freeze, graph.Split{SP: 1}, p.Train.Sequence)
+	n.Trained, n.Frozen = g.Parameters()
+	return g.Untrained, n
+}
+
+// FreezeProblems returns patterns of frozen tensors that mean none, which a head that is tied is one of, and reports a run that trains nothing.
+func (p *Plan) FreezeProblems() (found []Problem) {
+	if len(p.Train.Freeze) == 0 {
+		return nil
+	}
+	g := graph.NewTuned(p.Model, p.Train.Freeze, graph.Split{SP: 1}, p.Train.Sequence)
+	groups := map[string]bool{}
+	var names []string
+	g.EachTensor(func(name string, param *graph.Param) {
+		names, groups[param.Group()] = append(names, name), true
+	})
+	for i, pattern := range p.Train.Freeze {
+		if slices.Contains(lang.FreezeGroups, pattern) && pattern != lang.GroupHead {
+			continue // a group may be empty
+		}
+		if means := func() bool {
+			matched := false
+			g.EachTensor(func(name string, param *graph.Param) {
+				matched = matched || lang.Freezes(&p.Model, []string{pattern}, name, param.Group())
+			})
+			return matched
+		}; !means() {
+			found = append(found, Fault(fmt.Sprintf("train.freeze[%d]", i), lang.Conflict, "its tensors are "+someNames(names, groups),
+				"no tensor of the model is called %s", pattern))
+		}
+	}
+	if trained, _ := g.Parameters(); trained == 0 && len(found) == 0 {
+		found = append(found, Fault("train.freeze", lang.Conflict, "leave something out of freeze", "every tensor of the model is frozen: there is nothing to train"))
+	}
+	return found
+}
+
+// someNames lists the groups of tensors that a model has, and names of those of its first layer.
+func someNames(names []string, groups map[string]bool) string {
+	var words []string
+	for _, group := range lang.FreezeGroups {
+		if groups[group] {
+			words = append(words, group)
+		}
+	}
+	for _, name := range names {
+		if layer, other := strings.CutPrefix(name, "layer."); !other || strings.HasPrefix(layer, "0.") {
+			words = append(words, name)
+		}
+	}
+	return strings.Join(words, ", ")
+}
