@@ -111,6 +111,10 @@ func (c *checker) train() {
 		c.fail(c.culprit("train.optimizer.moments", "train.optimizer.betas", "train.optimizer.momentum"), Conflict, "moments = f32",
 			"a decay of %g does not change a bf16 number; it is at most 0.99 with moments = bf16", max(o.Beta1, o.Beta2, o.Momentum))
 	}
+	if c.Written("train.eval_every") && t.EvalEvery > 0 && !c.Written("train.holdout") && t.Holdout == 0 {
+		c.fail("train.eval_every", Conflict, "holdout = 0.01 keeps the last hundredth of them",
+			"there is nothing to validate on: holdout is 0 for %s(...)", t.Data.Kind)
+	}
 	per := int64(max(1, c.Schedule.Microbatch))
 	words := fmt.Sprintf("microbatch = %d", per)
 	if c.Schedule.DP > 0 {

@@ -200,7 +200,7 @@ func (e *evaluating) windows(ctx context.Context, out io.Writer) error {
 	done, raw := int64(0), []byte(nil)
 	err := e.split.Evaluate(ctx, e.job, func(losses []float32) error {
 		e.losses.Add(0, losses)
-		if done++; done < windows && done%int64(max(1, e.program.Run.EvalSequences)) == 0 {
+		if done++; done < windows && done%int64(max(1, e.program.Run.EvalSequences)) == 0 && e.show.due() {
 			mean, _ := e.losses.Mean()
 			e.show.say("%d of %d windows  loss %.4f", done, windows, mean)
 		}

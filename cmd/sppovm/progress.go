@@ -81,14 +81,22 @@ func (s *progress) begin(step int) {
 	s.began, s.first, s.newest = time.Now(), step, step
 }
 
+// due reports whether it is time to print another line of progress.
+func (s *progress) due() bool {
+	if time.Since(s.shown) < printEvery {
+		return false
+	}
+	s.shown = time.Now()
+	return true
+}
+
 func (s *progress) step(r *watch.Step) {
 	s.newest = r.Step
 	s.watchers.Observe(r)
 	last := r.Step >= s.steps
-	if !s.rewrite && !last && time.Since(s.shown) < printEvery {
+	if !s.due() && !s.rewrite && !last {
 		return
 	}
-	s.shown = time.Now()
 	took := time.Since(s.began) / time.Duration(r.Step-s.first)
 	left := took * time.Duration(s.steps-r.Step)
 	text := fmt.Sprintf("step %d/%d  loss %.4f  %s tokens/s  %s left", r.Step, s.steps, float64(r.Loss), cli.Short(float64(r.TokensPerSecond)), left.Round(time.Second))
