@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 
 	"sppo.dev/cuda/cublas"
 	"sppo.dev/cuda/driver"
@@ -52,6 +53,7 @@ type Device struct {
 	section ir.Section
 	round   int64
 	err     error
+	at      atomic.Uint64 // what the rank is doing, as doingAt encodes it
 }
 
 // bound is an instruction ready to be issued.
@@ -275,6 +277,7 @@ func (d *Device) issue(pc int) {
 	if d.err != nil {
 		return
 	}
+	d.at.Store(doingAt(doingIssue, int(d.section), pc))
 	d.ranges.at(d.section, pc)
 	b := &d.bound[d.section][pc]
 	if d.graphs != nil && d.graphs.replaying {
@@ -330,16 +333,40 @@ func (d *Device) Join() error {
 		if stream == 0 {
 			continue
 		}
+		d.at.Store(doingAt(doingJoin, s, 0))
 		if err := d.await(ir.Stream(s)); err != nil {
 			d.keep(fmt.Errorf("section %s, stream %s: %w%s", d.section, ir.Stream(s), err, hintSync(d.machine.options.Sync)))
 			_ = d.api.Synchronize(stream) // peers' memory may be freed next; the first error has been reported
 		}
 	}
+	d.at.Store(0)
 	d.keep(d.gaveUp())
 	if d.err == nil && d.timing {
 		d.keep(d.spans.collect(d))
 	}
 	return d.err
+}
+
+// What a rank does besides nothing: it issues an instruction of a section, or waits for a stream.
+const (
+	doingIssue = 1 + iota
+	doingJoin
+)
+
+func doingAt(what, of, pc int) uint64 { return uint64(what)<<48 | uint64(of)<<32 | uint64(pc) }
+
+// Doing implements vm.Watched. A GPU does not tell which instruction a stream is at, but ranks of one process wait on the host
+// for each other when they issue messages and collectives.
+func (d *Device) Doing() []vm.Doing {
+	at := d.at.Load()
+	of, pc := uint16(at>>32), int32(at)
+	switch at >> 48 {
+	case doingIssue:
+		return []vm.Doing{{Stream: d.code.Sections[of][pc].Stream, PC: pc}}
+	case doingJoin:
+		return []vm.Doing{{Stream: ir.Stream(of), PC: vm.UnknownPC}}
+	}
+	return nil
 }
 
 // hintSync tells how to locate an error that appeared after its instruction was issued.

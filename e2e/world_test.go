@@ -79,7 +79,11 @@ func (x *party) open(t *testing.T, p *ir.Program, o world.Options, tokens vm.Tok
 	}
 	local := vm.NewWired(x.world)
 	x.world.OnFailure(local.Abort)
-	x.job, err = vm.Open(p, func(int) (vm.Device, error) { return cpu.New(nil), nil }, vm.Options{Transport: local, Crew: x.world, Tokens: tokens})
+	options := vm.Options{Transport: local, Crew: x.world, Tokens: tokens}
+	if _, ok := tokens.(hanging); ok {
+		options.Stall.After = time.Second
+	}
+	x.job, err = vm.Open(p, func(int) (vm.Device, error) { return cpu.New(nil), nil }, options)
 	return err
 }
 
@@ -146,6 +150,60 @@ func TestWorldFails(t *testing.T) {
 			if text := fmt.Sprint(x.err); !regexp.MustCompile(want).MatchString(text) {
 				t.Errorf("process %d: %s, want %s", i, text, want)
 			}
+		}
+	}
+}
+
+// hanging are tokens that one process never gets in the second step.
+type hanging struct {
+	data  vm.Tokens
+	never bool
+}
+
+func (h hanging) Tokens(s ir.Section, round, sequence, position int64, out []int32, stride int) error {
+	if h.never && s == ir.SectionStep && round == 2 {
+		select {}
+	}
+	return h.data.Tokens(s, round, sequence, position, out, stride)
+}
+
+// A rank that hangs stalls all. Process 0 learns from the others what each rank waits for, and all end, also the process of that rank.
+func TestWorldStalls(t *testing.T) {
+	c := Case{Family: "gpt", KVHeads: 4, Positions: "learned", DType: "f32", PP: 2, SP: 2, DP: 2, N: 3, Offload: "full", Batch: 2, Microbatch: 1,
+		Steps: 3, Layers: 4, Sequence: 48, Vocab: tinyVocab, Partition: "flops"}
+	_, p := mustCompile(t, c)
+	const stuck = 2
+	all, wait := openWorld(t, p, 4, func(process int) vm.Tokens {
+		data, err := vm.OpenData(&p.Run, "")
+		if err != nil {
+			t.Error(err)
+		}
+		return hanging{data, process == stuck}
+	})
+	lead := all[0]
+	err := lead.job.Init(t.Context())
+	for err == nil {
+		_, err = lead.job.Step(t.Context())
+	}
+	lead.err = lead.world.Close(errors.Join(err, lead.job.Close()))
+	wait()
+	want := `^step 2 has stalled: no rank has made progress for 1s`
+	for rank := range p.Ranks {
+		text := "(waits for|waits in|has nothing left)"
+		if rank/2 == stuck {
+			text = `executes load_tokens \(compute, pc 0, forward`
+		}
+		want += fmt.Sprintf(`\n  rank %d %s[^\n]*`, rank, text)
+	}
+	for i, x := range all {
+		if i > 0 {
+			want = `^process 0 \(ranks 0 to 1, on .*\) failed: step 2 has stalled: no rank has made progress for 1s$`
+		}
+		if text := fmt.Sprint(x.err); !regexp.MustCompile(want).MatchString(text) {
+			t.Errorf("process %d: %s, want %s", i, text, want)
+		}
+		if x.job.Stuck() != (i == stuck) {
+			t.Errorf("process %d: stuck is %t", i, x.job.Stuck())
 		}
 	}
 }

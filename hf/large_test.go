@@ -54,6 +54,10 @@ func (c oneOf) Ask(int, vm.Order) ([]byte, error) { return nil, nil }
 func (c oneOf) Next() (vm.Order, error)           { return vm.Order{}, io.EOF }
 func (c oneOf) Answer([]byte) error               { return nil }
 func (c oneOf) Cause() error                      { return nil }
+func (c oneOf) Down() <-chan struct{}             { return nil }
+func (c oneOf) OnInspect(func() []byte)           {}
+
+func (c oneOf) Inspect(time.Duration) []vm.Inspection { return nil }
 
 // hole makes a file of the tensors with nothing but zeros in it, which takes no room on a disk.
 func hole(t *testing.T, path string, tensors []safetensors.Info) {

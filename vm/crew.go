@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"sppo.dev/ir"
 )
@@ -24,7 +25,12 @@ type Crew interface {
 	// Next returns a follower's next order. Answer reports that it was carried out.
 	Next() (Order, error)
 	Answer(data []byte) error
-	// Cause returns why the processes cannot continue, from the first that failed; nil if none has.
+	// Inspect asks other processes what their ranks are doing, and waits this long for answers: the leader asks all followers, a
+	// follower the leader. OnInspect registers the function that answers for this process, at once and from any goroutine.
+	Inspect(wait time.Duration) []Inspection
+	OnInspect(answer func() []byte)
+	// Down is closed when the processes cannot continue. Cause returns why the processes cannot continue, from the first that failed; nil if none has.
+	Down() <-chan struct{}
 	Cause() error
 }
 
@@ -104,6 +110,9 @@ func (j *Job) Others(question string) ([][]byte, error) {
 // Follow carries out the leader's orders until it closes the job. An error of this process has been reported
 // to the others when Follow returns.
 func (j *Job) Follow() error {
+	ended := make(chan struct{})
+	defer close(ended)
+	go j.attend(ended)
 	for {
 		o, err := j.crew.Next()
 		if err != nil {

@@ -18,6 +18,7 @@ type Options struct {
 	Tokens    Tokens    // nil: the data set named by the program
 	Weights   Weights   // what Load reads; nil: the run starts from random weights
 
+	Stall Stall                                 // sections that make no progress
 	Crew  Crew                                  // nil: all ranks are in this process
 	Reply func(question string) ([]byte, error) // a follower's answers to Others
 }
@@ -40,6 +41,7 @@ type Job struct {
 	norms     norms     // of gradients in steps before
 	order     lossOrder // of TokenLosses; nil before its first call
 	writer    writer
+	overseer  overseer
 	dead      error
 }
 
@@ -79,6 +81,7 @@ func Open(p *ir.Program, newDevice func(rank int) (Device, error), opts Options)
 		env.Tokens = tokens
 	}
 	j := &Job{program: p, transport: env.Transport, tokens: env.Tokens, weights: opts.Weights, crew: opts.Crew, reply: opts.Reply}
+	j.overseer.stall = opts.Stall
 	for i := range p.Ranks {
 		r := &rank{index: i, code: &p.Codes[p.Ranks[i].Code]}
 		if j.crew == nil || j.crew.Here(i) {
@@ -93,6 +96,9 @@ func Open(p *ir.Program, newDevice func(rank int) (Device, error), opts Options)
 		}
 		return r.device.Load(p, r.index, &env)
 	})
+	if j.crew != nil {
+		j.crew.OnInspect(j.inspected)
+	}
 	if err == nil {
 		err = j.ready()
 	}
@@ -170,7 +176,10 @@ func (j *Job) section(ctx context.Context, section ir.Section, round int64) erro
 	if section == ir.SectionStep {
 		o.Guard = guard{Skipped: j.skipped, Limit: j.norms.limit(j.program.Run.Spikes)}
 	}
-	_, j.dead = j.together(o, func() error { return j.runHere(o) })
+	j.dead = j.watched(&o, func() error {
+		_, err := j.together(o, func() error { return j.runHere(o) })
+		return err
+	})
 	return j.dead
 }
 
@@ -182,18 +191,21 @@ func (j *Job) runHere(o Order) error {
 		return err
 	}
 	weight := []float32{float32(1 / float64(max(1, labels)))}
-	return j.each(func(r *rank) error {
-		if o.Section == ir.SectionStep {
-			err := errors.Join(r.fill(ir.ResultStep, parameters[:]), r.fill(ir.ResultSpike, []float32{o.Guard.limit()}))
-			if err != nil {
-				return err
-			}
-		}
-		if err := r.fill(weightOf[o.Section], weight); err != nil {
+	return j.bounded(&o, func() error { return j.each(func(r *rank) error { return j.runRank(r, o, parameters[:], weight) }) })
+}
+
+// runRank runs a section on a rank.
+func (j *Job) runRank(r *rank, o Order, parameters, weight []float32) error {
+	if o.Section == ir.SectionStep {
+		err := errors.Join(r.fill(ir.ResultStep, parameters), r.fill(ir.ResultSpike, []float32{o.Guard.limit()}))
+		if err != nil {
 			return err
 		}
-		return run(r.device, r.code, o.Section, o.Round)
-	})
+	}
+	if err := r.fill(weightOf[o.Section], weight); err != nil {
+		return err
+	}
+	return run(r.device, r.code, o.Section, o.Round)
 }
 
 // fill writes a result, if the rank's code has it.
@@ -388,6 +400,9 @@ func (j *Job) Peaks(rank int) [ir.NumArenas]ir.Bytes {
 
 // Close frees the devices and ends the ranks' goroutines. A leader closes the other jobs too.
 func (j *Job) Close() error {
+	if j.Stuck() {
+		return nil // what ranks still use cannot be freed
+	}
 	here := func() error {
 		j.writer.free()
 		return j.each(func(r *rank) error {

@@ -74,5 +74,13 @@ func (t *Trace) Join() error {
 	return err
 }
 
+// Doing returns what a device that is Watched is doing, and otherwise nothing.
+func (t *Trace) Doing() []Doing {
+	if d, ok := t.Device.(Watched); ok {
+		return d.Doing()
+	}
+	return nil
+}
+
 // Elapsed returns the elapsed time of a device with a clock.
 func (t *Trace) Elapsed() (time.Duration, bool) { return elapsed(t.Device) }

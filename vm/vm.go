@@ -6,6 +6,7 @@
 //	link.go       Transport, which connects ranks; local.go inside a process, with wire.go between several
 //	job.go        Job: open, init, step, eval, close
 //	losses.go     losses of single tokens; positions.go gathers them by position
+//	stall.go      sections that make no progress, and what each rank waits for
 //	crew.go       the processes of one job: leader and followers
 //	schedule.go   the learning rate of a step; guard.go decides which steps change nothing
 //	tensor.go     whole tensors from the rectangles of ranks, and back

@@ -44,6 +44,8 @@ type runFlags struct {
 	sim     simFlags
 	watch   watchFlags
 
+	stall time.Duration // after which a step without progress ends the run; 0: never
+
 	launching launchFlags
 	launch    *launch // nil: the only process
 }
@@ -75,6 +77,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 	}
 	cli.Files(flags, "profile", "json")
 	f.watch.define(flags)
+	flags.DurationVar(&f.stall, "stall-timeout", 10*time.Minute, "end the run when no rank makes progress in a step for this long, or 5 times the longest of the last steps if that is more; 0: never")
 	f.launching.define(flags)
 	flags.BoolVar(&f.force, "force", false, "run the job even if it does not fit its cluster")
 	f.sim.define(flags)
@@ -85,6 +88,9 @@ func run(flags *pflag.FlagSet) cli.Action {
 		}
 		if f.seed < 0 {
 			return cli.Usagef("--seed %d: must not be negative, like train.seed", f.seed)
+		}
+		if f.stall < 0 {
+			return cli.Usagef("--stall-timeout %s: must not be negative", f.stall)
 		}
 		var err error
 		if f.launch, err = f.launching.find(); err != nil {
@@ -203,13 +209,14 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	if err != nil {
 		return err
 	}
-	defer computer.close()
 	meter := newBubbleMeter(job.Program)
 	if computer.slowed {
 		meter.wanted = sampled(f.profiled())
 	}
 	open := func(rank int) (vm.Device, error) { return meter.wrap(rank, computer.device(rank)), nil }
-	options := vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport}
+	var show *progress
+	options := vm.Options{Dir: f.dir, Tokens: tokens, Transport: computer.transport,
+		Stall: vm.Stall{After: f.stall, Tell: func(what string) { show.say("%s", what) }}}
 	if weights != nil {
 		options.Weights = weights
 	}
@@ -218,8 +225,14 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 	}
 	j, err := vm.Open(job.Program, open, options)
 	if err != nil {
+		computer.close()
 		return err
 	}
+	defer func() {
+		if !j.Stuck() {
+			computer.close()
+		}
+	}()
 	if !f.leads() {
 		return errors.Join(follow(env.Context, w, j), j.Close())
 	}
@@ -230,7 +243,8 @@ func (f *runFlags) run(env *cli.Env, job *cli.Job, w *world.World) error {
 		ctx, cancel = untilStopped(ctx, w)
 		defer cancel()
 	}
-	r := &training{f: f, weights: weights, program: job.Program, job: j, meter: meter, device: computer.name, kind: computer.kind, show: f.progress(env, job.Program, computer.name)}
+	show = f.progress(env, job.Program, computer.name)
+	r := &training{f: f, weights: weights, program: job.Program, job: j, meter: meter, device: computer.name, kind: computer.kind, show: show}
 	if computer.notes != nil {
 		for _, note := range computer.notes() {
 			r.show.say("note: %s", note)

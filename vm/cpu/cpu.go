@@ -166,6 +166,19 @@ func (d *Device) Join() error {
 	return d.err
 }
 
+// Doing implements vm.Watched.
+func (d *Device) Doing() (list []vm.Doing) {
+	for i, s := range d.streams {
+		if s == nil {
+			continue
+		}
+		if pc := s.at.Load(); pc >= 0 {
+			list = append(list, vm.Doing{Stream: ir.Stream(i), PC: pc})
+		}
+	}
+	return list
+}
+
 // fail keeps the first error, tells the other ranks and wakes every stream, so that none waits forever.
 func (d *Device) fail(err error) {
 	d.once.Do(func() {

@@ -435,16 +435,21 @@ func (f faulty) Tokens(section ir.Section, round, sequence, position int64, out 
 	return f.cyclic.Tokens(section, round, sequence, position, out, stride)
 }
 
+// unequal is a program whose rank 1 alone reads token 1 of sequence 2.
+func unequal() *ir.Program {
+	p := bigram(ir.F32)
+	other := p.Codes[0]
+	other.Sections[ir.SectionStep] = slices.Clone(other.Sections[ir.SectionStep])
+	other.Sections[ir.SectionStep][1].Attrs = []ir.Attr{ir.Int(0), ir.Int(5), ir.Int(1), ir.Int(bigramBatch), ir.Int(0), ir.Int(0)}
+	p.Codes = append(p.Codes, other)
+	p.Ranks[0].Code = 1
+	return p
+}
+
 // TestFailureEndsTheJob lets one rank fail while the other waits for it.
 func TestFailureEndsTheJob(t *testing.T) {
 	for _, panics := range []bool{false, true} {
-		p := bigram(ir.F32)
-		other := p.Codes[0] // the second rank reads its labels elsewhere, and does not fail
-		other.Sections[ir.SectionStep] = slices.Clone(other.Sections[ir.SectionStep])
-		other.Sections[ir.SectionStep][1].Attrs = []ir.Attr{ir.Int(0), ir.Int(5), ir.Int(1), ir.Int(bigramBatch), ir.Int(0), ir.Int(0)}
-		p.Codes = append(p.Codes, other)
-		p.Ranks[0].Code = 1
-		job := open(t, p, faulty{panics: panics})
+		job := open(t, unequal(), faulty{panics: panics})
 		if err := job.Init(context.Background()); err != nil {
 			t.Fatal(err)
 		}

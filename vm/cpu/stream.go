@@ -27,8 +27,8 @@ type stream struct {
 	signal     func() // signalSleeper, bound once
 	_          [64]byte
 
-	done        uint64 // of the stream's goroutine, like all below
-	pc          int32
+	done        uint64       // of the stream's goroutine, like all below
+	at          atomic.Int32 // the entry that is being executed, or idle
 	scratch     []float32
 	scratchNeed int // grows while binding
 	peaks       [ir.NumArenas]ir.Bytes
@@ -38,6 +38,7 @@ type stream struct {
 const (
 	endOfSection int32 = -1
 	endOfStream  int32 = -2
+	idle         int32 = -3 // the queue is empty
 )
 
 // event is recorded when its generation is the device's. Each stream that blocks on it has its bit set.
@@ -97,6 +98,7 @@ func (s *stream) signalSleeper() {
 // serve is the main loop of the stream.
 func (s *stream) serve() {
 	for {
+		s.at.Store(idle)
 		to := s.await()
 		for s.done < to {
 			if s.execute(to) {
@@ -137,19 +139,20 @@ func (s *stream) execute(to uint64) (ended bool) {
 	}()
 	d := s.device
 	for ; s.done < to; s.done++ {
-		s.pc = s.queue[s.done-s.base]
+		pc := s.queue[s.done-s.base]
+		s.at.Store(pc)
 		switch {
-		case s.pc == endOfSection:
+		case pc == endOfSection:
 			s.done++
 			d.joined.Done()
 			return false
-		case s.pc == endOfStream:
+		case pc == endOfStream:
 			return true
 		case d.failed.Load():
 		case d.env.Spans != nil:
-			s.timed(d.env.Spans)
+			s.timed(pc, d.env.Spans)
 		default:
-			s.step(&d.bound[d.section][s.pc])
+			s.step(&d.bound[d.section][pc])
 		}
 	}
 	return false
@@ -161,10 +164,10 @@ func stack() string {
 }
 
 // timed executes one instruction and records when.
-func (s *stream) timed(spans *vm.Spans) {
+func (s *stream) timed(pc int32, spans *vm.Spans) {
 	d, begin := s.device, time.Since(spans.Start)
-	s.step(&d.bound[d.section][s.pc])
-	spans.Streams[s.index] = append(spans.Streams[s.index], vm.Span{PC: s.pc, Begin: begin, End: time.Since(spans.Start)})
+	s.step(&d.bound[d.section][pc])
+	spans.Streams[s.index] = append(spans.Streams[s.index], vm.Span{PC: pc, Begin: begin, End: time.Since(spans.Start)})
 }
 
 // step executes one instruction.
@@ -188,7 +191,7 @@ func (s *stream) step(b *bound) {
 
 func (s *stream) fail(err error) {
 	d := s.device
-	pc := int(s.pc)
+	pc := int(s.at.Load())
 	d.fail(fmt.Errorf("%s: %w", vm.At(d.program, d.section, pc, &d.code.Sections[d.section][pc]), err))
 }
 

@@ -44,6 +44,8 @@ const (
 	kindPut     = "put"    // a value
 	kindGet     = "get"    // a request for a value
 	kindValue   = "value"
+	kindInspect = "inspect" // a question what the process is doing
+	kindState   = "state"
 )
 
 // conn is a connection of the control plane. Any goroutine may write, one reads.

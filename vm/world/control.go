@@ -53,6 +53,10 @@ func (w *World) receive(process int, m message, data []byte) {
 		w.fail(errors.New(m.Text))
 	case kindEnd:
 		w.end()
+	case kindInspect:
+		go w.inspected(process, m.Text) // writing must not keep this connection from being read
+	case kindState:
+		w.stated(m.Text, data)
 	case kindPut, kindValue:
 		w.board.put(m.Text, data)
 	case kindGet:

@@ -3,6 +3,7 @@
 //	world.go       World: which process has which ranks, how the job ends, and errors
 //	rendezvous.go  how processes find each other, and what must be equal among them
 //	control.go     orders of the first process and answers of the others; values that one creates for all
+//	inspect.go     what other processes are doing, whatever order they carry out
 //	conn.go        messages of the control plane
 //	wires.go       bytes between ranks of different processes: vm.Wires
 //
@@ -58,6 +59,8 @@ type World struct {
 	wires   wires
 	control control
 	board   board
+
+	inspections inspections
 
 	mu      sync.Mutex
 	cause   error // set once, before failed closes

@@ -1,0 +1,48 @@
+package cuda
+
+import (
+	"errors"
+	"regexp"
+	"testing"
+	"time"
+
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+)
+
+// lateTokens wait on one rank until they are let go.
+type lateTokens struct {
+	tokens
+	let chan struct{}
+}
+
+func (l lateTokens) Tokens(s ir.Section, round, sequence, position int64, out []int32, stride int) error {
+	if sequence == 6 { // only rank 3 asks for it, see meeting
+		<-l.let
+	}
+	return l.tokens.Tokens(s, round, sequence, position, out, stride)
+}
+
+// A stalled step names the peers for which ranks wait, as far as the host knows.
+func TestStall(t *testing.T) {
+	fake := useFake(t)
+	for _, nccl := range []bool{false, true} {
+		fake.reset(ranks, 1<<30, 0)
+		m := fake.open(t, Options{OwnProducts: true, NCCL: nccl})
+		let := make(chan struct{})
+		job, err := vm.Open(meeting(), func(rank int) (vm.Device, error) { return m.New(rank), nil },
+			vm.Options{Transport: m, Tokens: lateTokens{let: let}, Stall: vm.Stall{After: 500 * time.Millisecond}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(700*time.Millisecond, func() { close(let) })
+		_, err = job.Step(t.Context())
+		want := `^step 1 has stalled: no rank has made progress for 500ms\n  rank 0 waits (for|in) .*\n  rank 1 waits .*\n  rank 2 waits .*\n  rank 3 executes load_tokens `
+		if stalled := (*vm.StallError)(nil); !errors.As(err, &stalled) || !regexp.MustCompile(want).MatchString(err.Error()) {
+			t.Errorf("NCCL %t: %v, want %s", nccl, err, want)
+		}
+		if err := job.Close(); err != nil || job.Stuck() {
+			t.Errorf("NCCL %t: stuck %t, closing: %v", nccl, job.Stuck(), err)
+		}
+	}
+}

@@ -1,0 +1,88 @@
+package cpu
+
+import (
+	"errors"
+	"regexp"
+	"sync"
+	"testing"
+	"time"
+
+	"sppo.dev/ir"
+	"sppo.dev/vm"
+)
+
+// slow tokens take their time where one rank reads those of step 3.
+type slow struct {
+	cyclic
+	wait func()
+}
+
+// Tokens implements vm.Tokens.
+func (s slow) Tokens(section ir.Section, round, sequence, position int64, out []int32, stride int) error {
+	if section == ir.SectionStep && round == 3 && position == 1 && sequence == 2 {
+		s.wait()
+	}
+	return s.cyclic.Tokens(section, round, sequence, position, out, stride)
+}
+
+// openSlow opens a job of two ranks and collects what is told of slow steps.
+func openSlow(t *testing.T, after time.Duration, wait func()) (job *vm.Job, told func() []string) {
+	t.Helper()
+	var mu sync.Mutex
+	var all []string
+	tell := func(what string) {
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, what)
+	}
+	job, err := vm.Open(unequal(), func(int) (vm.Device, error) { return vm.NewTrace(New(nil)), nil },
+		vm.Options{Tokens: slow{wait: wait}, Stall: vm.Stall{After: after, Tell: tell}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := job.Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return job, func() []string { mu.Lock(); defer mu.Unlock(); return all }
+}
+
+// whatRanksDo matches the lines of a job whose second rank reads tokens.
+const whatRanksDo = `\n  rank 0 waits in all_reduce for ranks 0, 1 \(coll, pc \d+, [^)]*\)` +
+	`\n  rank 1 executes load_tokens \(compute, pc \d, [^)]*\)$`
+
+// A step that makes no progress is reported with what each rank waits for, and ends the job even if a rank cannot be woken.
+func TestStalledStep(t *testing.T) {
+	job, told := openSlow(t, 400*time.Millisecond, func() { select {} })
+	steps(t, job, 2)
+	began := time.Now()
+	_, err := job.Step(t.Context())
+	var stalled *vm.StallError
+	if want := regexp.MustCompile(`^step 3 has stalled: no rank has made progress for 400ms` + whatRanksDo); !errors.As(err, &stalled) || !want.MatchString(err.Error()) {
+		t.Errorf("%v, want %s", err, want)
+	}
+	if want := regexp.MustCompile(`^step 3 has taken [0-9.]+m?s, and the last ones took at most \d+ms` + whatRanksDo); len(told()) != 1 || !want.MatchString(told()[0]) {
+		t.Errorf("%q, want %s", told(), want)
+	}
+	if !job.Stuck() {
+		t.Error("the rank that hangs is not known")
+	}
+	if _, err := job.Step(t.Context()); !errors.As(err, &stalled) {
+		t.Errorf("the next step: %v", err)
+	}
+	if err := job.Close(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("the end took %s", took)
+	}
+}
+
+// A step that is slow goes on.
+func TestSlowStep(t *testing.T) {
+	job, told := openSlow(t, 2*time.Second, func() { time.Sleep(1300 * time.Millisecond) })
+	defer job.Close()
+	steps(t, job, 4)
+	if want := regexp.MustCompile(`^step 3 has taken 1(\.\d)?s`); len(told()) != 1 || !want.MatchString(told()[0]) || job.Stuck() {
+		t.Errorf("%q, want %s; stuck %t", told(), want, job.Stuck())
+	}
+}

@@ -1,0 +1,112 @@
+package world
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"sppo.dev/vm"
+)
+
+// inspections are questions to other processes about what they are doing. They do not pass through a job's orders, so that a
+// process answers while it carries out one.
+type inspections struct {
+	mu      sync.Mutex
+	answer  func() []byte // of this process; nil before its job is open
+	asked   int
+	waiting map[string]chan []byte // by question
+	writing map[int]bool           // processes to which a question is still being written
+}
+
+// OnInspect implements vm.Crew.
+func (w *World) OnInspect(answer func() []byte) {
+	w.inspections.mu.Lock()
+	w.inspections.answer = answer
+	w.inspections.mu.Unlock()
+}
+
+// Inspect implements vm.Crew.
+func (w *World) Inspect(wait time.Duration) []vm.Inspection {
+	first, end := 1, w.options.Processes
+	if !w.Leads() {
+		first, end = 0, 1
+	}
+	answers := make([]<-chan []byte, end)
+	for process := first; process < end; process++ {
+		answers[process] = w.inspect(process)
+	}
+	var all []vm.Inspection
+	over := time.After(wait)
+	for process := first; process < end; process++ {
+		x := vm.Inspection{Name: w.name(process)}
+		select {
+		case x.State = <-answers[process]:
+		case <-over:
+			late := make(chan time.Time)
+			close(late)
+			over = late
+			select {
+			case x.State = <-answers[process]:
+			default:
+			}
+		}
+		all = append(all, x)
+	}
+	return all
+}
+
+// inspect asks one process, without waiting even for the question to leave.
+func (w *World) inspect(process int) <-chan []byte {
+	q := &w.inspections
+	answer := make(chan []byte, 1)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.writing[process] {
+		return answer // it does not even read
+	}
+	q.asked++
+	name := fmt.Sprint(q.asked)
+	if q.waiting == nil || len(q.waiting) > maxWaiting {
+		q.waiting = map[string]chan []byte{} // of processes that never answered
+	}
+	if q.writing == nil {
+		q.writing = map[int]bool{}
+	}
+	q.waiting[name], q.writing[process] = answer, true
+	go func() {
+		_ = w.conns[process].write(message{Kind: kindInspect, Text: name}, nil) // a lost process is noticed by its reader
+		q.mu.Lock()
+		q.writing[process] = false
+		q.mu.Unlock()
+	}()
+	return answer
+}
+
+// maxWaiting is the number of questions without an answer after which all are forgotten.
+const maxWaiting = 1 << 16
+
+// inspected answers a question.
+func (w *World) inspected(process int, question string) {
+	w.inspections.mu.Lock()
+	answer := w.inspections.answer
+	w.inspections.mu.Unlock()
+	state := []byte("null")
+	if answer != nil {
+		state = answer()
+	}
+	_ = w.conns[process].write(message{Kind: kindState, Text: question}, state) // as above
+}
+
+// stated takes the answer to a question of this process.
+func (w *World) stated(question string, state []byte) {
+	w.inspections.mu.Lock()
+	answer := w.inspections.waiting[question]
+	delete(w.inspections.waiting, question)
+	w.inspections.mu.Unlock()
+	if answer != nil {
+		answer <- state
+	}
+}
+
+// Down implements vm.Crew.
+func (w *World) Down() <-chan struct{} { return w.failed }
