@@ -217,7 +217,8 @@ func (f *runFlags) join(env *cli.Env, p *ir.Program) (*world.World, error) {
 	digest := hex.EncodeToString(sum.Sum(nil)[:8])
 	o := world.Options{
 		Process: l.process, Processes: l.processes, Ranks: len(p.Ranks), Rendezvous: l.rendezvous, Timeout: f.launching.timeout,
-		Job: cmp.Or(l.job, fmt.Sprintf("%s %s in %d processes", p.Name, digest, l.processes)),
+		Secret: os.Getenv(world.SecretVariable),
+		Job:    cmp.Or(l.job, fmt.Sprintf("%s %s in %d processes", p.Name, digest, l.processes)),
 		Terms: []world.Term{{Name: "version", Value: cli.Version(env.Name)}, {Name: "program", Value: digest},
 			{Name: "device", Value: f.device}, {Name: "choice of --blas", Value: f.blas}},
 		Local: l.local, Wires: f.device == "cpu",

@@ -88,7 +88,7 @@ var app = cli.App{
 				"program, version and data. Process 0 prints. On CPUs ranks of different processes connect\n" +
 				"by TCP; losses and weights are bitwise those of a single process. On GPUs they connect by NCCL, one GPU for each rank. If\n" +
 				"one process fails or is lost, all end, and each names it. If no rank makes progress in a step for --stall-timeout, the job\n" +
-				"ends with what each rank waits for.\n\n" +
+				"ends with what each rank waits for. With a secret in SPPO_JOB_SECRET, only processes with the same secret take part.\n\n" +
 				"With --weights the run starts from the weights of a folder from the Hugging Face hub (safetensors). Its config.json must\n" +
 				"describe the program's model. Each rank reads only its own parts. Buffers of the folder that the model does not need are\n" +
 				"listed and ignored.\n\n" +

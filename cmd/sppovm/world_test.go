@@ -344,7 +344,7 @@ func TestProcessesThatDoNotMeet(t *testing.T) {
 		}, []string{"has another program than process 0 on", "has another program than process 0 on"}},
 		{"another program, and no name for the job", func(i int, place string) []string {
 			return []string{"--processes", "2", "--process", fmt.Sprint(i), "--rendezvous", place, "--seed", fmt.Sprint(i), "--rendezvous-timeout", "2s"}
-		}, []string{`did not connect to PLACE within 2s; process 1 of job "tiny `, `PLACE is the rendezvous of job "tiny `}},
+		}, []string{`did not connect to PLACE within 2s; process 1 of job "tiny `, `PLACE is the rendezvous of another job than "tiny `}},
 		{"missing", func(i int, place string) []string {
 			return []string{"--processes", "4", "--process", fmt.Sprint(i), "--rendezvous", place, "--rendezvous-timeout", "1s"}
 		}, []string{"sppovm: processes 2 and 3 of 4 did not connect to ", "sppovm: processes 2 and 3 of 4 did not connect to "}},
@@ -375,8 +375,8 @@ func TestJobsAtOnePlace(t *testing.T) {
 	for _, other := range [][]string{as(1, "--seed", "7"), as(1, "--set", "train.sequence=128"), as(3, "--processes", "4")} {
 		stray := launchAll(t, 1, func(int) []string { return other })
 		end(t, stray)
-		want := fmt.Sprintf("%s is the rendezvous of job \"tiny ", place)
-		if text := stray[0].errs.String(); stray[0].code != cli.Failed || !strings.Contains(text, want) || !strings.Contains(text, " in 2 processes\", not \"tiny ") {
+		want := fmt.Sprintf("%s is the rendezvous of another job than \"tiny ", place)
+		if text := stray[0].errs.String(); stray[0].code != cli.Failed || !strings.Contains(text, want) || !strings.Contains(text, "processes\": use another address") {
 			t.Errorf("%v: exit %d\n%s", other, stray[0].code, text)
 		}
 	}

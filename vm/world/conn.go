@@ -21,31 +21,35 @@ import (
 
 // message has the fields that its kind needs; the others are empty.
 type message struct {
-	Kind    string
-	Text    string    `json:",omitempty"` // for people, or the name of a value
-	Order   *vm.Order `json:",omitempty"` // its Data follows the JSON
-	Hello   *hello    `json:",omitempty"`
-	Welcome *welcome  `json:",omitempty"`
+	Kind     string
+	Text     string    `json:",omitempty"` // for people, or the name of a value
+	Order    *vm.Order `json:",omitempty"` // its Data follows the JSON
+	Greeting *greeting `json:",omitempty"`
+	Hello    *hello    `json:",omitempty"`
+	Welcome  *welcome  `json:",omitempty"`
 }
 
 // Kinds of messages.
 const (
-	kindHello   = "hello"   // a process introduces itself to process 0
-	kindSeated  = "seated"  // it is accepted
-	kindWelcome = "welcome" // all processes are there
-	kindRefused = "refused" // it is rejected
-	kindWire    = "wire"    // a connection for bytes
-	kindOrder   = "order"
-	kindAnswer  = "answer"
-	kindStop    = "stop"   // a user asks the job to stop
-	kindFailed  = "failed" // a process cannot continue
-	kindAbort   = "abort"  // no process can
-	kindEnd     = "end"    // the job has ended
-	kindPut     = "put"    // a value
-	kindGet     = "get"    // a request for a value
-	kindValue   = "value"
-	kindInspect = "inspect" // a question what the process is doing
-	kindState   = "state"
+	kindGreeting = "greeting" // the first message in both directions
+	kindHello    = "hello"    // a process introduces itself to process 0
+	kindPing     = "ping"     // process 0 asks a process that waits whether it lives
+	kindPong     = "pong"
+	kindSeated   = "seated"  // it is accepted
+	kindWelcome  = "welcome" // all processes are there
+	kindRefused  = "refused" // it is rejected
+	kindWire     = "wire"    // a connection for bytes
+	kindOrder    = "order"
+	kindAnswer   = "answer"
+	kindStop     = "stop"   // a user asks the job to stop
+	kindFailed   = "failed" // a process cannot continue
+	kindAbort    = "abort"  // no process can
+	kindEnd      = "end"    // the job has ended
+	kindPut      = "put"    // a value
+	kindGet      = "get"    // a request for a value
+	kindValue    = "value"
+	kindInspect  = "inspect" // a question what the process is doing
+	kindState    = "state"
 )
 
 // conn is a connection of the control plane. Any goroutine may write, one reads.
@@ -60,8 +64,10 @@ func newConn(c net.Conn) *conn {
 		_ = tcp.SetKeepAliveConfig(keepAlive) // without it a dead host is noticed later
 		limitSilence(tcp)
 	}
-	return &conn{Conn: c, in: bufio.NewReaderSize(c, 1<<16)}
+	return &conn{Conn: c, in: newReader(c)}
 }
+
+func newReader(in io.Reader) *bufio.Reader { return bufio.NewReaderSize(in, 1<<16) }
 
 func (c *conn) write(m message, data []byte) error {
 	text, err := json.Marshal(m)
@@ -76,21 +82,22 @@ func (c *conn) write(m message, data []byte) error {
 	return err
 }
 
-// Limits for unidentified peers. Data is unlimited once the sender is known.
+// Limits of texts, from peers that are not known yet and from others, and of data.
 const (
+	shortText   = 1 << 16
 	longestText = 1 << 24
 	anyLength   = 1 << 62
 )
 
 var errForeign = errors.New("it does not speak the protocol of a job's processes")
 
-func (c *conn) read(longestData uint64) (m message, data []byte, err error) {
+func (c *conn) read(longest uint32, longestData uint64) (m message, data []byte, err error) {
 	var head [12]byte
 	if _, err := io.ReadFull(c.in, head[:]); err != nil {
 		return m, nil, err
 	}
 	text, size := binary.LittleEndian.Uint32(head[:]), binary.LittleEndian.Uint64(head[4:])
-	if text > longestText || size > longestData {
+	if text > longest || size > longestData {
 		return m, nil, errForeign
 	}
 	all := make([]byte, text)

@@ -27,15 +27,23 @@ func newControl(processes int) control {
 
 // serve handles the messages of a process until its connection ends.
 func (w *World) serve(process int, c *conn) {
-	defer w.gone.Done()
 	for {
-		m, data, err := c.read(anyLength)
-		if err != nil {
-			w.lost(process, err)
+		m, data, err := c.read(longestText, anyLength)
+		if !w.handle(process, m, data, err) {
 			return
 		}
-		w.receive(process, m, data)
 	}
+}
+
+// handle handles what was read from a process, and reports whether more may follow.
+func (w *World) handle(process int, m message, data []byte, err error) bool {
+	if err != nil {
+		w.lost(process, err)
+		w.gone.Done()
+		return false
+	}
+	w.receive(process, m, data)
+	return true
 }
 
 func (w *World) receive(process int, m message, data []byte) {

@@ -3,7 +3,10 @@ package world
 import (
 	"cmp"
 	"context"
+	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -12,9 +15,16 @@ import (
 	"time"
 )
 
+// greeting opens a connection in both directions. If the job has a secret, either side proves that it knows it before it learns
+// more of the other.
+type greeting struct {
+	Magic string
+	Nonce string
+	Proof []byte `json:",omitempty"`
+}
+
 // hello is how a process introduces itself to process 0.
 type hello struct {
-	Magic              string
 	Job                string
 	Process, Processes int
 	Terms              []Term
@@ -29,7 +39,7 @@ type welcome struct {
 	Members []Member
 }
 
-const magic = "sppo rendezvous 1"
+const magic = "sppo rendezvous 2"
 
 // introduction is the time in which a new connection must introduce itself.
 const introduction = 10 * time.Second
@@ -48,11 +58,9 @@ func Join(ctx context.Context, o Options) (*World, error) {
 	if err := w.meet(ctx, wires); err != nil {
 		return nil, err
 	}
-	for process, c := range w.conns {
-		if c != nil {
-			w.gone.Add(1)
-			go w.serve(process, c)
-		}
+	if !w.Leads() {
+		w.gone.Add(1)
+		go w.serve(0, w.conns[0])
 	}
 	if wires == nil {
 		return w, nil
@@ -113,203 +121,20 @@ func (w *World) hello(wires net.Listener) *hello {
 		host = "an unnamed host"
 	}
 	o := &w.options
-	return &hello{Magic: magic, Job: o.Job, Process: o.Process, Processes: o.Processes, Terms: o.Terms, Host: host, Local: o.Local, Port: portOf(wires)}
+	return &hello{Job: o.Job, Process: o.Process, Processes: o.Processes, Terms: o.Terms, Host: host, Local: o.Local, Port: portOf(wires)}
 }
 
-// arrival is a process that has connected.
-type arrival struct {
-	conn  *conn
-	hello *hello
-}
-
-// host waits in process 0 for all others, and welcomes them.
-func (w *World) host(ctx context.Context, wires net.Listener) error {
-	_, port, err := net.SplitHostPort(w.options.Rendezvous)
-	if err != nil {
-		return err
-	}
-	l, err := listen(ctx, net.JoinHostPort(w.listenHost(), port))
-	if err != nil {
-		return fmt.Errorf("process 0 cannot listen at %s, where the others connect: %w", w.options.Rendezvous, cmp.Or(errors.Unwrap(err), err))
-	}
-	arrivals := make(chan arrival)
-	defer l.Close()
-	go accept(ctx, l, arrivals)
-	present := make([]arrival, w.options.Processes)
-	present[0].hello = w.hello(wires)
-	err = w.await(ctx, arrivals, present)
-	for _, a := range present[1:] {
-		if err != nil && a.conn != nil {
-			refuse(a.conn, err.Error())
-		}
-	}
-	if err != nil {
-		return err
-	}
-	return w.welcome(present)
-}
-
-// await fills the list of present processes, or returns why it cannot. Processes of other jobs are turned
-// away without effect. If one of this job is rejected, the others have a moment to connect and learn why.
-func (w *World) await(ctx context.Context, arrivals <-chan arrival, present []arrival) (problem error) {
-	remind, stranger := time.After(5*time.Second), ""
-	var enough <-chan time.Time
-	for missing := len(present) - 1; missing > 0; {
-		select {
-		case a := <-arrivals:
-			if a.hello.Job != w.options.Job {
-				refuse(a.conn, fmt.Sprintf("%s is the rendezvous of job %q, not %q: use another address for one of them", w.options.Rendezvous, w.options.Job, a.hello.Job))
-				stranger = fmt.Sprintf("process %d of job %q from %s, which is not job %q", a.hello.Process, a.hello.Job, a.hello.Host, w.options.Job)
-				w.tell("turned away " + stranger)
-				continue
-			}
-			missing--
-			if err := w.differs(a.hello, present); err != nil {
-				refuse(a.conn, err.Error())
-				problem, enough = cmp.Or(problem, err), time.After(farewell)
-				continue
-			}
-			present[a.hello.Process] = a
-			_ = a.conn.write(message{Kind: kindSeated}, nil) // if it is gone, its absence shows later
-		case <-remind:
-			w.tell(fmt.Sprintf("waiting for %s of %d at %s", missingOf(present), w.options.Processes, w.options.Rendezvous))
-		case <-enough:
-			return problem
-		case <-ctx.Done():
-			return cmp.Or(problem, w.gaveUp(ctx, missingOf(present), stranger))
-		}
-	}
-	return problem
-}
-
-func (w *World) tell(what string) {
-	if w.options.Tell != nil {
-		w.options.Tell(what)
-	}
-}
-
-// gaveUp returns the error that names the missing processes, and any rejected one.
-func (w *World) gaveUp(ctx context.Context, missing, stranger string) error {
-	if errors.Is(ctx.Err(), context.Canceled) {
-		return fmt.Errorf("stopped while waiting for %s at %s", missing, w.options.Rendezvous)
-	}
-	instead := ""
-	if stranger != "" {
-		instead = "; " + stranger + ", did"
-	}
-	return fmt.Errorf("%s of %d did not connect to %s within %s%s", missing, w.options.Processes, w.options.Rendezvous, w.options.Timeout, instead)
-}
-
-// missingOf lists processes: "processes 1, 2 and 3".
-func missingOf(present []arrival) string {
-	var list []string
-	for process, a := range present {
-		if a.hello == nil {
-			list = append(list, fmt.Sprint(process))
-		}
-	}
-	if len(list) == 1 {
-		return "process " + list[0]
-	}
-	last := len(list) - 1
-	return "processes " + strings.Join(list[:last], ", ") + " and " + list[last]
-}
-
-// differs returns why a process of this job cannot take part, or nil.
-func (w *World) differs(h *hello, present []arrival) error {
-	switch mine := present[0].hello; {
-	case h.Processes != mine.Processes:
-		return fmt.Errorf("process %d on %s is one of %d processes, but process 0 is one of %d", h.Process, h.Host, h.Processes, mine.Processes)
-	case h.Process <= 0 || h.Process >= h.Processes:
-		return fmt.Errorf("there is no process %d of %d, but one connected from %s", h.Process, h.Processes, h.Host)
-	case present[h.Process].hello != nil:
-		return fmt.Errorf("process %d connected twice, from %s and from %s", h.Process, present[h.Process].hello.Host, h.Host)
-	}
-	for i, term := range w.options.Terms {
-		if i >= len(h.Terms) || h.Terms[i] != term {
-			theirs := "none"
-			if i < len(h.Terms) {
-				theirs = h.Terms[i].Value
-			}
-			return fmt.Errorf("process %d on %s has another %s than process 0 on %s: %s instead of %s",
-				h.Process, h.Host, term.Name, present[0].hello.Host, theirs, term.Value)
-		}
-	}
-	return nil
-}
-
-// accept accepts connections and their introductions. Peers that do not speak the protocol are ignored.
-func accept(ctx context.Context, l net.Listener, arrivals chan<- arrival) {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return // closed: all have arrived, or the wait is over
-		}
-		go func() {
-			conn := newConn(c)
-			_ = conn.SetReadDeadline(time.Now().Add(introduction))
-			m, _, err := conn.read(0)
-			if err != nil || m.Hello == nil || m.Hello.Magic != magic {
-				conn.Close()
-				return
-			}
-			_ = conn.SetReadDeadline(time.Time{})
-			select {
-			case arrivals <- arrival{conn, m.Hello}:
-			case <-ctx.Done():
-				conn.Close()
-			}
-		}()
-	}
-}
-
-func refuse(c *conn, why string) {
-	_ = c.write(message{Kind: kindRefused, Text: why}, nil)
-	c.Close()
-}
-
-// welcome sends all processes the list of addresses.
-func (w *World) welcome(present []arrival) error {
-	w.key = rand.Text()
-	w.conns = make([]*conn, len(present))
-	here := map[string]int{}
-	for process, a := range present {
-		m := Member{Host: a.hello.Host, Local: a.hello.Local, Address: ":" + a.hello.Port}
-		if m.Local < 0 {
-			m.Local = here[m.Host]
-		}
-		here[m.Host]++
-		if a.conn != nil {
-			w.conns[process] = a.conn
-			host, _, err := net.SplitHostPort(a.conn.RemoteAddr().String())
-			if err != nil {
-				return err
-			}
-			if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() { // otherwise it is on our host, which others know by another name
-				m.Address = net.JoinHostPort(host, a.hello.Port)
-			}
-		}
-		w.Members = append(w.Members, m)
-	}
-	for _, c := range w.conns[1:] {
-		if err := c.write(message{Kind: kindWelcome, Welcome: &welcome{w.key, w.Members}}, nil); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// come connects to process 0, repeatedly until it listens. An accepted process waits as long as process 0
-// does.
+// come connects to process 0, repeatedly until it listens and all others have come. Process 0 may die and come again meanwhile.
 func (w *World) come(limited, ctx context.Context, wires net.Listener) error {
 	h := w.hello(wires)
 	var last error
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		c, err := w.seat(limited, h)
 		if err == nil {
-			return w.listenTo(ctx, c)
+			err = w.listenTo(ctx, c)
+			pause = 50 * time.Millisecond
 		}
-		if refused := (*refusal)(nil); errors.As(err, &refused) {
+		if refused := (*refusal)(nil); err == nil || errors.As(err, &refused) {
 			return err
 		}
 		if limited.Err() == nil {
@@ -318,16 +143,12 @@ func (w *World) come(limited, ctx context.Context, wires net.Listener) error {
 		select {
 		case <-limited.Done():
 			if ctx.Err() != nil {
-				return w.stopped()
+				return fmt.Errorf("stopped while waiting for process 0 at %s", w.options.Rendezvous)
 			}
 			return fmt.Errorf("process 0 was not found at %s within %s: %w", w.options.Rendezvous, w.options.Timeout, cmp.Or(last, err))
 		case <-time.After(pause):
 		}
 	}
-}
-
-func (w *World) stopped() error {
-	return fmt.Errorf("stopped while waiting for process 0 at %s", w.options.Rendezvous)
 }
 
 // refusal is a rejection by process 0.
@@ -343,17 +164,13 @@ func (w *World) seat(ctx context.Context, h *hello) (*conn, error) {
 	}
 	c := newConn(raw)
 	release := context.AfterFunc(ctx, func() { c.Close() })
-	err = c.write(message{Kind: kindHello, Hello: h}, nil)
-	var m message
-	if err == nil {
-		m, _, err = c.read(0)
-	}
+	m, err := w.introduce(c, h)
 	switch {
 	case err == nil && m.Kind == kindSeated && release():
 		return c, nil
 	case err == nil && m.Kind == kindRefused:
 		err = &refusal{m.Text}
-	default:
+	case !errors.Is(err, errSecret):
 		err = fmt.Errorf("its answer is not that of process 0 of a job: %w", cmp.Or(err, errForeign))
 	}
 	release()
@@ -361,20 +178,66 @@ func (w *World) seat(ctx context.Context, h *hello) (*conn, error) {
 	return nil, err
 }
 
+// introduce exchanges greetings, and returns the answer to the introduction.
+func (w *World) introduce(c *conn, h *hello) (answer message, err error) {
+	mine := greeting{Magic: magic, Nonce: rand.Text()}
+	if err := c.write(message{Kind: kindGreeting, Greeting: &mine}, nil); err != nil {
+		return answer, err
+	}
+	m, _, err := c.read(shortText, 0)
+	switch {
+	case err != nil:
+		return answer, err
+	case m.Kind == kindRefused:
+		return m, nil
+	case m.Greeting == nil || m.Greeting.Magic != magic:
+		return answer, errForeign
+	case w.options.Secret != "" && !hmac.Equal(m.Greeting.Proof, w.proof("process 0", mine.Nonce, m.Greeting.Nonce, nil)):
+		return answer, errSecret
+	}
+	mine.Proof = w.proof("process", mine.Nonce, m.Greeting.Nonce, h)
+	if err := c.write(message{Kind: kindHello, Greeting: &mine, Hello: h}, nil); err != nil {
+		return answer, err
+	}
+	answer, _, err = c.read(longestText, 0)
+	return answer, err
+}
+
+var errSecret = errors.New("it does not know the secret that this process has in " + SecretVariable)
+
+// proof shows that a process knows the secret of the job, without telling it. It is nil if there is no secret.
+func (w *World) proof(role, theirs, ours string, h *hello) []byte {
+	if w.options.Secret == "" {
+		return nil
+	}
+	text, err := json.Marshal([]any{role, theirs, ours, h})
+	if err != nil {
+		panic("internal: " + err.Error())
+	}
+	mac := hmac.New(sha256.New, []byte(w.options.Secret))
+	mac.Write(text)
+	return mac.Sum(nil)
+}
+
 // listenTo waits until process 0 reports that all are there, or that they will not be.
 func (w *World) listenTo(ctx context.Context, c *conn) error {
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	m, _, err := c.read(0)
-	switch {
-	case ctx.Err() != nil:
-		return w.stopped()
-	case err != nil:
-		return fmt.Errorf("process 0 at %s was lost before all processes had connected: its connection closed", w.options.Rendezvous)
-	case m.Kind != kindWelcome || m.Welcome == nil:
-		return &refusal{m.Text}
+	for {
+		m, _, err := c.read(longestText, 0)
+		switch {
+		case err != nil:
+			c.Close()
+			return fmt.Errorf("it was lost before all processes had connected: %s", broke(err))
+		case m.Kind == kindPing:
+			_ = c.write(message{Kind: kindPong}, nil) // if it is lost, so is the connection
+		case m.Kind == kindWelcome && m.Welcome != nil:
+			w.conns, w.key, w.Members = []*conn{c}, m.Welcome.Key, m.Welcome.Members
+			return w.reachable()
+		default:
+			c.Close()
+			return &refusal{m.Text}
+		}
 	}
-	w.conns, w.key, w.Members = []*conn{c}, m.Welcome.Key, m.Welcome.Members
-	return w.reachable()
 }
 
 // reachable completes addresses on the host of process 0, which is the address we connected to.

@@ -3,6 +3,7 @@ package world
 import (
 	"bufio"
 	"context"
+	"crypto/subtle"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -267,13 +268,26 @@ func (w *World) joinWires(ctx context.Context, l net.Listener) error {
 		}
 	}
 	defer context.AfterFunc(ctx, func() { l.Close() })()
-	for missing := w.options.Processes - 1 - w.options.Process; missing > 0; {
-		raw, err := l.Accept()
-		if err != nil {
-			return fmt.Errorf("%d processes cannot reach %s: %w", missing, w.name(w.options.Process), err)
+	callers, failed := make(chan struct{}, w.options.Processes), make(chan error, 1)
+	go func() {
+		for {
+			raw, err := l.Accept()
+			if err != nil {
+				failed <- err
+				return
+			}
+			go func() {
+				if w.called(raw) {
+					callers <- struct{}{}
+				}
+			}()
 		}
-		if w.called(raw) {
-			missing--
+	}()
+	for missing := w.options.Processes - 1 - w.options.Process; missing > 0; missing-- {
+		select {
+		case <-callers:
+		case err := <-failed:
+			return fmt.Errorf("%d processes cannot reach %s: %w", missing, w.name(w.options.Process), err)
 		}
 	}
 	return nil
@@ -293,8 +307,8 @@ func (w *World) call(ctx context.Context, process int) error {
 func (w *World) called(raw net.Conn) bool {
 	c := newConn(raw)
 	_ = c.SetReadDeadline(time.Now().Add(introduction))
-	m, _, err := c.read(0)
-	if err != nil || m.Text != w.key || m.Hello == nil || m.Hello.Process <= w.options.Process || m.Hello.Process >= w.options.Processes {
+	m, _, err := c.read(shortText, 0)
+	if err != nil || subtle.ConstantTimeCompare([]byte(m.Text), []byte(w.key)) != 1 || m.Hello == nil || m.Hello.Process <= w.options.Process || m.Hello.Process >= w.options.Processes {
 		c.Close()
 		return false
 	}

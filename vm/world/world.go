@@ -1,7 +1,8 @@
 // Package world connects the processes of one job, on one or more hosts, over TCP.
 //
 //	world.go       World: which process has which ranks, how the job ends, and errors
-//	rendezvous.go  how processes find each other, and what must be equal among them
+//	rendezvous.go  how processes find process 0, and introduce themselves
+//	gather.go      how process 0 waits for them, and what must be equal among them
 //	control.go     orders of the first process and answers of the others; values that one creates for all
 //	inspect.go     what other processes are doing, whatever order they carry out
 //	conn.go        messages of the control plane
@@ -33,11 +34,15 @@ type Options struct {
 	Rendezvous         string            // HOST:PORT where process 0 listens
 	Timeout            time.Duration     // for all processes to connect
 	Job                string            // tells this job from others at the same address
+	Secret             string            // that all processes must know; empty: none
 	Terms              []Term            // must be equal in all processes
 	Local              int               // index among the processes of its host; -1: in order of arrival
 	Wires              bool              // whether ranks communicate over TCP rather than a network of their own
 	Tell               func(what string) // receives progress: missing processes, rejected ones
 }
+
+// SecretVariable is the environment variable in which users give Options.Secret.
+const SecretVariable = "SPPO_JOB_SECRET"
 
 // Term is a value that must be equal in all processes.
 type Term struct{ Name, Value string }

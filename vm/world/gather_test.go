@@ -1,0 +1,255 @@
+package world
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sppo.dev/vm/vmtest"
+)
+
+// strangers are what others send to a port.
+func strangers() map[string][]byte {
+	framed := func(text string, size uint64) []byte {
+		head := binary.LittleEndian.AppendUint32(nil, uint32(len(text)))
+		return append(binary.LittleEndian.AppendUint64(head, size), text...)
+	}
+	greet := framed(`{"Kind":"greeting","Greeting":{"Magic":"sppo rendezvous 2","Nonce":"x"}}`, 0)
+	noise := make([]byte, 1<<16)
+	rng := rand.NewChaCha8([32]byte{seed})
+	rng.Read(noise)
+	return map[string][]byte{
+		"silent":     nil,
+		"HTTP":       []byte("GET / HTTP/1.1\r\nHost: stranger\r\n\r\n"),
+		"TLS":        append([]byte{0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3}, noise[:500]...),
+		"zeros":      make([]byte, 64<<20),
+		"noise":      noise,
+		"half":       greet[:20],
+		"greets":     greet,
+		"long":       binary.LittleEndian.AppendUint64([]byte{0, 0, 0, 1}, 0),
+		"data":       framed(`{"Kind":"hello"}`, 1<<60),
+		"no hello":   append(bytes.Clone(greet), framed(`{"Kind":"hello"}`, 0)...),
+		"wrong type": framed(`{"Kind":{"a":[]}}`, 0),
+		"other job":  append(bytes.Clone(greet), framed(`{"Kind":"hello","Greeting":{},"Hello":{"Job":"none","Process":-7}}`, 0)...),
+	}
+}
+
+// Strangers of all kinds, many at a time, are turned away, hold up nobody, end no job and learn nothing about it.
+func TestStrangers(t *testing.T) {
+	place := vmtest.FreePlace(t)
+	const each = 30 // silent ones among them, which the system would keep for a while
+	var mu sync.Mutex
+	learned, reached := map[string]string{}, 0
+	var all sync.WaitGroup
+	for name, text := range strangers() {
+		for range each {
+			all.Go(func() {
+				var c net.Conn
+				var err error
+				for range 500 {
+					if c, err = net.Dial("tcp", place); err == nil {
+						break
+					}
+					time.Sleep(10 * time.Millisecond)
+				}
+				if err != nil {
+					return
+				}
+				defer c.Close()
+				go c.Write(text)
+				c.SetReadDeadline(time.Now().Add(time.Second))
+				answer, _ := io.ReadAll(c) // it may be reset
+				mu.Lock()
+				defer mu.Unlock()
+				reached++
+				learned[name] += string(answer)
+			})
+			if name == "zeros" {
+				break
+			}
+		}
+	}
+	began := time.Now()
+	worlds, errs := joined(t, 2, 2, func(o *Options) {
+		o.Job, o.Terms = "the job", []Term{{"program", "the program"}}
+		if o.Rendezvous = place; o.Process == 1 {
+			time.Sleep(600 * time.Millisecond)
+		}
+	})
+	if took := time.Since(began); took > introduction/2 {
+		t.Errorf("it took %s", took)
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(closeAll(t, worlds, nil)...); err != nil {
+		t.Error(err)
+	}
+	if reached < each*len(strangers())/2 {
+		t.Errorf("%d strangers have reached the place", reached)
+	}
+	for name, text := range learned {
+		if strings.Contains(text, "the job") || strings.Contains(text, "the program") || strings.Contains(text, worlds[0].key) {
+			t.Errorf("%s learns %q", name, text)
+		}
+	}
+}
+
+// Only processes that know the secret of a job take part. Others end nothing.
+func TestSecret(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		of    [3]string
+		wants [3]string
+	}{
+		{"shared", [3]string{"s", "s", "s"}, [3]string{}},
+		{"one has another", [3]string{"s", "s", "t"}, [3]string{"process 2 of 3 did not connect to", "process 2 of 3 did not connect to", "it does not know the secret that this process has in SPPO_JOB_SECRET"}},
+		{"one has none", [3]string{"s", "s", ""}, [3]string{"; a process from 127.0.0.1 that does not know the secret of the job, did", "process 2 of 3 did not connect to", "process 0 has a secret that this process does not know"}},
+		{"process 0 has none", [3]string{"", "s", ""}, [3]string{"process 1 of 3 did not connect to", "it does not know the secret that this process has in SPPO_JOB_SECRET", "process 1 of 3 did not connect to"}},
+	} {
+		worlds, errs := joined(t, 3, 3, func(o *Options) {
+			o.Secret = c.of[o.Process]
+			if c.wants[0] != "" {
+				o.Timeout = 500 * time.Millisecond
+			}
+		})
+		for i, err := range errs {
+			if (c.wants[i] == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.wants[i]) {
+				t.Errorf("%s: process %d: %v, want %q", c.name, i, err, c.wants[i])
+			}
+		}
+		if c.wants[0] == "" {
+			if err := errors.Join(closeAll(t, worlds, nil)...); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// An eavesdropper who repeats what a process has sent is not taken for it.
+func TestSecretIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	w := newWorld(Options{Processes: 2, Ranks: 2, Secret: "s"})
+	h := w.hello(nil)
+	proofs := map[string]bool{}
+	for _, p := range [][]byte{w.proof("process", "a", "b", h), w.proof("process", "a", "c", h), w.proof("process", "c", "b", h), w.proof("process 0", "a", "b", nil),
+		w.proof("process", "a", "b", &hello{}), w.proof("process", "a,b", "", h), newWorld(Options{Processes: 2, Ranks: 2, Secret: "t"}).proof("process", "a", "b", h)} {
+		if len(p) != 32 || proofs[string(p)] {
+			t.Errorf("the proof %x is short, or another's", p)
+		}
+		proofs[string(p)] = true
+	}
+}
+
+// early connects as a process of a job would, and dies or falls silent once it has its place.
+func early(t *testing.T, place string, process int, dies bool) {
+	t.Helper()
+	w := newWorld(Options{Process: process, Processes: 3, Ranks: 3, Rendezvous: place, Job: "test", Terms: []Term{{"program", "one"}}})
+	for range 500 {
+		c, err := w.seat(t.Context(), w.hello(nil))
+		if err == nil {
+			t.Cleanup(func() { c.Close() })
+			if dies {
+				c.Close()
+			}
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Error("it got no place")
+}
+
+// A process that died before all had come may come again, on another host or before its death was noticed.
+func TestComeAgain(t *testing.T) {
+	t.Parallel()
+	for _, dies := range []bool{true, false} {
+		place := vmtest.FreePlace(t)
+		there := make(chan struct{})
+		var told []string
+		var mu sync.Mutex
+		go func() { early(t, place, 1, dies); close(there) }()
+		worlds, errs := joined(t, 3, 3, func(o *Options) {
+			o.Tell = func(what string) { mu.Lock(); told = append(told, what); mu.Unlock() }
+			if o.Rendezvous = place; o.Process > 0 {
+				<-there
+			}
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Fatalf("dies %t: %v", dies, err)
+		}
+		if err := errors.Join(closeAll(t, worlds, nil)...); err != nil {
+			t.Error(err)
+		}
+		want := map[bool]string{true: " is gone; it may come again", false: " does not answer; it may come again"}[dies]
+		if text := strings.Join(told, "\n"); !strings.Contains(text, want) {
+			t.Errorf("dies %t: it says %q", dies, text)
+		}
+	}
+}
+
+// The others wait for a process 0 that died before all had come.
+func TestFirstComesAgain(t *testing.T) {
+	t.Parallel()
+	place := vmtest.FreePlace(t)
+	l, err := net.Listen("tcp", place)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { // welcomes one process as process 0 does, and dies
+		raw, err := l.Accept()
+		if err != nil {
+			return
+		}
+		c := newConn(raw)
+		g := &gathering{w: newWorld(Options{Processes: 2, Ranks: 2}), over: make(chan struct{})}
+		if h, _ := g.hearHello(c); h == nil {
+			t.Error("it has not introduced itself")
+		}
+		send(c, message{Kind: kindSeated})
+		time.Sleep(50 * time.Millisecond)
+		c.Close()
+		l.Close()
+	}()
+	worlds, errs := joined(t, 2, 2, func(o *Options) {
+		if o.Rendezvous = place; o.Process == 0 {
+			time.Sleep(300 * time.Millisecond)
+		}
+	})
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(closeAll(t, worlds, nil)...); err != nil {
+		t.Error(err)
+	}
+}
+
+// FuzzHello feeds any bytes to the reader of introductions.
+func FuzzHello(f *testing.F) {
+	for _, text := range strangers() {
+		if len(text) < 1<<17 {
+			f.Add(text)
+		}
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		c := &conn{in: newReader(bytes.NewReader(text))}
+		m, data, err := c.read(shortText, 0)
+		if len(data) > 0 {
+			t.Error("it has data")
+		}
+		if err == nil {
+			if _, err := json.Marshal(m); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
