@@ -8,7 +8,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// Weights give tensors values that a run starts from.
+// Weights give tensors values that a run starts from. Those that have some tensors alone implement Has(tensor string) bool as well: the
+// other tensors keep the values of Init.
 type Weights interface {
 	// Read fills out with rows by columns of a tensor from (row, col) on, rows first. Ranks call it at the same time.
 	Read(tensor string, row, col, rows, cols int64, out []float32) error
@@ -46,10 +47,14 @@ func (j *Job) loadHere(ctx context.Context) error {
 	if j.weights == nil {
 		return errors.New("process without weights: all want the same command line")
 	}
+	some, _ := j.weights.(interface{ Has(tensor string) bool })
 	return j.each(func(r *rank) error {
 		consts := j.program.Ranks[r.index].Consts
 		for i := range r.code.States {
 			s := &r.code.States[i]
+			if some != nil && !some.Has(j.program.Tensors[s.Tensor].Name) {
+				continue
+			}
 			if s.Role != ir.RoleWeight && s.Role != ir.RoleMaster {
 				continue
 			}

@@ -13,7 +13,6 @@ import (
 	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
 	"sppo.dev/cmd/sppovm/watch"
-	"sppo.dev/hf"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/vm"
@@ -31,6 +30,7 @@ type runFlags struct {
 	saves   saveFlags
 	resume  string
 	weights string
+	adapter string
 	cast    bool
 	dir     string
 	blas    string
@@ -64,6 +64,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 	f.saves.define(flags)
 	flags.StringVar(&f.resume, "resume", "", "continue from this `CHECKPOINT`, or from the newest in this folder; auto: from the newest in the folder of --save, if it has one")
 	flags.StringVar(&f.weights, "weights", "", "start from the weights of this `FOLDER` from the Hugging Face hub, at step 0 with zero moments")
+	flags.StringVar(&f.adapter, "adapter", "", "with --weights, start adapters from those of this `FOLDER` in PEFT's format")
 	flags.BoolVar(&f.cast, "cast", false, "let --weights round values that the program cannot hold exactly")
 	flags.StringVar(&f.dir, "dir", "", "resolve relative data files in this folder instead of the current one")
 	cli.Choice(flags, &f.blas, "blas", "go", "matrix products by go, or by openblas where it is installed", blasNames...)
@@ -304,7 +305,7 @@ type training struct {
 	f       *runFlags
 	program *ir.Program
 	job     *vm.Job
-	weights *hf.Weights // nil: the run does not start from a folder
+	weights *startWeights // nil: the run does not start from a folder
 	meter   *bubbleMeter
 	device  string
 	kind    string // kind of device, which determines rounding

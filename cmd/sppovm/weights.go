@@ -19,8 +19,13 @@ import (
 
 // openWeights opens the folder that a run starts from, and sees that it is of the program's model. It returns nil where the run
 // starts from weights drawn by chance.
-func (f *runFlags) openWeights(p *ir.Program) (*hf.Weights, error) {
-	if f.weights == "" {
+func (f *runFlags) openWeights(p *ir.Program) (_ *startWeights, err error) {
+	switch {
+	case f.adapter != "" && f.weights == "":
+		return nil, cli.Usagef("--adapter needs --weights: the folder of the model that the adapter belongs to")
+	case f.adapter != "" && p.Model.Adapter == "":
+		return nil, cli.Usagef("--adapter: the program trains no adapter; its spec needs train.adapter = lora(...)")
+	case f.weights == "":
 		return nil, nil
 	}
 	model, err := hf.ReadModel(f.weights)
@@ -30,17 +35,66 @@ func (f *runFlags) openWeights(p *ir.Program) (*hf.Weights, error) {
 	if err := sameModel(model, &p.Model, p.Run.Sequence, "the program"); err != nil {
 		return nil, cli.Wrong(err)
 	}
-	w, err := model.OpenWeights(p.Tensors)
-	if err != nil {
+	w := &startWeights{}
+	defer func() {
+		if err != nil {
+			w.Close()
+		}
+	}()
+	if w.Weights, err = model.OpenWeights(hf.OfAdapter(p.Tensors, false)); err != nil {
 		return nil, cli.Wrong(err)
 	}
+	if f.adapter != "" {
+		of, before := lang.Model(p.Model), len(model.Notices)
+		if w.adapter, err = model.OpenAdapter(f.adapter, p.Tensors, &of); err != nil {
+			return nil, cli.Wrong(err)
+		}
+		w.notices = model.Notices[before:]
+	}
 	for i := range p.Tensors {
-		if name := p.Tensors[i].Name; !f.cast && w.Wider(name, vm.Precision(p, i)) {
-			w.Close()
+		if name := p.Tensors[i].Name; !f.cast && !hf.IsAdapter(name) && w.Wider(name, vm.Precision(p, i)) {
 			return nil, cli.Usagef("%s: the program holds %s as bf16 alone, which rounds the folder's values: --cast permits that", f.weights, name)
 		}
 	}
 	return w, nil
+}
+
+// startWeights are what a run starts from: a folder's weights, and maybe those of an adapter. Adapters that start anew keep the values
+// of the program's init.
+type startWeights struct {
+	*hf.Weights
+	adapter *hf.Weights // nil: none
+	notices []string    // about the adapter
+}
+
+// Has reports whether there are values of a tensor.
+func (w *startWeights) Has(tensor string) bool { return w.adapter != nil || !hf.IsAdapter(tensor) }
+
+// Read implements vm.Weights.
+func (w *startWeights) Read(tensor string, row, col, rows, cols int64, out []float32) error {
+	if hf.IsAdapter(tensor) {
+		return w.adapter.Read(tensor, row, col, rows, cols, out)
+	}
+	return w.Weights.Read(tensor, row, col, rows, cols, out)
+}
+
+// Describe implements vm.Weights.
+func (w *startWeights) Describe() string {
+	if w.adapter == nil {
+		return w.Weights.Describe()
+	}
+	return w.Weights.Describe() + ", adapter of " + w.adapter.Describe()
+}
+
+// Close closes the files.
+func (w *startWeights) Close() error {
+	var errs []error
+	for _, part := range []*hf.Weights{w.Weights, w.adapter} {
+		if part != nil {
+			errs = append(errs, part.Close())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // sameModel compares the model of a folder with that of a program or a checkpoint, which may store it as another type.
@@ -53,15 +107,15 @@ func sameModel(model *hf.Model, other *ir.Model, sequence int64, whose string) e
 	if err != nil {
 		return err
 	}
-	mine := ir.Model(l)
-	if a, b := mine.Difference(other); a != "" {
+	mine, base := ir.Model(l), ir.Model(lang.Model(*other).Base())
+	if a, b := mine.Difference(&base); a != "" {
 		return fmt.Errorf("%s is another model than %s: it has %s, where %s has %s", model.Dir, whose, a, whose, b)
 	}
 	return nil
 }
 
 // load starts from the folder's weights.
-func (r *training) load(ctx context.Context, w *hf.Weights) error {
+func (r *training) load(ctx context.Context, w *startWeights) error {
 	if len(w.Ignored) > 0 {
 		r.show.say("weights that the model does not need: %s", strings.Join(w.Ignored, ", "))
 	}
@@ -73,6 +127,12 @@ func (r *training) load(ctx context.Context, w *hf.Weights) error {
 		return err
 	}
 	r.show.say("loaded %s", r.f.weights)
+	if w.adapter != nil {
+		r.show.say("loaded the adapter %s", r.f.adapter)
+		for _, notice := range w.notices {
+			r.show.say("note: %s", notice)
+		}
+	}
 	return nil
 }
 
@@ -80,6 +140,7 @@ func (r *training) load(ctx context.Context, w *hf.Weights) error {
 type exportFlags struct {
 	out, from, dtype string
 	sequence         int64
+	adapter, merge   bool
 }
 
 func export(flags *pflag.FlagSet) cli.Action {
@@ -88,9 +149,14 @@ func export(flags *pflag.FlagSet) cli.Action {
 	flags.StringVar(&f.from, "from", "", "the `FOLDER` that config, tokenizer and other files come from, instead of that which the run started from")
 	flags.Int64Var(&f.sequence, "sequence", 0, "tokens of the sequences that a model was trained on that started from no folder: its max_position_embeddings")
 	cli.Choice(flags, &f.dtype, "dtype", "", "type of the weights, instead of that in the folder they come from", hf.ExportTypes...)
+	flags.BoolVar(&f.adapter, "adapter", false, "write the adapters alone, in PEFT's format")
+	flags.BoolVar(&f.merge, "merge", false, "write the whole model, with its adapters added to the matrices that they stand beside")
 	return func(env *cli.Env, args []string) error {
 		if f.out == "" {
 			return cli.Usagef("export: -o says where the folder goes")
+		}
+		if f.adapter && (f.merge || f.dtype != "") {
+			return cli.Usagef("export: --adapter writes no weights of the model, so --merge and --dtype do not apply")
 		}
 		if err := hf.CheckTarget(f.out); err != nil {
 			return cli.Wrong(err)
@@ -100,7 +166,8 @@ func export(flags *pflag.FlagSet) cli.Action {
 			return cli.Wrong(err)
 		}
 		defer c.Close()
-		e := hf.Export{Values: c, Tensors: c.Weights(), DType: f.dtype}
+		of := lang.Model(c.Model)
+		e := hf.Export{Values: &hf.Merged{Values: c, Model: &of}, Tensors: hf.OfAdapter(c.Weights(), false), DType: f.dtype}
 		if f.from == "" && c.Origin == "" {
 			e.From, e.Config, err = f.describe(c)
 		} else {
@@ -109,7 +176,7 @@ func export(flags *pflag.FlagSet) cli.Action {
 		if err != nil {
 			return cli.Wrong(err)
 		}
-		if err := e.Write(env.Context, f.out); err != nil {
+		if err := f.write(env.Context, c, &e); err != nil {
 			return err
 		}
 		fmt.Fprintf(env.Stderr, "wrote %s: the weights after step %d\n", f.out, c.Step)
@@ -129,7 +196,22 @@ func (f *exportFlags) describe(c *vm.Checkpoint) (*hf.Model, []byte, error) {
 		return nil, nil, errors.New("the run started from no folder: --sequence says for how many tokens the model is, " +
 			"or --from names a folder of the same model, for config and tokenizer")
 	}
-	return hf.Describe(&c.Model, sequence)
+	base := ir.Model(lang.Model(c.Model).Base())
+	return hf.Describe(&base, sequence)
+}
+
+// write writes the folder that the flags ask for.
+func (f *exportFlags) write(ctx context.Context, c *vm.Checkpoint, e *hf.Export) error {
+	of := lang.Model(c.Model)
+	switch adapts := of.Adapter != ""; {
+	case !adapts && (f.adapter || f.merge):
+		return cli.Usagef("export: the checkpoint has no adapters: leave --adapter and --merge out")
+	case adapts && !f.adapter && !f.merge:
+		return cli.Usagef("export: the checkpoint has adapters: --adapter writes them alone, --merge a model that has them added")
+	case f.adapter:
+		return cli.Wrong(e.From.WriteAdapter(ctx, f.out, c, c.Weights(), &of))
+	}
+	return e.Write(ctx, f.out)
 }
 
 // origin is the model of the folder that gives all but the values.
@@ -151,7 +233,7 @@ func (f *exportFlags) origin(c *vm.Checkpoint) (*hf.Model, error) {
 	if err := sameModel(model, &c.Model, sequenceOf(c), "the checkpoint"); err != nil {
 		return nil, err
 	}
-	w, err := model.OpenWeights(c.Weights()) // whose types and names go along
+	w, err := model.OpenWeights(hf.OfAdapter(c.Weights(), false)) // whose types and names go along
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/hf"
+	"sppo.dev/vm"
+)
+
+// expectedAdapter is what bench/peers/hub_lora.py writes of a run of PEFT.
+type expectedAdapter struct {
+	Sequence int       `json:"sequence"`
+	Tokens   []int     `json:"tokens"`
+	Losses   []float64 `json:"losses"`
+	Last     float64   `json:"last"`
+	AdamW    struct {
+		LR          float64   `json:"lr"`
+		Betas       []float64 `json:"betas"`
+		Eps         float64   `json:"eps"`
+		WeightDecay float64   `json:"weight_decay"`
+	} `json:"adamw"`
+}
+
+// adapterJob writes a job that trains the adapter of a fixture beside the model it belongs to, and returns their folders.
+func adapterJob(t *testing.T, name string) (model, adapter string, want expectedAdapter) {
+	t.Helper()
+	here, err := filepath.Abs(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	model, adapter = filepath.Join(here, "../../hf/testdata/models", name), filepath.Join(here, "testdata/adapters", name)
+	text, err := os.ReadFile(filepath.Join(adapter, "expected.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &want)
+	}
+	m, err2 := hf.ReadModel(model)
+	if err != nil || err2 != nil {
+		t.Fatal(err, err2)
+	}
+	var config struct {
+		Rank    int      `json:"r"`
+		Alpha   float64  `json:"lora_alpha"`
+		Targets []string `json:"target_modules"`
+	}
+	if text, err = os.ReadFile(filepath.Join(adapter, hf.AdapterConfig)); err == nil {
+		err = json.Unmarshal(text, &config)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	targets := strings.ReplaceAll(strings.Join(config.Targets, ", "), "attn.c_proj", "o_proj")
+	t.Chdir(t.TempDir())
+	a := want.AdamW
+	spec := fmt.Sprintf(`import "clusters/local.sppo"
+cluster here = local(ranks = 4)
+%s
+train {
+  sequence = %d   steps = %d   lr_schedule = constant   grad_clip = 0   eval_batch = 0
+  optimizer = adamw(lr = %g, betas = [%g, %g], eps = %g, weight_decay = %g)
+  adapter = lora(rank = %d, alpha = %g, targets = [%s])
+  data = tokens("stream.bin", type = uint16, shuffle = off)
+}
+`, m.Text(), want.Sequence, len(want.Losses), a.LR, a.Betas[0], a.Betas[1], a.Eps, a.WeightDecay, config.Rank, config.Alpha, targets)
+	stream := make([]byte, 0, 2*len(want.Tokens))
+	for _, token := range want.Tokens {
+		stream = binary.LittleEndian.AppendUint16(stream, uint16(token))
+	}
+	for file, text := range map[string][]byte{"job.sppo": []byte(spec), "stream.bin": stream, "expected.json": mustRead(t, filepath.Join(adapter, "expected.json"))} {
+		if err := os.WriteFile(file, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return model, adapter, want
+}
+
+func mustRead(t *testing.T, path string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+var adapterModels = []string{"llama", "qwen3", "phi3", "gpt2"}
+
+// TestAdaptersEqualPEFT trains the adapters that PEFT has trained: the losses of eight steps agree, under several schedules; no bit of
+// the model has changed afterwards; what is exported has PEFT's form and starts a run again; a merged model has the loss of the pair.
+func TestAdaptersEqualPEFT(t *testing.T) {
+	for i, name := range adapterModels {
+		schedule := []string{"pp = 2 sp = 2 subsequences = 2 align = 4", "sp = 2 sp_mode = ulysses dp = 1 subsequences = 2 align = 4 recompute = full zero = 1",
+			"pp = 2 sp = 1 subsequences = 4 align = 4 offload = full", "pp = 1 sp = 2 sp_mode = ring subsequences = 2 align = 4"}[i]
+		t.Run(name, func(t *testing.T) {
+			model, adapter, want := adapterJob(t, name)
+			keys := []string{"run", "job.sppo", "--set", "model.dtype=f32", "--weights", model, "--json", "-q"}
+			for key, value := range pairsOf(schedule) {
+				keys = append(keys, "--set", "schedule."+key+"="+value)
+			}
+			out, _ := sppovm(t, t.Context(), append(keys, "--adapter", adapter, "--save", "end.ckpt")...)
+			for i, o := range objects(t, out)[:len(want.Losses)] {
+				if got := o["loss"].(float64); !(math.Abs(got-want.Losses[i]) <= 1e-4*want.Losses[i]) {
+					t.Errorf("step %d has loss %.7g, and PEFT's %.7g", i+1, got, want.Losses[i])
+				}
+			}
+			sppovm(t, t.Context(), append(keys, "--steps", "0", "--adapter", adapter, "--save", "start.ckpt")...)
+			checkFrozen(t)
+			sppovm(t, t.Context(), "export", "end.ckpt", "-o", "adapter", "--adapter")
+			sppovm(t, t.Context(), "export", "start.ckpt", "-o", "same", "--adapter")
+			if !bytes.Equal(mustRead(t, "same/"+hf.AdapterWeights), mustRead(t, filepath.Join(adapter, hf.AdapterWeights))) {
+				checkSameAdapter(t, filepath.Join(adapter, hf.AdapterWeights), "same/"+hf.AdapterWeights)
+			}
+			again, _ := sppovm(t, t.Context(), append(keys, "--steps", "1", "--adapter", "adapter")...)
+			first := objects(t, again)[0]["loss"].(float64)
+			if !(math.Abs(first-want.Last) <= 1e-4*want.Last) {
+				t.Errorf("the exported adapter has loss %.7g, and PEFT's %.7g", first, want.Last)
+			}
+			sppovm(t, t.Context(), "export", "end.ckpt", "-o", "merged", "--merge", "--dtype", "f32")
+			plain := append(slices.Clone(keys), "--set", "train.adapter=none", "--steps", "1")
+			plain[slices.Index(plain, model)] = "merged"
+			merged, _ := sppovm(t, t.Context(), plain...)
+			if got := objects(t, merged)[0]["loss"].(float64); !(math.Abs(got-want.Last) <= 1e-4*want.Last) {
+				t.Errorf("the merged model has loss %.7g, and PEFT's adapter %.7g", got, want.Last)
+			}
+			checkInPEFT(t, model, want.Last)
+		})
+	}
+}
+
+// pairsOf reads "key = value key = value".
+func pairsOf(text string) map[string]string {
+	out, words := map[string]string{}, strings.Fields(text)
+	for i := 0; i+2 < len(words); i += 3 {
+		out[words[i]] = words[i+2]
+	}
+	return out
+}
+
+// checkFrozen compares the tensors of the model before and after training, bit by bit, and sees that adapters have moved.
+func checkFrozen(t *testing.T) {
+	t.Helper()
+	values := func(path string) map[string][]float32 {
+		c, err := vm.OpenCheckpoint(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		out := map[string][]float32{}
+		for _, tensor := range c.Weights() {
+			v := make([]float32, tensor.Shape[0]*tensor.Shape[1])
+			if err := c.Read(tensor.Name, 0, 0, tensor.Shape[0], tensor.Shape[1], v); err != nil {
+				t.Fatal(err)
+			}
+			out[tensor.Name] = v
+		}
+		return out
+	}
+	before, after := values("start.ckpt"), values("end.ckpt")
+	for name := range before {
+		if same := slices.Equal(before[name], after[name]); same == hf.IsAdapter(name) {
+			t.Errorf("%s: unchanged %v", name, same)
+		}
+	}
+}
+
+// checkSameAdapter compares the tensors of two files of an adapter.
+func checkSameAdapter(t *testing.T, a, b string) {
+	t.Helper()
+	values := func(path string) (names map[string]json.RawMessage, data []byte) {
+		text := mustRead(t, path)
+		n := binary.LittleEndian.Uint64(text)
+		if err := json.Unmarshal(text[8:8+n], &names); err != nil {
+			t.Fatal(err)
+		}
+		return names, text[8+n:]
+	}
+	at := func(m json.RawMessage, data []byte) []byte {
+		var entry struct {
+			At []int `json:"data_offsets"`
+		}
+		if err := json.Unmarshal(m, &entry); err != nil {
+			t.Fatal(err)
+		}
+		return data[entry.At[0]:entry.At[1]]
+	}
+	x, xs := values(a)
+	y, ys := values(b)
+	delete(x, "__metadata__")
+	delete(y, "__metadata__")
+	for name := range x {
+		if y[name] == nil || !bytes.Equal(at(x[name], xs), at(y[name], ys)) {
+			t.Errorf("%s of %s is not that of %s", name, b, a)
+		}
+	}
+	if len(x) != len(y) {
+		t.Errorf("%d tensors in %s, %d in %s", len(x), a, len(y), b)
+	}
+}
+
+// checkInPEFT lets PEFT load the exported adapter, and transformers the merged model, where SPPO_HUB_PYTHON names a Python with both.
+func checkInPEFT(t *testing.T, model string, want float64) {
+	t.Helper()
+	python := os.Getenv("SPPO_HUB_PYTHON")
+	if python == "" {
+		return
+	}
+	script := filepath.Join(filepath.Dir(model), "../../../bench/peers/hub_lora.py")
+	for _, pair := range [][2]string{{model, "adapter"}, {"merged", "-"}} {
+		out, err := exec.Command(python, script, "--measure", pair[0], pair[1], "expected.json").Output()
+		var got float64
+		if err == nil {
+			err = json.Unmarshal(out, &got)
+		}
+		if err != nil || !(math.Abs(got-want) <= 1e-4*want) {
+			t.Errorf("PEFT has loss %.7g with %s, not %.7g: %v", got, pair[1], want, err)
+		}
+	}
+}
+
+// TestWrongAdapters: one clear error each, and nothing is written.
+func TestWrongAdapters(t *testing.T) {
+	_, other, _ := adapterJob(t, "gpt2")
+	t.Chdir(filepath.Join(other, "../../..")) // back
+	model, adapter, _ := adapterJob(t, "llama")
+	if err := os.CopyFS("broken", os.DirFS(adapter)); err != nil {
+		t.Fatal(err)
+	}
+	edit := func(from, to string) {
+		text := strings.Replace(string(mustRead(t, filepath.Join(adapter, hf.AdapterConfig))), from, to, 1)
+		if err := os.WriteFile("broken/"+hf.AdapterConfig, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, x := range []struct {
+		from, to, want string
+		args           []string
+	}{
+		{"", "", "holds no adapter", []string{"--weights", model, "--adapter", "."}},
+		{"", "", "--adapter needs --weights", []string{"--adapter", adapter}},
+		{"", "", "has r = 4, lora_alpha = 4, and the program has rank = 4, alpha = 8", []string{"--weights", model, "--adapter", other}},
+		{"", "", "is an adapter of another model", []string{"--weights", model, "--adapter", other, "--set", "train.adapter.alpha=4"}},
+		{"", "", "trains no adapter", []string{"--weights", model, "--adapter", adapter, "--set", "train.adapter=none"}},
+		{"", "", "no adapter of the program is called", []string{"--weights", model, "--adapter", adapter, "--set", "train.adapter.targets=[q_proj]"}},
+		{`"LORA"`, `"IA3"`, `peft_type = "IA3" is not covered`, []string{"--weights", model, "--adapter", "broken"}},
+		{`"use_dora": false`, `"use_dora": true`, "use_dora = true is not covered", []string{"--weights", model, "--adapter", "broken"}},
+		{`"use_rslora": false`, `"use_rslora": true`, "use_rslora = true is not covered", []string{"--weights", model, "--adapter", "broken"}},
+		{`"init_lora_weights": true`, `"init_lora_weights": "pissa_niter_4"`, "the model's own matrices were changed as well", []string{"--weights", model, "--adapter", "broken"}},
+		{`"modules_to_save": null`, `"modules_to_save": ["lm_head"]`, `modules_to_save = ["lm_head"] is not covered`, []string{"--weights", model, "--adapter", "broken"}},
+	} {
+		edit(x.from, x.to)
+		var errs bytes.Buffer
+		args := append([]string{"run", "job.sppo", "--set", "model.dtype=f32", "-q", "--save", "never.ckpt"}, x.args...)
+		code := app.Main(&cli.Env{Context: t.Context(), Stdout: &bytes.Buffer{}, Stderr: &errs}, args)
+		if text := errs.String(); code != 2 || !strings.Contains(text, x.want) || strings.Count(text, "\n") > 4 {
+			t.Errorf("%v: exit %d\n%swant %s", x.args, code, text, x.want)
+		}
+		if _, err := os.Stat("never.ckpt"); err == nil {
+			t.Fatalf("%v: a checkpoint was written", x.args)
+		}
+	}
+}

@@ -1,0 +1,298 @@
+package hf
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"sppo.dev/hf/safetensors"
+	"sppo.dev/ir"
+	"sppo.dev/lang"
+)
+
+// Files of an adapter as PEFT has them.
+const (
+	AdapterConfig  = "adapter_config.json"
+	AdapterWeights = "adapter_model.safetensors"
+)
+
+// Endings of the names of an adapter's tensors, here and in PEFT, where both are linear maps.
+const (
+	endA, endB       = ".lora_a", ".lora_b"
+	theirsA, theirsB = ".lora_A.weight", ".lora_B.weight"
+	adapterPrefix    = "base_model.model."
+)
+
+// IsAdapter reports whether one of our tensors belongs to an adapter.
+func IsAdapter(tensor string) bool {
+	return strings.HasSuffix(tensor, endA) || strings.HasSuffix(tensor, endB)
+}
+
+// OfAdapter selects the tensors of adapters, or all others.
+func OfAdapter(tensors []ir.Tensor, adapter bool) (list []ir.Tensor) {
+	for _, t := range tensors {
+		if IsAdapter(t.Name) == adapter {
+			list = append(list, t)
+		}
+	}
+	return list
+}
+
+// module is the name of the linear map that holds one of our weights: model.layers.*.self_attn.q_proj.
+func (n *naming) module(weight string) string {
+	return strings.TrimSuffix(n.tensors["layer."+weight].name, ".weight")
+}
+
+// adapters says where PEFT keeps the tensors of adapters of a model's linear maps. A map of ours that the architecture stores
+// together with others must be adapted together with them.
+func (n *naming) adapters(m *lang.Model) (*naming, error) {
+	out := &naming{tensors: map[string]place{}}
+	for _, l := range m.Maps() {
+		module := n.module(l.Weights[0])
+		for other, p := range n.tensors {
+			name := strings.TrimPrefix(other, "layer.")
+			if shares := strings.TrimSuffix(p.name, ".weight") == module; shares != slices.Contains(l.Weights, name) && (shares || slices.Contains(l.Weights, name)) {
+				return nil, fmt.Errorf("%s is not a linear map of the architecture, which has %s: PEFT has no such adapter", l.Name, path.Base(n.module(l.Weights[0])))
+			}
+		}
+		out.tensors["layer."+l.Tensor()+endA] = linear(adapterPrefix + module + theirsA)
+		for _, w := range l.Weights {
+			var after []string
+			for _, other := range n.tensors["layer."+w].after {
+				after = append(after, other+endB)
+			}
+			out.tensors["layer."+w+endB] = linear(adapterPrefix+module+theirsB, after...)
+		}
+	}
+	return out, nil
+}
+
+// targets are the modules of a model's adapters, as PEFT selects them: by the ends of their names.
+func (n *naming) targets(m *lang.Model) (list []string) {
+	adapted := map[string]bool{}
+	for _, l := range m.Maps() {
+		adapted[n.module(l.Weights[0])] = true
+	}
+	for _, l := range m.Maps() {
+		module := n.module(l.Weights[0])
+		end := path.Ext(module)[1:]
+		for _, p := range n.tensors {
+			if other := strings.TrimSuffix(p.name, ".weight"); strings.HasSuffix(other, "."+end) && other != p.name && !adapted[other] {
+				parts := strings.Split(module, ".") // another map that has no adapter ends alike
+				end = strings.Join(parts[len(parts)-2:], ".")
+				break
+			}
+		}
+		if !slices.Contains(list, end) {
+			list = append(list, end)
+		}
+	}
+	return list
+}
+
+// adapterConfig is what PEFT writes of LoRA.
+type adapterConfig struct {
+	Base    string  `json:"base_model_name_or_path"`
+	Bias    string  `json:"bias"`
+	FanIn   bool    `json:"fan_in_fan_out"`
+	Infer   bool    `json:"inference_mode"`
+	Init    any     `json:"init_lora_weights"`
+	Alpha   float64 `json:"lora_alpha"`
+	Dropout float64 `json:"lora_dropout"`
+	Type    string  `json:"peft_type"`
+	Rank    int     `json:"r"`
+	Targets any     `json:"target_modules"` // a list of names, or one pattern
+	Task    string  `json:"task_type"`
+}
+
+// harmless are the members of an adapter's config that do not change what it computes. Others are read, or refused if they are set.
+var harmless = []string{
+	"auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
+	"layers_pattern", "megatron_core", "peft_version", "qalora_group_size", "revision", "target_modules", "task_type",
+	"bias", "init_lora_weights", "lora_alpha", "lora_dropout", "peft_type", "r", // read
+}
+
+// changingBase are initial values of adapters for which PEFT changes the matrices of the model as well.
+var changingBase = []string{"pissa", "olora", "loftq", "corda"}
+
+// WriteAdapter writes the adapter of a model that was trained from a folder, as PEFT loads it. dir must be absent or empty; it appears
+// complete, or not at all.
+func (m *Model) WriteAdapter(ctx context.Context, dir string, values Values, tensors []ir.Tensor, of *lang.Model) error {
+	names, err := m.arch.names.adapters(of)
+	if err != nil {
+		return err
+	}
+	list, err := names.layout(OfAdapter(tensors, true))
+	if err != nil {
+		return err
+	}
+	config := adapterConfig{
+		Base: m.Dir, Bias: "none", FanIn: m.arch.modelType == "gpt2", Infer: true, Init: true, Alpha: of.AdapterAlpha, Type: "LORA",
+		Rank: of.AdapterRank, Targets: m.arch.names.targets(of), Task: "CAUSAL_LM",
+	}
+	text, err := json.MarshalIndent(&config, "", "  ")
+	if err != nil {
+		return err
+	}
+	e := Export{Values: values}
+	var sources []safetensors.Source
+	for _, s := range list {
+		source := safetensors.Source{Info: safetensors.Info{Name: s.name, DType: safetensors.F32, Shape: s.shape}}
+		source.Write = func(to io.Writer) error { return e.write(ctx, to, s, safetensors.F32) }
+		sources = append(sources, source)
+	}
+	return newFolder(dir, func(to string) error {
+		if err := os.WriteFile(filepath.Join(to, AdapterConfig), append(text, '\n'), 0o644); err != nil {
+			return err
+		}
+		return safetensors.WriteFile(ctx, filepath.Join(to, AdapterWeights), sources, map[string]string{"format": "pt"}, io.Discard)
+	})
+}
+
+// OpenAdapter opens an adapter of PEFT for a model with adapters of the same maps, rank and alpha.
+func (m *Model) OpenAdapter(dir string, tensors []ir.Tensor, of *lang.Model) (_ *Weights, err error) {
+	names, err := m.arch.names.adapters(of)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.acceptsAdapter(dir, of); err != nil {
+		return nil, err
+	}
+	folder, err := safetensors.OpenFile(filepath.Join(dir, AdapterWeights))
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			folder.Close()
+		}
+	}()
+	w := &Weights{folder: folder, places: map[string]location{}}
+	if w.stored, err = names.layout(OfAdapter(tensors, true)); err != nil {
+		return nil, err
+	}
+	known := map[string]bool{}
+	for _, s := range w.stored {
+		known[s.name] = true
+		t := folder.Find(s.name)
+		if t == nil {
+			return nil, fmt.Errorf("%s has no tensor %q: it is an adapter of another model", dir, s.name)
+		}
+		if err := s.accepts(t); err != nil {
+			return nil, fmt.Errorf("%w: it is an adapter of another model", err)
+		}
+		for i := range s.parts {
+			w.places[s.parts[i].Name] = location{&s.parts[i], t}
+		}
+	}
+	for _, t := range folder.Tensors() {
+		if !known[t.Name] {
+			return nil, fmt.Errorf("%s: no adapter of the program is called %q", t.File, t.Name)
+		}
+	}
+	return w, nil
+}
+
+// acceptsAdapter compares the config of an adapter with the program's.
+func (m *Model) acceptsAdapter(dir string, of *lang.Model) error {
+	file := filepath.Join(dir, AdapterConfig)
+	text, err := os.ReadFile(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%s holds no adapter: there is no %s", dir, AdapterConfig)
+	}
+	if err != nil {
+		return err
+	}
+	var config adapterConfig
+	var all map[string]any
+	if err := errors.Join(json.Unmarshal(text, &all), json.Unmarshal(text, &config)); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	if config.Type != "LORA" {
+		return fmt.Errorf("%s: peft_type = %q is not covered; LORA is", file, config.Type)
+	}
+	if config.Rank != of.AdapterRank || config.Alpha != of.AdapterAlpha {
+		return fmt.Errorf("%s has r = %d, lora_alpha = %g, and the program has rank = %d, alpha = %g", file, config.Rank, config.Alpha, of.AdapterRank, of.AdapterAlpha)
+	}
+	if config.Bias != "none" && config.Bias != "" {
+		return fmt.Errorf("%s: bias = %q is not covered; none is", file, config.Bias)
+	}
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		if !slices.Contains(harmless, key) && isSet(all[key]) {
+			value, _ := json.Marshal(all[key])
+			return fmt.Errorf("%s: %s = %s is not covered", file, key, value)
+		}
+	}
+	if init, ok := config.Init.(string); ok && slices.ContainsFunc(changingBase, func(name string) bool { return strings.HasPrefix(init, name) }) {
+		return fmt.Errorf("%s: init_lora_weights = %q is not covered: the model's own matrices were changed as well", file, init)
+	}
+	if config.Dropout != 0 {
+		m.notice("lora_dropout = %v: there is no dropout in training", config.Dropout)
+	}
+	return nil
+}
+
+// isSet reports whether a member of a config asks for anything.
+func isSet(value any) bool {
+	switch v := value.(type) {
+	case nil:
+		return false
+	case bool:
+		return v
+	case []any:
+		return len(v) > 0
+	case map[string]any:
+		return len(v) > 0
+	}
+	return true
+}
+
+// Merged are the values of a model with its adapters added to the matrices that they stand beside: W + alpha/rank * A B.
+type Merged struct {
+	Values
+	Model *lang.Model
+}
+
+// Read implements Values.
+func (m *Merged) Read(tensor string, row, col, rows, cols int64, out []float32) error {
+	if err := m.Values.Read(tensor, row, col, rows, cols, out); err != nil {
+		return err
+	}
+	key, layer := splitName(tensor)
+	a := ""
+	for _, l := range m.Model.Maps() {
+		if slices.Contains(l.Weights, strings.TrimPrefix(key, "layer.")) {
+			a = joinName("layer."+l.Tensor()+endA, layer)
+		}
+	}
+	if layer == "" || a == "" {
+		return nil
+	}
+	rank, scale := int64(m.Model.AdapterRank), m.Model.AdapterAlpha/float64(m.Model.AdapterRank)
+	down, up := make([]float32, rows*rank), make([]float32, rank*cols)
+	if err := errors.Join(m.Values.Read(a, row, 0, rows, rank, down), m.Values.Read(tensor+endB, 0, col, rank, cols, up)); err != nil {
+		return err
+	}
+	sums := make([]float64, cols)
+	for i := range rows {
+		clear(sums)
+		for k := range rank {
+			x := float64(down[i*rank+k])
+			for j, y := range up[k*cols:][:cols] {
+				sums[j] += x * float64(y)
+			}
+		}
+		for j, sum := range sums {
+			out[i*cols+int64(j)] += float32(scale * sum)
+		}
+	}
+	return nil
+}
