@@ -102,6 +102,7 @@ func (s *scope) all() []string {
 type evaluator struct {
 	src    *sourceText
 	scope  *scope
+	calls  []callType
 	enum   []string // names that stand for themselves where a value is expected, even if they are also bound
 	report func(*Diagnostic)
 }
@@ -268,7 +269,9 @@ func (e *evaluator) call(n *callNode) (value, bool) {
 		return e.name(n.Name, at)
 	}
 	v, all := value{kind: isCall, name: n.Name, at: at}, true
+	defer func(outer []string) { e.enum = outer }(e.enum)
 	for _, arg := range n.Args.Args {
+		e.enum = e.namesOf(n.Name, arg.Name)
 		x, ok := e.expr(arg.Value)
 		if all = all && ok; !ok {
 			continue
@@ -302,6 +305,16 @@ func (e *evaluator) name(name string, at span) (value, bool) {
 	}
 	e.fail(UnknownName, at, e.nameHint(name), "unknown name `%s`", name)
 	return value{}, false
+}
+
+// namesOf returns the names that an argument of a call takes, if the call is one of the key's.
+func (e *evaluator) namesOf(call, argument string) []string {
+	for _, c := range e.calls {
+		if k := FindKey(c.block + "." + argument); c.name == call && k != nil {
+			return k.takes.allNames()
+		}
+	}
+	return nil
 }
 
 func (e *evaluator) nameHint(name string) string {

@@ -213,6 +213,8 @@ func (l *list) String() string {
 	switch {
 	case item.list != nil:
 		return "a list of pairs of rows and share"
+	case len(item.names) > 0 && item.text:
+		return "a list of " + joinOr(append(quoted(item.names), "strings"))
 	case len(item.names) > 0:
 		return "a list of " + joinOr(quoted(item.names))
 	}
