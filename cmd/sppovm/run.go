@@ -87,12 +87,6 @@ func run(flags *pflag.FlagSet) cli.Action {
 		if flags.Changed("steps") && f.steps < 0 || f.threads < 0 {
 			return cli.Usagef("--steps and --threads must not be negative")
 		}
-		if f.seed < 0 {
-			return cli.Usagef("--seed %d: must not be negative, like train.seed", f.seed)
-		}
-		if f.stall < 0 {
-			return cli.Usagef("--stall-timeout %s: must not be negative", f.stall)
-		}
 		var err error
 		if f.launch, err = f.launching.find(); err != nil {
 			return err
@@ -128,6 +122,10 @@ func run(flags *pflag.FlagSet) cli.Action {
 
 func (f *runFlags) check() error {
 	switch {
+	case f.seed < 0:
+		return cli.Usagef("--seed %d: must not be negative, like train.seed", f.seed)
+	case f.stall < 0:
+		return cli.Usagef("--stall-timeout %s: must not be negative", f.stall)
 	case f.weights != "" && f.resume != "" && f.resume != resumeAuto:
 		return cli.Usagef("--weights starts a run and --resume continues one: give only one of them, or --resume auto")
 	case f.cast && f.weights == "":
