@@ -53,6 +53,17 @@ type runFlags struct {
 // leads reports whether this process prints and writes files.
 func (f *runFlags) leads() bool { return f.launch == nil || f.launch.process == 0 }
 
+// defineStart defines the flags that name the values a run starts from.
+func (f *runFlags) defineStart(flags *pflag.FlagSet) {
+	flags.StringVar(&f.resume, "resume", "", "continue from this `CHECKPOINT`, or from the newest in this folder; auto: from the newest in the folder of --save, if it has one")
+	flags.StringVar(&f.weights, "weights", "", "start from the weights of this `FOLDER` from the Hugging Face hub, at step 0 with zero moments")
+	flags.StringVar(&f.adapter, "adapter", "", "with --weights, start adapters from those of this `FOLDER` in PEFT's format")
+	flags.BoolVar(&f.cast, "cast", false, "let --weights round values that the program cannot hold exactly")
+	for _, name := range []string{"resume", "weights", "adapter"} {
+		cli.Files(flags, name)
+	}
+}
+
 func run(flags *pflag.FlagSet) cli.Action {
 	var f runFlags
 	cli.Choice(flags, &f.device, "device", "cpu", "cpu; cuda: NVIDIA GPUs; or sim: virtual time on the cluster of the program", "cpu", "cuda", "sim")
@@ -62,10 +73,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.Int64Var(&f.seed, "seed", 0, "use this seed instead of the program's")
 	set := cli.SetFlag(flags, "set")
 	f.saves.define(flags)
-	flags.StringVar(&f.resume, "resume", "", "continue from this `CHECKPOINT`, or from the newest in this folder; auto: from the newest in the folder of --save, if it has one")
-	flags.StringVar(&f.weights, "weights", "", "start from the weights of this `FOLDER` from the Hugging Face hub, at step 0 with zero moments")
-	flags.StringVar(&f.adapter, "adapter", "", "with --weights, start adapters from those of this `FOLDER` in PEFT's format")
-	flags.BoolVar(&f.cast, "cast", false, "let --weights round values that the program cannot hold exactly")
+	f.defineStart(flags)
 	flags.StringVar(&f.dir, "dir", "", "resolve relative data files in this folder instead of the current one")
 	cli.Choice(flags, &f.blas, "blas", "go", "matrix products by go, or by openblas where it is installed", blasNames...)
 	flags.IntVar(&f.threads, "threads", 0, "threads that share the work of kernels; 0 is one per processor core")
@@ -73,9 +81,7 @@ func run(flags *pflag.FlagSet) cli.Action {
 	flags.BoolVar(&f.tune, "tune", false, "cuda: measure cuBLASLt's algorithms for each product and use the fastest; runs may then round differently")
 	flags.BoolVar(&f.graphs, "graphs", false, "cuda: capture each section once and replay it as a graph; for programs of one rank")
 	flags.StringVar(&f.profile, "profile", "", "write the start and end of each instruction of the last step to this file; sppoc view shows them below the simulation")
-	for _, name := range []string{"save", "resume", "weights"} {
-		cli.Files(flags, name)
-	}
+	cli.Files(flags, "save")
 	cli.Files(flags, "profile", "json")
 	f.watch.define(flags)
 	flags.DurationVar(&f.stall, "stall-timeout", 10*time.Minute, "end the run when no rank makes progress in a step for this long, or 5 times the longest of the last steps if that is more; 0: never")
