@@ -31,6 +31,7 @@ type Case struct {
 	Optimizer                 string // adamw | sgd | muon
 	OptimizerOffload          string // none | host
 	Moments                   string // f32 | bf16
+	NoDecay                   string // norms, biases | groups, separated by a comma and a blank
 	Tuning                    string // a line of the block train: adapter or freeze
 	// An empty string means the first of the choices.
 
@@ -62,7 +63,7 @@ const (
 
 // optimizer is the call of the case's optimizer, and naiveOptimizer the same for the independent implementation.
 func (c Case) optimizer() string {
-	common := fmt.Sprintf("lr = %g, weight_decay = %g, moments = %s", lr, weightDecay, orElse(c.Moments, "f32"))
+	common := fmt.Sprintf("lr = %g, weight_decay = %g, no_decay = [%s], moments = %s", lr, weightDecay, orElse(c.NoDecay, "norms, biases"), orElse(c.Moments, "f32"))
 	means := fmt.Sprintf("betas = [%g, %g], eps = %g", beta1, beta2, eps)
 	switch c.Optimizer {
 	case "sgd":
@@ -74,7 +75,8 @@ func (c Case) optimizer() string {
 }
 
 func (c Case) naiveOptimizer() naive.Optimizer {
-	return naive.Optimizer{Kind: c.Optimizer, LR: lr, Momentum: momentum, Beta1: beta1, Beta2: beta2, Eps: eps, WeightDecay: weightDecay}
+	return naive.Optimizer{Kind: c.Optimizer, LR: lr, Momentum: momentum, Beta1: beta1, Beta2: beta2, Eps: eps, WeightDecay: weightDecay,
+		NoDecay: strings.Split(orElse(c.NoDecay, "norms, biases"), ", ")}
 }
 
 // plain returns the model of a case on one rank, undivided, without offload: the reference for every

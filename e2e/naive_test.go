@@ -50,15 +50,15 @@ func TestPlainEqualsNaive(t *testing.T) {
 	}
 }
 
-// TestOptimizersEqualNaive is E4 for the optimizers that TestPlainEqualsNaive leaves out.
+// TestOptimizersEqualNaive is E4 for the optimizers that TestPlainEqualsNaive leaves out, and for weight decay of other groups.
 func TestOptimizersEqualNaive(t *testing.T) {
 	if !numbers {
 		t.Skip("too slow under the race detector")
 	}
-	for _, optimizer := range []string{"sgd", "muon"} {
+	for optimizer, noDecay := range map[string]string{"sgd": "", "muon": "embeddings, norms, attention", "adamw": "head, mlp"} {
 		for _, family := range []string{"gpt", "llama"} {
 			for _, dtype := range []string{"f32", "bf16"} {
-				c := Case{Family: family, Positions: "rope", KVHeads: 2, DType: dtype, Batch: 3, Optimizer: optimizer,
+				c := Case{Family: family, Positions: "rope", KVHeads: 2, DType: dtype, Batch: 3, Optimizer: optimizer, NoDecay: noDecay,
 					Steps: steps, Layers: 2, Sequence: 20, Vocab: tinyVocab}.plain()
 				t.Run(c.String(), func(t *testing.T) {
 					t.Parallel()

@@ -130,7 +130,6 @@ type Param struct {
 	Start   string  // constant that holds the first row or column; empty where Replicated
 	Std     float64 // of the initial normal; 0: filled with Fill
 	Fill    float64
-	Decay   bool   // weight decay applies
 	Adapter bool   // of an adapter: the model itself does not have it
 	Frozen  bool   // it is not trained: it has no gradient and no optimizer state
 	Reduce  string // group over which gradients of this parameter must still be added: "sp", "kv" or none

@@ -208,13 +208,13 @@ func (g *Model) headRanks() int {
 // Parameter shapes, global and local.
 
 func (g *Model) columns(name string, in, out, local int64, start string) Param {
-	return g.divided(Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{in, local}, Shard: ByCols, Start: start, Std: g.InitStd, Decay: true})
+	return g.divided(Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{in, local}, Shard: ByCols, Start: start, Std: g.InitStd})
 }
 
 // rows is a matrix that writes to the residual stream: its initial values shrink with depth, as in GPT-2.
 func (g *Model) rows(name string, in, local, out int64, start string) Param {
 	std := g.InitStd / math.Sqrt(2*float64(g.Layers))
-	return g.divided(Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{local, out}, Shard: ByRows, Start: start, Std: std, Decay: true})
+	return g.divided(Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{local, out}, Shard: ByRows, Start: start, Std: std})
 }
 
 func (g *Model) slicedBias(name string, whole, local int64, start string) Param {
@@ -252,7 +252,7 @@ func (g *Model) kvParam(p Param) Param {
 
 func (g *Model) vocabTable(name string) Param {
 	v, h := int64(g.Vocab), int64(g.Hidden)
-	return Param{Name: name, Shape: [2]int64{v, h}, Local: [2]int64{g.vocabLocal(), h}, Shard: ByRows, Start: ConstVocab, Std: g.InitStd, Decay: true}
+	return Param{Name: name, Shape: [2]int64{v, h}, Local: [2]int64{g.vocabLocal(), h}, Shard: ByRows, Start: ConstVocab, Std: g.InitStd}
 }
 
 // BlockLayer is the name of the block that every layer is.
@@ -300,7 +300,7 @@ func (g *Model) embedding(sequence int64, r *role) *Block {
 	x := b.reduceScatter(part, "embed.sum")
 	if g.Positions == lang.PositionsLearned && !g.Documents {
 		rows := sequence / int64(g.SP)
-		pos := b.param(Param{Name: "pos", Shape: [2]int64{sequence, h}, Local: [2]int64{rows, h}, Shard: ByTokens, Std: g.InitStd, Decay: true})
+		pos := b.param(Param{Name: "pos", Shape: [2]int64{sequence, h}, Local: [2]int64{rows, h}, Shard: ByTokens, Std: g.InitStd})
 		y := b.activation("pos.out", Local, h)
 		b.node(ir.PositionEmbed, []Attr{from("batch", FromBatch)}, all(y), all(x), tail(pos))
 		x = y
@@ -317,7 +317,7 @@ func (g *Model) embedding(sequence int64, r *role) *Block {
 // table as they divide the vocabulary.
 func (g *Model) embedPositions(b *builder, x int) int {
 	h, rows := int64(g.Hidden), ceilDiv(g.sequence, int64(g.SP))
-	pos := b.param(Param{Name: "pos", Shape: [2]int64{g.sequence, h}, Local: [2]int64{rows, h}, Shard: ByRows, Start: ConstPosition, Std: g.InitStd, Decay: true})
+	pos := b.param(Param{Name: "pos", Shape: [2]int64{g.sequence, h}, Local: [2]int64{rows, h}, Shard: ByRows, Start: ConstPosition, Std: g.InitStd})
 	places := b.value(Value{Name: "embed.positions", Rows: Full, DType: ir.I32})
 	b.node(ir.LoadTokens, g.loadAttrs(0, integer("as", ir.AsPositions)), all(places))
 	part, sum := b.activation("pos.part", Full, h), b.activation("pos.out", Full, h)

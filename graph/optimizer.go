@@ -145,11 +145,10 @@ func (u *updater) temporary(name string, rows, cols int64, d ir.DType) Arg {
 
 // decay is the weight decay of the parameter.
 func (u *updater) decay() Attr {
-	d := u.settings.WeightDecay
-	if !u.param.Decay {
-		d = 0
+	if !u.param.Adapter && u.settings.NoDecay.Has(u.param.Group()) {
+		return float("weight_decay", 0)
 	}
-	return float("weight_decay", d)
+	return float("weight_decay", u.settings.WeightDecay)
 }
 
 // adamW follows Loshchilov and Hutter 2019.

@@ -224,7 +224,7 @@ func (g *Model) adapt(b *builder, w Param, into Arg, x int) {
 		down = g.lower(b, &g.maps[i], w, x)
 		b.downs[g.maps[i].Name] = down
 	}
-	up := Param{Name: w.Name + ".lora_b", Shape: [2]int64{rank, w.Shape[1]}, Local: [2]int64{rank, w.Local[1]}, Decay: true, Adapter: true}
+	up := Param{Name: w.Name + ".lora_b", Shape: [2]int64{rank, w.Shape[1]}, Local: [2]int64{rank, w.Local[1]}, Adapter: true}
 	if w.Shard == ByCols {
 		up.Shard, up.Start, up.Reduce, up.Once = ByCols, w.Start, w.Reduce, w.Once
 	} else {
@@ -238,7 +238,7 @@ func (g *Model) lower(b *builder, m *lang.LinearMap, w Param, x int) int {
 	rank := int64(g.AdapterRank)
 	a := Param{
 		Name: m.Tensor() + ".lora_a", Shape: [2]int64{w.Shape[0], rank}, Local: [2]int64{w.Local[0], rank},
-		Std: adapterStd(w.Shape[0]), Decay: true, Adapter: true,
+		Std: adapterStd(w.Shape[0]), Adapter: true,
 	}
 	if w.Shard == ByRows {
 		a.Shard, a.Start = ByRows, w.Start

@@ -49,7 +49,7 @@ func drawTuned(r *rand.Rand, m lang.Model) (lang.Model, []string) {
 		return m, nil
 	}
 	var freeze []string
-	for _, pattern := range append(slices.Clone(lang.FreezeGroups), "layer.0", "layer.0-2", "layer.*.wq", "layer.1.*", "layer.*.*.gamma") {
+	for _, pattern := range append(slices.Clone(lang.TensorGroups), "layer.0", "layer.0-2", "layer.*.wq", "layer.1.*", "layer.*.*.gamma") {
 		if r.IntN(3) == 0 {
 			freeze = append(freeze, pattern)
 		}

@@ -399,9 +399,9 @@ var trainKeys = []*Key{
 		set: func(s *Spec, v value) { s.Train.Seed = int64(v.num) }},
 	{Block: blockTrain, Name: "optimizer", Default: "adamw()", Example: "adamw(lr = 3e-4, betas = [0.9, 0.95])",
 		takes: valueType{calls: []callType{
-			{name: "adamw", block: blockOptimizer, args: []string{"lr", "betas", "eps", "weight_decay", "moments"}, doc: "AdamW (Loshchilov and Hutter, 2019)"},
-			{name: "sgd", block: blockOptimizer, args: []string{"lr", "momentum", "weight_decay", "moments"}, doc: "gradient descent with momentum"},
-			{name: "muon", block: blockOptimizer, args: []string{"lr", "momentum", "betas", "eps", "weight_decay", "moments"},
+			{name: "adamw", block: blockOptimizer, args: []string{"lr", "betas", "eps", "weight_decay", "no_decay", "moments"}, doc: "AdamW (Loshchilov and Hutter, 2019)"},
+			{name: "sgd", block: blockOptimizer, args: []string{"lr", "momentum", "weight_decay", "no_decay", "moments"}, doc: "gradient descent with momentum"},
+			{name: "muon", block: blockOptimizer, args: []string{"lr", "momentum", "betas", "eps", "weight_decay", "no_decay", "moments"},
 				doc: "Muon (Jordan et al., 2024) for the matrices of layers, with the step size of Liu et al. (2025); AdamW with `betas` and `eps` for all other parameters"},
 		}},
 		Doc: "How gradients change weights.",
@@ -416,7 +416,7 @@ var trainKeys = []*Key{
 				s.Model.Adapter = ""
 			}
 		}},
-	{Block: blockTrain, Name: "freeze", takes: valueType{}.orList(valueType{text: true, names: FreezeGroups}, 0, 1000), Default: "[]", Example: `[embeddings, "layer.0-15"]`,
+	{Block: blockTrain, Name: "freeze", takes: valueType{}.orList(valueType{text: true, names: TensorGroups}, 0, 1000), Default: "[]", Example: `[embeddings, "layer.0-15"]`,
 		Doc: "Tensors that are not trained: groups (`attention` and `mlp` are the matrices of these), or patterns of names in quotes. `*` is any characters; `layer.0-15` is all tensors of these layers and `layer.0-15.w*` some of them. A frozen tensor has no gradient, no optimizer state and no f32 master. Below the lowest layer with a trained tensor there is no backward pass.",
 		set: setFreeze},
 	{Block: blockTrain, Name: "warmup", takes: whole(0, maxTokens), Default: "0", Example: "100",
@@ -594,8 +594,16 @@ var optimizerKeys = []*Key{
 		Doc: "What is added to the root of the second mean.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.Eps = v.num }},
 	{Block: blockOptimizer, Name: "weight_decay", takes: notNegative(dimCount), Default: "0.1", Example: "0.01",
-		Doc: "Decoupled weight decay, times the learning rate. Biases and norms are left out of it.",
+		Doc: "Decoupled weight decay, times the learning rate. It applies to all tensors but those of `no_decay`.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.WeightDecay = v.num }},
+	{Block: blockOptimizer, Name: "no_decay", takes: valueType{}.orList(names(TensorGroups...), 0, len(TensorGroups)), Default: "[norms, biases]", Example: "[norms, biases, embeddings]",
+		Doc: "Groups of tensors without weight decay. The default is what transformers' Trainer leaves out, and all that has one dimension. A tied table is one of the embeddings.",
+		set: func(s *Spec, v value) {
+			s.Train.Optimizer.NoDecay = 0
+			for _, item := range v.list {
+				s.Train.Optimizer.NoDecay |= groupsOf(item.name)
+			}
+		}},
 	{Block: blockOptimizer, Name: "moments", takes: names("f32", "bf16"), Default: "f32", Example: "bf16",
 		Doc: "The type in which the optimizer stores its running means; it computes in f32. `bf16` halves their memory, and is what DeepSeek-V3 trained with; Llama 3 stored them in f32. A bf16 number keeps about three digits and does not change by less, so `betas` and `momentum` are at most 0.99 with it.",
 		set: func(s *Spec, v value) { s.Train.Optimizer.Moments = v.name }},

@@ -163,7 +163,8 @@ type Optimizer struct {
 	Beta2       float64 `json:"beta2"`
 	Eps         float64 `json:"eps"`
 	Moments     string  `json:"moments,omitempty"` // f32 | bf16: how states are stored
-	WeightDecay float64 `json:"weight_decay"`      // not applied to biases, norms
+	WeightDecay float64 `json:"weight_decay"`
+	NoDecay     Groups  `json:"no_decay"` // of the tensors that have no weight decay
 }
 
 // Guard says when a step changes nothing.
@@ -212,7 +213,7 @@ type Train struct {
 	Holdout    float64   `json:"holdout"`          // share of the data kept for validation, from its end; 0: none
 	EvalEvery  int       `json:"eval_every"`       // steps between validations; 0: only at the end
 	EvalBatch  int       `json:"eval_batch"`       // sequences a validation; 0: none
-	Freeze     []string  `json:"freeze,omitempty"` // what is not trained: groups of FreezeGroups, or patterns of names
+	Freeze     []string  `json:"freeze,omitempty"` // what is not trained: groups of TensorGroups, or patterns of names
 }
 
 // Validates reports whether a run validates: it needs data for that and sequences.

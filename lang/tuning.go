@@ -1,6 +1,7 @@
 package lang
 
 import (
+	"encoding/json"
 	"fmt"
 	"path"
 	"slices"
@@ -14,8 +15,8 @@ const AdapterLoRA = "lora"
 // AllLinear is the target that means every linear map of the layers.
 const AllLinear = "all-linear"
 
-// FreezeGroups are the groups of tensors that freeze takes. Every tensor of a model is in one of them, but for adapters.
-var FreezeGroups = []string{GroupEmbeddings, GroupAttention, GroupMLP, GroupNorms, GroupBiases, GroupHead}
+// TensorGroups are the groups of tensors that keys name. Every tensor of a model is in one of them, except those of adapters.
+var TensorGroups = []string{GroupEmbeddings, GroupAttention, GroupMLP, GroupNorms, GroupBiases, GroupHead}
 
 // Groups of tensors.
 const (
@@ -26,6 +27,41 @@ const (
 	GroupBiases     = "biases"     // of linear maps
 	GroupHead       = "head"       // the output projection, where it is not tied
 )
+
+// Groups is a set of TensorGroups.
+type Groups uint8
+
+func groupsOf(name string) Groups { return 1 << slices.Index(TensorGroups, name) }
+
+// Has reports whether the set contains a group.
+func (g Groups) Has(name string) bool { return g&groupsOf(name) != 0 }
+
+// MarshalJSON writes the names of the groups.
+func (g Groups) MarshalJSON() ([]byte, error) {
+	has := []string{}
+	for _, name := range TensorGroups {
+		if g.Has(name) {
+			has = append(has, name)
+		}
+	}
+	return json.Marshal(has)
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (g *Groups) UnmarshalJSON(text []byte) error {
+	var has []string
+	if err := json.Unmarshal(text, &has); err != nil {
+		return err
+	}
+	*g = 0
+	for _, name := range has {
+		if !slices.Contains(TensorGroups, name) {
+			return fmt.Errorf("%q is no group of tensors: %s", name, strings.Join(TensorGroups, ", "))
+		}
+		*g |= groupsOf(name)
+	}
+	return nil
+}
 
 // Base is the model without its adapters.
 func (m Model) Base() Model {
@@ -128,7 +164,7 @@ func Freezes(m *Model, freeze []string, tensor, group string) bool {
 
 // freezes reports whether a group or a pattern means a tensor.
 func freezes(pattern, tensor, group string) bool {
-	if slices.Contains(FreezeGroups, pattern) {
+	if slices.Contains(TensorGroups, pattern) {
 		return pattern == group
 	}
 	first, last, rest, ok := layerRange(pattern)

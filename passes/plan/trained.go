@@ -37,7 +37,7 @@ func (p *Plan) FreezeProblems() (found []Problem) {
 		names, groups[param.Group()] = append(names, name), true
 	})
 	for i, pattern := range p.Train.Freeze {
-		if slices.Contains(lang.FreezeGroups, pattern) && pattern != lang.GroupHead {
+		if slices.Contains(lang.TensorGroups, pattern) && pattern != lang.GroupHead {
 			continue // a group may be empty
 		}
 		if means := func() bool {
@@ -60,7 +60,7 @@ func (p *Plan) FreezeProblems() (found []Problem) {
 // someNames lists the groups of tensors that a model has, and names of those of its first layer.
 func someNames(names []string, groups map[string]bool) string {
 	var words []string
-	for _, group := range lang.FreezeGroups {
+	for _, group := range lang.TensorGroups {
 		if groups[group] {
 			words = append(words, group)
 		}

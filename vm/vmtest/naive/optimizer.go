@@ -12,6 +12,7 @@ import (
 type Optimizer struct {
 	Kind                                         string // adamw (the default), sgd or muon
 	LR, Momentum, Beta1, Beta2, Eps, WeightDecay float64
+	NoDecay                                      []string // groups without weight decay; nil: norms, biases
 }
 
 // State is the optimizer's memory. Before the first step only Shapes is set, which only muon needs.
@@ -21,10 +22,29 @@ type State struct {
 	Step   int // completed updates
 }
 
-// Decays reports whether weight decay applies to a tensor: to matrices, embeddings and positions, not to biases and norms.
-func Decays(name string) bool {
-	last := name[strings.LastIndexByte(name, '.')+1:]
-	return !slices.Contains([]string{"gamma", "beta", "bq", "bk", "bv", "bo", "b1", "b2", "b_gate", "b_up", "b_down"}, last)
+// Decays reports whether weight decay applies to a tensor. Where nothing else is said, it applies to matrices, embeddings and positions,
+// not to biases and norms.
+func (opt Optimizer) Decays(name string) bool {
+	without := opt.NoDecay
+	if without == nil {
+		without = []string{"norms", "biases"}
+	}
+	last, group := name[strings.LastIndexByte(name, '.')+1:], "mlp"
+	switch last {
+	case "gamma", "beta":
+		group = "norms"
+	case "bq", "bk", "bv", "bo", "b1", "b2", "b_gate", "b_up", "b_down":
+		group = "biases"
+	case "embed", "pos":
+		group = "embeddings"
+	case "head":
+		group = "head"
+	case "wq", "wk", "wv", "wo":
+		group = "attention"
+	case "lora_a", "lora_b":
+		return true
+	}
+	return !slices.Contains(without, group)
 }
 
 // Update clips the gradients to a global norm of clip (0 means no clipping) and updates the weights in place by
@@ -44,7 +64,7 @@ func (s *State) Update(opt Optimizer, lr float64, w, grads Tensors, clip float64
 	}
 	for name, values := range w {
 		decay := 0.0
-		if Decays(name) {
+		if opt.Decays(name) {
 			decay = opt.WeightDecay
 		}
 		m, v, shape := s.M[name], s.V[name], s.Shapes[name]

@@ -45,8 +45,8 @@ func TestEps(t *testing.T) {
 func TestDecays(t *testing.T) {
 	for _, cfg := range []Config{tiny("gpt", "learned", 4, false), tiny("llama", "rope", 2, false)} {
 		for name, shape := range Shapes(cfg) {
-			if want := len(shape) == 2; Decays(name) != want { // norms and biases are the vectors
-				t.Errorf("%s: decays %t, want %t", name, Decays(name), want)
+			if want := len(shape) == 2; (Optimizer{}).Decays(name) != want { // norms and biases are the vectors
+				t.Errorf("%s: decays %t, want %t", name, (Optimizer{}).Decays(name), want)
 			}
 		}
 	}
