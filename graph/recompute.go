@@ -94,13 +94,32 @@ func (g *Model) layerWithout(r *role, remade Units) *Block {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	key := remakeKey{r, remade}
-	b := g.remaking[key]
-	if b == nil {
-		b = g.layer(r, g.keepers(remade))
-		g.number(b)
-		g.remaking[key] = b
+	if b := g.remaking[key]; b != nil {
+		return b
 	}
-	return b
+	for {
+		b := g.layer(r, g.keepers(remade))
+		g.number(b)
+		more := g.larger(b)
+		if more == 0 {
+			g.remaking[key] = b
+			return b
+		}
+		remade |= more
+	}
+}
+
+// larger returns the units of a layer that keep more than those of the plain one: from the statistics of a norm alone, which the plain
+// one keeps where its backward pass does not read the norm's result, what the result leads to cannot be computed again. Such
+// a norm is computed again as well.
+func (g *Model) larger(b *Block) (units Units) {
+	for i := range b.Units {
+		u := &b.Units[i]
+		if at := slices.IndexFunc(g.Layer.Units, func(plain Unit) bool { return plain.Number == u.Number }); len(u.Values) > len(g.Layer.Units[at].Values) {
+			units |= 1 << u.Number
+		}
+	}
+	return units
 }
 
 // allUnits are those of the layer that any layer is part of.
