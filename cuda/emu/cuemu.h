@@ -2,13 +2,17 @@
 // g++ accepts the kernels' own sources. A thread of a block is a fiber; a warp's lanes run one after another from one warp
 // operation to the next, warps from one barrier to the next, in an order that a seed permutes. Lanes of a warp that meet at
 // different operations, and threads that miss a barrier, are errors. What it does not see: memory ordering between lanes
-// that no operation separates beyond what a permuted order shows, bank conflicts, registers.
+// that no operation separates beyond what a permuted order shows, bank conflicts.
+//
+// Copies of threads, copies of the copy engine and products of warpgroups complete late or early, as the seed decides, but no
+// later than a wait for them. Until then a product owns its registers. The async proxy has its own view of shared memory.
 #pragma once
 #define CUDA_EMULATOR 1
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <source_location>
 #include <tuple>
 #include <utility>
 
@@ -19,7 +23,7 @@ struct uint3 {
 namespace emu {
 // Barrier is an mbarrier, in its 8 bytes.
 struct Barrier {
-    unsigned char phase, count, pending, valid;
+    unsigned char phase, count, pending, valid; // valid: isBarrier, with 1 added once the copy engine may see it
     int bytes; // that are still to come
 };
 // Map is what stands here for a tensor map: bf16 of four dimensions, in boxes whose chunks of 16 bytes change places as hopper.cuh says.
@@ -33,13 +37,15 @@ struct Fiber {
     const char *stop;    // where it waits
     const Barrier *barrier; // for what, where that is a barrier's phase
     unsigned parity;
+    int registers; // that its warp waits for, if there is no barrier
+    bool fenced;   // whether it has been at a wgmma.fence
 };
 struct Slot {
     unsigned char bytes[64];
 };
 struct Block {
     uint3 block, blocks, threads;
-    unsigned char *shared;
+    unsigned char *shared, *seen; // shared memory, and how the async proxy sees it
     Slot (*slots)[2][32]; // of a warp, for operations of even and odd number
 };
 extern thread_local Fiber *fiber;
@@ -50,8 +56,23 @@ void copied();                                    // makes the copies that this 
 void init(Barrier *b, int arrivals);
 void arrive(Barrier *b, int bytes); // and announces bytes
 void wait(const Barrier *b, unsigned parity);
-bool skips(const char *file, int line); // whether the wait of this line is to be left out
+
+// Site is a place in a source that calls for order. A test may omit one.
+typedef std::source_location Site;
+bool omits(const char *kind, const Site &at); // and notes that the place was reached
+
 void turn(int number, bool stay);
+void show_barriers(); // that this thread has made, to the copy engine
+void show_map(const void *map);
+void show_writes(); // of this thread, to the async proxy
+void put(void *to, const void *from, int bytes);
+void settle(void *registers, int bytes);
+void fence();
+void commit();
+void wait_products(int most);
+void product(int columns, float (*d)[4], const unsigned *a, uint64_t from, uint64_t b, bool b_rows, bool add);
+void set_registers(int count, bool more);
+void pause();
 void bring(unsigned char *to, const Map *map, Barrier *b, int element, int head, int sequence, int token);
 
 // changed is where a byte lies of what has rows of 128 bytes, bits 4 to 6 of whose places are changed by bits 7 to 9, or of 64: bits 4
@@ -104,6 +125,7 @@ template <class... A> constexpr bool eight(void (*)(A...)) { return ((sizeof(A) 
 #define SHARED(type, name, n) alignas(16) static thread_local type name[n]
 #define DYNAMIC_SHARED(name) unsigned char *const name = emu::block.shared
 #define UNROLL
+#define HERE emu::Site at = emu::Site::current()
 
 #define threadIdx (emu::fiber->thread)
 #define blockIdx (emu::block.block)
@@ -139,8 +161,12 @@ static inline long long max(long long a, long long b) { return a > b ? a : b; }
 static inline int __popc(unsigned u) { return __builtin_popcount(u); }
 static inline int __ffs(int i) { return __builtin_ffs(i); }
 
-static inline void __syncthreads() { emu::yield("__syncthreads"); }
-static inline void __syncwarp() { emu::exchange("__syncwarp", 0); }
+static inline void __syncthreads(HERE) {
+    if (!emu::omits("__syncthreads", at)) emu::yield("__syncthreads");
+}
+static inline void __syncwarp(HERE) {
+    if (!emu::omits("__syncwarp", at)) emu::exchange("__syncwarp", 0);
+}
 template <class T> T __shfl_xor_sync(unsigned, T x, int mask) {
     return emu::read<T>(emu::exchange("__shfl_xor_sync", x)[(emu::fiber->lane ^ mask) & 31]);
 }
@@ -176,73 +202,77 @@ static inline void mma16816(float *d, const unsigned *a, const unsigned *b) {
         d[i] = sum;
     }
 }
-// Hopper's matrix units, as hopper.cuh names them: a warp at a time, at once, from the memory that descriptors say.
-// An element lies where its descriptor puts it, with bits of the address changed by others.
 static inline unsigned shared_address(const void *p) { return (unsigned)((const unsigned char *)p - emu::block.shared); }
 static inline void copy_chunk(void *to, const void *from, bool there) { emu::copy(to, there ? from : nullptr, 16); }
 static inline void copy_word(void *to, const void *from, bool there) { emu::copy(to, there ? from : nullptr, 4); }
-static inline void copies_here() { emu::copied(); }
-static inline void copies_done() { emu::copied(); }
-static inline void products_begin() {}
-static inline void products_commit() {}
-template <int N> void products_wait() {}
-template <int N> void settle(float (*)[4]) {}
-template <int N> void settle(unsigned (*)[4]) {}
+template <class Chunk> void put_chunk(void *to, const Chunk &chunk) { emu::put(to, &chunk, sizeof chunk); }
+static inline void copies_here(HERE) {
+    if (!emu::omits("cp.async.wait_all", at)) emu::copied();
+}
+static inline void copies_done(HERE) {
+    if (!emu::omits("cp.async.wait_all", at)) emu::copied();
+    if (!emu::omits("fence.proxy.async", at)) emu::show_writes();
+}
 static inline float power2(float x) { return exp2f(x); }
 static inline float reciprocal(float x) { return 1 / x; }
-static inline float described(unsigned long long d, unsigned across, unsigned along, bool by_rows) {
-    const unsigned start = (d & 0x3fff) << 4, leading = (d >> 16 & 0x3fff) << 4, stride = (d >> 32 & 0x3fff) << 4;
-    if (d >> 62 != 1 && d >> 62 != 2) return bf16_half(0x7fc0, 0); // of another layout than 128 or 64 bytes: no number
-    const unsigned row = d >> 62 == 1 ? 128 : 64, panel = row / 2;
-    const unsigned at = by_rows ? start + across / 8 * stride + across % 8 * row + along * 2
-                                : start + across / panel * leading + across % panel * 2 + along / 8 * stride + along % 8 * row;
-    unsigned short bits;
-    memcpy(&bits, emu::block.shared + emu::changed(at, row), 2);
-    return bf16_half(bits, 0);
-}
-struct Operands {
-    unsigned a[4];
-};
-template <int N, class A> void wgmma(float (*d)[4], A a, unsigned long long b, bool b_rows, bool add) {
-    const int g = emu::fiber->lane / 4, t = emu::fiber->lane % 4;
-    for (int i = 0; i < N / 2; i++) {
-        float sum = add ? d[i / 4][i % 4] : 0;
-        for (int k = 0; k < 16; k++) sum += a(g + i % 4 / 2 * 8, k) * described(b, i / 4 * 8 + 2 * t + i % 2, k, b_rows);
-        d[i / 4][i % 4] = sum;
-    }
-}
-template <int N> void wgmma_rows(float (*d)[4], unsigned long long a, unsigned long long b, int add) {
-    emu::exchange("wgmma_rows", 0);
-    const unsigned first = emu::fiber->warp % 4 * 16;
-    wgmma<N>(d, [&](int row, int k) { return described(a, first + row, k, true); }, b, true, add != 0);
-}
-static inline void wgmma_rows64(float (*d)[4], unsigned long long a, unsigned long long b, int add) { wgmma_rows<64>(d, a, b, add); }
-static inline void wgmma_rows128(float (*d)[4], unsigned long long a, unsigned long long b, int add) { wgmma_rows<128>(d, a, b, add); }
-template <int N> void wgmma_gather(float (*d)[4], const unsigned *a, unsigned long long b) {
-    const emu::Slot *all = emu::exchange("wgmma_gather", Operands{{a[0], a[1], a[2], a[3]}});
-    wgmma<N>(d, [&](int row, int k) {
-        const Operands from = emu::read<Operands>(all[row % 8 * 4 + k % 8 / 2]);
-        return bf16_half(from.a[row / 8 + k / 8 * 2], k % 2);
-    }, b, false, true);
-}
-static inline void wgmma_gather64(float (*d)[4], const unsigned *a, unsigned long long b) { wgmma_gather<64>(d, a, b); }
-static inline void wgmma_gather96(float (*d)[4], const unsigned *a, unsigned long long b) { wgmma_gather<96>(d, a, b); }
-static inline void wgmma_gather128(float (*d)[4], const unsigned *a, unsigned long long b) { wgmma_gather<128>(d, a, b); }
 
-// Barriers and the copy engine. What it is told to bring comes later, when the scheduler likes, in any order.
-static inline void barrier_init(unsigned long long *b, int arrivals) { emu::init((emu::Barrier *)b, arrivals); }
-static inline void barriers_ready() {}
-static inline void barrier_arrive(unsigned long long *b) { emu::arrive((emu::Barrier *)b, 0); }
-static inline void barrier_expect(unsigned long long *b, int bytes) { emu::arrive((emu::Barrier *)b, bytes); }
-#define barrier_wait(b, parity) (emu::skips(__FILE__, __LINE__) ? (void)0 : emu::wait((emu::Barrier *)(b), parity))
+// Hopper's matrix units, as hopper.cuh names them: a warp at a time, later, from the memory that descriptors say.
+static inline void products_begin(HERE) {
+    if (!emu::omits("wgmma.fence", at)) emu::exchange("products_begin", 0), emu::fence();
+}
+static inline void products_commit(HERE) {
+    if (!emu::omits("wgmma.commit_group", at)) emu::exchange("products_commit", 0), emu::commit();
+}
+template <int N> void products_wait(HERE) {
+    if (!emu::omits("wgmma.wait_group", at)) emu::exchange("products_wait", 0), emu::wait_products(N);
+}
+template <int N> void settle(float (*d)[4], HERE) {
+    if (!emu::omits("settle", at)) emu::settle(d, 16 * N);
+}
+template <int N> void settle(unsigned (*a)[4], HERE) {
+    if (!emu::omits("settle", at)) emu::settle(a, 16 * N);
+}
+static inline void wgmma_rows64(float (*d)[4], unsigned long long a, unsigned long long b, int add) { emu::product(64, d, nullptr, a, b, true, add); }
+static inline void wgmma_rows128(float (*d)[4], unsigned long long a, unsigned long long b, int add) { emu::product(128, d, nullptr, a, b, true, add); }
+static inline void wgmma_gather64(float (*d)[4], const unsigned *a, unsigned long long b) { emu::product(64, d, a, 0, b, false, true); }
+static inline void wgmma_gather96(float (*d)[4], const unsigned *a, unsigned long long b) { emu::product(96, d, a, 0, b, false, true); }
+static inline void wgmma_gather128(float (*d)[4], const unsigned *a, unsigned long long b) { emu::product(128, d, a, 0, b, false, true); }
+
+// Barriers and the copy engine. What it is told to bring comes when the scheduler likes, in any order.
+static inline void barrier_init(unsigned long long *b, int arrivals, HERE) {
+    if (!emu::omits("mbarrier.init", at)) emu::init((emu::Barrier *)b, arrivals);
+}
+static inline void barriers_ready(HERE) {
+    emu::omits("fence.mbarrier_init", at); // for other blocks of a cluster, which there are none of
+    if (!emu::omits("fence.proxy.async", at)) emu::show_barriers();
+}
+static inline void barrier_arrive(unsigned long long *b, HERE) {
+    if (!emu::omits("mbarrier.arrive", at)) emu::arrive((emu::Barrier *)b, 0), emu::pause();
+}
+static inline void barrier_expect(unsigned long long *b, int bytes, HERE) {
+    if (!emu::omits("mbarrier.arrive.expect_tx", at)) emu::arrive((emu::Barrier *)b, bytes), emu::pause();
+}
+static inline void barrier_wait(unsigned long long *b, unsigned parity, HERE) {
+    if (!emu::omits("mbarrier.try_wait", at)) emu::wait((emu::Barrier *)b, parity);
+}
 static inline void bulk_copy(void *to, const void *map, unsigned long long *b, int element, int head, int sequence, int token) {
     emu::bring((unsigned char *)to, (const emu::Map *)map, (emu::Barrier *)b, element, head, sequence, token);
 }
-static inline void map_ready(const void *) {}
-static inline void turn_wait(int turn) { emu::turn(turn, true); }
-static inline void turn_pass(int turn) { emu::turn(turn, false); }
-template <int N> void registers_down() {}
-template <int N> void registers_up() {}
+static inline void map_ready(const void *map, HERE) {
+    if (!emu::omits("fence.proxy.tensormap", at)) emu::show_map(map);
+}
+static inline void turn_wait(int turn, HERE) {
+    if (!emu::omits("bar.sync", at)) emu::turn(turn, true);
+}
+static inline void turn_pass(int turn, HERE) {
+    if (!emu::omits("bar.arrive", at)) emu::turn(turn, false);
+}
+template <int N> void registers_down(HERE) {
+    if (!emu::omits("setmaxnreg.dec", at)) emu::set_registers(N, false);
+}
+template <int N> void registers_up(HERE) {
+    if (!emu::omits("setmaxnreg.inc", at)) emu::set_registers(N, true);
+}
 static inline unsigned matrix_pair(const void *low, int low_at, const void *high, int high_at) {
     return ((const unsigned short *)low)[low_at] | (unsigned)((const unsigned short *)high)[high_at] << 16;
 }

@@ -6,11 +6,13 @@
 //	emu.go         Build and Launch
 //
 // It finds wrong results, lanes that diverge at a warp operation, barriers that threads miss, and, by
-// permuting the order of lanes and warps, missing barriers. It does not model time, registers, memory
-// ordering or bank conflicts.
+// permuting the order of lanes and warps, missing barriers. Copies and products of warpgroups are delayed, so that
+// missing waits and fences show. It does not model time, register pressure, bank conflicts, or the
+// memory ordering of plain accesses.
 package emu
 
 import (
+	"cmp"
 	"crypto/sha256"
 	_ "embed"
 	"encoding/hex"
@@ -22,6 +24,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"unsafe"
@@ -42,8 +45,8 @@ var ErrNoCompiler = errors.New("no g++ on this machine: it compiles the kernels 
 
 // Library holds the kernels compiled for the CPU.
 type Library struct {
-	Path                       string
-	find, source, launch, skip uintptr
+	Path                              string
+	find, source, launch, omit, sites uintptr
 }
 
 // Build compiles all sources of the kernels, and extra ones by name and text, into a shared library, which is
@@ -143,7 +146,7 @@ func open(path string) (*Library, error) {
 		return nil, err
 	}
 	l := &Library{Path: path}
-	for name, at := range map[string]*uintptr{"emu_find": &l.find, "emu_source": &l.source, "emu_launch": &l.launch, "emu_skip": &l.skip} {
+	for name, at := range map[string]*uintptr{"emu_find": &l.find, "emu_source": &l.source, "emu_launch": &l.launch, "emu_omit": &l.omit, "emu_sites": &l.sites} {
 		if *at, err = purego.Dlsym(handle, name); err != nil {
 			return nil, err
 		}
@@ -160,11 +163,35 @@ func (l *Library) Source(kernel string) string {
 	return ""
 }
 
-// Skip omits the barrier_wait at a line of a source in all later launches, to show that it is needed; line 0
-// omits none.
-func (l *Library) Skip(source string, line int) {
-	file := append([]byte(source), 0)
-	purego.SyscallN(l.skip, uintptr(unsafe.Pointer(&file[0])), uintptr(line))
+// Site is a place in a source that calls for order: a wait, a fence, a barrier. Kind is the instruction.
+type Site struct {
+	Kind, Source string
+	Line, Column int
+}
+
+// Omit omits a site in all later launches, to show whether it is needed; the zero Site omits none.
+func (l *Library) Omit(s Site) {
+	kind, source := append([]byte(s.Kind), 0), append([]byte(s.Source), 0)
+	purego.SyscallN(l.omit, uintptr(unsafe.Pointer(&kind[0])), uintptr(unsafe.Pointer(&source[0])), uintptr(s.Line), uintptr(s.Column))
+}
+
+// Sites returns the sites that launches have reached since the last call, in the order of sources and lines. The
+// first call returns none.
+func (l *Library) Sites() (sites []Site) {
+	found, _, _ := purego.SyscallN(l.sites)
+	for line := range strings.Lines(text(found)) {
+		var s Site
+		if f := strings.Fields(strings.ReplaceAll(line, " ", "_")); len(f) == 4 {
+			s.Kind, s.Source = f[0], filepath.Base(f[1])
+			fmt.Sscan(f[2], &s.Line)
+			fmt.Sscan(f[3], &s.Column)
+			sites = append(sites, s)
+		}
+	}
+	slices.SortFunc(sites, func(a, b Site) int {
+		return cmp.Or(cmp.Compare(a.Source, b.Source), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column), cmp.Compare(a.Kind, b.Kind))
+	})
+	return sites
 }
 
 func (l *Library) kernel(name string) uintptr {

@@ -14,6 +14,8 @@ DEV void copies_done() {
     copies_here();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+// put_chunk writes 16 bytes to shared memory.
+DEV void put_chunk(void *to, Quad chunk) { *(Quad *)to = chunk; }
 DEV void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // products_wait waits until at most N groups of products are under way.
@@ -161,7 +163,7 @@ DEV void fetch(unsigned char *tile, const bf16 *p, i64 token, i64 tokens, i64 se
             } else {
                 u32 words[4];
                 UNROLL for (int w = 0; w < 4; w++) words[w] = there ? (u32)from[e + 2 * w].bits | (u32)from[e + 2 * w + 1].bits << 16 : 0;
-                *(Quad *)place = Quad{words[0], words[1], words[2], words[3]};
+                put_chunk(place, Quad{words[0], words[1], words[2], words[3]});
             }
         }
     }

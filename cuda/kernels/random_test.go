@@ -85,6 +85,10 @@ var attentionShapes = []map[string]int64{
 	{"": 3, "n": 150, "prefix": 128, "keys": 278, "heads": 2, "kv_heads": 2, "head_dim": 96, "batch": 1, "T": 1, "window": 70, "softcap": 3},
 	{"": 3, "n": 90, "prefix": 200, "keys": 290, "heads": 2, "kv_heads": 1, "head_dim": 64, "batch": 2, "T": 1, "softcap": 1},
 	{"": 3, "n": 40, "prefix": 40, "heads": 2, "kv_heads": 2, "head_dim": 256, "batch": 1, "T": 1, "softcap": 50},
+	{"": 3, "n": 150, "prefix": 70, "keys": 220, "heads": 2, "kv_heads": 1, "head_dim": 64, "batch": 2, "T": 1, "softcap": 2, "positions": 1},
+	{"": 3, "n": 150, "prefix": 128, "keys": 278, "heads": 1, "kv_heads": 1, "head_dim": 128, "batch": 1, "T": 1, "window": 90, "softcap": 3, "positions": 1},
+	{"": 3, "n": 140, "prefix": 3, "keys": 143, "heads": 2, "kv_heads": 2, "head_dim": 96, "batch": 1, "T": 1, "softcap": 1, "positions": 1},
+	{"": 3, "n": 40, "prefix": 30, "keys": 70, "heads": 2, "kv_heads": 1, "head_dim": 256, "batch": 1, "softcap": 4, "positions": 1},
 }
 
 // draw makes one instruction.
@@ -131,6 +135,9 @@ func drawn(t *testing.T, rng *rand.Rand, op ir.Op, fixed map[string]int64) *ir.P
 
 // absent leaves out half of the optional operands, and of those that exclude each other all or all but one.
 func (d *draw) absent(i int) bool {
+	if v, ok := d.fixed[d.info.Operands[i].Name]; ok && d.info.Operands[i].Optional {
+		return v == 0
+	}
 	if d.in.Op == ir.AttentionGrad && d.info.Operands[i].Name != "positions" {
 		delta := d.names["kv_heads"]%2 == 0
 		return d.info.Operands[i].Name == "o" && delta || d.info.Operands[i].Name == "delta" && !delta
@@ -188,7 +195,7 @@ func (d *draw) attributes() {
 	}
 	floats := map[string]float64{"eps": 1e-5, "std": 0.5, "scale": 0.25, "theta": 1e4, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1,
 		"value": 3, "weight": 1, "max_norm": 2}
-	if fixed, ok := d.fixed["softcap"]; ok || d.rng.IntN(2) == 0 {
+	if fixed, ok := d.fixed["softcap"]; ok && fixed != 0 || !ok && d.rng.IntN(2) == 0 {
 		floats["softcap"] = cmp.Or(float64(fixed), 1.5)
 	}
 	for _, a := range d.info.Attrs {
