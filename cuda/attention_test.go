@@ -24,11 +24,15 @@ type attentionCase struct {
 	n, prefix           int64
 	heads, kvHeads, dim int64
 	accumulatesKeys     bool
+	softcap             float64 // 0: none
+	documents           bool
 }
 
 var attentionCases = []attentionCase{
 	{n: 70, prefix: 0, heads: 2, kvHeads: 1, dim: 128}, {n: 129, prefix: 61, heads: 1, kvHeads: 1, dim: 96, accumulatesKeys: true},
 	{n: 5, prefix: 300, heads: 4, kvHeads: 2, dim: 128}, {n: 129, prefix: 61, heads: 1, kvHeads: 1, dim: 64, accumulatesKeys: true},
+	{n: 150, prefix: 70, heads: 2, kvHeads: 1, dim: 128, softcap: 1}, {n: 150, prefix: 70, heads: 1, kvHeads: 1, dim: 64, documents: true},
+	{n: 150, prefix: 70, heads: 2, kvHeads: 2, dim: 96, softcap: 1, documents: true},
 }
 
 // items returns the forward and the backward pass, on normally distributed numbers.
@@ -38,7 +42,31 @@ func (c attentionCase) items() []probe.Item {
 	if c.accumulatesKeys {
 		backward.Attrs["accumulate"] = 1
 	}
-	return []probe.Item{forward, backward}
+	items := []probe.Item{forward, backward}
+	for i := range items {
+		c.vary(&items[i])
+	}
+	return items
+}
+
+// vary adds the softcap and documents of a case to an item.
+func (c attentionCase) vary(item *probe.Item) {
+	if c.softcap != 0 {
+		item.Name += fmt.Sprint(", softcap ", c.softcap)
+		item.Attrs["softcap"] = c.softcap
+	}
+	if !c.documents {
+		return
+	}
+	item.Name += ", documents"
+	for i, o := range ir.Ops[item.Op].Operands {
+		for o.Name == "positions" && i >= len(item.Args) {
+			item.Args = append(item.Args, probe.Arg{})
+		}
+		if o.Name == "positions" {
+			item.Args[i] = probe.Arg{Type: ir.I32, Shape: []int64{c.n, 1}}
+		}
+	}
 }
 
 // execute runs an item once and returns the contents of its operands.
@@ -54,7 +82,11 @@ func execute(t *testing.T, item probe.Item, device vm.Device, transport vm.Trans
 		in.Args = append(in.Args, b.buffer(a.Arena, item.Args[i].Type, item.Args[i].Shape...))
 	}
 	for _, a := range ir.Ops[item.Op].Attrs {
-		in.Attrs = append(in.Attrs, ir.Int(int64(item.Attrs[a.Name])))
+		value := ir.Int(int64(item.Attrs[a.Name]))
+		if a.Kind.IsFloat() {
+			value = ir.Float(item.Attrs[a.Name])
+		}
+		in.Attrs = append(in.Attrs, value)
 	}
 	b.code.Sections[ir.SectionStep] = []ir.Instr{in}
 	p := &ir.Program{Name: item.Name, Codes: []ir.Code{b.code}, Ranks: []ir.Rank{{}}, Lines: []string{""}}
@@ -89,9 +121,15 @@ func execute(t *testing.T, item probe.Item, device vm.Device, transport vm.Trans
 	return out
 }
 
-// normal returns the bytes of random numbers around a value.
+// normal returns the bytes of random numbers around a value, or those of positions in documents of 64 tokens.
 func normal(rng *rand.Rand, v ir.View, around float64) []byte {
 	out := make([]byte, v.Bytes())
+	if v.DType == ir.I32 {
+		for i := range vm.Int32s(out) {
+			vm.Int32s(out)[i] = int32(i+triedPrefix) % 64
+		}
+		return out
+	}
 	for e := range int(v.Elements()) {
 		x := float32(rng.NormFloat64()/2 + around)
 		if v.DType == ir.BF16 {
@@ -202,7 +240,7 @@ func TestAttentionForTheCard(t *testing.T) {
 		if card := m.card(m.gpus[0]); card.Hopper == o.Portable || card.CopyEngine != (card.Hopper && !o.ThreadsCopy) {
 			t.Errorf("%s: kernels for %+v", attentionOf(o), card)
 		}
-		for _, item := range attentionCases[1].items() {
+		for _, item := range slices.Concat(attentionCases[1].items(), attentionCases[6].items()) {
 			got := execute(t, item, m.New(0), m)
 			checkAttention(t, item, got, execute(t, item, cpu.New(nil), nil))
 			ours[i] = append(ours[i], got)
@@ -257,6 +295,30 @@ func TestTrial(t *testing.T) {
 	}
 	if n := fake.live(); n != 0 {
 		t.Errorf("%d things were not given back", n)
+	}
+}
+
+// Each variant of the kernels has its own trial, when it is first used.
+func TestTrialOfVariants(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out of -short: kernels on the processor take their time")
+	}
+	useFake(t)
+	emulated := needEmulator(t)
+	for _, variant := range []attentionShape{{}, {softcap: triedSoftcap}, {documents: true}, {softcap: triedSoftcap, documents: true}} {
+		m, err := open(Options{OwnProducts: true}, fixedCode(emulated.Path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.tried = smallTrial
+		shape := smallTrial
+		shape.dim, shape.softcap, shape.documents = 64, variant.softcap, variant.documents
+		if _, err := attempt(m, shape); err != nil {
+			t.Error(err)
+		}
+		if want := fmt.Sprint(m.gpus[0].name, ", capped: ", variant.softcap != 0, ", packed: ", variant.documents); m.trials.done[want] == nil {
+			t.Errorf("there was no trial of%s", shape.variant())
+		}
 	}
 }
 

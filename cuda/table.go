@@ -83,7 +83,7 @@ func (d *Device) plan(in *ir.Instr) (plan kernels.Plan, err error) {
 	plan, err = kernels.Bind(card, d.program, d.rank, in)
 	for i := range plan.Launches {
 		if err == nil && kernels.Target(plan.Launches[i].Source) != "" {
-			err = d.machine.trusted(d.gpu)
+			err = d.machine.trusted(d.gpu, plan.Launches[i].Source)
 		}
 	}
 	return plan, err

@@ -35,15 +35,22 @@ func (m *Machine) trialLimit() time.Duration {
 	return trialLimit
 }
 
-// trial runs once for all cards of a name.
+// trial runs once for all cards of a name and each variant of the kernels.
 type trial = once[string, struct{}]
 
-// trusted returns an error if the kernels for a GPU's architecture disagree with the portable ones.
-func (m *Machine) trusted(g *gpu) error {
+// trusted returns an error if the kernels for a GPU's architecture, of the variant of a source, disagree with the portable ones.
+func (m *Machine) trusted(g *gpu, source string) error {
 	if m.trying {
 		return nil
 	}
-	_, err := m.trials.get(g.name, func() (struct{}, error) { return struct{}{}, m.try(g) })
+	shape := m.tried
+	capped, packed := kernels.Variant(source)
+	if capped {
+		shape.softcap = triedSoftcap
+	}
+	shape.documents = packed
+	name := fmt.Sprint(g.name, ", capped: ", capped, ", packed: ", packed)
+	_, err := m.trials.get(name, func() (struct{}, error) { return struct{}{}, m.try(g, shape) })
 	if err != nil {
 		return fmt.Errorf("the kernels for the architecture of GPU %d (%s) failed their trial: %w; set %s=1 to use the portable ones",
 			g.index, g.name, err, PortableVariable)
@@ -52,14 +59,15 @@ func (m *Machine) trusted(g *gpu) error {
 }
 
 // try compares the two kinds of kernels, for each head width with its own kernels.
-func (m *Machine) try(g *gpu) error {
+func (m *Machine) try(g *gpu, shape attentionShape) error {
 	for _, dim := range kernels.HopperDims {
+		shape.dim = dim
 		var results [2][][]float32
 		for i := range results {
 			again := m.alone(g)
 			again.options.Portable = i == 1
 			if err := m.aside(func() (err error) {
-				results[i], err = attempt(again, int64(dim))
+				results[i], err = attempt(again, shape)
 				return err
 			}); err != nil {
 				return err
@@ -67,7 +75,7 @@ func (m *Machine) try(g *gpu) error {
 		}
 		for i, want := range results[1] {
 			if d := apart(results[0][i], want); !(d <= trialTolerance) { // also true for NaN
-				return fmt.Errorf("result %d of attention and its gradient is off by %.2g", i, d)
+				return fmt.Errorf("result %d of attention and its gradient%s is off by %.2g", i, shape.variant(), d)
 			}
 		}
 	}
@@ -95,13 +103,17 @@ func (m *Machine) aside(do func() error) error {
 	}
 }
 
+// triedSoftcap bends scores of random operands.
+const triedSoftcap = 1
+
+// triedPrefix is the least prefix of a trial with documents.
+const triedPrefix = 10
+
 // triedShape has whole and partial tiles of queries and keys, and heads that share keys.
 var triedShape = attentionShape{n: 150, prefix: 70, heads: 2, kvHeads: 1}
 
 // attempt runs attention and its gradient and returns their results.
-func attempt(m *Machine, dim int64) (results [][]float32, err error) {
-	shape := m.tried
-	shape.dim = dim
+func attempt(m *Machine, shape attentionShape) (results [][]float32, err error) {
 	p, inputs, outputs := attentionProgram(shape)
 	err = m.runAlone(p, inputs, func(d *Device) error {
 		if err := d.Begin(ir.SectionStep, 1); err != nil {
@@ -139,6 +151,12 @@ func (m *Machine) runAlone(p *ir.Program, inputs []ir.View, do func(d *Device) e
 	for _, v := range inputs {
 		bytes := make([]byte, v.Bytes())
 		values := vm.Uint16s(bytes)
+		if v.DType == ir.I32 {
+			values = nil
+			for i := range vm.Int32s(bytes) { // of documents of 64 tokens, the first of which began before
+				vm.Int32s(bytes)[i] = int32(i+triedPrefix) % 64
+			}
+		}
 		for i := range values { // sums of four numbers are close enough to normal
 			x := float32(0)
 			for range 4 {
@@ -157,6 +175,20 @@ func (m *Machine) runAlone(p *ir.Program, inputs []ir.View, do func(d *Device) e
 // attentionShape is the shape of attention that is tried or timed.
 type attentionShape struct {
 	n, prefix, heads, kvHeads, dim int64
+	softcap                        float64 // 0: none
+	documents                      bool
+}
+
+// variant names what a shape has beside plain attention.
+func (s *attentionShape) variant() string {
+	text := ""
+	if s.softcap != 0 {
+		text += " with a softcap"
+	}
+	if s.documents {
+		text += " with documents"
+	}
+	return text
 }
 
 // attentionProgram returns a program of attention after a prefix, with all results in f32, and its gradient.
@@ -185,14 +217,25 @@ func attentionProgram(s attentionShape) (p *ir.Program, inputs, outputs []ir.Vie
 			in.Args = append(in.Args, view)
 		}
 		for _, a := range in.Info().Attrs {
-			in.Attrs = append(in.Attrs, ir.Int(attrs[a.Name]))
+			value := ir.Int(attrs[a.Name])
+			if a.Name == "softcap" {
+				value = ir.Float(s.softcap)
+			}
+			in.Attrs = append(in.Attrs, value)
 		}
 		code.Sections[ir.SectionStep] = append(code.Sections[ir.SectionStep], in)
 	}
-	put(ir.Attention, map[string]ir.View{"o": o, "lse": lse, "q": q, "k": k, "v": v})
-	put(ir.AttentionGrad, map[string]ir.View{"dq": dq, "dk": dk, "dv": dv, "do": dout, "q": q, "k": k, "v": v, "o": half, "lse": lse})
+	positions := ir.Absent()
+	inputs = []ir.View{q, dout, half, k, v}
+	if s.documents {
+		positions = buffer(ir.I32, n, 1)
+		inputs = append(inputs, positions)
+	}
+	put(ir.Attention, map[string]ir.View{"o": o, "lse": lse, "q": q, "k": k, "v": v, "positions": positions})
+	put(ir.AttentionGrad, map[string]ir.View{"dq": dq, "dk": dk, "dv": dv, "do": dout, "q": q, "k": k, "v": v, "o": half, "lse": lse,
+		"positions": positions})
 	p = &ir.Program{Name: "trial", Codes: []ir.Code{code}, Ranks: []ir.Rank{{}}, Lines: []string{""}}
-	return p, []ir.View{q, dout, half, k, v}, []ir.View{o, lse, dq, dk, dv}
+	return p, inputs, []ir.View{o, lse, dq, dk, dv}
 }
 
 // apart returns the norm of a difference divided by the norm of the second value.

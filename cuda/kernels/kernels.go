@@ -78,6 +78,11 @@ func plain(source string) string {
 	return strings.Replace(strings.Replace(source, hasDocuments+".cu", ".cu", 1), boundsScores+".cu", ".cu", 1)
 }
 
+// Variant reports whether the kernels of a source bound scores, and whether they look at documents.
+func Variant(source string) (capped, packed bool) {
+	return strings.Contains(source, boundsScores), strings.Contains(source, hasDocuments+".cu")
+}
+
 // Sources lists what to compile, each a module of its own.
 func Sources() []string {
 	entries, err := files.ReadDir(".")
