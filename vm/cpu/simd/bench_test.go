@@ -120,6 +120,87 @@ func BenchmarkMatmulShapes(b *testing.B) {
 	}
 }
 
+// BenchmarkPairs compares products and attention in bfloat16, multiplied in pairs, with the same converted to float32.
+// Both alternate, and the best times count.
+func BenchmarkPairs(b *testing.B) {
+	if active.pairs == nil {
+		b.Skip("this processor does not multiply bfloat16")
+	}
+	p := benchPool(b)
+	half := func(n int) []uint16 { x := make([]uint16, n); Narrow(x, benchFloats(n)); return x }
+	for _, s := range []struct {
+		name           string
+		m, n, k        int
+		transA, transB bool
+	}{
+		{"forward", 1024, 1536, 384, false, false},
+		{"dx", 1024, 384, 1536, false, true},
+		{"dw", 384, 1536, 1024, true, false},
+		{"logits", 256, 50257, 768, false, true},
+		{"dlogits", 256, 768, 50257, false, false},
+		{"dembedding", 50257, 768, 256, true, false},
+	} {
+		lda, ldb := s.k, s.n
+		if s.transA {
+			lda = s.m
+		}
+		if s.transB {
+			ldb = s.k
+		}
+		x, y, z := BF16(half(s.m*s.k), lda), BF16(half(s.k*s.n), ldb), F32(Alloc(s.m*s.n), s.n)
+		b.Run(s.name, func(b *testing.B) {
+			comparePairs(b, 2e-9*float64(s.m)*float64(s.n)*float64(s.k), func() {
+				GemmMat(p, s.transA, s.transB, s.m, s.n, s.k, x, y, false, nil, z)
+			})
+		})
+	}
+	for _, a := range []Attention{
+		{Tokens: 256, Batch: 4, Heads: 6, KVHeads: 6, HeadDim: 64},
+		{Tokens: 2048, Batch: 1, Heads: 4, KVHeads: 4, HeadDim: 32},
+		{Tokens: 512, Prefix: 3584, Batch: 1, Heads: 4, KVHeads: 1, HeadDim: 128},
+	} {
+		a.Keys = a.Prefix + a.Tokens
+		a.Window = a.Keys
+		ld, kvLd, keys := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim, a.Keys*a.Batch
+		query := func() Mat { return BF16(half(a.Tokens*a.Batch*ld), ld) }
+		q, o, dq, dout, k, v := query(), query(), query(), query(), BF16(half(keys*kvLd), kvLd), BF16(half(keys*kvLd), kvLd)
+		dk, dv, lse := F32(Alloc(keys*kvLd), kvLd), F32(Alloc(keys*kvLd), kvLd), make([]float32, a.Tokens*a.Batch*a.Heads)
+		pairs := float64(a.Tokens) * (float64(a.Prefix) + float64(a.Tokens+1)/2) * float64(a.Batch*a.Heads*a.HeadDim)
+		name := fmt.Sprintf("%dx%dx%dx%d", a.Keys, a.Batch, a.Heads, a.HeadDim)
+		b.Run(name+"/forward", func(b *testing.B) {
+			comparePairs(b, 4e-9*pairs, func() { a.Forward(p, o, lse, false, q, k, v) })
+		})
+		b.Run(name+"/backward", func(b *testing.B) {
+			comparePairs(b, 10e-9*pairs, func() {
+				a.Backward(p, AttentionGrads{DQ: dq, DK: dk, DV: dv, DOut: dout, Q: q, K: k, V: v, O: o, LSE: lse})
+			})
+		})
+	}
+}
+
+func comparePairs(b *testing.B, gflops float64, f func()) {
+	with := active
+	without := *active
+	without.pairs = nil
+	defer func() { active = with }()
+	var best [2]float64
+	for b.Loop() {
+		for i, k := range []*kernelSet{with, &without} {
+			active = k
+			f()
+			for range 5 {
+				if took := seconds(f); best[i] == 0 || took < best[i] {
+					best[i] = took
+				}
+			}
+		}
+	}
+	b.ReportMetric(gflops/best[0], "gflops")
+	b.ReportMetric(gflops/best[1], "float32_gflops")
+	b.ReportMetric(best[1]/best[0], "ratio")
+	b.ReportMetric(0, "ns/op")
+}
+
 // BenchmarkVector measures the serial primitives and AdamW on operands larger than the second-level cache.
 func BenchmarkVector(b *testing.B) {
 	const n = 1 << 20

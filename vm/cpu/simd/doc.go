@@ -9,10 +9,11 @@
 //	pool.go       Pool, the workers that share one call's work
 //	isa.go        the instruction sets and the table of kernels that each fills
 //	portable.go   the kernels in plain Go: the definition of what all others compute
-//	*_amd64.s     the same for AVX2+FMA and AVX-512, written by internal/gen (go generate)
+//	*_amd64.s     the same for AVX2+FMA, AVX-512 and AVX512-BF16, written by internal/gen (go generate)
 //	mat.go        Mat, an operand stored as float32 or bfloat16
 //	gemm.go       the one matrix product driver, over the micro-kernels of the instruction set
 //	pack.go       how its operands are gathered, converted and fetched ahead
+//	pairs.go      operands of bfloat16 that are multiplied without converting them (AVX512-BF16)
 //	attention.go, attention_backward.go
 //	              causal attention with a prefix; never holds more than tiles of the score matrix, or a panel
 //	attention_blocks.go

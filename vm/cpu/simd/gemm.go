@@ -17,7 +17,8 @@ const (
 )
 
 // tile is the argument of a micro-kernel: rows by cols elements of c += or = a*b (+ bias), with b in slivers of nr
-// columns and a at any strides. Strides are in bytes. The assembly knows the offsets.
+// columns and a at any strides. Strides are in bytes. a and b have k words along k: floats, or pairs of bfloat16. The
+// assembly knows the offsets.
 type tile struct {
 	a          unsafe.Pointer
 	aRow, aK   int
@@ -41,6 +42,7 @@ type gemmJob struct {
 	a, b, c        Mat
 	accumulate     bool
 	bias           []float32
+	perWord        int // elements along k in a packed word: 2 if a and b are multiplied in bfloat16, else 1
 	rowParts       int
 	colParts       int
 	number         uint64         // of the product, if parts of the same rows share packed rows of a; else 0
@@ -75,6 +77,7 @@ func GemmMat(p *Pool, transA, transB bool, m, n, k int, a, b Mat, accumulate boo
 	g := gemmJobs.Get().(*gemmJob)
 	g.transA, g.transB, g.m, g.n, g.k = transA, transB, m, n, k
 	g.a, g.b, g.c, g.accumulate, g.bias = a, b, c, accumulate, bias
+	g.perWord = perWord(a, b)
 	g.split(p.Threads())
 	p.Run(g.rowParts*g.colParts, g.run)
 	g.a, g.b, g.c, g.bias = Mat{}, Mat{}, Mat{}, nil
@@ -108,7 +111,7 @@ func (g *gemmJob) split(threads int) {
 const (
 	finestParts = 4
 	finestFlops = 4 << 20
-	keptFloats  = 1 << 18 // packed floats of op(a) for all parts of the same rows: half of a second-level cache
+	keptWords   = 1 << 18 // packed words of op(a) for all parts of the same rows: half of a second-level cache
 )
 
 // refine cuts parts further where that costs nothing: rows where blocks end anyway, and columns if a thread can
@@ -116,7 +119,7 @@ const (
 func (g *gemmJob) refine() {
 	g.rowParts *= ceilDiv(ceilDiv(g.m, g.rowParts), mcMax)
 	rows, cols := ceilDiv(g.m, g.rowParts), ceilDiv(g.n, g.colParts)
-	if rows > mcMax || rows*g.k > keptFloats {
+	if rows > mcMax || rows*g.words(g.k) > keptWords {
 		return
 	}
 	if finer := min(finestParts, cols/active.nr, int(2*float64(rows)*float64(cols)*float64(g.k)/finestFlops)); finer > 1 {
@@ -128,6 +131,9 @@ func (g *gemmJob) refine() {
 func ceilDiv(a, b int) int { return (a + b - 1) / b }
 
 func roundUp(a, b int) int { return ceilDiv(a, b) * b }
+
+// words is the number of packed words for n elements along k.
+func (g *gemmJob) words(n int) int { return ceilDiv(n, g.perWord) }
 
 // even returns the length of equal pieces of n, none longer than most, each a multiple of unit.
 func even(n, most, unit int) int { return max(unit, roundUp(ceilDiv(n, ceilDiv(n, most)), unit)) }
@@ -155,7 +161,7 @@ func cut(n, parts, part, unit int) (lo, hi int) {
 	return min(n, units*part/parts*unit), min(n, units*(part+1)/parts*unit)
 }
 
-// block computes a rectangle of c that is small enough for its part of op(a) to stay in cache.
+// block computes a rectangle of c that is small enough for its part of op(a) to stay in cache. kcMax counts words.
 func (g *gemmJob) block(s *scratch, i, m, j, n int) {
 	c, cLd, accumulate := g.c.F32, g.c.Ld, g.accumulate
 	if g.c.BF16 != nil {
@@ -166,13 +172,17 @@ func (g *gemmJob) block(s *scratch, i, m, j, n int) {
 	} else {
 		c = c[i*cLd+j:]
 	}
-	kc := even(max(g.k, 1), kcMax, 8)
+	kc := even(max(g.k, 1), kcMax*g.perWord, 8)
+	gemm := active.gemm
+	if g.perWord == 2 {
+		gemm = active.pairs.gemm
+	}
 	t := &s.tile
 	s.ahead.plan(g.b, g.transB, kc)
 	for k := 0; k == 0 || k < g.k; k += kc {
 		kn := min(kc, g.k-k)
 		g.packA(s, i, m, k, kn)
-		t.k, t.rows, t.cRow, t.accumulate = kn, m, 4*cLd, 0
+		t.k, t.rows, t.cRow, t.accumulate = g.words(kn), m, 4*cLd, 0
 		if accumulate || k > 0 {
 			t.accumulate = 1
 		}
@@ -188,7 +198,7 @@ func (g *gemmJob) block(s *scratch, i, m, j, n int) {
 			} else {
 				t.noAhead()
 			}
-			active.gemm(t)
+			gemm(t)
 		}
 	}
 	if g.c.BF16 != nil {

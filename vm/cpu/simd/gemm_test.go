@@ -160,30 +160,37 @@ func TestGemm(t *testing.T) {
 func TestGemmIsTheSameForAnyThreads(t *testing.T) {
 	eachISA(t, func(t *testing.T) {
 		r := testRand(t)
-		for _, shape := range [][3]int{{133, 117, 700}, {220, 320, 160}, {900, 64, 90}, {230, 330, 150}} {
+		for _, shape := range [][3]int{{133, 117, 700}, {220, 320, 160}, {900, 64, 90}, {230, 330, 150}, {220, 320, 1601}} {
 			m, n, k := shape[0], shape[1], shape[2]
-			a, b, first := randomFloats(r, m*k), randomFloats(r, n*k), make([]float32, m*n)
+			x, y := randomFloats(r, m*k), randomFloats(r, n*k)
 			transA, lda := k == 150, k
 			if transA {
 				lda = m
 			}
-			for _, threads := range []int{1, 2, 3, 5} {
-				p := NewPool(threads)
-				c := make([]float32, m*n)
-				Gemm(p, transA, true, m, n, k, a, lda, b, k, false, nil, c, n)
-				p.Close()
-				if threads == 1 {
-					copy(first, c)
-					continue
-				}
-				for i := range c {
-					if c[i] != first[i] {
-						t.Fatalf("%dx%dx%d, %d threads: element %d is %g, with one thread %g", m, n, k, threads, i, c[i], first[i])
-					}
-				}
-			}
+			checkGemmThreads(t, transA, m, n, k, F32(x, lda), F32(y, k))
+			checkGemmThreads(t, transA, m, n, k, BF16(roundedBF16(x), lda), BF16(roundedBF16(y), k))
 		}
 	})
+}
+
+func checkGemmThreads(t *testing.T, transA bool, m, n, k int, a, b Mat) {
+	t.Helper()
+	first := make([]float32, m*n)
+	for _, threads := range []int{1, 2, 3, 5} {
+		p := NewPool(threads)
+		c := make([]float32, m*n)
+		GemmMat(p, transA, true, m, n, k, a, b, false, nil, F32(c, n))
+		p.Close()
+		if threads == 1 {
+			copy(first, c)
+			continue
+		}
+		for i := range c {
+			if c[i] != first[i] {
+				t.Fatalf("%dx%dx%d bf16=%t, %d threads: element %d is %g, with one thread %g", m, n, k, a.BF16 != nil, threads, i, c[i], first[i])
+			}
+		}
+	}
 }
 
 func TestOpenBLAS(t *testing.T) {

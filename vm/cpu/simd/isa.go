@@ -43,6 +43,8 @@ type kernelSet struct {
 
 	softmaxStrip func(s []float32, ld, rows int, max, sum, alpha []float32, scale float32)
 	softmaxGrads func(s, ds []float32, ld, rows int, lse, delta []float32, scale float32)
+
+	pairs *pairKernels // nil: products of bfloat16 are those of float32
 }
 
 // active is the set in use: the last of kernelSets, which are in rising order of preference. Only tests and
@@ -52,7 +54,7 @@ var active = kernelSets[len(kernelSets)-1]
 // kernelSets are the sets that this machine can run.
 var kernelSets = append([]*kernelSet{&portable}, detect()...)
 
-// ISA returns the name of the instruction set in use: portable, avx2 or avx512.
+// ISA returns the name of the instruction set in use: portable, avx2, avx512 or avx512_bf16.
 func ISA() string { return active.name }
 
 // SelectISA selects another instruction set. It must not be called while other functions of this package run.

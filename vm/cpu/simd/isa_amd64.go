@@ -13,6 +13,11 @@ func detect() (sets []*kernelSet) {
 		sets = append(sets, &avx2)
 		if x.HasAVX512F && x.HasAVX512DQ && x.HasAVX512VL && x.HasAVX512BW {
 			sets = append(sets, &avx512)
+			if x.HasAVX512BF16 {
+				withPairs := avx512
+				withPairs.name, withPairs.pairs = "avx512_bf16", &avx512BF16
+				sets = append(sets, &withPairs)
+			}
 		}
 	}
 	return sets

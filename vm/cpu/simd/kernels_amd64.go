@@ -86,7 +86,7 @@ func narrow2DAVX2(dst []uint16, dstLd int, src []float32, srcLd int, rows int, c
 func transposeAVX2(dst []float32, dstLd int, src []float32, srcLd int, steps int)
 
 // avx2 is the table of the AVX2 and FMA kernels.
-var avx2 = kernelSet{name: "avx2", mr: 6, nr: 16,
+var avx2 = kernelSet{name: "avx2", mr: 6, nr: 16, packT: packTAVX2,
 	gemm:           gemmAVX2,
 	add:            addAVX2,
 	mul:            mulAVX2,
@@ -113,7 +113,6 @@ var avx2 = kernelSet{name: "avx2", mr: 6, nr: 16,
 	copy2D:         copy2DAVX2,
 	widen2D:        widen2DAVX2,
 	narrow2D:       narrow2DAVX2,
-	packT:          packTAVX2,
 }
 
 //go:noescape
@@ -198,7 +197,7 @@ func narrow2DAVX512(dst []uint16, dstLd int, src []float32, srcLd int, rows int,
 func transposeAVX512(dst []float32, dstLd int, src []float32, srcLd int, steps int)
 
 // avx512 is the table of the AVX-512 kernels.
-var avx512 = kernelSet{name: "avx512", mr: 14, nr: 32,
+var avx512 = kernelSet{name: "avx512", mr: 14, nr: 32, packT: packTAVX512,
 	gemm:           gemmAVX512,
 	add:            addAVX512,
 	mul:            mulAVX512,
@@ -225,5 +224,16 @@ var avx512 = kernelSet{name: "avx512", mr: 14, nr: 32,
 	copy2D:         copy2DAVX512,
 	widen2D:        widen2DAVX512,
 	narrow2D:       narrow2DAVX512,
-	packT:          packTAVX512,
+}
+
+//go:noescape
+func gemmBF16(t *tile)
+
+//go:noescape
+func interleaveBF16(dst []float32, dstLd int, src []uint16, srcLd int, pairs int, cols int)
+
+// avx512BF16 is the table of the AVX512-BF16 kernels.
+var avx512BF16 = pairKernels{
+	gemm:       gemmBF16,
+	interleave: interleaveBF16,
 }

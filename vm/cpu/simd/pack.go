@@ -10,12 +10,13 @@ type packed struct {
 
 // packA gathers m rows of op(a), kn long, into scratch, without transposing: the micro-kernel reads a at any strides.
 func (g *gemmJob) packA(s *scratch, i, m, k, kn int) {
-	t, at, room := &s.tile, 0, m*kn
+	words := g.words(kn)
+	t, at, room := &s.tile, 0, m*words
 	if g.number > 0 {
-		at, room = m*k, m*g.k // behind those of smaller k, which stay
+		at, room = m*g.words(k), m*g.words(g.k) // behind those of smaller k, which stay
 	}
 	buf := s.floats(0, room+1)[at:]
-	t.a, t.aRow, t.aK = unsafe.Pointer(&buf[0]), 4*kn, 4
+	t.a, t.aRow, t.aK = unsafe.Pointer(&buf[0]), 4*words, 4
 	if g.transA {
 		t.aRow, t.aK = 4, 4*m
 	}
@@ -28,6 +29,10 @@ func (g *gemmJob) packA(s *scratch, i, m, k, kn int) {
 	s.packed.upTo = k + kn
 	switch {
 	case kn == 0:
+	case g.perWord == 2 && g.transA:
+		g.a.at(k, i).pairsAcross(buf, m, kn, m)
+	case g.perWord == 2:
+		g.a.at(i, k).pairsAlong(buf, words, m, kn)
 	case g.transA:
 		g.a.at(k, i).load(buf, m, kn, m)
 	default:
@@ -46,6 +51,13 @@ func (g *gemmJob) packB(s *scratch, j, n, k, kn int) {
 	}
 	from := rowsAndColumns(g.b, g.transB, k, j)
 	switch {
+	case g.perWord == 2 && !g.transB:
+		from.pairsAcross(buf, nr, kn, n)
+	case g.perWord == 2:
+		words := g.words(kn)
+		rows := s.floats(3, nr*kcMax)
+		from.pairsAlong(rows, words, n, kn)
+		active.packT(buf, rows, words, n, words)
 	case !g.transB:
 		from.load(buf, nr, kn, n)
 	case from.BF16 != nil:

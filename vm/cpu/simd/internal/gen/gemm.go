@@ -91,6 +91,15 @@ func (f *fn) heights() {
 	f.p("JMP panel1")
 }
 
+// multiply is d += a*b. The words of a and b are floats or pairs of bfloat16.
+func (f *fn) multiply(d, a, b string) {
+	if f.pairs {
+		f.dotPairs(d, a, b)
+		return
+	}
+	f.fma(d, a, b)
+}
+
 // aOperand is the address of row i of the panel.
 func aOperand(i int) string {
 	base := []string{"R10", "R11", "R12", "R13"}[i/4]
@@ -129,8 +138,8 @@ func (f *fn) panel(h int) {
 		for i := range h {
 			a := f.v(2 + i%2)
 			f.p("VBROADCASTSS %s, %s", aOperand(i), a)
-			f.p("VFMADD231PS %s, %s, %s", b0, a, acc(i, 0))
-			f.p("VFMADD231PS %s, %s, %s", b1, a, acc(i, 1))
+			f.multiply(acc(i, 0), a, b0)
+			f.multiply(acc(i, 1), a, b1)
 		}
 		if ahead {
 			f.p("MOVQ (AX), DI")
