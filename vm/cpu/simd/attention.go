@@ -14,7 +14,9 @@ import (
 // one more than that of the token before it. A query sees no key of another document. Then it may see no key at all.
 //
 // The maths runs on transposed score tiles, keys by queries: the running maximum and sum of a query are then lanes
-// of vectors, and probabilities lie as the micro-kernel reads a transposed left operand.
+// of vectors, and probabilities lie as the micro-kernel reads a transposed left operand. Where the instruction set
+// multiplies pairs of bfloat16 and all operands are stored so, it multiplies queries by keys, and gradients of outputs by
+// values, in pairs, which rounds nothing. Probabilities and gradients of scores stay float32, and so do their products.
 type Attention struct {
 	Tokens, Keys, Prefix, Window, Batch, Heads, KVHeads, HeadDim int
 	Softcap                                                      float32
@@ -54,7 +56,8 @@ func (a Attention) Forward(p *Pool, o Mat, lse []float32, accumulate bool, q, k,
 		defer s.release()
 		// Late chunks see the most keys: they go first.
 		chunk, head := chunks-1-part/(a.Batch*a.Heads), part%(a.Batch*a.Heads)
-		f := attentionPart{Attention: a, s: s, seq: head / a.Heads, head: head % a.Heads, q0: chunk * size}
+		f := a.attentionPart(s, head/a.Heads, head%a.Heads, q, k, v)
+		f.q0 = chunk * size
 		f.nq = min(size, a.Tokens-f.q0)
 		f.forward(o, lse, accumulate, q, k, v)
 	})
@@ -76,10 +79,23 @@ type attentionPart struct {
 	s         *scratch
 	seq, head int
 	q0, nq    int // the queries
-	// Operands in float32: queries in transposed strips, keys and values in rows of dp elements.
-	qT, keys, values []float32
-	dp               int
+	perWord   int // elements in a word of what scores are products of
+	dp        int // words of a row of a right operand, and of an accumulator
+	leftLd    int // words of a row of a left operand of scores
 }
+
+// attentionPart returns the work of one head, whose products have the given operands.
+func (a Attention) attentionPart(s *scratch, seq, head int, operands ...Mat) attentionPart {
+	f := attentionPart{Attention: a, s: s, seq: seq, head: head, perWord: perWord(operands...), dp: roundUp(a.HeadDim, active.nr)}
+	f.leftLd = f.dp
+	if f.perWord == 2 {
+		f.leftLd = f.words(a.HeadDim)
+	}
+	return f
+}
+
+// words is the number of words for n elements along the sum of a product.
+func (f *attentionPart) words(n int) int { return ceilDiv(n, f.perWord) }
 
 // scale is what products of queries and keys are multiplied by, and scaleLeft what is left of it to multiply a tile of scores by.
 func (f *attentionPart) scale() float32 { return float32(1 / math.Sqrt(float64(f.HeadDim))) }
@@ -113,17 +129,14 @@ func (f *attentionPart) tokens(m Mat, head, first int) Mat {
 func (f *attentionPart) kvHead() int { return f.head / (f.Heads / f.KVHeads) }
 
 // strips packs queries, or their gradients, as strips of nr: element (d, query) of a strip at d*nr + query. Lanes
-// beyond the last query are zero. rows, if it is not nil, gets the same in rows of dp elements.
-func (f *attentionPart) strips(dst []float32, m Mat, rows []float32) {
-	d, nr := f.HeadDim, active.nr
+// beyond the last query are zero.
+func (f *attentionPart) strips(dst []float32, m Mat) {
+	nr, d := active.nr, f.words(f.HeadDim)
 	m = f.tokens(m, f.head, f.q0)
-	if rows == nil && m.BF16 != nil {
-		rows = f.s.floats(7, f.nq*f.dp)
-	}
 	src, ld := m.F32, m.Ld
-	if rows != nil {
-		m.load(rows, f.dp, f.nq, d)
-		src, ld = rows, f.dp
+	if m.BF16 != nil {
+		src, ld = f.s.floats(7, f.nq*f.leftLd), f.leftLd
+		f.left(src, m, f.nq)
 	}
 	for i := 0; i < f.nq; i += nr {
 		n := min(nr, f.nq-i)
@@ -135,8 +148,25 @@ func (f *attentionPart) strips(dst []float32, m Mat, rows []float32) {
 	}
 }
 
+// left brings tokens into the form of a left operand of products that sum over the elements of a head.
+func (f *attentionPart) left(dst []float32, m Mat, tokens int) {
+	if f.perWord == 2 {
+		m.pairsAlong(dst, f.leftLd, tokens, f.HeadDim)
+		return
+	}
+	m.load(dst, f.leftLd, tokens, f.HeadDim)
+}
+
+// right brings tokens into the form of a right operand of products that sum over tokens: rows of dp elements in float32.
+func (f *attentionPart) right(dst []float32, m Mat, tokens int) { m.load(dst, f.dp, tokens, f.HeadDim) }
+
 // product runs the micro-kernel over all strips of columns: c[rows][cols] (+)= a*b, with b and c in rows of bLd, cLd.
 func (f *attentionPart) product(rows, cols, k int, a []float32, aRow, aK int, b []float32, bLd int, c []float32, cLd int, accumulate bool) {
+	f.multiply(active.gemm, rows, cols, k, a, aRow, aK, b, bLd, c, cLd, accumulate)
+}
+
+// multiply is product by any micro-kernel. a and b have k words along the sum.
+func (f *attentionPart) multiply(gemm func(*tile), rows, cols, k int, a []float32, aRow, aK int, b []float32, bLd int, c []float32, cLd int, accumulate bool) {
 	t := &f.s.tile
 	t.a, t.aRow, t.aK = unsafe.Pointer(&a[0]), 4*aRow, 4*aK
 	t.bK, t.cRow, t.k, t.rows, t.bias, t.accumulate = 4*bLd, 4*cLd, k, rows, nil, 0
@@ -146,15 +176,18 @@ func (f *attentionPart) product(rows, cols, k int, a []float32, aRow, aK int, b 
 	for j := 0; j < cols; j += active.nr {
 		t.b, t.c, t.cols = unsafe.Pointer(&b[j]), unsafe.Pointer(&c[j]), min(active.nr, cols-j)
 		t.noAhead()
-		active.gemm(t)
+		gemm(t)
 	}
 }
 
-// scores computes the tile keys x queries of a*bT, for the strips of one group: a in rows of dp, bT packed by strips.
+// scores computes the tile keys x queries of a*bT, for the strips of one group: a a left operand, bT packed by strips.
 func (f *attentionPart) scores(tile []float32, rows int, a, bT []float32, strips int) {
-	d, nr := f.HeadDim, active.nr
+	d, nr, gemm := f.words(f.HeadDim), active.nr, active.gemm
+	if f.perWord == 2 {
+		gemm = active.pairs.gemm
+	}
 	for i := range strips {
-		f.product(rows, nr, d, a, f.dp, 1, bT[i*d*nr:], nr, tile[i*nr:], tileQueries, false)
+		f.multiply(gemm, rows, nr, d, a, f.leftLd, 1, bT[i*d*nr:], nr, tile[i*nr:], tileQueries, false)
 	}
 }
 
@@ -189,11 +222,9 @@ func (f *attentionPart) lseAt(query int) int { return (query*f.Batch+f.seq)*f.He
 
 func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v Mat) {
 	d, nr := f.HeadDim, active.nr
-	f.dp = roundUp(d, nr)
 	padded := roundUp(f.nq, tileQueries)
-	f.qT = f.s.floats(0, padded*d)
-	f.strips(f.qT, q, nil)
-	f.keys, f.values = f.s.floats(1, keyBlock*f.dp), f.s.floats(2, keyBlock*f.dp)
+	qT, keys, values := f.s.floats(0, padded*f.words(d)), f.s.floats(1, keyBlock*f.leftLd), f.s.floats(2, keyBlock*f.dp)
+	f.strips(qT, q)
 	out, tile := f.s.floats(3, f.nq*f.dp), f.s.floats(4, keyBlock*tileQueries)
 	state := f.s.floats(5, 3*padded)
 	rowMax, sum, alpha := state[:padded], state[padded:2*padded], state[2*padded:]
@@ -209,8 +240,8 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 	seen := min(f.Keys, f.Prefix+f.q0+f.nq)
 	for k0 := f.firstBlock(f.q0, f.seq); k0 < seen; k0 += keyBlock {
 		nk := min(keyBlock, seen-k0)
-		f.tokens(k, f.kvHead(), k0).load(f.keys, f.dp, nk, d)
-		f.tokens(v, f.kvHead(), k0).load(f.values, f.dp, nk, d)
+		f.left(keys, f.tokens(k, f.kvHead(), k0), nk)
+		f.right(values, f.tokens(v, f.kvHead(), k0), nk)
 		for i := 0; i < f.nq; i += tileQueries {
 			n := min(tileQueries, f.nq-i)
 			first := f.Prefix + f.q0 + i // the last key that the group's first query sees
@@ -220,7 +251,7 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 			}
 			goesOn := accumulate || k0 > begin
 			strips := ceilDiv(n, nr)
-			f.scores(tile, rows, f.keys, f.qT[i*d:], strips)
+			f.scores(tile, rows, keys, qT[i*f.words(d):], strips)
 			f.bound(tile[:rows*tileQueries], nil)
 			hide(tile, tileQueries, rows, k0-first, f.Window)
 			f.hideDocuments(tile, rows, f.q0+i, n, k0)
@@ -233,7 +264,7 @@ func (f *attentionPart) forward(o Mat, lse []float32, accumulate bool, q, k, v M
 					active.scale(row, row, alpha[j])
 				}
 			}
-			f.product(n, d, rows, tile, 1, tileQueries, f.values, f.dp, out[i*f.dp:], f.dp, goesOn)
+			f.product(n, d, rows, tile, 1, tileQueries, values, f.dp, out[i*f.dp:], f.dp, goesOn)
 		}
 	}
 	for j := range f.nq {

@@ -154,16 +154,16 @@ type attentionBackward struct {
 	kept  []float32 // in phases: score gradients by block of keys from panel on, then by tile
 	panel int
 
-	doT, qRows, doRows, dqRows []float32
-	lseStrip, delta            []float32
-	keyRows, valueRows         []float32
-	dkRows, dvRows             []float32
-	tile, dTile, slopes        []float32
+	qT, doT, qRows, doRows, dqRows []float32 // queries and their gradients as strips, as right operands; accumulators
+	lseStrip, delta                []float32
+	keyLeft, valueLeft, keyRight   []float32 // as left operands, as a right one: the first if they are the same
+	dkRows, dvRows                 []float32
+	tile, dTile, slopes            []float32
 }
 
 // backward is the work on a whole query head: one of the group of a key head, which counts over all sequences.
 func (a Attention) backward(s *scratch, g AttentionGrads, head, member int) *attentionBackward {
-	f := attentionPart{Attention: a, s: s, seq: head / a.KVHeads, head: head%a.KVHeads*(a.Heads/a.KVHeads) + member, dp: roundUp(a.HeadDim, active.nr)}
+	f := a.attentionPart(s, head/a.KVHeads, head%a.KVHeads*(a.Heads/a.KVHeads)+member, g.DOut, g.Q, g.K, g.V)
 	return &attentionBackward{attentionPart: f, AttentionGrads: g, queries: true, keys: true, k1: a.Keys, q1: a.Tokens}
 }
 
@@ -191,13 +191,13 @@ func (b *attentionBackward) queryPhase(first, last bool) {
 	if first {
 		b.beginQueries(b.q0, b.q1)
 	}
-	b.keyRows = b.s.floats(1, keyBlock*b.dp)
+	b.keyRight = b.s.floats(1, keyBlock*b.dp)
 	for k0 := b.k0; k0 < b.k1; k0 += keyBlock {
 		nk := min(keyBlock, b.k1-k0)
-		b.tokens(b.K, b.kvHead(), k0).load(b.keyRows, b.dp, nk, b.HeadDim)
+		b.right(b.keyRight, b.tokens(b.K, b.kvHead(), k0), nk)
 		for i := b.q0; i < b.q1; i += tileQueries {
 			if n, rows := b.sees(i, k0, nk); rows > 0 {
-				b.product(n, b.HeadDim, rows, b.keptTile(i, k0), 1, tileQueries, b.keyRows, b.dp, b.dqRows[i*b.dp:], b.dp, true)
+				b.product(n, b.HeadDim, rows, b.keptTile(i, k0), 1, tileQueries, b.keyRight, b.dp, b.dqRows[i*b.dp:], b.dp, true)
 			}
 		}
 	}
@@ -213,15 +213,18 @@ func (b *attentionBackward) keptTile(i, k0 int) []float32 {
 
 // room takes scratch for a chunk of so many queries.
 func (b *attentionBackward) room(queries int) {
-	d, padded := b.HeadDim, roundUp(queries, tileQueries)
+	d, padded := b.words(b.HeadDim), roundUp(queries, tileQueries)
 	rows := b.s.floats(0, (2*d+2*b.dp+2)*padded)
 	take := func(n int) []float32 { x := rows[:n]; rows = rows[n:]; return x }
 	b.qT, b.doT = take(padded*d), take(padded*d)
 	b.qRows, b.doRows = take(padded*b.dp), take(padded*b.dp)
 	b.lseStrip, b.delta = take(padded), take(padded)
-	rows = b.s.floats(1, 4*keyBlock*b.dp)
-	b.keyRows, b.valueRows = take(keyBlock*b.dp), take(keyBlock*b.dp)
-	b.dkRows, b.dvRows = take(keyBlock*b.dp), take(keyBlock*b.dp)
+	rows = b.s.floats(1, keyBlock*(2*b.leftLd+3*b.dp))
+	b.keyLeft, b.valueLeft = take(keyBlock*b.leftLd), take(keyBlock*b.leftLd)
+	b.dkRows, b.dvRows, b.keyRight = take(keyBlock*b.dp), take(keyBlock*b.dp), b.keyLeft
+	if b.perWord == 2 {
+		b.keyRight = take(keyBlock * b.dp)
+	}
 	rows = b.s.floats(2, 3*keyBlock*tileQueries)
 	b.tile, b.dTile, b.slopes = take(keyBlock*tileQueries), take(keyBlock*tileQueries), take(keyBlock*tileQueries)
 }
@@ -229,8 +232,10 @@ func (b *attentionBackward) room(queries int) {
 // pack brings the chunk's queries into the forms that the products want.
 func (b *attentionBackward) pack() {
 	first := b.attentionPart.q0
-	b.strips(b.qT, b.Q, b.qRows)
-	b.strips(b.doT, b.DOut, b.doRows)
+	b.strips(b.qT, b.Q)
+	b.strips(b.doT, b.DOut)
+	b.right(b.qRows, b.tokens(b.Q, b.head, first), b.nq)
+	b.right(b.doRows, b.tokens(b.DOut, b.head, first), b.nq)
 	clear(b.delta)
 	clear(b.lseStrip)
 	for i := range b.nq {
@@ -270,17 +275,20 @@ func (b *attentionBackward) makeDelta(first int) {
 		return
 	}
 	d := b.HeadDim
-	o, buf := b.tokens(b.O, b.head, first), b.s.floats(7, d)
+	o, dout, buf := b.tokens(b.O, b.head, first), b.tokens(b.DOut, b.head, first), b.s.floats(7, 2*d)
 	for i := range b.nq {
-		b.delta[i] = active.dot(b.doRows[i*b.dp:i*b.dp+d], o.row(i, d, buf))
+		b.delta[i] = active.dot(dout.row(i, d, buf), o.row(i, d, buf[d:]))
 	}
 }
 
 // block is one block of keys against the chunk.
 func (b *attentionBackward) block(k0, nk int) {
 	d, kv := b.HeadDim, b.kvHead()
-	b.tokens(b.K, kv, k0).load(b.keyRows, b.dp, nk, d)
-	b.tokens(b.V, kv, k0).load(b.valueRows, b.dp, nk, d)
+	b.left(b.keyLeft, b.tokens(b.K, kv, k0), nk)
+	b.left(b.valueLeft, b.tokens(b.V, kv, k0), nk)
+	if b.queries && b.perWord == 2 {
+		b.right(b.keyRight, b.tokens(b.K, kv, k0), nk)
+	}
 	dk, dv := b.tokens(b.DK, kv, k0), b.tokens(b.DV, kv, k0)
 	if b.keys {
 		dk.load(b.dkRows, b.dp, nk, d)
@@ -311,10 +319,10 @@ func (b *attentionBackward) sees(i, k0, nk int) (n, rows int) {
 
 // group is one tile: n queries from i on, against rows keys.
 func (b *attentionBackward) group(i, n, rows, offset int) {
-	d, nr := b.HeadDim, active.nr
+	nr, d := active.nr, b.words(b.HeadDim)
 	strips := ceilDiv(n, nr)
-	b.scores(b.tile, rows, b.keyRows, b.qT[i*d:], strips)
-	b.scores(b.dTile, rows, b.valueRows, b.doT[i*d:], strips)
+	b.scores(b.tile, rows, b.keyLeft, b.qT[i*d:], strips)
+	b.scores(b.dTile, rows, b.valueLeft, b.doT[i*d:], strips)
 	b.bound(b.tile[:rows*tileQueries], b.slopes[:rows*tileQueries])
 	hide(b.tile, tileQueries, rows, offset, b.Window)
 	b.hideDocuments(b.tile, rows, b.attentionPart.q0+i, n, b.Prefix+b.attentionPart.q0+i+offset)
@@ -325,10 +333,10 @@ func (b *attentionBackward) group(i, n, rows, offset int) {
 		Mul(b.dTile[:rows*tileQueries], b.dTile, b.slopes)
 	}
 	if b.keys {
-		b.product(rows, d, n, b.tile, tileQueries, 1, b.doRows[i*b.dp:], b.dp, b.dvRows, b.dp, true)
-		b.product(rows, d, n, b.dTile, tileQueries, 1, b.qRows[i*b.dp:], b.dp, b.dkRows, b.dp, true)
+		b.product(rows, b.HeadDim, n, b.tile, tileQueries, 1, b.doRows[i*b.dp:], b.dp, b.dvRows, b.dp, true)
+		b.product(rows, b.HeadDim, n, b.dTile, tileQueries, 1, b.qRows[i*b.dp:], b.dp, b.dkRows, b.dp, true)
 	}
 	if b.queries {
-		b.product(n, d, rows, b.dTile, 1, tileQueries, b.keyRows, b.dp, b.dqRows[i*b.dp:], b.dp, true)
+		b.product(n, b.HeadDim, rows, b.dTile, 1, tileQueries, b.keyRight, b.dp, b.dqRows[i*b.dp:], b.dp, true)
 	}
 }

@@ -18,6 +18,9 @@ type naiveAttention struct {
 	probs, dscores []float64
 	slopes         []float64
 	terms          float64 // sum of squares of what dq and dk are sums of, before differences are taken
+	// What rounding may change; see roundings.
+	delta                             []float64
+	oBound, dqBound, dkBound, dvBound []float64
 }
 
 func (a *naiveAttention) qAt(t, b, h int) int { return ((t*a.Batch+b)*a.Heads + h) * a.HeadDim }
@@ -29,7 +32,9 @@ func (a *naiveAttention) kAt(t, b, h int) int {
 func (a *naiveAttention) run() {
 	a.o, a.dq = make([]float64, len(a.q)), make([]float64, len(a.q))
 	a.dk, a.dv = make([]float64, len(a.k)), make([]float64, len(a.k))
-	a.lse = make([]float64, a.Tokens*a.Batch*a.Heads)
+	a.oBound, a.dqBound = make([]float64, len(a.q)), make([]float64, len(a.q))
+	a.dkBound, a.dvBound = make([]float64, len(a.k)), make([]float64, len(a.k))
+	a.lse, a.delta = make([]float64, a.Tokens*a.Batch*a.Heads), make([]float64, a.Tokens*a.Batch*a.Heads)
 	a.probs, a.dscores, a.slopes = make([]float64, a.Keys), make([]float64, a.Keys), make([]float64, a.Keys)
 	for t := range a.Tokens {
 		for b := range a.Batch {
@@ -70,6 +75,7 @@ func (a *naiveAttention) row(t, b, h int) {
 		a.dscores[j] = inner(a.dout, qi, a.v, a.kAt(j, b, h))
 		mean += a.probs[j] * a.dscores[j]
 	}
+	a.delta[(t*a.Batch+b)*a.Heads+h] = mean
 	for j := first; j < seen; j++ {
 		d, ki := a.probs[j]*(a.dscores[j]-mean)*a.slopes[j], a.kAt(j, b, h)
 		of := a.probs[j] * (math.Abs(a.dscores[j]) + math.Abs(mean)) * a.slopes[j]
@@ -79,7 +85,68 @@ func (a *naiveAttention) row(t, b, h int) {
 			a.dk[ki+i] += d * a.q[qi+i]
 			a.dv[ki+i] += a.probs[j] * a.dout[qi+i]
 		}
+		a.roundings(qi, ki, a.probs[j], of)
 	}
+}
+
+// roundings adds what one pair of a query and a key adds to the bounds of errors, for a probability p and a gradient of a
+// score d that is the sum of terms. All is computed in float32.
+func (a *naiveAttention) roundings(qi, ki int, p, terms float64) {
+	p, terms = p*float32Error, terms*float32Error
+	for i := range a.HeadDim {
+		a.oBound[qi+i] += p * math.Abs(a.v[ki+i])
+		a.dqBound[qi+i] += terms * math.Abs(a.k[ki+i])
+		a.dkBound[ki+i] += terms * math.Abs(a.q[qi+i])
+		a.dvBound[ki+i] += p * math.Abs(a.dout[qi+i])
+	}
+}
+
+const (
+	bf16Error    = 1.0 / (1 << 8)  // of rounding to nearest with 8 bits
+	float32Error = 1.0 / (1 << 14) // of a few hundred roundings with 24 bits
+)
+
+// checkBound compares element by element; stored is the error of storing a result.
+func checkBound(t *testing.T, what string, got []float32, want, bound []float64, stored float64) {
+	t.Helper()
+	for i, w := range want {
+		if d := math.Abs(float64(got[i]) - w); !(d <= bound[i]+stored*(math.Abs(w)+bound[i])+1e-30) {
+			t.Fatalf("%s[%d] is %g, want %g within %g", what, i, got[i], w, bound[i]+stored*math.Abs(w))
+		}
+	}
+}
+
+// TestAttentionRoundsToBF16Last has no error of bfloat16 but that of storing results.
+func TestAttentionRoundsToBF16Last(t *testing.T) {
+	p := NewPool(3)
+	defer p.Close()
+	eachISA(t, func(t *testing.T) {
+		r := testRand(t)
+		for range rounds(25) {
+			a := Attention{Tokens: 1 + r.IntN(90), Prefix: r.IntN(250), Batch: 1 + r.IntN(2), KVHeads: 1 + r.IntN(3), HeadDim: 1 + r.IntN(70)}
+			a.Heads, a.Keys, a.Window = a.KVHeads*(1+r.IntN(3)), a.Prefix+a.Tokens, 1+r.IntN(a.Prefix+a.Tokens)
+			a.Softcap = []float32{0, 0, 3}[r.IntN(3)]
+			mat := func(tokens, heads int) Mat {
+				return BF16(roundedBF16(randomFloats(r, tokens*a.Batch*heads*a.HeadDim)), heads*a.HeadDim)
+			}
+			q, o, dout, dq := mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads), mat(a.Tokens, a.Heads)
+			k, v := mat(a.Keys, a.KVHeads), mat(a.Keys, a.KVHeads)
+			dk, dv := F32(make([]float32, len(k.BF16)), k.Ld), F32(make([]float32, len(k.BF16)), k.Ld)
+			n := naiveAttention{Attention: a, q: doubles(values(q)), k: doubles(values(k)), v: doubles(values(v)), dout: doubles(values(dout))}
+			n.run()
+			lse, delta := make([]float32, len(n.lse)), make([]float32, len(n.delta))
+			for i, d := range n.delta {
+				delta[i] = float32(d)
+			}
+			a.Forward(p, o, lse, false, q, k, v)
+			a.Backward(p, AttentionGrads{DQ: dq, DK: dk, DV: dv, DOut: dout, Q: q, K: k, V: v, LSE: lse, Delta: delta})
+			t.Logf("%+v", a)
+			checkBound(t, "o", values(o), n.o, n.oBound, bf16Error)
+			checkBound(t, "dq", values(dq), n.dq, n.dqBound, bf16Error)
+			checkBound(t, "dk", dk.F32, n.dk, n.dkBound, 0)
+			checkBound(t, "dv", dv.F32, n.dv, n.dvBound, 0)
+		}
+	})
 }
 
 func doubles(x []float32) []float64 {
