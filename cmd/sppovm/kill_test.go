@@ -1,18 +1,23 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
+	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/ir"
 )
 
 // childrenOf lists the processes that a process has started.
@@ -34,8 +39,68 @@ const killedSteps = "40"
 // undisturbed trains without kills and returns the arguments of the job and its losses. The folder is "whole".
 func undisturbed(t *testing.T) (args []string, want []float64) {
 	t.Helper()
-	args = []string{"tiny.sppo", "--set", "train.steps=" + killedSteps, "--json", "-q"}
+	job, err := cli.OpenProgram("tiny.sppo", []string{"train.steps=" + killedSteps})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var program bytes.Buffer
+	if err := ir.Encode(&program, job.Program); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile("job.sppb", program.Bytes(), 0o644); err != nil { // compiling it again and again would take most of the time
+		t.Fatal(err)
+	}
+	args = []string{"job.sppb", "--json", "-q"}
 	return args, losses(t, alone(t, append(args, "--save", "whole")...))
+}
+
+// counting counts the lines that are read.
+type counting struct {
+	io.ReadCloser
+	lines atomic.Int64
+}
+
+func (c *counting) Read(b []byte) (int, error) {
+	n, err := c.ReadCloser.Read(b)
+	c.lines.Add(int64(bytes.Count(b[:n], []byte("\n"))))
+	return n, err
+}
+
+// killer kills processes at moments of its choice.
+type killer struct {
+	rng    *rand.Rand
+	left   int
+	done   int
+	saving int // of these, while a checkpoint was being written
+}
+
+// moment waits for any moment of a run that has just been started: mostly after a few steps, or else at any time, as while it starts.
+func (k *killer) moment(out *counting, over <-chan struct{}) {
+	enough, wait := out.lines.Load()+1+k.rng.Int64N(3), time.Duration(k.rng.IntN(20_000))*time.Microsecond
+	limit := 5 * time.Second
+	if k.rng.IntN(4) == 0 {
+		enough, limit = math.MaxInt64, time.Duration(k.rng.IntN(500))*time.Millisecond
+	}
+	for began := time.Now(); out.lines.Load() < enough && time.Since(began) < limit; {
+		select {
+		case <-over:
+			return
+		case <-time.After(time.Millisecond):
+		}
+	}
+	time.Sleep(wait)
+}
+
+// kill kills a process, and counts it if it was still running.
+func (k *killer) kill(pid, parent int, dir string) {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if fields := strings.Fields(string(stat)); len(fields) < 4 || fields[2] == "Z" || fields[3] != fmt.Sprint(parent) || syscall.Kill(pid, syscall.SIGKILL) != nil {
+		return
+	}
+	k.done, k.left = k.done+1, k.left-1
+	if list, _ := filepath.Glob(filepath.Join(dir, ".step-*")); len(list) > 0 {
+		k.saving++
+	}
 }
 
 // asUndisturbed compares what a killed run has left with the run that was not killed. Its losses are those of several starts, of
@@ -70,73 +135,86 @@ func complete(out string) string {
 	return strings.Join(lines, "")
 }
 
-// kills is how many processes a test kills.
-func kills(short, long int) int {
-	if os.Getenv("SPPO_LONG") != "" {
-		return long
+// killers returns a killer for each number of processes, which kills short or, in long runs, long processes.
+func killers(t *testing.T, seed uint64, short [3]int, long int, run func(processes int, k *killer)) {
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d/task", os.Getpid())); err != nil {
+		t.Skip("needs /proc to find processes")
 	}
-	return short
+	for i, processes := range []int{1, 2, 4} {
+		k := &killer{rng: rand.New(rand.NewPCG(uint64(processes), seed)), left: short[i]}
+		if os.Getenv("SPPO_LONG") != "" {
+			k.left = long
+		}
+		run(processes, k)
+		t.Logf("%d processes: %d kills, %d of them while a checkpoint was being written", processes, k.done, k.saving)
+	}
 }
 
 // Any process may be killed at any moment, during saving too: launch starts the job again, and it ends with the losses and weights
 // of a run that was not disturbed.
 func TestKilledAndRestarted(t *testing.T) {
-	if _, err := os.Stat(fmt.Sprintf("/proc/%d/task", os.Getpid())); err != nil {
-		t.Skip("needs /proc to find processes")
-	}
 	inBase(t)
 	args, want := undisturbed(t)
-	for i, processes := range []int{1, 2, 4} {
-		rng := rand.New(rand.NewPCG(uint64(processes), 1))
-		for job, left := 0, kills([]int{6, 5, 4}[i], 84); left > 0; job++ {
+	killers(t, 1, [3]int{4, 3, 2}, 84, func(processes int, k *killer) {
+		for job := 0; k.left > 0; job++ {
 			dir := fmt.Sprintf("dir-%d-%d", processes, job)
 			all := launchCommand(t, "launch", 1, func(int) []string {
 				return append([]string{"-n", fmt.Sprint(processes), "--restart", "1000", "run"}, append(args, "--save", dir, "--save-every", "1", "--resume", "auto")...)
 			})
-			done := make(chan struct{})
+			lines, over, killed := &counting{ReadCloser: all[0].out}, make(chan struct{}), make(chan struct{})
+			all[0].out = lines
 			go func() {
-				defer close(done)
-				for ; left > 0; left-- {
-					time.Sleep(time.Duration(rng.IntN(700)) * time.Millisecond)
-					children := childrenOf(all[0].Process.Pid)
-					if len(children) == 0 {
-						return // between two starts, or at the end
+				defer close(killed)
+				for k.left > 0 {
+					k.moment(lines, over)
+					select {
+					case <-over:
+						return
+					default:
 					}
-					syscall.Kill(children[rng.IntN(len(children))], syscall.SIGKILL)
+					if children := childrenOf(all[0].Process.Pid); len(children) > 0 { // otherwise it is between two starts
+						k.kill(children[k.rng.IntN(len(children))], all[0].Process.Pid, dir)
+					}
 				}
 			}()
 			out := end(t, all)
-			<-done
+			close(over)
+			<-killed
 			if all[0].code != cli.Done {
 				t.Fatalf("%d processes: exit %d\n%s", processes, all[0].code, all[0].errs.String())
 			}
 			asUndisturbed(t, dir, complete(out[0]), want)
 		}
-	}
+	})
 }
 
 // The same without launch: the same command line is started again by hand.
 func TestKilledAndStartedAgain(t *testing.T) {
 	inBase(t)
 	args, want := undisturbed(t)
-	for i, processes := range []int{1, 2, 4} {
-		rng := rand.New(rand.NewPCG(uint64(processes), 2))
-		for job, left := 0, kills([]int{3, 3, 2}[i], 83); left > 0; job++ {
+	killers(t, 2, [3]int{2, 2, 1}, 83, func(processes int, k *killer) {
+		for job := 0; k.left > 0; job++ {
 			dir := fmt.Sprintf("dir-%d-%d", processes, job)
 			text := ""
 			for start, whole := 0, false; !whole; start++ {
 				job := append(args, "--save", dir, "--save-every", "1", "--resume", "auto")
-				all := launchAll(t, processes, inWorld(t, processes, append(job, "--rendezvous-timeout", "5s", "--job", fmt.Sprint(dir, start))...))
-				if left > 0 {
-					left--
-					victim := all[rng.IntN(processes)]
-					time.AfterFunc(time.Duration(rng.IntN(900))*time.Millisecond, func() { victim.Process.Kill() })
-				}
+				all := launchAll(t, processes, inWorld(t, processes, append(job, "--rendezvous-timeout", "3s", "--job", fmt.Sprint(dir, start))...))
+				lines, over, killed := &counting{ReadCloser: all[0].out}, make(chan struct{}), make(chan struct{})
+				all[0].out = lines
+				go func() {
+					defer close(killed)
+					if k.left > 0 {
+						k.moment(lines, over)
+						k.kill(all[k.rng.IntN(processes)].Process.Pid, os.Getpid(), dir)
+					}
+				}()
 				out := end(t, all)
+				close(over)
+				<-killed
 				text += complete(out[0])
 				whole = !slices.ContainsFunc(all, func(p *process) bool { return p.code != cli.Done })
 			}
 			asUndisturbed(t, dir, text, want)
 		}
-	}
+	})
 }
