@@ -176,6 +176,10 @@ func (w *World) broken(process int, err error) error {
 	case <-w.failed:
 	case <-w.ending:
 	case <-time.After(farewell):
+		if isSilence(err) {
+			w.lost(process, err) // here, as in the other process: no message would reach it
+			break
+		}
 		w.Failed(fmt.Errorf("the connection to %s broke: %w", w.name(process), err))
 	}
 	return w.aborted()

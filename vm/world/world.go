@@ -187,17 +187,23 @@ func (w *World) lost(process int, err error) {
 	}
 }
 
-// broke says how a connection ended. A host that does not answer is a timeout, which some routes report in their own words.
+// broke describes how a connection ended.
 func broke(err error) string {
+	if isSilence(err) {
+		return fmt.Sprintf("timeout: its host has not answered for %s", silence)
+	}
+	return "its connection closed"
+}
+
+// isSilence reports whether a connection ended because a host does not answer: a timeout, which some routes report in their own
+// words.
+func isSilence(err error) bool {
 	var timeout net.Error
 	silent := errors.As(err, &timeout) && timeout.Timeout()
 	for _, unreachable := range []error{syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EHOSTDOWN} {
 		silent = silent || errors.Is(err, unreachable)
 	}
-	if silent {
-		return fmt.Sprintf("timeout: its host has not answered for %s", silence)
-	}
-	return "its connection closed"
+	return silent
 }
 
 // Cause implements vm.Crew.

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// asLink makes the test binary the link between two network namespaces, with the faults that its value names.
+const asLink = "SPPOVM_TEST_AS_LINK"
+
+func init() {
+	if text := os.Getenv(asLink); text != "" {
+		if err := runLink(text); err != nil {
+			fmt.Fprintln(os.Stderr, "link:", err)
+		}
+		os.Exit(1)
+	}
+}
+
+// faults of a link, in each direction. Packets that a full queue cannot take are dropped, as routers do.
+type faults struct {
+	delay time.Duration
+	rate  int     // bytes in a second; 0: no limit
+	loss  float64 // share of packets
+	down  time.Duration
+	up    time.Duration // cycle of down and up once the file "cut" is there; up 0: never up again
+}
+
+func (f faults) String() string {
+	return fmt.Sprintf("%d %d %g %d %d", f.delay, f.rate, f.loss, f.down, f.up)
+}
+
+// tun opens a network interface whose packets this process reads and writes.
+func tun(name string) (*os.File, error) {
+	file, err := os.OpenFile("/dev/net/tun", os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	var request struct {
+		name  [unix.IFNAMSIZ]byte
+		flags uint16
+		_     [22]byte
+	}
+	copy(request.name[:], name)
+	request.flags = unix.IFF_TUN | unix.IFF_NO_PI
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), unix.TUNSETIFF, uintptr(unsafe.Pointer(&request))); errno != 0 {
+		return nil, errno
+	}
+	return file, nil
+}
+
+func runLink(text string) error {
+	var f faults
+	if _, err := fmt.Sscan(text, &f.delay, &f.rate, &f.loss, &f.down, &f.up); err != nil {
+		return err
+	}
+	a, err := tun("va")
+	if err != nil {
+		return err
+	}
+	b, err := tun("vb")
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	var both sync.WaitGroup
+	both.Go(func() { f.carry(a, b, 1) })
+	both.Go(func() { f.carry(b, a, 2) })
+	both.Wait()
+	return nil
+}
+
+// carry passes packets on in one direction.
+func (f faults) carry(from, to *os.File, seed uint64) {
+	type packet struct {
+		data []byte
+		due  time.Time
+	}
+	queue := make(chan packet, 100)
+	go func() {
+		for p := range queue {
+			time.Sleep(time.Until(p.due))
+			to.Write(p.data) // fails while the interface is not up
+		}
+	}()
+	rng := rand.New(rand.NewPCG(seed, seed))
+	var free, cut time.Time
+	for {
+		data := make([]byte, 1<<16)
+		n, err := from.Read(data)
+		if err != nil {
+			time.Sleep(time.Millisecond) // not up yet
+			continue
+		}
+		now := time.Now()
+		if info, err := os.Stat("cut"); err == nil && cut.IsZero() {
+			cut = info.ModTime()
+		}
+		if !cut.IsZero() && f.down > 0 && (f.up == 0 || now.Sub(cut)%(f.down+f.up) < f.down) || rng.Float64() < f.loss {
+			continue
+		}
+		if f.rate > 0 {
+			if free.Before(now) {
+				free = now
+			}
+			free = free.Add(time.Duration(n) * time.Second / time.Duration(f.rate))
+			now = free
+		}
+		select {
+		case queue <- packet{data[:n], now.Add(f.delay)}:
+		default:
+		}
+	}
+}
+
+// overLink runs a job of two processes in two network namespaces with a link between them, whose faults begin or get worse after
+// two steps.
+const overLink = `
+ip link set lo up
+mount -t tmpfs tmpfs /run && mkdir -p /run/netns
+ip netns add b || exit 77
+mkfifo ready
+"$1" >ready &
+link=$!
+read line <ready || exit 77
+ip link set vb netns b
+ip addr add 10.9.0.1/24 dev va; ip link set va up
+ip netns exec b ip addr add 10.9.0.2/24 dev vb; ip netns exec b ip link set vb up; ip netns exec b ip link set lo up
+unset SPPOVM_TEST_AS_LINK
+job="run tiny.sppo --set train.steps=$2 --json -q --processes 2 --rendezvous 10.9.0.1:29555 --job cut"
+("$1" $job --process 0 >0.out 2>0.err; echo "exit $? after $(( $(date +%s) - $(cat cut) )) s" >>0.err) &
+first=$!
+(ip netns exec b "$1" $job --process 1 >1.out 2>1.err; echo "exit $? after $(( $(date +%s) - $(cat cut) )) s" >>1.err) &
+second=$!
+until [ "$(wc -l <0.out)" -gt 3 ] || grep -q ^exit 0.err 1.err; do sleep 0.05; done
+date +%s >cut.new
+mv cut.new cut
+wait $first $second
+kill $link
+cat 0.err 1.err
+`
+
+// runOverLink returns the losses of a job over a link, and what the processes said.
+func runOverLink(t *testing.T, f faults, steps int) (out []float64, text string) {
+	t.Helper()
+	if err := exec.Command("unshare", "-rnm", "ip", "tuntap", "add", "dev", "x", "mode", "tun").Run(); err != nil {
+		t.Skip("needs unshare, ip and /dev/net/tun, and leave to make network namespaces")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	c := exec.CommandContext(ctx, "unshare", "-rnm", "--kill-child", "-pf", "sh", "-c", overLink, "sh", self, fmt.Sprint(steps))
+	c.Env = append(os.Environ(), asCommand+"=1", asLink+"="+f.String())
+	var said bytes.Buffer
+	c.Stdout, c.Stderr = &said, &said
+	if err := c.Run(); err != nil {
+		t.Fatalf("%v\n%s", err, said.String())
+	}
+	lines, err := os.ReadFile("0.out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if whole := complete(string(lines)); whole != "" {
+		out = losses(t, whole)
+	}
+	return out, said.String()
+}
+
+// Over slow and lossy links, and links that are gone for some seconds, a job computes what it computes in one process.
+func TestBadLinks(t *testing.T) {
+	const steps = 6
+	for name, f := range map[string]faults{
+		"lossy":   {delay: 2 * time.Millisecond, loss: 0.03},
+		"slow":    {delay: 20 * time.Millisecond, rate: 1 << 20},
+		"outages": {down: 6 * time.Second, up: time.Second},
+	} {
+		if name != "lossy" && os.Getenv("SPPO_LONG") == "" {
+			continue // they mostly wait
+		}
+		t.Run(name, func(t *testing.T) {
+			inBase(t)
+			want := losses(t, complete(alone(t, "tiny.sppo", "--set", fmt.Sprint("train.steps=", steps), "--json", "-q")))
+			got, text := runOverLink(t, f, steps)
+			if !slices.Equal(got, want) || strings.Count(text, "exit 0 after ") != 2 {
+				t.Errorf("losses %v, want %v\n%s", got, want, text)
+			}
+			t.Logf("%s", text)
+		})
+	}
+}
+
+// Where a link silently loses everything, both sides end within 30 seconds and call it a timeout.
+func TestBlackHole(t *testing.T) {
+	if os.Getenv("SPPO_LONG") == "" {
+		t.Skip("SPPO_LONG is not set: this takes half a minute")
+	}
+	inBase(t)
+	_, text := runOverLink(t, faults{down: time.Hour}, 100_000_000)
+	endedByTimeout(t, text)
+}
