@@ -81,13 +81,26 @@ func Create(dir string, keep int, done int64) (*Folder, error) {
 		err = fmt.Errorf("%s has a checkpoint of step %d, and this run %s: resume from the checkpoint, remove it, or save elsewhere", dir, steps[n-1], from)
 	}
 	if err == nil {
-		err = f.clean()
+		err = errors.Join(f.writable(), f.clean())
 	}
 	if err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
+}
+
+// writable returns an error if nothing may be written to the folder, which its first checkpoint would find out late. A disk that is
+// full may be empty by then.
+func (f *Folder) writable() error {
+	trial, err := f.Begin(0)
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+		return fmt.Errorf("cannot write to %s: %w", f.Dir, errors.Unwrap(err))
+	}
+	if err == nil {
+		_ = os.Remove(trial) // clean does, too
+	}
+	return nil
 }
 
 // take locks the folder for this process. Some network file systems know no locks.
