@@ -140,9 +140,9 @@ ip addr add 10.9.0.1/24 dev va; ip link set va up
 ip netns exec b ip addr add 10.9.0.2/24 dev vb; ip netns exec b ip link set vb up; ip netns exec b ip link set lo up
 unset SPPOVM_TEST_AS_LINK
 job="run tiny.sppo --set train.steps=$2 --json -q --processes 2 --rendezvous 10.9.0.1:29555 --job cut"
-("$1" $job --process 0 >0.out 2>0.err; echo "exit $? after $(( $(date +%s) - $(cat cut) )) s" >>0.err) &
+("$1" $job --process 0 >0.out 2>0.err; echo "exit $? after $(( $(date +%s) - $(cat cut 2>/dev/null || date +%s) )) s" >>0.err) &
 first=$!
-(ip netns exec b "$1" $job --process 1 >1.out 2>1.err; echo "exit $? after $(( $(date +%s) - $(cat cut) )) s" >>1.err) &
+(ip netns exec b "$1" $job --process 1 >1.out 2>1.err; echo "exit $? after $(( $(date +%s) - $(cat cut 2>/dev/null || date +%s) )) s" >>1.err) &
 second=$!
 until [ "$(wc -l <0.out)" -gt 3 ] || grep -q ^exit 0.err 1.err; do sleep 0.05; done
 date +%s >cut.new

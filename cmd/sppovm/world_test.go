@@ -393,18 +393,20 @@ func TestJobsAtOnePlace(t *testing.T) {
 	}
 }
 
-// Whichever process is interrupted, all stop after the same step, with a checkpoint and exit code 0.
+// Whichever process gets a signal of a person, an engine, a terminal that closes or Slurm's early warning, all stop after the same
+// step, with a checkpoint and exit code 0.
 func TestProcessInterrupted(t *testing.T) {
 	inBase(t)
-	for who := range 2 {
+	for i, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1} {
+		who := i % 2
 		os.RemoveAll("stop.ckpt")
 		all := launchAll(t, 2, inWorld(t, 2, append(endless, "--save", "stop.ckpt")...))
 		afterLines(t, all[0], 3)
-		all[who].Process.Signal(os.Interrupt)
+		all[who].Process.Signal(signal)
 		out := end(t, all)
 		for i, p := range all {
 			if p.code != cli.Done || p.errs.Len() > 0 {
-				t.Errorf("process %d: exit %d\n%s", i, p.code, p.errs.String())
+				t.Errorf("%s: process %d: exit %d\n%s", signal, i, p.code, p.errs.String())
 			}
 		}
 		if !strings.Contains(out[0], `"done":true`) {
