@@ -43,10 +43,10 @@ func (f faults) String() string {
 }
 
 // tun opens a network interface whose packets this process reads and writes.
-func tun(name string) (*os.File, error) {
-	file, err := os.OpenFile("/dev/net/tun", os.O_RDWR, 0)
-	if err != nil {
-		return nil, err
+// Package os would poll the file, and an interface that is not there yet looks like a file that failed.
+func tun(name string) (file int, err error) {
+	if file, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+		return 0, err
 	}
 	var request struct {
 		name  [unix.IFNAMSIZ]byte
@@ -55,8 +55,8 @@ func tun(name string) (*os.File, error) {
 	}
 	copy(request.name[:], name)
 	request.flags = unix.IFF_TUN | unix.IFF_NO_PI
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), unix.TUNSETIFF, uintptr(unsafe.Pointer(&request))); errno != 0 {
-		return nil, errno
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(file), unix.TUNSETIFF, uintptr(unsafe.Pointer(&request))); errno != 0 {
+		return 0, errno
 	}
 	return file, nil
 }
@@ -83,7 +83,7 @@ func runLink(text string) error {
 }
 
 // carry passes packets on in one direction.
-func (f faults) carry(from, to *os.File, seed uint64) {
+func (f faults) carry(from, to int, seed uint64) {
 	type packet struct {
 		data []byte
 		due  time.Time
@@ -92,14 +92,14 @@ func (f faults) carry(from, to *os.File, seed uint64) {
 	go func() {
 		for p := range queue {
 			time.Sleep(time.Until(p.due))
-			to.Write(p.data) // fails while the interface is not up
+			unix.Write(to, p.data) // fails while the interface is not up
 		}
 	}()
 	rng := rand.New(rand.NewPCG(seed, seed))
 	var free, cut time.Time
 	for {
 		data := make([]byte, 1<<16)
-		n, err := from.Read(data)
+		n, err := unix.Read(from, data)
 		if err != nil {
 			time.Sleep(time.Millisecond) // not up yet
 			continue
