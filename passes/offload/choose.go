@@ -39,6 +39,7 @@ type chooser struct {
 	shared    *plan.Plan           // with tasks shared as the mux pass will, because shared work takes memory; nil: none are
 	whole     *plan.Plan           // the same with whole tasks at the start
 	memory    *memory.Meter        // of it, or of the plan
+	stale     [][]bool             // [stage][i]: the costs are those of an earlier placement
 	why       string               // for requested shares
 
 	device, host ir.Bytes // of one rank
@@ -103,8 +104,26 @@ func (h *chooser) put(stage int, l letters) {
 		if h.costs == nil {
 			continue
 		}
-		h.costs.SetFate(h.pricer, h.plan, stage, i, string(fate), h.sizes[i], h.plan.Size(i))
+		if h.stale == nil {
+			h.stale = make([][]bool, len(h.plan.Tasks))
+		}
+		if h.stale[stage] == nil {
+			h.stale[stage] = make([]bool, len(l))
+		}
+		h.stale[stage][i] = true
 	}
+}
+
+// price brings the costs up to date with the placements. Only simulations read them.
+func (h *chooser) price() {
+	for stage, changed := range h.stale {
+		for i := range changed {
+			if changed[i] {
+				h.costs.SetFate(h.pricer, h.plan, stage, i, h.plan.Offload.Fate[stage][i], h.sizes[i], h.plan.Size(i))
+			}
+		}
+	}
+	h.stale = nil
 }
 
 // bound returns the memory bound of one stage with its current placement, including what it will borrow from
@@ -313,12 +332,59 @@ func (h *chooser) restore(s *snapshot) {
 // shorten takes the shortest prefix of a stage's turns that makes the device's part fit, or all.
 func (h *chooser) shorten(stage int, turns []turn) {
 	from := h.lettersOf(stage)
-	try := func(n int) bool {
+	try := func(n int) ir.Bytes {
 		h.turn(stage, from, turns[:n])
 		device, _ := h.bound(stage)
-		return device <= h.device
+		return device
 	}
-	try(sort.Search(len(turns), try))
+	few, many := turning{0, try(0)}, turning{len(turns), 0}
+	if few.bytes <= h.device || len(turns) == 0 {
+		return
+	}
+	if many.bytes = try(many.n); many.bytes <= h.device {
+		_, many = h.narrow(turns, few, many, h.device, 1, try)
+	}
+	h.turn(stage, from, turns[:many.n])
+}
+
+// turning is the number of turns that a stage takes, and the bytes that it then needs.
+type turning struct {
+	n     int
+	bytes ir.Bytes
+}
+
+// narrow brings two numbers of turns, of which only one keeps within a limit, together until they are at most gap apart.
+// Bytes change almost evenly with the bytes that turns move, so the next trial is where a line through both ends meets the limit, or
+// somewhat beyond, so that both ends move. It takes at most one trial more than bisection: Oliveira and Takahashi, "An Enhancement of
+// the Bisection Method Average Performance Preserving Minmax Optimality", 2020.
+func (h *chooser) narrow(turns []turn, few, many turning, limit ir.Bytes, gap int, try func(n int) ir.Bytes) (turning, turning) {
+	const beyond = 16 // part of the distance between the ends
+	moved := make([]ir.Bytes, len(turns)+1)
+	for k, t := range turns {
+		moved[k+1] = moved[k] + h.sizes[t.i][t.at%len(h.sizes[t.i])]
+	}
+	reach := gap // of what the trials that are left can halve
+	for reach < many.n-few.n {
+		reach *= 2
+	}
+	for reach *= 2; many.n-few.n > gap; reach /= 2 {
+		share := float64(limit-few.bytes) / float64(many.bytes-few.bytes)
+		aim := moved[few.n] + ir.Bytes(share*float64(moved[many.n]-moved[few.n]))
+		n, middle := sort.Search(len(moved)-1, func(n int) bool { return moved[n] >= aim }), (few.n+many.n)/2
+		if push := max(1, (many.n-few.n)/beyond); n < middle {
+			n = min(n+push, middle)
+		} else {
+			n = max(n-push, middle)
+		}
+		n = min(max(n, many.n-reach/2, few.n+1), few.n+reach/2, many.n-1)
+		t := turning{n, try(n)}
+		if (t.bytes > limit) == (few.bytes > limit) {
+			few = t
+		} else {
+			many = t
+		}
+	}
+	return few, many
 }
 
 // turn changes the placement of units that are kept, and leaves the others unchanged.
@@ -339,50 +405,34 @@ func (h *chooser) turn(stage int, from letters, turns []turn) {
 func (h *chooser) roomOnHost(stage int, turns []turn) []turn {
 	from := h.lettersOf(stage)
 	defer h.put(stage, from)
-	tooMany := func(n int) bool {
-		h.turn(stage, from, turns[:n])
-		_, host := h.bound(stage)
-		return host > h.host
-	}
-	if !tooMany(len(turns)) { // the usual case
-		return turns
-	}
-	return turns[:sort.Search(len(turns), func(n int) bool { return tooMany(n + 1) })]
+	return turns[:h.mostOnHost(stage, turns, from, 1)]
 }
 
-// fillHost offloads the longest beginning of a stage's turns that the host has room for, to one part in fillSteps of them. What a
-// host holds grows almost evenly with the bytes that go there, so the next trial is where a line through the last two meets its end.
-func (h *chooser) fillHost(stage int) {
-	const fillSteps = 256
-	turns, from := h.leave(stage), h.lettersOf(stage)
-	sums := make([]ir.Bytes, len(turns)+1)
-	for k, t := range turns {
-		sums[k+1] = sums[k] + h.sizes[t.i][t.at%len(h.sizes[t.i])]
-	}
+// mostOnHost returns the number of turns that the host has room for, to within a gap.
+func (h *chooser) mostOnHost(stage int, turns []turn, from letters, gap int) int {
 	try := func(n int) ir.Bytes {
 		h.turn(stage, from, turns[:n])
 		_, host := h.bound(stage)
 		return host
 	}
-	few, many := 0, len(turns)
-	most := try(many)
-	if most <= h.host {
-		return
+	many := turning{len(turns), try(len(turns))}
+	if many.bytes <= h.host { // the usual case
+		return many.n
 	}
-	least := try(0)
-	for many-few > max(1, len(turns)/fillSteps) && least < most {
-		share := float64(h.host-least) / float64(most-least)
-		aim := sums[few] + ir.Bytes(share*float64(sums[many]-sums[few]))
-		n := sort.Search(len(turns), func(n int) bool { return sums[n] > aim })
-		step := max(1, (many-few)/8) // so that both ends close in
-		n = min(max(n-1, few+step), many-step)
-		if host := try(n); host <= h.host {
-			few, least = n, host
-		} else {
-			many, most = n, host
-		}
+	few := turning{0, try(0)}
+	if few.bytes > h.host {
+		return 0
 	}
-	try(few)
+	few, _ = h.narrow(turns, few, many, h.host, gap, try)
+	return few.n
+}
+
+// fillHost offloads the longest prefix of a stage's turns that the host has room for, to one part in fillSteps of them.
+func (h *chooser) fillHost(stage int) {
+	const fillSteps = 256
+	turns, from := h.leave(stage), h.lettersOf(stage)
+	n := h.mostOnHost(stage, turns, from, max(1, len(turns)/fillSteps))
+	h.turn(stage, from, turns[:n])
 }
 
 // remake is one more recomputed unit of a layer, and the seconds that it costs per freed byte.
@@ -631,6 +681,7 @@ func (h *chooser) copyAllOf(stage int) {
 func (h *chooser) run() *estimate.Simulation { return h.simulation().Run() }
 
 func (h *chooser) simulation() *estimate.Simulation {
+	h.price()
 	if h.trial == nil || h.trial.Costs != h.costs {
 		h.trial = h.estimator.Simulation(h.costs)
 	}
