@@ -81,14 +81,25 @@ type Meter struct {
 	*walk.Walk
 	*walk.Shapes
 	blocks Blocks
+	recent *[1 << 10]heldBytes // by slotOf; of the layers that ran last
 	work   *walk.Work
 }
 
+// heldBytes is what a block holds while it runs.
+type heldBytes struct {
+	workingKey
+	bytes ir.Bytes
+}
+
 // NewMeter bounds the memory of a walk's plan; it keeps what blocks hold in b, and counts its work in w, if that is not nil.
-func NewMeter(r *walk.Walk, s *walk.Shapes, b Blocks, w *walk.Work) *Meter { return &Meter{r, s, b, w} }
+func NewMeter(r *walk.Walk, s *walk.Shapes, b Blocks, w *walk.Work) *Meter {
+	return &Meter{r, s, b, new([1 << 10]heldBytes), w}
+}
 
 // Of is the meter of a plan whose tasks are others, of the same sizes.
-func (m *Meter) Of(p *plan.Plan) *Meter { return &Meter{walk.Must(p), m.Shapes, m.blocks, m.work} }
+func (m *Meter) Of(p *plan.Plan) *Meter {
+	return &Meter{walk.Must(p), m.Shapes, m.blocks, m.recent, m.work}
+}
 
 // Footprint bounds all arenas.
 func (m *Meter) Footprint() Footprint {
@@ -169,8 +180,6 @@ type tracker struct {
 	waits map[plan.Task]bool // tasks whose input waits on the host
 	loans []plan.Lending     // [stage]: what it lends this one
 	last  blockOf
-	was   workingKey // of the layer that ran last
-	held  ir.Bytes   // by it
 }
 
 // blockOf is the dataflow that letters stand for.
@@ -557,12 +566,20 @@ func (r *tracker) block(t plan.Task, k int) *graph.Block {
 	return r.last.block
 }
 
-// working is what a block holds while it runs: most layers of a task hold the same.
+// working is what a block holds while it runs. Most layers of a subsequence hold the same, and comparing with the last
+// is faster than a look-up of so long a key.
 func (r *tracker) working(b *graph.Block, pass Direction, z graph.Size, begins params) ir.Bytes {
-	if key := (workingKey{b, pass, z, begins, r.passing}); key != r.was {
-		r.was, r.held = key, r.blocks.Bytes(r.graph, b, pass, z, begins, r.passing)
+	key, held := workingKey{b, pass, z, begins, r.passing}, &r.recent[slotOf(pass, z)]
+	if held.workingKey != key {
+		*held = heldBytes{key, r.blocks.Bytes(r.graph, b, pass, z, begins, r.passing)}
 	}
-	return r.held
+	return held.bytes
+}
+
+// slotOf spreads subsequences and passes over the recent results.
+func slotOf(pass Direction, z graph.Size) int {
+	const mix = 0x9e3779b97f4a7c15 // 2^64 over the golden ratio
+	return int((uint64(z.Prefix)<<3 + uint64(pass)) * mix >> 54)
 }
 
 // leave is what a forward will leave.
