@@ -56,7 +56,9 @@ func Plan(spec *lang.Spec) (*plan.Plan, error) { return PlanWith(spec, passes.Op
 
 // PlanWith is Plan with a choice of passes. The search measures candidates by placing their buffers.
 func PlanWith(spec *lang.Spec, o passes.Options) (*plan.Plan, error) {
-	o.Measure = codegen.Measure
+	if o.Measure == nil {
+		o.Measure = codegen.MeasureFit
+	}
 	plan := plan.New(spec)
 	if err := passes.Run(spec, plan, o); err != nil {
 		return nil, err

@@ -29,6 +29,33 @@ func Measure(plan *plan.Plan) error {
 	return err
 }
 
+// MeasureFit is Measure for a plan that may not fit. It returns the shortfall, or nil if the plan fits. If the bytes
+// that are live at once exceed an arena already, no placement fits: it places nothing, and leaves p.Memory as it is.
+func MeasureFit(p *plan.Plan) (*plan.Lack, error) {
+	if err := passes.Verify(p); err != nil {
+		return nil, err
+	}
+	l := newLayout(p)
+	stages, least := make([]*stage, p.Parallel.PP), p.Memory
+	least.DevicePeakBytes, least.HostPeakBytes = make([]ir.Bytes, len(stages)), make([]ir.Bytes, len(stages))
+	each(len(stages), func(i int) {
+		stages[i] = l.lower(i)
+		most := stages[i].mostLive()
+		least.DevicePeakBytes[i], least.HostPeakBytes[i] = most[ir.Device], most[ir.Host]
+	})
+	if lack := least.Lack(); lack != nil {
+		return lack, nil
+	}
+	codes, peaks := make([]ir.Code, len(stages)), make([][ir.NumArenas]ir.Peak, len(stages))
+	each(len(stages), func(i int) {
+		s := stages[i]
+		peaks[i] = s.code.Peaks(s.place())
+		codes[i] = s.code
+	})
+	fillMemory(p, codes, peaks)
+	return p.Memory.Lack(), nil
+}
+
 func build(plan *plan.Plan, events bool) (*ir.Program, error) {
 	if err := passes.Verify(plan); err != nil {
 		return nil, err
@@ -36,11 +63,29 @@ func build(plan *plan.Plan, events bool) (*ir.Program, error) {
 	l := newLayout(plan)
 	codes := make([]ir.Code, plan.Parallel.PP)
 	peaks := make([][ir.NumArenas]ir.Peak, len(codes))
+	each(len(codes), func(i int) {
+		s := l.lower(i)
+		peaks[i] = s.code.Peaks(s.place())
+		if events {
+			s.synchronise()
+		}
+		codes[i] = s.code
+	})
+	fillMemory(plan, codes, peaks)
+	if !events {
+		return nil, nil
+	}
+	program := l.program(codes)
+	return program, ir.VerifyHeader(program) // an edited plan may say anything of its run and machine
+}
+
+// each calls do for every stage, on all processors.
+func each(stages int, do func(i int)) {
 	var wg sync.WaitGroup
 	var panicked any // in one of the goroutines; raised again here, where callers can recover
 	var once sync.Once
 	limit := make(chan struct{}, runtime.GOMAXPROCS(0))
-	for i := range codes {
+	for i := range stages {
 		wg.Add(1)
 		limit <- struct{}{}
 		go func() {
@@ -51,24 +96,13 @@ func build(plan *plan.Plan, events bool) (*ir.Program, error) {
 				<-limit
 				wg.Done()
 			}()
-			s := l.lower(i)
-			peaks[i] = s.code.Peaks(s.place())
-			if events {
-				s.synchronise()
-			}
-			codes[i] = s.code
+			do(i)
 		}()
 	}
 	wg.Wait()
 	if panicked != nil {
 		panic(panicked)
 	}
-	fillMemory(plan, codes, peaks)
-	if !events {
-		return nil, nil
-	}
-	program := l.program(codes)
-	return program, ir.VerifyHeader(program) // an edited plan may say anything of its run and machine
 }
 
 // fillMemory records the peaks that placing found, and what fills them.
@@ -103,6 +137,20 @@ func (s *stage) place() (lives []ir.Life) {
 	lives = s.lives()
 	s.buffers = nil
 	return lives
+}
+
+// mostLive returns a lower bound of each arena: the most bytes that are live at once, without the padding of the highest.
+func (s *stage) mostLive() (most [ir.NumArenas]ir.Bytes) {
+	base := s.placePersistent()
+	most = base
+	for _, part := range s.parts {
+		for arena := range ir.NumArenas {
+			if lives, _ := s.livesOf(part, arena); len(lives) > 0 {
+				most[arena] = max(most[arena], aligned(base[arena])+newCalendar(lives).peak()-(placeAlign-1))
+			}
+		}
+	}
+	return most
 }
 
 // lives are those that the buffers were placed by.

@@ -88,6 +88,36 @@ func TestFootprintIsExact(t *testing.T) {
 	}
 }
 
+// TestMeasureFit: whatever a device has, the verdict is that of placing, and a plan that is not placed needs at most as much as
+// reported.
+func TestMeasureFit(t *testing.T) {
+	placed := planOf(t, "../examples/tiny.sppo", "schedule.offload=none")
+	if err := Measure(placed); err != nil {
+		t.Fatal(err)
+	}
+	peak, unplaced := slices.Max(placed.Memory.DevicePeakBytes), 0
+	for _, capacity := range []ir.Bytes{0, peak / 2, peak - 4*ir.Alignment, peak - 1, peak, 2 * peak} {
+		tried := planOf(t, "../examples/tiny.sppo", "schedule.offload=none")
+		tried.Memory.DeviceCapacityBytes, placed.Memory.DeviceCapacityBytes = capacity, capacity
+		lack, err := MeasureFit(tried)
+		want := placed.Memory.Lack()
+		if err != nil || (lack == nil) != (want == nil) {
+			t.Fatalf("with %s: %v, %v, want %v", capacity, lack, err, want)
+		}
+		if !tried.Memory.Placed {
+			unplaced++
+			if lack == nil || lack.Bytes > want.Bytes {
+				t.Errorf("with %s, not placed: %v, want at most %v", capacity, lack, want)
+			}
+		} else if !slices.Equal(tried.Memory.DevicePeakBytes, placed.Memory.DevicePeakBytes) {
+			t.Errorf("with %s: %v, want %v", capacity, tried.Memory.DevicePeakBytes, placed.Memory.DevicePeakBytes)
+		}
+	}
+	if unplaced == 0 {
+		t.Error("every plan was placed")
+	}
+}
+
 // TestSharedFits: placements that are chosen to fit leave room for what ranks borrow from others, and keep less
 // than without mux.
 func TestSharedFits(t *testing.T) {

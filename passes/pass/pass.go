@@ -66,8 +66,9 @@ type Options struct {
 	StopAfter  string    // run no pass after this one
 	Print      io.Writer // destination of PrintAfter
 
-	// Measure fills a plan's Memory by placing it, as codegen does. Without it, solve uses its memory bound.
-	Measure func(*plan.Plan) error
+	// Measure returns a plan's shortfall once placed, or nil if it fits. It fills the plan's Memory if it has placed it, which it
+	// need not if the plan surely does not fit. Without it, solve uses its memory bound.
+	Measure func(*plan.Plan) (*plan.Lack, error)
 
 	// Fitting only asks whether anything fits: solve takes the first plan that does, and does not look for a
 	// faster one.

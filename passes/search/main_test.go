@@ -17,7 +17,7 @@ import (
 func TestMain(m *testing.M) {
 	plantest.Run = func(sp *lang.Spec, p *plan.Plan) error { return passes.Run(sp, p, passes.Options{}) }
 	plantest.Verify = passes.Verify
-	search.Place, search.RunWith, search.ContextOf = codegen.Measure, passes.Run, contextOf
+	search.Place, search.RunWith, search.ContextOf = codegen.MeasureFit, passes.Run, contextOf
 	m.Run()
 }
 

@@ -175,21 +175,24 @@ func fastest(sp *lang.Spec, limit ir.Seconds) *plan.Plan {
 // whatFits returns what is found for a request, if it fits.
 func whatFits(sp *lang.Spec) *plan.Plan {
 	p := plan.New(sp)
-	if RunWith(nil, p, pass.Options{Measure: place}) != nil || place(p) != nil || !p.Memory.Fits {
+	if RunWith(nil, p, pass.Options{Measure: place}) != nil {
+		return nil
+	}
+	if lack, err := place(p); err != nil || lack != nil {
 		return nil
 	}
 	return p
 }
 
-// Place is codegen.Measure, from a package on a higher floor.
-var Place func(*plan.Plan) error
+// Place is codegen.MeasureFit, from a package on a higher floor.
+var Place func(*plan.Plan) (*plan.Lack, error)
 
 // place fills a plan's Memory: by the bound that placement respects if it fits, because that is faster, and
 // otherwise by placing.
-func place(p *plan.Plan) error {
+func place(p *plan.Plan) (*plan.Lack, error) {
 	m := &p.Memory
 	if m.Placed {
-		return nil
+		return m.Lack(), nil
 	}
 	f := memory.FootprintOf(p)
 	if f.Lack(*m) != nil {
@@ -199,7 +202,7 @@ func place(p *plan.Plan) error {
 	for _, stage := range f.Device {
 		m.DevicePeakBytes = append(m.DevicePeakBytes, stage.Bytes)
 	}
-	return nil
+	return nil, nil
 }
 
 func inWords(p *plan.Plan) string {

@@ -415,10 +415,10 @@ func (s *search) fits(n *node) bool {
 		return n.plan.Memory.Fits
 	}
 	if s.context.Options.Measure != nil && (lack == nil || lack.Bytes < n.slack()) {
-		if s.context.Options.Measure(n.plan) != nil {
+		var err error
+		if lack, err = s.context.Options.Measure(n.plan); err != nil {
 			return false
 		}
-		lack = n.plan.Memory.Lack()
 	}
 	if lack != nil {
 		s.reject(n, *lack)

@@ -3,6 +3,7 @@ package search
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -248,7 +249,8 @@ func (s *search) leaner(n *node) error {
 			continue
 		}
 		placed := *n.plan
-		if err := Place(&placed); err != nil {
+		placed.Memory.DeviceCapacityBytes, placed.Memory.HostCapacityBytes = math.MaxInt64, math.MaxInt64
+		if _, err := Place(&placed); err != nil {
 			return err
 		}
 		placed.Memory.DeviceCapacityBytes, placed.Memory.HostCapacityBytes = placed.Memory.DevicePeakBytes[i], placed.Memory.HostPeakBytes[i]
