@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -176,5 +177,34 @@ func TestTrainingIsThatOfTheCPU(t *testing.T) {
 				t.Errorf("%d things were not given back", n)
 			}
 		})
+	}
+}
+
+// TestOptimizerOnHost: with streams that are delayed at random, optimizer state and f32 masters that pass through the device give
+// the same bits as those that stay there. The third step's loss is the first that depends on stored states.
+func TestOptimizerOnHost(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out of -short: kernels on the processor take their time")
+	}
+	fake, kernels := useFake(t), needEmulator(t)
+	dir := wordsFolder(t)
+	train := func(where string) (got []float64) {
+		p := trainingProgram(t, "llama", "bf16", "optimizer_offload="+where, "pp=1", "sp=1", "dp=2", "zero=1", "subsequences=2")
+		fake.reset(1, 1<<30, 100)
+		m := fake.open(t, Options{OwnProducts: true})
+		m.code = fixedCode(kernels.Path)
+		within(t, 3*time.Minute, func() {
+			var err error
+			if got, err = losses(p, dir, m.New, m); err != nil {
+				t.Error(err)
+			}
+		})
+		if n := fake.live(); n != 0 {
+			t.Errorf("%d things were not given back", n)
+		}
+		return got
+	}
+	if device, host := train("none"), train("host"); !slices.Equal(device, host) || len(host) != 6 {
+		t.Errorf("losses and norms are %v with the state on the host, want %v", host, device)
 	}
 }
