@@ -177,8 +177,9 @@ type tracker struct {
 	gathered  ir.Bytes     // weights that are whole, and what they are gathered from
 	passing   params       // of the layer that runs those that are whole for this visit alone, and so not among these
 
-	waits map[plan.Task]bool // tasks whose input waits on the host
-	loans []plan.Lending     // [stage]: what it lends this one
+	waits []bool         // [task]: its input waits on the host; nil: none does
+	task  int            // that runs
+	loans []plan.Lending // [stage]: what it lends this one
 	last  blockOf
 }
 
@@ -222,7 +223,7 @@ func (m *Meter) newTracker(stage int) *tracker {
 	}
 	r.leaving, r.units = make([]bool, end-r.begun), make([]*unitsLeft, len(r.Sizes))
 	if p.LayerOrder() || p.Streams() {
-		r.waits = map[plan.Task]bool{}
+		r.waits = make([]bool, len(p.Tasks[stage]))
 	}
 	for i := range r.graph.Layer.Values {
 		if v := &r.graph.Layer.Values[i]; v.Rows == graph.Full && (v.Kind == graph.Cache || v.Kind == graph.CacheGrad) {
@@ -252,6 +253,7 @@ func (m *Meter) Stage(stage int, inputs []ir.Bytes) (Peak, ir.Bytes) {
 	m.work.Spend(len(r.leaving) + walk.CountLoads(p, p.LayersOf(stage)))
 	list := r.Schedule(stage)
 	for i, t := range p.Tasks[stage] {
+		r.task = i
 		r.now[TermMessages] += inputs[i]
 		for _, a := range list.Of(i) {
 			r.act(t, a)
@@ -415,7 +417,7 @@ func (r *tracker) forward(t plan.Task, at *walk.Node, a schedule.Action, b *grap
 	}
 	r.now[TermKept] += u.kept[own]
 	r.host += u.offloaded[own]
-	if k == 0 && r.waits[t] {
+	if k == 0 && r.inputWaits() {
 		r.host -= r.hidden(z)
 	}
 	if a.Held {
@@ -611,16 +613,19 @@ func (r *tracker) leave(t plan.Task) *unitsLeft {
 	return u
 }
 
+// inputWaits reports whether the input of the task that runs waits on the host.
+func (r *tracker) inputWaits() bool { return r.waits != nil && r.waits[r.task] }
+
 // endStaged counts what waits on the host for its reader. A layer's input becomes its unit there.
 func (r *tracker) endStaged(t plan.Task, a schedule.Action) {
-	if r.waits[t] && t.Kind == plan.Backward {
+	if t.Kind == plan.Backward && r.inputWaits() {
 		r.host -= r.hidden(r.Sizes[t.Subsequence])
 	}
 	if a.Op != schedule.StageOut {
 		return
 	}
 	if reader := r.plan.Tasks[r.stage][a.Of]; r.plan.StagesOut(t, reader) {
-		r.waits[reader] = true
+		r.waits[a.Of] = true
 		r.host += r.hidden(r.Sizes[t.Subsequence])
 	}
 }
