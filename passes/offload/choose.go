@@ -342,7 +342,7 @@ func (h *chooser) shorten(stage int, turns []turn) {
 		return
 	}
 	if many.bytes = try(many.n); many.bytes <= h.device {
-		_, many = h.narrow(turns, few, many, h.device, 1, try)
+		_, many = h.narrow(turns, few, many, h.device, try)
 	}
 	h.turn(stage, from, turns[:many.n])
 }
@@ -353,21 +353,21 @@ type turning struct {
 	bytes ir.Bytes
 }
 
-// narrow brings two numbers of turns, of which only one keeps within a limit, together until they are at most gap apart.
+// narrow brings two numbers of turns, of which only one keeps within a limit, together until they are next to each other.
 // Bytes change almost evenly with the bytes that turns move, so the next trial is where a line through both ends meets the limit, or
 // somewhat beyond, so that both ends move. It takes at most one trial more than bisection: Oliveira and Takahashi, "An Enhancement of
 // the Bisection Method Average Performance Preserving Minmax Optimality", 2020.
-func (h *chooser) narrow(turns []turn, few, many turning, limit ir.Bytes, gap int, try func(n int) ir.Bytes) (turning, turning) {
+func (h *chooser) narrow(turns []turn, few, many turning, limit ir.Bytes, try func(n int) ir.Bytes) (turning, turning) {
 	const beyond = 16 // part of the distance between the ends
 	moved := make([]ir.Bytes, len(turns)+1)
 	for k, t := range turns {
 		moved[k+1] = moved[k] + h.sizes[t.i][t.at%len(h.sizes[t.i])]
 	}
-	reach := gap // of what the trials that are left can halve
+	reach := 1 // what the trials that are left can halve
 	for reach < many.n-few.n {
 		reach *= 2
 	}
-	for reach *= 2; many.n-few.n > gap; reach /= 2 {
+	for reach *= 2; many.n-few.n > 1; reach /= 2 {
 		share := float64(limit-few.bytes) / float64(many.bytes-few.bytes)
 		aim := moved[few.n] + ir.Bytes(share*float64(moved[many.n]-moved[few.n]))
 		n, middle := sort.Search(len(moved)-1, func(n int) bool { return moved[n] >= aim }), (few.n+many.n)/2
@@ -405,11 +405,11 @@ func (h *chooser) turn(stage int, from letters, turns []turn) {
 func (h *chooser) roomOnHost(stage int, turns []turn) []turn {
 	from := h.lettersOf(stage)
 	defer h.put(stage, from)
-	return turns[:h.mostOnHost(stage, turns, from, 1)]
+	return turns[:h.mostOnHost(stage, turns, from)]
 }
 
-// mostOnHost returns the number of turns that the host has room for, to within a gap.
-func (h *chooser) mostOnHost(stage int, turns []turn, from letters, gap int) int {
+// mostOnHost returns the number of turns that the host has room for.
+func (h *chooser) mostOnHost(stage int, turns []turn, from letters) int {
 	try := func(n int) ir.Bytes {
 		h.turn(stage, from, turns[:n])
 		_, host := h.bound(stage)
@@ -423,16 +423,14 @@ func (h *chooser) mostOnHost(stage int, turns []turn, from letters, gap int) int
 	if few.bytes > h.host {
 		return 0
 	}
-	few, _ = h.narrow(turns, few, many, h.host, gap, try)
+	few, _ = h.narrow(turns, few, many, h.host, try)
 	return few.n
 }
 
-// fillHost offloads the longest prefix of a stage's turns that the host has room for, to one part in fillSteps of them.
+// fillHost offloads the longest prefix of a stage's turns that the host has room for.
 func (h *chooser) fillHost(stage int) {
-	const fillSteps = 256
 	turns, from := h.leave(stage), h.lettersOf(stage)
-	n := h.mostOnHost(stage, turns, from, max(1, len(turns)/fillSteps))
-	h.turn(stage, from, turns[:n])
+	h.turn(stage, from, turns[:h.mostOnHost(stage, turns, from)])
 }
 
 // remake is one more recomputed unit of a layer, and the seconds that it costs per freed byte.
@@ -570,7 +568,7 @@ func (h *chooser) fitWithCopies() {
 	}
 	p.Offload.Caches = caches
 	defer func() { p.Time = plan.Time{} }()
-	f := &fitting{chooser: h, base: h.snapshot()}
+	f := &fitting{chooser: h, base: h.snapshot(), since: h.work()}
 	if !h.apart || !f.tryCopies() {
 		f.tryRemaking()
 	}
@@ -590,7 +588,18 @@ type fitting struct {
 	*chooser
 	base, best *snapshot
 	fastest    ir.Seconds
+	since      int64 // work of the search at the start
 }
+
+// Work after which a choice for a large job skips trials: first numbers of recomputed units between those of named policies, then
+// all that are left. It goes on until something fits.
+const (
+	skipsNumbers = 1_000_000
+	skipsAll     = 2_000_000
+)
+
+// tired reports whether something fits and an amount of work has been done.
+func (f *fitting) tired(after int64) bool { return f.best != nil && f.work()-f.since > after }
 
 // consider keeps the current plan if it is the best so far.
 func (f *fitting) consider() {
@@ -636,6 +645,9 @@ func (f *fitting) tryCopies() (enough bool) {
 // the rest.
 func (f *fitting) tryRemaking() {
 	for k := range len(f.remake) + 1 {
+		if f.tired(skipsNumbers) {
+			break
+		}
 		if enough := f.try(f.remake[:k]); enough && k == 0 {
 			return
 		} else if enough {
@@ -650,6 +662,9 @@ func (f *fitting) tryRemaking() {
 // tryNamed tries what named policies recompute, which may need less memory while a layer runs.
 func (f *fitting) tryNamed() {
 	for _, policy := range []string{graph.RecomputeSelective, graph.RecomputeKeepAttention, graph.RecomputeFull} {
+		if f.tired(skipsAll) {
+			break
+		}
 		remade := f.graph.RemadeBy(policy)
 		f.try(slices.DeleteFunc(slices.Clone(f.remake), func(r remake) bool { return !remade.Has(r.unit) }))
 	}
@@ -672,9 +687,12 @@ func (f *fitting) remakeToFit(hidden [][]turn, units []remake) {
 	}
 }
 
-// copyAllOf offloads everything that may leave a stage, as far as host memory allows.
-func (h *chooser) copyAllOf(stage int) {
-	h.turn(stage, h.lettersOf(stage), h.roomOnHost(stage, h.leave(stage)))
+// work returns the work that the search has done so far, or 0 for a plan by itself.
+func (h *chooser) work() int64 {
+	if h.context.Work == nil {
+		return 0
+	}
+	return int64(*h.context.Work)
 }
 
 // run simulates the current plan.
@@ -694,11 +712,34 @@ func (h *chooser) couldFit() bool {
 	defer h.restore(now)
 	h.plan.Offload.Lag, h.plan.Offload.Ahead = 1, 1
 	for s := range h.plan.Tasks {
-		if h.copyAllOf(s); h.shared == nil && !h.fits(s) { // what a stage borrows depends on others
+		if h.shared != nil { // what a stage borrows depends on others
+			h.turn(s, h.lettersOf(s), h.roomOnHost(s, h.leave(s)))
+		} else if !h.copyUntilFits(s) {
 			return false
 		}
 	}
 	return h.shared == nil || h.allFit()
+}
+
+// copyUntilFits offloads units until a stage fits, device and host, and reports whether it does. Device memory falls with the
+// number of turns and host memory grows: a number with which both are exceeded, or neither, decides.
+func (h *chooser) copyUntilFits(stage int) bool {
+	turns, from := h.leave(stage), h.lettersOf(stage)
+	few, many := -1, len(turns)+1
+	for n := len(turns); many-few > 1; n = (few + many) / 2 {
+		h.turn(stage, from, turns[:n])
+		switch device, host := h.bound(stage); {
+		case device <= h.device && host <= h.host:
+			return true
+		case device > h.device && host > h.host, device > h.device && n == len(turns):
+			return false
+		case device > h.device:
+			few = n
+		default:
+			many = n
+		}
+	}
+	return false
 }
 
 // copyToFit offloads as little as needed, hidden copies first.

@@ -151,7 +151,7 @@ func (s *search) refine(winner *node) *node {
 		}
 		taken := d.text(&winner.schedule)
 		for _, v := range d.values(&s.space, &winner.schedule) {
-			if v.text == taken {
+			if v.text == taken || s.spent(stopAt) {
 				continue
 			}
 			n := &node{schedule: winner.schedule, level: len(dimensions), weighed: winner.weighed}

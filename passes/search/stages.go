@@ -24,6 +24,10 @@ const (
 	widerShare = 0.25 // for the other values of wide dimensions, if something fits
 )
 
+// visitsWeighed is the number of forwards of layers in a step up to which the placements of the candidate that needs the
+// least memory are weighed: weighing those of a larger one takes longer than the rest of the search.
+const visitsWeighed = 60_000
+
 // roots returns the request with its open wide dimensions at their plain values, and a schedule for each other choice
 // of them. A search that ignores time has one root, since memory says at once which choice is better.
 func (s *search) roots() (first lang.Schedule, wider []lang.Schedule) {
@@ -188,7 +192,9 @@ func (s *search) startFrom(any *node, root lang.Schedule) bool {
 	if close := s.closest(root); close != nil && close.need.Lack(close.plan.Memory) == nil {
 		close.bound = s.slackened(close.plan.Time.StepS * s.handicap(close))
 		heap.Push(&s.frontier, close)
-		s.weigh(close)
+		if p := close.plan; int64(p.Subsequences.N)*taskLayers(p) <= visitsWeighed {
+			s.weigh(close)
+		}
 	}
 	return s.evaluate(n)
 }
