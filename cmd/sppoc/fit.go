@@ -8,6 +8,7 @@ import (
 
 	"sppo.dev"
 	"sppo.dev/cmd/internal/cli"
+	"sppo.dev/codegen"
 	"sppo.dev/ir"
 	"sppo.dev/lang"
 	"sppo.dev/passes"
@@ -170,12 +171,13 @@ func tryAll(w *watch, job *cli.Job, set []string) string {
 	return strings.Join(changes, " ") + ": " + foreseen(free.Plan)
 }
 
-// lack returns the shortfall of a job, or "". The plan is placed unless its memory bound already decides.
+// lack returns the shortfall of a job, or "". The plan is placed unless its memory bound or what is live at once already
+// decides.
 func lack(job *cli.Job) string {
 	const slack = 1.05 // of the memory bound
 	p := job.Plan
+	bound := bounded(p)
 	if !p.Memory.Placed {
-		bound := bounded(p)
 		device, host := cli.Peaks(bound)
 		if device <= p.Memory.DeviceCapacityBytes && host <= p.Memory.HostCapacityBytes {
 			return ""
@@ -183,9 +185,11 @@ func lack(job *cli.Job) string {
 		if float64(device) > slack*float64(p.Memory.DeviceCapacityBytes) || float64(host) > slack*float64(p.Memory.HostCapacityBytes) {
 			return sppo.Shortfall(bound)
 		}
-	}
-	if err := job.Measure(); err != nil {
-		return plainly(err)
+		if lack, err := codegen.MeasureFit(p); err != nil {
+			return plainly(err)
+		} else if lack != nil && !p.Memory.Placed {
+			return sppo.Shortfall(bound)
+		}
 	}
 	return sppo.Shortfall(&p.Memory)
 }
