@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"strings"
 	"testing"
 
 	"sppo.dev/cmd/internal/cli"
@@ -28,14 +27,13 @@ func TestLongestFits(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Logf("%s: %.1f CPU seconds\n%s", j.file, (processorTime() - before).Seconds(), text)
-		var tokens int64
-		_, count, _ := strings.Cut(text, "(")
-		if _, err := fmt.Sscanf(count, "%d", &tokens); err != nil || tokens < j.least {
-			t.Errorf("%s: %d tokens fit, want at least %d", j.file, tokens, j.least)
+		set := longestIn(text)
+		if set == nil {
+			t.Fatalf("no answer in %q", text)
 		}
-		set := []string{fmt.Sprintf("train.sequence=%d", tokens)}
-		for _, change := range strings.Split(strings.TrimSpace(strings.Split(text, "\n")[1]), "--set ")[1:] {
-			set = append(set, strings.Trim(strings.TrimSpace(change), "'"))
+		var tokens int64
+		if fmt.Sscanf(set[0], "train.sequence=%d", &tokens); tokens < j.least {
+			t.Errorf("%s: %d tokens fit, want at least %d", j.file, tokens, j.least)
 		}
 		job, err := cli.OpenPlan(j.file, set, pass.Options{})
 		if err == nil {
