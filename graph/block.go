@@ -6,7 +6,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Size is what the shapes of a task depend on.
+// Size is everything that the shapes of a task depend on.
 type Size struct {
 	Sequence int64 // S
 	Prefix   int64 // tokens before the subsequence
@@ -15,13 +15,13 @@ type Size struct {
 	SP       int64 // t
 	Chunk    int64 // first row of the head's chunk
 	Rows     int64 // rows of the head's chunk
-	Window   int64 // tokens that attention of the layer sees, up to the query's own; 0: all
+	Window   int64 // tokens that attention of the layer sees, up to and including the query's own; 0: all
 }
 
 // chunkBytes bounds the logits of one chunk of the head's loop.
 const chunkBytes = 64 << 20
 
-// ChunkRows is how many rows the head's loop takes at a time: at most chunkBytes of f32 logits, in multiples of
+// ChunkRows returns the number of rows per iteration of the head's loop: at most chunkBytes of f32 logits, in multiples of
 // 64, evenly over the subsequence. It does not depend on how layers are split over stages.
 func (g *Model) ChunkRows(s Size) int64 {
 	rows := s.Tokens * s.Batch
@@ -30,7 +30,7 @@ func (g *Model) ChunkRows(s Size) int64 {
 	return min(ceilDiv(ceilDiv(rows, chunks), 64)*64, rows)
 }
 
-// rowCount is the extent of the first dimension of the value's storage.
+// rowCount returns the extent of the first dimension of the value's storage.
 func (v *Value) rowCount(s Size) int64 {
 	switch v.Rows {
 	case Local:
@@ -53,21 +53,21 @@ func (v *Value) rowCount(s Size) int64 {
 	return v.Count
 }
 
-// Spans reports whether the value has rows of the whole sequence, which all its subsequences share.
+// Spans reports whether the value has rows of the whole sequence, shared by all its subsequences.
 func (v *Value) Spans() bool { return v.Kind != Given && v.Rows == Whole || v.Rows == WholeLocal }
 
-// Given returns the value of that name and of kind Given, or Missing.
+// Given returns the value of kind Given with that name, or Missing.
 func (b *Block) Given(name string) int {
 	return slices.IndexFunc(b.Values, func(v Value) bool { return v.Kind == Given && v.Name == name })
 }
 
-// Bytes is the size of the value's storage.
+// Bytes returns the size of the value's storage.
 func (v *Value) Bytes(s Size) ir.Bytes {
 	n := v.rowCount(s) * max(v.Cols, 1) * max(v.Planes, 1)
 	return ir.Bytes(n) * v.DType.Bytes()
 }
 
-// View is what an operand covers of its value's storage; the caller adds the buffer and where it starts.
+// View returns the part of its value's storage that an operand covers; the caller adds the buffer and its start.
 func (b *Block) View(a Arg, s Size) ir.View {
 	v := &b.Values[a.Value]
 	first, rows := int64(0), v.rowCount(s)
@@ -76,7 +76,7 @@ func (b *Block) View(a Arg, s Size) ir.View {
 		if v.Rows == Full {
 			break
 		}
-		unit := s.Batch // rows of the storage per token
+		unit := s.Batch // rows of storage per token
 		div := int64(1)
 		switch v.Rows {
 		case WholeTokens:
@@ -114,7 +114,7 @@ func (b *Block) View(a Arg, s Size) ir.View {
 	return out
 }
 
-// Instr makes the instruction of a node. view places an operand, attr resolves what Size does not know; both are
+// Instr builds the instruction of a node. view places an operand, and attr resolves attributes that Size does not know; both are
 // called for every operand and attribute in the order of the opcode's row.
 func (b *Block) Instr(n *Node, s Size, view func(Arg, ir.View) ir.View, attr func(Attr) ir.Attr) ir.Instr {
 	in := ir.Instr{Op: n.Op, Args: make([]ir.View, len(n.Args)), Attrs: make([]ir.Attr, len(n.Attrs))}
@@ -144,13 +144,13 @@ func (b *Block) Instr(n *Node, s Size, view func(Arg, ir.View) ir.View, attr fun
 	return in
 }
 
-// Work is the cost of a node at a size, before anything is placed.
+// Work returns the cost of a node at a size, before anything is placed.
 func (b *Block) Work(n *Node, s Size) ir.Work {
 	in := b.Instr(n, s, func(_ Arg, v ir.View) ir.View { return v }, func(Attr) ir.Attr { return ir.Int(1) })
 	return in.Work()
 }
 
-// ForwardFlops sums what the opcodes of the forward pass count, by kind of work, for all rows of a size at once.
+// ForwardFlops sums the FLOPs of the forward pass, by kind of work, for all rows of a size at once.
 func (b *Block) ForwardFlops(s Size) map[ir.WorkKind]ir.Flops {
 	s.Rows = s.Tokens * s.Batch
 	sums := map[ir.WorkKind]ir.Flops{}
@@ -161,7 +161,7 @@ func (b *Block) ForwardFlops(s Size) map[ir.WorkKind]ir.Flops {
 	return sums
 }
 
-// UnitLayout is where the values of a unit lie in its storage, one after another, each aligned, and how much that is.
+// UnitLayout returns the offsets of a unit's values in its storage, one after another, each aligned, and their total size.
 func (b *Block) UnitLayout(u *Unit, s Size) (offsets []ir.Bytes, size ir.Bytes) {
 	for _, v := range u.Values {
 		at := Align(size)
@@ -171,7 +171,7 @@ func (b *Block) UnitLayout(u *Unit, s Size) (offsets []ir.Bytes, size ir.Bytes) 
 	return offsets, size
 }
 
-// UnitBytes is the storage of a unit.
+// UnitBytes returns the size of a unit's storage.
 func (b *Block) UnitBytes(u *Unit, s Size) ir.Bytes {
 	var size ir.Bytes
 	for _, v := range u.Values {
@@ -180,7 +180,7 @@ func (b *Block) UnitBytes(u *Unit, s Size) ir.Bytes {
 	return size
 }
 
-// Align rounds a size up to what every buffer starts at a multiple of.
+// Align rounds a size up to the alignment of buffers.
 func Align(n ir.Bytes) ir.Bytes { return (n + ir.Alignment - 1) / ir.Alignment * ir.Alignment }
 
 // ReadsBack reports whether the backward pass reads a value.
@@ -195,7 +195,7 @@ func (b *Block) ReadsBack(value int) bool {
 	})
 }
 
-// Finishes reports whether a forward node is the last that writes to an operand's rows.
+// Finishes reports whether a forward node is the last one that writes to an operand's rows.
 func (b *Block) Finishes(n *Node, a Arg) bool {
 	for i := range slices.Backward(b.Forward) {
 		for k, other := range b.Forward[i].Args {
@@ -207,8 +207,8 @@ func (b *Block) Finishes(n *Node, a Arg) bool {
 	return true
 }
 
-// BeforeAttention is the number of forward nodes before the first that reads K or V, and BeforeCacheGrads that of backward
-// nodes before the first that reads their gradients: where what other ranks have made of them must be there.
+// BeforeAttention is the number of forward nodes before the first one that reads K or V. BeforeCacheGrads is the number of backward
+// nodes before the first one that reads their gradients. Contributions of other ranks must have arrived by then.
 func (b *Block) BeforeAttention() int  { return b.firstReader(b.Forward, Cache) }
 func (b *Block) BeforeCacheGrads() int { return b.firstReader(b.Backward, CacheGrad) }
 

@@ -12,13 +12,13 @@ type builder struct {
 	act     ir.DType // storage of activations and weights
 	split   Split
 	role    *role
-	nodes   *[]Node        // where node appends: Forward or Backward
+	nodes   *[]Node        // the list to which node appends: Forward or Backward
 	chunked bool           // nodes belong to the head's loop
 	grads   map[int]Arg    // gradient of a forward value, while differentiating
 	remat   map[int]int    // forward value -> its copy recomputed in the backward pass
 	casts   map[Arg]Arg    // f32 gradients in the activation type
-	downs   map[string]int // results of adapters' first matrices, by the matrix
-	keep    map[int]bool   // forward nodes whose results are saved; nil: all but those that only move data
+	downs   map[string]int // results of adapters' first matrices, by matrix
+	keep    map[int]bool   // forward nodes whose results are saved; nil: all except those that only move data
 }
 
 func (g *Model) newBuilder(name string) *builder {
@@ -61,10 +61,10 @@ func (b *builder) param(p Param) int {
 	return w
 }
 
-// weightGrad is the gradient value of a weight value.
+// weightGrad returns the gradient value of a weight value.
 func (b *builder) weightGrad(w int) int { return w + 1 }
 
-// node appends an operation; args in the order of the opcode's row, absent ones at the end may be left out.
+// node appends an operation. args are in the order of the opcode's row; absent ones at the end may be omitted.
 func (b *builder) node(op ir.Op, attrs []Attr, args ...Arg) {
 	for len(args) < len(ir.Ops[op].Operands) {
 		args = append(args, Arg{Value: Missing})
@@ -99,7 +99,7 @@ func seen(v int) Arg  { return Arg{Value: v, Span: Seen} }
 func flat(v int) Arg  { return Arg{Value: v, Span: Flat} }
 func chunk(v int) Arg { return Arg{Value: v, Span: Chunk} }
 
-// by sees each row of an operand as one for each head.
+// by returns an operand with each row split into one row for each head.
 func by(heads int64, a Arg) Arg { a.Heads = heads; return a }
 
 func integer(name string, v int64) Attr   { return Attr{Name: name, Value: ir.Int(v)} }
@@ -109,7 +109,7 @@ func from(name string, s AttrSource) Attr { return Attr{Name: name, Source: s} }
 func constant(name, c string) Attr        { return Attr{Name: name, Source: FromConst, Const: c} }
 func group(index int) Attr                { return Attr{Name: "group", Value: ir.Int(int64(index))} }
 
-// all_gather and reduce_scatter vanish where the group has one member.
+// all_gather and reduce_scatter are omitted if the group has one member.
 
 func (b *builder) allGather(x int, name string) int {
 	if b.split.SP == 1 {

@@ -7,8 +7,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// gradient appends to the backward pass what carries the gradients of a node's results to its inputs. Rules are
-// called from the last forward node to the first, so every reader of a value has contributed by the time that its
+// gradient appends the nodes to the backward pass that carry the gradients of a node's results to its inputs. Rules are
+// called from the last forward node to the first, so every reader of a value has contributed before its
 // producer is reached.
 type gradient func(b *builder, n Node)
 
@@ -28,7 +28,7 @@ var gradients = [ir.NumOps]gradient{
 	ir.AllToAll:      exchangeGradient,
 	ir.Cast:          castGradient,
 	ir.Axpby:         scaleGradient,
-	ir.Rotate:        func(*builder, Node) {}, // attention's has keys and their gradients go round together
+	ir.Rotate:        func(*builder, Node) {}, // the rule for attention sends keys and their gradients round together
 	ir.LoadTokens:    func(*builder, Node) {},
 }
 
@@ -52,8 +52,8 @@ func (b *builder) differentiate() {
 	b.halve()
 }
 
-// hoistCollectives moves collectives of the backward pass before the gradients of weights that stand between them and
-// what they send: those need nothing from other ranks, and run while the collective does.
+// hoistCollectives moves collectives of the backward pass before the gradients of weights between them and
+// the nodes that produce their operands. These gradients need nothing from other ranks, so they run during the collective.
 func (b *builder) hoistCollectives(nodes []Node) {
 	for i, n := range nodes {
 		if ir.Ops[n.Op].Class != ir.ClassComm {
@@ -65,21 +65,22 @@ func (b *builder) hoistCollectives(nodes []Node) {
 	}
 }
 
-// ofWeights reports whether all that a node writes are gradients of weights.
+// ofWeights reports whether a node writes only gradients of weights.
 func (b *builder) ofWeights(n Node) bool {
 	return !slices.ContainsFunc(b.writes(&n), func(v int) bool { return b.Values[v].Kind != WeightGrad })
 }
 
 // Halves of a backward pass.
 const (
-	InputGradient  = iota // what the layer before waits for
-	WeightGradient        // the rest: gradients of weights, and what nothing else reads, such as inputs gathered again
+	InputGradient  = iota // the part that the previous layer waits for
+	WeightGradient        // the rest: gradients of weights, and values that only these read, such as inputs gathered again
 )
 
-// halve tells the two halves of the backward pass apart. If they run separately, what the second reads of the first must be kept.
-// The norms have their weights' gradients in the first, since one kernel makes both; attention has nothing to defer, and
-// neither has the head's loop, whose logits live for one chunk of rows. The second half reads no matrix of weights, since ranks may
-// have divided those by then.
+// halve assigns the nodes of the backward pass to its two halves. If they run separately, values of the first half that the second reads
+// must be kept.
+// Norms compute their weights' gradients in the first half, because one kernel computes both. Attention has nothing to defer, nor
+// does the head's loop, whose logits live for one chunk of rows. The second half reads no weight matrices, because ranks may
+// have divided them by then.
 func (b *builder) halve() {
 	awaited := map[int]bool{b.DInput: true}
 	for i := len(b.Backward) - 1; i >= 0; i-- {
@@ -91,7 +92,7 @@ func (b *builder) halve() {
 			awaited[a.Value] = awaited[a.Value] || !n.Weights
 		}
 	}
-	gathers, again := map[int]Node{}, map[int]int{} // by what the first half has gathered: how, and its copy in the second
+	gathers, again := map[int]Node{}, map[int]int{} // gathers: gathered value of the first half -> its node; again: the same -> its copy in the second half
 	for _, n := range b.Backward {
 		if n.Weights {
 			b.putOff(n, gathers, again)
@@ -123,8 +124,8 @@ func (b *builder) readsMatrix(n *Node) bool {
 	})
 }
 
-// putOff appends a node to the second half. What the first half has gathered it gathers again: held meanwhile it would take as
-// many times the bytes as there are ranks.
+// putOff appends a node to the second half. Values gathered in the first half are gathered again: keeping them would take
+// SP times the bytes.
 func (b *builder) putOff(n Node, gathers map[int]Node, again map[int]int) {
 	n.Args = slices.Clone(n.Args)
 	for k, a := range n.Args {
@@ -145,7 +146,7 @@ func (b *builder) putOff(n Node, gathers map[int]Node, again map[int]int) {
 	b.Halves[WeightGradient] = append(b.Halves[WeightGradient], n)
 }
 
-// writes are the values that a node changes.
+// writes returns the values that a node changes.
 func (b *builder) writes(n *Node) []int {
 	var values []int
 	for k, a := range n.Args {
@@ -156,7 +157,7 @@ func (b *builder) writes(n *Node) []int {
 	return values
 }
 
-// need gives the backward pass a forward value: itself if it is saved, or a recomputed copy.
+// need returns a forward value for use in the backward pass: the value itself if it is saved, or a recomputed copy.
 func (b *builder) need(v int) Arg {
 	i, n := b.producer(v)
 	if i < 0 || b.Values[v].Kind == Cache || b.saves(i, &n) {
@@ -168,10 +169,10 @@ func (b *builder) need(v int) Arg {
 	return all(b.remat[v])
 }
 
-// saves reports whether the results of a forward node stay for the backward pass.
+// saves reports whether the results of a forward node are saved for the backward pass.
 func (b *builder) saves(i int, n *Node) bool { return !moves(n) && (b.keep == nil || b.keep[i]) }
 
-// makeAgain appends a forward node to the backward pass, and before it those that have begun what it goes on with.
+// makeAgain appends a copy of a forward node to the backward pass, after copies of earlier nodes that write to the same values.
 func (b *builder) makeAgain(n Node) {
 	made := b.writes(&n)
 	for _, w := range b.Forward {
@@ -181,7 +182,7 @@ func (b *builder) makeAgain(n Node) {
 	}
 }
 
-// repeat appends a node on copies of what it writes; what it reads is needed first.
+// repeat appends a copy of a node that writes to copies of its results, after the values that it reads.
 func (b *builder) repeat(n Node) {
 	again := Node{Op: n.Op, Attrs: n.Attrs, Args: slices.Clone(n.Args), Chunked: b.chunked}
 	for k, a := range n.Args {
@@ -194,7 +195,7 @@ func (b *builder) repeat(n Node) {
 		}
 		if _, begun := b.remat[a.Value]; !begun {
 			v := b.Values[a.Value]
-			if v.Kind == Cache { // whose rows are there; the node is repeated for another result
+			if v.Kind == Cache { // its rows are there; the node is repeated for another result
 				v.Kind, v.Rows = Activation, b.split.attentionRows()
 			}
 			v.Name += ".again"
@@ -208,7 +209,7 @@ func (b *builder) repeat(n Node) {
 	*b.nodes = append(*b.nodes, again)
 }
 
-// producer is the forward node that writes a value, or the last that does.
+// producer returns the forward node that writes a value, or the last such node.
 func (b *builder) producer(v int) (int, Node) {
 	for i, n := range slices.Backward(b.Forward) {
 		for k, a := range n.Args {
@@ -220,7 +221,7 @@ func (b *builder) producer(v int) (int, Node) {
 	return -1, Node{}
 }
 
-// grad is the gradient of a forward value; every value of a forward pass reaches its output.
+// grad returns the gradient of a forward value; every value of a forward pass contributes to its output.
 func (b *builder) grad(a Arg) Arg {
 	g, ok := b.grads[a.Value]
 	if !ok {
@@ -233,7 +234,7 @@ func (b *builder) grad(a Arg) Arg {
 	return g
 }
 
-// newGrad makes the gradient value of a forward value, in the activation type.
+// newGrad creates the gradient value of a forward value, in the activation type.
 func (b *builder) newGrad(v int) int {
 	old := b.Values[v]
 	name := "d." + old.Name
@@ -248,7 +249,7 @@ func (b *builder) hasValue(name string) bool {
 	return slices.ContainsFunc(b.Values, func(v Value) bool { return v.Name == name })
 }
 
-// contribute says that g is (part of) the gradient of v. Rules that can add in place do so before.
+// contribute adds g to the gradient of v. Rules that can add in place use takeGrad first.
 func (b *builder) contribute(v int, g Arg) {
 	old, ok := b.grads[v]
 	if !ok {
@@ -260,7 +261,7 @@ func (b *builder) contribute(v int, g Arg) {
 	b.grads[v] = all(sum)
 }
 
-// takeGrad removes a contribution made so far, for a rule that adds to it itself; Missing where there is none.
+// takeGrad removes and returns the contribution made so far, for a rule that adds to it in place, or Missing if there is none.
 func (b *builder) takeGrad(v int) Arg {
 	g, ok := b.grads[v]
 	if !ok {
@@ -301,7 +302,7 @@ func rmsNormGradient(b *builder, n Node) {
 	b.contribute(x, all(dx))
 }
 
-// matmulGradient is for y = x w + bias with weights stored as they multiply.
+// matmulGradient is the rule for y = x w + bias, with weights stored in the layout in which they multiply.
 func matmulGradient(b *builder, n Node) {
 	x, w, bias := n.Args[1].Value, n.Args[2].Value, n.Args[3].Value
 	dy := b.inActivationType(b.grad(n.Args[0]))
@@ -318,12 +319,12 @@ func matmulGradient(b *builder, n Node) {
 	}
 }
 
-// writtenByMatmul tells a gradient that belongs to its value alone from one that other values share.
+// writtenByMatmul distinguishes a gradient that belongs only to its value from one that other values share.
 func (b *builder) writtenByMatmul(g int) bool {
 	return slices.ContainsFunc(b.Backward, func(n Node) bool { return n.Op == ir.Matmul && n.Args[0].Value == g })
 }
 
-// inActivationType casts the f32 gradient of a cache for the kernels that want one type for all operands.
+// inActivationType casts the f32 gradient of a cache for kernels that need one type for all operands.
 func (b *builder) inActivationType(g Arg) Arg {
 	v := b.Values[g.Value]
 	if v.DType == b.act {
@@ -340,7 +341,7 @@ func (b *builder) inActivationType(g Arg) Arg {
 	return by(g.Heads, to)
 }
 
-// scaleGradient is for y = alpha * x.
+// scaleGradient is the rule for y = alpha * x.
 func scaleGradient(b *builder, n Node) {
 	dx := b.newGrad(n.Args[1].Value)
 	b.node(ir.Axpby, n.Attrs, all(dx), b.grad(n.Args[0]))
@@ -371,7 +372,7 @@ func attentionGradient(b *builder, n Node) {
 	b.contribute(q.Value, all(dq))
 }
 
-// cacheGrads makes the gradients of K and V.
+// cacheGrads creates the gradients of K and V.
 func (b *builder) cacheGrads(k, v int) (d [2]int) {
 	for i, c := range []int{k, v} {
 		old := b.Values[c]
@@ -381,7 +382,7 @@ func (b *builder) cacheGrads(k, v int) (d [2]int) {
 	return d
 }
 
-// castGradient leaves the gradient in the type that it has.
+// castGradient passes the gradient on in its own type.
 func castGradient(b *builder, n Node) { b.contribute(n.Args[1].Value, b.grad(n.Args[0])) }
 
 func activationGradient(b *builder, n Node) {
@@ -425,8 +426,8 @@ func scatterGradient(b *builder, n Node) {
 	b.contribute(n.Args[1].Value, all(dx))
 }
 
-// exchangeGradient goes the other way. Gradients of caches are rounded before they travel; those of heads that several
-// ranks hold are added on the way.
+// exchangeGradient is the inverse exchange. Gradients of caches are rounded before they are sent; those of heads that several
+// ranks hold are summed on the way.
 func exchangeGradient(b *builder, n Node) {
 	dy := b.inActivationType(b.grad(n.Args[0]))
 	attrs, inverse := slices.Clone(n.Attrs), attrIndex(ir.AllToAll, "inverse")
@@ -436,10 +437,10 @@ func exchangeGradient(b *builder, n Node) {
 	b.contribute(n.Args[1].Value, all(dx))
 }
 
-// findUnits groups what forward writes and backward reads by the node that writes it.
+// findUnits groups the values that forward writes and backward reads by the node that writes them.
 func (b *builder) findUnits() {
 	producers := map[int]int{} // producer -> index into Units
-	made := map[int]bool{}     // in the backward pass itself
+	made := map[int]bool{}     // computed in the backward pass itself
 	for r, n := range b.Backward {
 		for k, a := range n.Args {
 			if a.Value != Missing && ir.Ops[n.Op].Operands[k].Dir != ir.Read {
@@ -471,7 +472,7 @@ func (u *Unit) addValue(v int) {
 	}
 }
 
-// orderUnits sorts units by producer and their values by number, and names each after its first value and numbers them.
+// orderUnits sorts units by producer and their values by number. It names each unit after its first value and numbers the units.
 func (b *builder) orderUnits() {
 	slices.SortFunc(b.Units, func(x, y Unit) int { return x.Producer - y.Producer })
 	for i := range b.Units {

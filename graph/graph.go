@@ -1,42 +1,42 @@
-// Package graph states a model as dataflow: what one rank computes for one subsequence in the embedding, in a layer
+// Package graph expresses a model as dataflow: the computation of one rank for one subsequence in the embedding, in a layer
 // and in the head, forward and backward. The backward half is derived from the forward half by one rule for each
-// opcode (gradient.go), so what must be kept between them follows from the dataflow and is listed nowhere by hand.
+// opcode (gradient.go), so the saved values follow from the dataflow and are listed nowhere by hand.
 //
-// Read model.go for the layer and its traits, block.go for how nodes become instructions of a given size. The package knows
-// nothing of stages, offload or addresses.
+// Read model.go for the layer and its traits, and block.go for how nodes become instructions of a given size. The package knows
+// nothing about stages, offload or addresses.
 package graph
 
 import "sppo.dev/ir"
 
-// Rows says how the first dimension of a value follows from the subsequence.
+// Rows defines how the first dimension of a value depends on the subsequence.
 type Rows uint8
 
 // Kinds of first dimensions. n is the subsequence's tokens, b the microbatch's sequences, t the SP size.
 const (
-	Fixed       Rows = iota // Value.Count, whatever the subsequence
+	Fixed       Rows = iota // Value.Count, for any subsequence
 	Local                   // n*b/t: this rank's rows
 	Full                    // n*b: the rows of the whole SP group
-	LocalTokens             // n/t: one row a token, not one a token and sequence
+	LocalTokens             // n/t: one row per token, regardless of the number of sequences
 	Whole                   // rows of the whole sequence, S*b: K, V and their gradients
 	WholeTokens             // S/t: the rank's rows of the position table
-	WholeLocal              // S*b/t: the rank's rows of the whole sequence, of K, V and their gradients in a ring
-	SeenLocal               // a rank's rows up to the end of the subsequence, as they go round
+	WholeLocal              // S*b/t: in a ring, the rank's rows of the whole sequence of K, V and their gradients
+	SeenLocal               // a rank's rows up to the end of the subsequence, as they are passed around
 	ChunkRows               // rows of the current chunk of the head's loop
 )
 
-// Kind says what a value is.
+// Kind is the role of a value.
 type Kind uint8
 
 // Kinds of values.
 const (
 	Activation Kind = iota // computed from the subsequence
-	Input                  // the block's input x, and in backward its output's gradient
-	Cache                  // K or V of the whole sequence, or of the subsequence where it streams: Type-0
+	Input                  // the block's input x and, in the backward, the gradient of its output
+	Cache                  // K or V of the whole sequence, or of the subsequence if it is streamed: Type-0
 	CacheGrad              // gradient of a cache, accumulated over subsequences
 	Weight                 // a parameter
 	WeightGrad             // its gradient, accumulated over the step
 	Loss                   // the sum that the head adds to
-	Given                  // of the step, the same for all layers: see ValuePositions and ValueWeight
+	Given                  // a value of the step, the same for all layers: see ValuePositions and ValueWeight
 )
 
 // Value is one tensor of a block.
@@ -44,8 +44,8 @@ type Value struct {
 	Name   string // unique in the block
 	Kind   Kind
 	Rows   Rows
-	Planes int64 // a dimension before the rows, where not 0
-	Count  int64 // first dimension where Rows is Fixed
+	Planes int64 // a dimension before the rows, if not 0
+	Count  int64 // first dimension if Rows is Fixed
 	Cols   int64 // 0: a vector
 	DType  ir.DType
 	Param  int // index into Block.Params for Weight and WeightGrad
@@ -57,8 +57,8 @@ type Span uint8
 // Spans.
 const (
 	All       Span = iota
-	Tail           // the rows of this subsequence; all rows of what has no others
-	Seen           // the rows up to the end of this subsequence; the same
+	Tail           // the rows of this subsequence; all rows if the value has no others
+	Seen           // the rows up to the end of this subsequence; all rows if the value has no others
 	Flat           // without the leading dimension of planes, which is 1
 	Chunk          // the rows of the current chunk of the head's loop; also for values of Rows Full
 	FrontHalf      // the first half of the rows of this subsequence
@@ -69,27 +69,27 @@ const (
 type Arg struct {
 	Value int
 	Span  Span
-	Heads int64 // each row is seen as so many rows, one for each head; 0: as it is
+	Heads int64 // each row is split into this many rows, one for each head; 0: not split
 }
 
 // Missing is the value of an absent operand.
 const Missing = -1
 
-// AttrSource says where an attribute's number comes from.
+// AttrSource is the source of an attribute's number.
 type AttrSource uint8
 
 // Sources of attributes that are not literals.
 const (
 	Literal         AttrSource = iota
-	FromBatch                  // sequences side by side
+	FromBatch                  // sequences of the microbatch
 	FromPrefix                 // tokens before the subsequence
-	FromLocalPrefix            // those of them that each rank of a ring holds
+	FromLocalPrefix            // tokens among them that each rank of a ring holds
 	FromWindow                 // tokens that attention of the layer sees
 	FromFirst                  // index of the microbatch's first sequence
 	FromConst                  // the rank's constant of that name
 	FromLossScale              // 1 / tokens of the batch (or of the validation)
 	FromLayer                  // the layer's rotation of queries or keys: see Model.Rotation
-	NotFirst                   // false where this step has not written the accumulated rows yet, then true
+	NotFirst                   // false if this step has not written the accumulated rows yet, otherwise true
 )
 
 // Attr is an attribute of a node.
@@ -100,48 +100,48 @@ type Attr struct {
 	Const  string  // FromConst; FromLayer: RotationQ or RotationK
 }
 
-// Node is one operation. Args stand in the order of the opcode's row.
+// Node is one operation. Args are in the order of the opcode's row.
 type Node struct {
 	Op      ir.Op
 	Args    []Arg
 	Attrs   []Attr
 	Chunked bool // part of the head's loop over rows
-	Weights bool // of the backward pass: leads to gradients of weights alone, which nothing waits for before the optimizer
+	Weights bool // of the backward pass: leads only to gradients of weights, which are not needed before the optimizer
 }
 
-// Shard says which part of a parameter a rank holds.
+// Shard is the part of a parameter that a rank holds.
 type Shard uint8
 
-// Shards. The rank's rectangle starts at the constant that Param.Start names, in the sharded dimension.
+// Shards. The rank's rectangle starts, in the sharded dimension, at the constant that Param.Start names.
 const (
 	Replicated Shard = iota
 	ByRows
 	ByCols
-	ByTokens // rows of the position table: those of the rank's own tokens, subsequence by subsequence
+	ByTokens // rows of the position table for the rank's own tokens, subsequence by subsequence
 )
 
 // Param is a parameter of a block.
 type Param struct {
 	Name    string   // within the block: "wq"; the tensor's full name adds "layer.3."
-	Shape   [2]int64 // whole; vectors are {n, 1}
+	Shape   [2]int64 // of the whole tensor; vectors are {n, 1}
 	Vector  bool     // its views have one dimension
 	Local   [2]int64 // on one rank, padded
 	Shard   Shard
-	Start   string  // constant that holds the first row or column; empty where Replicated
-	Std     float64 // of the initial normal; 0: filled with Fill
+	Start   string  // constant with the first row or column; empty if Replicated
+	Std     float64 // standard deviation of the initial values; 0: filled with Fill
 	Fill    float64
-	Adapter bool   // of an adapter: the model itself does not have it
-	Frozen  bool   // it is not trained: it has no gradient and no optimizer state
-	Reduce  string // group over which gradients of this parameter must still be added: "sp", "kv" or none
-	Once    string // constant that is 1 on the rank whose copy counts in the gradient norm; empty: every rank counts
+	Adapter bool   // belongs to an adapter, not to the model itself
+	Frozen  bool   // not trained: it has no gradient and no optimizer state
+	Reduce  string // group over which gradients of this parameter must still be summed: "sp", "kv" or none
+	Once    string // constant that is 1 on the rank whose copy counts in the gradient norm; empty: the copy of every rank counts
 	Tied    bool   // the head's copy of the embedding
 }
 
-// Unit is the smallest group of saved values that is offloaded or kept as one: what one forward node leaves for
+// Unit is the smallest group of saved values that is offloaded or kept as one: the values that one forward node leaves for
 // the backward pass.
 type Unit struct {
 	Name     string
-	Number   int // among the units of the layer that makes none again
+	Number   int // number among the units of the layer that recomputes none
 	Values   []int
 	Producer int // forward node, or -1 for the block's input
 	Reader   int // first backward node that reads it
@@ -154,15 +154,15 @@ type Block struct {
 	Params   []Param
 	Forward  []Node
 	Backward []Node
-	Halves   [2][]Node // Backward in two, for schedules that run the second half later: see halve
-	Between  []int     // values that the second half reads and does not make, weights apart
-	Caching  []Node    // of Forward what computes K and V from the input; none where they do not outlive a task
+	Halves   [2][]Node // Backward in two parts, for schedules that run the second part later: see halve
+	Between  []int     // values that the second half reads and does not compute, except weights
+	Caching  []Node    // the nodes of Forward that compute K and V from the input; empty if K and V do not outlive a task
 	Input    int       // value x; Missing for the embedding
 	Output   int       // forward result; Missing for the head
 	DOutput  int       // gradient of Output, an input of the backward pass; Missing for the head
 	DInput   int       // gradient of Input; Missing for the embedding
 	Units    []Unit
 	Loss     int  // value of kind Loss, or Missing
-	Losses   int  // those of single tokens, which the forward pass of the head writes; or Missing
+	Losses   int  // losses of single tokens, which the forward pass of the head writes; or Missing
 	Attends  bool // the backward pass computes gradients of K and V
 }

@@ -6,10 +6,10 @@ import (
 	"sppo.dev/ir"
 )
 
-// Layers of several kinds. All layers have one forward dataflow. What tells kinds apart is the window of attention, which is part of
-// the size that work and shapes depend on, and the role, which says how much of the backward dataflow there is.
+// Kinds of layers. All layers have one forward dataflow. Kinds differ in the attention window, which is part of
+// the size that work and shapes depend on, and in the role, which defines the required part of the backward dataflow.
 
-// kind is what layers have in common that take equally long and hold equally many bytes.
+// kind is a set of layers with equal time and equal bytes.
 type kind struct {
 	window int64
 	role   *role
@@ -17,10 +17,10 @@ type kind struct {
 
 func (g *Model) kindOf(layer int) kind { return kind{g.windowOf(layer), g.roles[layer]} }
 
-// Kinds is the number of kinds of layers.
+// Kinds returns the number of kinds of layers.
 func (g *Model) Kinds() int { return len(g.kinds) }
 
-// KindOf is the kind of a layer. Kinds are numbered in the order in which they appear.
+// KindOf returns the kind of a layer. Kinds are numbered in the order in which they first appear.
 func (g *Model) KindOf(layer int) int {
 	if len(g.kinds) == 1 {
 		return 0
@@ -28,16 +28,16 @@ func (g *Model) KindOf(layer int) int {
 	return slices.Index(g.kinds, g.kindOf(layer))
 }
 
-// LayerOf is the dataflow of the layers of a kind, which makes no unit again.
+// LayerOf returns the dataflow of the layers of a kind, without recomputation.
 func (g *Model) LayerOf(kind int) *Block { return g.kinds[kind].role.block }
 
 // Saves returns the units that layers of a kind may keep for their backward pass.
 func (g *Model) Saves(kind int) Units { return g.kinds[kind].role.saved }
 
-// Remakes returns the units of these that they may recompute instead.
+// Remakes returns the units among these that they may recompute instead.
 func (g *Model) Remakes(kind int) Units { return g.kinds[kind].role.remade }
 
-// LayersOf is the number of layers of a kind.
+// LayersOf returns the number of layers of a kind.
 func (g *Model) LayersOf(kind int) (n int) {
 	for layer := range g.Layers {
 		if g.KindOf(layer) == kind {
@@ -47,7 +47,7 @@ func (g *Model) LayersOf(kind int) (n int) {
 	return n
 }
 
-// FullKind is the first kind of layers whose attention sees all earlier tokens, and -1 where there are none.
+// FullKind returns the first kind of layers whose attention sees all earlier tokens, or -1 if there is none.
 func (g *Model) FullKind() int {
 	return slices.IndexFunc(g.kinds, func(k kind) bool { return k.window == 0 })
 }
@@ -55,7 +55,7 @@ func (g *Model) FullKind() int {
 // Full reports whether attention of a layer sees all earlier tokens.
 func (g *Model) Full(layer int) bool { return g.windowOf(layer) == 0 }
 
-// Mean is the mean over layers of what each takes, by kinds.
+// Mean returns the mean over all layers of a value given for each kind.
 func (g *Model) Mean(of func(kind int) ir.Seconds) ir.Seconds {
 	if len(g.kinds) == 1 {
 		return of(0)
@@ -67,19 +67,19 @@ func (g *Model) Mean(of func(kind int) ir.Seconds) ir.Seconds {
 	return sum / ir.Seconds(g.Layers)
 }
 
-// OfKind is a size for layers of a kind.
+// OfKind returns the size for layers of a kind.
 func (g *Model) OfKind(s Size, kind int) Size {
 	s.Window = g.kinds[kind].window
 	return s
 }
 
-// OfLayer is a size for a layer.
+// OfLayer returns the size for a layer.
 func (g *Model) OfLayer(s Size, layer int) Size {
 	s.Window = g.windowOf(layer)
 	return s
 }
 
-// windowOf is the window of a layer; 0 also where it covers the sequence.
+// windowOf returns the window of a layer, or 0 if there is none or it covers the sequence.
 func (g *Model) windowOf(layer int) int64 {
 	if w := g.WindowOf(layer); w < g.sequence {
 		return w
@@ -96,7 +96,7 @@ func (g *Model) findKinds() {
 	}
 }
 
-// Earliest is the first token that attention of a subsequence sees.
+// Earliest returns the first token that attention of a subsequence sees.
 func (s Size) Earliest() int64 {
 	if s.Window == 0 {
 		return 0

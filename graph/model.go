@@ -11,30 +11,30 @@ import (
 	"sppo.dev/lang"
 )
 
-// Groups of ranks that communicate, and their places in Program.Groups.
+// Groups of ranks that communicate, as indices into Program.Groups.
 const (
 	GroupSP   = iota // the ranks of a stage
 	GroupDP          // the same rank of every replica
 	GroupPP          // the same rank of every stage
 	GroupTied        // first and last stage, which both hold a tied embedding
 	GroupKV          // ranks of a stage that hold the same key and value heads
-	GroupBack        // the ranks of a stage in reverse order, where K and V are gathered in a ring
+	GroupBack        // the ranks of a stage in reverse order, for gathering K and V in a ring
 )
 
-// GroupNames in the order of the constants.
+// GroupNames has the names of groups in the order of the constants.
 var GroupNames = []string{"sp", "dp", "pp", "tied", "kv"}
 
-// Constants of a rank that depend only on its place k in the SP group.
+// Constants of a rank that depend only on its position k in the SP group.
 const (
 	ConstHeads      = "heads_first"    // first column of the rank's query heads
 	ConstKV         = "kv_first"       // first column of its key and value heads
 	ConstKVOwner    = "kv_owner"       // 1 on the first rank that holds these heads
 	ConstFFN        = "ffn_first"      // first column of its part of the MLP
 	ConstVocab      = "vocab_first"    // first entry of its part of the vocabulary
-	ConstVocabValid = "vocab_valid"    // entries of it that are not padding
+	ConstVocabValid = "vocab_valid"    // its vocabulary entries that are not padding
 	ConstOwner      = "sp_owner"       // 1 on the first rank of the group
 	ConstMember     = "sp_member"      // k itself, for rings
-	ConstPosition   = "position_first" // first entry of its part of the position table, where ranks divide it like the vocabulary
+	ConstPosition   = "position_first" // first entry of its part of the position table, if ranks divide it like the vocabulary
 	ConstReplica    = "replica"        // sequences of the batch before this replica's share
 	ConstEvalFirst  = "eval_replica"   // the same in a validation
 )
@@ -42,26 +42,27 @@ const (
 // SPConstNames lists the constants that SPConst knows.
 var SPConstNames = []string{ConstHeads, ConstKV, ConstKVOwner, ConstFFN, ConstVocab, ConstVocabValid, ConstOwner}
 
-// Split is how the work of a stage is shared among its ranks and cut along the sequence.
+// Split defines how the work of a stage is divided among its ranks and along the sequence.
 type Split struct {
 	SP     int
-	Mode   string // one of the modes; empty is ModeMegatron
-	Whole  bool   // the sequence is one piece: nothing later reads its K and V
+	Mode   string // one of the modes; empty means ModeMegatron
+	Whole  bool   // the sequence is undivided: no later subsequence reads its K and V
 	Stream Stream
 
-	Documents bool // a sequence may hold several, and attention stays inside each
+	Documents bool // a sequence may have several documents, and attention stays inside each
 	Masked    bool // some labels do not count
 
-	// Gathers says that ranks of a ring gather K and V of a subsequence, and all hold those of the whole sequence, since attention of
-	// some layers has a window: chunks of all earlier tokens, as they would go round, do not make one up.
+	// Gathers means that ranks of a ring gather K and V of a subsequence, and that each holds those of the whole sequence. This is needed
+	// if attention of
+	// some layer has a window: the chunks of all earlier tokens, as they are passed around, do not form a window.
 	Gathers bool
 }
 
-// Stream says which of K and V are on the device for the subsequence at work alone, and pass through it in blocks of earlier
+// Stream selects which of K and V are on the device only for the current subsequence. The others pass through it in blocks of earlier
 // tokens for attention. The zero value streams neither.
 type Stream struct{ K, V bool }
 
-// cache is K or V: of the whole sequence, or of the subsequence where it streams.
+// cache returns K or V: of the whole sequence, or of the subsequence if it is streamed.
 func (g *Model) cache(b *builder, name string, streams bool, cols int64) int {
 	rows := Whole
 	switch {
@@ -73,15 +74,16 @@ func (g *Model) cache(b *builder, name string, streams bool, cols int64) int {
 	return b.value(Value{Name: name, Kind: g.cacheKind(Cache), Rows: rows, Cols: cols, DType: b.act})
 }
 
-// Modes. In all, rows are divided between layers. In the first two so are heads in attention: K and V caches hold a rank's heads,
-// and in a ring all heads of a rank's rows.
+// Modes. In all of them, rows are divided between layers. In the first two, heads are divided in attention: K and V caches have a rank's
+// heads.
+// In a ring they have all heads of a rank's rows.
 const (
-	ModeMegatron = "megatron" // weights of a layer divided; rows are gathered before them and scattered behind
-	ModeUlysses  = "ulysses"  // weights of a layer whole on every rank; rows are exchanged for heads around attention
-	ModeRing     = "ring"     // weights of a layer whole on every rank; K and V go round, and rows are in zigzag order
+	ModeMegatron = "megatron" // weights of a layer are divided; rows are gathered before them and scattered after them
+	ModeUlysses  = "ulysses"  // weights of a layer are whole on every rank; rows are exchanged for heads around attention
+	ModeRing     = "ring"     // weights of a layer are whole on every rank; K and V are passed around, and rows are in zigzag order
 )
 
-// SPModes lists them.
+// SPModes lists all modes.
 var SPModes = []string{ModeMegatron, ModeUlysses, ModeRing}
 
 // Model is the dataflow of a model split over SP ranks.
@@ -90,26 +92,27 @@ type Model struct {
 	Split
 	Freeze    []string // of lang.Train
 	Embedding *Block
-	Layer     *Block // what any layer has: all have its forward, and parts of its backward; it makes no unit again
+	Layer     *Block // the dataflow of a layer that trains everything and recomputes no unit; layers share its forward and have parts of its backward
 	Head      *Block
-	Rotations []ir.Rotation // that its layers name, from 1 on
-	Untrained int           // layers, from the first on, that have no backward
+	Rotations []ir.Rotation // rotations that its layers refer to, numbered from 1
+	Untrained int           // number of layers without a backward, counted from the first
 
 	sequence int64
 	maps     []lang.LinearMap   // with adapters
 	roles    []*role            // of layers
 	kinds    []kind             // of layers
-	turns    map[string][]int64 // number of the rotation of each layer, of queries and of keys
+	turns    map[string][]int64 // number of the rotation of each layer, for queries and for keys
 	mutex    sync.Mutex
 	remaking map[remakeKey]*Block
 	updates  map[updateKey]*Block
 }
 
-// New builds the dataflow of a checked model of which all is trained, or its adapters. Heads divide by SP; vocabulary and FFN are
-// padded to it.
+// New builds the dataflow of a checked model. Everything is trained or, if there are adapters, only these. SP divides heads; vocabulary
+// and FFN are
+// padded to a multiple of SP.
 func New(m lang.Model, split Split, sequence int64) *Model { return NewTuned(m, nil, split, sequence) }
 
-// NewTuned builds the dataflow of a model of which a run does not train what freeze says: see lang.Train.
+// NewTuned is like New, without training the tensors that freeze selects: see lang.Train.
 func NewTuned(m lang.Model, freeze []string, split Split, sequence int64) *Model {
 	g := &Model{
 		Model: m, Split: split, Freeze: freeze, remaking: map[remakeKey]*Block{}, updates: map[updateKey]*Block{},
@@ -121,7 +124,7 @@ func NewTuned(m lang.Model, freeze []string, split Split, sequence int64) *Model
 	return g
 }
 
-// DType is the storage type of weights and activations.
+// DType returns the storage type of weights and activations.
 func (g *Model) DType() ir.DType {
 	if g.Model.DType == "bf16" {
 		return ir.BF16
@@ -129,13 +132,13 @@ func (g *Model) DType() ir.DType {
 	return ir.F32
 }
 
-// ulysses reports whether rows are exchanged for heads; one rank has all of both.
+// ulysses reports whether rows are exchanged for heads, which a single rank need not do.
 func (g *Model) ulysses() bool { return g.Mode == ModeUlysses && g.SP > 1 }
 
-// Replicates reports whether every rank has the weights of a layer whole.
+// Replicates reports whether every rank has whole weights of a layer.
 func (s Split) Replicates() bool { return s.Mode != ModeMegatron && s.Mode != "" && s.SP > 1 }
 
-// cacheKind is the kind of K and V or of their gradients: of a whole sequence they are activations like any other.
+// cacheKind returns the kind of K and V or of their gradients: for an undivided sequence they are ordinary activations.
 func (s Split) cacheKind(k Kind) Kind {
 	if s.Whole {
 		return Activation
@@ -143,7 +146,7 @@ func (s Split) cacheKind(k Kind) Kind {
 	return k
 }
 
-// layerRows are the rows that the matmuls of a layer see.
+// layerRows returns the kind of rows that the matmuls of a layer see.
 func (g *Model) layerRows() Rows {
 	if g.Replicates() {
 		return Local
@@ -159,7 +162,7 @@ func (g *Model) vocabLocal() int64   { return ceilDiv(int64(g.Vocab), int64(g.SP
 
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 
-// SPConst is the value of one of the constants above for rank k of the SP group.
+// SPConst returns the value of one of the constants above for rank k of the SP group.
 func (g *Model) SPConst(name string, k int) int64 {
 	switch name {
 	case ConstHeads:
@@ -194,10 +197,10 @@ func truthValue(v bool) int64 {
 	return 0
 }
 
-// KVCopies is the number of ranks of a stage that hold the same key and value heads.
+// KVCopies returns the number of ranks of a stage that hold the same key and value heads.
 func (g *Model) KVCopies() int { return max(1, g.headRanks()/g.KVHeads) }
 
-// headRanks is over how many ranks heads are divided.
+// headRanks returns the number of ranks over which heads are divided.
 func (g *Model) headRanks() int {
 	if g.ring() {
 		return 1
@@ -211,7 +214,7 @@ func (g *Model) columns(name string, in, out, local int64, start string) Param {
 	return g.divided(Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{in, local}, Shard: ByCols, Start: start, Std: g.InitStd})
 }
 
-// rows is a matrix that writes to the residual stream: its initial values shrink with depth, as in GPT-2.
+// rows returns a matrix that writes to the residual stream. Its initial values shrink with depth, as in GPT-2.
 func (g *Model) rows(name string, in, local, out int64, start string) Param {
 	std := g.InitStd / math.Sqrt(2*float64(g.Layers))
 	return g.divided(Param{Name: name, Shape: [2]int64{in, out}, Local: [2]int64{local, out}, Shard: ByRows, Start: start, Std: std})
@@ -221,7 +224,7 @@ func (g *Model) slicedBias(name string, whole, local int64, start string) Param 
 	return g.divided(Param{Name: name, Vector: true, Shape: [2]int64{whole, 1}, Local: [2]int64{local, 1}, Shard: ByRows, Start: start})
 }
 
-// divided is a parameter of a layer, where ranks divide those.
+// divided returns a parameter of a layer, divided if the mode divides them.
 func (g *Model) divided(p Param) Param {
 	if g.Replicates() {
 		p.Local, p.Shard, p.Start = p.Shape, Replicated, ""
@@ -230,7 +233,7 @@ func (g *Model) divided(p Param) Param {
 	return p
 }
 
-// reduced is a parameter that every rank holds, and whose gradient each computes from its own rows.
+// reduced returns a parameter that every rank holds, and whose gradient each rank computes from its own rows.
 func (g *Model) reduced(p Param) Param {
 	if g.SP > 1 {
 		p.Reduce, p.Once = GroupNames[GroupSP], ConstOwner
@@ -238,7 +241,7 @@ func (g *Model) reduced(p Param) Param {
 	return p
 }
 
-// replicated is a vector that every rank holds.
+// replicated returns a vector that every rank holds.
 func (g *Model) replicated(name string, size int64, fill float64) Param {
 	return g.reduced(Param{Name: name, Vector: true, Shape: [2]int64{size, 1}, Local: [2]int64{size, 1}, Fill: fill})
 }
@@ -255,10 +258,10 @@ func (g *Model) vocabTable(name string) Param {
 	return Param{Name: name, Shape: [2]int64{v, h}, Local: [2]int64{g.vocabLocal(), h}, Shard: ByRows, Start: ConstVocab, Std: g.InitStd}
 }
 
-// BlockLayer is the name of the block that every layer is.
+// BlockLayer is the name of the block of a layer.
 const BlockLayer = "layer"
 
-// Names of values that other packages ask for.
+// Names of values that other packages use.
 const (
 	ValueTokens = "tokens"
 	ValueLabels = "labels"
@@ -266,11 +269,11 @@ const (
 
 // Values of kind Given.
 const (
-	ValuePositions = "positions"   // of the tokens of a microbatch in their documents, in the order of the sequence
-	ValueWeight    = "loss.weight" // 1 / labels that count
+	ValuePositions = "positions"   // positions of the tokens of a microbatch in their documents, in the order of the sequence
+	ValueWeight    = "loss.weight" // 1 / number of labels that count
 )
 
-// positions returns the argument for the positions of a subsequence's tokens in their documents; Missing without documents.
+// positions returns the argument for the positions of a subsequence's tokens in their documents, or Missing without documents.
 func (g *Model) positions(b *builder) Arg {
 	if !g.Documents {
 		return Arg{Value: Missing}
@@ -333,7 +336,7 @@ func (g *Model) loadAttrs(shift int64, more ...Attr) []Attr {
 	}, more...)
 }
 
-// layer is a layer of a role that keeps the results of some forward nodes, or all.
+// layer returns a layer of a role that saves the results of some forward nodes, or of all.
 func (g *Model) layer(r *role, keep map[int]bool) *Block {
 	b := g.newBuilder(BlockLayer)
 	b.role, b.keep = r, keep
@@ -378,7 +381,7 @@ func (g *Model) normAttrs() []Attr {
 	return attrs
 }
 
-// branch is a residual branch, x + f(x), with its norms; the bias of its output is added with it.
+// branch appends a residual branch, x + f(x), with its norms; the bias of its output is added with it.
 func (g *Model) branch(b *builder, x int, norm, out string, bias Param, group string, f func(x int) int) int {
 	in := x
 	if g.NormsBefore() {
@@ -393,7 +396,7 @@ func (g *Model) branch(b *builder, x int, norm, out string, bias Param, group st
 	return y
 }
 
-// bias adds a parameter where the linear maps of a group have biases.
+// bias adds a parameter if the linear maps of a group have biases.
 func (g *Model) bias(b *builder, group string, p Param) Arg {
 	if !g.HasBias(group) {
 		return Arg{Value: Missing}
@@ -401,7 +404,7 @@ func (g *Model) bias(b *builder, group string, p Param) Arg {
 	return all(b.param(p))
 }
 
-// linear appends y = x w + bias, and what an adapter of w adds.
+// linear appends y = x w + bias, and the output of an adapter of w.
 func (g *Model) linear(b *builder, name string, rows Rows, x int, w Param, bias Arg) int {
 	weight := b.param(w)
 	y := b.activation(name, rows, w.Local[1])
@@ -457,7 +460,7 @@ func (g *Model) attention(b *builder, in int) int {
 	return g.leave(b, part, "attn.sum")
 }
 
-// enter brings a rank's rows to the weights of a layer, and leave brings results back to the rank's rows.
+// enter gathers a rank's rows for the weights of a layer, and leave returns results to the rank's rows.
 func (g *Model) enter(b *builder, x int, name string) int {
 	if g.Replicates() {
 		return x
@@ -472,7 +475,7 @@ func (g *Model) leave(b *builder, x int, name string) int {
 	return b.reduceScatter(x, name)
 }
 
-// projection is what makes Q, K or V of a layer's rows.
+// projection describes the computation of Q, K or V from a layer's rows.
 type projection struct {
 	name     string
 	into     Arg   // all rows, this rank's heads
@@ -480,11 +483,11 @@ type projection struct {
 	copies   int   // ranks that hold the same heads
 	bias     Param
 	weight   Param
-	rotation string // RotationQ or RotationK; empty: V, which is neither normed nor rotated
+	rotation string // RotationQ or RotationK; empty: V, which is neither normalized nor rotated
 }
 
-// project goes from the matmul over the norm of heads and the exchange between ranks to the rotation, as far as the model has them. Each
-// but the last writes a value of its own.
+// project appends the matmul, the norm of heads, the exchange between ranks and the rotation, as far as the model has them. Each
+// of them except the last writes a separate value.
 func (g *Model) project(b *builder, x int, p projection) {
 	bias, weight := g.bias(b, lang.BiasQKV, p.bias), b.param(p.weight)
 	rotated := p.rotation != "" && g.rotation(p.rotation) != plainNone
@@ -496,7 +499,7 @@ func (g *Model) project(b *builder, x int, p projection) {
 	if rotated {
 		into = all(b.activation(p.name+".flat", g.attentionRows(), width))
 	}
-	exchanged := into // where rows with this rank's heads go
+	exchanged := into // rows with this rank's heads
 	product := into
 	switch {
 	case g.ulysses() && normed:
@@ -529,7 +532,7 @@ func (g *Model) project(b *builder, x int, p projection) {
 	}
 }
 
-// headNorm is RMSNorm of queries or keys, head by head or of all heads of a row.
+// headNorm appends RMSNorm of queries or keys, for each head or over all heads of a row.
 func (g *Model) headNorm(b *builder, name string, to, x Arg) {
 	v := b.Values[x.Value]
 	heads, width := int64(0), v.Cols
@@ -541,7 +544,7 @@ func (g *Model) headNorm(b *builder, name string, to, x Arg) {
 	b.node(ir.RMSNorm, g.normAttrs(), by(heads, to), by(heads, all(stats)), by(heads, x), all(gamma))
 }
 
-// exchange is all heads of a rank's rows for a rank's heads of all rows, or inverse.
+// exchange converts all heads of a rank's rows to a rank's heads of all rows, or the inverse.
 func exchange(copies int, inverse bool) []Attr {
 	attrs := []Attr{group(GroupSP), integer("copies", int64(copies))}
 	if inverse {
@@ -590,9 +593,9 @@ func (g *Model) mlp(b *builder, x int) int {
 	return g.leave(b, part, "mlp.sum")
 }
 
-// head is the final norm, the output projection and the loss. Training runs the whole of it in the backward pass,
-// by chunks of rows, so that neither the logits of a subsequence nor anything but x outlives a chunk; the forward
-// half serves validation.
+// head builds the final norm, the output projection and the loss. Training runs all of it in the backward pass,
+// by chunks of rows, so that only x outlives a chunk, and the logits of a subsequence never exist as a whole. The forward
+// half is for validation.
 func (g *Model) head(r *role) *Block {
 	b := g.newBuilder("head")
 	b.role = r
@@ -617,7 +620,7 @@ func (g *Model) head(r *role) *Block {
 	w := b.param(table)
 	l := g.chunkLoss(b, xg, w, labels)
 
-	// The backward pass begins with the same nodes and goes on in the same loop. Losses of single tokens are for validation.
+	// The backward pass begins with the same nodes and continues in the same loop. Losses of single tokens are for validation.
 	b.Backward = append(b.Backward, b.Forward...)
 	b.Losses = b.value(Value{Name: "losses", Kind: Loss, Rows: Full, DType: ir.F32})
 	last := &b.Forward[len(b.Forward)-1]
@@ -638,10 +641,10 @@ func (g *Model) head(r *role) *Block {
 	return &b.Block
 }
 
-// losses are the values that the two halves of the head's loop share.
+// losses has the values that the two halves of the head's loop share.
 type losses struct {
 	logits, stats int
-	labels        Arg // of the chunk, where some do not count
+	labels        Arg // labels of the chunk, if some do not count
 	weight        Arg
 }
 
@@ -681,7 +684,7 @@ func (g *Model) vocabAttrs() []Attr {
 }
 
 func (g *Model) chunkGradient(b *builder, l losses, xg, w, labels int) int {
-	dlogits := l.logits // in place, where the type allows
+	dlogits := l.logits // in place, if the type allows
 	if b.act != ir.F32 {
 		dlogits = b.value(Value{Name: "d.logits", Rows: ChunkRows, Cols: g.vocabLocal(), DType: b.act})
 	}

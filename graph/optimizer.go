@@ -13,27 +13,27 @@ import (
 type Optimizer struct {
 	Name   string
 	States []State
-	Whole  bool   // the rule takes whole matrices: it gathers slices, and reads ConstSlice
-	others string // the optimizer of all parameters but the matrices of layers; empty: this one takes all
+	Whole  bool   // the rule needs whole matrices: it gathers slices, and reads ConstSlice
+	others string // the optimizer of all parameters except the matrices of layers; empty: this optimizer updates all
 	rule   func(*updater)
 }
 
 // State is a tensor that an optimizer keeps for each parameter from step to step, besides the f32 master of the weight. It has the
 // shape of the parameter, is divided among ranks as ZeRO divides the master, and starts as 0.
 type State struct {
-	Name  string // in the rule, and at the end of the buffer's name
+	Name  string // its name in the rule, and the suffix of the buffer's name
 	Role  ir.Role
 	DType ir.DType
 }
 
-// Optimizers are all of them, by the names that train.optimizer takes.
+// Optimizers lists all optimizers, by the names that train.optimizer takes.
 var Optimizers = []Optimizer{
 	{Name: "adamw", States: []State{{"m", ir.RoleMoment1, ir.F32}, {"v", ir.RoleMoment2, ir.F32}}, rule: adamW},
 	{Name: "sgd", States: []State{{"m", ir.RoleMomentum, ir.F32}}, rule: sgd},
 	{Name: "muon", States: []State{{"m", ir.RoleMomentum, ir.F32}}, Whole: true, others: "adamw", rule: muon},
 }
 
-// rounded are the same with states that are stored as bf16.
+// rounded has the same optimizers with states stored as bf16.
 var rounded = func() (list []Optimizer) {
 	for _, o := range Optimizers {
 		o.States = slices.Clone(o.States)
@@ -45,7 +45,7 @@ var rounded = func() (list []Optimizer) {
 	return list
 }()
 
-// OptimizerOf returns the row that changes a parameter of a block under an optimizer with these settings.
+// OptimizerOf returns the row that updates a parameter of a block under an optimizer with these settings.
 func OptimizerOf(settings *lang.Optimizer, b *Block, p *Param) *Optimizer {
 	rows := Optimizers
 	if settings.Moments == "bf16" {
@@ -65,21 +65,22 @@ func OptimizerOf(settings *lang.Optimizer, b *Block, p *Param) *Optimizer {
 	return o
 }
 
-// Values of an update that the parameter, the optimizer or the step brings. States have their own names.
+// Inputs of an update: values of the parameter, the optimizer and the step. States have their own names.
 const (
-	UpdateWeight = "w"    // the f32 master of the rows that this rank has the optimizer's state of
-	UpdateCopy   = "copy" // the same rows rounded, where weights are bf16
-	UpdateGrad   = "grad" // of these rows
+	UpdateWeight = "w"    // the f32 master of the rows whose optimizer state this rank has
+	UpdateCopy   = "copy" // the same rows rounded, if weights are bf16
+	UpdateGrad   = "grad" // gradient of these rows
 	UpdateStep   = "step"
 	UpdateNorm   = "norm"
 )
 
-// ConstSlice names a constant with the first of the rows of a parameter that a rank has the optimizer's state of, among the local ones.
-// The caller gives it its value.
+// ConstSlice names a constant: the index, among the local rows of a parameter, of the first row whose optimizer state the rank has.
+// The caller sets its value.
 const ConstSlice = "slice"
 
-// Update is the dataflow by which an optimizer changes a parameter at the end of a step, on a rank that has the state of one of
-// several equal slices of its local rows. The nodes of its block are Forward, and values that are there before are of kind Weight. An all_gather brings the slices of all ranks together.
+// Update returns the dataflow by which an optimizer updates a parameter at the end of a step, on a rank that has the state of one of
+// several equal slices of its local rows. The nodes of its block are in Forward, and its inputs are of kind Weight. An all_gather
+// collects the slices of all ranks.
 func (g *Model) Update(settings *lang.Optimizer, block *Block, p *Param, slices int64) *Block {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
@@ -90,7 +91,7 @@ func (g *Model) Update(settings *lang.Optimizer, block *Block, p *Param, slices 
 	return g.updates[key]
 }
 
-// updateKey is what an update depends on.
+// updateKey is everything that an update depends on.
 type updateKey struct {
 	settings lang.Optimizer
 	param    *Param
@@ -126,7 +127,7 @@ type updater struct {
 	values     map[string]int
 }
 
-// bring adds a value of the shape of the slice that is there before the update.
+// bring adds an input with the shape of the slice.
 func (u *updater) bring(name string, d ir.DType) {
 	cols := u.cols
 	if u.param.Vector {
@@ -135,15 +136,15 @@ func (u *updater) bring(name string, d ir.DType) {
 	u.values[name] = u.value(Value{Name: name, Kind: Weight, Rows: Fixed, Count: u.rows, Cols: cols, DType: d})
 }
 
-// of is a value that is there before the update.
+// of returns an input of the update.
 func (u *updater) of(name string) Arg { return Arg{Value: u.values[name]} }
 
-// temporary adds a matrix that lives for a part of the update.
+// temporary adds a matrix that lives for part of the update.
 func (u *updater) temporary(name string, rows, cols int64, d ir.DType) Arg {
 	return all(u.value(Value{Name: name, Rows: Fixed, Count: rows, Cols: cols, DType: d}))
 }
 
-// decay is the weight decay of the parameter.
+// decay returns the weight decay of the parameter.
 func (u *updater) decay() Attr {
 	if !u.param.Adapter && u.settings.NoDecay.Has(u.param.Group()) {
 		return float("weight_decay", 0)
@@ -151,21 +152,21 @@ func (u *updater) decay() Attr {
 	return float("weight_decay", u.settings.WeightDecay)
 }
 
-// adamW follows Loshchilov and Hutter 2019.
+// adamW is the rule of Loshchilov and Hutter 2019.
 func adamW(u *updater) {
 	o := u.settings
 	u.node(ir.AdamW, []Attr{float("beta1", o.Beta1), float("beta2", o.Beta2), float("eps", o.Eps), u.decay()},
 		u.of(UpdateWeight), u.of("m"), u.of("v"), u.of(UpdateCopy), u.of(UpdateGrad), u.of(UpdateStep), u.of(UpdateNorm))
 }
 
-// sgd is gradient descent with momentum.
+// sgd is the rule of gradient descent with momentum.
 func sgd(u *updater) {
 	u.node(ir.SGD, []Attr{float("momentum", u.settings.Momentum), u.decay(), float("scale", 1), integer("row", 0), integer("scaled", 0)},
 		u.of(UpdateWeight), u.of("m"), u.of(UpdateCopy), u.of(UpdateGrad), u.of(UpdateStep), u.of(UpdateNorm))
 }
 
-// muonSteps is the number of Newton-Schulz iterations, muonNorm what is added to the norm of the matrix before them, and
-// muonA, muonB and muonC the coefficients of each, all after Jordan et al. 2024. muonScale makes the step as long as one of
+// muonSteps is the number of Newton-Schulz iterations, muonNorm the number added to the norm of the matrix before them, and
+// muonA, muonB and muonC the coefficients of each iteration, all from Jordan et al. 2024. muonScale makes the step as long as one of
 // AdamW (Liu et al. 2025).
 const (
 	muonSteps           = 5
@@ -174,10 +175,11 @@ const (
 	muonScale           = 0.2
 )
 
-// muon follows Jordan et al. 2024: the step is the momentum with all singular values brought close to 1, which takes the whole matrix X.
+// muon is the rule of Jordan et al. 2024: the step is the momentum with all singular values brought close to 1, which needs the whole
+// matrix X.
 // Each iteration computes a*X + (b*G + c*G*G) * X with the Gram matrix G = X * X^T, or the same from the right. Ranks that divide the
-// matrix between the layers' matmuls add up their parts of G, which has the side that is not divided. Slices of ZeRO are gathered
-// before, so that its stages change no bit; ranks that would hold the same matrix without ZeRO then iterate alike.
+// matrix between the layers' matmuls sum their contributions to G, whose side is the undivided dimension. Slices of ZeRO are gathered
+// first, so that its stages change no bit; ranks that would hold the same matrix without ZeRO repeat the iterations.
 func muon(u *updater) {
 	rows, cols := u.param.Local[0], u.cols
 	x := u.temporary("momentum", u.rows, cols, u.act)
@@ -199,7 +201,7 @@ func muon(u *updater) {
 		u.of(UpdateWeight), Arg{Value: Missing}, u.of(UpdateCopy), x, u.of(UpdateStep), u.of(UpdateNorm))
 }
 
-// normalized divides a matrix by its Frobenius norm.
+// normalized returns a matrix divided by its Frobenius norm.
 func (u *updater) normalized(x Arg, divided bool) Arg {
 	sum := all(u.value(Value{Name: "norm.square", Rows: Fixed, Count: 1, DType: ir.F32}))
 	counts := float("weight", 1)
@@ -215,7 +217,7 @@ func (u *updater) normalized(x Arg, divided bool) Arg {
 	return y
 }
 
-// iteration is one of Newton and Schulz: a*x + (b*G + c*G*G)*x.
+// iteration appends one Newton-Schulz iteration: a*x + (b*G + c*G*G)*x.
 func (u *updater) iteration(suffix string, x Arg, fromLeft, divided bool) Arg {
 	rows, cols := u.param.Local[0], u.cols
 	side := cols
@@ -246,7 +248,7 @@ func (u *updater) iteration(suffix string, x Arg, fromLeft, divided bool) Arg {
 	return y
 }
 
-// copies is the number of ranks of a stage that hold the same part of the parameter.
+// copies returns the number of ranks of a stage that hold the same part of the parameter.
 func (u *updater) copies() int {
 	if u.param.Reduce == GroupNames[GroupKV] {
 		return u.model.KVCopies()
@@ -254,7 +256,7 @@ func (u *updater) copies() int {
 	return 1
 }
 
-// product are the attributes of a matmul.
+// product returns the attributes of a matmul.
 func product(transA, transB, accumulate bool) []Attr {
 	return []Attr{
 		{Name: "trans_a", Value: ir.Bool(transA)}, {Name: "trans_b", Value: ir.Bool(transB)}, {Name: "accumulate", Value: ir.Bool(accumulate)},

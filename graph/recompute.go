@@ -13,28 +13,28 @@ type Units uint64
 // Has reports whether a unit is in the set.
 func (s Units) Has(number int) bool { return s>>number&1 != 0 }
 
-// Len is the number of units in the set.
+// Len returns the number of units in the set.
 func (s Units) Len() int { return bits.OnesCount64(uint64(s)) }
 
 // Named policies of recomputation: the units of a layer that the backward pass recomputes instead of keeping.
 const (
 	RecomputeNone          = "none"
 	RecomputeSelective     = "selective"      // results of norms and activation functions: no matmul is repeated
-	RecomputeKeepAttention = "keep_attention" // all but the layer's input and attention's result
-	RecomputeFull          = "full"           // all but the layer's input
-	RecomputeFullKV        = "full_kv"        // the same, and K and V of a layer once for all subsequences
+	RecomputeKeepAttention = "keep_attention" // everything except the layer's input and attention's result
+	RecomputeFull          = "full"           // everything except the layer's input
+	RecomputeFullKV        = "full_kv"        // the same as full, and K and V of a layer once for all subsequences
 )
 
-// recomputes lists for each policy the results that are recomputed.
+// recomputes gives for each policy the nodes whose results are recomputed.
 var recomputes = map[string]func(*Node) bool{
 	RecomputeNone:          func(*Node) bool { return false },
 	RecomputeSelective:     elementwise,
-	RecomputeKeepAttention: func(n *Node) bool { return n.Op != ir.Attention && n.Op != ir.Cast }, // which rounds its result in a ring
+	RecomputeKeepAttention: func(n *Node) bool { return n.Op != ir.Attention && n.Op != ir.Cast }, // the cast rounds attention's result in a ring
 	RecomputeFull:          func(*Node) bool { return true },
 	RecomputeFullKV:        func(*Node) bool { return true },
 }
 
-// findCaching collects the forward nodes that lead from the input to K and V, in their order.
+// findCaching collects the forward nodes that lead from the input to K and V, in order.
 func (b *builder) findCaching() {
 	wanted := map[int]bool{}
 	for v := range b.Values {
@@ -53,7 +53,7 @@ func (b *builder) findCaching() {
 }
 
 // RemadeBy returns the units that a policy recomputes. The layer's input is never among them: nothing in the
-// layer makes it.
+// layer computes it.
 func (g *Model) RemadeBy(policy string) (remade Units) {
 	made := recomputes[policy]
 	if made == nil {
@@ -67,21 +67,21 @@ func (g *Model) RemadeBy(policy string) (remade Units) {
 	return remade
 }
 
-// isStatistics reports whether a unit is nothing but the statistics of a norm whose result the backward pass does not read: to recompute
+// isStatistics reports whether a unit has only the statistics of a norm whose result the backward pass does not read. Recomputing
 // them would repeat the whole norm.
 func (b *Block) isStatistics(u *Unit) bool {
 	n := &b.Forward[u.Producer]
 	return (n.Op == ir.RMSNorm || n.Op == ir.LayerNorm) && !slices.Contains(u.Values, n.Args[0].Value)
 }
 
-// remakeKey is a layer of a role that makes units again.
+// remakeKey is a layer of a role that recomputes units.
 type remakeKey struct {
 	role   *role
 	remade Units
 }
 
-// LayerWithout is a layer of a kind whose backward pass makes some of its units again. Its forward is that of every layer; its units
-// are those that are left, under their numbers.
+// LayerWithout returns a layer of a kind whose backward pass recomputes some of its units. Its forward is that of every layer; its units
+// are the remaining ones, with their original numbers.
 func (g *Model) LayerWithout(kind int, remade Units) *Block {
 	return g.layerWithout(g.kinds[kind].role, remade)
 }
@@ -122,18 +122,18 @@ func (g *Model) larger(b *Block) (units Units) {
 	return units
 }
 
-// allUnits are those of the layer that any layer is part of.
+// allUnits returns the units of Model.Layer, of which any layer's are a part.
 func (g *Model) allUnits() Units { return 1<<len(g.Layer.Units) - 1 }
 
-// number gives the units of a layer their numbers.
+// number assigns numbers to the units of a layer.
 func (g *Model) number(b *Block) {
 	for i := range b.Units {
 		b.Units[i].Number = g.numberOf(b.Units[i].Producer)
 	}
 }
 
-// keepers returns the forward nodes whose results stay: those of units that are not recomputed. What belongs to no unit is needed only
-// to make others, and goes with them.
+// keepers returns the forward nodes whose results stay: those of units that are not recomputed. Values outside all units are needed only
+// to compute others, and are recomputed with them.
 func (g *Model) keepers(remade Units) map[int]bool {
 	keep := map[int]bool{}
 	for _, u := range g.Layer.Units {
@@ -153,7 +153,7 @@ func (g *Model) numberOf(producer int) int {
 	panic("internal: a layer that makes units again keeps what the plain one does not")
 }
 
-// moves are the nodes that bring data in another form which is kept anyway. An exchange of rows for heads is not among
+// moves are the nodes that only convert data which is kept in another form. An exchange of rows for heads is not among
 // them: attention's gradient needs Q by heads, and nothing needs it by rows.
 func moves(n *Node) bool {
 	switch n.Op {

@@ -9,16 +9,16 @@ import (
 
 // Attention in a ring. Of every subsequence, rank k of t holds chunks k and 2t-1-k of 2t, and K and V of these
 // chunks only. Attention over its own keys is plain causal attention, because its rows are in order. Then the
-// keys of the other ranks arrive, including those of earlier subsequences: after j turns those of rank k-j. All
-// queries see all keys of earlier subsequences. Within this subsequence, all queries see the first chunk of a
-// lower rank, and none its second chunk. Of a higher rank, the queries of the second chunk see both chunks, and
-// the others none. Either way that is half of all pairs, so each turn is the same work for every rank. All
+// keys of the other ranks arrive, including those of earlier subsequences: after j turns, the keys of rank k-j. All
+// queries see all keys of earlier subsequences. Within the current subsequence, all queries see the first chunk of a
+// lower rank, and none see its second chunk. Of a higher rank, the queries of the second chunk see both chunks, and
+// the others see none. In both cases that is half of all pairs, so each turn is the same work for every rank. All
 // ranks share one code, and differ in a constant for each rank and turn.
 //
-// In the backward pass the gradients of keys follow the keys round the ring, one turn later at each rank, so
+// In the backward pass the gradients of keys follow the keys around the ring, one turn later at each rank, so
 // that they end on their own rank. Each rank computes its part while they travel, and adds it when they arrive.
 
-// constTurn is the prefix of constants that tell, for each turn, whether the arriving keys come from a lower or
+// constTurn is the prefix of constants that specify, for each turn, whether the arriving keys come from a lower or
 // a higher rank.
 const constTurn = "ring."
 
@@ -51,7 +51,7 @@ func (g *Model) RingConsts() (names []string) {
 // ring reports whether each rank has two chunks of a subsequence.
 func (s Split) ring() bool { return s.Mode == ModeRing && s.SP > 1 }
 
-// rotates reports whether K and V travel round the ring.
+// rotates reports whether K and V are passed around the ring.
 func (s Split) rotates() bool { return s.ring() && !s.Gathers }
 
 // Groups returns the names of the groups of ranks, in the order of the constants.

@@ -11,20 +11,20 @@ import (
 	"sppo.dev/lang"
 )
 
-// What of a model is trained. A frozen parameter has no gradient, and the backward pass of a block drops whatever leads to no
-// gradient of a trained parameter: nodes, and with them the activations that only they read. Below the lowest layer that trains
-// anything no gradient is needed at all.
+// The trained part of a model. A frozen parameter has no gradient, and the backward pass of a block omits everything that leads to no
+// gradient of a trained parameter: nodes, and the activations that only they read. Below the lowest layer with a trained tensor
+// no gradient is needed at all.
 
-// role says how much of the backward dataflow a block needs. Blocks of one role are equal.
+// role defines the part of the backward dataflow that a block needs. Blocks with the same role are equal.
 type role struct {
 	frozen map[string]bool // parameters, by their names in the block
 	input  bool            // the gradient of the block's input is needed
-	block  *Block          // of layers: keeps all that its backward reads
-	saved  Units           // of layers: what may be kept
-	remade Units           // of these, what may be recomputed instead
+	block  *Block          // for layers: the block that saves everything that its backward reads
+	saved  Units           // for layers: units that may be kept
+	remade Units           // those among them that may be recomputed instead
 }
 
-// key tells roles apart.
+// key identifies a role.
 func (r *role) key() string { return fmt.Sprint(r.input, slices.Sorted(maps.Keys(r.frozen))) }
 
 // findRoles builds the blocks of the model, each with the part of its backward that is needed.
@@ -57,7 +57,7 @@ func (g *Model) findRoles() {
 	head, _ := g.roleOf(plain[2], "", below)
 	g.Embedding, g.Layer, g.Head = g.embedding(g.sequence, embedding), g.layer(union, nil), g.head(head)
 	made := len(g.Layer.Units) == 0 || g.Layer.Units[0].Producer >= 0
-	if made { // layers recompute from their input
+	if made { // layers can recompute from their input
 		input := Unit{Name: g.Layer.Values[g.Layer.Input].Name, Producer: Missing, Values: []int{g.Layer.Input}, Reader: len(g.Layer.Backward)}
 		g.Layer.Units = slices.Insert(g.Layer.Units, 0, input)
 		for i := range g.Layer.Units {
@@ -72,9 +72,9 @@ func (g *Model) findRoles() {
 	}
 }
 
-// findSaved notes which units layers of a role may keep, and which of them they may recompute. Layers keep what their backward reads. If
-// it computes gradients of K and V, they may recompute all of that from their input, which they keep. Otherwise K and V are gone by
-// then: they recompute what other units lead to.
+// findSaved notes which units layers of a role may keep, and which of them they may recompute. Layers keep the values that their backward reads. If
+// it computes gradients of K and V, they may recompute all of these from their input, which they keep. Otherwise K and V have been freed by
+// then, and they recompute only what follows from other units.
 func (g *Model) findSaved(r *role) {
 	b := r.block
 	g.number(b)
@@ -88,7 +88,7 @@ func (g *Model) findSaved(r *role) {
 	}
 }
 
-// derivable returns the units that follow from others and from weights, without the input.
+// derivable returns the units that can be computed from other units and weights, without the input.
 func (b *Block) derivable() (set Units) {
 	saved := make([]bool, len(b.Values))
 	for i := range b.Units {
@@ -96,7 +96,7 @@ func (b *Block) derivable() (set Units) {
 			saved[v], set = true, set|1<<b.Units[i].Number
 		}
 	}
-	lost := make([]bool, len(b.Values)) // does not follow
+	lost := make([]bool, len(b.Values)) // cannot be computed
 	lost[b.Input] = !saved[b.Input]
 	for i := range b.Forward {
 		n := &b.Forward[i]
@@ -124,8 +124,8 @@ func (b *Block) derivable() (set Units) {
 	return set
 }
 
-// roleOf is the role of a block whose tensors' names begin with a prefix, and whether it trains any. below reports whether something
-// is trained that the gradient of its input leads to.
+// roleOf returns the role of a block whose tensors' names begin with a prefix, and whether it trains any tensor. below reports whether a
+// tensor is trained that needs the gradient of the block's input.
 func (g *Model) roleOf(b *Block, prefix string, below bool) (r *role, trains bool) {
 	r = &role{frozen: map[string]bool{}, input: below}
 	for i := range b.Params {
@@ -147,7 +147,7 @@ func (g *Model) frozen(prefix string, p *Param) bool {
 	return lang.Freezes(&g.Model, g.Freeze, prefix+p.Name, p.Group())
 }
 
-// Group is the group of tensors, as keys of the language name them, that a parameter belongs to.
+// Group returns the group of tensors, named as in the language's keys, that a parameter belongs to.
 func (p *Param) Group() string {
 	switch {
 	case strings.HasSuffix(p.Name, ".gamma"), strings.HasSuffix(p.Name, ".beta"):
@@ -164,10 +164,10 @@ func (p *Param) Group() string {
 	return lang.GroupMLP
 }
 
-// adapterStd is the standard deviation of the initial A: that of PEFT's initial values, which are uniform up to 1/sqrt(rows).
+// adapterStd returns the standard deviation of the initial A: that of PEFT's initial values, which are uniform up to 1/sqrt(rows).
 func adapterStd(rows int64) float64 { return 1 / math.Sqrt(3*float64(rows)) }
 
-// prune drops from the backward pass what leads to no gradient that is needed.
+// prune drops nodes from the backward pass that lead to no required gradient.
 func (b *builder) prune() {
 	needed := map[int]bool{}
 	if b.role.input && b.Input != Missing {
@@ -200,7 +200,7 @@ func (b *builder) prune() {
 	b.Backward = kept
 }
 
-// isResult reports whether a value is what a backward pass is for.
+// isResult reports whether a value is a result of a backward pass.
 func (b *builder) isResult(v int) bool {
 	switch value := &b.Values[v]; value.Kind {
 	case WeightGrad:
@@ -211,8 +211,8 @@ func (b *builder) isResult(v int) bool {
 	return false
 }
 
-// adapt adds what the adapter of a weight contributes to the product of x with the weight: scale * (x A) B, after Hu et al. 2021.
-// A and B are divided among the ranks of a stage as the weight is: B as its columns, or A as its rows.
+// adapt adds the contribution of a weight's adapter to the product of x and the weight: scale * (x A) B, from Hu et al. 2021.
+// A and B are divided among the ranks of a stage like the weight: B like its columns, or A like its rows.
 func (g *Model) adapt(b *builder, w Param, into Arg, x int) {
 	i := slices.IndexFunc(g.maps, func(m lang.LinearMap) bool { return slices.Contains(m.Weights, w.Name) })
 	if i < 0 {

@@ -8,23 +8,23 @@ import (
 	"sppo.dev/lang"
 )
 
-// What a layer does to queries and to keys before attention is one instruction: it turns them by their position, and multiplies queries
-// where scores are to have another scale than 1/sqrt(head_dim).
+// Before attention, a layer applies one instruction to queries and one to keys: it rotates them by their position, and multiplies queries
+// by a factor if the scale of scores is not 1/sqrt(head_dim).
 
-// RotationQ and RotationK say whose rotation an attribute is.
+// RotationQ and RotationK select the rotation of queries or of keys in an attribute.
 const (
 	RotationQ = "q"
 	RotationK = "k"
 )
 
-// Rotations that have no number of their own.
+// Values for rotations without a number.
 const (
-	plainNone  = -2 // nothing is turned, in no layer
+	plainNone  = -2 // no layer rotates
 	byLayer    = -1 // layers differ
-	plainTheta = 0  // whole heads by theta
+	plainTheta = 0  // whole heads are rotated with base theta
 )
 
-// rotation is the number that the rope instructions of all layers have, or one of the above.
+// rotation returns the number in the rope instructions of all layers, or one of the values above.
 func (g *Model) rotation(of string) int64 {
 	numbers := g.turns[of]
 	for _, n := range numbers {
@@ -35,10 +35,10 @@ func (g *Model) rotation(of string) int64 {
 	return numbers[0]
 }
 
-// Rotation is the number of a layer's rotation where layers differ.
+// Rotation returns the number of a layer's rotation if layers differ.
 func (g *Model) Rotation(layer int, of string) int64 { return g.turns[of][layer] }
 
-// findRotations lists what the layers need, each rotation once, and gives each layer the number of its own.
+// findRotations lists the rotations that the layers need, each once, and gives each layer the number of its rotation.
 func (g *Model) findRotations() {
 	g.turns = map[string][]int64{}
 	for _, of := range []string{RotationK, RotationQ} {
@@ -52,7 +52,7 @@ func (g *Model) findRotations() {
 	}
 }
 
-// rotationNumber is the number of what a layer does to heads that are multiplied by a scale, too.
+// rotationNumber returns the number of a layer's rotation, including the scale of heads.
 func (g *Model) rotationNumber(layer int, scale float64) int64 {
 	turns, local := g.Rotates(layer), g.Local(layer)
 	switch {
@@ -77,7 +77,7 @@ func (g *Model) rotationNumber(layer int, scale float64) int64 {
 	return int64(slices.IndexFunc(g.Rotations, same)) + 1
 }
 
-// queryScale is what queries are multiplied by, since attention divides scores by sqrt(head_dim).
+// queryScale returns the factor of queries, given that attention divides scores by sqrt(head_dim).
 func queryScale(m *lang.Model) float64 {
 	scale := m.AttnScale * math.Sqrt(float64(m.HeadDim))
 	if math.Abs(scale-1) < 1e-12 {

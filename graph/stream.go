@@ -16,7 +16,7 @@ func (b *Block) LooksBack(n *Node) bool {
 	})
 }
 
-// Rows narrows an operand of a node that attends to a range of tokens of K, V or their gradients. Streamed
+// Rows narrows an operand of an attention node to a range of tokens of K, V or their gradients. Streamed
 // values have a separate block for them; others have them at their offset.
 func (b *Block) Rows(a Arg, v ir.View, s Size, first, end int64) ir.View {
 	if a.Value == Missing {

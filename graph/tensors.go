@@ -6,10 +6,10 @@ import (
 	"sppo.dev/ir"
 )
 
-// LayerPrefix is what the names of a layer's tensors begin with: "layer.3.".
+// LayerPrefix returns the prefix of the names of a layer's tensors: "layer.3.".
 func LayerPrefix(layer int) string { return fmt.Sprintf("layer.%d.", layer) }
 
-// Tensors lists the parameters of the whole model in their order, which does not depend on how the model is divided.
+// Tensors lists the parameters of the whole model in their order, which does not depend on the division of the model.
 func (g *Model) Tensors() (list []ir.Tensor) {
 	g.EachTensor(func(name string, p *Param) { list = append(list, ir.Tensor{Name: name, Shape: p.Shape}) })
 	return list
@@ -31,7 +31,7 @@ func (g *Model) EachTensor(visit func(name string, p *Param)) {
 	block(g.Head, "")
 }
 
-// Parameters counts the elements of the model's tensors, those that are trained and those that are not.
+// Parameters counts the elements of the model's tensors, trained and not trained.
 func (g *Model) Parameters() (trained, frozen int64) {
 	g.EachTensor(func(_ string, p *Param) {
 		if n := p.Shape[0] * p.Shape[1]; p.Frozen {

@@ -1,7 +1,7 @@
 // Package schedule is the form between a plan and its program. A plan says which tasks a pipeline rank
-// runs, and in which order; a schedule says what the rank does inside and around each of them, as one list
-// of coarse actions: wait for the input, visit a layer, end the time that the copies of a layer have had,
-// begin to bring another layer back, pass the result on.
+// runs, and in which order; a schedule lists the rank's work inside and around each task, as
+// coarse actions: wait for the input, visit a layer, end the time for the copies of a layer,
+// begin to reload another layer, pass the result on.
 //
 // Pipeline.Write is the only code that decides this order. Three readers follow its lists, and none of
 // them knows why an action is where it is:
@@ -28,40 +28,40 @@
 // actions.
 package schedule
 
-// Op is what an action does.
+// Op is the kind of an action.
 type Op uint8
 
-// Actions of one rank. Each names a task and, where it is about a layer, the layer's place in the task's
+// Actions of one rank. Each names a task and, if it concerns a layer, the layer's index in the task's
 // stage.
 const (
 	Begin     Op = iota // waits for the task's input
-	StageIn             // begins to bring from the host what the task, the next of the rank, starts from
-	CachesIn            // begins to bring K and V of the stage's layers back for the task, the next of the rank
+	StageIn             // begins to copy the input of the task, the next of the rank, from the host
+	CachesIn            // begins to copy K and V of the stage's layers from the host for the task, the next of the rank
 	Embedding           // runs the embedding in the direction of the task
 	Head                // runs the head with the loss, forward and backward
 	Visit               // runs a layer in the direction of the task; a forward issues its copies to the host
-	Release             // ends the time that a forward's layer had for its copies: who takes its bytes waits
-	Reload              // issues the copies that bring a layer back for a backward
+	Release             // ends the time for a forward layer's copies to the host: the next user of its bytes waits for them
+	Reload              // issues the copies that reload a layer for a backward
 	End                 // passes the result on, on the device or by a message
-	StageOut            // the same, but the result goes to the host if its tensor is placed there
+	StageOut            // like End, but the result goes to the host if its tensor is placed there
 )
 
 // Action is one entry of a schedule.
 type Action struct {
 	Op    Op
-	Held  bool  // of a forward's Visit: what it offloads holds its device bytes until a Release
-	Task  int32 // place among the tasks of the rank
-	Layer int32 // place among the layers of the task's stage
-	Of    int32 // of End and StageOut the place of the task that reads the result, -1: none of the rank
+	Held  bool  // of a forward's Visit: its offloaded tensors hold their device bytes until a Release
+	Task  int32 // index among the tasks of the rank
+	Layer int32 // index among the layers of the task's stage
+	Of    int32 // of End and StageOut: the index of the task that reads the result; -1: none on this rank
 }
 
 // List is the schedule of one rank.
 type List struct {
 	actions []Action
-	begins  []int32 // [place]: of each task its first action
+	begins  []int32 // [task]: index of its first action
 }
 
-// Of returns the actions of a task. All actions of a shared slot are those of its first task.
+// Of returns the actions of a task. All actions of a shared slot belong to its first task.
 func (l *List) Of(place int) []Action {
 	if place+1 < len(l.begins) {
 		return l.actions[l.begins[place]:l.begins[place+1]]
@@ -69,7 +69,7 @@ func (l *List) Of(place int) []Action {
 	return l.actions[l.begins[place]:]
 }
 
-// Last is the last action of a task, or of a shared slot's first task; the zero action of its others.
+// Last returns the last action of a task, or of a shared slot's first task; it returns the zero action for the slot's other tasks.
 func (l *List) Last(place int) (last Action) {
 	if of := l.Of(place); len(of) > 0 {
 		last = of[len(of)-1]
@@ -77,30 +77,30 @@ func (l *List) Last(place int) (last Action) {
 	return last
 }
 
-// Pipeline is what schedules are written from.
+// Pipeline is the input from which schedules are written.
 type Pipeline struct {
 	Layers []int // [virtual stage]
-	Shared int   // slots, from the first on, that the ranks of all stages share in both passes
-	Staged bool  // results that are read much later wait on the host, and so may K and V
+	Shared int   // number of slots, from the first on, that the ranks of all stages share in both passes
+	Staged bool  // results that are read much later are kept on the host, as K and V may be
 	undone []int // [virtual stage]: layers that its backwards visit, the last ones of the stage
 	tasks  [][]Task
-	links  [][]link // [rank][place]
+	links  [][]link // [rank][task]
 }
 
-// link is how a task is joined to others of its rank. Places are -1 where there is no such task.
+// link connects a task with others of its rank. Indices are -1 if there is no such task.
 type link struct {
 	undone int32 // of a backward: its forward
-	reader int32 // the task that reads the result: of the next stage, or the backward that begins with the head
-	first  int32 // layers of the tasks before
+	reader int32 // the task that reads the result: that of the next stage, or the backward that begins with the head
+	first  int32 // number of layers of all earlier tasks
 	last   bool  // no task of a later subsequence goes through the stage in this direction
 }
 
-// nearby is how many tasks later a result is read that stays on the device: one for the way to the host,
+// nearby is the number of tasks within which a result that stays on the device is read: one for the way to the host,
 // one for the way back.
 const nearby = 2
 
-// New prepares the schedules of some tasks, those of each rank in its order. The first layers of the model may be without a backward:
-// untrained is their number.
+// New prepares the schedules of some tasks, those of each rank in its order. untrained is the number of layers, from the first
+// on, that have no backward.
 func New(tasks [][]Task, layers []int, untrained int) *Pipeline {
 	p := &Pipeline{Layers: layers, tasks: tasks}
 	for _, n := range layers {
@@ -140,11 +140,11 @@ func New(tasks [][]Task, layers []int, untrained int) *Pipeline {
 	return p
 }
 
-// feeds reports whether the stage before a virtual stage goes on with the gradient of its input.
+// feeds reports whether the stage before a virtual stage needs the gradient of its input.
 func (p *Pipeline) feeds(stage int) bool { return stage > 0 && p.undone[stage-1] > 0 }
 
-// Write lists the actions of a rank. Copies to the host may lag that many tasks behind their forward,
-// reloads are issued that many layers of backward ahead of need. It reuses the storage of a list that is
+// Write lists the actions of a rank. Copies to the host may lag that many tasks after their forward;
+// reloads are issued that many backward layers in advance. Write reuses the storage of a list that is
 // no longer read; reuse may be nil.
 func (p *Pipeline) Write(rank, lag, ahead int, reuse *List) *List {
 	if reuse == nil {
@@ -184,33 +184,33 @@ type writer struct {
 	links      []link
 	lag, ahead int
 
-	copies   []copies // of each layer of each task, as first counts them
+	copies   []copies // of each layer of each task, indexed with link.first
 	reloaded []int    // [place]: layers of a backward whose reloads are issued
 
-	turn, turnFirst int        // number and first task of the turn that is written
+	turn, turnFirst int        // number and first task of the current turn
 	waiting         []offloads // forwards whose copies have not had their time, oldest first
-	leaving         []int      // of these the tasks whose copies end while the turn runs
+	leaving         []int      // those among them whose copies end during the current turn
 }
 
-// copies are what the list has of the copies of a forward's layer so far.
+// copies has the actions listed so far for the copies of a forward's layer.
 type copies struct {
 	visit    int32 // the action that issues them
 	released bool
 }
 
-// offloads are the copies to the host of a forward.
+// offloads has the copies to the host of a forward.
 type offloads struct{ task, turn int }
 
 func (w *writer) add(a Action) { w.list.actions = append(w.list.actions, a) }
 
 func (w *writer) layersOf(i int) int { return w.Layers[w.tasks[i].Stage] }
 
-// isShared reports whether the ranks of all stages share in a task's slot.
+// isShared reports whether the ranks of all stages share a task's slot.
 func (p *Pipeline) isShared(t Task) bool { return t.Slot() < p.Shared }
 
-// turnEnd begins the turn of a task and returns the place after its last. Pieces that run one after
-// another, or layer by layer together, are one turn, and the last of them sees the copies of others end;
-// any other task is a turn of its own.
+// turnEnd begins the turn of a task and returns the index after its last task. Pieces that run one after
+// another, or together layer by layer, are one turn, and copies of other tasks end during the last of them;
+// any other task is a turn by itself.
 func (w *writer) turnEnd(i int) (end int) {
 	w.turn++
 	w.turnFirst = i
@@ -244,8 +244,8 @@ func (w *writer) endTurn(end int) {
 	}
 }
 
-// task lists the actions of a task that its rank runs alone. A backward that directly follows its forward
-// finds nothing else that could hide the copies: they end before it begins.
+// task lists the actions of a task that its rank runs alone. If a backward directly follows its forward,
+// nothing else could hide the copies: they end before it begins.
 func (w *writer) task(i, turnEnd int) {
 	t, place := w.tasks[i], int32(i)
 	layers, coming := w.layersOf(i), w.coming(i)
@@ -283,7 +283,7 @@ func (w *writer) task(i, turnEnd int) {
 	w.end(i)
 }
 
-// end lists how a task's result goes on.
+// end lists the action that passes a task's result on.
 func (w *writer) end(i int) {
 	end := Action{Op: End, Task: int32(i), Of: w.links[i].reader}
 	if w.Staged && int(end.Of) > i+nearby {
@@ -292,7 +292,7 @@ func (w *writer) end(i int) {
 	w.add(end)
 }
 
-// stageIn lists what comes back from the host for a task while the one before it runs.
+// stageIn lists the copies from the host for a task, which run during the previous task.
 func (w *writer) stageIn(i int) {
 	if !w.Staged || i == len(w.tasks) {
 		return
@@ -303,7 +303,7 @@ func (w *writer) stageIn(i int) {
 	}
 }
 
-// visit lists the work of a task in the layer that it comes to as its at-th.
+// visit lists the work of a task in its at-th layer.
 func (w *writer) visit(op Op, i, at int) {
 	k := at
 	if w.tasks[i].Kind != Forward {
@@ -316,9 +316,9 @@ func (w *writer) visit(op Op, i, at int) {
 	w.add(Action{Op: op, Held: held, Task: int32(i), Layer: int32(k)})
 }
 
-// releaseBeside lists the releases that go along with the at-th layer of a turn: each forward's layer has
-// the time of as many turns as it may lag. The last layer of the turn has those of forwards with more
-// layers, too.
+// releaseBeside lists the releases during the at-th layer of a turn: each forward's layer has
+// as many turns for its copies as they may lag. The last layer of the turn also has the releases of forwards with more
+// layers.
 func (w *writer) releaseBeside(at int, last bool) {
 	for _, f := range w.leaving {
 		for k, layers := at, w.layersOf(f); k < layers && (k == at || last); k++ {
@@ -332,9 +332,9 @@ func (w *writer) release(forward, k int) {
 	w.add(Action{Op: Release, Task: int32(forward), Layer: int32(k)})
 }
 
-// coming is the number of backwards after a task, with nothing else between, whose reloads may be issued
-// while it runs: as many as ahead reaches. There are none where the first of them undoes the task, which
-// has yet to offload. After a forward there is one at most, since the copies of others may not have ended.
+// coming returns the number of backwards directly after a task whose reloads may be issued
+// while it runs: as many as ahead reaches. There are none if the first of them is the task's own backward, whose tensors
+// are not yet offloaded. After a forward there is at most one, because the copies of others may not have ended.
 func (w *writer) coming(i int) int {
 	rest := w.tasks[i+1:]
 	if len(rest) == 0 || int(w.links[i+1].undone) == i {
@@ -350,8 +350,8 @@ func (w *writer) coming(i int) int {
 	return n
 }
 
-// reloadUpTo lists the reloads, as far as they are not listed yet, of the layers up to the last-th from
-// the start of a task on, in the order in which the task and the backwards that come after it need them.
+// reloadUpTo lists the reloads that are not listed yet, of the layers up to the last-th from
+// the start of a task on, in the order in which the task and the following backwards need them.
 func (w *writer) reloadUpTo(i, coming, last int) {
 	for m := i; m <= i+coming && last >= 0; m++ {
 		layers := w.layersOf(m)
@@ -364,8 +364,8 @@ func (w *writer) reloadUpTo(i, coming, last int) {
 	}
 }
 
-// reload lists the reload of a backward's layer. Where it comes before the Release, the forward's visit
-// holds no bytes: nobody ever waits for them.
+// reload lists the reload of a backward's layer. If it comes before the Release, the forward's visit
+// does not hold bytes: no action ever waits for them.
 func (w *writer) reload(i, k int) {
 	if f := w.links[i].undone; f >= 0 {
 		if c := &w.copies[int(w.links[f].first)+k]; !c.released {

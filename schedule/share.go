@@ -2,13 +2,13 @@ package schedule
 
 import "slices"
 
-// Sharing says which rank runs which piece of the tasks that ranks share, and what the ranks of a shared
-// slot send each other. Ranks share tasks only where each has one virtual stage, so ranks and stages have
+// Sharing defines which rank runs which piece of the tasks that ranks share, and what the ranks of a shared
+// slot send each other. Ranks share tasks only if each has one virtual stage, so ranks and stages have
 // the same numbers.
 //
 // Slot t has the tasks of subsequence t-i on stage i. Each is cut into a piece for every rank. Its own rank
-// runs the first t+1 of them, and rank j after that the piece with number j+1: a helper keeps its piece
-// from stage to stage until it has a stage of its own to run.
+// runs the first t+1 pieces, and every later rank j runs the piece with number j+1: a helper keeps its piece
+// from stage to stage until its own stage has work.
 type Sharing struct {
 	Ranks  int
 	Pieces [][]int64 // [subsequence]: tokens of the pieces; subsequences after these are whole
@@ -28,8 +28,8 @@ func (s Sharing) helps(rank, stage, slot int) bool {
 	return rank > stage && rank > slot && slot < s.Ranks-1
 }
 
-// Reader is a rank that reads what another rank makes of K and V in a piece. In the backward pass it adds
-// to the gradients of those rows instead, and sends what it has added.
+// Reader is a rank that reads the rows of K and V that another rank computes in a piece. In the backward pass it adds
+// to the gradients of those rows instead, and sends its contributions.
 type Reader struct {
 	Rank  int
 	Waits bool // it has a later piece of the same slot, so it waits for the rows
