@@ -1,7 +1,7 @@
-// Package codegen turns a plan into a program: lower.go makes instructions of tasks, place.go gives every buffer its
-// bytes, sync.go inserts the events, build.go joins the codes of all stages with the constants of all ranks.
+// Package codegen turns a plan into a program: lower.go expands tasks to instructions, place.go assigns addresses to
+// buffers, sync.go inserts the events, and build.go combines the codes of all stages with the constants of all ranks.
 //
-// Read build.go first, then lower.go. The package knows nothing of devices, and decides nothing that a plan says.
+// Read build.go first, then lower.go. The package knows nothing about devices, and makes no decision that a plan makes.
 package codegen
 
 import (
@@ -23,7 +23,7 @@ func Build(plan *plan.Plan) (*ir.Program, error) {
 	return build(plan, true)
 }
 
-// Measure fills plan.Memory without inserting events: what a report needs.
+// Measure fills plan.Memory without inserting events, which is enough for a report.
 func Measure(plan *plan.Plan) error {
 	_, err := build(plan, false)
 	return err
@@ -105,7 +105,7 @@ func each(stages int, do func(i int)) {
 	}
 }
 
-// fillMemory records the peaks that placing found, and what fills them.
+// fillMemory records the peaks that placement found, and their contents.
 func fillMemory(plan *plan.Plan, codes []ir.Code, peaks [][ir.NumArenas]ir.Peak) {
 	m := &plan.Memory
 	m.Placed, m.Fits = true, true
@@ -119,8 +119,8 @@ func fillMemory(plan *plan.Plan, codes []ir.Code, peaks [][ir.NumArenas]ir.Peak)
 	}
 }
 
-// place gives buffers their offsets: what persists at the bottom of its arena, above it each section's own. Sections
-// run one after another, so they share the bytes above. It returns the lives of the buffers.
+// place gives buffers their offsets: persistent buffers are at the bottom of their arena, those of each section above. Sections
+// run one after another, so they share the bytes above. place returns the lives of the buffers.
 func (s *stage) place() (lives []ir.Life) {
 	base := s.placePersistent()
 	extents := base
@@ -153,7 +153,7 @@ func (s *stage) mostLive() (most [ir.NumArenas]ir.Bytes) {
 	return most
 }
 
-// lives are those that the buffers were placed by.
+// lives are those by which the buffers were placed.
 func (s *stage) lives() []ir.Life {
 	lives := make([]ir.Life, len(s.buffers))
 	for section, p := range s.parts {
@@ -168,7 +168,7 @@ func (s *stage) lives() []ir.Life {
 	return lives
 }
 
-// placePersistent returns the ends of what it places.
+// placePersistent returns the ends of the buffers that it places.
 func (s *stage) placePersistent() (ends [ir.NumArenas]ir.Bytes) {
 	for i := range s.buffers {
 		if b := &s.buffers[i]; b.persistent {
@@ -179,7 +179,7 @@ func (s *stage) placePersistent() (ends [ir.NumArenas]ir.Bytes) {
 	return ends
 }
 
-// part is the range of buffers that a section made.
+// part is the range of buffers that a section created.
 type part struct{ first, end int }
 
 func (s *stage) placePart(p part, arena ir.Arena, base ir.Bytes) ir.Bytes {
@@ -199,7 +199,7 @@ func (s *stage) placePart(p part, arena ir.Arena, base ir.Bytes) ir.Bytes {
 	return extent
 }
 
-// livesOf are the lives of a section's buffers in an arena, and the buffers. Those that take the bytes of one over prolong
+// livesOf returns the lives of a section's buffers in an arena, and the buffers. A buffer that takes over the bytes of another extends
 // its life.
 func (s *stage) livesOf(p part, arena ir.Arena) (lives []life, which []int) {
 	for i := p.end - 1; i >= p.first; i-- {
@@ -222,7 +222,7 @@ func (s *stage) synchronise() {
 	}
 }
 
-// program joins the codes with what differs among ranks.
+// program combines the codes with the constants of each rank.
 func (l *layout) program(codes []ir.Code) *ir.Program {
 	plan, t := l.plan, &l.plan.Train
 	p := &ir.Program{
@@ -281,7 +281,7 @@ func (l *layout) rank(r int) ir.Rank {
 func (l *layout) constValue(name string, d, i, k int) int64 {
 	par := l.plan.Parallel
 	switch name {
-	case constPrev: // the stages of a replica are a ring
+	case constPrev: // the stages of a replica form a ring
 		return int64((d*par.PP+(i+par.PP-1)%par.PP)*par.SP + k)
 	case constNext:
 		return int64((d*par.PP+(i+1)%par.PP)*par.SP + k)
@@ -314,7 +314,7 @@ func passIndex(name string) uint8 {
 	return uint8(i)
 }
 
-// lineTable turns keys of the spec into indexes of Program.Lines.
+// lineTable maps keys of the spec to indices of Program.Lines.
 type lineTable struct {
 	texts []string
 	index map[string]uint16

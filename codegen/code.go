@@ -73,7 +73,7 @@ func (e *emitter) reserve(b uint32, from position) {
 	(*e.buffers)[b].start = min((*e.buffers)[b].start, from)
 }
 
-// hold extends the life of a buffer to the current position. Whatever reuses its bytes comes later, and waits
+// hold extends the life of a buffer to the current position. An instruction that reuses its bytes comes later, and waits
 // for any copy of the buffer that is still running.
 func (e *emitter) hold(b uint32) { (*e.buffers)[b].end = max((*e.buffers)[b].end, e.now()-1) }
 

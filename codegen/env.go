@@ -9,14 +9,14 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// place is where a value of a block lies while a task runs.
+// place is the location of a value of a block while a task runs.
 type place struct {
 	buffer uint32
 	offset ir.Bytes
 	known  bool
 }
 
-// env runs the nodes of one block for one task: it finds or makes the buffer of every value.
+// env emits the nodes of one block for one task: it finds or creates the buffer of every value.
 type env struct {
 	s         *stage
 	block     *graph.Block
@@ -28,8 +28,8 @@ type env struct {
 	unitOf    []int              // value -> unit of the block that is saved, or -1
 	read      []bool             // value -> whether an instruction has read it since it was written
 	wrote     map[graph.Arg]bool // operands that an instruction has written
-	backward  bool               // of a layer
-	begun     bool               // of a backward where K and V stream: later subsequences have added to the gradients of its own
+	backward  bool               // a layer's backward
+	begun     bool               // of a backward with streamed K and V: later subsequences have added to the gradients of its own rows
 	suffix    string
 	lossScale float64
 }
@@ -45,7 +45,7 @@ func (e *env) put(value int, buffer uint32, offset ir.Bytes) {
 	e.at[value] = place{buffer, offset, true}
 }
 
-// run emits nodes, the chunked ones of the head once for every chunk of rows.
+// run emits nodes. It emits the chunked nodes of the head once for every chunk of rows.
 func (e *env) run(nodes []graph.Node) {
 	for i := 0; i < len(nodes); {
 		if !nodes[i].Chunked {
@@ -62,7 +62,7 @@ func (e *env) run(nodes []graph.Node) {
 	}
 }
 
-// runBackward emits the backward pass of the block, or its first half where the second is a task of its own.
+// runBackward emits the backward pass of the block, or its first half if the second is a separate task.
 func (e *env) runBackward() {
 	if e.s.split[e.task] {
 		e.run(e.block.Halves[graph.InputGradient])
@@ -128,8 +128,8 @@ func (e *env) node(n *graph.Node) {
 	e.stageCachesOut(n)
 }
 
-// rename gives a working value that a node writes anew, after others have read it or where nobody ever does, a buffer of its own in
-// the same place: a buffer stands for one value.
+// rename gives a value a new buffer in the same bytes if a node writes it again, after other nodes have read it or although none ever
+// does: a buffer stands for one value.
 func (e *env) rename(n *graph.Node, in *ir.Instr) {
 	written := in.Info().Written()
 	for i, a := range n.Args {
@@ -151,7 +151,7 @@ func (e *env) rename(n *graph.Node, in *ir.Instr) {
 	}
 }
 
-// key is the line of the spec that the block stems from.
+// key returns the line of the spec that the block comes from.
 func (e *env) key() string {
 	if e.layer >= 0 {
 		return "model.layers"
@@ -166,7 +166,7 @@ func (e *env) view(a graph.Arg, v ir.View) ir.View {
 	return v
 }
 
-// find is the place of a value; what has none yet is allocated.
+// find returns the place of a value, and allocates it if it has none yet.
 func (e *env) find(value int) place {
 	if e.at[value].known {
 		return e.at[value]
@@ -204,7 +204,7 @@ func (e *env) cacheKey(value int) cacheKey {
 	return cacheKey{e.task.Microbatch, e.layer, e.block.Values[value].Name}
 }
 
-// cache is the buffer of K, V or one of their gradients, which all tasks of a microbatch share.
+// cache returns the buffer of K, V or one of their gradients, which all tasks of a microbatch share.
 func (e *env) cache(value int) uint32 {
 	key := e.cacheKey(value)
 	b, ok := e.s.caches[key]
@@ -236,8 +236,8 @@ func (e *env) attr(n *graph.Node, a graph.Attr) ir.Attr {
 	panic("internal: attribute without a source")
 }
 
-// touchAll reports whether what a node adds to by an attribute has been written before in this step, and notes that it is
-// now.
+// touchAll reports whether the values that a node accumulates into, if an attribute says so, have already been written in this step, and marks
+// them as written.
 func (e *env) touchAll(n *graph.Node, attribute string) bool {
 	before := false
 	for i, o := range ir.Ops[n.Op].Operands {

@@ -19,7 +19,7 @@ type stateBlock struct {
 
 // hostState is the part of a state or master that belongs to a block.
 type hostState struct {
-	name         string // as the update calls it
+	name         string // as in the update
 	host, device uint32
 	dtype        ir.DType
 }
@@ -29,7 +29,7 @@ type passing struct {
 	s      *stage
 	blocks []stateBlock // not yet updated
 	loaded int          // number of these whose load has been issued
-	last   []hostState  // of the last updated block
+	last   []hostState  // states of the last updated block
 }
 
 // newPassing lists the blocks in the order of the updates.

@@ -13,8 +13,8 @@ import (
 // stage lowers the tasks of one pipeline rank to instructions.
 type stage struct {
 	*layout
-	index0  int        // number of the pipeline rank
-	order   *plan.Plan // whose tasks the section does
+	index0  int        // index of the pipeline rank
+	order   *plan.Plan // the plan whose tasks the section runs
 	tasks   []plan.Task
 	list    *schedule.List // of these tasks
 	steps   []step
@@ -29,30 +29,30 @@ type stage struct {
 	head      []*param
 	loss      uint32
 	evalLoss  uint32
-	losses    uint32 // of the tokens of a validation
+	losses    uint32 // of the tokens in a validation
 	stepBuf   uint32
-	weights   [2]uint32      // of labels, in a step and in a validation
+	weights   [2]uint32      // weights of labels, in a step and in a validation
 	documents map[int]uint32 // [microbatch]: positions of its tokens in their documents
 	spike     ir.View        // the largest gradient norm that updates weights, or absent
 	norm      uint32
 
-	split     map[plan.Task]bool   // backwards whose weight gradients are tasks of their own
-	deferred  map[plan.Task][]*env // what those have yet to run
+	split     map[plan.Task]bool   // backwards whose weight gradients are separate tasks
+	deferred  map[plan.Task][]*env // envs whose second halves these tasks have yet to run
 	touched   map[touch]bool       // accumulators that this section has written
-	caches    map[cacheKey]uint32  // K, V and their gradients
+	caches    map[cacheKey]uint32  // buffers of K, V and their gradients
 	parked    map[cacheKey]uint32  // K and V on the host
 	saved     map[unitKey]savedUnit
 	visits    visits
 	streams   streams
-	taskStart position               // where the previous task began
-	inputs    map[plan.Task]uint32   // what tasks start from, where another task or rank has made it
+	taskStart position               // start of the previous task
+	inputs    map[plan.Task]uint32   // inputs of tasks, if another task or rank has produced them
 	away      map[plan.Task]uint32   // the same, on the host
-	outputs   map[plan.Task]uint32   // results that are yet to be sent
-	lent      map[lentKey]*lentBlock // of other stages' keys
-	rows      uint32                 // what the task that runs has come to: rows, or their gradients
-	beside    *help                  // with others' tasks, that goes along with the task that runs
-	lagging   []uint32               // buffers whose messages may still be under way: held until the end of the next task
-	passing   *passing               // optimizer state that waits in host memory
+	outputs   map[plan.Task]uint32   // results that have not been sent yet
+	lent      map[lentKey]*lentBlock // keys of other stages
+	rows      uint32                 // the current rows of the running task, or their gradients
+	beside    *help                  // help with others' tasks, during the running task
+	lagging   []uint32               // buffers whose messages may still be in transfer: held until the end of the next task
+	passing   *passing               // optimizer state in host memory
 	training  bool
 }
 
@@ -68,15 +68,15 @@ type cacheKey struct {
 
 type unitKey struct{ microbatch, subsequence, piece, layer, unit int }
 
-// savedUnit is where a unit is: on the device, on the host, or, once its copy has been issued, both.
+// savedUnit is the location of a unit: on the device, on the host, or both once its copy has been issued.
 type savedUnit struct {
 	device, host uint32
 	onHost       bool // was copied out
-	left         bool // the copy out has had its time
+	left         bool // the copy to the host has had its time
 	returned     bool // reload has been issued
 }
 
-// lower makes the code of stage i: sections, buffers with their lives, no places and no events yet.
+// lower generates the code of stage i: sections, and buffers with their lives, without addresses and events.
 func (l *layout) lower(i int) *stage {
 	s := &stage{layout: l, index0: i, steps: l.steps[i], layer: map[int][]*param{}, borrowed: map[int][]*param{}, split: l.plan.Splits(i), deferred: map[plan.Task][]*env{}}
 	s.code.Name = fmt.Sprintf("stage%d", i)
@@ -88,11 +88,11 @@ func (l *layout) lower(i int) *stage {
 	return s
 }
 
-// first and last say who has the embedding and the head.
+// first and last report whether the stage has the embedding and the head.
 func (s *stage) first() bool { return s.index0 == s.plan.Home(0) }
 func (s *stage) last() bool  { return s.index0 == s.plan.Home(len(s.stages)-1) }
 
-// layers are the global numbers of the layers that this rank holds.
+// layers returns the global numbers of the layers that this rank holds.
 func (s *stage) layers() []int {
 	var layers []int
 	for _, j := range s.plan.StagesOf(s.index0) {
@@ -121,7 +121,7 @@ func (s *stage) end() {
 	s.parts = append(s.parts, part{first, len(s.buffers)})
 }
 
-// decidedBy sets the pass and the spec key that the next instructions come from.
+// decidedBy sets the pass and the spec key of the following instructions.
 func (s *stage) decidedBy(pass, key string) {
 	s.prov.Pass, s.prov.Line = passIndex(pass), s.lines.of(key)
 }
@@ -165,7 +165,7 @@ func (s *stage) result(name string, n int64) uint32 {
 	return b
 }
 
-// layerOfModel is the dataflow of a layer that recomputes nothing.
+// layerOfModel returns the dataflow of a layer that recomputes nothing.
 func (s *stage) layerOfModel(layer int) *graph.Block { return s.model.LayerOf(s.model.KindOf(layer)) }
 
 func (s *stage) newParams(b *graph.Block, prefix string) []*param {
@@ -176,7 +176,7 @@ func (s *stage) newParams(b *graph.Block, prefix string) []*param {
 	return ps
 }
 
-// sharedWith finds the embedding that a tied head on the same stage uses.
+// sharedWith returns the embedding that a tied head on the same stage uses.
 func (s *stage) sharedWith(g *graph.Param) *param {
 	for _, p := range s.embedding {
 		if g.Tied && p.Name == g.Name {
@@ -202,7 +202,7 @@ func (s *stage) lowerStep() {
 	s.end()
 }
 
-// setTasks begins with the tasks of a section, and writes their schedule.
+// setTasks sets the tasks of a section, and writes their schedule.
 func (s *stage) setTasks(tasks []plan.Task, of *schedule.Pipeline, rank int) {
 	s.tasks, s.list = tasks, of.Write(rank, s.plan.Offload.Lag, s.plan.Offload.Ahead, nil)
 	s.streams = streams{queue: walk.NewLoadQueue(s.plan, s.model, tasks)}
@@ -274,15 +274,15 @@ func (s *stage) act(a schedule.Action) {
 	}
 }
 
-// layerOf is the global number of an action's layer.
+// layerOf returns the global number of an action's layer.
 func (s *stage) layerOf(a schedule.Action) int { return s.stages[s.tasks[a.Task].Stage][a.Layer] }
 
-// nowhere clears the provenance of a task.
+// nowhere clears the task in the provenance.
 func (s *stage) nowhere() {
 	s.prov.Microbatch, s.prov.Subsequence, s.prov.Layer, s.prov.Stage = ir.None, ir.None, ir.None, int16(s.index0)
 }
 
-// at sets the provenance of what a task emits.
+// at sets the provenance of the instructions of a task.
 func (s *stage) at(t plan.Task) {
 	s.prov.Microbatch, s.prov.Subsequence = int32(t.Microbatch), int32(t.Subsequence)
 	s.prov.Stage = int16(t.Stage)
@@ -298,13 +298,13 @@ func (s *stage) at(t plan.Task) {
 	}
 }
 
-// hidden is the size and view of the rows that stages pass on.
+// hidden returns the size and view of the rows that stages pass on.
 func (s *stage) hidden(z graph.Size) (ir.Bytes, func(uint32) ir.View) {
 	rows, cols, d := z.Tokens*z.Batch/z.SP, int64(s.plan.Model.Hidden), s.model.DType()
 	return ir.Bytes(rows*cols) * d.Bytes(), func(b uint32) ir.View { return matrix(b, d, rows, cols) }
 }
 
-// label names a buffer of a task: "m0.s3.l2.q"; "m0.s3p1.l2.q" where it is of a piece.
+// label names a buffer of a task: "m0.s3.l2.q", or "m0.s3p1.l2.q" for a piece.
 func (s *stage) label(t plan.Task, layer int, value string) string {
 	prefix := ""
 	if !s.training {
@@ -320,7 +320,7 @@ func (s *stage) label(t plan.Task, layer int, value string) string {
 	return fmt.Sprintf("%s.l%d.%s", subsequence, layer, value)
 }
 
-// endTask passes the task's result on, if it has one: to a task of the same rank, or to a message.
+// endTask passes the task's result on, if any: to a task of the same rank, or to a message.
 func (s *stage) endTask(t plan.Task, a schedule.Action, x uint32) {
 	_, _, feeds := s.order.Target(t)
 	switch {
@@ -333,7 +333,7 @@ func (s *stage) endTask(t plan.Task, a schedule.Action, x uint32) {
 	}
 }
 
-// input is what a task starts from.
+// input returns the buffer of a task's input.
 func (s *stage) input(t plan.Task) uint32 {
 	x := s.inputs[t]
 	delete(s.inputs, t)
@@ -345,7 +345,7 @@ func (s *stage) runEmbedding(t plan.Task) {
 	switch {
 	case t.Kind == plan.Forward:
 		s.rows = s.embed(t)
-	case len(s.model.Embedding.Backward) == 0: // it is not trained
+	case len(s.model.Embedding.Backward) == 0: // the embedding is not trained
 	case t.Kind == plan.Backward:
 		s.embeddingGradients(t, s.rows)
 	case t.Kind == plan.WeightGrad:
@@ -393,7 +393,7 @@ func (s *stage) forwardLayer(t plan.Task, layer int, x uint32) uint32 {
 	return e.at[b.Output].buffer
 }
 
-// receive issues the message that brings a task's input. Its buffer is reserved from the start of the task before it
+// receive issues the message with a task's input. Its buffer is reserved from the start of the previous task
 // on, so that the message may arrive while that task runs.
 func (s *stage) receive(t plan.Task) {
 	from, source, _ := s.order.Source(t)
@@ -410,7 +410,7 @@ func (s *stage) receive(t plan.Task) {
 	s.inputs[t] = b
 }
 
-// allocateInput makes the buffer of what a task starts from and another one has made.
+// allocateInput creates the buffer of a task's input that another task produces.
 func (s *stage) allocateInput(t plan.Task) uint32 {
 	layers, name := s.stages[t.Stage], "ln1.in"
 	layer := layers[0]
@@ -424,7 +424,7 @@ func (s *stage) allocateInput(t plan.Task) uint32 {
 	return s.allocate(s.label(t, layer, name), ir.Device, size)
 }
 
-// send issues the message that takes a task's result on; its buffer is held until the end of the next task.
+// send issues the message with a task's result. Its buffer is held until the end of the next task.
 func (s *stage) send(t plan.Task) {
 	to, _, _ := s.order.Target(t)
 	stream, peer := ir.SendNext, constNext
@@ -454,7 +454,7 @@ func (s *stage) embeddingGradients(t plan.Task, dy uint32) {
 	e.runBackward()
 }
 
-// finishBackward emits the next of the second halves that a backward has deferred, in the order of the first.
+// finishBackward emits the next of the second halves that a backward has deferred, in the order of the first halves.
 func (s *stage) finishBackward(t plan.Task) {
 	e := s.deferred[t][0]
 	s.deferred[t] = s.deferred[t][1:]
@@ -479,7 +479,7 @@ func (s *stage) backwardLayer(t plan.Task, layer int, dy uint32) uint32 {
 	return e.gradient()
 }
 
-// gradient is the gradient of the block's input, where it has one.
+// gradient returns the gradient of the block's input, if there is one.
 func (e *env) gradient() uint32 {
 	if e.block.DInput == graph.Missing {
 		return ir.NoBuffer
@@ -498,7 +498,7 @@ func (s *stage) backwardHead(t plan.Task, x uint32) uint32 {
 	return e.gradient()
 }
 
-// lowerEval is one validation microbatch: forwards only, nothing saved.
+// lowerEval emits one validation microbatch: only forwards, with nothing saved.
 func (s *stage) lowerEval() {
 	s.begin(ir.SectionEval, ir.PhaseEval)
 	s.training, s.order = false, s.eval
@@ -511,7 +511,7 @@ func (s *stage) lowerEval() {
 	s.loadDocuments(1)
 	var tasks []plan.Task
 	var steps []step
-	index := map[int]int{} // of the rank's tasks among these
+	index := map[int]int{} // index of the rank's tasks among these
 	for _, st := range s.evalSteps[s.index0] {
 		t := s.order.Tasks[s.index0][st.task]
 		if t.Kind != plan.Forward || t.Microbatch != 0 {
@@ -530,7 +530,7 @@ func (s *stage) lowerEval() {
 	}
 	if s.last() {
 		s.averageOverReplicas(s.evalLoss)
-		s.hold(s.losses) // to be read
+		s.hold(s.losses) // the VM reads them
 	}
 	s.end()
 }
@@ -546,7 +546,7 @@ func (s *stage) evalHead(t plan.Task, x uint32) {
 	e.run(b.Forward)
 }
 
-// weigh sets what the loss of a token is multiplied by: 1 / tokens of so many sequences, or a parameter of the step.
+// weigh sets the factor of a token's loss: 1 / tokens of that many sequences, or a parameter of the step.
 func (e *env) weigh(sequences float64, weight uint32) {
 	e.lossScale = 1 / (float64(e.s.plan.Train.Sequence) * sequences)
 	if v := e.block.Given(graph.ValueWeight); v != graph.Missing {
@@ -555,8 +555,8 @@ func (e *env) weigh(sequences float64, weight uint32) {
 	}
 }
 
-// loadDocuments begins a section with the positions of all its tokens in their documents, for models that look at them. They
-// stay to its end.
+// loadDocuments begins a section with the positions of all its tokens in their documents, for models that need them. They
+// are live to its end.
 func (s *stage) loadDocuments(microbatches int) {
 	s.documents = map[int]uint32{}
 	if s.model.Layer.Given(graph.ValuePositions) == graph.Missing {
@@ -577,7 +577,7 @@ func (s *stage) loadDocuments(microbatches int) {
 	s.prov.Microbatch = ir.None
 }
 
-// evalSequences is how many sequences one eval section covers over all replicas.
+// evalSequences returns the number of sequences in one eval section, over all replicas.
 func (l *layout) evalSequences() int {
 	if !l.plan.Train.Validates() {
 		return 0

@@ -10,21 +10,21 @@ import (
 	"sppo.dev/schedule"
 )
 
-// Tasks that the ranks of several stages share: schedule/slot.go has the order of what they do. All ranks issue the messages of
+// Tasks that the ranks of several stages share: schedule/slot.go defines the order of actions. All ranks issue the messages of
 // a slot in one order, slot by slot, layer by layer, stage by stage.
 
-// sharedSlot is what a rank does of a slot.
+// sharedSlot is a rank's work in a slot.
 type sharedSlot struct {
 	*stage
 	mine, all []plan.Task          // of this rank, of all ranks
-	x         map[plan.Task]uint32 // what tasks have come to: rows or their gradients
-	envs      map[plan.Task]*env   // of the layer that tasks are at
-	adds      map[int][]sum        // [stage]: what has come for gradients and is yet to be added
-	working   int                  // stage whose pieces the rank works on; -1: none
-	since     position             // from where on it does
+	x         map[plan.Task]uint32 // the current rows of tasks, or their gradients
+	envs      map[plan.Task]*env   // for the current layer of tasks
+	adds      map[int][]sum        // [stage]: received contributions to gradients that are not yet added
+	working   int                  // stage whose pieces the rank is working on; -1: none
+	since     position             // start of that work
 }
 
-// newSharedSlot is of the slot of a task.
+// newSharedSlot returns the slot of a task.
 func (s *stage) newSharedSlot(t plan.Task) *sharedSlot {
 	w := &sharedSlot{
 		stage: s, all: s.plan.Sharing().Tasks(t.Kind, t.Microbatch, t.Slot()), x: map[plan.Task]uint32{},
@@ -73,22 +73,22 @@ func (w *sharedSlot) act(a schedule.Action) {
 	}
 }
 
-// workOn notes from where on the rank works on the pieces of a stage.
+// workOn records the position at which the rank begins to work on the pieces of a stage.
 func (w *sharedSlot) workOn(stage int) {
 	if w.working != stage {
 		w.working, w.since = stage, w.now()
 	}
 }
 
-// sum is a part of a gradient that another rank has sent.
+// sum is a contribution to a gradient that another rank has sent.
 type sum struct{ to, part ir.View }
 
-// tasksOf are the tasks of a stage in the slot.
+// tasksOf returns the tasks of a stage in the slot.
 func (w *sharedSlot) tasksOf(stage int) []plan.Task {
 	return slices.DeleteFunc(slices.Clone(w.all), func(t plan.Task) bool { return t.Stage != stage })
 }
 
-// enterShared begins the visit of the layer that own tasks come to as their k-th.
+// enterShared begins the visit of the k-th layer of the rank's own tasks.
 func (w *sharedSlot) enterShared(stage, k int) {
 	t := w.tasksOf(stage)[0]
 	layer := w.path(t)[k]
@@ -96,7 +96,7 @@ func (w *sharedSlot) enterShared(stage, k int) {
 	w.enter(layer)
 }
 
-// exchange issues the messages of the layer that the tasks of a stage have come to as their k-th. What comes in may come while
+// exchange issues the messages of the k-th layer of the tasks of a stage. Incoming messages may arrive while
 // this rank works on the stage.
 func (w *sharedSlot) exchange(stage, k int) {
 	tasks := w.tasksOf(stage)
@@ -112,8 +112,8 @@ func (w *sharedSlot) exchange(stage, k int) {
 	}
 }
 
-// leave ends the visit of the layer that own tasks have come to as their k-th. What has the last shared tasks of its stage leaves a
-// layer when the gradients of those who helped have come through.
+// leave ends the visit of the k-th layer of the rank's own tasks. If the slot has the last shared tasks of the stage, the visit ends
+// when the gradients of the helpers have been received.
 func (w *sharedSlot) leave(k int) {
 	t := w.mine[0]
 	slot := t.Slot()
@@ -127,7 +127,7 @@ func (w *sharedSlot) leave(k int) {
 	}
 }
 
-// addUp adds to gradients of K and V what has come for them.
+// addUp adds received contributions to gradients of K and V.
 func (w *sharedSlot) addUp(t plan.Task, layer int) {
 	w.provide(t, layer)
 	for _, a := range w.adds[t.Stage] {
@@ -136,7 +136,7 @@ func (w *sharedSlot) addUp(t plan.Task, layer int) {
 	delete(w.adds, t.Stage)
 }
 
-// runOf is how many of the first tasks have the same key.
+// runOf returns the number of tasks at the start of a list that have the same key.
 func runOf(tasks []plan.Task, key func(plan.Task) int) int {
 	n := 1
 	for n < len(tasks) && key(tasks[n]) == key(tasks[0]) {
@@ -145,7 +145,7 @@ func runOf(tasks []plan.Task, key func(plan.Task) int) int {
 	return n
 }
 
-// provide sets the provenance of what is lent, shared or returned.
+// provide sets the provenance of lending, sharing and returning.
 func (s *stage) provide(t plan.Task, layer int) {
 	s.at(t)
 	s.prov.Layer = int32(layer)
@@ -160,7 +160,7 @@ func (w *sharedSlot) layerEnv(t plan.Task, layer int) *env {
 	return e
 }
 
-// firstHalf emits a layer until K and V, or their gradients, are made.
+// firstHalf emits a layer until K and V, or their gradients, are computed.
 func (w *sharedSlot) firstHalf(t plan.Task, layer int) {
 	w.at(t)
 	if _, known := w.x[t]; !known {
@@ -195,7 +195,7 @@ func (w *sharedSlot) secondHalf(t plan.Task, layer int) {
 	w.prov.Layer = ir.None
 }
 
-// sizeOf is the shape of a task as this rank does it: of another stage's K and V it has the rows up to the last that it helps
+// sizeOf returns the shape of a task on this rank: for another stage, K and V end with the last rows that it helps
 // with.
 func (s *stage) sizeOf(t plan.Task) graph.Size {
 	z := s.plan.SizeOf(t)
@@ -209,7 +209,7 @@ func (s *stage) helps(t plan.Task) bool {
 	return s.order.Runner(t) == s.index0 && s.plan.Home(t.Stage) != s.index0
 }
 
-// helpedTokens are those up to the end of this rank's last task on a stage that it helps.
+// helpedTokens returns the number of tokens up to the end of this rank's last task on a stage that it helps.
 func (s *stage) helpedTokens(t plan.Task) int64 {
 	end := int64(0)
 	for _, other := range s.plan.Tasks[s.index0] {
@@ -230,7 +230,7 @@ func (s *stage) fromRank(stage int, v ir.View) {
 	s.op(ir.Recv, ir.MuxIn, []ir.View{v}, s.constRef(rankConst(stage)))
 }
 
-// shareRows brings the rows of K and V that tasks of one stage have made to the ranks that will look at them.
+// shareRows sends the rows of K and V that tasks of one stage have computed to the ranks that will read them.
 func (w *sharedSlot) shareRows(tasks []plan.Task) {
 	w.eachExchange(tasks, graph.Cache, func(from, to int, _ string, view func() ir.View) {
 		switch w.index0 {
@@ -242,8 +242,8 @@ func (w *sharedSlot) shareRows(tasks []plan.Task) {
 	})
 }
 
-// shareGradients brings what ranks have added to the gradients of the rows of tasks to the ranks that run them, which will add
-// it up in the order of ranks.
+// shareGradients sends the contributions of ranks to the gradients of tasks' rows to the ranks that run the tasks, which add
+// them in the order of ranks.
 func (w *sharedSlot) shareGradients(tasks []plan.Task, layer int) {
 	w.eachExchange(tasks, graph.CacheGrad, func(to, from int, value string, view func() ir.View) {
 		switch w.index0 {
@@ -260,8 +260,8 @@ func (w *sharedSlot) shareGradients(tasks []plan.Task, layer int) {
 	})
 }
 
-// eachExchange visits the pairs of a rank that runs pieces of a stage and a rank that sees them, for each cache or each
-// gradient of one. The view is of the rows of the pieces, on a rank that takes part.
+// eachExchange visits the pairs of a rank that runs pieces of a stage and a rank that reads their rows, for each cache or each
+// gradient of one. On a rank of the pair, the view covers the rows of the pieces.
 func (w *sharedSlot) eachExchange(tasks []plan.Task, kind graph.Kind, visit func(runner, other int, value string, view func() ir.View)) {
 	for len(tasks) > 0 {
 		n := runOf(tasks, w.plan.Runner)
@@ -282,7 +282,7 @@ func (w *sharedSlot) eachExchange(tasks []plan.Task, kind graph.Kind, visit func
 	}
 }
 
-// envOfStage is one of this rank's tasks on a stage.
+// envOfStage returns the env of one of this rank's tasks on a stage.
 func (w *sharedSlot) envOfStage(stage int) *env {
 	for _, t := range w.mine {
 		if t.Stage == stage {
@@ -292,7 +292,7 @@ func (w *sharedSlot) envOfStage(stage int) *env {
 	panic("internal: mux: a rank shares rows of a stage without a task on it")
 }
 
-// rowsOf are the rows of a cache, or of a gradient of one, that belong to a run of pieces.
+// rowsOf returns the rows of a cache, or of a gradient of one, that belong to consecutive pieces.
 func (w *sharedSlot) rowsOf(e *env, value int, run []plan.Task) ir.View {
 	z := w.plan.SizeOf(run[0])
 	for _, t := range run[1:] {
@@ -303,7 +303,7 @@ func (w *sharedSlot) rowsOf(e *env, value int, run []plan.Task) ir.View {
 	return e.view(a, e.block.View(a, z))
 }
 
-// handOut embeds the subsequence that enters the pipeline, and brings its pieces to the ranks that begin with them.
+// handOut embeds the subsequence that enters the pipeline, and sends its pieces to the ranks that begin with them.
 func (w *sharedSlot) handOut() {
 	for _, t := range w.all {
 		if t.Stage > 0 {
@@ -330,7 +330,7 @@ func (w *sharedSlot) handOut() {
 	}
 }
 
-// handIn brings the gradients of the first stage's pieces to the rank that has the embedding.
+// handIn sends the gradients of the first stage's pieces to the rank that has the embedding.
 func (w *sharedSlot) handIn() {
 	if len(w.model.Embedding.Backward) == 0 {
 		return
@@ -359,8 +359,8 @@ func (w *sharedSlot) handIn() {
 	}
 }
 
-// lendWeights brings the weights of the layers that the tasks of a slot come to as their k-th to the ranks that begin to help:
-// from the rank that has them to the first, and from each to the next.
+// lendWeights sends the weights of the k-th layers of the tasks of a slot to the ranks that begin to help:
+// from the rank that has them to the first helper, and from each to the next.
 func (w *sharedSlot) lendWeights(slot, k int) {
 	for stage := range slot + 1 {
 		w.lendWeightsOf(stage, slot, k)
@@ -410,7 +410,7 @@ func (w *sharedSlot) lendingWay(t plan.Task, layer, slot int) (way []int, needed
 	return way, needed
 }
 
-// borrow makes the parameters of a layer of another stage, without their weights.
+// borrow creates the parameters of a layer of another stage, without their weights.
 func (w *sharedSlot) borrow(t plan.Task, layer int) (ps []*param) {
 	b := w.layerOfModel(layer)
 	for i := range b.Params {
@@ -420,10 +420,10 @@ func (w *sharedSlot) borrow(t plan.Task, layer int) (ps []*param) {
 	return ps
 }
 
-// paramsOf are the weights that a task uses: the rank's own, or those that it has borrowed.
+// paramsOf returns the weights that a task uses: the rank's own, or those that it has borrowed.
 func (s *stage) paramsOf(t plan.Task, layer int) []*param { return s.paramsFor(t.Stage, layer) }
 
-// paramsFor are those of a layer of a stage.
+// paramsFor returns the weights of a layer of a stage.
 func (s *stage) paramsFor(stage, layer int) []*param {
 	if s.plan.Home(stage) != s.index0 {
 		return s.borrowed[layer]
@@ -431,9 +431,9 @@ func (s *stage) paramsFor(stage, layer int) []*param {
 	return s.layer[layer]
 }
 
-// returnGradients brings the gradients of borrowed weights to the rank that has the weights: the last helper's go to the one
-// before it, which adds its own, and so on. Each passes a layer on a round later than the one behind it, so that nobody waits
-// for the whole row. The stage with the number of the slot has no more shared tasks.
+// returnGradients sends the gradients of borrowed weights to the rank that has the weights. The last helper sends its gradients to the
+// previous one, which adds its own, and so on. Each helper passes a layer on one round later than the next helper, so that no rank waits
+// for the whole chain. The stage whose number is that of the slot has no more shared tasks.
 func (w *sharedSlot) returnGradients(round int) {
 	t := w.mine[0]
 	t.Stage = t.Slot()
@@ -456,7 +456,7 @@ func (w *sharedSlot) returnGradients(round int) {
 	}
 }
 
-// addGradient adds up where the message comes in: nothing else waits for the sum.
+// addGradient adds a gradient on the stream of its message: nothing else waits for the sum.
 func (w *sharedSlot) addGradient(p *param, from, microbatch int) {
 	sum := p.whole(w.gradBuffer(p), ir.F32)
 	name := fmt.Sprintf("m%d.%s.grad.from%d", microbatch, p.name, from)

@@ -314,7 +314,7 @@ func (e *env) takeBack(in ir.Instr, helper int) {
 	}
 }
 
-// help is a rank's work for other stages' tasks of a slot, in phases. Each phase is the attention of a layer,
+// help is a rank's work for other stages' tasks in a slot, in phases. Each phase is the attention of a layer,
 // or its gradient.
 type help struct {
 	s      *stage
@@ -368,7 +368,7 @@ func (h *help) at(phase int) (parts helpedParts) {
 	return parts
 }
 
-// helpedParts are a rank's parts of a phase. After each of their steps the rank continues its own task.
+// helpedParts has a rank's parts of a phase. After each of their steps the rank continues its own task.
 type helpedParts []*helped
 
 func (parts helpedParts) each(do func(*helped)) {
@@ -504,7 +504,7 @@ func (h *helped) send() {
 	h.s.swap(ir.Send, h.task.Stage, h.in.Arg("dq"))
 }
 
-// giveBack sends the gradients of the keys home after the last task that adds to them, those of the helper's
+// giveBack returns the gradients of the keys to their stage after the last task that adds to them, those of the helper's
 // current block first.
 func (h *helped) giveBack() {
 	if first, end := h.s.plan.Returns(h.task); h.in.Op != ir.AttentionGrad || h.s.index0 < first || h.s.index0 >= end {

@@ -8,7 +8,7 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// trained are the parameters that have gradients.
+// trained returns the parameters that have gradients.
 func (s *stage) trained() []*param {
 	return slices.DeleteFunc(s.params(), func(p *param) bool { return p.Frozen })
 }
@@ -138,8 +138,8 @@ func (s *stage) applyUpdate(p *param, given map[string]ir.View) {
 	}
 }
 
-// averageOverReplicas adds up the loss over the replicas. Each has already divided its share by the tokens of
-// all.
+// averageOverReplicas sums the loss over the replicas. Each has already divided its share by the tokens of
+// all replicas.
 func (s *stage) averageOverReplicas(loss uint32) {
 	if s.plan.Parallel.DP > 1 {
 		s.allReduce(vector(loss, ir.F32, 1), graph.GroupDP)
@@ -150,8 +150,8 @@ func (s *stage) allReduce(v ir.View, group int64) {
 	s.op(ir.AllReduce, ir.Coll, []ir.View{v}, ir.Int(group))
 }
 
-// completeGradients adds what other ranks hold of each gradient: the stage's ranks, the tied embedding's other
-// half, the replicas.
+// completeGradients sums each gradient over the ranks that hold a part of it: the stage's ranks, the other half of the tied
+// embedding, the replicas.
 func (s *stage) completeGradients() {
 	s.settle()
 	for _, p := range s.trained() {
@@ -178,7 +178,7 @@ func (s *stage) completeGradients() {
 }
 
 // gradNorm sums squares by tensor and part, in an order that does not depend on the stages. Every rank fills
-// the slots of its own tensors and clears the others, the stages add up their vectors (zeros change nothing),
+// the slots of its own tensors and clears the others, the stages sum their vectors (zeros change nothing),
 // and the parts are concatenated by replica and then by SP rank.
 func (s *stage) gradNorm() {
 	n := int64(len(s.tensors))

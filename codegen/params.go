@@ -10,8 +10,8 @@ import (
 	"sppo.dev/schedule"
 )
 
-// layout is what all ranks of a job share: the dataflow, the tensors of the model in one global order, the names of
-// constants and groups. The order of tensors does not depend on the number of stages, and so neither does the
+// layout has what all ranks of a job share: the dataflow, the tensors of the model in one global order, the names of
+// constants and groups. The order of tensors does not depend on the number of stages, so neither does the
 // gradient norm.
 type layout struct {
 	plan      *plan.Plan
@@ -19,12 +19,12 @@ type layout struct {
 	tensors   []ir.Tensor
 	index     map[string]int32 // tensor by name
 	consts    []string
-	ranges    []tokenRange // of which the ranks of a stage divide rows: subsequences, or their pieces
+	ranges    []tokenRange // ranges whose rows the ranks of a stage divide: subsequences, or their pieces
 	lines     *lineTable
 	slices    map[string]slicePlace // constants of slices by name
 	pipeline  *schedule.Pipeline
 	steps     [][]step   // of every pipeline rank
-	eval      *plan.Plan // what a validation does
+	eval      *plan.Plan // the tasks of a validation
 	evalSteps [][]step
 	stages    [][]int // layers of every virtual stage
 }
@@ -62,10 +62,10 @@ func newLayout(p *plan.Plan) *layout {
 
 type tokenRange struct {
 	first, tokens int64
-	reversed      bool // the last rank has the first of them
+	reversed      bool // the last rank has the first tokens
 }
 
-// firstOf is the first token of rank k of sp.
+// firstOf returns the first token of rank k of sp.
 func (r tokenRange) firstOf(k, sp int) int64 {
 	if r.reversed {
 		k = sp - 1 - k
@@ -105,7 +105,7 @@ func rankConst(stage int) string { return fmt.Sprintf("%s.%d", constRank, stage)
 
 func posRowConst(i int) string { return fmt.Sprintf("%s.%d", constPosRow, i) }
 
-// positions is the trained position table, or nil.
+// positions returns the learned position table, or nil.
 func (l *layout) positions() *graph.Param {
 	for i := range l.model.Embedding.Params {
 		if p := &l.model.Embedding.Params[i]; p.Shard == graph.ByTokens {
@@ -130,25 +130,25 @@ type param struct {
 	block     *graph.Block
 	tensor    int32
 	name      string
-	kept      uint32 // the weight from step to step: whole, or this rank's slice
-	weight    uint32 // whole: kept, or where a visit has it
+	kept      uint32 // the weight between steps: whole, or this rank's slice
+	weight    uint32 // the whole weight: kept, or the buffer of the current visit
 	master    uint32
 	optimizer *graph.Optimizer
-	states    []uint32 // those of the optimizer
-	onHost    bool     // states wait in host memory, and so does the master of a bf16 weight
+	states    []uint32 // optimizer states
+	onHost    bool     // states are in host memory, as is the master of a bf16 weight
 	grad      uint32
 	gradReady bool // grad has been allocated in this step
 	cut       plan.Slicing
-	zero      int     // stage of ZeRO: from which on this rank has what of its slice alone
-	sum       ir.View // the gradient, complete: of the slice where there is one
+	zero      int     // stage of ZeRO, which defines what the rank has only for its slice
+	sum       ir.View // the complete gradient, or its slice
 	owner     bool    // counts in the gradient norm (false on a tied copy)
 	shared    *param  // the embedding whose weight this tied parameter uses on the same stage
 }
 
-// elements is the size of the local part.
+// elements returns the number of elements of the local part.
 func (p *param) elements() int64 { return p.Local[0] * p.Local[1] }
 
-// view is the local part of one of the parameter's buffers, as the forward pass sees it.
+// view returns the local part of one of the parameter's buffers, as the forward pass reads it.
 func (p *param) view(b uint32, d ir.DType) ir.View {
 	if p.Vector {
 		return vector(b, d, p.Local[0])
@@ -156,7 +156,7 @@ func (p *param) view(b uint32, d ir.DType) ir.View {
 	return matrix(b, d, p.Local[0], p.Local[1])
 }
 
-// newParam allocates what lives through the whole run.
+// newParam allocates the buffers that live through the whole run.
 func (s *stage) newParam(e *emitter, b *graph.Block, g *graph.Param, prefix string, shared *param) *param {
 	p := &param{Param: g, block: b, name: prefix + g.Name, shared: shared, owner: !g.Tied, sum: ir.Absent()}
 	p.cut, p.zero, p.optimizer = s.plan.Slicing(g), s.plan.ZeroOf(b, g), s.plan.OptimizerOf(b, g)
@@ -195,7 +195,7 @@ func (s *stage) newParam(e *emitter, b *graph.Block, g *graph.Param, prefix stri
 	return p
 }
 
-// initialise gives the parameter its first values and clears the optimizer's states.
+// initialise sets the parameter's initial values and clears the optimizer's states.
 func (s *stage) initialise(e *emitter, p *param) {
 	s.filled(e, p, p.master, ir.F32, func(b uint32) {
 		s.firstValues(e, p, p.stateView(b, ir.F32), s.stateRectangles(p, b, ir.F32))
@@ -211,14 +211,14 @@ func (s *stage) initialise(e *emitter, p *param) {
 	}
 }
 
-// initialiseFrozen gives a parameter that is not trained its values, of which there is one copy.
+// initialiseFrozen sets the values of a parameter that is not trained, which has only one copy.
 func (s *stage) initialiseFrozen(e *emitter, p *param) {
 	v := p.whole(p.kept, s.model.DType())
 	s.firstValues(e, p, p.keptView(s.model.DType()), s.keptRectangles(p, v))
 	s.addState(p, ir.RoleWeight, s.keptRectangles(p, v))
 }
 
-// keptView is what is kept of the weight: whole, or this rank's slice.
+// keptView returns the view of the kept weight: whole, or this rank's slice.
 func (p *param) keptView(d ir.DType) ir.View {
 	if p.zero >= plan.ZeroWeights {
 		return p.stateView(p.kept, d)
@@ -226,7 +226,7 @@ func (p *param) keptView(d ir.DType) ir.View {
 	return p.view(p.kept, d)
 }
 
-// filled fills a buffer of optimizer state: one in host memory by way of the device.
+// filled fills a buffer of optimizer state. A buffer in host memory is filled through the device.
 func (s *stage) filled(e *emitter, p *param, b uint32, d ir.DType, fill func(b uint32)) {
 	if (*e.buffers)[b].arena == ir.Device {
 		fill(b)
@@ -248,19 +248,19 @@ func (s *stage) firstValues(e *emitter, p *param, whole ir.View, parts []rectang
 	}
 }
 
-// rectangle is a part of a rank's view and where it lies in the tensor.
+// rectangle is a part of a rank's view with its position in the tensor.
 type rectangle struct {
 	view     ir.View
 	row, col ir.Attr
 }
 
-// piece is a run of a parameter's local rows that is one in the tensor too.
+// piece is a range of a parameter's local rows that is also contiguous in the tensor.
 type piece struct {
 	first, rows int64
 	start       string // constant that holds its first row in the tensor; empty: 0
 }
 
-// pieces of a parameter: one, but for the position table, which has one for each range of tokens.
+// pieces returns the pieces of a parameter: one, except for the position table, which has one for each range of tokens.
 func (l *layout) pieces(p *graph.Param) []piece {
 	switch p.Shard {
 	case graph.ByRows:
@@ -285,14 +285,14 @@ func (s *stage) rectangles(p *param, v ir.View) []rectangle {
 	return list
 }
 
-// rowsOf is a run of rows of a view, which may be a vector, whose rows are elements.
+// rowsOf returns a range of rows of a view. The rows of a vector are its elements.
 func rowsOf(v ir.View, first, rows, cols int64) ir.View {
 	v.Offset += ir.Bytes(first*cols) * v.DType.Bytes()
 	v.Shape[0] = rows
 	return v
 }
 
-// keptRectangles maps what is kept of the weight, whose view begins with that one, to the tensor.
+// keptRectangles maps the kept part of the weight, whose view begins with the given one, to the tensor.
 func (s *stage) keptRectangles(p *param, v ir.View) []rectangle {
 	if p.zero >= plan.ZeroWeights {
 		return s.stateRectangles(p, v.Buffer, v.DType)
@@ -314,7 +314,7 @@ func (s *stage) colAttr(p *param) ir.Attr {
 	return ir.Int(0)
 }
 
-// addStates lists the parameter's buffers for checkpoints. A divided f32 master is the weight once more.
+// addStates lists the parameter's buffers for checkpoints. The f32 master, if divided, is listed as another copy of the weight.
 func (s *stage) addStates(p *param, act ir.DType) {
 	s.addState(p, ir.RoleWeight, s.keptRectangles(p, p.whole(p.kept, act)))
 	if p.master != p.kept {
@@ -329,7 +329,7 @@ func (s *stage) addStates(p *param, act ir.DType) {
 	}
 }
 
-// whole is the local part of one of the parameter's buffers as checkpoints see it: vectors are n by 1 there.
+// whole returns the local part of one of the parameter's buffers as in checkpoints, where vectors are n by 1.
 func (p *param) whole(b uint32, d ir.DType) ir.View { return matrix(b, d, p.Local[0], p.Local[1]) }
 
 func (s *stage) addState(p *param, role ir.Role, parts []rectangle) {

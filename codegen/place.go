@@ -11,7 +11,7 @@ import (
 // This phase assigns addresses to buffers. This is offline dynamic storage allocation, which is NP-hard. It
 // runs first fit in several orders. The order determines the quality of the result, and skyline makes any order
 // fast: it finds the lowest gap over a span of time without visiting the lives in that span. Where gaps remain,
-// ejector moves down the lives that stick out.
+// ejector moves lives above the target down.
 
 // placeAlign divides every offset.
 const placeAlign = ir.Alignment
@@ -105,8 +105,8 @@ func (c *calendar) crowding() []ir.Bytes {
 	return out
 }
 
-// A placer places lives one after another at the lowest offset that is free, and then moves down those that
-// stick out.
+// A placer places lives one after another at the lowest free offset, and then moves down those that
+// exceed the target.
 type placer struct {
 	*calendar
 	lives   []life

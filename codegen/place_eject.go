@@ -9,7 +9,7 @@ import (
 )
 
 // ejector packs placed lives into a smaller extent by ejection chains (Glover, "Ejection chains, reference
-// structures and alternating path methods", 1996). A life that sticks out is moved to where it displaces the
+// structures and alternating path methods", 1996). A life above the limit is moved to where it displaces the
 // cheapest others, which are then moved in the same way until all are placed. Ejecting a life makes its next
 // ejection more expensive, so that chains do not repeat.
 type ejector struct {
@@ -77,8 +77,8 @@ func (e *ejector) relay(i int32, top ir.Bytes) {
 	e.offsets[i] = at
 }
 
-// spot returns the offset below top at which the lives in the way cost least; ties go to the one that leaves
-// the least room.
+// spot returns the offset below top at which the displaced lives cost least; ties go to the one that leaves
+// the least free space.
 func (e *ejector) spot(i int32, top ir.Bytes) ir.Bytes {
 	size := e.lives[i].padded()
 	e.rims = e.rims[:0]
@@ -115,11 +115,11 @@ func (e *ejector) spot(i int32, top ir.Bytes) ir.Bytes {
 	return best
 }
 
-// rim is an offset at which the k-th life of near starts or stops being in the way. It is a single number
+// rim is an offset at which the k-th life of near starts or stops being displaced. It is a single number
 // because most of the time is spent sorting rims.
 type rim uint64
 
-const rimBits = 24 // for k and for what it does
+const rimBits = 24 // for k and its direction
 
 func rimOf(at ir.Bytes, k int, ends bool) rim {
 	r := rim(at/placeAlign)<<rimBits | rim(k)<<1

@@ -7,10 +7,10 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// What waits on the host in layer order: hidden states between layers, gradients between layers, K and V of a layer between
+// Tensors that are kept on the host in layer order: hidden states between layers, gradients between layers, K and V of a layer between
 // its forwards and its backwards.
 
-// stageOut copies what a later task starts from to the host. Its device bytes are held until the end of the next task.
+// stageOut copies the input of a later task to the host. Its device bytes are held until the end of the next task.
 func (s *stage) stageOut(reader plan.Task, x uint32) {
 	size, _ := s.hidden(s.plan.SizeOf(reader))
 	rows := asBytes(0, size)
@@ -21,7 +21,7 @@ func (s *stage) stageOut(reader plan.Task, x uint32) {
 	s.lagging = append(s.lagging, x)
 }
 
-// stageIn begins to bring back what the next task starts from, if that waits on the host.
+// stageIn begins to load the input of the next task, if it is on the host.
 func (s *stage) stageIn(next plan.Task) {
 	prov := s.prov
 	s.at(next)
@@ -35,8 +35,8 @@ func (s *stage) stageIn(next plan.Task) {
 	s.prov = prov
 }
 
-// stageCachesOut copies the rows of K and V that a forward node has written to the host, where they wait for the layer's
-// backward, or for tasks that stream them.
+// stageCachesOut copies the rows of K and V that a forward node has written to the host, where they stay until the layer's
+// backward, or until tasks stream them.
 func (e *env) stageCachesOut(n *graph.Node) {
 	s := e.s
 	for i, a := range n.Args {
@@ -66,7 +66,7 @@ func (e *env) stageCachesOut(n *graph.Node) {
 	}
 }
 
-// readLater is the first token of a subsequence whose K and V later subsequences stream, or its end where they stream none of it.
+// readLater returns the first token of a subsequence whose K and V later subsequences stream, or its end if they stream none.
 func (e *env) readLater() int64 {
 	end, next := e.size.Prefix+e.size.Tokens, e.task.Subsequence+1
 	if next == e.s.plan.Subsequences.N {
@@ -79,7 +79,7 @@ func (e *env) readLater() int64 {
 	return max(e.size.Prefix, blocks[0].First)
 }
 
-// cachesIn brings K and V of a stage's layers back for its first backward, in the order of need, where they wait on the host.
+// cachesIn loads K and V of a stage's layers for its first backward, in order of use, if they are on the host.
 func (s *stage) cachesIn(t plan.Task) {
 	if !s.plan.StagesCaches(t.Stage) {
 		return
@@ -110,7 +110,7 @@ func (s *stage) cachesIn(t plan.Task) {
 	}
 }
 
-// recomputeCaches computes K and V of a layer from its inputs where a backward begins with that. Inputs on the host come a few at
+// recomputeCaches computes K and V of a layer from its inputs if a backward begins with that. Inputs on the host are loaded a few at
 // a time, ahead of use.
 func (s *stage) recomputeCaches(t plan.Task, layer int) {
 	b, n := s.layerOfModel(layer), s.plan.Subsequences.N
@@ -146,7 +146,7 @@ func (s *stage) recomputeCaches(t plan.Task, layer int) {
 	}
 }
 
-// loadInput is the buffer of a layer's input of a subsequence, brought from the host unless the device has it.
+// loadInput returns the buffer of a layer's input for a subsequence, loaded from the host unless it is on the device.
 func (s *stage) loadInput(t plan.Task, subsequence, layer int) uint32 {
 	t.Subsequence = subsequence
 	saved := s.saved[unitKey{t.Microbatch, subsequence, t.Piece, layer, 0}]

@@ -9,14 +9,14 @@ import (
 	"sppo.dev/passes/walk"
 )
 
-// K and V that stream: a subsequence has its own rows on the device, and attention passes over those before them block by
+// Streamed K and V: a subsequence has its own rows on the device, and attention processes the earlier rows block by
 // block, as the plan's queue of loads brings them from the host.
 
-// streams is what of a section is under way.
+// streams has the transfers of a section that are in progress.
 type streams struct {
 	queue    *walk.LoadQueue
-	arrivals []arrival   // issued and not taken
-	sent     [2][]uint32 // blocks of dK and dV on their way out: of the last load but one, of the last
+	arrivals []arrival   // issued and not yet used
+	sent     [2][]uint32 // blocks of dK and dV in transfer to the host: of the load before the last, and of the last
 }
 
 // arrival is a load and the buffers that it fills, by the names of values.
@@ -25,7 +25,7 @@ type arrival struct {
 	buffers map[string]uint32
 }
 
-// streaming are the values of a layer that stream: K, V, or also what is added to their gradients if somebody reads them.
+// streaming returns the streamed values of a layer: K, V and, for gradients, those of their gradients that are read.
 func streaming(b *graph.Block, grads bool) []*graph.Value {
 	var out []*graph.Value
 	for i := range b.Values {
@@ -37,7 +37,7 @@ func streaming(b *graph.Block, grads bool) []*graph.Value {
 	return out
 }
 
-// hostRows are the bytes of some tokens of K, V or one of their gradients on the host, or of this rank's of them.
+// hostRows returns the bytes of some tokens of K, V or one of their gradients on the host, for all ranks or this one.
 func (s *stage) hostRows(microbatch, layer int, v *graph.Value, first, end int64) ir.View {
 	z := s.plan.Size(0)
 	row := ir.Bytes(z.Batch*v.Cols) * v.DType.Bytes()
@@ -49,7 +49,7 @@ func (s *stage) hostRows(microbatch, layer int, v *graph.Value, first, end int64
 	if !ok {
 		rows := z.Sequence
 		switch {
-		case v.Kind == graph.CacheGrad: // nobody comes after the last subsequence
+		case v.Kind == graph.CacheGrad: // the last subsequence has no successor
 			rows = s.plan.Size(s.plan.Subsequences.N - 1).Prefix
 		case !s.layerOfModel(layer).Attends:
 			rows = s.rowsOfForwards(layer)
@@ -60,7 +60,7 @@ func (s *stage) hostRows(microbatch, layer int, v *graph.Value, first, end int64
 	return in(host, asBytes(row*ir.Bytes(first), row*ir.Bytes(end-first)))
 }
 
-// rowsOfForwards is how many rows of K and V of a layer forwards bring back, from the first of the sequence on.
+// rowsOfForwards returns the number of rows of K and V of a layer that forwards load, counted from the first of the sequence.
 func (s *stage) rowsOfForwards(layer int) int64 {
 	for i := s.plan.Subsequences.N - 1; i > 0; i-- {
 		z := s.model.OfLayer(s.plan.Size(i), layer)
@@ -79,8 +79,8 @@ func (s *stage) cacheName(microbatch, layer int, v *graph.Value) string {
 	return name
 }
 
-// take is the next load. Those that the plan wants under way by then are issued; blocks that were sent off before the last load
-// was taken have had its time.
+// take returns the next load. It issues the loads that should be in transfer by then. Blocks that were sent before the last load
+// was taken have had time for their copies.
 func (s *stage) take() arrival {
 	q := &s.streams
 	for _, b := range q.sent[0] {
@@ -121,7 +121,7 @@ func (s *stage) load(l walk.Load) map[string]uint32 {
 	return buffers
 }
 
-// loadName tells the buffers of a task's loads apart.
+// loadName returns the prefix that distinguishes the buffers of a task's loads.
 func loadName(l walk.Load, v *graph.Value) string {
 	switch {
 	case l.Own:
@@ -134,13 +134,13 @@ func loadName(l walk.Load, v *graph.Value) string {
 	return fmt.Sprintf("%s.at%d", v.Name, l.First)
 }
 
-// takeOwn gives a backward its own rows: K and V, and dK and dV so far, where later subsequences have begun them.
+// takeOwn loads a backward's own rows: K and V, and dK and dV if later subsequences have begun them.
 func (e *env) takeOwn() {
 	own := e.s.take()
 	e.begun = own.Grads
 	for i := range e.block.Values {
 		v := &e.block.Values[i]
-		if v.Kind == graph.CacheGrad && v.Spans() && own.Grads && own.Begun > own.First { // of V where only K streams, say
+		if v.Kind == graph.CacheGrad && v.Spans() && own.Grads && own.Begun > own.First { // only those of V, for example, if only K is streamed
 			row := ir.Bytes(e.size.Batch*v.Cols) * v.DType.Bytes()
 			unseen := in(e.cache(i), asBytes(row*ir.Bytes(own.First), row*ir.Bytes(own.Begun-own.First)))
 			e.s.op(ir.Fill, ir.Compute, []ir.View{unseen}, ir.Float(0))
@@ -159,14 +159,14 @@ func (e *env) takeOwn() {
 	}
 }
 
-// clearUnread clears a buffer for a gradient of K or V that nobody reads, where a node adds to it.
+// clearUnread clears a buffer for a gradient of K or V that is never read, if a node adds to it.
 func (e *env) clearUnread(b uint32, size ir.Bytes, adds bool) {
 	if adds {
 		e.s.op(ir.Fill, ir.Compute, []ir.View{in(b, asBytes(0, size))}, ir.Float(0))
 	}
 }
 
-// attend emits a node that attends in parts: own rows, then each block before them. The softmax goes on from part to part in
+// attend emits an attention node in parts: own rows, then each earlier block. The softmax continues from part to part in
 // f32, and so does the sum of the gradients of the queries.
 func (e *env) attend(n *graph.Node) {
 	prefix, end := e.size.Prefix, e.size.Prefix+e.size.Tokens
@@ -194,7 +194,7 @@ func (e *env) attend(n *graph.Node) {
 	}
 }
 
-// attendBlock is the part of the next block, with all else as for own rows.
+// attendBlock emits the part of the next block, with the other operands as for own rows.
 func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
 	s := e.s
 	block := s.take()
@@ -206,7 +206,7 @@ func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
 		}
 		bytes := ir.Bytes((block.End-block.First)*e.size.Batch*v.Cols) * v.DType.Bytes()
 		b := s.allocate(s.label(e.task, e.layer, loadName(block.Load, v)), ir.Device, bytes)
-		e.clearUnread(b, bytes, block.Grads) // nobody has added to these rows before, or nobody reads them
+		e.clearUnread(b, bytes, block.Grads) // these rows have no gradient yet, or it is never read
 		block.buffers[v.Name] = b
 	}
 	in := e.part(n, block.First, block.End, func(a graph.Arg, v ir.View) ir.View {
@@ -231,13 +231,13 @@ func (e *env) attendBlock(n *graph.Node, own ir.Instr) {
 	}
 }
 
-// attends reports whether a node attends in parts.
+// attends reports whether a node is emitted in parts.
 func (e *env) attends(n *graph.Node) bool { return e.s.plan.Streams() && n.Attends() }
 
-// part is the instruction of a node for the keys of some tokens.
+// part returns the instruction of a node for the keys of some tokens.
 func (e *env) part(n *graph.Node, first, end int64, view func(graph.Arg, ir.View) ir.View) ir.Instr {
 	in := e.block.Piece(n, e.size, first, end, view, func(a graph.Attr) ir.Attr {
-		return ir.Bool(a.Name == "accumulate" && e.begun) // dK and dV of later subsequences
+		return ir.Bool(a.Name == "accumulate" && e.begun) // to dK and dV of later subsequences
 	})
 	in.Stream = ir.Compute
 	return in
@@ -247,7 +247,7 @@ func (e *env) part(n *graph.Node, first, end int64, view func(graph.Arg, ir.View
 func (e *env) sendGrads(block arrival) {
 	s := e.s
 	s.decidedBy("offload", "schedule.keep")
-	for _, v := range streaming(e.block, true) { // those that somebody reads
+	for _, v := range streaming(e.block, true) { // those that are read
 		if v.Kind != graph.CacheGrad {
 			continue
 		}
@@ -259,7 +259,7 @@ func (e *env) sendGrads(block arrival) {
 	s.decidedBy("lower", e.key())
 }
 
-// scratch is a buffer beside an operand of a node.
+// scratch returns a temporary buffer like that of an operand of a node.
 func (e *env) scratch(a graph.Arg, name string, like ir.View) ir.View {
 	like.Buffer = e.s.allocate(e.s.label(e.task, e.layer, e.block.Values[a.Value].Name+"."+name+e.suffix), ir.Device, like.Bytes())
 	like.Offset = 0

@@ -14,8 +14,8 @@ import (
 type step struct {
 	kind   stepKind
 	task   int         // index into the rank's tasks
-	shared []plan.Task // tasks of other ranks that this one helps; of lending and borrowing, the task after which the block of keys is complete
-	helper int         // which block of keys
+	shared []plan.Task // tasks of other ranks that this one helps; for lending and borrowing, the task after which the block of keys is complete
+	helper int         // index of the block of keys
 }
 
 type stepKind uint8

@@ -28,7 +28,7 @@ func (e *env) saveUnits() {
 	}
 }
 
-// saveInput saves the block's input. If the input came from the host, it is there already.
+// saveInput saves the block's input. If the input came from the host, it is already there.
 func (e *env) saveInput(u int) {
 	input := savedUnit{device: e.at[e.block.Input].buffer}
 	if e.layer == e.s.stages[e.task.Stage][0] {
@@ -117,7 +117,7 @@ func in(b uint32, v ir.View) ir.View {
 	return v
 }
 
-// releaseOffloaded frees the device bytes of a layer whose copies to the host were issued earlier; whatever
+// releaseOffloaded frees the device bytes of a layer whose copies to the host were issued earlier. An instruction that
 // reuses the bytes waits for the copies. Units that are already being reloaded have new buffers.
 func (s *stage) releaseOffloaded(t plan.Task, layer int) {
 	for u := range s.block(t, layer).Units {

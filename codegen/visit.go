@@ -9,18 +9,18 @@ import (
 	"sppo.dev/passes/plan"
 )
 
-// A rank visits its layers: a visit is the work of one task in one layer. Around visits are the second and third stage of
-// ZeRO. With the second, a backward visit that is followed by another layer's ends by giving the layer's gradients away,
-// each rank keeping the sum of its slice, as DeepSpeed does. With the third, the weights of a layer are gathered behind
-// the computation of the visit before, and let go at the end of their own. In a slot that ranks share, all own tasks make one
-// visit of a layer, which ends when the gradients of those who helped have been added.
+// A rank visits its layers: a visit is the work of one task in one layer. Stages 2 and 3 of ZeRO work at the boundaries of
+// visits. With stage 2, a backward visit that is followed by another layer's ends with a reduce-scatter of the layer's gradients:
+// each rank keeps the sum of its slice, as in DeepSpeed. With stage 3, the weights of a layer are gathered during
+// the computation of the previous visit, and freed at the end of their own. In a slot that ranks share, all own tasks form one
+// visit of a layer, which ends when the gradients of the helpers have been added.
 type visits struct {
-	order  []visit               // of the section, but for those that want no weights
-	done   int                   // of these visits those that have begun
-	number int                   // of all visits
+	order  []visit               // visits of the section, except those that read no weights
+	done   int                   // number of these visits that have begun
+	number int                   // number of all visits
 	whole  map[int]plan.ParamSet // by layer: weights that are whole
-	lent   []uint32              // what gathers under way read, held until the next visit
-	owed   []owed                // gradients under way, until the next backward visit ends
+	lent   []uint32              // operands of gathers in progress, held until the next visit
+	owed   []owed                // gradients in transfer, until the next backward visit ends
 }
 
 // visit is a layer, and the weights of it that the visit reads.
@@ -29,11 +29,11 @@ type visit struct {
 	reads plan.ParamSet
 }
 
-// owed is a sum of gradients that a collective makes.
+// owed is a sum of gradients that a collective computes.
 type owed struct {
 	p      *param
 	layer  int
-	from   []uint32 // what the collective reads
+	from   []uint32 // operands of the collective
 	sum    ir.View  // of this visit
 	before bool     // p.sum has that of earlier visits
 }
@@ -47,7 +47,7 @@ func (v *visits) plan(s *stage, steps []step) {
 		t := s.order.Tasks[s.index0][st.task]
 		if st.kind == sharing {
 			if t.Stage = s.index0; t.Stage > s.order.Tasks[s.index0][st.task].Slot() {
-				continue // others' tasks alone
+				continue // the step has only others' tasks
 			}
 			t.Subsequence = s.order.Tasks[s.index0][st.task].Slot() - t.Stage
 		}
@@ -59,7 +59,7 @@ func (v *visits) plan(s *stage, steps []step) {
 	}
 }
 
-// readBy are the weights of a layer that a task reads.
+// readBy returns the weights of a layer that a task reads.
 func (s *stage) readBy(t plan.Task, layer int) plan.ParamSet {
 	if s.plan.Parallel.Zero < plan.ZeroWeights {
 		return 0
@@ -72,7 +72,7 @@ func (s *stage) readBy(t plan.Task, layer int) plan.ParamSet {
 	return reads
 }
 
-// path is the layers of a task in the order in which it visits them.
+// path returns the layers of a task in the order in which it visits them.
 func (s *stage) path(t plan.Task) []int {
 	layers := s.stages[t.Stage]
 	if t.Kind == plan.Backward {
@@ -83,7 +83,7 @@ func (s *stage) path(t plan.Task) []int {
 	return layers
 }
 
-// byVisit names a buffer of a parameter that has another for each visit.
+// byVisit names a buffer of a parameter that has a separate buffer for each visit.
 func (s *stage) byVisit(name string) string {
 	if !s.training {
 		name = "eval." + name
@@ -91,7 +91,7 @@ func (s *stage) byVisit(name string) string {
 	return fmt.Sprintf("%s.%d", name, s.visits.number)
 }
 
-// enter begins a visit: the weights of the layer are whole, those of the next are under way, others are let go.
+// enter begins a visit. The weights of the layer are then whole, those of the next layer are being gathered, and others are freed.
 func (s *stage) enter(layer int) {
 	v := &s.visits
 	if v.order[v.done].layer != layer {
@@ -115,7 +115,7 @@ func (s *stage) enter(layer int) {
 	}
 }
 
-// gatherWeights brings some weights of a layer together, unless they are.
+// gatherWeights gathers some weights of a layer, unless they are whole.
 func (s *stage) gatherWeights(layer int, reads plan.ParamSet) {
 	reads &^= s.visits.whole[layer]
 	if reads == 0 || s.plan.Parallel.Zero < plan.ZeroWeights {
@@ -160,7 +160,7 @@ func (s *stage) leaveBackward(t plan.Task, layer int) {
 	}
 }
 
-// settle adds the gradients under way to those of earlier visits. Meanwhile another layer has been computed.
+// settle adds the reduced gradients to those of earlier visits. Another layer has been computed in the meantime.
 func (s *stage) settle() {
 	defer func(prov ir.Provenance) { s.prov = prov }(s.prov)
 	for _, o := range s.visits.owed {

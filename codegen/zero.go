@@ -132,7 +132,7 @@ func (s *stage) stateRectangles(p *param, b uint32, d ir.DType) []rectangle {
 	return list
 }
 
-// sumOverStage adds up a gradient over the ranks of a stage.
+// sumOverStage sums a gradient over the ranks of a stage.
 func (s *stage) sumOverStage(p *param, g ir.View) ir.View {
 	switch {
 	case p.cut.SP > 1:
@@ -147,7 +147,7 @@ func (s *stage) sumOverStage(p *param, g ir.View) ir.View {
 	return g
 }
 
-// sumOverReplicas adds up a gradient over the replicas.
+// sumOverReplicas sums a gradient over the replicas.
 func (s *stage) sumOverReplicas(p *param, g ir.View) ir.View {
 	switch {
 	case p.cut.DP > 1:
