@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// What an instruction of attention, or of its gradient, does: which pairs of queries and keys, hence how much work.
+// The work of an attention instruction, or of its gradient: its pairs of queries and keys.
 
 // zigzag reports whether an instruction attends to keys of another member of a ring.
 func (in *Instr) zigzag() bool {
@@ -15,11 +15,11 @@ func (in *Instr) zigzag() bool {
 
 // AttentionPart is causal attention of some of an instruction's queries over its first keys, in tokens. Query r of the
 // part sees the keys from Prefix+r-Window+1 to Prefix+r that exist; every query of the part sees at least one, unless it is the
-// first of a document that begins after the keys. Its positions in documents begin at row Place.
+// the first token of a document that begins after the keys. Its positions in documents begin at row Place.
 type AttentionPart struct{ Query, Queries, Keys, Prefix, Window, Place int64 }
 
-// AttentionParts returns what an instruction of attention, or of its gradient, does on a rank. The first part has the
-// most keys; it, and those that follow, cover different queries. Queries that see no key belong to no part.
+// AttentionParts returns the work of an attention instruction, or of its gradient, on a rank. The first part has the
+// most keys. All parts cover different queries. Queries that see no key belong to no part.
 func (in *Instr) AttentionParts(consts []int64) []AttentionPart {
 	s := in.attention()
 	if chunks := in.Attr("chunks").Int(consts); chunks != 0 {
@@ -44,11 +44,11 @@ func (in *Instr) AttentionParts(consts []int64) []AttentionPart {
 	return parts
 }
 
-// attentionSize is the size of an instruction of attention, in tokens.
+// attentionSize is the size of an attention instruction, in tokens.
 type attentionSize struct{ n, keys, prefix, window, batch, chunks int64 }
 
-// attention reads the size from operands and literal attributes. The window is at most all tokens up to the last query,
-// which is what no window means.
+// attention reads the size from operands and literal attributes. No window is the same as a window of all tokens up to the last query,
+// and larger windows are cut to that.
 func (in *Instr) attention() attentionSize {
 	s := attentionSize{batch: max(1, int64(in.Attr("batch").Bits)), prefix: int64(in.Attr("prefix").Bits)}
 	s.chunks = int64(in.Attr("chunks").Bits)
@@ -60,25 +60,25 @@ func (in *Instr) attention() attentionSize {
 	return s
 }
 
-// end is the number of tokens up to the last query, counted from the first key.
+// end returns the number of tokens up to the last query, counted from the first key.
 func (s attentionSize) end() int64 { return Plus(s.prefix, Times(s.n, max(1, s.chunks/2))) }
 
-// part is the attention of some queries, the first of which has prefix keys before it.
+// part returns the attention of some queries, the first of which has prefix keys before it.
 func (s attentionSize) part(query, queries, prefix int64) AttentionPart {
 	return AttentionPart{query, queries, min(s.keys, prefix+queries), prefix, s.window, (prefix - s.prefix) * s.batch}
 }
 
-// over makes a part one over its first keys, all of which its window covers.
+// over limits a part to its first keys, all of which its window covers.
 func (p AttentionPart) over(keys int64) AttentionPart {
 	p.Keys, p.Window = keys, p.Prefix+p.Queries
 	return p
 }
 
-// firstSeen is the first key that a query sees.
+// firstSeen returns the first key that a query sees.
 func (s attentionSize) firstSeen() int64 { return min(max(0, s.prefix-s.window+1), s.keys) }
 
-// visiblePairs counts queries times the keys that each sees: query r sees the keys from prefix+r-window+1 to prefix+r, and
-// no more than there are.
+// visiblePairs returns the number of query-key pairs that are visible: query r sees the keys from prefix+r-window+1 to prefix+r
+// that exist.
 func visiblePairs(n, prefix, keys, window int64) float64 {
 	pairs := pairsBelow(n, prefix+1, keys)
 	if hidden := prefix - window + 1; hidden >= 0 {
@@ -89,20 +89,20 @@ func visiblePairs(n, prefix, keys, window int64) float64 {
 	return pairs
 }
 
-// pairsBelow is the sum over n queries r of min(keys, first+r).
+// pairsBelow returns the sum over n queries r of min(keys, first+r).
 func pairsBelow(n, first, keys int64) float64 {
 	partly := float64(max(0, min(n, keys-first+1)))
 	return partly*float64(first-1) + partly*(partly+1)/2 + (float64(n)-partly)*float64(keys)
 }
 
-// attentionWork is 4*head_dim FLOPs for each visible pair of query and key and head (QK and PV), times a factor
-// for the backward pass, which multiplies five such matrices instead of two. Members of a ring have equal shares of the
-// pairs of all. Keys that no query sees are not read, and their gradients change only where they are written.
+// attentionWork returns 4*head_dim FLOPs for each visible pair of query and key and head (QK and PV), times a factor
+// for the backward pass, which multiplies five such matrices instead of two. Members of a ring have equal shares of all
+// pairs. Keys that no query sees are not read, and their gradients change only if they are written.
 func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
 	s := in.attention()
 	members := max(1, s.chunks/2)
 	pairs := visiblePairs(s.n*members, s.prefix, s.keys, s.window) / float64(members)
-	if in.zigzag() { // either half of them is seen
+	if in.zigzag() { // either half of the pairs is visible
 		pairs = float64(s.n)*float64(s.prefix) + float64(s.n)*float64(s.n)/2
 	}
 	w := memoryWork(in)
@@ -114,7 +114,7 @@ func attentionWork(in *Instr, factor float64, kind WorkKind) Work {
 	return w
 }
 
-// unseenBytes is what memoryWork counts of keys and values before the window, and of their gradients where those are added to.
+// unseenBytes returns the bytes of keys and values before the window that memoryWork counts, and of their gradients if they are added to.
 func (in *Instr) unseenBytes(s attentionSize) (bytes Bytes) {
 	unseen := s.firstSeen() * s.batch
 	if unseen == 0 {
@@ -168,7 +168,7 @@ func checkAttention(in *Instr) error {
 	return nil
 }
 
-// checkWindow demands that some query sees a key, and that a result to which no key contributes is there before.
+// checkWindow checks that some query sees a key, and that results to which no key contributes have an earlier value.
 func checkWindow(in *Instr, s attentionSize) error {
 	continued := "accumulate"
 	if in.Op == AttentionGrad {
@@ -186,7 +186,7 @@ func checkWindow(in *Instr, s attentionSize) error {
 	return nil
 }
 
-// checkMember demands that a rank's place in a ring is one.
+// checkMember checks that a rank's place in a ring exists.
 func (in *Instr) checkMember(value func(string) int64) error {
 	if z := value("zigzag"); in.zigzag() && (z < ZigzagBefore || z > ZigzagBehind) {
 		return fmt.Errorf("zigzag is %d, not %d or %d", z, ZigzagBefore, ZigzagBehind)
@@ -194,7 +194,7 @@ func (in *Instr) checkMember(value func(string) int64) error {
 	return checkPlace(value("member"), value("chunks"))
 }
 
-// checkPlace demands that the member of a ring of so many chunks exists.
+// checkPlace checks that the member exists in a ring with that many chunks.
 func checkPlace(member, chunks int64) error {
 	if chunks != 0 && (member < 0 || member >= chunks/2) {
 		return fmt.Errorf("member %d of a ring of %d", member, chunks/2)

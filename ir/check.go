@@ -7,7 +7,7 @@ import (
 )
 
 // Check reports whether the program is well formed: every index refers to something, every row of the opcode
-// table has the operands and attributes that it names, and every name can be written. Both file forms hold
+// table has the operands and attributes that it names, and every name can be written. Both file forms represent
 // exactly the well-formed programs, so their readers may index without checks. Verify decides whether a program
 // is correct.
 func (p *Program) Check() error {
@@ -175,7 +175,7 @@ func (c *checker) instr(code *Code, in *Instr, events int32) {
 	}
 }
 
-// inTable reports whether i indexes a table of n entries. Programs written by hand may leave out the tables of provenance.
+// inTable reports whether i indexes a table of n entries. Programs written by hand may omit the tables of provenance.
 func inTable(i, n int) bool { return i < n || i == 0 && n == 0 }
 
 // describeType names an element type that may be none.
@@ -193,8 +193,8 @@ func describeAttr(a *Attr) string {
 	return fmt.Sprint(int64(a.Bits))
 }
 
-// attr reports whether an attribute refers to something that exists. What selects code rather than a number must be
-// literal, so that one look at a code settles it for all ranks.
+// attr reports whether an attribute refers to something that exists. An attribute that selects code rather than a number must be
+// literal, so that checking a code once is enough for all ranks.
 func (c *checker) attr(a *Attr, kind AttrKind, events int32) bool {
 	if a.Const != 0 {
 		literalKind := kind == KindBool || kind == KindTensor || kind == KindGroup || kind == KindEvent || kind == KindFunction

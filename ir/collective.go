@@ -5,8 +5,8 @@ import (
 )
 
 // Collective is the row of an opcode in which all members of a group take part: which bytes of which member
-// go where. The verifier, the transports of every device and the cost model read it; a collective has no other
-// description.
+// go where. The verifier, the transports of every device and the cost model read it. It is the only description of a
+// collective.
 type Collective struct {
 	// Transfer returns what member `to` of a group of n gets from the x of member `from`. Neighbours' transfers that
 	// have the same place in y are added, in f32 and in group order.
@@ -35,7 +35,7 @@ const (
 
 // Transfer is a rectangle of bytes that goes from one member's x to another's y.
 type Transfer struct {
-	Rows, Width      Bytes // 0: nothing goes
+	Rows, Width      Bytes // 0: nothing is transferred
 	X, Y             Bytes // the first byte, from the start of the operand
 	XStride, YStride Bytes // from one row to the next
 }
@@ -68,7 +68,7 @@ func (p Transfer) end(first, stride Bytes) Bytes {
 	return Plus(first, Plus(Times(p.Rows-1, stride), p.Width))
 }
 
-// collectives lists the rows by opcode. It is apart from Ops because its functions read operands by name.
+// collectives lists the rows by opcode. It is separate from Ops because its functions read operands by name.
 var collectives = [NumOps]*Collective{
 	AllGather: {
 		Transfer: func(in *Instr, _, from, _ int64) Transfer {
@@ -151,7 +151,7 @@ func (m *Meeting) check(in *Instr) error {
 	return nil
 }
 
-// Computes reports whether something is added or has its rows apart, so that copies alone do not suffice.
+// Computes reports whether something is added or rows are not adjacent, so that copies alone do not suffice.
 func (m *Meeting) Computes() bool {
 	for i, g := range m.Gets {
 		if g.Rows > 1 || m.Gives[i].Rows > 1 || m.Adds(i) {
@@ -161,7 +161,7 @@ func (m *Meeting) Computes() bool {
 	return false
 }
 
-// Adds reports whether the transfer from a member is added to that of the member before.
+// Adds reports whether the transfer from a member is added to that of the previous member.
 func (m *Meeting) Adds(i int) bool {
 	return i > 0 && m.Gets[i].Size() > 0 && m.Gets[i].Size() == m.Gets[i-1].Size() && m.Gets[i].Y == m.Gets[i-1].Y
 }
@@ -180,10 +180,10 @@ func (m *Meeting) Sums(f func(first, end int) error) error {
 	return nil
 }
 
-// Y and X return the operands of a collective: the result and what a member gives, which may be the same.
+// Y and X return the operands of a collective: the result, and the operand that a member contributes. They may be the same.
 func (in *Instr) Y() *View { return &in.Args[0] }
 
-// X returns what a member of a collective gives.
+// X returns the operand that a member of a collective contributes.
 func (in *Instr) X() *View { return &in.Args[len(in.Args)-1] }
 
 // members returns the group size that the operands imply, or 0.

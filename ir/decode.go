@@ -135,7 +135,7 @@ func decodeCodes(p *Program, parts [][]byte) error {
 
 var errTruncated = errors.New("truncated")
 
-// decoder reads a part. The first problem is kept: from then on every read gives zero, and finish returns it.
+// decoder reads a part. It keeps the first problem: from then on every read returns zero, and finish returns the problem.
 type decoder struct {
 	data []byte
 	at   int

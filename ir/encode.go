@@ -13,7 +13,7 @@ import (
 
 // The binary form, .sppb. Numbers are little-endian or varints (unsigned, or zigzag where they may be negative).
 //
-//	magic     8 bytes "sppb\r\n\x1a\n"; the line ends show a transfer as text
+//	magic     8 bytes "sppb\r\n\x1a\n"; the line ends reveal a transfer in text mode
 //	version   uint32
 //	table     uint64, hash of the opcode table that the numbers below refer to
 //	parts     one 'H', a 'C' for each code, one 'R'; each: kind byte, uint64 length, payload
@@ -23,10 +23,10 @@ import (
 //
 // C, code: name; arenas; buffers (name as the length shared with the one before and the rest, arena, offset as a
 // delta from the end of the one before, size); states; results; then for each section: events, instructions, operands
-// in all, attributes in all, and the instructions.
+// in total, attributes in total, and the instructions.
 //
 // An instruction is coded against the one before it (provenance) and against the last one of its opcode in the
-// section (operands, attributes): layers repeat each other, so most fields are equal and most others near.
+// section (operands, attributes): layers repeat each other, so most fields are equal and most others are close.
 //
 //	opcode    byte
 //	stream    byte
@@ -35,7 +35,7 @@ import (
 //	attrs     varint with a bit for each that differs, and for each: constant (0: none), then the literal, 8 bytes for
 //	          a float and a varint for the rest
 //
-// Operands and attributes stand in the order of the opcode's row, which says how many there are.
+// Operands and attributes are in the order of the opcode's row, which defines their number.
 //
 // R, ranks: count, then code, coordinates, constants and groups of each.
 const (

@@ -14,11 +14,11 @@ import (
 	"sppo.dev/infile"
 )
 
-// maxFile is the limit of a program's file in bytes; one for thousands of ranks has a tenth of it.
+// maxFile is the size limit of a program's file in bytes; a program for thousands of ranks has a tenth of it.
 const maxFile = 2 << 30
 
-// ReadFile reads a program in either form, regardless of the file's name. Of a file that does not start as a program
-// it reads the start only.
+// ReadFile reads a program in either form, regardless of the file's name. If a file does not start as a program,
+// it reads only the start.
 func ReadFile(path string) (*Program, error) {
 	start, err := readStart(path)
 	if err != nil {
@@ -77,7 +77,7 @@ func WriteFile(path string, p *Program) error {
 	})
 }
 
-// ReplaceFile writes beside path and renames: path holds the whole result, or the old contents. A link is
+// ReplaceFile writes a temporary file next to path and renames it: path has the whole result, or the old contents. A link is
 // followed and a file keeps its permissions. Pipes and devices are written to directly.
 func ReplaceFile(path string, write func(*os.File) error) error {
 	target, mode := path, fs.FileMode(0o644)

@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// FindingKind is the promise of a program that is broken.
+// FindingKind is the kind of rule that a program breaks.
 type FindingKind string
 
 // Kinds of findings.
 const (
-	FindMalformed     FindingKind = "malformed"     // an index points at nothing, an operand is missing
+	FindMalformed     FindingKind = "malformed"     // an index refers to nothing, an operand is missing
 	FindHeader        FindingKind = "header"        // an impossible figure of the run, tensor or rank
 	FindShape         FindingKind = "shape"         // shapes, element types or attributes that the row rules out
 	FindBounds        FindingKind = "bounds"        // a view, buffer or arena is too small or misaligned
@@ -19,7 +19,7 @@ const (
 	FindEvent         FindingKind = "event"         // an event recorded twice, or never recorded
 	FindRace          FindingKind = "race"          // two conflicting accesses that no event orders
 	FindUninitialised FindingKind = "uninitialised" // a read of bytes that do not hold this buffer
-	FindLife          FindingKind = "life"          // a value overwritten or changed while its buffer still stands for the old one
+	FindLife          FindingKind = "life"          // a value overwritten or changed while its buffer still represents the old one
 	FindDead          FindingKind = "dead"          // a result that is never read
 	FindMessage       FindingKind = "message"       // sends and receives that do not match
 	FindCollective    FindingKind = "collective"    // members of a group that do not agree

@@ -3,9 +3,9 @@ package ir
 // CurvePoint is {size, share}: an operation of size rows reaches share of the peak.
 type CurvePoint = [2]float64
 
-// Machine holds the figures of a cluster from which costs are computed. It is part of the program's header,
+// Machine has the figures of a cluster from which costs are computed. It is part of the program's header,
 // so that the simulator needs no spec. Its fields equal those of lang.Cluster, which converts to it directly:
-// the compiler reports any drift between the two.
+// the Go compiler reports any difference between the two.
 type Machine struct {
 	Name                 string       `json:"name"`
 	Nodes                int          `json:"nodes"`
@@ -19,7 +19,7 @@ type Machine struct {
 	H2DBandwidth         float64      `json:"h2d_bandwidth"`          // bytes/s per GPU
 	NodeCopyBandwidth    float64      `json:"node_copy_bandwidth"`    // bytes/s that all GPUs of a node share, each way; 0: no shared limit
 	CopyDuplex           string       `json:"copy_duplex"`            // full | half: copies both ways at once, or one at a time
-	Parallelism          float64      `json:"parallelism"`            // processors shared by the ranks of a node, whose rates the others are; 0: each rank has its own
+	Parallelism          float64      `json:"parallelism"`            // processors that the ranks of a node share, to which the other rates refer; 0: each rank has its own
 	SpreadEfficiency     float64      `json:"spread_efficiency"`      // share of the rate of several processors that a kernel reaches on them
 	NVLinkBandwidth      float64      `json:"nvlink_bandwidth"`       // bytes/s per GPU inside a node, each way
 	NodeNetworkBandwidth float64      `json:"node_network_bandwidth"` // bytes/s per node, each way

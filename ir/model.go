@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// Model is the network that a program trains. It travels in the program's header and in checkpoints, because the names and shapes of
-// tensors do not say what is computed with them. Its fields equal those of lang.Model, which converts to it directly: the
-// compiler reports any drift between the two. That of a program that nobody compiled may be empty.
+// Model is the network that a program trains. It is part of the program's header and of checkpoints, because the names and shapes of
+// tensors do not define what is computed with them. Its fields equal those of lang.Model, which converts to it directly: the
+// Go compiler reports any difference between the two. In a program that was written by hand it may be empty.
 type Model struct {
 	Name   string `json:"name"`
-	Family string `json:"family"` // whose defaults the other keys had; nothing else depends on it
+	Family string `json:"family"` // the family whose defaults the other keys had; nothing else depends on it
 
 	Layers  int    `json:"layers"`
 	Hidden  int    `json:"hidden"`
@@ -25,21 +25,21 @@ type Model struct {
 
 	Norm       string   `json:"norm"`        // rmsnorm | layernorm
 	NormOffset float64  `json:"norm_offset"` // added to a norm's weights
-	NormPlace  string   `json:"norm_place"`  // pre | post | pre_post: where it stands in a residual branch
+	NormPlace  string   `json:"norm_place"`  // pre | post | pre_post: position in a residual branch
 	NormEps    float64  `json:"norm_eps"`
 	Activation string   `json:"activation"` // one of ir.Functions
 	Gated      bool     `json:"gated"`      // the MLP multiplies by the activation of a gate
-	Bias       []string `json:"bias"`       // out of qkv, attn_out, mlp, in this order
+	Bias       []string `json:"bias"`       // subset of qkv, attn_out, mlp, in this order
 	QKNorm     string   `json:"qk_norm"`    // none | head | all: RMSNorm of queries and keys
 
 	Positions       string   `json:"positions"`        // learned | rope | none
-	PositionPattern []string `json:"position_pattern"` // rope | none by layer, over and over; empty: Positions in all layers
+	PositionPattern []string `json:"position_pattern"` // rope | none for each layer, repeated; empty: Positions in all layers
 	RopeTheta       float64  `json:"rope_theta"`       // base of the rotary frequencies
-	RopeLocalTheta  float64  `json:"rope_local_theta"` // base in layers with a window, which nothing stretches then; 0: as the others
+	RopeLocalTheta  float64  `json:"rope_local_theta"` // base in layers with a window, which are then not stretched; 0: as in other layers
 	RopePartial     float64  `json:"rope_partial"`     // share of a head that is rotated
 	RopeScaling     string   `json:"rope_scaling"`     // none | linear | llama3 | yarn | longrope
 
-	// What RopeScaling does not use is 0, false or empty.
+	// Fields that RopeScaling does not use are 0, false or empty.
 	RopeFactor    float64   `json:"rope_factor"`
 	RopeOriginal  int       `json:"rope_original"` // tokens
 	RopeLow       float64   `json:"rope_low"`
@@ -52,13 +52,13 @@ type Model struct {
 	RopeLong      []float64 `json:"rope_long"`
 
 	Windows      []int64 `json:"windows"`
-	AttnScale    float64 `json:"attn_scale"`    // of attention's scores
-	AttnSoftcap  float64 `json:"attn_softcap"`  // of scores; 0: none
+	AttnScale    float64 `json:"attn_scale"`    // factor of attention scores
+	AttnSoftcap  float64 `json:"attn_softcap"`  // bound on attention scores; 0: none
 	LogitSoftcap float64 `json:"logit_softcap"` // 0: none
-	EmbedScale   float64 `json:"embed_scale"`   // of the embedding's result
+	EmbedScale   float64 `json:"embed_scale"`   // factor of the embedding's result
 	Tied         bool    `json:"tied"`          // output projection shares the embedding
 
-	InitStd float64 `json:"init_std"` // of weight matrices and embeddings; output projections of a layer are divided by sqrt(2*Layers)
+	InitStd float64 `json:"init_std"` // standard deviation of weight matrices and embeddings; divided by sqrt(2*Layers) for output projections of a layer
 
 	Adapter        string   `json:"adapter,omitempty"` // lora; empty: none
 	AdapterRank    int      `json:"adapter_rank,omitempty"`
@@ -66,8 +66,8 @@ type Model struct {
 	AdapterTargets []string `json:"adapter_targets,omitempty"` // linear maps of layers that have one, by the names of lang.LinearMap
 }
 
-// identity is what makes a network the function of its weights that it is, by the language's keys: neither its name and the family that
-// its keys had defaults from, nor how weights were drawn. What says how positions turn is none of it where nothing turns.
+// identity returns the keys that define the function of its weights that a network computes. These exclude its name, its family and
+// the distribution of initial weights. Keys for rotation are excluded if nothing is rotated.
 func (m *Model) identity() (traits [][2]string) {
 	s := reflect.ValueOf(*m)
 	for i := range s.NumField() {
@@ -86,7 +86,7 @@ func (m *Model) identity() (traits [][2]string) {
 	return traits
 }
 
-// jsonKey is the name of a field in JSON.
+// jsonKey returns the name of a field in JSON.
 func jsonKey(f reflect.StructField) string {
 	key, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 	return key
@@ -95,11 +95,11 @@ func jsonKey(f reflect.StructField) string {
 // empty reports whether a field has the value of a key that is not used.
 func empty(v reflect.Value) bool { return v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 }
 
-// IsZero reports whether it is the model of a program that does not say which it has.
+// IsZero reports whether the model is empty, as in a program that does not describe its model.
 func (m *Model) IsZero() bool { return reflect.ValueOf(*m).IsZero() }
 
-// Difference says in what two networks are different functions, as each has it: "heads = 2, norm_eps = 1e-05" and
-// "heads = 4, norm_eps = 1e-06". Both are empty where they are one.
+// Difference returns the keys in which two networks differ as functions, with the values of each: "heads = 2, norm_eps = 1e-05" and
+// "heads = 4, norm_eps = 1e-06". Both are empty if there is no difference.
 func (m *Model) Difference(other *Model) (mine, others string) {
 	var a, b []string
 	theirs := other.identity()

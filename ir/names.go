@@ -87,7 +87,7 @@ func suggest(name string, table map[string]int) string {
 	return nearest(name, slices.Sorted(maps.Keys(table)))
 }
 
-// nearest returns a hint at the word that a name was probably meant to be, or "".
+// nearest returns a hint at the word that was probably meant, or "".
 func nearest(name string, words []string) string {
 	best, bestDistance := "", 1+max(len(name)/3, 1)
 	for _, w := range words {

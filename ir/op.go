@@ -3,7 +3,7 @@ package ir
 // Op is the number of an opcode: its index in Ops. Numbers are append-only.
 type Op uint8
 
-// Opcodes. One constant and one row of Ops each; the row says everything else.
+// Opcodes. Each has one constant and one row of Ops; the row describes everything else.
 const (
 	LoadTokens Op = iota
 	InitNormal
@@ -54,7 +54,7 @@ const (
 	NumOps
 )
 
-// Class is how the interpreter handles an opcode.
+// Class is the way in which the interpreter handles an opcode.
 type Class uint8
 
 // Classes.
@@ -97,7 +97,7 @@ type Operand struct {
 	Arena    Arena
 	Adds     string // the attribute that makes a WriteOrAdd operand add; "accumulate" if empty
 	Optional bool
-	Spare    bool // written on the way to the other results: nobody need read it if one of them is read
+	Spare    bool // a by-product of the other results: it need not be read if one of them is
 	Doc      string
 }
 
@@ -113,8 +113,8 @@ const (
 	KindGroup             // index into Program.Groups
 	KindRank              // a rank of the job
 	KindEvent             // an event of the section
-	KindOption            // an integer that is 0 where it is not given
-	KindFactor            // a float that is 0 where it is not given
+	KindOption            // an integer that is 0 if it is not given
+	KindFactor            // a float that is 0 if it is not given
 	KindFunction          // an index into Functions, written by its name
 )
 
@@ -125,7 +125,7 @@ func (k AttrKind) String() string {
 // IsFloat reports whether the attribute's bits are those of a float.
 func (k AttrKind) IsFloat() bool { return k == KindFloat || k == KindFactor }
 
-// MayBeLeftOut reports whether 0 stands for an attribute that is not given.
+// MayBeLeftOut reports whether the attribute may be omitted, which means 0.
 func (k AttrKind) MayBeLeftOut() bool { return k == KindBool || k == KindOption || k == KindFactor }
 
 // Functions are the elementwise functions of activation and glu, by the attribute's value.
@@ -134,11 +134,11 @@ var Functions = []string{"gelu_tanh", "gelu", "silu", "relu2"}
 // Values of the attribute as of load_tokens.
 const (
 	AsTokens    = 0
-	AsLabels    = 1 // a token, or NoLabel where the token before it is not trained to predict it
-	AsPositions = 2 // tokens of the same document before it
+	AsLabels    = 1 // a token, or NoLabel if the run does not train to predict it
+	AsPositions = 2 // number of earlier tokens in the same document
 )
 
-// NoLabel is the label of a token that adds nothing to the loss. So does any other negative number.
+// NoLabel is the label of a token that does not count in the loss. Any other negative number has the same meaning.
 const NoLabel = -1
 
 // Values of attributes of KindFunction.
@@ -172,7 +172,7 @@ const (
 	WorkCollective
 )
 
-// Rule names a shape rule that Dims cannot express; oprules.go holds them.
+// Rule names a shape rule that Dims cannot express; oprules.go has these rules.
 type Rule uint8
 
 // Rules.
@@ -181,18 +181,18 @@ const (
 	RuleMatmul
 	RuleAttention
 	RuleUpdate
-	RuleCollective // collective.go has one for each
+	RuleCollective // collective.go has one for each opcode
 	RuleZigzag
 )
 
 // Work is the cost of an instruction, independent of the machine.
 type Work struct {
 	Kind  WorkKind
-	Op    Op // of a collective: its row has the path of the bytes
+	Op    Op // for a collective: its row has the path of the bytes
 	Flops Flops
 	Bytes Bytes // device memory traffic, or bytes on the link for moves and messages
 	Rows  int64 // size at which efficiency is looked up
-	DType DType // of the factors of products, which selects the peak
+	DType DType // type of the factors of matmuls, which selects the peak
 }
 
 // OpInfo is the row of an opcode, the only place that describes it.
@@ -205,14 +205,14 @@ type OpInfo struct {
 	Attrs    []AttrInfo
 	InPlace  bool     // a written operand may be the same view as one that is read
 	Updates  bool     // changes a weight, which is operand w
-	Rule     Rule     // what Dims and Types cannot express
-	Work     WorkKind // how its work is counted
+	Rule     Rule     // rule that Dims and Types cannot express
+	Work     WorkKind // how to count its work
 	Source   string   // source of the formula
 }
 
 var (
 	onCompute = []Stream{Compute, Mux}
-	onArrival = []Stream{Compute, Mux, MuxIn} // also where what it adds comes in
+	onArrival = []Stream{Compute, Mux, MuxIn} // also the streams on which its operand arrives
 	onColl    = []Stream{Coll, Mux}
 )
 

@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// Work functions and the shape rules that dimensions alone cannot express.
+// Work functions, and the shape rules that dimensions cannot express.
 
 // Work returns the cost of the instruction, independent of the machine. Attributes that it uses are literal.
 func (in *Instr) Work() Work {
@@ -108,7 +108,7 @@ func checkMatmul(in *Instr) error {
 	return nil
 }
 
-// checkUpdate demands as many elements of each operand as of the first, except of those with dimensions of their own. A gradient
+// checkUpdate checks that every operand has as many elements as the first, except operands with dimensions of their own. A gradient
 // may have more rows than its weight.
 func checkUpdate(in *Instr) error {
 	first := in.Args[0]
@@ -183,7 +183,7 @@ func (in *Instr) CheckValues(run *Run, s Section, consts []int64) error {
 	return nil
 }
 
-// checkRotation demands that a rotation exists and turns no more than a head has.
+// checkRotation checks that a rotation exists and is no wider than a head.
 func checkRotation(run *Run, number, dim int64) error {
 	switch {
 	case number < 0 || number > int64(len(run.Rotations)):
@@ -194,7 +194,7 @@ func checkRotation(run *Run, number, dim int64) error {
 	return nil
 }
 
-// checkTokens demands that the sequences and tokens of a load exist.
+// checkTokens checks that the sequences and tokens of a load exist.
 func (in *Instr) checkTokens(run *Run, s Section, value func(string) int64) error {
 	sequences := int64(run.Batch)
 	if s == SectionEval {

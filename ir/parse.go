@@ -11,16 +11,16 @@ import (
 	"unicode/utf8"
 )
 
-// SyntaxError is a mistake in a .sppir file.
+// SyntaxError is an error in a .sppir file.
 type SyntaxError struct {
 	File         string
 	Line, Column int    // from 1; columns count characters
 	Msg          string // what is wrong
-	Hint         string // what would be right, or empty
+	Hint         string // a remedy, or empty
 	Source       string // the line
 }
 
-// Error shows the mistake as compilers do: place and message, the line, a caret, a hint.
+// Error formats the error as compilers do: place and message, the line, a caret, a hint.
 func (e *SyntaxError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s:%d:%d: error: %s", e.File, e.Line, e.Column, e.Msg)
@@ -34,7 +34,7 @@ func (e *SyntaxError) Error() string {
 	return b.String()
 }
 
-// window returns the part of the line around the mistake that fits a screen, cut at the mistake.
+// window returns the part of the line around the error that fits on a screen.
 func (e *SyntaxError) window() (before, after string) {
 	const most, lead = 140, 60
 	line := []rune(strings.ReplaceAll(strings.ToValidUTF8(e.Source, "?"), "\t", " "))
@@ -110,7 +110,7 @@ func (ps *parser) errorf(format string, args ...any) error {
 	return ps.errorAt(ps.at, "", format, args...)
 }
 
-// nextLine advances to the next line with content; false at the end.
+// nextLine advances to the next line with content. It returns false at the end.
 func (ps *parser) nextLine() bool {
 	for ps.next < len(ps.src) {
 		ps.num++
@@ -364,7 +364,7 @@ func (ps *parser) parse() error {
 	return ps.p.Check()
 }
 
-// topWords are the entries of a file; the first topOnce of them may occur once.
+// topWords lists the entries of a file; the first topOnce of them may occur only once.
 var topWords = []string{"program", "flops_model", "run", "model", "machine", "line", "pass", "const", "group", "tensor", "code", "rank"}
 
 const topOnce = 5

@@ -435,7 +435,7 @@ func (ps *parser) attr(in *Instr, events int32) (int, error) {
 	return 0, ps.errorAt(at, row.Usage(), "%s has no attribute %s", row.Name, w)
 }
 
-// attrOfKind reads an attribute that is recognised by its sign.
+// attrOfKind reads an attribute that is recognised by its first character.
 func (ps *parser) attrOfKind(in *Instr, kind AttrKind, events int32) (int, error) {
 	row := in.Info()
 	i := row.findAttr(kind)
@@ -486,7 +486,7 @@ func (ps *parser) attrValue(name string, kind AttrKind, events int32) (Attr, err
 	return Int(v), err
 }
 
-// float reads a number up to the next space; 0x introduces the bits of one that cannot be written otherwise.
+// float reads a number up to the next space. 0x introduces the bits of a number that cannot be written otherwise.
 func (ps *parser) float(name string) (Attr, error) {
 	ps.space()
 	start := ps.at

@@ -11,7 +11,7 @@ import (
 // Part is a use of memory.
 type Part uint8
 
-// Parts, the most specific first: a buffer that fits two of them is the first.
+// Uses of memory, most specific first: a buffer with two of these uses counts as the first.
 const (
 	PartWeights Part = iota
 	PartOptimizer
@@ -21,13 +21,13 @@ const (
 	PartLogits
 	PartSaved // activations that a forward saves for its backward
 	PartMessages
-	PartStaging // on the host, for everything else
+	PartStaging // on the host: all other buffers
 	PartWorking
 	PartGaps
 	NumParts
 )
 
-// partInfo is the name of a part in reports and in JSON.
+// partInfo is the name of a use in reports and in JSON.
 var partInfo = [NumParts]struct{ name, key string }{
 	PartWeights:     {"weights", "weights"},
 	PartOptimizer:   {"optimizer", "optimizer"},
@@ -44,8 +44,8 @@ var partInfo = [NumParts]struct{ name, key string }{
 
 func (p Part) String() string { return partInfo[p].name }
 
-// operandParts are the operands that tell the use of a buffer. A product with a transposed first factor is
-// the gradient of a weight; the second factor of any other product is a weight.
+// operandParts lists the operands that determine the use of a buffer. A matmul with a transposed first factor computes
+// the gradient of a weight; the second factor of any other matmul is a weight.
 var operandParts = map[Op]map[string]Part{
 	Matmul:            {"b": PartWeights, "bias": PartWeights},
 	Embed:             {"table": PartWeights},
@@ -79,12 +79,12 @@ func (in *Instr) partOfOperand(i int) (Part, bool) {
 	return part, known
 }
 
-// use records what the instructions of a code do with a buffer.
+// use records how the instructions of a code use a buffer.
 type use struct {
 	part   Part
-	phases [NumPhases]bool // of tasks that touch it
-	tasks  int             // that touch it, counted up to 2
-	task   Provenance      // the last of them
+	phases [NumPhases]bool // phases of the tasks that use it
+	tasks  int             // number of tasks that use it, counted up to 2
+	task   Provenance      // the last of these tasks
 }
 
 // sameTask reports whether two instructions belong to one task.
@@ -123,8 +123,8 @@ func (u *use) note(in *Instr, i int) {
 	}
 }
 
-// settle decides what passes from one task to another. What a backward receives from a forward was saved for
-// it.
+// settle determines the use of values that pass from one task to another. A value that a backward receives from a forward was saved
+// for it.
 func (u *use) settle() {
 	later := u.phases[PhaseBackward] || u.phases[PhaseWeights]
 	switch {
@@ -184,10 +184,10 @@ func (c *Code) eachOperand(f func(s Section, pc int, in *Instr, i int)) {
 	}
 }
 
-// Peak describes an arena of a rank at its fullest. The parts add up to its bytes.
+// Peak describes the contents of an arena of a rank at its peak. The parts add up to its bytes.
 type Peak struct {
 	Bytes   Bytes  `json:"bytes"` // the highest placed byte
-	At      string `json:"at"`    // the time of the most live bytes in a step, as in "backward microbatch 0 subsequence 3 stage 1 layer 7"
+	At      string `json:"at"`    // the moment with the most live bytes in a step, such as "backward microbatch 0 subsequence 3 stage 1 layer 7"
 	Parts   Parts  `json:"parts"`
 	Largest []Held `json:"largest"`
 }
@@ -199,7 +199,7 @@ type Held struct {
 	Bytes Bytes  `json:"bytes"`
 }
 
-// Parts holds the bytes of each part. In JSON those of 0 bytes are omitted.
+// Parts has the bytes of each part. In JSON those of 0 bytes are omitted.
 type Parts [NumParts]Bytes
 
 // MarshalJSON implements json.Marshaler: an object with the parts in their order.
@@ -249,7 +249,7 @@ func (p *Part) UnmarshalText(text []byte) error {
 // mostHeld is the number of buffers that a Peak lists.
 const mostHeld = 10
 
-// Peaks describes each arena at its fullest, given the lifetimes of all buffers. Without lives, they are
+// Peaks describes each arena at its peak, given the lifetimes of all buffers. Without lives, they are
 // derived from the instructions.
 func (c *Code) Peaks(lives []Life) (peaks [NumArenas]Peak) {
 	if lives == nil {
@@ -273,8 +273,8 @@ func (l *Life) at(s Section, pc int) bool {
 	return l.Whole || l.Section == s && l.First <= pc && pc <= l.End
 }
 
-// lives derives lifetimes from the instructions that touch a buffer. A buffer last touched by another stream
-// than compute is live until the compute stream has waited for that.
+// lives derives lifetimes from the instructions that use a buffer. A buffer last used by a stream other
+// than compute is live until the compute stream has waited for that use.
 func (c *Code) lives() []Life {
 	lives := make([]Life, len(c.Buffers))
 	touched := make([]bool, len(c.Buffers))
@@ -310,8 +310,8 @@ func (c *Code) lives() []Life {
 	return lives
 }
 
-// awaited returns, for every instruction of a section, the wait of the compute stream after which it is known
-// to be done. It is the instruction itself on the compute stream, or if nothing waits for it.
+// awaited returns, for every instruction of a section, the wait of the compute stream after which the instruction is known
+// to be done. For instructions of the compute stream, and for those that nothing waits for, it returns the instruction itself.
 func (c *Code) awaited(s Section) []int {
 	instrs := c.Sections[s]
 	out := make([]int, len(instrs))
@@ -387,7 +387,7 @@ func (e *extents) take(from, to Bytes) (taken Bytes) {
 
 // fullest returns the first instruction with the most live bytes.
 func (c *Code) fullest(a Arena, lives []Life) (section Section, pc int) {
-	var changes [NumSections][]Bytes // by instruction, from which on they apply
+	var changes [NumSections][]Bytes // [section][instruction]: changes in live bytes
 	for s := range changes {
 		changes[s] = make([]Bytes, len(c.Sections[s])+1)
 	}

@@ -1,10 +1,10 @@
 // Package ir is the contract between compiler and VM: the opcode table, programs, their binary and text
 // forms, and the verifier.
 //
-// Read op.go first: everything else walks its table. program.go and instr.go define programs; check.go
+// Read op.go first: all other files use its table. program.go and instr.go define programs; check.go
 // decides whether one is well formed; encode.go and decode.go are the binary form; text.go and parse.go the
-// text form; verify.go and its parts decide whether a program is correct; explain.go is the reference. The
-// package knows nothing of specs, plans or devices.
+// text form; verify.go and its parts decide whether a program is correct; explain.go writes the reference. The
+// package knows nothing about specs, plans or devices.
 package ir
 
 import "math"
@@ -203,13 +203,13 @@ type Code struct {
 	Sections [NumSections][]Instr
 	Events   [NumSections]int32 // number of events each section uses
 	States   []State            // persistent state, as in a checkpoint
-	Results  []Result           // what the VM reads after a section
+	Results  []Result           // views that the VM reads after a section
 }
 
-// Role is what a persistent buffer holds of its tensor.
+// Role is the part of its tensor's state that a persistent buffer has.
 type Role uint8
 
-// Roles. The weight is what the forward pass reads; the master is its f32 original if the weight is bf16 (f32
+// Roles. The weight is read by the forward pass; the master is its f32 original if the weight is bf16 (f32
 // weights have no master). Optimizers keep the moments and the momentum. Numbers are append-only.
 const (
 	RoleWeight Role = iota
@@ -221,7 +221,7 @@ const (
 	NumRoles
 )
 
-// roles says of each what its buffers are called and which part of memory they are.
+// roles gives the suffix of the buffers and the use of memory for each role.
 var roles = [NumRoles]struct {
 	name string
 	part Part
@@ -236,7 +236,7 @@ var roles = [NumRoles]struct {
 
 func (r Role) String() string { return roles[r].name }
 
-// roleNames are the names of roles, in their order.
+// roleNames lists the names of roles, in order.
 func roleNames() (names []string) {
 	for _, r := range roles {
 		names = append(names, r.name)
@@ -250,7 +250,7 @@ type Tensor struct {
 	Shape [2]int64 `json:"shape"` // vectors are {n, 1}; without padding
 }
 
-// State maps the rectangle of a tensor that a rank holds. Row i, column j of the view is element
+// State maps the rectangle of a tensor that a rank has. Row i, column j of the view is element
 // (Row0+i, Col0+j) of the tensor; elements beyond the tensor's shape are padding.
 type State struct {
 	Tensor int32
@@ -260,7 +260,7 @@ type State struct {
 	Col0   Attr
 }
 
-// extent returns the rows and columns of its tensor that a state holds: a vector is a column.
+// extent returns the number of rows and columns of the tensor in a state: a vector is a column.
 func (s *State) extent() (rows, cols int64) {
 	if len(s.View.Dims()) == 1 {
 		return s.View.Cols(), 1
@@ -276,12 +276,12 @@ type Result struct {
 
 // Names of results. ResultStep is filled by the VM before each step: {learning rate, 1/(1-beta1^t), 1/(1-beta2^t)}. An
 // optimizer without betas has betas of 0. ResultWeight and ResultEvalWeight are filled before each step and eval section of a
-// program whose labels may be masked. ResultSpike, where a program has it, is filled before each step: the largest gradient norm
+// program whose labels may be masked. ResultSpike, if a program has it, is filled before each step: the largest gradient norm
 // with which weights are updated.
 const (
 	ResultLoss     = "loss"        // f32 [1]: mean over the tokens of the batch
 	ResultEvalLoss = "eval_loss"   // f32 [1]: mean over the tokens of the sequences of one eval section
-	ResultLosses   = "eval_losses" // f32 [n]: those of the tokens of a replica's sequences in one eval section, in the order of its labels
+	ResultLosses   = "eval_losses" // f32 [n]: losses of the tokens of a replica's sequences in one eval section, in the order of its labels
 	ResultGradNorm = "grad_norm"   // f32 [2]: global norm before clipping, factor applied; a negative factor: the step was skipped
 	ResultSpike    = "spike"       // f32 [1]
 	ResultStep     = "step"        // f32 [3]
@@ -290,20 +290,20 @@ const (
 	ResultEvalWeight = "eval_weight" // f32 [1]: 1 / labels of the eval section that count
 )
 
-// Rank is one device's copy of a code. Its constants and groups hold the differences among ranks.
+// Rank is one device's copy of a code. Its constants and groups contain the differences among ranks.
 type Rank struct {
 	Code       int32
 	Consts     []int64   // values of Program.Consts
-	Groups     [][]int32 // members of Program.Groups in group order; empty where this rank has none
+	Groups     [][]int32 // members of Program.Groups in group order; empty if this rank is in none
 	DP, PP, SP int32     // coordinates, for reports
 }
 
-// Run is what the VM must know of the training run.
+// Run is what the VM must know about the training run.
 type Run struct {
 	Sequence      int64    `json:"sequence"`
 	Batch         int      `json:"batch"`          // sequences per step, all replicas
-	EvalSequences int      `json:"eval_sequences"` // sequences that one eval section covers, all replicas
-	EvalBatch     int      `json:"eval_batch"`     // sequences in a validation: eval sections run until they are covered
+	EvalSequences int      `json:"eval_sequences"` // sequences in one eval section, over all replicas
+	EvalBatch     int      `json:"eval_batch"`     // sequences in a validation; eval sections run until all are covered
 	EvalEvery     int      `json:"eval_every"`
 	Steps         int      `json:"steps"`
 	Seed          int64    `json:"seed"`
@@ -316,7 +316,7 @@ type Run struct {
 	DecayType     string   `json:"decay_type"`  // cosine | linear | sqrt, of warmup_stable_decay
 	Beta1         float64  `json:"beta1"`
 	Beta2         float64  `json:"beta2"`
-	Spikes        float64  `json:"spikes"`      // gradient norms above this many times their median skip a step; 0: none
+	Spikes        float64  `json:"spikes"`      // gradient norms above this many times their median skip a step; 0: no limit
 	MaxSkipped    int      `json:"max_skipped"` // steps in a row that may be skipped; 0: any number
 	DataKind      string   `json:"data_kind"`   // text | tokens | random
 	DataFiles     []string `json:"data_files"`
@@ -324,17 +324,17 @@ type Run struct {
 
 	DataOptions *DataOptions `json:"data_options"` // of tokens
 
-	Rotations []Rotation `json:"rotations"` // of rope, beside the plain one that its theta says
+	Rotations []Rotation `json:"rotations"` // rotations of rope, besides the plain one by theta
 }
 
-// LRSchedules are the learning-rate schedules after the warm-up, by transformers' names. All but constant fall to MinLR at the last
+// LRSchedules lists the learning-rate schedules after the warm-up, with transformers' names. All except constant fall to MinLR at the last
 // step: linear and cosine from the end of the warm-up on, warmup_stable_decay in the last DecaySteps.
 var LRSchedules = []string{"constant", "linear", "cosine", LRStableDecay}
 
-// LRStableDecay is the schedule that DecaySteps and DecayType belong to.
+// LRStableDecay is the schedule that uses DecaySteps and DecayType.
 const LRStableDecay = "warmup_stable_decay"
 
-// DataOptions say how files of tokens are read; package corpus documents them.
+// DataOptions sets how token files are read; package corpus documents the options.
 type DataOptions struct {
 	Type      string    `json:"type"`   // auto | uint16 | uint32
 	Header    string    `json:"header"` // auto | none | llmc
@@ -348,21 +348,21 @@ type DataOptions struct {
 	Masks     string    `json:"masks"`     // off | on | ignore
 }
 
-// Packs reports whether a sequence may hold several documents.
+// Packs reports whether a sequence may have several documents.
 func (o *DataOptions) Packs() bool { return o != nil && o.Documents != "" && o.Documents != "off" }
 
-// Marked reports whether labels may be masked: where documents end, or by masks.
+// Marked reports whether labels may be masked, at the ends of documents or by masks.
 func (o *DataOptions) Marked() bool { return o.Packs() || o != nil && o.Masks == "on" }
 
-// Rotation says how rope turns each head: the pairs (i, i+len(Rates)), pair i by Rates[i] radians a token. What lies beyond the
-// last pair is not turned.
+// Rotation describes how rope rotates each head: the pairs (i, i+len(Rates)), pair i by Rates[i] radians per token. Elements after the
+// last pair are not rotated.
 type Rotation struct {
 	Rates []float64 `json:"rates"`
-	Scale float64   `json:"scale"` // factor of the elements that are turned
-	Rest  float64   `json:"rest"`  // factor of the others
+	Scale float64   `json:"scale"` // factor of the rotated elements
+	Rest  float64   `json:"rest"`  // factor of the other elements
 }
 
-// Rotation is the one of a rope instruction. One by theta turns whole heads.
+// Rotation returns the rotation of a rope instruction. A rotation by theta rotates whole heads.
 func (in *Instr) Rotation(run *Run) Rotation {
 	if i := in.Attr("rotation").Bits; i > 0 {
 		return run.Rotations[i-1]
@@ -382,7 +382,7 @@ type Program struct {
 	Model      Model
 	Machine    Machine
 	FlopsModel float64  // model FLOPs of a step over all ranks, with causal attention: the basis of MFU
-	Lines      []string // spec lines that instructions point to: "file:line: text"
+	Lines      []string // spec lines that instructions refer to: "file:line: text"
 	Passes     []string
 	Consts     []string // names of per-rank constants
 	Groups     []string // names of communication groups

@@ -28,8 +28,8 @@ func Times[T ~int64](a, b T) T {
 	return T(lo)
 }
 
-// Locate returns the range of arena bytes of a view. It fails unless the view lies in its buffer, the buffer
-// in its arena, and the first byte at a multiple of the element's size. It accepts any view, well formed or
+// Locate returns the range of arena bytes of a view. It fails unless the view is in its buffer, the buffer
+// is in its arena, and the first byte is at a multiple of the element's size. It accepts any view, well formed or
 // not: devices rely on it without knowing whether the program was verified.
 func (c *Code) Locate(v *View) (lo, hi Bytes, err error) {
 	if int64(v.Buffer) >= int64(len(c.Buffers)) {
@@ -54,7 +54,7 @@ func (c *Code) Locate(v *View) (lo, hi Bytes, err error) {
 	return lo, lo + n, nil
 }
 
-// holds checks that a buffer lies in its arena.
+// holds checks that a buffer is inside its arena.
 func (c *Code) holds(b *Buffer) error {
 	switch {
 	case b.Arena >= NumArenas:

@@ -2,7 +2,7 @@ package ir
 
 import "slices"
 
-// shadow records, for every byte of an arena, which instruction wrote it last in a section and which have read
+// shadow records, for every byte of an arena, which instruction of a section wrote it last and which have read
 // it since. Adjacent bytes with the same state form a segment. The segments are a sorted list cut into blocks,
 // so that inserting one does not move all others.
 type shadow struct {
@@ -22,7 +22,7 @@ type state struct {
 	writer access             // last write of this section
 	reads  [NumStreams]uint32 // number on each stream of the last read since
 	past   past
-	origin uint32 // 1 + the instruction that moved the value out of where it may be brought back to; 0: none
+	origin uint32 // 1 + the instruction that moved the value out of bytes to which it may return; 0: none
 }
 
 // access is an operand of an instruction, which is identified by its stream and its number there, from 1.
@@ -56,7 +56,7 @@ func newShadow(size Bytes) *shadow {
 	return &shadow{blocks: [][]segment{first}, size: size}
 }
 
-// cursor is a place in the list.
+// cursor is a position in the list.
 type cursor struct{ block, at int }
 
 // find returns the segment that holds the byte.
@@ -83,7 +83,7 @@ func (s *shadow) find(addr Bytes) cursor {
 
 func (s *shadow) at(c cursor) *segment { return &s.blocks[c.block][c.at] }
 
-// next moves on; false at the end.
+// next moves to the next segment. It returns false at the end.
 func (s *shadow) next(c *cursor) bool {
 	c.at++
 	if c.at == len(s.blocks[c.block]) {
@@ -179,7 +179,7 @@ func (s *shadow) replace(lo, hi Bytes, st state) {
 	}
 }
 
-// owned is a range of bytes that a section has written, and the buffer that owns them at its end.
+// owned is a range of bytes that a section has written, with the buffer that owns them at its end.
 type owned struct {
 	lo, hi Bytes
 	buffer uint32

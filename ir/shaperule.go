@@ -23,7 +23,7 @@ const (
 	factorName
 )
 
-// shapeRule is what a row says about its operands, ready to be applied.
+// shapeRule is what a row says about its operands, in a form ready to be applied.
 type shapeRule struct {
 	dims  [][][]factor // by operand and dimension; nil accepts any shape
 	sizes []int        // attributes that shapes depend on
@@ -63,7 +63,7 @@ func newShapeRule(row *OpInfo) shapeRule {
 	}
 	r.names = len(names)
 	for i := range row.Attrs {
-		// A rule beyond the dimensions uses the same kinds of numbers.
+		// the rules beyond dimensions use the same kinds of numbers
 		if inShape[i] || (row.Rule == RuleAttention || row.Rule == RuleCollective) && row.Attrs[i].Kind == KindInt {
 			r.sizes = append(r.sizes, i)
 		}

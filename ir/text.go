@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// The text form, .sppir. It says exactly what the binary form says; parse.go reads it back.
+// The text form, .sppir. It has exactly the contents of the binary form; parse.go reads it back.
 //
 //	sppir 3
 //	program "tiny"
@@ -27,7 +27,7 @@ import (
 //	  name = "local"
 //	}
 //
-//	line 0 "tiny.sppo:12: schedule sppo {" what instructions point to
+//	line 0 "tiny.sppo:12: schedule sppo {" what instructions refer to
 //	pass place
 //	const next
 //	group sp
@@ -50,14 +50,14 @@ import (
 //	rank 0 stage0 dp=0 pp=0 sp=0 $next=1 @sp=[0,1]
 //
 // An instruction is one line: its stream; its provenance (phase I F B W O E, microbatch, subsequence, layer, pipeline
-// stage, each left out where it does not apply); its opcode; its operands, what is written left of the "="; its
+// stage, each omitted if it does not apply); its opcode; its operands, with those that are written to the left of the "="; its
 // attributes; and after "!" the pass and the spec line that it comes from. An operand is a buffer, the offset in bytes
-// where it is not 0, element type and shape; "-" is an absent one, left out at the end of a side. A set boolean is its
-// bare name, an unset one is left out. "$" refers to a constant of the rank, "@" to a group, "e" to an event. A name
-// that is not made of letters, digits, ".", "_" and "-" stands in quotes. "#" starts a comment.
+// if it is not 0, element type and shape; "-" is an absent operand, omitted at the end of a side. A set boolean is its
+// bare name; an unset one is omitted. "$" refers to a constant of the rank, "@" to a group, "e" to an event. A name
+// with characters other than letters, digits, ".", "_" and "-" is in quotes. "#" starts a comment.
 const textMagic = "sppir"
 
-// phaseLetters are the phases as the text form writes them.
+// phaseLetters lists the phases as written in the text form.
 const phaseLetters = "IFBOEW"
 
 // Print writes the text form. Equal programs give equal text.
@@ -87,7 +87,7 @@ func (pr Printer) Print(w io.Writer, p *Program) error {
 	return t.err
 }
 
-// PrintRank writes what one rank runs: its line of the table and its code, with the rank's constants filled
+// PrintRank writes the code that one rank runs, with the rank's constants filled
 // in. The output is for reading and does not parse.
 func (pr Printer) PrintRank(w io.Writer, p *Program, rank int) error {
 	if err := p.Check(); err != nil {
@@ -402,7 +402,7 @@ func (t *printer) view(c *Code, v *View) {
 	t.byte(']')
 }
 
-// attr writes an attribute. Groups and events are recognised by their sign; booleans are written as their
+// attr writes an attribute. Groups and events are marked by their first character; booleans are written as their
 // name.
 func (t *printer) attr(a *Attr, info *AttrInfo, separate bool) {
 	if info.Kind.MayBeLeftOut() && a.Bits == 0 && a.Const == 0 {

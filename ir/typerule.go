@@ -2,7 +2,7 @@ package ir
 
 // Types of operands, as rows write them.
 
-// allows reports whether the operand may have elements of type d, considered alone.
+// allows reports whether the operand, considered alone, may have elements of type d.
 func (o *Operand) allows(d DType) bool {
 	switch o.Types {
 	case "any":

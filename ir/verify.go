@@ -13,14 +13,14 @@ import (
 //   - every conflicting pair of accesses of a rank is ordered by the rank's own streams and events (verifyorder.go);
 //   - every byte read was written before, through the same buffer: buffers that share bytes are never live at once
 //     (verifylives.go);
-//   - a buffer stands for one value in a section: nothing is overwritten or changed before readers of the same name;
-//   - of every result something is read;
+//   - a buffer represents one value in a section: nothing is overwritten or changed before readers of the same name;
+//   - part of every result is read;
 //   - sends and receives match, collectives agree, and the job cannot deadlock (verifyranks.go);
 //   - the header is in range, ranks together hold every tensor once, and the results that a run needs exist
 //     (verifyheader.go);
 //   - the arenas fit the machine.
 //
-// What depends on the code alone is checked once for all ranks that run it.
+// Properties that depend only on the code are checked once for all ranks that run it.
 
 // Verify checks a program. The error is a *VerifyError.
 func Verify(p *Program) error { return VerifyOptions{}.Verify(p) }
@@ -66,7 +66,7 @@ func (o VerifyOptions) Verify(p *Program) error {
 }
 
 // verifyCodes checks the codes concurrently; findings are in the order of the codes. It returns the unread
-// results of each code, and whether every instruction is sound by itself, which later checks rely on.
+// results of each code, and whether every instruction is valid by itself, which later checks rely on.
 func (o VerifyOptions) verifyCodes(p *Program, all *findings) (unread [][]result, sound bool) {
 	unread = make([][]result, len(p.Codes))
 	each := make([]findings, len(p.Codes))
@@ -130,7 +130,7 @@ func (v *codeVerifier) instructions() {
 	}
 }
 
-// siteOf names an instruction of a code.
+// siteOf returns the site of an instruction of a code.
 func siteOf(p *Program, c *Code, s Section, i int) Site {
 	in := &c.Sections[s][i]
 	site := Site{Rank: None, Code: c.Name, Section: s, Index: i, Text: p.Text(c, in)}
@@ -140,7 +140,7 @@ func siteOf(p *Program, c *Code, s Section, i int) Site {
 	return site
 }
 
-// report adds a finding about instruction i; other is the other one of the pair, or None.
+// report adds a finding about instruction i; other is the other instruction of the pair, or None.
 func (v *codeVerifier) report(kind FindingKind, s Section, i, other int, format string, args ...any) {
 	if len(v.list) >= v.limit {
 		v.more++
@@ -176,7 +176,7 @@ func (v *codeVerifier) buffers() {
 	}
 }
 
-// resultRule is what the VM expects of a result.
+// resultRule is a rule for a result that the VM uses.
 type resultRule struct {
 	name     string
 	section  Section // to which it belongs
@@ -283,7 +283,7 @@ func (c *Code) extent(v *View) (lo, hi Bytes) {
 	return lo, lo + v.Bytes()
 }
 
-// selfOverlap checks that an instruction's outputs do not overlap its other operands, except where the row
+// selfOverlap checks that an instruction's outputs do not overlap its other operands, unless the row
 // allows one view to be read and written.
 func (v *codeVerifier) selfOverlap(s Section, i int) {
 	in := &v.code.Sections[s][i]

@@ -11,7 +11,7 @@ import (
 )
 
 // The header: the run, the machine, the tensors, and how ranks hold them. Figures of the run that are 0 are
-// unknown, because programs written by hand need none of them.
+// unknown, because programs written by hand do not need them.
 
 // headerRule is a rule for a number or a name in the header.
 type headerRule struct {
@@ -21,7 +21,7 @@ type headerRule struct {
 	want string
 }
 
-// VerifyHeader checks the header alone. The error is a *VerifyError.
+// VerifyHeader checks only the header. The error is a *VerifyError.
 func VerifyHeader(p *Program) error {
 	all := findings{limit: findingLimit}
 	if verifyHeader(p, &all); all.empty() {
@@ -138,7 +138,7 @@ func verifyCoordinates(p *Program, all *findings) {
 	}
 }
 
-// verifyRoles checks what the VM needs for training: results that it reads and fills, and every tensor held
+// verifyRoles checks what the VM needs for training: results that it reads and fills, and every tensor stored
 // once. A program without states, or without updates of weights, trains nothing and has no such rules.
 func verifyRoles(p *Program, all *findings) {
 	has := map[string]bool{}
@@ -180,7 +180,7 @@ type rectangle struct{ row, endRow, col, endCol int64 }
 // held is a set of rectangles of a role of a tensor.
 type held map[rectangle]bool
 
-// verifyStates checks that the rectangles that ranks hold of a role of a tensor cover it once. Equal
+// verifyStates checks that the rectangles on all ranks cover each role of a tensor once. Equal
 // rectangles on several ranks are copies, and one inside another is a part that a rank keeps besides the
 // whole.
 func verifyStates(p *Program, all *findings) {
@@ -199,7 +199,7 @@ func verifyStates(p *Program, all *findings) {
 			continue
 		}
 		seen[like] = true
-		own := map[key]held{} // before padding is removed: with it a slice may differ from the whole
+		own := map[key]held{} // before padding is removed: with padding, a slice may differ from the whole
 		for i := range code.States {
 			s := &code.States[i]
 			k := key{s.Tensor, s.Role}

@@ -8,21 +8,21 @@ import (
 
 // Lifetimes and values.
 //
-// A byte belongs to the buffer through which it was last written, and may be read only through that buffer. At
-// its start a section finds the values of the init section, unless some section writes another buffer there.
+// A byte belongs to the buffer through which it was last written, and may be read only through that buffer. A
+// section starts with the values of the init section, unless some section writes another buffer to the same bytes.
 // Steps and evaluations may run in any number and order, so values that only one of them writes may not be read
 // by the next before they are written again.
 //
 // In a section a buffer has one life, which ends when another buffer is written over any of its bytes. Each
 // byte of it has one value: it is written once, perhaps changed in place, and then read. So a read sees the
-// value that its name stands for, wherever it is issued. Three exceptions are allowed. First, values that the
+// value that its name represents, wherever it is issued. There are three exceptions. First, values that the
 // section found at its start, such as optimizer state and weights, may be read, then changed in place or
 // overwritten once, and not read again. Second, a value that was moved away for a reload or rotation, and that
 // nothing else has read, may be overwritten by the copy or rotation that returns it to the same bytes. Third,
 // an instruction may change in place a value that only other such instructions have read.
 //
-// Part of every result is read: in its section, in a later one, by the VM as a result, or by a checkpoint.
-// Operands that the opcode's row calls spare are exempt.
+// Part of every result is read: in its section, in a later one, by the VM, or for a checkpoint.
+// Operands that the opcode's row marks as spare are exempt.
 
 // changes reports whether operand j is both read and written, by itself or with another operand: the instruction changes
 // its value in place.
@@ -44,7 +44,7 @@ func (o *orderer) noteRead(a access) {
 	}
 }
 
-// abuse reports a value that differs from the one that its buffer stands for, once per instruction.
+// abuse reports a value that differs from the one that its buffer represents, once per instruction.
 func (o *orderer) abuse(i, other int, format string, args ...any) {
 	if o.abused != i+1 && !o.v.AllowReuse {
 		o.abused = i + 1
@@ -52,7 +52,7 @@ func (o *orderer) abuse(i, other int, format string, args ...any) {
 	}
 }
 
-// found marks the bytes of states, which steps and evaluations find as they were left.
+// found marks the bytes of states, which steps and evaluations find unchanged.
 func (o *orderer) found() {
 	for i := range o.v.code.States {
 		s := &o.v.code.States[i]
@@ -81,7 +81,7 @@ func (o *orderer) change(i int, in *Instr, j int) {
 	})
 }
 
-// otherOf returns an instruction that has read a value, or else the one that wrote it.
+// otherOf returns an instruction that has read a value, or otherwise the one that wrote it.
 func (o *orderer) otherOf(in *Instr, st *state) int {
 	for t, n := range st.reads {
 		if n != 0 && (Stream(t) != in.Stream || n != o.clocks[in.Stream][in.Stream]) {
@@ -163,13 +163,13 @@ func (o *orderer) bringsBack(in *Instr, st *state, origin uint32) bool {
 		moved.Args[1].Bytes() == in.Args[0].Bytes()
 }
 
-// stranger reports bytes that belong to another buffer than the one through which they are read.
+// stranger reports bytes that belong to a buffer other than the one through which they are read.
 func (o *orderer) stranger(i int, name string, st *state, lo, hi Bytes) {
 	o.v.report(FindUninitialised, o.section, i, o.instrAt(st.writer), "reads %s, but bytes 0x%x to 0x%x now hold %s",
 		name, int64(lo), int64(hi), o.v.code.Buffers[st.buffer].Name)
 }
 
-// claim records that bytes which this section has not written must hold a buffer when it begins.
+// claim records that bytes which this section has not written must belong to a buffer when it begins.
 func (o *orderer) claim(n need, st *state) {
 	if st.buffer != n.buffer {
 		o.needs = append(o.needs, n)

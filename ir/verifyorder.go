@@ -2,9 +2,9 @@ package ir
 
 import "fmt"
 
-// Order. Issue order is the order of the instructions of a section. An instruction comes after its
-// predecessors on its stream, and a wait comes after its record and everything that the record comes after. A
-// clock for each stream holds its position relative to every stream; the end of a section joins all streams.
+// Order. Issue order is the order of the instructions of a section. An instruction comes after all earlier
+// instructions on its stream, and a wait comes after its record and everything that precedes the record. A
+// clock for each stream has its position relative to every stream; the end of a section joins all streams.
 // Messages order nothing: a rank must not depend on another's timing. The contents of bytes are checked in
 // verifylives.go.
 
@@ -38,7 +38,7 @@ type orderer struct {
 	shadows [NumArenas]*shadow
 	needs   []need
 	ended   []int32            // [buffer]: 1 + the instruction that wrote another buffer over it; 0: none
-	read    []uint8            // [instruction]: a bit for each operand of which something was read later
+	read    []uint8            // [instruction]: a bit for each operand that was read later, at least in part
 	raced   int                // 1 + the last instruction with a race
 	abused  int                // 1 + the last instruction with a finding about values
 	left    [NumArenas][]owned // contents at the end of the section

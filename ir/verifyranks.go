@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// Agreement among ranks. Every section is checked by itself, because all ranks run the same sections in the
+// Agreement among ranks. Every section is checked separately, because all ranks run the same sections in the
 // same order.
 //
 // The proof against deadlock is stricter than streams require: every rank runs its instructions one after
@@ -32,14 +32,14 @@ func channelOf(s Stream) channel {
 	return chanMux
 }
 
-// traffic is the communication of a section of a code, in issue order, as indexes of instructions.
+// traffic is the communication of a section of a code, in issue order, as indices of instructions.
 type traffic struct {
 	all    []int32
 	links  map[link][]int32
 	groups [][]int32 // by group
 }
 
-// link is one end of a channel, independent of the rank, and so of the peer.
+// link is one end of a channel, without the rank and so without the peer.
 type link struct {
 	peer    Attr
 	channel channel
@@ -183,7 +183,7 @@ func (v *ranksVerifier) gathers() {
 	}
 }
 
-// conversation holds the messages of one channel from one rank to another, as both ends see them.
+// conversation has the messages of one channel from one rank to another, as both ends see them.
 type conversation struct{ sends, recvs []int32 }
 
 type channelKey struct {
@@ -275,7 +275,7 @@ func (v *ranksVerifier) collectives() {
 	}
 }
 
-// agree compares what two members do in a group.
+// agree compares the instructions of two members of a group.
 func (v *ranksVerifier) agree(g, first, r int) {
 	if v.p.Ranks[first].Code == v.p.Ranks[r].Code {
 		return

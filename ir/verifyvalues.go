@@ -2,7 +2,7 @@ package ir
 
 import "fmt"
 
-// The values of attributes on each rank, with constants filled in.
+// Checks of the values of attributes on each rank, with constants filled in.
 
 // verifyConstants checks the values of a rank's attributes.
 func verifyConstants(p *Program, all *findings) {

@@ -2,8 +2,8 @@ package ir
 
 import "fmt"
 
-// Rings of ranks that each hold two chunks of a sequence's tokens: of 2t chunks, member k of t has the k-th
-// and the k-th from the end, so that causal attention is equal work for all of them at every turn.
+// Rings of ranks that each have two chunks of a sequence's tokens: of 2t chunks, member k of t has the k-th
+// and the k-th from the end, so that causal attention is equal work for all of them in every turn.
 
 // Values of the attribute zigzag: the position of the member whose keys are attended to.
 const (
@@ -40,7 +40,7 @@ func checkRing(in *Instr) error {
 	return nil
 }
 
-// checkPositions demands a position in a document for each of so many rows, where any are given.
+// checkPositions checks that every row has a position in a document, if any are given.
 func checkPositions(in *Instr, rows int64) error {
 	if p := in.Arg("positions"); p.Present() && (p.Elements() != rows || len(p.Dims()) != 1) {
 		return fmt.Errorf("%d positions in documents, and there are %d tokens", p.Elements(), rows)
@@ -67,7 +67,7 @@ func checkZigzag(in *Instr) error {
 	if in.Op == LoadTokens {
 		tokens = in.Args[0].Elements() / max(batch, 1)
 	} else {
-		pieces = 2 // of the member
+		pieces = 2 // pieces of the member
 	}
 	if chunks < 2 || chunks%2 != 0 || tokens%pieces != 0 {
 		return fmt.Errorf("%d tokens are not %d of %d chunks", tokens, pieces, chunks)

@@ -1,11 +1,11 @@
 // Package cost computes how long work takes on a machine. Passes estimate tasks with it before anything is
-// lowered, and the simulator uses it for instructions, so a prediction and a simulation differ by what they
-// know, never by rates.
+// lowered, and the simulator uses it for instructions. So a prediction and a simulation differ in the detail of their
+// input, never in rates.
 //
-// It knows nothing of streams, order or contention in time. It computes the duration of one instruction with
-// its share of the machine's links, in a job that uses every rank of a node alike.
+// It knows nothing about streams, order or contention in time. It computes the duration of one instruction with
+// its share of the machine's links, in a job that uses every rank of a node equally.
 //
-// Where ranks are threads of one computer, rates are those of one processor. A copy or a message uses one
+// If ranks are threads of one computer, rates are those of one processor. A copy or a message uses one
 // processor; a kernel uses all that are idle when it begins, if it is worth waking them.
 package cost
 
@@ -19,7 +19,7 @@ import (
 // Model computes durations on a machine for a job.
 type Model struct {
 	machine      ir.Machine
-	ranksPerNode int // of the job: they divide what they share evenly
+	ranksPerNode int // ranks of the job on a node, which divide shared resources evenly
 }
 
 // New returns the cost model of a job with a number of ranks, numbered node by node, which all use shared
@@ -65,7 +65,7 @@ func (c Model) LinkOf(ranks []int32) Link {
 	return Link{Ranks: len(ranks), Nodes: len(slices.Compact(nodes))}
 }
 
-// Time returns the duration of an instruction. The link matters to messages and collectives only. Ranks that
+// Time returns the duration of an instruction. The link only matters to messages and collectives. Ranks that
 // share the processors of a node have equal shares of them.
 func (c Model) Time(w ir.Work, l Link) ir.Seconds {
 	if c.machine.Parallelism == 0 {
@@ -74,8 +74,8 @@ func (c Model) Time(w ir.Work, l Link) ir.Seconds {
 	return c.on(w, c.One(w, l), c.machine.Parallelism/float64(c.ranksPerNode))
 }
 
-// on returns the duration on several processors of work that takes one of them the given time. Below one,
-// ranks take turns.
+// on returns the duration of work on several processors that takes the given time on one. With less than one
+// processor, ranks take turns.
 func (c Model) on(w ir.Work, one ir.Seconds, processors float64) ir.Seconds {
 	switch {
 	case processors < 1:
@@ -86,13 +86,13 @@ func (c Model) on(w ir.Work, one ir.Seconds, processors float64) ir.Seconds {
 	return c.Spread(one, processors)
 }
 
-// Spread returns the duration on several processors of a kernel that takes one of them the given time. Waking
-// them takes time, which short kernels avoid.
+// Spread returns the duration of a kernel on several processors that takes the given time on one. Waking
+// processors takes time, which short kernels avoid.
 func (c Model) Spread(one ir.Seconds, processors float64) ir.Seconds {
 	return min(one, ir.Seconds(c.machine.KernelLatency)+one/ir.Seconds(processors*c.machine.SpreadEfficiency))
 }
 
-// Spreads reports whether work is done by several processors at once where ranks share them.
+// Spreads reports whether work uses several processors at once if ranks share them.
 func Spreads(w ir.Work) bool {
 	switch w.Kind {
 	case ir.WorkMatmul, ir.WorkAttention, ir.WorkAttentionGrad, ir.WorkMemory:
@@ -101,7 +101,7 @@ func Spreads(w ir.Work) bool {
 	return false
 }
 
-// One returns the duration of an instruction on a device, or on one processor where ranks share them.
+// One returns the duration of an instruction on a device, or on one processor if ranks share them.
 func (c Model) One(w ir.Work, l Link) ir.Seconds {
 	switch w.Kind {
 	case ir.WorkNone:
@@ -127,7 +127,7 @@ func (c Model) One(w ir.Work, l Link) ir.Seconds {
 	panic("internal: no cost for this kind of work")
 }
 
-// Peak returns the FLOP rate of a device for products of an element type.
+// Peak returns the FLOP rate of a device for matmuls of an element type.
 func (c Model) Peak(d ir.DType) float64 {
 	if d == ir.BF16 {
 		return c.machine.PeakBF16
@@ -135,7 +135,7 @@ func (c Model) Peak(d ir.DType) float64 {
 	return c.machine.PeakF32
 }
 
-// kernel takes as long as the slower of its arithmetic and its memory traffic.
+// kernel returns the larger of the time for arithmetic and the time for memory traffic.
 func (c Model) kernel(w ir.Work, efficiency []ir.CurvePoint) ir.Seconds {
 	t := over(w.Bytes, c.memory(w.Kind))
 	if rate := c.Peak(w.DType) * Efficiency(efficiency, w.Rows); w.Flops > 0 && rate > 0 {
@@ -144,8 +144,8 @@ func (c Model) kernel(w ir.Work, efficiency []ir.CurvePoint) ir.Seconds {
 	return c.latency(0) + t
 }
 
-// memory returns the rate at which a kernel reads and writes its operands. Where ranks share processors,
-// memory-bound kernels reach only part of the bandwidth, because of their other instructions; products
+// memory returns the rate at which a kernel reads and writes its operands. If ranks share processors,
+// memory-bound kernels reach only part of the bandwidth, because of their other instructions; matmuls
 // prefetch while they multiply.
 func (c Model) memory(k ir.WorkKind) float64 {
 	if c.machine.Parallelism > 0 && k != ir.WorkMemory {
@@ -162,7 +162,7 @@ func (c Model) copy(n ir.Bytes, rate float64) ir.Seconds {
 	return c.latency(0) + over(n, rate)
 }
 
-// collective returns the time of a collective by the path of its bytes. A result that goes everywhere takes as
+// collective returns the time of a collective by the path of its bytes. A result that is copied to all members takes as
 // long to spread as to compute.
 func (c Model) collective(w ir.Work, l Link) ir.Seconds {
 	if l.Ranks < 2 {
@@ -197,7 +197,7 @@ func (c Model) rotate(n ir.Bytes, l Link) ir.Seconds {
 }
 
 // allToAll returns the time in which each rank sends every other its part of n/t, all messages at once.
-// Traffic inside the node and out of it overlap, and the ranks of a node share the way out.
+// Traffic inside the node and out of it overlap, and the ranks of a node share the outgoing link.
 func (c Model) allToAll(n ir.Bytes, l Link) ir.Seconds {
 	rate, latency := c.wire(l)
 	perNode := (l.Ranks + l.Nodes - 1) / l.Nodes
@@ -222,8 +222,8 @@ func (c Model) wire(l Link) (rate, latency float64) {
 	return network, m.NetworkLatency
 }
 
-// latency returns the start of any instruction plus the latency of its links. Where ranks share processors,
-// waking them takes the time, and not every instruction does that.
+// latency returns the launch time of an instruction plus the latency of its links. If ranks share processors,
+// waking them takes this time, which not every instruction does.
 func (c Model) latency(links float64) ir.Seconds {
 	if c.machine.Parallelism > 0 {
 		return ir.Seconds(links)
