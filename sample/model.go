@@ -1,6 +1,6 @@
-// Package sample writes text with a model, token by token, on the CPU: enough to see what a training has taught it.
+// Package sample generates text with a model, token by token, on the CPU: enough for a quick look at what a model has learned.
 //
-//	model.go    a model that keeps K and V of the tokens so far
+//	model.go    a model with a cache of K and V of the tokens so far
 //	walk.go     from the dataflow of the model to instructions for a few tokens
 //	pick.go     the choice of a token by its logits
 //	text.go     prompts to tokens, tokens to text
@@ -21,34 +21,34 @@ import (
 	"sppo.dev/vm/cpu/simd"
 )
 
-// Weights give the tensors of a model their values, as vm.Weights do.
+// Weights provides the values of a model's tensors, as vm.Weights does.
 type Weights interface {
 	// Read fills out with rows by columns of a tensor from (row, col) on, rows first.
 	Read(tensor string, row, col, rows, cols int64, out []float32) error
 }
 
-// chunkTokens is how many tokens of a prompt are fed at a time.
+// chunkTokens is the number of tokens of a prompt that are processed at a time.
 const chunkTokens = 256
 
-// Model is a model and one sequence of tokens that it has seen. It must be used by one goroutine at a time.
+// Model is a model with the sequence of tokens that it has processed. It must be used by one goroutine at a time.
 type Model struct {
 	graph  *graph.Model
 	device *cpu.Device
 	code   *ir.Code
 	places map[placeKey]uint32 // buffers of values
 	tokens []int32             // those of the sequence so far
-	most   int64               // tokens that there is memory for
-	seen   int64               // tokens whose K and V are there
+	most   int64               // tokens for which there is memory
+	seen   int64               // tokens whose K and V have been computed
 	cap    float32             // of logits, before the softmax; 0: none
 	err    error
 }
 
-// Size is the extent of a model: what it is for, and what it has memory for.
+// Size is the sequence length that a model was trained for, and that for which it has memory.
 type Size struct {
 	// Sequence is the length of the sequences that the model is trained on, in tokens. Frequencies of longrope and the rows of
 	// learned positions depend on it.
 	Sequence int64
-	Tokens   int64 // the most that a sequence has here, at most Sequence
+	Tokens   int64 // maximum length of a sequence here, at most Sequence
 }
 
 // Open allocates a model on the CPU and reads its weights. Kernels share the threads of the pool.
@@ -82,25 +82,25 @@ func Open(m lang.Model, size Size, weights Weights, pool *simd.Pool) (*Model, er
 	return s, nil
 }
 
-// Tensors lists the weights that a model of sequences of that many tokens reads.
+// Tensors lists the weights that a model reads for sequences of that many tokens.
 func Tensors(m lang.Model, sequence int64) []ir.Tensor {
 	return graph.New(m, graph.Split{SP: 1}, sequence).Tensors()
 }
 
-// Bytes is the memory of weights, K and V, and of the values of a chunk of the prompt.
+// Bytes returns the memory of weights, K and V, and of the values of a chunk of the prompt.
 func (s *Model) Bytes() ir.Bytes { return s.code.Arenas[ir.Device] }
 
 // Close frees the memory.
 func (s *Model) Close() error { return s.device.Close() }
 
-// Tokens are those of the sequence so far.
+// Tokens returns the tokens of the sequence so far.
 func (s *Model) Tokens() []int32 { return s.tokens }
 
-// Left is the number of tokens that there is still memory for.
+// Left returns the number of tokens for which there is still memory.
 func (s *Model) Left() int64 { return s.most - s.seen }
 
 // Feed appends tokens to the sequence and returns the logits of the token after them, which the next call overwrites. It takes
-// Left tokens at most. After an error the model is of no more use.
+// Left tokens at most. After an error the model must not be used.
 func (s *Model) Feed(tokens []int32) (logits []float32, err error) {
 	if s.err != nil {
 		return nil, s.err
@@ -136,7 +136,7 @@ func (s *Model) Feed(tokens []int32) (logits []float32, err error) {
 	return logits, nil
 }
 
-// loadElements is how many values of a tensor are in memory at a time on their way to the model.
+// loadElements is the number of values of a tensor that are in memory at a time on their way to the model.
 const loadElements = 8 << 20
 
 // load reads every weight, a band of rows at a time.
@@ -166,10 +166,10 @@ func (s *Model) load(weights Weights) error {
 	})
 }
 
-// history is where instructions load tokens from.
+// history is the source from which instructions load tokens.
 type history struct{ s *Model }
 
-// Tokens implements vm.Tokens. The label of the last token is not known; nobody looks at it.
+// Tokens implements vm.Tokens. The label of the last token is unknown and not used.
 func (h history) Tokens(_ ir.Section, _, _, position int64, out []int32, stride int) error {
 	for i := 0; i < len(out); i += stride {
 		out[i] = 0

@@ -8,11 +8,11 @@ import (
 	"sppo.dev/vm"
 )
 
-// Choice says how a token is chosen by its logits. The filters are applied in the order of the fields, as transformers does.
+// Choice defines how a token is sampled from its logits. The filters are applied in the order of the fields, as in transformers.
 type Choice struct {
-	Temperature float64 // divides logits; 0: the token of the largest, whatever the other fields
+	Temperature float64 // divides logits; 0: always the token with the largest, regardless of the other fields
 	TopK        int     // only that many of the largest; 0: all
-	TopP        float64 // only the most probable that make up this share, above 0 to 1
+	TopP        float64 // only the most probable tokens that make up this share, from above 0 to 1
 	Seed        int64   // token number i of a sequence depends on it, on i and on the logits
 }
 
@@ -29,7 +29,7 @@ func (c *Choice) Check() error {
 	return nil
 }
 
-// Pick chooses token number i of a sequence. Of equal logits the first is the larger one.
+// Pick samples token number i of a sequence. Among equal logits the first counts as larger.
 func (c *Choice) Pick(logits []float32, i int) int32 {
 	best := 0
 	for t, x := range logits {

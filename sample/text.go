@@ -9,17 +9,17 @@ import (
 	"sppo.dev/tokenizer"
 )
 
-// Text turns prompts into tokens, and tokens into text as they come.
+// Text converts prompts to tokens, and tokens to text one by one.
 type Text interface {
-	// Encode returns the tokens of a prompt, with those that the model wants at the start of a text.
+	// Encode returns the tokens of a prompt, with those that the model requires at the start of a text.
 	Encode(prompt string) ([]int32, error)
-	// Decode returns what the next token adds to the text. It may hold back what later tokens can change.
+	// Decode returns the text that the next token adds. It may hold back text that later tokens can change.
 	Decode(token int32) string
-	// Rest returns what is held back.
+	// Rest returns the text held back.
 	Rest() string
 }
 
-// Bytes are a Text of models whose tokens are bytes.
+// Bytes is a Text for models whose tokens are bytes.
 type Bytes struct{ held []byte }
 
 // Encode implements Text.
@@ -40,14 +40,14 @@ func (b *Bytes) Decode(token int32) string {
 	return b.Rest()
 }
 
-// Rest implements Text. What is no UTF-8 becomes U+FFFD.
+// Rest implements Text. Invalid UTF-8 becomes U+FFFD.
 func (b *Bytes) Rest() string {
 	text := strings.ToValidUTF8(string(b.held), "\ufffd")
 	b.held = b.held[:0]
 	return text
 }
 
-// Tokens are a Text of models with a tokenizer.
+// Tokens is a Text for models with a tokenizer.
 type Tokens struct {
 	*tokenizer.Tokenizer
 	ids         []uint32

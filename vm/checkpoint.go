@@ -18,12 +18,12 @@ import (
 // Checkpoint is a checkpoint that is open for reading.
 type Checkpoint struct {
 	*store.Manifest
-	Path   string // of the checkpoint itself, where the newest of a folder was opened
+	Path   string // of the checkpoint itself, even if a folder of checkpoints was opened
 	values stored
 	single bool // a file that process 0 reads for all
 }
 
-// stored is the values of a checkpoint.
+// stored provides the values of a checkpoint.
 type stored interface {
 	// Read fills out with rows by cols values of an entry from (row, col) on, rows first.
 	Read(name string, row, col, rows, cols int64, out []float32) error
@@ -38,11 +38,11 @@ type DamagedError struct {
 
 func (e *DamagedError) Error() string { return fmt.Sprintf("checkpoint %s: %v", e.Path, e.err) }
 
-// Unwrap returns what is wrong.
+// Unwrap returns the cause.
 func (e *DamagedError) Unwrap() error { return e.err }
 
-// OpenCheckpoint opens a checkpoint and verifies its checksums. The path names a checkpoint, or a folder of checkpoints, of which
-// the newest is taken.
+// OpenCheckpoint opens a checkpoint and verifies its checksums. The path names a checkpoint, or a folder of checkpoints, from which
+// it takes the newest.
 func OpenCheckpoint(path string) (*Checkpoint, error) {
 	c, err := openCheckpoint(path)
 	if err != nil {
@@ -55,7 +55,7 @@ func OpenCheckpoint(path string) (*Checkpoint, error) {
 	return c, nil
 }
 
-// openCheckpoint leaves the checksums of shards to verify.
+// openCheckpoint opens a checkpoint without verifying the checksums of shards.
 func openCheckpoint(path string) (*Checkpoint, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -94,11 +94,11 @@ func openSingle(path string) (*Checkpoint, error) {
 	return c, nil
 }
 
-// verify compares the checksums of the shards that wanted ranks wrote.
+// verify compares the checksums of the shards that the given ranks wrote.
 func (c *Checkpoint) verify(ctx context.Context, wanted func(rank int) bool) error {
 	s, ok := c.values.(*store.Checkpoint)
 	if !ok {
-		return nil // opening has
+		return nil // already verified when the file was opened
 	}
 	err := s.Verify(ctx, wanted)
 	if err != nil && ctx.Err() == nil {
@@ -110,7 +110,7 @@ func (c *Checkpoint) verify(ctx context.Context, wanted func(rank int) bool) err
 // Close closes the files.
 func (c *Checkpoint) Close() error { return c.values.Close() }
 
-// Weights are the parameters, in the program's order.
+// Weights lists the parameters, in the program's order.
 func (c *Checkpoint) Weights() (list []ir.Tensor) {
 	for i := range c.Tensors {
 		if e := &c.Tensors[i]; e.IsWeight() {
@@ -135,13 +135,13 @@ func (c *Checkpoint) ReadEntry(e *store.Tensor, out []float32) error {
 	return c.values.Read(e.Name(), 0, 0, e.Shape[0], e.Shape[1], out)
 }
 
-// remembered is data that a checkpoint remembers, since positions in it mean nothing once it has changed.
+// remembered is data whose fingerprints are stored in a checkpoint, because positions in changed data mean nothing.
 type remembered interface {
 	Fingerprints() []corpus.Fingerprint
 	Unchanged(before []corpus.Fingerprint) error
 }
 
-// entry is a role of a tensor that checkpoints of the program hold.
+// entry is a role of a tensor that checkpoints of the program contain.
 type entry struct {
 	store.Tensor
 	tensor int
@@ -149,7 +149,7 @@ type entry struct {
 }
 
 // entriesOf lists the contents of a checkpoint of this program. Weights with a master copy are not included,
-// because they are the rounded master; nor are gradients, which every step computes anew.
+// because they are the rounded master. Neither are gradients, which every step computes anew.
 func entriesOf(p *ir.Program) []entry {
 	types := map[[2]int]ir.DType{} // by tensor and role
 	for c := range p.Codes {
@@ -174,7 +174,7 @@ func entriesOf(p *ir.Program) []entry {
 	return list
 }
 
-// manifest describes a checkpoint of the job's present state, without its shards.
+// manifest describes a checkpoint of the job's current state, without its shards.
 func (j *Job) manifest() *store.Manifest {
 	m := &store.Manifest{
 		Program: j.program.Name, Model: j.program.Model, Step: j.step, Skipped: j.skipped, Norms: slices.Clone(j.norms), Seed: j.program.Run.Seed, Origin: j.origin,
@@ -191,8 +191,8 @@ func (j *Job) manifest() *store.Manifest {
 	return m
 }
 
-// Restore loads a checkpoint; the next step is then what it would have been. The path names a checkpoint, or a folder of
-// checkpoints, of which the newest is taken. Everything is checked before any state changes. Each rank reads its own parts, so
+// Restore loads a checkpoint. The next step is then the same as without the interruption. The path names a checkpoint, or a folder of
+// checkpoints, from which it takes the newest. Everything is checked before any state changes. Each rank reads its own parts, so
 // all processes must see the folder.
 func (j *Job) Restore(ctx context.Context, path string) error {
 	if j.dead != nil {
@@ -226,7 +226,7 @@ func (j *Job) Restore(ctx context.Context, path string) error {
 	return nil
 }
 
-// verifyTogether verifies the checksums of a checkpoint, of which every process takes a share.
+// verifyTogether verifies the checksums of a checkpoint. Every process verifies a share.
 func (j *Job) verifyTogether(ctx context.Context, c *Checkpoint, path string) error {
 	var mine error
 	answers, err := j.together(Order{What: OrderVerify, Question: path}, func() error {
@@ -244,10 +244,10 @@ func (j *Job) verifyTogether(ctx context.Context, c *Checkpoint, path string) er
 	return mine
 }
 
-// mine reports whether this process takes care of what some rank wrote, which may have been one of a larger job.
+// mine reports whether this process handles the shard that some rank wrote, possibly a rank of a larger job.
 func (j *Job) mine(rank int) bool { return j.ranks[rank%len(j.ranks)].work != nil }
 
-// verifyHere is a follower's share. What it finds is its answer.
+// verifyHere verifies a follower's share. Its findings are the answer.
 func (j *Job) verifyHere(path string) []byte {
 	c, err := openCheckpoint(path)
 	if err == nil {
@@ -286,7 +286,7 @@ func (j *Job) restoreHere(ctx context.Context, c *Checkpoint) error {
 	})
 }
 
-// spread loads a file that only process 0 may have.
+// spread loads a file that only process 0 can read.
 func (j *Job) spread(c *Checkpoint) error {
 	for _, e := range entriesOf(j.program) {
 		values := make([]float32, e.Shape[0]*e.Shape[1])

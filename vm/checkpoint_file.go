@@ -39,7 +39,7 @@ type fileHeader struct {
 	Data    []corpus.Fingerprint `json:"data"`
 }
 
-// singleFile is the values of a checkpoint of format 2.
+// singleFile provides the values of a checkpoint of format 2.
 type singleFile struct {
 	*os.File
 	places map[string]filePlace // by name of the entry

@@ -11,7 +11,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Crew connects the processes of a job. One leads: its job is used as if all ranks were in that process. The
+// Crew connects the processes of a job. One process leads: its job is used as if all ranks were in that process. The
 // others follow: their jobs carry out the leader's orders on their ranks.
 type Crew interface {
 	Wires // a transport may use more of it than Here and Failed
@@ -29,7 +29,7 @@ type Crew interface {
 	// follower the leader. OnInspect registers the function that answers for this process, at once and from any goroutine.
 	Inspect(wait time.Duration) []Inspection
 	OnInspect(answer func() []byte)
-	// Down is closed when the processes cannot continue. Cause returns why the processes cannot continue, from the first that failed; nil if none has.
+	// Down is closed when the processes cannot continue. Cause returns the reason, from the first process that failed, or nil if none has.
 	Down() <-chan struct{}
 	Cause() error
 }
@@ -55,10 +55,10 @@ const (
 	OrderWrite   = "write"
 	OrderPeaks   = "peaks"   // return the peaks of a rank's arenas
 	OrderAsk     = "ask"     // return the answer of Options.Reply
-	OrderVerify  = "verify"  // verify a share of a checkpoint; the answer says what is wrong
+	OrderVerify  = "verify"  // verify a share of a checkpoint; the answer has the findings
 	OrderRestore = "restore" // load a checkpoint
-	OrderSave    = "save"    // copy the state and write it, at once where Round is 1
-	OrderSaved   = "saved"   // report the shards that are written; wait for them where Round is 1
+	OrderSave    = "save"    // copy the state and write it; if Round is 1, write it directly
+	OrderSaved   = "saved"   // report the written shards; if Round is 1, wait for them
 	OrderClose   = "close"
 )
 

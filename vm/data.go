@@ -78,7 +78,7 @@ func (w *Window) each(rows int, visit func(sequence, position int64, first, stri
 
 var errNoDocuments = errors.New("the program asks for documents or masks, and the data has none")
 
-// randomData is noise: token t of a sequence is a function of seed, round, sequence and t.
+// randomData provides random tokens: token t of a sequence is a function of seed, round, sequence and t.
 type randomData struct{ run ir.Run }
 
 // Tokens implements Tokens.
@@ -99,7 +99,7 @@ func (d *randomData) Tokens(section ir.Section, round, sequence, position int64,
 	return nil
 }
 
-// textData is bytes, one token each. The end of the text is held out for validation.
+// textData provides bytes, one token each. The end of the text is held out for validation.
 type textData struct {
 	run         ir.Run
 	train, held []byte
@@ -127,7 +127,7 @@ func newTextData(run *ir.Run, text []byte) (*textData, error) {
 	return d, nil
 }
 
-// validationWindows is how many sequences a validation has: eval sections are whole.
+// validationWindows returns the number of sequences in a validation, which consists of whole eval sections.
 func validationWindows(run *ir.Run) int64 {
 	if run.EvalBatch <= 0 || run.EvalSequences <= 0 {
 		return 0
@@ -163,7 +163,7 @@ func (d *textData) Tokens(section ir.Section, round, sequence, position int64, o
 	return nil
 }
 
-// offset returns the start of a sample, at random where a whole one fits.
+// offset returns the start of a sample, at a random position where a whole sample fits.
 func (d *textData) offset(step, sequence int64) int64 {
 	return NewRandom(d.run.Seed, "text offset", step).Below(uint64(sequence), int64(len(d.train))-d.run.Sequence)
 }
@@ -210,8 +210,8 @@ func concatenate(files []string) ([]byte, error) {
 	return text, nil
 }
 
-// expand returns the files that match patterns, sorted, each once. In a pattern ** stands for any number of
-// folders; the rest follows path.Match.
+// expand returns the files that match patterns, sorted, each once. In a pattern, ** matches any number of
+// folders; everything else follows path.Match.
 func expand(patterns []string, dir string) ([]string, error) {
 	if len(patterns) == 0 {
 		return nil, errors.New("text data without files")

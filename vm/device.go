@@ -6,7 +6,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Device owns the bytes and the time of one rank. The loop in vm.go tells it what to issue. Issued
+// Device owns the memory and the execution of one rank. The loop in vm.go tells it what to issue. Issued
 // instructions run in the order of their stream; only events and messages order one stream against another.
 //
 // Load does everything expensive: it allocates both arenas in exactly the size that the code declares, and
@@ -46,9 +46,9 @@ type Device interface {
 	Close() error
 }
 
-// Clock is implemented by devices with their own time.
+// Clock is implemented by devices with virtual time.
 type Clock interface {
-	// Elapsed returns the duration of the last section, or false if it took as long as the caller measured.
+	// Elapsed returns the duration of the last section, or false if the caller's measurement applies.
 	Elapsed() (time.Duration, bool)
 }
 
@@ -56,13 +56,13 @@ type Clock interface {
 type Env struct {
 	Transport Transport // connects it with other ranks; a device with its own network uses only Abort
 	Tokens    Tokens    // source of load_tokens
-	Spans     *Spans    // nil: no timeline is wanted
+	Spans     *Spans    // nil: no timeline is recorded
 }
 
-// Documents is Tokens whose sequences hold several documents, or whose labels may be masked.
+// Documents is implemented by Tokens whose sequences have several documents, or whose labels may be masked.
 type Documents interface {
 	Tokens
-	// Marks is Tokens for the values of load_tokens that are not tokens: ir.AsLabels or ir.AsPositions.
+	// Marks is like Tokens for the values of load_tokens that are not tokens: ir.AsLabels or ir.AsPositions.
 	Marks(as int, section ir.Section, round, sequence, position int64, out []int32, stride int) error
 	// Labels returns the number of labels that count in all sequences of a step or an eval section.
 	Labels(section ir.Section, round int64) (int64, error)

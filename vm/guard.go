@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// guard is what the leader decides of a step before it: all ranks must skip alike.
+// guard is the leader's decision about a step, made before it: all ranks must skip the same steps.
 type guard struct {
-	Skipped int64   // steps before that changed nothing
+	Skipped int64   // number of earlier steps that were skipped
 	Limit   float32 // of the gradient norm; 0: none
 }
 
@@ -19,11 +19,12 @@ func (g guard) limit() float32 {
 	return g.Limit
 }
 
-// norms are those of the last steps that changed weights, oldest first. Checkpoints keep them, so that a resumed run skips the same
+// norms has the gradient norms of the last steps that changed weights, oldest first. Checkpoints store them, so that a resumed run skips
+// the same
 // steps.
 type norms []float32
 
-// A median needs some norms before it says anything, and old ones say little of the present.
+// A median needs a minimum number of norms to be meaningful, and old norms say little about the present.
 const fewestNorms, mostNorms = 10, 100
 
 // with appends a norm.
@@ -34,7 +35,7 @@ func (n norms) with(x float32) norms {
 	return append(slices.Clone(n), x)
 }
 
-// limit returns the largest norm that is no spike: a multiple of the median, or 0 where there is no limit.
+// limit returns the largest norm that is not a spike: a multiple of the median, or 0 if there is no limit.
 func (n norms) limit(spikes float64) float32 {
 	if spikes <= 0 || len(n) < fewestNorms {
 		return 0

@@ -16,7 +16,7 @@ type Options struct {
 	Dir       string    // base of relative data files; empty: the working folder
 	Transport Transport // nil: all ranks are in this process
 	Tokens    Tokens    // nil: the data set named by the program
-	Weights   Weights   // what Load reads; nil: the run starts from random weights
+	Weights   Weights   // source of initial weights for Load; nil: the run starts from random weights
 
 	Stall Stall                                 // sections that make no progress
 	Crew  Crew                                  // nil: all ranks are in this process
@@ -33,12 +33,12 @@ type Job struct {
 	transport Transport
 	tokens    Tokens
 	weights   Weights
-	origin    string // of the weights that the run started from; empty: drawn by chance
+	origin    string // source of the weights that the run started from; empty: random
 	crew      Crew
 	reply     func(question string) ([]byte, error)
 	step      int64     // steps done
-	skipped   int64     // of these, steps that left the weights as they were
-	norms     norms     // of gradients in steps before
+	skipped   int64     // those among them that were skipped
+	norms     norms     // of the gradients in earlier steps
 	order     lossOrder // of TokenLosses; nil before its first call
 	writer    writer
 	overseer  overseer
@@ -50,13 +50,13 @@ type StepResult struct {
 	Step            int
 	Loss            float64
 	GradNorm        float64 // before clipping
-	Skipped         bool    // the weights are as they were: the gradients were not finite, or too large
+	Skipped         bool    // the weights are unchanged: the gradients were not finite, or too large
 	LR              float64
 	Seconds         float64
 	TokensPerSecond float64
 }
 
-// rank is a goroutine that makes all calls to one device. A rank of another process has neither.
+// rank is a goroutine that makes all calls to one device. For a rank of another process both are absent.
 type rank struct {
 	index  int
 	code   *ir.Code
@@ -217,10 +217,10 @@ func (r *rank) fill(name string, values []float32) error {
 	return r.device.Write(v, BytesOf(values))
 }
 
-// weightOf names the results by which labels that count are weighed.
+// weightOf names the results with the weight of a label.
 var weightOf = [ir.NumSections]string{ir.SectionStep: ir.ResultWeight, ir.SectionEval: ir.ResultEvalWeight}
 
-// labels returns the number of labels that count in a section, over all replicas. Where the program counts all, it is 1 for
+// labels returns the number of labels that count in a section, over all replicas. If the program counts all labels, it is 1 for
 // every section.
 func (j *Job) labels(section ir.Section, round int64) (int64, error) {
 	counts := slices.ContainsFunc(j.ranks, func(r *rank) bool {
@@ -281,7 +281,7 @@ func (j *Job) Step(ctx context.Context) (StepResult, error) {
 	return result, nil
 }
 
-// elapsed returns the duration of a section: by the devices' clocks, if they have some, otherwise by ours.
+// elapsed returns the duration of a section: by the devices' clocks, if they have clocks, otherwise as measured.
 func (j *Job) elapsed(here time.Duration) time.Duration {
 	var longest time.Duration
 	for _, r := range j.ranks {
@@ -301,13 +301,13 @@ func elapsed(d Device) (time.Duration, bool) {
 	return 0, false
 }
 
-// Eval returns the mean loss over the labels of the validation's sequences, running as many eval sections as cover
+// Eval returns the mean loss over the labels of the validation's sequences. It runs as many eval sections as needed to cover
 // EvalBatch.
 func (j *Job) Eval(ctx context.Context) (float64, error) {
 	return j.eval(ctx, func() error { return nil })
 }
 
-// EvalPositions is Eval, and adds the losses of all tokens by their positions.
+// EvalPositions is like Eval, and adds the losses of all tokens by position.
 func (j *Job) EvalPositions(ctx context.Context, to *PositionLosses) (float64, error) {
 	return j.eval(ctx, func() error {
 		losses, err := j.TokenLosses()
@@ -383,7 +383,7 @@ func (j *Job) vector(name string) ([]float32, error) {
 		out := make([]float32, v.Elements())
 		if err := j.read(r, v, BytesOf(out)); err != nil {
 			if j.crew != nil && j.crew.Cause() != nil {
-				return nil, err // of a process that was lost, whatever was being read
+				return nil, err // of a lost process
 			}
 			return nil, fmt.Errorf("reading the result %s of rank %d: %w", name, r.index, err)
 		}
@@ -398,10 +398,10 @@ func (j *Job) Peaks(rank int) [ir.NumArenas]ir.Bytes {
 	return peaks
 }
 
-// Close frees the devices and ends the ranks' goroutines. A leader closes the other jobs too.
+// Close frees the devices and ends the ranks' goroutines. A leader also closes the other jobs.
 func (j *Job) Close() error {
 	if j.Stuck() {
-		return nil // what ranks still use cannot be freed
+		return nil // memory that ranks still use cannot be freed
 	}
 	here := func() error {
 		j.writer.free()
@@ -414,7 +414,7 @@ func (j *Job) Close() error {
 	}
 	var err error
 	if j.crew == nil || j.crew.Cause() != nil {
-		err = here() // after a failure every process closes by itself
+		err = here() // after a failure every process closes independently
 	} else {
 		_, err = j.together(Order{What: OrderClose}, here)
 	}

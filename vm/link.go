@@ -21,10 +21,10 @@ type Transport interface {
 	Abort(reason error)
 }
 
-// ErrAborted is wrapped by errors of operations that failed because another rank did.
+// ErrAborted is wrapped by the errors of operations that failed because another rank failed.
 var ErrAborted = errors.New("aborted")
 
-// Link moves messages from one rank to another. Send returns when the peer has received.
+// Link moves messages from one rank to another. Send returns when the peer has received the message.
 type Link interface {
 	Send(x []byte) error
 	Recv(y []byte) error
@@ -33,14 +33,14 @@ type Link interface {
 // Channel distinguishes messages in flight between two ranks in one direction.
 type Channel uint8
 
-// Channels: activations forward, gradients backward, borrowed work.
+// Channels: activations forward, gradients backward, shared work.
 const (
 	ChannelNext Channel = iota
 	ChannelPrev
 	ChannelMux
 )
 
-// ChannelOf returns the channel of a stream's messages: what is sent on send_next is received on recv_prev.
+// ChannelOf returns the channel of a stream's messages: messages sent on send_next are received on recv_prev.
 func ChannelOf(s ir.Stream) Channel {
 	switch s {
 	case ir.SendNext, ir.RecvPrev:

@@ -143,7 +143,7 @@ func (l *Local) Collective(rank int, members []int32, in *ir.Instr, y, x []byte)
 	return m.run, nil
 }
 
-// localTeam is where the members of a group meet for the collectives on a stream. A call has two barriers: the
+// localTeam synchronises the members of a group for the collectives on a stream. A call has two barriers: the
 // first after all members have published their buffers, the second after all have done their share, so that no
 // member leaves while its buffers are in use.
 type localTeam struct {
@@ -170,19 +170,19 @@ type localMember struct {
 	index   int
 	meeting ir.Meeting
 	call    teamCall
-	from    []source // by member: what this one gets
+	from    []source // by member: the transfers to this one
 	in, out []Wire   // by member: nil for members in this process; all nil if every member is
 	staged  [][]byte
 	packed  []byte
 }
 
-// source is memory from which a transfer is read: another member's x, or as received.
+// source is memory from which a transfer is read: another member's x, or received bytes.
 type source struct {
 	x      []byte // from the transfer's first byte on
 	stride int    // between rows
 }
 
-// meetYields is how often a member yields before it blocks. The others usually arrive soon, and an awake
+// meetYields is the number of times that a member yields before it blocks. The others usually arrive soon, and an awake
 // goroutine can be taken over by any idle processor.
 const meetYields = 200
 
@@ -234,7 +234,7 @@ func (m *localMember) run() error {
 	return t.meet()
 }
 
-// match refuses calls of members in this process that do not belong together.
+// match refuses calls of members in this process that do not match.
 func (m *localMember) match() error {
 	t, in := m.team, m.call.in
 	for i := range t.calls {
@@ -252,7 +252,7 @@ func callText(in *ir.Instr) string {
 	return fmt.Sprintf("%s of %d bytes of %s", in.Info().Name, in.X().Bytes(), in.X().DType)
 }
 
-// add writes the sum of what members first .. end-1 give to its place in the result.
+// add writes the sum of the transfers from members first .. end-1 to its place in the result.
 func (m *localMember) add(first, end int) error {
 	g := &m.meeting.Gets[first]
 	for row := range int(g.Rows) {
@@ -268,7 +268,7 @@ func (m *localMember) add(first, end int) error {
 	return nil
 }
 
-// spread copies this member's result to every other member, if it goes everywhere. No other member writes it.
+// spread copies this member's result to every other member, if the collective requires it. No other member writes it.
 func (m *localMember) spread() error {
 	if !m.meeting.Everywhere {
 		return nil
@@ -285,7 +285,7 @@ func (m *localMember) spread() error {
 	return m.spreadFar()
 }
 
-// result returns the range of bytes of a member's result, in a collective in which it goes everywhere.
+// result returns the range of bytes of a member's result, in a collective whose result is copied to all members.
 func (m *localMember) result(member int) (first, end ir.Bytes) {
 	t := m.call.in.Op.Collective().Transfer(m.call.in, int64(member), 0, int64(len(m.from)))
 	return t.Y, t.Y + t.Size()

@@ -7,8 +7,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// lossOrder says of every element of a replica's result ResultLosses which token it is of: sequence*Run.Sequence + position, by rank
-// of those that are read. Ranks of a ring have tokens in another order.
+// lossOrder gives the token of every element of a replica's result ResultLosses, as sequence*Run.Sequence + position, for each rank
+// whose losses are read. Ranks of a ring have tokens in another order.
 type lossOrder map[int][]int64
 
 // findLosses finds one rank of each replica that has the losses of tokens.
@@ -32,15 +32,15 @@ func (j *Job) findLosses() (lossOrder, error) {
 	return order, nil
 }
 
-// lossTokens follows the labels of a rank's eval section to the losses that come of them.
+// lossTokens finds the tokens whose losses a rank computes in an eval section, by following its labels.
 func lossTokens(p *ir.Program, rank int, result ir.View) ([]int64, error) {
 	code, consts := &p.Codes[p.Ranks[rank].Code], p.Ranks[rank].Consts
 	out := make([]int64, result.Elements())
 	for i := range out {
 		out[i] = -1
 	}
-	loads := map[uint32]*ir.Instr{} // the last into each buffer
-	var labels ir.View              // of the statistics before
+	loads := map[uint32]*ir.Instr{} // the last load into each buffer
+	var labels ir.View              // of the preceding statistics
 	for i := range code.Sections[ir.SectionEval] {
 		in := &code.Sections[ir.SectionEval][i]
 		switch in.Op {
@@ -69,7 +69,7 @@ func lossTokens(p *ir.Program, rank int, result ir.View) ([]int64, error) {
 	return out, nil
 }
 
-// loadedTokens are the tokens before the labels that an instruction loads.
+// loadedTokens returns the tokens before the labels that an instruction loads.
 func loadedTokens(load *ir.Instr, consts []int64, sequence int64) ([]int64, error) {
 	value := func(name string) int64 { return load.Attr(name).Int(consts) }
 	w := Window{
@@ -86,7 +86,7 @@ func loadedTokens(load *ir.Instr, consts []int64, sequence int64) ([]int64, erro
 }
 
 // TokenLosses returns the loss of every token of the last eval section: Run.Sequence values for each of its Run.EvalSequences
-// sequences. Eval leaves those of its last section.
+// sequences. After Eval these are the losses of its last section.
 func (j *Job) TokenLosses() ([]float32, error) {
 	if j.order == nil {
 		var err error

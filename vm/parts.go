@@ -20,7 +20,7 @@ func (a area) and(b area) area {
 	return area{row, col, min(a.row+a.rows, b.row+b.rows) - row, min(a.col+a.cols, b.col+b.cols) - col}
 }
 
-// without returns what is left of an area outside another, as up to four areas.
+// without returns the part of an area outside another, as up to four areas.
 func (a area) without(b area) (rest []area) {
 	c := a.and(b)
 	if c.empty() {
@@ -39,7 +39,7 @@ func (a area) without(b area) (rest []area) {
 	return rest
 }
 
-// savedPart is an area of an entry that a rank writes to checkpoints, and the state that holds it.
+// savedPart is an area of an entry that a rank writes to checkpoints, with the state that contains it.
 type savedPart struct {
 	area
 	of   *entry
@@ -50,14 +50,14 @@ func (p *savedPart) bytes() int64 {
 	return p.rows * p.cols * int64(p.held.view.DType.Bytes())
 }
 
-// holder is a rank's state that holds some of an entry.
+// holder is a rank's state that contains part of an entry.
 type holder struct {
 	rank int
 	held rectangle
 }
 
-// divide decides which rank writes which part of which entry, so that each element is written once and ranks with equal contents
-// share the work. All processes of a job decide alike.
+// divide assigns parts of entries to ranks, so that each element is written once and ranks with equal contents
+// share the work. All processes of a job compute the same assignment.
 func divide(p *ir.Program) ([][]savedPart, error) {
 	holders := map[[2]int][]holder{} // by tensor and role
 	for r := range p.Ranks {
@@ -96,7 +96,7 @@ func divide(p *ir.Program) ([][]savedPart, error) {
 	return parts, nil
 }
 
-// blockBytes is how much of a part is read from a device at a time on its way to a file.
+// blockBytes is the number of bytes that are read from a device at a time for a file.
 const blockBytes = 16 << 20
 
 // stream reads a part from its device and writes it. It is called on the rank's goroutine.
@@ -124,12 +124,12 @@ func (p *savedPart) stream(d Device, w io.Writer) error {
 	return nil
 }
 
-// shardPart is a part as the store knows it.
+// shardPart converts a part to the store's form.
 func (p *savedPart) shardPart(write func(w io.Writer) error) store.Part {
 	return store.Part{Of: &p.of.Tensor, Row: p.row, Col: p.col, Rows: p.rows, Cols: p.cols, Write: write}
 }
 
-// CopyBytes returns, by rank, the host memory that the copy of its state takes while a checkpoint is written beside training.
+// CopyBytes returns, by rank, the host memory for the copy of its state while a checkpoint is written during training.
 func CopyBytes(p *ir.Program) (bytes []ir.Bytes, err error) {
 	all, err := divide(p)
 	for _, parts := range all {

@@ -2,8 +2,8 @@ package vm
 
 import "math/bits"
 
-// PositionLosses gathers losses of tokens by how far into a sequence they are, in buckets whose ends are powers of two: positions 0, 1,
-// 2 and 3, 4 to 7, and so on. What long context is trained for is a loss that falls from bucket to bucket.
+// PositionLosses collects losses of tokens by position in the sequence, in buckets whose ends are powers of two: positions 0, 1,
+// 2 and 3, 4 to 7, and so on. With successful long-context training the loss falls from bucket to bucket.
 type PositionLosses struct {
 	sums   []float64
 	counts []int64
@@ -11,12 +11,12 @@ type PositionLosses struct {
 
 // PositionLoss is a bucket.
 type PositionLoss struct {
-	First, End int64 // positions, from 0 on, without the end
+	First, End int64 // positions from 0; End is exclusive
 	Loss       float64
-	Tokens     int64 // that count
+	Tokens     int64 // tokens that count
 }
 
-// Add adds the losses of consecutive tokens, the first of which is at a position. What is not a number does not count.
+// Add adds the losses of consecutive tokens, given the position of the first. NaN losses do not count.
 func (p *PositionLosses) Add(position int64, losses []float32) {
 	for i, loss := range losses {
 		if loss != loss {
@@ -31,7 +31,7 @@ func (p *PositionLosses) Add(position int64, losses []float32) {
 	}
 }
 
-// Mean returns the mean loss of all tokens that count, and their number. Without any the loss is 0.
+// Mean returns the mean loss of all tokens that count, and their number. If there are none, the loss is 0.
 func (p *PositionLosses) Mean() (loss float64, tokens int64) {
 	for i := range p.sums {
 		loss, tokens = loss+p.sums[i], tokens+p.counts[i]
@@ -39,7 +39,7 @@ func (p *PositionLosses) Mean() (loss float64, tokens int64) {
 	return loss / float64(max(1, tokens)), tokens
 }
 
-// Buckets lists those that have tokens, first to last.
+// Buckets lists the buckets with tokens, first to last.
 func (p *PositionLosses) Buckets() (list []PositionLoss) {
 	for i, n := range p.counts {
 		if n == 0 {

@@ -12,7 +12,7 @@ type Random struct{ key uint64 }
 
 const golden = 0x9e3779b97f4a7c15
 
-// NewRandom returns the stream of a seed, a name and numbers. Streams that differ in any of them are
+// NewRandom returns the stream for a seed, a name and numbers. Streams that differ in any of these are
 // unrelated.
 func NewRandom(seed int64, name string, numbers ...int64) Random {
 	key := mix(uint64(seed) + golden)

@@ -18,14 +18,14 @@ import (
 )
 
 // Saver writes checkpoints of a job to a folder, at the end of steps. Begin copies the state to host memory, and all processes
-// write their ranks' copies while training goes on. At most one checkpoint is written at a time.
+// write their ranks' copies while training continues. At most one checkpoint is written at a time.
 type Saver struct {
 	job    *Job
 	folder *store.Folder
 	saving *saving // nil: none
 }
 
-// saving is a checkpoint in the making.
+// saving is a checkpoint that is being written.
 type saving struct {
 	temporary string
 	manifest  *store.Manifest
@@ -38,11 +38,11 @@ type Saved struct {
 	Path   string
 	Step   int
 	Bytes  int64
-	Copied time.Duration // for which training waited
-	Took   time.Duration // until it was complete
+	Copied time.Duration // time for which training waited
+	Took   time.Duration // time until it was complete
 }
 
-// SaveError reports a checkpoint that could not be written. The job goes on, and earlier checkpoints are as they were.
+// SaveError reports a checkpoint that could not be written. The job continues, and earlier checkpoints are unchanged.
 type SaveError struct {
 	Step int
 	err  error
@@ -52,10 +52,10 @@ func (e *SaveError) Error() string {
 	return fmt.Sprintf("cannot save the checkpoint of step %d: %v", e.Step, e.err)
 }
 
-// Unwrap returns why.
+// Unwrap returns the cause.
 func (e *SaveError) Unwrap() error { return e.err }
 
-// NewSaver opens a folder for the checkpoints of a job, of which the newest are kept; store.Create has the conditions. Only the
+// NewSaver opens a folder for the checkpoints of a job and keeps the newest ones; see store.Create for the conditions. Only the
 // leader of a crew has a saver.
 func (j *Job) NewSaver(dir string, keep int, resumed bool) (*Saver, error) {
 	done := j.step
@@ -69,7 +69,7 @@ func (j *Job) NewSaver(dir string, keep int, resumed bool) (*Saver, error) {
 	return &Saver{job: j, folder: folder}, nil
 }
 
-// Begin starts to save the present state. With wait it returns when the shards are written, and no copy is made.
+// Begin starts to save the current state. With wait it returns when the shards are written, and makes no copy.
 func (s *Saver) Begin(ctx context.Context, wait bool) error {
 	j := s.job
 	if s.saving != nil {
@@ -99,8 +99,8 @@ func (s *Saver) Begin(ctx context.Context, wait bool) error {
 // Busy reports whether a checkpoint is being written.
 func (s *Saver) Busy() bool { return s.saving != nil }
 
-// Poll completes the checkpoint that is being written if all processes have written their shards, and returns it. It returns nil
-// while they have not, unless it is to wait for them. An error of type SaveError leaves the job intact.
+// Poll completes the checkpoint that is being written if all processes have written their shards, and returns it. Otherwise it returns nil
+// or, with wait, waits for them. An error of type SaveError leaves the job intact.
 func (s *Saver) Poll(wait bool) (*Saved, error) {
 	if s.saving == nil {
 		return nil, nil
@@ -150,7 +150,7 @@ func (s *Saver) Poll(wait bool) (*Saved, error) {
 	return saved, nil
 }
 
-// Close drops a checkpoint that is still being written and lets other runs write to the folder.
+// Close discards a checkpoint that is still being written and lets other runs write to the folder.
 func (s *Saver) Close() error {
 	var err error
 	if s.saving != nil {
@@ -161,7 +161,7 @@ func (s *Saver) Close() error {
 	return errors.Join(err, s.folder.Close())
 }
 
-// Save writes a checkpoint of the present state to a folder of checkpoints, and removes none.
+// Save writes a checkpoint of the current state to a folder of checkpoints, and removes none.
 func (j *Job) Save(dir string) error {
 	s, err := j.NewSaver(dir, 1<<30, true)
 	if err != nil {
@@ -185,14 +185,14 @@ type writer struct {
 	err    error
 }
 
-// saveReport is what a process has written.
+// saveReport lists what a process has written.
 type saveReport struct {
 	Done   bool
 	Shards []store.Shard
 	Err    string
 }
 
-// saveHere copies the state of the ranks of this process and starts to write it, or writes it at once. A failure of writing is part
+// saveHere copies the state of the ranks of this process and starts to write it, or writes it directly. A write error is part
 // of the report.
 func (j *Job) saveHere(ctx context.Context, dir string, wait bool) error {
 	w := &j.writer
@@ -228,7 +228,7 @@ func (j *Job) saveHere(ctx context.Context, dir string, wait bool) error {
 	return nil
 }
 
-// writeDirectly writes shards from the devices, all ranks at a time.
+// writeDirectly writes shards from the devices, for all ranks concurrently.
 func (j *Job) writeDirectly(ctx context.Context, dir string) error {
 	var mu sync.Mutex
 	var failed error
@@ -242,7 +242,7 @@ func (j *Job) writeDirectly(ctx context.Context, dir string) error {
 		mu.Lock()
 		defer mu.Unlock()
 		j.writer.shards = append(j.writer.shards, shards...)
-		failed = cmp.Or(failed, err) // on a full disk all ranks fail alike
+		failed = cmp.Or(failed, err) // on a full disk all ranks fail in the same way
 		return nil                   // a full disk is no reason to end the job
 	})
 	return cmp.Or(err, failed)
@@ -267,7 +267,7 @@ func (w *writer) copy(r *rank) error {
 	return nil
 }
 
-// filled is memory that fills up.
+// filled is memory that is filled from its start.
 type filled struct {
 	memory []byte
 	n      int
@@ -305,7 +305,7 @@ func (w *writer) writeCopy(ctx context.Context, dir string, rank int) error {
 	return err
 }
 
-// savedHere reports what this process has written.
+// savedHere reports the shards that this process has written.
 func (j *Job) savedHere(wait bool) saveReport {
 	w := &j.writer
 	if wait {

@@ -7,7 +7,7 @@ import (
 )
 
 // learningRate returns the rate of step t, counted from 1: linear up to LR over the warm-up, then LR, then falling to MinLR at the
-// last step. It is what the scheduler of that name in transformers reports after t steps.
+// last step. It equals the rate that the transformers scheduler of the same name reports after t steps.
 func learningRate(run *ir.Run, t int64) float64 {
 	warmup, steps := int64(run.Warmup), int64(run.Steps)
 	decay, shape := decayOf(run)
@@ -27,8 +27,8 @@ func learningRate(run *ir.Run, t int64) float64 {
 	return run.MinLR + (run.LR-run.MinLR)*shape(float64(t-start)/float64(decay))
 }
 
-// decayOf returns the number of steps at the end of the run in which the learning rate falls, and how: what remains of the difference
-// to MinLR after a share of these steps. A constant rate has no shape.
+// decayOf returns the number of steps at the end of the run in which the learning rate falls, and the curve: the part of the difference
+// to MinLR that remains after a share of these steps. A constant rate has no curve.
 func decayOf(run *ir.Run) (steps int64, shape func(share float64) float64) {
 	steps, name := int64(run.Steps-run.Warmup), run.LRSchedule
 	if name == ir.LRStableDecay {
@@ -45,8 +45,8 @@ func decayOf(run *ir.Run) (steps int64, shape func(share float64) float64) {
 	return 0, nil
 }
 
-// stepParameters returns the contents of ResultStep for step t, which is the given number of updates of the weights, from 1 on, unless
-// it is skipped.
+// stepParameters returns the contents of ResultStep for step t. Unless it is skipped, the step is the given update of the weights, counted
+// from 1.
 func stepParameters(run *ir.Run, t, updates int64) [3]float32 {
 	correction := func(beta float64) float32 { return float32(1 / (1 - math.Pow(beta, float64(updates)))) }
 	return [3]float32{float32(learningRate(run, t)), correction(run.Beta1), correction(run.Beta2)}

@@ -14,7 +14,7 @@ import (
 type Split struct {
 	run    ir.Run
 	tokens int64                                            // of the split
-	read   func(first int64, out []int32, stride int) error // of its tokens from one on
+	read   func(first int64, out []int32, stride int) error // reads tokens of the split, from first on
 }
 
 // Names of splits.
@@ -24,11 +24,11 @@ const (
 	SplitValidation = "validation"
 )
 
-// SplitNames lists them.
+// SplitNames lists the names of splits.
 var SplitNames = []string{SplitAll, SplitTrain, SplitValidation}
 
-// OpenSplit opens a part of the data set of a run. Relative files start from dir. holdout is the share of the data that is
-// held out for validation. Tokens are read in the order of the files, whatever the run does.
+// OpenSplit opens a part of the data set of a run. Relative file names are resolved in dir. holdout is the share of the data that is
+// held out for validation. Tokens are read in the order of the files, regardless of the run's order.
 func OpenSplit(run *ir.Run, dir, split string, holdout float64) (*Split, error) {
 	s := &Split{run: *run}
 	if o := run.DataOptions; o != nil && o.Marked() {
@@ -108,13 +108,13 @@ func (s *Split) openCorpus(dir string) error {
 	return nil
 }
 
-// Windows returns the number of whole windows, and how many tokens after the last have no place in one.
+// Windows returns the number of whole windows, and the number of tokens after the last one.
 func (s *Split) Windows() (windows, rest int64) {
 	labelled := max(0, s.tokens-1)
 	return labelled / s.run.Sequence, labelled % s.run.Sequence
 }
 
-// Tokens implements the interface of that name. Windows are counted through the rounds; beyond the last it comes again, and does
+// Tokens implements the interface of that name. Windows are numbered across rounds. After the last window the last one repeats, and does
 // not count.
 func (s *Split) Tokens(_ ir.Section, round, sequence, position int64, out []int32, stride int) error {
 	if err := checkWindow(&s.run, position, out, stride); err != nil {
@@ -125,8 +125,8 @@ func (s *Split) Tokens(_ ir.Section, round, sequence, position int64, out []int3
 	return s.read(window*s.run.Sequence+position, out, stride)
 }
 
-// Evaluate calls each for every window of the split that the job was opened with, first to last, with the loss of each of its tokens;
-// one that does not count is not a number.
+// Evaluate calls each for every window of the split that the job was opened with, first to last, with the loss of each of its tokens.
+// The loss of a token that does not count is NaN.
 func (s *Split) Evaluate(ctx context.Context, j *Job, each func(losses []float32) error) error {
 	windows, _ := s.Windows()
 	together := int64(s.run.EvalSequences)

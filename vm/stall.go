@@ -30,10 +30,10 @@ type Doing struct {
 // UnknownPC is the PC of a stream that has work, on a device that cannot tell which.
 const UnknownPC int32 = -1
 
-// Stall says when a section counts as stalled. The zero value lets every section take as long as it likes.
+// Stall defines when a section counts as stalled. With the zero value, a section may take any time.
 type Stall struct {
 	After time.Duration     // without progress on any rank
-	Tell  func(what string) // receives, once a section, what ranks wait for where it takes far longer than those before
+	Tell  func(what string) // receives, once per section, what ranks wait for if it takes far longer than earlier ones
 }
 
 // Inspection is the state of the ranks of another process.
@@ -53,7 +53,7 @@ const (
 type situation struct {
 	Section ir.Section
 	Round   int64
-	Ranks   map[int][]Doing // a rank of which nothing is known is absent
+	Ranks   map[int][]Doing // a rank without information is absent
 }
 
 // overseer watches the sections of a job.
@@ -141,7 +141,7 @@ func (j *Job) stop(done <-chan error, reason error) error {
 	}
 }
 
-// watched runs a section on all ranks and ends it if it stalls. Followers do not: their leader watches them.
+// watched runs a section on all ranks and ends it if it stalls. Followers do not watch: their leader does.
 func (j *Job) watched(o *Order, act func() error) error {
 	if j.overseer.stall.After <= 0 {
 		return act()
@@ -177,8 +177,8 @@ func (e *StallError) Error() string {
 	return strings.Join(append([]string{e.what.Error()}, e.ranks...), "\n  ")
 }
 
-// watch follows the progress of one section. Time is counted in ticks, so that a process that was stopped and continued does not
-// take its own absence for a stall of others.
+// watch follows the progress of one section. Time is counted in ticks, so that a process that was suspended and continued does not
+// mistake its own absence for a stall of others.
 type watch struct {
 	job     *Job
 	order   *Order
@@ -269,7 +269,7 @@ func (w *watch) inspect() []Inspection {
 	return all
 }
 
-// describe has a line for each rank, and for each process that does not answer.
+// describe returns a line for each rank, and for each process that does not answer.
 func (w *watch) describe(here *situation, there []Inspection) (lines []string) {
 	known, silent := map[int][]Doing{}, []string{}
 	add := func(s *situation) {
@@ -292,7 +292,7 @@ func (w *watch) describe(here *situation, there []Inspection) (lines []string) {
 	return append(lines, silent...)
 }
 
-// waiting describes what a rank is doing. Streams that wait for other streams of the rank are left out: those tell more.
+// waiting describes what a rank is doing. Streams that wait for other streams of the rank are omitted: the others say more.
 func waiting(p *ir.Program, rank int, section ir.Section, all []Doing) string {
 	code := p.Codes[p.Ranks[rank].Code].Sections[section]
 	var list []string

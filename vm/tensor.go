@@ -44,8 +44,8 @@ func (j *Job) Tensor(name string, role ir.Role) ([]float32, [2]int64, error) {
 	return out, shape, err
 }
 
-// SetTensor writes a whole tensor to every rank that holds a part of it; padding becomes 0. RoleMaster also
-// sets the weight, which follows from it.
+// SetTensor writes a whole tensor to every rank that has a part of it; padding becomes 0. RoleMaster also
+// sets the weight, which is derived from it.
 func (j *Job) SetTensor(name string, role ir.Role, values []float32) error {
 	tensor, err := j.tensor(name)
 	if err != nil {
@@ -80,7 +80,7 @@ func (j *Job) tensor(name string) (int, error) {
 	return i, nil
 }
 
-// holds reports whether any rank holds a role of a tensor.
+// holds reports whether any rank has a role of a tensor.
 func (j *Job) holds(tensor int, role ir.Role) bool {
 	for _, r := range j.ranks {
 		for _, s := range r.code.States {
@@ -99,7 +99,7 @@ type rectangle struct {
 	rows, cols int64
 }
 
-// rectangleOf returns where a rank's state lies in its tensor.
+// rectangleOf returns the position of a rank's state in its tensor.
 func rectangleOf(s *ir.State, consts []int64) rectangle {
 	rect := rectangle{view: s.View, row0: s.Row0.Int(consts), col0: s.Col0.Int(consts), rows: s.View.Rows(), cols: s.View.Cols()}
 	if len(s.View.Dims()) == 1 { // a vector is a column
@@ -108,7 +108,7 @@ func rectangleOf(s *ir.State, consts []int64) rectangle {
 	return rect
 }
 
-// band returns the view of some of its rows.
+// band returns a view of some of its rows.
 func (rect *rectangle) band(first, rows int64) ir.View {
 	v := rect.view
 	v.Offset += ir.Bytes(first*rect.cols) * v.DType.Bytes()

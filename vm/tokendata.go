@@ -9,7 +9,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// tokenData is a corpus of tokens. Sequence number s of step n, from 1 on, is sequence (n-1)*batch + s of the corpus.
+// tokenData is a corpus of tokens. Sequence s of step n, counted from 1, is sequence (n-1)*batch + s of the corpus.
 type tokenData struct {
 	run    ir.Run
 	corpus *corpus.Corpus
@@ -40,7 +40,7 @@ func newTokenData(run *ir.Run, dir string) (*tokenData, error) {
 	return &tokenData{*run, c}, nil
 }
 
-// globTokens is glob where a folder with a manifest stands for itself.
+// globTokens is like glob, but a folder with a manifest matches as one item.
 func globTokens(pattern string) ([]string, error) {
 	if info, err := os.Stat(pattern); err == nil && info.IsDir() {
 		return []string{pattern}, nil
@@ -50,16 +50,16 @@ func globTokens(pattern string) ([]string, error) {
 	return files, err
 }
 
-// Describe tells this corpus from others.
+// Describe identifies the corpus.
 func (d *tokenData) Describe() string { return d.corpus.Describe() }
 
-// Fingerprints tell the files from changed ones; a checkpoint keeps them.
+// Fingerprints detect changed files; a checkpoint stores them.
 func (d *tokenData) Fingerprints() []corpus.Fingerprint { return d.corpus.Fingerprints() }
 
 // Unchanged reports a file that changed since its fingerprint was taken.
 func (d *tokenData) Unchanged(before []corpus.Fingerprint) error { return d.corpus.Unchanged(before) }
 
-// sequence is one of a step or an eval section.
+// sequence returns a sequence of a step or an eval section.
 func (d *tokenData) sequence(section ir.Section, round, sequence int64) (corpus.Sequence, error) {
 	if section == ir.SectionEval {
 		return d.corpus.Validation(round*int64(d.run.EvalSequences) + sequence)
@@ -102,11 +102,11 @@ func (d *tokenData) Labels(section ir.Section, round int64) (n int64, err error)
 	return n, nil
 }
 
-// shareTokens bounds the tokens that DocumentShare looks at.
+// shareTokens limits the tokens that DocumentShare examines.
 const shareTokens = 16 << 20
 
-// DocumentShare returns the pairs of query and key that attention has in the documents of the first sequences of a run, divided by
-// those of as many sequences of one document. Each layer sees the last tokens of a window, or all where it is 0.
+// DocumentShare returns the number of pairs of query and key within the documents of the first sequences of a run, divided by
+// the number in as many sequences of one document. Attention of each layer sees the last tokens of a window, or all if the window is 0.
 func DocumentShare(run *ir.Run, dir string, windows []int64) (share float64, sequences int, err error) {
 	data, err := newTokenData(run, dir)
 	if err != nil {

@@ -18,7 +18,7 @@ type Span struct {
 // another.
 type Spans struct {
 	Start   time.Time // start of the section, from which times count; set by devices with their own clock
-	Off     bool      // this section is not wanted: a device may skip reports that cost time
+	Off     bool      // this section is not recorded: a device may skip reports that cost time
 	Streams [ir.NumStreams][]Span
 }
 
@@ -74,7 +74,7 @@ func (t *Trace) Join() error {
 	return err
 }
 
-// Doing returns what a device that is Watched is doing, and otherwise nothing.
+// Doing returns the current instructions of a device that is Watched, and otherwise nothing.
 func (t *Trace) Doing() []Doing {
 	if d, ok := t.Device.(Watched); ok {
 		return d.Doing()

@@ -8,14 +8,14 @@
 //	losses.go     losses of single tokens; positions.go gathers them by position
 //	stall.go      sections that make no progress, and what each rank waits for
 //	crew.go       the processes of one job: leader and followers
-//	schedule.go   the learning rate of a step; guard.go decides which steps change nothing
+//	schedule.go   the learning rate of a step; guard.go decides which steps are skipped
 //	tensor.go     whole tensors from the rectangles of ranks, and back
 //	checkpoint.go reading checkpoints; parts.go and saver.go write them, package store knows their files
-//	data.go       data sets; random.go is the generator behind them and behind initial values
+//	data.go       data sets; random.go generates random data and initial values
 //	trace.go      timelines on any device
 //	elements.go   bytes viewed as numbers
 //
-// The package knows no spec, no plan and no kernel: the program determines what happens, the device how.
+// The package knows no spec, plan or kernel: the program determines what happens, and the device how.
 package vm
 
 import (
@@ -51,8 +51,8 @@ func run(d Device, code *ir.Code, section ir.Section, round int64) error {
 	return d.Join()
 }
 
-// CheckProgram refuses programs that would hang or index out of range on any device. The verifier proves far
-// more; this is what the VM itself relies on.
+// CheckProgram refuses programs that would hang or index out of range on any device. The verifier proves much
+// more; these are the properties that the VM itself relies on.
 func CheckProgram(p *ir.Program) error {
 	if len(p.Ranks) == 0 {
 		return fmt.Errorf("program %q has no ranks", p.Name)

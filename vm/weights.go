@@ -8,20 +8,21 @@ import (
 	"sppo.dev/ir"
 )
 
-// Weights give tensors values that a run starts from. Those that have some tensors alone implement Has(tensor string) bool as well: the
+// Weights provides the values of tensors at the start of a run. If it has only some tensors, it also implements
+// Has(tensor string) bool; the
 // other tensors keep the values of Init.
 type Weights interface {
 	// Read fills out with rows by columns of a tensor from (row, col) on, rows first. Ranks call it at the same time.
 	Read(tensor string, row, col, rows, cols int64, out []float32) error
-	// Describe tells these weights from others.
+	// Describe identifies these weights.
 	Describe() string
 }
 
-// loadElements is how many values of a tensor are in memory at a time on their way to a rank.
+// loadElements is the number of values of a tensor that are in memory at a time on their way to a rank.
 const loadElements = 8 << 20
 
-// Load gives all weights the values of Options.Weights. Each rank reads the parts that it holds, a band of rows at a time. Init
-// comes before it: optimizer states stay as it left them. origin is what checkpoints name as the source of the weights.
+// Load sets all weights to the values of Options.Weights. Each rank reads its own parts, a band of rows at a time. Call Init
+// first: Load does not change optimizer states. Checkpoints record origin as the source of the weights.
 func (j *Job) Load(ctx context.Context, origin string) error {
 	if j.dead != nil {
 		return fmt.Errorf("the job has failed: %w", j.dead)
@@ -71,7 +72,7 @@ func (j *Job) loadHere(ctx context.Context) error {
 	})
 }
 
-// loadRectangle fills a rank's part of a tensor with values that read gives; what lies beyond the tensor is padding and becomes 0.
+// loadRectangle fills a rank's part of a tensor with values from read; elements beyond the tensor are padding and become 0.
 func loadRectangle(ctx context.Context, d Device, t *ir.Tensor, rect rectangle, read func(row, col, rows, cols int64, out []float32) error) error {
 	rows := max(1, loadElements/rect.cols)
 	cols := min(max(t.Shape[1]-rect.col0, 0), rect.cols)
@@ -101,7 +102,7 @@ func loadRectangle(ctx context.Context, d Device, t *ir.Tensor, rect rectangle, 
 	return nil
 }
 
-// Precision is the type in which a program holds a tensor most exactly: its master's, where it has one.
+// Precision returns the type with the highest precision in which a program has a tensor: that of its master, if there is one.
 func Precision(p *ir.Program, tensor int) ir.DType {
 	held := ir.BF16
 	for c := range p.Codes {

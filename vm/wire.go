@@ -17,7 +17,7 @@ type Wires interface {
 	Failed(reason error)
 }
 
-// Wire is one end of an ordered channel for messages. The receiver announces where the next one goes before
+// Wire is one end of an ordered channel for messages. The receiver announces the destination of the next message before
 // it is sent, so that no process buffers messages, and bytes arrive at their destination.
 type Wire interface {
 	Link
