@@ -13,7 +13,7 @@ import (
 	"sppo.dev/infile"
 )
 
-// borders says where the documents of a file start.
+// borders finds the starts of the documents of a file.
 type borders interface {
 	// between calls yield with each start s of a document, from < s <= to, in order. Tokens count from the file's first. A
 	// document without tokens starts where the next one does.
@@ -33,7 +33,7 @@ func (l startList) between(from, to int64, yield func(int64)) error {
 
 func (startList) Close() error { return nil }
 
-// lengthStride is how many documents lie between the starts that lengthFile has in memory.
+// lengthStride is the number of documents between the starts that lengthFile keeps in memory.
 const lengthStride = 256
 
 // lengthFile is an index of little-endian uint64, the length of each document.
@@ -43,7 +43,7 @@ type lengthFile struct {
 	marks []int64 // start of each lengthStride-th document
 }
 
-// openLengths opens the index of a shard and sees that its lengths sum to the shard's tokens.
+// openLengths opens the index of a shard and checks that its lengths add up to the shard's tokens.
 func openLengths(name string, documents, tokens int64) (*lengthFile, error) {
 	f, size, err := infile.Open(name)
 	if err != nil {
@@ -78,7 +78,7 @@ func openLengths(name string, documents, tokens int64) (*lengthFile, error) {
 }
 
 func (x *lengthFile) between(from, to int64, yield func(int64)) error {
-	// A document after from may follow one that started at the mark before.
+	// a document after from may follow one that started at the previous mark
 	block := max(0, int64(sort.Search(len(x.marks), func(i int) bool { return x.marks[i] > from }))-1)
 	var buf [8 * lengthStride]byte
 	for ; block < int64(len(x.marks)); block++ {
@@ -100,16 +100,16 @@ func (x *lengthFile) between(from, to int64, yield func(int64)) error {
 	return nil
 }
 
-// megatronBorders reads the borders of documents and the places of sequences in an index of Megatron's.
+// megatronBorders reads the boundaries of documents and the positions of sequences from a Megatron index.
 type megatronBorders struct {
 	*os.File
-	places, documents int64 // where they lie, in bytes
-	count, sequences  int64 // of borders, of sequences
+	places, documents int64 // offsets of these tables, in bytes
+	count, sequences  int64 // number of boundaries and of sequences
 	width             int64 // bytes of a token
 	tokens            int64 // of the file
 }
 
-// start returns the first token of a document; the last border is the end.
+// start returns the first token of a document; the last boundary is the end.
 func (m *megatronBorders) start(i int64) (int64, error) {
 	var b [8]byte
 	if _, err := m.ReadAt(b[:], m.documents+8*i); err != nil {
@@ -143,7 +143,7 @@ func (m *megatronBorders) between(from, to int64, yield func(int64)) error {
 	return failed
 }
 
-// byToken finds the starts after each token of one ID.
+// byToken finds the starts after each token with a given ID.
 type byToken struct {
 	f  *file
 	id int32
@@ -168,10 +168,10 @@ func (b *byToken) between(from, to int64, yield func(int64)) error {
 
 func (*byToken) Close() error { return nil }
 
-// MaskEnding is the ending of the file that says of each token of a shard whether the label counts: one byte, 0 or 1.
+// MaskEnding is the suffix of the file with the mask of a shard: one byte for each token, 1 if its label counts, otherwise 0.
 const MaskEnding = ".mask"
 
-// openMask opens the mask of a file of tokens.
+// openMask opens the mask of a token file.
 func openMask(name string, tokens int64) (*os.File, error) {
 	path := name[:len(name)-len(filepath.Ext(name))] + MaskEnding
 	f, size, err := infile.Open(path)

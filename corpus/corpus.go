@@ -1,20 +1,20 @@
-// Package corpus reads the tokens that a run trains on, wherever they lie: flat files, what `sppoc tokenize` writes,
+// Package corpus reads the tokens that a run trains on: flat files, folders that `sppoc tokenize` writes,
 // Megatron's indexed files, or text with a tokenizer.
 //
 //	corpus.go        a corpus: parts with weights, each a stream of tokens
 //	window.go        the tokens, documents and labels of a sequence
-//	borders.go       where the documents of a file start, and the files of masks
+//	borders.go       starts of the documents of a file, and files of masks
 //	stream.go        files that follow each other, read by position
 //	flat.go          flat files, with llm.c's header or none
 //	megatron.go      .bin with .idx
 //	manifest.go      a folder with a manifest
 //	live.go          text and jsonl, tokenized when they are opened
 //	document.go      documents in text and jsonl
-//	fingerprint.go   what tells a file from a changed one
-//	order.go         which tokens a sequence has
+//	fingerprint.go   detects changed files
+//	order.go         order of sequences
 //
-// Which tokens sequence number g has is a pure function of the files, the options and g. So a run may stop and go on
-// anywhere, under any division over processes. Memory does not grow with the files: they are read where a sequence lies.
+// The tokens of sequence number g are a pure function of the files, the options and g. So a run may stop and continue
+// anywhere, under any division over processes. Memory does not grow with the files: only the required ranges are read.
 package corpus
 
 import (
@@ -23,49 +23,49 @@ import (
 	"hash/crc32"
 )
 
-// Options say how files are read.
+// Options sets how files are read.
 type Options struct {
 	Type      string    `json:"type"`       // auto | uint16 | uint32: of flat files
 	Header    string    `json:"header"`     // auto | none | llmc: of flat files
-	Shuffle   bool      `json:"shuffle"`    // windows in random order, each once an epoch; otherwise one after another
-	Weights   []float64 `json:"weights"`    // share of the sequences by pattern; none: one stream
+	Shuffle   bool      `json:"shuffle"`    // windows in random order, each once per epoch; otherwise in order
+	Weights   []float64 `json:"weights"`    // share of the sequences by pattern; empty: one stream
 	Tokenizer string    `json:"tokenizer"`  // file or folder, for text and jsonl
-	Field     string    `json:"field"`      // of jsonl that has the text
+	Field     string    `json:"field"`      // jsonl field with the text
 	AppendEOS bool      `json:"append_eos"` // the end-of-sequence token after each document of text and jsonl
-	Documents string    `json:"documents"`  // off | index | ID of the token that ends one
-	Pack      string    `json:"pack"`       // cut | whole: whether documents are cut where a sequence ends
+	Documents string    `json:"documents"`  // off | index | ID of the token that ends a document
+	Pack      string    `json:"pack"`       // cut | whole: whether documents are cut at the end of a sequence
 	Masks     string    `json:"masks"`      // off | on | ignore: which labels count
 }
 
 // Corpus is a set of parts. It is safe for concurrent use.
 type Corpus struct {
 	parts []part
-	picks []pick // how sequences are dealt to parts
+	picks []pick // distribution of sequences over parts
 	order Order
 
-	documents bool // sequences have several
+	documents bool // sequences have several documents
 	masked    bool // some labels do not count
 	cache     startCache
 
 	prints []Fingerprint
 }
 
-// Order selects the order in which sequences are drawn.
+// Order defines the order of sequences.
 type Order struct {
-	Sequence int64   // tokens of one; a window has one more, the last label
+	Sequence int64   // tokens per sequence; a window has one more, the last label
 	Seed     int64   // of the shuffle
-	Holdout  float64 // share of each part, from its end, for validation
+	Holdout  float64 // share of each part, at its end, for validation
 	Held     int64   // windows of a validation; 0: none
 }
 
-// part is a stream and its division.
+// part is a stream with its division into training and validation.
 type part struct {
 	stream
-	train    int64 // tokens to train on; the rest are held out
+	train    int64 // tokens for training; the rest is held out
 	shuffled bool
 	seed     uint64
 
-	packs, heldPacks *packs // nil: documents are cut where a sequence ends
+	packs, heldPacks *packs // nil: documents are cut at the end of a sequence
 }
 
 // Open opens the files that each pattern of a spec names. vocab is the number of IDs that the model takes.

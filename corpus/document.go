@@ -11,7 +11,7 @@ import (
 
 const (
 	maxLine = 1 << 28 // bytes of a line of jsonl
-	// maxPiece is the most text that is tokenized at a time. A longer file of text is cut after a line end: a token
+	// maxPiece is the maximum length of text that is tokenized at a time. A longer text file is cut after a line end: a token
 	// never spans the cut.
 	maxPiece = 16 << 20
 )
@@ -23,7 +23,7 @@ type Document struct {
 	Masked bool // the labels of its tokens do not count
 }
 
-// Fields name what jsonl has of a document: a text; a prompt before it, whose labels do not count; or, instead of both, segments, a
+// Fields names the fields of a document in jsonl: a text; a prompt before it, whose labels do not count; or, instead of both, segments, a
 // list of objects with a text and whether its labels count: {"text": "...", "train": true}.
 type Fields struct{ Text, Prompt, Segments string }
 

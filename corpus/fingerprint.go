@@ -8,16 +8,16 @@ import (
 	"path/filepath"
 )
 
-// samples is the number of places of a file that a fingerprint reads, sampleBytes the length of each.
+// samples is the number of positions in a file that a fingerprint reads, sampleBytes the length of each sample.
 const samples, sampleBytes = 16, 4 << 10
 
-// Fingerprint detects whether a file has changed without reading all of it.
+// Fingerprint detects with high probability whether a file has changed, without reading all of it.
 type Fingerprint struct {
 	Name    string   `json:"name"` // without folders
 	Size    int64    `json:"size"`
 	Tokens  int64    `json:"tokens"`
-	Samples []uint32 `json:"samples"`          // CRC-32C of places spread evenly over the file
-	Beside  []uint32 `json:"beside,omitempty"` // the same of its index and its mask, one after another, as far as they are used
+	Samples []uint32 `json:"samples"`          // CRC-32C of samples spread evenly over the file
+	Beside  []uint32 `json:"beside,omitempty"` // the same for its index and its mask, one after another, if they are used
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -37,7 +37,7 @@ func (f *file) fingerprint() (Fingerprint, error) {
 	return out, nil
 }
 
-// sample appends the checksums of a file's places.
+// sample appends the checksums of a file's samples.
 func sample(sums []uint32, name string, data io.ReaderAt, size int64) ([]uint32, error) {
 	buf := make([]byte, min(sampleBytes, size))
 	for i := range int64(samples) {
@@ -54,8 +54,8 @@ func samplePlace(size, i int64) int64 { return mulDiv(max(0, size-sampleBytes), 
 // Fingerprints returns the fingerprints of all files at the time the corpus was opened, in order.
 func (c *Corpus) Fingerprints() []Fingerprint { return c.prints }
 
-// Unchanged reports a file that has another content than one of the same name and place in the order had before. Files
-// of other names are other data, which is not an error.
+// Unchanged reports a file whose content differs from an earlier file with the same name and position in the order. Files
+// with other names are different data, which is not an error.
 func (c *Corpus) Unchanged(before []Fingerprint) error {
 	n := 0
 	for i := range c.parts {

@@ -18,7 +18,7 @@ import (
 type reader struct {
 	Options
 	vocab int
-	tok   *tokenizer.Tokenizer // once it is needed
+	tok   *tokenizer.Tokenizer // nil until it is needed
 	text  int64                // bytes of text that were tokenized
 }
 
@@ -61,7 +61,7 @@ func (r *reader) openFlat(s *stream, name, kind string) error {
 	if r.Header != "none" {
 		err = r.readHeader(&f, kind)
 	}
-	if f.width == 0 { // nanoGPT's habit
+	if f.width == 0 { // as in nanoGPT
 		f.width = 2
 		if r.vocab > 1<<16 {
 			f.width = 4
@@ -102,7 +102,7 @@ func (r *reader) readHeader(f *file, kind string) error {
 	return nil
 }
 
-// openMarks opens the index and the mask of a shard, if they are wanted.
+// openMarks opens the index and the mask of a shard, if they are used.
 func (r *reader) openMarks(f *file, m *Manifest, shard *Shard) error {
 	if m.Masks && (r.Masks == "off" || r.Masks == "") {
 		return fmt.Errorf("%s: it has masks: give masks = on to train on the labels that count, or masks = ignore to train on all", f.name)

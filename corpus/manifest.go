@@ -20,22 +20,22 @@ const manifestFormat = "sppo tokens 1"
 // Manifest describes a folder of token files.
 //
 // Each shard is NAME.bin, flat little-endian tokens, and NAME.idx, the length of each document in tokens as
-// little-endian uint64. With masks there is NAME.mask, too.
+// little-endian uint64. With masks there is also NAME.mask.
 type Manifest struct {
 	Format    string  `json:"format"`
 	Type      string  `json:"type"` // uint16 | uint32
 	Tokens    int64   `json:"tokens"`
 	Documents int64   `json:"documents"`
-	Highest   int64   `json:"highest"`         // token that occurs; -1: none
+	Highest   int64   `json:"highest"`         // highest token that occurs; -1: none
 	Tokenizer string  `json:"tokenizer"`       // hash of its file
 	Vocab     int     `json:"vocab"`           // of the tokenizer
 	EOS       int64   `json:"eos"`             // appended to each document; -1: none
-	Field     string  `json:"field"`           // of jsonl and parquet that has the text
-	Masks     bool    `json:"masks,omitempty"` // NAME.mask says of each token, by one byte, whether its label counts
+	Field     string  `json:"field"`           // jsonl field or parquet column with the text
+	Masks     bool    `json:"masks,omitempty"` // NAME.mask has one byte for each token, 1 if its label counts
 	Shards    []Shard `json:"shards"`          // in the order of the tokens
 }
 
-// Shard is two files of a corpus.
+// Shard has the record of the files of a shard.
 type Shard struct {
 	Name      string `json:"name"`
 	Tokens    int64  `json:"tokens"`
@@ -44,7 +44,7 @@ type Shard struct {
 	Checksum  string `json:"checksum"` // CRC-32C of NAME.bin, NAME.idx and, if there is one, NAME.mask, in hexadecimal
 }
 
-// ReadManifest reads the manifest of a folder. An absent one is fs.ErrNotExist.
+// ReadManifest reads the manifest of a folder. If there is none, the error is fs.ErrNotExist.
 func ReadManifest(dir string) (*Manifest, error) {
 	name := filepath.Join(dir, ManifestName)
 	f, size, err := infile.Open(name)
@@ -89,7 +89,7 @@ func (m *Manifest) check() error {
 	return nil
 }
 
-// Write puts the manifest into a folder, whole or not at all.
+// Write writes the manifest to a folder, completely or not at all.
 func (m *Manifest) Write(dir string) error {
 	m.Format = manifestFormat
 	if err := m.check(); err != nil {
@@ -102,7 +102,7 @@ func (m *Manifest) Write(dir string) error {
 	return Replace(filepath.Join(dir, ManifestName), append(text, '\n'))
 }
 
-// Replace writes a temporary file and renames it, so that name holds either all of data or its old contents.
+// Replace writes a temporary file and renames it, so that name has either all of data or its old contents.
 func Replace(name string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(name), ".tmp-*")
 	if err != nil {

@@ -11,15 +11,15 @@ import (
 	"sppo.dev/infile"
 )
 
-// Megatron's indexed data set is two files. The index: magic, version, type of a token, number of sequences and of
-// document borders, then the length of each sequence in tokens, its place in bytes, and the borders.
+// Megatron's indexed data set consists of two files. The index has magic, version, type of a token, numbers of sequences and of
+// document boundaries, then the length of each sequence in tokens, its position in bytes, and the boundaries.
 const (
 	megatronMagic  = "MMIDIDX\x00\x00"
 	megatronHeader = len(megatronMagic) + 8 + 1 + 8 + 8
 )
 
-// megatronTypes are the codes of types that can be tokens, with their bytes: uint8, int32, int64, uint16. One byte
-// with a sign, or two, would hold no vocabulary of today.
+// megatronTypes maps the codes of types that can be tokens to their bytes: uint8, int32, int64, uint16. Signed types of one
+// or two bytes are too small for current vocabularies.
 var megatronTypes = map[byte]int64{1: 1, 4: 4, 5: 8, 8: 2}
 
 // isMegatron reports whether a file begins as an index.
@@ -59,7 +59,7 @@ func (r *reader) openMegatron(s *stream, name, index string) error {
 	return nil
 }
 
-// checkMegatron reads the index once, holding nothing of it, and sees that it describes the file from end to end.
+// checkMegatron reads the index once, without keeping it, and checks that it describes the whole file.
 func checkMegatron(f *file, in *os.File, index string, indexSize int64) error {
 	fail := func(offset int64, format string, args ...any) error {
 		return fmt.Errorf("%s: at byte %d: %s", index, offset, fmt.Sprintf(format, args...))
@@ -108,7 +108,7 @@ func checkMegatron(f *file, in *os.File, index string, indexSize int64) error {
 	return checkBorders(in, placesAt+int64(sequences)*8, int64(borders), int64(sequences), fail)
 }
 
-// checkBorders sees that documents begin at the first sequence, end at the last, and do not overlap.
+// checkBorders checks that documents begin at the first sequence, end at the last, and do not overlap.
 func checkBorders(in *os.File, at, borders, sequences int64, fail func(int64, string, ...any) error) error {
 	from := bufio.NewReaderSize(io.NewSectionReader(in, at, borders*8), 1<<16)
 	last := int64(0)

@@ -4,12 +4,12 @@ import (
 	"math/bits"
 )
 
-// pick decides whether a sequence is the first part's, or one of the others'. The last has no choice.
+// pick decides whether a sequence belongs to the first part or to one of the others. The last part needs no choice.
 type pick struct{ share uint64 } // of 2^63
 
 const whole = 1 << 63
 
-// deal turns weights into choices between a part and the ones after it.
+// deal turns weights into choices between a part and the following ones.
 func deal(weights []float64) []pick {
 	var out []pick
 	for i := range max(0, len(weights)-1) {
@@ -22,15 +22,15 @@ func deal(weights []float64) []pick {
 	return out
 }
 
-// first returns how many of the first n sequences belong to the part: n*share, rounded up.
+// first returns the number of the first n sequences that belong to the part: n*share, rounded up.
 func (p pick) first(n uint64) uint64 {
 	hi, lo := bits.Mul64(n, p.share)
 	lo, carry := bits.Add64(lo, whole-1, 0)
 	return (hi+carry)<<1 | lo>>63
 }
 
-// pick returns the part that sequence g belongs to, and its number among that part's sequences. After any number of
-// sequences, each part has had its share of them to within one for every part before it.
+// pick returns the part of sequence g, and its index among that part's sequences. After any number of
+// sequences, the count of each part differs from its share by at most the number of earlier parts.
 func (c *Corpus) pick(g int64) (int, int64) {
 	n := uint64(g)
 	for i, p := range c.picks {
@@ -43,7 +43,7 @@ func (c *Corpus) pick(g int64) (int, int64) {
 	return len(c.parts) - 1, int64(n)
 }
 
-// count returns how many of the first n sequences belong to part i.
+// count returns the number of the first n sequences that belong to part i.
 func (c *Corpus) count(i int, n int64) int64 {
 	left := uint64(n)
 	for j, p := range c.picks {
@@ -58,7 +58,7 @@ func (c *Corpus) count(i int, n int64) int64 {
 
 // start returns the position of the first token of the part's sequence g. In order, sequence g starts at token
 // g*S, modulo the tokens of the part. Shuffled, the part is cut into windows of S tokens and a label, and every
-// window is drawn once per epoch, in an order that depends on the seed and the epoch.
+// window is used once per epoch, in an order that depends on the seed and the epoch.
 func (p *part) start(g, sequence int64) int64 {
 	if !p.shuffled {
 		hi, lo := bits.Mul64(uint64(g), uint64(sequence))
@@ -67,7 +67,7 @@ func (p *part) start(g, sequence int64) int64 {
 	return p.turn(g, (p.train-1)/sequence) * sequence
 }
 
-// turn is which of n windows is the part's g-th.
+// turn returns the index of the part's g-th window, of n.
 func (p *part) turn(g, n int64) int64 {
 	if !p.shuffled {
 		return g % n

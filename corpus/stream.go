@@ -13,7 +13,7 @@ import (
 type file struct {
 	name   string
 	data   io.ReaderAt
-	size   int64 // bytes in all
+	size   int64 // total bytes
 	offset int64 // of the first token
 	width  int64
 	start  int64 // number of its first token in the stream
@@ -25,14 +25,14 @@ type file struct {
 	beside  []beside    // files that these are read from
 }
 
-// beside is a file that says something of a file of tokens.
+// beside is a file with information about a token file.
 type beside struct {
 	name string
 	data io.ReaderAt
 	size int64
 }
 
-// stream is files that follow each other.
+// stream is a list of files that follow each other.
 type stream struct{ files []file }
 
 func (s *stream) add(f file) error {
@@ -52,7 +52,7 @@ func (s *stream) tokens() int64 {
 	return last.start + last.count
 }
 
-// read puts tokens start+position, ... of the ring that begins at base and has size tokens into out[0], out[stride], ...
+// read puts tokens start+position, ... of the ring of size tokens that begins at base into out[0], out[stride], ...
 func (s *stream) read(start, position, base, size int64, out []int32, stride int) error {
 	n := int64((len(out) + stride - 1) / stride)
 	return s.runs(start, position, base, size, n, func(f *file, at, take int64) error {
@@ -62,7 +62,7 @@ func (s *stream) read(start, position, base, size int64, out []int32, stride int
 	})
 }
 
-// runs visits n tokens of a ring, from token start+position on, by runs that lie in one file: take tokens from at on.
+// runs visits n tokens of a ring, from token start+position on, in runs within one file: take tokens from at on.
 func (s *stream) runs(start, position, base, size, n int64, visit func(f *file, at, take int64) error) error {
 	for n > 0 {
 		at := (start + position) % size // below 2^61, since start < size
@@ -82,7 +82,7 @@ func (s *stream) runs(start, position, base, size, n int64, visit func(f *file, 
 	return nil
 }
 
-// blocks are buffers for reading.
+// blocks is a pool of buffers for reading.
 var blocks = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
 func (f *file) read(at, n int64, out []int32, stride int) error {

@@ -9,8 +9,8 @@ import (
 	"sync"
 )
 
-// window is where the tokens of a sequence lie in its part: length of them, from token start of the ring that begins at
-// base and has size tokens. A sequence that asks for more is padded.
+// window is the range of a sequence's tokens in its part: length tokens, from token start of the ring of size tokens that begins at
+// base. A longer sequence is padded.
 type window struct {
 	part                      int
 	start, base, size, length int64
@@ -19,7 +19,7 @@ type window struct {
 // padding is the token after the last document of a sequence. Its label does not count.
 const padding = 0
 
-// train is the window of sequence g.
+// train returns the window of sequence g.
 func (c *Corpus) train(g int64) window {
 	i, g := c.pick(g)
 	p := &c.parts[i]
@@ -29,7 +29,7 @@ func (c *Corpus) train(g int64) window {
 	return window{part: i, start: p.start(g, c.order.Sequence), size: p.train, length: c.order.Sequence + 1}
 }
 
-// held is the window of a sequence of the validation.
+// held returns the window of a validation sequence.
 func (c *Corpus) held(g int64) (window, error) {
 	if g < 0 || g >= c.order.Held {
 		return window{}, fmt.Errorf("sequence %d of a validation that has %d", g, c.order.Held)
@@ -51,11 +51,11 @@ func (c *Corpus) held(g int64) (window, error) {
 	return w, nil
 }
 
-// pack is the window of one of a part's packs.
+// pack returns the window of one of a part's packs.
 func (c *Corpus) pack(part int, of *packs, i, base int64) window {
 	w := window{part: part, start: of.starts[i], base: base, size: of.starts[of.count()]}
 	w.length = of.starts[i+1] - w.start
-	if w.length == c.order.Sequence && w.start+w.length < w.size { // the last label, which may go on with a cut document
+	if w.length == c.order.Sequence && w.start+w.length < w.size { // the last label, which may belong to the rest of a cut document
 		w.length++
 	}
 	return w
@@ -85,7 +85,7 @@ func (c *Corpus) Stream(first int64, out []int32, stride int) error {
 	return p.read(first, 0, 0, p.tokens(), out, stride)
 }
 
-// Held is Train for a sequence of the validation: they are spread evenly over what is held out.
+// Held is like Train for a validation sequence. These are spread evenly over the held-out tokens.
 func (c *Corpus) Held(g, position int64, out []int32, stride int) error {
 	w, err := c.held(g)
 	if err != nil {
@@ -100,7 +100,7 @@ type Sequence struct {
 	window
 }
 
-// Training returns sequence g, and Validation a sequence of the validation.
+// Training returns sequence g, and Validation a validation sequence.
 func (c *Corpus) Training(g int64) Sequence { return Sequence{c, c.train(g)} }
 
 // Validation returns sequence g of the validation.
@@ -109,8 +109,8 @@ func (c *Corpus) Validation(g int64) (Sequence, error) {
 	return Sequence{c, w}, err
 }
 
-// Positions puts the positions of tokens in their documents into out. A document that a sequence cuts begins again at 0, and
-// every token of the padding is a document.
+// Positions puts the positions of tokens in their documents into out. A document that is cut restarts at 0 in the next sequence, and
+// every padding token is a document.
 func (s Sequence) Positions(position int64, out []int32, stride int) error {
 	starts, err := s.starts()
 	if err != nil {
@@ -135,7 +135,7 @@ func (s Sequence) Positions(position int64, out []int32, stride int) error {
 	return nil
 }
 
-// Labels is Train, with none instead of a token that no token of its document precedes in the sequence, of padding, and of one
+// Labels is like Train, but puts none in place of the first token of a document in the sequence, of padding, and of tokens
 // that the mask excludes.
 func (s Sequence) Labels(position int64, out []int32, stride int, none int32) error {
 	if err := s.c.read(s.window, position, out, stride); err != nil {
@@ -194,7 +194,7 @@ func (s Sequence) Counted() (int64, error) {
 	return n, nil
 }
 
-// mask returns whether the labels from position on count; nil: all do. Those after the last token are 0.
+// mask reports for each label from position on whether it counts; nil: all do. Values after the last token are 0.
 func (s Sequence) mask(position int64, n int) ([]byte, error) {
 	if !s.c.masked {
 		return nil, nil
@@ -217,16 +217,16 @@ func (s Sequence) mask(position int64, n int) ([]byte, error) {
 	})
 }
 
-// startCache remembers where the documents of sequences start: a sequence is asked for piece by piece, by many ranks.
+// startCache caches the starts of the documents of sequences: many ranks read a sequence piece by piece.
 type startCache struct {
 	sync.Mutex
 	known map[window][]int64
 }
 
-// rememberedWindows is how many sequences a cache holds.
+// rememberedWindows is the number of sequences in a cache.
 const rememberedWindows = 256
 
-// starts are the tokens of the sequence, except the first, at which a document starts.
+// starts lists the tokens of the sequence, except the first, at which a document starts.
 func (s Sequence) starts() ([]int64, error) {
 	if !s.c.documents {
 		return nil, nil
@@ -238,7 +238,7 @@ func (s Sequence) starts() ([]int64, error) {
 	}
 	list, at := []int64{}, int64(0)
 	err := s.c.parts[s.part].runs(s.start, 0, s.base, s.size, s.length, func(f *file, first, take int64) error {
-		if at > 0 && first == 0 || at > 0 && f.start+first == s.base { // a file begins, or the ring again
+		if at > 0 && first == 0 || at > 0 && f.start+first == s.base { // a file begins, or the ring restarts
 			list = append(list, at)
 		}
 		err := f.borders.between(first, first+take-1, func(start int64) {
@@ -262,16 +262,16 @@ func (s Sequence) starts() ([]int64, error) {
 	return list, nil
 }
 
-// packs are runs of whole documents: pack i has the tokens from starts[i] to starts[i+1], at most a sequence of them.
+// packs is a list of runs of whole documents: pack i has the tokens from starts[i] to starts[i+1], at most a sequence of them.
 type packs struct{ starts []int64 }
 
 func (p *packs) count() int64 { return int64(len(p.starts) - 1) }
 
-// packsOf packs the documents of tokens base to base+size in order: each begins a new pack where it would not fit into the last. A
-// document longer than a sequence is cut into sequences; what is left of it begins a pack.
+// packsOf packs the documents of tokens base to base+size in order: a document begins a new pack if it does not fit into the last one. A
+// document longer than a sequence is cut into sequences; its rest begins a pack.
 func (p *part) packsOf(base, size, sequence int64) (*packs, error) {
 	out := &packs{starts: []int64{0}}
-	begin, from := int64(0), int64(0) // of the pack, of the document
+	begin, from := int64(0), int64(0) // start of the pack, start of the document
 	document := func(end int64) {
 		if end-begin > sequence && from > begin {
 			out.starts = append(out.starts, from)
@@ -301,7 +301,7 @@ func (p *part) packsOf(base, size, sequence int64) (*packs, error) {
 	return out, err
 }
 
-// openDocuments finds where documents start, and which labels count, as far as the options ask.
+// openDocuments finds the starts of documents and the labels that count, if the options require it.
 func (r *reader) openDocuments(f *file) error {
 	switch r.Documents {
 	case "", "off":

@@ -18,13 +18,13 @@ import (
 	"sppo.dev/lang"
 )
 
-// Files of an adapter as PEFT has them.
+// Files of an adapter in PEFT's layout.
 const (
 	AdapterConfig  = "adapter_config.json"
 	AdapterWeights = "adapter_model.safetensors"
 )
 
-// Endings of the names of an adapter's tensors, here and in PEFT, where both are linear maps.
+// Suffixes of the names of an adapter's tensors, here and in PEFT, where both are linear maps.
 const (
 	endA, endB       = ".lora_a", ".lora_b"
 	theirsA, theirsB = ".lora_A.weight", ".lora_B.weight"
@@ -46,13 +46,13 @@ func OfAdapter(tensors []ir.Tensor, adapter bool) (list []ir.Tensor) {
 	return list
 }
 
-// module is the name of the linear map that holds one of our weights: model.layers.*.self_attn.q_proj.
+// module returns the name of the linear map that has one of our weights: model.layers.*.self_attn.q_proj.
 func (n *naming) module(weight string) string {
 	return strings.TrimSuffix(n.tensors["layer."+weight].name, ".weight")
 }
 
-// adapters says where PEFT keeps the tensors of adapters of a model's linear maps. A map of ours that the architecture stores
-// together with others must be adapted together with them.
+// adapters lists where PEFT stores the tensors of adapters of a model's linear maps. If the architecture stores one of our maps
+// together with others, all of them must be adapted together.
 func (n *naming) adapters(m *lang.Model) (*naming, error) {
 	out := &naming{tensors: map[string]place{}}
 	for _, l := range m.Maps() {
@@ -75,7 +75,7 @@ func (n *naming) adapters(m *lang.Model) (*naming, error) {
 	return out, nil
 }
 
-// targets are the modules of a model's adapters, as PEFT selects them: by the ends of their names.
+// targets returns the modules of a model's adapters in the form in which PEFT selects them: by the ends of their names.
 func (n *naming) targets(m *lang.Model) (list []string) {
 	adapted := map[string]bool{}
 	for _, l := range m.Maps() {
@@ -86,7 +86,7 @@ func (n *naming) targets(m *lang.Model) (list []string) {
 		end := path.Ext(module)[1:]
 		for _, p := range n.tensors {
 			if other := strings.TrimSuffix(p.name, ".weight"); strings.HasSuffix(other, "."+end) && other != p.name && !adapted[other] {
-				parts := strings.Split(module, ".") // another map that has no adapter ends alike
+				parts := strings.Split(module, ".") // another map without an adapter has the same name ending
 				end = strings.Join(parts[len(parts)-2:], ".")
 				break
 			}
@@ -98,7 +98,7 @@ func (n *naming) targets(m *lang.Model) (list []string) {
 	return list
 }
 
-// adapterConfig is what PEFT writes of LoRA.
+// adapterConfig is PEFT's config of a LoRA adapter.
 type adapterConfig struct {
 	Base    string  `json:"base_model_name_or_path"`
 	Bias    string  `json:"bias"`
@@ -113,17 +113,17 @@ type adapterConfig struct {
 	Task    string  `json:"task_type"`
 }
 
-// harmless are the members of an adapter's config that do not change what it computes. Others are read, or refused if they are set.
+// harmless lists the members of an adapter's config that do not change what it computes. Others are read, or refused if they are set.
 var harmless = []string{
 	"auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
 	"layers_pattern", "megatron_core", "peft_version", "qalora_group_size", "revision", "target_modules", "task_type",
 	"bias", "init_lora_weights", "lora_alpha", "lora_dropout", "peft_type", "r", // read
 }
 
-// changingBase are initial values of adapters for which PEFT changes the matrices of the model as well.
+// changingBase lists initialisations of adapters for which PEFT also changes the matrices of the model.
 var changingBase = []string{"pissa", "olora", "loftq", "corda"}
 
-// WriteAdapter writes the adapter of a model that was trained from a folder, as PEFT loads it. dir must be absent or empty; it appears
+// WriteAdapter writes the adapter of a model that was trained from a folder, in PEFT's format. dir must be absent or empty; it appears
 // complete, or not at all.
 func (m *Model) WriteAdapter(ctx context.Context, dir string, values Values, tensors []ir.Tensor, of *lang.Model) error {
 	names, err := m.arch.names.adapters(of)
@@ -157,7 +157,7 @@ func (m *Model) WriteAdapter(ctx context.Context, dir string, values Values, ten
 	})
 }
 
-// OpenAdapter opens an adapter of PEFT for a model with adapters of the same maps, rank and alpha.
+// OpenAdapter opens a PEFT adapter for a model with adapters of the same maps, rank and alpha.
 func (m *Model) OpenAdapter(dir string, tensors []ir.Tensor, of *lang.Model) (_ *Weights, err error) {
 	names, err := m.arch.names.adapters(of)
 	if err != nil {
@@ -255,7 +255,7 @@ func isSet(value any) bool {
 	return true
 }
 
-// Merged are the values of a model with its adapters added to the matrices that they stand beside: W + alpha/rank * A B.
+// Merged provides the values of a model with its adapters added to the adapted matrices: W + alpha/rank * A B.
 type Merged struct {
 	Values
 	Model *lang.Model

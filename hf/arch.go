@@ -10,24 +10,24 @@ import (
 	"sppo.dev/lang"
 )
 
-// architecture is a row: how a model_type of config.json reads as keys of the language, and what its tensors are called.
+// architecture is a row: the keys of the language for a model_type of config.json, and the names of its tensors.
 type architecture struct {
 	modelType string
 	outer     string // model_type of a config that has this one as text_config
-	class     string // that transformers loads it by
-	family    string // of the language
+	class     string // the class with which transformers loads it
+	family    string // in the language
 	defaults  map[string]any
 	read      func(m *Model, c *config)
 	names     naming
 }
 
-// Defaults that all but GPT-2 share. A config that lacks a member means the default of its class in transformers.
+// Defaults that all except GPT-2 share. For a member that is missing, a config means the default of its class in transformers.
 var usual = map[string]any{
 	"hidden_act": "silu", "attention_bias": false, "mlp_bias": false, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
 	"tie_word_embeddings": false, "initializer_range": 0.02,
 }
 
-// with is the usual defaults and others.
+// with returns the usual defaults, overridden by others.
 func with(others map[string]any) map[string]any {
 	out := map[string]any{}
 	for _, m := range []map[string]any{usual, others} {
@@ -75,7 +75,7 @@ const (
 	slidingAttention = "sliding_attention"
 )
 
-// decoder reads what all architectures with rotary positions have.
+// decoder reads the members that all architectures with rotary positions share.
 func (m *Model) decoder(c *config) {
 	m.setCount("layers", layersOf(c), "num_hidden_layers")
 	hidden, heads := c.count("hidden_size"), c.count("num_attention_heads")
@@ -107,7 +107,7 @@ func (m *Model) decoder(c *config) {
 	m.dropout(c, "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout")
 }
 
-// layersOf is the number of layers, which bounds lists of what each is.
+// layersOf returns the number of layers, which limits lists with an entry per layer.
 func layersOf(c *config) int64 {
 	const most = 1 << 14
 	n := c.count("num_hidden_layers")
@@ -128,7 +128,7 @@ func (m *Model) initial(c *config) {
 	}
 }
 
-// storage is the type of weights. What has been trained in f16 is stored as bf16: f16 has no room for gradients.
+// storage sets the type of weights. Models trained in f16 are stored as bf16: the range of f16 is too small for gradients.
 func (m *Model) storage(c *config) {
 	name, key := "", "dtype"
 	if !c.has(key) {
@@ -157,7 +157,7 @@ func (m *Model) storage(c *config) {
 	}
 }
 
-// storedType is how transformers calls the type of the folder's first weights; empty where they cannot be read.
+// storedType returns the transformers name of the type of the folder's first weights, or "" if they cannot be read.
 func (m *Model) storedType() string {
 	f, err := safetensors.Open(m.Dir)
 	if err != nil {
@@ -190,7 +190,7 @@ func (m *Model) activation(c *config) {
 		if !ok {
 			c.failf(key, "= %q is not covered", name)
 		}
-		if usual, _ := m.arch.defaults[key].(string); ours != activations[usual] { // which the family has by itself
+		if usual, _ := m.arch.defaults[key].(string); ours != activations[usual] { // and which the family has by default
 			m.set("activation", ours, key)
 		}
 		break
@@ -211,7 +211,7 @@ func (m *Model) biases(c *config) {
 	}
 }
 
-// dropout is noise that runs over long sequences do without.
+// dropout is ignored: runs over long sequences do without it.
 func (m *Model) dropout(c *config, keys ...string) {
 	for _, key := range keys {
 		if c.has(key) && c.number(key) != 0 {
@@ -221,7 +221,7 @@ func (m *Model) dropout(c *config, keys ...string) {
 	}
 }
 
-// layerTypes writes which layers see a window alone. Where all do, window says it by itself.
+// layerTypes writes which layers have a window. If all have one, window is sufficient.
 func (m *Model) layerTypes(c *config, types []string, window int64, from string) {
 	if !slices.Contains(types, slidingAttention) {
 		return
@@ -237,7 +237,7 @@ func (m *Model) layerTypes(c *config, types []string, window int64, from string)
 	m.setList("layer_types", words, from)
 }
 
-// listedTypes reads layer_types, or makes the list by what a layer's number says.
+// listedTypes reads layer_types, or derives the list from the numbers of layers.
 func (m *Model) listedTypes(c *config, sliding func(layer int64) bool) (types []string, from string) {
 	layers := layersOf(c)
 	if !c.has("layer_types") {
@@ -258,7 +258,7 @@ func (m *Model) listedTypes(c *config, sliding func(layer int64) bool) (types []
 	return types, "layer_types"
 }
 
-// period is the shortest beginning of a list that the list repeats.
+// period returns the shortest prefix that a list repeats.
 func period[T comparable](list []T) []T {
 	for p := 1; p < len(list); p++ {
 		same := true
@@ -274,7 +274,7 @@ func period[T comparable](list []T) []T {
 
 func (m *Model) llama(c *config) { m.decoder(c) }
 
-// mistral is Mistral and Phi-3: every layer has the window, if there is one.
+// mistral reads Mistral and Phi-3: every layer has the window, if there is one.
 func (m *Model) mistral(c *config) {
 	m.decoder(c)
 	c.skip("sliding_window", "layer_types")
@@ -285,7 +285,7 @@ func (m *Model) mistral(c *config) {
 	m.layerTypes(c, types, c.count("sliding_window"), from)
 }
 
-// qwen is Qwen2 and Qwen3, whose later layers may have a window.
+// qwen reads Qwen2 and Qwen3, whose later layers may have a window.
 func (m *Model) qwen(c *config) {
 	m.decoder(c)
 	on := c.has("use_sliding_window") && c.truth("use_sliding_window") && c.has("sliding_window")
@@ -299,7 +299,7 @@ func (m *Model) qwen(c *config) {
 	}
 }
 
-// smollm is SmolLM3, where every fourth layer has no positions.
+// smollm reads SmolLM3, in which every fourth layer has no positions.
 func (m *Model) smollm(c *config) {
 	m.qwen(c)
 	layers := layersOf(c)
@@ -329,7 +329,7 @@ func (m *Model) smollm(c *config) {
 	m.setList("positions", words, from)
 }
 
-// gemma is Gemma-2 and Gemma-3: windows in most layers, norms before and after, and scores and logits with limits.
+// gemma reads Gemma-2 and Gemma-3: windows in most layers, norms before and after, and limits on scores and logits.
 func (m *Model) gemma(c *config) {
 	m.decoder(c)
 	c.want("use_bidirectional_attention", false)
@@ -355,7 +355,7 @@ func (m *Model) gemma(c *config) {
 	c.skip("sliding_window", "sliding_window_size", "sliding_window_pattern", "_sliding_window_pattern")
 	types, from := m.listedTypes(c, func(layer int64) bool { return (layer+1)%every != 0 })
 	c.skip("layer_types")
-	switch { // the family has windows by itself
+	switch { // the family has windows by default
 	case !slices.Contains(types, slidingAttention):
 		m.set("window", "0", from)
 		m.drop("rope_local_theta")
@@ -386,6 +386,6 @@ func (m *Model) gpt2(c *config) {
 	c.want("scale_attn_weights", true)
 	c.want("scale_attn_by_inverse_layer_idx", false)
 	c.want("add_cross_attention", false)
-	c.skip("n_inner", "n_positions", "reorder_and_upcast_attn") // the last changes rounding alone
+	c.skip("n_inner", "n_positions", "reorder_and_upcast_attn") // the last changes only rounding
 	m.dropout(c, "attn_pdrop", "embd_pdrop", "resid_pdrop")
 }

@@ -14,15 +14,15 @@ import (
 // ConfigFile is the file that describes a model.
 const ConfigFile = "config.json"
 
-// maxConfig is the most bytes that config.json may have; the largest of the hub have some thousands.
+// maxConfig is the maximum size of config.json in bytes; the largest on the hub have a few thousand.
 const maxConfig = 16 << 20
 
-// config is an object of config.json. It remembers which members were read, and the first that is wrong: a reader may ask for
-// all that it wants and look at the error afterwards.
+// config is an object of config.json. It records which members were read, and the first error: a reader may read
+// all members and check the error afterwards.
 type config struct {
 	prefix   string // of its members in messages: "rope_scaling."
 	members  map[string]json.RawMessage
-	defaults map[string]any // of members that are absent; one that is null has none
+	defaults map[string]any // of absent members; a member that is null has none
 	used     map[string]bool
 	err      *error // shared by all objects of a file
 }
@@ -54,7 +54,7 @@ func parseConfig(text []byte) (*config, error) {
 	return &config{members: members, used: map[string]bool{}, err: new(error)}, nil
 }
 
-// failf keeps the first mistake.
+// failf keeps the first error.
 func (c *config) failf(key, format string, args ...any) {
 	if *c.err == nil {
 		*c.err = fmt.Errorf("%s%s %s", c.prefix, key, fmt.Sprintf(format, args...))
@@ -78,7 +78,7 @@ func (c *config) raw(key string) json.RawMessage {
 	return text
 }
 
-// has reports whether a member is there, or has a default, and is not null.
+// has reports whether a member exists, or has a default, and is not null.
 func (c *config) has(key string) bool {
 	used := c.used[key]
 	found := c.raw(key) != nil
@@ -95,7 +95,7 @@ func quote(v json.RawMessage) string {
 	return string(v)
 }
 
-// get decodes a member that must be there.
+// get decodes a required member.
 func get[T any](c *config, key, kind string) T {
 	var out T
 	v := c.raw(key)
@@ -139,7 +139,7 @@ func (c *config) object(key string) *config {
 	return &config{prefix: c.prefix + key + ".", members: members, used: map[string]bool{}, err: c.err}
 }
 
-// want refuses a member that is there with another value than the one that the language covers.
+// want refuses a member whose value differs from the one that the language supports.
 func (c *config) want(key string, covered any) {
 	v := c.raw(key)
 	text, _ := json.Marshal(covered)
@@ -148,14 +148,14 @@ func (c *config) want(key string, covered any) {
 	}
 }
 
-// skip marks members that change nothing that is trained.
+// skip marks members that do not affect training as read.
 func (c *config) skip(keys ...string) {
 	for _, key := range keys {
 		c.used[key] = true
 	}
 }
 
-// finish refuses members that nothing has read. One that is null, false or empty asks for nothing.
+// finish refuses members that have not been read. Members that are null, false or empty request nothing.
 func (c *config) finish() {
 	var rest []string
 	for key, v := range c.members {
@@ -173,8 +173,8 @@ func (c *config) finish() {
 	}
 }
 
-// inert are members that say nothing about the network as it is trained: names, token numbers, settings of generation, of other
-// tasks and of classes that every config inherits.
+// inert lists members that do not describe the network as it is trained: names, token numbers, settings for generation, for other
+// tasks, and for classes that every config inherits from.
 var inert = []string{
 	"_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "architectures", "attn_implementation",
 	"auto_map", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "cache_implementation", "decoder_start_token_id",

@@ -12,9 +12,9 @@ import (
 	"sppo.dev/lang"
 )
 
-// Describe writes the config.json of a model that comes from no folder, trained on sequences of that many tokens, for the
-// architecture of transformers that is the same function; that of its family first. Nothing is claimed: the config is read again, and
-// an architecture is taken only if that gives the model. The returned model has no folder.
+// Describe writes a config.json for a model that does not come from a folder, trained on sequences of that many tokens, for an
+// architecture of transformers that computes the same function, preferably that of its family. The config is read back, and
+// an architecture is used only if that gives the same model. The returned model has no folder.
 func Describe(m *ir.Model, sequence int64) (*Model, []byte, error) {
 	var refusal error
 	for _, a := range candidates(m.Family) {
@@ -34,7 +34,7 @@ func Describe(m *ir.Model, sequence int64) (*Model, []byte, error) {
 	return nil, nil, refusal
 }
 
-// candidates are all architectures, that of a family first.
+// candidates lists all architectures, starting with that of a family.
 func candidates(family string) (list []*architecture) {
 	for i := range architectures {
 		a := &architectures[i]
@@ -47,7 +47,7 @@ func candidates(family string) (list []*architecture) {
 	return list
 }
 
-// reread demands of a config that it gives the model.
+// reread checks that a config gives the model.
 func (a *architecture) reread(text []byte, want *ir.Model, sequence int64) (*Model, error) {
 	c, err := parseConfig(text)
 	if err != nil {
@@ -63,7 +63,7 @@ func (a *architecture) reread(text []byte, want *ir.Model, sequence int64) (*Mod
 	}
 	got := ir.Model(l)
 	if math.Abs(got.AttnScale-want.AttnScale) <= 1e-12*want.AttnScale {
-		got.AttnScale = want.AttnScale // a root has been squared and taken again
+		got.AttnScale = want.AttnScale // a square root was squared and taken again
 	}
 	if a, b := got.Difference(want); a != "" {
 		return nil, fmt.Errorf("has %s, where this one has %s", a, b)
@@ -71,10 +71,10 @@ func (a *architecture) reread(text []byte, want *ir.Model, sequence int64) (*Mod
 	return read, nil
 }
 
-// theirs is the name of an activation in transformers.
+// theirs returns the transformers name of an activation.
 var theirs = map[string]string{"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu2": "relu2"}
 
-// describe writes what the architecture has words for.
+// describe writes the members that the architecture supports.
 func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 	l := lang.Model(*m)
 	c := map[string]any{
@@ -97,7 +97,7 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 	} else {
 		c["hidden_act"] = theirs[m.Activation]
 	}
-	if l.HasBias(lang.BiasAttnOut) && !slices.Contains([]string{"mistral", "qwen2", "phi3"}, a.family) { // whose classes ignore it
+	if l.HasBias(lang.BiasAttnOut) && !slices.Contains([]string{"mistral", "qwen2", "phi3"}, a.family) { // their classes ignore it
 		c["attention_bias"] = true
 	}
 	if l.HasBias(lang.BiasMLP) && a.family == "llama" {
@@ -112,7 +112,7 @@ func (a *architecture) describe(m *ir.Model, sequence int64) map[string]any {
 	return c
 }
 
-// describeGPT has GPT-2's own names.
+// describeGPT writes GPT-2's own names.
 func (a *architecture) describeGPT(c map[string]any, m *ir.Model, sequence int64) {
 	function := theirs[m.Activation]
 	if m.Activation == "gelu_tanh" {
@@ -126,7 +126,7 @@ func (a *architecture) describeGPT(c map[string]any, m *ir.Model, sequence int64
 	}
 }
 
-// scalar is a whole number, wherever it is one but for the rounding of a root that was squared again.
+// scalar returns an integer, if the value is one up to the rounding of a squared square root.
 func scalar(v float64) any {
 	if whole := math.Round(v); math.Abs(v-whole) < 1e-9*whole {
 		return int64(whole)
@@ -134,7 +134,7 @@ func scalar(v float64) any {
 	return v
 }
 
-// real is a number that transformers demands to be a float: with a point, or an exponent.
+// real is a number that transformers requires to be a float: it is written with a point or an exponent.
 type real float64
 
 func (v real) MarshalJSON() ([]byte, error) {
@@ -145,7 +145,7 @@ func (v real) MarshalJSON() ([]byte, error) {
 	return []byte(text), nil
 }
 
-// asReals has all floats of a value written as such.
+// asReals converts all floats of a value to real.
 func asReals(v any) any {
 	switch v := v.(type) {
 	case float64:
@@ -171,7 +171,7 @@ func orNull(v float64) any {
 	return v
 }
 
-// describeWindows says which layers have one. A model has one window, or more than transformers can say.
+// describeWindows writes which layers have a window. It fails if transformers cannot express the windows.
 func (a *architecture) describeWindows(c map[string]any, m *lang.Model) {
 	window := slices.Max(append([]int64{0}, m.Windows...))
 	_, byDefault := a.defaults["sliding_window"]
@@ -198,12 +198,12 @@ func (a *architecture) describeWindows(c map[string]any, m *lang.Model) {
 	case "gemma2", "gemma3":
 		c["layer_types"] = types
 		if window == 0 {
-			c["sliding_window"] = a.defaults["sliding_window"] // of no layer
+			c["sliding_window"] = a.defaults["sliding_window"] // applies to no layer
 		}
 	}
 }
 
-// describeRotary writes rope_parameters as transformers 5 has them.
+// describeRotary writes rope_parameters in the form of transformers 5.
 func (a *architecture) describeRotary(c map[string]any, m *lang.Model) {
 	if len(m.PositionPattern) > 0 || a.family == "smollm3" {
 		var rotated []int
@@ -237,7 +237,7 @@ func (a *architecture) describeRotary(c map[string]any, m *lang.Model) {
 	if a.family == "gemma3" {
 		local := m.RopeLocalTheta
 		if local == 0 {
-			local = a.defaults["rope_local_base_freq"].(float64) // of no layer
+			local = a.defaults["rope_local_base_freq"].(float64) // applies to no layer
 		}
 		c["rope_parameters"] = map[string]any{fullAttention: p, slidingAttention: map[string]any{"rope_type": "default", "rope_theta": local}}
 	}

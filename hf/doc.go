@@ -1,13 +1,13 @@
-// Package hf joins the folders of the Hugging Face hub to the language: config.json becomes the keys of a model, weights
+// Package hf converts between Hugging Face model folders and the language: config.json becomes the keys of a model, weights
 // become the tensors of a program, and a checkpoint becomes a folder again.
 //
 //	config.go     config.json: typed access that remembers which keys were read
 //	arch.go       the architectures, one row each
-//	rope.go       rotary positions in both forms that transformers has had
+//	rope.go       rotary positions in both forms that transformers has used
 //	model.go      the keys of a model and their text
-//	tensors.go    which tensor of a folder holds which of ours, and how
+//	tensors.go    which tensor of a folder contains which of ours, and how
 //	weights.go    values for a run
-//	export.go     a folder of a checkpoint
+//	export.go     a folder from a checkpoint
 //
-// What a config says and the language cannot is refused by the name of its key, so that no model is trained as another.
+// A config that the language cannot express is refused with the name of its key, so that no model is trained as a different one.
 package hf

@@ -17,7 +17,7 @@ import (
 	"sppo.dev/ir"
 )
 
-// Types of weights that Export writes, as the language and transformers call them.
+// Types of weights that Export writes, by their names in the language and in transformers.
 var (
 	exportTypes = map[string]string{"f32": safetensors.F32, "f16": safetensors.F16, "bf16": safetensors.BF16}
 	ExportTypes = []string{"f32", "bf16", "f16"}
@@ -214,7 +214,7 @@ func transpose(to []float32, width int64, values []float32, count, cols int64) {
 	}
 }
 
-// restOf writes the rows of a table of positions that the run was too short for: they stay as they were.
+// restOf writes the rows of a position table beyond the length of the run: they are unchanged.
 func (e *Export) restOf(ctx context.Context, to io.Writer, t *safetensors.Tensor, s *stored, dtype string) error {
 	had := s.rows() * s.cols()
 	if had == t.Elements() {

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 )
 
-// generationFile says how a model of the hub wants to be sampled.
+// generationFile has the recommended sampling settings of a model.
 const generationFile = "generation_config.json"
 
 // EndTokens returns the tokens that end a text of the model, from generation_config.json or, if that names

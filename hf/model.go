@@ -16,22 +16,22 @@ import (
 	"sppo.dev/lang"
 )
 
-// Key is a key of the language's model block with its value as written, and where in config.json it comes from.
+// Key is a key of the language's model block with its value as written, and its origin in config.json.
 type Key struct{ Name, Value, From string }
 
-// Model is a model of the hub in terms of the language.
+// Model is a Hugging Face model in terms of the language.
 type Model struct {
 	Name    string // for the model block
 	Dir     string
 	Keys    []Key
-	Notices []string // what the config asks for and training leaves out
+	Notices []string // requests of the config that training ignores
 
 	arch  *architecture
 	conf  *config
-	outer bool // the language model is a part of what the folder holds
+	outer bool // the language model is a part of the folder's model
 }
 
-// Context returns how many tokens the config says that a sequence may have; 0 where it does not.
+// Context returns the maximum number of tokens per sequence according to the config, or 0 if it gives none.
 func (m *Model) Context() int64 {
 	for _, key := range []string{"max_position_embeddings", "n_positions"} {
 		if m.conf.has(key) {
@@ -41,7 +41,7 @@ func (m *Model) Context() int64 {
 	return 0
 }
 
-// Architecture returns the model_type that config.json has.
+// Architecture returns the model_type of config.json.
 func (m *Model) Architecture() string { return m.arch.modelType }
 
 // ReadModel reads the config.json of a folder. An error names the file and the key.
@@ -89,7 +89,7 @@ func newModel(name, dir string, c *config) (*Model, error) {
 	return m, *c.err
 }
 
-// covered refuses what the language has no key or no word for.
+// covered refuses settings for which the language has no key or value.
 func (m *Model) covered() error {
 	for _, k := range m.Keys {
 		key := lang.FindKey("model." + k.Name)
@@ -103,7 +103,7 @@ func (m *Model) covered() error {
 	return nil
 }
 
-// inherit gives the language model what the whole model says: the type of values, and whether the output projection is the embedding.
+// inherit passes settings of the whole model to the language model: the type of values, and whether the output projection is the embedding.
 func (m *Model) inherit(whole *config) {
 	if key := "tie_word_embeddings"; m.outer && whole.has(key) {
 		m.conf.members[key] = whole.raw(key)
@@ -136,7 +136,7 @@ func find(c *config) (*architecture, *config) {
 	return nil, c
 }
 
-// nameOf makes a name for the model block of the folder's, or of the name that the config remembers.
+// nameOf returns a name for the model block, from the folder's name or the name in the config.
 func nameOf(dir string, c *config) string {
 	if abs, err := filepath.Abs(dir); err == nil {
 		dir = abs
@@ -157,7 +157,7 @@ func nameOf(dir string, c *config) string {
 // set adds a key.
 func (m *Model) set(name, value, from string) { m.Keys = append(m.Keys, Key{name, value, from}) }
 
-// drop takes a key out again.
+// drop removes a key.
 func (m *Model) drop(name string) {
 	m.Keys = slices.DeleteFunc(m.Keys, func(k Key) bool { return k.Name == name })
 }
@@ -172,7 +172,7 @@ func (m *Model) setList(name string, words []string, from string) {
 	m.set(name, "["+strings.Join(words, ", ")+"]", from)
 }
 
-// value is what a key was set to; empty where it was not.
+// value returns the value of a key, or "" if it is not set.
 func (m *Model) value(name string) string {
 	for _, k := range m.Keys {
 		if k.Name == name {
@@ -186,7 +186,7 @@ func (m *Model) notice(format string, args ...any) {
 	m.Notices = append(m.Notices, fmt.Sprintf(format, args...))
 }
 
-// number writes a number so that the language reads the same one.
+// number formats a number so that the language reads the same value.
 func number(v float64) string {
 	if v == math.Trunc(v) && math.Abs(v) < 1e15 {
 		return strconv.FormatFloat(v, 'f', -1, 64)
@@ -209,15 +209,15 @@ func (m *Model) Text() string {
 	return string(text)
 }
 
-// Spec returns the text of a whole spec around the model: a shipped cluster with arguments such as "nodes = 1", and a run on that many
-// tokens of random data, as a question about memory and time needs it.
+// Spec returns the text of a whole spec for the model: a shipped cluster with arguments such as "nodes = 1", and a run on that many
+// tokens of random data, as needed to predict memory and time.
 func (m *Model) Spec(cluster, arguments, sequence string) string {
 	return fmt.Sprintf("import \"clusters/%s.sppo\"\n\n%s\ncluster machines = %s(%s)\n\ntrain {\n  sequence = %s\n  data = random()\n}\n",
 		cluster, m.Text(), cluster, arguments, sequence)
 }
 
-// Lang returns the model as the language has it, for sequences of that many tokens and with weights of the type, f32 or bf16; an empty
-// one is the config's.
+// Lang returns the model in the language's form, for sequences of that many tokens and with weights of the type, f32 or bf16. An empty
+// type means the config's.
 func (m *Model) Lang(sequence int64, dtype string) (lang.Model, error) {
 	var set []string
 	if dtype != "" {

@@ -2,8 +2,8 @@ package hf
 
 import "math"
 
-// rotary reads the rotary positions. transformers 5 has rope_parameters, one object or one for each type of layers; before there
-// were rope_theta and rope_scaling at the top.
+// rotary reads the rotary positions. transformers 5 has rope_parameters, one object or one for each type of layers. Earlier
+// versions had rope_theta and rope_scaling at the top level.
 func (m *Model) rotary(c *config) {
 	c.skip("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 	c.skip("original_max_position_embeddings", "rope_local_base_freq")
@@ -55,7 +55,7 @@ func (m *Model) partial(p, c *config) {
 	}
 }
 
-// scaling reads how the angles of a longer context follow from those of a shorter one.
+// scaling reads how the rotary frequencies are scaled for a longer context.
 func (m *Model) scaling(p, c *config) {
 	key := "rope_type"
 	if !p.has(key) && p.has("type") {
@@ -67,7 +67,7 @@ func (m *Model) scaling(p, c *config) {
 	}
 	kind := p.word(key)
 	if kind == "su" {
-		kind = "longrope" // its first name
+		kind = "longrope" // its original name
 	}
 	switch kind {
 	case "default":
@@ -107,11 +107,11 @@ func (m *Model) scaling(p, c *config) {
 	m.amplitude(kind, p)
 }
 
-// originalLength returns the context before it was made longer.
+// originalLength returns the context length before the extension.
 func (m *Model) originalLength(p, c *config) float64 {
 	from, name := p, "original_max_position_embeddings"
 	switch {
-	case c.has(name): // as Phi-3 has it
+	case c.has(name): // as in Phi-3
 		from = c
 	case !p.has(name):
 		from, name = c, "max_position_embeddings"
@@ -121,7 +121,7 @@ func (m *Model) originalLength(p, c *config) float64 {
 	return float64(v)
 }
 
-// scalingFactor sets the factor by which the context is longer. Without a factor in the config it follows from
+// scalingFactor sets the factor of the context extension. Without a factor in the config it is computed from
 // the lengths, if both are known.
 func (m *Model) scalingFactor(p, c *config, original float64) {
 	switch {
@@ -135,8 +135,8 @@ func (m *Model) scalingFactor(p, c *config, original float64) {
 	}
 }
 
-// amplitude is what cosines and sines are multiplied by, where it is not what the language derives. The formula of mscale is that
-// of DeepSeek-V2, as transformers has it.
+// amplitude sets the factor of cosines and sines, if it differs from what the language derives. The formula of mscale is that
+// of DeepSeek-V2, as in transformers.
 func (m *Model) amplitude(kind string, p *config) {
 	if p.has("attention_factor") {
 		m.setNumber("rope_amplitude", p.positive("attention_factor"), p.prefix+"attention_factor")

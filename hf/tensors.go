@@ -13,7 +13,7 @@ import (
 // theirs.
 type naming struct {
 	tensors map[string]place
-	prefix  string   // of all names but the head's, which some folders leave out
+	prefix  string   // of all names except the head's; some folders omit it
 	ignored []string // suffixes of buffers in older files, which are not needed
 }
 
@@ -25,11 +25,11 @@ const (
 	transposed     // as nn.Linear has it: [out, in], where ours are [in, out]
 )
 
-// place is where a tensor is stored. In a fused one it follows others, which after names.
+// place is where a tensor is stored. In a fused tensor it follows the ones in after.
 type place struct {
 	name  string // * is the number of a layer
 	how   how
-	after []string // of our tensors, in the same layer
+	after []string // our tensors that precede it, in the same layer
 }
 
 const layerMark = "*"
@@ -67,7 +67,7 @@ var llamaPlaces = map[string]place{
 	"layer.w_down": linear("model.layers.*.mlp.down_proj.weight"), "layer.b_down": plain("model.layers.*.mlp.down_proj.bias"),
 }
 
-// Norms after attention and MLP have names of their own.
+// norms after attention and MLP have separate names
 var (
 	olmoPlaces = map[string]place{
 		"layer.ln1.gamma": {}, "layer.ln2.gamma": {},
@@ -88,7 +88,7 @@ var (
 	}
 )
 
-// rotaryBuffers are tables in files of transformers before 4.32; they follow from the config.
+// rotaryBuffers are tables in files of transformers before 4.32; they can be computed from the config.
 var rotaryBuffers = []string{".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"}
 
 var (
@@ -142,7 +142,7 @@ func (s *stored) cols() int64 {
 	return s.shape[1]
 }
 
-// layout finds where the architecture keeps each of the tensors. Theirs come in the order of the first of ours that they hold.
+// layout finds where the architecture stores each of the tensors. The result is in the order of the first of our tensors in each of theirs.
 func (n *naming) layout(tensors []ir.Tensor) ([]*stored, error) {
 	index := map[string]*ir.Tensor{}
 	for i := range tensors {
@@ -164,7 +164,7 @@ func (n *naming) layout(tensors []ir.Tensor) ([]*stored, error) {
 			byName[name] = s
 			list = append(list, s)
 		}
-		at := int64(0) // columns of ours before it
+		at := int64(0) // columns of our tensors before it
 		for _, other := range p.after {
 			o := index[joinName(other, layer)]
 			if o == nil {
@@ -209,7 +209,7 @@ func (s *stored) add(t ir.Tensor, turned bool, at int64) {
 
 const layerPrefix = "layer."
 
-// splitName takes the number out of the name of a layer's tensor: "layer.3.wq" is "layer.wq" and "3".
+// splitName removes the number from the name of a layer's tensor: "layer.3.wq" is "layer.wq" and "3".
 func splitName(name string) (key, layer string) {
 	rest, ok := strings.CutPrefix(name, layerPrefix)
 	number, rest, found := strings.Cut(rest, ".")

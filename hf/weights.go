@@ -24,7 +24,7 @@ type Weights struct {
 	Ignored []string
 
 	folder *safetensors.Folder
-	stored []*stored           // those that the model has, under their names in the folder
+	stored []*stored           // tensors that the model has, under their names in the folder
 	places map[string]location // by our names
 }
 
@@ -79,8 +79,8 @@ func (m *Model) OpenWeights(tensors []ir.Tensor) (_ *Weights, err error) {
 // Close closes the files.
 func (w *Weights) Close() error { return w.folder.Close() }
 
-// renaming returns how the folder writes the names of its architecture's tensors: unchanged, without the prefix
-// if it holds a model without a head, or after another prefix if the language model is a part.
+// renaming returns a function from the architecture's tensor names to the folder's: unchanged, without the prefix
+// if the folder has a model without a head, or with another prefix if the language model is a part.
 func (m *Model) renaming(folder *safetensors.Folder) func(string) string {
 	prefix := m.arch.names.prefix
 	for _, form := range []struct{ body, head string }{
@@ -121,7 +121,7 @@ func (s *stored) accepts(t *safetensors.Tensor) error {
 // posName is the name of our table of learned positions.
 const posName = "pos"
 
-// ignore decides about a tensor that the model does not have.
+// ignore decides whether a tensor that the model does not have may be ignored.
 func (w *Weights) ignore(m *Model, t *safetensors.Tensor, rename func(string) string) error {
 	names := &m.arch.names
 	head, embed := rename(names.tensors["head"].name), rename(names.tensors["embed"].name)
@@ -186,7 +186,7 @@ func (w *Weights) Wider(tensor string, than ir.DType) bool {
 // are written.
 const bandRows = 32
 
-// Read implements Values. It reads no byte of the folder that it is not asked for.
+// Read implements Values. It reads only the required bytes of the folder.
 func (w *Weights) Read(tensor string, row, col, rows, cols int64, out []float32) error {
 	at, ok := w.places[tensor]
 	if !ok {

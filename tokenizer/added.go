@@ -22,7 +22,7 @@ type addedToken struct {
 type added struct {
 	raw, normalized matcher
 	special         map[string]bool
-	decoded         map[uint32]string // what Decode starts from: normalized content where that differs
+	decoded         map[uint32]string // input of Decode: normalized content, if it differs
 }
 
 // matcher finds the leftmost longest of its tokens.
@@ -63,7 +63,7 @@ func (m *matcher) next(text string, from int) (addedToken, int, int) {
 	return addedToken{}, -1, -1
 }
 
-// extract appends p, cut at the tokens in it.
+// extract appends p, split at the tokens in it.
 func (m *matcher) extract(out []piece, p piece) []piece {
 	if len(m.tokens) == 0 {
 		return append(out, p)
@@ -107,7 +107,7 @@ func endsWithWord(s string) bool {
 	return s != "" && isWord(r)
 }
 
-// isWord is \w of Unicode's regular expressions (UTS #18, Annex C).
+// isWord reports whether a character matches \w of Unicode's regular expressions (UTS #18, Annex C).
 func isWord(r rune) bool {
 	return unicode.In(r, unicode.L, unicode.M, unicode.Nd, unicode.Nl, unicode.Pc, unicode.Other_Alphabetic, unicode.Join_Control) ||
 		isNewer(r, "L", "M", "Nd")

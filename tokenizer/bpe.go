@@ -2,25 +2,25 @@ package tokenizer
 
 import "fmt"
 
-// bpe is byte-pair encoding (Sennrich, Haddow and Birch, 2016): it merges the pair of lowest rank until none is left.
+// bpe is byte-pair encoding (Sennrich, Haddow and Birch, 2016): it merges the pair with the lowest rank until there is none.
 type bpe struct {
-	vocab    map[string]uint32 // keyed by text, or by bytes where byteLevel is set
+	vocab    map[string]uint32 // keyed by text, or by bytes if byteLevel is set
 	merges   map[uint64]merge  // by left<<32 | right
-	bytes    [256]int64        // of byteLevel: the ID of each byte, -1 where there is none
-	fallback [256]int64        // of byte_fallback: the IDs of <0x00> to <0xFF>, -1 where there are none
+	bytes    [256]int64        // of byteLevel: the ID of each byte, or -1
+	fallback [256]int64        // of byte_fallback: the IDs of <0x00> to <0xFF>, or -1
 	unknown  int64             // -1: characters without an ID are dropped
-	missing  string            // the unknown token's name where the vocabulary lacks it
-	fuse     bool              // unknown characters side by side make one token
-	whole    bool              // a piece that is a token is that token, whatever the merges
+	missing  string            // name of the unknown token if the vocabulary lacks it
+	fuse     bool              // adjacent unknown characters become one token
+	whole    bool              // a piece that is a token becomes that token, regardless of merges
 	level    bool              // pieces are bytes, not characters
 }
 
-// merge is what a pair becomes.
+// merge is the result of merging a pair.
 type merge struct{ rank, id uint32 }
 
 func pair(a, b uint32) uint64 { return uint64(a)<<32 | uint64(b) }
 
-// symbol is a part of a piece while pairs are merged; size 0 is one that is gone.
+// symbol is a part of a piece while pairs are merged. Size 0 marks a removed symbol.
 type symbol struct {
 	id         uint32
 	prev, next int32
@@ -38,8 +38,8 @@ func (c candidate) before(d candidate) bool {
 }
 
 const (
-	cachedBytes  = 256     // the longest piece that is worth remembering
-	cachedPieces = 1 << 16 // pieces that an encoder remembers
+	cachedBytes  = 256     // maximum length of a cached piece
+	cachedPieces = 1 << 16 // maximum number of cached pieces of an encoder
 )
 
 func (m *bpe) encode(e *encoder, ids []uint32, text string) []uint32 {
@@ -76,7 +76,7 @@ func (e *encoder) add(id int64, size int) {
 	e.symbols = append(e.symbols, symbol{uint32(id), n - 1, n + 1, int32(size)})
 }
 
-// cutBytes starts from one symbol for each byte.
+// cutBytes creates one symbol for each byte.
 func (m *bpe) cutBytes(e *encoder, text string) {
 	pending := false
 	for i := range len(text) {
@@ -88,7 +88,7 @@ func (m *bpe) cutBytes(e *encoder, text string) {
 	}
 }
 
-// start adds a symbol, or remembers an unknown one: it is added before the next known one, as the reference does.
+// start adds a symbol. An unknown symbol is kept and added before the next known one, as in the reference.
 func (m *bpe) start(e *encoder, id int64, size int, pending bool) bool {
 	switch {
 	case id >= 0:
@@ -105,7 +105,7 @@ func (m *bpe) start(e *encoder, id int64, size int, pending bool) bool {
 	return true
 }
 
-// cutRunes starts from one symbol for each character, or for each of its bytes where the vocabulary lacks it.
+// cutRunes creates one symbol for each character, or for each of its bytes if the vocabulary lacks it.
 func (m *bpe) cutRunes(e *encoder, text string) {
 	pending := false
 	for i, r := range text {
@@ -190,7 +190,7 @@ func (m *bpe) mergeAll(e *encoder) {
 	}
 }
 
-// push and pop keep a binary heap, the first candidate in front.
+// push and pop maintain a binary heap with the first candidate in front.
 func push(h []candidate, c candidate) []candidate {
 	h = append(h, c)
 	i := len(h) - 1
@@ -251,7 +251,7 @@ func newBPE(vocab map[string]uint32, merges [][2]string) (*bpe, error) {
 	return m, nil
 }
 
-// byteLevel makes the model take bytes: the vocabulary is then keyed by what its names stand for.
+// byteLevel makes the model use bytes: the vocabulary is then keyed by the bytes that its names represent.
 func (m *bpe) byteLevel() {
 	raw := make(map[string]uint32, len(m.vocab))
 	for name, id := range m.vocab {

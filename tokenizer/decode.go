@@ -77,7 +77,7 @@ func readDecoder(out []decoder, raw json.RawMessage, where string, depth int) ([
 	return nil, unsupported(where, d.Type, "ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip and Sequence")
 }
 
-// stripped cuts at most that many times content from both ends.
+// stripped removes content up to that many times from both ends.
 func stripped(s, content string, start, stop int) string {
 	for ; start > 0 && strings.HasPrefix(s, content); start-- {
 		s = s[len(content):]
@@ -98,7 +98,7 @@ func decodeBytes(tokens []string) []string {
 	return []string{validUTF8(b.String())}
 }
 
-// decodeFallback turns runs of <0x00> to <0xFF> into text. A run that is no valid UTF-8 becomes as many U+FFFD.
+// decodeFallback turns runs of <0x00> to <0xFF> into text. In a run that is not valid UTF-8, each byte becomes U+FFFD.
 func decodeFallback(tokens []string) []string {
 	out := make([]string, 0, len(tokens))
 	var run []byte

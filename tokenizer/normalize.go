@@ -61,10 +61,10 @@ func readNormalizer(out []normalizer, raw json.RawMessage, where string, depth i
 	return nil, unsupported(where, n.Type, "NFC, NFD, NFKC, NFKD, Prepend, Replace, Strip, ByteLevel and Sequence")
 }
 
-// maxNested bounds sequences in sequences.
+// maxNested limits nested sequences.
 const maxNested = 8
 
-// readSequence appends what read finds in each item.
+// readSequence appends the results of read for each item.
 func readSequence[T any](out []T, items []json.RawMessage, where string, depth int,
 	read func([]T, json.RawMessage, string, int) ([]T, error)) ([]T, error) {
 	if depth >= maxNested {

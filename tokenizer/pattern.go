@@ -9,13 +9,13 @@ import (
 	"github.com/dlclark/regexp2/v2"
 )
 
-// pattern finds what Split and Replace look for: a text, or a regular expression with look-ahead.
+// pattern is the pattern of Split and Replace: a text, or a regular expression with look-ahead.
 type pattern struct {
-	text   string // where regexp is nil
+	text   string // used if regexp is nil
 	regexp *regexp2.Regexp
 }
 
-// span is a part of a text in bytes, and whether the pattern matched it.
+// span is a range of a text in bytes, with a flag for a match of the pattern.
 type span struct {
 	start, end int
 	match      bool
@@ -54,7 +54,7 @@ func compile(expression string) (re *regexp2.Regexp, err error) {
 		return nil, fmt.Errorf("expression %.200q: %w", expression, err)
 	}
 	defer func() {
-		if r := recover(); r != nil { // the compiler of a hostile expression
+		if r := recover(); r != nil { // the compiler may panic on a hostile expression
 			re, err = nil, fmt.Errorf("expression %.200q: %v", expression, r)
 		}
 	}()
@@ -65,15 +65,15 @@ func compile(expression string) (re *regexp2.Regexp, err error) {
 	return re, nil
 }
 
-// translator rewrites what the two syntaxes read differently and refuses what only one of them has.
+// translator rewrites constructs that the two syntaxes interpret differently, and refuses those that only one supports.
 type translator struct {
 	in    string
 	out   strings.Builder
 	class bool // inside [ ]
 }
 
-// categories are the names after \p that mean the same in both: general categories but Mn and Mc, of which one
-// character changed sides between versions of Unicode.
+// categories lists the names after \p that mean the same in both syntaxes: general categories except Mn and Mc, between which one
+// character moved between versions of Unicode.
 var categories = map[string]bool{
 	"L": true, "Lu": true, "Ll": true, "Lt": true, "Lm": true, "Lo": true, "M": true, "Me": true,
 	"N": true, "Nd": true, "Nl": true, "No": true, "P": true, "Pc": true, "Pd": true, "Ps": true, "Pe": true,
@@ -96,7 +96,7 @@ func translate(in string) (string, error) {
 	return t.out.String(), nil
 }
 
-// next translates what stands at the start of s and returns its length.
+// next translates the construct at the start of s and returns its length.
 func (t *translator) next(s string, at int) (int, error) {
 	fail := func(what string) (int, error) { return 0, fmt.Errorf("%s at byte %d is not supported", what, at) }
 	switch {
@@ -129,7 +129,7 @@ func (t *translator) next(s string, at int) (int, error) {
 	return 1, nil
 }
 
-// escape translates an escape. Categories get the characters of newer Unicode versions.
+// escape translates an escape. It adds the characters of newer Unicode versions to categories.
 func (t *translator) escape(s string, at int) (int, error) {
 	fail := func(what string) (int, error) { return 0, fmt.Errorf("%.20q at byte %d is not supported", what, at) }
 	if len(s) < 2 {
@@ -178,7 +178,7 @@ func isASCIIWord(c byte) bool {
 	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 }
 
-// spans cuts s into matches and what is between them. The result is valid until the next call.
+// spans divides s into matches and the text between them. The result is valid until the next call.
 func (p *pattern) spans(e *encoder, s string) ([]span, error) {
 	out := e.spans[:0]
 	defer func() { e.spans = out }()
@@ -213,7 +213,7 @@ func (p *pattern) matches(e *encoder, s string, f func(start, end int)) error {
 	for _, r := range s {
 		e.runes = append(e.runes, r)
 	}
-	at, offset := 0, 0 // the same place in runes and bytes
+	at, offset := 0, 0 // the same position in runes and bytes
 	to := func(index int) int {
 		for ; at < index; at++ {
 			offset += utf8.RuneLen(e.runes[at])

@@ -8,10 +8,10 @@ import (
 	"unicode/utf8"
 )
 
-// preTokenizer appends the parts of a piece that the model sees apart.
+// preTokenizer appends the parts of a piece that the model processes separately.
 type preTokenizer func(e *encoder, out []piece, p piece) ([]piece, error)
 
-// gpt2 is the expression that ByteLevel splits by.
+// gpt2 is the expression with which ByteLevel splits.
 const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 
 // preTokenizerJSON has the fields of all supported kinds.
@@ -29,12 +29,12 @@ type preTokenizerJSON struct {
 	Split          *bool
 }
 
-// preTokenizers is what a file's pre-tokenizer becomes. With byteLevel, the last step maps bytes to characters, which
+// preTokenizers is the list of pre-tokenizers of a file. With byteLevel, the last step maps bytes to characters, which
 // the model does itself.
 type preTokenizers struct {
 	steps     []preTokenizer
 	byteLevel bool
-	first     bool // they treat the start of the text apart
+	first     bool // they treat the start of the text differently
 }
 
 func readPreTokenizer(out []preTokenizers, raw json.RawMessage, where string, depth int) ([]preTokenizers, error) {
@@ -96,7 +96,7 @@ func byteLevel(p *preTokenizerJSON) (preTokenizers, error) {
 	return out, nil
 }
 
-// behavior turns the spans of a pattern into the parts of a text. The matches that are dropped keep their mark.
+// behavior turns the spans of a pattern into the parts of a text. Dropped matches stay marked.
 type behavior func([]span) []span
 
 var behaviors = map[string]behavior{"Isolated": isolated, "Removed": removed, "Contiguous": contiguous,
@@ -118,7 +118,7 @@ func isolated(in []span) []span {
 
 func removed(in []span) []span { return in }
 
-// merged joins a span to the one before it where join says so, given whether each is a match.
+// merged joins a span to the previous one if join returns true, given whether each is a match.
 func merged(in []span, join func(before, is bool) bool) []span {
 	out, before := in[:0], false
 	for _, x := range in {
@@ -178,7 +178,7 @@ func splitBy(find pattern, behave behavior, invert bool) preTokenizer {
 	}
 }
 
-// digits cuts a text into numeric characters, each a match, and what is between them.
+// digits divides a text into numeric characters, each of them a match, and the text between them.
 func digits(e *encoder, s string) []span {
 	out, done := e.spans[:0], 0
 	for i, r := range s {
@@ -210,7 +210,7 @@ func isNumeric(r rune) bool {
 	return false
 }
 
-// metaspace replaces spaces by a visible character, puts one in front, and splits before each.
+// metaspace replaces spaces by a visible character, adds one in front, and splits before each.
 func metaspace(p *preTokenizerJSON, where string) ([]preTokenizer, error) {
 	by, scheme := p.Replacement, p.PrependScheme
 	if utf8.RuneCountInString(by) != 1 {
@@ -243,7 +243,7 @@ func metaspace(p *preTokenizerJSON, where string) ([]preTokenizer, error) {
 	}}, nil
 }
 
-// byteChars maps bytes to the characters that stand for them in byte-level vocabularies: printable ones to themselves,
+// byteChars maps bytes to the characters that represent them in byte-level vocabularies: printable bytes to themselves,
 // the others to U+0100 and after, in order. charBytes is its inverse.
 var byteChars, charBytes = func() (chars [256]rune, bytes map[rune]byte) {
 	bytes = map[rune]byte{}
@@ -259,7 +259,7 @@ var byteChars, charBytes = func() (chars [256]rune, bytes map[rune]byte) {
 	return chars, bytes
 }()
 
-// mapBytes returns s with each byte as its character.
+// mapBytes returns s with each byte replaced by its character.
 func mapBytes(s string) string {
 	var b strings.Builder
 	b.Grow(2 * len(s))
@@ -269,7 +269,7 @@ func mapBytes(s string) string {
 	return b.String()
 }
 
-// unmapBytes returns the inverse of mapBytes, where it has one.
+// unmapBytes returns the inverse of mapBytes, if there is one.
 func unmapBytes(s string) (string, bool) {
 	out := make([]byte, 0, len(s))
 	for _, r := range s {

@@ -17,14 +17,14 @@ import (
 	"sppo.dev/infile"
 )
 
-// Limits of what is read; no tokenizer comes near them.
+// Limits on input; real tokenizers stay far below them.
 const (
 	maxFile  = 256 << 20 // bytes
 	maxID    = 1 << 24
 	maxAdded = 1 << 20
 )
 
-// names are those of a tokenizer in a folder; the first that is there counts.
+// names lists the file names of a tokenizer in a folder; the first that exists is used.
 var names = []string{"tokenizer.json", "tokenizer.model"}
 
 // IsIn reports whether Open would read a tokenizer in a folder.
@@ -35,7 +35,7 @@ func IsIn(folder string) bool {
 	})
 }
 
-// Open reads the tokenizer in a file, or in a folder as models come in: tokenizer.json, otherwise tokenizer.model.
+// Open reads the tokenizer in a file, or in a model folder: tokenizer.json, otherwise tokenizer.model.
 // In a folder, tokenizer_config.json names the end-of-sequence token.
 func Open(path string) (*Tokenizer, error) {
 	info, err := os.Stat(path)
@@ -200,7 +200,7 @@ func (t *Tokenizer) readPreTokenizer(raw json.RawMessage, m *bpe) error {
 	return nil
 }
 
-// moves reports whether a normalizer may remove the start of a text.
+// moves reports whether a normalizer can remove the start of a text.
 func moves(normalizer json.RawMessage) bool {
 	return bytes.Contains(normalizer, []byte(`"Strip"`)) || bytes.Contains(normalizer, []byte(`"Replace"`))
 }
@@ -213,8 +213,8 @@ func copied(m map[string]uint32) map[string]uint32 {
 	return out
 }
 
-// addTokens gives the added tokens their IDs, as the reference does: that of the model's vocabulary, otherwise the
-// next free one. The IDs in the file are not used there, so one that differs is an error here.
+// addTokens assigns IDs to the added tokens, as the reference does: the ID in the model's vocabulary, otherwise the
+// next free one. The reference ignores the IDs in the file, so a different ID is an error here.
 func (t *Tokenizer) addTokens(all []addedToken) error {
 	if len(all) > maxAdded {
 		return fmt.Errorf("added_tokens has %d items, at most %d are read", len(all), maxAdded)
@@ -358,7 +358,7 @@ func readModel(raw json.RawMessage) (*bpe, error) {
 	return m, nil
 }
 
-// falls reports whether the model has tokens of byte fallback.
+// falls reports whether the model has tokens for byte fallback.
 func (m *bpe) falls() bool {
 	for _, id := range m.fallback {
 		if id >= 0 {
@@ -432,7 +432,7 @@ func (t *Tokenizer) readPostProcessor(raw json.RawMessage, where string, depth i
 
 func isNull(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
-// unmarshal is json.Unmarshal with the place in its error.
+// unmarshal is json.Unmarshal with the position in its error.
 func unmarshal(data []byte, to any, where string) error {
 	if err := json.Unmarshal(data, to); err != nil {
 		return fmt.Errorf("%s is not as in a tokenizer's file: %w", where, err)

@@ -39,18 +39,18 @@ type spFile struct {
 	fallback      bool
 	suffix        bool // whitespace is a suffix
 	eos           int64
-	surface       string // what decoding makes of an unknown token
+	surface       string // decoded text of an unknown token
 	unknown       string // its name
 	normalization string
-	charsMap      bool // precompiled rules of normalization
+	charsMap      bool // has precompiled normalization rules
 	prefix        bool // a space in front of the text
 	squeeze       bool // no spaces at both ends, single ones inside
 	escape        bool // U+2581 for spaces
 }
 
-// spModel is SentencePiece's BPE: it merges the neighbours whose text together is the piece of highest score.
+// spModel is SentencePiece's BPE: it merges the adjacent symbols whose joined text is the piece with the highest score.
 type spModel struct {
-	pieces   map[string]uint32 // that merging makes
+	pieces   map[string]uint32 // pieces that merging creates
 	scores   []float32
 	reserved map[string]uint32
 	user     matcher // pieces that are found in the text first and never merged
@@ -58,7 +58,7 @@ type spModel struct {
 	unknown  uint32
 }
 
-const space = "\u2581" // LOWER ONE EIGHTH BLOCK, which stands for a space
+const space = "\u2581" // LOWER ONE EIGHTH BLOCK, which represents a space
 
 // ReadSentencePiece reads a SentencePiece model of type BPE.
 func ReadSentencePiece(data []byte) (*Tokenizer, error) {
@@ -93,7 +93,7 @@ func ReadSentencePiece(data []byte) (*Tokenizer, error) {
 	return t, nil
 }
 
-// pieceTable fills the vocabulary and makes the model.
+// pieceTable fills the vocabulary and creates the model.
 func (t *Tokenizer) pieceTable(f *spFile) (*spModel, error) {
 	m := &spModel{pieces: map[string]uint32{}, reserved: map[string]uint32{}}
 	var bytes [256]uint32
@@ -228,7 +228,7 @@ func (f *spFile) field(field protowire.Number, _ uint64, b []byte) error {
 	return nil
 }
 
-// normalize is Normalizer::Normalize of SentencePiece, without rules for characters.
+// normalize implements Normalizer::Normalize of SentencePiece, without rules for characters.
 func (f *spFile) normalize(s string) string {
 	if f.squeeze {
 		s = strings.TrimLeft(s, " ")
@@ -291,7 +291,7 @@ func (m *spModel) encode(e *encoder, ids []uint32, text string) []uint32 {
 			for j := range len(part) {
 				ids = append(ids, m.fallback[part[j]])
 			}
-		case id == m.unknown && afterUnknown: // neighbours are one unknown token
+		case id == m.unknown && afterUnknown: // adjacent unknown characters are one unknown token
 		default:
 			ids = append(ids, id)
 		}
@@ -312,7 +312,7 @@ func (m *matcher) longest(s string) int {
 	return 0
 }
 
-// mergeAll merges e.symbols by score, the leftmost first among equals.
+// mergeAll merges e.symbols by score; ties go to the leftmost.
 func (m *spModel) mergeAll(e *encoder, text string) {
 	all := e.symbols
 	if len(all) == 0 {
@@ -368,7 +368,7 @@ func descending(score float32) uint32 {
 	return bits
 }
 
-// decode is SentencePieceProcessor::Decode.
+// decode implements SentencePieceProcessor::Decode.
 func (f *spFile) decode(tokens []string, control map[string]bool) []string {
 	text := tokens[:0]
 	atStart := f.prefix || f.squeeze
@@ -389,7 +389,7 @@ func (f *spFile) decode(tokens []string, control map[string]bool) []string {
 	return decodeSPBytes(text)
 }
 
-// decodeSPBytes turns runs of <0x00> to <0xFF> into text, U+FFFD for each byte that is not part of a character.
+// decodeSPBytes turns runs of <0x00> to <0xFF> into text, with U+FFFD for each byte that is not part of a character.
 func decodeSPBytes(tokens []string) []string {
 	out, run := []string{}, []byte{}
 	flush := func() {

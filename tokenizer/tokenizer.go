@@ -5,7 +5,7 @@
 // package does not implement is an error that names the part, never a silent difference.
 //
 // The stages of Encode are those of that library: extract added tokens, normalize, pre-tokenize, apply the model,
-// post-process. Truncation and padding that a file may ask for are left out: they belong to a batch, not to a text.
+// post-process. Truncation and padding in a file are ignored: they apply to a batch, not to a text.
 package tokenizer
 
 import (
@@ -15,19 +15,19 @@ import (
 	"sync"
 )
 
-// Tokenizer is immutable after it has been read. Its methods may be called from several goroutines at a time.
+// Tokenizer is immutable once read. Its methods may be called from several goroutines at a time.
 type Tokenizer struct {
 	tokens    map[string]uint32 // the model's vocabulary and the added tokens
-	names     map[uint32]string // the inverse of tokens; several names of one ID: the model's
+	names     map[uint32]string // the inverse of tokens; if several names have one ID, the model's
 	added     added
 	normalize []normalizer
 	split     []preTokenizer
-	firsts    bool // a pre-tokenizer treats the start of the text apart
+	firsts    bool // a pre-tokenizer treats the start of the text differently
 	model     model
 	before    []uint32 // special tokens of the post-processor
 	after     []uint32
 	decode    []decoder
-	joined    string // between tokens where there is no decoder
+	joined    string // text between tokens if there is no decoder
 	eos       int64  // end-of-sequence token; -1: unknown
 	hash      string
 	size      int
@@ -43,11 +43,11 @@ type model interface {
 type piece struct {
 	text  string
 	id    uint32
-	done  bool // id is an added token's; text is of no more interest
+	done  bool // id is that of an added token; text is not used any more
 	first bool // it starts where the text starts
 }
 
-// encoder is the memory of one call of Encode, kept for later ones.
+// encoder is the scratch memory of Encode, kept for later calls.
 type encoder struct {
 	pieces, spare []piece
 	runes         []rune
@@ -57,12 +57,12 @@ type encoder struct {
 	cache         map[string][]uint32
 }
 
-// maxText is the longest text that Encode takes, in bytes; longer documents are cut before.
+// maxText is the length limit of Encode, in bytes; callers cut longer documents.
 const maxText = 1 << 30
 
 // Encode appends the IDs of text to ids. Invalid UTF-8 becomes U+FFFD, one for each maximal part of a sequence.
-// With special, the tokens that the file's post-processor puts around a text are included. Its only errors are a text
-// of more than 1 GiB and a pattern of the file that needs too much memory for matching the text.
+// With special, the tokens that the file's post-processor adds around a text are included. Its only errors are a text
+// of more than 1 GiB and a pattern in the file that needs too much memory to match the text.
 func (t *Tokenizer) Encode(ids []uint32, text string, special bool) ([]uint32, error) {
 	if len(text) > maxText {
 		return ids, fmt.Errorf("a text of %d bytes: at most %d are tokenized at a time", len(text), maxText)
@@ -93,7 +93,7 @@ func (t *Tokenizer) Encode(ids []uint32, text string, special bool) ([]uint32, e
 	return ids, nil
 }
 
-// pieces fills e.pieces: added tokens and what the model gets, first to last.
+// pieces fills e.pieces: added tokens and the inputs of the model, first to last.
 func (t *Tokenizer) pieces(e *encoder, text string) error {
 	e.pieces = append(e.pieces[:0], piece{text: text, first: true})
 	e.each(func(out []piece, p piece) []piece { return t.added.raw.extract(out, p) })
@@ -117,7 +117,7 @@ func (t *Tokenizer) pieces(e *encoder, text string) error {
 	return failed
 }
 
-// each replaces every piece that is not done by what f appends for it. Empty pieces are dropped.
+// each replaces every piece that is not done by the pieces that f appends for it. Empty pieces are dropped.
 func (e *encoder) each(f func(out []piece, p piece) []piece) {
 	out := e.spare[:0]
 	for _, p := range e.pieces {
@@ -137,7 +137,7 @@ func (e *encoder) each(f func(out []piece, p piece) []piece) {
 	e.pieces, e.spare = kept, e.pieces
 }
 
-// Decode returns the text of ids. IDs that are no token are left out; with skip, so are special tokens.
+// Decode returns the text of ids. IDs without a token are omitted; with skip, so are special tokens.
 func (t *Tokenizer) Decode(ids []uint32, skip bool) string {
 	tokens := make([]string, 0, len(ids))
 	for _, id := range ids {
@@ -158,7 +158,7 @@ func (t *Tokenizer) Decode(ids []uint32, skip bool) string {
 	return strings.Join(tokens, "")
 }
 
-// Size returns one more than the highest ID: the smallest vocabulary of a model that takes every token.
+// Size returns the highest ID plus 1: the smallest vocabulary of a model that takes every token.
 func (t *Tokenizer) Size() int { return t.size }
 
 // ID returns the ID of a token by its name in the file.
@@ -173,7 +173,7 @@ func (t *Tokenizer) Name(id uint32) (string, bool) {
 	return name, ok
 }
 
-// EOS returns the end-of-sequence token, where the files that were read name one.
+// EOS returns the end-of-sequence token, if the files name one.
 func (t *Tokenizer) EOS() (uint32, bool) { return uint32(max(0, t.eos)), t.eos >= 0 }
 
 // Hash identifies the tokenizer: "sha256:" and the hash of the file it was read from.

@@ -9,14 +9,14 @@ import (
 	"slices"
 )
 
-// trainingSplit is the expression by which a trained tokenizer splits text, taken from Llama-3. Words keep the
+// trainingSplit is the expression with which a trained tokenizer splits text, taken from Llama-3. Words keep the
 // space before them, and numbers are cut into groups of three digits.
 const trainingSplit = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 
 // EndOfText is the token of a trained tokenizer that ends a document.
 const EndOfText = "<|endoftext|>"
 
-// Trainer counts the words of a text. Train makes a byte-level BPE from the counts. A Trainer is for one
+// Trainer counts the words of a text. Train builds a byte-level BPE from the counts. A Trainer must be used by one
 // goroutine.
 type Trainer struct {
 	tok   *Tokenizer
@@ -37,7 +37,7 @@ func NewTrainer() *Trainer {
 	panic("internal: the tokenizer of bytes: " + err.Error())
 }
 
-// Add counts the words of a text. The token that ends documents is left out.
+// Add counts the words of a text. The end-of-document token is not counted.
 func (t *Trainer) Add(text string) error {
 	if err := t.tok.pieces(&t.enc, validUTF8(text)); err != nil {
 		return err
@@ -65,7 +65,7 @@ func (t *Trainer) Join(other *Trainer) {
 // Words returns the number of different words.
 func (t *Trainer) Words() int { return len(t.words) }
 
-// baseVocab returns the end of a document, then the bytes in the order of their characters.
+// baseVocab returns the end-of-document token, followed by the bytes in the order of their characters.
 func baseVocab() []string {
 	out := []string{EndOfText}
 	chars := slices.Clone(byteChars[:])
@@ -88,7 +88,7 @@ type pairCount struct {
 	count int64
 }
 
-// pairQueue orders pairs by falling count; ties go to lower IDs.
+// pairQueue orders pairs by decreasing count; ties go to lower IDs.
 type pairQueue []pairCount
 
 func (q pairQueue) Len() int { return len(q) }
@@ -107,12 +107,12 @@ func (q *pairQueue) Pop() any {
 type training struct {
 	words  []word
 	counts map[uint64]int64
-	where  map[uint64]map[int32]bool // words that have had the pair
+	where  map[uint64]map[int32]bool // words that contain or contained the pair
 	queue  pairQueue
 }
 
 // Train merges the most frequent pair of neighbours until there are size tokens, or no pair that occurs twice,
-// and returns a tokenizer.json. The result depends on the words only, not on their order. progress receives the
+// and returns a tokenizer.json. The result depends only on the words, not on their order. progress receives the
 // number of tokens so far; it may be nil.
 func (t *Trainer) Train(size int, progress func(tokens int)) ([]byte, error) {
 	vocab := baseVocab()
@@ -138,7 +138,7 @@ func (t *Trainer) Train(size int, progress func(tokens int)) ([]byte, error) {
 		}
 		a, b := uint32(best>>32), uint32(best)
 		name := vocab[a] + vocab[b]
-		if known[name] { // the same text by other merges: another token of its name cannot be
+		if known[name] { // the same text by other merges: names must be unique
 			delete(s.counts, best)
 			continue
 		}
@@ -153,7 +153,7 @@ func (t *Trainer) Train(size int, progress func(tokens int)) ([]byte, error) {
 	return trainedFile(vocab, merges)
 }
 
-// start cuts words into bytes and counts pairs.
+// start splits words into bytes and counts pairs.
 func (t *Trainer) start() *training {
 	s := &training{counts: map[uint64]int64{}, where: map[uint64]map[int32]bool{}}
 	texts := make([]string, 0, len(t.words))
@@ -177,7 +177,7 @@ func (t *Trainer) start() *training {
 	return s
 }
 
-// tally adds the pairs of a word to the counts, or takes them off.
+// tally adds the pairs of a word to the counts, or subtracts them.
 func (s *training) tally(i int32, sign int64) {
 	w := &s.words[i]
 	for j := 1; j < len(w.ids); j++ {

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// newer lists the characters that Unicode 16 has and Go's tables of Unicode 15 lack, by general category. The libraries
+// newer lists the characters that are in Unicode 16 but not in Go's tables of Unicode 15, by general category. The libraries
 // that tokenizers are trained with follow Unicode 16. A test compares every character with them.
 var newer = map[string][][2]rune{
 	"Lu": {{0x1c89, 0x1c89}, {0xa7cb, 0xa7cc}, {0xa7da, 0xa7da}, {0xa7dc, 0xa7dc}, {0x10d50, 0x10d65}},
@@ -35,7 +35,7 @@ var newer = map[string][][2]rune{
 		{0x1fbcb, 0x1fbef}},
 }
 
-// newerNumbers are the digits and numbers of Unicode 17, which the Digits pre-tokenizer follows beside newer's Nd.
+// newerNumbers has the digits and numbers of Unicode 17, which the Digits pre-tokenizer uses in addition to newer's Nd.
 var newerNumbers = [][2]rune{{0x11de0, 0x11de9}, {0x16ff4, 0x16ff6}}
 
 // newerOf calls f for the ranges of newer in a category: one or two letters.
@@ -59,8 +59,8 @@ func isNewer(r rune, categories ...string) (found bool) {
 	return found
 }
 
-// inert lists the characters that Go's normalization tables know and Hugging Face's older ones do not: there they
-// neither decompose nor move. The last pair composes to U+11938 in newer versions only.
+// inert lists the characters that are in Go's normalization tables but not in Hugging Face's older ones: there they
+// neither decompose nor move. The last pair composes to U+11938 only in newer versions.
 var inert = [][2]rune{
 	{0x7fd, 0x7fd}, {0x898, 0x89f}, {0x8ca, 0x8d3}, {0x9fe, 0x9fe}, {0xc3c, 0xc3c}, {0xd3b, 0xd3c}, {0xeba, 0xeba},
 	{0x1715, 0x1715}, {0x1abf, 0x1ace}, {0x1df6, 0x1dfa}, {0x32ff, 0x32ff}, {0xa7f2, 0xa7f4}, {0xa82c, 0xa82c},

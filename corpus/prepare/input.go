@@ -19,14 +19,14 @@ import (
 	"sppo.dev/infile"
 )
 
-// Input is a file with documents: text, or by its name jsonl or parquet; .gz and .zst are decompressed.
+// Input is a file with documents: text or, according to its name, jsonl or parquet; .gz and .zst are decompressed.
 type Input struct {
 	Name     string
 	size     int64
 	modified int64 // nanoseconds
 }
 
-// Inputs finds the files that paths name: a folder stands for all files in it and below, but hidden ones, in the order
+// Inputs finds the files that paths name. A folder stands for all files in it and below, except hidden ones, in the order
 // of their names.
 func Inputs(paths []string) ([]Input, error) {
 	var out []Input
@@ -79,7 +79,7 @@ func walk(dir string, add func(string) error) error {
 	})
 }
 
-// unchanged reports an error if the file is not the one that was found.
+// unchanged returns an error if the file has changed since it was found.
 func (in *Input) unchanged() error {
 	info, err := os.Stat(in.Name)
 	if err == nil && (info.Size() != in.size || info.ModTime().UnixNano() != in.modified) {
@@ -88,7 +88,7 @@ func (in *Input) unchanged() error {
 	return err
 }
 
-// counter counts what was read of a file.
+// counter counts the bytes read from a file.
 type counter struct {
 	file *os.File
 	read int64
@@ -131,7 +131,7 @@ func (in *Input) each(fields corpus.Fields, yield func(d corpus.Document, read i
 
 var errOnlyLines = errors.New("prompts and segments are read from jsonl alone")
 
-// decompressed opens what a name's ending says, and returns the name without it.
+// decompressed opens a file according to its suffix, and returns the name without the suffix.
 func decompressed(c *counter, name string) (io.ReadCloser, string, error) {
 	switch ext := filepath.Ext(name); ext {
 	case ".gz":
@@ -141,7 +141,7 @@ func decompressed(c *counter, name string) (io.ReadCloser, string, error) {
 		}
 		return r, strings.TrimSuffix(name, ext), err
 	case ".zst":
-		// One goroutine: the workers have the others. The window is bounded, or a file could ask for any memory.
+		// one goroutine: the workers have the others; the window is limited, or a file could demand any amount of memory
 		r, err := zstd.NewReader(c, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20))
 		if err != nil {
 			return nil, "", err
@@ -151,11 +151,11 @@ func decompressed(c *counter, name string) (io.ReadCloser, string, error) {
 	return io.NopCloser(c), name, nil
 }
 
-// parquet reads a column of texts. Absent values are no documents.
+// parquet reads a column of texts. Null values are not documents.
 func (in *Input) parquet(f *os.File, field string, yield func(d corpus.Document, read int64) error) (err error) {
 	row := int64(0)
 	defer func() {
-		if r := recover(); r != nil { // which a damaged file makes the library do
+		if r := recover(); r != nil { // a damaged file can make the library panic
 			err = fmt.Errorf("row %d: the file is damaged: %v", row, r)
 		}
 	}()

@@ -10,10 +10,10 @@ import (
 	"sppo.dev/corpus"
 )
 
-// batchText is how much text a worker gets at a time, in bytes.
+// batchText is the size of the text that a worker gets at a time, in bytes.
 const batchText = 1 << 20
 
-// run is a job under way.
+// run is a job in progress.
 type run struct {
 	*Job
 	shown   Progress
@@ -22,21 +22,21 @@ type run struct {
 	current *shard
 }
 
-// batch is some documents on their way through a worker. It is sent to the writer before it is done, so that order is
+// batch is a group of documents on their way through a worker. It is sent to the writer before it is done, so that order is
 // kept.
 type batch struct {
 	documents []corpus.Document
 	text      int64
 	cut       bool  // a shard ends with it, if anything follows
 	end       bool  // the job ends with it
-	next      place // after it
+	next      place // position after it
 	read      int64
 	ids       [][]uint32
 	err       error
 	ready     chan struct{}
 }
 
-// all tokenizes what is missing and returns the records of all shards.
+// all tokenizes the missing shards and returns the records of all shards.
 func (r *run) all(ctx context.Context) ([]record, error) {
 	var err error
 	if r.records, err = r.readRecords(); err != nil {
@@ -56,7 +56,7 @@ func (r *run) all(ctx context.Context) ([]record, error) {
 	return r.records, err
 }
 
-// pipe reads documents, tokenizes them by several workers and writes them in order.
+// pipe reads documents, tokenizes them with several workers and writes them in order.
 func (r *run) pipe(ctx context.Context, from place) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -79,7 +79,7 @@ func (r *run) pipe(ctx context.Context, from place) error {
 				select {
 				case to <- b:
 				case <-ctx.Done():
-					close(b.ready) // nobody works on it
+					close(b.ready) // no worker has it
 					return ctx.Err()
 				}
 			}
@@ -88,7 +88,7 @@ func (r *run) pipe(ctx context.Context, from place) error {
 	})
 	err := r.write(ctx, order)
 	cancel()
-	for b := range order { // what the reader still sends
+	for b := range order { // batches that the reader still sends
 		<-b.ready
 	}
 	wait.Wait()
@@ -100,7 +100,7 @@ func (r *run) pipe(ctx context.Context, from place) error {
 
 var errUnfinished = errors.New("stopped")
 
-// cutter collects documents into batches. What ends a shard depends on the text alone.
+// cutter collects documents into batches. The end of a shard depends only on the text.
 type cutter struct {
 	limit   int64 // text of a shard
 	inShard int64
@@ -126,7 +126,7 @@ func (c *cutter) add(d corpus.Document, next place, read int64) error {
 	return c.send(b)
 }
 
-// read sends the documents after a place in batches.
+// read sends the documents after a position in batches.
 func (r *run) read(ctx context.Context, from place, send func(*batch) error) error {
 	c := cutter{limit: r.ShardText, b: newBatch(), send: send}
 	before := int64(0)
@@ -152,7 +152,7 @@ func (r *run) read(ctx context.Context, from place, send func(*batch) error) err
 		}
 		before += in.size
 	}
-	c.b.read, c.b.end = before, true // perhaps without documents
+	c.b.read, c.b.end = before, true // possibly without documents
 	return send(c.b)
 }
 
@@ -170,7 +170,7 @@ func (r *run) tokenize(b *batch) {
 	}
 }
 
-// write writes batches as they come in order, into shards after those that are whole.
+// write writes batches in order, into shards after the complete ones.
 func (r *run) write(ctx context.Context, order <-chan *batch) (err error) {
 	if r.current, err = r.newShard(len(r.records)); err != nil {
 		return err
@@ -207,7 +207,7 @@ func (r *run) write(ctx context.Context, order <-chan *batch) (err error) {
 	return r.finish(last.next, true)
 }
 
-// finish makes the current shard whole and begins another, unless it is the last.
+// finish completes the current shard and begins another, unless it is the last.
 func (r *run) finish(next place, last bool) error {
 	r.current.Next = next
 	if err := r.current.finish(last); err != nil {
@@ -224,7 +224,7 @@ func (r *run) finish(next place, last bool) error {
 	return err
 }
 
-// show tells how far the job is, from time to time.
+// show reports the progress of the job from time to time.
 func (r *run) show(now bool) {
 	if r.Progress != nil && (now || time.Since(r.when) >= r.pace) {
 		r.when = time.Now()

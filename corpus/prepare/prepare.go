@@ -1,10 +1,10 @@
-// Package prepare makes corpora: it tokenizes files of text, jsonl and parquet, plain or compressed, into a folder that
+// Package prepare creates corpora: it tokenizes text, jsonl and parquet files, plain or compressed, into a folder that
 // package corpus reads, and trains tokenizers.
 //
-//	prepare.go   a job: what goes in, what comes out, and how it goes on after it was stopped
+//	prepare.go   a job: its inputs and outputs, and how it continues after it was stopped
 //	pipeline.go  one reader, several workers, one writer in order
-//	shard.go     two files and their record
-//	input.go     documents in files of any form
+//	shard.go     the files of a shard and their record
+//	input.go     documents in files of any format
 //	train.go     counts words for a tokenizer
 package prepare
 
@@ -28,34 +28,34 @@ import (
 	"sppo.dev/tokenizer"
 )
 
-// Job tokenizes files into a folder. What the folder has at the end depends on the files, the tokenizer and the options
-// of the job, not on Workers nor on how often it was stopped and run again.
+// Job tokenizes files into a folder. The final contents of the folder depend on the files, the tokenizer and the options
+// of the job, but not on Workers or on how often it was stopped and continued.
 type Job struct {
 	Inputs    []Input
 	Dir       string
 	Tokenizer *tokenizer.Tokenizer
 	Field     string // of jsonl and parquet
-	Prompt    string // field of jsonl before it, whose labels do not count; empty: none
-	Segments  string // field of jsonl instead of both, a list of texts; see corpus.Fields; empty: none
+	Prompt    string // jsonl field before it, whose labels do not count; empty: none
+	Segments  string // jsonl field with a list of texts, instead of both; see corpus.Fields; empty: none
 	EOS       int64  // token after each document; -1: none
 	Workers   int    // 0: one for each processor
 	ShardText int64  // bytes of text after which a shard ends, at the end of a document; 0: 256 MiB
 
-	Progress func(Progress) // called now and then, from one goroutine; nil: nobody listens
-	pace     time.Duration  // between calls of it; 0: 100 ms
+	Progress func(Progress) // called from time to time, from one goroutine; may be nil
+	pace     time.Duration  // between calls; 0: 100 ms
 }
 
-// Progress is how far a job is.
+// Progress is the progress of a job.
 type Progress struct {
-	Read, Size int64 // bytes of the files, as they lie
+	Read, Size int64 // bytes of the files, before decompression
 	Text       int64 // bytes of text tokenized by this run
-	Tokens     int64 // that the shards have
+	Tokens     int64 // tokens in the shards
 }
 
 const shardText = 256 << 20
 
-// Run tokenizes what is missing and returns the manifest, which it writes last. When it is stopped, the shards that are
-// whole stay, and the next Run goes on after them.
+// Run tokenizes the missing shards and returns the manifest, which it writes last. When it is stopped, the complete
+// shards stay, and the next Run continues after them.
 func (j *Job) Run(ctx context.Context) (*corpus.Manifest, error) {
 	if j.Workers <= 0 {
 		j.Workers = runtime.GOMAXPROCS(0)
@@ -74,7 +74,7 @@ func (j *Job) Run(ctx context.Context) (*corpus.Manifest, error) {
 		return nil, err
 	}
 	records, err := (&run{Job: j}).all(ctx)
-	if err != nil && len(records) == 0 { // nothing to go on from
+	if err != nil && len(records) == 0 { // nothing to continue from
 		err = errors.Join(err, os.Remove(filepath.Join(j.Dir, jobName)))
 	}
 	if err != nil {
@@ -107,7 +107,7 @@ func (j *Job) fields() corpus.Fields {
 	return corpus.Fields{Text: j.Field, Prompt: j.Prompt, Segments: j.Segments}
 }
 
-// width is the bytes of a token.
+// width returns the bytes per token.
 func (j *Job) width() int {
 	if j.Tokenizer.Size() > 1<<16 {
 		return 4
@@ -115,10 +115,10 @@ func (j *Job) width() int {
 	return 2
 }
 
-// jobName is the file that says which job a folder belongs to while it is not whole.
+// jobName is the file that identifies the job of an unfinished folder.
 const jobName = "job.json"
 
-// identity is what must be the same for a job to go on.
+// identity is what must be unchanged for a job to continue.
 type identity struct {
 	Tokenizer string   `json:"tokenizer"`
 	Field     string   `json:"field"`
@@ -126,7 +126,7 @@ type identity struct {
 	Segments  string   `json:"segments,omitempty"`
 	EOS       int64    `json:"eos"`
 	ShardText int64    `json:"shard_text"`
-	Inputs    []string `json:"inputs"` // a hash of each one's name, size and time
+	Inputs    []string `json:"inputs"` // a hash of each file's name, size and time
 	names     []string
 }
 
@@ -140,7 +140,7 @@ func (j *Job) identity() identity {
 	return id
 }
 
-// begin sees that the folder is new or this job's.
+// begin checks that the folder is new or belongs to this job.
 func (j *Job) begin(m *corpus.Manifest) error {
 	if _, err := os.Lstat(filepath.Join(j.Dir, corpus.ManifestName)); err == nil {
 		return fmt.Errorf("%s: there is a whole corpus in it: remove it first, or write to another folder", j.Dir)
@@ -193,7 +193,7 @@ func (j *Job) removeTemporaries() error {
 	return err
 }
 
-// clean removes what only an unfinished job needs.
+// clean removes the files that only an unfinished job needs.
 func (j *Job) clean() error {
 	names, err := filepath.Glob(filepath.Join(j.Dir, "*"+recordEnding))
 	for _, name := range append(names, filepath.Join(j.Dir, jobName)) {

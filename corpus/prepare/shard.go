@@ -23,26 +23,26 @@ const (
 	recordEnding = ".shard"
 )
 
-// place is a border between documents of a job.
+// place is a position between documents of a job.
 type place struct {
-	Input int   `json:"input"` // number of the file
-	Skip  int64 `json:"skip"`  // documents of it that are before
+	Input int   `json:"input"` // index of the file
+	Skip  int64 `json:"skip"`  // number of its documents before the position
 }
 
-// record says that a shard is whole, and where the next one goes on.
+// record states that a shard is complete, and where the next one begins.
 type record struct {
 	corpus.Shard
 	Next place `json:"next"`
 	Last bool  `json:"last"` // the job ends with it
 }
 
-// shardName is the name of shard number k, without an ending.
+// shardName returns the name of shard k, without a suffix.
 func shardName(k int) string { return fmt.Sprintf("%05d", k) }
 
-// maxRecord is the limit in bytes of a file that describes a job or a shard.
+// maxRecord is the size limit in bytes of a file that describes a job or a shard.
 const maxRecord = 64 << 20
 
-// readRecords returns the records of the shards that are whole, first to last.
+// readRecords returns the records of the complete shards, first to last.
 func (j *Job) readRecords() ([]record, error) {
 	var out []record
 	for {
@@ -80,11 +80,11 @@ type shard struct {
 	files    []*os.File // tokens, lengths of documents, the mask if there is one
 	to       []*bufio.Writer
 	sums     []hash.Hash32
-	document int64 // tokens of the document under way
+	document int64 // tokens of the current document
 	buf      []byte
 }
 
-// endings are those of a shard's files.
+// endings lists the suffixes of a shard's files.
 func (j *Job) endings() []string {
 	if j.fields().Masks() {
 		return []string{".bin", ".idx", corpus.MaskEnding}
@@ -140,7 +140,7 @@ func (s *shard) add(ids []uint32, d corpus.Document) error {
 	return err
 }
 
-// finish makes the shard whole: data first, then its record.
+// finish completes the shard: data first, then its record.
 func (s *shard) finish(last bool) error {
 	s.Last = last
 	s.Checksum = ""
@@ -159,7 +159,7 @@ func (s *shard) finish(last bool) error {
 	return writeJSON(filepath.Join(s.job.Dir, s.Name+recordEnding), s.record)
 }
 
-// drop removes what there is of it.
+// drop removes its files.
 func (s *shard) drop() error {
 	var err error
 	for _, f := range s.files {

@@ -13,7 +13,7 @@ import (
 	"sppo.dev/tokenizer"
 )
 
-// Training makes a tokenizer from files.
+// Training trains a tokenizer on files.
 type Training struct {
 	Inputs  []Input
 	Dir     string
@@ -26,15 +26,15 @@ type Training struct {
 	Merged  func(tokens int)
 }
 
-// TrainingResult is what a training made.
+// TrainingResult is the result of a training.
 type TrainingResult struct {
 	Text  int64 // bytes read
-	Words int   // different ones
+	Words int   // number of different words
 	Vocab int
 	Whole bool // all text was read
 }
 
-// Run counts words, merges pairs, and writes tokenizer.json and tokenizer_config.json into Dir, whole or not at all.
+// Run counts words, merges pairs, and writes tokenizer.json and tokenizer_config.json to Dir, completely or not at all.
 func (t *Training) Run(ctx context.Context) (*TrainingResult, error) {
 	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
 		if _, err := os.Lstat(filepath.Join(t.Dir, name)); err == nil {
@@ -66,7 +66,7 @@ func (t *Training) Run(ctx context.Context) (*TrainingResult, error) {
 	return out, corpus.Replace(filepath.Join(t.Dir, "tokenizer.json"), file)
 }
 
-// count reads the documents and counts their words by several workers.
+// count reads the documents and counts their words with several workers.
 func (t *Training) count(ctx context.Context, out *TrainingResult) (*tokenizer.Trainer, error) {
 	workers := t.Workers
 	if workers <= 0 {
