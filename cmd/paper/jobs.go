@@ -36,7 +36,7 @@ var rows = []row{
 	{"gpt-65b-1m", [2]int{64, 2}, 64, "Megatron out of memory"},
 }
 
-// broken are the rows of the paper's breakdown.
+// broken lists the rows of the paper's breakdown.
 var broken = []string{"gpt-13b-512k", "gpt-65b-640k"}
 
 // model returns the file that a row imports.
@@ -104,7 +104,7 @@ const free = "auto"
 // chunk is the number of tokens in a chunk of FPDT, as chosen by its authors.
 const chunk = 64 << 10
 
-// systems are the columns.
+// systems lists the columns.
 var systems = []system{
 	megatron(1), megatron(8), megatron(32), tuned(1), tuned(32),
 	{name: "deepspeed-ulysses", m: 1, text: func(r row, s *lang.Spec) string {
@@ -125,7 +125,7 @@ var systems = []system{
 	slowly("sppo, full offload", "full", "13.6"), slowly("sppo, full offload", "full", "3"), slowly("sppo", "adaptive", "3"),
 }
 
-// slowly offloads at other rates than the testbed's 32 GB/s: at 13.6, which the transfer times in the paper's
+// slowly offloads at rates other than the testbed's 32 GB/s: at 13.6, which the transfer times in the paper's
 // text imply, and at 3.
 func slowly(name, policy, rate string) system {
 	return breakdownOnly(ours(name+" at "+rate+" GB/s",

@@ -54,7 +54,7 @@ var looks = []look{
 	{"-dark", color.RGBA{0x0d, 0x11, 0x17, 255}, grey(0xe6), grey(0x48)},
 }
 
-// shades are the colours of systems in all charts, distinguishable by the colour-blind (Okabe and Ito); nil
+// shades has the colours of systems in all charts, distinguishable by the colour-blind (Okabe and Ito); nil
 // is the text colour.
 var shades = map[string]color.Color{
 	"megatron, m = 1": grey(0xc4), "megatron, m = 32": grey(0x77), "megatron tuned, m = 1": orange, "megatron tuned": orange,
@@ -79,10 +79,10 @@ const (
 	titleHeight = 26
 	legendWidth = 140
 	margin      = 8
-	wider       = 1.15 // fonts that replace ours may be
+	wider       = 1.15 // replacement fonts may be wider
 )
 
-// typeface has the same widths as Arial, which it replaces where Arial is not installed.
+// typeface has the same widths as Arial, and replaces it if Arial is not installed.
 var typeface = font.Font{Typeface: "Liberation", Variant: "Sans"}
 
 func init() { plot.DefaultFont, plotter.DefaultFont = typeface, typeface }

@@ -30,7 +30,7 @@ type outcome struct {
 	Host      ir.Bytes `json:"host_peak_bytes"`
 	Fits      bool     `json:"fits"`
 
-	Found map[string]string `json:"found,omitempty"` // chosen by solve where the job leaves a key open
+	Found map[string]string `json:"found,omitempty"` // chosen by solve if the job leaves a key open
 	Error string            `json:"error,omitempty"` // why there is no such job
 }
 
@@ -72,8 +72,8 @@ func (r *results) fill(wanted *regexp.Regexp) error {
 	return nil
 }
 
-// simulate plans, compiles, verifies and runs a step. A refusal by the language or the passes is an outcome
-// too.
+// simulate plans, compiles, verifies and runs a step. A refusal by the language or the passes is also an
+// outcome.
 func (j job) simulate() (outcome, error) {
 	spec, err := j.spec()
 	if err != nil {
@@ -157,7 +157,7 @@ var searches = func() (list []frontier) {
 	return list
 }()
 
-// run bisects between what fits and what does not.
+// run bisects between lengths that fit and lengths that do not.
 func (s frontier) run() (int64, error) {
 	fits, over := int64(0), int64(searchMost/searchStep)
 	for over-fits > 1 {

@@ -39,7 +39,7 @@ The backward kernel of attention recomputes the scores: 2.5 times the forward's 
 
 `
 
-// render returns the page. Rows that are not wanted are copied from the old page.
+// render returns the page. Rows that are not selected are copied from the old page.
 func render(old string, wanted *regexp.Regexp) (string, error) {
 	var b strings.Builder
 	b.WriteString(intro + head)
@@ -90,7 +90,7 @@ func (r *record) row(p *prediction) string {
 	return fmt.Sprintf("%s %s |%s %.4g | %.1f%% |\n", r.begin(), fits, cells, p.ceiling.tgs, 100*p.ceiling.mfu)
 }
 
-// count writes tokens with K or M of 1024 where that is exact.
+// count writes tokens with K or M of 1024 if that is exact.
 func count(tokens int64) string {
 	switch {
 	case tokens%(1<<20) == 0:

@@ -21,10 +21,10 @@ type prediction struct {
 	ceiling  ceiling // for the published number of tokens
 }
 
-// ceiling is the speed of the job's arithmetic alone, at the kernels' rates.
+// ceiling is the speed of the job's arithmetic without anything else, at the kernels' rates.
 type ceiling struct{ tgs, mfu float64 }
 
-// grid divides the lengths tried where the published one does not fit.
+// grid divides the lengths that are tried if the published one does not fit.
 const grid = 64 << 10
 
 // spec returns the job with a number of tokens.
