@@ -15,8 +15,8 @@ Written by ` + "`make records`" + `. Published results of training on very long 
 hardware when every choice is left to it, with one sequence per step. **All our figures are simulated**: no such job has run. The clusters
 are those of ` + "`examples/clusters`" + `, with 2 TB of host memory per node, all of it for the job. Their kernel rates are assumptions, stated there.
 
-- *fits*: whether the published number of tokens fits here. If not, the other figures are those of the longest sequence that does, searched
-  in steps of 64K tokens if a plan takes seconds.
+- *fits*: whether the published number of tokens fits here. If not, the other figures are those of the longest sequence that does, in
+  steps of 64K tokens.
 - *MFU*: model FLOPs divided by the peak. Model FLOPs are three times those of the forward pass, with causal attention. Publications may
   count differently.
 - *ceiling*: the speed of the published job's arithmetic alone, at the assumed rates of the kernels, each operation once. No schedule
@@ -81,11 +81,8 @@ func (r *record) row(p *prediction) string {
 		fits = "yes"
 	}
 	cells := " none | | | |"
-	switch {
-	case r.unsearched && !p.fits:
-		cells = " not searched | | | |"
-	case p.sequence > 0:
-		cells = fmt.Sprintf(" %s | %.4g s | %.4g | %.1f%% |", count(p.sequence), p.stepS, p.tgs, 100*p.mfu)
+	if p.sequence > 0 {
+		cells = fmt.Sprintf(" %s | %s s | %.4g | %.1f%% |", count(p.sequence), seconds(p.stepS), p.tgs, 100*p.mfu)
 	}
 	return fmt.Sprintf("%s %s |%s %.4g | %.1f%% |\n", r.begin(), fits, cells, p.ceiling.tgs, 100*p.ceiling.mfu)
 }
@@ -99,4 +96,12 @@ func count(tokens int64) string {
 		return fmt.Sprintf("%dK", tokens>>10)
 	}
 	return fmt.Sprint(tokens)
+}
+
+// seconds writes four digits, or all before the point.
+func seconds(s float64) string {
+	if s >= 1e4 {
+		return fmt.Sprintf("%.0f", s)
+	}
+	return fmt.Sprintf("%.4g", s)
 }

@@ -46,9 +46,6 @@ func (r *record) predict() (prediction, error) {
 		return out, err
 	}
 	if !out.fits {
-		if r.unsearched {
-			return out, nil
-		}
 		if out.sequence, err = r.longest(); err != nil || out.sequence == 0 {
 			return out, err
 		}
