@@ -14,19 +14,19 @@ import (
 type kind uint8
 
 const (
-	kindWork   kind = iota // the rank's own: takes its duration
+	kindWork   kind = iota // work of the rank itself: takes its duration
 	kindRecord             // arg is an event
 	kindWait
 	kindMeet // arg is a port
 )
 
-// step is an instruction as far as clocks are concerned.
+// step is the part of an instruction that matters to clocks.
 type step struct {
-	duration float64 // of the rank's own work, in seconds; on one processor where ranks share them
+	duration float64 // of the rank's own work, in seconds; on one processor if ranks share processors
 	work     int32   // of a meeting: index into prices
 	arg      int32
 	kind     kind
-	spreads  bool // over several processors, where ranks share them
+	spreads  bool // runs on several processors, if ranks share them
 	stream   ir.Stream
 	op       ir.Op
 }
@@ -90,7 +90,7 @@ func (p *prices) price(w ir.Work, l cost.Link) float64 {
 	return t
 }
 
-// peak returns the FLOP rate of the type of the products: the fastest if there are several.
+// peak returns the FLOP rate for the type of the matmuls: the fastest if there are several.
 func (p *prices) peak() float64 {
 	rate := 0.0
 	for w := range p.alone {

@@ -34,7 +34,7 @@ type rank struct {
 	meetings []*meeting // by port
 	blocked  *meeting
 	waits    [ir.NumStreams]float64 // of the compute stream, for work on each other stream
-	idle     float64                // of the compute stream, while the stream that it waits for waits too
+	idle     float64                // of the compute stream, while the stream that it waits for also waits
 	pipeline Pipeline               // up to the rank's current position
 	spans    []Span
 	wake     chan error // used by a device: its goroutine blocks on it
@@ -80,7 +80,7 @@ func (r *rank) books() Pipeline {
 	}
 }
 
-// copied makes a stream copy to or from the host, taking turns with copies the other way. While it waits for
+// copied makes a stream copy to or from the host, taking turns with copies in the other direction. While it waits for
 // its turn it counts as working, so that a wait for it is a wait for a transfer.
 func (r *rank) copied(pc int, s ir.Stream, ready, begin, end float64) {
 	r.lead(s, ready, end)
@@ -95,9 +95,9 @@ func (r *rank) lead(s ir.Stream, begin, end float64) {
 	c := &r.clocks[s]
 	m := moment{at: end, since: c.cause.since, stream: s, before: c.cause.before}
 	switch waited := c.cause.stream != s; {
-	case begin > c.cause.at: // when other ranks arrived
+	case begin > c.cause.at: // other ranks arrived
 		m.since, m.before = begin, 0
-	case waited: // when another stream of this rank was done
+	case waited: // another stream of this rank was done
 		r.causes = append(r.causes, c.cause)
 		m.since, m.before = begin, int32(len(r.causes))
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // Job provides the ranks of a program as devices for a vm.Job. All run in one process, each with its own
-// interpreter loop; where they meet, they exchange clocks.
+// interpreter loop. For messages and collectives they exchange clocks.
 type Job struct {
 	program *ir.Program
 	worlds  [ir.NumSections]*world
@@ -66,7 +66,7 @@ func (j *Job) world(s ir.Section, round int64) (*world, error) {
 	return w, nil
 }
 
-// meet makes a rank arrive, and blocks it until the others have arrived too.
+// meet makes a rank arrive, and blocks it until the others have arrived.
 func (j *Job) meet(w *world, r *rank) error {
 	j.mu.Lock()
 	if j.failed != nil {
@@ -92,7 +92,7 @@ func (j *Job) meet(w *world, r *rank) error {
 	return <-r.wake
 }
 
-// rest removes a rank from the running ones. If none is left, blocked ranks would wait forever: a deadlock.
+// rest removes a rank from the running ranks. If none is left, blocked ranks would wait forever: a deadlock.
 func (j *Job) rest(w *world) error {
 	if j.running--; j.running > 0 {
 		return nil

@@ -8,10 +8,10 @@ import (
 	"sppo.dev/ir/cost"
 )
 
-// fold divides ranks into classes, w.classes, of which one member is simulated for all.
+// fold divides ranks into classes, w.classes. One member of a class is simulated for all.
 //
 // Two ranks are in one class if they run the same code at the same speed, and each port of the code leads,
-// over a link of the same kind, to ranks of one class that see the meeting through the same port of theirs.
+// over a link of the same kind, to ranks of one class whose own port to the meeting is also the same.
 // Then the n-th operation on that port meets the same instruction of the same class for both, so all their
 // clocks are equal, by induction over the meetings in the order in which they take place. Classes start as
 // the ranks of one code and speed, and are split until this holds.
@@ -24,7 +24,7 @@ func (w *world) fold(f *folding) {
 	}
 }
 
-// folding knows where every port of every rank leads.
+// folding records where every port of every rank leads.
 type folding struct {
 	*world
 	ways    [][]way // by rank and port
@@ -46,7 +46,7 @@ type gathering struct {
 	stream ir.Stream
 }
 
-// ends holds the ranks to which a way leads, shared by all members of a team.
+// ends has the ranks to which a way leads, shared by all members of a team.
 type ends struct {
 	ranks []int32
 	ports []int32 // by rank: its first port that leads here; -1: none
@@ -111,8 +111,8 @@ func (f *folding) look(r int32, mine *port, meets int32) *ends {
 	return e
 }
 
-// find returns the first port of a rank that meets a team, or a peer in a direction, like a given port; -1:
-// none.
+// find returns the first port of a rank that meets a team, or a peer in a direction, as a given port does, or -1 if there
+// is none.
 func (f *folding) find(r int32, like *port, sends bool, meets int32) int32 {
 	for i, p := range f.binding(int(r)).ports {
 		if p.team == like.team && p.sends == sends && p.stream == like.stream && p.channel == like.channel && f.ways[r][i].meets == meets {
@@ -156,7 +156,7 @@ func (f *folding) number(keys []string) int {
 	return len(seen)
 }
 
-// key returns what must be equal for ranks to stay in one class.
+// key returns the properties that must be equal for ranks to stay in one class.
 func (f *folding) key(r int) string {
 	k := binary.LittleEndian.AppendUint32(nil, uint32(f.classes[r]))
 	for i := range f.ways[r] {
@@ -238,7 +238,7 @@ func (w *world) connect(f *folding) {
 			if ports[i].team || !ports[i].sends { // named by another
 				at = place{int32(w.ranks[w.classes[x.ranks[0]]].index), x.ports[0]}
 			}
-			if at.port < 0 { // nobody ever arrives
+			if at.port < 0 { // no rank ever arrives
 				at = place{int32(-1 - r.index), int32(i)}
 			}
 			if meetings[at] == nil {

@@ -9,7 +9,7 @@ import (
 )
 
 // Measured returns the timeline of a section that a device ran, analysed like a simulation: the instructions
-// tell what each wait was for, the device when. Spans are by rank and pc; their begins are changed to the
+// define what each wait was for, and the device provides the times. Spans are by rank and pc; their begins are changed to the
 // simulator's definition.
 func Measured(p *ir.Program, section ir.Section, device string, spans [][]Span) (*Timeline, error) {
 	b, err := NewBooks(p, section)
@@ -29,7 +29,7 @@ func Measured(p *ir.Program, section ir.Section, device string, spans [][]Span) 
 	return t, nil
 }
 
-// Books hold what a program says about reading a measured section. They serve any number of runs of the
+// Books has the part of a program that is needed to analyse a measured section. It can be used for any number of runs of the
 // section.
 type Books struct {
 	world    world    // without ranks
@@ -107,7 +107,7 @@ type encounter struct {
 	number   int // among meetings of its kind
 }
 
-// meetingsOf finds the instructions that meet.
+// meetingsOf finds the instructions of messages and collectives.
 func meetingsOf(p *ir.Program, section ir.Section) [][]Site {
 	numbers := map[encounter]int{}
 	var out [][]Site

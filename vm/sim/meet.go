@@ -9,11 +9,11 @@ import (
 	"sppo.dev/vm"
 )
 
-// meeting is where the ranks of a message or collective meet. It begins when the last has reached it on its
+// meeting is a message or collective among ranks. It begins when the last rank has reached it on its
 // stream, takes the duration of its work on the link, and ends for all.
 type meeting struct {
 	need    int       // ranks that must arrive
-	members []int32   // in the job; of messages, for errors that name the missing
+	members []int32   // ranks of the job; for messages, used in errors about missing ranks
 	price   []float64 // by work
 	link    cost.Link
 	arrived []arrival
@@ -28,7 +28,7 @@ type arrival struct {
 func (a arrival) step() *step { return &a.binding.steps[a.pc] }
 
 // meet makes a rank arrive with its current instruction, and reports whether the meeting has taken place. If
-// so, the others have passed it too, and release was called for each.
+// so, the others have also passed it, and release was called for each.
 func (w *world) meet(r *rank, release func(*rank)) (bool, error) {
 	m, err := w.arrive(arrival{r, r.pc})
 	if err != nil {
@@ -66,7 +66,7 @@ func (w *world) arrive(a arrival) (*meeting, error) {
 	return m, nil
 }
 
-// duration returns how long a meeting takes where its ranks are.
+// duration returns the duration of a meeting for the link among its ranks.
 func (w *world) duration(m *meeting) float64 {
 	price := &m.price[m.arrived[0].step().work]
 	if *price != *price {

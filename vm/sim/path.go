@@ -7,8 +7,8 @@ import (
 	"sppo.dev/vm"
 )
 
-// The spans show why a section takes as long as it does: every instruction begins when the last of its
-// dependencies ends. The program tells the dependencies: the instruction before it on its stream, the one
+// The spans show why a section takes its time: every instruction begins when the last of its
+// dependencies ends. The program defines the dependencies: the previous instruction on its stream, the one
 // before an event, the last rank at a meeting.
 
 // Site is an instruction of a rank.
@@ -23,7 +23,7 @@ type Segment struct {
 	Begin, End ir.Seconds
 }
 
-// Causes finds what the instructions of a timeline waited for. The timeline needs spans.
+// Causes finds the dependency that each instruction of a timeline waited for. The timeline needs spans.
 type Causes struct {
 	timeline *Timeline
 	codes    []*codeOrder // by code; nil until requested
@@ -128,7 +128,7 @@ func (c *Causes) meetings(rank int) *rankMeetings {
 	return m
 }
 
-// others returns the instructions that an instruction of a rank meets. Ranks that do the same at the same
+// others returns the instructions that an instruction of a rank meets. Ranks that do the same work at the same
 // times represent each other.
 func (c *Causes) others(at Site) (out []Site) {
 	p, t := c.timeline.program, c.timeline
@@ -167,7 +167,7 @@ func (c *Causes) instr(at Site) *ir.Instr {
 }
 
 // Of returns the last dependency of an instruction: for a wait, the work before its event; for a message or
-// collective, what the last rank did before it; otherwise, the predecessor on its stream. It is an
+// collective, the last work before it on the last rank; otherwise, the predecessor on its stream. It is an
 // instruction that takes time, or Nowhere at the start of the section.
 func (c *Causes) Of(at Site) Site {
 	for next := c.step(at); next != Nowhere; next = c.step(next) {
@@ -286,7 +286,7 @@ func (c *Causes) last() (at Site, end ir.Seconds) {
 // Sort is a kind of work that is sped up in the same way.
 type Sort int
 
-// Sorts of work. Pauses are what a measured device does between instructions.
+// Sorts of work. Pauses are times of a measured device between instructions.
 const (
 	SortMatmul Sort = iota
 	SortAttention
@@ -300,7 +300,7 @@ const (
 	NumSorts
 )
 
-// sorts lists names, the kinds of work of each sort, and what reduces it.
+// sorts lists names, the kinds of work of each sort, and the keys that reduce it.
 var sorts = [NumSorts]struct {
 	name   string
 	kinds  []ir.WorkKind

@@ -7,8 +7,8 @@ import (
 	"sppo.dev/ir"
 )
 
-// What the ranks of a node share in time: processors, where ranks are threads of one computer, and copies to
-// and from the host. Every instruction takes one processor. If more are taken than exist, all instructions
+// Resources that the ranks of a node share: processors, if ranks are threads of one computer, and copies to
+// and from the host. Every instruction uses one processor. If more are used than exist, all instructions
 // are slowed down equally. One kernel at a time has the workers, one for each further processor, which take
 // parts of it while processors are idle; then the kernel that has run longest gets them. So the duration of
 // an instruction depends on everything that runs, including unrelated ranks. Clocks that run ahead
@@ -34,7 +34,7 @@ type queue struct {
 	start float64 // when it did
 }
 
-// link is a rank's connection to its host where copies take turns: one in progress, and one in the other
+// link is a rank's connection to its host if copies take turns: one in progress, and one in the other
 // direction that waits.
 type link struct {
 	taken, awaited bool
@@ -251,7 +251,7 @@ func (s *sharing) pool(r *rank, op ir.Op) (p *pool, takes float64) {
 	m := &s.program.Machine
 	node := 1 + r.index/max(1, m.GPUsPerNode)*poolsOfNode
 	switch {
-	case m.Parallelism > 0: // copies and messages are the processors' work too
+	case m.Parallelism > 0: // copies and messages also take processors
 		return &s.pools[node+poolProcessors-1], 1
 	case op == ir.CopyD2H:
 		return &s.pools[node+poolD2H-1], 1

@@ -1,25 +1,25 @@
 // Package sim runs programs in virtual time: the same instructions in the same order as on any device, with a
-// clock for each stream of each rank instead of work, and nothing of the model's size in memory.
+// clock for each stream of each rank instead of work. Memory use does not depend on the size of the model.
 //
 //	sim.go       Options; a world of ranks and how a section begins in it
 //	bind.go      from instructions to steps with durations from package ir/cost
 //	clock.go     the rules of a rank's clocks: work, record, wait
 //	meet.go      messages and collectives, where clocks of several ranks meet; deadlocks
-//	fold.go      ranks that provably do the same at the same times, of which one is simulated
+//	fold.go      ranks that provably do the same work at the same times, of which one is simulated
 //	run.go       Run: a whole section of all ranks in one goroutine, the fast way
-//	share.go     the same where ranks share processors or copies in time: one clock for all
+//	share.go     the same if ranks share processors or copies in time: one clock for all
 //	device.go    the same as a vm.Device, with the interpreter loop of every device
 //	timeline.go  results: times, waits, bubble, memory
 //	path.go      what each instruction waited for, and the critical path
 //	measured.go  the same analysis of a measurement
 //
-// The duration of a copy includes what it shares with other ranks of its node, and that of a message what it
-// shares with other groups: the cost model divides a node's bandwidth by the ranks of the job on it, which in
+// The duration of a copy accounts for sharing with other ranks of its node, and that of a message for sharing
+// with other groups: the cost model divides a node's bandwidth by the ranks of the job on it, which in
 // these programs copy at the same time. Two streams of a rank do not slow each other down, except for copies
-// that take turns. Where ranks are threads of one computer this would be far off. There, and on request for
-// copies, share.go divides by the work in progress.
+// that take turns. If ranks are threads of one computer, this model would be far off. In that case, and on request for
+// copies, share.go divides resources by the work in progress.
 //
-// The package knows no plan, no spec and no data.
+// The package knows no plan, spec or data.
 package sim
 
 import (
@@ -42,13 +42,13 @@ type Options struct {
 	Spans  bool   // keep the start and end of each instruction
 	// Scale multiplies the durations of kinds of work of all ranks; 1 if there is no entry.
 	Scale  map[ir.WorkKind]float64
-	NoFold bool // simulate every rank, even where one represents several
+	NoFold bool // simulate every rank, even if one could represent several
 	// Contention makes the ranks of a node share copies to and from the host dynamically, instead of having a
 	// fixed share each. Processors that the machine declares shared are always shared dynamically.
 	Contention bool
 }
 
-// shares reports whether durations depend on what other ranks do at the moment.
+// shares reports whether durations depend on the current work of other ranks.
 func (o *Options) shares(p *ir.Program) bool {
 	return p.Machine.Parallelism > 0 || o.Contention && p.Machine.NodeCopyBandwidth > 0
 }

@@ -8,11 +8,11 @@ import (
 	"sppo.dev/ir/cost"
 )
 
-// Span is when an instruction began and ended. A message or collective begins when the last of its ranks
+// Span is the time from the begin to the end of an instruction. A message or collective begins when the last of its ranks
 // arrives, a wait when its stream reaches it.
 type Span struct{ Begin, End ir.Seconds }
 
-// Timeline is a section in virtual time, or as a device ran it.
+// Timeline is the record of a section, in virtual time or as measured on a device.
 type Timeline struct {
 	Measured     string // the device; empty: simulated
 	Section      ir.Section
@@ -20,13 +20,13 @@ type Timeline struct {
 	Makespan     ir.Seconds
 	Instructions int64   // of all ranks
 	Class        []int32 // by rank of the job: index into Ranks
-	Ranks        []Rank  // one for all ranks that do the same at the same times
+	Ranks        []Rank  // one for all ranks that do the same work at the same times
 
 	program *ir.Program
-	peak    float64 // FLOP/s of a device for the section's products
+	peak    float64 // FLOP/s of a device for the section's matmuls
 }
 
-// Rank is what one rank did, or several that did the same.
+// Rank has the times of one rank, or of several ranks that did the same work.
 type Rank struct {
 	Index int        // the first such rank
 	Count int        // number of such ranks
@@ -78,7 +78,7 @@ func (p Pipeline) IdleShare() float64 {
 	return float64(p.Idle() / (p.End * ir.Seconds(p.Ranks)))
 }
 
-// Split is where the time of a section goes, from its start to its end, over all ranks. The optimizer is part of it, so
+// Split divides the time of a section, from its start to its end, over all ranks. It includes the optimizer, so
 // its bubble is not that of the Pipeline.
 type Split struct {
 	Ranks         int
@@ -133,7 +133,7 @@ func (w *world) timeline() *Timeline {
 	return t
 }
 
-// Rank returns what rank r of the job did.
+// Rank returns the record of rank r of the job.
 func (t *Timeline) Rank(r int) *Rank { return &t.Ranks[t.Class[r]] }
 
 // Transfers returns how long the compute stream waited for copies between host and device.
@@ -153,7 +153,7 @@ func (t *Timeline) Pipeline() (all Pipeline) {
 	return all
 }
 
-// BubbleRatio returns that of the pipeline.
+// BubbleRatio returns the bubble ratio of the pipeline.
 func (t *Timeline) BubbleRatio() float64 { return t.Pipeline().BubbleRatio() }
 
 // Exposed returns the longest time that any rank waits for copies.
@@ -215,7 +215,7 @@ func (t *Timeline) Memory(r int, a ir.Arena) []Level {
 		}
 	}
 	slices.SortFunc(changes, func(x, y Level) int {
-		return cmp.Or(cmp.Compare(x.At, y.At), cmp.Compare(x.Bytes, y.Bytes)) // what ends frees its place for what begins
+		return cmp.Or(cmp.Compare(x.At, y.At), cmp.Compare(x.Bytes, y.Bytes)) // bytes are freed before others are taken
 	})
 	curve := []Level{{}}
 	for _, c := range changes {
@@ -229,7 +229,7 @@ func (t *Timeline) Memory(r int, a ir.Arena) []Level {
 	return curve
 }
 
-// lives returns when the buffers of a code are live; for buffers that never are, the end is before the begin.
+// lives returns the lifetimes of the buffers of a code. If a buffer is never live, its end is before its begin.
 func (t *Timeline) lives(code *ir.Code, spans []Span) []Span {
 	lives := make([]Span, len(code.Buffers))
 	for b := range lives {
@@ -244,7 +244,7 @@ func (t *Timeline) lives(code *ir.Code, spans []Span) []Span {
 		whole(code.States[i].View)
 	}
 	for i := range code.Results {
-		if code.Results[i].Name != ir.ResultLosses { // which a validation has alone
+		if code.Results[i].Name != ir.ResultLosses { // this result exists only in validations
 			whole(code.Results[i].View)
 		}
 	}
